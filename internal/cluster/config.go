@@ -70,10 +70,10 @@ type Config struct {
 	// empty: the bundled containerd.
 	RuntimeEndpoint string
 	// EtcdServers, if any, are used instead of the embedded store.
-	EtcdServers                         []string
+	EtcdServers                           []string
 	EtcdCAFile, EtcdCertFile, EtcdKeyFile string
-	LogFormat                           string
-	LogLevel                            string
+	LogFormat                             string
+	LogLevel                              string
 }
 
 // Complete fills in what was not given: first from the data directory's own
