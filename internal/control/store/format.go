@@ -71,3 +71,6 @@ func writeFormat(dir string) error {
 	}
 	return nil
 }
+
+// EtcdVersion is the version of the embedded etcd server.
+var EtcdVersion = version.Version
