@@ -15,12 +15,16 @@ func addRegistration(s *runtime.Scheme) {
 		for i := range c.Webhooks {
 			validatingWebhook(&c.Webhooks[i])
 		}
-	}, func(l *admission.ValidatingWebhookConfigurationList) []admission.ValidatingWebhookConfiguration { return l.Items })
+	}, func(l *admission.ValidatingWebhookConfigurationList) []admission.ValidatingWebhookConfiguration {
+		return l.Items
+	})
 	kind(s, func(c *admission.MutatingWebhookConfiguration) {
 		for i := range c.Webhooks {
 			mutatingWebhook(&c.Webhooks[i])
 		}
-	}, func(l *admission.MutatingWebhookConfigurationList) []admission.MutatingWebhookConfiguration { return l.Items })
+	}, func(l *admission.MutatingWebhookConfigurationList) []admission.MutatingWebhookConfiguration {
+		return l.Items
+	})
 	kind(s, func(p *admission.ValidatingAdmissionPolicy) {
 		fill(&p.Spec.FailurePolicy, admission.Fail)
 		matchResources(p.Spec.MatchConstraints)
