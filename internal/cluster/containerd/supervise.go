@@ -56,7 +56,7 @@ func (s *Supervisor) Ensure(ctx context.Context) (pid int, adopted bool, err err
 				return pid, true, nil
 			}
 		}
-		if err := stopProcess(ctx, pid); err != nil {
+		if err := StopProcess(ctx, pid, 10*time.Second); err != nil {
 			return 0, false, err
 		}
 	}
@@ -111,7 +111,7 @@ func (s *Supervisor) Stop(ctx context.Context) error {
 	if pid == 0 {
 		return nil
 	}
-	if err := stopProcess(ctx, pid); err != nil {
+	if err := StopProcess(ctx, pid, 10*time.Second); err != nil {
 		return err
 	}
 	return remove(s.PIDFile())
@@ -264,14 +264,15 @@ func waitEnd(ctx context.Context, pid int) bool {
 	}
 }
 
-// stopProcess asks pid to end and, after ten seconds, makes it.
-func stopProcess(ctx context.Context, pid int) error {
+// StopProcess asks pid to end and, after patience, makes it. A process that is
+// gone is success.
+func StopProcess(ctx context.Context, pid int, patience time.Duration) error {
 	if err := unix.Kill(pid, unix.SIGTERM); errors.Is(err, unix.ESRCH) {
 		return nil
 	} else if err != nil {
 		return fmt.Errorf("stopping process %d: %w", pid, err)
 	}
-	soft, cancel := context.WithTimeout(ctx, 10*time.Second)
+	soft, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	if waitEnd(soft, pid) {
 		return nil
