@@ -83,6 +83,10 @@ func build(cfg Config, set *scheme.Set, conf *genericapiserver.Config) (*Server,
 		s.generic.Destroy()
 		return nil, err
 	}
+	// The definitions have served their purpose, the models for server-side
+	// apply; whoever asks for the documents gets them made again.
+	conf.OpenAPIV3Config.Definitions = nil
+	serveOpenAPI(s.generic, conf)
 	if err := s.addHooks(); err != nil {
 		s.generic.Destroy()
 		return nil, err
@@ -102,6 +106,7 @@ func settle(cfg *Config, set *scheme.Set, conf *genericapiserver.Config) {
 	conf.OpenAPIConfig.Info.Title = "Kubernetes"
 	conf.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(openapi.GetOpenAPIDefinitions, namer)
 	conf.OpenAPIV3Config.Info.Title = "Kubernetes"
+	conf.SkipOpenAPIInstallation = true // see serveOpenAPI
 	conf.EnableProfiling = false
 	// Counting stored objects would poll etcd; nothing here needs the counts.
 	conf.StorageObjectCountTracker = nil
@@ -176,6 +181,7 @@ func (s *Server) installGroups(set *scheme.Set, storages map[schema.GroupVersion
 		if err := s.generic.InstallLegacyAPIGroup(genericapiserver.DefaultLegacyAPIPrefix, core); err != nil {
 			return fmt.Errorf("installing the core group: %w", err)
 		}
+		core.StaticOpenAPISpec = nil
 		delete(groups, "")
 	}
 	var rest []*genericapiserver.APIGroupInfo
@@ -190,6 +196,9 @@ func (s *Server) installGroups(set *scheme.Set, storages map[schema.GroupVersion
 	}
 	if err := s.generic.InstallAPIGroups(rest...); err != nil {
 		return fmt.Errorf("installing groups: %w", err)
+	}
+	for _, info := range rest {
+		info.StaticOpenAPISpec = nil // only the models made from it are used
 	}
 	return nil
 }
