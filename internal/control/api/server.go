@@ -23,6 +23,9 @@ import (
 	"github.com/berth-dev/berth/internal/control/api/scheme"
 )
 
+// watchDrain bounds how long the end of open watches may take on shutdown.
+const watchDrain = 2 * time.Second
+
 // etcdHealthTimeout bounds the etcd part of a health check.
 const etcdHealthTimeout = 2 * time.Second
 
@@ -110,9 +113,9 @@ func settle(cfg *Config, set *scheme.Set, conf *genericapiserver.Config) {
 	conf.EnableProfiling = false
 	// Counting stored objects would poll etcd; nothing here needs the counts.
 	conf.StorageObjectCountTracker = nil
-	// Watches end at once on shutdown: clients resume them elsewhere or after
-	// the restart.
-	conf.ShutdownDelayDuration = 0
+	// On shutdown watches are told to end instead of being waited for: clients
+	// resume them after the restart.
+	conf.ShutdownWatchTerminationGracePeriod = watchDrain
 }
 
 // advertised is the address other members are told.

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -91,3 +92,5 @@ func TestStart(t *testing.T) {
 		t.Errorf("version %v, %v", v, err)
 	}
 }
+
+func quantity(s string) resource.Quantity { return resource.MustParse(s) }
