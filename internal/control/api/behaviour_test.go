@@ -741,7 +741,7 @@ func testAccess(t *testing.T, env *apitest.Env) {
 	for path, want := range map[string]int{
 		"/healthz": 200, "/livez": 200, "/readyz": 200, "/version": 200,
 		"/readyz/etcd": 401,
-		"/api": 401, "/apis": 401, "/metrics": 401, "/api/v1/nodes": 401, "/openapi/v2": 401,
+		"/api":         401, "/apis": 401, "/metrics": 401, "/api/v1/nodes": 401, "/openapi/v2": 401,
 	} {
 		if code, body := request(t, client, "GET", env.Config.Host+path, "application/json", nil); code != want {
 			t.Errorf("anonymous %s: %d %s, want %d", path, code, body, want)
