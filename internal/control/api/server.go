@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"sync"
@@ -21,6 +22,8 @@ import (
 
 	"github.com/berth-dev/berth/internal/control/api/openapi"
 	"github.com/berth-dev/berth/internal/control/api/scheme"
+	"github.com/berth-dev/berth/internal/control/api/selectable"
+	"github.com/berth-dev/berth/internal/control/api/table"
 )
 
 // watchDrain bounds how long the end of open watches may take on shutdown.
@@ -146,24 +149,37 @@ func hostAddress() net.IP {
 	return nil
 }
 
-// install builds the storages of all rows and hangs them into the server.
+// install builds the storages of all rows and specials and hangs them into the
+// server.
 func (s *Server) install(set *scheme.Set) error {
 	rows := Rows()
+	specials, err := s.specials(set)
+	if err != nil {
+		return err
+	}
 	s.backend = newBackend(set, s.cfg.Store, rows)
 	s.generic.RegisterDestroyFunc(s.backend.close)
 	storages := map[schema.GroupVersion]map[string]rest.Storage{}
+	add := func(gv schema.GroupVersion, made map[string]rest.Storage) {
+		if storages[gv] == nil {
+			storages[gv] = map[string]rest.Storage{}
+		}
+		maps.Copy(storages[gv], made)
+	}
+	shown := looks{table: table.Convertor, attrs: selectable.Attrs}
 	for i := range rows {
-		row := &rows[i]
-		made, err := newStorages(row, set.Scheme, s.backend, checks{}, looks{})
+		made, err := newStorages(&rows[i], set.Scheme, s.backend, checks{}, shown)
 		if err != nil {
 			return err
 		}
-		if storages[row.GV] == nil {
-			storages[row.GV] = map[string]rest.Storage{}
+		add(rows[i].GV, made)
+	}
+	for _, special := range specials {
+		made, err := special.make(s.backend)
+		if err != nil {
+			return fmt.Errorf("making special storages of %s: %w", special.gv, err)
 		}
-		for name, storage := range made {
-			storages[row.GV][name] = storage
-		}
+		add(special.gv, made)
 	}
 	return s.installGroups(set, storages)
 }
