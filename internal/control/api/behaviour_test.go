@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -795,5 +796,35 @@ func TestStopEndsWatches(t *testing.T) {
 	env.Stop()
 	t.Logf("stopped in %s", time.Since(began).Round(time.Millisecond))
 	for range w.ResultChan() {
+	}
+}
+
+// TestInitialObjects: what every cluster starts with is there, and comes back.
+func TestInitialObjects(t *testing.T) {
+	env := apitest.StartEnv(t)
+	c := clients(t, env.Config)
+	svc, err := c.CoreV1().Services("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
+	if err != nil || svc.Spec.ClusterIP != "10.0.0.1" || svc.Spec.Ports[0].Port != 443 || svc.Labels["component"] != "apiserver" {
+		t.Errorf("service: %+v, %v", svc, err)
+	}
+	port := int32(env.Server.Address().(*net.TCPAddr).Port)
+	slice, err := c.DiscoveryV1().EndpointSlices("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
+	if err != nil || slice.Endpoints[0].Addresses[0] != "127.0.0.1" || *slice.Ports[0].Port != port {
+		t.Errorf("slice: %+v, %v", slice, err)
+	}
+	class, err := c.SchedulingV1().PriorityClasses().Get(t.Context(), "system-node-critical", metav1.GetOptions{})
+	if err != nil || class.Value != 2000001000 {
+		t.Errorf("priority class: %+v, %v", class, err)
+	}
+	w, err := c.DiscoveryV1().EndpointSlices("default").Watch(t.Context(), metav1.ListOptions{
+		ResourceVersion: slice.ResourceVersion, TimeoutSeconds: ptr.To[int64](60)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Stop()
+	if err := c.DiscoveryV1().EndpointSlices("default").Delete(t.Context(), "kubernetes", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for e := next(t, w); e.Type != watch.Added; e = next(t, w) {
 	}
 }

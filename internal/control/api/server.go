@@ -6,7 +6,6 @@ import (
 	"maps"
 	"net"
 	"net/http"
-	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -34,13 +33,13 @@ const etcdHealthTimeout = 2 * time.Second
 
 // Server is an API server that listens but does not serve until Run.
 type Server struct {
-	cfg      Config
-	generic  *genericapiserver.GenericAPIServer
-	backend  *backend
-	client   kubernetes.Interface
-	shared   informers.SharedInformerFactory
-	ready    chan struct{}
-	becameUp sync.Once
+	cfg        Config
+	generic    *genericapiserver.GenericAPIServer
+	backend    *backend
+	client     kubernetes.Interface
+	shared     informers.SharedInformerFactory
+	advertised net.IP
+	ready      chan struct{}
 }
 
 // New opens the listener and builds all storages. Run must follow, or Close.
@@ -71,10 +70,11 @@ func build(cfg Config, set *scheme.Set, conf *genericapiserver.Config) (*Server,
 		return nil, fmt.Errorf("making loopback client: %w", err)
 	}
 	s := &Server{
-		cfg:    cfg,
-		client: client,
-		shared: informers.NewSharedInformerFactory(client, 0),
-		ready:  make(chan struct{}),
+		cfg:        cfg,
+		client:     client,
+		shared:     informers.NewSharedInformerFactory(client, 0),
+		advertised: conf.PublicAddress,
+		ready:      make(chan struct{}),
 	}
 	conf.AddHealthChecks(healthz.NamedCheck("etcd", func(r *http.Request) error {
 		ctx, cancel := context.WithTimeout(r.Context(), etcdHealthTimeout)
@@ -237,7 +237,8 @@ func (s *Server) addHooks() error {
 		if err := s.bootstrap(ctx); err != nil {
 			return err
 		}
-		s.becameUp.Do(func() { close(s.ready) })
+		close(s.ready)
+		go s.keep(ctx)
 		return nil
 	}); err != nil {
 		return fmt.Errorf("adding bootstrap hook: %w", err)
@@ -265,3 +266,10 @@ func (s *Server) LoopbackConfig() *restclient.Config {
 
 // Address is where the server listens.
 func (s *Server) Address() net.Addr { return s.generic.SecureServingInfo.Listener.Addr() }
+
+func (s *Server) port() int32 {
+	if tcp, ok := s.Address().(*net.TCPAddr); ok {
+		return int32(tcp.Port)
+	}
+	return int32(s.cfg.Port)
+}
