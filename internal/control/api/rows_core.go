@@ -20,8 +20,6 @@ func coreRows() []Row {
 			HasStatus: true, ReturnDeleted: true},
 		Row{Kind: "Node", Resource: "nodes", ShortNames: []string{"no"}, ClusterScoped: true,
 			HasStatus: true, KeepStatusOnCreate: true},
-		Row{Kind: "Pod", Resource: "pods", ShortNames: []string{"po"}, Categories: all,
-			HasStatus: true, ReturnDeleted: true, Generation: generationSpec},
 		Row{Kind: "Service", Resource: "services", ShortNames: []string{"svc"}, Categories: all,
 			HasStatus: true, CreateByPut: true},
 		Row{Kind: "ServiceAccount", Resource: "serviceaccounts", ShortNames: []string{"sa"},
