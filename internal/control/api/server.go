@@ -20,8 +20,10 @@ import (
 	restclient "k8s.io/client-go/rest"
 
 	"github.com/berth-dev/berth/internal/control/api/openapi"
+	"github.com/berth-dev/berth/internal/control/api/scale"
 	"github.com/berth-dev/berth/internal/control/api/scheme"
 	"github.com/berth-dev/berth/internal/control/api/selectable"
+	"github.com/berth-dev/berth/internal/control/api/services"
 	"github.com/berth-dev/berth/internal/control/api/table"
 )
 
@@ -40,6 +42,8 @@ type Server struct {
 	shared     informers.SharedInformerFactory
 	advertised net.IP
 	ready      chan struct{}
+	// services keeps the records of allocated addresses and ports.
+	services *services.REST
 }
 
 // New opens the listener and builds all storages. Run must follow, or Close.
@@ -181,6 +185,7 @@ func (s *Server) install(set *scheme.Set) error {
 		}
 		add(special.gv, made)
 	}
+	scale.AddTo(storages)
 	return s.installGroups(set, storages)
 }
 
@@ -242,6 +247,12 @@ func (s *Server) addHooks() error {
 		return nil
 	}); err != nil {
 		return fmt.Errorf("adding bootstrap hook: %w", err)
+	}
+	if err := s.generic.AddPostStartHook("service-allocations", func(ctx genericapiserver.PostStartHookContext) error {
+		go s.keepAllocations(ctx)
+		return nil
+	}); err != nil {
+		return fmt.Errorf("adding hook for service allocations: %w", err)
 	}
 	return nil
 }

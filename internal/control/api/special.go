@@ -42,7 +42,11 @@ func (s *Server) specials(set *scheme.Set) ([]special, error) {
 	if err != nil {
 		return nil, err
 	}
-	return []special{
+	more, err := s.storageSpecials(kit, links)
+	if err != nil {
+		return nil, err
+	}
+	return append([]special{
 		{corev1.SchemeGroupVersion, func(opts generic.RESTOptionsGetter) (map[string]rest.Storage, error) {
 			return pods.NewStorage(opts, pods.Deps{
 				Kit:         kit,
@@ -51,7 +55,7 @@ func (s *Server) specials(set *scheme.Set) ([]special, error) {
 				Log:         s.cfg.Log,
 			})
 		}},
-	}, nil
+	}, more...), nil
 }
 
 // nodeLinks is the way to node agents, with our client certificate.
