@@ -6,6 +6,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -329,3 +330,23 @@ func (s *Snapshot) sortedVolumes() []*v1.PersistentVolume {
 	sort.Slice(out, func(i, j int) bool { return out[i].Name < out[j].Name })
 	return out
 }
+
+// Placed says whether the pod is counted on some node.
+func (s *Snapshot) Placed(uid types.UID) bool { return s.pods[uid] != nil }
+
+// NodeHelps says whether this version of a node might take a pod that the one
+// in the snapshot would not: it is new, or its labels, taints, room or
+// schedulability differ.
+func (s *Snapshot) NodeHelps(n *v1.Node) bool {
+	old := s.nodes[n.Name]
+	return old == nil || old.obj == nil || old.obj.Spec.Unschedulable != n.Spec.Unschedulable ||
+		!equality.Semantic.DeepEqual(old.obj.Spec.Taints, n.Spec.Taints) ||
+		!equality.Semantic.DeepEqual(old.obj.Labels, n.Labels) ||
+		!equality.Semantic.DeepEqual(old.obj.Status.Allocatable, n.Status.Allocatable)
+}
+
+// Claim returns a claim, or nil.
+func (s *Snapshot) Claim(key types.NamespacedName) *v1.PersistentVolumeClaim { return s.claims[key] }
+
+// Volume returns a persistent volume, or nil.
+func (s *Snapshot) Volume(name string) *v1.PersistentVolume { return s.volumes[name] }

@@ -37,6 +37,15 @@ type VolumeBind struct {
 // Empty says that nothing has to be written.
 func (v VolumePlan) Empty() bool { return len(v.Bind)+len(v.Provision) == 0 }
 
+// Claims lists the claims that must be bound before the pod is.
+func (v VolumePlan) Claims() []types.NamespacedName {
+	out := append([]types.NamespacedName(nil), v.Provision...)
+	for _, b := range v.Bind {
+		out = append(out, b.Claim)
+	}
+	return out
+}
+
 // lookVolumes resolves the pod's claims; a non-empty reason means that no node
 // can take the pod until the claims change.
 func (c *cycle) lookVolumes() (reason string) {
