@@ -46,6 +46,8 @@ func TestMain(m *testing.M) {
 		// Idle connections of the proxies' shared transport outlive a test.
 		goleak.IgnoreAnyFunction("net/http.(*persistConn).readLoop"),
 		goleak.IgnoreAnyFunction("net/http.(*persistConn).writeLoop"),
+		// Closed SPDY connections of the test's own clients wait for the far end.
+		goleak.IgnoreAnyFunction("github.com/moby/spdystream.(*Connection).shutdown"),
 		// One expiry goroutine per token cache, for the life of the process.
 		goleak.IgnoreAnyFunction("k8s.io/utils/clock.RealClock.After"),
 		goleak.IgnoreAnyFunction("k8s.io/apiserver/pkg/authentication/token/cache.newStripedCache.func1"),
