@@ -11,7 +11,6 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/berth-dev/berth/internal/agent/serve/logs"
 )
@@ -58,7 +57,7 @@ func (s *server) containerLogs(w http.ResponseWriter, req *http.Request) {
 		writeError(w, err)
 		return
 	}
-	status, err := s.cfg.Runtime.ContainerStatus(req.Context(), &runtimeapi.ContainerStatusRequest{ContainerId: id})
+	status, err := s.cfg.Runtime.ContainerStatus(req.Context(), id, false)
 	if err != nil {
 		writeError(w, failf(http.StatusInternalServerError, "finding the log of container %q in pod %q: %v", container, name, err))
 		return

@@ -85,8 +85,8 @@ func (s *server) pods(w http.ResponseWriter, _ *http.Request) {
 }
 
 func (s *server) runningPods(w http.ResponseWriter, req *http.Request) {
-	response, err := s.cfg.Runtime.ListContainers(req.Context(), &runtimeapi.ListContainersRequest{
-		Filter: &runtimeapi.ContainerFilter{State: &runtimeapi.ContainerStateValue{State: runtimeapi.ContainerState_CONTAINER_RUNNING}},
+	containers, err := s.cfg.Runtime.ListContainers(req.Context(), &runtimeapi.ContainerFilter{
+		State: &runtimeapi.ContainerStateValue{State: runtimeapi.ContainerState_CONTAINER_RUNNING},
 	})
 	if err != nil {
 		http.Error(w, fmt.Sprintf("listing running containers: %v", err), http.StatusInternalServerError)
@@ -94,7 +94,7 @@ func (s *server) runningPods(w http.ResponseWriter, req *http.Request) {
 	}
 	list := &v1.PodList{Items: []v1.Pod{}}
 	index := map[string]int{}
-	for _, container := range response.GetContainers() {
+	for _, container := range containers {
 		labels := container.GetLabels()
 		uid := labels[labelPodUID]
 		if uid == "" {
@@ -235,7 +235,7 @@ func (s *server) checkpoint(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	file := filepath.Join(dir, fmt.Sprintf("checkpoint-%s_%s-%s-%s.tar", target.pod.Name, target.pod.Namespace, target.name, time.Now().Format(time.RFC3339)))
-	_, err := s.cfg.Runtime.CheckpointContainer(req.Context(), &runtimeapi.CheckpointContainerRequest{ContainerId: target.id, Location: file, Timeout: timeout})
+	err := s.cfg.Runtime.CheckpointContainer(req.Context(), &runtimeapi.CheckpointContainerRequest{ContainerId: target.id, Location: file, Timeout: timeout})
 	if err != nil {
 		http.Error(w, fmt.Sprintf("checkpointing of %v/%v/%v failed (%v)", target.pod.Namespace, target.pod.Name, target.name, err), http.StatusInternalServerError)
 		return

@@ -18,9 +18,9 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
-	"google.golang.org/grpc"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	v1 "k8s.io/api/core/v1"
@@ -118,49 +118,49 @@ type fakeCRI struct {
 	lastExec  *runtimeapi.ExecRequest
 }
 
-func (f *fakeCRI) ListPodSandbox(_ context.Context, req *runtimeapi.ListPodSandboxRequest, _ ...grpc.CallOption) (*runtimeapi.ListPodSandboxResponse, error) {
-	if req.Filter.LabelSelector[labelPodUID] != "uid-p" {
-		return &runtimeapi.ListPodSandboxResponse{}, nil
+func (f *fakeCRI) ListPodSandbox(_ context.Context, filter *runtimeapi.PodSandboxFilter) ([]*runtimeapi.PodSandbox, error) {
+	if filter.LabelSelector[labelPodUID] != "uid-p" {
+		return nil, nil
 	}
-	return &runtimeapi.ListPodSandboxResponse{Items: []*runtimeapi.PodSandbox{{Id: "sandbox"}}}, nil
+	return []*runtimeapi.PodSandbox{{Id: "sandbox"}}, nil
 }
 
-func (f *fakeCRI) ListContainers(_ context.Context, req *runtimeapi.ListContainersRequest, _ ...grpc.CallOption) (*runtimeapi.ListContainersResponse, error) {
-	if name, ok := req.Filter.LabelSelector[labelContainerName]; ok && name != "c" {
-		return &runtimeapi.ListContainersResponse{}, nil
+func (f *fakeCRI) ListContainers(_ context.Context, filter *runtimeapi.ContainerFilter) ([]*runtimeapi.Container, error) {
+	if name, ok := filter.LabelSelector[labelContainerName]; ok && name != "c" {
+		return nil, nil
 	}
-	return &runtimeapi.ListContainersResponse{Containers: []*runtimeapi.Container{{Id: "id-c", Image: &runtimeapi.ImageSpec{Image: "i"},
-		Labels: map[string]string{labelPodUID: "uid-p", labelPodName: "p", labelPodNamespace: "default", labelContainerName: "c"}}}}, nil
+	return []*runtimeapi.Container{{Id: "id-c", Image: &runtimeapi.ImageSpec{Image: "i"},
+		Labels: map[string]string{labelPodUID: "uid-p", labelPodName: "p", labelPodNamespace: "default", labelContainerName: "c"}}}, nil
 }
 
-func (f *fakeCRI) ContainerStatus(_ context.Context, req *runtimeapi.ContainerStatusRequest, _ ...grpc.CallOption) (*runtimeapi.ContainerStatusResponse, error) {
-	if req.ContainerId != "id-c" {
-		return nil, fmt.Errorf("no container %s", req.ContainerId)
+func (f *fakeCRI) ContainerStatus(_ context.Context, id string, _ bool) (*runtimeapi.ContainerStatusResponse, error) {
+	if id != "id-c" {
+		return nil, fmt.Errorf("no container %s", id)
 	}
 	return &runtimeapi.ContainerStatusResponse{Status: &runtimeapi.ContainerStatus{LogPath: f.logPath}}, nil
 }
 
-func (f *fakeCRI) Exec(_ context.Context, req *runtimeapi.ExecRequest, _ ...grpc.CallOption) (*runtimeapi.ExecResponse, error) {
+func (f *fakeCRI) Exec(_ context.Context, req *runtimeapi.ExecRequest) (*runtimeapi.ExecResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.lastExec = req
 	return &runtimeapi.ExecResponse{Url: f.streaming + "/exec?" + streamQuery(req.Stdin, req.Stdout, req.Stderr)}, nil
 }
 
-func (f *fakeCRI) ExecSync(_ context.Context, req *runtimeapi.ExecSyncRequest, _ ...grpc.CallOption) (*runtimeapi.ExecSyncResponse, error) {
-	return &runtimeapi.ExecSyncResponse{Stdout: []byte(strings.Join(req.Cmd, "+"))}, nil
+func (f *fakeCRI) ExecSync(_ context.Context, _ string, cmd []string, _ time.Duration) (stdout, stderr []byte, err error) {
+	return []byte(strings.Join(cmd, "+")), nil, nil
 }
 
-func (f *fakeCRI) Attach(_ context.Context, req *runtimeapi.AttachRequest, _ ...grpc.CallOption) (*runtimeapi.AttachResponse, error) {
+func (f *fakeCRI) Attach(_ context.Context, req *runtimeapi.AttachRequest) (*runtimeapi.AttachResponse, error) {
 	return &runtimeapi.AttachResponse{Url: f.streaming + "/attach?" + streamQuery(req.Stdin, req.Stdout, req.Stderr)}, nil
 }
 
-func (f *fakeCRI) PortForward(context.Context, *runtimeapi.PortForwardRequest, ...grpc.CallOption) (*runtimeapi.PortForwardResponse, error) {
+func (f *fakeCRI) PortForward(context.Context, *runtimeapi.PortForwardRequest) (*runtimeapi.PortForwardResponse, error) {
 	return &runtimeapi.PortForwardResponse{Url: f.streaming + "/portforward"}, nil
 }
 
-func (f *fakeCRI) CheckpointContainer(_ context.Context, req *runtimeapi.CheckpointContainerRequest, _ ...grpc.CallOption) (*runtimeapi.CheckpointContainerResponse, error) {
-	return &runtimeapi.CheckpointContainerResponse{}, os.WriteFile(req.Location, []byte("state"), 0o600)
+func (f *fakeCRI) CheckpointContainer(_ context.Context, req *runtimeapi.CheckpointContainerRequest) error {
+	return os.WriteFile(req.Location, []byte("state"), 0o600)
 }
 
 func streamQuery(stdin, stdout, stderr bool) string {

@@ -42,16 +42,16 @@ func (s *server) container(w http.ResponseWriter, req *http.Request) (target, bo
 		return target{}, false
 	}
 	name := req.PathValue("container")
-	response, err := s.cfg.Runtime.ListContainers(req.Context(), &runtimeapi.ListContainersRequest{Filter: &runtimeapi.ContainerFilter{
+	containers, err := s.cfg.Runtime.ListContainers(req.Context(), &runtimeapi.ContainerFilter{
 		State:         &runtimeapi.ContainerStateValue{State: runtimeapi.ContainerState_CONTAINER_RUNNING},
 		LabelSelector: map[string]string{labelPodUID: runtimeUID(pod), labelContainerName: name},
-	}})
+	})
 	if err != nil {
 		http.Error(w, fmt.Sprintf("finding container %q: %v", name, err), http.StatusInternalServerError)
 		return target{}, false
 	}
 	var newest *runtimeapi.Container
-	for _, container := range response.GetContainers() {
+	for _, container := range containers {
 		if newest == nil || container.CreatedAt > newest.CreatedAt {
 			newest = container
 		}
@@ -165,16 +165,16 @@ func (s *server) portForward(w http.ResponseWriter, req *http.Request) {
 		writeError(w, err)
 		return
 	}
-	listed, err := s.cfg.Runtime.ListPodSandbox(req.Context(), &runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{
+	listed, err := s.cfg.Runtime.ListPodSandbox(req.Context(), &runtimeapi.PodSandboxFilter{
 		State:         &runtimeapi.PodSandboxStateValue{State: runtimeapi.PodSandboxState_SANDBOX_READY},
 		LabelSelector: map[string]string{labelPodUID: runtimeUID(pod)},
-	}})
+	})
 	if err != nil {
 		writeError(w, fmt.Errorf("finding the sandbox of pod %q: %w", pod.Name, err))
 		return
 	}
 	var newest *runtimeapi.PodSandbox
-	for _, sandbox := range listed.GetItems() {
+	for _, sandbox := range listed {
 		if newest == nil || sandbox.CreatedAt > newest.CreatedAt {
 			newest = sandbox
 		}
@@ -238,17 +238,12 @@ func (s *server) run(w http.ResponseWriter, req *http.Request) {
 	if !ok {
 		return
 	}
-	response, err := s.cfg.Runtime.ExecSync(req.Context(), &runtimeapi.ExecSyncRequest{
-		ContainerId: target.id, Cmd: strings.Split(req.URL.Query().Get("cmd"), " "),
-	})
+	stdout, stderr, err := s.cfg.Runtime.ExecSync(req.Context(), target.id, strings.Split(req.URL.Query().Get("cmd"), " "), 0)
+	output := append(stdout, stderr...)
 	if err != nil {
-		writeError(w, fmt.Errorf("running the command in container %q: %w", target.name, err))
-		return
-	}
-	if response.GetExitCode() != 0 {
-		writeError(w, fmt.Errorf("command in container %q exited with %d: %s", target.name, response.GetExitCode(), append(response.GetStdout(), response.GetStderr()...)))
+		writeError(w, fmt.Errorf("running the command in container %q: %w: %s", target.name, err, output))
 		return
 	}
 	w.Header().Set("Content-Type", "text/plain")
-	w.Write(append(response.GetStdout(), response.GetStderr()...))
+	w.Write(output)
 }
