@@ -1,0 +1,239 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
+	openapinamer "k8s.io/apiserver/pkg/endpoints/openapi"
+	"k8s.io/apiserver/pkg/registry/rest"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/filters"
+	"k8s.io/apiserver/pkg/server/healthz"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	restclient "k8s.io/client-go/rest"
+
+	"github.com/berth-dev/berth/internal/control/api/openapi"
+	"github.com/berth-dev/berth/internal/control/api/scheme"
+)
+
+// etcdHealthTimeout bounds the etcd part of a health check.
+const etcdHealthTimeout = 2 * time.Second
+
+// Server is an API server that listens but does not serve until Run.
+type Server struct {
+	cfg      Config
+	generic  *genericapiserver.GenericAPIServer
+	backend  *backend
+	client   kubernetes.Interface
+	shared   informers.SharedInformerFactory
+	ready    chan struct{}
+	becameUp sync.Once
+}
+
+// New opens the listener and builds all storages. Run must follow, or Close.
+func New(cfg Config) (*Server, error) {
+	if err := cfg.complete(); err != nil {
+		return nil, err
+	}
+	set := scheme.Shared()
+	conf := genericapiserver.NewConfig(set.Codecs)
+	if err := serve(&cfg, conf); err != nil {
+		return nil, err
+	}
+	s, err := build(cfg, set, conf)
+	if err != nil {
+		conf.SecureServing.Listener.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+func build(cfg Config, set *scheme.Set, conf *genericapiserver.Config) (*Server, error) {
+	if err := identify(conf); err != nil {
+		return nil, err
+	}
+	settle(&cfg, set, conf)
+	client, err := kubernetes.NewForConfig(conf.LoopbackClientConfig)
+	if err != nil {
+		return nil, fmt.Errorf("making loopback client: %w", err)
+	}
+	s := &Server{
+		cfg:    cfg,
+		client: client,
+		shared: informers.NewSharedInformerFactory(client, 0),
+		ready:  make(chan struct{}),
+	}
+	conf.AddHealthChecks(healthz.NamedCheck("etcd", func(r *http.Request) error {
+		ctx, cancel := context.WithTimeout(r.Context(), etcdHealthTimeout)
+		defer cancel()
+		return cfg.Store.Health(ctx)
+	}))
+	s.generic, err = conf.Complete(s.shared).New("berth", genericapiserver.NewEmptyDelegate())
+	if err != nil {
+		return nil, fmt.Errorf("making server: %w", err)
+	}
+	if err := s.install(set); err != nil {
+		s.generic.Destroy()
+		return nil, err
+	}
+	if err := s.addHooks(); err != nil {
+		s.generic.Destroy()
+		return nil, err
+	}
+	return s, nil
+}
+
+// settle sets what is neither serving nor identity.
+func settle(cfg *Config, set *scheme.Set, conf *genericapiserver.Config) {
+	conf.EffectiveVersion = effectiveVersion()
+	conf.PublicAddress = advertised(cfg, conf.SecureServing.Listener)
+	conf.LongRunningFunc = filters.BasicLongRunningRequestCheck(
+		sets.NewString("watch", "proxy"),
+		sets.NewString("attach", "exec", "proxy", "log", "portforward"))
+	namer := openapinamer.NewDefinitionNamer(set.Scheme)
+	conf.OpenAPIConfig = genericapiserver.DefaultOpenAPIConfig(openapi.GetOpenAPIDefinitions, namer)
+	conf.OpenAPIConfig.Info.Title = "Kubernetes"
+	conf.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(openapi.GetOpenAPIDefinitions, namer)
+	conf.OpenAPIV3Config.Info.Title = "Kubernetes"
+	conf.EnableProfiling = false
+	// Counting stored objects would poll etcd; nothing here needs the counts.
+	conf.StorageObjectCountTracker = nil
+	// Watches end at once on shutdown: clients resume them elsewhere or after
+	// the restart.
+	conf.ShutdownDelayDuration = 0
+}
+
+// advertised is the address other members are told.
+func advertised(cfg *Config, listener net.Listener) net.IP {
+	if cfg.AdvertiseAddress != nil {
+		return cfg.AdvertiseAddress
+	}
+	if tcp, ok := listener.Addr().(*net.TCPAddr); ok && !tcp.IP.IsUnspecified() {
+		return tcp.IP
+	}
+	if ip := hostAddress(); ip != nil {
+		return ip
+	}
+	return net.IPv4(127, 0, 0, 1)
+}
+
+// hostAddress is the first global unicast address of the host, or nil.
+func hostAddress() net.IP {
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil
+	}
+	for _, a := range addrs {
+		if ipnet, ok := a.(*net.IPNet); ok && ipnet.IP.IsGlobalUnicast() {
+			return ipnet.IP
+		}
+	}
+	return nil
+}
+
+// install builds the storages of all rows and hangs them into the server.
+func (s *Server) install(set *scheme.Set) error {
+	rows := Rows()
+	s.backend = newBackend(set, s.cfg.Store, rows)
+	s.generic.RegisterDestroyFunc(s.backend.close)
+	storages := map[schema.GroupVersion]map[string]rest.Storage{}
+	for i := range rows {
+		row := &rows[i]
+		made, err := newStorages(row, set.Scheme, s.backend, checks{}, looks{})
+		if err != nil {
+			return err
+		}
+		if storages[row.GV] == nil {
+			storages[row.GV] = map[string]rest.Storage{}
+		}
+		for name, storage := range made {
+			storages[row.GV][name] = storage
+		}
+	}
+	return s.installGroups(set, storages)
+}
+
+// installGroups hands the storages to the library, the core group first.
+func (s *Server) installGroups(set *scheme.Set, storages map[schema.GroupVersion]map[string]rest.Storage) error {
+	groups := map[string]*genericapiserver.APIGroupInfo{}
+	for gv, named := range storages {
+		info := groups[gv.Group]
+		if info == nil {
+			fresh := genericapiserver.NewDefaultAPIGroupInfo(gv.Group, set.Scheme, set.ParameterCodec, set.Codecs)
+			info = &fresh
+			groups[gv.Group] = info
+		}
+		info.VersionedResourcesStorageMap[gv.Version] = named
+	}
+	if core := groups[""]; core != nil {
+		if err := s.generic.InstallLegacyAPIGroup(genericapiserver.DefaultLegacyAPIPrefix, core); err != nil {
+			return fmt.Errorf("installing the core group: %w", err)
+		}
+		delete(groups, "")
+	}
+	var rest []*genericapiserver.APIGroupInfo
+	for _, name := range groupOrder {
+		if info := groups[name]; info != nil {
+			rest = append(rest, info)
+			delete(groups, name)
+		}
+	}
+	for name := range groups {
+		return fmt.Errorf("installing group %s: it has no place in the order of groups", name)
+	}
+	if err := s.generic.InstallAPIGroups(rest...); err != nil {
+		return fmt.Errorf("installing groups: %w", err)
+	}
+	return nil
+}
+
+// groupOrder is how discovery lists groups: clients that look a kind up by its
+// short name take the first match.
+var groupOrder = []string{
+	"apps", "events.k8s.io", "authentication.k8s.io", "authorization.k8s.io", "autoscaling", "batch",
+	"certificates.k8s.io", "networking.k8s.io", "policy", "rbac.authorization.k8s.io", "storage.k8s.io",
+	"admissionregistration.k8s.io", "scheduling.k8s.io", "coordination.k8s.io", "node.k8s.io",
+	"discovery.k8s.io", "flowcontrol.apiserver.k8s.io", "resource.k8s.io",
+}
+
+// addHooks registers what runs once the server listens.
+func (s *Server) addHooks() error {
+	if err := s.generic.AddPostStartHook("bootstrap", func(ctx genericapiserver.PostStartHookContext) error {
+		if err := s.bootstrap(ctx); err != nil {
+			return err
+		}
+		s.becameUp.Do(func() { close(s.ready) })
+		return nil
+	}); err != nil {
+		return fmt.Errorf("adding bootstrap hook: %w", err)
+	}
+	return nil
+}
+
+// Run serves until ctx ends, then lets requests in flight finish.
+func (s *Server) Run(ctx context.Context) error {
+	if err := s.generic.PrepareRun().RunWithContext(ctx); err != nil {
+		return fmt.Errorf("serving the API: %w", err)
+	}
+	return nil
+}
+
+// Ready is closed once the server answers requests and the objects every
+// cluster starts with exist.
+func (s *Server) Ready() <-chan struct{} { return s.ready }
+
+// LoopbackConfig is a client configuration with every right, for parts of this
+// process. It works once Run serves.
+func (s *Server) LoopbackConfig() *restclient.Config {
+	return restclient.CopyConfig(s.generic.LoopbackClientConfig)
+}
+
+// Address is where the server listens.
+func (s *Server) Address() net.Addr { return s.generic.SecureServingInfo.Listener.Addr() }
