@@ -136,6 +136,7 @@ func (m *Memory) Done(r Result, now time.Time) {
 	switch a.Kind {
 	case Admit:
 		m.Admitted, m.Rejected = r.Rejected == nil, r.Rejected
+		m.Unmounted, m.CgroupRemoved = r.Rejected != nil, r.Rejected != nil
 	case Cgroup:
 		m.CgroupReady = true
 	case Mount:
