@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -36,6 +37,7 @@ type configs struct {
 	services       corelisters.ServiceLister
 	servicesSynced func(ctx context.Context) error
 	images         func(pod types.UID, container string) (container.Image, bool)
+	imageVolume    func(pod types.UID, volume string) string
 	features       func(handler string) container.RuntimeFeatures
 	settings       container.NodeSettings
 	memory         int64
@@ -169,9 +171,7 @@ func (c *configs) Container(ctx context.Context, s pod.StartInput) (*runtimeapi.
 	if s.TargetID != "" {
 		in.TargetID = map[string]string{s.Container.Name: s.TargetID}
 	}
-	c.mu.Lock()
-	in.Volumes = c.mounted[s.Pod.UID]
-	c.mu.Unlock()
+	in.Volumes = c.mountsOf(s.Pod.UID)
 	if in.Objects, err = container.Resolve(ctx, c.volumes, s.Pod, s.Container); err != nil {
 		return nil, nil, reason(err)
 	}
@@ -207,6 +207,23 @@ func (c *configs) Container(ctx context.Context, s pod.StartInput) (*runtimeapi.
 	}
 	sandbox, err := container.SandboxConfig(in)
 	return cfg, sandbox, err
+}
+
+// mountsOf are a pod's volumes with what their images resolved to.
+func (c *configs) mountsOf(uid types.UID) map[string]volume.Mounted {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	out := maps.Clone(c.mounted[uid])
+	for name, v := range out {
+		if v.Image == nil {
+			continue
+		}
+		img := *v.Image
+		img.Ref = c.imageVolume(uid, name)
+		v.Image = &img
+		out[name] = v
+	}
+	return out
 }
 
 // serviceList are the services a pod's environment may name.
