@@ -207,9 +207,9 @@ func (p *Puller) EnsureImage(ctx context.Context, r Request) (Result, error) {
 		p.event(r, v1.EventTypeWarning, "InspectFailed", message)
 		return Result{}, p.fail(r, &Error{Reason: ReasonImageInspectError, Message: message, Err: err, RetryAt: p.cfg.Clock.Now().Add(backoffInitial)})
 	}
-	keys := p.keyring(ctx, r)
+	keys := p.keyring(r)
 	if present != nil && policy != v1.PullAlways {
-		if p.mayUse(image, present.ID, keys(ctx)) {
+		if p.mayUse(image, present.ID, func() []Credential { return keys(ctx) }) {
 			p.event(r, v1.EventTypeNormal, "Pulled", fmt.Sprintf("Container image %q already present on machine and can be accessed by the pod", r.Image))
 			return *present, nil
 		}

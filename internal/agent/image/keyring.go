@@ -197,7 +197,7 @@ func specificity(server string) (int, int) {
 // keyring returns how to find the credentials that a pod may show for an
 // image: its pull secrets, then the node's files, then provider plugins. They
 // are looked up at most once, and only if something needs them.
-func (p *Puller) keyring(_ context.Context, r Request) func(context.Context) []Credential {
+func (p *Puller) keyring(r Request) func(context.Context) []Credential {
 	var found []Credential
 	done := false
 	return func(ctx context.Context) []Credential {

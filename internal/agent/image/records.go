@@ -65,7 +65,8 @@ func (v Verification) exempt(repo string, recorded bool) bool {
 
 // mayUse says whether a pod with these credentials may run an image that is on
 // the node: it was pulled without a secret, or with one that the pod has too.
-func (p *Puller) mayUse(image, id string, creds []Credential) bool {
+// creds is asked only when that decides.
+func (p *Puller) mayUse(image, id string, creds func() []Credential) bool {
 	if p.records == nil {
 		return true
 	}
@@ -93,7 +94,7 @@ func (p *Puller) mayUse(image, id string, creds []Credential) bool {
 	if m.NodePodsAccessible {
 		return true
 	}
-	for _, c := range creds {
+	for _, c := range creds() {
 		for _, s := range m.KubernetesSecrets {
 			same := s.UID == c.Source.SecretUID && s.Namespace == c.Source.SecretNamespace && s.Name == c.Source.SecretName
 			if c.Source.SecretUID != "" && (same || s.CredentialHash == c.hash()) {

@@ -167,6 +167,16 @@ func (m *Memory) Done(r Result, now time.Time) {
 	}
 }
 
+// retryNow ends the pause after failures of mounting and starting.
+func (m *Memory) retryNow(now time.Time) {
+	for k, f := range m.Failed {
+		if (k.Kind == Mount || k.Kind == Start) && f.RetryAt.After(now) {
+			f.RetryAt = now
+			m.Failed[k] = f
+		}
+	}
+}
+
 // failed records the few things that a failure settles.
 func (m *Memory) failed(r Result) {
 	switch r.Action.Kind {

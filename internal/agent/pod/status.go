@@ -82,6 +82,9 @@ func (p *planner) addresses(s *v1.PodStatus) {
 	for _, ip := range p.obs.Node.IPs {
 		s.HostIPs = append(s.HostIPs, v1.HostIP{IP: ip})
 	}
+	if len(s.HostIPs) == 0 {
+		s.HostIPs = p.obs.Last.HostIPs // the node is not known yet
+	}
 	var ips []string
 	switch {
 	case p.pod.Spec.HostNetwork && len(p.obs.Last.PodIPs) > 0:

@@ -14,7 +14,7 @@ import (
 const (
 	rwFile = 0o660
 	roFile = 0o440
-	exec   = 0o110
+	search = 0o110
 )
 
 // ownership gives a volume to the pod's group.
@@ -104,7 +104,7 @@ func (o *ownership) mask(dir bool) fs.FileMode {
 		mask = roFile
 	}
 	if dir {
-		mask |= exec | fs.ModeSetgid
+		mask |= search | fs.ModeSetgid
 	}
 	return mask
 }
