@@ -5,10 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -16,6 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/retry"
+
+	"github.com/berth-dev/berth/internal/control/auth"
 )
 
 const (
@@ -32,7 +37,19 @@ func (s *Server) bootstrap(ctx context.Context) error {
 	if err := s.ensureNamespaces(ctx); err != nil {
 		return err
 	}
-	return errors.Join(s.ensurePriorityClasses(ctx), s.ensureAPIService(ctx))
+	// The rest is independent of each other, and writes at once share a sync of
+	// the disk.
+	parts := []func(context.Context) error{
+		s.ensurePriorityClasses, s.ensureAPIService, s.ensureServiceCIDR,
+		func(ctx context.Context) error { return auth.EnsurePolicy(ctx, s.client) },
+	}
+	errs := make([]error, len(parts))
+	var wg sync.WaitGroup
+	for i, part := range parts {
+		wg.Go(func() { errs[i] = part(ctx) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
 }
 
 // keep puts the objects of bootstrap back whenever one of them is deleted or
@@ -136,6 +153,37 @@ func (s *Server) ensurePriorityClasses(ctx context.Context) error {
 		if _, err := classes.Create(ctx, class, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 			return fmt.Errorf("creating priority class %s: %w", class.Name, err)
 		}
+	}
+	return nil
+}
+
+// ensureServiceCIDR publishes the configured service ranges as the object other
+// ranges are added beside.
+func (s *Server) ensureServiceCIDR(ctx context.Context) error {
+	cidrs := s.client.NetworkingV1().ServiceCIDRs()
+	have, err := cidrs.Get(ctx, defaultCIDRName, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		have, err = cidrs.Create(ctx, defaultServiceRange(s.cfg.ServiceCIDRs), metav1.CreateOptions{})
+		if apierrors.IsAlreadyExists(err) {
+			have, err = cidrs.Get(ctx, defaultCIDRName, metav1.GetOptions{})
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("writing ServiceCIDR %s: %w", defaultCIDRName, err)
+	}
+	if !slices.Equal(have.Spec.CIDRs, s.cfg.ServiceCIDRs) {
+		s.cfg.Log.Warn("the configured service ranges differ from those of the cluster; addresses are taken from the configured ones",
+			"configured", s.cfg.ServiceCIDRs, "cluster", have.Spec.CIDRs)
+	}
+	if len(have.Status.Conditions) > 0 {
+		return nil
+	}
+	have.Status.Conditions = []metav1.Condition{{
+		Type: networkingv1.ServiceCIDRConditionReady, Status: metav1.ConditionTrue, LastTransitionTime: metav1.Now(),
+		Message: "Kubernetes default Service CIDR is ready",
+	}}
+	if _, err := cidrs.UpdateStatus(ctx, have, metav1.UpdateOptions{}); err != nil && !apierrors.IsConflict(err) {
+		return fmt.Errorf("writing status of ServiceCIDR %s: %w", defaultCIDRName, err)
 	}
 	return nil
 }

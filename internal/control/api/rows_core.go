@@ -16,12 +16,6 @@ const eventTTL = time.Hour
 
 func coreRows() []Row {
 	rows := family(corev1.SchemeGroupVersion,
-		Row{Kind: "Namespace", Resource: "namespaces", ShortNames: []string{"ns"}, ClusterScoped: true,
-			HasStatus: true, ReturnDeleted: true},
-		Row{Kind: "Node", Resource: "nodes", ShortNames: []string{"no"}, ClusterScoped: true,
-			HasStatus: true, KeepStatusOnCreate: true},
-		Row{Kind: "Service", Resource: "services", ShortNames: []string{"svc"}, Categories: all,
-			HasStatus: true, CreateByPut: true},
 		Row{Kind: "ServiceAccount", Resource: "serviceaccounts", ShortNames: []string{"sa"},
 			ReturnDeleted: true, NeedsResourceVersion: true},
 		Row{Kind: "ConfigMap", Resource: "configmaps", ShortNames: []string{"cm"}},
@@ -30,10 +24,6 @@ func coreRows() []Row {
 			CreateByPut: true},
 		Row{Kind: "Event", Resource: "events", ShortNames: []string{"ev"}, CreateByPut: true,
 			TTL: eventTTL, NoCache: true, GarbageCollection: rest.Unsupported},
-		Row{Kind: "PersistentVolume", Resource: "persistentvolumes", ShortNames: []string{"pv"}, ClusterScoped: true,
-			HasStatus: true, ReturnDeleted: true},
-		Row{Kind: "PersistentVolumeClaim", Resource: "persistentvolumeclaims", ShortNames: []string{"pvc"},
-			HasStatus: true, ReturnDeleted: true},
 		Row{Kind: "ReplicationController", Resource: "replicationcontrollers", ShortNames: []string{"rc"}, Categories: all,
 			HasStatus: true, Generation: generationSpec, GarbageCollection: rest.OrphanDependents},
 		Row{Kind: "PodTemplate", Resource: "podtemplates", ReturnDeleted: true, Generation: generationContent},
