@@ -5,13 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -20,6 +18,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/retry"
 
+	"github.com/berth-dev/berth/internal/control/api/addresses"
 	"github.com/berth-dev/berth/internal/control/auth"
 )
 
@@ -160,32 +159,11 @@ func (s *Server) ensurePriorityClasses(ctx context.Context) error {
 // ensureServiceCIDR publishes the configured service ranges as the object other
 // ranges are added beside.
 func (s *Server) ensureServiceCIDR(ctx context.Context) error {
-	cidrs := s.client.NetworkingV1().ServiceCIDRs()
-	have, err := cidrs.Get(ctx, defaultCIDRName, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		have, err = cidrs.Create(ctx, defaultServiceRange(s.cfg.ServiceCIDRs), metav1.CreateOptions{})
-		if apierrors.IsAlreadyExists(err) {
-			have, err = cidrs.Get(ctx, defaultCIDRName, metav1.GetOptions{})
-		}
-	}
+	ranges, err := parseRanges(s.cfg.ServiceCIDRs)
 	if err != nil {
-		return fmt.Errorf("writing ServiceCIDR %s: %w", defaultCIDRName, err)
+		return err
 	}
-	if !slices.Equal(have.Spec.CIDRs, s.cfg.ServiceCIDRs) {
-		s.cfg.Log.Warn("the configured service ranges differ from those of the cluster; addresses are taken from the configured ones",
-			"configured", s.cfg.ServiceCIDRs, "cluster", have.Spec.CIDRs)
-	}
-	if len(have.Status.Conditions) > 0 {
-		return nil
-	}
-	have.Status.Conditions = []metav1.Condition{{
-		Type: networkingv1.ServiceCIDRConditionReady, Status: metav1.ConditionTrue, LastTransitionTime: metav1.Now(),
-		Message: "Kubernetes default Service CIDR is ready",
-	}}
-	if _, err := cidrs.UpdateStatus(ctx, have, metav1.UpdateOptions{}); err != nil && !apierrors.IsConflict(err) {
-		return fmt.Errorf("writing status of ServiceCIDR %s: %w", defaultCIDRName, err)
-	}
-	return nil
+	return addresses.Publish(ctx, s.client.NetworkingV1().ServiceCIDRs(), ranges)
 }
 
 // ensureAPIService keeps the service default/kubernetes and its endpoints,

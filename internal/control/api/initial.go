@@ -7,7 +7,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -30,15 +29,6 @@ const (
 	nodeCriticalPriority    = 2000001000
 	clusterCriticalPriority = 2000000000
 )
-
-// defaultCIDRName is the ServiceCIDR that holds the configured ranges.
-const defaultCIDRName = "kubernetes"
-
-func defaultServiceRange(cidrs []string) *networkingv1.ServiceCIDR {
-	return &networkingv1.ServiceCIDR{
-		ObjectMeta: metav1.ObjectMeta{Name: defaultCIDRName}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: cidrs},
-	}
-}
 
 func systemPriorityClasses() []*schedulingv1.PriorityClass {
 	class := func(name string, value int32, description string) *schedulingv1.PriorityClass {

@@ -19,8 +19,6 @@ func networkRows() []Row {
 		Row{Kind: "IngressClass", Resource: "ingressclasses", ClusterScoped: true, Generation: generationSpec},
 		Row{Kind: "NetworkPolicy", Resource: "networkpolicies", ShortNames: []string{"netpol"},
 			Generation: generationSpec},
-		Row{Kind: "ServiceCIDR", Resource: "servicecidrs", ClusterScoped: true, HasStatus: true},
-		Row{Kind: "IPAddress", Resource: "ipaddresses", ShortNames: []string{"ip"}, ClusterScoped: true},
 	)
 }
 

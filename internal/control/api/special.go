@@ -21,6 +21,7 @@ import (
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
 
+	"github.com/berth-dev/berth/internal/control/api/addresses"
 	"github.com/berth-dev/berth/internal/control/api/certificates"
 	"github.com/berth-dev/berth/internal/control/api/disruption"
 	"github.com/berth-dev/berth/internal/control/api/namespaces"
@@ -96,17 +97,16 @@ func (s *Server) serviceStorages(kit storebase.Kit, made storages) (map[string]r
 	if err != nil {
 		return nil, err
 	}
-	networking := made[networkingv1.SchemeGroupVersion]
-	addresses, ok := networking["ipaddresses"].(services.AddressStore)
-	if !ok {
-		return nil, fmt.Errorf("allocating cluster IPs: storage of ipaddresses is a %T", networking["ipaddresses"])
+	network, err := addresses.NewStorage(s.backend, addresses.Deps{Kit: kit})
+	if err != nil {
+		return nil, err
 	}
-	cidrs := networking["servicecidrs"].(rest.Lister)
+	add(made, networkingv1.SchemeGroupVersion, network)
 	slices := made[discoveryv1.SchemeGroupVersion]["endpointslices"].(rest.Lister)
 	endpoints := made[corev1.SchemeGroupVersion]["endpoints"].(rest.GracefulDeleter)
 	storages, err := services.NewStorage(s.backend, services.Deps{
-		Kit: kit, Addresses: addresses, Ranges: ranges, NodePorts: ports, Log: s.cfg.Log,
-		MoreRanges: func(ctx context.Context) ([]netip.Prefix, error) { return readyRanges(ctx, cidrs) },
+		Kit: kit, Ranges: ranges, NodePorts: ports, Log: s.cfg.Log,
+		Addresses: network["ipaddresses"].(services.AddressStore), MoreRanges: addresses.Ranges(network),
 		Slices: func(ctx context.Context, namespace, service string) ([]*discoveryv1.EndpointSlice, error) {
 			return slicesOf(ctx, slices, namespace, service)
 		},
@@ -121,9 +121,11 @@ func (s *Server) serviceStorages(kit storebase.Kit, made storages) (map[string]r
 	if err != nil {
 		return nil, err
 	}
-	if runner, ok := storages["services"].(interface{ Run(context.Context) error }); ok {
-		s.background = append(s.background, task{"repairing service allocations", runner.Run})
-	}
+	allocations := storages["services"].(*services.REST)
+	s.background = append(s.background, task{"repairing service allocations", func(ctx context.Context) error {
+		allocations.Run(ctx)
+		return nil
+	}})
 	return storages, nil
 }
 
@@ -133,44 +135,11 @@ func within(ctx context.Context, namespace string) context.Context {
 	return genericapirequest.WithNamespace(ctx, namespace)
 }
 
-// fromCache lists what the watch cache holds.
-func fromCache(selector labels.Selector) *metainternal.ListOptions {
-	return &metainternal.ListOptions{ResourceVersion: "0", LabelSelector: selector}
-}
-
-// readyRanges are the ranges of the ServiceCIDR objects that may be used.
-func readyRanges(ctx context.Context, cidrs rest.Lister) ([]netip.Prefix, error) {
-	list, err := cidrs.List(within(ctx, ""), fromCache(nil))
-	if err != nil {
-		return nil, fmt.Errorf("listing service ranges: %w", err)
-	}
-	var out []netip.Prefix
-	for _, cidr := range list.(*networkingv1.ServiceCIDRList).Items {
-		if cidr.DeletionTimestamp != nil || !isReady(&cidr) {
-			continue
-		}
-		prefixes, err := parseRanges(cidr.Spec.CIDRs)
-		if err != nil {
-			return nil, fmt.Errorf("reading ServiceCIDR %s: %w", cidr.Name, err)
-		}
-		out = append(out, prefixes...)
-	}
-	return out, nil
-}
-
-// isReady takes a range without any condition as ready: nobody objected.
-func isReady(cidr *networkingv1.ServiceCIDR) bool {
-	for _, c := range cidr.Status.Conditions {
-		if c.Type == networkingv1.ServiceCIDRConditionReady {
-			return c.Status == metav1.ConditionTrue
-		}
-	}
-	return true
-}
-
+// slicesOf reads the watch cache: a proxy request can bear the milliseconds it
+// may lag behind.
 func slicesOf(ctx context.Context, lister rest.Lister, namespace, service string) ([]*discoveryv1.EndpointSlice, error) {
 	selector := labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: service})
-	list, err := lister.List(within(ctx, namespace), fromCache(selector))
+	list, err := lister.List(within(ctx, namespace), &metainternal.ListOptions{ResourceVersion: "0", LabelSelector: selector})
 	if err != nil {
 		return nil, fmt.Errorf("listing endpoint slices of service %s/%s: %w", namespace, service, err)
 	}
@@ -190,6 +159,9 @@ func parseRanges(cidrs []string) ([]netip.Prefix, error) {
 			return nil, fmt.Errorf("parsing service range: %w", err)
 		}
 		out = append(out, prefix.Masked())
+	}
+	if len(out) == 2 && out[0].Addr().Is4() == out[1].Addr().Is4() {
+		return nil, fmt.Errorf("parsing service ranges: %v and %v are of the same IP family", out[0], out[1])
 	}
 	return out, nil
 }

@@ -154,12 +154,12 @@ func usesOf(services []v1.Service) (ips []use[netip.Addr], ports []use[uint16]) 
 }
 
 // Run repairs once, and then now and then until the context ends. Errors are logged and the next pass tries again.
-func (r *REST) Run(ctx context.Context) error {
+func (r *REST) Run(ctx context.Context) {
 	for {
 		repairs, err := r.Repair(ctx)
 		switch {
 		case ctx.Err() != nil:
-			return nil
+			return
 		case err != nil:
 			r.deps.Log.Warn("repairing service allocations", "error", err)
 		case repairs != (Repairs{}):
@@ -169,7 +169,7 @@ func (r *REST) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			pause.Stop()
-			return nil
+			return
 		case <-pause.C:
 		}
 	}
