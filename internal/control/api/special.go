@@ -53,6 +53,8 @@ func (s *Server) specials(set *scheme.Set) ([]special, error) {
 				Disruptions: disruption.Client{API: s.client.PolicyV1()},
 				Nodes:       links,
 				Log:         s.cfg.Log,
+
+				ProxyLoopback: s.cfg.ProxyToLoopback,
 			})
 		}},
 	}, more...), nil

@@ -53,6 +53,8 @@ func (s *Server) storageSpecials(kit storebase.Kit, links nodelink.Finder) ([]sp
 				NodePorts:  ports,
 				Slices:     s.slicesOf,
 				Log:        s.cfg.Log,
+
+				ProxyLoopback: s.cfg.ProxyToLoopback,
 			})
 			if err == nil {
 				s.services = made["services"].(*services.REST)
@@ -60,7 +62,7 @@ func (s *Server) storageSpecials(kit storebase.Kit, links nodelink.Finder) ([]sp
 			return made, err
 		}},
 		{corev1.SchemeGroupVersion, func(o opts) (storages, error) {
-			return nodes.NewStorage(o, nodes.Deps{Kit: kit, Nodes: links})
+			return nodes.NewStorage(o, nodes.Deps{Kit: kit, Nodes: links, ProxyLoopback: s.cfg.ProxyToLoopback})
 		}},
 		{corev1.SchemeGroupVersion, func(o opts) (storages, error) {
 			return namespaces.NewStorage(o, namespaces.Deps{Kit: kit})
