@@ -9,7 +9,6 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"golang.org/x/sys/unix"
 )
@@ -90,14 +89,14 @@ func (f *facts) probe(ctx context.Context) bool {
 	asking, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	if view.Version == nil || view.Err != nil {
-		version, err := f.cfg.Runtime.Version(asking, &runtimeapi.VersionRequest{Version: "v1"})
+		version, err := f.cfg.Runtime.Version(asking, "v1")
 		if err != nil {
 			f.noteRuntimeError(ctx, fmt.Errorf("asking the runtime for its version: %w", err))
 			return false
 		}
 		view.Version = version
 	}
-	status, err := f.cfg.Runtime.Status(asking, &runtimeapi.StatusRequest{})
+	status, err := f.cfg.Runtime.Status(asking, false)
 	if err != nil {
 		f.noteRuntimeError(ctx, fmt.Errorf("asking the runtime for its status: %w", err))
 		return false
@@ -140,7 +139,7 @@ func (f *facts) runImages(ctx context.Context) {
 			return
 		}
 		asking, cancel := context.WithTimeout(ctx, listTimeout)
-		list, err := f.cfg.Images.ListImages(asking, &runtimeapi.ListImagesRequest{})
+		list, err := f.cfg.Images.ListImages(asking, nil)
 		cancel()
 		if err != nil {
 			failures++
@@ -150,7 +149,7 @@ func (f *facts) runImages(ctx context.Context) {
 			continue
 		}
 		failures = 0
-		images := Images(list.GetImages(), f.cfg.Settings.MaxImages)
+		images := Images(list, f.cfg.Settings.MaxImages)
 		f.set(func(in *Inputs) { in.Images = images })
 	}
 }

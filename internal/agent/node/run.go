@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"google.golang.org/grpc"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -25,14 +24,14 @@ var errLeaseContended = errors.New("somebody else keeps writing this lease: do t
 // Runtime is the part of a CRI runtime client that the Node needs. Calls may
 // hang; they delay nothing but the facts they bring.
 type Runtime interface {
-	Version(context.Context, *runtimeapi.VersionRequest, ...grpc.CallOption) (*runtimeapi.VersionResponse, error)
-	Status(context.Context, *runtimeapi.StatusRequest, ...grpc.CallOption) (*runtimeapi.StatusResponse, error)
-	UpdateRuntimeConfig(context.Context, *runtimeapi.UpdateRuntimeConfigRequest, ...grpc.CallOption) (*runtimeapi.UpdateRuntimeConfigResponse, error)
+	Version(ctx context.Context, apiVersion string) (*runtimeapi.VersionResponse, error)
+	Status(ctx context.Context, verbose bool) (*runtimeapi.StatusResponse, error)
+	UpdateRuntimeConfig(ctx context.Context, config *runtimeapi.RuntimeConfig) error
 }
 
 // ImageLister is the part of a CRI image client that the Node needs.
 type ImageLister interface {
-	ListImages(context.Context, *runtimeapi.ListImagesRequest, ...grpc.CallOption) (*runtimeapi.ListImagesResponse, error)
+	ListImages(ctx context.Context, filter *runtimeapi.ImageFilter) ([]*runtimeapi.Image, error)
 }
 
 // Config is all the role needs. Log, Client, Runtime, Images, Board, Events,

@@ -10,7 +10,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"google.golang.org/grpc"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -59,11 +58,11 @@ func (f *fakeRuntime) answer() error {
 	return err
 }
 
-func (f *fakeRuntime) Version(context.Context, *runtimeapi.VersionRequest, ...grpc.CallOption) (*runtimeapi.VersionResponse, error) {
+func (f *fakeRuntime) Version(context.Context, string) (*runtimeapi.VersionResponse, error) {
 	return &runtimeapi.VersionResponse{RuntimeName: "containerd", RuntimeVersion: "v2.1"}, f.answer()
 }
 
-func (f *fakeRuntime) Status(context.Context, *runtimeapi.StatusRequest, ...grpc.CallOption) (*runtimeapi.StatusResponse, error) {
+func (f *fakeRuntime) Status(context.Context, bool) (*runtimeapi.StatusResponse, error) {
 	if err := f.answer(); err != nil {
 		return nil, err
 	}
@@ -75,12 +74,12 @@ func (f *fakeRuntime) Status(context.Context, *runtimeapi.StatusRequest, ...grpc
 	}}}, nil
 }
 
-func (f *fakeRuntime) UpdateRuntimeConfig(context.Context, *runtimeapi.UpdateRuntimeConfigRequest, ...grpc.CallOption) (*runtimeapi.UpdateRuntimeConfigResponse, error) {
-	return &runtimeapi.UpdateRuntimeConfigResponse{}, f.answer()
+func (f *fakeRuntime) UpdateRuntimeConfig(context.Context, *runtimeapi.RuntimeConfig) error {
+	return f.answer()
 }
 
-func (f *fakeRuntime) ListImages(context.Context, *runtimeapi.ListImagesRequest, ...grpc.CallOption) (*runtimeapi.ListImagesResponse, error) {
-	return &runtimeapi.ListImagesResponse{Images: []*runtimeapi.Image{{Id: "a", RepoTags: []string{"a:1"}, Size: 5}}}, f.answer()
+func (f *fakeRuntime) ListImages(context.Context, *runtimeapi.ImageFilter) ([]*runtimeapi.Image, error) {
+	return []*runtimeapi.Image{{Id: "a", RepoTags: []string{"a:1"}, Size: 5}}, f.answer()
 }
 
 // newClient is a fake API server that gives Nodes a UID, as a real one does.

@@ -88,9 +88,7 @@ func (p *cidrPusher) run(ctx context.Context) {
 }
 
 func (p *cidrPusher) push(ctx context.Context, cidr string) error {
-	_, err := p.runtime.UpdateRuntimeConfig(ctx, &runtimeapi.UpdateRuntimeConfigRequest{
-		RuntimeConfig: &runtimeapi.RuntimeConfig{NetworkConfig: &runtimeapi.NetworkConfig{PodCidr: cidr}},
-	})
+	err := p.runtime.UpdateRuntimeConfig(ctx, &runtimeapi.RuntimeConfig{NetworkConfig: &runtimeapi.NetworkConfig{PodCidr: cidr}})
 	if err != nil {
 		return fmt.Errorf("setting pod CIDR %s: %w", cidr, err)
 	}

@@ -3,7 +3,9 @@ package api_test
 import (
 	"runtime"
 	"runtime/debug"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/berth-dev/berth/internal/control/api/apitest"
 )
@@ -29,4 +31,29 @@ func BenchmarkStart(b *testing.B) {
 	}
 	b.ReportMetric(toEtcd/float64(b.N), "ms-to-etcd")
 	b.ReportMetric(toReady/float64(b.N), "ms-to-ready")
+}
+
+// BenchmarkIdle reports the processor time, in percent of one core, that a
+// server nobody talks to takes over ten seconds.
+func BenchmarkIdle(b *testing.B) {
+	const window = 10 * time.Second
+	for range b.N {
+		b.StopTimer()
+		env := apitest.StartEnv(b)
+		time.Sleep(2 * time.Second) // let the start settle
+		before := processorTime(b)
+		b.StartTimer()
+		time.Sleep(window)
+		b.StopTimer()
+		b.ReportMetric(100*(processorTime(b)-before).Seconds()/window.Seconds(), "%-of-core")
+		env.Stop()
+	}
+}
+
+func processorTime(b *testing.B) time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
