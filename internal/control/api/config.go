@@ -31,6 +31,11 @@ type Config struct {
 	// NodePortRange is "first-last"; empty means 30000-32767.
 	NodePortRange string
 
+	// ProxyToLoopback lets the proxy subresources reach loopback addresses. It
+	// is for clusters whose pods live there (tests): whoever may proxy then also
+	// reaches what listens on the server's own loopback.
+	ProxyToLoopback bool
+
 	PKI PKI
 	Log *slog.Logger
 }
