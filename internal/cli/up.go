@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
 	"github.com/berth-dev/berth/internal/cluster"
@@ -105,6 +106,8 @@ func foreground(ctx context.Context, cfg *cluster.Config, child bool) error {
 	defer cancel()
 	emit := cluster.Printer(os.Stdout, term.IsTerminal(int(os.Stdout.Fd())))
 	if child {
+		// The runtime outlives this process: it must not hold the pipe open.
+		unix.CloseOnExec(progressFD)
 		pipe := os.NewFile(progressFD, "progress")
 		emit = cluster.Encoder(pipe)
 		go func() {

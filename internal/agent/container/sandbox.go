@@ -156,7 +156,7 @@ func sandboxLinux(in Input) *runtimeapi.LinuxPodSandboxConfig {
 		// The sandbox runs nothing of the user's; the default profile is free.
 		Seccomp: &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault},
 	}
-	for _, c := range allContainers(pod) {
+	for _, c := range All(pod) {
 		if c.SecurityContext != nil && isTrue(c.SecurityContext.Privileged) {
 			sc.Privileged = true
 		}

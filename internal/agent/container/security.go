@@ -307,7 +307,7 @@ func parseLegacyAppArmor(s string) (*v1.AppArmorProfile, error) {
 // CheckAppArmor rejects pods that ask for a profile on a host that cannot
 // enforce one. profiles are the loaded ones; nil means unknown.
 func CheckAppArmor(pod *v1.Pod, enabled bool, profiles map[string]bool) error {
-	for _, c := range allContainers(pod) {
+	for _, c := range All(pod) {
 		_, name, err := appArmorProfile(pod, c, effectiveContext(pod, c).apparmor)
 		if err != nil {
 			return &AdmissionError{"AppArmor", "Cannot enforce AppArmor: " + err.Error()}
@@ -325,8 +325,8 @@ func CheckAppArmor(pod *v1.Pod, enabled bool, profiles map[string]bool) error {
 	return nil
 }
 
-// allContainers are init, regular and ephemeral containers in that order.
-func allContainers(pod *v1.Pod) []*v1.Container {
+// All are the init, regular and ephemeral containers of a pod, in that order.
+func All(pod *v1.Pod) []*v1.Container {
 	var out []*v1.Container
 	for i := range pod.Spec.InitContainers {
 		out = append(out, &pod.Spec.InitContainers[i])

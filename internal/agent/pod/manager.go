@@ -2,6 +2,7 @@ package pod
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
@@ -43,6 +44,8 @@ type Config struct {
 	Journal                  journal.Sink
 	Log                      *slog.Logger
 	Metrics                  prometheus.Registerer
+	// Ended, when set, is told of pods of which nothing is left.
+	Ended func(uid types.UID)
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
 }
@@ -59,8 +62,8 @@ type Manager struct {
 	// blocked are static pods that wait for an older one of the same name.
 	blocked map[types.NamespacedName]*v1.Pod
 	// ready: all sources have reported, so what nobody knows is an orphan.
-	ready  bool
-	change func(*v1.Pod)
+	ready   bool
+	nodeIPs string
 }
 
 // NewManager makes a manager; pods may be set before Run.
@@ -126,6 +129,9 @@ func (m *Manager) begin(w *worker) {
 func (m *Manager) ended(w *worker) {
 	m.cfg.Probes.Sync(w.uid, nil)
 	m.cfg.Admitter.Forget(w.uid)
+	if m.cfg.Ended != nil {
+		m.cfg.Ended(w.uid)
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	w.mu.Lock()
@@ -250,6 +256,31 @@ func (m *Manager) Poke(uid types.UID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if w := m.workers[uid]; w != nil {
+		w.poke()
+	}
+}
+
+// Retry makes a pod's worker try what failed before now instead of after its
+// pause: what it waited for has changed.
+func (m *Manager) Retry(uid types.UID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if w := m.workers[uid]; w != nil {
+		w.retry.Store(true)
+		w.poke()
+	}
+}
+
+// NodeChanged tells that what statuses say of the node may have changed.
+func (m *Manager) NodeChanged() {
+	ips := fmt.Sprint(m.cfg.Node().IPs)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if ips == m.nodeIPs {
+		return
+	}
+	m.nodeIPs = ips
+	for _, w := range m.workers {
 		w.poke()
 	}
 }

@@ -136,6 +136,7 @@ func (m *Memory) Done(r Result, now time.Time) {
 	switch a.Kind {
 	case Admit:
 		m.Admitted, m.Rejected = r.Rejected == nil, r.Rejected
+		m.Unmounted, m.CgroupRemoved = r.Rejected != nil, r.Rejected != nil
 	case Cgroup:
 		m.CgroupReady = true
 	case Mount:
@@ -163,6 +164,16 @@ func (m *Memory) Done(r Result, now time.Time) {
 		m.Cleaned = true
 	case Delete:
 		m.Deleted = true
+	}
+}
+
+// retryNow ends the pause after failures of mounting and starting.
+func (m *Memory) retryNow(now time.Time) {
+	for k, f := range m.Failed {
+		if (k.Kind == Mount || k.Kind == Start) && f.RetryAt.After(now) {
+			f.RetryAt = now
+			m.Failed[k] = f
+		}
 	}
 }
 

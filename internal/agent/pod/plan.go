@@ -110,6 +110,9 @@ func (p *planner) busy(kinds ...Kind) bool {
 // ago; it tells whether it did.
 func (p *planner) emit(a Action, because ...journal.Fact) bool {
 	key := a.Key()
+	if p.givenOut(key) {
+		return false
+	}
 	if have, ok := p.obs.InFlight[key]; ok {
 		if a.Deadline.IsZero() || !a.Deadline.Before(have.Deadline) {
 			return false

@@ -58,6 +58,9 @@ func (p *planner) status() v1.PodStatus {
 	p.addresses(&s)
 	final := p.end != nil && p.quiet()
 	for _, m := range p.members {
+		if p.end != nil && p.end.rejected {
+			break // nothing of it was ever meant to run here
+		}
 		c := p.containerStatus(m, final)
 		switch m.role {
 		case initRole, sidecarRole:
@@ -78,6 +81,9 @@ func (p *planner) status() v1.PodStatus {
 func (p *planner) addresses(s *v1.PodStatus) {
 	for _, ip := range p.obs.Node.IPs {
 		s.HostIPs = append(s.HostIPs, v1.HostIP{IP: ip})
+	}
+	if len(s.HostIPs) == 0 {
+		s.HostIPs = p.obs.Last.HostIPs // the node is not known yet
 	}
 	var ips []string
 	switch {
@@ -120,10 +126,8 @@ func (p *planner) containerStatus(m *member, final bool) v1.ContainerStatus {
 		p.lostContainer(m, &s, last, final)
 	case m.last == nil || m.last.State == runtime.Created && p.previous(m.last) == nil:
 		s.State.Waiting = p.waiting(m)
-		if final {
-			if !p.rejected() {
-				s.State = unknownState("The container could not be located when the pod was terminated")
-			}
+		if final && (m.role == mainRole || m.role == sidecarRole) && p.initDone() {
+			s.State = unknownState("The container could not be located when the pod was terminated")
 		}
 	default:
 		p.knownContainer(m, &s, final)
@@ -131,8 +135,6 @@ func (p *planner) containerStatus(m *member, final bool) v1.ContainerStatus {
 	p.shape(m, &s)
 	return s
 }
-
-func (p *planner) rejected() bool { return p.end != nil && p.end.rejected }
 
 func unknownState(message string) v1.ContainerState {
 	return v1.ContainerState{Terminated: &v1.ContainerStateTerminated{
@@ -206,7 +208,7 @@ func (p *planner) knownContainer(m *member, s *v1.ContainerStatus, final bool) {
 		if c == m.cur {
 			probe := p.probe(m)
 			started := probe.Started
-			s.Started, s.Ready = &started, probe.Ready && m.role != ephemeralRole
+			s.Started, s.Ready = &started, probe.Ready && (m.role == mainRole || m.role == sidecarRole)
 		}
 		s.User = user(c)
 	case c.State == runtime.Exited:

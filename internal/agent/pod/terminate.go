@@ -32,7 +32,7 @@ func (p *planner) ending() *ending {
 	switch {
 	case p.obs.Rejected != nil:
 		e.why, e.rejected = "rejected by the node", true
-		e.force = &Kill{Phase: v1.PodFailed, Reason: p.obs.Rejected.Reason, Message: p.obs.Rejected.Message}
+		e.force = &Kill{Phase: v1.PodFailed, Reason: p.obs.Rejected.Reason, Message: "Pod was rejected: " + p.obs.Rejected.Message}
 	case p.spec.Kill != nil:
 		e.why, e.force = "killed by the node", p.spec.Kill
 		if g := p.spec.Kill.Grace; g != nil {

@@ -32,6 +32,7 @@ type worker struct {
 	// nothing of it runs any more.
 	current atomic.Pointer[v1.Pod]
 	quiet   chan struct{}
+	retry   atomic.Bool
 
 	// Owned by the loop.
 	obs     Observed
@@ -138,6 +139,9 @@ func (w *worker) observe(now time.Time) Spec {
 			f.cancel()
 			w.obs.Done(r, now)
 		}
+	}
+	if w.retry.Swap(false) {
+		w.obs.retryNow(now)
 	}
 	w.obs.Runtime = w.m.cfg.Runtime.Pod(w.uid)
 	w.obs.forget(w.obs.Runtime)

@@ -24,6 +24,7 @@ type Cache struct {
 	dead       map[string]struct{}
 	deadOrder  []string
 	notify     func(types.UID)
+	waiters    chan struct{} // closed at the next change; nil while nobody waits
 }
 
 // NewCache makes an empty cache. notify is called (outside all locks, from
@@ -55,6 +56,27 @@ func (c *Cache) Pods() []types.UID {
 	return out
 }
 
+// tell passes on that a pod changed.
+func (c *Cache) tell(uid types.UID) {
+	c.mu.Lock()
+	if c.waiters != nil {
+		close(c.waiters)
+		c.waiters = nil
+	}
+	c.mu.Unlock()
+	c.notify(uid)
+}
+
+// Changed returns a channel that is closed at the next change of anything.
+func (c *Cache) Changed() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.waiters == nil {
+		c.waiters = make(chan struct{})
+	}
+	return c.waiters
+}
+
 // Owner tells which pod a container or sandbox ID belongs to.
 func (c *Cache) Owner(id string) (types.UID, bool) {
 	c.mu.RLock()
@@ -75,7 +97,7 @@ func (c *Cache) SetSandbox(s *runtimeapi.PodSandboxStatus) (changed bool) {
 	changed = c.putSandbox(uid, namespace, name, b)
 	c.mu.Unlock()
 	if changed {
-		c.notify(uid)
+		c.tell(uid)
 	}
 	return changed
 }
@@ -126,7 +148,7 @@ func (c *Cache) SetContainer(sandboxID string, s *runtimeapi.ContainerStatus) (c
 	changed = c.putContainer(uid, namespace, name, n)
 	c.mu.Unlock()
 	if changed {
-		c.notify(uid)
+		c.tell(uid)
 	}
 	return changed
 }
@@ -181,7 +203,7 @@ func (c *Cache) Remove(id string) (changed bool) {
 	uid, changed := c.remove(id)
 	c.mu.Unlock()
 	if changed {
-		c.notify(uid)
+		c.tell(uid)
 	}
 	return changed
 }
@@ -264,7 +286,7 @@ func (c *Cache) sweep(found map[string]struct{}, mark uint64) (removed int) {
 	}
 	c.mu.Unlock()
 	for _, uid := range touched {
-		c.notify(uid)
+		c.tell(uid)
 	}
 	return removed
 }

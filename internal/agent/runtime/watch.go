@@ -254,3 +254,25 @@ func (w *Watcher) RefreshContainer(ctx context.Context, sandboxID, id string) (c
 	}
 	return w.SetContainer(sandboxID, r.GetStatus()), nil
 }
+
+// Exited returns a channel that is closed once a container is not running, or
+// does not exist. It is not closed when ctx ends first.
+func (w *Watcher) Exited(ctx context.Context, id string) <-chan struct{} {
+	done := make(chan struct{})
+	changed := w.Changed()
+	go func() {
+		for {
+			if _, state, known := w.stateOf(id); !known || state != Running {
+				close(done)
+				return
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-changed:
+				changed = w.Changed()
+			}
+		}
+	}()
+	return done
+}

@@ -17,7 +17,7 @@ import (
 
 // publicPaths are all that a caller without credentials may read.
 var publicPaths = []string{
-	"/healthz", "/healthz/*", "/livez", "/livez/*", "/readyz", "/readyz/*", "/version", "/version/",
+	"/healthz", "/livez", "/readyz", "/version", "/version/",
 }
 
 // identify sets who callers are and what they may do: client certificates, of

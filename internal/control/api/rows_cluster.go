@@ -2,7 +2,6 @@ package api
 
 import (
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
-	certificatesv1 "k8s.io/api/certificates/v1"
 	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	nodev1 "k8s.io/api/node/v1"
@@ -20,8 +19,6 @@ func networkRows() []Row {
 		Row{Kind: "IngressClass", Resource: "ingressclasses", ClusterScoped: true, Generation: generationSpec},
 		Row{Kind: "NetworkPolicy", Resource: "networkpolicies", ShortNames: []string{"netpol"},
 			Generation: generationSpec},
-		Row{Kind: "ServiceCIDR", Resource: "servicecidrs", ClusterScoped: true, HasStatus: true},
-		Row{Kind: "IPAddress", Resource: "ipaddresses", ShortNames: []string{"ip"}, ClusterScoped: true},
 	)
 }
 
@@ -56,16 +53,12 @@ func policyRows() []Row {
 }
 
 func identityRows() []Row {
-	rows := family(rbacv1.SchemeGroupVersion,
+	return family(rbacv1.SchemeGroupVersion,
 		Row{Kind: "Role", Resource: "roles", CreateByPut: true},
 		Row{Kind: "RoleBinding", Resource: "rolebindings", CreateByPut: true},
 		Row{Kind: "ClusterRole", Resource: "clusterroles", ClusterScoped: true, CreateByPut: true},
 		Row{Kind: "ClusterRoleBinding", Resource: "clusterrolebindings", ClusterScoped: true, CreateByPut: true},
 	)
-	return append(rows, family(certificatesv1.SchemeGroupVersion,
-		Row{Kind: "CertificateSigningRequest", Resource: "certificatesigningrequests", ShortNames: []string{"csr"},
-			ClusterScoped: true, HasStatus: true},
-	)...)
 }
 
 func admissionRows() []Row {

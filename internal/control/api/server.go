@@ -3,9 +3,9 @@ package api
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
-	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -20,21 +20,30 @@ import (
 	restclient "k8s.io/client-go/rest"
 
 	"github.com/berth-dev/berth/internal/control/api/openapi"
+	"github.com/berth-dev/berth/internal/control/api/scale"
 	"github.com/berth-dev/berth/internal/control/api/scheme"
+	"github.com/berth-dev/berth/internal/control/api/selectable"
+	"github.com/berth-dev/berth/internal/control/api/services"
+	"github.com/berth-dev/berth/internal/control/api/table"
 )
+
+// watchDrain bounds how long the end of open watches may take on shutdown.
+const watchDrain = 2 * time.Second
 
 // etcdHealthTimeout bounds the etcd part of a health check.
 const etcdHealthTimeout = 2 * time.Second
 
 // Server is an API server that listens but does not serve until Run.
 type Server struct {
-	cfg      Config
-	generic  *genericapiserver.GenericAPIServer
-	backend  *backend
-	client   kubernetes.Interface
-	shared   informers.SharedInformerFactory
-	ready    chan struct{}
-	becameUp sync.Once
+	cfg        Config
+	generic    *genericapiserver.GenericAPIServer
+	backend    *backend
+	client     kubernetes.Interface
+	shared     informers.SharedInformerFactory
+	advertised net.IP
+	ready      chan struct{}
+	// services keeps the records of allocated addresses and ports.
+	services *services.REST
 }
 
 // New opens the listener and builds all storages. Run must follow, or Close.
@@ -65,10 +74,11 @@ func build(cfg Config, set *scheme.Set, conf *genericapiserver.Config) (*Server,
 		return nil, fmt.Errorf("making loopback client: %w", err)
 	}
 	s := &Server{
-		cfg:    cfg,
-		client: client,
-		shared: informers.NewSharedInformerFactory(client, 0),
-		ready:  make(chan struct{}),
+		cfg:        cfg,
+		client:     client,
+		shared:     informers.NewSharedInformerFactory(client, 0),
+		advertised: conf.PublicAddress,
+		ready:      make(chan struct{}),
 	}
 	conf.AddHealthChecks(healthz.NamedCheck("etcd", func(r *http.Request) error {
 		ctx, cancel := context.WithTimeout(r.Context(), etcdHealthTimeout)
@@ -83,6 +93,10 @@ func build(cfg Config, set *scheme.Set, conf *genericapiserver.Config) (*Server,
 		s.generic.Destroy()
 		return nil, err
 	}
+	// The definitions have served their purpose, the models for server-side
+	// apply; whoever asks for the documents gets them made again.
+	conf.OpenAPIV3Config.Definitions = nil
+	serveOpenAPI(s.generic, conf)
 	if err := s.addHooks(); err != nil {
 		s.generic.Destroy()
 		return nil, err
@@ -102,12 +116,13 @@ func settle(cfg *Config, set *scheme.Set, conf *genericapiserver.Config) {
 	conf.OpenAPIConfig.Info.Title = "Kubernetes"
 	conf.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(openapi.GetOpenAPIDefinitions, namer)
 	conf.OpenAPIV3Config.Info.Title = "Kubernetes"
+	conf.SkipOpenAPIInstallation = true // see serveOpenAPI
 	conf.EnableProfiling = false
 	// Counting stored objects would poll etcd; nothing here needs the counts.
 	conf.StorageObjectCountTracker = nil
-	// Watches end at once on shutdown: clients resume them elsewhere or after
-	// the restart.
-	conf.ShutdownDelayDuration = 0
+	// On shutdown watches are told to end instead of being waited for: clients
+	// resume them after the restart.
+	conf.ShutdownWatchTerminationGracePeriod = watchDrain
 }
 
 // advertised is the address other members are told.
@@ -138,25 +153,39 @@ func hostAddress() net.IP {
 	return nil
 }
 
-// install builds the storages of all rows and hangs them into the server.
+// install builds the storages of all rows and specials and hangs them into the
+// server.
 func (s *Server) install(set *scheme.Set) error {
 	rows := Rows()
+	specials, err := s.specials(set)
+	if err != nil {
+		return err
+	}
 	s.backend = newBackend(set, s.cfg.Store, rows)
 	s.generic.RegisterDestroyFunc(s.backend.close)
 	storages := map[schema.GroupVersion]map[string]rest.Storage{}
+	add := func(gv schema.GroupVersion, made map[string]rest.Storage) {
+		if storages[gv] == nil {
+			storages[gv] = map[string]rest.Storage{}
+		}
+		maps.Copy(storages[gv], made)
+	}
+	shown := looks{table: table.Convertor, attrs: selectable.Attrs}
 	for i := range rows {
-		row := &rows[i]
-		made, err := newStorages(row, set.Scheme, s.backend, checks{}, looks{})
+		made, err := newStorages(&rows[i], set.Scheme, s.backend, checks{}, shown)
 		if err != nil {
 			return err
 		}
-		if storages[row.GV] == nil {
-			storages[row.GV] = map[string]rest.Storage{}
-		}
-		for name, storage := range made {
-			storages[row.GV][name] = storage
-		}
+		add(rows[i].GV, made)
 	}
+	for _, special := range specials {
+		made, err := special.make(s.backend)
+		if err != nil {
+			return fmt.Errorf("making special storages of %s: %w", special.gv, err)
+		}
+		add(special.gv, made)
+	}
+	scale.AddTo(storages)
 	return s.installGroups(set, storages)
 }
 
@@ -176,6 +205,7 @@ func (s *Server) installGroups(set *scheme.Set, storages map[schema.GroupVersion
 		if err := s.generic.InstallLegacyAPIGroup(genericapiserver.DefaultLegacyAPIPrefix, core); err != nil {
 			return fmt.Errorf("installing the core group: %w", err)
 		}
+		core.StaticOpenAPISpec = nil
 		delete(groups, "")
 	}
 	var rest []*genericapiserver.APIGroupInfo
@@ -190,6 +220,9 @@ func (s *Server) installGroups(set *scheme.Set, storages map[schema.GroupVersion
 	}
 	if err := s.generic.InstallAPIGroups(rest...); err != nil {
 		return fmt.Errorf("installing groups: %w", err)
+	}
+	for _, info := range rest {
+		info.StaticOpenAPISpec = nil // only the models made from it are used
 	}
 	return nil
 }
@@ -209,10 +242,17 @@ func (s *Server) addHooks() error {
 		if err := s.bootstrap(ctx); err != nil {
 			return err
 		}
-		s.becameUp.Do(func() { close(s.ready) })
+		close(s.ready)
+		go s.keep(ctx)
 		return nil
 	}); err != nil {
 		return fmt.Errorf("adding bootstrap hook: %w", err)
+	}
+	if err := s.generic.AddPostStartHook("service-allocations", func(ctx genericapiserver.PostStartHookContext) error {
+		go s.keepAllocations(ctx)
+		return nil
+	}); err != nil {
+		return fmt.Errorf("adding hook for service allocations: %w", err)
 	}
 	return nil
 }
@@ -237,3 +277,10 @@ func (s *Server) LoopbackConfig() *restclient.Config {
 
 // Address is where the server listens.
 func (s *Server) Address() net.Addr { return s.generic.SecureServingInfo.Listener.Addr() }
+
+func (s *Server) port() int32 {
+	if tcp, ok := s.Address().(*net.TCPAddr); ok {
+		return int32(tcp.Port)
+	}
+	return int32(s.cfg.Port)
+}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -76,9 +77,20 @@ func TestStart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%+v", cm)
+	if cm.Name == "a-" || len(cm.ManagedFields) != 1 {
+		t.Errorf("created %+v", cm)
+	}
+	for _, path := range []string{"/openapi/v2", "/openapi/v3", "/openapi/v3/apis/apps/v1"} {
+		raw, err := c.Discovery().RESTClient().Get().AbsPath(path).SetHeader("Accept", "application/json").DoRaw(t.Context())
+		if err != nil || len(raw) < 1000 {
+			t.Errorf("%s: %d bytes, %v", path, len(raw), err)
+		}
+	}
+	t.Logf("with OpenAPI documents built: RSS %d MiB", residentMiB(t))
 	v, err := c.Discovery().ServerVersion()
 	if err != nil || v.GitVersion != "v1.37.2+berth" {
 		t.Errorf("version %v, %v", v, err)
 	}
 }
+
+func quantity(s string) resource.Quantity { return resource.MustParse(s) }

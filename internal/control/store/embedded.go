@@ -14,17 +14,20 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
+	"go.etcd.io/raft/v3/raftpb"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"golang.org/x/sys/unix"
 )
 
 const (
-	// tick and election decide how long a lone member waits before it elects
-	// itself: between one and five ticks. Nothing else depends on them, since
-	// there is no other member to send heartbeats to.
-	tick     = 20 * time.Millisecond
-	election = 100 * time.Millisecond
+	// tick and election matter between members; a lone one only pays for each
+	// tick with a wake-up, so they are rare. That would make it wait long before
+	// it elects itself, hence elect.
+	tick     = 250 * time.Millisecond
+	election = 5 * tick
+	// electEvery is how often a starting member is told to lead, until it does.
+	electEvery = 3 * time.Millisecond
 
 	// A lone member needs the raft log only to recover from a crash, so it
 	// keeps few entries in memory and replays few at start.
@@ -186,18 +189,43 @@ func startGuarded(conf *embed.Config) (etcd *embed.Etcd, err error) {
 func (e *embedded) waitReady(ctx context.Context) error {
 	timeout := time.NewTimer(startTimeout)
 	defer timeout.Stop()
-	select {
-	case <-e.etcd.Server.ReadyNotify():
-		return nil
-	case err := <-e.etcd.Err():
-		return fmt.Errorf("serving etcd: %w", err)
-	case <-e.etcd.Server.StopNotify():
-		return errors.New("etcd stopped while starting; its log says why")
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-timeout.C:
-		return fmt.Errorf("etcd is not ready after %s; its log says why", startTimeout)
+	electing := time.NewTicker(electEvery)
+	defer electing.Stop()
+	for {
+		select {
+		case <-e.etcd.Server.ReadyNotify():
+			return nil
+		case <-electing.C:
+			if e.elect(ctx) {
+				electing.Stop()
+			}
+		case err := <-e.etcd.Err():
+			return fmt.Errorf("serving etcd: %w", err)
+		case <-e.etcd.Server.StopNotify():
+			return errors.New("etcd stopped while starting; its log says why")
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-timeout.C:
+			return fmt.Errorf("etcd is not ready after %s; its log says why", startTimeout)
+		}
 	}
+}
+
+// elect makes the only member of the cluster its leader without waiting for
+// the election timeout, and reports whether it is done. It sends the message a
+// leader sends to its chosen successor; a member that is not ready to lead yet
+// (its own membership is not applied) ignores it.
+func (e *embedded) elect(ctx context.Context) (done bool) {
+	server := e.etcd.Server
+	if server.Leader() != 0 || len(server.Cluster().Members()) > 1 {
+		return true
+	}
+	self := uint64(server.MemberID())
+	err := server.Process(ctx, &raftpb.Message{Type: raftpb.MsgTimeoutNow.Enum(), To: &self, From: &self})
+	if err != nil {
+		e.log.Warn("electing itself", zap.Error(err)) // the timeout still does it
+	}
+	return false
 }
 
 func (e *embedded) client() *clientv3.Client { return v3client.New(e.etcd.Server) }

@@ -37,7 +37,7 @@ type Disruptions interface {
 type Deps struct {
 	Kit storebase.Kit
 	// Resize and Ephemeral validate writes to those subresources; the kit validates all others.
-	Resize, Ephemeral func(ctx context.Context, obj, old runtime.Object) field.ErrorList
+	Resize, Ephemeral storebase.ChangeCheck
 	// Disruptions guards evictions.
 	Disruptions Disruptions
 	// Nodes finds the kubelet of a node, for log, exec, attach and portforward.
@@ -136,11 +136,11 @@ func changeBy(f func(pod, old *v1.Pod)) func(context.Context, runtime.Object, ru
 }
 
 // checkResize adds to the kit's rules the one that needs the QoS arithmetic of this package.
-func checkResize(more func(ctx context.Context, obj, old runtime.Object) field.ErrorList) func(context.Context, runtime.Object, runtime.Object) field.ErrorList {
-	return func(ctx context.Context, obj, old runtime.Object) field.ErrorList {
+func checkResize(more storebase.ChangeCheck) storebase.ChangeCheck {
+	return func(obj, old runtime.Object) field.ErrorList {
 		var errs field.ErrorList
 		if more != nil {
-			errs = more(ctx, obj, old)
+			errs = more(obj, old)
 		}
 		if was, is := QOS(old.(*v1.Pod)), QOS(obj.(*v1.Pod)); was != is && len(errs) == 0 {
 			errs = append(errs, field.Invalid(field.NewPath("spec"), is, "Pod QOS Class may not change as a result of resizing"))

@@ -38,6 +38,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+
+	"github.com/berth-dev/berth/internal/control/api/defaults"
+	"github.com/berth-dev/berth/internal/control/api/selectable"
 )
 
 // family is one group version: how its types are added, and which of them get
@@ -87,7 +90,7 @@ type Set struct {
 // Shared returns the process-wide Set, built on first use so that commands
 // that never serve the API do not pay for it.
 var Shared = sync.OnceValue(func() *Set {
-	set, err := New()
+	set, err := New(defaults.AddToScheme, selectable.AddToScheme)
 	if err != nil {
 		panic(fmt.Sprintf("building the API scheme: %v", err))
 	}

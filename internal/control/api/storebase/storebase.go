@@ -32,10 +32,12 @@ type Kit struct {
 
 	// Create validates a new object, Update a replacement of the main resource, Status a write to the status
 	// subresource. Each sees the object after the strategy has reset what the request may not touch.
-	Create func(ctx context.Context, obj runtime.Object) field.ErrorList
-	Update func(ctx context.Context, obj, old runtime.Object) field.ErrorList
-	Status func(ctx context.Context, obj, old runtime.Object) field.ErrorList
+	Create         func(obj runtime.Object) field.ErrorList
+	Update, Status ChangeCheck
 }
+
+// ChangeCheck validates a change; old is what is stored.
+type ChangeCheck func(obj, old runtime.Object) field.ErrorList
 
 // Strategy is a rest.RESTCreateStrategy, RESTUpdateStrategy, RESTDeleteStrategy and ResetFieldsStrategy made of
 // functions. Nil functions do nothing.
@@ -53,8 +55,8 @@ type Strategy struct {
 
 	PrepareNew    func(ctx context.Context, obj runtime.Object)
 	PrepareChange func(ctx context.Context, obj, old runtime.Object)
-	CheckNew      func(ctx context.Context, obj runtime.Object) field.ErrorList
-	CheckChange   func(ctx context.Context, obj, old runtime.Object) field.ErrorList
+	CheckNew      func(obj runtime.Object) field.ErrorList
+	CheckChange   ChangeCheck
 	WarnNew       func(ctx context.Context, obj runtime.Object) []string
 	WarnChange    func(ctx context.Context, obj, old runtime.Object) []string
 
@@ -108,18 +110,18 @@ func (s Strategy) PrepareForUpdate(ctx context.Context, obj, old runtime.Object)
 	}
 }
 
-func (s Strategy) Validate(ctx context.Context, obj runtime.Object) field.ErrorList {
+func (s Strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
 	if s.CheckNew == nil {
 		return nil
 	}
-	return s.CheckNew(ctx, obj)
+	return s.CheckNew(obj)
 }
 
-func (s Strategy) ValidateUpdate(ctx context.Context, obj, old runtime.Object) field.ErrorList {
+func (s Strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
 	if s.CheckChange == nil {
 		return nil
 	}
-	return s.CheckChange(ctx, obj, old)
+	return s.CheckChange(obj, old)
 }
 
 func (s Strategy) WarningsOnCreate(ctx context.Context, obj runtime.Object) []string {

@@ -72,7 +72,9 @@ func slowNames(subjects []rbacv1.Subject, u user.Info, namespace string) bool {
 }
 
 func slowRule(r rbacv1.PolicyRule, a authorizer.Attributes) bool {
-	has := func(list []string, want string) bool { return slices.Contains(list, "*") || slices.Contains(list, want) }
+	has := func(list []string, want string) bool {
+		return slices.Contains(list, "*") || slices.Contains(list, want)
+	}
 	if !has(r.Verbs, a.GetVerb()) {
 		return false
 	}
