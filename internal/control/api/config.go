@@ -31,6 +31,11 @@ type Config struct {
 	// NodePortRange is "first-last"; empty means 30000-32767.
 	NodePortRange string
 
+	// PriorityAndFairness queues requests by priority and sender (flow schemas)
+	// where the server otherwise only bounds how many run at once. It costs
+	// some 20 MiB; clusters of many machines want it.
+	PriorityAndFairness bool
+
 	PKI PKI
 	Log *slog.Logger
 }
