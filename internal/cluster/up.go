@@ -118,7 +118,8 @@ func (u *up) prepare() (undo func(error), err error) {
 			}
 		}
 		if failure != nil && fresh && !u.isReady() {
-			if err := purgeFiles(u.DataDir); err != nil {
+			// The logs stay: the message names them.
+			if err := purgeFiles(u.DataDir, "logs"); err != nil {
 				u.clock.note("undo", err.Error())
 			}
 		}

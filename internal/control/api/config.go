@@ -35,6 +35,10 @@ type Config struct {
 	// where the server otherwise only bounds how many run at once. It costs
 	// some 20 MiB; clusters of many machines want it.
 	PriorityAndFairness bool
+	// ProxyToLoopback lets the proxy subresources reach loopback addresses. It
+	// is for clusters whose pods live there (tests): whoever may proxy then also
+	// reaches what listens on the server's own loopback.
+	ProxyToLoopback bool
 
 	PKI PKI
 	Log *slog.Logger

@@ -51,7 +51,7 @@ func (s *Server) specials(kit storebase.Kit, made storages) error {
 		make func() (map[string]rest.Storage, error)
 	}{
 		{"nodes", func() (map[string]rest.Storage, error) {
-			return nodes.NewStorage(opts, nodes.Deps{Kit: kit, Nodes: links})
+			return nodes.NewStorage(opts, nodes.Deps{Kit: kit, Nodes: links, ProxyLoopback: s.cfg.ProxyToLoopback})
 		}},
 		{"namespaces", func() (map[string]rest.Storage, error) {
 			return namespaces.NewStorage(opts, namespaces.Deps{Kit: kit})
@@ -59,6 +59,7 @@ func (s *Server) specials(kit storebase.Kit, made storages) error {
 		{"pods", func() (map[string]rest.Storage, error) {
 			return pods.NewStorage(opts, pods.Deps{
 				Kit: kit, Disruptions: disruption.Client{API: s.client.PolicyV1()}, Nodes: links, Log: s.cfg.Log,
+				ProxyLoopback: s.cfg.ProxyToLoopback,
 			})
 		}},
 		{"volumes", func() (map[string]rest.Storage, error) {
@@ -105,7 +106,7 @@ func (s *Server) serviceStorages(kit storebase.Kit, made storages) (map[string]r
 	slices := made[discoveryv1.SchemeGroupVersion]["endpointslices"].(rest.Lister)
 	endpoints := made[corev1.SchemeGroupVersion]["endpoints"].(rest.GracefulDeleter)
 	storages, err := services.NewStorage(s.backend, services.Deps{
-		Kit: kit, Ranges: ranges, NodePorts: ports, Log: s.cfg.Log,
+		Kit: kit, Ranges: ranges, NodePorts: ports, Log: s.cfg.Log, ProxyLoopback: s.cfg.ProxyToLoopback,
 		Addresses: network["ipaddresses"].(services.AddressStore), MoreRanges: addresses.Ranges(network),
 		Slices: func(ctx context.Context, namespace, service string) ([]*discoveryv1.EndpointSlice, error) {
 			return slicesOf(ctx, slices, namespace, service)
