@@ -741,7 +741,7 @@ func testAccess(t *testing.T, env *apitest.Env) {
 	}
 	for path, want := range map[string]int{
 		"/healthz": 200, "/livez": 200, "/readyz": 200, "/version": 200,
-		"/readyz/etcd": 401,
+		"/readyz/etcd": 200,
 		"/api":         401, "/apis": 401, "/metrics": 401, "/api/v1/nodes": 401, "/openapi/v2": 401,
 	} {
 		if code, body := request(t, client, "GET", env.Config.Host+path, "application/json", nil); code != want {
@@ -815,6 +815,13 @@ func TestInitialObjects(t *testing.T) {
 	class, err := c.SchedulingV1().PriorityClasses().Get(t.Context(), "system-node-critical", metav1.GetOptions{})
 	if err != nil || class.Value != 2000001000 {
 		t.Errorf("priority class: %+v, %v", class, err)
+	}
+	if _, err := c.RbacV1().ClusterRoles().Get(t.Context(), "cluster-admin", metav1.GetOptions{}); err != nil {
+		t.Error(err)
+	}
+	cidr, err := c.NetworkingV1().ServiceCIDRs().Get(t.Context(), "kubernetes", metav1.GetOptions{})
+	if err != nil || cidr.Spec.CIDRs[0] != "10.0.0.0/24" || len(cidr.Status.Conditions) != 1 {
+		t.Errorf("service range: %+v, %v", cidr, err)
 	}
 	w, err := c.DiscoveryV1().EndpointSlices("default").Watch(t.Context(), metav1.ListOptions{
 		ResourceVersion: slice.ResourceVersion, TimeoutSeconds: ptr.To[int64](60)})
