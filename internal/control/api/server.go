@@ -83,6 +83,9 @@ func build(cfg Config, set *scheme.Set, conf *genericapiserver.Config) (*Server,
 		return aggregate.Run(ctx, aggregate.Config{Client: client, Informers: s.shared, Log: cfg.Log})
 	}})
 	settle(&s.cfg, set, conf)
+	if cfg.PriorityAndFairness {
+		s.shareFairly(conf)
+	}
 	s.advertised = conf.PublicAddress
 	conf.AddHealthChecks(healthz.NamedCheck("etcd", func(r *http.Request) error {
 		ctx, cancel := context.WithTimeout(r.Context(), etcdHealthTimeout)

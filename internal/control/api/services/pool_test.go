@@ -208,7 +208,7 @@ func TestResolveFamilies(t *testing.T) {
 		"absent family":            {spec: svc(nil, fams{six}), has: fams{four}, err: "not configured on this cluster"},
 		"family of the address":    {spec: svc(nil, nil, "fd00::5"), has: fams{four, six}, policy: *single, want: fams{six}, ips: 1},
 		"address against family":   {spec: svc(nil, fams{four}, "fd00::5"), has: fams{four, six}, err: "expected an IPv4 value as indicated by `ipFamilies[0]`"},
-		"two families, no policy":  {spec: svc(nil, fams{four, six}), has: fams{four, six}, err: "must be RequireDualStack or PreferDualStack when multiple ipFamilies are specified"},
+		"two families, no policy":  {spec: svc(nil, fams{four, six}), has: fams{four, six}, err: "must be RequireDualStack or PreferDualStack when multiple 'ipFamilies' are specified"},
 		"headless":                 {spec: svc(nil, nil, "None"), has: fams{four}, policy: *single, want: fams{four}, ips: 1},
 		"headless, no selector":    {spec: bare(svc(nil, nil, "None")), has: fams{four}, policy: *require, want: fams{four, six}, ips: 1},
 		"headless v6, no selector": {spec: bare(svc(nil, nil, "None")), has: fams{six}, policy: *require, want: fams{six, four}, ips: 1},
