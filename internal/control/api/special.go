@@ -18,6 +18,8 @@ import (
 	metainternal "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
 
@@ -31,6 +33,7 @@ import (
 	"github.com/berth-dev/berth/internal/control/api/scale"
 	"github.com/berth-dev/berth/internal/control/api/services"
 	"github.com/berth-dev/berth/internal/control/api/storebase"
+	"github.com/berth-dev/berth/internal/control/api/validate"
 	"github.com/berth-dev/berth/internal/control/api/volumes"
 )
 
@@ -60,6 +63,8 @@ func (s *Server) specials(kit storebase.Kit, made storages) error {
 			return pods.NewStorage(opts, pods.Deps{
 				Kit: kit, Disruptions: disruption.Client{API: s.client.PolicyV1()}, Nodes: links, Log: s.cfg.Log,
 				ProxyLoopback: s.cfg.ProxyToLoopback,
+				Resize:        podCheck(validate.PodResize),
+				Ephemeral:     podCheck(validate.PodEphemeralContainers),
 			})
 		}},
 		{"volumes", func() (map[string]rest.Storage, error) {
@@ -75,7 +80,12 @@ func (s *Server) specials(kit storebase.Kit, made storages) error {
 	}
 	readNode = nodes.Getter(made[core])
 
-	requests, err := certificates.NewStorage(opts, certificates.Deps{Kit: kit})
+	requests, err := certificates.NewStorage(opts, certificates.Deps{
+		Kit: kit,
+		Approval: func(obj, old runtime.Object) field.ErrorList {
+			return validate.CSRApproval(obj.(*certificatesv1.CertificateSigningRequest), old.(*certificatesv1.CertificateSigningRequest))
+		},
+	})
 	if err != nil {
 		return fmt.Errorf("making storages of certificate signing requests: %w", err)
 	}
@@ -85,6 +95,11 @@ func (s *Server) specials(kit storebase.Kit, made storages) error {
 		add(made, gv, storages)
 	}
 	return nil
+}
+
+// podCheck lifts a check of pods to one of objects.
+func podCheck(check func(changed, old *corev1.Pod) field.ErrorList) storebase.ChangeCheck {
+	return func(obj, old runtime.Object) field.ErrorList { return check(obj.(*corev1.Pod), old.(*corev1.Pod)) }
 }
 
 // serviceStorages wires services to what they allocate from and what they lead
