@@ -26,6 +26,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 
+	"github.com/berth-dev/berth/internal/control/api"
 	"github.com/berth-dev/berth/internal/control/api/apitest"
 )
 
@@ -809,7 +810,7 @@ func TestInitialObjects(t *testing.T) {
 	}
 	port := int32(env.Server.Address().(*net.TCPAddr).Port)
 	slice, err := c.DiscoveryV1().EndpointSlices("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
-	if err != nil || slice.Endpoints[0].Addresses[0] != "127.0.0.1" || *slice.Ports[0].Port != port {
+	if err != nil || slice.Endpoints[0].Addresses[0] != "198.51.100.1" || *slice.Ports[0].Port != port {
 		t.Errorf("slice: %+v, %v", slice, err)
 	}
 	class, err := c.SchedulingV1().PriorityClasses().Get(t.Context(), "system-node-critical", metav1.GetOptions{})
@@ -833,5 +834,27 @@ func TestInitialObjects(t *testing.T) {
 		t.Fatal(err)
 	}
 	for e := next(t, w); e.Type != watch.Added; e = next(t, w) {
+	}
+}
+
+// TestPriorityAndFairness: the queues exist and requests say which they took.
+func TestPriorityAndFairness(t *testing.T) {
+	env := apitest.StartEnv(t, apitest.WithConfig(func(c *api.Config) { c.PriorityAndFairness = true }))
+	c := clients(t, env.Config)
+	schema, err := c.FlowcontrolV1().FlowSchemas().Get(t.Context(), "service-accounts", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := rest.HTTPClientFor(env.As(t, "someone"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := client.Get(env.Config.Host + "/api/v1/nodes")
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if got := resp.Header.Get("X-Kubernetes-Pf-Flowschema-Uid"); got == "" || got == string(schema.UID) {
+		t.Errorf("a user's request took flow schema %q", got)
 	}
 }

@@ -42,6 +42,9 @@ func (s *Server) bootstrap(ctx context.Context) error {
 		s.ensurePriorityClasses, s.ensureAPIService, s.ensureServiceCIDR,
 		func(ctx context.Context) error { return auth.EnsurePolicy(ctx, s.client) },
 	}
+	if s.cfg.PriorityAndFairness {
+		parts = append(parts, s.ensureFairness)
+	}
 	errs := make([]error, len(parts))
 	var wg sync.WaitGroup
 	for i, part := range parts {

@@ -36,6 +36,11 @@ type Config struct {
 	// reaches what listens on the server's own loopback.
 	ProxyToLoopback bool
 
+	// PriorityAndFairness queues requests by priority and sender (flow schemas)
+	// where the server otherwise only bounds how many run at once. It costs
+	// some 20 MiB; clusters of many machines want it.
+	PriorityAndFairness bool
+
 	PKI PKI
 	Log *slog.Logger
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/berth-dev/berth/internal/control/api/selectable"
 	"github.com/berth-dev/berth/internal/control/api/storebase"
 	"github.com/berth-dev/berth/internal/control/api/table"
+	"github.com/berth-dev/berth/internal/control/api/validate"
 	"github.com/berth-dev/berth/internal/control/auth"
 	"github.com/berth-dev/berth/internal/control/auth/aggregate"
 )
@@ -83,6 +84,9 @@ func build(cfg Config, set *scheme.Set, conf *genericapiserver.Config) (*Server,
 		return aggregate.Run(ctx, aggregate.Config{Client: client, Informers: s.shared, Log: cfg.Log})
 	}})
 	settle(&s.cfg, set, conf)
+	if cfg.PriorityAndFairness {
+		s.shareFairly(conf)
+	}
 	s.advertised = conf.PublicAddress
 	conf.AddHealthChecks(healthz.NamedCheck("etcd", func(r *http.Request) error {
 		ctx, cancel := context.WithTimeout(r.Context(), etcdHealthTimeout)
@@ -168,7 +172,8 @@ func advertised(cfg *Config, listener net.Listener) net.IP {
 	if cfg.AdvertiseAddress != nil {
 		return cfg.AdvertiseAddress
 	}
-	if tcp, ok := listener.Addr().(*net.TCPAddr); ok && !tcp.IP.IsUnspecified() {
+	tcp, ok := listener.Addr().(*net.TCPAddr)
+	if ok && !tcp.IP.IsUnspecified() && !tcp.IP.IsLoopback() {
 		return tcp.IP
 	}
 	if ip := hostAddress(); ip != nil {
@@ -211,14 +216,18 @@ func (s *Server) install(set *scheme.Set) error {
 	s.generic.RegisterDestroyFunc(s.backend.close)
 	made := storages{}
 	shown := looks{table: table.Convertor, attrs: selectable.Attrs}
+	checked := checks{create: validate.Create, update: validate.Update, status: validate.StatusUpdate}
 	for i := range rows {
-		storages, err := newStorages(&rows[i], set.Scheme, s.backend, checks{}, shown)
+		storages, err := newStorages(&rows[i], set.Scheme, s.backend, checked, shown)
 		if err != nil {
 			return err
 		}
 		add(made, rows[i].GV, storages)
 	}
-	kit := storebase.Kit{Scheme: set.Scheme, Table: table.Convertor, Attrs: selectable.Attrs}
+	kit := storebase.Kit{
+		Scheme: set.Scheme, Table: table.Convertor, Attrs: selectable.Attrs,
+		Create: validate.Create, Update: validate.Update, Status: validate.StatusUpdate,
+	}
 	if err := s.specials(kit, made); err != nil {
 		return err
 	}
