@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -54,6 +55,7 @@ type up struct {
 // closed once the node is Ready. A failing start stops what it started and
 // removes what it made.
 func Up(ctx context.Context, cfg *Config, emit Progress, ready chan<- struct{}) (err error) {
+	debug.SetGCPercent(leanGC)
 	u := &up{Config: cfg, clock: clock{began: time.Now(), emit: emit}, journal: journal.Discard}
 	undo, err := u.prepare()
 	if err != nil {
@@ -78,6 +80,11 @@ func Up(ctx context.Context, cfg *Config, emit Progress, ready chan<- struct{}) 
 	u.ready, u.readyIn = true, time.Since(u.clock.began)
 	u.mu.Unlock()
 	close(ready)
+	u.crew.start(parts, part{"memory", func(ctx context.Context) error {
+		keepLean(ctx, u.log)
+		<-ctx.Done()
+		return nil
+	}})
 	select {
 	case <-ctx.Done():
 		return nil
