@@ -105,6 +105,9 @@ func (l *life) tell(format string, args ...any) {
 // plan looks and begins what is asked for.
 func (l *life) planNow() {
 	l.look()
+	if l.rnd.Intn(2) == 0 && !l.deleted {
+		l.publish()
+	}
 	for _, k := range l.plan.Cancel {
 		l.pending = slices.DeleteFunc(l.pending, func(a Action) bool {
 			if a.Key() == k && l.rnd.Intn(2) == 0 {
