@@ -35,6 +35,9 @@ type Input struct {
 	// Pods are those that run, with what they use. They are asked for only
 	// when NeedPods said so; nil otherwise.
 	Pods []PodUsage
+	// Limited are pods that limit their own storage, with what they store; nil
+	// if they were not measured now.
+	Limited []PodUsage
 }
 
 // Eviction is a pod to end.
@@ -110,8 +113,8 @@ func (c *Core) Step(now time.Time, in Input) Decision {
 	met := c.observe(now, in.Readings)
 	decision := Decision{Pressure: c.conditions(now)}
 	decision.Wake = c.nextWake(now, met)
-	if in.Pods != nil && !c.set.IgnoreLocalLimits {
-		if decision.Evict = c.overOwnLimits(in.Pods); len(decision.Evict) > 0 {
+	if in.Limited != nil && !c.set.IgnoreLocalLimits {
+		if decision.Evict = c.overOwnLimits(in.Limited); len(decision.Evict) > 0 {
 			return decision
 		}
 	}

@@ -120,7 +120,7 @@ func (s *script) run(words []string) {
 	case "at":
 		s.at(words[1:])
 	case "limits":
-		for _, eviction := range s.core.Step(epoch.Add(s.duration(words[1])), Input{Pods: s.pods}).Evict {
+		for _, eviction := range s.core.Step(epoch.Add(s.duration(words[1])), Input{Limited: s.pods}).Evict {
 			fmt.Fprintf(&s.out, "  evict %s grace=%v signal=%s disrupted=%v\n    %s\n", eviction.Pod.Name, eviction.Grace, eviction.Signal, eviction.Disrupted, eviction.Message)
 		}
 	default:

@@ -35,8 +35,8 @@ type Config struct {
 	Board    Board
 	// Pods lists the pods of the node with their current status.
 	Pods func() []*v1.Pod
-	// Usage measures them. With disk it returns only when their storage was
-	// measured too, which may take a while.
+	// Usage measures them. With disk what they store is measured too, which may
+	// take a while.
 	Usage func(ctx context.Context, pods []*v1.Pod, disk bool) ([]PodUsage, error)
 	// Kill ends a pod with the given status; the channel is closed when
 	// nothing of it runs any more, nil if there is no such pod.
@@ -146,18 +146,17 @@ func (g *guard) pass(ctx context.Context) time.Duration {
 	now := time.Now()
 	wait := nextRead(g.thresholds, readings, g.last, now.Sub(g.lastAt))
 	g.last, g.lastAt = readings, now
-	var pods []PodUsage
+	var pods, limited []PodUsage
 	if !now.Before(g.localAt.Add(localLimitsEvery)) {
 		g.localAt = now
-		pods = g.measure(ctx, LimitsLocalStorage, true)
-		if pods != nil && len(pods) == 0 {
-			pods = nil
-		}
+		limited = g.measure(ctx, LimitsLocalStorage, true)
+		now = time.Now()
 	}
 	// A reclaim and a measurement each lead to one more step; more than a few
 	// in a row would be a mistake in the core.
 	for range 4 {
-		decision := g.core.Step(now, Input{Readings: readings, Pods: pods})
+		decision := g.core.Step(now, Input{Readings: readings, Pods: pods, Limited: limited})
+		limited = nil
 		g.cfg.Board.SetPressure(decision.Pressure)
 		if !decision.Wake.IsZero() {
 			wait = min(wait, max(decision.Wake.Sub(now), paceMin))
