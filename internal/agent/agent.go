@@ -108,6 +108,9 @@ func (c *Config) complete() error {
 		c.PodLogsDir = "/var/log/pods"
 	}
 	c.Node.Identity.Name = c.NodeName
+	if err := nodeDefaults(&c.Node, c.Kubelet); err != nil {
+		return err
+	}
 	for _, dir := range []string{filepath.Join(c.RootDir, "pods"), c.PodLogsDir, c.LogLinkDir} {
 		if dir == "" {
 			continue

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	apiresource "k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -253,4 +254,56 @@ func newEventBroadcaster(client kubernetes.Interface, k *kubeletv1beta1.KubeletC
 
 func newRecorder(b record.EventBroadcaster, nodeName string) record.EventRecorder {
 	return b.NewRecorder(scheme.Scheme, v1.EventSource{Component: "kubelet", Host: nodeName})
+}
+
+// nodeDefaults fills in what Node settings leave open from the configuration.
+func nodeDefaults(s *node.Settings, k *kubeletv1beta1.KubeletConfiguration) error {
+	if s.Limits.MaxPods == 0 {
+		s.Limits.MaxPods = 110
+		if k.MaxPods > 0 {
+			s.Limits.MaxPods = int64(k.MaxPods)
+		}
+	}
+	if s.Limits.PodsPerCore == 0 {
+		s.Limits.PodsPerCore = int64(k.PodsPerCore)
+	}
+	if s.Port == 0 {
+		s.Port = k.Port
+	}
+	if s.MaxImages == 0 {
+		s.MaxImages = 50
+		if k.NodeStatusMaxImages != nil {
+			s.MaxImages = int(*k.NodeStatusMaxImages)
+		}
+	}
+	if s.Identity.ProviderID == "" {
+		s.Identity.ProviderID = k.ProviderID
+	}
+	var err error
+	if s.Reserved.System == nil {
+		if s.Reserved.System, err = quantities("systemReserved", k.SystemReserved); err != nil {
+			return err
+		}
+	}
+	if s.Reserved.Kube == nil {
+		if s.Reserved.Kube, err = quantities("kubeReserved", k.KubeReserved); err != nil {
+			return err
+		}
+	}
+	if s.Reserved.EvictionHard == nil {
+		s.Reserved.EvictionHard, err = node.EvictionReservation(k.EvictionHard)
+	}
+	return err
+}
+
+func quantities(field string, in map[string]string) (v1.ResourceList, error) {
+	out := v1.ResourceList{}
+	for name, text := range in {
+		q, err := apiresource.ParseQuantity(text)
+		if err != nil {
+			return nil, fmt.Errorf("reading %s[%s] %q: %w", field, name, text, err)
+		}
+		out[v1.ResourceName(name)] = q
+	}
+	return out, nil
 }

@@ -180,7 +180,7 @@ func (m *Manager) start(ctx context.Context, w *worker, pod *v1.Pod, a Action) (
 		_, _ = m.cfg.Runtime.RefreshContainer(ctx, in.SandboxID, id)
 		return id, m.startFailed(ctx, pod, a, failure(err, "RunContainerError"))
 	}
-	if _, err := m.cfg.Runtime.RefreshContainer(ctx, in.SandboxID, id); err != nil {
+	if _, err := m.cfg.Runtime.RefreshContainer(ctx, in.SandboxID, id); err != nil && ctx.Err() == nil {
 		m.cfg.Log.Warn("reading a container just started", "id", id, "err", err)
 	}
 	m.event(pod, Event{Reason: "Started", Message: "Container started", Container: a.Container})

@@ -44,6 +44,7 @@ type Watcher struct {
 	mu        sync.Mutex
 	streaming bool
 	noEvents  bool
+	turn      chan struct{} // closed when either changes
 	lastErr   error
 	lastSeen  time.Time
 
@@ -147,6 +148,13 @@ func (w *Watcher) stream(ctx context.Context) {
 			return
 		}
 		if IsUnimplemented(err) {
+			w.mu.Lock()
+			w.noEvents = true
+			if w.turn != nil {
+				close(w.turn)
+				w.turn = nil
+			}
+			w.mu.Unlock()
 			w.log.Info("the runtime has no event stream, listing it each second instead")
 			return
 		}
@@ -163,6 +171,10 @@ func (w *Watcher) setStreaming(on bool) {
 	w.mu.Lock()
 	changed := w.streaming != on
 	w.streaming = on
+	if changed && w.turn != nil {
+		close(w.turn)
+		w.turn = nil
+	}
 	w.mu.Unlock()
 	if changed {
 		select {
@@ -275,4 +287,37 @@ func (w *Watcher) Exited(ctx context.Context, id string) <-chan struct{} {
 		}
 	}()
 	return done
+}
+
+// Streaming waits until the event stream is open and the list that covers the
+// moment of its opening was read; an error means that ctx ended, or that the
+// runtime has no events.
+func (w *Watcher) Streaming(ctx context.Context) error {
+	for {
+		changed := w.flow()
+		w.mu.Lock()
+		streaming, no := w.streaming, w.noEvents
+		w.mu.Unlock()
+		switch {
+		case no:
+			return errors.New("waiting for the runtime's events: it has none")
+		case streaming:
+			return w.Relist(ctx)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-changed:
+		}
+	}
+}
+
+// flow returns a channel that is closed when the state of the stream changes.
+func (w *Watcher) flow() <-chan struct{} {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.turn == nil {
+		w.turn = make(chan struct{})
+	}
+	return w.turn
 }

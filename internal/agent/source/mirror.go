@@ -88,8 +88,8 @@ func (s *set) syncMirror(ctx context.Context, name types.NamespacedName) error {
 	static, mirror := s.staticNamed(name), s.mirrors[name]
 	complete, synced := len(s.waiting) == 0, !s.waiting["api"]
 	s.mu.Unlock()
-	if !synced && mirror == nil {
-		return fmt.Errorf("mirroring %s: the API has not listed its pods yet", name)
+	if !synced {
+		return nil // reported looks at all of them again
 	}
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()

@@ -120,8 +120,18 @@ func (s *set) expect(name string, there bool) {
 // reported marks a source as complete.
 func (s *set) reported(name string) {
 	s.mu.Lock()
+	first := s.waiting[name]
 	delete(s.waiting, name)
+	var names []types.NamespacedName
+	if name == "api" && first {
+		for _, p := range s.statics {
+			names = append(names, nameOf(p))
+		}
+	}
 	s.mu.Unlock()
+	for _, n := range names { // only now is a missing mirror known to be missing
+		s.touchMirror(n)
+	}
 	s.checkReady()
 }
 

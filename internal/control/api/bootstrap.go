@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,6 +17,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/retry"
+
+	"github.com/berth-dev/berth/internal/control/api/addresses"
+	"github.com/berth-dev/berth/internal/control/auth"
 )
 
 const (
@@ -32,7 +36,22 @@ func (s *Server) bootstrap(ctx context.Context) error {
 	if err := s.ensureNamespaces(ctx); err != nil {
 		return err
 	}
-	return errors.Join(s.ensurePriorityClasses(ctx), s.ensureAPIService(ctx))
+	// The rest is independent of each other, and writes at once share a sync of
+	// the disk.
+	parts := []func(context.Context) error{
+		s.ensurePriorityClasses, s.ensureAPIService, s.ensureServiceCIDR,
+		func(ctx context.Context) error { return auth.EnsurePolicy(ctx, s.client) },
+	}
+	if s.cfg.PriorityAndFairness {
+		parts = append(parts, s.ensureFairness)
+	}
+	errs := make([]error, len(parts))
+	var wg sync.WaitGroup
+	for i, part := range parts {
+		wg.Go(func() { errs[i] = part(ctx) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
 }
 
 // keep puts the objects of bootstrap back whenever one of them is deleted or
@@ -138,6 +157,16 @@ func (s *Server) ensurePriorityClasses(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// ensureServiceCIDR publishes the configured service ranges as the object other
+// ranges are added beside.
+func (s *Server) ensureServiceCIDR(ctx context.Context) error {
+	ranges, err := parseRanges(s.cfg.ServiceCIDRs)
+	if err != nil {
+		return err
+	}
+	return addresses.Publish(ctx, s.client.NetworkingV1().ServiceCIDRs(), ranges)
 }
 
 // ensureAPIService keeps the service default/kubernetes and its endpoints,

@@ -35,7 +35,7 @@ func serve(c *Config, out *genericapiserver.Config) error {
 		}
 	}
 	info := &genericapiserver.SecureServingInfo{Listener: listener, MinTLSVersion: tls.VersionTLS12}
-	if err := certificates(c, info); err != nil {
+	if err := servingCertificate(c, info); err != nil {
 		listener.Close()
 		return err
 	}
@@ -62,18 +62,13 @@ func serve(c *Config, out *genericapiserver.Config) error {
 	return nil
 }
 
-// certificates loads the files and lets the library watch them.
-func certificates(c *Config, info *genericapiserver.SecureServingInfo) error {
+// servingCertificate loads the files and lets the library watch them.
+func servingCertificate(c *Config, info *genericapiserver.SecureServingInfo) error {
 	serving, err := dynamiccertificates.NewDynamicServingContentFromFiles("serving-cert", c.PKI.ServingCert, c.PKI.ServingKey)
 	if err != nil {
 		return fmt.Errorf("loading serving certificate: %w", err)
 	}
 	info.Cert = serving
-	ca, err := dynamiccertificates.NewDynamicCAContentFromFile("client-ca", c.PKI.ClientCA)
-	if err != nil {
-		return fmt.Errorf("loading client CA: %w", err)
-	}
-	info.ClientCA = ca
 	return nil
 }
 
