@@ -33,14 +33,15 @@ type Config struct {
 	// NodePortRange is "first-last"; empty means 30000-32767.
 	NodePortRange string
 
-	// PriorityAndFairness queues requests by priority and sender (flow schemas)
-	// where the server otherwise only bounds how many run at once. It costs
-	// some 20 MiB; clusters of many machines want it.
-	PriorityAndFairness bool
 	// ProxyToLoopback lets the proxy subresources reach loopback addresses. It
 	// is for clusters whose pods live there (tests): whoever may proxy then also
 	// reaches what listens on the server's own loopback.
 	ProxyToLoopback bool
+
+	// PriorityAndFairness queues requests by priority and sender (flow schemas)
+	// where the server otherwise only bounds how many run at once. It costs
+	// some 20 MiB; clusters of many machines want it.
+	PriorityAndFairness bool
 
 	PKI PKI
 	Log *slog.Logger

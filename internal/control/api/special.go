@@ -57,14 +57,13 @@ func (s *Server) specials(kit storebase.Kit, made storages) error {
 			return nodes.NewStorage(opts, nodes.Deps{Kit: kit, Nodes: links, ProxyLoopback: s.cfg.ProxyToLoopback})
 		}},
 		{"namespaces", func() (map[string]rest.Storage, error) {
-			return namespaces.NewStorage(opts, namespaces.Deps{Kit: kit})
+			return namespaces.NewStorage(opts, namespaces.Deps{Kit: kit, Finalize: checking(validate.NamespaceFinalize)})
 		}},
 		{"pods", func() (map[string]rest.Storage, error) {
 			return pods.NewStorage(opts, pods.Deps{
-				Kit: kit, Disruptions: disruption.Client{API: s.client.PolicyV1()}, Nodes: links, Log: s.cfg.Log,
+				Kit: kit, Resize: checking(validate.PodResize), Ephemeral: checking(validate.PodEphemeralContainers),
+				Disruptions: disruption.Client{API: s.client.PolicyV1()}, Nodes: links, Log: s.cfg.Log,
 				ProxyLoopback: s.cfg.ProxyToLoopback,
-				Resize:        podCheck(validate.PodResize),
-				Ephemeral:     podCheck(validate.PodEphemeralContainers),
 			})
 		}},
 		{"volumes", func() (map[string]rest.Storage, error) {
@@ -80,12 +79,7 @@ func (s *Server) specials(kit storebase.Kit, made storages) error {
 	}
 	readNode = nodes.Getter(made[core])
 
-	requests, err := certificates.NewStorage(opts, certificates.Deps{
-		Kit: kit,
-		Approval: func(obj, old runtime.Object) field.ErrorList {
-			return validate.CSRApproval(obj.(*certificatesv1.CertificateSigningRequest), old.(*certificatesv1.CertificateSigningRequest))
-		},
-	})
+	requests, err := certificates.NewStorage(opts, certificates.Deps{Kit: kit, Approval: checking(validate.CSRApproval)})
 	if err != nil {
 		return fmt.Errorf("making storages of certificate signing requests: %w", err)
 	}
@@ -97,9 +91,10 @@ func (s *Server) specials(kit storebase.Kit, made storages) error {
 	return nil
 }
 
-// podCheck lifts a check of pods to one of objects.
-func podCheck(check func(changed, old *corev1.Pod) field.ErrorList) storebase.ChangeCheck {
-	return func(obj, old runtime.Object) field.ErrorList { return check(obj.(*corev1.Pod), old.(*corev1.Pod)) }
+// checking adapts a check of one kind to the storages, which give it objects of
+// that kind only.
+func checking[T runtime.Object](check func(changed, old T) field.ErrorList) storebase.ChangeCheck {
+	return func(changed, old runtime.Object) field.ErrorList { return check(changed.(T), old.(T)) }
 }
 
 // serviceStorages wires services to what they allocate from and what they lead

@@ -184,10 +184,14 @@ func TestRollingNeverLeavesItsLimits(t *testing.T) {
 // settle lets a fair world run and checks that it reaches the goal and stays.
 func (w *world) settle(t *testing.T, seed uint64) {
 	t.Helper()
-	for range 1500 {
+	for range 50000 {
 		p := Make(w.observe())
 		w.perform(p, len(p.Steps)+1)
 		w.kubelet(true)
+		c := condition(&w.d.Status, appsv1.DeploymentProgressing)
+		if len(p.Steps) == 0 && c != nil && c.Reason == "NewReplicaSetAvailable" && w.d.Status.AvailableReplicas == *w.d.Spec.Replicas && w.d.Status.Replicas == w.spec() && w.d.Status.UpdatedReplicas == w.spec() && len(w.sets) <= 1+int(*w.d.Spec.RevisionHistoryLimit) {
+			break
+		}
 	}
 	p := Make(w.observe())
 	if len(p.Steps) != 0 {
