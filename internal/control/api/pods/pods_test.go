@@ -358,6 +358,14 @@ func testEvictionFree(t *testing.T, f *fixture) {
 	if p.DeletionTimestamp == nil || *p.DeletionGracePeriodSeconds != 7 || c == nil || c.Reason != "EvictionByEvictionAPI" || c.Message != "Eviction API: evicting" {
 		t.Errorf("evicted pod has grace %v, condition %+v", p.DeletionGracePeriodSeconds, c)
 	}
+	f.create(t, newPod("old-client"))
+	body := []byte(`{"apiVersion":"policy/v1beta1","kind":"Eviction","metadata":{"name":"old-client"}}`)
+	err := f.CoreV1().RESTClient().Post().Namespace(ns).Resource("pods").Name("old-client").SubResource("eviction").
+		SetHeader("Content-Type", "application/json").Body(body).Do(bg()).Error()
+	if err != nil {
+		t.Errorf("evicting as an old client: %v", err)
+	}
+	f.gone(t, "old-client")
 	if err := evict(f, "never-was", nil); !apierrors.IsNotFound(err) {
 		t.Errorf("evicting a missing pod gave %v, want NotFound", err)
 	}
