@@ -22,7 +22,9 @@ type Config struct {
 	Listener    net.Listener
 	// AdvertiseAddress is where cluster members reach this server. It becomes
 	// the endpoint of the service default/kubernetes. Nil means the bind
-	// address, or the host's first address when that is unspecified.
+	// address, or the host's first address when that is unspecified or
+	// loopback. A host without any other address leaves the service without
+	// endpoints: none may be a loopback address.
 	AdvertiseAddress net.IP
 
 	// ServiceCIDRs are one or two ranges (one per IP family) for service

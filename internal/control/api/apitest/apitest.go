@@ -29,9 +29,10 @@ import (
 // how long a broken start takes to be reported.
 const startTimeout = 60 * time.Second
 
-// advertised is where the server says it is reached: an address set aside for
-// documentation, since endpoints may not lie on loopback, where it listens.
-var advertised = net.IPv4(198, 51, 100, 1)
+// AdvertisedAddress is the endpoint of the service default/kubernetes. Nothing
+// listens there (it is reserved for documentation), but endpoints may not be
+// loopback addresses, which is where the server really is.
+const AdvertisedAddress = "192.0.2.10"
 
 // Option changes how Start sets the server up.
 type Option func(*options)
@@ -103,7 +104,10 @@ func StartEnv(t testing.TB, opts ...Option) *Env {
 		t.Fatalf("starting store: %v", err)
 	}
 	e.ToEtcd = time.Since(began)
-	conf := api.Config{Store: e.Store, BindAddress: "127.0.0.1", AdvertiseAddress: advertised, PKI: e.authority.pki, Log: o.log}
+	conf := api.Config{
+		Store: e.Store, BindAddress: "127.0.0.1", AdvertiseAddress: net.ParseIP(AdvertisedAddress),
+		PKI: e.authority.pki, Log: o.log,
+	}
 	if o.change != nil {
 		o.change(&conf)
 	}
