@@ -115,6 +115,9 @@ func New(add ...func(*runtime.Scheme) error) (*Set, error) {
 	if err := addEvents(s); err != nil {
 		return nil, err
 	}
+	if err := addEviction(s); err != nil {
+		return nil, err
+	}
 	if err := addQueryOptions(s); err != nil {
 		return nil, err
 	}
