@@ -35,6 +35,7 @@ import (
 var RecommendedOrder = []string{
 	lifecycle.PluginName,
 	Account,
+	Restriction,
 	NotReadyTaint,
 	PodSecurity,
 	Priority,
@@ -70,7 +71,7 @@ func Register(plugins *admission.Plugins) {
 		Account: newAccount, NotReadyTaint: newNotReadyTaint, PodSecurity: newPodSecurity, Priority: newPriority,
 		Tolerations: newTolerations, StorageClass: newStorageClass, InUse: newInUse, Resize: newResize,
 		RuntimeClass: newRuntimeClass, Approval: newApproval, Signing: newSigning, Subject: newSubject,
-		IngressClass: newIngressClass, Topology: newTopology, Escalation: newEscalation,
+		IngressClass: newIngressClass, Topology: newTopology, Escalation: newEscalation, Restriction: newRestriction,
 	} {
 		plugins.Register(name, factory)
 	}
