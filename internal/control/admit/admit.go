@@ -34,6 +34,7 @@ import (
 // counts only what all others let through.
 var RecommendedOrder = []string{
 	lifecycle.PluginName,
+	Limits,
 	Account,
 	Restriction,
 	NotReadyTaint,
@@ -72,6 +73,7 @@ func Register(plugins *admission.Plugins) {
 		Tolerations: newTolerations, StorageClass: newStorageClass, InUse: newInUse, Resize: newResize,
 		RuntimeClass: newRuntimeClass, Approval: newApproval, Signing: newSigning, Subject: newSubject,
 		IngressClass: newIngressClass, Topology: newTopology, Escalation: newEscalation, Restriction: newRestriction,
+		Limits: newLimits,
 	} {
 		plugins.Register(name, factory)
 	}
