@@ -2,10 +2,62 @@
 // sub-command.
 package cli
 
-import "fmt"
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
 
-// Main runs the command line and returns the process exit code.
+	"github.com/spf13/cobra"
+)
+
+// version is set by the linker.
+var version = "unknown"
+
+// errSilent ends a command whose failure was already shown.
+var errSilent = errors.New("already reported")
+
+// Main runs the command line and returns the process exit code. SIGINT and
+// SIGTERM end the context that every command gets.
 func Main(args []string) int {
-	fmt.Println("berth: no command yet")
-	return 2
+	// kubectl owns its whole command line, including --help.
+	if len(args) > 1 && args[1] == "kubectl" {
+		return kubectl(args[2:])
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	root := rootCommand()
+	root.SetArgs(args[1:])
+	if err := root.ExecuteContext(ctx); err != nil {
+		if !errors.Is(err, errSilent) {
+			fmt.Fprintln(os.Stderr, "berth:", err)
+		}
+		return 1
+	}
+	return 0
+}
+
+func rootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "berth",
+		Short:         "every node-side part of Kubernetes, and a whole cluster on one machine",
+		Version:       version,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.AddCommand(
+		upCommand(),
+		downCommand(),
+		statusCommand(),
+		// Listed for help; Main runs it before cobra sees its flags.
+		&cobra.Command{Use: "kubectl", Short: "the real kubectl, wired to this cluster", DisableFlagParsing: true, RunE: func(_ *cobra.Command, args []string) error {
+			if kubectl(args) != 0 {
+				return errSilent
+			}
+			return nil
+		}},
+	)
+	return root
 }

@@ -1,0 +1,100 @@
+# make up      install what is missing, build, start a cluster on this machine
+# make test    run every test (tiers below can be run alone)
+# make bench   benchmarks with ratios and allocations
+# make help    the rest
+
+SHELL    := /bin/bash
+BIN      := bin
+GO       ?= go
+VERSION  := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+GOFLAGS  := -trimpath -buildvcs=false
+LDFLAGS  := -s -w -X github.com/berth-dev/berth/internal/cli.version=$(VERSION)
+UPFLAGS  ?=
+export CGO_ENABLED := 0
+export GOFLAGS
+
+CNI      := main/bridge ipam/host-local main/loopback meta/portmap
+TOOLS    := sh cat ls env id hostname sleep seq mkdir rm touch stat grep head tee wget nslookup nc serve hog fill date readlink mounts pause
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+
+.PHONY: all up down build berth bundle images install test unit race e2e bench bench-up lint generate clean help
+
+all: build
+
+help:
+	@sed -n 's/^# //p' Makefile | head -20
+	@echo "targets: up down build test unit race e2e bench bench-up lint generate clean"
+
+install:
+	@hack/install.sh
+
+build: berth bundle images
+
+berth:
+	$(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/berth ./cmd/berth
+
+# The container runtime: its own module, so that its dependencies and berth's
+# never have to agree.
+bundle:
+	@mkdir -p $(BIN)
+	cd runtime && $(GO) build -tags no_btrfs -ldflags '-s -w' -o ../$(BIN)/ ./cmd/containerd ./cmd/mkimage ./images/toolbox \
+		github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2 $(addprefix github.com/containernetworking/plugins/plugins/,$(CNI))
+
+images: $(BIN)/images/pause.tar $(BIN)/images/toolbox.tar
+
+$(BIN)/pause: runtime/images/pause/pause.c
+	@mkdir -p $(BIN)
+	$(or $(CC),gcc) -Os -static -s -o $@ $<
+
+$(BIN)/images/pause.tar: $(BIN)/pause | bundle
+	@mkdir -p $(BIN)/images
+	$(BIN)/mkimage -out $@ -name berth.dev/pause:1 -entrypoint /pause -user 65535:65535 -file /pause=$(BIN)/pause
+
+$(BIN)/images/toolbox.tar: $(wildcard runtime/images/toolbox/*.go) | bundle
+	@mkdir -p $(BIN)/images
+	$(BIN)/mkimage -out $@ -name berth.dev/toolbox:1 -entrypoint /bin/toolbox -file /bin/toolbox=$(BIN)/toolbox \
+		$(foreach t,$(TOOLS),-link /bin/$(t)=toolbox)
+
+up: install build
+	$(BIN)/berth up --detach $(UPFLAGS)
+
+down:
+	$(BIN)/berth down
+
+# Fast tiers first: what needs no built binary, then the real thing.
+test: install-test lint unit build live e2e
+
+.PHONY: install-test live
+install-test:
+	@hack/install.sh test
+
+unit:
+	$(GO) test ./internal/... ./cmd/...
+	cd runtime && $(GO) vet ./...
+
+race:
+	CGO_ENABLED=1 $(GO) test -race $(RACE)
+
+# Tests that need the built runtime bundle and root.
+live:
+	BERTH_BUNDLE=$(CURDIR)/$(BIN) $(GO) test -count=1 ./internal/cluster/...
+
+e2e:
+	BERTH_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 30m ./test/e2e/...
+
+bench:
+	$(GO) test -run '^$$' -bench . -benchmem ./internal/...
+
+bench-up: build
+	BERTH_BIN=$(CURDIR)/$(BIN) $(GO) run ./test/bench/up
+
+lint:
+	@test -z "$$(gofmt -l cmd internal test runtime)" || { gofmt -l cmd internal test runtime; echo "run gofmt -w on these"; exit 1; }
+	$(GO) vet ./...
+	$(GO) run $(STATICCHECK) ./cmd/... ./internal/... ./test/...
+
+generate:
+	hack/generate.sh
+
+clean:
+	rm -rf $(BIN)

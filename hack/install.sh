@@ -1,0 +1,28 @@
+#!/bin/sh
+# Installs what berth needs from Debian and the machine does not have yet:
+# runc to start containers, nft for the CNI plugins' masquerading, and the
+# kernel tools tests use. Does nothing (and needs no network) when all is there.
+set -eu
+want=""
+need() { # command, package
+	command -v "$1" >/dev/null 2>&1 || [ -x "/usr/sbin/$1" ] || want="$want $2"
+}
+need runc runc
+need nft nftables
+if [ "${1:-}" = test ]; then
+	need ip iproute2
+fi
+[ -n "$want" ] || exit 0
+if [ "$(id -u)" -ne 0 ]; then
+	echo "install: missing$want; run as root, or: apt-get install$want" >&2
+	exit 1
+fi
+if ! command -v apt-get >/dev/null 2>&1; then
+	echo "install: missing$want, and this is not Debian: install them with your package manager" >&2
+	exit 1
+fi
+echo "installing$want"
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -q >/dev/null
+# shellcheck disable=SC2086 # a list of packages
+apt-get install -q -y --no-install-recommends $want >/dev/null

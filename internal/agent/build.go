@@ -1,0 +1,309 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apiresource "k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedv1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/record"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
+	utilexec "k8s.io/utils/exec"
+
+	"github.com/berth-dev/berth/internal/agent/container"
+	"github.com/berth-dev/berth/internal/agent/image"
+	"github.com/berth-dev/berth/internal/agent/network"
+	"github.com/berth-dev/berth/internal/agent/node"
+	"github.com/berth-dev/berth/internal/agent/pod"
+	"github.com/berth-dev/berth/internal/agent/probe"
+	"github.com/berth-dev/berth/internal/agent/resource"
+	"github.com/berth-dev/berth/internal/agent/runtime"
+	"github.com/berth-dev/berth/internal/agent/volume"
+)
+
+// build makes the parts, leaves first.
+func (a *Agent) build(ctx context.Context) error {
+	cfg := &a.Config
+	k := cfg.Kubelet
+	machine, err := node.ReadMachine("/")
+	if err != nil {
+		return fmt.Errorf("reading the machine: %w", err)
+	}
+	version, err := a.Runtime.Version(ctx, "0.1.0")
+	if err != nil {
+		return fmt.Errorf("asking the runtime's version: %w", err)
+	}
+	hierarchy, err := a.buildCgroups(ctx, machine)
+	if err != nil {
+		return err
+	}
+	a.features = &handlers{ask: a.Runtime.Status}
+	a.features.refresh(ctx)
+
+	a.Volumes = volume.New(volume.Config{
+		RootDir: cfg.RootDir, Client: cfg.Client, NodeName: cfg.NodeName, Allocatable: a.view.allocatable, Node: a.view.get,
+		Event: func(p *v1.Pod, kind, why, message string) { a.event(p, "", kind, why, message) }, Wake: a.wakePod,
+		ControllerAttach: k.EnableControllerAttachDetach == nil || *k.EnableControllerAttachDetach,
+		Log:              cfg.Log, Metrics: cfg.Metrics, Journal: cfg.Journal,
+	})
+	if err := a.buildImages(); err != nil {
+		return err
+	}
+	a.prober = probe.New(probe.Config{
+		Exec: a.exec, Changed: func(uid types.UID) { a.Pods.Poke(uid) }, Log: cfg.Log, Metrics: cfg.Metrics,
+		Event: func(p *v1.Pod, name, why, message string) { a.event(p, name, v1.EventTypeWarning, why, message) },
+	})
+	a.buildConfigs(ctx, hierarchy, machine)
+	a.Watcher = runtime.NewWatcher(runtime.WatcherConfig{
+		Service: a.Runtime, Notify: func(uid types.UID) { a.Pods.RuntimeChanged(uid) }, Log: cfg.Log, Metrics: cfg.Metrics,
+	})
+	admit := &admission{node: a.view, more: append([]AdmitFunc{a.sysctls}, cfg.Admit...), admitted: map[types.UID]*v1.Pod{},
+		state: func(uid types.UID) (*v1.Pod, bool) { return a.Pods.Get(uid) }}
+	a.Pods = pod.NewManager(pod.Config{
+		Client: cfg.Client, Service: a.Runtime, Runtime: a.Watcher, RuntimeName: version.GetRuntimeName(),
+		Volumes: a.configs, Images: a.imageSet, Configs: a.configs, Cgroups: cgroupSet{a.Cgroups}, Admitter: admit,
+		Hooks:  probe.Hooks{Exec: a.exec, Event: func(p *v1.Pod, name, why, message string) { a.event(p, name, v1.EventTypeWarning, why, message) }},
+		Probes: a.prober,
+		Node: func() pod.Node {
+			n := pod.Node{IPs: a.view.ips()}
+			if d := k.CrashLoopBackOff.MaxContainerRestartPeriod; d != nil {
+				n.CrashLimit = d.Duration
+			}
+			return n
+		},
+		RootDir: cfg.RootDir, LogDir: cfg.PodLogsDir, LinkDir: cfg.LogLinkDir,
+		Recorder: a.Events, Journal: cfg.Journal, Log: cfg.Log, Metrics: cfg.Metrics,
+		Ended: func(uid types.UID) { a.imageSet.forget(uid) },
+	})
+	a.view.on = append(a.view.on, func(*v1.Node) { a.Pods.NodeChanged() })
+	return nil
+}
+
+func (a *Agent) buildCgroups(ctx context.Context, machine *node.Machine) (resource.Hierarchy, error) {
+	k := a.Config.Kubelet
+	hierarchy, err := resource.FindHierarchy()
+	if err != nil {
+		return hierarchy, err
+	}
+	driver := resource.Cgroupfs
+	if k.CgroupDriver != "" {
+		driver = resource.Driver(k.CgroupDriver)
+	}
+	// The runtime knows better than a file how it names cgroups.
+	if rc, err := a.Runtime.RuntimeConfig(ctx); err == nil && rc.GetLinux() != nil {
+		driver = resource.Cgroupfs
+		if rc.GetLinux().GetCgroupDriver() == runtimeapi.CgroupDriver_SYSTEMD {
+			driver = resource.Systemd
+		}
+	}
+	var units resource.Units
+	if driver == resource.Systemd {
+		s, err := resource.ConnectSystemd(ctx)
+		if err != nil {
+			return hierarchy, err
+		}
+		context.AfterFunc(ctx, s.Close)
+		units = s
+	}
+	options := resource.PodOptions{CPUQuota: k.CPUCFSQuota == nil || *k.CPUCFSQuota, HugepageSizes: hugepageSizes(machine)}
+	if d := k.CPUCFSQuotaPeriod; d != nil {
+		options.CPUPeriodMicros = d.Duration.Microseconds()
+	}
+	if k.PodPidsLimit != nil {
+		options.PidsLimit = *k.PodPidsLimit
+	}
+	a.Cgroups, err = resource.New(resource.Config{
+		Driver: driver, Root: k.CgroupRoot, PerQOS: k.CgroupsPerQOS == nil || *k.CgroupsPerQOS,
+		Pod: options, Hierarchy: hierarchy, Units: units, Log: a.Config.Log,
+	})
+	if err != nil {
+		return hierarchy, err
+	}
+	return hierarchy, a.Cgroups.EnsureRoot()
+}
+
+func hugepageSizes(m *node.Machine) (out []string) {
+	for size := range m.HugePages {
+		out = append(out, resource.HugepageName(size))
+	}
+	return out
+}
+
+func (a *Agent) buildImages() error {
+	k := a.Config.Kubelet
+	parallel := 4
+	if k.MaxParallelImagePulls != nil {
+		parallel = int(*k.MaxParallelImagePulls)
+	}
+	var qps float64
+	if k.RegistryPullQPS != nil {
+		qps = float64(*k.RegistryPullQPS)
+	}
+	puller, err := image.New(image.Config{
+		Service: a.Images, Secret: a.Volumes.Secret, Event: a.event, MaxParallel: parallel, QPS: qps, Burst: int(k.RegistryBurst),
+		Dir: a.Config.RootDir, Verification: image.Verification{}, Log: a.Config.Log, Metrics: a.Config.Metrics, Journal: a.Config.Journal,
+	})
+	if err != nil {
+		return err
+	}
+	a.Puller = puller
+	a.imageSet = &imageSet{puller: puller, now: time.Now, found: map[types.UID]map[string]container.Image{}, volumes: map[types.UID]map[string]string{}}
+	return nil
+}
+
+func (a *Agent) buildConfigs(ctx context.Context, hierarchy resource.Hierarchy, machine *node.Machine) {
+	cfg := &a.Config
+	k := cfg.Kubelet
+	settings := container.NodeSettings{
+		CgroupVersion: hierarchy.Version(), CPUQuota: k.CPUCFSQuota == nil || *k.CPUCFSQuota, SeccompDefault: k.SeccompDefault != nil && *k.SeccompDefault,
+		SingleProcessOOMKill: hierarchy.Version() == 1 || k.SingleProcessOOMKill != nil && *k.SingleProcessOOMKill,
+		HugepageSizes:        hugepageSizes(machine), AllowedUnsafeSysctls: k.AllowedUnsafeSysctls, AppArmor: cfg.AppArmor,
+		SwapLimited: k.MemorySwap.SwapBehavior == "LimitedSwap", SwapCapacity: machine.SwapBytes,
+	}
+	if d := k.CPUCFSQuotaPeriod; d != nil {
+		settings.CPUPeriodMicros = d.Duration.Microseconds()
+	}
+	_, _ = fmt.Sscanf(machine.Kernel, "%d.%d", &settings.Kernel[0], &settings.Kernel[1])
+	settings.ThermalThrottlePaths, _ = filepath.Glob("/sys/devices/system/cpu/cpu*/thermal_throttle")
+	resolv := "/etc/resolv.conf"
+	if k.ResolverConfig != nil {
+		resolv = *k.ResolverConfig
+	}
+	a.configs = &configs{
+		nodeName: cfg.NodeName, client: cfg.Client, node: a.view, volumes: a.Volumes, cgroups: a.Cgroups, images: a.imageSet.image,
+		imageVolume: a.imageSet.volumeRef, features: a.features.of, settings: settings, memory: machine.MemoryBytes,
+		clusterDNS: k.ClusterDNS, clusterDomain: k.ClusterDomain, resolvConf: resolv, rootDir: cfg.RootDir, logsDir: cfg.PodLogsDir,
+		warn:    func(p *v1.Pod, w network.Warning) { a.event(p, "", v1.EventTypeWarning, w.Reason, w.Message) },
+		mounted: map[types.UID]map[string]volume.Mounted{},
+	}
+	a.services(ctx, a.configs)
+}
+
+// sysctls refuses pods whose sysctls the node does not allow.
+func (a *Agent) sysctls(p *v1.Pod) (why, message string, ok bool) {
+	err := container.CheckSysctls(p, a.configs.settings)
+	if err == nil {
+		return "", "", true
+	}
+	var e *container.AdmissionError
+	if errors.As(err, &e) {
+		return e.Reason, e.Message, false
+	}
+	return "SysctlForbidden", err.Error(), false
+}
+
+// exec runs a command in a container; an exit code is an answer, not an error.
+func (a *Agent) exec(ctx context.Context, id string, cmd []string, timeout time.Duration) ([]byte, int, error) {
+	stdout, stderr, err := a.Runtime.ExecSync(ctx, id, cmd, timeout)
+	out := append(stdout, stderr...)
+	var exit utilexec.ExitError
+	if errors.As(err, &exit) {
+		return out, exit.ExitStatus(), nil
+	}
+	return out, 0, err
+}
+
+// handlers knows what the runtime's handlers can do.
+type handlers struct {
+	ask func(ctx context.Context, verbose bool) (*runtimeapi.StatusResponse, error)
+
+	mu   sync.Mutex
+	what map[string]container.RuntimeFeatures
+}
+
+// refresh asks the runtime; what it does not say is taken as missing.
+func (h *handlers) refresh(ctx context.Context) {
+	st, err := h.ask(ctx, false)
+	if err != nil {
+		return
+	}
+	what := map[string]container.RuntimeFeatures{}
+	for _, r := range st.GetRuntimeHandlers() {
+		f := r.GetFeatures()
+		what[r.GetName()] = container.RuntimeFeatures{
+			RecursiveReadOnly: f.GetRecursiveReadOnlyMounts(), UserNamespaces: f.GetUserNamespaces(),
+			SupplementalGroupsPolicy: st.GetFeatures().GetSupplementalGroupsPolicy(),
+		}
+	}
+	h.mu.Lock()
+	h.what = what
+	h.mu.Unlock()
+}
+
+func (h *handlers) of(name string) container.RuntimeFeatures {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.what[name]
+}
+
+// newEventBroadcaster sends events to the API without ever making a pod wait.
+func newEventBroadcaster(client kubernetes.Interface, k *kubeletv1beta1.KubeletConfiguration) record.EventBroadcaster {
+	b := record.NewBroadcaster(record.WithCorrelatorOptions(record.CorrelatorOptions{}))
+	b.StartRecordingToSink(&typedv1.EventSinkImpl{Interface: client.CoreV1().Events("")})
+	return b
+}
+
+func newRecorder(b record.EventBroadcaster, nodeName string) record.EventRecorder {
+	return b.NewRecorder(scheme.Scheme, v1.EventSource{Component: "kubelet", Host: nodeName})
+}
+
+// nodeDefaults fills in what Node settings leave open from the configuration.
+func nodeDefaults(s *node.Settings, k *kubeletv1beta1.KubeletConfiguration) error {
+	if s.Limits.MaxPods == 0 {
+		s.Limits.MaxPods = 110
+		if k.MaxPods > 0 {
+			s.Limits.MaxPods = int64(k.MaxPods)
+		}
+	}
+	if s.Limits.PodsPerCore == 0 {
+		s.Limits.PodsPerCore = int64(k.PodsPerCore)
+	}
+	if s.Port == 0 {
+		s.Port = k.Port
+	}
+	if s.MaxImages == 0 {
+		s.MaxImages = 50
+		if k.NodeStatusMaxImages != nil {
+			s.MaxImages = int(*k.NodeStatusMaxImages)
+		}
+	}
+	if s.Identity.ProviderID == "" {
+		s.Identity.ProviderID = k.ProviderID
+	}
+	var err error
+	if s.Reserved.System == nil {
+		if s.Reserved.System, err = quantities("systemReserved", k.SystemReserved); err != nil {
+			return err
+		}
+	}
+	if s.Reserved.Kube == nil {
+		if s.Reserved.Kube, err = quantities("kubeReserved", k.KubeReserved); err != nil {
+			return err
+		}
+	}
+	if s.Reserved.EvictionHard == nil {
+		s.Reserved.EvictionHard, err = node.EvictionReservation(k.EvictionHard)
+	}
+	return err
+}
+
+func quantities(field string, in map[string]string) (v1.ResourceList, error) {
+	out := v1.ResourceList{}
+	for name, text := range in {
+		q, err := apiresource.ParseQuantity(text)
+		if err != nil {
+			return nil, fmt.Errorf("reading %s[%s] %q: %w", field, name, text, err)
+		}
+		out[v1.ResourceName(name)] = q
+	}
+	return out, nil
+}

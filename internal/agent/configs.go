@@ -1,0 +1,306 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/berth-dev/berth/internal/agent/container"
+	"github.com/berth-dev/berth/internal/agent/network"
+	"github.com/berth-dev/berth/internal/agent/pod"
+	"github.com/berth-dev/berth/internal/agent/resource"
+	"github.com/berth-dev/berth/internal/agent/volume"
+)
+
+// configs gathers what the pure packages container and network need and lets
+// them make the CRI configurations.
+type configs struct {
+	nodeName       string
+	client         kubernetes.Interface
+	node           *nodeView
+	volumes        *volume.Manager
+	cgroups        *resource.Cgroups
+	services       corelisters.ServiceLister
+	servicesSynced func(ctx context.Context) error
+	images         func(pod types.UID, container string) (container.Image, bool)
+	imageVolume    func(pod types.UID, volume string) string
+	features       func(handler string) container.RuntimeFeatures
+	settings       container.NodeSettings
+	memory         int64
+	clusterDNS     []string
+	clusterDomain  string
+	resolvConf     string
+	rootDir        string
+	logsDir        string
+	warn           func(pod *v1.Pod, w network.Warning)
+
+	mu      sync.Mutex
+	mounted map[types.UID]map[string]volume.Mounted
+}
+
+// Mount, Unmount and Update make configs the pods' volumes: it remembers what
+// is mounted where for the containers' mounts.
+
+// Mount mounts all volumes of a pod.
+func (c *configs) Mount(ctx context.Context, p *v1.Pod) error {
+	m, err := c.volumes.Mount(ctx, p)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	c.mounted[p.UID] = m
+	c.mu.Unlock()
+	return nil
+}
+
+// Unmount unmounts all volumes of a pod.
+func (c *configs) Unmount(ctx context.Context, uid types.UID) error {
+	if err := c.volumes.Unmount(ctx, uid); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	delete(c.mounted, uid)
+	c.mu.Unlock()
+	return nil
+}
+
+// Update tells of a changed pod.
+func (c *configs) Update(p *v1.Pod) { c.volumes.Update(p) }
+
+// input is what both kinds of configuration share.
+func (c *configs) input(p *v1.Pod) (container.Input, error) {
+	in := container.Input{
+		Pod: p, NodeName: c.nodeName, NodeIPs: c.node.ips(), Allocatable: c.node.allocatable(), MemoryCapacity: c.memory,
+		ClusterDNS: c.clusterDNS, ClusterDomain: c.clusterDomain, RootDir: c.rootDir, LogsDir: c.logsDir, Node: c.settings,
+	}
+	parent, err := c.cgroups.EnsurePod(p)
+	if err != nil {
+		return in, err
+	}
+	in.CgroupParent = parent
+	if c.resolvConf == "" {
+		in.NoHostResolver = true
+	} else {
+		text, err := os.ReadFile(c.resolvConf)
+		if err != nil {
+			return in, fmt.Errorf("reading the node's resolver configuration: %w", err)
+		}
+		in.HostResolver = network.ParseResolvConf(string(text))
+	}
+	if p.Spec.HostNetwork {
+		text, err := os.ReadFile("/etc/hosts")
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return in, fmt.Errorf("reading the node's hosts file: %w", err)
+		}
+		in.HostHosts = string(text)
+	}
+	return in, nil
+}
+
+// Sandbox makes a sandbox configuration and finds the runtime handler that the
+// pod's RuntimeClass names.
+func (c *configs) Sandbox(ctx context.Context, p *v1.Pod, attempt uint32) (*runtimeapi.PodSandboxConfig, string, error) {
+	handler, err := c.handler(ctx, p)
+	if err != nil {
+		return nil, "", err
+	}
+	in, err := c.input(p)
+	if err != nil {
+		return nil, "", err
+	}
+	in.Attempt = attempt
+	in.Features = c.features(handler)
+	for _, w := range container.Warnings(in) {
+		c.warn(p, w)
+	}
+	cfg, err := container.SandboxConfig(in)
+	return cfg, handler, err
+}
+
+func (c *configs) handler(ctx context.Context, p *v1.Pod) (string, error) {
+	name := p.Spec.RuntimeClassName
+	if name == nil || *name == "" {
+		return "", nil
+	}
+	if c.client == nil {
+		return "", fmt.Errorf("runtime class %q: there is no API to look it up in", *name)
+	}
+	rc, err := c.client.NodeV1().RuntimeClasses().Get(ctx, *name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return "", fmt.Errorf("RuntimeClass %q not found", *name)
+	}
+	if err != nil {
+		return "", fmt.Errorf("reading runtime class %q: %w", *name, err)
+	}
+	return rc.Handler, nil
+}
+
+// Container makes a container configuration and the files it mounts.
+func (c *configs) Container(ctx context.Context, s pod.StartInput) (*runtimeapi.ContainerConfig, *runtimeapi.PodSandboxConfig, error) {
+	in, err := c.input(s.Pod)
+	if err != nil {
+		return nil, nil, err
+	}
+	if !pod.IsStatic(s.Pod) && c.servicesSynced != nil {
+		if err := c.servicesSynced(ctx); err != nil {
+			return nil, nil, fmt.Errorf("services have not yet been read at least once, cannot construct envvars: %w", err)
+		}
+		if in.Services, err = c.serviceList(s.Pod); err != nil {
+			return nil, nil, err
+		}
+	}
+	in.PodIPs = s.PodIPs
+	in.Attempt = s.Attempt
+	img, _ := c.images(s.Pod.UID, s.Container.Name)
+	img.Ref = s.ImageRef
+	in.Images = map[string]container.Image{s.Container.Name: img}
+	if s.TargetID != "" {
+		in.TargetID = map[string]string{s.Container.Name: s.TargetID}
+	}
+	in.Volumes = c.mountsOf(s.Pod.UID)
+	if in.Objects, err = container.Resolve(ctx, c.volumes, s.Pod, s.Container); err != nil {
+		return nil, nil, reason(err)
+	}
+	if in.EnvFiles, err = c.envFiles(s.Container, in.Volumes); err != nil {
+		return nil, nil, reason(err)
+	}
+	handler := ""
+	if s.Pod.Spec.RuntimeClassName != nil {
+		if handler, err = c.handler(ctx, s.Pod); err != nil {
+			return nil, nil, err
+		}
+	}
+	in.Features = c.features(handler)
+	env, err := container.Env(in, s.Container)
+	if err != nil {
+		return nil, nil, reason(err)
+	}
+	paths, err := c.volumes.SubPaths(ctx, s.Pod, s.Container, in.Volumes, env)
+	if err != nil {
+		return nil, nil, reason(err)
+	}
+	in.SubPaths = map[string]map[int]string{s.Container.Name: paths}
+	cfg, err := container.ContainerConfig(in, s.Container, s.Attempt)
+	if err != nil {
+		return nil, nil, reason(err)
+	}
+	files, err := container.Files(in, s.Container, s.Attempt)
+	if err != nil {
+		return nil, nil, reason(err)
+	}
+	if err := container.WriteFiles(files); err != nil {
+		return nil, nil, err
+	}
+	sandbox, err := container.SandboxConfig(in)
+	return cfg, sandbox, err
+}
+
+// mountsOf are a pod's volumes with what their images resolved to.
+func (c *configs) mountsOf(uid types.UID) map[string]volume.Mounted {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	out := maps.Clone(c.mounted[uid])
+	for name, v := range out {
+		if v.Image == nil {
+			continue
+		}
+		img := *v.Image
+		img.Ref = c.imageVolume(uid, name)
+		v.Image = &img
+		out[name] = v
+	}
+	return out
+}
+
+// serviceList are the services a pod's environment may name.
+func (c *configs) serviceList(p *v1.Pod) ([]*v1.Service, error) {
+	out, err := c.services.Services(p.Namespace).List(labels.Everything())
+	if err != nil {
+		return nil, fmt.Errorf("listing services: %w", err)
+	}
+	if p.Namespace != metav1.NamespaceDefault {
+		if k, err := c.services.Services(metav1.NamespaceDefault).Get("kubernetes"); err == nil {
+			out = append(out, k)
+		}
+	}
+	return out, nil
+}
+
+// maxEnvFile bounds a file that environment variables come from.
+const maxEnvFile = 64 << 10
+
+// envFiles reads the files that the container's environment refers to.
+func (c *configs) envFiles(ct *v1.Container, mounted map[string]volume.Mounted) (map[container.EnvFile]string, error) {
+	out := map[container.EnvFile]string{}
+	for _, e := range ct.Env {
+		if e.ValueFrom == nil || e.ValueFrom.FileKeyRef == nil {
+			continue
+		}
+		r := e.ValueFrom.FileKeyRef
+		vol, ok := mounted[r.VolumeName]
+		if !ok || vol.HostPath == "" {
+			return nil, fmt.Errorf("volume %q of variable %q is not mounted", r.VolumeName, e.Name)
+		}
+		root, err := os.OpenRoot(vol.HostPath)
+		if err != nil {
+			return nil, fmt.Errorf("opening volume %q: %w", r.VolumeName, err)
+		}
+		text, err := readLimited(root, strings.TrimPrefix(filepath.Clean(r.Path), "/"))
+		_ = root.Close()
+		if errors.Is(err, os.ErrNotExist) {
+			continue // whether that matters depends on the reference
+		}
+		if err != nil {
+			return nil, fmt.Errorf("reading %q of volume %q: %w", r.Path, r.VolumeName, err)
+		}
+		out[container.EnvFile{Volume: r.VolumeName, Path: r.Path}] = text
+	}
+	return out, nil
+}
+
+func readLimited(root *os.Root, path string) (string, error) {
+	st, err := root.Stat(path)
+	if err != nil {
+		return "", err
+	}
+	if !st.Mode().IsRegular() || st.Size() > maxEnvFile {
+		return "", fmt.Errorf("it must be a regular file of at most %d bytes", maxEnvFile)
+	}
+	b, err := root.ReadFile(path)
+	return string(b), err
+}
+
+// reason keeps the waiting reason that the container package found.
+func reason(err error) error {
+	var e *container.ConfigError
+	if errors.As(err, &e) {
+		return &pod.Error{Reason: e.Reason, Message: e.Error(), Cause: err}
+	}
+	return err
+}
+
+// cgroupSet adapts the cgroup tree to the pods' view of it.
+type cgroupSet struct{ *resource.Cgroups }
+
+// Ensure makes the pod's cgroup.
+func (c cgroupSet) Ensure(p *v1.Pod) error {
+	_, err := c.EnsurePod(p)
+	return err
+}
+
+// Remove removes it.
+func (c cgroupSet) Remove(uid types.UID) error { return c.RemovePod(uid) }

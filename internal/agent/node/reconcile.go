@@ -1,0 +1,56 @@
+package node
+
+import (
+	v1 "k8s.io/api/core/v1"
+	kubeletapis "k8s.io/kubelet/pkg/apis"
+)
+
+// reconciledLabels are the labels the agent keeps equal to what it would
+// register with, where it would register any; an empty value removes them. All
+// others belong to somebody else once the object exists.
+var reconciledLabels = []string{
+	v1.LabelHostname,
+	v1.LabelTopologyZone, v1.LabelTopologyRegion,
+	v1.LabelFailureDomainBetaZone, v1.LabelFailureDomainBetaRegion,
+	v1.LabelInstanceTypeStable, v1.LabelInstanceType,
+	v1.LabelOSStable, v1.LabelArchStable, kubeletapis.LabelOS, kubeletapis.LabelArch,
+}
+
+// MetaChange is what to correct in the metadata of an existing Node. A nil
+// value removes the key.
+type MetaChange struct {
+	Labels      map[string]*string
+	Annotations map[string]*string
+}
+
+// Empty tells whether nothing is to be corrected.
+func (c MetaChange) Empty() bool { return len(c.Labels) == 0 && len(c.Annotations) == 0 }
+
+// Reconcile compares an existing Node with the one this agent would register
+// and returns what to correct. Taints, the provider ID and labels outside a
+// fixed list are only set at creation: afterwards people and controllers own
+// them.
+func Reconcile(id Identity, existing *v1.Node) MetaChange {
+	want := Initial(id)
+	change := MetaChange{Labels: map[string]*string{}, Annotations: map[string]*string{}}
+	for _, key := range reconciledLabels {
+		// Without a wish of our own the value is somebody else's: a cloud
+		// controller's zone, or one that a person set.
+		if value, wished := want.Labels[key]; wished {
+			correct(change.Labels, existing.Labels, key, value)
+		}
+	}
+	correct(change.Annotations, existing.Annotations, annotationAttachDetach, want.Annotations[annotationAttachDetach])
+	correct(change.Annotations, existing.Annotations, annotationProvidedNodeIP, want.Annotations[annotationProvidedNodeIP])
+	return change
+}
+
+func correct(changes map[string]*string, have map[string]string, key, want string) {
+	value, exists := have[key]
+	switch {
+	case want == "" && exists:
+		changes[key] = nil
+	case want != "" && value != want:
+		changes[key] = &want
+	}
+}

@@ -1,0 +1,218 @@
+package pod
+
+import (
+	"maps"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/berth-dev/berth/internal/agent/runtime"
+)
+
+// Memory is what the agent itself did for a pod. It is lost when the agent
+// dies; Plan must converge from an empty one.
+type Memory struct {
+	InFlight map[Key]Action
+	Failed   map[Key]Failure
+
+	Admitted bool
+	Rejected *Rejection
+
+	CgroupReady  bool
+	VolumesReady bool
+	// Images are the references that pulls ended with, by container name; used
+	// up by the container's next start.
+	Images  map[string]string
+	Backoff map[string]Backoff
+	// PostStarted and PreStopped tell which containers' hooks have run.
+	PostStarted map[string]bool
+	PreStopped  map[string]bool
+	// StopBy is when a container that is being stopped was promised to be gone.
+	StopBy map[string]time.Time
+
+	// TerminatingSince is when termination was first planned.
+	TerminatingSince time.Time
+	Stopped          map[string]bool // sandboxes whose network is torn down
+	Unmounted        bool
+	CgroupRemoved    bool
+	Cleaned          bool
+	Deleted          bool // the API no longer holds the pod
+
+	// Last is the status planned last; before the first plan, the one in the
+	// API.
+	Last v1.PodStatus
+	// Acked is the phase that the API is known to hold.
+	Acked v1.PodPhase
+}
+
+// Result is how an action ended.
+type Result struct {
+	Action Action
+	// Err, when set, is the failure in the words of the status.
+	Err *Failure
+	// Canceled: the action was given up because the plan asked to; it is
+	// neither success nor failure.
+	Canceled bool
+	// ImageRef is what a pull found.
+	ImageRef string
+	// ContainerID is what a start made.
+	ContainerID string
+	Rejected    *Rejection
+
+	flight *flight // which attempt of the worker this is the end of
+}
+
+// NewMemory is the memory of an agent that meets a pod: last is the status the
+// API holds, holds tells whether the runtime already has containers of it.
+func NewMemory(last v1.PodStatus) Memory {
+	return Memory{
+		InFlight: map[Key]Action{}, Failed: map[Key]Failure{}, Images: map[string]string{},
+		Backoff: map[string]Backoff{}, PostStarted: map[string]bool{}, PreStopped: map[string]bool{}, StopBy: map[string]time.Time{},
+		Stopped: map[string]bool{}, Last: last, Acked: last.Phase,
+	}
+}
+
+// Accept records that the actions of a plan have begun.
+func (m *Memory) Accept(p Plan, now time.Time) {
+	if p.Terminating && m.TerminatingSince.IsZero() {
+		m.TerminatingSince = now
+	}
+	for _, a := range p.Actions {
+		m.InFlight[a.Key()] = a
+		if a.Kind == Stop || a.Kind == PreStop {
+			m.StopBy[a.ID] = a.Deadline
+		}
+		if a.Backoff != nil {
+			m.Backoff[a.Container] = *a.Backoff
+		}
+	}
+	m.Last = p.Status
+}
+
+// retry is the pause before an action that failed is tried again: from, times
+// two for each failure in a row, up to.
+var retry = map[Kind]struct{ from, upTo time.Duration }{
+	Mount:         {500 * time.Millisecond, 2*time.Minute + 2*time.Second},
+	CreateSandbox: {500 * time.Millisecond, 20 * time.Second},
+	Pull:          {10 * time.Second, 5 * time.Minute},
+	Start:         {time.Second, 15 * time.Second},
+	Stop:          {500 * time.Millisecond, 10 * time.Second},
+	Delete:        {100 * time.Millisecond, 10 * time.Second},
+	Resize:        {time.Second, time.Minute},
+}
+
+func retryAfter(k Kind, count int) time.Duration {
+	r, ok := retry[k]
+	if !ok {
+		r.from, r.upTo = 500*time.Millisecond, 30*time.Second
+	}
+	d := r.from
+	for i := 1; i < count && d < r.upTo; i++ {
+		d *= 2
+	}
+	return min(d, r.upTo)
+}
+
+// Done records how an action ended.
+func (m *Memory) Done(r Result, now time.Time) {
+	key := r.Action.Key()
+	delete(m.InFlight, key)
+	if r.Canceled {
+		return
+	}
+	if r.Err != nil {
+		f := *r.Err
+		f.Count = m.Failed[key].Count + 1
+		f.At = now
+		if f.RetryAt.IsZero() {
+			f.RetryAt = now.Add(retryAfter(key.Kind, f.Count))
+		}
+		m.Failed[key] = f
+		m.failed(r)
+		return
+	}
+	delete(m.Failed, key)
+	a := r.Action
+	switch a.Kind {
+	case Admit:
+		m.Admitted, m.Rejected = r.Rejected == nil, r.Rejected
+		m.Unmounted, m.CgroupRemoved = r.Rejected != nil, r.Rejected != nil
+	case Cgroup:
+		m.CgroupReady = true
+	case Mount:
+		m.VolumesReady = true
+	case Pull:
+		m.Images[a.Container] = r.ImageRef
+	case Start:
+		delete(m.Images, a.Container)
+	case PostStart:
+		m.PostStarted[a.ID] = true
+	case PreStop:
+		m.PreStopped[a.ID] = true
+	case Remove:
+		delete(m.PostStarted, a.ID)
+		delete(m.PreStopped, a.ID)
+	case StopSandbox:
+		m.Stopped[a.ID] = true
+	case RemoveSandbox:
+		delete(m.Stopped, a.ID)
+	case Unmount:
+		m.Unmounted, m.VolumesReady = true, false
+	case RemoveCgroup:
+		m.CgroupRemoved, m.CgroupReady = true, false
+	case Clean:
+		m.Cleaned = true
+	case Delete:
+		m.Deleted = true
+	}
+}
+
+// retryNow ends the pause after failures of mounting and starting.
+func (m *Memory) retryNow(now time.Time) {
+	for k, f := range m.Failed {
+		if (k.Kind == Mount || k.Kind == Start) && f.RetryAt.After(now) {
+			f.RetryAt = now
+			m.Failed[k] = f
+		}
+	}
+}
+
+// failed records the few things that a failure settles.
+func (m *Memory) failed(r Result) {
+	switch r.Action.Kind {
+	case PreStop, PostStart:
+		// A hook runs once: a failed pre-stop hook does not hold up the stop,
+		// a failed post-start hook ends the container (Plan sees it in Failed).
+		if r.Action.Kind == PreStop {
+			m.PreStopped[r.Action.ID] = true
+		}
+	case Start:
+		// The image may be what was wrong: ask for it again before the retry.
+		delete(m.Images, r.Action.Container)
+	}
+}
+
+// forget drops what is remembered about containers that no longer exist.
+func (m *Memory) forget(p *runtime.Pod) {
+	alive := map[string]bool{}
+	if p != nil {
+		for _, c := range p.Containers {
+			alive[c.ID] = true
+		}
+		for _, b := range p.Sandboxes {
+			alive[b.ID] = true
+		}
+	}
+	gone := func(id string, _ bool) bool { return !alive[id] }
+	maps.DeleteFunc(m.Stopped, gone)
+	maps.DeleteFunc(m.PostStarted, gone)
+	maps.DeleteFunc(m.PreStopped, gone)
+	maps.DeleteFunc(m.StopBy, func(id string, _ time.Time) bool { return !alive[id] })
+	maps.DeleteFunc(m.Failed, func(k Key, _ Failure) bool {
+		switch k.Kind {
+		case PostStart, PreStop, Stop, Remove, StopSandbox, RemoveSandbox:
+			return !alive[k.Name]
+		}
+		return false
+	})
+}

@@ -1,0 +1,214 @@
+// Package pod runs one pod: Plan decides from plain data what has to happen
+// next and what the pod's status is; a worker per pod performs it.
+//
+// Plan is pure. It holds no clock, client, goroutine or lock: the same inputs
+// give the same plan in production, in tests and in a simulation. Actions in
+// flight are part of its input, so it never waits and never asks for the same
+// thing twice. What the worker learns goes back in through Memory.Done.
+package pod
+
+import (
+	"fmt"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/berth-dev/berth/internal/agent/runtime"
+	"github.com/berth-dev/berth/internal/journal"
+)
+
+// Spec is what the world asks of one pod.
+type Spec struct {
+	// Pod is the newest definition. For an orphan it is a skeleton that carries
+	// only name, namespace and UID.
+	Pod *v1.Pod
+	// Static pods come from a file or URL; the API holds only a mirror of them.
+	Static bool
+	// Removed: no source has the pod any more.
+	Removed bool
+	// Orphan: only the runtime or the disk knew the pod when the agent started.
+	Orphan bool
+	// Kill, when set, ends the pod for a reason of the node. It stays set.
+	Kill *Kill
+}
+
+// Kill ends a pod for a reason of the node: eviction, preemption, shutdown.
+type Kill struct {
+	// Grace in seconds; nil means the pod's own. It can only shorten.
+	Grace *int64
+	// Phase the pod ends in; empty means as its containers exited.
+	Phase           v1.PodPhase
+	Reason, Message string
+	// Condition is added to the status together with the terminal phase.
+	Condition *v1.PodCondition
+}
+
+// Kind is what an action does.
+type Kind string
+
+// The kinds of actions. The comment says what Action fields it uses.
+const (
+	Admit         Kind = "admit"          // decide whether the node takes the pod
+	Cgroup        Kind = "cgroup"         // make the pod's cgroup
+	Mount         Kind = "mount"          // mount all volumes
+	CreateSandbox Kind = "create-sandbox" // Attempt
+	Pull          Kind = "pull"           // Container: make its image present
+	Start         Kind = "start"          // Container, Attempt: create and start
+	PostStart     Kind = "post-start"     // Container, ID
+	PreStop       Kind = "pre-stop"       // Container, ID, Deadline
+	Stop          Kind = "stop"           // Container, ID, Deadline
+	Resize        Kind = "resize"         // apply the allocated resources to what runs
+	Remove        Kind = "remove"         // Container, ID: remove an ended container
+	StopSandbox   Kind = "stop-sandbox"   // ID
+	RemoveSandbox Kind = "remove-sandbox" // ID
+	Unmount       Kind = "unmount"        // unmount all volumes
+	RemoveCgroup  Kind = "remove-cgroup"
+	Clean         Kind = "clean"  // remove the pod's directories and logs
+	Delete        Kind = "delete" // delete the Pod object from the API
+)
+
+// Key identifies an action: at most one with the same key is in flight.
+type Key struct {
+	Kind Kind
+	// Name is the container's name for pull and start, the runtime ID for what
+	// concerns one container or sandbox, else empty.
+	Name string
+}
+
+// Action is one thing to do. Kind says which fields matter.
+type Action struct {
+	Kind      Kind
+	Container string
+	ID        string
+	Attempt   uint32
+	// Deadline is when the grace of a stop or hook is over. An action in flight
+	// whose deadline moves nearer is given out again and replaces the first.
+	Deadline time.Time
+	// Backoff is the back-off entry that performing a start creates.
+	Backoff *Backoff
+	// Event to report when the action begins, if any.
+	Event   *Event
+	Because []journal.Fact
+
+	image string // reference a start runs
+}
+
+// Key returns the action's identity.
+func (a Action) Key() Key {
+	switch a.Kind {
+	case Pull, Start:
+		return Key{a.Kind, a.Container}
+	case PostStart, PreStop, Stop, Remove, StopSandbox, RemoveSandbox:
+		return Key{a.Kind, a.ID}
+	}
+	return Key{Kind: a.Kind}
+}
+
+// String is the action as transcripts and the journal print it.
+func (a Action) String() string {
+	s := string(a.Kind)
+	if a.Container != "" {
+		s += " " + a.Container
+	}
+	switch a.Kind {
+	case Start, CreateSandbox:
+		s += fmt.Sprintf(" attempt=%d", a.Attempt)
+	}
+	if a.ID != "" {
+		s += " id=" + a.ID
+	}
+	return s
+}
+
+// Event is a Kubernetes event about the pod or, with Container set, about one
+// of its containers. Key, when set, makes it fire once per distinct key.
+type Event struct {
+	Warning         bool
+	Reason, Message string
+	Container       string
+	Key             string
+}
+
+// Failure is why an action last failed, in the words the status shows.
+type Failure struct {
+	Reason, Message string
+	Count           int
+	At, RetryAt     time.Time
+}
+
+// Rejection is the node's refusal of a pod.
+type Rejection struct{ Reason, Message string }
+
+// Probe is what the prober knows of one running container.
+type Probe struct {
+	// Started: there is no startup probe or it has passed.
+	Started bool
+	// Ready: there is no readiness probe or it passes.
+	Ready bool
+	// Failed names the probe ("liveness", "startup") that asks for the
+	// container's end; empty while all is well.
+	Failed string
+	// Output of the failed probe.
+	Output string
+}
+
+// Node is what a pod's status needs to know about its node.
+type Node struct {
+	// IPs of the node, primary family first.
+	IPs []string
+	// CrashLimit caps the crash-loop back-off; zero means five minutes.
+	CrashLimit time.Duration
+}
+
+// Observed is everything known about one pod besides its Spec.
+type Observed struct {
+	Memory
+	// Runtime is what the runtime holds; nil when nothing.
+	Runtime *runtime.Pod
+	// RuntimeName prefixes container IDs ("containerd").
+	RuntimeName string
+	// Probes by container ID. A container without an entry has no probes, or
+	// none that has run yet: see Plan for which.
+	Probes map[string]Probe
+	Node   Node
+	// Messages are termination messages by ID of an exited container.
+	Messages map[string]string
+}
+
+// Plan is what to do next and what the pod's status is now.
+type Plan struct {
+	Actions []Action
+	// Cancel names actions in flight whose result is no longer wanted.
+	Cancel []Key
+	Status v1.PodStatus
+	// Events to report that belong to no action.
+	Events []Event
+	// Because is the chain of facts behind the pod's present situation.
+	Because []journal.Fact
+	// WakeAt is when the plan changes if nothing else happens; zero: never.
+	WakeAt time.Time
+	// Terminating: the pod is on its way out and never comes back.
+	Terminating bool
+	// Grace is the grace in seconds that termination uses.
+	Grace int64
+	// Done: nothing is left on the node that belongs to the pod, and no source
+	// has it: the worker ends.
+	Done bool
+}
+
+// sentence is the action in the past tense, as the journal tells it.
+func (a Action) sentence() string {
+	verb := map[Kind]string{
+		Admit: "asked for admission", Cgroup: "made the cgroup", Mount: "mounted volumes", CreateSandbox: "created the sandbox",
+		Pull: "fetched the image of", Start: "started", PostStart: "ran the post-start hook of", PreStop: "ran the pre-stop hook of",
+		Stop: "stopped", Resize: "resized", Remove: "removed", StopSandbox: "stopped the sandbox", RemoveSandbox: "removed the sandbox",
+		Unmount: "unmounted volumes", RemoveCgroup: "removed the cgroup", Clean: "removed its directories", Delete: "deleted it from the API",
+	}[a.Kind]
+	switch {
+	case a.Kind == Start && a.Attempt > 0:
+		return fmt.Sprintf("restarted container %s (restart %d)", a.Container, a.Attempt)
+	case a.Container != "":
+		return verb + " container " + a.Container
+	}
+	return verb
+}

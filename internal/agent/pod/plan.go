@@ -1,0 +1,573 @@
+package pod
+
+import (
+	"fmt"
+	"strconv"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/berth-dev/berth/internal/agent/runtime"
+	"github.com/berth-dev/berth/internal/journal"
+)
+
+// phases is the life of a pod in the order it is lived. Each looks at what is
+// there, gives out what is missing and says whether the next one may look too.
+// Volumes, sandbox and images do not wait for each other; a container waits for
+// all three.
+var phases = []struct {
+	name string
+	step func(*planner) (goOn bool)
+}{
+	{"admit", (*planner).admit},
+	{"deadline", (*planner).deadline},
+	{"cgroup", (*planner).cgroup},
+	{"volumes", (*planner).volumes},
+	{"sandbox", (*planner).sandbox},
+	{"images", (*planner).images},
+	{"hooks", (*planner).hooks},
+	{"ephemeral", (*planner).ephemeral},
+	{"init", (*planner).initContainers},
+	{"resize", (*planner).resize},
+	{"main", (*planner).mainContainers},
+	{"prune", (*planner).prune},
+}
+
+// planner is one evaluation of Plan.
+type planner struct {
+	spec Spec
+	pod  *v1.Pod
+	obs  *Observed
+	now  time.Time
+	plan Plan
+
+	// cur is the sandbox that containers run in; nil while there is none.
+	cur     *runtime.Sandbox
+	members []*member
+	// wait is why a container that should run does not, for its status.
+	wait map[string]*v1.ContainerStateWaiting
+	end  *ending
+}
+
+// Next decides what happens next to a pod and what its status is. It changes
+// nothing it is given.
+func Next(spec Spec, obs *Observed, now time.Time) Plan {
+	p := &planner{spec: spec, pod: spec.Pod, obs: obs, now: now, wait: map[string]*v1.ContainerStateWaiting{}}
+	p.cur = currentSandbox(spec.Pod, obs.Runtime)
+	p.members = members(spec.Pod, obs.Runtime, p.cur)
+	if p.end = p.ending(); p.end != nil {
+		p.terminate()
+	} else {
+		for _, ph := range phases {
+			if !ph.step(p) {
+				p.because("waiting in phase", ph.name)
+				break
+			}
+		}
+	}
+	p.plan.Status = p.status()
+	return p.plan
+}
+
+func terminal(ph v1.PodPhase) bool { return ph == v1.PodFailed || ph == v1.PodSucceeded }
+
+// currentSandbox is the newest one, if containers can be started in it.
+func currentSandbox(pod *v1.Pod, held *runtime.Pod) *runtime.Sandbox {
+	if held == nil || len(held.Sandboxes) == 0 {
+		return nil
+	}
+	b := held.Sandboxes[0]
+	if !b.Ready || b.HostNetwork != pod.Spec.HostNetwork || !b.HostNetwork && len(b.IPs) == 0 {
+		return nil
+	}
+	return b
+}
+
+func (p *planner) because(name, value string) {
+	p.plan.Because = append(p.plan.Because, journal.Fact{Name: name, Value: value})
+}
+
+func (p *planner) wakeAt(t time.Time) { p.plan.WakeAt = earliest(p.plan.WakeAt, t) }
+
+func (p *planner) inFlight(k Key) bool {
+	_, ok := p.obs.InFlight[k]
+	return ok
+}
+
+// busy tells whether any action of a kind is in flight.
+func (p *planner) busy(kinds ...Kind) bool {
+	for k := range p.obs.InFlight {
+		for _, kind := range kinds {
+			if k.Kind == kind {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// emit gives out an action unless it is in flight already or failed a moment
+// ago; it tells whether it did.
+func (p *planner) emit(a Action, because ...journal.Fact) bool {
+	key := a.Key()
+	if p.givenOut(key) {
+		return false
+	}
+	if have, ok := p.obs.InFlight[key]; ok {
+		if a.Deadline.IsZero() || !a.Deadline.Before(have.Deadline) {
+			return false
+		}
+	} else if f, ok := p.obs.Failed[key]; ok && p.now.Before(f.RetryAt) {
+		p.wakeAt(f.RetryAt)
+		return false
+	} else if ok {
+		because = append(because, journal.Fact{Name: "failed before", Value: strconv.Itoa(f.Count) + " times"})
+	}
+	a.Because = append(because, a.Because...)
+	p.plan.Actions = append(p.plan.Actions, a)
+	return true
+}
+
+func fact(name, value string) journal.Fact { return journal.Fact{Name: name, Value: value} }
+
+// admit asks once whether the node takes the pod.
+func (p *planner) admit() bool {
+	if p.obs.Admitted {
+		return true
+	}
+	p.emit(Action{Kind: Admit}, fact("pod", "new on this node"))
+	return false
+}
+
+// deadline sets the alarm for activeDeadlineSeconds; ending acts on it.
+func (p *planner) deadline() bool {
+	if at := p.activeUntil(); !at.IsZero() {
+		p.wakeAt(at)
+	}
+	return true
+}
+
+func (p *planner) activeUntil() time.Time {
+	d, start := p.pod.Spec.ActiveDeadlineSeconds, p.obs.Last.StartTime
+	if d == nil || start == nil {
+		return time.Time{}
+	}
+	return start.Add(time.Duration(*d) * time.Second)
+}
+
+func (p *planner) cgroup() bool {
+	if p.obs.CgroupReady {
+		return true
+	}
+	p.emit(Action{Kind: Cgroup}, fact("cgroup", "not made yet"))
+	return false
+}
+
+func (p *planner) volumes() bool {
+	if !p.obs.VolumesReady {
+		p.emit(Action{Kind: Mount}, fact("volumes", "not mounted yet"))
+	}
+	return true
+}
+
+// sandbox makes sure of exactly one sandbox. One that died is cleared away
+// first: everything in it is stopped, then its network is torn down.
+func (p *planner) sandbox() bool {
+	if p.cur != nil {
+		return true
+	}
+	var old []*runtime.Sandbox
+	if p.obs.Runtime != nil {
+		old = p.obs.Runtime.Sandboxes
+	}
+	clear := true
+	for _, m := range p.held() {
+		if alive(m) {
+			clear = false
+			p.stop(m, p.ownGrace(), "Pod sandbox changed", fact("sandbox", "not ready"))
+		}
+	}
+	if !clear {
+		return false
+	}
+	for _, b := range old {
+		if !p.obs.Stopped[b.ID] {
+			clear = false
+			a := Action{Kind: StopSandbox, ID: b.ID}
+			a.Event = &Event{Reason: "SandboxChanged", Message: "Pod sandbox changed, it will be killed and re-created.", Key: "sandbox/" + b.ID}
+			p.emit(a, fact("sandbox", "not usable"))
+		}
+	}
+	if !clear || !p.wantsSandbox() {
+		return false
+	}
+	attempt := uint32(0)
+	if len(old) > 0 {
+		attempt = old[0].Attempt + 1
+	}
+	p.emit(Action{Kind: CreateSandbox, Attempt: attempt}, fact("sandboxes before", strconv.Itoa(len(old))))
+	return true
+}
+
+// wantsSandbox: a pod that lost its sandbox gets a new one only if something
+// would run in it.
+func (p *planner) wantsSandbox() bool {
+	anyRan := false
+	for _, m := range p.members {
+		anyRan = anyRan || m.role != ephemeralRole && m.ran()
+	}
+	if !anyRan {
+		return true
+	}
+	for _, m := range p.members {
+		if m.role == mainRole && p.startable(m) {
+			return true
+		}
+	}
+	return false
+}
+
+// startable: a main container that would be started in a new sandbox.
+func (p *planner) startable(m *member) bool {
+	if m.last == nil || m.last.State != runtime.Exited {
+		return p.pod.Spec.RestartPolicy != v1.RestartPolicyNever || m.last == nil && !p.anyMainRan()
+	}
+	return restartable(p.pod, m, m.last)
+}
+
+func (p *planner) anyMainRan() bool {
+	for _, m := range p.members {
+		if m.role == mainRole && m.ran() {
+			return true
+		}
+	}
+	return false
+}
+
+// held lists every instance the runtime holds, newest first.
+func (p *planner) held() []*runtime.Container {
+	if p.obs.Runtime == nil {
+		return nil
+	}
+	return p.obs.Runtime.Containers
+}
+
+// images makes the images of everything that has not started yet present,
+// alongside the sandbox. What is restarted asks again at its start.
+func (p *planner) images() bool {
+	for _, m := range p.members {
+		if m.role != ephemeralRole && m.cur == nil && m.last == nil {
+			p.pull(m)
+		}
+	}
+	return true
+}
+
+// pull tells whether the member's image is at hand, asking for it if not.
+func (p *planner) pull(m *member) bool {
+	if _, ok := p.obs.Images[m.c.Name]; ok {
+		return true
+	}
+	key := Key{Pull, m.c.Name}
+	if p.inFlight(Key{Start, m.c.Name}) {
+		return true
+	}
+	p.emit(Action{Kind: Pull, Container: m.c.Name}, fact("image", m.c.Image))
+	if f, ok := p.obs.Failed[key]; ok {
+		p.wait[m.c.Name] = &v1.ContainerStateWaiting{Reason: f.Reason, Message: f.Message}
+	}
+	return false
+}
+
+// hooks runs what must run once in a container that has just started.
+func (p *planner) hooks() bool {
+	if p.cur == nil {
+		return false
+	}
+	for _, m := range p.members {
+		if alive(m.cur) && needsPostStart(m.c) && !p.obs.PostStarted[m.cur.ID] {
+			if _, failed := p.obs.Failed[Key{PostStart, m.cur.ID}]; !failed {
+				p.emit(Action{Kind: PostStart, Container: m.c.Name, ID: m.cur.ID}, fact("container", "started"))
+			}
+		}
+	}
+	return true
+}
+
+func needsPostStart(c *v1.Container) bool { return c.Lifecycle != nil && c.Lifecycle.PostStart != nil }
+func needsPreStop(c *v1.Container) bool   { return c.Lifecycle != nil && c.Lifecycle.PreStop != nil }
+
+// settled: the container runs and its post-start hook is behind it.
+func (p *planner) settled(m *member) bool {
+	return m.cur != nil && m.cur.State == runtime.Running &&
+		(!needsPostStart(m.c) || p.obs.PostStarted[m.cur.ID])
+}
+
+// started is what the next init container waits for from a sidecar.
+func (p *planner) started(m *member) bool {
+	return p.settled(m) && p.probe(m).Started
+}
+
+// probe returns what is known about a running container's probes. Before the
+// first result a container with a startup probe has not started and one with a
+// readiness probe is not ready, unless the status says so already: that is the
+// memory of an agent that was restarted.
+func (p *planner) probe(m *member) Probe {
+	if r, ok := p.obs.Probes[m.cur.ID]; ok {
+		return r
+	}
+	r := Probe{Started: m.c.StartupProbe == nil, Ready: m.c.ReadinessProbe == nil}
+	if s := lastStatus(&p.obs.Last, m.c.Name); s != nil && s.ContainerID == p.idOf(m.cur) {
+		r.Started = r.Started || s.Started != nil && *s.Started
+		r.Ready = r.Ready || s.Ready
+	}
+	r.Ready = r.Ready && r.Started
+	return r
+}
+
+func (p *planner) idOf(c *runtime.Container) string { return p.obs.RuntimeName + "://" + c.ID }
+
+// ephemeral starts each ephemeral container once.
+func (p *planner) ephemeral() bool {
+	for _, m := range p.members {
+		if m.role != ephemeralRole || m.last != nil || lastRan(&p.obs.Last, m.c.Name) {
+			continue
+		}
+		p.start(m, nil, fact("ephemeral container", "never started"))
+	}
+	return true
+}
+
+// initialized: a main container was made in this sandbox, so no init
+// container runs in it again.
+func (p *planner) initialized() bool {
+	for _, m := range p.members {
+		if m.role == mainRole && (m.cur != nil || p.inFlight(Key{Start, m.c.Name})) {
+			return true
+		}
+	}
+	return false
+}
+
+// initContainers brings init containers and sidecars up one by one, and later
+// keeps the sidecars running.
+func (p *planner) initContainers() bool {
+	if p.initialized() {
+		for _, m := range p.members {
+			if m.role == sidecarRole && !p.check(m) {
+				p.run(m)
+			}
+		}
+		return true
+	}
+	for _, m := range p.members {
+		switch m.role {
+		case initRole:
+			if exited(m.cur) && m.succeeded(m.cur) {
+				continue
+			}
+			if m.cur == nil || exited(m.cur) && restartable(p.pod, m, m.cur) || m.cur.State == runtime.Created {
+				p.run(m)
+			} else {
+				p.check(m)
+			}
+			return false
+		case sidecarRole:
+			if !p.check(m) {
+				p.run(m)
+				return false
+			}
+			if !p.started(m) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// resize is filled in by the allocation in the spec: see resize.go.
+func (p *planner) resize() bool { return p.actuate() }
+
+// mainContainers starts what does not run, one at a time in the order of the
+// spec; the next does not wait for the previous to be ready, only for its
+// post-start hook.
+func (p *planner) mainContainers() bool {
+	for _, m := range p.members {
+		if m.role != mainRole {
+			continue
+		}
+		if p.check(m) {
+			if _, running := p.obs.InFlight[Key{PostStart, m.cur.ID}]; running || !p.settled(m) && p.hookPending(m) {
+				return true
+			}
+			continue
+		}
+		p.run(m)
+		if p.inFlight(Key{Start, m.c.Name}) || p.givenOut(Key{Start, m.c.Name}) {
+			return true
+		}
+	}
+	return true
+}
+
+func (p *planner) hookPending(m *member) bool { return p.givenOut(Key{PostStart, m.cur.ID}) }
+
+func (p *planner) givenOut(k Key) bool {
+	for _, a := range p.plan.Actions {
+		if a.Key() == k {
+			return true
+		}
+	}
+	return false
+}
+
+// check looks at a member that may be running and ends it if it must not go
+// on; it tells whether something of it is alive.
+func (p *planner) check(m *member) bool {
+	c := m.cur
+	if !alive(c) {
+		return false
+	}
+	name := m.c.Name
+	probe := p.obs.Probes[c.ID]
+	_, hookFailed := p.obs.Failed[Key{PostStart, c.ID}]
+	kind := "Container"
+	if m.role == sidecarRole {
+		kind = "Init container"
+	}
+	switch {
+	case c.State == runtime.Unknown:
+		p.stop(c, p.ownGrace(), fmt.Sprintf("Container %s is in unknown state, try killing it before restart", name), fact("state", "unknown"))
+	case c.Hash != "" && c.Hash != Hash(m.c):
+		p.stop(c, p.ownGrace(), fmt.Sprintf("Container %s definition changed, will be restarted", name), fact("definition", "changed"))
+	case probe.Failed != "":
+		msg := fmt.Sprintf("Container %s failed %s probe, will be restarted", name, probe.Failed)
+		if kind != "Container" {
+			msg = fmt.Sprintf("%s %s failed %s probe", kind, name, probe.Failed)
+		}
+		p.stop(c, p.probeGrace(m.c, probe.Failed), msg, fact(probe.Failed+" probe", "failed"), fact("output", probe.Output))
+	case hookFailed:
+		p.stop(c, p.ownGrace(), "FailedPostStartHook", fact("post-start hook", "failed"))
+	}
+	return true
+}
+
+// run starts a member that is not alive, when its back-off and the collaborators
+// allow it.
+func (p *planner) run(m *member) {
+	name := m.c.Name
+	c := m.last
+	if c == nil {
+		if lastRan(&p.obs.Last, name) && !p.vanishedRestarts(m) {
+			return
+		}
+		p.start(m, nil, fact("container", "never started"))
+		return
+	}
+	if c.State == runtime.Created {
+		// Made by an agent that died, or its start failed half-way.
+		if !p.inFlight(Key{Start, name}) {
+			p.emit(Action{Kind: Remove, Container: name, ID: c.ID}, fact("container", "created but never started"))
+		}
+		return
+	}
+	if alive(c) {
+		return // still being stopped in an older sandbox
+	}
+	if m.cur == nil && m.role == initRole {
+		p.start(m, nil, fact("sandbox", "new")) // init containers run once per sandbox
+		return
+	}
+	if !restartable(p.pod, m, c) && !(c.Hash != "" && c.Hash != Hash(m.c)) {
+		return
+	}
+	at, entry := restartAt(p.obs.Backoff, c, backoffKey(p.pod, m.c), p.obs.Node.CrashLimit, p.now)
+	if p.now.Before(at) {
+		p.wakeAt(at)
+		p.crashWait(m, at.Sub(c.FinishedAt))
+		return
+	}
+	p.start(m, &entry, fact("container", "ended"), fact("exit code", strconv.Itoa(int(c.ExitCode))), fact("restarts", strconv.Itoa(int(c.Attempt))))
+}
+
+// vanishedRestarts: a container that the status says has run, and of which the
+// runtime knows nothing, is started again if its policy would restart it after
+// a failure.
+func (p *planner) vanishedRestarts(m *member) bool {
+	return restartable(p.pod, m, &runtime.Container{State: runtime.Exited, ExitCode: unknownExit})
+}
+
+func (p *planner) crashWait(m *member, d time.Duration) {
+	pod := p.pod
+	id := fmt.Sprintf("%s_%s(%s)", pod.Name, pod.Namespace, pod.UID)
+	p.wait[m.c.Name] = &v1.ContainerStateWaiting{
+		Reason:  "CrashLoopBackOff",
+		Message: fmt.Sprintf("back-off %s restarting failed container=%s pod=%s", d.Round(time.Second), m.c.Name, id),
+	}
+	p.plan.Events = append(p.plan.Events, Event{
+		Warning: true, Reason: "BackOff", Container: m.c.Name,
+		Message: fmt.Sprintf("Back-off restarting failed container %s in pod %s", m.c.Name, id),
+		Key:     fmt.Sprintf("backoff/%s/%d", m.c.Name, m.last.Attempt),
+	})
+}
+
+// start gives out the start of a container once image, volumes and sandbox are
+// at hand.
+func (p *planner) start(m *member, entry *Backoff, because ...journal.Fact) {
+	name := m.c.Name
+	if f, ok := p.obs.Failed[Key{Start, name}]; ok {
+		p.wait[name] = &v1.ContainerStateWaiting{Reason: f.Reason, Message: f.Message}
+	}
+	if p.cur == nil || !p.obs.VolumesReady || !p.pull(m) {
+		return
+	}
+	p.emit(Action{Kind: Start, Container: name, Attempt: p.attempt(m), Backoff: entry, image: p.obs.Images[name]}, because...)
+}
+
+// attempt is the restart count of the next instance.
+func (p *planner) attempt(m *member) uint32 {
+	if m.last != nil {
+		return m.last.Attempt + 1
+	}
+	if s := lastStatus(&p.obs.Last, m.c.Name); s != nil && s.ContainerID != "" {
+		return uint32(s.RestartCount) + 1
+	}
+	return 0
+}
+
+// prune removes what no longer tells anything: all but the newest two
+// instances of a container, and sandboxes before the current one that hold
+// nothing worth keeping.
+func (p *planner) prune() bool {
+	seen := map[string]int{}
+	keep := map[string]bool{}
+	for _, c := range p.held() {
+		if seen[c.Name]++; seen[c.Name] <= 2 || alive(c) {
+			keep[c.SandboxID] = true
+			continue
+		}
+		p.emit(Action{Kind: Remove, Container: c.Name, ID: c.ID}, fact("instances kept", "2"))
+	}
+	if p.cur == nil {
+		return true
+	}
+	for _, b := range p.obs.Runtime.Sandboxes {
+		switch {
+		case b.ID == p.cur.ID || keep[b.ID]:
+		case !p.obs.Stopped[b.ID]:
+			p.emit(Action{Kind: StopSandbox, ID: b.ID}, fact("sandbox", "not the current one"))
+		case !p.holds(b.ID):
+			p.emit(Action{Kind: RemoveSandbox, ID: b.ID}, fact("sandbox", "not the current one"))
+		}
+	}
+	return true
+}
+
+func (p *planner) holds(sandboxID string) bool {
+	for _, c := range p.held() {
+		if c.SandboxID == sandboxID {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,210 @@
+package pod
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
+)
+
+// patient is how long a change that nobody acts on (a step on the way to
+// Running, say) waits for others to share its PATCH.
+const patient = 250 * time.Millisecond
+
+// publisher keeps the API's status of one pod equal to the planned one. One
+// PATCH is under way at a time and each is made against what the API answered
+// last, so the stream is ordered and nothing is written that has not changed.
+type publisher struct {
+	// base is the newest status the API is known to hold, at version.
+	base    v1.PodStatus
+	version uint64
+	target  types.UID // the object written to: the pod, or a static pod's mirror
+	busy    bool
+	gone    bool // the API no longer holds the object
+
+	since    time.Time // when the present difference was first seen
+	failures int
+	retryAt  time.Time
+}
+
+// patched is how one PATCH ended.
+type patched struct {
+	target types.UID
+	pod    *v1.Pod
+	err    error
+}
+
+// take learns what the API holds.
+func (p *publisher) take(spec Spec, mirror *v1.Pod, done []patched, now time.Time) {
+	held := spec.Pod
+	if spec.Static {
+		held = mirror
+	}
+	if spec.Orphan {
+		held = nil
+	}
+	if held != nil && held.UID != p.target {
+		*p = publisher{target: held.UID, busy: p.busy}
+	}
+	if held != nil {
+		p.see(held)
+	} else {
+		p.target = ""
+	}
+	for _, d := range done {
+		p.busy = false
+		switch {
+		case d.target != p.target:
+		case d.err == nil:
+			p.failures, p.retryAt = 0, time.Time{}
+			p.see(d.pod)
+		case apierrors.IsNotFound(d.err) || apierrors.IsConflict(d.err):
+			// Gone, or another pod by the same name: not ours to write to.
+			p.gone = !spec.Static
+			p.target = ""
+		default:
+			p.failures++
+			pause := min(100*time.Millisecond<<min(p.failures, 7), 10*time.Second)
+			p.retryAt = now.Add(pause + rand.N(pause/4))
+		}
+	}
+}
+
+func (p *publisher) see(pod *v1.Pod) {
+	version, err := strconv.ParseUint(pod.ResourceVersion, 10, 64)
+	if err != nil || version >= p.version {
+		p.base, p.version = pod.Status, version
+	}
+}
+
+// publish begins a PATCH if one is due and returns when to look again.
+func (w *worker) publish(ctx context.Context, spec Spec, plan Plan, now time.Time) (again time.Time) {
+	p := &w.pub
+	if p.busy || p.gone || p.target == "" || w.m.cfg.Client == nil {
+		return time.Time{}
+	}
+	body, err := statusPatch(p.target, p.base, plan.Status)
+	if err != nil {
+		w.m.cfg.Log.Error("making a status patch", "pod", spec.Pod.Name, "err", err)
+		return time.Time{}
+	}
+	if body == nil {
+		p.since = time.Time{}
+		return time.Time{}
+	}
+	if p.since.IsZero() {
+		p.since = now
+	}
+	due := p.since.Add(patient)
+	if urgent(p.base, plan.Status) {
+		due = now
+	}
+	if due.Before(p.retryAt) {
+		due = p.retryAt
+	}
+	if now.Before(due) {
+		return due
+	}
+	p.busy, p.since = true, time.Time{}
+	target := p.target
+	pods := w.m.cfg.Client.CoreV1().Pods(spec.Pod.Namespace)
+	w.wg.Go(func() {
+		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+		defer cancel()
+		got, err := pods.Patch(ctx, spec.Pod.Name, types.StrategicMergePatchType, body, metav1.PatchOptions{}, "status")
+		if err != nil && ctx.Err() == nil {
+			w.m.cfg.Log.Debug("patching a pod's status", "pod", spec.Pod.Name, "namespace", spec.Pod.Namespace, "err", err)
+		}
+		w.mu.Lock()
+		w.patches = append(w.patches, patched{target: target, pod: got, err: err})
+		w.mu.Unlock()
+		w.poke()
+	})
+	return time.Time{}
+}
+
+// urgent tells whether somebody acts on the difference: endpoints, owners and
+// people wait for phase and readiness.
+func urgent(base, want v1.PodStatus) bool {
+	from := base.Phase
+	if from == "" {
+		from = v1.PodPending
+	}
+	return from != want.Phase || ready(&base) != ready(&want)
+}
+
+func ready(s *v1.PodStatus) bool {
+	for _, c := range s.Conditions {
+		if c.Type == v1.PodReady {
+			return c.Status == v1.ConditionTrue
+		}
+	}
+	return false
+}
+
+// owned are the conditions that the agent writes; all others are kept.
+var owned = map[v1.PodConditionType]bool{
+	v1.PodScheduled: true, v1.PodReadyToStartContainers: true, v1.PodInitialized: true, v1.ContainersReady: true, v1.PodReady: true,
+	v1.PodResizePending: true, v1.PodResizeInProgress: true, v1.AllContainersRestarting: true,
+}
+
+// mergedStatus is the planned status together with what others own in base.
+func mergedStatus(base, want v1.PodStatus) v1.PodStatus {
+	have := map[v1.PodConditionType]bool{}
+	for _, c := range want.Conditions {
+		have[c.Type] = true
+	}
+	merged := want
+	merged.Conditions = append([]v1.PodCondition(nil), want.Conditions...)
+	for _, c := range base.Conditions {
+		if !owned[c.Type] && !have[c.Type] {
+			merged.Conditions = append(merged.Conditions, c)
+		}
+	}
+	merged.ResourceClaimStatuses = base.ResourceClaimStatuses
+	merged.ExtendedResourceClaimStatus = base.ExtendedResourceClaimStatus
+	merged.NominatedNodeName = base.NominatedNodeName
+	return merged
+}
+
+// statusPatch is the strategic merge patch that takes base to want, guarded by
+// the pod's UID; nil when there is nothing to write.
+func statusPatch(uid types.UID, base, want v1.PodStatus) ([]byte, error) {
+	want = mergedStatus(base, want)
+	if apiequality.Semantic.DeepEqual(base, want) {
+		return nil, nil
+	}
+	from, err := json.Marshal(v1.Pod{Status: base})
+	if err != nil {
+		return nil, fmt.Errorf("marshalling the status held: %w", err)
+	}
+	to, err := json.Marshal(v1.Pod{Status: want})
+	if err != nil {
+		return nil, fmt.Errorf("marshalling the status planned: %w", err)
+	}
+	body, err := strategicpatch.CreateTwoWayMergePatch(from, to, v1.Pod{})
+	if err != nil {
+		return nil, fmt.Errorf("comparing statuses: %w", err)
+	}
+	var patch map[string]json.RawMessage
+	if err := json.Unmarshal(body, &patch); err != nil {
+		return nil, fmt.Errorf("reading back a patch: %w", err)
+	}
+	if len(patch) == 0 {
+		return nil, nil
+	}
+	patch["metadata"], err = json.Marshal(map[string]types.UID{"uid": uid})
+	if err != nil {
+		return nil, fmt.Errorf("marshalling a UID: %w", err)
+	}
+	return json.Marshal(patch)
+}

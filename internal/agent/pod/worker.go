@@ -1,0 +1,284 @@
+package pod
+
+import (
+	"context"
+	"maps"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/internal/agent/runtime"
+	"github.com/berth-dev/berth/internal/journal"
+)
+
+// worker owns one pod: it alone plans for it and performs what is planned. Its
+// loop never waits for an action; each runs in a goroutine of its own and
+// reports back through the inbox.
+type worker struct {
+	m    *Manager
+	uid  types.UID
+	wake chan struct{}
+
+	mu      sync.Mutex
+	spec    Spec
+	mirror  *v1.Pod // of a static pod, as the API holds it
+	inbox   []Result
+	patches []patched
+
+	// current is the pod with the status planned last; quiet tells whether
+	// nothing of it runs any more.
+	current atomic.Pointer[v1.Pod]
+	quiet   chan struct{}
+	retry   atomic.Bool
+
+	// Owned by the loop.
+	obs     Observed
+	flights map[Key]*flight
+	fired   map[string]bool // keys of events sent
+	updated *v1.Pod         // the definition that volumes were told of last
+	pub     publisher
+	wg      sync.WaitGroup
+}
+
+// flight is an action that is being performed.
+type flight struct {
+	cancel   context.CancelFunc
+	canceled atomic.Bool
+}
+
+func newWorker(m *Manager, spec Spec) *worker {
+	w := &worker{
+		m: m, uid: spec.Pod.UID, wake: make(chan struct{}, 1), spec: spec,
+		flights: map[Key]*flight{}, fired: map[string]bool{}, quiet: make(chan struct{}),
+	}
+	w.current.Store(spec.Pod)
+	return w
+}
+
+// poke makes the loop look again.
+func (w *worker) poke() {
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+// update changes what the world asks of the pod.
+func (w *worker) update(f func(*Spec)) {
+	w.mu.Lock()
+	f(&w.spec)
+	w.mu.Unlock()
+	w.poke()
+}
+
+func (w *worker) deliver(r Result) {
+	w.mu.Lock()
+	w.inbox = append(w.inbox, r)
+	w.mu.Unlock()
+	w.poke()
+}
+
+// run is the worker's life; it returns when nothing is left of the pod or ctx
+// ends.
+func (w *worker) run(ctx context.Context) {
+	defer w.wg.Wait()
+	w.obs.Memory = NewMemory(w.firstStatus())
+	w.obs.RuntimeName = w.m.cfg.RuntimeName
+	w.obs.Messages = map[string]string{}
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for ctx.Err() == nil {
+		now := w.m.cfg.Now()
+		spec := w.observe(now)
+		plan := Next(spec, &w.obs, now)
+		w.perform(ctx, spec, plan, now)
+		wakeAt := earliest(plan.WakeAt, w.publish(ctx, spec, plan, now))
+		if plan.Done && !w.pub.busy {
+			return
+		}
+		if !wakeAt.IsZero() {
+			timer.Reset(max(wakeAt.Sub(now), time.Millisecond))
+		} else {
+			timer.Stop()
+		}
+		select {
+		case <-ctx.Done():
+		case <-w.wake:
+		case <-timer.C:
+		}
+	}
+}
+
+// firstStatus is the status the API holds when the worker begins.
+func (w *worker) firstStatus() v1.PodStatus {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.spec.Static {
+		if w.mirror != nil {
+			return w.mirror.Status
+		}
+		return v1.PodStatus{}
+	}
+	return w.spec.Pod.Status
+}
+
+// observe takes in everything that arrived since the last round.
+func (w *worker) observe(now time.Time) Spec {
+	w.mu.Lock()
+	spec, mirror := w.spec, w.mirror
+	inbox, patches := w.inbox, w.patches
+	w.inbox, w.patches = nil, nil
+	w.mu.Unlock()
+
+	for _, r := range inbox {
+		if f := w.flights[r.Action.Key()]; f != nil && f == r.flight {
+			delete(w.flights, r.Action.Key())
+			f.cancel()
+			w.obs.Done(r, now)
+		}
+	}
+	if w.retry.Swap(false) {
+		w.obs.retryNow(now)
+	}
+	w.obs.Runtime = w.m.cfg.Runtime.Pod(w.uid)
+	w.obs.forget(w.obs.Runtime)
+	w.obs.Node = w.m.cfg.Node()
+	w.obs.Probes = w.m.cfg.Probes.Results(w.uid)
+	w.readMessages()
+	w.pub.take(spec, mirror, patches, now)
+	if w.m.cfg.Client == nil {
+		w.obs.Acked, w.obs.Deleted = w.obs.Last.Phase, spec.Removed
+	} else {
+		w.obs.Acked = w.pub.base.Phase
+		w.obs.Deleted = w.obs.Deleted || w.pub.gone
+	}
+	if w.updated != spec.Pod && w.obs.VolumesReady {
+		w.updated = spec.Pod
+		w.m.cfg.Volumes.Update(spec.Pod)
+	}
+	return spec
+}
+
+// readMessages fetches the termination messages of containers that have ended
+// since the last round, and drops those of containers that are gone.
+func (w *worker) readMessages() {
+	if w.obs.Runtime == nil {
+		return
+	}
+	known := map[string]bool{}
+	for _, c := range w.obs.Runtime.Containers {
+		known[c.ID] = true
+		if _, have := w.obs.Messages[c.ID]; c.State == runtime.Exited && !have {
+			w.obs.Messages[c.ID] = terminationMessage(c, len(w.spec.Pod.Spec.Containers)+len(w.spec.Pod.Spec.InitContainers))
+		}
+	}
+	maps.DeleteFunc(w.obs.Messages, func(id string, _ string) bool { return !known[id] })
+}
+
+// perform begins the plan's actions and tells the world about them.
+func (w *worker) perform(ctx context.Context, spec Spec, plan Plan, now time.Time) {
+	for _, k := range plan.Cancel {
+		if f := w.flights[k]; f != nil {
+			f.canceled.Store(true)
+			f.cancel()
+		}
+	}
+	w.obs.Accept(plan, now)
+	for _, e := range plan.Events {
+		w.fire(spec.Pod, e)
+	}
+	for _, a := range plan.Actions {
+		if old := w.flights[a.Key()]; old != nil {
+			old.canceled.Store(true) // replaced by one with less time
+			old.cancel()
+		}
+		if a.Event != nil {
+			w.fire(spec.Pod, *a.Event)
+		}
+		w.m.journal(spec.Pod, a, now)
+		actx, cancel := context.WithCancel(ctx)
+		f := &flight{cancel: cancel}
+		w.flights[a.Key()] = f
+		w.wg.Go(func() {
+			began := w.m.cfg.Now()
+			r := w.m.effect(actx, w, spec, a)
+			w.m.observeAction(a.Kind, w.m.cfg.Now().Sub(began))
+			r.Action, r.flight = a, f
+			r.Canceled = r.Err != nil && f.canceled.Load()
+			w.deliver(r)
+		})
+	}
+	pod := spec.Pod.DeepCopy()
+	pod.Status = mergedStatus(spec.Pod.Status, plan.Status)
+	w.current.Store(pod)
+	w.m.cfg.Probes.Sync(w.uid, w.targets(pod, plan))
+	if plan.Terminating && !w.isQuiet() && terminalQuiet(&w.obs, plan) {
+		close(w.quiet)
+	}
+}
+
+func (w *worker) isQuiet() bool {
+	select {
+	case <-w.quiet:
+		return true
+	default:
+		return false
+	}
+}
+
+// terminalQuiet: the pod is ending and nothing of it runs.
+func terminalQuiet(obs *Observed, plan Plan) bool {
+	return plan.Terminating && terminal(plan.Status.Phase) || plan.Done
+}
+
+// targets lists the running containers for the prober.
+func (w *worker) targets(pod *v1.Pod, plan Plan) []Target {
+	held := w.obs.Runtime
+	if held == nil {
+		return nil
+	}
+	cur := currentSandbox(pod, held)
+	var out []Target
+	for _, m := range members(pod, held, cur) {
+		if m.cur == nil || m.cur.State != runtime.Running || !hasProbes(m.c) {
+			continue
+		}
+		t := Target{Pod: pod, Container: m.c, ContainerID: m.cur.ID, PodIP: pod.Status.PodIP, StartedAt: m.cur.StartedAt, Ending: plan.Terminating}
+		if s := lastStatus(&plan.Status, m.c.Name); s != nil {
+			t.Before = Probe{Started: s.Started != nil && *s.Started, Ready: s.Ready}
+		}
+		out = append(out, t)
+	}
+	return out
+}
+
+func hasProbes(c *v1.Container) bool {
+	return c.LivenessProbe != nil || c.ReadinessProbe != nil || c.StartupProbe != nil
+}
+
+// fire sends an event, once per key.
+func (w *worker) fire(pod *v1.Pod, e Event) {
+	if e.Key != "" {
+		if w.fired[e.Key] {
+			return
+		}
+		if len(w.fired) > 256 {
+			clear(w.fired)
+		}
+		w.fired[e.Key] = true
+	}
+	w.m.event(pod, e)
+}
+
+// journal appends an action to the decision journal.
+func (m *Manager) journal(pod *v1.Pod, a Action, now time.Time) {
+	m.cfg.Journal.Append(journal.Record{
+		Time: now, Part: "agent",
+		Object:   journal.Ref{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID)},
+		Decision: a.sentence(), Because: a.Because,
+	})
+	m.cfg.Log.Debug("pod action", "pod", pod.Namespace+"/"+pod.Name, "uid", pod.UID, "action", a.String())
+}

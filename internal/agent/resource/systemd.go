@@ -1,0 +1,164 @@
+package resource
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"time"
+
+	systemd "github.com/coreos/go-systemd/v22/dbus"
+	"github.com/godbus/dbus/v5"
+)
+
+// Property is one setting of a systemd unit.
+type Property struct {
+	Name  string
+	Value any
+}
+
+// Units is what the systemd driver needs of systemd. Slices are started
+// through it because systemd resets cgroups that it did not make itself.
+type Units interface {
+	// StartSlice makes a slice with properties; one that exists is no error.
+	StartSlice(name string, props []Property) error
+	// SetProperties changes a running slice, until the next boot only.
+	SetProperties(name string, props []Property) error
+	// StopSlice ends a slice and all below it; one that is gone is no error.
+	StopSlice(name string) error
+}
+
+// unitProperties spells limits as systemd properties. Limits without one
+// (huge pages) are written to their files as well by the caller.
+func unitProperties(version int, l Limits) []Property {
+	var out []Property
+	if l.CPUShares != 0 {
+		if version == 2 {
+			out = append(out, Property{"CPUWeight", CPUWeight(l.CPUShares)})
+		} else {
+			out = append(out, Property{"CPUShares", l.CPUShares})
+		}
+	}
+	if l.CPUQuota != 0 {
+		perSec := uint64(math.MaxUint64)
+		period := l.CPUPeriod
+		if period == 0 {
+			period = DefaultCPUPeriodMicros
+		}
+		if l.CPUQuota > 0 {
+			perSec = uint64(l.CPUQuota) * 1_000_000 / period
+			// systemd keeps whole percents of a CPU; round up, or the slice
+			// gets less than the pod was promised.
+			if rest := perSec % 10_000; rest != 0 {
+				perSec += 10_000 - rest
+			}
+		}
+		out = append(out, Property{"CPUQuotaPerSecUSec", perSec}, Property{"CPUQuotaPeriodUSec", period})
+	}
+	if l.MemoryLimit != 0 {
+		name := "MemoryMax"
+		if version == 1 {
+			name = "MemoryLimit"
+		}
+		out = append(out, Property{name, unlimitedOr(l.MemoryLimit)})
+	}
+	if l.PidsLimit != 0 {
+		out = append(out, Property{"TasksMax", unlimitedOr(l.PidsLimit)})
+	}
+	return out
+}
+
+func unlimitedOr(v int64) uint64 {
+	if v == Unlimited {
+		return math.MaxUint64
+	}
+	return uint64(v)
+}
+
+// SystemdUnits is Units over the system bus.
+type SystemdUnits struct {
+	conn *systemd.Conn
+	// timeout bounds each call: a hung systemd costs one pod one call.
+	timeout time.Duration
+}
+
+// ConnectSystemd opens the system bus. Close it with Close.
+func ConnectSystemd(ctx context.Context) (*SystemdUnits, error) {
+	conn, err := systemd.NewWithContext(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("connecting to systemd: %w; set the cgroup driver to %q on hosts without systemd", err, Cgroupfs)
+	}
+	return &SystemdUnits{conn: conn, timeout: 30 * time.Second}, nil
+}
+
+// Close ends the connection.
+func (s *SystemdUnits) Close() { s.conn.Close() }
+
+// StartSlice makes the slice and waits for the job's result.
+func (s *SystemdUnits) StartSlice(name string, props []Property) error {
+	ctx, cancel := context.WithTimeout(context.Background(), s.timeout)
+	defer cancel()
+	all := append(busProperties(props),
+		systemd.PropDescription("pods of the node agent: "+name),
+		systemd.Property{Name: "DefaultDependencies", Value: dbus.MakeVariant(false)},
+		systemd.Property{Name: "CPUAccounting", Value: dbus.MakeVariant(true)},
+		systemd.Property{Name: "MemoryAccounting", Value: dbus.MakeVariant(true)},
+		systemd.Property{Name: "TasksAccounting", Value: dbus.MakeVariant(true)},
+		systemd.Property{Name: "IOAccounting", Value: dbus.MakeVariant(true)},
+	)
+	done := make(chan string, 1)
+	_, err := s.conn.StartTransientUnitContext(ctx, name, "replace", all, done)
+	if isBusError(err, "org.freedesktop.systemd1.UnitExists") {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return s.finish(ctx, name, done)
+}
+
+// SetProperties changes the running unit.
+func (s *SystemdUnits) SetProperties(name string, props []Property) error {
+	ctx, cancel := context.WithTimeout(context.Background(), s.timeout)
+	defer cancel()
+	return s.conn.SetUnitPropertiesContext(ctx, name, true, busProperties(props)...)
+}
+
+// StopSlice stops the unit and waits for the job's result.
+func (s *SystemdUnits) StopSlice(name string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), s.timeout)
+	defer cancel()
+	done := make(chan string, 1)
+	_, err := s.conn.StopUnitContext(ctx, name, "replace", done)
+	if isBusError(err, "org.freedesktop.systemd1.NoSuchUnit") {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return s.finish(ctx, name, done)
+}
+
+func (s *SystemdUnits) finish(ctx context.Context, name string, done <-chan string) error {
+	select {
+	case result := <-done:
+		if result != "done" {
+			return fmt.Errorf("systemd job for %s ended as %q", name, result)
+		}
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("waiting for systemd job for %s: %w", name, ctx.Err())
+	}
+}
+
+func busProperties(props []Property) []systemd.Property {
+	out := make([]systemd.Property, 0, len(props))
+	for _, p := range props {
+		out = append(out, systemd.Property{Name: p.Name, Value: dbus.MakeVariant(p.Value)})
+	}
+	return out
+}
+
+func isBusError(err error, name string) bool {
+	e, ok := err.(dbus.Error)
+	return ok && e.Name == name
+}

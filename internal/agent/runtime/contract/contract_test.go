@@ -1,0 +1,52 @@
+package contract
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/berth-dev/berth/internal/agent/runtime"
+	"github.com/berth-dev/berth/internal/agent/runtime/fake"
+)
+
+func TestFake(t *testing.T) {
+	f := fake.New(nil)
+	f.IgnoresStop["stubborn"] = true
+	// What the suite's scripts do.
+	f.Run = func(cfg *runtimeapi.ContainerConfig) (int32, bool) {
+		code, ends := strings.CutPrefix(cfg.GetCommand()[2], "exit ")
+		n, _ := strconv.Atoi(code)
+		return int32(n), ends
+	}
+	Run(t, Subject{Service: f, Images: f, Image: "any"})
+}
+
+// TestRuntime runs the suite against the runtime that BERTH_TEST_CRI names,
+// with BERTH_TEST_IMAGE as the image.
+func TestRuntime(t *testing.T) {
+	endpoint := os.Getenv("BERTH_TEST_CRI")
+	if endpoint == "" {
+		t.Skip("no container runtime: set BERTH_TEST_CRI to a CRI endpoint, for example unix:///run/containerd/containerd.sock")
+	}
+	image := os.Getenv("BERTH_TEST_IMAGE")
+	if image == "" {
+		image = "berth.dev/toolbox:1"
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	svc, images, err := runtime.Connect(ctx, runtime.ConnectConfig{Endpoint: endpoint, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = svc.Close(context.Background())
+		_ = images.Close(context.Background())
+	})
+	Run(t, Subject{Service: svc, Images: images, Image: image, Host: os.Getenv("BERTH_TEST_NO_CNI") != ""})
+}

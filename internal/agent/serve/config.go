@@ -1,0 +1,114 @@
+package serve
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
+	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
+)
+
+// Pods is what the API shows of the pods of this node. Objects are shared:
+// nobody changes them.
+type Pods interface {
+	// List returns the pods the node should run, static ones included, with
+	// their current status.
+	List() []*v1.Pod
+	// Get returns one of them.
+	Get(namespace, name string) (*v1.Pod, bool)
+	// Exited returns a channel that is closed once the container is not
+	// running (any more). The channel need not be closed if ctx ends first.
+	Exited(ctx context.Context, containerID string) <-chan struct{}
+}
+
+// Runtime is the part of a CRI runtime client that the API needs.
+type Runtime interface {
+	ListPodSandbox(context.Context, *runtimeapi.PodSandboxFilter) ([]*runtimeapi.PodSandbox, error)
+	ListContainers(context.Context, *runtimeapi.ContainerFilter) ([]*runtimeapi.Container, error)
+	ContainerStatus(ctx context.Context, containerID string, verbose bool) (*runtimeapi.ContainerStatusResponse, error)
+	Exec(context.Context, *runtimeapi.ExecRequest) (*runtimeapi.ExecResponse, error)
+	ExecSync(ctx context.Context, containerID string, cmd []string, timeout time.Duration) (stdout, stderr []byte, err error)
+	Attach(context.Context, *runtimeapi.AttachRequest) (*runtimeapi.AttachResponse, error)
+	PortForward(context.Context, *runtimeapi.PortForwardRequest) (*runtimeapi.PortForwardResponse, error)
+	CheckpointContainer(context.Context, *runtimeapi.CheckpointContainerRequest) error
+}
+
+// Stats are measured when asked for.
+type Stats interface {
+	// Summary fills the summary API's answer; with onlyCPUAndMemory nothing
+	// else is measured.
+	Summary(ctx context.Context, onlyCPUAndMemory bool) (*statsapi.Summary, error)
+	// WriteResource writes /metrics/resource in the Prometheus text format.
+	WriteResource(ctx context.Context, out io.Writer) error
+	// WriteCAdvisor writes /metrics/cadvisor in the Prometheus text format.
+	WriteCAdvisor(ctx context.Context, out io.Writer) error
+}
+
+// Check is a health check served below /healthz/.
+type Check struct {
+	Name  string
+	Check func() error
+}
+
+// Config is all the role needs. Log, NodeName, Kubelet, Client, TLS, Pods and
+// Runtime are required.
+type Config struct {
+	Log      *slog.Logger
+	NodeName string
+	// Kubelet is the effective configuration, which /configz shows.
+	Kubelet *kubeletv1beta1.KubeletConfiguration
+	// Client asks the API server who calls and whether they may.
+	Client kubernetes.Interface
+	// TLS brings the serving certificate (GetCertificate) and the limits on
+	// versions and ciphers. Client certificates are handled here.
+	TLS     *tls.Config
+	Pods    Pods
+	Runtime Runtime
+	// Stats may be nil: then the stats endpoints answer 501.
+	Stats Stats
+	// Gather is what /metrics shows, Probes what /metrics/probes shows; nil
+	// shows nothing.
+	Gather prometheus.Gatherer
+	Probes prometheus.Gatherer
+	// Metrics takes the role's own metrics; nil is none.
+	Metrics prometheus.Registerer
+	// Checks are added to "ping" on /healthz.
+	Checks []Check
+	// LogLevel is what PUT /debug/flags/v changes; nil refuses.
+	LogLevel *slog.LevelVar
+	// LogDir is what /logs/ shows, default /var/log. RootDir is the agent's
+	// directory, which holds checkpoints/.
+	LogDir  string
+	RootDir string
+
+	// Listen, Healthz and ReadOnly replace the listeners that Kubelet's
+	// address and ports ask for. They are closed at the end.
+	Listen   net.Listener
+	Healthz  net.Listener
+	ReadOnly net.Listener
+	// Grace is how long running requests may go on after the context ended,
+	// default 2 s; streams are cut then.
+	Grace time.Duration
+}
+
+func (c *Config) complete() error {
+	if c.Log == nil || c.NodeName == "" || c.Kubelet == nil || c.Client == nil || c.TLS == nil || c.Pods == nil || c.Runtime == nil {
+		return errors.New("configuring the node's API: Log, NodeName, Kubelet, Client, TLS, Pods and Runtime are required")
+	}
+	if c.LogDir == "" {
+		c.LogDir = "/var/log"
+	}
+	if c.Grace == 0 {
+		c.Grace = 2 * time.Second
+	}
+	return nil
+}

@@ -1,0 +1,86 @@
+package source
+
+import (
+	"context"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+)
+
+// runAPI watches the pods bound to this node.
+func (s *set) runAPI(ctx context.Context) {
+	pods := s.cfg.Client.CoreV1().Pods(metav1.NamespaceAll)
+	selector := fields.OneTermEqualSelector("spec.nodeName", s.cfg.NodeName).String()
+	lw := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.FieldSelector = selector
+			return pods.List(ctx, o)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.FieldSelector = selector
+			return pods.Watch(ctx, o)
+		},
+	}
+	_, informer := cache.NewInformerWithOptions(cache.InformerOptions{
+		ListerWatcher: cache.ToListWatcherWithWatchListSemantics(lw, s.cfg.Client),
+		ObjectType:    &v1.Pod{},
+		Handler: cache.ResourceEventHandlerFuncs{
+			AddFunc:    func(o any) { s.apiPod(o.(*v1.Pod)) },
+			UpdateFunc: func(_, o any) { s.apiPod(o.(*v1.Pod)) },
+			DeleteFunc: func(o any) {
+				if d, ok := o.(cache.DeletedFinalStateUnknown); ok {
+					o = d.Obj
+				}
+				if p, ok := o.(*v1.Pod); ok {
+					s.apiPodGone(p)
+				}
+			},
+		},
+		// Managed fields are of no use here and are half of the object.
+		Transform: func(o any) (any, error) {
+			if p, ok := o.(*v1.Pod); ok {
+				p.ManagedFields = nil
+			}
+			return o, nil
+		},
+	})
+	go func() {
+		if cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
+			s.reported("api")
+		}
+	}()
+	informer.RunWithContext(ctx)
+}
+
+func (s *set) apiPod(p *v1.Pod) {
+	if p.Spec.NodeName != s.cfg.NodeName {
+		return
+	}
+	if !isMirror(p) {
+		s.cfg.Sink.Set(p, false)
+		return
+	}
+	s.mu.Lock()
+	s.mirrors[nameOf(p)] = p
+	s.mu.Unlock()
+	s.tellMirror(nameOf(p))
+	s.touchMirror(nameOf(p))
+}
+
+func (s *set) apiPodGone(p *v1.Pod) {
+	if !isMirror(p) {
+		s.cfg.Sink.Gone(p.UID)
+		return
+	}
+	s.mu.Lock()
+	if m := s.mirrors[nameOf(p)]; m != nil && m.UID == p.UID {
+		delete(s.mirrors, nameOf(p))
+	}
+	s.mu.Unlock()
+	s.tellMirror(nameOf(p))
+	s.touchMirror(nameOf(p))
+}

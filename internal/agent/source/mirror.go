@@ -1,0 +1,127 @@
+package source
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+)
+
+type mirrorQueue = workqueue.TypedRateLimitingInterface[types.NamespacedName]
+
+func newMirrorQueue() *mirrorQueue {
+	q := workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[types.NamespacedName](50*time.Millisecond, 10*time.Second))
+	return &q
+}
+
+// MirrorStep is what a mirror pod needs next.
+type MirrorStep int
+
+// The steps.
+const (
+	MirrorKeep MirrorStep = iota
+	MirrorCreate
+	MirrorDelete
+)
+
+// NextMirrorStep decides about the mirror of one name. static is the pod that
+// runs here or nil, mirror what the API holds or nil; complete tells whether
+// all static sources have reported, before which nothing is an orphan.
+func NextMirrorStep(static, mirror *v1.Pod, complete bool) MirrorStep {
+	switch {
+	case static == nil && mirror != nil && complete:
+		return MirrorDelete
+	case static == nil:
+		return MirrorKeep
+	case mirror == nil:
+		return MirrorCreate
+	case mirror.DeletionTimestamp != nil, mirror.Annotations[AnnotationMirror] != static.Annotations[AnnotationHash]:
+		return MirrorDelete
+	}
+	return MirrorKeep
+}
+
+// touchMirror looks at one name's mirror soon.
+func (s *set) touchMirror(n types.NamespacedName) {
+	if s.queue != nil {
+		(*s.queue).Add(n)
+	}
+}
+
+// runMirrors keeps the mirrors right until ctx ends. It waits for the node to
+// be registered: a mirror is owned by its Node.
+func (s *set) runMirrors(ctx context.Context) {
+	q := *s.queue
+	context.AfterFunc(ctx, q.ShutDown)
+	if s.cfg.NodeReady != nil {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.cfg.NodeReady:
+		}
+	}
+	for {
+		name, stop := q.Get()
+		if stop {
+			return
+		}
+		if err := s.syncMirror(ctx, name); err != nil {
+			if ctx.Err() == nil {
+				s.cfg.Log.Warn("keeping a mirror pod", "pod", name.String(), "err", err)
+			}
+			q.AddRateLimited(name)
+		} else {
+			q.Forget(name)
+		}
+		q.Done(name)
+	}
+}
+
+func (s *set) syncMirror(ctx context.Context, name types.NamespacedName) error {
+	s.mu.Lock()
+	static, mirror := s.staticNamed(name), s.mirrors[name]
+	complete, synced := len(s.waiting) == 0, !s.waiting["api"]
+	s.mu.Unlock()
+	if !synced {
+		return nil // reported looks at all of them again
+	}
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	pods := s.cfg.Client.CoreV1().Pods(name.Namespace)
+	switch NextMirrorStep(static, mirror, complete) {
+	case MirrorCreate:
+		_, err := pods.Create(ctx, NewMirror(static, s.cfg.NodeName, s.cfg.Node()), metav1.CreateOptions{})
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			return fmt.Errorf("creating mirror pod %s: %w", name, err)
+		}
+	case MirrorDelete:
+		err := pods.Delete(ctx, name.Name, metav1.DeleteOptions{GracePeriodSeconds: zero, Preconditions: metav1.NewUIDPreconditions(string(mirror.UID))})
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+			return fmt.Errorf("deleting mirror pod %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// NewMirror is the API object that stands for a static pod.
+func NewMirror(static *v1.Pod, nodeName string, node types.UID) *v1.Pod {
+	m := &v1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: static.Name, Namespace: static.Namespace,
+			Labels: maps.Clone(static.Labels), Annotations: maps.Clone(static.Annotations),
+		},
+		Spec: *static.Spec.DeepCopy(),
+	}
+	m.Annotations[AnnotationMirror] = static.Annotations[AnnotationHash]
+	if node != "" {
+		yes := true
+		m.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: nodeName, UID: node, Controller: &yes}}
+	}
+	return m
+}

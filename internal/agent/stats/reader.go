@@ -1,0 +1,494 @@
+package stats
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
+)
+
+// Mounts says where the kernel's cgroup trees are mounted. With Unified set
+// the others are not used.
+type Mounts struct {
+	Unified string
+	// The v1 hierarchies; empty if not mounted.
+	CPU, CPUAcct, Memory, PIDs, BlkIO string
+}
+
+// FindMounts reads the cgroup mounts of this mount namespace. Cgroup v2 counts
+// only if it holds the memory controller, as on no hybrid host.
+func FindMounts() (Mounts, error) {
+	infos, err := mountinfo.GetMounts(mountinfo.FSTypeFilter("cgroup", "cgroup2"))
+	if err != nil {
+		return Mounts{}, fmt.Errorf("reading cgroup mounts: %w", err)
+	}
+	var m Mounts
+	unified := ""
+	for _, info := range infos {
+		if info.FSType == "cgroup2" {
+			unified = info.Mountpoint
+			continue
+		}
+		for _, option := range strings.Split(info.VFSOptions, ",") {
+			for controller, field := range map[string]*string{"cpu": &m.CPU, "cpuacct": &m.CPUAcct, "memory": &m.Memory, "pids": &m.PIDs, "blkio": &m.BlkIO} {
+				if option == controller && *field == "" {
+					*field = info.Mountpoint
+				}
+			}
+		}
+	}
+	switch {
+	case m.Memory != "" && m.CPUAcct != "":
+		return m, nil
+	case unified != "":
+		return Mounts{Unified: unified}, nil
+	}
+	return m, errors.New("finding cgroups: neither cgroup v2 nor the v1 controllers cpuacct and memory are mounted")
+}
+
+// Usage is what one cgroup used. Counters only grow while the cgroup lives.
+type Usage struct {
+	// CPU times in nanoseconds.
+	CPU, CPUUser, CPUSystem uint64
+	// Enforcement periods of a cpu limit, and how many of them were throttled.
+	Periods, ThrottledPeriods, ThrottledNanos uint64
+
+	// Memory in bytes. Limit is zero for none.
+	Memory, WorkingSet, RSS, Cache, MappedFile, Swap uint64
+	MemoryLimit, SwapLimit                           uint64
+	PageFaults, MajorFaults, OOMKills                uint64
+
+	PIDs uint64
+
+	ReadBytes, WriteBytes, Reads, Writes uint64
+
+	// Pressure is nil where the kernel does not tell.
+	CPUPressure, MemoryPressure, IOPressure *statsapi.PSIStats
+}
+
+// Parts choose what to read of a cgroup.
+type Parts uint8
+
+// The parts, to be combined with "|". Each costs files to be read: on a full
+// node these add up, so ask for what is shown only.
+const (
+	CPU Parts = 1 << iota
+	Memory
+	PIDs
+	IO
+	Pressure
+	Swap
+	Events
+	Everything Parts = 0xff
+)
+
+// ErrGone says that a cgroup does not exist (any more).
+var ErrGone = errors.New("cgroup does not exist")
+
+const pageSize = 4096
+
+const unlimitedV1 = 1 << 62 // v1 spells "no limit" as a number just below 2^63
+
+// Reader reads cgroup files. It is safe for concurrent use.
+type Reader struct {
+	mounts  Mounts
+	buffers sync.Pool
+}
+
+// NewReader returns a Reader of the trees at the mounts.
+func NewReader(mounts Mounts) *Reader {
+	return &Reader{mounts: mounts, buffers: sync.Pool{New: func() any {
+		buf := make([]byte, 16<<10)
+		return &buf
+	}}}
+}
+
+// Read measures the cgroup at path, which is relative to the mounts ("/" is
+// the machine). Files that the kernel does not offer leave zeros.
+func (r *Reader) Read(path string, parts Parts) (Usage, error) {
+	pooled := r.buffers.Get().(*[]byte)
+	defer r.buffers.Put(pooled)
+	var usage Usage
+	var err error
+	if r.mounts.Unified != "" {
+		err = r.readV2(path, parts, &usage, *pooled)
+	} else {
+		err = r.readV1(path, parts, &usage, *pooled)
+	}
+	return usage, err
+}
+
+// dir is an open cgroup directory; -1 is a hierarchy that is not there.
+type dir int
+
+func openDir(mount, path string) (dir, error) {
+	if mount == "" {
+		return -1, nil
+	}
+	fd, err := unix.Open(filepath.Join(mount, path), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return -1, ErrGone
+	case err != nil:
+		return -1, fmt.Errorf("opening cgroup %s: %w", path, err)
+	}
+	return dir(fd), nil
+}
+
+func (d dir) close() {
+	if d >= 0 {
+		unix.Close(int(d))
+	}
+}
+
+// read returns the file's contents in buf, or nothing if it cannot be read.
+func (d dir) read(name string, buf []byte) []byte {
+	if d < 0 {
+		return nil
+	}
+	fd, err := unix.Openat(int(d), name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil
+	}
+	defer unix.Close(fd)
+	filled := 0
+	for filled < len(buf) {
+		n, err := unix.Read(fd, buf[filled:])
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return nil
+		}
+		filled += n
+		// The kernel fills the buffer as far as the file goes: a short answer
+		// is the last one, except for long files, which come by the page.
+		if n == 0 || n < pageSize/2 {
+			break
+		}
+	}
+	return buf[:filled]
+}
+
+func (d dir) number(name string, buf []byte) uint64 {
+	return parseUint(bytes.TrimSpace(d.read(name, buf)))
+}
+
+func (r *Reader) readV2(path string, parts Parts, usage *Usage, buf []byte) error {
+	d, err := openDir(r.mounts.Unified, path)
+	if err != nil {
+		return err
+	}
+	defer d.close()
+	if parts&CPU != 0 {
+		eachField(d.read("cpu.stat", buf), func(key []byte, value uint64) {
+			switch string(key) {
+			case "usage_usec":
+				usage.CPU = value * 1000
+			case "user_usec":
+				usage.CPUUser = value * 1000
+			case "system_usec":
+				usage.CPUSystem = value * 1000
+			case "nr_periods":
+				usage.Periods = value
+			case "nr_throttled":
+				usage.ThrottledPeriods = value
+			case "throttled_usec":
+				usage.ThrottledNanos = value * 1000
+			}
+		})
+	}
+	if parts&Memory != 0 {
+		readMemoryV2(d, usage, buf)
+	}
+	if parts&Swap != 0 {
+		usage.Swap = d.number("memory.swap.current", buf)
+		usage.SwapLimit = d.number("memory.swap.max", buf)
+	}
+	if parts&Events != 0 {
+		eachField(d.read("memory.events", buf), func(key []byte, value uint64) {
+			if string(key) == "oom_kill" {
+				usage.OOMKills = value
+			}
+		})
+	}
+	if parts&PIDs != 0 {
+		usage.PIDs = d.number("pids.current", buf)
+	}
+	if parts&IO != 0 {
+		eachLine(d.read("io.stat", buf), func(line []byte) {
+			for len(line) > 0 {
+				var pair []byte
+				pair, line = cut(line, ' ')
+				key, value, found := bytes.Cut(pair, []byte{'='})
+				if !found {
+					continue
+				}
+				switch string(key) {
+				case "rbytes":
+					usage.ReadBytes += parseUint(value)
+				case "wbytes":
+					usage.WriteBytes += parseUint(value)
+				case "rios":
+					usage.Reads += parseUint(value)
+				case "wios":
+					usage.Writes += parseUint(value)
+				}
+			}
+		})
+	}
+	if parts&Pressure != 0 {
+		usage.CPUPressure = parsePressure(d.read("cpu.pressure", buf))
+		usage.MemoryPressure = parsePressure(d.read("memory.pressure", buf))
+		usage.IOPressure = parsePressure(d.read("io.pressure", buf))
+	}
+	return nil
+}
+
+func readMemoryV2(d dir, usage *Usage, buf []byte) {
+	usage.Memory = d.number("memory.current", buf)
+	var inactive, slab uint64
+	eachField(d.read("memory.stat", buf), func(key []byte, value uint64) {
+		switch string(key) {
+		case "anon":
+			usage.RSS = value
+		case "file":
+			usage.Cache = value
+		case "file_mapped":
+			usage.MappedFile = value
+		case "inactive_file":
+			inactive = value
+		case "slab":
+			slab = value
+		case "pgfault":
+			usage.PageFaults = value
+		case "pgmajfault":
+			usage.MajorFaults = value
+		}
+	})
+	if usage.Memory == 0 { // the root has no memory.current
+		usage.Memory = usage.RSS + usage.Cache + slab
+	}
+	usage.WorkingSet = below(usage.Memory, inactive)
+	usage.MemoryLimit = d.number("memory.max", buf) // "max" parses as 0
+}
+
+func (r *Reader) readV1(path string, parts Parts, usage *Usage, buf []byte) error {
+	if parts&CPU != 0 {
+		d, err := openDir(r.mounts.CPUAcct, path)
+		if err != nil {
+			return err
+		}
+		usage.CPU = d.number("cpuacct.usage", buf)
+		usage.CPUUser = d.number("cpuacct.usage_user", buf)
+		usage.CPUSystem = d.number("cpuacct.usage_sys", buf)
+		d.close()
+		if d, err = openDir(r.mounts.CPU, path); err == nil {
+			eachField(d.read("cpu.stat", buf), func(key []byte, value uint64) {
+				switch string(key) {
+				case "nr_periods":
+					usage.Periods = value
+				case "nr_throttled":
+					usage.ThrottledPeriods = value
+				case "throttled_time":
+					usage.ThrottledNanos = value
+				}
+			})
+			d.close()
+		}
+	}
+	if parts&Memory != 0 {
+		d, err := openDir(r.mounts.Memory, path)
+		if err != nil {
+			return err
+		}
+		readMemoryV1(d, usage, buf)
+		if parts&Events != 0 {
+			eachField(d.read("memory.oom_control", buf), func(key []byte, value uint64) {
+				if string(key) == "oom_kill" {
+					usage.OOMKills = value
+				}
+			})
+		}
+		d.close()
+	}
+	if parts&PIDs != 0 {
+		if d, err := openDir(r.mounts.PIDs, path); err == nil {
+			usage.PIDs = d.number("pids.current", buf)
+			d.close()
+		}
+	}
+	if parts&IO != 0 {
+		if d, err := openDir(r.mounts.BlkIO, path); err == nil {
+			eachOperation(d.read("blkio.throttle.io_service_bytes_recursive", buf), &usage.ReadBytes, &usage.WriteBytes)
+			eachOperation(d.read("blkio.throttle.io_serviced_recursive", buf), &usage.Reads, &usage.Writes)
+			d.close()
+		}
+	}
+	if parts&Pressure != 0 && path == "/" {
+		// Version 1 has no pressure per cgroup; the machine's is in /proc.
+		if d, err := openDir("/proc/pressure", ""); err == nil {
+			usage.CPUPressure = parsePressure(d.read("cpu", buf))
+			usage.MemoryPressure = parsePressure(d.read("memory", buf))
+			usage.IOPressure = parsePressure(d.read("io", buf))
+			d.close()
+		}
+	}
+	return nil
+}
+
+func readMemoryV1(d dir, usage *Usage, buf []byte) {
+	usage.Memory = d.number("memory.usage_in_bytes", buf)
+	var inactive uint64
+	eachField(d.read("memory.stat", buf), func(key []byte, value uint64) {
+		switch string(key) {
+		case "total_rss":
+			usage.RSS = value
+		case "total_cache":
+			usage.Cache = value
+		case "total_mapped_file":
+			usage.MappedFile = value
+		case "total_swap":
+			usage.Swap = value
+		case "total_inactive_file":
+			inactive = value
+		case "total_pgfault":
+			usage.PageFaults = value
+		case "total_pgmajfault":
+			usage.MajorFaults = value
+		}
+	})
+	usage.WorkingSet = below(usage.Memory, inactive)
+	if limit := d.number("memory.limit_in_bytes", buf); limit < unlimitedV1 {
+		usage.MemoryLimit = limit
+	}
+}
+
+// firstPID returns the first process in the cgroup, or 0.
+func (r *Reader) firstPID(path string) int {
+	pooled := r.buffers.Get().(*[]byte)
+	defer r.buffers.Put(pooled)
+	mount := r.mounts.Unified
+	if mount == "" {
+		mount = r.mounts.Memory
+	}
+	d, err := openDir(mount, path)
+	if err != nil {
+		return 0
+	}
+	defer d.close()
+	line, _ := cut(d.read("cgroup.procs", *pooled), '\n')
+	return int(parseUint(line))
+}
+
+// tree is the mount whose directories list the cgroups.
+func (r *Reader) tree() string {
+	if r.mounts.Unified != "" {
+		return r.mounts.Unified
+	}
+	return r.mounts.Memory
+}
+
+func below(value, part uint64) uint64 {
+	if part > value {
+		return 0
+	}
+	return value - part
+}
+
+// eachField calls do for each "key value" line.
+func eachField(text []byte, do func(key []byte, value uint64)) {
+	eachLine(text, func(line []byte) {
+		if space := bytes.IndexByte(line, ' '); space > 0 {
+			do(line[:space], parseUint(line[space+1:]))
+		}
+	})
+}
+
+func eachLine(text []byte, do func(line []byte)) {
+	for len(text) > 0 {
+		var line []byte
+		line, text = cut(text, '\n')
+		do(line)
+	}
+}
+
+// eachOperation sums "8:0 Read 4096" lines.
+func eachOperation(text []byte, read, write *uint64) {
+	eachLine(text, func(line []byte) {
+		_, rest := cut(line, ' ')
+		operation, value := cut(rest, ' ')
+		switch string(operation) {
+		case "Read":
+			*read += parseUint(value)
+		case "Write":
+			*write += parseUint(value)
+		}
+	})
+}
+
+func cut(text []byte, at byte) (before, after []byte) {
+	if i := bytes.IndexByte(text, at); i >= 0 {
+		return text[:i], text[i+1:]
+	}
+	return text, nil
+}
+
+// parseUint reads leading digits; anything else is 0.
+func parseUint(text []byte) uint64 {
+	value := uint64(0)
+	for _, char := range text {
+		if char < '0' || char > '9' {
+			break
+		}
+		value = value*10 + uint64(char-'0')
+	}
+	return value
+}
+
+// parsePressure reads "some avg10=0.00 avg60=0.00 avg300=0.00 total=0" and the
+// same for "full".
+func parsePressure(text []byte) *statsapi.PSIStats {
+	if len(text) == 0 {
+		return nil
+	}
+	pressure := &statsapi.PSIStats{}
+	eachLine(text, func(line []byte) {
+		kind, rest := cut(line, ' ')
+		into := &pressure.Some
+		if string(kind) == "full" {
+			into = &pressure.Full
+		}
+		for len(rest) > 0 {
+			var pair []byte
+			pair, rest = cut(rest, ' ')
+			key, value := cut(pair, '=')
+			switch string(key) {
+			case "avg10":
+				into.Avg10 = parseFloat(value)
+			case "avg60":
+				into.Avg60 = parseFloat(value)
+			case "avg300":
+				into.Avg300 = parseFloat(value)
+			case "total":
+				into.Total = parseUint(value)
+			}
+		}
+	})
+	return pressure
+}
+
+func parseFloat(text []byte) float64 {
+	value, err := strconv.ParseFloat(string(text), 64)
+	if err != nil {
+		return 0
+	}
+	return value
+}

@@ -1,0 +1,227 @@
+package cli
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+	"golang.org/x/term"
+
+	"github.com/berth-dev/berth/internal/cluster"
+	"github.com/berth-dev/berth/internal/cluster/host"
+)
+
+// progressFD is where a detached berth writes its progress.
+const progressFD = 3
+
+func upCommand() *cobra.Command {
+	var (
+		cfg       cluster.Config
+		portsFrom int
+		detach    bool
+		child     bool
+	)
+	cmd := &cobra.Command{
+		Use:   "up",
+		Short: "start a whole cluster on this machine",
+		Long: "Starts API server, controllers, scheduler, node agent, service proxy and a container runtime.\n" +
+			"Without --detach it runs in the foreground until interrupted; containers go on running and the next up finds them.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if portsFrom != 0 {
+				cfg.Ports = cluster.PortsFrom(portsFrom)
+			}
+			if err := cfg.Complete(); err != nil {
+				return err
+			}
+			if pid := cluster.Running(cfg.DataDir); pid != 0 {
+				if detach {
+					return alreadyUp(cmd.Context(), cfg.DataDir, pid)
+				}
+				return &cluster.ErrRunning{DataDir: cfg.DataDir, PID: pid}
+			}
+			if detach {
+				return detached(cmd.Context(), &cfg)
+			}
+			return foreground(cmd.Context(), &cfg, child)
+		},
+	}
+	f := cmd.Flags()
+	dataDirFlag(cmd, &cfg.DataDir)
+	f.BoolVar(&detach, "detach", false, "return once the node is Ready; the cluster goes on in the background")
+	f.StringVar(&cfg.NodeName, "node-name", "", "this node's name (default: the host name)")
+	f.StringVar(&cfg.NodeIP, "node-ip", "", "this node's address (default: that of the default route)")
+	f.StringVar(&cfg.ClusterCIDR, "cluster-cidr", "", "range of pod addresses (default 10.244.0.0/16)")
+	f.StringVar(&cfg.ServiceCIDR, "service-cidr", "", "range of service addresses (default 10.96.0.0/16)")
+	f.StringVar(&cfg.ClusterDomain, "cluster-domain", "", "DNS domain of the cluster (default cluster.local)")
+	f.IntVar(&portsFrom, "ports-from", 0, "use consecutive ports from this one on, instead of the usual ones")
+	f.IntVar(&cfg.Ports.API, "api-port", 0, "port of the API server (default 6443)")
+	f.IntVar(&cfg.Ports.Agent, "agent-port", 0, "port of the node agent (default 10250)")
+	f.IntVar(&cfg.Ports.AgentHealthz, "agent-healthz-port", 0, "port of the agent's health check on loopback (default 10248)")
+	f.IntVar(&cfg.Ports.ProxyHealthz, "proxy-healthz-port", 0, "port of the proxy's health check (default 10256)")
+	f.IntVar(&cfg.Ports.ProxyMetrics, "proxy-metrics-port", 0, "port of the proxy's metrics on loopback (default 10249)")
+	f.IntVar(&cfg.Ports.Metrics, "metrics-port", 0, "port of the controllers' metrics on loopback (default 10257)")
+	f.StringVar(&cfg.BundleDir, "bundle-dir", "", "directory of the runtime bundle (default: that of this program)")
+	f.StringVar(&cfg.ImagesDir, "images-dir", "", "directory of OCI archives to import (default: images in the bundle)")
+	f.StringVar(&cfg.RuntimeEndpoint, "container-runtime-endpoint", "", "CRI socket of a runtime that is already there, instead of the bundled one")
+	f.StringSliceVar(&cfg.EtcdServers, "etcd-servers", nil, "URLs of an external etcd cluster, instead of the embedded store")
+	f.StringVar(&cfg.EtcdCAFile, "etcd-cafile", "", "authority of the external etcd")
+	f.StringVar(&cfg.EtcdCertFile, "etcd-certfile", "", "client certificate for the external etcd")
+	f.StringVar(&cfg.EtcdKeyFile, "etcd-keyfile", "", "client key for the external etcd")
+	f.StringVar(&cfg.LogFormat, "log-format", "text", "format of the log files: text or json")
+	f.StringVar(&cfg.LogLevel, "log-level", "info", "least level that is logged: debug, info, warn or error")
+	f.BoolVar(&child, "progress-fd", false, "write progress as JSON to file descriptor 3")
+	if err := f.MarkHidden("progress-fd"); err != nil {
+		panic(err)
+	}
+	return cmd
+}
+
+func dataDirFlag(cmd *cobra.Command, into *string) {
+	cmd.Flags().StringVar(into, "data-dir", envOr("BERTH_DATA_DIR", host.DefaultDataDir), "directory of everything the cluster writes (environment: BERTH_DATA_DIR)")
+}
+
+func envOr(name, otherwise string) string {
+	if v := os.Getenv(name); v != "" {
+		return v
+	}
+	return otherwise
+}
+
+// foreground runs the cluster in this process.
+func foreground(ctx context.Context, cfg *cluster.Config, child bool) error {
+	ready := make(chan struct{})
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	emit := cluster.Printer(os.Stdout, term.IsTerminal(int(os.Stdout.Fd())))
+	if child {
+		// The runtime outlives this process: it must not hold the pipe open.
+		unix.CloseOnExec(progressFD)
+		pipe := os.NewFile(progressFD, "progress")
+		emit = cluster.Encoder(pipe)
+		go func() {
+			<-ready
+			pipe.Close()
+		}()
+	} else {
+		go func() {
+			select {
+			case <-ready:
+				ended(ctx, cfg, os.Stdout)
+				fmt.Println("\nRunning in the foreground; stop with ctrl-c (containers go on) or `berth down`.")
+			case <-ctx.Done():
+			}
+		}()
+	}
+	return cluster.Up(ctx, cfg, emit, ready)
+}
+
+// detached starts this program again in a session of its own and follows its
+// progress until the node is Ready or the start failed.
+func detached(ctx context.Context, cfg *cluster.Config) error {
+	exe, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("finding this program: %w", err)
+	}
+	args := append([]string{"up", "--progress-fd"}, slices.DeleteFunc(slices.Clone(os.Args[2:]), func(a string) bool {
+		return a == "--detach" || strings.HasPrefix(a, "--detach=")
+	})...)
+	r, w, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("opening the progress pipe: %w", err)
+	}
+	defer r.Close()
+	if err := os.MkdirAll(cfg.Path("logs"), 0o755); err != nil {
+		return fmt.Errorf("making the log directory: %w", err)
+	}
+	out, err := os.OpenFile(cfg.Path("logs", "crash.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o640)
+	if err != nil {
+		return fmt.Errorf("opening the crash log: %w", err)
+	}
+	defer out.Close()
+	cmd := exec.Command(exe, args...)
+	cmd.Dir = "/"
+	if wd, err := os.Getwd(); err == nil {
+		cmd.Dir = wd // relative paths among the flags stay true
+	}
+	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = out, out, []*os.File{w}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("starting the background process: %w", err)
+	}
+	w.Close()
+	stop := context.AfterFunc(ctx, func() { cmd.Process.Signal(syscall.SIGTERM) }) //nolint:errcheck // it may have ended
+	defer stop()
+	failed := follow(r, os.Stdout)
+	if failed || ctx.Err() != nil {
+		cmd.Wait() //nolint:errcheck // its failure was shown
+		return errSilent
+	}
+	s, err := cluster.Ask(ctx, cfg.DataDir)
+	if err != nil || !s.Ready {
+		cmd.Wait() //nolint:errcheck // what it said last is in the crash log
+		return fmt.Errorf("the cluster ended while starting: see %s", cfg.Path("logs"))
+	}
+	ended(ctx, cfg, os.Stdout)
+	return nil
+}
+
+// follow prints progress until the pipe closes and says whether a stage
+// failed.
+func follow(r io.Reader, w io.Writer) (failed bool) {
+	show := cluster.Printer(w, term.IsTerminal(int(os.Stdout.Fd())))
+	sc := bufio.NewScanner(r)
+	for sc.Scan() {
+		var e cluster.Event
+		if json.Unmarshal(sc.Bytes(), &e) != nil {
+			continue
+		}
+		show(e)
+		failed = failed || e.State == "fail"
+	}
+	return failed
+}
+
+// alreadyUp is what a second `up` says: one status line, and success.
+func alreadyUp(ctx context.Context, dataDir string, pid int) error {
+	s, err := cluster.Ask(ctx, dataDir)
+	if err != nil {
+		return fmt.Errorf("a cluster is running on %s (process %d) but does not answer: %w", dataDir, pid, err)
+	}
+	fmt.Printf("already up: %s, node %s, API on port %d, %s old, process %d\n", s.Instance, s.Settings.NodeName, s.Settings.Ports.API, time.Since(s.Since).Round(time.Second), s.PID)
+	return nil
+}
+
+// ended closes a successful start: the node table and what to type next.
+func ended(ctx context.Context, cfg *cluster.Config, w io.Writer) {
+	exe, err := os.Executable()
+	if err != nil {
+		exe = "berth"
+	}
+	fmt.Fprintln(w)
+	cmd := exec.CommandContext(ctx, exe, "kubectl", "--kubeconfig", cfg.Path("admin.kubeconfig"), "get", "nodes", "-o", "wide")
+	cmd.Stdout, cmd.Stderr = w, w
+	if err := cmd.Run(); err != nil && !errors.Is(err, context.Canceled) {
+		fmt.Fprintln(w, "listing nodes:", err)
+	}
+	call := "bin/berth"
+	if short := os.Args[0]; !strings.Contains(short, "/") || strings.HasPrefix(short, "bin/") {
+		call = short
+	}
+	env := ""
+	if cfg.DataDir != host.DefaultDataDir {
+		env = "BERTH_DATA_DIR=" + cfg.DataDir + " "
+	}
+	fmt.Fprintf(w, "\nnext: %s%s kubectl apply -f examples/hello.yaml\n", env, call)
+}

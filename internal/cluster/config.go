@@ -1,0 +1,288 @@
+// Package cluster brings a whole cluster up on one machine and takes it down
+// again: it checks the machine, makes the certificates, runs the container
+// runtime and every part of berth in order, and tells the user how it goes.
+package cluster
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/internal/cluster/containerd"
+	"github.com/berth-dev/berth/internal/cluster/host"
+)
+
+// dataVersion is the version of the data directory's layout. A directory of a
+// newer version is refused: this berth could not know what it would break.
+const dataVersion = 1
+
+// Ports are the TCP ports a cluster listens on. Zero means the default.
+type Ports struct {
+	API          int `json:"api"`          // API server, all addresses
+	Agent        int `json:"agent"`        // agent API, all addresses
+	AgentHealthz int `json:"agentHealthz"` // agent health, loopback
+	ProxyHealthz int `json:"proxyHealthz"` // proxy health, all addresses
+	ProxyMetrics int `json:"proxyMetrics"` // proxy metrics, loopback
+	Metrics      int `json:"metrics"`      // controllers' and scheduler's metrics and health, loopback
+}
+
+// DefaultPorts are the ports upstream's parts use.
+var DefaultPorts = Ports{API: 6443, Agent: 10250, AgentHealthz: 10248, ProxyHealthz: 10256, ProxyMetrics: 10249, Metrics: 10257}
+
+// PortsFrom gives consecutive ports starting at first.
+func PortsFrom(first int) Ports {
+	return Ports{API: first, Agent: first + 1, AgentHealthz: first + 2, ProxyHealthz: first + 3, ProxyMetrics: first + 4, Metrics: first + 5}
+}
+
+// Settings are what a cluster keeps for life: they are written to the data
+// directory at the first start, and a later start without flags uses them.
+type Settings struct {
+	Version       int    `json:"version"`
+	ClusterCIDR   string `json:"clusterCIDR"`
+	ServiceCIDR   string `json:"serviceCIDR"`
+	ClusterDomain string `json:"clusterDomain"`
+	NodeName      string `json:"nodeName"`
+	Ports         Ports  `json:"ports"`
+}
+
+// Config is everything `berth up` can be told. Empty fields get defaults from
+// Complete.
+type Config struct {
+	Settings
+	DataDir string
+	// NodeIP is this node's address; empty: that of the default route.
+	NodeIP string
+	// BundleDir holds containerd, its shim, the CNI plugins and images/.
+	BundleDir string
+	// ImagesDir holds the OCI archives to import; empty: BundleDir/images.
+	ImagesDir string
+	// RuntimeEndpoint is a CRI socket of a runtime that is already there;
+	// empty: the bundled containerd.
+	RuntimeEndpoint string
+	// EtcdServers, if any, are used instead of the embedded store.
+	EtcdServers                           []string
+	EtcdCAFile, EtcdCertFile, EtcdKeyFile string
+	LogFormat                             string
+	LogLevel                              string
+}
+
+// Complete fills in what was not given: first from the data directory's own
+// settings, then from defaults. It changes nothing on disk. Settings that were
+// given and differ from the stored ones are refused where a running cluster
+// depends on them.
+func (c *Config) Complete() error {
+	if c.DataDir == "" {
+		c.DataDir = host.DefaultDataDir
+	}
+	abs, err := filepath.Abs(c.DataDir)
+	if err != nil {
+		return fmt.Errorf("--data-dir %q: %w", c.DataDir, err)
+	}
+	c.DataDir = abs
+	if n := len(containerd.Layout{DataDir: abs}.Socket()) + len(".ttrpc"); n > 107 {
+		return fmt.Errorf("--data-dir %s: the path is %d bytes too long for the sockets below it (the kernel allows 107 bytes): choose a shorter one", abs, n-107)
+	}
+	kept, err := c.stored()
+	if err != nil {
+		return err
+	}
+	if err := c.Settings.merge(kept); err != nil {
+		return err
+	}
+	c.Settings.defaults(c.Instance())
+	if c.NodeName == "" {
+		name, err := os.Hostname()
+		if err != nil {
+			return fmt.Errorf("reading the host name: %w; give --node-name", err)
+		}
+		c.NodeName = strings.ToLower(strings.TrimSpace(name))
+	}
+	if c.NodeIP == "" {
+		if c.NodeIP, err = defaultRouteIP(); err != nil {
+			return err
+		}
+	} else if net.ParseIP(c.NodeIP) == nil {
+		return fmt.Errorf("--node-ip %q: not an IP address", c.NodeIP)
+	}
+	if c.BundleDir == "" {
+		exe, err := os.Executable()
+		if err != nil {
+			return fmt.Errorf("finding the runtime bundle: %w; give --bundle-dir", err)
+		}
+		c.BundleDir = filepath.Dir(exe)
+	}
+	if c.ImagesDir == "" {
+		c.ImagesDir = filepath.Join(c.BundleDir, "images")
+	}
+	return c.validate()
+}
+
+func (c *Config) validate() error {
+	for flag, cidr := range map[string]string{"--cluster-cidr": c.ClusterCIDR, "--service-cidr": c.ServiceCIDR} {
+		if _, err := netip.ParsePrefix(cidr); err != nil {
+			return fmt.Errorf("%s %q: not a CIDR such as 10.244.0.0/16", flag, cidr)
+		}
+	}
+	pods, services := netip.MustParsePrefix(c.ClusterCIDR), netip.MustParsePrefix(c.ServiceCIDR)
+	if pods.Overlaps(services) {
+		return fmt.Errorf("--cluster-cidr %s and --service-cidr %s overlap: choose two ranges that share no address", pods, services)
+	}
+	return nil
+}
+
+// Instance is the cluster's short name outside its data directory.
+func (c *Config) Instance() string { return host.Instance(c.DataDir) }
+
+// Layout is where the bundled runtime keeps its files.
+func (c *Config) Layout() containerd.Layout {
+	return containerd.Layout{DataDir: c.DataDir, Instance: c.Instance()}
+}
+
+// Path joins a name to the data directory.
+func (c *Config) Path(elem ...string) string {
+	return filepath.Join(append([]string{c.DataDir}, elem...)...)
+}
+
+// Bridge is the pod network's bridge; interface names hold 15 bytes at most.
+func (c *Config) Bridge() string {
+	if name := c.Instance(); name != "berth" {
+		return "brt" + strings.TrimPrefix(name, "berth-")
+	}
+	return "berth0"
+}
+
+// CgroupRoot is the sub-tree that holds every cgroup of this cluster.
+func (c *Config) CgroupRoot() string { return "/" + c.Instance() }
+
+func (c *Config) settingsFile() string { return c.Path("cluster.json") }
+
+// stored reads the settings of an existing data directory; none is an empty
+// value.
+func (c *Config) stored() (Settings, error) {
+	var s Settings
+	data, err := os.ReadFile(c.settingsFile())
+	if errors.Is(err, fs.ErrNotExist) {
+		return s, nil
+	}
+	if err != nil {
+		return s, fmt.Errorf("reading the cluster's settings: %w", err)
+	}
+	if err := json.Unmarshal(data, &s); err != nil {
+		return s, fmt.Errorf("reading the cluster's settings from %s: %w", c.settingsFile(), err)
+	}
+	if s.Version > dataVersion {
+		return s, fmt.Errorf("data directory %s was written by a newer berth (layout %d, this one knows %d): use the newer berth, or another --data-dir", c.DataDir, s.Version, dataVersion)
+	}
+	return s, nil
+}
+
+// save writes the settings for the next start.
+func (c *Config) save() error {
+	c.Version = dataVersion
+	data, err := json.MarshalIndent(c.Settings, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encoding the cluster's settings: %w", err)
+	}
+	tmp := c.settingsFile() + ".new"
+	if err := os.WriteFile(tmp, append(data, '\n'), 0o644); err != nil {
+		return fmt.Errorf("writing the cluster's settings: %w", err)
+	}
+	return os.Rename(tmp, c.settingsFile())
+}
+
+// merge takes kept values where none were given and refuses changes that the
+// stored objects would contradict.
+func (s *Settings) merge(kept Settings) error {
+	for _, f := range []struct {
+		flag       string
+		given, old *string
+	}{
+		{"--cluster-cidr", &s.ClusterCIDR, &kept.ClusterCIDR},
+		{"--service-cidr", &s.ServiceCIDR, &kept.ServiceCIDR},
+		{"--cluster-domain", &s.ClusterDomain, &kept.ClusterDomain},
+		{"--node-name", &s.NodeName, &kept.NodeName},
+	} {
+		switch {
+		case *f.given == "":
+			*f.given = *f.old
+		case *f.old != "" && *f.given != *f.old:
+			return fmt.Errorf("%s %s: this cluster was made with %s and its objects depend on it; use that, or another --data-dir", f.flag, *f.given, *f.old)
+		}
+	}
+	s.Ports.fill(kept.Ports)
+	return nil
+}
+
+func (s *Settings) defaults(instance string) {
+	if s.ClusterDomain == "" {
+		s.ClusterDomain = "cluster.local"
+	}
+	// Clusters that share a machine must not share addresses: all but the
+	// default one get ranges picked by their name.
+	pods, services := "10.244.0.0/16", "10.96.0.0/16"
+	if instance != "berth" {
+		h := fnv.New32a()
+		h.Write([]byte(instance))
+		n := h.Sum32() % 64
+		pods, services = fmt.Sprintf("10.%d.0.0/16", 128+n), fmt.Sprintf("10.%d.0.0/16", 32+n)
+	}
+	if s.ClusterCIDR == "" {
+		s.ClusterCIDR = pods
+	}
+	if s.ServiceCIDR == "" {
+		s.ServiceCIDR = services
+	}
+	s.Ports.fill(DefaultPorts)
+}
+
+func (p *Ports) fill(from Ports) {
+	for _, f := range []struct{ to, from *int }{
+		{&p.API, &from.API}, {&p.Agent, &from.Agent}, {&p.AgentHealthz, &from.AgentHealthz},
+		{&p.ProxyHealthz, &from.ProxyHealthz}, {&p.ProxyMetrics, &from.ProxyMetrics}, {&p.Metrics, &from.Metrics},
+	} {
+		if *f.to == 0 {
+			*f.to = *f.from
+		}
+	}
+}
+
+// defaultRouteIP is the source address the kernel would use to leave the
+// machine; without a default route, the first global address.
+func defaultRouteIP() (string, error) {
+	routes, err := netlink.RouteListFiltered(unix.AF_INET, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+	if err == nil {
+		for _, r := range routes {
+			if r.Dst != nil && r.Dst.String() != "0.0.0.0/0" {
+				continue
+			}
+			if r.Src != nil {
+				return r.Src.String(), nil
+			}
+			if link, err := netlink.LinkByIndex(r.LinkIndex); err == nil {
+				if addrs, err := netlink.AddrList(link, unix.AF_INET); err == nil && len(addrs) > 0 {
+					return addrs[0].IP.String(), nil
+				}
+			}
+		}
+	}
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return "", fmt.Errorf("listing this machine's addresses: %w; give --node-ip", err)
+	}
+	for _, a := range addrs {
+		if ipn, ok := a.(*net.IPNet); ok && ipn.IP.IsGlobalUnicast() && ipn.IP.To4() != nil {
+			return ipn.IP.String(), nil
+		}
+	}
+	return "", errors.New("this machine has no default route and no global IPv4 address: give --node-ip")
+}

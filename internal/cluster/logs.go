@@ -1,0 +1,81 @@
+package cluster
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+
+	"github.com/go-logr/logr"
+	"k8s.io/klog/v2"
+)
+
+// logs hands out one logger per part, each with a file of its own below the
+// data directory.
+type logs struct {
+	dir    string
+	format string
+	level  slog.Level
+
+	mu    sync.Mutex
+	files []*os.File
+}
+
+// newLogs checks format and level before anything is written.
+func newLogs(dir, format, level string) (*logs, error) {
+	l := &logs{dir: dir, format: format}
+	switch format {
+	case "":
+		l.format = "text"
+	case "text", "json":
+	default:
+		return nil, fmt.Errorf("--log-format %q: allowed are text and json", format)
+	}
+	if level == "" {
+		level = "info"
+	}
+	if err := l.level.UnmarshalText([]byte(strings.ToUpper(level))); err != nil {
+		return nil, fmt.Errorf("--log-level %q: allowed are debug, info, warn and error", level)
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, fmt.Errorf("making the log directory: %w", err)
+	}
+	return l, nil
+}
+
+// part opens PART.log and returns its logger.
+func (l *logs) part(name string) (*slog.Logger, error) {
+	f, err := os.OpenFile(l.dir+"/"+name+".log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o640)
+	if err != nil {
+		return nil, fmt.Errorf("opening the log of %s: %w", name, err)
+	}
+	l.mu.Lock()
+	l.files = append(l.files, f)
+	l.mu.Unlock()
+	return slog.New(l.handler(f)), nil
+}
+
+func (l *logs) handler(w io.Writer) slog.Handler {
+	opts := &slog.HandlerOptions{Level: l.level}
+	if l.format == "json" {
+		return slog.NewJSONHandler(w, opts)
+	}
+	return slog.NewTextHandler(w, opts)
+}
+
+// libraries sends what the Kubernetes libraries log (through klog) to log,
+// one level quieter than our own: their info is our debug.
+func (l *logs) libraries(log *slog.Logger) {
+	h := &quieter{log.Handler()}
+	klog.SetLoggerWithOptions(logr.FromSlogHandler(h), klog.ContextualLogger(true))
+}
+
+func (l *logs) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, f := range l.files {
+		f.Close()
+	}
+}

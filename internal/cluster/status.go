@@ -1,0 +1,136 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"os"
+	"time"
+)
+
+// Status is what a running cluster says of itself on its control socket.
+type Status struct {
+	PID      int           `json:"pid"`
+	Since    time.Time     `json:"since"`
+	DataDir  string        `json:"dataDir"`
+	Instance string        `json:"instance"`
+	Settings Settings      `json:"settings"`
+	NodeIP   string        `json:"nodeIP"`
+	Runtime  string        `json:"runtime"`
+	RuntimeP int           `json:"runtimePID,omitempty"`
+	Ready    bool          `json:"ready"`
+	ReadyIn  time.Duration `json:"readyIn,omitempty"`
+	Parts    []PartState   `json:"parts"`
+	Checks   []Check       `json:"checks"`
+	// Notes are limits of the machine that berth adapted to.
+	Notes []string `json:"notes,omitempty"`
+}
+
+// Check is one health answer.
+type Check struct {
+	Name string `json:"name"`
+	OK   bool   `json:"ok"`
+	// Detail says what is wrong, or something useful.
+	Detail string `json:"detail,omitempty"`
+}
+
+func controlSocket(dataDir string) string { return dataDir + "/run/berth.sock" }
+
+// serveStatus answers on the control socket until ctx ends.
+func (u *up) serveStatus(ctx context.Context) error {
+	path := controlSocket(u.DataDir)
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("clearing the control socket: %w", err)
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return fmt.Errorf("opening the control socket: %w", err)
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		l.Close()
+		return fmt.Errorf("protecting the control socket: %w", err)
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /status", func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		if err := json.NewEncoder(w).Encode(u.status(r.Context())); err != nil {
+			u.log.Debug("answering a status request", "error", err)
+		}
+	})
+	// Only root reaches this socket, so profiles may be taken at any time.
+	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	u.crew.start(ctx, part{"control socket", func(ctx context.Context) error {
+		stop := context.AfterFunc(ctx, func() { srv.Close() })
+		defer stop()
+		return srv.Serve(l)
+	}})
+	return nil
+}
+
+// Ask returns the status of the cluster that runs on dataDir.
+func Ask(ctx context.Context, dataDir string) (*Status, error) {
+	client := &http.Client{
+		Timeout: 10 * time.Second,
+		Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", controlSocket(dataDir))
+		}},
+	}
+	defer client.CloseIdleConnections()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://berth/status", nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("asking the cluster on %s: %w", dataDir, err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return nil, fmt.Errorf("asking the cluster on %s: %w", dataDir, err)
+	}
+	var s Status
+	if err := json.Unmarshal(body, &s); err != nil {
+		return nil, fmt.Errorf("asking the cluster on %s: %w", dataDir, err)
+	}
+	return &s, nil
+}
+
+// Print writes the status for a person.
+func (s *Status) Print(w io.Writer, now time.Time) {
+	state := "starting"
+	if s.Ready {
+		state = fmt.Sprintf("ready (in %d ms)", s.ReadyIn.Milliseconds())
+	}
+	fmt.Fprintf(w, "cluster   %s, %s, up %s, process %d\n", s.Instance, state, now.Sub(s.Since).Round(time.Second), s.PID)
+	fmt.Fprintf(w, "data      %s\n", s.DataDir)
+	fmt.Fprintf(w, "api       https://127.0.0.1:%d  (kubeconfig %s/admin.kubeconfig)\n", s.Settings.Ports.API, s.DataDir)
+	fmt.Fprintf(w, "node      %s at %s, pods %s, services %s, domain %s\n", s.Settings.NodeName, s.NodeIP, s.Settings.ClusterCIDR, s.Settings.ServiceCIDR, s.Settings.ClusterDomain)
+	p := s.Settings.Ports
+	fmt.Fprintf(w, "ports     api %d, agent %d (health %d), proxy health %d, proxy metrics %d, controllers %d\n", p.API, p.Agent, p.AgentHealthz, p.ProxyHealthz, p.ProxyMetrics, p.Metrics)
+	fmt.Fprintf(w, "runtime   %s\n", s.Runtime)
+	for _, c := range s.Checks {
+		mark := "ok"
+		if !c.OK {
+			mark = "BAD"
+		}
+		fmt.Fprintf(w, "check     %-4s %-12s %s\n", mark, c.Name, c.Detail)
+	}
+	for _, part := range s.Parts {
+		extra := ""
+		if part.Restarts > 0 {
+			extra = fmt.Sprintf(", restarted %d times, last: %s", part.Restarts, part.LastError)
+		}
+		fmt.Fprintf(w, "part      %-16s running %s%s\n", part.Name, now.Sub(part.Since).Round(time.Second), extra)
+	}
+	for _, n := range s.Notes {
+		fmt.Fprintf(w, "note      %s\n", n)
+	}
+}

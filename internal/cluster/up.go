@@ -1,0 +1,289 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/berth-dev/berth/internal/cluster/containerd"
+	"github.com/berth-dev/berth/internal/cluster/host"
+	"github.com/berth-dev/berth/internal/control/api"
+	"github.com/berth-dev/berth/internal/control/store"
+	"github.com/berth-dev/berth/internal/journal"
+)
+
+// up is one running cluster. Its fields are set by the start stages in order
+// and only read afterwards.
+type up struct {
+	*Config
+	clock clock
+	log   *slog.Logger
+	logs  *logs
+	crew  crew
+
+	facts   host.Facts
+	files   Files
+	notes   []string
+	runtime *containerd.Supervisor // nil with a runtime of the user's own
+	// startedRuntime is true if this run started containerd; a failed start
+	// then stops it again.
+	startedRuntime bool
+	store          *store.Store
+	api            *api.Server
+	admin          *rest.Config
+	client         kubernetes.Interface
+	informers      informers.SharedInformerFactory
+	journal        journal.Sink
+
+	mu      sync.Mutex
+	ready   bool
+	readyIn time.Duration
+}
+
+// Up runs a cluster until ctx ends. It reports each stage to emit; ready is
+// closed once the node is Ready. A failing start stops what it started and
+// removes what it made.
+func Up(ctx context.Context, cfg *Config, emit Progress, ready chan<- struct{}) (err error) {
+	debug.SetGCPercent(leanGC)
+	u := &up{Config: cfg, clock: clock{began: time.Now(), emit: emit}, journal: journal.Discard}
+	undo, err := u.prepare()
+	if err != nil {
+		return err
+	}
+	defer func() { undo(err) }()
+
+	// Parts get a context of their own, so that a failing start and a normal
+	// end both stop them before the store closes under them.
+	parts, stopParts := context.WithCancel(ctx)
+	defer func() {
+		stopParts()
+		u.crew.wait()
+		if u.store != nil {
+			u.store.Close()
+		}
+	}()
+	if err := u.start(ctx, parts); err != nil {
+		return err
+	}
+	u.mu.Lock()
+	u.ready, u.readyIn = true, time.Since(u.clock.began)
+	u.mu.Unlock()
+	close(ready)
+	u.crew.start(parts, part{"memory", func(ctx context.Context) error {
+		keepLean(ctx, u.log)
+		<-ctx.Done()
+		return nil
+	}})
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-u.store.Stopped():
+		return errors.New("the store stopped: see logs/etcd.log in the data directory")
+	}
+}
+
+// prepare checks the machine and takes the data directory. The undo it
+// returns frees it again and, after a failed first start, removes it.
+func (u *up) prepare() (undo func(error), err error) {
+	err = u.clock.stage("checks", func() (string, error) {
+		if pid := Running(u.DataDir); pid != 0 {
+			return "", &ErrRunning{u.DataDir, pid}
+		}
+		var err error
+		u.facts, err = u.preflight()
+		return fmt.Sprintf("cgroups %s, %s free for everything", u.facts.Cgroups, u.DataDir), err
+	})
+	if err != nil {
+		return nil, err
+	}
+	_, statErr := os.Stat(u.settingsFile())
+	fresh := errors.Is(statErr, os.ErrNotExist)
+	if err := os.MkdirAll(u.DataDir, 0o755); err != nil {
+		return nil, fmt.Errorf("making the data directory: %w", err)
+	}
+	release, err := lock(u.DataDir)
+	if err != nil {
+		return nil, err
+	}
+	undo = func(failure error) {
+		if failure != nil && u.startedRuntime {
+			stop, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+			defer cancel()
+			if err := u.runtime.Stop(stop); err != nil {
+				u.log.Error("stopping the runtime after a failed start", "error", err)
+			}
+		}
+		if failure != nil && fresh && !u.isReady() {
+			// The logs stay: the message names them.
+			if err := purgeFiles(u.DataDir, "logs"); err != nil {
+				u.clock.note("undo", err.Error())
+			}
+		}
+		if u.logs != nil {
+			u.logs.close()
+		}
+		release()
+	}
+	if u.logs, err = newLogs(u.Path("logs"), u.LogFormat, u.LogLevel); err == nil {
+		u.log, err = u.logs.part("berth")
+	}
+	if err == nil {
+		err = u.save()
+	}
+	if err != nil {
+		undo(err)
+		return nil, err
+	}
+	return undo, nil
+}
+
+// start brings the parts up. Runtime and control plane do not depend on each
+// other until the agent needs both.
+func (u *up) start(ctx, parts context.Context) error {
+	err := u.clock.stage("certificates", func() (string, error) {
+		var wrote int
+		var err error
+		u.files, wrote, err = u.certificates(time.Now())
+		return fmt.Sprintf("%d made or renewed", wrote), err
+	})
+	if err != nil {
+		return err
+	}
+	runtimeReady, ctxBoth := errgroup.WithContext(ctx)
+	runtimeReady.Go(func() error { return u.startRuntime(ctxBoth, parts) })
+	runtimeReady.Go(func() error { return u.startControl(ctxBoth, parts) })
+	if err := runtimeReady.Wait(); err != nil {
+		return err
+	}
+	if err := u.serveStatus(parts); err != nil {
+		return err
+	}
+	return u.startNode(ctx, parts)
+}
+
+func (u *up) startRuntime(ctx, parts context.Context) error {
+	if u.RuntimeEndpoint != "" {
+		return u.clock.stage("images", func() (string, error) { return u.importImages(ctx, trimUnix(u.RuntimeEndpoint)) })
+	}
+	log, err := u.logs.part("runtime")
+	if err != nil {
+		return err
+	}
+	err = u.clock.stage("runtime", func() (string, error) {
+		s, notes, err := u.supervisor(ctx, u.facts, log)
+		if err != nil {
+			return "", err
+		}
+		u.runtime, u.notes = s, append(u.notes, notes...)
+		pid, adopted, err := s.Ensure(ctx)
+		if err != nil {
+			return "", err
+		}
+		u.startedRuntime = !adopted
+		u.crew.start(parts, part{"runtime watch", func(ctx context.Context) error { s.Watch(ctx, pid); return ctx.Err() }})
+		how := "started"
+		if adopted {
+			how = "found running"
+		}
+		return fmt.Sprintf("containerd %s, process %d", how, pid), nil
+	})
+	if err != nil {
+		return err
+	}
+	return u.clock.stage("images", func() (string, error) { return u.importImages(ctx, u.runtime.Socket()) })
+}
+
+func (u *up) startControl(ctx, parts context.Context) error {
+	log, err := u.logs.part("api")
+	if err != nil {
+		return err
+	}
+	u.logs.libraries(log)
+	err = u.clock.stage("store", func() (string, error) {
+		cfg := store.Config{DataDir: u.Path("etcd"), Servers: u.EtcdServers, CAFile: u.EtcdCAFile, CertFile: u.EtcdCertFile, KeyFile: u.EtcdKeyFile,
+			LogFile: u.Path("logs", "etcd.log"), Log: log}
+		var err error
+		u.store, err = store.Start(ctx, cfg)
+		return "", err
+	})
+	if err != nil {
+		return err
+	}
+	err = u.clock.stage("api", func() (string, error) {
+		f := u.files
+		srv, err := api.New(api.Config{
+			Store: u.store, Port: u.Ports.API, AdvertiseAddress: net.ParseIP(u.NodeIP), ServiceCIDRs: []string{u.ServiceCIDR}, Log: log,
+			PKI: api.PKI{
+				ClientCA: f.CA.Cert, ServingCert: f.API.Cert, ServingKey: f.API.Key,
+				ServiceAccountKey: f.ServiceAccountKey, ServiceAccountPublicKeys: []string{f.ServiceAccountPub},
+				ServiceAccountIssuer: "https://kubernetes.default.svc." + u.ClusterDomain,
+				KubeletCA:            f.CA.Cert, KubeletClientCert: f.KubeletClient.Cert, KubeletClientKey: f.KubeletClient.Key,
+				FrontProxyCA: f.FrontProxyCA.Cert, FrontProxyCert: f.FrontProxyClient.Cert, FrontProxyKey: f.FrontProxyClient.Key,
+			},
+		})
+		if err != nil {
+			return "", err
+		}
+		u.api = srv
+		ended := make(chan error, 1)
+		u.crew.start(parts, part{"api server", func(ctx context.Context) error {
+			err := srv.Run(ctx)
+			ended <- err
+			return err
+		}})
+		select {
+		case <-srv.Ready():
+		case err := <-ended:
+			return "", fmt.Errorf("the API server ended at start: %w", err)
+		case <-ctx.Done():
+			return "", ctx.Err()
+		}
+		return fmt.Sprintf("https://%s:%d", u.NodeIP, u.Ports.API), nil
+	})
+	if err != nil {
+		return err
+	}
+	u.admin = srvConfig(u.api)
+	if u.client, err = kubernetes.NewForConfig(u.admin); err != nil {
+		return fmt.Errorf("making the cluster's own client: %w", err)
+	}
+	// Nobody here reads managed fields, and they are half of many objects.
+	u.informers = informers.NewSharedInformerFactoryWithOptions(u.client, 0, informers.WithTransform(dropManagedFields))
+	return u.startControllers(parts)
+}
+
+// dropManagedFields trims what the shared informers keep.
+func dropManagedFields(obj any) (any, error) {
+	if o, err := meta.Accessor(obj); err == nil && o.GetManagedFields() != nil {
+		o.SetManagedFields(nil)
+	}
+	return obj, nil
+}
+
+// srvConfig is the loopback client without client-side limits: the parts of
+// one process do not wait for each other.
+func srvConfig(s *api.Server) *rest.Config {
+	cfg := rest.CopyConfig(s.LoopbackConfig())
+	cfg.QPS, cfg.Burst = -1, 0
+	cfg.ContentType = "application/vnd.kubernetes.protobuf"
+	cfg.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
+	return cfg
+}
+
+func (u *up) isReady() bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.ready
+}

@@ -1,0 +1,135 @@
+// Package certificates serves CertificateSigningRequests: who asked is recorded by the server, approving and signing
+// are separate endpoints, and neither can do the other's part.
+package certificates
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/authentication/user"
+	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/registry/generic"
+	"k8s.io/apiserver/pkg/registry/rest"
+
+	"github.com/berth-dev/berth/internal/control/api/storebase"
+)
+
+// Deps are the collaborators of the certificate request storage.
+type Deps struct {
+	Kit storebase.Kit
+	// Approval validates writes to /approval; nil means the kit's status validation.
+	Approval storebase.ChangeCheck
+	// Now is the clock; nil means time.Now.
+	Now func() time.Time
+}
+
+type (
+	request   = certificatesv1.CertificateSigningRequest
+	condition = certificatesv1.CertificateSigningRequestCondition
+)
+
+const version = "certificates.k8s.io/v1"
+
+// NewStorage builds the endpoints of certificatesigningrequests.
+func NewStorage(opts generic.RESTOptionsGetter, deps Deps) (map[string]rest.Storage, error) {
+	if deps.Now == nil {
+		deps.Now = time.Now
+	}
+	if deps.Approval == nil {
+		deps.Approval = deps.Kit.Status
+	}
+	base := deps.Kit.Base(false)
+	base.PrepareNew = func(ctx context.Context, obj runtime.Object) {
+		csr := obj.(*request)
+		csr.Status = certificatesv1.CertificateSigningRequestStatus{}
+		if who, ok := genericapirequest.UserFrom(ctx); ok {
+			identify(&csr.Spec, who)
+		}
+	}
+	// Nothing of a request changes after it was made but its metadata: approvers have read it.
+	base.PrepareChange = func(_ context.Context, obj, old runtime.Object) {
+		csr, was := obj.(*request), old.(*request)
+		csr.Spec, csr.Status = was.Spec, was.Status
+	}
+	base.Reset = storebase.Fields(version, []string{"status"}, []string{"spec", "uid"}, []string{"spec", "username"},
+		[]string{"spec", "groups"}, []string{"spec", "extra"})
+	store, err := deps.Kit.NewStore(opts, storebase.Spec{
+		Resource: certificatesv1.Resource("certificatesigningrequests"), Singular: "certificatesigningrequest",
+		New:      func() runtime.Object { return &request{} },
+		NewList:  func() runtime.Object { return &certificatesv1.CertificateSigningRequestList{} },
+		Strategy: base,
+	})
+	if err != nil {
+		return nil, err
+	}
+	status := deps.Kit.StatusOf(base, func(_ context.Context, obj, old runtime.Object) {
+		csr, was := obj.(*request), old.(*request)
+		csr.Spec = was.Spec
+		csr.Status.Conditions = keepTypes(csr.Status.Conditions, was.Status.Conditions, certificatesv1.CertificateApproved, certificatesv1.CertificateDenied)
+		stamp(csr.Status.Conditions, was.Status.Conditions, metav1.NewTime(deps.Now()))
+	}, storebase.Fields(version, []string{"spec"}))
+	approval := deps.Kit.StatusOf(base, func(_ context.Context, obj, old runtime.Object) {
+		csr, was := obj.(*request), old.(*request)
+		csr.Spec = was.Spec
+		csr.Status.Certificate = was.Status.Certificate
+		csr.Status.Conditions = keepTypes(csr.Status.Conditions, was.Status.Conditions, certificatesv1.CertificateFailed)
+		stamp(csr.Status.Conditions, was.Status.Conditions, metav1.NewTime(deps.Now()))
+	}, storebase.Fields(version, []string{"spec"}, []string{"status", "certificate"}))
+	approval.CheckChange = deps.Approval
+	return map[string]rest.Storage{
+		"certificatesigningrequests":          &storebase.Resource{Store: store, Short: []string{"csr"}},
+		"certificatesigningrequests/status":   storebase.NewSubresource(store, status),
+		"certificatesigningrequests/approval": storebase.NewSubresource(store, approval),
+	}, nil
+}
+
+// identify writes who made the request, whatever the request says.
+func identify(spec *certificatesv1.CertificateSigningRequestSpec, who user.Info) {
+	spec.Username = who.GetName()
+	spec.UID = who.GetUID()
+	spec.Groups = slices.Clone(who.GetGroups())
+	spec.Extra = nil
+	for key, values := range maps.All(who.GetExtra()) {
+		if spec.Extra == nil {
+			spec.Extra = map[string]certificatesv1.ExtraValue{}
+		}
+		spec.Extra[key] = slices.Clone(values)
+	}
+}
+
+// keepTypes replaces all conditions of the given types by those that are stored: this endpoint has no say in them.
+func keepTypes(now, was []condition, types ...certificatesv1.RequestConditionType) []condition {
+	kept := func(c condition) bool { return slices.Contains(types, c.Type) }
+	out := slices.DeleteFunc(slices.Clone(now), kept)
+	for _, c := range was {
+		if kept(c) {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// stamp fills in the times that a writer left out: of an unchanged condition those that are stored, else now.
+func stamp(conditions, was []condition, now metav1.Time) {
+	for i := range conditions {
+		c := &conditions[i]
+		j := slices.IndexFunc(was, func(o condition) bool { return o.Type == c.Type })
+		if c.LastTransitionTime.IsZero() {
+			c.LastTransitionTime = now
+			if j >= 0 && was[j].Status == c.Status {
+				c.LastTransitionTime = was[j].LastTransitionTime
+			}
+		}
+		if c.LastUpdateTime.IsZero() {
+			c.LastUpdateTime = now
+			if j >= 0 && was[j].Status == c.Status && was[j].Reason == c.Reason && was[j].Message == c.Message {
+				c.LastUpdateTime = was[j].LastUpdateTime
+			}
+		}
+	}
+}

@@ -1,0 +1,37 @@
+package defaults
+
+import (
+	dra "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// addResource registers the claims of resource.k8s.io.
+func addResource(s *runtime.Scheme) {
+	kind(s, func(c *dra.ResourceClaim) { deviceClaim(&c.Spec.Devices) },
+		func(l *dra.ResourceClaimList) []dra.ResourceClaim { return l.Items })
+	kind(s, func(t *dra.ResourceClaimTemplate) { deviceClaim(&t.Spec.Spec.Devices) },
+		func(l *dra.ResourceClaimTemplateList) []dra.ResourceClaimTemplate { return l.Items })
+}
+
+func deviceClaim(c *dra.DeviceClaim) {
+	for i := range c.Requests {
+		request := &c.Requests[i]
+		if exact := request.Exactly; exact != nil {
+			allocation(&exact.AllocationMode, &exact.Count, exact.Tolerations)
+		}
+		for k := range request.FirstAvailable {
+			sub := &request.FirstAvailable[k]
+			allocation(&sub.AllocationMode, &sub.Count, sub.Tolerations)
+		}
+	}
+}
+
+func allocation(mode *dra.DeviceAllocationMode, count *int64, tolerations []dra.DeviceToleration) {
+	zero(mode, dra.DeviceAllocationModeExactCount)
+	if *mode == dra.DeviceAllocationModeExactCount {
+		zero(count, 1)
+	}
+	for i := range tolerations {
+		zero(&tolerations[i].Operator, dra.DeviceTolerationOpEqual)
+	}
+}

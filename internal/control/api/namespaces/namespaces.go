@@ -1,0 +1,229 @@
+// Package namespaces serves the Namespace resource, which dies in two steps: DELETE makes it Terminating, and it is
+// gone when whoever empties it removes the last entry of spec.finalizers.
+package namespaces
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/registry/generic"
+	"k8s.io/apiserver/pkg/registry/generic/registry"
+	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/apiserver/pkg/storage"
+	storeerr "k8s.io/apiserver/pkg/storage/errors"
+	"k8s.io/apiserver/pkg/util/dryrun"
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+
+	"github.com/berth-dev/berth/internal/control/api/storebase"
+)
+
+// Deps are the collaborators of the namespace storage.
+type Deps struct {
+	Kit storebase.Kit
+	// Finalize validates writes to /finalize; nil accepts all.
+	Finalize storebase.ChangeCheck
+}
+
+var namespaceResource = v1.Resource("namespaces")
+
+// Immortal namespaces hold the cluster together; nobody may delete them.
+var Immortal = []string{metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic}
+
+// NewStorage builds the endpoints of namespaces.
+func NewStorage(opts generic.RESTOptionsGetter, deps Deps) (map[string]rest.Storage, error) {
+	base := deps.Kit.Base(false)
+	base.PrepareNew = func(_ context.Context, obj runtime.Object) { prepareNew(obj.(*v1.Namespace)) }
+	base.PrepareChange = func(_ context.Context, obj, old runtime.Object) {
+		ns, was := obj.(*v1.Namespace), old.(*v1.Namespace)
+		ns.Spec.Finalizers, ns.Status = was.Spec.Finalizers, was.Status
+		label(ns)
+	}
+	base.Reset = storebase.Fields("v1", []string{"status"})
+	store, err := deps.Kit.NewStore(opts, storebase.Spec{
+		Resource: namespaceResource, Singular: "namespace",
+		New:           func() runtime.Object { return &v1.Namespace{} },
+		NewList:       func() runtime.Object { return &v1.NamespaceList{} },
+		Strategy:      base,
+		ReturnDeleted: true,
+	})
+	if err != nil {
+		return nil, err
+	}
+	store.ShouldDeleteDuringUpdate = emptied
+	status := deps.Kit.StatusOf(base, func(_ context.Context, obj, old runtime.Object) {
+		ns := obj.(*v1.Namespace)
+		ns.Spec = old.(*v1.Namespace).Spec
+		label(ns)
+	}, storebase.Fields("v1", []string{"spec"}))
+	finalize := deps.Kit.StatusOf(base, func(_ context.Context, obj, old runtime.Object) {
+		ns := obj.(*v1.Namespace)
+		ns.Status = old.(*v1.Namespace).Status
+		label(ns)
+	}, storebase.Fields("v1", []string{"status"}))
+	finalize.CheckChange = deps.Finalize
+	return map[string]rest.Storage{
+		"namespaces":          &REST{verbs: store, store: store},
+		"namespaces/status":   storebase.NewSubresource(store, status),
+		"namespaces/finalize": &finalizeREST{storebase.NewSubresource(store, finalize)},
+	}, nil
+}
+
+// prepareNew gives a namespace the finalizer that its content is emptied under, and its phase.
+func prepareNew(ns *v1.Namespace) {
+	ns.Status = v1.NamespaceStatus{Phase: v1.NamespaceActive}
+	if !slices.Contains(ns.Spec.Finalizers, v1.FinalizerKubernetes) {
+		ns.Spec.Finalizers = append(ns.Spec.Finalizers, v1.FinalizerKubernetes)
+	}
+	label(ns)
+}
+
+// label asserts the label by which selectors name namespaces; nobody can remove or forge it.
+func label(ns *v1.Namespace) {
+	if ns.Labels == nil {
+		ns.Labels = map[string]string{}
+	}
+	ns.Labels[v1.LabelMetadataName] = ns.Name
+}
+
+// emptied says that an update removed the last finalizer of the spec. The store has checked those of the metadata.
+func emptied(_ context.Context, _ string, obj, _ runtime.Object) bool {
+	return len(obj.(*v1.Namespace).Spec.Finalizers) == 0
+}
+
+// verbs is what namespaces offer of the store: everything but deletecollection.
+type verbs interface {
+	rest.Getter
+	rest.Lister
+	rest.CreaterUpdater
+	rest.Watcher
+	rest.Scoper
+	rest.SingularNameProvider
+	rest.StorageVersionProvider
+	rest.ResetFieldsStrategy
+	rest.StorageWithReadiness
+}
+
+// REST is the storage of namespaces.
+type REST struct {
+	verbs
+	store *registry.Store
+}
+
+func (r *REST) ShortNames() []string             { return []string{"ns"} }
+func (r *REST) DeleteReturnsDeletedObject() bool { return true }
+
+// Delete starts or continues the end of a namespace. The first request marks it; later ones answer with its state
+// until spec.finalizers is empty.
+func (r *REST) Delete(ctx context.Context, name string, validate rest.ValidateObjectFunc, options *metav1.DeleteOptions) (runtime.Object, bool, error) {
+	if slices.Contains(Immortal, name) {
+		return nil, false, apierrors.NewForbidden(namespaceResource, name, fmt.Errorf("this namespace may not be deleted"))
+	}
+	obj, err := r.Get(ctx, name, &metav1.GetOptions{})
+	if err != nil {
+		return nil, false, err
+	}
+	ns := obj.(*v1.Namespace)
+	if options == nil {
+		options = metav1.NewDeleteOptions(0)
+	}
+	if options.Preconditions == nil {
+		options.Preconditions = &metav1.Preconditions{}
+	}
+	if options.Preconditions.UID == nil {
+		options.Preconditions.UID = &ns.UID
+	}
+	if err := matches(ns, options.Preconditions); err != nil {
+		return nil, false, err
+	}
+	if ns.DeletionTimestamp == nil {
+		out, err := r.mark(ctx, name, validate, options)
+		return out, false, err
+	}
+	if len(ns.Spec.Finalizers) > 0 {
+		return ns, false, nil
+	}
+	return r.store.Delete(ctx, name, validate, options)
+}
+
+func matches(ns *v1.Namespace, p *metav1.Preconditions) error {
+	switch {
+	case *p.UID != ns.UID:
+		return apierrors.NewConflict(namespaceResource, ns.Name,
+			fmt.Errorf("Precondition failed: UID in precondition: %v, UID in object meta: %v", *p.UID, ns.UID))
+	case p.ResourceVersion != nil && *p.ResourceVersion != ns.ResourceVersion:
+		return apierrors.NewConflict(namespaceResource, ns.Name,
+			fmt.Errorf("Precondition failed: ResourceVersion in precondition: %v, ResourceVersion in object meta: %v", *p.ResourceVersion, ns.ResourceVersion))
+	}
+	return nil
+}
+
+// mark makes the namespace Terminating.
+func (r *REST) mark(ctx context.Context, name string, validate rest.ValidateObjectFunc, options *metav1.DeleteOptions) (runtime.Object, error) {
+	key, err := r.store.KeyFunc(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	pre := &storage.Preconditions{UID: options.Preconditions.UID, ResourceVersion: options.Preconditions.ResourceVersion}
+	out := &v1.Namespace{}
+	err = r.store.Storage.GuaranteedUpdate(ctx, key, out, false, pre, storage.SimpleUpdate(func(in runtime.Object) (runtime.Object, error) {
+		ns := in.(*v1.Namespace)
+		if validate != nil {
+			if err := validate(ctx, ns); err != nil {
+				return nil, err
+			}
+		}
+		if ns.DeletionTimestamp == nil {
+			now := metav1.Now()
+			ns.DeletionTimestamp = &now
+		}
+		ns.Status.Phase = v1.NamespaceTerminating
+		ns.Finalizers = withPolicy(ns.Finalizers, options)
+		return ns, nil
+	}), dryrun.IsDryRun(options.DryRun), nil)
+	if err != nil {
+		return nil, storeerr.InterpretUpdateError(storeerr.InterpretGetError(err, namespaceResource, name), namespaceResource, name)
+	}
+	return out, nil
+}
+
+// withPolicy writes an explicitly requested propagation policy as the finalizer that the garbage collector serves.
+func withPolicy(finalizers []string, options *metav1.DeleteOptions) []string {
+	var want string
+	switch p := options.PropagationPolicy; {
+	case options.OrphanDependents != nil && *options.OrphanDependents: //nolint:staticcheck // old clients send it
+		want = metav1.FinalizerOrphanDependents
+	case options.OrphanDependents != nil: //nolint:staticcheck // old clients send it
+	case p == nil:
+		return finalizers
+	case *p == metav1.DeletePropagationOrphan:
+		want = metav1.FinalizerOrphanDependents
+	case *p == metav1.DeletePropagationForeground:
+		want = metav1.FinalizerDeleteDependents
+	}
+	out := slices.DeleteFunc(slices.Clone(finalizers), func(f string) bool {
+		return f == metav1.FinalizerOrphanDependents || f == metav1.FinalizerDeleteDependents
+	})
+	if want != "" {
+		out = append(out, want)
+	}
+	return out
+}
+
+// finalizeREST offers PUT only: what it replaces is the namespace's life.
+type finalizeREST struct{ sub *storebase.Subresource }
+
+func (r *finalizeREST) New() runtime.Object { return r.sub.New() }
+func (r *finalizeREST) Destroy()            {}
+
+func (r *finalizeREST) Update(ctx context.Context, name string, info rest.UpdatedObjectInfo, createValidation rest.ValidateObjectFunc, updateValidation rest.ValidateObjectUpdateFunc, forceAllowCreate bool, options *metav1.UpdateOptions) (runtime.Object, bool, error) {
+	return r.sub.Update(ctx, name, info, createValidation, updateValidation, forceAllowCreate, options)
+}
+
+func (r *finalizeREST) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
+	return r.sub.GetResetFields()
+}

@@ -1,0 +1,373 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net"
+	"net/http"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
+	openapinamer "k8s.io/apiserver/pkg/endpoints/openapi"
+	"k8s.io/apiserver/pkg/registry/rest"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/filters"
+	"k8s.io/apiserver/pkg/server/healthz"
+	"k8s.io/client-go/discovery/cached/memory"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	restclient "k8s.io/client-go/rest"
+	"k8s.io/client-go/restmapper"
+
+	"github.com/berth-dev/berth/internal/control/admit"
+	"github.com/berth-dev/berth/internal/control/api/openapi"
+	"github.com/berth-dev/berth/internal/control/api/scheme"
+	"github.com/berth-dev/berth/internal/control/api/selectable"
+	"github.com/berth-dev/berth/internal/control/api/storebase"
+	"github.com/berth-dev/berth/internal/control/api/table"
+	"github.com/berth-dev/berth/internal/control/api/validate"
+	"github.com/berth-dev/berth/internal/control/auth"
+	"github.com/berth-dev/berth/internal/control/auth/aggregate"
+)
+
+// watchDrain bounds how long the end of open watches may take on shutdown.
+const watchDrain = 2 * time.Second
+
+// etcdHealthTimeout bounds the etcd part of a health check.
+const etcdHealthTimeout = 2 * time.Second
+
+// Server is an API server that listens but does not serve until Run.
+type Server struct {
+	cfg        Config
+	generic    *genericapiserver.GenericAPIServer
+	backend    *backend
+	client     kubernetes.Interface
+	shared     informers.SharedInformerFactory
+	auth       *auth.Auth
+	advertised net.IP
+	background []task
+	ready      chan struct{}
+}
+
+// New opens the listener and builds all storages. Run must follow, or Close.
+func New(cfg Config) (*Server, error) {
+	if err := cfg.complete(); err != nil {
+		return nil, err
+	}
+	set := scheme.Shared()
+	conf := genericapiserver.NewConfig(set.Codecs)
+	if err := serve(&cfg, conf); err != nil {
+		return nil, err
+	}
+	s, err := build(cfg, set, conf)
+	if err != nil {
+		conf.SecureServing.Listener.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+func build(cfg Config, set *scheme.Set, conf *genericapiserver.Config) (*Server, error) {
+	client, err := kubernetes.NewForConfig(conf.LoopbackClientConfig)
+	if err != nil {
+		return nil, fmt.Errorf("making loopback client: %w", err)
+	}
+	s := &Server{
+		cfg:    cfg,
+		client: client,
+		shared: informers.NewSharedInformerFactory(client, 0),
+		ready:  make(chan struct{}),
+	}
+	if err := s.identify(conf); err != nil {
+		return nil, err
+	}
+	if err := s.admit(conf); err != nil {
+		return nil, err
+	}
+	s.background = append(s.background, task{"adding up cluster roles", func(ctx context.Context) error {
+		return aggregate.Run(ctx, aggregate.Config{Client: client, Informers: s.shared, Log: cfg.Log})
+	}})
+	settle(&s.cfg, set, conf)
+	if cfg.PriorityAndFairness {
+		s.shareFairly(conf)
+	}
+	s.advertised = conf.PublicAddress
+	conf.AddHealthChecks(healthz.NamedCheck("etcd", func(r *http.Request) error {
+		ctx, cancel := context.WithTimeout(r.Context(), etcdHealthTimeout)
+		defer cancel()
+		return cfg.Store.Health(ctx)
+	}))
+	conf.AddReadyzChecks(healthz.NamedCheck("auth", s.auth.ReadyCheck))
+	s.generic, err = conf.Complete(s.shared).New("berth", genericapiserver.NewEmptyDelegate())
+	if err != nil {
+		return nil, fmt.Errorf("making server: %w", err)
+	}
+	if err := s.furnish(set, conf); err != nil {
+		s.generic.Destroy()
+		return nil, err
+	}
+	return s, nil
+}
+
+// furnish hangs everything into the empty server.
+func (s *Server) furnish(set *scheme.Set, conf *genericapiserver.Config) error {
+	if err := s.install(set); err != nil {
+		return err
+	}
+	// The definitions have served their purpose, the models for server-side
+	// apply; whoever asks for the documents gets them made again.
+	conf.OpenAPIV3Config.Definitions = nil
+	serveOpenAPI(s.generic, conf)
+	for path, handler := range s.auth.Discovery.Handlers() {
+		s.generic.Handler.NonGoRestfulMux.Handle(path, handler)
+	}
+	return s.addHooks()
+}
+
+// identify sets who callers are and what they may do.
+func (s *Server) identify(conf *genericapiserver.Config) error {
+	pki := s.cfg.PKI
+	var err error
+	s.auth, err = auth.New(auth.Config{
+		ClientCAFile:        pki.ClientCA,
+		RequestHeaderCAFile: pki.FrontProxyCA,
+		SASigningKeyFile:    pki.ServiceAccountKey,
+		SAPublicKeyFiles:    pki.ServiceAccountPublicKeys,
+		Issuer:              pki.ServiceAccountIssuer,
+		ResourceSlices:      true,
+		Informers:           s.shared,
+		Client:              s.client,
+		Log:                 s.cfg.Log,
+	})
+	if err != nil {
+		return err
+	}
+	conf.SecureServing.ClientCA = s.auth.ClientCA // the listener follows the files
+	conf.Authentication.Authenticator = s.auth.Authenticator
+	conf.Authentication.APIAudiences = []string{pki.ServiceAccountIssuer}
+	conf.Authorization.Authorizer = s.auth.Authorizer
+	conf.RuleResolver = s.auth.RuleResolver
+	return nil
+}
+
+// admit sets what looks at writes before they are stored.
+func (s *Server) admit(conf *genericapiserver.Config) error {
+	dynamicClient, err := dynamic.NewForConfig(conf.LoopbackClientConfig)
+	if err != nil {
+		return fmt.Errorf("making dynamic loopback client: %w", err)
+	}
+	conf.AdmissionControl, err = admit.New(admit.Config{
+		Client:     s.client,
+		Informers:  s.shared,
+		Dynamic:    dynamicClient,
+		RESTMapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(s.client.Discovery())),
+		Authorizer: s.auth.Authorizer,
+		Roles:      s.auth.RBAC,
+		Drained:    conf.DrainedNotify(),
+		ServerID:   conf.APIServerID,
+		// Nobody counts usage yet, so quotas would refuse everything.
+		Disable: []string{"ResourceQuota"},
+	})
+	return err
+}
+
+// settle sets what is neither serving nor identity.
+func settle(cfg *Config, set *scheme.Set, conf *genericapiserver.Config) {
+	conf.EffectiveVersion = effectiveVersion()
+	conf.PublicAddress = advertised(cfg, conf.SecureServing.Listener)
+	conf.LongRunningFunc = filters.BasicLongRunningRequestCheck(
+		sets.NewString("watch", "proxy"),
+		sets.NewString("attach", "exec", "proxy", "log", "portforward"))
+	namer := openapinamer.NewDefinitionNamer(set.Scheme)
+	conf.OpenAPIConfig = genericapiserver.DefaultOpenAPIConfig(openapi.GetOpenAPIDefinitions, namer)
+	conf.OpenAPIConfig.Info.Title = "Kubernetes"
+	conf.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(openapi.GetOpenAPIDefinitions, namer)
+	conf.OpenAPIV3Config.Info.Title = "Kubernetes"
+	conf.SkipOpenAPIInstallation = true // see serveOpenAPI
+	conf.EnableProfiling = false
+	// Counting stored objects would poll etcd; nothing here needs the counts.
+	conf.StorageObjectCountTracker = nil
+	// On shutdown watches are told to end instead of being waited for: clients
+	// resume them after the restart.
+	conf.ShutdownWatchTerminationGracePeriod = watchDrain
+}
+
+// advertised is the address other members are told.
+func advertised(cfg *Config, listener net.Listener) net.IP {
+	if cfg.AdvertiseAddress != nil {
+		return cfg.AdvertiseAddress
+	}
+	if tcp, ok := listener.Addr().(*net.TCPAddr); ok && tcp.IP.IsGlobalUnicast() {
+		return tcp.IP
+	}
+	if ip := hostAddress(); ip != nil {
+		return ip
+	}
+	return net.IPv4(127, 0, 0, 1)
+}
+
+// hostAddress is the first global unicast address of the host, or nil.
+func hostAddress() net.IP {
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil
+	}
+	for _, a := range addrs {
+		if ipnet, ok := a.(*net.IPNet); ok && ipnet.IP.IsGlobalUnicast() {
+			return ipnet.IP
+		}
+	}
+	return nil
+}
+
+// storages are what is served, by group version and URL part ("pods",
+// "pods/status").
+type storages = map[schema.GroupVersion]map[string]rest.Storage
+
+// add puts more storages of a group version in, replacing equal names.
+func add(to storages, gv schema.GroupVersion, more map[string]rest.Storage) {
+	if to[gv] == nil {
+		to[gv] = map[string]rest.Storage{}
+	}
+	maps.Copy(to[gv], more)
+}
+
+// install builds the storages of all rows and specials and hangs them into the
+// server.
+func (s *Server) install(set *scheme.Set) error {
+	rows := Rows()
+	s.backend = newBackend(set, s.cfg.Store, rows)
+	s.generic.RegisterDestroyFunc(s.backend.close)
+	made := storages{}
+	rules := checks{create: validate.Create, update: validate.Update, status: validate.StatusUpdate}
+	shown := looks{table: table.Convertor, attrs: selectable.Attrs}
+	for i := range rows {
+		storages, err := newStorages(&rows[i], set.Scheme, s.backend, rules, shown)
+		if err != nil {
+			return err
+		}
+		add(made, rows[i].GV, storages)
+	}
+	kit := storebase.Kit{
+		Scheme: set.Scheme, Table: table.Convertor, Attrs: selectable.Attrs,
+		Create: validate.Create, Update: validate.Update, Status: validate.StatusUpdate,
+	}
+	if err := s.specials(kit, made); err != nil {
+		return err
+	}
+	return s.installGroups(set, made)
+}
+
+// installGroups hands the storages to the library, the core group first.
+func (s *Server) installGroups(set *scheme.Set, made storages) error {
+	groups := map[string]*genericapiserver.APIGroupInfo{}
+	for gv, named := range made {
+		info := groups[gv.Group]
+		if info == nil {
+			fresh := genericapiserver.NewDefaultAPIGroupInfo(gv.Group, set.Scheme, set.ParameterCodec, set.Codecs)
+			info = &fresh
+			groups[gv.Group] = info
+		}
+		info.VersionedResourcesStorageMap[gv.Version] = named
+	}
+	if core := groups[""]; core != nil {
+		if err := s.generic.InstallLegacyAPIGroup(genericapiserver.DefaultLegacyAPIPrefix, core); err != nil {
+			return fmt.Errorf("installing the core group: %w", err)
+		}
+		core.StaticOpenAPISpec = nil
+		delete(groups, "")
+	}
+	var rest []*genericapiserver.APIGroupInfo
+	for _, name := range groupOrder {
+		if info := groups[name]; info != nil {
+			rest = append(rest, info)
+			delete(groups, name)
+		}
+	}
+	for name := range groups {
+		return fmt.Errorf("installing group %s: it has no place in the order of groups", name)
+	}
+	if err := s.generic.InstallAPIGroups(rest...); err != nil {
+		return fmt.Errorf("installing groups: %w", err)
+	}
+	for _, info := range rest {
+		info.StaticOpenAPISpec = nil // only the models made from it are used
+	}
+	return nil
+}
+
+// groupOrder is how discovery lists groups: clients that look a kind up by its
+// short name take the first match.
+var groupOrder = []string{
+	"apps", "events.k8s.io", "authentication.k8s.io", "authorization.k8s.io", "autoscaling", "batch",
+	"certificates.k8s.io", "networking.k8s.io", "policy", "rbac.authorization.k8s.io", "storage.k8s.io",
+	"admissionregistration.k8s.io", "scheduling.k8s.io", "coordination.k8s.io", "node.k8s.io",
+	"discovery.k8s.io", "flowcontrol.apiserver.k8s.io", "resource.k8s.io",
+}
+
+// addHooks registers what runs once the server listens.
+func (s *Server) addHooks() error {
+	if err := s.generic.AddPostStartHook("bootstrap", func(ctx genericapiserver.PostStartHookContext) error {
+		// An error returned here would end the process; a store that is slow to
+		// come is no reason for that.
+		if !s.bootstrapUntilDone(ctx) {
+			return nil
+		}
+		close(s.ready)
+		go s.keep(ctx)
+		for _, task := range s.background {
+			go s.runTask(ctx, task)
+		}
+		return nil
+	}); err != nil {
+		return fmt.Errorf("adding bootstrap hook: %w", err)
+	}
+	return nil
+}
+
+// task is work beside the serving of requests; it ends with the context.
+type task struct {
+	name string
+	run  func(context.Context) error
+}
+
+// runTask logs how a task ends; none of them is worth ending the server.
+func (s *Server) runTask(ctx context.Context, t task) {
+	if err := t.run(ctx); err != nil && ctx.Err() == nil {
+		s.cfg.Log.Error(t.name, "error", err)
+	}
+}
+
+// Run serves until ctx ends, then lets requests in flight finish.
+func (s *Server) Run(ctx context.Context) error {
+	if err := s.generic.PrepareRun().RunWithContext(ctx); err != nil {
+		return fmt.Errorf("serving the API: %w", err)
+	}
+	return nil
+}
+
+// Ready is closed once the server answers requests and the objects every
+// cluster starts with exist.
+func (s *Server) Ready() <-chan struct{} { return s.ready }
+
+// LoopbackConfig is a client configuration with every right, for parts of this
+// process. It works once Run serves.
+func (s *Server) LoopbackConfig() *restclient.Config {
+	return restclient.CopyConfig(s.generic.LoopbackClientConfig)
+}
+
+// Auth is who answers for identities, for parts that hand out tokens.
+func (s *Server) Auth() *auth.Auth { return s.auth }
+
+// Address is where the server listens.
+func (s *Server) Address() net.Addr { return s.generic.SecureServingInfo.Listener.Addr() }
+
+func (s *Server) port() int32 {
+	if tcp, ok := s.Address().(*net.TCPAddr); ok {
+		return int32(tcp.Port)
+	}
+	return int32(s.cfg.Port)
+}

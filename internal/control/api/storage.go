@@ -1,0 +1,271 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"path"
+	"sync"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/kubernetes"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/registry/generic"
+	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
+	"k8s.io/apiserver/pkg/registry/rest"
+	serverstorage "k8s.io/apiserver/pkg/server/storage"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/cacher"
+	"k8s.io/apiserver/pkg/storage/etcd3"
+	"k8s.io/apiserver/pkg/storage/feature"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
+	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
+	"k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+
+	"github.com/berth-dev/berth/internal/control/api/scheme"
+	"github.com/berth-dev/berth/internal/control/store"
+)
+
+// keyPrefix is the root of all keys in etcd.
+const keyPrefix = "/registry"
+
+// oldPrefixes are the keys of resources that are not stored under their own
+// name. They are the ones every Kubernetes cluster uses, so that an etcd can
+// move between servers.
+var oldPrefixes = map[schema.GroupResource]string{
+	{Resource: "nodes"}:                                 "minions",
+	{Resource: "services"}:                              "services/specs",
+	{Resource: "endpoints"}:                             "services/endpoints",
+	{Resource: "replicationcontrollers"}:                "controllers",
+	{Group: "networking.k8s.io", Resource: "ingresses"}: "ingress",
+	{Group: "events.k8s.io", Resource: "events"}:        "events",
+	{Group: "policy", Resource: "poddisruptionbudgets"}: "poddisruptionbudgets",
+}
+
+// backend makes the storage of each resource on one shared etcd client. It is
+// the library's RESTOptionsGetter.
+type backend struct {
+	set       *scheme.Set
+	store     *store.Store
+	client    *kubernetes.Client
+	compactor etcd3.Compactor
+	// gvs is the stored version of each resource; resources without a row get
+	// the preferred version of their group.
+	gvs     map[schema.GroupResource]schema.GroupVersion
+	noCache map[schema.GroupResource]bool
+	close   func()
+}
+
+func newBackend(set *scheme.Set, st *store.Store, rows []Row) *backend {
+	client := &kubernetes.Client{Client: st.Client()}
+	client.Kubernetes = client
+	compactor := etcd3.StartCompactorPerEndpoint(st.Client(), storagebackend.DefaultCompactInterval)
+	if st.Embedded() {
+		// The in-process client has no endpoints for the library to ask; tell
+		// it what the linked-in server can do.
+		feature.DefaultFeatureSupportChecker.CheckClient(context.Background(), embeddedServer{}, storage.RequestWatchProgress)
+	}
+	b := &backend{
+		set: set, store: st, client: client, compactor: compactor, close: compactor.Stop,
+		gvs: map[schema.GroupResource]schema.GroupVersion{}, noCache: map[schema.GroupResource]bool{},
+	}
+	for i := range rows {
+		gr := rows[i].groupResource()
+		b.gvs[gr] = rows[i].GV
+		b.noCache[gr] = rows[i].NoCache
+	}
+	return b
+}
+
+// embeddedServer answers the library's question for the etcd version.
+type embeddedServer struct{}
+
+func (embeddedServer) Endpoints() []string { return []string{"embedded"} }
+
+func (embeddedServer) Status(context.Context, string) (*clientv3.StatusResponse, error) {
+	return &clientv3.StatusResponse{Version: store.EtcdVersion}, nil
+}
+
+// GetRESTOptions implements generic.RESTOptionsGetter.
+func (b *backend) GetRESTOptions(gr schema.GroupResource, _ runtime.Object) (generic.RESTOptions, error) {
+	gv, known := b.gvs[gr]
+	if !known {
+		versions := b.set.Scheme.PrioritizedVersionsForGroup(gr.Group)
+		if len(versions) == 0 {
+			return generic.RESTOptions{}, fmt.Errorf("storing %s: group %q is not in the scheme", gr, gr.Group)
+		}
+		gv = versions[0]
+	}
+	codec, versioner, err := serverstorage.NewStorageCodec(serverstorage.StorageCodecConfig{
+		StorageMediaType:  runtime.ContentTypeProtobuf,
+		StorageSerializer: b.set.Codecs,
+		StorageVersion:    gv,
+		MemoryVersion:     schema.GroupVersion{Group: gv.Group, Version: runtime.APIVersionInternal},
+	})
+	if err != nil {
+		return generic.RESTOptions{}, fmt.Errorf("storing %s: %w", gr, err)
+	}
+	conf := storagebackend.NewDefaultConfig(keyPrefix, codec)
+	conf.EncodeVersioner = versioner
+	conf.Transport = b.store.Transport()
+	prefix := gr.Resource
+	if old, ok := oldPrefixes[gr]; ok {
+		prefix = old
+	}
+	decorate := b.cached
+	if b.noCache[gr] {
+		decorate = b.plain
+	}
+	return generic.RESTOptions{
+		StorageConfig:           conf.ForResource(gr),
+		Decorator:               decorate,
+		EnableGarbageCollection: true,
+		DeleteCollectionWorkers: 1,
+		ResourcePrefix:          path.Join("/", prefix),
+	}, nil
+}
+
+// plain is storage straight on etcd.
+func (b *backend) plain(
+	conf *storagebackend.ConfigForResource, prefix string,
+	_ func(runtime.Object) (string, error), newFunc, newListFunc func() runtime.Object,
+	_ storage.AttrFunc, _ storage.IndexerFuncs, _ *cache.Indexers,
+) (storage.Interface, factory.DestroyFunc, error) {
+	versioner := storage.APIObjectVersioner{}
+	s, err := etcd3.New(b.client, b.compactor, conf.Codec, newFunc, newListFunc,
+		conf.Prefix, prefix, conf.GroupResource, identity.NewEncryptCheckTransformer(),
+		conf.LeaseManagerConfig, etcd3.NewDefaultDecoder(conf.Codec, versioner), versioner)
+	if err != nil {
+		return nil, nil, fmt.Errorf("storing %s: %w", conf.GroupResource, err)
+	}
+	return s, sync.OnceFunc(s.Close), nil
+}
+
+// cached is storage behind a watch cache: one watch on etcd feeds all readers.
+func (b *backend) cached(
+	conf *storagebackend.ConfigForResource, prefix string,
+	keyFunc func(runtime.Object) (string, error), newFunc, newListFunc func() runtime.Object,
+	attrs storage.AttrFunc, triggers storage.IndexerFuncs, indexers *cache.Indexers,
+) (storage.Interface, factory.DestroyFunc, error) {
+	raw, closeRaw, err := b.plain(conf, prefix, keyFunc, newFunc, newListFunc, attrs, triggers, indexers)
+	if err != nil {
+		return nil, nil, err
+	}
+	c, err := cacher.NewCacherFromConfig(cacher.Config{
+		Storage:             raw,
+		Versioner:           storage.APIObjectVersioner{},
+		GroupResource:       conf.GroupResource,
+		EventsHistoryWindow: conf.EventsHistoryWindow,
+		ResourcePrefix:      prefix,
+		KeyFunc:             keyFunc,
+		NewFunc:             newFunc,
+		NewListFunc:         newListFunc,
+		GetAttrsFunc:        attrs,
+		IndexerFuncs:        triggers,
+		Indexers:            indexers,
+		Codec:               conf.Codec,
+	})
+	if err != nil {
+		closeRaw()
+		return nil, nil, fmt.Errorf("caching %s: %w", conf.GroupResource, err)
+	}
+	delegate := cacher.NewCacheDelegator(c, raw)
+	return delegate, sync.OnceFunc(func() {
+		delegate.Stop()
+		c.Stop()
+		closeRaw()
+	}), nil
+}
+
+// object is the storage of a row's objects.
+type object struct {
+	*genericregistry.Store
+	row *Row
+}
+
+func (o *object) ShortNames() []string { return o.row.ShortNames }
+func (o *object) Categories() []string { return o.row.Categories }
+
+// subStatus is the storage of a row's status subresource. It shares the
+// object's underlying storage.
+type subStatus struct {
+	store *genericregistry.Store
+}
+
+func (s *subStatus) New() runtime.Object { return s.store.New() }
+
+// Destroy leaves the shared storage to the object.
+func (s *subStatus) Destroy() {}
+
+func (s *subStatus) Get(ctx context.Context, name string, options *metav1.GetOptions) (runtime.Object, error) {
+	return s.store.Get(ctx, name, options)
+}
+
+func (s *subStatus) Update(ctx context.Context, name string, info rest.UpdatedObjectInfo,
+	create rest.ValidateObjectFunc, update rest.ValidateObjectUpdateFunc, _ bool, options *metav1.UpdateOptions,
+) (runtime.Object, bool, error) {
+	// A status never creates its object, whatever the caller allows.
+	return s.store.Update(ctx, name, info, create, update, false, options)
+}
+
+func (s *subStatus) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
+	return s.store.GetResetFields()
+}
+
+func (s *subStatus) ConvertToTable(ctx context.Context, obj runtime.Object, options runtime.Object) (*metav1.Table, error) {
+	return s.store.ConvertToTable(ctx, obj, options)
+}
+
+// looks are the parts of a storage that decide how objects are found and
+// shown. Nil members mean the library's defaults.
+type looks struct {
+	table func(schema.GroupResource) rest.TableConvertor
+	attrs func(schema.GroupResource) storage.AttrFunc
+}
+
+// newStorages builds the storages of a row, keyed by URL part ("deployments",
+// "deployments/status").
+func newStorages(row *Row, s *runtime.Scheme, opts generic.RESTOptionsGetter, c checks, l looks) (map[string]rest.Storage, error) {
+	newObject, newList, err := row.newFuncs(s)
+	if err != nil {
+		return nil, err
+	}
+	strat := newStrategy(row, s, c)
+	st := &genericregistry.Store{
+		NewFunc:                   newObject,
+		NewListFunc:               newList,
+		DefaultQualifiedResource:  row.storageGroupResource(),
+		SingularQualifiedResource: schema.GroupResource{Group: row.storageGroupResource().Group, Resource: row.Singular},
+		CreateStrategy:            strat,
+		UpdateStrategy:            strat,
+		DeleteStrategy:            strat,
+		ResetFieldsStrategy:       strat,
+		ReturnDeletedObject:       row.ReturnDeleted,
+		TableConvertor:            rest.NewDefaultTableConvertor(row.groupResource()),
+	}
+	if l.table != nil {
+		st.TableConvertor = l.table(row.groupResource())
+	}
+	if row.TTL > 0 {
+		seconds := uint64(row.TTL.Seconds())
+		st.TTLFunc = func(runtime.Object, uint64, bool) (uint64, error) { return seconds, nil }
+	}
+	storeOptions := &generic.StoreOptions{RESTOptions: opts}
+	if l.attrs != nil {
+		storeOptions.AttrFunc = l.attrs(row.groupResource())
+	}
+	if err := st.CompleteWithOptions(storeOptions); err != nil {
+		return nil, fmt.Errorf("row %s: %w", row.groupResource(), err)
+	}
+	out := map[string]rest.Storage{row.Resource: &object{Store: st, row: row}}
+	if row.HasStatus {
+		status := *st
+		sub := newStatusStrategy(strat, newObject())
+		status.UpdateStrategy, status.ResetFieldsStrategy = sub, sub
+		out[row.Resource+"/status"] = &subStatus{store: &status}
+	}
+	return out, nil
+}

@@ -1,0 +1,214 @@
+package table
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/scheme"
+)
+
+var rewrite = flag.Bool("rewrite", false, "write the tables under testdata anew")
+
+var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+
+func decode(t *testing.T, file string) (objects []runtime.Object, resources []schema.GroupResource) {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, doc := range strings.Split(string(data), "\n---\n") {
+		obj, gvk, err := scheme.Codecs.UniversalDeserializer().Decode([]byte(doc), nil, nil)
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", file, err, doc)
+		}
+		gvr, _ := meta.UnsafeGuessKindToResource(*gvk)
+		objects, resources = append(objects, obj), append(resources, gvr.GroupResource())
+	}
+	return objects, resources
+}
+
+// TestGolden prints every object of testdata/*.yaml and compares with the .txt
+// beside it. Regenerate with -rewrite, and read the difference.
+func TestGolden(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.yaml")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no inputs: %v", err)
+	}
+	seen := map[schema.GroupResource]bool{}
+	for _, file := range files {
+		objects, resources := decode(t, file)
+		var out bytes.Buffer
+		var last schema.GroupResource
+		for i, obj := range objects {
+			table, ok := Render(resources[i], now, obj, false)
+			if !ok {
+				t.Fatalf("%s: no table for %s (%T)", file, resources[i], obj)
+			}
+			if resources[i] != last {
+				fmt.Fprintf(&out, "# %s\n%s\n", resources[i], header(table.ColumnDefinitions))
+			}
+			last = resources[i]
+			seen[last] = true
+			check(t, resources[i], table)
+			for _, row := range table.Rows {
+				fmt.Fprintln(&out, line(row))
+			}
+		}
+		golden := strings.TrimSuffix(file, ".yaml") + ".txt"
+		if *rewrite {
+			if err := os.WriteFile(golden, out.Bytes(), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			continue
+		}
+		want, err := os.ReadFile(golden)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if out.String() != string(want) {
+			t.Errorf("%s differs; got\n%s\nwant\n%s", golden, out.String(), want)
+		}
+	}
+	for gr := range layouts {
+		if !seen[gr] {
+			t.Errorf("%s has a layout and no sample under testdata", gr)
+		}
+	}
+}
+
+// header lists the columns, the wide ones in brackets, with types other than
+// string behind a colon.
+func header(columns []metav1.TableColumnDefinition) string {
+	var names []string
+	for _, c := range columns {
+		name := c.Name
+		if c.Type != "string" || c.Format != "" {
+			name += ":" + c.Type + c.Format
+		}
+		if c.Priority == 1 {
+			name = "[" + name + "]"
+		}
+		names = append(names, name)
+	}
+	return strings.Join(names, " | ")
+}
+
+func line(row metav1.TableRow) string {
+	cells := make([]string, len(row.Cells))
+	for i, c := range row.Cells {
+		cells[i] = fmt.Sprint(c)
+	}
+	text := strings.Join(cells, " | ")
+	for _, c := range row.Conditions {
+		text += fmt.Sprintf(" {%s %s %s}", c.Type, c.Status, c.Reason)
+	}
+	return text
+}
+
+// check holds each row to its columns: as many cells, and of types that
+// survive JSON and a deep copy.
+func check(t *testing.T, gr schema.GroupResource, table *metav1.Table) {
+	t.Helper()
+	for _, c := range table.ColumnDefinitions {
+		if c.Description == "" {
+			t.Errorf("%s: column %s has no description", gr, c.Name)
+		}
+	}
+	for _, row := range table.Rows {
+		if len(row.Cells) != len(table.ColumnDefinitions) {
+			t.Errorf("%s: %d cells in %d columns", gr, len(row.Cells), len(table.ColumnDefinitions))
+			continue
+		}
+		for i, cell := range row.Cells {
+			column := table.ColumnDefinitions[i]
+			switch cell.(type) {
+			case string:
+				if column.Type == "integer" {
+					t.Errorf("%s: column %s is of type %s and holds %q", gr, column.Name, column.Type, cell)
+				}
+			case int64, bool:
+			default:
+				t.Errorf("%s: column %s holds a %T", gr, column.Name, cell)
+			}
+		}
+		row.DeepCopy()
+	}
+}
+
+func TestLists(t *testing.T) {
+	remaining := int64(7)
+	list := &v1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: "42", Continue: "next", RemainingItemCount: &remaining},
+		Items: []v1.Pod{{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, {ObjectMeta: metav1.ObjectMeta{Name: "b"}}}}
+	c := Convertor(schema.GroupResource{Resource: "pods"})
+	table, err := c.ConvertToTable(context.Background(), list, &metav1.TableOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if table.ResourceVersion != "42" || table.Continue != "next" || *table.RemainingItemCount != 7 {
+		t.Errorf("list metadata got lost: %+v", table.ListMeta)
+	}
+	if len(table.Rows) != 2 || table.Rows[1].Cells[0] != "b" {
+		t.Fatalf("rows: %+v", table.Rows)
+	}
+	if pod, ok := table.Rows[1].Object.Object.(*v1.Pod); !ok || pod.Name != "b" {
+		t.Errorf("the row does not hold its object: %+v", table.Rows[1].Object)
+	}
+	table, err = c.ConvertToTable(context.Background(), &list.Items[0], &metav1.TableOptions{NoHeaders: true})
+	if err != nil || table.ColumnDefinitions != nil || len(table.Rows) != 1 {
+		t.Errorf("got %+v, %v", table, err)
+	}
+	if empty, _ := Render(schema.GroupResource{Resource: "pods"}, now, &v1.PodList{}, false); empty.Rows == nil {
+		t.Error("rows of an empty list are null in JSON, clients expect []")
+	}
+}
+
+// Objects that are not of the resource's kind, and resources that nobody laid
+// out, print their name and creation time.
+func TestFallback(t *testing.T) {
+	made := metav1.NewTime(now)
+	for _, c := range []struct {
+		gr  schema.GroupResource
+		obj runtime.Object
+	}{
+		{schema.GroupResource{Resource: "limitranges"}, &v1.LimitRange{ObjectMeta: metav1.ObjectMeta{Name: "x", CreationTimestamp: made}}},
+		{schema.GroupResource{Group: "apps", Resource: "deployments"}, &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "x", CreationTimestamp: made}}},
+		{schema.GroupResource{Group: "example.com", Resource: "things"}, &v1.LimitRangeList{Items: []v1.LimitRange{{ObjectMeta: metav1.ObjectMeta{Name: "x", CreationTimestamp: made}}}}},
+	} {
+		table, err := Convertor(c.gr).ConvertToTable(context.Background(), c.obj, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := header(table.ColumnDefinitions); got != "Name:stringname | Created At:date" {
+			t.Errorf("%s: columns %s", c.gr, got)
+		}
+		if got := line(table.Rows[0]); got != "x | 2026-03-01T12:00:00Z" {
+			t.Errorf("%s: row %s", c.gr, got)
+		}
+	}
+	if _, err := Convertor(schema.GroupResource{Resource: "pods"}).ConvertToTable(context.Background(), &metav1.Status{}, nil); err == nil {
+		t.Error("a Status was printed as a pod")
+	}
+}
+
+func BenchmarkPodList(b *testing.B) {
+	b.ReportAllocs()
+	list := &v1.PodList{Items: make([]v1.Pod, 1000)}
+	for b.Loop() {
+		if _, ok := Render(schema.GroupResource{Resource: "pods"}, now, list, false); !ok {
+			b.Fatal("no table")
+		}
+	}
+}

@@ -1,0 +1,219 @@
+package schedule
+
+import (
+	"container/heap"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/internal/control/schedule/place"
+)
+
+// change is a kind of event that may make room for a waiting pod.
+type change uint8
+
+const (
+	nodeChanged change = 1 << iota
+	podGone
+	podAdded // matters to pods that want company
+	volumeChanged
+
+	anything = nodeChanged | podGone | podAdded | volumeChanged
+)
+
+// Back-off between attempts for one pod, and how long a pod waits at most
+// without any event that might help it.
+const (
+	backoffFirst = time.Second
+	backoffMost  = 10 * time.Second
+	parkedMost   = 5 * time.Minute
+)
+
+// backlog holds the pods to place: ready ones by priority and age, backing-off
+// ones by time, parked ones until something changes. It is pure; time comes in.
+type backlog struct {
+	items map[types.UID]*waiting
+	ready readyHeap
+	later laterHeap
+	seq   uint64
+}
+
+type waiting struct {
+	pod      *place.Pod
+	seq      uint64
+	added    time.Time
+	attempts int
+	// parked says that it waits for one of the events in wakes; not before
+	// says when it may be tried again, whatever happens.
+	parked    bool
+	wakes     change
+	notBefore time.Time
+	deadline  time.Time // in later
+	inReady   int       // index, -1 when not in ready
+	inLater   int       // index, -1 when not in later
+}
+
+func newBacklog() *backlog { return &backlog{items: map[types.UID]*waiting{}} }
+
+// add puts a pod up for placement, or renews the object of a waiting one.
+// renewed says that its spec changed, which is worth an attempt.
+func (b *backlog) add(p *place.Pod, now time.Time) {
+	if w := b.items[p.Obj.UID]; w != nil {
+		spec := w.pod.Obj.Generation != p.Obj.Generation || w.pod.Obj.ResourceVersion == "" ||
+			len(w.pod.Obj.Spec.SchedulingGates) != len(p.Obj.Spec.SchedulingGates)
+		w.pod = p
+		if spec && w.parked {
+			b.awaken(w, now)
+		}
+		return
+	}
+	b.seq++
+	w := &waiting{pod: p, seq: b.seq, added: now, inReady: -1, inLater: -1}
+	b.items[p.Obj.UID] = w
+	heap.Push(&b.ready, w)
+}
+
+func (b *backlog) remove(uid types.UID) {
+	w := b.items[uid]
+	if w == nil {
+		return
+	}
+	delete(b.items, uid)
+	b.unlink(w)
+}
+
+func (b *backlog) unlink(w *waiting) {
+	if w.inReady >= 0 {
+		heap.Remove(&b.ready, w.inReady)
+	}
+	if w.inLater >= 0 {
+		heap.Remove(&b.later, w.inLater)
+	}
+}
+
+// pop takes the most important pod that may be tried now. The pod stays known
+// until remove; the caller must call failed or remove for it.
+func (b *backlog) pop(now time.Time) *waiting {
+	for len(b.later) > 0 && !b.later[0].deadline.After(now) {
+		w := heap.Pop(&b.later).(*waiting)
+		w.parked = false
+		heap.Push(&b.ready, w)
+	}
+	if len(b.ready) == 0 {
+		return nil
+	}
+	w := heap.Pop(&b.ready).(*waiting)
+	w.attempts++
+	return w
+}
+
+// next returns the next deadline; ok is false when only events can help.
+func (b *backlog) next() (at time.Time, ok bool) {
+	if len(b.later) == 0 {
+		return time.Time{}, false
+	}
+	return b.later[0].deadline, true
+}
+
+// failed puts a popped pod back. With wakes it is parked until one of those
+// events (and its back-off) has passed; with none it is retried after back-off.
+func (b *backlog) failed(w *waiting, wakes change, now time.Time) {
+	if b.items[w.pod.Obj.UID] != w {
+		return // removed meanwhile
+	}
+	b.unlink(w)
+	delay := min(backoffFirst<<min(w.attempts-1, 10), backoffMost)
+	w.notBefore = now.Add(delay)
+	w.deadline = w.notBefore
+	w.parked, w.wakes = wakes != 0, wakes
+	if w.parked {
+		w.deadline = now.Add(parkedMost)
+	}
+	heap.Push(&b.later, w)
+}
+
+// happened wakes the parked pods an event may help. It returns how many.
+func (b *backlog) happened(c change, now time.Time) int {
+	n := 0
+	for _, w := range b.items {
+		if w.parked && w.wakes&c != 0 {
+			b.awaken(w, now)
+			n++
+		}
+	}
+	return n
+}
+
+func (b *backlog) awaken(w *waiting, now time.Time) {
+	w.parked = false
+	b.unlink(w)
+	if w.notBefore.After(now) {
+		w.deadline = w.notBefore
+		heap.Push(&b.later, w)
+		return
+	}
+	heap.Push(&b.ready, w)
+}
+
+// wakes says which events may help a pod that could not be placed.
+func wakes(pod *v1.Pod, d *place.Decision) change {
+	if d.Everywhere != "" {
+		return volumeChanged
+	}
+	c := nodeChanged | podGone
+	if len(pod.Spec.Volumes) > 0 {
+		c |= volumeChanged
+	}
+	if pod.Spec.Affinity != nil || len(pod.Spec.TopologySpreadConstraints) > 0 {
+		c |= podAdded
+	}
+	return c
+}
+
+type readyHeap []*waiting
+
+func (h readyHeap) Len() int { return len(h) }
+func (h readyHeap) Less(i, j int) bool {
+	if h[i].pod.Priority != h[j].pod.Priority {
+		return h[i].pod.Priority > h[j].pod.Priority
+	}
+	return h[i].seq < h[j].seq
+}
+func (h readyHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].inReady, h[j].inReady = i, j
+}
+func (h *readyHeap) Push(x any) {
+	w := x.(*waiting)
+	w.inReady = len(*h)
+	*h = append(*h, w)
+}
+func (h *readyHeap) Pop() any {
+	old := *h
+	w := old[len(old)-1]
+	*h = old[:len(old)-1]
+	w.inReady = -1
+	return w
+}
+
+type laterHeap []*waiting
+
+func (h laterHeap) Len() int           { return len(h) }
+func (h laterHeap) Less(i, j int) bool { return h[i].deadline.Before(h[j].deadline) }
+func (h laterHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].inLater, h[j].inLater = i, j
+}
+func (h *laterHeap) Push(x any) {
+	w := x.(*waiting)
+	w.inLater = len(*h)
+	*h = append(*h, w)
+}
+func (h *laterHeap) Pop() any {
+	old := *h
+	w := old[len(old)-1]
+	*h = old[:len(old)-1]
+	w.inLater = -1
+	return w
+}

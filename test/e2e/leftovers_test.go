@@ -1,0 +1,87 @@
+package e2e
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/nftables"
+	"github.com/moby/sys/mountinfo"
+	"github.com/vishvananda/netlink"
+)
+
+// machine is what a cluster could leave behind.
+type machine struct {
+	mounts, links, tables, cgroups, processes map[string]bool
+}
+
+// look records the machine's state; dir is the data directory, whose name
+// marks the processes of the cluster.
+func look(t testing.TB, dir string) machine {
+	t.Helper()
+	m := machine{mounts: map[string]bool{}, links: map[string]bool{}, tables: map[string]bool{}, cgroups: map[string]bool{}, processes: map[string]bool{}}
+	mounts, err := mountinfo.GetMounts(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, mnt := range mounts {
+		m.mounts[mnt.Mountpoint] = true
+	}
+	links, err := netlink.LinkList()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range links {
+		m.links[l.Attrs().Name] = true
+	}
+	conn, err := nftables.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tables, err := conn.ListTables()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tab := range tables {
+		m.tables[fmt.Sprintf("%d/%s", tab.Family, tab.Name)] = true
+	}
+	err = filepath.WalkDir("/sys/fs/cgroup", func(p string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() {
+			m.cgroups[p] = true
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	procs, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range procs {
+		cmdline, err := os.ReadFile(p)
+		if err == nil && strings.Contains(string(cmdline), dir) {
+			m.processes[strings.ReplaceAll(string(cmdline), "\x00", " ")] = true
+		}
+	}
+	return m
+}
+
+// left lists what is in m and was not in before.
+func (m machine) left(before machine) []string {
+	var out []string
+	for _, k := range []struct {
+		kind     string
+		now, old map[string]bool
+	}{{"mount", m.mounts, before.mounts}, {"link", m.links, before.links}, {"table", m.tables, before.tables}, {"cgroup", m.cgroups, before.cgroups}, {"process", m.processes, before.processes}} {
+		for name := range k.now {
+			if !k.old[name] {
+				out = append(out, k.kind+" "+name)
+			}
+		}
+	}
+	return out
+}
