@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"time"
 
+	nooptrace "go.opentelemetry.io/otel/trace/noop"
 	customserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -17,6 +18,7 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/filters"
 	"k8s.io/apiserver/pkg/server/healthz"
+	"k8s.io/apiserver/pkg/util/webhook"
 	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/informers"
@@ -196,7 +198,10 @@ func (s *Server) admit(conf *genericapiserver.Config) error {
 		Drained:    conf.DrainedNotify(),
 		ServerID:   conf.APIServerID,
 		Services:   s.serviceResolver(),
-		// Nobody counts usage yet, so quotas would refuse everything.
+		WebhookAuth: webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil,
+			conf.LoopbackClientConfig, nooptrace.NewTracerProvider()),
+		// No controller counts what a namespace uses; without counts this plugin
+		// refuses every write in a namespace that has a quota.
 		Disable: []string{"ResourceQuota"},
 	})
 	return err
