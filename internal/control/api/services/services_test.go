@@ -64,6 +64,24 @@ func TestServices(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) { test(t, f) })
 	}
+	if n := f.repairs(t, "claimed"); n != "0" {
+		t.Errorf("the repair had to record %s addresses or ports that should have been", n)
+	}
+}
+
+// repairs reads the counter of repairs from the server's metrics.
+func (f *fixture) repairs(t *testing.T, action string) string {
+	t.Helper()
+	raw, err := f.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(bg())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, ok := strings.Cut(string(raw), `berth_service_allocation_repairs_total{action="`+action+`"} `)
+	if !ok {
+		t.Fatal("the server's metrics lack the repairs")
+	}
+	value, _, _ := strings.Cut(rest, "\n")
+	return value
 }
 
 func service(name string, change ...func(*v1.Service)) *v1.Service {
