@@ -60,7 +60,7 @@ func serve(c *Config, out *genericapiserver.Config) error {
 	// Our own calls need no throttle, and protobuf costs least.
 	out.LoopbackClientConfig.QPS, out.LoopbackClientConfig.Burst = -1, -1
 	out.LoopbackClientConfig.ContentType = "application/vnd.kubernetes.protobuf"
-	out.LoopbackClientConfig.DisableCompression = true // nothing to save within a process
+	out.LoopbackClientConfig.DisableCompression = true                // nothing to save within a process
 	out.LoopbackClientConfig.WarningHandler = restclient.NoWarnings{} // for people
 	return nil
 }
