@@ -168,8 +168,6 @@ func (s *Server) admit(conf *genericapiserver.Config) error {
 		Roles:      s.auth.RBAC,
 		Drained:    conf.DrainedNotify(),
 		ServerID:   conf.APIServerID,
-		// Nobody counts usage yet, so quotas would refuse everything.
-		Disable: []string{"ResourceQuota"},
 	})
 	return err
 }

@@ -53,7 +53,7 @@ var counted = []schema.GroupVersionResource{
 // Config is what the controller needs. Journal may be nil.
 type Config struct {
 	Client    kubernetes.Interface
-	Informers informers.SharedInformerFactory // the caller starts it
+	Informers informers.SharedInformerFactory
 	Log       *slog.Logger
 	Journal   journal.Sink
 	// Now is for tests; nil: time.Now.
@@ -79,6 +79,8 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
+	// Some kinds may have had no informer before.
+	cfg.Informers.Start(ctx.Done())
 	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
 		return nil
 	}
