@@ -3,20 +3,132 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	"net/netip"
 	"os"
 	"strings"
+	"sync"
 	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedcore "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+
+	"github.com/berth-dev/berth/internal/agent"
+	"github.com/berth-dev/berth/internal/control/schedule"
+	"github.com/berth-dev/berth/internal/control/workload"
+	"github.com/berth-dev/berth/internal/nodes/ipam"
 )
 
-// startControllers runs the scheduler and the controllers.
+// startControllers runs the scheduler and the controllers on the cluster's own
+// client and one set of informers.
 func (u *up) startControllers(parts context.Context) error {
+	log, err := u.logs.part("controllers")
+	if err != nil {
+		return err
+	}
+	schedLog, err := u.logs.part("scheduler")
+	if err != nil {
+		return err
+	}
+	pool, err := ipam.NewPool(netip.MustParsePrefix(u.ClusterCIDR), 24)
+	if err != nil {
+		return err
+	}
+	events := record.NewBroadcaster(record.WithContext(parts))
+	events.StartRecordingToSink(&typedcore.EventSinkImpl{Interface: u.client.CoreV1().Events("")})
+	recorder := events.NewRecorder(scheme.Scheme, v1.EventSource{Component: "cidrAllocator"})
+	u.crew.start(parts, part{"node ipam", func(ctx context.Context) error {
+		return ipam.Run(ctx, ipam.Config{Client: u.client, Informers: u.informers, Pools: []*ipam.Pool{pool}, Events: recorder, Log: log, Journal: u.journal})
+	}})
+	u.crew.start(parts, part{"scheduler", func(ctx context.Context) error {
+		return schedule.Run(ctx, schedule.Config{Client: u.client, Informers: u.informers, Log: schedLog, Journal: u.journal})
+	}})
+	controllers, err := u.workloadConfig(log)
+	if err != nil {
+		return err
+	}
+	u.crew.start(parts, part{"controllers", func(ctx context.Context) error { return workload.Run(ctx, controllers) }})
 	u.informers.Start(parts.Done())
 	return nil
 }
 
+// workloadConfig gives the workload controllers the cluster's client and CA.
+func (u *up) workloadConfig(log *slog.Logger) (workload.Config, error) {
+	cfg := workload.Config{Client: u.client, Discovery: u.client.Discovery(), Informers: u.informers, Log: log, Journal: u.journal}
+	var err error
+	if cfg.Metadata, err = metadata.NewForConfig(u.admin); err != nil {
+		return cfg, fmt.Errorf("making the controllers' client: %w", err)
+	}
+	if cfg.RootCA, err = os.ReadFile(u.files.CA.Cert); err != nil {
+		return cfg, fmt.Errorf("reading the cluster's authority: %w", err)
+	}
+	cfg.SigningCert = cfg.RootCA
+	if cfg.SigningKey, err = os.ReadFile(u.files.CA.Key); err != nil {
+		return cfg, fmt.Errorf("reading the key of the cluster's authority: %w", err)
+	}
+	return cfg, nil
+}
+
 // startNode runs the agent and the proxy and waits for the node to be Ready.
 func (u *up) startNode(ctx, parts context.Context) error {
-	return nil
+	log, err := u.logs.part("agent")
+	if err != nil {
+		return err
+	}
+	cfg, err := u.agentConfig(log)
+	if err != nil {
+		return err
+	}
+	u.crew.start(parts, part{"agent", func(ctx context.Context) error { return agent.Run(ctx, cfg) }})
+	return u.clock.stage("node", func() (string, error) {
+		return "Ready", u.waitNodeReady(ctx)
+	})
+}
+
+// waitNodeReady returns when the Node object says Ready.
+func (u *up) waitNodeReady(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 60*time.Second)
+	defer cancel()
+	last := "the node did not register"
+	ready := make(chan struct{})
+	var once sync.Once
+	var mu sync.Mutex
+	look := func(obj any) {
+		n, ok := obj.(*v1.Node)
+		if !ok || n.Name != u.NodeName {
+			return
+		}
+		for _, c := range n.Status.Conditions {
+			if c.Type != v1.NodeReady {
+				continue
+			}
+			if c.Status == v1.ConditionTrue {
+				once.Do(func() { close(ready) })
+				return
+			}
+			mu.Lock()
+			last = c.Message
+			mu.Unlock()
+		}
+	}
+	inf := u.informers.Core().V1().Nodes().Informer()
+	reg, err := inf.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: look, UpdateFunc: func(_, obj any) { look(obj) }})
+	if err != nil {
+		return fmt.Errorf("watching the node: %w", err)
+	}
+	defer inf.RemoveEventHandler(reg) //nolint:errcheck // the informer may be gone
+	select {
+	case <-ready:
+		return nil
+	case <-ctx.Done():
+		mu.Lock()
+		defer mu.Unlock()
+		return fmt.Errorf("the node is not Ready: %s (see logs/agent.log in the data directory): %w", last, ctx.Err())
+	}
 }
 
 // status gathers the answer of the control socket.

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/moby/sys/mountinfo"
@@ -11,11 +13,26 @@ import (
 )
 
 // purgeFiles unmounts everything mounted below dir, deepest first, and removes
-// dir. It refuses to delete while a mount is left: deleting through a mount
-// would delete what is mounted.
-func purgeFiles(dir string) error {
+// dir but for the named entries. It refuses to delete while a mount is left:
+// deleting through a mount would delete what is mounted.
+func purgeFiles(dir string, keep ...string) error {
 	if err := unmountBelow(dir); err != nil {
 		return err
+	}
+	if len(keep) > 0 {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			return fmt.Errorf("removing %s: %w", dir, err)
+		}
+		for _, e := range entries {
+			if slices.Contains(keep, e.Name()) {
+				continue
+			}
+			if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
+				return fmt.Errorf("removing %s: %w", dir, err)
+			}
+		}
+		return nil
 	}
 	if err := os.RemoveAll(dir); err != nil {
 		return fmt.Errorf("removing %s: %w", dir, err)

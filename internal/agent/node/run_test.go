@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/record"
@@ -93,7 +94,7 @@ func newClient() *fake.Clientset {
 	return client
 }
 
-func testConfig(t *testing.T, cri *fakeRuntime, client *fake.Clientset) Config {
+func testConfig(t *testing.T, cri *fakeRuntime, client kubernetes.Interface) Config {
 	return Config{
 		Log: slog.New(slog.DiscardHandler), Client: client, Runtime: cri, Images: cri,
 		Board: NewBoard(), Events: record.NewFakeRecorder(1000), Register: true, RootDir: t.TempDir(),

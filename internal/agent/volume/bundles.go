@@ -84,7 +84,11 @@ func (b *bundles) watch(ctx context.Context) (started bool, err error) {
 	}
 	defer w.Stop()
 	b.wake() // what changed while nobody watched
-	for ev := range w.ResultChan() {
+	for {
+		ev, ok := next(ctx, w)
+		if !ok {
+			return true, nil
+		}
 		if _, ok := ev.Object.(*certificates.ClusterTrustBundle); !ok {
 			return true, apierrors.FromObject(ev.Object)
 		}
@@ -92,7 +96,6 @@ func (b *bundles) watch(ctx context.Context) (started bool, err error) {
 			b.wake()
 		}
 	}
-	return true, nil
 }
 
 func (b *bundles) wake() {

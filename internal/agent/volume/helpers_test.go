@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -126,3 +127,5 @@ func (e *events) text() string {
 	defer e.mu.Unlock()
 	return strings.Join(e.list, "\n")
 }
+
+func owner(info os.FileInfo) uint32 { return info.Sys().(*syscall.Stat_t).Uid }

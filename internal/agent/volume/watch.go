@@ -66,7 +66,7 @@ func (o *objects) watchKind(kd kind) (started bool, err error) {
 	}
 	defer w.Stop()
 	o.wg.Go(func() { o.rereadAll(ctx, kd) })
-	return true, o.consume(w, func(kd2 key) *entry {
+	return true, o.consume(ctx, w, func(kd2 key) *entry {
 		o.mu.Lock()
 		defer o.mu.Unlock()
 		return o.entries[kd2]
@@ -163,12 +163,16 @@ func (o *objects) watchOne(ctx context.Context, k key, e *entry) (started, final
 		return false, false, err
 	}
 	defer w.Stop()
-	return true, false, o.consume(w, func(key) *entry { return e }, k.kind)
+	return true, false, o.consume(ctx, w, func(key) *entry { return e }, k.kind)
 }
 
 // consume feeds events until the watch ends.
-func (o *objects) consume(w watch.Interface, find func(key) *entry, kd kind) error {
-	for ev := range w.ResultChan() {
+func (o *objects) consume(ctx context.Context, w watch.Interface, find func(key) *entry, kd kind) error {
+	for {
+		ev, ok := next(ctx, w)
+		if !ok {
+			return errors.New("the watch ended")
+		}
 		switch ev.Type {
 		case watch.Bookmark:
 			continue
@@ -194,7 +198,16 @@ func (o *objects) consume(w watch.Interface, find func(key) *entry, kd kind) err
 		}
 		o.set(k, e, contentOf(ev.Object), nil)
 	}
-	return errors.New("the server closed the watch")
+}
+
+// next is the next event of a watch, until it or ctx ends.
+func next(ctx context.Context, w watch.Interface) (watch.Event, bool) {
+	select {
+	case ev, ok := <-w.ResultChan():
+		return ev, ok
+	case <-ctx.Done():
+		return watch.Event{}, false
+	}
 }
 
 func (e *entry) peek(o *objects) *content {

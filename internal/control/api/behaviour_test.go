@@ -26,6 +26,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 
+	"github.com/berth-dev/berth/internal/control/api"
 	"github.com/berth-dev/berth/internal/control/api/apitest"
 )
 
@@ -741,7 +742,7 @@ func testAccess(t *testing.T, env *apitest.Env) {
 	}
 	for path, want := range map[string]int{
 		"/healthz": 200, "/livez": 200, "/readyz": 200, "/version": 200,
-		"/readyz/etcd": 401,
+		"/readyz/etcd": 200,
 		"/api":         401, "/apis": 401, "/metrics": 401, "/api/v1/nodes": 401, "/openapi/v2": 401,
 	} {
 		if code, body := request(t, client, "GET", env.Config.Host+path, "application/json", nil); code != want {
@@ -809,12 +810,19 @@ func TestInitialObjects(t *testing.T) {
 	}
 	port := int32(env.Server.Address().(*net.TCPAddr).Port)
 	slice, err := c.DiscoveryV1().EndpointSlices("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
-	if err != nil || slice.Endpoints[0].Addresses[0] != "127.0.0.1" || *slice.Ports[0].Port != port {
+	if err != nil || slice.Endpoints[0].Addresses[0] != apitest.AdvertisedAddress || *slice.Ports[0].Port != port {
 		t.Errorf("slice: %+v, %v", slice, err)
 	}
 	class, err := c.SchedulingV1().PriorityClasses().Get(t.Context(), "system-node-critical", metav1.GetOptions{})
 	if err != nil || class.Value != 2000001000 {
 		t.Errorf("priority class: %+v, %v", class, err)
+	}
+	if _, err := c.RbacV1().ClusterRoles().Get(t.Context(), "cluster-admin", metav1.GetOptions{}); err != nil {
+		t.Error(err)
+	}
+	cidr, err := c.NetworkingV1().ServiceCIDRs().Get(t.Context(), "kubernetes", metav1.GetOptions{})
+	if err != nil || cidr.Spec.CIDRs[0] != "10.0.0.0/24" || len(cidr.Status.Conditions) != 1 {
+		t.Errorf("service range: %+v, %v", cidr, err)
 	}
 	w, err := c.DiscoveryV1().EndpointSlices("default").Watch(t.Context(), metav1.ListOptions{
 		ResourceVersion: slice.ResourceVersion, TimeoutSeconds: ptr.To[int64](60)})
@@ -826,5 +834,27 @@ func TestInitialObjects(t *testing.T) {
 		t.Fatal(err)
 	}
 	for e := next(t, w); e.Type != watch.Added; e = next(t, w) {
+	}
+}
+
+// TestPriorityAndFairness: the queues exist and requests say which they took.
+func TestPriorityAndFairness(t *testing.T) {
+	env := apitest.StartEnv(t, apitest.WithConfig(func(c *api.Config) { c.PriorityAndFairness = true }))
+	c := clients(t, env.Config)
+	schema, err := c.FlowcontrolV1().FlowSchemas().Get(t.Context(), "service-accounts", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := rest.HTTPClientFor(env.As(t, "someone"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := client.Get(env.Config.Host + "/api/v1/nodes")
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if got := resp.Header.Get("X-Kubernetes-Pf-Flowschema-Uid"); got == "" || got == string(schema.UID) {
+		t.Errorf("a user's request took flow schema %q", got)
 	}
 }

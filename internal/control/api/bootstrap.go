@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,6 +17,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/retry"
+
+	"github.com/berth-dev/berth/internal/control/api/addresses"
+	"github.com/berth-dev/berth/internal/control/auth"
 )
 
 const (
@@ -32,7 +36,22 @@ func (s *Server) bootstrap(ctx context.Context) error {
 	if err := s.ensureNamespaces(ctx); err != nil {
 		return err
 	}
-	return errors.Join(s.ensurePriorityClasses(ctx), s.ensureAPIService(ctx))
+	// The rest is independent of each other, and writes at once share a sync of
+	// the disk.
+	parts := []func(context.Context) error{
+		s.ensurePriorityClasses, s.ensureAPIService, s.ensureServiceCIDR,
+		func(ctx context.Context) error { return auth.EnsurePolicy(ctx, s.client) },
+	}
+	if s.cfg.PriorityAndFairness {
+		parts = append(parts, s.ensureFairness)
+	}
+	errs := make([]error, len(parts))
+	var wg sync.WaitGroup
+	for i, part := range parts {
+		wg.Go(func() { errs[i] = part(ctx) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
 }
 
 // keep puts the objects of bootstrap back whenever one of them is deleted or
@@ -52,17 +71,27 @@ func (s *Server) keep(ctx context.Context) {
 			return
 		case <-wake:
 		}
-		for pause := keepFirstRetry; ; pause = min(2*pause, keepLastRetry) {
-			err := s.bootstrap(ctx)
-			if err == nil || ctx.Err() != nil {
-				break
-			}
-			s.cfg.Log.Warn("keeping the cluster's own objects", "error", err, "retry", pause)
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(pause + rand.N(pause/2)):
-			}
+		if !s.bootstrapUntilDone(ctx) {
+			return
+		}
+	}
+}
+
+// bootstrapUntilDone repeats bootstrap until it succeeds (true) or ctx ends.
+func (s *Server) bootstrapUntilDone(ctx context.Context) bool {
+	for pause := keepFirstRetry; ; pause = min(2*pause, keepLastRetry) {
+		err := s.bootstrap(ctx)
+		if err == nil {
+			return true
+		}
+		if ctx.Err() != nil {
+			return false
+		}
+		s.cfg.Log.Warn("creating the cluster's own objects", "error", err, "retry", pause)
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(pause + rand.N(pause/2)):
 		}
 	}
 }
@@ -140,6 +169,16 @@ func (s *Server) ensurePriorityClasses(ctx context.Context) error {
 	return nil
 }
 
+// ensureServiceCIDR publishes the configured service ranges as the object other
+// ranges are added beside.
+func (s *Server) ensureServiceCIDR(ctx context.Context) error {
+	ranges, err := parseRanges(s.cfg.ServiceCIDRs)
+	if err != nil {
+		return err
+	}
+	return addresses.Publish(ctx, s.client.NetworkingV1().ServiceCIDRs(), ranges)
+}
+
 // ensureAPIService keeps the service default/kubernetes and its endpoints,
 // through which pods reach this server.
 func (s *Server) ensureAPIService(ctx context.Context) error {
@@ -154,6 +193,9 @@ func (s *Server) ensureAPIService(ctx context.Context) error {
 		}
 	} else if err != nil {
 		return fmt.Errorf("reading service %s: %w", apiServiceName, err)
+	}
+	if s.advertised.IsLoopback() {
+		return nil // see Config.AdvertiseAddress
 	}
 	return errors.Join(s.ensureEndpoints(ctx), s.ensureSlice(ctx))
 }

@@ -66,7 +66,9 @@ type Row struct {
 	// TTL removes objects this long after their last write; 0 keeps them.
 	TTL time.Duration
 	// NoCache serves lists and watches straight from etcd: for resources that
-	// are written often and read rarely.
+	// are written often and read rarely, and for those that at most one or two
+	// controllers ever watch. A cache costs memory, goroutines and a wake-up a
+	// second even when nobody asks.
 	NoCache bool
 	// StoredAs names the row whose storage this one shares; both rows show the
 	// same objects under different group versions.

@@ -26,9 +26,9 @@ func coreRows() []Row {
 			TTL: eventTTL, NoCache: true, GarbageCollection: rest.Unsupported},
 		Row{Kind: "ReplicationController", Resource: "replicationcontrollers", ShortNames: []string{"rc"}, Categories: all,
 			HasStatus: true, Generation: generationSpec, GarbageCollection: rest.OrphanDependents},
-		Row{Kind: "PodTemplate", Resource: "podtemplates", ReturnDeleted: true, Generation: generationContent},
-		Row{Kind: "LimitRange", Resource: "limitranges", ShortNames: []string{"limits"}},
-		Row{Kind: "ResourceQuota", Resource: "resourcequotas", ShortNames: []string{"quota"},
+		Row{Kind: "PodTemplate", Resource: "podtemplates", NoCache: true, ReturnDeleted: true, Generation: generationContent},
+		Row{Kind: "LimitRange", Resource: "limitranges", NoCache: true, ShortNames: []string{"limits"}},
+		Row{Kind: "ResourceQuota", Resource: "resourcequotas", NoCache: true, ShortNames: []string{"quota"},
 			HasStatus: true, ReturnDeleted: true},
 	)
 	rows = append(rows, family(eventsv1.SchemeGroupVersion,

@@ -15,16 +15,22 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/filters"
 	"k8s.io/apiserver/pkg/server/healthz"
+	"k8s.io/client-go/discovery/cached/memory"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	restclient "k8s.io/client-go/rest"
+	"k8s.io/client-go/restmapper"
 
+	"github.com/berth-dev/berth/internal/control/admit"
 	"github.com/berth-dev/berth/internal/control/api/openapi"
-	"github.com/berth-dev/berth/internal/control/api/scale"
 	"github.com/berth-dev/berth/internal/control/api/scheme"
 	"github.com/berth-dev/berth/internal/control/api/selectable"
-	"github.com/berth-dev/berth/internal/control/api/services"
+	"github.com/berth-dev/berth/internal/control/api/storebase"
 	"github.com/berth-dev/berth/internal/control/api/table"
+	"github.com/berth-dev/berth/internal/control/api/validate"
+	"github.com/berth-dev/berth/internal/control/auth"
+	"github.com/berth-dev/berth/internal/control/auth/aggregate"
 )
 
 // watchDrain bounds how long the end of open watches may take on shutdown.
@@ -40,10 +46,10 @@ type Server struct {
 	backend    *backend
 	client     kubernetes.Interface
 	shared     informers.SharedInformerFactory
+	auth       *auth.Auth
 	advertised net.IP
+	background []task
 	ready      chan struct{}
-	// services keeps the records of allocated addresses and ports.
-	services *services.REST
 }
 
 // New opens the listener and builds all storages. Run must follow, or Close.
@@ -65,43 +71,107 @@ func New(cfg Config) (*Server, error) {
 }
 
 func build(cfg Config, set *scheme.Set, conf *genericapiserver.Config) (*Server, error) {
-	if err := identify(conf); err != nil {
-		return nil, err
-	}
-	settle(&cfg, set, conf)
 	client, err := kubernetes.NewForConfig(conf.LoopbackClientConfig)
 	if err != nil {
 		return nil, fmt.Errorf("making loopback client: %w", err)
 	}
 	s := &Server{
-		cfg:        cfg,
-		client:     client,
-		shared:     informers.NewSharedInformerFactory(client, 0),
-		advertised: conf.PublicAddress,
-		ready:      make(chan struct{}),
+		cfg:    cfg,
+		client: client,
+		shared: informers.NewSharedInformerFactory(client, 0),
+		ready:  make(chan struct{}),
 	}
+	if err := s.identify(conf); err != nil {
+		return nil, err
+	}
+	if err := s.admit(conf); err != nil {
+		return nil, err
+	}
+	s.background = append(s.background, task{"adding up cluster roles", func(ctx context.Context) error {
+		return aggregate.Run(ctx, aggregate.Config{Client: client, Informers: s.shared, Log: cfg.Log})
+	}})
+	settle(&s.cfg, set, conf)
+	if cfg.PriorityAndFairness {
+		s.shareFairly(conf)
+	}
+	s.advertised = conf.PublicAddress
 	conf.AddHealthChecks(healthz.NamedCheck("etcd", func(r *http.Request) error {
 		ctx, cancel := context.WithTimeout(r.Context(), etcdHealthTimeout)
 		defer cancel()
 		return cfg.Store.Health(ctx)
 	}))
+	conf.AddReadyzChecks(healthz.NamedCheck("auth", s.auth.ReadyCheck))
 	s.generic, err = conf.Complete(s.shared).New("berth", genericapiserver.NewEmptyDelegate())
 	if err != nil {
 		return nil, fmt.Errorf("making server: %w", err)
 	}
-	if err := s.install(set); err != nil {
+	if err := s.furnish(set, conf); err != nil {
 		s.generic.Destroy()
 		return nil, err
+	}
+	return s, nil
+}
+
+// furnish hangs everything into the empty server.
+func (s *Server) furnish(set *scheme.Set, conf *genericapiserver.Config) error {
+	if err := s.install(set); err != nil {
+		return err
 	}
 	// The definitions have served their purpose, the models for server-side
 	// apply; whoever asks for the documents gets them made again.
 	conf.OpenAPIV3Config.Definitions = nil
 	serveOpenAPI(s.generic, conf)
-	if err := s.addHooks(); err != nil {
-		s.generic.Destroy()
-		return nil, err
+	for path, handler := range s.auth.Discovery.Handlers() {
+		s.generic.Handler.NonGoRestfulMux.Handle(path, handler)
 	}
-	return s, nil
+	return s.addHooks()
+}
+
+// identify sets who callers are and what they may do.
+func (s *Server) identify(conf *genericapiserver.Config) error {
+	pki := s.cfg.PKI
+	var err error
+	s.auth, err = auth.New(auth.Config{
+		ClientCAFile:        pki.ClientCA,
+		RequestHeaderCAFile: pki.FrontProxyCA,
+		SASigningKeyFile:    pki.ServiceAccountKey,
+		SAPublicKeyFiles:    pki.ServiceAccountPublicKeys,
+		Issuer:              pki.ServiceAccountIssuer,
+		ResourceSlices:      true,
+		Informers:           s.shared,
+		Client:              s.client,
+		Log:                 s.cfg.Log,
+	})
+	if err != nil {
+		return err
+	}
+	conf.SecureServing.ClientCA = s.auth.ClientCA // the listener follows the files
+	conf.Authentication.Authenticator = s.auth.Authenticator
+	conf.Authentication.APIAudiences = []string{pki.ServiceAccountIssuer}
+	conf.Authorization.Authorizer = s.auth.Authorizer
+	conf.RuleResolver = s.auth.RuleResolver
+	return nil
+}
+
+// admit sets what looks at writes before they are stored.
+func (s *Server) admit(conf *genericapiserver.Config) error {
+	dynamicClient, err := dynamic.NewForConfig(conf.LoopbackClientConfig)
+	if err != nil {
+		return fmt.Errorf("making dynamic loopback client: %w", err)
+	}
+	conf.AdmissionControl, err = admit.New(admit.Config{
+		Client:     s.client,
+		Informers:  s.shared,
+		Dynamic:    dynamicClient,
+		RESTMapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(s.client.Discovery())),
+		Authorizer: s.auth.Authorizer,
+		Roles:      s.auth.RBAC,
+		Drained:    conf.DrainedNotify(),
+		ServerID:   conf.APIServerID,
+		// Nobody counts usage yet, so quotas would refuse everything.
+		Disable: []string{"ResourceQuota"},
+	})
+	return err
 }
 
 // settle sets what is neither serving nor identity.
@@ -130,7 +200,7 @@ func advertised(cfg *Config, listener net.Listener) net.IP {
 	if cfg.AdvertiseAddress != nil {
 		return cfg.AdvertiseAddress
 	}
-	if tcp, ok := listener.Addr().(*net.TCPAddr); ok && !tcp.IP.IsUnspecified() {
+	if tcp, ok := listener.Addr().(*net.TCPAddr); ok && tcp.IP.IsGlobalUnicast() {
 		return tcp.IP
 	}
 	if ip := hostAddress(); ip != nil {
@@ -153,46 +223,48 @@ func hostAddress() net.IP {
 	return nil
 }
 
+// storages are what is served, by group version and URL part ("pods",
+// "pods/status").
+type storages = map[schema.GroupVersion]map[string]rest.Storage
+
+// add puts more storages of a group version in, replacing equal names.
+func add(to storages, gv schema.GroupVersion, more map[string]rest.Storage) {
+	if to[gv] == nil {
+		to[gv] = map[string]rest.Storage{}
+	}
+	maps.Copy(to[gv], more)
+}
+
 // install builds the storages of all rows and specials and hangs them into the
 // server.
 func (s *Server) install(set *scheme.Set) error {
 	rows := Rows()
-	specials, err := s.specials(set)
-	if err != nil {
-		return err
-	}
 	s.backend = newBackend(set, s.cfg.Store, rows)
 	s.generic.RegisterDestroyFunc(s.backend.close)
-	storages := map[schema.GroupVersion]map[string]rest.Storage{}
-	add := func(gv schema.GroupVersion, made map[string]rest.Storage) {
-		if storages[gv] == nil {
-			storages[gv] = map[string]rest.Storage{}
-		}
-		maps.Copy(storages[gv], made)
-	}
+	made := storages{}
+	rules := checks{create: validate.Create, update: validate.Update, status: validate.StatusUpdate}
 	shown := looks{table: table.Convertor, attrs: selectable.Attrs}
 	for i := range rows {
-		made, err := newStorages(&rows[i], set.Scheme, s.backend, checks{}, shown)
+		storages, err := newStorages(&rows[i], set.Scheme, s.backend, rules, shown)
 		if err != nil {
 			return err
 		}
-		add(rows[i].GV, made)
+		add(made, rows[i].GV, storages)
 	}
-	for _, special := range specials {
-		made, err := special.make(s.backend)
-		if err != nil {
-			return fmt.Errorf("making special storages of %s: %w", special.gv, err)
-		}
-		add(special.gv, made)
+	kit := storebase.Kit{
+		Scheme: set.Scheme, Table: table.Convertor, Attrs: selectable.Attrs,
+		Create: validate.Create, Update: validate.Update, Status: validate.StatusUpdate,
 	}
-	scale.AddTo(storages)
-	return s.installGroups(set, storages)
+	if err := s.specials(kit, made); err != nil {
+		return err
+	}
+	return s.installGroups(set, made)
 }
 
 // installGroups hands the storages to the library, the core group first.
-func (s *Server) installGroups(set *scheme.Set, storages map[schema.GroupVersion]map[string]rest.Storage) error {
+func (s *Server) installGroups(set *scheme.Set, made storages) error {
 	groups := map[string]*genericapiserver.APIGroupInfo{}
-	for gv, named := range storages {
+	for gv, named := range made {
 		info := groups[gv.Group]
 		if info == nil {
 			fresh := genericapiserver.NewDefaultAPIGroupInfo(gv.Group, set.Scheme, set.ParameterCodec, set.Codecs)
@@ -239,22 +311,34 @@ var groupOrder = []string{
 // addHooks registers what runs once the server listens.
 func (s *Server) addHooks() error {
 	if err := s.generic.AddPostStartHook("bootstrap", func(ctx genericapiserver.PostStartHookContext) error {
-		if err := s.bootstrap(ctx); err != nil {
-			return err
+		// An error returned here would end the process; a store that is slow to
+		// come is no reason for that.
+		if !s.bootstrapUntilDone(ctx) {
+			return nil
 		}
 		close(s.ready)
 		go s.keep(ctx)
+		for _, task := range s.background {
+			go s.runTask(ctx, task)
+		}
 		return nil
 	}); err != nil {
 		return fmt.Errorf("adding bootstrap hook: %w", err)
 	}
-	if err := s.generic.AddPostStartHook("service-allocations", func(ctx genericapiserver.PostStartHookContext) error {
-		go s.keepAllocations(ctx)
-		return nil
-	}); err != nil {
-		return fmt.Errorf("adding hook for service allocations: %w", err)
-	}
 	return nil
+}
+
+// task is work beside the serving of requests; it ends with the context.
+type task struct {
+	name string
+	run  func(context.Context) error
+}
+
+// runTask logs how a task ends; none of them is worth ending the server.
+func (s *Server) runTask(ctx context.Context, t task) {
+	if err := t.run(ctx); err != nil && ctx.Err() == nil {
+		s.cfg.Log.Error(t.name, "error", err)
+	}
 }
 
 // Run serves until ctx ends, then lets requests in flight finish.
@@ -274,6 +358,9 @@ func (s *Server) Ready() <-chan struct{} { return s.ready }
 func (s *Server) LoopbackConfig() *restclient.Config {
 	return restclient.CopyConfig(s.generic.LoopbackClientConfig)
 }
+
+// Auth is who answers for identities, for parts that hand out tokens.
+func (s *Server) Auth() *auth.Auth { return s.auth }
 
 // Address is where the server listens.
 func (s *Server) Address() net.Addr { return s.generic.SecureServingInfo.Listener.Addr() }

@@ -17,6 +17,7 @@ import (
 	"github.com/google/uuid"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	restclient "k8s.io/client-go/rest"
 )
 
 // loopbackValidity outlives any process: nobody else ever sees the
@@ -35,7 +36,7 @@ func serve(c *Config, out *genericapiserver.Config) error {
 		}
 	}
 	info := &genericapiserver.SecureServingInfo{Listener: listener, MinTLSVersion: tls.VersionTLS12}
-	if err := certificates(c, info); err != nil {
+	if err := servingCertificate(c, info); err != nil {
 		listener.Close()
 		return err
 	}
@@ -59,21 +60,18 @@ func serve(c *Config, out *genericapiserver.Config) error {
 	// Our own calls need no throttle, and protobuf costs least.
 	out.LoopbackClientConfig.QPS, out.LoopbackClientConfig.Burst = -1, -1
 	out.LoopbackClientConfig.ContentType = "application/vnd.kubernetes.protobuf"
+	out.LoopbackClientConfig.DisableCompression = true                // nothing to save within a process
+	out.LoopbackClientConfig.WarningHandler = restclient.NoWarnings{} // for people
 	return nil
 }
 
-// certificates loads the files and lets the library watch them.
-func certificates(c *Config, info *genericapiserver.SecureServingInfo) error {
+// servingCertificate loads the files and lets the library watch them.
+func servingCertificate(c *Config, info *genericapiserver.SecureServingInfo) error {
 	serving, err := dynamiccertificates.NewDynamicServingContentFromFiles("serving-cert", c.PKI.ServingCert, c.PKI.ServingKey)
 	if err != nil {
 		return fmt.Errorf("loading serving certificate: %w", err)
 	}
 	info.Cert = serving
-	ca, err := dynamiccertificates.NewDynamicCAContentFromFile("client-ca", c.PKI.ClientCA)
-	if err != nil {
-		return fmt.Errorf("loading client CA: %w", err)
-	}
-	info.ClientCA = ca
 	return nil
 }
 

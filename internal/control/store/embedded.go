@@ -21,11 +21,17 @@ import (
 )
 
 const (
-	// tick and election matter between members; a lone one only pays for each
-	// tick with a wake-up, so they are rare. That would make it wait long before
-	// it elects itself, hence elect.
-	tick     = 250 * time.Millisecond
+	// tick and election decide how long a lone member waits before it elects
+	// itself: between one and five ticks. Nothing else depends on them, since
+	// there is no other member to send heartbeats to; but each tick is a
+	// wake-up, so they are not too short either.
+	tick     = 40 * time.Millisecond
 	election = 5 * tick
+	// maxReplay is how many committed entries may await replay for elect to be
+	// safe: etcd trims its in-memory log when it has applied a hundred, and an
+	// election begun from outside between the trimming and its acknowledgement
+	// would ask for trimmed entries.
+	maxReplay = 90
 	// electEvery is how often a starting member is told to lead, until it does.
 	electEvery = 3 * time.Millisecond
 
@@ -211,19 +217,27 @@ func (e *embedded) waitReady(ctx context.Context) error {
 	}
 }
 
-// elect makes the only member of the cluster its leader without waiting for
-// the election timeout, and reports whether it is done. It sends the message a
-// leader sends to its chosen successor; a member that is not ready to lead yet
-// (its own membership is not applied) ignores it.
+// elect makes the only member of a young cluster its leader without waiting
+// for the election timeout, and reports whether it is done. It sends the
+// message a leader sends to its chosen successor; a member that is not ready to
+// lead yet (its own membership is not applied) ignores it.
 func (e *embedded) elect(ctx context.Context) (done bool) {
 	server := e.etcd.Server
 	if server.Leader() != 0 || len(server.Cluster().Members()) > 1 {
 		return true
 	}
+	committed := server.CommittedIndex()
+	if committed == 0 {
+		return false // what there is to replay is not known yet
+	}
+	if committed > maxReplay {
+		return true // the election timeout will do it
+	}
 	self := uint64(server.MemberID())
 	err := server.Process(ctx, &raftpb.Message{Type: raftpb.MsgTimeoutNow.Enum(), To: &self, From: &self})
 	if err != nil {
-		e.log.Warn("electing itself", zap.Error(err)) // the timeout still does it
+		e.log.Warn("electing itself", zap.Error(err))
+		return true
 	}
 	return false
 }

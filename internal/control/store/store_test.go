@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -118,5 +119,25 @@ func BenchmarkStart(b *testing.B) {
 		b.StopTimer()
 		s.Close()
 		b.StartTimer()
+	}
+}
+
+// TestRestartAfterManyWrites covers starts with more to replay than the quick
+// election allows, and just as much.
+func TestRestartAfterManyWrites(t *testing.T) {
+	dir := t.TempDir()
+	written := 0
+	for _, upTo := range []int{maxReplay - 10, maxReplay + 5, 150, 400} {
+		s := start(t, dir)
+		for ; written < upTo; written++ {
+			if _, err := s.Client().Put(t.Context(), fmt.Sprint("/k/", written), "v"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got, err := s.Client().Get(t.Context(), "/k/", clientv3.WithPrefix(), clientv3.WithCountOnly())
+		if err != nil || got.Count != int64(written) {
+			t.Fatalf("after %d writes: %v, %v", written, got, err)
+		}
+		s.Close()
 	}
 }

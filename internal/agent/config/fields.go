@@ -1,0 +1,187 @@
+package config
+
+import "strings"
+
+// Support says what berth does with a field.
+type Support int
+
+const (
+	// Honoured: the field has its documented effect.
+	Honoured Support = iota
+	// Subsumed: berth does at least what the field asks for, in another way;
+	// the value is accepted and a note says so at start.
+	Subsumed
+	// Refused: only the default is accepted.
+	Refused
+)
+
+func (s Support) String() string {
+	return [...]string{"honoured", "subsumed", "refused"}[s]
+}
+
+// Field is one row of the table: a path (a field, or a struct for all below)
+// and what berth does with it.
+type Field struct {
+	Path    string
+	Support Support
+	// Note says what honours the field, what happens instead, or what to use.
+	Note string
+}
+
+const (
+	noStaticCPU = "exclusive resources are not assigned by this version; leave it out"
+	noFilter    = "the agent writes no packet filter rules; `berth proxy` owns them"
+)
+
+// Fields is the table of all fields of KubeletConfiguration v1beta1.
+var Fields = []Field{
+	{"enableServer", Honoured, "API on `port`"},
+	{"staticPodPath", Honoured, "static pods, noticed at once"},
+	{"podLogsDir", Honoured, ""},
+	{"syncFrequency", Subsumed, "pods are synced by events; nothing waits for a period"},
+	{"fileCheckFrequency", Subsumed, "the manifest directory is watched, not read on a period"},
+	{"httpCheckFrequency", Refused, "follows `staticPodURL`, which is not supported"},
+	{"staticPodURL", Refused, "use `staticPodPath`"},
+	{"staticPodURLHeader", Refused, "use `staticPodPath`"},
+	{"address", Honoured, ""},
+	{"port", Honoured, ""},
+	{"readOnlyPort", Honoured, "off by default; a warning is logged when on"},
+	{"tlsCertFile", Honoured, "reloaded when it changes"},
+	{"tlsPrivateKeyFile", Honoured, "reloaded when it changes"},
+	{"tlsCipherSuites", Honoured, ""},
+	{"tlsCurvePreferences", Honoured, ""},
+	{"tlsMinVersion", Honoured, ""},
+	{"rotateCertificates", Honoured, ""},
+	{"serverTLSBootstrap", Honoured, ""},
+	{"authentication.x509.clientCAFile", Honoured, "reloaded when it changes"},
+	{"authentication.webhook", Honoured, "TokenReview"},
+	{"authentication.anonymous.enabled", Honoured, "off by default with and without a file; a warning is logged when on"},
+	{"authorization.mode", Honoured, "Webhook by default with and without a file; a warning is logged for AlwaysAllow"},
+	{"authorization.webhook", Honoured, "SubjectAccessReview"},
+	{"registryPullQPS", Refused, "pulls are bounded by `maxParallelImagePulls`, not by rate"},
+	{"registryBurst", Refused, "pulls are bounded by `maxParallelImagePulls`, not by rate"},
+	{"imagePullCredentialsVerificationPolicy", Refused, "use the AlwaysPullImages admission plugin to have credentials checked"},
+	{"preloadedImagesVerificationAllowlist", Refused, "use the AlwaysPullImages admission plugin to have credentials checked"},
+	{"eventRecordQPS", Honoured, ""},
+	{"eventBurst", Honoured, ""},
+	{"enableDebuggingHandlers", Honoured, ""},
+	{"enableContentionProfiling", Honoured, ""},
+	{"healthzPort", Honoured, "0 is off"},
+	{"healthzBindAddress", Honoured, ""},
+	{"oomScoreAdj", Honoured, ""},
+	{"clusterDomain", Honoured, ""},
+	{"clusterDNS", Honoured, ""},
+	{"streamingConnectionIdleTimeout", Refused, "the runtime's streaming server decides: set it there"},
+	{"nodeStatusUpdateFrequency", Honoured, "the least time between posts of changes nobody acts upon; others are posted at once"},
+	{"nodeStatusReportFrequency", Honoured, ""},
+	{"nodeLeaseDurationSeconds", Honoured, ""},
+	{"imageMinimumGCAge", Honoured, ""},
+	{"imageMaximumGCAge", Honoured, ""},
+	{"imageGCHighThresholdPercent", Honoured, ""},
+	{"imageGCLowThresholdPercent", Honoured, ""},
+	{"volumeStatsAggPeriod", Honoured, "how old volume stats may get before a request renews them; negative switches them off"},
+	{"kubeletCgroups", Honoured, "shown in stats as \"kubelet\""},
+	{"systemCgroups", Refused, "place system processes with systemd slices"},
+	{"cgroupRoot", Honoured, ""},
+	{"cgroupsPerQOS", Honoured, ""},
+	{"cgroupDriver", Honoured, "the runtime's own answer wins where it gives one"},
+	{"cpuManagerPolicy", Refused, noStaticCPU},
+	{"singleProcessOOMKill", Refused, "the runtime's default stays"},
+	{"cpuManagerPolicyOptions", Refused, noStaticCPU},
+	{"cpuManagerReconcilePeriod", Refused, noStaticCPU},
+	{"memoryManagerPolicy", Refused, noStaticCPU},
+	{"topologyManagerPolicy", Refused, noStaticCPU},
+	{"topologyManagerScope", Refused, noStaticCPU},
+	{"topologyManagerPolicyOptions", Refused, noStaticCPU},
+	{"qosReserved", Refused, "use `systemReserved` and `kubeReserved`"},
+	{"runtimeRequestTimeout", Honoured, ""},
+	{"hairpinMode", Subsumed, "the network plugin decides"},
+	{"maxPods", Honoured, ""},
+	{"podCIDR", Refused, "the Node object's spec.podCIDRs are used"},
+	{"podPidsLimit", Honoured, ""},
+	{"resolvConf", Honoured, ""},
+	{"runOnce", Refused, "run pods once with the runtime's own tools"},
+	{"cpuCFSQuota", Honoured, ""},
+	{"cpuCFSQuotaPeriod", Honoured, ""},
+	{"nodeStatusMaxImages", Honoured, ""},
+	{"maxOpenFiles", Honoured, ""},
+	{"contentType", Honoured, ""},
+	{"kubeAPIQPS", Honoured, ""},
+	{"kubeAPIBurst", Honoured, ""},
+	{"serializeImagePulls", Honoured, ""},
+	{"maxParallelImagePulls", Honoured, ""},
+	{"evictionHard", Honoured, "setting any key replaces all defaults unless `mergeDefaultEvictionSettings`"},
+	{"evictionSoft", Honoured, ""},
+	{"evictionSoftGracePeriod", Honoured, ""},
+	{"evictionPressureTransitionPeriod", Honoured, ""},
+	{"evictionMaxPodGracePeriod", Honoured, ""},
+	{"evictionMinimumReclaim", Honoured, ""},
+	{"mergeDefaultEvictionSettings", Honoured, ""},
+	{"podsPerCore", Honoured, ""},
+	{"enableControllerAttachDetach", Honoured, ""},
+	{"protectKernelDefaults", Honoured, ""},
+	{"makeIPTablesUtilChains", Subsumed, noFilter},
+	{"iptablesMasqueradeBit", Subsumed, noFilter},
+	{"iptablesDropBit", Subsumed, noFilter},
+	{"featureGates", Honoured, "a gate berth does not know, or cannot switch, is refused by name"},
+	{"failSwapOn", Honoured, ""},
+	{"memorySwap.swapBehavior", Refused, "only NoSwap"},
+	{"containerLogMaxSize", Honoured, ""},
+	{"containerLogMaxFiles", Honoured, ""},
+	{"containerLogMaxWorkers", Subsumed, "each container's log is rotated on its own"},
+	{"containerLogMonitorInterval", Honoured, ""},
+	{"configMapAndSecretChangeDetectionStrategy", Subsumed, "always watched"},
+	{"systemReserved", Honoured, ""},
+	{"kubeReserved", Honoured, ""},
+	{"reservedSystemCPUs", Refused, "use `systemReserved` with cpu"},
+	{"showHiddenMetricsForVersion", Refused, "no metric is hidden"},
+	{"systemReservedCgroup", Refused, "only `pods` is enforced: put limits on the system slice with systemd"},
+	{"kubeReservedCgroup", Refused, "only `pods` is enforced: put limits on the runtime's slice with systemd"},
+	{"enforceNodeAllocatable", Honoured, "`pods` or `none`; other values are refused"},
+	{"allowedUnsafeSysctls", Honoured, ""},
+	{"defaultPodSysctls", Refused, "set sysctls in the pod"},
+	{"volumePluginDir", Refused, "flexVolume is not supported: use a CSI driver"},
+	{"providerID", Honoured, ""},
+	{"kernelMemcgNotification", Subsumed, "kernel notifications are always used"},
+	{"logging.format", Honoured, "text or json"},
+	{"logging.verbosity", Honoured, "4 and above is debug"},
+	{"logging.flushFrequency", Subsumed, "lines are written at once"},
+	{"logging.vmodule", Refused, "use `logging.verbosity`"},
+	{"logging.options", Subsumed, "lines are written at once"},
+	{"enableSystemLogHandler", Honoured, ""},
+	{"enableSystemLogQuery", Refused, "files below /var/log are served at /logs/"},
+	{"shutdownGracePeriod", Honoured, ""},
+	{"shutdownGracePeriodCriticalPods", Honoured, ""},
+	{"shutdownGracePeriodByPodPriority", Honoured, ""},
+	{"crashLoopBackOff.maxContainerRestartPeriod", Honoured, ""},
+	{"reservedMemory", Refused, noStaticCPU},
+	{"enableProfilingHandler", Honoured, ""},
+	{"enableDebugFlagsHandler", Honoured, ""},
+	{"seccompDefault", Honoured, ""},
+	{"memoryThrottlingFactor", Refused, "memory.high is not set"},
+	{"memoryReservationPolicy", Refused, "memory.min and memory.low are not set"},
+	{"registerWithTaints", Honoured, ""},
+	{"registerNode", Honoured, ""},
+	{"tracing", Refused, "no traces are exported"},
+	{"localStorageCapacityIsolation", Honoured, ""},
+	{"containerRuntimeEndpoint", Honoured, ""},
+	{"imageServiceEndpoint", Honoured, ""},
+	{"failCgroupV1", Subsumed, "cgroup v1 is supported; the value decides nothing"},
+	{"userNamespaces.idsPerPod", Refused, "only 65536"},
+}
+
+// fieldFor finds the row of a leaf: its own, or that of a struct above it.
+func fieldFor(path string) (Field, bool) {
+	for {
+		for _, field := range Fields {
+			if field.Path == path {
+				return field, true
+			}
+		}
+		dot := strings.LastIndexByte(path, '.')
+		if dot < 0 {
+			return Field{}, false
+		}
+		path = path[:dot]
+	}
+}

@@ -1,0 +1,195 @@
+package admit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/component-helpers/auth/rbac/validation"
+
+	"github.com/berth-dev/berth/internal/control/auth/rbac"
+)
+
+// Escalation keeps users from granting what they do not hold: by writing a
+// role (unless they hold the verb escalate on it) or by binding one (unless
+// they hold bind).
+const Escalation = "RBACEscalation"
+
+// Roles answers what users hold and what roles grant; the RBAC authorizer does.
+type Roles interface {
+	Rules(who user.Info, namespace string) ([]rbacv1.PolicyRule, error)
+	RoleRules(key rbac.RoleKey) ([]rbacv1.PolicyRule, bool)
+}
+
+// wantsRoles is how a plugin asks for Roles.
+type wantsRoles interface{ setRoles(Roles) }
+
+type escalation struct {
+	*admission.Handler
+	client     kubernetes.Interface
+	roles      Roles
+	authorizer authorizer.UnconditionalAuthorizer
+}
+
+func newEscalation(io.Reader) (admission.Interface, error) {
+	return &escalation{Handler: admission.NewHandler(admission.Create, admission.Update)}, nil
+}
+
+func (e *escalation) SetExternalKubeClientSet(client kubernetes.Interface) { e.client = client }
+func (e *escalation) setRoles(roles Roles)                                 { e.roles = roles }
+func (e *escalation) SetUnconditionalAuthorizer(a authorizer.UnconditionalAuthorizer) {
+	e.authorizer = a
+}
+
+func (e *escalation) ValidateInitialization() error {
+	if e.roles == nil || e.authorizer == nil || e.client == nil {
+		return errors.New(Escalation + " needs a client, an authorizer and roles")
+	}
+	return nil
+}
+
+// grant is what a write of an RBAC object would hand out.
+type grant struct {
+	verb  string // that allows it without holding the rules
+	on    string // resource the verb is on
+	name  string // object the verb is on
+	rules []rbacv1.PolicyRule
+}
+
+func (e *escalation) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	if a.GetResource().Group != rbacv1.GroupName || a.GetSubresource() != "" || slices.Contains(a.GetUserInfo().GetGroups(), user.SystemPrivilegedGroup) {
+		return nil
+	}
+	g, err := e.grantOf(ctx, a)
+	if err != nil {
+		return err
+	}
+	if g == nil || e.mayAnyway(ctx, a, g) {
+		return nil
+	}
+	held, resolveErr := e.roles.Rules(a.GetUserInfo(), a.GetNamespace())
+	covered, missing := validation.Covers(held, g.rules)
+	if covered {
+		return nil
+	}
+	return refusal(a, missing, resolveErr)
+}
+
+// grantOf works out what the request hands out; nil when nothing new.
+func (e *escalation) grantOf(ctx context.Context, a admission.Attributes) (*grant, error) {
+	switch o := a.GetObject().(type) {
+	case *rbacv1.ClusterRole:
+		if old, isUpdate := a.GetOldObject().(*rbacv1.ClusterRole); isUpdate &&
+			equality.Semantic.DeepEqual(old.Rules, o.Rules) && equality.Semantic.DeepEqual(old.AggregationRule, o.AggregationRule) {
+			return nil, nil
+		}
+		rules := o.Rules
+		if o.AggregationRule != nil {
+			// A sum may come to hold anything.
+			rules = append(slices.Clone(rules),
+				rbacv1.PolicyRule{Verbs: []string{"*"}, APIGroups: []string{"*"}, Resources: []string{"*"}},
+				rbacv1.PolicyRule{Verbs: []string{"*"}, NonResourceURLs: []string{"*"}})
+		}
+		return &grant{"escalate", "clusterroles", o.Name, rules}, nil
+	case *rbacv1.Role:
+		if old, isUpdate := a.GetOldObject().(*rbacv1.Role); isUpdate && equality.Semantic.DeepEqual(old.Rules, o.Rules) {
+			return nil, nil
+		}
+		return &grant{"escalate", "roles", o.Name, o.Rules}, nil
+	case *rbacv1.ClusterRoleBinding:
+		if old, isUpdate := a.GetOldObject().(*rbacv1.ClusterRoleBinding); isUpdate &&
+			equality.Semantic.DeepEqual(old.RoleRef, o.RoleRef) && equality.Semantic.DeepEqual(old.Subjects, o.Subjects) {
+			return nil, nil
+		}
+		return e.binding(ctx, a, o.RoleRef)
+	case *rbacv1.RoleBinding:
+		if old, isUpdate := a.GetOldObject().(*rbacv1.RoleBinding); isUpdate &&
+			equality.Semantic.DeepEqual(old.RoleRef, o.RoleRef) && equality.Semantic.DeepEqual(old.Subjects, o.Subjects) {
+			return nil, nil
+		}
+		return e.binding(ctx, a, o.RoleRef)
+	}
+	return nil, nil
+}
+
+func (e *escalation) binding(ctx context.Context, a admission.Attributes, ref rbacv1.RoleRef) (*grant, error) {
+	g := &grant{verb: "bind", on: "clusterroles", name: ref.Name}
+	key := rbac.RoleKey{Name: ref.Name}
+	if ref.Kind == "Role" {
+		g.on, key.Namespace = "roles", a.GetNamespace()
+	}
+	if e.mayAnyway(ctx, a, g) {
+		return nil, nil
+	}
+	rules, known := e.roles.RoleRules(key)
+	if !known {
+		var err error
+		if rules, err = e.liveRules(ctx, key); err != nil {
+			return nil, err
+		}
+	}
+	g.rules = rules
+	return g, nil
+}
+
+// liveRules asks the API for a role too new for the index.
+func (e *escalation) liveRules(ctx context.Context, key rbac.RoleKey) ([]rbacv1.PolicyRule, error) {
+	if key.Namespace == "" {
+		role, err := e.client.RbacV1().ClusterRoles().Get(ctx, key.Name, metav1.GetOptions{})
+		if err != nil {
+			return nil, err
+		}
+		return role.Rules, nil
+	}
+	role, err := e.client.RbacV1().Roles(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return role.Rules, nil
+}
+
+func (e *escalation) mayAnyway(ctx context.Context, a admission.Attributes, g *grant) bool {
+	decision, _, _ := e.authorizer.Authorize(ctx, authorizer.AttributesRecord{
+		User: a.GetUserInfo(), Verb: g.verb, APIGroup: rbacv1.GroupName, APIVersion: "v1",
+		Resource: g.on, Name: g.name, Namespace: a.GetNamespace(), ResourceRequest: true,
+	})
+	return decision == authorizer.DecisionAllow
+}
+
+func refusal(a admission.Attributes, missing []rbacv1.PolicyRule, resolveErr error) error {
+	var rules []string
+	for _, r := range missing {
+		rules = append(rules, describeRule(r))
+	}
+	slices.Sort(rules)
+	message := fmt.Sprintf("user %q (groups=%q) is attempting to grant RBAC permissions not currently held:\n%s",
+		a.GetUserInfo().GetName(), a.GetUserInfo().GetGroups(), strings.Join(slices.Compact(rules), "\n"))
+	if resolveErr != nil {
+		message += fmt.Sprintf("; resolution errors: %v", resolveErr)
+	}
+	return apierrors.NewForbidden(a.GetResource().GroupResource(), a.GetName(), errors.New(message))
+}
+
+func describeRule(r rbacv1.PolicyRule) string {
+	var parts []string
+	for _, p := range []struct {
+		name   string
+		values []string
+	}{{"APIGroups", r.APIGroups}, {"Resources", r.Resources}, {"ResourceNames", r.ResourceNames}, {"NonResourceURLs", r.NonResourceURLs}, {"Verbs", r.Verbs}} {
+		if len(p.values) > 0 {
+			parts = append(parts, fmt.Sprintf("%s:%q", p.name, p.values))
+		}
+	}
+	return "{" + strings.Join(parts, ", ") + "}"
+}

@@ -1,0 +1,358 @@
+package validate
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	_ "time/tzdata" // time zones must not depend on what the host has installed
+
+	"github.com/robfig/cron/v3"
+	batch "k8s.io/api/batch/v1"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	machinery "k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+// Bounds on indexed jobs, whose finished indexes must fit into the status.
+const (
+	maxIndexedParallelism = 100000
+	maxJobRules           = 20
+	maxCronJobName        = 52 // a Job's name adds eleven characters, and a pod's label holds 63
+	maxManagedBy          = 63
+)
+
+func jobGood(j *batch.Job) errs {
+	all := jobSpec(specPath, &j.Spec)
+	at := specPath.Child("selector")
+	if j.Spec.Selector == nil {
+		return append(all, field.Required(at, ""))
+	}
+	all = append(all, selector(at, j.Spec.Selector)...)
+	if s, err := metav1.LabelSelectorAsSelector(j.Spec.Selector); err == nil && !s.Matches(machinery.Set(j.Spec.Template.Labels)) {
+		all = append(all, field.Invalid(specPath.Child("template", "metadata", "labels"), j.Spec.Template.Labels, "`selector` does not match template `labels`"))
+	}
+	return all
+}
+
+// jobSpec checks what a Job and the template inside a CronJob share.
+func jobSpec(p *field.Path, s *batch.JobSpec) errs {
+	var all errs
+	for _, n := range []struct {
+		name  string
+		value *int32
+	}{{"parallelism", s.Parallelism}, {"completions", s.Completions}, {"backoffLimit", s.BackoffLimit}, {"ttlSecondsAfterFinished", s.TTLSecondsAfterFinished},
+		{"backoffLimitPerIndex", s.BackoffLimitPerIndex}, {"maxFailedIndexes", s.MaxFailedIndexes}} {
+		all = append(all, notNegativeIfSet(p.Child(n.name), n.value)...)
+	}
+	all = append(all, notNegativeIfSet(p.Child("activeDeadlineSeconds"), s.ActiveDeadlineSeconds)...)
+	all = append(all, oneOfIfSet(p.Child("completionMode"), s.CompletionMode, batch.NonIndexedCompletion, batch.IndexedCompletion)...)
+	if indexed := deref(s.CompletionMode) == batch.IndexedCompletion; indexed {
+		if s.Completions == nil {
+			all = append(all, field.Required(p.Child("completions"), fmt.Sprintf("when completion mode is %s", batch.IndexedCompletion)))
+		}
+		if deref(s.Parallelism) > maxIndexedParallelism {
+			all = append(all, field.Invalid(p.Child("parallelism"), *s.Parallelism, fmt.Sprintf("must be less than or equal to %d when completion mode is %s", maxIndexedParallelism, batch.IndexedCompletion)))
+		}
+		if s.MaxFailedIndexes != nil && *s.MaxFailedIndexes > deref(s.Completions) {
+			all = append(all, field.Invalid(p.Child("maxFailedIndexes"), *s.MaxFailedIndexes, "must be less than or equal to completions"))
+		}
+	} else {
+		if s.BackoffLimitPerIndex != nil {
+			all = append(all, field.Invalid(p.Child("backoffLimitPerIndex"), *s.BackoffLimitPerIndex, "requires indexed completion mode"))
+		}
+		if s.MaxFailedIndexes != nil {
+			all = append(all, field.Invalid(p.Child("maxFailedIndexes"), *s.MaxFailedIndexes, "requires indexed completion mode"))
+		}
+		if s.SuccessPolicy != nil {
+			all = append(all, field.Invalid(p.Child("successPolicy"), *s.SuccessPolicy, "requires indexed completion mode"))
+		}
+	}
+	if s.MaxFailedIndexes != nil && s.BackoffLimitPerIndex == nil {
+		all = append(all, field.Required(p.Child("backoffLimitPerIndex"), "when maxFailedIndexes is specified"))
+	}
+	if m := s.ManagedBy; m != nil {
+		all = append(all, validation.IsDomainPrefixedPath(p.Child("managedBy"), *m)...)
+		if len(*m) > maxManagedBy {
+			all = append(all, field.TooLong(p.Child("managedBy"), "", maxManagedBy))
+		}
+	}
+	all = append(all, podTemplate(p.Child("template"), &s.Template)...)
+	all = append(all, jobRestarts(p, s)...)
+	if s.PodFailurePolicy != nil {
+		all = append(all, failurePolicy(p.Child("podFailurePolicy"), s)...)
+	}
+	if s.SuccessPolicy != nil {
+		all = append(all, successPolicy(p.Child("successPolicy"), s)...)
+	}
+	return all
+}
+
+func jobRestarts(p *field.Path, s *batch.JobSpec) errs {
+	at, policy := p.Child("template", "spec", "restartPolicy"), s.Template.Spec.RestartPolicy
+	var all errs
+	switch policy {
+	case v1.RestartPolicyAlways:
+		all = append(all, field.Required(at, fmt.Sprintf("valid values: %q, %q", v1.RestartPolicyOnFailure, v1.RestartPolicyNever)))
+	case v1.RestartPolicyNever:
+	case v1.RestartPolicyOnFailure:
+		if s.PodFailurePolicy != nil {
+			all = append(all, field.Invalid(at, policy, fmt.Sprintf("only %q is supported when podFailurePolicy is specified", v1.RestartPolicyNever)))
+		}
+	default:
+		all = append(all, field.NotSupported(at, policy, []v1.RestartPolicy{v1.RestartPolicyOnFailure, v1.RestartPolicyNever}))
+	}
+	if s.PodFailurePolicy != nil {
+		return append(all, oneOfIfSet(p.Child("podReplacementPolicy"), s.PodReplacementPolicy, batch.Failed)...)
+	}
+	return append(all, oneOfIfSet(p.Child("podReplacementPolicy"), s.PodReplacementPolicy, batch.Failed, batch.TerminatingOrFailed)...)
+}
+
+func failurePolicy(p *field.Path, s *batch.JobSpec) errs {
+	rules := p.Child("rules")
+	var all errs
+	if n := len(s.PodFailurePolicy.Rules); n > maxJobRules {
+		all = append(all, field.TooMany(rules, n, maxJobRules))
+	}
+	names := map[string]bool{}
+	for i := range s.Template.Spec.Containers {
+		names[s.Template.Spec.Containers[i].Name] = true
+	}
+	for i := range s.Template.Spec.InitContainers {
+		names[s.Template.Spec.InitContainers[i].Name] = true
+	}
+	for i := range s.PodFailurePolicy.Rules {
+		at, r := rules.Index(i), &s.PodFailurePolicy.Rules[i]
+		all = append(all, mustBeOneOf(at.Child("action"), r.Action, batch.PodFailurePolicyActionCount, batch.PodFailurePolicyActionFailIndex, batch.PodFailurePolicyActionFailJob, batch.PodFailurePolicyActionIgnore)...)
+		if r.Action == batch.PodFailurePolicyActionFailIndex && s.BackoffLimitPerIndex == nil {
+			all = append(all, field.Invalid(at.Child("action"), r.Action, "requires the backoffLimitPerIndex to be set"))
+		}
+		switch {
+		case r.OnExitCodes != nil && len(r.OnPodConditions) > 0:
+			all = append(all, field.Invalid(at, *r, "specifying both OnExitCodes and OnPodConditions is not supported"))
+		case r.OnExitCodes == nil && len(r.OnPodConditions) == 0:
+			all = append(all, field.Invalid(at, *r, "specifying one of OnExitCodes and OnPodConditions is required"))
+		}
+		if r.OnExitCodes != nil {
+			all = append(all, exitCodes(at.Child("onExitCodes"), r.OnExitCodes, names)...)
+		}
+		for k, c := range r.OnPodConditions {
+			one := at.Child("onPodConditions").Index(k)
+			all = append(all, invalid(one.Child("type"), string(c.Type), validation.IsQualifiedName(string(c.Type)))...)
+			all = append(all, mustBeOneOf(one.Child("status"), c.Status, v1.ConditionTrue, v1.ConditionFalse, v1.ConditionUnknown)...)
+		}
+	}
+	return all
+}
+
+func exitCodes(p *field.Path, r *batch.PodFailurePolicyOnExitCodesRequirement, names map[string]bool) errs {
+	all := mustBeOneOf(p.Child("operator"), r.Operator, batch.PodFailurePolicyOnExitCodesOpIn, batch.PodFailurePolicyOnExitCodesOpNotIn)
+	if r.ContainerName != nil && !names[*r.ContainerName] {
+		all = append(all, field.Invalid(p.Child("containerName"), *r.ContainerName, "must be one of the container or initContainer names in the pod template"))
+	}
+	at := p.Child("values")
+	switch n := len(r.Values); {
+	case n == 0:
+		all = append(all, field.Invalid(at, r.Values, "at least one value is required"))
+	case n > 255:
+		all = append(all, field.TooMany(at, n, 255))
+	}
+	seen := unique[int32]{}
+	for i, code := range r.Values {
+		if code == 0 && r.Operator == batch.PodFailurePolicyOnExitCodesOpIn {
+			all = append(all, field.Invalid(at.Index(i), code, "must not be 0 for the In operator"))
+		}
+		all = append(all, seen.add(at.Index(i), code)...)
+	}
+	if !slices.IsSorted(r.Values) {
+		all = append(all, field.Invalid(at, r.Values, "must be ordered"))
+	}
+	return all
+}
+
+func successPolicy(p *field.Path, s *batch.JobSpec) errs {
+	rules := p.Child("rules")
+	if len(s.SuccessPolicy.Rules) == 0 {
+		return errs{field.Required(rules, "at least one rule must be specified when the successPolicy is specified")}
+	}
+	var all errs
+	if n := len(s.SuccessPolicy.Rules); n > maxJobRules {
+		all = append(all, field.TooMany(rules, n, maxJobRules))
+	}
+	for i, r := range s.SuccessPolicy.Rules {
+		at := rules.Index(i)
+		if r.SucceededCount == nil && r.SucceededIndexes == nil {
+			all = append(all, field.Required(at, "at least one of succeededCount or succeededIndexes must be specified"))
+			continue
+		}
+		total := deref(s.Completions)
+		if r.SucceededIndexes != nil {
+			count, err := countIndexes(*r.SucceededIndexes, deref(s.Completions))
+			if err != nil {
+				all = append(all, field.Invalid(at.Child("succeededIndexes"), *r.SucceededIndexes, fmt.Sprintf("error parsing succeededIndexes: %s", err)))
+			} else {
+				total = count
+			}
+		}
+		if r.SucceededCount != nil {
+			all = append(all, positive(at.Child("succeededCount"), *r.SucceededCount)...)
+			if *r.SucceededCount > total {
+				all = append(all, field.Invalid(at.Child("succeededCount"), *r.SucceededCount, fmt.Sprintf("must be less than or equal to %d (the number of indexes)", total)))
+			}
+		}
+	}
+	return all
+}
+
+// countIndexes reads a list like "0,3-5,7" of indexes below completions, in
+// order and without overlap, and says how many they are.
+func countIndexes(text string, completions int32) (int32, error) {
+	var count int32
+	last := int64(-1)
+	for _, interval := range strings.Split(text, ",") {
+		low, high, isRange := strings.Cut(interval, "-")
+		first, err := strconv.ParseInt(low, 10, 32)
+		if err != nil {
+			return 0, fmt.Errorf("cannot convert string to integer for index: %q", low)
+		}
+		end := first
+		if isRange {
+			if end, err = strconv.ParseInt(high, 10, 32); err != nil {
+				return 0, fmt.Errorf("cannot convert string to integer for index: %q", high)
+			}
+		}
+		if first <= last || end < first {
+			return 0, fmt.Errorf("non-increasing order in %q", interval)
+		}
+		if end >= int64(completions) {
+			return 0, fmt.Errorf("too large index: %q", interval)
+		}
+		count += int32(end - first + 1)
+		last = end
+	}
+	return count, nil
+}
+
+func jobUpdate(changed, old *batch.Job) errs {
+	all := jobGood(changed)
+	now, before := &changed.Spec, &old.Spec
+	elastic := deref(before.CompletionMode) == batch.IndexedCompletion && now.Completions != nil && now.Parallelism != nil && *now.Completions == *now.Parallelism
+	if !elastic {
+		all = append(all, immutable(specPath.Child("completions"), now.Completions, before.Completions)...)
+	}
+	all = append(all, immutable(specPath.Child("selector"), now.Selector, before.Selector)...)
+	all = append(all, immutable(specPath.Child("template"), placed(now.Template, before.Template, deref(before.Suspend) && old.Status.StartTime == nil), before.Template)...)
+	all = append(all, immutable(specPath.Child("completionMode"), now.CompletionMode, before.CompletionMode)...)
+	all = append(all, immutable(specPath.Child("podFailurePolicy"), now.PodFailurePolicy, before.PodFailurePolicy)...)
+	all = append(all, immutable(specPath.Child("backoffLimitPerIndex"), now.BackoffLimitPerIndex, before.BackoffLimitPerIndex)...)
+	all = append(all, immutable(specPath.Child("managedBy"), now.ManagedBy, before.ManagedBy)...)
+	return append(all, immutable(specPath.Child("successPolicy"), now.SuccessPolicy, before.SuccessPolicy)...)
+}
+
+// placed is the new template with the old placement put back if a job that has
+// not started may still be told where to run.
+func placed(now, before v1.PodTemplateSpec, mayMove bool) v1.PodTemplateSpec {
+	if !mayMove {
+		return now
+	}
+	rest := *now.DeepCopy()
+	rest.Labels, rest.Annotations = before.Labels, before.Annotations
+	rest.Spec.Tolerations, rest.Spec.NodeSelector, rest.Spec.SchedulingGates = before.Spec.Tolerations, before.Spec.NodeSelector, before.Spec.SchedulingGates
+	var old *v1.NodeAffinity
+	if before.Spec.Affinity != nil {
+		old = before.Spec.Affinity.NodeAffinity
+	}
+	if rest.Spec.Affinity == nil {
+		rest.Spec.Affinity = &v1.Affinity{}
+	}
+	rest.Spec.Affinity.NodeAffinity = old
+	if before.Spec.Affinity == nil && equality.Semantic.DeepEqual(rest.Spec.Affinity, &v1.Affinity{}) {
+		rest.Spec.Affinity = nil
+	}
+	return rest
+}
+
+func jobStatus(changed, old *batch.Job) errs {
+	s := &changed.Status
+	all := counters(nil, []part{{"active", s.Active}, {"succeeded", s.Succeeded}, {"failed", s.Failed}, {"ready", deref(s.Ready)}, {"terminating", deref(s.Terminating)}})
+	has := func(conditions []batch.JobCondition, kind batch.JobConditionType) bool {
+		return slices.ContainsFunc(conditions, func(c batch.JobCondition) bool { return c.Type == kind && c.Status == v1.ConditionTrue })
+	}
+	at := field.NewPath("status", "conditions")
+	if has(s.Conditions, batch.JobComplete) && has(s.Conditions, batch.JobFailed) {
+		all = append(all, field.Invalid(at, field.OmitValueType{}, "cannot set Complete=True and Failed=True conditions"))
+	}
+	for _, kind := range []batch.JobConditionType{batch.JobComplete, batch.JobFailed} {
+		if has(old.Status.Conditions, kind) && !has(s.Conditions, kind) {
+			all = append(all, field.Invalid(at, field.OmitValueType{}, fmt.Sprintf("cannot remove a condition of a finished job: %s=True", kind)))
+		}
+	}
+	return all
+}
+
+func cronJobGood(c *batch.CronJob) errs {
+	s := &c.Spec
+	all := schedule(s)
+	all = append(all, notNegativeIfSet(specPath.Child("startingDeadlineSeconds"), s.StartingDeadlineSeconds)...)
+	all = append(all, mustBeOneOf(specPath.Child("concurrencyPolicy"), s.ConcurrencyPolicy, batch.AllowConcurrent, batch.ForbidConcurrent, batch.ReplaceConcurrent)...)
+	all = append(all, notNegativeIfSet(specPath.Child("successfulJobsHistoryLimit"), s.SuccessfulJobsHistoryLimit)...)
+	all = append(all, notNegativeIfSet(specPath.Child("failedJobsHistoryLimit"), s.FailedJobsHistoryLimit)...)
+	at := specPath.Child("jobTemplate", "spec")
+	if deref(s.JobTemplate.Spec.ManualSelector) {
+		all = append(all, field.NotSupported(at.Child("manualSelector"), *s.JobTemplate.Spec.ManualSelector, []string{"nil", "false"}))
+	}
+	if s.JobTemplate.Spec.Selector != nil {
+		all = append(all, field.Invalid(at.Child("selector"), s.JobTemplate.Spec.Selector, "`selector` will be auto-generated"))
+	}
+	return append(all, jobSpec(at, &s.JobTemplate.Spec)...)
+}
+
+func cronJobCreate(c *batch.CronJob) errs {
+	all := cronJobGood(c)
+	if len(c.Name) > maxCronJobName {
+		all = append(all, field.Invalid(field.NewPath("metadata", "name"), c.Name, fmt.Sprintf("must be no more than %d characters", maxCronJobName)))
+	}
+	return all
+}
+
+func schedule(s *batch.CronJobSpec) errs {
+	at := specPath.Child("schedule")
+	var all errs
+	if s.Schedule == "" {
+		all = append(all, field.Required(at, ""))
+	} else if err := parseSchedule(s.Schedule); err != nil {
+		all = append(all, field.Invalid(at, s.Schedule, err.Error()))
+	}
+	if strings.Contains(s.Schedule, "TZ") {
+		all = append(all, field.Invalid(at, s.Schedule, "cannot use TZ or CRON_TZ in schedule, use timeZone field instead"))
+	}
+	zone := specPath.Child("timeZone")
+	switch {
+	case s.TimeZone == nil:
+	case *s.TimeZone == "":
+		all = append(all, field.Invalid(zone, *s.TimeZone, "timeZone must be nil or non-empty string"))
+	case strings.EqualFold(*s.TimeZone, "Local"):
+		all = append(all, field.Invalid(zone, *s.TimeZone, "timeZone must be an explicit time zone as defined in https://www.iana.org/time-zones"))
+	default:
+		if _, err := time.LoadLocation(*s.TimeZone); err != nil {
+			all = append(all, field.Invalid(zone, *s.TimeZone, err.Error()))
+		}
+	}
+	return all
+}
+
+// parseSchedule turns a panic of the parser on odd input into an error, so
+// that no text a client sends can take the server down.
+func parseSchedule(text string) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("invalid schedule format: %v", r)
+		}
+	}()
+	_, err = cron.ParseStandard(text)
+	return err
+}

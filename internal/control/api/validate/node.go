@@ -1,0 +1,130 @@
+package validate
+
+import (
+	"net/netip"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+func nodeGood(n *v1.Node) errs {
+	all := taints(specPath.Child("taints"), n.Spec.Taints)
+	all = append(all, podCIDRs(&n.Spec)...)
+	return append(all, capacity(n)...)
+}
+
+func taints(p *field.Path, list []v1.Taint) errs {
+	type pair struct {
+		key    string
+		effect v1.TaintEffect
+	}
+	var all errs
+	seen := map[pair]bool{}
+	for i, t := range list {
+		at := p.Index(i)
+		all = append(all, metavalidation.ValidateLabelName(t.Key, at.Child("key"))...)
+		all = append(all, invalid(at.Child("value"), t.Value, validation.IsValidLabelValue(t.Value))...)
+		if t.Effect == "" {
+			all = append(all, field.Required(at.Child("effect"), ""))
+		} else {
+			all = append(all, taintEffect(at.Child("effect"), t.Effect)...)
+		}
+		if k := (pair{t.Key, t.Effect}); seen[k] {
+			duplicate := field.Duplicate(at, t)
+			duplicate.Detail = "taints must be unique by key and effect pair"
+			all = append(all, duplicate)
+		} else {
+			seen[k] = true
+		}
+	}
+	return all
+}
+
+func podCIDRs(s *v1.NodeSpec) errs {
+	at := specPath.Child("podCIDRs")
+	var all errs
+	if len(s.PodCIDRs) > 0 && s.PodCIDR != s.PodCIDRs[0] {
+		all = append(all, field.Invalid(specPath.Child("podCIDR"), s.PodCIDR, "must be the first of `podCIDRs`"))
+	}
+	families := map[bool]int{}
+	for i, cidr := range s.PodCIDRs {
+		all = append(all, validation.IsValidCIDRForLegacyField(at.Index(i), cidr, false, nil)...)
+		if prefix, err := netip.ParsePrefix(cidr); err == nil {
+			families[prefix.Addr().Is4()]++
+		}
+	}
+	if families[true] > 1 || families[false] > 1 {
+		all = append(all, field.Invalid(at, s.PodCIDRs, "may specify no more than one CIDR for each IP family"))
+	}
+	return all
+}
+
+// capacity wants amounts that can be, and not more to give than there is.
+func capacity(n *v1.Node) errs {
+	status := field.NewPath("status")
+	var all errs
+	for _, name := range sorted(n.Status.Capacity) {
+		at := status.Child("capacity").Key(string(name))
+		all = append(all, invalid(at, name, validation.IsQualifiedName(string(name)))...)
+		all = append(all, quantity(at, name, n.Status.Capacity[name])...)
+	}
+	for _, name := range sorted(n.Status.Allocatable) {
+		at := status.Child("allocatable").Key(string(name))
+		all = append(all, invalid(at, name, validation.IsQualifiedName(string(name)))...)
+		all = append(all, quantity(at, name, n.Status.Allocatable[name])...)
+	}
+	return all
+}
+
+// nodeUpdate lets a node's spec change its taints and whether it is
+// schedulable; its CIDRs and provider are set once.
+func nodeUpdate(changed, old *v1.Node) errs {
+	all := nodeGood(changed)
+	if len(old.Spec.PodCIDRs) > 0 && !equality.Semantic.DeepEqual(changed.Spec.PodCIDRs, old.Spec.PodCIDRs) {
+		all = append(all, field.Forbidden(specPath.Child("podCIDRs"), "node updates may not change podCIDR except from \"\" to valid"))
+	}
+	if old.Spec.ProviderID != "" && changed.Spec.ProviderID != old.Spec.ProviderID {
+		all = append(all, field.Forbidden(specPath.Child("providerID"), "node updates may not change providerID except from \"\" to valid"))
+	}
+	return all
+}
+
+func nodeStatus(changed, _ *v1.Node) errs {
+	all := capacity(changed)
+	seen := unique[v1.NodeAddress]{}
+	for i, a := range changed.Status.Addresses {
+		all = append(all, seen.add(field.NewPath("status", "addresses").Index(i), a)...)
+	}
+	return all
+}
+
+var finalizersPath = specPath.Child("finalizers")
+
+func namespaceGood(n *v1.Namespace) errs {
+	var all errs
+	for i, f := range n.Spec.Finalizers {
+		at := finalizersPath.Index(i)
+		all = append(all, apivalidation.ValidateFinalizerName(string(f), at)...)
+	}
+	return all
+}
+
+func namespaceStatus(changed, _ *v1.Namespace) errs {
+	at := field.NewPath("status", "Phase")
+	switch leaving := changed.DeletionTimestamp != nil; {
+	case !leaving && changed.Status.Phase != v1.NamespaceActive:
+		return errs{field.Invalid(at, changed.Status.Phase, "may only be 'Active' if `deletionTimestamp` is empty")}
+	case leaving && changed.Status.Phase != v1.NamespaceTerminating:
+		return errs{field.Invalid(at, changed.Status.Phase, "may only be 'Terminating' if `deletionTimestamp` is not empty")}
+	}
+	return nil
+}
+
+// NamespaceFinalize checks a change through the finalize subresource.
+func NamespaceFinalize(changed, old *v1.Namespace) field.ErrorList {
+	return append(metaUpdate(changed, old), namespaceGood(changed)...)
+}

@@ -1,0 +1,55 @@
+package validate
+
+import (
+	v1 "k8s.io/api/core/v1"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+// specPath is where the spec of most objects is.
+var specPath = field.NewPath("spec")
+
+// podCreate checks what is checked only of a pod that is new.
+func podCreate(p *v1.Pod) errs {
+	all := podGood(p)
+	if len(p.Spec.EphemeralContainers) > 0 {
+		all = append(all, field.Forbidden(specPath.Child("ephemeralContainers"), "cannot be set on create"))
+	}
+	if p.Spec.NodeName != "" && len(p.Spec.SchedulingGates) > 0 {
+		all = append(all, field.Forbidden(specPath.Child("nodeName"), "cannot be set until all schedulingGates have been cleared"))
+	}
+	return all
+}
+
+// podGood checks a pod by itself, new or changed.
+func podGood(p *v1.Pod) errs {
+	all := PodSpec(specPath, &p.Spec, true)
+	if _, mirror := p.Annotations[v1.MirrorPodAnnotationKey]; mirror && p.Spec.NodeName == "" {
+		at := field.NewPath("metadata", "annotations").Key(v1.MirrorPodAnnotationKey)
+		all = append(all, field.Invalid(at, p.Annotations[v1.MirrorPodAnnotationKey], "must set spec.nodeName if mirror pod annotation is set"))
+	}
+	return all
+}
+
+// podTemplate checks the template inside a workload.
+func podTemplate(p *field.Path, t *v1.PodTemplateSpec) errs {
+	meta := p.Child("metadata")
+	all := metavalidation.ValidateLabels(t.Labels, meta.Child("labels"))
+	all = append(all, apivalidation.ValidateAnnotations(t.Annotations, meta.Child("annotations"))...)
+	all = append(all, PodSpec(p.Child("spec"), &t.Spec, false)...)
+	if len(t.Spec.EphemeralContainers) > 0 {
+		all = append(all, field.Forbidden(p.Child("spec", "ephemeralContainers"), "ephemeral containers not allowed in pod template"))
+	}
+	return all
+}
+
+// PodBinding checks a Binding that assigns a pod to a node.
+func PodBinding(b *v1.Binding) field.ErrorList {
+	target := field.NewPath("target")
+	var all errs
+	if b.Target.Kind != "" && b.Target.Kind != "Node" {
+		all = append(all, field.NotSupported(target.Child("kind"), b.Target.Kind, []string{"Node", "<empty>"}))
+	}
+	return append(all, present(target.Child("name"), b.Target.Name)...)
+}

@@ -1,0 +1,199 @@
+package validate
+
+import (
+	"fmt"
+	"net/netip"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/kubectl/pkg/util/qos"
+)
+
+// PodQOS is the quality of service class that a pod's requests and limits
+// amount to, whatever its status says.
+func PodQOS(p *v1.Pod) v1.PodQOSClass { return qos.ComputePodQOS(p) }
+
+// isMirror reports the API's picture of a static pod, which only the node's
+// files can change.
+func isMirror(p *v1.Pod) bool {
+	_, ok := p.Annotations[v1.MirrorPodAnnotationKey]
+	return ok
+}
+
+// PodResize checks a change through the resize subresource: cpu and memory of
+// containers and sidecars, and their resize policies, nothing else, and not so
+// that the pod's quality of service changes.
+func PodResize(changed, old *v1.Pod) field.ErrorList {
+	all := metaUpdate(changed, old)
+	if isMirror(old) {
+		return append(all, field.Forbidden(field.NewPath(""), "static pods cannot be resized"))
+	}
+	if old.Spec.OS != nil && old.Spec.OS.Name == v1.Windows {
+		return append(all, field.Forbidden(field.NewPath(""), "windows pods cannot be resized"))
+	}
+	all = append(all, podGood(changed)...)
+	if PodQOS(changed) != PodQOS(old) {
+		all = append(all, field.Invalid(specPath, PodQOS(changed), "Pod QOS Class may not change as a result of resizing"))
+	}
+	if len(changed.Spec.Containers) != len(old.Spec.Containers) || len(changed.Spec.InitContainers) != len(old.Spec.InitContainers) {
+		return append(all, field.Forbidden(specPath, "only cpu and memory resources are mutable"))
+	}
+	rest := changed.Spec.DeepCopy()
+	for i := range rest.Containers {
+		at := specPath.Child("containers").Index(i)
+		all = append(all, resized(at, &rest.Containers[i], &old.Spec.Containers[i])...)
+	}
+	for i := range rest.InitContainers {
+		if isSidecar(&old.Spec.InitContainers[i]) {
+			at := specPath.Child("initContainers").Index(i)
+			all = append(all, resized(at, &rest.InitContainers[i], &old.Spec.InitContainers[i])...)
+		}
+	}
+	if rest.Resources != nil && old.Spec.Resources != nil {
+		restore(rest.Resources, old.Spec.Resources)
+	}
+	if !equality.Semantic.DeepEqual(*rest, old.Spec) {
+		all = append(all, field.Forbidden(specPath, "only cpu and memory resources are mutable"))
+	}
+	return all
+}
+
+// resized judges one container's new amounts and puts the old ones back.
+func resized(p *field.Path, changed, old *v1.Container) errs {
+	var all errs
+	for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory} {
+		if _, had := old.Resources.Limits[name]; had {
+			if _, has := changed.Resources.Limits[name]; !has {
+				all = append(all, field.Forbidden(p.Child("resources", "limits"), "resource limits cannot be removed"))
+			}
+		}
+		if _, had := old.Resources.Requests[name]; had {
+			if _, has := changed.Resources.Requests[name]; !has {
+				all = append(all, field.Forbidden(p.Child("resources", "requests"), "resource requests cannot be removed"))
+			}
+		}
+	}
+	restore(&changed.Resources, &old.Resources)
+	changed.ResizePolicy = old.ResizePolicy
+	return all
+}
+
+// restore puts the old cpu and memory into changed.
+func restore(changed, old *v1.ResourceRequirements) {
+	put := func(list *v1.ResourceList, from v1.ResourceList) {
+		for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory} {
+			if q, ok := from[name]; ok {
+				if *list == nil {
+					*list = v1.ResourceList{}
+				}
+				(*list)[name] = q
+			} else {
+				delete(*list, name)
+			}
+		}
+	}
+	put(&changed.Limits, old.Limits)
+	put(&changed.Requests, old.Requests)
+}
+
+// PodEphemeralContainers checks a change through the ephemeralcontainers
+// subresource: containers come and never change or go.
+func PodEphemeralContainers(changed, old *v1.Pod) field.ErrorList {
+	all := metaUpdate(changed, old)
+	at := specPath.Child("ephemeralContainers")
+	if isMirror(old) {
+		return append(all, field.Forbidden(field.NewPath(""), "static pods do not support ephemeral containers"))
+	}
+	all = append(all, PodSpec(specPath, &changed.Spec, true)...)
+	now := map[string]*v1.EphemeralContainer{}
+	for i := range changed.Spec.EphemeralContainers {
+		now[changed.Spec.EphemeralContainers[i].Name] = &changed.Spec.EphemeralContainers[i]
+	}
+	for i := range old.Spec.EphemeralContainers {
+		before := &old.Spec.EphemeralContainers[i]
+		switch c, ok := now[before.Name]; {
+		case !ok:
+			all = append(all, field.Forbidden(at, fmt.Sprintf("existing ephemeral containers %q may not be removed\n", before.Name)))
+		case !equality.Semantic.DeepEqual(c, before):
+			all = append(all, field.Forbidden(at, fmt.Sprintf("existing ephemeral containers %q may not be changed\n", before.Name)))
+		}
+	}
+	return all
+}
+
+// podStatus checks a change of a pod's status.
+func podStatus(changed, old *v1.Pod) errs {
+	p := field.NewPath("status")
+	now, before := &changed.Status, &old.Status
+	var all errs
+	if before.QOSClass != "" {
+		all = append(all, immutable(p.Child("qosClass"), now.QOSClass, before.QOSClass)...)
+	}
+	if now.NominatedNodeName != "" && now.NominatedNodeName != before.NominatedNodeName {
+		at := p.Child("nominatedNodeName")
+		all = append(all, invalid(at, now.NominatedNodeName, isSubdomain(now.NominatedNodeName))...)
+		if old.Spec.NodeName != "" {
+			all = append(all, field.Forbidden(at, "may not be set once the pod is bound to a node"))
+		}
+	}
+	if now.ObservedGeneration < 0 {
+		all = append(all, notNegative(p.Child("observedGeneration"), now.ObservedGeneration)...)
+	}
+	for i := range now.Conditions {
+		all = append(all, notNegative(p.Child("conditions").Index(i).Child("observedGeneration"), now.Conditions[i].ObservedGeneration)...)
+	}
+	all = append(all, stateTransitions(p.Child("containerStatuses"), old.Spec.Containers, now.ContainerStatuses, before.ContainerStatuses, old.Spec.RestartPolicy)...)
+	all = append(all, stateTransitions(p.Child("initContainerStatuses"), old.Spec.InitContainers, now.InitContainerStatuses, before.InitContainerStatuses, old.Spec.RestartPolicy)...)
+	pods, hosts := make([]string, len(now.PodIPs)), make([]string, len(now.HostIPs))
+	for i := range now.PodIPs {
+		pods[i] = now.PodIPs[i].IP
+	}
+	for i := range now.HostIPs {
+		hosts[i] = now.HostIPs[i].IP
+	}
+	all = append(all, addresses(p.Child("podIPs"), pods)...)
+	return append(all, addresses(p.Child("hostIPs"), hosts)...)
+}
+
+// stateTransitions refuses that a container that ended for good runs again.
+func stateTransitions(p *field.Path, specs []v1.Container, now, before []v1.ContainerStatus, policy v1.RestartPolicy) errs {
+	if policy == v1.RestartPolicyAlways {
+		return nil
+	}
+	own := map[string]bool{}
+	for i := range specs {
+		// A policy or rules of the container's own overrule the pod's.
+		own[specs[i].Name] = specs[i].RestartPolicy != nil || len(specs[i].RestartPolicyRules) > 0
+	}
+	var all errs
+	for i := range before {
+		ended := before[i].State.Terminated
+		if ended == nil || own[before[i].Name] || (policy == v1.RestartPolicyOnFailure && ended.ExitCode != 0) {
+			continue
+		}
+		for k := range now {
+			if now[k].Name == before[i].Name && now[k].State.Terminated == nil {
+				all = append(all, field.Forbidden(p.Index(k).Child("state"), "may not be transitioned to non-terminated state"))
+			}
+		}
+	}
+	return all
+}
+
+// addresses wants at most one address of each family.
+func addresses(p *field.Path, ips []string) errs {
+	var all errs
+	families := map[bool]int{}
+	for i, ip := range ips {
+		all = append(all, validation.IsValidIPForLegacyField(p.Index(i), ip, false, nil)...)
+		if a, err := netip.ParseAddr(ip); err == nil {
+			families[a.Is4()]++
+		}
+	}
+	if families[true] > 1 || families[false] > 1 {
+		all = append(all, field.Invalid(p, ips, "may specify no more than one IP for each IP family"))
+	}
+	return all
+}

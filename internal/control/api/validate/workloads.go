@@ -1,0 +1,255 @@
+package validate
+
+import (
+	"fmt"
+
+	apps "k8s.io/api/apps/v1"
+	v1 "k8s.io/api/core/v1"
+	policy "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	machinery "k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+// ownsTemplate checks what every workload has: a selector that is not empty and
+// selects the pods of its own template, which must be restarted for ever.
+func ownsTemplate(kind string, s *metav1.LabelSelector, t *v1.PodTemplateSpec) errs {
+	at, template := specPath.Child("selector"), specPath.Child("template")
+	var all errs
+	if s == nil {
+		all = append(all, field.Required(at, ""))
+	} else {
+		all = append(all, selector(at, s)...)
+		if len(s.MatchLabels)+len(s.MatchExpressions) == 0 {
+			all = append(all, field.Invalid(at, s, fmt.Sprintf("empty selector is invalid for %s", kind)))
+		}
+		if parsed, err := metav1.LabelSelectorAsSelector(s); err == nil && !parsed.Empty() && !parsed.Matches(machinery.Set(t.Labels)) {
+			all = append(all, field.Invalid(template.Child("metadata", "labels"), t.Labels, "`selector` does not match template `labels`"))
+		}
+	}
+	all = append(all, podTemplate(template, t)...)
+	return append(all, runsForEver(template, t)...)
+}
+
+func runsForEver(p *field.Path, t *v1.PodTemplateSpec) errs {
+	var all errs
+	if t.Spec.RestartPolicy != v1.RestartPolicyAlways && t.Spec.RestartPolicy != "" {
+		all = append(all, field.NotSupported(p.Child("spec", "restartPolicy"), t.Spec.RestartPolicy, []v1.RestartPolicy{v1.RestartPolicyAlways}))
+	}
+	if t.Spec.ActiveDeadlineSeconds != nil {
+		all = append(all, field.Forbidden(p.Child("spec", "activeDeadlineSeconds"), "activeDeadlineSeconds is not supported here: the pods are meant to run for ever"))
+	}
+	return all
+}
+
+func deploymentGood(d *apps.Deployment) errs {
+	s := &d.Spec
+	all := notNegativeIfSet(specPath.Child("replicas"), s.Replicas)
+	all = append(all, ownsTemplate("deployment", s.Selector, &s.Template)...)
+	all = append(all, notNegative(specPath.Child("minReadySeconds"), s.MinReadySeconds)...)
+	all = append(all, notNegativeIfSet(specPath.Child("revisionHistoryLimit"), s.RevisionHistoryLimit)...)
+	if deadline := s.ProgressDeadlineSeconds; deadline != nil {
+		all = append(all, notNegative(specPath.Child("progressDeadlineSeconds"), *deadline)...)
+		if *deadline <= s.MinReadySeconds {
+			all = append(all, field.Invalid(specPath.Child("progressDeadlineSeconds"), *deadline, "must be greater than minReadySeconds"))
+		}
+	}
+	at := specPath.Child("strategy")
+	all = append(all, mustBeOneOf(at.Child("type"), s.Strategy.Type, apps.RecreateDeploymentStrategyType, apps.RollingUpdateDeploymentStrategyType)...)
+	rolling := s.Strategy.RollingUpdate
+	switch {
+	case s.Strategy.Type == apps.RecreateDeploymentStrategyType && rolling != nil:
+		all = append(all, field.Forbidden(at.Child("rollingUpdate"), fmt.Sprintf("may not be specified when strategy `type` is '%s'", apps.RecreateDeploymentStrategyType)))
+	case s.Strategy.Type == apps.RollingUpdateDeploymentStrategyType && rolling == nil:
+		all = append(all, field.Required(at.Child("rollingUpdate"), "this should be defaulted and never be nil"))
+	case s.Strategy.Type == apps.RollingUpdateDeploymentStrategyType:
+		at = at.Child("rollingUpdate")
+		all = append(all, amount(at.Child("maxUnavailable"), rolling.MaxUnavailable, true)...)
+		all = append(all, amount(at.Child("maxSurge"), rolling.MaxSurge, false)...)
+		if isNone(rolling.MaxUnavailable) && isNone(rolling.MaxSurge) {
+			all = append(all, field.Invalid(at.Child("maxUnavailable"), rolling.MaxUnavailable, "may not be 0 when `maxSurge` is 0"))
+		}
+	}
+	return all
+}
+
+// counters checks numbers of a status that cannot be negative, and that parts
+// do not exceed the whole where there is one.
+func counters(whole *int32, parts []struct {
+	name  string
+	value int32
+}) errs {
+	status := field.NewPath("status")
+	var all errs
+	for _, c := range parts {
+		all = append(all, notNegative(status.Child(c.name), c.value)...)
+		if whole != nil && c.value > *whole {
+			all = append(all, field.Invalid(status.Child(c.name), c.value, "cannot be greater than status.replicas"))
+		}
+	}
+	return all
+}
+
+type part = struct {
+	name  string
+	value int32
+}
+
+func deploymentStatus(d, _ *apps.Deployment) errs {
+	s := &d.Status
+	all := counters(nil, []part{{"replicas", s.Replicas}, {"unavailableReplicas", s.UnavailableReplicas}})
+	all = append(all, counters(&s.Replicas, []part{{"updatedReplicas", s.UpdatedReplicas}, {"readyReplicas", s.ReadyReplicas}, {"availableReplicas", s.AvailableReplicas}})...)
+	if s.AvailableReplicas > s.ReadyReplicas {
+		all = append(all, field.Invalid(field.NewPath("status", "availableReplicas"), s.AvailableReplicas, "cannot be greater than readyReplicas"))
+	}
+	return all
+}
+
+func replicaSetGood(r *apps.ReplicaSet) errs {
+	all := notNegativeIfSet(specPath.Child("replicas"), r.Spec.Replicas)
+	all = append(all, notNegative(specPath.Child("minReadySeconds"), r.Spec.MinReadySeconds)...)
+	return append(all, ownsTemplate("replicaset", r.Spec.Selector, &r.Spec.Template)...)
+}
+
+func replicaSetStatus(r, _ *apps.ReplicaSet) errs {
+	s := &r.Status
+	all := counters(nil, []part{{"replicas", s.Replicas}})
+	return append(all, counters(&s.Replicas, []part{{"fullyLabeledReplicas", s.FullyLabeledReplicas}, {"readyReplicas", s.ReadyReplicas}, {"availableReplicas", s.AvailableReplicas}})...)
+}
+
+func controllerGood(rc *v1.ReplicationController) errs {
+	all := notNegativeIfSet(specPath.Child("replicas"), rc.Spec.Replicas)
+	all = append(all, notNegative(specPath.Child("minReadySeconds"), rc.Spec.MinReadySeconds)...)
+	if len(rc.Spec.Selector) == 0 {
+		all = append(all, field.Required(specPath.Child("selector"), ""))
+	}
+	at := specPath.Child("template")
+	if rc.Spec.Template == nil {
+		return append(all, field.Required(at, ""))
+	}
+	if s := machinery.Set(rc.Spec.Selector).AsSelectorPreValidated(); !s.Empty() && !s.Matches(machinery.Set(rc.Spec.Template.Labels)) {
+		all = append(all, field.Invalid(at.Child("metadata", "labels"), rc.Spec.Template.Labels, "`selector` does not match template `labels`"))
+	}
+	all = append(all, podTemplate(at, rc.Spec.Template)...)
+	return append(all, runsForEver(at, rc.Spec.Template)...)
+}
+
+func daemonSetGood(d *apps.DaemonSet) errs {
+	s := &d.Spec
+	all := ownsTemplate("daemonset", s.Selector, &s.Template)
+	all = append(all, notNegative(specPath.Child("minReadySeconds"), s.MinReadySeconds)...)
+	all = append(all, notNegativeIfSet(specPath.Child("revisionHistoryLimit"), s.RevisionHistoryLimit)...)
+	at := specPath.Child("updateStrategy")
+	all = append(all, mustBeOneOf(at.Child("type"), s.UpdateStrategy.Type, apps.OnDeleteDaemonSetStrategyType, apps.RollingUpdateDaemonSetStrategyType)...)
+	if s.UpdateStrategy.Type != apps.RollingUpdateDaemonSetStrategyType {
+		return all
+	}
+	rolling := s.UpdateStrategy.RollingUpdate
+	if rolling == nil {
+		return append(all, field.Required(at.Child("rollingUpdate"), ""))
+	}
+	at = at.Child("rollingUpdate")
+	all = append(all, amount(at.Child("maxUnavailable"), rolling.MaxUnavailable, true)...)
+	all = append(all, amount(at.Child("maxSurge"), rolling.MaxSurge, true)...)
+	switch gone, extra := isNone(rolling.MaxUnavailable), isNone(rolling.MaxSurge); {
+	case gone && extra:
+		all = append(all, field.Required(at.Child("maxUnavailable"), "cannot be 0 when maxSurge is 0"))
+	case !gone && !extra:
+		all = append(all, field.Invalid(at.Child("maxSurge"), rolling.MaxSurge, "may not be set when maxUnavailable is non-zero"))
+	}
+	return all
+}
+
+func daemonSetStatus(d, _ *apps.DaemonSet) errs {
+	s := &d.Status
+	return counters(nil, []part{{"currentNumberScheduled", s.CurrentNumberScheduled}, {"numberMisscheduled", s.NumberMisscheduled},
+		{"desiredNumberScheduled", s.DesiredNumberScheduled}, {"numberReady", s.NumberReady}, {"updatedNumberScheduled", s.UpdatedNumberScheduled},
+		{"numberAvailable", s.NumberAvailable}, {"numberUnavailable", s.NumberUnavailable}})
+}
+
+func statefulSetGood(s *apps.StatefulSet) errs {
+	spec := &s.Spec
+	all := ownsTemplate("statefulset", spec.Selector, &spec.Template)
+	all = append(all, notNegativeIfSet(specPath.Child("replicas"), spec.Replicas)...)
+	all = append(all, notNegative(specPath.Child("minReadySeconds"), spec.MinReadySeconds)...)
+	all = append(all, notNegativeIfSet(specPath.Child("revisionHistoryLimit"), spec.RevisionHistoryLimit)...)
+	all = append(all, mustBeOneOf(specPath.Child("podManagementPolicy"), spec.PodManagementPolicy, apps.OrderedReadyPodManagement, apps.ParallelPodManagement)...)
+	if spec.Ordinals != nil {
+		all = append(all, notNegative(specPath.Child("ordinals", "start"), spec.Ordinals.Start)...)
+	}
+	at := specPath.Child("updateStrategy")
+	strategy := &spec.UpdateStrategy
+	all = append(all, mustBeOneOf(at.Child("type"), strategy.Type, apps.OnDeleteStatefulSetStrategyType, apps.RollingUpdateStatefulSetStrategyType)...)
+	switch rolling := strategy.RollingUpdate; {
+	case rolling == nil:
+	case strategy.Type == apps.OnDeleteStatefulSetStrategyType:
+		all = append(all, field.Invalid(at.Child("rollingUpdate"), rolling, fmt.Sprintf("only allowed for updateStrategy '%s'", apps.RollingUpdateStatefulSetStrategyType)))
+	default:
+		all = append(all, notNegativeIfSet(at.Child("rollingUpdate", "partition"), rolling.Partition)...)
+		all = append(all, amount(at.Child("rollingUpdate", "maxUnavailable"), rolling.MaxUnavailable, true)...)
+		if rolling.MaxUnavailable != nil && isNone(rolling.MaxUnavailable) {
+			all = append(all, field.Invalid(at.Child("rollingUpdate", "maxUnavailable"), rolling.MaxUnavailable, "cannot be 0"))
+		}
+	}
+	if r := spec.PersistentVolumeClaimRetentionPolicy; r != nil {
+		at := specPath.Child("persistentVolumeClaimRetentionPolicy")
+		keep, drop := apps.RetainPersistentVolumeClaimRetentionPolicyType, apps.DeletePersistentVolumeClaimRetentionPolicyType
+		all = append(all, oneOf(at.Child("whenDeleted"), r.WhenDeleted, keep, drop)...)
+		all = append(all, oneOf(at.Child("whenScaled"), r.WhenScaled, keep, drop)...)
+	}
+	for i := range spec.VolumeClaimTemplates {
+		all = append(all, claimSpec(specPath.Child("volumeClaimTemplates").Index(i).Child("spec"), &spec.VolumeClaimTemplates[i].Spec)...)
+	}
+	return all
+}
+
+func statefulSetUpdate(changed, old *apps.StatefulSet) errs {
+	all := statefulSetGood(changed)
+	rest := changed.Spec.DeepCopy()
+	before := &old.Spec
+	rest.Replicas, rest.Ordinals, rest.Template, rest.UpdateStrategy = before.Replicas, before.Ordinals, before.Template, before.UpdateStrategy
+	rest.RevisionHistoryLimit, rest.MinReadySeconds = before.RevisionHistoryLimit, before.MinReadySeconds
+	rest.PersistentVolumeClaimRetentionPolicy = before.PersistentVolumeClaimRetentionPolicy
+	if !equality.Semantic.DeepEqual(rest, before) {
+		all = append(all, field.Forbidden(specPath, "updates to statefulset spec for fields other than 'replicas', 'ordinals', 'template', 'updateStrategy', 'revisionHistoryLimit', 'persistentVolumeClaimRetentionPolicy' and 'minReadySeconds' are forbidden"))
+	}
+	return all
+}
+
+func statefulSetStatus(s, _ *apps.StatefulSet) errs {
+	st := &s.Status
+	all := counters(nil, []part{{"replicas", st.Replicas}})
+	return append(all, counters(&st.Replicas, []part{{"readyReplicas", st.ReadyReplicas}, {"currentReplicas", st.CurrentReplicas},
+		{"updatedReplicas", st.UpdatedReplicas}, {"availableReplicas", st.AvailableReplicas}})...)
+}
+
+func budgetGood(b *policy.PodDisruptionBudget) errs {
+	s := &b.Spec
+	var all errs
+	if s.MinAvailable != nil && s.MaxUnavailable != nil {
+		all = append(all, field.Invalid(specPath, *s, "minAvailable and maxUnavailable cannot be both set"))
+	}
+	all = append(all, amount(specPath.Child("minAvailable"), s.MinAvailable, true)...)
+	all = append(all, amount(specPath.Child("maxUnavailable"), s.MaxUnavailable, true)...)
+	all = append(all, selector(specPath.Child("selector"), s.Selector)...)
+	return append(all, oneOfIfSet(specPath.Child("unhealthyPodEvictionPolicy"), s.UnhealthyPodEvictionPolicy, policy.IfHealthyBudget, policy.AlwaysAllow)...)
+}
+
+func budgetStatus(b, _ *policy.PodDisruptionBudget) errs {
+	s := &b.Status
+	return counters(nil, []part{{"disruptionsAllowed", s.DisruptionsAllowed}, {"currentHealthy", s.CurrentHealthy},
+		{"desiredHealthy", s.DesiredHealthy}, {"expectedPods", s.ExpectedPods}})
+}
+
+func revisionGood(r *apps.ControllerRevision) errs {
+	all := notNegative(field.NewPath("revision"), r.Revision)
+	if r.Data.Raw == nil && r.Data.Object == nil {
+		all = append(all, field.Required(field.NewPath("data"), "data is mandatory"))
+	}
+	return all
+}
+
+func revisionUpdate(changed, old *apps.ControllerRevision) errs {
+	return append(revisionGood(changed), immutable(field.NewPath("data"), changed.Data, old.Data)...)
+}

@@ -1,0 +1,195 @@
+package certificate
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	authv1 "k8s.io/api/authorization/v1"
+	certv1 "k8s.io/api/certificates/v1"
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/journal"
+)
+
+// watch runs a sync for every request that changes. Requests are few: both
+// controllers share one cache.
+func watch(ctx context.Context, e shell.Env, sync func(context.Context, *certv1.CertificateSigningRequest) error) error {
+	inf := e.Informers.Certificates().V1().CertificateSigningRequests()
+	q := shell.NewQueue()
+	seen, err := shell.On(inf.Informer(), func(_, r *certv1.CertificateSigningRequest, _ bool) { q.Add(r.Name) })
+	if err != nil {
+		return err
+	}
+	if err := e.Synced(ctx, seen); err != nil {
+		return nil
+	}
+	return e.Run(ctx, q, 4, func(ctx context.Context, key string) (time.Duration, error) {
+		csr, err := inf.Lister().Get(key)
+		if apierrors.IsNotFound(err) {
+			return 0, nil
+		}
+		if err != nil {
+			return 0, err
+		}
+		return 0, sync(ctx, csr)
+	})
+}
+
+func has(csr *certv1.CertificateSigningRequest, types ...certv1.RequestConditionType) bool {
+	for _, c := range csr.Status.Conditions {
+		for _, t := range types {
+			if c.Type == t {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// RunApprover approves nodes' requests until the context ends.
+func RunApprover(ctx context.Context, e shell.Env) error {
+	return watch(ctx, e, func(ctx context.Context, csr *certv1.CertificateSigningRequest) error {
+		if len(csr.Status.Certificate) > 0 || has(csr, certv1.CertificateApproved, certv1.CertificateDenied) {
+			return nil
+		}
+		req, err := Parse(csr)
+		if err != nil {
+			return nil // nothing of a node's: the signer will say what is wrong
+		}
+		ask := Recognize(csr, req)
+		var fact journal.Fact
+		switch ask {
+		case NotOurs:
+			return nil
+		case NodeServing:
+			name := strings.TrimPrefix(req.Subject.CommonName, nodePrefix)
+			node, err := e.Client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+			if err != nil {
+				return fmt.Errorf("reading the Node of request %s: %w", csr.Name, err)
+			}
+			if err := ServingMatches(req, node); err != nil {
+				return fmt.Errorf("request %s waits for approval: %w", csr.Name, err)
+			}
+			fact = journal.Fact{Name: "names", Value: fmt.Sprintf("%v %v are the Node's", req.DNSNames, req.IPAddresses)}
+		default:
+			ok, err := allowed(ctx, e, csr, ask)
+			if err != nil {
+				return err
+			}
+			if !ok {
+				return fmt.Errorf("request %s waits for approval: %s may not create certificatesigningrequests/%s", csr.Name, csr.Spec.Username, ask)
+			}
+			fact = journal.Fact{Name: "allowed", Value: csr.Spec.Username + " may create certificatesigningrequests/" + string(ask)}
+		}
+		e.Note("CertificateSigningRequest", csr, "approved", fact)
+		csr = csr.DeepCopy()
+		csr.Status.Conditions = append(csr.Status.Conditions, certv1.CertificateSigningRequestCondition{Type: certv1.CertificateApproved,
+			Status: v1.ConditionTrue, Reason: "AutoApproved", Message: messages[ask], LastUpdateTime: metav1.Now()})
+		// The approval subresource takes conditions only, guarded by version.
+		_, err = e.Client.CertificatesV1().CertificateSigningRequests().UpdateApproval(ctx, csr.Name, csr, metav1.UpdateOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("approving request %s: %w", csr.Name, err)
+		}
+		return nil
+	})
+}
+
+func allowed(ctx context.Context, e shell.Env, csr *certv1.CertificateSigningRequest, ask Ask) (bool, error) {
+	extra := map[string]authv1.ExtraValue{}
+	for k, v := range csr.Spec.Extra {
+		extra[k] = authv1.ExtraValue(v)
+	}
+	sar, err := e.Client.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authv1.SubjectAccessReview{Spec: authv1.SubjectAccessReviewSpec{
+		User: csr.Spec.Username, UID: csr.Spec.UID, Groups: csr.Spec.Groups, Extra: extra,
+		ResourceAttributes: &authv1.ResourceAttributes{Group: "certificates.k8s.io", Resource: "certificatesigningrequests", Verb: "create", Subresource: string(ask), Version: "*"},
+	}}, metav1.CreateOptions{})
+	if err != nil {
+		return false, fmt.Errorf("asking whether %s may have request %s approved: %w", csr.Spec.Username, csr.Name, err)
+	}
+	return sar.Status.Allowed, nil
+}
+
+// RunSigner signs approved requests until the context ends.
+func RunSigner(ctx context.Context, e shell.Env, ca *CA) error {
+	return watch(ctx, e, func(ctx context.Context, csr *certv1.CertificateSigningRequest) error {
+		if len(csr.Status.Certificate) > 0 || !has(csr, certv1.CertificateApproved) || has(csr, certv1.CertificateDenied, certv1.CertificateFailed) {
+			return nil
+		}
+		req, known, err := Check(csr)
+		if !known {
+			return nil
+		}
+		status := map[string]any{}
+		if err != nil {
+			now := metav1.Now()
+			status["conditions"] = append(append([]certv1.CertificateSigningRequestCondition(nil), csr.Status.Conditions...),
+				certv1.CertificateSigningRequestCondition{Type: certv1.CertificateFailed, Status: v1.ConditionTrue,
+					Reason: "SignerValidationFailed", Message: err.Error(), LastUpdateTime: now, LastTransitionTime: now})
+		} else {
+			cert, err := ca.Sign(csr, req, time.Now())
+			if err != nil {
+				return fmt.Errorf("request %s: %w", csr.Name, err)
+			}
+			status["certificate"] = cert
+			e.Note("CertificateSigningRequest", csr, "signed", journal.Fact{Name: "signer", Value: csr.Spec.SignerName})
+		}
+		_, err = e.Client.CertificatesV1().CertificateSigningRequests().Patch(ctx, csr.Name, types.MergePatchType,
+			shell.Guarded(csr, map[string]any{"status": status}), metav1.PatchOptions{}, "status")
+		if err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("writing the certificate of request %s: %w", csr.Name, err)
+		}
+		return nil
+	})
+}
+
+// How long requests are kept, by what became of them.
+const (
+	keepPending = 24 * time.Hour
+	keepDone    = time.Hour
+)
+
+// Expires says when a request is of no more use: an hour after it was decided,
+// a day after it was made if nobody did, or when its certificate has expired.
+func Expires(csr *certv1.CertificateSigningRequest) time.Time {
+	at := csr.CreationTimestamp.Add(keepPending)
+	for _, c := range csr.Status.Conditions {
+		done := (c.Type == certv1.CertificateApproved && len(csr.Status.Certificate) > 0) || c.Type == certv1.CertificateDenied || c.Type == certv1.CertificateFailed
+		if t := c.LastUpdateTime.Add(keepDone); done && t.Before(at) {
+			at = t
+		}
+	}
+	return at
+}
+
+// RunCleaner deletes requests that are of no more use until the context ends.
+func RunCleaner(ctx context.Context, e shell.Env) error {
+	inf := e.Informers.Certificates().V1().CertificateSigningRequests()
+	q := shell.NewQueue()
+	seen, err := shell.On(inf.Informer(), func(_, r *certv1.CertificateSigningRequest, _ bool) { q.Add(r.Name) })
+	if err != nil {
+		return err
+	}
+	if err := e.Synced(ctx, seen); err != nil {
+		return nil
+	}
+	return e.Run(ctx, q, 1, func(ctx context.Context, key string) (time.Duration, error) {
+		csr, err := inf.Lister().Get(key)
+		if err != nil {
+			return 0, nil
+		}
+		if left := time.Until(Expires(csr)); left > 0 {
+			return left, nil
+		}
+		err = e.Client.CertificatesV1().CertificateSigningRequests().Delete(ctx, key, shell.SameUID(csr))
+		if err != nil && !apierrors.IsNotFound(err) {
+			return 0, fmt.Errorf("deleting request %s: %w", key, err)
+		}
+		return 0, nil
+	})
+}

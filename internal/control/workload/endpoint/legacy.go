@@ -1,0 +1,230 @@
+package endpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"sort"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/endpointslice"
+	endpointutil "k8s.io/endpointslice/util"
+
+	"github.com/berth-dev/berth/internal/control/workload/shell"
+)
+
+const (
+	legacyBy = "endpoint-controller"
+	// managedBy labels Endpoints that a controller keeps.
+	managedBy    = "endpoints.kubernetes.io/managed-by"
+	overCapacity = "endpoints.kubernetes.io/over-capacity"
+	// maxLegacy bounds one Endpoints object; larger services need slices.
+	maxLegacy = 1000
+)
+
+// Subsets makes the Endpoints content of a service from its pods: one subset
+// per distinct list of ports, in a stable order.
+func Subsets(svc *v1.Service, pods []*v1.Pod) (out []v1.EndpointSubset, truncated bool) {
+	type group struct {
+		ports           []v1.EndpointPort
+		ready, notReady []v1.EndpointAddress
+	}
+	groups := map[string]*group{}
+	total := 0
+	for _, p := range sortedByName(pods) {
+		if !endpointutil.ShouldPodBeInEndpoints(p, svc.Spec.PublishNotReadyAddresses) {
+			continue
+		}
+		ip := addressFor(svc, p)
+		if ip == "" {
+			continue
+		}
+		ports := portsFor(svc, p)
+		if len(ports) == 0 && len(svc.Spec.Ports) > 0 {
+			continue
+		}
+		if total == maxLegacy {
+			truncated = true
+			break
+		}
+		total++
+		key := fmt.Sprintf("%+v", ports)
+		g := groups[key]
+		if g == nil {
+			g = &group{ports: ports}
+			groups[key] = g
+		}
+		a := v1.EndpointAddress{IP: ip, TargetRef: &v1.ObjectReference{Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: p.UID}}
+		if p.Spec.NodeName != "" {
+			a.NodeName = &p.Spec.NodeName
+		}
+		if endpointutil.ShouldSetHostname(p, svc) {
+			a.Hostname = p.Spec.Hostname
+		}
+		if svc.Spec.PublishNotReadyAddresses || endpointutil.IsPodReady(p) {
+			g.ready = append(g.ready, a)
+		} else {
+			g.notReady = append(g.notReady, a)
+		}
+	}
+	keys := make([]string, 0, len(groups))
+	for k := range groups {
+		keys = append(keys, k)
+	}
+	sort.Strings(keys)
+	for _, k := range keys {
+		g := groups[k]
+		for _, list := range [][]v1.EndpointAddress{g.ready, g.notReady} {
+			sort.Slice(list, func(i, j int) bool { return list[i].IP < list[j].IP })
+		}
+		out = append(out, v1.EndpointSubset{Addresses: g.ready, NotReadyAddresses: g.notReady, Ports: g.ports})
+	}
+	return out, truncated
+}
+
+func sortedByName(pods []*v1.Pod) []*v1.Pod {
+	pods = append([]*v1.Pod(nil), pods...)
+	sort.Slice(pods, func(i, j int) bool { return pods[i].Name < pods[j].Name })
+	return pods
+}
+
+// addressFor returns the pod's address of the service's first family.
+func addressFor(svc *v1.Service, p *v1.Pod) string {
+	six := false
+	if len(svc.Spec.IPFamilies) > 0 {
+		six = svc.Spec.IPFamilies[0] == v1.IPv6Protocol
+	} else if ip := net.ParseIP(svc.Spec.ClusterIP); ip != nil {
+		six = ip.To4() == nil
+	} else {
+		return p.Status.PodIP
+	}
+	for _, a := range p.Status.PodIPs {
+		if ip := net.ParseIP(a.IP); ip != nil && (ip.To4() == nil) == six {
+			return a.IP
+		}
+	}
+	return ""
+}
+
+func portsFor(svc *v1.Service, p *v1.Pod) (out []v1.EndpointPort) {
+	for i := range svc.Spec.Ports {
+		sp := &svc.Spec.Ports[i]
+		n, err := endpointslice.FindPort(p, sp)
+		if err != nil {
+			continue // this pod does not have the named port
+		}
+		out = append(out, v1.EndpointPort{Name: sp.Name, Port: int32(n), Protocol: sp.Protocol, AppProtocol: sp.AppProtocol})
+	}
+	return out
+}
+
+// RunLegacy keeps the Endpoints of Services with a selector.
+func RunLegacy(ctx context.Context, e shell.Env) error {
+	core := e.Informers.Core().V1()
+	services, pods, endpoints := core.Services().Lister(), core.Pods().Lister(), core.Endpoints().Lister()
+	q := shell.NewQueue()
+	a, err1 := shell.On(core.Services().Informer(), func(_, s *v1.Service, _ bool) { q.Add(shell.Key(s)) })
+	b, err2 := shell.On(core.Pods().Informer(), onPod(services, q))
+	c, err3 := shell.On(core.Endpoints().Informer(), func(_, o *v1.Endpoints, gone bool) {
+		if gone || o.Labels[managedBy] == legacyBy {
+			q.Add(shell.Key(o))
+		}
+	})
+	if err := errors.Join(err1, err2, err3); err != nil {
+		return err
+	}
+	if err := e.Synced(ctx, a, b, c); err != nil {
+		return nil
+	}
+	return e.Run(ctx, q, 5, func(ctx context.Context, key string) (time.Duration, error) {
+		ns, name := shell.Split(key)
+		have, err := endpoints.Endpoints(ns).Get(name)
+		if apierrors.IsNotFound(err) {
+			have, err = nil, nil
+		}
+		if err != nil {
+			return 0, err
+		}
+		svc, err := services.Services(ns).Get(name)
+		if apierrors.IsNotFound(err) {
+			if have != nil && have.Labels[managedBy] == legacyBy {
+				err := e.Client.CoreV1().Endpoints(ns).Delete(ctx, name, shell.SameUID(have))
+				return 0, forgiveGone(err)
+			}
+			return 0, nil
+		}
+		if err != nil {
+			return 0, err
+		}
+		if svc.Spec.Selector == nil || svc.Spec.Type == v1.ServiceTypeExternalName || svc.DeletionTimestamp != nil {
+			return 0, nil
+		}
+		members, err := pods.Pods(ns).List(labels.SelectorFromValidatedSet(svc.Spec.Selector))
+		if err != nil {
+			return 0, err
+		}
+		return 0, writeLegacy(ctx, e, svc, have, members)
+	})
+}
+
+func writeLegacy(ctx context.Context, e shell.Env, svc *v1.Service, have *v1.Endpoints, pods []*v1.Pod) error {
+	subsets, truncated := Subsets(svc, pods)
+	want := &v1.Endpoints{ObjectMeta: metav1.ObjectMeta{Name: svc.Name, Namespace: svc.Namespace, Labels: maps.Clone(svc.Labels)}, Subsets: subsets}
+	if want.Labels == nil {
+		want.Labels = map[string]string{}
+	}
+	want.Labels[managedBy] = legacyBy
+	if svc.Spec.ClusterIP == v1.ClusterIPNone {
+		want.Labels[v1.IsHeadlessService] = ""
+	} else {
+		delete(want.Labels, v1.IsHeadlessService)
+	}
+	if truncated {
+		want.Annotations = map[string]string{overCapacity: "truncated"}
+	}
+	api := e.Client.CoreV1().Endpoints(svc.Namespace)
+	var err error
+	if have == nil {
+		_, err = api.Create(ctx, want, metav1.CreateOptions{})
+		if apierrors.IsAlreadyExists(err) || apierrors.HasStatusCause(err, v1.NamespaceTerminatingCause) {
+			return nil
+		}
+	} else {
+		if equality.Semantic.DeepEqual(have.Subsets, want.Subsets) && maps.Equal(have.Labels, want.Labels) &&
+			have.Annotations[overCapacity] == want.Annotations[overCapacity] {
+			return nil
+		}
+		ls := map[string]any{}
+		for k := range have.Labels {
+			ls[k] = nil
+		}
+		for k, v := range want.Labels {
+			ls[k] = v
+		}
+		var over any
+		if truncated {
+			over = "truncated"
+		}
+		_, err = api.Patch(ctx, svc.Name, types.MergePatchType, shell.Guarded(have, map[string]any{"subsets": subsets,
+			"metadata": map[string]any{"labels": ls, "annotations": map[string]any{overCapacity: over}}}), metav1.PatchOptions{})
+	}
+	if err != nil {
+		return fmt.Errorf("writing endpoints %s: %w", shell.Key(svc), err)
+	}
+	return nil
+}
+
+func forgiveGone(err error) error {
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,198 @@
+// Package garbage deletes objects whose owners are gone, and carries out
+// foreground and orphaning deletion.
+//
+// It keeps no copy of the cluster: the graph holds a small node only for
+// objects that have owners, are owned, or are being deleted in one of the two
+// ways above. It is fed by the informers that other controllers share anyway,
+// and by bare metadata watches, without a store, for every other resource.
+package garbage
+
+import (
+	"slices"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// ID names an object.
+type ID struct {
+	Resource  schema.GroupVersionResource
+	Namespace string
+	Name      string
+	UID       types.UID
+}
+
+// node is what the graph knows of one object.
+type node struct {
+	ID
+	// seen says that an event showed it; otherwise only a dependent told us.
+	seen bool
+	// gone says that it was deleted or never there: a UID never comes back.
+	gone    bool
+	version string
+	owners  []metav1.OwnerReference
+	// dependents are the objects that name this one as an owner.
+	dependents map[types.UID]*node
+	deleting   bool
+	foreground bool // finalizer foregroundDeletion is set
+	orphan     bool // finalizer orphan is set
+}
+
+// Graph is the owner graph. It is pure: events go in, IDs to look at come out.
+type Graph struct {
+	nodes map[types.UID]*node
+	// keepAll holds while the first listings run: an owner may be listed
+	// before its dependents.
+	keepAll bool
+}
+
+// NewGraph returns an empty graph that keeps everything until Settled.
+func NewGraph() *Graph { return &Graph{nodes: map[types.UID]*node{}, keepAll: true} }
+
+// Len returns how many objects the graph holds.
+func (g *Graph) Len() int { return len(g.nodes) }
+
+// Settled says that everything that exists was observed once. Objects outside
+// any ownership are dropped, and the ones to look at are returned: those with
+// an owner nobody has seen, and those being deleted.
+func (g *Graph) Settled() (look []types.UID) {
+	g.keepAll = false
+	for uid, n := range g.nodes {
+		if g.undecided(n) {
+			look = append(look, uid)
+		}
+	}
+	for _, n := range g.nodes {
+		g.drop(n)
+	}
+	return look
+}
+
+// undecided says whether there is something to find out about a fresh node.
+func (g *Graph) undecided(n *node) bool {
+	if n.deleting && (n.foreground || n.orphan) {
+		return true
+	}
+	for _, r := range n.owners {
+		if o := g.nodes[r.UID]; o == nil || !o.seen {
+			return true
+		}
+	}
+	return false
+}
+
+// Observe takes note of an object as an event showed it and returns what to
+// look at because of it.
+func (g *Graph) Observe(id ID, m metav1.Object) (look []types.UID) {
+	n := g.nodes[id.UID]
+	if n == nil {
+		n = &node{ID: id}
+		g.nodes[id.UID] = n
+	}
+	wasDying := n.deleting
+	first := !n.seen
+	n.ID, n.seen, n.version = id, true, m.GetResourceVersion()
+	n.deleting = m.GetDeletionTimestamp() != nil
+	n.foreground = slices.Contains(m.GetFinalizers(), metav1.FinalizerDeleteDependents)
+	n.orphan = slices.Contains(m.GetFinalizers(), metav1.FinalizerOrphanDependents)
+	waiting := g.waitingOwners(n)
+	changed := g.setOwners(n, m.GetOwnerReferences())
+	if n.deleting && (n.foreground || n.orphan) && (!wasDying || first) {
+		look = append(look, id.UID)
+	}
+	if len(n.owners) > 0 && (changed || first || (n.deleting && n.foreground)) && !g.keepAll {
+		look = append(look, id.UID)
+	}
+	// A dependent that stops blocking may free its owners.
+	if changed || (n.deleting && !wasDying) {
+		look = append(append(look, waiting...), g.waitingOwners(n)...)
+	}
+	if !g.keepAll {
+		g.drop(n)
+	}
+	return look
+}
+
+// setOwners replaces an object's owners; it says whether they changed.
+func (g *Graph) setOwners(n *node, refs []metav1.OwnerReference) bool {
+	if slices.EqualFunc(n.owners, refs, sameRef) {
+		return false
+	}
+	old := n.owners
+	n.owners = slices.Clone(refs)
+	for _, r := range refs {
+		o := g.nodes[r.UID]
+		if o == nil {
+			// Known by hearsay only: where it is is found out when needed.
+			o = &node{ID: ID{Name: r.Name, Namespace: n.Namespace, UID: r.UID}}
+			g.nodes[r.UID] = o
+		}
+		if o.dependents == nil {
+			o.dependents = map[types.UID]*node{}
+		}
+		o.dependents[n.UID] = n
+	}
+	for _, r := range old {
+		if !slices.ContainsFunc(refs, func(x metav1.OwnerReference) bool { return x.UID == r.UID }) {
+			g.unlink(n, r.UID)
+		}
+	}
+	return true
+}
+
+func sameRef(a, b metav1.OwnerReference) bool {
+	return a.UID == b.UID && a.Name == b.Name && a.Kind == b.Kind && a.APIVersion == b.APIVersion &&
+		blocks(a) == blocks(b)
+}
+
+func blocks(r metav1.OwnerReference) bool {
+	return r.BlockOwnerDeletion != nil && *r.BlockOwnerDeletion
+}
+
+func (g *Graph) unlink(n *node, owner types.UID) {
+	if o := g.nodes[owner]; o != nil {
+		delete(o.dependents, n.UID)
+		g.drop(o)
+	}
+}
+
+// Gone takes note that an object was removed: its dependents are to be looked
+// at, and owners that waited for it.
+func (g *Graph) Gone(uid types.UID) (look []types.UID) {
+	n := g.nodes[uid]
+	if n == nil {
+		return nil
+	}
+	look = g.waitingOwners(n)
+	for d := range n.dependents {
+		look = append(look, d)
+	}
+	for _, r := range n.owners {
+		g.unlink(n, r.UID)
+	}
+	n.owners, n.seen, n.gone = nil, false, true
+	if len(n.dependents) == 0 {
+		delete(g.nodes, uid)
+	} else {
+		n.deleting, n.foreground, n.orphan = false, false, false
+	}
+	return look
+}
+
+// waitingOwners lists the owners whose foreground deletion waits for n.
+func (g *Graph) waitingOwners(n *node) (out []types.UID) {
+	for _, r := range n.owners {
+		if o := g.nodes[r.UID]; o != nil && o.deleting && o.foreground {
+			out = append(out, o.UID)
+		}
+	}
+	return out
+}
+
+// drop forgets an object that is outside any ownership.
+func (g *Graph) drop(n *node) {
+	if !g.keepAll && len(n.owners) == 0 && len(n.dependents) == 0 && !(n.deleting && (n.foreground || n.orphan)) {
+		delete(g.nodes, n.UID)
+	}
+}

@@ -1,0 +1,131 @@
+package garbage
+
+import (
+	"sort"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Act is what to do about one object.
+type Act string
+
+// The acts of a Verdict.
+const (
+	Nothing Act = ""
+	// FindOwners: read the owners in Unknown live, tell Resolve, plan again.
+	FindOwners Act = "find owners"
+	// Delete the object with the Policy.
+	Delete Act = "delete"
+	// Unreference: remove the owner references in UIDs from the object.
+	Unreference Act = "unreference"
+	// Unfinalize: remove the Finalizer from the object.
+	Unfinalize Act = "unfinalize"
+	// OrphanDependents: remove references to the object from Dependents, then
+	// its orphan finalizer.
+	OrphanDependents Act = "orphan dependents"
+	// DeleteDependents: look at each of Dependents.
+	DeleteDependents Act = "delete dependents"
+)
+
+// Verdict is the plan for one object.
+type Verdict struct {
+	Act        Act
+	ID         ID
+	Version    string
+	Unknown    []metav1.OwnerReference
+	Policy     metav1.DeletionPropagation
+	UIDs       []types.UID
+	Finalizer  string
+	Dependents []ID
+}
+
+// Plan says what to do about an object now.
+func (g *Graph) Plan(uid types.UID) Verdict {
+	n := g.nodes[uid]
+	if n == nil || !n.seen {
+		return Verdict{}
+	}
+	v := Verdict{ID: n.ID, Version: n.version}
+	switch {
+	case n.deleting && n.orphan:
+		v.Act, v.Dependents = OrphanDependents, ids(n, nil)
+		return v
+	case n.deleting && n.foreground:
+		blocking := func(d *node) bool {
+			for _, r := range d.owners {
+				if r.UID == n.UID && blocks(r) {
+					return true
+				}
+			}
+			return false
+		}
+		if len(ids(n, blocking)) == 0 {
+			v.Act, v.Finalizer = Unfinalize, metav1.FinalizerDeleteDependents
+			return v
+		}
+		v.Act, v.Dependents = DeleteDependents, ids(n, nil)
+		return v
+	case n.deleting || len(n.owners) == 0:
+		return Verdict{}
+	}
+	return g.judge(n, v)
+}
+
+// judge decides about an object by the state of its owners.
+func (g *Graph) judge(n *node, v Verdict) Verdict {
+	var solid, dangling, waiting []types.UID
+	for _, r := range n.owners {
+		o := g.nodes[r.UID]
+		switch {
+		case o != nil && o.gone:
+			dangling = append(dangling, r.UID)
+		case o == nil || !o.seen:
+			v.Unknown = append(v.Unknown, r)
+		case o.deleting && o.foreground:
+			waiting = append(waiting, r.UID)
+		default:
+			solid = append(solid, r.UID)
+		}
+	}
+	switch {
+	case len(v.Unknown) > 0:
+		v.Act = FindOwners
+	case len(solid) > 0:
+		if v.UIDs = append(dangling, waiting...); len(v.UIDs) > 0 {
+			v.Act = Unreference
+		}
+	case len(waiting) > 0 && len(n.dependents) > 0:
+		// Its own dependents go before it, as its owner's do.
+		v.Act, v.Policy = Delete, metav1.DeletePropagationForeground
+	default:
+		v.Act, v.Policy = Delete, metav1.DeletePropagationBackground
+		if n.orphan {
+			v.Policy = metav1.DeletePropagationOrphan
+		} else if n.foreground {
+			v.Policy = metav1.DeletePropagationForeground
+		}
+	}
+	return v
+}
+
+// Resolve records that a live read found an owner, and returns what to look at
+// because of it. Later events keep it right.
+func (g *Graph) Resolve(id ID, m metav1.Object) (look []types.UID) { return g.Observe(id, m) }
+
+// Absent records that a live read found no such owner.
+func (g *Graph) Absent(uid types.UID) {
+	if n := g.nodes[uid]; n != nil && !n.seen {
+		n.gone = true
+	}
+}
+
+func ids(n *node, only func(*node) bool) (out []ID) {
+	for _, d := range n.dependents {
+		if d.seen && (only == nil || only(d)) {
+			out = append(out, d.ID)
+		}
+	}
+	sort.Slice(out, func(i, j int) bool { return out[i].UID < out[j].UID })
+	return out
+}

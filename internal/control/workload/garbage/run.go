@@ -1,0 +1,355 @@
+package garbage
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/journal"
+)
+
+type controller struct {
+	shell.Env
+	metadata  metadata.Interface
+	discovery discovery.DiscoveryInterface
+	queue     *shell.Queue
+
+	mu    sync.Mutex
+	graph *Graph
+	// kinds maps what owner references name to resources.
+	kinds map[schema.GroupVersionKind]resource
+	// watched are the resources with a running feed.
+	watched map[schema.GroupVersionResource]context.CancelFunc
+	feeds   sync.WaitGroup
+}
+
+type resource struct {
+	schema.GroupVersionResource
+	namespaced bool
+}
+
+// ignored resources never own and are never owned in a way that matters.
+var ignored = map[schema.GroupResource]bool{
+	{Resource: "events"}: true, {Group: "events.k8s.io", Resource: "events"}: true,
+}
+
+// rediscover is how often new resources are looked for; a CRD event does so at
+// once.
+const rediscover = 5 * time.Minute
+
+// Run collects garbage until the context ends.
+func Run(ctx context.Context, e shell.Env, md metadata.Interface, disc discovery.DiscoveryInterface) error {
+	c := &controller{Env: e, metadata: md, discovery: disc, queue: shell.NewQueue(), graph: NewGraph(),
+		kinds: map[schema.GroupVersionKind]resource{}, watched: map[schema.GroupVersionResource]context.CancelFunc{}}
+	ctx, cancel := context.WithCancel(ctx)
+	defer c.feeds.Wait()
+	defer cancel()
+	var shared []cache.DoneChecker
+	for gvr, inf := range sharedInformers(e.Informers) {
+		done, err := c.shared(gvr, inf)
+		if err != nil {
+			return err
+		}
+		shared = append(shared, done)
+		c.watched[gvr] = func() {}
+	}
+	if err := e.Synced(ctx, shared...); err != nil {
+		return nil
+	}
+	first, err := c.discover(ctx)
+	if err != nil {
+		e.Log.Warn("some resources could not be discovered", "error", err)
+	}
+	for _, done := range first {
+		select {
+		case <-done:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	c.mu.Lock()
+	look := c.graph.Settled()
+	c.mu.Unlock()
+	c.look(look)
+	c.feeds.Go(func() { c.rediscover(ctx) })
+	return e.Run(ctx, c.queue, 20, c.sync)
+}
+
+func (c *controller) look(uids []types.UID) {
+	for _, u := range uids {
+		c.queue.Add(string(u))
+	}
+}
+
+func (c *controller) seen(id ID, m metav1.Object, gone bool) {
+	c.mu.Lock()
+	var look []types.UID
+	if gone {
+		look = c.graph.Gone(id.UID)
+	} else {
+		look = c.graph.Observe(id, m)
+	}
+	c.mu.Unlock()
+	c.look(look)
+}
+
+// shared feeds the graph from an informer that exists anyway.
+func (c *controller) shared(gvr schema.GroupVersionResource, inf cache.SharedIndexInformer) (cache.DoneChecker, error) {
+	handle := func(o any, gone bool) {
+		if t, ok := o.(cache.DeletedFinalStateUnknown); ok {
+			o = t.Obj
+		}
+		if m, ok := o.(metav1.Object); ok {
+			c.seen(ID{gvr, m.GetNamespace(), m.GetName(), m.GetUID()}, m, gone)
+		}
+	}
+	reg, err := inf.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(o any) { handle(o, false) },
+		UpdateFunc: func(_, o any) { handle(o, false) },
+		DeleteFunc: func(o any) { handle(o, true) },
+	})
+	if err != nil {
+		return nil, fmt.Errorf("watching %s: %w", gvr.Resource, err)
+	}
+	return reg.HasSyncedChecker(), nil
+}
+
+func (c *controller) rediscover(ctx context.Context) {
+	for {
+		select {
+		case <-time.After(rediscover):
+		case <-ctx.Done():
+			return
+		}
+		if _, err := c.discover(ctx); err != nil {
+			c.Log.Warn("some resources could not be discovered", "error", err)
+		}
+	}
+}
+
+// discover starts a feed for every resource that has none, and returns, per
+// new feed, a channel that closes once it has listed what exists.
+func (c *controller) discover(ctx context.Context) ([]<-chan struct{}, error) {
+	lists, err := discovery.ServerPreferredResources(c.discovery)
+	if len(lists) == 0 && err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var started []<-chan struct{}
+	for _, l := range lists {
+		gv, parseErr := schema.ParseGroupVersion(l.GroupVersion)
+		if parseErr != nil {
+			continue
+		}
+		for _, r := range l.APIResources {
+			gvr := gv.WithResource(r.Name)
+			c.kinds[gv.WithKind(r.Kind)] = resource{gvr, r.Namespaced}
+			if !has(r.Verbs, "list", "watch", "delete") || ignored[gvr.GroupResource()] || c.watched[gvr] != nil {
+				continue
+			}
+			feedCtx, cancel := context.WithCancel(ctx)
+			c.watched[gvr] = cancel
+			done := make(chan struct{})
+			started = append(started, done)
+			f := &feed{gvr: gvr, api: c.metadata.Resource(gvr), seen: c.seen, listed: done, log: c.Log, known: map[types.UID]ID{}}
+			c.feeds.Go(func() { f.run(feedCtx) })
+		}
+	}
+	return started, err
+}
+
+func has(verbs []string, want ...string) bool {
+	for _, w := range want {
+		found := false
+		for _, v := range verbs {
+			found = found || v == w
+		}
+		if !found {
+			return false
+		}
+	}
+	return true
+}
+
+func (c *controller) sync(ctx context.Context, key string) (time.Duration, error) {
+	uid := types.UID(key)
+	for range 4 { // owners may have owners' news meanwhile; more comes as events
+		c.mu.Lock()
+		v := c.graph.Plan(uid)
+		c.mu.Unlock()
+		if v.Act != FindOwners {
+			return 0, c.perform(ctx, v)
+		}
+		for _, r := range v.Unknown {
+			if err := c.find(ctx, v.ID, r); err != nil {
+				return 0, err
+			}
+		}
+	}
+	return 0, fmt.Errorf("looking at %s: its owners keep changing", key)
+}
+
+// find reads an owner live. One that is gone, or was replaced by another
+// object of its name, is absent; one of a kind not served is an error, since
+// nothing may be deleted on a guess.
+func (c *controller) find(ctx context.Context, dependent ID, ref metav1.OwnerReference) error {
+	gvk := schema.FromAPIVersionAndKind(ref.APIVersion, ref.Kind)
+	c.mu.Lock()
+	r, ok := c.kinds[gvk]
+	if !ok {
+		for k, x := range c.kinds { // another version of the same kind
+			if k.Group == gvk.Group && k.Kind == gvk.Kind {
+				r, ok = x, true
+			}
+		}
+	}
+	c.mu.Unlock()
+	if !ok {
+		return fmt.Errorf("%s %s/%s: no resource serves its owner's kind %s", dependent.Resource.Resource, dependent.Namespace, dependent.Name, gvk)
+	}
+	ns := ""
+	if r.namespaced {
+		if dependent.Namespace == "" {
+			c.Log.Warn("a cluster-scoped object names a namespaced owner; it is never collected", "resource", dependent.Resource.Resource, "name", dependent.Name, "owner", ref.Name)
+			return nil
+		}
+		ns = dependent.Namespace
+	}
+	got, err := c.metadata.Resource(r.GroupVersionResource).Namespace(ns).Get(ctx, ref.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		c.absent(ref.UID)
+	case err != nil:
+		return fmt.Errorf("reading owner %s %s/%s: %w", r.Resource, ns, ref.Name, err)
+	case got.UID != ref.UID:
+		c.absent(ref.UID)
+	default:
+		c.mu.Lock()
+		look := c.graph.Resolve(ID{r.GroupVersionResource, ns, got.Name, got.UID}, got)
+		c.mu.Unlock()
+		c.look(look)
+	}
+	return nil
+}
+
+func (c *controller) absent(uid types.UID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.graph.Absent(uid)
+}
+
+func (c *controller) perform(ctx context.Context, v Verdict) error {
+	obj := &metav1.ObjectMeta{Namespace: v.ID.Namespace, Name: v.ID.Name, UID: v.ID.UID}
+	if v.Act != Nothing && v.Act != DeleteDependents {
+		c.Note(v.ID.Resource.Resource, obj, string(v.Act), journal.Fact{Name: "policy", Value: string(v.Policy)})
+	}
+	switch v.Act {
+	case Delete:
+		opts := metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &v.ID.UID}, PropagationPolicy: &v.Policy}
+		if v.Version != "" {
+			opts.Preconditions.ResourceVersion = &v.Version
+		}
+		err := c.api(v.ID).Delete(ctx, v.ID.Name, opts)
+		if apierrors.IsNotFound(err) {
+			c.seen(v.ID, nil, true)
+			return nil
+		}
+		return wrap(err, v)
+	case Unreference:
+		return wrap(c.edit(ctx, v.ID, func(m *metav1.PartialObjectMetadata) map[string]any {
+			return unreferenced(m, v.UIDs)
+		}), v)
+	case Unfinalize:
+		return wrap(c.unfinalize(ctx, v.ID, v.Finalizer), v)
+	case OrphanDependents:
+		err := shell.All(0, len(v.Dependents), func(i int) error {
+			return c.edit(ctx, v.Dependents[i], func(m *metav1.PartialObjectMetadata) map[string]any {
+				return unreferenced(m, []types.UID{v.ID.UID})
+			})
+		})
+		if err == nil {
+			err = c.unfinalize(ctx, v.ID, metav1.FinalizerOrphanDependents)
+		}
+		return wrap(err, v)
+	case DeleteDependents:
+		for _, d := range v.Dependents {
+			c.queue.Add(string(d.UID))
+		}
+	}
+	return nil
+}
+
+func wrap(err error, v Verdict) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %s %s/%s: %w", v.Act, v.ID.Resource.Resource, v.ID.Namespace, v.ID.Name, err)
+}
+
+func (c *controller) api(id ID) metadata.ResourceInterface {
+	return c.metadata.Resource(id.Resource).Namespace(id.Namespace)
+}
+
+func unreferenced(m *metav1.PartialObjectMetadata, owners []types.UID) map[string]any {
+	keep := []metav1.OwnerReference{}
+	for _, r := range m.OwnerReferences {
+		drop := false
+		for _, o := range owners {
+			drop = drop || r.UID == o
+		}
+		if !drop {
+			keep = append(keep, r)
+		}
+	}
+	if len(keep) == len(m.OwnerReferences) {
+		return nil
+	}
+	return map[string]any{"metadata": map[string]any{"ownerReferences": keep}}
+}
+
+func (c *controller) unfinalize(ctx context.Context, id ID, finalizer string) error {
+	return c.edit(ctx, id, func(m *metav1.PartialObjectMetadata) map[string]any {
+		keep := []string{}
+		for _, f := range m.Finalizers {
+			if f != finalizer {
+				keep = append(keep, f)
+			}
+		}
+		if len(keep) == len(m.Finalizers) {
+			return nil
+		}
+		return map[string]any{"metadata": map[string]any{"finalizers": keep}}
+	})
+}
+
+// edit reads an object live and patches its metadata, guarded by its version.
+// An object that is gone, or another one by now, is fine.
+func (c *controller) edit(ctx context.Context, id ID, change func(*metav1.PartialObjectMetadata) map[string]any) error {
+	m, err := c.api(id).Get(ctx, id.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || (err == nil && m.UID != id.UID) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	patch := change(m)
+	if patch == nil {
+		return nil
+	}
+	_, err = c.api(id).Patch(ctx, id.Name, types.MergePatchType, shell.Guarded(m, patch), metav1.PatchOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,110 @@
+// Package rootca publishes the cluster's CA certificate in every namespace, as
+// the config map pods mount next to their token.
+package rootca
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+
+	"github.com/berth-dev/berth/internal/control/workload/shell"
+)
+
+// Name and Key are where pods look for the certificate.
+const (
+	Name = "kube-root-ca.crt"
+	Key  = "ca.crt"
+)
+
+const description = "Contains a CA bundle that can be used to verify the kube-apiserver when using internal endpoints such as the internal service IP or kubernetes.default.svc. No other usage is guaranteed across distributions of Kubernetes clusters."
+
+// Want returns the data a namespace's config map should have; ok is false when
+// it should be left alone.
+func Want(ns *v1.Namespace, have *v1.ConfigMap, ca []byte) (data map[string]string, ok bool) {
+	if ns.DeletionTimestamp != nil || ns.Status.Phase == v1.NamespaceTerminating {
+		return nil, false
+	}
+	if have != nil && len(have.Data) == 1 && have.Data[Key] == string(ca) && len(have.BinaryData) == 0 {
+		return nil, false
+	}
+	return map[string]string{Key: string(ca)}, true
+}
+
+// Run publishes the PEM-encoded ca until the context ends.
+func Run(ctx context.Context, e shell.Env, ca []byte) error {
+	if len(ca) == 0 {
+		return fmt.Errorf("%s: no CA certificate given", e.Name)
+	}
+	// Only config maps of this one name are cached.
+	own := informers.NewSharedInformerFactoryWithOptions(e.Client, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+		o.FieldSelector = "metadata.name=" + Name
+	}))
+	defer own.Shutdown()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	q := shell.NewQueue()
+	namespaces, maps := e.Informers.Core().V1().Namespaces(), own.Core().V1().ConfigMaps()
+	a, err1 := shell.On(namespaces.Informer(), func(_, ns *v1.Namespace, _ bool) { q.Add(ns.Name) })
+	b, err2 := shell.On(maps.Informer(), func(_, m *v1.ConfigMap, _ bool) {
+		if m.Name == Name {
+			q.Add(m.Namespace)
+		}
+	})
+	if err := errors.Join(err1, err2); err != nil {
+		return err
+	}
+	own.StartWithContext(ctx)
+	if err := e.Synced(ctx, a, b); err != nil {
+		return nil
+	}
+	return e.Run(ctx, q, 4, func(ctx context.Context, key string) (time.Duration, error) {
+		ns, err := namespaces.Lister().Get(key)
+		if apierrors.IsNotFound(err) {
+			return 0, nil
+		}
+		have, getErr := maps.Lister().ConfigMaps(key).Get(Name)
+		if apierrors.IsNotFound(getErr) {
+			have, getErr = nil, nil
+		}
+		if err := errors.Join(err, getErr); err != nil {
+			return 0, err
+		}
+		data, ok := Want(ns, have, ca)
+		if !ok {
+			return 0, nil
+		}
+		return 0, write(ctx, e, key, have, data)
+	})
+}
+
+func write(ctx context.Context, e shell.Env, ns string, have *v1.ConfigMap, data map[string]string) error {
+	api := e.Client.CoreV1().ConfigMaps(ns)
+	var err error
+	if have == nil {
+		_, err = api.Create(ctx, &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: Name,
+			Annotations: map[string]string{"kubernetes.io/description": description}}, Data: data}, metav1.CreateOptions{})
+		if apierrors.IsAlreadyExists(err) || apierrors.HasStatusCause(err, v1.NamespaceTerminatingCause) || apierrors.IsNotFound(err) {
+			return nil
+		}
+	} else {
+		all := map[string]any{}
+		for k := range have.Data {
+			all[k] = nil
+		}
+		for k, v := range data {
+			all[k] = v
+		}
+		_, err = api.Patch(ctx, Name, types.MergePatchType, shell.Guarded(have, map[string]any{"data": all, "binaryData": nil}), metav1.PatchOptions{})
+	}
+	if err != nil {
+		return fmt.Errorf("publishing config map %s/%s: %w", ns, Name, err)
+	}
+	return nil
+}
