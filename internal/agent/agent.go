@@ -189,6 +189,7 @@ func (a *Agent) parts() []part {
 		{"volumes", a.Volumes.Run},
 		{"probes", a.prober.Run},
 		{"pods", a.Pods.Run},
+		{"log rotation", a.rotateLogs},
 		{"sources", func(ctx context.Context) error { return source.Run(ctx, a.sourceConfig()) }},
 	}
 	if cfg.Client != nil {
