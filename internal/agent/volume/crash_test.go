@@ -22,6 +22,8 @@ import (
 const (
 	crashRoot = "VOLUME_CRASH_ROOT"
 	crashStep = "VOLUME_CRASH_STEP"
+	// crashDriver is the socket of a CSI driver, for the script that uses one.
+	crashDriver = "VOLUME_CRASH_DRIVER"
 )
 
 // TestMain turns the test binary into the process that gets killed.
@@ -31,7 +33,11 @@ func TestMain(m *testing.M) {
 		if err != nil {
 			panic(err)
 		}
-		if err := crashScript(root, step); err != nil {
+		script := func() error { return crashScript(root, step) }
+		if socket := os.Getenv(crashDriver); socket != "" {
+			script = func() error { return csiCrashScript(root, socket, step) }
+		}
+		if err := script(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(3)
 		}
