@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -258,8 +259,17 @@ func (u *up) startControl(ctx, parts context.Context) error {
 	if u.client, err = kubernetes.NewForConfig(u.admin); err != nil {
 		return fmt.Errorf("making the cluster's own client: %w", err)
 	}
-	u.informers = informers.NewSharedInformerFactory(u.client, 0)
+	// Nobody here reads managed fields, and they are half of many objects.
+	u.informers = informers.NewSharedInformerFactoryWithOptions(u.client, 0, informers.WithTransform(dropManagedFields))
 	return u.startControllers(parts)
+}
+
+// dropManagedFields trims what the shared informers keep.
+func dropManagedFields(obj any) (any, error) {
+	if o, err := meta.Accessor(obj); err == nil && o.GetManagedFields() != nil {
+		o.SetManagedFields(nil)
+	}
+	return obj, nil
 }
 
 // srvConfig is the loopback client without client-side limits: the parts of

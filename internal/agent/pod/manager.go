@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/internal/agent/runtime"
 	"github.com/berth-dev/berth/internal/journal"
@@ -102,7 +103,8 @@ func (m *Manager) Run(ctx context.Context) error {
 	case <-m.cfg.Runtime.Synced():
 	}
 	m.mu.Lock()
-	m.ctx = ctx
+	// Errors of the runtime are reported here, in the pod's words.
+	m.ctx = klog.NewContext(ctx, klog.Logger{})
 	for _, w := range m.workers {
 		m.begin(w)
 	}

@@ -88,6 +88,9 @@ func (p *planner) completed() bool {
 			}
 		}
 	}
+	if p.cur == nil && p.obs.Runtime != nil && len(p.obs.Runtime.Sandboxes) > 0 && !p.busy(CreateSandbox) && !p.wantsSandbox() {
+		return true // it lost its sandbox and nothing would run in a new one
+	}
 	for _, m := range p.members {
 		if m.role == mainRole && !p.finished(m) {
 			return false

@@ -25,6 +25,8 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/berth-dev/berth/internal/control/admit/quota"
 )
 
 // RecommendedOrder is the order in which plugins run. Mutating ones go first
@@ -168,6 +170,9 @@ func (o *own) Initialize(plugin admission.Interface) {
 	}
 	if wants, ok := plugin.(wantsRoles); ok {
 		wants.setRoles(o.cfg.Roles)
+	}
+	if wants, ok := plugin.(initializer.WantsQuotaConfiguration); ok {
+		wants.SetQuotaConfiguration(quota.NewConfiguration(quota.Config{}))
 	}
 	if wants, ok := plugin.(initializer.WantsExcludedAdmissionResources); ok {
 		wants.SetExcludedAdmissionResources(virtual)

@@ -810,7 +810,7 @@ func TestInitialObjects(t *testing.T) {
 	}
 	port := int32(env.Server.Address().(*net.TCPAddr).Port)
 	slice, err := c.DiscoveryV1().EndpointSlices("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
-	if err != nil || slice.Endpoints[0].Addresses[0] != "127.0.0.1" || *slice.Ports[0].Port != port {
+	if err != nil || slice.Endpoints[0].Addresses[0] != apitest.AdvertisedAddress || *slice.Ports[0].Port != port {
 		t.Errorf("slice: %+v, %v", slice, err)
 	}
 	class, err := c.SchedulingV1().PriorityClasses().Get(t.Context(), "system-node-critical", metav1.GetOptions{})

@@ -71,17 +71,27 @@ func (s *Server) keep(ctx context.Context) {
 			return
 		case <-wake:
 		}
-		for pause := keepFirstRetry; ; pause = min(2*pause, keepLastRetry) {
-			err := s.bootstrap(ctx)
-			if err == nil || ctx.Err() != nil {
-				break
-			}
-			s.cfg.Log.Warn("keeping the cluster's own objects", "error", err, "retry", pause)
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(pause + rand.N(pause/2)):
-			}
+		if !s.bootstrapUntilDone(ctx) {
+			return
+		}
+	}
+}
+
+// bootstrapUntilDone repeats bootstrap until it succeeds (true) or ctx ends.
+func (s *Server) bootstrapUntilDone(ctx context.Context) bool {
+	for pause := keepFirstRetry; ; pause = min(2*pause, keepLastRetry) {
+		err := s.bootstrap(ctx)
+		if err == nil {
+			return true
+		}
+		if ctx.Err() != nil {
+			return false
+		}
+		s.cfg.Log.Warn("creating the cluster's own objects", "error", err, "retry", pause)
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(pause + rand.N(pause/2)):
 		}
 	}
 }
@@ -183,6 +193,9 @@ func (s *Server) ensureAPIService(ctx context.Context) error {
 		}
 	} else if err != nil {
 		return fmt.Errorf("reading service %s: %w", apiServiceName, err)
+	}
+	if s.advertised.IsLoopback() {
+		return nil // see Config.AdvertiseAddress
 	}
 	return errors.Join(s.ensureEndpoints(ctx), s.ensureSlice(ctx))
 }

@@ -15,15 +15,20 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/filters"
 	"k8s.io/apiserver/pkg/server/healthz"
+	"k8s.io/client-go/discovery/cached/memory"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	restclient "k8s.io/client-go/rest"
+	"k8s.io/client-go/restmapper"
 
+	"github.com/berth-dev/berth/internal/control/admit"
 	"github.com/berth-dev/berth/internal/control/api/openapi"
 	"github.com/berth-dev/berth/internal/control/api/scheme"
 	"github.com/berth-dev/berth/internal/control/api/selectable"
 	"github.com/berth-dev/berth/internal/control/api/storebase"
 	"github.com/berth-dev/berth/internal/control/api/table"
+	"github.com/berth-dev/berth/internal/control/api/validate"
 	"github.com/berth-dev/berth/internal/control/auth"
 	"github.com/berth-dev/berth/internal/control/auth/aggregate"
 )
@@ -77,6 +82,9 @@ func build(cfg Config, set *scheme.Set, conf *genericapiserver.Config) (*Server,
 		ready:  make(chan struct{}),
 	}
 	if err := s.identify(conf); err != nil {
+		return nil, err
+	}
+	if err := s.admit(conf); err != nil {
 		return nil, err
 	}
 	s.background = append(s.background, task{"adding up cluster roles", func(ctx context.Context) error {
@@ -145,6 +153,27 @@ func (s *Server) identify(conf *genericapiserver.Config) error {
 	return nil
 }
 
+// admit sets what looks at writes before they are stored.
+func (s *Server) admit(conf *genericapiserver.Config) error {
+	dynamicClient, err := dynamic.NewForConfig(conf.LoopbackClientConfig)
+	if err != nil {
+		return fmt.Errorf("making dynamic loopback client: %w", err)
+	}
+	conf.AdmissionControl, err = admit.New(admit.Config{
+		Client:     s.client,
+		Informers:  s.shared,
+		Dynamic:    dynamicClient,
+		RESTMapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(s.client.Discovery())),
+		Authorizer: s.auth.Authorizer,
+		Roles:      s.auth.RBAC,
+		Drained:    conf.DrainedNotify(),
+		ServerID:   conf.APIServerID,
+		// Nobody counts usage yet, so quotas would refuse everything.
+		Disable: []string{"ResourceQuota"},
+	})
+	return err
+}
+
 // settle sets what is neither serving nor identity.
 func settle(cfg *Config, set *scheme.Set, conf *genericapiserver.Config) {
 	conf.EffectiveVersion = effectiveVersion()
@@ -171,7 +200,7 @@ func advertised(cfg *Config, listener net.Listener) net.IP {
 	if cfg.AdvertiseAddress != nil {
 		return cfg.AdvertiseAddress
 	}
-	if tcp, ok := listener.Addr().(*net.TCPAddr); ok && !tcp.IP.IsUnspecified() {
+	if tcp, ok := listener.Addr().(*net.TCPAddr); ok && tcp.IP.IsGlobalUnicast() {
 		return tcp.IP
 	}
 	if ip := hostAddress(); ip != nil {
@@ -213,15 +242,19 @@ func (s *Server) install(set *scheme.Set) error {
 	s.backend = newBackend(set, s.cfg.Store, rows)
 	s.generic.RegisterDestroyFunc(s.backend.close)
 	made := storages{}
+	rules := checks{create: validate.Create, update: validate.Update, status: validate.StatusUpdate}
 	shown := looks{table: table.Convertor, attrs: selectable.Attrs}
 	for i := range rows {
-		storages, err := newStorages(&rows[i], set.Scheme, s.backend, checks{}, shown)
+		storages, err := newStorages(&rows[i], set.Scheme, s.backend, rules, shown)
 		if err != nil {
 			return err
 		}
 		add(made, rows[i].GV, storages)
 	}
-	kit := storebase.Kit{Scheme: set.Scheme, Table: table.Convertor, Attrs: selectable.Attrs}
+	kit := storebase.Kit{
+		Scheme: set.Scheme, Table: table.Convertor, Attrs: selectable.Attrs,
+		Create: validate.Create, Update: validate.Update, Status: validate.StatusUpdate,
+	}
 	if err := s.specials(kit, made); err != nil {
 		return err
 	}
@@ -278,8 +311,10 @@ var groupOrder = []string{
 // addHooks registers what runs once the server listens.
 func (s *Server) addHooks() error {
 	if err := s.generic.AddPostStartHook("bootstrap", func(ctx genericapiserver.PostStartHookContext) error {
-		if err := s.bootstrap(ctx); err != nil {
-			return err
+		// An error returned here would end the process; a store that is slow to
+		// come is no reason for that.
+		if !s.bootstrapUntilDone(ctx) {
+			return nil
 		}
 		close(s.ready)
 		go s.keep(ctx)

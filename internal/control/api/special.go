@@ -18,6 +18,8 @@ import (
 	metainternal "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
 
@@ -31,6 +33,7 @@ import (
 	"github.com/berth-dev/berth/internal/control/api/scale"
 	"github.com/berth-dev/berth/internal/control/api/services"
 	"github.com/berth-dev/berth/internal/control/api/storebase"
+	"github.com/berth-dev/berth/internal/control/api/validate"
 	"github.com/berth-dev/berth/internal/control/api/volumes"
 )
 
@@ -54,11 +57,12 @@ func (s *Server) specials(kit storebase.Kit, made storages) error {
 			return nodes.NewStorage(opts, nodes.Deps{Kit: kit, Nodes: links, ProxyLoopback: s.cfg.ProxyToLoopback})
 		}},
 		{"namespaces", func() (map[string]rest.Storage, error) {
-			return namespaces.NewStorage(opts, namespaces.Deps{Kit: kit})
+			return namespaces.NewStorage(opts, namespaces.Deps{Kit: kit, Finalize: checking(validate.NamespaceFinalize)})
 		}},
 		{"pods", func() (map[string]rest.Storage, error) {
 			return pods.NewStorage(opts, pods.Deps{
-				Kit: kit, Disruptions: disruption.Client{API: s.client.PolicyV1()}, Nodes: links, Log: s.cfg.Log,
+				Kit: kit, Resize: checking(validate.PodResize), Ephemeral: checking(validate.PodEphemeralContainers),
+				Disruptions: disruption.Client{API: s.client.PolicyV1()}, Nodes: links, Log: s.cfg.Log,
 				ProxyLoopback: s.cfg.ProxyToLoopback,
 			})
 		}},
@@ -75,7 +79,7 @@ func (s *Server) specials(kit storebase.Kit, made storages) error {
 	}
 	readNode = nodes.Getter(made[core])
 
-	requests, err := certificates.NewStorage(opts, certificates.Deps{Kit: kit})
+	requests, err := certificates.NewStorage(opts, certificates.Deps{Kit: kit, Approval: checking(validate.CSRApproval)})
 	if err != nil {
 		return fmt.Errorf("making storages of certificate signing requests: %w", err)
 	}
@@ -85,6 +89,12 @@ func (s *Server) specials(kit storebase.Kit, made storages) error {
 		add(made, gv, storages)
 	}
 	return nil
+}
+
+// checking adapts a check of one kind to the storages, which give it objects of
+// that kind only.
+func checking[T runtime.Object](check func(changed, old T) field.ErrorList) storebase.ChangeCheck {
+	return func(changed, old runtime.Object) field.ErrorList { return check(changed.(T), old.(T)) }
 }
 
 // serviceStorages wires services to what they allocate from and what they lead

@@ -29,6 +29,11 @@ import (
 // how long a broken start takes to be reported.
 const startTimeout = 60 * time.Second
 
+// AdvertisedAddress is the endpoint of the service default/kubernetes. Nothing
+// listens there (it is reserved for documentation), but endpoints may not be
+// loopback addresses, which is where the server really is.
+const AdvertisedAddress = "192.0.2.10"
+
 // Option changes how Start sets the server up.
 type Option func(*options)
 
@@ -99,7 +104,10 @@ func StartEnv(t testing.TB, opts ...Option) *Env {
 		t.Fatalf("starting store: %v", err)
 	}
 	e.ToEtcd = time.Since(began)
-	conf := api.Config{Store: e.Store, BindAddress: "127.0.0.1", PKI: e.authority.pki, Log: o.log}
+	conf := api.Config{
+		Store: e.Store, BindAddress: "127.0.0.1", AdvertiseAddress: net.ParseIP(AdvertisedAddress),
+		PKI: e.authority.pki, Log: o.log,
+	}
 	if o.change != nil {
 		o.change(&conf)
 	}

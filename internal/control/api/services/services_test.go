@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -346,7 +347,10 @@ func testStatus(t *testing.T, f *fixture) {
 }
 
 func testProxy(t *testing.T, f *fixture) {
-	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, r.URL.Path) }))
+	web := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, r.URL.Path) }))
+	web.Listener.Close()
+	web.Listener = listenOffLoopback(t)
+	web.Start()
 	t.Cleanup(web.Close)
 	u, err := url.Parse(web.URL)
 	if err != nil {
@@ -382,6 +386,26 @@ func testProxy(t *testing.T, f *fixture) {
 	if _, err := get("web:nothing"); !apierrors.IsServiceUnavailable(err) {
 		t.Errorf("an unknown port gave %v, want 503", err)
 	}
+}
+
+// listenOffLoopback listens on an address that an endpoint may have.
+func listenOffLoopback(t *testing.T) net.Listener {
+	t.Helper()
+	addresses, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range addresses {
+		if n, ok := a.(*net.IPNet); ok && n.IP.IsGlobalUnicast() && n.IP.To4() != nil {
+			l, err := net.Listen("tcp", net.JoinHostPort(n.IP.String(), "0"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return l
+		}
+	}
+	t.Skip("this host has no IPv4 address but loopback, and endpoints may not lie there")
+	return nil
 }
 
 func testServiceRange(t *testing.T, f *fixture) {

@@ -100,8 +100,13 @@ func TestGood(t *testing.T) {
 			t.Errorf("%s: status update: %v", kind, e.ToAggregate())
 		}
 	}
+	asked := map[reflect.Type]bool{}
+	for _, r := range requestKinds {
+		kind, _ := r.rules()
+		asked[kind] = true // these have cases of their own
+	}
 	for kind := range kinds {
-		if !seen[kind] {
+		if !seen[kind] && !asked[kind] {
 			t.Errorf("%s has rules and no good example in testdata/good.yaml", kind)
 		}
 	}
