@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -59,9 +60,9 @@ func crashPod() *v1.Pod {
 // crashScript mounts, changes and unmounts a pod, and dies by SIGKILL before
 // the given change to the file system.
 func crashScript(root string, at int) error {
-	n := 0
+	var n atomic.Int64 // volumes are set up side by side
 	cfg := Config{RootDir: root, step: func(string) {
-		if n++; n == at {
+		if n.Add(1) == int64(at) {
 			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 			select {}
 		}

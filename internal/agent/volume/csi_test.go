@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -487,14 +488,14 @@ func TestLocalVolume(t *testing.T) {
 
 // csiCrashScript is crashScript for a claim whose driver lives elsewhere.
 func csiCrashScript(root, socket string, at int) error {
-	n := 0
+	var n atomic.Int64 // volumes are set up side by side
 	client := fake.NewClientset(csiObjects(false)...)
 	drivers := NewDrivers(client, "n", nil)
 	if err := drivers.Register(context.Background(), "test.csi", socket, []string{"1.0.0"}); err != nil {
 		return err
 	}
 	m := New(Config{RootDir: root, Client: client, NodeName: "n", Drivers: drivers, step: func(string) {
-		if n++; n == at {
+		if n.Add(1) == int64(at) {
 			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 			select {}
 		}
