@@ -199,9 +199,6 @@ func (s *Server) admit(conf *genericapiserver.Config) error {
 		Services:   s.serviceResolver(),
 		WebhookAuth: webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil,
 			conf.LoopbackClientConfig, nooptrace.NewTracerProvider()),
-		// No controller counts what a namespace uses; without counts this plugin
-		// refuses every write in a namespace that has a quota.
-		Disable: []string{"ResourceQuota"},
 	})
 	return err
 }

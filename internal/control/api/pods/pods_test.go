@@ -49,6 +49,7 @@ func TestPods(t *testing.T) {
 		"eviction free":      testEvictionFree,
 		"eviction budget":    testEvictionBudget,
 		"eviction unhealthy": testEvictionUnhealthy,
+		"eviction race":      testEvictionRace,
 		"resize":             testResize,
 		"ephemeral":          testEphemeral,
 		"log":                testLog,
@@ -464,6 +465,31 @@ func testEvictionUnhealthy(t *testing.T, f *fixture) {
 		t.Errorf("evicting a pending pod: %v", err)
 	}
 	f.gone(t, "waiting")
+}
+
+// testEvictionRace evicts many pods at once: no more go than the budget allows.
+func testEvictionRace(t *testing.T, f *fixture) {
+	const pods, allowed = 6, 2
+	for i := range pods {
+		f.running(t, fmt.Sprintf("racing-%d", i), true, func(p *v1.Pod) { p.Labels = map[string]string{"app": "racing"} })
+	}
+	budget(t, f, "race", "racing", policyv1.PodDisruptionBudgetStatus{ObservedGeneration: 1, DisruptionsAllowed: allowed, CurrentHealthy: pods, DesiredHealthy: pods - allowed})
+	errs := make(chan error, pods)
+	for i := range pods {
+		go func() { errs <- evict(f, fmt.Sprintf("racing-%d", i), nil) }()
+	}
+	gone := 0
+	for range pods {
+		switch err := <-errs; {
+		case err == nil:
+			gone++
+		case !apierrors.IsTooManyRequests(err):
+			t.Errorf("an eviction gave %v, want 429", err)
+		}
+	}
+	if gone != allowed {
+		t.Errorf("%d pods were evicted at once, the budget allows %d", gone, allowed)
+	}
 }
 
 func testResize(t *testing.T, f *fixture) {
