@@ -25,6 +25,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	restclient "k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
+	openapicommon "k8s.io/kube-openapi/pkg/common"
 
 	"github.com/berth-dev/berth/internal/control/admit"
 	"github.com/berth-dev/berth/internal/control/api/openapi"
@@ -60,6 +61,7 @@ type Server struct {
 	auth       *auth.Auth
 	advertised net.IP
 	background []task
+	openAPI    []*openapicommon.OpenAPIV3Config
 	ready      chan struct{}
 	// customSynced closes when all custom resource definitions are known.
 	customSynced <-chan struct{}
@@ -146,9 +148,6 @@ func (s *Server) furnish(set *scheme.Set, conf *genericapiserver.Config, rows []
 	if err := s.listGroups(custom.Informers.Apiextensions().V1().CustomResourceDefinitions()); err != nil {
 		return err
 	}
-	// The definitions have served their purpose, the models for server-side
-	// apply; whoever asks for the documents gets them made again.
-	conf.OpenAPIV3Config.Definitions = nil
 	serveOpenAPI(s.generic, conf, custom.GenericAPIServer)
 	for path, handler := range s.auth.Discovery.Handlers() {
 		s.generic.Handler.NonGoRestfulMux.Handle(path, handler)
@@ -383,7 +382,13 @@ func (s *Server) Run(ctx context.Context) error {
 		}
 		stop()
 	}()
-	if err := s.generic.PrepareRun().RunWithContext(serving); err != nil {
+	prepared := s.generic.PrepareRun()
+	for _, config := range s.openAPI {
+		// The models for server-side apply are made from the definitions by now;
+		// whoever asks for documents gets new ones made.
+		config.Definitions = nil
+	}
+	if err := prepared.RunWithContext(serving); err != nil {
 		return fmt.Errorf("serving the API: %w", err)
 	}
 	return nil
