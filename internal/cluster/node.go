@@ -20,6 +20,7 @@ import (
 	"github.com/berth-dev/berth/internal/agent"
 	"github.com/berth-dev/berth/internal/control/schedule"
 	"github.com/berth-dev/berth/internal/control/workload"
+	"github.com/berth-dev/berth/internal/nodes/health"
 	"github.com/berth-dev/berth/internal/nodes/ipam"
 )
 
@@ -43,6 +44,9 @@ func (u *up) startControllers(parts context.Context) error {
 	recorder := events.NewRecorder(scheme.Scheme, v1.EventSource{Component: "cidrAllocator"})
 	u.crew.start(parts, part{"node ipam", func(ctx context.Context) error {
 		return ipam.Run(ctx, ipam.Config{Client: u.client, Informers: u.informers, Pools: []*ipam.Pool{pool}, Events: recorder, Log: log, Journal: u.journal})
+	}})
+	u.crew.start(parts, part{"node health", func(ctx context.Context) error {
+		return health.Run(ctx, health.Config{Client: u.client, Informers: u.informers, Log: log, Journal: u.journal})
 	}})
 	u.crew.start(parts, part{"scheduler", func(ctx context.Context) error {
 		return schedule.Run(ctx, schedule.Config{Client: u.client, Informers: u.informers, Log: schedLog, Journal: u.journal})

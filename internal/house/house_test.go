@@ -32,6 +32,7 @@ var pure = []string{
 	"internal/control/api/defaults",
 	"internal/control/api/validate",
 	"internal/control/schedule/place",
+	"internal/nodes/health/taints.go",
 	"internal/nodes/ipam/pool.go",
 }
 
