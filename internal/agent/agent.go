@@ -27,12 +27,14 @@ import (
 	"github.com/berth-dev/berth/internal/agent/image"
 	"github.com/berth-dev/berth/internal/agent/network"
 	"github.com/berth-dev/berth/internal/agent/node"
+	"github.com/berth-dev/berth/internal/agent/plugins"
 	"github.com/berth-dev/berth/internal/agent/pod"
 	"github.com/berth-dev/berth/internal/agent/probe"
 	"github.com/berth-dev/berth/internal/agent/resource"
 	"github.com/berth-dev/berth/internal/agent/runtime"
 	"github.com/berth-dev/berth/internal/agent/serve"
 	"github.com/berth-dev/berth/internal/agent/source"
+	"github.com/berth-dev/berth/internal/agent/userns"
 	"github.com/berth-dev/berth/internal/agent/volume"
 	"github.com/berth-dev/berth/internal/journal"
 )
@@ -82,6 +84,8 @@ type Config struct {
 	Serve serve.Config
 	// Admit are further opinions on whether a pod may run here.
 	Admit []AdmitFunc
+	// Plugins handles types of plugins besides storage drivers, by type.
+	Plugins map[string]plugins.Handler
 	// Parts are further roles that work on the agent's own view (eviction,
 	// garbage collection); they run until the context ends.
 	Parts []func(ctx context.Context, a *Agent) error
@@ -132,6 +136,7 @@ type Agent struct {
 	Volumes *volume.Manager
 	Cgroups *resource.Cgroups
 	Puller  *image.Puller
+	Drivers *volume.Drivers
 	Board   *node.Board
 	Events  record.EventRecorder
 	// Node returns the Node as last seen, nil before that.
@@ -142,6 +147,9 @@ type Agent struct {
 	imageSet *imageSet
 	prober   *probe.Prober
 	features *handlers
+	users    *userns.Ranges
+	// nodeSeen closes when the Node object is first seen.
+	nodeSeen chan struct{}
 }
 
 // Run runs the agent until ctx ends. Containers go on running after it and are
@@ -152,7 +160,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	a := &Agent{Config: cfg, Board: node.NewBoard(), view: newNodeView(cfg.NodeIPs)}
+	a := &Agent{Config: cfg, Board: node.NewBoard(), view: newNodeView(cfg.NodeIPs), nodeSeen: make(chan struct{})}
 	a.Node = a.view.get
 	a.view.on = append(a.view.on, a.writeCNI)
 	a.firstCNI()
@@ -187,12 +195,14 @@ func (a *Agent) parts() []part {
 	list := []part{
 		{"runtime watcher", a.Watcher.Run},
 		{"volumes", a.Volumes.Run},
+		{"plugins", a.runPlugins},
 		{"probes", a.prober.Run},
 		{"pods", a.Pods.Run},
 		{"sources", func(ctx context.Context) error { return source.Run(ctx, a.sourceConfig()) }},
 	}
 	if cfg.Client != nil {
-		list = append(list, part{"node", func(ctx context.Context) error { return node.Run(ctx, a.nodeConfig()) }})
+		list = append(list, part{"node", func(ctx context.Context) error { return node.Run(ctx, a.nodeConfig()) }},
+			part{"storage announcement", a.announceStorage})
 	}
 	if cfg.TLS != nil {
 		list = append(list, part{"api", func(ctx context.Context) error { return serve.Run(ctx, a.serveConfig()) }})
