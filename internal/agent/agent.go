@@ -28,6 +28,7 @@ import (
 	"github.com/berth-dev/berth/internal/agent/image"
 	"github.com/berth-dev/berth/internal/agent/network"
 	"github.com/berth-dev/berth/internal/agent/node"
+	"github.com/berth-dev/berth/internal/agent/plugins"
 	"github.com/berth-dev/berth/internal/agent/pod"
 	"github.com/berth-dev/berth/internal/agent/pressure"
 	"github.com/berth-dev/berth/internal/agent/probe"
@@ -36,6 +37,7 @@ import (
 	"github.com/berth-dev/berth/internal/agent/serve"
 	"github.com/berth-dev/berth/internal/agent/source"
 	"github.com/berth-dev/berth/internal/agent/stats"
+	"github.com/berth-dev/berth/internal/agent/userns"
 	"github.com/berth-dev/berth/internal/agent/volume"
 	"github.com/berth-dev/berth/internal/journal"
 )
@@ -85,6 +87,8 @@ type Config struct {
 	Serve serve.Config
 	// Admit are further opinions on whether a pod may run here.
 	Admit []AdmitFunc
+	// Plugins handles types of plugins besides storage drivers, by type.
+	Plugins map[string]plugins.Handler
 	// Parts are further roles that work on the agent's own view (eviction,
 	// garbage collection); they run until the context ends.
 	Parts []func(ctx context.Context, a *Agent) error
@@ -135,6 +139,7 @@ type Agent struct {
 	Volumes *volume.Manager
 	Cgroups *resource.Cgroups
 	Puller  *image.Puller
+	Drivers *volume.Drivers
 	Board   *node.Board
 	Stats   *stats.Provider
 	Events  record.EventRecorder
@@ -150,6 +155,9 @@ type Agent struct {
 	collector   *pressure.Collector
 	sourcesTold atomic.Bool
 	pressed     atomic.Pointer[node.Pressure]
+	users       *userns.Ranges
+	// nodeSeen closes when the Node object is first seen.
+	nodeSeen chan struct{}
 }
 
 // Run runs the agent until ctx ends. Containers go on running after it and are
@@ -160,7 +168,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	a := &Agent{Config: cfg, Board: node.NewBoard(), view: newNodeView(cfg.NodeIPs)}
+	a := &Agent{Config: cfg, Board: node.NewBoard(), view: newNodeView(cfg.NodeIPs), nodeSeen: make(chan struct{})}
 	a.Node = a.view.get
 	a.view.on = append(a.view.on, a.writeCNI)
 	a.Config.Admit = append(a.Config.Admit, a.underPressure)
@@ -199,6 +207,7 @@ func (a *Agent) parts() []part {
 	list := []part{
 		{"runtime watcher", a.Watcher.Run},
 		{"volumes", a.Volumes.Run},
+		{"plugins", a.runPlugins},
 		{"probes", a.prober.Run},
 		{"pods", a.Pods.Run},
 		{"log rotation", a.rotateLogs},
@@ -206,7 +215,8 @@ func (a *Agent) parts() []part {
 		{"eviction", func(ctx context.Context) error { return pressure.Run(ctx, a.pressureConfig()) }},
 	}
 	if cfg.Client != nil {
-		list = append(list, part{"node", func(ctx context.Context) error { return node.Run(ctx, a.nodeConfig()) }})
+		list = append(list, part{"node", func(ctx context.Context) error { return node.Run(ctx, a.nodeConfig()) }},
+			part{"storage announcement", a.announceStorage})
 	}
 	if cfg.TLS != nil {
 		list = append(list, part{"api", func(ctx context.Context) error { return serve.Run(ctx, a.serveConfig()) }})

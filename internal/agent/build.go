@@ -51,7 +51,11 @@ func (a *Agent) build(ctx context.Context) error {
 	a.features = &handlers{ask: a.Runtime.Status}
 	a.features.refresh(ctx)
 
+	if err := a.buildStorage(); err != nil {
+		return err
+	}
 	a.Volumes = volume.New(volume.Config{
+		Drivers: a.Drivers, InUse: a.Board.SetVolumesInUse,
 		RootDir: cfg.RootDir, Client: cfg.Client, NodeName: cfg.NodeName, Allocatable: a.view.allocatable, Node: a.view.get,
 		Event: func(p *v1.Pod, kind, why, message string) { a.event(p, "", kind, why, message) }, Wake: a.wakePod,
 		ControllerAttach: k.EnableControllerAttachDetach == nil || *k.EnableControllerAttachDetach,
@@ -152,7 +156,11 @@ func (a *Agent) buildImages() error {
 	}
 	puller, err := image.New(image.Config{
 		Service: a.Images, Secret: a.Volumes.Secret, Event: a.event, MaxParallel: parallel, QPS: qps, Burst: int(k.RegistryBurst),
-		Dir: a.Config.RootDir, Verification: image.Verification{}, Log: a.Config.Log, Metrics: a.Config.Metrics, Journal: a.Config.Journal,
+		Dir: a.Config.RootDir, NodeCredentials: []string{filepath.Join(a.Config.RootDir, "config.json"), "/root/.docker/config.json"},
+		Verification: image.Verification{
+			Policy: image.Policy(k.ImagePullCredentialsVerificationPolicy), Allowlist: k.PreloadedImagesVerificationAllowlist,
+		},
+		Log: a.Config.Log, Metrics: a.Config.Metrics, Journal: a.Config.Journal,
 	})
 	if err != nil {
 		return err
@@ -181,7 +189,7 @@ func (a *Agent) buildConfigs(ctx context.Context, hierarchy resource.Hierarchy, 
 		resolv = *k.ResolverConfig
 	}
 	a.configs = &configs{
-		nodeName: cfg.NodeName, client: cfg.Client, node: a.view, volumes: a.Volumes, cgroups: a.Cgroups, images: a.imageSet.image,
+		nodeName: cfg.NodeName, client: cfg.Client, node: a.view, volumes: a.Volumes, users: a.users, cgroups: a.Cgroups, images: a.imageSet.image,
 		imageVolume: a.imageSet.volumeRef, features: a.features.of, settings: settings, memory: machine.MemoryBytes,
 		clusterDNS: k.ClusterDNS, clusterDomain: k.ClusterDomain, resolvConf: resolv, rootDir: cfg.RootDir, logsDir: cfg.PodLogsDir,
 		warn:    func(p *v1.Pod, w network.Warning) { a.event(p, "", v1.EventTypeWarning, w.Reason, w.Message) },
@@ -234,6 +242,7 @@ func (h *handlers) refresh(ctx context.Context) {
 		what[r.GetName()] = container.RuntimeFeatures{
 			RecursiveReadOnly: f.GetRecursiveReadOnlyMounts(), UserNamespaces: f.GetUserNamespaces(),
 			SupplementalGroupsPolicy: st.GetFeatures().GetSupplementalGroupsPolicy(),
+			MountOptions:             st.GetFeatures().GetMountOptions(),
 		}
 	}
 	h.mu.Lock()

@@ -23,6 +23,7 @@ import (
 	"github.com/berth-dev/berth/internal/agent/network"
 	"github.com/berth-dev/berth/internal/agent/pod"
 	"github.com/berth-dev/berth/internal/agent/resource"
+	"github.com/berth-dev/berth/internal/agent/userns"
 	"github.com/berth-dev/berth/internal/agent/volume"
 )
 
@@ -33,6 +34,7 @@ type configs struct {
 	client         kubernetes.Interface
 	node           *nodeView
 	volumes        *volume.Manager
+	users          *userns.Ranges
 	cgroups        *resource.Cgroups
 	services       corelisters.ServiceLister
 	servicesSynced func(ctx context.Context) error
@@ -75,7 +77,7 @@ func (c *configs) Unmount(ctx context.Context, uid types.UID) error {
 	c.mu.Lock()
 	delete(c.mounted, uid)
 	c.mu.Unlock()
-	return nil
+	return c.users.Release(uid)
 }
 
 // Update tells of a changed pod.
@@ -92,6 +94,11 @@ func (c *configs) input(p *v1.Pod) (container.Input, error) {
 		return in, err
 	}
 	in.CgroupParent = parent
+	if u := p.Spec.HostUsers; u != nil && !*u {
+		if in.UserNamespace, err = c.users.Allocate(p.UID); err != nil {
+			return in, err
+		}
+	}
 	if c.resolvConf == "" {
 		in.NoHostResolver = true
 	} else {
