@@ -16,6 +16,7 @@ import (
 	typedv1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/record"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/klog/v2"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 	utilexec "k8s.io/utils/exec"
 	"k8s.io/utils/ptr"
@@ -76,7 +77,7 @@ func (a *Agent) build(ctx context.Context) error {
 		state: func(uid types.UID) (*v1.Pod, bool) { return a.Pods.Get(uid) }}
 	a.Pods = pod.NewManager(pod.Config{
 		Client: cfg.Client, Service: a.Runtime, Runtime: a.Watcher, RuntimeName: version.GetRuntimeName(),
-		Volumes: a.configs, Images: a.imageSet, Configs: a.configs, Cgroups: cgroupSet{a.Cgroups}, Admitter: admit,
+		Volumes: a.configs, Images: a.imageSet, Configs: a.configs, Cgroups: cgroupSet{a.Cgroups}, Admitter: admit, Resizer: a.configs,
 		Hooks:  probe.Hooks{Exec: a.exec, Event: func(p *v1.Pod, name, why, message string) { a.event(p, name, v1.EventTypeWarning, why, message) }},
 		Probes: a.prober,
 		Node: func() pod.Node {
@@ -192,7 +193,12 @@ func (a *Agent) buildConfigs(ctx context.Context, hierarchy resource.Hierarchy, 
 		nodeName: cfg.NodeName, client: cfg.Client, node: a.view, volumes: a.Volumes, users: a.users, cgroups: a.Cgroups, images: a.imageSet.image,
 		imageVolume: a.imageSet.volumeRef, features: a.features.of, settings: settings, memory: machine.MemoryBytes,
 		clusterDNS: k.ClusterDNS, clusterDomain: k.ClusterDomain, resolvConf: resolv, rootDir: cfg.RootDir, logsDir: cfg.PodLogsDir,
-		warn:    func(p *v1.Pod, w network.Warning) { a.event(p, "", v1.EventTypeWarning, w.Reason, w.Message) },
+		warn:   func(p *v1.Pod, w network.Warning) { a.event(p, "", v1.EventTypeWarning, w.Reason, w.Message) },
+		update: a.Runtime.UpdateContainerResources,
+		memoryUsed: func(p *v1.Pod) (int64, error) {
+			used, _, err := a.Stats.Memory(a.Cgroups.PodPath(p))
+			return int64(used), err
+		},
 		mounted: map[types.UID]map[string]volume.Mounted{},
 	}
 	a.services(ctx, a.configs)
@@ -213,7 +219,8 @@ func (a *Agent) sysctls(p *v1.Pod) (why, message string, ok bool) {
 
 // exec runs a command in a container; an exit code is an answer, not an error.
 func (a *Agent) exec(ctx context.Context, id string, cmd []string, timeout time.Duration) ([]byte, int, error) {
-	stdout, stderr, err := a.Runtime.ExecSync(ctx, id, cmd, timeout)
+	// The client would log each failing probe as an error of its own.
+	stdout, stderr, err := a.Runtime.ExecSync(klog.NewContext(ctx, klog.Logger{}), id, cmd, timeout)
 	out := append(stdout, stderr...)
 	var exit utilexec.ExitError
 	if errors.As(err, &exit) {

@@ -27,9 +27,9 @@ var phases = []struct {
 	{"images", (*planner).images},
 	{"restart all", (*planner).restartAll},
 	{"hooks", (*planner).hooks},
+	{"resize", (*planner).resize},
 	{"ephemeral", (*planner).ephemeral},
 	{"init", (*planner).initContainers},
-	{"resize", (*planner).resize},
 	{"main", (*planner).mainContainers},
 	{"prune", (*planner).prune},
 }
@@ -387,9 +387,6 @@ func (p *planner) initContainers() bool {
 	}
 	return true
 }
-
-// resize is filled in by the allocation in the spec: see resize.go.
-func (p *planner) resize() bool { return p.actuate() }
 
 // mainContainers starts what does not run, one at a time in the order of the
 // spec; the next does not wait for the previous to be ready, only for its

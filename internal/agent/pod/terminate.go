@@ -148,7 +148,7 @@ func (p *planner) terminate() {
 	p.because("ending", p.end.why)
 	for k := range p.obs.InFlight {
 		switch k.Kind {
-		case Admit, Mount, Pull, Start, PostStart, CreateSandbox, Resize:
+		case Admit, Mount, Pull, Start, PostStart, CreateSandbox, Allocate, Resize:
 			p.plan.Cancel = append(p.plan.Cancel, k)
 		}
 	}

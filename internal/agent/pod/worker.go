@@ -33,6 +33,8 @@ type worker struct {
 	current atomic.Pointer[v1.Pod]
 	quiet   chan struct{}
 	retry   atomic.Bool
+	// deferred: the pod waits for room for other resources.
+	deferred atomic.Bool
 
 	// Owned by the loop.
 	obs     Observed
@@ -86,6 +88,7 @@ func (w *worker) deliver(r Result) {
 func (w *worker) run(ctx context.Context) {
 	defer w.wg.Wait()
 	w.obs.Memory = NewMemory(w.firstStatus())
+	w.obs.Allocation = w.m.loadAllocation(w.uid)
 	w.obs.RuntimeName = w.m.cfg.RuntimeName
 	w.obs.Messages = map[string]string{}
 	timer := time.NewTimer(time.Hour)
@@ -159,7 +162,7 @@ func (w *worker) observe(now time.Time) Spec {
 		w.updated = spec.Pod
 		w.m.cfg.Volumes.Update(spec.Pod)
 	}
-	return spec
+	return w.obs.view(spec)
 }
 
 // readMessages fetches the termination messages of containers that have ended
@@ -211,6 +214,8 @@ func (w *worker) perform(ctx context.Context, spec Spec, plan Plan, now time.Tim
 			w.deliver(r)
 		})
 	}
+	_, deferred := w.obs.Failed[Key{Kind: Allocate}]
+	w.deferred.Store(deferred)
 	pod := spec.Pod.DeepCopy()
 	pod.Status = mergedStatus(spec.Pod.Status, plan.Status)
 	w.current.Store(pod)
