@@ -3,6 +3,7 @@ package pod
 import (
 	"context"
 	"maps"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -141,6 +142,7 @@ func (w *worker) observe(now time.Time) Spec {
 			delete(w.flights, r.Action.Key())
 			f.cancel()
 			w.obs.Done(r, now)
+			w.tellFailure(spec.Pod, r, now)
 		}
 	}
 	if w.retry.Swap(false) {
@@ -189,9 +191,12 @@ func (w *worker) perform(ctx context.Context, spec Spec, plan Plan, now time.Tim
 			f.cancel()
 		}
 	}
+	w.tellStatus(spec.Pod, &plan, now)
 	w.obs.Accept(plan, now)
 	for _, e := range plan.Events {
-		w.fire(spec.Pod, e)
+		if w.fire(spec.Pod, e) {
+			w.m.record(spec.Pod, now, "held back container "+e.Container, fact(e.Reason, e.Message))
+		}
 	}
 	for _, a := range plan.Actions {
 		if old := w.flights[a.Key()]; old != nil {
@@ -264,11 +269,11 @@ func hasProbes(c *v1.Container) bool {
 	return c.LivenessProbe != nil || c.ReadinessProbe != nil || c.StartupProbe != nil
 }
 
-// fire sends an event, once per key.
-func (w *worker) fire(pod *v1.Pod, e Event) {
+// fire sends an event, once per key, and tells whether it did.
+func (w *worker) fire(pod *v1.Pod, e Event) bool {
 	if e.Key != "" {
 		if w.fired[e.Key] {
-			return
+			return false
 		}
 		if len(w.fired) > 256 {
 			clear(w.fired)
@@ -276,14 +281,52 @@ func (w *worker) fire(pod *v1.Pod, e Event) {
 		w.fired[e.Key] = true
 	}
 	w.m.event(pod, e)
+	return true
+}
+
+// tellFailure writes down why an action did not work and when it is tried again.
+func (w *worker) tellFailure(pod *v1.Pod, r Result, now time.Time) {
+	if r.Err == nil || r.Canceled {
+		return
+	}
+	f := w.obs.Failed[r.Action.Key()]
+	w.m.record(pod, now, "failed: "+r.Action.sentence(), fact("reason", f.Reason), fact("message", f.Message),
+		fact("in a row", strconv.Itoa(f.Count)), fact("next try in", f.RetryAt.Sub(now).Round(time.Millisecond).String()))
+}
+
+// tellStatus writes down a change of phase or readiness.
+func (w *worker) tellStatus(pod *v1.Pod, plan *Plan, now time.Time) {
+	was, is := &w.obs.Last, &plan.Status
+	if was.Phase != is.Phase {
+		because := []journal.Fact{fact("before", string(was.Phase))}
+		if is.Reason != "" {
+			because = append(because, fact("reason", is.Reason), fact("message", is.Message))
+		}
+		w.m.record(pod, now, "became "+string(is.Phase), append(because, plan.Because...)...)
+	}
+	if ready(was) != ready(is) {
+		verdict := map[bool]string{true: "became ready", false: "became unready"}[ready(is)]
+		var because []journal.Fact
+		for _, c := range is.Conditions {
+			if c.Type == v1.PodReady && c.Message != "" {
+				because = append(because, fact(c.Reason, c.Message))
+			}
+		}
+		w.m.record(pod, now, verdict, because...)
+	}
 }
 
 // journal appends an action to the decision journal.
 func (m *Manager) journal(pod *v1.Pod, a Action, now time.Time) {
+	m.record(pod, now, a.sentence(), a.Because...)
+	m.cfg.Log.Debug("pod action", "pod", pod.Namespace+"/"+pod.Name, "uid", pod.UID, "action", a.String())
+}
+
+// record appends one decision about a pod to the journal.
+func (m *Manager) record(pod *v1.Pod, now time.Time, decision string, because ...journal.Fact) {
 	m.cfg.Journal.Append(journal.Record{
 		Time: now, Part: "agent",
 		Object:   journal.Ref{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID)},
-		Decision: a.sentence(), Because: a.Because,
+		Decision: decision, Because: because,
 	})
-	m.cfg.Log.Debug("pod action", "pod", pod.Namespace+"/"+pod.Name, "uid", pod.UID, "action", a.String())
 }
