@@ -154,6 +154,7 @@ type Agent struct {
 
 	collector   *pressure.Collector
 	sourcesTold atomic.Bool
+	told        chan struct{} // closed when sourcesTold is set
 	pressed     atomic.Pointer[node.Pressure]
 	users       *userns.Ranges
 	// nodeSeen closes when the Node object is first seen.
@@ -168,7 +169,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	a := &Agent{Config: cfg, Board: node.NewBoard(), view: newNodeView(cfg.NodeIPs), nodeSeen: make(chan struct{})}
+	a := &Agent{Config: cfg, Board: node.NewBoard(), view: newNodeView(cfg.NodeIPs), nodeSeen: make(chan struct{}), told: make(chan struct{})}
 	a.Node = a.view.get
 	a.view.on = append(a.view.on, a.writeCNI)
 	a.Config.Admit = append(a.Config.Admit, a.underPressure)
@@ -211,6 +212,7 @@ func (a *Agent) parts() []part {
 		{"probes", a.prober.Run},
 		{"pods", a.Pods.Run},
 		{"log rotation", a.rotateLogs},
+		{"orphans", a.clearOrphans},
 		{"sources", func(ctx context.Context) error { return source.Run(ctx, a.sourceConfig()) }},
 		{"eviction", func(ctx context.Context) error { return pressure.Run(ctx, a.pressureConfig()) }},
 	}
@@ -295,7 +297,7 @@ func (a *Agent) sourceConfig() source.Config {
 	return source.Config{
 		NodeName: a.Config.NodeName, Client: a.Config.Client, Node: a.view.uid, NodeReady: a.view.ready,
 		Path: k.StaticPodPath, PathPeriod: k.FileCheckFrequency.Duration, URL: k.StaticPodURL, Header: header, URLPeriod: k.HTTPCheckFrequency.Duration,
-		Sink: &toldSink{Manager: a.Pods, told: &a.sourcesTold}, Recorder: a.Events, Log: a.Config.Log,
+		Sink: &toldSink{Manager: a.Pods, told: &a.sourcesTold, then: a.told}, Recorder: a.Events, Log: a.Config.Log,
 	}
 }
 

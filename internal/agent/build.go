@@ -354,3 +354,26 @@ func (a *Agent) rotateLogs(ctx context.Context) error {
 	}
 	return logs.Run(ctx, cfg)
 }
+
+// clearOrphans removes, once every source has told its pods, what volumes and
+// cgroups are left of pods that nobody has. Pods that left a directory or
+// something in the runtime are the pod manager's to clear.
+func (a *Agent) clearOrphans(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-a.told:
+	}
+	for pause := time.Second; ; pause = min(2*pause, 5*time.Minute) {
+		err := errors.Join(a.Volumes.Orphans(ctx, a.Pods.Has), a.Cgroups.Orphans(ctx, a.Pods.Has))
+		if err == nil || ctx.Err() != nil {
+			return nil
+		}
+		a.Config.Log.Warn("clearing what is left of former pods", "err", err, "again", pause)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(pause):
+		}
+	}
+}

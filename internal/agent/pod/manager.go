@@ -387,6 +387,21 @@ func (m *Manager) Get(uid types.UID) (*v1.Pod, bool) {
 	return nil, false
 }
 
+// Has tells whether the pod is known, be it on its way out.
+func (m *Manager) Has(uid types.UID) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.workers[uid] != nil {
+		return true
+	}
+	for _, p := range m.blocked {
+		if p.UID == uid {
+			return true
+		}
+	}
+	return false
+}
+
 // GetByName returns the pod of that name; of several, one that is not ending.
 func (m *Manager) GetByName(namespace, name string) (pod *v1.Pod, ok bool) {
 	for _, p := range m.List() {
