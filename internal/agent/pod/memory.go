@@ -99,7 +99,7 @@ func (m *Memory) Accept(p Plan, now time.Time) {
 // retry is the pause before an action that failed is tried again: from, times
 // two for each failure in a row, up to.
 var retry = map[Kind]struct{ from, upTo time.Duration }{
-	Mount:         {500 * time.Millisecond, 2*time.Minute + 2*time.Second},
+	Mount:         {50 * time.Millisecond, 2*time.Minute + 2*time.Second},
 	CreateSandbox: {500 * time.Millisecond, 20 * time.Second},
 	Pull:          {10 * time.Second, 5 * time.Minute},
 	Start:         {time.Second, 15 * time.Second},

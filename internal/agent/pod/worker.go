@@ -152,7 +152,7 @@ func (w *worker) observe(now time.Time) Spec {
 	w.obs.forget(w.obs.Runtime)
 	w.obs.Node = w.m.cfg.Node()
 	w.obs.Probes = w.m.cfg.Probes.Results(w.uid)
-	w.readMessages()
+	w.readMessages(len(spec.Pod.Spec.Containers) + len(spec.Pod.Spec.InitContainers))
 	w.pub.take(spec, mirror, patches, now)
 	if w.m.cfg.Client == nil {
 		w.obs.Acked, w.obs.Deleted = w.obs.Last.Phase, spec.Removed
@@ -169,7 +169,7 @@ func (w *worker) observe(now time.Time) Spec {
 
 // readMessages fetches the termination messages of containers that have ended
 // since the last round, and drops those of containers that are gone.
-func (w *worker) readMessages() {
+func (w *worker) readMessages(containers int) {
 	if w.obs.Runtime == nil {
 		return
 	}
@@ -177,7 +177,7 @@ func (w *worker) readMessages() {
 	for _, c := range w.obs.Runtime.Containers {
 		known[c.ID] = true
 		if _, have := w.obs.Messages[c.ID]; c.State == runtime.Exited && !have {
-			w.obs.Messages[c.ID] = terminationMessage(c, len(w.spec.Pod.Spec.Containers)+len(w.spec.Pod.Spec.InitContainers))
+			w.obs.Messages[c.ID] = terminationMessage(c, containers)
 		}
 	}
 	maps.DeleteFunc(w.obs.Messages, func(id string, _ string) bool { return !known[id] })
