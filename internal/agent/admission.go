@@ -48,14 +48,28 @@ func (a *admission) Admit(ctx context.Context, p *v1.Pod, adopted bool) *pod.Rej
 	return nil
 }
 
+// Resize decides whether a pod may have other resources beside all others.
+func (a *admission) Resize(_ context.Context, desired *v1.Pod) *pod.Rejection {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if node := a.node.get(); node != nil {
+		if r := pod.Fit(desired, node, a.others(desired.UID)); r != nil {
+			return r
+		}
+	}
+	a.admitted[desired.UID] = desired
+	return nil
+}
+
 // others are the admitted pods that are not over; a.mu is held.
 func (a *admission) others(but types.UID) []*v1.Pod {
 	out := make([]*v1.Pod, 0, len(a.admitted))
 	for uid, p := range a.admitted {
+		phase := p.Status.Phase
 		if now, ok := a.state(uid); ok {
-			p = now
+			phase = now.Status.Phase // its resources are those promised here
 		}
-		if uid != but && p.Status.Phase != v1.PodFailed && p.Status.Phase != v1.PodSucceeded {
+		if uid != but && phase != v1.PodFailed && phase != v1.PodSucceeded {
 			out = append(out, p)
 		}
 	}

@@ -28,6 +28,7 @@ import (
 	"github.com/berth-dev/berth/internal/agent/image"
 	"github.com/berth-dev/berth/internal/agent/network"
 	"github.com/berth-dev/berth/internal/agent/node"
+	"github.com/berth-dev/berth/internal/agent/plugins"
 	"github.com/berth-dev/berth/internal/agent/pod"
 	"github.com/berth-dev/berth/internal/agent/pressure"
 	"github.com/berth-dev/berth/internal/agent/probe"
@@ -36,6 +37,7 @@ import (
 	"github.com/berth-dev/berth/internal/agent/serve"
 	"github.com/berth-dev/berth/internal/agent/source"
 	"github.com/berth-dev/berth/internal/agent/stats"
+	"github.com/berth-dev/berth/internal/agent/userns"
 	"github.com/berth-dev/berth/internal/agent/volume"
 	"github.com/berth-dev/berth/internal/journal"
 )
@@ -85,6 +87,8 @@ type Config struct {
 	Serve serve.Config
 	// Admit are further opinions on whether a pod may run here.
 	Admit []AdmitFunc
+	// Plugins handles types of plugins besides storage drivers, by type.
+	Plugins map[string]plugins.Handler
 	// Parts are further roles that work on the agent's own view (eviction,
 	// garbage collection); they run until the context ends.
 	Parts []func(ctx context.Context, a *Agent) error
@@ -135,6 +139,7 @@ type Agent struct {
 	Volumes *volume.Manager
 	Cgroups *resource.Cgroups
 	Puller  *image.Puller
+	Drivers *volume.Drivers
 	Board   *node.Board
 	Stats   *stats.Provider
 	Events  record.EventRecorder
@@ -149,7 +154,11 @@ type Agent struct {
 
 	collector   *pressure.Collector
 	sourcesTold atomic.Bool
+	told        chan struct{} // closed when sourcesTold is set
 	pressed     atomic.Pointer[node.Pressure]
+	users       *userns.Ranges
+	// nodeSeen closes when the Node object is first seen.
+	nodeSeen chan struct{}
 }
 
 // Run runs the agent until ctx ends. Containers go on running after it and are
@@ -160,7 +169,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	a := &Agent{Config: cfg, Board: node.NewBoard(), view: newNodeView(cfg.NodeIPs)}
+	a := &Agent{Config: cfg, Board: node.NewBoard(), view: newNodeView(cfg.NodeIPs), nodeSeen: make(chan struct{}), told: make(chan struct{})}
 	a.Node = a.view.get
 	a.view.on = append(a.view.on, a.writeCNI)
 	a.Config.Admit = append(a.Config.Admit, a.underPressure)
@@ -199,14 +208,17 @@ func (a *Agent) parts() []part {
 	list := []part{
 		{"runtime watcher", a.Watcher.Run},
 		{"volumes", a.Volumes.Run},
+		{"plugins", a.runPlugins},
 		{"probes", a.prober.Run},
 		{"pods", a.Pods.Run},
 		{"log rotation", a.rotateLogs},
+		{"orphans", a.clearOrphans},
 		{"sources", func(ctx context.Context) error { return source.Run(ctx, a.sourceConfig()) }},
 		{"eviction", func(ctx context.Context) error { return pressure.Run(ctx, a.pressureConfig()) }},
 	}
 	if cfg.Client != nil {
-		list = append(list, part{"node", func(ctx context.Context) error { return node.Run(ctx, a.nodeConfig()) }})
+		list = append(list, part{"node", func(ctx context.Context) error { return node.Run(ctx, a.nodeConfig()) }},
+			part{"storage announcement", a.announceStorage})
 	}
 	if cfg.TLS != nil {
 		list = append(list, part{"api", func(ctx context.Context) error { return serve.Run(ctx, a.serveConfig()) }})
@@ -285,7 +297,7 @@ func (a *Agent) sourceConfig() source.Config {
 	return source.Config{
 		NodeName: a.Config.NodeName, Client: a.Config.Client, Node: a.view.uid, NodeReady: a.view.ready,
 		Path: k.StaticPodPath, PathPeriod: k.FileCheckFrequency.Duration, URL: k.StaticPodURL, Header: header, URLPeriod: k.HTTPCheckFrequency.Duration,
-		Sink: &toldSink{Manager: a.Pods, told: &a.sourcesTold}, Recorder: a.Events, Log: a.Config.Log,
+		Sink: &toldSink{Manager: a.Pods, told: &a.sourcesTold, then: a.told}, Recorder: a.Events, Log: a.Config.Log,
 	}
 }
 

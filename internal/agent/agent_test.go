@@ -13,6 +13,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -356,5 +357,33 @@ func TestOrphans(t *testing.T) {
 		case <-deadline:
 			t.Fatalf("the orphan is still there: %v", c.agent.Watcher.Pods())
 		}
+	}
+}
+
+// TestResize: a container's limits change under it.
+func TestResize(t *testing.T) {
+	c := newCluster(t)
+	limit := func(n string) v1.ResourceRequirements {
+		l := v1.ResourceList{v1.ResourceMemory: resource.MustParse(n), v1.ResourceCPU: resource.MustParse("100m")}
+		return v1.ResourceRequirements{Limits: l, Requests: l}
+	}
+	c.create("web", forever, func(p *v1.Pod) { p.Spec.Containers[0].Resources = limit("64Mi") })
+	p := c.await("web", "running", running)
+	id := p.Status.ContainerStatuses[0].ContainerID
+	p.Spec.Containers[0].Resources = limit("128Mi")
+	p.Generation++
+	if _, err := c.api.CoreV1().Pods("default").Update(c.ctx, p, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	p = c.await("web", "resized", func(p *v1.Pod) bool {
+		s := p.Status.ContainerStatuses[0]
+		return s.AllocatedResources.Memory().String() == "128Mi" && s.Resources != nil && s.Resources.Limits.Memory().String() == "128Mi"
+	})
+	if s := p.Status.ContainerStatuses[0]; s.ContainerID != id || s.RestartCount != 0 {
+		t.Errorf("the container was restarted: %+v", s)
+	}
+	st, err := c.agent.Runtime.ContainerStatus(c.ctx, strings.TrimPrefix(id, "containerd://"), false)
+	if err != nil || st.GetStatus().GetResources().GetLinux().GetMemoryLimitInBytes() != 128<<20 {
+		t.Errorf("the runtime enforces %v, %v", st.GetStatus().GetResources(), err)
 	}
 }

@@ -16,6 +16,7 @@ import (
 	typedv1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/record"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/klog/v2"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 	utilexec "k8s.io/utils/exec"
 	"k8s.io/utils/ptr"
@@ -51,7 +52,11 @@ func (a *Agent) build(ctx context.Context) error {
 	a.features = &handlers{ask: a.Runtime.Status}
 	a.features.refresh(ctx)
 
+	if err := a.buildStorage(); err != nil {
+		return err
+	}
 	a.Volumes = volume.New(volume.Config{
+		Drivers: a.Drivers, InUse: a.Board.SetVolumesInUse,
 		RootDir: cfg.RootDir, Client: cfg.Client, NodeName: cfg.NodeName, Allocatable: a.view.allocatable, Node: a.view.get,
 		Event: func(p *v1.Pod, kind, why, message string) { a.event(p, "", kind, why, message) }, Wake: a.wakePod,
 		ControllerAttach: k.EnableControllerAttachDetach == nil || *k.EnableControllerAttachDetach,
@@ -72,7 +77,7 @@ func (a *Agent) build(ctx context.Context) error {
 		state: func(uid types.UID) (*v1.Pod, bool) { return a.Pods.Get(uid) }}
 	a.Pods = pod.NewManager(pod.Config{
 		Client: cfg.Client, Service: a.Runtime, Runtime: a.Watcher, RuntimeName: version.GetRuntimeName(),
-		Volumes: a.configs, Images: a.imageSet, Configs: a.configs, Cgroups: cgroupSet{a.Cgroups}, Admitter: admit,
+		Volumes: a.configs, Images: a.imageSet, Configs: a.configs, Cgroups: cgroupSet{a.Cgroups}, Admitter: admit, Resizer: a.configs,
 		Hooks:  probe.Hooks{Exec: a.exec, Event: func(p *v1.Pod, name, why, message string) { a.event(p, name, v1.EventTypeWarning, why, message) }},
 		Probes: a.prober,
 		Node: func() pod.Node {
@@ -152,7 +157,11 @@ func (a *Agent) buildImages() error {
 	}
 	puller, err := image.New(image.Config{
 		Service: a.Images, Secret: a.Volumes.Secret, Event: a.event, MaxParallel: parallel, QPS: qps, Burst: int(k.RegistryBurst),
-		Dir: a.Config.RootDir, Verification: image.Verification{}, Log: a.Config.Log, Metrics: a.Config.Metrics, Journal: a.Config.Journal,
+		Dir: a.Config.RootDir, NodeCredentials: []string{filepath.Join(a.Config.RootDir, "config.json"), "/root/.docker/config.json"},
+		Verification: image.Verification{
+			Policy: image.Policy(k.ImagePullCredentialsVerificationPolicy), Allowlist: k.PreloadedImagesVerificationAllowlist,
+		},
+		Log: a.Config.Log, Metrics: a.Config.Metrics, Journal: a.Config.Journal,
 	})
 	if err != nil {
 		return err
@@ -181,10 +190,15 @@ func (a *Agent) buildConfigs(ctx context.Context, hierarchy resource.Hierarchy, 
 		resolv = *k.ResolverConfig
 	}
 	a.configs = &configs{
-		nodeName: cfg.NodeName, client: cfg.Client, node: a.view, volumes: a.Volumes, cgroups: a.Cgroups, images: a.imageSet.image,
+		nodeName: cfg.NodeName, client: cfg.Client, node: a.view, volumes: a.Volumes, users: a.users, cgroups: a.Cgroups, images: a.imageSet.image,
 		imageVolume: a.imageSet.volumeRef, features: a.features.of, settings: settings, memory: machine.MemoryBytes,
 		clusterDNS: k.ClusterDNS, clusterDomain: k.ClusterDomain, resolvConf: resolv, rootDir: cfg.RootDir, logsDir: cfg.PodLogsDir,
-		warn:    func(p *v1.Pod, w network.Warning) { a.event(p, "", v1.EventTypeWarning, w.Reason, w.Message) },
+		warn:   func(p *v1.Pod, w network.Warning) { a.event(p, "", v1.EventTypeWarning, w.Reason, w.Message) },
+		update: a.Runtime.UpdateContainerResources,
+		memoryUsed: func(p *v1.Pod) (int64, error) {
+			used, _, err := a.Stats.Memory(a.Cgroups.PodPath(p))
+			return int64(used), err
+		},
 		mounted: map[types.UID]map[string]volume.Mounted{},
 	}
 	a.services(ctx, a.configs)
@@ -205,7 +219,8 @@ func (a *Agent) sysctls(p *v1.Pod) (why, message string, ok bool) {
 
 // exec runs a command in a container; an exit code is an answer, not an error.
 func (a *Agent) exec(ctx context.Context, id string, cmd []string, timeout time.Duration) ([]byte, int, error) {
-	stdout, stderr, err := a.Runtime.ExecSync(ctx, id, cmd, timeout)
+	// The client would log each failing probe as an error of its own.
+	stdout, stderr, err := a.Runtime.ExecSync(klog.NewContext(ctx, klog.Logger{}), id, cmd, timeout)
 	out := append(stdout, stderr...)
 	var exit utilexec.ExitError
 	if errors.As(err, &exit) {
@@ -234,6 +249,7 @@ func (h *handlers) refresh(ctx context.Context) {
 		what[r.GetName()] = container.RuntimeFeatures{
 			RecursiveReadOnly: f.GetRecursiveReadOnlyMounts(), UserNamespaces: f.GetUserNamespaces(),
 			SupplementalGroupsPolicy: st.GetFeatures().GetSupplementalGroupsPolicy(),
+			MountOptions:             st.GetFeatures().GetMountOptions(),
 		}
 	}
 	h.mu.Lock()
@@ -337,4 +353,27 @@ func (a *Agent) rotateLogs(ctx context.Context) error {
 		cfg.Interval = k.ContainerLogMonitorInterval.Duration
 	}
 	return logs.Run(ctx, cfg)
+}
+
+// clearOrphans removes, once every source has told its pods, what volumes and
+// cgroups are left of pods that nobody has. Pods that left a directory or
+// something in the runtime are the pod manager's to clear.
+func (a *Agent) clearOrphans(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-a.told:
+	}
+	for pause := time.Second; ; pause = min(2*pause, 5*time.Minute) {
+		err := errors.Join(a.Volumes.Orphans(ctx, a.Pods.Has), a.Cgroups.Orphans(ctx, a.Pods.Has))
+		if err == nil || ctx.Err() != nil {
+			return nil
+		}
+		a.Config.Log.Warn("clearing what is left of former pods", "err", err, "again", pause)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(pause):
+		}
+	}
 }

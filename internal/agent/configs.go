@@ -23,6 +23,7 @@ import (
 	"github.com/berth-dev/berth/internal/agent/network"
 	"github.com/berth-dev/berth/internal/agent/pod"
 	"github.com/berth-dev/berth/internal/agent/resource"
+	"github.com/berth-dev/berth/internal/agent/userns"
 	"github.com/berth-dev/berth/internal/agent/volume"
 )
 
@@ -33,6 +34,7 @@ type configs struct {
 	client         kubernetes.Interface
 	node           *nodeView
 	volumes        *volume.Manager
+	users          *userns.Ranges
 	cgroups        *resource.Cgroups
 	services       corelisters.ServiceLister
 	servicesSynced func(ctx context.Context) error
@@ -46,6 +48,8 @@ type configs struct {
 	resolvConf     string
 	rootDir        string
 	logsDir        string
+	update         func(ctx context.Context, containerID string, r *runtimeapi.ContainerResources) error
+	memoryUsed     func(p *v1.Pod) (int64, error)
 	warn           func(pod *v1.Pod, w network.Warning)
 
 	mu      sync.Mutex
@@ -75,7 +79,7 @@ func (c *configs) Unmount(ctx context.Context, uid types.UID) error {
 	c.mu.Lock()
 	delete(c.mounted, uid)
 	c.mu.Unlock()
-	return nil
+	return c.users.Release(uid)
 }
 
 // Update tells of a changed pod.
@@ -92,6 +96,11 @@ func (c *configs) input(p *v1.Pod) (container.Input, error) {
 		return in, err
 	}
 	in.CgroupParent = parent
+	if u := p.Spec.HostUsers; u != nil && !*u {
+		if in.UserNamespace, err = c.users.Allocate(p.UID); err != nil {
+			return in, err
+		}
+	}
 	if c.resolvConf == "" {
 		in.NoHostResolver = true
 	} else {
@@ -304,3 +313,44 @@ func (c cgroupSet) Ensure(p *v1.Pod) error {
 
 // Remove removes it.
 func (c cgroupSet) Remove(uid types.UID) error { return c.RemovePod(uid) }
+
+// Resize makes a pod's cgroup and running containers have what the pod says.
+// The pod's cgroup must never be smaller than its containers, so it is written
+// first, which succeeds where it grows, and again when the containers are done.
+func (c *configs) Resize(ctx context.Context, p *v1.Pod, running map[string]string) error {
+	if err := c.roomToShrink(p); err != nil {
+		return err
+	}
+	_ = c.cgroups.Update(p) // a smaller one may be refused while containers are larger
+	in, err := c.input(p)
+	if err != nil && len(running) > 0 {
+		return err
+	}
+	for _, list := range [][]v1.Container{p.Spec.InitContainers, p.Spec.Containers} {
+		for i := range list {
+			id, ok := running[list[i].Name]
+			if !ok {
+				continue
+			}
+			res := container.Resources(in, &list[i])
+			if err := c.update(ctx, id, &runtimeapi.ContainerResources{Linux: res}); err != nil {
+				return fmt.Errorf("resizing container %q: %w", list[i].Name, err)
+			}
+		}
+	}
+	return c.cgroups.Update(p)
+}
+
+// roomToShrink refuses a memory limit below what the pod uses: the kernel would
+// kill for it.
+func (c *configs) roomToShrink(p *v1.Pod) error {
+	limit := resource.PodLimits(p, resource.PodOptions{}).MemoryLimit
+	if limit <= 0 {
+		return nil
+	}
+	used, err := c.memoryUsed(p)
+	if err != nil || used < limit {
+		return nil //nolint:nilerr // what cannot be measured does not hold a resize up
+	}
+	return fmt.Errorf("cannot decrease memory limits: attempting to set pod memory limit (%d) below current usage (%d)", limit, used)
+}

@@ -160,10 +160,13 @@ func (b pressureBoard) SetPressure(p node.Pressure) {
 type toldSink struct {
 	*pod.Manager
 	told *atomic.Bool
+	then chan struct{} // closed with it
 }
 
 // SourcesReady passes the news on.
 func (s *toldSink) SourcesReady() {
 	s.Manager.SourcesReady()
-	s.told.Store(true)
+	if !s.told.Swap(true) {
+		close(s.then)
+	}
 }

@@ -62,8 +62,17 @@ type Cgroups interface {
 // they are counted, never refused.
 type Admitter interface {
 	Admit(ctx context.Context, pod *v1.Pod, adopted bool) *Rejection
+	// Resize decides whether an admitted pod may have other resources.
+	Resize(ctx context.Context, desired *v1.Pod) *Rejection
 	// Forget gives back what an admitted pod held.
 	Forget(uid types.UID)
+}
+
+// Resizer changes the resources of running containers.
+type Resizer interface {
+	// Resize makes the pod's cgroup and its running containers (IDs by name)
+	// have what the pod says. It may be repeated.
+	Resize(ctx context.Context, pod *v1.Pod, running map[string]string) error
 }
 
 // Hooks runs lifecycle handlers.

@@ -66,8 +66,14 @@ func (m *Manager) effect(ctx context.Context, w *worker, spec Spec, a Action) Re
 		r.Err = m.fail(pod, m.clean(pod), "", "")
 	case Delete:
 		r.Err = m.fail(pod, m.deletePod(ctx, pod), "", "")
+	case Allocate:
+		r.Allocation, r.Err = m.allocate(ctx, spec)
 	case Resize:
-		r.Err = m.fail(pod, m.actuate(ctx, pod), "ResizeError", "")
+		if r.Err = m.actuate(ctx, pod); r.Err == nil {
+			m.mu.Lock()
+			m.roomMade()
+			m.mu.Unlock()
+		}
 	default:
 		r.Err = &Failure{Reason: "Unknown", Message: "no way to perform " + string(a.Kind)}
 	}

@@ -34,6 +34,7 @@ type Config struct {
 	Configs     Configs
 	Cgroups     Cgroups
 	Admitter    Admitter
+	Resizer     Resizer
 	Hooks       Hooks
 	Probes      Probes
 	// Node returns what statuses say of the node; it is called often.
@@ -138,6 +139,7 @@ func (m *Manager) ended(w *worker) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.roomMade()
 	w.mu.Lock()
 	back := !w.spec.Removed && !w.spec.Orphan
 	spec := w.spec
@@ -150,6 +152,16 @@ func (m *Manager) ended(w *worker) {
 		m.add(next, true)
 	case back:
 		m.add(spec.Pod, spec.Static) // asked for again while it went
+	}
+}
+
+// roomMade lets pods that wait for more resources ask again; m.mu is held.
+func (m *Manager) roomMade() {
+	for _, w := range m.workers {
+		if w.deferred.Load() {
+			w.retry.Store(true)
+			w.poke()
+		}
 	}
 }
 
@@ -373,6 +385,21 @@ func (m *Manager) Get(uid types.UID) (*v1.Pod, bool) {
 		return w.current.Load(), true
 	}
 	return nil, false
+}
+
+// Has tells whether the pod is known, be it on its way out.
+func (m *Manager) Has(uid types.UID) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.workers[uid] != nil {
+		return true
+	}
+	for _, p := range m.blocked {
+		if p.UID == uid {
+			return true
+		}
+	}
+	return false
 }
 
 // GetByName returns the pod of that name; of several, one that is not ending.

@@ -41,10 +41,12 @@ type noProbes struct{}
 func (noProbes) Sync(types.UID, []Target)           {}
 func (noProbes) Results(types.UID) map[string]Probe { return nil }
 
-func newAgent(t *testing.T) *agentUnderTest {
+func newAgent(t *testing.T, prepare ...func(*fake.Runtime)) *agentUnderTest {
 	w := newWorld(t) // for its collaborators
 	a := &agentUnderTest{T: t, rt: fake.New(nil), api: clientset.NewClientset()}
-	a.rt.IgnoresStop["stubborn"] = true
+	for _, f := range prepare {
+		f(a.rt)
+	}
 	var watcher *runtime.Watcher
 	watcher = runtime.NewWatcher(runtime.WatcherConfig{Service: a.rt, Log: slog.New(slog.DiscardHandler), Notify: func(uid types.UID) { a.m.RuntimeChanged(uid) }})
 	cfg := w.m.cfg
@@ -85,6 +87,7 @@ func (calmCgroups) Ensure(*v1.Pod) error   { return nil }
 func (calmCgroups) Remove(types.UID) error { return nil }
 
 func (calm) Admit(context.Context, *v1.Pod, bool) *Rejection { return nil }
+func (calm) Resize(context.Context, *v1.Pod) *Rejection      { return nil }
 func (calm) Forget(types.UID)                                {}
 
 // create makes a pod in the API and tells the manager as a source would.
@@ -130,14 +133,15 @@ func isRunning(p *v1.Pod) bool { return p != nil && p.Status.Phase == v1.PodRunn
 // TestHangingRuntime: a runtime call that does not come back holds up one pod,
 // and not even its deletion.
 func TestHangingRuntime(t *testing.T) {
-	a := newAgent(t)
-	a.rt.Before = func(ctx context.Context, call, object string) error {
-		if call == "RunPodSandbox" && object == "stuck" {
-			<-ctx.Done()
-			return ctx.Err()
+	a := newAgent(t, func(rt *fake.Runtime) {
+		rt.Before = func(ctx context.Context, call, object string) error {
+			if call == "RunPodSandbox" && object == "stuck" {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return nil
 		}
-		return nil
-	}
+	})
 	stuck := a.create("stuck")
 	for i := range 20 {
 		a.create(fmt.Sprintf("p%d", i))

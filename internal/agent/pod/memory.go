@@ -30,6 +30,11 @@ type Memory struct {
 	// StopBy is when a container that is being stopped was promised to be gone.
 	StopBy map[string]time.Time
 
+	// Allocation is what the node promised; without resources it is the spec.
+	Allocation Allocation
+	seen       *v1.Pod // the spec that promised was made from
+	promised   *v1.Pod
+
 	// TerminatingSince is when termination was first planned.
 	TerminatingSince time.Time
 	Stopped          map[string]bool // sandboxes whose network is torn down
@@ -58,6 +63,8 @@ type Result struct {
 	// ContainerID is what a start made.
 	ContainerID string
 	Rejected    *Rejection
+	// Allocation is the promise that was made.
+	Allocation *Allocation
 
 	flight *flight // which attempt of the worker this is the end of
 }
@@ -92,12 +99,13 @@ func (m *Memory) Accept(p Plan, now time.Time) {
 // retry is the pause before an action that failed is tried again: from, times
 // two for each failure in a row, up to.
 var retry = map[Kind]struct{ from, upTo time.Duration }{
-	Mount:         {500 * time.Millisecond, 2*time.Minute + 2*time.Second},
+	Mount:         {50 * time.Millisecond, 2*time.Minute + 2*time.Second},
 	CreateSandbox: {500 * time.Millisecond, 20 * time.Second},
 	Pull:          {10 * time.Second, 5 * time.Minute},
 	Start:         {time.Second, 15 * time.Second},
 	Stop:          {500 * time.Millisecond, 10 * time.Second},
 	Delete:        {100 * time.Millisecond, 10 * time.Second},
+	Allocate:      {30 * time.Second, 3 * time.Minute},
 	Resize:        {time.Second, time.Minute},
 }
 
@@ -160,6 +168,11 @@ func (m *Memory) Done(r Result, now time.Time) {
 		m.Unmounted, m.VolumesReady = true, false
 	case RemoveCgroup:
 		m.CgroupRemoved, m.CgroupReady = true, false
+	case Allocate:
+		m.allocated(*r.Allocation)
+		delete(m.Failed, Key{Kind: Resize})
+	case Resize:
+		m.allocated(Allocation{Resources: m.Allocation.Resources})
 	case Clean:
 		m.Cleaned = true
 	case Delete:
@@ -167,10 +180,10 @@ func (m *Memory) Done(r Result, now time.Time) {
 	}
 }
 
-// retryNow ends the pause after failures of mounting and starting.
+// retryNow ends the pause after failures of what waits for others.
 func (m *Memory) retryNow(now time.Time) {
 	for k, f := range m.Failed {
-		if (k.Kind == Mount || k.Kind == Start) && f.RetryAt.After(now) {
+		if (k.Kind == Mount || k.Kind == Start || k.Kind == Allocate) && f.RetryAt.After(now) {
 			f.RetryAt = now
 			m.Failed[k] = f
 		}

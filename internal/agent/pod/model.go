@@ -22,6 +22,10 @@ type Spec struct {
 	// Pod is the newest definition. For an orphan it is a skeleton that carries
 	// only name, namespace and UID.
 	Pod *v1.Pod
+	// Desired is the pod as its owner wants it now, where Pod is what the node
+	// promised; they differ in resources only. Nil where there is no difference
+	// to be had.
+	Desired *v1.Pod
 	// Static pods come from a file or URL; the API holds only a mirror of them.
 	Static bool
 	// Removed: no source has the pod any more.
@@ -57,6 +61,7 @@ const (
 	PostStart     Kind = "post-start"     // Container, ID
 	PreStop       Kind = "pre-stop"       // Container, ID, Deadline
 	Stop          Kind = "stop"           // Container, ID, Deadline
+	Allocate      Kind = "allocate"       // find room for changed resources
 	Resize        Kind = "resize"         // apply the allocated resources to what runs
 	Remove        Kind = "remove"         // Container, ID: remove an ended container
 	StopSandbox   Kind = "stop-sandbox"   // ID
@@ -203,7 +208,7 @@ func (a Action) sentence() string {
 	verb := map[Kind]string{
 		Admit: "asked for admission", Cgroup: "made the cgroup", Mount: "mounted volumes", CreateSandbox: "created the sandbox",
 		Pull: "fetched the image of", Start: "started", PostStart: "ran the post-start hook of", PreStop: "ran the pre-stop hook of",
-		Stop: "stopped", Resize: "resized", Remove: "removed", StopSandbox: "stopped the sandbox", RemoveSandbox: "removed the sandbox",
+		Stop: "stopped", Allocate: "asked for changed resources", Resize: "resized", Remove: "removed", StopSandbox: "stopped the sandbox", RemoveSandbox: "removed the sandbox",
 		Unmount: "unmounted volumes", RemoveCgroup: "removed the cgroup", Clean: "removed its directories", Delete: "deleted it from the API",
 	}[a.Kind]
 	switch {

@@ -2,15 +2,261 @@ package pod
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
 
 	v1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/internal/agent/runtime"
 )
 
-// actuate applies changed resources to what runs.
-func (p *planner) actuate() bool { return true }
+// Resources are what a pod's containers get, by container name.
+type Resources map[string]v1.ResourceRequirements
 
-// actuate brings what runs to the pod's allocated resources.
-func (m *Manager) actuate(ctx context.Context, pod *v1.Pod) error {
-	return errors.New("resizing is not there yet")
+// Allocation is what the node promised a pod. It outlives the agent: until a
+// change of the spec is accepted, the pod goes on with what it has.
+type Allocation struct {
+	Resources Resources `json:"resources"`
+	// Actuating: the promise is newer than what the runtime enforces.
+	Actuating bool `json:"actuating,omitempty"`
+	// Restart names containers, with the instance to end, that must be
+	// restarted for the change.
+	Restart map[string]string `json:"restart,omitempty"`
+}
+
+func resourcesOf(pod *v1.Pod) Resources {
+	out := Resources{}
+	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range list {
+			out[list[i].Name] = list[i].Resources
+		}
+	}
+	return out
+}
+
+func sameResources(a, b Resources) bool { return apiequality.Semantic.DeepEqual(a, b) }
+
+// withResources is the pod as it was promised: the same object where nothing
+// differs.
+func withResources(pod *v1.Pod, r Resources) *v1.Pod {
+	if sameResources(resourcesOf(pod), r) {
+		return pod
+	}
+	out := pod.DeepCopy()
+	for _, list := range [][]v1.Container{out.Spec.InitContainers, out.Spec.Containers} {
+		for i := range list {
+			if have, ok := r[list[i].Name]; ok {
+				list[i].Resources = have
+			}
+		}
+	}
+	return out
+}
+
+// view is the spec as the planner sees it: the pod with what it was promised,
+// and beside it what its owner wants now.
+func (m *Memory) view(spec Spec) Spec {
+	if spec.Static || spec.Orphan {
+		return spec
+	}
+	if m.Allocation.Resources == nil {
+		m.Allocation.Resources = resourcesOf(spec.Pod)
+	}
+	if m.seen != spec.Pod {
+		m.seen, m.promised = spec.Pod, withResources(spec.Pod, m.Allocation.Resources)
+	}
+	spec.Desired, spec.Pod = spec.Pod, m.promised
+	return spec
+}
+
+// allocated takes in a promise that was made.
+func (m *Memory) allocated(a Allocation) {
+	m.Allocation = a
+	m.seen = nil
+}
+
+// resize asks for what the owner wants anew, and brings what runs to what was
+// promised.
+func (p *planner) resize() bool {
+	if p.wantsResize() {
+		p.emit(Action{Kind: Allocate}, fact("resources", "changed in the spec"))
+	}
+	if !p.obs.Allocation.Actuating {
+		return true
+	}
+	for name, id := range p.obs.Allocation.Restart {
+		if m := p.memberNamed(name); m != nil && alive(m.cur) && m.cur.ID == id {
+			p.stop(m.cur, p.ownGrace(), fmt.Sprintf("Container %s resize requires restart", name), fact("resize", "requires a restart"))
+			return true
+		}
+	}
+	if !p.busy(Start, Stop) {
+		p.emit(Action{Kind: Resize}, fact("resources", "promised, not enforced yet"))
+	}
+	return true
+}
+
+func (p *planner) wantsResize() bool {
+	return p.spec.Desired != nil && p.spec.Desired != p.pod && !sameResources(resourcesOf(p.spec.Desired), resourcesOf(p.pod))
+}
+
+// resizeConditions tell of a change that was not accepted or not finished.
+func (p *planner) resizeConditions(s *v1.PodStatus) {
+	if p.end != nil {
+		return
+	}
+	if f, ok := p.obs.Failed[Key{Kind: Allocate}]; ok && p.wantsResize() {
+		p.set(s, v1.PodResizePending, true, f.Reason, f.Message)
+	}
+	if !p.obs.Allocation.Actuating {
+		return
+	}
+	if f, ok := p.obs.Failed[Key{Kind: Resize}]; ok {
+		p.set(s, v1.PodResizeInProgress, true, v1.PodReasonError, f.Message)
+		return
+	}
+	p.set(s, v1.PodResizeInProgress, true, "", "")
+}
+
+// restarts lists the instances that a change from a pod's resources to others
+// must restart.
+func restarts(from *v1.Pod, to Resources, held *runtime.Pod) map[string]string {
+	out := map[string]string{}
+	for _, m := range members(from, held, currentSandbox(from, held)) {
+		next, ok := to[m.c.Name]
+		if !ok || !alive(m.cur) {
+			continue
+		}
+		for _, policy := range m.c.ResizePolicy {
+			changed := !quantityEqual(m.c.Resources.Limits, next.Limits, policy.ResourceName) || !quantityEqual(m.c.Resources.Requests, next.Requests, policy.ResourceName)
+			if changed && policy.RestartPolicy == v1.RestartContainer {
+				out[m.c.Name] = m.cur.ID
+			}
+		}
+	}
+	return out
+}
+
+func quantityEqual(a, b v1.ResourceList, name v1.ResourceName) bool {
+	x, y := a[name], b[name]
+	return x.Cmp(y) == 0
+}
+
+// allocate asks for room and writes down the promise before anybody acts on it.
+func (m *Manager) allocate(ctx context.Context, spec Spec) (*Allocation, *Failure) {
+	if spec.Desired == nil {
+		return nil, &Failure{Reason: "Infeasible", Message: "static pods are not resized in place"}
+	}
+	if r := m.cfg.Admitter.Resize(ctx, spec.Desired); r != nil {
+		if err := m.saveAllocation(spec.Pod.UID, Allocation{Resources: resourcesOf(spec.Pod)}); err != nil {
+			return nil, failure(err, "Deferred")
+		}
+		m.event(spec.Pod, Event{Warning: true, Reason: "ResizeDeferred", Message: "Pod resize Deferred: " + resizeText(spec.Desired, r.Message)})
+		return nil, &Failure{Reason: v1.PodReasonDeferred, Message: r.Message}
+	}
+	to := resourcesOf(spec.Desired)
+	a := Allocation{Resources: to, Actuating: true, Restart: restarts(spec.Pod, to, m.cfg.Runtime.Pod(spec.Pod.UID))}
+	if err := m.saveAllocation(spec.Pod.UID, a); err != nil {
+		return nil, failure(err, "Deferred")
+	}
+	m.event(spec.Pod, Event{Reason: "ResizeStarted", Message: "Pod resize started: " + resizeText(spec.Desired, "")})
+	return &a, nil
+}
+
+// actuate brings what runs to the pod's promised resources.
+func (m *Manager) actuate(ctx context.Context, pod *v1.Pod) *Failure {
+	running := map[string]string{}
+	held := m.cfg.Runtime.Pod(pod.UID)
+	for _, mem := range members(pod, held, currentSandbox(pod, held)) {
+		if mem.role != ephemeralRole && mem.cur != nil && mem.cur.State == runtime.Running {
+			running[mem.c.Name] = mem.cur.ID
+		}
+	}
+	err := m.cfg.Resizer.Resize(ctx, pod, running)
+	if err == nil {
+		for _, id := range running {
+			_, rerr := m.cfg.Runtime.RefreshContainer(ctx, "", id)
+			err = errors.Join(err, rerr)
+		}
+	}
+	if err == nil {
+		err = m.saveAllocation(pod.UID, Allocation{Resources: resourcesOf(pod)})
+	}
+	if err != nil {
+		m.event(pod, Event{Warning: true, Reason: "ResizeError", Message: "Pod resize error: " + resizeText(pod, err.Error())})
+		return failure(err, v1.PodReasonError)
+	}
+	m.event(pod, Event{Reason: "ResizeCompleted", Message: "Pod resize completed: " + resizeText(pod, "")})
+	return nil
+}
+
+// resizeText is the JSON that resize events carry.
+func resizeText(pod *v1.Pod, problem string) string {
+	type named struct {
+		Name      string                  `json:"name"`
+		Resources v1.ResourceRequirements `json:"resources"`
+	}
+	text := struct {
+		InitContainers []named `json:"initContainers,omitempty"`
+		Containers     []named `json:"containers"`
+		Generation     int64   `json:"generation"`
+		Error          string  `json:"error,omitempty"`
+	}{Generation: pod.Generation, Error: problem}
+	for i := range pod.Spec.InitContainers {
+		text.InitContainers = append(text.InitContainers, named{pod.Spec.InitContainers[i].Name, pod.Spec.InitContainers[i].Resources})
+	}
+	for i := range pod.Spec.Containers {
+		text.Containers = append(text.Containers, named{pod.Spec.Containers[i].Name, pod.Spec.Containers[i].Resources})
+	}
+	b, err := json.Marshal(text)
+	if err != nil {
+		return problem
+	}
+	return string(b)
+}
+
+func (m *Manager) allocationFile(uid types.UID) string {
+	return filepath.Join(m.cfg.RootDir, "pods", string(uid), "allocation.json")
+}
+
+// saveAllocation replaces the promise on disk as a whole.
+func (m *Manager) saveAllocation(uid types.UID, a Allocation) error {
+	b, err := json.Marshal(a)
+	if err != nil {
+		return fmt.Errorf("marshalling the allocation of pod %s: %w", uid, err)
+	}
+	path := m.allocationFile(uid)
+	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
+		return fmt.Errorf("making the directory of pod %s: %w", uid, err)
+	}
+	if err := os.WriteFile(path+".tmp", b, 0o640); err != nil {
+		return fmt.Errorf("writing the allocation of pod %s: %w", uid, err)
+	}
+	if err := os.Rename(path+".tmp", path); err != nil {
+		return fmt.Errorf("writing the allocation of pod %s: %w", uid, err)
+	}
+	return nil
+}
+
+// loadAllocation reads the promise back; pods that were never resized have
+// none on disk.
+func (m *Manager) loadAllocation(uid types.UID) (a Allocation) {
+	b, err := os.ReadFile(m.allocationFile(uid))
+	if errors.Is(err, fs.ErrNotExist) {
+		return Allocation{}
+	}
+	if err == nil {
+		err = json.Unmarshal(b, &a)
+	}
+	if err != nil {
+		m.cfg.Log.Error("reading what a pod was promised, taking its spec instead", "uid", uid, "err", err)
+		return Allocation{}
+	}
+	return a
 }

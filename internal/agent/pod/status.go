@@ -297,6 +297,10 @@ func (p *planner) shape(m *member, s *v1.ContainerStatus) {
 	if len(m.c.Resources.Requests) > 0 {
 		s.AllocatedResources = m.c.Resources.Requests
 	}
+	if old := lastStatus(&p.obs.Last, m.c.Name); p.obs.Allocation.Actuating && old != nil && old.Resources != nil {
+		s.Resources = old.Resources // what is promised is not enforced yet
+		return
+	}
 	s.Resources = &v1.ResourceRequirements{Limits: m.c.Resources.Limits, Requests: m.c.Resources.Requests, Claims: m.c.Resources.Claims}
 	if s.State.Running != nil && m.cur != nil && m.cur.State == runtime.Running {
 		p.actual(m, s)

@@ -78,7 +78,7 @@ func (p *planner) completed() bool {
 			mains = true
 		}
 	}
-	if !mains || p.busy(Start) || p.startingOver() {
+	if !mains || p.busy(Start) {
 		return false
 	}
 	for _, m := range p.members {
@@ -89,6 +89,9 @@ func (p *planner) completed() bool {
 		if m.role == initRole && !p.initialized() && exited(failed) && !m.succeeded(failed) && !restartable(p.pod, m, failed) {
 			return true
 		}
+	}
+	if p.startingOver() {
+		return false
 	}
 	if p.cur == nil && p.obs.Runtime != nil && len(p.obs.Runtime.Sandboxes) > 0 && !p.busy(CreateSandbox) && !p.wantsSandbox() {
 		return true // it lost its sandbox and nothing would run in a new one
@@ -145,7 +148,7 @@ func (p *planner) terminate() {
 	p.because("ending", p.end.why)
 	for k := range p.obs.InFlight {
 		switch k.Kind {
-		case Admit, Mount, Pull, Start, PostStart, CreateSandbox, Resize:
+		case Admit, Mount, Pull, Start, PostStart, CreateSandbox, Allocate, Resize:
 			p.plan.Cancel = append(p.plan.Cancel, k)
 		}
 	}

@@ -188,6 +188,9 @@ func command(w *world, name string, args []string, body string) error {
 		} else {
 			w.errors[what] = &Error{Reason: reason, Message: msg}
 		}
+	case "room":
+		w.reject = nil
+		w.obs.retryNow(w.now)
 	case "reject":
 		w.reject = &Rejection{Reason: arg(0), Message: strings.Join(args[1:], " ")}
 	case "probe":

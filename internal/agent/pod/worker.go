@@ -3,6 +3,7 @@ package pod
 import (
 	"context"
 	"maps"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -33,6 +34,8 @@ type worker struct {
 	current atomic.Pointer[v1.Pod]
 	quiet   chan struct{}
 	retry   atomic.Bool
+	// deferred: the pod waits for room for other resources.
+	deferred atomic.Bool
 
 	// Owned by the loop.
 	obs     Observed
@@ -86,6 +89,7 @@ func (w *worker) deliver(r Result) {
 func (w *worker) run(ctx context.Context) {
 	defer w.wg.Wait()
 	w.obs.Memory = NewMemory(w.firstStatus())
+	w.obs.Allocation = w.m.loadAllocation(w.uid)
 	w.obs.RuntimeName = w.m.cfg.RuntimeName
 	w.obs.Messages = map[string]string{}
 	timer := time.NewTimer(time.Hour)
@@ -138,6 +142,7 @@ func (w *worker) observe(now time.Time) Spec {
 			delete(w.flights, r.Action.Key())
 			f.cancel()
 			w.obs.Done(r, now)
+			w.tellFailure(spec.Pod, r, now)
 		}
 	}
 	if w.retry.Swap(false) {
@@ -147,7 +152,7 @@ func (w *worker) observe(now time.Time) Spec {
 	w.obs.forget(w.obs.Runtime)
 	w.obs.Node = w.m.cfg.Node()
 	w.obs.Probes = w.m.cfg.Probes.Results(w.uid)
-	w.readMessages()
+	w.readMessages(len(spec.Pod.Spec.Containers) + len(spec.Pod.Spec.InitContainers))
 	w.pub.take(spec, mirror, patches, now)
 	if w.m.cfg.Client == nil {
 		w.obs.Acked, w.obs.Deleted = w.obs.Last.Phase, spec.Removed
@@ -159,12 +164,12 @@ func (w *worker) observe(now time.Time) Spec {
 		w.updated = spec.Pod
 		w.m.cfg.Volumes.Update(spec.Pod)
 	}
-	return spec
+	return w.obs.view(spec)
 }
 
 // readMessages fetches the termination messages of containers that have ended
 // since the last round, and drops those of containers that are gone.
-func (w *worker) readMessages() {
+func (w *worker) readMessages(containers int) {
 	if w.obs.Runtime == nil {
 		return
 	}
@@ -172,7 +177,7 @@ func (w *worker) readMessages() {
 	for _, c := range w.obs.Runtime.Containers {
 		known[c.ID] = true
 		if _, have := w.obs.Messages[c.ID]; c.State == runtime.Exited && !have {
-			w.obs.Messages[c.ID] = terminationMessage(c, len(w.spec.Pod.Spec.Containers)+len(w.spec.Pod.Spec.InitContainers))
+			w.obs.Messages[c.ID] = terminationMessage(c, containers)
 		}
 	}
 	maps.DeleteFunc(w.obs.Messages, func(id string, _ string) bool { return !known[id] })
@@ -186,9 +191,12 @@ func (w *worker) perform(ctx context.Context, spec Spec, plan Plan, now time.Tim
 			f.cancel()
 		}
 	}
+	w.tellStatus(spec.Pod, &plan, now)
 	w.obs.Accept(plan, now)
 	for _, e := range plan.Events {
-		w.fire(spec.Pod, e)
+		if w.fire(spec.Pod, e) {
+			w.m.record(spec.Pod, now, "held back container "+e.Container, fact(e.Reason, e.Message))
+		}
 	}
 	for _, a := range plan.Actions {
 		if old := w.flights[a.Key()]; old != nil {
@@ -211,6 +219,8 @@ func (w *worker) perform(ctx context.Context, spec Spec, plan Plan, now time.Tim
 			w.deliver(r)
 		})
 	}
+	_, deferred := w.obs.Failed[Key{Kind: Allocate}]
+	w.deferred.Store(deferred)
 	pod := spec.Pod.DeepCopy()
 	pod.Status = mergedStatus(spec.Pod.Status, plan.Status)
 	w.current.Store(pod)
@@ -259,11 +269,11 @@ func hasProbes(c *v1.Container) bool {
 	return c.LivenessProbe != nil || c.ReadinessProbe != nil || c.StartupProbe != nil
 }
 
-// fire sends an event, once per key.
-func (w *worker) fire(pod *v1.Pod, e Event) {
+// fire sends an event, once per key, and tells whether it did.
+func (w *worker) fire(pod *v1.Pod, e Event) bool {
 	if e.Key != "" {
 		if w.fired[e.Key] {
-			return
+			return false
 		}
 		if len(w.fired) > 256 {
 			clear(w.fired)
@@ -271,14 +281,52 @@ func (w *worker) fire(pod *v1.Pod, e Event) {
 		w.fired[e.Key] = true
 	}
 	w.m.event(pod, e)
+	return true
+}
+
+// tellFailure writes down why an action did not work and when it is tried again.
+func (w *worker) tellFailure(pod *v1.Pod, r Result, now time.Time) {
+	if r.Err == nil || r.Canceled {
+		return
+	}
+	f := w.obs.Failed[r.Action.Key()]
+	w.m.record(pod, now, "failed: "+r.Action.sentence(), fact("reason", f.Reason), fact("message", f.Message),
+		fact("in a row", strconv.Itoa(f.Count)), fact("next try in", f.RetryAt.Sub(now).Round(time.Millisecond).String()))
+}
+
+// tellStatus writes down a change of phase or readiness.
+func (w *worker) tellStatus(pod *v1.Pod, plan *Plan, now time.Time) {
+	was, is := &w.obs.Last, &plan.Status
+	if was.Phase != is.Phase {
+		because := []journal.Fact{fact("before", string(was.Phase))}
+		if is.Reason != "" {
+			because = append(because, fact("reason", is.Reason), fact("message", is.Message))
+		}
+		w.m.record(pod, now, "became "+string(is.Phase), append(because, plan.Because...)...)
+	}
+	if ready(was) != ready(is) {
+		verdict := map[bool]string{true: "became ready", false: "became unready"}[ready(is)]
+		var because []journal.Fact
+		for _, c := range is.Conditions {
+			if c.Type == v1.PodReady && c.Message != "" {
+				because = append(because, fact(c.Reason, c.Message))
+			}
+		}
+		w.m.record(pod, now, verdict, because...)
+	}
 }
 
 // journal appends an action to the decision journal.
 func (m *Manager) journal(pod *v1.Pod, a Action, now time.Time) {
+	m.record(pod, now, a.sentence(), a.Because...)
+	m.cfg.Log.Debug("pod action", "pod", pod.Namespace+"/"+pod.Name, "uid", pod.UID, "action", a.String())
+}
+
+// record appends one decision about a pod to the journal.
+func (m *Manager) record(pod *v1.Pod, now time.Time, decision string, because ...journal.Fact) {
 	m.cfg.Journal.Append(journal.Record{
 		Time: now, Part: "agent",
 		Object:   journal.Ref{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID)},
-		Decision: a.sentence(), Because: a.Because,
+		Decision: decision, Because: because,
 	})
-	m.cfg.Log.Debug("pod action", "pod", pod.Namespace+"/"+pod.Name, "uid", pod.UID, "action", a.String())
 }

@@ -58,7 +58,7 @@ func newWorld(t testing.TB) *world {
 	w.watcher = runtime.NewWatcher(runtime.WatcherConfig{Service: w.rt, Notify: func(types.UID) {}, Log: slog.New(slog.DiscardHandler)})
 	w.m = NewManager(Config{
 		Service: w.rt, Runtime: w.watcher, RuntimeName: "fake", Volumes: w, Images: images{w}, Configs: configs{w}, Cgroups: cgroups{w},
-		Admitter: admitter{w}, Hooks: hooks{w}, Node: func() Node { return Node{IPs: []string{"192.0.2.1"}} },
+		Admitter: admitter{w}, Resizer: resizer{w}, Hooks: hooks{w}, Node: func() Node { return Node{IPs: []string{"192.0.2.1"}} },
 		RootDir: t.TempDir(), LogDir: t.TempDir(), Recorder: w, Journal: journal.Discard,
 		Log: slog.New(slog.DiscardHandler), Now: func() time.Time { return w.now },
 	})
@@ -78,6 +78,7 @@ func (w *world) crash() {
 	w.spec.Pod.Status = w.api
 	w.spec.Kill = nil
 	w.obs.Memory = NewMemory(w.api)
+	w.obs.Allocation = w.m.loadAllocation(w.spec.Pod.UID)
 	w.watcher = runtime.NewWatcher(runtime.WatcherConfig{Service: w.rt, Notify: func(types.UID) {}, Log: slog.New(slog.DiscardHandler)})
 	w.m.cfg.Runtime = w.watcher
 }
@@ -103,7 +104,7 @@ func (w *world) look() Plan {
 		}
 	}
 	w.obs.Acked, w.obs.Deleted = w.api.Phase, w.deleted
-	w.plan = Next(w.spec, &w.obs, w.now)
+	w.plan = Next(w.obs.view(w.spec), &w.obs, w.now)
 	return w.plan
 }
 
@@ -127,7 +128,7 @@ func (w *world) do(a Action) Result {
 		w.obs.Done(Result{Action: a}, w.now)
 		return Result{Action: a}
 	}
-	r := w.m.effect(context.Background(), nil, w.spec, a)
+	r := w.m.effect(context.Background(), nil, w.obs.view(w.spec), a)
 	r.Action = a
 	w.obs.Done(r, w.now)
 	return r
@@ -190,6 +191,9 @@ func (w *world) summary() string {
 		short := map[v1.PodConditionType]string{v1.PodReadyToStartContainers: "sandbox", v1.PodInitialized: "init", v1.PodReady: "ready"}[c.Type]
 		if short != "" && c.Status == v1.ConditionTrue {
 			b.WriteString(" " + short)
+		}
+		if c.Type == v1.PodResizePending || c.Type == v1.PodResizeInProgress {
+			fmt.Fprintf(&b, " %s(%s)", c.Type, c.Reason)
 		}
 	}
 	for _, list := range [][]v1.ContainerStatus{s.InitContainerStatuses, s.ContainerStatuses, s.EphemeralContainerStatuses} {
@@ -269,7 +273,15 @@ func (a admitter) Admit(_ context.Context, _ *v1.Pod, adopted bool) *Rejection {
 	}
 	return a.w.reject
 }
-func (admitter) Forget(types.UID) {}
+func (admitter) Forget(types.UID)                             {}
+func (a admitter) Resize(context.Context, *v1.Pod) *Rejection { return a.w.reject }
+
+type resizer struct{ w *world }
+
+func (r resizer) Resize(_ context.Context, p *v1.Pod, running map[string]string) error {
+	r.w.log = append(r.w.log, fmt.Sprintf("  enforcing %s on %v", p.Spec.Containers[0].Resources.Limits.Memory(), running))
+	return r.w.errors["resize"]
+}
 
 type hooks struct{ w *world }
 

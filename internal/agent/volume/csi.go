@@ -245,6 +245,8 @@ func (c *csi) setUp(ctx context.Context, r *request) (Mounted, error) {
 	if err := c.m.k.writeRecord(dir, &r.rec); err != nil {
 		return Mounted{}, err
 	}
+	// Told before waiting for the attachment: the cluster attaches what is in use.
+	c.m.inUseChanged()
 	context, err := c.publishContext(ctx, r)
 	if err != nil {
 		return Mounted{}, err
@@ -520,6 +522,7 @@ func (c *csi) unpublish(ctx context.Context, uid types.UID, dir string) error {
 	if err := os.Remove(filepath.Join(dir, volData)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
+	defer c.m.inUseChanged()
 	if r.Staging == "" {
 		return nil
 	}
@@ -554,7 +557,8 @@ func (c *csi) used(r *record) bool {
 	return false
 }
 
-// unstageUnused unstages what a crash left staged for nobody.
+// unstageUnused unstages what a crash left staged for nobody. Volumes of
+// drivers that are not here wait until theirs registers.
 func (c *csi) unstageUnused(ctx context.Context) error {
 	var errs []error
 	for _, driverDir := range subdirs(c.m.layout.csiPluginDir()) {
@@ -562,6 +566,9 @@ func (c *csi) unstageUnused(ctx context.Context) error {
 			r, err := readRecord(dir)
 			if err != nil {
 				continue // a driver's own directory
+			}
+			if _, err := c.m.cfg.Drivers.get(r.Driver); err != nil {
+				continue
 			}
 			if err := c.unstageOne(ctx, r); err != nil {
 				errs = append(errs, fmt.Errorf("unstaging volume %s of driver %s: %w", r.Handle, r.Driver, err))

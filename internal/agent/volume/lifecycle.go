@@ -195,7 +195,7 @@ func (m *Manager) startRefresh(uid types.UID, pod *v1.Pod) {
 	}
 	st.dirty = true
 	m.mu.Unlock()
-	m.wg.Go(func() {
+	m.background(func() {
 		select {
 		case m.refreshes <- struct{}{}:
 		case <-m.ctx.Done():
@@ -210,6 +210,15 @@ func (m *Manager) startRefresh(uid types.UID, pod *v1.Pod) {
 			m.cfg.Log.Warn("refreshing volumes", "pod", uid, "error", err)
 		}
 	})
+}
+
+// background runs f unless the manager is closed; Close waits for it.
+func (m *Manager) background(f func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.ctx.Err() == nil {
+		m.wg.Go(f)
+	}
 }
 
 // refresh rewrites the contents of volumes that are mounted already.
@@ -310,6 +319,24 @@ func (m *Manager) fire(now time.Time) (next time.Time) {
 // NodeChanged tells that the node's own object changed: pods that wait for the
 // cluster to attach a volume try again.
 func (m *Manager) NodeChanged() { m.wakeWaiting() }
+
+// driverCame has pods try again that may have waited for a driver, and unstages
+// what a crash left staged for nobody.
+func (m *Manager) driverCame() {
+	m.wakeWaiting()
+	m.background(func() {
+		if err := m.csi.unstageUnused(m.ctx); err != nil && m.ctx.Err() == nil {
+			m.cfg.Log.Warn("unstaging volumes that no pod uses", "error", err)
+		}
+	})
+}
+
+// inUseChanged reports the attachable volumes in use.
+func (m *Manager) inUseChanged() {
+	if m.cfg.InUse != nil {
+		m.cfg.InUse(m.VolumesInUse())
+	}
+}
 
 // wakeWaiting has every pod whose Mount failed try again now.
 func (m *Manager) wakeWaiting() {

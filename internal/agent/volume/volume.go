@@ -55,6 +55,9 @@ type Config struct {
 	Wake func(uid types.UID)
 	// Drivers are the CSI drivers registered on this node; nil without CSI.
 	Drivers *Drivers
+	// InUse is told of the attachable volumes in use whenever they change, for
+	// the node's status. It must not block. It may be nil.
+	InUse func([]v1.UniqueVolumeName)
 	// ControllerAttach waits for the cluster to attach volumes that need it
 	// (enableControllerAttachDetach).
 	ControllerAttach bool
@@ -151,7 +154,7 @@ func New(cfg Config) *Manager {
 	m.csi = newCSI(m)
 	if cfg.Drivers != nil {
 		cfg.Drivers.mu.Lock()
-		cfg.Drivers.changed = m.wakeWaiting
+		cfg.Drivers.changed = m.driverCame
 		cfg.Drivers.mu.Unlock()
 	}
 	return m
@@ -159,7 +162,9 @@ func New(cfg Config) *Manager {
 
 // Close ends all background work and waits for it. Volumes stay as they are.
 func (m *Manager) Close() {
+	m.mu.Lock()
 	m.stop()
+	m.mu.Unlock()
 	if m.objects != nil {
 		m.objects.close()
 	}

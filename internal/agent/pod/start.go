@@ -1,0 +1,130 @@
+package pod
+
+import (
+	"fmt"
+	"strconv"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/berth-dev/berth/internal/agent/runtime"
+	"github.com/berth-dev/berth/internal/journal"
+)
+
+// check looks at a member that may be running and ends it if it must not go
+// on; it tells whether something of it is alive.
+func (p *planner) check(m *member) bool {
+	c := m.cur
+	if !alive(c) {
+		return false
+	}
+	name := m.c.Name
+	probe := p.obs.Probes[c.ID]
+	_, hookFailed := p.obs.Failed[Key{PostStart, c.ID}]
+	kind := "Container"
+	if m.role == sidecarRole {
+		kind = "Init container"
+	}
+	switch {
+	case c.State == runtime.Unknown:
+		p.stop(c, p.ownGrace(), fmt.Sprintf("Container %s is in unknown state, try killing it before restart", name), fact("state", "unknown"))
+	case c.Hash != "" && c.Hash != Hash(m.c):
+		p.stop(c, p.ownGrace(), fmt.Sprintf("Container %s definition changed, will be restarted", name), fact("definition", "changed"))
+	case probe.Failed != "":
+		msg := fmt.Sprintf("Container %s failed %s probe, will be restarted", name, probe.Failed)
+		if kind != "Container" {
+			msg = fmt.Sprintf("%s %s failed %s probe", kind, name, probe.Failed)
+		}
+		p.stop(c, p.probeGrace(m.c, probe.Failed), msg, fact(probe.Failed+" probe", "failed"), fact("output", probe.Output))
+	case hookFailed:
+		p.stop(c, p.ownGrace(), "FailedPostStartHook", fact("post-start hook", "failed"))
+	}
+	return true
+}
+
+// run starts a member that is not alive, when its back-off and the collaborators
+// allow it.
+func (p *planner) run(m *member) {
+	name := m.c.Name
+	c := m.last
+	if c == nil {
+		if lastRan(&p.obs.Last, name) && !p.vanishedRestarts(m) && !p.startingOver() {
+			return
+		}
+		p.start(m, nil, fact("container", "never started"))
+		return
+	}
+	if c.State == runtime.Created {
+		// Made by an agent that died, or its start failed half-way.
+		if !p.inFlight(Key{Start, name}) {
+			p.emit(Action{Kind: Remove, Container: name, ID: c.ID}, fact("container", "created but never started"))
+		}
+		return
+	}
+	if alive(c) {
+		return // still being stopped in an older sandbox
+	}
+	if m.cur == nil && m.role == initRole {
+		p.start(m, nil, fact("sandbox", "new")) // init containers run once per sandbox
+		return
+	}
+	if !restartable(p.pod, m, c) && !(c.Hash != "" && c.Hash != Hash(m.c)) {
+		return
+	}
+	at, entry := restartAt(p.obs.Backoff, c, backoffKey(p.pod, m.c), p.obs.Node.CrashLimit, p.now)
+	if p.now.Before(at) {
+		p.wakeAt(at)
+		p.crashWait(m, at.Sub(c.FinishedAt))
+		return
+	}
+	p.start(m, &entry, fact("container", "ended"), fact("exit code", strconv.Itoa(int(c.ExitCode))), fact("restarts", strconv.Itoa(int(c.Attempt))))
+}
+
+// vanishedRestarts: a container that the status says has run, and of which the
+// runtime knows nothing, is started again if its policy would restart it after
+// a failure.
+func (p *planner) vanishedRestarts(m *member) bool {
+	return restartable(p.pod, m, &runtime.Container{State: runtime.Exited, ExitCode: unknownExit})
+}
+
+func (p *planner) crashWait(m *member, d time.Duration) {
+	pod := p.pod
+	id := fmt.Sprintf("%s_%s(%s)", pod.Name, pod.Namespace, pod.UID)
+	p.wait[m.c.Name] = &v1.ContainerStateWaiting{
+		Reason:  "CrashLoopBackOff",
+		Message: fmt.Sprintf("back-off %s restarting failed container=%s pod=%s", d.Round(time.Second), m.c.Name, id),
+	}
+	p.plan.Events = append(p.plan.Events, Event{
+		Warning: true, Reason: "BackOff", Container: m.c.Name,
+		Message: fmt.Sprintf("Back-off restarting failed container %s in pod %s", m.c.Name, id),
+		Key:     fmt.Sprintf("backoff/%s/%d", m.c.Name, m.last.Attempt),
+	})
+}
+
+// start gives out the start of a container once image, volumes and sandbox are
+// at hand.
+func (p *planner) start(m *member, entry *Backoff, because ...journal.Fact) {
+	name := m.c.Name
+	if f, ok := p.obs.Failed[Key{Start, name}]; ok {
+		p.wait[name] = &v1.ContainerStateWaiting{Reason: f.Reason, Message: f.Message}
+	}
+	if p.cur == nil || !p.obs.VolumesReady || !p.pull(m) {
+		return
+	}
+	p.emit(Action{Kind: Start, Container: name, Attempt: p.attempt(m), Backoff: entry, image: p.obs.Images[name]}, because...)
+}
+
+// attempt is the restart count of the next instance.
+func (p *planner) attempt(m *member) uint32 {
+	if m.last != nil {
+		return m.last.Attempt + 1
+	}
+	s := lastStatus(&p.obs.Last, m.c.Name)
+	if s == nil {
+		return 0
+	}
+	if s.ContainerID != "" {
+		return uint32(s.RestartCount) + 1
+	}
+	return uint32(s.RestartCount) // already counted when it was lost
+}

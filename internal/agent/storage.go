@@ -1,0 +1,72 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/berth-dev/berth/internal/agent/plugins"
+	"github.com/berth-dev/berth/internal/agent/userns"
+	"github.com/berth-dev/berth/internal/agent/volume"
+)
+
+// buildStorage makes what volumes of drivers and user namespaces need.
+func (a *Agent) buildStorage() error {
+	cfg := &a.Config
+	a.Drivers = volume.NewDrivers(cfg.Client, cfg.NodeName, cfg.Log)
+	var perPod uint64
+	if u := cfg.Kubelet.UserNamespaces; u != nil && u.IDsPerPod != nil {
+		perPod = uint64(*u.IDsPerPod)
+	}
+	var err error
+	if a.users, err = userns.Open(userns.Config{RootDir: cfg.RootDir, PerPod: perPod}); err != nil {
+		return fmt.Errorf("finding user namespaces: %w", err)
+	}
+	if cfg.Client != nil {
+		var once sync.Once
+		a.view.on = append(a.view.on, func(*v1.Node) {
+			a.Volumes.NodeChanged()
+			once.Do(func() { close(a.nodeSeen) })
+		})
+	}
+	return nil
+}
+
+// runPlugins registers the plugins of this node until ctx ends. Types beyond
+// storage come from the configuration.
+func (a *Agent) runPlugins(ctx context.Context) error {
+	handlers := map[string]plugins.Handler{plugins.CSIPlugin: a.Drivers}
+	for kind, h := range a.Config.Plugins {
+		handlers[kind] = h
+	}
+	defer a.Drivers.Close()
+	a.Board.SetVolumesInUse(a.Volumes.VolumesInUse())
+	return plugins.Run(ctx, plugins.Config{Dir: filepath.Join(a.Config.RootDir, "plugins_registry"), Handlers: handlers, Log: a.Config.Log})
+}
+
+// announceStorage makes the CSINode once there is a Node to own it.
+func (a *Agent) announceStorage(ctx context.Context) error {
+	select {
+	case <-a.nodeSeen:
+	case <-ctx.Done():
+		return nil
+	}
+	for delay := time.Second; ; delay = min(2*delay, 5*time.Minute) {
+		err := a.Drivers.EnsureCSINode(ctx)
+		if err == nil || ctx.Err() != nil {
+			return nil
+		}
+		a.Config.Log.Warn("making the node's CSINode", "err", err, "retry", delay)
+		t := time.NewTimer(delay)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return nil
+		}
+	}
+}
