@@ -92,6 +92,8 @@ type Config struct {
 	Log     *slog.Logger
 	Metrics prometheus.Registerer
 	Journal journal.Sink
+	// OnNode, if set, is told of every new state of the Node object.
+	OnNode func(*v1.Node)
 	// Events records events; nil makes a recorder on Client.
 	Events record.EventRecorder
 }
@@ -163,6 +165,9 @@ func Run(ctx context.Context, cfg Config) error {
 	a := &Agent{Config: cfg, Board: node.NewBoard(), view: newNodeView(cfg.NodeIPs)}
 	a.Node = a.view.get
 	a.view.on = append(a.view.on, a.writeCNI)
+	if cfg.OnNode != nil {
+		a.view.on = append(a.view.on, cfg.OnNode)
+	}
 	a.Config.Admit = append(a.Config.Admit, a.underPressure)
 	a.firstCNI()
 	var err error

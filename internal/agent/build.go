@@ -123,7 +123,7 @@ func (a *Agent) buildCgroups(ctx context.Context, machine *node.Machine) (resour
 	}
 	a.Cgroups, err = resource.New(resource.Config{
 		Driver: driver, Root: k.CgroupRoot, PerQOS: k.CgroupsPerQOS == nil || *k.CgroupsPerQOS,
-		Pod: options, Hierarchy: hierarchy, Units: units, Log: a.Config.Log,
+		Pod: options, Pods: a.podsLimits(machine), Hierarchy: hierarchy, Units: units, Log: a.Config.Log,
 	})
 	if err != nil {
 		return hierarchy, err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/berth-dev/berth/internal/agent/node"
 	"github.com/berth-dev/berth/internal/agent/pod"
 	"github.com/berth-dev/berth/internal/agent/pressure"
+	"github.com/berth-dev/berth/internal/agent/resource"
 	"github.com/berth-dev/berth/internal/agent/stats"
 )
 
@@ -43,6 +45,19 @@ func (a *Agent) buildUpkeep(ctx context.Context) error {
 		Journal:         cfg.Journal, Metrics: cfg.Metrics,
 	})
 	return err
+}
+
+// podsLimits bounds all pods together by what the machine has less what is
+// reserved for the system: node allocatable enforcement. Eviction thresholds
+// are not taken off; they are for acting before this limit strikes.
+func (a *Agent) podsLimits(machine *node.Machine) resource.Limits {
+	if !slices.Contains(a.Config.Kubelet.EnforceNodeAllocatable, "pods") {
+		return resource.Limits{}
+	}
+	reserved := a.Config.Node.Reserved
+	reserved.EvictionHard = nil
+	left := node.Allocatable(node.Capacity(machine, nil, a.Config.Node.Limits, nil), reserved, nil)
+	return resource.Limits{CPUShares: resource.CPUShares(left.Cpu().MilliValue()), MemoryLimit: left.Memory().Value()}
 }
 
 func value(pointer *int32, otherwise int32) int32 {

@@ -21,9 +21,9 @@ import (
 	"github.com/berth-dev/berth/internal/cluster/host"
 )
 
-// kubernetesVersion is the API version the parts speak; it follows the
+// KubernetesVersion is the API version the parts speak; it follows the
 // k8s.io modules.
-const kubernetesVersion = "v1.37.2+berth"
+const KubernetesVersion = "v1.37.2+berth"
 
 // agentConfig makes the node agent's configuration from the cluster's.
 func (u *up) agentConfig(log *slog.Logger) (agent.Config, error) {
@@ -56,7 +56,7 @@ func (u *up) agentConfig(log *slog.Logger) (agent.Config, error) {
 			Identity: node.Identity{Name: u.NodeName, NodeIPs: []netip.Addr{ip}, AttachDetach: true,
 				Labels: map[string]string{"node-role.kubernetes.io/control-plane": ""}},
 			Limits: node.Limits{MaxPods: int64(kubelet.MaxPods)},
-			Port:   kubelet.Port, Version: kubernetesVersion, MaxImages: 50,
+			Port:   kubelet.Port, Version: KubernetesVersion, MaxImages: 50,
 		},
 		Register: true, NodeIPs: []string{u.NodeIP},
 		CNIConfDir: u.Layout().CNIConfDir(),
