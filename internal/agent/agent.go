@@ -34,6 +34,7 @@ import (
 	"github.com/berth-dev/berth/internal/agent/resource"
 	"github.com/berth-dev/berth/internal/agent/runtime"
 	"github.com/berth-dev/berth/internal/agent/serve"
+	"github.com/berth-dev/berth/internal/agent/shutdown"
 	"github.com/berth-dev/berth/internal/agent/source"
 	"github.com/berth-dev/berth/internal/agent/stats"
 	"github.com/berth-dev/berth/internal/agent/volume"
@@ -85,6 +86,8 @@ type Config struct {
 	Serve serve.Config
 	// Admit are further opinions on whether a pod may run here.
 	Admit []AdmitFunc
+	// System delays and announces the machine's shutdown; nil is systemd-logind.
+	System shutdown.System
 	// Parts are further roles that work on the agent's own view (eviction,
 	// garbage collection); they run until the context ends.
 	Parts []func(ctx context.Context, a *Agent) error
@@ -150,6 +153,7 @@ type Agent struct {
 	features *handlers
 
 	collector   *pressure.Collector
+	shutdown    *shutdown.Manager // nil if graceful shutdown is off
 	sourcesTold atomic.Bool
 	pressed     atomic.Pointer[node.Pressure]
 }
@@ -168,7 +172,7 @@ func Run(ctx context.Context, cfg Config) error {
 	if cfg.OnNode != nil {
 		a.view.on = append(a.view.on, cfg.OnNode)
 	}
-	a.Config.Admit = append(a.Config.Admit, a.underPressure)
+	a.Config.Admit = append(a.Config.Admit, a.underPressure, a.goingDown)
 	a.firstCNI()
 	var err error
 	if a.Runtime, a.Images, err = runtime.Connect(ctx, runtime.ConnectConfig{
@@ -208,6 +212,9 @@ func (a *Agent) parts() []part {
 		{"pods", a.Pods.Run},
 		{"sources", func(ctx context.Context) error { return source.Run(ctx, a.sourceConfig()) }},
 		{"eviction", func(ctx context.Context) error { return pressure.Run(ctx, a.pressureConfig()) }},
+	}
+	if a.shutdown != nil {
+		list = append(list, part{"graceful shutdown", a.shutdown.Run})
 	}
 	if cfg.Client != nil {
 		list = append(list, part{"node", func(ctx context.Context) error { return node.Run(ctx, a.nodeConfig()) }})

@@ -16,6 +16,7 @@ import (
 	"github.com/berth-dev/berth/internal/agent/pod"
 	"github.com/berth-dev/berth/internal/agent/pressure"
 	"github.com/berth-dev/berth/internal/agent/resource"
+	"github.com/berth-dev/berth/internal/agent/shutdown"
 	"github.com/berth-dev/berth/internal/agent/stats"
 )
 
@@ -44,7 +45,36 @@ func (a *Agent) buildUpkeep(ctx context.Context) error {
 		ContainerLimits: pressure.ContainerLimits{PerContainer: 1, Total: -1},
 		Journal:         cfg.Journal, Metrics: cfg.Metrics,
 	})
+	if err != nil {
+		return err
+	}
+	system := cfg.System
+	if system == nil {
+		system = &shutdown.Logind{}
+	}
+	a.shutdown, err = shutdown.New(shutdown.Config{
+		Log: cfg.Log, NodeName: cfg.NodeName, Kubelet: k, System: system, Board: a.Board, Pods: a.Pods.List, Kill: a.endForShutdown,
+		Events: a.Events, Journal: cfg.Journal, Metrics: cfg.Metrics,
+	})
 	return err
+}
+
+// endForShutdown ends a pod because the machine goes down.
+func (a *Agent) endForShutdown(p *v1.Pod, grace time.Duration) <-chan struct{} {
+	seconds := int64(grace / time.Second)
+	return a.Pods.Kill(p.UID, pod.Kill{Grace: &seconds, Phase: v1.PodFailed, Reason: shutdown.Reason, Message: shutdown.Message, Condition: disrupted(shutdown.Message)})
+}
+
+// goingDown refuses new pods while the machine goes down.
+func (a *Agent) goingDown(p *v1.Pod) (reason, message string, ok bool) {
+	if a.shutdown == nil {
+		return "", "", true
+	}
+	return a.shutdown.Admit(p)
+}
+
+func disrupted(message string) *v1.PodCondition {
+	return &v1.PodCondition{Type: v1.DisruptionTarget, Status: v1.ConditionTrue, Reason: v1.PodReasonTerminationByKubelet, Message: message, LastTransitionTime: metav1.Now()}
 }
 
 // podsLimits bounds all pods together by what the machine has less what is
@@ -147,8 +177,7 @@ func (a *Agent) evict(p *v1.Pod, e pressure.Eviction) <-chan struct{} {
 	grace := int64(e.Grace / time.Second)
 	kill := pod.Kill{Grace: &grace, Phase: v1.PodFailed, Reason: "Evicted", Message: e.Message}
 	if e.Disrupted {
-		kill.Condition = &v1.PodCondition{Type: v1.DisruptionTarget, Status: v1.ConditionTrue, Reason: v1.PodReasonTerminationByKubelet,
-			Message: e.Message, LastTransitionTime: metav1.Now()}
+		kill.Condition = disrupted(e.Message)
 	}
 	return a.Pods.Kill(p.UID, kill)
 }
