@@ -92,7 +92,9 @@ func TestShutdownEndsGroupsInOrder(t *testing.T) {
 		m, err := New(Config{
 			Log: slog.New(slog.DiscardHandler), NodeName: "n1", System: s, Board: b, Events: record.NewFakeRecorder(10),
 			Kubelet: &kubeletv1beta1.KubeletConfiguration{ShutdownGracePeriod: seconds(30), ShutdownGracePeriodCriticalPods: seconds(10)},
-			Pods:    func() []*v1.Pod { return []*v1.Pod{pod("dns", criticalPriority, 60), pod("web", 0, 5), pod("stuck", 0, 60)} },
+			Pods: func() []*v1.Pod {
+				return []*v1.Pod{pod("dns", criticalPriority, 60), pod("web", 0, 5), pod("stuck", 0, 60)}
+			},
 			Kill: func(p *v1.Pod, _ time.Duration) <-chan struct{} {
 				order = append(order, fmt.Sprintf("%s at %v", p.Name, time.Since(begun)))
 				over := make(chan struct{})
