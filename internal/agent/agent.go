@@ -25,6 +25,7 @@ import (
 	"k8s.io/client-go/tools/record"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 
+	"github.com/berth-dev/berth/internal/agent/device"
 	"github.com/berth-dev/berth/internal/agent/image"
 	"github.com/berth-dev/berth/internal/agent/network"
 	"github.com/berth-dev/berth/internal/agent/node"
@@ -154,6 +155,7 @@ type Agent struct {
 
 	collector   *pressure.Collector
 	shutdown    *shutdown.Manager // nil if graceful shutdown is off
+	devices     *device.Manager
 	sourcesTold atomic.Bool
 	pressed     atomic.Pointer[node.Pressure]
 }
@@ -172,7 +174,7 @@ func Run(ctx context.Context, cfg Config) error {
 	if cfg.OnNode != nil {
 		a.view.on = append(a.view.on, cfg.OnNode)
 	}
-	a.Config.Admit = append(a.Config.Admit, a.underPressure, a.goingDown)
+	a.Config.Admit = append(a.Config.Admit, a.underPressure, a.goingDown, a.allocateDevices)
 	a.firstCNI()
 	var err error
 	if a.Runtime, a.Images, err = runtime.Connect(ctx, runtime.ConnectConfig{
@@ -210,9 +212,11 @@ func (a *Agent) parts() []part {
 		{"volumes", a.Volumes.Run},
 		{"probes", a.prober.Run},
 		{"pods", a.Pods.Run},
+		{"log rotation", a.rotateLogs},
 		{"sources", func(ctx context.Context) error { return source.Run(ctx, a.sourceConfig()) }},
 		{"eviction", func(ctx context.Context) error { return pressure.Run(ctx, a.pressureConfig()) }},
 	}
+	list = append(list, part{"device plugins", a.devices.Run}, part{"pod resources", a.devices.RunPodResources})
 	if a.shutdown != nil {
 		list = append(list, part{"graceful shutdown", a.shutdown.Run})
 	}

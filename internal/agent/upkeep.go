@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/berth-dev/berth/internal/agent/device"
 	"github.com/berth-dev/berth/internal/agent/node"
 	"github.com/berth-dev/berth/internal/agent/pod"
 	"github.com/berth-dev/berth/internal/agent/pressure"
@@ -48,6 +49,10 @@ func (a *Agent) buildUpkeep(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if a.devices, err = device.New(device.Config{Log: cfg.Log, RootDir: cfg.RootDir, Offer: a.Board.SetDevices, Pods: a.Pods.List}); err != nil {
+		return err
+	}
+	a.configs.devices = a.devices
 	system := cfg.System
 	if system == nil {
 		system = &shutdown.Logind{}
@@ -63,6 +68,12 @@ func (a *Agent) buildUpkeep(ctx context.Context) error {
 func (a *Agent) endForShutdown(p *v1.Pod, grace time.Duration) <-chan struct{} {
 	seconds := int64(grace / time.Second)
 	return a.Pods.Kill(p.UID, pod.Kill{Grace: &seconds, Phase: v1.PodFailed, Reason: shutdown.Reason, Message: shutdown.Message, Condition: disrupted(shutdown.Message)})
+}
+
+// allocateDevices gives a pod the devices it asks for. What a pod that is
+// refused after all holds is free again when the next one asks.
+func (a *Agent) allocateDevices(p *v1.Pod) (reason, message string, ok bool) {
+	return a.devices.Admit(p)
 }
 
 // goingDown refuses new pods while the machine goes down.
