@@ -59,7 +59,7 @@ func (u *up) agentConfig(log *slog.Logger) (agent.Config, error) {
 	cfg := agent.Config{
 		NodeName: u.NodeName, Client: client, Leases: leases.CoordinationV1(),
 		RuntimeEndpoint: endpoint, RootDir: u.Path("agent"), PodLogsDir: u.Path("logs", "pods"), Kubelet: kubelet,
-		Node: settings,
+		Node:     settings,
 		Register: true, NodeIPs: []string{u.NodeIP},
 		CNIConfDir: u.Layout().CNIConfDir(),
 		CNI:        network.CNIOptions{Name: u.Instance(), Bridge: u.Bridge(), DataDir: u.Path("agent", "cni-leases"), Masquerade: true},
