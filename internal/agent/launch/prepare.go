@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 
@@ -34,6 +35,10 @@ func prepare(cfg *kubeletv1beta1.KubeletConfiguration, log *slog.Logger, root st
 	}
 	if err := tuneKernel(cfg.ProtectKernelDefaults, log, root); err != nil {
 		return err
+	}
+	if cfg.EnableContentionProfiling {
+		runtime.SetBlockProfileRate(1)
+		runtime.SetMutexProfileFraction(1)
 	}
 	if cfg.OOMScoreAdj != nil {
 		if err := os.WriteFile(filepath.Join(root, "proc/self/oom_score_adj"), []byte(strconv.Itoa(int(*cfg.OOMScoreAdj))), 0); err != nil {
