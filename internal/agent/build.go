@@ -158,7 +158,7 @@ func (a *Agent) buildImages() error {
 		return err
 	}
 	a.Puller = puller
-	a.imageSet = &imageSet{puller: puller, now: time.Now, found: map[types.UID]map[string]container.Image{}, volumes: map[types.UID]map[string]string{}}
+	a.imageSet = &imageSet{puller: puller, now: time.Now, found: map[types.UID]map[string]container.Image{}, volumes: map[types.UID]map[string]string{}, seen: map[string]bool{}, changed: a.Board.ImagesChanged}
 	return nil
 }
 
