@@ -25,6 +25,7 @@ import (
 	"k8s.io/client-go/tools/record"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 
+	"github.com/berth-dev/berth/internal/agent/device"
 	"github.com/berth-dev/berth/internal/agent/image"
 	"github.com/berth-dev/berth/internal/agent/network"
 	"github.com/berth-dev/berth/internal/agent/node"
@@ -35,6 +36,7 @@ import (
 	"github.com/berth-dev/berth/internal/agent/resource"
 	"github.com/berth-dev/berth/internal/agent/runtime"
 	"github.com/berth-dev/berth/internal/agent/serve"
+	"github.com/berth-dev/berth/internal/agent/shutdown"
 	"github.com/berth-dev/berth/internal/agent/source"
 	"github.com/berth-dev/berth/internal/agent/stats"
 	"github.com/berth-dev/berth/internal/agent/userns"
@@ -89,6 +91,8 @@ type Config struct {
 	Admit []AdmitFunc
 	// Plugins handles types of plugins besides storage drivers, by type.
 	Plugins map[string]plugins.Handler
+	// System delays and announces the machine's shutdown; nil is systemd-logind.
+	System shutdown.System
 	// Parts are further roles that work on the agent's own view (eviction,
 	// garbage collection); they run until the context ends.
 	Parts []func(ctx context.Context, a *Agent) error
@@ -96,6 +100,8 @@ type Config struct {
 	Log     *slog.Logger
 	Metrics prometheus.Registerer
 	Journal journal.Sink
+	// OnNode, if set, is told of every new state of the Node object.
+	OnNode func(*v1.Node)
 	// Events records events; nil makes a recorder on Client.
 	Events record.EventRecorder
 }
@@ -153,6 +159,8 @@ type Agent struct {
 	features *handlers
 
 	collector   *pressure.Collector
+	shutdown    *shutdown.Manager // nil if graceful shutdown is off
+	devices     *device.Manager
 	sourcesTold atomic.Bool
 	told        chan struct{} // closed when sourcesTold is set
 	pressed     atomic.Pointer[node.Pressure]
@@ -172,7 +180,10 @@ func Run(ctx context.Context, cfg Config) error {
 	a := &Agent{Config: cfg, Board: node.NewBoard(), view: newNodeView(cfg.NodeIPs), nodeSeen: make(chan struct{}), told: make(chan struct{})}
 	a.Node = a.view.get
 	a.view.on = append(a.view.on, a.writeCNI)
-	a.Config.Admit = append(a.Config.Admit, a.underPressure)
+	if cfg.OnNode != nil {
+		a.view.on = append(a.view.on, cfg.OnNode)
+	}
+	a.Config.Admit = append(a.Config.Admit, a.underPressure, a.goingDown, a.allocateDevices)
 	a.firstCNI()
 	var err error
 	if a.Runtime, a.Images, err = runtime.Connect(ctx, runtime.ConnectConfig{
@@ -215,6 +226,10 @@ func (a *Agent) parts() []part {
 		{"orphans", a.clearOrphans},
 		{"sources", func(ctx context.Context) error { return source.Run(ctx, a.sourceConfig()) }},
 		{"eviction", func(ctx context.Context) error { return pressure.Run(ctx, a.pressureConfig()) }},
+	}
+	list = append(list, part{"device plugins", a.devices.Run}, part{"pod resources", a.devices.RunPodResources})
+	if a.shutdown != nil {
+		list = append(list, part{"graceful shutdown", a.shutdown.Run})
 	}
 	if cfg.Client != nil {
 		list = append(list, part{"node", func(ctx context.Context) error { return node.Run(ctx, a.nodeConfig()) }},

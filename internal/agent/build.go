@@ -130,7 +130,7 @@ func (a *Agent) buildCgroups(ctx context.Context, machine *node.Machine) (resour
 	}
 	a.Cgroups, err = resource.New(resource.Config{
 		Driver: driver, Root: k.CgroupRoot, PerQOS: k.CgroupsPerQOS == nil || *k.CgroupsPerQOS,
-		Pod: options, Hierarchy: hierarchy, Units: units, Log: a.Config.Log,
+		Pod: options, Pods: a.podsLimits(machine), Hierarchy: hierarchy, Units: units, Log: a.Config.Log,
 	})
 	if err != nil {
 		return hierarchy, err
@@ -167,7 +167,7 @@ func (a *Agent) buildImages() error {
 		return err
 	}
 	a.Puller = puller
-	a.imageSet = &imageSet{puller: puller, now: time.Now, found: map[types.UID]map[string]container.Image{}, volumes: map[types.UID]map[string]string{}}
+	a.imageSet = &imageSet{puller: puller, now: time.Now, found: map[types.UID]map[string]container.Image{}, volumes: map[types.UID]map[string]string{}, seen: map[string]bool{}, changed: a.Board.ImagesChanged}
 	return nil
 }
 

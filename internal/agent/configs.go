@@ -20,6 +20,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/berth-dev/berth/internal/agent/container"
+	"github.com/berth-dev/berth/internal/agent/device"
 	"github.com/berth-dev/berth/internal/agent/network"
 	"github.com/berth-dev/berth/internal/agent/pod"
 	"github.com/berth-dev/berth/internal/agent/resource"
@@ -54,6 +55,8 @@ type configs struct {
 
 	mu      sync.Mutex
 	mounted map[types.UID]map[string]volume.Mounted
+
+	devices *device.Manager // set before anything runs
 }
 
 // Mount, Unmount and Update make configs the pods' volumes: it remembers what
@@ -194,6 +197,9 @@ func (c *configs) Container(ctx context.Context, s pod.StartInput) (*runtimeapi.
 		}
 	}
 	in.Features = c.features(handler)
+	if err := c.grantDevices(ctx, &in, s); err != nil {
+		return nil, nil, err
+	}
 	env, err := container.Env(in, s.Container)
 	if err != nil {
 		return nil, nil, reason(err)
@@ -216,6 +222,20 @@ func (c *configs) Container(ctx context.Context, s pod.StartInput) (*runtimeapi.
 	}
 	sandbox, err := container.SandboxConfig(in)
 	return cfg, sandbox, err
+}
+
+// grantDevices adds what device plugins gave the container, and tells them that
+// it is about to start.
+func (c *configs) grantDevices(ctx context.Context, in *container.Input, s pod.StartInput) error {
+	if c.devices == nil {
+		return nil
+	}
+	grant, err := c.devices.Grant(s.Pod.UID, s.Container.Name)
+	if err != nil {
+		return err
+	}
+	in.Devices = map[string]container.DeviceGrant{s.Container.Name: grant}
+	return c.devices.PreStart(ctx, s.Pod.UID, s.Container.Name)
 }
 
 // mountsOf are a pod's volumes with what their images resolved to.

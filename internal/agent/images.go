@@ -27,6 +27,10 @@ type imageSet struct {
 	mu      sync.Mutex
 	found   map[types.UID]map[string]container.Image
 	volumes map[types.UID]map[string]string // image volume -> reference to mount
+	seen    map[string]bool                 // references used before
+	// changed, if set, is called when an image is used for the first time: it
+	// may have been pulled just now.
+	changed func()
 }
 
 // Ensure makes a container's image and the images of its volumes present.
@@ -43,6 +47,10 @@ func (s *imageSet) Ensure(ctx context.Context, p *v1.Pod, c *v1.Container) (stri
 	defer s.mu.Unlock()
 	if s.found[p.UID] == nil {
 		s.found[p.UID] = map[string]container.Image{}
+	}
+	if !s.seen[r.Ref] && s.changed != nil {
+		s.seen[r.Ref] = true
+		s.changed()
 	}
 	s.found[p.UID][c.Name] = container.Image{Ref: r.Ref, UID: r.UID, Username: r.Username}
 	for name, v := range volumes {

@@ -21,9 +21,9 @@ import (
 	"github.com/berth-dev/berth/internal/agent/serve"
 )
 
-// kubernetesVersion is the API version the parts speak; it follows the
+// KubernetesVersion is the API version the parts speak; it follows the
 // k8s.io modules.
-const kubernetesVersion = "v1.37.2+berth"
+const KubernetesVersion = "v1.37.2+berth"
 
 // agentConfig makes the node agent's configuration from the cluster's.
 func (u *up) agentConfig(log *slog.Logger) (agent.Config, error) {
@@ -52,14 +52,14 @@ func (u *up) agentConfig(log *slog.Logger) (agent.Config, error) {
 	if err != nil {
 		return agent.Config{}, err
 	}
+	settings, err := node.SettingsFor(kubelet, node.Identity{Name: u.NodeName, NodeIPs: []netip.Addr{ip}, AttachDetach: true}, KubernetesVersion)
+	if err != nil {
+		return agent.Config{}, err
+	}
 	cfg := agent.Config{
 		NodeName: u.NodeName, Client: client, Leases: leases.CoordinationV1(),
 		RuntimeEndpoint: endpoint, RootDir: u.Path("agent"), PodLogsDir: u.Path("logs", "pods"), Kubelet: kubelet,
-		Node: node.Settings{
-			Identity: node.Identity{Name: u.NodeName, NodeIPs: []netip.Addr{ip}, AttachDetach: true},
-			Limits:   node.Limits{MaxPods: int64(kubelet.MaxPods)},
-			Port:     kubelet.Port, Version: kubernetesVersion, MaxImages: 50,
-		},
+		Node:     settings,
 		Register: true, NodeIPs: []string{u.NodeIP},
 		CNIConfDir: u.Layout().CNIConfDir(),
 		CNI:        network.CNIOptions{Name: u.Instance(), Bridge: u.Bridge(), DataDir: u.Path("agent", "cni-leases"), Masquerade: true},

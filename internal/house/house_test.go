@@ -23,6 +23,20 @@ const root = "../.."
 // files of packages that also have a shell. They may not know the time, a
 // client or a goroutine.
 var pure = []string{
+	"internal/agent/device/ledger.go",
+	"internal/agent/node/cadence.go",
+	"internal/agent/node/capacity.go",
+	"internal/agent/node/conditions.go",
+	"internal/agent/node/identity.go",
+	"internal/agent/node/patch.go",
+	"internal/agent/node/reconcile.go",
+	"internal/agent/node/status.go",
+	"internal/agent/pressure/core.go",
+	"internal/agent/pressure/garbage.go",
+	"internal/agent/pressure/local.go",
+	"internal/agent/pressure/rank.go",
+	"internal/agent/pressure/signals.go",
+	"internal/agent/shutdown/plan.go",
 	"internal/agent/container",
 	"internal/agent/pod/plan.go",
 	"internal/agent/pod/phase.go",

@@ -8,7 +8,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/base64"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -170,7 +170,7 @@ func requestName(public crypto.PublicKey, template *x509.CertificateRequest, usa
 	hash := sha512.New512_256()
 	fmt.Fprintf(hash, "%q %q %q ", template.Subject.CommonName, template.Subject.Organization, usages)
 	hash.Write(der)
-	return "node-csr-" + strings.TrimRight(base64.URLEncoding.EncodeToString(hash.Sum(nil)), "="), nil
+	return "node-csr-" + hex.EncodeToString(hash.Sum(nil)), nil
 }
 
 // writeKubeconfig writes the node's own kubeconfig, readable by root only.

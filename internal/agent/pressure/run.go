@@ -23,6 +23,10 @@ import (
 // measured: writing is no event that anybody tells.
 const localLimitsEvery = 10 * time.Second
 
+// rankPause keeps a shortage that nobody can be evicted for from measuring all
+// pods again and again.
+const rankPause = time.Second
+
 // Board is where the node's pressure is shown.
 type Board interface{ SetPressure(node.Pressure) }
 
@@ -105,6 +109,7 @@ type guard struct {
 	last       Readings
 	lastAt     time.Time
 	localAt    time.Time
+	rankedAt   time.Time
 
 	evictions *prometheus.CounterVec
 }
@@ -171,7 +176,10 @@ func (g *guard) pass(ctx context.Context) time.Duration {
 				readings = fresh
 			}
 			now = time.Now()
+		case decision.NeedPods && now.Before(g.rankedAt.Add(rankPause)):
+			return max(wait, rankPause) // there was nobody to evict a moment ago
 		case decision.NeedPods:
+			g.rankedAt = now
 			pods = g.measure(ctx, anyPod, needsDisk(decision))
 			if pods == nil {
 				return wait

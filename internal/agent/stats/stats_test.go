@@ -338,3 +338,18 @@ func BenchmarkCAdvisor(b *testing.B) {
 		}
 	}
 }
+
+// TestThisMachine reads the real cgroups, whatever their version.
+func TestThisMachine(t *testing.T) {
+	mounts, err := FindMounts()
+	if err != nil {
+		t.Skipf("no cgroups on this host: %v", err)
+	}
+	usage, err := NewReader(mounts).Read("/", CPU|Memory|PIDs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if usage.CPU == 0 || usage.Memory == 0 || usage.WorkingSet > usage.Memory {
+		t.Errorf("usage is %+v", usage)
+	}
+}

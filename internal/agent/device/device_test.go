@@ -1,0 +1,405 @@
+package device
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
+	"pgregory.net/rapid"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const thing = "example.com/thing"
+
+// sample is a whole device plugin: it serves its socket, registers, and
+// changes the health of its devices when told.
+type sample struct {
+	pluginapi.UnimplementedDevicePluginServer
+	t       *testing.T
+	dir     string
+	server  *grpc.Server
+	changes chan []*pluginapi.Device
+
+	mu       sync.Mutex
+	prefer   []string
+	refuse   bool
+	prepared []string
+}
+
+func startSample(t *testing.T, dir string, devices ...string) *sample {
+	t.Helper()
+	s := &sample{t: t, dir: dir, server: grpc.NewServer(), changes: make(chan []*pluginapi.Device, 10)}
+	socket := filepath.Join(dir, "sample.sock")
+	os.Remove(socket)
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pluginapi.RegisterDevicePluginServer(s.server, s)
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = s.server.Serve(listener) })
+	t.Cleanup(func() {
+		s.server.Stop()
+		wg.Wait()
+	})
+	s.show(devices...)
+	s.register()
+	return s
+}
+
+func (s *sample) register() {
+	s.t.Helper()
+	conn, err := grpc.NewClient("unix:"+filepath.Join(s.dir, socketName), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer conn.Close()
+	_, err = pluginapi.NewRegistrationClient(conn).Register(s.t.Context(), &pluginapi.RegisterRequest{Version: pluginapi.Version, Endpoint: "sample.sock", ResourceName: thing}, grpc.WaitForReady(true))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// show sends a list; a name with a "!" is unhealthy.
+func (s *sample) show(names ...string) {
+	var list []*pluginapi.Device
+	for _, name := range names {
+		device := &pluginapi.Device{ID: strings.TrimSuffix(name, "!"), Health: pluginapi.Healthy, Topology: &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: 1}}}}
+		if strings.HasSuffix(name, "!") {
+			device.Health = pluginapi.Unhealthy
+		}
+		list = append(list, device)
+	}
+	s.changes <- list
+}
+
+func (s *sample) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
+	return &pluginapi.DevicePluginOptions{PreStartRequired: true, GetPreferredAllocationAvailable: true}, nil
+}
+
+func (s *sample) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
+	for {
+		select {
+		case <-stream.Context().Done():
+			return nil
+		case list := <-s.changes:
+			if err := stream.Send(&pluginapi.ListAndWatchResponse{Devices: list}); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+func (s *sample) GetPreferredAllocation(context.Context, *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return &pluginapi.PreferredAllocationResponse{ContainerResponses: []*pluginapi.ContainerPreferredAllocationResponse{{DeviceIDs: s.prefer}}}, nil
+}
+
+func (s *sample) Allocate(_ context.Context, req *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.refuse {
+		return nil, fmt.Errorf("out of order")
+	}
+	ids := req.ContainerRequests[0].DevicesIds
+	return &pluginapi.AllocateResponse{ContainerResponses: []*pluginapi.ContainerAllocateResponse{{
+		Envs: map[string]string{"THINGS": strings.Join(ids, ",")}, Annotations: map[string]string{"thing": "yes"},
+		Devices: []*pluginapi.DeviceSpec{{HostPath: "/dev/null", ContainerPath: "/dev/thing", Permissions: "rw"}},
+		Mounts:  []*pluginapi.Mount{{HostPath: "/h", ContainerPath: "/c", ReadOnly: true}}, CdiDevices: []*pluginapi.CDIDevice{{Name: "example.com/thing=" + ids[0]}},
+	}}}, nil
+}
+
+func (s *sample) PreStartContainer(_ context.Context, req *pluginapi.PreStartContainerRequest) (*pluginapi.PreStartContainerResponse, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.prepared = append(s.prepared, req.DevicesIds...)
+	return &pluginapi.PreStartContainerResponse{}, nil
+}
+
+// agent is a Manager with what it told of itself.
+type agent struct {
+	*Manager
+	t      *testing.T
+	offers chan string
+	mu     sync.Mutex
+	pods   []*v1.Pod
+	stop   func()
+}
+
+func startAgent(t *testing.T, root string, pods ...*v1.Pod) *agent {
+	t.Helper()
+	a := &agent{t: t, offers: make(chan string, 100), pods: pods}
+	m, err := New(Config{Log: slog.New(slog.DiscardHandler), RootDir: root,
+		Offer: func(capacity, allocatable v1.ResourceList) {
+			all, healthy := capacity[thing], allocatable[thing]
+			a.offers <- fmt.Sprintf("%d/%d", healthy.Value(), all.Value())
+		},
+		Pods: func() []*v1.Pod {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			return slices.Clone(a.pods)
+		}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.Manager = m
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	for _, run := range []func(context.Context) error{m.Run, m.RunPodResources} {
+		wg.Go(func() {
+			if err := run(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	var once sync.Once
+	a.stop = func() {
+		once.Do(func() {
+			cancel()
+			wg.Wait()
+		})
+	}
+	t.Cleanup(a.stop)
+	a.await("0/0")
+	return a
+}
+
+// await waits until the agent offers healthy/all devices.
+func (a *agent) await(want string) {
+	a.t.Helper()
+	deadline := time.After(20 * time.Second)
+	for {
+		select {
+		case got := <-a.offers:
+			if got == want {
+				return
+			}
+		case <-deadline:
+			a.t.Fatalf("never offered %s", want)
+		}
+	}
+}
+
+func wants(name string, inits, mains []int64) *v1.Pod {
+	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID(name)}}
+	limits := func(n int64) v1.ResourceRequirements {
+		return v1.ResourceRequirements{Limits: v1.ResourceList{thing: *resource.NewQuantity(n, resource.DecimalSI), "other.example.com/x": resource.MustParse("1")}}
+	}
+	for i, n := range inits {
+		pod.Spec.InitContainers = append(pod.Spec.InitContainers, v1.Container{Name: fmt.Sprint("init", i), Resources: limits(n)})
+	}
+	for i, n := range mains {
+		pod.Spec.Containers = append(pod.Spec.Containers, v1.Container{Name: fmt.Sprint("main", i), Resources: limits(n)})
+	}
+	return pod
+}
+
+func TestLifeOfADevice(t *testing.T) {
+	root := t.TempDir()
+	dir := filepath.Join(root, "device-plugins")
+	first, second := wants("first", []int64{1}, []int64{2}), wants("second", nil, []int64{2})
+	a := startAgent(t, root, first, second)
+	s := startSample(t, dir, "a", "b", "c!")
+	a.await("2/3")
+	s.show("a", "b", "c")
+	a.await("3/3")
+
+	s.prefer = []string{"c", "b"}
+	if err := a.Allocate(t.Context(), first); err != nil {
+		t.Fatal(err)
+	}
+	grant, err := a.Grant("first", "main0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The init container's device is used again, then the preferred one.
+	if grant.Envs["THINGS"] != "c,b" || grant.Devices[0].ContainerPath != "/dev/thing" || !grant.Mounts[0].ReadOnly || grant.CDI[0] != "example.com/thing=c" || grant.Annotations["thing"] != "yes" {
+		t.Errorf("granted %+v", grant)
+	}
+	if reason, message, ok := a.Admit(second); ok || reason != "UnexpectedAdmissionError" ||
+		message != "Allocate failed due to requested number of devices unavailable for example.com/thing. Requested: 2, Available: 1, which is unexpected" {
+		t.Errorf("the second pod: %v %s %s", ok, reason, message)
+	}
+	if err := a.PreStart(t.Context(), "first", "main0"); err != nil || len(s.prepared) != 2 {
+		t.Errorf("before the start: %v, prepared %v", err, s.prepared)
+	}
+	listed := podResourcesOf(t, root)
+	if len(listed) != 2 || len(listed[0].Containers) != 2 || len(listed[0].Containers[1].Devices) != 1 || len(listed[0].Containers[1].Devices[0].DeviceIds) != 2 || listed[0].Containers[1].Devices[0].Topology.Nodes[0].ID != 1 {
+		t.Errorf("pod resources: %v", listed)
+	}
+
+	// The plugin restarts: no device is healthy meanwhile.
+	s.server.Stop()
+	a.await("0/3")
+	s = startSample(t, dir, "a", "b", "c")
+	a.await("3/3")
+
+	// The agent restarts: the plugin's socket goes, the plugin comes back, and
+	// the first pod holds what it held.
+	a.stop()
+	a = startAgent(t, root, first, second)
+	if _, err := os.Stat(filepath.Join(dir, "sample.sock")); err == nil {
+		t.Error("the plugin's socket stays: the plugin will not notice")
+	}
+	s.server.Stop()
+	s = startSample(t, dir, "a", "b", "c")
+	a.await("3/3")
+	if grant, err = a.Grant("first", "main0"); err != nil || grant.Envs["THINGS"] != "c,b" {
+		t.Errorf("after the restart: %+v, %v", grant, err)
+	}
+	if err := a.Allocate(t.Context(), first); err != nil {
+		t.Error(err)
+	}
+	if _, _, ok := a.Admit(second); ok {
+		t.Error("devices were given out twice")
+	}
+
+	// The first pod is over: its devices are free.
+	over := first.DeepCopy()
+	over.Status.Phase = v1.PodSucceeded
+	a.mu.Lock()
+	a.pods = []*v1.Pod{over, second}
+	a.mu.Unlock()
+	s.mu.Lock()
+	s.refuse = true
+	s.mu.Unlock()
+	if _, message, ok := a.Admit(second); ok || !strings.Contains(message, "out of order") {
+		t.Errorf("with a plugin that refuses: %v %s", ok, message)
+	}
+	s.mu.Lock()
+	s.refuse = false
+	s.mu.Unlock()
+	if _, message, ok := a.Admit(second); !ok {
+		t.Errorf("with free devices: %s", message)
+	}
+}
+
+func podResourcesOf(t *testing.T, root string) []*podresourcesapi.PodResources {
+	t.Helper()
+	conn, err := grpc.NewClient("unix:"+filepath.Join(root, "pod-resources", socketName), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	client := podresourcesapi.NewPodResourcesListerClient(conn)
+	response, err := client.List(t.Context(), &podresourcesapi.ListPodResourcesRequest{}, grpc.WaitForReady(true))
+	if err != nil {
+		t.Fatal(err)
+	}
+	allocatable, err := client.GetAllocatableResources(t.Context(), &podresourcesapi.AllocatableResourcesRequest{})
+	if err != nil || len(allocatable.Devices) != 3 {
+		t.Errorf("allocatable: %v, %v", allocatable, err)
+	}
+	if _, err := client.Get(t.Context(), &podresourcesapi.GetPodResourcesRequest{PodNamespace: "default", PodName: "none"}); err == nil {
+		t.Error("a pod that does not exist was found")
+	}
+	return response.PodResources
+}
+
+func TestBadRegistrationsAreRefused(t *testing.T) {
+	r := registration{m: &Manager{}}
+	for _, req := range []*pluginapi.RegisterRequest{
+		{Version: "v1alpha1", Endpoint: "x.sock", ResourceName: thing},
+		{Version: pluginapi.Version, Endpoint: "x.sock", ResourceName: "cpu"},
+		{Version: pluginapi.Version, Endpoint: "../x.sock", ResourceName: thing},
+	} {
+		if _, err := r.Register(t.Context(), req); err == nil {
+			t.Errorf("%v was accepted", req)
+		}
+	}
+}
+
+func TestDamagedCheckpointIsNoObstacle(t *testing.T) {
+	root := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(root, "device-plugins"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(root, "device-plugins", checkpointName), []byte(`{"entries":[{"pod":"p"}],"checksum":"wrong"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := New(Config{Log: slog.New(slog.DiscardHandler), RootDir: root, Offer: func(v1.ResourceList, v1.ResourceList) {}, Pods: func() []*v1.Pod { return nil }}); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestNoDeviceIsHeldTwice allocates for random pods and checks the books: two
+// containers that can run at the same time never share a device.
+func TestNoDeviceIsHeldTwice(t *testing.T) {
+	rapid.Check(t, func(r *rapid.T) {
+		ledger := NewLedger()
+		var devices []Device
+		for i := range rapid.IntRange(0, 10).Draw(r, "devices") {
+			devices = append(devices, Device{ID: fmt.Sprint(i), Healthy: rapid.Bool().Draw(r, "healthy")})
+		}
+		ledger.Know(thing, devices)
+		var pods []*v1.Pod
+		for i := range rapid.IntRange(1, 6).Draw(r, "pods") {
+			counts := rapid.SliceOfN(rapid.Int64Range(0, 4), 0, 3)
+			pod := wants(fmt.Sprint("p", i), counts.Draw(r, "inits"), counts.Draw(r, "mains"))
+			for done := false; !done; {
+				want, open, err := ledger.Next(pod)
+				switch {
+				case err != nil:
+					ledger.Take(pod.UID)
+					done = true
+				case !open:
+					pods = append(pods, pod)
+					done = true
+				default:
+					ids := want.Choose(rapid.SliceOfN(rapid.StringMatching("[0-9]"), 0, 4).Draw(r, "preferred"))
+					if len(ids) != want.Count {
+						r.Fatalf("chose %v for %+v", ids, want)
+					}
+					ledger.Give(pod.UID, want.Container, Share{Resource: thing, IDs: ids})
+				}
+			}
+		}
+		holder := map[string]types.UID{}
+		for _, pod := range pods {
+			main := map[string]string{}
+			for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+				for i := range list {
+					quantity := list[i].Resources.Limits[thing]
+					ids := []string{}
+					for _, share := range ledger.Held(pod.UID, list[i].Name) {
+						ids = append(ids, share.IDs...)
+					}
+					if int64(len(ids)) != quantity.Value() {
+						r.Fatalf("%s/%s holds %v, wants %d", pod.Name, list[i].Name, ids, quantity.Value())
+					}
+					for _, id := range ids {
+						if other, taken := holder[id]; taken && other != pod.UID {
+							r.Fatalf("device %s is held by pods %s and %s", id, other, pod.Name)
+						}
+						holder[id] = pod.UID
+						if strings.HasPrefix(list[i].Name, "main") {
+							if other, taken := main[id]; taken {
+								r.Fatalf("device %s is held by containers %s and %s of %s", id, other, list[i].Name, pod.Name)
+							}
+							main[id] = list[i].Name
+						}
+					}
+				}
+			}
+		}
+	})
+}

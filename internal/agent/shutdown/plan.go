@@ -1,0 +1,86 @@
+package shutdown
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
+)
+
+// criticalPriority is the least priority of system-cluster-critical pods.
+const criticalPriority = 2_000_000_000
+
+// Group is the pods from a priority up to that of the next group, with the
+// time they get to end.
+type Group struct {
+	Priority int32
+	Period   time.Duration
+}
+
+// Groups reads the configuration, in the order in which groups end. None means
+// that graceful shutdown is off.
+func Groups(cfg *kubeletv1beta1.KubeletConfiguration) []Group {
+	var groups []Group
+	if len(cfg.ShutdownGracePeriodByPodPriority) > 0 {
+		for _, entry := range cfg.ShutdownGracePeriodByPodPriority {
+			groups = append(groups, Group{Priority: entry.Priority, Period: time.Duration(entry.ShutdownGracePeriodSeconds) * time.Second})
+		}
+	} else if all := cfg.ShutdownGracePeriod.Duration; all > 0 {
+		critical := cfg.ShutdownGracePeriodCriticalPods.Duration
+		groups = []Group{{Priority: 0, Period: all - critical}, {Priority: criticalPriority, Period: critical}}
+	}
+	slices.SortStableFunc(groups, func(a, b Group) int { return cmp.Compare(a.Priority, b.Priority) })
+	return groups
+}
+
+func total(groups []Group) time.Duration {
+	sum := time.Duration(0)
+	for _, group := range groups {
+		sum += group.Period
+	}
+	return sum
+}
+
+// Victim is a pod with the time it gets.
+type Victim struct {
+	Pod   *v1.Pod
+	Grace time.Duration
+}
+
+// Stage is a group with pods in it.
+type Stage struct {
+	Group
+	Victims []Victim
+}
+
+// Plan sorts the pods that still run into their groups; empty groups are left
+// out. A pod gets its own grace period, but no more than its group's.
+func Plan(groups []Group, pods []*v1.Pod) []Stage {
+	stages := make([]Stage, len(groups))
+	for i := range groups {
+		stages[i].Group = groups[i]
+	}
+	for _, pod := range pods {
+		if len(stages) == 0 || pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed {
+			continue
+		}
+		priority := int32(0)
+		if pod.Spec.Priority != nil {
+			priority = *pod.Spec.Priority
+		}
+		at := 0 // below the lowest group counts as in it
+		for i := range groups {
+			if groups[i].Priority <= priority {
+				at = i
+			}
+		}
+		grace := groups[at].Period
+		if own := pod.Spec.TerminationGracePeriodSeconds; own != nil {
+			grace = min(grace, time.Duration(*own)*time.Second)
+		}
+		stages[at].Victims = append(stages[at].Victims, Victim{Pod: pod, Grace: grace})
+	}
+	return slices.DeleteFunc(stages, func(stage Stage) bool { return len(stage.Victims) == 0 })
+}
