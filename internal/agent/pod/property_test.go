@@ -70,6 +70,13 @@ func newLife(t *testing.T, s int64) *life {
 		h := &v1.LifecycleHandler{Exec: &v1.ExecAction{Command: []string{"x"}}}
 		pod.Spec.Containers[0].Lifecycle = &v1.Lifecycle{PreStop: h, PostStart: h}
 	}
+	if l.rnd.Intn(3) == 0 {
+		pod.Spec.Containers[0].RestartPolicy = &always
+		pod.Spec.Containers[0].RestartPolicyRules = []v1.ContainerRestartRule{{
+			Action:    v1.ContainerRestartRuleActionRestartAllContainers,
+			ExitCodes: &v1.ContainerRestartRuleOnExitCodes{Operator: v1.ContainerRestartRuleOnExitCodesOpIn, Values: []int32{2}},
+		}}
+	}
 	l.begin(pod)
 	l.rt.Run = func(cfg *runtimeapi.ContainerConfig) (int32, bool) {
 		// Plain init containers end by themselves; some fail at first.

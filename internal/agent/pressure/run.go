@@ -258,6 +258,8 @@ func (g *guard) note(object journal.Ref, decision string, because []journal.Fact
 	g.cfg.Journal.Append(journal.Record{Time: time.Now(), Part: "agent", Object: object, Decision: decision, Because: because})
 }
 
+// nodeRef is the Node as events name it. By convention a node's own events
+// carry its name in place of the UID, and that is how they are searched.
 func nodeRef(name string) *v1.ObjectReference {
-	return &v1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: name}
+	return &v1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: name, UID: types.UID(name)}
 }

@@ -116,7 +116,11 @@ func Thresholds(cfg *kubeletv1beta1.KubeletConfiguration) ([]Threshold, error) {
 		}
 		return nil
 	}
-	if err := add(cfg.EvictionHard, "evictionHard", false); err != nil {
+	hard := cfg.EvictionHard
+	if hard == nil {
+		hard = config.DefaultEvictionHard()
+	}
+	if err := add(hard, "evictionHard", false); err != nil {
 		return nil, err
 	}
 	if err := add(cfg.EvictionSoft, "evictionSoft", true); err != nil {

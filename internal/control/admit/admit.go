@@ -34,7 +34,9 @@ import (
 // counts only what all others let through.
 var RecommendedOrder = []string{
 	lifecycle.PluginName,
+	Limits,
 	Account,
+	Restriction,
 	NotReadyTaint,
 	PodSecurity,
 	Priority,
@@ -70,7 +72,8 @@ func Register(plugins *admission.Plugins) {
 		Account: newAccount, NotReadyTaint: newNotReadyTaint, PodSecurity: newPodSecurity, Priority: newPriority,
 		Tolerations: newTolerations, StorageClass: newStorageClass, InUse: newInUse, Resize: newResize,
 		RuntimeClass: newRuntimeClass, Approval: newApproval, Signing: newSigning, Subject: newSubject,
-		IngressClass: newIngressClass, Topology: newTopology, Escalation: newEscalation,
+		IngressClass: newIngressClass, Topology: newTopology, Escalation: newEscalation, Restriction: newRestriction,
+		Limits: newLimits,
 	} {
 		plugins.Register(name, factory)
 	}

@@ -49,8 +49,6 @@ type Row struct {
 	PrepareStatus func(ctx context.Context, obj, old runtime.Object)
 	// Validate adds checks to those of package validate, on create and update.
 	Validate func(obj runtime.Object) field.ErrorList
-	// NameRule replaces the check of metadata.name, which otherwise asks only
-	// for a valid path segment here and leaves the rest to package validate.
 	// Warnings are shown to whoever writes the object; old is nil on create.
 	Warnings func(obj, old runtime.Object) []string
 

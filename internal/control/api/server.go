@@ -8,19 +8,24 @@ import (
 	"net/http"
 	"time"
 
+	nooptrace "go.opentelemetry.io/otel/trace/noop"
+	customserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
 	openapinamer "k8s.io/apiserver/pkg/endpoints/openapi"
 	"k8s.io/apiserver/pkg/registry/rest"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/filters"
 	"k8s.io/apiserver/pkg/server/healthz"
+	"k8s.io/apiserver/pkg/util/webhook"
 	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	restclient "k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
+	openapicommon "k8s.io/kube-openapi/pkg/common"
 
 	"github.com/berth-dev/berth/internal/control/admit"
 	"github.com/berth-dev/berth/internal/control/api/openapi"
@@ -36,6 +41,13 @@ import (
 // watchDrain bounds how long the end of open watches may take on shutdown.
 const watchDrain = 2 * time.Second
 
+// customSyncTimeout bounds how long a server that is told to stop while it
+// starts goes on starting.
+const customSyncTimeout = 5 * time.Second
+
+// resolveTimeout bounds how long finding a webhook's service may take.
+const resolveTimeout = 5 * time.Second
+
 // etcdHealthTimeout bounds the etcd part of a health check.
 const etcdHealthTimeout = 2 * time.Second
 
@@ -49,7 +61,10 @@ type Server struct {
 	auth       *auth.Auth
 	advertised net.IP
 	background []task
+	openAPI    []*openapicommon.OpenAPIV3Config
 	ready      chan struct{}
+	// customSynced closes when all custom resource definitions are known.
+	customSynced <-chan struct{}
 }
 
 // New opens the listener and builds all storages. Run must follow, or Close.
@@ -101,11 +116,24 @@ func build(cfg Config, set *scheme.Set, conf *genericapiserver.Config) (*Server,
 		return cfg.Store.Health(ctx)
 	}))
 	conf.AddReadyzChecks(healthz.NamedCheck("auth", s.auth.ReadyCheck))
-	s.generic, err = conf.Complete(s.shared).New("berth", genericapiserver.NewEmptyDelegate())
+	rows := Rows()
+	s.backend = newBackend(set, s.cfg.Store, rows)
+	// Both servers fill one list of what there is.
+	conf.AggregatedDiscoveryGroupManager = aggregated.NewResourceManager("apis")
+	custom, err := s.customResources(conf)
 	if err != nil {
+		s.backend.close()
+		return nil, err
+	}
+	s.generic, err = conf.Complete(s.shared).New("berth", custom.GenericAPIServer)
+	if err != nil {
+		custom.GenericAPIServer.Destroy()
+		s.backend.close()
 		return nil, fmt.Errorf("making server: %w", err)
 	}
-	if err := s.furnish(set, conf); err != nil {
+	s.generic.RegisterDestroyFunc(s.backend.close)
+	s.customSynced = custom.GenericAPIServer.MuxAndDiscoveryCompleteSignals()["CRDInformerHasNotSynced"]
+	if err := s.furnish(set, conf, rows, custom); err != nil {
 		s.generic.Destroy()
 		return nil, err
 	}
@@ -113,14 +141,14 @@ func build(cfg Config, set *scheme.Set, conf *genericapiserver.Config) (*Server,
 }
 
 // furnish hangs everything into the empty server.
-func (s *Server) furnish(set *scheme.Set, conf *genericapiserver.Config) error {
-	if err := s.install(set); err != nil {
+func (s *Server) furnish(set *scheme.Set, conf *genericapiserver.Config, rows []Row, custom *customserver.CustomResourceDefinitions) error {
+	if err := s.install(set, rows); err != nil {
 		return err
 	}
-	// The definitions have served their purpose, the models for server-side
-	// apply; whoever asks for the documents gets them made again.
-	conf.OpenAPIV3Config.Definitions = nil
-	serveOpenAPI(s.generic, conf)
+	if err := s.listGroups(custom.Informers.Apiextensions().V1().CustomResourceDefinitions()); err != nil {
+		return err
+	}
+	serveOpenAPI(s.generic, conf, custom.GenericAPIServer)
 	for path, handler := range s.auth.Discovery.Handlers() {
 		s.generic.Handler.NonGoRestfulMux.Handle(path, handler)
 	}
@@ -168,8 +196,9 @@ func (s *Server) admit(conf *genericapiserver.Config) error {
 		Roles:      s.auth.RBAC,
 		Drained:    conf.DrainedNotify(),
 		ServerID:   conf.APIServerID,
-		// Nobody counts usage yet, so quotas would refuse everything.
-		Disable: []string{"ResourceQuota"},
+		Services:   s.serviceResolver(),
+		WebhookAuth: webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil,
+			conf.LoopbackClientConfig, nooptrace.NewTracerProvider()),
 	})
 	return err
 }
@@ -237,10 +266,7 @@ func add(to storages, gv schema.GroupVersion, more map[string]rest.Storage) {
 
 // install builds the storages of all rows and specials and hangs them into the
 // server.
-func (s *Server) install(set *scheme.Set) error {
-	rows := Rows()
-	s.backend = newBackend(set, s.cfg.Store, rows)
-	s.generic.RegisterDestroyFunc(s.backend.close)
+func (s *Server) install(set *scheme.Set, rows []Row) error {
 	made := storages{}
 	rules := checks{create: validate.Create, update: validate.Update, status: validate.StatusUpdate}
 	shown := looks{table: table.Convertor, attrs: selectable.Attrs}
@@ -343,7 +369,26 @@ func (s *Server) runTask(ctx context.Context, t task) {
 
 // Run serves until ctx ends, then lets requests in flight finish.
 func (s *Server) Run(ctx context.Context) error {
-	if err := s.generic.PrepareRun().RunWithContext(ctx); err != nil {
+	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	go func() {
+		<-ctx.Done()
+		// The library ends the process when a hook fails, and one that waits for
+		// custom resources fails when it is interrupted. So it is not.
+		select {
+		case <-s.customSynced:
+		case <-serving.Done():
+		case <-time.After(customSyncTimeout):
+		}
+		stop()
+	}()
+	prepared := s.generic.PrepareRun()
+	for _, config := range s.openAPI {
+		// The models for server-side apply are made from the definitions by now;
+		// whoever asks for documents gets new ones made.
+		config.Definitions = nil
+	}
+	if err := prepared.RunWithContext(serving); err != nil {
 		return fmt.Errorf("serving the API: %w", err)
 	}
 	return nil

@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/component-base/metrics/legacyregistry"
 
 	"github.com/berth-dev/berth/internal/control/api/addresses"
 	"github.com/berth-dev/berth/internal/control/api/certificates"
@@ -117,6 +118,7 @@ func (s *Server) serviceStorages(kit storebase.Kit, made storages) (map[string]r
 	endpoints := made[corev1.SchemeGroupVersion]["endpoints"].(rest.GracefulDeleter)
 	storages, err := services.NewStorage(s.backend, services.Deps{
 		Kit: kit, Ranges: ranges, NodePorts: ports, Log: s.cfg.Log, ProxyLoopback: s.cfg.ProxyToLoopback,
+		Metrics:   legacyregistry.Registerer(),
 		Addresses: network["ipaddresses"].(services.AddressStore), MoreRanges: addresses.Ranges(network),
 		Slices: func(ctx context.Context, namespace, service string) ([]*discoveryv1.EndpointSlice, error) {
 			return slicesOf(ctx, slices, namespace, service)
@@ -136,6 +138,8 @@ func (s *Server) serviceStorages(kit storebase.Kit, made storages) (map[string]r
 	s.background = append(s.background, task{"repairing service allocations", func(ctx context.Context) error {
 		allocations.Run(ctx)
 		return nil
+	}}, task{"keeping service ranges", func(ctx context.Context) error {
+		return addresses.Run(ctx, addresses.Config{Client: s.client, Informers: s.shared, Log: s.cfg.Log})
 	}})
 	return storages, nil
 }

@@ -16,15 +16,22 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 
+	"github.com/berth-dev/berth/internal/control/admit/quota/recount"
 	"github.com/berth-dev/berth/internal/control/workload/certificate"
+	"github.com/berth-dev/berth/internal/control/workload/cronjob"
+	"github.com/berth-dev/berth/internal/control/workload/daemonset"
 	"github.com/berth-dev/berth/internal/control/workload/deployment"
+	"github.com/berth-dev/berth/internal/control/workload/disruption"
 	"github.com/berth-dev/berth/internal/control/workload/endpoint"
 	"github.com/berth-dev/berth/internal/control/workload/garbage"
+	"github.com/berth-dev/berth/internal/control/workload/job"
 	"github.com/berth-dev/berth/internal/control/workload/namespace"
 	"github.com/berth-dev/berth/internal/control/workload/replicaset"
 	"github.com/berth-dev/berth/internal/control/workload/rootca"
 	"github.com/berth-dev/berth/internal/control/workload/serviceaccount"
 	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/control/workload/statefulset"
+	"github.com/berth-dev/berth/internal/control/workload/ttl"
 	"github.com/berth-dev/berth/internal/journal"
 )
 
@@ -91,12 +98,21 @@ var controllers = []controller{
 		return certificate.RunSigner(ctx, e, ca)
 	}},
 	{"certificatesigningrequest-cleaner-controller", plain(certificate.RunCleaner)},
+	{"resourcequota-controller", func(ctx context.Context, e shell.Env, _ *Config) error {
+		return recount.Run(ctx, recount.Config{Client: e.Client, Informers: e.Informers, Log: e.Log, Journal: e.Journal})
+	}},
 	{"endpointslice-controller", plain(endpoint.RunSlices)},
 	{"endpoints-controller", plain(endpoint.RunLegacy)},
 	{"endpointslice-mirroring-controller", plain(endpoint.RunMirror)},
 	{"replicaset-controller", plain(replicaset.Run)},
 	{"replicationcontroller-controller", plain(replicaset.RunReplicationControllers)},
 	{"deployment-controller", plain(deployment.Run)},
+	{"daemonset-controller", plain(daemonset.Run)},
+	{"statefulset-controller", plain(statefulset.Run)},
+	{"job-controller", plain(job.Run)},
+	{"cronjob-controller", plain(cronjob.Run)},
+	{"ttl-after-finished-controller", plain(ttl.Run)},
+	{"disruption-controller", plain(disruption.Run)},
 	{"garbage-collector-controller", func(ctx context.Context, e shell.Env, c *Config) error {
 		return garbage.Run(ctx, e, c.Metadata, c.Discovery)
 	}},

@@ -39,6 +39,7 @@ type Option func(*options)
 
 type options struct {
 	dir    string
+	etcd   []string
 	change func(*api.Config)
 	log    *slog.Logger
 }
@@ -49,6 +50,9 @@ func WithDir(dir string) Option { return func(o *options) { o.dir = dir } }
 
 // WithConfig changes the server's configuration before it starts.
 func WithConfig(change func(*api.Config)) Option { return func(o *options) { o.change = change } }
+
+// WithEtcd stores in an etcd cluster outside this server.
+func WithEtcd(servers ...string) Option { return func(o *options) { o.etcd = servers } }
 
 // WithLog sends the server's log somewhere.
 func WithLog(log *slog.Logger) Option { return func(o *options) { o.log = log } }
@@ -99,7 +103,9 @@ func StartEnv(t testing.TB, opts ...Option) *Env {
 	ctx, cancel := context.WithCancel(context.Background())
 	began := time.Now()
 	var err error
-	if e.Store, err = store.Start(ctx, store.Config{DataDir: filepath.Join(o.dir, "etcd"), Log: o.log}); err != nil {
+	if e.Store, err = store.Start(ctx, store.Config{
+		DataDir: filepath.Join(o.dir, "etcd"), Servers: o.etcd, Log: o.log,
+	}); err != nil {
 		cancel()
 		t.Fatalf("starting store: %v", err)
 	}

@@ -176,6 +176,19 @@ func TestReconcile(t *testing.T) {
 	}
 }
 
+// TestApply checks that a pass counts what it really changed.
+func TestApply(t *testing.T) {
+	a, b := owner{"ns", "a"}, owner{"ns", "b"}
+	book := memory{1: {Owner: a}, 2: {Owner: b}}
+	var total Repairs
+	err := apply(context.Background(), newPool[uint16](book), []fix[uint16]{
+		{item: 1, release: &a}, {item: 2, claim: &a}, {item: 3, claim: &a},
+	}, &total)
+	if err != nil || total != (Repairs{Claimed: 1, Released: 1}) || len(book) != 2 || book[3].Owner != a || book[2].Owner != b {
+		t.Errorf("got %+v, %v, book %v", total, err, book)
+	}
+}
+
 func TestResolveFamilies(t *testing.T) {
 	const four, six = v1.IPv4Protocol, v1.IPv6Protocol
 	policy := func(p v1.IPFamilyPolicy) *v1.IPFamilyPolicy { return &p }

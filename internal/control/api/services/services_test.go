@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	corev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/component-base/metrics/legacyregistry"
 
 	"github.com/berth-dev/berth/internal/control/api"
 	"github.com/berth-dev/berth/internal/control/api/apitest"
@@ -39,6 +40,7 @@ func connect(env *apitest.Env) *fixture {
 }
 
 func TestServices(t *testing.T) {
+	before := repairs(t, "claimed")
 	env := apitest.StartEnv(t, apitest.WithConfig(func(c *api.Config) {
 		c.ServiceCIDRs = []string{"10.20.0.0/24", "fd00:20::/112"}
 		c.ProxyToLoopback = true
@@ -54,6 +56,8 @@ func TestServices(t *testing.T) {
 		"type changes":  testTypeChanges,
 		"put keeps":     testPutKeeps,
 		"rollback":      testRollback,
+		"finalizer":     testFinalizer,
+		"no node ports": testNoNodePorts,
 		"dry run":       testDryRun,
 		"concurrent":    testConcurrent,
 		"status":        testStatus,
@@ -62,6 +66,29 @@ func TestServices(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) { test(t, f) })
 	}
+	if n := repairs(t, "claimed") - before; n != 0 {
+		t.Errorf("the repair had to record %v addresses or ports that should have been", n)
+	}
+}
+
+// repairs reads the counter of repairs, which all servers of the process share.
+func repairs(t *testing.T, action string) float64 {
+	t.Helper()
+	families, err := legacyregistry.DefaultGatherer.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() != "berth_service_allocation_repairs_total" {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			if m.GetLabel()[0].GetValue() == action {
+				return m.GetCounter().GetValue()
+			}
+		}
+	}
+	return 0
 }
 
 func service(name string, change ...func(*v1.Service)) *v1.Service {
@@ -292,6 +319,43 @@ func testRollback(t *testing.T, f *fixture) {
 	}
 }
 
+func testFinalizer(t *testing.T, f *fixture) {
+	s := f.create(t, service("held", typ(v1.ServiceTypeNodePort), func(s *v1.Service) { s.Finalizers = []string{"example.test/hold"} }))
+	f.remove(t, "held")
+	if !f.recorded(t, s.Spec.ClusterIP) {
+		t.Error("a service that still exists lost its address")
+	}
+	s, err := f.svc.Get(bg(), "held", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Finalizers = nil
+	f.update(t, s)
+	if _, err := f.svc.Get(bg(), "held", metav1.GetOptions{}); !apierrors.IsNotFound(err) || f.recorded(t, s.Spec.ClusterIP) {
+		t.Errorf("after the last finalizer: %v, address recorded %v", err, f.recorded(t, s.Spec.ClusterIP))
+	}
+	f.create(t, service("held-heir", typ(v1.ServiceTypeNodePort), func(h *v1.Service) { h.Spec.Ports[0].NodePort = s.Spec.Ports[0].NodePort }))
+}
+
+func testNoNodePorts(t *testing.T, f *fixture) {
+	no := false
+	s := f.create(t, service("bare-lb", typ(v1.ServiceTypeLoadBalancer), func(s *v1.Service) { s.Spec.AllocateLoadBalancerNodePorts = &no }))
+	if n := s.Spec.Ports[0].NodePort; n != 0 {
+		t.Errorf("got node port %d, asked for none", n)
+	}
+	s = f.create(t, service("turned-off", typ(v1.ServiceTypeLoadBalancer)))
+	port := s.Spec.Ports[0].NodePort
+	s.Spec.AllocateLoadBalancerNodePorts = &no
+	if s = f.update(t, s); s.Spec.Ports[0].NodePort != port {
+		t.Errorf("turning allocation off changed the port from %d to %d", port, s.Spec.Ports[0].NodePort)
+	}
+	s.Spec.Ports[0].NodePort = 0
+	if s = f.update(t, s); s.Spec.Ports[0].NodePort != 0 {
+		t.Errorf("a removed port came back as %d", s.Spec.Ports[0].NodePort)
+	}
+	f.create(t, service("port-heir", typ(v1.ServiceTypeNodePort), func(h *v1.Service) { h.Spec.Ports[0].NodePort = port }))
+}
+
 func testDryRun(t *testing.T, f *fixture) {
 	s, err := f.svc.Create(bg(), service("dry", typ(v1.ServiceTypeNodePort)), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	if err != nil {
@@ -422,44 +486,4 @@ func testServiceRange(t *testing.T, f *fixture) {
 	if err != nil || len(s.Spec.CIDRs) != 2 {
 		t.Errorf("service range is %+v, %v", s, err)
 	}
-}
-
-// TestAllocationsSurviveRestart checks that a new server on the same data knows what is taken, and that it mends
-// records that were lost.
-func TestAllocationsSurviveRestart(t *testing.T) {
-	dir := t.TempDir()
-	small := apitest.WithConfig(func(c *api.Config) {
-		c.ServiceCIDRs, c.NodePortRange = []string{"10.30.0.0/29"}, "31000-31003"
-	})
-	env := apitest.StartEnv(t, apitest.WithDir(dir), small)
-	f := connect(env)
-	taken := map[string]bool{}
-	for i := range 3 {
-		s := f.create(t, service(fmt.Sprintf("before-%d", i), typ(v1.ServiceTypeNodePort)))
-		taken[s.Spec.ClusterIP], taken[fmt.Sprint(s.Spec.Ports[0].NodePort)] = true, true
-	}
-	lost := f.create(t, service("lost")).Spec.ClusterIP
-	taken[lost] = true
-	if err := f.NetworkingV1().IPAddresses().Delete(bg(), lost, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	env.Stop()
-
-	f = connect(apitest.StartEnv(t, apitest.WithDir(dir), small))
-	w, err := f.NetworkingV1().IPAddresses().Watch(bg(), metav1.ListOptions{FieldSelector: "metadata.name=" + lost})
-	if err != nil {
-		t.Fatal(err)
-	}
-	<-w.ResultChan() // the repair puts the record back
-	w.Stop()
-	s := f.create(t, service("after", typ(v1.ServiceTypeNodePort)))
-	if taken[s.Spec.ClusterIP] || taken[fmt.Sprint(s.Spec.Ports[0].NodePort)] {
-		t.Errorf("%s and %d were handed out again", s.Spec.ClusterIP, s.Spec.Ports[0].NodePort)
-	}
-	_, err = f.svc.Create(bg(), service("too-many"), metav1.CreateOptions{})
-	if err == nil || !strings.Contains(err.Error(), "range is full") {
-		t.Errorf("a full range gave %v", err)
-	}
-	f.remove(t, "before-1")
-	f.create(t, service("fits"))
 }

@@ -1,0 +1,174 @@
+package disruption
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	v1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	policylisters "k8s.io/client-go/listers/policy/v1"
+
+	"github.com/berth-dev/berth/internal/control/workload/shell"
+)
+
+type controller struct {
+	shell.Env
+	queue   *shell.Queue
+	budgets policylisters.PodDisruptionBudgetLister
+}
+
+// Run keeps budgets' status until the context ends.
+func Run(ctx context.Context, e shell.Env) error {
+	inf := e.Informers.Policy().V1().PodDisruptionBudgets()
+	apps, core := e.Informers.Apps().V1(), e.Informers.Core().V1()
+	c := &controller{Env: e, queue: shell.NewQueue(), budgets: inf.Lister()}
+	a, err1 := shell.On(inf.Informer(), func(_, b *policyv1.PodDisruptionBudget, _ bool) { c.queue.Add(shell.Key(b)) })
+	b, err2 := shell.On(core.Pods().Informer(), func(old, p *v1.Pod, _ bool) { c.pod(old); c.pod(p) })
+	// Owners' sizes decide about percentages; a change of size looks at the
+	// budgets of its namespace.
+	d, err3 := shell.On(apps.Deployments().Informer(), func(old, o *appsv1.Deployment, _ bool) {
+		if old == nil || old.Generation != o.Generation {
+			c.all(o.Namespace)
+		}
+	})
+	r, err4 := shell.On(apps.ReplicaSets().Informer(), func(old, o *appsv1.ReplicaSet, _ bool) {
+		if metav1.GetControllerOfNoCopy(o) == nil && (old == nil || old.Generation != o.Generation) {
+			c.all(o.Namespace)
+		}
+	})
+	s, err5 := shell.On(apps.StatefulSets().Informer(), func(old, o *appsv1.StatefulSet, _ bool) {
+		if old == nil || old.Generation != o.Generation {
+			c.all(o.Namespace)
+		}
+	})
+	rc, err6 := shell.On(core.ReplicationControllers().Informer(), func(old, o *v1.ReplicationController, _ bool) {
+		if old == nil || old.Generation != o.Generation {
+			c.all(o.Namespace)
+		}
+	})
+	if err := errors.Join(err1, err2, err3, err4, err5, err6); err != nil {
+		return err
+	}
+	if err := e.Synced(ctx, a, b, d, r, s, rc); err != nil {
+		return nil
+	}
+	return e.Run(ctx, c.queue, 4, c.sync)
+}
+
+func (c *controller) list(ns string) []*policyv1.PodDisruptionBudget {
+	l, err := c.budgets.PodDisruptionBudgets(ns).List(labels.Everything())
+	if err != nil {
+		return nil
+	}
+	return l
+}
+
+func (c *controller) all(ns string) {
+	for _, b := range c.list(ns) {
+		c.queue.Add(shell.Key(b))
+	}
+}
+
+func (c *controller) pod(p *v1.Pod) {
+	if p == nil {
+		return
+	}
+	for _, b := range c.list(p.Namespace) {
+		if sel, err := metav1.LabelSelectorAsSelector(b.Spec.Selector); err == nil && sel.Matches(labels.Set(p.Labels)) {
+			c.queue.Add(shell.Key(b))
+		}
+	}
+}
+
+func (c *controller) sync(ctx context.Context, key string) (time.Duration, error) {
+	ns, name := shell.Split(key)
+	b, err := c.budgets.PodDisruptionBudgets(ns).Get(name)
+	if apierrors.IsNotFound(err) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	sel, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
+	if err != nil {
+		return 0, c.write(ctx, b, Failed(b, err.Error(), time.Now()))
+	}
+	found, err := c.Informers.Core().V1().Pods().Lister().Pods(ns).List(sel)
+	if err != nil {
+		return 0, err
+	}
+	var pods []*v1.Pod
+	for _, p := range found {
+		if p.Status.Phase != v1.PodSucceeded && p.Status.Phase != v1.PodFailed {
+			pods = append(pods, p)
+		}
+	}
+	expected, desired, problem := Expect(b, pods, c.scale)
+	if problem != "" {
+		return 0, c.write(ctx, b, Failed(b, problem, time.Now()))
+	}
+	st, again := Status(b, pods, expected, desired, time.Now())
+	return again, c.write(ctx, b, st)
+}
+
+func (c *controller) write(ctx context.Context, b *policyv1.PodDisruptionBudget, st policyv1.PodDisruptionBudgetStatus) error {
+	patch, err := shell.Diff(b, "status", b.Status, st)
+	if patch != nil {
+		// The eviction API writes here too: the version guards both.
+		_, err = c.Client.PolicyV1().PodDisruptionBudgets(b.Namespace).Patch(ctx, b.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+	}
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("writing the status of disruption budget %s: %w", shell.Key(b), err)
+	}
+	return nil
+}
+
+// scale finds the size of what a pod belongs to in the end.
+func (c *controller) scale(p *v1.Pod) (owner string, size int32, ok bool) {
+	ref := metav1.GetControllerOfNoCopy(p)
+	if ref == nil {
+		return "", 0, false
+	}
+	n := func(r *int32) int32 {
+		if r == nil {
+			return 1
+		}
+		return *r
+	}
+	apps := c.Informers.Apps().V1()
+	switch ref.Kind {
+	case "ReplicaSet":
+		s, err := apps.ReplicaSets().Lister().ReplicaSets(p.Namespace).Get(ref.Name)
+		if err != nil || s.UID != ref.UID {
+			return "", 0, false
+		}
+		if up := metav1.GetControllerOfNoCopy(s); up != nil && up.Kind == "Deployment" {
+			d, err := apps.Deployments().Lister().Deployments(p.Namespace).Get(up.Name)
+			if err != nil || d.UID != up.UID {
+				return "", 0, false
+			}
+			return string(d.UID), n(d.Spec.Replicas), true
+		}
+		return string(s.UID), n(s.Spec.Replicas), true
+	case "StatefulSet":
+		s, err := apps.StatefulSets().Lister().StatefulSets(p.Namespace).Get(ref.Name)
+		if err != nil || s.UID != ref.UID {
+			return "", 0, false
+		}
+		return string(s.UID), n(s.Spec.Replicas), true
+	case "ReplicationController":
+		s, err := c.Informers.Core().V1().ReplicationControllers().Lister().ReplicationControllers(p.Namespace).Get(ref.Name)
+		if err != nil || s.UID != ref.UID {
+			return "", 0, false
+		}
+		return string(s.UID), n(s.Spec.Replicas), true
+	}
+	return "", 0, false
+}

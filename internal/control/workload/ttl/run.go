@@ -1,0 +1,84 @@
+// Package ttl deletes finished Jobs when their time to live has passed.
+package ttl
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/journal"
+)
+
+// Expires says when a Job is to be deleted; ok is false while it is not
+// finished, has no time to live, or is being deleted.
+func Expires(j *batchv1.Job) (at time.Time, ok bool) {
+	if j.Spec.TTLSecondsAfterFinished == nil || j.DeletionTimestamp != nil {
+		return time.Time{}, false
+	}
+	for _, c := range j.Status.Conditions {
+		if (c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed) && c.Status == v1.ConditionTrue {
+			return c.LastTransitionTime.Add(time.Duration(*j.Spec.TTLSecondsAfterFinished) * time.Second), true
+		}
+	}
+	return time.Time{}, false
+}
+
+// Run deletes expired Jobs until the context ends.
+func Run(ctx context.Context, e shell.Env) error {
+	inf := e.Informers.Batch().V1().Jobs()
+	q := shell.NewQueue()
+	seen, err := shell.On(inf.Informer(), func(_, j *batchv1.Job, gone bool) {
+		if _, ok := Expires(j); ok && !gone {
+			q.Add(shell.Key(j))
+		}
+	})
+	if err != nil {
+		return err
+	}
+	if err := e.Synced(ctx, seen); err != nil {
+		return nil
+	}
+	return e.Run(ctx, q, 4, func(ctx context.Context, key string) (time.Duration, error) {
+		ns, name := shell.Split(key)
+		j, err := inf.Lister().Jobs(ns).Get(name)
+		if err != nil {
+			return 0, nil
+		}
+		at, ok := Expires(j)
+		if !ok {
+			return 0, nil
+		}
+		if left := time.Until(at); left > 0 {
+			return left, nil
+		}
+		// Live: the time to live may have been raised since.
+		j, err = e.Client.BatchV1().Jobs(ns).Get(ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return 0, nil
+		}
+		if err != nil {
+			return 0, fmt.Errorf("reading job %s: %w", key, err)
+		}
+		if at, ok = Expires(j); !ok {
+			return 0, nil
+		}
+		if left := time.Until(at); left > 0 {
+			return left, nil
+		}
+		opts := shell.SameUID(j)
+		fg := metav1.DeletePropagationForeground
+		opts.PropagationPolicy = &fg
+		opts.Preconditions.ResourceVersion = &j.ResourceVersion
+		e.Note("Job", j, "deleted", journal.Fact{Name: "expired", Value: at.UTC().Format(time.RFC3339)})
+		if err := e.Client.BatchV1().Jobs(ns).Delete(ctx, name, opts); err != nil && !apierrors.IsNotFound(err) {
+			return 0, fmt.Errorf("deleting expired job %s: %w", key, err)
+		}
+		return 0, nil
+	})
+}
