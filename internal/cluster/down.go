@@ -15,6 +15,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/cluster/containerd"
 	"github.com/berth-dev/berth/internal/cluster/host"
+	"github.com/berth-dev/berth/internal/proxy"
 )
 
 // Down stops the cluster on dataDir: berth itself, then every container
@@ -134,7 +135,7 @@ func (c *Config) purge() error {
 			errs = append(errs, fmt.Errorf("removing bridge %s: %w", c.Bridge(), err))
 		}
 	}
-	if err := c.purgeTables(); err != nil {
+	if err := proxy.Cleanup(c.Instance()); err != nil {
 		errs = append(errs, err)
 	}
 	if dir := c.Layout().SocketDir(); dir != c.Path("run", "s") {
@@ -147,6 +148,3 @@ func (c *Config) purge() error {
 	}
 	return errors.Join(errs...)
 }
-
-// purgeTables is here until the proxy's own clean-up lands.
-func (c *Config) purgeTables() error { return nil }

@@ -25,6 +25,7 @@ import (
 	"github.com/berth-dev/berth/internal/control/workload"
 	"github.com/berth-dev/berth/internal/nodes/health"
 	"github.com/berth-dev/berth/internal/nodes/ipam"
+	"github.com/berth-dev/berth/internal/proxy"
 )
 
 // startControllers runs the scheduler and the controllers on the cluster's own
@@ -94,6 +95,9 @@ func (u *up) startNode(ctx, parts context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := u.startProxy(parts); err != nil {
+		return err
+	}
 	u.crew.start(parts, part{"agent", func(ctx context.Context) error { return agent.Run(ctx, cfg) }})
 	return u.clock.stage("node", func() (string, error) {
 		if err := u.waitNodeReady(ctx); err != nil {
@@ -101,6 +105,21 @@ func (u *up) startNode(ctx, parts context.Context) error {
 		}
 		return "Ready", u.nameRole(ctx)
 	})
+}
+
+// startProxy runs the service proxy on the cluster's own informers.
+func (u *up) startProxy(parts context.Context) error {
+	log, err := u.logs.part("proxy")
+	if err != nil {
+		return err
+	}
+	cfg := proxy.Config{
+		NodeName: u.NodeName, Client: u.client, Informers: u.informers, Instance: u.Instance(), ClusterCIDR: u.ClusterCIDR, BridgeName: u.Bridge(),
+		HealthzBind: fmt.Sprintf("0.0.0.0:%d", u.Ports.ProxyHealthz), MetricsBind: fmt.Sprintf("127.0.0.1:%d", u.Ports.ProxyMetrics),
+		Log: log, Metrics: newRegistry(), Journal: u.journal,
+	}
+	u.crew.start(parts, part{"proxy", func(ctx context.Context) error { return proxy.Run(ctx, cfg) }})
+	return nil
 }
 
 // nameRole labels this node as what it is. A node may not claim a role for

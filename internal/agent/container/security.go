@@ -124,7 +124,8 @@ func containerSecurity(in Input, c *v1.Container) (*runtimeapi.LinuxContainerSec
 		return nil, err
 	}
 	out.Seccomp = seccomp
-	out.Apparmor, out.ApparmorProfile, err = appArmorProfile(pod, c, e.apparmor) //nolint:staticcheck // older runtimes read only the string
+	//lint:ignore SA1019 older runtimes read only the string
+	out.Apparmor, out.ApparmorProfile, err = appArmorProfile(pod, c, e.apparmor)
 	return out, err
 }
 

@@ -7,8 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"sync"
 	"time"
@@ -20,36 +18,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
-
-const (
-	volData = "vol_data.json"
-
-	persistent = "Persistent"
-	ephemeral  = "Ephemeral"
-)
-
-// record is kept beside each volume that a driver was asked for, written
-// before the driver is asked, so that whatever the driver did can be undone
-// after a crash. The first keys are those of the kubelet.
-type record struct {
-	PV           string `json:"specVolID"`
-	Handle       string `json:"volumeHandle"`
-	Driver       string `json:"driverName"`
-	Node         string `json:"nodeName,omitempty"`
-	AttachmentID string `json:"attachmentID,omitempty"`
-	Lifecycle    string `json:"volumeLifecycleMode,omitempty"`
-
-	// Volume is the name of the pod's volume, Target where it is published,
-	// Staging where it is staged ("" if never), Block its mode.
-	Volume    string `json:"berthPodVolume,omitempty"`
-	Target    string `json:"berthTarget,omitempty"`
-	Staging   string `json:"berthStaging,omitempty"`
-	Block     bool   `json:"berthBlock,omitempty"`
-	ReadOnly  bool   `json:"berthReadOnly,omitempty"`
-	Republish bool   `json:"berthRepublish,omitempty"`
-	// Done says that the driver answered: the volume is complete.
-	Done bool `json:"berthPublished,omitempty"`
-}
 
 // csi drives volumes of CSI drivers.
 type csi struct {
@@ -203,10 +171,6 @@ func (c *csi) present(dir, volume string, republish bool) (Mounted, bool) {
 		return Mounted{}, false
 	}
 	return r.mounted(), true
-}
-
-func (r *record) mounted() Mounted {
-	return Mounted{HostPath: r.Target, ReadOnly: r.ReadOnly, Block: r.Block, SELinuxRelabel: !r.Block}
 }
 
 // persisted is a volume of a pod that was set up before, found without the API.
@@ -476,171 +440,4 @@ func (c *csi) give(r *request) error {
 		}
 	}
 	return nil
-}
-
-// unpublishPod takes down all CSI volumes of a pod, from their records.
-func (c *csi) unpublishPod(ctx context.Context, uid types.UID) error {
-	var errs []error
-	for _, dir := range subdirs(filepath.Dir(c.volumeDir(uid, "x"))) {
-		if err := c.unpublish(ctx, uid, dir); err != nil {
-			errs = append(errs, fmt.Errorf("volume %q: %w", filepath.Base(dir), err))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-func (c *csi) unpublish(ctx context.Context, uid types.UID, dir string) error {
-	r, err := readRecord(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil // the driver was never asked
-	}
-	if err != nil {
-		return err
-	}
-	release, err := c.hold(ctx, r)
-	if err != nil {
-		return err
-	}
-	defer release()
-	dr, err := c.m.cfg.Drivers.get(r.Driver)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, csiTimeout)
-	defer cancel()
-	c.m.k.step("unpublish volume")
-	if _, err := dr.node.NodeUnpublishVolume(ctx, &spec.NodeUnpublishVolumeRequest{VolumeId: r.Handle, TargetPath: r.Target}); err != nil {
-		return &eventError{reason: "FailedUnmount", format: "UnmountVolume.TearDown failed for volume %q : %v", err: err}
-	}
-	if err := c.m.k.removeTree(r.Target); err != nil {
-		return err // still mounted: the driver did not do what it said
-	}
-	if r.Block {
-		_ = os.Remove(filepath.Dir(r.Target)) // goes with the last pod's device
-	}
-	c.m.k.step("remove record")
-	if err := os.Remove(filepath.Join(dir, volData)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	defer c.m.inUseChanged()
-	if r.Staging == "" {
-		return nil
-	}
-	return c.unstageIfUnused(ctx, dr, r)
-}
-
-// unstageIfUnused unstages a volume that no pod on this node has. The volume's
-// lock is held.
-func (c *csi) unstageIfUnused(ctx context.Context, dr *driver, r *record) error {
-	if c.used(r) {
-		return nil
-	}
-	c.m.k.step("unstage volume")
-	if _, err := dr.node.NodeUnstageVolume(ctx, &spec.NodeUnstageVolumeRequest{VolumeId: r.Handle, StagingTargetPath: r.Staging}); err != nil {
-		return &eventError{reason: "FailedUnmount", format: "UnmountVolume.UnmountDevice failed for volume %q : %v", err: err}
-	}
-	if err := c.m.k.removeTree(r.Staging); err != nil {
-		return err
-	}
-	return c.m.k.removeTree(c.stagingDir(r))
-}
-
-// used says whether some pod on disk has a volume.
-func (c *csi) used(r *record) bool {
-	for _, pod := range subdirs(c.m.layout.pods()) {
-		for _, dir := range subdirs(filepath.Join(pod, "volumes", escape(pluginCSI))) {
-			if o, err := readRecord(dir); err == nil && o.Driver == r.Driver && o.Handle == r.Handle {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-// unstageUnused unstages what a crash left staged for nobody. Volumes of
-// drivers that are not here wait until theirs registers.
-func (c *csi) unstageUnused(ctx context.Context) error {
-	var errs []error
-	for _, driverDir := range subdirs(c.m.layout.csiPluginDir()) {
-		for _, dir := range subdirs(driverDir) {
-			r, err := readRecord(dir)
-			if err != nil {
-				continue // a driver's own directory
-			}
-			if _, err := c.m.cfg.Drivers.get(r.Driver); err != nil {
-				continue
-			}
-			if err := c.unstageOne(ctx, r); err != nil {
-				errs = append(errs, fmt.Errorf("unstaging volume %s of driver %s: %w", r.Handle, r.Driver, err))
-			}
-		}
-	}
-	return errors.Join(errs...)
-}
-
-func (c *csi) unstageOne(ctx context.Context, r *record) error {
-	release, err := c.hold(ctx, r)
-	if err != nil {
-		return err
-	}
-	defer release()
-	if c.used(r) {
-		return nil
-	}
-	dr, err := c.m.cfg.Drivers.get(r.Driver)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, csiTimeout)
-	defer cancel()
-	return c.unstageIfUnused(ctx, dr, r)
-}
-
-func readRecord(dir string) (*record, error) {
-	b, err := os.ReadFile(filepath.Join(dir, volData))
-	if err != nil {
-		return nil, err
-	}
-	var r record
-	if err := json.Unmarshal(b, &r); err != nil {
-		return nil, fmt.Errorf("parsing %s: %w", filepath.Join(dir, volData), err)
-	}
-	if r.Driver == "" || r.Handle == "" {
-		return nil, fmt.Errorf("parsing %s: driverName and volumeHandle are required", filepath.Join(dir, volData))
-	}
-	if r.Target == "" {
-		r.Target = filepath.Join(dir, "mount") // written by a kubelet
-	}
-	return &r, nil
-}
-
-func (k kernel) writeRecord(dir string, r *record) error {
-	b, err := json.Marshal(r)
-	if err != nil {
-		return err
-	}
-	if err := k.mkdirAll(dir, 0o750); err != nil {
-		return err
-	}
-	k.step("write record")
-	tmp := filepath.Join(dir, "."+volData+".tmp")
-	if err := os.WriteFile(tmp, b, 0o600); err != nil {
-		return err
-	}
-	k.step("place record")
-	return os.Rename(tmp, filepath.Join(dir, volData))
-}
-
-func subdirs(dir string) []string {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return nil
-	}
-	var out []string
-	for _, e := range entries {
-		if e.IsDir() {
-			out = append(out, filepath.Join(dir, e.Name()))
-		}
-	}
-	return out
 }

@@ -38,11 +38,6 @@ func (l layout) volume(uid types.UID, plugin, name string) string {
 	return filepath.Join(l.pod(uid), "volumes", escape(plugin), name)
 }
 
-// device is the directory of block volume links of a pod.
-func (l layout) device(uid types.UID, plugin, name string) string {
-	return filepath.Join(l.pod(uid), "volumeDevices", escape(plugin), name)
-}
-
 // ready is the mark that a volume was set up completely once.
 func (l layout) ready(uid types.UID, plugin, name string) string {
 	return filepath.Join(l.pod(uid), "plugins", escape(plugin), name, "ready")

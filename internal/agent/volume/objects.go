@@ -66,10 +66,12 @@ type objects struct {
 	shared  map[kind]*sharing
 }
 
-// sharing is how a kind is watched; mode is valid once decided is closed.
+// sharing is how a kind is watched; all is valid once decided is closed. Until
+// then err is why that could not be found out, for those who wait.
 type sharing struct {
 	decided chan struct{}
 	all     bool
+	err     error // guarded by objects.mu
 }
 
 // entry is one referenced object.
@@ -156,7 +158,11 @@ func (o *objects) startLocked(k key, e *entry) {
 		o.shared[k.kind] = sh
 		o.wg.Go(func() { o.runKind(k.kind, sh) })
 	}
+	undecided := sh.err
 	o.wg.Go(func() {
+		if undecided != nil {
+			o.set(k, e, nil, undecided)
+		}
 		select {
 		case <-sh.decided:
 		case <-ctx.Done():
@@ -254,6 +260,23 @@ func contentOf(obj any) *content {
 		}}
 	}
 	return nil
+}
+
+// undecided tells everybody who waits for objects of a kind that the API
+// server could not be asked.
+func (o *objects) undecided(kd kind, sh *sharing, err error) {
+	o.mu.Lock()
+	sh.err = err
+	waiting := map[key]*entry{}
+	for k, e := range o.entries {
+		if k.kind == kd {
+			waiting[k] = e
+		}
+	}
+	o.mu.Unlock()
+	for k, e := range waiting {
+		o.set(k, e, nil, err)
+	}
 }
 
 // notFound is the API's own answer for an object that does not exist.

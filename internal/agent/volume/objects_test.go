@@ -51,6 +51,11 @@ func newCluster(t *testing.T, allowAll bool, objects ...runtime.Object) *cluster
 		return false, nil, nil
 	})
 	c.PrependReactor("create", "selfsubjectaccessreviews", func(ktesting.Action) (bool, runtime.Object, error) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.away {
+			return true, nil, errors.New("connection refused")
+		}
 		return true, &authorization.SelfSubjectAccessReview{Status: authorization.SubjectAccessReviewStatus{Allowed: allowAll}}, nil
 	})
 	c.PrependReactor("create", "serviceaccounts", func(a ktesting.Action) (bool, runtime.Object, error) {
@@ -391,9 +396,8 @@ func TestContentsStayWhileTheAPIServerIsAway(t *testing.T) {
 	mustMount(t, m, pod)
 	m.Close()
 	c.setAway(true)
-	// An answer from a watch kind review is needed first; the fake denies it
-	// without asking whether it is away.
-	m = newTestManager(t, Config{RootDir: root, Client: c})
+	woken := make(chan types.UID, 10)
+	m = newTestManager(t, Config{RootDir: root, Client: c, Wake: func(uid types.UID) { woken <- uid }})
 	out := mustMount(t, m, pod)
 	if readFile(t, out["cm"].HostPath, "key") != "one" {
 		t.Error("contents lost")
@@ -401,6 +405,21 @@ func TestContentsStayWhileTheAPIServerIsAway(t *testing.T) {
 	if _, err := m.Mount(context.Background(), testPod("b", configMapVolume("cm"))); err == nil {
 		t.Error("a new pod got contents from nowhere")
 	}
+	// It is back: who waited is woken, and what changed meanwhile arrives.
+	done := make(chan struct{})
+	watchDir(t, out["cm"].HostPath, func() bool {
+		b, _ := os.ReadFile(filepath.Join(out["cm"].HostPath, "key"))
+		return string(b) == "two"
+	}, done)
+	_ = c.Tracker().Update(v1.SchemeGroupVersion.WithResource("configmaps"), configMap("cm", "two", 7), "ns")
+	c.setAway(false)
+	<-done
+	for uid := range woken {
+		if uid == "b" {
+			break
+		}
+	}
+	mustMount(t, m, testPod("b", configMapVolume("cm")))
 	mustUnmount(t, m, "a")
 	mustUnmount(t, m, "b")
 }

@@ -291,3 +291,41 @@ func TestOrphansAreRemovedAndStrangersKept(t *testing.T) {
 	}
 	mustUnmount(t, m, "p1")
 }
+
+// What a sync of a running pod costs: nothing changed, nothing is written.
+func BenchmarkMountUnchanged(b *testing.B) {
+	if os.Getuid() != 0 {
+		b.Skip("needs root to mount file systems")
+	}
+	m := New(Config{RootDir: b.TempDir()})
+	defer m.Close()
+	pod := testPod("a", emptyDirVolume("mem", v1.StorageMediumMemory), downwardVolume("info"))
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := m.Mount(context.Background(), pod); err != nil {
+			b.Fatal(err)
+		}
+	}
+	if err := m.Unmount(context.Background(), "a"); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// What a pod's volumes cost over its life.
+func BenchmarkMountUnmount(b *testing.B) {
+	if os.Getuid() != 0 {
+		b.Skip("needs root to mount file systems")
+	}
+	m := New(Config{RootDir: b.TempDir()})
+	defer m.Close()
+	pod := testPod("a", emptyDirVolume("mem", v1.StorageMediumMemory), downwardVolume("info"))
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := m.Mount(context.Background(), pod); err != nil {
+			b.Fatal(err)
+		}
+		if err := m.Unmount(context.Background(), "a"); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -25,6 +25,7 @@ func (o *objects) runKind(kd kind, sh *sharing) {
 			break
 		}
 		o.log.Debug("asking what may be watched", "kind", kd, "error", err)
+		o.undecided(kd, sh, fmt.Errorf("asking the API server what may be watched: %w", err))
 		if !o.pause(o.ctx, attempt) {
 			return
 		}
