@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -28,11 +29,13 @@ import (
 	"github.com/berth-dev/berth/internal/agent/network"
 	"github.com/berth-dev/berth/internal/agent/node"
 	"github.com/berth-dev/berth/internal/agent/pod"
+	"github.com/berth-dev/berth/internal/agent/pressure"
 	"github.com/berth-dev/berth/internal/agent/probe"
 	"github.com/berth-dev/berth/internal/agent/resource"
 	"github.com/berth-dev/berth/internal/agent/runtime"
 	"github.com/berth-dev/berth/internal/agent/serve"
 	"github.com/berth-dev/berth/internal/agent/source"
+	"github.com/berth-dev/berth/internal/agent/stats"
 	"github.com/berth-dev/berth/internal/agent/volume"
 	"github.com/berth-dev/berth/internal/journal"
 )
@@ -133,6 +136,7 @@ type Agent struct {
 	Cgroups *resource.Cgroups
 	Puller  *image.Puller
 	Board   *node.Board
+	Stats   *stats.Provider
 	Events  record.EventRecorder
 	// Node returns the Node as last seen, nil before that.
 	Node func() *v1.Node
@@ -142,6 +146,10 @@ type Agent struct {
 	imageSet *imageSet
 	prober   *probe.Prober
 	features *handlers
+
+	collector   *pressure.Collector
+	sourcesTold atomic.Bool
+	pressed     atomic.Pointer[node.Pressure]
 }
 
 // Run runs the agent until ctx ends. Containers go on running after it and are
@@ -155,6 +163,7 @@ func Run(ctx context.Context, cfg Config) error {
 	a := &Agent{Config: cfg, Board: node.NewBoard(), view: newNodeView(cfg.NodeIPs)}
 	a.Node = a.view.get
 	a.view.on = append(a.view.on, a.writeCNI)
+	a.Config.Admit = append(a.Config.Admit, a.underPressure)
 	a.firstCNI()
 	var err error
 	if a.Runtime, a.Images, err = runtime.Connect(ctx, runtime.ConnectConfig{
@@ -172,6 +181,9 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	defer a.Volumes.Close()
+	if err := a.buildUpkeep(ctx); err != nil {
+		return err
+	}
 	return a.run(ctx, cancel)
 }
 
@@ -189,7 +201,9 @@ func (a *Agent) parts() []part {
 		{"volumes", a.Volumes.Run},
 		{"probes", a.prober.Run},
 		{"pods", a.Pods.Run},
+		{"log rotation", a.rotateLogs},
 		{"sources", func(ctx context.Context) error { return source.Run(ctx, a.sourceConfig()) }},
+		{"eviction", func(ctx context.Context) error { return pressure.Run(ctx, a.pressureConfig()) }},
 	}
 	if cfg.Client != nil {
 		list = append(list, part{"node", func(ctx context.Context) error { return node.Run(ctx, a.nodeConfig()) }})
@@ -271,7 +285,7 @@ func (a *Agent) sourceConfig() source.Config {
 	return source.Config{
 		NodeName: a.Config.NodeName, Client: a.Config.Client, Node: a.view.uid, NodeReady: a.view.ready,
 		Path: k.StaticPodPath, PathPeriod: k.FileCheckFrequency.Duration, URL: k.StaticPodURL, Header: header, URLPeriod: k.HTTPCheckFrequency.Duration,
-		Sink: a.Pods, Recorder: a.Events, Log: a.Config.Log,
+		Sink: &toldSink{Manager: a.Pods, told: &a.sourcesTold}, Recorder: a.Events, Log: a.Config.Log,
 	}
 }
 
@@ -291,6 +305,9 @@ func (a *Agent) serveConfig() serve.Config {
 	s.Pods, s.Runtime, s.RootDir = podsView{a}, a.Runtime, a.Config.RootDir
 	if s.Metrics == nil {
 		s.Metrics = a.Config.Metrics
+	}
+	if s.Stats == nil {
+		s.Stats = a.Stats
 	}
 	s.Checks = append(s.Checks, serve.Check{Name: "runtime", Check: a.Watcher.Healthy})
 	return s

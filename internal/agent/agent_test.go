@@ -2,6 +2,8 @@ package agent
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -10,6 +12,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -49,6 +52,19 @@ func newCluster(t *testing.T) *cluster {
 	c.api.PrependReactor("create", "pods", func(a ktesting.Action) (bool, runtime.Object, error) {
 		if p := a.(ktesting.CreateAction).GetObject().(*v1.Pod); p.UID == "" {
 			p.UID = types.UID(fmt.Sprintf("%s-%d", p.Name, time.Now().UnixNano()))
+		}
+		return false, nil, nil
+	})
+	// The fake does not look at the UID that guards a patch; an API server does.
+	c.api.PrependReactor("patch", "pods", func(a ktesting.Action) (bool, runtime.Object, error) {
+		pa := a.(ktesting.PatchAction)
+		var guard struct{ Metadata struct{ UID types.UID } }
+		if err := json.Unmarshal(pa.GetPatch(), &guard); err != nil || guard.Metadata.UID == "" {
+			c.Errorf("a status patch without a UID: %s", pa.GetPatch())
+		}
+		have, err := c.api.Tracker().Get(a.GetResource(), a.GetNamespace(), pa.GetName())
+		if err == nil && have.(*v1.Pod).UID != guard.Metadata.UID {
+			return true, nil, apierrors.NewConflict(a.GetResource().GroupResource(), pa.GetName(), errors.New("the UID differs"))
 		}
 		return false, nil, nil
 	})

@@ -18,9 +18,11 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 	utilexec "k8s.io/utils/exec"
+	"k8s.io/utils/ptr"
 
 	"github.com/berth-dev/berth/internal/agent/container"
 	"github.com/berth-dev/berth/internal/agent/image"
+	"github.com/berth-dev/berth/internal/agent/logs"
 	"github.com/berth-dev/berth/internal/agent/network"
 	"github.com/berth-dev/berth/internal/agent/node"
 	"github.com/berth-dev/berth/internal/agent/pod"
@@ -306,4 +308,33 @@ func quantities(field string, in map[string]string) (v1.ResourceList, error) {
 		out[v1.ResourceName(name)] = q
 	}
 	return out, nil
+}
+
+// rotateLogs keeps container logs within the configured bounds.
+func (a *Agent) rotateLogs(ctx context.Context) error {
+	k := a.Config.Kubelet
+	cfg := logs.Config{MaxSize: 10 << 20, MaxFiles: 5, Workers: int(ptr.Deref(k.ContainerLogMaxWorkers, 1)), Log: a.Config.Log, Reopen: a.Runtime.ReopenContainerLog,
+		Running: func() (out []logs.Log) {
+			for _, c := range a.Watcher.Running() {
+				if c.LogPath != "" {
+					out = append(out, logs.Log{ContainerID: c.ID, Path: c.LogPath})
+				}
+			}
+			return out
+		},
+	}
+	if k.ContainerLogMaxSize != "" {
+		q, err := apiresource.ParseQuantity(k.ContainerLogMaxSize)
+		if err != nil {
+			return fmt.Errorf("reading containerLogMaxSize %q: %w", k.ContainerLogMaxSize, err)
+		}
+		cfg.MaxSize = q.Value()
+	}
+	if k.ContainerLogMaxFiles != nil {
+		cfg.MaxFiles = int(*k.ContainerLogMaxFiles)
+	}
+	if k.ContainerLogMonitorInterval != nil {
+		cfg.Interval = k.ContainerLogMonitorInterval.Duration
+	}
+	return logs.Run(ctx, cfg)
 }

@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"os"
 	"strings"
@@ -12,11 +13,14 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes/scheme"
 	typedcore "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 
 	"github.com/berth-dev/berth/internal/agent"
 	"github.com/berth-dev/berth/internal/control/schedule"
+	"github.com/berth-dev/berth/internal/control/workload"
+	"github.com/berth-dev/berth/internal/nodes/health"
 	"github.com/berth-dev/berth/internal/nodes/ipam"
 )
 
@@ -41,11 +45,36 @@ func (u *up) startControllers(parts context.Context) error {
 	u.crew.start(parts, part{"node ipam", func(ctx context.Context) error {
 		return ipam.Run(ctx, ipam.Config{Client: u.client, Informers: u.informers, Pools: []*ipam.Pool{pool}, Events: recorder, Log: log, Journal: u.journal})
 	}})
+	u.crew.start(parts, part{"node health", func(ctx context.Context) error {
+		return health.Run(ctx, health.Config{Client: u.client, Informers: u.informers, Log: log, Journal: u.journal})
+	}})
 	u.crew.start(parts, part{"scheduler", func(ctx context.Context) error {
 		return schedule.Run(ctx, schedule.Config{Client: u.client, Informers: u.informers, Log: schedLog, Journal: u.journal})
 	}})
+	controllers, err := u.workloadConfig(log)
+	if err != nil {
+		return err
+	}
+	u.crew.start(parts, part{"controllers", func(ctx context.Context) error { return workload.Run(ctx, controllers) }})
 	u.informers.Start(parts.Done())
 	return nil
+}
+
+// workloadConfig gives the workload controllers the cluster's client and CA.
+func (u *up) workloadConfig(log *slog.Logger) (workload.Config, error) {
+	cfg := workload.Config{Client: u.client, Discovery: u.client.Discovery(), Informers: u.informers, Log: log, Journal: u.journal}
+	var err error
+	if cfg.Metadata, err = metadata.NewForConfig(u.admin); err != nil {
+		return cfg, fmt.Errorf("making the controllers' client: %w", err)
+	}
+	if cfg.RootCA, err = os.ReadFile(u.files.CA.Cert); err != nil {
+		return cfg, fmt.Errorf("reading the cluster's authority: %w", err)
+	}
+	cfg.SigningCert = cfg.RootCA
+	if cfg.SigningKey, err = os.ReadFile(u.files.CA.Key); err != nil {
+		return cfg, fmt.Errorf("reading the key of the cluster's authority: %w", err)
+	}
+	return cfg, nil
 }
 
 // startNode runs the agent and the proxy and waits for the node to be Ready.

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/pprof"
 	"os"
 	"time"
 )
@@ -61,6 +62,9 @@ func (u *up) serveStatus(ctx context.Context) error {
 			u.log.Debug("answering a status request", "error", err)
 		}
 	})
+	// Only root reaches this socket, so profiles may be taken at any time.
+	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	u.crew.start(ctx, part{"control socket", func(ctx context.Context) error {
 		stop := context.AfterFunc(ctx, func() { srv.Close() })

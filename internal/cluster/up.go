@@ -7,10 +7,12 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"runtime/debug"
 	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -54,6 +56,7 @@ type up struct {
 // closed once the node is Ready. A failing start stops what it started and
 // removes what it made.
 func Up(ctx context.Context, cfg *Config, emit Progress, ready chan<- struct{}) (err error) {
+	debug.SetGCPercent(leanGC)
 	u := &up{Config: cfg, clock: clock{began: time.Now(), emit: emit}, journal: journal.Discard}
 	undo, err := u.prepare()
 	if err != nil {
@@ -78,6 +81,11 @@ func Up(ctx context.Context, cfg *Config, emit Progress, ready chan<- struct{}) 
 	u.ready, u.readyIn = true, time.Since(u.clock.began)
 	u.mu.Unlock()
 	close(ready)
+	u.crew.start(parts, part{"memory", func(ctx context.Context) error {
+		keepLean(ctx, u.log)
+		<-ctx.Done()
+		return nil
+	}})
 	select {
 	case <-ctx.Done():
 		return nil
@@ -251,8 +259,17 @@ func (u *up) startControl(ctx, parts context.Context) error {
 	if u.client, err = kubernetes.NewForConfig(u.admin); err != nil {
 		return fmt.Errorf("making the cluster's own client: %w", err)
 	}
-	u.informers = informers.NewSharedInformerFactory(u.client, 0)
+	// Nobody here reads managed fields, and they are half of many objects.
+	u.informers = informers.NewSharedInformerFactoryWithOptions(u.client, 0, informers.WithTransform(dropManagedFields))
 	return u.startControllers(parts)
+}
+
+// dropManagedFields trims what the shared informers keep.
+func dropManagedFields(obj any) (any, error) {
+	if o, err := meta.Accessor(obj); err == nil && o.GetManagedFields() != nil {
+		o.SetManagedFields(nil)
+	}
+	return obj, nil
 }
 
 // srvConfig is the loopback client without client-side limits: the parts of

@@ -157,6 +157,9 @@ type NodeSettings struct {
 	// (LimitedSwap); SwapCapacity is the node's swap in bytes.
 	SwapLimited  bool
 	SwapCapacity int64
+	// NoSwapController says that the kernel cannot limit swap on v2
+	// (memory.swap.max is missing); nothing is written there then.
+	NoSwapController bool
 	// AllowedUnsafeSysctls as configured, patterns may end in "*".
 	AllowedUnsafeSysctls []string
 	// ThermalThrottlePaths are the per-CPU thermal_throttle directories of this

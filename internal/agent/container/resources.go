@@ -172,6 +172,9 @@ func swap(in Input, c *v1.Container, out *runtimeapi.LinuxContainerResources) {
 		out.MemorySwapLimitInBytes = out.MemoryLimitInBytes
 		return
 	}
+	if in.Node.NoSwapController {
+		return
+	}
 	allowed := int64(0)
 	request, limit := c.Resources.Requests.Memory(), c.Resources.Limits.Memory()
 	if in.Node.SwapLimited && in.MemoryCapacity > 0 && resource.QOS(in.Pod) == v1.PodQOSBurstable &&

@@ -80,6 +80,9 @@ func dnsInput(in Input) network.DNSInput {
 // SandboxConfig is the runtime's configuration of a pod's sandbox.
 func SandboxConfig(in Input) (*runtimeapi.PodSandboxConfig, error) {
 	pod := in.Pod
+	if u := pod.Spec.HostUsers; u != nil && !*u && in.UserNamespace == nil {
+		return nil, fmt.Errorf("pod %s/%s wants a user namespace (hostUsers: false): the runtime handler or this node has none", pod.Namespace, pod.Name)
+	}
 	dns, _, err := network.ComposeDNS(dnsInput(in))
 	if err != nil {
 		return nil, fmt.Errorf("composing DNS of pod %s/%s: %w", pod.Namespace, pod.Name, err)

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/url"
 	"os"
 	"path"
 	"sort"
@@ -152,18 +151,20 @@ func hasPath(path, prefix string) bool {
 	return path == prefix || strings.HasPrefix(path, prefix)
 }
 
+// splitServer takes "scheme://host[:port]/path" apart; host may hold globs,
+// so it is no URL.
 func splitServer(server string) (host, prefix string, ok bool) {
-	if !strings.Contains(server, "://") {
-		server = "https://" + server
+	if _, rest, found := strings.Cut(server, "://"); found {
+		server = rest
 	}
-	u, err := url.Parse(server)
-	if err != nil || u.Host == "" {
-		return "", "", false
-	}
-	return u.Host, strings.Trim(u.Path, "/"), true
+	host, prefix, _ = strings.Cut(server, "/")
+	return host, strings.Trim(prefix, "/"), host != ""
 }
 
 func matchHost(pattern, host string) bool {
+	if pattern == host {
+		return true // also spares IPv6 brackets from being read as a glob
+	}
 	ph, pp := splitPort(pattern)
 	hh, hp := splitPort(host)
 	if pp != hp {

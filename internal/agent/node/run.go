@@ -163,8 +163,10 @@ func Run(ctx context.Context, cfg Config) error {
 	return nil
 }
 
+// nodeRef is the Node as events name it. By convention a node's own events
+// carry its name in place of the UID, and that is how they are searched.
 func nodeRef(name string) *v1.ObjectReference {
-	return &v1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: name}
+	return &v1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: name, UID: types.UID(name)}
 }
 
 // seen is the newest known state of the own Node object, from the watch or

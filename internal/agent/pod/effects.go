@@ -298,7 +298,7 @@ func (m *Manager) remove(ctx context.Context, a Action) *Failure {
 		return failure(err, "RemoveContainerError")
 	}
 	m.cfg.Runtime.Remove(a.ID)
-	if path := st.GetStatus().GetLogPath(); path != "" {
+	if path := st.GetStatus().GetLogPath(); path != "" && !a.KeepLogs {
 		if err := removeLogs(path); err != nil {
 			m.cfg.Log.Warn("removing a container's log", "err", err)
 		}

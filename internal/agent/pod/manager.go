@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/internal/agent/runtime"
 	"github.com/berth-dev/berth/internal/journal"
@@ -61,6 +62,8 @@ type Manager struct {
 	workers map[types.UID]*worker
 	// blocked are static pods that wait for an older one of the same name.
 	blocked map[types.NamespacedName]*v1.Pod
+	// mirrors are what the API holds of static pods, by the static pod.
+	mirrors map[types.UID]*v1.Pod
 	// ready: all sources have reported, so what nobody knows is an orphan.
 	ready   bool
 	nodeIPs string
@@ -72,7 +75,7 @@ func NewManager(cfg Config) *Manager {
 		cfg.Now = time.Now
 	}
 	m := &Manager{
-		cfg: cfg, workers: map[types.UID]*worker{}, blocked: map[types.NamespacedName]*v1.Pod{},
+		cfg: cfg, workers: map[types.UID]*worker{}, blocked: map[types.NamespacedName]*v1.Pod{}, mirrors: map[types.UID]*v1.Pod{},
 		actions: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Namespace: "berth_agent", Subsystem: "pod", Name: "action_duration_seconds",
 			Help:    "Time an action on a pod took, by kind.",
@@ -100,7 +103,8 @@ func (m *Manager) Run(ctx context.Context) error {
 	case <-m.cfg.Runtime.Synced():
 	}
 	m.mu.Lock()
-	m.ctx = ctx
+	// Errors of the runtime are reported here, in the pod's words.
+	m.ctx = klog.NewContext(ctx, klog.Logger{})
 	for _, w := range m.workers {
 		m.begin(w)
 	}
@@ -185,6 +189,7 @@ func (m *Manager) add(pod *v1.Pod, static bool) {
 		}
 	}
 	w := newWorker(m, Spec{Pod: pod, Static: static})
+	w.mirror = m.mirrors[pod.UID]
 	m.workers[pod.UID] = w
 	m.begin(w)
 }
@@ -198,8 +203,12 @@ func (m *Manager) Gone(uid types.UID) {
 			delete(m.blocked, name)
 		}
 	}
+	delete(m.mirrors, uid)
 	if w := m.workers[uid]; w != nil {
-		w.update(func(s *Spec) { s.Removed = true })
+		w.update(func(s *Spec) {
+			s.Removed = true
+			w.mirror = nil // from now on it stands for the pod's successor
+		})
 	}
 }
 
@@ -208,6 +217,11 @@ func (m *Manager) Gone(uid types.UID) {
 func (m *Manager) SetMirror(static types.UID, mirror *v1.Pod) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if mirror == nil {
+		delete(m.mirrors, static)
+	} else {
+		m.mirrors[static] = mirror
+	}
 	if w := m.workers[static]; w != nil {
 		w.mu.Lock()
 		w.mirror = mirror

@@ -86,6 +86,8 @@ type Action struct {
 	Deadline time.Time
 	// Backoff is the back-off entry that performing a start creates.
 	Backoff *Backoff
+	// KeepLogs makes a removal leave the container's logs.
+	KeepLogs bool
 	// Event to report when the action begins, if any.
 	Event   *Event
 	Because []journal.Fact

@@ -109,6 +109,7 @@ func (p *planner) conditions(s *v1.PodStatus) {
 	}
 	p.set(s, v1.PodReady, ready, reason, msg)
 	p.set(s, v1.PodScheduled, true, "", "")
+	p.restartCondition(s)
 	if p.end != nil && p.end.force != nil && p.end.force.Condition != nil && terminal(s.Phase) {
 		c := p.end.force.Condition.DeepCopy()
 		p.put(s, *c)

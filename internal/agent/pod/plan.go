@@ -25,6 +25,7 @@ var phases = []struct {
 	{"volumes", (*planner).volumes},
 	{"sandbox", (*planner).sandbox},
 	{"images", (*planner).images},
+	{"restart all", (*planner).restartAll},
 	{"hooks", (*planner).hooks},
 	{"ephemeral", (*planner).ephemeral},
 	{"init", (*planner).initContainers},
@@ -47,6 +48,8 @@ type planner struct {
 	// wait is why a container that should run does not, for its status.
 	wait map[string]*v1.ContainerStateWaiting
 	end  *ending
+	// restartingNow: this very plan takes all containers away to start over.
+	restartingNow bool
 }
 
 // Next decides what happens next to a pod and what its status is. It changes
@@ -458,7 +461,7 @@ func (p *planner) run(m *member) {
 	name := m.c.Name
 	c := m.last
 	if c == nil {
-		if lastRan(&p.obs.Last, name) && !p.vanishedRestarts(m) {
+		if lastRan(&p.obs.Last, name) && !p.vanishedRestarts(m) && !p.startingOver() {
 			return
 		}
 		p.start(m, nil, fact("container", "never started"))
@@ -529,10 +532,14 @@ func (p *planner) attempt(m *member) uint32 {
 	if m.last != nil {
 		return m.last.Attempt + 1
 	}
-	if s := lastStatus(&p.obs.Last, m.c.Name); s != nil && s.ContainerID != "" {
+	s := lastStatus(&p.obs.Last, m.c.Name)
+	if s == nil {
+		return 0
+	}
+	if s.ContainerID != "" {
 		return uint32(s.RestartCount) + 1
 	}
-	return 0
+	return uint32(s.RestartCount) // already counted when it was lost
 }
 
 // prune removes what no longer tells anything: all but the newest two

@@ -147,6 +147,9 @@ func unknownState(message string) v1.ContainerState {
 func (p *planner) lostContainer(m *member, s *v1.ContainerStatus, last *v1.ContainerStatus, final bool) {
 	s.Image, s.ImageID, s.ContainerID = last.Image, last.ImageID, last.ContainerID
 	switch {
+	case p.startingOver():
+		removedStatus(s, last, p.waiting(m))
+		return
 	case last.State.Terminated != nil:
 		s.State = last.State
 		s.Ready = m.role == initRole && last.State.Terminated.ExitCode == 0

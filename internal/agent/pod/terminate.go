@@ -78,15 +78,20 @@ func (p *planner) completed() bool {
 			mains = true
 		}
 	}
-	if !mains || p.busy(Start) {
+	if !mains || p.busy(Start) || p.startingOver() {
 		return false
 	}
-	if !p.anyMainRan() {
-		for _, m := range p.members {
-			if m.role == initRole && exited(m.last) && !m.succeeded(m.last) && !restartable(p.pod, m, m.last) {
-				return true
-			}
+	for _, m := range p.members {
+		failed := m.cur // in this sandbox, which may not be the first
+		if !p.anyMainRan() {
+			failed = m.last
 		}
+		if m.role == initRole && !p.initialized() && exited(failed) && !m.succeeded(failed) && !restartable(p.pod, m, failed) {
+			return true
+		}
+	}
+	if p.cur == nil && p.obs.Runtime != nil && len(p.obs.Runtime.Sandboxes) > 0 && !p.busy(CreateSandbox) && !p.wantsSandbox() {
+		return true // it lost its sandbox and nothing would run in a new one
 	}
 	for _, m := range p.members {
 		if m.role == mainRole && !p.finished(m) {

@@ -1,6 +1,7 @@
 package pod
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -164,6 +165,8 @@ func command(w *world, name string, args []string, body string) error {
 		if !w.rt.LoseSandbox("u1") {
 			return errors.New("there is no sandbox")
 		}
+	case "wipe":
+		return w.rt.RemovePodSandbox(context.Background(), w.obs.Runtime.Sandboxes[0].ID)
 	case "hold":
 		w.hold[Kind(arg(0))] = true
 	case "release":

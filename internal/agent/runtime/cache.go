@@ -77,6 +77,21 @@ func (c *Cache) Changed() <-chan struct{} {
 	return c.waiters
 }
 
+// Running returns every running container, in no order.
+func (c *Cache) Running() []*Container {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	var out []*Container
+	for _, p := range c.pods {
+		for _, n := range p.Containers {
+			if n.State == Running {
+				out = append(out, n)
+			}
+		}
+	}
+	return out
+}
+
 // Owner tells which pod a container or sandbox ID belongs to.
 func (c *Cache) Owner(id string) (types.UID, bool) {
 	c.mu.RLock()

@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/types"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/klog/v2"
 )
 
 // Periods of the relist. With a working event stream it is only a net.
@@ -138,7 +139,8 @@ func (w *Watcher) stream(ctx context.Context) {
 				w.Event(e)
 			}
 		})
-		err := w.svc.GetContainerEvents(ctx, got, func(runtimeapi.RuntimeService_GetContainerEventsClient) {
+		// The client would log the end of each stream as an error of its own.
+		err := w.svc.GetContainerEvents(klog.NewContext(ctx, klog.Logger{}), got, func(runtimeapi.RuntimeService_GetContainerEventsClient) {
 			w.setStreaming(true)
 		})
 		close(got)

@@ -17,7 +17,7 @@ type row struct {
 	started time.Time
 	network []netInterface
 	spec    *v1.Container // limits and requests; nil for none
-	disk    *duUsage      // writable layer; nil if unknown
+	disk    *DiskUse      // writable layer; nil if unknown
 }
 
 // metric is one family: how to get its samples from a row.
@@ -80,7 +80,7 @@ var cadvisorMetrics = []metric{
 	{name: "container_fs_usage_bytes", kind: "gauge", help: "Number of bytes that are consumed by the container on this filesystem.",
 		each: func(r *row, emit func(float64, ...string)) {
 			if r.disk != nil {
-				emit(float64(r.disk.bytes), "device", "")
+				emit(float64(r.disk.Bytes), "device", "")
 			}
 		}},
 	{name: "container_network_receive_bytes_total", kind: "counter", help: "Cumulative count of bytes received", each: perLink(func(n *netInterface) uint64 { return n.rxBytes })},

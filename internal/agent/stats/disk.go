@@ -33,12 +33,10 @@ type diskFacts struct {
 	// image and container are the runtime's file systems; nil if unknown. Only
 	// used and inodesUsed differ between two on one device.
 	image, container *fsUsage
-	writable         map[string]duUsage               // by container ID
-	logs             map[types.UID]map[string]duUsage // by pod and container
+	writable         map[string]DiskUse               // by container ID
+	logs             map[types.UID]map[string]DiskUse // by pod and container
 	volumes          map[types.UID][]volumeUsage
 }
-
-type duUsage struct{ bytes, inodes uint64 }
 
 type volumeUsage struct {
 	Volume
@@ -92,7 +90,7 @@ func (d *disk) read(ctx context.Context, done chan struct{}) {
 	ctx, cancel := context.WithTimeout(ctx, refreshMax)
 	defer cancel()
 	pods := d.cfg.Pods()
-	facts := &diskFacts{writable: map[string]duUsage{}, logs: map[types.UID]map[string]duUsage{}, volumes: map[types.UID][]volumeUsage{}}
+	facts := &diskFacts{writable: map[string]DiskUse{}, logs: map[types.UID]map[string]DiskUse{}, volumes: map[types.UID][]volumeUsage{}}
 	var err error
 	if facts.root, err = statFS(d.cfg.RootDir); err != nil {
 		d.cfg.Log.Warn("measuring the node's file system", "err", err)
@@ -145,7 +143,7 @@ func (d *disk) readRuntime(ctx context.Context, facts *diskFacts) error {
 		if layer == nil {
 			continue
 		}
-		facts.writable[stats.GetAttributes().GetId()] = duUsage{bytes: layer.GetUsedBytes().GetValue(), inodes: layer.GetInodesUsed().GetValue()}
+		facts.writable[stats.GetAttributes().GetId()] = DiskUse{Bytes: layer.GetUsedBytes().GetValue(), Inodes: layer.GetInodesUsed().GetValue()}
 	}
 	return nil
 }
@@ -166,8 +164,8 @@ func runtimeFS(list []*runtimeapi.FilesystemUsage) *fsUsage {
 }
 
 // readLogs sums the log files of each container of a pod.
-func (d *disk) readLogs(pod *v1.Pod) map[string]duUsage {
-	sizes := map[string]duUsage{}
+func (d *disk) readLogs(pod *v1.Pod) map[string]DiskUse {
+	sizes := map[string]DiskUse{}
 	base := filepath.Join(d.cfg.LogsDir, pod.Namespace+"_"+pod.Name+"_"+string(pod.UID))
 	containers, err := os.ReadDir(base)
 	if err != nil {
@@ -178,11 +176,11 @@ func (d *disk) readLogs(pod *v1.Pod) map[string]duUsage {
 		if err != nil {
 			continue
 		}
-		size := duUsage{inodes: 1}
+		size := DiskUse{Inodes: 1}
 		for _, file := range files {
 			if info, err := file.Info(); err == nil {
-				size.bytes += uint64(info.Size())
-				size.inodes++
+				size.Bytes += uint64(info.Size())
+				size.Inodes++
 			}
 		}
 		sizes[container.Name()] = size
@@ -209,9 +207,9 @@ func (d *disk) readVolume(volume Volume) (fsUsage, bool) {
 	go func() {
 		usage, err := statFS(volume.Path)
 		if err == nil && volume.Shared {
-			var size duUsage
+			var size DiskUse
 			size, err = walk(volume.Path)
-			usage.used, usage.inodesUsed = size.bytes, size.inodes
+			usage.used, usage.inodesUsed = size.Bytes, size.Inodes
 		}
 		d.mu.Lock()
 		delete(d.hung, volume.Path)
@@ -232,12 +230,12 @@ func (d *disk) readVolume(volume Volume) (fsUsage, bool) {
 // walk sums what a directory tree occupies, each hard-linked file once. It
 // stays on the file system of the directory. Files that vanish meanwhile are
 // left out.
-func walk(path string) (duUsage, error) {
+func walk(path string) (DiskUse, error) {
 	var root unix.Stat_t
 	if err := unix.Lstat(path, &root); err != nil {
-		return duUsage{}, fmt.Errorf("measuring %s: %w", path, err)
+		return DiskUse{}, fmt.Errorf("measuring %s: %w", path, err)
 	}
-	var size duUsage
+	var size DiskUse
 	linked := map[uint64]struct{}{}
 	err := filepath.WalkDir(path, func(name string, entry fs.DirEntry, err error) error {
 		if err != nil {
@@ -262,8 +260,8 @@ func walk(path string) (duUsage, error) {
 			}
 			linked[stat.Ino] = struct{}{}
 		}
-		size.bytes += uint64(stat.Blocks) * 512
-		size.inodes++
+		size.Bytes += uint64(stat.Blocks) * 512
+		size.Inodes++
 		return nil
 	})
 	if err != nil {

@@ -216,8 +216,8 @@ func TestSummary(t *testing.T) {
 		// Sizes of the file system under the test are nobody's business.
 		p.disk.facts = &diskFacts{at: epoch, root: fsUsage{capacity: 1000, available: 400, used: 600, inodes: 100, inodesFree: 90, inodesUsed: 10},
 			image: &fsUsage{capacity: 2000, available: 1000, used: 700}, container: &fsUsage{capacity: 2000, available: 1000, used: 700},
-			writable: map[string]duUsage{fmt.Sprintf("%064da", 0): {5000, 5}},
-			logs:     map[types.UID]map[string]duUsage{"uid-0": {"a": {300, 3}}},
+			writable: map[string]DiskUse{fmt.Sprintf("%064da", 0): {5000, 5}},
+			logs:     map[types.UID]map[string]DiskUse{"uid-0": {"a": {300, 3}}},
 			volumes: map[types.UID][]volumeUsage{"uid-0": {{Volume: Volume{Name: "v", Claim: "claim"}, usage: fsUsage{capacity: 10, used: 4, available: 6}, at: epoch},
 				{Volume: Volume{Name: "e", Shared: true}, usage: fsUsage{capacity: 1000, used: 44, inodesUsed: 2}, at: epoch}}}}
 		summary, err := p.Summary(t.Context(), false)
@@ -253,7 +253,7 @@ func TestBriefSummaryHasNothingElse(t *testing.T) {
 
 func TestMetricsText(t *testing.T) {
 	p := provider(t, 2, 1, nil)
-	p.disk.facts = &diskFacts{at: epoch, writable: map[string]duUsage{fmt.Sprintf("%064da", 0): {5000, 5}}}
+	p.disk.facts = &diskFacts{at: epoch, writable: map[string]DiskUse{fmt.Sprintf("%064da", 0): {5000, 5}}}
 	for name, write := range map[string]func(context.Context, io.Writer) error{"resource.txt": p.WriteResource, "cadvisor.txt": p.WriteCAdvisor} {
 		var out bytes.Buffer
 		if err := write(t.Context(), &out); err != nil {
@@ -303,7 +303,7 @@ func TestDiskIsReadOncePerAge(t *testing.T) {
 		}
 	}
 	facts := p.disk.get(t.Context())
-	if calls != 1 || facts.logs["uid-0"]["a"].bytes != 300 || facts.image.used != 77777 || facts.volumes["uid-0"][0].usage.used == 0 {
+	if calls != 1 || facts.logs["uid-0"]["a"].Bytes != 300 || facts.image.used != 77777 || facts.volumes["uid-0"][0].usage.used == 0 {
 		t.Errorf("%d readings, facts %+v", calls, facts)
 	}
 }

@@ -144,11 +144,11 @@ func (b *builder) pod(m *measured) statsapi.PodStats {
 	stats.CPU = b.cpu(m.path, m.usage, started)
 	stats.Memory = b.memory(m.usage, m.usage.MemoryLimit)
 	stats.Swap = b.swap(m.usage.Swap, m.usage.SwapLimit)
-	storage := duUsage{}
+	storage := DiskUse{}
 	for i := range m.containers {
 		container, size := b.container(m, &m.containers[i])
-		storage.bytes += size.bytes
-		storage.inodes += size.inodes
+		storage.Bytes += size.Bytes
+		storage.Inodes += size.Inodes
 		stats.Containers = append(stats.Containers, container)
 	}
 	if b.brief {
@@ -162,8 +162,8 @@ func (b *builder) pod(m *measured) statsapi.PodStats {
 	for i := range b.disk.volumes[pod.UID] {
 		volume := &b.disk.volumes[pod.UID][i]
 		if volume.Shared {
-			storage.bytes += volume.usage.used
-			storage.inodes += volume.usage.inodesUsed
+			storage.Bytes += volume.usage.used
+			storage.Inodes += volume.usage.inodesUsed
 		}
 		entry := statsapi.VolumeStats{Name: volume.Name, FsStats: *b.fs(volume.usage)}
 		entry.Time = metav1.NewTime(volume.at)
@@ -173,37 +173,37 @@ func (b *builder) pod(m *measured) statsapi.PodStats {
 		stats.VolumeStats = append(stats.VolumeStats, entry)
 	}
 	whole := b.disk.root
-	whole.used, whole.inodesUsed = storage.bytes, storage.inodes
+	whole.used, whole.inodesUsed = storage.Bytes, storage.Inodes
 	stats.EphemeralStorage = b.fs(whole)
 	return stats
 }
 
 // container also returns what the container stores on the node's disk.
-func (b *builder) container(m *measured, c *measuredContainer) (statsapi.ContainerStats, duUsage) {
+func (b *builder) container(m *measured, c *measuredContainer) (statsapi.ContainerStats, DiskUse) {
 	stats := statsapi.ContainerStats{
 		Name: c.name, StartTime: metav1.NewTime(c.started),
 		CPU: b.cpu(c.path, c.usage, c.started), Memory: b.memory(c.usage, c.usage.MemoryLimit),
 		Swap: b.swap(c.usage.Swap, c.usage.SwapLimit),
 	}
 	if b.brief {
-		return stats, duUsage{}
+		return stats, DiskUse{}
 	}
 	if c.usage.IOPressure != nil {
 		stats.IO = &statsapi.IOStats{Time: b.stamp, PSI: c.usage.IOPressure}
 	}
-	total := duUsage{}
+	total := DiskUse{}
 	if layer, ok := b.disk.writable[c.id]; ok && b.disk.container != nil {
 		whole := *b.disk.container
-		whole.used, whole.inodesUsed = layer.bytes, layer.inodes
+		whole.used, whole.inodesUsed = layer.Bytes, layer.Inodes
 		stats.Rootfs = b.fs(whole)
-		total.bytes, total.inodes = layer.bytes, layer.inodes
+		total.Bytes, total.Inodes = layer.Bytes, layer.Inodes
 	}
 	if log, ok := b.disk.logs[m.pod.UID][c.name]; ok {
 		whole := b.disk.root
-		whole.used, whole.inodesUsed = log.bytes, log.inodes
+		whole.used, whole.inodesUsed = log.Bytes, log.Inodes
 		stats.Logs = b.fs(whole)
-		total.bytes += log.bytes
-		total.inodes += log.inodes
+		total.Bytes += log.Bytes
+		total.Inodes += log.Inodes
 	}
 	return stats, total
 }

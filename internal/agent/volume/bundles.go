@@ -13,7 +13,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 )
@@ -143,13 +142,14 @@ func (b *bundles) anchors(ctx context.Context, p *v1.ClusterTrustBundleProjectio
 		}
 		return mergeAnchors([]string{o.Spec.TrustBundle}), nil
 	}
-	// An absent selector selects nothing, an empty one everything.
+	// An absent selector selects nothing, an empty one everything. Nothing has
+	// no spelling in a request, so it is not asked for.
+	if p.LabelSelector == nil {
+		return "", nil
+	}
 	selector, err := metav1.LabelSelectorAsSelector(p.LabelSelector)
 	if err != nil {
 		return "", fmt.Errorf("labelSelector of clusterTrustBundle: %w", err)
-	}
-	if p.LabelSelector == nil {
-		selector = labels.Nothing()
 	}
 	l, err := api.List(ctx, metav1.ListOptions{
 		LabelSelector: selector.String(), FieldSelector: "spec.signerName=" + deref(p.SignerName),

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -22,6 +23,8 @@ import (
 const (
 	crashRoot = "VOLUME_CRASH_ROOT"
 	crashStep = "VOLUME_CRASH_STEP"
+	// crashDriver is the socket of a CSI driver, for the script that uses one.
+	crashDriver = "VOLUME_CRASH_DRIVER"
 )
 
 // TestMain turns the test binary into the process that gets killed.
@@ -31,7 +34,11 @@ func TestMain(m *testing.M) {
 		if err != nil {
 			panic(err)
 		}
-		if err := crashScript(root, step); err != nil {
+		script := func() error { return crashScript(root, step) }
+		if socket := os.Getenv(crashDriver); socket != "" {
+			script = func() error { return csiCrashScript(root, socket, step) }
+		}
+		if err := script(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(3)
 		}
@@ -53,9 +60,9 @@ func crashPod() *v1.Pod {
 // crashScript mounts, changes and unmounts a pod, and dies by SIGKILL before
 // the given change to the file system.
 func crashScript(root string, at int) error {
-	n := 0
+	var n atomic.Int64 // volumes are set up side by side
 	cfg := Config{RootDir: root, step: func(string) {
-		if n++; n == at {
+		if n.Add(1) == int64(at) {
 			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 			select {}
 		}

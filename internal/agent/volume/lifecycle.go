@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"slices"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -225,10 +227,10 @@ func (m *Manager) refresh(ctx context.Context, st *podState, pod *v1.Pod) error 
 	var errs []error
 	for i := range st.pod.Spec.Volumes {
 		v := &st.pod.Spec.Volumes[i]
-		if _, ok := st.mounted[v.Name]; !ok || !isPayload(v) {
+		if _, ok := st.mounted[v.Name]; !ok || !isPayload(v) && m.republishAt(st.pod, v.Name).IsZero() {
 			continue
 		}
-		_, next, err := m.payload(ctx, st.pod, v)
+		_, next, err := m.setUp(ctx, st.pod, v)
 		if err != nil {
 			// Old contents stay; the next change or this deadline tries again.
 			errs = append(errs, fmt.Errorf("volume %q: %w", v.Name, err))
@@ -303,6 +305,63 @@ func (m *Manager) fire(now time.Time) (next time.Time) {
 		m.startRefresh(uid, nil)
 	}
 	return next
+}
+
+// NodeChanged tells that the node's own object changed: pods that wait for the
+// cluster to attach a volume try again.
+func (m *Manager) NodeChanged() { m.wakeWaiting() }
+
+// wakeWaiting has every pod whose Mount failed try again now.
+func (m *Manager) wakeWaiting() {
+	if m.cfg.Wake == nil {
+		return
+	}
+	var pods []types.UID
+	m.mu.Lock()
+	for uid, st := range m.pods {
+		if st.waiting {
+			pods = append(pods, uid)
+		}
+	}
+	m.mu.Unlock()
+	for _, uid := range pods {
+		m.cfg.Wake(uid)
+	}
+}
+
+// republishEvery is how often drivers that want it are asked again.
+const republishEvery = time.Minute
+
+// republishAt is when a volume's driver must be asked again, zero for never.
+func (m *Manager) republishAt(pod *v1.Pod, volume string) time.Time {
+	for _, dir := range subdirs(m.layout.volume(pod.UID, pluginCSI, "")) {
+		if r, err := readRecord(dir); err == nil && r.Volume == volume && r.Republish {
+			return m.cfg.Clock.Now().Add(republishEvery)
+		}
+	}
+	return time.Time{}
+}
+
+// VolumesInUse are the attachable volumes of pods on this node, for the node's
+// status: the cluster must not detach them.
+func (m *Manager) VolumesInUse() []v1.UniqueVolumeName {
+	seen := map[v1.UniqueVolumeName]bool{}
+	var out []v1.UniqueVolumeName
+	for _, pod := range subdirs(m.layout.pods()) {
+		for _, dir := range subdirs(filepath.Join(pod, "volumes", escape(pluginCSI))) {
+			r, err := readRecord(dir)
+			if err != nil || r.Lifecycle == ephemeral {
+				continue
+			}
+			name := v1.UniqueVolumeName(pluginCSI + "/" + r.Driver + "^" + r.Handle)
+			if !seen[name] {
+				seen[name] = true
+				out = append(out, name)
+			}
+		}
+	}
+	slices.Sort(out)
+	return out
 }
 
 // ConfigMap and Secret serve what environments and pull secrets refer to from

@@ -54,7 +54,7 @@ type Config struct {
 	// waited for has changed. It must not block. It may be nil.
 	Wake func(uid types.UID)
 	// Drivers are the CSI drivers registered on this node; nil without CSI.
-	Drivers Drivers
+	Drivers *Drivers
 	// ControllerAttach waits for the cluster to attach volumes that need it
 	// (enableControllerAttachDetach).
 	ControllerAttach bool
@@ -149,6 +149,11 @@ func New(cfg Config) *Manager {
 		}
 	}
 	m.csi = newCSI(m)
+	if cfg.Drivers != nil {
+		cfg.Drivers.mu.Lock()
+		cfg.Drivers.changed = m.wakeWaiting
+		cfg.Drivers.mu.Unlock()
+	}
 	return m
 }
 
@@ -223,7 +228,7 @@ func (m *Manager) mount(ctx context.Context, st *podState, pod *v1.Pod) (map[str
 			continue
 		}
 		wg.Go(func() {
-			mounted, next, err := m.setUp(ctx, st, pod, v)
+			mounted, next, err := m.setUp(ctx, pod, v)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
@@ -310,7 +315,7 @@ func usedVolumes(pod *v1.Pod) map[string]bool {
 }
 
 // setUp makes one volume ready and says when it must be refreshed.
-func (m *Manager) setUp(ctx context.Context, st *podState, pod *v1.Pod, v *v1.Volume) (Mounted, time.Time, error) {
+func (m *Manager) setUp(ctx context.Context, pod *v1.Pod, v *v1.Volume) (Mounted, time.Time, error) {
 	switch {
 	case v.EmptyDir != nil:
 		out, err := m.emptyDir(pod, v)
@@ -326,13 +331,13 @@ func (m *Manager) setUp(ctx context.Context, st *podState, pod *v1.Pod, v *v1.Vo
 		return out, time.Time{}, err
 	case v.CSI != nil:
 		out, err := m.csi.inline(ctx, pod, v)
-		return out, time.Time{}, err
+		return out, m.republishAt(pod, v.Name), err
 	case v.PersistentVolumeClaim != nil:
-		out, err := m.claim(ctx, st, pod, v, v.PersistentVolumeClaim.ClaimName, v.PersistentVolumeClaim.ReadOnly)
-		return out, time.Time{}, err
+		out, err := m.claim(ctx, pod, v, v.PersistentVolumeClaim.ClaimName, v.PersistentVolumeClaim.ReadOnly)
+		return out, m.republishAt(pod, v.Name), err
 	case v.Ephemeral != nil:
-		out, err := m.claim(ctx, st, pod, v, pod.Name+"-"+v.Name, false)
-		return out, time.Time{}, err
+		out, err := m.claim(ctx, pod, v, pod.Name+"-"+v.Name, false)
+		return out, m.republishAt(pod, v.Name), err
 	}
 	return Mounted{}, time.Time{}, fmt.Errorf("volume kind %s is not supported by berth: use a CSI driver", kindName(&v.VolumeSource))
 }

@@ -25,6 +25,8 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/berth-dev/berth/internal/control/admit/quota"
 )
 
 // RecommendedOrder is the order in which plugins run. Mutating ones go first
@@ -32,7 +34,9 @@ import (
 // counts only what all others let through.
 var RecommendedOrder = []string{
 	lifecycle.PluginName,
+	Limits,
 	Account,
+	Restriction,
 	NotReadyTaint,
 	PodSecurity,
 	Priority,
@@ -68,7 +72,8 @@ func Register(plugins *admission.Plugins) {
 		Account: newAccount, NotReadyTaint: newNotReadyTaint, PodSecurity: newPodSecurity, Priority: newPriority,
 		Tolerations: newTolerations, StorageClass: newStorageClass, InUse: newInUse, Resize: newResize,
 		RuntimeClass: newRuntimeClass, Approval: newApproval, Signing: newSigning, Subject: newSubject,
-		IngressClass: newIngressClass, Topology: newTopology, Escalation: newEscalation,
+		IngressClass: newIngressClass, Topology: newTopology, Escalation: newEscalation, Restriction: newRestriction,
+		Limits: newLimits,
 	} {
 		plugins.Register(name, factory)
 	}
@@ -168,6 +173,9 @@ func (o *own) Initialize(plugin admission.Interface) {
 	}
 	if wants, ok := plugin.(wantsRoles); ok {
 		wants.setRoles(o.cfg.Roles)
+	}
+	if wants, ok := plugin.(initializer.WantsQuotaConfiguration); ok {
+		wants.SetQuotaConfiguration(quota.NewConfiguration(quota.Config{}))
 	}
 	if wants, ok := plugin.(initializer.WantsExcludedAdmissionResources); ok {
 		wants.SetExcludedAdmissionResources(virtual)

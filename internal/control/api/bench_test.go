@@ -15,9 +15,11 @@ import (
 // -benchtime 1x: later rounds share the process with the leavings of earlier
 // ones).
 func BenchmarkStart(b *testing.B) {
-	var toEtcd, toReady float64
+	var toEtcd, toReady, cpu float64
 	for range b.N {
+		before := processorTime(b)
 		env := apitest.StartEnv(b)
+		cpu += float64((processorTime(b) - before).Microseconds()) / 1000
 		toEtcd += float64(env.ToEtcd.Microseconds()) / 1000
 		toReady += float64(env.ToReady.Microseconds()) / 1000
 		b.StopTimer()
@@ -31,6 +33,7 @@ func BenchmarkStart(b *testing.B) {
 	}
 	b.ReportMetric(toEtcd/float64(b.N), "ms-to-etcd")
 	b.ReportMetric(toReady/float64(b.N), "ms-to-ready")
+	b.ReportMetric(cpu/float64(b.N), "ms-CPU")
 }
 
 // BenchmarkIdle reports the processor time, in percent of one core, that a

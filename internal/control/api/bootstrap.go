@@ -42,6 +42,9 @@ func (s *Server) bootstrap(ctx context.Context) error {
 		s.ensurePriorityClasses, s.ensureAPIService, s.ensureServiceCIDR,
 		func(ctx context.Context) error { return auth.EnsurePolicy(ctx, s.client) },
 	}
+	if s.cfg.PriorityAndFairness {
+		parts = append(parts, s.ensureFairness)
+	}
 	errs := make([]error, len(parts))
 	var wg sync.WaitGroup
 	for i, part := range parts {
@@ -68,17 +71,27 @@ func (s *Server) keep(ctx context.Context) {
 			return
 		case <-wake:
 		}
-		for pause := keepFirstRetry; ; pause = min(2*pause, keepLastRetry) {
-			err := s.bootstrap(ctx)
-			if err == nil || ctx.Err() != nil {
-				break
-			}
-			s.cfg.Log.Warn("keeping the cluster's own objects", "error", err, "retry", pause)
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(pause + rand.N(pause/2)):
-			}
+		if !s.bootstrapUntilDone(ctx) {
+			return
+		}
+	}
+}
+
+// bootstrapUntilDone repeats bootstrap until it succeeds (true) or ctx ends.
+func (s *Server) bootstrapUntilDone(ctx context.Context) bool {
+	for pause := keepFirstRetry; ; pause = min(2*pause, keepLastRetry) {
+		err := s.bootstrap(ctx)
+		if err == nil {
+			return true
+		}
+		if ctx.Err() != nil {
+			return false
+		}
+		s.cfg.Log.Warn("creating the cluster's own objects", "error", err, "retry", pause)
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(pause + rand.N(pause/2)):
 		}
 	}
 }
@@ -180,6 +193,9 @@ func (s *Server) ensureAPIService(ctx context.Context) error {
 		}
 	} else if err != nil {
 		return fmt.Errorf("reading service %s: %w", apiServiceName, err)
+	}
+	if s.advertised.IsLoopback() {
+		return nil // see Config.AdvertiseAddress
 	}
 	return errors.Join(s.ensureEndpoints(ctx), s.ensureSlice(ctx))
 }

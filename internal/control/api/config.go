@@ -22,7 +22,9 @@ type Config struct {
 	Listener    net.Listener
 	// AdvertiseAddress is where cluster members reach this server. It becomes
 	// the endpoint of the service default/kubernetes. Nil means the bind
-	// address, or the host's first address when that is unspecified.
+	// address, or the host's first address when that is unspecified or
+	// loopback. A host without any other address leaves the service without
+	// endpoints: none may be a loopback address.
 	AdvertiseAddress net.IP
 
 	// ServiceCIDRs are one or two ranges (one per IP family) for service
@@ -35,6 +37,11 @@ type Config struct {
 	// is for clusters whose pods live there (tests): whoever may proxy then also
 	// reaches what listens on the server's own loopback.
 	ProxyToLoopback bool
+
+	// PriorityAndFairness queues requests by priority and sender (flow schemas)
+	// where the server otherwise only bounds how many run at once. It costs
+	// some 20 MiB; clusters of many machines want it.
+	PriorityAndFairness bool
 
 	PKI PKI
 	Log *slog.Logger

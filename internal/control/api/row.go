@@ -49,8 +49,6 @@ type Row struct {
 	PrepareStatus func(ctx context.Context, obj, old runtime.Object)
 	// Validate adds checks to those of package validate, on create and update.
 	Validate func(obj runtime.Object) field.ErrorList
-	// NameRule replaces the check of metadata.name, which otherwise asks only
-	// for a valid path segment here and leaves the rest to package validate.
 	// Warnings are shown to whoever writes the object; old is nil on create.
 	Warnings func(obj, old runtime.Object) []string
 
@@ -66,7 +64,9 @@ type Row struct {
 	// TTL removes objects this long after their last write; 0 keeps them.
 	TTL time.Duration
 	// NoCache serves lists and watches straight from etcd: for resources that
-	// are written often and read rarely.
+	// are written often and read rarely, and for those that at most one or two
+	// controllers ever watch. A cache costs memory, goroutines and a wake-up a
+	// second even when nobody asks.
 	NoCache bool
 	// StoredAs names the row whose storage this one shares; both rows show the
 	// same objects under different group versions.

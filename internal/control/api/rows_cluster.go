@@ -16,7 +16,7 @@ func networkRows() []Row {
 	return family(networkingv1.SchemeGroupVersion,
 		Row{Kind: "Ingress", Resource: "ingresses", ShortNames: []string{"ing"},
 			HasStatus: true, Generation: generationSpec},
-		Row{Kind: "IngressClass", Resource: "ingressclasses", ClusterScoped: true, Generation: generationSpec},
+		Row{Kind: "IngressClass", Resource: "ingressclasses", NoCache: true, ClusterScoped: true, Generation: generationSpec},
 		Row{Kind: "NetworkPolicy", Resource: "networkpolicies", ShortNames: []string{"netpol"},
 			Generation: generationSpec},
 	)
@@ -30,10 +30,10 @@ func storageRows() []Row {
 			NeedsResourceVersion: true, Generation: generationSpec},
 		Row{Kind: "CSINode", Resource: "csinodes", ClusterScoped: true, ReturnDeleted: true,
 			NeedsResourceVersion: true},
-		Row{Kind: "CSIStorageCapacity", Resource: "csistoragecapacities"},
+		Row{Kind: "CSIStorageCapacity", Resource: "csistoragecapacities", NoCache: true},
 		Row{Kind: "VolumeAttachment", Resource: "volumeattachments", ClusterScoped: true, HasStatus: true,
 			ReturnDeleted: true, NeedsResourceVersion: true},
-		Row{Kind: "VolumeAttributesClass", Resource: "volumeattributesclasses", ShortNames: []string{"vac"},
+		Row{Kind: "VolumeAttributesClass", Resource: "volumeattributesclasses", NoCache: true, ShortNames: []string{"vac"},
 			ClusterScoped: true, ReturnDeleted: true},
 	)
 }
@@ -63,37 +63,37 @@ func identityRows() []Row {
 
 func admissionRows() []Row {
 	return family(admissionregistrationv1.SchemeGroupVersion,
-		Row{Kind: "ValidatingWebhookConfiguration", Resource: "validatingwebhookconfigurations", ClusterScoped: true,
+		Row{Kind: "ValidatingWebhookConfiguration", Resource: "validatingwebhookconfigurations", NoCache: true, ClusterScoped: true,
 			Generation: generationContent, NeedsResourceVersion: true},
-		Row{Kind: "MutatingWebhookConfiguration", Resource: "mutatingwebhookconfigurations", ClusterScoped: true,
+		Row{Kind: "MutatingWebhookConfiguration", Resource: "mutatingwebhookconfigurations", NoCache: true, ClusterScoped: true,
 			Generation: generationContent, NeedsResourceVersion: true},
-		Row{Kind: "ValidatingAdmissionPolicy", Resource: "validatingadmissionpolicies", ClusterScoped: true,
+		Row{Kind: "ValidatingAdmissionPolicy", Resource: "validatingadmissionpolicies", NoCache: true, ClusterScoped: true,
 			HasStatus: true, Generation: generationSpec, NeedsResourceVersion: true},
-		Row{Kind: "ValidatingAdmissionPolicyBinding", Resource: "validatingadmissionpolicybindings", ClusterScoped: true,
+		Row{Kind: "ValidatingAdmissionPolicyBinding", Resource: "validatingadmissionpolicybindings", NoCache: true, ClusterScoped: true,
 			Generation: generationSpec, NeedsResourceVersion: true},
-		Row{Kind: "MutatingAdmissionPolicy", Resource: "mutatingadmissionpolicies", ClusterScoped: true,
+		Row{Kind: "MutatingAdmissionPolicy", Resource: "mutatingadmissionpolicies", NoCache: true, ClusterScoped: true,
 			Generation: generationSpec, NeedsResourceVersion: true},
-		Row{Kind: "MutatingAdmissionPolicyBinding", Resource: "mutatingadmissionpolicybindings", ClusterScoped: true,
+		Row{Kind: "MutatingAdmissionPolicyBinding", Resource: "mutatingadmissionpolicybindings", NoCache: true, ClusterScoped: true,
 			Generation: generationSpec, NeedsResourceVersion: true},
 	)
 }
 
 func flowRows() []Row {
 	return family(flowcontrolv1.SchemeGroupVersion,
-		Row{Kind: "FlowSchema", Resource: "flowschemas", ClusterScoped: true,
+		Row{Kind: "FlowSchema", Resource: "flowschemas", NoCache: true, ClusterScoped: true,
 			HasStatus: true, Generation: generationSpec},
-		Row{Kind: "PriorityLevelConfiguration", Resource: "prioritylevelconfigurations", ClusterScoped: true,
+		Row{Kind: "PriorityLevelConfiguration", Resource: "prioritylevelconfigurations", NoCache: true, ClusterScoped: true,
 			HasStatus: true, Generation: generationSpec},
 	)
 }
 
 func deviceRows() []Row {
 	return family(resourcev1.SchemeGroupVersion,
-		Row{Kind: "ResourceClaim", Resource: "resourceclaims", HasStatus: true, ReturnDeleted: true},
-		Row{Kind: "ResourceClaimTemplate", Resource: "resourceclaimtemplates", ReturnDeleted: true},
-		Row{Kind: "ResourceSlice", Resource: "resourceslices", ClusterScoped: true, ReturnDeleted: true,
+		Row{Kind: "ResourceClaim", Resource: "resourceclaims", NoCache: true, HasStatus: true, ReturnDeleted: true},
+		Row{Kind: "ResourceClaimTemplate", Resource: "resourceclaimtemplates", NoCache: true, ReturnDeleted: true},
+		Row{Kind: "ResourceSlice", Resource: "resourceslices", NoCache: true, ClusterScoped: true, ReturnDeleted: true,
 			Generation: generationSpec},
-		Row{Kind: "DeviceClass", Resource: "deviceclasses", ClusterScoped: true, ReturnDeleted: true,
+		Row{Kind: "DeviceClass", Resource: "deviceclasses", NoCache: true, ClusterScoped: true, ReturnDeleted: true,
 			Generation: generationSpec},
 	)
 }

@@ -17,10 +17,10 @@ func appsRows() []Row {
 			HasStatus: true, Generation: generationSpec},
 		Row{Kind: "DaemonSet", Resource: "daemonsets", ShortNames: []string{"ds"}, Categories: all,
 			HasStatus: true, Generation: generationSpec},
-		Row{Kind: "ControllerRevision", Resource: "controllerrevisions"},
+		Row{Kind: "ControllerRevision", Resource: "controllerrevisions", NoCache: true},
 	)
 	return append(rows, family(autoscalingv2.SchemeGroupVersion,
-		Row{Kind: "HorizontalPodAutoscaler", Resource: "horizontalpodautoscalers", ShortNames: []string{"hpa"},
+		Row{Kind: "HorizontalPodAutoscaler", Resource: "horizontalpodautoscalers", NoCache: true, ShortNames: []string{"hpa"},
 			Categories: all, HasStatus: true},
 	)...)
 }

@@ -8,28 +8,44 @@ import (
 	"net/http"
 	"time"
 
+	nooptrace "go.opentelemetry.io/otel/trace/noop"
+	customserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
 	openapinamer "k8s.io/apiserver/pkg/endpoints/openapi"
 	"k8s.io/apiserver/pkg/registry/rest"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/filters"
 	"k8s.io/apiserver/pkg/server/healthz"
+	"k8s.io/apiserver/pkg/util/webhook"
+	"k8s.io/client-go/discovery/cached/memory"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	restclient "k8s.io/client-go/rest"
+	"k8s.io/client-go/restmapper"
 
+	"github.com/berth-dev/berth/internal/control/admit"
 	"github.com/berth-dev/berth/internal/control/api/openapi"
 	"github.com/berth-dev/berth/internal/control/api/scheme"
 	"github.com/berth-dev/berth/internal/control/api/selectable"
 	"github.com/berth-dev/berth/internal/control/api/storebase"
 	"github.com/berth-dev/berth/internal/control/api/table"
+	"github.com/berth-dev/berth/internal/control/api/validate"
 	"github.com/berth-dev/berth/internal/control/auth"
 	"github.com/berth-dev/berth/internal/control/auth/aggregate"
 )
 
 // watchDrain bounds how long the end of open watches may take on shutdown.
 const watchDrain = 2 * time.Second
+
+// customSyncTimeout bounds how long a server that is told to stop while it
+// starts goes on starting.
+const customSyncTimeout = 5 * time.Second
+
+// resolveTimeout bounds how long finding a webhook's service may take.
+const resolveTimeout = 5 * time.Second
 
 // etcdHealthTimeout bounds the etcd part of a health check.
 const etcdHealthTimeout = 2 * time.Second
@@ -45,6 +61,8 @@ type Server struct {
 	advertised net.IP
 	background []task
 	ready      chan struct{}
+	// customSynced closes when all custom resource definitions are known.
+	customSynced <-chan struct{}
 }
 
 // New opens the listener and builds all storages. Run must follow, or Close.
@@ -79,10 +97,16 @@ func build(cfg Config, set *scheme.Set, conf *genericapiserver.Config) (*Server,
 	if err := s.identify(conf); err != nil {
 		return nil, err
 	}
+	if err := s.admit(conf); err != nil {
+		return nil, err
+	}
 	s.background = append(s.background, task{"adding up cluster roles", func(ctx context.Context) error {
 		return aggregate.Run(ctx, aggregate.Config{Client: client, Informers: s.shared, Log: cfg.Log})
 	}})
 	settle(&s.cfg, set, conf)
+	if cfg.PriorityAndFairness {
+		s.shareFairly(conf)
+	}
 	s.advertised = conf.PublicAddress
 	conf.AddHealthChecks(healthz.NamedCheck("etcd", func(r *http.Request) error {
 		ctx, cancel := context.WithTimeout(r.Context(), etcdHealthTimeout)
@@ -90,11 +114,24 @@ func build(cfg Config, set *scheme.Set, conf *genericapiserver.Config) (*Server,
 		return cfg.Store.Health(ctx)
 	}))
 	conf.AddReadyzChecks(healthz.NamedCheck("auth", s.auth.ReadyCheck))
-	s.generic, err = conf.Complete(s.shared).New("berth", genericapiserver.NewEmptyDelegate())
+	rows := Rows()
+	s.backend = newBackend(set, s.cfg.Store, rows)
+	// Both servers fill one list of what there is.
+	conf.AggregatedDiscoveryGroupManager = aggregated.NewResourceManager("apis")
+	custom, err := s.customResources(conf)
 	if err != nil {
+		s.backend.close()
+		return nil, err
+	}
+	s.generic, err = conf.Complete(s.shared).New("berth", custom.GenericAPIServer)
+	if err != nil {
+		custom.GenericAPIServer.Destroy()
+		s.backend.close()
 		return nil, fmt.Errorf("making server: %w", err)
 	}
-	if err := s.furnish(set, conf); err != nil {
+	s.generic.RegisterDestroyFunc(s.backend.close)
+	s.customSynced = custom.GenericAPIServer.MuxAndDiscoveryCompleteSignals()["CRDInformerHasNotSynced"]
+	if err := s.furnish(set, conf, rows, custom); err != nil {
 		s.generic.Destroy()
 		return nil, err
 	}
@@ -102,14 +139,17 @@ func build(cfg Config, set *scheme.Set, conf *genericapiserver.Config) (*Server,
 }
 
 // furnish hangs everything into the empty server.
-func (s *Server) furnish(set *scheme.Set, conf *genericapiserver.Config) error {
-	if err := s.install(set); err != nil {
+func (s *Server) furnish(set *scheme.Set, conf *genericapiserver.Config, rows []Row, custom *customserver.CustomResourceDefinitions) error {
+	if err := s.install(set, rows); err != nil {
+		return err
+	}
+	if err := s.listGroups(custom.Informers.Apiextensions().V1().CustomResourceDefinitions()); err != nil {
 		return err
 	}
 	// The definitions have served their purpose, the models for server-side
 	// apply; whoever asks for the documents gets them made again.
 	conf.OpenAPIV3Config.Definitions = nil
-	serveOpenAPI(s.generic, conf)
+	serveOpenAPI(s.generic, conf, custom.GenericAPIServer)
 	for path, handler := range s.auth.Discovery.Handlers() {
 		s.generic.Handler.NonGoRestfulMux.Handle(path, handler)
 	}
@@ -142,6 +182,28 @@ func (s *Server) identify(conf *genericapiserver.Config) error {
 	return nil
 }
 
+// admit sets what looks at writes before they are stored.
+func (s *Server) admit(conf *genericapiserver.Config) error {
+	dynamicClient, err := dynamic.NewForConfig(conf.LoopbackClientConfig)
+	if err != nil {
+		return fmt.Errorf("making dynamic loopback client: %w", err)
+	}
+	conf.AdmissionControl, err = admit.New(admit.Config{
+		Client:     s.client,
+		Informers:  s.shared,
+		Dynamic:    dynamicClient,
+		RESTMapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(s.client.Discovery())),
+		Authorizer: s.auth.Authorizer,
+		Roles:      s.auth.RBAC,
+		Drained:    conf.DrainedNotify(),
+		ServerID:   conf.APIServerID,
+		Services:   s.serviceResolver(),
+		WebhookAuth: webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil,
+			conf.LoopbackClientConfig, nooptrace.NewTracerProvider()),
+	})
+	return err
+}
+
 // settle sets what is neither serving nor identity.
 func settle(cfg *Config, set *scheme.Set, conf *genericapiserver.Config) {
 	conf.EffectiveVersion = effectiveVersion()
@@ -168,7 +230,7 @@ func advertised(cfg *Config, listener net.Listener) net.IP {
 	if cfg.AdvertiseAddress != nil {
 		return cfg.AdvertiseAddress
 	}
-	if tcp, ok := listener.Addr().(*net.TCPAddr); ok && !tcp.IP.IsUnspecified() {
+	if tcp, ok := listener.Addr().(*net.TCPAddr); ok && tcp.IP.IsGlobalUnicast() {
 		return tcp.IP
 	}
 	if ip := hostAddress(); ip != nil {
@@ -205,20 +267,21 @@ func add(to storages, gv schema.GroupVersion, more map[string]rest.Storage) {
 
 // install builds the storages of all rows and specials and hangs them into the
 // server.
-func (s *Server) install(set *scheme.Set) error {
-	rows := Rows()
-	s.backend = newBackend(set, s.cfg.Store, rows)
-	s.generic.RegisterDestroyFunc(s.backend.close)
+func (s *Server) install(set *scheme.Set, rows []Row) error {
 	made := storages{}
+	rules := checks{create: validate.Create, update: validate.Update, status: validate.StatusUpdate}
 	shown := looks{table: table.Convertor, attrs: selectable.Attrs}
 	for i := range rows {
-		storages, err := newStorages(&rows[i], set.Scheme, s.backend, checks{}, shown)
+		storages, err := newStorages(&rows[i], set.Scheme, s.backend, rules, shown)
 		if err != nil {
 			return err
 		}
 		add(made, rows[i].GV, storages)
 	}
-	kit := storebase.Kit{Scheme: set.Scheme, Table: table.Convertor, Attrs: selectable.Attrs}
+	kit := storebase.Kit{
+		Scheme: set.Scheme, Table: table.Convertor, Attrs: selectable.Attrs,
+		Create: validate.Create, Update: validate.Update, Status: validate.StatusUpdate,
+	}
 	if err := s.specials(kit, made); err != nil {
 		return err
 	}
@@ -275,8 +338,10 @@ var groupOrder = []string{
 // addHooks registers what runs once the server listens.
 func (s *Server) addHooks() error {
 	if err := s.generic.AddPostStartHook("bootstrap", func(ctx genericapiserver.PostStartHookContext) error {
-		if err := s.bootstrap(ctx); err != nil {
-			return err
+		// An error returned here would end the process; a store that is slow to
+		// come is no reason for that.
+		if !s.bootstrapUntilDone(ctx) {
+			return nil
 		}
 		close(s.ready)
 		go s.keep(ctx)
@@ -305,7 +370,20 @@ func (s *Server) runTask(ctx context.Context, t task) {
 
 // Run serves until ctx ends, then lets requests in flight finish.
 func (s *Server) Run(ctx context.Context) error {
-	if err := s.generic.PrepareRun().RunWithContext(ctx); err != nil {
+	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	go func() {
+		<-ctx.Done()
+		// The library ends the process when a hook fails, and one that waits for
+		// custom resources fails when it is interrupted. So it is not.
+		select {
+		case <-s.customSynced:
+		case <-serving.Done():
+		case <-time.After(customSyncTimeout):
+		}
+		stop()
+	}()
+	if err := s.generic.PrepareRun().RunWithContext(serving); err != nil {
 		return fmt.Errorf("serving the API: %w", err)
 	}
 	return nil

@@ -17,6 +17,7 @@ import (
 	"github.com/google/uuid"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	restclient "k8s.io/client-go/rest"
 )
 
 // loopbackValidity outlives any process: nobody else ever sees the
@@ -59,6 +60,8 @@ func serve(c *Config, out *genericapiserver.Config) error {
 	// Our own calls need no throttle, and protobuf costs least.
 	out.LoopbackClientConfig.QPS, out.LoopbackClientConfig.Burst = -1, -1
 	out.LoopbackClientConfig.ContentType = "application/vnd.kubernetes.protobuf"
+	out.LoopbackClientConfig.DisableCompression = true                // nothing to save within a process
+	out.LoopbackClientConfig.WarningHandler = restclient.NoWarnings{} // for people
 	return nil
 }
 

@@ -18,8 +18,11 @@ import (
 	metainternal "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/component-base/metrics/legacyregistry"
 
 	"github.com/berth-dev/berth/internal/control/api/addresses"
 	"github.com/berth-dev/berth/internal/control/api/certificates"
@@ -31,6 +34,7 @@ import (
 	"github.com/berth-dev/berth/internal/control/api/scale"
 	"github.com/berth-dev/berth/internal/control/api/services"
 	"github.com/berth-dev/berth/internal/control/api/storebase"
+	"github.com/berth-dev/berth/internal/control/api/validate"
 	"github.com/berth-dev/berth/internal/control/api/volumes"
 )
 
@@ -54,11 +58,12 @@ func (s *Server) specials(kit storebase.Kit, made storages) error {
 			return nodes.NewStorage(opts, nodes.Deps{Kit: kit, Nodes: links, ProxyLoopback: s.cfg.ProxyToLoopback})
 		}},
 		{"namespaces", func() (map[string]rest.Storage, error) {
-			return namespaces.NewStorage(opts, namespaces.Deps{Kit: kit})
+			return namespaces.NewStorage(opts, namespaces.Deps{Kit: kit, Finalize: checking(validate.NamespaceFinalize)})
 		}},
 		{"pods", func() (map[string]rest.Storage, error) {
 			return pods.NewStorage(opts, pods.Deps{
-				Kit: kit, Disruptions: disruption.Client{API: s.client.PolicyV1()}, Nodes: links, Log: s.cfg.Log,
+				Kit: kit, Resize: checking(validate.PodResize), Ephemeral: checking(validate.PodEphemeralContainers),
+				Disruptions: disruption.Client{API: s.client.PolicyV1()}, Nodes: links, Log: s.cfg.Log,
 				ProxyLoopback: s.cfg.ProxyToLoopback,
 			})
 		}},
@@ -75,7 +80,7 @@ func (s *Server) specials(kit storebase.Kit, made storages) error {
 	}
 	readNode = nodes.Getter(made[core])
 
-	requests, err := certificates.NewStorage(opts, certificates.Deps{Kit: kit})
+	requests, err := certificates.NewStorage(opts, certificates.Deps{Kit: kit, Approval: checking(validate.CSRApproval)})
 	if err != nil {
 		return fmt.Errorf("making storages of certificate signing requests: %w", err)
 	}
@@ -85,6 +90,12 @@ func (s *Server) specials(kit storebase.Kit, made storages) error {
 		add(made, gv, storages)
 	}
 	return nil
+}
+
+// checking adapts a check of one kind to the storages, which give it objects of
+// that kind only.
+func checking[T runtime.Object](check func(changed, old T) field.ErrorList) storebase.ChangeCheck {
+	return func(changed, old runtime.Object) field.ErrorList { return check(changed.(T), old.(T)) }
 }
 
 // serviceStorages wires services to what they allocate from and what they lead
@@ -107,6 +118,7 @@ func (s *Server) serviceStorages(kit storebase.Kit, made storages) (map[string]r
 	endpoints := made[corev1.SchemeGroupVersion]["endpoints"].(rest.GracefulDeleter)
 	storages, err := services.NewStorage(s.backend, services.Deps{
 		Kit: kit, Ranges: ranges, NodePorts: ports, Log: s.cfg.Log, ProxyLoopback: s.cfg.ProxyToLoopback,
+		Metrics:   legacyregistry.Registerer(),
 		Addresses: network["ipaddresses"].(services.AddressStore), MoreRanges: addresses.Ranges(network),
 		Slices: func(ctx context.Context, namespace, service string) ([]*discoveryv1.EndpointSlice, error) {
 			return slicesOf(ctx, slices, namespace, service)
@@ -126,6 +138,8 @@ func (s *Server) serviceStorages(kit storebase.Kit, made storages) (map[string]r
 	s.background = append(s.background, task{"repairing service allocations", func(ctx context.Context) error {
 		allocations.Run(ctx)
 		return nil
+	}}, task{"keeping service ranges", func(ctx context.Context) error {
+		return addresses.Run(ctx, addresses.Config{Client: s.client, Informers: s.shared, Log: s.cfg.Log})
 	}})
 	return storages, nil
 }

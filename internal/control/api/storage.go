@@ -26,6 +26,7 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"github.com/berth-dev/berth/internal/control/api/scheme"
+	"github.com/berth-dev/berth/internal/control/api/services"
 	"github.com/berth-dev/berth/internal/control/store"
 )
 
@@ -77,6 +78,7 @@ func newBackend(set *scheme.Set, st *store.Store, rows []Row) *backend {
 		b.gvs[gr] = rows[i].GV
 		b.noCache[gr] = rows[i].NoCache
 	}
+	b.noCache[services.PortRecords] = true // nobody watches it
 	return b
 }
 

@@ -105,13 +105,13 @@ type Auth struct {
 	TokenGenerator *tokens.Generator
 	Discovery      *tokens.Discovery
 	// ClientCA is what a TLS listener asks client certificates against: the
-	// client CA and the front proxy's.
+	// client CA and the front proxy's. The listener runs it, and with it both
+	// follow their files.
 	ClientCA dynamiccertificates.CAContentProvider
 
 	cfg     Config
 	objects *tokens.CachedObjects
 	node    *nodeauthz.Authorizer
-	caFiles []dynamiccertificates.ControllerRunner
 }
 
 // New reads the keys and certificates and registers its informers. Requests
@@ -134,15 +134,6 @@ func New(cfg Config) (*Auth, error) {
 	cfg.Log.Info("authentication set up", "issuer", cfg.Issuer, "audiences", cfg.Audiences,
 		"clientCA", cfg.ClientCAFile, "frontProxy", cfg.RequestHeaderCAFile != "")
 	return a, nil
-}
-
-// Run follows changes of the CA files until ctx ends.
-func (a *Auth) Run(ctx context.Context) error {
-	for _, file := range a.caFiles {
-		go file.Run(ctx, 1)
-	}
-	<-ctx.Done()
-	return nil
 }
 
 // HasSynced says whether answers take everything stored into account.

@@ -64,7 +64,7 @@ func (a *Auth) setUpTokens() error {
 func (a *Auth) setUpAuthenticator() error {
 	var chain []authenticator.Request
 	if a.cfg.RequestHeaderCAFile != "" {
-		proxyCA, err := a.caFile("request-header", a.cfg.RequestHeaderCAFile)
+		proxyCA, err := caFile("request-header", a.cfg.RequestHeaderCAFile)
 		if err != nil {
 			return err
 		}
@@ -74,7 +74,7 @@ func (a *Auth) setUpAuthenticator() error {
 			headerrequest.StaticStringSlice{"X-Remote-Group"}, headerrequest.StaticStringSlice{"X-Remote-Extra-"}))
 		a.ClientCA = proxyCA
 	}
-	clientCA, err := a.caFile("client-ca", a.cfg.ClientCAFile)
+	clientCA, err := caFile("client-ca", a.cfg.ClientCAFile)
 	if err != nil {
 		return err
 	}
@@ -91,12 +91,11 @@ func (a *Auth) setUpAuthenticator() error {
 	return nil
 }
 
-func (a *Auth) caFile(purpose, file string) (*dynamiccertificates.DynamicFileCAContent, error) {
+func caFile(purpose, file string) (*dynamiccertificates.DynamicFileCAContent, error) {
 	content, err := dynamiccertificates.NewDynamicCAContentFromFile(purpose, file)
 	if err != nil {
 		return nil, fmt.Errorf("reading %s certificates from %s: %w", purpose, file, err)
 	}
-	a.caFiles = append(a.caFiles, content)
 	return content, nil
 }
 

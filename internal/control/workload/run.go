@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 
+	"github.com/berth-dev/berth/internal/control/admit/quota/recount"
 	"github.com/berth-dev/berth/internal/control/workload/attach"
 	"github.com/berth-dev/berth/internal/control/workload/certificate"
 	"github.com/berth-dev/berth/internal/control/workload/cronjob"
@@ -99,6 +100,9 @@ var controllers = []controller{
 		return certificate.RunSigner(ctx, e, ca)
 	}},
 	{"certificatesigningrequest-cleaner-controller", plain(certificate.RunCleaner)},
+	{"resourcequota-controller", func(ctx context.Context, e shell.Env, _ *Config) error {
+		return recount.Run(ctx, recount.Config{Client: e.Client, Informers: e.Informers, Log: e.Log, Journal: e.Journal})
+	}},
 	{"endpointslice-controller", plain(endpoint.RunSlices)},
 	{"endpoints-controller", plain(endpoint.RunLegacy)},
 	{"endpointslice-mirroring-controller", plain(endpoint.RunMirror)},

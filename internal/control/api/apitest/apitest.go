@@ -29,11 +29,17 @@ import (
 // how long a broken start takes to be reported.
 const startTimeout = 60 * time.Second
 
+// AdvertisedAddress is the endpoint of the service default/kubernetes. Nothing
+// listens there (it is reserved for documentation), but endpoints may not be
+// loopback addresses, which is where the server really is.
+const AdvertisedAddress = "192.0.2.10"
+
 // Option changes how Start sets the server up.
 type Option func(*options)
 
 type options struct {
 	dir    string
+	etcd   []string
 	change func(*api.Config)
 	log    *slog.Logger
 }
@@ -44,6 +50,9 @@ func WithDir(dir string) Option { return func(o *options) { o.dir = dir } }
 
 // WithConfig changes the server's configuration before it starts.
 func WithConfig(change func(*api.Config)) Option { return func(o *options) { o.change = change } }
+
+// WithEtcd stores in an etcd cluster outside this server.
+func WithEtcd(servers ...string) Option { return func(o *options) { o.etcd = servers } }
 
 // WithLog sends the server's log somewhere.
 func WithLog(log *slog.Logger) Option { return func(o *options) { o.log = log } }
@@ -94,12 +103,17 @@ func StartEnv(t testing.TB, opts ...Option) *Env {
 	ctx, cancel := context.WithCancel(context.Background())
 	began := time.Now()
 	var err error
-	if e.Store, err = store.Start(ctx, store.Config{DataDir: filepath.Join(o.dir, "etcd"), Log: o.log}); err != nil {
+	if e.Store, err = store.Start(ctx, store.Config{
+		DataDir: filepath.Join(o.dir, "etcd"), Servers: o.etcd, Log: o.log,
+	}); err != nil {
 		cancel()
 		t.Fatalf("starting store: %v", err)
 	}
 	e.ToEtcd = time.Since(began)
-	conf := api.Config{Store: e.Store, BindAddress: "127.0.0.1", PKI: e.authority.pki, Log: o.log}
+	conf := api.Config{
+		Store: e.Store, BindAddress: "127.0.0.1", AdvertiseAddress: net.ParseIP(AdvertisedAddress),
+		PKI: e.authority.pki, Log: o.log,
+	}
 	if o.change != nil {
 		o.change(&conf)
 	}

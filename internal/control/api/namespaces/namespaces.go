@@ -23,7 +23,11 @@ import (
 )
 
 // Deps are the collaborators of the namespace storage.
-type Deps struct{ Kit storebase.Kit }
+type Deps struct {
+	Kit storebase.Kit
+	// Finalize validates writes to /finalize; nil accepts all.
+	Finalize storebase.ChangeCheck
+}
 
 var namespaceResource = v1.Resource("namespaces")
 
@@ -61,7 +65,7 @@ func NewStorage(opts generic.RESTOptionsGetter, deps Deps) (map[string]rest.Stor
 		ns.Status = old.(*v1.Namespace).Status
 		label(ns)
 	}, storebase.Fields("v1", []string{"status"}))
-	finalize.CheckChange = nil // only entries of spec.finalizers change, and those it may drop at will
+	finalize.CheckChange = deps.Finalize
 	return map[string]rest.Storage{
 		"namespaces":          &REST{verbs: store, store: store},
 		"namespaces/status":   storebase.NewSubresource(store, status),

@@ -2,7 +2,6 @@ package pods
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -18,7 +17,6 @@ import (
 	"k8s.io/apiserver/pkg/registry/generic/registry"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/util/dryrun"
-	"k8s.io/client-go/util/retry"
 
 	"github.com/berth-dev/berth/internal/control/api/disruption"
 )
@@ -67,30 +65,35 @@ func (r *evictionREST) Create(ctx context.Context, name string, obj runtime.Obje
 		deletion.DryRun = options.DryRun
 	}
 
+	return r.insist(ctx, name, deletion)
+}
+
+// insist repeats the attempt while others write the budget or the pod at the same time, as long as the client waits.
+func (r *evictionREST) insist(ctx context.Context, name string, deletion *metav1.DeleteOptions) (runtime.Object, error) {
 	var answer *metav1.Status
 	var target types.UID
-	err = retry.OnError(evictionRetry, apierrors.IsConflict, func() error {
+	err := wait.ExponentialBackoffWithContext(ctx, evictionRetry, func(ctx context.Context) (bool, error) {
 		pod, err := getPod(ctx, r.store, name)
 		if err != nil {
-			return err
+			return false, err
 		}
 		if target == "" {
 			target = pod.UID
 		}
 		if pod.UID != target {
-			return apierrors.NewNotFound(podResource, name) // gone meanwhile; its successor is not what was asked for
+			return false, apierrors.NewNotFound(podResource, name) // gone meanwhile; its successor is not what was asked for
 		}
 		if err := checkPreconditions(pod, deletion); err != nil {
-			return err
+			return false, err
 		}
 		answer, err = r.attempt(ctx, pod, deletion)
-		return err
+		if apierrors.IsConflict(err) {
+			return false, nil
+		}
+		return err == nil, err
 	})
-	var failed *preconditionError
 	switch {
-	case errors.As(err, &failed):
-		return nil, failed.status
-	case apierrors.IsConflict(err):
+	case wait.Interrupted(err):
 		return nil, apierrors.NewTimeoutError(fmt.Sprintf("couldn't update PodDisruptionBudget of pod %q due to conflicts", name), 10)
 	case err != nil:
 		return nil, err
@@ -115,22 +118,16 @@ func readEviction(obj runtime.Object) (string, *metav1.DeleteOptions, error) {
 	return name, options.DeepCopy(), nil
 }
 
-// preconditionError is a precondition of the caller that fails. Unlike a lost race it is not worth another attempt, so
-// it hides from the retry that the answer will be a Conflict.
-type preconditionError struct{ status error }
-
-func (e *preconditionError) Error() string { return e.status.Error() }
-
 func checkPreconditions(pod *v1.Pod, options *metav1.DeleteOptions) error {
 	p := options.Preconditions
 	switch {
 	case p == nil:
 	case p.UID != nil && *p.UID != pod.UID:
-		return &preconditionError{apierrors.NewConflict(podResource, pod.Name,
-			fmt.Errorf("the UID in the precondition (%s) does not match the UID in record (%s). The object might have been deleted and then recreated", *p.UID, pod.UID))}
+		return apierrors.NewConflict(podResource, pod.Name,
+			fmt.Errorf("the UID in the precondition (%s) does not match the UID in record (%s). The object might have been deleted and then recreated", *p.UID, pod.UID))
 	case p.ResourceVersion != nil && *p.ResourceVersion != pod.ResourceVersion:
-		return &preconditionError{apierrors.NewConflict(podResource, pod.Name,
-			fmt.Errorf("the ResourceVersion in the precondition (%s) does not match the ResourceVersion in record (%s). The object might have been modified", *p.ResourceVersion, pod.ResourceVersion))}
+		return apierrors.NewConflict(podResource, pod.Name,
+			fmt.Errorf("the ResourceVersion in the precondition (%s) does not match the ResourceVersion in record (%s). The object might have been modified", *p.ResourceVersion, pod.ResourceVersion))
 	}
 	return nil
 }

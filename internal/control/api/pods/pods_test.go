@@ -38,6 +38,7 @@ func TestPods(t *testing.T) {
 	env := apitest.StartEnv(t, apitest.WithConfig(agent.trust(t)))
 	f := &fixture{Interface: kubernetes.NewForConfigOrDie(env.Config), config: env.Config, agent: agent}
 	agent.register(t, f)
+	f.accounts(t, "default", "someone")
 	for name, test := range map[string]func(*testing.T, *fixture){
 		"create":             testCreate,
 		"update":             testUpdate,
@@ -48,6 +49,7 @@ func TestPods(t *testing.T) {
 		"eviction free":      testEvictionFree,
 		"eviction budget":    testEvictionBudget,
 		"eviction unhealthy": testEvictionUnhealthy,
+		"eviction race":      testEvictionRace,
 		"resize":             testResize,
 		"ephemeral":          testEphemeral,
 		"log":                testLog,
@@ -59,6 +61,17 @@ func TestPods(t *testing.T) {
 		"node proxy":         testNodeProxy,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, f) })
+	}
+}
+
+// accounts creates the service accounts that pods name; admission wants them, and nothing here makes them.
+func (f *fixture) accounts(t *testing.T, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		a := &v1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}, AutomountServiceAccountToken: ptr.To(false)}
+		if _, err := f.CoreV1().ServiceAccounts(ns).Create(bg(), a, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
@@ -358,6 +371,14 @@ func testEvictionFree(t *testing.T, f *fixture) {
 	if p.DeletionTimestamp == nil || *p.DeletionGracePeriodSeconds != 7 || c == nil || c.Reason != "EvictionByEvictionAPI" || c.Message != "Eviction API: evicting" {
 		t.Errorf("evicted pod has grace %v, condition %+v", p.DeletionGracePeriodSeconds, c)
 	}
+	f.create(t, newPod("old-client"))
+	body := []byte(`{"apiVersion":"policy/v1beta1","kind":"Eviction","metadata":{"name":"old-client"}}`)
+	err := f.CoreV1().RESTClient().Post().Namespace(ns).Resource("pods").Name("old-client").SubResource("eviction").
+		SetHeader("Content-Type", "application/json").Body(body).Do(bg()).Error()
+	if err != nil {
+		t.Errorf("evicting as an old client: %v", err)
+	}
+	f.gone(t, "old-client")
 	if err := evict(f, "never-was", nil); !apierrors.IsNotFound(err) {
 		t.Errorf("evicting a missing pod gave %v, want NotFound", err)
 	}
@@ -444,6 +465,31 @@ func testEvictionUnhealthy(t *testing.T, f *fixture) {
 		t.Errorf("evicting a pending pod: %v", err)
 	}
 	f.gone(t, "waiting")
+}
+
+// testEvictionRace evicts many pods at once: no more go than the budget allows.
+func testEvictionRace(t *testing.T, f *fixture) {
+	const pods, allowed = 6, 2
+	for i := range pods {
+		f.running(t, fmt.Sprintf("racing-%d", i), true, func(p *v1.Pod) { p.Labels = map[string]string{"app": "racing"} })
+	}
+	budget(t, f, "race", "racing", policyv1.PodDisruptionBudgetStatus{ObservedGeneration: 1, DisruptionsAllowed: allowed, CurrentHealthy: pods, DesiredHealthy: pods - allowed})
+	errs := make(chan error, pods)
+	for i := range pods {
+		go func() { errs <- evict(f, fmt.Sprintf("racing-%d", i), nil) }()
+	}
+	gone := 0
+	for range pods {
+		switch err := <-errs; {
+		case err == nil:
+			gone++
+		case !apierrors.IsTooManyRequests(err):
+			t.Errorf("an eviction gave %v, want 429", err)
+		}
+	}
+	if gone != allowed {
+		t.Errorf("%d pods were evicted at once, the budget allows %d", gone, allowed)
+	}
 }
 
 func testResize(t *testing.T, f *fixture) {

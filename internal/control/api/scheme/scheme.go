@@ -46,10 +46,9 @@ import (
 // family is one group version: how its types are added, and which of them get
 // no internal twin here because another type is their hub.
 type family struct {
-	gv       schema.GroupVersion
-	add      func(*runtime.Scheme) error
-	foreign  []string // kinds whose hub is a type of another version or group
-	onlyKind string   // when set, this kind alone is registered
+	gv      schema.GroupVersion
+	add     func(*runtime.Scheme) error
+	foreign []string // kinds whose hub is a type of another version or group
 }
 
 // families lists what is served (and admission/v1, which webhooks speak), in
@@ -64,7 +63,7 @@ var families = []family{
 	{gv: autoscalingv2.SchemeGroupVersion, add: autoscalingv2.AddToScheme},
 	// autoscaling/v1 exists for Scale; its HorizontalPodAutoscaler is not
 	// served, clients use v2.
-	{gv: autoscalingv1.SchemeGroupVersion, onlyKind: "Scale"},
+	{gv: autoscalingv1.SchemeGroupVersion, add: addScale},
 	{gv: batchv1.SchemeGroupVersion, add: batchv1.AddToScheme},
 	{gv: certificatesv1.SchemeGroupVersion, add: certificatesv1.AddToScheme},
 	{gv: coordinationv1.SchemeGroupVersion, add: coordinationv1.AddToScheme},
@@ -115,6 +114,9 @@ func New(add ...func(*runtime.Scheme) error) (*Set, error) {
 	if err := addEvents(s); err != nil {
 		return nil, err
 	}
+	if err := addEviction(s); err != nil {
+		return nil, err
+	}
 	if err := addQueryOptions(s); err != nil {
 		return nil, err
 	}
@@ -129,14 +131,15 @@ func New(add ...func(*runtime.Scheme) error) (*Set, error) {
 	return &Set{Scheme: s, Codecs: codecs, ParameterCodec: runtime.NewParameterCodec(s)}, nil
 }
 
+func addScale(s *runtime.Scheme) error {
+	s.AddKnownTypes(autoscalingv1.SchemeGroupVersion, &autoscalingv1.Scale{})
+	metav1.AddToGroupVersion(s, autoscalingv1.SchemeGroupVersion)
+	return nil
+}
+
 func (f family) register(s *runtime.Scheme) error {
-	if f.onlyKind == "" {
-		if err := f.add(s); err != nil {
-			return err
-		}
-	} else {
-		s.AddKnownTypeWithName(f.gv.WithKind("Scale"), &autoscalingv1.Scale{})
-		metav1.AddToGroupVersion(s, f.gv)
+	if err := f.add(s); err != nil {
+		return err
 	}
 	internal := schema.GroupVersion{Group: f.gv.Group, Version: runtime.APIVersionInternal}
 	metaPackage := reflect.TypeFor[metav1.ObjectMeta]().PkgPath()

@@ -198,7 +198,7 @@ func (a *allocator) allocatePorts(ctx context.Context, s, old *v1.Service, who o
 			mine[int32(n)] = true
 		}
 	}
-	if hasNodePorts(s) || s.Spec.Type == v1.ServiceTypeLoadBalancer {
+	if mayHaveNodePorts(s) {
 		if errs := a.servicePorts(ctx, s, mine, who, got, dryRun); len(errs) > 0 {
 			return errs
 		}

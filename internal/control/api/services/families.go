@@ -40,7 +40,7 @@ func resolveFamilies(s, old *v1.Service, available []v1.IPFamily) field.ErrorLis
 			which = "clusterIPs"
 		}
 		return field.ErrorList{field.Invalid(spec.Child("ipFamilyPolicy"), p,
-			fmt.Sprintf("must be RequireDualStack or PreferDualStack when multiple %s are specified", which))}
+			fmt.Sprintf("must be RequireDualStack or PreferDualStack when multiple '%s' are specified", which))}
 	}
 	return fillFamilies(s, available, selectorless)
 }

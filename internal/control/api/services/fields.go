@@ -29,6 +29,11 @@ func hasNodePorts(s *v1.Service) bool {
 	return false
 }
 
+// mayHaveNodePorts says whether ports of the service may name node ports, whether or not they are filled in.
+func mayHaveNodePorts(s *v1.Service) bool {
+	return s.Spec.Type == v1.ServiceTypeNodePort || s.Spec.Type == v1.ServiceTypeLoadBalancer
+}
+
 // hasHealthPort says whether the service gets a health check node port.
 func hasHealthPort(s *v1.Service) bool {
 	return s.Spec.Type == v1.ServiceTypeLoadBalancer && s.Spec.ExternalTrafficPolicy == v1.ServiceExternalTrafficPolicyLocal
@@ -112,7 +117,8 @@ func dropByType(s, old *v1.Service) {
 		s.Spec.ClusterIP, s.Spec.ClusterIPs = "", nil
 		s.Spec.IPFamilies, s.Spec.IPFamilyPolicy = nil, nil
 	}
-	if hasNodePorts(old) && !hasNodePorts(s) && sameNodePorts(s, old) {
+	// Turning allocation off for a load balancer keeps the ports it has until the user removes them.
+	if mayHaveNodePorts(old) && !mayHaveNodePorts(s) && sameNodePorts(s, old) {
 		for i := range s.Spec.Ports {
 			s.Spec.Ports[i].NodePort = 0
 		}
@@ -159,7 +165,7 @@ func nodePortsOf(s *v1.Service) []uint16 {
 			out = append(out, uint16(n))
 		}
 	}
-	if s.Spec.Type == v1.ServiceTypeNodePort || s.Spec.Type == v1.ServiceTypeLoadBalancer {
+	if mayHaveNodePorts(s) {
 		for _, p := range s.Spec.Ports {
 			add(p.NodePort)
 		}

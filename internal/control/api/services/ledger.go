@@ -142,9 +142,9 @@ func ownerOf(a *networkingv1.IPAddress) owner {
 	return owner{p.Namespace, p.Name}
 }
 
-// portResource is where node ports lie in the store. It is no API resource: one small ConfigMap-shaped record per
+// PortRecords is where node ports lie in the store. It is no API resource: one small ConfigMap-shaped record per
 // port, named by the port and labelled with its owner.
-var portResource = schema.GroupResource{Resource: "servicenodeports"}
+var PortRecords = schema.GroupResource{Resource: "servicenodeports"}
 
 const (
 	portOwnerNamespace = "service-namespace"
@@ -159,7 +159,7 @@ type portBook struct {
 }
 
 func newPortBook(opts generic.RESTOptionsGetter, now func() time.Time) (*portBook, factory.DestroyFunc, error) {
-	o, err := opts.GetRESTOptions(portResource, &v1.ConfigMap{})
+	o, err := opts.GetRESTOptions(PortRecords, &v1.ConfigMap{})
 	if err != nil {
 		return nil, nil, fmt.Errorf("opening the record of node ports: %w", err)
 	}

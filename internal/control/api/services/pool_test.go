@@ -176,6 +176,19 @@ func TestReconcile(t *testing.T) {
 	}
 }
 
+// TestApply checks that a pass counts what it really changed.
+func TestApply(t *testing.T) {
+	a, b := owner{"ns", "a"}, owner{"ns", "b"}
+	book := memory{1: {Owner: a}, 2: {Owner: b}}
+	var total Repairs
+	err := apply(context.Background(), newPool[uint16](book), []fix[uint16]{
+		{item: 1, release: &a}, {item: 2, claim: &a}, {item: 3, claim: &a},
+	}, &total)
+	if err != nil || total != (Repairs{Claimed: 1, Released: 1}) || len(book) != 2 || book[3].Owner != a || book[2].Owner != b {
+		t.Errorf("got %+v, %v, book %v", total, err, book)
+	}
+}
+
 func TestResolveFamilies(t *testing.T) {
 	const four, six = v1.IPv4Protocol, v1.IPv6Protocol
 	policy := func(p v1.IPFamilyPolicy) *v1.IPFamilyPolicy { return &p }
@@ -208,7 +221,7 @@ func TestResolveFamilies(t *testing.T) {
 		"absent family":            {spec: svc(nil, fams{six}), has: fams{four}, err: "not configured on this cluster"},
 		"family of the address":    {spec: svc(nil, nil, "fd00::5"), has: fams{four, six}, policy: *single, want: fams{six}, ips: 1},
 		"address against family":   {spec: svc(nil, fams{four}, "fd00::5"), has: fams{four, six}, err: "expected an IPv4 value as indicated by `ipFamilies[0]`"},
-		"two families, no policy":  {spec: svc(nil, fams{four, six}), has: fams{four, six}, err: "must be RequireDualStack or PreferDualStack when multiple ipFamilies are specified"},
+		"two families, no policy":  {spec: svc(nil, fams{four, six}), has: fams{four, six}, err: "must be RequireDualStack or PreferDualStack when multiple 'ipFamilies' are specified"},
 		"headless":                 {spec: svc(nil, nil, "None"), has: fams{four}, policy: *single, want: fams{four}, ips: 1},
 		"headless, no selector":    {spec: bare(svc(nil, nil, "None")), has: fams{four}, policy: *require, want: fams{four, six}, ips: 1},
 		"headless v6, no selector": {spec: bare(svc(nil, nil, "None")), has: fams{six}, policy: *require, want: fams{six, four}, ips: 1},

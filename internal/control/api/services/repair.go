@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
 	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
@@ -79,6 +80,28 @@ func reconcile[T comparable](book map[T]entry, uses []use[T], now time.Time) (fi
 // Repairs counts what a pass changed, and the conflicts it saw and cannot mend.
 type Repairs struct{ Claimed, Released, Conflicts int }
 
+// repairCounter registers the counter of repairs, or finds the one that an earlier server of this process registered.
+func repairCounter(r prometheus.Registerer) (*prometheus.CounterVec, error) {
+	c := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "berth_service_allocation_repairs_total",
+		Help: "Records of cluster IPs and node ports that did not agree with the services, by what was done about them.",
+	}, []string{"action"})
+	if r == nil {
+		return c, nil
+	}
+	err := r.Register(c)
+	var had prometheus.AlreadyRegisteredError
+	if errors.As(err, &had) {
+		if same, ok := had.ExistingCollector.(*prometheus.CounterVec); ok {
+			return same, nil
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("registering metrics of service allocation: %w", err)
+	}
+	return c, nil
+}
+
 // Repair makes the records of addresses and ports agree with the services.
 func (r *REST) Repair(ctx context.Context) (Repairs, error) {
 	ctx = genericapirequest.WithNamespace(ctx, "")
@@ -106,7 +129,11 @@ func (r *REST) Repair(ctx context.Context) (Repairs, error) {
 		r.deps.Log.Error("two services have one node port; change one", "port", c.item, "keeps", c.keeper.String(), "other", c.other.String())
 	}
 	total.Conflicts = len(ipConflicts) + len(portConflicts)
-	return total, errors.Join(apply(ctx, r.alloc.ips, ipFixes, &total), apply(ctx, r.alloc.ports, portFixes, &total))
+	err = errors.Join(apply(ctx, r.alloc.ips, ipFixes, &total), apply(ctx, r.alloc.ports, portFixes, &total))
+	for action, n := range map[string]int{"claimed": total.Claimed, "released": total.Released, "conflict": total.Conflicts} {
+		r.repairs.WithLabelValues(action).Add(float64(n))
+	}
+	return total, err
 }
 
 func apply[T comparable](ctx context.Context, p *pool[T], fixes []fix[T], total *Repairs) error {
@@ -114,11 +141,13 @@ func apply[T comparable](ctx context.Context, p *pool[T], fixes []fix[T], total 
 	for _, f := range fixes {
 		switch {
 		case f.claim != nil:
-			if err := p.exact(ctx, f.item, *f.claim, false); err != nil && !errors.Is(err, errTaken) {
+			switch err := p.exact(ctx, f.item, *f.claim, false); {
+			case errors.Is(err, errTaken): // recorded between the two readings: nothing was wrong
+			case err != nil:
 				errs = append(errs, err)
-				continue
+			default:
+				total.Claimed++
 			}
-			total.Claimed++
 		case f.release != nil:
 			if err := p.release(ctx, f.item, *f.release); err != nil {
 				errs = append(errs, err)

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -48,6 +49,8 @@ type Deps struct {
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
 	Log *slog.Logger
+	// Metrics counts repairs; nil counts nothing.
+	Metrics prometheus.Registerer
 }
 
 var serviceResource = v1.Resource("services")
@@ -57,7 +60,9 @@ type REST struct {
 	*storebase.Resource
 	deps  Deps
 	alloc *allocator
-	close func()
+	// repairs counts what passes changed, by action; a healthy server leaves it at zero.
+	repairs *prometheus.CounterVec
+	close   func()
 }
 
 // NewStorage builds the endpoints of services. The value under "services" is a *REST, whose Run must be started when
@@ -89,6 +94,11 @@ func NewStorage(opts generic.RESTOptionsGetter, deps Deps) (map[string]rest.Stor
 	if err != nil {
 		return nil, err
 	}
+	repairs, err := repairCounter(deps.Metrics)
+	if err != nil {
+		store.Destroy()
+		return nil, err
+	}
 	ports, closePorts, err := newPortBook(opts, deps.Now)
 	if err != nil {
 		store.Destroy()
@@ -97,6 +107,7 @@ func NewStorage(opts generic.RESTOptionsGetter, deps Deps) (map[string]rest.Stor
 	r := &REST{
 		Resource: &storebase.Resource{Store: store, Short: []string{"svc"}, In: []string{"all"}},
 		deps:     deps,
+		repairs:  repairs,
 		close:    closePorts,
 	}
 	r.alloc = &allocator{

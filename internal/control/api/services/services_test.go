@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -53,6 +54,8 @@ func TestServices(t *testing.T) {
 		"type changes":  testTypeChanges,
 		"put keeps":     testPutKeeps,
 		"rollback":      testRollback,
+		"finalizer":     testFinalizer,
+		"no node ports": testNoNodePorts,
 		"dry run":       testDryRun,
 		"concurrent":    testConcurrent,
 		"status":        testStatus,
@@ -61,6 +64,24 @@ func TestServices(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) { test(t, f) })
 	}
+	if n := f.repairs(t, "claimed"); n != "0" {
+		t.Errorf("the repair had to record %s addresses or ports that should have been", n)
+	}
+}
+
+// repairs reads the counter of repairs from the server's metrics.
+func (f *fixture) repairs(t *testing.T, action string) string {
+	t.Helper()
+	raw, err := f.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(bg())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, ok := strings.Cut(string(raw), `berth_service_allocation_repairs_total{action="`+action+`"} `)
+	if !ok {
+		t.Fatal("the server's metrics lack the repairs")
+	}
+	value, _, _ := strings.Cut(rest, "\n")
+	return value
 }
 
 func service(name string, change ...func(*v1.Service)) *v1.Service {
@@ -291,6 +312,43 @@ func testRollback(t *testing.T, f *fixture) {
 	}
 }
 
+func testFinalizer(t *testing.T, f *fixture) {
+	s := f.create(t, service("held", typ(v1.ServiceTypeNodePort), func(s *v1.Service) { s.Finalizers = []string{"example.test/hold"} }))
+	f.remove(t, "held")
+	if !f.recorded(t, s.Spec.ClusterIP) {
+		t.Error("a service that still exists lost its address")
+	}
+	s, err := f.svc.Get(bg(), "held", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Finalizers = nil
+	f.update(t, s)
+	if _, err := f.svc.Get(bg(), "held", metav1.GetOptions{}); !apierrors.IsNotFound(err) || f.recorded(t, s.Spec.ClusterIP) {
+		t.Errorf("after the last finalizer: %v, address recorded %v", err, f.recorded(t, s.Spec.ClusterIP))
+	}
+	f.create(t, service("held-heir", typ(v1.ServiceTypeNodePort), func(h *v1.Service) { h.Spec.Ports[0].NodePort = s.Spec.Ports[0].NodePort }))
+}
+
+func testNoNodePorts(t *testing.T, f *fixture) {
+	no := false
+	s := f.create(t, service("bare-lb", typ(v1.ServiceTypeLoadBalancer), func(s *v1.Service) { s.Spec.AllocateLoadBalancerNodePorts = &no }))
+	if n := s.Spec.Ports[0].NodePort; n != 0 {
+		t.Errorf("got node port %d, asked for none", n)
+	}
+	s = f.create(t, service("turned-off", typ(v1.ServiceTypeLoadBalancer)))
+	port := s.Spec.Ports[0].NodePort
+	s.Spec.AllocateLoadBalancerNodePorts = &no
+	if s = f.update(t, s); s.Spec.Ports[0].NodePort != port {
+		t.Errorf("turning allocation off changed the port from %d to %d", port, s.Spec.Ports[0].NodePort)
+	}
+	s.Spec.Ports[0].NodePort = 0
+	if s = f.update(t, s); s.Spec.Ports[0].NodePort != 0 {
+		t.Errorf("a removed port came back as %d", s.Spec.Ports[0].NodePort)
+	}
+	f.create(t, service("port-heir", typ(v1.ServiceTypeNodePort), func(h *v1.Service) { h.Spec.Ports[0].NodePort = port }))
+}
+
 func testDryRun(t *testing.T, f *fixture) {
 	s, err := f.svc.Create(bg(), service("dry", typ(v1.ServiceTypeNodePort)), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	if err != nil {
@@ -346,7 +404,10 @@ func testStatus(t *testing.T, f *fixture) {
 }
 
 func testProxy(t *testing.T, f *fixture) {
-	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, r.URL.Path) }))
+	web := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, r.URL.Path) }))
+	web.Listener.Close()
+	web.Listener = listenOffLoopback(t)
+	web.Start()
 	t.Cleanup(web.Close)
 	u, err := url.Parse(web.URL)
 	if err != nil {
@@ -382,6 +443,26 @@ func testProxy(t *testing.T, f *fixture) {
 	if _, err := get("web:nothing"); !apierrors.IsServiceUnavailable(err) {
 		t.Errorf("an unknown port gave %v, want 503", err)
 	}
+}
+
+// listenOffLoopback listens on an address that an endpoint may have.
+func listenOffLoopback(t *testing.T) net.Listener {
+	t.Helper()
+	addresses, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range addresses {
+		if n, ok := a.(*net.IPNet); ok && n.IP.IsGlobalUnicast() && n.IP.To4() != nil {
+			l, err := net.Listen("tcp", net.JoinHostPort(n.IP.String(), "0"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return l
+		}
+	}
+	t.Skip("this host has no IPv4 address but loopback, and endpoints may not lie there")
+	return nil
 }
 
 func testServiceRange(t *testing.T, f *fixture) {

@@ -31,7 +31,7 @@ func (c *containers) main(p *field.Path) errs {
 		all = append(all, c.supervised(at, one)...)
 		all = append(all, restartRules(at, one)...)
 	}
-	return append(all, hostPortConflicts(p, c.spec.Containers)...)
+	return append(all, hostPortConflicts(p, 0, c.spec.Containers)...)
 }
 
 func (c *containers) init(p *field.Path) errs {
@@ -51,7 +51,7 @@ func (c *containers) init(p *field.Path) errs {
 		if len(one.ResizePolicy) > 0 {
 			all = append(all, field.Invalid(at.Child("resizePolicy"), one.ResizePolicy, "must not be set for init containers"))
 		}
-		all = append(all, hostPortConflicts(p, c.spec.InitContainers[i:i+1])...)
+		all = append(all, hostPortConflicts(p, i, c.spec.InitContainers[i:i+1])...)
 	}
 	return all
 }
@@ -125,8 +125,8 @@ func (c *containers) ports(p *field.Path, ports []v1.ContainerPort) errs {
 }
 
 // hostPortConflicts finds a host port that containers running side by side
-// both want.
-func hostPortConflicts(p *field.Path, all []v1.Container) errs {
+// both want. first is the index of the first of them under p.
+func hostPortConflicts(p *field.Path, first int, all []v1.Container) errs {
 	type endpoint struct {
 		protocol v1.Protocol
 		ip       string
@@ -141,7 +141,7 @@ func hostPortConflicts(p *field.Path, all []v1.Container) errs {
 			}
 			e := endpoint{port.Protocol, port.HostIP, port.HostPort}
 			if seen[e] {
-				found = append(found, field.Duplicate(p.Index(i).Child("ports").Index(k).Child("hostPort"),
+				found = append(found, field.Duplicate(p.Index(first+i).Child("ports").Index(k).Child("hostPort"),
 					strings.Join([]string{string(port.Protocol), port.HostIP, itoa(port.HostPort)}, "/")))
 			}
 			seen[e] = true

@@ -50,10 +50,14 @@ var otherKinds = []row{
 		}},
 }
 
+// schemaOptions are the gates that the rules ask about. All are closed: what is
+// behind them is refused.
+var schemaOptions = map[string]bool{"DRAPartitionableDevicesType": false}
+
 // schemaRules applies the rules that resource.k8s.io declares in its schema,
 // without those that are still behind a gate.
 func schemaRules[T any](p *field.Path, changed, old *T, check func(context.Context, operation.Operation, *field.Path, *T, *T) field.ErrorList) errs {
-	op := operation.Operation{Type: operation.Create}
+	op := operation.Operation{Type: operation.Create, Options: schemaOptions}
 	if old != nil {
 		op.Type = operation.Update
 	}

@@ -1,0 +1,200 @@
+package certs
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	"k8s.io/client-go/kubernetes"
+	certutil "k8s.io/client-go/util/cert"
+	"k8s.io/client-go/util/certificate"
+	"k8s.io/client-go/util/keyutil"
+	cliflag "k8s.io/component-base/cli/flag"
+	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
+)
+
+// ServingConfig says where the serving certificate comes from.
+type ServingConfig struct {
+	Log      *slog.Logger
+	NodeName string
+	CertDir  string
+	Kubelet  *kubeletv1beta1.KubeletConfiguration
+	// Client requests certificates (serverTLSBootstrap); nil if there is no
+	// API server.
+	Client kubernetes.Interface
+	// Addresses are the node's, which go into requests; none means not known
+	// yet.
+	Addresses func() []v1.NodeAddress
+}
+
+// Serving is the serving certificate with what keeps it current.
+type Serving struct {
+	TLS *tls.Config
+	// Run keeps the certificate current until the context ends.
+	Run func(context.Context) error
+}
+
+// NewServing sets up TLS for the agent's API: the configured files, else a
+// certificate requested from the API server, else a self-signed one.
+func NewServing(cfg ServingConfig) (*Serving, error) {
+	base, err := tlsSettings(cfg.Kubelet)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case cfg.Kubelet.TLSCertFile != "":
+		return fromFiles(base, cfg.Kubelet.TLSCertFile, cfg.Kubelet.TLSPrivateKeyFile)
+	case cfg.Kubelet.ServerTLSBootstrap && cfg.Client != nil:
+		return requested(cfg, base)
+	}
+	certFile, keyFile := filepath.Join(cfg.CertDir, "kubelet.crt"), filepath.Join(cfg.CertDir, "kubelet.key")
+	if err := selfSigned(cfg.NodeName, certFile, keyFile); err != nil {
+		return nil, err
+	}
+	return fromFiles(base, certFile, keyFile)
+}
+
+// tlsSettings translates names of versions and ciphers.
+func tlsSettings(cfg *kubeletv1beta1.KubeletConfiguration) (*tls.Config, error) {
+	out := &tls.Config{MinVersion: tls.VersionTLS12}
+	if cfg.TLSMinVersion != "" {
+		version, err := cliflag.TLSVersion(cfg.TLSMinVersion)
+		if err != nil {
+			return nil, fmt.Errorf("reading tlsMinVersion: %w", err)
+		}
+		out.MinVersion = version
+	}
+	if len(cfg.TLSCipherSuites) > 0 {
+		suites, err := cliflag.TLSCipherSuites(cfg.TLSCipherSuites)
+		if err != nil {
+			return nil, fmt.Errorf("reading tlsCipherSuites: %w", err)
+		}
+		out.CipherSuites = suites
+	}
+	for _, curve := range cfg.TLSCurvePreferences {
+		out.CurvePreferences = append(out.CurvePreferences, tls.CurveID(curve))
+	}
+	return out, nil
+}
+
+// fromFiles serves what the files hold now.
+func fromFiles(base *tls.Config, certFile, keyFile string) (*Serving, error) {
+	content, err := dynamiccertificates.NewDynamicServingContentFromFiles("serving-cert", certFile, keyFile)
+	if err != nil {
+		return nil, fmt.Errorf("loading the serving certificate: %w", err)
+	}
+	holder := &atomic.Pointer[tls.Certificate]{}
+	load := func() error {
+		pair, err := tls.X509KeyPair(content.CurrentCertKeyContent())
+		if err != nil {
+			return fmt.Errorf("loading the serving certificate: %w", err)
+		}
+		holder.Store(&pair)
+		return nil
+	}
+	if err := load(); err != nil {
+		return nil, err
+	}
+	content.AddListener(listener(func() { _ = load() })) // a broken pair keeps the last good one
+	base.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return holder.Load(), nil }
+	return &Serving{TLS: base, Run: func(ctx context.Context) error {
+		content.Run(ctx, 1)
+		return nil
+	}}, nil
+}
+
+type listener func()
+
+// Enqueue is called when the files changed.
+func (l listener) Enqueue() { l() }
+
+// selfSigned makes a certificate for the node's name unless there is one.
+func selfSigned(nodeName, certFile, keyFile string) error {
+	if ok, err := certutil.CanReadCertAndKey(certFile, keyFile); err != nil || ok {
+		return err
+	}
+	cert, key, err := certutil.GenerateSelfSignedCertKey(nodeName, nil, []string{nodeName})
+	if err != nil {
+		return fmt.Errorf("making a self-signed serving certificate: %w", err)
+	}
+	if err := os.MkdirAll(filepath.Dir(certFile), 0o755); err != nil {
+		return fmt.Errorf("making a self-signed serving certificate: %w", err)
+	}
+	if err := certutil.WriteCert(certFile, cert); err != nil {
+		return fmt.Errorf("making a self-signed serving certificate: %w", err)
+	}
+	return keyutil.WriteKey(keyFile, key)
+}
+
+// requested serves a certificate that the API server issues. Until it is
+// approved handshakes fail: the agent does not fall back to a certificate that
+// nobody can check.
+func requested(cfg ServingConfig, base *tls.Config) (*Serving, error) {
+	store, err := certificate.NewFileStore(servingPrefix, cfg.CertDir, cfg.CertDir, "", "")
+	if err != nil {
+		return nil, fmt.Errorf("opening --cert-dir: %w", err)
+	}
+	manager, err := certificate.NewManager(&certificate.Config{
+		Name:             "kubelet-serving",
+		ClientsetFn:      func(*tls.Certificate) (kubernetes.Interface, error) { return cfg.Client, nil },
+		GetTemplate:      func() *x509.CertificateRequest { return servingTemplate(cfg.NodeName, cfg.Addresses()) },
+		SignerName:       certificatesv1.KubeletServingSignerName,
+		GetUsages:        servingUsages,
+		CertificateStore: store,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("setting up the serving certificate: %w", err)
+	}
+	base.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+		if current := manager.Current(); current != nil {
+			return current, nil
+		}
+		return nil, errors.New("no serving certificate yet: approve the request of this node (kubectl get csr)")
+	}
+	return &Serving{TLS: base, Run: func(ctx context.Context) error {
+		manager.Start()
+		<-ctx.Done()
+		manager.Stop()
+		return nil
+	}}, nil
+}
+
+func servingUsages(key any) []certificatesv1.KeyUsage {
+	list := slices.Clone(usages(key))
+	list[len(list)-1] = certificatesv1.UsageServerAuth
+	return list
+}
+
+// servingTemplate is nil, which makes the manager wait, until the node has
+// addresses.
+func servingTemplate(nodeName string, addresses []v1.NodeAddress) *x509.CertificateRequest {
+	template := &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:" + nodeName, Organization: []string{"system:nodes"}}}
+	for _, address := range addresses {
+		switch address.Type {
+		case v1.NodeHostName, v1.NodeInternalDNS, v1.NodeExternalDNS:
+			if net.ParseIP(address.Address) == nil && !slices.Contains(template.DNSNames, address.Address) {
+				template.DNSNames = append(template.DNSNames, address.Address)
+			}
+		case v1.NodeInternalIP, v1.NodeExternalIP:
+			if ip := net.ParseIP(address.Address); ip != nil {
+				template.IPAddresses = append(template.IPAddresses, ip)
+			}
+		}
+	}
+	if len(template.IPAddresses) == 0 {
+		return nil
+	}
+	return template
+}

@@ -1,0 +1,258 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apiruntime "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clientset "k8s.io/client-go/kubernetes/fake"
+	ktesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/record"
+
+	"github.com/berth-dev/berth/internal/agent/runtime"
+	"github.com/berth-dev/berth/internal/agent/runtime/fake"
+	"github.com/berth-dev/berth/internal/journal"
+)
+
+// patience ends a test that would hang; it decides nothing else.
+const patience = 30 * time.Second
+
+// agentUnderTest is a manager with real workers over the fake runtime and a
+// fake API.
+type agentUnderTest struct {
+	*testing.T
+	rt  *fake.Runtime
+	api *clientset.Clientset
+	m   *Manager
+	ctx context.Context
+}
+
+type noProbes struct{}
+
+func (noProbes) Sync(types.UID, []Target)           {}
+func (noProbes) Results(types.UID) map[string]Probe { return nil }
+
+func newAgent(t *testing.T) *agentUnderTest {
+	w := newWorld(t) // for its collaborators
+	a := &agentUnderTest{T: t, rt: fake.New(nil), api: clientset.NewClientset()}
+	a.rt.IgnoresStop["stubborn"] = true
+	var watcher *runtime.Watcher
+	watcher = runtime.NewWatcher(runtime.WatcherConfig{Service: a.rt, Log: slog.New(slog.DiscardHandler), Notify: func(uid types.UID) { a.m.RuntimeChanged(uid) }})
+	cfg := w.m.cfg
+	cfg.Client, cfg.Service, cfg.Runtime, cfg.Recorder, cfg.Now = a.api, a.rt, watcher, &record.FakeRecorder{}, nil
+	cfg.Volumes, cfg.Images, cfg.Cgroups, cfg.Admitter, cfg.Hooks = calm{}, calmImages{}, calmCgroups{}, calm{}, hooks{w}
+	cfg.Configs, cfg.Probes, cfg.Journal = configs{&world{m: w.m, mounted: true}}, noProbes{}, journal.Discard
+	a.m = NewManager(cfg)
+	ctx, cancel := context.WithCancel(context.Background())
+	a.ctx = ctx
+	done := make(chan struct{}, 2)
+	go func() { _ = watcher.Run(ctx); done <- struct{}{} }()
+	go func() { _ = a.m.Run(ctx); done <- struct{}{} }()
+	t.Cleanup(func() {
+		cancel()
+		<-done
+		<-done
+		goleak.VerifyNone(t)
+	})
+	return a
+}
+
+// calm is collaborators that always do what they are asked.
+type calm struct{}
+
+func (calm) Mount(context.Context, *v1.Pod) error     { return nil }
+func (calm) Unmount(context.Context, types.UID) error { return nil }
+func (calm) Update(*v1.Pod)                           {}
+
+type calmImages struct{}
+
+func (calmImages) Ensure(_ context.Context, _ *v1.Pod, c *v1.Container) (string, error) {
+	return c.Image, nil
+}
+
+type calmCgroups struct{}
+
+func (calmCgroups) Ensure(*v1.Pod) error   { return nil }
+func (calmCgroups) Remove(types.UID) error { return nil }
+
+func (calm) Admit(context.Context, *v1.Pod, bool) *Rejection { return nil }
+func (calm) Forget(types.UID)                                {}
+
+// create makes a pod in the API and tells the manager as a source would.
+func (a *agentUnderTest) create(name string) *v1.Pod {
+	a.Helper()
+	p := testPod(v1.RestartPolicyAlways, "app")
+	p.Name, p.UID = name, types.UID("uid-"+name)
+	p, err := a.api.CoreV1().Pods("default").Create(a.ctx, p, metav1.CreateOptions{})
+	if err != nil {
+		a.Fatal(err)
+	}
+	a.m.Set(p, false)
+	return p
+}
+
+// await waits until the pod in the API is as wanted.
+func (a *agentUnderTest) await(name string, ok func(*v1.Pod) bool) *v1.Pod {
+	a.Helper()
+	w, err := a.api.CoreV1().Pods("default").Watch(a.ctx, metav1.ListOptions{})
+	if err != nil {
+		a.Fatal(err)
+	}
+	defer w.Stop()
+	deadline := time.After(patience)
+	for {
+		p, err := a.api.CoreV1().Pods("default").Get(a.ctx, name, metav1.GetOptions{})
+		if err != nil {
+			p = nil
+		}
+		if ok(p) {
+			return p
+		}
+		select {
+		case <-w.ResultChan():
+		case <-deadline:
+			a.Fatalf("pod %s does not get there: %+v", name, p)
+		}
+	}
+}
+
+func isRunning(p *v1.Pod) bool { return p != nil && p.Status.Phase == v1.PodRunning }
+
+// TestHangingRuntime: a runtime call that does not come back holds up one pod,
+// and not even its deletion.
+func TestHangingRuntime(t *testing.T) {
+	a := newAgent(t)
+	a.rt.Before = func(ctx context.Context, call, object string) error {
+		if call == "RunPodSandbox" && object == "stuck" {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		return nil
+	}
+	stuck := a.create("stuck")
+	for i := range 20 {
+		a.create(fmt.Sprintf("p%d", i))
+	}
+	for i := range 20 {
+		a.await(fmt.Sprintf("p%d", i), isRunning)
+	}
+	if p := a.await("stuck", func(p *v1.Pod) bool { return p.Status.StartTime != nil }); p.Status.Phase != v1.PodPending {
+		t.Errorf("the stuck pod is %s", p.Status.Phase)
+	}
+	gone := stuck.DeepCopy()
+	grace := int64(30)
+	at := metav1.Now()
+	gone.DeletionTimestamp, gone.DeletionGracePeriodSeconds = &at, &grace
+	a.m.Set(gone, false)
+	a.await("stuck", func(p *v1.Pod) bool { return p == nil })
+}
+
+// TestAPIAway: while the API is away pods run, and when it is back their
+// statuses arrive, the newest only.
+func TestAPIAway(t *testing.T) {
+	a := newAgent(t)
+	var away atomic.Bool
+	var patches atomic.Int32
+	away.Store(true)
+	refused := make(chan struct{}, 100)
+	a.api.PrependReactor("patch", "pods", func(ktesting.Action) (bool, apiruntime.Object, error) {
+		if away.Load() {
+			refused <- struct{}{}
+			return true, nil, errors.New("the API is away")
+		}
+		patches.Add(1)
+		return false, nil, nil
+	})
+	p := a.create("web")
+	<-refused
+	for !isRunning(a.current(p.UID)) {
+		<-refused // each retry is a moment later
+	}
+	away.Store(false)
+	a.await("web", isRunning)
+	if n := patches.Load(); n != 1 {
+		t.Errorf("%d patches told what one would have", n)
+	}
+}
+
+func (a *agentUnderTest) current(uid types.UID) *v1.Pod {
+	p, _ := a.m.Get(uid)
+	return p
+}
+
+// TestPatchesPerPod: a pod that comes up costs one status write.
+func TestPatchesPerPod(t *testing.T) {
+	a := newAgent(t)
+	p := a.create("web")
+	a.await("web", isRunning)
+	n := 0
+	for _, act := range a.api.Actions() {
+		if act.GetVerb() == "patch" {
+			n++
+		}
+	}
+	if n > 2 {
+		t.Errorf("%d patches from bind to Running, at most 2 are allowed", n)
+	}
+	if got := a.current(p.UID); got.Status.ContainerStatuses[0].State.Running == nil {
+		t.Errorf("the manager's view lags: %+v", got.Status)
+	}
+}
+
+// TestKill: a pod the node must get rid of ends as told, and says so.
+func TestKill(t *testing.T) {
+	a := newAgent(t)
+	p := a.create("web")
+	a.await("web", isRunning)
+	done := a.m.Kill(p.UID, Kill{Phase: v1.PodFailed, Reason: "Evicted", Message: "The node was low on resource: memory. "})
+	select {
+	case <-done:
+	case <-time.After(patience):
+		t.Fatal("the kill is never over")
+	}
+	a.await("web", func(p *v1.Pod) bool { return p.Status.Phase == v1.PodFailed && p.Status.Reason == "Evicted" })
+}
+
+// BenchmarkNext is the cost of one look at a running pod with two containers.
+func BenchmarkNext(b *testing.B) {
+	w := newWorld(b)
+	w.begin(testPod(v1.RestartPolicyAlways, "app", "side"))
+	w.settle()
+	b.ReportAllocs()
+	for b.Loop() {
+		Next(w.spec, &w.obs, w.now)
+	}
+}
+
+// BenchmarkStatusPatch is the cost of finding that nothing is to be written,
+// and of writing one change.
+func BenchmarkStatusPatch(b *testing.B) {
+	w := newWorld(b)
+	w.begin(testPod(v1.RestartPolicyAlways, "app", "side"))
+	w.settle()
+	b.Run("same", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if p, err := statusPatch("u1", w.plan.Status, w.plan.Status); p != nil || err != nil {
+				b.Fatal(string(p), err)
+			}
+		}
+	})
+	b.Run("changed", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if p, err := statusPatch("u1", v1.PodStatus{}, w.plan.Status); p == nil || err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}

@@ -1,0 +1,297 @@
+package pressure
+
+import (
+	"fmt"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/internal/agent/node"
+	"github.com/berth-dev/berth/internal/journal"
+)
+
+// victimPatience is how long the next eviction waits for the last victim to be
+// gone: what it held is not free before.
+const victimPatience = 30 * time.Second
+
+// Settings are what configuration decides about evictions.
+type Settings struct {
+	Thresholds []Threshold
+	// Transition is how long a pressure condition stays after its shortage.
+	Transition time.Duration
+	// MaxPodGrace bounds the grace of evictions for soft thresholds.
+	MaxPodGrace time.Duration
+	// DedicatedImageFS says that images have a file system of their own.
+	DedicatedImageFS bool
+	// IgnoreLocalLimits leaves limits of pods' local storage unenforced.
+	IgnoreLocalLimits bool
+}
+
+// Input is what a step decides on.
+type Input struct {
+	Readings Readings
+	// Pods are those that run, with what they use. They are asked for only
+	// when NeedPods said so; nil otherwise.
+	Pods []PodUsage
+	// Limited are pods that limit their own storage, with what they store; nil
+	// if they were not measured now.
+	Limited []PodUsage
+}
+
+// Eviction is a pod to end.
+type Eviction struct {
+	Pod     *v1.Pod
+	Signal  string // for metrics
+	Message string
+	// Grace bounds the pod's own.
+	Grace       time.Duration
+	Annotations map[string]string
+	// Disrupted adds the condition DisruptionTarget: the pod did nothing
+	// wrong by itself.
+	Disrupted bool
+	Because   []journal.Fact
+}
+
+// Decision is what a step asks for.
+type Decision struct {
+	Pressure node.Pressure
+	// Announce is a shortage that begins to be dealt with, empty for none: the
+	// resource's name for the event.
+	Announce string
+	// Reclaim names a signal for which dead containers and unused images
+	// should go; call Reclaimed when that is done and step again.
+	Reclaim    Signal
+	Containers bool
+	Images     bool
+	// Evict are the pods to end: one at most for a shortage of the node, any
+	// number that are over limits of their own.
+	Evict []Eviction
+	// NeedPods asks for a step with Pods filled.
+	NeedPods bool
+	// Wake is when to step again at the latest although nothing changes; zero
+	// for never.
+	Wake time.Time
+	// Because are the facts behind reclaiming or evicting.
+	Because []journal.Fact
+}
+
+// Core is the state of the node's shortages. It is not safe for concurrent
+// use; everything comes in through its methods.
+type Core struct {
+	set Settings
+
+	firstMet  map[thresholdKey]time.Time // shortage -> since when
+	last      map[v1.NodeConditionType]time.Time
+	reclaimed map[Signal]bool // tried since the last victim was gone
+	announced map[Signal]bool
+	victim    types.UID // the last one, while it is waited for; empty for none
+	victimAt  time.Time
+	ending    map[types.UID]bool // all that were evicted and still run
+}
+
+// NewCore returns a Core that has seen nothing yet.
+func NewCore(set Settings) *Core {
+	return &Core{set: set, firstMet: map[thresholdKey]time.Time{}, last: map[v1.NodeConditionType]time.Time{}, reclaimed: map[Signal]bool{}, announced: map[Signal]bool{}, ending: map[types.UID]bool{}}
+}
+
+// Reclaimed notes that what could be reclaimed for a signal was.
+func (c *Core) Reclaimed(signal Signal) { c.reclaimed[signal] = true }
+
+// Gone notes that nothing of a pod runs any more.
+func (c *Core) Gone(uid types.UID) {
+	delete(c.ending, uid)
+	if c.victim == uid {
+		c.victim = ""
+		clear(c.reclaimed) // the victim left containers and maybe images behind
+	}
+}
+
+// Step decides what to do now.
+func (c *Core) Step(now time.Time, in Input) Decision {
+	met := c.observe(now, in.Readings)
+	decision := Decision{Pressure: c.conditions(now)}
+	decision.Wake = c.nextWake(now, met)
+	if in.Limited != nil && !c.set.IgnoreLocalLimits {
+		if decision.Evict = c.overOwnLimits(in.Limited); len(decision.Evict) > 0 {
+			return decision
+		}
+	}
+	if c.victim != "" {
+		if until := c.victimAt.Add(victimPatience); now.Before(until) {
+			decision.Wake = sooner(decision.Wake, until)
+			return decision
+		}
+		c.victim = "" // it hangs; the shortage does not wait for it
+		clear(c.reclaimed)
+	}
+	for _, threshold := range met {
+		if now.Sub(c.firstMet[threshold.key()]) < threshold.Grace {
+			continue
+		}
+		c.act(now, threshold, in, &decision)
+		break
+	}
+	return decision
+}
+
+// act deals with one shortage: reclaim first, then one pod.
+func (c *Core) act(now time.Time, threshold Threshold, in Input, decision *Decision) {
+	row := rowOf(threshold.Signal)
+	reading := in.Readings[threshold.Signal]
+	decision.Because = []journal.Fact{
+		{Name: "signal", Value: string(threshold.Signal)},
+		{Name: "available", Value: amount(reading.Available)},
+		{Name: "threshold", Value: threshold.Limit.String()},
+		{Name: "short since", Value: now.Sub(c.firstMet[threshold.key()]).Round(time.Millisecond).String()},
+	}
+	if !c.announced[threshold.Signal] {
+		c.announced[threshold.Signal] = true
+		decision.Announce = row.resource
+	}
+	can := row.shared
+	if c.set.DedicatedImageFS {
+		can = row.dedicated
+	}
+	if (can.containers || can.images) && !c.reclaimed[threshold.Signal] {
+		decision.Reclaim, decision.Containers, decision.Images = threshold.Signal, can.containers, can.images
+		return
+	}
+	if in.Pods == nil {
+		decision.NeedPods = true
+		return
+	}
+	for _, candidate := range rankPods(threshold.Signal, in.Pods, c.set.DedicatedImageFS) {
+		if critical(candidate.Pod) || c.ending[candidate.Pod.UID] {
+			continue
+		}
+		grace := time.Second
+		if threshold.Soft {
+			grace = c.set.MaxPodGrace
+		}
+		text, annotations := explain(threshold, reading, candidate)
+		decision.Evict = []Eviction{{Pod: candidate.Pod, Signal: string(threshold.Signal), Message: text, Grace: grace,
+			Annotations: annotations, Disrupted: true, Because: decision.Because}}
+		c.victim, c.victimAt = candidate.Pod.UID, now
+		c.ending[candidate.Pod.UID] = true
+		decision.Wake = sooner(decision.Wake, now.Add(victimPatience))
+		return
+	}
+}
+
+// observe updates since when which threshold is crossed and returns those that
+// are, in order.
+func (c *Core) observe(now time.Time, readings Readings) []Threshold {
+	var met []Threshold
+	stillShort := map[Signal]bool{}
+	for _, threshold := range c.set.Thresholds {
+		reading, known := readings[threshold.Signal]
+		since, was := c.firstMet[threshold.key()]
+		if !known {
+			// Not being able to read is no relief.
+			if was {
+				met = append(met, threshold)
+				stillShort[threshold.Signal] = true
+			}
+			continue
+		}
+		limit := threshold.Limit.Of(reading.Capacity)
+		if was {
+			limit += threshold.Reclaim.Of(reading.Capacity)
+		}
+		if reading.Available >= limit {
+			delete(c.firstMet, threshold.key())
+			continue
+		}
+		if !was {
+			since = now
+		}
+		c.firstMet[threshold.key()] = since
+		c.last[rowOf(threshold.Signal).condition] = now
+		met = append(met, threshold)
+		stillShort[threshold.Signal] = true
+	}
+	for signal := range c.announced {
+		if !stillShort[signal] {
+			delete(c.announced, signal)
+			delete(c.reclaimed, signal)
+		}
+	}
+	return met
+}
+
+// conditions are on for as long as their shortage lasts and Transition longer.
+func (c *Core) conditions(now time.Time) node.Pressure {
+	on := map[v1.NodeConditionType]bool{}
+	for condition, last := range c.last {
+		if now.Sub(last) < c.set.Transition || now.Equal(last) {
+			on[condition] = true
+		}
+	}
+	return pressureOf(on)
+}
+
+// nextWake is when a grace or a transition period ends.
+func (c *Core) nextWake(now time.Time, met []Threshold) time.Time {
+	var wake time.Time
+	for _, threshold := range met {
+		if end := c.firstMet[threshold.key()].Add(threshold.Grace); end.After(now) {
+			wake = sooner(wake, end)
+		}
+	}
+	for _, last := range c.last {
+		if end := last.Add(c.set.Transition); end.After(now) {
+			wake = sooner(wake, end)
+		}
+	}
+	return wake
+}
+
+// sooner returns the earlier of two times, of which zero means never.
+func sooner(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// Admit decides whether a new pod may start under pressure.
+func Admit(pod *v1.Pod, pressure node.Pressure) (reason, message string, ok bool) {
+	if !pressure.Memory && !pressure.Disk && !pressure.PID || critical(pod) {
+		return "", "", true
+	}
+	if pressure.Memory && !pressure.Disk && !pressure.PID {
+		if !bestEffort(pod) || toleratesMemoryPressure(pod) {
+			return "", "", true
+		}
+	}
+	var names []string
+	if pressure.Memory {
+		names = append(names, string(v1.NodeMemoryPressure))
+	}
+	if pressure.Disk {
+		names = append(names, string(v1.NodeDiskPressure))
+	}
+	if pressure.PID {
+		names = append(names, string(v1.NodePIDPressure))
+	}
+	return "Evicted", fmt.Sprintf("The node had condition: %v. ", names), false
+}
+
+func toleratesMemoryPressure(pod *v1.Pod) bool {
+	for _, toleration := range pod.Spec.Tolerations {
+		if toleration.Effect != "" && toleration.Effect != v1.TaintEffectNoSchedule {
+			continue
+		}
+		if toleration.Key == "" && toleration.Operator == v1.TolerationOpExists {
+			return true
+		}
+		if toleration.Key == v1.TaintNodeMemoryPressure && (toleration.Operator == v1.TolerationOpExists || toleration.Value == "") {
+			return true
+		}
+	}
+	return false
+}
+
+func amount(value int64) string { return resource.NewQuantity(value, resource.BinarySI).String() }

@@ -1,0 +1,85 @@
+package stats
+
+import (
+	"context"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+// PodUsage is what a pod uses, for whoever decides about it.
+type PodUsage struct {
+	Pod *v1.Pod
+	// Measured is false if the pod has no cgroup: nothing of it runs.
+	Measured   bool
+	WorkingSet uint64
+	Processes  uint64
+	Containers map[string]ContainerUse
+	// Volumes are those on the agent's file system.
+	Volumes map[string]DiskUse
+}
+
+// ContainerUse is what one container uses.
+type ContainerUse struct {
+	WorkingSet   uint64
+	Rootfs, Logs DiskUse
+}
+
+// DiskUse is what something occupies on a disk.
+type DiskUse struct{ Bytes, Inodes uint64 }
+
+// Usage measures the given pods. With storage their logs and volumes are
+// walked now; writable layers are as of the runtime's last answer to the
+// summary API, at most DiskAge old.
+func (p *Provider) Usage(ctx context.Context, pods []*v1.Pod, storage bool) ([]PodUsage, error) {
+	var facts *diskFacts
+	if storage {
+		facts = p.disk.get(ctx)
+	}
+	list := make([]PodUsage, 0, len(pods))
+	for _, pod := range pods {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		m := p.measurePod(pod, Memory|PIDs, false)
+		usage := PodUsage{Pod: pod, Measured: m.pod != nil, WorkingSet: m.usage.WorkingSet, Processes: m.usage.PIDs,
+			Containers: map[string]ContainerUse{}, Volumes: map[string]DiskUse{}}
+		for i := range m.containers {
+			container := &m.containers[i]
+			use := ContainerUse{WorkingSet: container.usage.WorkingSet}
+			if facts != nil {
+				use.Rootfs = facts.writable[container.id]
+			}
+			usage.Containers[container.name] = use
+		}
+		if storage {
+			p.storage(&usage)
+		}
+		list = append(list, usage)
+	}
+	return list, nil
+}
+
+func (p *Provider) storage(usage *PodUsage) {
+	for name, size := range p.disk.readLogs(usage.Pod) {
+		container := usage.Containers[name]
+		container.Logs = size
+		usage.Containers[name] = container
+	}
+	if p.cfg.Volumes == nil {
+		return
+	}
+	for _, volume := range p.cfg.Volumes(usage.Pod.UID) {
+		if !volume.Shared {
+			continue
+		}
+		if size, ok := p.disk.readVolume(volume); ok {
+			usage.Volumes[volume.Name] = DiskUse{Bytes: size.used, Inodes: size.inodesUsed}
+		}
+	}
+}
+
+// Memory measures one cgroup; limit is zero for none.
+func (p *Provider) Memory(path string) (workingSet, limit uint64, err error) {
+	usage, err := p.cfg.Reader.Read(path, Memory)
+	return usage.WorkingSet, usage.MemoryLimit, err
+}

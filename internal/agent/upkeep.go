@@ -1,0 +1,169 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/internal/agent/node"
+	"github.com/berth-dev/berth/internal/agent/pod"
+	"github.com/berth-dev/berth/internal/agent/pressure"
+	"github.com/berth-dev/berth/internal/agent/stats"
+)
+
+// buildUpkeep makes what measures and guards the node.
+func (a *Agent) buildUpkeep(ctx context.Context) error {
+	cfg, k := &a.Config, a.Config.Kubelet
+	mounts, err := stats.FindMounts()
+	if err != nil {
+		return err
+	}
+	measure := stats.Config{
+		Log: cfg.Log, NodeName: cfg.NodeName, Pods: a.Pods.List, PodCgroup: a.Cgroups.PodPath, PodsCgroup: a.Cgroups.PodsPath(),
+		Reader: stats.NewReader(mounts), Runtime: a.Runtime, Images: a.Images, Volumes: a.measurable,
+		RootDir: cfg.RootDir, LogsDir: cfg.PodLogsDir, DiskAge: k.VolumeStatsAggPeriod.Duration,
+	}
+	if k.KubeletCgroups != "" {
+		measure.SystemCgroups = map[string]string{"kubelet": k.KubeletCgroups}
+	}
+	if a.Stats, err = stats.New(measure); err != nil {
+		return err
+	}
+	a.collector, err = pressure.NewCollector(ctx, pressure.CollectorConfig{
+		Log: cfg.Log, NodeName: cfg.NodeName, Runtime: a.Runtime, Images: a.Images, Events: a.Events, Pods: a.Pods.List, SourcesReady: a.sourcesTold.Load,
+		RootDir: cfg.RootDir, LogsDir: cfg.PodLogsDir, LinkDir: cfg.LogLinkDir, HighPercent: value(k.ImageGCHighThresholdPercent, 85), LowPercent: value(k.ImageGCLowThresholdPercent, 80),
+		ImageLimits:     pressure.ImageLimits{MinimumAge: k.ImageMinimumGCAge.Duration, MaximumAge: k.ImageMaximumGCAge.Duration},
+		ContainerLimits: pressure.ContainerLimits{PerContainer: 1, Total: -1},
+		Journal:         cfg.Journal, Metrics: cfg.Metrics,
+	})
+	return err
+}
+
+func value(pointer *int32, otherwise int32) int32 {
+	if pointer == nil {
+		return otherwise
+	}
+	return *pointer
+}
+
+// measurable lists the volumes of a pod whose size says something: emptyDirs
+// on the agent's disk, and claims.
+func (a *Agent) measurable(uid types.UID) []stats.Volume {
+	p, ok := a.Pods.Get(uid)
+	if !ok {
+		return nil
+	}
+	mounted := a.configs.mountsOf(uid)
+	var list []stats.Volume
+	for i := range p.Spec.Volumes {
+		v := &p.Spec.Volumes[i]
+		m, ok := mounted[v.Name]
+		if !ok || m.HostPath == "" {
+			continue
+		}
+		switch {
+		case v.EmptyDir != nil:
+			list = append(list, stats.Volume{Name: v.Name, Path: m.HostPath, Shared: v.EmptyDir.Medium == v1.StorageMediumDefault})
+		case v.PersistentVolumeClaim != nil:
+			list = append(list, stats.Volume{Name: v.Name, Path: m.HostPath, Claim: v.PersistentVolumeClaim.ClaimName})
+		case v.Ephemeral != nil:
+			list = append(list, stats.Volume{Name: v.Name, Path: m.HostPath, Claim: p.Name + "-" + v.Name})
+		}
+	}
+	return list
+}
+
+func (a *Agent) pressureConfig() pressure.Config {
+	cfg := &a.Config
+	sensor := &pressure.Sensor{RootDir: cfg.RootDir, ImageDir: a.collector.ImageDir(), Allocatable: a.allocatableMemory}
+	out := pressure.Config{
+		Log: cfg.Log, NodeName: cfg.NodeName, Kubelet: cfg.Kubelet, Board: pressureBoard{a}, Pods: a.Pods.List, Usage: a.usage, Kill: a.evict,
+		Events: a.Events, Sensor: sensor, Collector: a.collector, Journal: cfg.Journal, Metrics: cfg.Metrics,
+	}
+	if mounts, err := stats.FindMounts(); err == nil && mounts.Unified != "" {
+		out.PodsEvents = filepath.Join(mounts.Unified, a.Cgroups.PodsPath(), "memory.events")
+	}
+	return out
+}
+
+// allocatableMemory measures all pods together; no limit means no shortage of
+// their own.
+func (a *Agent) allocatableMemory() (workingSet, limit int64, err error) {
+	used, limited, err := a.Stats.Memory(a.Cgroups.PodsPath())
+	if err != nil {
+		return 0, 0, fmt.Errorf("measuring the cgroup of all pods: %w", err)
+	}
+	return int64(used), int64(limited), nil
+}
+
+func (a *Agent) usage(ctx context.Context, pods []*v1.Pod, disk bool) ([]pressure.PodUsage, error) {
+	measured, err := a.Stats.Usage(ctx, pods, disk)
+	if err != nil {
+		return nil, err
+	}
+	list := make([]pressure.PodUsage, 0, len(measured))
+	for i := range measured {
+		m := &measured[i]
+		u := pressure.PodUsage{Pod: m.Pod, Measured: m.Measured, Memory: int64(m.WorkingSet), Processes: int64(m.Processes),
+			Containers: map[string]pressure.ContainerUsage{}, Volumes: map[string]pressure.Disk{}}
+		for name, c := range m.Containers {
+			u.Containers[name] = pressure.ContainerUsage{Memory: int64(c.WorkingSet), Rootfs: diskOf(c.Rootfs), Logs: diskOf(c.Logs)}
+		}
+		for name, v := range m.Volumes {
+			u.Volumes[name] = diskOf(v)
+		}
+		list = append(list, u)
+	}
+	return list, nil
+}
+
+func diskOf(use stats.DiskUse) pressure.Disk {
+	return pressure.Disk{Bytes: int64(use.Bytes), Inodes: int64(use.Inodes)}
+}
+
+// evict ends a pod the way an eviction does.
+func (a *Agent) evict(p *v1.Pod, e pressure.Eviction) <-chan struct{} {
+	grace := int64(e.Grace / time.Second)
+	kill := pod.Kill{Grace: &grace, Phase: v1.PodFailed, Reason: "Evicted", Message: e.Message}
+	if e.Disrupted {
+		kill.Condition = &v1.PodCondition{Type: v1.DisruptionTarget, Status: v1.ConditionTrue, Reason: v1.PodReasonTerminationByKubelet,
+			Message: e.Message, LastTransitionTime: metav1.Now()}
+	}
+	return a.Pods.Kill(p.UID, kill)
+}
+
+// underPressure refuses new pods that the node has no room for.
+func (a *Agent) underPressure(p *v1.Pod) (reason, message string, ok bool) {
+	now := a.pressed.Load()
+	if now == nil {
+		return "", "", true
+	}
+	return pressure.Admit(p, *now)
+}
+
+// pressureBoard shows pressure on the Node and to admission.
+type pressureBoard struct{ a *Agent }
+
+// SetPressure takes in what runs short.
+func (b pressureBoard) SetPressure(p node.Pressure) {
+	b.a.pressed.Store(&p)
+	b.a.Board.SetPressure(p)
+}
+
+// toldSink notes that all sources have told what they have.
+type toldSink struct {
+	*pod.Manager
+	told *atomic.Bool
+}
+
+// SourcesReady passes the news on.
+func (s *toldSink) SourcesReady() {
+	s.Manager.SourcesReady()
+	s.told.Store(true)
+}

@@ -1,0 +1,264 @@
+package volume
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	spec "github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+	storage "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	ephemeralhelper "k8s.io/component-helpers/storage/ephemeral"
+	volumehelper "k8s.io/component-helpers/storage/volume"
+	mountutils "k8s.io/mount-utils"
+	"k8s.io/utils/exec"
+)
+
+// claim sets up the volume behind a claim. Volumes that are complete on this
+// node are found without asking the API server.
+func (m *Manager) claim(ctx context.Context, pod *v1.Pod, v *v1.Volume, name string, readOnly bool) (Mounted, error) {
+	if m.cfg.Client == nil {
+		return Mounted{}, errors.New("the node agent runs without an API server: claims are not possible")
+	}
+	pvc, pv, err := m.resolve(ctx, pod, v, name)
+	if err != nil {
+		if out, ok := m.csi.persisted(pod.UID, v.Name); ok && unavailable(err) {
+			return out, nil
+		}
+		return Mounted{}, err
+	}
+	if m.cfg.Node != nil {
+		if node := m.cfg.Node(); node != nil {
+			if err := volumehelper.CheckNodeAffinity(pv, node.Labels); err != nil {
+				return Mounted{}, fmt.Errorf("volume %q cannot be used on this node: %w", pv.Name, err)
+			}
+		}
+	}
+	block := pv.Spec.VolumeMode != nil && *pv.Spec.VolumeMode == v1.PersistentVolumeBlock
+	readOnly = readOnly || onlyReads(pvc)
+	var out Mounted
+	switch s := &pv.Spec; {
+	case s.CSI != nil:
+		out, err = m.persistentCSI(ctx, pod, v, pvc, pv, readOnly || s.CSI.ReadOnly, block)
+	case s.HostPath != nil:
+		out, err = Mounted{HostPath: s.HostPath.Path, ReadOnly: readOnly}, m.k.hostPath(s.HostPath)
+	case s.Local != nil:
+		out, err = m.local(pod, pv, readOnly, block)
+	case s.NFS != nil:
+		out, err = m.nfs(ctx, pod, pv.Name, s.NFS.Server, s.NFS.Path, readOnly || s.NFS.ReadOnly, s.MountOptions)
+	default:
+		err = fmt.Errorf("the source of PersistentVolume %q is not supported by berth: use a CSI driver", pv.Name)
+	}
+	out.Groups = volumeGroups(pv)
+	return out, err
+}
+
+// volumeGroups are the groups that a PersistentVolume asks its users to have.
+func volumeGroups(pv *v1.PersistentVolume) []int64 {
+	var g int64
+	if _, err := fmt.Sscan(pv.Annotations["pv.beta.kubernetes.io/gid"], &g); err != nil {
+		return nil
+	}
+	return []int64{g}
+}
+
+func onlyReads(pvc *v1.PersistentVolumeClaim) bool {
+	return len(pvc.Spec.AccessModes) == 1 && pvc.Spec.AccessModes[0] == v1.ReadOnlyMany
+}
+
+func (m *Manager) resolve(ctx context.Context, pod *v1.Pod, v *v1.Volume, name string) (*v1.PersistentVolumeClaim, *v1.PersistentVolume, error) {
+	pvc, err := m.cfg.Client.CoreV1().PersistentVolumeClaims(pod.Namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return nil, nil, fmt.Errorf("error processing PVC %s/%s: %w", pod.Namespace, name, err)
+	}
+	if v.Ephemeral != nil {
+		if err := ephemeralhelper.VolumeIsForPod(pod, pvc); err != nil {
+			return nil, nil, err
+		}
+	}
+	if pvc.Status.Phase != v1.ClaimBound || pvc.Spec.VolumeName == "" {
+		return nil, nil, fmt.Errorf("error processing PVC %s/%s: PVC is not bound", pod.Namespace, name)
+	}
+	pv, err := m.cfg.Client.CoreV1().PersistentVolumes().Get(ctx, pvc.Spec.VolumeName, metav1.GetOptions{})
+	if err != nil {
+		return nil, nil, fmt.Errorf("error processing PVC %s/%s: %w", pod.Namespace, name, err)
+	}
+	if pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID != pvc.UID {
+		return nil, nil, fmt.Errorf("error processing PVC %s/%s: PersistentVolume %q is bound to another claim", pod.Namespace, name, pv.Name)
+	}
+	return pvc, pv, nil
+}
+
+func (m *Manager) persistentCSI(ctx context.Context, pod *v1.Pod, v *v1.Volume, pvc *v1.PersistentVolumeClaim, pv *v1.PersistentVolume, readOnly, block bool) (Mounted, error) {
+	s := pv.Spec.CSI
+	dr, err := m.cfg.Drivers.get(s.Driver)
+	if err != nil {
+		if out, ok := m.csi.persisted(pod.UID, v.Name); ok {
+			return out, nil // it works without its driver
+		}
+		return Mounted{}, err
+	}
+	r := &request{
+		pod: pod, driver: dr, attributes: s.VolumeAttributes, fsType: s.FSType, options: pv.Spec.MountOptions,
+		modes: pv.Spec.AccessModes, stage: s.NodeStageSecretRef, publish: s.NodePublishSecretRef, expand: s.NodeExpandSecretRef,
+		rec: record{
+			PV: pv.Name, Handle: s.VolumeHandle, Driver: s.Driver, Node: m.cfg.NodeName, Lifecycle: persistent,
+			Volume: v.Name, Block: block, ReadOnly: readOnly,
+		},
+	}
+	out, ok := m.csi.present(m.csi.volumeDir(pod.UID, pv.Name), v.Name, true)
+	if !ok {
+		if r.object, err = m.csi.driverObject(ctx, s.Driver); err != nil {
+			return Mounted{}, err
+		}
+		if !allows(r.object, storage.VolumeLifecyclePersistent) {
+			return Mounted{}, fmt.Errorf("driver %q does not support volumeLifecycleMode Persistent", s.Driver)
+		}
+		if out, err = m.csi.setUp(ctx, r); err != nil {
+			return Mounted{}, err
+		}
+		if block {
+			m.cfg.event(pod, v1.EventTypeNormal, "SuccessfulMountVolume", fmt.Sprintf("MapVolume.MapPodDevice succeeded for volume %q volumeMapPath %q", pv.Name, out.HostPath))
+		}
+	}
+	m.expand(ctx, r, pvc, pv, out)
+	return out, nil
+}
+
+// expand grows a volume whose PersistentVolume is larger than what the claim
+// reports. A failure is told and tried again; the volume works meanwhile.
+func (m *Manager) expand(ctx context.Context, r *request, pvc *v1.PersistentVolumeClaim, pv *v1.PersistentVolume, at Mounted) {
+	want, have := pv.Spec.Capacity[v1.ResourceStorage], pvc.Status.Capacity[v1.ResourceStorage]
+	if want.Cmp(have) <= 0 || at.ReadOnly || !r.driver.can(spec.NodeServiceCapability_RPC_EXPAND_VOLUME) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, csiTimeout)
+	defer cancel()
+	err := func() error {
+		secrets, err := m.csi.secrets(ctx, r.expand)
+		if err != nil {
+			return err
+		}
+		rec, err := readRecord(m.csi.volumeDir(r.pod.UID, pv.Name))
+		if err != nil {
+			return err
+		}
+		_, err = r.driver.node.NodeExpandVolume(ctx, &spec.NodeExpandVolumeRequest{
+			VolumeId: r.rec.Handle, VolumePath: at.HostPath, StagingTargetPath: rec.Staging, Secrets: secrets,
+			CapacityRange: &spec.CapacityRange{RequiredBytes: want.Value()}, VolumeCapability: r.capability(r.mountGroup()),
+		})
+		if err != nil {
+			return err
+		}
+		return m.reportSize(ctx, pvc, want.String())
+	}()
+	if err != nil {
+		m.cfg.event(r.pod, v1.EventTypeWarning, "VolumeResizeFailed", fmt.Sprintf("MountVolume.NodeExpandVolume failed for volume %q : %v", pv.Name, err))
+		return
+	}
+	m.cfg.event(r.pod, v1.EventTypeNormal, "FileSystemResizeSuccessful", fmt.Sprintf("MountVolume.NodeExpandVolume succeeded for volume %q", pv.Name))
+}
+
+// reportSize writes the claim's new size and drops the conditions of resizing.
+func (m *Manager) reportSize(ctx context.Context, pvc *v1.PersistentVolumeClaim, size string) error {
+	drop := []map[string]string{}
+	for _, c := range pvc.Status.Conditions {
+		if c.Type == v1.PersistentVolumeClaimFileSystemResizePending || c.Type == v1.PersistentVolumeClaimResizing {
+			drop = append(drop, map[string]string{"type": string(c.Type), "$patch": "delete"})
+		}
+	}
+	status := map[string]any{"capacity": map[string]string{string(v1.ResourceStorage): size}}
+	if len(drop) > 0 {
+		status["conditions"] = drop
+	}
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": pvc.UID, "resourceVersion": pvc.ResourceVersion}, "status": status,
+	})
+	if err != nil {
+		return err
+	}
+	_, err = m.cfg.Client.CoreV1().PersistentVolumeClaims(pvc.Namespace).Patch(ctx, pvc.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+	if err != nil {
+		return fmt.Errorf("reporting the new size of claim %s/%s: %w", pvc.Namespace, pvc.Name, err)
+	}
+	return nil
+}
+
+// local mounts a directory, or a device with its file system, of this node.
+func (m *Manager) local(pod *v1.Pod, pv *v1.PersistentVolume, readOnly, block bool) (Mounted, error) {
+	path := pv.Spec.Local.Path
+	info, err := os.Stat(path)
+	if err != nil {
+		return Mounted{}, fmt.Errorf("local volume %q: %w", pv.Name, err)
+	}
+	device := info.Mode()&os.ModeDevice != 0 && info.Mode()&os.ModeCharDevice == 0
+	if block {
+		if !device {
+			return Mounted{}, fmt.Errorf("local volume %q: %s is not a block device", pv.Name, path)
+		}
+		return Mounted{HostPath: path, Block: true, ReadOnly: readOnly}, nil
+	}
+	dir := m.layout.volume(pod.UID, pluginLocal, pv.Name)
+	out := Mounted{HostPath: dir, ReadOnly: readOnly, SELinuxRelabel: true}
+	if mounted, err := isMount(dir); err != nil || mounted {
+		return out, err
+	}
+	if err := m.k.mkdirAll(dir, 0o750); err != nil {
+		return out, err
+	}
+	m.k.step("mount local")
+	switch {
+	case device:
+		fsType := "ext4"
+		if pv.Spec.Local.FSType != nil && *pv.Spec.Local.FSType != "" {
+			fsType = *pv.Spec.Local.FSType
+		}
+		options := slices.Clone(pv.Spec.MountOptions)
+		if readOnly {
+			options = append(options, "ro")
+		}
+		err = mountutils.NewSafeFormatAndMount(mountutils.New(""), exec.New()).FormatAndMount(path, dir, fsType, options)
+	case info.IsDir():
+		err = unix.Mount(path, dir, "", unix.MS_BIND, "")
+	default:
+		err = fmt.Errorf("%s is neither a directory nor a block device", path)
+	}
+	if err != nil {
+		return out, fmt.Errorf("mounting local volume %q: %w", pv.Name, err)
+	}
+	if readOnly {
+		return out, nil
+	}
+	return out, podGroup(pod, false).apply(dir)
+}
+
+// nfs mounts an export with the host's own tools.
+func (m *Manager) nfs(_ context.Context, pod *v1.Pod, name, server, path string, readOnly bool, options []string) (Mounted, error) {
+	dir := m.layout.volume(pod.UID, pluginNFS, name)
+	out := Mounted{HostPath: dir, ReadOnly: readOnly}
+	if mounted, err := isMount(dir); err != nil || mounted {
+		return out, err
+	}
+	if err := m.k.mkdirAll(dir, 0o750); err != nil {
+		return out, err
+	}
+	options = slices.Clone(options)
+	if readOnly {
+		options = append(options, "ro")
+	}
+	if strings.Contains(server, ":") && !strings.HasPrefix(server, "[") {
+		server = "[" + server + "]"
+	}
+	m.k.step("mount nfs")
+	if err := mountutils.New("").Mount(server+":"+path, dir, "nfs", options); err != nil {
+		return out, fmt.Errorf("mounting %s:%s: %w", server, path, err)
+	}
+	return out, nil
+}

@@ -1,0 +1,211 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net"
+	"net/url"
+	"path"
+	"slices"
+	"strconv"
+
+	corev1 "k8s.io/api/core/v1"
+	apiextensions "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	customserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
+	crdinformers "k8s.io/apiextensions-apiserver/pkg/client/informers/externalversions/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilversion "k8s.io/apimachinery/pkg/version"
+	openapinamer "k8s.io/apiserver/pkg/endpoints/openapi"
+	"k8s.io/apiserver/pkg/registry/generic"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	serverstorage "k8s.io/apiserver/pkg/server/storage"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"k8s.io/apiserver/pkg/util/webhook"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/kube-openapi/pkg/validation/spec"
+
+	nooptrace "go.opentelemetry.io/otel/trace/noop"
+
+	"github.com/berth-dev/berth/internal/control/api/openapi"
+)
+
+// customResources makes the server of CustomResourceDefinitions and of the
+// resources they define. It stands behind ours: what we do not serve, it may.
+func (s *Server) customResources(conf *genericapiserver.Config) (*customserver.CustomResourceDefinitions, error) {
+	own := *conf
+	own.PostStartHooks = map[string]genericapiserver.PostStartHookConfigEntry{}
+	own.RESTOptionsGetter = definitionOptions{s.backend}
+	own.MergedResourceConfig = customserver.DefaultAPIResourceConfigSource()
+	own.OpenAPIConfig = nil
+	own.SkipOpenAPIInstallation = false
+	own.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(openapi.GetOpenAPIDefinitions,
+		openapinamer.NewDefinitionNamer(customserver.Scheme))
+	// What is not about custom resources is the front server's to say.
+	own.EnableIndex, own.EnableMetrics = false, false
+	custom := &customserver.Config{
+		GenericConfig: &genericapiserver.RecommendedConfig{Config: own, SharedInformerFactory: s.shared},
+		ExtraConfig: customserver.ExtraConfig{
+			CRDRESTOptionsGetter: customOptions{s.backend},
+			MasterCount:          1,
+			ServiceResolver:      s.serviceResolver(),
+			AuthResolverWrapper: webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil,
+				conf.LoopbackClientConfig, nooptrace.NewTracerProvider()),
+		},
+	}
+	server, err := custom.Complete().New(genericapiserver.NewEmptyDelegate())
+	if err != nil {
+		return nil, fmt.Errorf("making server of custom resources: %w", err)
+	}
+	// The library publishes the schemas of custom resources only where it finds
+	// a version 2 document to begin with. Ours is elsewhere, see serveOpenAPI.
+	server.GenericAPIServer.StaticOpenAPISpec = &spec.Swagger{}
+	return server, nil
+}
+
+// definitionOptions stores CustomResourceDefinitions.
+type definitionOptions struct{ *backend }
+
+func (o definitionOptions) GetRESTOptions(gr schema.GroupResource, _ runtime.Object) (generic.RESTOptions, error) {
+	codec, versioner, err := serverstorage.NewStorageCodec(serverstorage.StorageCodecConfig{
+		StorageMediaType:  runtime.ContentTypeProtobuf,
+		StorageSerializer: customserver.Codecs,
+		StorageVersion:    apiextensionsv1.SchemeGroupVersion,
+		MemoryVersion:     apiextensions.SchemeGroupVersion,
+	})
+	if err != nil {
+		return generic.RESTOptions{}, fmt.Errorf("storing %s: %w", gr, err)
+	}
+	return o.options(gr, codec, versioner), nil
+}
+
+// customOptions stores the objects that definitions define, as JSON.
+type customOptions struct{ *backend }
+
+func (o customOptions) GetRESTOptions(gr schema.GroupResource, _ runtime.Object) (generic.RESTOptions, error) {
+	return o.options(gr, unstructured.UnstructuredJSONScheme, nil), nil
+}
+
+// options puts resources of foreign groups below a key of the group's name.
+func (b *backend) options(gr schema.GroupResource, codec runtime.Codec, versioner runtime.GroupVersioner) generic.RESTOptions {
+	conf := storagebackend.NewDefaultConfig(keyPrefix, codec)
+	conf.EncodeVersioner = versioner
+	conf.Transport = b.store.Transport()
+	return generic.RESTOptions{
+		StorageConfig:           conf.ForResource(gr),
+		Decorator:               b.cached,
+		EnableGarbageCollection: true,
+		DeleteCollectionWorkers: 1,
+		ResourcePrefix:          path.Join("/", gr.Group, gr.Resource),
+	}
+}
+
+// serviceResolver finds the cluster IP of a webhook's service: the server's
+// host does not resolve cluster names.
+func (s *Server) serviceResolver() webhook.ServiceResolver { return clusterIPs{s} }
+
+type clusterIPs struct{ s *Server }
+
+func (c clusterIPs) ResolveEndpoint(namespace, name string, port int32) (*url.URL, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), resolveTimeout)
+	defer cancel()
+	service, err := c.s.client.CoreV1().Services(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("finding service %s/%s: %w", namespace, name, err)
+	}
+	return serviceURL(service, port)
+}
+
+// serviceURL is where a service answers on port.
+func serviceURL(service *corev1.Service, port int32) (*url.URL, error) {
+	if !slices.ContainsFunc(service.Spec.Ports, func(p corev1.ServicePort) bool { return p.Port == port }) {
+		return nil, fmt.Errorf("service %s/%s has no port %d", service.Namespace, service.Name, port)
+	}
+	host := service.Spec.ClusterIP
+	switch {
+	case service.Spec.Type == corev1.ServiceTypeExternalName:
+		host = service.Spec.ExternalName
+	case host == "" || host == corev1.ClusterIPNone:
+		return nil, fmt.Errorf("service %s/%s has no cluster IP", service.Namespace, service.Name)
+	}
+	return &url.URL{Scheme: "https", Host: net.JoinHostPort(host, strconv.Itoa(int(port)))}, nil
+}
+
+// listGroups keeps the plain list of API groups at /apis in step with the
+// definitions; the aggregated one is shared between the servers already.
+func (s *Server) listGroups(crds crdinformers.CustomResourceDefinitionInformer) error {
+	known := map[string]bool{}
+	_, err := crds.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(any) { s.settleGroups(crds, known) },
+		UpdateFunc: func(any, any) { s.settleGroups(crds, known) },
+		DeleteFunc: func(any) { s.settleGroups(crds, known) },
+	})
+	if err != nil {
+		return fmt.Errorf("watching custom resource definitions: %w", err)
+	}
+	return nil
+}
+
+// settleGroups runs in the one goroutine that delivers events; known are the
+// groups it has added.
+func (s *Server) settleGroups(crds crdinformers.CustomResourceDefinitionInformer, known map[string]bool) {
+	all, err := crds.Lister().List(labels.Everything())
+	if err != nil {
+		s.cfg.Log.Error("listing custom resource definitions", "error", err)
+		return
+	}
+	groups := customGroups(all)
+	for name := range known {
+		if _, still := groups[name]; !still {
+			s.generic.DiscoveryGroupManager.RemoveGroup(name)
+			delete(known, name)
+		}
+	}
+	for name, group := range groups {
+		s.generic.DiscoveryGroupManager.AddGroup(group)
+		known[name] = true
+	}
+}
+
+// customGroups are the groups that established definitions serve, each with
+// its versions in order of preference.
+func customGroups(crds []*apiextensionsv1.CustomResourceDefinition) map[string]metav1.APIGroup {
+	versions := map[string]map[string]bool{}
+	for _, crd := range crds {
+		if !established(crd) {
+			continue
+		}
+		for _, v := range crd.Spec.Versions {
+			if v.Served {
+				if versions[crd.Spec.Group] == nil {
+					versions[crd.Spec.Group] = map[string]bool{}
+				}
+				versions[crd.Spec.Group][v.Name] = true
+			}
+		}
+	}
+	out := map[string]metav1.APIGroup{}
+	for name, served := range versions {
+		order := slices.SortedFunc(maps.Keys(served), func(a, b string) int {
+			return utilversion.CompareKubeAwareVersionStrings(b, a)
+		})
+		group := metav1.APIGroup{Name: name}
+		for _, v := range order {
+			group.Versions = append(group.Versions, metav1.GroupVersionForDiscovery{GroupVersion: name + "/" + v, Version: v})
+		}
+		group.PreferredVersion = group.Versions[0]
+		out[name] = group
+	}
+	return out
+}
+
+func established(crd *apiextensionsv1.CustomResourceDefinition) bool {
+	return slices.ContainsFunc(crd.Status.Conditions, func(c apiextensionsv1.CustomResourceDefinitionCondition) bool {
+		return c.Type == apiextensionsv1.Established && c.Status == apiextensionsv1.ConditionTrue
+	})
+}

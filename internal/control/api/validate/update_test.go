@@ -1,0 +1,174 @@
+package validate
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// TestUpdates reads testdata/updates.txt: what may change, and what clients are
+// told of what may not.
+func TestUpdates(t *testing.T) {
+	data, err := os.ReadFile("testdata/updates.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := firstOf(t)
+	for _, block := range strings.Split(string(data), "\n\n") {
+		var lines []string
+		for _, l := range strings.Split(strings.TrimSpace(block), "\n") {
+			if !strings.HasPrefix(l, "#") {
+				lines = append(lines, l)
+			}
+		}
+		t.Run(lines[0], func(t *testing.T) {
+			kind, patches, _ := strings.Cut(lines[0], " ")
+			before, after, ok := strings.Cut(patches, " => ")
+			if !ok || first[kind] == nil {
+				t.Fatalf("not a case: %s", lines[0])
+			}
+			old := merged(t, first[kind], before)
+			old.(metav1.Object).SetResourceVersion("1")
+			compare(t, Update(merged(t, old, after), old), lines[1:])
+		})
+	}
+}
+
+func makePod(t *testing.T, patch string) *v1.Pod {
+	t.Helper()
+	p := merged(t, firstOf(t)["Pod"], patch).(*v1.Pod)
+	p.ResourceVersion = "1"
+	return p
+}
+
+const sized = `{"spec":{"containers":[{"name":"a","image":"x:1","resources":{"limits":{"cpu":"2"},"requests":{"cpu":"1"}}}]}}`
+
+func TestResize(t *testing.T) {
+	set := func(kind, cpu string) func(*v1.Pod) {
+		return func(p *v1.Pod) {
+			list := p.Spec.Containers[0].Resources.Requests
+			if kind == "limits" {
+				list = p.Spec.Containers[0].Resources.Limits
+			}
+			list[v1.ResourceCPU] = resource.MustParse(cpu)
+		}
+	}
+	for _, c := range []struct {
+		name   string
+		old    string
+		change func(*v1.Pod)
+		want   []string
+	}{
+		{"more", sized, set("requests", "1500m"), nil},
+		{"new policy", sized, func(p *v1.Pod) {
+			p.Spec.Containers[0].ResizePolicy = []v1.ContainerResizePolicy{{ResourceName: v1.ResourceCPU, RestartPolicy: v1.RestartContainer}}
+		}, nil},
+		{"above the limit", sized, set("requests", "3"), []string{"spec.containers[0].resources.requests: Invalid value: \"3\": must be less than or equal to cpu limit of 2"}},
+		{"limit gone", sized, func(p *v1.Pod) { delete(p.Spec.Containers[0].Resources.Limits, v1.ResourceCPU) },
+			[]string{"spec.containers[0].resources.limits: Forbidden: resource limits cannot be removed"}},
+		{"image", sized, func(p *v1.Pod) { p.Spec.Containers[0].Image = "y" }, []string{"spec: Forbidden: only cpu and memory resources are mutable"}},
+		{"storage", sized, func(p *v1.Pod) {
+			p.Spec.Containers[0].Resources.Requests[v1.ResourceEphemeralStorage] = resource.MustParse("1Gi")
+		}, []string{"spec: Forbidden: only cpu and memory resources are mutable"}},
+		{"quality", `{}`, func(p *v1.Pod) {
+			p.Spec.Containers[0].Resources.Requests = v1.ResourceList{v1.ResourceCPU: resource.MustParse("1")}
+		}, []string{"spec: Invalid value: \"Burstable\": Pod QOS Class may not change as a result of resizing"}},
+		{"static", `{"metadata":{"annotations":{"kubernetes.io/config.mirror":"x"}},"spec":{"nodeName":"n"}}`, func(*v1.Pod) {}, []string{"<nil>: Forbidden: static pods cannot be resized"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			old := makePod(t, c.old)
+			changed := old.DeepCopy()
+			c.change(changed)
+			got := PodResize(changed, old)
+			if c.name == "static" {
+				if len(got) != 1 || !strings.Contains(got[0].Error(), "static pods cannot be resized") {
+					t.Errorf("got %v", got)
+				}
+				return
+			}
+			compare(t, got, c.want)
+		})
+	}
+}
+
+func TestEphemeralContainers(t *testing.T) {
+	old := makePod(t, `{"spec":{"ephemeralContainers":[{"name":"e","image":"x"}]}}`)
+	added := old.DeepCopy()
+	added.Spec.EphemeralContainers = append(added.Spec.EphemeralContainers, *old.Spec.EphemeralContainers[0].DeepCopy())
+	added.Spec.EphemeralContainers[1].Name = "f"
+	compare(t, PodEphemeralContainers(added, old), nil)
+	added.Spec.EphemeralContainers[1].Name = "a"
+	compare(t, PodEphemeralContainers(added, old), []string{"spec.ephemeralContainers[1].name: Duplicate value: \"a\""})
+	gone := old.DeepCopy()
+	gone.Spec.EphemeralContainers = nil
+	compare(t, PodEphemeralContainers(gone, old), []string{"spec.ephemeralContainers: Forbidden: existing ephemeral containers \"e\" may not be removed"})
+	other := old.DeepCopy()
+	other.Spec.EphemeralContainers[0].Image = "y"
+	compare(t, PodEphemeralContainers(other, old), []string{"spec.ephemeralContainers: Forbidden: existing ephemeral containers \"e\" may not be changed"})
+}
+
+func TestPodStatus(t *testing.T) {
+	ended := func(code int32) v1.ContainerStatus {
+		return v1.ContainerStatus{Name: "a", State: v1.ContainerState{Terminated: &v1.ContainerStateTerminated{ExitCode: code}}}
+	}
+	again := v1.ContainerStatus{Name: "a", State: v1.ContainerState{Running: &v1.ContainerStateRunning{}}}
+	refused := []string{"status.containerStatuses[0].state: Forbidden: may not be transitioned to non-terminated state"}
+	for _, c := range []struct {
+		name, old string
+		before    v1.ContainerStatus
+		want      []string
+	}{
+		{"always", `{}`, ended(0), nil},
+		{"never", `{"spec":{"restartPolicy":"Never"}}`, ended(1), refused},
+		{"on failure, failed", `{"spec":{"restartPolicy":"OnFailure"}}`, ended(1), nil},
+		{"on failure, done", `{"spec":{"restartPolicy":"OnFailure"}}`, ended(0), refused},
+		{"own policy", `{"spec":{"restartPolicy":"Never","containers":[{"name":"a","image":"x","restartPolicy":"Always"}]}}`, ended(1), nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			old := makePod(t, c.old)
+			changed := old.DeepCopy()
+			old.Status.ContainerStatuses = []v1.ContainerStatus{c.before}
+			changed.Status.ContainerStatuses = []v1.ContainerStatus{again}
+			compare(t, StatusUpdate(changed, old), c.want)
+		})
+	}
+	old := makePod(t, `{"spec":{"nodeName":"n"}}`)
+	old.Status.QOSClass = v1.PodQOSBestEffort
+	changed := old.DeepCopy()
+	changed.Status.QOSClass = v1.PodQOSBurstable
+	changed.Status.NominatedNodeName = "other"
+	changed.Status.PodIPs = []v1.PodIP{{IP: "10.0.0.1"}, {IP: "10.0.0.2"}, {IP: "x"}}
+	compare(t, StatusUpdate(changed, old), []string{
+		"status.qosClass: Invalid value: \"Burstable\": field is immutable",
+		"status.nominatedNodeName: Forbidden: may not be set once the pod is bound to a node",
+		"status.podIPs[2]: Invalid value: \"x\"",
+		"status.podIPs: Invalid value: [\"10.0.0.1\",\"10.0.0.2\",\"x\"]: may specify no more than one IP for each IP family",
+	})
+}
+
+func TestBinding(t *testing.T) {
+	b := &v1.Binding{Target: v1.ObjectReference{Kind: "Node", Name: "n"}}
+	compare(t, PodBinding(b), nil)
+	b.Target = v1.ObjectReference{Kind: "Pod"}
+	compare(t, PodBinding(b), []string{"target.kind: Unsupported value: \"Pod\"", "target.name: Required value"})
+}
+
+func TestNamespaces(t *testing.T) {
+	ns := firstOf(t)["Namespace"].(*v1.Namespace)
+	ns.ResourceVersion = "1"
+	ending := ns.DeepCopy()
+	ending.Status.Phase = v1.NamespaceTerminating
+	compare(t, StatusUpdate(ending, ns), []string{"status.Phase: Invalid value: \"Terminating\": may only be 'Active' if `deletionTimestamp` is empty"})
+	odd := ns.DeepCopy()
+	odd.Spec.Finalizers = []v1.FinalizerName{"not good"}
+	if len(NamespaceFinalize(odd, ns)) == 0 {
+		t.Error("a finalizer with a space was accepted")
+	}
+	empty := ns.DeepCopy()
+	empty.Spec.Finalizers = nil
+	compare(t, NamespaceFinalize(empty, ns), nil)
+}

@@ -1,0 +1,197 @@
+// Package house holds the rules of this repository as tests, so that a rule is
+// broken with a message and not in a review.
+package house
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/berth-dev/berth/"
+
+// root is the repository, seen from this package.
+const root = "../.."
+
+// pure are the places where decisions are made: packages (folders) and single
+// files of packages that also have a shell. They may not know the time, a
+// client or a goroutine.
+var pure = []string{
+	"internal/agent/container",
+	"internal/agent/pod/plan.go",
+	"internal/agent/pod/phase.go",
+	"internal/agent/pod/status.go",
+	"internal/agent/pod/terminate.go",
+	"internal/agent/pod/backoff.go",
+	"internal/control/api/defaults",
+	"internal/control/api/validate",
+	"internal/control/schedule/place",
+	"internal/nodes/health/taints.go",
+	"internal/nodes/ipam/pool.go",
+}
+
+// impureFiles are shells that live in a pure folder, with the reason.
+var impureFiles = map[string]string{
+	"internal/control/api/validate/expressions.go": "keeps compiled CEL environments, made once",
+	"internal/agent/container/resolve.go":          "fetches config maps and secrets; everything else there is pure",
+}
+
+// forbiddenCalls read clocks or start work.
+var forbiddenCalls = map[string]bool{
+	"time.Now": true, "time.After": true, "time.Sleep": true, "time.NewTimer": true, "time.Tick": true, "time.NewTicker": true, "time.Since": true, "time.Until": true, "time.AfterFunc": true,
+}
+
+// forbiddenImports of pure code.
+var forbiddenImports = []string{"k8s.io/client-go/", "google.golang.org/grpc", "net/http", "os/exec", "github.com/vishvananda/netlink", "github.com/google/nftables", "sync"}
+
+// goFiles calls f for every Go source of the repository's packages.
+func goFiles(t *testing.T, f func(path string, file *ast.File, fset *token.FileSet)) {
+	t.Helper()
+	fset := token.NewFileSet()
+	for _, top := range []string{"cmd", "internal", "test", "runtime"} {
+		err := filepath.WalkDir(filepath.Join(root, top), func(p string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() || !strings.HasSuffix(p, ".go") {
+				return err
+			}
+			file, err := parser.ParseFile(fset, p, nil, parser.ParseComments|parser.SkipObjectResolution)
+			if err != nil {
+				return err
+			}
+			rel, err := filepath.Rel(root, p)
+			if err != nil {
+				return err
+			}
+			f(filepath.ToSlash(rel), file, fset)
+			return nil
+		})
+		if err != nil && !os.IsNotExist(err) {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestNobodyImportsKubernetesItself(t *testing.T) {
+	goFiles(t, func(path string, file *ast.File, _ *token.FileSet) {
+		for _, imp := range file.Imports {
+			name, _ := strconv.Unquote(imp.Path.Value)
+			if name == "k8s.io/kubernetes" || strings.HasPrefix(name, "k8s.io/kubernetes/") {
+				t.Errorf("%s imports %s: it is not a library, its job is ours", path, name)
+			}
+		}
+	})
+	for _, mod := range []string{"go.mod", "runtime/go.mod"} {
+		data, err := os.ReadFile(filepath.Join(root, mod))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(string(data), "\tk8s.io/kubernetes ") {
+			t.Errorf("%s requires k8s.io/kubernetes", mod)
+		}
+	}
+}
+
+func TestEveryPackageSaysItsOneJob(t *testing.T) {
+	documented := map[string]bool{}
+	seen := map[string]string{}
+	goFiles(t, func(path string, file *ast.File, _ *token.FileSet) {
+		dir := filepath.Dir(path)
+		if strings.HasSuffix(path, "_test.go") && strings.HasSuffix(file.Name.Name, "_test") {
+			return
+		}
+		seen[dir] = file.Name.Name
+		if file.Doc == nil {
+			return
+		}
+		text := file.Doc.Text()
+		if strings.HasPrefix(text, "Package "+file.Name.Name+" ") || file.Name.Name == "main" && strings.HasPrefix(text, "Command ") {
+			documented[dir] = true
+		}
+	})
+	for dir, name := range seen {
+		if !documented[dir] && name != "main" {
+			t.Errorf("package %s (%s) has no comment that starts with \"Package %s\"", name, dir, name)
+		}
+	}
+}
+
+func TestPureCodeKnowsNoClockClientOrGoroutine(t *testing.T) {
+	matched := map[string]bool{}
+	goFiles(t, func(path string, file *ast.File, fset *token.FileSet) {
+		if strings.HasSuffix(path, "_test.go") || impureFiles[path] != "" {
+			return
+		}
+		rule := ""
+		for _, p := range pure {
+			if path == p || strings.HasPrefix(path, p+"/") {
+				rule = p
+			}
+		}
+		if rule == "" {
+			return
+		}
+		matched[rule] = true
+		for _, imp := range file.Imports {
+			name, _ := strconv.Unquote(imp.Path.Value)
+			for _, bad := range forbiddenImports {
+				if name == bad || strings.HasSuffix(bad, "/") && strings.HasPrefix(name, bad) {
+					t.Errorf("%s is pure code but imports %s", path, name)
+				}
+			}
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.GoStmt:
+				t.Errorf("%s: pure code starts a goroutine", fset.Position(n.Pos()))
+			case *ast.SelectorExpr:
+				if x, ok := n.X.(*ast.Ident); ok && forbiddenCalls[x.Name+"."+n.Sel.Name] {
+					t.Errorf("%s: pure code uses %s.%s: take the time as a parameter", fset.Position(n.Pos()), x.Name, n.Sel.Name)
+				}
+			}
+			return true
+		})
+	})
+	for _, p := range pure {
+		if !matched[p] {
+			t.Errorf("the list of pure code names %s, which is not there", p)
+		}
+	}
+}
+
+// arrows are the layers, top first: a package may import those below it.
+var layers = []string{"cmd/", "internal/cli", "internal/cluster", "internal/control", "internal/nodes", "internal/agent", "internal/proxy"}
+
+func TestArrowsPointDown(t *testing.T) {
+	layer := func(p string) int {
+		for i, l := range layers {
+			if strings.HasPrefix(p+"/", strings.TrimSuffix(l, "/")+"/") {
+				return i
+			}
+		}
+		return -1
+	}
+	goFiles(t, func(path string, file *ast.File, _ *token.FileSet) {
+		from := layer(filepath.Dir(path))
+		if from < 0 || strings.HasSuffix(path, "_test.go") {
+			return
+		}
+		for _, imp := range file.Imports {
+			name, _ := strconv.Unquote(imp.Path.Value)
+			to, ok := strings.CutPrefix(name, module)
+			if !ok {
+				continue
+			}
+			// Roles (control, nodes, agent, proxy) stand side by side: they
+			// meet in cluster only.
+			l := layer(to)
+			if l >= 0 && (l < from || from >= 3 && l != from) {
+				t.Errorf("%s imports %s: arrows point down only, and roles meet in internal/cluster", path, name)
+			}
+		}
+	})
+}
