@@ -18,6 +18,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/control/admit/quota/recount"
 	"github.com/berth-dev/berth/internal/control/workload/attach"
+	"github.com/berth-dev/berth/internal/control/workload/bootstrap"
 	"github.com/berth-dev/berth/internal/control/workload/certificate"
 	"github.com/berth-dev/berth/internal/control/workload/cronjob"
 	"github.com/berth-dev/berth/internal/control/workload/daemonset"
@@ -119,6 +120,8 @@ var controllers = []controller{
 	{"persistentvolumeclaim-protection-controller", plain(volume.RunClaimProtection)},
 	{"persistentvolume-protection-controller", plain(volume.RunVolumeProtection)},
 	{"persistentvolume-attach-detach-controller", plain(attach.Run)},
+	{"token-cleaner-controller", plain(bootstrap.RunCleaner)},
+	{"bootstrap-signer-controller", plain(bootstrap.RunSigner)},
 	{"garbage-collector-controller", func(ctx context.Context, e shell.Env, c *Config) error {
 		return garbage.Run(ctx, e, c.Metadata, c.Discovery)
 	}},
