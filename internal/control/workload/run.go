@@ -117,6 +117,7 @@ var controllers = []controller{
 	{"ttl-after-finished-controller", plain(ttl.Run)},
 	{"disruption-controller", plain(disruption.Run)},
 	{"persistentvolume-binder-controller", plain(volume.RunBinder)},
+	{"ephemeral-volume-controller", plain(volume.RunEphemeral)},
 	{"persistentvolumeclaim-protection-controller", plain(volume.RunClaimProtection)},
 	{"persistentvolume-protection-controller", plain(volume.RunVolumeProtection)},
 	{"persistentvolume-attach-detach-controller", plain(attach.Run)},
