@@ -10,7 +10,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
 	typedcore "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/metadata"
@@ -35,6 +38,10 @@ func (u *up) startControllers(parts context.Context) error {
 	if err != nil {
 		return err
 	}
+	registry := newRegistry()
+	if err := u.serveMetrics(parts, registry); err != nil {
+		return err
+	}
 	pool, err := ipam.NewPool(netip.MustParsePrefix(u.ClusterCIDR), 24)
 	if err != nil {
 		return err
@@ -43,15 +50,15 @@ func (u *up) startControllers(parts context.Context) error {
 	events.StartRecordingToSink(&typedcore.EventSinkImpl{Interface: u.client.CoreV1().Events("")})
 	recorder := events.NewRecorder(scheme.Scheme, v1.EventSource{Component: "cidrAllocator"})
 	u.crew.start(parts, part{"node ipam", func(ctx context.Context) error {
-		return ipam.Run(ctx, ipam.Config{Client: u.client, Informers: u.informers, Pools: []*ipam.Pool{pool}, Events: recorder, Log: log, Journal: u.journal})
+		return ipam.Run(ctx, ipam.Config{Client: u.client, Informers: u.informers, Pools: []*ipam.Pool{pool}, Events: recorder, Log: log, Journal: u.journal, Metrics: registry})
 	}})
 	u.crew.start(parts, part{"node health", func(ctx context.Context) error {
 		return health.Run(ctx, health.Config{Client: u.client, Informers: u.informers, Log: log, Journal: u.journal})
 	}})
 	u.crew.start(parts, part{"scheduler", func(ctx context.Context) error {
-		return schedule.Run(ctx, schedule.Config{Client: u.client, Informers: u.informers, Log: schedLog, Journal: u.journal})
+		return schedule.Run(ctx, schedule.Config{Client: u.client, Informers: u.informers, Log: schedLog, Journal: u.journal, Metrics: registry})
 	}})
-	controllers, err := u.workloadConfig(log)
+	controllers, err := u.workloadConfig(log, registry)
 	if err != nil {
 		return err
 	}
@@ -61,8 +68,8 @@ func (u *up) startControllers(parts context.Context) error {
 }
 
 // workloadConfig gives the workload controllers the cluster's client and CA.
-func (u *up) workloadConfig(log *slog.Logger) (workload.Config, error) {
-	cfg := workload.Config{Client: u.client, Discovery: u.client.Discovery(), Informers: u.informers, Log: log, Journal: u.journal}
+func (u *up) workloadConfig(log *slog.Logger, metrics prometheus.Registerer) (workload.Config, error) {
+	cfg := workload.Config{Client: u.client, Discovery: u.client.Discovery(), Informers: u.informers, Log: log, Journal: u.journal, Metrics: metrics}
 	var err error
 	if cfg.Metadata, err = metadata.NewForConfig(u.admin); err != nil {
 		return cfg, fmt.Errorf("making the controllers' client: %w", err)
@@ -89,8 +96,22 @@ func (u *up) startNode(ctx, parts context.Context) error {
 	}
 	u.crew.start(parts, part{"agent", func(ctx context.Context) error { return agent.Run(ctx, cfg) }})
 	return u.clock.stage("node", func() (string, error) {
-		return "Ready", u.waitNodeReady(ctx)
+		if err := u.waitNodeReady(ctx); err != nil {
+			return "", err
+		}
+		return "Ready", u.nameRole(ctx)
 	})
+}
+
+// nameRole labels this node as what it is. A node may not claim a role for
+// itself (NodeRestriction), so the cluster does it.
+func (u *up) nameRole(ctx context.Context) error {
+	patch := []byte(`{"metadata":{"labels":{"node-role.kubernetes.io/control-plane":""}}}`)
+	_, err := u.client.CoreV1().Nodes().Patch(ctx, u.NodeName, types.StrategicMergePatchType, patch, metav1.PatchOptions{FieldManager: "berth-up"})
+	if err != nil {
+		return fmt.Errorf("labelling the node: %w", err)
+	}
+	return nil
 }
 
 // waitNodeReady returns when the Node object says Ready.
@@ -162,6 +183,12 @@ func (u *up) status(ctx context.Context) Status {
 	check("store", u.store.Health(ctx))
 	_, err := u.client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
 	check("api", err)
+	for _, p := range []struct{ name, url string }{
+		{"controllers", fmt.Sprintf("http://127.0.0.1:%d/healthz", u.Ports.Metrics)},
+		{"agent", fmt.Sprintf("http://127.0.0.1:%d/healthz", u.Ports.AgentHealthz)},
+	} {
+		check(p.name, probe(ctx, p.url))
+	}
 	return s
 }
 

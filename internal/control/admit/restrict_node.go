@@ -20,7 +20,8 @@ func judgeNode(node string, a admission.Attributes) error {
 		if !ok {
 			return wrongObject(a)
 		}
-		if object.Spec.ConfigSource != nil { //nolint:staticcheck // gone, but still a field to smuggle something in
+		//lint:ignore SA1019 gone, but still a field to smuggle something in
+		if object.Spec.ConfigSource != nil {
 			return fmt.Errorf("node %q is not allowed to create pods with a non-nil configSource", node)
 		}
 		if forbidden := forbiddenLabels(changedKeys(nil, object.Labels)); len(forbidden) > 0 {
@@ -46,8 +47,9 @@ func judgeNodeUpdate(node string, a admission.Attributes) error {
 	if !ok || !alsoOk {
 		return wrongObject(a)
 	}
-	//nolint:staticcheck // see judgeNode
-	if source := now.Spec.ConfigSource; source != nil && !equality.Semantic.DeepEqual(source, old.Spec.ConfigSource) {
+	//lint:ignore SA1019 see judgeNode
+	is, was := now.Spec.ConfigSource, old.Spec.ConfigSource
+	if is != nil && !equality.Semantic.DeepEqual(is, was) {
 		return fmt.Errorf("node %q is not allowed to update configSource to a new non-nil configSource", node)
 	}
 	if !equality.Semantic.DeepEqual(now.Spec.Taints, old.Spec.Taints) {

@@ -82,11 +82,12 @@ func (r *restriction) judgeMirror(ctx context.Context, node string, a admission.
 	if err := r.judgeOwner(ctx, node, pod.OwnerReferences); err != nil {
 		return err
 	}
-	for _, ref := range podref.OfPod(pod) {
-		if ref.Kind == podref.ServiceAccount {
-			return fmt.Errorf("node %q can not create pods that reference a service account", node)
+	if refs := podref.OfPod(pod); len(refs) > 0 {
+		what := refs[0].Kind.String()
+		if refs[0].Kind == podref.ServiceAccount {
+			what = "a service account"
 		}
-		return fmt.Errorf("node %q can not create pods that reference %s", node, ref.Kind)
+		return fmt.Errorf("node %q can not create pods that reference %s", node, what)
 	}
 	// Claims from templates have no name yet, and tokens are no objects.
 	if len(pod.Spec.ResourceClaims) > 0 {

@@ -164,7 +164,8 @@ func TestRestrictionOfNodes(t *testing.T) {
 	r := restrictionRig(t)
 	named2 := func(n *corev1.Node) { n.Name = "n2" }
 	taint := func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "k", Effect: "NoSchedule"}} }
-	source := func(n *corev1.Node) { n.Spec.ConfigSource = &corev1.NodeConfigSource{} } //nolint:staticcheck // that is the point
+	//lint:ignore SA1019 that is the point
+	source := func(n *corev1.Node) { n.Spec.ConfigSource = &corev1.NodeConfigSource{} }
 	for _, c := range []struct {
 		name string
 		request

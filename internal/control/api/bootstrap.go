@@ -117,7 +117,8 @@ func (s *Server) watchKept(ctx context.Context, changed func()) {
 	}
 	run(core, "namespaces", "", fields.Everything(), &corev1.Namespace{}, onDelete)
 	run(core, "services", metav1.NamespaceDefault, named, &corev1.Service{}, onDelete)
-	run(core, "endpoints", metav1.NamespaceDefault, named, &corev1.Endpoints{}, onChange) //nolint:staticcheck // still read by old clients
+	//lint:ignore SA1019 old clients still read this one
+	run(core, "endpoints", metav1.NamespaceDefault, named, &corev1.Endpoints{}, onChange)
 	run(discovery, "endpointslices", metav1.NamespaceDefault, named, &discoveryv1.EndpointSlice{}, onChange)
 	go func() {
 		// What went before the watches began is seen by nobody but this look.

@@ -31,8 +31,6 @@ import (
 	"k8s.io/kube-openapi/pkg/validation/spec"
 
 	nooptrace "go.opentelemetry.io/otel/trace/noop"
-
-	"github.com/berth-dev/berth/internal/control/api/openapi"
 )
 
 // customResources makes the server of CustomResourceDefinitions and of the
@@ -44,8 +42,11 @@ func (s *Server) customResources(conf *genericapiserver.Config) (*customserver.C
 	own.MergedResourceConfig = customserver.DefaultAPIResourceConfigSource()
 	own.OpenAPIConfig = nil
 	own.SkipOpenAPIInstallation = false
-	own.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(openapi.GetOpenAPIDefinitions,
-		openapinamer.NewDefinitionNamer(customserver.Scheme))
+	// The same definitions under the names of another scheme.
+	documents := *conf.OpenAPIV3Config
+	documents.GetDefinitionName = openapinamer.NewDefinitionNamer(customserver.Scheme).GetDefinitionName
+	own.OpenAPIV3Config = &documents
+	s.openAPI = append(s.openAPI, conf.OpenAPIV3Config, &documents)
 	// What is not about custom resources is the front server's to say.
 	own.EnableIndex, own.EnableMetrics = false, false
 	custom := &customserver.Config{

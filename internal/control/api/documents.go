@@ -3,34 +3,41 @@ package api
 import (
 	"bytes"
 	"encoding/json"
-	"maps"
+	"fmt"
 	"net/http"
 	"strings"
 	"sync"
+	"time"
 
+	"github.com/emicklei/go-restful/v3"
+	"github.com/google/uuid"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/mux"
 	"k8s.io/apiserver/pkg/server/routes"
+	"k8s.io/kube-openapi/pkg/builder3"
+	"k8s.io/kube-openapi/pkg/cached"
+	"k8s.io/kube-openapi/pkg/common"
+	"k8s.io/kube-openapi/pkg/common/restfuladapter"
 	"k8s.io/kube-openapi/pkg/handler3"
+	"k8s.io/kube-openapi/pkg/spec3"
 )
 
-// serveOpenAPI publishes /openapi/v2 and /openapi/v3, each built on the first
-// request for it. Building them takes longer than everything else at start and
-// many clusters are never asked. The version 3 documents of custom resources
-// come from the server behind ours, as they change.
+// v3Root is where clients find the list of version 3 documents.
+const v3Root = "/openapi/v3"
+
+// serveOpenAPI publishes the documents of all types, each built when it is
+// first asked for. Building them takes longer than everything else at start,
+// and most clusters are asked for a few or none. The version 3 documents of
+// custom resources come from the server behind ours, as they change.
 func serveOpenAPI(s *genericapiserver.GenericAPIServer, conf *genericapiserver.Config, custom *genericapiserver.GenericAPIServer) {
 	v2 := &lazyMux{build: func(m *mux.PathRecorderMux) {
 		routes.OpenAPI{Config: conf.OpenAPIConfig}.InstallV2(s.Handler.GoRestfulContainer, m)
 	}}
-	v3 := &joinedV3{
-		own: &lazyMux{build: func(m *mux.PathRecorderMux) {
-			routes.OpenAPI{V3Config: conf.OpenAPIV3Config}.InstallV3(s.Handler.GoRestfulContainer, m)
-		}},
-		custom: custom.Handler.NonGoRestfulMux,
-		ours:   map[string]bool{},
-	}
+	v3 := &documents{custom: custom.Handler.NonGoRestfulMux, hash: uuid.NewString(), own: map[string]*document{}}
 	for _, service := range s.Handler.GoRestfulContainer.RegisteredWebServices() {
-		v3.ours[strings.TrimPrefix(service.RootPath(), "/")] = true
+		name := strings.TrimPrefix(service.RootPath(), "/")
+		v3.own[name] = &document{name: name, service: service, config: conf.OpenAPIV3Config}
 	}
 	s.Handler.NonGoRestfulMux.Handle("/openapi/v2", v2)
 	s.Handler.NonGoRestfulMux.Handle(v3Root, v3)
@@ -52,42 +59,51 @@ func (l *lazyMux) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	l.mux.ServeHTTP(w, r)
 }
 
-const v3Root = "/openapi/v3"
-
-// joinedV3 shows the version 3 documents of two servers as one set.
-type joinedV3 struct {
-	own, custom http.Handler
-	// ours are the paths of our own documents ("apis/apps/v1").
-	ours map[string]bool
+// documents serves the version 3 documents of both servers as one set.
+type documents struct {
+	own    map[string]*document // by path, as in "apis/apps/v1"
+	custom http.Handler
+	// hash stands for the content of our own documents in their addresses, by
+	// which clients cache them. They cannot change while the process lives, and
+	// a hash of the content itself would need all of it to be built first.
+	hash string
 }
 
-func (j *joinedV3) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	switch name := strings.Trim(strings.TrimPrefix(r.URL.Path, v3Root), "/"); {
-	case name == "":
-		j.list(w, r)
-	case j.ours[name]:
-		j.own.ServeHTTP(w, r)
-	default:
-		j.custom.ServeHTTP(w, r)
+func (d *documents) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	name := strings.Trim(strings.TrimPrefix(r.URL.Path, v3Root), "/")
+	if name == "" {
+		d.list(w, r)
+		return
 	}
+	doc := d.own[name]
+	if doc == nil {
+		d.custom.ServeHTTP(w, r)
+		return
+	}
+	if r.URL.Query().Get("hash") == d.hash {
+		w.Header().Set("Cache-Control", "public, immutable")
+		w.Header().Set("Expires", time.Now().AddDate(1, 0, 0).UTC().Format(http.TimeFormat))
+	}
+	// The library compares hash with that of the content and would redirect.
+	plain := r.Clone(r.Context())
+	plain.URL.RawQuery = ""
+	doc.ServeHTTP(w, plain)
 }
 
-// list answers with the union of both lists; where both name a path, it is
-// ours.
-func (j *joinedV3) list(w http.ResponseWriter, r *http.Request) {
+// list answers with the documents of both servers; where both name a path, it
+// is ours.
+func (d *documents) list(w http.ResponseWriter, r *http.Request) {
+	answer := newRecorder()
+	d.custom.ServeHTTP(answer, r)
 	union := handler3.OpenAPIV3Discovery{Paths: map[string]handler3.OpenAPIV3DiscoveryGroupVersion{}}
-	for _, h := range []http.Handler{j.custom, j.own} {
-		answer := newRecorder()
-		h.ServeHTTP(answer, r)
-		var part handler3.OpenAPIV3Discovery
-		if answer.code != http.StatusOK {
-			continue // not built yet: nothing to show
-		}
-		if err := json.Unmarshal(answer.body.Bytes(), &part); err != nil {
+	if answer.code == http.StatusOK { // else it has nothing to show yet
+		if err := json.Unmarshal(answer.body.Bytes(), &union); err != nil {
 			http.Error(w, "joining OpenAPI lists: "+err.Error(), http.StatusInternalServerError)
 			return
 		}
-		maps.Copy(union.Paths, part.Paths)
+	}
+	for name := range d.own {
+		union.Paths[name] = handler3.OpenAPIV3DiscoveryGroupVersion{ServerRelativeURL: v3Root + "/" + name + "?hash=" + d.hash}
 	}
 	body, err := json.Marshal(union)
 	if err != nil {
@@ -97,6 +113,34 @@ func (j *joinedV3) list(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	// A client that went away is no concern of this server.
 	_, _ = w.Write(body)
+}
+
+// document is one version 3 document. It keeps the encoded forms that were
+// asked for, not the tree they are made from.
+type document struct {
+	name    string
+	service *restful.WebService
+	config  *common.OpenAPIV3Config
+
+	once sync.Once
+	mux  *mux.PathRecorderMux
+}
+
+func (d *document) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	d.once.Do(func() {
+		d.mux = mux.NewPathRecorderMux("openapi")
+		service := handler3.NewOpenAPIService()
+		// Only a path that is taken could fail, and the mux is empty.
+		utilruntime.Must(service.RegisterOpenAPIV3VersionedService(v3Root, d.mux))
+		service.UpdateGroupVersionLazy(d.name, cached.Func(func() (*spec3.OpenAPI, string, error) {
+			tree, err := builder3.BuildOpenAPISpecFromRoutes(restfuladapter.AdaptWebServices([]*restful.WebService{d.service}), d.config)
+			if err != nil {
+				return nil, "", fmt.Errorf("building OpenAPI document %s: %w", d.name, err)
+			}
+			return tree, d.name, nil
+		}))
+	})
+	d.mux.ServeHTTP(w, r)
 }
 
 // recorder keeps a response instead of sending it.

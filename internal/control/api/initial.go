@@ -15,6 +15,8 @@ import (
 
 // This file holds the objects every cluster starts with, as plain data.
 
+//lint:file-ignore SA1019 Endpoints are deprecated, but old clients read this one
+
 // systemNamespaces exist in every cluster.
 var systemNamespaces = []string{
 	metav1.NamespaceSystem, metav1.NamespacePublic, corev1.NamespaceNodeLease, metav1.NamespaceDefault,
@@ -67,8 +69,6 @@ func apiService(cidr string, port int32) (*corev1.Service, error) {
 
 // apiEndpoints is the endpoints object that leads to the server at address.
 // With shared set, other servers' addresses in have stay.
-//
-//nolint:staticcheck // Endpoints are deprecated, but old clients read this one
 func apiEndpoints(have *corev1.Endpoints, address net.IP, port int32, shared bool) *corev1.Endpoints {
 	want := &corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Name: apiServiceName, Namespace: metav1.NamespaceDefault}}
 	var addresses []corev1.EndpointAddress

@@ -109,8 +109,6 @@ func (r *Row) storageGroupResource() schema.GroupResource {
 	return r.groupResource()
 }
 
-func (r *Row) gvk() schema.GroupVersionKind { return r.GV.WithKind(r.Kind) }
-
 // newFuncs makes constructors for the row's type and list type from the
 // scheme, so that rows name kinds and not Go types.
 func (r *Row) newFuncs(s *runtime.Scheme) (newObject, newList func() runtime.Object, err error) {

@@ -25,6 +25,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	restclient "k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
+	openapicommon "k8s.io/kube-openapi/pkg/common"
 
 	"github.com/berth-dev/berth/internal/control/admit"
 	"github.com/berth-dev/berth/internal/control/api/openapi"
@@ -39,6 +40,10 @@ import (
 
 // watchDrain bounds how long the end of open watches may take on shutdown.
 const watchDrain = 2 * time.Second
+
+// cacheTimeout bounds how long the start waits for the watch caches; without
+// them the server serves more slowly, but it serves.
+const cacheTimeout = 5 * time.Second
 
 // customSyncTimeout bounds how long a server that is told to stop while it
 // starts goes on starting.
@@ -60,6 +65,8 @@ type Server struct {
 	auth       *auth.Auth
 	advertised net.IP
 	background []task
+	caches     []rest.StorageWithReadiness
+	openAPI    []*openapicommon.OpenAPIV3Config
 	ready      chan struct{}
 	// customSynced closes when all custom resource definitions are known.
 	customSynced <-chan struct{}
@@ -146,9 +153,6 @@ func (s *Server) furnish(set *scheme.Set, conf *genericapiserver.Config, rows []
 	if err := s.listGroups(custom.Informers.Apiextensions().V1().CustomResourceDefinitions()); err != nil {
 		return err
 	}
-	// The definitions have served their purpose, the models for server-side
-	// apply; whoever asks for the documents gets them made again.
-	conf.OpenAPIV3Config.Definitions = nil
 	serveOpenAPI(s.generic, conf, custom.GenericAPIServer)
 	for path, handler := range s.auth.Discovery.Handlers() {
 		s.generic.Handler.NonGoRestfulMux.Handle(path, handler)
@@ -285,6 +289,13 @@ func (s *Server) install(set *scheme.Set, rows []Row) error {
 	if err := s.specials(kit, made); err != nil {
 		return err
 	}
+	for _, named := range made {
+		for _, storage := range named {
+			if cached, ok := storage.(rest.StorageWithReadiness); ok {
+				s.caches = append(s.caches, cached)
+			}
+		}
+	}
 	return s.installGroups(set, made)
 }
 
@@ -383,10 +394,29 @@ func (s *Server) Run(ctx context.Context) error {
 		}
 		stop()
 	}()
-	if err := s.generic.PrepareRun().RunWithContext(serving); err != nil {
+	prepared := s.generic.PrepareRun()
+	for _, config := range s.openAPI {
+		// The models for server-side apply are made from the definitions by now;
+		// whoever asks for documents gets new ones made.
+		config.Definitions = nil
+	}
+	s.awaitCaches(serving)
+	if err := prepared.RunWithContext(serving); err != nil {
 		return fmt.Errorf("serving the API: %w", err)
 	}
 	return nil
+}
+
+// awaitCaches waits until the watch caches have read what is stored. A watch
+// that comes before is refused and comes again only after a second; our own
+// informers would be the first. The library tells of readiness only when asked.
+func (s *Server) awaitCaches(ctx context.Context) {
+	deadline := time.Now().Add(cacheTimeout)
+	for _, cached := range s.caches {
+		for cached.ReadinessCheck() != nil && ctx.Err() == nil && time.Now().Before(deadline) {
+			time.Sleep(time.Millisecond)
+		}
+	}
 }
 
 // Ready is closed once the server answers requests and the objects every

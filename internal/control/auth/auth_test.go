@@ -29,6 +29,7 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/keyutil"
 
 	"github.com/berth-dev/berth/internal/control/auth/tokens"
@@ -117,6 +118,10 @@ func setUp(t *testing.T, objects ...runtime.Object) *setup {
 	factory.Start(t.Context().Done())
 	factory.WaitForCacheSync(t.Context().Done())
 	t.Cleanup(factory.Shutdown)
+	// Handlers run moments after the lists arrive.
+	if !cache.WaitForCacheSync(t.Context().Done(), s.HasSynced) {
+		t.Fatal("authorizers never caught up with the informers")
+	}
 	return s
 }
 
@@ -171,7 +176,7 @@ func TestWhoSendsARequest(t *testing.T) {
 			}
 		})
 	}
-	if err := s.ReadyCheck(nil); err != nil {
+	if err := s.ReadyCheck(nil); err != nil || !s.HasSynced() {
 		t.Errorf("with informers in step, readiness says %v", err)
 	}
 }

@@ -102,38 +102,71 @@ func repairCounter(r prometheus.Registerer) (*prometheus.CounterVec, error) {
 	return c, nil
 }
 
-// Repair makes the records of addresses and ports agree with the services.
-func (r *REST) Repair(ctx context.Context) (Repairs, error) {
-	ctx = genericapirequest.WithNamespace(ctx, "")
+// findings are what one look at the records and the services shows.
+type findings struct {
+	ips           []fix[netip.Addr]
+	ports         []fix[uint16]
+	ipConflicts   []conflict[netip.Addr]
+	portConflicts []conflict[uint16]
+}
+
+// look compares the records, read first, with the services.
+func (r *REST) look(ctx context.Context) (f findings, err error) {
 	ips, err := r.alloc.ips.book.Taken(ctx)
 	if err != nil {
-		return Repairs{}, err
+		return f, err
 	}
 	ports, err := r.alloc.ports.book.Taken(ctx)
 	if err != nil {
-		return Repairs{}, err
+		return f, err
 	}
 	obj, err := r.List(ctx, &metainternalversion.ListOptions{})
 	if err != nil {
-		return Repairs{}, fmt.Errorf("listing services: %w", err)
+		return f, fmt.Errorf("listing services: %w", err)
 	}
 	ipUses, portUses := usesOf(obj.(*v1.ServiceList).Items)
 	now := r.deps.Now()
-	var total Repairs
-	ipFixes, ipConflicts := reconcile(ips, ipUses, now)
-	portFixes, portConflicts := reconcile(ports, portUses, now)
-	for _, c := range ipConflicts {
+	f.ips, f.ipConflicts = reconcile(ips, ipUses, now)
+	f.ports, f.portConflicts = reconcile(ports, portUses, now)
+	return f, nil
+}
+
+// Repair makes the records of addresses and ports agree with the services. Requests go on meanwhile, so a single look
+// may see a service without the record it has just made or given back: only what two looks agree on is mended.
+func (r *REST) Repair(ctx context.Context) (Repairs, error) {
+	ctx = genericapirequest.WithNamespace(ctx, "")
+	f, err := r.look(ctx)
+	if err != nil {
+		return Repairs{}, err
+	}
+	if len(f.ips)+len(f.ports) > 0 {
+		again, err := r.look(ctx)
+		if err != nil {
+			return Repairs{}, err
+		}
+		f.ips, f.ports = both(f.ips, again.ips), both(f.ports, again.ports)
+	}
+	for _, c := range f.ipConflicts {
 		r.deps.Log.Error("two services have one cluster IP; delete and recreate one", "ip", c.item, "keeps", c.keeper.String(), "other", c.other.String())
 	}
-	for _, c := range portConflicts {
+	for _, c := range f.portConflicts {
 		r.deps.Log.Error("two services have one node port; change one", "port", c.item, "keeps", c.keeper.String(), "other", c.other.String())
 	}
-	total.Conflicts = len(ipConflicts) + len(portConflicts)
-	err = errors.Join(apply(ctx, r.alloc.ips, ipFixes, &total), apply(ctx, r.alloc.ports, portFixes, &total))
+	total := Repairs{Conflicts: len(f.ipConflicts) + len(f.portConflicts)}
+	err = errors.Join(apply(ctx, r.alloc.ips, f.ips, &total), apply(ctx, r.alloc.ports, f.ports, &total))
 	for action, n := range map[string]int{"claimed": total.Claimed, "released": total.Released, "conflict": total.Conflicts} {
 		r.repairs.WithLabelValues(action).Add(float64(n))
 	}
 	return total, err
+}
+
+// both keeps the fixes of a that b also has, in a's order.
+func both[T comparable](a, b []fix[T]) []fix[T] {
+	return slices.DeleteFunc(slices.Clone(a), func(x fix[T]) bool {
+		return !slices.ContainsFunc(b, func(y fix[T]) bool {
+			return x.item == y.item && equal(x.claim, y.claim) && equal(x.release, y.release)
+		})
+	})
 }
 
 func apply[T comparable](ctx context.Context, p *pool[T], fixes []fix[T], total *Repairs) error {

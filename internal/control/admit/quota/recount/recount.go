@@ -1,5 +1,6 @@
 // Package recount keeps the usage in ResourceQuota statuses true: admission
-// adds to it as objects come, this controller counts again as they go.
+// adds to it as objects come, this controller counts again as they go, and
+// once more after they came, for what admission could not know.
 package recount
 
 import (
@@ -120,7 +121,7 @@ func (c *controller) watch() (undo func(), synced []cache.InformerSynced, err er
 			return undo, nil, fmt.Errorf("watching %s: %w", gvr.Resource, err)
 		}
 		informer := source.Informer()
-		registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		registration, err := informer.AddEventHandler(cache.ResourceEventHandlerDetailedFuncs{
 			AddFunc:    c.added,
 			UpdateFunc: c.updated,
 			DeleteFunc: c.deleted,
@@ -134,23 +135,33 @@ func (c *controller) watch() (undo func(), synced []cache.InformerSynced, err er
 	return undo, synced, nil
 }
 
-// added matters for quotas only: other objects are counted by admission as
-// they come.
-func (c *controller) added(obj any) {
+// settle is how long after an object came its quotas are counted again.
+// Admission has charged it already, unless the server learnt of the quota at
+// that very moment; a burst of objects is worth one count.
+const settle = time.Second
+
+func (c *controller) added(obj any, initial bool) {
 	if q, ok := obj.(*corev1.ResourceQuota); ok {
-		c.queue.Add(types.NamespacedName{Namespace: q.Namespace, Name: q.Name})
+		c.queue.Add(keyOf(q))
 	}
+	if !initial {
+		c.eachQuotaOf(obj, func(key types.NamespacedName) { c.queue.AddAfter(key, settle) })
+	}
+}
+
+func keyOf(q *corev1.ResourceQuota) types.NamespacedName {
+	return types.NamespacedName{Namespace: q.Namespace, Name: q.Name}
 }
 
 func (c *controller) updated(before, after any) {
 	if now, ok := after.(*corev1.ResourceQuota); ok {
 		if was, ok := before.(*corev1.ResourceQuota); ok && !equality.Semantic.DeepEqual(was.Spec, now.Spec) {
-			c.added(now)
+			c.queue.Add(keyOf(now))
 		}
 		return
 	}
 	if frees(before, after) {
-		c.recountNamespace(after)
+		c.eachQuotaOf(after, c.queue.Add)
 	}
 }
 
@@ -178,10 +189,11 @@ func (c *controller) deleted(obj any) {
 	if last, unseen := obj.(cache.DeletedFinalStateUnknown); unseen {
 		obj = last.Obj
 	}
-	c.recountNamespace(obj)
+	c.eachQuotaOf(obj, c.queue.Add)
 }
 
-func (c *controller) recountNamespace(obj any) {
+// eachQuotaOf calls do for the quotas of an object's namespace.
+func (c *controller) eachQuotaOf(obj any, do func(types.NamespacedName)) {
 	object, err := meta.Accessor(obj)
 	if err != nil {
 		return
@@ -191,7 +203,7 @@ func (c *controller) recountNamespace(obj any) {
 		return
 	}
 	for _, q := range quotas {
-		c.added(q)
+		do(keyOf(q))
 	}
 }
 

@@ -1,0 +1,118 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"k8s.io/client-go/kubernetes"
+)
+
+// newRegistry starts a part's metrics with those of the process and of Go.
+func newRegistry() *prometheus.Registry {
+	r := prometheus.NewRegistry()
+	r.MustRegister(collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), collectors.NewGoCollector())
+	return r
+}
+
+// serveMetrics answers /metrics, /healthz, /livez and /readyz for controllers
+// and scheduler on loopback.
+func (u *up) serveMetrics(parts context.Context, gather prometheus.Gatherer) error {
+	l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", u.Ports.Metrics))
+	if err != nil {
+		return fmt.Errorf("listening for the controllers' metrics: %w", err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(gather, promhttp.HandlerOpts{}))
+	checks := []healthCheck{
+		{"ping", func(context.Context) error { return nil }},
+		{"api", func(ctx context.Context) error { return apiReady(ctx, u.client) }},
+	}
+	for _, path := range []string{"/healthz", "/livez", "/readyz"} {
+		// Being alive does not depend on others.
+		use := checks
+		if path == "/livez" {
+			use = checks[:1]
+		}
+		mux.HandleFunc("GET "+path, answerChecks(use))
+		for _, c := range use {
+			mux.HandleFunc("GET "+path+"/"+c.name, answerChecks([]healthCheck{c}))
+		}
+	}
+	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	u.crew.start(parts, part{"controllers' metrics", func(ctx context.Context) error {
+		stop := context.AfterFunc(ctx, func() { srv.Close() })
+		defer stop()
+		return srv.Serve(l)
+	}})
+	return nil
+}
+
+// healthCheck is one line of a health answer.
+type healthCheck struct {
+	name  string
+	check func(context.Context) error
+}
+
+// answerChecks answers as the API server does: "ok", or with ?verbose or on
+// failure a line per check.
+func answerChecks(checks []healthCheck) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithTimeout(r.Context(), 5*time.Second)
+		defer cancel()
+		var lines strings.Builder
+		failed := false
+		for _, c := range checks {
+			if err := c.check(ctx); err != nil {
+				failed = true
+				fmt.Fprintf(&lines, "[-]%s failed: %v\n", c.name, err)
+				continue
+			}
+			fmt.Fprintf(&lines, "[+]%s ok\n", c.name)
+		}
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		_, verbose := r.URL.Query()["verbose"]
+		switch {
+		case failed:
+			w.WriteHeader(http.StatusInternalServerError)
+			fmt.Fprint(w, lines.String(), r.URL.Path, " check failed\n")
+		case verbose:
+			fmt.Fprint(w, lines.String(), r.URL.Path, " check passed\n")
+		default:
+			fmt.Fprint(w, "ok")
+		}
+	}
+}
+
+func apiReady(ctx context.Context, client kubernetes.Interface) error {
+	_, err := client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
+	return err
+}
+
+// probe asks a health endpoint.
+func probe(ctx context.Context, url string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	req.Close = true
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		body, _ := io.ReadAll(io.LimitReader(resp.Body, 500))
+		return errors.New(strings.TrimSpace(string(body)))
+	}
+	return nil
+}
