@@ -125,6 +125,11 @@ func (b *backlog) failed(w *waiting, wakes change, now time.Time) {
 	b.unlink(w)
 	delay := min(backoffFirst<<min(w.attempts-1, 10), backoffMost)
 	w.notBefore = now.Add(delay)
+	if wakes == volumeChanged {
+		// It waits for its claims alone, which costs next to nothing to check:
+		// no reason to keep it waiting once they are bound.
+		w.notBefore = now
+	}
 	w.deadline = w.notBefore
 	w.parked, w.wakes = wakes != 0, wakes
 	if w.parked {

@@ -263,8 +263,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Help: "Time from seeing a pod to its binding, all attempts included.", Buckets: prometheus.ExponentialBuckets(0.001, 3, 12)}),
 		pending: prometheus.NewGauge(prometheus.GaugeOpts{Name: "scheduler_pending_pods", Help: "Pods waiting for a node."}),
 	}
-	if reg != nil {
-		reg.MustRegister(m.attempts, m.duration, m.wait, m.pending)
-	}
+	m.attempts, m.duration = shell.Registered(reg, m.attempts), shell.Registered(reg, m.duration)
+	m.wait, m.pending = shell.Registered(reg, m.wait), shell.Registered(reg, m.pending)
 	return m
 }

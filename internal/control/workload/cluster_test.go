@@ -158,8 +158,10 @@ func (c *cluster) until(what string, f func() string) {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	last := ""
+	begin := time.Now()
 	for {
 		if last = f(); last == "" {
+			c.Logf("%s: %s", what, time.Since(begin).Round(time.Millisecond))
 			return
 		}
 		select {

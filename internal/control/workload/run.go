@@ -17,6 +17,8 @@ import (
 	"k8s.io/client-go/metadata"
 
 	"github.com/berth-dev/berth/internal/control/admit/quota/recount"
+	"github.com/berth-dev/berth/internal/control/workload/attach"
+	"github.com/berth-dev/berth/internal/control/workload/bootstrap"
 	"github.com/berth-dev/berth/internal/control/workload/certificate"
 	"github.com/berth-dev/berth/internal/control/workload/cronjob"
 	"github.com/berth-dev/berth/internal/control/workload/daemonset"
@@ -32,6 +34,7 @@ import (
 	"github.com/berth-dev/berth/internal/control/workload/shell"
 	"github.com/berth-dev/berth/internal/control/workload/statefulset"
 	"github.com/berth-dev/berth/internal/control/workload/ttl"
+	"github.com/berth-dev/berth/internal/control/workload/volume"
 	"github.com/berth-dev/berth/internal/journal"
 )
 
@@ -113,6 +116,13 @@ var controllers = []controller{
 	{"cronjob-controller", plain(cronjob.Run)},
 	{"ttl-after-finished-controller", plain(ttl.Run)},
 	{"disruption-controller", plain(disruption.Run)},
+	{"persistentvolume-binder-controller", plain(volume.RunBinder)},
+	{"ephemeral-volume-controller", plain(volume.RunEphemeral)},
+	{"persistentvolumeclaim-protection-controller", plain(volume.RunClaimProtection)},
+	{"persistentvolume-protection-controller", plain(volume.RunVolumeProtection)},
+	{"persistentvolume-attach-detach-controller", plain(attach.Run)},
+	{"token-cleaner-controller", plain(bootstrap.RunCleaner)},
+	{"bootstrap-signer-controller", plain(bootstrap.RunSigner)},
 	{"garbage-collector-controller", func(ctx context.Context, e shell.Env, c *Config) error {
 		return garbage.Run(ctx, e, c.Metadata, c.Discovery)
 	}},

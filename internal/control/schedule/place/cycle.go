@@ -30,6 +30,7 @@ type cycle struct {
 	selfMatch bool
 	spreads   []spreadState
 	claims    []claimNeed
+	volumes   []*v1.PersistentVolume // all, sorted; listed when first needed
 }
 
 type pair struct{ key, value string }

@@ -132,7 +132,7 @@ func (c *cycle) planVolumes(n *v1.Node) (VolumePlan, verdict) {
 			plan.Provision = append(plan.Provision, key)
 			continue
 		}
-		if pv, err := volumehelper.FindMatchingVolume(need.claim, c.s.sortedVolumes(), n, taken, false, true); err == nil && pv != nil {
+		if pv, err := volumehelper.FindMatchingVolume(need.claim, c.freeVolumes(), n, taken, false, true); err == nil && pv != nil {
 			taken[pv.Name] = pv
 			plan.Bind = append(plan.Bind, VolumeBind{pv.Name, key})
 			continue
@@ -143,6 +143,14 @@ func (c *cycle) planVolumes(n *v1.Node) (VolumePlan, verdict) {
 		plan.Provision = append(plan.Provision, key)
 	}
 	return plan, verdict{}
+}
+
+// freeVolumes lists all volumes once per placement.
+func (c *cycle) freeVolumes() []*v1.PersistentVolume {
+	if c.volumes == nil {
+		c.volumes = c.s.sortedVolumes()
+	}
+	return c.volumes
 }
 
 func (c *cycle) uses(claim string) bool {

@@ -67,10 +67,7 @@ func RunSlices(ctx context.Context, e shell.Env) error {
 }
 
 func indexByService(inf cache.SharedIndexInformer) error {
-	if inf.GetIndexer().GetIndexers()[byService] != nil {
-		return nil
-	}
-	return inf.AddIndexers(cache.Indexers{byService: func(o any) ([]string, error) {
+	return shell.Index(inf, cache.Indexers{byService: func(o any) ([]string, error) {
 		s, ok := o.(*discoveryv1.EndpointSlice)
 		if !ok || s.Labels[discoveryv1.LabelServiceName] == "" {
 			return nil, nil

@@ -28,9 +28,11 @@ type controller struct {
 	graph *Graph
 	// kinds maps what owner references name to resources.
 	kinds map[schema.GroupVersionKind]resource
-	// watched are the resources with a running feed.
+	// watched are the resources with a running feed, or nil for shared caches.
 	watched map[schema.GroupVersionResource]context.CancelFunc
 	feeds   sync.WaitGroup
+	// changed wakes discovery when the set of resources may have changed.
+	changed chan struct{}
 }
 
 type resource struct {
@@ -43,14 +45,24 @@ var ignored = map[schema.GroupResource]bool{
 	{Resource: "events"}: true, {Group: "events.k8s.io", Resource: "events"}: true,
 }
 
-// rediscover is how often new resources are looked for; a CRD event does so at
-// once.
-const rediscover = 5 * time.Minute
+const (
+	// startAfter is how long after a start the bare watches begin.
+	startAfter = 2 * time.Second
+	// rediscover is how often new resources are looked for in any case; a
+	// change of a CustomResourceDefinition or APIService has it done after
+	// servedAfter.
+	rediscover  = 5 * time.Minute
+	servedAfter = time.Second
+)
+
+// defines are the resources whose objects define resources.
+var defines = map[string]bool{"customresourcedefinitions": true, "apiservices": true}
 
 // Run collects garbage until the context ends.
 func Run(ctx context.Context, e shell.Env, md metadata.Interface, disc discovery.DiscoveryInterface) error {
 	c := &controller{Env: e, metadata: md, discovery: disc, queue: shell.NewQueue(), graph: NewGraph(),
-		kinds: map[schema.GroupVersionKind]resource{}, watched: map[schema.GroupVersionResource]context.CancelFunc{}}
+		kinds: map[schema.GroupVersionKind]resource{}, watched: map[schema.GroupVersionResource]context.CancelFunc{},
+		changed: make(chan struct{}, 1)}
 	ctx, cancel := context.WithCancel(ctx)
 	defer c.feeds.Wait()
 	defer cancel()
@@ -61,9 +73,15 @@ func Run(ctx context.Context, e shell.Env, md metadata.Interface, disc discovery
 			return err
 		}
 		shared = append(shared, done)
-		c.watched[gvr] = func() {}
+		c.watched[gvr] = nil
 	}
 	if err := e.Synced(ctx, shared...); err != nil {
+		return nil
+	}
+	// The watches of everything else wait until the rush of a start is over.
+	select {
+	case <-time.After(startAfter):
+	case <-ctx.Done():
 		return nil
 	}
 	first, err := c.discover(ctx)
@@ -101,6 +119,12 @@ func (c *controller) seen(id ID, m metav1.Object, gone bool) {
 	}
 	c.mu.Unlock()
 	c.look(look)
+	if defines[id.Resource.Resource] {
+		select {
+		case c.changed <- struct{}{}:
+		default:
+		}
+	}
 }
 
 // shared feeds the graph from an informer that exists anyway.
@@ -126,9 +150,25 @@ func (c *controller) shared(gvr schema.GroupVersionResource, inf cache.SharedInd
 
 func (c *controller) rediscover(ctx context.Context) {
 	for {
+		wait := rediscover
 		select {
-		case <-time.After(rediscover):
+		case <-c.changed:
+			wait = servedAfter
+		default:
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-c.changed:
+			timer.Reset(servedAfter)
+			select {
+			case <-timer.C:
+			case <-ctx.Done():
+			}
 		case <-ctx.Done():
+		}
+		timer.Stop()
+		if ctx.Err() != nil {
 			return
 		}
 		if _, err := c.discover(ctx); err != nil {
@@ -147,6 +187,7 @@ func (c *controller) discover(ctx context.Context) ([]<-chan struct{}, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var started []<-chan struct{}
+	served := map[schema.GroupVersionResource]bool{}
 	for _, l := range lists {
 		gv, parseErr := schema.ParseGroupVersion(l.GroupVersion)
 		if parseErr != nil {
@@ -155,7 +196,8 @@ func (c *controller) discover(ctx context.Context) ([]<-chan struct{}, error) {
 		for _, r := range l.APIResources {
 			gvr := gv.WithResource(r.Name)
 			c.kinds[gv.WithKind(r.Kind)] = resource{gvr, r.Namespaced}
-			if !has(r.Verbs, "list", "watch", "delete") || ignored[gvr.GroupResource()] || c.watched[gvr] != nil {
+			served[gvr] = true
+			if _, ok := c.watched[gvr]; ok || !has(r.Verbs, "list", "watch", "delete") || ignored[gvr.GroupResource()] {
 				continue
 			}
 			feedCtx, cancel := context.WithCancel(ctx)
@@ -164,6 +206,12 @@ func (c *controller) discover(ctx context.Context) ([]<-chan struct{}, error) {
 			started = append(started, done)
 			f := &feed{gvr: gvr, api: c.metadata.Resource(gvr), seen: c.seen, listed: done, log: c.Log, known: map[types.UID]ID{}}
 			c.feeds.Go(func() { f.run(feedCtx) })
+		}
+	}
+	for gvr, stop := range c.watched {
+		if err == nil && stop != nil && !served[gvr] {
+			stop()
+			delete(c.watched, gvr)
 		}
 	}
 	return started, err

@@ -1,6 +1,9 @@
 package shell
 
 import (
+	"fmt"
+	"sync"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/tools/cache"
@@ -12,33 +15,49 @@ const (
 	ByOrphan = "orphan-namespace"
 )
 
+// indexing serializes additions: controllers start side by side and share
+// informers.
+var indexing sync.Mutex
+
+// Index adds indexes to an informer, except those of a name it has already.
+func Index(inf cache.SharedIndexInformer, want cache.Indexers) error {
+	indexing.Lock()
+	defer indexing.Unlock()
+	have := inf.GetIndexer().GetIndexers()
+	missing := cache.Indexers{}
+	for name, f := range want {
+		if have[name] == nil {
+			missing[name] = f
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	if err := inf.AddIndexers(missing); err != nil {
+		return fmt.Errorf("indexing a cache: %w", err)
+	}
+	return nil
+}
+
 // IndexOwners adds two indexes to an informer: objects by their controller's
 // UID, and objects without a controller by namespace. Asking again is fine.
 func IndexOwners(inf cache.SharedIndexInformer) error {
-	have := inf.GetIndexer().GetIndexers()
-	want := cache.Indexers{}
-	if have[ByOwner] == nil {
-		want[ByOwner] = func(o any) ([]string, error) {
+	return Index(inf, cache.Indexers{
+		ByOwner: func(o any) ([]string, error) {
 			if m, ok := o.(metav1.Object); ok {
 				if c := metav1.GetControllerOfNoCopy(m); c != nil {
 					return []string{string(c.UID)}, nil
 				}
 			}
 			return nil, nil
-		}
-	}
-	if have[ByOrphan] == nil {
-		want[ByOrphan] = func(o any) ([]string, error) {
+		},
+		ByOrphan: func(o any) ([]string, error) {
 			if m, ok := o.(metav1.Object); ok && metav1.GetControllerOfNoCopy(m) == nil {
 				return []string{m.GetNamespace()}, nil
 			}
 			return nil, nil
-		}
-	}
-	if len(want) == 0 {
-		return nil
-	}
-	return inf.AddIndexers(want)
+		},
+	})
 }
 
 // Indexed lists what an index holds under a value.

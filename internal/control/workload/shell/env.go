@@ -5,6 +5,7 @@ package shell
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"time"
@@ -56,10 +57,24 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Buckets: prometheus.ExponentialBuckets(0.0001, 4, 9),
 		}, []string{"controller"}),
 	}
-	if reg != nil {
-		reg.MustRegister(m.syncs, m.duration)
-	}
+	m.syncs, m.duration = Registered(reg, m.syncs), Registered(reg, m.duration)
 	return m
+}
+
+// Registered registers a collector and returns it, or the equal one that an
+// earlier run in this process (before leadership was lost, say) registered.
+func Registered[C prometheus.Collector](reg prometheus.Registerer, c C) C {
+	if reg == nil {
+		return c
+	}
+	err := reg.Register(c)
+	var twice prometheus.AlreadyRegisteredError
+	if errors.As(err, &twice) {
+		if old, ok := twice.ExistingCollector.(C); ok {
+			return old
+		}
+	}
+	return c
 }
 
 // Named returns the environment for one controller.

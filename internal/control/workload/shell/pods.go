@@ -28,6 +28,7 @@ type Pods struct {
 // NewPods prepares the shared pod cache and its owner indexes.
 func NewPods(e Env, component string) (*Pods, error) {
 	inf := e.Informers.Core().V1().Pods().Informer()
+	e.Informers.Core().V1().Namespaces().Informer() // for Ending
 	if err := IndexOwners(inf); err != nil {
 		return nil, fmt.Errorf("%s: indexing pods: %w", e.Name, err)
 	}
@@ -113,8 +114,25 @@ func FromTemplate(t *v1.PodTemplateSpec, namespace, ownerName string, ref metav1
 	}
 }
 
+// Ending says whether a namespace is being deleted, in which case nothing is to
+// be created there: the server would refuse it.
+func (p *Pods) Ending(namespace string) bool {
+	ns, err := p.Informers.Core().V1().Namespaces().Lister().Get(namespace)
+	return err == nil && ns.DeletionTimestamp != nil
+}
+
+// errEnding is the server's own answer to a create in such a namespace.
+func errEnding(namespace, name string) error {
+	err := apierrors.NewForbidden(v1.Resource("pods"), name, fmt.Errorf("unable to create new content in namespace %s because it is being terminated", namespace))
+	err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes, metav1.StatusCause{Type: v1.NamespaceTerminatingCause})
+	return err
+}
+
 // Create creates one pod, with its event on the owner.
 func (p *Pods) Create(ctx context.Context, owner runtime.Object, uid types.UID, pod *v1.Pod) (*v1.Pod, error) {
+	if p.Ending(pod.Namespace) {
+		return nil, errEnding(pod.Namespace, pod.GenerateName)
+	}
 	got, err := p.Client.CoreV1().Pods(pod.Namespace).Create(ctx, pod, metav1.CreateOptions{})
 	if err != nil {
 		if !apierrors.HasStatusCause(err, v1.NamespaceTerminatingCause) {

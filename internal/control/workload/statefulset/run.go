@@ -163,6 +163,9 @@ func (c *controller) perform(ctx context.Context, set *appsv1.StatefulSet, plan 
 
 // create makes the claims of an ordinal, then its pod.
 func (c *controller) create(ctx context.Context, set *appsv1.StatefulSet, n Creation, r *appsv1.ControllerRevision) error {
+	if c.pods.Ending(set.Namespace) {
+		return nil
+	}
 	t, err := history.Template(r)
 	if err != nil {
 		return err

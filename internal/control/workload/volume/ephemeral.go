@@ -1,0 +1,81 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-helpers/storage/ephemeral"
+
+	"github.com/berth-dev/berth/internal/control/workload/shell"
+)
+
+// EphemeralClaims makes the claims of a pod's ephemeral volumes: owned by the
+// pod, so that they go with it. A pod that is ending gets none.
+func EphemeralClaims(p *v1.Pod) (out []*v1.PersistentVolumeClaim) {
+	if p.DeletionTimestamp != nil || p.Status.Phase == v1.PodSucceeded || p.Status.Phase == v1.PodFailed {
+		return nil
+	}
+	yes := true
+	for i := range p.Spec.Volumes {
+		v := &p.Spec.Volumes[i]
+		if v.Ephemeral == nil || v.Ephemeral.VolumeClaimTemplate == nil {
+			continue
+		}
+		t := v.Ephemeral.VolumeClaimTemplate.DeepCopy()
+		out = append(out, &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: ephemeral.VolumeClaimName(p, v), Namespace: p.Namespace,
+			Labels: t.Labels, Annotations: t.Annotations, OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: p.Name, UID: p.UID,
+				Controller: &yes, BlockOwnerDeletion: &yes}}}, Spec: t.Spec})
+	}
+	return out
+}
+
+// RunEphemeral makes the claims of ephemeral volumes until the context ends.
+func RunEphemeral(ctx context.Context, e shell.Env) error {
+	core := e.Informers.Core().V1()
+	events := e.Events("ephemeral_volume")
+	q := shell.NewQueue()
+	a, err1 := shell.On(core.Pods().Informer(), func(_, p *v1.Pod, gone bool) {
+		if !gone && len(EphemeralClaims(p)) > 0 {
+			q.Add(shell.Key(p))
+		}
+	})
+	b, err2 := shell.On(core.PersistentVolumeClaims().Informer(), func(_, c *v1.PersistentVolumeClaim, gone bool) {
+		if ref := metav1.GetControllerOfNoCopy(c); gone && ref != nil && ref.Kind == "Pod" {
+			q.Add(c.Namespace + "/" + ref.Name)
+		}
+	})
+	if err := errors.Join(err1, err2); err != nil {
+		return err
+	}
+	if err := e.Synced(ctx, a, b); err != nil {
+		return nil
+	}
+	return e.Run(ctx, q, 2, func(ctx context.Context, key string) (time.Duration, error) {
+		ns, name := shell.Split(key)
+		p, err := core.Pods().Lister().Pods(ns).Get(name)
+		if err != nil {
+			return 0, ignoreGone(err)
+		}
+		var errs []error
+		for _, want := range EphemeralClaims(p) {
+			have, err := core.PersistentVolumeClaims().Lister().PersistentVolumeClaims(ns).Get(want.Name)
+			if err == nil {
+				if !metav1.IsControlledBy(have, p) {
+					errs = append(errs, fmt.Errorf("claim %s exists and is not made for pod %s", shell.Key(have), key))
+				}
+				continue
+			}
+			_, err = e.Client.CoreV1().PersistentVolumeClaims(ns).Create(ctx, want, metav1.CreateOptions{})
+			if err != nil && !apierrors.IsAlreadyExists(err) && !apierrors.HasStatusCause(err, v1.NamespaceTerminatingCause) {
+				events.Eventf(p, v1.EventTypeWarning, "FailedCreate", "ephemeral volume: create PVC %s: %v", want.Name, err)
+				errs = append(errs, fmt.Errorf("creating claim %s/%s: %w", ns, want.Name, err))
+			}
+		}
+		return 0, errors.Join(errs...)
+	})
+}

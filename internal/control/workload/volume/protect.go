@@ -1,0 +1,138 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/internal/control/workload/shell"
+)
+
+// The finalizers that keep claims and volumes while they are in use.
+const (
+	ClaimFinalizer  = "kubernetes.io/pvc-protection"
+	VolumeFinalizer = "kubernetes.io/pv-protection"
+)
+
+// Uses says whether a pod keeps a claim from going: it is on a node, or may
+// still get there, and has not ended.
+func Uses(p *v1.Pod, claim string) bool {
+	if p.Status.Phase == v1.PodSucceeded || p.Status.Phase == v1.PodFailed {
+		return false
+	}
+	for _, v := range p.Spec.Volumes {
+		if (v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == claim) ||
+			(v.Ephemeral != nil && p.Name+"-"+v.Name == claim) {
+			return p.Spec.NodeName != ""
+		}
+	}
+	return false
+}
+
+// RunClaimProtection keeps the finalizer of claims until the context ends.
+func RunClaimProtection(ctx context.Context, e shell.Env) error {
+	core := e.Informers.Core().V1()
+	q := shell.NewQueue()
+	a, err1 := shell.On(core.PersistentVolumeClaims().Informer(), func(_, c *v1.PersistentVolumeClaim, _ bool) { q.Add(shell.Key(c)) })
+	b, err2 := shell.On(core.Pods().Informer(), func(_, p *v1.Pod, gone bool) {
+		if !gone && p.Status.Phase != v1.PodSucceeded && p.Status.Phase != v1.PodFailed {
+			return
+		}
+		for _, v := range p.Spec.Volumes {
+			if v.PersistentVolumeClaim != nil {
+				q.Add(p.Namespace + "/" + v.PersistentVolumeClaim.ClaimName)
+			} else if v.Ephemeral != nil {
+				q.Add(p.Namespace + "/" + p.Name + "-" + v.Name)
+			}
+		}
+	})
+	if err := errors.Join(err1, err2); err != nil {
+		return err
+	}
+	if err := e.Synced(ctx, a, b); err != nil {
+		return nil
+	}
+	return e.Run(ctx, q, 2, func(ctx context.Context, key string) (time.Duration, error) {
+		ns, name := shell.Split(key)
+		c, err := core.PersistentVolumeClaims().Lister().PersistentVolumeClaims(ns).Get(name)
+		if err != nil {
+			return 0, ignoreGone(err)
+		}
+		used := false
+		if c.DeletionTimestamp != nil && slices.Contains(c.Finalizers, ClaimFinalizer) {
+			pods, err := core.Pods().Lister().Pods(ns).List(labels.Everything())
+			if err != nil {
+				return 0, err
+			}
+			used = slices.ContainsFunc(pods, func(p *v1.Pod) bool { return Uses(p, name) })
+			if !used {
+				// The cache may be behind a pod that was bound just now.
+				live, err := e.Client.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{})
+				if err != nil {
+					return 0, fmt.Errorf("listing pods that may use claim %s: %w", key, err)
+				}
+				for i := range live.Items {
+					used = used || Uses(&live.Items[i], name)
+				}
+			}
+		}
+		patch := protect(c, ClaimFinalizer, used)
+		if patch == nil {
+			return 0, nil
+		}
+		_, err = e.Client.CoreV1().PersistentVolumeClaims(ns).Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+		if ignoreGone(err) != nil {
+			return 0, fmt.Errorf("guarding claim %s: %w", key, err)
+		}
+		return 0, nil
+	})
+}
+
+// RunVolumeProtection keeps the finalizer of volumes until the context ends.
+func RunVolumeProtection(ctx context.Context, e shell.Env) error {
+	inf := e.Informers.Core().V1().PersistentVolumes()
+	q := shell.NewQueue()
+	a, err := shell.On(inf.Informer(), func(_, v *v1.PersistentVolume, _ bool) { q.Add(v.Name) })
+	if err != nil {
+		return err
+	}
+	if err := e.Synced(ctx, a); err != nil {
+		return nil
+	}
+	return e.Run(ctx, q, 2, func(ctx context.Context, name string) (time.Duration, error) {
+		v, err := inf.Lister().Get(name)
+		if err != nil {
+			return 0, ignoreGone(err)
+		}
+		patch := protect(v, VolumeFinalizer, v.Status.Phase == v1.VolumeBound)
+		if patch == nil {
+			return 0, nil
+		}
+		_, err = e.Client.CoreV1().PersistentVolumes().Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+		if ignoreGone(err) != nil {
+			return 0, fmt.Errorf("guarding volume %s: %w", name, err)
+		}
+		return 0, nil
+	})
+}
+
+// protect adds the finalizer to a living object, and takes it off a dying one
+// that nobody uses; nil means nothing to do.
+func protect(o metav1.Object, finalizer string, used bool) []byte {
+	have := slices.Contains(o.GetFinalizers(), finalizer)
+	switch {
+	case o.GetDeletionTimestamp() == nil && !have:
+		return shell.Guarded(o, map[string]any{"metadata": map[string]any{"finalizers": append(slices.Clone(o.GetFinalizers()), finalizer)}})
+	case o.GetDeletionTimestamp() != nil && have && !used:
+		keep := slices.DeleteFunc(slices.Clone(o.GetFinalizers()), func(f string) bool { return f == finalizer })
+		return shell.Guarded(o, map[string]any{"metadata": map[string]any{"finalizers": keep}})
+	}
+	return nil
+}

@@ -1,0 +1,236 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	storagelisters "k8s.io/client-go/listers/storage/v1"
+	"k8s.io/client-go/tools/record"
+	helper "k8s.io/component-helpers/storage/volume"
+
+	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/journal"
+)
+
+type binder struct {
+	shell.Env
+	queue   *shell.Queue // keys: "c/" + claim, "v/" + volume
+	events  record.EventRecorder
+	claims  corelisters.PersistentVolumeClaimLister
+	volumes corelisters.PersistentVolumeLister
+	classes storagelisters.StorageClassLister
+}
+
+// RunBinder binds claims and volumes until the context ends.
+func RunBinder(ctx context.Context, e shell.Env) error {
+	core, classes := e.Informers.Core().V1(), e.Informers.Storage().V1().StorageClasses()
+	b := &binder{Env: e, queue: shell.NewQueue(), events: e.Events("persistentvolume-controller"),
+		claims: core.PersistentVolumeClaims().Lister(), volumes: core.PersistentVolumes().Lister(), classes: classes.Lister()}
+	x, err1 := shell.On(core.PersistentVolumeClaims().Informer(), func(_, c *v1.PersistentVolumeClaim, gone bool) {
+		b.queue.Add("c/" + shell.Key(c))
+		if c.Spec.VolumeName != "" {
+			b.queue.Add("v/" + c.Spec.VolumeName)
+		}
+	})
+	y, err2 := shell.On(core.PersistentVolumes().Informer(), func(_, v *v1.PersistentVolume, gone bool) {
+		b.queue.Add("v/" + v.Name)
+		if r := v.Spec.ClaimRef; r != nil {
+			b.queue.Add("c/" + r.Namespace + "/" + r.Name)
+			return
+		}
+		b.pending(func(c *v1.PersistentVolumeClaim) bool {
+			return helper.GetPersistentVolumeClaimClass(c) == helper.GetPersistentVolumeClass(v)
+		})
+	})
+	z, err3 := shell.On(classes.Informer(), func(_, s *storagev1.StorageClass, _ bool) {
+		b.pending(func(c *v1.PersistentVolumeClaim) bool { return helper.GetPersistentVolumeClaimClass(c) == s.Name })
+	})
+	if err := errors.Join(err1, err2, err3); err != nil {
+		return err
+	}
+	if err := e.Synced(ctx, x, y, z); err != nil {
+		return nil
+	}
+	// One at a time: two claims must not be promised the same volume.
+	return e.Run(ctx, b.queue, 1, b.sync)
+}
+
+// pending queues the unbound claims that a change may help.
+func (b *binder) pending(helps func(*v1.PersistentVolumeClaim) bool) {
+	all, err := b.claims.List(labels.Everything())
+	if err != nil {
+		return
+	}
+	for _, c := range all {
+		if c.Status.Phase != v1.ClaimBound && helps(c) {
+			b.queue.Add("c/" + shell.Key(c))
+		}
+	}
+}
+
+func (b *binder) sync(ctx context.Context, key string) (time.Duration, error) {
+	if name, ok := strings.CutPrefix(key, "v/"); ok {
+		return 0, b.volume(ctx, name)
+	}
+	ns, name := shell.Split(strings.TrimPrefix(key, "c/"))
+	return 0, b.claim(ctx, ns, name)
+}
+
+func (b *binder) claim(ctx context.Context, ns, name string) error {
+	c, err := b.claims.PersistentVolumeClaims(ns).Get(name)
+	if err != nil {
+		return ignoreGone(err)
+	}
+	volumes, err := b.volumes.List(labels.Everything())
+	if err != nil {
+		return err
+	}
+	var class *storagev1.StorageClass
+	if n := helper.GetPersistentVolumeClaimClass(c); n != "" {
+		if class, err = b.classes.Get(n); apierrors.IsNotFound(err) {
+			class = nil
+		} else if err != nil {
+			return err
+		}
+	}
+	plan := ForClaim(c, volumes, class)
+	if plan.Event != nil {
+		b.events.Event(c, plan.Event.Type, plan.Event.Reason, plan.Event.Message)
+	}
+	switch {
+	case plan.Bind != nil:
+		return b.bind(ctx, c, plan.Bind, plan.Because)
+	case plan.Provisioner != "" && c.Annotations[provisionerAnnotation] != plan.Provisioner:
+		patch := shell.Guarded(c, map[string]any{"metadata": map[string]any{"annotations": map[string]any{
+			provisionerAnnotation: plan.Provisioner, betaProvisionerAnnotation: plan.Provisioner}}})
+		if _, err := b.Client.CoreV1().PersistentVolumeClaims(ns).Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+			return fmt.Errorf("handing claim %s to its provisioner: %w", shell.Key(c), err)
+		}
+		return nil
+	case plan.Phase != c.Status.Phase:
+		return b.claimStatus(ctx, c, map[string]any{"phase": plan.Phase})
+	}
+	return nil
+}
+
+// bind writes the four halves of a binding in the order that lets a crash in
+// between be continued: the volume's reference and phase, then the claim's.
+func (b *binder) bind(ctx context.Context, c *v1.PersistentVolumeClaim, pv *v1.PersistentVolume, because string) error {
+	api := b.Client.CoreV1()
+	var err error
+	if r := pv.Spec.ClaimRef; r == nil || r.UID != c.UID {
+		meta := map[string]any{}
+		if r == nil {
+			meta["annotations"] = map[string]any{helper.AnnBoundByController: yes}
+		}
+		patch := shell.Guarded(pv, map[string]any{"metadata": meta, "spec": map[string]any{"claimRef": map[string]any{"kind": "PersistentVolumeClaim",
+			"apiVersion": "v1", "namespace": c.Namespace, "name": c.Name, "uid": c.UID}}})
+		got, err := api.PersistentVolumes().Patch(ctx, pv.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+		if err != nil {
+			return fmt.Errorf("binding volume %s to claim %s: %w", pv.Name, shell.Key(c), err)
+		}
+		pv = got
+		b.Note("PersistentVolumeClaim", c, "bound to volume "+pv.Name, journal.Fact{Name: "because", Value: because})
+	}
+	if err := b.volumePhase(ctx, pv, v1.VolumeBound, ""); err != nil {
+		return err
+	}
+	if c.Spec.VolumeName != pv.Name || c.Annotations[helper.AnnBindCompleted] == "" {
+		notes := map[string]any{helper.AnnBindCompleted: yes}
+		if c.Spec.VolumeName == "" {
+			notes[helper.AnnBoundByController] = yes
+		}
+		patch := shell.Guarded(c, map[string]any{"metadata": map[string]any{"annotations": notes}, "spec": map[string]any{"volumeName": pv.Name}})
+		if c, err = api.PersistentVolumeClaims(c.Namespace).Patch(ctx, c.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+			return fmt.Errorf("binding a claim to volume %s: %w", pv.Name, err)
+		}
+	}
+	have := c.Status.Capacity[v1.ResourceStorage]
+	want := pv.Spec.Capacity[v1.ResourceStorage]
+	if c.Status.Phase == v1.ClaimBound && have.Sign() > 0 {
+		return nil // a resize owns the capacity from here on
+	}
+	return b.claimStatus(ctx, c, map[string]any{"phase": v1.ClaimBound, "accessModes": pv.Spec.AccessModes,
+		"capacity": map[string]any{string(v1.ResourceStorage): want.String()}})
+}
+
+func (b *binder) claimStatus(ctx context.Context, c *v1.PersistentVolumeClaim, st map[string]any) error {
+	_, err := b.Client.CoreV1().PersistentVolumeClaims(c.Namespace).Patch(ctx, c.Name, types.MergePatchType,
+		shell.Guarded(c, map[string]any{"status": st}), metav1.PatchOptions{}, "status")
+	if ignoreGone(err) != nil {
+		return fmt.Errorf("writing the status of claim %s: %w", shell.Key(c), err)
+	}
+	return nil
+}
+
+func (b *binder) volumePhase(ctx context.Context, pv *v1.PersistentVolume, phase v1.PersistentVolumePhase, msg string) error {
+	if pv.Status.Phase == phase && pv.Status.Message == msg {
+		return nil
+	}
+	st := map[string]any{"phase": phase, "message": msg}
+	if pv.Status.Phase != phase {
+		st["lastPhaseTransitionTime"] = metav1.Now()
+	}
+	if _, err := b.Client.CoreV1().PersistentVolumes().Patch(ctx, pv.Name, types.MergePatchType,
+		shell.Merge(map[string]any{"metadata": map[string]any{"uid": pv.UID}, "status": st}), metav1.PatchOptions{}, "status"); err != nil {
+		return fmt.Errorf("writing the status of volume %s: %w", pv.Name, err)
+	}
+	return nil
+}
+
+func (b *binder) volume(ctx context.Context, name string) error {
+	pv, err := b.volumes.Get(name)
+	if err != nil {
+		return ignoreGone(err)
+	}
+	var claim *v1.PersistentVolumeClaim
+	if r := pv.Spec.ClaimRef; r != nil && r.UID != "" {
+		claim, err = b.claims.PersistentVolumeClaims(r.Namespace).Get(r.Name)
+		if err != nil || claim.UID != r.UID {
+			// Releasing loses data: ask the server before believing a cache.
+			claim, err = b.Client.CoreV1().PersistentVolumeClaims(r.Namespace).Get(ctx, r.Name, metav1.GetOptions{})
+			if apierrors.IsNotFound(err) {
+				claim, err = nil, nil
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("reading the claim of volume %s: %w", name, err)
+		}
+	}
+	plan := ForVolume(pv, claim)
+	if plan.Unbind {
+		patch := map[string]any{"spec": map[string]any{"claimRef": nil}}
+		if pv.Annotations[helper.AnnBoundByController] == "" {
+			patch = map[string]any{"spec": map[string]any{"claimRef": map[string]any{"uid": nil}}}
+		} else {
+			patch["metadata"] = map[string]any{"annotations": map[string]any{helper.AnnBoundByController: nil}}
+		}
+		if pv, err = b.Client.CoreV1().PersistentVolumes().Patch(ctx, name, types.MergePatchType, shell.Guarded(pv, patch), metav1.PatchOptions{}); err != nil {
+			return fmt.Errorf("freeing volume %s: %w", name, err)
+		}
+	}
+	if plan.Event != nil {
+		b.events.Event(pv, plan.Event.Type, plan.Event.Reason, plan.Event.Message)
+	}
+	if plan.Phase == "" {
+		plan.Phase = v1.VolumePending
+	}
+	return b.volumePhase(ctx, pv, plan.Phase, plan.Message)
+}
+
+func ignoreGone(err error) error {
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
