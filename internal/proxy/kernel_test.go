@@ -293,7 +293,10 @@ func TestKernelTraffic(t *testing.T) {
 		expect(t, p+" hairpin", w.ask(w.pods[0], p, "10.96.0.1:80"), "0 10.244.0.1")
 		expect(t, p+" node to cluster IP", w.ask(w.node, p, "10.96.0.1:80"), "0 10.244.0.1")
 		expect(t, p+" no endpoints", w.ask(w.pods[1], p, "10.96.0.3:80"), "refused")
-		expect(t, p+" no endpoints, from the node", w.ask(w.node, p, "10.96.0.3:80"), "refused")
+		// A refused datagram of the node itself shows up in the call that sends it.
+		if got := w.ask(w.node, p, "10.96.0.3:80"); got != "refused" && !strings.Contains(got, "operation not permitted") {
+			t.Errorf("%s no endpoints, from the node: got %q", p, got)
+		}
 		expect(t, p+" unused port", w.ask(w.pods[1], p, "10.96.0.1:81"), "refused")
 		expect(t, p+" local policy without an endpoint here", w.ask(w.pods[1], p, "10.96.0.5:80"), "silence")
 		expect(t, p+" node port from the node", w.ask(w.node, p, "192.0.2.10:30080"), "0 10.244.0.1", "1 10.244.0.1")
@@ -312,7 +315,15 @@ func TestKernelTraffic(t *testing.T) {
 			expect(t, p+" affinity", w.ask(w.pods[2], p, "10.96.0.4:80"), first)
 		}
 	}
-	w.must(in(w.node, func() error { return run("nft", "list", "table", "ip", "berth-test") }))
+	w.must(in(w.node, func() error {
+		chains, err := w.w.kernel.Chains(model.V4, "berth-test")
+		for _, c := range chains {
+			if e := run("nft", "list", "chain", "ip", "berth-test", c); e != nil {
+				t.Errorf("nft cannot print chain %s: %v", c, e)
+			}
+		}
+		return err
+	}))
 
 	// The remembered endpoint goes: the client gets the other one.
 	stuck := w.ask(w.pods[2], "tcp4", "10.96.0.4:80")[:1]

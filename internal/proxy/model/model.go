@@ -7,7 +7,6 @@
 package model
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/binary"
 	"fmt"
@@ -107,10 +106,12 @@ type port struct {
 
 // front is one frontend key, with the value last given out for it.
 type front struct {
-	value  [8]byte
-	exists bool
+	value  frontValue
 	claims []claim
 }
+
+// frontValue is zero for a frontend without a row; real numbers never are.
+type frontValue struct{ class, id uint32 }
 
 type claim struct {
 	port  *port
@@ -578,27 +579,33 @@ func (m *Model) settleFronts() {
 	for key := range m.touched {
 		fr := m.fronts[key]
 		t, row := key.row(m.cfg.Family)
-		var value []byte
+		var now frontValue
 		if len(fr.claims) > 0 {
 			w := slices.MinFunc(fr.claims, func(a, b claim) int {
 				return cmp.Or(cmp.Compare(a.born, b.born), strings.Compare(a.port.key.String(), b.port.key.String()))
 			})
-			value = putNum(putNum(nil, m.classID(w.class)), w.port.id)
+			now = frontValue{m.classID(w.class), w.port.id}
 		}
-		if fr.exists && bytes.Equal(fr.value[:], value) {
-			continue
-		}
-		if fr.exists {
-			m.changes.Del[t] = append(m.changes.Del[t], row...)
-		}
-		if fr.exists = value != nil; fr.exists {
-			copy(fr.value[:], value)
-			m.changes.Add[t] = append(append(m.changes.Add[t], row...), value...)
-		} else {
+		m.replace(t, row, fr.value.class, now.class)
+		m.replace(t+1, row, fr.value.id, now.id) // the map of ids follows
+		if fr.value = now; now.id == 0 {
 			delete(m.fronts, key)
 		}
 	}
 	clear(m.touched)
+}
+
+// replace changes the number a row holds; 0 stands for no row.
+func (m *Model) replace(t Table, row []byte, was, now uint32) {
+	if was == now {
+		return
+	}
+	if was != 0 {
+		m.changes.Del[t] = append(m.changes.Del[t], row...)
+	}
+	if now != 0 {
+		m.changes.Add[t] = putNum(append(m.changes.Add[t], row...), now)
+	}
 }
 
 // classID numbers a class by the hash of its name. Classes are never taken

@@ -39,10 +39,16 @@ type Table uint8
 // The shared maps and sets. In a key or value every field is padded to four
 // bytes, as the kernel wants it in concatenations.
 const (
-	// Services: address . protocol . port -> class . id.
+	// Services: address . protocol . port -> class. Class and id lie in two
+	// maps, since nft cannot print rules that use parts of a value; and so
+	// scaling a Service rewrites its class alone.
 	Services Table = iota
-	// NodePorts: protocol . port -> class . id.
+	// ServiceIDs: address . protocol . port -> id.
+	ServiceIDs
+	// NodePorts: protocol . port -> class.
 	NodePorts
+	// NodePortIDs: protocol . port -> id.
+	NodePortIDs
 	// Endpoints: id . index -> address . port. Indexes 0..n-1 are the
 	// cluster-wide pool, LocalBase..LocalBase+m-1 the pool on this node.
 	Endpoints
@@ -89,9 +95,13 @@ func (t Table) Shape(f Family) Shape {
 	a := f.AddrLen()
 	switch t {
 	case Services:
-		return Shape{Name: "services", Key: a + 8, Value: 8}
+		return Shape{Name: "services", Key: a + 8, Value: 4}
+	case ServiceIDs:
+		return Shape{Name: "service-ids", Key: a + 8, Value: 4}
 	case NodePorts:
-		return Shape{Name: "nodeports", Key: 8, Value: 8}
+		return Shape{Name: "nodeports", Key: 8, Value: 4}
+	case NodePortIDs:
+		return Shape{Name: "nodeport-ids", Key: 8, Value: 4}
 	case Endpoints:
 		return Shape{Name: "endpoints", Key: 8, Value: a + 4}
 	case Members:

@@ -18,7 +18,7 @@ const (
 	classesMap  = "classes"
 	affinityMap = "affinity"
 	// layoutVersion changes whenever the meaning of rules or rows does.
-	layoutVersion = "1"
+	layoutVersion = "2"
 )
 
 // Layout is what the fixed rules depend on.
@@ -49,8 +49,8 @@ func (l Layout) marker() string {
 	return fmt.Sprintf("layout-%016x", h.Sum64())
 }
 
-// The registers rules use. A frontend's key lies at rKey and its class and id
-// come to rClass and rID; what is looked up next with the id follows it.
+// The registers rules use. A frontend's key lies at rKey, its class comes
+// to rClass and its id to rID; what is looked up next with the id follows it.
 const (
 	rClass = unix.NFT_REG32_00
 	rID    = unix.NFT_REG32_01
@@ -81,14 +81,18 @@ func (l Layout) Build(tx *Tx) {
 	b.rule("prerouting", jump)
 	b.rule("output", jump)
 
-	b.rule("frontends", b.vipKey(), b.find(model.Services), b.toClass())
+	// Twice: while a row is replaced, a lookup that began before the change
+	// can miss both the old row and the new one.
+	for range 2 {
+		b.rule("frontends", b.vipKey(), b.find(model.Services, rClass), b.toClass())
+	}
 	np := []any{b.addrType(false), &expr.Cmp{Op: expr.CmpOpEq, Register: rTmp, Data: num(unix.RTN_LOCAL)}}
 	if l.AllNodePorts {
 		np = append(np, b.notLoopback())
 	} else {
 		np = append(np, b.daddr(rNext), &expr.Lookup{SourceRegister: rNext, SetName: model.NodeAddrs.Shape(l.Family).Name})
 	}
-	b.rule("frontends", append(np, b.portKey(), b.find(model.NodePorts), b.toClass())...)
+	b.rule("frontends", append(np, b.portKey(), b.find(model.NodePorts, rClass), b.toClass())...)
 	// A cluster IP in use, but on another port: refuse at once.
 	inUse := []any{b.daddr(rNext), &expr.Lookup{SourceRegister: rNext, SetName: model.ClusterIPs.Shape(l.Family).Name}}
 	b.rule("frontends", append(append([]any{}, inUse...), b.proto(unix.IPPROTO_TCP), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})...)
@@ -129,8 +133,10 @@ func (b builder) sets() {
 		}
 		b.tx.Add(Op{Verb: AddSet, Name: s.Name, Set: &Set{Name: s.Name, Key: key, Value: value, Interval: s.Interval}})
 	}
-	shape(model.Services, []Type{addr, TypeProto, TypePort}, TypeMark, TypeMark)
-	shape(model.NodePorts, []Type{TypeProto, TypePort}, TypeMark, TypeMark)
+	shape(model.Services, []Type{addr, TypeProto, TypePort}, TypeMark)
+	shape(model.ServiceIDs, []Type{addr, TypeProto, TypePort}, TypeMark)
+	shape(model.NodePorts, []Type{TypeProto, TypePort}, TypeMark)
+	shape(model.NodePortIDs, []Type{TypeProto, TypePort}, TypeMark)
 	shape(model.Endpoints, []Type{TypeMark, TypeMark}, addr, TypePort)
 	shape(model.Members, []Type{TypeMark, addr, TypePort})
 	shape(model.LocalMembers, []Type{TypeMark, addr, TypePort})
@@ -153,12 +159,12 @@ func (l Layout) AddClass(tx *Tx, c model.ClassID) {
 }
 
 func (b builder) class(name string, c model.Class) {
-	table := model.Services
+	table := model.ServiceIDs
 	key := b.vipKey
 	if c.NodePort {
-		table, key = model.NodePorts, b.portKey
+		table, key = model.NodePortIDs, b.portKey
 	}
-	id := []any{key(), b.find(table)}
+	id := []any{key(), b.find(table, rID)}
 	if c.Ranges {
 		b.rule(name, append(append([]any{}, id...), b.saddr(rNext),
 			&expr.Lookup{SourceRegister: rID, SetName: model.Ranges.Shape(b.Family).Name, Invert: true}, &expr.Verdict{Kind: expr.VerdictDrop})...)
@@ -172,7 +178,7 @@ func (b builder) class(name string, c model.Class) {
 		b.rule(name, &expr.Verdict{Kind: expr.VerdictDrop})
 		return
 	}
-	p := pick{id: id, affinity: time.Duration(c.Affinity) * time.Second}
+	p := pick{id: id, again: b.find(table, rClient), affinity: time.Duration(c.Affinity) * time.Second}
 	switch {
 	case !c.External && b.MasqueradeAll:
 		b.rule(name, b.mark())
@@ -201,7 +207,9 @@ func (b builder) class(name string, c model.Class) {
 
 // pick is what choosing an endpoint depends on beside the pool.
 type pick struct {
+	// id brings the id to rID, again to rClient.
 	id       []any
+	again    expr.Any
 	affinity time.Duration
 }
 
@@ -213,10 +221,9 @@ func (b builder) pick(chain string, p pick, members model.Table, base uint32, n 
 		if p.affinity == 0 {
 			return append(rule, to)
 		}
-		// The id sits at rID with the choice behind it; the key of the
-		// affinity map needs it once more, in front of the client.
-		return append(rule, &expr.Bitwise{SourceRegister: rID, DestRegister: rClient, Len: 4, Mask: num(^uint32(0)), Xor: num(0)},
-			b.saddr(rClient+1),
+		// The choice lies behind the id at rID; the key of the affinity
+		// map needs the id once more, in front of the client.
+		return append(rule, p.again, b.saddr(rClient+1),
 			&expr.Dynset{SrcRegKey: rClient, SrcRegData: rNext, SetName: affinityMap, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: p.affinity}, to)
 	}
 	if p.affinity > 0 && n > 0 {
@@ -226,16 +233,14 @@ func (b builder) pick(chain string, p pick, members model.Table, base uint32, n 
 	}
 	// A packet between two generations may ask for an index that has just
 	// gone; index 0 is there as long as there is any endpoint.
-	for _, mod := range []int{n, 1} {
-		if mod == 0 || mod == 1 && n == 1 && base > model.LocalBase {
-			continue
+	// The third try is for lookups that began before a row was replaced.
+	for _, mod := range []int{n, 1, n} {
+		if n == 0 {
+			break
 		}
 		b.rule(chain, remember(append(append([]any{}, p.id...),
 			&expr.Numgen{Register: rNext, Modulus: uint32(mod), Type: unix.NFT_NG_RANDOM, Offset: base},
 			&expr.Lookup{SourceRegister: rID, SetName: model.Endpoints.Shape(b.Family).Name, DestRegister: rNext, IsDestRegSet: true}))...)
-		if n <= 1 {
-			break
-		}
 	}
 	b.rule(chain, &expr.Verdict{Kind: expr.VerdictDrop})
 }
@@ -291,8 +296,8 @@ func (b builder) portKey() []expr.Any {
 		&expr.Payload{DestRegister: rKey + 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}}
 }
 
-func (b builder) find(t model.Table) expr.Any {
-	return &expr.Lookup{SourceRegister: rKey, SetName: t.Shape(b.Family).Name, DestRegister: rClass, IsDestRegSet: true}
+func (b builder) find(t model.Table, to uint32) expr.Any {
+	return &expr.Lookup{SourceRegister: rKey, SetName: t.Shape(b.Family).Name, DestRegister: to, IsDestRegSet: true}
 }
 
 func (b builder) toClass() expr.Any {
