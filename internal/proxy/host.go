@@ -1,0 +1,137 @@
+package proxy
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+
+	"github.com/berth-dev/berth/internal/proxy/model"
+	"github.com/berth-dev/berth/internal/proxy/nft"
+)
+
+// layouts returns the fixed rules of each family this host can do.
+func (cfg *Config) layouts() ([]nft.Layout, error) {
+	c := cfg.Config
+	bit := int32(14)
+	if c.NFTables.MasqueradeBit != nil {
+		bit = *c.NFTables.MasqueradeBit
+	}
+	if bit < 0 || bit > 31 {
+		return nil, fmt.Errorf("reading nftables.masqueradeBit: %d is not within 0..31", bit)
+	}
+	cidrs := cfg.ClusterCIDR
+	if cidrs == "" {
+		cidrs = c.ClusterCIDR
+	}
+	base := nft.Layout{MarkBit: 1 << bit, MasqueradeAll: c.NFTables.MasqueradeAll}
+	switch c.DetectLocalMode {
+	case "", "ClusterCIDR":
+		// With no CIDR given the bridge tells pods from others as well.
+		if cidrs == "" {
+			base.LocalBridge = cfg.BridgeName
+		}
+	case "BridgeInterface":
+		base.LocalBridge = c.DetectLocal.BridgeInterface
+	case "InterfaceNamePrefix":
+		base.LocalPrefix = c.DetectLocal.InterfaceNamePrefix
+	default:
+		return nil, fmt.Errorf("reading detectLocalMode: %q is not supported, use ClusterCIDR, BridgeInterface or InterfaceNamePrefix", c.DetectLocalMode)
+	}
+	families := []model.Family{model.V4}
+	if v6Enabled() {
+		families = append(families, model.V6)
+	}
+	var out []nft.Layout
+	for _, f := range families {
+		l := base
+		l.Family = f
+		if base.LocalBridge == "" && base.LocalPrefix == "" {
+			for _, s := range strings.Split(cidrs, ",") {
+				if s = strings.TrimSpace(s); s == "" {
+					continue
+				}
+				p, err := netip.ParsePrefix(s)
+				if err != nil {
+					return nil, fmt.Errorf("reading clusterCIDR: %w", err)
+				}
+				if f.Has(p.Addr()) && len(l.LocalCIDRs) == 0 {
+					l.LocalCIDRs = []netip.Prefix{p}
+				}
+			}
+		}
+		mine := 0
+		for _, s := range c.NodePortAddresses {
+			if s == "primary" {
+				mine++
+				continue
+			}
+			p, err := netip.ParsePrefix(s)
+			if err != nil {
+				return nil, fmt.Errorf("reading nodePortAddresses: %w", err)
+			}
+			if f.Has(p.Addr()) {
+				mine++
+				l.AllNodePorts = l.AllNodePorts || p.Bits() == 0
+			}
+		}
+		l.AllNodePorts = l.AllNodePorts || len(c.NodePortAddresses) > 0 && mine == 0
+		if cfg.BridgeName != "" && !bridgeFiltered(f) {
+			l.SameBridge = cfg.BridgeName
+			cfg.Log.Info("the kernel does not pass bridged packets to netfilter: connections between pods on the bridge through a Service are masqueraded",
+				"bridge", cfg.BridgeName, "family", f)
+		}
+		out = append(out, l)
+	}
+	return out, nil
+}
+
+func v6Enabled() bool {
+	if _, err := os.Stat("/proc/net/if_inet6"); err != nil {
+		return false
+	}
+	return !isOn("/proc/sys/net/ipv6/conf/all/disable_ipv6")
+}
+
+// bridgeFiltered says whether packets between two ports of a bridge pass the
+// family's netfilter hooks, which undo the address translation of replies.
+// It switches that on where it is off.
+func bridgeFiltered(f model.Family) bool {
+	file := "/proc/sys/net/bridge/bridge-nf-call-iptables"
+	if f == model.V6 {
+		file = "/proc/sys/net/bridge/bridge-nf-call-ip6tables"
+	}
+	return isOn(file) || os.WriteFile(file, []byte("1\n"), 0) == nil && isOn(file)
+}
+
+func isOn(file string) bool {
+	b, err := os.ReadFile(file)
+	return err == nil && string(bytes.TrimSpace(b)) != "0"
+}
+
+// forward switches on forwarding, without which no packet of a pod leaves
+// its node. Forwarding of IPv6 makes a host ignore router advertisements, so
+// it is only switched on where pods have IPv6 addresses.
+func forward(cfg Config) error {
+	files := []string{"/proc/sys/net/ipv4/ip_forward"}
+	if strings.Contains(cfg.ClusterCIDR+cfg.Config.ClusterCIDR, ":") {
+		files = append(files, "/proc/sys/net/ipv6/conf/all/forwarding")
+	}
+	for _, f := range files {
+		if isOn(f) {
+			continue
+		}
+		err := os.WriteFile(f, []byte("1\n"), 0)
+		switch {
+		case errors.Is(err, os.ErrPermission), errors.Is(err, os.ErrNotExist):
+			cfg.Log.Warn("pods cannot be reached: forwarding is off and may not be changed", "file", f, "err", err)
+		case err != nil:
+			return fmt.Errorf("switching forwarding on: %w", err)
+		default:
+			cfg.Log.Info("switched forwarding on, since pods need it", "file", f)
+		}
+	}
+	return nil
+}

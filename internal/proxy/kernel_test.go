@@ -1,0 +1,398 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/berth-dev/berth/internal/proxy/model"
+	"github.com/berth-dev/berth/internal/proxy/nft"
+)
+
+// world is a node with a bridge and two pods on it, each in a network
+// namespace of its own.
+type world struct {
+	t    *testing.T
+	node netns.NsHandle
+	pods []netns.NsHandle
+	w    *writer
+}
+
+const nodeName = "here"
+
+// in runs f with the thread in a namespace.
+func in(ns netns.NsHandle, f func() error) error {
+	done := make(chan error)
+	go func() {
+		// The thread is never unlocked, so it ends with the goroutine and
+		// nobody else runs in the namespace.
+		runtime.LockOSThread()
+		if err := netns.Set(ns); err != nil {
+			done <- err
+			return
+		}
+		done <- f()
+	}()
+	return <-done
+}
+
+func (w *world) must(err error) {
+	w.t.Helper()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func newNS(t *testing.T) netns.NsHandle {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("network namespaces need root: run as root")
+	}
+	ch := make(chan netns.NsHandle)
+	go func() {
+		runtime.LockOSThread()
+		h, err := netns.New()
+		if err != nil {
+			t.Error(err)
+		}
+		ch <- h
+	}()
+	h := <-ch
+	if h <= 0 {
+		t.Fatal("no network namespace")
+	}
+	t.Cleanup(func() { h.Close() })
+	return h
+}
+
+func run(args ...string) error {
+	out, err := exec.Command(args[0], args[1:]...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%v: %w: %s", args, err, out)
+	}
+	return nil
+}
+
+func newWorld(t *testing.T) *world {
+	w := &world{t: t, node: newNS(t)}
+	w.must(in(w.node, func() error {
+		err := errors.Join(run("ip", "link", "set", "lo", "up"), run("ip", "link", "add", "br0", "type", "bridge"),
+			run("ip", "addr", "add", "10.244.0.1/24", "dev", "br0"), run("ip", "link", "set", "br0", "up"),
+			run("ip", "link", "add", "eth0", "type", "bridge"), run("ip", "addr", "add", "192.0.2.10/24", "dev", "eth0"), run("ip", "link", "set", "eth0", "up"),
+			run("ip", "route", "add", "default", "via", "192.0.2.1"))
+		return errors.Join(err, os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0))
+	}))
+	for i := range 3 {
+		pod := newNS(t)
+		w.must(in(w.node, func() error {
+			name := fmt.Sprintf("veth%d", i)
+			if err := run("ip", "link", "add", name, "type", "veth", "peer", "name", "tmp"+name); err != nil {
+				return err
+			}
+			peer, err := netlink.LinkByName("tmp" + name)
+			if err != nil {
+				return err
+			}
+			return errors.Join(netlink.LinkSetNsFd(peer, int(pod)), run("ip", "link", "set", name, "master", "br0", "up"),
+				run("ip", "link", "set", name, "type", "bridge_slave", "hairpin", "on"))
+		}))
+		w.must(in(pod, func() error {
+			name := fmt.Sprintf("tmpveth%d", i)
+			return errors.Join(run("ip", "link", "set", "lo", "up"), run("ip", "link", "set", name, "name", "eth0"),
+				run("ip", "addr", "add", fmt.Sprintf("10.244.0.%d/24", 10+i), "dev", "eth0"), run("ip", "link", "set", "eth0", "up"),
+				run("ip", "route", "add", "default", "via", "10.244.0.1"))
+		}))
+		w.pods = append(w.pods, pod)
+		w.answer(pod, fmt.Sprint(i))
+	}
+	w.open()
+	return w
+}
+
+// open makes a new writer, as a new process would.
+func (w *world) open() {
+	var k *nft.Netlink
+	same := ""
+	w.must(in(w.node, func() (err error) {
+		k, err = nft.Open()
+		if !bridgeFiltered(model.V4) {
+			same = "br0"
+		}
+		return err
+	}))
+	w.t.Cleanup(func() { k.Close() })
+	l := nft.Layout{Family: model.V4, MarkBit: 1 << 14, LocalCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, SameBridge: same}
+	w.w = &writer{kernel: k, layout: l, table: "berth-test", model: model.New(model.Config{Family: model.V4, NodeName: nodeName})}
+	w.w.model.SetNode("", []netip.Addr{netip.MustParseAddr("192.0.2.10")})
+	w.w.model.SetNodePortAddrs([]netip.Addr{netip.MustParseAddr("192.0.2.10")})
+}
+
+// answer serves "<id> <client address>" on TCP and UDP port 8080 of a pod.
+func (w *world) answer(pod netns.NsHandle, id string) {
+	var l net.Listener
+	var u net.PacketConn
+	w.must(in(pod, func() (err error) {
+		if l, err = net.Listen("tcp4", ":8080"); err != nil {
+			return err
+		}
+		u, err = net.ListenPacket("udp4", ":8080")
+		return err
+	}))
+	w.t.Cleanup(func() { l.Close(); u.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			host, _, _ := net.SplitHostPort(c.RemoteAddr().String())
+			fmt.Fprintf(c, "%s %s", id, host)
+			c.Close()
+		}
+	}()
+	go func() {
+		buf := make([]byte, 100)
+		for {
+			_, from, err := u.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			host, _, _ := net.SplitHostPort(from.String())
+			_, _ = u.WriteTo([]byte(id+" "+host), from)
+		}
+	}()
+}
+
+// ask connects from a namespace and returns what answered, "refused" or
+// "silence".
+func (w *world) ask(from netns.NsHandle, network, addr string) string {
+	w.t.Helper()
+	var got string
+	w.must(in(from, func() error {
+		c, err := net.DialTimeout(network, addr, time.Second)
+		if err == nil {
+			defer c.Close()
+			_ = c.SetDeadline(time.Now().Add(time.Second))
+			if strings.HasPrefix(network, "udp") {
+				_, err = c.Write([]byte("?"))
+			}
+			if err == nil {
+				buf := make([]byte, 100)
+				var n int
+				if n, err = c.Read(buf); err == nil || err == io.EOF {
+					got, err = string(buf[:n]), nil
+				}
+			}
+		}
+		var ne net.Error
+		switch {
+		case errors.Is(err, syscall.ECONNREFUSED):
+			got = "refused"
+		case errors.As(err, &ne) && ne.Timeout():
+			got = "silence"
+		case err != nil:
+			got = err.Error()
+		}
+		return nil
+	}))
+	return got
+}
+
+func (w *world) sync() result {
+	w.t.Helper()
+	var res result
+	w.must(in(w.node, func() (err error) {
+		res, err = w.w.sync()
+		return err
+	}))
+	return res
+}
+
+func svc(name, ip string, port int32, edit func(*corev1.Service)) *corev1.Service {
+	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}, Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP, ClusterIP: ip, ClusterIPs: []string{ip},
+		IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol}, Ports: []corev1.ServicePort{
+			{Name: "t", Protocol: corev1.ProtocolTCP, Port: port, TargetPort: intstr.FromInt32(8080)},
+			{Name: "u", Protocol: corev1.ProtocolUDP, Port: port, TargetPort: intstr.FromInt32(8080)}}}}
+	if edit != nil {
+		edit(s)
+	}
+	return s
+}
+
+func slice(name string, ips ...string) *discoveryv1.EndpointSlice {
+	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: name}}, AddressType: discoveryv1.AddressTypeIPv4}
+	for n, p := range map[string]corev1.Protocol{"t": corev1.ProtocolTCP, "u": corev1.ProtocolUDP} {
+		port := int32(8080)
+		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: &n, Protocol: &p, Port: &port})
+	}
+	node := nodeName
+	for _, ip := range ips {
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{ip}, NodeName: &node})
+	}
+	return s
+}
+
+func expect(t *testing.T, what, got string, want ...string) {
+	t.Helper()
+	for _, w := range want {
+		if got == w {
+			return
+		}
+	}
+	t.Errorf("%s: got %q, want one of %q", what, got, want)
+}
+
+// TestKernelTraffic sends real packets through a real kernel.
+func TestKernelTraffic(t *testing.T) {
+	w := newWorld(t)
+	m := w.w.model
+	m.SetService(svc("a", "10.96.0.1", 80, nil))
+	m.SetSlice(slice("a", "10.244.0.10"))
+	m.SetService(svc("np", "10.96.0.2", 80, func(s *corev1.Service) {
+		s.Spec.Type = corev1.ServiceTypeNodePort
+		s.Spec.Ports[0].NodePort, s.Spec.Ports[1].NodePort = 30080, 30080
+	}))
+	m.SetSlice(slice("np", "10.244.0.10", "10.244.0.11"))
+	m.SetService(svc("none", "10.96.0.3", 80, nil))
+	m.SetService(svc("sticky", "10.96.0.4", 80, func(s *corev1.Service) { s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP }))
+	m.SetSlice(slice("sticky", "10.244.0.10", "10.244.0.11"))
+	local := corev1.ServiceInternalTrafficPolicyLocal
+	m.SetService(svc("local", "10.96.0.5", 80, func(s *corev1.Service) { s.Spec.InternalTrafficPolicy = &local }))
+	far := slice("local", "10.244.0.10")
+	far.Endpoints[0].NodeName = nil
+	m.SetSlice(far)
+	m.SetService(svc("lb", "10.96.0.6", 80, func(s *corev1.Service) {
+		s.Spec.Type = corev1.ServiceTypeLoadBalancer
+		s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.9"}}
+		s.Spec.LoadBalancerSourceRanges = []string{"10.244.0.12/32", "10.244.0.12/31", "198.51.100.0/24"}
+	}))
+	m.SetSlice(slice("lb", "10.244.0.10"))
+	if res := w.sync(); res.adopted || res.added == 0 {
+		t.Fatalf("first sync: %+v", res)
+	}
+	for _, p := range []string{"tcp4", "udp4"} {
+		expect(t, p+" pod to cluster IP", w.ask(w.pods[1], p, "10.96.0.1:80"), "0 10.244.0.11", "0 10.244.0.1")
+		expect(t, p+" hairpin", w.ask(w.pods[0], p, "10.96.0.1:80"), "0 10.244.0.1")
+		expect(t, p+" node to cluster IP", w.ask(w.node, p, "10.96.0.1:80"), "0 10.244.0.1")
+		expect(t, p+" no endpoints", w.ask(w.pods[1], p, "10.96.0.3:80"), "refused")
+		// A refused datagram of the node itself shows up in the call that sends it.
+		if got := w.ask(w.node, p, "10.96.0.3:80"); got != "refused" && !strings.Contains(got, "operation not permitted") {
+			t.Errorf("%s no endpoints, from the node: got %q", p, got)
+		}
+		expect(t, p+" unused port", w.ask(w.pods[1], p, "10.96.0.1:81"), "refused")
+		expect(t, p+" local policy without an endpoint here", w.ask(w.pods[1], p, "10.96.0.5:80"), "silence")
+		expect(t, p+" node port from the node", w.ask(w.node, p, "192.0.2.10:30080"), "0 10.244.0.1", "1 10.244.0.1")
+		expect(t, p+" node port from a pod", w.ask(w.pods[2], p, "192.0.2.10:30080"), "0 10.244.0.1", "1 10.244.0.1")
+		expect(t, p+" source let in", w.ask(w.pods[2], p, "203.0.113.9:80"), "0 10.244.0.1")
+		expect(t, p+" source kept out", w.ask(w.pods[1], p, "203.0.113.9:80"), "silence")
+		seen := map[string]int{}
+		for range 40 {
+			seen[w.ask(w.pods[2], p, "10.96.0.2:80")[:1]]++
+		}
+		if seen["0"] == 0 || seen["1"] == 0 || seen["0"]+seen["1"] != 40 {
+			t.Errorf("%s spread: %v", p, seen)
+		}
+		first := w.ask(w.pods[2], p, "10.96.0.4:80")
+		for range 20 {
+			expect(t, p+" affinity", w.ask(w.pods[2], p, "10.96.0.4:80"), first)
+		}
+	}
+	w.must(in(w.node, func() error {
+		chains, err := w.w.kernel.Chains(model.V4, "berth-test")
+		for _, c := range chains {
+			if e := run("nft", "list", "chain", "ip", "berth-test", c); e != nil {
+				t.Errorf("nft cannot print chain %s: %v", c, e)
+			}
+		}
+		return err
+	}))
+
+	// The remembered endpoint goes: the client gets the other one.
+	stuck := w.ask(w.pods[2], "tcp4", "10.96.0.4:80")[:1]
+	left := map[string]string{"0": "1", "1": "0"}[stuck]
+	m.SetSlice(slice("sticky", "10.244.0.1"+left))
+	m.SetSlice(slice("none", "10.244.0.11"))
+	w.sync()
+	expect(t, "affinity to a gone endpoint", w.ask(w.pods[2], "tcp4", "10.96.0.4:80")[:1], left)
+	expect(t, "first endpoint", w.ask(w.pods[2], "tcp4", "10.96.0.3:80")[:1], "1")
+
+	// Another process adopts the table and changes nothing.
+	old := w.w.model
+	w.open()
+	w.w.model = old.Reset()
+	if res := w.sync(); !res.adopted || res.added+res.deleted != 0 {
+		t.Errorf("restart: adopted %v, added %d, deleted %d rows; want adoption without a change", res.adopted, res.added, res.deleted)
+	}
+	// A row lost in the kernel is repaired by adoption, and only that row.
+	w.must(in(w.node, func() error { return run("nft", "flush", "set", "ip", "berth-test", "cluster-ips") }))
+	old = w.w.model
+	w.open()
+	w.w.model = old.Reset()
+	if res := w.sync(); !res.adopted || res.added != 6 || res.deleted != 0 {
+		t.Errorf("repair: %+v", res)
+	}
+	w.must(in(w.node, func() error { return run("nft", "add", "table", "ip", "other") }))
+	w.must(in(w.node, func() error { return Cleanup("berth-test") }))
+	w.must(in(w.node, func() error {
+		out, err := exec.CommandContext(context.Background(), "nft", "list", "tables").CombinedOutput()
+		if s := strings.TrimSpace(string(out)); s != "table ip other" {
+			t.Errorf("tables after the clean-up: %q", s)
+		}
+		return err
+	}))
+}
+
+// TestKernelRollingUpdate replaces endpoints all the time under connections:
+// none is refused or lost while an endpoint is ready.
+func TestKernelRollingUpdate(t *testing.T) {
+	w := newWorld(t)
+	m := w.w.model
+	m.SetService(svc("a", "10.96.0.1", 80, nil))
+	m.SetSlice(slice("a", "10.244.0.10", "10.244.0.11", "10.244.0.12"))
+	w.sync()
+	var failed atomic.Int64
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for range 600 {
+			if got := w.ask(w.node, "tcp4", "10.96.0.1:80"); len(got) == 0 || got[1:] != " 10.244.0.1" {
+				failed.Add(1)
+				t.Log(got)
+			}
+		}
+	}()
+	sets := [][]string{{"10.244.0.10"}, {"10.244.0.11", "10.244.0.12"}, {"10.244.0.12", "10.244.0.10", "10.244.0.11"}, {"10.244.0.11"}}
+	changes := 0
+	for i := 0; ; i++ {
+		select {
+		case <-done:
+			t.Logf("%d changes under 600 connections", changes)
+			if failed.Load() > 0 {
+				t.Errorf("%d connections failed", failed.Load())
+			}
+			return
+		default:
+			m.SetSlice(slice("a", sets[i%len(sets)]...))
+			w.sync()
+			changes++
+		}
+	}
+}

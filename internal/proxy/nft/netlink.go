@@ -1,0 +1,524 @@
+package nft
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/internal/proxy/model"
+)
+
+var (
+	errExist    error = unix.EEXIST
+	errNotExist error = unix.ENOENT
+)
+
+// chunk is how many bytes of elements go into one message: one attribute
+// holds 64 KiB at most.
+const chunk = 48 << 10
+
+// Netlink is the kernel of the network namespace it was opened in.
+type Netlink struct {
+	mu  sync.Mutex
+	fd  int
+	seq uint32
+	buf []byte
+	// at[i] is the operation message seq0+i belongs to.
+	at []int
+	// Messages counts netlink messages sent, for benchmarks and metrics.
+	Messages int
+}
+
+// Open connects to the kernel of the calling thread's network namespace.
+func Open() (*Netlink, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
+	if err != nil {
+		return nil, fmt.Errorf("opening a netfilter socket: %w", err)
+	}
+	k := &Netlink{fd: fd}
+	err = errors.Join(unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}),
+		unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1),
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 1<<20),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 60}))
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("preparing the netfilter socket: %w", err)
+	}
+	return k, nil
+}
+
+// Close ends the connection; what was applied stays.
+func (k *Netlink) Close() error { return unix.Close(k.fd) }
+
+func (k *Netlink) begin(typ uint16, flags uint16, fam byte, op int) int {
+	at := len(k.buf)
+	k.buf = append(k.buf, make([]byte, 20)...)
+	h := k.buf[at:]
+	binary.NativeEndian.PutUint16(h[4:], typ)
+	binary.NativeEndian.PutUint16(h[6:], flags)
+	k.seq++
+	binary.NativeEndian.PutUint32(h[8:], k.seq)
+	h[16] = fam
+	k.at = append(k.at, op)
+	return at
+}
+
+func (k *Netlink) end(at int) {
+	binary.NativeEndian.PutUint32(k.buf[at:], uint32(len(k.buf)-at))
+}
+
+func (k *Netlink) attr(typ uint16, data ...byte) {
+	k.buf = binary.NativeEndian.AppendUint16(k.buf, uint16(4+len(data)))
+	k.buf = binary.NativeEndian.AppendUint16(k.buf, typ)
+	k.buf = append(k.buf, data...)
+	for len(k.buf)%4 != 0 {
+		k.buf = append(k.buf, 0)
+	}
+}
+
+func (k *Netlink) str(typ uint16, s string) { k.attr(typ, append([]byte(s), 0)...) }
+func (k *Netlink) be32(typ uint16, n uint32) {
+	k.attr(typ, byte(n>>24), byte(n>>16), byte(n>>8), byte(n))
+}
+
+func (k *Netlink) nest(typ uint16) int {
+	at := len(k.buf)
+	k.buf = append(k.buf, 0, 0, 0, 0)
+	binary.NativeEndian.PutUint16(k.buf[at+2:], typ|unix.NLA_F_NESTED)
+	return at
+}
+
+func (k *Netlink) close(at int) {
+	binary.NativeEndian.PutUint16(k.buf[at:], uint16(len(k.buf)-at))
+}
+
+func msgType(t uint16) uint16 { return unix.NFNL_SUBSYS_NFTABLES<<8 | t }
+
+func famByte(f model.Family) byte {
+	if f == model.V6 {
+		return unix.NFPROTO_IPV6
+	}
+	return unix.NFPROTO_IPV4
+}
+
+// Apply sends tx as one batch: the kernel takes all of it or none.
+func (k *Netlink) Apply(tx *Tx) error {
+	if tx.err != nil {
+		return tx.err
+	}
+	if len(tx.Ops) == 0 {
+		return nil
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.buf, k.at = k.buf[:0], k.at[:0]
+	first := k.seq + 1
+	k.frame(unix.NFNL_MSG_BATCH_BEGIN)
+	last := 0
+	for i := range tx.Ops {
+		n, err := k.encode(tx, i)
+		if err != nil {
+			return fmt.Errorf("encoding %q: %w", tx.Ops[i], err)
+		}
+		last = n
+	}
+	// Only the last message asks for an answer; mistakes answer unasked.
+	flags := k.buf[last+6:]
+	binary.NativeEndian.PutUint16(flags, binary.NativeEndian.Uint16(flags)|unix.NLM_F_ACK)
+	lastSeq := binary.NativeEndian.Uint32(k.buf[last+8:])
+	k.frame(unix.NFNL_MSG_BATCH_END)
+	k.Messages += len(k.at)
+	err := k.send()
+	if err == nil {
+		err = k.answer(tx, first, lastSeq)
+	}
+	if cap(k.buf) > 1<<20 {
+		k.buf = nil // the first sync's buffer is not needed again
+	}
+	return err
+}
+
+func (k *Netlink) frame(typ uint16) {
+	at := k.begin(typ, unix.NLM_F_REQUEST, 0, -1)
+	// The subsystem a batch is for, in network order.
+	binary.BigEndian.PutUint16(k.buf[at+18:], unix.NFNL_SUBSYS_NFTABLES)
+	k.end(at)
+}
+
+func (k *Netlink) send() error {
+	if size := len(k.buf) + 64<<10; size > 200<<10 {
+		if err := unix.SetsockoptInt(k.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, size); err != nil {
+			return fmt.Errorf("making room for a batch of %d bytes: %w", len(k.buf), err)
+		}
+	}
+	if err := unix.Sendto(k.fd, k.buf, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return fmt.Errorf("sending a batch of %d bytes to the kernel: %w", len(k.buf), err)
+	}
+	return nil
+}
+
+// answer reads until the last message is acknowledged; the first error in it
+// names the operation that failed.
+func (k *Netlink) answer(tx *Tx, first, last uint32) error {
+	var failed error
+	buf := make([]byte, 64<<10)
+	for {
+		n, _, err := unix.Recvfrom(k.fd, buf, 0)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return errors.Join(failed, fmt.Errorf("waiting for the kernel to take %d operations: %w", len(tx.Ops), err))
+		}
+		for m := buf[:n]; len(m) >= 20; {
+			size := int(binary.NativeEndian.Uint32(m))
+			if size < 20 || size > len(m) {
+				break
+			}
+			seq := binary.NativeEndian.Uint32(m[8:])
+			errno := -int32(binary.NativeEndian.Uint32(m[16:]))
+			isErr := binary.NativeEndian.Uint16(m[4:]) == unix.NLMSG_ERROR
+			m = m[min(len(m), (size+3)/4*4):]
+			if !isErr || seq-first >= uint32(len(k.at)) {
+				continue // an answer to an earlier batch
+			}
+			if errno != 0 && failed == nil {
+				failed = opError(tx, k.at[seq-first], unix.Errno(errno))
+			}
+			if seq == last || k.at[seq-first] < 0 {
+				return failed
+			}
+		}
+	}
+}
+
+func opError(tx *Tx, op int, errno unix.Errno) error {
+	what := "committing the whole transaction"
+	if op >= 0 {
+		what = tx.Ops[op].String()
+		if errno == unix.ENOENT || errno == unix.EOPNOTSUPP {
+			if f := feature(tx.Ops[op]); f != "" {
+				what += " (does this kernel have " + f + "?)"
+			}
+		}
+	}
+	return fmt.Errorf("changing table %s %s: %s: %w", tx.Family, tx.Table, what, errno)
+}
+
+// feature names the kernel options a rule needs beyond the plain ones.
+func feature(o Op) string {
+	for _, e := range o.Rule {
+		switch e.(type) {
+		case *expr.Numgen:
+			return "CONFIG_NFT_NUMGEN"
+		case *expr.NAT:
+			return "CONFIG_NFT_NAT"
+		case *expr.Masq:
+			return "CONFIG_NFT_MASQ"
+		case *expr.Fib:
+			return "CONFIG_NFT_FIB_IPV4 and CONFIG_NFT_FIB_IPV6"
+		case *expr.Reject:
+			return "CONFIG_NFT_REJECT, and Linux 5.9 or later to reject before routing"
+		case *expr.Ct:
+			return "CONFIG_NFT_CT"
+		}
+	}
+	return ""
+}
+
+// encode appends the messages of one operation and returns where the last
+// of them begins.
+func (k *Netlink) encode(tx *Tx, i int) (int, error) {
+	o, fam := tx.Ops[i], famByte(tx.Family)
+	const add = unix.NLM_F_REQUEST | unix.NLM_F_CREATE
+	var at int
+	switch o.Verb {
+	case AddTable, DeleteTable:
+		typ := uint16(unix.NFT_MSG_NEWTABLE)
+		if o.Verb == DeleteTable {
+			typ = unix.NFT_MSG_DELTABLE
+		}
+		at = k.begin(msgType(typ), add, fam, i)
+		k.str(unix.NFTA_TABLE_NAME, tx.Table)
+	case AddChain:
+		at = k.begin(msgType(unix.NFT_MSG_NEWCHAIN), add, fam, i)
+		k.str(unix.NFTA_CHAIN_TABLE, tx.Table)
+		k.str(unix.NFTA_CHAIN_NAME, o.Name)
+		if o.Hook != nil {
+			n := k.nest(unix.NFTA_CHAIN_HOOK)
+			k.be32(unix.NFTA_HOOK_HOOKNUM, o.Hook.Num)
+			k.be32(unix.NFTA_HOOK_PRIORITY, uint32(o.Hook.Priority))
+			k.close(n)
+			k.str(unix.NFTA_CHAIN_TYPE, "nat")
+		}
+	case FlushChain:
+		at = k.begin(msgType(unix.NFT_MSG_DELRULE), unix.NLM_F_REQUEST, fam, i)
+		k.str(unix.NFTA_RULE_TABLE, tx.Table)
+		k.str(unix.NFTA_RULE_CHAIN, o.Name)
+	case AddRule:
+		at = k.begin(msgType(unix.NFT_MSG_NEWRULE), add|unix.NLM_F_APPEND, fam, i)
+		k.str(unix.NFTA_RULE_TABLE, tx.Table)
+		k.str(unix.NFTA_RULE_CHAIN, o.Name)
+		n := k.nest(unix.NFTA_RULE_EXPRESSIONS)
+		for _, e := range o.Rule {
+			b, err := expr.Marshal(fam, e)
+			if err != nil {
+				return 0, err
+			}
+			k.attr(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, b...)
+		}
+		k.close(n)
+	case AddSet:
+		at = k.begin(msgType(unix.NFT_MSG_NEWSET), add, fam, i)
+		k.set(tx.Table, o.Set, uint32(i+1))
+	case AddVerdict:
+		at = k.begin(msgType(unix.NFT_MSG_NEWSETELEM), add, fam, i)
+		k.str(unix.NFTA_SET_ELEM_LIST_TABLE, tx.Table)
+		k.str(unix.NFTA_SET_ELEM_LIST_SET, classesMap)
+		l, e := k.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS), k.nest(unix.NFTA_LIST_ELEM)
+		k.value(unix.NFTA_SET_ELEM_KEY, num(o.Key))
+		d, v := k.nest(unix.NFTA_SET_ELEM_DATA), k.nest(unix.NFTA_DATA_VERDICT)
+		k.be32(unix.NFTA_VERDICT_CODE, ^uint32(3)) // NFT_GOTO, that is -4
+		k.str(unix.NFTA_VERDICT_CHAIN, o.Name)
+		for _, n := range []int{v, d, e, l} {
+			k.close(n)
+		}
+	case AddRows, DeleteRows:
+		return k.rows(tx, i), nil
+	}
+	k.end(at)
+	return at, nil
+}
+
+func (k *Netlink) value(typ uint16, b []byte) {
+	n := k.nest(typ)
+	k.attr(unix.NFTA_DATA_VALUE, b...)
+	k.close(n)
+}
+
+const (
+	setElemKeyEnd  = 10 // NFTA_SET_ELEM_KEY_END
+	setDescConcat  = 2  // NFTA_SET_DESC_CONCAT
+	setFieldLen    = 1  // NFTA_SET_FIELD_LEN
+	setFlagConcat  = 0x80
+	affinityMemory = 1 << 20
+)
+
+func (k *Netlink) set(table string, s *Set, id uint32) {
+	k.str(unix.NFTA_SET_TABLE, table)
+	k.str(unix.NFTA_SET_NAME, s.Name)
+	k.be32(unix.NFTA_SET_ID, id)
+	var flags uint32
+	if len(s.Value) > 0 || s.Verdict {
+		flags |= unix.NFT_SET_MAP
+	}
+	if s.Interval {
+		flags |= unix.NFT_SET_INTERVAL
+	}
+	if len(s.Key) > 1 && s.Interval {
+		flags |= setFlagConcat
+	}
+	if s.Dynamic {
+		flags |= unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT
+	}
+	magic := func(ts []Type) (m uint32) {
+		for _, t := range ts {
+			m = m<<6 | t.magic
+		}
+		return m
+	}
+	k.be32(unix.NFTA_SET_FLAGS, flags)
+	k.be32(unix.NFTA_SET_KEY_TYPE, magic(s.Key))
+	k.be32(unix.NFTA_SET_KEY_LEN, uint32(width(s.Key)))
+	switch {
+	case s.Verdict:
+		k.be32(unix.NFTA_SET_DATA_TYPE, unix.NFT_DATA_VERDICT)
+		k.be32(unix.NFTA_SET_DATA_LEN, 16)
+	case len(s.Value) > 0:
+		k.be32(unix.NFTA_SET_DATA_TYPE, magic(s.Value))
+		k.be32(unix.NFTA_SET_DATA_LEN, uint32(width(s.Value)))
+	}
+	if s.Dynamic || s.Interval {
+		d := k.nest(unix.NFTA_SET_DESC)
+		if s.Dynamic {
+			k.be32(unix.NFTA_SET_DESC_SIZE, affinityMemory)
+		}
+		if s.Interval {
+			c := k.nest(setDescConcat)
+			for _, t := range s.Key {
+				e := k.nest(unix.NFTA_LIST_ELEM)
+				k.be32(setFieldLen, uint32(t.len))
+				k.close(e)
+			}
+			k.close(c)
+		}
+		k.close(d)
+	}
+}
+
+// rows appends elements in messages of a bounded size.
+func (k *Netlink) rows(tx *Tx, i int) int {
+	o, fam := tx.Ops[i], famByte(tx.Family)
+	typ, flags := uint16(unix.NFT_MSG_NEWSETELEM), uint16(unix.NLM_F_REQUEST|unix.NLM_F_CREATE)
+	if o.Verb == DeleteRows {
+		typ, flags = unix.NFT_MSG_DELSETELEM, unix.NLM_F_REQUEST
+	}
+	at := 0
+	for rest := o.Rows; len(rest) > 0; {
+		at = k.begin(msgType(typ), flags, fam, i)
+		k.str(unix.NFTA_SET_ELEM_LIST_TABLE, tx.Table)
+		k.str(unix.NFTA_SET_ELEM_LIST_SET, o.Name)
+		l := k.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+		for len(rest) > 0 && len(k.buf)-l < chunk {
+			row := rest[:o.stride()]
+			rest = rest[len(row):]
+			e := k.nest(unix.NFTA_LIST_ELEM)
+			k.value(unix.NFTA_SET_ELEM_KEY, row[:o.Shape.Key])
+			switch v := row[o.Shape.Key:]; {
+			case o.Shape.Interval:
+				k.value(setElemKeyEnd, v)
+			case len(v) > 0:
+				k.value(unix.NFTA_SET_ELEM_DATA, v)
+			}
+			k.close(e)
+		}
+		k.close(l)
+		k.end(at)
+	}
+	return at
+}
+
+// dump asks for a list and hands the attributes of every answer to each.
+func (k *Netlink) dump(typ uint16, fam byte, fill func(), each func(attrs []byte) bool) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.buf, k.at = k.buf[:0], k.at[:0]
+	at := k.begin(msgType(typ), unix.NLM_F_REQUEST|unix.NLM_F_DUMP, fam, -1)
+	fill()
+	k.end(at)
+	seq := k.seq
+	if err := k.send(); err != nil {
+		return err
+	}
+	more, buf := true, make([]byte, 256<<10)
+	for {
+		n, _, err := unix.Recvfrom(k.fd, buf, 0)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("reading a list from the kernel: %w", err)
+		}
+		for m := buf[:n]; len(m) >= 16; {
+			size := int(binary.NativeEndian.Uint32(m))
+			if size < 16 || size > len(m) {
+				break
+			}
+			msg := m[:size]
+			m = m[min(len(m), (size+3)/4*4):]
+			if binary.NativeEndian.Uint32(msg[8:]) != seq {
+				continue
+			}
+			switch binary.NativeEndian.Uint16(msg[4:]) {
+			case unix.NLMSG_DONE:
+				return nil
+			case unix.NLMSG_ERROR:
+				if e := -int32(binary.NativeEndian.Uint32(msg[16:])); e != 0 {
+					return fmt.Errorf("reading a list from the kernel: %w", unix.Errno(e))
+				}
+				return nil
+			}
+			if more && len(msg) > 20 {
+				more = each(msg[20:])
+			}
+		}
+	}
+}
+
+// attrs walks attributes.
+func attrs(b []byte, each func(typ uint16, data []byte)) {
+	for len(b) >= 4 {
+		size := int(binary.NativeEndian.Uint16(b))
+		if size < 4 || size > len(b) {
+			return
+		}
+		each(binary.NativeEndian.Uint16(b[2:])&0x3fff, b[4:size])
+		b = b[min(len(b), (size+3)/4*4):]
+	}
+}
+
+// Chains lists a table's chains.
+func (k *Netlink) Chains(f model.Family, table string) ([]string, error) {
+	var names []string
+	err := k.dump(unix.NFT_MSG_GETCHAIN, famByte(f), func() {}, func(b []byte) bool {
+		var in, name string
+		attrs(b, func(t uint16, d []byte) {
+			switch t {
+			case unix.NFTA_CHAIN_TABLE:
+				in = string(bytes.TrimRight(d, "\x00"))
+			case unix.NFTA_CHAIN_NAME:
+				name = string(bytes.TrimRight(d, "\x00"))
+			}
+		})
+		if in == table {
+			names = append(names, name)
+		}
+		return true
+	})
+	if err != nil {
+		return nil, fmt.Errorf("listing the chains of table %s %s: %w", f, table, err)
+	}
+	return names, nil
+}
+
+// Rows lists the elements of a set.
+func (k *Netlink) Rows(f model.Family, table, set string, row func(key, value []byte) bool) error {
+	value := func(d []byte) (v []byte) {
+		attrs(d, func(t uint16, d []byte) {
+			switch t {
+			case unix.NFTA_DATA_VALUE:
+				v = d
+			case unix.NFTA_DATA_VERDICT:
+				attrs(d, func(t uint16, d []byte) {
+					if t == unix.NFTA_VERDICT_CHAIN {
+						v = bytes.TrimRight(d, "\x00")
+					}
+				})
+			}
+		})
+		return v
+	}
+	err := k.dump(unix.NFT_MSG_GETSETELEM, famByte(f), func() {
+		k.str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
+		k.str(unix.NFTA_SET_ELEM_LIST_SET, set)
+	}, func(b []byte) bool {
+		more := true
+		attrs(b, func(t uint16, list []byte) {
+			if t != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
+				return
+			}
+			attrs(list, func(_ uint16, elem []byte) {
+				var key, val []byte
+				attrs(elem, func(t uint16, d []byte) {
+					switch t {
+					case unix.NFTA_SET_ELEM_KEY:
+						key = value(d)
+					case unix.NFTA_SET_ELEM_DATA, setElemKeyEnd:
+						val = value(d)
+					}
+				})
+				more = more && row(key, val)
+			})
+		})
+		return more
+	})
+	if err != nil {
+		return fmt.Errorf("listing set %s of table %s %s: %w", set, f, table, err)
+	}
+	return nil
+}

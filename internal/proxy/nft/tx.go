@@ -1,0 +1,167 @@
+// Package nft carries the proxy's rows and rules into the kernel: a typed
+// transaction over netlink, the fixed rules it writes, and reading them back.
+package nft
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/google/nftables/expr"
+
+	"github.com/berth-dev/berth/internal/proxy/model"
+)
+
+// Verb is what an Op does.
+type Verb uint8
+
+// The verbs. AddTable and AddChain succeed on what exists already.
+const (
+	AddTable Verb = iota
+	DeleteTable
+	AddChain
+	FlushChain
+	AddRule
+	AddSet
+	AddRows
+	DeleteRows
+	AddVerdict
+)
+
+var verbs = [...]string{"add table", "delete table", "add chain", "flush chain", "add rule", "add set", "add rows", "delete rows", "add verdict"}
+
+func (v Verb) String() string { return verbs[v] }
+
+// Hook ties a chain to the packet path; all of the proxy's are of type nat.
+type Hook struct {
+	Num      uint32
+	Priority int32
+}
+
+// Set declares a set or map.
+type Set struct {
+	Name string
+	// Key and Value are the kernel-independent types nft prints rows with.
+	Key, Value []Type
+	Interval   bool
+	// Dynamic sets are filled by packets; their elements time out.
+	Dynamic bool
+	Verdict bool
+}
+
+// Type is one field of a key or value.
+type Type struct {
+	magic uint32
+	len   int
+}
+
+// Field types, with the numbers nft knows them by.
+var (
+	TypeIPv4  = Type{7, 4}
+	TypeIPv6  = Type{8, 16}
+	TypeProto = Type{12, 1}
+	TypePort  = Type{13, 2}
+	TypeMark  = Type{19, 4}
+)
+
+func width(ts []Type) (padded int) {
+	for _, t := range ts {
+		padded += (t.len + 3) / 4 * 4
+	}
+	return padded
+}
+
+// Op is one step of a transaction.
+type Op struct {
+	Verb  Verb
+	Name  string
+	Hook  *Hook
+	Rule  []expr.Any
+	Set   *Set
+	Shape model.Shape
+	Rows  []byte
+	Key   uint32
+}
+
+// String names the operation, for errors and dumps.
+func (o Op) String() string {
+	switch o.Verb {
+	case AddRows, DeleteRows:
+		return fmt.Sprintf("%s: %d in %s", o.Verb, o.count(), o.Name)
+	case AddRule:
+		return fmt.Sprintf("%s to chain %s: %s", o.Verb, o.Name, ruleText(o.Rule))
+	case AddVerdict:
+		return fmt.Sprintf("%s: %s %d goto %s", o.Verb, classesMap, o.Key, o.Name)
+	}
+	return fmt.Sprintf("%s %s", o.Verb, o.Name)
+}
+
+func (o Op) stride() int {
+	if o.Verb == DeleteRows && !o.Shape.Interval {
+		return o.Shape.Key
+	}
+	return o.Shape.Stride()
+}
+
+func (o Op) count() int { return len(o.Rows) / max(1, o.stride()) }
+
+// Tx is a transaction on one table of one family. It keeps the first mistake
+// made while it is gathered; Apply then returns that and does nothing.
+type Tx struct {
+	Family model.Family
+	Table  string
+	Ops    []Op
+	err    error
+}
+
+// NewTx starts an empty transaction on a table.
+func NewTx(f model.Family, table string) *Tx { return &Tx{Family: f, Table: table} }
+
+// Add appends an operation.
+func (t *Tx) Add(o Op) {
+	if t.err == nil && (o.Verb == AddRows || o.Verb == DeleteRows) && len(o.Rows)%o.stride() != 0 {
+		t.err = fmt.Errorf("gathering %q: %d bytes are no whole number of rows of %d", o.String(), len(o.Rows), o.stride())
+	}
+	t.Ops = append(t.Ops, o)
+}
+
+// Err is the first mistake.
+func (t *Tx) Err() error { return t.err }
+
+// Empty says that nothing would be done.
+func (t *Tx) Empty() bool { return len(t.Ops) == 0 && t.err == nil }
+
+// Text prints the transaction, one operation a line, rows in hexadecimal.
+func (t *Tx) Text() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "table %s %s\n", t.Family, t.Table)
+	for _, o := range t.Ops {
+		fmt.Fprintf(&b, "%s\n", o)
+		for i := 0; i+o.stride() <= len(o.Rows) && o.stride() > 0; i += o.stride() {
+			row := o.Rows[i : i+o.stride()]
+			fmt.Fprintf(&b, "  %x", row[:o.Shape.Key])
+			if len(row) > o.Shape.Key {
+				fmt.Fprintf(&b, " : %x", row[o.Shape.Key:])
+			}
+			b.WriteByte('\n')
+		}
+	}
+	return b.String()
+}
+
+// Kernel applies transactions and reads back what stands. *Netlink is the
+// real one, *Fake evaluates packets in memory.
+type Kernel interface {
+	// Apply does all of tx or none of it.
+	Apply(tx *Tx) error
+	// Chains lists the names of a table's chains; none when it is absent.
+	Chains(f model.Family, table string) ([]string, error)
+	// Rows calls row for every element of a set, until it returns false.
+	// value is empty for sets, the interval's end for intervals, and the
+	// chain name for verdict maps.
+	Rows(f model.Family, table, set string, row func(key, value []byte) bool) error
+}
+
+// IsExist and IsNotExist tell the two errors a caller may want to know.
+func IsExist(err error) bool    { return errors.Is(err, errExist) }
+func IsNotExist(err error) bool { return errors.Is(err, errNotExist) }
