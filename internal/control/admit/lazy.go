@@ -81,7 +81,14 @@ func (l *lazy) ValidateInitialization() error {
 	return nil
 }
 
-func (l *lazy) build() (admission.Interface, error) {
+func (l *lazy) build() (built admission.Interface, err error) {
+	// The library takes for granted that informers still run when it adds its
+	// handlers; one that was stopped at this very moment makes it panic.
+	defer func() {
+		if cause := recover(); cause != nil {
+			built, err = nil, fmt.Errorf("making %s: the server is stopping (%v)", l.name, cause)
+		}
+	}()
 	plugin, err := l.make(nil)
 	if err != nil {
 		return nil, fmt.Errorf("making %s: %w", l.name, err)

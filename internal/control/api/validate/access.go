@@ -25,7 +25,7 @@ var accessKinds = []row{
 	kind[rbac.ClusterRoleBinding, *rbac.ClusterRoleBinding]{scope: cluster, name: pathvalidation.ValidatePathSegmentName, create: clusterRoleBindingGood, update: func(changed, old *rbac.ClusterRoleBinding) errs {
 		return append(clusterRoleBindingGood(changed), sameRole(changed.RoleRef, old.RoleRef)...)
 	}},
-	kind[certificates.CertificateSigningRequest, *certificates.CertificateSigningRequest]{scope: cluster, create: csrGood, update: csrUpdate, status: csrStatus},
+	kind[certificates.CertificateSigningRequest, *certificates.CertificateSigningRequest]{scope: cluster, name: pathvalidation.ValidatePathSegmentName, create: csrGood, update: csrUpdate, status: csrStatus},
 }
 
 func policyRules(p *field.Path, rules []rbac.PolicyRule, namespacedRole bool) errs {
