@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -70,8 +71,21 @@ func newCluster(t *testing.T) *cluster {
 		return false, nil, nil
 	})
 	c.start()
-	t.Cleanup(func() { c.clear(); c.halt() })
+	t.Cleanup(func() { c.clear(); c.halt(); c.dropCgroups() })
 	return c
+}
+
+// dropCgroups removes what the agent's tree leaves by design; what is not
+// empty stays.
+func (c *cluster) dropCgroups() {
+	for _, sub := range []string{"/kubepods/burstable", "/kubepods/besteffort", "/kubepods", ""} {
+		for _, root := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/*"} {
+			found, _ := filepath.Glob(root + "/berth-test" + sub)
+			for _, dir := range found {
+				_ = os.Remove(dir)
+			}
+		}
+	}
 }
 
 // start runs an agent; a part hands out what tests look at.
