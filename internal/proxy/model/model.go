@@ -643,9 +643,9 @@ func orTCP(p corev1.Protocol) corev1.Protocol {
 	return p
 }
 
-// Reset returns a Model that knows what m knows of the API and has handed
-// out no rows yet. m must not be used any more.
-func (m *Model) Reset() *Model {
+// Reset makes m forget which rows it handed out, but not what it knows of
+// the API: its next Commit hands out everything.
+func (m *Model) Reset() {
 	n := New(m.cfg)
 	n.zone, n.nodeIPs = m.zone, m.nodeIPs
 	for name, v := range m.services {
@@ -658,5 +658,5 @@ func (m *Model) Reset() *Model {
 	for k := range m.counts[NodeAddrs] {
 		n.count(NodeAddrs, k, 1)
 	}
-	return n
+	*m = *n
 }
