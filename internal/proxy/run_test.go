@@ -41,6 +41,8 @@ func TestRun(t *testing.T) {
 	if chains, err := k.Chains(4, "berth-run"); err != nil || len(chains) == 0 {
 		t.Fatalf("chains %v, %v", chains, err)
 	}
+	expect(t, "pod to cluster IP", w.ask(w.pods[1], "tcp4", "10.96.0.1:80")[:1], "0")
+	expect(t, "node to cluster IP", w.ask(w.node, "udp4", "10.96.0.1:80")[:1], "0")
 	cancel()
 	if err := <-ended; err != nil {
 		t.Fatal(err)
