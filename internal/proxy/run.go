@@ -120,8 +120,6 @@ type runner struct {
 	queue  []event
 	oldest time.Time // when the oldest event not yet in the kernel came
 	node   *corev1.Node
-	// seenNode tells an absent Node from one not listed yet.
-	seenNode bool
 }
 
 func (r *runner) push(e event) {
@@ -277,7 +275,7 @@ func (r *runner) setNode(o any) {
 		return
 	}
 	r.mu.Lock()
-	r.node, r.seenNode = n, true
+	r.node = n
 	r.mu.Unlock()
 	var ips []netip.Addr
 	for _, a := range n.Status.Addresses {

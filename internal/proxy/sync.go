@@ -79,7 +79,7 @@ func (w *writer) first() (result, error) {
 	if held == nil {
 		held = &contents{}
 	}
-	w.model = w.model.Reset()
+	w.model.Reset()
 	held.endpoints(w.layout.Family, w.model.Seed)
 	c := w.model.Commit()
 	tx := nft.NewTx(w.layout.Family, w.table)

@@ -270,7 +270,8 @@ func (m *Model) Commit() *Changes {
 			delete(m.services, n)
 		}
 	}
-	clear(m.dirty)
+	// New maps: clearing one costs what it held at its largest, for ever.
+	m.dirty = map[Name]*service{}
 	m.pools = nil // what is placed now is the order from here on
 	m.settleFronts()
 	m.settleCounts()
@@ -539,7 +540,9 @@ func (m *Model) settleCounts() {
 				m.changes.Add[t] = append(m.changes.Add[t], key...)
 			}
 		}
-		clear(m.changed[t])
+		if len(m.changed[t]) > 0 {
+			m.changed[t] = map[string]bool{}
+		}
 	}
 }
 
@@ -592,7 +595,7 @@ func (m *Model) settleFronts() {
 			delete(m.fronts, key)
 		}
 	}
-	clear(m.touched)
+	m.touched = map[frontKey]struct{}{}
 }
 
 // replace changes the number a row holds; 0 stands for no row.
@@ -643,9 +646,9 @@ func orTCP(p corev1.Protocol) corev1.Protocol {
 	return p
 }
 
-// Reset returns a Model that knows what m knows of the API and has handed
-// out no rows yet. m must not be used any more.
-func (m *Model) Reset() *Model {
+// Reset makes m forget which rows it handed out, but not what it knows of
+// the API: its next Commit hands out everything.
+func (m *Model) Reset() {
 	n := New(m.cfg)
 	n.zone, n.nodeIPs = m.zone, m.nodeIPs
 	for name, v := range m.services {
@@ -658,5 +661,5 @@ func (m *Model) Reset() *Model {
 	for k := range m.counts[NodeAddrs] {
 		n.count(NodeAddrs, k, 1)
 	}
-	return n
+	*m = *n
 }
