@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -52,6 +53,10 @@ func upCommand() *cobra.Command {
 				return &cluster.ErrRunning{DataDir: cfg.DataDir, PID: pid}
 			}
 			if detach {
+				// What is known to fail fails here, before anything is written.
+				if err := cfg.Check(); err != nil {
+					return err
+				}
 				return detached(cmd.Context(), &cfg)
 			}
 			return foreground(cmd.Context(), &cfg, child)
@@ -124,7 +129,18 @@ func foreground(ctx context.Context, cfg *cluster.Config, child bool) error {
 			}
 		}()
 	}
-	return cluster.Up(ctx, cfg, emit, ready)
+	var shown atomic.Bool
+	err := cluster.Up(ctx, cfg, func(e cluster.Event) {
+		if e.State == "fail" {
+			shown.Store(true)
+		}
+		emit(e)
+	}, ready)
+	if err != nil && child && !shown.Load() {
+		// No stage said it: the command that waits must still hear it.
+		emit(cluster.Event{Stage: "start", State: "fail", Detail: err.Error()})
+	}
+	return err
 }
 
 // detached starts this program again in a session of its own and follows its

@@ -53,6 +53,10 @@ type Settings struct {
 	ClusterDomain string `json:"clusterDomain"`
 	NodeName      string `json:"nodeName"`
 	Ports         Ports  `json:"ports"`
+	// RuntimeEndpoint is a CRI socket of a runtime that is already there;
+	// empty: the bundled containerd. It is kept because `berth down` must find
+	// the containers again.
+	RuntimeEndpoint string `json:"runtimeEndpoint,omitempty"`
 }
 
 // Config is everything `berth up` can be told. Empty fields get defaults from
@@ -66,9 +70,6 @@ type Config struct {
 	BundleDir string
 	// ImagesDir holds the OCI archives to import; empty: BundleDir/images.
 	ImagesDir string
-	// RuntimeEndpoint is a CRI socket of a runtime that is already there;
-	// empty: the bundled containerd.
-	RuntimeEndpoint string
 	// EtcdServers, if any, are used instead of the embedded store.
 	EtcdServers                           []string
 	EtcdCAFile, EtcdCertFile, EtcdKeyFile string
@@ -136,6 +137,12 @@ func (c *Config) validate() error {
 	pods, services := netip.MustParsePrefix(c.ClusterCIDR), netip.MustParsePrefix(c.ServiceCIDR)
 	if pods.Overlaps(services) {
 		return fmt.Errorf("--cluster-cidr %s and --service-cidr %s overlap: choose two ranges that share no address", pods, services)
+	}
+	if _, err := logLevel(c.LogLevel); err != nil {
+		return err
+	}
+	if c.LogFormat != "" && c.LogFormat != "text" && c.LogFormat != "json" {
+		return fmt.Errorf("--log-format %q: allowed are text and json", c.LogFormat)
 	}
 	return nil
 }
@@ -211,6 +218,7 @@ func (s *Settings) merge(kept Settings) error {
 		{"--service-cidr", &s.ServiceCIDR, &kept.ServiceCIDR},
 		{"--cluster-domain", &s.ClusterDomain, &kept.ClusterDomain},
 		{"--node-name", &s.NodeName, &kept.NodeName},
+		{"--container-runtime-endpoint", &s.RuntimeEndpoint, &kept.RuntimeEndpoint},
 	} {
 		switch {
 		case *f.given == "":

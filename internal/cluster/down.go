@@ -6,11 +6,15 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/berth-dev/berth/internal/cluster/containerd"
@@ -23,23 +27,40 @@ import (
 // everything that carries the cluster's name. A cluster that is not running
 // is fine: what is left of it is stopped or removed all the same.
 func Down(ctx context.Context, dataDir string, purge bool, emit Progress) error {
+	dataDir, err := filepath.Abs(dataDir)
+	if err != nil {
+		return fmt.Errorf("--data-dir %q: %w", dataDir, err)
+	}
 	cfg := &Config{DataDir: dataDir}
 	c := clock{began: time.Now(), emit: emit}
 	if os.Geteuid() != 0 {
 		return errors.New("root is needed to stop containers: run it as root, for example with sudo")
 	}
-	_, err := os.Stat(cfg.DataDir)
+	_, err = os.Stat(cfg.DataDir)
 	if errors.Is(err, os.ErrNotExist) && !purge {
 		c.note("down", "no data in "+dataDir)
 		return nil
+	}
+	if _, err := os.Stat(cfg.settingsFile()); errors.Is(err, os.ErrNotExist) && purge && !onlyOurs(dataDir) {
+		return fmt.Errorf("--data-dir %s: this directory has no cluster.json and holds files that are not a cluster's: remove it by hand if it may go", dataDir)
+	}
+	if cfg.Settings, err = cfg.stored(); err != nil {
+		return err
 	}
 	err = c.stage("berth", func() (string, error) { return stopBerth(ctx, dataDir) })
 	if err != nil {
 		return err
 	}
 	s := &containerd.Supervisor{Options: containerd.Options{Layout: cfg.Layout()}, Log: slog.New(slog.DiscardHandler)}
-	if s.PID() != 0 {
-		err = c.stage("containers", func() (string, error) { return stopSandboxes(ctx, s.Socket(), purge) })
+	if cfg.RuntimeEndpoint != "" {
+		err = c.stage("containers", func() (string, error) {
+			return stopSandboxes(ctx, trimUnix(cfg.RuntimeEndpoint), purge, cfg.Path("logs", "pods")+"/")
+		})
+		if err != nil {
+			return err
+		}
+	} else if s.PID() != 0 {
+		err = c.stage("containers", func() (string, error) { return stopSandboxes(ctx, s.Socket(), purge, "") })
 		if err != nil {
 			return err
 		}
@@ -67,8 +88,10 @@ func stopBerth(ctx context.Context, dataDir string) (string, error) {
 }
 
 // stopSandboxes stops (and for a purge removes) every pod sandbox. Containers
-// get the time their sandbox stop gives them; those of a purge end at once.
-func stopSandboxes(ctx context.Context, socket string, purge bool) (string, error) {
+// get the time their sandbox stop gives them; those of a purge end at once. In
+// a runtime that others use too, only sandboxes whose logs go below ours are
+// touched; empty means all.
+func stopSandboxes(ctx context.Context, socket string, purge bool, ours string) (string, error) {
 	conn, err := containerd.Dial(socket)
 	if err != nil {
 		return "", err
@@ -83,6 +106,10 @@ func stopSandboxes(ctx context.Context, socket string, purge bool) (string, erro
 	if err != nil {
 		return "", fmt.Errorf("listing containers: %w", err)
 	}
+	sandboxes, err := belongs(ctx, rt, list.Items, ours)
+	if err != nil {
+		return "", err
+	}
 	grace := int64(10)
 	if purge {
 		grace = 0
@@ -91,7 +118,7 @@ func stopSandboxes(ctx context.Context, socket string, purge bool) (string, erro
 	stop, sctx := errgroup.WithContext(ctx)
 	stop.SetLimit(32)
 	for _, ctr := range containers.Containers {
-		if ctr.State != runtimeapi.ContainerState_CONTAINER_RUNNING {
+		if ctr.State != runtimeapi.ContainerState_CONTAINER_RUNNING || sandboxes[ctr.PodSandboxId] == nil {
 			continue
 		}
 		stop.Go(func() error {
@@ -106,7 +133,7 @@ func stopSandboxes(ctx context.Context, socket string, purge bool) (string, erro
 	}
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(8)
-	for _, sb := range list.Items {
+	for _, sb := range sandboxes {
 		g.Go(func() error {
 			name := sb.Metadata.GetNamespace() + "/" + sb.Metadata.GetName()
 			if _, err := rt.StopPodSandbox(gctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: sb.Id}); err != nil {
@@ -120,12 +147,35 @@ func stopSandboxes(ctx context.Context, socket string, purge bool) (string, erro
 			return nil
 		})
 	}
-	return fmt.Sprintf("%d pods", len(list.Items)), g.Wait()
+	return fmt.Sprintf("%d pods", len(sandboxes)), g.Wait()
+}
+
+// belongs picks the sandboxes whose log directory is below prefix. CRI has no
+// field for that, but the runtime's verbose answer holds the configuration the
+// sandbox was made with.
+func belongs(ctx context.Context, rt runtimeapi.RuntimeServiceClient, all []*runtimeapi.PodSandbox, prefix string) (map[string]*runtimeapi.PodSandbox, error) {
+	out := make(map[string]*runtimeapi.PodSandbox, len(all))
+	for _, sb := range all {
+		if prefix != "" {
+			st, err := rt.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: sb.Id, Verbose: true})
+			if status.Code(err) == codes.NotFound {
+				continue
+			}
+			if err != nil {
+				return nil, fmt.Errorf("looking at sandbox %s: %w", sb.Id, err)
+			}
+			if !strings.Contains(st.Info["info"], `"`+prefix) {
+				continue
+			}
+		}
+		out[sb.Id] = sb
+	}
+	return out, nil
 }
 
 // purge removes what carries the cluster's name outside its data directory,
-// and the directory.
-func (c *Config) purge() error {
+// and the directory, but for the entries of it named by keep.
+func (c *Config) purge(keep ...string) error {
 	var errs []error
 	if err := host.RemoveCgroup("/sys/fs/cgroup", c.CgroupRoot()); err != nil {
 		errs = append(errs, err)
@@ -143,7 +193,7 @@ func (c *Config) purge() error {
 			errs = append(errs, fmt.Errorf("removing %s: %w", dir, err))
 		}
 	}
-	if err := purgeFiles(c.DataDir); err != nil && !errors.Is(err, unix.ENOENT) {
+	if err := purgeFiles(c.DataDir, keep...); err != nil && !errors.Is(err, unix.ENOENT) {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)

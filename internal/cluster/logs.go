@@ -33,16 +33,26 @@ func newLogs(dir, format, level string) (*logs, error) {
 	default:
 		return nil, fmt.Errorf("--log-format %q: allowed are text and json", format)
 	}
-	if level == "" {
-		level = "info"
-	}
-	if err := l.level.UnmarshalText([]byte(strings.ToUpper(level))); err != nil {
-		return nil, fmt.Errorf("--log-level %q: allowed are debug, info, warn and error", level)
+	var err error
+	if l.level, err = logLevel(level); err != nil {
+		return nil, err
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("making the log directory: %w", err)
 	}
 	return l, nil
+}
+
+// logLevel reads --log-level; empty means info.
+func logLevel(name string) (slog.Level, error) {
+	level := slog.LevelInfo
+	if name == "" {
+		return level, nil
+	}
+	if err := level.UnmarshalText([]byte(strings.ToUpper(name))); err != nil {
+		return level, fmt.Errorf("--log-level %q: allowed are debug, info, warn and error", name)
+	}
+	return level, nil
 }
 
 // part opens PART.log and returns its logger.

@@ -16,6 +16,12 @@ import (
 // minFree is the space below which images and the store would soon fail.
 const minFree = 256 << 20
 
+// Check looks whether a start would pass its first stage; it changes nothing.
+func (c *Config) Check() error {
+	_, err := c.preflight()
+	return err
+}
+
 // preflight checks the machine before anything is changed. Each error says
 // what to do about it.
 func (c *Config) preflight() (host.Facts, error) {

@@ -1,7 +1,9 @@
 package cluster
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"sync"
@@ -11,7 +13,8 @@ import (
 // Event is one step of progress: a stage began, ended or failed.
 type Event struct {
 	Stage string `json:"stage"`
-	// State is "start", "done", "note" or "fail".
+	// State is "start", "done", "note", "stop" (ended because another stage
+	// failed) or "fail".
 	State string `json:"state"`
 	// At is the time since the command began.
 	At time.Duration `json:"at"`
@@ -39,7 +42,7 @@ func Printer(w io.Writer, terminal bool) Progress {
 		switch e.State {
 		case "start":
 			running = append(running, e.Stage)
-		case "done", "fail":
+		case "done", "fail", "stop":
 			for i, s := range running {
 				if s == e.Stage {
 					running = append(running[:i], running[i+1:]...)
@@ -49,6 +52,9 @@ func Printer(w io.Writer, terminal bool) Progress {
 			mark := "ok  "
 			if e.State == "fail" {
 				mark = "FAIL"
+			}
+			if e.State == "stop" {
+				mark = "stop"
 			}
 			fmt.Fprintf(w, "%8s  %s  %-12s %6s  %s\n", ms(e.At), mark, e.Stage, ms(e.Took), e.Detail)
 		case "note":
@@ -87,7 +93,10 @@ func (c clock) stage(name string, f func() (detail string, err error)) error {
 	c.emit(Event{Stage: name, State: "start", At: start.Sub(c.began)})
 	detail, err := f()
 	e := Event{Stage: name, State: "done", At: time.Since(c.began), Took: time.Since(start), Detail: detail}
-	if err != nil {
+	switch {
+	case errors.Is(err, context.Canceled):
+		e.State, e.Detail = "stop", "not finished"
+	case err != nil:
 		e.State, e.Detail = "fail", err.Error()
 	}
 	c.emit(e)

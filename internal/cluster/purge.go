@@ -12,6 +12,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// onlyOurs says whether dir holds nothing but what a start leaves that did not
+// get as far as writing the cluster's settings. Only then may a failed start
+// or a purge empty a directory without settings: it could be anybody's.
+func onlyOurs(dir string) bool {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return errors.Is(err, os.ErrNotExist)
+	}
+	return !slices.ContainsFunc(entries, func(e os.DirEntry) bool {
+		return !slices.Contains([]string{"logs", "lock", "run", "cluster.json.new", "lost+found"}, e.Name())
+	})
+}
+
 // purgeFiles unmounts everything mounted below dir, deepest first, and removes
 // dir but for the named entries. It refuses to delete while a mount is left:
 // deleting through a mount would delete what is mounted.

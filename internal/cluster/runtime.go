@@ -20,9 +20,6 @@ const PauseImage = "berth.dev/pause:1"
 
 // supervisor prepares the bundled runtime for this machine.
 func (c *Config) supervisor(ctx context.Context, facts host.Facts, log *slog.Logger) (*containerd.Supervisor, []string, error) {
-	if err := c.dropStaleRun(facts.BootID); err != nil {
-		return nil, nil, err
-	}
 	chosen, tried, err := containerd.ChooseOCIRuntime(ctx, c.Path("run", "oci-runtime.json"), c.CgroupRoot(), facts.BootID)
 	if err != nil {
 		return nil, nil, err
@@ -68,7 +65,7 @@ func (c *Config) dropStaleRun(bootID string) error {
 	if old, err := os.ReadFile(memo); err == nil && strings.TrimSpace(string(old)) == bootID {
 		return nil
 	}
-	if err := os.RemoveAll(c.Path("run")); err != nil {
+	if err := purgeFiles(c.Path("run")); err != nil {
 		return fmt.Errorf("clearing what the last boot left: %w", err)
 	}
 	if err := os.MkdirAll(c.Path("run"), 0o755); err != nil {

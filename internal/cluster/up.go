@@ -109,7 +109,7 @@ func (u *up) prepare() (undo func(error), err error) {
 		return nil, err
 	}
 	_, statErr := os.Stat(u.settingsFile())
-	fresh := errors.Is(statErr, os.ErrNotExist)
+	fresh := errors.Is(statErr, os.ErrNotExist) && onlyOurs(u.DataDir)
 	if err := os.MkdirAll(u.DataDir, 0o755); err != nil {
 		return nil, fmt.Errorf("making the data directory: %w", err)
 	}
@@ -127,7 +127,7 @@ func (u *up) prepare() (undo func(error), err error) {
 		}
 		if failure != nil && fresh && !u.isReady() {
 			// The logs stay: the message names them.
-			if err := purgeFiles(u.DataDir, "logs"); err != nil {
+			if err := u.purge("logs"); err != nil {
 				u.clock.note("undo", err.Error())
 			}
 		}
@@ -141,6 +141,9 @@ func (u *up) prepare() (undo func(error), err error) {
 	}
 	if err == nil {
 		err = u.save()
+	}
+	if err == nil {
+		err = u.dropStaleRun(u.facts.BootID)
 	}
 	if err != nil {
 		undo(err)
@@ -175,7 +178,13 @@ func (u *up) start(ctx, parts context.Context) error {
 
 func (u *up) startRuntime(ctx, parts context.Context) error {
 	if u.RuntimeEndpoint != "" {
-		return u.clock.stage("images", func() (string, error) { return u.importImages(ctx, trimUnix(u.RuntimeEndpoint)) })
+		return u.clock.stage("images", func() (string, error) {
+			detail, err := u.importImages(ctx, trimUnix(u.RuntimeEndpoint))
+			if err != nil && ctx.Err() == nil {
+				err = fmt.Errorf("%w: --container-runtime-endpoint %s must be the socket of a running containerd", err, u.RuntimeEndpoint)
+			}
+			return detail, err
+		})
 	}
 	log, err := u.logs.part("runtime")
 	if err != nil {
@@ -188,10 +197,10 @@ func (u *up) startRuntime(ctx, parts context.Context) error {
 		}
 		u.runtime, u.notes = s, append(u.notes, notes...)
 		pid, adopted, err := s.Ensure(ctx)
+		u.startedRuntime = !adopted
 		if err != nil {
 			return "", err
 		}
-		u.startedRuntime = !adopted
 		u.crew.start(parts, part{"runtime watch", func(ctx context.Context) error { s.Watch(ctx, pid); return ctx.Err() }})
 		how := "started"
 		if adopted {

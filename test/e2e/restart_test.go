@@ -1,0 +1,199 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	toolswatch "k8s.io/client-go/tools/watch"
+)
+
+const manyPods = `
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: many}
+spec:
+  replicas: 24
+  selector: {matchLabels: {app: many}}
+  template:
+    metadata: {labels: {app: many, set: restart}}
+    spec:
+      terminationGracePeriodSeconds: 0
+      containers: [{name: c, image: "berth.dev/pause:1"}]
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: probed}
+spec:
+  replicas: 6
+  selector: {matchLabels: {app: probed}}
+  template:
+    metadata: {labels: {app: probed, set: restart}}
+    spec:
+      terminationGracePeriodSeconds: 0
+      containers:
+      - name: c
+        image: berth.dev/toolbox:1
+        args: [serve]
+        readinessProbe: {httpGet: {port: 8080, path: /}, periodSeconds: 1, failureThreshold: 1}
+        livenessProbe: {httpGet: {port: 8080, path: /}, periodSeconds: 1, failureThreshold: 1}
+`
+
+// TestRestartUnder30Pods kills berth under 30 running pods and starts it
+// again: no process, no restart count and no Ready condition may change, in
+// any version of any object, and the node stays Ready.
+func TestRestartUnder30Pods(t *testing.T) {
+	c := newCluster(t)
+	c.up()
+	c.apply(manyPods)
+	before := map[string]v1.Pod{}
+	for _, p := range c.waitReady("default", "set=restart", 30) {
+		before[p.Name] = p
+	}
+	pids := c.containerPIDs()
+	if len(pids) != 60 { // 30 containers and their sandboxes
+		t.Fatalf("%d container processes, want 60", len(pids))
+	}
+	h := c.recordHistory()
+	for round := range 3 {
+		pid := c.pid()
+		if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		waitGone(t, pid)
+		if out, err := c.tryUp(); err != nil {
+			t.Fatalf("up after kill -9: %v\n%s", err, out)
+		}
+		// Two sync points that come after everything the new agent does first:
+		// its own report of every pod, and a pod it made.
+		name := fmt.Sprintf("after-%d", round)
+		if out, err := c.tryKubectl("", "run", name, "--image=berth.dev/toolbox:1", "--labels=set=after", "--", "serve"); err != nil {
+			t.Fatalf("after the restart: %v\n%s", err, out)
+		}
+		c.waitReady("default", "set=after", round+1)
+	}
+	if now := c.containerPIDs(); !maps.Equal(subset(now, pids), pids) {
+		t.Errorf("container processes changed: %v, were %v", now, pids)
+	}
+	now := c.pods("default", "set=restart")
+	if len(now) != 30 {
+		t.Errorf("%d pods, were 30", len(now))
+	}
+	for i := range now {
+		p, old := &now[i], before[now[i].Name]
+		if p.UID != old.UID || !readySince(p).Equal(readySince(&old)) || !podReady(p) {
+			t.Errorf("pod %s: %s, Ready since %v, was %s since %v", p.Name, describe(p), readySince(p), describe(&old), readySince(&old))
+		}
+	}
+	h.stop()
+	for _, bad := range h.findings() {
+		t.Error(bad)
+	}
+	if h.seen == 0 {
+		t.Error("the watch that spans the restarts saw nothing")
+	}
+}
+
+func subset(of, keys map[string]int) map[string]int {
+	out := map[string]int{}
+	for k := range keys {
+		if v, ok := of[k]; ok {
+			out[k] = v
+		}
+	}
+	return out
+}
+
+// history watches pods and nodes across restarts of the server. It resumes
+// each watch from the last version it saw, so that no version escapes it.
+type history struct {
+	stop func()
+	mu   sync.Mutex
+	bad  []string
+	seen int
+}
+
+func (h *history) findings() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.bad
+}
+
+func (c *cluster) recordHistory() *history {
+	c.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	h := &history{}
+	var wg sync.WaitGroup
+	h.stop = func() {
+		cancel()
+		wg.Wait()
+	}
+	c.t.Cleanup(h.stop)
+	pods, nodes := c.client.CoreV1().Pods("default"), c.client.CoreV1().Nodes()
+	podList, err := pods.List(ctx, metav1.ListOptions{LabelSelector: "set=restart"})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	nodeList, err := nodes.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	for _, w := range []struct {
+		rv    string
+		watch func(context.Context, metav1.ListOptions) (watch.Interface, error)
+	}{
+		{podList.ResourceVersion, func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.LabelSelector = "set=restart"
+			return pods.Watch(ctx, o)
+		}},
+		{nodeList.ResourceVersion, nodes.Watch},
+	} {
+		rw, err := toolswatch.NewRetryWatcherWithContext(ctx, w.rv, &cache.ListWatch{WatchFuncWithContext: w.watch})
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		wg.Go(func() {
+			for e := range rw.ResultChan() {
+				h.look(e)
+			}
+		})
+	}
+	return h
+}
+
+func (h *history) look(e watch.Event) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.seen++
+	note := func(format string, args ...any) { h.bad = append(h.bad, fmt.Sprintf(format, args...)) }
+	switch o := e.Object.(type) {
+	case *v1.Pod:
+		if e.Type != watch.Modified || !podReady(o) || strings.Contains(describe(o), "ready=false") {
+			note("pod %s went through %s %s at version %s", o.Name, e.Type, describe(o), o.ResourceVersion)
+		}
+		for _, cs := range o.Status.ContainerStatuses {
+			if cs.RestartCount != 0 {
+				note("pod %s: %d restarts", o.Name, cs.RestartCount)
+			}
+		}
+	case *v1.Node:
+		for _, cond := range o.Status.Conditions {
+			if cond.Type == v1.NodeReady && cond.Status != v1.ConditionTrue {
+				note("node %s went through %s: %s", o.Name, cond.Reason, cond.Message)
+			}
+		}
+		for _, taint := range o.Spec.Taints {
+			note("node %s was tainted: %s", o.Name, taint.Key)
+		}
+	default:
+		note("watch: %s %T %v", e.Type, e.Object, e.Object)
+	}
+}
