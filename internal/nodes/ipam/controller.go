@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -44,12 +45,14 @@ type controller struct {
 	owned map[string][]netip.Prefix
 	// waiting are nodes that found the pools empty.
 	waiting map[string]bool
+	// taken is the use of each pool as metrics show it.
+	taken []atomic.Int64
 }
 
 // Run allocates until ctx ends. Before the first allocation it learns every
 // range that a node has already, so a restart never gives one out twice.
 func Run(ctx context.Context, cfg Config) error {
-	c := &controller{Config: cfg, owned: map[string][]netip.Prefix{}, waiting: map[string]bool{},
+	c := &controller{Config: cfg, owned: map[string][]netip.Prefix{}, waiting: map[string]bool{}, taken: make([]atomic.Int64, len(cfg.Pools)),
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[string](50*time.Millisecond, time.Minute),
 			workqueue.TypedRateLimitingQueueConfig[string]{Name: "node-ipam"})}
@@ -84,6 +87,7 @@ func Run(ctx context.Context, cfg Config) error {
 	stop := context.AfterFunc(ctx, c.queue.ShutDown)
 	defer stop()
 	for {
+		c.publish()
 		key, shutdown := c.queue.Get()
 		if shutdown {
 			return ctx.Err()
