@@ -30,13 +30,12 @@ const patience = 20 * time.Second
 // cluster is a fake API with one node and the real runtime.
 type cluster struct {
 	*testing.T
-	ctx    context.Context
-	api    *fake.Clientset
-	root   string
-	agent  *Agent
-	stop   context.CancelFunc
-	done   chan error
-	events *record.FakeRecorder
+	ctx   context.Context
+	api   *fake.Clientset
+	root  string
+	agent *Agent
+	stop  context.CancelFunc
+	done  chan error
 }
 
 func newCluster(t *testing.T) *cluster {

@@ -35,7 +35,7 @@ func lock(dataDir string) (release func(), err error) {
 		}
 		return nil, fmt.Errorf("locking the data directory: %w", err)
 	}
-	if err := f.Truncate(0); err == nil {
+	if err = f.Truncate(0); err == nil {
 		_, err = f.WriteAt([]byte(strconv.Itoa(os.Getpid())), 0)
 	}
 	if err != nil {

@@ -118,7 +118,7 @@ func awaitLease(t *testing.T, client kubernetes.Interface, node *v1.Node) {
 		t.Fatal(err)
 	}
 	defer events.Stop()
-	for range events.ResultChan() {
+	if _, open := <-events.ResultChan(); open {
 		lease, err := client.CoordinationV1().Leases(v1.NamespaceNodeLease).Get(ctx, "n1", metav1.GetOptions{})
 		if err != nil {
 			t.Fatal(err)

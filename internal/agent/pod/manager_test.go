@@ -47,8 +47,7 @@ func newAgent(t *testing.T, prepare ...func(*fake.Runtime)) *agentUnderTest {
 	for _, f := range prepare {
 		f(a.rt)
 	}
-	var watcher *runtime.Watcher
-	watcher = runtime.NewWatcher(runtime.WatcherConfig{Service: a.rt, Log: slog.New(slog.DiscardHandler), Notify: func(uid types.UID) { a.m.RuntimeChanged(uid) }})
+	watcher := runtime.NewWatcher(runtime.WatcherConfig{Service: a.rt, Log: slog.New(slog.DiscardHandler), Notify: func(uid types.UID) { a.m.RuntimeChanged(uid) }})
 	cfg := w.m.cfg
 	cfg.Client, cfg.Service, cfg.Runtime, cfg.Recorder, cfg.Now = a.api, a.rt, watcher, &record.FakeRecorder{}, nil
 	cfg.Volumes, cfg.Images, cfg.Cgroups, cfg.Admitter, cfg.Hooks = calm{}, calmImages{}, calmCgroups{}, calm{}, hooks{w}

@@ -18,8 +18,6 @@ const (
 	podGone
 	podAdded // matters to pods that want company
 	volumeChanged
-
-	anything = nodeChanged | podGone | podAdded | volumeChanged
 )
 
 // Back-off between attempts for one pod, and how long a pod waits at most

@@ -77,7 +77,6 @@ type service struct {
 	spec   *corev1.Service
 	slices map[string]*discoveryv1.EndpointSlice
 	ports  map[portKey]*port
-	ranges []netip.Prefix
 	// triggers of slices changed since the last Commit.
 	triggers []string
 }

@@ -64,14 +64,15 @@ func TestLifeOfANamespace(t *testing.T) {
 func TestHeldByMetadata(t *testing.T) {
 	ctx := context.Background()
 	namespaces := kubernetes.NewForConfigOrDie(apitest.Start(t)).CoreV1().Namespaces()
-	ns, err := namespaces.Create(ctx, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "held", Finalizers: []string{"example.test/hold"}}}, metav1.CreateOptions{})
+	_, err := namespaces.Create(ctx, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "held", Finalizers: []string{"example.test/hold"}}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := namespaces.Delete(ctx, "held", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if ns, err = namespaces.Get(ctx, "held", metav1.GetOptions{}); err != nil {
+	ns, err := namespaces.Get(ctx, "held", metav1.GetOptions{})
+	if err != nil {
 		t.Fatal(err)
 	}
 	ns.Spec.Finalizers = nil
