@@ -77,6 +77,7 @@ func upCommand() *cobra.Command {
 	f.IntVar(&cfg.Ports.ProxyHealthz, "proxy-healthz-port", 0, "port of the proxy's health check (default 10256)")
 	f.IntVar(&cfg.Ports.ProxyMetrics, "proxy-metrics-port", 0, "port of the proxy's metrics on loopback (default 10249)")
 	f.IntVar(&cfg.Ports.Metrics, "metrics-port", 0, "port of the controllers' metrics on loopback (default 10257)")
+	f.IntVar(&cfg.Ports.DNS, "dns-port", 0, "port of cluster DNS on the node's address, UDP and TCP (default 10053)")
 	f.StringVar(&cfg.BundleDir, "bundle-dir", "", "directory of the runtime bundle (default: that of this program)")
 	f.StringVar(&cfg.ImagesDir, "images-dir", "", "directory of OCI archives to import (default: images in the bundle)")
 	f.StringVar(&cfg.RuntimeEndpoint, "container-runtime-endpoint", "", "CRI socket of a runtime that is already there, instead of the bundled one")

@@ -116,6 +116,11 @@ func (u *up) kubelet() (*kubeletv1beta1.KubeletConfiguration, error) {
 	k.SerializeImagePulls = ptr.To(false)
 	k.MaxParallelImagePulls = ptr.To(int32(4))
 	k.ClusterDomain = u.ClusterDomain
+	dnsIP, err := u.dnsIP()
+	if err != nil {
+		return nil, err
+	}
+	k.ClusterDNS = []string{dnsIP.String()}
 	// A developer's machine may swap and may still be on cgroup v1: `berth
 	// status` says so instead of refusing to start.
 	k.FailSwapOn = ptr.To(false)

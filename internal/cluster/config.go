@@ -34,14 +34,15 @@ type Ports struct {
 	ProxyHealthz int `json:"proxyHealthz"` // proxy health, all addresses
 	ProxyMetrics int `json:"proxyMetrics"` // proxy metrics, loopback
 	Metrics      int `json:"metrics"`      // controllers' and scheduler's metrics and health, loopback
+	DNS          int `json:"dns"`          // cluster DNS, UDP and TCP, on the node's address
 }
 
 // DefaultPorts are the ports upstream's parts use.
-var DefaultPorts = Ports{API: 6443, Agent: 10250, AgentHealthz: 10248, ProxyHealthz: 10256, ProxyMetrics: 10249, Metrics: 10257}
+var DefaultPorts = Ports{API: 6443, Agent: 10250, AgentHealthz: 10248, ProxyHealthz: 10256, ProxyMetrics: 10249, Metrics: 10257, DNS: 10053}
 
 // PortsFrom gives consecutive ports starting at first.
 func PortsFrom(first int) Ports {
-	return Ports{API: first, Agent: first + 1, AgentHealthz: first + 2, ProxyHealthz: first + 3, ProxyMetrics: first + 4, Metrics: first + 5}
+	return Ports{API: first, Agent: first + 1, AgentHealthz: first + 2, ProxyHealthz: first + 3, ProxyMetrics: first + 4, Metrics: first + 5, DNS: first + 6}
 }
 
 // Settings are what a cluster keeps for life: they are written to the data
@@ -256,7 +257,7 @@ func (s *Settings) defaults(instance string) {
 func (p *Ports) fill(from Ports) {
 	for _, f := range []struct{ to, from *int }{
 		{&p.API, &from.API}, {&p.Agent, &from.Agent}, {&p.AgentHealthz, &from.AgentHealthz},
-		{&p.ProxyHealthz, &from.ProxyHealthz}, {&p.ProxyMetrics, &from.ProxyMetrics}, {&p.Metrics, &from.Metrics},
+		{&p.ProxyHealthz, &from.ProxyHealthz}, {&p.ProxyMetrics, &from.ProxyMetrics}, {&p.Metrics, &from.Metrics}, {&p.DNS, &from.DNS},
 	} {
 		if *f.to == 0 {
 			*f.to = *f.from

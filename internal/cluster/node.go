@@ -99,6 +99,9 @@ func (u *up) startNode(ctx, parts context.Context) error {
 		return err
 	}
 	u.crew.start(parts, part{"agent", func(ctx context.Context) error { return agent.Run(ctx, cfg) }})
+	if err := u.startDNS(parts); err != nil {
+		return err
+	}
 	return u.clock.stage("node", func() (string, error) {
 		if err := u.waitNodeReady(ctx); err != nil {
 			return "", err

@@ -84,5 +84,23 @@ func (c *Config) checkPorts() error {
 		}
 		l.Close()
 	}
-	return nil
+	return c.checkDNSPort()
+}
+
+// checkDNSPort wants the DNS port free for both transports.
+func (c *Config) checkDNSPort() error {
+	addr := net.JoinHostPort(c.NodeIP, fmt.Sprint(c.Ports.DNS))
+	taken := func(transport string, err error) error {
+		return fmt.Errorf("port %d is taken for DNS over %s (%w): stop what listens there, or choose another with --dns-port or --ports-from", c.Ports.DNS, transport, err)
+	}
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return taken("TCP", err)
+	}
+	l.Close()
+	p, err := net.ListenPacket("udp", addr)
+	if err != nil {
+		return taken("UDP", err)
+	}
+	return p.Close()
 }

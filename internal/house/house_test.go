@@ -46,6 +46,9 @@ var pure = []string{
 	"internal/control/api/defaults",
 	"internal/control/api/validate",
 	"internal/control/schedule/place",
+	"internal/dns/answer.go",
+	"internal/dns/cache.go",
+	"internal/dns/records.go",
 	"internal/nodes/health/taints.go",
 	"internal/nodes/ipam/pool.go",
 }

@@ -53,7 +53,7 @@ func newCluster(t testing.TB, extra ...string) *cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &cluster{t: t, bin: bin, dir: dir, first: freePorts(t, 6), extra: extra}
+	c := &cluster{t: t, bin: bin, dir: dir, first: freePorts(t, 7), extra: extra}
 	t.Cleanup(func() {
 		if t.Failed() {
 			c.dumpLogs()

@@ -1,0 +1,73 @@
+package dns
+
+import (
+	"errors"
+	"fmt"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/tools/cache"
+)
+
+// watch feeds the records from the shared informers. The functions it returns
+// say when all that existed has been seen; undo stops the feed.
+func watch(f informers.SharedInformerFactory, pods bool, k *known) (undo func(), synced []cache.InformerSynced, err error) {
+	var undos []func()
+	undo = func() {
+		for _, u := range undos {
+			u()
+		}
+	}
+	add := func(kind string, inf cache.SharedIndexInformer, h cache.ResourceEventHandlerFuncs) error {
+		reg, err := inf.AddEventHandler(h)
+		if err != nil {
+			return fmt.Errorf("watching %s for DNS: %w", kind, err)
+		}
+		undos = append(undos, func() { inf.RemoveEventHandler(reg) }) //nolint:errcheck // the informer may be gone
+		synced = append(synced, reg.HasSynced)
+		return nil
+	}
+	err = errors.Join(
+		add("services", f.Core().V1().Services().Informer(), feed(k, (*Records).SetService, (*Records).DeleteService)),
+		add("endpoint slices", f.Discovery().V1().EndpointSlices().Informer(), feed(k, (*Records).SetSlice, (*Records).DeleteSlice)))
+	if err == nil && pods {
+		err = add("pods", f.Core().V1().Pods().Informer(), feed(k, (*Records).SetPod, (*Records).DeletePod))
+	}
+	if err != nil {
+		undo()
+		return nil, nil, err
+	}
+	return undo, synced, nil
+}
+
+// feed turns informer events into changes of the records.
+func feed[T interface {
+	*v1.Service | *discovery.EndpointSlice | *v1.Pod
+	metav1.Object
+}](k *known, set func(*Records, T), remove func(r *Records, namespace, name string)) cache.ResourceEventHandlerFuncs {
+	apply := func(obj any) {
+		if o, ok := obj.(T); ok {
+			k.change(func(r *Records) { set(r, o) })
+		}
+	}
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc: apply,
+		UpdateFunc: func(old, obj any) {
+			// A resync brings the object that is known already.
+			if o, ok := old.(T); ok && o.GetResourceVersion() != "" && o.GetResourceVersion() == obj.(T).GetResourceVersion() {
+				return
+			}
+			apply(obj)
+		},
+		DeleteFunc: func(obj any) {
+			if t, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+				obj = t.Obj
+			}
+			if o, ok := obj.(T); ok {
+				k.change(func(r *Records) { remove(r, o.GetNamespace(), o.GetName()) })
+			}
+		},
+	}
+}
