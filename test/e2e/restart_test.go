@@ -43,8 +43,8 @@ spec:
       - name: c
         image: berth.dev/toolbox:1
         args: [serve]
-        readinessProbe: {httpGet: {port: 8080, path: /}, periodSeconds: 1, failureThreshold: 1}
-        livenessProbe: {httpGet: {port: 8080, path: /}, periodSeconds: 1, failureThreshold: 1}
+        readinessProbe: {httpGet: {port: 8080, path: /}, periodSeconds: 1, failureThreshold: 1, timeoutSeconds: 20}
+        livenessProbe: {httpGet: {port: 8080, path: /}, periodSeconds: 1, failureThreshold: 30, timeoutSeconds: 20}
 `
 
 // TestRestartUnder30Pods kills berth under 30 running pods and starts it
@@ -63,7 +63,7 @@ func TestRestartUnder30Pods(t *testing.T) {
 		t.Fatalf("%d container processes, want 60", len(pids))
 	}
 	since := c.nodeReadySince()
-	h := c.recordHistory()
+	h := c.recordHistory(before)
 	for round := range 3 {
 		pid := c.pid()
 		if err := unix.Kill(pid, unix.SIGKILL); err != nil {
@@ -120,6 +120,13 @@ func (c *cluster) nodeReadySince() time.Time {
 	return time.Time{}
 }
 
+func restarts(p *v1.Pod) (n int32) {
+	for _, cs := range p.Status.ContainerStatuses {
+		n += cs.RestartCount
+	}
+	return n
+}
+
 func subset(of, keys map[string]int) map[string]int {
 	out := map[string]int{}
 	for k := range keys {
@@ -134,10 +141,11 @@ func subset(of, keys map[string]int) map[string]int {
 // server no longer has the versions since the last one seen, it lists anew;
 // a flip in between would still show in a condition's transition time.
 type history struct {
-	stop func()
-	mu   sync.Mutex
-	bad  []string
-	seen int
+	stop   func()
+	before map[string]v1.Pod
+	mu     sync.Mutex
+	bad    []string
+	seen   int
 }
 
 func (h *history) findings() []string {
@@ -146,9 +154,9 @@ func (h *history) findings() []string {
 	return h.bad
 }
 
-func (c *cluster) recordHistory() *history {
+func (c *cluster) recordHistory(before map[string]v1.Pod) *history {
 	c.t.Helper()
-	h := &history{}
+	h := &history{before: before}
 	f := informers.NewSharedInformerFactory(c.client, 0)
 	ctx, cancel := context.WithCancel(context.Background())
 	h.stop = sync.OnceFunc(func() {
@@ -187,10 +195,12 @@ func (h *history) look(what string, obj any) {
 		if what == "deleted" || !podReady(o) || strings.Contains(describe(o), "ready=false") {
 			note("pod %s was %s: %s at version %s", o.Name, what, describe(o), o.ResourceVersion)
 		}
-		for _, cs := range o.Status.ContainerStatuses {
-			if cs.RestartCount != 0 {
-				note("pod %s: %d restarts", o.Name, cs.RestartCount)
-			}
+		old := h.before[o.Name]
+		if !readySince(o).Equal(readySince(&old)) {
+			note("pod %s: Ready since %v, was since %v", o.Name, readySince(o), readySince(&old))
+		}
+		if now, was := restarts(o), restarts(&old); now != was {
+			note("pod %s: %d restarts, were %d", o.Name, now, was)
 		}
 	case *v1.Node:
 		h.seen++
