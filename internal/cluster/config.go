@@ -123,6 +123,9 @@ func (c *Config) Complete() error {
 		}
 		c.BundleDir = filepath.Dir(exe)
 	}
+	if c.BundleDir, err = filepath.Abs(c.BundleDir); err != nil {
+		return fmt.Errorf("--bundle-dir: %w", err)
+	}
 	if c.ImagesDir == "" {
 		c.ImagesDir = filepath.Join(c.BundleDir, "images")
 	}

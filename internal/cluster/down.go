@@ -59,7 +59,7 @@ func Down(ctx context.Context, dataDir string, purge bool, emit Progress) error 
 		if err != nil {
 			return err
 		}
-	} else if s.PID() != 0 {
+	} else if cfg.runtimeLeft(ctx, s, c) {
 		err = c.stage("containers", func() (string, error) { return stopSandboxes(ctx, s.Socket(), purge, "") })
 		if err != nil {
 			return err
@@ -73,6 +73,24 @@ func Down(ctx context.Context, dataDir string, purge bool, emit Progress) error 
 		return nil
 	}
 	return c.stage("purge", func() (string, error) { return "nothing is left of " + cfg.Instance(), cfg.purge() })
+}
+
+// runtimeLeft says whether there is a bundled runtime to stop. One that died
+// and left containers is started again first, since only it can end them
+// cleanly; where that fails a purge still kills them through their cgroups.
+func (c *Config) runtimeLeft(ctx context.Context, s *containerd.Supervisor, progress clock) bool {
+	if exe, err := os.Executable(); err == nil {
+		s.Binary = filepath.Join(filepath.Dir(exe), "containerd")
+	}
+	if kept, err := os.ReadFile(c.Path("run", "bundle-dir")); err == nil {
+		s.Binary = filepath.Join(string(kept), "containerd")
+	}
+	s.LogFile = c.Path("logs", "containerd.log")
+	if err := s.Revive(ctx); err != nil {
+		progress.note("runtime", "it died and does not start again: "+err.Error())
+		return false
+	}
+	return s.PID() != 0
 }
 
 // stopBerth asks the running berth to end and waits for it.

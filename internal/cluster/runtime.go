@@ -20,6 +20,10 @@ const PauseImage = "berth.dev/pause:1"
 
 // supervisor prepares the bundled runtime for this machine.
 func (c *Config) supervisor(ctx context.Context, facts host.Facts, log *slog.Logger) (*containerd.Supervisor, []string, error) {
+	// `berth down` may need it when the runtime died.
+	if err := os.WriteFile(c.Path("run", "bundle-dir"), []byte(c.BundleDir), 0o644); err != nil {
+		return nil, nil, fmt.Errorf("noting the runtime bundle: %w", err)
+	}
 	chosen, tried, err := containerd.ChooseOCIRuntime(ctx, c.Path("run", "oci-runtime.json"), c.CgroupRoot(), facts.BootID)
 	if err != nil {
 		return nil, nil, err

@@ -138,6 +138,7 @@ func (u *up) prepare() (undo func(error), err error) {
 	}
 	if u.logs, err = newLogs(u.Path("logs"), u.LogFormat, u.LogLevel); err == nil {
 		u.log, err = u.logs.part("berth")
+		u.crew.log = u.log
 	}
 	if err == nil {
 		err = u.save()

@@ -7,13 +7,13 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
-	toolswatch "k8s.io/client-go/tools/watch"
 )
 
 const manyPods = `
@@ -43,8 +43,8 @@ spec:
       - name: c
         image: berth.dev/toolbox:1
         args: [serve]
-        readinessProbe: {httpGet: {port: 8080, path: /}, periodSeconds: 1, failureThreshold: 1}
-        livenessProbe: {httpGet: {port: 8080, path: /}, periodSeconds: 1, failureThreshold: 1}
+        readinessProbe: {httpGet: {port: 8080, path: /}, periodSeconds: 1, failureThreshold: 1, timeoutSeconds: 20}
+        livenessProbe: {httpGet: {port: 8080, path: /}, periodSeconds: 1, failureThreshold: 30, timeoutSeconds: 20}
 `
 
 // TestRestartUnder30Pods kills berth under 30 running pods and starts it
@@ -62,7 +62,8 @@ func TestRestartUnder30Pods(t *testing.T) {
 	if len(pids) != 60 { // 30 containers and their sandboxes
 		t.Fatalf("%d container processes, want 60", len(pids))
 	}
-	h := c.recordHistory()
+	since := c.nodeReadySince()
+	h := c.recordHistory(before)
 	for round := range 3 {
 		pid := c.pid()
 		if err := unix.Kill(pid, unix.SIGKILL); err != nil {
@@ -93,6 +94,9 @@ func TestRestartUnder30Pods(t *testing.T) {
 			t.Errorf("pod %s: %s, Ready since %v, was %s since %v", p.Name, describe(p), readySince(p), describe(&old), readySince(&old))
 		}
 	}
+	if now := c.nodeReadySince(); !now.Equal(since) {
+		t.Errorf("the node is Ready since %v, was since %v", now, since)
+	}
 	h.stop()
 	for _, bad := range h.findings() {
 		t.Error(bad)
@@ -100,6 +104,27 @@ func TestRestartUnder30Pods(t *testing.T) {
 	if h.seen == 0 {
 		t.Error("the watch that spans the restarts saw nothing")
 	}
+}
+
+func (c *cluster) nodeReadySince() time.Time {
+	c.t.Helper()
+	nodes, err := c.client.CoreV1().Nodes().List(context.Background(), metav1.ListOptions{})
+	if err != nil || len(nodes.Items) != 1 {
+		c.t.Fatalf("listing nodes: %d, %v", len(nodes.Items), err)
+	}
+	for _, cond := range nodes.Items[0].Status.Conditions {
+		if cond.Type == v1.NodeReady {
+			return cond.LastTransitionTime.Time
+		}
+	}
+	return time.Time{}
+}
+
+func restarts(p *v1.Pod) (n int32) {
+	for _, cs := range p.Status.ContainerStatuses {
+		n += cs.RestartCount
+	}
+	return n
 }
 
 func subset(of, keys map[string]int) map[string]int {
@@ -112,13 +137,15 @@ func subset(of, keys map[string]int) map[string]int {
 	return out
 }
 
-// history watches pods and nodes across restarts of the server. It resumes
-// each watch from the last version it saw, so that no version escapes it.
+// history watches pods and nodes across restarts of the server. Where a new
+// server no longer has the versions since the last one seen, it lists anew;
+// a flip in between would still show in a condition's transition time.
 type history struct {
-	stop func()
-	mu   sync.Mutex
-	bad  []string
-	seen int
+	stop   func()
+	before map[string]v1.Pod
+	mu     sync.Mutex
+	bad    []string
+	seen   int
 }
 
 func (h *history) findings() []string {
@@ -127,64 +154,56 @@ func (h *history) findings() []string {
 	return h.bad
 }
 
-func (c *cluster) recordHistory() *history {
+func (c *cluster) recordHistory(before map[string]v1.Pod) *history {
 	c.t.Helper()
+	h := &history{before: before}
+	f := informers.NewSharedInformerFactory(c.client, 0)
 	ctx, cancel := context.WithCancel(context.Background())
-	h := &history{}
-	var wg sync.WaitGroup
-	h.stop = func() {
+	h.stop = sync.OnceFunc(func() {
 		cancel()
-		wg.Wait()
-	}
+		f.Shutdown()
+	})
 	c.t.Cleanup(h.stop)
-	pods, nodes := c.client.CoreV1().Pods("default"), c.client.CoreV1().Nodes()
-	podList, err := pods.List(ctx, metav1.ListOptions{LabelSelector: "set=restart"})
-	if err != nil {
-		c.t.Fatal(err)
+	handler := cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { h.look("added", obj) },
+		UpdateFunc: func(_, obj any) { h.look("changed", obj) },
+		DeleteFunc: func(obj any) { h.look("deleted", obj) },
 	}
-	nodeList, err := nodes.List(ctx, metav1.ListOptions{})
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	for _, w := range []struct {
-		rv    string
-		watch func(context.Context, metav1.ListOptions) (watch.Interface, error)
-	}{
-		{podList.ResourceVersion, func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.LabelSelector = "set=restart"
-			return pods.Watch(ctx, o)
-		}},
-		{nodeList.ResourceVersion, nodes.Watch},
-	} {
-		rw, err := toolswatch.NewRetryWatcherWithContext(ctx, w.rv, &cache.ListWatch{WatchFuncWithContext: w.watch})
-		if err != nil {
+	for _, inf := range []cache.SharedIndexInformer{f.Core().V1().Pods().Informer(), f.Core().V1().Nodes().Informer()} {
+		if _, err := inf.AddEventHandler(handler); err != nil {
 			c.t.Fatal(err)
 		}
-		wg.Go(func() {
-			for e := range rw.ResultChan() {
-				h.look(e)
-			}
-		})
+	}
+	f.Start(ctx.Done())
+	for kind, ok := range f.WaitForCacheSync(ctx.Done()) {
+		if !ok {
+			c.t.Fatalf("watching %v", kind)
+		}
 	}
 	return h
 }
 
-func (h *history) look(e watch.Event) {
+func (h *history) look(what string, obj any) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.seen++
 	note := func(format string, args ...any) { h.bad = append(h.bad, fmt.Sprintf(format, args...)) }
-	switch o := e.Object.(type) {
+	switch o := obj.(type) {
 	case *v1.Pod:
-		if e.Type != watch.Modified || !podReady(o) || strings.Contains(describe(o), "ready=false") {
-			note("pod %s went through %s %s at version %s", o.Name, e.Type, describe(o), o.ResourceVersion)
+		if o.Labels["set"] != "restart" {
+			return
 		}
-		for _, cs := range o.Status.ContainerStatuses {
-			if cs.RestartCount != 0 {
-				note("pod %s: %d restarts", o.Name, cs.RestartCount)
-			}
+		if what == "deleted" || !podReady(o) || strings.Contains(describe(o), "ready=false") {
+			note("pod %s was %s: %s at version %s", o.Name, what, describe(o), o.ResourceVersion)
+		}
+		old := h.before[o.Name]
+		if !readySince(o).Equal(readySince(&old)) {
+			note("pod %s: Ready since %v, was since %v", o.Name, readySince(o), readySince(&old))
+		}
+		if now, was := restarts(o), restarts(&old); now != was {
+			note("pod %s: %d restarts, were %d", o.Name, now, was)
 		}
 	case *v1.Node:
+		h.seen++
 		for _, cond := range o.Status.Conditions {
 			if cond.Type == v1.NodeReady && cond.Status != v1.ConditionTrue {
 				note("node %s went through %s: %s", o.Name, cond.Reason, cond.Message)
@@ -194,6 +213,6 @@ func (h *history) look(e watch.Event) {
 			note("node %s was tainted: %s", o.Name, taint.Key)
 		}
 	default:
-		note("watch: %s %T %v", e.Type, e.Object, e.Object)
+		note("watch: %s %T", what, obj)
 	}
 }

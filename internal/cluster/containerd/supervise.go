@@ -117,6 +117,27 @@ func (s *Supervisor) Stop(ctx context.Context) error {
 	return remove(s.PIDFile())
 }
 
+// Revive starts a containerd that died, with the configuration it had, so that
+// the containers it left can be stopped. It does nothing where there is none
+// to revive: it runs, it never ran here, or no shim is left.
+func (s *Supervisor) Revive(ctx context.Context) error {
+	if s.running() != 0 {
+		return nil
+	}
+	if _, err := os.Stat(s.ConfigFile()); err != nil {
+		return nil //nolint:nilerr // it never ran here
+	}
+	tasks, err := filepath.Glob(filepath.Join(s.State(), "io.containerd.runtime.v2.task", "*", "*"))
+	if err != nil || len(tasks) == 0 {
+		return err
+	}
+	pid, err := s.start()
+	if err != nil {
+		return err
+	}
+	return s.answer(ctx, pid)
+}
+
 // PID is the running containerd's process, or 0.
 func (s *Supervisor) PID() int { return s.running() }
 
