@@ -32,7 +32,13 @@ var pure = []string{
 	"internal/control/api/defaults",
 	"internal/control/api/validate",
 	"internal/control/schedule/place",
+	"internal/nodes/health/advance.go",
+	"internal/nodes/health/decision.go",
+	"internal/nodes/health/monitor.go",
 	"internal/nodes/health/taints.go",
+	"internal/nodes/health/timers.go",
+	"internal/nodes/health/view.go",
+	"internal/nodes/health/zone.go",
 	"internal/nodes/ipam/pool.go",
 }
 
