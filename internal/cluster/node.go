@@ -54,7 +54,7 @@ func (u *up) startControllers(parts context.Context) error {
 		return ipam.Run(ctx, ipam.Config{Client: u.client, Informers: u.informers, Pools: []*ipam.Pool{pool}, Events: recorder, Log: log, Journal: u.journal, Metrics: registry})
 	}})
 	u.crew.start(parts, part{"node health", func(ctx context.Context) error {
-		return health.Run(ctx, health.Config{Client: u.client, Informers: u.informers, Log: log, Journal: u.journal})
+		return health.Run(ctx, health.Config{Client: u.client, Informers: u.informers, Log: log, Journal: u.journal, Metrics: registry})
 	}})
 	u.crew.start(parts, part{"scheduler", func(ctx context.Context) error {
 		return schedule.Run(ctx, schedule.Config{Client: u.client, Informers: u.informers, Log: schedLog, Journal: u.journal, Metrics: registry})

@@ -49,7 +49,13 @@ var pure = []string{
 	"internal/dns/answer.go",
 	"internal/dns/cache.go",
 	"internal/dns/records.go",
+	"internal/nodes/health/advance.go",
+	"internal/nodes/health/decision.go",
+	"internal/nodes/health/monitor.go",
 	"internal/nodes/health/taints.go",
+	"internal/nodes/health/timers.go",
+	"internal/nodes/health/view.go",
+	"internal/nodes/health/zone.go",
 	"internal/nodes/ipam/pool.go",
 }
 

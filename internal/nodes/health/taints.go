@@ -68,3 +68,46 @@ func NoSchedule(n *v1.Node, now metav1.Time) (taints []v1.Taint, changed bool) {
 	}
 	return taints, changed
 }
+
+// NoExecute returns taints with exactly the one NoExecute taint of ours that
+// key names ("" for none), and whether that differs.
+func NoExecute(taints []v1.Taint, key string, now metav1.Time) (out []v1.Taint, changed bool) {
+	have := false
+	for _, t := range taints {
+		ours := t.Effect == v1.TaintEffectNoExecute && (t.Key == v1.TaintNodeNotReady || t.Key == v1.TaintNodeUnreachable)
+		switch {
+		case !ours:
+			out = append(out, t)
+		case t.Key == key && !have:
+			have = true
+			out = append(out, t)
+		default:
+			changed = true
+		}
+	}
+	if key != "" && !have {
+		return append(out, v1.Taint{Key: key, Effect: v1.TaintEffectNoExecute, TimeAdded: &now}), true
+	}
+	return out, changed
+}
+
+// UnknownConditions are the conditions a silent node gets: Ready and the three
+// pressures as Unknown, each only where it does not say so yet. A network that
+// is not there is another's to report.
+func UnknownConditions(n *v1.Node, now metav1.Time) (out []v1.NodeCondition) {
+	for _, kind := range []v1.NodeConditionType{v1.NodeReady, v1.NodeMemoryPressure, v1.NodeDiskPressure, v1.NodePIDPressure} {
+		i := slices.IndexFunc(n.Status.Conditions, func(c v1.NodeCondition) bool { return c.Type == kind })
+		c := v1.NodeCondition{Type: kind, Status: v1.ConditionUnknown, LastTransitionTime: now,
+			Reason: "NodeStatusUnknown", Message: "Kubelet stopped posting node status."}
+		if i < 0 {
+			c.Reason, c.Message, c.LastHeartbeatTime = "NodeStatusNeverUpdated", "Kubelet never posted node status.", n.CreationTimestamp
+		} else {
+			if n.Status.Conditions[i].Status == v1.ConditionUnknown {
+				continue
+			}
+			c.LastHeartbeatTime = n.Status.Conditions[i].LastHeartbeatTime
+		}
+		out = append(out, c)
+	}
+	return out
+}

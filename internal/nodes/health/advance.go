@@ -1,0 +1,304 @@
+package health
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+// Advance decides everything that is due at now and returns what changed since
+// it was last asked, in a fixed order: what was noted while observing, silence,
+// zones, tokens, nodes by name of their change.
+func (m *Monitor) Advance(now time.Time) []Decision {
+	if !m.synced {
+		return nil
+	}
+	out := m.notes
+	m.notes = nil
+	out = m.expire(now, out)
+	// A second round only if the first ended a suspension: that makes nodes
+	// ready again, never fewer.
+	for m.rejudge {
+		out = m.judgeZones(now, out)
+	}
+	for _, n := range m.dirty {
+		if n.zone != nil {
+			m.enqueue(n)
+		}
+	}
+	m.grant(now)
+	for _, n := range m.dirty {
+		n.dirty = false
+		if n.zone != nil {
+			out = m.changes(now, n, out)
+		}
+	}
+	m.dirty = m.dirty[:0]
+	return out
+}
+
+// expire collects nodes past their deadline and marks them silent as soon as
+// the silence is known to be theirs.
+func (m *Monitor) expire(now time.Time, out []Decision) []Decision {
+	for len(m.heap) > 0 && !m.heap[0].at.After(now) {
+		t := m.heap[0]
+		if t.node == nil {
+			m.heap.remove(t) // a token: granting looks at every waiting zone
+			t.zone.stale, m.rejudge = true, true
+			continue
+		}
+		if d := m.deadline(t.node); d.After(now) {
+			m.heap.set(t, d)
+			continue
+		}
+		m.heap.remove(t)
+		t.node.expired = true
+		m.expired[t.node] = struct{}{}
+	}
+	if len(m.expired) == 0 && !m.holding {
+		m.askAt = time.Time{}
+		return out
+	}
+	if m.confirming {
+		return out
+	}
+	if m.holding || m.suspicious(now) {
+		if now.Before(m.askAt) {
+			return out
+		}
+		m.confirming, m.askAt = true, time.Time{}
+		return append(out, Decision{Kind: Confirm, Cause: m.doubt(now)})
+	}
+	dead := make([]*node, 0, len(m.expired))
+	for n := range m.expired {
+		dead = append(dead, n)
+	}
+	slices.SortFunc(dead, func(a, b *node) int { return strings.Compare(a.name, b.name) })
+	clear(m.expired)
+	for _, n := range dead {
+		n.expired, n.silent = false, true
+		m.touch(n)
+	}
+	return out
+}
+
+// suspicious says that the silence could be ours: a broken watch and a sick API
+// server look like many dead nodes, or like a quiet cluster.
+func (m *Monitor) suspicious(now time.Time) bool {
+	if !m.confirmed.IsZero() && now.Sub(m.confirmed) < m.s.Trust {
+		return false
+	}
+	many := len(m.expired) >= m.s.Many && 10*len(m.expired) >= len(m.nodes)
+	return many || now.Sub(m.lastHeard) >= m.s.Quiet
+}
+
+func (m *Monitor) doubt(now time.Time) Cause {
+	return Cause{Expired: len(m.expired), Quiet: now.Sub(m.lastHeard).Round(time.Second).String()}
+}
+
+// answer takes in what the API said. Whoever was silent while it did not
+// answer could not have been heard, and gets a fresh grace period after it.
+func (m *Monitor) answer(now time.Time, e Event) {
+	if !m.confirming {
+		return
+	}
+	m.confirming = false
+	if e.Err == "" && e.Took > m.s.Slow {
+		e.Err = "the API took " + e.Took.Round(time.Millisecond).String() + " to list the leases, more than " + m.s.Slow.String()
+	}
+	if e.Err != "" {
+		c := m.doubt(now)
+		c.Error = e.Err
+		if !m.holding {
+			m.notes = append(m.notes, Decision{Kind: Hold, Cause: c})
+		}
+		m.holding = true
+		m.failures = min(m.failures+1, 4)
+		m.askAt = now.Add(time.Second << (m.failures - 1))
+		return
+	}
+	m.failures, m.confirmed = 0, now
+	if !m.holding {
+		return
+	}
+	m.holding = false
+	m.rejudge = true
+	m.notes = append(m.notes, Decision{Kind: Release, Cause: m.doubt(now)})
+	m.freshGrace(now, "the API answers again")
+}
+
+// freshGrace lets every node that is not Unknown already start over.
+func (m *Monitor) freshGrace(now time.Time, by string) {
+	clear(m.expired)
+	for _, n := range m.nodes {
+		changed := n.silent
+		n.heard, n.by, n.silent, n.expired = now, by, false, false
+		if n.timer.index < 0 {
+			m.heap.set(&n.timer, m.deadline(n))
+		}
+		if changed {
+			m.touch(n)
+		}
+	}
+}
+
+// judgeZones recomputes the state of zones whose numbers changed, and the
+// rates of all when the whole is suspended or resumed.
+func (m *Monitor) judgeZones(now time.Time, out []Decision) []Decision {
+	m.rejudge = false
+	names := make([]string, 0, len(m.zones))
+	full, counted := 0, 0
+	for name, z := range m.zones {
+		names = append(names, name)
+		was := z.state
+		z.state = disruption(z.ready, z.notReady, m.s.UnhealthyThreshold)
+		z.stale = z.state != was
+		if z.counted() {
+			counted++
+			if z.state == Full {
+				full++
+			}
+		}
+	}
+	slices.Sort(names)
+	was := m.suspended
+	m.suspended = counted > 0 && full == counted
+	for _, name := range names {
+		z := m.zones[name]
+		z.bucket.setRate(now, z.rate(m.s, m.suspended))
+		if z.stale {
+			z.stale = false
+			out = append(out, Decision{Kind: ZoneChanged, Cause: Cause{Zone: z.view(now)}})
+		}
+	}
+	switch {
+	case m.suspended && !was:
+		out = append(out, Decision{Kind: Suspend})
+	case was && !m.suspended:
+		out = append(out, Decision{Kind: Resume})
+		m.freshGrace(now, "disruption of all zones ended")
+	default:
+		return out
+	}
+	for _, name := range m.sorted() {
+		n := m.nodes[name]
+		if m.suspended {
+			n.granted = false
+			m.dequeue(n)
+		}
+		m.touch(n)
+	}
+	return out
+}
+
+func (m *Monitor) sorted() []string {
+	names := make([]string, 0, len(m.nodes))
+	for name := range m.nodes {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// wanted is the NoExecute key that the node's status asks for.
+func wanted(s Status) string {
+	switch s {
+	case False:
+		return v1.TaintNodeNotReady
+	case Unknown:
+		return v1.TaintNodeUnreachable
+	}
+	return ""
+}
+
+// enqueue keeps the node's place in its zone's queue right.
+func (m *Monitor) enqueue(n *node) {
+	s := n.status()
+	if s == True {
+		n.granted = false
+	}
+	if wanted(s) == "" || n.granted || m.suspended {
+		m.dequeue(n)
+		return
+	}
+	if n.ticket == 0 {
+		m.tickets++
+		n.ticket = m.tickets
+		n.zone.queue = append(n.zone.queue, ticket{n, n.ticket})
+		n.zone.waiting++
+	}
+}
+
+// grant spends tokens on those who wait, and sets the timer for the next.
+func (m *Monitor) grant(now time.Time) {
+	for _, z := range m.zones {
+		if z.waiting == 0 || m.holding {
+			m.heap.remove(&z.timer)
+			continue
+		}
+		for z.waiting > 0 && z.bucket.take(now) {
+			n := z.pop()
+			n.granted = true
+			m.touch(n)
+		}
+		at, ok := z.bucket.next(now)
+		if z.waiting > 0 && ok {
+			m.heap.set(&z.timer, at)
+		} else {
+			m.heap.remove(&z.timer)
+		}
+	}
+}
+
+func (m *Monitor) verdict(n *node) Verdict {
+	s := n.status()
+	v := Verdict{Known: true, UID: n.view.UID, Unknown: n.silent, Ready: s, PodsNotReady: s == False || s == Unknown}
+	switch {
+	case m.suspended:
+	case s == Missing:
+		v.NoExecute = n.view.taint() // it has not spoken: leave it
+	case n.granted:
+		v.NoExecute = wanted(s)
+	}
+	return v
+}
+
+// changes compares the node's verdict with the last one that was told.
+func (m *Monitor) changes(now time.Time, n *node, out []Decision) []Decision {
+	v, last := m.verdict(n), n.last
+	n.last = v
+	c := Cause{Ready: v.Ready, Heard: n.heard, By: n.by, Silent: now.Sub(n.heard), Grace: m.grace(n), Zone: n.zone.view(now)}
+	add := func(k Kind, key, why string) {
+		c := c
+		c.Why = why
+		out = append(out, Decision{Kind: k, Node: n.name, UID: v.UID, Key: key, Cause: c})
+	}
+	switch {
+	case v.Unknown && !last.Unknown && n.view.Ready != Unknown:
+		add(MarkUnknown, "", "nothing was heard for longer than the grace period")
+	case !v.Unknown && last.Unknown && (n.by == byLease || n.by == byStatus):
+		add(HeardAgain, "", "")
+	}
+	if v.PodsNotReady && !last.PodsNotReady {
+		add(MarkPods, "", "")
+	}
+	if n.ticket != 0 && !n.toldWait {
+		c.Position = n.zone.waiting
+		add(Wait, "", "its zone's token bucket is empty or closed")
+	}
+	n.toldWait = n.ticket != 0
+	switch {
+	case v.NoExecute == last.NoExecute:
+	case v.NoExecute != "":
+		add(Taint, v.NoExecute, "")
+	case m.suspended:
+		add(Untaint, "", "all zones are disrupted: the fault may be on this side")
+	case n.granted || v.Ready != True:
+		add(Untaint, "", "it was taken off by somebody else")
+	default:
+		add(Untaint, "", "the node is ready")
+	}
+	return out
+}

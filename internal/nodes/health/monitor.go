@@ -1,0 +1,351 @@
+package health
+
+import (
+	"fmt"
+	"time"
+)
+
+// Settings are the rules. Rates are nodes a second in each zone.
+type Settings struct {
+	Grace, StartupGrace                 time.Duration
+	EvictionRate, SecondaryEvictionRate float64
+	// UnhealthyThreshold is the share of a zone's nodes not ready from which
+	// it is partly disrupted; a zone of more than LargeZone nodes then goes on
+	// at the secondary rate, a smaller one stops.
+	UnhealthyThreshold float64
+	LargeZone          int
+	// Before nodes are marked, the API is asked if Many or more (and at least
+	// a tenth of all) are past their deadline, or if nobody was heard for
+	// Quiet. An answer later than Slow counts as none. It is good for Trust.
+	Many               int
+	Quiet, Slow, Trust time.Duration
+}
+
+// Defaults are upstream's, and ours for what upstream does not have.
+func Defaults() Settings {
+	return Settings{Grace: 50 * time.Second, StartupGrace: 60 * time.Second, EvictionRate: 0.1, SecondaryEvictionRate: 0.01,
+		UnhealthyThreshold: 0.55, LargeZone: 50, Many: 3, Quiet: 20 * time.Second, Slow: 5 * time.Second, Trust: time.Second}
+}
+
+// Validate names the first setting that makes no sense.
+func (s Settings) Validate() error {
+	switch {
+	case s.Grace <= 0 || s.StartupGrace <= 0:
+		return fmt.Errorf("node monitor grace period %s, startup grace period %s: must be more than 0", s.Grace, s.StartupGrace)
+	case s.EvictionRate < 0 || s.SecondaryEvictionRate < 0:
+		return fmt.Errorf("node eviction rate %g, secondary %g: must not be negative", s.EvictionRate, s.SecondaryEvictionRate)
+	case s.UnhealthyThreshold <= 0 || s.UnhealthyThreshold > 1:
+		return fmt.Errorf("unhealthy zone threshold %g: must be more than 0 and at most 1", s.UnhealthyThreshold)
+	case s.LargeZone < 0:
+		return fmt.Errorf("large cluster size threshold %d: must not be negative", s.LargeZone)
+	}
+	return nil
+}
+
+// EventKind says what was observed.
+type EventKind uint8
+
+// NodeSeen is a Node as it is now, NodeGone its deletion, LeaseSeen its lease.
+// Synced ends the initial list: nothing is decided before. Confirmed answers a
+// Confirm decision.
+const (
+	NodeSeen EventKind = iota
+	NodeGone
+	LeaseSeen
+	Synced
+	Confirmed
+)
+
+// Event is one observation.
+type Event struct {
+	Kind    EventKind
+	Node    string
+	View    View          // NodeSeen
+	Renewed time.Time     // LeaseSeen: renewTime, by the node's clock
+	Took    time.Duration // Confirmed: how long the API took
+	Err     string        // Confirmed: why it did not answer
+}
+
+// Verdict is how a node should be. It is derived anew from the Monitor's state
+// each time it is asked for, so a shell that failed to write it may simply
+// look again: it never carries out an old decision.
+type Verdict struct {
+	Known bool
+	UID   string
+	// Unknown says that its conditions are to be Unknown.
+	Unknown bool
+	// NoExecute is the key of the one NoExecute taint of ours it should have,
+	// "" for none.
+	NoExecute string
+	// PodsNotReady says that no pod on it may count as ready.
+	PodsNotReady bool
+	Ready        Status
+}
+
+type node struct {
+	name    string
+	view    View
+	renewed time.Time
+	heard   time.Time
+	by      string
+	timer   timer
+	zone    *zone
+	// silent: past its deadline and confirmed. expired: past it, not confirmed.
+	silent, expired bool
+	counted         Status // as zone numbers count it: Missing = not at all, True, False
+	ticket          uint64 // its place in the zone's queue, 0 if not waiting
+	granted         bool   // a token was spent on it, or the taint was there
+	last            Verdict
+	toldWait        bool
+	dirty           bool
+}
+
+// The two real signs of life.
+const (
+	byLease  = "lease renewed"
+	byStatus = "status posted"
+)
+
+// Monitor decides which nodes are dead and what follows. Its time is that of
+// the shell's clock: what nodes write is only looked at for change. It is not
+// safe for concurrent use.
+type Monitor struct {
+	s       Settings
+	nodes   map[string]*node
+	zones   map[string]*zone
+	heap    timers
+	dirty   []*node
+	expired map[*node]struct{} // past their deadline, waiting for confirmation
+	tickets uint64
+	synced  bool
+	// rejudge: some zone's numbers changed.
+	rejudge   bool
+	suspended bool
+	// lastHeard is when any node was heard; confirmed when the API last
+	// agreed that silence is silence.
+	lastHeard, confirmed time.Time
+	confirming, holding  bool
+	askAt                time.Time
+	failures             int
+	notes                []Decision // found while observing
+}
+
+// NewMonitor makes an empty one.
+func NewMonitor(s Settings) *Monitor {
+	return &Monitor{s: s, nodes: map[string]*node{}, zones: map[string]*zone{}, expired: map[*node]struct{}{}}
+}
+
+// Observe takes in one event. It says whether Advance has something to do now
+// that it did not have before; a heartbeat of a healthy node has not.
+func (m *Monitor) Observe(now time.Time, e Event) bool {
+	switch e.Kind {
+	case NodeSeen:
+		m.see(now, e)
+	case NodeGone:
+		m.forget(m.nodes[e.Node])
+	case LeaseSeen:
+		if n := m.nodes[e.Node]; n != nil && e.Renewed.After(n.renewed) {
+			first := n.renewed.IsZero()
+			n.renewed = e.Renewed
+			// The first lease after our start is not a sign of life by
+			// itself: it may be as old as it likes. The node has its grace
+			// from being seen.
+			if !first {
+				m.hear(now, n, byLease)
+			}
+		}
+	case Synced:
+		m.synced = true
+		m.rejudge = true
+		m.lastHeard = now
+	case Confirmed:
+		m.answer(now, e)
+	}
+	return m.synced && (len(m.dirty) > 0 || m.rejudge || len(m.notes) > 0 || e.Kind == Confirmed || e.Kind == NodeSeen)
+}
+
+// see takes in a Node object, new or changed.
+func (m *Monitor) see(now time.Time, e Event) {
+	n := m.nodes[e.Node]
+	if n != nil && n.view.UID != e.View.UID {
+		m.forget(n) // deleted and made anew between two looks
+		n = nil
+	}
+	v := e.View
+	if n == nil {
+		n = &node{name: e.Node, view: v, heard: now, by: "first seen"}
+		n.timer = timer{index: -1, node: n}
+		n.last = Verdict{Known: true, UID: v.UID, NoExecute: v.taint()}
+		if v.Ready == Missing && v.Created.Before(now) && !v.Created.IsZero() {
+			n.heard, n.by = v.Created, "created"
+		}
+		n.granted = v.taint() != ""
+		m.nodes[e.Node] = n
+		m.join(n, now)
+		m.heap.set(&n.timer, m.deadline(n))
+		m.touch(n)
+		return
+	}
+	old := n.view
+	n.view = v
+	if old.Zone != v.Zone {
+		m.leave(n)
+		m.join(n, now)
+	}
+	if old.taint() != "" && v.taint() == "" {
+		n.granted = false // somebody took it off: it must earn it again
+	}
+	if v.taint() != "" {
+		n.granted = true
+	}
+	if (old.Ready == Missing) != (v.Ready == Missing) || !old.Heartbeat.Equal(v.Heartbeat) {
+		m.hear(now, n, byStatus)
+		if v.Ready != Missing && old.Ready == Missing {
+			// Its grace got shorter: the timer may be too late.
+			m.heap.set(&n.timer, m.deadline(n))
+		}
+	}
+	if old != v {
+		m.touch(n)
+	}
+}
+
+// hear notes a sign of life.
+func (m *Monitor) hear(now time.Time, n *node, by string) {
+	n.heard, n.by = now, by
+	m.lastHeard = now
+	if n.silent || n.expired {
+		n.silent, n.expired = false, false
+		delete(m.expired, n)
+		m.touch(n)
+	}
+	if n.timer.index < 0 {
+		m.heap.set(&n.timer, m.deadline(n))
+	}
+}
+
+func (m *Monitor) deadline(n *node) time.Time { return n.heard.Add(m.grace(n)) }
+
+func (m *Monitor) grace(n *node) time.Duration {
+	if n.view.Ready == Missing {
+		return m.s.StartupGrace
+	}
+	return m.s.Grace
+}
+
+// status is what the node counts as: what it said, unless it is silent.
+func (n *node) status() Status {
+	if n.silent {
+		return Unknown
+	}
+	return n.view.Ready
+}
+
+func (m *Monitor) touch(n *node) {
+	if !n.dirty {
+		n.dirty = true
+		m.dirty = append(m.dirty, n)
+	}
+	m.count(n)
+}
+
+// count moves the node between its zone's numbers.
+func (m *Monitor) count(n *node) {
+	as := False
+	switch {
+	case n.view.Excluded:
+		as = Missing
+	case n.status() == True:
+		as = True
+	}
+	if as == n.counted {
+		return
+	}
+	n.zone.add(n.counted, -1)
+	n.zone.add(as, 1)
+	n.counted = as
+	n.zone.stale, m.rejudge = true, true
+}
+
+func (z *zone) add(as Status, by int) {
+	switch as {
+	case True:
+		z.ready += by
+	case False:
+		z.notReady += by
+	}
+}
+
+func (m *Monitor) join(n *node, now time.Time) {
+	z := m.zones[n.view.Zone]
+	if z == nil {
+		z = &zone{name: n.view.Zone, bucket: bucket{rate: m.s.EvictionRate, tokens: 1, since: now}}
+		z.timer = timer{index: -1, zone: z}
+		m.zones[z.name] = z
+	}
+	n.zone = z
+	z.members++
+	m.count(n)
+}
+
+func (m *Monitor) leave(n *node) {
+	m.dequeue(n)
+	z := n.zone
+	z.add(n.counted, -1)
+	n.counted = Missing
+	z.members--
+	z.stale, m.rejudge = true, true
+	if z.members == 0 {
+		m.heap.remove(&z.timer)
+		delete(m.zones, z.name)
+	}
+}
+
+func (m *Monitor) forget(n *node) {
+	if n == nil {
+		return
+	}
+	m.leave(n)
+	m.heap.remove(&n.timer)
+	delete(m.expired, n)
+	delete(m.nodes, n.name)
+	n.zone = nil
+}
+
+func (m *Monitor) dequeue(n *node) {
+	if n.ticket != 0 {
+		n.ticket = 0
+		n.zone.waiting--
+	}
+}
+
+// Verdict says how the node should be now.
+func (m *Monitor) Verdict(name string) Verdict {
+	n := m.nodes[name]
+	if n == nil || !m.synced {
+		return Verdict{}
+	}
+	return m.verdict(n)
+}
+
+// Next is when Advance should be called though nothing was observed; zero for
+// never.
+func (m *Monitor) Next() time.Time {
+	var at time.Time
+	if len(m.heap) > 0 {
+		at = m.heap[0].at
+	}
+	if !m.askAt.IsZero() && (at.IsZero() || m.askAt.Before(at)) {
+		at = m.askAt
+	}
+	return at
+}
+
+// Zones are the numbers of every zone, for metrics.
+func (m *Monitor) Zones(now time.Time) []ZoneView {
+	out := make([]ZoneView, 0, len(m.zones))
+	for _, z := range m.zones {
+		out = append(out, z.view(now))
+	}
+	return out
+}
