@@ -32,6 +32,7 @@ var pure = []string{
 	"internal/control/api/defaults",
 	"internal/control/api/validate",
 	"internal/control/schedule/place",
+	"internal/nodes/eviction/plan.go",
 	"internal/nodes/health/advance.go",
 	"internal/nodes/health/decision.go",
 	"internal/nodes/health/monitor.go",
