@@ -49,6 +49,7 @@ var pure = []string{
 	"internal/dns/answer.go",
 	"internal/dns/cache.go",
 	"internal/dns/records.go",
+	"internal/nodes/eviction/plan.go",
 	"internal/nodes/health/advance.go",
 	"internal/nodes/health/decision.go",
 	"internal/nodes/health/monitor.go",

@@ -1,0 +1,259 @@
+package eviction
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/client-go/util/workqueue"
+
+	"github.com/berth-dev/berth/internal/journal"
+)
+
+// Config is what the shell needs. Events and Metrics may be nil.
+type Config struct {
+	Client    kubernetes.Interface
+	Informers informers.SharedInformerFactory
+	Log       *slog.Logger
+	Events    record.EventRecorder // component taint-eviction-controller
+	Journal   journal.Sink
+	Metrics   prometheus.Registerer
+}
+
+const byNode = "eviction.spec.nodeName"
+
+type shell struct {
+	Config
+	queue     workqueue.TypedRateLimitingInterface[cache.ObjectName]
+	pods      cache.Indexer
+	nodes     cache.Indexer
+	deletions prometheus.Counter
+
+	mu sync.Mutex
+	// marked are pods under a taint that will evict them, with when this
+	// process first saw that.
+	marked map[cache.ObjectName]time.Time
+}
+
+// Run evicts until ctx ends. All it knows is in the API (a taint carries when
+// it was added), so a restart moves no deadline.
+func Run(ctx context.Context, cfg Config) error {
+	s := &shell{Config: cfg, marked: map[cache.ObjectName]time.Time{},
+		deletions: prometheus.NewCounter(prometheus.CounterOpts{Name: "taint_eviction_controller_pod_deletions_total", Help: "Pods deleted for a NoExecute taint."}),
+		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[cache.ObjectName](10*time.Millisecond, 30*time.Second),
+			workqueue.TypedRateLimitingQueueConfig[cache.ObjectName]{Name: "taint-eviction"})}
+	defer s.queue.ShutDown()
+	if s.Journal == nil {
+		s.Journal = journal.Discard
+	}
+	if cfg.Metrics != nil {
+		if err := cfg.Metrics.Register(s.deletions); err != nil {
+			return fmt.Errorf("registering taint eviction metrics: %w", err)
+		}
+	}
+	podInf, nodeInf := cfg.Informers.Core().V1().Pods().Informer(), cfg.Informers.Core().V1().Nodes().Informer()
+	s.pods, s.nodes = podInf.GetIndexer(), nodeInf.GetIndexer()
+	if _, have := s.pods.GetIndexers()[byNode]; !have {
+		if err := podInf.AddIndexers(cache.Indexers{byNode: func(o any) ([]string, error) {
+			if p, ok := o.(*v1.Pod); ok && p.Spec.NodeName != "" {
+				return []string{p.Spec.NodeName}, nil
+			}
+			return nil, nil
+		}}); err != nil {
+			return fmt.Errorf("indexing pods by node: %w", err)
+		}
+	}
+	pod := func(o any) {
+		if key, err := cache.DeletionHandlingObjectToName(o); err == nil {
+			s.queue.Add(key)
+		}
+	}
+	node := func(o any) {
+		n, ok := o.(*v1.Node)
+		if !ok {
+			return
+		}
+		pods, _ := s.pods.ByIndex(byNode, n.Name)
+		for _, p := range pods {
+			pod(p)
+		}
+	}
+	podReg, err := podInf.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: pod, UpdateFunc: func(_, o any) { pod(o) }, DeleteFunc: pod})
+	if err != nil {
+		return fmt.Errorf("watching pods: %w", err)
+	}
+	defer podInf.RemoveEventHandler(podReg) //nolint:errcheck // the informer may be gone
+	nodeReg, err := nodeInf.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: node, UpdateFunc: func(old, o any) {
+		if a, b := old.(*v1.Node), o.(*v1.Node); a.ResourceVersion == b.ResourceVersion || !sameTaints(a.Spec.Taints, b.Spec.Taints) {
+			node(o)
+		}
+	}})
+	if err != nil {
+		return fmt.Errorf("watching nodes: %w", err)
+	}
+	defer nodeInf.RemoveEventHandler(nodeReg) //nolint:errcheck // the informer may be gone
+	cfg.Informers.Start(ctx.Done())
+	if !cache.WaitForCacheSync(ctx.Done(), podReg.HasSynced, nodeReg.HasSynced) {
+		return ctx.Err()
+	}
+	stop := context.AfterFunc(ctx, s.queue.ShutDown)
+	defer stop()
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() { s.work(ctx) })
+	}
+	wg.Wait()
+	return ctx.Err()
+}
+
+func sameTaints(a, b []v1.Taint) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if a[i].Key != b[i].Key || a[i].Value != b[i].Value || a[i].Effect != b[i].Effect || !a[i].TimeAdded.Equal(b[i].TimeAdded) {
+			return false
+		}
+	}
+	return true
+}
+
+func (s *shell) work(ctx context.Context) {
+	for {
+		key, closed := s.queue.Get()
+		if closed {
+			return
+		}
+		if err := s.sync(ctx, key); err != nil && ctx.Err() == nil {
+			s.Log.Warn("evicting from a tainted node", "pod", key.String(), "error", err)
+			s.queue.AddRateLimited(key)
+		} else {
+			s.queue.Forget(key)
+		}
+		s.queue.Done(key)
+	}
+}
+
+// plan is Decide for what is known of a pod and its node. A taint without a
+// time counts from first, when this process first saw the pod under a taint.
+func plan(p *v1.Pod, n *v1.Node, first time.Time) Plan {
+	return Decide(n.Spec.Taints, p.Spec.Tolerations, func(t v1.Taint) time.Time {
+		if t.TimeAdded != nil && t.TimeAdded.Time.Before(first) {
+			return t.TimeAdded.Time
+		}
+		return first
+	})
+}
+
+func (s *shell) sync(ctx context.Context, key cache.ObjectName) error {
+	obj, found, err := s.pods.GetByKey(key.String())
+	if err != nil {
+		return err
+	}
+	if !found {
+		s.forget(key)
+		return nil
+	}
+	p := obj.(*v1.Pod)
+	if p.Spec.NodeName == "" || p.DeletionTimestamp != nil {
+		s.forget(key)
+		return nil
+	}
+	obj, found, err = s.nodes.GetByKey(p.Spec.NodeName)
+	if err != nil || !found {
+		return err
+	}
+	now := time.Now()
+	s.mu.Lock()
+	first, known := s.marked[key]
+	if !known {
+		first = now
+	}
+	pl := plan(p, obj.(*v1.Node), first)
+	if pl.Evict {
+		s.marked[key] = first
+	}
+	s.mu.Unlock()
+	switch {
+	case !pl.Evict:
+		if s.forget(key) {
+			s.event(p, "Cancelling deletion of Pod "+key.String())
+		}
+		return nil
+	case pl.At.After(now):
+		s.queue.AddAfter(key, pl.At.Sub(now))
+		return nil
+	}
+	return s.evict(ctx, p, first)
+}
+
+func (s *shell) forget(key cache.ObjectName) (known bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, known = s.marked[key]
+	delete(s.marked, key)
+	return known
+}
+
+// evict looks at pod and node as they are in the API before it deletes: a
+// cache may still hold a taint that is gone.
+func (s *shell) evict(ctx context.Context, cached *v1.Pod, first time.Time) error {
+	pods := s.Client.CoreV1().Pods(cached.Namespace)
+	p, err := pods.Get(ctx, cached.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || err == nil && (p.UID != cached.UID || p.DeletionTimestamp != nil) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("reading Pod %s/%s: %w", cached.Namespace, cached.Name, err)
+	}
+	n, err := s.Client.CoreV1().Nodes().Get(ctx, p.Spec.NodeName, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("reading Node %s: %w", p.Spec.NodeName, err)
+	}
+	now := time.Now()
+	pl := plan(p, n, first)
+	if !pl.Evict || pl.At.After(now) {
+		return nil // the event that says so is on its way and asks again
+	}
+	s.event(p, "Marking for deletion Pod "+p.Namespace+"/"+p.Name)
+	body, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": p.UID},
+		"status": map[string]any{"conditions": []v1.PodCondition{{Type: v1.DisruptionTarget, Status: v1.ConditionTrue, LastTransitionTime: metav1.NewTime(now),
+			Reason: "DeletionByTaintManager", Message: "Taint manager: deleting due to NoExecute taint"}}},
+	})
+	if err != nil {
+		return err
+	}
+	if _, err := pods.Patch(ctx, p.Name, types.StrategicMergePatchType, body, metav1.PatchOptions{FieldManager: "berth-taint-eviction"}, "status"); err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("patching conditions of Pod %s/%s: %w", p.Namespace, p.Name, err)
+	}
+	if err := pods.Delete(ctx, p.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &p.UID}}); err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("deleting Pod %s/%s: %w", p.Namespace, p.Name, err)
+	}
+	s.deletions.Inc()
+	s.Journal.Append(journal.Record{Time: now, Part: "eviction", Object: journal.Ref{Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: string(p.UID)},
+		Decision: "deleted", Because: []journal.Fact{{Name: "node", Value: n.Name}, {Name: "cause", Value: pl.Why}, {Name: "due", Value: pl.At.UTC().Format(time.RFC3339)}}})
+	return nil
+}
+
+func (s *shell) event(p *v1.Pod, message string) {
+	if s.Events != nil {
+		s.Events.Event(&v1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: p.Namespace, Name: p.Name, UID: p.UID}, v1.EventTypeNormal, "TaintManagerEviction", message)
+	}
+}
