@@ -51,6 +51,7 @@ func rootCommand() *cobra.Command {
 		upCommand(),
 		downCommand(),
 		statusCommand(),
+		whyCommand(),
 		agentCommand(),
 		// Listed for help; Main runs it before cobra sees its flags.
 		&cobra.Command{Use: "kubectl", Short: "the real kubectl, wired to this cluster", DisableFlagParsing: true, RunE: func(_ *cobra.Command, args []string) error {

@@ -42,8 +42,19 @@ func (u *up) startDNS(parts context.Context) error {
 	if err != nil {
 		return err
 	}
+	pods, err := netip.ParsePrefix(u.ClusterCIDR)
+	if err != nil {
+		return fmt.Errorf("--cluster-cidr %q: %w", u.ClusterCIDR, err)
+	}
+	node, err := netip.ParseAddr(u.NodeIP)
+	if err != nil {
+		return fmt.Errorf("--node-ip %q: %w", u.NodeIP, err)
+	}
 	cfg := dns.Config{
-		Listen: []string{net.JoinHostPort(u.NodeIP, strconv.Itoa(u.Ports.DNS))}, Domain: u.ClusterDomain,
+		// The node's address may be on an open network: a resolver for
+		// strangers would be a tool for attacks.
+		Clients: []netip.Prefix{pods, netip.PrefixFrom(node, node.BitLen()), netip.MustParsePrefix("127.0.0.0/8")},
+		Listen:  []string{net.JoinHostPort(u.NodeIP, strconv.Itoa(u.Ports.DNS))}, Domain: u.ClusterDomain,
 		Informers: u.informers, Upstreams: resolvConf, Log: log, Metrics: newRegistry(),
 	}
 	u.crew.start(parts, part{"dns", func(ctx context.Context) error { return dns.Run(ctx, cfg) }})

@@ -23,6 +23,7 @@ import (
 	"github.com/berth-dev/berth/internal/agent"
 	"github.com/berth-dev/berth/internal/control/schedule"
 	"github.com/berth-dev/berth/internal/control/workload"
+	"github.com/berth-dev/berth/internal/nodes/eviction"
 	"github.com/berth-dev/berth/internal/nodes/health"
 	"github.com/berth-dev/berth/internal/nodes/ipam"
 	"github.com/berth-dev/berth/internal/proxy"
@@ -49,12 +50,17 @@ func (u *up) startControllers(parts context.Context) error {
 	}
 	events := record.NewBroadcaster(record.WithContext(parts))
 	events.StartRecordingToSink(&typedcore.EventSinkImpl{Interface: u.client.CoreV1().Events("")})
-	recorder := events.NewRecorder(scheme.Scheme, v1.EventSource{Component: "cidrAllocator"})
+	recorder := func(component string) record.EventRecorder {
+		return events.NewRecorder(scheme.Scheme, v1.EventSource{Component: component})
+	}
 	u.crew.start(parts, part{"node ipam", func(ctx context.Context) error {
-		return ipam.Run(ctx, ipam.Config{Client: u.client, Informers: u.informers, Pools: []*ipam.Pool{pool}, Events: recorder, Log: log, Journal: u.journal, Metrics: registry})
+		return ipam.Run(ctx, ipam.Config{Client: u.client, Informers: u.informers, Pools: []*ipam.Pool{pool}, Events: recorder("cidrAllocator"), Log: log, Journal: u.journal, Metrics: registry})
 	}})
 	u.crew.start(parts, part{"node health", func(ctx context.Context) error {
-		return health.Run(ctx, health.Config{Client: u.client, Informers: u.informers, Log: log, Journal: u.journal, Metrics: registry})
+		return health.Run(ctx, health.Config{Client: u.client, Informers: u.informers, Events: recorder("node-controller"), Log: log, Journal: u.journal, Metrics: registry})
+	}})
+	u.crew.start(parts, part{"taint eviction", func(ctx context.Context) error {
+		return eviction.Run(ctx, eviction.Config{Client: u.client, Informers: u.informers, Events: recorder("taint-eviction-controller"), Log: log, Journal: u.journal, Metrics: registry})
 	}})
 	u.crew.start(parts, part{"scheduler", func(ctx context.Context) error {
 		return schedule.Run(ctx, schedule.Config{Client: u.client, Informers: u.informers, Log: schedLog, Journal: u.journal, Metrics: registry})

@@ -9,8 +9,11 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"net/url"
 	"os"
 	"time"
+
+	"github.com/berth-dev/berth/internal/journal"
 )
 
 // Status is what a running cluster says of itself on its control socket.
@@ -62,6 +65,14 @@ func (u *up) serveStatus(ctx context.Context) error {
 			u.log.Debug("answering a status request", "error", err)
 		}
 	})
+	mux.HandleFunc("GET /journal", func(w http.ResponseWriter, r *http.Request) {
+		q := r.URL.Query()
+		records := u.journal.Query(journal.Ref{Kind: q.Get("kind"), Namespace: q.Get("namespace"), Name: q.Get("name")})
+		w.Header().Set("Content-Type", "application/json")
+		if err := json.NewEncoder(w).Encode(records); err != nil {
+			u.log.Debug("answering a journal request", "error", err)
+		}
+	})
 	// Only root reaches this socket, so profiles may be taken at any time.
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
@@ -76,6 +87,23 @@ func (u *up) serveStatus(ctx context.Context) error {
 
 // Ask returns the status of the cluster that runs on dataDir.
 func Ask(ctx context.Context, dataDir string) (*Status, error) {
+	var s Status
+	if err := ask(ctx, dataDir, "/status", &s); err != nil {
+		return nil, err
+	}
+	return &s, nil
+}
+
+// Why returns the decisions that the cluster on dataDir took about an object,
+// oldest first. Empty fields of ref match everything.
+func Why(ctx context.Context, dataDir string, ref journal.Ref) ([]journal.Record, error) {
+	q := url.Values{"kind": {ref.Kind}, "namespace": {ref.Namespace}, "name": {ref.Name}}
+	var records []journal.Record
+	return records, ask(ctx, dataDir, "/journal?"+q.Encode(), &records)
+}
+
+// ask gets JSON from the control socket.
+func ask(ctx context.Context, dataDir, path string, into any) error {
 	client := &http.Client{
 		Timeout: 10 * time.Second,
 		Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -83,24 +111,19 @@ func Ask(ctx context.Context, dataDir string) (*Status, error) {
 		}},
 	}
 	defer client.CloseIdleConnections()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://berth/status", nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://berth"+path, nil)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	resp, err := client.Do(req)
 	if err != nil {
-		return nil, fmt.Errorf("asking the cluster on %s: %w", dataDir, err)
+		return fmt.Errorf("asking the cluster on %s: %w", dataDir, err)
 	}
 	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return nil, fmt.Errorf("asking the cluster on %s: %w", dataDir, err)
+	if err := json.NewDecoder(resp.Body).Decode(into); err != nil {
+		return fmt.Errorf("asking the cluster on %s: %w", dataDir, err)
 	}
-	var s Status
-	if err := json.Unmarshal(body, &s); err != nil {
-		return nil, fmt.Errorf("asking the cluster on %s: %w", dataDir, err)
-	}
-	return &s, nil
+	return nil
 }
 
 // Print writes the status for a person.

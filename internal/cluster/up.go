@@ -45,7 +45,7 @@ type up struct {
 	admin          *rest.Config
 	client         kubernetes.Interface
 	informers      informers.SharedInformerFactory
-	journal        journal.Sink
+	journal        *journal.Ring
 
 	mu      sync.Mutex
 	ready   bool
@@ -57,7 +57,7 @@ type up struct {
 // removes what it made.
 func Up(ctx context.Context, cfg *Config, emit Progress, ready chan<- struct{}) (err error) {
 	debug.SetGCPercent(leanGC)
-	u := &up{Config: cfg, clock: clock{began: time.Now(), emit: emit}, journal: journal.Discard}
+	u := &up{Config: cfg, clock: clock{began: time.Now(), emit: emit}}
 	undo, err := u.prepare()
 	if err != nil {
 		return err
@@ -129,6 +129,11 @@ func (u *up) prepare() (undo func(error), err error) {
 			// The logs stay: the message names them.
 			if err := u.purge("logs"); err != nil {
 				u.clock.note("undo", err.Error())
+			}
+		}
+		if u.journal != nil {
+			if err := u.journal.Close(); err != nil {
+				u.log.Error("closing the journal", "error", err)
 			}
 		}
 		if u.logs != nil {

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -38,8 +39,11 @@ type Config struct {
 	// Upstreams is the resolv.conf whose servers get all other questions.
 	// Empty: such questions are answered with SERVFAIL.
 	Upstreams string
-	Log       *slog.Logger
-	Metrics   prometheus.Registerer
+	// Clients are the ranges that are answered; all others get REFUSED. Empty
+	// answers everybody.
+	Clients []netip.Prefix
+	Log     *slog.Logger
+	Metrics prometheus.Registerer
 	// Ready, if set, is called once, when the sockets are open and the
 	// records are known, with the addresses listened on (UDP and TCP share
 	// them), in the order of Listen.
@@ -78,7 +82,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	known := &known{records: NewRecords(cfg.Domain, cfg.VerifyPods)}
 	s := &server{
-		records: known, metrics: m, log: cfg.Log, now: time.Now,
+		records: known, metrics: m, log: cfg.Log, now: time.Now, clients: cfg.Clients,
 		forward: newForwarder(cfg.Upstreams, known.isSelf, cfg.Log, m),
 	}
 	ctx, stop := context.WithCancel(ctx)

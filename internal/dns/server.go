@@ -5,6 +5,8 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
+	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -20,6 +22,7 @@ type server struct {
 	metrics *metrics
 	log     *slog.Logger
 	now     func() time.Time
+	clients []netip.Prefix
 	wg      sync.WaitGroup
 }
 
@@ -32,13 +35,30 @@ func (s *server) ServeDNS(w mdns.ResponseWriter, req *mdns.Msg) {
 	if _, ok := w.RemoteAddr().(*net.TCPAddr); ok {
 		proto = "tcp"
 	}
-	resp := s.reply(s.ctx, req)
+	var resp *mdns.Msg
+	if s.serves(w.RemoteAddr()) {
+		resp = s.reply(s.ctx, req)
+	} else {
+		resp = new(mdns.Msg).SetRcode(req, mdns.RcodeRefused)
+	}
 	resp.Compress = true
 	resp.Truncate(limit(proto, req))
 	s.metrics.served(proto, req, resp, s.now().Sub(began))
 	if err := w.WriteMsg(resp); err != nil {
 		s.log.Debug("answering a DNS question", "client", w.RemoteAddr(), "error", err)
 	}
+}
+
+// serves says whether a client may ask.
+func (s *server) serves(client net.Addr) bool {
+	if len(s.clients) == 0 {
+		return true
+	}
+	from, err := netip.ParseAddrPort(client.String())
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(s.clients, func(p netip.Prefix) bool { return p.Contains(from.Addr().Unmap()) })
 }
 
 // limit is the size an answer may have.
