@@ -1,6 +1,8 @@
 package shell
 
 import (
+	"sync"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/tools/cache"
@@ -12,9 +14,15 @@ const (
 	ByOrphan = "orphan-namespace"
 )
 
+// indexing makes looking for an index and adding it one step: controllers
+// start at the same time and share informers.
+var indexing sync.Mutex
+
 // IndexOwners adds two indexes to an informer: objects by their controller's
 // UID, and objects without a controller by namespace. Asking again is fine.
 func IndexOwners(inf cache.SharedIndexInformer) error {
+	indexing.Lock()
+	defer indexing.Unlock()
 	have := inf.GetIndexer().GetIndexers()
 	want := cache.Indexers{}
 	if have[ByOwner] == nil {
