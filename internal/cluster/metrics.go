@@ -16,11 +16,35 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
+// registry is a part's metrics. A part that is started again registers its
+// collectors again: the new ones take the place of the old.
+type registry struct{ *prometheus.Registry }
+
 // newRegistry starts a part's metrics with those of the process and of Go.
-func newRegistry() *prometheus.Registry {
-	r := prometheus.NewRegistry()
+func newRegistry() registry {
+	r := registry{prometheus.NewRegistry()}
 	r.MustRegister(collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), collectors.NewGoCollector())
 	return r
+}
+
+// Register adds c, or puts it in the place of an equal one.
+func (r registry) Register(c prometheus.Collector) error {
+	err := r.Registry.Register(c)
+	var twice prometheus.AlreadyRegisteredError
+	if errors.As(err, &twice) {
+		r.Unregister(twice.ExistingCollector)
+		return r.Registry.Register(c)
+	}
+	return err
+}
+
+// MustRegister is Register for collectors whose failure is a mistake in code.
+func (r registry) MustRegister(cs ...prometheus.Collector) {
+	for _, c := range cs {
+		if err := r.Register(c); err != nil {
+			panic(err)
+		}
+	}
 }
 
 // serveMetrics answers /metrics, /healthz, /livez and /readyz for controllers

@@ -275,7 +275,7 @@ func (u *up) startControl(ctx, parts context.Context) error {
 		return fmt.Errorf("making the cluster's own client: %w", err)
 	}
 	// Nobody here reads managed fields, and they are half of many objects.
-	u.informers = informers.NewSharedInformerFactoryWithOptions(u.client, 0, informers.WithTransform(dropManagedFields))
+	u.informers = lasting{informers.NewSharedInformerFactoryWithOptions(u.client, 0, informers.WithTransform(dropManagedFields)), parts}
 	return u.startControllers(parts)
 }
 
