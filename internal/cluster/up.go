@@ -146,6 +146,9 @@ func (u *up) prepare() (undo func(error), err error) {
 		u.crew.log = u.log
 	}
 	if err == nil {
+		u.journal, err = journal.Open(u.Path("journal"), journal.Limits{})
+	}
+	if err == nil {
 		err = u.save()
 	}
 	if err == nil {

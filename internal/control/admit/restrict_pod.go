@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/utils/ptr"
@@ -49,7 +50,15 @@ func (r *restriction) judgePod(ctx context.Context, node string, a admission.Att
 // moment it sees them.
 func (r *restriction) findPod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
 	return cachedOrLive(ctx, r.client,
-		func() (*corev1.Pod, error) { return r.pods.Pods(namespace).Get(name) },
+		func() (*corev1.Pod, error) {
+			pod, err := r.pods.Pods(namespace).Get(name)
+			if err == nil && pod.Spec.NodeName == "" {
+				// A node asks the moment it sees the binding, which may be
+				// before this cache does: look again, live.
+				return nil, apierrors.NewNotFound(corev1.Resource("pods"), name)
+			}
+			return pod, err
+		},
 		func(ctx context.Context) (*corev1.Pod, error) {
 			return r.client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 		})
