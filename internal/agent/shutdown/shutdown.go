@@ -161,8 +161,8 @@ func (m *Manager) watch(ctx context.Context) error {
 				return errors.New("the connection to the system was lost")
 			case begins && ending == nil:
 				m.announce("Shutdown manager detected shutdown event", true)
-				var working context.Context
-				working, ending = context.WithCancel(ctx)
+				working, cancel := context.WithCancel(ctx)
+				ending = cancel
 				done = make(chan struct{})
 				go func(done chan struct{}) {
 					defer close(done)
