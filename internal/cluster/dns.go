@@ -55,7 +55,7 @@ func (u *up) startDNS(parts context.Context) error {
 		// strangers would be a tool for attacks.
 		Clients: []netip.Prefix{pods, netip.PrefixFrom(node, node.BitLen()), netip.MustParsePrefix("127.0.0.0/8")},
 		Listen:  []string{net.JoinHostPort(u.NodeIP, strconv.Itoa(u.Ports.DNS))}, Domain: u.ClusterDomain,
-		Informers: u.informers, Upstreams: resolvConf, Log: log, Metrics: newRegistry(),
+		Informers: u.informers, Upstreams: resolvConf, Log: log, Metrics: u.metrics,
 	}
 	u.crew.start(parts, part{"dns", func(ctx context.Context) error { return dns.Run(ctx, cfg) }})
 	// A part of its own: it is tried again until the API takes it.

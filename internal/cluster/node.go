@@ -40,7 +40,8 @@ func (u *up) startControllers(parts context.Context) error {
 	if err != nil {
 		return err
 	}
-	registry := newRegistry()
+	u.metrics = newRegistry()
+	registry := u.metrics
 	if err := u.serveMetrics(parts, registry); err != nil {
 		return err
 	}
@@ -214,6 +215,7 @@ func (u *up) status(ctx context.Context) Status {
 	for _, p := range []struct{ name, url string }{
 		{"controllers", fmt.Sprintf("http://127.0.0.1:%d/healthz", u.Ports.Metrics)},
 		{"agent", fmt.Sprintf("http://127.0.0.1:%d/healthz", u.Ports.AgentHealthz)},
+		{"proxy", fmt.Sprintf("http://127.0.0.1:%d/livez", u.Ports.ProxyHealthz)},
 	} {
 		check(p.name, probe(ctx, p.url))
 	}

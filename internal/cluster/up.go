@@ -46,6 +46,8 @@ type up struct {
 	client         kubernetes.Interface
 	informers      informers.SharedInformerFactory
 	journal        *journal.Ring
+	// metrics are those of controllers, scheduler and DNS.
+	metrics registry
 
 	mu      sync.Mutex
 	ready   bool
@@ -146,9 +148,6 @@ func (u *up) prepare() (undo func(error), err error) {
 		u.crew.log = u.log
 	}
 	if err == nil {
-		u.journal, err = journal.Open(u.Path("journal"), journal.Limits{})
-	}
-	if err == nil {
 		err = u.save()
 	}
 	if err == nil {
@@ -172,6 +171,9 @@ func (u *up) start(ctx, parts context.Context) error {
 	})
 	if err != nil {
 		return err
+	}
+	if u.journal, err = journal.Open(u.Path("journal"), journal.Limits{}); err != nil {
+		return fmt.Errorf("opening the journal: %w", err)
 	}
 	runtimeReady, ctxBoth := errgroup.WithContext(ctx)
 	runtimeReady.Go(func() error { return u.startRuntime(ctxBoth, parts) })

@@ -61,14 +61,15 @@ func TestRuntimeThatIsThere(t *testing.T) {
 		Binary: filepath.Join(c.bin, "containerd"), LogFile: filepath.Join(dir, "containerd.log"), Log: slog.New(slog.DiscardHandler),
 	}
 	// The agent writes the pod network's configuration where this runtime
-	// looks for it.
-	if err := os.MkdirAll(filepath.Join(c.dir, "agent", "cni"), 0o755); err != nil {
+	// looks for it. The directory is the runtime's: containerd ends when it is
+	// removed, as a purge of the cluster would.
+	if err := os.MkdirAll(filepath.Join(dir, "agent", "cni"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.MkdirAll(filepath.Join(dir, "agent"), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Join(c.dir, "agent"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink(filepath.Join(c.dir, "agent", "cni"), filepath.Join(dir, "agent", "cni")); err != nil {
+	if err := os.Symlink(filepath.Join(dir, "agent", "cni"), filepath.Join(c.dir, "agent", "cni")); err != nil {
 		t.Fatal(err)
 	}
 	pid, _, err := own.Ensure(context.Background())
