@@ -157,6 +157,10 @@ type Request struct {
 	// RuntimeHandler and Sandbox are passed on to the runtime.
 	RuntimeHandler string
 	Sandbox        *runtimeapi.PodSandboxConfig
+
+	// absent is set when the image was looked for and not there: a pull that
+	// another pod ended meanwhile may have brought it.
+	absent bool
 }
 
 // Ensure makes the image of a container available. Errors are *Error unless
@@ -222,6 +226,7 @@ func (p *Puller) EnsureImage(ctx context.Context, r Request) (Result, error) {
 		p.event(r, v1.EventTypeWarning, ReasonErrImageNeverPull, message)
 		return Result{}, p.fail(r, &Error{Reason: ReasonErrImageNeverPull, Message: message})
 	}
+	r.absent = present == nil && policy != v1.PullAlways
 	return p.pullWithBackoff(ctx, r, spec, named, keys(ctx))
 }
 

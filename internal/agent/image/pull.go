@@ -116,6 +116,14 @@ func (p *Puller) pull(ctx context.Context, r Request, spec *runtimeapi.ImageSpec
 
 // lead pulls for itself and whoever joins.
 func (p *Puller) lead(ctx context.Context, r Request, spec *runtimeapi.ImageSpec, named reference.Named, creds []Credential, start time.Time) (Result, error) {
+	if r.absent {
+		// Another pod's pull may have ended between our look and our turn.
+		res, err := p.inspect(ctx, spec)
+		if err == nil && res != nil && p.mayUse(spec.Image, res.ID, func() []Credential { return creds }) {
+			p.pulled(r, *res, 0, p.cfg.Clock.Since(start))
+			return *res, nil
+		}
+	}
 	release, err := p.slots.acquire(ctx, reference.Domain(named))
 	if err != nil {
 		return Result{}, err
