@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/berth-dev/berth/internal/cluster/containerd"
+	"github.com/berth-dev/berth/internal/cluster/host"
 )
 
 // TestTwoClusters runs two clusters side by side; a purge of one must not be
@@ -100,6 +101,11 @@ func TestRuntimeThatIsThere(t *testing.T) {
 // containerdRuntime finds an OCI runtime that works here, as berth does.
 func containerdRuntime(t *testing.T) (string, error) {
 	t.Helper()
+	t.Cleanup(func() {
+		if err := host.RemoveCgroup("/sys/fs/cgroup", "/berth-own"); err != nil {
+			t.Error(err)
+		}
+	})
 	chosen, _, err := containerd.ChooseOCIRuntime(context.Background(), filepath.Join(t.TempDir(), "memo.json"), "/berth-own", "test")
 	return chosen.Path, err
 }
