@@ -130,6 +130,14 @@ func testService(t *testing.T, c *cluster) {
 	if out := c.kubectl("exec", pod, "--", "wget", "-T", "5", url); !strings.HasPrefix(out, "hello-") {
 		t.Errorf("service from a pod: %q", out)
 	}
+	for _, name := range []string{"hello", "hello.default", "hello.default.svc.cluster.local"} {
+		if out := c.kubectl("exec", pod, "--", "wget", "-T", "5", "http://"+name+"/hostname"); !strings.HasPrefix(out, "hello-") {
+			t.Errorf("service by the name %s from a pod: %q", name, out)
+		}
+	}
+	if out := c.berth("why", "pod", pod, "--data-dir", c.dir); !strings.Contains(out, "placed on") || !strings.Contains(out, "started container web") {
+		t.Errorf("why pod:\n%s", out)
+	}
 }
 
 func testKubectl(t *testing.T, c *cluster) {
