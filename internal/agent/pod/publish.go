@@ -101,7 +101,7 @@ func (w *worker) publish(ctx context.Context, spec Spec, plan Plan, now time.Tim
 		p.since = time.Time{}
 		return time.Time{}
 	}
-	if p.since.IsZero() {
+	if p.since.IsZero() || p.since.After(now) {
 		p.since = now
 	}
 	due := p.since.Add(patient)
