@@ -198,7 +198,7 @@ func (a *Agent) buildConfigs(ctx context.Context, hierarchy resource.Hierarchy, 
 		imageVolume: a.imageSet.volumeRef, features: a.features.of, settings: settings, memory: machine.MemoryBytes,
 		clusterDNS: k.ClusterDNS, clusterDomain: k.ClusterDomain, resolvConf: resolv, rootDir: cfg.RootDir, logsDir: cfg.PodLogsDir,
 		warn:   func(p *v1.Pod, w network.Warning) { a.event(p, "", v1.EventTypeWarning, w.Reason, w.Message) },
-		update: a.Runtime.UpdateContainerResources,
+		update: a.Runtime.UpdateContainerResources, updateSandbox: a.updateSandbox,
 		memoryUsed: func(p *v1.Pod) (int64, error) {
 			used, _, err := a.Stats.Memory(a.Cgroups.PodPath(p))
 			return int64(used), err
@@ -206,6 +206,21 @@ func (a *Agent) buildConfigs(ctx context.Context, hierarchy resource.Hierarchy, 
 		mounted: map[types.UID]map[string]volume.Mounted{},
 	}
 	a.services(ctx, a.configs)
+}
+
+// updateSandbox tells the runtime what a pod as a whole may use. That is for
+// runtimes that keep account of it; most do not know the call.
+func (a *Agent) updateSandbox(ctx context.Context, uid types.UID, cfg *runtimeapi.LinuxPodSandboxConfig) {
+	held := a.Watcher.Pod(uid)
+	if held == nil || len(held.Sandboxes) == 0 {
+		return
+	}
+	_, err := a.Runtime.UpdatePodSandboxResources(klog.NewContext(ctx, klog.Logger{}), &runtimeapi.UpdatePodSandboxResourcesRequest{
+		PodSandboxId: held.Sandboxes[0].ID, Overhead: cfg.GetOverhead(), Resources: cfg.GetResources(),
+	})
+	if err != nil && !runtime.IsUnimplemented(err) {
+		a.Config.Log.Warn("telling the runtime of a pod's resources", "uid", uid, "err", err)
+	}
 }
 
 // sysctls refuses pods whose sysctls the node does not allow.
