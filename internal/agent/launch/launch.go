@@ -95,6 +95,7 @@ func Run(ctx context.Context, cfg Config) error {
 	out := agent.Config{
 		NodeName: id.Name, RuntimeEndpoint: k.ContainerRuntimeEndpoint, ImageEndpoint: k.ImageServiceEndpoint, RootDir: flags.RootDir, PodLogsDir: k.PodLogsDir,
 		LogLinkDir: "/var/log/containers", Kubelet: k, Node: settings, Register: k.RegisterNode == nil || *k.RegisterNode,
+		CredentialProviders: flags.ImageCredentialConfig, CredentialProviderDir: flags.ImageCredentialDir,
 		CNIConfDir: cfg.CNIConfDir, CNI: cfg.CNI, AppArmor: appArmor("/"), Log: cfg.Log, Metrics: registry, Journal: cfg.Journal,
 	}
 	out.Serve.Gather = prometheus.Gatherers{registry, legacyregistry.DefaultGatherer}

@@ -36,7 +36,8 @@ func (m *Manager) effect(ctx context.Context, w *worker, spec Spec, a Action) Re
 	case Cgroup:
 		r.Err = m.fail(pod, m.cfg.Cgroups.Ensure(pod), "FailedCreatePodContainer", "unable to ensure pod container exists: ")
 	case Mount:
-		r.Err = m.fail(pod, m.cfg.Volumes.Mount(ctx, pod), "FailedMount", "")
+		// The volumes tell of their own failures, each once.
+		r.Err = m.fail(pod, m.cfg.Volumes.Mount(ctx, pod), "", "")
 	case CreateSandbox:
 		r.Err = m.createSandbox(ctx, pod, a)
 	case Pull:
