@@ -49,6 +49,9 @@ func rootCommand() *cobra.Command {
 	}
 	root.AddCommand(
 		upCommand(),
+		serverCommand(),
+		joinCommand(),
+		tokenCommand(),
 		downCommand(),
 		statusCommand(),
 		whyCommand(),

@@ -20,7 +20,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 
-	"github.com/berth-dev/berth/internal/agent"
 	"github.com/berth-dev/berth/internal/control/schedule"
 	"github.com/berth-dev/berth/internal/control/workload"
 	"github.com/berth-dev/berth/internal/nodes/eviction"
@@ -98,20 +97,20 @@ func (u *up) startNode(ctx, parts context.Context) error {
 	if err != nil {
 		return err
 	}
-	cfg, err := u.agentConfig(log)
+	run, err := u.agentPart(log)
 	if err != nil {
 		return err
 	}
 	if err := u.startProxy(parts); err != nil {
 		return err
 	}
-	u.crew.start(parts, part{"agent", func(ctx context.Context) error { return agent.Run(ctx, cfg) }})
-	if err := u.startDNS(parts); err != nil {
-		return err
-	}
+	u.crew.start(parts, part{"agent", run})
 	return u.clock.stage("node", func() (string, error) {
 		if err := u.waitNodeReady(ctx); err != nil {
 			return "", err
+		}
+		if !u.Role.control() {
+			return "Ready", nil
 		}
 		return "Ready", u.nameRole(ctx)
 	})
@@ -209,15 +208,22 @@ func (u *up) status(ctx context.Context) Status {
 		}
 		s.Checks = append(s.Checks, c)
 	}
-	check("store", u.store.Health(ctx))
+	if u.store != nil {
+		check("store", u.store.Health(ctx))
+	}
 	_, err := u.client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
 	check("api", err)
-	for _, p := range []struct{ name, url string }{
-		{"controllers", fmt.Sprintf("http://127.0.0.1:%d/healthz", u.Ports.Metrics)},
-		{"agent", fmt.Sprintf("http://127.0.0.1:%d/healthz", u.Ports.AgentHealthz)},
-		{"proxy", fmt.Sprintf("http://127.0.0.1:%d/livez", u.Ports.ProxyHealthz)},
+	for _, p := range []struct {
+		name, url string
+		here      bool
+	}{
+		{"controllers", fmt.Sprintf("http://127.0.0.1:%d/healthz", u.Ports.Metrics), u.Role.control()},
+		{"agent", fmt.Sprintf("http://127.0.0.1:%d/healthz", u.Ports.AgentHealthz), u.Role.node()},
+		{"proxy", fmt.Sprintf("http://127.0.0.1:%d/livez", u.Ports.ProxyHealthz), u.Role.node()},
 	} {
-		check(p.name, probe(ctx, p.url))
+		if p.here {
+			check(p.name, probe(ctx, p.url))
+		}
 	}
 	return s
 }
