@@ -93,6 +93,10 @@ type Config struct {
 	Plugins map[string]plugins.Handler
 	// System delays and announces the machine's shutdown; nil is systemd-logind.
 	System shutdown.System
+	// CredentialProviders is the configuration of credential provider plugins, a
+	// file or directory, and CredentialProviderDir where the plugins are; empty
+	// for none.
+	CredentialProviders, CredentialProviderDir string
 	// Parts are further roles that work on the agent's own view (eviction,
 	// garbage collection); they run until the context ends.
 	Parts []func(ctx context.Context, a *Agent) error

@@ -155,8 +155,12 @@ func (a *Agent) buildImages() error {
 	if k.RegistryPullQPS != nil {
 		qps = float64(*k.RegistryPullQPS)
 	}
+	providers, err := a.credentialProviders()
+	if err != nil {
+		return err
+	}
 	puller, err := image.New(image.Config{
-		Service: a.Images, Secret: a.Volumes.Secret, Event: a.event, MaxParallel: parallel, QPS: qps, Burst: int(k.RegistryBurst),
+		Service: a.Images, Secret: a.Volumes.Secret, Providers: providers, Event: a.event, MaxParallel: parallel, QPS: qps, Burst: int(k.RegistryBurst),
 		Dir: a.Config.RootDir, NodeCredentials: []string{filepath.Join(a.Config.RootDir, "config.json"), "/root/.docker/config.json"},
 		Verification: image.Verification{
 			Policy: image.Policy(k.ImagePullCredentialsVerificationPolicy), Allowlist: k.PreloadedImagesVerificationAllowlist,
@@ -193,7 +197,11 @@ func (a *Agent) buildConfigs(ctx context.Context, hierarchy resource.Hierarchy, 
 		nodeName: cfg.NodeName, client: cfg.Client, node: a.view, volumes: a.Volumes, users: a.users, cgroups: a.Cgroups, images: a.imageSet.image,
 		imageVolume: a.imageSet.volumeRef, features: a.features.of, settings: settings, memory: machine.MemoryBytes,
 		clusterDNS: k.ClusterDNS, clusterDomain: k.ClusterDomain, resolvConf: resolv, rootDir: cfg.RootDir, logsDir: cfg.PodLogsDir,
-		warn:   func(p *v1.Pod, w network.Warning) { a.event(p, "", v1.EventTypeWarning, w.Reason, w.Message) },
+		warn: func(p *v1.Pod, w network.Warning) { a.event(p, "", v1.EventTypeWarning, w.Reason, w.Message) },
+		reject: func(p *v1.Pod, why, message string) {
+			a.event(p, "", v1.EventTypeWarning, why, message)
+			a.Pods.Kill(p.UID, pod.Kill{Phase: v1.PodFailed, Reason: why, Message: message})
+		},
 		update: a.Runtime.UpdateContainerResources,
 		memoryUsed: func(p *v1.Pod) (int64, error) {
 			used, _, err := a.Stats.Memory(a.Cgroups.PodPath(p))

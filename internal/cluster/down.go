@@ -116,9 +116,9 @@ func stopSandboxes(ctx context.Context, socket string, purge bool, ours string) 
 	}
 	defer conn.Close()
 	rt := runtimeapi.NewRuntimeServiceClient(conn)
-	list, err := rt.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
+	list, err := listSandboxes(ctx, rt)
 	if err != nil {
-		return "", fmt.Errorf("listing sandboxes: %w", err)
+		return "", err
 	}
 	containers, err := rt.ListContainers(ctx, &runtimeapi.ListContainersRequest{})
 	if err != nil {
@@ -166,6 +166,26 @@ func stopSandboxes(ctx context.Context, socket string, purge bool, ours string) 
 		})
 	}
 	return fmt.Sprintf("%d pods", len(sandboxes)), g.Wait()
+}
+
+// listSandboxes waits for a runtime that was just started to find its
+// containers again: until then it refuses every call.
+func listSandboxes(ctx context.Context, rt runtimeapi.RuntimeServiceClient) (*runtimeapi.ListPodSandboxResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	for {
+		list, err := rt.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
+		if err == nil {
+			return list, nil
+		}
+		if status.Code(err) != codes.Unavailable || ctx.Err() != nil {
+			return nil, fmt.Errorf("listing sandboxes: %w", err)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
 }
 
 // belongs picks the sandboxes whose log directory is below prefix. CRI has no

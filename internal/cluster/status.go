@@ -11,6 +11,7 @@ import (
 	"net/http/pprof"
 	"net/url"
 	"os"
+	"strconv"
 	"time"
 
 	"github.com/berth-dev/berth/internal/journal"
@@ -32,6 +33,14 @@ type Status struct {
 	Checks   []Check       `json:"checks"`
 	// Notes are limits of the machine that berth adapted to.
 	Notes []string `json:"notes,omitempty"`
+}
+
+// APIURL is the API server as other machines see it.
+func (s *Status) APIURL() string {
+	if s.Settings.ServerURL != "" {
+		return s.Settings.ServerURL
+	}
+	return "https://" + net.JoinHostPort(s.NodeIP, strconv.Itoa(s.Settings.Ports.API))
 }
 
 // Check is one health answer.
@@ -134,7 +143,11 @@ func (s *Status) Print(w io.Writer, now time.Time) {
 	}
 	fmt.Fprintf(w, "cluster   %s, %s, up %s, process %d\n", s.Instance, state, now.Sub(s.Since).Round(time.Second), s.PID)
 	fmt.Fprintf(w, "data      %s\n", s.DataDir)
-	fmt.Fprintf(w, "api       https://127.0.0.1:%d  (kubeconfig %s/admin.kubeconfig)\n", s.Settings.Ports.API, s.DataDir)
+	if s.Settings.Role.control() {
+		fmt.Fprintf(w, "api       https://127.0.0.1:%d  (kubeconfig %s/admin.kubeconfig)\n", s.Settings.Ports.API, s.DataDir)
+	} else {
+		fmt.Fprintf(w, "api       %s\n", s.APIURL())
+	}
 	fmt.Fprintf(w, "node      %s at %s, pods %s, services %s, domain %s\n", s.Settings.NodeName, s.NodeIP, s.Settings.ClusterCIDR, s.Settings.ServiceCIDR, s.Settings.ClusterDomain)
 	p := s.Settings.Ports
 	fmt.Fprintf(w, "ports     api %d, agent %d (health %d), proxy health %d, proxy metrics %d, controllers %d\n", p.API, p.Agent, p.AgentHealthz, p.ProxyHealthz, p.ProxyMetrics, p.Metrics)

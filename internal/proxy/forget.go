@@ -45,6 +45,9 @@ func (f staleFilter) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 	hit := slices.ContainsFunc(f.Fronts, func(a netip.AddrPort) bool {
 		return a == dst || !a.Addr().IsValid() && a.Port() == dst.Port() && dst != reply
 	})
+	if len(f.Gone) > 0 {
+		return hit && slices.Contains(f.Gone, reply)
+	}
 	return hit && !slices.Contains(f.Keep, reply)
 }
 

@@ -48,6 +48,15 @@ func DefaultEvictionHard() map[string]string {
 // Defaults returns the configuration that applies if nothing is set.
 func Defaults() (*Effective, error) { return assemble(nil, Agent{}) }
 
+// Read returns the configuration of one file over the defaults.
+func Read(path string) (*Effective, error) {
+	read, err := readLayer(path)
+	if err != nil {
+		return nil, err
+	}
+	return assemble([]layer{read}, Agent{})
+}
+
 // layer is one origin of settings.
 type layer struct {
 	source string

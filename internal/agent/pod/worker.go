@@ -88,7 +88,8 @@ func (w *worker) deliver(r Result) {
 // ends.
 func (w *worker) run(ctx context.Context) {
 	defer w.wg.Wait()
-	w.obs.Memory = NewMemory(w.firstStatus())
+	w.obs.Memory = NewMemory(w.firstStatus(), w.m.cfg.Now())
+	w.obs.Logged = w.m.loggedAttempts(w.uid)
 	w.obs.Allocation = w.m.loadAllocation(w.uid)
 	w.obs.RuntimeName = w.m.cfg.RuntimeName
 	w.obs.Messages = map[string]string{}
@@ -194,9 +195,14 @@ func (w *worker) perform(ctx context.Context, spec Spec, plan Plan, now time.Tim
 	w.tellStatus(spec.Pod, &plan, now)
 	w.obs.Accept(plan, now)
 	for _, e := range plan.Events {
-		if w.fire(spec.Pod, e) {
-			w.m.record(spec.Pod, now, "held back container "+e.Container, fact(e.Reason, e.Message))
+		if !w.fire(spec.Pod, e) {
+			continue
 		}
+		decision := "holding back container " + e.Container
+		if e.Container == "" {
+			decision = "reporting " + e.Reason
+		}
+		w.m.record(spec.Pod, now, decision, fact("message", e.Message))
 	}
 	for _, a := range plan.Actions {
 		if old := w.flights[a.Key()]; old != nil {
@@ -290,13 +296,36 @@ func (w *worker) tellFailure(pod *v1.Pod, r Result, now time.Time) {
 		return
 	}
 	f := w.obs.Failed[r.Action.Key()]
-	w.m.record(pod, now, "failed: "+r.Action.sentence(), fact("reason", f.Reason), fact("message", f.Message),
+	w.m.record(pod, now, "failed "+r.Action.sentence(), fact("reason", f.Reason), fact("message", f.Message),
 		fact("in a row", strconv.Itoa(f.Count)), fact("next try in", f.RetryAt.Sub(now).Round(time.Millisecond).String()))
+}
+
+// tellEnds writes down how containers ended since the last look.
+func (w *worker) tellEnds(pod *v1.Pod, was, is *v1.PodStatus, now time.Time) {
+	for _, list := range [][]v1.ContainerStatus{is.InitContainerStatuses, is.ContainerStatuses, is.EphemeralContainerStatuses} {
+		for i := range list {
+			c, before := &list[i], lastStatus(was, list[i].Name)
+			ended := c.State.Terminated
+			if ended == nil && c.State.Waiting != nil {
+				ended = c.LastTerminationState.Terminated
+			}
+			if ended == nil || before == nil || before.State.Running == nil || ended.ContainerID != before.ContainerID {
+				continue
+			}
+			because := []journal.Fact{fact("exit code", strconv.Itoa(int(ended.ExitCode))), fact("reason", ended.Reason)}
+			if ended.Message != "" {
+				because = append(because, fact("message", ended.Message))
+			}
+			ran := ended.FinishedAt.Sub(ended.StartedAt.Time).String()
+			w.m.record(pod, now, "container "+c.Name+" ended", append(because, fact("ran for", ran))...)
+		}
+	}
 }
 
 // tellStatus writes down a change of phase or readiness.
 func (w *worker) tellStatus(pod *v1.Pod, plan *Plan, now time.Time) {
 	was, is := &w.obs.Last, &plan.Status
+	w.tellEnds(pod, was, is, now)
 	if was.Phase != is.Phase {
 		because := []journal.Fact{fact("before", string(was.Phase))}
 		if is.Reason != "" {

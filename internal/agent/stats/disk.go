@@ -107,7 +107,7 @@ func (d *disk) read(ctx context.Context, done chan struct{}) {
 			continue
 		}
 		for _, volume := range d.cfg.Volumes(pod.UID) {
-			if usage, ok := d.readVolume(volume); ok {
+			if usage, ok := d.readVolume(ctx, volume); ok {
 				facts.volumes[pod.UID] = append(facts.volumes[pod.UID], volumeUsage{Volume: volume, usage: usage, at: d.cfg.Now()})
 			}
 		}
@@ -190,7 +190,7 @@ func (d *disk) readLogs(pod *v1.Pod) map[string]DiskUse {
 
 // readVolume measures one volume. A volume that hangs (a dead NFS server) is
 // left out until its measurement returns; it never holds up the others.
-func (d *disk) readVolume(volume Volume) (fsUsage, bool) {
+func (d *disk) readVolume(ctx context.Context, volume Volume) (fsUsage, bool) {
 	d.mu.Lock()
 	if d.hung[volume.Path] {
 		d.mu.Unlock()
@@ -205,12 +205,7 @@ func (d *disk) readVolume(volume Volume) (fsUsage, bool) {
 	}
 	answers := make(chan answer, 1)
 	go func() {
-		usage, err := statFS(volume.Path)
-		if err == nil && volume.Shared {
-			var size DiskUse
-			size, err = walk(volume.Path)
-			usage.used, usage.inodesUsed = size.Bytes, size.Inodes
-		}
+		usage, err := volume.read(ctx)
 		d.mu.Lock()
 		delete(d.hung, volume.Path)
 		d.mu.Unlock()
@@ -225,6 +220,24 @@ func (d *disk) readVolume(volume Volume) (fsUsage, bool) {
 		d.cfg.Log.Warn("a volume does not answer", "volume", volume.Name, "path", volume.Path)
 		return fsUsage{}, false
 	}
+}
+
+// read measures the volume, however long that takes.
+func (v *Volume) read(ctx context.Context) (fsUsage, error) {
+	if v.Measure != nil {
+		size, err := v.Measure(ctx)
+		return fsUsage{
+			capacity: size.Capacity, available: size.Available, used: size.Used,
+			inodes: size.Inodes, inodesFree: size.InodesFree, inodesUsed: size.InodesUsed,
+		}, err
+	}
+	usage, err := statFS(v.Path)
+	if err == nil && v.Shared {
+		var size DiskUse
+		size, err = walk(v.Path)
+		usage.used, usage.inodesUsed = size.Bytes, size.Inodes
+	}
+	return usage, err
 }
 
 // walk sums what a directory tree occupies, each hard-linked file once. It
