@@ -17,8 +17,6 @@ const (
 	Peers Kind = iota
 	// Blocks are ranges of addresses.
 	Blocks
-	// Ports are ranges of ports of a protocol.
-	Ports
 	// Named are address, protocol and port of pods' named ports.
 	Named
 	// Selves are pairs of one address, for what a pod sends to itself.
@@ -28,25 +26,27 @@ const (
 // SelfSet is the one set of kind Selves.
 const SelfSet = "self"
 
-// Set is a set the kernel must have. Blocks and Ports are filled when they
-// are made and never change.
+// Set is a set the kernel must have. Blocks are filled when the set is made
+// and never change.
 type Set struct {
 	Name   string
 	Kind   Kind
 	Blocks []AddrRange
-	Ports  []PortRange
 }
 
-// Rule is one rule of a chain: jump if Jump is set; else accept what matches
-// every set that is named; else drop.
+// Rule is one rule of a chain: jump if Jump is set; else accept, if Accept is
+// set, what matches everything that is not empty; else drop.
 type Rule struct {
 	Jump   string
 	Accept bool
-	// Peers names a set of kind Peers or Blocks, Ports one of kind Ports or
-	// Named; "" matches everything.
-	Peers, Ports string
-	// PeersKind and PortsKind are the kinds of the sets named.
-	PeersKind, PortsKind Kind
+	// Peers names a set of kind Peers or Blocks.
+	Peers string
+	// Named names a set of kind Named.
+	Named string
+	// Ports are written into the rule and not a set: a set of intervals of
+	// two fields has no rows yet when the rules of its transaction begin to
+	// hold (Linux 6.18), so that packets would be dropped in between.
+	Ports PortRange
 }
 
 // Chain is a chain the kernel must have. Fresh chains are new; others lose
@@ -153,9 +153,6 @@ func (s Set) contents() string {
 	for _, r := range s.Blocks {
 		parts = append(parts, fmt.Sprintf("%s-%s", r.First, r.Last))
 	}
-	for _, r := range s.Ports {
-		parts = append(parts, fmt.Sprintf("%d/%d-%d", r.Proto, r.First, r.Last))
-	}
 	if len(parts) == 0 {
 		return ""
 	}
@@ -171,10 +168,14 @@ func (r Rule) String() string {
 		return "drop"
 	}
 	var b strings.Builder
-	for _, s := range []string{r.Peers, r.Ports} {
-		if s != "" {
-			b.WriteString("in " + s + " ")
-		}
+	if r.Peers != "" {
+		b.WriteString("with " + r.Peers + " ")
+	}
+	if r.Named != "" {
+		b.WriteString("on " + r.Named + " ")
+	}
+	if r.Ports.Proto != 0 {
+		fmt.Fprintf(&b, "on %d/%d-%d ", r.Ports.Proto, r.Ports.First, r.Ports.Last)
 	}
 	return b.String() + "accept"
 }

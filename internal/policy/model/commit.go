@@ -53,11 +53,10 @@ type names struct {
 	refs [2]int
 }
 
-// static is a set that never changes.
-type static struct {
+// blocks is a set of address ranges; it never changes.
+type blocks struct {
 	Set
 	key  string
-	home map[string]*static
 	refs int
 }
 
@@ -265,29 +264,27 @@ func (m *Model) render(p *policy, d Direction, fresh bool) {
 		if len(r.peers) > 0 {
 			g := m.group(r.peers)
 			hold(g)
-			from = append(from, Rule{Peers: g.set, PeersKind: Peers})
+			from = append(from, Rule{Peers: g.set})
 		}
 		if len(r.blocks) > 0 {
-			s := m.static(m.blocks, Set{Kind: Blocks, Blocks: r.blocks})
+			s := m.blocksOf(r.blocks)
 			hold(s)
-			from = append(from, Rule{Peers: s.Name, PeersKind: Blocks})
+			from = append(from, Rule{Peers: s.Name})
 		}
 		if r.anyPort {
 			to = append(to, Rule{})
 		}
-		if len(r.ports) > 0 {
-			s := m.static(m.ports, Set{Kind: Ports, Ports: r.ports})
-			hold(s)
-			to = append(to, Rule{Ports: s.Name, PortsKind: Ports})
+		for _, p := range r.ports {
+			to = append(to, Rule{Ports: p})
 		}
 		for _, name := range r.names {
 			s := m.named(name)
 			hold(s)
-			to = append(to, Rule{Ports: s.set, PortsKind: Named})
+			to = append(to, Rule{Named: s.set})
 		}
 		for _, f := range from {
 			for _, t := range to {
-				p.rules[d] = append(p.rules[d], Rule{Accept: true, Peers: f.Peers, PeersKind: f.PeersKind, Ports: t.Ports, PortsKind: t.PortsKind})
+				p.rules[d] = append(p.rules[d], Rule{Accept: true, Peers: f.Peers, Named: t.Named, Ports: t.Ports})
 			}
 		}
 	}
@@ -402,28 +399,29 @@ func (s *names) drop(m *Model) {
 	m.out.DropSets = append(m.out.DropSets, Set{Name: s.set, Kind: Named})
 }
 
-func (m *Model) static(home map[string]*static, set Set) *static {
+func (m *Model) blocksOf(ranges []AddrRange) *blocks {
+	set := Set{Kind: Blocks, Blocks: ranges}
 	key := set.contents()
-	s := home[key]
+	s := m.blocks[key]
 	if s == nil {
 		m.number++
-		set.Name = fmt.Sprintf("%s-%d", [...]string{Blocks: "blocks", Ports: "ports"}[set.Kind], m.number)
-		s = &static{Set: set, key: key, home: home}
-		home[key] = s
+		set.Name = fmt.Sprintf("blocks-%d", m.number)
+		s = &blocks{Set: set, key: key}
+		m.blocks[key] = s
 		m.out.Sets = append(m.out.Sets, set)
 	}
 	return s
 }
 
-func (s *static) take(*Model, Direction) { s.refs++ }
-func (s *static) inUse() bool            { return s.refs > 0 }
-func (s *static) release(m *Model, _ Direction) {
+func (s *blocks) take(*Model, Direction) { s.refs++ }
+func (s *blocks) inUse() bool            { return s.refs > 0 }
+func (s *blocks) release(m *Model, _ Direction) {
 	s.refs--
 	m.idle[s] = true
 }
 
-func (s *static) drop(m *Model) {
-	delete(s.home, s.key)
+func (s *blocks) drop(m *Model) {
+	delete(m.blocks, s.key)
 	m.out.DropSets = append(m.out.DropSets, Set{Name: s.Name, Kind: s.Kind})
 }
 
@@ -477,10 +475,8 @@ func (m *Model) Snapshot() *Changes {
 	for _, s := range m.names {
 		out.Sets = append(out.Sets, Set{Name: s.set, Kind: Named})
 	}
-	for _, home := range []map[string]*static{m.blocks, m.ports} {
-		for _, s := range home {
-			out.Sets = append(out.Sets, s.Set)
-		}
+	for _, s := range m.blocks {
+		out.Sets = append(out.Sets, s.Set)
 	}
 	for _, p := range m.profiles {
 		out.Chains = append(out.Chains, p.render())

@@ -167,8 +167,7 @@ type PortRange struct {
 	First, Last uint16
 }
 
-// mergePorts sorts ranges and joins those that touch: the kernel's sets do
-// not take overlaps.
+// mergePorts sorts ranges and joins those that touch: each is a rule.
 func mergePorts(in []PortRange) []PortRange {
 	slices.SortFunc(in, func(a, b PortRange) int {
 		if a.Proto != b.Proto {
@@ -235,7 +234,8 @@ func blockRanges(b *networkingv1.IPBlock) ([]AddrRange, error) {
 	return rest, nil
 }
 
-// mergeAddrs sorts ranges and joins those that touch.
+// mergeAddrs sorts ranges and joins those that touch: the kernel's sets do
+// not take overlaps.
 func mergeAddrs(in []AddrRange) []AddrRange {
 	slices.SortFunc(in, func(a, b AddrRange) int { return a.First.Compare(b.First) })
 	var out []AddrRange

@@ -91,8 +91,7 @@ type Model struct {
 	profiles map[string]*profile
 	groups   map[string]*group
 	names    map[Name]*names
-	blocks   map[string]*static
-	ports    map[string]*static
+	blocks   map[string]*blocks
 	number   int
 
 	dirtyPods     map[*pod]bool
@@ -105,8 +104,7 @@ type Model struct {
 func New() *Model {
 	m := &Model{
 		namespaces: map[string]*namespace{}, pods: map[Key]*pod{}, claims: map[netip.Addr][]*pod{},
-		profiles: map[string]*profile{}, groups: map[string]*group{}, names: map[Name]*names{},
-		blocks: map[string]*static{}, ports: map[string]*static{},
+		profiles: map[string]*profile{}, groups: map[string]*group{}, names: map[Name]*names{}, blocks: map[string]*blocks{},
 	}
 	m.begin()
 	return m

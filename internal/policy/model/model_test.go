@@ -2,11 +2,8 @@ package model_test
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"net/netip"
 	"testing"
-
-	networkingv1 "k8s.io/api/networking/v1"
 
 	"github.com/berth-dev/berth/internal/policy/model"
 	"github.com/berth-dev/berth/internal/policy/oracle"
@@ -89,7 +86,7 @@ func (k *kernel) apply(c *model.Changes) {
 		for _, r := range rules {
 			_, jump := k.chains[r.Jump]
 			k.must(r.Jump == "" || jump, "%s jumps to %s, which is not there", name, r.Jump)
-			for _, s := range []string{r.Peers, r.Ports} {
+			for _, s := range []string{r.Peers, r.Named} {
 				_, there := k.sets[s]
 				k.must(s == "" || there, "%s looks into %s, which is not there", name, s)
 			}
@@ -125,7 +122,8 @@ func (k *kernel) run(chain string, d model.Direction, p oracle.Packet) bool {
 			if k.run(r.Jump, d, p) {
 				return true
 			}
-		case r.Accept && k.has(r.Peers, other, p) && k.has(r.Ports, p.Dst, p):
+		case r.Accept && k.has(r.Peers, other, p) && k.has(r.Named, p.Dst, p) &&
+			(r.Ports.Proto == 0 || r.Ports.Proto == p.Proto && r.Ports.First <= p.Port && p.Port <= r.Ports.Last):
 			return true
 		}
 	}
@@ -147,53 +145,7 @@ func (k *kernel) has(set string, ip netip.Addr, p oracle.Packet) bool {
 			return true
 		}
 	}
-	for _, b := range s.Ports {
-		if b.Proto == p.Proto && b.First <= p.Port && p.Port <= b.Last {
-			return true
-		}
-	}
 	return false
-}
-
-// history changes a world at random and tells the model of it.
-type history struct {
-	r *rand.Rand
-	w oracle.World
-	m *model.Model
-}
-
-func newHistory(seed uint64) *history {
-	return &history{rand.New(rand.NewPCG(seed, 1)), oracle.World{Namespaces: map[string]map[string]string{}, Pods: map[model.Key]model.Pod{}, Policies: map[model.Key]*networkingv1.NetworkPolicy{}}, model.New()}
-}
-
-func (h *history) step() {
-	switch h.r.IntN(9) {
-	case 0, 1, 2:
-		p := oracle.RandomPod(h.r)
-		h.w.Pods[p.Key] = p
-		h.m.SetPod(p)
-	case 3:
-		k := oracle.RandomPod(h.r).Key
-		delete(h.w.Pods, k)
-		h.m.DeletePod(k)
-	case 4, 5:
-		np := oracle.RandomPolicy(h.r)
-		h.w.Policies[model.Key{Namespace: np.Namespace, Name: np.Name}] = np
-		h.m.SetPolicy(np)
-	case 6:
-		np := oracle.RandomPolicy(h.r)
-		k := model.Key{Namespace: np.Namespace, Name: np.Name}
-		delete(h.w.Policies, k)
-		h.m.DeletePolicy(k)
-	case 7:
-		name, l := oracle.RandomPod(h.r).Namespace, oracle.RandomLabels(h.r)
-		h.w.Namespaces[name] = l
-		h.m.SetNamespace(name, l)
-	case 8:
-		name := oracle.RandomPod(h.r).Namespace
-		delete(h.w.Namespaces, name)
-		h.m.DeleteNamespace(name)
-	}
 }
 
 // TestRandomHistoriesDecideAsTheOracle also proves that a snapshot holds what
@@ -201,19 +153,19 @@ func (h *history) step() {
 func TestRandomHistoriesDecideAsTheOracle(t *testing.T) {
 	for seed := range uint64(300) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			h, k := newHistory(seed), newKernel(t)
+			h, k := oracle.NewHistory(seed), newKernel(t)
 			for range 60 {
-				for range 1 + h.r.IntN(4) {
-					h.step()
+				for range 1 + h.IntN(4) {
+					h.Step()
 				}
-				k.apply(h.m.Commit())
+				k.apply(h.Model.Commit())
 				whole := newKernel(t)
-				whole.apply(h.m.Snapshot())
+				whole.apply(h.Model.Snapshot())
 				for range 40 {
-					p := oracle.RandomPacket(h.r)
-					want := h.w.Allows(p)
+					p := oracle.RandomPacket(h.Rand)
+					want := h.World.Allows(p)
 					if got := k.allows(p); got != want {
-						t.Fatalf("%+v: rows say %v, policies say %v\n%s", p, got, want, h.m.Snapshot().Text())
+						t.Fatalf("%+v: rows say %v, policies say %v\n%s", p, got, want, h.Model.Snapshot().Text())
 					}
 					if got := whole.allows(p); got != want {
 						t.Fatalf("%+v: snapshot says %v, policies say %v", p, got, want)
@@ -224,13 +176,13 @@ func TestRandomHistoriesDecideAsTheOracle(t *testing.T) {
 						len(whole.rows), len(whole.sets), len(whole.chains), len(whole.to))
 				}
 			}
-			for key := range h.w.Pods {
-				h.m.DeletePod(key)
+			for key := range h.World.Pods {
+				h.Model.DeletePod(key)
 			}
-			for key := range h.w.Policies {
-				h.m.DeletePolicy(key)
+			for key := range h.World.Policies {
+				h.Model.DeletePolicy(key)
 			}
-			k.apply(h.m.Commit())
+			k.apply(h.Model.Commit())
 			if len(k.rows)+len(k.chains)+len(k.to)+len(k.sets)-1 > 0 {
 				t.Errorf("an empty cluster leaves %v, %v, %v, %v", k.rows, k.chains, k.to, k.sets)
 			}

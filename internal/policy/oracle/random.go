@@ -37,7 +37,7 @@ func RandomPod(r *rand.Rand) model.Pod {
 		IPs: []netip.Addr{RandomAddr(r)},
 	}
 	if r.IntN(2) == 0 {
-		p.IPs = append(p.IPs, netip.MustParseAddr(fmt.Sprintf("fd00::%d", r.IntN(12))))
+		p.IPs = append(p.IPs, randomAddr6(r))
 	}
 	for _, name := range someNames {
 		if r.IntN(2) == 0 {
@@ -49,14 +49,18 @@ func RandomPod(r *rand.Rand) model.Pod {
 
 // RandomAddr is one that a pod may have.
 func RandomAddr(r *rand.Rand) netip.Addr {
-	return netip.AddrFrom4([4]byte{10, 0, byte(r.IntN(2)), byte(r.IntN(8))})
+	return netip.AddrFrom4([4]byte{10, 0, byte(r.IntN(2)), byte(2 + r.IntN(8))})
+}
+
+func randomAddr6(r *rand.Rand) netip.Addr {
+	return netip.MustParseAddr(fmt.Sprintf("fd00::%d", 1+r.IntN(8)))
 }
 
 // RandomPacket is between addresses that pods may have, or others.
 func RandomPacket(r *rand.Rand) Packet {
 	p := Packet{Src: RandomAddr(r), Dst: RandomAddr(r), Proto: Protocols[randomProtocol(r)], Port: uint16(79 + r.IntN(6))}
 	if r.IntN(3) == 0 {
-		p.Src, p.Dst = netip.MustParseAddr(fmt.Sprintf("fd00::%d", r.IntN(12))), netip.MustParseAddr(fmt.Sprintf("fd00::%d", r.IntN(12)))
+		p.Src, p.Dst = randomAddr6(r), randomAddr6(r)
 	}
 	if r.IntN(8) == 0 {
 		p.Proto = 1 // ICMP
