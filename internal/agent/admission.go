@@ -20,6 +20,8 @@ type admission struct {
 	node  *nodeView
 	more  []AdmitFunc
 	state func(uid types.UID) (*v1.Pod, bool)
+	// drop takes back what more gave to a pod that is refused or gone.
+	drop func(uid types.UID)
 
 	mu       sync.Mutex
 	admitted map[types.UID]*v1.Pod
@@ -40,6 +42,7 @@ func (a *admission) Admit(ctx context.Context, p *v1.Pod, adopted bool) *pod.Rej
 		}
 		if node := a.node.get(); node != nil {
 			if r := pod.Fit(p, node, a.others(p.UID)); r != nil {
+				a.drop(p.UID)
 				return r
 			}
 		}
@@ -81,4 +84,5 @@ func (a *admission) Forget(uid types.UID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	delete(a.admitted, uid)
+	a.drop(uid)
 }

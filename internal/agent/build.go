@@ -69,17 +69,20 @@ func (a *Agent) build(ctx context.Context) error {
 		Exec: a.exec, Changed: func(uid types.UID) { a.Pods.Poke(uid) }, Log: cfg.Log, Metrics: cfg.Metrics,
 		Event: func(p *v1.Pod, name, why, message string) { a.event(p, name, v1.EventTypeWarning, why, message) },
 	})
+	if err := a.buildResources(machine); err != nil {
+		return err
+	}
 	a.buildConfigs(ctx, hierarchy, machine)
 	a.Watcher = runtime.NewWatcher(runtime.WatcherConfig{
 		Service: a.Runtime, Notify: func(uid types.UID) { a.Pods.RuntimeChanged(uid) }, Log: cfg.Log, Metrics: cfg.Metrics,
 	})
 	admit := &admission{node: a.view, more: append([]AdmitFunc{a.sysctls}, cfg.Admit...), admitted: map[types.UID]*v1.Pod{},
-		state: func(uid types.UID) (*v1.Pod, bool) { return a.Pods.Get(uid) }}
+		state: func(uid types.UID) (*v1.Pod, bool) { return a.Pods.Get(uid) }, drop: a.dropResources}
 	a.Pods = pod.NewManager(pod.Config{
 		Client: cfg.Client, Service: a.Runtime, Runtime: a.Watcher, RuntimeName: version.GetRuntimeName(),
 		Volumes: a.configs, Images: a.imageSet, Configs: a.configs, Cgroups: cgroupSet{a.Cgroups}, Admitter: admit, Resizer: a.configs,
 		Hooks:  probe.Hooks{Exec: a.exec, Event: func(p *v1.Pod, name, why, message string) { a.event(p, name, v1.EventTypeWarning, why, message) }},
-		Probes: a.prober,
+		Probes: a.prober, Devices: a.devices.Health,
 		Node: func() pod.Node {
 			n := pod.Node{IPs: a.view.ips()}
 			if d := k.CrashLoopBackOff.MaxContainerRestartPeriod; d != nil {
@@ -130,12 +133,12 @@ func (a *Agent) buildCgroups(ctx context.Context, machine *node.Machine) (resour
 	}
 	a.Cgroups, err = resource.New(resource.Config{
 		Driver: driver, Root: k.CgroupRoot, PerQOS: k.CgroupsPerQOS == nil || *k.CgroupsPerQOS,
-		Pod: options, Pods: a.podsLimits(machine), Hierarchy: hierarchy, Units: units, Log: a.Config.Log,
+		Pod: options, Exclusive: func(uid types.UID) bool { return a.assigned.Exclusive(uid) }, Pods: a.podsLimits(machine), Hierarchy: hierarchy, Units: units, Log: a.Config.Log,
 	})
 	if err != nil {
 		return hierarchy, err
 	}
-	return hierarchy, a.Cgroups.EnsureRoot()
+	return hierarchy, a.enforce()
 }
 
 func hugepageSizes(m *node.Machine) (out []string) {
@@ -181,6 +184,7 @@ func (a *Agent) buildConfigs(ctx context.Context, hierarchy resource.Hierarchy, 
 	settings := container.NodeSettings{
 		CgroupVersion: hierarchy.Version(), CPUQuota: k.CPUCFSQuota == nil || *k.CPUCFSQuota, SeccompDefault: k.SeccompDefault != nil && *k.SeccompDefault,
 		SingleProcessOOMKill: hierarchy.Version() == 1 || k.SingleProcessOOMKill != nil && *k.SingleProcessOOMKill,
+		NoSwapController:     !a.Cgroups.SwapControlled(),
 		HugepageSizes:        hugepageSizes(machine), AllowedUnsafeSysctls: k.AllowedUnsafeSysctls, AppArmor: cfg.AppArmor,
 		SwapLimited: k.MemorySwap.SwapBehavior == "LimitedSwap", SwapCapacity: machine.SwapBytes,
 	}
@@ -207,7 +211,7 @@ func (a *Agent) buildConfigs(ctx context.Context, hierarchy resource.Hierarchy, 
 			used, _, err := a.Stats.Memory(a.Cgroups.PodPath(p))
 			return int64(used), err
 		},
-		mounted: map[types.UID]map[string]volume.Mounted{},
+		mounted: map[types.UID]map[string]volume.Mounted{}, devices: a.devices, assigned: a.assigned, claims: a.claims,
 	}
 	a.services(ctx, a.configs)
 }
@@ -316,6 +320,9 @@ func nodeDefaults(s *node.Settings, k *kubeletv1beta1.KubeletConfiguration) erro
 			return err
 		}
 	}
+	if err := s.Reserved.NameCPUs(k.ReservedSystemCPUs); err != nil {
+		return err
+	}
 	if s.Reserved.EvictionHard == nil {
 		s.Reserved.EvictionHard, err = node.EvictionReservation(k.EvictionHard)
 	}
@@ -373,7 +380,7 @@ func (a *Agent) clearOrphans(ctx context.Context) error {
 	case <-a.told:
 	}
 	for pause := time.Second; ; pause = min(2*pause, 5*time.Minute) {
-		err := errors.Join(a.Volumes.Orphans(ctx, a.Pods.Has), a.Cgroups.Orphans(ctx, a.Pods.Has))
+		err := errors.Join(a.claims.Orphans(ctx, a.Pods.Has), a.Volumes.Orphans(ctx, a.Pods.Has), a.Cgroups.Orphans(ctx, a.Pods.Has))
 		if err == nil || ctx.Err() != nil {
 			return nil
 		}

@@ -102,6 +102,10 @@ func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, a Action) *Fai
 	if err == nil {
 		err = os.MkdirAll(cfg.GetLogDirectory(), 0o755)
 	}
+	var e *Error
+	if errors.As(err, &e) {
+		return m.fail(pod, err, e.Reason, "")
+	}
 	if err != nil {
 		return m.fail(pod, err, "FailedCreatePodSandBox", "Failed to create pod sandbox: ")
 	}
