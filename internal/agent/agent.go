@@ -91,6 +91,9 @@ type Config struct {
 	Serve serve.Config
 	// Admit are further opinions on whether a pod may run here.
 	Admit []AdmitFunc
+	// Resizable are opinions on whether a running pod, as it would be, may have
+	// other resources at all; a refusal is for good (Infeasible).
+	Resizable []AdmitFunc
 	// Plugins handles types of plugins besides storage drivers, by type.
 	Plugins map[string]plugins.Handler
 	// System delays and announces the machine's shutdown; nil is systemd-logind.
@@ -191,7 +194,6 @@ func Run(ctx context.Context, cfg Config) error {
 	if cfg.OnNode != nil {
 		a.view.on = append(a.view.on, cfg.OnNode)
 	}
-	a.Config.Admit = append(a.Config.Admit, a.underPressure, a.goingDown, a.giveResources)
 	a.firstCNI()
 	var err error
 	if a.Runtime, a.Images, err = runtime.Connect(ctx, runtime.ConnectConfig{

@@ -72,9 +72,7 @@ func (m *Manager) effect(ctx context.Context, w *worker, spec Spec, a Action) Re
 		r.Allocation, r.Err = m.allocate(ctx, spec)
 	case Resize:
 		if r.Err = m.actuate(ctx, pod); r.Err == nil {
-			m.mu.Lock()
-			m.roomMade()
-			m.mu.Unlock()
+			m.makeRoom()
 		}
 	default:
 		r.Err = &Failure{Reason: "Unknown", Message: "no way to perform " + string(a.Kind)}
