@@ -96,6 +96,10 @@ type Config struct {
 	Resizable []AdmitFunc
 	// Plugins handles types of plugins besides storage drivers, by type.
 	Plugins map[string]plugins.Handler
+	// DeadContainers bounds which dead containers stay; nil keeps one of each.
+	DeadContainers *pressure.ContainerLimits
+	// RuntimeCgroup is the runtime's, shown in stats; empty shows none.
+	RuntimeCgroup string
 	// System delays and announces the machine's shutdown; nil is systemd-logind.
 	System shutdown.System
 	// CredentialProviders is the configuration of credential provider plugins, a
@@ -122,6 +126,9 @@ func (c *Config) complete() error {
 	}
 	if c.Journal == nil {
 		c.Journal = journal.Discard
+	}
+	if c.DeadContainers == nil {
+		c.DeadContainers = &pressure.ContainerLimits{PerContainer: 1, Total: -1}
 	}
 	if c.PodLogsDir == "" {
 		c.PodLogsDir = c.Kubelet.PodLogsDir
@@ -349,7 +356,7 @@ func (a *Agent) serveConfig() serve.Config {
 	if s.Stats == nil {
 		s.Stats = a.Stats
 	}
-	s.Checks = append(s.Checks, serve.Check{Name: "runtime", Check: a.Watcher.Healthy})
+	s.Checks = append(s.Checks, serve.Check{Name: "syncloop", Check: a.Watcher.Healthy})
 	return s
 }
 

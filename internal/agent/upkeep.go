@@ -29,8 +29,11 @@ func (a *Agent) buildUpkeep(ctx context.Context) error {
 		Reader: stats.NewReader(mounts), Runtime: a.Runtime, Images: a.Images, Volumes: a.measurable,
 		RootDir: cfg.RootDir, LogsDir: cfg.PodLogsDir, DiskAge: k.VolumeStatsAggPeriod.Duration,
 	}
-	if k.KubeletCgroups != "" {
-		measure.SystemCgroups = map[string]string{"kubelet": k.KubeletCgroups}
+	measure.SystemCgroups = map[string]string{}
+	for name, path := range map[string]string{"kubelet": k.KubeletCgroups, "runtime": cfg.RuntimeCgroup} {
+		if path != "" {
+			measure.SystemCgroups[name] = path
+		}
 	}
 	if a.Stats, err = stats.New(measure); err != nil {
 		return err
@@ -44,7 +47,7 @@ func (a *Agent) buildUpkeep(ctx context.Context) error {
 		Log: cfg.Log, NodeName: cfg.NodeName, Runtime: a.Runtime, Images: a.Images, Events: a.Events, Pods: a.Pods.List, SourcesReady: a.sourcesTold.Load,
 		RootDir: cfg.RootDir, LogsDir: cfg.PodLogsDir, LinkDir: cfg.LogLinkDir, HighPercent: value(k.ImageGCHighThresholdPercent, 85), LowPercent: value(k.ImageGCLowThresholdPercent, 80),
 		ImageLimits:     pressure.ImageLimits{MinimumAge: k.ImageMinimumGCAge.Duration, MaximumAge: k.ImageMaximumGCAge.Duration},
-		ContainerLimits: pressure.ContainerLimits{PerContainer: 1, Total: -1},
+		ContainerLimits: *cfg.DeadContainers,
 		Journal:         cfg.Journal, Metrics: cfg.Metrics,
 	})
 	if err != nil {

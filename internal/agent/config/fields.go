@@ -146,7 +146,7 @@ var Fields = []Field{
 	{"logging.vmodule", Refused, "use `logging.verbosity`"},
 	{"logging.options", Subsumed, "lines are written at once"},
 	{"enableSystemLogHandler", Honoured, ""},
-	{"enableSystemLogQuery", Refused, "files below /var/log are served at /logs/"},
+	{"enableSystemLogQuery", Honoured, "`/logs/?query=`: a service's file below /var/log, else the journal (journalctl)"},
 	{"shutdownGracePeriod", Honoured, ""},
 	{"shutdownGracePeriodCriticalPods", Honoured, ""},
 	{"shutdownGracePeriodByPodPriority", Honoured, ""},
