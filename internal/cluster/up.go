@@ -23,6 +23,7 @@ import (
 	"github.com/berth-dev/berth/internal/control/api"
 	"github.com/berth-dev/berth/internal/control/store"
 	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/nodes/health"
 )
 
 // up is one running cluster. Its fields are set by the start stages in order
@@ -47,6 +48,8 @@ type up struct {
 	client         kubernetes.Interface
 	informers      informers.SharedInformerFactory
 	journal        *journal.Ring
+	// board tells how nodes stand, for `berth why node`.
+	board health.Board
 	// metrics are those of controllers, scheduler and DNS.
 	metrics registry
 
