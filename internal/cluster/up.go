@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/berth-dev/berth/internal/agent/volume"
 	"github.com/berth-dev/berth/internal/cluster/containerd"
 	"github.com/berth-dev/berth/internal/cluster/host"
 	"github.com/berth-dev/berth/internal/control/api"
@@ -224,6 +225,10 @@ func (u *up) shareInformers(parts context.Context) {
 }
 
 func (u *up) startRuntime(ctx, parts context.Context) error {
+	// Before the runtime or the agent mounts anything there.
+	if err := volume.ShareRoot(u.Path("agent")); err != nil {
+		u.notes = append(u.notes, "mounts do not propagate between containers and the node: "+err.Error())
+	}
 	if u.RuntimeEndpoint != "" {
 		return u.clock.stage("images", func() (string, error) {
 			detail, err := u.importImages(ctx, trimUnix(u.RuntimeEndpoint))
