@@ -54,6 +54,8 @@ type configs struct {
 	update         func(ctx context.Context, containerID string, r *runtimeapi.ContainerResources) error
 	memoryUsed     func(p *v1.Pod) (int64, error)
 	warn           func(pod *v1.Pod, w network.Warning)
+	// reject fails a pod that can never run here.
+	reject func(pod *v1.Pod, why, message string)
 
 	mu      sync.Mutex
 	mounted map[types.UID]map[string]volume.Mounted
@@ -69,6 +71,9 @@ type configs struct {
 // Mount mounts all volumes of a pod.
 func (c *configs) Mount(ctx context.Context, p *v1.Pod) error {
 	m, err := c.volumes.Mount(ctx, p)
+	if errors.Is(err, volume.ErrAttachLimit) {
+		c.reject(p, "VolumeAttachmentLimitExceeded", err.Error())
+	}
 	if err != nil {
 		return err
 	}

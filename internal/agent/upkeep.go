@@ -9,7 +9,6 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/internal/agent/node"
 	"github.com/berth-dev/berth/internal/agent/pod"
@@ -30,17 +29,25 @@ func (a *Agent) buildUpkeep(ctx context.Context) error {
 		Reader: stats.NewReader(mounts), Runtime: a.Runtime, Images: a.Images, Volumes: a.measurable,
 		RootDir: cfg.RootDir, LogsDir: cfg.PodLogsDir, DiskAge: k.VolumeStatsAggPeriod.Duration,
 	}
-	if k.KubeletCgroups != "" {
-		measure.SystemCgroups = map[string]string{"kubelet": k.KubeletCgroups}
+	measure.SystemCgroups = map[string]string{}
+	for name, path := range map[string]string{"kubelet": k.KubeletCgroups, "runtime": cfg.RuntimeCgroup} {
+		if path != "" {
+			measure.SystemCgroups[name] = path
+		}
 	}
 	if a.Stats, err = stats.New(measure); err != nil {
 		return err
+	}
+	if cfg.Metrics != nil {
+		if err := cfg.Metrics.Register(a.Stats.VolumeMetrics()); err != nil {
+			return fmt.Errorf("registering the metrics of volumes: %w", err)
+		}
 	}
 	a.collector, err = pressure.NewCollector(ctx, pressure.CollectorConfig{
 		Log: cfg.Log, NodeName: cfg.NodeName, Runtime: a.Runtime, Images: a.Images, Events: a.Events, Pods: a.Pods.List, SourcesReady: a.sourcesTold.Load,
 		RootDir: cfg.RootDir, LogsDir: cfg.PodLogsDir, LinkDir: cfg.LogLinkDir, HighPercent: value(k.ImageGCHighThresholdPercent, 85), LowPercent: value(k.ImageGCLowThresholdPercent, 80),
 		ImageLimits:     pressure.ImageLimits{MinimumAge: k.ImageMinimumGCAge.Duration, MaximumAge: k.ImageMaximumGCAge.Duration},
-		ContainerLimits: pressure.ContainerLimits{PerContainer: 1, Total: -1},
+		ContainerLimits: *cfg.DeadContainers,
 		Journal:         cfg.Journal, Metrics: cfg.Metrics,
 	})
 	if err != nil {
@@ -80,33 +87,6 @@ func value(pointer *int32, otherwise int32) int32 {
 		return otherwise
 	}
 	return *pointer
-}
-
-// measurable lists the volumes of a pod whose size says something: emptyDirs
-// on the agent's disk, and claims.
-func (a *Agent) measurable(uid types.UID) []stats.Volume {
-	p, ok := a.Pods.Get(uid)
-	if !ok {
-		return nil
-	}
-	mounted := a.configs.mountsOf(uid)
-	var list []stats.Volume
-	for i := range p.Spec.Volumes {
-		v := &p.Spec.Volumes[i]
-		m, ok := mounted[v.Name]
-		if !ok || m.HostPath == "" {
-			continue
-		}
-		switch {
-		case v.EmptyDir != nil:
-			list = append(list, stats.Volume{Name: v.Name, Path: m.HostPath, Shared: v.EmptyDir.Medium == v1.StorageMediumDefault})
-		case v.PersistentVolumeClaim != nil:
-			list = append(list, stats.Volume{Name: v.Name, Path: m.HostPath, Claim: v.PersistentVolumeClaim.ClaimName})
-		case v.Ephemeral != nil:
-			list = append(list, stats.Volume{Name: v.Name, Path: m.HostPath, Claim: p.Name + "-" + v.Name})
-		}
-	}
-	return list
 }
 
 func (a *Agent) pressureConfig() pressure.Config {

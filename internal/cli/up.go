@@ -22,6 +22,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/cluster"
 	"github.com/berth-dev/berth/internal/cluster/host"
+	"github.com/berth-dev/berth/internal/nodes/health"
 )
 
 // progressFD is where a detached berth writes its progress.
@@ -102,6 +103,14 @@ func controlFlags(f *pflag.FlagSet, cfg *cluster.Config) {
 	f.StringVar(&cfg.EtcdCAFile, "etcd-cafile", "", "authority of the external etcd")
 	f.StringVar(&cfg.EtcdCertFile, "etcd-certfile", "", "client certificate for the external etcd")
 	f.StringVar(&cfg.EtcdKeyFile, "etcd-keyfile", "", "client key for the external etcd")
+	cfg.NodeHealth = health.Defaults()
+	h := &cfg.NodeHealth
+	f.DurationVar(&h.Grace, "node-monitor-grace-period", h.Grace, "how long a node may be silent before it counts as lost")
+	f.DurationVar(&h.StartupGrace, "node-startup-grace-period", h.StartupGrace, "the same for a node that never reported")
+	f.Float64Var(&h.EvictionRate, "node-eviction-rate", h.EvictionRate, "lost nodes per second and zone whose pods are evicted")
+	f.Float64Var(&h.SecondaryEvictionRate, "secondary-node-eviction-rate", h.SecondaryEvictionRate, "the same in a zone that lost many")
+	f.Float64Var(&h.UnhealthyThreshold, "unhealthy-zone-threshold", h.UnhealthyThreshold, "share of lost nodes from which a zone has lost many")
+	f.IntVar(&h.LargeZone, "large-cluster-size-threshold", h.LargeZone, "zones of at most so many nodes stop evicting when they lost many")
 }
 
 func nodeFlags(f *pflag.FlagSet, cfg *cluster.Config) {

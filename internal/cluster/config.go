@@ -20,6 +20,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/cluster/containerd"
 	"github.com/berth-dev/berth/internal/cluster/host"
+	"github.com/berth-dev/berth/internal/nodes/health"
 )
 
 // dataVersion is the version of the data directory's layout. A directory of a
@@ -79,6 +80,9 @@ type Config struct {
 	AgentConfig string
 	// Join is used by a node's first start.
 	Join Join
+	// NodeHealth says when a silent node is given up; the zero value is
+	// health.Defaults.
+	NodeHealth health.Settings
 	// BundleDir holds containerd, its shim, the CNI plugins and images/.
 	BundleDir string
 	// ImagesDir holds the OCI archives to import; empty: BundleDir/images.

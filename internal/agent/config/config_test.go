@@ -4,6 +4,9 @@ import (
 	"bytes"
 	"flag"
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -64,6 +67,38 @@ func TestEveryFieldHasARow(t *testing.T) {
 }
 
 // TestDocumentation keeps the table for users equal to the one in code.
+// TestEveryFlagIsUsed looks for a reader of each setting that exists as a flag
+// only, outside of where the flags are declared.
+func TestEveryFlagIsUsed(t *testing.T) {
+	used := map[string]bool{}
+	for _, pattern := range []string{"load.go", "../launch/*.go", "../../cli/agent.go"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil || len(files) == 0 {
+			t.Fatalf("no files %s: %v", pattern, err)
+		}
+		for _, name := range files {
+			if strings.HasSuffix(name, "_test.go") {
+				continue
+			}
+			file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ast.Inspect(file, func(n ast.Node) bool {
+				if s, ok := n.(*ast.SelectorExpr); ok {
+					used[s.Sel.Name] = true
+				}
+				return true
+			})
+		}
+	}
+	for i := range reflect.TypeFor[Agent]().NumField() {
+		if name := reflect.TypeFor[Agent]().Field(i).Name; !used[name] {
+			t.Errorf("nobody reads the flag in Agent.%s: it would be ignored silently", name)
+		}
+	}
+}
+
 func TestDocumentation(t *testing.T) {
 	var out bytes.Buffer
 	out.WriteString("# KubeletConfiguration v1beta1 in berth\n\nGenerated from the table in the code by `go test ./internal/agent/config -args -rewrite`.\n\n" +

@@ -57,8 +57,8 @@ var Fields = []Field{
 	{"authorization.webhook", Honoured, "SubjectAccessReview"},
 	{"registryPullQPS", Honoured, ""},
 	{"registryBurst", Honoured, ""},
-	{"imagePullCredentialsVerificationPolicy", Refused, "use the AlwaysPullImages admission plugin to have credentials checked"},
-	{"preloadedImagesVerificationAllowlist", Refused, "use the AlwaysPullImages admission plugin to have credentials checked"},
+	{"imagePullCredentialsVerificationPolicy", Honoured, ""},
+	{"preloadedImagesVerificationAllowlist", Honoured, "only with the policy NeverVerifyAllowlistedImages"},
 	{"eventRecordQPS", Subsumed, "events are sent in the background, repeated ones are merged"},
 	{"eventBurst", Subsumed, "events are sent in the background, repeated ones are merged"},
 	{"enableDebuggingHandlers", Honoured, ""},
@@ -146,7 +146,7 @@ var Fields = []Field{
 	{"logging.vmodule", Refused, "use `logging.verbosity`"},
 	{"logging.options", Subsumed, "lines are written at once"},
 	{"enableSystemLogHandler", Honoured, ""},
-	{"enableSystemLogQuery", Refused, "files below /var/log are served at /logs/"},
+	{"enableSystemLogQuery", Honoured, "`/logs/?query=`: a service's file below /var/log, else the journal (journalctl)"},
 	{"shutdownGracePeriod", Honoured, ""},
 	{"shutdownGracePeriodCriticalPods", Honoured, ""},
 	{"shutdownGracePeriodByPodPriority", Honoured, ""},
@@ -164,7 +164,7 @@ var Fields = []Field{
 	{"containerRuntimeEndpoint", Honoured, ""},
 	{"imageServiceEndpoint", Honoured, ""},
 	{"failCgroupV1", Subsumed, "cgroup v1 is supported; the value decides nothing"},
-	{"userNamespaces.idsPerPod", Refused, "only 65536"},
+	{"userNamespaces.idsPerPod", Honoured, "a multiple of 65536"},
 }
 
 // fieldFor finds the row of a leaf: its own, or that of a struct above it.

@@ -36,7 +36,8 @@ func (m *Manager) effect(ctx context.Context, w *worker, spec Spec, a Action) Re
 	case Cgroup:
 		r.Err = m.fail(pod, m.cfg.Cgroups.Ensure(pod), "FailedCreatePodContainer", "unable to ensure pod container exists: ")
 	case Mount:
-		r.Err = m.fail(pod, m.cfg.Volumes.Mount(ctx, pod), "FailedMount", "")
+		// The volumes tell of their own failures, each once.
+		r.Err = m.fail(pod, m.cfg.Volumes.Mount(ctx, pod), "", "")
 	case CreateSandbox:
 		r.Err = m.createSandbox(ctx, pod, a)
 	case Pull:
@@ -71,9 +72,7 @@ func (m *Manager) effect(ctx context.Context, w *worker, spec Spec, a Action) Re
 		r.Allocation, r.Err = m.allocate(ctx, spec)
 	case Resize:
 		if r.Err = m.actuate(ctx, pod); r.Err == nil {
-			m.mu.Lock()
-			m.roomMade()
-			m.mu.Unlock()
+			m.makeRoom()
 		}
 	default:
 		r.Err = &Failure{Reason: "Unknown", Message: "no way to perform " + string(a.Kind)}

@@ -158,6 +158,13 @@ func (m *Manager) ended(w *worker) {
 	}
 }
 
+// makeRoom is roomMade for callers that do not hold m.mu.
+func (m *Manager) makeRoom() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.roomMade()
+}
+
 // roomMade lets pods that wait for more resources ask again; m.mu is held.
 func (m *Manager) roomMade() {
 	for _, w := range m.workers {
