@@ -4,18 +4,15 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
-	"slices"
 	"sync/atomic"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/berth-dev/berth/internal/agent/device"
 	"github.com/berth-dev/berth/internal/agent/node"
 	"github.com/berth-dev/berth/internal/agent/pod"
 	"github.com/berth-dev/berth/internal/agent/pressure"
-	"github.com/berth-dev/berth/internal/agent/resource"
 	"github.com/berth-dev/berth/internal/agent/shutdown"
 	"github.com/berth-dev/berth/internal/agent/stats"
 )
@@ -56,10 +53,6 @@ func (a *Agent) buildUpkeep(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if a.devices, err = device.New(device.Config{Log: cfg.Log, RootDir: cfg.RootDir, Offer: a.Board.SetDevices, Pods: a.Pods.List}); err != nil {
-		return err
-	}
-	a.configs.devices = a.devices
 	system := cfg.System
 	if system == nil {
 		system = &shutdown.Logind{}
@@ -77,12 +70,6 @@ func (a *Agent) endForShutdown(p *v1.Pod, grace time.Duration) <-chan struct{} {
 	return a.Pods.Kill(p.UID, pod.Kill{Grace: &seconds, Phase: v1.PodFailed, Reason: shutdown.Reason, Message: shutdown.Message, Condition: disrupted(shutdown.Message)})
 }
 
-// allocateDevices gives a pod the devices it asks for. What a pod that is
-// refused after all holds is free again when the next one asks.
-func (a *Agent) allocateDevices(p *v1.Pod) (reason, message string, ok bool) {
-	return a.devices.Admit(p)
-}
-
 // goingDown refuses new pods while the machine goes down.
 func (a *Agent) goingDown(p *v1.Pod) (reason, message string, ok bool) {
 	if a.shutdown == nil {
@@ -93,19 +80,6 @@ func (a *Agent) goingDown(p *v1.Pod) (reason, message string, ok bool) {
 
 func disrupted(message string) *v1.PodCondition {
 	return &v1.PodCondition{Type: v1.DisruptionTarget, Status: v1.ConditionTrue, Reason: v1.PodReasonTerminationByKubelet, Message: message, LastTransitionTime: metav1.Now()}
-}
-
-// podsLimits bounds all pods together by what the machine has less what is
-// reserved for the system: node allocatable enforcement. Eviction thresholds
-// are not taken off; they are for acting before this limit strikes.
-func (a *Agent) podsLimits(machine *node.Machine) resource.Limits {
-	if !slices.Contains(a.Config.Kubelet.EnforceNodeAllocatable, "pods") {
-		return resource.Limits{}
-	}
-	reserved := a.Config.Node.Reserved
-	reserved.EvictionHard = nil
-	left := node.Allocatable(node.Capacity(machine, nil, a.Config.Node.Limits, nil), reserved, nil)
-	return resource.Limits{CPUShares: resource.CPUShares(left.Cpu().MilliValue()), MemoryLimit: left.Memory().Value()}
 }
 
 func value(pointer *int32, otherwise int32) int32 {
