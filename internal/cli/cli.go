@@ -53,6 +53,7 @@ func rootCommand() *cobra.Command {
 		statusCommand(),
 		whyCommand(),
 		agentCommand(),
+		proxyCommand(),
 		// Listed for help; Main runs it before cobra sees its flags.
 		&cobra.Command{Use: "kubectl", Short: "the real kubectl, wired to this cluster", DisableFlagParsing: true, RunE: func(_ *cobra.Command, args []string) error {
 			if kubectl(args) != 0 {

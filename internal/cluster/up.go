@@ -22,6 +22,7 @@ import (
 	"github.com/berth-dev/berth/internal/control/api"
 	"github.com/berth-dev/berth/internal/control/store"
 	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/proxy"
 )
 
 // up is one running cluster. Its fields are set by the start stages in order
@@ -46,6 +47,8 @@ type up struct {
 	client         kubernetes.Interface
 	informers      informers.SharedInformerFactory
 	journal        *journal.Ring
+	// tracer answers questions about packets and Services.
+	tracer proxy.Tracer
 	// metrics are those of controllers, scheduler and DNS.
 	metrics registry
 
