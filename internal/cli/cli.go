@@ -49,11 +49,16 @@ func rootCommand() *cobra.Command {
 	}
 	root.AddCommand(
 		upCommand(),
+		serverCommand(),
+		joinCommand(),
+		tokenCommand(),
 		downCommand(),
 		statusCommand(),
 		whyCommand(),
 		agentCommand(),
 		proxyCommand(),
+		controllersCommand(),
+		simulateCommand(),
 		// Listed for help; Main runs it before cobra sees its flags.
 		&cobra.Command{Use: "kubectl", Short: "the real kubectl, wired to this cluster", DisableFlagParsing: true, RunE: func(_ *cobra.Command, args []string) error {
 			if kubectl(args) != 0 {

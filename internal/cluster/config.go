@@ -20,6 +20,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/cluster/containerd"
 	"github.com/berth-dev/berth/internal/cluster/host"
+	"github.com/berth-dev/berth/internal/nodes/health"
 )
 
 // dataVersion is the version of the data directory's layout. A directory of a
@@ -48,7 +49,11 @@ func PortsFrom(first int) Ports {
 // Settings are what a cluster keeps for life: they are written to the data
 // directory at the first start, and a later start without flags uses them.
 type Settings struct {
-	Version       int    `json:"version"`
+	Version int `json:"version"`
+	// Role is what this machine is to the cluster.
+	Role Role `json:"role,omitempty"`
+	// ServerURL is the API server of the cluster this node joined.
+	ServerURL     string `json:"serverURL,omitempty"`
 	ClusterCIDR   string `json:"clusterCIDR"`
 	ServiceCIDR   string `json:"serviceCIDR"`
 	ClusterDomain string `json:"clusterDomain"`
@@ -67,6 +72,17 @@ type Config struct {
 	DataDir string
 	// NodeIP is this node's address; empty: that of the default route.
 	NodeIP string
+	// ServerNames are further names and addresses in the API server's
+	// certificate.
+	ServerNames []string
+	// AgentConfig is a KubeletConfiguration to lay below what the cluster sets
+	// itself; empty: the defaults.
+	AgentConfig string
+	// Join is used by a node's first start.
+	Join Join
+	// NodeHealth says when a silent node is given up; the zero value is
+	// health.Defaults.
+	NodeHealth health.Settings
 	// BundleDir holds containerd, its shim, the CNI plugins and images/.
 	BundleDir string
 	// ImagesDir holds the OCI archives to import; empty: BundleDir/images.
@@ -98,10 +114,18 @@ func (c *Config) Complete() error {
 	if err != nil {
 		return err
 	}
+	if err := c.Role.mustBe(kept); err != nil {
+		return err
+	}
 	if err := c.Settings.merge(kept); err != nil {
 		return err
 	}
-	c.Settings.defaults(c.Instance())
+	c.Settings.Ports.fill(DefaultPorts)
+	if c.Role.control() {
+		c.Settings.defaults(c.Instance())
+	} else if err := c.completeJoin(); err != nil {
+		return err
+	}
 	if c.NodeName == "" {
 		name, err := os.Hostname()
 		if err != nil {
@@ -129,9 +153,15 @@ func (c *Config) Complete() error {
 	if c.ImagesDir == "" {
 		c.ImagesDir = filepath.Join(c.BundleDir, "images")
 	}
-	return c.validate()
+	if c.Role.control() {
+		if err := c.validate(); err != nil {
+			return err
+		}
+	}
+	return c.validateLogs()
 }
 
+// validate checks the cluster's ranges.
 func (c *Config) validate() error {
 	for flag, cidr := range map[string]string{"--cluster-cidr": c.ClusterCIDR, "--service-cidr": c.ServiceCIDR} {
 		if _, err := netip.ParsePrefix(cidr); err != nil {
@@ -142,6 +172,10 @@ func (c *Config) validate() error {
 	if pods.Overlaps(services) {
 		return fmt.Errorf("--cluster-cidr %s and --service-cidr %s overlap: choose two ranges that share no address", pods, services)
 	}
+	return nil
+}
+
+func (c *Config) validateLogs() error {
 	if _, err := logLevel(c.LogLevel); err != nil {
 		return err
 	}
@@ -222,6 +256,7 @@ func (s *Settings) merge(kept Settings) error {
 		{"--service-cidr", &s.ServiceCIDR, &kept.ServiceCIDR},
 		{"--cluster-domain", &s.ClusterDomain, &kept.ClusterDomain},
 		{"--node-name", &s.NodeName, &kept.NodeName},
+		{"server", &s.ServerURL, &kept.ServerURL},
 		{"--container-runtime-endpoint", &s.RuntimeEndpoint, &kept.RuntimeEndpoint},
 	} {
 		switch {
@@ -254,7 +289,6 @@ func (s *Settings) defaults(instance string) {
 	if s.ServiceCIDR == "" {
 		s.ServiceCIDR = services
 	}
-	s.Ports.fill(DefaultPorts)
 }
 
 func (p *Ports) fill(from Ports) {

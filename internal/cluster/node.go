@@ -2,10 +2,14 @@ package cluster
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -14,17 +18,13 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes/scheme"
-	typedcore "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/record"
 
-	"github.com/berth-dev/berth/internal/agent"
 	"github.com/berth-dev/berth/internal/control/schedule"
 	"github.com/berth-dev/berth/internal/control/workload"
-	"github.com/berth-dev/berth/internal/nodes/eviction"
-	"github.com/berth-dev/berth/internal/nodes/health"
+	"github.com/berth-dev/berth/internal/kube"
+	"github.com/berth-dev/berth/internal/nodes"
 	"github.com/berth-dev/berth/internal/nodes/ipam"
 	"github.com/berth-dev/berth/internal/proxy"
 )
@@ -45,24 +45,16 @@ func (u *up) startControllers(parts context.Context) error {
 	if err := u.serveMetrics(parts, registry); err != nil {
 		return err
 	}
-	pool, err := ipam.NewPool(netip.MustParsePrefix(u.ClusterCIDR), 24)
+	nodeControllers, err := nodes.Controllers(nodes.Config{
+		Client: u.client, Informers: u.informers, Log: log, Journal: u.journal, Metrics: registry, Events: kube.Events(parts, u.client), Board: &u.board, Health: u.NodeHealth,
+		Ranges: []ipam.Range{{Cluster: netip.MustParsePrefix(u.ClusterCIDR), NodeBits: 24}}, Reserved: []netip.Prefix{netip.MustParsePrefix(u.ServiceCIDR)}, KeepFinished: nodes.DefaultKeepFinished,
+	})
 	if err != nil {
 		return err
 	}
-	events := record.NewBroadcaster(record.WithContext(parts))
-	events.StartRecordingToSink(&typedcore.EventSinkImpl{Interface: u.client.CoreV1().Events("")})
-	recorder := func(component string) record.EventRecorder {
-		return events.NewRecorder(scheme.Scheme, v1.EventSource{Component: component})
+	for _, c := range nodeControllers {
+		u.crew.start(parts, part{c.Name, c.Run})
 	}
-	u.crew.start(parts, part{"node ipam", func(ctx context.Context) error {
-		return ipam.Run(ctx, ipam.Config{Client: u.client, Informers: u.informers, Pools: []*ipam.Pool{pool}, Events: recorder("cidrAllocator"), Log: log, Journal: u.journal, Metrics: registry})
-	}})
-	u.crew.start(parts, part{"node health", func(ctx context.Context) error {
-		return health.Run(ctx, health.Config{Client: u.client, Informers: u.informers, Events: recorder("node-controller"), Log: log, Journal: u.journal, Metrics: registry})
-	}})
-	u.crew.start(parts, part{"taint eviction", func(ctx context.Context) error {
-		return eviction.Run(ctx, eviction.Config{Client: u.client, Informers: u.informers, Events: recorder("taint-eviction-controller"), Log: log, Journal: u.journal, Metrics: registry})
-	}})
 	u.crew.start(parts, part{"scheduler", func(ctx context.Context) error {
 		return schedule.Run(ctx, schedule.Config{Client: u.client, Informers: u.informers, Log: schedLog, Journal: u.journal, Metrics: registry})
 	}})
@@ -98,23 +90,50 @@ func (u *up) startNode(ctx, parts context.Context) error {
 	if err != nil {
 		return err
 	}
-	cfg, err := u.agentConfig(log)
+	run, err := u.agentPart(log)
 	if err != nil {
 		return err
 	}
 	if err := u.startProxy(parts); err != nil {
 		return err
 	}
-	u.crew.start(parts, part{"agent", func(ctx context.Context) error { return agent.Run(ctx, cfg) }})
-	if err := u.startDNS(parts); err != nil {
-		return err
-	}
+	u.crew.start(parts, part{"agent", run})
 	return u.clock.stage("node", func() (string, error) {
 		if err := u.waitNodeReady(ctx); err != nil {
 			return "", err
 		}
+		if !u.Role.control() {
+			return "Ready", u.waitServing(ctx)
+		}
 		return "Ready", u.nameRole(ctx)
 	})
+}
+
+// waitServing returns when the agent's API can be reached: its certificate is
+// requested and approved while the node is already Ready, and until then
+// nobody could read logs. A cluster whose approver is slow is no failure.
+func (u *up) waitServing(ctx context.Context) error {
+	ca, err := os.ReadFile(u.files.CA.Cert)
+	if err != nil {
+		return fmt.Errorf("reading the cluster's authority: %w", err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(ca)
+	dialer := tls.Dialer{Config: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots}}
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	for {
+		conn, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(u.NodeIP, strconv.Itoa(u.Ports.Agent)))
+		if err == nil {
+			return conn.Close()
+		}
+		select {
+		case <-ctx.Done():
+			u.clock.note("node", "its serving certificate is not approved yet: until then logs and exec do not work (kubectl get csr)")
+			return nil
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
 }
 
 // startProxy runs the service proxy on the cluster's own informers.
@@ -209,15 +228,22 @@ func (u *up) status(ctx context.Context) Status {
 		}
 		s.Checks = append(s.Checks, c)
 	}
-	check("store", u.store.Health(ctx))
+	if u.store != nil {
+		check("store", u.store.Health(ctx))
+	}
 	_, err := u.client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
 	check("api", err)
-	for _, p := range []struct{ name, url string }{
-		{"controllers", fmt.Sprintf("http://127.0.0.1:%d/healthz", u.Ports.Metrics)},
-		{"agent", fmt.Sprintf("http://127.0.0.1:%d/healthz", u.Ports.AgentHealthz)},
-		{"proxy", fmt.Sprintf("http://127.0.0.1:%d/livez", u.Ports.ProxyHealthz)},
+	for _, p := range []struct {
+		name, url string
+		here      bool
+	}{
+		{"controllers", fmt.Sprintf("http://127.0.0.1:%d/healthz", u.Ports.Metrics), u.Role.control()},
+		{"agent", fmt.Sprintf("http://127.0.0.1:%d/healthz", u.Ports.AgentHealthz), u.Role.node()},
+		{"proxy", fmt.Sprintf("http://127.0.0.1:%d/livez", u.Ports.ProxyHealthz), u.Role.node()},
 	} {
-		check(p.name, probe(ctx, p.url))
+		if p.here {
+			check(p.name, probe(ctx, p.url))
+		}
 	}
 	return s
 }

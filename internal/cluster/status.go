@@ -11,9 +11,11 @@ import (
 	"net/http/pprof"
 	"net/url"
 	"os"
+	"strconv"
 	"time"
 
 	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/nodes/health"
 )
 
 // Status is what a running cluster says of itself on its control socket.
@@ -32,6 +34,14 @@ type Status struct {
 	Checks   []Check       `json:"checks"`
 	// Notes are limits of the machine that berth adapted to.
 	Notes []string `json:"notes,omitempty"`
+}
+
+// APIURL is the API server as other machines see it.
+func (s *Status) APIURL() string {
+	if s.Settings.ServerURL != "" {
+		return s.Settings.ServerURL
+	}
+	return "https://" + net.JoinHostPort(s.NodeIP, strconv.Itoa(s.Settings.Ports.API))
 }
 
 // Check is one health answer.
@@ -75,6 +85,7 @@ func (u *up) serveStatus(ctx context.Context) error {
 		}
 	})
 	mux.Handle("GET /proxy/", &u.tracer)
+	mux.Handle("GET /journal", health.WhyHandler(u.journal.Query, &u.board))
 	// Only root reaches this socket, so profiles may be taken at any time.
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
@@ -136,7 +147,11 @@ func (s *Status) Print(w io.Writer, now time.Time) {
 	}
 	fmt.Fprintf(w, "cluster   %s, %s, up %s, process %d\n", s.Instance, state, now.Sub(s.Since).Round(time.Second), s.PID)
 	fmt.Fprintf(w, "data      %s\n", s.DataDir)
-	fmt.Fprintf(w, "api       https://127.0.0.1:%d  (kubeconfig %s/admin.kubeconfig)\n", s.Settings.Ports.API, s.DataDir)
+	if s.Settings.Role.control() {
+		fmt.Fprintf(w, "api       https://127.0.0.1:%d  (kubeconfig %s/admin.kubeconfig)\n", s.Settings.Ports.API, s.DataDir)
+	} else {
+		fmt.Fprintf(w, "api       %s\n", s.APIURL())
+	}
 	fmt.Fprintf(w, "node      %s at %s, pods %s, services %s, domain %s\n", s.Settings.NodeName, s.NodeIP, s.Settings.ClusterCIDR, s.Settings.ServiceCIDR, s.Settings.ClusterDomain)
 	p := s.Settings.Ports
 	fmt.Fprintf(w, "ports     api %d, agent %d (health %d), proxy health %d, proxy metrics %d, controllers %d\n", p.API, p.Agent, p.AgentHealthz, p.ProxyHealthz, p.ProxyMetrics, p.Metrics)

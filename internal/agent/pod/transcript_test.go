@@ -159,7 +159,12 @@ func command(w *world, name string, args []string, body string) error {
 	case "kill":
 		w.spec.Kill = &Kill{Phase: v1.PodFailed, Reason: arg(0), Message: strings.Join(args[1:], " "),
 			Condition: &v1.PodCondition{Type: v1.DisruptionTarget, Status: v1.ConditionTrue, Reason: "TerminationByKubelet"}}
-	case "crash":
+	case "crash": // with containers that die before the agent is back
+		for _, name := range args {
+			if !w.rt.ExitByName("u1", name, 137, "Error") {
+				return errors.New("no such container runs")
+			}
+		}
 		w.crash()
 	case "lose-sandbox":
 		if !w.rt.LoseSandbox("u1") {

@@ -127,6 +127,21 @@ func (d *Drivers) introduce(ctx context.Context, dr *driver) error {
 	return d.publish(ctx, dr.name, info)
 }
 
+// renew asks a driver again how many volumes the node may have.
+func (d *Drivers) renew(ctx context.Context, dr *driver) {
+	ctx, cancel := context.WithTimeout(ctx, csiTimeout)
+	defer cancel()
+	info, err := dr.node.NodeGetInfo(ctx, &spec.NodeGetInfoRequest{})
+	if err == nil {
+		d.api.Lock()
+		defer d.api.Unlock()
+		err = retryConflict(ctx, func() error { return d.publishCSINode(ctx, dr.name, info) })
+	}
+	if err != nil && ctx.Err() == nil {
+		d.log.Warn("renewing what a CSI driver says of the node", "driver", dr.name, "error", err)
+	}
+}
+
 // Deregister forgets a driver. Volumes stay; taking them down waits for the
 // driver to come back.
 func (d *Drivers) Deregister(name, endpoint string) {

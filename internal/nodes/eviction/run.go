@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/kube"
 )
 
 // Config is what the shell needs. Events and Metrics may be nil.
@@ -31,8 +32,6 @@ type Config struct {
 	Journal   journal.Sink
 	Metrics   prometheus.Registerer
 }
-
-const byNode = "eviction.spec.nodeName"
 
 type shell struct {
 	Config
@@ -66,15 +65,8 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	podInf, nodeInf := cfg.Informers.Core().V1().Pods().Informer(), cfg.Informers.Core().V1().Nodes().Informer()
 	s.pods, s.nodes = podInf.GetIndexer(), nodeInf.GetIndexer()
-	if _, have := s.pods.GetIndexers()[byNode]; !have {
-		if err := podInf.AddIndexers(cache.Indexers{byNode: func(o any) ([]string, error) {
-			if p, ok := o.(*v1.Pod); ok && p.Spec.NodeName != "" {
-				return []string{p.Spec.NodeName}, nil
-			}
-			return nil, nil
-		}}); err != nil {
-			return fmt.Errorf("indexing pods by node: %w", err)
-		}
+	if err := kube.IndexPodsByNode(podInf); err != nil {
+		return err
 	}
 	pod := func(o any) {
 		if key, err := cache.DeletionHandlingObjectToName(o); err == nil {
@@ -86,7 +78,7 @@ func Run(ctx context.Context, cfg Config) error {
 		if !ok {
 			return
 		}
-		pods, _ := s.pods.ByIndex(byNode, n.Name)
+		pods, _ := s.pods.ByIndex(kube.ByNode, n.Name)
 		for _, p := range pods {
 			pod(p)
 		}
@@ -106,7 +98,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	defer nodeInf.RemoveEventHandler(nodeReg) //nolint:errcheck // the informer may be gone
 	cfg.Informers.Start(ctx.Done())
-	if !cache.WaitForCacheSync(ctx.Done(), podReg.HasSynced, nodeReg.HasSynced) {
+	if !kube.Synced(ctx, podReg, nodeReg) {
 		return ctx.Err()
 	}
 	stop := context.AfterFunc(ctx, s.queue.ShutDown)

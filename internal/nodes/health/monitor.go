@@ -93,7 +93,8 @@ type node struct {
 	// silent: past its deadline and confirmed. expired: past it, not confirmed.
 	silent, expired bool
 	counted         Status // as zone numbers count it: Missing = not at all, True, False
-	ticket          uint64 // its place in the zone's queue, 0 if not waiting
+	ticket          uint64 // its number in the zone's queue, 0 if not waiting
+	place           int    // how many waited with it when it joined the queue
 	granted         bool   // a token was spent on it, or the taint was there
 	last            Verdict
 	toldWait        bool
@@ -110,12 +111,16 @@ const (
 // the shell's clock: what nodes write is only looked at for change. It is not
 // safe for concurrent use.
 type Monitor struct {
-	s       Settings
-	nodes   map[string]*node
-	zones   map[string]*zone
-	heap    timers
-	dirty   []*node
-	expired map[*node]struct{} // past their deadline, waiting for confirmation
+	s     Settings
+	nodes map[string]*node
+	zones map[string]*zone
+	heap  timers
+	dirty []*node
+	// late are nodes past their deadline that wait for confirmation, in the
+	// order they got there; those whose expired is false were heard since.
+	// expired counts the rest.
+	late    []*node
+	expired int
 	tickets uint64
 	synced  bool
 	// rejudge: some zone's numbers changed.
@@ -125,14 +130,16 @@ type Monitor struct {
 	// agreed that silence is silence.
 	lastHeard, confirmed time.Time
 	confirming, holding  bool
-	askAt                time.Time
-	failures             int
-	notes                []Decision // found while observing
+	// rescued counts nodes that were heard only because the API was asked.
+	rescued  int
+	askAt    time.Time
+	failures int
+	notes    []Decision // found while observing
 }
 
 // NewMonitor makes an empty one.
 func NewMonitor(s Settings) *Monitor {
-	return &Monitor{s: s, nodes: map[string]*node{}, zones: map[string]*zone{}, expired: map[*node]struct{}{}}
+	return &Monitor{s: s, nodes: map[string]*node{}, zones: map[string]*zone{}}
 }
 
 // Observe takes in one event. It says whether Advance has something to do now
@@ -198,7 +205,10 @@ func (m *Monitor) see(now time.Time, e Event) {
 	if v.taint() != "" {
 		n.granted = true
 	}
-	if (old.Ready == Missing) != (v.Ready == Missing) || !old.Heartbeat.Equal(v.Heartbeat) {
+	// Nobody says of himself that nothing is known of him: a Ready condition
+	// that appears as Unknown is this controller's own writing.
+	appeared := (old.Ready == Missing) != (v.Ready == Missing) && v.Ready != Unknown
+	if appeared || old.Ready != Missing && !old.Heartbeat.Equal(v.Heartbeat) {
 		m.hear(now, n, byStatus)
 		if v.Ready != Missing && old.Ready == Missing {
 			// Its grace got shorter: the timer may be too late.
@@ -214,13 +224,24 @@ func (m *Monitor) see(now time.Time, e Event) {
 func (m *Monitor) hear(now time.Time, n *node, by string) {
 	n.heard, n.by = now, by
 	m.lastHeard = now
+	if n.expired && m.confirming {
+		m.rescued++
+	}
 	if n.silent || n.expired {
-		n.silent, n.expired = false, false
-		delete(m.expired, n)
+		n.silent = false
+		m.notLate(n)
 		m.touch(n)
 	}
 	if n.timer.index < 0 {
 		m.heap.set(&n.timer, m.deadline(n))
+	}
+}
+
+// notLate takes a node out of those that wait for confirmation.
+func (m *Monitor) notLate(n *node) {
+	if n.expired {
+		n.expired = false
+		m.expired--
 	}
 }
 
@@ -307,7 +328,7 @@ func (m *Monitor) forget(n *node) {
 	}
 	m.leave(n)
 	m.heap.remove(&n.timer)
-	delete(m.expired, n)
+	m.notLate(n)
 	delete(m.nodes, n.name)
 	n.zone = nil
 }
@@ -331,10 +352,7 @@ func (m *Monitor) Verdict(name string) Verdict {
 // Next is when Advance should be called though nothing was observed; zero for
 // never.
 func (m *Monitor) Next() time.Time {
-	var at time.Time
-	if len(m.heap) > 0 {
-		at = m.heap[0].at
-	}
+	at, _ := m.heap.first()
 	if !m.askAt.IsZero() && (at.IsZero() || m.askAt.Before(at)) {
 		at = m.askAt
 	}

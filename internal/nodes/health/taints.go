@@ -111,3 +111,24 @@ func UnknownConditions(n *v1.Node, now metav1.Time) (out []v1.NodeCondition) {
 	}
 	return out
 }
+
+// betaLabels maps the stable labels of a node to the old names that some
+// still select by.
+var betaLabels = map[string]string{v1.LabelOSStable: "beta.kubernetes.io/os", v1.LabelArchStable: "beta.kubernetes.io/arch"}
+
+// Labels are the old labels to set so that they say what the stable ones say;
+// nil for none.
+func Labels(n *v1.Node) map[string]string {
+	var set map[string]string
+	for stable, beta := range betaLabels {
+		want, have := n.Labels[stable]
+		if !have || n.Labels[beta] == want {
+			continue
+		}
+		if set == nil {
+			set = map[string]string{}
+		}
+		set[beta] = want
+	}
+	return set
+}

@@ -173,6 +173,17 @@ func loadAuthority(t testing.TB, dir string) *authority {
 		Subject:     pkix.Name{CommonName: "kube-apiserver-kubelet-client", Organization: []string{"system:masters"}},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	})
+	// The front proxy has an authority of its own: whoever it signs may name
+	// any user.
+	front := &authority{dir: dir, key: newKey(t)}
+	front.cert = front.issue(t, "front-proxy-ca", front.key, &x509.Certificate{
+		Subject: pkix.Name{CommonName: "apitest-front-proxy"}, IsCA: true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+	})
+	front.issue(t, "front-proxy-client", newKey(t), &x509.Certificate{
+		Subject:     pkix.Name{CommonName: "front-proxy-client"},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	})
 	// Tokens of an earlier start in the same directory must stay valid.
 	if _, err := os.Stat(a.file("sa.key")); err != nil {
 		writeKey(t, a.file("sa.key"), newKey(t))
@@ -181,6 +192,8 @@ func loadAuthority(t testing.TB, dir string) *authority {
 		ClientCA: a.file("ca.crt"), ServingCert: a.file("server.crt"), ServingKey: a.file("server.key"),
 		ServiceAccountKey: a.file("sa.key"),
 		KubeletCA:         a.file("ca.crt"),
+		FrontProxyCA:      a.file("front-proxy-ca.crt"),
+		FrontProxyCert:    a.file("front-proxy-client.crt"), FrontProxyKey: a.file("front-proxy-client.key"),
 		KubeletClientCert: a.file("kubelet-client.crt"), KubeletClientKey: a.file("kubelet-client.key"),
 	}
 	return a
