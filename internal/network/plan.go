@@ -140,12 +140,12 @@ func MACOf(node string) string {
 	return mac.String()
 }
 
-// Decide says what the network of node self must look like.
+// Decide says what the network of node self must look like. Before that node
+// has an address nothing is known of what it should reach.
 func Decide(mode Mode, self string, nodes []Node, links []Link, names Names) Plan {
 	var p Plan
 	at := slices.IndexFunc(nodes, func(n Node) bool { return n.Name == self })
 	if at < 0 || len(nodes[at].IPs) == 0 {
-		p.Problems = append(p.Problems, "node "+self+" has no internal address yet")
 		return p
 	}
 	own := nodes[at]

@@ -300,3 +300,23 @@ func (c *Config) cleanup() error {
 	_, err = m.apply(Plan{})
 	return errors.Join(err, masquerade(Table(c.Instance), nil, nil, c.tables()...))
 }
+
+// PodMTU is the MTU of pods' links on a node with this address, so that what
+// they send fits through every way of the mode.
+func PodMTU(mode Mode, node netip.Addr) (int, error) {
+	m, err := openMachine(nil, "")
+	if err != nil {
+		return 0, err
+	}
+	defer m.close()
+	links, err := m.links()
+	if err != nil {
+		return 0, err
+	}
+	for _, l := range links {
+		if slices.ContainsFunc(l.Addrs, func(a netip.Prefix) bool { return a.Addr() == node }) {
+			return min(l.MTU, 65535) - mode.Overhead(node), nil
+		}
+	}
+	return 0, fmt.Errorf("no link of this machine has the node's address %s", node)
+}
