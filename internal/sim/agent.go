@@ -73,7 +73,7 @@ func (w *world) renewed(n *node) {
 		n.silent, n.detected = -1, false
 		w.refreshNode(n)
 	}
-	if w.hearing() {
+	if w.down == 0 && !w.health.deaf {
 		w.health.observe(health.Event{Kind: health.LeaseSeen, Node: n.obj.Name, Renewed: w.time()})
 	}
 	if w.now >= n.nextPost {
@@ -115,6 +115,7 @@ func (w *world) seeNode(n *node, spec bool) {
 		return
 	}
 	w.health.seeNode(n)
+	w.gc.seeNode(n)
 	if spec {
 		w.eviction.seeNode(n)
 		w.scheduler.seeNode(n)
@@ -236,6 +237,7 @@ func (w *world) deletePod(p *pod) {
 		at := metav1.NewTime(w.time().Add(30 * time.Second))
 		p.obj.DeletionTimestamp = &at
 		w.podChanged(p)
+		w.tell(func() { w.gc.look(p) })
 		w.after(w.sc.Cluster.WatchLatency.d(), func() { w.syncPod(p) })
 	}
 }

@@ -290,9 +290,11 @@ func (w *world) restartControllers(d time.Duration) {
 func (w *world) stallWatch(d time.Duration) {
 	w.notes.fact(w, "event", "the controllers' watches go stale for "+d.String()+"; the API works")
 	w.stalled++
+	w.health.deaf = true
 	w.after(d, func() {
 		if w.stalled--; w.stalled == 0 {
 			w.notes.fact(w, "event", "the controllers' watches work again")
+			w.health.deaf = false
 			w.health.list()
 			w.listAgain()
 		}
@@ -305,6 +307,7 @@ func (w *world) listAgain() {
 		if !n.deleted {
 			w.eviction.seeNode(n)
 			w.scheduler.seeNode(n)
+			w.gc.seeNode(n)
 		} else {
 			w.gc.nodeGone(n)
 		}

@@ -287,7 +287,7 @@ func (r *recorder) decision(w *world, d health.Decision) {
 		}
 		e := &Entry{At: Duration(w.now), Kind: "health", Zone: zoneName(z.Name), What: text}
 		r.entries = append(r.entries, e)
-	case health.Suspend, health.Resume:
+	case health.Suspend, health.Resume, health.StaleWatch:
 		r.fact(w, "health", d.Text())
 	case health.Hold:
 		r.fact(w, "health", fmt.Sprintf("%s: %s past their deadline, nobody heard for %s; %s", d.Text(), count(c.Expired, "node"), c.Quiet, c.Error))
