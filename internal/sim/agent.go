@@ -159,7 +159,7 @@ func (w *world) syncPod(p *pod) {
 func (w *world) startPod(p *pod) {
 	p.run++
 	run := p.run
-	w.after(w.vary(w.sc.Cluster.PodStart.d(), 0.5), func() {
+	w.after(w.vary(w.sc.Cluster.PodStart.D(), 0.5), func() {
 		if p.gone || p.run != run || !p.node.works(w.now) || p.obj.DeletionTimestamp != nil {
 			return
 		}
@@ -167,7 +167,7 @@ func (w *world) startPod(p *pod) {
 		w.refreshPod(p)
 		w.report(p)
 		if p.set.spec.Kind == kindJob {
-			w.after(w.vary(p.set.spec.RunsFor.d(), 0.1), func() { w.finishPod(p, run) })
+			w.after(w.vary(p.set.spec.RunsFor.D(), 0.1), func() { w.finishPod(p, run) })
 		}
 	})
 }
@@ -213,7 +213,7 @@ func (w *world) endPod(p *pod) {
 		return
 	}
 	p.ending = true
-	w.after(w.vary(w.sc.Cluster.PodStop.d(), 0.5), func() {
+	w.after(w.vary(w.sc.Cluster.PodStop.D(), 0.5), func() {
 		p.ending = false
 		if p.gone || !p.node.works(w.now) {
 			return
@@ -238,7 +238,7 @@ func (w *world) deletePod(p *pod) {
 		p.obj.DeletionTimestamp = &at
 		w.podChanged(p)
 		w.tell(func() { w.gc.look(p) })
-		w.after(w.sc.Cluster.WatchLatency.d(), func() { w.syncPod(p) })
+		w.after(w.sc.Cluster.WatchLatency.D(), func() { w.syncPod(p) })
 	}
 }
 

@@ -226,7 +226,7 @@ func (h *healthShell) markPod(p *pod) {
 	h.w.api.count(writeEvent)
 	p.setReady(v1.ConditionFalse, h.w.time())
 	h.w.refreshPod(p)
-	h.w.after(h.w.sc.Cluster.WatchLatency.d(), func() { h.w.syncPod(p) })
+	h.w.after(h.w.sc.Cluster.WatchLatency.D(), func() { h.w.syncPod(p) })
 }
 
 // seePod is what a pod that just became ready means for its node: what a

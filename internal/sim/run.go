@@ -65,13 +65,13 @@ func (w *world) play(ctx context.Context) (*Result, error) {
 	var failed error
 	for i := range w.sc.Events {
 		e := &w.sc.Events[i]
-		w.at(e.At.d(), func() {
+		w.at(e.At.D(), func() {
 			if err := w.happens(e); err != nil && failed == nil {
 				failed = fmt.Errorf("scenario: events[%d]: %w", i, err)
 			}
 		})
 	}
-	end := w.sc.Duration.d()
+	end := w.sc.Duration.D()
 	step := max((end / points).Round(time.Second), time.Second)
 	w.after(0, func() { w.sample(step) })
 	for n := 0; ; n++ {
