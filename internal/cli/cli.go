@@ -56,6 +56,8 @@ func rootCommand() *cobra.Command {
 		statusCommand(),
 		whyCommand(),
 		agentCommand(),
+		proxyCommand(),
+		controllersCommand(),
 		simulateCommand(),
 		fleetCommand(),
 		// Listed for help; Main runs it before cobra sees its flags.

@@ -32,6 +32,7 @@ type publisher struct {
 	gone    bool // the API no longer holds the object
 
 	since    time.Time // when the present difference was first seen
+	began    time.Time // when the difference that is being patched was first seen
 	failures int
 	retryAt  time.Time
 }
@@ -112,7 +113,7 @@ func (p *publisher) next(want v1.PodStatus, now time.Time) (body []byte, again t
 	if now.Before(due) {
 		return nil, due, nil
 	}
-	p.busy, p.since = true, time.Time{}
+	p.busy, p.began, p.since = true, p.since, time.Time{}
 	return body, time.Time{}, nil
 }
 
@@ -128,11 +129,12 @@ func (w *worker) publish(ctx context.Context, spec Spec, plan Plan, now time.Tim
 	if body == nil {
 		return again
 	}
-	target := w.pub.target
+	target, changed := w.pub.target, w.pub.began
 	pods := w.m.cfg.Client.CoreV1().Pods(spec.Pod.Namespace)
 	w.wg.Go(func() {
 		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 		defer cancel()
+		defer func() { w.m.metrics.statusSync.WithLabelValues().Observe(w.m.cfg.Now().Sub(changed).Seconds()) }()
 		got, err := pods.Patch(ctx, spec.Pod.Name, types.StrategicMergePatchType, body, metav1.PatchOptions{}, "status")
 		if err != nil && ctx.Err() == nil {
 			w.m.cfg.Log.Debug("patching a pod's status", "pod", spec.Pod.Name, "namespace", spec.Pod.Namespace, "err", err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	coordination "k8s.io/api/coordination/v1"
@@ -56,7 +57,7 @@ func (s *shell) watchLeases(ctx context.Context, listed func()) {
 
 func (s *shell) watchLeasesOnce(ctx context.Context, listed func()) {
 	ctx, cancel := context.WithCancel(ctx)
-	leases := informers.NewSharedInformerFactoryWithOptions(s.Client, 0, informers.WithNamespace(v1.NamespaceNodeLease), informers.WithTransform(slim))
+	leases := informers.NewSharedInformerFactoryWithOptions(s.Leases, 0, informers.WithNamespace(v1.NamespaceNodeLease), informers.WithTransform(slim))
 	defer leases.Shutdown()
 	defer cancel() // before Shutdown, which waits for the watch to end
 	seen := func(o any) { s.seeLease(o) }
@@ -129,7 +130,11 @@ func (s *shell) loseNode(o any) {
 
 func (s *shell) seeLease(o any) {
 	if l, ok := o.(*coordination.Lease); ok && l.Spec.RenewTime != nil {
-		s.observe(Event{Kind: LeaseSeen, Node: l.Name, Renewed: l.Spec.RenewTime.Time})
+		version, err := strconv.ParseUint(l.ResourceVersion, 10, 64)
+		if err != nil {
+			version = 0 // some API servers use other words: only the time counts then
+		}
+		s.observe(Event{Kind: LeaseSeen, Node: l.Name, Renewed: l.Spec.RenewTime.Time, Version: version})
 	}
 }
 
@@ -164,7 +169,7 @@ func (s *shell) confirm(ctx context.Context) {
 	answer := Event{Kind: Confirmed}
 	list := metav1.ListOptions{Limit: 5000}
 	for {
-		leases, err := s.Client.CoordinationV1().Leases(v1.NamespaceNodeLease).List(ctx, list)
+		leases, err := s.Leases.CoordinationV1().Leases(v1.NamespaceNodeLease).List(ctx, list)
 		if err != nil {
 			answer.Err = fmt.Sprintf("listing node leases: %v", err)
 			if cause := context.Cause(ctx); cause != nil {
