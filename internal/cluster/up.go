@@ -25,6 +25,7 @@ import (
 	"github.com/berth-dev/berth/internal/journal"
 	"github.com/berth-dev/berth/internal/nodes/health"
 	"github.com/berth-dev/berth/internal/policy"
+	"github.com/berth-dev/berth/internal/proxy"
 )
 
 // up is one running cluster. Its fields are set by the start stages in order
@@ -49,6 +50,8 @@ type up struct {
 	client         kubernetes.Interface
 	informers      informers.SharedInformerFactory
 	journal        *journal.Ring
+	// tracer answers questions about packets and Services.
+	tracer proxy.Tracer
 	// board tells how nodes stand, for `berth why node`.
 	board  health.Board
 	policy *policy.Enforcer // nil without network policies
