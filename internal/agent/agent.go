@@ -208,6 +208,9 @@ func Run(ctx context.Context, cfg Config) error {
 	}); err != nil {
 		return err
 	}
+	var counted []prometheus.Collector
+	a.Runtime, a.Images, counted = runtime.Measure(a.Runtime, a.Images)
+	a.register(counted...)
 	defer func() {
 		_ = a.Runtime.Close(context.Background())
 		_ = a.Images.Close(context.Background())

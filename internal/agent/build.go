@@ -53,7 +53,7 @@ func (a *Agent) build(ctx context.Context) error {
 	a.features = &handlers{ask: a.Runtime.Status}
 	a.features.refresh(ctx)
 
-	if err := a.buildStorage(); err != nil {
+	if err := a.buildStorage(ctx); err != nil {
 		return err
 	}
 	a.Volumes = volume.New(volume.Config{

@@ -24,6 +24,7 @@ import (
 	"github.com/berth-dev/berth/internal/control/store"
 	"github.com/berth-dev/berth/internal/journal"
 	"github.com/berth-dev/berth/internal/nodes/health"
+	"github.com/berth-dev/berth/internal/proxy"
 )
 
 // up is one running cluster. Its fields are set by the start stages in order
@@ -48,6 +49,8 @@ type up struct {
 	client         kubernetes.Interface
 	informers      informers.SharedInformerFactory
 	journal        *journal.Ring
+	// tracer answers questions about packets and Services.
+	tracer proxy.Tracer
 	// board tells how nodes stand, for `berth why node`.
 	board health.Board
 	// metrics are those of controllers, scheduler and DNS.

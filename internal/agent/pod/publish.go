@@ -101,7 +101,7 @@ func (w *worker) publish(ctx context.Context, spec Spec, plan Plan, now time.Tim
 		p.since = time.Time{}
 		return time.Time{}
 	}
-	if p.since.IsZero() {
+	if p.since.IsZero() || p.since.After(now) {
 		p.since = now
 	}
 	due := p.since.Add(patient)
@@ -114,12 +114,14 @@ func (w *worker) publish(ctx context.Context, spec Spec, plan Plan, now time.Tim
 	if now.Before(due) {
 		return due
 	}
+	changed := p.since
 	p.busy, p.since = true, time.Time{}
 	target := p.target
 	pods := w.m.cfg.Client.CoreV1().Pods(spec.Pod.Namespace)
 	w.wg.Go(func() {
 		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 		defer cancel()
+		defer func() { w.m.metrics.statusSync.WithLabelValues().Observe(w.m.cfg.Now().Sub(changed).Seconds()) }()
 		got, err := pods.Patch(ctx, spec.Pod.Name, types.StrategicMergePatchType, body, metav1.PatchOptions{}, "status")
 		if err != nil && ctx.Err() == nil {
 			w.m.cfg.Log.Debug("patching a pod's status", "pod", spec.Pod.Name, "namespace", spec.Pod.Namespace, "err", err)
