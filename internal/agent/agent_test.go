@@ -99,7 +99,11 @@ func (c *cluster) start() {
 	}
 	cfg := Config{
 		NodeName: "n1", Client: c.api, RuntimeEndpoint: os.Getenv("BERTH_TEST_CRI"), RootDir: c.root, PodLogsDir: c.root + "/logs",
-		Kubelet:  &kubeletv1beta1.KubeletConfiguration{StaticPodPath: c.root + "/manifests", CgroupRoot: "/berth-test", ClusterDomain: "cluster.local"},
+		Kubelet: &kubeletv1beta1.KubeletConfiguration{
+			StaticPodPath: c.root + "/manifests", CgroupRoot: "/berth-test", ClusterDomain: "cluster.local",
+			// How full the disk is must not decide about a test.
+			EvictionHard: map[string]string{"memory.available": "100Mi"}, ImageGCHighThresholdPercent: new(int32(100)),
+		},
 		Register: true, Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})), Events: &record.FakeRecorder{},
 		Parts: []func(context.Context, *Agent) error{func(ctx context.Context, a *Agent) error { got <- a; <-ctx.Done(); return nil }},
 	}
