@@ -10,6 +10,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/berth-dev/berth/internal/agent/device"
 	"github.com/berth-dev/berth/internal/agent/plugins"
 	"github.com/berth-dev/berth/internal/agent/stats"
 	"github.com/berth-dev/berth/internal/agent/userns"
@@ -41,7 +42,7 @@ func (a *Agent) buildStorage() error {
 // runPlugins registers the plugins of this node until ctx ends. Types beyond
 // storage come from the configuration.
 func (a *Agent) runPlugins(ctx context.Context) error {
-	handlers := map[string]plugins.Handler{plugins.CSIPlugin: a.Drivers}
+	handlers := map[string]plugins.Handler{plugins.CSIPlugin: a.Drivers, plugins.DevicePlugin: device.Watched{Manager: a.devices}, plugins.DRAPlugin: a.claims}
 	for kind, h := range a.Config.Plugins {
 		handlers[kind] = h
 	}

@@ -56,6 +56,7 @@ func rootCommand() *cobra.Command {
 		statusCommand(),
 		whyCommand(),
 		agentCommand(),
+		controllersCommand(),
 		simulateCommand(),
 		// Listed for help; Main runs it before cobra sees its flags.
 		&cobra.Command{Use: "kubectl", Short: "the real kubectl, wired to this cluster", DisableFlagParsing: true, RunE: func(_ *cobra.Command, args []string) error {

@@ -3,13 +3,18 @@ package cli
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"runtime/debug"
 	"time"
 
 	"github.com/spf13/cobra"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/pager"
 
 	"github.com/berth-dev/berth/internal/sim"
 )
@@ -90,11 +95,12 @@ func (o *simulateOptions) run(ctx context.Context, cmd *cobra.Command, file stri
 }
 
 // scenario reads the file and what the command line changes about it.
-func (o *simulateOptions) scenario(ctx context.Context, text []byte) (sc *sim.Scenario, err error) {
+func (o *simulateOptions) scenario(ctx context.Context, text []byte) (*sim.Scenario, error) {
+	parse := sim.Parse
 	if o.kubeconfig != "" {
-		return nil, errors.New("TODO")
+		parse = sim.ParseEvents
 	}
-	sc, err = sim.Parse(text)
+	sc, err := parse(text)
 	if err != nil {
 		return nil, err
 	}
@@ -106,5 +112,42 @@ func (o *simulateOptions) scenario(ctx context.Context, text []byte) (sc *sim.Sc
 			return nil, fmt.Errorf("--set: %w", err)
 		}
 	}
-	return sc, nil
+	if o.kubeconfig == "" {
+		return sc, nil
+	}
+	nodes, pods, err := liveCluster(ctx, o.kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("--from-kubeconfig: %w", err)
+	}
+	return sc.Import(nodes, pods)
+}
+
+// liveCluster lists what a simulation starts from.
+func liveCluster(ctx context.Context, kubeconfig string) (nodes []*v1.Node, pods []*v1.Pod, err error) {
+	rest, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return nil, nil, fmt.Errorf("reading %s: %w", kubeconfig, err)
+	}
+	client, err := kubernetes.NewForConfig(rest)
+	if err != nil {
+		return nil, nil, fmt.Errorf("making a client: %w", err)
+	}
+	list := func(what string, page pager.ListPageFunc, each func(runtime.Object) error) error {
+		if err := pager.New(page).EachListItem(ctx, metav1.ListOptions{}, each); err != nil {
+			return fmt.Errorf("listing %s: %w", what, err)
+		}
+		return nil
+	}
+	err = list("nodes", func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
+		return client.CoreV1().Nodes().List(ctx, opts)
+	},
+		func(o runtime.Object) error { nodes = append(nodes, o.(*v1.Node)); return nil })
+	if err != nil {
+		return nil, nil, err
+	}
+	err = list("pods", func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
+		return client.CoreV1().Pods("").List(ctx, opts)
+	},
+		func(o runtime.Object) error { pods = append(pods, o.(*v1.Pod)); return nil })
+	return nodes, pods, err
 }

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/berth-dev/berth/internal/agent/volume"
 	"github.com/berth-dev/berth/internal/cluster/containerd"
 	"github.com/berth-dev/berth/internal/cluster/host"
 	"github.com/berth-dev/berth/internal/proxy"
@@ -70,7 +71,7 @@ func Down(ctx context.Context, dataDir string, purge bool, emit Progress) error 
 		}
 	}
 	if !purge {
-		return nil
+		return volume.UnshareRoot(cfg.Path("agent"))
 	}
 	return c.stage("purge", func() (string, error) { return "nothing is left of " + cfg.Instance(), cfg.purge() })
 }

@@ -18,16 +18,13 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes/scheme"
-	typedcore "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/record"
 
 	"github.com/berth-dev/berth/internal/control/schedule"
 	"github.com/berth-dev/berth/internal/control/workload"
-	"github.com/berth-dev/berth/internal/nodes/eviction"
-	"github.com/berth-dev/berth/internal/nodes/health"
+	"github.com/berth-dev/berth/internal/kube"
+	"github.com/berth-dev/berth/internal/nodes"
 	"github.com/berth-dev/berth/internal/nodes/ipam"
 	"github.com/berth-dev/berth/internal/proxy"
 )
@@ -48,24 +45,16 @@ func (u *up) startControllers(parts context.Context) error {
 	if err := u.serveMetrics(parts, registry); err != nil {
 		return err
 	}
-	pool, err := ipam.NewPool(netip.MustParsePrefix(u.ClusterCIDR), 24)
+	nodeControllers, err := nodes.Controllers(nodes.Config{
+		Client: u.client, Informers: u.informers, Log: log, Journal: u.journal, Metrics: registry, Events: kube.Events(parts, u.client), Board: &u.board, Health: u.NodeHealth,
+		Ranges: []ipam.Range{{Cluster: netip.MustParsePrefix(u.ClusterCIDR), NodeBits: 24}}, Reserved: []netip.Prefix{netip.MustParsePrefix(u.ServiceCIDR)}, KeepFinished: nodes.DefaultKeepFinished,
+	})
 	if err != nil {
 		return err
 	}
-	events := record.NewBroadcaster(record.WithContext(parts))
-	events.StartRecordingToSink(&typedcore.EventSinkImpl{Interface: u.client.CoreV1().Events("")})
-	recorder := func(component string) record.EventRecorder {
-		return events.NewRecorder(scheme.Scheme, v1.EventSource{Component: component})
+	for _, c := range nodeControllers {
+		u.crew.start(parts, part{c.Name, c.Run})
 	}
-	u.crew.start(parts, part{"node ipam", func(ctx context.Context) error {
-		return ipam.Run(ctx, ipam.Config{Client: u.client, Informers: u.informers, Pools: []*ipam.Pool{pool}, Events: recorder("cidrAllocator"), Log: log, Journal: u.journal, Metrics: registry})
-	}})
-	u.crew.start(parts, part{"node health", func(ctx context.Context) error {
-		return health.Run(ctx, health.Config{Client: u.client, Informers: u.informers, Events: recorder("node-controller"), Settings: u.NodeHealth, Log: log, Journal: u.journal, Metrics: registry})
-	}})
-	u.crew.start(parts, part{"taint eviction", func(ctx context.Context) error {
-		return eviction.Run(ctx, eviction.Config{Client: u.client, Informers: u.informers, Events: recorder("taint-eviction-controller"), Log: log, Journal: u.journal, Metrics: registry})
-	}})
 	u.crew.start(parts, part{"scheduler", func(ctx context.Context) error {
 		return schedule.Run(ctx, schedule.Config{Client: u.client, Informers: u.informers, Log: schedLog, Journal: u.journal, Metrics: registry})
 	}})

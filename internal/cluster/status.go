@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/nodes/health"
 )
 
 // Status is what a running cluster says of itself on its control socket.
@@ -74,14 +75,7 @@ func (u *up) serveStatus(ctx context.Context) error {
 			u.log.Debug("answering a status request", "error", err)
 		}
 	})
-	mux.HandleFunc("GET /journal", func(w http.ResponseWriter, r *http.Request) {
-		q := r.URL.Query()
-		records := u.journal.Query(journal.Ref{Kind: q.Get("kind"), Namespace: q.Get("namespace"), Name: q.Get("name")})
-		w.Header().Set("Content-Type", "application/json")
-		if err := json.NewEncoder(w).Encode(records); err != nil {
-			u.log.Debug("answering a journal request", "error", err)
-		}
-	})
+	mux.Handle("GET /journal", health.WhyHandler(u.journal.Query, &u.board))
 	// Only root reaches this socket, so profiles may be taken at any time.
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)

@@ -17,11 +17,13 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/berth-dev/berth/internal/agent/volume"
 	"github.com/berth-dev/berth/internal/cluster/containerd"
 	"github.com/berth-dev/berth/internal/cluster/host"
 	"github.com/berth-dev/berth/internal/control/api"
 	"github.com/berth-dev/berth/internal/control/store"
 	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/nodes/health"
 )
 
 // up is one running cluster. Its fields are set by the start stages in order
@@ -46,6 +48,8 @@ type up struct {
 	client         kubernetes.Interface
 	informers      informers.SharedInformerFactory
 	journal        *journal.Ring
+	// board tells how nodes stand, for `berth why node`.
+	board health.Board
 	// metrics are those of controllers, scheduler and DNS.
 	metrics registry
 
@@ -224,6 +228,10 @@ func (u *up) shareInformers(parts context.Context) {
 }
 
 func (u *up) startRuntime(ctx, parts context.Context) error {
+	// Before the runtime or the agent mounts anything there.
+	if err := volume.ShareRoot(u.Path("agent")); err != nil {
+		u.notes = append(u.notes, "mounts do not propagate between containers and the node: "+err.Error())
+	}
 	if u.RuntimeEndpoint != "" {
 		return u.clock.stage("images", func() (string, error) {
 			detail, err := u.importImages(ctx, trimUnix(u.RuntimeEndpoint))

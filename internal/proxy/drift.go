@@ -78,3 +78,14 @@ func (i image) intact(k nft.Kernel) (bool, error) {
 	}
 	return w.complete(c), nil
 }
+
+// others tells from two counters whether anybody but us changed a table: the
+// kernel's, of all changes, and our own.
+type others struct{ all, ours uint32 }
+
+// changed compares with the last call. The first one says yes.
+func (o *others) changed(all, ours uint32) bool {
+	was := *o
+	*o = others{all, ours}
+	return all-was.all != ours-was.ours
+}

@@ -37,8 +37,10 @@ func (cfg *Config) layouts() ([]nft.Layout, error) {
 		base.LocalBridge = c.DetectLocal.BridgeInterface
 	case "InterfaceNamePrefix":
 		base.LocalPrefix = c.DetectLocal.InterfaceNamePrefix
+	case "NodeCIDR":
+		cidrs = "" // the Node tells, once it is seen
 	default:
-		return nil, fmt.Errorf("reading detectLocalMode: %q is not supported, use ClusterCIDR, BridgeInterface or InterfaceNamePrefix", c.DetectLocalMode)
+		return nil, fmt.Errorf("reading detectLocalMode: %q is not supported, use ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix", c.DetectLocalMode)
 	}
 	families := []model.Family{model.V4}
 	if v6Enabled() {
@@ -64,7 +66,7 @@ func (cfg *Config) layouts() ([]nft.Layout, error) {
 		}
 		mine := 0
 		for _, s := range c.NodePortAddresses {
-			if s == "primary" {
+			if s == kubeProxyPrimary {
 				mine++
 				continue
 			}

@@ -149,7 +149,11 @@ func (w *world) inflict(what string, f *Fault, nodes []*node, begin, end func(*n
 func hit(nodes []*node) string {
 	pods := 0
 	for _, n := range nodes {
-		pods += len(n.pods)
+		for _, p := range n.pods {
+			if p.state < podTerminating {
+				pods++
+			}
+		}
 	}
 	return count(len(nodes), "node") + ", " + count(pods, "pod")
 }

@@ -9,9 +9,9 @@ import (
 	"github.com/berth-dev/berth/internal/nodes/health"
 )
 
-// healthWriters is how many nodes the node health controller marks Unknown at a
-// time, and, beside that, makes fit in everything else.
-const healthWriters = 8
+// How many nodes the node health controller marks Unknown at a time, and how
+// many it makes fit in everything else beside that.
+const healthMarkers, healthFollowers = 16, 6
 
 // healthShell is the shell of internal/nodes/health in virtual time: it feeds
 // the Monitor and makes nodes fit its verdicts.
@@ -142,7 +142,8 @@ func (h *healthShell) hand(n *node, waiting *bool, to *pool, next func(*node) (w
 // at what is there anew.
 func (h *healthShell) write(n *node, waiting *bool, next func(*node) (writeKind, func()), done func()) {
 	life := h.life
-	kind, commit := writeKind(0), func() nil
+	var kind writeKind
+	var commit func()
 	if v := h.monitor.Verdict(n.obj.Name); v.Known && !n.deleted {
 		kind, commit = next(n)
 	}

@@ -20,7 +20,10 @@ func Parse(text []byte) (*Scenario, error) {
 	if err != nil {
 		return nil, err
 	}
-	return sc, sc.complete()
+	if err := sc.checkCluster(); err != nil {
+		return nil, fmt.Errorf("scenario: %w", err)
+	}
+	return sc, sc.checkRest()
 }
 
 // ParseEvents reads a scenario that has no cluster of its own, to be played on
@@ -33,7 +36,7 @@ func ParseEvents(text []byte) (*Scenario, error) {
 	if len(sc.Cluster.Zones) > 0 || len(sc.Workloads) > 0 {
 		return nil, errors.New("scenario: cluster.zones and workloads must not be set: both are taken from the live cluster")
 	}
-	return sc, nil
+	return sc, sc.checkRest()
 }
 
 func parse(text []byte) (*Scenario, error) {
@@ -56,6 +59,7 @@ func parse(text []byte) (*Scenario, error) {
 		}
 		return nil, fmt.Errorf("scenario: %w", err)
 	}
+	sc.fillDefaults()
 	return sc, nil
 }
 
@@ -100,6 +104,9 @@ func known(path string, value any, t reflect.Type) error {
 func fieldsOf(t reflect.Type) map[string]reflect.Type {
 	out := map[string]reflect.Type{}
 	for f := range t.Fields() {
+		if !f.IsExported() {
+			continue
+		}
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 		if f.Anonymous && name == "" {
 			for n, ft := range fieldsOf(f.Type) {
@@ -155,13 +162,9 @@ func (sc *Scenario) fillDefaults() {
 	}
 }
 
-// complete fills in defaults and refuses what makes no sense.
-func (sc *Scenario) complete() error {
-	sc.fillDefaults()
+// checkRest refuses what makes no sense, whatever the cluster.
+func (sc *Scenario) checkRest() error {
 	if _, err := sc.settings(); err != nil {
-		return fmt.Errorf("scenario: %w", err)
-	}
-	if err := sc.checkCluster(); err != nil {
 		return fmt.Errorf("scenario: %w", err)
 	}
 	for i := range sc.Workloads {
@@ -262,10 +265,8 @@ func (e *Event) check(end Duration) error {
 	case e.Upgrade != nil && e.Upgrade.Batch < 1:
 		return fmt.Errorf("upgrade.batch is %d: must be at least 1", e.Upgrade.Batch)
 	}
-	for _, s := range []*Select{e.sel()} {
-		if s != nil && (s.Percent < 0 || s.Percent > 100 || s.Count < 0) {
-			return fmt.Errorf("count %d, percent %g: must be at least 0, and percent at most 100", s.Count, s.Percent)
-		}
+	if s := e.sel(); s != nil && (s.Percent < 0 || s.Percent > 100 || s.Count < 0) {
+		return fmt.Errorf("count %d, percent %g: must be at least 0, and percent at most 100", s.Count, s.Percent)
 	}
 	return nil
 }

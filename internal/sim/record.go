@@ -159,13 +159,19 @@ type Entry struct {
 	Kind string `json:"kind"`
 	Zone string `json:"zone,omitempty"`
 	What string `json:"what"`
-	// Count and the first few Names are those of a burst.
+	// Count and the first few Names are those of a burst; Times is how often it
+	// happened, if that is more often than once each.
 	Count int      `json:"count,omitempty"`
+	Times int      `json:"times,omitempty"`
 	Names []string `json:"names,omitempty"`
+
+	happened int
+	seen     map[string]bool
 }
 
-// burstGap ends a burst: the next of its kind begins another line.
-const burstGap = 30 * time.Second
+// burstGap ends a burst: the next of its kind begins another line. It is more
+// than the pause between two taints at the secondary rate.
+const burstGap = 2 * time.Minute
 
 // bursts are the things that happen to many at once: what one line says.
 var bursts = map[string]struct{ kind, thing, verb string }{
@@ -176,7 +182,7 @@ var bursts = map[string]struct{ kind, thing, verb string }{
 	"back":       {"nodes", "node", "Ready again"},
 	"evicted":    {"pods", "pod", "deleted from tainted nodes"},
 	"collected":  {"pods", "pod", "of nodes that are gone removed"},
-	"confirm":    {"health", "time", "asked the API whether silence is silence"},
+	"confirm":    {"health", "question", "to the API whether silence is silence"},
 	"unschedule": {"pods", "attempt", "to place a pod failed"},
 }
 
@@ -189,16 +195,23 @@ func (r *recorder) burst(w *world, what, zone, name string) *Entry {
 	e := r.open[key]
 	if e == nil || w.now-max(e.At, e.Until).d() > burstGap {
 		b := bursts[what]
-		e = &Entry{At: Duration(w.now), Kind: b.kind, Zone: zone, What: b.verb}
+		e = &Entry{At: Duration(w.now), Kind: b.kind, Zone: zone, What: b.verb, seen: map[string]bool{}}
 		r.open[key] = e
 		r.entries = append(r.entries, e)
 	}
-	e.Count++
+	e.happened++
+	if name == "" || !e.seen[name] {
+		e.seen[name] = true
+		e.Count++
+		if name != "" && len(e.Names) < 3 {
+			e.Names = append(e.Names, name)
+		}
+	}
+	if e.happened > e.Count {
+		e.Times = e.happened
+	}
 	if w.now > e.At.d() {
 		e.Until = Duration(w.now)
-	}
-	if len(e.Names) < 3 && name != "" {
-		e.Names = append(e.Names, name)
 	}
 	return e
 }

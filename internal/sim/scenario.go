@@ -19,6 +19,8 @@ type Scenario struct {
 	Flags     map[string]any `json:"flags"`
 	Workloads []Workload     `json:"workloads"`
 	Events    []Event        `json:"events"`
+
+	live *snapshot
 }
 
 // Cluster says how many nodes there are and what they are like.

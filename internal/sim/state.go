@@ -38,8 +38,9 @@ type node struct {
 	detected bool          // this silence was noticed
 	back     time.Duration // when it could talk again
 	nextPost time.Duration // when its status is due
-	inWrite  bool          // queued with the health controller's writers
-	state    nodeState
+	// marking and following: queued with the health controller's writers.
+	marking, following bool
+	state              nodeState
 }
 
 // works says whether the agent does its job.
@@ -133,6 +134,9 @@ func (w *world) vary(d time.Duration, share float64) time.Duration {
 }
 
 func (w *world) build() error {
+	if w.sc.live != nil {
+		return w.sc.live.load(w)
+	}
 	for i := range w.sc.Cluster.Zones {
 		z := &w.sc.Cluster.Zones[i]
 		for k := range z.Nodes {

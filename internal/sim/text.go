@@ -51,15 +51,15 @@ func (e *Entry) line() string {
 		if e.Zone != "" {
 			what = "zone " + e.Zone + ": " + what
 		}
+		if e.Times > 0 {
+			what += fmt.Sprintf(", %s times in all", thousands(e.Times))
+		}
 		if e.Until > e.At {
 			what += ", until " + stamp(e.Until)
 		}
 		if len(e.Names) > 0 {
 			more := ""
-			if e.Count > len(e.Names) && e.Kind != "pods" {
-				more = ", ..."
-			}
-			if e.Kind == "pods" && len(e.Names) > 1 {
+			if e.Count > len(e.Names) && len(e.Names) > 1 {
 				more = ", ..."
 			}
 			what += " (" + strings.Join(e.Names, ", ") + more + ")"
@@ -104,9 +104,9 @@ func SummaryText(runs []*Result) string {
 	spread("  node back -> Ready, free of taints", func(s *Summary) Spread { return s.NodeRecovery })
 	spread("  pod down -> one serves in its place", func(s *Summary) Spread { return s.PodRecovery })
 	b.WriteString("how much\n")
-	number("  nodes marked Unknown", func(s *Summary) int { return s.Detection.Count })
-	number("  nodes marked Unknown though alive", func(s *Summary) int { return s.FalseUnknown })
-	number("  nodes tainted NoExecute", func(s *Summary) int { return s.Tainting.Count })
+	number("  times a node was marked Unknown", func(s *Summary) int { return s.Detection.Count })
+	number("  times a node was, though alive", func(s *Summary) int { return s.FalseUnknown })
+	number("  times a node was tainted NoExecute", func(s *Summary) int { return s.Tainting.Count })
 	number("  pods deleted from tainted nodes", func(s *Summary) int { return s.Evictions })
 	number("    of these, still running well", func(s *Summary) int { return s.Needless })
 	number("  pods drained", func(s *Summary) int { return s.Drained })

@@ -64,7 +64,7 @@ func (u *upgrade) cordon(n *node, yes bool, then func()) {
 func (u *upgrade) drain(n *node, since, asked time.Duration) {
 	left := 0
 	ask := u.w.now-asked >= drainAgain
-	for _, p := range n.pods {
+	for _, p := range slices.Clone(n.pods) {
 		if p.set.ds != nil {
 			continue
 		}

@@ -28,10 +28,7 @@ type Field struct {
 	Note string
 }
 
-const (
-	noStaticCPU = "exclusive resources are not assigned by this version; leave it out"
-	noFilter    = "the agent writes no packet filter rules; `berth proxy` owns them"
-)
+const noFilter = "the agent writes no packet filter rules; `berth proxy` owns them"
 
 // Fields is the table of all fields of KubeletConfiguration v1beta1.
 var Fields = []Field{
@@ -85,14 +82,14 @@ var Fields = []Field{
 	{"cgroupRoot", Honoured, ""},
 	{"cgroupsPerQOS", Honoured, ""},
 	{"cgroupDriver", Honoured, "the runtime's own answer wins where it gives one"},
-	{"cpuManagerPolicy", Refused, noStaticCPU},
+	{"cpuManagerPolicy", Honoured, "none or static; a change needs `cpu_manager_state` removed"},
 	{"singleProcessOOMKill", Honoured, ""},
-	{"cpuManagerPolicyOptions", Refused, noStaticCPU},
-	{"cpuManagerReconcilePeriod", Refused, noStaticCPU},
-	{"memoryManagerPolicy", Refused, noStaticCPU},
-	{"topologyManagerPolicy", Refused, noStaticCPU},
-	{"topologyManagerScope", Refused, noStaticCPU},
-	{"topologyManagerPolicyOptions", Refused, noStaticCPU},
+	{"cpuManagerPolicyOptions", Honoured, "all six options; no gate is needed"},
+	{"cpuManagerReconcilePeriod", Honoured, "containers move when the shared processors change; this is how often all are set anew without a reason"},
+	{"memoryManagerPolicy", Honoured, "None or Static; a change needs `memory_manager_state` removed"},
+	{"topologyManagerPolicy", Honoured, ""},
+	{"topologyManagerScope", Honoured, ""},
+	{"topologyManagerPolicyOptions", Honoured, "prefer-closest-numa-nodes, max-allowable-numa-nodes"},
 	{"qosReserved", Refused, "use `systemReserved` and `kubeReserved`"},
 	{"runtimeRequestTimeout", Honoured, ""},
 	{"hairpinMode", Subsumed, "the network plugin decides"},
@@ -133,11 +130,11 @@ var Fields = []Field{
 	{"configMapAndSecretChangeDetectionStrategy", Subsumed, "always watched"},
 	{"systemReserved", Honoured, ""},
 	{"kubeReserved", Honoured, ""},
-	{"reservedSystemCPUs", Refused, "use `systemReserved` with cpu"},
+	{"reservedSystemCPUs", Honoured, "takes the place of cpu in `systemReserved` and `kubeReserved`"},
 	{"showHiddenMetricsForVersion", Refused, "no metric is hidden"},
-	{"systemReservedCgroup", Refused, "only `pods` is enforced: put limits on the system slice with systemd"},
-	{"kubeReservedCgroup", Refused, "only `pods` is enforced: put limits on the runtime's slice with systemd"},
-	{"enforceNodeAllocatable", Honoured, "`pods` or `none`; other values are refused"},
+	{"systemReservedCgroup", Honoured, "must exist"},
+	{"kubeReservedCgroup", Honoured, "must exist"},
+	{"enforceNodeAllocatable", Honoured, "pods, system-reserved, kube-reserved, the -compressible two (cpu alone), none"},
 	{"allowedUnsafeSysctls", Honoured, ""},
 	{"defaultPodSysctls", Refused, "set sysctls in the pod"},
 	{"volumePluginDir", Refused, "flexVolume is not supported: use a CSI driver"},
@@ -149,12 +146,12 @@ var Fields = []Field{
 	{"logging.vmodule", Refused, "use `logging.verbosity`"},
 	{"logging.options", Subsumed, "lines are written at once"},
 	{"enableSystemLogHandler", Honoured, ""},
-	{"enableSystemLogQuery", Refused, "files below /var/log are served at /logs/"},
+	{"enableSystemLogQuery", Honoured, "`/logs/?query=`: a service's file below /var/log, else the journal (journalctl)"},
 	{"shutdownGracePeriod", Honoured, ""},
 	{"shutdownGracePeriodCriticalPods", Honoured, ""},
 	{"shutdownGracePeriodByPodPriority", Honoured, ""},
 	{"crashLoopBackOff.maxContainerRestartPeriod", Honoured, ""},
-	{"reservedMemory", Refused, noStaticCPU},
+	{"reservedMemory", Honoured, "must sum up to what node allocatable reserves"},
 	{"enableProfilingHandler", Honoured, ""},
 	{"enableDebugFlagsHandler", Honoured, ""},
 	{"seccompDefault", Honoured, ""},

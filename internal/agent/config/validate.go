@@ -29,7 +29,17 @@ var gateValues = map[string]bool{
 	"MemoryQoS":                              false,
 	"KubeletTracing":                         false,
 	"NodeLogQuery":                           false,
-	"CPUManagerPolicyAlphaOptions":           false,
+	"CPUManagerPolicyOptions":                true,
+	"CPUManagerPolicyAlphaOptions":           true,
+	"CPUManagerPolicyBetaOptions":            true,
+	"TopologyManagerPolicyOptions":           true,
+	"TopologyManagerPolicyAlphaOptions":      true,
+	"TopologyManagerPolicyBetaOptions":       true,
+	"DisableCPUQuotaWithExclusiveCPUs":       true,
+	"DynamicResourceAllocation":              true,
+	"ResourceHealthStatus":                   true,
+	"KubeletPodResourcesGet":                 true,
+	"KubeletPodResourcesDynamicResources":    true,
 }
 
 // evictionSignals are the signals that thresholds may name.
@@ -88,10 +98,6 @@ func validate(cfg *kubeletv1beta1.KubeletConfiguration) []string {
 	if limit := cfg.CrashLoopBackOff.MaxContainerRestartPeriod.Duration; limit < time.Second || limit > 5*time.Minute {
 		p.check(true, "crashLoopBackOff.maxContainerRestartPeriod is %v: allowed are 1s to 5m", limit)
 	}
-	for _, value := range cfg.EnforceNodeAllocatable {
-		p.check(value != "pods" && value != "none", "enforceNodeAllocatable has %q: berth enforces pods or none", value)
-	}
-	p.check(slices.Contains(cfg.EnforceNodeAllocatable, "pods") && !*cfg.CgroupsPerQOS, "enforceNodeAllocatable with pods needs cgroupsPerQOS")
 	for _, gate := range slices.Sorted(maps.Keys(cfg.FeatureGates)) {
 		only, known := gateValues[gate]
 		p.check(!known, "featureGates.%s is not known to berth: leave it out", gate)
@@ -103,6 +109,8 @@ func validate(cfg *kubeletv1beta1.KubeletConfiguration) []string {
 			"registerWithTaints[%d] has effect %q: allowed are NoSchedule, PreferNoSchedule and NoExecute", i, taint.Effect)
 	}
 	validateReserved(&p, cfg)
+	validateEnforced(&p, cfg)
+	validateManagers(&p, cfg)
 	validateEviction(&p, cfg)
 	validateShutdown(&p, cfg)
 	return p

@@ -72,9 +72,7 @@ func (m *Manager) effect(ctx context.Context, w *worker, spec Spec, a Action) Re
 		r.Allocation, r.Err = m.allocate(ctx, spec)
 	case Resize:
 		if r.Err = m.actuate(ctx, pod); r.Err == nil {
-			m.mu.Lock()
-			m.roomMade()
-			m.mu.Unlock()
+			m.makeRoom()
 		}
 	default:
 		r.Err = &Failure{Reason: "Unknown", Message: "no way to perform " + string(a.Kind)}
@@ -101,6 +99,10 @@ func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, a Action) *Fai
 	cfg, handler, err := m.cfg.Configs.Sandbox(ctx, pod, a.Attempt)
 	if err == nil {
 		err = os.MkdirAll(cfg.GetLogDirectory(), 0o755)
+	}
+	var e *Error
+	if errors.As(err, &e) {
+		return m.fail(pod, err, e.Reason, "")
 	}
 	if err != nil {
 		return m.fail(pod, err, "FailedCreatePodSandBox", "Failed to create pod sandbox: ")

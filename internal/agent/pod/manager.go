@@ -37,6 +37,9 @@ type Config struct {
 	Resizer     Resizer
 	Hooks       Hooks
 	Probes      Probes
+	// Devices, when set, returns the health of what a pod's containers were
+	// given; it must not block.
+	Devices func(uid types.UID) map[string][]v1.ResourceStatus
 	// Node returns what statuses say of the node; it is called often.
 	Node func() Node
 	// RootDir holds pods/<uid>; LogDir the pods' log directories; LinkDir, when
@@ -153,6 +156,13 @@ func (m *Manager) ended(w *worker) {
 	case back:
 		m.add(spec.Pod, spec.Static) // asked for again while it went
 	}
+}
+
+// makeRoom is roomMade for callers that do not hold m.mu.
+func (m *Manager) makeRoom() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.roomMade()
 }
 
 // roomMade lets pods that wait for more resources ask again; m.mu is held.

@@ -88,6 +88,7 @@ func (calmCgroups) Remove(types.UID) error { return nil }
 func (calm) Admit(context.Context, *v1.Pod, bool) *Rejection { return nil }
 func (calm) Resize(context.Context, *v1.Pod) *Rejection      { return nil }
 func (calm) Forget(types.UID)                                {}
+func (calm) Settled(types.UID)                               {}
 
 // create makes a pod in the API and tells the manager as a source would.
 func (a *agentUnderTest) create(name string) *v1.Pod {

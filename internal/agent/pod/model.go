@@ -36,6 +36,12 @@ type Spec struct {
 	Kill *Kill
 }
 
+// IsStatic tells a static pod by its annotations.
+func IsStatic(pod *v1.Pod) bool {
+	src := pod.Annotations["kubernetes.io/config.source"]
+	return src != "" && src != "api"
+}
+
 // Kill ends a pod for a reason of the node: eviction, preemption, shutdown.
 type Kill struct {
 	// Grace in seconds; nil means the pod's own. It can only shorten.
@@ -178,6 +184,8 @@ type Observed struct {
 	// none that has run yet: see Plan for which.
 	Probes map[string]Probe
 	Node   Node
+	// Devices is the health of what containers were given, by name.
+	Devices map[string][]v1.ResourceStatus
 	// Messages are termination messages by ID of an exited container.
 	Messages map[string]string
 }

@@ -42,6 +42,7 @@ type worker struct {
 	flights map[Key]*flight
 	fired   map[string]bool // keys of events sent
 	updated *v1.Pod         // the definition that volumes were told of last
+	before  v1.PodPhase     // of the last plan
 	pub     publisher
 	wg      sync.WaitGroup
 }
@@ -153,6 +154,9 @@ func (w *worker) observe(now time.Time) Spec {
 	w.obs.forget(w.obs.Runtime)
 	w.obs.Node = w.m.cfg.Node()
 	w.obs.Probes = w.m.cfg.Probes.Results(w.uid)
+	if w.m.cfg.Devices != nil {
+		w.obs.Devices = w.m.cfg.Devices(w.uid)
+	}
 	w.readMessages(len(spec.Pod.Spec.Containers) + len(spec.Pod.Spec.InitContainers))
 	w.pub.take(spec, mirror, patches, now)
 	if w.m.cfg.Client == nil {
@@ -226,7 +230,13 @@ func (w *worker) perform(ctx context.Context, spec Spec, plan Plan, now time.Tim
 		})
 	}
 	_, deferred := w.obs.Failed[Key{Kind: Allocate}]
-	w.deferred.Store(deferred)
+	if w.deferred.Swap(deferred) && !deferred {
+		w.m.cfg.Admitter.Settled(w.uid)
+	}
+	if terminal(plan.Status.Phase) && !terminal(w.before) {
+		w.m.makeRoom()
+	}
+	w.before = plan.Status.Phase
 	pod := spec.Pod.DeepCopy()
 	pod.Status = mergedStatus(spec.Pod.Status, plan.Status)
 	w.current.Store(pod)

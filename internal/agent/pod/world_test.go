@@ -275,6 +275,7 @@ func (a admitter) Admit(_ context.Context, _ *v1.Pod, adopted bool) *Rejection {
 	return a.w.reject
 }
 func (admitter) Forget(types.UID)                             {}
+func (admitter) Settled(types.UID)                            {}
 func (a admitter) Resize(context.Context, *v1.Pod) *Rejection { return a.w.reject }
 
 type resizer struct{ w *world }

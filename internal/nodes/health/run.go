@@ -21,16 +21,17 @@ import (
 // Config is what the shell needs. Events, Journal and Metrics may be nil; the
 // zero Settings mean Defaults.
 type Config struct {
-	Client    kubernetes.Interface
+	Client kubernetes.Interface
+	// Leases reads the nodes' leases; nil means Client.
+	Leases    kubernetes.Interface
 	Informers informers.SharedInformerFactory
 	Log       *slog.Logger
 	Events    record.EventRecorder // component node-controller
 	Journal   journal.Sink
 	Metrics   prometheus.Registerer
 	Settings  Settings
-	// Explain, if set, is given a function that tells about a node while Run
-	// runs, and nil when it ends.
-	Explain func(func(node string) (journal.Record, bool))
+	// Board, if set, tells how nodes stand while Run runs.
+	Board *Board
 }
 
 // marking and following write nodes at the same time; each node has one writer
@@ -68,6 +69,9 @@ func Run(ctx context.Context, cfg Config) error {
 	if err := cfg.Settings.Validate(); err != nil {
 		return err
 	}
+	if cfg.Leases == nil {
+		cfg.Leases = cfg.Client
+	}
 	if cfg.Journal == nil {
 		cfg.Journal = journal.Discard
 	}
@@ -103,9 +107,10 @@ func Run(ctx context.Context, cfg Config) error {
 	for range following {
 		wg.Go(func() { s.work(ctx, s.rest, s.follow) })
 	}
-	if cfg.Explain != nil {
-		cfg.Explain(s.explain)
-		defer cfg.Explain(nil)
+	if cfg.Board != nil {
+		explain := s.explain
+		cfg.Board.now.Store(&explain)
+		defer cfg.Board.now.Store(nil)
 	}
 	s.loop(ctx, &wg)
 	return ctx.Err()
@@ -208,7 +213,7 @@ func (s *shell) act(ctx context.Context, d Decision, wg *sync.WaitGroup) {
 func (s *shell) tell(now time.Time, d Decision) {
 	ref := journal.Ref{Kind: "Node", Name: d.Node, UID: d.UID}
 	if d.Node == "" {
-		ref = journal.Ref{Kind: "Zone", Name: d.Cause.Zone.Name}
+		ref = zoneRef(d)
 	}
 	because := d.Because()
 	s.Journal.Append(journal.Record{Time: now, Part: "health", Object: ref, Decision: d.Text(), Because: because})

@@ -56,7 +56,7 @@ func (s *shell) watchLeases(ctx context.Context, listed func()) {
 
 func (s *shell) watchLeasesOnce(ctx context.Context, listed func()) {
 	ctx, cancel := context.WithCancel(ctx)
-	leases := informers.NewSharedInformerFactoryWithOptions(s.Client, 0, informers.WithNamespace(v1.NamespaceNodeLease), informers.WithTransform(slim))
+	leases := informers.NewSharedInformerFactoryWithOptions(s.Leases, 0, informers.WithNamespace(v1.NamespaceNodeLease), informers.WithTransform(slim))
 	defer leases.Shutdown()
 	defer cancel() // before Shutdown, which waits for the watch to end
 	seen := func(o any) { s.seeLease(o) }
@@ -164,7 +164,7 @@ func (s *shell) confirm(ctx context.Context) {
 	answer := Event{Kind: Confirmed}
 	list := metav1.ListOptions{Limit: 5000}
 	for {
-		leases, err := s.Client.CoordinationV1().Leases(v1.NamespaceNodeLease).List(ctx, list)
+		leases, err := s.Leases.CoordinationV1().Leases(v1.NamespaceNodeLease).List(ctx, list)
 		if err != nil {
 			answer.Err = fmt.Sprintf("listing node leases: %v", err)
 			if cause := context.Cause(ctx); cause != nil {

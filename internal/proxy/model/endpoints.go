@@ -247,9 +247,6 @@ func (m *Model) setFacts(p *port, a netip.AddrPort, old, now facts) {
 	if old.usable() && !now.usable() {
 		p.gone = append(p.gone, a)
 	}
-	if now.has(local|ready) != old.has(local|ready) {
-		p.localChanged = true
-	}
 }
 
 // pool moves the touched endpoints of one pool, or all if the mode is new.

@@ -65,6 +65,7 @@ type Model struct {
 	counts   [NumTables]map[string]int
 	changed  [NumTables]map[string]bool
 	seeds    map[frontKey]*[2][]netip.AddrPort
+	noLocal  NoLocal
 	changes  *Changes
 }
 
@@ -80,7 +81,13 @@ type service struct {
 	was map[string]*discoveryv1.EndpointSlice
 	// triggers of slices changed since the last Commit.
 	triggers []string
+	health   HealthCheck
+	noLocal  NoLocal
 }
+
+// NoLocal counts Services with a Local policy for traffic from inside or
+// outside the cluster and endpoints, but none on this node.
+type NoLocal struct{ Internal, External int }
 
 // New returns an empty Model.
 func New(cfg Config) *Model {
@@ -218,6 +225,9 @@ func (m *Model) service(n Name) *service {
 	return v
 }
 
+// NoLocal counts Services as of the last Commit.
+func (m *Model) NoLocal() NoLocal { return m.noLocal }
+
 // Pending says that there is something to Commit.
 func (m *Model) Pending() bool {
 	if len(m.dirty) > 0 {
@@ -307,7 +317,7 @@ func (m *Model) Reset() {
 		if v.spec == nil && len(v.slices) == 0 {
 			continue
 		}
-		v.ports, v.was, v.whole = map[portKey]*port{}, nil, true
+		v.ports, v.was, v.whole, v.noLocal = map[portKey]*port{}, nil, true, NoLocal{}
 		n.services[name], n.dirty[name] = v, v
 	}
 	for k := range m.counts[NodeAddrs] {

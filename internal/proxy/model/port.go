@@ -35,9 +35,7 @@ type port struct {
 	// chains are the hashes of the affinity chains that stand.
 	chains [2]uint32
 	// gone are endpoints that stopped being usable since the last Commit.
-	gone         []netip.AddrPort
-	localChanged bool
-	clusterIP    netip.Addr
+	gone []netip.AddrPort
 }
 
 // settled forgets what only the Commit that ends needed.
@@ -66,6 +64,7 @@ func (m *Model) update(v *service) {
 			m.apply(v, p, p.spec(v.spec), was)
 		}
 	}
+	m.sum(v)
 	for _, t := range v.triggers {
 		m.changes.Triggers = append(m.changes.Triggers, Trigger{v.name, t})
 	}
@@ -126,6 +125,42 @@ func (m *Model) seed(p *port, fronts []frontend) {
 	}
 }
 
+// sum brings up to date what is told of a Service as a whole.
+func (m *Model) sum(v *service) {
+	var lacks NoLocal
+	h := HealthCheck{Service: v.name}
+	if v.spec != nil && v.spec.Spec.Type == corev1.ServiceTypeLoadBalancer && v.spec.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal && len(v.ports) > 0 {
+		h.Port = v.spec.Spec.HealthCheckNodePort
+	}
+	here := map[netip.Addr]bool{}
+	for _, p := range v.ports {
+		for _, f := range p.fronts {
+			if p.counts.any() && f.class.LocalPolicy && f.class.Local == 0 || f.class.Kind == Drop {
+				if f.external {
+					lacks.External = 1
+				} else {
+					lacks.Internal = 1
+				}
+			}
+		}
+		if h.Port == 0 || p.counts.localReady == 0 {
+			continue
+		}
+		for a, e := range p.eps {
+			if e.facts.has(ready | local) {
+				here[a.Addr()] = true
+			}
+		}
+	}
+	h.Local = len(here)
+	if h != v.health && (h.Port != 0 || v.health.Port != 0) {
+		m.changes.Health = append(m.changes.Health, h)
+	}
+	m.noLocal.Internal += lacks.Internal - v.noLocal.Internal
+	m.noLocal.External += lacks.External - v.noLocal.External
+	v.health, v.noLocal = h, lacks
+}
+
 // sorted lists the ports in an order that is always the same.
 func (v *service) sorted() []*port {
 	out := make([]*port, 0, len(v.ports))
@@ -169,12 +204,10 @@ func (m *Model) apply(v *service, p *port, sp *corev1.ServicePort, hadAny bool) 
 	p.pools[1].settle()
 	var fronts []frontend
 	var ranges []netip.Prefix
-	var cip netip.Addr
 	var timeout int32
 	if sp != nil {
 		fronts = frontends(v.spec, sp, m.cfg, p)
 		ranges = m.ranges(v.spec, fronts)
-		cip, _ = clusterIP(v.spec, m.cfg.Family)
 		timeout = affinity(v.spec)
 	}
 	m.stale(v, p, fronts, hadAny)
@@ -190,7 +223,7 @@ func (m *Model) apply(v *service, p *port, sp *corev1.ServicePort, hadAny bool) 
 	p.timeout = timeout
 	m.chain(p, fronts)
 	m.claim(p, p.fronts, fronts, v.spec)
-	p.fronts, p.ranges, p.clusterIP = fronts, ranges, cip
+	p.fronts, p.ranges = fronts, ranges
 }
 
 func (m *Model) countFront(f frontend, by int) {

@@ -178,8 +178,19 @@ type Changes struct {
 	// Triggers are the trigger times of the slices that led here, for the
 	// programming latency metric.
 	Triggers []Trigger
+	// Health are the health check ports of changed Services.
+	Health []HealthCheck
 	// Services and Slices count what was looked at again because it changed.
 	Services, Slices int
+}
+
+// HealthCheck is the node port on which load balancers ask whether this node
+// has endpoints of a Service; Port is 0 when there is none.
+type HealthCheck struct {
+	Service Name
+	Port    int32
+	// Local is the number of different addresses of ready endpoints here.
+	Local int
 }
 
 // StickyChain is what a chain of one service port with session affinity

@@ -32,6 +32,8 @@ type Netlink struct {
 	at []int
 	// Messages counts netlink messages sent, for benchmarks and metrics.
 	Messages int
+	// Applied counts transactions that changed something.
+	Applied uint32
 }
 
 // Open connects to the kernel of the calling thread's network namespace.
@@ -136,6 +138,9 @@ func (k *Netlink) Apply(tx *Tx) error {
 	err := k.send()
 	if err == nil {
 		err = k.answer(tx, first, lastSeq)
+	}
+	if err == nil {
+		k.Applied++
 	}
 	if cap(k.buf) > 1<<20 {
 		k.buf = nil // the first sync's buffer is not needed again

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"path/filepath"
 	"sync"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/cpuset"
 
+	"github.com/berth-dev/berth/internal/agent/resource"
 	"github.com/berth-dev/berth/internal/agent/resource/checkpoint"
 	"github.com/berth-dev/berth/internal/agent/resource/cpus"
 	"github.com/berth-dev/berth/internal/agent/resource/memory"
@@ -315,35 +317,35 @@ func (m *Manager) AllocatableMemory() []memory.Block {
 	return out
 }
 
-// ResizeRefusal tells why a pod cannot be resized in place, or "". A container
-// that owns processors or memory keeps what it owns for its life, so a change
-// of that resource is not feasible.
+// ResizeRefusal tells why a pod can never be resized in place, or "". Which
+// processors and memory are a Guaranteed pod's own is settled when it is
+// admitted, so what they depend on cannot change later.
 func (m *Manager) ResizeRefusal(now, desired *v1.Pod) string {
-	pinned := func(c *v1.Container, name v1.ResourceName) bool {
-		if name == v1.ResourceCPU {
-			return len(m.CPUsOf(now.UID, c.Name)) > 0
-		}
-		return len(m.MemoryOf(now.UID, c.Name)) > 0
+	if resource.QOS(now) != v1.PodQOSGuaranteed {
+		return ""
 	}
-	for _, lists := range [][2][]v1.Container{{now.Spec.InitContainers, desired.Spec.InitContainers}, {now.Spec.Containers, desired.Spec.Containers}} {
-		for i := range lists[0] {
-			if i >= len(lists[1]) {
-				break
-			}
-			have, want := &lists[0][i], &lists[1][i]
-			for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory} {
-				a, b := have.Resources.Requests[name], want.Resources.Requests[name]
-				if a.Cmp(b) == 0 || !pinned(have, name) {
-					continue
-				}
-				if name == v1.ResourceCPU {
-					return "Resize is infeasible for Guaranteed Pods alongside CPU Manager static policy"
-				}
-				return "Resize is infeasible for Guaranteed Pods alongside Memory Manager static policy"
-			}
-		}
+	if m.cfg.CPUs != nil && differs(now, desired, v1.ResourceCPU) {
+		return "Resize is infeasible for Guaranteed Pods alongside CPU Manager static policy"
+	}
+	if m.cfg.Memory != nil && differs(now, desired, v1.ResourceMemory) {
+		return "Resize is infeasible for Guaranteed Pods alongside Memory Manager static policy"
 	}
 	return ""
+}
+
+// differs tells whether any container asks for another amount.
+func differs(a, b *v1.Pod, name v1.ResourceName) bool {
+	amounts := func(p *v1.Pod) map[string]int64 {
+		out := map[string]int64{}
+		for _, list := range [][]v1.Container{p.Spec.InitContainers, p.Spec.Containers} {
+			for i := range list {
+				q := list[i].Resources.Requests[name]
+				out[list[i].Name] = q.MilliValue()
+			}
+		}
+		return out
+	}
+	return !maps.Equal(amounts(a), amounts(b))
 }
 
 // Changed is closed when the shared processors change.
