@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -47,24 +48,28 @@ func (b *bench) pod(name string, probed bool) *v1.Pod {
 	return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PodSpec{NodeName: b.agent.Name, Containers: []v1.Container{c}, TerminationGracePeriodSeconds: &grace}}
 }
 
-// watch follows all pods; done says when to stop.
-func (b *bench) watch(ctx context.Context, done func(t watch.EventType, p *v1.Pod) bool) (wait func() error, err error) {
+// watch follows all pods from a resource version on until done; wait returns then. Events are taken at
+// once: the server gives up on watchers that do not.
+func (b *bench) watch(ctx context.Context, from string, done func(t watch.EventType, p *v1.Pod) bool) (wait func() error, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
-	w, err := b.Client.CoreV1().Pods("default").Watch(ctx, metav1.ListOptions{})
+	w, err := b.Client.CoreV1().Pods("default").Watch(ctx, metav1.ListOptions{ResourceVersion: from})
 	if err != nil {
 		cancel()
 		return nil, err
 	}
-	return func() error {
+	ended := make(chan error, 1)
+	go func() {
 		defer cancel()
 		defer w.Stop()
 		for e := range w.ResultChan() {
 			if p, ok := e.Object.(*v1.Pod); ok && done(e.Type, p) {
-				return nil
+				ended <- nil
+				return
 			}
 		}
-		return fmt.Errorf("the watch ended: %w", ctx.Err())
-	}, nil
+		ended <- errors.New("the watch ended")
+	}()
+	return func() error { return <-ended }, nil
 }
 
 // create makes n pods at once and returns when each was first seen Running
@@ -73,7 +78,7 @@ func (b *bench) create(ctx context.Context, prefix string, n int, probed bool) (
 	left := n
 	seen := map[string]bool{}
 	began := time.Now()
-	wait, err := b.watch(ctx, func(t watch.EventType, p *v1.Pod) bool {
+	wait, err := b.watch(ctx, "", func(t watch.EventType, p *v1.Pod) bool {
 		ok := p.Status.Phase == v1.PodRunning
 		if probed {
 			ok = slices.ContainsFunc(p.Status.Conditions, func(c v1.PodCondition) bool { return c.Type == v1.PodReady && c.Status == v1.ConditionTrue })
@@ -120,7 +125,7 @@ func (b *bench) empty(ctx context.Context) error {
 	for _, p := range list.Items {
 		left[p.Name] = true
 	}
-	wait, err := b.watch(ctx, func(t watch.EventType, p *v1.Pod) bool {
+	wait, err := b.watch(ctx, list.ResourceVersion, func(t watch.EventType, p *v1.Pod) bool {
 		if t == watch.Deleted {
 			delete(left, p.Name)
 		}
@@ -128,20 +133,6 @@ func (b *bench) empty(ctx context.Context) error {
 	})
 	if err != nil {
 		return err
-	}
-	// What went between the list and the watch is not seen going.
-	now, err := pods.List(ctx, metav1.ListOptions{})
-	if err != nil || len(now.Items) == 0 {
-		return err
-	}
-	here := map[string]bool{}
-	for _, p := range now.Items {
-		here[p.Name] = true
-	}
-	for name := range left {
-		if !here[name] {
-			delete(left, name)
-		}
 	}
 	return wait()
 }

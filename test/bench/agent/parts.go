@@ -70,7 +70,7 @@ func (b *bench) deletions(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		wait, err := b.watch(ctx, func(t watch.EventType, p *v1.Pod) bool { return t == watch.Deleted && strings.HasPrefix(p.Name, name) })
+		wait, err := b.watch(ctx, "", func(t watch.EventType, p *v1.Pod) bool { return t == watch.Deleted && strings.HasPrefix(p.Name, name) })
 		if err != nil {
 			return err
 		}
