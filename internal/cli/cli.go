@@ -56,6 +56,7 @@ func rootCommand() *cobra.Command {
 		statusCommand(),
 		whyCommand(),
 		agentCommand(),
+		proxyCommand(),
 		controllersCommand(),
 		simulateCommand(),
 		// Listed for help; Main runs it before cobra sees its flags.

@@ -74,6 +74,7 @@ type Result struct {
 	// Allocation is the promise that was made.
 	Allocation *Allocation
 
+	took   time.Duration
 	flight *flight // which attempt of the worker this is the end of
 }
 
