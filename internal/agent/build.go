@@ -53,7 +53,7 @@ func (a *Agent) build(ctx context.Context) error {
 	a.features = &handlers{ask: a.Runtime.Status}
 	a.features.refresh(ctx)
 
-	if err := a.buildStorage(); err != nil {
+	if err := a.buildStorage(ctx); err != nil {
 		return err
 	}
 	a.Volumes = volume.New(volume.Config{
@@ -202,7 +202,7 @@ func (a *Agent) buildConfigs(ctx context.Context, hierarchy resource.Hierarchy, 
 		resolv = *k.ResolverConfig
 	}
 	a.configs = &configs{
-		nodeName: cfg.NodeName, client: cfg.Client, node: a.view, volumes: a.Volumes, users: a.users, cgroups: a.Cgroups, images: a.imageSet.image,
+		nodeName: cfg.NodeName, client: cfg.Client, node: a.view, volumes: a.Volumes, users: a.users, cgroups: a.Cgroups, guard: cfg.Guard, images: a.imageSet.image,
 		imageVolume: a.imageSet.volumeRef, features: a.features.of, settings: settings, memory: machine.MemoryBytes,
 		clusterDNS: k.ClusterDNS, clusterDomain: k.ClusterDomain, resolvConf: resolv, rootDir: cfg.RootDir, logsDir: cfg.PodLogsDir,
 		warn: func(p *v1.Pod, w network.Warning) { a.event(p, "", v1.EventTypeWarning, w.Reason, w.Message) },

@@ -41,6 +41,7 @@ type configs struct {
 	cgroups        *resource.Cgroups
 	services       corelisters.ServiceLister
 	servicesSynced func(ctx context.Context) error
+	guard          GuardFunc // may be nil
 	images         func(pod types.UID, container string) (container.Image, bool)
 	imageVolume    func(pod types.UID, volume string) string
 	features       func(handler string) container.RuntimeFeatures
@@ -181,6 +182,11 @@ func (c *configs) Container(ctx context.Context, s pod.StartInput) (*runtimeapi.
 	in, err := c.input(s.Pod)
 	if err != nil {
 		return nil, nil, err
+	}
+	if c.guard != nil {
+		if err := c.guard(ctx, s.Pod, s.PodIPs); err != nil {
+			return nil, nil, err
+		}
 	}
 	if !pod.IsStatic(s.Pod) && c.servicesSynced != nil {
 		if err := c.servicesSynced(ctx); err != nil {

@@ -90,6 +90,12 @@ func (u *up) startNode(ctx, parts context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := u.startNetwork(parts); err != nil {
+		return err
+	}
+	if err := u.startPolicy(parts); err != nil {
+		return err
+	}
 	run, err := u.agentPart(log)
 	if err != nil {
 		return err
@@ -143,9 +149,9 @@ func (u *up) startProxy(parts context.Context) error {
 		return err
 	}
 	cfg := proxy.Config{
-		NodeName: u.NodeName, Client: u.client, Informers: u.informers, Instance: u.Instance(), ClusterCIDR: u.ClusterCIDR, BridgeName: u.Bridge(),
+		NodeName: u.NodeName, Client: u.client, Informers: u.informers, Instance: u.Instance(), ClusterCIDR: u.ClusterCIDR, BridgeName: u.bridge(),
 		HealthzBind: fmt.Sprintf("0.0.0.0:%d", u.Ports.ProxyHealthz), MetricsBind: fmt.Sprintf("127.0.0.1:%d", u.Ports.ProxyMetrics),
-		Log: log, Metrics: newRegistry(), Journal: u.journal,
+		Log: log, Metrics: newRegistry(), Journal: u.journal, Tracer: &u.tracer,
 	}
 	u.crew.start(parts, part{"proxy", func(ctx context.Context) error { return proxy.Run(ctx, cfg) }})
 	return nil

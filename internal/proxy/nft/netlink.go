@@ -539,6 +539,40 @@ func (k *Netlink) Rules(f model.Family, table string) (map[string]int, error) {
 
 // Rows lists the elements of a set.
 func (k *Netlink) Rows(f model.Family, table, set string, row func(key, value []byte) bool) error {
+	err := k.dump(unix.NFT_MSG_GETSETELEM, famByte(f), func() {
+		k.str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
+		k.str(unix.NFTA_SET_ELEM_LIST_SET, set)
+	}, elements(row))
+	if err != nil {
+		return fmt.Errorf("listing set %s of table %s %s: %w", set, f, table, err)
+	}
+	return nil
+}
+
+// Row reads one element of a set; ok is false when it is not there.
+func (k *Netlink) Row(f model.Family, table, set string, key []byte) (value []byte, ok bool, err error) {
+	err = k.ask(unix.NFT_MSG_GETSETELEM, unix.NLM_F_REQUEST, famByte(f), func() {
+		k.str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
+		k.str(unix.NFTA_SET_ELEM_LIST_SET, set)
+		l, e := k.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS), k.nest(unix.NFTA_LIST_ELEM)
+		k.value(unix.NFTA_SET_ELEM_KEY, key)
+		k.close(e)
+		k.close(l)
+	}, elements(func(_, v []byte) bool {
+		value, ok = bytes.Clone(v), true
+		return true
+	}))
+	if errors.Is(err, unix.ENOENT) {
+		return nil, false, nil
+	}
+	if err != nil {
+		return nil, false, fmt.Errorf("looking into set %s of table %s %s: %w", set, f, table, err)
+	}
+	return value, ok, nil
+}
+
+// elements hands the elements of every message to row.
+func elements(row func(key, value []byte) bool) func([]byte) bool {
 	value := func(d []byte) (v []byte) {
 		attrs(d, func(t uint16, d []byte) {
 			switch t {
@@ -554,10 +588,7 @@ func (k *Netlink) Rows(f model.Family, table, set string, row func(key, value []
 		})
 		return v
 	}
-	err := k.dump(unix.NFT_MSG_GETSETELEM, famByte(f), func() {
-		k.str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
-		k.str(unix.NFTA_SET_ELEM_LIST_SET, set)
-	}, func(b []byte) bool {
+	return func(b []byte) bool {
 		more := true
 		attrs(b, func(t uint16, list []byte) {
 			if t != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
@@ -577,9 +608,5 @@ func (k *Netlink) Rows(f model.Family, table, set string, row func(key, value []
 			})
 		})
 		return more
-	})
-	if err != nil {
-		return fmt.Errorf("listing set %s of table %s %s: %w", set, f, table, err)
 	}
-	return nil
 }
