@@ -2,11 +2,16 @@ package agent
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"sync"
 
+	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/berth-dev/berth/internal/agent/admit"
+	"github.com/berth-dev/berth/internal/agent/container"
 	"github.com/berth-dev/berth/internal/agent/pod"
 )
 
@@ -17,34 +22,147 @@ type AdmitFunc func(pod *v1.Pod) (reason, message string, ok bool)
 // admission takes pods one after the other, so that two never get the same
 // room.
 type admission struct {
-	node  *nodeView
-	more  []AdmitFunc
-	state func(uid types.UID) (*v1.Pod, bool)
+	node *nodeView
+	// before are asked before what the node has room for, after behind it.
+	before, after []AdmitFunc
+	// resizable may refuse other resources to a running pod, for good.
+	resizable []AdmitFunc
+	// pinned says why what a pod has alone cannot become what it wants; empty:
+	// it can.
+	pinned func(now, desired *v1.Pod) string
+	// known are all pods that the agent has; runs tells of one whether the
+	// runtime holds anything of it.
+	known func() []*v1.Pod
+	runs  func(uid types.UID) bool
+	kill  func(p *v1.Pod) <-chan struct{}
+	// drop takes back what was given to a pod that is refused or gone.
+	drop func(uid types.UID)
+
+	rejections, preemptions *prometheus.CounterVec
 
 	mu       sync.Mutex
 	admitted map[types.UID]*v1.Pod
+	// leaving are pods that go for a critical one; their room is given away.
+	leaving map[types.UID]<-chan struct{}
+	waiting map[types.UID]admit.Want // for other resources
+	seq     int
 }
 
-// Admit implements the decision; pods that run already are only counted.
+func newAdmission(a *Agent) *admission {
+	ad := &admission{
+		node:   a.view,
+		before: slices.Concat([]AdmitFunc{a.underPressure, a.sysctls}, a.Config.Admit, []AdmitFunc{a.giveResources}),
+		after:  []AdmitFunc{a.appArmor, a.goingDown}, resizable: append([]AdmitFunc{a.swapless}, a.Config.Resizable...),
+		known: func() []*v1.Pod { return a.Pods.List() }, runs: func(uid types.UID) bool { return !a.Watcher.Pod(uid).Empty() }, kill: a.preempt, drop: a.dropResources, pinned: a.assigned.ResizeRefusal,
+		admitted: map[types.UID]*v1.Pod{}, leaving: map[types.UID]<-chan struct{}{}, waiting: map[types.UID]admit.Want{},
+		rejections: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_admission_rejections_total", Help: "Pods refused by the node, by reason."}, []string{"reason"}),
+		preemptions: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_preemptions", Help: "Pods ended for a critical one, by the resource there was too little of."},
+			[]string{"preemption_signal"}),
+	}
+	a.register(ad.rejections, ad.preemptions)
+	return ad
+}
+
+// register adds metrics to those that the agent serves.
+func (a *Agent) register(list ...prometheus.Collector) {
+	if a.Config.Metrics == nil {
+		return
+	}
+	for _, c := range list {
+		if err := a.Config.Metrics.Register(c); err != nil {
+			a.Config.Log.Warn("registering a metric", "err", err)
+		}
+	}
+}
+
+// Admit decides; pods that run already are only counted. It returns when those
+// that have to go for a critical pod are gone.
 func (a *admission) Admit(ctx context.Context, p *v1.Pod, adopted bool) *pod.Rejection {
-	if !adopted && !pod.IsStatic(p) {
+	if adopted {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.admitted[p.UID] = p
+		return nil
+	}
+	if !pod.IsStatic(p) {
 		a.node.wait(ctx)
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if !adopted {
-		for _, f := range a.more {
-			if reason, message, ok := f(p); !ok {
-				return &pod.Rejection{Reason: reason, Message: message}
-			}
-		}
-		if node := a.node.get(); node != nil {
-			if r := pod.Fit(p, node, a.others(p.UID)); r != nil {
-				return r
-			}
+	refused, first := a.decide(p, a.node.get())
+	if refused != nil && refused.Reason == admit.NodeAffinity {
+		// Who placed it may have seen newer labels than this agent has.
+		if now := a.node.fetch(ctx); now != nil {
+			refused, first = a.decide(p, now)
 		}
 	}
-	a.admitted[p.UID] = p
+	if refused != nil {
+		a.rejections.WithLabelValues(rejectionLabel(refused.Reason)).Inc()
+		return refused
+	}
+	for _, gone := range first {
+		select {
+		case <-gone:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	return nil
+}
+
+// decide also returns who has to be gone before the pod may start.
+func (a *admission) decide(p *v1.Pod, node *v1.Node) (refused *pod.Rejection, first []<-chan struct{}) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	defer func() {
+		if refused != nil {
+			a.drop(p.UID) // before the next pod asks for it
+		}
+	}()
+	if r := ask(a.before, p); r != nil {
+		return r, nil
+	}
+	late := ask(a.after, p)
+	if node == nil {
+		a.take(p, late)
+		return late, nil
+	}
+	others := a.others(p.UID)
+	refusals := admit.Refusals(p, node, others)
+	if len(refusals) > 0 && late == nil && admit.MayPreempt(p, refusals) {
+		victims, err := admit.Victims(p, refusals, others)
+		if err != nil {
+			return &pod.Rejection{Reason: "UnexpectedAdmissionError", Message: "Unexpected error while attempting to recover from admission failure: preemption: error finding a set of pods to preempt: " + err.Error()}, nil
+		}
+		for _, v := range victims {
+			if gone := a.kill(v); gone != nil {
+				a.leaving[v.UID] = gone
+				a.preemptions.WithLabelValues(string(refusals[0].Resource)).Inc()
+			}
+		}
+		refusals = nil
+	}
+	if len(refusals) > 0 {
+		return &refusals[0].Rejection, nil
+	}
+	a.take(p, late)
+	if late == nil && len(a.leaving) > 0 && admit.Fit(p, node, append(others, a.going()...)) != nil {
+		first = slices.Collect(maps.Values(a.leaving))
+	}
+	return late, first
+}
+
+// take counts a pod unless it is refused after all; a.mu is held.
+func (a *admission) take(p *v1.Pod, refused *pod.Rejection) {
+	if refused == nil {
+		a.admitted[p.UID] = p
+	}
+}
+
+func ask(list []AdmitFunc, p *v1.Pod) *pod.Rejection {
+	for _, f := range list {
+		if reason, message, ok := f(p); !ok {
+			return &pod.Rejection{Reason: reason, Message: message}
+		}
+	}
 	return nil
 }
 
@@ -52,28 +170,66 @@ func (a *admission) Admit(ctx context.Context, p *v1.Pod, adopted bool) *pod.Rej
 func (a *admission) Resize(_ context.Context, desired *v1.Pod) *pod.Rejection {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if r := ask(a.resizable, desired); r != nil {
+		return &pod.Rejection{Reason: v1.PodReasonInfeasible, Message: r.Message}
+	}
+	want := admit.Want{Has: a.admitted[desired.UID], Wants: desired, Since: a.waiting[desired.UID].Since}
+	if want.Has == nil {
+		want.Has = desired
+	}
+	if why := a.pinned(want.Has, desired); why != "" {
+		return &pod.Rejection{Reason: v1.PodReasonInfeasible, Message: why}
+	}
+	if want.Since == 0 {
+		a.seq++
+		want.Since = a.seq
+	}
+	a.waiting[desired.UID] = want
 	if node := a.node.get(); node != nil {
-		if r := pod.Fit(desired, node, a.others(desired.UID)); r != nil {
+		if r := admit.Resize(desired.UID, slices.Collect(maps.Values(a.waiting)), node, a.others("")); r != nil {
 			return r
 		}
 	}
 	a.admitted[desired.UID] = desired
+	delete(a.waiting, desired.UID)
 	return nil
 }
 
-// others are the admitted pods that are not over; a.mu is held.
+// Settled tells that a pod no longer asks for other resources.
+func (a *admission) Settled(uid types.UID) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.waiting, uid)
+}
+
+// others are the pods that hold room and are not over; a.mu is held. Pods that
+// an agent before this one started count before they are adopted.
 func (a *admission) others(but types.UID) []*v1.Pod {
-	out := make([]*v1.Pod, 0, len(a.admitted))
-	for uid, p := range a.admitted {
-		phase := p.Status.Phase
-		if now, ok := a.state(uid); ok {
-			phase = now.Status.Phase // its resources are those promised here
+	var out []*v1.Pod
+	for _, now := range a.known() {
+		phase := now.Status.Phase
+		p := a.admitted[now.UID] // with the resources that were promised here
+		if p == nil && a.runs(now.UID) {
+			p = now
 		}
-		if uid != but && phase != v1.PodFailed && phase != v1.PodSucceeded {
+		if p != nil && p.UID != but && a.leaving[p.UID] == nil && phase != v1.PodFailed && phase != v1.PodSucceeded {
 			out = append(out, p)
 		}
 	}
 	return out
+}
+
+// going are the pods that still have to go; a.mu is held.
+func (a *admission) going() (out []*v1.Pod) {
+	for uid, gone := range a.leaving {
+		select {
+		case <-gone:
+			delete(a.leaving, uid)
+		default:
+			out = append(out, a.admitted[uid])
+		}
+	}
+	return slices.DeleteFunc(out, func(p *v1.Pod) bool { return p == nil })
 }
 
 // Forget gives back the room of a pod that is gone.
@@ -81,4 +237,48 @@ func (a *admission) Forget(uid types.UID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	delete(a.admitted, uid)
+	delete(a.leaving, uid)
+	delete(a.waiting, uid)
+	a.drop(uid)
+}
+
+// rejectionLabels are the reasons that the metric tells apart.
+var rejectionLabels = map[string]bool{
+	"OutOfcpu": true, "OutOfmemory": true, "OutOfephemeral-storage": true, "OutOfpods": true, "NodeAffinity": true, "NodeName": true, "NodePorts": true,
+	"TaintToleration": true, "PodOSSelectorNodeLabelDoesNotMatch": true, "PodOSNotSupported": true, "SupplementalGroupsPolicyNotSupported": true,
+	"UnexpectedAdmissionError": true, "TopologyAffinityError": true, "SMTAlignmentError": true, "Evicted": true, "SysctlForbidden": true,
+	"AppArmor": true, "PodFeatureUnsupported": true, "NodeShutdown": true,
+}
+
+func rejectionLabel(reason string) string {
+	switch {
+	case rejectionLabels[reason]:
+		return reason
+	case len(reason) > len("OutOf") && reason[:len("OutOf")] == "OutOf":
+		return "OutOfExtendedResources"
+	}
+	return "Other"
+}
+
+// preempt ends a pod that has to go for a critical one.
+func (a *Agent) preempt(p *v1.Pod) <-chan struct{} {
+	gone := a.Pods.Kill(p.UID, pod.Kill{Phase: v1.PodFailed, Reason: admit.Preempting, Message: admit.PreemptingMessage, Condition: disrupted(admit.DisruptionMessage)})
+	if gone != nil {
+		a.event(p, "", v1.EventTypeWarning, admit.Preempting, admit.PreemptingMessage)
+	}
+	return gone
+}
+
+// appArmor refuses pods whose profiles the host cannot enforce.
+func (a *Agent) appArmor(p *v1.Pod) (reason, message string, ok bool) {
+	return refusal(container.CheckAppArmor(p, a.Config.AppArmor, nil), "AppArmor")
+}
+
+// swapless refuses to resize what may use swap: how much it may use was
+// decided when it started.
+func (a *Agent) swapless(desired *v1.Pod) (reason, message string, ok bool) {
+	if container.MaySwap(desired, a.configs.settings) {
+		return v1.PodReasonInfeasible, "In-place resize of containers with swap is not supported.", false
+	}
+	return "", "", true
 }

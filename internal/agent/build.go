@@ -10,6 +10,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	apiresource "k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -52,7 +53,7 @@ func (a *Agent) build(ctx context.Context) error {
 	a.features = &handlers{ask: a.Runtime.Status}
 	a.features.refresh(ctx)
 
-	if err := a.buildStorage(); err != nil {
+	if err := a.buildStorage(ctx); err != nil {
 		return err
 	}
 	a.Volumes = volume.New(volume.Config{
@@ -69,17 +70,23 @@ func (a *Agent) build(ctx context.Context) error {
 		Exec: a.exec, Changed: func(uid types.UID) { a.Pods.Poke(uid) }, Log: cfg.Log, Metrics: cfg.Metrics,
 		Event: func(p *v1.Pod, name, why, message string) { a.event(p, name, v1.EventTypeWarning, why, message) },
 	})
+	if err := a.buildResources(machine); err != nil {
+		return err
+	}
 	a.buildConfigs(ctx, hierarchy, machine)
 	a.Watcher = runtime.NewWatcher(runtime.WatcherConfig{
 		Service: a.Runtime, Notify: func(uid types.UID) { a.Pods.RuntimeChanged(uid) }, Log: cfg.Log, Metrics: cfg.Metrics,
 	})
-	admit := &admission{node: a.view, more: append([]AdmitFunc{a.sysctls}, cfg.Admit...), admitted: map[types.UID]*v1.Pod{},
-		state: func(uid types.UID) (*v1.Pod, bool) { return a.Pods.Get(uid) }}
+	if cfg.Client != nil {
+		a.view.ask = func(ctx context.Context) (*v1.Node, error) {
+			return cfg.Client.CoreV1().Nodes().Get(ctx, cfg.NodeName, metav1.GetOptions{})
+		}
+	}
 	a.Pods = pod.NewManager(pod.Config{
 		Client: cfg.Client, Service: a.Runtime, Runtime: a.Watcher, RuntimeName: version.GetRuntimeName(),
-		Volumes: a.configs, Images: a.imageSet, Configs: a.configs, Cgroups: cgroupSet{a.Cgroups}, Admitter: admit, Resizer: a.configs,
+		Volumes: a.configs, Images: a.imageSet, Configs: a.configs, Cgroups: cgroupSet{a.Cgroups}, Admitter: newAdmission(a), Resizer: a.configs,
 		Hooks:  probe.Hooks{Exec: a.exec, Event: func(p *v1.Pod, name, why, message string) { a.event(p, name, v1.EventTypeWarning, why, message) }},
-		Probes: a.prober,
+		Probes: a.prober, Devices: a.devices.Health,
 		Node: func() pod.Node {
 			n := pod.Node{IPs: a.view.ips()}
 			if d := k.CrashLoopBackOff.MaxContainerRestartPeriod; d != nil {
@@ -130,12 +137,12 @@ func (a *Agent) buildCgroups(ctx context.Context, machine *node.Machine) (resour
 	}
 	a.Cgroups, err = resource.New(resource.Config{
 		Driver: driver, Root: k.CgroupRoot, PerQOS: k.CgroupsPerQOS == nil || *k.CgroupsPerQOS,
-		Pod: options, Pods: a.podsLimits(machine), Hierarchy: hierarchy, Units: units, Log: a.Config.Log,
+		Pod: options, Exclusive: func(uid types.UID) bool { return a.assigned.Exclusive(uid) }, Pods: a.podsLimits(machine), Hierarchy: hierarchy, Units: units, Log: a.Config.Log,
 	})
 	if err != nil {
 		return hierarchy, err
 	}
-	return hierarchy, a.Cgroups.EnsureRoot()
+	return hierarchy, a.enforce()
 }
 
 func hugepageSizes(m *node.Machine) (out []string) {
@@ -155,8 +162,12 @@ func (a *Agent) buildImages() error {
 	if k.RegistryPullQPS != nil {
 		qps = float64(*k.RegistryPullQPS)
 	}
+	providers, err := a.credentialProviders()
+	if err != nil {
+		return err
+	}
 	puller, err := image.New(image.Config{
-		Service: a.Images, Secret: a.Volumes.Secret, Event: a.event, MaxParallel: parallel, QPS: qps, Burst: int(k.RegistryBurst),
+		Service: a.Images, Secret: a.Volumes.Secret, Providers: providers, Event: a.event, MaxParallel: parallel, QPS: qps, Burst: int(k.RegistryBurst),
 		Dir: a.Config.RootDir, NodeCredentials: []string{filepath.Join(a.Config.RootDir, "config.json"), "/root/.docker/config.json"},
 		Verification: image.Verification{
 			Policy: image.Policy(k.ImagePullCredentialsVerificationPolicy), Allowlist: k.PreloadedImagesVerificationAllowlist,
@@ -177,6 +188,7 @@ func (a *Agent) buildConfigs(ctx context.Context, hierarchy resource.Hierarchy, 
 	settings := container.NodeSettings{
 		CgroupVersion: hierarchy.Version(), CPUQuota: k.CPUCFSQuota == nil || *k.CPUCFSQuota, SeccompDefault: k.SeccompDefault != nil && *k.SeccompDefault,
 		SingleProcessOOMKill: hierarchy.Version() == 1 || k.SingleProcessOOMKill != nil && *k.SingleProcessOOMKill,
+		NoSwapController:     !a.Cgroups.SwapControlled(),
 		HugepageSizes:        hugepageSizes(machine), AllowedUnsafeSysctls: k.AllowedUnsafeSysctls, AppArmor: cfg.AppArmor,
 		SwapLimited: k.MemorySwap.SwapBehavior == "LimitedSwap", SwapCapacity: machine.SwapBytes,
 	}
@@ -190,23 +202,32 @@ func (a *Agent) buildConfigs(ctx context.Context, hierarchy resource.Hierarchy, 
 		resolv = *k.ResolverConfig
 	}
 	a.configs = &configs{
-		nodeName: cfg.NodeName, client: cfg.Client, node: a.view, volumes: a.Volumes, users: a.users, cgroups: a.Cgroups, images: a.imageSet.image,
+		nodeName: cfg.NodeName, client: cfg.Client, node: a.view, volumes: a.Volumes, users: a.users, cgroups: a.Cgroups, guard: cfg.Guard, images: a.imageSet.image,
 		imageVolume: a.imageSet.volumeRef, features: a.features.of, settings: settings, memory: machine.MemoryBytes,
 		clusterDNS: k.ClusterDNS, clusterDomain: k.ClusterDomain, resolvConf: resolv, rootDir: cfg.RootDir, logsDir: cfg.PodLogsDir,
-		warn:   func(p *v1.Pod, w network.Warning) { a.event(p, "", v1.EventTypeWarning, w.Reason, w.Message) },
+		warn: func(p *v1.Pod, w network.Warning) { a.event(p, "", v1.EventTypeWarning, w.Reason, w.Message) },
+		reject: func(p *v1.Pod, why, message string) {
+			a.event(p, "", v1.EventTypeWarning, why, message)
+			a.Pods.Kill(p.UID, pod.Kill{Phase: v1.PodFailed, Reason: why, Message: message})
+		},
 		update: a.Runtime.UpdateContainerResources,
 		memoryUsed: func(p *v1.Pod) (int64, error) {
 			used, _, err := a.Stats.Memory(a.Cgroups.PodPath(p))
 			return int64(used), err
 		},
-		mounted: map[types.UID]map[string]volume.Mounted{},
+		mounted: map[types.UID]map[string]volume.Mounted{}, devices: a.devices, assigned: a.assigned, claims: a.claims,
 	}
 	a.services(ctx, a.configs)
 }
 
 // sysctls refuses pods whose sysctls the node does not allow.
 func (a *Agent) sysctls(p *v1.Pod) (why, message string, ok bool) {
-	err := container.CheckSysctls(p, a.configs.settings)
+	return refusal(container.CheckSysctls(p, a.configs.settings), "SysctlForbidden")
+}
+
+// refusal is an admission error as an opinion; otherwise names one that brings
+// no reason of its own.
+func refusal(err error, otherwise string) (why, message string, ok bool) {
 	if err == nil {
 		return "", "", true
 	}
@@ -214,7 +235,7 @@ func (a *Agent) sysctls(p *v1.Pod) (why, message string, ok bool) {
 	if errors.As(err, &e) {
 		return e.Reason, e.Message, false
 	}
-	return "SysctlForbidden", err.Error(), false
+	return otherwise, err.Error(), false
 }
 
 // exec runs a command in a container; an exit code is an answer, not an error.
@@ -308,6 +329,9 @@ func nodeDefaults(s *node.Settings, k *kubeletv1beta1.KubeletConfiguration) erro
 			return err
 		}
 	}
+	if err := s.Reserved.NameCPUs(k.ReservedSystemCPUs); err != nil {
+		return err
+	}
 	if s.Reserved.EvictionHard == nil {
 		s.Reserved.EvictionHard, err = node.EvictionReservation(k.EvictionHard)
 	}
@@ -365,7 +389,7 @@ func (a *Agent) clearOrphans(ctx context.Context) error {
 	case <-a.told:
 	}
 	for pause := time.Second; ; pause = min(2*pause, 5*time.Minute) {
-		err := errors.Join(a.Volumes.Orphans(ctx, a.Pods.Has), a.Cgroups.Orphans(ctx, a.Pods.Has))
+		err := errors.Join(a.claims.Orphans(ctx, a.Pods.Has), a.Volumes.Orphans(ctx, a.Pods.Has), a.Cgroups.Orphans(ctx, a.Pods.Has))
 		if err == nil || ctx.Err() != nil {
 			return nil
 		}

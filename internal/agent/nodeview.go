@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"sync"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -15,6 +16,8 @@ type nodeView struct {
 	ready chan struct{} // closed when the Node was first seen
 	first []string      // addresses to use before that
 	on    []func(*v1.Node)
+	// ask reads the Node from the API; nil where there is none.
+	ask func(context.Context) (*v1.Node, error)
 }
 
 func newNodeView(first []string) *nodeView {
@@ -38,6 +41,20 @@ func (v *nodeView) set(n *v1.Node) {
 			f(n)
 		}
 	}
+}
+
+// fetch asks the API for the Node as it is now; nil when it does not answer.
+func (v *nodeView) fetch(ctx context.Context) *v1.Node {
+	if v.ask == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	n, err := v.ask(ctx)
+	if err != nil {
+		return nil
+	}
+	return n
 }
 
 func (v *nodeView) get() *v1.Node {

@@ -22,6 +22,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/cluster"
 	"github.com/berth-dev/berth/internal/cluster/host"
+	"github.com/berth-dev/berth/internal/nodes/health"
 )
 
 // progressFD is where a detached berth writes its progress.
@@ -73,6 +74,7 @@ func startCommand(cmd *cobra.Command, role cluster.Role) *cobra.Command {
 	f.IntVar(&start.portsFrom, "ports-from", 0, "use consecutive ports from this one on, instead of the usual ones")
 	f.StringVar(&cfg.NodeName, "node-name", "", "this machine's name (default: the host name)")
 	f.StringVar(&cfg.NodeIP, "node-ip", "", "this machine's address (default: that of the default route)")
+	f.IntVar(&cfg.Ports.DNS, "dns-port", 0, "port of cluster DNS on this machine's address, UDP and TCP (default 10053)")
 	f.IntVar(&cfg.Ports.Metrics, "metrics-port", 0, "port of the controllers' metrics on loopback (default 10257)")
 	f.StringVar(&cfg.LogFormat, "log-format", "text", "format of the log files: text or json")
 	f.StringVar(&cfg.LogLevel, "log-level", "info", "least level that is logged: debug, info, warn or error")
@@ -95,13 +97,21 @@ func controlFlags(f *pflag.FlagSet, cfg *cluster.Config) {
 	f.StringVar(&cfg.ClusterCIDR, "cluster-cidr", "", "range of pod addresses (default 10.244.0.0/16)")
 	f.StringVar(&cfg.ServiceCIDR, "service-cidr", "", "range of service addresses (default 10.96.0.0/16)")
 	f.StringVar(&cfg.ClusterDomain, "cluster-domain", "", "DNS domain of the cluster (default cluster.local)")
+	f.StringVar((*string)(&cfg.Network), "network", "", "way of pods' packets to other nodes: auto (routes, VXLAN beyond a router), routes, vxlan, or none to leave it to a CNI of your own (default auto)")
 	f.StringSliceVar(&cfg.ServerNames, "tls-san", nil, "further names and addresses in the API server's certificate")
 	f.IntVar(&cfg.Ports.API, "api-port", 0, "port of the API server (default 6443)")
-	f.IntVar(&cfg.Ports.DNS, "dns-port", 0, "port of cluster DNS on this machine's address, UDP and TCP (default 10053)")
 	f.StringSliceVar(&cfg.EtcdServers, "etcd-servers", nil, "URLs of an external etcd cluster, instead of the embedded store")
 	f.StringVar(&cfg.EtcdCAFile, "etcd-cafile", "", "authority of the external etcd")
 	f.StringVar(&cfg.EtcdCertFile, "etcd-certfile", "", "client certificate for the external etcd")
 	f.StringVar(&cfg.EtcdKeyFile, "etcd-keyfile", "", "client key for the external etcd")
+	cfg.NodeHealth = health.Defaults()
+	h := &cfg.NodeHealth
+	f.DurationVar(&h.Grace, "node-monitor-grace-period", h.Grace, "how long a node may be silent before it counts as lost")
+	f.DurationVar(&h.StartupGrace, "node-startup-grace-period", h.StartupGrace, "the same for a node that never reported")
+	f.Float64Var(&h.EvictionRate, "node-eviction-rate", h.EvictionRate, "lost nodes per second and zone whose pods are evicted")
+	f.Float64Var(&h.SecondaryEvictionRate, "secondary-node-eviction-rate", h.SecondaryEvictionRate, "the same in a zone that lost many")
+	f.Float64Var(&h.UnhealthyThreshold, "unhealthy-zone-threshold", h.UnhealthyThreshold, "share of lost nodes from which a zone has lost many")
+	f.IntVar(&h.LargeZone, "large-cluster-size-threshold", h.LargeZone, "zones of at most so many nodes stop evicting when they lost many")
 }
 
 func nodeFlags(f *pflag.FlagSet, cfg *cluster.Config) {
@@ -110,6 +120,7 @@ func nodeFlags(f *pflag.FlagSet, cfg *cluster.Config) {
 	f.IntVar(&cfg.Ports.AgentHealthz, "agent-healthz-port", 0, "port of the agent's health check on loopback (default 10248)")
 	f.IntVar(&cfg.Ports.ProxyHealthz, "proxy-healthz-port", 0, "port of the proxy's health check (default 10256)")
 	f.IntVar(&cfg.Ports.ProxyMetrics, "proxy-metrics-port", 0, "port of the proxy's metrics on loopback (default 10249)")
+	f.BoolVar(&cfg.NetworkPolicy, "network-policy", true, "enforce NetworkPolicy on this node's pods")
 	f.StringVar(&cfg.BundleDir, "bundle-dir", "", "directory of the runtime bundle (default: that of this program)")
 	f.StringVar(&cfg.ImagesDir, "images-dir", "", "directory of OCI archives to import (default: images in the bundle)")
 	f.StringVar(&cfg.RuntimeEndpoint, "container-runtime-endpoint", "", "CRI socket of a runtime that is already there, instead of the bundled one")

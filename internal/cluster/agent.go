@@ -17,7 +17,6 @@ import (
 	"github.com/berth-dev/berth/internal/agent"
 	"github.com/berth-dev/berth/internal/agent/config"
 	"github.com/berth-dev/berth/internal/agent/launch"
-	"github.com/berth-dev/berth/internal/agent/network"
 	"github.com/berth-dev/berth/internal/agent/node"
 	"github.com/berth-dev/berth/internal/agent/serve"
 )
@@ -47,8 +46,13 @@ func (u *up) agentPart(log *slog.Logger) (func(context.Context) error, error) {
 		Kubeconfig: u.files.AgentKubeconfig, CertDir: u.Path("pki"), RootDir: u.Path("agent"),
 		HostnameOverride: u.NodeName, NodeIP: u.NodeIP, MaxDeadPerContainer: 1, MaxDeadContainers: -1,
 	}
+	cni, err := u.cni()
+	if err != nil {
+		return nil, err
+	}
 	cfg := launch.Config{
-		Effective: effective, Log: log, Version: KubernetesVersion, Journal: u.journal, Metrics: newRegistry(), CNIConfDir: u.Layout().CNIConfDir(), CNI: u.cni(),
+		Effective: effective, Log: log, Version: KubernetesVersion, Journal: u.journal, Metrics: newRegistry(), CNIConfDir: u.cniConfDir(), CNI: cni,
+		Guard: u.guard(),
 	}
 	return func(ctx context.Context) error { return launch.Run(ctx, cfg) }, nil
 }
@@ -60,8 +64,12 @@ func (u *up) runtimeEndpoint() string {
 	return u.RuntimeEndpoint
 }
 
-func (u *up) cni() network.CNIOptions {
-	return network.CNIOptions{Name: u.Instance(), Bridge: u.Bridge(), DataDir: u.Path("agent", "cni-leases"), Masquerade: true}
+// guard has a pod's network policies hold before its containers start.
+func (u *up) guard() agent.GuardFunc {
+	if u.policy == nil {
+		return nil
+	}
+	return u.policy.Guard
 }
 
 func (u *up) agentDirs() error {
@@ -99,13 +107,18 @@ func (u *up) agentConfig(log *slog.Logger) (agent.Config, error) {
 	if err != nil {
 		return agent.Config{}, err
 	}
+	cni, err := u.cni()
+	if err != nil {
+		return agent.Config{}, err
+	}
 	cfg := agent.Config{
 		NodeName: u.NodeName, Client: client, Leases: leases.CoordinationV1(),
 		RuntimeEndpoint: u.runtimeEndpoint(), RootDir: u.Path("agent"), PodLogsDir: u.Path("logs", "pods"), Kubelet: kubelet,
 		Node:     settings,
 		Register: true, NodeIPs: []string{u.NodeIP},
-		CNIConfDir: u.Layout().CNIConfDir(),
-		CNI:        u.cni(),
+		CNIConfDir: u.cniConfDir(),
+		CNI:        cni,
+		Guard:      u.guard(),
 		TLS:        &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &serving, nil }},
 		Log:        log, Journal: u.journal,
 	}

@@ -20,6 +20,8 @@ import (
 
 	"github.com/berth-dev/berth/internal/cluster/containerd"
 	"github.com/berth-dev/berth/internal/cluster/host"
+	podnetwork "github.com/berth-dev/berth/internal/network"
+	"github.com/berth-dev/berth/internal/nodes/health"
 )
 
 // dataVersion is the version of the data directory's layout. A directory of a
@@ -57,7 +59,9 @@ type Settings struct {
 	ServiceCIDR   string `json:"serviceCIDR"`
 	ClusterDomain string `json:"clusterDomain"`
 	NodeName      string `json:"nodeName"`
-	Ports         Ports  `json:"ports"`
+	// Network is how packets of pods reach other nodes; it may change.
+	Network podnetwork.Mode `json:"network,omitempty"`
+	Ports   Ports           `json:"ports"`
 	// RuntimeEndpoint is a CRI socket of a runtime that is already there;
 	// empty: the bundled containerd. It is kept because `berth down` must find
 	// the containers again.
@@ -79,6 +83,11 @@ type Config struct {
 	AgentConfig string
 	// Join is used by a node's first start.
 	Join Join
+	// NetworkPolicy enforces NetworkPolicy on this node.
+	NetworkPolicy bool
+	// NodeHealth says when a silent node is given up; the zero value is
+	// health.Defaults.
+	NodeHealth health.Settings
 	// BundleDir holds containerd, its shim, the CNI plugins and images/.
 	BundleDir string
 	// ImagesDir holds the OCI archives to import; empty: BundleDir/images.
@@ -157,8 +166,11 @@ func (c *Config) Complete() error {
 	return c.validateLogs()
 }
 
-// validate checks the cluster's ranges.
-func (c *Config) validate() error {
+// validate checks the cluster's ranges and its network.
+func (c *Config) validate() (err error) {
+	if c.Network, err = podnetwork.ParseMode(string(c.Network)); err != nil {
+		return fmt.Errorf("--network: %w", err)
+	}
 	for flag, cidr := range map[string]string{"--cluster-cidr": c.ClusterCIDR, "--service-cidr": c.ServiceCIDR} {
 		if _, err := netip.ParsePrefix(cidr); err != nil {
 			return fmt.Errorf("%s %q: not a CIDR such as 10.244.0.0/16", flag, cidr)
@@ -261,6 +273,9 @@ func (s *Settings) merge(kept Settings) error {
 		case *f.old != "" && *f.given != *f.old:
 			return fmt.Errorf("%s %s: this cluster was made with %s and its objects depend on it; use that, or another --data-dir", f.flag, *f.given, *f.old)
 		}
+	}
+	if s.Network == "" {
+		s.Network = kept.Network
 	}
 	s.Ports.fill(kept.Ports)
 	return nil

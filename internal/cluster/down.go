@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/berth-dev/berth/internal/agent/volume"
 	"github.com/berth-dev/berth/internal/cluster/containerd"
 	"github.com/berth-dev/berth/internal/cluster/host"
 	"github.com/berth-dev/berth/internal/proxy"
@@ -70,7 +71,7 @@ func Down(ctx context.Context, dataDir string, purge bool, emit Progress) error 
 		}
 	}
 	if !purge {
-		return nil
+		return volume.UnshareRoot(cfg.Path("agent"))
 	}
 	return c.stage("purge", func() (string, error) { return "nothing is left of " + cfg.Instance(), cfg.purge() })
 }
@@ -226,6 +227,7 @@ func (c *Config) purge(keep ...string) error {
 	if err := proxy.Cleanup(c.Instance()); err != nil {
 		errs = append(errs, err)
 	}
+	errs = append(errs, c.cleanNetwork()...)
 	if dir := c.Layout().SocketDir(); dir != c.Path("run", "s") {
 		if err := os.RemoveAll(dir); err != nil {
 			errs = append(errs, fmt.Errorf("removing %s: %w", dir, err))

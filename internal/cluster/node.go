@@ -2,10 +2,14 @@ package cluster
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -42,7 +46,7 @@ func (u *up) startControllers(parts context.Context) error {
 		return err
 	}
 	nodeControllers, err := nodes.Controllers(nodes.Config{
-		Client: u.client, Informers: u.informers, Log: log, Journal: u.journal, Metrics: registry, Events: kube.Events(parts, u.client), Board: &u.board,
+		Client: u.client, Informers: u.informers, Log: log, Journal: u.journal, Metrics: registry, Events: kube.Events(parts, u.client), Board: &u.board, Health: u.NodeHealth,
 		Ranges: []ipam.Range{{Cluster: netip.MustParsePrefix(u.ClusterCIDR), NodeBits: 24}}, Reserved: []netip.Prefix{netip.MustParsePrefix(u.ServiceCIDR)}, KeepFinished: nodes.DefaultKeepFinished,
 	})
 	if err != nil {
@@ -86,6 +90,12 @@ func (u *up) startNode(ctx, parts context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := u.startNetwork(parts); err != nil {
+		return err
+	}
+	if err := u.startPolicy(parts); err != nil {
+		return err
+	}
 	run, err := u.agentPart(log)
 	if err != nil {
 		return err
@@ -99,10 +109,37 @@ func (u *up) startNode(ctx, parts context.Context) error {
 			return "", err
 		}
 		if !u.Role.control() {
-			return "Ready", nil
+			return "Ready", u.waitServing(ctx)
 		}
 		return "Ready", u.nameRole(ctx)
 	})
+}
+
+// waitServing returns when the agent's API can be reached: its certificate is
+// requested and approved while the node is already Ready, and until then
+// nobody could read logs. A cluster whose approver is slow is no failure.
+func (u *up) waitServing(ctx context.Context) error {
+	ca, err := os.ReadFile(u.files.CA.Cert)
+	if err != nil {
+		return fmt.Errorf("reading the cluster's authority: %w", err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(ca)
+	dialer := tls.Dialer{Config: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots}}
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	for {
+		conn, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(u.NodeIP, strconv.Itoa(u.Ports.Agent)))
+		if err == nil {
+			return conn.Close()
+		}
+		select {
+		case <-ctx.Done():
+			u.clock.note("node", "its serving certificate is not approved yet: until then logs and exec do not work (kubectl get csr)")
+			return nil
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
 }
 
 // startProxy runs the service proxy on the cluster's own informers.
@@ -112,9 +149,9 @@ func (u *up) startProxy(parts context.Context) error {
 		return err
 	}
 	cfg := proxy.Config{
-		NodeName: u.NodeName, Client: u.client, Informers: u.informers, Instance: u.Instance(), ClusterCIDR: u.ClusterCIDR, BridgeName: u.Bridge(),
+		NodeName: u.NodeName, Client: u.client, Informers: u.informers, Instance: u.Instance(), ClusterCIDR: u.ClusterCIDR, BridgeName: u.bridge(),
 		HealthzBind: fmt.Sprintf("0.0.0.0:%d", u.Ports.ProxyHealthz), MetricsBind: fmt.Sprintf("127.0.0.1:%d", u.Ports.ProxyMetrics),
-		Log: log, Metrics: newRegistry(), Journal: u.journal,
+		Log: log, Metrics: newRegistry(), Journal: u.journal, Tracer: &u.tracer,
 	}
 	u.crew.start(parts, part{"proxy", func(ctx context.Context) error { return proxy.Run(ctx, cfg) }})
 	return nil

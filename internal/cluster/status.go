@@ -52,11 +52,12 @@ type Check struct {
 	Detail string `json:"detail,omitempty"`
 }
 
-func controlSocket(dataDir string) string { return dataDir + "/run/berth.sock" }
+// ControlSocket is where the cluster on dataDir answers questions.
+func ControlSocket(dataDir string) string { return dataDir + "/run/berth.sock" }
 
 // serveStatus answers on the control socket until ctx ends.
 func (u *up) serveStatus(ctx context.Context) error {
-	path := controlSocket(u.DataDir)
+	path := ControlSocket(u.DataDir)
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("clearing the control socket: %w", err)
 	}
@@ -75,6 +76,7 @@ func (u *up) serveStatus(ctx context.Context) error {
 			u.log.Debug("answering a status request", "error", err)
 		}
 	})
+	mux.Handle("GET /proxy/", &u.tracer)
 	mux.Handle("GET /journal", health.WhyHandler(u.journal.Query, &u.board))
 	// Only root reaches this socket, so profiles may be taken at any time.
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
@@ -110,7 +112,7 @@ func ask(ctx context.Context, dataDir, path string, into any) error {
 	client := &http.Client{
 		Timeout: 10 * time.Second,
 		Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", controlSocket(dataDir))
+			return (&net.Dialer{}).DialContext(ctx, "unix", ControlSocket(dataDir))
 		}},
 	}
 	defer client.CloseIdleConnections()

@@ -17,12 +17,15 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/berth-dev/berth/internal/agent/volume"
 	"github.com/berth-dev/berth/internal/cluster/containerd"
 	"github.com/berth-dev/berth/internal/cluster/host"
 	"github.com/berth-dev/berth/internal/control/api"
 	"github.com/berth-dev/berth/internal/control/store"
 	"github.com/berth-dev/berth/internal/journal"
 	"github.com/berth-dev/berth/internal/nodes/health"
+	"github.com/berth-dev/berth/internal/policy"
+	"github.com/berth-dev/berth/internal/proxy"
 )
 
 // up is one running cluster. Its fields are set by the start stages in order
@@ -47,8 +50,11 @@ type up struct {
 	client         kubernetes.Interface
 	informers      informers.SharedInformerFactory
 	journal        *journal.Ring
+	// tracer answers questions about packets and Services.
+	tracer proxy.Tracer
 	// board tells how nodes stand, for `berth why node`.
-	board health.Board
+	board  health.Board
+	policy *policy.Enforcer // nil without network policies
 	// metrics are those of controllers, scheduler and DNS.
 	metrics registry
 
@@ -216,6 +222,9 @@ func (u *up) startMember(ctx, parts context.Context) error {
 		return err
 	}
 	u.shareInformers(parts)
+	if err := u.startDNS(parts); err != nil {
+		return err
+	}
 	u.informers.Start(parts.Done())
 	return nil
 }
@@ -227,6 +236,10 @@ func (u *up) shareInformers(parts context.Context) {
 }
 
 func (u *up) startRuntime(ctx, parts context.Context) error {
+	// Before the runtime or the agent mounts anything there.
+	if err := volume.ShareRoot(u.Path("agent")); err != nil {
+		u.notes = append(u.notes, "mounts do not propagate between containers and the node: "+err.Error())
+	}
 	if u.RuntimeEndpoint != "" {
 		return u.clock.stage("images", func() (string, error) {
 			detail, err := u.importImages(ctx, trimUnix(u.RuntimeEndpoint))
@@ -327,7 +340,7 @@ func (u *up) startControl(ctx, parts context.Context) error {
 	}
 	// A part of its own: it is tried again until the API takes it.
 	u.crew.start(parts, part{"invitation", func(ctx context.Context) error {
-		if err := invite(ctx, u.client, Shared{ClusterCIDR: u.ClusterCIDR, ServiceCIDR: u.ServiceCIDR, ClusterDomain: u.ClusterDomain}); err != nil {
+		if err := invite(ctx, u.client, Shared{ClusterCIDR: u.ClusterCIDR, ServiceCIDR: u.ServiceCIDR, ClusterDomain: u.ClusterDomain, Network: u.Network}); err != nil {
 			return err
 		}
 		<-ctx.Done()

@@ -135,7 +135,7 @@ func testService(t *testing.T, c *cluster) {
 			t.Errorf("service by the name %s from a pod: %q", name, out)
 		}
 	}
-	if out := c.berth("why", "pod", pod, "--data-dir", c.dir); !strings.Contains(out, "placed on") || !strings.Contains(out, "started container web") {
+	if out := c.berth("why", "pod", pod, "--data-dir", c.dir); !strings.Contains(out, "placed on") || !strings.Contains(out, "starting container web") {
 		t.Errorf("why pod:\n%s", out)
 	}
 }

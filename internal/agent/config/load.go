@@ -11,6 +11,7 @@ import (
 	"sort"
 	"strings"
 
+	"github.com/spf13/pflag"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 )
 
@@ -29,6 +30,8 @@ type Effective struct {
 	Sources map[string]string
 	// Notes are to be logged at start: what is accepted but done differently.
 	Notes []string
+	// Flags are all flags with their values, given or not.
+	Flags map[string]string
 
 	values map[string]any
 }
@@ -94,7 +97,13 @@ func Load(flags *Flags) (*Effective, error) {
 	if err != nil {
 		return nil, err
 	}
-	return assemble(append(layers, given...), flags.Agent)
+	e, err := assemble(append(layers, given...), flags.Agent)
+	if err != nil {
+		return nil, err
+	}
+	e.Flags = map[string]string{}
+	flags.set.VisitAll(func(f *pflag.Flag) { e.Flags[f.Name] = f.Value.String() })
+	return e, nil
 }
 
 func readLayer(path string) (layer, error) {

@@ -166,6 +166,19 @@ func hugepages(sizes []string, c *v1.Container) []*runtimeapi.HugepageLimit {
 	return out
 }
 
+// MaySwap says whether a pod has containers that may use swap here.
+func MaySwap(pod *v1.Pod, node NodeSettings) bool {
+	if !node.SwapLimited || node.NoSwapController || node.CgroupVersion == 1 || Critical(pod) || resource.QOS(pod) != v1.PodQOSBurstable {
+		return false
+	}
+	for _, c := range All(pod) {
+		if request := c.Resources.Requests.Memory(); !request.IsZero() && request.Cmp(*c.Resources.Limits.Memory()) != 0 {
+			return true
+		}
+	}
+	return false
+}
+
 func swap(in Input, c *v1.Container, out *runtimeapi.LinuxContainerResources) {
 	if in.Node.CgroupVersion != 2 {
 		// On v1 the swap limit counts memory too: equal means no swap.

@@ -28,6 +28,7 @@ import (
 	"github.com/berth-dev/berth/internal/agent/config"
 	"github.com/berth-dev/berth/internal/agent/network"
 	"github.com/berth-dev/berth/internal/agent/node"
+	"github.com/berth-dev/berth/internal/agent/pressure"
 	"github.com/berth-dev/berth/internal/agent/reach"
 	"github.com/berth-dev/berth/internal/journal"
 )
@@ -46,6 +47,8 @@ type Config struct {
 	// empty leaves that to others.
 	CNIConfDir string
 	CNI        network.CNIOptions
+	// Guard is the agent's.
+	Guard agent.GuardFunc
 }
 
 // Registry is where metrics are registered and gathered.
@@ -95,10 +98,14 @@ func Run(ctx context.Context, cfg Config) error {
 	out := agent.Config{
 		NodeName: id.Name, RuntimeEndpoint: k.ContainerRuntimeEndpoint, ImageEndpoint: k.ImageServiceEndpoint, RootDir: flags.RootDir, PodLogsDir: k.PodLogsDir,
 		LogLinkDir: "/var/log/containers", Kubelet: k, Node: settings, Register: k.RegisterNode == nil || *k.RegisterNode,
-		CNIConfDir: cfg.CNIConfDir, CNI: cfg.CNI, AppArmor: appArmor("/"), Log: cfg.Log, Metrics: registry, Journal: cfg.Journal,
+		CredentialProviders: flags.ImageCredentialConfig, CredentialProviderDir: flags.ImageCredentialDir,
+		RuntimeCgroup: flags.RuntimeCgroups, DeadContainers: &pressure.ContainerLimits{
+			MinimumAge: flags.MinimumContainerTTL, PerContainer: int(flags.MaxDeadPerContainer), Total: int(flags.MaxDeadContainers),
+		},
+		CNIConfDir: cfg.CNIConfDir, CNI: cfg.CNI, Guard: cfg.Guard, AppArmor: appArmor("/"), Log: cfg.Log, Metrics: registry, Journal: cfg.Journal,
 	}
 	out.Serve.Gather = prometheus.Gatherers{registry, legacyregistry.DefaultGatherer}
-	out.Serve.LogLevel = cfg.LogLevel
+	out.Serve.LogLevel, out.Serve.Flags = cfg.LogLevel, cfg.Effective.Flags
 	l := &launcher{cfg: cfg, id: id}
 	if err := l.credentials(ctx, &out); err != nil {
 		return err

@@ -24,42 +24,49 @@ type Backoff struct {
 	Key   string
 }
 
-// backoffFor returns the entry that counts for an ended instance: the one
-// remembered, or, for an agent that has just been restarted, the one that the
-// instance's restart count tells of. ok is false where there is none.
-func backoffFor(have map[string]Backoff, c *runtime.Container, key string, limit time.Duration) (Backoff, bool) {
-	b, known := have[c.Name]
-	switch {
-	case known && b.Key == key:
-	case known || c.Attempt == 0:
-		return Backoff{}, false
-	default:
-		b = Backoff{Delay: crashInitial, At: c.CreatedAt, Key: key}
-		for n := uint32(1); n < c.Attempt && b.Delay < limit; n++ {
-			b.Delay *= 2
-		}
-		b.Delay = min(b.Delay, limit)
-	}
-	if c.FinishedAt.Sub(b.At) > crashReset {
-		return Backoff{}, false
-	}
-	return b, true
-}
-
 // restartAt tells when an ended instance may be started again and the entry
 // that doing so leaves behind.
-func restartAt(have map[string]Backoff, c *runtime.Container, key string, limit time.Duration, now time.Time) (time.Time, Backoff) {
+func (p *planner) restartAt(m *member, c *runtime.Container) (time.Time, Backoff) {
+	limit := p.obs.Node.CrashLimit
 	if limit <= 0 {
 		limit = crashLimit
 	}
-	first := min(crashInitial, limit)
-	b, ok := backoffFor(have, c, key, limit)
-	if !ok {
-		return now, Backoff{Delay: first, At: now, Key: key}
+	key := backoffKey(p.pod, m.c)
+	fresh := Backoff{Delay: min(crashInitial, limit), At: p.now, Key: key}
+	b, known := p.obs.Backoff[m.c.Name]
+	switch {
+	case known && b.Key != key, !known && c.Attempt == 0:
+		return p.now, fresh
+	case !known:
+		b = rebuilt(c, p.previous(c), limit)
 	}
-	at := c.FinishedAt.Add(b.Delay)
-	if latest := now.Add(b.Delay); at.After(latest) {
-		at = latest // the clock went back
+	if c.FinishedAt.Sub(b.At) > crashReset {
+		return p.now, fresh
 	}
-	return at, Backoff{Delay: min(2*b.Delay, limit), At: now, Key: key}
+	next := Backoff{Delay: min(2*b.Delay, limit), At: p.now, Key: key}
+	if !known && p.obs.endedUnseen(p.idOf(c), c) {
+		// Whoever killed the agent killed it too, most likely: an agent that
+		// remembered would not have made it wait.
+		next.Delay = b.Delay
+		return p.now, next
+	}
+	if c.FinishedAt.After(p.now.Add(b.Delay)) {
+		return p.now, next // the clock went back: nobody knows how long it waited
+	}
+	return c.FinishedAt.Add(b.Delay), next
+}
+
+// rebuilt is the entry of an agent that has just been started, read from what
+// the runtime kept: the pause before this instance is the delay that held then,
+// and twice that holds now. older is the instance before, if it is still there.
+func rebuilt(c, older *runtime.Container, limit time.Duration) Backoff {
+	b := Backoff{Delay: min(crashInitial, limit), At: c.CreatedAt}
+	if !exited(older) {
+		return b
+	}
+	pause := c.CreatedAt.Sub(older.FinishedAt)
+	for n := uint32(1); n < c.Attempt && b.Delay <= pause && b.Delay < limit; n++ {
+		b.Delay = min(2*b.Delay, limit)
+	}
+	return b
 }

@@ -64,6 +64,8 @@ type Admitter interface {
 	Admit(ctx context.Context, pod *v1.Pod, adopted bool) *Rejection
 	// Resize decides whether an admitted pod may have other resources.
 	Resize(ctx context.Context, desired *v1.Pod) *Rejection
+	// Settled tells that a pod no longer asks for other resources.
+	Settled(uid types.UID)
 	// Forget gives back what an admitted pod held.
 	Forget(uid types.UID)
 }

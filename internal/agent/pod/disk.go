@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"github.com/moby/sys/mountinfo"
@@ -72,6 +73,23 @@ func (m *Manager) clean(pod *v1.Pod) error {
 		}
 	}
 	return nil
+}
+
+// loggedAttempts is the highest restart count of each container of a pod that
+// has a log.
+func (m *Manager) loggedAttempts(uid types.UID) map[string]uint32 {
+	out := map[string]uint32{}
+	logs, err := filepath.Glob(filepath.Join(m.cfg.LogDir, "*_"+string(uid), "*", "*.log"))
+	if err != nil {
+		m.cfg.Log.Warn("looking for a pod's logs", "uid", uid, "err", err)
+	}
+	for _, path := range logs {
+		n, err := strconv.ParseUint(strings.TrimSuffix(filepath.Base(path), ".log"), 10, 32)
+		if name := filepath.Base(filepath.Dir(path)); err == nil {
+			out[name] = max(out[name], uint32(n))
+		}
+	}
+	return out
 }
 
 // removeLogs removes a container's log with its rotated parts.

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"time"
 
+	"google.golang.org/grpc/status"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -35,7 +36,8 @@ func (m *Manager) effect(ctx context.Context, w *worker, spec Spec, a Action) Re
 	case Cgroup:
 		r.Err = m.fail(pod, m.cfg.Cgroups.Ensure(pod), "FailedCreatePodContainer", "unable to ensure pod container exists: ")
 	case Mount:
-		r.Err = m.fail(pod, m.cfg.Volumes.Mount(ctx, pod), "FailedMount", "")
+		// The volumes tell of their own failures, each once.
+		r.Err = m.fail(pod, m.cfg.Volumes.Mount(ctx, pod), "", "")
 	case CreateSandbox:
 		r.Err = m.createSandbox(ctx, pod, a)
 	case Pull:
@@ -70,9 +72,7 @@ func (m *Manager) effect(ctx context.Context, w *worker, spec Spec, a Action) Re
 		r.Allocation, r.Err = m.allocate(ctx, spec)
 	case Resize:
 		if r.Err = m.actuate(ctx, pod); r.Err == nil {
-			m.mu.Lock()
-			m.roomMade()
-			m.mu.Unlock()
+			m.makeRoom()
 		}
 	default:
 		r.Err = &Failure{Reason: "Unknown", Message: "no way to perform " + string(a.Kind)}
@@ -100,10 +100,20 @@ func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, a Action) *Fai
 	if err == nil {
 		err = os.MkdirAll(cfg.GetLogDirectory(), 0o755)
 	}
+	var e *Error
+	if errors.As(err, &e) {
+		return m.fail(pod, err, e.Reason, "")
+	}
 	if err != nil {
 		return m.fail(pod, err, "FailedCreatePodSandBox", "Failed to create pod sandbox: ")
 	}
+	m.metrics.startedPods.Inc()
+	began := m.cfg.Now()
 	id, err := m.cfg.Service.RunPodSandbox(ctx, cfg, handler)
+	m.metrics.sandboxes.WithLabelValues(handler).Observe(m.cfg.Now().Sub(began).Seconds())
+	if err != nil {
+		m.metrics.startedPodErrors.Inc()
+	}
 	if err == nil {
 		_, err = m.cfg.Runtime.RefreshSandbox(ctx, id)
 	}
@@ -159,6 +169,7 @@ func containerOf(pod *v1.Pod, name string) *v1.Container {
 
 // start creates and starts a container.
 func (m *Manager) start(ctx context.Context, w *worker, pod *v1.Pod, a Action) (string, *Failure) {
+	m.metrics.startedContainers.WithLabelValues(containerType(pod, a.Container)).Inc()
 	in, f := m.startInput(w, pod, a)
 	if f != nil {
 		return "", f
@@ -179,12 +190,12 @@ func (m *Manager) start(ctx context.Context, w *worker, pod *v1.Pod, a Action) (
 	}
 	id, err := m.cfg.Service.CreateContainer(ctx, in.SandboxID, cfg, sandboxCfg)
 	if err != nil {
-		return "", m.startFailed(ctx, pod, a, failure(err, "CreateContainerError"))
+		return "", m.startFailed(ctx, pod, a, &Failure{Reason: "CreateContainerError", Message: status.Convert(err).Message()})
 	}
 	m.event(pod, Event{Reason: "Created", Message: "Container created", Container: a.Container})
 	if err := m.cfg.Service.StartContainer(ctx, id); err != nil {
 		_, _ = m.cfg.Runtime.RefreshContainer(ctx, in.SandboxID, id)
-		return id, m.startFailed(ctx, pod, a, failure(err, "RunContainerError"))
+		return id, m.startFailed(ctx, pod, a, &Failure{Reason: "RunContainerError", Message: status.Convert(err).Message()})
 	}
 	if _, err := m.cfg.Runtime.RefreshContainer(ctx, in.SandboxID, id); err != nil && ctx.Err() == nil {
 		m.cfg.Log.Warn("reading a container just started", "id", id, "err", err)
@@ -196,6 +207,7 @@ func (m *Manager) start(ctx context.Context, w *worker, pod *v1.Pod, a Action) (
 
 func (m *Manager) startFailed(ctx context.Context, pod *v1.Pod, a Action, f *Failure) *Failure {
 	if ctx.Err() == nil {
+		m.metrics.containerErrors.WithLabelValues(containerType(pod, a.Container), f.Reason).Inc()
 		m.event(pod, Event{Warning: true, Reason: "Failed", Message: "Error: " + f.Message, Container: a.Container})
 		m.cfg.Log.Warn("starting a container", "pod", pod.Namespace+"/"+pod.Name, "container", a.Container, "reason", f.Reason, "err", f.Message)
 	}

@@ -24,6 +24,13 @@ type Memory struct {
 	// up by the container's next start.
 	Images  map[string]string
 	Backoff map[string]Backoff
+	// Met is when this agent met the pod; ranThen are the containers (by the ID
+	// that statuses use) that were taken for running until then.
+	Met     time.Time
+	ranThen map[string]bool
+	// Logged is the highest restart count, by container, that logs on disk told
+	// of when the agent met the pod: it outlives the runtime.
+	Logged map[string]uint32
 	// PostStarted and PreStopped tell which containers' hooks have run.
 	PostStarted map[string]bool
 	PreStopped  map[string]bool
@@ -34,6 +41,7 @@ type Memory struct {
 	Allocation Allocation
 	seen       *v1.Pod // the spec that promised was made from
 	promised   *v1.Pod
+	asked      Resources // what the spec wanted when it was last looked at
 
 	// TerminatingSince is when termination was first planned.
 	TerminatingSince time.Time
@@ -66,17 +74,38 @@ type Result struct {
 	// Allocation is the promise that was made.
 	Allocation *Allocation
 
+	took   time.Duration
 	flight *flight // which attempt of the worker this is the end of
 }
 
-// NewMemory is the memory of an agent that meets a pod: last is the status the
-// API holds, holds tells whether the runtime already has containers of it.
-func NewMemory(last v1.PodStatus) Memory {
+// NewMemory is the memory of an agent that meets a pod now, of which the API
+// holds the status last.
+func NewMemory(last v1.PodStatus, now time.Time) Memory {
+	ran := map[string]bool{}
+	for _, list := range [][]v1.ContainerStatus{last.InitContainerStatuses, last.ContainerStatuses} {
+		for i := range list {
+			ran[list[i].ContainerID] = list[i].State.Running != nil
+		}
+	}
 	return Memory{
+		Met: now, ranThen: ran,
 		InFlight: map[Key]Action{}, Failed: map[Key]Failure{}, Images: map[string]string{},
 		Backoff: map[string]Backoff{}, PostStarted: map[string]bool{}, PreStopped: map[string]bool{}, StopBy: map[string]time.Time{},
 		Stopped: map[string]bool{}, Last: last, Acked: last.Phase,
 	}
+}
+
+// heard takes in the status that the API holds: a pod that is over there is
+// over, whoever said so.
+func (m *Memory) heard(api *v1.PodStatus) {
+	if terminal(api.Phase) && !terminal(m.Last.Phase) {
+		m.Last.Phase, m.Last.Reason, m.Last.Message = api.Phase, api.Reason, api.Message
+	}
+}
+
+// endedUnseen: the container ended while no agent was looking.
+func (m *Memory) endedUnseen(id string, c *runtime.Container) bool {
+	return m.ranThen[id] && !c.FinishedAt.After(m.Met)
 }
 
 // Accept records that the actions of a plan have begun.
@@ -144,7 +173,6 @@ func (m *Memory) Done(r Result, now time.Time) {
 	switch a.Kind {
 	case Admit:
 		m.Admitted, m.Rejected = r.Rejected == nil, r.Rejected
-		m.Unmounted, m.CgroupRemoved = r.Rejected != nil, r.Rejected != nil
 	case Cgroup:
 		m.CgroupReady = true
 	case Mount:

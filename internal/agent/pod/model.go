@@ -36,6 +36,12 @@ type Spec struct {
 	Kill *Kill
 }
 
+// IsStatic tells a static pod by its annotations.
+func IsStatic(pod *v1.Pod) bool {
+	src := pod.Annotations["kubernetes.io/config.source"]
+	return src != "" && src != "api"
+}
+
 // Kill ends a pod for a reason of the node: eviction, preemption, shutdown.
 type Kill struct {
 	// Grace in seconds; nil means the pod's own. It can only shorten.
@@ -178,6 +184,8 @@ type Observed struct {
 	// none that has run yet: see Plan for which.
 	Probes map[string]Probe
 	Node   Node
+	// Devices is the health of what containers were given, by name.
+	Devices map[string][]v1.ResourceStatus
 	// Messages are termination messages by ID of an exited container.
 	Messages map[string]string
 }
@@ -203,19 +211,22 @@ type Plan struct {
 	Done bool
 }
 
-// sentence is the action in the past tense, as the journal tells it.
+// verbs name the actions as the journal tells them.
+var verbs = map[Kind]string{
+	Admit: "asking for admission", Cgroup: "making the cgroup", Mount: "mounting volumes", CreateSandbox: "creating the sandbox",
+	Pull: "fetching the image of", Start: "starting", PostStart: "running the post-start hook of", PreStop: "running the pre-stop hook of",
+	Stop: "stopping", Allocate: "asking for changed resources", Resize: "applying changed resources", Remove: "removing",
+	StopSandbox: "stopping the sandbox", RemoveSandbox: "removing the sandbox", Unmount: "unmounting volumes",
+	RemoveCgroup: "removing the cgroup", Clean: "removing its directories", Delete: "deleting it from the API",
+}
+
+// sentence is the action as the journal tells it.
 func (a Action) sentence() string {
-	verb := map[Kind]string{
-		Admit: "asked for admission", Cgroup: "made the cgroup", Mount: "mounted volumes", CreateSandbox: "created the sandbox",
-		Pull: "fetched the image of", Start: "started", PostStart: "ran the post-start hook of", PreStop: "ran the pre-stop hook of",
-		Stop: "stopped", Allocate: "asked for changed resources", Resize: "resized", Remove: "removed", StopSandbox: "stopped the sandbox", RemoveSandbox: "removed the sandbox",
-		Unmount: "unmounted volumes", RemoveCgroup: "removed the cgroup", Clean: "removed its directories", Delete: "deleted it from the API",
-	}[a.Kind]
 	switch {
 	case a.Kind == Start && a.Attempt > 0:
-		return fmt.Sprintf("restarted container %s (restart %d)", a.Container, a.Attempt)
+		return fmt.Sprintf("restarting container %s (restart %d)", a.Container, a.Attempt)
 	case a.Container != "":
-		return verb + " container " + a.Container
+		return verbs[a.Kind] + " container " + a.Container
 	}
-	return verb
+	return verbs[a.Kind]
 }

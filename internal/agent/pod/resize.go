@@ -16,7 +16,8 @@ import (
 	"github.com/berth-dev/berth/internal/agent/runtime"
 )
 
-// Resources are what a pod's containers get, by container name.
+// Resources are what a pod's containers get, by container name; what the pod as
+// a whole gets has the name "".
 type Resources map[string]v1.ResourceRequirements
 
 // Allocation is what the node promised a pod. It outlives the agent: until a
@@ -37,6 +38,9 @@ func resourcesOf(pod *v1.Pod) Resources {
 			out[list[i].Name] = list[i].Resources
 		}
 	}
+	if r := pod.Spec.Resources; r != nil {
+		out[""] = *r
+	}
 	return out
 }
 
@@ -56,6 +60,9 @@ func withResources(pod *v1.Pod, r Resources) *v1.Pod {
 			}
 		}
 	}
+	if whole, ok := r[""]; ok {
+		out.Spec.Resources = &whole
+	}
 	return out
 }
 
@@ -69,6 +76,10 @@ func (m *Memory) view(spec Spec) Spec {
 		m.Allocation.Resources = resourcesOf(spec.Pod)
 	}
 	if m.seen != spec.Pod {
+		if want := resourcesOf(spec.Pod); !sameResources(want, m.asked) {
+			m.asked = want
+			delete(m.Failed, Key{Kind: Allocate}) // the refusal was of something else
+		}
 		m.seen, m.promised = spec.Pod, withResources(spec.Pod, m.Allocation.Resources)
 	}
 	spec.Desired, spec.Pod = spec.Pod, m.promised
@@ -86,6 +97,7 @@ func (m *Memory) allocated(a Allocation) {
 func (p *planner) resize() bool {
 	if p.wantsResize() {
 		p.emit(Action{Kind: Allocate}, fact("resources", "changed in the spec"))
+		p.tellPending()
 	}
 	if !p.obs.Allocation.Actuating {
 		return true
@@ -100,6 +112,18 @@ func (p *planner) resize() bool {
 		p.emit(Action{Kind: Resize}, fact("resources", "promised, not enforced yet"))
 	}
 	return true
+}
+
+// tellPending reports, once for each cause, that a change has to wait.
+func (p *planner) tellPending() {
+	f, ok := p.obs.Failed[Key{Kind: Allocate}]
+	if !ok {
+		return
+	}
+	p.plan.Events = append(p.plan.Events, Event{
+		Warning: true, Reason: "Resize" + f.Reason, Key: fmt.Sprintf("resize/%d/%s/%s", p.pod.Generation, f.Reason, f.Message),
+		Message: fmt.Sprintf("Pod resize %s: %s", f.Reason, resizeText(p.spec.Desired, f.Message)),
+	})
 }
 
 func (p *planner) wantsResize() bool {
@@ -151,14 +175,16 @@ func quantityEqual(a, b v1.ResourceList, name v1.ResourceName) bool {
 // allocate asks for room and writes down the promise before anybody acts on it.
 func (m *Manager) allocate(ctx context.Context, spec Spec) (*Allocation, *Failure) {
 	if spec.Desired == nil {
-		return nil, &Failure{Reason: "Infeasible", Message: "static pods are not resized in place"}
+		return nil, &Failure{Reason: v1.PodReasonInfeasible, Message: "static pods are not resized in place"}
 	}
 	if r := m.cfg.Admitter.Resize(ctx, spec.Desired); r != nil {
 		if err := m.saveAllocation(spec.Pod.UID, Allocation{Resources: resourcesOf(spec.Pod)}); err != nil {
 			return nil, failure(err, "Deferred")
 		}
-		m.event(spec.Pod, Event{Warning: true, Reason: "ResizeDeferred", Message: "Pod resize Deferred: " + resizeText(spec.Desired, r.Message)})
-		return nil, &Failure{Reason: v1.PodReasonDeferred, Message: r.Message}
+		if r.Reason != v1.PodReasonInfeasible {
+			r.Reason = v1.PodReasonDeferred // the room may come
+		}
+		return nil, &Failure{Reason: r.Reason, Message: r.Message}
 	}
 	to := resourcesOf(spec.Desired)
 	a := Allocation{Resources: to, Actuating: true, Restart: restarts(spec.Pod, to, m.cfg.Runtime.Pod(spec.Pod.UID))}
@@ -203,11 +229,12 @@ func resizeText(pod *v1.Pod, problem string) string {
 		Resources v1.ResourceRequirements `json:"resources"`
 	}
 	text := struct {
-		InitContainers []named `json:"initContainers,omitempty"`
-		Containers     []named `json:"containers"`
-		Generation     int64   `json:"generation"`
-		Error          string  `json:"error,omitempty"`
-	}{Generation: pod.Generation, Error: problem}
+		InitContainers []named                  `json:"initContainers,omitempty"`
+		Containers     []named                  `json:"containers"`
+		Pod            *v1.ResourceRequirements `json:"pod,omitempty"`
+		Generation     int64                    `json:"generation"`
+		Error          string                   `json:"error,omitempty"`
+	}{Pod: pod.Spec.Resources, Generation: pod.Generation, Error: problem}
 	for i := range pod.Spec.InitContainers {
 		text.InitContainers = append(text.InitContainers, named{pod.Spec.InitContainers[i].Name, pod.Spec.InitContainers[i].Resources})
 	}

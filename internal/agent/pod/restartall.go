@@ -73,7 +73,7 @@ func (p *planner) restartAll() bool {
 	}
 	asked := map[string]*member{}
 	for _, m := range askers {
-		at, _ := restartAt(p.obs.Backoff, m.cur, backoffKey(p.pod, m.c), p.obs.Node.CrashLimit, p.now)
+		at, _ := p.restartAt(m, m.cur)
 		if p.now.Before(at) {
 			return true // run shows the back-off and wakes
 		}
@@ -105,7 +105,7 @@ func (p *planner) restartAll() bool {
 			if others {
 				continue
 			}
-			_, entry := restartAt(p.obs.Backoff, c, backoffKey(p.pod, m.c), p.obs.Node.CrashLimit, p.now)
+			_, entry := p.restartAt(m, c)
 			a.Backoff = &entry
 		}
 		p.emit(a, fact("restart of all containers", "asked for by "+askers[0].c.Name), fact("exit code", strconv.Itoa(int(askers[0].cur.ExitCode))))

@@ -71,7 +71,7 @@ func (p *planner) run(m *member) {
 	if !restartable(p.pod, m, c) && !(c.Hash != "" && c.Hash != Hash(m.c)) {
 		return
 	}
-	at, entry := restartAt(p.obs.Backoff, c, backoffKey(p.pod, m.c), p.obs.Node.CrashLimit, p.now)
+	at, entry := p.restartAt(m, c)
 	if p.now.Before(at) {
 		p.wakeAt(at)
 		p.crashWait(m, at.Sub(c.FinishedAt))
@@ -119,12 +119,16 @@ func (p *planner) attempt(m *member) uint32 {
 	if m.last != nil {
 		return m.last.Attempt + 1
 	}
-	s := lastStatus(&p.obs.Last, m.c.Name)
-	if s == nil {
-		return 0
+	next := uint32(0)
+	if logged, ok := p.obs.Logged[m.c.Name]; ok {
+		next = logged + 1
 	}
-	if s.ContainerID != "" {
-		return uint32(s.RestartCount) + 1
+	switch s := lastStatus(&p.obs.Last, m.c.Name); {
+	case s == nil:
+		return next
+	case s.ContainerID != "":
+		return max(next, uint32(s.RestartCount)+1)
+	default:
+		return max(next, uint32(s.RestartCount)) // already counted when it was lost
 	}
-	return uint32(s.RestartCount) // already counted when it was lost
 }

@@ -8,7 +8,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	helpers "k8s.io/component-helpers/resource"
 	"k8s.io/kubectl/pkg/util/qos"
+	"k8s.io/utils/ptr"
 
 	"github.com/berth-dev/berth/internal/agent/runtime"
 )
@@ -56,6 +58,7 @@ func (p *planner) status() v1.PodStatus {
 		s.StartTime = &t
 	}
 	p.addresses(&s)
+	p.wholeResources(&s)
 	final := p.end != nil && p.quiet()
 	for _, m := range p.members {
 		if p.end != nil && p.end.rejected {
@@ -113,11 +116,26 @@ func (p *planner) addresses(s *v1.PodStatus) {
 	}
 }
 
+// wholeResources is what a pod with resources of its own was promised and has.
+func (p *planner) wholeResources(s *v1.PodStatus) {
+	own := p.pod.Spec.Resources
+	if own == nil || p.end != nil && p.end.rejected {
+		return
+	}
+	s.AllocatedResources = helpers.PodRequests(p.pod, helpers.PodResourcesOptions{})
+	s.Resources = own
+	if p.obs.Allocation.Actuating && p.obs.Last.Resources != nil {
+		s.Resources = p.obs.Last.Resources // what is promised is not enforced yet
+	}
+}
+
 // containerStatus describes one container.
 func (p *planner) containerStatus(m *member, final bool) v1.ContainerStatus {
 	last := lastStatus(&p.obs.Last, m.c.Name)
-	no := false
-	s := v1.ContainerStatus{Name: m.c.Name, Image: m.c.Image, Started: &no}
+	s := v1.ContainerStatus{Name: m.c.Name, Image: m.c.Image}
+	if m.role != ephemeralRole {
+		s.Started = ptr.To(false)
+	}
 	if last != nil {
 		s.RestartCount, s.LastTerminationState = last.RestartCount, last.LastTerminationState
 	}
@@ -210,8 +228,10 @@ func (p *planner) knownContainer(m *member, s *v1.ContainerStatus, final bool) {
 		s.State.Running = &v1.ContainerStateRunning{StartedAt: stamp(c.StartedAt)}
 		if c == m.cur {
 			probe := p.probe(m)
-			started := probe.Started
-			s.Started, s.Ready = &started, probe.Ready && (m.role == mainRole || m.role == sidecarRole)
+			s.Ready = probe.Ready && (m.role == mainRole || m.role == sidecarRole)
+			if s.Started != nil {
+				s.Started = &probe.Started
+			}
 		}
 		s.User = user(c)
 	case c.State == runtime.Exited:
@@ -294,6 +314,7 @@ func (p *planner) shape(m *member, s *v1.ContainerStatus) {
 	if m.role == ephemeralRole {
 		return
 	}
+	s.AllocatedResourcesStatus = p.obs.Devices[m.c.Name]
 	if len(m.c.Resources.Requests) > 0 {
 		s.AllocatedResources = m.c.Resources.Requests
 	}

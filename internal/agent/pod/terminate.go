@@ -13,6 +13,9 @@ import (
 // defaultGrace is what a pod gets that names no grace of its own.
 const defaultGrace = 30
 
+// deadlineReason is how a pod ends that ran longer than it may.
+const deadlineReason = "DeadlineExceeded"
+
 // ending is why and how a pod ends.
 type ending struct {
 	grace int64
@@ -42,7 +45,7 @@ func (p *planner) ending() *ending {
 		e.why = "already " + string(p.obs.Last.Phase)
 	case p.overDeadline():
 		e.why = "over its active deadline"
-		e.force = &Kill{Phase: v1.PodFailed, Reason: "DeadlineExceeded", Message: "Pod was active on the node longer than the specified deadline"}
+		e.force = &Kill{Phase: v1.PodFailed, Reason: deadlineReason, Message: "Pod was active on the node longer than the specified deadline"}
 	case p.completed():
 		e.why = "all containers ended"
 	}
@@ -146,6 +149,7 @@ func (p *planner) probeGrace(c *v1.Container, kind string) int64 {
 func (p *planner) terminate() {
 	p.plan.Terminating, p.plan.Grace = true, p.end.grace
 	p.because("ending", p.end.why)
+	p.endEvents()
 	for k := range p.obs.InFlight {
 		switch k.Kind {
 		case Admit, Mount, Pull, Start, PostStart, CreateSandbox, Allocate, Resize:
@@ -177,6 +181,25 @@ func (p *planner) terminate() {
 	if p.spec.Removed || p.spec.Orphan || p.obs.Deleted {
 		p.clean()
 	}
+}
+
+// endEvents reports what about the pod's end is worth an event of its own.
+func (p *planner) endEvents() {
+	if f := p.end.force; f != nil && f.Reason == deadlineReason && !terminal(p.obs.Last.Phase) {
+		p.plan.Events = append(p.plan.Events, Event{Reason: f.Reason, Message: f.Message, Key: f.Reason})
+	}
+	if p.spec.Kill == nil || p.obs.TerminatingSince.IsZero() || p.quiet() {
+		return
+	}
+	patience := max(10*time.Second, time.Duration(p.end.grace)*time.Second*3/2)
+	if at := p.obs.TerminatingSince.Add(patience); p.now.Before(at) {
+		p.wakeAt(at)
+		return
+	}
+	p.plan.Events = append(p.plan.Events, Event{
+		Warning: true, Reason: "ExceededGracePeriod", Key: "ExceededGracePeriod",
+		Message: "Container runtime did not kill the pod within specified grace period.",
+	})
 }
 
 // quiet: nothing of the pod runs and nothing is about to.

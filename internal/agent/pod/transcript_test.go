@@ -159,7 +159,12 @@ func command(w *world, name string, args []string, body string) error {
 	case "kill":
 		w.spec.Kill = &Kill{Phase: v1.PodFailed, Reason: arg(0), Message: strings.Join(args[1:], " "),
 			Condition: &v1.PodCondition{Type: v1.DisruptionTarget, Status: v1.ConditionTrue, Reason: "TerminationByKubelet"}}
-	case "crash":
+	case "crash": // with containers that die before the agent is back
+		for _, name := range args {
+			if !w.rt.ExitByName("u1", name, 137, "Error") {
+				return errors.New("no such container runs")
+			}
+		}
 		w.crash()
 	case "lose-sandbox":
 		if !w.rt.LoseSandbox("u1") {
@@ -206,6 +211,8 @@ func command(w *world, name string, args []string, body string) error {
 			}
 		}
 		w.probes[arg(0)] = p
+	case "api-phase":
+		w.api.Phase, w.api.Reason = v1.PodPhase(arg(0)), arg(1)
 	case "condition":
 		w.spec.Pod = w.spec.Pod.DeepCopy()
 		w.spec.Pod.Status.Conditions = append(w.spec.Pod.Status.Conditions, v1.PodCondition{Type: v1.PodConditionType(arg(0)), Status: v1.ConditionStatus(arg(1))})

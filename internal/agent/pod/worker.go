@@ -36,12 +36,17 @@ type worker struct {
 	retry   atomic.Bool
 	// deferred: the pod waits for room for other resources.
 	deferred atomic.Bool
+	ending   atomic.Bool
 
 	// Owned by the loop.
 	obs     Observed
 	flights map[Key]*flight
 	fired   map[string]bool // keys of events sent
 	updated *v1.Pod         // the definition that volumes were told of last
+	before  v1.PodPhase     // of the last plan
+	isNew   bool            // no agent has started anything of it yet
+	cameUp  bool
+	pulling time.Duration // spent on images so far
 	pub     publisher
 	wg      sync.WaitGroup
 }
@@ -88,18 +93,21 @@ func (w *worker) deliver(r Result) {
 // ends.
 func (w *worker) run(ctx context.Context) {
 	defer w.wg.Wait()
-	w.obs.Memory = NewMemory(w.firstStatus())
+	w.obs.Memory = NewMemory(w.firstStatus(), w.m.cfg.Now())
+	w.obs.Logged = w.m.loggedAttempts(w.uid)
 	w.obs.Allocation = w.m.loadAllocation(w.uid)
 	w.obs.RuntimeName = w.m.cfg.RuntimeName
 	w.obs.Messages = map[string]string{}
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
-	for ctx.Err() == nil {
+	w.isNew = w.obs.Last.StartTime == nil && w.m.cfg.Runtime.Pod(w.uid).Empty()
+	for first := true; ctx.Err() == nil; first = false {
 		now := w.m.cfg.Now()
 		spec := w.observe(now)
 		plan := Next(spec, &w.obs, now)
 		w.perform(ctx, spec, plan, now)
 		wakeAt := earliest(plan.WakeAt, w.publish(ctx, spec, plan, now))
+		w.m.metrics.workerRounds.WithLabelValues(roundType(first, &plan)).Observe(w.m.cfg.Now().Sub(now).Seconds())
 		if plan.Done && !w.pub.busy {
 			return
 		}
@@ -114,6 +122,19 @@ func (w *worker) run(ctx context.Context) {
 		case <-timer.C:
 		}
 	}
+}
+
+// roundType is what metrics call one look at a pod.
+func roundType(first bool, plan *Plan) string {
+	switch {
+	case plan.Terminating && terminal(plan.Status.Phase):
+		return "terminated"
+	case plan.Terminating:
+		return "terminating"
+	case first:
+		return "create"
+	}
+	return "sync"
 }
 
 // firstStatus is the status the API holds when the worker begins.
@@ -141,6 +162,9 @@ func (w *worker) observe(now time.Time) Spec {
 		if f := w.flights[r.Action.Key()]; f != nil && f == r.flight {
 			delete(w.flights, r.Action.Key())
 			f.cancel()
+			if r.Action.Kind == Pull {
+				w.pulling += r.took
+			}
 			w.obs.Done(r, now)
 			w.tellFailure(spec.Pod, r, now)
 		}
@@ -152,12 +176,18 @@ func (w *worker) observe(now time.Time) Spec {
 	w.obs.forget(w.obs.Runtime)
 	w.obs.Node = w.m.cfg.Node()
 	w.obs.Probes = w.m.cfg.Probes.Results(w.uid)
+	if w.m.cfg.Devices != nil {
+		w.obs.Devices = w.m.cfg.Devices(w.uid)
+	}
 	w.readMessages(len(spec.Pod.Spec.Containers) + len(spec.Pod.Spec.InitContainers))
 	w.pub.take(spec, mirror, patches, now)
 	if w.m.cfg.Client == nil {
 		w.obs.Acked, w.obs.Deleted = w.obs.Last.Phase, spec.Removed
 	} else {
 		w.obs.Acked = w.pub.base.Phase
+		if !spec.Static {
+			w.obs.heard(&w.pub.base)
+		}
 		w.obs.Deleted = w.obs.Deleted || w.pub.gone
 	}
 	if w.updated != spec.Pod && w.obs.VolumesReady {
@@ -194,9 +224,14 @@ func (w *worker) perform(ctx context.Context, spec Spec, plan Plan, now time.Tim
 	w.tellStatus(spec.Pod, &plan, now)
 	w.obs.Accept(plan, now)
 	for _, e := range plan.Events {
-		if w.fire(spec.Pod, e) {
-			w.m.record(spec.Pod, now, "held back container "+e.Container, fact(e.Reason, e.Message))
+		if !w.fire(spec.Pod, e) {
+			continue
 		}
+		decision := "holding back container " + e.Container
+		if e.Container == "" {
+			decision = "reporting " + e.Reason
+		}
+		w.m.record(spec.Pod, now, decision, fact("message", e.Message))
 	}
 	for _, a := range plan.Actions {
 		if old := w.flights[a.Key()]; old != nil {
@@ -213,14 +248,23 @@ func (w *worker) perform(ctx context.Context, spec Spec, plan Plan, now time.Tim
 		w.wg.Go(func() {
 			began := w.m.cfg.Now()
 			r := w.m.effect(actx, w, spec, a)
-			w.m.observeAction(a.Kind, w.m.cfg.Now().Sub(began))
+			r.took = w.m.cfg.Now().Sub(began)
+			w.m.metrics.actions.WithLabelValues(string(a.Kind)).Observe(r.took.Seconds())
 			r.Action, r.flight = a, f
 			r.Canceled = r.Err != nil && f.canceled.Load()
 			w.deliver(r)
 		})
 	}
 	_, deferred := w.obs.Failed[Key{Kind: Allocate}]
-	w.deferred.Store(deferred)
+	if w.deferred.Swap(deferred) && !deferred {
+		w.m.cfg.Admitter.Settled(w.uid)
+	}
+	if terminal(plan.Status.Phase) && !terminal(w.before) {
+		w.m.makeRoom()
+	}
+	w.before = plan.Status.Phase
+	w.ending.Store(plan.Terminating)
+	w.began(spec.Pod, &plan, now)
 	pod := spec.Pod.DeepCopy()
 	pod.Status = mergedStatus(spec.Pod.Status, plan.Status)
 	w.current.Store(pod)
@@ -290,13 +334,37 @@ func (w *worker) tellFailure(pod *v1.Pod, r Result, now time.Time) {
 		return
 	}
 	f := w.obs.Failed[r.Action.Key()]
-	w.m.record(pod, now, "failed: "+r.Action.sentence(), fact("reason", f.Reason), fact("message", f.Message),
+	w.m.record(pod, now, "failed "+r.Action.sentence(), fact("reason", f.Reason), fact("message", f.Message),
 		fact("in a row", strconv.Itoa(f.Count)), fact("next try in", f.RetryAt.Sub(now).Round(time.Millisecond).String()))
+}
+
+// tellEnds writes down how containers ended since the last look.
+func (w *worker) tellEnds(pod *v1.Pod, was, is *v1.PodStatus, now time.Time) {
+	for _, list := range [][]v1.ContainerStatus{is.InitContainerStatuses, is.ContainerStatuses, is.EphemeralContainerStatuses} {
+		for i := range list {
+			c, before := &list[i], lastStatus(was, list[i].Name)
+			ended := c.State.Terminated
+			if ended == nil && c.State.Waiting != nil {
+				ended = c.LastTerminationState.Terminated
+			}
+			if ended == nil || before == nil || before.State.Running == nil || ended.ContainerID != before.ContainerID {
+				continue
+			}
+			because := []journal.Fact{fact("exit code", strconv.Itoa(int(ended.ExitCode))), fact("reason", ended.Reason)}
+			if ended.Message != "" {
+				because = append(because, fact("message", ended.Message))
+			}
+			w.m.metrics.terminated.WithLabelValues(containerType(pod, c.Name), strconv.Itoa(int(ended.ExitCode)), ended.Reason).Inc()
+			ran := ended.FinishedAt.Sub(ended.StartedAt.Time).String()
+			w.m.record(pod, now, "container "+c.Name+" ended", append(because, fact("ran for", ran))...)
+		}
+	}
 }
 
 // tellStatus writes down a change of phase or readiness.
 func (w *worker) tellStatus(pod *v1.Pod, plan *Plan, now time.Time) {
 	was, is := &w.obs.Last, &plan.Status
+	w.tellEnds(pod, was, is, now)
 	if was.Phase != is.Phase {
 		because := []journal.Fact{fact("before", string(was.Phase))}
 		if is.Reason != "" {

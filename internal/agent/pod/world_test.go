@@ -67,17 +67,18 @@ func newWorld(t testing.TB) *world {
 
 func (w *world) begin(pod *v1.Pod) {
 	w.spec = Spec{Pod: pod}
-	w.obs = Observed{Memory: NewMemory(pod.Status), RuntimeName: "fake", Messages: map[string]string{}}
+	w.obs = Observed{Memory: NewMemory(pod.Status, w.now), RuntimeName: "fake", Messages: map[string]string{}}
 }
 
 // crash loses everything the agent knows but what the API, the runtime and the
 // disk hold.
 func (w *world) crash() {
-	w.held = nil
+	w.held, w.fired = nil, map[string]bool{}
 	w.spec.Pod = w.spec.Pod.DeepCopy()
 	w.spec.Pod.Status = w.api
 	w.spec.Kill = nil
-	w.obs.Memory = NewMemory(w.api)
+	w.obs.Memory = NewMemory(w.api, w.now)
+	w.obs.Logged = w.m.loggedAttempts(w.spec.Pod.UID)
 	w.obs.Allocation = w.m.loadAllocation(w.spec.Pod.UID)
 	w.watcher = runtime.NewWatcher(runtime.WatcherConfig{Service: w.rt, Notify: func(types.UID) {}, Log: slog.New(slog.DiscardHandler)})
 	w.m.cfg.Runtime = w.watcher
@@ -104,6 +105,9 @@ func (w *world) look() Plan {
 		}
 	}
 	w.obs.Acked, w.obs.Deleted = w.api.Phase, w.deleted
+	if !w.spec.Static {
+		w.obs.heard(&w.api)
+	}
 	w.plan = Next(w.obs.view(w.spec), &w.obs, w.now)
 	return w.plan
 }
@@ -274,6 +278,7 @@ func (a admitter) Admit(_ context.Context, _ *v1.Pod, adopted bool) *Rejection {
 	return a.w.reject
 }
 func (admitter) Forget(types.UID)                             {}
+func (admitter) Settled(types.UID)                            {}
 func (a admitter) Resize(context.Context, *v1.Pod) *Rejection { return a.w.reject }
 
 type resizer struct{ w *world }

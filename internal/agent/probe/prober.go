@@ -71,6 +71,9 @@ func (p *Prober) Sync(uid types.UID, targets []pod.Target) {
 	}
 	p.schedule.Sync(p.cfg.Now(), uid, targets)
 	p.mu.Unlock()
+	if len(targets) == 0 {
+		p.total.DeletePartialMatch(prometheus.Labels{"pod_uid": string(uid)})
+	}
 	p.poke()
 }
 

@@ -50,9 +50,15 @@ type entry struct {
 	// successes and failures in a row, of which at most one is not zero.
 	successes, failures int
 	running             bool
-	again               int // immediate retries left after an error
-	rest                bool
+	// warm is the pause before a container that has not been ready yet is asked
+	// about readiness again; zero once the pauses have grown to its period.
+	warm  time.Duration
+	again int // immediate retries left after an error
+	rest  bool
 }
+
+// warmFirst is the first such pause; each next one is twice as long.
+const warmFirst = 250 * time.Millisecond
 
 // Schedule holds all probes of a node. It is pure: time comes in, due probes
 // come out.
@@ -148,8 +154,12 @@ func (s *Schedule) addProbe(now time.Time, uid types.UID, t pod.Target, typ Type
 	if first.Before(now) {
 		first = now
 	}
+	waiting := typ == Readiness && !t.Before.Ready // traffic waits for the answer
+	if waiting {
+		e.warm = warmFirst
+	}
 	// A restarted agent must not ask everybody at once.
-	if period := periodOf(p); now.Sub(s.born) < period && t.StartedAt.Before(s.born) {
+	if period := periodOf(p); now.Sub(s.born) < period && t.StartedAt.Before(s.born) && !waiting {
 		first = first.Add(spread(e.key, period))
 	}
 	e.due, e.epoch = first, first
@@ -246,9 +256,25 @@ func (s *Schedule) Done(now time.Time, k Key, v Verdict, output string) Outcome 
 	out.Changed = before != t.result
 	if s.entries[k] == e && !e.rest {
 		s.nextTick(e, now)
+		if e.warm > 0 {
+			s.sooner(e, now, t.result.Ready)
+		}
 		heap.Push(&s.heap, e)
 	}
 	return out
+}
+
+// sooner asks a container that has never been ready again before its next
+// tick, so that one that needs a moment to listen does not lose a whole period.
+func (s *Schedule) sooner(e *entry, now time.Time, ready bool) {
+	if ready || e.warm >= periodOf(e.probe) {
+		e.warm = 0
+		return
+	}
+	if at := now.Add(e.warm); at.Before(e.due) {
+		e.due = at
+	}
+	e.warm *= 2
 }
 
 // judge applies the thresholds.

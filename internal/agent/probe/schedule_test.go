@@ -144,3 +144,30 @@ func BenchmarkSchedule(b *testing.B) {
 		})
 	}
 }
+
+// TestReadinessAtStart: a container that needs a moment to listen does not wait
+// for its next period, and one that was ready once is asked on its ticks alone.
+func TestReadinessAtStart(t *testing.T) {
+	s := NewSchedule(epoch.Add(-time.Hour))
+	c := v1.Container{Name: "app", ReadinessProbe: probeOf(10, 3)}
+	s.Sync(epoch, "u", []pod.Target{targetOf("c1", c, epoch)})
+	var asked []time.Duration
+	for {
+		at, _ := s.Next()
+		if at.Sub(epoch) > 30*time.Second {
+			break
+		}
+		asked = append(asked, at.Sub(epoch))
+		step(s, at, Failure)
+	}
+	if got, want := fmt.Sprint(asked), "[0s 250ms 750ms 1.75s 3.75s 7.75s 10s 20s 30s]"; got != want {
+		t.Errorf("asked after %s, want %s", got, want)
+	}
+	s.Sync(epoch, "u", []pod.Target{targetOf("c2", c, epoch)})
+	step(s, epoch, Failure)
+	step(s, epoch.Add(250*time.Millisecond), Success)
+	step(s, epoch.Add(10*time.Second), Failure)
+	if at, _ := s.Next(); at.Sub(epoch) != 20*time.Second || !s.Results("u")["c2"].Ready {
+		t.Errorf("after it was ready: asked next after %s, %+v", at.Sub(epoch), s.Results("u"))
+	}
+}

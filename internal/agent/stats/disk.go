@@ -16,8 +16,12 @@ import (
 )
 
 const (
-	// firstDisk is how long the very first request waits for numbers of disks.
-	firstDisk = time.Second
+	// firstDisk is how long a request waits for numbers of disks while none are
+	// known: enough for the file systems, not for every writable layer.
+	firstDisk = 100 * time.Millisecond
+	// unsettledAge is how old numbers of a runtime that has not measured its
+	// own store may get.
+	unsettledAge = time.Second
 	// refreshMax bounds one round of reading.
 	refreshMax = time.Minute
 	// volumeMax is how long one volume may take before the round goes on
@@ -36,6 +40,17 @@ type diskFacts struct {
 	writable         map[string]DiskUse               // by container ID
 	logs             map[types.UID]map[string]DiskUse // by pod and container
 	volumes          map[types.UID][]volumeUsage
+}
+
+// settled says whether the runtime knows what its images take: just started it
+// says 0, and a minute of that would be believed.
+func (f *diskFacts) settled() bool { return f.image == nil || f.image.used > 0 }
+
+func (f *diskFacts) old(now time.Time, age time.Duration) bool {
+	if !f.settled() {
+		age = min(age, unsettledAge)
+	}
+	return now.Sub(f.at) >= max(age, 0)
 }
 
 type volumeUsage struct {
@@ -58,17 +73,17 @@ type disk struct {
 func newDisk(cfg Config) *disk { return &disk{cfg: cfg, hung: map[string]bool{}} }
 
 // get returns the last reading, never nil. It starts a new one if that is old,
-// and waits for it (for a while) only if there is none yet.
+// and waits for it (for a moment) only if nothing useful is known yet.
 func (d *disk) get(ctx context.Context) *diskFacts {
 	d.mu.Lock()
 	facts, now := d.facts, d.cfg.Now()
-	if (facts == nil || now.Sub(facts.at) >= max(d.cfg.DiskAge, 0)) && d.reading == nil {
+	if (facts == nil || facts.old(now, d.cfg.DiskAge)) && d.reading == nil {
 		d.reading = make(chan struct{})
 		go d.read(context.WithoutCancel(ctx), d.reading)
 	}
 	reading := d.reading
 	d.mu.Unlock()
-	if facts != nil {
+	if facts != nil && (facts.settled() || reading == nil) {
 		return facts
 	}
 	timer := time.NewTimer(firstDisk)
@@ -95,8 +110,12 @@ func (d *disk) read(ctx context.Context, done chan struct{}) {
 	if facts.root, err = statFS(d.cfg.RootDir); err != nil {
 		d.cfg.Log.Warn("measuring the node's file system", "err", err)
 	}
-	if err := d.readRuntime(ctx, facts); err != nil {
+	if err := d.readImages(ctx, facts); err != nil {
 		d.cfg.Log.Warn("asking the runtime what it stores", "err", err)
+	}
+	d.publishFirst(facts)
+	if err := d.readLayers(ctx, facts); err != nil {
+		d.cfg.Log.Warn("asking the runtime what containers wrote", "err", err)
 	}
 	for _, pod := range pods {
 		if ctx.Err() != nil {
@@ -107,7 +126,7 @@ func (d *disk) read(ctx context.Context, done chan struct{}) {
 			continue
 		}
 		for _, volume := range d.cfg.Volumes(pod.UID) {
-			if usage, ok := d.readVolume(volume); ok {
+			if usage, ok := d.readVolume(ctx, volume); ok {
 				facts.volumes[pod.UID] = append(facts.volumes[pod.UID], volumeUsage{Volume: volume, usage: usage, at: d.cfg.Now()})
 			}
 		}
@@ -119,18 +138,33 @@ func (d *disk) read(ctx context.Context, done chan struct{}) {
 	close(done)
 }
 
-func (d *disk) readRuntime(ctx context.Context, facts *diskFacts) error {
-	if d.cfg.Images != nil {
-		info, err := d.cfg.Images.ImageFsInfo(ctx)
-		if err != nil {
-			return fmt.Errorf("asking for the image file system: %w", err)
-		}
-		facts.image = runtimeFS(info.GetImageFilesystems())
-		facts.container = runtimeFS(info.GetContainerFilesystems())
-		if facts.container == nil {
-			facts.container = facts.image
-		}
+// publishFirst shows the file systems while the first reading goes on: the rest
+// takes a second on a full node.
+func (d *disk) publishFirst(facts *diskFacts) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.facts == nil {
+		d.facts = &diskFacts{at: d.cfg.Now(), root: facts.root, image: facts.image, container: facts.container}
 	}
+}
+
+func (d *disk) readImages(ctx context.Context, facts *diskFacts) error {
+	if d.cfg.Images == nil {
+		return nil
+	}
+	info, err := d.cfg.Images.ImageFsInfo(ctx)
+	if err != nil {
+		return fmt.Errorf("asking for the image file system: %w", err)
+	}
+	facts.image = runtimeFS(info.GetImageFilesystems())
+	facts.container = runtimeFS(info.GetContainerFilesystems())
+	if facts.container == nil {
+		facts.container = facts.image
+	}
+	return nil
+}
+
+func (d *disk) readLayers(ctx context.Context, facts *diskFacts) error {
 	if d.cfg.Runtime == nil {
 		return nil
 	}
@@ -190,7 +224,7 @@ func (d *disk) readLogs(pod *v1.Pod) map[string]DiskUse {
 
 // readVolume measures one volume. A volume that hangs (a dead NFS server) is
 // left out until its measurement returns; it never holds up the others.
-func (d *disk) readVolume(volume Volume) (fsUsage, bool) {
+func (d *disk) readVolume(ctx context.Context, volume Volume) (fsUsage, bool) {
 	d.mu.Lock()
 	if d.hung[volume.Path] {
 		d.mu.Unlock()
@@ -205,12 +239,7 @@ func (d *disk) readVolume(volume Volume) (fsUsage, bool) {
 	}
 	answers := make(chan answer, 1)
 	go func() {
-		usage, err := statFS(volume.Path)
-		if err == nil && volume.Shared {
-			var size DiskUse
-			size, err = walk(volume.Path)
-			usage.used, usage.inodesUsed = size.Bytes, size.Inodes
-		}
+		usage, err := volume.read(ctx)
 		d.mu.Lock()
 		delete(d.hung, volume.Path)
 		d.mu.Unlock()
@@ -225,6 +254,24 @@ func (d *disk) readVolume(volume Volume) (fsUsage, bool) {
 		d.cfg.Log.Warn("a volume does not answer", "volume", volume.Name, "path", volume.Path)
 		return fsUsage{}, false
 	}
+}
+
+// read measures the volume, however long that takes.
+func (v *Volume) read(ctx context.Context) (fsUsage, error) {
+	if v.Measure != nil {
+		size, err := v.Measure(ctx)
+		return fsUsage{
+			capacity: size.Capacity, available: size.Available, used: size.Used,
+			inodes: size.Inodes, inodesFree: size.InodesFree, inodesUsed: size.InodesUsed,
+		}, err
+	}
+	usage, err := statFS(v.Path)
+	if err == nil && v.Shared {
+		var size DiskUse
+		size, err = walk(v.Path)
+		usage.used, usage.inodesUsed = size.Bytes, size.Inodes
+	}
+	return usage, err
 }
 
 // walk sums what a directory tree occupies, each hard-linked file once. It

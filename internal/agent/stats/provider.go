@@ -38,6 +38,14 @@ type Volume struct {
 	// on disk): it is measured by walking it instead of asking the file
 	// system.
 	Shared bool
+	// Measure, if set, knows the volume's size better than its file system.
+	Measure func(context.Context) (VolumeSize, error)
+}
+
+// VolumeSize is how large and how full a volume is, in bytes and files.
+type VolumeSize struct {
+	Capacity, Available, Used      uint64
+	Inodes, InodesFree, InodesUsed uint64
 }
 
 // Config is all that measuring needs. Log, NodeName, Pods, PodCgroup, Reader

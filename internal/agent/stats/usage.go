@@ -52,14 +52,14 @@ func (p *Provider) Usage(ctx context.Context, pods []*v1.Pod, storage bool) ([]P
 			usage.Containers[container.name] = use
 		}
 		if storage {
-			p.storage(&usage)
+			p.storage(ctx, &usage)
 		}
 		list = append(list, usage)
 	}
 	return list, nil
 }
 
-func (p *Provider) storage(usage *PodUsage) {
+func (p *Provider) storage(ctx context.Context, usage *PodUsage) {
 	for name, size := range p.disk.readLogs(usage.Pod) {
 		container := usage.Containers[name]
 		container.Logs = size
@@ -72,7 +72,7 @@ func (p *Provider) storage(usage *PodUsage) {
 		if !volume.Shared {
 			continue
 		}
-		if size, ok := p.disk.readVolume(volume); ok {
+		if size, ok := p.disk.readVolume(ctx, volume); ok {
 			usage.Volumes[volume.Name] = DiskUse{Bytes: size.used, Inodes: size.inodesUsed}
 		}
 	}

@@ -35,6 +35,8 @@ type testDriver struct {
 	last      *spec.NodePublishVolumeRequest
 	calls     []string
 	status    chan *registration.RegistrationStatus
+	// hang, if set, may keep a publish from being answered.
+	hang func(*spec.NodePublishVolumeRequest)
 }
 
 // startDriver serves a driver on two sockets: its own and, in register, that
@@ -147,6 +149,9 @@ func (d *testDriver) NodeUnstageVolume(_ context.Context, r *spec.NodeUnstageVol
 }
 
 func (d *testDriver) NodePublishVolume(_ context.Context, r *spec.NodePublishVolumeRequest) (*spec.NodePublishVolumeResponse, error) {
+	if d.hang != nil {
+		d.hang(r)
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.note("publish %s", r.VolumeId)

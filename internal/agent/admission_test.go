@@ -1,0 +1,112 @@
+package agent
+
+import (
+	"context"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	v1 "k8s.io/api/core/v1"
+	apiresource "k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/internal/agent/admit"
+)
+
+// smallNode is an admission on a node with one cpu, whose pods are what the
+// test says.
+func smallNode(pods ...*v1.Pod) (*admission, map[types.UID]chan struct{}) {
+	v := newNodeView(nil)
+	v.set(&v1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: map[string]string{"zone": "old"}},
+		Status:     v1.NodeStatus{Allocatable: v1.ResourceList{v1.ResourceCPU: apiresource.MustParse("1")}},
+	})
+	killed := map[types.UID]chan struct{}{}
+	vec := func() *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "x"}, []string{"l"})
+	}
+	return &admission{
+		drop: func(types.UID) {}, pinned: func(_, _ *v1.Pod) string { return "" },
+
+		node: v, known: func() []*v1.Pod { return pods }, runs: func(types.UID) bool { return false },
+		kill: func(p *v1.Pod) <-chan struct{} {
+			killed[p.UID] = make(chan struct{})
+			return killed[p.UID]
+		},
+		admitted: map[types.UID]*v1.Pod{}, leaving: map[types.UID]<-chan struct{}{}, waiting: map[types.UID]admit.Want{},
+		rejections: vec(), preemptions: vec(),
+	}, killed
+}
+
+func cpuPod(name, cpu string, priority int32) *v1.Pod {
+	return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)}, Spec: v1.PodSpec{
+		Priority: &priority, Containers: []v1.Container{{Name: "app", Resources: v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceCPU: apiresource.MustParse(cpu)}}}},
+	}}
+}
+
+// TestPreemption: a critical pod gets room from another and waits until that
+// one is gone; nobody else is held up, and the room is not given away twice.
+func TestPreemption(t *testing.T) {
+	ctx := context.Background()
+	low, critical, small, more := cpuPod("low", "900m", 0), cpuPod("critical", "500m", 2000001000), cpuPod("small", "0", 0), cpuPod("more", "600m", 0)
+	a, killed := smallNode(low, critical, small, more)
+	if r := a.Admit(ctx, low, false); r != nil {
+		t.Fatal(r)
+	}
+	if r := a.Admit(ctx, more, false); r == nil || r.Reason != "OutOfcpu" {
+		t.Fatalf("an ordinary pod is answered %+v", r)
+	}
+	done := make(chan bool)
+	go func() { done <- a.Admit(ctx, critical, false) == nil }()
+	for {
+		a.mu.Lock()
+		n := len(a.leaving)
+		a.mu.Unlock()
+		if n == 1 {
+			break
+		}
+		select {
+		case <-done:
+			t.Fatal("the critical pod did not wait for its victim")
+		default:
+		}
+	}
+	if r := a.Admit(ctx, small, false); r != nil {
+		t.Errorf("a pod that fits beside all is held up: %+v", r)
+	}
+	// Once the victim is gone 500m are free, not 900m.
+	if r := a.Admit(ctx, more, false); r == nil {
+		t.Error("the room of the victim was given away twice")
+	}
+	close(killed["low"])
+	if !<-done {
+		t.Error("the critical pod is refused")
+	}
+}
+
+// TestAdopted: what an agent before this one started holds its room before
+// this agent has met it.
+func TestAdopted(t *testing.T) {
+	old, next := cpuPod("old", "900m", 0), cpuPod("next", "500m", 0)
+	a, _ := smallNode(old, next)
+	a.runs = func(uid types.UID) bool { return uid == "old" }
+	if r := a.Admit(context.Background(), next, false); r == nil || r.Reason != "OutOfcpu" {
+		t.Errorf("beside a pod that runs already: %+v", r)
+	}
+}
+
+// TestStaleNode: a pod is refused for a label only if the API says so too.
+func TestStaleNode(t *testing.T) {
+	p := cpuPod("p", "1m", 0)
+	p.Spec.NodeSelector = map[string]string{"zone": "new"}
+	a, _ := smallNode(p)
+	fresh := a.node.get().DeepCopy()
+	a.node.ask = func(context.Context) (*v1.Node, error) { return fresh, nil }
+	if r := a.Admit(context.Background(), p, false); r == nil || r.Reason != "NodeAffinity" {
+		t.Errorf("with the old label: %+v", r)
+	}
+	fresh.Labels["zone"] = "new"
+	if r := a.Admit(context.Background(), p, false); r != nil {
+		t.Errorf("with the new label: %+v", r)
+	}
+}
