@@ -11,7 +11,7 @@ import (
 
 // leanGC is the heap growth (percent) before a collection once the proxy is
 // synced: little is allocated from there on, so that collections are rare.
-const leanGC = 25
+const leanGC = 20
 
 // trimAgain is when, after the first sync, what its aftermath needed is
 // given back too.
