@@ -22,6 +22,7 @@ import (
 	utilexec "k8s.io/utils/exec"
 	"k8s.io/utils/ptr"
 
+	"github.com/berth-dev/berth/internal/agent/config"
 	"github.com/berth-dev/berth/internal/agent/container"
 	"github.com/berth-dev/berth/internal/agent/image"
 	"github.com/berth-dev/berth/internal/agent/logs"
@@ -108,6 +109,9 @@ func (a *Agent) buildCgroups(ctx context.Context, machine *node.Machine) (resour
 	if err != nil {
 		return hierarchy, err
 	}
+	if k.MemorySwap.SwapBehavior == config.LimitedSwap && hierarchy.Version() == 1 {
+		return hierarchy, fmt.Errorf("memorySwap.swapBehavior %s needs cgroup v2 and this machine has v1: use %s", config.LimitedSwap, config.NoSwap)
+	}
 	driver := resource.Cgroupfs
 	if k.CgroupDriver != "" {
 		driver = resource.Driver(k.CgroupDriver)
@@ -190,7 +194,7 @@ func (a *Agent) buildConfigs(ctx context.Context, hierarchy resource.Hierarchy, 
 		SingleProcessOOMKill: hierarchy.Version() == 1 || k.SingleProcessOOMKill != nil && *k.SingleProcessOOMKill,
 		NoSwapController:     !a.Cgroups.SwapControlled(),
 		HugepageSizes:        hugepageSizes(machine), AllowedUnsafeSysctls: k.AllowedUnsafeSysctls, AppArmor: cfg.AppArmor,
-		SwapLimited: k.MemorySwap.SwapBehavior == "LimitedSwap", SwapCapacity: machine.SwapBytes,
+		SwapLimited: k.MemorySwap.SwapBehavior == config.LimitedSwap, SwapCapacity: machine.SwapBytes,
 	}
 	if d := k.CPUCFSQuotaPeriod; d != nil {
 		settings.CPUPeriodMicros = d.Duration.Microseconds()
