@@ -87,7 +87,7 @@ func (a *Agent) build(ctx context.Context) error {
 		Client: cfg.Client, Service: a.Runtime, Runtime: a.Watcher, RuntimeName: version.GetRuntimeName(),
 		Volumes: a.configs, Images: a.imageSet, Configs: a.configs, Cgroups: cgroupSet{a.Cgroups}, Admitter: newAdmission(a), Resizer: a.configs,
 		Hooks:  probe.Hooks{Exec: a.exec, Event: func(p *v1.Pod, name, why, message string) { a.event(p, name, v1.EventTypeWarning, why, message) }},
-		Probes: a.prober, Devices: a.devices.Health,
+		Probes: a.prober, Devices: a.deviceHealth,
 		Node: func() pod.Node {
 			n := pod.Node{IPs: a.view.ips()}
 			if d := k.CrashLoopBackOff.MaxContainerRestartPeriod; d != nil {

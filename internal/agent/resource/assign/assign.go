@@ -24,6 +24,7 @@ import (
 	"github.com/berth-dev/berth/internal/agent/resource/cpus"
 	"github.com/berth-dev/berth/internal/agent/resource/memory"
 	"github.com/berth-dev/berth/internal/agent/resource/topology"
+	"github.com/berth-dev/berth/internal/journal"
 )
 
 // Devices gives out devices; package device does.
@@ -52,6 +53,8 @@ type Config struct {
 	// Devices may be nil.
 	Devices Devices
 	Metrics prometheus.Registerer
+	// Journal is told what pods got; nil: nobody is.
+	Journal journal.Sink
 }
 
 // Manager assigns. It is safe for concurrent use.
@@ -74,6 +77,9 @@ func New(cfg Config) (*Manager, error) {
 	}
 	if limit := max(cfg.Topology.Options.MaxNodes, topology.MaxNodes); len(cfg.Machine.Nodes) > limit && cfg.Topology.Policy != topology.None {
 		return nil, fmt.Errorf("unsupported on machines with more than %d NUMA Nodes: this one has %d; set topologyManagerPolicy none or topologyManagerPolicyOptions[max-allowable-numa-nodes]", limit, len(cfg.Machine.Nodes))
+	}
+	if cfg.Journal == nil {
+		cfg.Journal = journal.Discard
 	}
 	m := &Manager{cfg: cfg, changed: make(chan struct{})}
 	m.cfg.Topology.Machine = cfg.Machine
@@ -193,6 +199,8 @@ func (m *Manager) Admit(ctx context.Context, pod *v1.Pod) *Refusal {
 	if refusal == nil {
 		if err := m.commit(t); err != nil {
 			refusal = unexpected(err)
+		} else {
+			t.explain(began)
 		}
 	}
 	if refusal != nil && m.cfg.Devices != nil {
