@@ -27,11 +27,16 @@ type admission struct {
 	before, after []AdmitFunc
 	// resizable may refuse other resources to a running pod, for good.
 	resizable []AdmitFunc
+	// pinned says why what a pod has alone cannot become what it wants; empty:
+	// it can.
+	pinned func(now, desired *v1.Pod) string
 	// known are all pods that the agent has; runs tells of one whether the
 	// runtime holds anything of it.
 	known func() []*v1.Pod
 	runs  func(uid types.UID) bool
 	kill  func(p *v1.Pod) <-chan struct{}
+	// drop takes back what was given to a pod that is refused or gone.
+	drop func(uid types.UID)
 
 	rejections, preemptions *prometheus.CounterVec
 
@@ -46,9 +51,9 @@ type admission struct {
 func newAdmission(a *Agent) *admission {
 	ad := &admission{
 		node:   a.view,
-		before: slices.Concat([]AdmitFunc{a.underPressure, a.sysctls}, a.Config.Admit, []AdmitFunc{a.allocateDevices}),
+		before: slices.Concat([]AdmitFunc{a.underPressure, a.sysctls}, a.Config.Admit, []AdmitFunc{a.giveResources}),
 		after:  []AdmitFunc{a.appArmor, a.goingDown}, resizable: append([]AdmitFunc{a.swapless}, a.Config.Resizable...),
-		known: func() []*v1.Pod { return a.Pods.List() }, runs: func(uid types.UID) bool { return !a.Watcher.Pod(uid).Empty() }, kill: a.preempt,
+		known: func() []*v1.Pod { return a.Pods.List() }, runs: func(uid types.UID) bool { return !a.Watcher.Pod(uid).Empty() }, kill: a.preempt, drop: a.dropResources, pinned: a.assigned.ResizeRefusal,
 		admitted: map[types.UID]*v1.Pod{}, leaving: map[types.UID]<-chan struct{}{}, waiting: map[types.UID]admit.Want{},
 		rejections: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_admission_rejections_total", Help: "Pods refused by the node, by reason."}, []string{"reason"}),
 		preemptions: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_preemptions", Help: "Pods ended for a critical one, by the resource there was too little of."},
@@ -107,6 +112,11 @@ func (a *admission) Admit(ctx context.Context, p *v1.Pod, adopted bool) *pod.Rej
 func (a *admission) decide(p *v1.Pod, node *v1.Node) (refused *pod.Rejection, first []<-chan struct{}) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	defer func() {
+		if refused != nil {
+			a.drop(p.UID) // before the next pod asks for it
+		}
+	}()
 	if r := ask(a.before, p); r != nil {
 		return r, nil
 	}
@@ -167,6 +177,9 @@ func (a *admission) Resize(_ context.Context, desired *v1.Pod) *pod.Rejection {
 	if want.Has == nil {
 		want.Has = desired
 	}
+	if why := a.pinned(want.Has, desired); why != "" {
+		return &pod.Rejection{Reason: v1.PodReasonInfeasible, Message: why}
+	}
 	if want.Since == 0 {
 		a.seq++
 		want.Since = a.seq
@@ -226,6 +239,7 @@ func (a *admission) Forget(uid types.UID) {
 	delete(a.admitted, uid)
 	delete(a.leaving, uid)
 	delete(a.waiting, uid)
+	a.drop(uid)
 }
 
 // rejectionLabels are the reasons that the metric tells apart.

@@ -26,6 +26,8 @@ func smallNode(pods ...*v1.Pod) (*admission, map[types.UID]chan struct{}) {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "x"}, []string{"l"})
 	}
 	return &admission{
+		drop: func(types.UID) {}, pinned: func(_, _ *v1.Pod) string { return "" },
+
 		node: v, known: func() []*v1.Pod { return pods }, runs: func(types.UID) bool { return false },
 		kill: func(p *v1.Pod) <-chan struct{} {
 			killed[p.UID] = make(chan struct{})

@@ -26,6 +26,7 @@ import (
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 
 	"github.com/berth-dev/berth/internal/agent/device"
+	"github.com/berth-dev/berth/internal/agent/dra"
 	"github.com/berth-dev/berth/internal/agent/image"
 	"github.com/berth-dev/berth/internal/agent/network"
 	"github.com/berth-dev/berth/internal/agent/node"
@@ -34,6 +35,7 @@ import (
 	"github.com/berth-dev/berth/internal/agent/pressure"
 	"github.com/berth-dev/berth/internal/agent/probe"
 	"github.com/berth-dev/berth/internal/agent/resource"
+	"github.com/berth-dev/berth/internal/agent/resource/assign"
 	"github.com/berth-dev/berth/internal/agent/runtime"
 	"github.com/berth-dev/berth/internal/agent/serve"
 	"github.com/berth-dev/berth/internal/agent/shutdown"
@@ -43,6 +45,9 @@ import (
 	"github.com/berth-dev/berth/internal/agent/volume"
 	"github.com/berth-dev/berth/internal/journal"
 )
+
+// GuardFunc makes a pod with these addresses safe to run.
+type GuardFunc func(ctx context.Context, pod *v1.Pod, ips []string) error
 
 // Config is what the agent runs with. NodeName, RuntimeEndpoint, RootDir,
 // Kubelet and Log are required.
@@ -80,6 +85,9 @@ type Config struct {
 	// CNIConfDir, when set, gets a bridge network made from the pod range.
 	CNIConfDir string
 	CNI        network.CNIOptions
+	// Guard, if set, is called with a pod's addresses before each of its
+	// containers starts; an error puts the start off.
+	Guard GuardFunc
 	// Masked paths and the like: see container.NodeSettings.
 	AppArmor bool
 
@@ -94,8 +102,16 @@ type Config struct {
 	Resizable []AdmitFunc
 	// Plugins handles types of plugins besides storage drivers, by type.
 	Plugins map[string]plugins.Handler
+	// DeadContainers bounds which dead containers stay; nil keeps one of each.
+	DeadContainers *pressure.ContainerLimits
+	// RuntimeCgroup is the runtime's, shown in stats; empty shows none.
+	RuntimeCgroup string
 	// System delays and announces the machine's shutdown; nil is systemd-logind.
 	System shutdown.System
+	// CredentialProviders is the configuration of credential provider plugins, a
+	// file or directory, and CredentialProviderDir where the plugins are; empty
+	// for none.
+	CredentialProviders, CredentialProviderDir string
 	// Parts are further roles that work on the agent's own view (eviction,
 	// garbage collection); they run until the context ends.
 	Parts []func(ctx context.Context, a *Agent) error
@@ -116,6 +132,9 @@ func (c *Config) complete() error {
 	}
 	if c.Journal == nil {
 		c.Journal = journal.Discard
+	}
+	if c.DeadContainers == nil {
+		c.DeadContainers = &pressure.ContainerLimits{PerContainer: 1, Total: -1}
 	}
 	if c.PodLogsDir == "" {
 		c.PodLogsDir = c.Kubelet.PodLogsDir
@@ -164,6 +183,8 @@ type Agent struct {
 	collector   *pressure.Collector
 	shutdown    *shutdown.Manager // nil if graceful shutdown is off
 	devices     *device.Manager
+	assigned    *assign.Manager
+	claims      *dra.Manager
 	sourcesTold atomic.Bool
 	told        chan struct{} // closed when sourcesTold is set
 	pressed     atomic.Pointer[node.Pressure]
@@ -232,7 +253,10 @@ func (a *Agent) parts() []part {
 		{"sources", func(ctx context.Context) error { return source.Run(ctx, a.sourceConfig()) }},
 		{"eviction", func(ctx context.Context) error { return pressure.Run(ctx, a.pressureConfig()) }},
 	}
-	list = append(list, part{"device plugins", a.devices.Run}, part{"pod resources", a.devices.RunPodResources})
+	list = append(list, part{"device plugins", a.devices.Run}, part{"pod resources", a.servePodResources}, part{"resource drivers", a.claims.Run})
+	if pinning(cfg.Kubelet) {
+		list = append(list, part{"processors", a.followResources})
+	}
 	if a.shutdown != nil {
 		list = append(list, part{"graceful shutdown", a.shutdown.Run})
 	}
@@ -341,7 +365,7 @@ func (a *Agent) serveConfig() serve.Config {
 	if s.Stats == nil {
 		s.Stats = a.Stats
 	}
-	s.Checks = append(s.Checks, serve.Check{Name: "runtime", Check: a.Watcher.Healthy})
+	s.Checks = append(s.Checks, serve.Check{Name: "syncloop", Check: a.Watcher.Healthy})
 	return s
 }
 

@@ -22,6 +22,7 @@ import (
 	utilexec "k8s.io/utils/exec"
 	"k8s.io/utils/ptr"
 
+	"github.com/berth-dev/berth/internal/agent/config"
 	"github.com/berth-dev/berth/internal/agent/container"
 	"github.com/berth-dev/berth/internal/agent/image"
 	"github.com/berth-dev/berth/internal/agent/logs"
@@ -53,7 +54,7 @@ func (a *Agent) build(ctx context.Context) error {
 	a.features = &handlers{ask: a.Runtime.Status}
 	a.features.refresh(ctx)
 
-	if err := a.buildStorage(); err != nil {
+	if err := a.buildStorage(ctx); err != nil {
 		return err
 	}
 	a.Volumes = volume.New(volume.Config{
@@ -70,6 +71,9 @@ func (a *Agent) build(ctx context.Context) error {
 		Exec: a.exec, Changed: func(uid types.UID) { a.Pods.Poke(uid) }, Log: cfg.Log, Metrics: cfg.Metrics,
 		Event: func(p *v1.Pod, name, why, message string) { a.event(p, name, v1.EventTypeWarning, why, message) },
 	})
+	if err := a.buildResources(machine); err != nil {
+		return err
+	}
 	a.buildConfigs(ctx, hierarchy, machine)
 	a.Watcher = runtime.NewWatcher(runtime.WatcherConfig{
 		Service: a.Runtime, Notify: func(uid types.UID) { a.Pods.RuntimeChanged(uid) }, Log: cfg.Log, Metrics: cfg.Metrics,
@@ -83,7 +87,7 @@ func (a *Agent) build(ctx context.Context) error {
 		Client: cfg.Client, Service: a.Runtime, Runtime: a.Watcher, RuntimeName: version.GetRuntimeName(),
 		Volumes: a.configs, Images: a.imageSet, Configs: a.configs, Cgroups: cgroupSet{a.Cgroups}, Admitter: newAdmission(a), Resizer: a.configs,
 		Hooks:  probe.Hooks{Exec: a.exec, Event: func(p *v1.Pod, name, why, message string) { a.event(p, name, v1.EventTypeWarning, why, message) }},
-		Probes: a.prober,
+		Probes: a.prober, Devices: a.deviceHealth,
 		Node: func() pod.Node {
 			n := pod.Node{IPs: a.view.ips()}
 			if d := k.CrashLoopBackOff.MaxContainerRestartPeriod; d != nil {
@@ -104,6 +108,9 @@ func (a *Agent) buildCgroups(ctx context.Context, machine *node.Machine) (resour
 	hierarchy, err := resource.FindHierarchy()
 	if err != nil {
 		return hierarchy, err
+	}
+	if k.MemorySwap.SwapBehavior == config.LimitedSwap && hierarchy.Version() == 1 {
+		return hierarchy, fmt.Errorf("memorySwap.swapBehavior %s needs cgroup v2 and this machine has v1: use %s", config.LimitedSwap, config.NoSwap)
 	}
 	driver := resource.Cgroupfs
 	if k.CgroupDriver != "" {
@@ -134,12 +141,12 @@ func (a *Agent) buildCgroups(ctx context.Context, machine *node.Machine) (resour
 	}
 	a.Cgroups, err = resource.New(resource.Config{
 		Driver: driver, Root: k.CgroupRoot, PerQOS: k.CgroupsPerQOS == nil || *k.CgroupsPerQOS,
-		Pod: options, Pods: a.podsLimits(machine), Hierarchy: hierarchy, Units: units, Log: a.Config.Log,
+		Pod: options, Exclusive: func(uid types.UID) bool { return a.assigned.Exclusive(uid) }, Pods: a.podsLimits(machine), Hierarchy: hierarchy, Units: units, Log: a.Config.Log,
 	})
 	if err != nil {
 		return hierarchy, err
 	}
-	return hierarchy, a.Cgroups.EnsureRoot()
+	return hierarchy, a.enforce()
 }
 
 func hugepageSizes(m *node.Machine) (out []string) {
@@ -159,8 +166,12 @@ func (a *Agent) buildImages() error {
 	if k.RegistryPullQPS != nil {
 		qps = float64(*k.RegistryPullQPS)
 	}
+	providers, err := a.credentialProviders()
+	if err != nil {
+		return err
+	}
 	puller, err := image.New(image.Config{
-		Service: a.Images, Secret: a.Volumes.Secret, Event: a.event, MaxParallel: parallel, QPS: qps, Burst: int(k.RegistryBurst),
+		Service: a.Images, Secret: a.Volumes.Secret, Providers: providers, Event: a.event, MaxParallel: parallel, QPS: qps, Burst: int(k.RegistryBurst),
 		Dir: a.Config.RootDir, NodeCredentials: []string{filepath.Join(a.Config.RootDir, "config.json"), "/root/.docker/config.json"},
 		Verification: image.Verification{
 			Policy: image.Policy(k.ImagePullCredentialsVerificationPolicy), Allowlist: k.PreloadedImagesVerificationAllowlist,
@@ -181,8 +192,9 @@ func (a *Agent) buildConfigs(ctx context.Context, hierarchy resource.Hierarchy, 
 	settings := container.NodeSettings{
 		CgroupVersion: hierarchy.Version(), CPUQuota: k.CPUCFSQuota == nil || *k.CPUCFSQuota, SeccompDefault: k.SeccompDefault != nil && *k.SeccompDefault,
 		SingleProcessOOMKill: hierarchy.Version() == 1 || k.SingleProcessOOMKill != nil && *k.SingleProcessOOMKill,
+		NoSwapController:     !a.Cgroups.SwapControlled(),
 		HugepageSizes:        hugepageSizes(machine), AllowedUnsafeSysctls: k.AllowedUnsafeSysctls, AppArmor: cfg.AppArmor,
-		SwapLimited: k.MemorySwap.SwapBehavior == "LimitedSwap", SwapCapacity: machine.SwapBytes,
+		SwapLimited: k.MemorySwap.SwapBehavior == config.LimitedSwap, SwapCapacity: machine.SwapBytes,
 	}
 	if d := k.CPUCFSQuotaPeriod; d != nil {
 		settings.CPUPeriodMicros = d.Duration.Microseconds()
@@ -194,16 +206,20 @@ func (a *Agent) buildConfigs(ctx context.Context, hierarchy resource.Hierarchy, 
 		resolv = *k.ResolverConfig
 	}
 	a.configs = &configs{
-		nodeName: cfg.NodeName, client: cfg.Client, node: a.view, volumes: a.Volumes, users: a.users, cgroups: a.Cgroups, images: a.imageSet.image,
+		nodeName: cfg.NodeName, client: cfg.Client, node: a.view, volumes: a.Volumes, users: a.users, cgroups: a.Cgroups, guard: cfg.Guard, images: a.imageSet.image,
 		imageVolume: a.imageSet.volumeRef, features: a.features.of, settings: settings, memory: machine.MemoryBytes,
 		clusterDNS: k.ClusterDNS, clusterDomain: k.ClusterDomain, resolvConf: resolv, rootDir: cfg.RootDir, logsDir: cfg.PodLogsDir,
-		warn:   func(p *v1.Pod, w network.Warning) { a.event(p, "", v1.EventTypeWarning, w.Reason, w.Message) },
+		warn: func(p *v1.Pod, w network.Warning) { a.event(p, "", v1.EventTypeWarning, w.Reason, w.Message) },
+		reject: func(p *v1.Pod, why, message string) {
+			a.event(p, "", v1.EventTypeWarning, why, message)
+			a.Pods.Kill(p.UID, pod.Kill{Phase: v1.PodFailed, Reason: why, Message: message})
+		},
 		update: a.Runtime.UpdateContainerResources, updateSandbox: a.updateSandbox,
 		memoryUsed: func(p *v1.Pod) (int64, error) {
 			used, _, err := a.Stats.Memory(a.Cgroups.PodPath(p))
 			return int64(used), err
 		},
-		mounted: map[types.UID]map[string]volume.Mounted{},
+		mounted: map[types.UID]map[string]volume.Mounted{}, devices: a.devices, assigned: a.assigned, claims: a.claims,
 	}
 	a.services(ctx, a.configs)
 }
@@ -332,6 +348,9 @@ func nodeDefaults(s *node.Settings, k *kubeletv1beta1.KubeletConfiguration) erro
 			return err
 		}
 	}
+	if err := s.Reserved.NameCPUs(k.ReservedSystemCPUs); err != nil {
+		return err
+	}
 	if s.Reserved.EvictionHard == nil {
 		s.Reserved.EvictionHard, err = node.EvictionReservation(k.EvictionHard)
 	}
@@ -389,7 +408,7 @@ func (a *Agent) clearOrphans(ctx context.Context) error {
 	case <-a.told:
 	}
 	for pause := time.Second; ; pause = min(2*pause, 5*time.Minute) {
-		err := errors.Join(a.Volumes.Orphans(ctx, a.Pods.Has), a.Cgroups.Orphans(ctx, a.Pods.Has))
+		err := errors.Join(a.claims.Orphans(ctx, a.Pods.Has), a.Volumes.Orphans(ctx, a.Pods.Has), a.Cgroups.Orphans(ctx, a.Pods.Has))
 		if err == nil || ctx.Err() != nil {
 			return nil
 		}

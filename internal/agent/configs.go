@@ -21,9 +21,11 @@ import (
 
 	"github.com/berth-dev/berth/internal/agent/container"
 	"github.com/berth-dev/berth/internal/agent/device"
+	"github.com/berth-dev/berth/internal/agent/dra"
 	"github.com/berth-dev/berth/internal/agent/network"
 	"github.com/berth-dev/berth/internal/agent/pod"
 	"github.com/berth-dev/berth/internal/agent/resource"
+	"github.com/berth-dev/berth/internal/agent/resource/assign"
 	"github.com/berth-dev/berth/internal/agent/userns"
 	"github.com/berth-dev/berth/internal/agent/volume"
 )
@@ -39,6 +41,7 @@ type configs struct {
 	cgroups        *resource.Cgroups
 	services       corelisters.ServiceLister
 	servicesSynced func(ctx context.Context) error
+	guard          GuardFunc // may be nil
 	images         func(pod types.UID, container string) (container.Image, bool)
 	imageVolume    func(pod types.UID, volume string) string
 	features       func(handler string) container.RuntimeFeatures
@@ -54,11 +57,15 @@ type configs struct {
 	updateSandbox func(ctx context.Context, uid types.UID, cfg *runtimeapi.LinuxPodSandboxConfig)
 	memoryUsed    func(p *v1.Pod) (int64, error)
 	warn          func(pod *v1.Pod, w network.Warning)
+	// reject fails a pod that can never run here.
+	reject func(pod *v1.Pod, why, message string)
 
 	mu      sync.Mutex
 	mounted map[types.UID]map[string]volume.Mounted
 
-	devices *device.Manager // set before anything runs
+	devices  *device.Manager
+	assigned *assign.Manager
+	claims   *dra.Manager
 }
 
 // Mount, Unmount and Update make configs the pods' volumes: it remembers what
@@ -67,6 +74,9 @@ type configs struct {
 // Mount mounts all volumes of a pod.
 func (c *configs) Mount(ctx context.Context, p *v1.Pod) error {
 	m, err := c.volumes.Mount(ctx, p)
+	if errors.Is(err, volume.ErrAttachLimit) {
+		c.reject(p, "VolumeAttachmentLimitExceeded", err.Error())
+	}
 	if err != nil {
 		return err
 	}
@@ -78,6 +88,9 @@ func (c *configs) Mount(ctx context.Context, p *v1.Pod) error {
 
 // Unmount unmounts all volumes of a pod.
 func (c *configs) Unmount(ctx context.Context, uid types.UID) error {
+	if err := c.claims.Unprepare(ctx, uid); err != nil {
+		return fmt.Errorf("giving back resource claims: %w", err)
+	}
 	if err := c.volumes.Unmount(ctx, uid); err != nil {
 		return err
 	}
@@ -128,6 +141,9 @@ func (c *configs) input(p *v1.Pod) (container.Input, error) {
 // Sandbox makes a sandbox configuration and finds the runtime handler that the
 // pod's RuntimeClass names.
 func (c *configs) Sandbox(ctx context.Context, p *v1.Pod, attempt uint32) (*runtimeapi.PodSandboxConfig, string, error) {
+	if err := c.claims.Prepare(ctx, p); err != nil {
+		return nil, "", &pod.Error{Reason: "FailedPrepareDynamicResources", Message: "Failed to prepare dynamic resources: " + err.Error(), Cause: err}
+	}
 	handler, err := c.handler(ctx, p)
 	if err != nil {
 		return nil, "", err
@@ -168,6 +184,11 @@ func (c *configs) Container(ctx context.Context, s pod.StartInput) (*runtimeapi.
 	in, err := c.input(s.Pod)
 	if err != nil {
 		return nil, nil, err
+	}
+	if c.guard != nil {
+		if err := c.guard(ctx, s.Pod, s.PodIPs); err != nil {
+			return nil, nil, err
+		}
 	}
 	if !pod.IsStatic(s.Pod) && c.servicesSynced != nil {
 		if err := c.servicesSynced(ctx); err != nil {
@@ -229,15 +250,28 @@ func (c *configs) Container(ctx context.Context, s pod.StartInput) (*runtimeapi.
 // grantDevices adds what device plugins gave the container, and tells them that
 // it is about to start.
 func (c *configs) grantDevices(ctx context.Context, in *container.Input, s pod.StartInput) error {
-	if c.devices == nil {
-		return nil
-	}
 	grant, err := c.devices.Grant(s.Pod.UID, s.Container.Name)
 	if err != nil {
 		return err
 	}
+	// Prepared before the sandbox, but maybe by an agent that has ended.
+	if err := c.claims.Prepare(ctx, s.Pod); err != nil {
+		return err
+	}
+	claimed, err := c.claims.Devices(s.Pod, s.Container)
+	if err != nil {
+		return err
+	}
+	grant.CDI = append(grant.CDI, claimed...)
 	in.Devices = map[string]container.DeviceGrant{s.Container.Name: grant}
+	in.CPUSet = map[string]container.CPUSet{s.Container.Name: c.place(s.Pod.UID, s.Container.Name)}
 	return c.devices.PreStart(ctx, s.Pod.UID, s.Container.Name)
+}
+
+// place is where a container runs.
+func (c *configs) place(pod types.UID, name string) container.CPUSet {
+	p := c.assigned.Of(pod, name)
+	return container.CPUSet{CPUs: p.CPUs, Mems: p.Mems, Exclusive: p.Exclusive}
 }
 
 // mountsOf are a pod's volumes with what their images resolved to.
@@ -354,6 +388,7 @@ func (c *configs) Resize(ctx context.Context, p *v1.Pod, running map[string]stri
 			if !ok {
 				continue
 			}
+			in.CPUSet = map[string]container.CPUSet{list[i].Name: c.place(p.UID, list[i].Name)}
 			res := container.Resources(in, &list[i])
 			if err := c.update(ctx, id, &runtimeapi.ContainerResources{Linux: res}); err != nil {
 				return fmt.Errorf("resizing container %q: %w", list[i].Name, err)

@@ -7,11 +7,14 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/berth-dev/berth/internal/agent/container"
 	"github.com/berth-dev/berth/internal/agent/image"
 	"github.com/berth-dev/berth/internal/agent/pod"
+	"github.com/berth-dev/berth/internal/agent/volume"
 )
 
 // backOffShownAfter is when a failed pull turns into a back-off in the status:
@@ -96,4 +99,40 @@ func (s *imageSet) forget(uid types.UID) {
 	defer s.mu.Unlock()
 	delete(s.found, uid)
 	delete(s.volumes, uid)
+}
+
+// accounts gives credential provider plugins the pods' service accounts.
+type accounts struct {
+	client  kubernetes.Interface
+	volumes *volume.Manager
+}
+
+// Account reads a service account.
+func (a accounts) Account(ctx context.Context, namespace, name string) (image.Account, error) {
+	sa, err := a.client.CoreV1().ServiceAccounts(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return image.Account{}, err
+	}
+	return image.Account{UID: sa.UID, Annotations: sa.Annotations}, nil
+}
+
+// Token is a token of the pod's service account.
+func (a accounts) Token(ctx context.Context, p *v1.Pod, audience string) (string, error) {
+	return a.volumes.Token(ctx, p, audience)
+}
+
+// credentialProviders are the plugins that the flags name, nil for none.
+func (a *Agent) credentialProviders() (*image.Providers, error) {
+	cfg := &a.Config
+	switch {
+	case cfg.CredentialProviders == "" && cfg.CredentialProviderDir == "":
+		return nil, nil
+	case cfg.CredentialProviders == "" || cfg.CredentialProviderDir == "":
+		return nil, errors.New("reading credential providers: --image-credential-provider-config and --image-credential-provider-bin-dir belong together")
+	}
+	var who image.Accounts
+	if cfg.Client != nil {
+		who = accounts{client: cfg.Client, volumes: a.Volumes}
+	}
+	return image.LoadProviders(cfg.CredentialProviders, cfg.CredentialProviderDir, who, nil)
 }

@@ -8,22 +8,28 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/berth-dev/berth/internal/agent/device"
 	"github.com/berth-dev/berth/internal/agent/plugins"
+	"github.com/berth-dev/berth/internal/agent/stats"
 	"github.com/berth-dev/berth/internal/agent/userns"
 	"github.com/berth-dev/berth/internal/agent/volume"
 )
 
 // buildStorage makes what volumes of drivers and user namespaces need.
-func (a *Agent) buildStorage() error {
+func (a *Agent) buildStorage(ctx context.Context) error {
 	cfg := &a.Config
 	a.Drivers = volume.NewDrivers(cfg.Client, cfg.NodeName, cfg.Log)
 	var perPod uint64
 	if u := cfg.Kubelet.UserNamespaces; u != nil && u.IDsPerPod != nil {
 		perPod = uint64(*u.IDsPerPod)
 	}
-	var err error
-	if a.users, err = userns.Open(userns.Config{RootDir: cfg.RootDir, PerPod: perPod}); err != nil {
+	first, count, err := userns.Subordinate(ctx)
+	if err != nil {
+		return fmt.Errorf("finding user namespaces: %w", err)
+	}
+	if a.users, err = userns.Open(userns.Config{RootDir: cfg.RootDir, PerPod: perPod, First: first, Count: count, Pods: int(cfg.Node.Limits.MaxPods)}); err != nil {
 		return fmt.Errorf("finding user namespaces: %w", err)
 	}
 	if cfg.Client != nil {
@@ -39,7 +45,7 @@ func (a *Agent) buildStorage() error {
 // runPlugins registers the plugins of this node until ctx ends. Types beyond
 // storage come from the configuration.
 func (a *Agent) runPlugins(ctx context.Context) error {
-	handlers := map[string]plugins.Handler{plugins.CSIPlugin: a.Drivers}
+	handlers := map[string]plugins.Handler{plugins.CSIPlugin: a.Drivers, plugins.DevicePlugin: device.Watched{Manager: a.devices}, plugins.DRAPlugin: a.claims}
 	for kind, h := range a.Config.Plugins {
 		handlers[kind] = h
 	}
@@ -69,4 +75,45 @@ func (a *Agent) announceStorage(ctx context.Context) error {
 			return nil
 		}
 	}
+}
+
+// measurable lists the volumes of a pod whose size says something: emptyDirs,
+// claims, and those of drivers.
+func (a *Agent) measurable(uid types.UID) []stats.Volume {
+	p, ok := a.Pods.Get(uid)
+	if !ok {
+		return nil
+	}
+	mounted := a.configs.mountsOf(uid)
+	var list []stats.Volume
+	for i := range p.Spec.Volumes {
+		v := &p.Spec.Volumes[i]
+		m, ok := mounted[v.Name]
+		if !ok || m.HostPath == "" {
+			continue
+		}
+		out := stats.Volume{Name: v.Name, Path: m.HostPath}
+		switch {
+		case v.EmptyDir != nil:
+			out.Shared = v.EmptyDir.Medium == v1.StorageMediumDefault
+		case v.PersistentVolumeClaim != nil:
+			out.Claim = v.PersistentVolumeClaim.ClaimName
+		case v.Ephemeral != nil:
+			out.Claim = p.Name + "-" + v.Name
+		case v.CSI == nil:
+			continue
+		}
+		ask, driven := a.Volumes.Measure(uid, v.Name)
+		switch {
+		case ask != nil:
+			out.Measure = func(ctx context.Context) (stats.VolumeSize, error) {
+				size, err := ask(ctx)
+				return stats.VolumeSize(size), err
+			}
+		case driven || m.Block:
+			continue // nobody knows
+		}
+		list = append(list, out)
+	}
+	return list
 }

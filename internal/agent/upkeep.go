@@ -4,19 +4,15 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
-	"slices"
 	"sync/atomic"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/berth-dev/berth/internal/agent/device"
 	"github.com/berth-dev/berth/internal/agent/node"
 	"github.com/berth-dev/berth/internal/agent/pod"
 	"github.com/berth-dev/berth/internal/agent/pressure"
-	"github.com/berth-dev/berth/internal/agent/resource"
 	"github.com/berth-dev/berth/internal/agent/shutdown"
 	"github.com/berth-dev/berth/internal/agent/stats"
 )
@@ -33,26 +29,30 @@ func (a *Agent) buildUpkeep(ctx context.Context) error {
 		Reader: stats.NewReader(mounts), Runtime: a.Runtime, Images: a.Images, Volumes: a.measurable,
 		RootDir: cfg.RootDir, LogsDir: cfg.PodLogsDir, DiskAge: k.VolumeStatsAggPeriod.Duration,
 	}
-	if k.KubeletCgroups != "" {
-		measure.SystemCgroups = map[string]string{"kubelet": k.KubeletCgroups}
+	measure.SystemCgroups = map[string]string{}
+	for name, path := range map[string]string{"kubelet": k.KubeletCgroups, "runtime": cfg.RuntimeCgroup} {
+		if path != "" {
+			measure.SystemCgroups[name] = path
+		}
 	}
 	if a.Stats, err = stats.New(measure); err != nil {
 		return err
+	}
+	if cfg.Metrics != nil {
+		if err := cfg.Metrics.Register(a.Stats.VolumeMetrics()); err != nil {
+			return fmt.Errorf("registering the metrics of volumes: %w", err)
+		}
 	}
 	a.collector, err = pressure.NewCollector(ctx, pressure.CollectorConfig{
 		Log: cfg.Log, NodeName: cfg.NodeName, Runtime: a.Runtime, Images: a.Images, Events: a.Events, Pods: a.Pods.List, SourcesReady: a.sourcesTold.Load,
 		RootDir: cfg.RootDir, LogsDir: cfg.PodLogsDir, LinkDir: cfg.LogLinkDir, HighPercent: value(k.ImageGCHighThresholdPercent, 85), LowPercent: value(k.ImageGCLowThresholdPercent, 80),
 		ImageLimits:     pressure.ImageLimits{MinimumAge: k.ImageMinimumGCAge.Duration, MaximumAge: k.ImageMaximumGCAge.Duration},
-		ContainerLimits: pressure.ContainerLimits{PerContainer: 1, Total: -1},
+		ContainerLimits: *cfg.DeadContainers,
 		Journal:         cfg.Journal, Metrics: cfg.Metrics,
 	})
 	if err != nil {
 		return err
 	}
-	if a.devices, err = device.New(device.Config{Log: cfg.Log, RootDir: cfg.RootDir, Offer: a.Board.SetDevices, Pods: a.Pods.List}); err != nil {
-		return err
-	}
-	a.configs.devices = a.devices
 	system := cfg.System
 	if system == nil {
 		system = &shutdown.Logind{}
@@ -70,12 +70,6 @@ func (a *Agent) endForShutdown(p *v1.Pod, grace time.Duration) <-chan struct{} {
 	return a.Pods.Kill(p.UID, pod.Kill{Grace: &seconds, Phase: v1.PodFailed, Reason: shutdown.Reason, Message: shutdown.Message, Condition: disrupted(shutdown.Message)})
 }
 
-// allocateDevices gives a pod the devices it asks for. What a pod that is
-// refused after all holds is free again when the next one asks.
-func (a *Agent) allocateDevices(p *v1.Pod) (reason, message string, ok bool) {
-	return a.devices.Admit(p)
-}
-
 // goingDown refuses new pods while the machine goes down.
 func (a *Agent) goingDown(p *v1.Pod) (reason, message string, ok bool) {
 	if a.shutdown == nil {
@@ -88,51 +82,11 @@ func disrupted(message string) *v1.PodCondition {
 	return &v1.PodCondition{Type: v1.DisruptionTarget, Status: v1.ConditionTrue, Reason: v1.PodReasonTerminationByKubelet, Message: message, LastTransitionTime: metav1.Now()}
 }
 
-// podsLimits bounds all pods together by what the machine has less what is
-// reserved for the system: node allocatable enforcement. Eviction thresholds
-// are not taken off; they are for acting before this limit strikes.
-func (a *Agent) podsLimits(machine *node.Machine) resource.Limits {
-	if !slices.Contains(a.Config.Kubelet.EnforceNodeAllocatable, "pods") {
-		return resource.Limits{}
-	}
-	reserved := a.Config.Node.Reserved
-	reserved.EvictionHard = nil
-	left := node.Allocatable(node.Capacity(machine, nil, a.Config.Node.Limits, nil), reserved, nil)
-	return resource.Limits{CPUShares: resource.CPUShares(left.Cpu().MilliValue()), MemoryLimit: left.Memory().Value()}
-}
-
 func value(pointer *int32, otherwise int32) int32 {
 	if pointer == nil {
 		return otherwise
 	}
 	return *pointer
-}
-
-// measurable lists the volumes of a pod whose size says something: emptyDirs
-// on the agent's disk, and claims.
-func (a *Agent) measurable(uid types.UID) []stats.Volume {
-	p, ok := a.Pods.Get(uid)
-	if !ok {
-		return nil
-	}
-	mounted := a.configs.mountsOf(uid)
-	var list []stats.Volume
-	for i := range p.Spec.Volumes {
-		v := &p.Spec.Volumes[i]
-		m, ok := mounted[v.Name]
-		if !ok || m.HostPath == "" {
-			continue
-		}
-		switch {
-		case v.EmptyDir != nil:
-			list = append(list, stats.Volume{Name: v.Name, Path: m.HostPath, Shared: v.EmptyDir.Medium == v1.StorageMediumDefault})
-		case v.PersistentVolumeClaim != nil:
-			list = append(list, stats.Volume{Name: v.Name, Path: m.HostPath, Claim: v.PersistentVolumeClaim.ClaimName})
-		case v.Ephemeral != nil:
-			list = append(list, stats.Volume{Name: v.Name, Path: m.HostPath, Claim: p.Name + "-" + v.Name})
-		}
-	}
-	return list
 }
 
 func (a *Agent) pressureConfig() pressure.Config {

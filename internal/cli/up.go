@@ -16,82 +16,150 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
 	"github.com/berth-dev/berth/internal/cluster"
 	"github.com/berth-dev/berth/internal/cluster/host"
+	"github.com/berth-dev/berth/internal/nodes/health"
 )
 
 // progressFD is where a detached berth writes its progress.
 const progressFD = 3
 
 func upCommand() *cobra.Command {
-	var (
-		cfg       cluster.Config
-		portsFrom int
-		detach    bool
-		child     bool
-	)
-	cmd := &cobra.Command{
+	return startCommand(&cobra.Command{
 		Use:   "up",
 		Short: "start a whole cluster on this machine",
 		Long: "Starts API server, controllers, scheduler, node agent, service proxy and a container runtime.\n" +
 			"Without --detach it runs in the foreground until interrupted; containers go on running and the next up finds them.",
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if portsFrom != 0 {
-				cfg.Ports = cluster.PortsFrom(portsFrom)
-			}
-			if err := cfg.Complete(); err != nil {
-				return err
-			}
-			if pid := cluster.Running(cfg.DataDir); pid != 0 {
-				if detach {
-					return alreadyUp(cmd.Context(), cfg.DataDir, pid)
-				}
-				return &cluster.ErrRunning{DataDir: cfg.DataDir, PID: pid}
-			}
-			if detach {
-				// What is known to fail fails here, before anything is written.
-				if err := cfg.Check(); err != nil {
-					return err
-				}
-				return detached(cmd.Context(), &cfg)
-			}
-			return foreground(cmd.Context(), &cfg, child)
-		},
+	}, cluster.RoleWhole)
+}
+
+func serverCommand() *cobra.Command {
+	return startCommand(&cobra.Command{
+		Use:   "server",
+		Short: "start a control plane alone; machines join it with `berth join`",
+		Long: "Starts API server, controllers and scheduler, on the embedded store or on an external etcd (--etcd-servers).\n" +
+			"`berth token create` prints the line that lets another machine join.",
+		Args: cobra.NoArgs,
+	}, cluster.RoleServer)
+}
+
+func joinCommand() *cobra.Command {
+	return startCommand(&cobra.Command{
+		Use:   "join [https://SERVER:6443]",
+		Short: "make this machine a node of a cluster",
+		Long: "Starts node agent, service proxy and a container runtime, and joins the cluster of SERVER with a bootstrap token.\n" +
+			"Later starts need neither server nor token. `berth down` stops the node, `berth down --purge` also removes what it wrote.",
+		Args: cobra.MaximumNArgs(1),
+	}, cluster.RoleNode)
+}
+
+// startCommand gives cmd the flags of a role and the way to start it.
+func startCommand(cmd *cobra.Command, role cluster.Role) *cobra.Command {
+	cfg := cluster.Config{Settings: cluster.Settings{Role: role}}
+	var start starter
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			cfg.ServerURL = args[0]
+		}
+		return start.run(cmd.Context(), &cfg)
 	}
 	f := cmd.Flags()
 	dataDirFlag(cmd, &cfg.DataDir)
-	f.BoolVar(&detach, "detach", false, "return once the node is Ready; the cluster goes on in the background")
-	f.StringVar(&cfg.NodeName, "node-name", "", "this node's name (default: the host name)")
-	f.StringVar(&cfg.NodeIP, "node-ip", "", "this node's address (default: that of the default route)")
-	f.StringVar(&cfg.ClusterCIDR, "cluster-cidr", "", "range of pod addresses (default 10.244.0.0/16)")
-	f.StringVar(&cfg.ServiceCIDR, "service-cidr", "", "range of service addresses (default 10.96.0.0/16)")
-	f.StringVar(&cfg.ClusterDomain, "cluster-domain", "", "DNS domain of the cluster (default cluster.local)")
-	f.IntVar(&portsFrom, "ports-from", 0, "use consecutive ports from this one on, instead of the usual ones")
-	f.IntVar(&cfg.Ports.API, "api-port", 0, "port of the API server (default 6443)")
-	f.IntVar(&cfg.Ports.Agent, "agent-port", 0, "port of the node agent (default 10250)")
-	f.IntVar(&cfg.Ports.AgentHealthz, "agent-healthz-port", 0, "port of the agent's health check on loopback (default 10248)")
-	f.IntVar(&cfg.Ports.ProxyHealthz, "proxy-healthz-port", 0, "port of the proxy's health check (default 10256)")
-	f.IntVar(&cfg.Ports.ProxyMetrics, "proxy-metrics-port", 0, "port of the proxy's metrics on loopback (default 10249)")
+	f.BoolVar(&start.detach, "detach", false, "return once it is ready; it goes on in the background")
+	f.IntVar(&start.portsFrom, "ports-from", 0, "use consecutive ports from this one on, instead of the usual ones")
+	f.StringVar(&cfg.NodeName, "node-name", "", "this machine's name (default: the host name)")
+	f.StringVar(&cfg.NodeIP, "node-ip", "", "this machine's address (default: that of the default route)")
+	f.IntVar(&cfg.Ports.DNS, "dns-port", 0, "port of cluster DNS on this machine's address, UDP and TCP (default 10053)")
 	f.IntVar(&cfg.Ports.Metrics, "metrics-port", 0, "port of the controllers' metrics on loopback (default 10257)")
-	f.IntVar(&cfg.Ports.DNS, "dns-port", 0, "port of cluster DNS on the node's address, UDP and TCP (default 10053)")
-	f.StringVar(&cfg.BundleDir, "bundle-dir", "", "directory of the runtime bundle (default: that of this program)")
-	f.StringVar(&cfg.ImagesDir, "images-dir", "", "directory of OCI archives to import (default: images in the bundle)")
-	f.StringVar(&cfg.RuntimeEndpoint, "container-runtime-endpoint", "", "CRI socket of a runtime that is already there, instead of the bundled one")
-	f.StringSliceVar(&cfg.EtcdServers, "etcd-servers", nil, "URLs of an external etcd cluster, instead of the embedded store")
-	f.StringVar(&cfg.EtcdCAFile, "etcd-cafile", "", "authority of the external etcd")
-	f.StringVar(&cfg.EtcdCertFile, "etcd-certfile", "", "client certificate for the external etcd")
-	f.StringVar(&cfg.EtcdKeyFile, "etcd-keyfile", "", "client key for the external etcd")
 	f.StringVar(&cfg.LogFormat, "log-format", "text", "format of the log files: text or json")
 	f.StringVar(&cfg.LogLevel, "log-level", "info", "least level that is logged: debug, info, warn or error")
-	f.BoolVar(&child, "progress-fd", false, "write progress as JSON to file descriptor 3")
+	if role != cluster.RoleNode {
+		controlFlags(f, &cfg)
+	} else {
+		joinFlags(f, &cfg)
+	}
+	if role != cluster.RoleServer {
+		nodeFlags(f, &cfg)
+	}
+	f.BoolVar(&start.child, "progress-fd", false, "write progress as JSON to file descriptor 3")
 	if err := f.MarkHidden("progress-fd"); err != nil {
 		panic(err)
 	}
 	return cmd
+}
+
+func controlFlags(f *pflag.FlagSet, cfg *cluster.Config) {
+	f.StringVar(&cfg.ClusterCIDR, "cluster-cidr", "", "range of pod addresses (default 10.244.0.0/16)")
+	f.StringVar(&cfg.ServiceCIDR, "service-cidr", "", "range of service addresses (default 10.96.0.0/16)")
+	f.StringVar(&cfg.ClusterDomain, "cluster-domain", "", "DNS domain of the cluster (default cluster.local)")
+	f.StringVar((*string)(&cfg.Network), "network", "", "way of pods' packets to other nodes: auto (routes, VXLAN beyond a router), routes, vxlan, or none to leave it to a CNI of your own (default auto)")
+	f.StringSliceVar(&cfg.ServerNames, "tls-san", nil, "further names and addresses in the API server's certificate")
+	f.IntVar(&cfg.Ports.API, "api-port", 0, "port of the API server (default 6443)")
+	f.StringSliceVar(&cfg.EtcdServers, "etcd-servers", nil, "URLs of an external etcd cluster, instead of the embedded store")
+	f.StringVar(&cfg.EtcdCAFile, "etcd-cafile", "", "authority of the external etcd")
+	f.StringVar(&cfg.EtcdCertFile, "etcd-certfile", "", "client certificate for the external etcd")
+	f.StringVar(&cfg.EtcdKeyFile, "etcd-keyfile", "", "client key for the external etcd")
+	cfg.NodeHealth = health.Defaults()
+	h := &cfg.NodeHealth
+	f.DurationVar(&h.Grace, "node-monitor-grace-period", h.Grace, "how long a node may be silent before it counts as lost")
+	f.DurationVar(&h.StartupGrace, "node-startup-grace-period", h.StartupGrace, "the same for a node that never reported")
+	f.Float64Var(&h.EvictionRate, "node-eviction-rate", h.EvictionRate, "lost nodes per second and zone whose pods are evicted")
+	f.Float64Var(&h.SecondaryEvictionRate, "secondary-node-eviction-rate", h.SecondaryEvictionRate, "the same in a zone that lost many")
+	f.Float64Var(&h.UnhealthyThreshold, "unhealthy-zone-threshold", h.UnhealthyThreshold, "share of lost nodes from which a zone has lost many")
+	f.IntVar(&h.LargeZone, "large-cluster-size-threshold", h.LargeZone, "zones of at most so many nodes stop evicting when they lost many")
+}
+
+func nodeFlags(f *pflag.FlagSet, cfg *cluster.Config) {
+	f.StringVar(&cfg.AgentConfig, "agent-config", "", "file with a KubeletConfiguration; what the cluster itself sets (ports, paths, DNS, authority, cgroups) wins over it")
+	f.IntVar(&cfg.Ports.Agent, "agent-port", 0, "port of the node agent (default 10250)")
+	f.IntVar(&cfg.Ports.AgentHealthz, "agent-healthz-port", 0, "port of the agent's health check on loopback (default 10248)")
+	f.IntVar(&cfg.Ports.ProxyHealthz, "proxy-healthz-port", 0, "port of the proxy's health check (default 10256)")
+	f.IntVar(&cfg.Ports.ProxyMetrics, "proxy-metrics-port", 0, "port of the proxy's metrics on loopback (default 10249)")
+	f.BoolVar(&cfg.NetworkPolicy, "network-policy", true, "enforce NetworkPolicy on this node's pods")
+	f.StringVar(&cfg.BundleDir, "bundle-dir", "", "directory of the runtime bundle (default: that of this program)")
+	f.StringVar(&cfg.ImagesDir, "images-dir", "", "directory of OCI archives to import (default: images in the bundle)")
+	f.StringVar(&cfg.RuntimeEndpoint, "container-runtime-endpoint", "", "CRI socket of a runtime that is already there, instead of the bundled one")
+}
+
+func joinFlags(f *pflag.FlagSet, cfg *cluster.Config) {
+	f.StringVar(&cfg.Join.Token, "token", "", "bootstrap token, for the first start")
+	f.StringVar(&cfg.Join.AuthorityHash, "ca-hash", "", "hash of the cluster's authority (sha256:...)")
+	f.StringVar(&cfg.Join.AuthorityFile, "ca-file", "", "the cluster's authority, instead of its hash")
+}
+
+// starter is how a role is started.
+type starter struct {
+	portsFrom int
+	detach    bool
+	child     bool
+}
+
+func (s starter) run(ctx context.Context, cfg *cluster.Config) error {
+	if s.portsFrom != 0 {
+		cfg.Ports = cluster.PortsFrom(s.portsFrom)
+	}
+	if err := cfg.Complete(); err != nil {
+		return err
+	}
+	if pid := cluster.Running(cfg.DataDir); pid != 0 {
+		if s.detach {
+			return alreadyUp(ctx, cfg.DataDir, pid)
+		}
+		return &cluster.ErrRunning{DataDir: cfg.DataDir, PID: pid}
+	}
+	if s.detach {
+		// What is known to fail fails here, before anything is written.
+		if err := cfg.Check(); err != nil {
+			return err
+		}
+		return detached(ctx, cfg)
+	}
+	return foreground(ctx, cfg, s.child)
 }
 
 func dataDirFlag(cmd *cobra.Command, into *string) {
@@ -151,7 +219,7 @@ func detached(ctx context.Context, cfg *cluster.Config) error {
 	if err != nil {
 		return fmt.Errorf("finding this program: %w", err)
 	}
-	args := append([]string{"up", "--progress-fd"}, slices.DeleteFunc(slices.Clone(os.Args[2:]), func(a string) bool {
+	args := append([]string{cfg.Role.Command(), "--progress-fd"}, slices.DeleteFunc(slices.Clone(os.Args[2:]), func(a string) bool {
 		return a == "--detach" || strings.HasPrefix(a, "--detach=")
 	})...)
 	r, w, err := os.Pipe()
@@ -227,6 +295,10 @@ func ended(ctx context.Context, cfg *cluster.Config, w io.Writer) {
 		exe = "berth"
 	}
 	fmt.Fprintln(w)
+	if cfg.Role == cluster.RoleNode {
+		fmt.Fprintf(w, "node %s joined %s\n", cfg.NodeName, cfg.ServerURL)
+		return
+	}
 	cmd := exec.CommandContext(ctx, exe, "kubectl", "--kubeconfig", cfg.Path("admin.kubeconfig"), "get", "nodes", "-o", "wide")
 	cmd.Stdout, cmd.Stderr = w, w
 	if err := cmd.Run(); err != nil && !errors.Is(err, context.Canceled) {
@@ -239,6 +311,10 @@ func ended(ctx context.Context, cfg *cluster.Config, w io.Writer) {
 	env := ""
 	if cfg.DataDir != host.DefaultDataDir {
 		env = "BERTH_DATA_DIR=" + cfg.DataDir + " "
+	}
+	if cfg.Role == cluster.RoleServer {
+		fmt.Fprintf(w, "\nnext: %s%s token create   # prints the line that lets a machine join\n", env, call)
+		return
 	}
 	fmt.Fprintf(w, "\nnext: %s%s kubectl apply -f examples/hello.yaml\n", env, call)
 }

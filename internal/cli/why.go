@@ -3,6 +3,7 @@ package cli
 import (
 	"encoding/json"
 	"fmt"
+	"net/url"
 	"os"
 	"strings"
 
@@ -19,7 +20,7 @@ var kinds = map[string]string{
 }
 
 func whyCommand() *cobra.Command {
-	var dataDir, namespace, output string
+	var dataDir, namespace, output, socket string
 	cmd := &cobra.Command{
 		Use:   "why KIND [NAMESPACE/]NAME",
 		Short: "tell what was decided about an object, and because of what",
@@ -39,6 +40,9 @@ func whyCommand() *cobra.Command {
 			if kind != "Node" {
 				ref.Namespace = namespace
 			}
+			if kind == "Service" {
+				return whyService(cmd, dataDir, socket, output, ref)
+			}
 			records, err := cluster.Why(cmd.Context(), dataDir, ref)
 			if err != nil {
 				return err
@@ -55,6 +59,30 @@ func whyCommand() *cobra.Command {
 	}
 	dataDirFlag(cmd, &dataDir)
 	cmd.Flags().StringVarP(&namespace, "namespace", "n", "default", "namespace of the object")
+	cmd.Flags().StringVar(&socket, "socket", "", "for services: socket of a `berth proxy` outside a cluster of ours")
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
 	return cmd
+}
+
+// whyService tells what the proxy programs for a Service, and then what the
+// journal of the cluster holds, if there is one.
+func whyService(cmd *cobra.Command, dataDir, socket, output string, ref journal.Ref) error {
+	q := url.Values{"namespace": {ref.Namespace}, "name": {ref.Name}}
+	lines, err := askProxy(cmd.Context(), proxySocket(dataDir, socket), "/proxy/service?"+q.Encode())
+	if err != nil {
+		return err
+	}
+	var records []journal.Record
+	if cluster.Running(dataDir) != 0 && socket == "" {
+		if records, err = cluster.Why(cmd.Context(), dataDir, ref); err != nil {
+			return err
+		}
+	}
+	if output == "json" {
+		return json.NewEncoder(cmd.OutOrStdout()).Encode(map[string]any{"proxy": lines, "journal": records})
+	}
+	if err := printLines(cmd.OutOrStdout(), output, lines); err != nil {
+		return err
+	}
+	return journal.Story(cmd.OutOrStdout(), records)
 }

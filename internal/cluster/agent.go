@@ -1,7 +1,9 @@
 package cluster
 
 import (
+	"context"
 	"crypto/tls"
+	_ "embed" // machine.yaml
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -11,19 +13,77 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
-	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 	"k8s.io/utils/ptr"
 
 	"github.com/berth-dev/berth/internal/agent"
 	"github.com/berth-dev/berth/internal/agent/config"
-	"github.com/berth-dev/berth/internal/agent/network"
+	"github.com/berth-dev/berth/internal/agent/launch"
 	"github.com/berth-dev/berth/internal/agent/node"
 	"github.com/berth-dev/berth/internal/agent/serve"
 )
 
+//go:embed machine.yaml
+var machineYAML []byte
+
 // KubernetesVersion is the API version the parts speak; it follows the
 // k8s.io modules.
 const KubernetesVersion = "v1.37.2+berth"
+
+// agentPart is the node agent as a part: with certificates of this machine's
+// own authority, or as any agent that joined a cluster.
+func (u *up) agentPart(log *slog.Logger) (func(context.Context) error, error) {
+	if u.Role.control() {
+		cfg, err := u.agentConfig(log)
+		return func(ctx context.Context) error { return agent.Run(ctx, cfg) }, err
+	}
+	effective, err := u.kubelet()
+	if err != nil {
+		return nil, err
+	}
+	if err := u.agentDirs(); err != nil {
+		return nil, err
+	}
+	k := effective.Kubelet
+	k.RotateCertificates, k.ServerTLSBootstrap = true, true
+	k.ContainerRuntimeEndpoint = u.runtimeEndpoint()
+	effective.Agent = config.Agent{
+		Kubeconfig: u.files.AgentKubeconfig, CertDir: u.Path("pki"), RootDir: u.Path("agent"),
+		HostnameOverride: u.NodeName, NodeIP: u.NodeIP, MaxDeadPerContainer: 1, MaxDeadContainers: -1,
+	}
+	cni, err := u.cni()
+	if err != nil {
+		return nil, err
+	}
+	cfg := launch.Config{
+		Effective: effective, Log: log, Version: KubernetesVersion, Journal: u.journal, Metrics: newRegistry(), CNIConfDir: u.cniConfDir(), CNI: cni,
+		Guard: u.guard(),
+	}
+	return func(ctx context.Context) error { return launch.Run(ctx, cfg) }, nil
+}
+
+func (u *up) runtimeEndpoint() string {
+	if u.runtime != nil {
+		return "unix://" + u.runtime.Socket()
+	}
+	return u.RuntimeEndpoint
+}
+
+// guard has a pod's network policies hold before its containers start.
+func (u *up) guard() agent.GuardFunc {
+	if u.policy == nil {
+		return nil
+	}
+	return u.policy.Guard
+}
+
+func (u *up) agentDirs() error {
+	for _, d := range []string{u.Path("agent", "manifests"), u.Path("agent", "cni")} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			return fmt.Errorf("making the agent's directories: %w", err)
+		}
+	}
+	return nil
+}
 
 // agentConfig makes the node agent's configuration from the cluster's.
 func (u *up) agentConfig(log *slog.Logger) (agent.Config, error) {
@@ -35,34 +95,34 @@ func (u *up) agentConfig(log *slog.Logger) (agent.Config, error) {
 	if err != nil {
 		return agent.Config{}, fmt.Errorf("loading the agent's serving certificate: %w", err)
 	}
-	endpoint := u.RuntimeEndpoint
-	if u.runtime != nil {
-		endpoint = "unix://" + u.runtime.Socket()
-	}
-	for _, d := range []string{u.Path("agent", "manifests"), u.Path("agent", "cni")} {
-		if err := os.MkdirAll(d, 0o755); err != nil {
-			return agent.Config{}, fmt.Errorf("making the agent's directories: %w", err)
-		}
+	if err := u.agentDirs(); err != nil {
+		return agent.Config{}, err
 	}
 	ip, err := netip.ParseAddr(u.NodeIP)
 	if err != nil {
 		return agent.Config{}, fmt.Errorf("--node-ip %q: %w", u.NodeIP, err)
 	}
-	kubelet, err := u.kubelet()
+	effective, err := u.kubelet()
 	if err != nil {
 		return agent.Config{}, err
 	}
+	kubelet := effective.Kubelet
 	settings, err := node.SettingsFor(kubelet, node.Identity{Name: u.NodeName, NodeIPs: []netip.Addr{ip}, AttachDetach: true}, KubernetesVersion)
+	if err != nil {
+		return agent.Config{}, err
+	}
+	cni, err := u.cni()
 	if err != nil {
 		return agent.Config{}, err
 	}
 	cfg := agent.Config{
 		NodeName: u.NodeName, Client: client, Leases: leases.CoordinationV1(),
-		RuntimeEndpoint: endpoint, RootDir: u.Path("agent"), PodLogsDir: u.Path("logs", "pods"), Kubelet: kubelet,
+		RuntimeEndpoint: u.runtimeEndpoint(), RootDir: u.Path("agent"), PodLogsDir: u.Path("logs", "pods"), Kubelet: kubelet,
 		Node:     settings,
 		Register: true, NodeIPs: []string{u.NodeIP},
-		CNIConfDir: u.Layout().CNIConfDir(),
-		CNI:        network.CNIOptions{Name: u.Instance(), Bridge: u.Bridge(), DataDir: u.Path("agent", "cni-leases"), Masquerade: true},
+		CNIConfDir: u.cniConfDir(),
+		CNI:        cni,
+		Guard:      u.guard(),
 		TLS:        &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &serving, nil }},
 		Log:        log, Journal: u.journal,
 	}
@@ -97,11 +157,12 @@ func (u *up) agentClients() (all, leases kubernetes.Interface, err error) {
 }
 
 // kubelet is the agent's KubeletConfiguration in a `berth up` cluster: the
-// defaults, and what follows from the cluster's own settings.
-func (u *up) kubelet() (*kubeletv1beta1.KubeletConfiguration, error) {
-	effective, err := config.Defaults()
+// defaults for such a machine, the user's file over them, and what follows from
+// the cluster's own settings.
+func (u *up) kubelet() (*config.Effective, error) {
+	effective, err := config.Over(machineYAML, u.AgentConfig)
 	if err != nil {
-		return nil, fmt.Errorf("reading the agent's defaults: %w", err)
+		return nil, fmt.Errorf("reading the agent's configuration: %w", err)
 	}
 	k := effective.Kubelet
 	k.Port = int32(u.Ports.Agent)
@@ -113,17 +174,11 @@ func (u *up) kubelet() (*kubeletv1beta1.KubeletConfiguration, error) {
 	if u.systemdCgroups(u.facts) {
 		k.CgroupDriver = "systemd"
 	}
-	k.SerializeImagePulls = ptr.To(false)
-	k.MaxParallelImagePulls = ptr.To(int32(4))
 	k.ClusterDomain = u.ClusterDomain
 	dnsIP, err := u.dnsIP()
 	if err != nil {
 		return nil, err
 	}
 	k.ClusterDNS = []string{dnsIP.String()}
-	// A developer's machine may swap and may still be on cgroup v1: `berth
-	// status` says so instead of refusing to start.
-	k.FailSwapOn = ptr.To(false)
-	k.FailCgroupV1 = ptr.To(false)
-	return k, nil
+	return effective, nil
 }

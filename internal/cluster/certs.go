@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"k8s.io/client-go/tools/clientcmd"
@@ -48,6 +49,15 @@ func (c *Config) certificates(now time.Time) (f Files, wrote int, err error) {
 	}
 	node := net.ParseIP(c.NodeIP)
 	local := []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback, node}
+	names := []string{"localhost", c.NodeName, "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc." + c.ClusterDomain}
+	api := slices.Clone(local)
+	for _, n := range c.ServerNames {
+		if ip := net.ParseIP(n); ip != nil {
+			api = append(api, ip)
+		} else {
+			names = append(names, n)
+		}
+	}
 	service := net.IP(netip.MustParsePrefix(c.ServiceCIDR).Masked().Addr().Next().AsSlice())
 	var proxy, admin pair
 	for _, l := range []struct {
@@ -56,8 +66,7 @@ func (c *Config) certificates(now time.Time) (f Files, wrote int, err error) {
 		name string
 		leaf pki.Leaf
 	}{
-		{&f.API, ca, "apiserver", pki.Leaf{CommonName: "kube-apiserver", Server: true, IPs: append(local, service),
-			Names: []string{"localhost", c.NodeName, "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc." + c.ClusterDomain}}},
+		{&f.API, ca, "apiserver", pki.Leaf{CommonName: "kube-apiserver", Server: true, IPs: append(api, service), Names: names}},
 		{&f.KubeletClient, ca, "apiserver-kubelet-client", pki.Leaf{CommonName: "kube-apiserver-kubelet-client", Organization: []string{"system:masters"}, Client: true}},
 		{&f.FrontProxyClient, front, "front-proxy-client", pki.Leaf{CommonName: "front-proxy-client", Client: true}},
 		{&f.Agent, ca, "agent", pki.Leaf{CommonName: "system:node:" + c.NodeName, Organization: []string{"system:nodes"}, Client: true}},
@@ -73,6 +82,10 @@ func (c *Config) certificates(now time.Time) (f Files, wrote int, err error) {
 		if fresh {
 			wrote++
 		}
+	}
+	// A joining node finds the authority it pinned in what the server shows.
+	if f.API.Cert, err = pki.WriteChain(dir, "apiserver", ca); err != nil {
+		return f, wrote, err
 	}
 	f.AdminKubeconfig = c.Path("admin.kubeconfig")
 	f.AgentKubeconfig = filepath.Join(dir, "agent.kubeconfig")

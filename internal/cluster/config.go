@@ -20,6 +20,8 @@ import (
 
 	"github.com/berth-dev/berth/internal/cluster/containerd"
 	"github.com/berth-dev/berth/internal/cluster/host"
+	podnetwork "github.com/berth-dev/berth/internal/network"
+	"github.com/berth-dev/berth/internal/nodes/health"
 )
 
 // dataVersion is the version of the data directory's layout. A directory of a
@@ -48,16 +50,25 @@ func PortsFrom(first int) Ports {
 // Settings are what a cluster keeps for life: they are written to the data
 // directory at the first start, and a later start without flags uses them.
 type Settings struct {
-	Version       int    `json:"version"`
+	Version int `json:"version"`
+	// Role is what this machine is to the cluster.
+	Role Role `json:"role,omitempty"`
+	// ServerURL is the API server of the cluster this node joined.
+	ServerURL     string `json:"serverURL,omitempty"`
 	ClusterCIDR   string `json:"clusterCIDR"`
 	ServiceCIDR   string `json:"serviceCIDR"`
 	ClusterDomain string `json:"clusterDomain"`
 	NodeName      string `json:"nodeName"`
-	Ports         Ports  `json:"ports"`
+	// Network is how packets of pods reach other nodes; it may change.
+	Network podnetwork.Mode `json:"network,omitempty"`
+	Ports   Ports           `json:"ports"`
 	// RuntimeEndpoint is a CRI socket of a runtime that is already there;
 	// empty: the bundled containerd. It is kept because `berth down` must find
 	// the containers again.
 	RuntimeEndpoint string `json:"runtimeEndpoint,omitempty"`
+	// AgentConfig is a file with a KubeletConfiguration, to lay below what the
+	// cluster sets itself.
+	AgentConfig string `json:"agentConfig,omitempty"`
 }
 
 // Config is everything `berth up` can be told. Empty fields get defaults from
@@ -67,6 +78,16 @@ type Config struct {
 	DataDir string
 	// NodeIP is this node's address; empty: that of the default route.
 	NodeIP string
+	// ServerNames are further names and addresses in the API server's
+	// certificate.
+	ServerNames []string
+	// Join is used by a node's first start.
+	Join Join
+	// NetworkPolicy enforces NetworkPolicy on this node.
+	NetworkPolicy bool
+	// NodeHealth says when a silent node is given up; the zero value is
+	// health.Defaults.
+	NodeHealth health.Settings
 	// BundleDir holds containerd, its shim, the CNI plugins and images/.
 	BundleDir string
 	// ImagesDir holds the OCI archives to import; empty: BundleDir/images.
@@ -98,10 +119,23 @@ func (c *Config) Complete() error {
 	if err != nil {
 		return err
 	}
+	if c.AgentConfig != "" {
+		if c.AgentConfig, err = filepath.Abs(c.AgentConfig); err != nil {
+			return fmt.Errorf("--agent-config: %w", err)
+		}
+	}
+	if err := c.Role.mustBe(kept); err != nil {
+		return err
+	}
 	if err := c.Settings.merge(kept); err != nil {
 		return err
 	}
-	c.Settings.defaults(c.Instance())
+	c.Settings.Ports.fill(DefaultPorts)
+	if c.Role.control() {
+		c.Settings.defaults(c.Instance())
+	} else if err := c.completeJoin(); err != nil {
+		return err
+	}
 	if c.NodeName == "" {
 		name, err := os.Hostname()
 		if err != nil {
@@ -129,10 +163,19 @@ func (c *Config) Complete() error {
 	if c.ImagesDir == "" {
 		c.ImagesDir = filepath.Join(c.BundleDir, "images")
 	}
-	return c.validate()
+	if c.Role.control() {
+		if err := c.validate(); err != nil {
+			return err
+		}
+	}
+	return c.validateLogs()
 }
 
-func (c *Config) validate() error {
+// validate checks the cluster's ranges and its network.
+func (c *Config) validate() (err error) {
+	if c.Network, err = podnetwork.ParseMode(string(c.Network)); err != nil {
+		return fmt.Errorf("--network: %w", err)
+	}
 	for flag, cidr := range map[string]string{"--cluster-cidr": c.ClusterCIDR, "--service-cidr": c.ServiceCIDR} {
 		if _, err := netip.ParsePrefix(cidr); err != nil {
 			return fmt.Errorf("%s %q: not a CIDR such as 10.244.0.0/16", flag, cidr)
@@ -142,6 +185,10 @@ func (c *Config) validate() error {
 	if pods.Overlaps(services) {
 		return fmt.Errorf("--cluster-cidr %s and --service-cidr %s overlap: choose two ranges that share no address", pods, services)
 	}
+	return nil
+}
+
+func (c *Config) validateLogs() error {
 	if _, err := logLevel(c.LogLevel); err != nil {
 		return err
 	}
@@ -222,6 +269,7 @@ func (s *Settings) merge(kept Settings) error {
 		{"--service-cidr", &s.ServiceCIDR, &kept.ServiceCIDR},
 		{"--cluster-domain", &s.ClusterDomain, &kept.ClusterDomain},
 		{"--node-name", &s.NodeName, &kept.NodeName},
+		{"server", &s.ServerURL, &kept.ServerURL},
 		{"--container-runtime-endpoint", &s.RuntimeEndpoint, &kept.RuntimeEndpoint},
 	} {
 		switch {
@@ -231,7 +279,13 @@ func (s *Settings) merge(kept Settings) error {
 			return fmt.Errorf("%s %s: this cluster was made with %s and its objects depend on it; use that, or another --data-dir", f.flag, *f.given, *f.old)
 		}
 	}
+	if s.Network == "" {
+		s.Network = kept.Network
+	}
 	s.Ports.fill(kept.Ports)
+	if s.AgentConfig == "" {
+		s.AgentConfig = kept.AgentConfig
+	}
 	return nil
 }
 
@@ -254,7 +308,6 @@ func (s *Settings) defaults(instance string) {
 	if s.ServiceCIDR == "" {
 		s.ServiceCIDR = services
 	}
-	s.Ports.fill(DefaultPorts)
 }
 
 func (p *Ports) fill(from Ports) {

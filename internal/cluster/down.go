@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/berth-dev/berth/internal/agent/volume"
 	"github.com/berth-dev/berth/internal/cluster/containerd"
 	"github.com/berth-dev/berth/internal/cluster/host"
 	"github.com/berth-dev/berth/internal/proxy"
@@ -70,7 +71,7 @@ func Down(ctx context.Context, dataDir string, purge bool, emit Progress) error 
 		}
 	}
 	if !purge {
-		return nil
+		return volume.UnshareRoot(cfg.Path("agent"))
 	}
 	return c.stage("purge", func() (string, error) { return "nothing is left of " + cfg.Instance(), cfg.purge() })
 }
@@ -116,9 +117,9 @@ func stopSandboxes(ctx context.Context, socket string, purge bool, ours string) 
 	}
 	defer conn.Close()
 	rt := runtimeapi.NewRuntimeServiceClient(conn)
-	list, err := rt.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
+	list, err := listSandboxes(ctx, rt)
 	if err != nil {
-		return "", fmt.Errorf("listing sandboxes: %w", err)
+		return "", err
 	}
 	containers, err := rt.ListContainers(ctx, &runtimeapi.ListContainersRequest{})
 	if err != nil {
@@ -168,6 +169,26 @@ func stopSandboxes(ctx context.Context, socket string, purge bool, ours string) 
 	return fmt.Sprintf("%d pods", len(sandboxes)), g.Wait()
 }
 
+// listSandboxes waits for a runtime that was just started to find its
+// containers again: until then it refuses every call.
+func listSandboxes(ctx context.Context, rt runtimeapi.RuntimeServiceClient) (*runtimeapi.ListPodSandboxResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	for {
+		list, err := rt.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
+		if err == nil {
+			return list, nil
+		}
+		if status.Code(err) != codes.Unavailable || ctx.Err() != nil {
+			return nil, fmt.Errorf("listing sandboxes: %w", err)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
 // belongs picks the sandboxes whose log directory is below prefix. CRI has no
 // field for that, but the runtime's verbose answer holds the configuration the
 // sandbox was made with.
@@ -206,6 +227,7 @@ func (c *Config) purge(keep ...string) error {
 	if err := proxy.Cleanup(c.Instance()); err != nil {
 		errs = append(errs, err)
 	}
+	errs = append(errs, c.cleanNetwork()...)
 	if dir := c.Layout().SocketDir(); dir != c.Path("run", "s") {
 		if err := os.RemoveAll(dir); err != nil {
 			errs = append(errs, fmt.Errorf("removing %s: %w", dir, err))

@@ -2,10 +2,14 @@ package cluster
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -14,17 +18,14 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes/scheme"
-	typedcore "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/record"
 
-	"github.com/berth-dev/berth/internal/agent"
 	"github.com/berth-dev/berth/internal/control/schedule"
 	"github.com/berth-dev/berth/internal/control/workload"
-	"github.com/berth-dev/berth/internal/nodes/eviction"
-	"github.com/berth-dev/berth/internal/nodes/health"
+	"github.com/berth-dev/berth/internal/kube"
+	"github.com/berth-dev/berth/internal/nodes"
 	"github.com/berth-dev/berth/internal/nodes/ipam"
 	"github.com/berth-dev/berth/internal/proxy"
 )
@@ -45,34 +46,57 @@ func (u *up) startControllers(parts context.Context) error {
 	if err := u.serveMetrics(parts, registry); err != nil {
 		return err
 	}
-	pool, err := ipam.NewPool(netip.MustParsePrefix(u.ClusterCIDR), 24)
+	nodeControllers, err := nodes.Controllers(nodes.Config{
+		Client: u.client, Informers: u.informers, Log: log, Journal: u.journal, Metrics: registry, Events: kube.Events(parts, u.client), Board: &u.board, Health: u.NodeHealth,
+		Ranges: []ipam.Range{{Cluster: netip.MustParsePrefix(u.ClusterCIDR), NodeBits: 24}}, Reserved: []netip.Prefix{netip.MustParsePrefix(u.ServiceCIDR)}, KeepFinished: nodes.DefaultKeepFinished,
+	})
 	if err != nil {
 		return err
 	}
-	events := record.NewBroadcaster(record.WithContext(parts))
-	events.StartRecordingToSink(&typedcore.EventSinkImpl{Interface: u.client.CoreV1().Events("")})
-	recorder := func(component string) record.EventRecorder {
-		return events.NewRecorder(scheme.Scheme, v1.EventSource{Component: component})
-	}
-	u.crew.start(parts, part{"node ipam", func(ctx context.Context) error {
-		return ipam.Run(ctx, ipam.Config{Client: u.client, Informers: u.informers, Pools: []*ipam.Pool{pool}, Events: recorder("cidrAllocator"), Log: log, Journal: u.journal, Metrics: registry})
-	}})
-	u.crew.start(parts, part{"node health", func(ctx context.Context) error {
-		return health.Run(ctx, health.Config{Client: u.client, Informers: u.informers, Events: recorder("node-controller"), Log: log, Journal: u.journal, Metrics: registry})
-	}})
-	u.crew.start(parts, part{"taint eviction", func(ctx context.Context) error {
-		return eviction.Run(ctx, eviction.Config{Client: u.client, Informers: u.informers, Events: recorder("taint-eviction-controller"), Log: log, Journal: u.journal, Metrics: registry})
-	}})
-	u.crew.start(parts, part{"scheduler", func(ctx context.Context) error {
-		return schedule.Run(ctx, schedule.Config{Client: u.client, Informers: u.informers, Log: schedLog, Journal: u.journal, Metrics: registry})
-	}})
 	controllers, err := u.workloadConfig(log, registry)
 	if err != nil {
 		return err
 	}
-	u.crew.start(parts, part{"controllers", func(ctx context.Context) error { return workload.Run(ctx, controllers) }})
+	var deciders []part
+	for _, c := range nodeControllers {
+		deciders = append(deciders, part{c.Name, c.Run})
+	}
+	deciders = append(deciders,
+		part{"scheduler", func(ctx context.Context) error {
+			return schedule.Run(ctx, schedule.Config{Client: u.client, Informers: u.informers, Log: schedLog, Journal: u.journal, Metrics: registry})
+		}},
+		part{"controllers", func(ctx context.Context) error { return workload.Run(ctx, controllers) }})
+	u.startDeciders(parts, log, deciders)
 	u.informers.Start(parts.Done())
 	return nil
+}
+
+// startDeciders runs what only one server of a cluster may run: at once where
+// the store is this server's own (it is alone then, and a restart must not wait
+// for the lease of its last life), and while it leads where the store is shared.
+func (u *up) startDeciders(parts context.Context, log *slog.Logger, deciders []part) {
+	if u.store.Embedded() {
+		for _, p := range deciders {
+			u.crew.start(parts, p)
+		}
+		return
+	}
+	election := kube.Election{
+		Client: u.client, Namespace: metav1.NamespaceSystem, Name: "berth-server", Identity: u.NodeName + "_" + string(uuid.NewUUID()),
+		LeaseDuration: 15 * time.Second, RenewDeadline: 10 * time.Second, RetryPeriod: 2 * time.Second,
+		Log: log, Events: kube.Events(parts, u.client)("berth-server"),
+	}
+	u.crew.start(parts, part{"leader election", func(ctx context.Context) error {
+		return kube.Lead(ctx, election, func(ctx context.Context) error {
+			team := crew{log: u.log}
+			for _, p := range deciders {
+				team.start(ctx, p)
+			}
+			<-ctx.Done()
+			team.wait()
+			return nil
+		})
+	}})
 }
 
 // workloadConfig gives the workload controllers the cluster's client and CA.
@@ -98,23 +122,56 @@ func (u *up) startNode(ctx, parts context.Context) error {
 	if err != nil {
 		return err
 	}
-	cfg, err := u.agentConfig(log)
+	if err := u.startNetwork(parts); err != nil {
+		return err
+	}
+	if err := u.startPolicy(parts); err != nil {
+		return err
+	}
+	run, err := u.agentPart(log)
 	if err != nil {
 		return err
 	}
 	if err := u.startProxy(parts); err != nil {
 		return err
 	}
-	u.crew.start(parts, part{"agent", func(ctx context.Context) error { return agent.Run(ctx, cfg) }})
-	if err := u.startDNS(parts); err != nil {
-		return err
-	}
+	u.crew.start(parts, part{"agent", run})
 	return u.clock.stage("node", func() (string, error) {
 		if err := u.waitNodeReady(ctx); err != nil {
 			return "", err
 		}
+		if !u.Role.control() {
+			return "Ready", u.waitServing(ctx)
+		}
 		return "Ready", u.nameRole(ctx)
 	})
+}
+
+// waitServing returns when the agent's API can be reached: its certificate is
+// requested and approved while the node is already Ready, and until then
+// nobody could read logs. A cluster whose approver is slow is no failure.
+func (u *up) waitServing(ctx context.Context) error {
+	ca, err := os.ReadFile(u.files.CA.Cert)
+	if err != nil {
+		return fmt.Errorf("reading the cluster's authority: %w", err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(ca)
+	dialer := tls.Dialer{Config: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots}}
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	for {
+		conn, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(u.NodeIP, strconv.Itoa(u.Ports.Agent)))
+		if err == nil {
+			return conn.Close()
+		}
+		select {
+		case <-ctx.Done():
+			u.clock.note("node", "its serving certificate is not approved yet: until then logs and exec do not work (kubectl get csr)")
+			return nil
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
 }
 
 // startProxy runs the service proxy on the cluster's own informers.
@@ -124,9 +181,9 @@ func (u *up) startProxy(parts context.Context) error {
 		return err
 	}
 	cfg := proxy.Config{
-		NodeName: u.NodeName, Client: u.client, Informers: u.informers, Instance: u.Instance(), ClusterCIDR: u.ClusterCIDR, BridgeName: u.Bridge(),
+		NodeName: u.NodeName, Client: u.client, Informers: u.informers, Instance: u.Instance(), ClusterCIDR: u.ClusterCIDR, BridgeName: u.bridge(),
 		HealthzBind: fmt.Sprintf("0.0.0.0:%d", u.Ports.ProxyHealthz), MetricsBind: fmt.Sprintf("127.0.0.1:%d", u.Ports.ProxyMetrics),
-		Log: log, Metrics: newRegistry(), Journal: u.journal,
+		Log: log, Metrics: newRegistry(), Journal: u.journal, Tracer: &u.tracer,
 	}
 	u.crew.start(parts, part{"proxy", func(ctx context.Context) error { return proxy.Run(ctx, cfg) }})
 	return nil
@@ -209,15 +266,22 @@ func (u *up) status(ctx context.Context) Status {
 		}
 		s.Checks = append(s.Checks, c)
 	}
-	check("store", u.store.Health(ctx))
+	if u.store != nil {
+		check("store", u.store.Health(ctx))
+	}
 	_, err := u.client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
 	check("api", err)
-	for _, p := range []struct{ name, url string }{
-		{"controllers", fmt.Sprintf("http://127.0.0.1:%d/healthz", u.Ports.Metrics)},
-		{"agent", fmt.Sprintf("http://127.0.0.1:%d/healthz", u.Ports.AgentHealthz)},
-		{"proxy", fmt.Sprintf("http://127.0.0.1:%d/livez", u.Ports.ProxyHealthz)},
+	for _, p := range []struct {
+		name, url string
+		here      bool
+	}{
+		{"controllers", fmt.Sprintf("http://127.0.0.1:%d/healthz", u.Ports.Metrics), u.Role.control()},
+		{"agent", fmt.Sprintf("http://127.0.0.1:%d/healthz", u.Ports.AgentHealthz), u.Role.node()},
+		{"proxy", fmt.Sprintf("http://127.0.0.1:%d/livez", u.Ports.ProxyHealthz), u.Role.node()},
 	} {
-		check(p.name, probe(ctx, p.url))
+		if p.here {
+			check(p.name, probe(ctx, p.url))
+		}
 	}
 	return s
 }

@@ -29,6 +29,12 @@ func (c *Config) preflight() (host.Facts, error) {
 	if err != nil {
 		return facts, err
 	}
+	if !c.Role.node() {
+		if err := c.checkSpace(); err != nil {
+			return facts, err
+		}
+		return facts, c.checkPorts()
+	}
 	if !facts.Root {
 		return facts, errors.New("root is needed to start containers: run it as root, for example with sudo")
 	}
@@ -70,14 +76,18 @@ func (c *Config) checkPorts() error {
 	for _, p := range []struct {
 		flag, ip string
 		port     int
+		here     bool
 	}{
-		{"--api-port", "", c.Ports.API},
-		{"--agent-port", "", c.Ports.Agent},
-		{"--agent-healthz-port", "127.0.0.1", c.Ports.AgentHealthz},
-		{"--proxy-healthz-port", "", c.Ports.ProxyHealthz},
-		{"--proxy-metrics-port", "127.0.0.1", c.Ports.ProxyMetrics},
-		{"--metrics-port", "127.0.0.1", c.Ports.Metrics},
+		{"--api-port", "", c.Ports.API, c.Role.control()},
+		{"--agent-port", "", c.Ports.Agent, c.Role.node()},
+		{"--agent-healthz-port", "127.0.0.1", c.Ports.AgentHealthz, c.Role.node()},
+		{"--proxy-healthz-port", "", c.Ports.ProxyHealthz, c.Role.node()},
+		{"--proxy-metrics-port", "127.0.0.1", c.Ports.ProxyMetrics, c.Role.node()},
+		{"--metrics-port", "127.0.0.1", c.Ports.Metrics, true},
 	} {
+		if !p.here {
+			continue
+		}
 		l, err := net.Listen("tcp", net.JoinHostPort(p.ip, fmt.Sprint(p.port)))
 		if err != nil {
 			return fmt.Errorf("port %d is taken (%w): stop what listens there, or choose another with %s or --ports-from", p.port, err, p.flag)

@@ -11,9 +11,11 @@ import (
 	"net/http/pprof"
 	"net/url"
 	"os"
+	"strconv"
 	"time"
 
 	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/nodes/health"
 )
 
 // Status is what a running cluster says of itself on its control socket.
@@ -34,6 +36,14 @@ type Status struct {
 	Notes []string `json:"notes,omitempty"`
 }
 
+// APIURL is the API server as other machines see it.
+func (s *Status) APIURL() string {
+	if s.Settings.ServerURL != "" {
+		return s.Settings.ServerURL
+	}
+	return "https://" + net.JoinHostPort(s.NodeIP, strconv.Itoa(s.Settings.Ports.API))
+}
+
 // Check is one health answer.
 type Check struct {
 	Name string `json:"name"`
@@ -42,11 +52,12 @@ type Check struct {
 	Detail string `json:"detail,omitempty"`
 }
 
-func controlSocket(dataDir string) string { return dataDir + "/run/berth.sock" }
+// ControlSocket is where the cluster on dataDir answers questions.
+func ControlSocket(dataDir string) string { return dataDir + "/run/berth.sock" }
 
 // serveStatus answers on the control socket until ctx ends.
 func (u *up) serveStatus(ctx context.Context) error {
-	path := controlSocket(u.DataDir)
+	path := ControlSocket(u.DataDir)
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("clearing the control socket: %w", err)
 	}
@@ -65,14 +76,8 @@ func (u *up) serveStatus(ctx context.Context) error {
 			u.log.Debug("answering a status request", "error", err)
 		}
 	})
-	mux.HandleFunc("GET /journal", func(w http.ResponseWriter, r *http.Request) {
-		q := r.URL.Query()
-		records := u.journal.Query(journal.Ref{Kind: q.Get("kind"), Namespace: q.Get("namespace"), Name: q.Get("name")})
-		w.Header().Set("Content-Type", "application/json")
-		if err := json.NewEncoder(w).Encode(records); err != nil {
-			u.log.Debug("answering a journal request", "error", err)
-		}
-	})
+	mux.Handle("GET /proxy/", &u.tracer)
+	mux.Handle("GET /journal", health.WhyHandler(u.journal.Query, &u.board))
 	// Only root reaches this socket, so profiles may be taken at any time.
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
@@ -107,7 +112,7 @@ func ask(ctx context.Context, dataDir, path string, into any) error {
 	client := &http.Client{
 		Timeout: 10 * time.Second,
 		Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", controlSocket(dataDir))
+			return (&net.Dialer{}).DialContext(ctx, "unix", ControlSocket(dataDir))
 		}},
 	}
 	defer client.CloseIdleConnections()
@@ -134,7 +139,11 @@ func (s *Status) Print(w io.Writer, now time.Time) {
 	}
 	fmt.Fprintf(w, "cluster   %s, %s, up %s, process %d\n", s.Instance, state, now.Sub(s.Since).Round(time.Second), s.PID)
 	fmt.Fprintf(w, "data      %s\n", s.DataDir)
-	fmt.Fprintf(w, "api       https://127.0.0.1:%d  (kubeconfig %s/admin.kubeconfig)\n", s.Settings.Ports.API, s.DataDir)
+	if s.Settings.Role.control() {
+		fmt.Fprintf(w, "api       https://127.0.0.1:%d  (kubeconfig %s/admin.kubeconfig)\n", s.Settings.Ports.API, s.DataDir)
+	} else {
+		fmt.Fprintf(w, "api       %s\n", s.APIURL())
+	}
 	fmt.Fprintf(w, "node      %s at %s, pods %s, services %s, domain %s\n", s.Settings.NodeName, s.NodeIP, s.Settings.ClusterCIDR, s.Settings.ServiceCIDR, s.Settings.ClusterDomain)
 	p := s.Settings.Ports
 	fmt.Fprintf(w, "ports     api %d, agent %d (health %d), proxy health %d, proxy metrics %d, controllers %d\n", p.API, p.Agent, p.AgentHealthz, p.ProxyHealthz, p.ProxyMetrics, p.Metrics)

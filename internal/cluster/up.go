@@ -17,11 +17,15 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/berth-dev/berth/internal/agent/volume"
 	"github.com/berth-dev/berth/internal/cluster/containerd"
 	"github.com/berth-dev/berth/internal/cluster/host"
 	"github.com/berth-dev/berth/internal/control/api"
 	"github.com/berth-dev/berth/internal/control/store"
 	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/nodes/health"
+	"github.com/berth-dev/berth/internal/policy"
+	"github.com/berth-dev/berth/internal/proxy"
 )
 
 // up is one running cluster. Its fields are set by the start stages in order
@@ -46,6 +50,11 @@ type up struct {
 	client         kubernetes.Interface
 	informers      informers.SharedInformerFactory
 	journal        *journal.Ring
+	// tracer answers questions about packets and Services.
+	tracer proxy.Tracer
+	// board tells how nodes stand, for `berth why node`.
+	board  health.Board
+	policy *policy.Enforcer // nil without network policies
 	// metrics are those of controllers, scheduler and DNS.
 	metrics registry
 
@@ -88,10 +97,14 @@ func Up(ctx context.Context, cfg *Config, emit Progress, ready chan<- struct{}) 
 		<-ctx.Done()
 		return nil
 	}})
+	var stopped <-chan struct{}
+	if u.store != nil {
+		stopped = u.store.Stopped()
+	}
 	select {
 	case <-ctx.Done():
 		return nil
-	case <-u.store.Stopped():
+	case <-stopped:
 		return errors.New("the store stopped: see logs/etcd.log in the data directory")
 	}
 }
@@ -163,31 +176,70 @@ func (u *up) prepare() (undo func(error), err error) {
 // start brings the parts up. Runtime and control plane do not depend on each
 // other until the agent needs both.
 func (u *up) start(ctx, parts context.Context) error {
-	err := u.clock.stage("certificates", func() (string, error) {
-		var wrote int
-		var err error
-		u.files, wrote, err = u.certificates(time.Now())
-		return fmt.Sprintf("%d made or renewed", wrote), err
-	})
-	if err != nil {
-		return err
+	var err error
+	if u.Role.control() {
+		err = u.clock.stage("certificates", func() (string, error) {
+			var wrote int
+			var err error
+			u.files, wrote, err = u.certificates(time.Now())
+			return fmt.Sprintf("%d made or renewed", wrote), err
+		})
+		if err != nil {
+			return err
+		}
 	}
 	if u.journal, err = journal.Open(u.Path("journal"), journal.Limits{}); err != nil {
 		return fmt.Errorf("opening the journal: %w", err)
 	}
-	runtimeReady, ctxBoth := errgroup.WithContext(ctx)
-	runtimeReady.Go(func() error { return u.startRuntime(ctxBoth, parts) })
-	runtimeReady.Go(func() error { return u.startControl(ctxBoth, parts) })
-	if err := runtimeReady.Wait(); err != nil {
+	both, ctxBoth := errgroup.WithContext(ctx)
+	if u.Role.node() {
+		both.Go(func() error { return u.startRuntime(ctxBoth, parts) })
+	}
+	if u.Role.control() {
+		both.Go(func() error { return u.startControl(ctxBoth, parts) })
+	} else {
+		both.Go(func() error { return u.startMember(ctxBoth, parts) })
+	}
+	if err := both.Wait(); err != nil {
 		return err
 	}
 	if err := u.serveStatus(parts); err != nil {
 		return err
 	}
-	return u.startNode(ctx, parts)
+	if u.Role.node() {
+		return u.startNode(ctx, parts)
+	}
+	return nil
+}
+
+// startMember connects a node to the control plane that runs elsewhere.
+func (u *up) startMember(ctx, parts context.Context) error {
+	if err := u.connect(ctx); err != nil {
+		return err
+	}
+	u.metrics = newRegistry()
+	if err := u.serveMetrics(parts, u.metrics); err != nil {
+		return err
+	}
+	u.shareInformers(parts)
+	if err := u.startDNS(parts); err != nil {
+		return err
+	}
+	u.informers.Start(parts.Done())
+	return nil
+}
+
+// shareInformers makes the informers that all parts of this process share.
+func (u *up) shareInformers(parts context.Context) {
+	// Nobody here reads managed fields, and they are half of many objects.
+	u.informers = lasting{informers.NewSharedInformerFactoryWithOptions(u.client, 0, informers.WithTransform(dropManagedFields)), parts}
 }
 
 func (u *up) startRuntime(ctx, parts context.Context) error {
+	// Before the runtime or the agent mounts anything there.
+	if err := volume.ShareRoot(u.Path("agent")); err != nil {
+		u.notes = append(u.notes, "mounts do not propagate between containers and the node: "+err.Error())
+	}
 	if u.RuntimeEndpoint != "" {
 		return u.clock.stage("images", func() (string, error) {
 			detail, err := u.importImages(ctx, trimUnix(u.RuntimeEndpoint))
@@ -279,9 +331,22 @@ func (u *up) startControl(ctx, parts context.Context) error {
 	if u.client, err = kubernetes.NewForConfig(u.admin); err != nil {
 		return fmt.Errorf("making the cluster's own client: %w", err)
 	}
-	// Nobody here reads managed fields, and they are half of many objects.
-	u.informers = lasting{informers.NewSharedInformerFactoryWithOptions(u.client, 0, informers.WithTransform(dropManagedFields)), parts}
-	return u.startControllers(parts)
+	u.shareInformers(parts)
+	if err := u.startControllers(parts); err != nil {
+		return err
+	}
+	if err := u.startDNS(parts); err != nil {
+		return err
+	}
+	// A part of its own: it is tried again until the API takes it.
+	u.crew.start(parts, part{"invitation", func(ctx context.Context) error {
+		if err := invite(ctx, u.client, Shared{ClusterCIDR: u.ClusterCIDR, ServiceCIDR: u.ServiceCIDR, ClusterDomain: u.ClusterDomain, Network: u.Network}); err != nil {
+			return err
+		}
+		<-ctx.Done()
+		return nil
+	}})
+	return nil
 }
 
 // dropManagedFields trims what the shared informers keep.

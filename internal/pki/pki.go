@@ -110,6 +110,21 @@ func (a *Authority) EnsureLeaf(dir, name string, want Leaf, now time.Time) (cert
 	return certFile, keyFile, true, store(certFile, keyFile, cert.Raw, key)
 }
 
+// WriteChain writes dir/NAME.chain.crt, the leaf dir/NAME.crt followed by its
+// authority, and returns the file's name.
+func WriteChain(dir, name string, a *Authority) (string, error) {
+	leaf, err := os.ReadFile(filepath.Join(dir, name+".crt"))
+	if err != nil {
+		return "", fmt.Errorf("reading certificate %s: %w", name, err)
+	}
+	file := filepath.Join(dir, name+".chain.crt")
+	chain := append(leaf, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.Cert.Raw})...)
+	if err := os.WriteFile(file+".new", chain, 0o644); err != nil {
+		return "", fmt.Errorf("writing certificate chain %s: %w", name, err)
+	}
+	return file, os.Rename(file+".new", file)
+}
+
 // Issue makes a leaf without storing it.
 func (a *Authority) Issue(want Leaf, now time.Time) (*x509.Certificate, crypto.Signer, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

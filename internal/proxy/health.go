@@ -7,20 +7,20 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/http/pprof"
+	"strconv"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	corev1 "k8s.io/api/core/v1"
+	kubeproxyconfigv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 )
 
 // drainTaint is how the cluster autoscaler says that a node goes away; cloud
 // load balancers learn of it through /healthz.
 const drainTaint = "ToBeDeletedByClusterAutoscaler"
-
-// staleAfter is how old an event may be that is not in the kernel yet, twice
-// the sync period of kube-proxy.
-const staleAfter = 60 * time.Second
 
 type familyHealth struct {
 	LastUpdated time.Time `json:"lastUpdated"`
@@ -40,11 +40,11 @@ func (r *runner) health(now time.Time) (healthBody, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	b := healthBody{CurrentTime: now, LastUpdated: now, Healthy: true, Status: map[string]familyHealth{}}
-	if !r.oldest.IsZero() && now.Sub(r.oldest) >= staleAfter {
+	if !r.oldest.IsZero() && now.Sub(r.oldest) >= 2*r.cfg.syncPeriod() {
 		b.Healthy, b.LastUpdated = false, r.oldest
 	}
-	for _, w := range r.families {
-		b.Status[w.layout.Family.String()] = familyHealth{b.LastUpdated, b.Healthy}
+	for _, f := range r.does {
+		b.Status[f.String()] = familyHealth{b.LastUpdated, b.Healthy}
 	}
 	return b, eligible(r.node)
 }
@@ -64,39 +64,47 @@ func eligible(n *corev1.Node) bool {
 
 // serve starts the HTTP servers; the function it returns ends them.
 func (r *runner) serve(ctx context.Context) (func(), error) {
+	ctx, cancel := context.WithCancel(ctx)
+	var mu sync.Mutex
 	var servers []*http.Server
+	var running sync.WaitGroup
 	stop := func() {
+		cancel()
+		mu.Lock()
 		for _, s := range servers {
 			_ = s.Close()
 		}
+		mu.Unlock()
+		running.Wait()
 	}
 	listen := func(what, addr string, h http.Handler) error {
 		if addr == "" {
 			return nil
 		}
-		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
+		err := r.listen(ctx, &running, what, addr, func(l net.Listener) {
+			s := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second}
+			mu.Lock()
+			defer mu.Unlock()
+			if ctx.Err() != nil {
+				_ = l.Close()
+				return
+			}
+			servers = append(servers, s)
+			running.Go(func() {
+				if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+					r.cfg.Log.Error("serving ended", "what", what, "err", err)
+				}
+			})
+		})
 		if err != nil {
 			return fmt.Errorf("listening for %s: %w", what, err)
 		}
-		s := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second}
-		servers = append(servers, s)
-		go func() {
-			if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-				r.cfg.Log.Error("serving ended", "what", what, "err", err)
-			}
-		}()
 		return nil
 	}
 	healthz := http.NewServeMux()
 	healthz.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { r.writeHealth(w, true) })
 	healthz.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) { r.writeHealth(w, false) })
-	m := http.NewServeMux()
-	m.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ok") })
-	m.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "nftables") })
-	if g, ok := r.cfg.Metrics.(prometheus.Gatherer); ok {
-		m.Handle("/metrics", promhttp.HandlerFor(g, promhttp.HandlerOpts{}))
-	}
-	err := errors.Join(listen("proxy health", r.cfg.HealthzBind, healthz), listen("proxy metrics", r.cfg.MetricsBind, m))
+	err := errors.Join(listen("proxy health", r.cfg.HealthzBind, healthz), listen("proxy metrics", r.cfg.MetricsBind, r.metricsMux()))
 	if err != nil {
 		stop()
 		return nil, err
@@ -104,17 +112,75 @@ func (r *runner) serve(ctx context.Context) (func(), error) {
 	return stop, nil
 }
 
+// metricsMux is what kube-proxy's metrics port serves.
+func (r *runner) metricsMux() http.Handler {
+	m := http.NewServeMux()
+	m.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ok") })
+	m.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		fmt.Fprint(w, "nftables")
+	})
+	m.HandleFunc("/configz", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(map[string]any{kubeproxyconfigv1alpha1.GroupName: r.cfg.Config})
+	})
+	if g, ok := r.cfg.Metrics.(prometheus.Gatherer); ok {
+		m.Handle("/metrics", promhttp.HandlerFor(g, promhttp.HandlerOpts{}))
+	}
+	if r.cfg.Config.EnableProfiling {
+		m.HandleFunc("/debug/pprof/", pprof.Index)
+		m.HandleFunc("/debug/pprof/profile", pprof.Profile)
+		m.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
+		m.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
+		m.HandleFunc("/debug/pprof/trace", pprof.Trace)
+	}
+	return m
+}
+
+// listen opens an address; unless a clash shall end the proxy, one that is
+// taken is tried again until ctx ends. found is called when it is ours.
+func (r *runner) listen(ctx context.Context, running *sync.WaitGroup, what, addr string, found func(net.Listener)) error {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
+	if err == nil {
+		found(l)
+		return nil
+	}
+	if r.cfg.Config.BindAddressHardFail {
+		return err
+	}
+	r.cfg.Log.Error("cannot listen yet, trying again", "what", what, "address", addr, "after", rebindAfter, "err", err)
+	running.Go(func() {
+		again := time.NewTicker(rebindAfter)
+		defer again.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-again.C:
+			}
+			if l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr); err == nil {
+				found(l)
+				return
+			}
+		}
+	})
+	return nil
+}
+
 func (r *runner) writeHealth(w http.ResponseWriter, node bool) {
 	b, ok := r.health(time.Now())
-	good := b.Healthy
+	good, counter := b.Healthy, r.metrics.livez
 	if node {
 		b.NodeEligible = &ok
-		good = good && ok
+		good, counter = good && ok, r.metrics.healthz
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
+	code := http.StatusOK
 	if !good {
-		w.WriteHeader(http.StatusServiceUnavailable)
+		code = http.StatusServiceUnavailable
 	}
+	counter.WithLabelValues(strconv.Itoa(code)).Inc()
+	w.WriteHeader(code)
 	_ = json.NewEncoder(w).Encode(b)
 }

@@ -4,9 +4,13 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
+
+	"github.com/vishvananda/netlink"
 
 	"github.com/berth-dev/berth/internal/proxy/model"
 	"github.com/berth-dev/berth/internal/proxy/nft"
@@ -37,8 +41,10 @@ func (cfg *Config) layouts() ([]nft.Layout, error) {
 		base.LocalBridge = c.DetectLocal.BridgeInterface
 	case "InterfaceNamePrefix":
 		base.LocalPrefix = c.DetectLocal.InterfaceNamePrefix
+	case "NodeCIDR":
+		cidrs = "" // the Node tells, once it is seen
 	default:
-		return nil, fmt.Errorf("reading detectLocalMode: %q is not supported, use ClusterCIDR, BridgeInterface or InterfaceNamePrefix", c.DetectLocalMode)
+		return nil, fmt.Errorf("reading detectLocalMode: %q is not supported, use ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix", c.DetectLocalMode)
 	}
 	families := []model.Family{model.V4}
 	if v6Enabled() {
@@ -64,7 +70,7 @@ func (cfg *Config) layouts() ([]nft.Layout, error) {
 		}
 		mine := 0
 		for _, s := range c.NodePortAddresses {
-			if s == "primary" {
+			if s == kubeProxyPrimary {
 				mine++
 				continue
 			}
@@ -134,4 +140,31 @@ func forward(cfg Config) error {
 		}
 	}
 	return nil
+}
+
+// ownAddress says whether an address is this machine's.
+func ownAddress(a netip.Addr) bool {
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(addrs, func(n net.Addr) bool {
+		p, err := netip.ParsePrefix(n.String())
+		return err == nil && p.Addr().Unmap() == a
+	})
+}
+
+// routesTo says whether the way to an address leads through a bridge, or
+// through an interface whose name begins with prefix.
+func routesTo(a netip.Addr, bridge, prefix string) bool {
+	routes, err := netlink.RouteGet(a.AsSlice())
+	if err != nil || len(routes) == 0 {
+		return false
+	}
+	link, err := netlink.LinkByIndex(routes[0].LinkIndex)
+	if err != nil {
+		return false
+	}
+	name := link.Attrs().Name
+	return bridge != "" && name == bridge || prefix != "" && strings.HasPrefix(name, prefix)
 }

@@ -123,7 +123,7 @@ func newWorld(t *testing.T) *world {
 				run("ip", "route", "add", "default", "via", "10.244.0.1"))
 		}))
 		w.pods = append(w.pods, pod)
-		w.answer(pod, fmt.Sprint(i))
+		w.answer(pod, "", fmt.Sprint(i))
 	}
 	w.open()
 	return w
@@ -148,14 +148,14 @@ func (w *world) open() {
 }
 
 // answer serves "<id> <client address>" on TCP and UDP port 8080 of a pod.
-func (w *world) answer(pod netns.NsHandle, id string) {
+func (w *world) answer(pod netns.NsHandle, addr, id string) {
 	var l net.Listener
 	var u net.PacketConn
 	w.must(in(pod, func() (err error) {
-		if l, err = net.Listen("tcp4", ":8080"); err != nil {
+		if l, err = net.Listen("tcp", net.JoinHostPort(addr, "8080")); err != nil {
 			return err
 		}
-		u, err = net.ListenPacket("udp4", ":8080")
+		u, err = net.ListenPacket("udp", net.JoinHostPort(addr, "8080"))
 		return err
 	}))
 	w.t.Cleanup(func() { l.Close(); u.Close() })

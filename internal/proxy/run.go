@@ -10,15 +10,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
+	"math/rand/v2"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
@@ -35,6 +33,9 @@ type Config struct {
 	Client   kubernetes.Interface
 	// Informers is shared with other roles; Run starts what it asks for.
 	Informers informers.SharedInformerFactory
+	// Nodes, if set, is used instead of the one in Informers: an informer
+	// that sees the own Node only.
+	Nodes cache.SharedIndexInformer
 	// Instance names the nftables tables, "berth" if empty. Every cluster
 	// on one machine needs its own.
 	Instance string
@@ -50,35 +51,63 @@ type Config struct {
 	Log     *slog.Logger
 	Metrics prometheus.Registerer
 	Journal journal.Sink
+	// Synced, if set, is called once all families are in the kernel.
+	Synced func()
+	// Tracer, if set, can be asked about packets while Run runs.
+	Tracer *Tracer
 }
 
 // retryAfter is how long a failed write rests before the next look.
 const retryAfter = time.Second
 
-type event func(*model.Model)
+// defaultSyncPeriod is kube-proxy's: half the age at which an event that is
+// not in the kernel makes the proxy unhealthy.
+const defaultSyncPeriod = 30 * time.Second
+
+// podCIDRWait is how long a start waits for the Node's pod CIDRs where local
+// traffic is told by them.
+const podCIDRWait = 5 * time.Minute
+
+// event is something to tell the Model, and what kind of thing it is.
+type event struct {
+	kind string
+	tell func(*writer)
+}
+
+// Kinds of events that are counted.
+const (
+	serviceChange  = "service"
+	endpointChange = "endpoint"
+	otherChange    = ""
+)
 
 // Run keeps the kernel equal to the cluster until ctx ends. The rules stay
 // when it returns: a restart adopts them, Cleanup removes them.
 func Run(ctx context.Context, cfg Config) error {
 	cfg.defaults()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	k, err := nft.Open()
 	if err != nil {
 		return err
 	}
 	defer k.Close()
-	r := &runner{cfg: cfg, wake: make(chan struct{}, 1), metrics: newMetrics(cfg.Metrics)}
-	layouts, err := cfg.layouts()
+	r := &runner{cfg: cfg, kernel: k, wake: make(chan struct{}, 1), metrics: newMetrics(cfg.Metrics), fail: cancel, nodeSeen: make(chan struct{})}
+	base, err := cfg.layouts()
 	if err != nil {
 		return err
-	}
-	for _, l := range layouts {
-		m := model.New(model.Config{Family: l.Family, NodeName: cfg.NodeName})
-		r.families = append(r.families, &writer{kernel: k, layout: l, table: cfg.Instance, model: m})
 	}
 	if err := forward(cfg); err != nil {
 		return err
 	}
-	synced, stop, err := r.watch()
+	for _, l := range base {
+		r.does, r.everywhere = append(r.does, l.Family), r.everywhere || l.AllNodePorts
+	}
+	r.events = newEvents(ctx, cfg)
+	defer r.events.stop()
+	r.checks = newHealthChecks(r)
+	defer r.checks.stop()
+	synced, stop, err := r.watch(ctx)
 	if err != nil {
 		return err
 	}
@@ -89,9 +118,24 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	defer health()
-	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
-		return nil
+	if !cache.WaitFor(ctx, "", synced...) {
+		return ended(ctx)
 	}
+	if base, err = r.podCIDRs(ctx, base); err != nil {
+		return err
+	}
+	for _, l := range base {
+		m := model.New(model.Config{Family: l.Family, NodeName: cfg.NodeName, IgnoreExternalIPs: cfg.ignoreExternalIPs()})
+		r.families = append(r.families, &writer{kernel: k, layout: l, table: cfg.Instance, model: m})
+	}
+	r.events.started()
+	if cfg.Tracer != nil {
+		defer cfg.Tracer.attach(r)()
+	}
+	drift := make(chan struct{})
+	go func() { defer close(drift); r.watchDrift(ctx) }()
+	defer func() { <-drift }()
+	defer cancel(nil)
 	return r.loop(ctx)
 }
 
@@ -110,25 +154,56 @@ func (cfg *Config) defaults() {
 	}
 }
 
-type runner struct {
-	cfg      Config
-	families []*writer
-	metrics  *metrics
-	wake     chan struct{}
-
-	mu     sync.Mutex
-	queue  []event
-	oldest time.Time // when the oldest event not yet in the kernel came
-	node   *corev1.Node
+func (cfg *Config) ignoreExternalIPs() bool {
+	on, set := cfg.Config.FeatureGates["AllowServiceExternalIPs"]
+	return set && !on
 }
 
-func (r *runner) push(e event) {
+func (cfg *Config) syncPeriod() time.Duration {
+	if d := cfg.Config.NFTables.SyncPeriod.Duration; d > 0 {
+		return d
+	}
+	return defaultSyncPeriod
+}
+
+type runner struct {
+	cfg      Config
+	kernel   *nft.Netlink
+	families []*writer
+	does     []model.Family // the families there will be
+	// everywhere: node ports answer on every address of some family.
+	everywhere bool
+	metrics    *metrics
+	events     *events
+	checks     *healthChecks
+	wake       chan struct{}
+	fail       context.CancelCauseFunc
+
+	mu    sync.Mutex
+	queue []event
+	// asked are questions that only the loop may answer, since it owns the Models.
+	asked    []func()
+	oldest   time.Time // when the oldest event not yet in the kernel came
+	node     *corev1.Node
+	nodeSeen chan struct{} // closed once the Node has pod CIDRs
+	cidrs    []string      // those local traffic was told by at the start
+	recheck  bool          // the drift check found something
+	others   others        // owned by the drift check
+}
+
+func (r *runner) push(kind string, tell func(*writer)) {
+	now := time.Now()
 	r.mu.Lock()
-	r.queue = append(r.queue, e)
+	r.queue = append(r.queue, event{kind, tell})
 	if r.oldest.IsZero() {
-		r.oldest = time.Now()
+		r.oldest = now
 	}
 	r.mu.Unlock()
+	r.metrics.queued(kind, now)
+	r.stir()
+}
+
+func (r *runner) stir() {
 	select {
 	case r.wake <- struct{}{}:
 	default:
@@ -140,44 +215,68 @@ func (r *runner) push(e event) {
 func (r *runner) loop(ctx context.Context) error {
 	retry := time.NewTimer(0)
 	defer retry.Stop()
+	var last time.Time
+	synced := r.cfg.Synced
 	for {
 		select {
 		case <-ctx.Done():
-			return nil
+			return ended(ctx)
 		case <-r.wake:
 		case <-retry.C:
 		}
-		if err := r.step(); err != nil {
-			r.metrics.failures.Inc()
-			r.cfg.Log.Error("writing service rules failed, trying again", "after", retryAfter, "err", err)
-			retry.Reset(retryAfter)
+		r.answer()
+		if gap := r.cfg.Config.NFTables.MinSyncPeriod.Duration - time.Since(last); gap > 0 {
+			retry.Reset(gap)
+			continue
 		}
+		if err := r.step(); err != nil {
+			wait := retryAfter + rand.N(retryAfter/2)
+			r.metrics.failures.Inc()
+			r.cfg.Log.Error("writing service rules failed, trying again", "after", wait, "err", err)
+			retry.Reset(wait)
+		} else if synced != nil {
+			synced()
+			synced = nil
+		}
+		last = time.Now()
+	}
+}
+
+// ended is why a proxy that was started ends: nil if it was asked to.
+func ended(ctx context.Context) error {
+	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	return nil
+}
+
+// answer runs the questions asked meanwhile.
+func (r *runner) answer() {
+	r.mu.Lock()
+	asked := r.asked
+	r.asked = nil
+	r.mu.Unlock()
+	for _, f := range asked {
+		f()
 	}
 }
 
 func (r *runner) step() error {
 	r.mu.Lock()
-	queue, oldest := r.queue, r.oldest
-	r.queue = nil
+	queue, oldest, recheck := r.queue, r.oldest, r.recheck
+	r.queue, r.recheck = nil, false
 	r.mu.Unlock()
-	for _, e := range queue {
-		for _, w := range r.families {
-			e(w.model)
-		}
-	}
 	var errs []error
 	for _, w := range r.families {
-		start := time.Now()
-		was := w.synced
-		res, err := w.sync()
-		if err != nil {
-			errs = append(errs, err)
-			continue
+		for _, e := range queue {
+			e.tell(w)
 		}
-		r.metrics.observe(w.layout.Family.String(), !was, time.Since(start), res.changes)
-		r.forget(w, res.changes)
-		r.report(w, res, !was, time.Since(start))
+		w.synced = w.synced && !recheck
+		if err := r.sync(w); err != nil {
+			errs = append(errs, err)
+		}
 	}
+	r.metrics.taken(queue)
 	err := errors.Join(errs...)
 	if err == nil {
 		r.mu.Lock()
@@ -190,6 +289,21 @@ func (r *runner) step() error {
 		r.mu.Unlock()
 	}
 	return err
+}
+
+// sync brings one family up to date and does what follows from the change.
+func (r *runner) sync(w *writer) error {
+	start, was := time.Now(), w.synced
+	res, err := w.sync()
+	if err != nil {
+		return err
+	}
+	took := time.Since(start)
+	r.metrics.observe(w, !was, took, res.changes)
+	r.forget(w, res.changes.Stale)
+	r.checks.update(w.layout.Family, res.changes.Health)
+	r.report(w, res, !was, took)
+	return nil
 }
 
 func (r *runner) report(w *writer, res result, first bool, took time.Duration) {
@@ -208,120 +322,124 @@ func (r *runner) report(w *writer, res result, first bool, took time.Duration) {
 			{Name: "rows added", Value: fmt.Sprint(res.added)}, {Name: "rows deleted", Value: fmt.Sprint(res.deleted)}}})
 }
 
-// watch registers the handlers; stop takes them away again.
-func (r *runner) watch() (synced []cache.InformerSynced, stop func(), err error) {
-	var regs []func()
-	stop = func() {
-		for _, f := range regs {
-			f()
-		}
+// podCIDRs completes the layouts where local traffic is told by the Node's
+// pod CIDRs, which may not be there yet.
+func (r *runner) podCIDRs(ctx context.Context, ls []nft.Layout) ([]nft.Layout, error) {
+	if r.cfg.Config.DetectLocalMode != "NodeCIDR" {
+		return ls, nil
 	}
-	add := func(inf cache.SharedIndexInformer, h cache.ResourceEventHandlerFuncs) {
-		reg, e := inf.AddEventHandler(h)
-		if e != nil {
-			err = errors.Join(err, fmt.Errorf("watching for the proxy: %w", e))
-			return
-		}
-		regs = append(regs, func() { _ = inf.RemoveEventHandler(reg) })
-		synced = append(synced, reg.HasSynced)
-	}
-	setService := func(o any) {
-		if s, ok := o.(*corev1.Service); ok {
-			r.push(func(m *model.Model) { m.SetService(s) })
-		}
-	}
-	add(r.cfg.Informers.Core().V1().Services().Informer(), cache.ResourceEventHandlerFuncs{
-		AddFunc: setService, UpdateFunc: func(_, o any) { setService(o) },
-		DeleteFunc: func(o any) {
-			if s, ok := gone(o).(*corev1.Service); ok {
-				r.push(func(m *model.Model) { m.DeleteService(model.Name{Namespace: s.Namespace, Name: s.Name}) })
-			}
-		}})
-	setSlice := func(old, o any) {
-		s, ok := o.(*discoveryv1.EndpointSlice)
-		was, _ := old.(*discoveryv1.EndpointSlice)
-		if !ok || was != nil && was.ResourceVersion == s.ResourceVersion {
-			return
-		}
-		r.push(func(m *model.Model) {
-			if was != nil {
-				m.DeleteSlice(was)
-			}
-			m.SetSlice(s)
-		})
-	}
-	add(r.cfg.Informers.Discovery().V1().EndpointSlices().Informer(), cache.ResourceEventHandlerFuncs{
-		AddFunc: func(o any) { setSlice(nil, o) }, UpdateFunc: setSlice,
-		DeleteFunc: func(o any) {
-			if s, ok := gone(o).(*discoveryv1.EndpointSlice); ok {
-				r.push(func(m *model.Model) { m.DeleteSlice(s) })
-			}
-		}})
-	add(r.cfg.Informers.Core().V1().Nodes().Informer(), cache.ResourceEventHandlerFuncs{
-		AddFunc: r.setNode, UpdateFunc: func(_, o any) { r.setNode(o) },
-		DeleteFunc: func(o any) {
-			if n, ok := gone(o).(*corev1.Node); ok && n.Name == r.cfg.NodeName {
-				r.mu.Lock()
-				r.node = nil
-				r.mu.Unlock()
-			}
-		}})
-	return synced, stop, err
-}
-
-func (r *runner) setNode(o any) {
-	n, ok := o.(*corev1.Node)
-	if !ok || n.Name != r.cfg.NodeName {
-		return
+	wait := time.NewTimer(podCIDRWait)
+	defer wait.Stop()
+	select {
+	case <-r.nodeSeen:
+	case <-wait.C:
+		return nil, fmt.Errorf("detectLocalMode is NodeCIDR, but node %s got no spec.podCIDRs within %s", r.cfg.NodeName, podCIDRWait)
+	case <-ctx.Done():
+		return ls, nil
 	}
 	r.mu.Lock()
-	r.node = n
+	cidrs := r.cidrs
 	r.mu.Unlock()
-	var ips []netip.Addr
-	for _, a := range n.Status.Addresses {
-		if ip, err := netip.ParseAddr(a.Address); err == nil && (a.Type == corev1.NodeInternalIP || a.Type == corev1.NodeExternalIP) {
-			ips = append(ips, ip.Unmap())
-		}
-	}
-	zone := n.Labels[corev1.LabelTopologyZone]
-	ports := r.nodePortAddrs(ips)
-	r.push(func(m *model.Model) {
-		m.SetNode(zone, ips)
-		m.SetNodePortAddrs(ports)
-	})
-}
-
-// nodePortAddrs are the addresses node ports answer on: the node's own, or
-// those of this machine within the configured CIDRs.
-func (r *runner) nodePortAddrs(nodeIPs []netip.Addr) []netip.Addr {
-	cidrs := r.cfg.Config.NodePortAddresses
-	if len(cidrs) == 0 || slices.Equal(cidrs, []string{"primary"}) {
-		return nodeIPs
-	}
-	addrs, err := net.InterfaceAddrs()
-	if err != nil {
-		r.cfg.Log.Error("reading this machine's addresses for node ports", "err", err)
-		return nodeIPs
-	}
-	var out []netip.Addr
-	for _, a := range addrs {
-		p, err := netip.ParsePrefix(a.String())
-		if err != nil {
-			continue
-		}
-		for _, c := range cidrs {
-			if n, err := netip.ParsePrefix(c); err == nil && n.Contains(p.Addr().Unmap()) {
-				out = append(out, p.Addr().Unmap())
-				break
+	for i := range ls {
+		for _, s := range cidrs {
+			p, err := netip.ParsePrefix(s)
+			if err != nil {
+				return nil, fmt.Errorf("reading spec.podCIDRs of node %s: %w", r.cfg.NodeName, err)
+			}
+			if ls[i].Family.Has(p.Addr()) {
+				ls[i].LocalCIDRs = []netip.Prefix{p}
 			}
 		}
 	}
-	return out
+	return ls, nil
 }
 
-func gone(o any) any {
-	if t, ok := o.(cache.DeletedFinalStateUnknown); ok {
-		return t.Obj
+// watchDrift looks, slowly and beside the loop, whether the tables are still
+// what was written, if anybody changed any table since the last look.
+func (r *runner) watchDrift(ctx context.Context) {
+	k, err := nft.Open()
+	if err != nil {
+		r.cfg.Log.Error("changes of the rules by others will go unnoticed", "err", err)
+		return
 	}
-	return o
+	defer k.Close()
+	period := r.cfg.syncPeriod()
+	next := time.NewTimer(period)
+	defer next.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-next.C:
+		}
+		if err := r.checkDrift(ctx, k); err != nil {
+			r.cfg.Log.Warn("checking the service rules", "err", err)
+		}
+		next.Reset(period + rand.N(period/2))
+	}
+}
+
+// checkDrift does one look. What it finds while the loop writes tells
+// nothing, and is left to the next look.
+func (r *runner) checkDrift(ctx context.Context, k *nft.Netlink) error {
+	images, ours, ok := r.images(ctx)
+	if !ok {
+		return nil
+	}
+	gen, err := k.Generation()
+	if err != nil {
+		return err
+	}
+	if !r.others.changed(gen, ours) {
+		return nil // all changes since the last look were our own
+	}
+	for _, i := range images {
+		r.metrics.checks.Inc()
+		intact, err := i.intact(k)
+		if err != nil {
+			return err
+		}
+		after, err := k.Generation()
+		if err != nil {
+			return err
+		}
+		if intact || after != gen {
+			continue
+		}
+		r.metrics.repairs.Inc()
+		r.cfg.Log.Warn("somebody changed the service rules, putting them right", "family", i.w.layout.Family, "table", i.w.table)
+		r.mu.Lock()
+		r.recheck = true
+		r.mu.Unlock()
+		r.stir()
+	}
+	return nil
+}
+
+// images asks the loop what should be in the kernel.
+func (r *runner) images(ctx context.Context) (out []image, applied uint32, ok bool) {
+	done := make(chan struct{})
+	r.ask(func() {
+		for _, w := range r.families {
+			if w.synced {
+				out = append(out, w.image())
+			}
+		}
+		applied = r.kernel.Applied
+		close(done)
+	})
+	select {
+	case <-done:
+		return out, applied, true
+	case <-ctx.Done():
+		return nil, 0, false
+	}
+}
+
+// ask has the loop run f.
+func (r *runner) ask(f func()) {
+	r.mu.Lock()
+	r.asked = append(r.asked, f)
+	r.mu.Unlock()
+	r.stir()
 }

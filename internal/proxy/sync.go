@@ -1,8 +1,12 @@
 package proxy
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
 
 	"github.com/berth-dev/berth/internal/proxy/model"
 	"github.com/berth-dev/berth/internal/proxy/nft"
@@ -14,9 +18,14 @@ type writer struct {
 	layout nft.Layout
 	table  string
 	model  *model.Model
-	// chains are those that exist, so that a class is built once.
-	chains map[string]bool
-	synced bool
+	// classes are those whose set and chain exist.
+	classes map[model.Class]bool
+	// cidrs are the ranges Services take their addresses from; cidrsDirty
+	// says that the kernel has not been told.
+	cidrs      []netip.Prefix
+	cidrsDirty bool
+	sums       sums
+	synced     bool
 }
 
 // result is what one sync did.
@@ -33,39 +42,68 @@ func (w *writer) sync() (result, error) {
 		return w.first()
 	}
 	c := w.model.Commit()
-	if c.Empty() {
+	if c.Empty() && !w.cidrsDirty {
 		return result{changes: c}, nil
 	}
-	tx := nft.NewTx(w.layout.Family, w.table)
+	return w.write(nft.NewTx(w.layout.Family, w.table), c)
+}
+
+// write applies tx with c appended. If it fails the Model has moved on, and
+// only a look at the whole table repairs that.
+func (w *writer) write(tx *nft.Tx, c *model.Changes) (result, error) {
 	w.append(tx, c)
 	if err := w.kernel.Apply(tx); err != nil {
-		// The Model has moved on; only a whole look repairs that.
 		w.synced = false
 		return result{}, err
 	}
+	w.synced, w.cidrsDirty = true, false
+	w.sums.follow(w.layout.Family, c)
 	del, add := c.Count(w.layout.Family)
 	return result{added: add, deleted: del, changes: c}, nil
 }
 
-func (w *writer) append(tx *nft.Tx, c *model.Changes) {
-	for _, id := range c.Classes {
-		if name := id.Class.Name(); !w.chains[name] {
-			w.layout.AddClass(tx, id)
-			w.chains[name] = true
-		}
-	}
-	for _, verb := range []nft.Verb{nft.DeleteRows, nft.AddRows} {
-		rows := c.Del
-		if verb == nft.AddRows {
-			rows = c.Add
-		}
-		for t := range rows {
-			if s := model.Table(t).Shape(w.layout.Family); len(rows[t]) > 0 {
-				tx.Add(nft.Op{Verb: verb, Name: s.Name, Shape: s, Rows: rows[t]})
-			}
-		}
+// setCIDRs says which ranges Services take their addresses from.
+func (w *writer) setCIDRs(cidrs []netip.Prefix) {
+	if !slices.Equal(w.cidrs, cidrs) {
+		w.cidrs, w.cidrsDirty = cidrs, true
 	}
 }
+
+// append orders a difference so that nothing points to what is not there.
+func (w *writer) append(tx *nft.Tx, c *model.Changes) {
+	order := c.Ordered()
+	for _, s := range order {
+		if d := c.Sets[s]; classed(s.Table) && !w.classes[s.Class] && len(d.Add) > 0 {
+			w.layout.AddClass(tx, s.Class)
+			w.classes[s.Class] = true
+		}
+	}
+	for _, ch := range c.Chains {
+		if len(ch.Endpoints) > 0 {
+			w.layout.WriteSticky(tx, ch)
+		}
+	}
+	for _, s := range order {
+		if shape, d := s.Shape(w.layout.Family), c.Sets[s]; len(d.Del) > 0 {
+			tx.Add(nft.Op{Verb: nft.DeleteRows, Name: shape.Name, Shape: shape, Rows: d.Del})
+		}
+	}
+	for _, s := range order {
+		if shape, d := s.Shape(w.layout.Family), c.Sets[s]; len(d.Add) > 0 {
+			tx.Add(nft.Op{Verb: nft.AddRows, Name: shape.Name, Shape: shape, Rows: d.Add})
+		}
+	}
+	for _, ch := range c.Chains {
+		if len(ch.Endpoints) == 0 {
+			w.layout.DeleteSticky(tx, ch)
+		}
+	}
+	if w.cidrsDirty {
+		w.layout.DropCIDRs(tx, w.cidrs)
+	}
+}
+
+func classed(t model.Table) bool { return t == model.VIPs || t == model.NodePorts }
 
 // first makes the kernel hold what the Model wants, whatever is there: a
 // table of this layout is adopted row by row, without touching those that
@@ -75,83 +113,164 @@ func (w *writer) first() (result, error) {
 	if err != nil {
 		return result{}, err
 	}
-	fresh := held == nil
-	if held == nil {
-		held = &contents{}
-	}
 	w.model.Reset()
-	held.endpoints(w.layout.Family, w.model.Seed)
-	c := w.model.Commit()
+	w.classes, w.sums, w.cidrsDirty = map[model.Class]bool{}, sums{}, true
 	tx := nft.NewTx(w.layout.Family, w.table)
-	w.chains = map[string]bool{}
-	if fresh {
+	if held == nil {
 		tx.Add(nft.Op{Verb: nft.AddTable})
 		tx.Add(nft.Op{Verb: nft.DeleteTable})
 		tx.Add(nft.Op{Verb: nft.AddTable})
 		w.layout.Build(tx)
-	} else {
-		for _, id := range c.Classes {
-			if held.classes[id.ID] == id.Class.Name() {
-				w.chains[id.Class.Name()] = true
-			}
+		return w.write(tx, w.model.Commit())
+	}
+	c := w.adopt(held)
+	whole := maps.Clone(w.sums)
+	res, err := w.write(tx, c)
+	w.sums, res.adopted = whole, true
+	return res, err
+}
+
+// adopt makes the Model go on from what the kernel holds, and returns what
+// is to be changed there.
+func (w *writer) adopt(held *contents) *model.Changes {
+	for _, t := range []model.Table{model.Endpoints, model.NodePortEndpoints} {
+		for k, v := range held.rows[model.Set{Table: t}] {
+			w.model.Seed(t, []byte(k), []byte(v))
 		}
-		held.diff(w.layout.Family, c)
 	}
-	w.append(tx, c)
-	if err := w.kernel.Apply(tx); err != nil {
-		return result{}, err
+	c := w.model.Commit()
+	w.classes, w.sums = map[model.Class]bool{}, sums{}
+	for s := range held.rows {
+		if classed(s.Table) {
+			w.classes[s.Class] = true
+		}
 	}
-	w.synced = true
-	del, add := c.Count(w.layout.Family)
-	return result{added: add, deleted: del, adopted: !fresh, changes: c}, nil
+	w.sums.follow(w.layout.Family, c)
+	held.diff(w.layout.Family, c)
+	return c
 }
 
 // contents is what a table holds.
 type contents struct {
-	classes map[uint32]string
-	rows    [model.NumTables]map[string]string
+	rows  map[model.Set]map[string]string
+	rules map[string]int
+	// sticky are the chains of service ports with affinity.
+	sticky map[stickyKey]bool
+}
+
+type stickyKey struct {
+	id   uint32
+	pool model.Pool
 }
 
 // read returns what our table holds, or nil when there is no table of our
-// layout.
+// layout or its rules are not all there.
 func (w *writer) read() (*contents, error) {
-	chains, err := w.kernel.Chains(w.layout.Family, w.table)
+	f := w.layout.Family
+	chains, err := w.kernel.Chains(f, w.table)
 	if err != nil {
 		return nil, err
 	}
 	if !w.layout.Matches(chains) {
 		return nil, nil
 	}
-	c := &contents{}
-	if c.classes, err = nft.Classes(w.kernel, w.layout.Family, w.table); err != nil {
+	c := &contents{rows: map[model.Set]map[string]string{}, sticky: map[stickyKey]bool{}}
+	for _, name := range chains {
+		if id, pool, ok := nft.ParseStickyName(name); ok {
+			c.sticky[stickyKey{id, pool}] = true
+		}
+	}
+	if c.rules, err = w.kernel.Rules(f, w.table); err != nil {
 		return nil, err
 	}
-	for t := range c.rows {
-		c.rows[t] = map[string]string{}
-		err := w.kernel.Rows(w.layout.Family, w.table, model.Table(t).Shape(w.layout.Family).Name, func(k, v []byte) bool {
-			c.rows[t][string(k)] = string(v)
+	known, err := w.sets()
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range known {
+		shape := s.Shape(f)
+		rows := map[string]string{}
+		if err := w.kernel.Rows(f, w.table, shape.Name, func(k, v []byte) bool {
+			rows[string(k)] = string(value(shape, v))
 			return true
-		})
-		if err != nil {
+		}); err != nil {
 			return nil, err
 		}
+		c.rows[s] = rows
+	}
+	if !w.complete(c) {
+		return nil, nil
 	}
 	return c, nil
 }
 
-func (c *contents) endpoints(f model.Family, seed func(k, v []byte)) {
-	for k, v := range c.rows[model.Endpoints] {
-		if s := model.Endpoints.Shape(f); len(k) == s.Key && len(v) == s.Value {
-			seed([]byte(k), []byte(v))
+// sets lists the table's sets of ours, those of classes included.
+func (w *writer) sets() ([]model.Set, error) {
+	names, err := w.kernel.Sets(w.layout.Family, w.table)
+	if err != nil {
+		return nil, err
+	}
+	var out []model.Set
+	for _, name := range names {
+		if class, ok := model.ClassByName(name); ok {
+			t := model.VIPs
+			if class.NodePort {
+				t = model.NodePorts
+			}
+			out = append(out, model.Set{Table: t, Class: class})
+			continue
+		}
+		for t := model.Table(0); int(t) < model.NumTables; t++ {
+			if s := (model.Set{Table: t}); !classed(t) && s.Shape(w.layout.Family).Name == name {
+				out = append(out, s)
+			}
 		}
 	}
+	return out, nil
 }
 
-// diff turns the rows of a whole Model in ch.Add into the difference from
-// what is held.
+// value turns what the kernel says a row leads to into the Model's form.
+func value(s model.Shape, v []byte) []byte {
+	if !s.Chain {
+		return v
+	}
+	id, pool, _ := nft.ParseStickyName(string(v))
+	return model.ChainValue(id, pool)
+}
+
+// complete says whether every chain has as many rules as it should have.
+func (w *writer) complete(c *contents) bool {
+	tx := nft.NewTx(w.layout.Family, w.table)
+	w.layout.Build(tx)
+	for s := range c.rows {
+		if classed(s.Table) {
+			w.layout.AddClass(tx, s.Class)
+		}
+	}
+	want := map[string]int{}
+	for _, o := range tx.Ops {
+		if o.Verb == nft.AddRule {
+			want[o.Name]++
+		}
+	}
+	for chain, n := range want {
+		if c.rules[chain] != n {
+			return false
+		}
+	}
+	return true
+}
+
+// diff turns the whole of a Model in ch into the difference from what is held.
 func (c *contents) diff(f model.Family, ch *model.Changes) {
-	for t := range c.rows {
-		s := model.Table(t).Shape(f)
+	c.diffChains(f, ch)
+	for s := range c.rows {
+		if ch.Sets[s] == nil {
+			ch.Sets[s] = &model.Delta{}
+		}
+	}
+	for set, d := range ch.Sets {
+		s, have := set.Shape(f), c.rows[set]
 		var add, del []byte
 		remove := func(k, v string) {
 			del = append(del, k...)
@@ -159,23 +278,51 @@ func (c *contents) diff(f model.Family, ch *model.Changes) {
 				del = append(del, v...)
 			}
 		}
-		for rest := ch.Add[t]; len(rest) > 0; rest = rest[s.Stride():] {
+		for rest := d.Add; len(rest) > 0; rest = rest[s.Stride():] {
 			k, v := string(rest[:s.Key]), string(rest[s.Key:s.Stride()])
-			have, ok := c.rows[t][k]
-			delete(c.rows[t], k)
-			if ok && have == v {
+			held, ok := have[k]
+			delete(have, k)
+			if ok && held == v {
 				continue
 			}
 			if ok {
-				remove(k, have)
+				remove(k, held)
 			}
 			add = append(add, rest[:s.Stride()]...)
 		}
-		for k, v := range c.rows[t] {
+		for k, v := range have {
 			remove(k, v)
 		}
-		ch.Add[t], ch.Del[t] = add, del
+		d.Add, d.Del = add, del
 	}
+}
+
+// diffChains keeps the affinity chains that must be written: those whose
+// hash differs or whose rules are not all there. What is held beyond them goes.
+func (c *contents) diffChains(f model.Family, ch *model.Changes) {
+	versions := model.Set{Table: model.StickyChains}
+	want := map[string]string{}
+	if d := ch.Sets[versions]; d != nil {
+		s := versions.Shape(f)
+		for rest := d.Add; len(rest) > 0; rest = rest[s.Stride():] {
+			want[string(rest[:s.Key])] = string(rest[s.Key:s.Stride()])
+		}
+	}
+	var out []model.StickyChain
+	for _, chain := range ch.Chains {
+		key := stickyKey{chain.ID, chain.Pool}
+		id := string(model.ChainValue(chain.ID, chain.Pool))
+		right := c.sticky[key] && c.rows[versions][id] == want[id] && c.rules[nft.StickyName(chain.ID, chain.Pool)] == 2*len(chain.Endpoints)
+		delete(c.sticky, key)
+		if !right {
+			out = append(out, chain)
+		}
+	}
+	for key := range c.sticky {
+		out = append(out, model.StickyChain{ID: key.id, Pool: key.pool})
+	}
+	slices.SortFunc(out, func(a, b model.StickyChain) int { return cmp.Or(cmp.Compare(a.ID, b.ID), cmp.Compare(a.Pool, b.Pool)) })
+	ch.Chains = out
 }
 
 // Cleanup removes the tables of an instance in both families, and nothing
@@ -189,9 +336,13 @@ func Cleanup(instance string) error {
 		return err
 	}
 	defer k.Close()
+	return deleteTables(k, instance)
+}
+
+func deleteTables(k nft.Kernel, name string) error {
 	var errs []error
 	for _, f := range []model.Family{model.V4, model.V6} {
-		tx := nft.NewTx(f, instance)
+		tx := nft.NewTx(f, name)
 		// Adding first makes the deletion succeed on what is not there.
 		tx.Add(nft.Op{Verb: nft.AddTable})
 		tx.Add(nft.Op{Verb: nft.DeleteTable})

@@ -25,13 +25,14 @@ import (
 // patience bounds every wait; a wait ends as soon as its condition holds.
 const patience = 90 * time.Second
 
-// cluster is one `berth up` of its own data directory and ports.
+// cluster is one `berth up` (or server) of its own data directory and ports.
 type cluster struct {
-	t     testing.TB
-	bin   string // directory of the built binaries
-	dir   string // data directory
-	first int    // first port
-	extra []string
+	t       testing.TB
+	command string
+	bin     string // directory of the built binaries
+	dir     string // data directory
+	first   int    // first port
+	extra   []string
 
 	client  kubernetes.Interface
 	changes *broadcast
@@ -53,7 +54,7 @@ func newCluster(t testing.TB, extra ...string) *cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &cluster{t: t, bin: bin, dir: dir, first: freePorts(t, 7), extra: extra}
+	c := &cluster{t: t, command: "up", bin: bin, dir: dir, first: freePorts(t, 7), extra: extra}
 	t.Cleanup(func() {
 		if t.Failed() {
 			c.dumpLogs()
@@ -105,7 +106,7 @@ func (c *cluster) up() string {
 }
 
 func (c *cluster) tryUp() (string, error) {
-	args := append([]string{"up", "--detach", "--data-dir", c.dir, "--ports-from", strconv.Itoa(c.first)}, c.extra...)
+	args := append([]string{c.command, "--detach", "--data-dir", c.dir, "--ports-from", strconv.Itoa(c.first)}, c.extra...)
 	return c.tryBerth(args...)
 }
 

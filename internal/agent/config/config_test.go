@@ -4,6 +4,9 @@ import (
 	"bytes"
 	"flag"
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -64,6 +67,38 @@ func TestEveryFieldHasARow(t *testing.T) {
 }
 
 // TestDocumentation keeps the table for users equal to the one in code.
+// TestEveryFlagIsUsed looks for a reader of each setting that exists as a flag
+// only, outside of where the flags are declared.
+func TestEveryFlagIsUsed(t *testing.T) {
+	used := map[string]bool{}
+	for _, pattern := range []string{"load.go", "../launch/*.go", "../../cli/agent.go"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil || len(files) == 0 {
+			t.Fatalf("no files %s: %v", pattern, err)
+		}
+		for _, name := range files {
+			if strings.HasSuffix(name, "_test.go") {
+				continue
+			}
+			file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ast.Inspect(file, func(n ast.Node) bool {
+				if s, ok := n.(*ast.SelectorExpr); ok {
+					used[s.Sel.Name] = true
+				}
+				return true
+			})
+		}
+	}
+	for i := range reflect.TypeFor[Agent]().NumField() {
+		if name := reflect.TypeFor[Agent]().Field(i).Name; !used[name] {
+			t.Errorf("nobody reads the flag in Agent.%s: it would be ignored silently", name)
+		}
+	}
+}
+
 func TestDocumentation(t *testing.T) {
 	var out bytes.Buffer
 	out.WriteString("# KubeletConfiguration v1beta1 in berth\n\nGenerated from the table in the code by `go test ./internal/agent/config -args -rewrite`.\n\n" +
@@ -225,24 +260,36 @@ func TestReportFrequencyFollowsAnExplicitUpdateFrequency(t *testing.T) {
 
 func TestRefusals(t *testing.T) {
 	for text, want := range map[string]string{
-		"maxPodz: 5":                                "maxPodz",
-		"maxPods: 5\nmaxPods: 6":                    "maxPods",
-		"maxPods: many":                             "maxPods",
-		"runOnce: true":                             "field runOnce (",
-		"cpuManagerPolicy: static":                  "field cpuManagerPolicy (",
-		"tracing: {samplingRatePerMillion: 5}":      "field tracing.samplingRatePerMillion (",
-		"evictionHard: {memory.free: 5%}":           "evictionHard.memory.free is no signal",
-		"evictionSoft: {memory.available: 5%}":      "needs evictionSoftGracePeriod.memory.available",
-		"evictionHard: {memory.available: 105%}":    "between 0% and 100%",
-		"featureGates: {Unheard: true}":             "featureGates.Unheard is not known",
-		"featureGates: {MemoryQoS: true}":           "featureGates.MemoryQoS cannot be true",
-		"authorization: {mode: RBAC}":               "allowed are Webhook and AlwaysAllow",
-		"imageGCHighThresholdPercent: 50":           "must be below",
-		"enforceNodeAllocatable: [kube-reserved]":   "berth enforces pods or none",
-		"systemReserved: {gpu: '1'}":                "systemReserved.gpu",
-		"tlsCertFile: a":                            "must be set together",
-		"shutdownGracePeriodCriticalPods: 5s":       "must not be above shutdownGracePeriod",
-		"registerWithTaints: [{key: a, effect: X}]": "allowed are NoSchedule",
+		"maxPodz: 5":                                             "maxPodz",
+		"maxPods: 5\nmaxPods: 6":                                 "maxPods",
+		"maxPods: many":                                          "maxPods",
+		"runOnce: true":                                          "field runOnce (",
+		"cpuManagerPolicy: dynamic":                              "allowed are none and static",
+		"cpuManagerPolicyOptions: {fast: 'true'}":                "cpuManagerPolicyOptions[fast] is not known",
+		"topologyManagerPolicy: strict":                          "allowed are none, best-effort, restricted, single-numa-node",
+		"memorySwap: {swapBehavior: UnlimitedSwap}":              "allowed are NoSwap and LimitedSwap",
+		"topologyManagerScope: node":                             "allowed are container and pod",
+		"memoryManagerPolicy: static":                            "allowed are None and Static",
+		"reservedMemory: [{numaNode: 0, limits: {memory: 1Gi}}]": "needs memoryManagerPolicy Static",
+		"reservedSystemCPUs: 0-x":                                "must be a list of processors",
+		"reservedSystemCPUs: '0'\nsystemReservedCgroup: /system": "excludes systemReservedCgroup",
+		"enforceNodeAllocatable: [none, pods]":                   "none beside others",
+		"enforceNodeAllocatable: [pods, system]":                 "allowed are pods, system-reserved",
+		"tracing: {samplingRatePerMillion: 5}":                   "field tracing.samplingRatePerMillion (",
+		"evictionHard: {memory.free: 5%}":                        "evictionHard.memory.free is no signal",
+		"evictionSoft: {memory.available: 5%}":                   "needs evictionSoftGracePeriod.memory.available",
+		"evictionHard: {memory.available: 105%}":                 "between 0% and 100%",
+		"featureGates: {Unheard: true}":                          "featureGates.Unheard is not known",
+		"featureGates: {MemoryQoS: true}":                        "featureGates.MemoryQoS cannot be true",
+		"authorization: {mode: RBAC}":                            "allowed are Webhook and AlwaysAllow",
+		"imageGCHighThresholdPercent: 50":                        "must be below",
+		"enforceNodeAllocatable: [kube-reserved]":                "needs kubeReservedCgroup",
+		"systemReserved: {gpu: '1'}":                             "systemReserved.gpu",
+		"imagePullCredentialsVerificationPolicy: Sometimes":      "allowed are [NeverVerify NeverVerifyPreloadedImages",
+		"preloadedImagesVerificationAllowlist: [r.example/a]":    "needs imagePullCredentialsVerificationPolicy NeverVerifyAllowlistedImages",
+		"tlsCertFile: a":                                         "must be set together",
+		"shutdownGracePeriodCriticalPods: 5s":                    "must not be above shutdownGracePeriod",
+		"registerWithTaints: [{key: a, effect: X}]":              "allowed are NoSchedule",
 	} {
 		_, err := load(t, map[string]string{"c.yaml": header + text + "\n"}, "--config=DIR/c.yaml")
 		if err == nil || !strings.Contains(err.Error(), want) {

@@ -28,10 +28,7 @@ type Field struct {
 	Note string
 }
 
-const (
-	noStaticCPU = "exclusive resources are not assigned by this version; leave it out"
-	noFilter    = "the agent writes no packet filter rules; `berth proxy` owns them"
-)
+const noFilter = "the agent writes no packet filter rules; `berth proxy` owns them"
 
 // Fields is the table of all fields of KubeletConfiguration v1beta1.
 var Fields = []Field{
@@ -60,8 +57,8 @@ var Fields = []Field{
 	{"authorization.webhook", Honoured, "SubjectAccessReview"},
 	{"registryPullQPS", Honoured, ""},
 	{"registryBurst", Honoured, ""},
-	{"imagePullCredentialsVerificationPolicy", Refused, "use the AlwaysPullImages admission plugin to have credentials checked"},
-	{"preloadedImagesVerificationAllowlist", Refused, "use the AlwaysPullImages admission plugin to have credentials checked"},
+	{"imagePullCredentialsVerificationPolicy", Honoured, ""},
+	{"preloadedImagesVerificationAllowlist", Honoured, "only with the policy NeverVerifyAllowlistedImages"},
 	{"eventRecordQPS", Subsumed, "events are sent in the background, repeated ones are merged"},
 	{"eventBurst", Subsumed, "events are sent in the background, repeated ones are merged"},
 	{"enableDebuggingHandlers", Honoured, ""},
@@ -85,14 +82,14 @@ var Fields = []Field{
 	{"cgroupRoot", Honoured, ""},
 	{"cgroupsPerQOS", Honoured, ""},
 	{"cgroupDriver", Honoured, "the runtime's own answer wins where it gives one"},
-	{"cpuManagerPolicy", Refused, noStaticCPU},
+	{"cpuManagerPolicy", Honoured, "none or static; a change needs `cpu_manager_state` removed"},
 	{"singleProcessOOMKill", Honoured, ""},
-	{"cpuManagerPolicyOptions", Refused, noStaticCPU},
-	{"cpuManagerReconcilePeriod", Refused, noStaticCPU},
-	{"memoryManagerPolicy", Refused, noStaticCPU},
-	{"topologyManagerPolicy", Refused, noStaticCPU},
-	{"topologyManagerScope", Refused, noStaticCPU},
-	{"topologyManagerPolicyOptions", Refused, noStaticCPU},
+	{"cpuManagerPolicyOptions", Honoured, "all six options; no gate is needed"},
+	{"cpuManagerReconcilePeriod", Honoured, "containers move when the shared processors change; this is how often all are set anew without a reason"},
+	{"memoryManagerPolicy", Honoured, "None or Static; a change needs `memory_manager_state` removed"},
+	{"topologyManagerPolicy", Honoured, ""},
+	{"topologyManagerScope", Honoured, ""},
+	{"topologyManagerPolicyOptions", Honoured, "prefer-closest-numa-nodes, max-allowable-numa-nodes"},
 	{"qosReserved", Refused, "use `systemReserved` and `kubeReserved`"},
 	{"runtimeRequestTimeout", Honoured, ""},
 	{"hairpinMode", Subsumed, "the network plugin decides"},
@@ -125,7 +122,7 @@ var Fields = []Field{
 	{"iptablesDropBit", Subsumed, noFilter},
 	{"featureGates", Honoured, "a gate berth does not know, or cannot switch, is refused by name"},
 	{"failSwapOn", Honoured, ""},
-	{"memorySwap.swapBehavior", Honoured, "LimitedSwap needs cgroup v2"},
+	{"memorySwap.swapBehavior", Honoured, "NoSwap or LimitedSwap, which needs cgroup v2"},
 	{"containerLogMaxSize", Honoured, ""},
 	{"containerLogMaxFiles", Honoured, ""},
 	{"containerLogMaxWorkers", Honoured, ""},
@@ -133,11 +130,11 @@ var Fields = []Field{
 	{"configMapAndSecretChangeDetectionStrategy", Subsumed, "always watched"},
 	{"systemReserved", Honoured, ""},
 	{"kubeReserved", Honoured, ""},
-	{"reservedSystemCPUs", Refused, "use `systemReserved` with cpu"},
+	{"reservedSystemCPUs", Honoured, "takes the place of cpu in `systemReserved` and `kubeReserved`"},
 	{"showHiddenMetricsForVersion", Refused, "no metric is hidden"},
-	{"systemReservedCgroup", Refused, "only `pods` is enforced: put limits on the system slice with systemd"},
-	{"kubeReservedCgroup", Refused, "only `pods` is enforced: put limits on the runtime's slice with systemd"},
-	{"enforceNodeAllocatable", Honoured, "`pods` or `none`; other values are refused"},
+	{"systemReservedCgroup", Honoured, "must exist"},
+	{"kubeReservedCgroup", Honoured, "must exist"},
+	{"enforceNodeAllocatable", Honoured, "pods, system-reserved, kube-reserved, the -compressible two (cpu alone), none"},
 	{"allowedUnsafeSysctls", Honoured, ""},
 	{"defaultPodSysctls", Refused, "set sysctls in the pod"},
 	{"volumePluginDir", Refused, "flexVolume is not supported: use a CSI driver"},
@@ -149,12 +146,12 @@ var Fields = []Field{
 	{"logging.vmodule", Refused, "use `logging.verbosity`"},
 	{"logging.options", Subsumed, "lines are written at once"},
 	{"enableSystemLogHandler", Honoured, ""},
-	{"enableSystemLogQuery", Refused, "files below /var/log are served at /logs/"},
+	{"enableSystemLogQuery", Honoured, "`/logs/?query=`: a service's file below /var/log, else the journal (journalctl)"},
 	{"shutdownGracePeriod", Honoured, ""},
 	{"shutdownGracePeriodCriticalPods", Honoured, ""},
 	{"shutdownGracePeriodByPodPriority", Honoured, ""},
 	{"crashLoopBackOff.maxContainerRestartPeriod", Honoured, ""},
-	{"reservedMemory", Refused, noStaticCPU},
+	{"reservedMemory", Honoured, "must sum up to what node allocatable reserves"},
 	{"enableProfilingHandler", Honoured, ""},
 	{"enableDebugFlagsHandler", Honoured, ""},
 	{"seccompDefault", Honoured, ""},
@@ -167,7 +164,7 @@ var Fields = []Field{
 	{"containerRuntimeEndpoint", Honoured, ""},
 	{"imageServiceEndpoint", Honoured, ""},
 	{"failCgroupV1", Subsumed, "cgroup v1 is supported; the value decides nothing"},
-	{"userNamespaces.idsPerPod", Refused, "only 65536"},
+	{"userNamespaces.idsPerPod", Honoured, "a multiple of 65536"},
 }
 
 // fieldFor finds the row of a leaf: its own, or that of a struct above it.

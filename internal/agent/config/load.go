@@ -11,6 +11,7 @@ import (
 	"sort"
 	"strings"
 
+	"github.com/spf13/pflag"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 )
 
@@ -29,6 +30,8 @@ type Effective struct {
 	Sources map[string]string
 	// Notes are to be logged at start: what is accepted but done differently.
 	Notes []string
+	// Flags are all flags with their values, given or not.
+	Flags map[string]string
 
 	values map[string]any
 }
@@ -47,6 +50,28 @@ func DefaultEvictionHard() map[string]string {
 
 // Defaults returns the configuration that applies if nothing is set.
 func Defaults() (*Effective, error) { return assemble(nil, Agent{}) }
+
+// Over returns the defaults, the configuration base over them, and the file at
+// path, if any, over both.
+func Over(base []byte, path string) (*Effective, error) {
+	cfg, err := decodeStrict("the configuration built in", base)
+	if err != nil {
+		return nil, err
+	}
+	fields, err := set(cfg)
+	if err != nil {
+		return nil, err
+	}
+	layers := []layer{{source: SourceDefault, fields: fields}}
+	if path != "" {
+		read, err := readLayer(path)
+		if err != nil {
+			return nil, err
+		}
+		layers = append(layers, read)
+	}
+	return assemble(layers, Agent{})
+}
 
 // layer is one origin of settings.
 type layer struct {
@@ -85,7 +110,13 @@ func Load(flags *Flags) (*Effective, error) {
 	if err != nil {
 		return nil, err
 	}
-	return assemble(append(layers, given...), flags.Agent)
+	e, err := assemble(append(layers, given...), flags.Agent)
+	if err != nil {
+		return nil, err
+	}
+	e.Flags = map[string]string{}
+	flags.set.VisitAll(func(f *pflag.Flag) { e.Flags[f.Name] = f.Value.String() })
+	return e, nil
 }
 
 func readLayer(path string) (layer, error) {

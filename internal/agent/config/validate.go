@@ -29,7 +29,17 @@ var gateValues = map[string]bool{
 	"MemoryQoS":                              false,
 	"KubeletTracing":                         false,
 	"NodeLogQuery":                           false,
-	"CPUManagerPolicyAlphaOptions":           false,
+	"CPUManagerPolicyOptions":                true,
+	"CPUManagerPolicyAlphaOptions":           true,
+	"CPUManagerPolicyBetaOptions":            true,
+	"TopologyManagerPolicyOptions":           true,
+	"TopologyManagerPolicyAlphaOptions":      true,
+	"TopologyManagerPolicyBetaOptions":       true,
+	"DisableCPUQuotaWithExclusiveCPUs":       true,
+	"DynamicResourceAllocation":              true,
+	"ResourceHealthStatus":                   true,
+	"KubeletPodResourcesGet":                 true,
+	"KubeletPodResourcesDynamicResources":    true,
 }
 
 // evictionSignals are the signals that thresholds may name.
@@ -44,6 +54,17 @@ func (p *problems) check(bad bool, format string, args ...any) {
 	}
 }
 
+// images checks who may use images that are on the node already.
+func (p *problems) images(cfg *kubeletv1beta1.KubeletConfiguration) {
+	policies := []kubeletv1beta1.ImagePullCredentialsVerificationPolicy{
+		kubeletv1beta1.NeverVerify, kubeletv1beta1.NeverVerifyPreloadedImages, kubeletv1beta1.NeverVerifyAllowlistedImages, kubeletv1beta1.AlwaysVerify,
+	}
+	policy := cfg.ImagePullCredentialsVerificationPolicy
+	p.check(policy != "" && !slices.Contains(policies, policy), "imagePullCredentialsVerificationPolicy is %q: allowed are %v", policy, policies)
+	p.check(len(cfg.PreloadedImagesVerificationAllowlist) > 0 && policy != kubeletv1beta1.NeverVerifyAllowlistedImages,
+		"preloadedImagesVerificationAllowlist needs imagePullCredentialsVerificationPolicy %s", kubeletv1beta1.NeverVerifyAllowlistedImages)
+}
+
 // validate checks values that the types allow and the agent cannot work with.
 func validate(cfg *kubeletv1beta1.KubeletConfiguration) []string {
 	var p problems
@@ -55,6 +76,7 @@ func validate(cfg *kubeletv1beta1.KubeletConfiguration) []string {
 		p.check(field.value < field.least || field.value > 65535, "%s is %d: allowed are %d to 65535", field.name, field.value, field.least)
 	}
 	p.check(cfg.ReadOnlyPort != 0 && cfg.ReadOnlyPort == cfg.Port, "readOnlyPort and port are both %d", cfg.Port)
+	p.images(cfg)
 	p.check(cfg.MaxPods < 0, "maxPods is %d: must not be negative", cfg.MaxPods)
 	p.check(cfg.PodsPerCore < 0, "podsPerCore is %d: must not be negative", cfg.PodsPerCore)
 	p.check(cfg.NodeLeaseDurationSeconds <= 0, "nodeLeaseDurationSeconds is %d: must be positive", cfg.NodeLeaseDurationSeconds)
@@ -76,10 +98,6 @@ func validate(cfg *kubeletv1beta1.KubeletConfiguration) []string {
 	if limit := cfg.CrashLoopBackOff.MaxContainerRestartPeriod.Duration; limit < time.Second || limit > 5*time.Minute {
 		p.check(true, "crashLoopBackOff.maxContainerRestartPeriod is %v: allowed are 1s to 5m", limit)
 	}
-	for _, value := range cfg.EnforceNodeAllocatable {
-		p.check(value != "pods" && value != "none", "enforceNodeAllocatable has %q: berth enforces pods or none", value)
-	}
-	p.check(slices.Contains(cfg.EnforceNodeAllocatable, "pods") && !*cfg.CgroupsPerQOS, "enforceNodeAllocatable with pods needs cgroupsPerQOS")
 	for _, gate := range slices.Sorted(maps.Keys(cfg.FeatureGates)) {
 		only, known := gateValues[gate]
 		p.check(!known, "featureGates.%s is not known to berth: leave it out", gate)
@@ -91,6 +109,8 @@ func validate(cfg *kubeletv1beta1.KubeletConfiguration) []string {
 			"registerWithTaints[%d] has effect %q: allowed are NoSchedule, PreferNoSchedule and NoExecute", i, taint.Effect)
 	}
 	validateReserved(&p, cfg)
+	validateEnforced(&p, cfg)
+	validateManagers(&p, cfg)
 	validateEviction(&p, cfg)
 	validateShutdown(&p, cfg)
 	return p

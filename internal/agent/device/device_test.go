@@ -21,8 +21,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
-	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 	"pgregory.net/rapid"
+
+	"github.com/berth-dev/berth/internal/agent/resource/topology"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -35,6 +36,7 @@ type sample struct {
 	pluginapi.UnimplementedDevicePluginServer
 	t       *testing.T
 	dir     string
+	socket  string
 	server  *grpc.Server
 	changes chan []*pluginapi.Device
 
@@ -46,10 +48,16 @@ type sample struct {
 
 func startSample(t *testing.T, dir string, devices ...string) *sample {
 	t.Helper()
-	s := &sample{t: t, dir: dir, server: grpc.NewServer(), changes: make(chan []*pluginapi.Device, 10)}
-	socket := filepath.Join(dir, "sample.sock")
-	os.Remove(socket)
-	listener, err := net.Listen("unix", socket)
+	s := serveSample(t, dir, devices...)
+	s.register()
+	return s
+}
+
+func serveSample(t *testing.T, dir string, devices ...string) *sample {
+	t.Helper()
+	s := &sample{t: t, dir: dir, socket: filepath.Join(dir, "sample.sock"), server: grpc.NewServer(), changes: make(chan []*pluginapi.Device, 10)}
+	os.Remove(s.socket)
+	listener, err := net.Listen("unix", s.socket)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +69,6 @@ func startSample(t *testing.T, dir string, devices ...string) *sample {
 		wg.Wait()
 	})
 	s.show(devices...)
-	s.register()
 	return s
 }
 
@@ -138,39 +145,32 @@ func (s *sample) PreStartContainer(_ context.Context, req *pluginapi.PreStartCon
 // agent is a Manager with what it told of itself.
 type agent struct {
 	*Manager
-	t      *testing.T
-	offers chan string
-	mu     sync.Mutex
-	pods   []*v1.Pod
-	stop   func()
+	t       *testing.T
+	offers  chan string
+	changed chan types.UID
+	stop    func()
 }
 
-func startAgent(t *testing.T, root string, pods ...*v1.Pod) *agent {
+func startAgent(t *testing.T, root string) *agent {
 	t.Helper()
-	a := &agent{t: t, offers: make(chan string, 100), pods: pods}
+	a := &agent{t: t, offers: make(chan string, 100), changed: make(chan types.UID, 100)}
 	m, err := New(Config{Log: slog.New(slog.DiscardHandler), RootDir: root,
 		Offer: func(capacity, allocatable v1.ResourceList) {
 			all, healthy := capacity[thing], allocatable[thing]
 			a.offers <- fmt.Sprintf("%d/%d", healthy.Value(), all.Value())
 		},
-		Pods: func() []*v1.Pod {
-			a.mu.Lock()
-			defer a.mu.Unlock()
-			return slices.Clone(a.pods)
-		}})
+		Nodes: topology.Of(0, 1), Changed: func(uid types.UID) { a.changed <- uid }})
 	if err != nil {
 		t.Fatal(err)
 	}
 	a.Manager = m
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	for _, run := range []func(context.Context) error{m.Run, m.RunPodResources} {
-		wg.Go(func() {
-			if err := run(ctx); err != nil {
-				t.Error(err)
-			}
-		})
-	}
+	wg.Go(func() {
+		if err := m.Run(ctx); err != nil {
+			t.Error(err)
+		}
+	})
 	var once sync.Once
 	a.stop = func() {
 		once.Do(func() {
@@ -181,6 +181,19 @@ func startAgent(t *testing.T, root string, pods ...*v1.Pod) *agent {
 	t.Cleanup(a.stop)
 	a.await("0/0")
 	return a
+}
+
+// give allocates for all containers of a pod, and releases it where one fails.
+func (a *agent) give(pod *v1.Pod) error {
+	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range list {
+			if err := a.Allocate(a.t.Context(), pod, &list[i], 0); err != nil {
+				a.Release(pod.UID)
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // await waits until the agent offers healthy/all devices.
@@ -217,14 +230,14 @@ func TestLifeOfADevice(t *testing.T) {
 	root := t.TempDir()
 	dir := filepath.Join(root, "device-plugins")
 	first, second := wants("first", []int64{1}, []int64{2}), wants("second", nil, []int64{2})
-	a := startAgent(t, root, first, second)
+	a := startAgent(t, root)
 	s := startSample(t, dir, "a", "b", "c!")
 	a.await("2/3")
 	s.show("a", "b", "c")
 	a.await("3/3")
 
 	s.prefer = []string{"c", "b"}
-	if err := a.Allocate(t.Context(), first); err != nil {
+	if err := a.give(first); err != nil {
 		t.Fatal(err)
 	}
 	grant, err := a.Grant("first", "main0")
@@ -235,28 +248,34 @@ func TestLifeOfADevice(t *testing.T) {
 	if grant.Envs["THINGS"] != "c,b" || grant.Devices[0].ContainerPath != "/dev/thing" || !grant.Mounts[0].ReadOnly || grant.CDI[0] != "example.com/thing=c" || grant.Annotations["thing"] != "yes" {
 		t.Errorf("granted %+v", grant)
 	}
-	if reason, message, ok := a.Admit(second); ok || reason != "UnexpectedAdmissionError" ||
-		message != "Allocate failed due to requested number of devices unavailable for example.com/thing. Requested: 2, Available: 1, which is unexpected" {
-		t.Errorf("the second pod: %v %s %s", ok, reason, message)
+	if err := a.give(second); err == nil || err.Error() != "requested number of devices unavailable for example.com/thing. Requested: 2, Available: 1" {
+		t.Errorf("the second pod: %v", err)
 	}
 	if err := a.PreStart(t.Context(), "first", "main0"); err != nil || len(s.prepared) != 2 {
 		t.Errorf("before the start: %v, prepared %v", err, s.prepared)
 	}
-	listed := podResourcesOf(t, root)
-	if len(listed) != 2 || len(listed[0].Containers) != 2 || len(listed[0].Containers[1].Devices) != 1 || len(listed[0].Containers[1].Devices[0].DeviceIds) != 2 || listed[0].Containers[1].Devices[0].Topology.Nodes[0].ID != 1 {
+	if listed := a.HeldBy("first", "main0"); len(listed) != 1 || len(listed[0].DeviceIds) != 2 || listed[0].Topology.Nodes[0].ID != 1 {
 		t.Errorf("pod resources: %v", listed)
+	}
+	if offered := a.Offered(); len(offered) != 3 {
+		t.Errorf("offered: %v", offered)
 	}
 
 	// The plugin restarts: no device is healthy meanwhile.
+	a.health("Healthy")
 	s.server.Stop()
 	a.await("0/3")
+	if told := <-a.changed; told != "first" {
+		t.Errorf("told of %s", told)
+	}
+	a.health("Unhealthy")
 	s = startSample(t, dir, "a", "b", "c")
 	a.await("3/3")
 
 	// The agent restarts: the plugin's socket goes, the plugin comes back, and
 	// the first pod holds what it held.
 	a.stop()
-	a = startAgent(t, root, first, second)
+	a = startAgent(t, root)
 	if _, err := os.Stat(filepath.Join(dir, "sample.sock")); err == nil {
 		t.Error("the plugin's socket stays: the plugin will not notice")
 	}
@@ -266,53 +285,62 @@ func TestLifeOfADevice(t *testing.T) {
 	if grant, err = a.Grant("first", "main0"); err != nil || grant.Envs["THINGS"] != "c,b" {
 		t.Errorf("after the restart: %+v, %v", grant, err)
 	}
-	if err := a.Allocate(t.Context(), first); err != nil {
+	if err := a.give(first); err != nil {
 		t.Error(err)
 	}
-	if _, _, ok := a.Admit(second); ok {
+	if a.give(second) == nil {
 		t.Error("devices were given out twice")
 	}
 
 	// The first pod is over: its devices are free.
-	over := first.DeepCopy()
-	over.Status.Phase = v1.PodSucceeded
-	a.mu.Lock()
-	a.pods = []*v1.Pod{over, second}
-	a.mu.Unlock()
+	if err := a.Keep(func(uid types.UID) bool { return uid != "first" }); err != nil {
+		t.Fatal(err)
+	}
 	s.mu.Lock()
 	s.refuse = true
 	s.mu.Unlock()
-	if _, message, ok := a.Admit(second); ok || !strings.Contains(message, "out of order") {
-		t.Errorf("with a plugin that refuses: %v %s", ok, message)
+	if err := a.give(second); err == nil || !strings.Contains(err.Error(), "out of order") {
+		t.Errorf("with a plugin that refuses: %v", err)
 	}
 	s.mu.Lock()
 	s.refuse = false
 	s.mu.Unlock()
-	if _, message, ok := a.Admit(second); !ok {
-		t.Errorf("with free devices: %s", message)
+	if err := a.give(second); err != nil {
+		t.Errorf("with free devices: %v", err)
 	}
 }
 
-func podResourcesOf(t *testing.T, root string) []*podresourcesapi.PodResources {
-	t.Helper()
-	conn, err := grpc.NewClient("unix:"+filepath.Join(root, "pod-resources", socketName), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
+// health checks what the status of the first pod's container says.
+func (a *agent) health(want v1.ResourceHealthStatus) {
+	a.t.Helper()
+	got := a.Health("first")["main0"]
+	if len(got) != 1 || got[0].Name != thing || len(got[0].Resources) != 2 || got[0].Resources[0].ResourceID != "b" || got[0].Resources[0].Health != want {
+		a.t.Errorf("health is %+v, want %s", got, want)
+	}
+}
+
+// TestPluginsOfTheWatchedDirectory registers a plugin as the plugin directory's
+// watcher does.
+func TestPluginsOfTheWatchedDirectory(t *testing.T) {
+	root := t.TempDir()
+	a := startAgent(t, root)
+	s := serveSample(t, root, "a", "b")
+	w := Watched{a.Manager}
+	if err := w.Register(t.Context(), thing, s.socket, []string{"v1alpha"}); err == nil {
+		t.Error("an unknown version was accepted")
+	}
+	if err := w.Register(t.Context(), "cpu", s.socket, []string{"v1beta1"}); err == nil {
+		t.Error("a bad name was accepted")
+	}
+	if err := w.Register(t.Context(), thing, s.socket, []string{"v1beta1"}); err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close()
-	client := podresourcesapi.NewPodResourcesListerClient(conn)
-	response, err := client.List(t.Context(), &podresourcesapi.ListPodResourcesRequest{}, grpc.WaitForReady(true))
-	if err != nil {
-		t.Fatal(err)
-	}
-	allocatable, err := client.GetAllocatableResources(t.Context(), &podresourcesapi.AllocatableResourcesRequest{})
-	if err != nil || len(allocatable.Devices) != 3 {
-		t.Errorf("allocatable: %v, %v", allocatable, err)
-	}
-	if _, err := client.Get(t.Context(), &podresourcesapi.GetPodResourcesRequest{PodNamespace: "default", PodName: "none"}); err == nil {
-		t.Error("a pod that does not exist was found")
-	}
-	return response.PodResources
+	a.await("2/2")
+	w.Deregister(thing, "/another.sock") // of an instance replaced before
+	s.show("a")
+	a.await("1/1")
+	w.Deregister(thing, s.socket)
+	a.await("0/1")
 }
 
 func TestBadRegistrationsAreRefused(t *testing.T) {
@@ -336,9 +364,61 @@ func TestDamagedCheckpointIsNoObstacle(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(root, "device-plugins", checkpointName), []byte(`{"entries":[{"pod":"p"}],"checksum":"wrong"}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := New(Config{Log: slog.New(slog.DiscardHandler), RootDir: root, Offer: func(v1.ResourceList, v1.ResourceList) {}, Pods: func() []*v1.Pod { return nil }}); err != nil {
+	if _, err := New(Config{Log: slog.New(slog.DiscardHandler), RootDir: root, Offer: func(v1.ResourceList, v1.ResourceList) {}, Changed: func(types.UID) {}}); err != nil {
 		t.Error(err)
 	}
+}
+
+// giveAll allocates for every container of a pod, near random nodes.
+func giveAll(r *rapid.T, ledger *Ledger, pod *v1.Pod) bool {
+	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range list {
+			nodes := topology.Mask(rapid.IntRange(0, 3).Draw(r, "nodes"))
+			want, open, err := ledger.Next(pod, &list[i], nodes)
+			if err != nil {
+				return false
+			}
+			if !open {
+				continue
+			}
+			ids := want.Choose(rapid.SliceOfN(rapid.StringMatching("[0-9]"), 0, 4).Draw(r, "preferred"))
+			if len(ids) != want.Count {
+				r.Fatalf("chose %v for %+v", ids, want)
+			}
+			if err := nearest(ledger, pod, &list[i], nodes, ids); err != nil {
+				r.Fatal(err)
+			}
+			ledger.Give(pod.UID, want.Container, Share{Resource: thing, IDs: ids})
+		}
+	}
+	return true
+}
+
+// nearest checks that nobody was taken from afar while somebody near was free.
+func nearest(ledger *Ledger, pod *v1.Pod, c *v1.Container, nodes topology.Mask, chosen []string) error {
+	if nodes == 0 {
+		return nil
+	}
+	again := ledger.reusable(pod, c.Name, thing)
+	rank := func(id string) int {
+		switch near := ledger.devices[thing][id].near(); {
+		case slices.Contains(again, id) || near&nodes != 0:
+			return 0
+		case near == 0:
+			return 1
+		}
+		return 2
+	}
+	farthest := 0
+	for _, id := range chosen {
+		farthest = max(farthest, rank(id))
+	}
+	for _, id := range ledger.free(thing) {
+		if !slices.Contains(chosen, id) && rank(id) < farthest {
+			return fmt.Errorf("chose %v and left %s, which is nearer to %s", chosen, id, nodes)
+		}
+	}
+	return nil
 }
 
 // TestNoDeviceIsHeldTwice allocates for random pods and checks the books: two
@@ -348,29 +428,17 @@ func TestNoDeviceIsHeldTwice(t *testing.T) {
 		ledger := NewLedger()
 		var devices []Device
 		for i := range rapid.IntRange(0, 10).Draw(r, "devices") {
-			devices = append(devices, Device{ID: fmt.Sprint(i), Healthy: rapid.Bool().Draw(r, "healthy")})
+			devices = append(devices, Device{ID: fmt.Sprint(i), Healthy: rapid.Bool().Draw(r, "healthy"), NUMA: rapid.SliceOfN(rapid.Int64Range(0, 1), 0, 1).Draw(r, "near")})
 		}
 		ledger.Know(thing, devices)
 		var pods []*v1.Pod
 		for i := range rapid.IntRange(1, 6).Draw(r, "pods") {
 			counts := rapid.SliceOfN(rapid.Int64Range(0, 4), 0, 3)
 			pod := wants(fmt.Sprint("p", i), counts.Draw(r, "inits"), counts.Draw(r, "mains"))
-			for done := false; !done; {
-				want, open, err := ledger.Next(pod)
-				switch {
-				case err != nil:
-					ledger.Take(pod.UID)
-					done = true
-				case !open:
-					pods = append(pods, pod)
-					done = true
-				default:
-					ids := want.Choose(rapid.SliceOfN(rapid.StringMatching("[0-9]"), 0, 4).Draw(r, "preferred"))
-					if len(ids) != want.Count {
-						r.Fatalf("chose %v for %+v", ids, want)
-					}
-					ledger.Give(pod.UID, want.Container, Share{Resource: thing, IDs: ids})
-				}
+			if giveAll(r, ledger, pod) {
+				pods = append(pods, pod)
+			} else {
+				ledger.Take(pod.UID)
 			}
 		}
 		holder := map[string]types.UID{}

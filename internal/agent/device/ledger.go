@@ -1,14 +1,14 @@
 package device
 
 import (
-	"fmt"
 	"maps"
 	"slices"
-	"sort"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/internal/agent/resource/topology"
 )
 
 // Device is one device of a resource.
@@ -19,10 +19,20 @@ type Device struct {
 	NUMA []int64
 }
 
+func (d Device) near() (out topology.Mask) {
+	for _, n := range d.NUMA {
+		out |= topology.Of(int(n))
+	}
+	return out
+}
+
 // Share is the devices of one resource that a container holds.
 type Share struct {
 	Resource string
 	IDs      []string
+	// Nodes is the NUMA node each device was near to when it was given, by ID;
+	// devices that did not say are missing.
+	Nodes map[string]int64
 	// Response is what the plugin answered to the allocation, as it came.
 	Response []byte
 }
@@ -76,15 +86,6 @@ func (l *Ledger) Counts() (all, healthy map[string]int64) {
 	return all, healthy
 }
 
-// Want is what one container is to get of one resource.
-type Want struct {
-	Container, Resource string
-	Count               int
-	// Available are healthy devices that nobody holds, Must those of the pod's
-	// own init containers, which are taken first. Both sorted.
-	Available, Must []string
-}
-
 // Held returns what a container holds, sorted by resource.
 func (l *Ledger) Held(pod types.UID, container string) []Share {
 	return slices.SortedFunc(maps.Values(l.held[pod][container]), func(a, b Share) int { return strings.Compare(a.Resource, b.Resource) })
@@ -92,6 +93,21 @@ func (l *Ledger) Held(pod types.UID, container string) []Share {
 
 // Containers returns the names of the containers of a pod that hold devices.
 func (l *Ledger) Containers(pod types.UID) []string { return slices.Sorted(maps.Keys(l.held[pod])) }
+
+// Holders are the pods that hold devices of a resource.
+func (l *Ledger) Holders(resource string) []types.UID {
+	var out []types.UID
+	for pod, containers := range l.held {
+		for _, shares := range containers {
+			if _, ok := shares[resource]; ok {
+				out = append(out, pod)
+				break
+			}
+		}
+	}
+	slices.Sort(out)
+	return out
+}
 
 // Give notes that a container holds devices.
 func (l *Ledger) Give(pod types.UID, container string, share Share) {
@@ -104,8 +120,12 @@ func (l *Ledger) Give(pod types.UID, container string, share Share) {
 	l.held[pod][container][share.Resource] = share
 }
 
-// Take takes back everything a pod holds.
-func (l *Ledger) Take(pod types.UID) { delete(l.held, pod) }
+// Take takes back everything a pod holds, and tells whether there was any.
+func (l *Ledger) Take(pod types.UID) bool {
+	_, had := l.held[pod]
+	delete(l.held, pod)
+	return had
+}
 
 // Keep takes back what pods hold that are not to be kept, and tells whether
 // there were any.
@@ -113,121 +133,29 @@ func (l *Ledger) Keep(keep func(types.UID) bool) bool {
 	changed := false
 	for pod := range l.held {
 		if !keep(pod) {
-			delete(l.held, pod)
-			changed = true
+			changed = l.Take(pod) || changed
 		}
 	}
 	return changed
 }
 
-// Next returns the next thing to allocate for a pod, or false when it has all
-// it asks for. Init containers run one after the other before all others, so
-// what they hold is used again.
-func (l *Ledger) Next(pod *v1.Pod) (Want, bool, error) {
-	var reusable []string // containers whose devices are free again by then
-	for i := range pod.Spec.InitContainers {
-		container := &pod.Spec.InitContainers[i]
-		want, open, err := l.next(pod.UID, container, reusable)
-		if open || err != nil {
-			return want, open, err
-		}
-		if container.RestartPolicy == nil || *container.RestartPolicy != v1.ContainerRestartPolicyAlways {
-			reusable = append(reusable, container.Name)
-		}
-	}
-	taken := map[string]bool{}
-	for i := range pod.Spec.Containers {
-		container := &pod.Spec.Containers[i]
-		want, open, err := l.nextBeside(pod.UID, container, reusable, taken)
-		if open || err != nil {
-			return want, open, err
-		}
-		for resource, share := range l.held[pod.UID][container.Name] {
-			for _, id := range share.IDs {
-				taken[resource+"/"+id] = true
-			}
-		}
-	}
-	return Want{}, false, nil
-}
-
-func (l *Ledger) next(pod types.UID, container *v1.Container, reusable []string) (Want, bool, error) {
-	return l.nextBeside(pod, container, reusable, nil)
-}
-
-// nextBeside does not reuse devices that containers which run beside it took.
-func (l *Ledger) nextBeside(pod types.UID, container *v1.Container, reusable []string, taken map[string]bool) (Want, bool, error) {
-	var names []string
-	for name := range container.Resources.Limits {
-		names = append(names, string(name))
-	}
-	sort.Strings(names)
-	for _, name := range names {
-		if _, known := l.devices[name]; !known {
-			continue // not of a device plugin
-		}
-		quantity := container.Resources.Limits[v1.ResourceName(name)]
-		count := int(quantity.Value())
-		if count == 0 {
-			continue
-		}
-		if _, has := l.held[pod][container.Name][name]; has {
-			continue
-		}
-		want := Want{Container: container.Name, Resource: name, Count: count}
-		again := map[string]bool{}
-		for _, from := range reusable {
-			for _, id := range l.held[pod][from][name].IDs {
-				if !taken[name+"/"+id] {
-					again[id] = true
+// Health is the health of the devices that a container holds, in the words of
+// the pod's status.
+func (l *Ledger) Health(pod types.UID, container string) []v1.ResourceStatus {
+	var out []v1.ResourceStatus
+	for _, share := range l.Held(pod, container) {
+		status := v1.ResourceStatus{Name: v1.ResourceName(share.Resource)}
+		for _, id := range slices.Sorted(slices.Values(share.IDs)) {
+			health := v1.ResourceHealthStatusUnknown
+			if device, known := l.devices[share.Resource][id]; known {
+				health = v1.ResourceHealthStatusUnhealthy
+				if device.Healthy {
+					health = v1.ResourceHealthStatusHealthy
 				}
 			}
+			status.Resources = append(status.Resources, v1.ResourceHealth{ResourceID: v1.ResourceID(id), Health: health})
 		}
-		want.Must = slices.Sorted(maps.Keys(again))
-		if len(want.Must) > count {
-			want.Must = want.Must[:count]
-		}
-		want.Available = l.free(name)
-		if have := len(want.Must) + len(want.Available); have < count {
-			return want, false, fmt.Errorf("requested number of devices unavailable for %s. Requested: %d, Available: %d", name, count, have)
-		}
-		return want, true, nil
+		out = append(out, status)
 	}
-	return Want{}, false, nil
-}
-
-// free are the healthy devices of a resource that nobody holds.
-func (l *Ledger) free(resource string) []string {
-	busy := map[string]bool{}
-	for _, containers := range l.held {
-		for _, shares := range containers {
-			for _, id := range shares[resource].IDs {
-				busy[id] = true
-			}
-		}
-	}
-	var ids []string
-	for id, device := range l.devices[resource] {
-		if device.Healthy && !busy[id] {
-			ids = append(ids, id)
-		}
-	}
-	sort.Strings(ids)
-	return ids
-}
-
-// Choose picks the devices: those that must, then those preferred, then any.
-func (w Want) Choose(preferred []string) []string {
-	chosen := slices.Clone(w.Must)
-	for _, list := range [][]string{preferred, w.Available} {
-		for _, id := range list {
-			if len(chosen) == w.Count {
-				return chosen
-			}
-			if !slices.Contains(chosen, id) && (slices.Contains(w.Available, id) || slices.Contains(w.Must, id)) {
-				chosen = append(chosen, id)
-			}
-		}
-	}
-	return chosen
+	return out
 }

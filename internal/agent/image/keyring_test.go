@@ -209,8 +209,8 @@ func (accounts) Account(context.Context, string, string) (Account, error) {
 	return Account{UID: "sa-uid", Annotations: map[string]string{"role": "r1"}}, nil
 }
 
-func (accounts) Token(_ context.Context, pod *v1.Pod, audience string) (string, time.Time, error) {
-	return "token-for-" + audience, time.Time{}, nil
+func (accounts) Token(_ context.Context, pod *v1.Pod, audience string) (string, error) {
+	return "token-for-" + audience, nil
 }
 
 func TestProviders(t *testing.T) {

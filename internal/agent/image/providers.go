@@ -41,7 +41,7 @@ type Account struct {
 type Accounts interface {
 	Account(ctx context.Context, namespace, name string) (Account, error)
 	// Token requests a token for audience, bound to the pod.
-	Token(ctx context.Context, pod *v1.Pod, audience string) (token string, expires time.Time, err error)
+	Token(ctx context.Context, pod *v1.Pod, audience string) (string, error)
 }
 
 // ProviderConfig is one plugin of a CredentialProviderConfig file.
@@ -86,9 +86,67 @@ type cachedAuth struct {
 	until   time.Time
 }
 
-// LoadProviders reads a CredentialProviderConfig file and finds its plugins
+// LoadProviders reads a CredentialProviderConfig file, or the *.json, *.yaml
+// and *.yml files of a directory in order of their names, and finds the plugins
 // below binDir. accounts may be nil when no plugin asks for tokens.
-func LoadProviders(file, binDir string, accounts Accounts, clk clock.PassiveClock) (*Providers, error) {
+func LoadProviders(path, binDir string, accounts Accounts, clk clock.PassiveClock) (*Providers, error) {
+	files, err := providerFiles(path)
+	if err != nil {
+		return nil, fmt.Errorf("finding credential providers: %w", err)
+	}
+	if clk == nil {
+		clk = clock.RealClock{}
+	}
+	p := &Providers{accounts: accounts, clock: clk, cache: map[string]cachedAuth{}}
+	seen := map[string]bool{}
+	for _, file := range files {
+		list, err := readProviders(file)
+		if err != nil {
+			return nil, err
+		}
+		for _, c := range list {
+			if seen[c.Name] {
+				return nil, fmt.Errorf("credential provider %q is configured twice", c.Name)
+			}
+			seen[c.Name] = true
+			if err := c.complete(binDir); err != nil {
+				return nil, fmt.Errorf("credential provider %q: %w", c.Name, err)
+			}
+			if c.TokenAttributes != nil && accounts == nil {
+				return nil, fmt.Errorf("credential provider %q wants service account tokens: the agent runs without an API server", c.Name)
+			}
+			p.list = append(p.list, c)
+		}
+	}
+	return p, nil
+}
+
+func providerFiles(path string) ([]string, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.IsDir() {
+		return []string{path}, nil
+	}
+	entries, err := os.ReadDir(path)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, e := range entries {
+		switch filepath.Ext(e.Name()) {
+		case ".json", ".yaml", ".yml":
+			out = append(out, filepath.Join(path, e.Name()))
+		}
+	}
+	if len(out) == 0 {
+		return nil, fmt.Errorf("%s has no *.json, *.yaml or *.yml file", path)
+	}
+	return out, nil
+}
+
+func readProviders(file string) ([]ProviderConfig, error) {
 	b, err := os.ReadFile(file)
 	if err != nil {
 		return nil, fmt.Errorf("reading credential providers: %w", err)
@@ -105,25 +163,7 @@ func LoadProviders(file, binDir string, accounts Accounts, clk clock.PassiveCloc
 	if cfg.Kind != "CredentialProviderConfig" || group != "kubelet.config.k8s.io" {
 		return nil, fmt.Errorf("credential providers %s: kind %q of %q; want CredentialProviderConfig of kubelet.config.k8s.io/v1", file, cfg.Kind, cfg.APIVersion)
 	}
-	if clk == nil {
-		clk = clock.RealClock{}
-	}
-	p := &Providers{accounts: accounts, clock: clk, cache: map[string]cachedAuth{}}
-	seen := map[string]bool{}
-	for _, c := range cfg.Providers {
-		if seen[c.Name] {
-			return nil, fmt.Errorf("credential provider %q is configured twice", c.Name)
-		}
-		seen[c.Name] = true
-		if err := c.complete(binDir); err != nil {
-			return nil, fmt.Errorf("credential provider %q: %w", c.Name, err)
-		}
-		if c.TokenAttributes != nil && accounts == nil {
-			return nil, fmt.Errorf("credential provider %q wants service account tokens: the agent runs without an API server", c.Name)
-		}
-		p.list = append(p.list, c)
-	}
-	return p, nil
+	return cfg.Providers, nil
 }
 
 func (c *ProviderConfig) complete(binDir string) error {
@@ -207,7 +247,7 @@ func (p *Providers) ask(ctx context.Context, c *ProviderConfig, pod *v1.Pod, rep
 	}
 	var entries []entry
 	for server, a := range resp.Auth {
-		entries = append(entries, entry{server: server, cred: Credential{Username: a.Username, Password: a.Password, Server: server}})
+		entries = append(entries, entry{server: server, cred: Credential{Username: a.Username, Password: a.Password}})
 	}
 	sort.Slice(entries, func(i, j int) bool { return entries[i].server < entries[j].server })
 	keep := c.cacheFor
@@ -264,7 +304,7 @@ func (p *Providers) account(ctx context.Context, c *ProviderConfig, pod *v1.Pod,
 			annotations[k] = v
 		}
 	}
-	token, _, err := p.accounts.Token(ctx, pod, t.Audience)
+	token, err := p.accounts.Token(ctx, pod, t.Audience)
 	if err != nil {
 		return nil, "", err
 	}

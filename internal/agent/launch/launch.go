@@ -26,7 +26,9 @@ import (
 	"github.com/berth-dev/berth/internal/agent"
 	"github.com/berth-dev/berth/internal/agent/certs"
 	"github.com/berth-dev/berth/internal/agent/config"
+	"github.com/berth-dev/berth/internal/agent/network"
 	"github.com/berth-dev/berth/internal/agent/node"
+	"github.com/berth-dev/berth/internal/agent/pressure"
 	"github.com/berth-dev/berth/internal/agent/reach"
 	"github.com/berth-dev/berth/internal/journal"
 )
@@ -39,6 +41,20 @@ type Config struct {
 	// Version is the Kubernetes version the agent speaks.
 	Version string
 	Journal journal.Sink
+	// Metrics are the agent's; nil makes a registry.
+	Metrics Registry
+	// CNIConfDir and CNI are for an agent that makes its pod network itself;
+	// empty leaves that to others.
+	CNIConfDir string
+	CNI        network.CNIOptions
+	// Guard is the agent's.
+	Guard agent.GuardFunc
+}
+
+// Registry is where metrics are registered and gathered.
+type Registry interface {
+	prometheus.Registerer
+	prometheus.Gatherer
 }
 
 // Run runs the agent until the context ends.
@@ -74,15 +90,22 @@ func Run(ctx context.Context, cfg Config) error {
 	if err := prepare(k, cfg.Log, "/"); err != nil {
 		return err
 	}
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry := cfg.Metrics
+	if registry == nil {
+		registry = prometheus.NewRegistry()
+		registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	}
 	out := agent.Config{
 		NodeName: id.Name, RuntimeEndpoint: k.ContainerRuntimeEndpoint, ImageEndpoint: k.ImageServiceEndpoint, RootDir: flags.RootDir, PodLogsDir: k.PodLogsDir,
 		LogLinkDir: "/var/log/containers", Kubelet: k, Node: settings, Register: k.RegisterNode == nil || *k.RegisterNode,
-		AppArmor: appArmor("/"), Log: cfg.Log, Metrics: registry, Journal: cfg.Journal,
+		CredentialProviders: flags.ImageCredentialConfig, CredentialProviderDir: flags.ImageCredentialDir,
+		RuntimeCgroup: flags.RuntimeCgroups, DeadContainers: &pressure.ContainerLimits{
+			MinimumAge: flags.MinimumContainerTTL, PerContainer: int(flags.MaxDeadPerContainer), Total: int(flags.MaxDeadContainers),
+		},
+		CNIConfDir: cfg.CNIConfDir, CNI: cfg.CNI, Guard: cfg.Guard, AppArmor: appArmor("/"), Log: cfg.Log, Metrics: registry, Journal: cfg.Journal,
 	}
 	out.Serve.Gather = prometheus.Gatherers{registry, legacyregistry.DefaultGatherer}
-	out.Serve.LogLevel = cfg.LogLevel
+	out.Serve.LogLevel, out.Serve.Flags = cfg.LogLevel, cfg.Effective.Flags
 	l := &launcher{cfg: cfg, id: id}
 	if err := l.credentials(ctx, &out); err != nil {
 		return err

@@ -2,11 +2,13 @@ package node
 
 import (
 	"fmt"
+	"maps"
 	"sort"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/utils/cpuset"
 
 	"github.com/berth-dev/berth/internal/agent/config"
 )
@@ -18,6 +20,25 @@ type Reservation struct {
 	// EvictionHard maps resources to the hard eviction threshold that protects
 	// them: memory and ephemeral-storage only.
 	EvictionHard map[v1.ResourceName]config.Threshold
+}
+
+// NameCPUs makes the reservation of processors the named ones ("0-1,4"); ""
+// leaves it alone.
+func (r *Reservation) NameCPUs(list string) error {
+	if list == "" {
+		return nil
+	}
+	set, err := cpuset.Parse(list)
+	if err != nil {
+		return fmt.Errorf("reading reservedSystemCPUs %q: %w", list, err)
+	}
+	r.System, r.Kube = maps.Clone(r.System), maps.Clone(r.Kube)
+	if r.System == nil {
+		r.System = v1.ResourceList{}
+	}
+	delete(r.Kube, v1.ResourceCPU)
+	r.System[v1.ResourceCPU] = *resource.NewQuantity(int64(set.Size()), resource.DecimalSI)
+	return nil
 }
 
 // Limits bound the number of pods.

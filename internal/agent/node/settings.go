@@ -25,6 +25,9 @@ func SettingsFor(cfg *kubeletv1beta1.KubeletConfiguration, id Identity, version 
 	if set.Reserved.Kube, err = resources("kubeReserved", cfg.KubeReserved); err != nil {
 		return set, err
 	}
+	if err := set.Reserved.NameCPUs(cfg.ReservedSystemCPUs); err != nil {
+		return set, err
+	}
 	hard := cfg.EvictionHard
 	if hard == nil {
 		hard = config.DefaultEvictionHard()

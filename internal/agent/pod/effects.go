@@ -36,7 +36,8 @@ func (m *Manager) effect(ctx context.Context, w *worker, spec Spec, a Action) Re
 	case Cgroup:
 		r.Err = m.fail(pod, m.cfg.Cgroups.Ensure(pod), "FailedCreatePodContainer", "unable to ensure pod container exists: ")
 	case Mount:
-		r.Err = m.fail(pod, m.cfg.Volumes.Mount(ctx, pod), "FailedMount", "")
+		// The volumes tell of their own failures, each once.
+		r.Err = m.fail(pod, m.cfg.Volumes.Mount(ctx, pod), "", "")
 	case CreateSandbox:
 		r.Err = m.createSandbox(ctx, pod, a)
 	case Pull:
@@ -98,6 +99,10 @@ func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, a Action) *Fai
 	cfg, handler, err := m.cfg.Configs.Sandbox(ctx, pod, a.Attempt)
 	if err == nil {
 		err = os.MkdirAll(cfg.GetLogDirectory(), 0o755)
+	}
+	var e *Error
+	if errors.As(err, &e) {
+		return m.fail(pod, err, e.Reason, "")
 	}
 	if err != nil {
 		return m.fail(pod, err, "FailedCreatePodSandBox", "Failed to create pod sandbox: ")

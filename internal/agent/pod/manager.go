@@ -38,6 +38,9 @@ type Config struct {
 	Resizer     Resizer
 	Hooks       Hooks
 	Probes      Probes
+	// Devices, when set, returns the health of what a pod's containers were
+	// given; it must not block.
+	Devices func(pod *v1.Pod) map[string][]v1.ResourceStatus
 	// Node returns what statuses say of the node; it is called often.
 	Node func() Node
 	// RootDir holds pods/<uid>; LogDir the pods' log directories; LinkDir, when

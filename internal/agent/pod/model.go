@@ -184,6 +184,8 @@ type Observed struct {
 	// none that has run yet: see Plan for which.
 	Probes map[string]Probe
 	Node   Node
+	// Devices is the health of what containers were given, by name.
+	Devices map[string][]v1.ResourceStatus
 	// Messages are termination messages by ID of an exited container.
 	Messages map[string]string
 }

@@ -314,6 +314,7 @@ func (p *planner) shape(m *member, s *v1.ContainerStatus) {
 	if m.role == ephemeralRole {
 		return
 	}
+	s.AllocatedResourcesStatus = p.obs.Devices[m.c.Name]
 	if len(m.c.Resources.Requests) > 0 {
 		s.AllocatedResources = m.c.Resources.Requests
 	}

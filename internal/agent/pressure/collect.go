@@ -176,6 +176,7 @@ func (c *Collector) Reclaim(ctx context.Context, containers, images bool) {
 		}
 		freed, removed := c.remove(ctx, UnusedImages(time.Now(), list, c.cfg.ImageLimits, -1), "space")
 		c.cfg.Log.Info("reclaimed unused images", "images", removed, "bytes", freed)
+		c.tellFreed(removed, freed)
 	}
 }
 
@@ -212,6 +213,7 @@ func (c *Collector) collectImages(ctx context.Context) {
 	if freed >= wanted {
 		c.failures = 0
 		c.cfg.Log.Info("freed space by removing unused images", "images", removed, "bytes", freed, "wanted", wanted)
+		c.tellFreed(removed, freed)
 		return
 	}
 	percent := 100 - available*100/max(capacity, 1)
@@ -470,4 +472,11 @@ func (c *Collector) collectLogs(state func(types.UID) PodState) {
 
 func (c *Collector) event(reason, text string) {
 	c.cfg.Events.Event(nodeRef(c.cfg.NodeName), v1.EventTypeWarning, reason, text)
+}
+
+// tellFreed says what a search for space came to.
+func (c *Collector) tellFreed(removed int, freed int64) {
+	if removed > 0 {
+		c.cfg.Events.Eventf(nodeRef(c.cfg.NodeName), v1.EventTypeNormal, "FreedDiskSpace", "Removed %d unused images (%s)", removed, amount(freed))
+	}
 }

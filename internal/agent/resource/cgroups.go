@@ -28,6 +28,9 @@ type Config struct {
 	PerQOS bool
 	// Pod shapes pod cgroups.
 	Pod PodOptions
+	// Exclusive tells whether containers of a pod own processors, which takes
+	// the quota off the pod; nil: none do.
+	Exclusive func(types.UID) bool
 	// Pods limits the cgroup of all pods: node capacity less reservations.
 	// Zero fields are not limited.
 	Pods Limits
@@ -111,7 +114,9 @@ func (c *Cgroups) EnsurePod(pod *v1.Pod) (string, error) {
 		return c.names.render(), nil
 	}
 	p := c.PodPath(pod)
-	if err := c.ensure(p, PodLimits(pod, c.cfg.Pod)); err != nil {
+	options := c.cfg.Pod
+	options.ExclusiveCPUs = c.cfg.Exclusive != nil && c.cfg.Exclusive(pod.UID)
+	if err := c.ensure(p, PodLimits(pod, options)); err != nil {
 		return "", fmt.Errorf("making cgroup of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
 	return p, c.weigh(pod)

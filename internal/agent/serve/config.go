@@ -83,8 +83,12 @@ type Config struct {
 	Metrics prometheus.Registerer
 	// Checks are added to "ping" on /healthz.
 	Checks []Check
+	// Flags are the command line's, by name, for /flagz; nil is none.
+	Flags map[string]string
 	// LogLevel is what PUT /debug/flags/v changes; nil refuses.
 	LogLevel *slog.LevelVar
+	// Journal asks the system's journal for /logs/?query=; nil runs journalctl.
+	Journal func(ctx context.Context, args []string, out io.Writer) error
 	// LogDir is what /logs/ shows, default /var/log. RootDir is the agent's
 	// directory, which holds checkpoints/.
 	LogDir  string
@@ -106,6 +110,9 @@ func (c *Config) complete() error {
 	}
 	if c.LogDir == "" {
 		c.LogDir = "/var/log"
+	}
+	if c.Journal == nil {
+		c.Journal = journalctl
 	}
 	if c.Grace == 0 {
 		c.Grace = 2 * time.Second

@@ -288,6 +288,7 @@ func start(t *testing.T, change func(*Config)) *harness {
 	h.cfg = Config{
 		Log: slog.New(slog.DiscardHandler), NodeName: "n1", Kubelet: &kubeletv1beta1.KubeletConfiguration{}, Client: newClient(t),
 		TLS: &tls.Config{Certificates: []tls.Certificate{pair}}, Pods: h.pods, Runtime: h.cri, RootDir: dir, LogDir: dir, Listen: listener,
+		Flags: map[string]string{"node-ip": "192.0.2.7"},
 	}
 	if change != nil {
 		change(&h.cfg)
@@ -350,7 +351,13 @@ func TestAnswers(t *testing.T) {
 		{"api-server", "GET", "/metrics", 403, ""}, // no fallback to proxy
 		{"api-server", "GET", "/healthz", 200, "ok"},
 		{"api-server", "GET", "/healthz/ping", 200, "ok"},
+		{"api-server", "GET", "/healthz/log", 200, "ok"},
 		{"api-server", "GET", "/healthz/none", 404, ""},
+		{"metrics-server", "GET", "/metrics/slis", 200, `kubernetes_healthcheck{name="ping",type="healthz"} 1`},
+		{"metrics-server", "GET", "/statusz", 403, "subresource(s)=[statusz proxy]"},
+		{"api-server", "GET", "/statusz", 200, "kubelet statusz"},
+		{"api-server", "GET", "/flagz", 200, "node-ip:192.0.2.7"},
+		{"api-server", "GET", "/logs/?query=kubelet", 403, "enableSystemLogQuery"},
 		{"api-server", "GET", "/pods", 200, `"name":"p"`},
 		{"api-server", "POST", "/pods", 405, ""},
 		{"api-server", "GET", "/runningpods/", 200, `"containers":[{"name":"c","image":"i"`},
@@ -557,5 +564,64 @@ func TestTakenPortIsToldAtStart(t *testing.T) {
 	cfg.Kubelet = &kubeletv1beta1.KubeletConfiguration{Address: "127.0.0.1", Port: int32(listener.Addr().(*net.TCPAddr).Port)}
 	if err := Run(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "is another agent running?") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// TestLogQuery asks for logs of services: a file in the log directory first,
+// else the journal; the answer is cut as asked.
+func TestLogQuery(t *testing.T) {
+	on := true
+	var asked []string
+	h := start(t, func(cfg *Config) {
+		cfg.Kubelet.EnableSystemLogQuery = &on
+		cfg.Journal = func(_ context.Context, args []string, out io.Writer) error {
+			if asked = args; strings.Contains(strings.Join(args, " "), "unit=broken") {
+				return errors.New("no journal files were found")
+			}
+			_, err := io.WriteString(out, "first of containerd\nsecond of containerd\nthird\n")
+			return err
+		}
+	})
+	if err := os.WriteFile(filepath.Join(h.cfg.LogDir, "kubelet.log"), []byte("a 1\nb 2\na 3\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("/etc/passwd", filepath.Join(h.cfg.LogDir, "out.log")); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		query string
+		code  int
+		want  string
+		args  string
+	}{
+		{"query=kubelet", 200, "a 1\nb 2\na 3\n", ""},
+		{"query=kubelet&pattern=%5Ea", 200, "a 1\na 3\n", ""},
+		{"query=kubelet&pattern=%5Ea&tailLines=1", 200, "a 3\n", ""},
+		{"query=/kubelet.log&tailLines=1", 200, "a 3\n", ""},
+		{"query=/../../etc/passwd", 404, "opening log", ""},
+		{"query=/out.log", 404, "escapes", ""},
+		{"query=/kubelet.log&boot=0", 400, "only apply to the journal", ""},
+		{"query=containerd&tailLines=2", 200, "second of containerd\nthird\n", "--unit=containerd"},
+		{"query=containerd&query=cri&sinceTime=2026-01-02T03:04:05%2B01:00&untilTime=2026-01-02T03:04:05Z&boot=-1", 200, "first",
+			"--since=2026-01-02 02:04:05 --until=2026-01-02 03:04:05 --boot -1 --unit=containerd --unit=cri"},
+		{"query=broken", 500, "no journal files were found", ""},
+		{"query=-u%20x", 400, "neither the name of a service", ""},
+		{"query=--root", 400, "neither the name of a service", ""},
+		{"query=", 400, "neither the name of a service", ""},
+		{"query=/a&query=b", 400, "only one file", ""},
+		{"query=a&tailLines=-1", 400, "tailLines", ""},
+		{"query=a&boot=1", 400, "boot", ""},
+		{"query=a&pattern=(", 400, "pattern", ""},
+		{"query=a&sinceTime=now", 400, "sinceTime", ""},
+		{"query=a&sinceTime=2026-01-02T03:04:05Z&untilTime=2025-01-02T03:04:05Z", 400, "untilTime must not be before", ""},
+	} {
+		asked = nil
+		code, body := h.do(t, "api-server", "GET", "/logs/?"+test.query, "")
+		if code != test.code || !strings.Contains(body, test.want) || test.code == 200 && !strings.HasPrefix(body, test.want) {
+			t.Errorf("%s: got %d %q, want %d with %q", test.query, code, body, test.code, test.want)
+		}
+		if got := strings.Join(asked, " "); !strings.HasSuffix(got, test.args) {
+			t.Errorf("%s: the journal was asked %q", test.query, got)
+		}
 	}
 }

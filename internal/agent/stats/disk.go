@@ -16,8 +16,9 @@ import (
 )
 
 const (
-	// firstDisk is how long the very first request waits for numbers of disks.
-	firstDisk = time.Second
+	// firstDisk is how long a request waits for numbers of disks while none are
+	// known: enough for the file systems, not for every writable layer.
+	firstDisk = 100 * time.Millisecond
 	// refreshMax bounds one round of reading.
 	refreshMax = time.Minute
 	// volumeMax is how long one volume may take before the round goes on
@@ -48,6 +49,8 @@ type volumeUsage struct {
 // old.
 type disk struct {
 	cfg Config
+	// dirs are where containers write, see Provider.writableDirs.
+	dirs func() (dirs map[string]string, complete bool)
 
 	mu      sync.Mutex
 	facts   *diskFacts
@@ -55,10 +58,12 @@ type disk struct {
 	hung    map[string]bool
 }
 
-func newDisk(cfg Config) *disk { return &disk{cfg: cfg, hung: map[string]bool{}} }
+func newDisk(cfg Config, dirs func() (map[string]string, bool)) *disk {
+	return &disk{cfg: cfg, dirs: dirs, hung: map[string]bool{}}
+}
 
 // get returns the last reading, never nil. It starts a new one if that is old,
-// and waits for it (for a while) only if there is none yet.
+// and waits for it (for a moment) only if there is none yet.
 func (d *disk) get(ctx context.Context) *diskFacts {
 	d.mu.Lock()
 	facts, now := d.facts, d.cfg.Now()
@@ -95,8 +100,12 @@ func (d *disk) read(ctx context.Context, done chan struct{}) {
 	if facts.root, err = statFS(d.cfg.RootDir); err != nil {
 		d.cfg.Log.Warn("measuring the node's file system", "err", err)
 	}
-	if err := d.readRuntime(ctx, facts); err != nil {
+	if err := d.readImages(ctx, facts); err != nil {
 		d.cfg.Log.Warn("asking the runtime what it stores", "err", err)
+	}
+	d.publishFirst(facts)
+	if err := d.readLayers(ctx, facts); err != nil {
+		d.cfg.Log.Warn("asking the runtime what containers wrote", "err", err)
 	}
 	for _, pod := range pods {
 		if ctx.Err() != nil {
@@ -107,7 +116,7 @@ func (d *disk) read(ctx context.Context, done chan struct{}) {
 			continue
 		}
 		for _, volume := range d.cfg.Volumes(pod.UID) {
-			if usage, ok := d.readVolume(volume); ok {
+			if usage, ok := d.readVolume(ctx, volume); ok {
 				facts.volumes[pod.UID] = append(facts.volumes[pod.UID], volumeUsage{Volume: volume, usage: usage, at: d.cfg.Now()})
 			}
 		}
@@ -119,19 +128,50 @@ func (d *disk) read(ctx context.Context, done chan struct{}) {
 	close(done)
 }
 
-func (d *disk) readRuntime(ctx context.Context, facts *diskFacts) error {
-	if d.cfg.Images != nil {
-		info, err := d.cfg.Images.ImageFsInfo(ctx)
+// publishFirst shows the file systems while the first reading goes on: the rest
+// takes a second on a full node.
+func (d *disk) publishFirst(facts *diskFacts) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.facts == nil {
+		d.facts = &diskFacts{at: d.cfg.Now(), root: facts.root, image: facts.image, container: facts.container}
+	}
+}
+
+func (d *disk) readImages(ctx context.Context, facts *diskFacts) error {
+	if d.cfg.Images == nil {
+		return nil
+	}
+	info, err := d.cfg.Images.ImageFsInfo(ctx)
+	if err != nil {
+		return fmt.Errorf("asking for the image file system: %w", err)
+	}
+	facts.image = runtimeFS(info.GetImageFilesystems())
+	if facts.image != nil && facts.image.used == 0 {
+		// The runtime does not measure its store, or not yet.
+		images, err := d.cfg.Images.ListImages(ctx, nil)
 		if err != nil {
-			return fmt.Errorf("asking for the image file system: %w", err)
+			return fmt.Errorf("asking for the images: %w", err)
 		}
-		facts.image = runtimeFS(info.GetImageFilesystems())
-		facts.container = runtimeFS(info.GetContainerFilesystems())
-		if facts.container == nil {
-			facts.container = facts.image
+		for _, image := range images {
+			facts.image.used += image.GetSize()
 		}
 	}
-	if d.cfg.Runtime == nil {
+	facts.container = runtimeFS(info.GetContainerFilesystems())
+	if facts.container == nil {
+		facts.container = facts.image
+	}
+	return nil
+}
+
+func (d *disk) readLayers(ctx context.Context, facts *diskFacts) error {
+	dirs, complete := d.dirs()
+	for id, dir := range dirs {
+		if size, err := walk(dir); err == nil { // else the container is gone
+			facts.writable[id] = size
+		}
+	}
+	if complete || d.cfg.Runtime == nil {
 		return nil
 	}
 	list, err := d.cfg.Runtime.ListContainerStats(ctx, nil)
@@ -143,7 +183,11 @@ func (d *disk) readRuntime(ctx context.Context, facts *diskFacts) error {
 		if layer == nil {
 			continue
 		}
-		facts.writable[stats.GetAttributes().GetId()] = DiskUse{Bytes: layer.GetUsedBytes().GetValue(), Inodes: layer.GetInodesUsed().GetValue()}
+		id := stats.GetAttributes().GetId()
+		if _, measured := facts.writable[id]; measured {
+			continue
+		}
+		facts.writable[id] = DiskUse{Bytes: layer.GetUsedBytes().GetValue(), Inodes: layer.GetInodesUsed().GetValue()}
 	}
 	return nil
 }
@@ -190,7 +234,7 @@ func (d *disk) readLogs(pod *v1.Pod) map[string]DiskUse {
 
 // readVolume measures one volume. A volume that hangs (a dead NFS server) is
 // left out until its measurement returns; it never holds up the others.
-func (d *disk) readVolume(volume Volume) (fsUsage, bool) {
+func (d *disk) readVolume(ctx context.Context, volume Volume) (fsUsage, bool) {
 	d.mu.Lock()
 	if d.hung[volume.Path] {
 		d.mu.Unlock()
@@ -205,12 +249,7 @@ func (d *disk) readVolume(volume Volume) (fsUsage, bool) {
 	}
 	answers := make(chan answer, 1)
 	go func() {
-		usage, err := statFS(volume.Path)
-		if err == nil && volume.Shared {
-			var size DiskUse
-			size, err = walk(volume.Path)
-			usage.used, usage.inodesUsed = size.Bytes, size.Inodes
-		}
+		usage, err := volume.read(ctx)
 		d.mu.Lock()
 		delete(d.hung, volume.Path)
 		d.mu.Unlock()
@@ -225,6 +264,24 @@ func (d *disk) readVolume(volume Volume) (fsUsage, bool) {
 		d.cfg.Log.Warn("a volume does not answer", "volume", volume.Name, "path", volume.Path)
 		return fsUsage{}, false
 	}
+}
+
+// read measures the volume, however long that takes.
+func (v *Volume) read(ctx context.Context) (fsUsage, error) {
+	if v.Measure != nil {
+		size, err := v.Measure(ctx)
+		return fsUsage{
+			capacity: size.Capacity, available: size.Available, used: size.Used,
+			inodes: size.Inodes, inodesFree: size.InodesFree, inodesUsed: size.InodesUsed,
+		}, err
+	}
+	usage, err := statFS(v.Path)
+	if err == nil && v.Shared {
+		var size DiskUse
+		size, err = walk(v.Path)
+		usage.used, usage.inodesUsed = size.Bytes, size.Inodes
+	}
+	return usage, err
 }
 
 // walk sums what a directory tree occupies, each hard-linked file once. It

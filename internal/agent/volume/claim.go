@@ -2,19 +2,16 @@ package volume
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"slices"
 	"strings"
 
-	spec "github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	storage "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	ephemeralhelper "k8s.io/component-helpers/storage/ephemeral"
 	volumehelper "k8s.io/component-helpers/storage/volume"
 	mountutils "k8s.io/mount-utils"
@@ -130,65 +127,6 @@ func (m *Manager) persistentCSI(ctx context.Context, pod *v1.Pod, v *v1.Volume, 
 	}
 	m.expand(ctx, r, pvc, pv, out)
 	return out, nil
-}
-
-// expand grows a volume whose PersistentVolume is larger than what the claim
-// reports. A failure is told and tried again; the volume works meanwhile.
-func (m *Manager) expand(ctx context.Context, r *request, pvc *v1.PersistentVolumeClaim, pv *v1.PersistentVolume, at Mounted) {
-	want, have := pv.Spec.Capacity[v1.ResourceStorage], pvc.Status.Capacity[v1.ResourceStorage]
-	if want.Cmp(have) <= 0 || at.ReadOnly || !r.driver.can(spec.NodeServiceCapability_RPC_EXPAND_VOLUME) {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, csiTimeout)
-	defer cancel()
-	err := func() error {
-		secrets, err := m.csi.secrets(ctx, r.expand)
-		if err != nil {
-			return err
-		}
-		rec, err := readRecord(m.csi.volumeDir(r.pod.UID, pv.Name))
-		if err != nil {
-			return err
-		}
-		_, err = r.driver.node.NodeExpandVolume(ctx, &spec.NodeExpandVolumeRequest{
-			VolumeId: r.rec.Handle, VolumePath: at.HostPath, StagingTargetPath: rec.Staging, Secrets: secrets,
-			CapacityRange: &spec.CapacityRange{RequiredBytes: want.Value()}, VolumeCapability: r.capability(r.mountGroup()),
-		})
-		if err != nil {
-			return err
-		}
-		return m.reportSize(ctx, pvc, want.String())
-	}()
-	if err != nil {
-		m.cfg.event(r.pod, v1.EventTypeWarning, "VolumeResizeFailed", fmt.Sprintf("MountVolume.NodeExpandVolume failed for volume %q : %v", pv.Name, err))
-		return
-	}
-	m.cfg.event(r.pod, v1.EventTypeNormal, "FileSystemResizeSuccessful", fmt.Sprintf("MountVolume.NodeExpandVolume succeeded for volume %q", pv.Name))
-}
-
-// reportSize writes the claim's new size and drops the conditions of resizing.
-func (m *Manager) reportSize(ctx context.Context, pvc *v1.PersistentVolumeClaim, size string) error {
-	drop := []map[string]string{}
-	for _, c := range pvc.Status.Conditions {
-		if c.Type == v1.PersistentVolumeClaimFileSystemResizePending || c.Type == v1.PersistentVolumeClaimResizing {
-			drop = append(drop, map[string]string{"type": string(c.Type), "$patch": "delete"})
-		}
-	}
-	status := map[string]any{"capacity": map[string]string{string(v1.ResourceStorage): size}}
-	if len(drop) > 0 {
-		status["conditions"] = drop
-	}
-	patch, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"uid": pvc.UID, "resourceVersion": pvc.ResourceVersion}, "status": status,
-	})
-	if err != nil {
-		return err
-	}
-	_, err = m.cfg.Client.CoreV1().PersistentVolumeClaims(pvc.Namespace).Patch(ctx, pvc.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
-	if err != nil {
-		return fmt.Errorf("reporting the new size of claim %s/%s: %w", pvc.Namespace, pvc.Name, err)
-	}
-	return nil
 }
 
 // local mounts a directory, or a device with its file system, of this node.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
 	v1 "k8s.io/api/core/v1"
 	storage "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -233,6 +234,29 @@ func (c *csi) setUp(ctx context.Context, r *request) (Mounted, error) {
 	return r.rec.mounted(), nil
 }
 
+// errNotAttached says that the cluster has not attached a volume yet.
+var errNotAttached = errors.New("waiting for the volume to be attached")
+
+// ErrAttachLimit says that the node has as many volumes as its driver allows:
+// the pod can never run here as things are.
+var ErrAttachLimit = errors.New("the node has no room for another volume")
+
+// attachError is why a volume is not attached. A driver that has no room left
+// is asked again how many volumes the node may have, so that the scheduler
+// learns of it.
+func (c *csi) attachError(r *request, va *storage.VolumeAttachment) error {
+	e := va.Status.AttachError
+	if e == nil {
+		return fmt.Errorf("%w: VolumeAttachment %s does not say so", errNotAttached, va.Name)
+	}
+	err := errors.New(e.Message)
+	if e.ErrorCode != nil && *e.ErrorCode == int32(codes.ResourceExhausted) {
+		err = fmt.Errorf("%w: %s", ErrAttachLimit, e.Message)
+		c.m.background(func() { c.m.cfg.Drivers.renew(c.m.ctx, r.driver) })
+	}
+	return &eventError{reason: "FailedAttachVolume", format: "AttachVolume.Attach failed for volume %q : %v", err: err}
+}
+
 // publishContext is what the attachment says about the volume. A volume that
 // is not attached yet is an error; the pod is woken when the node's status
 // lists it.
@@ -242,22 +266,20 @@ func (c *csi) publishContext(ctx context.Context, r *request) (map[string]string
 		return nil, nil
 	}
 	name := v1.UniqueVolumeName(pluginCSI + "/" + r.rec.Driver + "^" + r.rec.Handle)
-	if c.m.cfg.ControllerAttach && c.m.cfg.Node != nil && !attached(c.m.cfg.Node(), name) {
-		return nil, &eventError{
-			reason: "FailedAttachVolume", format: "Volume %q is not attached to the node yet: %v",
-			err: fmt.Errorf("volume %s is not in the node's status.volumesAttached", name),
-		}
-	}
 	id := "csi-" + sum(r.rec.Handle, r.rec.Driver, c.m.cfg.NodeName)
 	va, err := c.m.cfg.Client.StorageV1().VolumeAttachments().Get(ctx, id, metav1.GetOptions{})
+	// A node may not even read an attachment before the cluster has made it.
+	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
+		return nil, fmt.Errorf("%w: there is no VolumeAttachment %s", errNotAttached, id)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("reading VolumeAttachment %s: %w", id, err)
 	}
 	if !va.Status.Attached {
-		if e := va.Status.AttachError; e != nil {
-			return nil, &eventError{reason: "FailedAttachVolume", format: "AttachVolume.Attach failed for volume %q : %v", err: errors.New(e.Message)}
-		}
-		return nil, fmt.Errorf("VolumeAttachment %s is not attached yet", id)
+		return nil, c.attachError(r, va)
+	}
+	if c.m.cfg.ControllerAttach && c.m.cfg.Node != nil && !attached(c.m.cfg.Node(), name) {
+		return nil, fmt.Errorf("%w: volume %s is not in the node's status.volumesAttached", errNotAttached, name)
 	}
 	r.rec.AttachmentID = id
 	return va.Status.AttachmentMetadata, nil

@@ -224,7 +224,8 @@ func (m *Manager) background(f func()) {
 // refresh rewrites the contents of volumes that are mounted already.
 func (m *Manager) refresh(ctx context.Context, st *podState, pod *v1.Pod) error {
 	m.mu.Lock()
-	st.dirty = false // changes from here on need another refresh
+	grow := st.grow
+	st.dirty, st.grow = false, false // changes from here on need another refresh
 	m.mu.Unlock()
 	if st.pod == nil {
 		return nil
@@ -236,7 +237,9 @@ func (m *Manager) refresh(ctx context.Context, st *podState, pod *v1.Pod) error 
 	var errs []error
 	for i := range st.pod.Spec.Volumes {
 		v := &st.pod.Spec.Volumes[i]
-		if _, ok := st.mounted[v.Name]; !ok || !isPayload(v) && m.republishAt(st.pod, v.Name).IsZero() {
+		_, ok := st.mounted[v.Name]
+		claim := v.PersistentVolumeClaim != nil || v.Ephemeral != nil
+		if !ok || !isPayload(v) && !(grow && claim) && m.republishAt(st.pod, v.Name).IsZero() {
 			continue
 		}
 		_, next, err := m.setUp(ctx, st.pod, v)
@@ -248,7 +251,7 @@ func (m *Manager) refresh(ctx context.Context, st *podState, pod *v1.Pod) error 
 		}
 		due = earliest(due, next)
 	}
-	m.setDue(st, due)
+	m.setDue(st, earliest(due, m.growAt(st.pod.UID)))
 	return errors.Join(errs...)
 }
 
@@ -305,7 +308,7 @@ func (m *Manager) fire(now time.Time) (next time.Time) {
 		case st.refreshAt.After(now):
 			next = earliest(next, st.refreshAt)
 		default:
-			st.refreshAt = time.Time{}
+			st.refreshAt, st.grow = time.Time{}, true
 			ripe = append(ripe, uid)
 		}
 	}
@@ -320,10 +323,11 @@ func (m *Manager) fire(now time.Time) (next time.Time) {
 // cluster to attach a volume try again.
 func (m *Manager) NodeChanged() { m.wakeWaiting() }
 
-// driverCame has pods try again that may have waited for a driver, and unstages
-// what a crash left staged for nobody.
+// driverCame has pods try again that may have waited for a driver, grows what
+// waited to grow, and unstages what a crash left staged for nobody.
 func (m *Manager) driverCame() {
 	m.wakeWaiting()
+	m.growAll()
 	m.background(func() {
 		if err := m.csi.unstageUnused(m.ctx); err != nil && m.ctx.Err() == nil {
 			m.cfg.Log.Warn("unstaging volumes that no pod uses", "error", err)

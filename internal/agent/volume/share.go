@@ -1,7 +1,9 @@
 package volume
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -53,6 +55,43 @@ func ShareRoot(dir string) error {
 		return fmt.Errorf("sharing mounts below %s: %w", dir, err)
 	}
 	return nil
+}
+
+// UnshareRoot takes down the mount that ShareRoot made, if it made one and
+// nothing is mounted below any more. A file system that somebody else put there
+// stays.
+func UnshareRoot(dir string) error {
+	dir, err := filepath.EvalSymlinks(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("unsharing mounts: %w", err)
+	}
+	mounts, err := mountsBelow(dir)
+	if err != nil {
+		return err
+	}
+	if len(mounts) != 1 || mounts[0].Mountpoint != dir {
+		return nil
+	}
+	parents, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return m.ID != mounts[0].Parent, false })
+	if err != nil {
+		return fmt.Errorf("reading mounts: %w", err)
+	}
+	if len(parents) != 1 || !ontoItself(mounts[0], parents[0]) {
+		return nil
+	}
+	if err := unix.Unmount(dir, unix.UMOUNT_NOFOLLOW); err != nil {
+		return fmt.Errorf("unmounting %s from itself: %w", dir, err)
+	}
+	return nil
+}
+
+// ontoItself says whether a mount shows what its parent has at that place.
+func ontoItself(m, parent *mountinfo.Info) bool {
+	rel, err := filepath.Rel(parent.Mountpoint, m.Mountpoint)
+	return err == nil && m.Major == parent.Major && m.Minor == parent.Minor && m.Root == filepath.Join(parent.Root, rel)
 }
 
 // hasPeers reads the optional fields of a mount for "shared:N".

@@ -37,6 +37,22 @@ func TestShareRoot(t *testing.T) {
 	if list, _ := mountsBelow(root); len(list) != 1 {
 		t.Errorf("taking down a pod left %d mounts, want the root's own", len(list))
 	}
+	if err := UnshareRoot(root); err != nil {
+		t.Fatal(err)
+	}
+	if list, _ := mountsBelow(root); len(list) != 0 {
+		t.Errorf("unsharing left %d mounts", len(list))
+	}
+	// A disk that somebody mounted there is not ours to take down.
+	if err := unix.Mount("tmpfs", root, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := UnshareRoot(root); err != nil {
+		t.Fatal(err)
+	}
+	if list, _ := mountsBelow(root); len(list) != 1 {
+		t.Errorf("unsharing took down somebody else's mount: %d left", len(list))
+	}
 	if err := unix.Unmount(root, 0); err != nil {
 		t.Fatal(err)
 	}

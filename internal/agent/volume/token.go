@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"sync"
@@ -91,6 +92,19 @@ func (t *tokens) get(ctx context.Context, pod *v1.Pod, p *v1.ServiceAccountToken
 		return held.value, now.Add(max(tokenJitter, held.expires.Sub(now)/20)), err
 	}
 	return "", time.Time{}, err
+}
+
+// Token is a token of the pod's service account for an audience, bound to the
+// pod; one that is not due for renewal is handed out again.
+func (m *Manager) Token(ctx context.Context, pod *v1.Pod, audience string) (string, error) {
+	if m.tokens == nil {
+		return "", errors.New("requesting a service account token: the node agent runs without an API server")
+	}
+	value, _, err := m.tokens.get(ctx, pod, &v1.ServiceAccountTokenProjection{Audience: audience}, "")
+	if value != "" {
+		return value, nil
+	}
+	return "", err
 }
 
 func (t *tokens) keep(k tokenKey, v token) {

@@ -118,6 +118,8 @@ type podState struct {
 	waiting bool
 	// refreshAt is when contents must be collected again; zero for never.
 	refreshAt time.Time
+	// grow has the next refresh look at the claims too.
+	grow bool
 
 	busy    chan struct{}
 	pod     *v1.Pod
@@ -246,7 +248,7 @@ func (m *Manager) mount(ctx context.Context, st *podState, pod *v1.Pod) (map[str
 	}
 	wg.Wait()
 	st.mounted = ready
-	m.setDue(st, due)
+	m.setDue(st, earliest(due, m.growAt(pod.UID)))
 	if len(failed) == 0 {
 		st.failures = 0
 		m.setWaiting(st, false)
@@ -268,9 +270,13 @@ func (m *Manager) mount(ctx context.Context, st *podState, pod *v1.Pod) (map[str
 }
 
 // report tells the user why a volume is not ready. A caller that gave up is
-// not news.
+// not news, and waiting for the cluster to do its part is no failure.
 func (m *Manager) report(pod *v1.Pod, name string, err error) {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return
+	}
+	m.record(pod, "volume not ready", journal.Fact{Name: "volume", Value: name}, journal.Fact{Name: "cause", Value: err.Error()})
+	if errors.Is(err, errNotAttached) {
 		return
 	}
 	reason := "FailedMount"
@@ -280,7 +286,6 @@ func (m *Manager) report(pod *v1.Pod, name string, err error) {
 		reason, message = typed.reason, fmt.Sprintf(typed.format, name, typed.err)
 	}
 	m.cfg.event(pod, v1.EventTypeWarning, reason, message)
-	m.record(pod, "volume not ready", journal.Fact{Name: "volume", Value: name}, journal.Fact{Name: "cause", Value: err.Error()})
 }
 
 func (m *Manager) record(pod *v1.Pod, decision string, because ...journal.Fact) {

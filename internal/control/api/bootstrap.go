@@ -39,7 +39,7 @@ func (s *Server) bootstrap(ctx context.Context) error {
 	// The rest is independent of each other, and writes at once share a sync of
 	// the disk.
 	parts := []func(context.Context) error{
-		s.ensurePriorityClasses, s.ensureAPIService, s.ensureServiceCIDR,
+		s.ensurePriorityClasses, s.ensureAPIService, s.ensureServiceCIDR, s.ensureTrust,
 		func(ctx context.Context) error { return auth.EnsurePolicy(ctx, s.client) },
 	}
 	if s.cfg.PriorityAndFairness {

@@ -3,7 +3,6 @@ package api
 import (
 	"context"
 	"fmt"
-	"maps"
 	"net"
 	"net/url"
 	"path"
@@ -14,20 +13,19 @@ import (
 	apiextensions "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	customserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
-	crdinformers "k8s.io/apiextensions-apiserver/pkg/client/informers/externalversions/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	utilversion "k8s.io/apimachinery/pkg/version"
 	openapinamer "k8s.io/apiserver/pkg/endpoints/openapi"
 	"k8s.io/apiserver/pkg/registry/generic"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	serverstorage "k8s.io/apiserver/pkg/server/storage"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/apiserver/pkg/util/webhook"
-	"k8s.io/client-go/tools/cache"
+	"k8s.io/kube-aggregator/pkg/apis/apiregistration"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	registrationscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
 	"k8s.io/kube-openapi/pkg/validation/spec"
 
 	nooptrace "go.opentelemetry.io/otel/trace/noop"
@@ -38,7 +36,7 @@ import (
 func (s *Server) customResources(conf *genericapiserver.Config) (*customserver.CustomResourceDefinitions, error) {
 	own := *conf
 	own.PostStartHooks = map[string]genericapiserver.PostStartHookConfigEntry{}
-	own.RESTOptionsGetter = definitionOptions{s.backend}
+	own.RESTOptionsGetter = definitionOptions(s.backend)
 	own.MergedResourceConfig = customserver.DefaultAPIResourceConfigSource()
 	own.OpenAPIConfig = nil
 	own.SkipOpenAPIInstallation = false
@@ -69,15 +67,29 @@ func (s *Server) customResources(conf *genericapiserver.Config) (*customserver.C
 	return server, nil
 }
 
-// definitionOptions stores CustomResourceDefinitions.
-type definitionOptions struct{ *backend }
+// foreignOptions stores resources whose types are another scheme's.
+type foreignOptions struct {
+	*backend
+	codecs         runtime.StorageSerializer
+	stored, memory schema.GroupVersion
+}
 
-func (o definitionOptions) GetRESTOptions(gr schema.GroupResource, _ runtime.Object) (generic.RESTOptions, error) {
+// definitionOptions stores CustomResourceDefinitions.
+func definitionOptions(b *backend) foreignOptions {
+	return foreignOptions{b, customserver.Codecs, apiextensionsv1.SchemeGroupVersion, apiextensions.SchemeGroupVersion}
+}
+
+// registrationOptions stores APIServices.
+func registrationOptions(b *backend) foreignOptions {
+	return foreignOptions{b, registrationscheme.Codecs, apiregistrationv1.SchemeGroupVersion, apiregistration.SchemeGroupVersion}
+}
+
+func (o foreignOptions) GetRESTOptions(gr schema.GroupResource, _ runtime.Object) (generic.RESTOptions, error) {
 	codec, versioner, err := serverstorage.NewStorageCodec(serverstorage.StorageCodecConfig{
 		StorageMediaType:  runtime.ContentTypeProtobuf,
-		StorageSerializer: customserver.Codecs,
-		StorageVersion:    apiextensionsv1.SchemeGroupVersion,
-		MemoryVersion:     apiextensions.SchemeGroupVersion,
+		StorageSerializer: o.codecs,
+		StorageVersion:    o.stored,
+		MemoryVersion:     o.memory,
 	})
 	if err != nil {
 		return generic.RESTOptions{}, fmt.Errorf("storing %s: %w", gr, err)
@@ -135,78 +147,4 @@ func serviceURL(service *corev1.Service, port int32) (*url.URL, error) {
 		return nil, fmt.Errorf("service %s/%s has no cluster IP", service.Namespace, service.Name)
 	}
 	return &url.URL{Scheme: "https", Host: net.JoinHostPort(host, strconv.Itoa(int(port)))}, nil
-}
-
-// listGroups keeps the plain list of API groups at /apis in step with the
-// definitions; the aggregated one is shared between the servers already.
-func (s *Server) listGroups(crds crdinformers.CustomResourceDefinitionInformer) error {
-	known := map[string]bool{}
-	_, err := crds.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(any) { s.settleGroups(crds, known) },
-		UpdateFunc: func(any, any) { s.settleGroups(crds, known) },
-		DeleteFunc: func(any) { s.settleGroups(crds, known) },
-	})
-	if err != nil {
-		return fmt.Errorf("watching custom resource definitions: %w", err)
-	}
-	return nil
-}
-
-// settleGroups runs in the one goroutine that delivers events; known are the
-// groups it has added.
-func (s *Server) settleGroups(crds crdinformers.CustomResourceDefinitionInformer, known map[string]bool) {
-	all, err := crds.Lister().List(labels.Everything())
-	if err != nil {
-		s.cfg.Log.Error("listing custom resource definitions", "error", err)
-		return
-	}
-	groups := customGroups(all)
-	for name := range known {
-		if _, still := groups[name]; !still {
-			s.generic.DiscoveryGroupManager.RemoveGroup(name)
-			delete(known, name)
-		}
-	}
-	for name, group := range groups {
-		s.generic.DiscoveryGroupManager.AddGroup(group)
-		known[name] = true
-	}
-}
-
-// customGroups are the groups that established definitions serve, each with
-// its versions in order of preference.
-func customGroups(crds []*apiextensionsv1.CustomResourceDefinition) map[string]metav1.APIGroup {
-	versions := map[string]map[string]bool{}
-	for _, crd := range crds {
-		if !established(crd) {
-			continue
-		}
-		for _, v := range crd.Spec.Versions {
-			if v.Served {
-				if versions[crd.Spec.Group] == nil {
-					versions[crd.Spec.Group] = map[string]bool{}
-				}
-				versions[crd.Spec.Group][v.Name] = true
-			}
-		}
-	}
-	out := map[string]metav1.APIGroup{}
-	for name, served := range versions {
-		order := slices.SortedFunc(maps.Keys(served), func(a, b string) int {
-			return utilversion.CompareKubeAwareVersionStrings(b, a)
-		})
-		group := metav1.APIGroup{Name: name}
-		for _, v := range order {
-			group.Versions = append(group.Versions, metav1.GroupVersionForDiscovery{GroupVersion: name + "/" + v, Version: v})
-		}
-		group.PreferredVersion = group.Versions[0]
-		out[name] = group
-	}
-	return out
-}
-
-func established(crd *apiextensionsv1.CustomResourceDefinition) bool {
-	return slices.ContainsFunc(crd.Status.Conditions, func(c apiextensionsv1.CustomResourceDefinitionCondition) bool {
-		return c.Type == apiextensionsv1.Established && c.Status == apiextensionsv1.ConditionTrue
-	})
 }

@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -21,6 +23,8 @@ import (
 	"k8s.io/kube-openapi/pkg/common/restfuladapter"
 	"k8s.io/kube-openapi/pkg/handler3"
 	"k8s.io/kube-openapi/pkg/spec3"
+
+	"github.com/berth-dev/berth/internal/control/api/aggregation"
 )
 
 // v3Root is where clients find the list of version 3 documents.
@@ -29,19 +33,34 @@ const v3Root = "/openapi/v3"
 // serveOpenAPI publishes the documents of all types, each built when it is
 // first asked for. Building them takes longer than everything else at start,
 // and most clusters are asked for a few or none. The version 3 documents of
-// custom resources come from the server behind ours, as they change.
-func serveOpenAPI(s *genericapiserver.GenericAPIServer, conf *genericapiserver.Config, custom *genericapiserver.GenericAPIServer) {
+// custom resources come from the server behind ours, those of foreign servers
+// from there, as they change; the one version 2 document has neither.
+func serveOpenAPI(front *aggregation.Front, conf *genericapiserver.Config, own, custom *genericapiserver.GenericAPIServer) {
+	all := own.Handler.GoRestfulContainer.RegisteredWebServices()
+	for _, service := range front.Handler.GoRestfulContainer.RegisteredWebServices() {
+		// Both say their version and the like.
+		if !slices.ContainsFunc(all, func(o *restful.WebService) bool { return o.RootPath() == service.RootPath() }) {
+			all = append(all, service)
+		}
+	}
 	v2 := &lazyMux{build: func(m *mux.PathRecorderMux) {
-		routes.OpenAPI{Config: conf.OpenAPIConfig}.InstallV2(s.Handler.GoRestfulContainer, m)
+		joined := restful.NewContainer()
+		for _, service := range all {
+			joined.Add(service)
+		}
+		routes.OpenAPI{Config: conf.OpenAPIConfig}.InstallV2(joined, m)
 	}}
-	v3 := &documents{custom: custom.Handler.NonGoRestfulMux, hash: uuid.NewString(), own: map[string]*document{}}
-	for _, service := range s.Handler.GoRestfulContainer.RegisteredWebServices() {
+	v3 := &documents{
+		custom: custom.Handler.NonGoRestfulMux, foreign: front.Documents,
+		hash: uuid.NewString(), own: map[string]*document{},
+	}
+	for _, service := range all {
 		name := strings.TrimPrefix(service.RootPath(), "/")
 		v3.own[name] = &document{name: name, service: service, config: conf.OpenAPIV3Config}
 	}
-	s.Handler.NonGoRestfulMux.Handle("/openapi/v2", v2)
-	s.Handler.NonGoRestfulMux.Handle(v3Root, v3)
-	s.Handler.NonGoRestfulMux.HandlePrefix(v3Root+"/", v3)
+	front.Handler.NonGoRestfulMux.Handle("/openapi/v2", v2)
+	front.Handler.NonGoRestfulMux.Handle(v3Root, v3)
+	front.Handler.NonGoRestfulMux.HandlePrefix(v3Root+"/", v3)
 }
 
 // lazyMux fills itself when it is first asked; requests meanwhile wait.
@@ -59,10 +78,11 @@ func (l *lazyMux) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	l.mux.ServeHTTP(w, r)
 }
 
-// documents serves the version 3 documents of both servers as one set.
+// documents serves the version 3 documents of all servers as one set.
 type documents struct {
-	own    map[string]*document // by path, as in "apis/apps/v1"
-	custom http.Handler
+	own     map[string]*document // by path, as in "apis/apps/v1"
+	custom  http.Handler
+	foreign *aggregation.Documents
 	// hash stands for the content of our own documents in their addresses, by
 	// which clients cache them. They cannot change while the process lives, and
 	// a hash of the content itself would need all of it to be built first.
@@ -73,6 +93,10 @@ func (d *documents) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	name := strings.Trim(strings.TrimPrefix(r.URL.Path, v3Root), "/")
 	if name == "" {
 		d.list(w, r)
+		return
+	}
+	if d.foreign.Serves(name) {
+		d.foreign.ServeHTTP(w, r)
 		return
 	}
 	doc := d.own[name]
@@ -90,8 +114,8 @@ func (d *documents) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	doc.ServeHTTP(w, plain)
 }
 
-// list answers with the documents of both servers; where both name a path, it
-// is ours.
+// list answers with the documents of all servers; where several name a path, a
+// foreign server's registration counts most, then ours.
 func (d *documents) list(w http.ResponseWriter, r *http.Request) {
 	answer := newRecorder()
 	d.custom.ServeHTTP(answer, r)
@@ -105,6 +129,7 @@ func (d *documents) list(w http.ResponseWriter, r *http.Request) {
 	for name := range d.own {
 		union.Paths[name] = handler3.OpenAPIV3DiscoveryGroupVersion{ServerRelativeURL: v3Root + "/" + name + "?hash=" + d.hash}
 	}
+	maps.Copy(union.Paths, d.foreign.List(r.Context()))
 	body, err := json.Marshal(union)
 	if err != nil {
 		http.Error(w, "joining OpenAPI lists: "+err.Error(), http.StatusInternalServerError)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	nooptrace "go.opentelemetry.io/otel/trace/noop"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	customserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -25,9 +26,11 @@ import (
 	"k8s.io/client-go/kubernetes"
 	restclient "k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
+	registrationscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
 	openapicommon "k8s.io/kube-openapi/pkg/common"
 
 	"github.com/berth-dev/berth/internal/control/admit"
+	"github.com/berth-dev/berth/internal/control/api/aggregation"
 	"github.com/berth-dev/berth/internal/control/api/openapi"
 	"github.com/berth-dev/berth/internal/control/api/scheme"
 	"github.com/berth-dev/berth/internal/control/api/selectable"
@@ -57,7 +60,9 @@ const etcdHealthTimeout = 2 * time.Second
 
 // Server is an API server that listens but does not serve until Run.
 type Server struct {
-	cfg        Config
+	cfg Config
+	// front listens; behind it are our own groups, then custom resources.
+	front      *aggregation.Front
 	generic    *genericapiserver.GenericAPIServer
 	backend    *backend
 	client     kubernetes.Interface
@@ -123,8 +128,9 @@ func build(cfg Config, set *scheme.Set, conf *genericapiserver.Config) (*Server,
 	conf.AddReadyzChecks(healthz.NamedCheck("auth", s.auth.ReadyCheck))
 	rows := Rows()
 	s.backend = newBackend(set, s.cfg.Store, rows)
-	// Both servers fill one list of what there is.
+	// All servers fill one list of what there is.
 	conf.AggregatedDiscoveryGroupManager = aggregated.NewResourceManager("apis")
+	outer := *conf // completing changes it
 	custom, err := s.customResources(conf)
 	if err != nil {
 		s.backend.close()
@@ -138,25 +144,33 @@ func build(cfg Config, set *scheme.Set, conf *genericapiserver.Config) (*Server,
 	}
 	s.generic.RegisterDestroyFunc(s.backend.close)
 	s.customSynced = custom.GenericAPIServer.MuxAndDiscoveryCompleteSignals()["CRDInformerHasNotSynced"]
-	if err := s.furnish(set, conf, rows, custom); err != nil {
+	if err := s.furnish(set, rows, outer, custom); err != nil {
 		s.generic.Destroy()
 		return nil, err
 	}
 	return s, nil
 }
 
-// furnish hangs everything into the empty server.
-func (s *Server) furnish(set *scheme.Set, conf *genericapiserver.Config, rows []Row, custom *customserver.CustomResourceDefinitions) error {
-	if err := s.install(set, rows); err != nil {
+// furnish hangs everything into the empty server and puts the front before it.
+func (s *Server) furnish(set *scheme.Set, rows []Row, outer genericapiserver.Config, custom *customserver.CustomResourceDefinitions) error {
+	groups, err := s.install(set, rows)
+	if err != nil {
 		return err
 	}
-	if err := s.listGroups(custom.Informers.Apiextensions().V1().CustomResourceDefinitions()); err != nil {
-		return err
-	}
-	serveOpenAPI(s.generic, conf, custom.GenericAPIServer)
 	for path, handler := range s.auth.Discovery.Handlers() {
 		s.generic.Handler.NonGoRestfulMux.Handle(path, handler)
 	}
+	s.front, err = aggregation.New(aggregation.Config{
+		Generic: outer, Behind: s.generic, Storage: registrationOptions(s.backend), Informers: s.shared,
+		Definitions: custom.Informers.Apiextensions().V1().CustomResourceDefinitions(),
+		CertFile:    s.cfg.PKI.FrontProxyCert, KeyFile: s.cfg.PKI.FrontProxyKey,
+		Groups: append(groups, aggregation.Group{Name: apiextensionsv1.GroupName, Versions: []string{"v1"}}),
+		Log:    s.cfg.Log,
+	})
+	if err != nil {
+		return err
+	}
+	serveOpenAPI(s.front, &outer, s.generic, custom.GenericAPIServer)
 	return s.addHooks()
 }
 
@@ -215,7 +229,7 @@ func settle(cfg *Config, set *scheme.Set, conf *genericapiserver.Config) {
 	conf.LongRunningFunc = filters.BasicLongRunningRequestCheck(
 		sets.NewString("watch", "proxy"),
 		sets.NewString("attach", "exec", "proxy", "log", "portforward"))
-	namer := openapinamer.NewDefinitionNamer(set.Scheme)
+	namer := openapinamer.NewDefinitionNamer(set.Scheme, registrationscheme.Scheme)
 	conf.OpenAPIConfig = genericapiserver.DefaultOpenAPIConfig(openapi.GetOpenAPIDefinitions, namer)
 	conf.OpenAPIConfig.Info.Title = "Kubernetes"
 	conf.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(openapi.GetOpenAPIDefinitions, namer)
@@ -270,15 +284,15 @@ func add(to storages, gv schema.GroupVersion, more map[string]rest.Storage) {
 }
 
 // install builds the storages of all rows and specials and hangs them into the
-// server.
-func (s *Server) install(set *scheme.Set, rows []Row) error {
+// server. It returns the groups in the order of discovery.
+func (s *Server) install(set *scheme.Set, rows []Row) ([]aggregation.Group, error) {
 	made := storages{}
 	rules := checks{create: validate.Create, update: validate.Update, status: validate.StatusUpdate}
 	shown := looks{table: table.Convertor, attrs: selectable.Attrs}
 	for i := range rows {
 		storages, err := newStorages(&rows[i], set.Scheme, s.backend, rules, shown)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		add(made, rows[i].GV, storages)
 	}
@@ -287,7 +301,7 @@ func (s *Server) install(set *scheme.Set, rows []Row) error {
 		Create: validate.Create, Update: validate.Update, Status: validate.StatusUpdate,
 	}
 	if err := s.specials(kit, made); err != nil {
-		return err
+		return nil, err
 	}
 	for _, named := range made {
 		for _, storage := range named {
@@ -300,7 +314,7 @@ func (s *Server) install(set *scheme.Set, rows []Row) error {
 }
 
 // installGroups hands the storages to the library, the core group first.
-func (s *Server) installGroups(set *scheme.Set, made storages) error {
+func (s *Server) installGroups(set *scheme.Set, made storages) ([]aggregation.Group, error) {
 	groups := map[string]*genericapiserver.APIGroupInfo{}
 	for gv, named := range made {
 		info := groups[gv.Group]
@@ -311,30 +325,44 @@ func (s *Server) installGroups(set *scheme.Set, made storages) error {
 		}
 		info.VersionedResourcesStorageMap[gv.Version] = named
 	}
+	var listed []aggregation.Group
 	if core := groups[""]; core != nil {
 		if err := s.generic.InstallLegacyAPIGroup(genericapiserver.DefaultLegacyAPIPrefix, core); err != nil {
-			return fmt.Errorf("installing the core group: %w", err)
+			return nil, fmt.Errorf("installing the core group: %w", err)
 		}
 		core.StaticOpenAPISpec = nil
+		listed = append(listed, group("", core))
 		delete(groups, "")
 	}
 	var rest []*genericapiserver.APIGroupInfo
 	for _, name := range groupOrder {
 		if info := groups[name]; info != nil {
 			rest = append(rest, info)
+			listed = append(listed, group(name, info))
 			delete(groups, name)
 		}
 	}
 	for name := range groups {
-		return fmt.Errorf("installing group %s: it has no place in the order of groups", name)
+		return nil, fmt.Errorf("installing group %s: it has no place in the order of groups", name)
 	}
 	if err := s.generic.InstallAPIGroups(rest...); err != nil {
-		return fmt.Errorf("installing groups: %w", err)
+		return nil, fmt.Errorf("installing groups: %w", err)
 	}
 	for _, info := range rest {
 		info.StaticOpenAPISpec = nil // only the models made from it are used
 	}
-	return nil
+	return listed, nil
+}
+
+// group is what discovery says of a group that is installed.
+func group(name string, info *genericapiserver.APIGroupInfo) aggregation.Group {
+	out := aggregation.Group{Name: name}
+	for _, gv := range info.PrioritizedVersions {
+		if _, served := info.VersionedResourcesStorageMap[gv.Version]; served {
+			out.Versions = append(out.Versions, gv.Version)
+		}
+	}
+	return out
 }
 
 // groupOrder is how discovery lists groups: clients that look a kind up by its
@@ -348,13 +376,18 @@ var groupOrder = []string{
 
 // addHooks registers what runs once the server listens.
 func (s *Server) addHooks() error {
-	if err := s.generic.AddPostStartHook("bootstrap", func(ctx genericapiserver.PostStartHookContext) error {
+	if err := s.front.AddPostStartHook("bootstrap", func(ctx genericapiserver.PostStartHookContext) error {
 		// An error returned here would end the process; a store that is slow to
 		// come is no reason for that.
 		if !s.bootstrapUntilDone(ctx) {
 			return nil
 		}
-		close(s.ready)
+		select {
+		case <-s.front.Listed():
+			close(s.ready)
+		case <-ctx.Done():
+			return nil
+		}
 		go s.keep(ctx)
 		for _, task := range s.background {
 			go s.runTask(ctx, task)
@@ -394,7 +427,7 @@ func (s *Server) Run(ctx context.Context) error {
 		}
 		stop()
 	}()
-	prepared := s.generic.PrepareRun()
+	prepared := s.front.PrepareRun()
 	for _, config := range s.openAPI {
 		// The models for server-side apply are made from the definitions by now;
 		// whoever asks for documents gets new ones made.
@@ -426,14 +459,14 @@ func (s *Server) Ready() <-chan struct{} { return s.ready }
 // LoopbackConfig is a client configuration with every right, for parts of this
 // process. It works once Run serves.
 func (s *Server) LoopbackConfig() *restclient.Config {
-	return restclient.CopyConfig(s.generic.LoopbackClientConfig)
+	return restclient.CopyConfig(s.front.LoopbackClientConfig)
 }
 
 // Auth is who answers for identities, for parts that hand out tokens.
 func (s *Server) Auth() *auth.Auth { return s.auth }
 
 // Address is where the server listens.
-func (s *Server) Address() net.Addr { return s.generic.SecureServingInfo.Listener.Addr() }
+func (s *Server) Address() net.Addr { return s.front.SecureServingInfo.Listener.Addr() }
 
 func (s *Server) port() int32 {
 	if tcp, ok := s.Address().(*net.TCPAddr); ok {

@@ -23,42 +23,49 @@ func (m *Monitor) Advance(now time.Time) []Decision {
 	for m.rejudge {
 		out = m.judgeZones(now, out)
 	}
+	// By name: whoever starts waiting at one moment waits in a known order, and
+	// decisions are told in one.
+	byName := func(a, b *node) int { return strings.Compare(a.name, b.name) }
+	slices.SortFunc(m.dirty, byName)
 	for _, n := range m.dirty {
 		if n.zone != nil {
 			m.enqueue(n)
 		}
 	}
 	m.grant(now)
+	slices.SortFunc(m.dirty, byName)
+	out = slices.Grow(out, 3*len(m.dirty))
 	for _, n := range m.dirty {
 		n.dirty = false
 		if n.zone != nil {
 			out = m.changes(now, n, out)
 		}
 	}
+	clear(m.dirty)
 	m.dirty = m.dirty[:0]
+	for _, z := range m.zones {
+		z.shot, z.granted = nil, 0
+	}
 	return out
 }
 
 // expire collects nodes past their deadline and marks them silent as soon as
 // the silence is known to be theirs.
 func (m *Monitor) expire(now time.Time, out []Decision) []Decision {
-	for len(m.heap) > 0 && !m.heap[0].at.After(now) {
-		t := m.heap[0]
+	for t := m.heap.due(now); t != nil; t = m.heap.due(now) {
 		if t.node == nil {
-			m.heap.remove(t) // a token: granting looks at every waiting zone
-			t.zone.stale, m.rejudge = true, true
-			continue
+			continue // a token: granting looks at every waiting zone
 		}
 		if d := m.deadline(t.node); d.After(now) {
 			m.heap.set(t, d)
 			continue
 		}
-		m.heap.remove(t)
 		t.node.expired = true
-		m.expired[t.node] = struct{}{}
+		m.expired++
+		m.late = append(m.late, t.node)
 	}
-	if len(m.expired) == 0 && !m.holding {
-		m.askAt = time.Time{}
+	if m.expired == 0 && !m.holding {
+		m.late, m.askAt = m.late[:0], time.Time{}
 		return out
 	}
 	if m.confirming {
@@ -68,19 +75,17 @@ func (m *Monitor) expire(now time.Time, out []Decision) []Decision {
 		if now.Before(m.askAt) {
 			return out
 		}
-		m.confirming, m.askAt = true, time.Time{}
+		m.confirming, m.askAt, m.rescued = true, time.Time{}, 0
 		return append(out, Decision{Kind: Confirm, Cause: m.doubt(now)})
 	}
-	dead := make([]*node, 0, len(m.expired))
-	for n := range m.expired {
-		dead = append(dead, n)
+	for _, n := range m.late {
+		if n.expired {
+			m.notLate(n)
+			n.silent = true
+			m.touch(n)
+		}
 	}
-	slices.SortFunc(dead, func(a, b *node) int { return strings.Compare(a.name, b.name) })
-	clear(m.expired)
-	for _, n := range dead {
-		n.expired, n.silent = false, true
-		m.touch(n)
-	}
+	m.late = nil
 	return out
 }
 
@@ -90,12 +95,12 @@ func (m *Monitor) suspicious(now time.Time) bool {
 	if !m.confirmed.IsZero() && now.Sub(m.confirmed) < m.s.Trust {
 		return false
 	}
-	many := len(m.expired) >= m.s.Many && 10*len(m.expired) >= len(m.nodes)
+	many := m.expired >= m.s.Many && 10*m.expired >= len(m.nodes)
 	return many || now.Sub(m.lastHeard) >= m.s.Quiet
 }
 
 func (m *Monitor) doubt(now time.Time) Cause {
-	return Cause{Expired: len(m.expired), Quiet: now.Sub(m.lastHeard).Round(time.Second).String()}
+	return Cause{Zone: nowhere, Expired: m.expired, Quiet: now.Sub(m.lastHeard).Round(time.Second).String()}
 }
 
 // answer takes in what the API said. Whoever was silent while it did not
@@ -120,6 +125,11 @@ func (m *Monitor) answer(now time.Time, e Event) {
 		return
 	}
 	m.failures, m.confirmed = 0, now
+	if m.rescued > 0 {
+		c := m.doubt(now)
+		c.Expired = m.rescued
+		m.notes = append(m.notes, Decision{Kind: StaleWatch, Cause: c})
+	}
 	if !m.holding {
 		return
 	}
@@ -131,8 +141,9 @@ func (m *Monitor) answer(now time.Time, e Event) {
 
 // freshGrace lets every node that is not Unknown already start over.
 func (m *Monitor) freshGrace(now time.Time, by string) {
-	clear(m.expired)
-	for _, n := range m.nodes {
+	m.late, m.expired = nil, 0
+	for _, name := range m.sorted() {
+		n := m.nodes[name]
 		changed := n.silent
 		n.heard, n.by, n.silent, n.expired = now, by, false, false
 		if n.timer.index < 0 {
@@ -170,14 +181,15 @@ func (m *Monitor) judgeZones(now time.Time, out []Decision) []Decision {
 		z.bucket.setRate(now, z.rate(m.s, m.suspended))
 		if z.stale {
 			z.stale = false
-			out = append(out, Decision{Kind: ZoneChanged, Cause: Cause{Zone: z.view(now)}})
+			v := z.view(now)
+			out = append(out, Decision{Kind: ZoneChanged, Cause: Cause{Zone: &v}})
 		}
 	}
 	switch {
 	case m.suspended && !was:
-		out = append(out, Decision{Kind: Suspend})
+		out = append(out, Decision{Kind: Suspend, Cause: Cause{Zone: nowhere}})
 	case was && !m.suspended:
-		out = append(out, Decision{Kind: Resume})
+		out = append(out, Decision{Kind: Resume, Cause: Cause{Zone: nowhere}})
 		m.freshGrace(now, "disruption of all zones ended")
 	default:
 		return out
@@ -228,6 +240,7 @@ func (m *Monitor) enqueue(n *node) {
 		n.ticket = m.tickets
 		n.zone.queue = append(n.zone.queue, ticket{n, n.ticket})
 		n.zone.waiting++
+		n.place = n.zone.waiting
 	}
 }
 
@@ -241,6 +254,7 @@ func (m *Monitor) grant(now time.Time) {
 		for z.waiting > 0 && z.bucket.take(now) {
 			n := z.pop()
 			n.granted = true
+			z.granted++
 			m.touch(n)
 		}
 		at, ok := z.bucket.next(now)
@@ -269,7 +283,10 @@ func (m *Monitor) verdict(n *node) Verdict {
 func (m *Monitor) changes(now time.Time, n *node, out []Decision) []Decision {
 	v, last := m.verdict(n), n.last
 	n.last = v
-	c := Cause{Ready: v.Ready, Heard: n.heard, By: n.by, Silent: now.Sub(n.heard), Grace: m.grace(n), Zone: n.zone.view(now)}
+	if v == last && (n.ticket != 0) == n.toldWait {
+		return out
+	}
+	c := Cause{Ready: v.Ready, Heard: n.heard, By: n.by, Silent: now.Sub(n.heard), Grace: m.grace(n), Zone: n.zone.snapshot(now)}
 	add := func(k Kind, key, why string) {
 		c := c
 		c.Why = why
@@ -285,7 +302,7 @@ func (m *Monitor) changes(now time.Time, n *node, out []Decision) []Decision {
 		add(MarkPods, "", "")
 	}
 	if n.ticket != 0 && !n.toldWait {
-		c.Position = n.zone.waiting
+		c.Position = n.place - n.zone.granted
 		add(Wait, "", "its zone's token bucket is empty or closed")
 	}
 	n.toldWait = n.ticket != 0

@@ -28,6 +28,7 @@ const (
 	Hold                    // nothing can be known: no verdict until it can
 	Release                 // the API answers again
 	Confirm                 // look at the leases yourself before nodes are marked
+	StaleWatch              // the leases were renewed, but their watch did not say so
 )
 
 var sentences = [...]string{
@@ -35,6 +36,7 @@ var sentences = [...]string{
 	MarkPods: "its pods marked not ready", Wait: "waits for a NoExecute token", ZoneChanged: "zone changed",
 	Suspend: "all zones are disrupted: suspended NoExecute taints", Resume: "resumed NoExecute taints, every node got a fresh grace period",
 	Hold: "held fire: the silence may be ours", Release: "ended holding fire, every node got a fresh grace period", Confirm: "asked the API before marking nodes",
+	StaleWatch: "found the lease watch stale: nodes that it did not report are alive",
 }
 
 // Decision is one change of mind, with its causes.
@@ -54,10 +56,10 @@ type Cause struct {
 	By       string    // what that sign was
 	Silent   time.Duration
 	Grace    time.Duration
-	Zone     ZoneView
-	Position int    // in the zone's queue, for Wait
-	Expired  int    // nodes past their deadline, for Confirm and Hold
-	Quiet    string // how long nobody at all was heard
+	Zone     *ZoneView // never nil; shared between decisions, so read only
+	Position int       // in the zone's queue, for Wait
+	Expired  int       // nodes past their deadline, for Confirm and Hold; found alive, for StaleWatch
+	Quiet    string    // how long nobody at all was heard
 	Error    string
 	Why      string
 }
@@ -103,6 +105,9 @@ func (d Decision) Because() []journal.Fact {
 	if d.Kind == Confirm || d.Kind == Hold {
 		add("nodes past their deadline", "%d", c.Expired)
 		add("last sign of life from anyone", "%s ago", c.Quiet)
+	}
+	if d.Kind == StaleWatch {
+		add("nodes found alive", "%d", c.Expired)
 	}
 	if c.Error != "" {
 		add("error", "%s", c.Error)

@@ -62,6 +62,7 @@ type Event struct {
 	Node    string
 	View    View          // NodeSeen
 	Renewed time.Time     // LeaseSeen: renewTime, by the node's clock
+	Version uint64        // LeaseSeen: its resourceVersion, 0 if it is not a number
 	Took    time.Duration // Confirmed: how long the API took
 	Err     string        // Confirmed: why it did not answer
 }
@@ -86,6 +87,7 @@ type node struct {
 	name    string
 	view    View
 	renewed time.Time
+	version uint64 // of the lease that said renewed
 	heard   time.Time
 	by      string
 	timer   timer
@@ -93,7 +95,8 @@ type node struct {
 	// silent: past its deadline and confirmed. expired: past it, not confirmed.
 	silent, expired bool
 	counted         Status // as zone numbers count it: Missing = not at all, True, False
-	ticket          uint64 // its place in the zone's queue, 0 if not waiting
+	ticket          uint64 // its number in the zone's queue, 0 if not waiting
+	place           int    // how many waited with it when it joined the queue
 	granted         bool   // a token was spent on it, or the taint was there
 	last            Verdict
 	toldWait        bool
@@ -110,12 +113,16 @@ const (
 // the shell's clock: what nodes write is only looked at for change. It is not
 // safe for concurrent use.
 type Monitor struct {
-	s       Settings
-	nodes   map[string]*node
-	zones   map[string]*zone
-	heap    timers
-	dirty   []*node
-	expired map[*node]struct{} // past their deadline, waiting for confirmation
+	s     Settings
+	nodes map[string]*node
+	zones map[string]*zone
+	heap  timers
+	dirty []*node
+	// late are nodes past their deadline that wait for confirmation, in the
+	// order they got there; those whose expired is false were heard since.
+	// expired counts the rest.
+	late    []*node
+	expired int
 	tickets uint64
 	synced  bool
 	// rejudge: some zone's numbers changed.
@@ -125,14 +132,16 @@ type Monitor struct {
 	// agreed that silence is silence.
 	lastHeard, confirmed time.Time
 	confirming, holding  bool
-	askAt                time.Time
-	failures             int
-	notes                []Decision // found while observing
+	// rescued counts nodes that were heard only because the API was asked.
+	rescued  int
+	askAt    time.Time
+	failures int
+	notes    []Decision // found while observing
 }
 
 // NewMonitor makes an empty one.
 func NewMonitor(s Settings) *Monitor {
-	return &Monitor{s: s, nodes: map[string]*node{}, zones: map[string]*zone{}, expired: map[*node]struct{}{}}
+	return &Monitor{s: s, nodes: map[string]*node{}, zones: map[string]*zone{}}
 }
 
 // Observe takes in one event. It says whether Advance has something to do now
@@ -144,15 +153,8 @@ func (m *Monitor) Observe(now time.Time, e Event) bool {
 	case NodeGone:
 		m.forget(m.nodes[e.Node])
 	case LeaseSeen:
-		if n := m.nodes[e.Node]; n != nil && e.Renewed.After(n.renewed) {
-			first := n.renewed.IsZero()
-			n.renewed = e.Renewed
-			// The first lease after our start is not a sign of life by
-			// itself: it may be as old as it likes. The node has its grace
-			// from being seen.
-			if !first {
-				m.hear(now, n, byLease)
-			}
+		if n := m.nodes[e.Node]; n != nil {
+			m.renew(now, n, e)
 		}
 	case Synced:
 		m.synced = true
@@ -198,7 +200,10 @@ func (m *Monitor) see(now time.Time, e Event) {
 	if v.taint() != "" {
 		n.granted = true
 	}
-	if (old.Ready == Missing) != (v.Ready == Missing) || !old.Heartbeat.Equal(v.Heartbeat) {
+	// Nobody says of himself that nothing is known of him: a Ready condition
+	// that appears as Unknown is this controller's own writing.
+	appeared := (old.Ready == Missing) != (v.Ready == Missing) && v.Ready != Unknown
+	if appeared || old.Ready != Missing && !old.Heartbeat.Equal(v.Heartbeat) {
 		m.hear(now, n, byStatus)
 		if v.Ready != Missing && old.Ready == Missing {
 			// Its grace got shorter: the timer may be too late.
@@ -210,17 +215,44 @@ func (m *Monitor) see(now time.Time, e Event) {
 	}
 }
 
+// renew takes in a lease. A time later than the last is a sign of life; so is
+// any other time in a later version, for the node's clock may have been set
+// back. An older lease that comes late is not.
+func (m *Monitor) renew(now time.Time, n *node, e Event) {
+	if !e.Renewed.After(n.renewed) && (e.Version <= n.version || e.Renewed.Equal(n.renewed)) {
+		return
+	}
+	first := n.renewed.IsZero()
+	n.renewed, n.version = e.Renewed, e.Version
+	// The first lease after our start is not a sign of life by itself: it may
+	// be as old as it likes. The node has its grace from being seen.
+	if !first {
+		m.hear(now, n, byLease)
+	}
+}
+
 // hear notes a sign of life.
 func (m *Monitor) hear(now time.Time, n *node, by string) {
 	n.heard, n.by = now, by
 	m.lastHeard = now
+	if n.expired && m.confirming {
+		m.rescued++
+	}
 	if n.silent || n.expired {
-		n.silent, n.expired = false, false
-		delete(m.expired, n)
+		n.silent = false
+		m.notLate(n)
 		m.touch(n)
 	}
 	if n.timer.index < 0 {
 		m.heap.set(&n.timer, m.deadline(n))
+	}
+}
+
+// notLate takes a node out of those that wait for confirmation.
+func (m *Monitor) notLate(n *node) {
+	if n.expired {
+		n.expired = false
+		m.expired--
 	}
 }
 
@@ -279,7 +311,9 @@ func (z *zone) add(as Status, by int) {
 func (m *Monitor) join(n *node, now time.Time) {
 	z := m.zones[n.view.Zone]
 	if z == nil {
-		z = &zone{name: n.view.Zone, bucket: bucket{rate: m.s.EvictionRate, tokens: 1, since: now}}
+		// Its bucket starts empty: a controller that starts again and again
+		// must not earn a token each time.
+		z = &zone{name: n.view.Zone, bucket: bucket{rate: m.s.EvictionRate, since: now}}
 		z.timer = timer{index: -1, zone: z}
 		m.zones[z.name] = z
 	}
@@ -307,7 +341,7 @@ func (m *Monitor) forget(n *node) {
 	}
 	m.leave(n)
 	m.heap.remove(&n.timer)
-	delete(m.expired, n)
+	m.notLate(n)
 	delete(m.nodes, n.name)
 	n.zone = nil
 }
@@ -331,10 +365,7 @@ func (m *Monitor) Verdict(name string) Verdict {
 // Next is when Advance should be called though nothing was observed; zero for
 // never.
 func (m *Monitor) Next() time.Time {
-	var at time.Time
-	if len(m.heap) > 0 {
-		at = m.heap[0].at
-	}
+	at, _ := m.heap.first()
 	if !m.askAt.IsZero() && (at.IsZero() || m.askAt.Before(at)) {
 		at = m.askAt
 	}

@@ -7,63 +7,89 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+
+	"github.com/berth-dev/berth/internal/kube"
 )
 
 const manager = "berth-node-health"
 
 // work carries verdicts out until the queue closes.
-func (s *shell) work(ctx context.Context) {
+func (s *shell) work(ctx context.Context, queue workqueue.TypedRateLimitingInterface[string], do func(context.Context, *v1.Node, Verdict) error) {
 	for {
-		name, closed := s.queue.Get()
+		name, closed := queue.Get()
 		if closed {
 			return
 		}
-		if err := s.write(ctx, name); err != nil && ctx.Err() == nil {
+		if err := s.write(ctx, name, do); err != nil && ctx.Err() == nil {
 			if !apierrors.IsConflict(err) {
 				s.Log.Warn("writing what is known of a node", "node", name, "error", err)
 			}
-			s.queue.AddRateLimited(name)
+			queue.AddRateLimited(name)
 		} else {
-			s.queue.Forget(name)
+			queue.Forget(name)
 		}
-		s.queue.Done(name)
+		queue.Done(name)
 	}
 }
 
 // write makes one node fit its verdict of this moment. Each patch carries the
 // version it was computed from: whoever wrote meanwhile wins, and the next
 // look starts from what they wrote.
-func (s *shell) write(ctx context.Context, name string) error {
-	began := time.Now()
-	defer func() { s.meter.update.Observe(time.Since(began).Seconds()) }()
+func (s *shell) write(ctx context.Context, name string, do func(context.Context, *v1.Node, Verdict) error) error {
 	obj, found, err := s.nodes.GetByKey(name)
 	if err != nil || !found {
 		return err
 	}
-	n := obj.(*v1.Node)
-	s.mu.Lock()
-	v := s.monitor.Verdict(name)
-	s.mu.Unlock()
+	n, v := obj.(*v1.Node), s.verdict(name)
 	if !v.Known || v.UID != string(n.UID) {
 		return nil
 	}
-	if v.Unknown {
-		if n, err = s.writeConditions(ctx, n); err != nil {
-			return ignoreGone(err)
+	began := time.Now()
+	if err = do(ctx, n, v); apierrors.IsConflict(err) {
+		// The cache is behind, by a moment or because its watch is stuck: what
+		// the API says is taken in and decided on.
+		if n, err = s.Client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{}); err == nil {
+			s.seeNode(n)
+			if v = s.verdict(name); v.Known && v.UID == string(n.UID) {
+				err = do(ctx, n, v)
+			}
 		}
 	}
-	if err := s.writeTaints(ctx, n, v.NoExecute); err != nil {
-		return ignoreGone(err)
+	s.meter.update.Observe(time.Since(began).Seconds())
+	return ignoreGone(err)
+}
+
+// mark makes the conditions of a silent node Unknown. What follows is done when
+// the cache shows it.
+func (s *shell) mark(ctx context.Context, n *v1.Node, v Verdict) error {
+	if set := UnknownConditions(n, metav1.Now()); v.Unknown && len(set) > 0 {
+		return s.writeConditions(ctx, n, set)
 	}
-	if v.PodsNotReady {
-		return s.markPods(ctx, name)
-	}
+	s.rest.Add(n.Name)
 	return nil
+}
+
+// follow makes a node's taints, old labels and pods fit its verdict. A silent
+// node is marked first.
+func (s *shell) follow(ctx context.Context, n *v1.Node, v Verdict) error {
+	if v.Unknown && len(UnknownConditions(n, metav1.Now())) > 0 {
+		s.urgent.Add(n.Name)
+		return nil
+	}
+	var errs []error
+	if v.PodsNotReady {
+		errs = append(errs, s.markPods(ctx, n.Name))
+	}
+	errs = append(errs, ignoreGone(s.writeTaints(ctx, n, v.NoExecute)))
+	if set := Labels(n); set != nil {
+		errs = append(errs, ignoreGone(s.patch(ctx, n, "labels", types.MergePatchType, map[string]any{"metadata": map[string]any{"uid": n.UID, "labels": set}})))
+	}
+	return errors.Join(errs...)
 }
 
 func ignoreGone(err error) error {
@@ -73,28 +99,18 @@ func ignoreGone(err error) error {
 	return err
 }
 
-func (s *shell) writeConditions(ctx context.Context, n *v1.Node) (*v1.Node, error) {
-	set := UnknownConditions(n, metav1.Now())
-	if len(set) == 0 {
-		return n, nil
-	}
-	body, err := json.Marshal(map[string]any{
+func (s *shell) writeConditions(ctx context.Context, n *v1.Node, set []v1.NodeCondition) error {
+	err := s.patch(ctx, n, "conditions", types.StrategicMergePatchType, map[string]any{
 		"metadata": map[string]any{"uid": n.UID, "resourceVersion": n.ResourceVersion},
 		"status":   map[string]any{"conditions": set},
-	})
+	}, "status")
 	if err != nil {
-		return nil, err
+		return err
 	}
-	out, err := s.Client.CoreV1().Nodes().Patch(ctx, n.Name, types.StrategicMergePatchType, body, metav1.PatchOptions{FieldManager: manager}, "status")
-	if err != nil {
-		return nil, fmt.Errorf("patching conditions of Node %s: %w", n.Name, err)
+	if ViewOf(n).Ready == True {
+		s.event(nodeRef(n.Name, n.UID), v1.EventTypeNormal, "NodeNotReady", "Node "+n.Name+" status is now: NodeNotReady")
 	}
-	for _, c := range n.Status.Conditions {
-		if c.Type == v1.NodeReady && c.Status == v1.ConditionTrue {
-			s.event(nodeRef(n.Name, n.UID), v1.EventTypeNormal, "NodeNotReady", "Node "+n.Name+" status is now: NodeNotReady")
-		}
-	}
-	return out, nil
+	return nil
 }
 
 func (s *shell) writeTaints(ctx context.Context, n *v1.Node, key string) error {
@@ -107,15 +123,19 @@ func (s *shell) writeTaints(ctx context.Context, n *v1.Node, key string) error {
 	if taints == nil {
 		taints = []v1.Taint{}
 	}
-	body, err := json.Marshal(map[string]any{
+	return s.patch(ctx, n, "taints", types.MergePatchType, map[string]any{
 		"metadata": map[string]any{"uid": n.UID, "resourceVersion": n.ResourceVersion},
 		"spec":     map[string]any{"taints": taints},
 	})
+}
+
+func (s *shell) patch(ctx context.Context, n *v1.Node, what string, kind types.PatchType, body any, sub ...string) error {
+	data, err := json.Marshal(body)
 	if err != nil {
 		return err
 	}
-	if _, err := s.Client.CoreV1().Nodes().Patch(ctx, n.Name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: manager}); err != nil {
-		return fmt.Errorf("patching taints of Node %s: %w", n.Name, err)
+	if _, err := s.Client.CoreV1().Nodes().Patch(ctx, n.Name, kind, data, metav1.PatchOptions{FieldManager: manager}, sub...); err != nil {
+		return fmt.Errorf("patching %s of Node %s: %w", what, n.Name, err)
 	}
 	return nil
 }
@@ -123,7 +143,7 @@ func (s *shell) writeTaints(ctx context.Context, n *v1.Node, key string) error {
 // markPods makes the ready pods of a node not ready, so that no traffic goes
 // to a place nobody vouches for.
 func (s *shell) markPods(ctx context.Context, node string) error {
-	pods, err := s.pods.ByIndex(byNode, node)
+	pods, err := s.pods.ByIndex(kube.ByNode, node)
 	if err != nil {
 		return err
 	}
@@ -170,48 +190,5 @@ func nodeRef(name string, uid types.UID) *v1.ObjectReference {
 func (s *shell) event(ref *v1.ObjectReference, kind, reason, message string) {
 	if s.Events != nil {
 		s.Events.Event(ref, kind, reason, message)
-	}
-}
-
-// meter holds the metrics under upstream's names.
-type meter struct {
-	health, size, unhealthy *prometheus.GaugeVec
-	evictions               *prometheus.CounterVec
-	update                  prometheus.Histogram
-}
-
-func newMeter() *meter {
-	gauge := func(name, help string) *prometheus.GaugeVec {
-		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "node_collector_" + name, Help: help}, []string{"zone"})
-	}
-	return &meter{
-		health:    gauge("zone_health", "Percentage of ready nodes in the zone."),
-		size:      gauge("zone_size", "Nodes in the zone."),
-		unhealthy: gauge("unhealthy_nodes_in_zone", "Nodes of the zone that are not ready."),
-		evictions: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "node_collector_evictions_total", Help: "Nodes that got a NoExecute taint."}, []string{"zone"}),
-		update:    prometheus.NewHistogram(prometheus.HistogramOpts{Name: "node_collector_update_node_health_duration_seconds", Help: "Time to write what is known of one node.", Buckets: prometheus.ExponentialBuckets(0.001, 4, 8)}),
-	}
-}
-
-func (m *meter) register(r prometheus.Registerer) error {
-	for _, c := range []prometheus.Collector{m.health, m.size, m.unhealthy, m.evictions, m.update} {
-		if err := r.Register(c); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (m *meter) zones(zs []ZoneView) {
-	for _, g := range []*prometheus.GaugeVec{m.health, m.size, m.unhealthy} {
-		g.Reset() // zones come and go
-	}
-	for _, z := range zs {
-		all := z.Ready + z.NotReady
-		m.size.WithLabelValues(z.Name).Set(float64(all))
-		m.unhealthy.WithLabelValues(z.Name).Set(float64(z.NotReady))
-		if all > 0 {
-			m.health.WithLabelValues(z.Name).Set(100 * float64(z.Ready) / float64(all))
-		}
 	}
 }

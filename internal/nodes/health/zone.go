@@ -43,6 +43,10 @@ type zone struct {
 	timer           timer
 	queue           []ticket // nodes that wait for a token, first come first served
 	waiting         int      // tickets of queue that still count
+	// shot is the view that all decisions of one Advance share, and granted how
+	// many tokens that Advance spent.
+	shot    *ZoneView
+	granted int
 }
 
 // ticket is a node's place in its zone's queue; it counts only while the node
@@ -88,6 +92,18 @@ func (z *zone) view(now time.Time) ZoneView {
 	return ZoneView{Name: ZoneName(z.name), State: z.state, Ready: z.ready, NotReady: z.notReady,
 		Rate: z.bucket.rate, Tokens: z.bucket.at(now), Waiting: z.waiting}
 }
+
+// snapshot is the zone's view at the end of the Advance that is under way.
+func (z *zone) snapshot(now time.Time) *ZoneView {
+	if z.shot == nil {
+		v := z.view(now)
+		z.shot = &v
+	}
+	return z.shot
+}
+
+// nowhere is the zone of decisions that are about no zone.
+var nowhere = &ZoneView{}
 
 // ZoneView is a zone's state at one moment. Rate is NoExecute taints a second.
 type ZoneView struct {

@@ -8,7 +8,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -23,103 +23,136 @@ import (
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/kube"
 )
 
-// Config is what the controller needs. Pools are one per address family, in
-// the order their ranges shall have in spec.podCIDRs.
+// Config is what the controller needs. Ranges are at most one per address
+// family, in the order their parts shall have in spec.podCIDRs; nothing is
+// given out that overlaps Reserved. Events, Journal and Metrics may be nil.
 type Config struct {
 	Client    kubernetes.Interface
 	Informers informers.SharedInformerFactory
-	Pools     []*Pool
-	Events    record.EventRecorder
+	Ranges    []Range
+	Reserved  []netip.Prefix
+	Events    record.EventRecorder // component cidrAllocator
 	Log       *slog.Logger
 	Journal   journal.Sink
 	Metrics   prometheus.Registerer
 }
 
+// workers write nodes at the same time.
+const workers = 8
+
 type controller struct {
 	Config
 	queue workqueue.TypedRateLimitingInterface[string]
-	// owned are the ranges each node holds in the pools. Only run's goroutine
-	// touches pools and owned.
+	nodes cache.Indexer
+	meter *meter
+
+	// mu guards what follows. No API call is made while it is held.
+	mu    sync.Mutex
+	pools []*Pool
+	// owned are the ranges each node holds in the pools.
 	owned map[string][]netip.Prefix
 	// waiting are nodes that found the pools empty.
 	waiting map[string]bool
-	// taken is the use of each pool as metrics show it.
-	taken []atomic.Int64
 }
 
 // Run allocates until ctx ends. Before the first allocation it learns every
 // range that a node has already, so a restart never gives one out twice.
 func Run(ctx context.Context, cfg Config) error {
-	c := &controller{Config: cfg, owned: map[string][]netip.Prefix{}, waiting: map[string]bool{}, taken: make([]atomic.Int64, len(cfg.Pools)),
+	c := &controller{Config: cfg, owned: map[string][]netip.Prefix{}, waiting: map[string]bool{},
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[string](50*time.Millisecond, time.Minute),
 			workqueue.TypedRateLimitingQueueConfig[string]{Name: "node-ipam"})}
 	defer c.queue.ShutDown()
-	c.measure()
-	nodes := cfg.Informers.Core().V1().Nodes()
+	if c.Journal == nil {
+		c.Journal = journal.Discard
+	}
+	var err error
+	if c.pools, err = Pools(cfg.Ranges, cfg.Reserved); err != nil {
+		return err
+	}
+	if c.meter, err = newMeter(cfg.Metrics); err != nil {
+		return err
+	}
+	inf := cfg.Informers.Core().V1().Nodes().Informer()
+	c.nodes = inf.GetIndexer()
 	enqueue := func(obj any) {
-		if key, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj); err == nil {
-			c.queue.Add(key)
+		if key, err := cache.DeletionHandlingObjectToName(obj); err == nil {
+			c.queue.Add(key.Name)
 		}
 	}
-	reg, err := nodes.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+	reg, err := inf.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: enqueue, UpdateFunc: func(_, obj any) { enqueue(obj) }, DeleteFunc: enqueue,
 	})
 	if err != nil {
 		return fmt.Errorf("watching nodes: %w", err)
 	}
-	defer nodes.Informer().RemoveEventHandler(reg) //nolint:errcheck // the informer may be gone
+	defer inf.RemoveEventHandler(reg) //nolint:errcheck // the informer may be gone
 	cfg.Informers.Start(ctx.Done())
-	if !cache.WaitForCacheSync(ctx.Done(), reg.HasSynced) {
+	if !kube.Synced(ctx, reg) {
 		return ctx.Err()
 	}
-	all, err := nodes.Lister().List(labelsEverything)
-	if err != nil {
-		return fmt.Errorf("listing nodes: %w", err)
-	}
-	for _, n := range all {
-		if err := c.learn(n); err != nil {
+	for _, obj := range c.nodes.List() {
+		if err := c.learn(obj.(*v1.Node)); err != nil {
 			return err
 		}
 	}
-	stop := context.AfterFunc(ctx, c.queue.ShutDown)
-	defer stop()
+	c.measure()
+	defer context.AfterFunc(ctx, c.queue.ShutDown)()
+	var wg sync.WaitGroup
+	for range workers {
+		wg.Go(func() { c.work(ctx) })
+	}
+	wg.Wait()
+	return ctx.Err()
+}
+
+func (c *controller) work(ctx context.Context) {
 	for {
-		c.publish()
-		key, shutdown := c.queue.Get()
-		if shutdown {
-			return ctx.Err()
+		name, closed := c.queue.Get()
+		if closed {
+			return
 		}
-		node, err := nodes.Lister().Get(key)
+		obj, found, err := c.nodes.GetByKey(name)
 		switch {
-		case apierrors.IsNotFound(err):
-			c.release(key)
-		case err == nil:
-			err = c.sync(ctx, node)
+		case err != nil:
+		case found:
+			err = c.sync(ctx, obj.(*v1.Node))
+		default:
+			c.release(name)
 		}
-		if err != nil && !apierrors.IsNotFound(err) {
-			c.Log.Warn("allocating pod CIDRs", "node", key, "error", err)
-			c.queue.AddRateLimited(key)
+		if err != nil && ctx.Err() == nil {
+			c.Log.Warn("allocating pod CIDRs", "node", name, "error", err)
+			c.queue.AddRateLimited(name)
 		} else {
-			c.queue.Forget(key)
+			c.queue.Forget(name)
 		}
-		c.queue.Done(key)
+		c.queue.Done(name)
 	}
 }
 
-// learn occupies what a node has. A range outside the cluster's is an error
-// at start: the flags and the cluster contradict each other.
+// learn makes the pools agree with what a node has, which nobody can change
+// any more. A range outside the cluster's is an error at start: the flags and
+// the cluster contradict each other.
 func (c *controller) learn(n *v1.Node) error {
+	var has []netip.Prefix
 	for _, text := range n.Spec.PodCIDRs {
 		p, err := netip.ParsePrefix(text)
 		if err != nil {
 			return fmt.Errorf("Node %s: spec.podCIDRs %q: %w", n.Name, text, err)
 		}
-		if slices.Contains(c.owned[n.Name], p) {
-			continue
-		}
+		has = append(has, p)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if slices.Equal(c.owned[n.Name], has) {
+		return nil
+	}
+	c.free(c.owned[n.Name]) // those of a node of this name that is no more
+	delete(c.owned, n.Name)
+	for _, p := range has {
 		if err := c.occupy(p); err != nil {
 			return fmt.Errorf("Node %s: spec.podCIDRs: %w: give a --cluster-cidr that holds it, or remove the node", n.Name, err)
 		}
@@ -130,7 +163,7 @@ func (c *controller) learn(n *v1.Node) error {
 
 func (c *controller) occupy(p netip.Prefix) error {
 	err := errors.New("no cluster CIDR is configured")
-	for _, pool := range c.Pools {
+	for _, pool := range c.pools {
 		if err = pool.Occupy(p); err == nil {
 			return nil
 		}
@@ -140,8 +173,9 @@ func (c *controller) occupy(p netip.Prefix) error {
 
 func (c *controller) free(ps []netip.Prefix) {
 	for _, p := range ps {
-		for _, pool := range c.Pools {
+		for _, pool := range c.pools {
 			if pool.Release(p) == nil {
+				c.meter.released(pool)
 				break
 			}
 		}
@@ -150,60 +184,79 @@ func (c *controller) free(ps []netip.Prefix) {
 
 // release gives back what a deleted node had and wakes those that wait.
 func (c *controller) release(name string) {
+	c.mu.Lock()
 	had := c.owned[name]
 	delete(c.owned, name)
 	delete(c.waiting, name)
+	c.free(had)
+	var wake []string
+	if len(had) > 0 {
+		for name := range c.waiting {
+			wake = append(wake, name)
+		}
+	}
+	c.mu.Unlock()
 	if len(had) == 0 {
 		return
 	}
-	c.free(had)
 	c.note(name, "", "released its pod CIDRs", "node", "deleted", had)
-	for waiting := range c.waiting {
-		c.queue.Add(waiting)
+	for _, name := range wake {
+		c.queue.Add(name)
 	}
 }
 
 func (c *controller) sync(ctx context.Context, n *v1.Node) error {
 	if len(n.Spec.PodCIDRs) > 0 {
+		c.mu.Lock()
 		delete(c.waiting, n.Name)
+		c.mu.Unlock()
 		return c.learn(n)
 	}
-	// A range allocated before but not seen in the cache yet stays ours: the
-	// patch below is idempotent.
-	got := c.owned[n.Name]
-	if len(got) == 0 {
-		for _, pool := range c.Pools {
-			p, err := pool.Allocate()
-			if err != nil {
-				c.free(got)
-				if !c.waiting[n.Name] {
-					c.waiting[n.Name] = true
-					c.event(n, "CIDRNotAvailable")
-					c.note(n.Name, string(n.UID), "got no pod CIDR", "cause", err.Error(), nil)
-				}
-				return nil
-			}
-			got = append(got, p)
+	got, first, err := c.allocate(n.Name)
+	if err != nil {
+		if first {
+			c.event(n, "CIDRNotAvailable")
+			c.note(n.Name, string(n.UID), "got no pod CIDR", "cause", err.Error(), nil)
 		}
+		return nil // the release of a range asks again
 	}
-	if len(got) == 0 {
-		return nil
-	}
-	c.owned[n.Name] = got
 	if err := c.patch(ctx, n, got); err != nil {
 		if apierrors.IsInvalid(err) || apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 			// Somebody else set it, or the node went: the event that brings
 			// the truth is on its way.
-			delete(c.owned, n.Name)
-			c.free(got)
+			c.release(n.Name)
 			return nil
 		}
 		c.event(n, "CIDRAssignmentFailed")
 		return fmt.Errorf("writing spec.podCIDRs of Node %s: %w", n.Name, err)
 	}
-	delete(c.waiting, n.Name)
 	c.note(n.Name, string(n.UID), "got its pod CIDRs", "cause", "spec.podCIDRs was empty", got)
 	return nil
+}
+
+// allocate takes one range of each pool for a node. A range taken before but
+// not seen in the cache yet stays its own: writing it again changes nothing.
+// first says that this is the first time the node finds a pool empty.
+func (c *controller) allocate(name string) (got []netip.Prefix, first bool, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if got = c.owned[name]; len(got) > 0 {
+		return got, false, nil
+	}
+	for _, pool := range c.pools {
+		p, err := pool.Allocate()
+		if err != nil {
+			c.free(got)
+			first = !c.waiting[name]
+			c.waiting[name] = true
+			return nil, first, err
+		}
+		c.meter.allocated(pool)
+		got = append(got, p)
+	}
+	delete(c.waiting, name)
+	c.owned[name] = got
+	return got, false, nil
 }
 
 // patch writes the ranges, only to the very node they were allocated for.
@@ -225,20 +278,19 @@ func (c *controller) patch(ctx context.Context, n *v1.Node, got []netip.Prefix) 
 
 func (c *controller) event(n *v1.Node, reason string) {
 	if c.Events != nil {
-		c.Events.Eventf(&v1.ObjectReference{Kind: "Node", Name: n.Name, UID: types.UID(n.Name)}, v1.EventTypeNormal, reason, "Node %s status is now: %s", n.Name, reason)
+		c.Events.Eventf(&v1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: n.Name, UID: n.UID}, v1.EventTypeNormal, reason, "Node %s status is now: %s", n.Name, reason)
 	}
 }
 
 func (c *controller) note(name, uid, decision, fact, value string, got []netip.Prefix) {
-	if c.Journal == nil {
-		return
-	}
 	because := []journal.Fact{{Name: fact, Value: value}}
 	for _, p := range got {
 		because = append(because, journal.Fact{Name: "range", Value: p.String()})
 	}
-	for _, pool := range c.Pools {
+	c.mu.Lock()
+	for _, pool := range c.pools {
 		because = append(because, journal.Fact{Name: "taken of " + pool.cluster.String(), Value: fmt.Sprintf("%d of %d", pool.Taken(), pool.Total())})
 	}
+	c.mu.Unlock()
 	c.Journal.Append(journal.Record{Time: time.Now(), Part: "ipam", Object: journal.Ref{Kind: "Node", Name: name, UID: uid}, Decision: decision, Because: because})
 }

@@ -18,6 +18,13 @@ const maxSpread = 16
 // ErrExhausted says that every range of a pool is taken.
 var ErrExhausted = errors.New("no free pod CIDR is left")
 
+// Range is a cluster range and the prefix length of the ranges it is split
+// into.
+type Range struct {
+	Cluster  netip.Prefix
+	NodeBits int
+}
+
 // Pool hands out equal ranges of one cluster range, next fit: a released range
 // is not reused before the others had their turn, so that a late packet does
 // not reach a new owner. Every operation is O(1) for the sizes allowed here.
@@ -57,6 +64,31 @@ func NewPool(cluster netip.Prefix, nodeLen int) (*Pool, error) {
 		p.full[len(p.full)-1] = ^uint64(0) << rest
 	}
 	return p, nil
+}
+
+// Pools makes the pools of the ranges and takes out of them what is reserved.
+func Pools(ranges []Range, reserved []netip.Prefix) ([]*Pool, error) {
+	var pools []*Pool
+	for i, r := range ranges {
+		p, err := NewPool(r.Cluster, r.NodeBits)
+		if err != nil {
+			return nil, err
+		}
+		for _, other := range ranges[:i] {
+			if other.Cluster.Addr().Is4() == r.Cluster.Addr().Is4() {
+				return nil, fmt.Errorf("cluster CIDRs %s and %s are of the same family: at most one each of IPv4 and IPv6 is allowed", other.Cluster, r.Cluster)
+			}
+		}
+		for _, c := range reserved {
+			if c.Masked().Overlaps(p.cluster) {
+				if err := p.Occupy(c); err != nil {
+					return nil, err
+				}
+			}
+		}
+		pools = append(pools, p)
+	}
+	return pools, nil
 }
 
 // Allocate takes the next free range.

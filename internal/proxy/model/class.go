@@ -3,6 +3,7 @@ package model
 import (
 	"fmt"
 	"hash/fnv"
+	"math/bits"
 	"strings"
 )
 
@@ -19,33 +20,29 @@ const (
 	Drop
 )
 
+func (k Kind) String() string { return [...]string{"spread", "reject", "drop"}[k] }
+
 // Class is everything a frontend can ask for apart from which endpoints it
-// has. All frontends of one class share one chain, so there are a few dozen
-// of them however many Services there are.
+// has. All frontends of one class are members of one set and share one chain,
+// so there are a few dozen of them however many Services there are.
 type Class struct {
 	Kind Kind
-	// NodePort: the frontend is found in NodePorts, not in Services.
+	// NodePort: the frontend is a port of the node's own addresses.
 	NodePort bool
 	// External: node port, load balancer address or external IP.
 	External bool
 	// LocalPolicy: the traffic policy that applies is Local.
 	LocalPolicy bool
-	// Cluster and Local are the sizes of the pools that the class uses, and
-	// 0 for one that it does not use.
+	// Cluster and Local tell how large the pools are that the class uses,
+	// rounded up to a power of two, and 0 for one that it does not use.
 	Cluster, Local int
-	// Affinity is the ClientIP timeout in seconds, 0 without.
-	Affinity int32
+	// Sticky: clients return to the endpoint they had (ClientIP affinity).
+	Sticky bool
 	// Ranges: only sources in Ranges are let in.
 	Ranges bool
 }
 
-// ClassID is a class with its number in the kernel.
-type ClassID struct {
-	ID    uint32
-	Class Class
-}
-
-// Name is the name of the class's chain; equal names mean equal classes.
+// Name is the name of the class's set and chain; equal names mean equal classes.
 func (c Class) Name() string {
 	var b strings.Builder
 	b.WriteString("vip")
@@ -56,13 +53,8 @@ func (c Class) Name() string {
 	if c.Ranges {
 		b.WriteString("-ranges")
 	}
-	switch c.Kind {
-	case Reject:
-		b.WriteString("-reject")
-		return b.String()
-	case Drop:
-		b.WriteString("-drop")
-		return b.String()
+	if c.Kind != Spread {
+		return b.String() + "-" + c.Kind.String()
 	}
 	if c.External {
 		b.WriteString("-ext")
@@ -74,10 +66,59 @@ func (c Class) Name() string {
 	if c.LocalPolicy {
 		fmt.Fprintf(&b, "-%d", c.Local)
 	}
-	if c.Affinity > 0 {
-		fmt.Fprintf(&b, "-sticky%d", c.Affinity)
+	if c.Sticky {
+		b.WriteString("-sticky")
 	}
 	return b.String()
+}
+
+// ClassByName reverses Name.
+func ClassByName(name string) (Class, bool) {
+	var c Class
+	parts := strings.Split(name, "-")
+	switch parts[0] {
+	case "vip":
+	case "nodeport":
+		c.NodePort = true
+	default:
+		return c, false
+	}
+	sizes := []*int{&c.Cluster, &c.Local}
+	for _, p := range parts[1:] {
+		switch p {
+		case "ranges":
+			c.Ranges = true
+		case Reject.String():
+			c.Kind = Reject
+		case Drop.String():
+			c.Kind = Drop
+		case "ext":
+			c.External = true
+		case "local":
+			c.LocalPolicy = true
+		case "sticky":
+			c.Sticky = true
+		default:
+			if len(sizes) == 0 {
+				return c, false
+			}
+			if _, err := fmt.Sscanf(p, "%d", sizes[0]); err != nil {
+				return c, false
+			}
+			sizes = sizes[1:]
+		}
+	}
+	return c, c.Name() == name
+}
+
+// bucket rounds a pool's size up to a power of two. A chain draws an index
+// below the bucket and draws again when nobody has it, so that most changes
+// of a pool's size leave its class alone.
+func bucket(n int) int {
+	if n <= 1 {
+		return n
+	}
+	return 1 << bits.Len(uint(n-1))
 }
 
 func hash32(s string) uint32 {

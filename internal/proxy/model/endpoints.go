@@ -8,186 +8,298 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// endpoint is one address of a slice with what decides about its use.
-type endpoint struct {
-	at                                 netip.AddrPort
-	ready, serving, terminating, local bool
-	hintsNode, forNode                 bool
-	hintsZone, forZone                 bool
+// facts are what decides about the use of an endpoint, as bits.
+type facts uint16
+
+const (
+	ready facts = 1 << iota
+	serving
+	staying // not terminating
+	local
+	hintsNode
+	forNode
+	hintsZone
+	forZone
+)
+
+func (f facts) has(b facts) bool { return f&b == b }
+
+// fallback endpoints serve while they terminate: they are used when there is
+// no ready one.
+func (f facts) fallback() bool { return f&(ready|serving|staying) == serving }
+
+// usable says that an existing flow may still be on the endpoint.
+func (f facts) usable() bool { return f&(ready|serving) != 0 }
+
+// ep is one address and port of a service port.
+type ep struct {
+	facts facts
+	// slices is how many entries of slices name it.
+	slices uint16
 }
 
-// pools is what the endpoints of a service port come to.
-type pools struct {
-	cluster, local []netip.AddrPort
-	// localAll are the endpoints on this node that may receive traffic.
-	localAll []netip.Addr
-	// usable are all endpoints an existing flow may still be on.
-	usable []netip.AddrPort
-	any    bool
+// better returns the facts to keep of two entries for one address. The order
+// is total, so that the order of slices is no matter.
+func better(a, b facts) facts {
+	rank := func(f facts) uint32 {
+		r := uint32(0)
+		for i, bit := range []facts{staying, ready, serving, local, hintsNode, forNode, hintsZone, forZone} {
+			if f.has(bit) {
+				r |= 1 << (15 - i)
+			}
+		}
+		return r
+	}
+	if rank(b) > rank(a) {
+		return b
+	}
+	return a
 }
 
-// collect reads the endpoints of one service port out of the slices of its
-// Service. The same address and port in two slices counts once, and the
-// entry that is not terminating wins: slices overlap while endpoints move.
-func (m *Model) collect(slices map[string]*discoveryv1.EndpointSlice, port string, proto corev1.Protocol) map[netip.AddrPort]endpoint {
-	found := map[netip.AddrPort]endpoint{}
-	for _, s := range slices {
-		for i := range s.Ports {
-			p := &s.Ports[i]
-			if p.Name == nil || *p.Name != port || p.Port == nil || *p.Port < 1 || *p.Port > 65535 || protoOf(p.Protocol) != proto {
+// each calls f for every endpoint that a slice has for a service port. Ports
+// without a name or number and addresses that are none are passed over.
+func (m *Model) each(s *discoveryv1.EndpointSlice, key portKey, f func(netip.AddrPort, facts)) {
+	for i := range s.Ports {
+		p := &s.Ports[i]
+		if p.Name == nil || *p.Name != key.port || p.Port == nil || *p.Port < 1 || *p.Port > 65535 || protoOf(p.Protocol) != key.proto {
+			continue
+		}
+		for j := range s.Endpoints {
+			e := &s.Endpoints[j]
+			if len(e.Addresses) == 0 {
 				continue
 			}
-			for j := range s.Endpoints {
-				e := &s.Endpoints[j]
-				if len(e.Addresses) == 0 {
-					continue
-				}
-				addr, err := netip.ParseAddr(e.Addresses[0])
-				if err != nil || !m.cfg.Family.Has(addr) {
-					continue
-				}
-				at := netip.AddrPortFrom(addr.Unmap(), uint16(*p.Port))
-				n := m.read(at, e)
-				if old, ok := found[at]; ok && better(old, n) {
-					continue
-				}
-				found[at] = n
+			addr, err := netip.ParseAddr(e.Addresses[0])
+			if err != nil || addr.Zone() != "" || !m.cfg.Family.Has(addr) {
+				continue
 			}
+			f(netip.AddrPortFrom(addr.Unmap(), uint16(*p.Port)), m.read(e))
 		}
 	}
-	return found
 }
 
-// better says whether a is the entry to keep of two for one address. The
-// order is total over what is read, so that the order of slices is no matter.
-func better(a, b endpoint) bool {
-	if a.terminating != b.terminating {
-		return !a.terminating
-	}
-	for _, c := range [][2]bool{{a.ready, b.ready}, {a.serving, b.serving}, {a.local, b.local},
-		{a.hintsNode, b.hintsNode}, {a.forNode, b.forNode}, {a.hintsZone, b.hintsZone}, {a.forZone, b.forZone}} {
-		if c[0] != c[1] {
-			return c[0]
+func (m *Model) read(e *discoveryv1.Endpoint) facts {
+	var n facts
+	set := func(on bool, bit facts) {
+		if on {
+			n |= bit
 		}
 	}
-	return true
-}
-
-func (m *Model) read(at netip.AddrPort, e *discoveryv1.Endpoint) endpoint {
-	n := endpoint{
-		at:          at,
-		ready:       e.Conditions.Ready == nil || *e.Conditions.Ready,
-		serving:     e.Conditions.Serving == nil || *e.Conditions.Serving,
-		terminating: e.Conditions.Terminating != nil && *e.Conditions.Terminating,
-		local:       e.NodeName != nil && *e.NodeName == m.cfg.NodeName,
-	}
+	set(e.Conditions.Ready == nil || *e.Conditions.Ready, ready)
+	set(e.Conditions.Serving == nil || *e.Conditions.Serving, serving)
+	set(e.Conditions.Terminating == nil || !*e.Conditions.Terminating, staying)
+	set(e.NodeName != nil && *e.NodeName == m.cfg.NodeName, local)
 	if e.Hints != nil {
-		n.hintsNode, n.hintsZone = len(e.Hints.ForNodes) > 0, len(e.Hints.ForZones) > 0
+		set(len(e.Hints.ForNodes) > 0, hintsNode)
+		set(len(e.Hints.ForZones) > 0, hintsZone)
 		for _, h := range e.Hints.ForNodes {
-			n.forNode = n.forNode || h.Name == m.cfg.NodeName
+			set(h.Name == m.cfg.NodeName, forNode)
 		}
 		for _, h := range e.Hints.ForZones {
-			n.forZone = n.forZone || (m.zone != "" && h.Name == m.zone)
+			set(m.zone != "" && h.Name == m.zone, forZone)
 		}
 	}
 	return n
 }
 
-// choose sorts endpoints into the two pools. Ready endpoints come first;
-// only when a pool would be empty the serving ones that terminate fill it.
-func choose(all map[netip.AddrPort]endpoint) pools {
-	var p pools
-	var ready, fallback []endpoint
-	for _, e := range all {
-		if e.ready {
-			ready = append(ready, e)
-		} else if e.serving && e.terminating {
-			fallback = append(fallback, e)
-		}
-		if e.serving || e.ready {
-			p.usable = append(p.usable, e.at)
-		}
-	}
-	slices.SortFunc(p.usable, netip.AddrPort.Compare)
-	p.any = len(ready) > 0 || len(fallback) > 0
-	p.cluster = addresses(topology(ready))
-	if len(p.cluster) == 0 {
-		p.cluster = addresses(fallback)
-	}
-	onNode := func(e endpoint) bool { return !e.local }
-	localReady := slices.DeleteFunc(slices.Clone(ready), onNode)
-	localFallback := slices.DeleteFunc(slices.Clone(fallback), onNode)
-	for _, e := range append(slices.Clone(localReady), localFallback...) {
-		p.localAll = append(p.localAll, e.at.Addr())
-	}
-	slices.SortFunc(p.localAll, netip.Addr.Compare)
-	p.localAll = slices.Compact(p.localAll)
-	if len(localReady) == 0 {
-		localReady = localFallback
-	}
-	p.local = addresses(localReady)
-	return p
+// counts are what the modes of a service port follow from.
+type counts struct {
+	ready, fallback, localReady, localFallback int
+	hintsNode, forNode, hintsZone, forZone     int
 }
 
-// topology keeps the ready endpoints hinted at this node, else those hinted
-// at its zone, and all of them unless every one carries such a hint.
-func topology(ready []endpoint) []endpoint {
-	keep := func(has, mine func(endpoint) bool) []endpoint {
-		var kept []endpoint
-		for _, e := range ready {
-			if !has(e) {
-				return nil
-			}
-			if mine(e) {
-				kept = append(kept, e)
-			}
+func (c *counts) add(f facts, by int) {
+	count := func(n *int, on bool) {
+		if on {
+			*n += by
 		}
-		return kept
 	}
-	if k := keep(func(e endpoint) bool { return e.hintsNode }, func(e endpoint) bool { return e.forNode }); k != nil {
-		return k
-	}
-	if k := keep(func(e endpoint) bool { return e.hintsZone }, func(e endpoint) bool { return e.forZone }); k != nil {
-		return k
-	}
-	return ready
+	count(&c.ready, f.has(ready))
+	count(&c.fallback, f.fallback())
+	count(&c.localReady, f.has(ready|local))
+	count(&c.localFallback, f.fallback() && f.has(local))
+	count(&c.hintsNode, f.has(ready|hintsNode))
+	count(&c.forNode, f.has(ready|forNode))
+	count(&c.hintsZone, f.has(ready|hintsZone))
+	count(&c.forZone, f.has(ready|forZone))
 }
 
-func addresses(es []endpoint) []netip.AddrPort {
-	out := make([]netip.AddrPort, len(es))
-	for i, e := range es {
-		out[i] = e.at
+func (c *counts) any() bool { return c.ready+c.fallback > 0 }
+
+// modes say which endpoints make up the two pools.
+type modes struct{ cluster, local facts }
+
+// fallbackMode stands for the serving endpoints that terminate.
+const fallbackMode facts = 1 << 15
+
+// modes chooses: ready endpoints come first, and of those the ones hinted at
+// this node or else at its zone, provided every one carries such a hint. Only
+// a pool that would be empty is filled with endpoints that terminate.
+func (c *counts) modes() modes {
+	m := modes{cluster: ready, local: ready}
+	switch {
+	case c.ready == 0:
+		m.cluster = fallbackMode
+	case c.hintsNode == c.ready && c.forNode > 0:
+		m.cluster = ready | forNode
+	case c.hintsZone == c.ready && c.forZone > 0:
+		m.cluster = ready | forZone
+	}
+	if c.localReady == 0 {
+		m.local = fallbackMode
+	}
+	return m
+}
+
+func (f facts) in(mode facts) bool {
+	if mode == fallbackMode {
+		return f.fallback()
+	}
+	return f.has(mode)
+}
+
+// merge takes entries of slices in and out of a port's endpoints and brings
+// its pools up to date. Its cost is that of the slices given, unless the
+// port's modes change or slices overlap. With whole, change is all there is.
+func (m *Model) merge(v *service, p *port, change []sliceChange, whole bool) {
+	touched := map[netip.AddrPort]facts{}
+	if whole {
+		for a, e := range p.eps {
+			e.slices = 0
+			p.eps[a], touched[a] = e, 0
+		}
+	}
+	for _, c := range change {
+		if c.old == nil {
+			continue
+		}
+		m.each(c.old, p.key, func(a netip.AddrPort, _ facts) {
+			e := p.eps[a]
+			e.slices--
+			p.eps[a], touched[a] = e, 0
+		})
+	}
+	for _, c := range change {
+		if c.now == nil {
+			continue
+		}
+		m.each(c.now, p.key, func(a netip.AddrPort, f facts) {
+			e := p.eps[a]
+			e.slices++
+			p.eps[a], touched[a] = e, f|known
+		})
+	}
+	was := p.counts.modes()
+	before := make(map[netip.AddrPort]facts, len(touched))
+	for a, f := range touched {
+		e := p.eps[a]
+		before[a] = e.facts
+		if e.slices > 1 || e.slices == 1 && f == 0 {
+			f = m.look(v, p.key, a) // slices overlap: only all of them tell
+		}
+		m.setFacts(p, a, e.facts, f&^known)
+		if e.facts = f &^ known; e.slices == 0 {
+			delete(p.eps, a)
+		} else {
+			p.eps[a] = e
+		}
+	}
+	now := p.counts.modes()
+	p.pool(ClusterPool, was.cluster, now.cluster, before)
+	p.pool(LocalPool, was.local, now.local, before)
+}
+
+// known marks facts as read, so that they differ from none.
+const known facts = 1 << 14
+
+// look reads the facts of one address from all slices of a Service.
+func (m *Model) look(v *service, key portKey, at netip.AddrPort) facts {
+	found, best := false, facts(0)
+	for _, s := range v.slices {
+		m.each(s, key, func(a netip.AddrPort, f facts) {
+			if a != at {
+				return
+			}
+			if found {
+				f = better(best, f)
+			}
+			found, best = true, f
+		})
+	}
+	return best
+}
+
+// setFacts counts an endpoint's facts, and notes it if flows on it must end.
+func (m *Model) setFacts(p *port, a netip.AddrPort, old, now facts) {
+	if old == now {
+		return
+	}
+	p.counts.add(old, -1)
+	p.counts.add(now, 1)
+	onNode := func(f facts) bool { return f.has(local) && (f.has(ready) || f.fallback()) }
+	if was, is := onNode(old), onNode(now); was != is {
+		by := 1
+		if was {
+			by = -1
+		}
+		m.count(Hairpin, m.pair(a.Addr()), by)
+	}
+	if old.usable() && !now.usable() {
+		p.gone = append(p.gone, a)
+	}
+}
+
+// pool moves the touched endpoints of one pool, or all if the mode is new.
+func (p *port) pool(which Pool, was, now facts, before map[netip.AddrPort]facts) {
+	s := &p.pools[which]
+	in := func(mode, f facts) bool { return f.in(mode) && (which == ClusterPool || f.has(local)) }
+	var out, come []netip.AddrPort
+	if was == now {
+		for a, old := range before {
+			switch is := in(now, p.eps[a].facts); {
+			case is == in(was, old):
+			case is:
+				come = append(come, a)
+			default:
+				out = append(out, a)
+			}
+		}
+		s.change(out, come)
+		return
+	}
+	for _, a := range s.at {
+		if !in(now, p.eps[a].facts) {
+			out = append(out, a)
+		}
+	}
+	for a, e := range p.eps {
+		if in(now, e.facts) && s.find(a) < 0 {
+			come = append(come, a)
+		}
+	}
+	if len(s.at) == 0 && len(p.seeds[which]) > 0 {
+		// A first sight of this pool: prefer the order the kernel has.
+		slices.SortFunc(come, netip.AddrPort.Compare)
+		come = place(p.seeds[which], come)
+		p.seeds[which] = nil
+		for _, a := range come {
+			s.set(len(s.at), a)
+		}
+		return
+	}
+	s.change(out, come)
+}
+
+// usable lists the endpoints that an existing flow may be on.
+func (p *port) usable() []netip.AddrPort {
+	var out []netip.AddrPort
+	for a, e := range p.eps {
+		if e.facts.usable() {
+			out = append(out, a)
+		}
 	}
 	slices.SortFunc(out, netip.AddrPort.Compare)
 	return out
-}
-
-// place gives every wanted endpoint an index, moving as few as it can: what
-// is wanted and within the new length stays where it is, the rest fills the
-// holes in order. One endpoint more or less costs at most two rows.
-func place(slots, want []netip.AddrPort) []netip.AddrPort {
-	next := make([]netip.AddrPort, len(want))
-	wanted := make(map[netip.AddrPort]bool, len(want))
-	for _, w := range want {
-		wanted[w] = true
-	}
-	for i, s := range slots {
-		if i < len(next) && wanted[s] {
-			next[i] = s
-			delete(wanted, s)
-		}
-	}
-	hole := 0
-	for _, w := range want {
-		if !wanted[w] {
-			continue
-		}
-		for next[hole].IsValid() {
-			hole++
-		}
-		next[hole] = w
-	}
-	return next
 }
 
 func protoOf(p *corev1.Protocol) corev1.Protocol {

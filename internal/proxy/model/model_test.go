@@ -5,6 +5,8 @@ import (
 	"maps"
 	"math/rand"
 	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -12,39 +14,59 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// mirror is the kernel in small: rows by table and key. It fails on what the
+// mirror is the kernel in small: rows by set and key. It fails on what the
 // kernel refuses: deleting what is not there, adding what is.
-type mirror [NumTables]map[string]string
+type mirror map[string]map[string]string
 
-func (r *mirror) apply(t *testing.T, c *Changes) {
+func (r mirror) apply(t *testing.T, c *Changes) {
 	t.Helper()
-	for tb := range r {
-		s := Table(tb).Shape(V4)
-		if r[tb] == nil {
-			r[tb] = map[string]string{}
+	for _, set := range c.Ordered() {
+		s, d := set.Shape(V4), c.Sets[set]
+		if r[s.Name] == nil {
+			r[s.Name] = map[string]string{}
 		}
-		for b := c.Del[tb]; len(b) > 0; b = b[delStride(s):] {
-			if _, ok := r[tb][string(b[:s.Key])]; !ok {
+		for b := d.Del; len(b) > 0; b = b[s.DelStride():] {
+			if _, ok := r[s.Name][string(b[:s.Key])]; !ok {
 				t.Fatalf("deleting a row of %s that is not there: %x", s.Name, b[:s.Key])
 			}
-			delete(r[tb], string(b[:s.Key]))
+			delete(r[s.Name], string(b[:s.Key]))
 		}
-		for b := c.Add[tb]; len(b) > 0; b = b[s.Stride():] {
-			if _, ok := r[tb][string(b[:s.Key])]; ok {
+		for b := d.Add; len(b) > 0; b = b[s.Stride():] {
+			if _, ok := r[s.Name][string(b[:s.Key])]; ok {
 				t.Fatalf("adding a row of %s twice: %x", s.Name, b[:s.Key])
 			}
-			r[tb][string(b[:s.Key])] = string(b[s.Key:s.Stride()])
+			r[s.Name][string(b[:s.Key])] = string(b[s.Key:s.Stride()])
+		}
+	}
+	for _, ch := range c.Chains {
+		key := fmt.Sprint(ch.ID, "/", ch.Pool)
+		if r["chains"] == nil {
+			r["chains"] = map[string]string{}
+		}
+		if r["chains"][key] = fmt.Sprint(ch.Timeout, ch.Proto, ch.Endpoints); len(ch.Endpoints) == 0 {
+			delete(r["chains"], key)
 		}
 	}
 }
 
-// sorted forgets which endpoint has which index of a pool.
-func (r *mirror) sorted() mirror {
-	out := *r
-	out[Endpoints] = map[string]string{}
-	for k, v := range r[Endpoints] {
-		pool := k[:4] + string(k[7])
-		out[Endpoints][pool+v] = ""
+// sorted forgets which endpoint has which index of a pool, but not which
+// indexes there are, and sets without rows.
+func (r mirror) sorted() mirror {
+	out := mirror{}
+	for name, rows := range r {
+		if len(rows) == 0 {
+			continue
+		}
+		out[name] = rows
+		if !strings.HasSuffix(name, "endpoints") {
+			continue
+		}
+		out[name] = map[string]string{}
+		for k, v := range rows {
+			front, index := k[:len(k)-4], k[len(k)-4:]
+			out[name][front+"index"+index] = ""
+			out[name][front+"pool"+index[3:]+v] = ""
+		}
 	}
 	return out
 }
@@ -122,7 +144,7 @@ func TestIncrementalEqualsScratch(t *testing.T) {
 				delete(services, fmt.Sprint("s", i))
 				m.DeleteService(Name{"ns", fmt.Sprint("s", i)})
 			case 3, 4:
-				s := randomSlice(r, i, r.Intn(2))
+				s := randomSlice(r, i, r.Intn(3))
 				slcs[s.Name] = s
 				m.SetSlice(s)
 			case 5:
@@ -139,6 +161,13 @@ func TestIncrementalEqualsScratch(t *testing.T) {
 				continue // several changes come to one Commit
 			}
 			kernel.apply(t, m.Commit())
+			for _, p := range m.services {
+				for k, port := range p.ports {
+					if len(port.pools[0].diff)+len(port.gone) > 0 {
+						t.Fatalf("seed %d step %d: %s keeps changes of the last commit", seed, step, k)
+					}
+				}
+			}
 			scratch, want := New(Config{Family: V4, NodeName: "here"}), mirror{}
 			scratch.SetNode(m.zone, m.nodeIPs)
 			for _, s := range services {
@@ -149,31 +178,47 @@ func TestIncrementalEqualsScratch(t *testing.T) {
 			}
 			want.apply(t, scratch.Commit())
 			a, b := kernel.sorted(), want.sorted()
-			for tb := range a {
-				if !maps.Equal(a[tb], b[tb]) {
-					t.Fatalf("seed %d step %d: %s differs:\nincremental %x\nscratch     %x", seed, step, Table(tb).Shape(V4).Name, a[tb], b[tb])
+			for name := range b {
+				if !maps.Equal(a[name], b[name]) {
+					t.Fatalf("seed %d step %d: %s differs:\nincremental %x\nscratch     %x", seed, step, name, a[name], b[name])
 				}
+			}
+			if len(a) != len(b) {
+				t.Fatalf("seed %d step %d: %d sets with rows, want %d", seed, step, len(a), len(b))
 			}
 		}
 	}
 }
 
-// TestPlaceMovesFew checks that one endpoint more or less moves at most one.
-func TestPlaceMovesFew(t *testing.T) {
-	var all []netip.AddrPort
-	for i := range 50 {
-		all = append(all, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 80))
-	}
-	for gone := range all {
-		want := append(append([]netip.AddrPort{}, all[:gone]...), all[gone+1:]...)
-		moved := 0
-		for i, e := range place(all, want) {
-			if e != all[i] {
-				moved++
+// TestSlotsMoveFew checks that one endpoint more or less writes at most two
+// indexes, and that before remembers the order.
+func TestSlotsMoveFew(t *testing.T) {
+	for size := range 70 {
+		for gone := range size {
+			var s slots
+			var all []netip.AddrPort
+			for i := range size {
+				all = append(all, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 80))
+			}
+			s.change(nil, slices.Clone(all))
+			s.diff = nil
+			s.change(all[gone:gone+1], nil)
+			s.settle()
+			if len(s.diff) > 2 || len(s.at) != size-1 || slices.Contains(s.at, all[gone]) {
+				t.Fatalf("taking endpoint %d of %d away: %v", gone, size, s.diff)
+			}
+			if was := s.before(); !slices.Equal(was, all) {
+				t.Fatalf("before taking %d away: %v", gone, was)
 			}
 		}
-		if moved > 1 {
-			t.Fatalf("taking away endpoint %d moved %d others", gone, moved)
+	}
+}
+
+// TestClassNames checks that a class can be read back from its name.
+func TestClassNames(t *testing.T) {
+	for _, c := range []Class{{Kind: Reject}, {Kind: Drop, NodePort: true, Ranges: true}, {External: true, LocalPolicy: true, Cluster: 4, Local: 1, Sticky: true}, {Cluster: 64}, {Local: 2, LocalPolicy: true}} {
+		if got, ok := ClassByName(c.Name()); !ok || got != c {
+			t.Errorf("%s: got %+v, want %+v", c.Name(), got, c)
 		}
 	}
 }

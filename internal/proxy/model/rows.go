@@ -1,8 +1,12 @@
 package model
 
 import (
+	"cmp"
 	"encoding/binary"
+	"maps"
 	"net/netip"
+	"slices"
+	"strings"
 )
 
 // Family is an address family; every family has a Model and a table of its own.
@@ -32,38 +36,39 @@ func (f Family) String() string {
 	return "IPv4"
 }
 
-// Table names one of the shared kernel maps and sets. Their number does not
-// depend on the number of Services.
+// Table names a kind of kernel map or set. In a key or value every field is
+// padded to four bytes, as the kernel wants it in concatenations.
 type Table uint8
 
-// The shared maps and sets. In a key or value every field is padded to four
-// bytes, as the kernel wants it in concatenations.
+// The tables. "front" stands for address . protocol . port; in the NodePort
+// variants for protocol . port.
 const (
-	// Services: address . protocol . port -> class. Class and id lie in two
-	// maps, since nft cannot print rules that use parts of a value; and so
-	// scaling a Service rewrites its class alone.
-	Services Table = iota
-	// ServiceIDs: address . protocol . port -> id.
-	ServiceIDs
-	// NodePorts: protocol . port -> class.
+	// VIPs: front. There is one set for each class of frontends.
+	VIPs Table = iota
+	// NodePorts: the same for node ports.
 	NodePorts
-	// NodePortIDs: protocol . port -> id.
-	NodePortIDs
-	// Endpoints: id . index -> address . port. Indexes 0..n-1 are the
+	// Endpoints: front . index -> address . port. Indexes 0..n-1 are the
 	// cluster-wide pool, LocalBase..LocalBase+m-1 the pool on this node.
 	Endpoints
-	// Members: id . address . port, the cluster pool of Services with
-	// session affinity: tells whether a remembered endpoint is still good.
-	Members
-	// LocalMembers: the same for the pool on this node.
-	LocalMembers
+	// NodePortEndpoints: the same for node ports.
+	NodePortEndpoints
+	// Sticky: front . pool -> the chain of the service port and pool. Only
+	// frontends with session affinity have rows.
+	Sticky
+	// StickyNodePorts: the same for node ports.
+	StickyNodePorts
+	// StickyChains: id . pool -> hash of what that chain holds, so that a
+	// restart knows which chains are right. No packet looks here.
+	StickyChains
 	// Hairpin: address . address of the endpoints on this node.
 	Hairpin
 	// ClusterIPs: address of every cluster IP in use.
 	ClusterIPs
+	// ExternalIPs: every load balancer address and external IP in use.
+	ExternalIPs
 	// NodeAddrs: the node's addresses on which node ports answer.
 	NodeAddrs
-	// Ranges: id . address interval, the load balancer sources let in.
+	// Ranges: front . source interval, the sources let in.
 	Ranges
 	numTables
 )
@@ -74,12 +79,25 @@ const NumTables = int(numTables)
 // LocalBase is the index of the first endpoint of a node-local pool.
 const LocalBase = 1 << 24
 
+// Pool tells which pool of a service port is meant.
+type Pool uint8
+
+// The pools.
+const (
+	ClusterPool Pool = iota
+	LocalPool
+)
+
+func (p Pool) base() uint32 { return uint32(p) * LocalBase }
+
 // Shape tells how long the rows of a table are, in bytes.
 type Shape struct {
 	Name       string
 	Key, Value int
 	// Interval rows hold two keys, first and last, and no value.
 	Interval bool
+	// Chain: the value (id . pool) stands for the chain of that name.
+	Chain bool
 }
 
 // Stride is the length of one row.
@@ -90,79 +108,150 @@ func (s Shape) Stride() int {
 	return s.Key + s.Value
 }
 
+// DelStride is the length of what names one row to take away.
+func (s Shape) DelStride() int {
+	if s.Interval {
+		return 2 * s.Key
+	}
+	return s.Key
+}
+
 // Shape returns the shape of table t for addresses of family f.
 func (t Table) Shape(f Family) Shape {
 	a := f.AddrLen()
 	switch t {
-	case Services:
-		return Shape{Name: "services", Key: a + 8, Value: 4}
-	case ServiceIDs:
-		return Shape{Name: "service-ids", Key: a + 8, Value: 4}
+	case VIPs:
+		return Shape{Key: a + 8}
 	case NodePorts:
-		return Shape{Name: "nodeports", Key: 8, Value: 4}
-	case NodePortIDs:
-		return Shape{Name: "nodeport-ids", Key: 8, Value: 4}
+		return Shape{Key: 8}
 	case Endpoints:
-		return Shape{Name: "endpoints", Key: 8, Value: a + 4}
-	case Members:
-		return Shape{Name: "members", Key: a + 8}
-	case LocalMembers:
-		return Shape{Name: "members-local", Key: a + 8}
+		return Shape{Name: "endpoints", Key: a + 12, Value: a + 4}
+	case NodePortEndpoints:
+		return Shape{Name: "nodeport-endpoints", Key: 12, Value: a + 4}
+	case Sticky:
+		return Shape{Name: "sticky", Key: a + 12, Value: 8, Chain: true}
+	case StickyNodePorts:
+		return Shape{Name: "nodeport-sticky", Key: 12, Value: 8, Chain: true}
+	case StickyChains:
+		return Shape{Name: "sticky-chains", Key: 8, Value: 4}
 	case Hairpin:
 		return Shape{Name: "hairpin", Key: 2 * a}
 	case ClusterIPs:
 		return Shape{Name: "cluster-ips", Key: a}
+	case ExternalIPs:
+		return Shape{Name: "external-ips", Key: a}
 	case NodeAddrs:
 		return Shape{Name: "nodeport-ips", Key: a}
 	case Ranges:
-		return Shape{Name: "source-ranges", Key: 4 + a, Interval: true}
+		return Shape{Name: "source-ranges", Key: 2*a + 8, Interval: true}
 	}
 	panic("model: a table without a shape")
 }
 
-// Rows is a number of rows of each table, end to end.
-type Rows [NumTables][]byte
+// Set is one kernel map or set: a table or, of VIPs and NodePorts, the part
+// that belongs to one class.
+type Set struct {
+	Table Table
+	Class Class
+}
 
-// Changes is what a Commit wants done, in one atomic step: first take away
-// Del (keys alone; of interval rows both ends), then add Add.
+// Shape returns the shape of the set's rows, with its name.
+func (s Set) Shape(f Family) Shape {
+	shape := s.Table.Shape(f)
+	if s.Table == VIPs || s.Table == NodePorts {
+		shape.Name = s.Class.Name()
+	}
+	return shape
+}
+
+// Delta is what changes in one set: first the rows named by Del go (keys
+// alone; of interval rows both ends), then those of Add come. Rows lie end to end.
+type Delta struct{ Del, Add []byte }
+
+// Changes is what a Commit wants done, in one atomic step.
 type Changes struct {
-	// Classes are those that rows of Add point to and that no earlier
-	// Changes named.
-	Classes []ClassID
-	Del     Rows
-	Add     Rows
+	Sets map[Set]*Delta
+	// Chains are to be written anew, or to be taken away if they are empty.
+	Chains []StickyChain
 	// Stale tells which connections the kernel must forget.
 	Stale []Stale
 	// Triggers are the trigger times of the slices that led here, for the
 	// programming latency metric.
 	Triggers []Trigger
+	// Health are the health check ports of changed Services.
+	Health []HealthCheck
+	// Services and Slices count what was looked at again because it changed.
+	Services, Slices int
+}
+
+// HealthCheck is the node port on which load balancers ask whether this node
+// has endpoints of a Service; Port is 0 when there is none.
+type HealthCheck struct {
+	Service Name
+	Port    int32
+	// Local is the number of different addresses of ready endpoints here.
+	Local int
+}
+
+// StickyChain is what a chain of one service port with session affinity
+// does: send a client to the endpoint it had within Timeout seconds, else to
+// one of Endpoints, and remember which.
+type StickyChain struct {
+	ID        uint32
+	Pool      Pool
+	Proto     byte
+	Timeout   int32
+	Endpoints []StickyEndpoint
+}
+
+// StickyEndpoint is an endpoint with the number its clients are remembered by.
+type StickyEndpoint struct {
+	ID uint32
+	At netip.AddrPort
+}
+
+// ChainValue is the value of a row that leads to an affinity chain, and the
+// key of the chain's row in StickyChains.
+func ChainValue(id uint32, pool Pool) []byte { return putNum(putNum(nil, id), uint32(pool)) }
+
+func newChanges() *Changes { return &Changes{Sets: map[Set]*Delta{}} }
+
+func (c *Changes) set(s Set) *Delta {
+	d := c.Sets[s]
+	if d == nil {
+		d = &Delta{}
+		c.Sets[s] = d
+	}
+	return d
+}
+
+func (c *Changes) table(t Table) *Delta { return c.set(Set{Table: t}) }
+
+// Ordered lists the sets that change, in an order that is always the same.
+func (c *Changes) Ordered() []Set {
+	return slices.SortedFunc(maps.Keys(c.Sets), func(a, b Set) int {
+		return cmp.Or(cmp.Compare(a.Table, b.Table), strings.Compare(a.Class.Name(), b.Class.Name()))
+	})
 }
 
 // Count returns how many rows are taken away and added.
 func (c *Changes) Count(f Family) (del, add int) {
-	for t := Table(0); t < numTables; t++ {
-		s := t.Shape(f)
-		del += len(c.Del[t]) / delStride(s)
-		add += len(c.Add[t]) / s.Stride()
+	for s, d := range c.Sets {
+		shape := s.Shape(f)
+		del += len(d.Del) / shape.DelStride()
+		add += len(d.Add) / shape.Stride()
 	}
 	return del, add
 }
 
 // Empty says that there is nothing to write.
 func (c *Changes) Empty() bool {
-	for t := range c.Del {
-		if len(c.Del[t]) > 0 || len(c.Add[t]) > 0 {
+	for _, d := range c.Sets {
+		if len(d.Del) > 0 || len(d.Add) > 0 {
 			return false
 		}
 	}
-	return len(c.Classes) == 0
-}
-
-func delStride(s Shape) int {
-	if s.Interval {
-		return 2 * s.Key
-	}
-	return s.Key
+	return len(c.Chains) == 0
 }
 
 func putAddr(b []byte, f Family, a netip.Addr) []byte {
@@ -183,4 +272,41 @@ func putNum(b []byte, n uint32) []byte { return binary.NativeEndian.AppendUint32
 func getAddr(b []byte, f Family) netip.Addr {
 	a, _ := netip.AddrFromSlice(b[:f.AddrLen()])
 	return a
+}
+
+// frontKey identifies a frontend; the address of a node port is invalid.
+type frontKey struct {
+	addr  netip.Addr
+	proto byte
+	port  uint16
+}
+
+func (k frontKey) compare(o frontKey) int {
+	return cmp.Or(k.addr.Compare(o.addr), cmp.Compare(k.proto, o.proto), cmp.Compare(k.port, o.port))
+}
+
+// put appends the frontend as the first fields of a key.
+func (k frontKey) put(b []byte, f Family) []byte {
+	if k.addr.IsValid() {
+		b = putAddr(b, f, k.addr)
+	}
+	return putPort(append(b, k.proto, 0, 0, 0), k.port)
+}
+
+// of returns t for frontends with an address and its variant for node ports.
+func (k frontKey) of(t Table) Table {
+	if !k.addr.IsValid() {
+		return t + 1
+	}
+	return t
+}
+
+func (k frontKey) addrPort() netip.AddrPort { return netip.AddrPortFrom(k.addr, k.port) }
+
+func getFront(b []byte, f Family, nodePort bool) (k frontKey, rest []byte) {
+	if !nodePort {
+		k.addr, b = getAddr(b, f), b[f.AddrLen():]
+	}
+	k.proto, k.port = b[0], binary.BigEndian.Uint16(b[4:])
+	return k, b[8:]
 }

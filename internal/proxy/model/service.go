@@ -159,55 +159,41 @@ func affinity(s *corev1.Service) int32 {
 type frontend struct {
 	key   frontKey
 	class Class
-}
-
-// frontKey identifies a frontend; the address of a node port is invalid.
-type frontKey struct {
-	addr  netip.Addr
-	proto byte
-	port  uint16
-}
-
-func (k frontKey) row(f Family) (Table, []byte) {
-	if !k.addr.IsValid() {
-		return NodePorts, putPort([]byte{k.proto, 0, 0, 0}, k.port)
-	}
-	b := putAddr(make([]byte, 0, f.AddrLen()+8), f, k.addr)
-	return Services, putPort(append(b, k.proto, 0, 0, 0), k.port)
+	// external: the key's address is not the cluster IP.
+	external bool
 }
 
 // frontends lists the ways into port sp of s, given its endpoints. When one
 // address is both external IP and load balancer address the stricter load
 // balancer entry wins; the cluster IP wins over both.
-func frontends(s *corev1.Service, sp *corev1.ServicePort, cfg Config, p pools) []frontend {
+func frontends(s *corev1.Service, sp *corev1.ServicePort, cfg Config, p *port) []frontend {
 	f := cfg.Family
 	cip, ok := clusterIP(s, f)
 	if !ok {
 		return nil
 	}
 	proto := protoNum(sp.Protocol)
-	aff := affinity(s)
 	internalLocal := s.Spec.InternalTrafficPolicy != nil && *s.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal
 	externalLocal := s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 	_, limited := sourceRanges(s, f)
 
 	class := func(external, nodePort, ranges bool) Class {
-		c := Class{NodePort: nodePort, External: external, Ranges: ranges, LocalPolicy: internalLocal && !external || externalLocal && external, Affinity: aff}
+		c := Class{NodePort: nodePort, External: external, Ranges: ranges, LocalPolicy: internalLocal && !external || externalLocal && external, Sticky: affinity(s) > 0}
 		if c.LocalPolicy {
-			c.Local = len(p.local)
+			c.Local = bucket(len(p.pools[LocalPool].at))
 		}
 		if !c.LocalPolicy || external {
-			c.Cluster = len(p.cluster)
+			c.Cluster = bucket(len(p.pools[ClusterPool].at))
 		}
 		switch {
-		case !p.any:
+		case !p.counts.any():
 			return Class{Kind: Reject, NodePort: nodePort, Ranges: ranges}
 		case c.Cluster == 0 && c.Local == 0:
 			return Class{Kind: Drop, NodePort: nodePort, Ranges: ranges}
 		}
 		return c
 	}
-	out := []frontend{{frontKey{cip, proto, uint16(sp.Port)}, class(false, false, false)}}
+	out := []frontend{{frontKey{cip, proto, uint16(sp.Port)}, class(false, false, false), false}}
 	seen := map[netip.Addr]bool{cip: true}
 	external := externalIPs(s, f)
 	if cfg.IgnoreExternalIPs {
@@ -217,12 +203,12 @@ func frontends(s *corev1.Service, sp *corev1.ServicePort, cfg Config, p pools) [
 		for _, a := range ips {
 			if !seen[a] {
 				seen[a] = true
-				out = append(out, frontend{frontKey{a, proto, uint16(sp.Port)}, class(true, false, limited && i == 0)})
+				out = append(out, frontend{frontKey{a, proto, uint16(sp.Port)}, class(true, false, limited && i == 0), true})
 			}
 		}
 	}
 	if sp.NodePort > 0 && (s.Spec.Type == corev1.ServiceTypeNodePort || s.Spec.Type == corev1.ServiceTypeLoadBalancer) {
-		out = append(out, frontend{frontKey{netip.Addr{}, proto, uint16(sp.NodePort)}, class(true, true, false)})
+		out = append(out, frontend{frontKey{netip.Addr{}, proto, uint16(sp.NodePort)}, class(true, true, false), true})
 	}
 	return out
 }

@@ -6,6 +6,8 @@ import (
 	"hash/fnv"
 	"net/netip"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/google/nftables/expr"
@@ -15,10 +17,15 @@ import (
 )
 
 const (
-	classesMap  = "classes"
-	affinityMap = "affinity"
+	affinitySet = "affinity"
 	// layoutVersion changes whenever the meaning of rules or rows does.
-	layoutVersion = "2"
+	layoutVersion = "3"
+	// cidrChain drops what goes to addresses of no Service.
+	cidrChain = "service-cidrs"
+	// draws is how often an index is drawn that nobody may have. At least
+	// every second one is somebody's, so endpoints at the low half of a pool
+	// are preferred by at most one connection in 2^draws.
+	draws = 8
 )
 
 // Layout is what the fixed rules depend on.
@@ -49,16 +56,11 @@ func (l Layout) marker() string {
 	return fmt.Sprintf("layout-%016x", h.Sum64())
 }
 
-// The registers rules use. A frontend's key lies at rKey, its class comes
-// to rClass and its id to rID; what is looked up next with the id follows it.
+// The registers rules use, from the first one on: nft can print what was
+// loaded into consecutive registers as one key.
 const (
-	rClass = unix.NFT_REG32_00
-	rID    = unix.NFT_REG32_01
-	rNext  = unix.NFT_REG32_02
-	rKey   = unix.NFT_REG32_08
-	rTmp   = unix.NFT_REG32_15
-	// rClient holds id . source address, the key of affinity.
-	rClient = unix.NFT_REG32_07
+	r0   = unix.NFT_REG32_00
+	rTmp = unix.NFT_REG32_00
 )
 
 type builder struct {
@@ -71,103 +73,128 @@ type builder struct {
 func (l Layout) Build(tx *Tx) {
 	b := builder{l, tx}
 	b.sets()
-	for _, c := range []string{"frontends", "masquerade", l.marker()} {
+	for _, c := range []string{"frontends", "vips", "nodeports", "vip-classes", "nodeport-classes", cidrChain, l.marker()} {
 		tx.Add(Op{Verb: AddChain, Name: c})
 	}
 	tx.Add(Op{Verb: AddChain, Name: "prerouting", Hook: &Hook{unix.NF_INET_PRE_ROUTING, -100}})
 	tx.Add(Op{Verb: AddChain, Name: "output", Hook: &Hook{unix.NF_INET_LOCAL_OUT, -100}})
 	tx.Add(Op{Verb: AddChain, Name: "postrouting", Hook: &Hook{unix.NF_INET_POST_ROUTING, 100}})
-	jump := &expr.Verdict{Kind: expr.VerdictJump, Chain: "frontends"}
-	b.rule("prerouting", jump)
-	b.rule("output", jump)
+	b.rule("prerouting", jump("frontends"))
+	b.rule("output", jump("frontends"))
 
-	// Twice: while a row is replaced, a lookup that began before the change
-	// can miss both the old row and the new one.
-	for range 2 {
-		b.rule("frontends", b.vipKey(), b.find(model.Services, rClass), b.toClass())
-	}
-	np := []any{b.addrType(false), &expr.Cmp{Op: expr.CmpOpEq, Register: rTmp, Data: num(unix.RTN_LOCAL)}}
+	b.rule("frontends", b.daddrIn(model.ClusterIPs), goTo("vips"))
+	// An external address may be the node's own, which has node ports too.
+	b.rule("frontends", b.daddrIn(model.ExternalIPs), jump("vips"))
 	if l.AllNodePorts {
-		np = append(np, b.notLoopback())
+		b.rule("frontends", b.toHere(), b.notLoopback(), goTo("nodeports"))
 	} else {
-		np = append(np, b.daddr(rNext), &expr.Lookup{SourceRegister: rNext, SetName: model.NodeAddrs.Shape(l.Family).Name})
+		b.rule("frontends", b.daddrIn(model.NodeAddrs), b.toHere(), goTo("nodeports"))
 	}
-	b.rule("frontends", append(np, b.portKey(), b.find(model.NodePorts, rClass), b.toClass())...)
+	b.rule("frontends", jump(cidrChain))
+	// Twice: a frontend that moves between classes while a packet walks
+	// through them can be missed where it was and where it is.
+	for range 2 {
+		b.rule("vips", jump("vip-classes"))
+		b.rule("nodeports", jump("nodeport-classes"))
+	}
 	// A cluster IP in use, but on another port: refuse at once.
-	inUse := []any{b.daddr(rNext), &expr.Lookup{SourceRegister: rNext, SetName: model.ClusterIPs.Shape(l.Family).Name}}
-	b.rule("frontends", append(append([]any{}, inUse...), b.proto(unix.IPPROTO_TCP), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})...)
-	b.rule("frontends", append(inUse, b.unreachable())...)
+	b.rule("vips", b.daddrIn(model.ClusterIPs), b.proto(unix.IPPROTO_TCP), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
+	b.rule("vips", b.daddrIn(model.ClusterIPs), b.unreachable())
+	b.postrouting()
+}
 
+func (b builder) postrouting() {
+	masq := &expr.Masq{FullyRandom: true}
 	b.rule("postrouting", &expr.Meta{Key: expr.MetaKeyMARK, Register: rTmp},
-		&expr.Bitwise{SourceRegister: rTmp, DestRegister: rTmp, Len: 4, Mask: num(l.MarkBit), Xor: num(0)},
+		&expr.Bitwise{SourceRegister: rTmp, DestRegister: rTmp, Len: 4, Mask: num(b.MarkBit), Xor: num(0)},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: rTmp, Data: num(0)},
-		&expr.Verdict{Kind: expr.VerdictGoto, Chain: "masquerade"})
-	dnat := []any{&expr.Ct{Key: expr.CtKeySTATUS, Register: rTmp},
+		b.setMark(0), masq)
+	dnat := []expr.Any{&expr.Ct{Key: expr.CtKeySTATUS, Register: rTmp},
 		&expr.Bitwise{SourceRegister: rTmp, DestRegister: rTmp, Len: 4, Mask: num(ctStatusDNAT), Xor: num(0)},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: rTmp, Data: num(0)}}
-	masq := &expr.Masq{FullyRandom: true}
-	b.rule("postrouting", append(append([]any{}, dnat...), b.saddr(rNext), b.daddr(rNext+b.regs()),
-		&expr.Lookup{SourceRegister: rNext, SetName: model.Hairpin.Shape(l.Family).Name}, masq)...)
-	if l.SameBridge != "" {
-		b.rule("postrouting", append(append([]any{}, dnat...),
-			&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: unix.NFT_REG_1}, &expr.Cmp{Op: expr.CmpOpEq, Register: unix.NFT_REG_1, Data: ifname(l.SameBridge)},
-			&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: unix.NFT_REG_1}, &expr.Cmp{Op: expr.CmpOpEq, Register: unix.NFT_REG_1, Data: ifname(l.SameBridge)}, masq)...)
+	b.rule("postrouting", dnat, b.saddr(r0), b.daddr(r0+b.regs()),
+		&expr.Lookup{SourceRegister: r0, SetName: model.Hairpin.Shape(b.Family).Name}, masq)
+	if b.SameBridge != "" {
+		b.rule("postrouting", dnat, b.ifIs(expr.MetaKeyIIFNAME, b.SameBridge), b.ifIs(expr.MetaKeyOIFNAME, b.SameBridge), masq)
 	}
-	b.rule("masquerade", &expr.Meta{Key: expr.MetaKeyMARK, Register: rTmp},
-		&expr.Bitwise{SourceRegister: rTmp, DestRegister: rTmp, Len: 4, Mask: num(^l.MarkBit), Xor: num(0)},
-		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: rTmp}, masq)
 }
 
 // ctStatusDNAT is IPS_DST_NAT of the kernel's connection tracking.
 const ctStatusDNAT = 1 << 5
 
 func (b builder) sets() {
-	addr := TypeIPv4
-	if b.Family == model.V6 {
-		addr = TypeIPv6
-	}
-	shape := func(t model.Table, key []Type, value ...Type) {
-		s := t.Shape(b.Family)
-		if width(key) != s.Key || width(value) != s.Value {
-			panic("nft: table " + s.Name + " has another shape than its rows")
+	for t := model.Table(0); int(t) < model.NumTables; t++ {
+		if t != model.VIPs && t != model.NodePorts {
+			b.set(model.Set{Table: t})
 		}
-		b.tx.Add(Op{Verb: AddSet, Name: s.Name, Set: &Set{Name: s.Name, Key: key, Value: value, Interval: s.Interval}})
 	}
-	shape(model.Services, []Type{addr, TypeProto, TypePort}, TypeMark)
-	shape(model.ServiceIDs, []Type{addr, TypeProto, TypePort}, TypeMark)
-	shape(model.NodePorts, []Type{TypeProto, TypePort}, TypeMark)
-	shape(model.NodePortIDs, []Type{TypeProto, TypePort}, TypeMark)
-	shape(model.Endpoints, []Type{TypeMark, TypeMark}, addr, TypePort)
-	shape(model.Members, []Type{TypeMark, addr, TypePort})
-	shape(model.LocalMembers, []Type{TypeMark, addr, TypePort})
-	shape(model.Hairpin, []Type{addr, addr})
-	shape(model.ClusterIPs, []Type{addr})
-	shape(model.NodeAddrs, []Type{addr})
-	shape(model.Ranges, []Type{TypeMark, addr})
-	b.tx.Add(Op{Verb: AddSet, Name: classesMap, Set: &Set{Name: classesMap, Key: []Type{TypeMark}, Verdict: true}})
-	b.tx.Add(Op{Verb: AddSet, Name: affinityMap, Set: &Set{Name: affinityMap, Key: []Type{TypeMark, addr}, Value: []Type{addr, TypePort}, Dynamic: true}})
+	f := fieldsOf(b.Family)
+	b.tx.Add(Op{Verb: AddSet, Name: affinitySet, Set: &Set{Name: affinitySet, Key: []Type{TypeIndex, f.saddr, TypeIndex}, Dynamic: true}})
 }
 
-// AddClass appends the chain of a class and its number. The chain must not
-// have rules yet.
-func (l Layout) AddClass(tx *Tx, c model.ClassID) {
+// set declares the set of a table, or of one class.
+func (b builder) set(s model.Set) {
+	f, shape := fieldsOf(b.Family), s.Shape(b.Family)
+	var key, value []Type
+	switch s.Table {
+	case model.VIPs:
+		key = []Type{f.daddr, TypeProto, TypePort}
+	case model.NodePorts:
+		key = []Type{TypeProto, TypePort}
+	case model.Endpoints:
+		key, value = []Type{f.daddr, TypeProto, TypePort, TypeIndex}, []Type{f.daddr, TypePort}
+	case model.NodePortEndpoints:
+		key, value = []Type{TypeProto, TypePort, TypeIndex}, []Type{f.daddr, TypePort}
+	case model.Sticky:
+		key = []Type{f.daddr, TypeProto, TypePort, TypeIndex}
+	case model.StickyNodePorts:
+		key = []Type{TypeProto, TypePort, TypeIndex}
+	case model.StickyChains:
+		key, value = []Type{TypeMark, TypeMark}, []Type{TypeMark}
+	case model.Hairpin:
+		key = []Type{f.saddr, f.daddr}
+	case model.ClusterIPs, model.ExternalIPs, model.NodeAddrs:
+		key = []Type{f.daddr}
+	case model.Ranges:
+		key = []Type{f.daddr, TypeProto, TypePort, f.saddr}
+	}
+	if width(key) != shape.Key || !shape.Chain && width(value) != shape.Value {
+		panic("nft: set " + shape.Name + " has another shape than its rows")
+	}
+	b.tx.Add(Op{Verb: AddSet, Name: shape.Name, Set: &Set{Name: shape.Name, Key: key, Value: value, Interval: shape.Interval, Verdict: shape.Chain}})
+}
+
+// AddClass appends the set and the chain of a class, which must not exist.
+func (l Layout) AddClass(tx *Tx, c model.Class) {
 	b := builder{l, tx}
-	name := c.Class.Name()
+	s, classes := model.Set{Table: model.VIPs, Class: c}, "vip-classes"
+	if c.NodePort {
+		s.Table, classes = model.NodePorts, "nodeport-classes"
+	}
+	b.set(s)
+	name := c.Name()
 	tx.Add(Op{Verb: AddChain, Name: name})
-	b.class(name, c.Class)
-	tx.Add(Op{Verb: AddVerdict, Name: name, Key: c.ID})
+	b.class(name, c)
+	b.rule(classes, b.key(c, r0), &expr.Lookup{SourceRegister: r0, SetName: name}, goTo(name))
+}
+
+// DropCIDRs rewrites the chain that drops what goes to an address of a
+// Service range that no Service has.
+func (l Layout) DropCIDRs(tx *Tx, cidrs []netip.Prefix) {
+	b := builder{l, tx}
+	tx.Add(Op{Verb: FlushChain, Name: cidrChain})
+	for _, p := range cidrs {
+		if p = p.Masked(); l.Family.Has(p.Addr()) {
+			b.rule(cidrChain, b.within(b.daddr(r0), p, true), &expr.Verdict{Kind: expr.VerdictDrop})
+		}
+	}
 }
 
 func (b builder) class(name string, c model.Class) {
-	table := model.ServiceIDs
-	key := b.vipKey
-	if c.NodePort {
-		table, key = model.NodePortIDs, b.portKey
-	}
-	id := []any{key(), b.find(table, rID)}
 	if c.Ranges {
-		b.rule(name, append(append([]any{}, id...), b.saddr(rNext),
-			&expr.Lookup{SourceRegister: rID, SetName: model.Ranges.Shape(b.Family).Name, Invert: true}, &expr.Verdict{Kind: expr.VerdictDrop})...)
+		key, next := b.key(c, r0), r0+2+b.regs()
+		b.rule(name, key, b.saddr(next),
+			&expr.Lookup{SourceRegister: r0, SetName: model.Ranges.Shape(b.Family).Name, Invert: true}, &expr.Verdict{Kind: expr.VerdictDrop})
 	}
 	switch c.Kind {
 	case model.Reject:
@@ -178,72 +205,131 @@ func (b builder) class(name string, c model.Class) {
 		b.rule(name, &expr.Verdict{Kind: expr.VerdictDrop})
 		return
 	}
-	p := pick{id: id, again: b.find(table, rClient), affinity: time.Duration(c.Affinity) * time.Second}
 	switch {
 	case !c.External && b.MasqueradeAll:
-		b.rule(name, b.mark())
+		b.rule(name, b.setMark(b.MarkBit))
 	case !c.External && b.hasLocal():
-		b.rule(name, b.isLocal(false), b.mark())
+		b.rule(name, b.isLocal(false), b.setMark(b.MarkBit))
 	case c.External && !c.LocalPolicy:
-		b.rule(name, b.mark())
+		b.rule(name, b.setMark(b.MarkBit))
 	case c.External && c.Cluster > 0:
 		// The two exceptions from a Local policy: pods here are served as
 		// in the cluster, and the node itself too, but masqueraded.
 		whole := name + "-whole"
 		b.tx.Add(Op{Verb: AddChain, Name: whole})
-		b.pick(whole, p, model.Members, 0, c.Cluster)
-		to := &expr.Verdict{Kind: expr.VerdictGoto, Chain: whole}
+		b.pick(whole, c, model.ClusterPool, c.Cluster)
 		if b.hasLocal() {
-			b.rule(name, b.isLocal(true), to)
+			b.rule(name, b.isLocal(true), goTo(whole))
 		}
-		b.rule(name, b.addrType(true), &expr.Cmp{Op: expr.CmpOpEq, Register: rTmp, Data: num(unix.RTN_LOCAL)}, b.mark(), to)
+		b.rule(name, b.fromHere(), b.setMark(b.MarkBit), goTo(whole))
 	}
 	if c.LocalPolicy {
-		b.pick(name, p, model.LocalMembers, model.LocalBase, c.Local)
+		b.pick(name, c, model.LocalPool, c.Local)
 	} else {
-		b.pick(name, p, model.Members, 0, c.Cluster)
+		b.pick(name, c, model.ClusterPool, c.Cluster)
 	}
 }
 
-// pick is what choosing an endpoint depends on beside the pool.
-type pick struct {
-	// id brings the id to rID, again to rClient.
-	id       []any
-	again    expr.Any
-	affinity time.Duration
-}
-
-// pick appends the rules that send a connection to one of n endpoints.
-func (b builder) pick(chain string, p pick, members model.Table, base uint32, n int) {
-	port := rNext + b.regs()
-	to := &expr.NAT{Type: expr.NATTypeDestNAT, Family: b.proto32(), RegAddrMin: rNext, RegProtoMin: port, Specified: true}
-	remember := func(rule []any) []any {
-		if p.affinity == 0 {
-			return append(rule, to)
+// pick appends the rules that send a connection to an endpoint of a pool
+// whose size, rounded up to a power of two, is n.
+func (b builder) pick(chain string, c model.Class, pool model.Pool, n int) {
+	base := uint32(pool) * model.LocalBase
+	if c.Sticky && n > 0 {
+		t := model.Sticky
+		if c.NodePort {
+			t = model.StickyNodePorts
 		}
-		// The choice lies behind the id at rID; the key of the affinity
-		// map needs the id once more, in front of the client.
-		return append(rule, p.again, b.saddr(rClient+1),
-			&expr.Dynset{SrcRegKey: rClient, SrcRegData: rNext, SetName: affinityMap, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: p.affinity}, to)
+		b.rule(chain, b.key(c, r0), constant(b.afterKey(c), uint32(pool)),
+			&expr.Lookup{SourceRegister: r0, SetName: t.Shape(b.Family).Name, DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true})
 	}
-	if p.affinity > 0 && n > 0 {
-		b.rule(chain, remember(append(append([]any{}, p.id...), b.saddr(rNext),
-			&expr.Lookup{SourceRegister: rID, SetName: affinityMap, DestRegister: rNext, IsDestRegSet: true},
-			&expr.Lookup{SourceRegister: rID, SetName: members.Shape(b.Family).Name}))...)
+	t := model.Endpoints
+	if c.NodePort {
+		t = model.NodePortEndpoints
 	}
-	// A packet between two generations may ask for an index that has just
-	// gone; index 0 is there as long as there is any endpoint.
-	// The third try is for lookups that began before a row was replaced.
-	for _, mod := range []int{n, 1, n} {
-		if n == 0 {
-			break
+	draw := func(mod int) {
+		b.rule(chain, b.key(c, r0), &expr.Numgen{Register: b.afterKey(c), Modulus: uint32(mod), Type: unix.NFT_NG_RANDOM, Offset: base},
+			&expr.Lookup{SourceRegister: r0, SetName: t.Shape(b.Family).Name, DestRegister: r0, IsDestRegSet: true},
+			&expr.NAT{Type: expr.NATTypeDestNAT, Family: b.proto32(), RegAddrMin: r0, RegProtoMin: r0 + b.regs(), Specified: true})
+	}
+	if n > 1 {
+		for range draws {
+			draw(n)
 		}
-		b.rule(chain, remember(append(append([]any{}, p.id...),
-			&expr.Numgen{Register: rNext, Modulus: uint32(mod), Type: unix.NFT_NG_RANDOM, Offset: base},
-			&expr.Lookup{SourceRegister: rID, SetName: model.Endpoints.Shape(b.Family).Name, DestRegister: rNext, IsDestRegSet: true}))...)
+		// The lower half of the indexes is always somebody's.
+		n /= 2
+	}
+	// More than once, since a row that is being replaced can be missed, and
+	// at last the index that is there as long as any is.
+	for _, mod := range []int{n, n, 1, 1} {
+		if n > 0 {
+			draw(mod)
+		}
 	}
 	b.rule(chain, &expr.Verdict{Kind: expr.VerdictDrop})
 }
+
+// stickyPrefix begins the names of the chains of service ports with affinity.
+const stickyPrefix = "sticky-"
+
+// StickyName is the name of such a chain.
+func StickyName(id uint32, pool model.Pool) string {
+	if pool == model.LocalPool {
+		return fmt.Sprintf("%s%08x-local", stickyPrefix, id)
+	}
+	return fmt.Sprintf("%s%08x", stickyPrefix, id)
+}
+
+// ParseStickyName reverses StickyName.
+func ParseStickyName(name string) (id uint32, pool model.Pool, ok bool) {
+	rest, ok := strings.CutPrefix(name, stickyPrefix)
+	if !ok {
+		return 0, 0, false
+	}
+	if r, isLocal := strings.CutSuffix(rest, "-local"); isLocal {
+		rest, pool = r, model.LocalPool
+	}
+	n, err := strconv.ParseUint(rest, 16, 32)
+	return uint32(n), pool, err == nil
+}
+
+// WriteSticky makes the chain of a service port with affinity hold what c
+// says: first the endpoint the client had, then a ladder over all of them.
+func (l Layout) WriteSticky(tx *Tx, c model.StickyChain) {
+	b, name := builder{l, tx}, StickyName(c.ID, c.Pool)
+	tx.Add(Op{Verb: AddChain, Name: name})
+	tx.Add(Op{Verb: FlushChain, Name: name})
+	memory := func(e model.StickyEndpoint) []expr.Any {
+		return []expr.Any{constant(r0, c.ID), b.saddr(r0 + 1), constant(r0+1+b.regs(), e.ID)}
+	}
+	take := func(e model.StickyEndpoint) []expr.Any {
+		port := r0 + b.regs()
+		return append(memory(e),
+			&expr.Dynset{SrcRegKey: r0, SetName: affinitySet, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: time.Duration(c.Timeout) * time.Second},
+			&expr.Immediate{Register: r0, Data: e.At.Addr().AsSlice()}, &expr.Immediate{Register: port, Data: binary.BigEndian.AppendUint16(nil, e.At.Port())},
+			&expr.NAT{Type: expr.NATTypeDestNAT, Family: b.proto32(), RegAddrMin: r0, RegProtoMin: port, Specified: true})
+	}
+	for _, e := range c.Endpoints {
+		b.rule(name, b.proto(c.Proto), memory(e), &expr.Lookup{SourceRegister: r0, SetName: affinitySet}, take(e))
+	}
+	for i, e := range c.Endpoints {
+		b.rule(name, b.proto(c.Proto), &expr.Numgen{Register: r0, Modulus: uint32(len(c.Endpoints) - i), Type: unix.NFT_NG_RANDOM},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: r0, Data: num(0)}, take(e))
+	}
+}
+
+// DeleteSticky takes such a chain away; nothing may lead to it any more.
+func (l Layout) DeleteSticky(tx *Tx, c model.StickyChain) {
+	tx.Add(Op{Verb: FlushChain, Name: StickyName(c.ID, c.Pool)})
+	tx.Add(Op{Verb: DeleteChain, Name: StickyName(c.ID, c.Pool)})
+}
+
+// constant loads a number in a way that nft can print within a key.
+func constant(reg, n uint32) expr.Any {
+	return &expr.Numgen{Register: reg, Modulus: 1, Type: unix.NFT_NG_RANDOM, Offset: n}
+}
+
+func jump(chain string) expr.Any { return &expr.Verdict{Kind: expr.VerdictJump, Chain: chain} }
+func goTo(chain string) expr.Any { return &expr.Verdict{Kind: expr.VerdictGoto, Chain: chain} }
 
 // rule appends a rule; parts are expressions or lists of them.
 func (b builder) rule(chain string, parts ...any) {
@@ -285,23 +371,26 @@ func (b builder) daddr(reg uint32) expr.Any {
 	return &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: off, Len: uint32(b.Family.AddrLen())}
 }
 
-func (b builder) vipKey() []expr.Any {
-	r := rKey + b.regs()
-	return []expr.Any{b.daddr(rKey), &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: r},
-		&expr.Payload{DestRegister: r + 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}}
+// key loads what a frontend of the class is found by.
+func (b builder) key(c model.Class, r uint32) []expr.Any {
+	var out []expr.Any
+	if !c.NodePort {
+		out, r = append(out, b.daddr(r)), r+b.regs()
+	}
+	return append(out, &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: r},
+		&expr.Payload{DestRegister: r + 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2})
 }
 
-func (b builder) portKey() []expr.Any {
-	return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: rKey},
-		&expr.Payload{DestRegister: rKey + 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}}
+// afterKey is the register behind such a key that begins at r0.
+func (b builder) afterKey(c model.Class) uint32 {
+	if c.NodePort {
+		return r0 + 2
+	}
+	return r0 + 2 + b.regs()
 }
 
-func (b builder) find(t model.Table, to uint32) expr.Any {
-	return &expr.Lookup{SourceRegister: rKey, SetName: t.Shape(b.Family).Name, DestRegister: to, IsDestRegSet: true}
-}
-
-func (b builder) toClass() expr.Any {
-	return &expr.Lookup{SourceRegister: rClass, SetName: classesMap, DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true}
+func (b builder) daddrIn(t model.Table) []expr.Any {
+	return []expr.Any{b.daddr(r0), &expr.Lookup{SourceRegister: r0, SetName: t.Shape(b.Family).Name}}
 }
 
 func (b builder) proto(n byte) []expr.Any {
@@ -316,18 +405,27 @@ func (b builder) unreachable() expr.Any {
 	return &expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: code}
 }
 
-func (b builder) addrType(source bool) expr.Any {
-	return &expr.Fib{Register: rTmp, ResultADDRTYPE: true, FlagSADDR: source, FlagDADDR: !source}
+func (b builder) toHere() []expr.Any {
+	return []expr.Any{&expr.Fib{Register: rTmp, ResultADDRTYPE: true, FlagDADDR: true}, &expr.Cmp{Op: expr.CmpOpEq, Register: rTmp, Data: num(unix.RTN_LOCAL)}}
 }
 
-func (b builder) mark() []expr.Any {
+func (b builder) fromHere() []expr.Any {
+	return []expr.Any{&expr.Fib{Register: rTmp, ResultADDRTYPE: true, FlagSADDR: true}, &expr.Cmp{Op: expr.CmpOpEq, Register: rTmp, Data: num(unix.RTN_LOCAL)}}
+}
+
+// setMark sets our bit of the packet's mark to bit, and no other.
+func (b builder) setMark(bit uint32) []expr.Any {
 	return []expr.Any{&expr.Meta{Key: expr.MetaKeyMARK, Register: rTmp},
-		&expr.Bitwise{SourceRegister: rTmp, DestRegister: rTmp, Len: 4, Mask: num(^b.MarkBit), Xor: num(b.MarkBit)},
+		&expr.Bitwise{SourceRegister: rTmp, DestRegister: rTmp, Len: 4, Mask: num(^b.MarkBit), Xor: num(bit)},
 		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: rTmp}}
 }
 
 func (b builder) hasLocal() bool {
 	return len(b.LocalCIDRs) > 0 || b.LocalBridge != "" || b.LocalPrefix != ""
+}
+
+func (b builder) ifIs(key expr.MetaKey, name string) []expr.Any {
+	return []expr.Any{&expr.Meta{Key: key, Register: rTmp}, &expr.Cmp{Op: expr.CmpOpEq, Register: rTmp, Data: ifname(name)}}
 }
 
 // isLocal matches traffic from pods on this node, or all other traffic.
@@ -338,14 +436,12 @@ func (b builder) isLocal(want bool) []expr.Any {
 	}
 	switch {
 	case b.LocalBridge != "":
-		return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: unix.NFT_REG_1}, &expr.Cmp{Op: op, Register: unix.NFT_REG_1, Data: ifname(b.LocalBridge)}}
+		return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: rTmp}, &expr.Cmp{Op: op, Register: rTmp, Data: ifname(b.LocalBridge)}}
 	case b.LocalPrefix != "":
-		return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: unix.NFT_REG_1}, &expr.Cmp{Op: op, Register: unix.NFT_REG_1, Data: []byte(b.LocalPrefix)}}
+		return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: rTmp}, &expr.Cmp{Op: op, Register: rTmp, Data: []byte(b.LocalPrefix)}}
 	}
 	// One CIDR a family: the configuration allows no more.
-	p := b.LocalCIDRs[0].Masked()
-	return []expr.Any{b.saddr(rNext), &expr.Bitwise{SourceRegister: rNext, DestRegister: rNext, Len: uint32(b.Family.AddrLen()), Mask: mask(p), Xor: make([]byte, b.Family.AddrLen())},
-		&expr.Cmp{Op: op, Register: rNext, Data: p.Addr().AsSlice()}}
+	return b.within(b.saddr(r0), b.LocalCIDRs[0].Masked(), want)
 }
 
 func (b builder) notLoopback() []expr.Any {
@@ -353,8 +449,20 @@ func (b builder) notLoopback() []expr.Any {
 	if b.Family == model.V6 {
 		lo = netip.MustParsePrefix("::1/128")
 	}
-	return []expr.Any{b.daddr(rNext), &expr.Bitwise{SourceRegister: rNext, DestRegister: rNext, Len: uint32(b.Family.AddrLen()), Mask: mask(lo), Xor: make([]byte, b.Family.AddrLen())},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: rNext, Data: lo.Addr().AsSlice()}}
+	return b.within(b.daddr(r0), lo, false)
+}
+
+// within matches an address loaded to r0 that lies in a prefix, or outside.
+func (b builder) within(load expr.Any, p netip.Prefix, want bool) []expr.Any {
+	op := expr.CmpOpEq
+	if !want {
+		op = expr.CmpOpNeq
+	}
+	out := []expr.Any{load}
+	if p.Bits() < p.Addr().BitLen() {
+		out = append(out, &expr.Bitwise{SourceRegister: r0, DestRegister: r0, Len: uint32(b.Family.AddrLen()), Mask: mask(p), Xor: make([]byte, b.Family.AddrLen())})
+	}
+	return append(out, &expr.Cmp{Op: op, Register: r0, Data: p.Addr().AsSlice()})
 }
 
 func mask(p netip.Prefix) []byte {
@@ -376,15 +484,3 @@ func ifname(s string) []byte {
 
 // Matches says whether a table with these chains has this layout.
 func (l Layout) Matches(chains []string) bool { return slices.Contains(chains, l.marker()) }
-
-// Classes reads the numbers of the class chains of a table.
-func Classes(k Kernel, f model.Family, table string) (map[uint32]string, error) {
-	out := map[uint32]string{}
-	err := k.Rows(f, table, classesMap, func(key, chain []byte) bool {
-		if len(key) == 4 {
-			out[binary.NativeEndian.Uint32(key)] = string(chain)
-		}
-		return true
-	})
-	return out, err
-}

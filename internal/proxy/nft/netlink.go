@@ -32,6 +32,8 @@ type Netlink struct {
 	at []int
 	// Messages counts netlink messages sent, for benchmarks and metrics.
 	Messages int
+	// Applied counts transactions that changed something.
+	Applied uint32
 }
 
 // Open connects to the kernel of the calling thread's network namespace.
@@ -136,6 +138,9 @@ func (k *Netlink) Apply(tx *Tx) error {
 	err := k.send()
 	if err == nil {
 		err = k.answer(tx, first, lastSeq)
+	}
+	if err == nil {
+		k.Applied++
 	}
 	if cap(k.buf) > 1<<20 {
 		k.buf = nil // the first sync's buffer is not needed again
@@ -276,18 +281,10 @@ func (k *Netlink) encode(tx *Tx, i int) (int, error) {
 	case AddSet:
 		at = k.begin(msgType(unix.NFT_MSG_NEWSET), add, fam, i)
 		k.set(tx.Table, o.Set, uint32(i+1))
-	case AddVerdict:
-		at = k.begin(msgType(unix.NFT_MSG_NEWSETELEM), add, fam, i)
-		k.str(unix.NFTA_SET_ELEM_LIST_TABLE, tx.Table)
-		k.str(unix.NFTA_SET_ELEM_LIST_SET, classesMap)
-		l, e := k.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS), k.nest(unix.NFTA_LIST_ELEM)
-		k.value(unix.NFTA_SET_ELEM_KEY, num(o.Key))
-		d, v := k.nest(unix.NFTA_SET_ELEM_DATA), k.nest(unix.NFTA_DATA_VERDICT)
-		k.be32(unix.NFTA_VERDICT_CODE, ^uint32(3)) // NFT_GOTO, that is -4
-		k.str(unix.NFTA_VERDICT_CHAIN, o.Name)
-		for _, n := range []int{v, d, e, l} {
-			k.close(n)
-		}
+	case DeleteChain:
+		at = k.begin(msgType(unix.NFT_MSG_DELCHAIN), unix.NLM_F_REQUEST, fam, i)
+		k.str(unix.NFTA_CHAIN_TABLE, tx.Table)
+		k.str(unix.NFTA_CHAIN_NAME, o.Name)
 	case AddRows, DeleteRows:
 		return k.rows(tx, i), nil
 	}
@@ -299,6 +296,15 @@ func (k *Netlink) value(typ uint16, b []byte) {
 	n := k.nest(typ)
 	k.attr(unix.NFTA_DATA_VALUE, b...)
 	k.close(n)
+}
+
+// verdict appends the value of a row that jumps to a chain.
+func (k *Netlink) verdict(chain string) {
+	d, v := k.nest(unix.NFTA_SET_ELEM_DATA), k.nest(unix.NFTA_DATA_VERDICT)
+	k.be32(unix.NFTA_VERDICT_CODE, ^uint32(2)) // NFT_JUMP, that is -3
+	k.str(unix.NFTA_VERDICT_CHAIN, chain)
+	k.close(v)
+	k.close(d)
 }
 
 const (
@@ -343,6 +349,9 @@ func (k *Netlink) set(table string, s *Set, id uint32) {
 		k.be32(unix.NFTA_SET_DATA_TYPE, magic(s.Value))
 		k.be32(unix.NFTA_SET_DATA_LEN, uint32(width(s.Value)))
 	}
+	if u := s.userdata(); u != nil {
+		k.attr(unix.NFTA_SET_USERDATA, u...)
+	}
 	if s.Dynamic || s.Interval {
 		d := k.nest(unix.NFTA_SET_DESC)
 		if s.Dynamic {
@@ -382,6 +391,8 @@ func (k *Netlink) rows(tx *Tx, i int) int {
 			switch v := row[o.Shape.Key:]; {
 			case o.Shape.Interval:
 				k.value(setElemKeyEnd, v)
+			case o.Shape.Chain && len(v) > 0:
+				k.verdict(StickyName(binary.NativeEndian.Uint32(v), model.Pool(binary.NativeEndian.Uint32(v[4:]))))
 			case len(v) > 0:
 				k.value(unix.NFTA_SET_ELEM_DATA, v)
 			}
@@ -395,10 +406,15 @@ func (k *Netlink) rows(tx *Tx, i int) int {
 
 // dump asks for a list and hands the attributes of every answer to each.
 func (k *Netlink) dump(typ uint16, fam byte, fill func(), each func(attrs []byte) bool) error {
+	return k.ask(typ, unix.NLM_F_REQUEST|unix.NLM_F_DUMP, fam, fill, each)
+}
+
+// ask sends one question and reads its answers up to the end.
+func (k *Netlink) ask(typ, flags uint16, fam byte, fill func(), each func(attrs []byte) bool) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.buf, k.at = k.buf[:0], k.at[:0]
-	at := k.begin(msgType(typ), unix.NLM_F_REQUEST|unix.NLM_F_DUMP, fam, -1)
+	at := k.begin(msgType(typ), flags, fam, -1)
 	fill()
 	k.end(at)
 	seq := k.seq
@@ -436,6 +452,9 @@ func (k *Netlink) dump(typ uint16, fam byte, fill func(), each func(attrs []byte
 			if more && len(msg) > 20 {
 				more = each(msg[20:])
 			}
+			if flags&unix.NLM_F_DUMP == 0 {
+				return nil
+			}
 		}
 	}
 }
@@ -452,16 +471,17 @@ func attrs(b []byte, each func(typ uint16, data []byte)) {
 	}
 }
 
-// Chains lists a table's chains.
-func (k *Netlink) Chains(f model.Family, table string) ([]string, error) {
+// names lists what belongs to a table, by the attributes that hold the
+// table's name and its own.
+func (k *Netlink) names(msg uint16, f model.Family, table string, tableAttr, nameAttr uint16) ([]string, error) {
 	var names []string
-	err := k.dump(unix.NFT_MSG_GETCHAIN, famByte(f), func() {}, func(b []byte) bool {
+	err := k.dump(msg, famByte(f), func() { k.str(tableAttr, table) }, func(b []byte) bool {
 		var in, name string
 		attrs(b, func(t uint16, d []byte) {
 			switch t {
-			case unix.NFTA_CHAIN_TABLE:
+			case tableAttr:
 				in = string(bytes.TrimRight(d, "\x00"))
-			case unix.NFTA_CHAIN_NAME:
+			case nameAttr:
 				name = string(bytes.TrimRight(d, "\x00"))
 			}
 		})
@@ -470,14 +490,89 @@ func (k *Netlink) Chains(f model.Family, table string) ([]string, error) {
 		}
 		return true
 	})
+	if errors.Is(err, unix.ENOENT) {
+		return nil, nil
+	}
 	if err != nil {
-		return nil, fmt.Errorf("listing the chains of table %s %s: %w", f, table, err)
+		return nil, fmt.Errorf("listing what table %s %s holds: %w", f, table, err)
 	}
 	return names, nil
 }
 
+// Chains lists a table's chains.
+func (k *Netlink) Chains(f model.Family, table string) ([]string, error) {
+	return k.names(unix.NFT_MSG_GETCHAIN, f, table, unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME)
+}
+
+// Sets lists a table's sets and maps.
+func (k *Netlink) Sets(f model.Family, table string) ([]string, error) {
+	return k.names(unix.NFT_MSG_GETSET, f, table, unix.NFTA_SET_TABLE, unix.NFTA_SET_NAME)
+}
+
+// Generation is a number that every change of any table of this network
+// namespace makes one larger.
+func (k *Netlink) Generation() (uint32, error) {
+	var gen uint32
+	err := k.ask(unix.NFT_MSG_GETGEN, unix.NLM_F_REQUEST, unix.NFPROTO_UNSPEC, func() {}, func(b []byte) bool {
+		attrs(b, func(t uint16, d []byte) {
+			if t == unix.NFTA_GEN_ID && len(d) == 4 {
+				gen = binary.BigEndian.Uint32(d)
+			}
+		})
+		return true
+	})
+	if err != nil {
+		return 0, fmt.Errorf("asking for the generation of the tables: %w", err)
+	}
+	return gen, nil
+}
+
+// Rules counts a table's rules.
+func (k *Netlink) Rules(f model.Family, table string) (map[string]int, error) {
+	names, err := k.names(unix.NFT_MSG_GETRULE, f, table, unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN)
+	count := map[string]int{}
+	for _, n := range names {
+		count[n]++
+	}
+	return count, err
+}
+
 // Rows lists the elements of a set.
 func (k *Netlink) Rows(f model.Family, table, set string, row func(key, value []byte) bool) error {
+	err := k.dump(unix.NFT_MSG_GETSETELEM, famByte(f), func() {
+		k.str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
+		k.str(unix.NFTA_SET_ELEM_LIST_SET, set)
+	}, elements(row))
+	if err != nil {
+		return fmt.Errorf("listing set %s of table %s %s: %w", set, f, table, err)
+	}
+	return nil
+}
+
+// Row reads one element of a set; ok is false when it is not there.
+func (k *Netlink) Row(f model.Family, table, set string, key []byte) (value []byte, ok bool, err error) {
+	err = k.ask(unix.NFT_MSG_GETSETELEM, unix.NLM_F_REQUEST, famByte(f), func() {
+		k.str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
+		k.str(unix.NFTA_SET_ELEM_LIST_SET, set)
+		l, e := k.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS), k.nest(unix.NFTA_LIST_ELEM)
+		k.value(unix.NFTA_SET_ELEM_KEY, key)
+		k.close(e)
+		k.close(l)
+	}, elements(func(_, v []byte) bool {
+		value, ok = bytes.Clone(v), true
+		return true
+	}))
+	if errors.Is(err, unix.ENOENT) {
+		return nil, false, nil
+	}
+	if err != nil {
+		return nil, false, fmt.Errorf("looking into set %s of table %s %s: %w", set, f, table, err)
+	}
+	return value, ok, nil
+}
+
+// elements hands the elements of every message to row.
+func elements(row func(key, value []byte) bool) func([]byte) bool {
 	value := func(d []byte) (v []byte) {
 		attrs(d, func(t uint16, d []byte) {
 			switch t {
@@ -493,10 +588,7 @@ func (k *Netlink) Rows(f model.Family, table, set string, row func(key, value []
 		})
 		return v
 	}
-	err := k.dump(unix.NFT_MSG_GETSETELEM, famByte(f), func() {
-		k.str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
-		k.str(unix.NFTA_SET_ELEM_LIST_SET, set)
-	}, func(b []byte) bool {
+	return func(b []byte) bool {
 		more := true
 		attrs(b, func(t uint16, list []byte) {
 			if t != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
@@ -516,9 +608,5 @@ func (k *Netlink) Rows(f model.Family, table, set string, row func(key, value []
 			})
 		})
 		return more
-	})
-	if err != nil {
-		return fmt.Errorf("listing set %s of table %s %s: %w", set, f, table, err)
 	}
-	return nil
 }

@@ -25,10 +25,10 @@ const (
 	AddSet
 	AddRows
 	DeleteRows
-	AddVerdict
+	DeleteChain
 )
 
-var verbs = [...]string{"add table", "delete table", "add chain", "flush chain", "add rule", "add set", "add rows", "delete rows", "add verdict"}
+var verbs = [...]string{"add table", "delete table", "add chain", "flush chain", "add rule", "add set", "add rows", "delete rows", "delete chain"}
 
 func (v Verb) String() string { return verbs[v] }
 
@@ -46,23 +46,9 @@ type Set struct {
 	Interval   bool
 	// Dynamic sets are filled by packets; their elements time out.
 	Dynamic bool
+	// Verdict maps have chains to jump to as values.
 	Verdict bool
 }
-
-// Type is one field of a key or value.
-type Type struct {
-	magic uint32
-	len   int
-}
-
-// Field types, with the numbers nft knows them by.
-var (
-	TypeIPv4  = Type{7, 4}
-	TypeIPv6  = Type{8, 16}
-	TypeProto = Type{12, 1}
-	TypePort  = Type{13, 2}
-	TypeMark  = Type{19, 4}
-)
 
 func width(ts []Type) (padded int) {
 	for _, t := range ts {
@@ -80,7 +66,6 @@ type Op struct {
 	Set   *Set
 	Shape model.Shape
 	Rows  []byte
-	Key   uint32
 }
 
 // String names the operation, for errors and dumps.
@@ -90,15 +75,13 @@ func (o Op) String() string {
 		return fmt.Sprintf("%s: %d in %s", o.Verb, o.count(), o.Name)
 	case AddRule:
 		return fmt.Sprintf("%s to chain %s: %s", o.Verb, o.Name, ruleText(o.Rule))
-	case AddVerdict:
-		return fmt.Sprintf("%s: %s %d goto %s", o.Verb, classesMap, o.Key, o.Name)
 	}
 	return fmt.Sprintf("%s %s", o.Verb, o.Name)
 }
 
 func (o Op) stride() int {
-	if o.Verb == DeleteRows && !o.Shape.Interval {
-		return o.Shape.Key
+	if o.Verb == DeleteRows {
+		return o.Shape.DelStride()
 	}
 	return o.Shape.Stride()
 }
@@ -160,6 +143,10 @@ type Kernel interface {
 	// value is empty for sets, the interval's end for intervals, and the
 	// chain name for verdict maps.
 	Rows(f model.Family, table, set string, row func(key, value []byte) bool) error
+	// Sets lists the names of a table's sets and maps.
+	Sets(f model.Family, table string) ([]string, error)
+	// Rules counts the rules of every chain of a table that has any.
+	Rules(f model.Family, table string) (map[string]int, error)
 }
 
 // IsExist and IsNotExist tell the two errors a caller may want to know.

@@ -277,3 +277,8 @@ func untolerated(taints []v1.Taint, tolerations []v1.Toleration) *v1.Taint {
 	}
 	return nil
 }
+
+// Tolerates says whether no taint keeps a pod with these tolerations away.
+func Tolerates(taints []v1.Taint, tolerations []v1.Toleration) bool {
+	return untolerated(taints, tolerations) == nil
+}

@@ -67,8 +67,8 @@ func Run(ctx context.Context, e shell.Env) error {
 	on(shell.On(storage.CSIDrivers().Informer(), func(_, _ *storagev1.CSIDriver, _ bool) {}))
 	on(shell.On(c.attachments, func(old, a *storagev1.VolumeAttachment, gone bool) {
 		c.queue.Add(a.Spec.NodeName)
-		if old != nil && !old.Status.Attached && a.Status.Attached {
-			c.announce(a)
+		if old != nil {
+			c.announce(old, a)
 		}
 		if gone && a.Spec.Source.PersistentVolumeName != nil {
 			c.wanting(*a.Spec.Source.PersistentVolumeName)
@@ -138,15 +138,25 @@ func (c *controller) wanting(pv string) {
 	c.claimChanged(&v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: v.Spec.ClaimRef.Namespace, Name: v.Spec.ClaimRef.Name}})
 }
 
-// announce tells the pods that waited for a volume that it is attached.
-func (c *controller) announce(a *storagev1.VolumeAttachment) {
+// announce tells the pods that wait for a volume that it is attached, or why
+// it cannot be.
+func (c *controller) announce(old, a *storagev1.VolumeAttachment) {
 	if a.Spec.Source.PersistentVolumeName == nil {
+		return
+	}
+	pv := *a.Spec.Source.PersistentVolumeName
+	kind, reason, message := v1.EventTypeNormal, "SuccessfulAttachVolume", fmt.Sprintf("AttachVolume.Attach succeeded for volume %q ", pv)
+	switch e := a.Status.AttachError; {
+	case a.Status.Attached && !old.Status.Attached:
+	case e != nil && !a.Status.Attached && !equality.Semantic.DeepEqual(e, old.Status.AttachError):
+		kind, reason, message = v1.EventTypeWarning, "FailedAttachVolume", fmt.Sprintf("AttachVolume.Attach failed for volume %q : %s", pv, e.Message)
+	default:
 		return
 	}
 	for _, p := range shell.Indexed[*v1.Pod](c.pods, byNode, a.Spec.NodeName) {
 		for _, v := range c.volumes(p) {
-			if v.PV == *a.Spec.Source.PersistentVolumeName {
-				c.events.Eventf(p, v1.EventTypeNormal, "SuccessfulAttachVolume", "AttachVolume.Attach succeeded for volume %q ", v.PV)
+			if v.PV == pv {
+				c.events.Event(p, kind, reason, message)
 			}
 		}
 	}

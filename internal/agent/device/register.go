@@ -1,0 +1,93 @@
+package device
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+// registration is the service on kubelet.sock.
+type registration struct {
+	pluginapi.UnimplementedRegistrationServer
+	m *Manager
+}
+
+// Register takes in a plugin.
+func (r registration) Register(_ context.Context, req *pluginapi.RegisterRequest) (*pluginapi.Empty, error) {
+	if req.Version != pluginapi.Version {
+		return nil, fmt.Errorf("device plugin API version %q is not supported: want %s", req.Version, pluginapi.Version)
+	}
+	if req.Endpoint == "" || filepath.Base(req.Endpoint) != req.Endpoint {
+		return nil, fmt.Errorf("endpoint %q is no file name in the device plugin directory", req.Endpoint)
+	}
+	if err := checkResource(req.ResourceName); err != nil {
+		return nil, err
+	}
+	r.m.connect(req.ResourceName, filepath.Join(r.m.dir, req.Endpoint), req.Options)
+	return &pluginapi.Empty{}, nil
+}
+
+func checkResource(name string) error {
+	if !strings.Contains(name, "/") || strings.HasPrefix(name, "kubernetes.io/") || strings.HasPrefix(name, "requests.") {
+		return fmt.Errorf("the ResourceName %q is invalid: want vendor-domain/resource", name)
+	}
+	return nil
+}
+
+// Watched takes in plugins that the plugin directory's watcher finds, whose
+// name is the resource they offer.
+type Watched struct{ *Manager }
+
+// Register takes in a plugin once the manager runs.
+func (w Watched) Register(ctx context.Context, resource, endpoint string, versions []string) error {
+	if !slices.Contains(versions, pluginapi.Version) {
+		return fmt.Errorf("device plugin API versions %q are not supported: want %s", versions, pluginapi.Version)
+	}
+	if err := checkResource(resource); err != nil {
+		return err
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-w.running:
+	}
+	if w.ctx.Err() != nil {
+		return errors.New("the agent is stopping")
+	}
+	w.connect(resource, endpoint, nil)
+	return nil
+}
+
+// Deregister ends a plugin whose socket is gone, unless another took over.
+func (w Watched) Deregister(resource, endpoint string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if p := w.plugins[resource]; p != nil && p.socket == endpoint {
+		p.stop()
+	}
+}
+
+// connect replaces the plugin of a resource.
+func (m *Manager) connect(resource, socket string, options *pluginapi.DevicePluginOptions) {
+	m.metrics.registrations.WithLabelValues(resource).Inc()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if old := m.plugins[resource]; old != nil {
+		old.stop()
+	}
+	ctx, stop := context.WithCancel(m.ctx)
+	p := &plugin{resource: resource, socket: socket, options: options, stop: stop}
+	m.plugins[resource] = p
+	m.wg.Go(func() {
+		defer stop()
+		if err := m.follow(ctx, p); err != nil && ctx.Err() == nil {
+			m.cfg.Log.Warn("a device plugin ended", "resource", p.resource, "err", err)
+		}
+		m.lost(p)
+	})
+}

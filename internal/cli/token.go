@@ -1,0 +1,112 @@
+package cli
+
+import (
+	"fmt"
+	"path/filepath"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/berth-dev/berth/internal/cluster"
+)
+
+// tokenCommand makes, lists and revokes the tokens that let machines join.
+func tokenCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "token", Short: "make, list and revoke the tokens that let machines join", Args: cobra.NoArgs}
+	cmd.AddCommand(tokenCreate(), tokenList(), tokenDelete())
+	return cmd
+}
+
+func tokenCreate() *cobra.Command {
+	var dataDir, description, server string
+	var ttl time.Duration
+	cmd := &cobra.Command{
+		Use: "create", Short: "make a token and print the line that joins a machine with it", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			client, err := adminClient(dataDir)
+			if err != nil {
+				return err
+			}
+			hash, err := cluster.AuthorityHash(filepath.Join(dataDir, "pki", "ca.crt"))
+			if err != nil {
+				return err
+			}
+			if server == "" {
+				s, err := cluster.Ask(cmd.Context(), dataDir)
+				if err != nil {
+					return fmt.Errorf("%w: start the cluster, or give --server", err)
+				}
+				server = s.APIURL()
+			}
+			token, err := cluster.CreateToken(cmd.Context(), client, ttl, description)
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "berth join %s --token %s --ca-hash %s\n", server, token, hash)
+			return err
+		},
+	}
+	dataDirFlag(cmd, &dataDir)
+	cmd.Flags().DurationVar(&ttl, "ttl", 24*time.Hour, "how long machines can join with it; 0 is for ever")
+	cmd.Flags().StringVar(&description, "description", "", "what the token is for")
+	cmd.Flags().StringVar(&server, "server", "", "address of the API server as the joining machine sees it (default: this machine's)")
+	return cmd
+}
+
+func tokenList() *cobra.Command {
+	var dataDir string
+	cmd := &cobra.Command{
+		Use: "list", Short: "list the tokens", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			client, err := adminClient(dataDir)
+			if err != nil {
+				return err
+			}
+			tokens, err := cluster.Tokens(cmd.Context(), client)
+			if err != nil {
+				return err
+			}
+			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 8, 2, ' ', 0)
+			fmt.Fprintln(w, "ID\tEXPIRES\tDESCRIPTION")
+			for _, t := range tokens {
+				expires := "never"
+				if !t.Expires.IsZero() {
+					expires = t.Expires.Local().Format(time.DateTime)
+				}
+				fmt.Fprintf(w, "%s\t%s\t%s\n", t.ID, expires, t.Description)
+			}
+			return w.Flush()
+		},
+	}
+	dataDirFlag(cmd, &dataDir)
+	return cmd
+}
+
+func tokenDelete() *cobra.Command {
+	var dataDir string
+	cmd := &cobra.Command{
+		Use: "delete ID", Short: "revoke a token; machines that joined with it stay", Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			client, err := adminClient(dataDir)
+			if err != nil {
+				return err
+			}
+			return cluster.DeleteToken(cmd.Context(), client, args[0])
+		},
+	}
+	dataDirFlag(cmd, &dataDir)
+	return cmd
+}
+
+// adminClient is a client with the administrator's kubeconfig of dataDir.
+func adminClient(dataDir string) (kubernetes.Interface, error) {
+	file := filepath.Join(dataDir, "admin.kubeconfig")
+	cfg, err := clientcmd.BuildConfigFromFlags("", file)
+	if err != nil {
+		return nil, fmt.Errorf("no administrator's kubeconfig in %s (is a control plane on this machine?): %w", dataDir, err)
+	}
+	return kubernetes.NewForConfig(cfg)
+}

@@ -1,0 +1,80 @@
+package health
+
+import (
+	"cmp"
+	"encoding/json"
+	"net/http"
+	"slices"
+	"sync/atomic"
+
+	"github.com/berth-dev/berth/internal/journal"
+)
+
+// Board tells how nodes stand at this moment, while a controller runs. The zero
+// value tells nothing.
+type Board struct {
+	now atomic.Pointer[func(string) (journal.Record, bool)]
+}
+
+// Explain is how a node stands; ok is false when nobody knows.
+func (b *Board) Explain(node string) (r journal.Record, ok bool) {
+	if f := b.now.Load(); f != nil {
+		return (*f)(node)
+	}
+	return r, false
+}
+
+// Journal kinds and names of decisions that are about no single node.
+const (
+	zoneKind = "Zone"
+	allZones = "(all)"
+	noZone   = "(none)"
+)
+
+// zoneRef is the object of a decision that is about no single node.
+func zoneRef(d Decision) journal.Ref {
+	ref := journal.Ref{Kind: zoneKind, Name: d.Cause.Zone.Name}
+	switch {
+	case d.Kind != ZoneChanged:
+		ref.Name = allZones
+	case ref.Name == "":
+		ref.Name = noZone
+	}
+	return ref
+}
+
+// Story is everything that was decided about a node or about all nodes, in
+// order, and at its end how the node stands now. query is that of a journal.
+func Story(query func(journal.Ref) []journal.Record, board *Board, node string) []journal.Record {
+	out := query(journal.Ref{Kind: "Node", Name: node})
+	if len(out) > 0 {
+		for _, r := range query(journal.Ref{Kind: zoneKind, Name: allZones}) {
+			if !r.Time.Before(out[0].Time) {
+				out = append(out, r)
+			}
+		}
+		slices.SortStableFunc(out, func(a, b journal.Record) int { return cmp.Compare(a.Time.UnixNano(), b.Time.UnixNano()) })
+	}
+	if now, ok := board.Explain(node); ok {
+		out = append(out, now)
+	}
+	return out
+}
+
+// WhyHandler answers questions for journal records as JSON; the query's kind,
+// namespace and name say about what.
+func WhyHandler(query func(journal.Ref) []journal.Record, board *Board) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		q := r.URL.Query()
+		ref := journal.Ref{Kind: q.Get("kind"), Namespace: q.Get("namespace"), Name: q.Get("name")}
+		var records []journal.Record
+		if ref.Kind == "Node" && ref.Name != "" {
+			records = Story(query, board, ref.Name)
+		} else {
+			records = query(ref)
+		}
+		w.Header().Set("Content-Type", "application/json")
+		// Who asks and then leaves is no concern.
+		json.NewEncoder(w).Encode(records) //nolint:errcheck // see above
+	})
+}

@@ -1,0 +1,82 @@
+package health
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/berth-dev/berth/internal/journal"
+)
+
+// Explain is what is known of a node at this moment and what will follow if
+// nothing more is heard, for a reader; ok is false if the node is not known.
+func (m *Monitor) Explain(name string, now time.Time) (r journal.Record, ok bool) {
+	n := m.nodes[name]
+	if n == nil {
+		return journal.Record{}, false
+	}
+	r = journal.Record{Time: now, Part: "health", Object: journal.Ref{Kind: "Node", Name: name, UID: n.view.UID}, Decision: m.standing(n)}
+	add := func(name, format string, args ...any) {
+		r.Because = append(r.Because, journal.Fact{Name: name, Value: fmt.Sprintf(format, args...)})
+	}
+	add("Ready condition", "%s", n.view.Ready)
+	add("last heard", "%s ago (%s)", now.Sub(n.heard).Round(time.Millisecond), n.by)
+	if d := m.deadline(n); n.silent || n.expired {
+		add("deadline", "passed %s ago, grace period %s", now.Sub(d).Round(time.Millisecond), m.grace(n))
+	} else {
+		add("deadline", "in %s, grace period %s", d.Sub(now).Round(time.Millisecond), m.grace(n))
+	}
+	if key := m.verdict(n).NoExecute; key != "" {
+		add("NoExecute taint", "%s", key)
+	}
+	z := n.zone.view(now)
+	if n.ticket != 0 {
+		add("NoExecute token", "%s", waitFor(n.zone.rank(n), z))
+	}
+	add("zone", "%q is in %s: %d ready, %d not", z.Name, z.State, z.Ready, z.NotReady)
+	add("zone's rate", "%g nodes/s, %.2f tokens left, %d waiting", z.Rate, z.Tokens, z.Waiting)
+	if m.suspended {
+		add("suspended", "all zones are in FullDisruption: no NoExecute taints")
+	}
+	if m.holding {
+		add("holding fire", "the API did not answer in time: no node is marked or tainted")
+	}
+	return r, true
+}
+
+// standing is where the node stands, as a sentence without its subject.
+func (m *Monitor) standing(n *node) string {
+	switch {
+	case n.expired:
+		return "is past its deadline, the API is being asked before it is marked"
+	case n.silent:
+		return "is silent and marked Unknown"
+	case n.view.Ready == True:
+		return "is heard and ready"
+	case n.view.Ready == Missing:
+		return "has not said yet whether it is ready"
+	}
+	return "is heard and says that it is not ready, or has yet to post a status after its silence"
+}
+
+// rank is the node's place among those that wait for its zone's tokens, from 1.
+func (z *zone) rank(n *node) int {
+	place := 0
+	for _, t := range z.queue {
+		if t.node.ticket == t.number {
+			place++
+		}
+		if t.node == n && t.number == n.ticket {
+			return place
+		}
+	}
+	return 0
+}
+
+// waitFor says when the token of a place in the queue will be there.
+func waitFor(place int, z ZoneView) string {
+	if z.Rate <= 0 {
+		return fmt.Sprintf("number %d of %d waiting; the zone gets none now", place, z.Waiting)
+	}
+	wait := time.Duration(max(0, float64(place)-z.Tokens) / z.Rate * float64(time.Second))
+	return fmt.Sprintf("number %d of %d waiting, due in %s", place, z.Waiting, wait.Round(time.Millisecond))
+}

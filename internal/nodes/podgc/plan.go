@@ -1,0 +1,194 @@
+// Package podgc deletes pods that nobody else will: those of nodes that are
+// gone, those that were deleted before they had a node, those stuck on a node
+// that is out of service, and finished ones over a limit.
+package podgc
+
+import (
+	"container/heap"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+// Reason is why a pod goes, as metrics name it.
+type Reason string
+
+// The four reasons.
+const (
+	None         Reason = ""
+	Terminated   Reason = "terminated"
+	Orphaned     Reason = "orphaned"
+	Unscheduled  Reason = "unscheduled"
+	OutOfService Reason = "out-of-service"
+)
+
+// Quarantine is how long a node must be missing before its pods go: a node may
+// be deleted and made anew, and a cache may be late.
+const Quarantine = 40 * time.Second
+
+// Node is what is known of the node a pod is bound to.
+type Node struct {
+	Known bool
+	// Missing is since when it is not known, by the clock of who looks.
+	Missing time.Time
+	// Dead says that somebody vouched for its being out of service, and that
+	// it is not ready.
+	Dead bool
+}
+
+// NodeOf reads a Node.
+func NodeOf(n *v1.Node) Node {
+	return Node{Known: true, Dead: outOfService(n) && !ready(n)}
+}
+
+func outOfService(n *v1.Node) bool {
+	for _, t := range n.Spec.Taints {
+		if t.Key == v1.TaintNodeOutOfService {
+			return true
+		}
+	}
+	return false
+}
+
+func ready(n *v1.Node) bool {
+	for _, c := range n.Status.Conditions {
+		if c.Type == v1.NodeReady {
+			return c.Status == v1.ConditionTrue
+		}
+	}
+	return false
+}
+
+// Judge says why the pod has to go, and from when on; None if it stays. A pod
+// deleted with no grace at all only waits for its finalizers and is left to
+// them.
+func Judge(p *v1.Pod, n Node) (why Reason, from time.Time) {
+	terminating := p.DeletionTimestamp != nil
+	if grace := p.DeletionGracePeriodSeconds; terminating && grace != nil && *grace == 0 {
+		return None, time.Time{}
+	}
+	switch {
+	case p.Spec.NodeName == "":
+		if terminating {
+			return Unscheduled, time.Time{}
+		}
+	case !n.Known:
+		return Orphaned, n.Missing.Add(Quarantine)
+	case n.Dead && terminating:
+		return OutOfService, time.Time{}
+	}
+	return None, time.Time{}
+}
+
+// finished says that no container of the pod will run again.
+func finished(p *v1.Pod) bool {
+	switch p.Status.Phase {
+	case v1.PodPending, v1.PodRunning, v1.PodUnknown, "":
+		return false
+	}
+	return true
+}
+
+// Finished are the finished pods there are, in the order they should go:
+// evicted ones first, then the oldest. The zero value is empty. It is not safe
+// for concurrent use.
+type Finished struct {
+	byKey map[string]*entry
+	queue order
+}
+
+type entry struct {
+	key     string
+	evicted bool
+	created time.Time
+	// place in the queue; -1 once it was picked, until it is gone.
+	place int
+}
+
+// See takes a pod in, or notes its change.
+func (f *Finished) See(key string, p *v1.Pod) {
+	e := f.byKey[key]
+	if !finished(p) {
+		f.Forget(key)
+		return
+	}
+	evicted := p.Status.Reason == "Evicted"
+	if e == nil {
+		if f.byKey == nil {
+			f.byKey = map[string]*entry{}
+		}
+		e = &entry{key: key, evicted: evicted, created: p.CreationTimestamp.Time}
+		f.byKey[key] = e
+		heap.Push(&f.queue, e)
+		return
+	}
+	if e.place >= 0 && (e.evicted != evicted || !e.created.Equal(p.CreationTimestamp.Time)) {
+		e.evicted, e.created = evicted, p.CreationTimestamp.Time
+		heap.Fix(&f.queue, e.place)
+	}
+}
+
+// Forget drops a pod that is gone.
+func (f *Finished) Forget(key string) {
+	e := f.byKey[key]
+	if e == nil {
+		return
+	}
+	delete(f.byKey, key)
+	if e.place >= 0 {
+		heap.Remove(&f.queue, e.place)
+	}
+}
+
+// Over picks the pods beyond the limit; each is picked once. A limit of 0 or
+// less means none.
+func (f *Finished) Over(limit int) (keys []string) {
+	for limit > 0 && len(f.queue) > limit {
+		keys = append(keys, heap.Pop(&f.queue).(*entry).key)
+	}
+	return keys
+}
+
+// Picked says that the pod was picked and is not gone yet.
+func (f *Finished) Picked(key string) bool {
+	e := f.byKey[key]
+	return e != nil && e.place < 0
+}
+
+// order is the heap behind Finished.
+type order []*entry
+
+func (o order) Len() int { return len(o) }
+
+func (o order) Less(i, j int) bool {
+	a, b := o[i], o[j]
+	switch {
+	case a.evicted != b.evicted:
+		return a.evicted
+	case !a.created.Equal(b.created):
+		return a.created.Before(b.created)
+	}
+	return a.key < b.key
+}
+
+func (o order) Swap(i, j int) {
+	o[i], o[j] = o[j], o[i]
+	o[i].place, o[j].place = i, j
+}
+
+// Push and Pop are heap.Interface's.
+func (o *order) Push(x any) {
+	e := x.(*entry)
+	e.place = len(*o)
+	*o = append(*o, e)
+}
+
+// Pop is heap.Interface's.
+func (o *order) Pop() any {
+	last := len(*o) - 1
+	e := (*o)[last]
+	(*o)[last] = nil
+	*o = (*o)[:last]
+	e.place = -1
+	return e
+}

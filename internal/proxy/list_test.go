@@ -1,0 +1,49 @@
+package proxy
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/berth-dev/berth/internal/proxy/model"
+)
+
+// TestKernelListing checks that the nft program can print the rules, and load
+// what it printed: administrators and other tools list the whole ruleset.
+func TestKernelListing(t *testing.T) {
+	if _, err := exec.LookPath("nft"); err != nil {
+		t.Skip("the nft program is not installed")
+	}
+	for _, f := range []model.Family{model.V4, model.V6} {
+		w := newSuite(t, f)
+		w.fill(w.w)
+		w.sync()
+		list := func(args ...string) string {
+			out, err := exec.Command("nft", args...).CombinedOutput()
+			if err != nil {
+				t.Fatalf("nft %v: %v\n%s", args, err, out)
+			}
+			return string(out)
+		}
+		var first string
+		w.must(in(w.node, func() error { first = list("list", "ruleset"); return nil }))
+		for _, want := range []string{"numgen random mod 2 map @endpoints", "numgen random mod 1 map @nodeport-endpoints", "vmap @sticky", "update @affinity",
+			"th dport @vip-2 goto vip-2", "!= @source-ranges drop", "masquerade fully-random", "th dport . numgen random mod 4 :"} {
+			if !strings.Contains(first, want) {
+				t.Errorf("%s: the listing has no %q", f, want)
+			}
+		}
+		file := filepath.Join(t.TempDir(), "rules")
+		w.must(os.WriteFile(file, []byte(first), 0o600))
+		again := newNS(t)
+		w.must(in(again, func() error {
+			list("-f", file)
+			if second := list("list", "ruleset"); second != first {
+				t.Errorf("%s: reloaded rules differ:\n%s\n---\n%s", f, first, second)
+			}
+			return nil
+		}))
+	}
+}

@@ -1,0 +1,169 @@
+package model
+
+import (
+	"cmp"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// front is one frontend key with the rows last given out for it.
+type front struct {
+	owner  *port
+	class  Class
+	ranges []netip.Prefix
+	claims []claim
+}
+
+type claim struct {
+	port  *port
+	born  int64
+	class Class
+}
+
+// uses says whether frontends of the class send anything to a pool.
+func (c Class) uses(p Pool) bool {
+	return c.Kind == Spread && (p == ClusterPool && c.Cluster > 0 || p == LocalPool && c.Local > 0)
+}
+
+// claim moves a port's frontends from old to next. Two Services may claim
+// one address and port (external IPs); the older Service has it.
+func (m *Model) claim(p *port, old, next []frontend, s *corev1.Service) {
+	var born int64
+	if s != nil {
+		born = s.CreationTimestamp.Unix()
+	}
+	for _, f := range old {
+		if slices.ContainsFunc(next, func(n frontend) bool { return n.key == f.key }) {
+			continue
+		}
+		fr := m.fronts[f.key]
+		fr.claims = slices.DeleteFunc(fr.claims, func(c claim) bool { return c.port == p })
+		m.touched[f.key] = struct{}{}
+	}
+	for _, f := range next {
+		fr := m.fronts[f.key]
+		if fr == nil {
+			fr = &front{}
+			m.fronts[f.key] = fr
+		}
+		i := slices.IndexFunc(fr.claims, func(c claim) bool { return c.port == p })
+		if i < 0 {
+			fr.claims = append(fr.claims, claim{port: p, born: born, class: f.class})
+		} else {
+			fr.claims[i].class, fr.claims[i].born = f.class, born
+		}
+		m.touched[f.key] = struct{}{}
+	}
+}
+
+// winner is the claim that has the frontend; its port is nil when there is none.
+func (fr *front) winner() claim {
+	if len(fr.claims) == 0 {
+		return claim{}
+	}
+	return slices.MinFunc(fr.claims, func(a, b claim) int {
+		return cmp.Or(cmp.Compare(a.born, b.born), strings.Compare(a.port.key.String(), b.port.key.String()))
+	})
+}
+
+func (m *Model) settleFronts() {
+	for _, key := range slices.SortedFunc(maps.Keys(m.touched), frontKey.compare) {
+		fr := m.fronts[key]
+		w := fr.winner()
+		m.settleClass(key, fr, w)
+		for _, pool := range []Pool{ClusterPool, LocalPool} {
+			m.settlePool(key, pool, fr, w)
+		}
+		var ranges []netip.Prefix
+		if w.port != nil && w.class.Ranges {
+			ranges = w.port.ranges
+		}
+		m.settleRanges(key, fr.ranges, ranges)
+		if fr.owner, fr.class, fr.ranges = w.port, w.class, ranges; w.port == nil {
+			delete(m.fronts, key)
+		}
+	}
+	m.touched = map[frontKey]struct{}{}
+}
+
+// settleClass moves a frontend between the sets of classes.
+func (m *Model) settleClass(key frontKey, fr *front, w claim) {
+	if fr.owner != nil && w.port != nil && fr.class == w.class {
+		return
+	}
+	if fr.owner != nil {
+		d := m.changes.set(Set{key.of(VIPs), fr.class})
+		d.Del = key.put(d.Del, m.cfg.Family)
+	}
+	if w.port != nil {
+		d := m.changes.set(Set{key.of(VIPs), w.class})
+		d.Add = key.put(d.Add, m.cfg.Family)
+	}
+}
+
+// settlePool writes what changes among the endpoints of one frontend.
+func (m *Model) settlePool(key frontKey, pool Pool, fr *front, w claim) {
+	had, has := fr.owner != nil && fr.class.uses(pool), w.port != nil && w.class.uses(pool)
+	d := func() *Delta { return m.changes.table(key.of(Endpoints)) }
+	if had && has && fr.owner == w.port {
+		for _, c := range w.port.pools[pool].diff {
+			m.endpoint(key, pool, d(), c)
+		}
+	} else {
+		if had {
+			for i, a := range fr.owner.pools[pool].before() {
+				m.endpoint(key, pool, d(), slotChange{index: i, old: a})
+			}
+		}
+		if has {
+			for i, a := range w.port.pools[pool].at {
+				m.endpoint(key, pool, d(), slotChange{index: i, now: a})
+			}
+		}
+	}
+	hadChain, hasChain := had && fr.class.Sticky, has && w.class.Sticky
+	if hadChain == hasChain && fr.owner == w.port {
+		return
+	}
+	row := func(b []byte) []byte { return putNum(key.put(b, m.cfg.Family), uint32(pool)) }
+	c := m.changes.table(key.of(Sticky))
+	if hadChain {
+		c.Del = row(c.Del)
+	}
+	if hasChain {
+		c.Add = putNum(putNum(row(c.Add), w.port.id), uint32(pool))
+	}
+}
+
+func (m *Model) endpoint(key frontKey, pool Pool, d *Delta, c slotChange) {
+	row := func(b []byte) []byte { return putNum(key.put(b, m.cfg.Family), pool.base()+uint32(c.index)) }
+	if c.old.IsValid() {
+		d.Del = row(d.Del)
+	}
+	if c.now.IsValid() {
+		d.Add = putPort(putAddr(row(d.Add), m.cfg.Family, c.now.Addr()), c.now.Port())
+	}
+}
+
+func (m *Model) settleRanges(key frontKey, old, next []netip.Prefix) {
+	row := func(b []byte, p netip.Prefix) []byte {
+		b = putAddr(key.put(b, m.cfg.Family), m.cfg.Family, p.Addr())
+		return putAddr(key.put(b, m.cfg.Family), m.cfg.Family, lastOf(p))
+	}
+	for _, p := range old {
+		if !slices.Contains(next, p) {
+			d := m.changes.table(Ranges)
+			d.Del = row(d.Del, p)
+		}
+	}
+	for _, p := range next {
+		if !slices.Contains(old, p) {
+			d := m.changes.table(Ranges)
+			d.Add = row(d.Add, p)
+		}
+	}
+}

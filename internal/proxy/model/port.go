@@ -1,0 +1,347 @@
+package model
+
+import (
+	"encoding/binary"
+	"fmt"
+	"hash/fnv"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+)
+
+type portKey struct {
+	service Name
+	port    string
+	proto   corev1.Protocol
+}
+
+func (k portKey) String() string { return k.service.String() + ":" + k.port + "/" + string(k.proto) }
+
+// port is a service port as it stands in the kernel.
+type port struct {
+	key portKey
+	// id numbers the chains of ports with session affinity; 0 without.
+	id      uint32
+	eps     map[netip.AddrPort]ep
+	counts  counts
+	pools   [2]slots
+	seeds   [2][]netip.AddrPort
+	fronts  []frontend
+	ranges  []netip.Prefix
+	timeout int32
+	// chains are the hashes of the affinity chains that stand.
+	chains [2]uint32
+	// gone are endpoints that stopped being usable since the last Commit.
+	gone []netip.AddrPort
+}
+
+// settled forgets what only the Commit that ends needed.
+func (p *port) settled() {
+	p.pools[0].diff, p.pools[1].diff, p.gone = nil, nil, nil
+	p.seeds = [2][]netip.AddrPort{}
+}
+
+// sliceChange is one slice as it was and as it is; nil stands for none.
+type sliceChange struct{ old, now *discoveryv1.EndpointSlice }
+
+// update brings every port of one Service up to date.
+func (m *Model) update(v *service) {
+	m.changes.Services++
+	if v.whole {
+		m.updateWhole(v)
+	} else {
+		var change []sliceChange
+		for name, old := range v.was {
+			change = append(change, sliceChange{old, v.slices[name]})
+		}
+		m.changes.Slices += len(change)
+		for _, p := range v.sorted() {
+			was := p.counts.any()
+			m.merge(v, p, change, false)
+			m.apply(v, p, p.spec(v.spec), was)
+		}
+	}
+	m.sum(v)
+	for _, t := range v.triggers {
+		m.changes.Triggers = append(m.changes.Triggers, Trigger{v.name, t})
+	}
+	v.triggers, v.was, v.whole = nil, nil, false
+}
+
+func (m *Model) updateWhole(v *service) {
+	want := map[portKey]*corev1.ServicePort{}
+	if v.spec != nil {
+		for i := range v.spec.Spec.Ports {
+			sp := &v.spec.Spec.Ports[i]
+			if protoNum(sp.Protocol) != 0 && sp.Port >= 1 && sp.Port <= 65535 {
+				want[portKey{v.name, sp.Name, protoOf(&sp.Protocol)}] = sp
+			}
+		}
+	}
+	var all []sliceChange
+	for _, s := range v.slices {
+		all = append(all, sliceChange{now: s})
+	}
+	m.changes.Slices += len(all)
+	for _, p := range v.sorted() {
+		if want[p.key] == nil {
+			was := p.counts.any()
+			m.merge(v, p, nil, true)
+			m.apply(v, p, nil, was)
+			delete(m.ids, p.id)
+			delete(v.ports, p.key)
+		}
+	}
+	for k := range want {
+		if v.ports[k] == nil {
+			v.ports[k] = &port{key: k, eps: map[netip.AddrPort]ep{}}
+		}
+	}
+	for _, p := range v.sorted() {
+		was := p.counts.any()
+		if len(p.fronts) == 0 {
+			m.seed(p, frontends(v.spec, want[p.key], m.cfg, p))
+		}
+		m.merge(v, p, all, true)
+		m.apply(v, p, want[p.key], was)
+	}
+}
+
+// seed remembers the kernel's order of a port's endpoints.
+func (m *Model) seed(p *port, fronts []frontend) {
+	for _, f := range fronts {
+		if s := m.seeds[f.key]; s != nil {
+			for i := range s {
+				if len(p.seeds[i]) == 0 {
+					p.seeds[i] = s[i]
+				}
+			}
+		}
+	}
+}
+
+// sum brings up to date what is told of a Service as a whole.
+func (m *Model) sum(v *service) {
+	var lacks NoLocal
+	h := HealthCheck{Service: v.name}
+	if v.spec != nil && v.spec.Spec.Type == corev1.ServiceTypeLoadBalancer && v.spec.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal && len(v.ports) > 0 {
+		h.Port = v.spec.Spec.HealthCheckNodePort
+	}
+	here := map[netip.Addr]bool{}
+	for _, p := range v.ports {
+		for _, f := range p.fronts {
+			if p.counts.any() && f.class.LocalPolicy && f.class.Local == 0 || f.class.Kind == Drop {
+				if f.external {
+					lacks.External = 1
+				} else {
+					lacks.Internal = 1
+				}
+			}
+		}
+		if h.Port == 0 || p.counts.localReady == 0 {
+			continue
+		}
+		for a, e := range p.eps {
+			if e.facts.has(ready | local) {
+				here[a.Addr()] = true
+			}
+		}
+	}
+	h.Local = len(here)
+	if h != v.health && (h.Port != 0 || v.health.Port != 0) {
+		m.changes.Health = append(m.changes.Health, h)
+	}
+	m.noLocal.Internal += lacks.Internal - v.noLocal.Internal
+	m.noLocal.External += lacks.External - v.noLocal.External
+	v.health, v.noLocal = h, lacks
+}
+
+// sorted lists the ports in an order that is always the same.
+func (v *service) sorted() []*port {
+	out := make([]*port, 0, len(v.ports))
+	for _, p := range v.ports {
+		out = append(out, p)
+	}
+	slices.SortFunc(out, func(a, b *port) int { return strings.Compare(a.key.String(), b.key.String()) })
+	return out
+}
+
+// spec finds the port in a Service.
+func (p *port) spec(s *corev1.Service) *corev1.ServicePort {
+	for i := range s.Spec.Ports {
+		if sp := &s.Spec.Ports[i]; sp.Name == p.key.port && protoOf(&sp.Protocol) == p.key.proto {
+			return sp
+		}
+	}
+	return nil
+}
+
+// number gives a port with affinity an id by the hash of its name, so that a
+// restart finds the same; a taken number moves on to the next.
+func (m *Model) number(p *port) {
+	if p.id != 0 {
+		return
+	}
+	id := hash32(p.key.String())
+	for {
+		if _, taken := m.ids[id]; !taken && id != 0 {
+			break
+		}
+		id++
+	}
+	m.ids[id], p.id = p.key, id
+}
+
+// apply moves one service port to what its endpoints and spec ask for; sp is
+// nil when it goes away. hadAny says whether it had endpoints before.
+func (m *Model) apply(v *service, p *port, sp *corev1.ServicePort, hadAny bool) {
+	p.pools[0].settle()
+	p.pools[1].settle()
+	var fronts []frontend
+	var ranges []netip.Prefix
+	var timeout int32
+	if sp != nil {
+		fronts = frontends(v.spec, sp, m.cfg, p)
+		ranges = m.ranges(v.spec, fronts)
+		timeout = affinity(v.spec)
+	}
+	m.stale(v, p, fronts, hadAny)
+	for _, f := range p.fronts {
+		m.countFront(f, -1)
+	}
+	for _, f := range fronts {
+		m.countFront(f, 1)
+	}
+	if timeout > 0 {
+		m.number(p)
+	}
+	p.timeout = timeout
+	m.chain(p, fronts)
+	m.claim(p, p.fronts, fronts, v.spec)
+	p.fronts, p.ranges = fronts, ranges
+}
+
+func (m *Model) countFront(f frontend, by int) {
+	switch {
+	case !f.key.addr.IsValid():
+	case f.external:
+		m.count(ExternalIPs, m.addrKey(f.key.addr), by)
+	default:
+		m.count(ClusterIPs, m.addrKey(f.key.addr), by)
+	}
+}
+
+// chain writes the affinity chains of a port if they are not what stands.
+func (m *Model) chain(p *port, fronts []frontend) {
+	for pool := range p.pools {
+		used := p.timeout > 0 && slices.ContainsFunc(fronts, func(f frontend) bool { return f.class.uses(Pool(pool)) })
+		c := StickyChain{ID: p.id, Pool: Pool(pool), Proto: protoNum(p.key.proto), Timeout: p.timeout}
+		if used {
+			c.Endpoints = numbered(p.pools[pool].at)
+		}
+		was, now := p.chains[pool], c.hash()
+		if was == now {
+			continue
+		}
+		p.chains[pool] = now
+		m.changes.Chains = append(m.changes.Chains, c)
+		key := ChainValue(p.id, Pool(pool))
+		d := m.changes.table(StickyChains)
+		if was != 0 {
+			d.Del = append(d.Del, key...)
+		}
+		if now != 0 {
+			d.Add = putNum(append(d.Add, key...), now)
+		}
+	}
+}
+
+// numbered gives every endpoint the number its clients are remembered by:
+// the hash of its address, or the next one that is free.
+func numbered(at []netip.AddrPort) []StickyEndpoint {
+	sorted := slices.SortedFunc(slices.Values(at), netip.AddrPort.Compare)
+	taken := map[uint32]bool{}
+	var out []StickyEndpoint
+	for _, a := range sorted {
+		id := hash32(a.String())
+		for taken[id] {
+			id++
+		}
+		taken[id] = true
+		out = append(out, StickyEndpoint{id, a})
+	}
+	return out
+}
+
+// hash is 0 for a chain without endpoints only.
+func (c StickyChain) hash() uint32 {
+	if len(c.Endpoints) == 0 {
+		return 0
+	}
+	h := fnv.New32a()
+	fmt.Fprint(h, c.Timeout, c.Proto)
+	for _, e := range c.Endpoints {
+		h.Write(binary.NativeEndian.AppendUint32(nil, e.ID))
+		fmt.Fprint(h, e.At)
+	}
+	return max(1, h.Sum32())
+}
+
+// stale notes the connections of a port that ends no connection by itself.
+func (m *Model) stale(v *service, p *port, fronts []frontend, hadAny bool) {
+	if p.key.proto != corev1.ProtocolUDP && p.key.proto != corev1.ProtocolSCTP {
+		return
+	}
+	is := func(fs []frontend, k frontKey) bool {
+		return slices.ContainsFunc(fs, func(f frontend) bool { return f.key == k })
+	}
+	// New frontends may have had their packets sent elsewhere before.
+	var stay, come, leave []netip.AddrPort
+	for _, f := range fronts {
+		if is(p.fronts, f.key) && (hadAny || !p.counts.any()) {
+			stay = append(stay, f.key.addrPort())
+		} else {
+			come = append(come, f.key.addrPort())
+		}
+	}
+	for _, f := range p.fronts {
+		if !is(fronts, f.key) {
+			leave = append(leave, f.key.addrPort())
+		}
+	}
+	add := func(s Stale) {
+		if len(s.Fronts) == 0 {
+			return
+		}
+		s.Service, s.Proto = v.name, protoNum(p.key.proto)
+		m.changes.Stale = append(m.changes.Stale, s)
+	}
+	add(Stale{Fronts: leave})
+	if len(come) > 0 {
+		add(Stale{Fronts: come, Keep: p.usable()})
+	}
+	if len(p.gone) > 0 {
+		slices.SortFunc(p.gone, netip.AddrPort.Compare)
+		add(Stale{Fronts: stay, Gone: p.gone})
+	}
+}
+
+// ranges are the sources let in to the load balancer addresses of s. A range
+// that holds one of the node's addresses lets the load balancer's own
+// addresses in too, since that is how the node reaches itself through it.
+func (m *Model) ranges(s *corev1.Service, fronts []frontend) []netip.Prefix {
+	limited := slices.ContainsFunc(fronts, func(f frontend) bool { return f.class.Ranges })
+	if !limited {
+		return nil
+	}
+	out, _ := sourceRanges(s, m.cfg.Family)
+	if slices.ContainsFunc(out, func(p netip.Prefix) bool { return slices.ContainsFunc(m.nodeIPs, p.Contains) }) {
+		for _, a := range loadBalancerIPs(s, m.cfg.Family) {
+			out = append(out, netip.PrefixFrom(a, a.BitLen()))
+		}
+	}
+	return disjoint(out)
+}

@@ -1,0 +1,288 @@
+package nft
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/internal/proxy/model"
+)
+
+// Packet is the first packet of a connection, and the world it is in.
+type Packet struct {
+	Proto    byte
+	Src, Dst netip.AddrPort
+	// In is the interface it came in through; empty if it starts here.
+	In string
+	// Mark is the packet's mark.
+	Mark uint32
+	// Now is the time in seconds, for affinity.
+	Now float64
+	// Here says whether an address is the machine's own.
+	Here func(netip.Addr) bool
+	// Out tells the interface a packet to an address leaves through.
+	Out func(netip.Addr) string
+	// Random draws a number below n.
+	Random func(n uint32) uint32
+}
+
+// Outcome is what became of it.
+type Outcome struct {
+	// Verdict is "accept", "drop" or "reject".
+	Verdict string
+	// To is the destination, which is the original one without translation.
+	To netip.AddrPort
+	// Masqueraded says that the source became the machine's own.
+	Masqueraded bool
+	// Mark is the packet's mark as it leaves.
+	Mark uint32
+}
+
+// Connect sends a packet through a table's chains: those where it comes in or
+// starts, and those where it leaves.
+func (k *Fake) Connect(f model.Family, table string, p Packet) (Outcome, error) {
+	t := k.tables[tableKey{f, table}]
+	out := Outcome{Verdict: "accept", To: p.Dst, Mark: p.Mark}
+	if t == nil {
+		return out, nil
+	}
+	hook := uint32(unix.NF_INET_PRE_ROUTING)
+	if p.In == "" {
+		hook = unix.NF_INET_LOCAL_OUT
+	}
+	m := &machine{table: t, family: f, p: p, out: &out}
+	for _, h := range []uint32{hook, unix.NF_INET_POST_ROUTING} {
+		if h == unix.NF_INET_POST_ROUTING {
+			if p.Here(out.To.Addr()) {
+				break // delivered here
+			}
+			m.oif = p.Out(out.To.Addr())
+		}
+		for _, c := range t.chains {
+			if c.hook == nil || c.hook.Num != h {
+				continue
+			}
+			if _, err := m.chain(c, 0); err != nil {
+				return out, err
+			}
+			if out.Verdict != "accept" {
+				return out, nil
+			}
+		}
+	}
+	return out, nil
+}
+
+// machine evaluates rules.
+type machine struct {
+	table  *fakeTable
+	family model.Family
+	p      Packet
+	oif    string
+	out    *Outcome
+	regs   [64 + 16*4]byte
+}
+
+// signal is how a rule or chain ended.
+type signal int
+
+const (
+	next    signal = iota // go on with the next rule
+	stop                  // a verdict was reached
+	returns               // the chain was left by goto
+)
+
+const maxDepth = 16
+
+// chain runs a chain's rules.
+func (m *machine) chain(c *fakeChain, depth int) (signal, error) {
+	if depth > maxDepth {
+		return stop, fmt.Errorf("chains lead deeper than %d", maxDepth)
+	}
+	for _, r := range c.rules {
+		s, err := m.rule(r, depth)
+		if err != nil {
+			return stop, fmt.Errorf("evaluating %q: %w", r, err)
+		}
+		if s == stop {
+			return stop, nil
+		}
+		if s == returns {
+			return next, nil
+		}
+	}
+	return next, nil
+}
+
+// reg is where a register's bytes begin: 1..4 are of 16 bytes, those from
+// NFT_REG32_00 on of four.
+func (m *machine) reg(r uint32) []byte {
+	if r >= unix.NFT_REG32_00 {
+		return m.regs[4*(r-unix.NFT_REG32_00):]
+	}
+	return m.regs[16*(r-1):]
+}
+
+func (m *machine) load(r uint32, b []byte) {
+	to := m.reg(r)
+	clear(to[:(len(b)+3)/4*4])
+	copy(to, b)
+}
+
+// rule runs one rule; next also stands for "did not match".
+func (m *machine) rule(r Op, depth int) (signal, error) {
+	for _, e := range r.Rule {
+		switch e := e.(type) {
+		case *expr.Verdict:
+			return m.verdict(e.Kind, e.Chain, depth)
+		case *expr.Reject:
+			m.out.Verdict = "reject"
+			return stop, nil
+		case *expr.Masq:
+			m.out.Masqueraded = true
+			return stop, nil
+		case *expr.NAT:
+			a, _ := netip.AddrFromSlice(m.reg(e.RegAddrMin)[:m.family.AddrLen()])
+			m.out.To = netip.AddrPortFrom(a, binary.BigEndian.Uint16(m.reg(e.RegProtoMin)))
+			return stop, nil
+		case *expr.Lookup:
+			found, chain, err := m.lookup(e)
+			if err != nil || !found {
+				return next, err
+			}
+			if chain != "" {
+				return m.verdict(expr.VerdictJump, chain, depth)
+			}
+		default:
+			matched, err := m.step(e)
+			if err != nil || !matched {
+				return next, err
+			}
+		}
+	}
+	return next, nil
+}
+
+func (m *machine) verdict(kind expr.VerdictKind, chain string, depth int) (signal, error) {
+	switch kind {
+	case expr.VerdictDrop:
+		m.out.Verdict = "drop"
+		return stop, nil
+	case expr.VerdictJump, expr.VerdictGoto:
+		c := m.table.chains[chain]
+		if c == nil {
+			return stop, fmt.Errorf("no chain %s", chain)
+		}
+		s, err := m.chain(c, depth+1)
+		if s == next && kind == expr.VerdictGoto {
+			s = returns
+		}
+		return s, err
+	}
+	return stop, fmt.Errorf("unknown verdict %d", kind)
+}
+
+func (m *machine) lookup(e *expr.Lookup) (found bool, chain string, err error) {
+	s := m.table.sets[e.SetName]
+	if s == nil {
+		return false, "", fmt.Errorf("no set %s", e.SetName)
+	}
+	v, ok := s.find(m.reg(e.SourceRegister)[:width(s.Key)], m.p.Now)
+	if e.Invert {
+		return !ok, "", nil
+	}
+	if !ok || !e.IsDestRegSet {
+		return ok, "", nil
+	}
+	if s.Verdict {
+		return true, v, nil
+	}
+	m.load(e.DestRegister, []byte(v))
+	return true, "", nil
+}
+
+// step runs an expression that ends nothing, and says whether it matched.
+func (m *machine) step(e expr.Any) (bool, error) {
+	switch e := e.(type) {
+	case *expr.Payload:
+		b, err := m.payload(e)
+		m.load(e.DestRegister, b)
+		return true, err
+	case *expr.Meta:
+		return true, m.meta(e)
+	case *expr.Ct:
+		status := uint32(0)
+		if m.out.To != m.p.Dst {
+			status = ctStatusDNAT
+		}
+		m.load(e.Register, num(status))
+	case *expr.Fib:
+		a := m.out.To.Addr()
+		if e.FlagSADDR {
+			a = m.p.Src.Addr()
+		}
+		kind := uint32(unix.RTN_UNICAST)
+		if m.p.Here(a) {
+			kind = unix.RTN_LOCAL
+		}
+		m.load(e.Register, num(kind))
+	case *expr.Numgen:
+		m.load(e.Register, num(e.Offset+m.p.Random(e.Modulus)))
+	case *expr.Immediate:
+		m.load(e.Register, e.Data)
+	case *expr.Bitwise:
+		b := bytes.Clone(m.reg(e.SourceRegister)[:e.Len])
+		for i := range b {
+			b[i] = b[i]&e.Mask[i] ^ e.Xor[i]
+		}
+		m.load(e.DestRegister, b)
+	case *expr.Cmp:
+		equal := bytes.Equal(m.reg(e.Register)[:len(e.Data)], e.Data)
+		return equal == (e.Op == expr.CmpOpEq), nil
+	case *expr.Dynset:
+		s := m.table.sets[e.SetName]
+		if s == nil {
+			return false, fmt.Errorf("no set %s", e.SetName)
+		}
+		s.until[string(m.reg(e.SrcRegKey)[:width(s.Key)])] = m.p.Now + e.Timeout.Seconds()
+	default:
+		return false, fmt.Errorf("unknown expression %T", e)
+	}
+	return true, nil
+}
+
+func (m *machine) payload(e *expr.Payload) ([]byte, error) {
+	b := builder{Layout: Layout{Family: m.family}}
+	src, dst := b.saddr(0).(*expr.Payload).Offset, b.daddr(0).(*expr.Payload).Offset
+	switch {
+	case e.Base == expr.PayloadBaseNetworkHeader && e.Offset == src:
+		return m.p.Src.Addr().AsSlice(), nil
+	case e.Base == expr.PayloadBaseNetworkHeader && e.Offset == dst:
+		return m.out.To.Addr().AsSlice(), nil
+	case e.Base == expr.PayloadBaseTransportHeader && e.Offset == 2:
+		return binary.BigEndian.AppendUint16(nil, m.out.To.Port()), nil
+	}
+	return nil, fmt.Errorf("payload at %d of header %d is unknown", e.Offset, e.Base)
+}
+
+func (m *machine) meta(e *expr.Meta) error {
+	switch {
+	case e.Key == expr.MetaKeyMARK && e.SourceRegister:
+		m.out.Mark = binary.NativeEndian.Uint32(m.reg(e.Register))
+	case e.Key == expr.MetaKeyMARK:
+		m.load(e.Register, num(m.out.Mark))
+	case e.Key == expr.MetaKeyL4PROTO:
+		m.load(e.Register, []byte{m.p.Proto})
+	case e.Key == expr.MetaKeyIIFNAME:
+		m.load(e.Register, ifname(m.p.In))
+	case e.Key == expr.MetaKeyOIFNAME:
+		m.load(e.Register, ifname(m.oif))
+	default:
+		return fmt.Errorf("meta %d is unknown", e.Key)
+	}
+	return nil
+}

@@ -1,0 +1,77 @@
+package sim
+
+import (
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/berth-dev/berth/internal/nodes/eviction"
+)
+
+// evictors is how many pods are deleted for taints at a time.
+const evictors = 4
+
+// evictor is the shell of internal/nodes/eviction in virtual time.
+type evictor struct {
+	w    *world
+	pool pool
+}
+
+func (e *evictor) seeNode(n *node) {
+	for _, p := range n.pods {
+		e.consider(p)
+	}
+}
+
+// due is when a pod has to go for its node's taints; ok is false for never.
+func due(p *pod) (at time.Duration, ok bool) {
+	if p.gone || p.node == nil || p.obj.DeletionTimestamp != nil {
+		return 0, false
+	}
+	plan := eviction.Decide(p.node.obj.Spec.Taints, p.obj.Spec.Tolerations, func(t v1.Taint) time.Time {
+		if t.TimeAdded == nil {
+			return epoch
+		}
+		return t.TimeAdded.Time
+	})
+	return plan.At.Sub(epoch), plan.Evict
+}
+
+// consider sets the time at which a pod is looked at again.
+func (e *evictor) consider(p *pod) {
+	at, ok := due(p)
+	if !ok {
+		p.evictAt = 0
+		return
+	}
+	at = max(at, e.w.now, 1)
+	if p.evictAt == at {
+		return
+	}
+	p.evictAt = at
+	e.w.at(at, func() {
+		if p.evictAt == at && e.w.down == 0 {
+			e.pool.add(func(done func()) { e.evict(p, done) })
+		}
+	})
+}
+
+// evict looks at pod and node as they are now, and deletes.
+func (e *evictor) evict(p *pod, done func()) {
+	p.evictAt = 0
+	if at, ok := due(p); !ok || at > e.w.now {
+		done()
+		return
+	}
+	w := e.w
+	w.api.count(writeEvent)
+	w.api.do(writePodStatus, func() {
+		w.api.do(writePodDelete, func() {
+			if !p.gone && p.obj.DeletionTimestamp == nil {
+				w.notes.evicted(w, p)
+				w.deletePod(p)
+			}
+			done()
+		})
+	})
+}

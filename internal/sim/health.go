@@ -1,0 +1,257 @@
+package sim
+
+import (
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-dev/berth/internal/nodes/health"
+)
+
+// How many nodes the node health controller marks Unknown at a time, and how
+// many it makes fit in everything else beside that.
+const healthMarkers, healthFollowers = 16, 6
+
+// healthShell is the shell of internal/nodes/health in virtual time: it feeds
+// the Monitor and makes nodes fit its verdicts.
+type healthShell struct {
+	w       *world
+	monitor *health.Monitor
+	// urgent marks silent nodes Unknown; rest does all that follows.
+	urgent, rest pool
+	// deaf says that the watch on leases tells nothing.
+	deaf   bool
+	wakeAt time.Duration // when an Advance is planned, -1: not
+	life   uint64
+}
+
+// start makes a Monitor that knows nothing but what the API lists.
+func (h *healthShell) start() {
+	h.monitor = health.NewMonitor(h.w.set.health)
+	h.wakeAt, h.deaf = -1, false
+	h.list()
+	h.observe(health.Event{Kind: health.Synced})
+}
+
+func (h *healthShell) stop() {
+	h.life++
+	h.urgent.reset()
+	h.rest.reset()
+	for _, n := range h.w.nodes {
+		n.marking, n.following = false, false
+	}
+}
+
+// list tells the Monitor everything that the API has.
+func (h *healthShell) list() {
+	for _, n := range h.w.nodes {
+		if n.deleted {
+			h.observe(health.Event{Kind: health.NodeGone, Node: n.obj.Name})
+			continue
+		}
+		h.seeNode(n)
+	}
+	h.listLeases()
+}
+
+func (h *healthShell) listLeases() {
+	for _, n := range h.w.nodes {
+		if !n.deleted {
+			h.observe(health.Event{Kind: health.LeaseSeen, Node: n.obj.Name, Renewed: epoch.Add(n.renewed)})
+		}
+	}
+}
+
+func (h *healthShell) observe(e health.Event) {
+	if h.w.down > 0 {
+		return
+	}
+	if h.monitor.Observe(h.w.time(), e) {
+		h.plan(h.w.now)
+	}
+}
+
+func (h *healthShell) seeNode(n *node) {
+	h.observe(health.Event{Kind: health.NodeSeen, Node: n.obj.Name, View: health.ViewOf(n.obj)})
+	if _, changed := health.NoSchedule(n.obj, metav1.Time{}); changed {
+		h.queue(n)
+	}
+}
+
+// plan sets the time of the next Advance, unless an earlier one is set.
+func (h *healthShell) plan(at time.Duration) {
+	if h.wakeAt >= 0 && h.wakeAt <= at {
+		return
+	}
+	h.wakeAt = at
+	life := h.life
+	h.w.at(at, func() {
+		if h.life == life && h.wakeAt == at {
+			h.wakeAt = -1
+			h.advance()
+		}
+	})
+}
+
+func (h *healthShell) advance() {
+	for _, d := range h.monitor.Advance(h.w.time()) {
+		h.w.notes.decision(h.w, d)
+		switch d.Kind {
+		case health.Confirm:
+			h.confirm()
+		case health.StaleWatch:
+			h.watchAnew()
+		}
+		if n := h.w.byName[d.Node]; n != nil {
+			h.queue(n)
+		}
+	}
+	if next := h.monitor.Next(); !next.IsZero() {
+		h.plan(max(next.Sub(epoch), h.w.now))
+	}
+}
+
+// confirm lists the leases from the API itself.
+func (h *healthShell) confirm() {
+	life := h.life
+	took := h.w.api.latency()
+	h.w.after(took, func() {
+		if h.life != life {
+			return
+		}
+		answer := health.Event{Kind: health.Confirmed, Took: took}
+		if h.w.api.down > 0 {
+			answer.Err = "listing node leases: connection refused"
+		} else {
+			h.listLeases()
+		}
+		h.observe(answer)
+	})
+}
+
+// watchAnew begins another lease watch in place of one that told nothing.
+func (h *healthShell) watchAnew() {
+	life := h.life
+	h.w.after(h.w.api.latency(), func() {
+		if h.life == life {
+			h.deaf = false
+			h.listLeases()
+		}
+	})
+}
+
+// queue hands a node to the writers that mark it, and by them to the others.
+func (h *healthShell) queue(n *node) { h.hand(n, &n.marking, &h.urgent, h.mark) }
+
+// hand gives a node to a pool once: whoever asks while it waits is served with
+// it.
+func (h *healthShell) hand(n *node, waiting *bool, to *pool, next func(*node) (writeKind, func())) {
+	if *waiting || h.w.down > 0 {
+		return
+	}
+	*waiting = true
+	to.add(func(done func()) { h.write(n, waiting, next, done) })
+}
+
+// write makes a node fit its verdict, one API write after the other. Each looks
+// at what is there anew.
+func (h *healthShell) write(n *node, waiting *bool, next func(*node) (writeKind, func()), done func()) {
+	life := h.life
+	var kind writeKind
+	var commit func()
+	if v := h.monitor.Verdict(n.obj.Name); v.Known && !n.deleted {
+		kind, commit = next(n)
+	}
+	if commit == nil {
+		*waiting = false
+		done()
+		return
+	}
+	h.w.api.do(kind, func() {
+		if h.life != life {
+			return // the writer was stopped before the answer
+		}
+		if !n.deleted {
+			commit()
+		}
+		h.write(n, waiting, next, done)
+	})
+}
+
+func (h *healthShell) now() metav1.Time { return metav1.NewTime(h.w.time().Truncate(time.Second)) }
+
+// mark makes the conditions of a silent node Unknown.
+func (h *healthShell) mark(n *node) (writeKind, func()) {
+	set := health.UnknownConditions(n.obj, h.now())
+	if !h.monitor.Verdict(n.obj.Name).Unknown || len(set) == 0 {
+		h.hand(n, &n.following, &h.rest, h.follow)
+		return 0, nil
+	}
+	return writeNodeStatus, func() {
+		h.w.notes.unknown(h.w, n)
+		h.w.writeNode(n, func(o *v1.Node) { o.Status.Conditions = merged(o.Status.Conditions, set) })
+	}
+}
+
+// follow is the next write, but for marking, that a node needs; nil if it is
+// as it should be.
+func (h *healthShell) follow(n *node) (writeKind, func()) {
+	v := h.monitor.Verdict(n.obj.Name)
+	if v.PodsNotReady {
+		for _, p := range n.pods {
+			if p.ready() {
+				return writePodStatus, func() { h.markPod(p) }
+			}
+		}
+	}
+	taints, changed := health.NoSchedule(n.obj, h.now())
+	taints, more := health.NoExecute(taints, v.NoExecute, h.now())
+	if !changed && !more {
+		return 0, nil
+	}
+	return writeNodeTaints, func() {
+		before := n.obj
+		h.w.writeNode(n, func(o *v1.Node) { o.Spec.Taints = taints })
+		h.w.notes.taints(h.w, n, before)
+	}
+}
+
+// markPod takes a pod out of service because nobody vouches for its node. An
+// agent that still talks disagrees, and says so.
+func (h *healthShell) markPod(p *pod) {
+	if p.gone || !p.ready() {
+		return
+	}
+	h.w.api.count(writeEvent)
+	p.setReady(v1.ConditionFalse, h.w.time())
+	h.w.refreshPod(p)
+	h.w.after(h.w.sc.Cluster.WatchLatency.D(), func() { h.w.syncPod(p) })
+}
+
+// seePod is what a pod that just became ready means for its node: what a
+// silent node's pod says cannot be true.
+func (h *healthShell) seePod(p *pod) {
+	if h.w.down > 0 || p.gone || p.node == nil {
+		return
+	}
+	if v := h.monitor.Verdict(p.node.obj.Name); v.PodsNotReady && v.Ready == health.Unknown {
+		h.queue(p.node)
+	}
+}
+
+func merged(have, set []v1.NodeCondition) []v1.NodeCondition {
+	out := append([]v1.NodeCondition(nil), have...)
+	for _, c := range set {
+		found := false
+		for i := range out {
+			if out[i].Type == c.Type {
+				out[i], found = c, true
+			}
+		}
+		if !found {
+			out = append(out, c)
+		}
+	}
+	return out
+}

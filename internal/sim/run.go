@@ -1,0 +1,124 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-dev/berth/internal/control/schedule/place"
+)
+
+// points is how many samples a run takes.
+const points = 720
+
+// Result is what a run tells.
+type Result struct {
+	Name     string   `json:"name"`
+	Seed     uint64   `json:"seed"`
+	Duration Duration `json:"duration"`
+	Flags    []string `json:"flags"`
+	Summary  Summary  `json:"summary"`
+	Timeline []*Entry `json:"timeline"`
+	Step     Duration `json:"step"`
+	Series   []Sample `json:"series"`
+}
+
+// Run plays a scenario. The context ends it early, with the context's error.
+func Run(ctx context.Context, sc *Scenario) (*Result, error) {
+	w, err := newWorld(sc)
+	if err != nil {
+		return nil, err
+	}
+	if err := w.build(); err != nil {
+		return nil, err
+	}
+	return w.play(ctx)
+}
+
+func newWorld(sc *Scenario) (*world, error) {
+	set, err := sc.settings()
+	if err != nil {
+		return nil, err
+	}
+	w := &world{sc: sc, set: set, random: rand.New(rand.NewPCG(sc.Seed, 1)), byName: map[string]*node{},
+		notes:     recorder{open: map[string]*Entry{}},
+		longReady: []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionTrue, LastTransitionTime: metav1.NewTime(epoch)}}}
+	w.api.w = w
+	w.health = healthShell{w: w, urgent: pool{size: healthMarkers}, rest: pool{size: healthFollowers}}
+	w.eviction = evictor{w: w, pool: pool{size: evictors}}
+	w.scheduler = scheduler{w: w, snap: place.NewSnapshot(), byKey: map[string]*class{}}
+	w.gc = podGC{w: w, missing: map[*node]time.Duration{}}
+	w.workers = pool{size: creators}
+	return w, nil
+}
+
+func (w *world) play(ctx context.Context) (*Result, error) {
+	nodes, pods := len(w.nodes), len(w.pods)
+	w.startBeats()
+	w.health.start()
+	var failed error
+	for i := range w.sc.Events {
+		e := &w.sc.Events[i]
+		w.at(e.At.D(), func() {
+			if err := w.happens(e); err != nil && failed == nil {
+				failed = fmt.Errorf("scenario: events[%d]: %w", i, err)
+			}
+		})
+	}
+	end := w.sc.Duration.D()
+	step := max((end / points).Round(time.Second), time.Second)
+	w.after(0, func() { w.sample(step) })
+	for n := 0; ; n++ {
+		e, ok := w.pop(end)
+		if !ok {
+			break
+		}
+		if e.beat != nil {
+			w.beat(e.beat)
+		} else {
+			e.run()
+		}
+		if failed != nil {
+			return nil, failed
+		}
+		if n%10000 == 0 && ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+	}
+	w.now = end
+	w.notes.pass(end)
+	r := &Result{Name: w.sc.Name, Seed: w.sc.Seed, Duration: w.sc.Duration, Timeline: w.notes.entries, Step: Duration(step), Series: w.notes.samples}
+	for name, value := range w.sc.Flags {
+		r.Flags = append(r.Flags, fmt.Sprintf("%s=%v", name, value))
+	}
+	slices.Sort(r.Flags)
+	slices.SortStableFunc(r.Timeline, func(a, b *Entry) int { return int(a.At - b.At) })
+	r.Summary = w.summary(nodes, pods)
+	return r, nil
+}
+
+// sample notes how things stand, and plans the next look.
+func (w *world) sample(step time.Duration) {
+	r := &w.notes
+	s := Sample{At: Duration(w.now), Nodes: r.nodeCounts(), Pods: r.podCounts(), Evictions: r.evictions}
+	from, to := int(max(w.now-step, 0)/time.Second), int(w.now/time.Second)
+	sum := 0
+	for _, list := range w.api.writes {
+		for i := from; i < min(to, len(list)); i++ {
+			sum += int(list[i])
+		}
+	}
+	s.Writes = float64(sum) / step.Seconds()
+	for _, z := range w.health.monitor.Zones(w.time()) {
+		s.Zones = append(s.Zones, ZoneSample{Zone: zoneName(z.Name), State: z.State.String(), Rate: z.Rate, Waiting: z.Waiting})
+	}
+	slices.SortFunc(s.Zones, func(a, b ZoneSample) int { return strings.Compare(a.Zone, b.Zone) })
+	r.samples = append(r.samples, s)
+	w.after(step, func() { w.sample(step) })
+}

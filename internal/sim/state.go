@@ -1,0 +1,206 @@
+package sim
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/internal/control/schedule/place"
+)
+
+// rackLabel is where a node of a scenario carries its rack.
+const rackLabel = "rack"
+
+// node is a machine and what the API holds of it.
+type node struct {
+	// obj is the Node in the API. It is replaced, never changed: the scheduler
+	// keeps what it was given.
+	obj  *v1.Node
+	pods []*pod
+
+	// off: no power. cut: no way to the API. paused: the agent hangs. notReady:
+	// it says so of itself. Faults are counted, since they may overlap.
+	off, cut, paused, notReady int
+	faults                     uint64 // grows when healed: what was due before is void
+	slow                       time.Duration
+	booted                     time.Duration // when the agent began to work after the last boot
+	deleted                    bool
+
+	renewed  time.Duration // renewTime of its Lease
+	silent   time.Duration // when it stopped being heard; -1 while it is not
+	detected bool          // this silence was noticed
+	back     time.Duration // when it could talk again
+	nextPost time.Duration // when its status is due
+	// marking and following: queued with the health controller's writers.
+	marking, following bool
+	state              nodeState
+}
+
+// works says whether the agent does its job.
+func (n *node) works(now time.Duration) bool {
+	return n.off == 0 && n.paused == 0 && now >= n.booted
+}
+
+// talks says whether the API hears the agent.
+func (n *node) talks(now time.Duration) bool { return n.works(now) && n.cut == 0 && !n.deleted }
+
+// pod is a pod in the API and on its machine.
+type pod struct {
+	obj    v1.Pod
+	number int
+	state  podState
+	parsed *place.Pod
+	set    *workload
+	node   *node // bound to
+	// running is the truth on the machine; run numbers its attempts, so that
+	// what was due in an earlier one is void.
+	running bool
+	run     uint32
+	evictAt time.Duration // when eviction looks at it, 0: not at all
+	gone    bool
+	ending  bool // its agent ends it
+	done    bool // it ended by itself
+}
+
+func (p *pod) ready() bool {
+	for i := range p.obj.Status.Conditions {
+		if p.obj.Status.Conditions[i].Type == v1.PodReady {
+			return p.obj.Status.Conditions[i].Status == v1.ConditionTrue
+		}
+	}
+	return false
+}
+
+func (p *pod) setReady(status v1.ConditionStatus, now time.Time) {
+	// A new list: pods made together share the first one.
+	p.obj.Status.Conditions = []v1.PodCondition{{Type: v1.PodReady, Status: status, LastTransitionTime: metav1.NewTime(now.Truncate(time.Second))}}
+}
+
+// world is everything there is.
+type world struct {
+	clock
+	sc     *Scenario
+	set    settings
+	random *rand.Rand
+
+	nodes  []*node
+	byName map[string]*node
+	pods   []*pod // by number, which is the UID
+	sets   []*workload
+
+	api       server
+	health    healthShell
+	eviction  evictor
+	scheduler scheduler
+	gc        podGC
+	// down: controllers are away. stalled: they hear nothing.
+	down, stalled int
+	workers       pool // of all workload controllers
+	notes         recorder
+	// longReady are the conditions of pods that were ready before it all began;
+	// they share them.
+	longReady []v1.PodCondition
+}
+
+func (w *world) podOf(o *v1.Pod) *pod {
+	n, err := strconv.Atoi(string(o.UID))
+	if err != nil || n >= len(w.pods) {
+		return nil
+	}
+	return w.pods[n]
+}
+
+// addPod gives a pod its number. The object's spec may be shared.
+func (w *world) addPod(p *pod) {
+	p.number, p.state = len(w.pods), podNowhere
+	p.obj.UID = types.UID(strconv.Itoa(p.number))
+	p.obj.CreationTimestamp = metav1.NewTime(w.time())
+	if p.obj.Name == "" {
+		p.obj.Name = p.obj.GenerateName + string(p.obj.UID)
+	}
+	w.pods = append(w.pods, p)
+}
+
+// vary is d give or take a share.
+func (w *world) vary(d time.Duration, share float64) time.Duration {
+	return d + time.Duration((w.random.Float64()*2-1)*share*float64(d))
+}
+
+func (w *world) build() error {
+	if w.sc.live != nil {
+		return w.sc.live.load(w)
+	}
+	for i := range w.sc.Cluster.Zones {
+		z := &w.sc.Cluster.Zones[i]
+		for k := range z.Nodes {
+			w.addNode(w.sc.Cluster.node(z, k))
+		}
+	}
+	for i := range w.sc.Workloads {
+		spec := &w.sc.Workloads[i]
+		for k := range spec.Count {
+			name := spec.Name
+			if spec.Count > 1 {
+				name = fmt.Sprintf("%s-%d", spec.Name, k+1)
+			}
+			w.addWorkload(name, spec)
+		}
+	}
+	return w.settle()
+}
+
+// node makes the k-th node of a zone.
+func (c *Cluster) node(z *Zone, k int) *v1.Node {
+	labels := map[string]string{v1.LabelTopologyZone: z.Name, v1.LabelHostname: fmt.Sprintf("%s-%d", z.Name, k+1)}
+	if z.Region != "" {
+		labels[v1.LabelTopologyRegion] = z.Region
+	}
+	if z.Racks > 0 {
+		labels[rackLabel] = fmt.Sprintf("%s-r%d", z.Name, k%z.Racks+1)
+	}
+	for key, value := range z.Labels {
+		labels[key] = value
+	}
+	return &v1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: labels[v1.LabelHostname], Labels: labels},
+		Spec:       v1.NodeSpec{Taints: slices.Clone(z.Taints)},
+		Status: v1.NodeStatus{Allocatable: v1.ResourceList{v1.ResourceCPU: resource.MustParse(c.CPU), v1.ResourceMemory: resource.MustParse(c.Memory),
+			v1.ResourcePods: *resource.NewQuantity(c.MaxPods, resource.DecimalSI)}},
+	}
+}
+
+// addNode adds a node that has been up and ready for a long time.
+func (w *world) addNode(obj *v1.Node) {
+	obj.UID = types.UID("node-" + obj.Name)
+	obj.CreationTimestamp = metav1.NewTime(epoch.Add(-24 * time.Hour))
+	n := &node{obj: obj, silent: -1, back: -1, state: nodeNowhere}
+	n.obj.Status.Conditions = conditions(v1.ConditionTrue, epoch, nil)
+	w.nodes = append(w.nodes, n)
+	w.byName[obj.Name] = n
+}
+
+// conditions are those of a node whose Ready has a status, with transition
+// times kept where nothing changed.
+func conditions(ready v1.ConditionStatus, now time.Time, before []v1.NodeCondition) []v1.NodeCondition {
+	out := make([]v1.NodeCondition, 0, 4)
+	at := metav1.NewTime(now.Truncate(time.Second))
+	for _, c := range []v1.NodeCondition{
+		{Type: v1.NodeMemoryPressure, Status: v1.ConditionFalse}, {Type: v1.NodeDiskPressure, Status: v1.ConditionFalse},
+		{Type: v1.NodePIDPressure, Status: v1.ConditionFalse}, {Type: v1.NodeReady, Status: ready}} {
+		c.LastHeartbeatTime, c.LastTransitionTime = at, at
+		for _, was := range before {
+			if was.Type == c.Type && was.Status == c.Status {
+				c.LastTransitionTime = was.LastTransitionTime
+			}
+		}
+		out = append(out, c)
+	}
+	return out
+}

@@ -1,0 +1,168 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// metricsServer is what its makers publish to install it, with an image made
+// here. It verifies the agent's serving certificate.
+const metricsServer = `
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: metrics-server, namespace: kube-system}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: "system:metrics-server"}
+rules:
+- {apiGroups: [""], resources: [nodes/metrics], verbs: [get]}
+- {apiGroups: [""], resources: [pods, nodes], verbs: [get, list, watch]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: metrics-server-auth-reader, namespace: kube-system}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: extension-apiserver-authentication-reader}
+subjects: [{kind: ServiceAccount, name: metrics-server, namespace: kube-system}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: "metrics-server:system:auth-delegator"}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: "system:auth-delegator"}
+subjects: [{kind: ServiceAccount, name: metrics-server, namespace: kube-system}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: "system:metrics-server"}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: "system:metrics-server"}
+subjects: [{kind: ServiceAccount, name: metrics-server, namespace: kube-system}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: metrics-server, namespace: kube-system}
+spec:
+  ports: [{name: https, port: 443, targetPort: https}]
+  selector: {k8s-app: metrics-server}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: metrics-server, namespace: kube-system, labels: {k8s-app: metrics-server}}
+spec:
+  selector: {matchLabels: {k8s-app: metrics-server}}
+  template:
+    metadata: {labels: {k8s-app: metrics-server}}
+    spec:
+      serviceAccountName: metrics-server
+      priorityClassName: system-cluster-critical
+      containers:
+      - name: metrics-server
+        image: berth.dev/metrics-server:test
+        imagePullPolicy: Never
+        args:
+        - --cert-dir=/tmp
+        - --secure-port=10250
+        - --kubelet-preferred-address-types=InternalIP
+        - --kubelet-use-node-status-port
+        - --kubelet-certificate-authority=/var/run/secrets/kubernetes.io/serviceaccount/ca.crt
+        - --metric-resolution=10s
+        - --kubelet-request-timeout=5s
+        ports: [{name: https, containerPort: 10250}]
+        livenessProbe: {httpGet: {path: /livez, port: https, scheme: HTTPS}}
+        readinessProbe: {httpGet: {path: /readyz, port: https, scheme: HTTPS}, periodSeconds: 1}
+        resources: {requests: {cpu: 100m, memory: 200Mi}}
+        securityContext:
+          allowPrivilegeEscalation: false
+          capabilities: {drop: [ALL]}
+          readOnlyRootFilesystem: true
+          runAsNonRoot: true
+          runAsUser: 1000
+          seccompProfile: {type: RuntimeDefault}
+        volumeMounts: [{name: tmp, mountPath: /tmp}]
+      volumes: [{name: tmp, emptyDir: {}}]
+---
+apiVersion: apiregistration.k8s.io/v1
+kind: APIService
+metadata: {name: v1beta1.metrics.k8s.io}
+spec:
+  group: metrics.k8s.io
+  version: v1beta1
+  groupPriorityMinimum: 100
+  versionPriority: 100
+  insecureSkipTLSVerify: true
+  service: {name: metrics-server, namespace: kube-system}
+`
+
+const burner = `
+apiVersion: v1
+kind: Pod
+metadata: {name: burner}
+spec:
+  containers:
+  - name: main
+    image: berth.dev/toolbox:1
+    command: [sh, -c, "while true; do :; done"]
+    resources: {limits: {cpu: 100m, memory: 32Mi}}
+`
+
+// TestMetricsServer runs the real metrics-server behind the API server and asks
+// it with kubectl top.
+func TestMetricsServer(t *testing.T) {
+	c := newCluster(t)
+	c.extra = append(c.extra, "--images-dir", metricsImages(t, c.bin))
+	c.up()
+	c.apply(burner + "---" + metricsServer)
+	c.waitReady("default", "", 1)
+	c.waitReady("kube-system", "k8s-app=metrics-server", 1)
+	c.eventually("the registration is available", func() (bool, string) {
+		out, err := c.tryKubectl("", "get", "apiservice", "v1beta1.metrics.k8s.io", "-o", `jsonpath={.status.conditions[?(@.type=="Available")]}`)
+		return err == nil && strings.Contains(out, `"status":"True"`), out
+	})
+	// Its first figures need two scrapes.
+	c.eventually("kubectl top pods", func() (bool, string) {
+		out, err := c.tryKubectl("", "top", "pods", "--no-headers")
+		var name, memory string
+		var cpu int
+		_, scan := fmt.Sscanf(out, "%s %dm %s", &name, &cpu, &memory)
+		// The limit is 100m; a scrape takes its time, hence the room above.
+		return err == nil && scan == nil && name == "burner" && cpu >= 50 && cpu <= 150 && strings.HasSuffix(memory, "Mi"), out
+	})
+	out := c.kubectl("top", "nodes", "--no-headers")
+	if fields := strings.Fields(out); len(fields) != 5 || !strings.HasSuffix(fields[1], "m") || !strings.HasSuffix(fields[4], "%") || fields[1] == "0m" {
+		t.Errorf("kubectl top nodes:\n%s", out)
+	}
+	if out := c.kubectl("top", "pods", "-A", "--containers"); !strings.Contains(out, "metrics-server") {
+		t.Errorf("kubectl top pods -A --containers:\n%s", out)
+	}
+}
+
+// metricsImages is a directory with the usual images and metrics-server's,
+// which is built here.
+func metricsImages(t *testing.T, bin string) string {
+	t.Helper()
+	dir, program := t.TempDir(), filepath.Join(t.TempDir(), "metrics-server")
+	build := exec.Command("go", "build", "-o", program, "sigs.k8s.io/metrics-server/cmd/metrics-server")
+	build.Dir = filepath.Join("..", "tools", "metrics-server")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("building metrics-server: %v\n%s", err, out)
+	}
+	usual, err := filepath.Glob(filepath.Join(bin, "images", "*.tar"))
+	if err != nil || len(usual) == 0 {
+		t.Fatalf("no images in %s: %v", bin, err)
+	}
+	for _, file := range usual {
+		if err := os.Symlink(file, filepath.Join(dir, filepath.Base(file))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	make := exec.Command(filepath.Join(bin, "mkimage"), "-out", filepath.Join(dir, "metrics-server.tar"), "-name", "berth.dev/metrics-server:test",
+		"-entrypoint", "/metrics-server", "-file", "/metrics-server="+program)
+	if out, err := make.CombinedOutput(); err != nil {
+		t.Fatalf("making the image: %v\n%s", err, out)
+	}
+	return dir
+}
