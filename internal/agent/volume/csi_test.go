@@ -17,6 +17,8 @@ import (
 	"time"
 
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"google.golang.org/grpc/codes"
 	v1 "k8s.io/api/core/v1"
 	storage "k8s.io/api/storage/v1"
@@ -395,7 +397,8 @@ func TestMeasureAsksTheDriver(t *testing.T) {
 	d := startDriver(t, "")
 	client := fake.NewClientset(csiObjects(false)...)
 	drivers := registered(t, d, client)
-	m := newTestManager(t, Config{Client: client, NodeName: "n", Drivers: drivers})
+	registry := prometheus.NewRegistry()
+	m := newTestManager(t, Config{Client: client, NodeName: "n", Drivers: drivers, Metrics: registry})
 	mustMount(t, m, testPod("a", claimVolume(), emptyDirVolume("mem", v1.StorageMediumMemory)))
 	if ask, ok := m.Measure("a", "data"); ask != nil || !ok {
 		t.Error("a driver that cannot tell was asked")
@@ -415,6 +418,9 @@ func TestMeasureAsksTheDriver(t *testing.T) {
 		t.Errorf("got %+v, %v", size, err)
 	}
 	mustUnmount(t, m, "a")
+	if n := testutil.CollectAndCount(registry, "csi_operations_seconds"); n < 5 {
+		t.Errorf("%d kinds of calls were counted, want stage, publish, stats, unpublish and unstage at least", n)
+	}
 }
 
 func TestClaimErrors(t *testing.T) {

@@ -158,7 +158,7 @@ func New(cfg Config) *Manager {
 	m.csi = newCSI(m)
 	if cfg.Drivers != nil {
 		cfg.Drivers.mu.Lock()
-		cfg.Drivers.changed = m.driverCame
+		cfg.Drivers.changed, cfg.Drivers.called = m.driverCame, m.metrics.called
 		cfg.Drivers.mu.Unlock()
 	}
 	return m
