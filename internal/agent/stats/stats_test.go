@@ -135,7 +135,15 @@ func host(t testing.TB, version, pods int) (root string, mounts Mounts, list []*
 }
 
 // fakeCRI knows writable layers only.
-type fakeCRI struct{ dir string }
+type fakeCRI struct {
+	dir string
+	// lazy is a runtime that does not measure its image store.
+	lazy bool
+}
+
+func (f fakeCRI) ListImages(context.Context, *runtimeapi.ImageFilter) ([]*runtimeapi.Image, error) {
+	return []*runtimeapi.Image{{Id: "a", Size: 1000}, {Id: "b", Size: 234}}, nil
+}
 
 func (f fakeCRI) ListContainerStats(context.Context, *runtimeapi.ContainerStatsFilter) ([]*runtimeapi.ContainerStats, error) {
 	return []*runtimeapi.ContainerStats{{Attributes: &runtimeapi.ContainerAttributes{Id: fmt.Sprintf("%064da", 0)},
@@ -143,6 +151,9 @@ func (f fakeCRI) ListContainerStats(context.Context, *runtimeapi.ContainerStatsF
 }
 
 func (f fakeCRI) ImageFsInfo(context.Context) (*runtimeapi.ImageFsInfoResponse, error) {
+	if f.lazy {
+		return &runtimeapi.ImageFsInfoResponse{ImageFilesystems: []*runtimeapi.FilesystemUsage{{FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: f.dir}}}}, nil
+	}
 	return &runtimeapi.ImageFsInfoResponse{ImageFilesystems: []*runtimeapi.FilesystemUsage{{
 		FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: f.dir}, UsedBytes: &runtimeapi.UInt64Value{Value: 77777}, InodesUsed: &runtimeapi.UInt64Value{Value: 7}}}}, nil
 }
@@ -153,7 +164,7 @@ func provider(t testing.TB, version, pods int, change func(*Config)) *Provider {
 	cfg := Config{
 		Log: slog.New(slog.DiscardHandler), NodeName: "n1", Pods: func() []*v1.Pod { return list },
 		PodCgroup: func(pod *v1.Pod) string { return "/kubepods/pod" + string(pod.UID) }, PodsCgroup: "/kubepods",
-		Reader: NewReader(mounts), Runtime: fakeCRI{root}, Images: fakeCRI{root}, RootDir: root, LogsDir: filepath.Join(root, "logs"), HostRoot: root,
+		Reader: NewReader(mounts), Runtime: fakeCRI{dir: root}, Images: fakeCRI{dir: root}, RootDir: root, LogsDir: filepath.Join(root, "logs"), HostRoot: root,
 		Now: func() time.Time { return epoch },
 	}
 	if change != nil {
@@ -347,6 +358,46 @@ func TestDiskIsReadOncePerAge(t *testing.T) {
 	facts := p.disk.get(t.Context())
 	if calls != 1 || facts.logs["uid-0"]["a"].Bytes != 300 || facts.image.used != 77777 || facts.volumes["uid-0"][0].usage.used == 0 {
 		t.Errorf("%d readings, facts %+v", calls, facts)
+	}
+}
+
+// noStats is a runtime that must not be asked what containers wrote.
+type noStats struct{ t *testing.T }
+
+func (n noStats) ListContainerStats(context.Context, *runtimeapi.ContainerStatsFilter) ([]*runtimeapi.ContainerStats, error) {
+	n.t.Error("the runtime was asked although every layer can be seen")
+	return nil, nil
+}
+
+// TestWritableLayersAreMeasuredHere finds what containers wrote in the upper
+// directory of their root, at the moment somebody wants to know, and what
+// images take although the runtime does not say.
+func TestWritableLayersAreMeasuredHere(t *testing.T) {
+	upper := t.TempDir()
+	p := provider(t, 1, 1, func(cfg *Config) {
+		write(t, filepath.Join(cfg.HostRoot, "proc/4242/mountinfo"), fmt.Sprintf(
+			"1 0 8:1 / / rw - ext4 /dev/sda rw\n2 1 0:5 / / rw - overlay overlay rw,lowerdir=/l,upperdir=%s,workdir=/w\n3 2 0:6 / /proc rw - proc proc rw\n", upper))
+		cfg.Runtime, cfg.Images = noStats{t}, fakeCRI{dir: cfg.RootDir, lazy: true}
+	})
+	summary, err := p.Summary(t.Context(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if used := *summary.Node.Runtime.ImageFs.UsedBytes; used != 1234 {
+		t.Errorf("images take %d", used)
+	}
+	write(t, filepath.Join(upper, "file"), strings.Repeat("x", 100_000))
+	usage, err := p.Usage(t.Context(), p.cfg.Pods(), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range usage[0].Containers {
+		if c.Rootfs.Bytes < 100_000 || c.Rootfs.Inodes != 2 {
+			t.Errorf("container %s wrote %+v", name, c.Rootfs)
+		}
+	}
+	if len(usage[0].Containers) != 2 {
+		t.Errorf("containers: %v", usage[0].Containers)
 	}
 }
 
