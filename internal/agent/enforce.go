@@ -23,7 +23,12 @@ func (a *Agent) podsLimits(machine *node.Machine) resource.Limits {
 	reserved := a.Config.Node.Reserved
 	reserved.EvictionHard = nil
 	left := node.Allocatable(node.Capacity(machine, nil, a.Config.Node.Limits, nil), reserved, nil)
-	out := resource.Limits{CPUShares: resource.CPUShares(left.Cpu().MilliValue()), MemoryLimit: left.Memory().Value(), Hugepages: map[string]int64{}}
+	out := resource.Limits{CPUShares: resource.CPUShares(left.Cpu().MilliValue()), MemoryLimit: left.Memory().Value(), PidsLimit: machine.MaxPIDs, Hugepages: map[string]int64{}}
+	for _, part := range []v1.ResourceList{reserved.System, reserved.Kube} {
+		q := part[resource.PIDs]
+		out.PidsLimit -= q.Value()
+	}
+	out.PidsLimit = max(out.PidsLimit, 0)
 	for name, q := range left {
 		if size, ok := resource.HugepageSize(name); ok {
 			out.Hugepages[size] = q.Value()

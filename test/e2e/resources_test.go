@@ -390,6 +390,13 @@ kubeReservedCgroup: `+name+"\n")...)
 	if err != nil || limit != (capacity-(256+128)*mib)/4096*4096 {
 		t.Errorf("all pods are bounded by %d of %d bytes, %v", limit, capacity, err)
 	}
+	most, err := os.ReadFile("/proc/sys/kernel/pid_max")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if pids, err := strconv.Atoi(strings.TrimSpace(string(most))); err != nil || read("pids", pods, "pids.max") != strconv.Itoa(pids-500) {
+		t.Errorf("all pods may have %s processes, the machine %s", read("pids", pods, "pids.max"), most)
+	}
 	shares := (node.Status.Capacity.Cpu().MilliValue() - 250) * 1024 / 1000
 	if got := read("cpu", pods, "cpu.shares"); got != strconv.FormatInt(shares, 10) {
 		t.Errorf("all pods weigh %s, want %d", got, shares)

@@ -18,6 +18,9 @@ type Machine struct {
 	SwapBytes   int64
 	// HugePages maps a page size in bytes to the number of reserved pages.
 	HugePages map[int64]int64
+	// MaxPIDs is how many processes and threads there can be at one time; 0 if
+	// the kernel does not say.
+	MaxPIDs int64
 
 	MachineID  string
 	SystemUUID string
@@ -56,6 +59,7 @@ func ReadMachine(root string) (*Machine, error) {
 		return nil, fmt.Errorf("counting processors: %w", err)
 	}
 	machine.CPUs = len(cpus)
+	machine.MaxPIDs, _ = strconv.ParseInt(firstText(root, "proc/sys/kernel/pid_max"), 10, 64)
 	return machine, machine.readHugePages(filepath.Join(root, "sys/kernel/mm/hugepages"))
 }
 

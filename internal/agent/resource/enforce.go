@@ -10,8 +10,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// pid is how reservations name processes.
-const pid v1.ResourceName = "pid"
+// PIDs is how reservations name processes.
+const PIDs v1.ResourceName = "pid"
 
 // ReservedLimits bounds a cgroup by what is reserved for it. compressible
 // leaves out all but processor time, whose lack slows but does not kill.
@@ -26,7 +26,7 @@ func ReservedLimits(reserved v1.ResourceList, compressible bool) Limits {
 	if q, ok := reserved[v1.ResourceMemory]; ok {
 		l.MemoryLimit = q.Value()
 	}
-	if q, ok := reserved[pid]; ok {
+	if q, ok := reserved[PIDs]; ok {
 		l.PidsLimit = q.Value()
 	}
 	for name, q := range reserved {

@@ -394,6 +394,11 @@ func TestWhoOwnsProcessors(t *testing.T) {
 			t.Errorf("%v owns %d, want %d", c.c.Resources, got, c.want)
 		}
 	}
+	together := pod("p", nil, whole)
+	together.Spec.Resources = &whole.Resources
+	if got := Count(together, &together.Spec.Containers[0]); got != 0 {
+		t.Errorf("a container of a pod that asks as a whole owns %d", got)
+	}
 }
 
 func TestReservation(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	v1 "k8s.io/api/core/v1"
+	helpers "k8s.io/component-helpers/resource"
 	"k8s.io/utils/cpuset"
 
 	"github.com/berth-dev/berth/internal/agent/resource"
@@ -99,9 +100,10 @@ func (p *Static) Check(s State) error {
 }
 
 // Count is how many processors a container is to own: all it asks for, if its
-// pod is Guaranteed and it asks for whole ones.
+// pod is Guaranteed and it asks for whole ones. Containers of a pod that asks
+// as a whole share what it has and own none.
 func Count(pod *v1.Pod, c *v1.Container) int {
-	if resource.QOS(pod) != v1.PodQOSGuaranteed {
+	if resource.QOS(pod) != v1.PodQOSGuaranteed || helpers.IsPodLevelResourcesSet(pod) {
 		return 0
 	}
 	asked, ok := c.Resources.Requests[v1.ResourceCPU]

@@ -16,6 +16,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	apiresource "k8s.io/apimachinery/pkg/api/resource"
+	helpers "k8s.io/component-helpers/resource"
 
 	"github.com/berth-dev/berth/internal/agent/resource"
 	"github.com/berth-dev/berth/internal/agent/resource/topology"
@@ -175,9 +176,9 @@ func Check(s, initial State) error {
 }
 
 // Requests is what a container gets memory for: all it asks for, if its pod is
-// Guaranteed.
+// Guaranteed and does not ask as a whole.
 func Requests(pod *v1.Pod, c *v1.Container) map[v1.ResourceName]uint64 {
-	if resource.QOS(pod) != v1.PodQOSGuaranteed {
+	if resource.QOS(pod) != v1.PodQOSGuaranteed || helpers.IsPodLevelResourcesSet(pod) {
 		return nil
 	}
 	out := map[v1.ResourceName]uint64{}
