@@ -1,6 +1,7 @@
 package health
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"time"
@@ -246,11 +247,16 @@ func (m *Monitor) enqueue(n *node) {
 
 // grant spends tokens on those who wait, and sets the timer for the next.
 func (m *Monitor) grant(now time.Time) {
+	var open []*zone
 	for _, z := range m.zones {
 		if z.waiting == 0 || m.holding {
 			m.heap.remove(&z.timer)
 			continue
 		}
+		open = append(open, z)
+	}
+	slices.SortFunc(open, func(a, b *zone) int { return cmp.Compare(a.name, b.name) })
+	for _, z := range open {
 		for z.waiting > 0 && z.bucket.take(now) {
 			n := z.pop()
 			n.granted = true

@@ -350,3 +350,46 @@ func TestSecondTakesOver(t *testing.T) {
 		t.Errorf("the account of the ttl controller: %v", err)
 	}
 }
+
+// #128304, #126755: the controller's patches lost taints that others wrote at
+// the same moment.
+func TestForeignTaintsSurvive_128304(t *testing.T) {
+	s := newStage(t)
+	s.node("n", nil)
+	s.run("--node-monitor-grace-period=1s", "--controllers=node-lifecycle-controller", "--leader-elect=false")
+	nodes := s.client.CoreV1().Nodes()
+	const count = 30
+	for i := range count {
+		key := fmt.Sprintf("example.com/%d", i)
+		until(s, "writing "+key, func() (bool, error) {
+			n, err := nodes.Get(t.Context(), "n", metav1.GetOptions{})
+			if err != nil {
+				return false, err
+			}
+			n.Spec.Taints = append(n.Spec.Taints, v1.Taint{Key: key, Effect: v1.TaintEffectNoSchedule})
+			_, err = nodes.Update(t.Context(), n, metav1.UpdateOptions{})
+			return err == nil, err
+		}, func(ok bool) bool { return ok })
+		// Alive and dead in turns, so that the controller writes too.
+		if i%5 == 0 {
+			until(s, "a status", func() (bool, error) {
+				n, err := nodes.Get(t.Context(), "n", metav1.GetOptions{})
+				if err != nil {
+					return false, err
+				}
+				n.Status.Conditions = []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionTrue, LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now()}}
+				_, err = nodes.UpdateStatus(t.Context(), n, metav1.UpdateOptions{})
+				return err == nil, err
+			}, func(ok bool) bool { return ok })
+		}
+	}
+	s.untilNode("all foreign taints and ours", "n", func(n *v1.Node) bool {
+		foreign := 0
+		for _, taint := range n.Spec.Taints {
+			if strings.HasPrefix(taint.Key, "example.com/") {
+				foreign++
+			}
+		}
+		return foreign == count && has(n, v1.TaintNodeUnreachable, v1.TaintEffectNoSchedule)
+	})
+}
