@@ -63,7 +63,7 @@ func TestKernelStaleFlows(t *testing.T) {
 		}
 		expect(t, "while it terminates", ask(), "a")
 		if n := change("b"); n != 1 {
-			t.Errorf("the endpoint went and %d flows were removed, want 1", n)
+			t.Errorf("%s: the endpoint went and %d flows were removed, want 1", f, n)
 		}
 		expect(t, "next endpoint", ask(), "b")
 		if n := change(); n != 1 {

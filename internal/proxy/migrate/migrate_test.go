@@ -118,7 +118,8 @@ func removeHere() error {
 	if _, err := run("table ip kube-proxy { chain services { }\n }\ntable ip6 kube-proxy { chain services { }\n }\ntable ip other { }\n", "nft", "-f", "-"); err != nil {
 		return err
 	}
-	if _, err := run("", "ip", "link", "add", "kube-ipvs0", "type", "dummy"); err != nil {
+	// A bridge stands for the dummy interface, which not every kernel has.
+	if _, err := run("", "ip", "link", "add", "kube-ipvs0", "type", "bridge"); err != nil {
 		return err
 	}
 	if hasIPTables == nil {
