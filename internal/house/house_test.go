@@ -58,6 +58,7 @@ var pure = []string{
 	"internal/nodes/health/view.go",
 	"internal/nodes/health/zone.go",
 	"internal/nodes/ipam/pool.go",
+	"internal/proxy/model",
 }
 
 // impureFiles are shells that live in a pure folder, with the reason.
