@@ -46,6 +46,9 @@ import (
 	"github.com/berth-dev/berth/internal/journal"
 )
 
+// GuardFunc makes a pod with these addresses safe to run.
+type GuardFunc func(ctx context.Context, pod *v1.Pod, ips []string) error
+
 // Config is what the agent runs with. NodeName, RuntimeEndpoint, RootDir,
 // Kubelet and Log are required.
 type Config struct {
@@ -82,6 +85,9 @@ type Config struct {
 	// CNIConfDir, when set, gets a bridge network made from the pod range.
 	CNIConfDir string
 	CNI        network.CNIOptions
+	// Guard, if set, is called with a pod's addresses before each of its
+	// containers starts; an error puts the start off.
+	Guard GuardFunc
 	// Masked paths and the like: see container.NodeSettings.
 	AppArmor bool
 
@@ -208,6 +214,9 @@ func Run(ctx context.Context, cfg Config) error {
 	}); err != nil {
 		return err
 	}
+	var counted []prometheus.Collector
+	a.Runtime, a.Images, counted = runtime.Measure(a.Runtime, a.Images)
+	a.register(counted...)
 	defer func() {
 		_ = a.Runtime.Close(context.Background())
 		_ = a.Images.Close(context.Background())

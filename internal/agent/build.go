@@ -22,6 +22,7 @@ import (
 	utilexec "k8s.io/utils/exec"
 	"k8s.io/utils/ptr"
 
+	"github.com/berth-dev/berth/internal/agent/config"
 	"github.com/berth-dev/berth/internal/agent/container"
 	"github.com/berth-dev/berth/internal/agent/image"
 	"github.com/berth-dev/berth/internal/agent/logs"
@@ -53,7 +54,7 @@ func (a *Agent) build(ctx context.Context) error {
 	a.features = &handlers{ask: a.Runtime.Status}
 	a.features.refresh(ctx)
 
-	if err := a.buildStorage(); err != nil {
+	if err := a.buildStorage(ctx); err != nil {
 		return err
 	}
 	a.Volumes = volume.New(volume.Config{
@@ -86,7 +87,7 @@ func (a *Agent) build(ctx context.Context) error {
 		Client: cfg.Client, Service: a.Runtime, Runtime: a.Watcher, RuntimeName: version.GetRuntimeName(),
 		Volumes: a.configs, Images: a.imageSet, Configs: a.configs, Cgroups: cgroupSet{a.Cgroups}, Admitter: newAdmission(a), Resizer: a.configs,
 		Hooks:  probe.Hooks{Exec: a.exec, Event: func(p *v1.Pod, name, why, message string) { a.event(p, name, v1.EventTypeWarning, why, message) }},
-		Probes: a.prober, Devices: a.devices.Health,
+		Probes: a.prober, Devices: a.deviceHealth,
 		Node: func() pod.Node {
 			n := pod.Node{IPs: a.view.ips()}
 			if d := k.CrashLoopBackOff.MaxContainerRestartPeriod; d != nil {
@@ -107,6 +108,9 @@ func (a *Agent) buildCgroups(ctx context.Context, machine *node.Machine) (resour
 	hierarchy, err := resource.FindHierarchy()
 	if err != nil {
 		return hierarchy, err
+	}
+	if k.MemorySwap.SwapBehavior == config.LimitedSwap && hierarchy.Version() == 1 {
+		return hierarchy, fmt.Errorf("memorySwap.swapBehavior %s needs cgroup v2 and this machine has v1: use %s", config.LimitedSwap, config.NoSwap)
 	}
 	driver := resource.Cgroupfs
 	if k.CgroupDriver != "" {
@@ -190,7 +194,7 @@ func (a *Agent) buildConfigs(ctx context.Context, hierarchy resource.Hierarchy, 
 		SingleProcessOOMKill: hierarchy.Version() == 1 || k.SingleProcessOOMKill != nil && *k.SingleProcessOOMKill,
 		NoSwapController:     !a.Cgroups.SwapControlled(),
 		HugepageSizes:        hugepageSizes(machine), AllowedUnsafeSysctls: k.AllowedUnsafeSysctls, AppArmor: cfg.AppArmor,
-		SwapLimited: k.MemorySwap.SwapBehavior == "LimitedSwap", SwapCapacity: machine.SwapBytes,
+		SwapLimited: k.MemorySwap.SwapBehavior == config.LimitedSwap, SwapCapacity: machine.SwapBytes,
 	}
 	if d := k.CPUCFSQuotaPeriod; d != nil {
 		settings.CPUPeriodMicros = d.Duration.Microseconds()
@@ -202,7 +206,7 @@ func (a *Agent) buildConfigs(ctx context.Context, hierarchy resource.Hierarchy, 
 		resolv = *k.ResolverConfig
 	}
 	a.configs = &configs{
-		nodeName: cfg.NodeName, client: cfg.Client, node: a.view, volumes: a.Volumes, users: a.users, cgroups: a.Cgroups, images: a.imageSet.image,
+		nodeName: cfg.NodeName, client: cfg.Client, node: a.view, volumes: a.Volumes, users: a.users, cgroups: a.Cgroups, guard: cfg.Guard, images: a.imageSet.image,
 		imageVolume: a.imageSet.volumeRef, features: a.features.of, settings: settings, memory: machine.MemoryBytes,
 		clusterDNS: k.ClusterDNS, clusterDomain: k.ClusterDomain, resolvConf: resolv, rootDir: cfg.RootDir, logsDir: cfg.PodLogsDir,
 		warn: func(p *v1.Pod, w network.Warning) { a.event(p, "", v1.EventTypeWarning, w.Reason, w.Message) },
@@ -210,7 +214,7 @@ func (a *Agent) buildConfigs(ctx context.Context, hierarchy resource.Hierarchy, 
 			a.event(p, "", v1.EventTypeWarning, why, message)
 			a.Pods.Kill(p.UID, pod.Kill{Phase: v1.PodFailed, Reason: why, Message: message})
 		},
-		update: a.Runtime.UpdateContainerResources,
+		update: a.Runtime.UpdateContainerResources, updateSandbox: a.updateSandbox,
 		memoryUsed: func(p *v1.Pod) (int64, error) {
 			used, _, err := a.Stats.Memory(a.Cgroups.PodPath(p))
 			return int64(used), err
@@ -218,6 +222,21 @@ func (a *Agent) buildConfigs(ctx context.Context, hierarchy resource.Hierarchy, 
 		mounted: map[types.UID]map[string]volume.Mounted{}, devices: a.devices, assigned: a.assigned, claims: a.claims,
 	}
 	a.services(ctx, a.configs)
+}
+
+// updateSandbox tells the runtime what a pod as a whole may use. That is for
+// runtimes that keep account of it; most do not know the call.
+func (a *Agent) updateSandbox(ctx context.Context, uid types.UID, cfg *runtimeapi.LinuxPodSandboxConfig) {
+	held := a.Watcher.Pod(uid)
+	if held == nil || len(held.Sandboxes) == 0 {
+		return
+	}
+	_, err := a.Runtime.UpdatePodSandboxResources(klog.NewContext(ctx, klog.Logger{}), &runtimeapi.UpdatePodSandboxResourcesRequest{
+		PodSandboxId: held.Sandboxes[0].ID, Overhead: cfg.GetOverhead(), Resources: cfg.GetResources(),
+	})
+	if err != nil && !runtime.IsUnimplemented(err) {
+		a.Config.Log.Warn("telling the runtime of a pod's resources", "uid", uid, "err", err)
+	}
 }
 
 // sysctls refuses pods whose sysctls the node does not allow.

@@ -41,6 +41,7 @@ type configs struct {
 	cgroups        *resource.Cgroups
 	services       corelisters.ServiceLister
 	servicesSynced func(ctx context.Context) error
+	guard          GuardFunc // may be nil
 	images         func(pod types.UID, container string) (container.Image, bool)
 	imageVolume    func(pod types.UID, volume string) string
 	features       func(handler string) container.RuntimeFeatures
@@ -52,8 +53,10 @@ type configs struct {
 	rootDir        string
 	logsDir        string
 	update         func(ctx context.Context, containerID string, r *runtimeapi.ContainerResources) error
-	memoryUsed     func(p *v1.Pod) (int64, error)
-	warn           func(pod *v1.Pod, w network.Warning)
+	// updateSandbox tells the runtime what the pod as a whole may use.
+	updateSandbox func(ctx context.Context, uid types.UID, cfg *runtimeapi.LinuxPodSandboxConfig)
+	memoryUsed    func(p *v1.Pod) (int64, error)
+	warn          func(pod *v1.Pod, w network.Warning)
 	// reject fails a pod that can never run here.
 	reject func(pod *v1.Pod, why, message string)
 
@@ -181,6 +184,11 @@ func (c *configs) Container(ctx context.Context, s pod.StartInput) (*runtimeapi.
 	in, err := c.input(s.Pod)
 	if err != nil {
 		return nil, nil, err
+	}
+	if c.guard != nil {
+		if err := c.guard(ctx, s.Pod, s.PodIPs); err != nil {
+			return nil, nil, err
+		}
 	}
 	if !pod.IsStatic(s.Pod) && c.servicesSynced != nil {
 		if err := c.servicesSynced(ctx); err != nil {
@@ -387,7 +395,18 @@ func (c *configs) Resize(ctx context.Context, p *v1.Pod, running map[string]stri
 			}
 		}
 	}
-	return c.cgroups.Update(p)
+	if err := c.cgroups.Update(p); err != nil {
+		return err
+	}
+	if len(running) == 0 {
+		return nil
+	}
+	sandbox, err := container.SandboxConfig(in)
+	if err != nil {
+		return err
+	}
+	c.updateSandbox(ctx, p.UID, sandbox.GetLinux())
+	return nil
 }
 
 // roomToShrink refuses a memory limit below what the pod uses: the kernel would

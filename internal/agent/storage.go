@@ -18,15 +18,18 @@ import (
 )
 
 // buildStorage makes what volumes of drivers and user namespaces need.
-func (a *Agent) buildStorage() error {
+func (a *Agent) buildStorage(ctx context.Context) error {
 	cfg := &a.Config
 	a.Drivers = volume.NewDrivers(cfg.Client, cfg.NodeName, cfg.Log)
 	var perPod uint64
 	if u := cfg.Kubelet.UserNamespaces; u != nil && u.IDsPerPod != nil {
 		perPod = uint64(*u.IDsPerPod)
 	}
-	var err error
-	if a.users, err = userns.Open(userns.Config{RootDir: cfg.RootDir, PerPod: perPod}); err != nil {
+	first, count, err := userns.Subordinate(ctx)
+	if err != nil {
+		return fmt.Errorf("finding user namespaces: %w", err)
+	}
+	if a.users, err = userns.Open(userns.Config{RootDir: cfg.RootDir, PerPod: perPod, First: first, Count: count, Pods: int(cfg.Node.Limits.MaxPods)}); err != nil {
 		return fmt.Errorf("finding user namespaces: %w", err)
 	}
 	if cfg.Client != nil {

@@ -4,7 +4,9 @@ import (
 	"log/slog"
 	"os"
 
+	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/internal/nodes/launch"
 )
@@ -27,6 +29,7 @@ func controllersCommand() *cobra.Command {
 			if o.LogFormat == "json" {
 				handler = slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level})
 			}
+			klog.SetLoggerWithOptions(logr.FromSlogHandler(handler), klog.ContextualLogger(true))
 			return launch.Run(cmd.Context(), o, slog.New(handler))
 		},
 	}

@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"crypto/tls"
+	_ "embed" // machine.yaml
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -17,10 +18,12 @@ import (
 	"github.com/berth-dev/berth/internal/agent"
 	"github.com/berth-dev/berth/internal/agent/config"
 	"github.com/berth-dev/berth/internal/agent/launch"
-	"github.com/berth-dev/berth/internal/agent/network"
 	"github.com/berth-dev/berth/internal/agent/node"
 	"github.com/berth-dev/berth/internal/agent/serve"
 )
+
+//go:embed machine.yaml
+var machineYAML []byte
 
 // KubernetesVersion is the API version the parts speak; it follows the
 // k8s.io modules.
@@ -47,8 +50,13 @@ func (u *up) agentPart(log *slog.Logger) (func(context.Context) error, error) {
 		Kubeconfig: u.files.AgentKubeconfig, CertDir: u.Path("pki"), RootDir: u.Path("agent"),
 		HostnameOverride: u.NodeName, NodeIP: u.NodeIP, MaxDeadPerContainer: 1, MaxDeadContainers: -1,
 	}
+	cni, err := u.cni()
+	if err != nil {
+		return nil, err
+	}
 	cfg := launch.Config{
-		Effective: effective, Log: log, Version: KubernetesVersion, Journal: u.journal, Metrics: newRegistry(), CNIConfDir: u.Layout().CNIConfDir(), CNI: u.cni(),
+		Effective: effective, Log: log, Version: KubernetesVersion, Journal: u.journal, Metrics: newRegistry(), CNIConfDir: u.cniConfDir(), CNI: cni,
+		Guard: u.guard(),
 	}
 	return func(ctx context.Context) error { return launch.Run(ctx, cfg) }, nil
 }
@@ -60,8 +68,12 @@ func (u *up) runtimeEndpoint() string {
 	return u.RuntimeEndpoint
 }
 
-func (u *up) cni() network.CNIOptions {
-	return network.CNIOptions{Name: u.Instance(), Bridge: u.Bridge(), DataDir: u.Path("agent", "cni-leases"), Masquerade: true}
+// guard has a pod's network policies hold before its containers start.
+func (u *up) guard() agent.GuardFunc {
+	if u.policy == nil {
+		return nil
+	}
+	return u.policy.Guard
 }
 
 func (u *up) agentDirs() error {
@@ -99,13 +111,18 @@ func (u *up) agentConfig(log *slog.Logger) (agent.Config, error) {
 	if err != nil {
 		return agent.Config{}, err
 	}
+	cni, err := u.cni()
+	if err != nil {
+		return agent.Config{}, err
+	}
 	cfg := agent.Config{
 		NodeName: u.NodeName, Client: client, Leases: leases.CoordinationV1(),
 		RuntimeEndpoint: u.runtimeEndpoint(), RootDir: u.Path("agent"), PodLogsDir: u.Path("logs", "pods"), Kubelet: kubelet,
 		Node:     settings,
 		Register: true, NodeIPs: []string{u.NodeIP},
-		CNIConfDir: u.Layout().CNIConfDir(),
-		CNI:        u.cni(),
+		CNIConfDir: u.cniConfDir(),
+		CNI:        cni,
+		Guard:      u.guard(),
 		TLS:        &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &serving, nil }},
 		Log:        log, Journal: u.journal,
 	}
@@ -140,13 +157,10 @@ func (u *up) agentClients() (all, leases kubernetes.Interface, err error) {
 }
 
 // kubelet is the agent's KubeletConfiguration in a `berth up` cluster: the
-// defaults or the user's file, and what follows from the cluster's own
-// settings.
+// defaults for such a machine, the user's file over them, and what follows from
+// the cluster's own settings.
 func (u *up) kubelet() (*config.Effective, error) {
-	effective, err := config.Defaults()
-	if u.AgentConfig != "" {
-		effective, err = config.Read(u.AgentConfig)
-	}
+	effective, err := config.Over(machineYAML, u.AgentConfig)
 	if err != nil {
 		return nil, fmt.Errorf("reading the agent's configuration: %w", err)
 	}
@@ -160,17 +174,11 @@ func (u *up) kubelet() (*config.Effective, error) {
 	if u.systemdCgroups(u.facts) {
 		k.CgroupDriver = "systemd"
 	}
-	k.SerializeImagePulls = ptr.To(false)
-	k.MaxParallelImagePulls = ptr.To(int32(4))
 	k.ClusterDomain = u.ClusterDomain
 	dnsIP, err := u.dnsIP()
 	if err != nil {
 		return nil, err
 	}
 	k.ClusterDNS = []string{dnsIP.String()}
-	// A developer's machine may swap and may still be on cgroup v1: `berth
-	// status` says so instead of refusing to start.
-	k.FailSwapOn = ptr.To(false)
-	k.FailCgroupV1 = ptr.To(false)
 	return effective, nil
 }

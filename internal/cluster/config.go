@@ -20,6 +20,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/cluster/containerd"
 	"github.com/berth-dev/berth/internal/cluster/host"
+	podnetwork "github.com/berth-dev/berth/internal/network"
 	"github.com/berth-dev/berth/internal/nodes/health"
 )
 
@@ -58,11 +59,16 @@ type Settings struct {
 	ServiceCIDR   string `json:"serviceCIDR"`
 	ClusterDomain string `json:"clusterDomain"`
 	NodeName      string `json:"nodeName"`
-	Ports         Ports  `json:"ports"`
+	// Network is how packets of pods reach other nodes; it may change.
+	Network podnetwork.Mode `json:"network,omitempty"`
+	Ports   Ports           `json:"ports"`
 	// RuntimeEndpoint is a CRI socket of a runtime that is already there;
 	// empty: the bundled containerd. It is kept because `berth down` must find
 	// the containers again.
 	RuntimeEndpoint string `json:"runtimeEndpoint,omitempty"`
+	// AgentConfig is a file with a KubeletConfiguration, to lay below what the
+	// cluster sets itself.
+	AgentConfig string `json:"agentConfig,omitempty"`
 }
 
 // Config is everything `berth up` can be told. Empty fields get defaults from
@@ -75,11 +81,10 @@ type Config struct {
 	// ServerNames are further names and addresses in the API server's
 	// certificate.
 	ServerNames []string
-	// AgentConfig is a KubeletConfiguration to lay below what the cluster sets
-	// itself; empty: the defaults.
-	AgentConfig string
 	// Join is used by a node's first start.
 	Join Join
+	// NetworkPolicy enforces NetworkPolicy on this node.
+	NetworkPolicy bool
 	// NodeHealth says when a silent node is given up; the zero value is
 	// health.Defaults.
 	NodeHealth health.Settings
@@ -113,6 +118,11 @@ func (c *Config) Complete() error {
 	kept, err := c.stored()
 	if err != nil {
 		return err
+	}
+	if c.AgentConfig != "" {
+		if c.AgentConfig, err = filepath.Abs(c.AgentConfig); err != nil {
+			return fmt.Errorf("--agent-config: %w", err)
+		}
 	}
 	if err := c.Role.mustBe(kept); err != nil {
 		return err
@@ -161,8 +171,11 @@ func (c *Config) Complete() error {
 	return c.validateLogs()
 }
 
-// validate checks the cluster's ranges.
-func (c *Config) validate() error {
+// validate checks the cluster's ranges and its network.
+func (c *Config) validate() (err error) {
+	if c.Network, err = podnetwork.ParseMode(string(c.Network)); err != nil {
+		return fmt.Errorf("--network: %w", err)
+	}
 	for flag, cidr := range map[string]string{"--cluster-cidr": c.ClusterCIDR, "--service-cidr": c.ServiceCIDR} {
 		if _, err := netip.ParsePrefix(cidr); err != nil {
 			return fmt.Errorf("%s %q: not a CIDR such as 10.244.0.0/16", flag, cidr)
@@ -266,7 +279,13 @@ func (s *Settings) merge(kept Settings) error {
 			return fmt.Errorf("%s %s: this cluster was made with %s and its objects depend on it; use that, or another --data-dir", f.flag, *f.given, *f.old)
 		}
 	}
+	if s.Network == "" {
+		s.Network = kept.Network
+	}
 	s.Ports.fill(kept.Ports)
+	if s.AgentConfig == "" {
+		s.AgentConfig = kept.AgentConfig
+	}
 	return nil
 }
 

@@ -227,6 +227,7 @@ func (c *Config) purge(keep ...string) error {
 	if err := proxy.Cleanup(c.Instance()); err != nil {
 		errs = append(errs, err)
 	}
+	errs = append(errs, c.cleanNetwork()...)
 	if dir := c.Layout().SocketDir(); dir != c.Path("run", "s") {
 		if err := os.RemoveAll(dir); err != nil {
 			errs = append(errs, fmt.Errorf("removing %s: %w", dir, err))

@@ -19,6 +19,8 @@ import (
 	rbacv1ac "k8s.io/client-go/applyconfigurations/rbac/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/cluster-bootstrap/token/api"
+
+	podnetwork "github.com/berth-dev/berth/internal/network"
 )
 
 // Where a joining node reads what it must know of its cluster.
@@ -36,6 +38,8 @@ type Shared struct {
 	ClusterCIDR   string `json:"clusterCIDR"`
 	ServiceCIDR   string `json:"serviceCIDR"`
 	ClusterDomain string `json:"clusterDomain"`
+	// Network is how packets of pods reach other nodes.
+	Network podnetwork.Mode `json:"network,omitempty"`
 }
 
 // invite lets other machines join: it grants what a bootstrap token and a node

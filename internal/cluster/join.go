@@ -186,7 +186,7 @@ func (u *up) learn(ctx context.Context) error {
 	if err := json.Unmarshal([]byte(cm.Data[factsKey]), &shared); err != nil {
 		return fmt.Errorf("reading the cluster's facts from ConfigMap %s/%s: %w", factsNamespace, factsName, err)
 	}
-	u.ClusterCIDR, u.ServiceCIDR, u.ClusterDomain = shared.ClusterCIDR, shared.ServiceCIDR, shared.ClusterDomain
+	u.ClusterCIDR, u.ServiceCIDR, u.ClusterDomain, u.Network = shared.ClusterCIDR, shared.ServiceCIDR, shared.ClusterDomain, shared.Network
 	if err := u.validate(); err != nil {
 		return fmt.Errorf("reading the cluster's facts from ConfigMap %s/%s: %w", factsNamespace, factsName, err)
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/berth-dev/berth/internal/control/store"
 	"github.com/berth-dev/berth/internal/journal"
 	"github.com/berth-dev/berth/internal/nodes/health"
+	"github.com/berth-dev/berth/internal/policy"
 	"github.com/berth-dev/berth/internal/proxy"
 )
 
@@ -52,7 +53,8 @@ type up struct {
 	// tracer answers questions about packets and Services.
 	tracer proxy.Tracer
 	// board tells how nodes stand, for `berth why node`.
-	board health.Board
+	board  health.Board
+	policy *policy.Enforcer // nil without network policies
 	// metrics are those of controllers, scheduler and DNS.
 	metrics registry
 
@@ -220,6 +222,9 @@ func (u *up) startMember(ctx, parts context.Context) error {
 		return err
 	}
 	u.shareInformers(parts)
+	if err := u.startDNS(parts); err != nil {
+		return err
+	}
 	u.informers.Start(parts.Done())
 	return nil
 }
@@ -335,7 +340,7 @@ func (u *up) startControl(ctx, parts context.Context) error {
 	}
 	// A part of its own: it is tried again until the API takes it.
 	u.crew.start(parts, part{"invitation", func(ctx context.Context) error {
-		if err := invite(ctx, u.client, Shared{ClusterCIDR: u.ClusterCIDR, ServiceCIDR: u.ServiceCIDR, ClusterDomain: u.ClusterDomain}); err != nil {
+		if err := invite(ctx, u.client, Shared{ClusterCIDR: u.ClusterCIDR, ServiceCIDR: u.ServiceCIDR, ClusterDomain: u.ClusterDomain, Network: u.Network}); err != nil {
 			return err
 		}
 		<-ctx.Done()

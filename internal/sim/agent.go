@@ -73,7 +73,7 @@ func (w *world) renewed(n *node) {
 		n.silent, n.detected = -1, false
 		w.refreshNode(n)
 	}
-	if w.hearing() {
+	if w.down == 0 && !w.health.deaf {
 		w.health.observe(health.Event{Kind: health.LeaseSeen, Node: n.obj.Name, Renewed: w.time()})
 	}
 	if w.now >= n.nextPost {
@@ -115,6 +115,7 @@ func (w *world) seeNode(n *node, spec bool) {
 		return
 	}
 	w.health.seeNode(n)
+	w.gc.seeNode(n)
 	if spec {
 		w.eviction.seeNode(n)
 		w.scheduler.seeNode(n)
@@ -158,7 +159,7 @@ func (w *world) syncPod(p *pod) {
 func (w *world) startPod(p *pod) {
 	p.run++
 	run := p.run
-	w.after(w.vary(w.sc.Cluster.PodStart.d(), 0.5), func() {
+	w.after(w.vary(w.sc.Cluster.PodStart.D(), 0.5), func() {
 		if p.gone || p.run != run || !p.node.works(w.now) || p.obj.DeletionTimestamp != nil {
 			return
 		}
@@ -166,7 +167,7 @@ func (w *world) startPod(p *pod) {
 		w.refreshPod(p)
 		w.report(p)
 		if p.set.spec.Kind == kindJob {
-			w.after(w.vary(p.set.spec.RunsFor.d(), 0.1), func() { w.finishPod(p, run) })
+			w.after(w.vary(p.set.spec.RunsFor.D(), 0.1), func() { w.finishPod(p, run) })
 		}
 	})
 }
@@ -212,7 +213,7 @@ func (w *world) endPod(p *pod) {
 		return
 	}
 	p.ending = true
-	w.after(w.vary(w.sc.Cluster.PodStop.d(), 0.5), func() {
+	w.after(w.vary(w.sc.Cluster.PodStop.D(), 0.5), func() {
 		p.ending = false
 		if p.gone || !p.node.works(w.now) {
 			return
@@ -236,7 +237,8 @@ func (w *world) deletePod(p *pod) {
 		at := metav1.NewTime(w.time().Add(30 * time.Second))
 		p.obj.DeletionTimestamp = &at
 		w.podChanged(p)
-		w.after(w.sc.Cluster.WatchLatency.d(), func() { w.syncPod(p) })
+		w.tell(func() { w.gc.look(p) })
+		w.after(w.sc.Cluster.WatchLatency.D(), func() { w.syncPod(p) })
 	}
 }
 

@@ -85,7 +85,7 @@ func (w *world) change(n *node, apply func(*node)) {
 		}
 	case !hadPower && n.off == 0:
 		n.back = w.now
-		n.booted = w.now + w.vary(w.sc.Cluster.Boot.d(), 0.2)
+		n.booted = w.now + w.vary(w.sc.Cluster.Boot.D(), 0.2)
 		w.at(n.booted, func() { w.boots(n) })
 	}
 	switch talks := n.talks(w.now); {
@@ -121,7 +121,7 @@ func (w *world) boots(n *node) {
 func (w *world) inflict(what string, f *Fault, nodes []*node, begin, end func(*node)) {
 	text := fmt.Sprintf("%s %s (%s)", what, &f.Select, hit(nodes))
 	if f.For > 0 {
-		text += " for " + f.For.d().String()
+		text += " for " + f.For.D().String()
 	}
 	w.notes.fact(w, "event", text)
 	for _, n := range nodes {
@@ -136,7 +136,7 @@ func (w *world) inflict(what string, f *Fault, nodes []*node, begin, end func(*n
 			}
 			w.change(n, begin)
 			if f.For > 0 {
-				w.after(f.For.d(), func() {
+				w.after(f.For.D(), func() {
 					if n.faults == faults {
 						w.change(n, end)
 					}
@@ -183,8 +183,8 @@ func (w *world) happens(e *Event) error {
 		}
 		w.inflict("not ready by their own word:", e.NotReady, nodes, say(1), say(-1))
 	case e.Slow != nil:
-		w.inflict("heartbeats only every "+e.Slow.Every.d().String()+":", &e.Slow.Fault, nodes,
-			func(n *node) { n.slow = e.Slow.Every.d() }, func(n *node) { n.slow = 0 })
+		w.inflict("heartbeats only every "+e.Slow.Every.D().String()+":", &e.Slow.Fault, nodes,
+			func(n *node) { n.slow = e.Slow.Every.D() }, func(n *node) { n.slow = 0 })
 	case e.Flap != nil:
 		w.flap(e.Flap, nodes)
 	case e.Heal != nil:
@@ -202,11 +202,11 @@ func (w *world) happens(e *Event) error {
 	case e.Upgrade != nil:
 		w.upgrade(e.Upgrade, nodes)
 	case e.RestartControllers != nil:
-		w.restartControllers(e.RestartControllers.For.d())
+		w.restartControllers(e.RestartControllers.For.D())
 	case e.API != nil:
 		w.faultAPI(e.API)
 	case e.StallWatch != nil:
-		w.stallWatch(e.StallWatch.For.d())
+		w.stallWatch(e.StallWatch.For.D())
 	}
 	return nil
 }
@@ -233,12 +233,12 @@ func (w *world) heal(s *Select, nodes []*node) {
 }
 
 func (w *world) flap(f *Flap, nodes []*node) {
-	w.notes.fact(w, "event", fmt.Sprintf("network flaps, %s down and %s up: %s (%s) for %s", f.Down.d(), f.Up.d(), &f.Select, hit(nodes), f.For.d()))
+	w.notes.fact(w, "event", fmt.Sprintf("network flaps, %s down and %s up: %s (%s) for %s", f.Down.D(), f.Up.D(), &f.Select, hit(nodes), f.For.D()))
 	for _, n := range nodes {
 		faults := n.faults
-		end := w.sc.Duration.d()
+		end := w.sc.Duration.D()
 		if f.For > 0 {
-			end = w.now + f.For.d()
+			end = w.now + f.For.D()
 		}
 		var down, up func()
 		down = func() {
@@ -246,14 +246,14 @@ func (w *world) flap(f *Flap, nodes []*node) {
 				return
 			}
 			w.change(n, func(n *node) { n.cut++ })
-			w.after(w.vary(f.Down.d(), 0.33), up)
+			w.after(w.vary(f.Down.D(), 0.33), up)
 		}
 		up = func() {
 			if n.faults != faults {
 				return
 			}
 			w.change(n, func(n *node) { n.cut-- })
-			w.after(w.vary(f.Up.d(), 0.33), down)
+			w.after(w.vary(f.Up.D(), 0.33), down)
 		}
 		w.after(time.Duration(w.random.Float64()*float64(f.Up)), down)
 	}
@@ -290,9 +290,11 @@ func (w *world) restartControllers(d time.Duration) {
 func (w *world) stallWatch(d time.Duration) {
 	w.notes.fact(w, "event", "the controllers' watches go stale for "+d.String()+"; the API works")
 	w.stalled++
+	w.health.deaf = true
 	w.after(d, func() {
 		if w.stalled--; w.stalled == 0 {
 			w.notes.fact(w, "event", "the controllers' watches work again")
+			w.health.deaf = false
 			w.health.list()
 			w.listAgain()
 		}
@@ -305,6 +307,7 @@ func (w *world) listAgain() {
 		if !n.deleted {
 			w.eviction.seeNode(n)
 			w.scheduler.seeNode(n)
+			w.gc.seeNode(n)
 		} else {
 			w.gc.nodeGone(n)
 		}
@@ -317,18 +320,18 @@ func (w *world) listAgain() {
 
 func (w *world) faultAPI(f *API) {
 	if f.Down {
-		w.notes.fact(w, "event", "the API is down for "+f.For.d().String())
+		w.notes.fact(w, "event", "the API is down for "+f.For.D().String())
 		w.api.down++
-		w.after(f.For.d(), func() {
+		w.after(f.For.D(), func() {
 			w.api.down--
 			w.notes.fact(w, "event", "the API is back")
 		})
 		return
 	}
-	w.notes.fact(w, "event", fmt.Sprintf("every API request takes %s longer for %s", f.Latency.d(), f.For.d()))
-	w.api.extra += f.Latency.d()
-	w.after(f.For.d(), func() {
-		w.api.extra -= f.Latency.d()
+	w.notes.fact(w, "event", fmt.Sprintf("every API request takes %s longer for %s", f.Latency.D(), f.For.D()))
+	w.api.extra += f.Latency.D()
+	w.after(f.For.D(), func() {
+		w.api.extra -= f.Latency.D()
 		w.notes.fact(w, "event", "the API is as fast as before")
 	})
 }

@@ -20,14 +20,16 @@ type healthShell struct {
 	monitor *health.Monitor
 	// urgent marks silent nodes Unknown; rest does all that follows.
 	urgent, rest pool
-	wakeAt       time.Duration // when an Advance is planned, -1: not
-	life         uint64
+	// deaf says that the watch on leases tells nothing.
+	deaf   bool
+	wakeAt time.Duration // when an Advance is planned, -1: not
+	life   uint64
 }
 
 // start makes a Monitor that knows nothing but what the API lists.
 func (h *healthShell) start() {
 	h.monitor = health.NewMonitor(h.w.set.health)
-	h.wakeAt = -1
+	h.wakeAt, h.deaf = -1, false
 	h.list()
 	h.observe(health.Event{Kind: health.Synced})
 }
@@ -95,8 +97,11 @@ func (h *healthShell) plan(at time.Duration) {
 func (h *healthShell) advance() {
 	for _, d := range h.monitor.Advance(h.w.time()) {
 		h.w.notes.decision(h.w, d)
-		if d.Kind == health.Confirm {
+		switch d.Kind {
+		case health.Confirm:
 			h.confirm()
+		case health.StaleWatch:
+			h.watchAnew()
 		}
 		if n := h.w.byName[d.Node]; n != nil {
 			h.queue(n)
@@ -122,6 +127,17 @@ func (h *healthShell) confirm() {
 			h.listLeases()
 		}
 		h.observe(answer)
+	})
+}
+
+// watchAnew begins another lease watch in place of one that told nothing.
+func (h *healthShell) watchAnew() {
+	life := h.life
+	h.w.after(h.w.api.latency(), func() {
+		if h.life == life {
+			h.deaf = false
+			h.listLeases()
+		}
 	})
 }
 
@@ -210,7 +226,7 @@ func (h *healthShell) markPod(p *pod) {
 	h.w.api.count(writeEvent)
 	p.setReady(v1.ConditionFalse, h.w.time())
 	h.w.refreshPod(p)
-	h.w.after(h.w.sc.Cluster.WatchLatency.d(), func() { h.w.syncPod(p) })
+	h.w.after(h.w.sc.Cluster.WatchLatency.D(), func() { h.w.syncPod(p) })
 }
 
 // seePod is what a pod that just became ready means for its node: what a

@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"reflect"
@@ -10,7 +9,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/resource"
-	"sigs.k8s.io/yaml"
+
+	"github.com/berth-dev/berth/internal/strict"
 )
 
 // Parse reads a scenario from YAML. It refuses fields it does not know and
@@ -40,83 +40,12 @@ func ParseEvents(text []byte) (*Scenario, error) {
 }
 
 func parse(text []byte) (*Scenario, error) {
-	raw, err := yaml.YAMLToJSONStrict(text)
-	if err != nil {
-		return nil, fmt.Errorf("scenario: %w", err)
-	}
-	var tree any
-	if err := json.Unmarshal(raw, &tree); err != nil {
-		return nil, fmt.Errorf("scenario: %w", err)
-	}
-	if err := known("", tree, reflect.TypeFor[Scenario]()); err != nil {
-		return nil, fmt.Errorf("scenario: %w", err)
-	}
 	sc := &Scenario{}
-	if err := json.Unmarshal(raw, sc); err != nil {
-		var wrong *json.UnmarshalTypeError
-		if errors.As(err, &wrong) {
-			return nil, fmt.Errorf("scenario: %s is a %s: allowed is %s", wrong.Field, wrong.Value, wrong.Type)
-		}
+	if err := strict.Unmarshal(text, sc); err != nil {
 		return nil, fmt.Errorf("scenario: %w", err)
 	}
 	sc.fillDefaults()
 	return sc, nil
-}
-
-// known refuses fields that a type does not have.
-func known(path string, value any, t reflect.Type) error {
-	for t.Kind() == reflect.Pointer {
-		t = t.Elem()
-	}
-	switch v := value.(type) {
-	case []any:
-		if t.Kind() == reflect.Slice {
-			for i, item := range v {
-				if err := known(fmt.Sprintf("%s[%d]", path, i), item, t.Elem()); err != nil {
-					return err
-				}
-			}
-		}
-	case map[string]any:
-		if t.Kind() != reflect.Struct {
-			return nil
-		}
-		fields := fieldsOf(t)
-		for name, item := range v {
-			at := strings.TrimPrefix(path+"."+name, ".")
-			ft, ok := fields[name]
-			if !ok {
-				names := make([]string, 0, len(fields))
-				for n := range fields {
-					names = append(names, n)
-				}
-				slices.Sort(names)
-				return fmt.Errorf("%s is not a field: allowed are %s", at, strings.Join(names, ", "))
-			}
-			if err := known(at, item, ft); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-func fieldsOf(t reflect.Type) map[string]reflect.Type {
-	out := map[string]reflect.Type{}
-	for f := range t.Fields() {
-		if !f.IsExported() {
-			continue
-		}
-		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-		if f.Anonymous && name == "" {
-			for n, ft := range fieldsOf(f.Type) {
-				out[n] = ft
-			}
-			continue
-		}
-		out[name] = f.Type
-	}
-	return out
 }
 
 // Kinds of workloads.
@@ -247,7 +176,7 @@ func (e *Event) check(end Duration) error {
 		return fmt.Errorf("has %d actions (%s): exactly one of %s is allowed", len(set), strings.Join(set, ", "), strings.Join(all, ", "))
 	}
 	if e.At > end {
-		return fmt.Errorf("at %s is after the end of the run, %s", e.At.d(), end.d())
+		return fmt.Errorf("at %s is after the end of the run, %s", e.At.D(), end.D())
 	}
 	switch {
 	case e.Slow != nil && e.Slow.Every == 0:

@@ -193,7 +193,7 @@ func (r *recorder) fact(w *world, kind, text string) {
 func (r *recorder) burst(w *world, what, zone, name string) *Entry {
 	key := what + "/" + zone
 	e := r.open[key]
-	if e == nil || w.now-max(e.At, e.Until).d() > burstGap {
+	if e == nil || w.now-max(e.At, e.Until).D() > burstGap {
 		b := bursts[what]
 		e = &Entry{At: Duration(w.now), Kind: b.kind, Zone: zone, What: b.verb, seen: map[string]bool{}}
 		r.open[key] = e
@@ -210,7 +210,7 @@ func (r *recorder) burst(w *world, what, zone, name string) *Entry {
 	if e.happened > e.Count {
 		e.Times = e.happened
 	}
-	if w.now > e.At.d() {
+	if w.now > e.At.D() {
 		e.Until = Duration(w.now)
 	}
 	return e
@@ -287,7 +287,7 @@ func (r *recorder) decision(w *world, d health.Decision) {
 		}
 		e := &Entry{At: Duration(w.now), Kind: "health", Zone: zoneName(z.Name), What: text}
 		r.entries = append(r.entries, e)
-	case health.Suspend, health.Resume:
+	case health.Suspend, health.Resume, health.StaleWatch:
 		r.fact(w, "health", d.Text())
 	case health.Hold:
 		r.fact(w, "health", fmt.Sprintf("%s: %s past their deadline, nobody heard for %s; %s", d.Text(), count(c.Expired, "node"), c.Quiet, c.Error))

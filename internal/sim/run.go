@@ -53,7 +53,7 @@ func newWorld(sc *Scenario) (*world, error) {
 	w.health = healthShell{w: w, urgent: pool{size: healthMarkers}, rest: pool{size: healthFollowers}}
 	w.eviction = evictor{w: w, pool: pool{size: evictors}}
 	w.scheduler = scheduler{w: w, snap: place.NewSnapshot(), byKey: map[string]*class{}}
-	w.gc = podGC{w: w, orphans: map[*node]time.Duration{}}
+	w.gc = podGC{w: w, missing: map[*node]time.Duration{}}
 	w.workers = pool{size: creators}
 	return w, nil
 }
@@ -62,17 +62,16 @@ func (w *world) play(ctx context.Context) (*Result, error) {
 	nodes, pods := len(w.nodes), len(w.pods)
 	w.startBeats()
 	w.health.start()
-	w.after(gcPeriod, w.gc.run)
 	var failed error
 	for i := range w.sc.Events {
 		e := &w.sc.Events[i]
-		w.at(e.At.d(), func() {
+		w.at(e.At.D(), func() {
 			if err := w.happens(e); err != nil && failed == nil {
 				failed = fmt.Errorf("scenario: events[%d]: %w", i, err)
 			}
 		})
 	}
-	end := w.sc.Duration.d()
+	end := w.sc.Duration.D()
 	step := max((end / points).Round(time.Second), time.Second)
 	w.after(0, func() { w.sample(step) })
 	for n := 0; ; n++ {

@@ -1,10 +1,9 @@
 package sim
 
 import (
-	"fmt"
-	"time"
-
 	v1 "k8s.io/api/core/v1"
+
+	"github.com/berth-dev/berth/internal/strict"
 )
 
 // Scenario is a cluster and what befalls it.
@@ -165,26 +164,5 @@ type API struct {
 	For     Duration `json:"for"`
 }
 
-// Duration reads and writes as Go writes durations: "90s", "1h30m".
-type Duration time.Duration
-
-func (d Duration) d() time.Duration { return time.Duration(d) }
-
-// MarshalJSON writes the duration as text.
-func (d Duration) MarshalJSON() ([]byte, error) { return []byte(`"` + d.d().String() + `"`), nil }
-
-// UnmarshalJSON reads a duration from text.
-func (d *Duration) UnmarshalJSON(b []byte) error {
-	if len(b) < 2 || b[0] != '"' {
-		return fmt.Errorf("duration %s: write it as text with a unit, such as \"90s\" or \"5m\"", b)
-	}
-	v, err := time.ParseDuration(string(b[1 : len(b)-1]))
-	if err != nil {
-		return fmt.Errorf("duration %s: write it with a unit, such as \"90s\" or \"5m\"", b)
-	}
-	if v < 0 {
-		return fmt.Errorf("duration %s: must not be negative", b)
-	}
-	*d = Duration(v)
-	return nil
-}
+// Duration is a length of time as people write it.
+type Duration = strict.Duration

@@ -129,7 +129,7 @@ func (s *scheduler) place(c *class, p *pod) {
 		w.bind(p, n)
 		w.refreshPod(p)
 		w.tell(func() { w.eviction.consider(p) })
-		w.after(w.sc.Cluster.WatchLatency.d(), func() { w.syncPod(p) })
+		w.after(w.sc.Cluster.WatchLatency.D(), func() { w.syncPod(p) })
 	})
 }
 

@@ -29,7 +29,7 @@ type server struct {
 	total  [writeKinds]int
 }
 
-func (s *server) latency() time.Duration { return s.w.sc.Cluster.APILatency.d() + s.extra }
+func (s *server) latency() time.Duration { return s.w.sc.Cluster.APILatency.D() + s.extra }
 
 func (s *server) count(k writeKind) {
 	second := int(s.w.now / time.Second)
@@ -60,7 +60,7 @@ func (s *server) attempt(k writeKind, commit func(), pause time.Duration) {
 // tell lets the controllers hear of a change, unless they are away or their
 // watch is stale: then they hear of it when they list again.
 func (w *world) tell(hear func()) {
-	w.after(w.sc.Cluster.WatchLatency.d(), func() {
+	w.after(w.sc.Cluster.WatchLatency.D(), func() {
 		if w.hearing() {
 			hear()
 		}

@@ -86,11 +86,11 @@ func TestAnyFaultsThenHealing(t *testing.T) {
 		if s.EndNodes.Ready != 60 || s.Unrecovered+s.EndPods.Pending+s.EndPods.Terminating+s.EndPods.Dead+s.EndPods.NotReady != 0 {
 			t.Errorf("16 minutes after healing: nodes %+v, pods %+v\n%s", s.EndNodes, s.EndPods, b.String())
 		}
-		if s.Detection.Max.d() > 50*time.Second+r.slack() {
-			t.Errorf("a silent node was marked after %s\n%s", s.Detection.Max.d(), b.String())
+		if s.Detection.Max.D() > 50*time.Second+r.slack() {
+			t.Errorf("a silent node was marked after %s\n%s", s.Detection.Max.D(), b.String())
 		}
 		// Three zones, one token each at the start and one each ten seconds.
-		if most := 3 * (1 + int(r.Duration.d().Seconds())/10); s.Tainting.Count > most {
+		if most := 3 * (1 + int(r.Duration.D().Seconds())/10); s.Tainting.Count > most {
 			t.Errorf("%d nodes tainted, the rate allows %d\n%s", s.Tainting.Count, most, b.String())
 		}
 	}
@@ -113,9 +113,9 @@ func TestNothingIsDeletedBeforeItsTime(t *testing.T) {
 	for _, e := range r.Timeline {
 		switch e.What {
 		case bursts["tainted"].verb:
-			tainted = e.At.d()
+			tainted = e.At.D()
 		case bursts["evicted"].verb:
-			deleted = e.At.d()
+			deleted = e.At.D()
 		}
 	}
 	// timeAdded is kept in whole seconds, so up to one may be missing.
@@ -123,8 +123,8 @@ func TestNothingIsDeletedBeforeItsTime(t *testing.T) {
 		t.Errorf("tainted at %s, pods deleted at %s: want 300 s between", tainted, deleted)
 	}
 	early := play(t, strings.ReplaceAll(small, "replicas: 200", "replicas: 200, tolerationSeconds: 10")+"events:\n- at: 2m\n  kill: {names: [a-1]}\n")
-	if a, b := early.Summary.PodRecovery.P50, r.Summary.PodRecovery.P50; a.d() > 90*time.Second || b.d() < 5*time.Minute {
-		t.Errorf("pods recovered after %s with a toleration of 10 s, after %s with 300 s", a.d(), b.d())
+	if a, b := early.Summary.PodRecovery.P50, r.Summary.PodRecovery.P50; a.D() > 90*time.Second || b.D() < 5*time.Minute {
+		t.Errorf("pods recovered after %s with a toleration of 10 s, after %s with 300 s", a.D(), b.D())
 	}
 }
 
@@ -206,8 +206,8 @@ func TestCompareAndPlot(t *testing.T) {
 		}
 		runs = append(runs, r)
 	}
-	if a, b := runs[0].Summary.Detection.Max, runs[1].Summary.Detection.Max; a.d() < 40*time.Second || b.d() > 21*time.Second {
-		t.Errorf("detected after %s with the default grace period, after %s with 20 s", a.d(), b.d())
+	if a, b := runs[0].Summary.Detection.Max, runs[1].Summary.Detection.Max; a.D() < 40*time.Second || b.D() > 21*time.Second {
+		t.Errorf("detected after %s with the default grace period, after %s with 20 s", a.D(), b.D())
 	}
 	if _, err := sc.With("node-monitor-grace-period"); err == nil {
 		t.Error("a change without a value is accepted")

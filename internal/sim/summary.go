@@ -69,7 +69,7 @@ func (w *world) summary(nodes, pods int) Summary {
 		Unrecovered: r.lost, FalseUnknown: r.falseUnknown, Evictions: r.evictions, Needless: r.needless, Drained: r.drained, Collected: r.gced,
 		LostPodTime: Duration(r.lostFor.Round(time.Second)), DeadPodTime: Duration(r.deadFor.Round(time.Second)),
 		Writes: map[string]int{}, EndNodes: r.nodeCounts(), EndPods: r.podCounts()}
-	seconds := int(w.sc.Duration.d() / time.Second)
+	seconds := int(w.sc.Duration.D() / time.Second)
 	sum := 0
 	for second := range seconds {
 		n := 0

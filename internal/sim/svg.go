@@ -90,7 +90,7 @@ func panelsOf(r *Result) []panel {
 			return !slices.ContainsFunc(r.Series, func(s Sample) bool { return b.of(&s) > 0 })
 		})
 	}
-	return append(out, panel{title: fmt.Sprintf("API writes a second, mean over %s", r.Step.d()), bands: []band{{name: "all writes", color: "#1e8449", of: func(s *Sample) float64 { return s.Writes }}}})
+	return append(out, panel{title: fmt.Sprintf("API writes a second, mean over %s", r.Step.D()), bands: []band{{name: "all writes", color: "#1e8449", of: func(s *Sample) float64 { return s.Writes }}}})
 }
 
 // zoneColors are for zones in the order of their names; more than these share.
@@ -247,7 +247,7 @@ func (d *drawing) panel(p panel, top int, high float64) {
 
 // times writes the time axis.
 func (d *drawing) times(bottom int) {
-	total := d.r.Duration.d()
+	total := d.r.Duration.D()
 	step := time.Minute
 	for _, s := range []time.Duration{10 * time.Second, 30 * time.Second, time.Minute, 2 * time.Minute, 5 * time.Minute, 10 * time.Minute, 20 * time.Minute, 30 * time.Minute, time.Hour, 2 * time.Hour, 6 * time.Hour, 24 * time.Hour} {
 		step = s

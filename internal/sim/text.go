@@ -148,12 +148,12 @@ func column(i int) string {
 }
 
 func podTime(d Duration) string {
-	hours := d.d().Hours()
+	hours := d.D().Hours()
 	switch {
 	case d == 0:
 		return "none"
 	case hours < 1:
-		return fmt.Sprintf("%.1f pod minutes", d.d().Minutes())
+		return fmt.Sprintf("%.1f pod minutes", d.D().Minutes())
 	}
 	return fmt.Sprintf("%.1f pod hours", hours)
 }

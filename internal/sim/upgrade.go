@@ -87,7 +87,7 @@ func (u *upgrade) drain(n *node, since, asked time.Duration) {
 	switch {
 	case left == 0:
 		u.reboot(n)
-	case u.DrainTimeout > 0 && u.w.now-since >= u.DrainTimeout.d():
+	case u.DrainTimeout > 0 && u.w.now-since >= u.DrainTimeout.D():
 		u.late++
 		u.reboot(n)
 	default:

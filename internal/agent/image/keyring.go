@@ -20,8 +20,6 @@ import (
 // Credential is what a registry may be shown, and where it came from.
 type Credential struct {
 	Username, Password, IdentityToken, RegistryToken string
-	// Server the credential is for, as configured.
-	Server string
 	// Source says who lends it.
 	Source Source
 }
@@ -33,11 +31,11 @@ type Source struct {
 	AccountUID, AccountNamespace, Account  string
 }
 
+// auth is the credential as the runtime takes it. It was chosen for the image
+// already: a server's address beside it, which may hold globs or be no URL,
+// only gives runtimes a reason to refuse it.
 func (c *Credential) auth() *runtimeapi.AuthConfig {
-	return &runtimeapi.AuthConfig{
-		Username: c.Username, Password: c.Password, ServerAddress: c.Server,
-		IdentityToken: c.IdentityToken, RegistryToken: c.RegistryToken,
-	}
+	return &runtimeapi.AuthConfig{Username: c.Username, Password: c.Password, IdentityToken: c.IdentityToken, RegistryToken: c.RegistryToken}
 }
 
 // hash identifies a credential without revealing it.
@@ -93,7 +91,7 @@ func parseDockerConfig(b []byte, legacy bool) ([]entry, error) {
 	}
 	var out []entry
 	for server, a := range auths {
-		c := Credential{Username: a.Username, Password: a.Password, IdentityToken: a.IdentityToken, RegistryToken: a.RegistryToken, Server: server}
+		c := Credential{Username: a.Username, Password: a.Password, IdentityToken: a.IdentityToken, RegistryToken: a.RegistryToken}
 		if a.Auth != "" {
 			user, password, err := decodeAuth(a.Auth)
 			if err != nil {

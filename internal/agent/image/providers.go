@@ -247,7 +247,7 @@ func (p *Providers) ask(ctx context.Context, c *ProviderConfig, pod *v1.Pod, rep
 	}
 	var entries []entry
 	for server, a := range resp.Auth {
-		entries = append(entries, entry{server: server, cred: Credential{Username: a.Username, Password: a.Password, Server: server}})
+		entries = append(entries, entry{server: server, cred: Credential{Username: a.Username, Password: a.Password}})
 	}
 	sort.Slice(entries, func(i, j int) bool { return entries[i].server < entries[j].server })
 	keep := c.cacheFor

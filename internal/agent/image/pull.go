@@ -8,6 +8,7 @@ import (
 
 	"github.com/distribution/reference"
 	v1 "k8s.io/api/core/v1"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -196,5 +197,5 @@ func (p *Puller) tryAll(ctx context.Context, r Request, spec *runtimeapi.ImageSp
 	}
 	// Without credentials the registry only says that some are needed; what it
 	// said to those we have is what helps.
-	return "", nil, errors.Join(errs...)
+	return "", nil, utilerrors.NewAggregate(errs)
 }

@@ -47,6 +47,8 @@ type Config struct {
 	// empty leaves that to others.
 	CNIConfDir string
 	CNI        network.CNIOptions
+	// Guard is the agent's.
+	Guard agent.GuardFunc
 }
 
 // Registry is where metrics are registered and gathered.
@@ -100,7 +102,7 @@ func Run(ctx context.Context, cfg Config) error {
 		RuntimeCgroup: flags.RuntimeCgroups, DeadContainers: &pressure.ContainerLimits{
 			MinimumAge: flags.MinimumContainerTTL, PerContainer: int(flags.MaxDeadPerContainer), Total: int(flags.MaxDeadContainers),
 		},
-		CNIConfDir: cfg.CNIConfDir, CNI: cfg.CNI, AppArmor: appArmor("/"), Log: cfg.Log, Metrics: registry, Journal: cfg.Journal,
+		CNIConfDir: cfg.CNIConfDir, CNI: cfg.CNI, Guard: cfg.Guard, AppArmor: appArmor("/"), Log: cfg.Log, Metrics: registry, Journal: cfg.Journal,
 	}
 	out.Serve.Gather = prometheus.Gatherers{registry, legacyregistry.DefaultGatherer}
 	out.Serve.LogLevel, out.Serve.Flags = cfg.LogLevel, cfg.Effective.Flags

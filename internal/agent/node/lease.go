@@ -62,11 +62,12 @@ type heart struct {
 	// woken is signalled when uid changed.
 	woken <-chan struct{}
 
-	held *coordinationv1.Lease
+	held     *coordinationv1.Lease
+	beaten   bool // it was renewed at least once
+	failures int
 }
 
 func (h *heart) run(ctx context.Context) {
-	first, failures := true, 0
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -76,27 +77,35 @@ func (h *heart) run(ctx context.Context) {
 		case <-h.woken:
 		case <-timer.C:
 		}
-		uid := h.uid()
-		if uid == "" {
-			h.held = nil // the garbage collector takes the Lease with the Node
-			continue     // until woken by the registration
-		}
-		err := h.beat(ctx, uid)
-		switch {
-		case err == nil:
-			failures = 0
-			timer.Reset(renewDelay(h.seconds, first, rand.Float64()))
-			first = false
-		case ctx.Err() != nil:
-			return
-		default:
-			h.metrics.leaseErrors.Inc()
-			h.log.Warn("renewing the node lease", "node", h.name, "err", err)
-			// Never wait longer than a renewal: the lease is running out.
-			timer.Reset(min(Backoff(failures+1, rand.Float64()), renewDelay(h.seconds, false, 0)))
-			failures++
-		}
+		if wait, ok := h.step(ctx); ok {
+			timer.Reset(wait)
+		} // else until woken by the registration
 	}
+}
+
+// step renews the lease if there is a Node to renew it for, and says how long
+// to wait before the next; ok is false for as long as there is none.
+func (h *heart) step(ctx context.Context) (wait time.Duration, ok bool) {
+	uid := h.uid()
+	if uid == "" {
+		h.held = nil // the garbage collector takes the Lease with the Node
+		return 0, false
+	}
+	err := h.beat(ctx, uid)
+	switch {
+	case err == nil:
+		wait = renewDelay(h.seconds, !h.beaten, rand.Float64())
+		h.failures, h.beaten = 0, true
+		return wait, true
+	case ctx.Err() != nil:
+		return 0, false
+	}
+	h.metrics.leaseErrors.Inc()
+	h.log.Warn("renewing the node lease", "node", h.name, "err", err)
+	// Never wait longer than a renewal: the lease is running out.
+	wait = min(Backoff(h.failures+1, rand.Float64()), renewDelay(h.seconds, false, 0))
+	h.failures++
+	return wait, true
 }
 
 // beat writes the Lease once. The lease's own resourceVersion guards the
@@ -115,6 +124,7 @@ func (h *heart) beat(ctx context.Context, uid types.UID) error {
 		}
 		if err == nil {
 			cancel()
+			written.ManagedFields = nil // most of the object, and the server's own business
 			h.held = written
 			return nil
 		}

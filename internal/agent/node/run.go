@@ -88,6 +88,11 @@ func (c *Config) complete() error {
 	case c.RootDir == "":
 		return errors.New("configuring the node role: RootDir is empty")
 	}
+	c.defaults()
+	return nil
+}
+
+func (c *Config) defaults() {
 	if c.Leases == nil {
 		c.Leases = c.Client.CoordinationV1()
 	}
@@ -115,7 +120,6 @@ func (c *Config) complete() error {
 	if c.LeaseSeconds == 0 {
 		c.LeaseSeconds = 40
 	}
-	return nil
 }
 
 // Run keeps the Node object and its Lease true until the context ends. It

@@ -50,11 +50,10 @@ func (p *planner) restartAt(m *member, c *runtime.Container) (time.Time, Backoff
 		next.Delay = b.Delay
 		return p.now, next
 	}
-	at := c.FinishedAt.Add(b.Delay)
-	if latest := p.now.Add(b.Delay); at.After(latest) {
-		at = latest // the clock went back
+	if c.FinishedAt.After(p.now.Add(b.Delay)) {
+		return p.now, next // the clock went back: nobody knows how long it waited
 	}
-	return at, next
+	return c.FinishedAt.Add(b.Delay), next
 }
 
 // rebuilt is the entry of an agent that has just been started, read from what

@@ -107,7 +107,13 @@ func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, a Action) *Fai
 	if err != nil {
 		return m.fail(pod, err, "FailedCreatePodSandBox", "Failed to create pod sandbox: ")
 	}
+	m.metrics.startedPods.Inc()
+	began := m.cfg.Now()
 	id, err := m.cfg.Service.RunPodSandbox(ctx, cfg, handler)
+	m.metrics.sandboxes.WithLabelValues(handler).Observe(m.cfg.Now().Sub(began).Seconds())
+	if err != nil {
+		m.metrics.startedPodErrors.Inc()
+	}
 	if err == nil {
 		_, err = m.cfg.Runtime.RefreshSandbox(ctx, id)
 	}
@@ -163,6 +169,7 @@ func containerOf(pod *v1.Pod, name string) *v1.Container {
 
 // start creates and starts a container.
 func (m *Manager) start(ctx context.Context, w *worker, pod *v1.Pod, a Action) (string, *Failure) {
+	m.metrics.startedContainers.WithLabelValues(containerType(pod, a.Container)).Inc()
 	in, f := m.startInput(w, pod, a)
 	if f != nil {
 		return "", f
@@ -200,6 +207,7 @@ func (m *Manager) start(ctx context.Context, w *worker, pod *v1.Pod, a Action) (
 
 func (m *Manager) startFailed(ctx context.Context, pod *v1.Pod, a Action, f *Failure) *Failure {
 	if ctx.Err() == nil {
+		m.metrics.containerErrors.WithLabelValues(containerType(pod, a.Container), f.Reason).Inc()
 		m.event(pod, Event{Warning: true, Reason: "Failed", Message: "Error: " + f.Message, Container: a.Container})
 		m.cfg.Log.Warn("starting a container", "pod", pod.Namespace+"/"+pod.Name, "container", a.Container, "reason", f.Reason, "err", f.Message)
 	}

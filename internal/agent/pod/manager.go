@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -39,7 +40,7 @@ type Config struct {
 	Probes      Probes
 	// Devices, when set, returns the health of what a pod's containers were
 	// given; it must not block.
-	Devices func(uid types.UID) map[string][]v1.ResourceStatus
+	Devices func(pod *v1.Pod) map[string][]v1.ResourceStatus
 	// Node returns what statuses say of the node; it is called often.
 	Node func() Node
 	// RootDir holds pods/<uid>; LogDir the pods' log directories; LinkDir, when
@@ -58,7 +59,7 @@ type Config struct {
 // Manager holds a worker per pod and routes news to it.
 type Manager struct {
 	cfg     Config
-	actions *prometheus.HistogramVec
+	metrics *metrics
 
 	mu      sync.Mutex
 	ctx     context.Context // set while Run runs
@@ -80,22 +81,16 @@ func NewManager(cfg Config) *Manager {
 	}
 	m := &Manager{
 		cfg: cfg, workers: map[types.UID]*worker{}, blocked: map[types.NamespacedName]*v1.Pod{}, mirrors: map[types.UID]*v1.Pod{},
-		actions: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Namespace: "berth_agent", Subsystem: "pod", Name: "action_duration_seconds",
-			Help:    "Time an action on a pod took, by kind.",
-			Buckets: prometheus.ExponentialBuckets(0.001, 2.5, 12),
-		}, []string{"kind"}),
+		metrics: newMetrics(),
 	}
 	if cfg.Metrics != nil {
-		if err := cfg.Metrics.Register(m.actions); err != nil {
-			cfg.Log.Warn("registering a pod metric", "err", err)
+		for _, c := range append(m.metrics.all(), m) {
+			if err := cfg.Metrics.Register(c); err != nil {
+				cfg.Log.Warn("registering a pod metric", "err", err)
+			}
 		}
 	}
 	return m
-}
-
-func (m *Manager) observeAction(k Kind, d time.Duration) {
-	m.actions.WithLabelValues(string(k)).Observe(d.Seconds())
 }
 
 // Run waits for the first picture of the runtime, then runs every pod until
@@ -154,6 +149,7 @@ func (m *Manager) ended(w *worker) {
 		delete(m.blocked, name)
 		m.add(next, true)
 	case back:
+		m.metrics.restartedPods.WithLabelValues(strconv.FormatBool(spec.Static)).Inc()
 		m.add(spec.Pod, spec.Static) // asked for again while it went
 	}
 }
@@ -356,6 +352,7 @@ func (m *Manager) orphan(uid types.UID) {
 	if held := m.cfg.Runtime.Pod(uid); held != nil {
 		pod.Namespace, pod.Name = held.Namespace, held.Name
 	}
+	m.metrics.orphans.Inc()
 	w := newWorker(m, Spec{Pod: pod, Orphan: true})
 	m.workers[uid] = w
 	m.begin(w)

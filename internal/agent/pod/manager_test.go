@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -29,11 +31,13 @@ const patience = 30 * time.Second
 // agentUnderTest is a manager with real workers over the fake runtime and a
 // fake API.
 type agentUnderTest struct {
-	*testing.T
+	testing.TB
 	rt  *fake.Runtime
 	api *clientset.Clientset
 	m   *Manager
 	ctx context.Context
+
+	watcher *runtime.Watcher
 }
 
 type noProbes struct{}
@@ -42,29 +46,39 @@ func (noProbes) Sync(types.UID, []Target)           {}
 func (noProbes) Results(types.UID) map[string]Probe { return nil }
 
 func newAgent(t *testing.T, prepare ...func(*fake.Runtime)) *agentUnderTest {
-	w := newWorld(t) // for its collaborators
-	a := &agentUnderTest{T: t, rt: fake.New(nil), api: clientset.NewClientset()}
-	for _, f := range prepare {
-		f(a.rt)
-	}
-	watcher := runtime.NewWatcher(runtime.WatcherConfig{Service: a.rt, Log: slog.New(slog.DiscardHandler), Notify: func(uid types.UID) { a.m.RuntimeChanged(uid) }})
-	cfg := w.m.cfg
-	cfg.Client, cfg.Service, cfg.Runtime, cfg.Recorder, cfg.Now = a.api, a.rt, watcher, &record.FakeRecorder{}, nil
-	cfg.Volumes, cfg.Images, cfg.Cgroups, cfg.Admitter, cfg.Hooks = calm{}, calmImages{}, calmCgroups{}, calm{}, hooks{w}
-	cfg.Configs, cfg.Probes, cfg.Journal = configs{&world{m: w.m, mounted: true}}, noProbes{}, journal.Discard
-	a.m = NewManager(cfg)
-	ctx, cancel := context.WithCancel(context.Background())
-	a.ctx = ctx
-	done := make(chan struct{}, 2)
-	go func() { _ = watcher.Run(ctx); done <- struct{}{} }()
-	go func() { _ = a.m.Run(ctx); done <- struct{}{} }()
+	a, stop := startAgent(t, func(c *Config, rt *fake.Runtime) {
+		for _, f := range prepare {
+			f(rt)
+		}
+	})
 	t.Cleanup(func() {
-		cancel()
-		<-done
-		<-done
+		stop()
 		goleak.VerifyNone(t)
 	})
 	return a
+}
+
+// startAgent runs a manager; stop ends it and everything of it.
+func startAgent(t testing.TB, change func(*Config, *fake.Runtime)) (a *agentUnderTest, stop func()) {
+	w := newWorld(t) // for its collaborators
+	cfg := w.m.cfg
+	cfg.Now = time.Now
+	a = &agentUnderTest{TB: t, rt: fake.New(func() time.Time { return cfg.Now() }), api: clientset.NewClientset()}
+	a.watcher = runtime.NewWatcher(runtime.WatcherConfig{Service: a.rt, Log: slog.New(slog.DiscardHandler), Notify: func(uid types.UID) { a.m.RuntimeChanged(uid) }})
+	cfg.Client, cfg.Service, cfg.Runtime, cfg.Recorder = a.api, a.rt, a.watcher, &record.FakeRecorder{}
+	cfg.Volumes, cfg.Images, cfg.Cgroups, cfg.Admitter, cfg.Hooks = calm{}, calmImages{}, calmCgroups{}, calm{}, hooks{w}
+	cfg.Configs, cfg.Probes, cfg.Journal = configs{&world{m: w.m, mounted: true}}, noProbes{}, journal.Discard
+	change(&cfg, a.rt)
+	a.m = NewManager(cfg)
+	ctx, cancel := context.WithCancel(context.Background())
+	a.ctx = ctx
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = a.watcher.Run(ctx) })
+	wg.Go(func() { _ = a.m.Run(ctx) })
+	return a, func() {
+		cancel()
+		wg.Wait()
+	}
 }
 
 // calm is collaborators that always do what they are asked.
@@ -226,37 +240,29 @@ func TestKill(t *testing.T) {
 	a.await("web", func(p *v1.Pod) bool { return p.Status.Phase == v1.PodFailed && p.Status.Reason == "Evicted" })
 }
 
-// BenchmarkNext is the cost of one look at a running pod with two containers.
-func BenchmarkNext(b *testing.B) {
-	w := newWorld(b)
-	w.begin(testPod(v1.RestartPolicyAlways, "app", "side"))
-	w.settle()
-	b.ReportAllocs()
-	for b.Loop() {
-		Next(w.spec, &w.obs, w.now)
+// TestMetrics: what dashboards read is there once a pod runs.
+func TestMetrics(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	a, stop := startAgent(t, func(c *Config, _ *fake.Runtime) { c.Metrics = registry })
+	defer stop()
+	a.create("web")
+	a.await("web", isRunning)
+	got, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
 	}
-}
-
-// BenchmarkStatusPatch is the cost of finding that nothing is to be written,
-// and of writing one change.
-func BenchmarkStatusPatch(b *testing.B) {
-	w := newWorld(b)
-	w.begin(testPod(v1.RestartPolicyAlways, "app", "side"))
-	w.settle()
-	b.Run("same", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			if p, err := statusPatch("u1", w.plan.Status, w.plan.Status); p != nil || err != nil {
-				b.Fatal(string(p), err)
-			}
+	names := map[string]bool{}
+	for _, f := range got {
+		names[f.GetName()] = true
+	}
+	for _, want := range []string{
+		"kubelet_running_pods", "kubelet_running_containers", "kubelet_desired_pods", "kubelet_active_pods", "kubelet_mirror_pods", "kubelet_working_pods",
+		"kubelet_pod_start_duration_seconds", "kubelet_pod_start_sli_duration_seconds", "kubelet_pod_start_total_duration_seconds",
+		"kubelet_pod_worker_duration_seconds", "kubelet_pod_status_sync_duration_seconds", "kubelet_run_podsandbox_duration_seconds",
+		"kubelet_started_pods_total", "kubelet_started_containers_total", "kubelet_orphaned_runtime_pods_total",
+	} {
+		if !names[want] {
+			t.Errorf("no metric %s", want)
 		}
-	})
-	b.Run("changed", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			if p, err := statusPatch("u1", v1.PodStatus{}, w.plan.Status); p == nil || err != nil {
-				b.Fatal(err)
-			}
-		}
-	})
+	}
 }

@@ -74,6 +74,7 @@ type Result struct {
 	// Allocation is the promise that was made.
 	Allocation *Allocation
 
+	took   time.Duration
 	flight *flight // which attempt of the worker this is the end of
 }
 
@@ -91,6 +92,14 @@ func NewMemory(last v1.PodStatus, now time.Time) Memory {
 		InFlight: map[Key]Action{}, Failed: map[Key]Failure{}, Images: map[string]string{},
 		Backoff: map[string]Backoff{}, PostStarted: map[string]bool{}, PreStopped: map[string]bool{}, StopBy: map[string]time.Time{},
 		Stopped: map[string]bool{}, Last: last, Acked: last.Phase,
+	}
+}
+
+// heard takes in the status that the API holds: a pod that is over there is
+// over, whoever said so.
+func (m *Memory) heard(api *v1.PodStatus) {
+	if terminal(api.Phase) && !terminal(m.Last.Phase) {
+		m.Last.Phase, m.Last.Reason, m.Last.Message = api.Phase, api.Reason, api.Message
 	}
 }
 
@@ -164,7 +173,6 @@ func (m *Memory) Done(r Result, now time.Time) {
 	switch a.Kind {
 	case Admit:
 		m.Admitted, m.Rejected = r.Rejected == nil, r.Rejected
-		m.Unmounted, m.CgroupRemoved = r.Rejected != nil, r.Rejected != nil
 	case Cgroup:
 		m.CgroupReady = true
 	case Mount:

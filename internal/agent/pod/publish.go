@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"strconv"
 	"time"
@@ -32,6 +33,7 @@ type publisher struct {
 	gone    bool // the API no longer holds the object
 
 	since    time.Time // when the present difference was first seen
+	began    time.Time // when the difference that is being patched was first seen
 	failures int
 	retryAt  time.Time
 }
@@ -86,43 +88,61 @@ func (p *publisher) see(pod *v1.Pod) {
 	}
 }
 
-// publish begins a PATCH if one is due and returns when to look again.
-func (w *worker) publish(ctx context.Context, spec Spec, plan Plan, now time.Time) (again time.Time) {
-	p := &w.pub
-	if p.busy || p.gone || p.target == "" || w.m.cfg.Client == nil {
-		return time.Time{}
+// next is the PATCH that is due for a planned status, or when to look again;
+// neither if there is nothing to write. A PATCH that it returns is under way.
+func (p *publisher) next(want v1.PodStatus, now time.Time) (body []byte, again time.Time, err error) {
+	if p.busy || p.gone || p.target == "" {
+		return nil, time.Time{}, nil
 	}
-	body, err := statusPatch(p.target, p.base, plan.Status)
-	if err != nil {
-		w.m.cfg.Log.Error("making a status patch", "pod", spec.Pod.Name, "err", err)
-		return time.Time{}
+	if body, err = statusPatch(p.target, p.base, want); err != nil {
+		return nil, time.Time{}, err
 	}
 	if body == nil {
 		p.since = time.Time{}
-		return time.Time{}
+		return nil, time.Time{}, nil
 	}
-	if p.since.IsZero() {
+	if p.since.IsZero() || p.since.After(now) {
 		p.since = now
 	}
 	due := p.since.Add(patient)
-	if urgent(p.base, plan.Status) {
+	if urgent(p.base, want) {
 		due = now
 	}
 	if due.Before(p.retryAt) {
 		due = p.retryAt
 	}
 	if now.Before(due) {
-		return due
+		return nil, due, nil
 	}
-	p.busy, p.since = true, time.Time{}
-	target := p.target
+	p.busy, p.began, p.since = true, p.since, time.Time{}
+	return body, time.Time{}, nil
+}
+
+// publish begins a PATCH if one is due and returns when to look again.
+func (w *worker) publish(ctx context.Context, spec Spec, plan Plan, now time.Time) (again time.Time) {
+	if w.m.cfg.Client == nil {
+		return time.Time{}
+	}
+	body, again, err := w.pub.next(plan.Status, now)
+	if err != nil {
+		w.m.cfg.Log.Error("making a status patch", "pod", spec.Pod.Name, "err", err)
+	}
+	if body == nil {
+		return again
+	}
+	target, changed := w.pub.target, w.pub.began
 	pods := w.m.cfg.Client.CoreV1().Pods(spec.Pod.Namespace)
 	w.wg.Go(func() {
 		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 		defer cancel()
+		defer func() { w.m.metrics.statusSync.WithLabelValues().Observe(w.m.cfg.Now().Sub(changed).Seconds()) }()
 		got, err := pods.Patch(ctx, spec.Pod.Name, types.StrategicMergePatchType, body, metav1.PatchOptions{}, "status")
 		if err != nil && ctx.Err() == nil {
-			w.m.cfg.Log.Debug("patching a pod's status", "pod", spec.Pod.Name, "namespace", spec.Pod.Namespace, "err", err)
+			level := slog.LevelDebug // an API that is away is told of elsewhere
+			if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err) {
+				level = slog.LevelWarn
+			}
+			w.m.cfg.Log.Log(ctx, level, "patching a pod's status", "pod", spec.Pod.Name, "namespace", spec.Pod.Namespace, "err", err)
 		}
 		w.mu.Lock()
 		w.patches = append(w.patches, patched{target: target, pod: got, err: err})

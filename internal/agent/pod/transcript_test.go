@@ -174,8 +174,10 @@ func command(w *world, name string, args []string, body string) error {
 		return w.rt.RemovePodSandbox(context.Background(), w.obs.Runtime.Sandboxes[0].ID)
 	case "hold":
 		w.hold[Kind(arg(0))] = true
-	case "release":
-		w.hold = map[Kind]bool{}
+	case "release", "let": // let: those held so far, the next ones are held again
+		if name == "release" {
+			w.hold = map[Kind]bool{}
+		}
 		for _, a := range w.held {
 			w.log = append(w.log, "  "+a.String())
 			w.do(a)
@@ -211,6 +213,8 @@ func command(w *world, name string, args []string, body string) error {
 			}
 		}
 		w.probes[arg(0)] = p
+	case "api-phase":
+		w.api.Phase, w.api.Reason = v1.PodPhase(arg(0)), arg(1)
 	case "condition":
 		w.spec.Pod = w.spec.Pod.DeepCopy()
 		w.spec.Pod.Status.Conditions = append(w.spec.Pod.Status.Conditions, v1.PodCondition{Type: v1.PodConditionType(arg(0)), Status: v1.ConditionStatus(arg(1))})

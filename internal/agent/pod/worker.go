@@ -36,6 +36,7 @@ type worker struct {
 	retry   atomic.Bool
 	// deferred: the pod waits for room for other resources.
 	deferred atomic.Bool
+	ending   atomic.Bool
 
 	// Owned by the loop.
 	obs     Observed
@@ -43,6 +44,9 @@ type worker struct {
 	fired   map[string]bool // keys of events sent
 	updated *v1.Pod         // the definition that volumes were told of last
 	before  v1.PodPhase     // of the last plan
+	isNew   bool            // no agent has started anything of it yet
+	cameUp  bool
+	pulling time.Duration // spent on images so far
 	pub     publisher
 	wg      sync.WaitGroup
 }
@@ -96,12 +100,14 @@ func (w *worker) run(ctx context.Context) {
 	w.obs.Messages = map[string]string{}
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
-	for ctx.Err() == nil {
+	w.isNew = w.obs.Last.StartTime == nil && w.m.cfg.Runtime.Pod(w.uid).Empty()
+	for first := true; ctx.Err() == nil; first = false {
 		now := w.m.cfg.Now()
 		spec := w.observe(now)
 		plan := Next(spec, &w.obs, now)
 		w.perform(ctx, spec, plan, now)
 		wakeAt := earliest(plan.WakeAt, w.publish(ctx, spec, plan, now))
+		w.m.metrics.workerRounds.WithLabelValues(roundType(first, &plan)).Observe(w.m.cfg.Now().Sub(now).Seconds())
 		if plan.Done && !w.pub.busy {
 			return
 		}
@@ -116,6 +122,19 @@ func (w *worker) run(ctx context.Context) {
 		case <-timer.C:
 		}
 	}
+}
+
+// roundType is what metrics call one look at a pod.
+func roundType(first bool, plan *Plan) string {
+	switch {
+	case plan.Terminating && terminal(plan.Status.Phase):
+		return "terminated"
+	case plan.Terminating:
+		return "terminating"
+	case first:
+		return "create"
+	}
+	return "sync"
 }
 
 // firstStatus is the status the API holds when the worker begins.
@@ -143,6 +162,9 @@ func (w *worker) observe(now time.Time) Spec {
 		if f := w.flights[r.Action.Key()]; f != nil && f == r.flight {
 			delete(w.flights, r.Action.Key())
 			f.cancel()
+			if r.Action.Kind == Pull {
+				w.pulling += r.took
+			}
 			w.obs.Done(r, now)
 			w.tellFailure(spec.Pod, r, now)
 		}
@@ -155,7 +177,7 @@ func (w *worker) observe(now time.Time) Spec {
 	w.obs.Node = w.m.cfg.Node()
 	w.obs.Probes = w.m.cfg.Probes.Results(w.uid)
 	if w.m.cfg.Devices != nil {
-		w.obs.Devices = w.m.cfg.Devices(w.uid)
+		w.obs.Devices = w.m.cfg.Devices(spec.Pod)
 	}
 	w.readMessages(len(spec.Pod.Spec.Containers) + len(spec.Pod.Spec.InitContainers))
 	w.pub.take(spec, mirror, patches, now)
@@ -163,6 +185,9 @@ func (w *worker) observe(now time.Time) Spec {
 		w.obs.Acked, w.obs.Deleted = w.obs.Last.Phase, spec.Removed
 	} else {
 		w.obs.Acked = w.pub.base.Phase
+		if !spec.Static {
+			w.obs.heard(&w.pub.base)
+		}
 		w.obs.Deleted = w.obs.Deleted || w.pub.gone
 	}
 	if w.updated != spec.Pod && w.obs.VolumesReady {
@@ -223,7 +248,8 @@ func (w *worker) perform(ctx context.Context, spec Spec, plan Plan, now time.Tim
 		w.wg.Go(func() {
 			began := w.m.cfg.Now()
 			r := w.m.effect(actx, w, spec, a)
-			w.m.observeAction(a.Kind, w.m.cfg.Now().Sub(began))
+			r.took = w.m.cfg.Now().Sub(began)
+			w.m.metrics.actions.WithLabelValues(string(a.Kind)).Observe(r.took.Seconds())
 			r.Action, r.flight = a, f
 			r.Canceled = r.Err != nil && f.canceled.Load()
 			w.deliver(r)
@@ -237,6 +263,8 @@ func (w *worker) perform(ctx context.Context, spec Spec, plan Plan, now time.Tim
 		w.m.makeRoom()
 	}
 	w.before = plan.Status.Phase
+	w.ending.Store(plan.Terminating)
+	w.began(spec.Pod, &plan, now)
 	pod := spec.Pod.DeepCopy()
 	pod.Status = mergedStatus(spec.Pod.Status, plan.Status)
 	w.current.Store(pod)
@@ -326,6 +354,7 @@ func (w *worker) tellEnds(pod *v1.Pod, was, is *v1.PodStatus, now time.Time) {
 			if ended.Message != "" {
 				because = append(because, fact("message", ended.Message))
 			}
+			w.m.metrics.terminated.WithLabelValues(containerType(pod, c.Name), strconv.Itoa(int(ended.ExitCode)), ended.Reason).Inc()
 			ran := ended.FinishedAt.Sub(ended.StartedAt.Time).String()
 			w.m.record(pod, now, "container "+c.Name+" ended", append(because, fact("ran for", ran))...)
 		}

@@ -2,6 +2,7 @@ package probe
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -195,4 +196,42 @@ func TestProber(t *testing.T) {
 	}
 	cancel()
 	<-done
+}
+
+// FuzzSpec reads whatever a probe may say about its target: either it is
+// refused, or it asks the port that it names.
+func FuzzSpec(f *testing.F) {
+	for _, s := range []string{
+		`{"httpGet":{"port":80}}`,
+		`{"httpGet":{"port":"web","path":"//x?a=b#c","host":"::1","scheme":"HTTPS","httpHeaders":[{"name":"Host","value":""},{"name":"\n","value":"\u0000"}]}}`,
+		`{"httpGet":{"port":"0","path":"%zz"}}`,
+		`{"tcpSocket":{"port":99999}}`,
+		`{"exec":{"command":["$(A)$$(B","$("]}}`,
+		`{"httpGet":{"port":-1,"host":"a b"}}`,
+	} {
+		f.Add([]byte(s))
+	}
+	c := &v1.Container{Name: "app", Ports: []v1.ContainerPort{{Name: "web", ContainerPort: 8080}}, Env: []v1.EnvVar{{Name: "A", Value: "$(A)"}}}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var p v1.Probe
+		if json.Unmarshal(b, &p) != nil {
+			return
+		}
+		if p.Exec != nil {
+			if got := expand(p.Exec.Command, c.Env); len(got) != len(p.Exec.Command) {
+				t.Errorf("%q became %q", p.Exec.Command, got)
+			}
+		}
+		if p.HTTPGet == nil {
+			return
+		}
+		req, err := Request(context.Background(), c, "192.0.2.1", p.HTTPGet, "agent")
+		if err != nil {
+			return
+		}
+		want, err := PortOf(c, p.HTTPGet.Port)
+		if err != nil || req.URL.Port() != strconv.Itoa(want) {
+			t.Errorf("asks port %q, want %d (%v)", req.URL.Port(), want, err)
+		}
+	})
 }

@@ -135,6 +135,12 @@ func (r *Reach) Config() *rest.Config {
 	return out
 }
 
+// Current is the host and port in use.
+func (r *Reach) Current() string {
+	_, base, _ := r.pick()
+	return base.Host
+}
+
 // Rotate makes new requests use the new client certificate. What runs on the
 // old connections (watches above all) ends in its own time.
 func (r *Reach) Rotate() {
@@ -170,6 +176,9 @@ func (r *Reach) RoundTrip(req *http.Request) (*http.Response, error) {
 			out.Body = body
 		}
 		response, err := transport.RoundTrip(out)
+		if err == nil && response.StatusCode == http.StatusOK {
+			response.Body = &cuttable{ReadCloser: response.Body, log: r.cfg.Log}
+		}
 		if err == nil || req.Context().Err() != nil {
 			return response, err
 		}
@@ -179,6 +188,24 @@ func (r *Reach) RoundTrip(req *http.Request) (*http.Response, error) {
 		}
 		r.leave(at, err)
 	}
+}
+
+// cuttable is an answer that may be cut off. However that happens it reads as
+// an unexpected end: a watch then goes on where it was, while any other error
+// makes clients list everything again.
+type cuttable struct {
+	io.ReadCloser
+	log *slog.Logger
+}
+
+// Read implements io.Reader.
+func (c *cuttable) Read(p []byte) (int, error) {
+	n, err := c.ReadCloser.Read(p)
+	if err == nil || err == io.EOF || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return n, err
+	}
+	c.log.Debug("an answer of the API server was cut off", "err", err)
+	return n, io.ErrUnexpectedEOF
 }
 
 // repeatable tells whether a request can be sent again: it was not sent, or

@@ -140,7 +140,7 @@ func (c *Cache) putSandbox(uid types.UID, namespace, name string, b *Sandbox) bo
 	}
 	next.Sandboxes = append(next.Sandboxes, b)
 	slices.SortFunc(next.Sandboxes, func(x, y *Sandbox) int {
-		return cmp.Or(y.CreatedAt.Compare(x.CreatedAt), cmp.Compare(y.Attempt, x.Attempt), cmp.Compare(x.ID, y.ID))
+		return cmp.Or(cmp.Compare(y.Attempt, x.Attempt), y.CreatedAt.Compare(x.CreatedAt), cmp.Compare(x.ID, y.ID))
 	})
 	c.enter(b.ID, uid)
 	c.pods[uid] = next
@@ -191,7 +191,7 @@ func (c *Cache) putContainer(uid types.UID, namespace, name string, n *Container
 	}
 	next.Containers = append(next.Containers, n)
 	slices.SortFunc(next.Containers, func(x, y *Container) int {
-		return cmp.Or(y.CreatedAt.Compare(x.CreatedAt), cmp.Compare(y.Attempt, x.Attempt), cmp.Compare(x.ID, y.ID))
+		return cmp.Or(cmp.Compare(y.Attempt, x.Attempt), y.CreatedAt.Compare(x.CreatedAt), cmp.Compare(x.ID, y.ID))
 	})
 	c.enter(n.ID, uid)
 	c.pods[uid] = next

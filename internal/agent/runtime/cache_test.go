@@ -5,6 +5,7 @@ import (
 	"math/rand"
 	"testing"
 
+	"google.golang.org/protobuf/proto"
 	"k8s.io/apimachinery/pkg/types"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	kubelettypes "k8s.io/kubelet/pkg/types"
@@ -112,4 +113,50 @@ func BenchmarkEvent(b *testing.B) {
 	for b.Loop() {
 		c.Event(e)
 	}
+}
+
+// FuzzAnswers takes in whatever a runtime may say, with any field missing: the
+// picture stays whole and in order.
+func FuzzAnswers(f *testing.F) {
+	for _, e := range []*runtimeapi.ContainerEventResponse{
+		{},
+		{ContainerId: "c", ContainersStatuses: []*runtimeapi.ContainerStatus{{}}},
+		{PodSandboxStatus: &runtimeapi.PodSandboxStatus{}, ContainersStatuses: []*runtimeapi.ContainerStatus{{Labels: labels}}},
+		{PodSandboxStatus: &runtimeapi.PodSandboxStatus{Labels: labels}, ContainerEventType: runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT},
+		{PodSandboxStatus: sandbox(runtimeapi.PodSandboxState_SANDBOX_READY), ContainersStatuses: []*runtimeapi.ContainerStatus{newsOf("c", 1), newsOf("", 77)}},
+	} {
+		b, err := proto.Marshal(e)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var e runtimeapi.ContainerEventResponse
+		if proto.Unmarshal(b, &e) != nil {
+			return
+		}
+		told := 0
+		c := NewCache(func(types.UID) { told++ })
+		c.Event(&e)
+		first := told
+		c.Event(&e)
+		if told != first {
+			t.Errorf("the same answer twice is news: %v", &e)
+		}
+		for _, uid := range c.Pods() {
+			p := c.Pod(uid)
+			if uid == "" || p.Empty() {
+				t.Errorf("an empty pod %q is kept", uid)
+			}
+			for i, n := range p.Containers {
+				if owner, ok := c.Owner(n.ID); !ok || owner != uid {
+					t.Errorf("container %q of %q belongs to %q", n.ID, uid, owner)
+				}
+				if i > 0 && n.Attempt > p.Containers[i-1].Attempt {
+					t.Errorf("attempts are out of order")
+				}
+			}
+		}
+	})
 }

@@ -105,8 +105,9 @@ type Sandbox struct {
 	Handler string
 }
 
-// Pod is everything the runtime holds for one pod UID. Sandboxes and
-// Containers are newest first. It is immutable.
+// Pod is everything the runtime holds for one pod UID. Sandboxes, and the
+// instances of one container among Containers, are newest first: by attempt,
+// since a clock may go back. It is immutable.
 type Pod struct {
 	UID             types.UID
 	Namespace, Name string

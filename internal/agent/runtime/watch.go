@@ -47,9 +47,10 @@ type Watcher struct {
 	noEvents  bool
 	turn      chan struct{} // closed when either changes
 	lastErr   error
-	lastSeen  time.Time
 
 	relists, repairs, events prometheus.Counter
+	relistTime               prometheus.Histogram
+	seen                     prometheus.Gauge
 }
 
 // NewWatcher makes a watcher; nothing happens until Run.
@@ -60,12 +61,14 @@ func NewWatcher(cfg WatcherConfig) *Watcher {
 	w := &Watcher{
 		Cache: NewCache(cfg.Notify), svc: cfg.Service, log: cfg.Log,
 		synced: make(chan struct{}), kick: make(chan struct{}, 1),
-		relists: counter("relists_total", "Full lists of the runtime's sandboxes and containers."),
-		repairs: counter("relist_repairs_total", "Differences that a relist found although the event stream was open."),
-		events:  counter("events_total", "Events received from the runtime."),
+		relists:    counter("relists_total", "Full lists of the runtime's sandboxes and containers."),
+		repairs:    counter("relist_repairs_total", "Differences that a relist found although the event stream was open."),
+		events:     counter("events_total", "Events received from the runtime."),
+		relistTime: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "kubelet_pleg_relist_duration_seconds", Help: "Seconds that a full list of the runtime took."}),
+		seen:       prometheus.NewGauge(prometheus.GaugeOpts{Name: "kubelet_pleg_last_seen_seconds", Help: "Unix time of the last full list of the runtime that succeeded."}),
 	}
 	if cfg.Metrics != nil {
-		for _, m := range []prometheus.Collector{w.relists, w.repairs, w.events} {
+		for _, m := range []prometheus.Collector{w.relists, w.repairs, w.events, w.relistTime, w.seen} {
 			if err := cfg.Metrics.Register(m); err != nil {
 				cfg.Log.Warn("registering a runtime metric", "err", err)
 			}
@@ -92,12 +95,14 @@ func (w *Watcher) Run(ctx context.Context) error {
 	defer wg.Wait()
 
 	for settled := false; ctx.Err() == nil; {
+		began := time.Now()
 		err := w.Relist(ctx)
+		w.relistTime.Observe(time.Since(began).Seconds())
+		if err == nil {
+			w.seen.SetToCurrentTime()
+		}
 		w.mu.Lock()
 		w.lastErr = err
-		if err == nil {
-			w.lastSeen = time.Now()
-		}
 		wait := pollPeriod
 		if w.streaming && err == nil {
 			wait = netPeriod

@@ -32,6 +32,8 @@ type Config struct {
 	First, Count uint64
 	// PerPod is how many ids a pod gets: a multiple of 65536; 0 means 65536.
 	PerPod uint64
+	// Pods is how many pods the range must hold at least; 0 means one.
+	Pods int
 }
 
 // Ranges is the table of ranges in use. What is on disk is the record; the
@@ -73,6 +75,9 @@ func Open(cfg Config) (*Ranges, error) {
 		return nil, fmt.Errorf("first host id %d for user namespaces: must be a multiple of %d and not 0, which is the host's own", cfg.First, Block)
 	case cfg.First+cfg.Count > 1<<32 || cfg.Count < cfg.PerPod:
 		return nil, fmt.Errorf("host ids %d to %d for user namespaces: must hold at least %d and end at 2^32", cfg.First, cfg.First+cfg.Count, cfg.PerPod)
+	}
+	if need := cfg.PerPod * uint64(max(cfg.Pods, 1)); cfg.Count < need {
+		return nil, fmt.Errorf("host ids %d to %d for user namespaces: %d pods of %d ids each need %d", cfg.First, cfg.First+cfg.Count, cfg.Pods, cfg.PerPod, need)
 	}
 	r := &Ranges{cfg: cfg, byPod: map[types.UID]uint64{}, used: map[uint64]types.UID{}, next: cfg.First}
 	entries, err := os.ReadDir(filepath.Join(cfg.RootDir, "pods"))

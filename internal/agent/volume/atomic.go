@@ -83,9 +83,13 @@ func (w writer) write(p payload) (bool, error) {
 	}
 	changed := current == "" || !w.same(current, p)
 	if changed {
+		// What a crash left must not take the room that the next version needs.
+		if err := w.sweep(current); err != nil {
+			return false, err
+		}
 		next, err := w.stage(p)
 		if err != nil {
-			return false, err
+			return false, errors.Join(err, w.sweep(current))
 		}
 		if err := w.publish(next); err != nil {
 			return false, err
@@ -207,14 +211,28 @@ func (w writer) link(p payload) error {
 	return nil
 }
 
-// clean removes names that p no longer has and directories that nothing
-// points to, those of interrupted writes included.
+// sweep removes directories that nothing points to.
+func (w writer) sweep(current string) error {
+	entries, err := os.ReadDir(w.dir)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), "..") && e.IsDir() && e.Name() != current {
+			errs = append(errs, w.k.removeTree(filepath.Join(w.dir, e.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// clean removes names that p no longer has and what interrupted writes left.
 func (w writer) clean(current string, p payload) error {
 	entries, err := os.ReadDir(w.dir)
 	if err != nil {
 		return err
 	}
-	keep := map[string]bool{dataDir: true, current: true}
+	keep := map[string]bool{dataDir: true}
 	for _, top := range topNames(p) {
 		keep[top] = true
 	}
@@ -223,18 +241,14 @@ func (w writer) clean(current string, p payload) error {
 		if keep[e.Name()] {
 			continue
 		}
-		path := filepath.Join(w.dir, e.Name())
-		switch {
-		case e.Name() == dataTmp, e.Type()&fs.ModeSymlink != 0 && !strings.HasPrefix(e.Name(), ".."):
+		if e.Name() == dataTmp || e.Type()&fs.ModeSymlink != 0 && !strings.HasPrefix(e.Name(), "..") {
 			w.k.step("unlink")
-			if err := unix.Unlink(path); err != nil && !errors.Is(err, unix.ENOENT) {
+			if err := unix.Unlink(filepath.Join(w.dir, e.Name())); err != nil && !errors.Is(err, unix.ENOENT) {
 				errs = append(errs, err)
 			}
-		case strings.HasPrefix(e.Name(), "..") && e.IsDir():
-			errs = append(errs, w.k.removeTree(path))
 		}
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, w.sweep(current))...)
 }
 
 func topNames(p payload) []string {

@@ -31,6 +31,9 @@ func (c *csi) unpublish(ctx context.Context, uid types.UID, dir string) error {
 	if err != nil {
 		return err
 	}
+	if err := r.within(c.m.cfg.RootDir); err != nil {
+		return err
+	}
 	release, err := c.hold(ctx, r)
 	if err != nil {
 		return err
@@ -113,6 +116,9 @@ func (c *csi) unstageUnused(ctx context.Context) error {
 }
 
 func (c *csi) unstageOne(ctx context.Context, r *record) error {
+	if err := r.within(c.m.cfg.RootDir); err != nil {
+		return err
+	}
 	release, err := c.hold(ctx, r)
 	if err != nil {
 		return err

@@ -59,6 +59,18 @@ func readRecord(dir string) (*record, error) {
 	return &r, nil
 }
 
+// within says whether the places that a record names lie below the agent's
+// root: what is there gets removed.
+func (r *record) within(root string) error {
+	for _, path := range []string{r.Target, r.Staging} {
+		rel, err := filepath.Rel(root, path)
+		if path != "" && (err != nil || !filepath.IsLocal(rel) || rel == ".") {
+			return fmt.Errorf("the record of volume %s of driver %s names %s, which is not below %s", r.Handle, r.Driver, path, root)
+		}
+	}
+	return nil
+}
+
 func (k kernel) writeRecord(dir string, r *record) error {
 	b, err := json.Marshal(r)
 	if err != nil {

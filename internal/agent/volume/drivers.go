@@ -20,6 +20,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
 )
 
@@ -114,6 +115,9 @@ func (d *Drivers) introduce(ctx context.Context, dr *driver) error {
 	if err != nil {
 		return fmt.Errorf("asking for the node's id: %w", err)
 	}
+	if err := checkInfo(info); err != nil {
+		return err
+	}
 	caps, err := dr.node.NodeGetCapabilities(ctx, &spec.NodeGetCapabilitiesRequest{})
 	if err != nil {
 		return fmt.Errorf("asking for capabilities: %w", err)
@@ -127,11 +131,31 @@ func (d *Drivers) introduce(ctx context.Context, dr *driver) error {
 	return d.publish(ctx, dr.name, info)
 }
 
+// checkInfo refuses what the API could not hold or nobody could act upon.
+func checkInfo(info *spec.NodeGetInfoResponse) error {
+	if id := info.GetNodeId(); id == "" || len(id) > 192 {
+		return fmt.Errorf("the driver's id of the node has %d characters: allowed are 1 to 192", len(id))
+	}
+	if n := info.GetMaxVolumesPerNode(); n < 0 {
+		return fmt.Errorf("the driver allows %d volumes on the node: must not be negative", n)
+	}
+	for key, value := range info.GetAccessibleTopology().GetSegments() {
+		problems := append(validation.IsQualifiedName(key), validation.IsValidLabelValue(value)...)
+		if len(problems) > 0 {
+			return fmt.Errorf("the driver's topology %q=%q is no label: %s", key, value, strings.Join(problems, "; "))
+		}
+	}
+	return nil
+}
+
 // renew asks a driver again how many volumes the node may have.
 func (d *Drivers) renew(ctx context.Context, dr *driver) {
 	ctx, cancel := context.WithTimeout(ctx, csiTimeout)
 	defer cancel()
 	info, err := dr.node.NodeGetInfo(ctx, &spec.NodeGetInfoRequest{})
+	if err == nil {
+		err = checkInfo(info)
+	}
 	if err == nil {
 		d.api.Lock()
 		defer d.api.Unlock()

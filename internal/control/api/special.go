@@ -2,11 +2,8 @@ package api
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"fmt"
 	"net/netip"
-	"os"
 	"strconv"
 	"strings"
 
@@ -28,7 +25,6 @@ import (
 	"github.com/berth-dev/berth/internal/control/api/certificates"
 	"github.com/berth-dev/berth/internal/control/api/disruption"
 	"github.com/berth-dev/berth/internal/control/api/namespaces"
-	"github.com/berth-dev/berth/internal/control/api/nodelink"
 	"github.com/berth-dev/berth/internal/control/api/nodes"
 	"github.com/berth-dev/berth/internal/control/api/pods"
 	"github.com/berth-dev/berth/internal/control/api/scale"
@@ -190,38 +186,4 @@ func parsePorts(text string) (services.PortRange, error) {
 		return services.PortRange{}, fmt.Errorf("parsing node port range %q: it must be first-last, within 1-65535", text)
 	}
 	return services.PortRange{First: uint16(a), Last: uint16(b)}, nil
-}
-
-// nodeLinks is the way to node agents, with our client certificate.
-func (s *Server) nodeLinks(read func(context.Context, string) (*corev1.Node, error)) (nodelink.Finder, error) {
-	conf := nodelink.Config{
-		Nodes: read,
-		// Node names need no DNS; addresses always work.
-		AddressTypes: []corev1.NodeAddressType{
-			corev1.NodeInternalIP, corev1.NodeExternalIP, corev1.NodeHostName, corev1.NodeInternalDNS, corev1.NodeExternalDNS,
-		},
-	}
-	pki := s.cfg.PKI
-	if pki.KubeletCA == "" && pki.KubeletClientCert == "" {
-		return nodelink.New(conf), nil
-	}
-	conf.TLS = &tls.Config{MinVersion: tls.VersionTLS12}
-	if pki.KubeletCA != "" {
-		pem, err := os.ReadFile(pki.KubeletCA)
-		if err != nil {
-			return nil, fmt.Errorf("reading CA of node agents: %w", err)
-		}
-		conf.TLS.RootCAs = x509.NewCertPool()
-		if !conf.TLS.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("reading CA of node agents %s: it holds no PEM certificate", pki.KubeletCA)
-		}
-	}
-	if pki.KubeletClientCert != "" {
-		pair, err := tls.LoadX509KeyPair(pki.KubeletClientCert, pki.KubeletClientKey)
-		if err != nil {
-			return nil, fmt.Errorf("loading client certificate for node agents: %w", err)
-		}
-		conf.TLS.Certificates = []tls.Certificate{pair}
-	}
-	return nodelink.New(conf), nil
 }

@@ -48,6 +48,40 @@ func Decide(taints []v1.Taint, tolerations []v1.Toleration, since func(v1.Taint)
 	return p
 }
 
+// For is Decide for a pod and its node at now. A taint counts from when it was
+// added, or from when the pod came to the node if that was later; without such
+// a time, or with one still to come, from first: when the pod was first seen
+// under a taint.
+func For(p *v1.Pod, n *v1.Node, first, now time.Time) Plan {
+	came := bound(p)
+	return Decide(n.Spec.Taints, p.Spec.Tolerations, func(t v1.Taint) time.Time {
+		if t.TimeAdded == nil || t.TimeAdded.After(now) {
+			return first
+		}
+		if came.After(t.TimeAdded.Time) && !came.After(now) {
+			return came
+		}
+		return t.TimeAdded.Time
+	})
+}
+
+// bound is when the pod got its node.
+func bound(p *v1.Pod) time.Time {
+	for _, c := range p.Status.Conditions {
+		if c.Type == v1.PodScheduled && c.Status == v1.ConditionTrue {
+			return c.LastTransitionTime.Time
+		}
+	}
+	return p.CreationTimestamp.Time
+}
+
+// Due says whether the pod has to go now, given pod and node as they are in the
+// API at this moment.
+func Due(p *v1.Pod, n *v1.Node, first, now time.Time) (Plan, bool) {
+	plan := For(p, n, first, now)
+	return plan, plan.Evict && !plan.At.After(now)
+}
+
 func tolerates(list []v1.Toleration, taint v1.Taint) (seconds *int64, ok bool) {
 	for _, t := range list {
 		if t.Effect != "" && t.Effect != taint.Effect || t.Key != "" && t.Key != taint.Key {

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 func TestDecide(t *testing.T) {
@@ -35,6 +36,33 @@ func TestDecide(t *testing.T) {
 		p := Decide(c.taints, c.tolerations, func(v1.Taint) time.Time { return t0 })
 		if p.Evict != (c.want >= 0) || p.Evict && p.At.Sub(t0) != c.want {
 			t.Errorf("%s: %+v, want %s", c.name, p, c.want)
+		}
+	}
+}
+
+// A taint's time counts and not that of who looks, so a restart moves nothing;
+// a pod that came after the taint has its whole toleration from then.
+func TestForCountsFromTaintOrBinding(t *testing.T) {
+	t0 := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	at := func(s int) *metav1.Time { return &metav1.Time{Time: t0.Add(time.Duration(s) * time.Second)} }
+	seconds := int64(60)
+	for _, c := range []struct {
+		name         string
+		added        *metav1.Time
+		bound, first int
+		want         int
+	}{
+		{"tainted before we looked", at(0), -100, 50, 60},
+		{"tainted without a time", nil, -100, 50, 110},
+		{"tainted by a clock that is ahead", at(90), -100, 50, 110},
+		{"tainted again while nobody looked", at(55), -100, 50, 115},
+		{"came after the taint", at(0), 30, 50, 90},
+	} {
+		p := &v1.Pod{Spec: v1.PodSpec{Tolerations: []v1.Toleration{{Operator: v1.TolerationOpExists, TolerationSeconds: &seconds}}},
+			Status: v1.PodStatus{Conditions: []v1.PodCondition{{Type: v1.PodScheduled, Status: v1.ConditionTrue, LastTransitionTime: *at(c.bound)}}}}
+		n := &v1.Node{Spec: v1.NodeSpec{Taints: []v1.Taint{{Key: "x", Effect: v1.TaintEffectNoExecute, TimeAdded: c.added}}}}
+		if got := For(p, n, at(c.first).Time, at(70).Time).At.Sub(t0); got != time.Duration(c.want)*time.Second {
+			t.Errorf("%s: due at %s, want %d s", c.name, got, c.want)
 		}
 	}
 }

@@ -39,6 +39,7 @@ type shell struct {
 	pods      cache.Indexer
 	nodes     cache.Indexer
 	deletions prometheus.Counter
+	late      prometheus.Histogram
 
 	mu sync.Mutex
 	// marked are pods under a taint that will evict them, with when this
@@ -50,7 +51,6 @@ type shell struct {
 // it was added), so a restart moves no deadline.
 func Run(ctx context.Context, cfg Config) error {
 	s := &shell{Config: cfg, marked: map[cache.ObjectName]time.Time{},
-		deletions: prometheus.NewCounter(prometheus.CounterOpts{Name: "taint_eviction_controller_pod_deletions_total", Help: "Pods deleted for a NoExecute taint."}),
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[cache.ObjectName](10*time.Millisecond, 30*time.Second),
 			workqueue.TypedRateLimitingQueueConfig[cache.ObjectName]{Name: "taint-eviction"})}
@@ -58,10 +58,8 @@ func Run(ctx context.Context, cfg Config) error {
 	if s.Journal == nil {
 		s.Journal = journal.Discard
 	}
-	if cfg.Metrics != nil {
-		if err := cfg.Metrics.Register(s.deletions); err != nil {
-			return fmt.Errorf("registering taint eviction metrics: %w", err)
-		}
+	if err := s.measure(); err != nil {
+		return err
 	}
 	podInf, nodeInf := cfg.Informers.Core().V1().Pods().Informer(), cfg.Informers.Core().V1().Nodes().Informer()
 	s.pods, s.nodes = podInf.GetIndexer(), nodeInf.GetIndexer()
@@ -111,6 +109,17 @@ func Run(ctx context.Context, cfg Config) error {
 	return ctx.Err()
 }
 
+func (s *shell) measure() (err error) {
+	if s.deletions, err = kube.Registered(s.Metrics, prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "taint_eviction_controller_pod_deletions_total", Help: "Pods deleted for a NoExecute taint."})); err != nil {
+		return err
+	}
+	s.late, err = kube.Registered(s.Metrics, prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "taint_eviction_controller_pod_deletion_duration_seconds", Help: "Time from when a pod was due to its deletion.",
+		Buckets: []float64{0.005, 0.025, 0.1, 0.5, 1, 2.5, 10, 30, 60, 120, 180, 240}}))
+	return err
+}
+
 func sameTaints(a, b []v1.Taint) bool {
 	if len(a) != len(b) {
 		return false
@@ -139,17 +148,6 @@ func (s *shell) work(ctx context.Context) {
 	}
 }
 
-// plan is Decide for what is known of a pod and its node. A taint without a
-// time counts from first, when this process first saw the pod under a taint.
-func plan(p *v1.Pod, n *v1.Node, first time.Time) Plan {
-	return Decide(n.Spec.Taints, p.Spec.Tolerations, func(t v1.Taint) time.Time {
-		if t.TimeAdded != nil && t.TimeAdded.Time.Before(first) {
-			return t.TimeAdded.Time
-		}
-		return first
-	})
-}
-
 func (s *shell) sync(ctx context.Context, key cache.ObjectName) error {
 	obj, found, err := s.pods.GetByKey(key.String())
 	if err != nil {
@@ -174,7 +172,7 @@ func (s *shell) sync(ctx context.Context, key cache.ObjectName) error {
 	if !known {
 		first = now
 	}
-	pl := plan(p, obj.(*v1.Node), first)
+	pl := For(p, obj.(*v1.Node), first, now)
 	if pl.Evict {
 		s.marked[key] = first
 	}
@@ -219,8 +217,8 @@ func (s *shell) evict(ctx context.Context, cached *v1.Pod, first time.Time) erro
 		return fmt.Errorf("reading Node %s: %w", p.Spec.NodeName, err)
 	}
 	now := time.Now()
-	pl := plan(p, n, first)
-	if !pl.Evict || pl.At.After(now) {
+	pl, due := Due(p, n, first, now)
+	if !due {
 		return nil // the event that says so is on its way and asks again
 	}
 	s.event(p, "Marking for deletion Pod "+p.Namespace+"/"+p.Name)
@@ -239,6 +237,7 @@ func (s *shell) evict(ctx context.Context, cached *v1.Pod, first time.Time) erro
 		return fmt.Errorf("deleting Pod %s/%s: %w", p.Namespace, p.Name, err)
 	}
 	s.deletions.Inc()
+	s.late.Observe(time.Since(pl.At).Seconds())
 	s.Journal.Append(journal.Record{Time: now, Part: "eviction", Object: journal.Ref{Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: string(p.UID)},
 		Decision: "deleted", Because: []journal.Fact{{Name: "node", Value: n.Name}, {Name: "cause", Value: pl.Why}, {Name: "due", Value: pl.At.UTC().Format(time.RFC3339)}}})
 	return nil

@@ -2,6 +2,7 @@ package health
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -22,12 +23,17 @@ func (m *Monitor) Advance(now time.Time) []Decision {
 	for m.rejudge {
 		out = m.judgeZones(now, out)
 	}
+	// By name: whoever starts waiting at one moment waits in a known order, and
+	// decisions are told in one.
+	byName := func(a, b *node) int { return strings.Compare(a.name, b.name) }
+	slices.SortFunc(m.dirty, byName)
 	for _, n := range m.dirty {
 		if n.zone != nil {
 			m.enqueue(n)
 		}
 	}
 	m.grant(now)
+	slices.SortFunc(m.dirty, byName)
 	out = slices.Grow(out, 3*len(m.dirty))
 	for _, n := range m.dirty {
 		n.dirty = false
@@ -136,7 +142,8 @@ func (m *Monitor) answer(now time.Time, e Event) {
 // freshGrace lets every node that is not Unknown already start over.
 func (m *Monitor) freshGrace(now time.Time, by string) {
 	m.late, m.expired = nil, 0
-	for _, n := range m.nodes {
+	for _, name := range m.sorted() {
+		n := m.nodes[name]
 		changed := n.silent
 		n.heard, n.by, n.silent, n.expired = now, by, false, false
 		if n.timer.index < 0 {

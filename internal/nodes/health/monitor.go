@@ -62,6 +62,7 @@ type Event struct {
 	Node    string
 	View    View          // NodeSeen
 	Renewed time.Time     // LeaseSeen: renewTime, by the node's clock
+	Version uint64        // LeaseSeen: its resourceVersion, 0 if it is not a number
 	Took    time.Duration // Confirmed: how long the API took
 	Err     string        // Confirmed: why it did not answer
 }
@@ -86,6 +87,7 @@ type node struct {
 	name    string
 	view    View
 	renewed time.Time
+	version uint64 // of the lease that said renewed
 	heard   time.Time
 	by      string
 	timer   timer
@@ -151,15 +153,8 @@ func (m *Monitor) Observe(now time.Time, e Event) bool {
 	case NodeGone:
 		m.forget(m.nodes[e.Node])
 	case LeaseSeen:
-		if n := m.nodes[e.Node]; n != nil && e.Renewed.After(n.renewed) {
-			first := n.renewed.IsZero()
-			n.renewed = e.Renewed
-			// The first lease after our start is not a sign of life by
-			// itself: it may be as old as it likes. The node has its grace
-			// from being seen.
-			if !first {
-				m.hear(now, n, byLease)
-			}
+		if n := m.nodes[e.Node]; n != nil {
+			m.renew(now, n, e)
 		}
 	case Synced:
 		m.synced = true
@@ -217,6 +212,22 @@ func (m *Monitor) see(now time.Time, e Event) {
 	}
 	if old != v {
 		m.touch(n)
+	}
+}
+
+// renew takes in a lease. A time later than the last is a sign of life; so is
+// any other time in a later version, for the node's clock may have been set
+// back. An older lease that comes late is not.
+func (m *Monitor) renew(now time.Time, n *node, e Event) {
+	if !e.Renewed.After(n.renewed) && (e.Version <= n.version || e.Renewed.Equal(n.renewed)) {
+		return
+	}
+	first := n.renewed.IsZero()
+	n.renewed, n.version = e.Renewed, e.Version
+	// The first lease after our start is not a sign of life by itself: it may
+	// be as old as it likes. The node has its grace from being seen.
+	if !first {
+		m.hear(now, n, byLease)
 	}
 }
 
@@ -300,7 +311,9 @@ func (z *zone) add(as Status, by int) {
 func (m *Monitor) join(n *node, now time.Time) {
 	z := m.zones[n.view.Zone]
 	if z == nil {
-		z = &zone{name: n.view.Zone, bucket: bucket{rate: m.s.EvictionRate, tokens: 1, since: now}}
+		// Its bucket starts empty: a controller that starts again and again
+		// must not earn a token each time.
+		z = &zone{name: n.view.Zone, bucket: bucket{rate: m.s.EvictionRate, since: now}}
 		z.timer = timer{index: -1, zone: z}
 		m.zones[z.name] = z
 	}

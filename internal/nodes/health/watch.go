@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	coordination "k8s.io/api/coordination/v1"
@@ -129,7 +130,11 @@ func (s *shell) loseNode(o any) {
 
 func (s *shell) seeLease(o any) {
 	if l, ok := o.(*coordination.Lease); ok && l.Spec.RenewTime != nil {
-		s.observe(Event{Kind: LeaseSeen, Node: l.Name, Renewed: l.Spec.RenewTime.Time})
+		version, err := strconv.ParseUint(l.ResourceVersion, 10, 64)
+		if err != nil {
+			version = 0 // some API servers use other words: only the time counts then
+		}
+		s.observe(Event{Kind: LeaseSeen, Node: l.Name, Renewed: l.Spec.RenewTime.Time, Version: version})
 	}
 }
 

@@ -42,6 +42,7 @@ type options struct {
 	etcd   []string
 	change func(*api.Config)
 	log    *slog.Logger
+	beside *Env
 }
 
 // WithDir keeps data and certificates in dir instead of a temporary directory,
@@ -53,6 +54,17 @@ func WithConfig(change func(*api.Config)) Option { return func(o *options) { o.c
 
 // WithEtcd stores in an etcd cluster outside this server.
 func WithEtcd(servers ...string) Option { return func(o *options) { o.etcd = servers } }
+
+// Beside makes the server one of the same cluster as another: on its etcd, which
+// must be an external one, and with its certificates.
+func Beside(other *Env) Option {
+	return func(o *options) { o.beside, o.etcd = other, other.etcd }
+}
+
+// At lets the server listen where another one, stopped by now, did.
+func At(other *Env) Option {
+	return WithConfig(func(c *api.Config) { c.Port = other.Server.Address().(*net.TCPAddr).Port })
+}
 
 // WithLog sends the server's log somewhere.
 func WithLog(log *slog.Logger) Option { return func(o *options) { o.log = log } }
@@ -69,6 +81,7 @@ type Env struct {
 	ToEtcd, ToReady time.Duration
 
 	authority *authority
+	etcd      []string
 	stop      func()
 }
 
@@ -79,6 +92,13 @@ func (e *Env) Stop() { e.stop() }
 func (e *Env) As(t testing.TB, user string, groups ...string) *rest.Config {
 	t.Helper()
 	return e.authority.client(t, e.Config.Host, user, groups)
+}
+
+// RenewAgentClient replaces the certificate that the server shows to node
+// agents by a new one and returns its serial number.
+func (e *Env) RenewAgentClient(t testing.TB) *big.Int {
+	t.Helper()
+	return e.authority.issueAgentClient(t).SerialNumber
 }
 
 // Start starts a server and returns a client configuration with every right.
@@ -98,7 +118,12 @@ func StartEnv(t testing.TB, opts ...Option) *Env {
 	if o.dir == "" {
 		o.dir = t.TempDir()
 	}
-	e := &Env{Dir: o.dir, authority: loadAuthority(t, filepath.Join(o.dir, "pki"))}
+	e := &Env{Dir: o.dir, etcd: o.etcd}
+	if o.beside != nil {
+		e.authority = o.beside.authority
+	} else {
+		e.authority = loadAuthority(t, filepath.Join(o.dir, "pki"))
+	}
 
 	ctx, cancel := context.WithCancel(context.Background())
 	began := time.Now()
@@ -169,10 +194,7 @@ func loadAuthority(t testing.TB, dir string) *authority {
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, DNSNames: []string{"localhost"},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	})
-	a.issue(t, "kubelet-client", newKey(t), &x509.Certificate{
-		Subject:     pkix.Name{CommonName: "kube-apiserver-kubelet-client", Organization: []string{"system:masters"}},
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-	})
+	a.issueAgentClient(t)
 	// The front proxy has an authority of its own: whoever it signs may name
 	// any user.
 	front := &authority{dir: dir, key: newKey(t)}
@@ -197,6 +219,14 @@ func loadAuthority(t testing.TB, dir string) *authority {
 		KubeletClientCert: a.file("kubelet-client.crt"), KubeletClientKey: a.file("kubelet-client.key"),
 	}
 	return a
+}
+
+func (a *authority) issueAgentClient(t testing.TB) *x509.Certificate {
+	t.Helper()
+	return a.issue(t, "kubelet-client", newKey(t), &x509.Certificate{
+		Subject:     pkix.Name{CommonName: "kube-apiserver-kubelet-client", Organization: []string{"system:masters"}},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	})
 }
 
 func (a *authority) file(name string) string { return filepath.Join(a.dir, name) }

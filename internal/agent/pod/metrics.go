@@ -1,0 +1,192 @@
+package pod
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/berth-dev/berth/internal/agent/runtime"
+)
+
+// metrics are the agent's figures about pods, under the names that dashboards
+// of nodes know where there is one.
+type metrics struct {
+	actions, workerRounds, statusSync, sandboxes *prometheus.HistogramVec
+	start, startSLI, startTotal                  prometheus.Histogram
+
+	startedPods, startedPodErrors, orphans         prometheus.Counter
+	startedContainers, containerErrors, terminated *prometheus.CounterVec
+	restartedPods                                  *prometheus.CounterVec
+	runningPods, mirrorPods                        *prometheus.Desc
+	runningContainers, desiredPods, activePods     *prometheus.Desc
+	workingPods, pendingResizes                    *prometheus.Desc
+}
+
+func newMetrics() *metrics {
+	histogram := func(name, help string, labels ...string) *prometheus.HistogramVec {
+		return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: prometheus.ExponentialBuckets(0.001, 2.5, 14)}, labels)
+	}
+	starting := func(name, help string) prometheus.Histogram {
+		return prometheus.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, Buckets: []float64{0.1, 0.25, 0.5, 1, 2, 3, 4, 5, 6, 8, 10, 20, 30, 45, 60, 120, 180, 240, 300, 360, 480, 600, 900, 1200, 1800, 2700, 3600}})
+	}
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+	}
+	desc := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc(name, help, labels, nil)
+	}
+	return &metrics{
+		actions:      histogram("berth_agent_pod_action_duration_seconds", "Time an action on a pod took, by kind.", "kind"),
+		workerRounds: histogram("kubelet_pod_worker_duration_seconds", "Seconds that one look at a pod took, by what it was for.", "operation_type"),
+		statusSync:   histogram("kubelet_pod_status_sync_duration_seconds", "Seconds from a changed status to the API's answer."),
+		sandboxes:    histogram("kubelet_run_podsandbox_duration_seconds", "Seconds that starting a sandbox took.", "runtime_handler"),
+		start:        starting("kubelet_pod_start_duration_seconds", "Seconds from first seeing a pod to its containers running."),
+		startSLI:     starting("kubelet_pod_start_sli_duration_seconds", "Seconds from a pod's creation to its containers running, without pulling images and running init containers."),
+		startTotal:   starting("kubelet_pod_start_total_duration_seconds", "Seconds from a pod's creation to its containers running."),
+
+		startedPods:       prometheus.NewCounter(prometheus.CounterOpts{Name: "kubelet_started_pods_total", Help: "Sandboxes that were to be started."}),
+		startedPodErrors:  prometheus.NewCounter(prometheus.CounterOpts{Name: "kubelet_started_pods_errors_total", Help: "Sandboxes that could not be started."}),
+		orphans:           prometheus.NewCounter(prometheus.CounterOpts{Name: "kubelet_orphaned_runtime_pods_total", Help: "Pods found in the runtime or on disk that nobody asked for."}),
+		startedContainers: counter("kubelet_started_containers_total", "Containers that were to be started, by kind.", "container_type"),
+		containerErrors:   counter("kubelet_started_containers_errors_total", "Containers that could not be started, by kind and reason.", "container_type", "code"),
+		terminated:        counter("kubelet_terminated_containers_total", "Containers that ended, by kind, exit code and reason.", "container_type", "exit_code", "reason"),
+		restartedPods:     counter("kubelet_restarted_pods_total", "Pods that came back under the same UID.", "static"),
+
+		runningPods:       desc("kubelet_running_pods", "Pods with a running sandbox."),
+		runningContainers: desc("kubelet_running_containers", "Containers in the runtime, by state.", "container_state"),
+		desiredPods:       desc("kubelet_desired_pods", "Pods that the agent was asked to run.", "static"),
+		activePods:        desc("kubelet_active_pods", "Pods that count against the node's room.", "static"),
+		mirrorPods:        desc("kubelet_mirror_pods", "Mirror pods in the API."),
+		workingPods:       desc("kubelet_working_pods", "Pods that the agent works on.", "lifecycle", "config", "static"),
+		pendingResizes:    desc("kubelet_pod_pending_resizes", "Pods that wait for other resources, by reason.", "reason"),
+	}
+}
+
+func (x *metrics) all() []prometheus.Collector {
+	return []prometheus.Collector{x.actions, x.workerRounds, x.statusSync, x.sandboxes, x.start, x.startSLI, x.startTotal, x.startedPods, x.startedPodErrors,
+		x.orphans, x.startedContainers, x.containerErrors, x.terminated, x.restartedPods}
+}
+
+// Describe and Collect make the manager a collector of what is true just now:
+// counted when somebody asks, so that nothing has to be kept in step.
+
+// Describe lists what Collect gives.
+func (m *Manager) Describe(out chan<- *prometheus.Desc) {
+	x := m.metrics
+	for _, d := range []*prometheus.Desc{x.runningPods, x.runningContainers, x.desiredPods, x.activePods, x.mirrorPods, x.workingPods, x.pendingResizes} {
+		out <- d
+	}
+}
+
+// Collect counts pods and containers.
+func (m *Manager) Collect(out chan<- prometheus.Metric) {
+	x := m.metrics
+	gauge := func(d *prometheus.Desc, n int, labels ...string) {
+		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(n), labels...)
+	}
+	running := 0
+	containers := map[runtime.State]int{}
+	for _, uid := range m.cfg.Runtime.Pods() {
+		held := m.cfg.Runtime.Pod(uid)
+		if held == nil {
+			continue
+		}
+		if len(held.Sandboxes) > 0 && held.Sandboxes[0].Ready {
+			running++
+		}
+		for _, c := range held.Containers {
+			containers[c.State]++
+		}
+	}
+	gauge(x.runningPods, running)
+	for s, n := range containers {
+		gauge(x.runningContainers, n, s.String())
+	}
+	type work struct{ lifecycle, config, static string }
+	desired, active, working, pending := map[string]int{}, map[string]int{}, map[work]int{}, map[string]int{}
+	m.mu.Lock()
+	mirrors := len(m.mirrors)
+	for _, w := range m.workers {
+		w.mu.Lock()
+		spec := w.spec
+		w.mu.Unlock()
+		status := &w.current.Load().Status
+		static := strconv.FormatBool(spec.Static)
+		kind := work{"sync", "desired", static}
+		if w.ending.Load() {
+			kind.lifecycle = "terminating"
+		}
+		if spec.Orphan || spec.Removed {
+			kind.config = "orphan"
+		} else {
+			desired[static]++
+			if !terminal(status.Phase) {
+				active[static]++
+			}
+		}
+		working[kind]++
+		for _, c := range status.Conditions {
+			if c.Type == v1.PodResizePending {
+				pending[c.Reason]++
+			}
+		}
+	}
+	m.mu.Unlock()
+	gauge(x.mirrorPods, mirrors)
+	for static, n := range desired {
+		gauge(x.desiredPods, n, static)
+	}
+	for static, n := range active {
+		gauge(x.activePods, n, static)
+	}
+	for k, n := range working {
+		gauge(x.workingPods, n, k.lifecycle, k.config, k.static)
+	}
+	for reason, n := range pending {
+		gauge(x.pendingResizes, n, reason)
+	}
+}
+
+// containerType is what metrics call a container's role.
+func containerType(pod *v1.Pod, name string) string {
+	for _, m := range members(pod, nil, nil) {
+		if m.c.Name == name {
+			return map[role]string{initRole: "init_container", sidecarRole: "init_container", mainRole: "container", ephemeralRole: "ephemeral_container"}[m.role]
+		}
+	}
+	return "container"
+}
+
+// began notes a pod that has come up, once in the life of its worker. Only pods
+// that this agent brought up say something.
+func (w *worker) began(pod *v1.Pod, plan *Plan, now time.Time) {
+	if w.cameUp || !w.isNew || plan.Status.Phase != v1.PodRunning {
+		return
+	}
+	for i := range plan.Status.ContainerStatuses {
+		if plan.Status.ContainerStatuses[i].State.Running == nil {
+			return
+		}
+	}
+	w.cameUp = true
+	x := w.m.metrics
+	x.start.Observe(now.Sub(w.obs.Met).Seconds())
+	if !pod.CreationTimestamp.IsZero() {
+		total := now.Sub(pod.CreationTimestamp.Time)
+		x.startTotal.Observe(total.Seconds())
+		x.startSLI.Observe(max(total-w.waited(plan), 0).Seconds())
+	}
+}
+
+// waited is how long the start took because of image pulls and init containers.
+func (w *worker) waited(plan *Plan) time.Duration {
+	sum := w.pulling
+	for _, c := range plan.Status.InitContainerStatuses {
+		if t := c.State.Terminated; t != nil {
+			sum += t.FinishedAt.Sub(t.StartedAt.Time)
+		}
+	}
+	return sum
+}

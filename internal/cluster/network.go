@@ -1,0 +1,109 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/berth-dev/berth/internal/agent/network"
+	podnetwork "github.com/berth-dev/berth/internal/network"
+	"github.com/berth-dev/berth/internal/policy"
+)
+
+// Tunnel is the device that carries packets to nodes on other links;
+// interface names hold 15 bytes at most.
+func (c *Config) Tunnel() string {
+	if name := c.Instance(); name != "berth" {
+		return "bvx" + strings.TrimPrefix(name, "berth-")
+	}
+	return "berth0-vx"
+}
+
+// clusterCIDRs are the ranges of all pods.
+func (c *Config) clusterCIDRs() ([]netip.Prefix, error) {
+	p, err := netip.ParsePrefix(c.ClusterCIDR)
+	if err != nil {
+		return nil, fmt.Errorf("--cluster-cidr %q: %w", c.ClusterCIDR, err)
+	}
+	return []netip.Prefix{p}, nil
+}
+
+// bridge is the bridge the agent's pods hang on; none if somebody else makes
+// the pod network.
+func (c *Config) bridge() string {
+	if c.Network == podnetwork.None {
+		return ""
+	}
+	return c.Bridge()
+}
+
+// cniConfDir is where the agent writes the pod network's configuration; empty
+// leaves that to whoever makes the network.
+func (c *Config) cniConfDir() string {
+	if c.Network == podnetwork.None {
+		return ""
+	}
+	return c.Layout().CNIConfDir()
+}
+
+// cni shapes the pods' links. Masquerade is the node network's: the bridge
+// plugin would do it to what goes to other nodes' pods, too.
+func (c *Config) cni() (network.CNIOptions, error) {
+	o := network.CNIOptions{Name: c.Instance(), Bridge: c.Bridge(), DataDir: c.Path("agent", "cni-leases")}
+	if c.Network == podnetwork.None {
+		return o, nil
+	}
+	ip, err := netip.ParseAddr(c.NodeIP)
+	if err != nil {
+		return o, fmt.Errorf("--node-ip %q: %w", c.NodeIP, err)
+	}
+	o.MTU, err = podnetwork.PodMTU(c.Network, ip)
+	return o, err
+}
+
+// startNetwork connects this node's pods with those of others.
+func (u *up) startNetwork(parts context.Context) error {
+	if u.Network == podnetwork.None {
+		return nil
+	}
+	log, err := u.logs.part("network")
+	if err != nil {
+		return err
+	}
+	cidrs, err := u.clusterCIDRs()
+	if err != nil {
+		return err
+	}
+	cfg := podnetwork.Config{NodeName: u.NodeName, Informers: u.informers, Mode: u.Network, ClusterCIDRs: cidrs, Tunnel: u.Tunnel(), Instance: u.Instance(), Log: log}
+	u.crew.start(parts, part{"network", func(ctx context.Context) error { return podnetwork.Run(ctx, cfg) }})
+	return nil
+}
+
+// startPolicy enforces NetworkPolicy on this node's pods, if that is wanted.
+func (u *up) startPolicy(parts context.Context) error {
+	if !u.NetworkPolicy {
+		return policy.Cleanup(u.Instance())
+	}
+	log, err := u.logs.part("policy")
+	if err != nil {
+		return err
+	}
+	u.policy, err = policy.New(policy.Config{NodeName: u.NodeName, Informers: u.informers, Instance: u.Instance(), Log: log, Metrics: u.metrics, Journal: u.journal})
+	if err != nil {
+		return err
+	}
+	u.crew.start(parts, part{"network policy", u.policy.Run})
+	return nil
+}
+
+// cleanNetwork removes what the network's parts put into the kernel.
+func (c *Config) cleanNetwork() []error {
+	errs := []error{policy.Cleanup(c.Instance())}
+	cidrs, err := c.clusterCIDRs()
+	if err != nil {
+		// A start that failed before it knew its ranges made nothing.
+		return errs
+	}
+	return append(errs, podnetwork.Cleanup(c.Instance(), c.Tunnel(), cidrs))
+}

@@ -1,0 +1,154 @@
+package network
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func ip(s string) netip.Addr     { return netip.MustParseAddr(s) }
+func cidr(s string) netip.Prefix { return netip.MustParsePrefix(s) }
+func node(name, at string, pods ...string) Node {
+	n := Node{Name: name, IPs: []netip.Addr{ip(at)}}
+	for _, p := range pods {
+		n.PodCIDRs = append(n.PodCIDRs, cidr(p))
+	}
+	return n
+}
+
+var (
+	lan   = []Link{{Name: "eth0", Index: 2, MTU: 1500, Addrs: []netip.Prefix{cidr("192.0.2.1/24")}}, {Name: "lo", Index: 1, Addrs: []netip.Prefix{cidr("127.0.0.1/8")}}}
+	names = Names{Tunnel: "vx", VNI: 7}
+)
+
+func text(p Plan) string {
+	var b strings.Builder
+	for _, r := range p.Routes {
+		fmt.Fprintf(&b, "%s via %s dev %s\n", r.Dst, r.Via, r.Link)
+	}
+	if t := p.Tunnel; t != nil {
+		fmt.Fprintf(&b, "tunnel %s vni %d from %s mtu %d %v\n", t.Name, t.VNI, t.Local, t.MTU, t.Addrs)
+	}
+	for _, n := range p.Neighbours {
+		fmt.Fprintf(&b, "%s is %s\n", n.IP, n.MAC)
+	}
+	for _, f := range p.Forwards {
+		fmt.Fprintf(&b, "%s is behind %s\n", f.MAC, f.Node)
+	}
+	for _, s := range p.Problems {
+		fmt.Fprintf(&b, "problem: %s\n", s)
+	}
+	return b.String()
+}
+
+func TestDecide(t *testing.T) {
+	a, b, c := node("a", "192.0.2.1", "10.244.0.0/24"), node("b", "192.0.2.2", "10.244.1.0/24"), node("c", "198.51.100.3", "10.244.2.0/24")
+	macB, macC := MACOf("b"), MACOf("c")
+	for _, tc := range []struct {
+		name  string
+		mode  Mode
+		nodes []Node
+		want  string
+	}{
+		{"alone", Auto, []Node{a}, ""},
+		{"not there yet", Auto, []Node{b}, ""},
+		{"a neighbour", Auto, []Node{a, b}, "10.244.1.0/24 via 192.0.2.2 dev eth0\n"},
+		{"beyond a router", Auto, []Node{a, b, c}, "10.244.1.0/24 via 192.0.2.2 dev eth0\n10.244.2.0/24 via 10.244.2.0 dev vx\n" +
+			"tunnel vx vni 7 from 192.0.2.1 mtu 1450 [10.244.0.0]\n10.244.2.0 is " + macC + "\n" + macC + " is behind 198.51.100.3\n"},
+		{"routes only", Routes, []Node{a, b, c}, "10.244.1.0/24 via 192.0.2.2 dev eth0\nproblem: node c ([198.51.100.3]) is on no link of this node: use network auto or vxlan\n"},
+		{"tunnels only", VXLAN, []Node{a, b}, "10.244.1.0/24 via 10.244.1.0 dev vx\ntunnel vx vni 7 from 192.0.2.1 mtu 1450 [10.244.0.0]\n10.244.1.0 is " + macB + "\n" + macB + " is behind 192.0.2.2\n"},
+		{"a node without pods", Auto, []Node{a, node("b", "192.0.2.2")}, ""},
+		{"two nodes with one range", Auto, []Node{a, node("z", "192.0.2.9", "10.244.1.0/24"), b}, "10.244.1.0/24 via 192.0.2.2 dev eth0\n"},
+		{"both families through a tunnel of one", VXLAN, []Node{node("a", "192.0.2.1", "10.244.0.0/24", "fd00:0::/64"), node("b", "192.0.2.2", "10.244.1.0/24", "fd00:0:0:1::/64")},
+			"10.244.1.0/24 via 10.244.1.0 dev vx\nfd00:0:0:1::/64 via fd00:0:0:1:: dev vx\ntunnel vx vni 7 from 192.0.2.1 mtu 1450 [10.244.0.0 fd00::]\n" +
+				"10.244.1.0 is " + macB + "\nfd00:0:0:1:: is " + macB + "\n" + macB + " is behind 192.0.2.2\n"},
+		{"a range whose family no neighbour has", Auto, []Node{a, node("b", "192.0.2.2", "fd00:0:0:1::/64")},
+			"fd00:0:0:1::/64 via fd00:0:0:1:: dev vx\ntunnel vx vni 7 from 192.0.2.1 mtu 1450 [10.244.0.0]\nfd00:0:0:1:: is " + macB + "\n" + macB + " is behind 192.0.2.2\n"},
+		{"no common family", VXLAN, []Node{a, node("b", "2001:db8::2", "10.244.1.0/24")}, "problem: node b ([2001:db8::2]) has no address of a family that this node ([192.0.2.1]) has\n"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if got := text(Decide(tc.mode, "a", tc.nodes, lan, names)); got != tc.want {
+				t.Errorf("got:\n%swant:\n%s", got, tc.want)
+			}
+		})
+	}
+}
+
+// TestEveryNodeFindsEveryOther walks packets through the plans of all nodes of
+// random clusters: what one sends another must take for its own.
+func TestEveryNodeFindsEveryOther(t *testing.T) {
+	for seed := range uint64(300) {
+		r := rand.New(rand.NewPCG(seed, 7))
+		var nodes []Node
+		links := map[string][]Link{}
+		for i := range 2 + r.IntN(6) {
+			name := fmt.Sprintf("n%d", i)
+			subnet := r.IntN(3)
+			at := fmt.Sprintf("192.0.%d.%d", subnet, 10+i)
+			nodes = append(nodes, node(name, at, fmt.Sprintf("10.244.%d.0/24", i), fmt.Sprintf("fd00:0:0:%x::/64", i+1)))
+			links[name] = []Link{{Name: "eth0", MTU: 1500, Addrs: []netip.Prefix{cidr(at + "/24")}}}
+		}
+		mode := []Mode{Auto, VXLAN}[r.IntN(2)]
+		plans := map[string]Plan{}
+		for _, n := range slices.Clone(nodes) {
+			r.Shuffle(len(nodes), func(i, j int) { nodes[i], nodes[j] = nodes[j], nodes[i] })
+			plans[n.Name] = Decide(mode, n.Name, nodes, links[n.Name], names)
+		}
+		for _, from := range nodes {
+			for _, to := range nodes {
+				for _, dst := range to.PodCIDRs {
+					if from.Name == to.Name {
+						continue
+					}
+					if why := arrives(plans[from.Name], plans[to.Name], from, to, dst.Addr().Next()); why != "" {
+						t.Fatalf("seed %d, %s: %s -> %s (%s): %s", seed, mode, from.Name, to.Name, dst, why)
+					}
+				}
+			}
+		}
+	}
+}
+
+// arrives is the way of a packet, as the kernel would take it.
+func arrives(from, to Plan, sender, receiver Node, dst netip.Addr) string {
+	i := slices.IndexFunc(from.Routes, func(r Route) bool { return r.Dst.Contains(dst) })
+	if i < 0 {
+		return "no route"
+	}
+	r := from.Routes[i]
+	if r.Link == "eth0" {
+		if !slices.Contains(receiver.IPs, r.Via) || r.Via.Is4() != dst.Is4() {
+			return "routed to " + r.Via.String()
+		}
+		return ""
+	}
+	n := slices.IndexFunc(from.Neighbours, func(n Neighbour) bool { return n.IP == r.Via })
+	if n < 0 {
+		return "nobody knows " + r.Via.String()
+	}
+	f := slices.IndexFunc(from.Forwards, func(f Forward) bool { return f.MAC == from.Neighbours[n].MAC })
+	switch {
+	case f < 0:
+		return "no node has " + from.Neighbours[n].MAC
+	case !slices.Contains(receiver.IPs, from.Forwards[f].Node):
+		return "tunnelled to " + from.Forwards[f].Node.String()
+	case to.Tunnel == nil || to.Tunnel.MAC != from.Forwards[f].MAC || to.Tunnel.VNI != from.Tunnel.VNI || !slices.Contains(sender.IPs, from.Tunnel.Local):
+		return "the other end is another"
+	case !slices.Contains(to.Tunnel.Addrs, r.Via):
+		return "the other end does not have " + r.Via.String()
+	}
+	return ""
+}
+
+func TestNumbersOfClusters(t *testing.T) {
+	a, b := VNIOf([]netip.Prefix{cidr("10.244.0.0/16")}), VNIOf([]netip.Prefix{cidr("10.245.0.0/16")})
+	if a == b || a < 1 || a > 1<<24-1 || a != VNIOf([]netip.Prefix{cidr("10.244.3.4/16")}) {
+		t.Errorf("numbers %d and %d: they must differ, fit 24 bits and follow the range alone", a, b)
+	}
+	if _, err := ParseMode("wireguard"); err == nil || !strings.Contains(err.Error(), "allowed are") {
+		t.Errorf("an unknown mode gives %v", err)
+	}
+}

@@ -1,0 +1,322 @@
+// Package network connects the pods of all nodes: it watches Nodes and keeps
+// this machine's routes to their pod ranges, through VXLAN where no link is
+// shared, and masquerades what pods send out of the cluster.
+//
+// Decide is pure; the rest carries its plan into the kernel and changes only
+// what differs.
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/informers"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+)
+
+const (
+	// retryAfter is how long a failed change rests.
+	retryAfter = time.Second
+	// lookEvery is how often the machine is looked at without any event: a
+	// safety net.
+	lookEvery = 5 * time.Minute
+)
+
+// Config is what the network of a node is made with.
+type Config struct {
+	NodeName string
+	// Informers is shared with other roles; Run starts what it asks for.
+	Informers informers.SharedInformerFactory
+	// Mode must not be None.
+	Mode Mode
+	// ClusterCIDRs hold the pods of all nodes, one range a family.
+	ClusterCIDRs []netip.Prefix
+	// Tunnel names the VXLAN device, Instance the tables
+	// ("<Instance>-egress"). Every cluster on one machine needs its own.
+	Tunnel, Instance string
+	Log              *slog.Logger
+
+	// namespace is another network namespace than the caller's, in tests.
+	namespace *netns.NsHandle
+}
+
+// Table is the name of an instance's tables.
+func Table(instance string) string { return instance + "-egress" }
+
+func (c *Config) complete() error {
+	if c.NodeName == "" || c.Informers == nil || c.Tunnel == "" || c.Instance == "" || len(c.ClusterCIDRs) == 0 {
+		return errors.New("configuring the pod network: NodeName, Informers, ClusterCIDRs, Tunnel and Instance are needed")
+	}
+	if len(c.Tunnel) > 15 {
+		return fmt.Errorf("configuring the pod network: the name %q has %d characters: the kernel allows 15", c.Tunnel, len(c.Tunnel))
+	}
+	if c.Mode == "" {
+		c.Mode = Auto
+	}
+	if c.Mode == None {
+		return errors.New("configuring the pod network: with network none there is nothing to run")
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return nil
+}
+
+func (c *Config) tables() (opts []nftables.ConnOption) {
+	if c.namespace != nil {
+		opts = append(opts, nftables.WithNetNSFd(int(*c.namespace)))
+	}
+	return opts
+}
+
+func (c *Config) machine() (*machine, error) {
+	if c.namespace != nil {
+		return openMachine(c.ClusterCIDRs, c.Tunnel, *c.namespace)
+	}
+	return openMachine(c.ClusterCIDRs, c.Tunnel)
+}
+
+// Run keeps the network as the Nodes say until ctx ends. What it made stays: a
+// restart finds it and changes nothing. Cleanup removes it.
+func Run(ctx context.Context, cfg Config) error {
+	if err := cfg.complete(); err != nil {
+		return err
+	}
+	m, err := cfg.machine()
+	if err != nil {
+		return err
+	}
+	defer m.close()
+	r := &runner{cfg: cfg, machine: m, nodes: cfg.Informers.Core().V1().Nodes().Lister(), wake: make(chan struct{}, 1)}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	changes, err := r.subscribe(ctx)
+	if err != nil {
+		return err
+	}
+	inf := cfg.Informers.Core().V1().Nodes().Informer()
+	reg, err := inf.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: func(any) { r.poke() }, DeleteFunc: func(any) { r.poke() },
+		UpdateFunc: func(old, now any) {
+			was, ok := old.(*corev1.Node)
+			is, ok2 := now.(*corev1.Node)
+			// Most updates are of other things.
+			if !ok || !ok2 || !same(nodeOf(was), nodeOf(is)) {
+				r.poke()
+			}
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("watching nodes for the pod network: %w", err)
+	}
+	defer inf.RemoveEventHandler(reg) //nolint:errcheck // the informer may be gone
+	cfg.Informers.Start(ctx.Done())
+	if !cache.WaitForCacheSync(ctx.Done(), reg.HasSynced) {
+		return nil
+	}
+	return r.loop(ctx, changes)
+}
+
+type runner struct {
+	cfg     Config
+	machine *machine
+	nodes   corelisters.NodeLister
+	wake    chan struct{}
+	// masked is what masquerade was last written for.
+	masked   []netip.Prefix
+	written  bool
+	problems []string
+}
+
+func (r *runner) poke() {
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// subscribe wakes the loop on changed links, addresses and routes. Its channel
+// gets one message when that has ended, with ctx or because the kernel's
+// messages got lost.
+func (r *runner) subscribe(ctx context.Context) (<-chan struct{}, error) {
+	links, addrs := make(chan netlink.LinkUpdate, 64), make(chan netlink.AddrUpdate, 64)
+	routes := make(chan netlink.RouteUpdate, 256)
+	lost := make(chan struct{}, 1)
+	ctx, cancel := context.WithCancel(ctx)
+	failed := func(err error) {
+		r.cfg.Log.Warn("listening to the machine's network", "err", err)
+	}
+	err := errors.Join(
+		netlink.LinkSubscribeWithOptions(links, ctx.Done(), netlink.LinkSubscribeOptions{ErrorCallback: failed, Namespace: r.cfg.namespace}),
+		netlink.AddrSubscribeWithOptions(addrs, ctx.Done(), netlink.AddrSubscribeOptions{ErrorCallback: failed, Namespace: r.cfg.namespace}),
+		netlink.RouteSubscribeWithOptions(routes, ctx.Done(), netlink.RouteSubscribeOptions{ErrorCallback: failed, Namespace: r.cfg.namespace}))
+	if err != nil {
+		cancel()
+		return nil, fmt.Errorf("listening to the machine's network: %w", err)
+	}
+	go func() {
+		// Pods come and go with links of their own; only what the plan was
+		// made of, or what it made, is worth a look.
+		for links != nil || addrs != nil || routes != nil {
+			select {
+			case u, ok := <-links:
+				if !ok {
+					links = nil
+					cancel() // the others must end too
+				} else if u.Link.Attrs().MasterIndex == 0 {
+					r.poke()
+				}
+			case _, ok := <-addrs:
+				if !ok {
+					addrs = nil
+					cancel() // the others must end too
+				} else {
+					r.poke()
+				}
+			case u, ok := <-routes:
+				if !ok {
+					routes = nil
+					cancel() // the others must end too
+				} else if u.Protocol == protocol {
+					r.poke()
+				}
+			}
+		}
+		lost <- struct{}{}
+	}()
+	return lost, nil
+}
+
+func (r *runner) loop(ctx context.Context, lost <-chan struct{}) error {
+	next := time.NewTimer(0)
+	defer next.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			<-lost
+			return nil
+		case <-lost:
+			if ctx.Err() != nil {
+				return nil
+			}
+			return errors.New("the kernel does not tell of changes of the network any more")
+		case <-r.wake:
+		case <-next.C:
+		}
+		after := lookEvery + rand.N(lookEvery/5)
+		if err := r.step(); err != nil {
+			after = retryAfter + rand.N(retryAfter/2)
+			r.cfg.Log.Error("setting up the pod network failed, trying again", "after", after, "err", err)
+		}
+		next.Reset(after)
+	}
+}
+
+func (r *runner) step() error {
+	list, err := r.nodes.List(labels.Everything())
+	if err != nil {
+		return fmt.Errorf("listing nodes: %w", err)
+	}
+	var nodes []Node
+	for _, n := range list {
+		nodes = append(nodes, nodeOf(n))
+	}
+	links, err := r.machine.links()
+	if err != nil {
+		return err
+	}
+	p := Decide(r.cfg.Mode, r.cfg.NodeName, nodes, links, Names{Tunnel: r.cfg.Tunnel, VNI: VNIOf(r.cfg.ClusterCIDRs)})
+	if !slices.Equal(p.Problems, r.problems) {
+		for _, problem := range p.Problems {
+			r.cfg.Log.Warn("pods of a node cannot be reached", "because", problem)
+		}
+		r.problems = p.Problems
+	}
+	if len(p.Own) > 0 && (!r.written || !slices.Equal(p.Own, r.masked)) {
+		if err := masquerade(Table(r.cfg.Instance), p.Own, r.cfg.ClusterCIDRs, r.cfg.tables()...); err != nil {
+			return err
+		}
+		r.masked, r.written = p.Own, true
+	}
+	if len(p.Own) == 0 {
+		return nil // not a node yet: nothing is known of what it should reach
+	}
+	changed, err := r.machine.apply(p)
+	if changed > 0 {
+		r.cfg.Log.Info("changed the pod network", "changes", changed, "routes", len(p.Routes), "tunnelled nodes", len(p.Forwards))
+	}
+	return err
+}
+
+// nodeOf picks what the network must know of a Node.
+func nodeOf(n *corev1.Node) Node {
+	out := Node{Name: n.Name}
+	for _, a := range n.Status.Addresses {
+		if ip, err := netip.ParseAddr(a.Address); err == nil && a.Type == corev1.NodeInternalIP {
+			out.IPs = append(out.IPs, ip.Unmap())
+		}
+	}
+	cidrs := n.Spec.PodCIDRs
+	if len(cidrs) == 0 && n.Spec.PodCIDR != "" {
+		cidrs = []string{n.Spec.PodCIDR}
+	}
+	for _, c := range cidrs {
+		if p, err := netip.ParsePrefix(c); err == nil {
+			out.PodCIDRs = append(out.PodCIDRs, p.Masked())
+		}
+	}
+	return out
+}
+
+func same(a, b Node) bool {
+	return a.Name == b.Name && slices.Equal(a.IPs, b.IPs) && slices.Equal(a.PodCIDRs, b.PodCIDRs)
+}
+
+// Cleanup removes the routes, the tunnel and the tables of a cluster, and
+// nothing else. It is no error when there are none.
+func Cleanup(instance, tunnel string, clusterCIDRs []netip.Prefix) error {
+	cfg := Config{Instance: instance, Tunnel: tunnel, ClusterCIDRs: clusterCIDRs}
+	return cfg.cleanup()
+}
+
+func (c *Config) cleanup() error {
+	m, err := c.machine()
+	if err != nil {
+		return err
+	}
+	defer m.close()
+	_, err = m.apply(Plan{})
+	return errors.Join(err, masquerade(Table(c.Instance), nil, nil, c.tables()...))
+}
+
+// PodMTU is the MTU of pods' links on a node with this address, so that what
+// they send fits through every way of the mode.
+func PodMTU(mode Mode, node netip.Addr) (int, error) {
+	m, err := openMachine(nil, "")
+	if err != nil {
+		return 0, err
+	}
+	defer m.close()
+	links, err := m.links()
+	if err != nil {
+		return 0, err
+	}
+	for _, l := range links {
+		if slices.ContainsFunc(l.Addrs, func(a netip.Prefix) bool { return a.Addr() == node }) {
+			return min(l.MTU, 65535) - mode.Overhead(node), nil
+		}
+	}
+	return 0, fmt.Errorf("no link of this machine has the node's address %s", node)
+}
