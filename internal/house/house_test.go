@@ -75,6 +75,7 @@ var pure = []string{
 	"internal/nodes/ttl/plan.go",
 	"internal/policy/model",
 	"internal/policy/oracle",
+	"internal/proxy/model",
 }
 
 // impureFiles are shells that live in a pure folder, with the reason.

@@ -1,8 +1,11 @@
 package proxy
 
 import (
+	"context"
 	"hash/maphash"
 	"maps"
+	"math/rand/v2"
+	"time"
 
 	"github.com/berth-dev/berth/internal/proxy/model"
 	"github.com/berth-dev/berth/internal/proxy/nft"
@@ -88,4 +91,86 @@ func (o *others) changed(all, ours uint32) bool {
 	was := *o
 	*o = others{all, ours}
 	return all-was.all != ours-was.ours
+}
+
+// watchDrift looks, slowly and beside the loop, whether the tables are still
+// what was written, if anybody changed any table since the last look.
+func (r *runner) watchDrift(ctx context.Context) {
+	k, err := nft.Open()
+	if err != nil {
+		r.cfg.Log.Error("changes of the rules by others will go unnoticed", "err", err)
+		return
+	}
+	defer k.Close()
+	period := r.cfg.syncPeriod()
+	next := time.NewTimer(period)
+	defer next.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-next.C:
+		}
+		if err := r.checkDrift(ctx, k); err != nil {
+			r.cfg.Log.Warn("checking the service rules", "err", err)
+		}
+		next.Reset(period + rand.N(period/2))
+	}
+}
+
+// checkDrift does one look. What it finds while the loop writes tells
+// nothing, and is left to the next look.
+func (r *runner) checkDrift(ctx context.Context, k *nft.Netlink) error {
+	images, ours, ok := r.images(ctx)
+	if !ok {
+		return nil
+	}
+	gen, err := k.Generation()
+	if err != nil {
+		return err
+	}
+	if !r.others.changed(gen, ours) {
+		return nil // all changes since the last look were our own
+	}
+	for _, i := range images {
+		r.metrics.checks.Inc()
+		intact, err := i.intact(k)
+		if err != nil {
+			return err
+		}
+		after, err := k.Generation()
+		if err != nil {
+			return err
+		}
+		if intact || after != gen {
+			continue
+		}
+		r.metrics.repairs.Inc()
+		r.cfg.Log.Warn("somebody changed the service rules, putting them right", "family", i.w.layout.Family, "table", i.w.table)
+		r.mu.Lock()
+		r.recheck = true
+		r.mu.Unlock()
+		r.stir()
+	}
+	return nil
+}
+
+// images asks the loop what should be in the kernel.
+func (r *runner) images(ctx context.Context) (out []image, applied uint32, ok bool) {
+	done := make(chan struct{})
+	r.ask(func() {
+		for _, w := range r.families {
+			if w.synced {
+				out = append(out, w.image())
+			}
+		}
+		applied = r.kernel.Applied
+		close(done)
+	})
+	select {
+	case <-done:
+		return out, applied, true
+	case <-ctx.Done():
+		return nil, 0, false
+	}
 }

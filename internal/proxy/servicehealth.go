@@ -140,7 +140,7 @@ func (h *healthChecks) listeners(n model.Name, port int32) []net.Listener {
 		h.r.cfg.Log.Error("opening a health check port", "service", n, "port", port, "err", failed)
 		h.r.events.portTaken(n, port, failed)
 		if h.retry == nil {
-			h.retry = time.AfterFunc(rebindAfter, h.again)
+			h.retry = time.AfterFunc(rebindAfter, func() { h.r.ask(h.again) })
 		}
 	}
 	return out

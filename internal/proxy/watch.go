@@ -155,7 +155,7 @@ func (r *runner) setNode(o any) {
 		w.model.SetNode(zone, ips)
 		w.model.SetNodePortAddrs(ports)
 	})
-	r.checks.rebind(ports)
+	r.ask(func() { r.checks.rebind(ports) })
 }
 
 // nodeIPs are the addresses the Node says it has, but for families in which
@@ -229,7 +229,7 @@ func (r *runner) watchAddresses(ctx context.Context) error {
 		for range updates {
 			ports := r.nodePortAddrs(nil)
 			r.push(otherChange, func(w *writer) { w.model.SetNodePortAddrs(ports) })
-			r.checks.rebind(ports)
+			r.ask(func() { r.checks.rebind(ports) })
 		}
 	}()
 	return nil
