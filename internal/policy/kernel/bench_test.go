@@ -1,0 +1,50 @@
+package kernel
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	networkingv1 "k8s.io/api/networking/v1"
+
+	"github.com/berth-dev/berth/internal/policy/model"
+)
+
+// BenchmarkOnePod replaces one pod of a namespace that a policy allows, with
+// clusters of growing size: the cost must not grow with them.
+func BenchmarkOnePod(b *testing.B) {
+	for _, size := range []int{100, 1000, 10000, 50000} {
+		b.Run(fmt.Sprint(size), func(b *testing.B) {
+			n := newNode(b)
+			const namespaces = 100
+			for i := range namespaces {
+				ns := fmt.Sprintf("ns-%d", i)
+				n.model.SetNamespace(ns, map[string]string{"ns": ns})
+				for j := range 3 {
+					n.model.SetPolicy(policy(ns, fmt.Sprintf("p%d", j), networkingv1.NetworkPolicySpec{PolicyTypes: both,
+						Ingress: from(peers{{PodSelector: pods(fmt.Sprint(j))}, {NamespaceSelector: spaces(fmt.Sprintf("ns-%d", (i+j)%namespaces))}}, tcp80),
+						Egress:  to(peers{{NamespaceSelector: &everybody, PodSelector: pods(fmt.Sprint(j))}})}))
+				}
+			}
+			one := func(i, generation int) model.Pod {
+				return model.Pod{Key: model.Key{Namespace: fmt.Sprintf("ns-%d", i%namespaces), Name: fmt.Sprint(i)}, Labels: map[string]string{"pod": fmt.Sprint(i % 5)},
+					Local: i < 100, IPs: []netip.Addr{netip.AddrFrom4([4]byte{10, byte(generation), byte(i >> 8), byte(i)})}}
+			}
+			for i := range size {
+				n.model.SetPod(one(i, 0))
+			}
+			n.model.Commit()
+			n.must(n.w.Replace(n.model.Snapshot()))
+			rows, at := 0, 0
+			b.ResetTimer()
+			for b.Loop() {
+				at++
+				n.model.SetPod(one(size-1, at%2))
+				c := n.model.Commit()
+				rows += len(c.Add) + len(c.Del) + len(c.Guard) + len(c.Unguard)
+				n.must(n.w.Apply(c))
+			}
+			b.ReportMetric(float64(rows)/float64(b.N), "rows/change")
+		})
+	}
+}
