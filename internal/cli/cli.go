@@ -59,6 +59,7 @@ func rootCommand() *cobra.Command {
 		proxyCommand(),
 		controllersCommand(),
 		simulateCommand(),
+		fleetCommand(),
 		// Listed for help; Main runs it before cobra sees its flags.
 		&cobra.Command{Use: "kubectl", Short: "the real kubectl, wired to this cluster", DisableFlagParsing: true, RunE: func(_ *cobra.Command, args []string) error {
 			if kubectl(args) != 0 {

@@ -185,6 +185,9 @@ func (w *worker) observe(now time.Time) Spec {
 		w.obs.Acked, w.obs.Deleted = w.obs.Last.Phase, spec.Removed
 	} else {
 		w.obs.Acked = w.pub.base.Phase
+		if !spec.Static {
+			w.obs.heard(&w.pub.base)
+		}
 		w.obs.Deleted = w.obs.Deleted || w.pub.gone
 	}
 	if w.updated != spec.Pod && w.obs.VolumesReady {
