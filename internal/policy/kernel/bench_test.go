@@ -10,29 +10,57 @@ import (
 	"github.com/berth-dev/berth/internal/policy/model"
 )
 
+const namespaces = 100
+
+// crowd is a model of size pods, 100 of them local, in 100 namespaces with
+// three policies each.
+func crowd(size int) *model.Model {
+	m := model.New()
+	for i := range namespaces {
+		ns := fmt.Sprintf("ns-%d", i)
+		m.SetNamespace(ns, map[string]string{"ns": ns})
+		for j := range 3 {
+			m.SetPolicy(policy(ns, fmt.Sprintf("p%d", j), networkingv1.NetworkPolicySpec{PolicyTypes: both,
+				Ingress: from(peers{{PodSelector: pods(fmt.Sprint(j))}, {NamespaceSelector: spaces(fmt.Sprintf("ns-%d", (i+j)%namespaces))}}, tcp80),
+				Egress:  to(peers{{NamespaceSelector: &everybody, PodSelector: pods(fmt.Sprint(j))}})}))
+		}
+	}
+	for i := range size {
+		m.SetPod(one(i, 0))
+	}
+	return m
+}
+
+// one is the pod of a number; generations have different addresses.
+func one(i, generation int) model.Pod {
+	return model.Pod{Key: model.Key{Namespace: fmt.Sprintf("ns-%d", i%namespaces), Name: fmt.Sprint(i)}, Labels: map[string]string{"pod": fmt.Sprint(i % 5)},
+		Local: i < 100, IPs: []netip.Addr{netip.AddrFrom4([4]byte{10, byte(generation), byte(i >> 8), byte(i)})}}
+}
+
+// BenchmarkStart takes everything from the caches into the kernel.
+func BenchmarkStart(b *testing.B) {
+	for _, size := range []int{1000, 10000, 50000} {
+		b.Run(fmt.Sprint(size), func(b *testing.B) {
+			n, rows := newNode(b), 0
+			for b.Loop() {
+				m := crowd(size)
+				m.Commit()
+				c := m.Snapshot()
+				rows = len(c.Add) + len(c.Guard)
+				n.must(n.w.Replace(c))
+			}
+			b.ReportMetric(float64(rows), "rows")
+		})
+	}
+}
+
 // BenchmarkOnePod replaces one pod of a namespace that a policy allows, with
 // clusters of growing size: the cost must not grow with them.
 func BenchmarkOnePod(b *testing.B) {
 	for _, size := range []int{100, 1000, 10000, 50000} {
 		b.Run(fmt.Sprint(size), func(b *testing.B) {
 			n := newNode(b)
-			const namespaces = 100
-			for i := range namespaces {
-				ns := fmt.Sprintf("ns-%d", i)
-				n.model.SetNamespace(ns, map[string]string{"ns": ns})
-				for j := range 3 {
-					n.model.SetPolicy(policy(ns, fmt.Sprintf("p%d", j), networkingv1.NetworkPolicySpec{PolicyTypes: both,
-						Ingress: from(peers{{PodSelector: pods(fmt.Sprint(j))}, {NamespaceSelector: spaces(fmt.Sprintf("ns-%d", (i+j)%namespaces))}}, tcp80),
-						Egress:  to(peers{{NamespaceSelector: &everybody, PodSelector: pods(fmt.Sprint(j))}})}))
-				}
-			}
-			one := func(i, generation int) model.Pod {
-				return model.Pod{Key: model.Key{Namespace: fmt.Sprintf("ns-%d", i%namespaces), Name: fmt.Sprint(i)}, Labels: map[string]string{"pod": fmt.Sprint(i % 5)},
-					Local: i < 100, IPs: []netip.Addr{netip.AddrFrom4([4]byte{10, byte(generation), byte(i >> 8), byte(i)})}}
-			}
-			for i := range size {
-				n.model.SetPod(one(i, 0))
-			}
+			n.model = crowd(size)
 			n.model.Commit()
 			n.must(n.w.Replace(n.model.Snapshot()))
 			rows, at := 0, 0
