@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -65,7 +66,7 @@ func (c *Config) cni() (network.CNIOptions, error) {
 // startNetwork connects this node's pods with those of others.
 func (u *up) startNetwork(parts context.Context) error {
 	if u.Network == podnetwork.None {
-		return nil
+		return u.leaveNetwork()
 	}
 	log, err := u.logs.part("network")
 	if err != nil {
@@ -78,6 +79,20 @@ func (u *up) startNetwork(parts context.Context) error {
 	cfg := podnetwork.Config{NodeName: u.NodeName, Informers: u.informers, Mode: u.Network, ClusterCIDRs: cidrs, Tunnel: u.Tunnel(), Instance: u.Instance(), Log: log}
 	u.crew.start(parts, part{"network", func(ctx context.Context) error { return podnetwork.Run(ctx, cfg) }})
 	return nil
+}
+
+// leaveNetwork removes what an earlier start in another mode made: the network
+// is somebody else's now.
+func (u *up) leaveNetwork() error {
+	cidrs, err := u.clusterCIDRs()
+	if err != nil {
+		return err
+	}
+	o, err := u.cni()
+	if err != nil {
+		return err
+	}
+	return errors.Join(network.RemoveCNI(u.Layout().CNIConfDir(), o), podnetwork.Cleanup(u.Instance(), u.Tunnel(), cidrs))
 }
 
 // startPolicy enforces NetworkPolicy on this node's pods, if that is wanted.

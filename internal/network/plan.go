@@ -45,7 +45,7 @@ const Port = 4789
 // address is of this family.
 func (m Mode) Overhead(node netip.Addr) int {
 	switch {
-	case m != Auto && m != VXLAN:
+	case m == Routes || m == None:
 		return 0
 	case node.Is4():
 		return 50 // Ethernet 14, IPv4 20, UDP 8, VXLAN 8

@@ -143,6 +143,18 @@ func arrives(from, to Plan, sender, receiver Node, dst netip.Addr) string {
 	return ""
 }
 
+func TestRoomForTunnels(t *testing.T) {
+	for _, tc := range []struct {
+		mode Mode
+		node string
+		want int
+	}{{Auto, "192.0.2.1", 50}, {"", "192.0.2.1", 50}, {VXLAN, "2001:db8::1", 70}, {Routes, "192.0.2.1", 0}, {None, "192.0.2.1", 0}} {
+		if got := tc.mode.Overhead(ip(tc.node)); got != tc.want {
+			t.Errorf("%q on %s takes %d bytes, want %d", tc.mode, tc.node, got, tc.want)
+		}
+	}
+}
+
 func TestNumbersOfClusters(t *testing.T) {
 	a, b := VNIOf([]netip.Prefix{cidr("10.244.0.0/16")}), VNIOf([]netip.Prefix{cidr("10.245.0.0/16")})
 	if a == b || a < 1 || a > 1<<24-1 || a != VNIOf([]netip.Prefix{cidr("10.244.3.4/16")}) {

@@ -302,7 +302,8 @@ func (c *Config) cleanup() error {
 }
 
 // PodMTU is the MTU of pods' links on a node with this address, so that what
-// they send fits through every way of the mode.
+// they send fits through every way of the mode. An address that no link has
+// (one that a router translates) is taken to be behind Ethernet.
 func PodMTU(mode Mode, node netip.Addr) (int, error) {
 	m, err := openMachine(nil, "")
 	if err != nil {
@@ -318,5 +319,5 @@ func PodMTU(mode Mode, node netip.Addr) (int, error) {
 			return min(l.MTU, 65535) - mode.Overhead(node), nil
 		}
 	}
-	return 0, fmt.Errorf("no link of this machine has the node's address %s", node)
+	return 1500 - mode.Overhead(node), nil
 }

@@ -116,7 +116,7 @@ func (e *Enforcer) Run(ctx context.Context) error {
 		return nil
 	}
 	e.loop(ctx)
-	return nil
+	return e.writer.Close()
 }
 
 func (e *Enforcer) push(ev event) {
@@ -158,10 +158,15 @@ func (e *Enforcer) look() {
 	if !e.synced {
 		return
 	}
-	ok, err := e.writer.Stands(e.model.Snapshot())
-	if err != nil {
-		e.cfg.Log.Error("comparing network policies with the kernel", "err", err)
-		return
+	// The kernel's list of a hash table can miss rows while the table is
+	// resized: one look that finds too few is no proof.
+	ok := false
+	for try := 0; try < 2 && !ok; try++ {
+		var err error
+		if ok, err = e.writer.Stands(e.model.Snapshot()); err != nil {
+			e.cfg.Log.Error("comparing network policies with the kernel", "err", err)
+			return
+		}
 	}
 	if !ok {
 		e.metrics.repairs.Inc()
@@ -237,5 +242,5 @@ func Cleanup(instance string) error {
 	if err != nil {
 		return err
 	}
-	return w.Remove()
+	return errors.Join(w.Remove(), w.Close())
 }

@@ -165,6 +165,7 @@ func TestStepRepairs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		defer e.writer.Close()
 		e.model = newModelFor(t)
 		if err := e.step(); err != nil {
 			t.Fatal(err)

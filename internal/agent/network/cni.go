@@ -128,6 +128,14 @@ func CNIConfig(podCIDRs []string, o CNIOptions) ([]byte, error) {
 	return append(b, '\n'), nil
 }
 
+// RemoveCNI removes what WriteCNI wrote, if it did.
+func RemoveCNI(dir string, o CNIOptions) error {
+	if err := os.Remove(filepath.Join(dir, o.withDefaults().File)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("removing CNI configuration: %w", err)
+	}
+	return nil
+}
+
 // WriteCNI writes the node's network configuration into dir. A reader sees the
 // old file or the new one, never half of one; an unchanged file is not
 // touched, so that runtimes watching dir are not woken.

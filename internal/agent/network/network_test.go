@@ -183,6 +183,14 @@ func TestWriteCNI(t *testing.T) {
 	if entries, _ := os.ReadDir(dir); len(entries) != 1 {
 		t.Errorf("left %v", entries)
 	}
+	for range 2 {
+		if err := RemoveCNI(dir, opts); err != nil {
+			t.Error(err)
+		}
+	}
+	if entries, _ := os.ReadDir(dir); len(entries) != 0 {
+		t.Errorf("removing left %v", entries)
+	}
 	for _, bad := range []struct {
 		cidrs []string
 		opts  CNIOptions

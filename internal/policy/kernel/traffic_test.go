@@ -148,7 +148,7 @@ func (n *node) arrived(k string) bool {
 	n.t.Helper()
 	for range 2000 {
 		if n.seen("sent")[k] {
-			return n.seen("passed")[k]
+			return n.settled("passed")[k]
 		}
 		time.Sleep(time.Millisecond)
 	}

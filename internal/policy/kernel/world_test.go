@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"maps"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -27,7 +28,7 @@ import (
 // their own. Packets are noted before and after the policies' tables, so that
 // a packet that was dropped is known without waiting for it.
 type node struct {
-	t      *testing.T
+	t      testing.TB
 	ns     netns.NsHandle
 	pods   map[netip.Addr]netns.NsHandle
 	links  int
@@ -97,7 +98,7 @@ table ip6 observe {
 	chain after { type filter hook forward priority 100; add @passed { ip6 saddr . ip6 daddr . meta l4proto . th sport . th dport }; }
 }`
 
-func newNode(t *testing.T) *node {
+func newNode(t testing.TB) *node {
 	if os.Geteuid() != 0 {
 		t.Skip("network namespaces need root: run as root")
 	}
@@ -115,6 +116,7 @@ func newNode(t *testing.T) *node {
 	var err error
 	n.w, err = New("test-policy", nftables.WithNetNSFd(int(n.ns)))
 	n.must(err)
+	t.Cleanup(func() { n.w.Close() })
 	return n
 }
 
@@ -193,16 +195,18 @@ func (n *node) probe(what []oracle.Packet) []bool {
 	// Bounded by counting: the kernel forwards within microseconds, after it
 	// has found the neighbour.
 	for try := 0; ; try++ {
-		sent, through := n.seen("sent"), n.seen("passed")
+		sent := n.seen("sent")
 		missing := 0
 		for i, p := range what {
-			k := key(p, sources[i])
-			passed[i] = through[k]
-			if !sent[k] {
+			if !sent[key(p, sources[i])] {
 				missing++
 			}
 		}
 		if missing == 0 {
+			through := n.settled("passed")
+			for i, p := range what {
+				passed[i] = through[key(p, sources[i])]
+			}
 			break
 		}
 		if try == 2000 {
@@ -215,6 +219,18 @@ func (n *node) probe(what []oracle.Packet) []bool {
 
 func key(p oracle.Packet, source uint16) string {
 	return string(p.Src.AsSlice()) + string(p.Dst.AsSlice()) + string(portKey(p.Proto, source)) + string(portKey(0, p.Port)[4:])
+}
+
+// settled reads a set until two readings agree: the kernel's list of a hash
+// table can miss rows while the table is resized.
+func (n *node) settled(set string) map[string]bool {
+	n.t.Helper()
+	all := map[string]bool{}
+	for last := -1; len(all) != last; {
+		last = len(all)
+		maps.Copy(all, n.seen(set))
+	}
+	return all
 }
 
 func (n *node) seen(set string) map[string]bool {

@@ -23,10 +23,13 @@ const (
 	room = 64 << 20
 )
 
-// Writer owns the two tables of one name.
+// Writer owns the two tables of one name. It is not safe for concurrent use.
 type Writer struct {
-	name     string
-	opts     []nftables.ConnOption
+	name string
+	opts []nftables.ConnOption
+	// conn lasts: the kernel lets a socket that changed tables close only
+	// after a grace period, some 10 ms.
+	conn     *nftables.Conn
 	families []*family
 }
 
@@ -43,7 +46,7 @@ func New(table string, opts ...nftables.ConnOption) (*Writer, error) {
 	buffers := nftables.WithSockOptions(func(c *netlink.Conn) error {
 		return errors.Join(c.SetReadBuffer(room), c.SetWriteBuffer(room))
 	})
-	w := &Writer{name: table, opts: append([]nftables.ConnOption{buffers}, opts...), families: []*family{
+	w := &Writer{name: table, opts: append([]nftables.ConnOption{nftables.AsLasting(), buffers}, opts...), families: []*family{
 		{table: &nftables.Table{Family: nftables.TableFamilyIPv4, Name: table}, addr: nftables.TypeIPAddr},
 	}}
 	if _, err := os.Stat("/proc/net/if_inet6"); err == nil {
@@ -54,14 +57,31 @@ func New(table string, opts ...nftables.ConnOption) (*Writer, error) {
 	return w, nil
 }
 
-// begin starts a transaction; its socket opens when it is flushed.
+// begin starts a transaction, or reading.
 func (w *Writer) begin() (*nftables.Conn, error) {
-	conn, err := nftables.New(w.opts...)
-	if err != nil {
-		return nil, fmt.Errorf("opening nftables for network policies: %w", err)
+	if w.conn == nil {
+		conn, err := nftables.New(w.opts...)
+		if err != nil {
+			return nil, fmt.Errorf("opening nftables for network policies: %w", err)
+		}
+		w.conn = conn
 	}
-	return conn, nil
+	return w.conn, nil
 }
+
+// Close ends the connection to the kernel; the next use opens another. What
+// was written stays in force.
+func (w *Writer) Close() error {
+	if w.conn == nil {
+		return nil
+	}
+	err := w.conn.CloseLasting()
+	w.conn = nil
+	return err
+}
+
+// fail forgets what a transaction has gathered so far.
+func (w *Writer) fail(err error) error { return errors.Join(err, w.Close()) }
 
 // Replace puts exactly a Snapshot into force, whatever stood before. No
 // packet sees less than the old tables or the new.
@@ -73,7 +93,7 @@ func (w *Writer) Replace(snapshot *model.Changes) error {
 	for _, f := range w.families {
 		f.recreate(conn)
 		if err := f.frame(conn); err != nil {
-			return fmt.Errorf("preparing table %s: %w", w.name, err)
+			return w.fail(fmt.Errorf("preparing table %s: %w", w.name, err))
 		}
 	}
 	return w.apply(conn, snapshot)
@@ -99,12 +119,12 @@ func (w *Writer) Apply(c *model.Changes) error {
 func (w *Writer) apply(conn *nftables.Conn, c *model.Changes) error {
 	for _, f := range w.families {
 		if err := f.apply(conn, c); err != nil {
-			return fmt.Errorf("preparing the change of table %s: %w", w.name, err)
+			return w.fail(fmt.Errorf("preparing the change of table %s: %w", w.name, err))
 		}
 	}
 	if err := conn.Flush(); err != nil {
-		return fmt.Errorf("changing table %s (%d sets, %d chains, %d rows, %d guards): %w", w.name,
-			len(c.Sets)+len(c.DropSets), len(c.Chains)+len(c.DropChains), len(c.Add)+len(c.Del), len(c.Guard)+len(c.Unguard), err)
+		return w.fail(fmt.Errorf("changing table %s (%d sets, %d chains, %d rows, %d guards): %w", w.name,
+			len(c.Sets)+len(c.DropSets), len(c.Chains)+len(c.DropChains), len(c.Add)+len(c.Del), len(c.Guard)+len(c.Unguard), err))
 	}
 	return nil
 }
@@ -274,7 +294,7 @@ func (w *Writer) Remove() error {
 		conn.DelTable(f.table)
 	}
 	if err := conn.Flush(); err != nil {
-		return fmt.Errorf("removing the tables %s: %w", w.name, err)
+		return w.fail(fmt.Errorf("removing the tables %s: %w", w.name, err))
 	}
 	return nil
 }
