@@ -35,6 +35,7 @@ type Prober struct {
 
 	mu       sync.Mutex
 	schedule *Schedule
+	names    map[types.UID]types.NamespacedName // of pods with figures
 	wake     chan struct{}
 }
 
@@ -44,7 +45,7 @@ func New(cfg Config) *Prober {
 		cfg.Now = time.Now
 	}
 	p := &Prober{
-		cfg: cfg, schedule: NewSchedule(cfg.Now()), wake: make(chan struct{}, 1),
+		cfg: cfg, schedule: NewSchedule(cfg.Now()), names: map[types.UID]types.NamespacedName{}, wake: make(chan struct{}, 1),
 		total: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: "prober", Subsystem: "probe", Name: "total", Help: "Probes made, by result.",
 		}, []string{"probe_type", "result", "container", "pod", "namespace", "pod_uid"}),
@@ -69,12 +70,24 @@ func (p *Prober) Sync(uid types.UID, targets []pod.Target) {
 		p.mu.Unlock()
 		return
 	}
+	if len(targets) > 0 {
+		p.names[uid] = types.NamespacedName{Namespace: targets[0].Pod.Namespace, Name: targets[0].Pod.Name}
+	}
 	p.schedule.Sync(p.cfg.Now(), uid, targets)
 	p.mu.Unlock()
-	if len(targets) == 0 {
-		p.total.DeletePartialMatch(prometheus.Labels{"pod_uid": string(uid)})
-	}
 	p.poke()
+}
+
+// Forget drops the figures of a pod that is gone.
+func (p *Prober) Forget(uid types.UID) {
+	p.mu.Lock()
+	name, known := p.names[uid]
+	delete(p.names, uid)
+	p.mu.Unlock()
+	if known {
+		p.total.DeletePartialMatch(prometheus.Labels{"pod_uid": string(uid)})
+		p.duration.DeletePartialMatch(prometheus.Labels{"pod": name.Name, "namespace": name.Namespace})
+	}
 }
 
 // Results returns what is known by container ID.
