@@ -59,6 +59,7 @@ var pure = []string{
 	"internal/nodes/health/view.go",
 	"internal/nodes/health/zone.go",
 	"internal/nodes/ipam/pool.go",
+	"internal/sim",
 	"internal/policy/model",
 	"internal/policy/oracle",
 }
