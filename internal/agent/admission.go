@@ -95,7 +95,6 @@ func (a *admission) Admit(ctx context.Context, p *v1.Pod, adopted bool) *pod.Rej
 		}
 	}
 	if refused != nil {
-		a.drop(p.UID)
 		a.rejections.WithLabelValues(rejectionLabel(refused.Reason)).Inc()
 		return refused
 	}
@@ -113,6 +112,11 @@ func (a *admission) Admit(ctx context.Context, p *v1.Pod, adopted bool) *pod.Rej
 func (a *admission) decide(p *v1.Pod, node *v1.Node) (refused *pod.Rejection, first []<-chan struct{}) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	defer func() {
+		if refused != nil {
+			a.drop(p.UID) // before the next pod asks for it
+		}
+	}()
 	if r := ask(a.before, p); r != nil {
 		return r, nil
 	}

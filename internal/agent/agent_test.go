@@ -22,7 +22,12 @@ import (
 	ktesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/record"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
+	"k8s.io/utils/ptr"
+
+	"github.com/berth-dev/berth/internal/cluster/containerd/livetest"
 )
+
+func TestMain(m *testing.M) { livetest.Main(m) }
 
 // patience ends a test that would hang; it decides nothing else.
 const patience = 20 * time.Second
@@ -30,22 +35,21 @@ const patience = 20 * time.Second
 // cluster is a fake API with one node and the real runtime.
 type cluster struct {
 	*testing.T
-	ctx   context.Context
-	api   *fake.Clientset
-	root  string
-	agent *Agent
-	stop  context.CancelFunc
-	done  chan error
+	ctx  context.Context
+	api  *fake.Clientset
+	root string
+	// endpoint is the runtime's.
+	endpoint string
+	agent    *Agent
+	stop     context.CancelFunc
+	done     chan error
 }
 
 func newCluster(t *testing.T) *cluster {
-	endpoint := os.Getenv("BERTH_TEST_CRI")
-	if endpoint == "" {
-		t.Skip("no container runtime: set BERTH_TEST_CRI to a CRI endpoint, for example unix:///run/containerd/containerd.sock")
-	}
+	endpoint := livetest.Endpoint(t)
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	t.Cleanup(cancel)
-	c := &cluster{T: t, ctx: ctx, root: t.TempDir()}
+	c := &cluster{T: t, ctx: ctx, root: t.TempDir(), endpoint: endpoint}
 	c.api = fake.NewClientset(&v1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "node-uid"},
 		Status:     v1.NodeStatus{Addresses: []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: "192.0.2.1"}}},
@@ -98,8 +102,13 @@ func (c *cluster) start() {
 		level = slog.LevelDebug
 	}
 	cfg := Config{
-		NodeName: "n1", Client: c.api, RuntimeEndpoint: os.Getenv("BERTH_TEST_CRI"), RootDir: c.root, PodLogsDir: c.root + "/logs",
-		Kubelet:  &kubeletv1beta1.KubeletConfiguration{StaticPodPath: c.root + "/manifests", CgroupRoot: "/berth-test", ClusterDomain: "cluster.local"},
+		NodeName: "n1", Client: c.api, RuntimeEndpoint: c.endpoint, RootDir: c.root, PodLogsDir: c.root + "/logs",
+		Kubelet: &kubeletv1beta1.KubeletConfiguration{
+			StaticPodPath: c.root + "/manifests", CgroupRoot: "/berth-test", ClusterDomain: "cluster.local",
+			// How full the machine's disk is must not decide.
+			EvictionHard:                map[string]string{"memory.available": "1Mi", "nodefs.available": "1Mi", "imagefs.available": "1Mi"},
+			ImageGCHighThresholdPercent: ptr.To(int32(100)),
+		},
 		Register: true, Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})), Events: &record.FakeRecorder{},
 		Parts: []func(context.Context, *Agent) error{func(ctx context.Context, a *Agent) error { got <- a; <-ctx.Done(); return nil }},
 	}
@@ -201,9 +210,16 @@ func (c *cluster) await(name, what string, ok func(*v1.Pod) bool) *v1.Pod {
 		select {
 		case <-w.ResultChan():
 		case <-deadline:
-			c.Fatalf("pod %s is never %s; it is %+v", name, what, p)
+			c.Fatalf("pod %s is never %s: %+v", name, what, status(p))
 		}
 	}
+}
+
+func status(p *v1.Pod) any {
+	if p == nil {
+		return "it does not exist"
+	}
+	return p.Status
 }
 
 func running(p *v1.Pod) bool {

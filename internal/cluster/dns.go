@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"strconv"
+	"sync"
 
 	"github.com/berth-dev/berth/internal/dns"
 )
@@ -31,8 +32,9 @@ func (c *Config) dnsIP() (net.IP, error) {
 	return ip.AsSlice(), nil
 }
 
-// startDNS runs cluster DNS on the node's address and publishes it as the
-// Service that pods are told of.
+// startDNS runs cluster DNS on this machine's address. The control plane
+// publishes the Service that pods are told of; a node says that its own server
+// answers, and its pods then ask that one.
 func (u *up) startDNS(parts context.Context) error {
 	log, err := u.logs.part("dns")
 	if err != nil {
@@ -53,18 +55,28 @@ func (u *up) startDNS(parts context.Context) error {
 	cfg := dns.Config{
 		// The node's address may be on an open network: a resolver for
 		// strangers would be a tool for attacks.
-		Clients: []netip.Prefix{pods, netip.PrefixFrom(node, node.BitLen()), netip.MustParsePrefix("127.0.0.0/8")},
-		Listen:  []string{net.JoinHostPort(u.NodeIP, strconv.Itoa(u.Ports.DNS))}, Domain: u.ClusterDomain,
+		Clients: []netip.Prefix{pods, netip.PrefixFrom(node, node.BitLen()), netip.MustParsePrefix("127.0.0.0/8")}, Nodes: true,
+		Listen: []string{net.JoinHostPort(u.NodeIP, strconv.Itoa(u.Ports.DNS))}, Domain: u.ClusterDomain,
 		Informers: u.informers, Upstreams: resolvConf, Log: log, Metrics: u.metrics,
 	}
+	at := netip.AddrPortFrom(node.Unmap(), uint16(u.Ports.DNS))
+	answers := make(chan struct{})
+	told := sync.OnceFunc(func() { close(answers) })
+	cfg.Ready = func([]string) { told() }
 	u.crew.start(parts, part{"dns", func(ctx context.Context) error { return dns.Run(ctx, cfg) }})
-	// A part of its own: it is tried again until the API takes it.
-	u.crew.start(parts, part{"dns service", func(ctx context.Context) error {
-		if err := dns.Publish(ctx, u.client, ip, net.ParseIP(u.NodeIP), u.Ports.DNS); err != nil {
-			return err
-		}
-		<-ctx.Done()
-		return nil
-	}})
+	if u.Role.control() {
+		publisher := dns.Publisher{Client: u.client, Informers: u.informers, ClusterIP: ip, Machine: u.NodeName, Own: at}
+		u.crew.start(parts, part{"dns service", publisher.Run})
+	}
+	if u.Role.node() {
+		u.crew.start(parts, part{"dns of the node", func(ctx context.Context) error {
+			select {
+			case <-answers:
+			case <-ctx.Done():
+				return nil
+			}
+			return dns.Advertise(ctx, u.client, u.informers, u.NodeName, at)
+		}})
+	}
 	return nil
 }

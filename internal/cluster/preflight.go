@@ -94,9 +94,6 @@ func (c *Config) checkPorts() error {
 		}
 		l.Close()
 	}
-	if !c.Role.control() {
-		return nil
-	}
 	return c.checkDNSPort()
 }
 

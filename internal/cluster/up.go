@@ -222,6 +222,9 @@ func (u *up) startMember(ctx, parts context.Context) error {
 		return err
 	}
 	u.shareInformers(parts)
+	if err := u.startDNS(parts); err != nil {
+		return err
+	}
 	u.informers.Start(parts.Done())
 	return nil
 }

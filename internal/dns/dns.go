@@ -39,9 +39,10 @@ type Config struct {
 	// Upstreams is the resolv.conf whose servers get all other questions.
 	// Empty: such questions are answered with SERVFAIL.
 	Upstreams string
-	// Clients are the ranges that are answered; all others get REFUSED. Empty
-	// answers everybody.
+	// Clients are the ranges that are answered, and Nodes answers the nodes
+	// of the cluster, too; all others get REFUSED. Empty answers everybody.
 	Clients []netip.Prefix
+	Nodes   bool
 	Log     *slog.Logger
 	Metrics prometheus.Registerer
 	// Ready, if set, is called once, when the sockets are open and the
@@ -82,8 +83,11 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	known := &known{records: NewRecords(cfg.Domain, cfg.VerifyPods)}
 	s := &server{
-		records: known, metrics: m, log: cfg.Log, now: time.Now, clients: cfg.Clients,
+		records: known, metrics: m, log: cfg.Log, now: time.Now, clients: cfg.Clients, isNode: func(netip.Addr) bool { return false },
 		forward: newForwarder(cfg.Upstreams, known.isSelf, cfg.Log, m),
+	}
+	if cfg.Nodes {
+		s.isNode = nodeAddresses(cfg.Informers)
 	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()

@@ -6,7 +6,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -102,26 +101,6 @@ func TestCache(t *testing.T) {
 	}
 	if m, _ := c.get(now.Add(2*time.Hour), question{name: "b."}); m != nil {
 		t.Error("an answer outlived its stale time")
-	}
-}
-
-func TestPublish(t *testing.T) {
-	client, ctx := fake.NewClientset(), t.Context()
-	ip, node := net.ParseIP("10.96.0.10"), net.ParseIP("192.0.2.1")
-	for _, port := range []int{10053, 10053, 20053} {
-		if err := Publish(ctx, client, ip, node, port); err != nil {
-			t.Fatal(err)
-		}
-		sl, err := client.DiscoveryV1().EndpointSlices(Namespace).Get(ctx, ServiceName, metav1.GetOptions{})
-		if err != nil || int(*sl.Ports[1].Port) != port || sl.Endpoints[0].Addresses[0] != "192.0.2.1" {
-			t.Errorf("slice %v, %v", sl, err)
-		}
-	}
-	if err := Publish(ctx, client, net.ParseIP("10.96.0.11"), node, 53); err == nil || !strings.Contains(err.Error(), "10.96.0.10") {
-		t.Errorf("another address: %v", err)
-	}
-	if err := Publish(ctx, client, ip, node, 0); err == nil || errors.Unwrap(err) != nil {
-		t.Errorf("port 0: %v", err)
 	}
 }
 

@@ -23,6 +23,7 @@ type server struct {
 	log     *slog.Logger
 	now     func() time.Time
 	clients []netip.Prefix
+	isNode  func(netip.Addr) bool
 	wg      sync.WaitGroup
 }
 
@@ -58,7 +59,8 @@ func (s *server) serves(client net.Addr) bool {
 	if err != nil {
 		return false
 	}
-	return slices.ContainsFunc(s.clients, func(p netip.Prefix) bool { return p.Contains(from.Addr().Unmap()) })
+	ip := from.Addr().Unmap()
+	return slices.ContainsFunc(s.clients, func(p netip.Prefix) bool { return p.Contains(ip) }) || s.isNode(ip)
 }
 
 // limit is the size an answer may have.

@@ -3,10 +3,13 @@ package dns
 import (
 	"errors"
 	"fmt"
+	"net/netip"
+	"slices"
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	kubelabels "k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
 )
@@ -40,6 +43,17 @@ func watch(f informers.SharedInformerFactory, pods bool, k *known) (undo func(),
 		return nil, nil, err
 	}
 	return undo, synced, nil
+}
+
+// nodeAddresses says whether an address is that of a node: pods that ask
+// another node's server are hidden behind their own. It looks through all
+// nodes, which only questions from outside the pod ranges need.
+func nodeAddresses(f informers.SharedInformerFactory) func(netip.Addr) bool {
+	nodes := f.Core().V1().Nodes().Lister()
+	return func(ip netip.Addr) bool {
+		all, err := nodes.List(kubelabels.Everything())
+		return err == nil && slices.ContainsFunc(all, func(n *v1.Node) bool { return has(n, ip) })
+	}
 }
 
 // feed turns informer events into changes of the records.

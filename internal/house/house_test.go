@@ -24,6 +24,11 @@ const root = "../.."
 // client or a goroutine.
 var pure = []string{
 	"internal/agent/device/ledger.go",
+	"internal/agent/device/want.go",
+	"internal/agent/dra/ledger.go",
+	"internal/agent/resource/cpus",
+	"internal/agent/resource/memory",
+	"internal/agent/resource/topology",
 	"internal/agent/node/cadence.go",
 	"internal/agent/node/capacity.go",
 	"internal/agent/node/conditions.go",

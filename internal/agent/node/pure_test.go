@@ -3,10 +3,12 @@ package node
 import (
 	"encoding/json"
 	"errors"
+	"math/rand/v2"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -300,6 +302,40 @@ func TestNewer(t *testing.T) {
 	}{{"10", "9", true}, {"9", "10", false}, {"10", "10", false}, {"", "", true}} {
 		if got := newer(test.a, test.b); got != test.want {
 			t.Errorf("%s after %s: %v", test.a, test.b, got)
+		}
+	}
+}
+
+// TestRenewalsOfAFleetAreSpread: 10,000 nodes that start at the same moment do
+// not beat together, neither in the first interval nor an hour later.
+func TestRenewalsOfAFleetAreSpread(t *testing.T) {
+	const nodes, slot = 10_000, 100 * time.Millisecond
+	random := rand.New(rand.NewPCG(1, 2))
+	interval := renewDelay(40, false, 0)
+	if interval != 10*time.Second {
+		t.Fatalf("the interval is %v", interval)
+	}
+	next := make([]time.Duration, nodes)
+	for i := range next {
+		next[i] = renewDelay(40, true, random.Float64())
+	}
+	for _, from := range []time.Duration{0, time.Minute, time.Hour} {
+		beats := make([]int, interval/slot)
+		for i := range next {
+			for next[i] < from {
+				delay := renewDelay(40, false, random.Float64())
+				if delay < interval || delay > interval+interval/25 {
+					t.Fatalf("a renewal waits %v", delay)
+				}
+				next[i] += delay
+			}
+			if at := next[i] - from; at < interval {
+				beats[at/slot]++
+			}
+		}
+		// Evenly would be 100 in each slot; five standard deviations are 50.
+		if most := slices.Max(beats); most > 150 {
+			t.Errorf("from %v on %d of %d nodes beat within %v", from, most, nodes, slot)
 		}
 	}
 }

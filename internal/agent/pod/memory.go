@@ -95,6 +95,14 @@ func NewMemory(last v1.PodStatus, now time.Time) Memory {
 	}
 }
 
+// heard takes in the status that the API holds: a pod that is over there is
+// over, whoever said so.
+func (m *Memory) heard(api *v1.PodStatus) {
+	if terminal(api.Phase) && !terminal(m.Last.Phase) {
+		m.Last.Phase, m.Last.Reason, m.Last.Message = api.Phase, api.Reason, api.Message
+	}
+}
+
 // endedUnseen: the container ended while no agent was looking.
 func (m *Memory) endedUnseen(id string, c *runtime.Container) bool {
 	return m.ranThen[id] && !c.FinishedAt.After(m.Met)
@@ -165,7 +173,6 @@ func (m *Memory) Done(r Result, now time.Time) {
 	switch a.Kind {
 	case Admit:
 		m.Admitted, m.Rejected = r.Rejected == nil, r.Rejected
-		m.Unmounted, m.CgroupRemoved = r.Rejected != nil, r.Rejected != nil
 	case Cgroup:
 		m.CgroupReady = true
 	case Mount:

@@ -218,7 +218,7 @@ func (p *planner) wantsSandbox() bool {
 	for _, m := range p.members {
 		anyRan = anyRan || m.role != ephemeralRole && m.ran()
 	}
-	if !anyRan {
+	if !anyRan || p.startingOver() {
 		return true
 	}
 	for _, m := range p.members {

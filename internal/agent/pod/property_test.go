@@ -2,6 +2,7 @@ package pod
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"math/rand"
@@ -13,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	v1 "k8s.io/api/core/v1"
+	apiresource "k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -69,6 +71,9 @@ func newLife(t *testing.T, s int64) *life {
 	if l.rnd.Intn(3) == 0 {
 		h := &v1.LifecycleHandler{Exec: &v1.ExecAction{Command: []string{"x"}}}
 		pod.Spec.Containers[0].Lifecycle = &v1.Lifecycle{PreStop: h, PostStart: h}
+	}
+	if l.rnd.Intn(2) == 0 {
+		pod.Spec.Containers[0].ResizePolicy = []v1.ContainerResizePolicy{{ResourceName: v1.ResourceMemory, RestartPolicy: v1.RestartContainer}}
 	}
 	if l.rnd.Intn(3) == 0 {
 		pod.Spec.Containers[0].RestartPolicy = &always
@@ -183,10 +188,12 @@ func (l *life) live() {
 			l.die()
 		case n < 93:
 			l.now = l.now.Add(time.Duration(l.rnd.Intn(15)) * time.Second)
-		case n < 99:
+		case n < 97:
 			if len(l.plan.Status.Conditions) > 0 {
 				l.publish()
 			}
+		case n < 99:
+			l.ask()
 		default:
 			l.remove(int64(l.rnd.Intn(30)))
 		}
@@ -205,6 +212,27 @@ func (l *life) live() {
 		l.come()
 		l.nothingLeft()
 	}
+}
+
+// ask changes what the first container should get, and now and then what the
+// node and the kernel say to it.
+func (l *life) ask() {
+	l.spec.Pod = l.spec.Pod.DeepCopy()
+	l.spec.Pod.Generation++
+	want := *apiresource.NewQuantity(int64(1+l.rnd.Intn(4))<<20, apiresource.BinarySI)
+	l.spec.Pod.Spec.Containers[0].Resources.Limits = v1.ResourceList{v1.ResourceMemory: want}
+	l.reject = nil
+	switch l.rnd.Intn(4) {
+	case 0:
+		l.reject = &Rejection{Reason: "OutOfmemory", Message: "no room"}
+	case 1:
+		l.reject = &Rejection{Reason: v1.PodReasonInfeasible, Message: "never"}
+	}
+	delete(l.errors, "resize")
+	if l.rnd.Intn(4) == 0 {
+		l.errors["resize"] = errors.New("the kernel refuses")
+	}
+	l.tell("its first container should get %s; the node says %v, the kernel %v", want.String(), l.reject, l.errors["resize"])
 }
 
 func (l *life) remove(grace int64) {
@@ -301,6 +329,9 @@ func (l *life) rest() {
 		m := l.find(cfg.GetMetadata().GetName())
 		return 0, m != nil && m.role == initRole
 	}
+	l.reject = nil
+	delete(l.errors, "resize")
+	l.obs.retryNow(l.now)
 	// Whatever still runs of the plain init containers ends well.
 	for range 20 {
 		l.come()
@@ -316,6 +347,9 @@ func (l *life) rest() {
 	}
 	if l.t.Failed() || l.plan.Terminating {
 		return
+	}
+	if !sameResources(l.obs.Allocation.Resources, resourcesOf(l.spec.Pod)) || l.obs.Allocation.Actuating {
+		l.t.Errorf("at rest the pod wants %v and was promised %+v", resourcesOf(l.spec.Pod), l.obs.Allocation)
 	}
 	for _, m := range members(l.spec.Pod, l.obs.Runtime, currentSandbox(l.spec.Pod, l.obs.Runtime)) {
 		switch {

@@ -211,6 +211,8 @@ func command(w *world, name string, args []string, body string) error {
 			}
 		}
 		w.probes[arg(0)] = p
+	case "api-phase":
+		w.api.Phase, w.api.Reason = v1.PodPhase(arg(0)), arg(1)
 	case "condition":
 		w.spec.Pod = w.spec.Pod.DeepCopy()
 		w.spec.Pod.Status.Conditions = append(w.spec.Pod.Status.Conditions, v1.PodCondition{Type: v1.PodConditionType(arg(0)), Status: v1.ConditionStatus(arg(1))})

@@ -105,6 +105,9 @@ func (w *world) look() Plan {
 		}
 	}
 	w.obs.Acked, w.obs.Deleted = w.api.Phase, w.deleted
+	if !w.spec.Static {
+		w.obs.heard(&w.api)
+	}
 	w.plan = Next(w.obs.view(w.spec), &w.obs, w.now)
 	return w.plan
 }

@@ -17,12 +17,15 @@ const (
 	logindName      = "org.freedesktop.login1"
 	logindPath      = dbus.ObjectPath("/org/freedesktop/login1")
 	logindInterface = "org.freedesktop.login1.Manager"
-	// logindDropIn raises the longest delay that logind grants.
-	logindDropIn = "/etc/systemd/logind.conf.d/99-kubelet.conf"
+	// defaultDropIn raises the longest delay that logind grants.
+	defaultDropIn = "/etc/systemd/logind.conf.d/99-kubelet.conf"
 )
 
 // Logind is the System of machines that run systemd-logind.
 type Logind struct {
+	// DropIn is the file that raises logind's limit, default in /etc.
+	DropIn string
+
 	mu   sync.Mutex
 	conn *dbus.Conn
 }
@@ -54,7 +57,7 @@ func (l *Logind) Delay(ctx context.Context, need time.Duration) (time.Duration, 
 		return 0, nil, err
 	}
 	if granted < need {
-		if err := raiseDelay(ctx, conn, need); err != nil {
+		if err := l.raiseDelay(ctx, conn, need); err != nil {
 			return 0, nil, err
 		}
 		if granted, err = longestDelay(conn); err != nil {
@@ -84,12 +87,16 @@ func longestDelay(conn *dbus.Conn) (time.Duration, error) {
 
 // raiseDelay writes the drop-in and has logind read it. The new limit shows a
 // moment later, so it is waited for.
-func raiseDelay(ctx context.Context, conn *dbus.Conn, need time.Duration) error {
+func (l *Logind) raiseDelay(ctx context.Context, conn *dbus.Conn, need time.Duration) error {
+	file := l.DropIn
+	if file == "" {
+		file = defaultDropIn
+	}
 	text := fmt.Sprintf("# Made by berth: time for pods to end at shutdown.\n[Login]\nInhibitDelayMaxSec=%.0f\n", need.Seconds())
-	if err := os.MkdirAll(filepath.Dir(logindDropIn), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 		return fmt.Errorf("raising logind's longest delay: %w", err)
 	}
-	if err := os.WriteFile(logindDropIn, []byte(text), 0o644); err != nil {
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
 		return fmt.Errorf("raising logind's longest delay: %w", err)
 	}
 	call := conn.Object("org.freedesktop.systemd1", "/org/freedesktop/systemd1").CallWithContext(ctx, "org.freedesktop.systemd1.Manager.KillUnit", 0,

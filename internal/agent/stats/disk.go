@@ -19,9 +19,6 @@ const (
 	// firstDisk is how long a request waits for numbers of disks while none are
 	// known: enough for the file systems, not for every writable layer.
 	firstDisk = 100 * time.Millisecond
-	// unsettledAge is how old numbers of a runtime that has not measured its
-	// own store may get.
-	unsettledAge = time.Second
 	// refreshMax bounds one round of reading.
 	refreshMax = time.Minute
 	// volumeMax is how long one volume may take before the round goes on
@@ -42,17 +39,6 @@ type diskFacts struct {
 	volumes          map[types.UID][]volumeUsage
 }
 
-// settled says whether the runtime knows what its images take: just started it
-// says 0, and a minute of that would be believed.
-func (f *diskFacts) settled() bool { return f.image == nil || f.image.used > 0 }
-
-func (f *diskFacts) old(now time.Time, age time.Duration) bool {
-	if !f.settled() {
-		age = min(age, unsettledAge)
-	}
-	return now.Sub(f.at) >= max(age, 0)
-}
-
 type volumeUsage struct {
 	Volume
 	usage fsUsage
@@ -63,6 +49,8 @@ type volumeUsage struct {
 // old.
 type disk struct {
 	cfg Config
+	// dirs are where containers write, see Provider.writableDirs.
+	dirs func() (dirs map[string]string, complete bool)
 
 	mu      sync.Mutex
 	facts   *diskFacts
@@ -70,20 +58,22 @@ type disk struct {
 	hung    map[string]bool
 }
 
-func newDisk(cfg Config) *disk { return &disk{cfg: cfg, hung: map[string]bool{}} }
+func newDisk(cfg Config, dirs func() (map[string]string, bool)) *disk {
+	return &disk{cfg: cfg, dirs: dirs, hung: map[string]bool{}}
+}
 
 // get returns the last reading, never nil. It starts a new one if that is old,
-// and waits for it (for a moment) only if nothing useful is known yet.
+// and waits for it (for a moment) only if there is none yet.
 func (d *disk) get(ctx context.Context) *diskFacts {
 	d.mu.Lock()
 	facts, now := d.facts, d.cfg.Now()
-	if (facts == nil || facts.old(now, d.cfg.DiskAge)) && d.reading == nil {
+	if (facts == nil || now.Sub(facts.at) >= max(d.cfg.DiskAge, 0)) && d.reading == nil {
 		d.reading = make(chan struct{})
 		go d.read(context.WithoutCancel(ctx), d.reading)
 	}
 	reading := d.reading
 	d.mu.Unlock()
-	if facts != nil && (facts.settled() || reading == nil) {
+	if facts != nil {
 		return facts
 	}
 	timer := time.NewTimer(firstDisk)
@@ -157,6 +147,16 @@ func (d *disk) readImages(ctx context.Context, facts *diskFacts) error {
 		return fmt.Errorf("asking for the image file system: %w", err)
 	}
 	facts.image = runtimeFS(info.GetImageFilesystems())
+	if facts.image != nil && facts.image.used == 0 {
+		// The runtime does not measure its store, or not yet.
+		images, err := d.cfg.Images.ListImages(ctx, nil)
+		if err != nil {
+			return fmt.Errorf("asking for the images: %w", err)
+		}
+		for _, image := range images {
+			facts.image.used += image.GetSize()
+		}
+	}
 	facts.container = runtimeFS(info.GetContainerFilesystems())
 	if facts.container == nil {
 		facts.container = facts.image
@@ -165,7 +165,13 @@ func (d *disk) readImages(ctx context.Context, facts *diskFacts) error {
 }
 
 func (d *disk) readLayers(ctx context.Context, facts *diskFacts) error {
-	if d.cfg.Runtime == nil {
+	dirs, complete := d.dirs()
+	for id, dir := range dirs {
+		if size, err := walk(dir); err == nil { // else the container is gone
+			facts.writable[id] = size
+		}
+	}
+	if complete || d.cfg.Runtime == nil {
 		return nil
 	}
 	list, err := d.cfg.Runtime.ListContainerStats(ctx, nil)
@@ -177,7 +183,11 @@ func (d *disk) readLayers(ctx context.Context, facts *diskFacts) error {
 		if layer == nil {
 			continue
 		}
-		facts.writable[stats.GetAttributes().GetId()] = DiskUse{Bytes: layer.GetUsedBytes().GetValue(), Inodes: layer.GetInodesUsed().GetValue()}
+		id := stats.GetAttributes().GetId()
+		if _, measured := facts.writable[id]; measured {
+			continue
+		}
+		facts.writable[id] = DiskUse{Bytes: layer.GetUsedBytes().GetValue(), Inodes: layer.GetInodesUsed().GetValue()}
 	}
 	return nil
 }

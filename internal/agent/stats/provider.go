@@ -25,6 +25,7 @@ type Runtime interface {
 // ImageFS is the part of a CRI image client that measuring needs.
 type ImageFS interface {
 	ImageFsInfo(context.Context) (*runtimeapi.ImageFsInfoResponse, error)
+	ListImages(context.Context, *runtimeapi.ImageFilter) ([]*runtimeapi.Image, error)
 }
 
 // Volume is a volume of a pod that can be measured.
@@ -85,7 +86,8 @@ type Provider struct {
 	cfg     Config
 	machine machine
 
-	disk *disk
+	disk   *disk
+	layers layers
 
 	mu      sync.Mutex
 	rates   map[string]sample // by cgroup path
@@ -121,7 +123,9 @@ func New(cfg Config) (*Provider, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Provider{cfg: cfg, machine: machine, disk: newDisk(cfg), rates: map[string]sample{}}, nil
+	p := &Provider{cfg: cfg, machine: machine, rates: map[string]sample{}}
+	p.disk = newDisk(cfg, p.writableDirs)
+	return p, nil
 }
 
 // podOnly is read for pods and not for each of their containers unless
@@ -241,10 +245,7 @@ func (p *Provider) measurePod(pod *v1.Pod, parts Parts, network bool) measured {
 			if status.State.Running == nil {
 				continue
 			}
-			id := status.ContainerID
-			if _, bare, ok := strings.Cut(id, "://"); ok {
-				id = bare
-			}
+			id := bareID(status.ContainerID)
 			child := findChild(children, id)
 			if child == "" {
 				continue

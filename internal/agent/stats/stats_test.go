@@ -8,12 +8,14 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 	"go.uber.org/goleak"
@@ -133,7 +135,15 @@ func host(t testing.TB, version, pods int) (root string, mounts Mounts, list []*
 }
 
 // fakeCRI knows writable layers only.
-type fakeCRI struct{ dir string }
+type fakeCRI struct {
+	dir string
+	// lazy is a runtime that does not measure its image store.
+	lazy bool
+}
+
+func (f fakeCRI) ListImages(context.Context, *runtimeapi.ImageFilter) ([]*runtimeapi.Image, error) {
+	return []*runtimeapi.Image{{Id: "a", Size: 1000}, {Id: "b", Size: 234}}, nil
+}
 
 func (f fakeCRI) ListContainerStats(context.Context, *runtimeapi.ContainerStatsFilter) ([]*runtimeapi.ContainerStats, error) {
 	return []*runtimeapi.ContainerStats{{Attributes: &runtimeapi.ContainerAttributes{Id: fmt.Sprintf("%064da", 0)},
@@ -141,6 +151,9 @@ func (f fakeCRI) ListContainerStats(context.Context, *runtimeapi.ContainerStatsF
 }
 
 func (f fakeCRI) ImageFsInfo(context.Context) (*runtimeapi.ImageFsInfoResponse, error) {
+	if f.lazy {
+		return &runtimeapi.ImageFsInfoResponse{ImageFilesystems: []*runtimeapi.FilesystemUsage{{FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: f.dir}}}}, nil
+	}
 	return &runtimeapi.ImageFsInfoResponse{ImageFilesystems: []*runtimeapi.FilesystemUsage{{
 		FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: f.dir}, UsedBytes: &runtimeapi.UInt64Value{Value: 77777}, InodesUsed: &runtimeapi.UInt64Value{Value: 7}}}}, nil
 }
@@ -151,7 +164,7 @@ func provider(t testing.TB, version, pods int, change func(*Config)) *Provider {
 	cfg := Config{
 		Log: slog.New(slog.DiscardHandler), NodeName: "n1", Pods: func() []*v1.Pod { return list },
 		PodCgroup: func(pod *v1.Pod) string { return "/kubepods/pod" + string(pod.UID) }, PodsCgroup: "/kubepods",
-		Reader: NewReader(mounts), Runtime: fakeCRI{root}, Images: fakeCRI{root}, RootDir: root, LogsDir: filepath.Join(root, "logs"), HostRoot: root,
+		Reader: NewReader(mounts), Runtime: fakeCRI{dir: root}, Images: fakeCRI{dir: root}, RootDir: root, LogsDir: filepath.Join(root, "logs"), HostRoot: root,
 		Now: func() time.Time { return epoch },
 	}
 	if change != nil {
@@ -239,6 +252,46 @@ func TestSummary(t *testing.T) {
 	}
 }
 
+// Two pods that share a claim make one series of it; volumes without a claim
+// make none.
+func TestVolumeMetrics(t *testing.T) {
+	p := provider(t, 2, 2, nil)
+	claim := volumeUsage{Volume: Volume{Name: "v", Claim: "data"}, usage: fsUsage{capacity: 10, available: 6, used: 4, inodes: 9, inodesFree: 7, inodesUsed: 2}}
+	p.disk.facts = &diskFacts{at: epoch, volumes: map[types.UID][]volumeUsage{
+		"uid-0": {claim, {Volume: Volume{Name: "e", Shared: true}, usage: fsUsage{used: 44}}}, "uid-1": {claim},
+	}}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(p.VolumeMetrics())
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]float64{}
+	for _, f := range families {
+		if len(f.Metric) != 1 || f.Metric[0].GetLabel()[0].GetValue() != "default" || f.Metric[0].GetLabel()[1].GetValue() != "data" {
+			t.Errorf("%s: %v", f.GetName(), f.Metric)
+		}
+		got[strings.TrimPrefix(f.GetName(), "kubelet_volume_stats_")] = f.Metric[0].GetGauge().GetValue()
+	}
+	want := map[string]float64{"capacity_bytes": 10, "available_bytes": 6, "used_bytes": 4, "inodes": 9, "inodes_free": 7, "inodes_used": 2}
+	if !maps.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+// A volume whose driver knows its size is not measured through its file system.
+func TestDriverKnowsTheSize(t *testing.T) {
+	p := provider(t, 2, 1, func(c *Config) {
+		c.Volumes = func(types.UID) []Volume {
+			return []Volume{{Name: "v", Path: "/nowhere", Measure: func(context.Context) (VolumeSize, error) { return VolumeSize{Capacity: 10, Used: 4}, nil }}}
+		}
+	})
+	usage, ok := p.disk.readVolume(t.Context(), p.cfg.Volumes("uid-0")[0])
+	if !ok || usage.capacity != 10 || usage.used != 4 {
+		t.Errorf("%+v, %v", usage, ok)
+	}
+}
+
 func TestBriefSummaryHasNothingElse(t *testing.T) {
 	p := provider(t, 2, 1, nil)
 	summary, err := p.Summary(t.Context(), true)
@@ -305,6 +358,46 @@ func TestDiskIsReadOncePerAge(t *testing.T) {
 	facts := p.disk.get(t.Context())
 	if calls != 1 || facts.logs["uid-0"]["a"].Bytes != 300 || facts.image.used != 77777 || facts.volumes["uid-0"][0].usage.used == 0 {
 		t.Errorf("%d readings, facts %+v", calls, facts)
+	}
+}
+
+// noStats is a runtime that must not be asked what containers wrote.
+type noStats struct{ t *testing.T }
+
+func (n noStats) ListContainerStats(context.Context, *runtimeapi.ContainerStatsFilter) ([]*runtimeapi.ContainerStats, error) {
+	n.t.Error("the runtime was asked although every layer can be seen")
+	return nil, nil
+}
+
+// TestWritableLayersAreMeasuredHere finds what containers wrote in the upper
+// directory of their root, at the moment somebody wants to know, and what
+// images take although the runtime does not say.
+func TestWritableLayersAreMeasuredHere(t *testing.T) {
+	upper := t.TempDir()
+	p := provider(t, 1, 1, func(cfg *Config) {
+		write(t, filepath.Join(cfg.HostRoot, "proc/4242/mountinfo"), fmt.Sprintf(
+			"1 0 8:1 / / rw - ext4 /dev/sda rw\n2 1 0:5 / / rw - overlay overlay rw,lowerdir=/l,upperdir=%s,workdir=/w\n3 2 0:6 / /proc rw - proc proc rw\n", upper))
+		cfg.Runtime, cfg.Images = noStats{t}, fakeCRI{dir: cfg.RootDir, lazy: true}
+	})
+	summary, err := p.Summary(t.Context(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if used := *summary.Node.Runtime.ImageFs.UsedBytes; used != 1234 {
+		t.Errorf("images take %d", used)
+	}
+	write(t, filepath.Join(upper, "file"), strings.Repeat("x", 100_000))
+	usage, err := p.Usage(t.Context(), p.cfg.Pods(), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range usage[0].Containers {
+		if c.Rootfs.Bytes < 100_000 || c.Rootfs.Inodes != 2 {
+			t.Errorf("container %s wrote %+v", name, c.Rootfs)
+		}
+	}
+	if len(usage[0].Containers) != 2 {
+		t.Errorf("containers: %v", usage[0].Containers)
 	}
 }
 

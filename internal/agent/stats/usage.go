@@ -27,13 +27,15 @@ type ContainerUse struct {
 // DiskUse is what something occupies on a disk.
 type DiskUse struct{ Bytes, Inodes uint64 }
 
-// Usage measures the given pods. With storage their logs and volumes are
-// walked now; writable layers are as of the runtime's last answer to the
-// summary API, at most DiskAge old.
+// Usage measures the given pods. With storage their logs, volumes and writable
+// layers are walked now; layers that only the runtime can measure are at most
+// DiskAge old.
 func (p *Provider) Usage(ctx context.Context, pods []*v1.Pod, storage bool) ([]PodUsage, error) {
 	var facts *diskFacts
+	var dirs map[string]string
 	if storage {
 		facts = p.disk.get(ctx)
+		dirs, _ = p.writableDirs()
 	}
 	list := make([]PodUsage, 0, len(pods))
 	for _, pod := range pods {
@@ -48,6 +50,11 @@ func (p *Provider) Usage(ctx context.Context, pods []*v1.Pod, storage bool) ([]P
 			use := ContainerUse{WorkingSet: container.usage.WorkingSet}
 			if facts != nil {
 				use.Rootfs = facts.writable[container.id]
+				if dir := dirs[container.id]; dir != "" {
+					if size, err := walk(dir); err == nil {
+						use.Rootfs = size
+					}
+				}
 			}
 			usage.Containers[container.name] = use
 		}

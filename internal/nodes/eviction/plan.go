@@ -48,24 +48,20 @@ func Decide(taints []v1.Taint, tolerations []v1.Toleration, since func(v1.Taint)
 	return p
 }
 
-// For is Decide for a pod and its node. A taint counts from when it was added,
-// or from when the pod came to the node if that was later; without such a time,
-// or with one still to come, from first: when it was first seen to evict the
-// pod.
-func For(p *v1.Pod, n *v1.Node, first time.Time) Plan {
+// For is Decide for a pod and its node at now. A taint counts from when it was
+// added, or from when the pod came to the node if that was later; without such
+// a time, or with one still to come, from first: when the pod was first seen
+// under a taint.
+func For(p *v1.Pod, n *v1.Node, first, now time.Time) Plan {
 	came := bound(p)
 	return Decide(n.Spec.Taints, p.Spec.Tolerations, func(t v1.Taint) time.Time {
-		if t.TimeAdded == nil {
+		if t.TimeAdded == nil || t.TimeAdded.After(now) {
 			return first
 		}
-		since := t.TimeAdded.Time
-		if came.After(since) {
-			since = came
+		if came.After(t.TimeAdded.Time) && !came.After(now) {
+			return came
 		}
-		if since.After(first) {
-			return first
-		}
-		return since
+		return t.TimeAdded.Time
 	})
 }
 
@@ -82,7 +78,7 @@ func bound(p *v1.Pod) time.Time {
 // Due says whether the pod has to go now, given pod and node as they are in the
 // API at this moment.
 func Due(p *v1.Pod, n *v1.Node, first, now time.Time) (Plan, bool) {
-	plan := For(p, n, first)
+	plan := For(p, n, first, now)
 	return plan, plan.Evict && !plan.At.After(now)
 }
 

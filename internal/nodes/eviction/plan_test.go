@@ -55,12 +55,13 @@ func TestForCountsFromTaintOrBinding(t *testing.T) {
 		{"tainted before we looked", at(0), -100, 50, 60},
 		{"tainted without a time", nil, -100, 50, 110},
 		{"tainted by a clock that is ahead", at(90), -100, 50, 110},
+		{"tainted again while nobody looked", at(55), -100, 50, 115},
 		{"came after the taint", at(0), 30, 50, 90},
 	} {
 		p := &v1.Pod{Spec: v1.PodSpec{Tolerations: []v1.Toleration{{Operator: v1.TolerationOpExists, TolerationSeconds: &seconds}}},
 			Status: v1.PodStatus{Conditions: []v1.PodCondition{{Type: v1.PodScheduled, Status: v1.ConditionTrue, LastTransitionTime: *at(c.bound)}}}}
 		n := &v1.Node{Spec: v1.NodeSpec{Taints: []v1.Taint{{Key: "x", Effect: v1.TaintEffectNoExecute, TimeAdded: c.added}}}}
-		if got := For(p, n, at(c.first).Time).At.Sub(t0); got != time.Duration(c.want)*time.Second {
+		if got := For(p, n, at(c.first).Time, at(70).Time).At.Sub(t0); got != time.Duration(c.want)*time.Second {
 			t.Errorf("%s: due at %s, want %d s", c.name, got, c.want)
 		}
 	}

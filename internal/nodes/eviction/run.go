@@ -172,7 +172,7 @@ func (s *shell) sync(ctx context.Context, key cache.ObjectName) error {
 	if !known {
 		first = now
 	}
-	pl := For(p, obj.(*v1.Node), first)
+	pl := For(p, obj.(*v1.Node), first, now)
 	if pl.Evict {
 		s.marked[key] = first
 	}

@@ -70,9 +70,12 @@ func NoSchedule(n *v1.Node, now metav1.Time) (taints []v1.Taint, changed bool) {
 }
 
 // NoExecute returns taints with exactly the one NoExecute taint of ours that
-// key names ("" for none), and whether that differs.
+// key names ("" for none), and whether that differs. A taint that takes the
+// other's place takes its time too: a node that goes from not ready to silent
+// does not give its pods another toleration.
 func NoExecute(taints []v1.Taint, key string, now metav1.Time) (out []v1.Taint, changed bool) {
 	have := false
+	since := &now
 	for _, t := range taints {
 		ours := t.Effect == v1.TaintEffectNoExecute && (t.Key == v1.TaintNodeNotReady || t.Key == v1.TaintNodeUnreachable)
 		switch {
@@ -83,10 +86,13 @@ func NoExecute(taints []v1.Taint, key string, now metav1.Time) (out []v1.Taint, 
 			out = append(out, t)
 		default:
 			changed = true
+			if t.TimeAdded != nil {
+				since = t.TimeAdded
+			}
 		}
 	}
 	if key != "" && !have {
-		return append(out, v1.Taint{Key: key, Effect: v1.TaintEffectNoExecute, TimeAdded: &now}), true
+		return append(out, v1.Taint{Key: key, Effect: v1.TaintEffectNoExecute, TimeAdded: since}), true
 	}
 	return out, changed
 }

@@ -50,7 +50,16 @@ func (s *shell) write(ctx context.Context, name string, do func(context.Context,
 		return nil
 	}
 	began := time.Now()
-	err = do(ctx, n, v)
+	if err = do(ctx, n, v); apierrors.IsConflict(err) {
+		// The cache is behind, by a moment or because its watch is stuck: what
+		// the API says is taken in and decided on.
+		if n, err = s.Client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{}); err == nil {
+			s.seeNode(n)
+			if v = s.verdict(name); v.Known && v.UID == string(n.UID) {
+				err = do(ctx, n, v)
+			}
+		}
+	}
 	s.meter.update.Observe(time.Since(began).Seconds())
 	return ignoreGone(err)
 }

@@ -11,7 +11,6 @@ import (
 	"hash/fnv"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strings"
 
 	"k8s.io/utils/dump"
@@ -53,13 +52,15 @@ func (e *CorruptError) Unwrap() error { return e.Err }
 
 var errChecksum = errors.New("its checksum does not match")
 
-// Write replaces a file as a whole, on disk before it returns.
+// Write replaces a file as a whole, on disk before it returns. Writers of one
+// file take turns.
 func Write(path string, v any) error {
 	text, err := json.Marshal(v)
 	if err != nil {
 		return fmt.Errorf("writing the checkpoint %s: %w", path, err)
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-")
+	// One name, so that a crash half-way leaves one file at most.
+	f, err := os.OpenFile(path+".tmp", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return fmt.Errorf("writing the checkpoint %s: %w", path, err)
 	}
@@ -69,7 +70,6 @@ func Write(path string, v any) error {
 		err = os.Rename(f.Name(), path)
 	}
 	if err != nil {
-		_ = os.Remove(f.Name())
 		return fmt.Errorf("writing the checkpoint %s: %w", path, err)
 	}
 	return nil

@@ -13,6 +13,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/agent/runtime"
 	"github.com/berth-dev/berth/internal/agent/runtime/fake"
+	"github.com/berth-dev/berth/internal/cluster/containerd/livetest"
 )
 
 func TestFake(t *testing.T) {
@@ -27,13 +28,12 @@ func TestFake(t *testing.T) {
 	Run(t, Subject{Service: f, Images: f, Image: "any"})
 }
 
-// TestRuntime runs the suite against the runtime that BERTH_TEST_CRI names,
-// with BERTH_TEST_IMAGE as the image.
+func TestMain(m *testing.M) { livetest.Main(m) }
+
+// TestRuntime runs the suite against a real runtime, with BERTH_TEST_IMAGE as
+// the image.
 func TestRuntime(t *testing.T) {
-	endpoint := os.Getenv("BERTH_TEST_CRI")
-	if endpoint == "" {
-		t.Skip("no container runtime: set BERTH_TEST_CRI to a CRI endpoint, for example unix:///run/containerd/containerd.sock")
-	}
+	endpoint := livetest.Endpoint(t)
 	image := os.Getenv("BERTH_TEST_IMAGE")
 	if image == "" {
 		image = "berth.dev/toolbox:1"

@@ -1,0 +1,278 @@
+package schedules
+
+import (
+	"fmt"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/berth-dev/berth/internal/nodes/health"
+)
+
+// tolerance is how late in virtual time a decision may be.
+const tolerance = 100 * time.Millisecond
+
+// settled is how long after a decision its writes may take with a healthy API:
+// retries, conflicts and slow watches included.
+const settled = 15 * time.Second
+
+// referee knows the rules in their simplest form and sees what the controller
+// sees. Of the cores it only asks for verdicts.
+type referee struct {
+	w     *world
+	fault string // the first rule that was broken
+
+	heard   map[string]time.Time // when each node last gave a sign of life, as the controller could know
+	lease   map[string]lease
+	asking  bool // the API was asked and has not answered
+	holding bool // it did not answer: nobody may be judged
+	spent   map[string]bool
+	grants  map[string]time.Time // the last NoExecute token of each zone, over all lives
+	quiet   time.Time            // since when nothing hindered writes
+	unknown map[string]time.Time // since when the API says Unknown
+}
+
+func newReferee(w *world) referee {
+	return referee{w: w, grants: map[string]time.Time{}, unknown: map[string]time.Time{}}
+}
+
+func (f *referee) broken(rule, format string, args ...any) {
+	if f.fault == "" {
+		f.fault = fmt.Sprintf("%s: at %s: %s", rule, f.w.now.Sub(t0), fmt.Sprintf(format, args...))
+	}
+}
+
+// started: a controller that starts has heard nobody, and gives everybody the
+// whole grace.
+func (f *referee) started() {
+	f.heard, f.lease, f.spent = map[string]time.Time{}, map[string]lease{}, map[string]bool{}
+	f.asking, f.holding, f.quiet = false, false, f.w.now
+}
+
+func (f *referee) amnesty() {
+	f.holding = false
+	for name := range f.heard {
+		f.heard[name] = f.w.now
+	}
+}
+
+func (f *referee) asked() { f.asking = true }
+
+func (f *referee) answered(ok bool) {
+	f.asking = false
+	f.holding = f.holding || !ok
+}
+
+// disturbed: something went wrong or right just now.
+func (f *referee) disturbed() { f.quiet = f.w.now }
+
+func beat(n *v1.Node) time.Time {
+	for i := range n.Status.Conditions {
+		if n.Status.Conditions[i].Type == v1.NodeReady {
+			return n.Status.Conditions[i].LastHeartbeatTime.Time
+		}
+	}
+	return time.Time{}
+}
+
+// expelling says whether the node has one of the two taints that expel.
+func expelling(n *v1.Node) bool {
+	for _, t := range n.Spec.Taints {
+		if t.Effect == v1.TaintEffectNoExecute && (t.Key == v1.TaintNodeNotReady || t.Key == v1.TaintNodeUnreachable) {
+			return true
+		}
+	}
+	return false
+}
+
+// saw: a node's first sight, and each status it posts, are signs of life.
+func (f *referee) saw(name string, old, n *v1.Node) {
+	switch {
+	case n == nil:
+		delete(f.heard, name)
+		delete(f.lease, name)
+		delete(f.spent, name)
+		return
+	case old == nil || old.UID != n.UID:
+		f.heard[name] = f.w.now
+		delete(f.lease, name)
+		f.spent[name] = expelling(n)
+	case !beat(old).Equal(beat(n)):
+		f.heard[name] = f.w.now
+	}
+	if old != nil && expelling(old) && !expelling(n) {
+		f.spent[name] = false
+	}
+	if expelling(n) {
+		f.spent[name] = true
+	}
+}
+
+// heardLease: each lease that is newer than the last is a sign of life, but the
+// first.
+func (f *referee) heardLease(name string, l lease) {
+	old, known := f.lease[name]
+	if known && l.version <= old.version && !l.renewed.After(old.renewed) {
+		return
+	}
+	f.lease[name] = l
+	if known && !l.renewed.Equal(old.renewed) {
+		f.heard[name] = f.w.now
+	}
+}
+
+// check is called after each decision and each fault.
+func (f *referee) check() {
+	w := f.w
+	if w.ctl == nil {
+		return
+	}
+	if !f.asking && !f.holding {
+		for name, at := range f.heard {
+			silent := w.now.Sub(at)
+			v := w.ctl.m.Verdict(name)
+			if silent > grace+tolerance && !v.Unknown && statusOf(w.ctl.nodes[name]) != v1.ConditionUnknown {
+				f.broken("detection", "%s was silent for %s and is not marked", name, silent)
+			}
+			if silent < grace && v.Unknown {
+				f.broken("detection", "%s was heard %s ago and is marked", name, silent)
+			}
+		}
+	}
+	if w.apiDown || w.slow || w.cut[nodeStream] || w.cut[podStream] {
+		return
+	}
+	for name, since := range f.unknown {
+		if since.Before(f.quiet) {
+			since = f.quiet
+		}
+		if w.now.Sub(since) > settled {
+			w.eachPod(name, func(p *v1.Pod) {
+				if podReady(p) {
+					f.broken("ready pod", "%s has counted as ready for %s on %s, which is Unknown", p.Name, w.now.Sub(since), name)
+				}
+			})
+		}
+	}
+}
+
+// decided: a NoExecute token is spent on a node that has none, never faster
+// than the rate in any zone, over all lives of the controller.
+func (f *referee) decided(d health.Decision) {
+	switch {
+	case d.Kind == health.Untaint:
+		f.spent[d.Node] = false
+	case d.Kind == health.Taint && !f.spent[d.Node]:
+		f.spent[d.Node] = true
+		zone := f.w.ctl.nodes[d.Node].Labels[v1.LabelTopologyZone]
+		last, any := f.grants[zone]
+		if gap := f.w.now.Sub(last); any && gap.Seconds() < 1/rate-1e-6 {
+			f.broken("rate", "%s got a NoExecute taint %s after another node of zone %s", d.Node, gap, zone)
+		}
+		f.grants[zone] = f.w.now
+	}
+}
+
+// taints: a NoExecute taint is about to be written.
+func (f *referee) taints(name string) {
+	for other, n := range f.w.ctl.nodes {
+		if statusOf(n) == v1.ConditionTrue && !f.w.ctl.m.Verdict(other).Unknown {
+			return
+		}
+	}
+	f.broken("full disruption", "%s gets a NoExecute taint though no node is ready", name)
+}
+
+// wrote looks at what the API holds after each write of a node.
+func (f *referee) wrote(n *v1.Node) {
+	if statusOf(n) != v1.ConditionUnknown {
+		delete(f.unknown, n.Name)
+	} else if _, known := f.unknown[n.Name]; !known {
+		f.unknown[n.Name] = f.w.now
+	}
+}
+
+// deletes: a pod goes only while a taint of its node has lasted longer than the
+// pod bears it.
+func (f *referee) deletes(p *v1.Pod) {
+	if p == nil {
+		return
+	}
+	n := f.w.nodes[p.Spec.NodeName]
+	if n == nil || !expelling(n) {
+		f.broken("eviction", "%s was deleted though its node has no such taint", p.Name)
+		return
+	}
+	for _, t := range n.Spec.Taints {
+		if t.Effect != v1.TaintEffectNoExecute {
+			continue
+		}
+		for _, bears := range p.Spec.Tolerations {
+			if bears.Key == t.Key && bears.TolerationSeconds != nil && !t.TimeAdded.Add(time.Duration(*bears.TolerationSeconds)*time.Second).After(f.w.now) {
+				return
+			}
+		}
+	}
+	f.broken("eviction", "%s was deleted before its time", p.Name)
+}
+
+// verdict looks at a world that had long enough to come to rest.
+func (f *referee) verdict() {
+	w := f.w
+	ready, not := map[string]int{}, map[string]int{}
+	anyReady := false
+	for _, m := range w.machines {
+		n := w.nodes[m.name]
+		if n == nil {
+			continue
+		}
+		zone := n.Labels[v1.LabelTopologyZone]
+		if m.alive && !m.broken {
+			ready[zone]++
+			anyReady = true
+		} else {
+			not[zone]++
+		}
+	}
+	for _, m := range w.machines {
+		n := w.nodes[m.name]
+		if n == nil {
+			if m.alive {
+				f.broken("convergence", "%s lives and has no Node", m.name)
+			}
+			continue
+		}
+		zone := n.Labels[v1.LabelTopologyZone]
+		want, good := v1.ConditionTrue, m.alive && !m.broken
+		switch {
+		case !m.alive:
+			want = v1.ConditionUnknown
+		case m.broken:
+			want = v1.ConditionFalse
+		}
+		if statusOf(n) != want {
+			f.broken("convergence", "%s is %s, not %s", m.name, statusOf(n), want)
+		}
+		if good && len(n.Spec.Taints) > 0 {
+			f.broken("convergence", "%s is ready and has taints %v", m.name, n.Spec.Taints)
+		}
+		stopped := not[zone] > 2 && ready[zone] > 0 && float64(not[zone]) >= 0.55*float64(not[zone]+ready[zone])
+		if !good && !stopped && expelling(n) != anyReady {
+			f.broken("convergence", "%s is not ready, another is: %v, and it has taints %v", m.name, anyReady, n.Spec.Taints)
+		}
+		w.eachPod(m.name, func(p *v1.Pod) { f.atRest(n, p, good) })
+	}
+}
+
+func (f *referee) atRest(n *v1.Node, p *v1.Pod, good bool) {
+	if podReady(p) != good {
+		f.broken("convergence", "%s counts as ready: %v, on a node that is: %v", p.Name, podReady(p), good)
+	}
+	for _, t := range n.Spec.Taints {
+		for _, bears := range p.Spec.Tolerations {
+			if t.Effect == v1.TaintEffectNoExecute && bears.Key == t.Key && bears.TolerationSeconds != nil && f.w.now.Sub(t.TimeAdded.Time) > 250*time.Second {
+				f.broken("forgotten", "%s bears %s for %d s and is still there after %s", p.Name, t.Key, *bears.TolerationSeconds, f.w.now.Sub(t.TimeAdded.Time))
+			}
+		}
+	}
+}

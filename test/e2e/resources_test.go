@@ -1,0 +1,425 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
+)
+
+const staticPolicy = `
+cpuManagerPolicy: static
+reservedSystemCPUs: "0"
+topologyManagerPolicy: single-numa-node
+`
+
+// TestProcessorsOfItsOwn gives a processor to a real container, which a restart
+// of the agent does not take away, and to all others when the container goes.
+func TestProcessorsOfItsOwn(t *testing.T) {
+	online, err := os.ReadFile("/sys/devices/system/cpu/online")
+	if err != nil || !strings.HasPrefix(string(online), "0-") {
+		t.Skip("needs several processors, the first one online")
+	}
+	all := strings.TrimSpace(string(online))
+	c := newCluster(t, agentFlags(t, staticPolicy)...)
+	c.up()
+	c.apply(simplePod("shared", ""))
+	c.waitReady("default", "app=shared", 1)
+	c.allowed("shared", all)
+	c.apply(simplePod("own", `{limits: {cpu: "1", memory: 32Mi}}`))
+	c.waitReady("default", "app=own", 1)
+	c.allowed("own", "1")
+	rest := strings.TrimPrefix(strings.Replace("2-"+strings.TrimPrefix(all, "0-"), "2-1", "", 1), ",")
+	if rest = "0," + rest; strings.HasSuffix(rest, ",") {
+		rest = "0"
+	}
+	c.allowed("shared", rest)
+
+	before := c.container("own")
+	kill(t, c.pid())
+	c.mustUp(t)
+	if now := c.container("own"); now.id != before.id {
+		t.Errorf("the container was %s, is %s", before.id, now.id)
+	}
+	c.allowed("own", "1")
+	if got := c.podResources().of("own"); !slices.Equal(got.CpuIds, []int64{1}) {
+		t.Errorf("the pod resources API says %v", got)
+	}
+	c.kubectl("delete", "pod", "own", "--wait")
+	c.allowed("shared", all)
+
+	// Another policy does not go with the state on disk.
+	c.down()
+	c.extra = agentFlags(t, "")
+	c.mustUp(t)
+	c.eventually("the refusal of another policy", func() (bool, string) {
+		log, err := os.ReadFile(filepath.Join(c.dir, "logs", "berth.log"))
+		return strings.Contains(string(log), "differs from state checkpoint policy"), fmt.Sprint(err)
+	})
+}
+
+// agentFlags configure the agent. Nearly full disks are not what these tests
+// are about.
+func agentFlags(t *testing.T, more string) []string {
+	t.Helper()
+	return []string{"--agent-config", agentConfig(t, "evictionHard: {memory.available: 100Mi}\n"+more)}
+}
+
+func simplePod(name, resources string) string {
+	if resources == "" {
+		resources = "{}"
+	}
+	return fmt.Sprintf(`
+apiVersion: v1
+kind: Pod
+metadata: {name: %[1]s, labels: {app: %[1]s}}
+spec:
+  terminationGracePeriodSeconds: 0
+  containers: [{name: c, image: "berth.dev/toolbox:1", args: [serve], resources: %s}]
+`, name, resources)
+}
+
+// allowed waits until a pod's process may run on exactly these processors.
+func (c *cluster) allowed(pod, want string) {
+	c.t.Helper()
+	c.eventually("processors of "+pod, func() (bool, string) {
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", c.containerPIDs()[c.container(pod).id]))
+		if err != nil {
+			return false, err.Error()
+		}
+		for line := range strings.Lines(string(status)) {
+			if list, ok := strings.CutPrefix(line, "Cpus_allowed_list:"); ok {
+				return strings.TrimSpace(list) == want, list + "instead of " + want
+			}
+		}
+		return false, "no list"
+	})
+}
+
+// resources is what the pod resources API tells.
+type resources map[string]*podresourcesapi.ContainerResources
+
+func (r resources) of(pod string) *podresourcesapi.ContainerResources { return r[pod] }
+
+func (c *cluster) podResources() resources {
+	c.t.Helper()
+	conn := dial(c.t, filepath.Join(c.dir, "agent", "pod-resources", "kubelet.sock"))
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	list, err := podresourcesapi.NewPodResourcesListerClient(conn).List(ctx, &podresourcesapi.ListPodResourcesRequest{}, grpc.WaitForReady(true))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	out := resources{}
+	for _, p := range list.PodResources {
+		if p.Namespace == "default" {
+			out[p.Name] = p.Containers[0]
+		}
+	}
+	return out
+}
+
+func dial(t testing.TB, socket string) *grpc.ClientConn {
+	t.Helper()
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return conn
+}
+
+// devicePlugin is a whole device plugin. It serves on one socket, and
+// registers with the agent's socket or is found in the plugin directory.
+type devicePlugin struct {
+	pluginapi.UnimplementedDevicePluginServer
+	registerapi.UnimplementedRegistrationServer
+	t        testing.TB
+	resource string
+	socket   string
+	cdi      string
+	stop     func()
+
+	mu      sync.Mutex
+	devices []*pluginapi.Device
+	changed chan struct{}
+}
+
+func (c *cluster) startPlugin(resource, socket string, ids ...string) *devicePlugin {
+	c.t.Helper()
+	p := &devicePlugin{t: c.t, resource: resource, socket: socket, changed: make(chan struct{})}
+	p.set(pluginapi.Healthy, ids...)
+	p.serve()
+	return p
+}
+
+func (p *devicePlugin) serve() {
+	p.t.Helper()
+	_ = os.Remove(p.socket)
+	listener, err := net.Listen("unix", p.socket)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	pluginapi.RegisterDevicePluginServer(server, p)
+	registerapi.RegisterRegistrationServer(server, p)
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = server.Serve(listener) })
+	p.stop = func() {
+		server.Stop()
+		wg.Wait()
+	}
+	p.t.Cleanup(p.stop)
+}
+
+// set makes the devices be these, with this health.
+func (p *devicePlugin) set(health string, ids ...string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.devices = nil
+	for _, id := range ids {
+		p.devices = append(p.devices, &pluginapi.Device{ID: id, Health: health, Topology: &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: 0}}}})
+	}
+	close(p.changed)
+	p.changed = make(chan struct{})
+}
+
+// register tells the agent's socket of the plugin.
+func (p *devicePlugin) register() {
+	p.t.Helper()
+	conn := dial(p.t, filepath.Join(filepath.Dir(p.socket), "kubelet.sock"))
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if _, err := pluginapi.NewRegistrationClient(conn).Register(ctx, &pluginapi.RegisterRequest{Version: pluginapi.Version, Endpoint: filepath.Base(p.socket), ResourceName: p.resource}, grpc.WaitForReady(true)); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func (p *devicePlugin) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
+	return &registerapi.PluginInfo{Type: registerapi.DevicePlugin, Name: p.resource, Endpoint: p.socket, SupportedVersions: []string{pluginapi.Version}}, nil
+}
+
+func (p *devicePlugin) NotifyRegistrationStatus(context.Context, *registerapi.RegistrationStatus) (*registerapi.RegistrationStatusResponse, error) {
+	return &registerapi.RegistrationStatusResponse{}, nil
+}
+
+func (p *devicePlugin) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
+	return &pluginapi.DevicePluginOptions{}, nil
+}
+
+func (p *devicePlugin) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
+	for {
+		p.mu.Lock()
+		list, changed := p.devices, p.changed
+		p.mu.Unlock()
+		if err := stream.Send(&pluginapi.ListAndWatchResponse{Devices: list}); err != nil {
+			return err
+		}
+		select {
+		case <-stream.Context().Done():
+			return nil
+		case <-changed:
+		}
+	}
+}
+
+func (p *devicePlugin) Allocate(_ context.Context, req *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
+	out := &pluginapi.ContainerAllocateResponse{Envs: map[string]string{"DEVICES": strings.Join(req.ContainerRequests[0].DevicesIds, ",")},
+		Devices: []*pluginapi.DeviceSpec{{HostPath: "/dev/null", ContainerPath: "/dev/thing", Permissions: "rw"}}}
+	if p.cdi != "" {
+		out.CdiDevices = []*pluginapi.CDIDevice{{Name: p.cdi}}
+	}
+	return &pluginapi.AllocateResponse{ContainerResponses: []*pluginapi.ContainerAllocateResponse{out}}, nil
+}
+
+// TestDevicePlugin gives a plugin's device to a real container: with its
+// device node, variables and CDI edits, through restarts of plugin and agent.
+func TestDevicePlugin(t *testing.T) {
+	c := newCluster(t, agentFlags(t, "")...)
+	c.up()
+	thing := c.startPlugin("example.com/thing", filepath.Join(c.dir, "agent/device-plugins/thing.sock"), "a", "b")
+	thing.cdi = cdiDevice(t)
+	thing.register()
+	c.offered("example.com/thing", 2, 2)
+	c.apply(simplePod("user", `{limits: {example.com/thing: "1"}}`))
+	c.waitReady("default", "app=user", 1)
+	pid := c.containerPIDs()[c.container("user").id]
+	environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+	if err != nil || !strings.Contains(string(environ), "DEVICES=a\x00") || !strings.Contains(string(environ), "FROM_CDI=yes\x00") {
+		t.Errorf("the container's environment: %q, %v", environ, err)
+	}
+	if st, err := os.Stat(fmt.Sprintf("/proc/%d/root/dev/thing", pid)); err != nil || st.Mode()&os.ModeCharDevice == 0 {
+		t.Errorf("the container's device: %v, %v", st, err)
+	}
+	c.health("user", v1.ResourceHealthStatusHealthy)
+
+	// There is one left: a pod that wants two is refused by the node.
+	c.apply(strings.Replace(simplePod("greedy", `{limits: {example.com/thing: "2"}}`), "spec:\n", "spec:\n  nodeName: "+c.nodeName()+"\n", 1))
+	c.eventually("the refusal", func() (bool, string) {
+		p := c.pods("default", "app=greedy")[0]
+		want := "Pod was rejected: Allocate failed due to requested number of devices unavailable for example.com/thing. Requested: 2, Available: 1, which is unexpected"
+		return p.Status.Reason == "UnexpectedAdmissionError" && p.Status.Message == want, p.Status.Reason + ": " + p.Status.Message
+	})
+
+	// A plugin that is found in the plugin directory needs no help after a
+	// restart of the agent; the other one notices that its socket is gone.
+	other := c.startPlugin("example.com/other", filepath.Join(c.dir, "agent/plugins_registry/other.sock"), "x")
+	c.offered("example.com/other", 1, 1)
+	before := c.container("user")
+	kill(t, c.pid())
+	c.mustUp(t)
+	c.offered("example.com/other", 1, 1)
+	if _, err := os.Stat(thing.socket); err == nil {
+		t.Error("the plugin's socket is still there: it would not notice")
+	}
+	thing.stop()
+	thing.serve()
+	thing.register()
+	c.offered("example.com/thing", 2, 2)
+	if now := c.container("user"); now.id != before.id {
+		t.Errorf("the container was %s, is %s", before.id, now.id)
+	}
+	if got := c.podResources().of("user").Devices; len(got) != 1 || got[0].ResourceName != thing.resource || !slices.Equal(got[0].DeviceIds, []string{"a"}) {
+		t.Errorf("the pod resources API says %v", got)
+	}
+
+	thing.set(pluginapi.Unhealthy, "a", "b")
+	c.offered("example.com/thing", 0, 2)
+	c.health("user", v1.ResourceHealthStatusUnhealthy)
+	other.stop()
+	c.offered("example.com/other", 0, 1)
+}
+
+// offered waits until the node says that it has this many of a resource.
+func (c *cluster) offered(resource v1.ResourceName, allocatable, capacity int64) {
+	c.t.Helper()
+	c.eventually(fmt.Sprintf("%d of %d %s", allocatable, capacity, resource), func() (bool, string) {
+		node, err := c.client.CoreV1().Nodes().Get(context.Background(), c.nodeName(), metav1.GetOptions{})
+		if err != nil {
+			return false, err.Error()
+		}
+		a, all := node.Status.Allocatable[resource], node.Status.Capacity[resource]
+		return a.Value() == allocatable && all.Value() == capacity, fmt.Sprintf("%s of %s", a.String(), all.String())
+	})
+}
+
+// health waits until the pod's status says how its device is.
+func (c *cluster) health(pod string, want v1.ResourceHealthStatus) {
+	c.t.Helper()
+	c.eventually("health of "+pod, func() (bool, string) {
+		s := c.pods("default", "app="+pod)[0].Status.ContainerStatuses[0].AllocatedResourcesStatus
+		return len(s) == 1 && len(s[0].Resources) == 1 && s[0].Resources[0].Health == want, fmt.Sprint(s)
+	})
+}
+
+// cdiDevice describes a device to the runtime that sets a variable.
+func cdiDevice(t *testing.T) string {
+	t.Helper()
+	kind := fmt.Sprintf("berth.example.com/e2e%d", os.Getpid())
+	spec := `{"cdiVersion": "0.6.0", "kind": "` + kind + `", "devices": [{"name": "one", "containerEdits": {"env": ["FROM_CDI=yes"]}}]}`
+	if err := os.MkdirAll("/var/run/cdi", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join("/var/run/cdi", strings.ReplaceAll(kind, "/", "-")+".json")
+	if err := os.WriteFile(file, []byte(spec), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.Remove(file) })
+	return kind + "=one"
+}
+
+// TestNodeAllocatable bounds all pods together, and a cgroup that stands for
+// the node's own processes, by what is reserved; pods are offered the rest.
+func TestNodeAllocatable(t *testing.T) {
+	limits, err := filepath.Glob("/sys/fs/cgroup/memory/memory.limit_in_bytes")
+	if err != nil || len(limits) == 0 {
+		t.Skip("needs the memory controller of cgroup v1 in its usual place")
+	}
+	name := fmt.Sprintf("/berth-e2e-reserved-%d", os.Getpid())
+	for _, controller := range []string{"cpu", "memory", "pids"} {
+		dir := filepath.Join("/sys/fs/cgroup", controller, name)
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Skip("making a cgroup: ", err)
+		}
+		t.Cleanup(func() { _ = os.Remove(dir) })
+	}
+	c := newCluster(t, agentFlags(t, `
+kubeReserved: {cpu: 250m, memory: 256Mi, pid: "500"}
+systemReserved: {memory: 128Mi}
+enforceNodeAllocatable: [pods, kube-reserved]
+kubeReservedCgroup: `+name+"\n")...)
+	c.up()
+	read := func(controller, path, file string) string {
+		t.Helper()
+		b, err := os.ReadFile(filepath.Join("/sys/fs/cgroup", controller, path, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.TrimSpace(string(b))
+	}
+	for _, want := range [][3]string{{"cpu", "cpu.shares", "256"}, {"memory", "memory.limit_in_bytes", "268435456"}, {"pids", "pids.max", "500"}} {
+		if got := read(want[0], name, want[1]); got != want[2] {
+			t.Errorf("%s is %s, want %s", want[1], got, want[2])
+		}
+	}
+	node, err := c.client.CoreV1().Nodes().Get(context.Background(), c.nodeName(), metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	capacity, offered := node.Status.Capacity.Memory().Value(), node.Status.Allocatable.Memory().Value()
+	if capacity-offered != (256+128+100)*mib { // the last is the eviction threshold
+		t.Errorf("of %d bytes %d are offered", capacity, offered)
+	}
+	pods := c.podsCgroup()
+	limit, err := strconv.ParseInt(read("memory", pods, "memory.limit_in_bytes"), 10, 64)
+	if err != nil || limit != (capacity-(256+128)*mib)/4096*4096 {
+		t.Errorf("all pods are bounded by %d of %d bytes, %v", limit, capacity, err)
+	}
+	shares := (node.Status.Capacity.Cpu().MilliValue() - 250) * 1024 / 1000
+	if got := read("cpu", pods, "cpu.shares"); got != strconv.FormatInt(shares, 10) {
+		t.Errorf("all pods weigh %s, want %d", got, shares)
+	}
+	for _, want := range []string{"Updated Node Allocatable limit across pods", "Updated limits on kube reserved cgroup " + name} {
+		c.eventually("event "+want, func() (bool, string) {
+			events, err := c.client.CoreV1().Events("").List(context.Background(), metav1.ListOptions{FieldSelector: "reason=NodeAllocatableEnforced"})
+			if err != nil {
+				return false, err.Error()
+			}
+			return slices.ContainsFunc(events.Items, func(e v1.Event) bool { return e.Message == want }), fmt.Sprint(len(events.Items), " such events")
+		})
+	}
+}
+
+// podsCgroup is where this cluster's pods are, from a process of one of them.
+func (c *cluster) podsCgroup() string {
+	c.t.Helper()
+	c.apply(simplePod("probe", ""))
+	c.waitReady("default", "app=probe", 1)
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", c.containerPIDs()[c.container("probe").id]))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if _, path, ok := strings.Cut(line, ":memory:"); ok {
+			root, _, _ := strings.Cut(path, "/kubepods")
+			return root + "/kubepods"
+		}
+	}
+	c.t.Fatalf("no memory cgroup in %s", text)
+	return ""
+}
