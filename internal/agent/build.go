@@ -214,7 +214,7 @@ func (a *Agent) buildConfigs(ctx context.Context, hierarchy resource.Hierarchy, 
 			a.event(p, "", v1.EventTypeWarning, why, message)
 			a.Pods.Kill(p.UID, pod.Kill{Phase: v1.PodFailed, Reason: why, Message: message})
 		},
-		update: a.Runtime.UpdateContainerResources,
+		update: a.Runtime.UpdateContainerResources, updateSandbox: a.updateSandbox,
 		memoryUsed: func(p *v1.Pod) (int64, error) {
 			used, _, err := a.Stats.Memory(a.Cgroups.PodPath(p))
 			return int64(used), err
@@ -222,6 +222,21 @@ func (a *Agent) buildConfigs(ctx context.Context, hierarchy resource.Hierarchy, 
 		mounted: map[types.UID]map[string]volume.Mounted{}, devices: a.devices, assigned: a.assigned, claims: a.claims,
 	}
 	a.services(ctx, a.configs)
+}
+
+// updateSandbox tells the runtime what a pod as a whole may use. That is for
+// runtimes that keep account of it; most do not know the call.
+func (a *Agent) updateSandbox(ctx context.Context, uid types.UID, cfg *runtimeapi.LinuxPodSandboxConfig) {
+	held := a.Watcher.Pod(uid)
+	if held == nil || len(held.Sandboxes) == 0 {
+		return
+	}
+	_, err := a.Runtime.UpdatePodSandboxResources(klog.NewContext(ctx, klog.Logger{}), &runtimeapi.UpdatePodSandboxResourcesRequest{
+		PodSandboxId: held.Sandboxes[0].ID, Overhead: cfg.GetOverhead(), Resources: cfg.GetResources(),
+	})
+	if err != nil && !runtime.IsUnimplemented(err) {
+		a.Config.Log.Warn("telling the runtime of a pod's resources", "uid", uid, "err", err)
+	}
 }
 
 // sysctls refuses pods whose sysctls the node does not allow.

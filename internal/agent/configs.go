@@ -53,8 +53,10 @@ type configs struct {
 	rootDir        string
 	logsDir        string
 	update         func(ctx context.Context, containerID string, r *runtimeapi.ContainerResources) error
-	memoryUsed     func(p *v1.Pod) (int64, error)
-	warn           func(pod *v1.Pod, w network.Warning)
+	// updateSandbox tells the runtime what the pod as a whole may use.
+	updateSandbox func(ctx context.Context, uid types.UID, cfg *runtimeapi.LinuxPodSandboxConfig)
+	memoryUsed    func(p *v1.Pod) (int64, error)
+	warn          func(pod *v1.Pod, w network.Warning)
 	// reject fails a pod that can never run here.
 	reject func(pod *v1.Pod, why, message string)
 
@@ -393,7 +395,18 @@ func (c *configs) Resize(ctx context.Context, p *v1.Pod, running map[string]stri
 			}
 		}
 	}
-	return c.cgroups.Update(p)
+	if err := c.cgroups.Update(p); err != nil {
+		return err
+	}
+	if len(running) == 0 {
+		return nil
+	}
+	sandbox, err := container.SandboxConfig(in)
+	if err != nil {
+		return err
+	}
+	c.updateSandbox(ctx, p.UID, sandbox.GetLinux())
+	return nil
 }
 
 // roomToShrink refuses a memory limit below what the pod uses: the kernel would

@@ -233,6 +233,7 @@ func testAttachLimit(t *testing.T, c *cluster) {
 		}
 		return p.Status.Phase == v1.PodFailed && p.Status.Reason == "VolumeAttachmentLimitExceeded", string(p.Status.Phase) + " " + p.Status.Reason + " " + p.Status.Message
 	})
+	c.told("beyond-2", "FailedAttachVolume", "AttachVolume.Attach failed for volume ")
 }
 
 func testTearDown(t *testing.T, c *cluster, state string) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"strconv"
 	"time"
@@ -137,7 +138,11 @@ func (w *worker) publish(ctx context.Context, spec Spec, plan Plan, now time.Tim
 		defer func() { w.m.metrics.statusSync.WithLabelValues().Observe(w.m.cfg.Now().Sub(changed).Seconds()) }()
 		got, err := pods.Patch(ctx, spec.Pod.Name, types.StrategicMergePatchType, body, metav1.PatchOptions{}, "status")
 		if err != nil && ctx.Err() == nil {
-			w.m.cfg.Log.Debug("patching a pod's status", "pod", spec.Pod.Name, "namespace", spec.Pod.Namespace, "err", err)
+			level := slog.LevelDebug // an API that is away is told of elsewhere
+			if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err) {
+				level = slog.LevelWarn
+			}
+			w.m.cfg.Log.Log(ctx, level, "patching a pod's status", "pod", spec.Pod.Name, "namespace", spec.Pod.Namespace, "err", err)
 		}
 		w.mu.Lock()
 		w.patches = append(w.patches, patched{target: target, pod: got, err: err})

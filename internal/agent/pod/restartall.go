@@ -45,10 +45,7 @@ func (p *planner) startingOver() bool {
 	if p.end != nil || !p.mayRestartAll() {
 		return false
 	}
-	on := false
-	for _, c := range p.obs.Last.Conditions {
-		on = on || c.Type == v1.AllContainersRestarting && c.Status == v1.ConditionTrue
-	}
+	on := p.saidRestarting()
 	if len(p.askers()) > 0 {
 		return on || p.restartingNow
 	}
@@ -57,6 +54,32 @@ func (p *planner) startingOver() bool {
 	}
 	for _, m := range p.members {
 		if m.role == mainRole && m.last == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// saidRestarting: the status says that all containers start over.
+func (p *planner) saidRestarting() bool {
+	for _, c := range p.obs.Last.Conditions {
+		if c.Type == v1.AllContainersRestarting && c.Status == v1.ConditionTrue {
+			return true
+		}
+	}
+	return false
+}
+
+// clearing: containers are already being taken away to start over, so there is
+// no waiting any more, whatever the back-off says to another restart.
+func (p *planner) clearing(askers []*member) bool {
+	for _, m := range askers {
+		if p.inFlight(Key{Remove, m.cur.ID}) {
+			return true
+		}
+	}
+	for _, m := range p.members {
+		if m.role != ephemeralRole && m.last == nil && p.saidRestarting() {
 			return true
 		}
 	}
@@ -74,7 +97,7 @@ func (p *planner) restartAll() bool {
 	asked := map[string]*member{}
 	for _, m := range askers {
 		at, _ := p.restartAt(m, m.cur)
-		if p.now.Before(at) {
+		if p.now.Before(at) && !p.clearing(askers) {
 			return true // run shows the back-off and wakes
 		}
 		asked[m.cur.ID] = m

@@ -77,7 +77,11 @@ func (p *planner) run(m *member) {
 		p.crashWait(m, at.Sub(c.FinishedAt))
 		return
 	}
-	p.start(m, &entry, fact("container", "ended"), fact("exit code", strconv.Itoa(int(c.ExitCode))), fact("restarts", strconv.Itoa(int(c.Attempt))))
+	ended := "ended"
+	if p.obs.endedUnseen(p.idOf(c), c) {
+		ended = "ended while no agent was looking"
+	}
+	p.start(m, &entry, fact("container", ended), fact("exit code", strconv.Itoa(int(c.ExitCode))), fact("restarts", strconv.Itoa(int(c.Attempt))))
 }
 
 // vanishedRestarts: a container that the status says has run, and of which the

@@ -174,8 +174,10 @@ func command(w *world, name string, args []string, body string) error {
 		return w.rt.RemovePodSandbox(context.Background(), w.obs.Runtime.Sandboxes[0].ID)
 	case "hold":
 		w.hold[Kind(arg(0))] = true
-	case "release":
-		w.hold = map[Kind]bool{}
+	case "release", "let": // let: those held so far, the next ones are held again
+		if name == "release" {
+			w.hold = map[Kind]bool{}
+		}
 		for _, a := range w.held {
 			w.log = append(w.log, "  "+a.String())
 			w.do(a)

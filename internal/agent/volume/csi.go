@@ -241,20 +241,19 @@ var errNotAttached = errors.New("waiting for the volume to be attached")
 // the pod can never run here as things are.
 var ErrAttachLimit = errors.New("the node has no room for another volume")
 
-// attachError is why a volume is not attached. A driver that has no room left
-// is asked again how many volumes the node may have, so that the scheduler
-// learns of it.
+// attachError is why a volume is not attached; the controller that attaches
+// tells the pod's user. A driver that has no room left is asked again how many
+// volumes the node may have, so that the scheduler learns of it.
 func (c *csi) attachError(r *request, va *storage.VolumeAttachment) error {
 	e := va.Status.AttachError
 	if e == nil {
 		return fmt.Errorf("%w: VolumeAttachment %s does not say so", errNotAttached, va.Name)
 	}
-	err := errors.New(e.Message)
-	if e.ErrorCode != nil && *e.ErrorCode == int32(codes.ResourceExhausted) {
-		err = fmt.Errorf("%w: %s", ErrAttachLimit, e.Message)
-		c.m.background(func() { c.m.cfg.Drivers.renew(c.m.ctx, r.driver) })
+	if e.ErrorCode == nil || *e.ErrorCode != int32(codes.ResourceExhausted) {
+		return fmt.Errorf("%w: %s", errNotAttached, e.Message)
 	}
-	return &eventError{reason: "FailedAttachVolume", format: "AttachVolume.Attach failed for volume %q : %v", err: err}
+	c.m.background(func() { c.m.cfg.Drivers.renew(c.m.ctx, r.driver) })
+	return fmt.Errorf("%w: %w: %s", errNotAttached, ErrAttachLimit, e.Message)
 }
 
 // publishContext is what the attachment says about the volume. A volume that

@@ -40,6 +40,8 @@ type Drivers struct {
 	mu      sync.Mutex
 	drivers map[string]*driver
 	changed func()
+	// called, if set, is told of every call to a driver.
+	called func(driver, method string, took time.Duration, err error)
 	// api serializes changes to the CSINode and the Node.
 	api sync.Mutex
 }
@@ -86,7 +88,8 @@ func (d *Drivers) Register(ctx context.Context, name, endpoint string, versions 
 	if old != nil && old.endpoint == endpoint {
 		old.conn.ResetConnectBackoff()
 	}
-	conn, err := grpc.NewClient("unix:"+strings.TrimPrefix(endpoint, "unix://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix:"+strings.TrimPrefix(endpoint, "unix://"), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithUnaryInterceptor(d.observe(name)))
 	if err != nil {
 		return fmt.Errorf("connecting to CSI driver %q: %w", name, err)
 	}
@@ -106,6 +109,21 @@ func (d *Drivers) Register(ctx context.Context, name, endpoint string, versions 
 		changed()
 	}
 	return nil
+}
+
+// observe tells of the calls to one driver.
+func (d *Drivers) observe(name string) grpc.UnaryClientInterceptor {
+	return func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		start := time.Now()
+		err := invoke(ctx, method, req, reply, conn, opts...)
+		d.mu.Lock()
+		called := d.called
+		d.mu.Unlock()
+		if called != nil {
+			called(name, method, time.Since(start), err)
+		}
+		return err
+	}
 }
 
 func (d *Drivers) introduce(ctx context.Context, dr *driver) error {

@@ -5,11 +5,14 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/status"
 )
 
 type metrics struct {
 	operations *prometheus.HistogramVec
-	written    prometheus.Counter
+	// calls are those to CSI drivers.
+	calls   *prometheus.HistogramVec
+	written prometheus.Counter
 }
 
 func newMetrics(r prometheus.Registerer) *metrics {
@@ -19,6 +22,11 @@ func newMetrics(r prometheus.Registerer) *metrics {
 			Help:    "Time that volume operations took, by operation and result.",
 			Buckets: []float64{.001, .01, .1, .5, 1, 5, 15, 30, 60, 120},
 		}, []string{"operation_name", "status"}),
+		calls: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "csi_operations_seconds",
+			Help:    "Time that calls to CSI drivers took, by driver, method and gRPC code.",
+			Buckets: []float64{.1, .25, .5, 1, 2.5, 5, 10, 15, 25, 50, 120, 300, 600},
+		}, []string{"driver_name", "method_name", "grpc_status_code", "migrated"}),
 		written: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "berth_volume_contents_written_total",
 			Help: "Times that the contents of a configMap, secret, downward or projected volume were written.",
@@ -26,6 +34,7 @@ func newMetrics(r prometheus.Registerer) *metrics {
 	}
 	if r != nil {
 		m.operations = register(r, m.operations)
+		m.calls = register(r, m.calls)
 		m.written = register(r, m.written)
 	}
 	return m
@@ -45,9 +54,14 @@ func register[C prometheus.Collector](r prometheus.Registerer, c C) C {
 }
 
 func (m *metrics) observe(operation string, took time.Duration, err error) {
-	status := "success"
+	result := "success"
 	if err != nil {
-		status = "fail-unknown"
+		result = "fail-unknown"
 	}
-	m.operations.WithLabelValues(operation, status).Observe(took.Seconds())
+	m.operations.WithLabelValues(operation, result).Observe(took.Seconds())
+}
+
+// called notes a call to a driver.
+func (m *metrics) called(driver, method string, took time.Duration, err error) {
+	m.calls.WithLabelValues(driver, method, status.Code(err).String(), "false").Observe(took.Seconds())
 }

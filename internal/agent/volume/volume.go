@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -156,7 +158,7 @@ func New(cfg Config) *Manager {
 	m.csi = newCSI(m)
 	if cfg.Drivers != nil {
 		cfg.Drivers.mu.Lock()
-		cfg.Drivers.changed = m.driverCame
+		cfg.Drivers.changed, cfg.Drivers.called = m.driverCame, m.metrics.called
 		cfg.Drivers.mu.Unlock()
 	}
 	return m
@@ -272,7 +274,7 @@ func (m *Manager) mount(ctx context.Context, st *podState, pod *v1.Pod) (map[str
 // report tells the user why a volume is not ready. A caller that gave up is
 // not news, and waiting for the cluster to do its part is no failure.
 func (m *Manager) report(pod *v1.Pod, name string, err error) {
-	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || status.Code(err) == codes.Canceled {
 		return
 	}
 	m.record(pod, "volume not ready", journal.Fact{Name: "volume", Value: name}, journal.Fact{Name: "cause", Value: err.Error()})

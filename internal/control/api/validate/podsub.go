@@ -144,8 +144,10 @@ func podStatus(changed, old *v1.Pod) errs {
 	for i := range now.Conditions {
 		all = append(all, notNegative(p.Child("conditions").Index(i).Child("observedGeneration"), now.Conditions[i].ObservedGeneration)...)
 	}
-	all = append(all, stateTransitions(p.Child("containerStatuses"), old.Spec.Containers, now.ContainerStatuses, before.ContainerStatuses, old.Spec.RestartPolicy)...)
-	all = append(all, stateTransitions(p.Child("initContainerStatuses"), old.Spec.InitContainers, now.InitContainerStatuses, before.InitContainerStatuses, old.Spec.RestartPolicy)...)
+	if !restartsAll(&old.Spec) {
+		all = append(all, stateTransitions(p.Child("containerStatuses"), old.Spec.Containers, now.ContainerStatuses, before.ContainerStatuses, old.Spec.RestartPolicy)...)
+		all = append(all, stateTransitions(p.Child("initContainerStatuses"), old.Spec.InitContainers, now.InitContainerStatuses, before.InitContainerStatuses, old.Spec.RestartPolicy)...)
+	}
 	pods, hosts := make([]string, len(now.PodIPs)), make([]string, len(now.HostIPs))
 	for i := range now.PodIPs {
 		pods[i] = now.PodIPs[i].IP
@@ -155,6 +157,21 @@ func podStatus(changed, old *v1.Pod) errs {
 	}
 	all = append(all, addresses(p.Child("podIPs"), pods)...)
 	return append(all, addresses(p.Child("hostIPs"), hosts)...)
+}
+
+// restartsAll: some container's end may start all of the pod's anew, whatever
+// their own policies say.
+func restartsAll(spec *v1.PodSpec) bool {
+	for _, list := range [][]v1.Container{spec.InitContainers, spec.Containers} {
+		for i := range list {
+			for _, r := range list[i].RestartPolicyRules {
+				if r.Action == v1.ContainerRestartRuleActionRestartAllContainers {
+					return true
+				}
+			}
+		}
+	}
+	return false
 }
 
 // stateTransitions refuses that a container that ended for good runs again.

@@ -126,6 +126,7 @@ func TestPodStatus(t *testing.T) {
 		{"never", `{"spec":{"restartPolicy":"Never"}}`, ended(1), refused},
 		{"on failure, failed", `{"spec":{"restartPolicy":"OnFailure"}}`, ended(1), nil},
 		{"on failure, done", `{"spec":{"restartPolicy":"OnFailure"}}`, ended(0), refused},
+		{"another may restart all", `{"spec":{"restartPolicy":"Never","containers":[{"name":"a","image":"x"},{"name":"b","image":"x","restartPolicyRules":[{"action":"RestartAllContainers","exitCodes":{"operator":"In","values":[42]}}]}]}}`, ended(1), nil},
 		{"own policy", `{"spec":{"restartPolicy":"Never","containers":[{"name":"a","image":"x","restartPolicy":"Always"}]}}`, ended(1), nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
