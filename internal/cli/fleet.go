@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -35,6 +36,9 @@ func fleetCommand() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			debug.SetGCPercent(fleetGC)
+			if kubeconfig == "" {
+				return errors.New("--kubeconfig is missing: name the file that leads to the API server, or set KUBECONFIG")
+			}
 			var err error
 			if cfg.Client, err = clientcmd.BuildConfigFromFlags("", kubeconfig); err != nil {
 				return fmt.Errorf("--kubeconfig %q: %w", kubeconfig, err)

@@ -20,7 +20,7 @@ import (
 )
 
 // simulateGC trades memory for time: a run of seconds may leave garbage.
-const simulateGC = 400
+const simulateGC = 150
 
 func simulateCommand() *cobra.Command {
 	var o simulateOptions

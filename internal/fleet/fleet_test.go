@@ -5,6 +5,8 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"runtime/pprof"
 	"strings"
 	"sync"
@@ -302,6 +304,22 @@ func TestRunPlaysTheScript(t *testing.T) {
 	list, err := kubernetes.NewForConfigOrDie(conf).CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
 	if err != nil || len(list.Items) != 0 {
 		t.Errorf("left behind: %d nodes, %v", len(list.Items), err)
+	}
+}
+
+func TestExampleScripts(t *testing.T) {
+	files, err := filepath.Glob("../../examples/fleet/*.yaml")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no scripts: %v", err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s, err := ParseScript(text); err != nil || len(s) == 0 {
+			t.Errorf("%s: %d acts, %v", file, len(s), err)
+		}
 	}
 }
 

@@ -73,6 +73,7 @@ var pure = []string{
 	"internal/nodes/podgc/plan.go",
 	"internal/nodes/route/plan.go",
 	"internal/nodes/ttl/plan.go",
+	"internal/sim",
 	"internal/policy/model",
 	"internal/policy/oracle",
 	"internal/proxy/model",

@@ -3,8 +3,6 @@ package sim
 import (
 	"time"
 
-	v1 "k8s.io/api/core/v1"
-
 	"github.com/berth-dev/berth/internal/nodes/eviction"
 )
 
@@ -15,6 +13,9 @@ const evictors = 4
 type evictor struct {
 	w    *world
 	pool pool
+	// marked are pods under a taint that will evict them, with when this was
+	// first seen.
+	marked map[*pod]time.Time
 }
 
 func (e *evictor) seeNode(n *node) {
@@ -24,22 +25,34 @@ func (e *evictor) seeNode(n *node) {
 }
 
 // due is when a pod has to go for its node's taints; ok is false for never.
-func due(p *pod) (at time.Duration, ok bool) {
+func (e *evictor) due(p *pod) (at time.Duration, ok bool) {
 	if p.gone || p.node == nil || p.obj.DeletionTimestamp != nil {
 		return 0, false
 	}
-	plan := eviction.Decide(p.node.obj.Spec.Taints, p.obj.Spec.Tolerations, func(t v1.Taint) time.Time {
-		if t.TimeAdded == nil {
-			return epoch
-		}
-		return t.TimeAdded.Time
-	})
+	now := e.w.time()
+	first, marked := e.marked[p]
+	if !marked {
+		first = now
+	}
+	plan := eviction.For(&p.obj, p.node.obj, first, now)
+	switch {
+	case plan.Evict && !marked:
+		e.marked[p] = first
+	case !plan.Evict && marked:
+		delete(e.marked, p)
+	}
 	return plan.At.Sub(epoch), plan.Evict
+}
+
+// stop forgets what only the controller's process knew.
+func (e *evictor) stop() {
+	e.pool.reset()
+	clear(e.marked)
 }
 
 // consider sets the time at which a pod is looked at again.
 func (e *evictor) consider(p *pod) {
-	at, ok := due(p)
+	at, ok := e.due(p)
 	if !ok {
 		p.evictAt = 0
 		return
@@ -59,7 +72,7 @@ func (e *evictor) consider(p *pod) {
 // evict looks at pod and node as they are now, and deletes.
 func (e *evictor) evict(p *pod, done func()) {
 	p.evictAt = 0
-	if at, ok := due(p); !ok || at > e.w.now {
+	if at, ok := e.due(p); !ok || at > e.w.now {
 		done()
 		return
 	}
@@ -67,6 +80,7 @@ func (e *evictor) evict(p *pod, done func()) {
 	w.api.count(writeEvent)
 	w.api.do(writePodStatus, func() {
 		w.api.do(writePodDelete, func() {
+			delete(e.marked, p)
 			if !p.gone && p.obj.DeletionTimestamp == nil {
 				w.notes.evicted(w, p)
 				w.deletePod(p)

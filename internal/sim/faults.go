@@ -276,7 +276,7 @@ func (w *world) restartControllers(d time.Duration) {
 	w.notes.fact(w, "event", "controllers and scheduler stop for "+d.String())
 	w.down++
 	w.health.stop()
-	w.eviction.pool.reset()
+	w.eviction.stop()
 	w.workers.reset()
 	w.after(d, func() {
 		if w.down--; w.down == 0 {

@@ -51,7 +51,7 @@ func newWorld(sc *Scenario) (*world, error) {
 		longReady: []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionTrue, LastTransitionTime: metav1.NewTime(epoch)}}}
 	w.api.w = w
 	w.health = healthShell{w: w, urgent: pool{size: healthMarkers}, rest: pool{size: healthFollowers}}
-	w.eviction = evictor{w: w, pool: pool{size: evictors}}
+	w.eviction = evictor{w: w, pool: pool{size: evictors}, marked: map[*pod]time.Time{}}
 	w.scheduler = scheduler{w: w, snap: place.NewSnapshot(), byKey: map[string]*class{}}
 	w.gc = podGC{w: w, missing: map[*node]time.Duration{}}
 	w.workers = pool{size: creators}
