@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"crypto/tls"
+	_ "embed" // machine.yaml
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -20,6 +21,9 @@ import (
 	"github.com/berth-dev/berth/internal/agent/node"
 	"github.com/berth-dev/berth/internal/agent/serve"
 )
+
+//go:embed machine.yaml
+var machineYAML []byte
 
 // KubernetesVersion is the API version the parts speak; it follows the
 // k8s.io modules.
@@ -153,13 +157,10 @@ func (u *up) agentClients() (all, leases kubernetes.Interface, err error) {
 }
 
 // kubelet is the agent's KubeletConfiguration in a `berth up` cluster: the
-// defaults or the user's file, and what follows from the cluster's own
-// settings.
+// defaults for such a machine, the user's file over them, and what follows from
+// the cluster's own settings.
 func (u *up) kubelet() (*config.Effective, error) {
-	effective, err := config.Defaults()
-	if u.AgentConfig != "" {
-		effective, err = config.Read(u.AgentConfig)
-	}
+	effective, err := config.Over(machineYAML, u.AgentConfig)
 	if err != nil {
 		return nil, fmt.Errorf("reading the agent's configuration: %w", err)
 	}
@@ -173,17 +174,11 @@ func (u *up) kubelet() (*config.Effective, error) {
 	if u.systemdCgroups(u.facts) {
 		k.CgroupDriver = "systemd"
 	}
-	k.SerializeImagePulls = ptr.To(false)
-	k.MaxParallelImagePulls = ptr.To(int32(4))
 	k.ClusterDomain = u.ClusterDomain
 	dnsIP, err := u.dnsIP()
 	if err != nil {
 		return nil, err
 	}
 	k.ClusterDNS = []string{dnsIP.String()}
-	// A developer's machine may swap and may still be on cgroup v1: `berth
-	// status` says so instead of refusing to start.
-	k.FailSwapOn = ptr.To(false)
-	k.FailCgroupV1 = ptr.To(false)
 	return effective, nil
 }

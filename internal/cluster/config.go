@@ -66,6 +66,9 @@ type Settings struct {
 	// empty: the bundled containerd. It is kept because `berth down` must find
 	// the containers again.
 	RuntimeEndpoint string `json:"runtimeEndpoint,omitempty"`
+	// AgentConfig is a file with a KubeletConfiguration, to lay below what the
+	// cluster sets itself.
+	AgentConfig string `json:"agentConfig,omitempty"`
 }
 
 // Config is everything `berth up` can be told. Empty fields get defaults from
@@ -78,9 +81,6 @@ type Config struct {
 	// ServerNames are further names and addresses in the API server's
 	// certificate.
 	ServerNames []string
-	// AgentConfig is a KubeletConfiguration to lay below what the cluster sets
-	// itself; empty: the defaults.
-	AgentConfig string
 	// Join is used by a node's first start.
 	Join Join
 	// NetworkPolicy enforces NetworkPolicy on this node.
@@ -118,6 +118,11 @@ func (c *Config) Complete() error {
 	kept, err := c.stored()
 	if err != nil {
 		return err
+	}
+	if c.AgentConfig != "" {
+		if c.AgentConfig, err = filepath.Abs(c.AgentConfig); err != nil {
+			return fmt.Errorf("--agent-config: %w", err)
+		}
 	}
 	if err := c.Role.mustBe(kept); err != nil {
 		return err
@@ -278,6 +283,9 @@ func (s *Settings) merge(kept Settings) error {
 		s.Network = kept.Network
 	}
 	s.Ports.fill(kept.Ports)
+	if s.AgentConfig == "" {
+		s.AgentConfig = kept.AgentConfig
+	}
 	return nil
 }
 

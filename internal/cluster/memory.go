@@ -1,16 +1,11 @@
 package cluster
 
 import (
-	"bufio"
 	"context"
-	"fmt"
 	"log/slog"
-	"os"
-	"runtime/debug"
-	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/berth-dev/berth/internal/lean"
 )
 
 // leanGC is the heap growth (percent) before a collection. The live heap of a
@@ -32,40 +27,8 @@ func keepLean(ctx context.Context, log *slog.Logger) {
 			return
 		case <-time.After(at - time.Since(began)):
 		}
-		debug.FreeOSMemory()
-		if err := dropProgramPages(); err != nil {
+		if err := lean.Trim(); err != nil {
 			log.Debug("giving back program pages", "error", err)
 		}
 	}
-}
-
-// dropProgramPages unmaps the read-only pages of this program from the process.
-// Initialising a program of this size touches most of it once; the few pages
-// that a running cluster uses come back from the page cache when touched.
-// Writable mappings are left alone: those hold state.
-func dropProgramPages() error {
-	exe, err := os.Readlink("/proc/self/exe")
-	if err != nil {
-		return err
-	}
-	f, err := os.Open("/proc/self/maps")
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	sc := bufio.NewScanner(f)
-	for sc.Scan() {
-		fields := strings.Fields(sc.Text())
-		if len(fields) < 6 || fields[5] != exe || fields[1] != "r-xp" && fields[1] != "r--p" {
-			continue
-		}
-		var from, to uintptr
-		if _, err := fmt.Sscanf(fields[0], "%x-%x", &from, &to); err != nil {
-			return fmt.Errorf("reading mapping %q: %w", fields[0], err)
-		}
-		if _, _, errno := unix.Syscall(unix.SYS_MADVISE, from, to-from, unix.MADV_DONTNEED); errno != 0 {
-			return fmt.Errorf("advising mapping %q: %w", fields[0], errno)
-		}
-	}
-	return sc.Err()
 }

@@ -18,6 +18,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/cache"
 
@@ -52,19 +53,50 @@ func (u *up) startControllers(parts context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, c := range nodeControllers {
-		u.crew.start(parts, part{c.Name, c.Run})
-	}
-	u.crew.start(parts, part{"scheduler", func(ctx context.Context) error {
-		return schedule.Run(ctx, schedule.Config{Client: u.client, Informers: u.informers, Log: schedLog, Journal: u.journal, Metrics: registry})
-	}})
 	controllers, err := u.workloadConfig(log, registry)
 	if err != nil {
 		return err
 	}
-	u.crew.start(parts, part{"controllers", func(ctx context.Context) error { return workload.Run(ctx, controllers) }})
+	var deciders []part
+	for _, c := range nodeControllers {
+		deciders = append(deciders, part{c.Name, c.Run})
+	}
+	deciders = append(deciders,
+		part{"scheduler", func(ctx context.Context) error {
+			return schedule.Run(ctx, schedule.Config{Client: u.client, Informers: u.informers, Log: schedLog, Journal: u.journal, Metrics: registry})
+		}},
+		part{"controllers", func(ctx context.Context) error { return workload.Run(ctx, controllers) }})
+	u.startDeciders(parts, log, deciders)
 	u.informers.Start(parts.Done())
 	return nil
+}
+
+// startDeciders runs what only one server of a cluster may run: at once where
+// the store is this server's own (it is alone then, and a restart must not wait
+// for the lease of its last life), and while it leads where the store is shared.
+func (u *up) startDeciders(parts context.Context, log *slog.Logger, deciders []part) {
+	if u.store.Embedded() {
+		for _, p := range deciders {
+			u.crew.start(parts, p)
+		}
+		return
+	}
+	election := kube.Election{
+		Client: u.client, Namespace: metav1.NamespaceSystem, Name: "berth-server", Identity: u.NodeName + "_" + string(uuid.NewUUID()),
+		LeaseDuration: 15 * time.Second, RenewDeadline: 10 * time.Second, RetryPeriod: 2 * time.Second,
+		Log: log, Events: kube.Events(parts, u.client)("berth-server"),
+	}
+	u.crew.start(parts, part{"leader election", func(ctx context.Context) error {
+		return kube.Lead(ctx, election, func(ctx context.Context) error {
+			team := crew{log: u.log}
+			for _, p := range deciders {
+				team.start(ctx, p)
+			}
+			<-ctx.Done()
+			team.wait()
+			return nil
+		})
+	}})
 }
 
 // workloadConfig gives the workload controllers the cluster's client and CA.

@@ -117,6 +117,11 @@ func (r *Records) service(q mdns.Question, k key, below []string, hops int) Repl
 		}
 		return r.external(q, s.object.Spec.ExternalName, hops)
 	}
+	if s.headless() && len(s.endpoints("")) == 0 {
+		// The specification wants it so (2.4.1): a Service without endpoints
+		// that are ready is not there.
+		return r.nothing(mdns.RcodeNameError)
+	}
 	full := k.name + "." + k.namespace + ".svc." + r.zone
 	switch {
 	case len(below) == 0 && q.Qtype == mdns.TypeSRV:
@@ -284,12 +289,9 @@ func (s *service) endpoints(of string) []netip.Addr {
 			return true
 		})
 	}
-	if len(s.slices) > 1 {
-		// While an endpoint moves from slice to slice it is in both.
-		slices.SortFunc(out, netip.Addr.Compare)
-		out = slices.Compact(out)
-	}
-	return out
+	// While an endpoint moves from slice to slice it is in both.
+	slices.SortFunc(out, netip.Addr.Compare)
+	return slices.Compact(out)
 }
 
 // hasPort says whether a Service has the port that the labels _name and

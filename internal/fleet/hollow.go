@@ -27,6 +27,7 @@ type hollow struct {
 	ip           string
 	number       int
 	agent        *node.Hollow
+	begun        types.UID // the Node that beats began for; owned by report
 	beat, report job
 	bring        job // makes the pods that the fleet brings with it
 	// silent: stopped or cut off, and thus does nothing.
@@ -107,7 +108,13 @@ func (h *hollow) reports(ctx context.Context) time.Time {
 		board = h.f.unwell
 	}
 	h.agent.SetBoard(board)
-	return h.agent.Report(ctx)
+	next := h.agent.Report(ctx)
+	if uid := h.agent.UID(); uid != "" && uid != h.begun {
+		h.begun = uid
+		h.f.leases.kick(&h.beat)
+		h.f.rest.kick(&h.bring)
+	}
+	return next
 }
 
 // brings makes the node's own pods, and tries again what failed.
@@ -130,7 +137,6 @@ func (h *hollow) brings(ctx context.Context) time.Time {
 // learn takes a state of the Node object from the watch.
 func (h *hollow) learn(n *v1.Node) {
 	n.ManagedFields = nil // most of the object, and of no use here
-	fresh := !h.agent.Registered()
 	h.agent.Learn(n)
 	ready := false
 	for _, c := range n.Status.Conditions {
@@ -140,10 +146,6 @@ func (h *hollow) learn(n *v1.Node) {
 		h.f.stats.turned(ready, h.silent.Load())
 	}
 	h.f.rest.kick(&h.report)
-	if fresh {
-		h.f.leases.kick(&h.beat)
-		h.f.rest.kick(&h.bring)
-	}
 }
 
 // gone takes in that the Node object was deleted.

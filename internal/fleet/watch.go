@@ -85,7 +85,7 @@ func (s nodeStore) Replace(list []any, _ string) error {
 		_ = s.Add(o)
 	}
 	for _, h := range s.f.nodes {
-		if h.agent.Registered() && !there[h.name] {
+		if h.agent.UID() != "" && !there[h.name] {
 			h.gone()
 		}
 	}

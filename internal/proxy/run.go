@@ -51,6 +51,8 @@ type Config struct {
 	Log     *slog.Logger
 	Metrics prometheus.Registerer
 	Journal journal.Sink
+	// Synced, if set, is called once all families are in the kernel.
+	Synced func()
 	// Tracer, if set, can be asked about packets while Run runs.
 	Tracer *Tracer
 }
@@ -116,7 +118,7 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	defer health()
-	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
+	if !cache.WaitFor(ctx, "", synced...) {
 		return ended(ctx)
 	}
 	if base, err = r.podCIDRs(ctx, base); err != nil {
@@ -214,6 +216,7 @@ func (r *runner) loop(ctx context.Context) error {
 	retry := time.NewTimer(0)
 	defer retry.Stop()
 	var last time.Time
+	synced := r.cfg.Synced
 	for {
 		select {
 		case <-ctx.Done():
@@ -231,6 +234,9 @@ func (r *runner) loop(ctx context.Context) error {
 			r.metrics.failures.Inc()
 			r.cfg.Log.Error("writing service rules failed, trying again", "after", wait, "err", err)
 			retry.Reset(wait)
+		} else if synced != nil {
+			synced()
+			synced = nil
 		}
 		last = time.Now()
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -122,23 +123,31 @@ func (w *writer) first() (result, error) {
 		w.layout.Build(tx)
 		return w.write(tx, w.model.Commit())
 	}
+	c := w.adopt(held)
+	whole := maps.Clone(w.sums)
+	res, err := w.write(tx, c)
+	w.sums, res.adopted = whole, true
+	return res, err
+}
+
+// adopt makes the Model go on from what the kernel holds, and returns what
+// is to be changed there.
+func (w *writer) adopt(held *contents) *model.Changes {
 	for _, t := range []model.Table{model.Endpoints, model.NodePortEndpoints} {
 		for k, v := range held.rows[model.Set{Table: t}] {
 			w.model.Seed(t, []byte(k), []byte(v))
 		}
 	}
 	c := w.model.Commit()
+	w.classes, w.sums = map[model.Class]bool{}, sums{}
 	for s := range held.rows {
 		if classed(s.Table) {
 			w.classes[s.Class] = true
 		}
 	}
 	w.sums.follow(w.layout.Family, c)
-	whole := w.sums
 	held.diff(w.layout.Family, c)
-	res, err := w.write(tx, c)
-	w.sums, res.adopted = whole, true
-	return res, err
+	return c
 }
 
 // contents is what a table holds.

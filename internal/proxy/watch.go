@@ -19,7 +19,7 @@ import (
 )
 
 // watch registers the handlers; stop takes them away again.
-func (r *runner) watch(ctx context.Context) (synced []cache.InformerSynced, stop func(), err error) {
+func (r *runner) watch(ctx context.Context) (synced []cache.DoneChecker, stop func(), err error) {
 	var regs []func()
 	stop = func() {
 		for _, f := range regs {
@@ -33,7 +33,7 @@ func (r *runner) watch(ctx context.Context) (synced []cache.InformerSynced, stop
 			return
 		}
 		regs = append(regs, func() { _ = inf.RemoveEventHandler(reg) })
-		synced = append(synced, reg.HasSynced)
+		synced = append(synced, reg.HasSyncedChecker())
 	}
 	add(r.cfg.Informers.Core().V1().Services().Informer(), cache.ResourceEventHandlerFuncs{
 		AddFunc: func(o any) { r.setService(nil, o) }, UpdateFunc: r.setService,

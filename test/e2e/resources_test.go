@@ -21,7 +21,7 @@ import (
 )
 
 // Nearly full disks are not what these tests are about.
-const agentConfig = `
+const resourceConfig = `
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 evictionHard: {memory.available: 100Mi}
@@ -82,7 +82,7 @@ func TestProcessorsOfItsOwn(t *testing.T) {
 func agentFlags(t *testing.T, more string) []string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "kubelet.yaml")
-	if err := os.WriteFile(file, []byte(agentConfig+more), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte(resourceConfig+more), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	return []string{"--agent-config", file}

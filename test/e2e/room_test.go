@@ -78,6 +78,10 @@ func (r *room) machine(name string) *member {
 		if out, err := m.try("down", "--data-dir", m.dir, "--purge"); err != nil {
 			r.t.Errorf("purging %s: %v\n%s", name, err, out)
 		}
+		// The kernel would remove the cable some time after the namespace.
+		if link, err := netlink.LinkByName(m.link); err == nil {
+			must(r.t, netlink.LinkDel(link))
+		}
 		must(r.t, netns.DeleteNamed(m.space))
 	})
 	return m

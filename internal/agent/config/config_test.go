@@ -284,6 +284,8 @@ func TestRefusals(t *testing.T) {
 		"imageGCHighThresholdPercent: 50":                        "must be below",
 		"enforceNodeAllocatable: [kube-reserved]":                "needs kubeReservedCgroup",
 		"systemReserved: {gpu: '1'}":                             "systemReserved.gpu",
+		"imagePullCredentialsVerificationPolicy: Sometimes":      "allowed are [NeverVerify NeverVerifyPreloadedImages",
+		"preloadedImagesVerificationAllowlist: [r.example/a]":    "needs imagePullCredentialsVerificationPolicy NeverVerifyAllowlistedImages",
 		"tlsCertFile: a":                                         "must be set together",
 		"shutdownGracePeriodCriticalPods: 5s":                    "must not be above shutdownGracePeriod",
 		"registerWithTaints: [{key: a, effect: X}]":              "allowed are NoSchedule",

@@ -51,13 +51,26 @@ func DefaultEvictionHard() map[string]string {
 // Defaults returns the configuration that applies if nothing is set.
 func Defaults() (*Effective, error) { return assemble(nil, Agent{}) }
 
-// Read returns the configuration of one file over the defaults.
-func Read(path string) (*Effective, error) {
-	read, err := readLayer(path)
+// Over returns the defaults, the configuration base over them, and the file at
+// path, if any, over both.
+func Over(base []byte, path string) (*Effective, error) {
+	cfg, err := decodeStrict("the configuration built in", base)
 	if err != nil {
 		return nil, err
 	}
-	return assemble([]layer{read}, Agent{})
+	fields, err := set(cfg)
+	if err != nil {
+		return nil, err
+	}
+	layers := []layer{{source: SourceDefault, fields: fields}}
+	if path != "" {
+		read, err := readLayer(path)
+		if err != nil {
+			return nil, err
+		}
+		layers = append(layers, read)
+	}
+	return assemble(layers, Agent{})
 }
 
 // layer is one origin of settings.

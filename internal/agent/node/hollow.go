@@ -67,8 +67,8 @@ func (h *Hollow) Learn(node *v1.Node) { h.seen.learn(node) }
 // Forget tells that the Node object with this UID was deleted.
 func (h *Hollow) Forget(uid types.UID) { h.seen.forget(uid) }
 
-// Registered says whether the API is known to hold the Node.
-func (h *Hollow) Registered() bool { return h.seen.uid() != "" }
+// UID is the Node object's, "" while the API is not known to hold one.
+func (h *Hollow) UID() types.UID { return h.seen.uid() }
 
 // SetBoard changes what the status says beside the machine's facts. It must
 // not run beside Report.

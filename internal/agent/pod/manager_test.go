@@ -31,7 +31,7 @@ const patience = 30 * time.Second
 // agentUnderTest is a manager with real workers over the fake runtime and a
 // fake API.
 type agentUnderTest struct {
-	*testing.T
+	testing.TB
 	rt  *fake.Runtime
 	api *clientset.Clientset
 	m   *Manager
@@ -59,11 +59,11 @@ func newAgent(t *testing.T, prepare ...func(*fake.Runtime)) *agentUnderTest {
 }
 
 // startAgent runs a manager; stop ends it and everything of it.
-func startAgent(t *testing.T, change func(*Config, *fake.Runtime)) (a *agentUnderTest, stop func()) {
+func startAgent(t testing.TB, change func(*Config, *fake.Runtime)) (a *agentUnderTest, stop func()) {
 	w := newWorld(t) // for its collaborators
 	cfg := w.m.cfg
 	cfg.Now = time.Now
-	a = &agentUnderTest{T: t, rt: fake.New(func() time.Time { return cfg.Now() }), api: clientset.NewClientset()}
+	a = &agentUnderTest{TB: t, rt: fake.New(func() time.Time { return cfg.Now() }), api: clientset.NewClientset()}
 	a.watcher = runtime.NewWatcher(runtime.WatcherConfig{Service: a.rt, Log: slog.New(slog.DiscardHandler), Notify: func(uid types.UID) { a.m.RuntimeChanged(uid) }})
 	cfg.Client, cfg.Service, cfg.Runtime, cfg.Recorder = a.api, a.rt, a.watcher, &record.FakeRecorder{}
 	cfg.Volumes, cfg.Images, cfg.Cgroups, cfg.Admitter, cfg.Hooks = calm{}, calmImages{}, calmCgroups{}, calm{}, hooks{w}
@@ -238,41 +238,6 @@ func TestKill(t *testing.T) {
 		t.Fatal("the kill is never over")
 	}
 	a.await("web", func(p *v1.Pod) bool { return p.Status.Phase == v1.PodFailed && p.Status.Reason == "Evicted" })
-}
-
-// BenchmarkNext is the cost of one look at a running pod with two containers.
-func BenchmarkNext(b *testing.B) {
-	w := newWorld(b)
-	w.begin(testPod(v1.RestartPolicyAlways, "app", "side"))
-	w.settle()
-	b.ReportAllocs()
-	for b.Loop() {
-		Next(w.spec, &w.obs, w.now)
-	}
-}
-
-// BenchmarkStatusPatch is the cost of finding that nothing is to be written,
-// and of writing one change.
-func BenchmarkStatusPatch(b *testing.B) {
-	w := newWorld(b)
-	w.begin(testPod(v1.RestartPolicyAlways, "app", "side"))
-	w.settle()
-	b.Run("same", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			if p, err := statusPatch("u1", w.plan.Status, w.plan.Status); p != nil || err != nil {
-				b.Fatal(string(p), err)
-			}
-		}
-	})
-	b.Run("changed", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			if p, err := statusPatch("u1", v1.PodStatus{}, w.plan.Status); p == nil || err != nil {
-				b.Fatal(err)
-			}
-		}
-	})
 }
 
 // TestMetrics: what dashboards read is there once a pod runs.

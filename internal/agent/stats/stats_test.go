@@ -8,12 +8,14 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 	"go.uber.org/goleak"
@@ -247,6 +249,46 @@ func TestSummary(t *testing.T) {
 			}
 		}
 		golden(t, fmt.Sprintf("summary-v%d.json", version), text)
+	}
+}
+
+// Two pods that share a claim make one series of it; volumes without a claim
+// make none.
+func TestVolumeMetrics(t *testing.T) {
+	p := provider(t, 2, 2, nil)
+	claim := volumeUsage{Volume: Volume{Name: "v", Claim: "data"}, usage: fsUsage{capacity: 10, available: 6, used: 4, inodes: 9, inodesFree: 7, inodesUsed: 2}}
+	p.disk.facts = &diskFacts{at: epoch, volumes: map[types.UID][]volumeUsage{
+		"uid-0": {claim, {Volume: Volume{Name: "e", Shared: true}, usage: fsUsage{used: 44}}}, "uid-1": {claim},
+	}}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(p.VolumeMetrics())
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]float64{}
+	for _, f := range families {
+		if len(f.Metric) != 1 || f.Metric[0].GetLabel()[0].GetValue() != "default" || f.Metric[0].GetLabel()[1].GetValue() != "data" {
+			t.Errorf("%s: %v", f.GetName(), f.Metric)
+		}
+		got[strings.TrimPrefix(f.GetName(), "kubelet_volume_stats_")] = f.Metric[0].GetGauge().GetValue()
+	}
+	want := map[string]float64{"capacity_bytes": 10, "available_bytes": 6, "used_bytes": 4, "inodes": 9, "inodes_free": 7, "inodes_used": 2}
+	if !maps.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+// A volume whose driver knows its size is not measured through its file system.
+func TestDriverKnowsTheSize(t *testing.T) {
+	p := provider(t, 2, 1, func(c *Config) {
+		c.Volumes = func(types.UID) []Volume {
+			return []Volume{{Name: "v", Path: "/nowhere", Measure: func(context.Context) (VolumeSize, error) { return VolumeSize{Capacity: 10, Used: 4}, nil }}}
+		}
+	})
+	usage, ok := p.disk.readVolume(t.Context(), p.cfg.Volumes("uid-0")[0])
+	if !ok || usage.capacity != 10 || usage.used != 4 {
+		t.Errorf("%+v, %v", usage, ok)
 	}
 }
 

@@ -14,6 +14,8 @@ import (
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/berth-dev/berth/internal/agent/plugins"
@@ -34,7 +36,9 @@ type testDriver struct {
 	published map[string]string // target -> volume
 	last      *spec.NodePublishVolumeRequest
 	calls     []string
-	status    chan *registration.RegistrationStatus
+	notified  chan *registration.RegistrationStatus
+	// noRoom has it refuse to grow anything.
+	noRoom bool
 	// hang, if set, may keep a publish from being answered.
 	hang func(*spec.NodePublishVolumeRequest)
 }
@@ -50,7 +54,7 @@ func startDriver(t *testing.T, register string) *testDriver {
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	d := &testDriver{
 		store: filepath.Join(dir, "store"), endpoint: filepath.Join(dir, "csi.sock"),
-		staged: map[string]string{}, published: map[string]string{}, status: make(chan *registration.RegistrationStatus, 10),
+		staged: map[string]string{}, published: map[string]string{}, notified: make(chan *registration.RegistrationStatus, 10),
 		caps: []spec.NodeServiceCapability_RPC_Type{spec.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, spec.NodeServiceCapability_RPC_EXPAND_VOLUME},
 	}
 	serve := func(path string, reg func(*grpc.Server)) {
@@ -87,7 +91,7 @@ func (d *testDriver) GetInfo(context.Context, *registration.InfoRequest) (*regis
 }
 
 func (d *testDriver) NotifyRegistrationStatus(_ context.Context, s *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
-	d.status <- s
+	d.notified <- s
 	return &registration.RegistrationStatusResponse{}, nil
 }
 
@@ -97,6 +101,8 @@ func (d *testDriver) NodeGetInfo(context.Context, *spec.NodeGetInfoRequest) (*sp
 
 func (d *testDriver) NodeGetCapabilities(context.Context, *spec.NodeGetCapabilitiesRequest) (*spec.NodeGetCapabilitiesResponse, error) {
 	out := &spec.NodeGetCapabilitiesResponse{}
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	for _, c := range d.caps {
 		out.Capabilities = append(out.Capabilities, &spec.NodeServiceCapability{Type: &spec.NodeServiceCapability_Rpc{Rpc: &spec.NodeServiceCapability_RPC{Type: c}}})
 	}
@@ -195,5 +201,19 @@ func (d *testDriver) NodeExpandVolume(_ context.Context, r *spec.NodeExpandVolum
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.note("expand %s to %d", r.VolumeId, r.CapacityRange.RequiredBytes)
+	if d.noRoom {
+		return nil, status.Error(codes.OutOfRange, "no room")
+	}
 	return &spec.NodeExpandVolumeResponse{}, nil
+}
+
+func (d *testDriver) NodeGetVolumeStats(_ context.Context, r *spec.NodeGetVolumeStatsRequest) (*spec.NodeGetVolumeStatsResponse, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.published[r.VolumePath] != r.VolumeId {
+		return nil, status.Errorf(codes.NotFound, "volume %s is not at %s", r.VolumeId, r.VolumePath)
+	}
+	return &spec.NodeGetVolumeStatsResponse{Usage: []*spec.VolumeUsage{
+		{Unit: spec.VolumeUsage_BYTES, Total: 100, Available: 60, Used: 40}, {Unit: spec.VolumeUsage_INODES, Total: 10, Available: 9, Used: 1},
+	}}, nil
 }

@@ -142,7 +142,8 @@ func (m *Monitor) answer(now time.Time, e Event) {
 // freshGrace lets every node that is not Unknown already start over.
 func (m *Monitor) freshGrace(now time.Time, by string) {
 	m.late, m.expired = nil, 0
-	for _, n := range m.nodes {
+	for _, name := range m.sorted() {
+		n := m.nodes[name]
 		changed := n.silent
 		n.heard, n.by, n.silent, n.expired = now, by, false, false
 		if n.timer.index < 0 {

@@ -20,7 +20,7 @@ func (m *Monitor) Explain(name string, now time.Time) (r journal.Record, ok bool
 	}
 	add("Ready condition", "%s", n.view.Ready)
 	add("last heard", "%s ago (%s)", now.Sub(n.heard).Round(time.Millisecond), n.by)
-	if d := m.deadline(n); n.silent {
+	if d := m.deadline(n); n.silent || n.expired {
 		add("deadline", "passed %s ago, grace period %s", now.Sub(d).Round(time.Millisecond), m.grace(n))
 	} else {
 		add("deadline", "in %s, grace period %s", d.Sub(now).Round(time.Millisecond), m.grace(n))

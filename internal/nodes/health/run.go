@@ -45,6 +45,7 @@ type shell struct {
 	// nodes whose taints, labels and pods may have to follow.
 	urgent, rest workqueue.TypedRateLimitingInterface[string]
 	pods, nodes  cache.Indexer
+	holding      bool // only the loop touches it
 	wake         chan struct{}
 	stale        chan struct{}
 	meter        *meter
@@ -196,8 +197,10 @@ func (s *shell) act(ctx context.Context, d Decision, wg *sync.WaitGroup) {
 		s.meter.stale.Inc()
 		signal(s.stale)
 	case Hold:
+		s.holding = true
 		s.meter.holding.Set(1)
 	case Release:
+		s.holding = false
 		s.meter.holding.Set(0)
 	case Taint:
 		s.meter.evictions.WithLabelValues(d.Cause.Zone.Name).Inc()
@@ -211,6 +214,9 @@ func (s *shell) act(ctx context.Context, d Decision, wg *sync.WaitGroup) {
 
 // tell hands a decision to those who keep it.
 func (s *shell) tell(now time.Time, d Decision) {
+	if d.Kind == Confirm && s.holding {
+		return // that the API is asked again and again goes without saying
+	}
 	ref := journal.Ref{Kind: "Node", Name: d.Node, UID: d.UID}
 	if d.Node == "" {
 		ref = zoneRef(d)

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -90,10 +91,18 @@ func Run(ctx context.Context, f *config.Flags, log *slog.Logger) error {
 	})
 	limit(factory)
 	go nodes.Run(ctx.Done())
+	synced := make(chan struct{})
+	trimmed := make(chan struct{})
+	go func() {
+		defer close(trimmed)
+		keepLean(ctx, synced, log)
+	}()
 	err = proxy.Run(ctx, proxy.Config{
 		NodeName: name, Client: client, Informers: factory, Nodes: nodes, Instance: f.Instance,
-		HealthzBind: f.HealthzAddress(), MetricsBind: f.MetricsAddress(), Config: c, Log: log, Metrics: registry, Tracer: tracer,
+		HealthzBind: f.HealthzAddress(), MetricsBind: f.MetricsAddress(), Config: c, Log: log, Metrics: registry, Tracer: tracer, Synced: sync.OnceFunc(func() { close(synced) }),
 	})
+	cancel(nil)
+	<-trimmed
 	if cause := context.Cause(ctx); err == nil && cause != nil && !errors.Is(cause, context.Canceled) {
 		return cause
 	}

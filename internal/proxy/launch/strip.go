@@ -43,11 +43,10 @@ func (s *stripper) strip(o any) (any, error) {
 
 func (s *stripper) slice(o *discoveryv1.EndpointSlice) {
 	o.ManagedFields, o.OwnerReferences, o.GenerateName = nil, nil, ""
-	keep := map[string]string{}
-	if t, ok := o.Annotations[corev1.EndpointsLastChangeTriggerTime]; ok {
-		keep[corev1.EndpointsLastChangeTriggerTime] = t
+	t, ok := o.Annotations[corev1.EndpointsLastChangeTriggerTime]
+	if o.Annotations = nil; ok {
+		o.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: t}
 	}
-	o.Annotations = keep
 	labels := map[string]string{}
 	for _, l := range []string{discoveryv1.LabelServiceName, corev1.IsHeadlessService} {
 		if v, ok := o.Labels[l]; ok {

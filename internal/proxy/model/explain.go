@@ -176,16 +176,9 @@ func (e *explainer) mode(p *port, pool Pool) {
 func (m *Model) Describe(n Name) []Step {
 	e := explainer{m: m}
 	v := m.services[n]
-	switch {
-	case v == nil || v.spec == nil:
-		e.say("there is no Service %s in %s", n, m.cfg.Family)
+	if v == nil || v.spec == nil {
+		e.say("%s: no Service %s is proxied; it does not exist, has no cluster IP of this family, or carries the label %s", m.cfg.Family, n, labelProxyName)
 		return e.steps
-	case !served(v.spec):
-		e.say("Service %s is not proxied: it is headless, an ExternalName, or has the label %s", n, labelProxyName)
-		return e.steps
-	}
-	if len(v.ports) == 0 {
-		e.say("Service %s has no %s cluster IP", n, m.cfg.Family)
 	}
 	for _, p := range v.sorted() {
 		e.port(p)

@@ -128,7 +128,12 @@ func (m *Model) Seed(t Table, key, value []byte) {
 
 // SetService adds or replaces a Service. The Model keeps s and reads it only.
 func (m *Model) SetService(s *corev1.Service) {
-	v := m.service(Name{s.Namespace, s.Name})
+	n := Name{s.Namespace, s.Name}
+	if _, ok := clusterIP(s, m.cfg.Family); !ok || !served(s) {
+		m.DeleteService(n) // nothing to be done in this family
+		return
+	}
+	v := m.service(n)
 	v.spec = s
 	m.touch(v)
 }

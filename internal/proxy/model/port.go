@@ -73,13 +73,11 @@ func (m *Model) update(v *service) {
 
 func (m *Model) updateWhole(v *service) {
 	want := map[portKey]*corev1.ServicePort{}
-	if served(v.spec) {
-		if _, ok := clusterIP(v.spec, m.cfg.Family); ok {
-			for i := range v.spec.Spec.Ports {
-				sp := &v.spec.Spec.Ports[i]
-				if protoNum(sp.Protocol) != 0 && sp.Port >= 1 && sp.Port <= 65535 {
-					want[portKey{v.name, sp.Name, protoOf(&sp.Protocol)}] = sp
-				}
+	if v.spec != nil {
+		for i := range v.spec.Spec.Ports {
+			sp := &v.spec.Spec.Ports[i]
+			if protoNum(sp.Protocol) != 0 && sp.Port >= 1 && sp.Port <= 65535 {
+				want[portKey{v.name, sp.Name, protoOf(&sp.Protocol)}] = sp
 			}
 		}
 	}

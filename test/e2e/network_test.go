@@ -1,0 +1,108 @@
+package e2e
+
+import (
+	"fmt"
+	"os/exec"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+// TestNetworkOfTwoMachines: pods of two machines reach each other by address,
+// by Service and by name, policies hold between them, and leaving takes
+// everything away. In mode vxlan they talk through the tunnel.
+func TestNetworkOfTwoMachines(t *testing.T) {
+	for _, mode := range []string{"auto", "vxlan"} {
+		t.Run(mode, func(t *testing.T) {
+			r := newRoom(t, "--network", mode)
+			a, b := r.machine("a"), r.machine("b")
+			a.join()
+			b.join()
+			r.apply(spread)
+			pods := r.waitReady("default", "app=spread", 2)
+			for i := range pods {
+				from, to := &pods[i], &pods[1-i]
+				r.eventually("the way from "+from.Spec.NodeName, func() (bool, string) { return r.reaches(from, to.Status.PodIP+":8080") })
+				r.eventually("the Service from "+from.Spec.NodeName, func() (bool, string) { return r.reaches(from, "spread.default.svc.cluster.local:80") })
+			}
+			if out := a.show("route", "show"); strings.Contains(out, " dev bvx") != (mode == "vxlan") {
+				t.Errorf("routes of a in mode %s:\n%s", mode, out)
+			}
+			r.eventually("DNS on both machines", func() (bool, string) {
+				out := r.kubectl("get", "endpointslices", "-n", "kube-system", "-l", "kubernetes.io/service-name=kube-dns", "-o", "jsonpath={range .items[*]}{.endpoints[0].nodeName}={.endpoints[0].conditions.ready} {end}")
+				return out == "a=true b=true ", out
+			})
+
+			// Nothing may come in but from pods with a label that nobody has.
+			r.apply(forbidden)
+			for i := range pods {
+				from, to := &pods[i], &pods[1-i]
+				r.eventually("the policy on "+to.Spec.NodeName, func() (bool, string) {
+					ok, out := r.reaches(from, to.Status.PodIP+":8080")
+					return !ok, out
+				})
+			}
+			r.kubectl("label", "pod", pods[0].Name, "friend=yes")
+			r.eventually("the way for a friend", func() (bool, string) { return r.reaches(&pods[0], pods[1].Status.PodIP+":8080") })
+			if ok, out := r.reaches(&pods[1], pods[0].Status.PodIP+":8080"); ok {
+				t.Errorf("a stranger came in: %s", out)
+			}
+			// Even who may send nowhere may ask the DNS of its own node.
+			r.apply(mute)
+			r.eventually("the silence", func() (bool, string) {
+				ok, out := r.reaches(&pods[0], pods[1].Status.PodIP+":8080")
+				return !ok, out
+			})
+			if out := r.kubectl("exec", pods[0].Name, "--", "toolbox", "nslookup", "spread"); strings.TrimSpace(out) == "" {
+				t.Error("no answer from DNS")
+			}
+
+			if out, err := a.try("down", "--data-dir", a.dir, "--purge"); err != nil {
+				t.Fatalf("down: %v\n%s", err, out)
+			}
+			if out := a.show("link", "show"); strings.Contains(out, "bvx") || strings.Contains(out, "brt") {
+				t.Errorf("the purge left links:\n%s", out)
+			}
+			if out := a.show("route", "show", "proto", "98"); out != "" {
+				t.Errorf("the purge left routes:\n%s", out)
+			}
+		})
+	}
+}
+
+// reaches fetches a page from inside a pod.
+func (c *cluster) reaches(from *v1.Pod, address string) (bool, string) {
+	c.t.Helper()
+	out, err := c.tryKubectl("", "exec", from.Name, "--", "toolbox", "wget", "-T", "1", "-O", "-", fmt.Sprintf("http://%s/", address))
+	return err == nil && strings.Contains(out, "Hello"), out
+}
+
+// show runs the ip program on the machine.
+func (m *member) show(args ...string) string {
+	m.room.t.Helper()
+	out, err := exec.Command("ip", append([]string{"-n", m.space}, args...)...).CombinedOutput()
+	if err != nil {
+		m.room.t.Fatalf("ip %v: %v\n%s", args, err, out)
+	}
+	return string(out)
+}
+
+const forbidden = `
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: friends}
+spec:
+  podSelector: {}
+  ingress:
+  - from: [{podSelector: {matchLabels: {friend: "yes"}}}]
+`
+
+const mute = `
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: mute}
+spec:
+  podSelector: {}
+  policyTypes: [Egress]
+`

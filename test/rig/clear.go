@@ -1,0 +1,54 @@
+package rig
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/berth-dev/berth/internal/cluster/containerd"
+)
+
+// clear ends and removes every sandbox of the runtime.
+func (r *Rig) clear() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	conn, err := containerd.Dial(r.Runtime.Socket())
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	rt := runtimeapi.NewRuntimeServiceClient(conn)
+	list, err := rt.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
+	if err != nil {
+		return fmt.Errorf("listing sandboxes: %w", err)
+	}
+	for _, sb := range list.Items {
+		if _, err := rt.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: sb.Id}); err != nil {
+			return fmt.Errorf("stopping a sandbox: %w", err)
+		}
+		if _, err := rt.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: sb.Id}); err != nil {
+			return fmt.Errorf("removing a sandbox: %w", err)
+		}
+	}
+	return nil
+}
+
+// unmountBelow unmounts what is mounted below dir, so that removing dir cannot
+// remove what is mounted there.
+func unmountBelow(dir string) error {
+	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (bool, bool) { return !strings.HasPrefix(m.Mountpoint, dir+"/"), false })
+	if err != nil {
+		return err
+	}
+	for i := len(mounts) - 1; i >= 0; i-- {
+		if err := unix.Unmount(mounts[i].Mountpoint, unix.MNT_DETACH); err != nil {
+			return fmt.Errorf("unmounting %s: %w", mounts[i].Mountpoint, err)
+		}
+	}
+	return nil
+}
