@@ -22,6 +22,7 @@ import (
 	utilexec "k8s.io/utils/exec"
 	"k8s.io/utils/ptr"
 
+	"github.com/berth-dev/berth/internal/agent/config"
 	"github.com/berth-dev/berth/internal/agent/container"
 	"github.com/berth-dev/berth/internal/agent/image"
 	"github.com/berth-dev/berth/internal/agent/logs"
@@ -86,7 +87,7 @@ func (a *Agent) build(ctx context.Context) error {
 		Client: cfg.Client, Service: a.Runtime, Runtime: a.Watcher, RuntimeName: version.GetRuntimeName(),
 		Volumes: a.configs, Images: a.imageSet, Configs: a.configs, Cgroups: cgroupSet{a.Cgroups}, Admitter: newAdmission(a), Resizer: a.configs,
 		Hooks:  probe.Hooks{Exec: a.exec, Event: func(p *v1.Pod, name, why, message string) { a.event(p, name, v1.EventTypeWarning, why, message) }},
-		Probes: a.prober, Devices: a.devices.Health,
+		Probes: a.prober, Devices: a.deviceHealth,
 		Node: func() pod.Node {
 			n := pod.Node{IPs: a.view.ips()}
 			if d := k.CrashLoopBackOff.MaxContainerRestartPeriod; d != nil {
@@ -107,6 +108,9 @@ func (a *Agent) buildCgroups(ctx context.Context, machine *node.Machine) (resour
 	hierarchy, err := resource.FindHierarchy()
 	if err != nil {
 		return hierarchy, err
+	}
+	if k.MemorySwap.SwapBehavior == config.LimitedSwap && hierarchy.Version() == 1 {
+		return hierarchy, fmt.Errorf("memorySwap.swapBehavior %s needs cgroup v2 and this machine has v1: use %s", config.LimitedSwap, config.NoSwap)
 	}
 	driver := resource.Cgroupfs
 	if k.CgroupDriver != "" {
@@ -190,7 +194,7 @@ func (a *Agent) buildConfigs(ctx context.Context, hierarchy resource.Hierarchy, 
 		SingleProcessOOMKill: hierarchy.Version() == 1 || k.SingleProcessOOMKill != nil && *k.SingleProcessOOMKill,
 		NoSwapController:     !a.Cgroups.SwapControlled(),
 		HugepageSizes:        hugepageSizes(machine), AllowedUnsafeSysctls: k.AllowedUnsafeSysctls, AppArmor: cfg.AppArmor,
-		SwapLimited: k.MemorySwap.SwapBehavior == "LimitedSwap", SwapCapacity: machine.SwapBytes,
+		SwapLimited: k.MemorySwap.SwapBehavior == config.LimitedSwap, SwapCapacity: machine.SwapBytes,
 	}
 	if d := k.CPUCFSQuotaPeriod; d != nil {
 		settings.CPUPeriodMicros = d.Duration.Microseconds()

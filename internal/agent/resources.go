@@ -36,14 +36,14 @@ func (a *Agent) buildResources(machine *node.Machine) error {
 		Changed: func(uid types.UID) { a.Pods.Poke(uid) }, Metrics: cfg.Metrics}); err != nil {
 		return err
 	}
-	if a.claims, err = dra.New(dra.Config{Log: cfg.Log, RootDir: cfg.RootDir, NodeName: cfg.NodeName, Client: cfg.Client}); err != nil {
+	if a.claims, err = dra.New(dra.Config{Log: cfg.Log, RootDir: cfg.RootDir, NodeName: cfg.NodeName, Client: cfg.Client, Changed: func(uid types.UID) { a.Pods.Poke(uid) }}); err != nil {
 		return err
 	}
 	options, err := topology.ParseOptions(k.TopologyManagerPolicyOptions)
 	if err != nil {
 		return err
 	}
-	out := assign.Config{Log: cfg.Log, RootDir: cfg.RootDir, Machine: layout, Devices: a.devices, Metrics: cfg.Metrics,
+	out := assign.Config{Log: cfg.Log, RootDir: cfg.RootDir, Machine: layout, Devices: a.devices, Metrics: cfg.Metrics, Journal: cfg.Journal,
 		Topology: topology.Merger{Policy: topology.Policy(k.TopologyManagerPolicy), Options: options}, PodScope: k.TopologyManagerScope == "pod"}
 	if k.CPUManagerPolicy == "static" {
 		if out.CPUs, err = staticCPUs(layout, k, cfg.Node.Reserved); err != nil {
@@ -115,6 +115,16 @@ func (a *Agent) giveResources(p *v1.Pod) (reason, message string, ok bool) {
 		return r.Reason, r.Message, false
 	}
 	return "", "", true
+}
+
+// deviceHealth is the health of what a pod's containers were given, by
+// container.
+func (a *Agent) deviceHealth(p *v1.Pod) map[string][]v1.ResourceStatus {
+	out := a.devices.Health(p.UID)
+	for name, more := range a.claims.Health(p, time.Now()) {
+		out[name] = append(out[name], more...)
+	}
+	return out
 }
 
 // keepResources takes back what pods have that are not to be kept, once all

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -19,13 +20,6 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
-
-// Nearly full disks are not what these tests are about.
-const resourceConfig = `
-apiVersion: kubelet.config.k8s.io/v1beta1
-kind: KubeletConfiguration
-evictionHard: {memory.available: 100Mi}
-`
 
 const staticPolicy = `
 cpuManagerPolicy: static
@@ -78,14 +72,11 @@ func TestProcessorsOfItsOwn(t *testing.T) {
 	})
 }
 
-// agentFlags configure the agent with more settings.
+// agentFlags configure the agent. Nearly full disks are not what these tests
+// are about.
 func agentFlags(t *testing.T, more string) []string {
 	t.Helper()
-	file := filepath.Join(t.TempDir(), "kubelet.yaml")
-	if err := os.WriteFile(file, []byte(resourceConfig+more), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return []string{"--agent-config", file}
+	return []string{"--agent-config", agentConfig(t, "evictionHard: {memory.available: 100Mi}\n"+more)}
 }
 
 func simplePod(name, resources string) string {
@@ -350,4 +341,85 @@ func cdiDevice(t *testing.T) string {
 	}
 	t.Cleanup(func() { _ = os.Remove(file) })
 	return kind + "=one"
+}
+
+// TestNodeAllocatable bounds all pods together, and a cgroup that stands for
+// the node's own processes, by what is reserved; pods are offered the rest.
+func TestNodeAllocatable(t *testing.T) {
+	limits, err := filepath.Glob("/sys/fs/cgroup/memory/memory.limit_in_bytes")
+	if err != nil || len(limits) == 0 {
+		t.Skip("needs the memory controller of cgroup v1 in its usual place")
+	}
+	name := fmt.Sprintf("/berth-e2e-reserved-%d", os.Getpid())
+	for _, controller := range []string{"cpu", "memory", "pids"} {
+		dir := filepath.Join("/sys/fs/cgroup", controller, name)
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Skip("making a cgroup: ", err)
+		}
+		t.Cleanup(func() { _ = os.Remove(dir) })
+	}
+	c := newCluster(t, agentFlags(t, `
+kubeReserved: {cpu: 250m, memory: 256Mi, pid: "500"}
+systemReserved: {memory: 128Mi}
+enforceNodeAllocatable: [pods, kube-reserved]
+kubeReservedCgroup: `+name+"\n")...)
+	c.up()
+	read := func(controller, path, file string) string {
+		t.Helper()
+		b, err := os.ReadFile(filepath.Join("/sys/fs/cgroup", controller, path, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.TrimSpace(string(b))
+	}
+	for _, want := range [][3]string{{"cpu", "cpu.shares", "256"}, {"memory", "memory.limit_in_bytes", "268435456"}, {"pids", "pids.max", "500"}} {
+		if got := read(want[0], name, want[1]); got != want[2] {
+			t.Errorf("%s is %s, want %s", want[1], got, want[2])
+		}
+	}
+	node, err := c.client.CoreV1().Nodes().Get(context.Background(), c.nodeName(), metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	capacity, offered := node.Status.Capacity.Memory().Value(), node.Status.Allocatable.Memory().Value()
+	if capacity-offered != (256+128+100)*mib { // the last is the eviction threshold
+		t.Errorf("of %d bytes %d are offered", capacity, offered)
+	}
+	pods := c.podsCgroup()
+	limit, err := strconv.ParseInt(read("memory", pods, "memory.limit_in_bytes"), 10, 64)
+	if err != nil || limit != (capacity-(256+128)*mib)/4096*4096 {
+		t.Errorf("all pods are bounded by %d of %d bytes, %v", limit, capacity, err)
+	}
+	shares := (node.Status.Capacity.Cpu().MilliValue() - 250) * 1024 / 1000
+	if got := read("cpu", pods, "cpu.shares"); got != strconv.FormatInt(shares, 10) {
+		t.Errorf("all pods weigh %s, want %d", got, shares)
+	}
+	for _, want := range []string{"Updated Node Allocatable limit across pods", "Updated limits on kube reserved cgroup " + name} {
+		c.eventually("event "+want, func() (bool, string) {
+			events, err := c.client.CoreV1().Events("").List(context.Background(), metav1.ListOptions{FieldSelector: "reason=NodeAllocatableEnforced"})
+			if err != nil {
+				return false, err.Error()
+			}
+			return slices.ContainsFunc(events.Items, func(e v1.Event) bool { return e.Message == want }), fmt.Sprint(len(events.Items), " such events")
+		})
+	}
+}
+
+// podsCgroup is where this cluster's pods are, from a process of one of them.
+func (c *cluster) podsCgroup() string {
+	c.t.Helper()
+	c.apply(simplePod("probe", ""))
+	c.waitReady("default", "app=probe", 1)
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", c.containerPIDs()[c.container("probe").id]))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if _, path, ok := strings.Cut(line, ":memory:"); ok {
+			root, _, _ := strings.Cut(path, "/kubepods")
+			return root + "/kubepods"
+		}
+	}
+	c.t.Fatalf("no memory cgroup in %s", text)
+	return ""
 }

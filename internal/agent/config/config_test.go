@@ -267,6 +267,7 @@ func TestRefusals(t *testing.T) {
 		"cpuManagerPolicy: dynamic":                              "allowed are none and static",
 		"cpuManagerPolicyOptions: {fast: 'true'}":                "cpuManagerPolicyOptions[fast] is not known",
 		"topologyManagerPolicy: strict":                          "allowed are none, best-effort, restricted, single-numa-node",
+		"memorySwap: {swapBehavior: UnlimitedSwap}":              "allowed are NoSwap and LimitedSwap",
 		"topologyManagerScope: node":                             "allowed are container and pod",
 		"memoryManagerPolicy: static":                            "allowed are None and Static",
 		"reservedMemory: [{numaNode: 0, limits: {memory: 1Gi}}]": "needs memoryManagerPolicy Static",

@@ -122,7 +122,7 @@ var Fields = []Field{
 	{"iptablesDropBit", Subsumed, noFilter},
 	{"featureGates", Honoured, "a gate berth does not know, or cannot switch, is refused by name"},
 	{"failSwapOn", Honoured, ""},
-	{"memorySwap.swapBehavior", Honoured, "LimitedSwap needs cgroup v2"},
+	{"memorySwap.swapBehavior", Honoured, "NoSwap or LimitedSwap, which needs cgroup v2"},
 	{"containerLogMaxSize", Honoured, ""},
 	{"containerLogMaxFiles", Honoured, ""},
 	{"containerLogMaxWorkers", Honoured, ""},

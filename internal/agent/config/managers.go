@@ -24,6 +24,12 @@ const (
 	EnforceNone               = "none"
 )
 
+// Values of memorySwap.swapBehavior.
+const (
+	NoSwap      = "NoSwap"
+	LimitedSwap = "LimitedSwap"
+)
+
 var enforceable = []string{EnforcePods, EnforceSystem, EnforceKube, EnforceSystemCompressible, EnforceKubeCompressible, EnforceNone}
 
 func validateEnforced(p *problems, cfg *kubeletv1beta1.KubeletConfiguration) {
@@ -63,6 +69,7 @@ func validateManagers(p *problems, cfg *kubeletv1beta1.KubeletConfiguration) {
 		p.check(cfg.SystemReservedCgroup != "" || cfg.KubeReservedCgroup != "", "reservedSystemCPUs excludes systemReservedCgroup and kubeReservedCgroup")
 	}
 	validateReservedMemory(p, cfg)
+	p.check(!slices.Contains([]string{"", NoSwap, LimitedSwap}, cfg.MemorySwap.SwapBehavior), "memorySwap.swapBehavior is %q: allowed are %s and %s", cfg.MemorySwap.SwapBehavior, NoSwap, LimitedSwap)
 }
 
 func validateReservedMemory(p *problems, cfg *kubeletv1beta1.KubeletConfiguration) {

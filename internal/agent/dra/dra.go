@@ -33,6 +33,8 @@ type Config struct {
 	RootDir  string
 	NodeName string
 	Client   kubernetes.Interface
+	// Changed is told of pods whose devices' health may have changed.
+	Changed func(types.UID)
 }
 
 // Manager prepares claims. It is safe for concurrent use.
@@ -45,14 +47,16 @@ type Manager struct {
 	preparing sync.Mutex
 	mu        sync.Mutex
 	claims    ledger
+	// health is what drivers said of devices.
+	health map[deviceKey]deviceHealth
 }
 
 // New takes up what a former agent left.
 func New(cfg Config) (*Manager, error) {
-	if cfg.Log == nil || cfg.RootDir == "" || cfg.NodeName == "" {
-		return nil, errors.New("configuring resource claims: Log, RootDir and NodeName are required")
+	if cfg.Log == nil || cfg.RootDir == "" || cfg.NodeName == "" || cfg.Changed == nil {
+		return nil, errors.New("configuring resource claims: Log, RootDir, NodeName and Changed are required")
 	}
-	m := &Manager{cfg: cfg, drivers: newDrivers(cfg)}
+	m := &Manager{cfg: cfg, drivers: newDrivers(cfg), health: map[deviceKey]deviceHealth{}}
 	var err error
 	m.claims, err = load(filepath.Join(cfg.RootDir, fileName))
 	return m, err

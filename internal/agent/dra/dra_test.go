@@ -24,6 +24,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	ktesting "k8s.io/client-go/testing"
+	healthv1 "k8s.io/kubelet/pkg/apis/dra-health/v1"
+	healthv1alpha1 "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 	drav1beta1 "k8s.io/kubelet/pkg/apis/dra/v1beta1"
 )
@@ -35,7 +37,10 @@ const driverName = "gpu.example.com"
 // driver is a whole resource driver, in both versions of the API.
 type driver struct {
 	drav1.UnimplementedDRAPluginServer
+	healthv1.UnimplementedDRAResourceHealthServer
 	socket string
+	// words are what it says of its devices; a nil one ends the stream.
+	words chan *healthv1.NodeWatchResourcesResponse
 
 	mu    sync.Mutex
 	calls []string
@@ -44,13 +49,15 @@ type driver struct {
 
 func startDriver(t *testing.T) *driver {
 	t.Helper()
-	d := &driver{socket: filepath.Join(t.TempDir(), "dra.sock")}
+	d := &driver{socket: filepath.Join(t.TempDir(), "dra.sock"), words: make(chan *healthv1.NodeWatchResourcesResponse)}
 	listener, err := net.Listen("unix", d.socket)
 	if err != nil {
 		t.Fatal(err)
 	}
 	server := grpc.NewServer()
 	drav1.RegisterDRAPluginServer(server, d)
+	healthv1.RegisterDRAResourceHealthServer(server, d)
+	healthv1alpha1.RegisterDRAResourceHealthServer(server, healthv1.V1ServerWrapper{Server: d})
 	drav1beta1.RegisterDRAPluginServer(server, old{d: d})
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = server.Serve(listener) })
@@ -59,6 +66,22 @@ func startDriver(t *testing.T) *driver {
 		wg.Wait()
 	})
 	return d
+}
+
+func (d *driver) NodeWatchResources(_ *healthv1.NodeWatchResourcesRequest, stream grpc.ServerStreamingServer[healthv1.NodeWatchResourcesResponse]) error {
+	for {
+		select {
+		case <-stream.Context().Done():
+			return nil
+		case word := <-d.words:
+			if word == nil {
+				return errors.New("restarting")
+			}
+			if err := stream.Send(word); err != nil {
+				return err
+			}
+		}
+	}
 }
 
 func (d *driver) note(call, name string) string {
@@ -135,7 +158,7 @@ func pod(name, claim string) *v1.Pod {
 
 func start(t *testing.T, root string, d *driver, versions []string, objects ...runtime.Object) *Manager {
 	t.Helper()
-	m, err := New(Config{Log: slog.New(slog.DiscardHandler), RootDir: root, NodeName: "n1", Client: fake.NewClientset(objects...)})
+	m, err := New(Config{Log: slog.New(slog.DiscardHandler), RootDir: root, NodeName: "n1", Client: fake.NewClientset(objects...), Changed: func(types.UID) {}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -255,7 +278,7 @@ func TestSlicesOfAbsentDriversAreRemoved(t *testing.T) {
 		deleted <- a.(ktesting.DeleteCollectionAction).GetListRestrictions().Fields.String()
 		return true, nil, nil
 	})
-	m, err := New(Config{Log: slog.New(slog.DiscardHandler), RootDir: t.TempDir(), NodeName: "n1", Client: client})
+	m, err := New(Config{Log: slog.New(slog.DiscardHandler), RootDir: t.TempDir(), NodeName: "n1", Client: client, Changed: func(types.UID) {}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	healthv1 "k8s.io/kubelet/pkg/apis/dra-health/v1"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 	drav1beta1 "k8s.io/kubelet/pkg/apis/dra/v1beta1"
 )
@@ -36,12 +37,18 @@ type drivers struct {
 	// gone wakes the cleaner; absent says since when a driver has no instance.
 	gone   chan struct{}
 	absent map[string]time.Time
+	// follow starts to follow the health of an instance's devices; nil before
+	// Run, which starts with those that are there.
+	follow func(name string, in *instance)
 }
 
 type instance struct {
 	endpoint string
 	conn     *grpc.ClientConn
 	client   drav1.DRAPluginClient
+	health   healthv1.DRAResourceHealthClient // nil if it has none
+	// stop ends the following of its health.
+	stop context.CancelFunc
 }
 
 func newDrivers(cfg Config) *drivers {
@@ -55,7 +62,7 @@ func (m *Manager) Register(_ context.Context, name, endpoint string, versions []
 	if err != nil {
 		return fmt.Errorf("connecting to driver %s: %w", name, err)
 	}
-	in := &instance{endpoint: endpoint, conn: conn}
+	in := &instance{endpoint: endpoint, conn: conn, health: healthOf(conn, versions), stop: func() {}}
 	switch {
 	case slices.Contains(versions, drav1.DRAPluginService):
 		in.client = drav1.NewDRAPluginClient(conn)
@@ -70,6 +77,9 @@ func (m *Manager) Register(_ context.Context, name, endpoint string, versions []
 	d.drop(name, endpoint)
 	d.byName[name] = append(d.byName[name], in)
 	delete(d.absent, name)
+	if d.follow != nil {
+		d.follow(name, in)
+	}
 	return nil
 }
 
@@ -94,6 +104,7 @@ func (d *drivers) drop(name, endpoint string) {
 		if in.endpoint != endpoint {
 			return false
 		}
+		in.stop()
 		_ = in.conn.Close() // calls in flight fail and are tried again
 		return true
 	})
@@ -115,7 +126,20 @@ func (d *drivers) client(name string) (drav1.DRAPluginClient, error) {
 // driver some time after it went.
 func (m *Manager) Run(ctx context.Context) error {
 	d := m.drivers
+	var followers sync.WaitGroup
+	defer followers.Wait()
 	defer d.close()
+	d.start(func(name string, in *instance) {
+		if in.health == nil {
+			return
+		}
+		following, stop := context.WithCancel(ctx)
+		in.stop = stop
+		followers.Go(func() {
+			defer stop()
+			m.follow(following, name, in.health)
+		})
+	})
 	if d.cfg.Client == nil {
 		<-ctx.Done()
 		return nil
@@ -139,11 +163,25 @@ func (m *Manager) Run(ctx context.Context) error {
 	}
 }
 
+// start follows the instances that are there, and those that come.
+func (d *drivers) start(follow func(string, *instance)) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.follow = follow
+	for name, list := range d.byName {
+		for _, in := range list {
+			follow(name, in)
+		}
+	}
+}
+
 func (d *drivers) close() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.follow = nil
 	for name, list := range d.byName {
 		for _, in := range list {
+			in.stop()
 			_ = in.conn.Close()
 		}
 		delete(d.byName, name)

@@ -126,8 +126,9 @@ func (d Device) serves(request string) bool {
 	})
 }
 
-// uses is one claim of a pod that a container sees, or one request of it.
-type uses struct{ claim, request string }
+// uses is one claim of a pod that a container sees, or one request of it, and
+// what the pod's status calls it.
+type uses struct{ claim, request, status string }
 
 // usedBy lists what a container uses, by the claims' own names.
 func usedBy(pod *v1.Pod, c *v1.Container) (out []uses) {
@@ -137,14 +138,18 @@ func usedBy(pod *v1.Pod, c *v1.Container) (out []uses) {
 				continue
 			}
 			if name, ok := claimName(pod, &pod.Spec.ResourceClaims[i]); ok && name != "" {
-				out = append(out, uses{name, ref.Request})
+				status := "claim:" + ref.Name
+				if ref.Request != "" {
+					status += "/" + ref.Request
+				}
+				out = append(out, uses{name, ref.Request, status})
 			}
 		}
 	}
 	if extended := pod.Status.ExtendedResourceClaimStatus; extended != nil {
 		for _, m := range extended.RequestMappings {
 			if m.ContainerName == c.Name {
-				out = append(out, uses{extended.ResourceClaimName, m.RequestName})
+				out = append(out, uses{extended.ResourceClaimName, m.RequestName, "claim:" + extended.ResourceClaimName + "/" + m.RequestName})
 			}
 		}
 	}

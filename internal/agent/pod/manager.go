@@ -40,7 +40,7 @@ type Config struct {
 	Probes      Probes
 	// Devices, when set, returns the health of what a pod's containers were
 	// given; it must not block.
-	Devices func(uid types.UID) map[string][]v1.ResourceStatus
+	Devices func(pod *v1.Pod) map[string][]v1.ResourceStatus
 	// Node returns what statuses say of the node; it is called often.
 	Node func() Node
 	// RootDir holds pods/<uid>; LogDir the pods' log directories; LinkDir, when

@@ -177,7 +177,7 @@ func (w *worker) observe(now time.Time) Spec {
 	w.obs.Node = w.m.cfg.Node()
 	w.obs.Probes = w.m.cfg.Probes.Results(w.uid)
 	if w.m.cfg.Devices != nil {
-		w.obs.Devices = w.m.cfg.Devices(w.uid)
+		w.obs.Devices = w.m.cfg.Devices(spec.Pod)
 	}
 	w.readMessages(len(spec.Pod.Spec.Containers) + len(spec.Pod.Spec.InitContainers))
 	w.pub.take(spec, mirror, patches, now)

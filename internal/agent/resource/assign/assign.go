@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"maps"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -24,6 +25,7 @@ import (
 	"github.com/berth-dev/berth/internal/agent/resource/cpus"
 	"github.com/berth-dev/berth/internal/agent/resource/memory"
 	"github.com/berth-dev/berth/internal/agent/resource/topology"
+	"github.com/berth-dev/berth/internal/journal"
 )
 
 // Devices gives out devices; package device does.
@@ -52,6 +54,8 @@ type Config struct {
 	// Devices may be nil.
 	Devices Devices
 	Metrics prometheus.Registerer
+	// Journal is told what pods got; nil: nobody is.
+	Journal journal.Sink
 }
 
 // Manager assigns. It is safe for concurrent use.
@@ -74,6 +78,9 @@ func New(cfg Config) (*Manager, error) {
 	}
 	if limit := max(cfg.Topology.Options.MaxNodes, topology.MaxNodes); len(cfg.Machine.Nodes) > limit && cfg.Topology.Policy != topology.None {
 		return nil, fmt.Errorf("unsupported on machines with more than %d NUMA Nodes: this one has %d; set topologyManagerPolicy none or topologyManagerPolicyOptions[max-allowable-numa-nodes]", limit, len(cfg.Machine.Nodes))
+	}
+	if cfg.Journal == nil {
+		cfg.Journal = journal.Discard
 	}
 	m := &Manager{cfg: cfg, changed: make(chan struct{})}
 	m.cfg.Topology.Machine = cfg.Machine
@@ -115,11 +122,11 @@ func (m *Manager) loadCPUs() error {
 		return fmt.Errorf("could not restore state from checkpoint: configured policy %q differs from state checkpoint policy %q, please drain this node and delete the CPU manager checkpoint file %q before restarting Kubelet", m.cpuPolicy(), file.PolicyName, path)
 	}
 	if m.cfg.CPUs == nil {
-		return m.save(cpus.State{}, m.memory, true, false)
+		return m.saveCPUs(cpus.State{})
 	}
 	m.cpus = m.cfg.CPUs.Initial()
 	if !found || file.DefaultCPUSet == "" && len(file.Entries) == 0 {
-		return m.save(m.cpus, m.memory, true, false)
+		return m.saveCPUs(m.cpus)
 	}
 	if m.cpus.Shared, err = cpuset.Parse(file.DefaultCPUSet); err != nil {
 		return &checkpoint.CorruptError{Path: path, Err: err}
@@ -148,12 +155,12 @@ func (m *Manager) loadMemory() error {
 		return fmt.Errorf("could not restore state from checkpoint: [memorymanager] configured policy %q differs from state checkpoint policy %q, please drain this node and delete the memory manager checkpoint file %q before restarting Kubelet", m.memoryPolicy(), file.PolicyName, path)
 	}
 	if m.cfg.Memory == nil {
-		return m.save(m.cpus, memory.State{}, false, true)
+		return m.saveMemory(memory.State{})
 	}
 	initial := memory.Initial(m.cfg.Machine, m.cfg.Memory)
 	m.memory = initial
 	if !found || len(file.MachineState) == 0 {
-		return m.save(m.cpus, m.memory, false, true)
+		return m.saveMemory(m.memory)
 	}
 	m.memory = memory.State{Nodes: file.MachineState, Owned: file.Entries}
 	if err := memory.Check(m.memory, initial); err != nil {
@@ -162,17 +169,12 @@ func (m *Manager) loadMemory() error {
 	return nil
 }
 
-// save writes the states that changed.
-func (m *Manager) save(c cpus.State, mem memory.State, cpusToo, memoryToo bool) error {
-	if cpusToo {
-		if err := checkpoint.Write(filepath.Join(m.cfg.RootDir, checkpoint.CPUFile), checkpoint.NewCPU(m.cpuPolicy(), c.Shared, c.Owned)); err != nil {
-			return err
-		}
-	}
-	if memoryToo {
-		return checkpoint.Write(filepath.Join(m.cfg.RootDir, checkpoint.MemoryFile), checkpoint.NewMemory(m.memoryPolicy(), mem))
-	}
-	return nil
+func (m *Manager) saveCPUs(s cpus.State) error {
+	return checkpoint.Write(filepath.Join(m.cfg.RootDir, checkpoint.CPUFile), checkpoint.NewCPU(m.cpuPolicy(), s.Shared, s.Owned))
+}
+
+func (m *Manager) saveMemory(s memory.State) error {
+	return checkpoint.Write(filepath.Join(m.cfg.RootDir, checkpoint.MemoryFile), checkpoint.NewMemory(m.memoryPolicy(), s))
 }
 
 // Refusal is why a pod is not taken.
@@ -193,6 +195,8 @@ func (m *Manager) Admit(ctx context.Context, pod *v1.Pod) *Refusal {
 	if refusal == nil {
 		if err := m.commit(t); err != nil {
 			refusal = unexpected(err)
+		} else {
+			t.explain(began)
 		}
 	}
 	if refusal != nil && m.cfg.Devices != nil {
@@ -203,11 +207,18 @@ func (m *Manager) Admit(ctx context.Context, pod *v1.Pod) *Refusal {
 
 // commit makes what was tried true, on disk first.
 func (m *Manager) commit(t *try) error {
+	if t.tookCPUs {
+		if err := m.saveCPUs(t.cpus); err != nil {
+			return err
+		}
+	}
+	if t.tookMemory {
+		if err := m.saveMemory(t.memory); err != nil {
+			return err
+		}
+	}
 	if !t.tookCPUs && !t.tookMemory {
 		return nil
-	}
-	if err := m.save(t.cpus, t.memory, t.tookCPUs, t.tookMemory); err != nil {
-		return err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -308,9 +319,9 @@ func (m *Manager) AllocatableMemory() []memory.Block {
 		if state == nil {
 			continue
 		}
-		for kind, table := range state.MemoryMap {
-			if table.Allocatable > 0 {
-				out = append(out, memory.Block{NUMAAffinity: []int{n.ID}, Type: kind, Size: table.Allocatable})
+		for _, kind := range slices.Sorted(maps.Keys(state.MemoryMap)) {
+			if size := state.MemoryMap[kind].Allocatable; size > 0 {
+				out = append(out, memory.Block{NUMAAffinity: []int{n.ID}, Type: kind, Size: size})
 			}
 		}
 	}

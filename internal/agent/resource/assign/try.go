@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/berth-dev/berth/internal/agent/resource/cpus"
 	"github.com/berth-dev/berth/internal/agent/resource/memory"
 	"github.com/berth-dev/berth/internal/agent/resource/topology"
+	"github.com/berth-dev/berth/internal/journal"
 )
 
 // try is one pod's admission on a copy of the state.
@@ -139,6 +141,28 @@ func (t *try) allocateMemory(c *v1.Container, hint topology.Hint) error {
 	}
 	t.tookMemory = true
 	return nil
+}
+
+// explain writes down what the pod's containers were given.
+func (t *try) explain(now time.Time) {
+	if !t.tookCPUs && !t.tookMemory {
+		return
+	}
+	uid := string(t.pod.UID)
+	because := []journal.Fact{{Name: "topology policy", Value: string(t.m.cfg.Topology.Policy)}}
+	for _, list := range [][]v1.Container{t.pod.Spec.InitContainers, t.pod.Spec.Containers} {
+		for i := range list {
+			name := list[i].Name
+			if set, ok := t.cpus.Owned[uid][name]; ok {
+				because = append(because, journal.Fact{Name: "processors of " + name, Value: set.String()})
+			}
+			if nodes := t.memory.NodesOf(uid, name); nodes != 0 {
+				because = append(because, journal.Fact{Name: "memory nodes of " + name, Value: nodes.String()})
+			}
+		}
+	}
+	t.m.cfg.Journal.Append(journal.Record{Time: now, Part: "agent", Object: journal.Ref{Kind: "Pod", Namespace: t.pod.Namespace, Name: t.pod.Name, UID: uid},
+		Decision: "gave it resources of its own", Because: because})
 }
 
 func refusalOf(err error) *Refusal {
