@@ -112,7 +112,8 @@ spec:
 // it with kubectl top.
 func TestMetricsServer(t *testing.T) {
 	c := newCluster(t)
-	c.extra = append(c.extra, "--images-dir", metricsImages(t, c.bin))
+	// A machine whose disk is nearly full is no concern of this test.
+	c.extra = append(c.extra, "--images-dir", metricsImages(t, c.bin), "--agent-config", agentConfig(t, "evictionHard: {memory.available: 100Mi}\n"))
 	c.up()
 	c.apply(burner + "---" + metricsServer)
 	c.waitReady("default", "", 1)

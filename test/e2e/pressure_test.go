@@ -187,6 +187,9 @@ evictionPressureTransitionPeriod: 3s
 		t.Errorf("event on the node is %s %q", e.Type, e.Message)
 	}
 	c.waitEvent("Node", "", "NodeHasInsufficientMemory")
+	if story := c.berth("why", "node", hog.Spec.NodeName, "--data-dir", c.dir); !strings.Contains(story, "evicted pod default/hog") || !strings.Contains(story, "signal: ") {
+		t.Errorf("berth why node does not tell of the eviction:\n%s", story)
+	}
 	c.eventually("the shortage ends", func() (bool, string) {
 		cond := c.nodeCondition(v1.NodeMemoryPressure)
 		return cond != nil && cond.Status == v1.ConditionFalse && cond.Reason == "KubeletHasSufficientMemory", fmt.Sprint(cond)

@@ -243,6 +243,7 @@ func (g *guard) evict(ctx context.Context, eviction Eviction) {
 	g.evictions.WithLabelValues(eviction.Signal).Inc()
 	g.cfg.Log.Warn("evicting a pod", "namespace", pod.Namespace, "pod", pod.Name, "signal", eviction.Signal, "message", eviction.Message)
 	g.note(journal.Ref{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID)}, "evicted", eviction.Because)
+	g.note(journal.Ref{Kind: "Node", Name: g.cfg.NodeName}, "evicted pod "+pod.Namespace+"/"+pod.Name, eviction.Because)
 	g.cfg.Events.AnnotatedEventf(pod, eviction.Annotations, v1.EventTypeWarning, "Evicted", "%s", eviction.Message)
 	over := g.cfg.Kill(pod, eviction)
 	if over == nil {
