@@ -79,10 +79,7 @@ var (
 	everybody = metav1.LabelSelector{}
 )
 
-type (
-	peers = []networkingv1.NetworkPolicyPeer
-	ports = []networkingv1.NetworkPolicyPort
-)
+type peers = []networkingv1.NetworkPolicyPeer
 
 func from(p peers, on ...networkingv1.NetworkPolicyPort) []networkingv1.NetworkPolicyIngressRule {
 	return []networkingv1.NetworkPolicyIngressRule{{From: p, Ports: on}}
