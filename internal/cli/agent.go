@@ -3,7 +3,6 @@ package cli
 import (
 	"fmt"
 	"log/slog"
-	"os"
 
 	"github.com/spf13/cobra"
 
@@ -34,14 +33,9 @@ func agentCommand() *cobra.Command {
 			return err
 		}
 		level := &slog.LevelVar{}
-		if effective.Kubelet.Logging.Verbosity >= 4 {
-			level.Set(slog.LevelDebug)
-		}
-		var handler slog.Handler = slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})
-		if effective.Kubelet.Logging.Format == "json" {
-			handler = slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level})
-		}
-		return launch.Run(cmd.Context(), launch.Config{Effective: effective, Log: slog.New(handler), LogLevel: level, Version: cluster.KubernetesVersion})
+		level.Set(verbosity(int(effective.Kubelet.Logging.Verbosity)))
+		log := slog.New(stderrLog(effective.Kubelet.Logging.Format, level))
+		return launch.Run(cmd.Context(), launch.Config{Effective: effective, Log: log, LogLevel: level, Version: cluster.KubernetesVersion})
 	}
 	return cmd
 }

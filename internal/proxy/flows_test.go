@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/berth-dev/berth/internal/netnstest"
 	"github.com/berth-dev/berth/internal/proxy/model"
 	"github.com/berth-dev/berth/internal/proxy/nft"
 )
@@ -25,7 +26,7 @@ func TestKernelStaleFlows(t *testing.T) {
 		service := c.service(s.plan)
 		to := clusterIPOf(service, s.plan).String()
 		var conn net.Conn
-		s.must(in(s.spaces["pod"], func() (err error) { conn, err = net.Dial("udp", to); return err }))
+		s.must(netnstest.In(s.spaces["pod"], func() (err error) { conn, err = net.Dial("udp", to); return err }))
 		defer conn.Close()
 		ask := func() string {
 			buf := make([]byte, 100)
@@ -48,7 +49,7 @@ func TestKernelStaleFlows(t *testing.T) {
 			m.SetSlice(c.slice(s.plan))
 			res := s.sync()
 			n := 0
-			s.must(in(s.node, func() (err error) { n, err = forget(f, res.changes.Stale); return err }))
+			s.must(netnstest.In(s.node, func() (err error) { n, err = forget(f, res.changes.Stale); return err }))
 			return n
 		}
 		m.SetService(service)
@@ -73,7 +74,7 @@ func TestKernelStaleFlows(t *testing.T) {
 		expect(t, "from none to one", ask(), "a")
 		m.DeleteService(model.Name{Namespace: "ns", Name: service.Name})
 		res := s.sync()
-		s.must(in(s.node, func() error {
+		s.must(netnstest.In(s.node, func() error {
 			n, err := forget(f, res.changes.Stale)
 			if n != 1 {
 				t.Errorf("the Service went and %d flows were removed, want 1", n)
