@@ -54,14 +54,6 @@ func newBench(t *testing.T, clusterCIDR, podCIDR string, args ...string) *bench 
 				t.Errorf("left behind: %s", left)
 			}
 		}
-		links, err := filepath.Glob("/var/log/containers/*")
-		must(t, err)
-		for _, link := range links {
-			if to, err := os.Readlink(link); err == nil && strings.HasPrefix(to, r.Dir) {
-				t.Errorf("left behind: %s", link)
-				must(t, os.Remove(link))
-			}
-		}
 	})
 	must(t, r.StartServer(append([]string{"--cluster-cidr", clusterCIDR}, args...)...))
 	must(t, r.StartRuntime(t.Context(), podCIDR))

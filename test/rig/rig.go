@@ -292,6 +292,6 @@ func (r *Rig) Close() error {
 		_, err := r.Berth("down", "--purge", "--data-dir", r.ServerDir())
 		errs = append(errs, err)
 	}
-	errs = append(errs, unmountBelow(r.Dir), os.RemoveAll(r.Dir))
+	errs = append(errs, unlink(r.Dir), unmountBelow(r.Dir), os.RemoveAll(r.Dir))
 	return errors.Join(errs...)
 }
