@@ -88,6 +88,8 @@ type Config struct {
 	// NodeHealth says when a silent node is given up; the zero value is
 	// health.Defaults.
 	NodeHealth health.Settings
+	// Controllers says which controllers run, as --controllers does.
+	Controllers []string
 	// BundleDir holds containerd, its shim, the CNI plugins and images/.
 	BundleDir string
 	// ImagesDir holds the OCI archives to import; empty: BundleDir/images.
@@ -171,7 +173,7 @@ func (c *Config) Complete() error {
 	return c.validateLogs()
 }
 
-// validate checks the cluster's ranges and its network.
+// validate checks the cluster's ranges, its network and its controllers.
 func (c *Config) validate() (err error) {
 	if c.Network, err = podnetwork.ParseMode(string(c.Network)); err != nil {
 		return fmt.Errorf("--network: %w", err)
@@ -185,7 +187,8 @@ func (c *Config) validate() (err error) {
 	if pods.Overlaps(services) {
 		return fmt.Errorf("--cluster-cidr %s and --service-cidr %s overlap: choose two ranges that share no address", pods, services)
 	}
-	return nil
+	_, _, err = chooseControllers(c.Controllers)
+	return err
 }
 
 func (c *Config) validateLogs() error {

@@ -151,7 +151,7 @@ func (s *Status) Print(w io.Writer, now time.Time) {
 		if part.Restarts > 0 {
 			extra = fmt.Sprintf(", restarted %d times, last: %s", part.Restarts, part.LastError)
 		}
-		fmt.Fprintf(w, "part      %-16s running %s%s\n", part.Name, now.Sub(part.Since).Round(time.Second), extra)
+		fmt.Fprintf(w, "part      %-32s running %s%s\n", part.Name, now.Sub(part.Since).Round(time.Second), extra)
 	}
 	for _, n := range s.Notes {
 		fmt.Fprintf(w, "note      %s\n", n)

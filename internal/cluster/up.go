@@ -140,6 +140,11 @@ func (u *up) prepare() (undo func(error), err error) {
 				u.log.Error("stopping the runtime after a failed start", "error", err)
 			}
 		}
+		if failure != nil && !u.isReady() && u.Role.node() {
+			if err := volume.UnshareRoot(u.Path("agent")); err != nil {
+				u.log.Error("undoing a failed start", "error", err)
+			}
+		}
 		if failure != nil && fresh && !u.isReady() {
 			// The logs stay: the message names them.
 			if err := u.purge("logs"); err != nil {

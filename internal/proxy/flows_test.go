@@ -112,9 +112,9 @@ func TestAffinityEnds(t *testing.T) {
 	}
 	first := ask(0, clusterIPOf(s, p))
 	draw = 1 // a new choice would fall on the other endpoint
-	for now, to := range map[float64]netip.AddrPort{1: nodePortOf(s, p), 2: lbOf(s, p), 3: clusterIPOf(s, p)} {
-		if got := ask(now, to); got != first {
-			t.Errorf("after %v s at %s: %s, want %s", now, to, got, first)
+	for i, to := range []netip.AddrPort{nodePortOf(s, p), lbOf(s, p), clusterIPOf(s, p)} {
+		if got := ask(float64(i+1), to); got != first {
+			t.Errorf("after %d s at %s: %s, want %s", i+1, to, got, first)
 		}
 	}
 	if got := ask(102.9, lbOf(s, p)); got != first {
