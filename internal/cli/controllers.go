@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
 
+	"github.com/berth-dev/berth/internal/lean"
 	"github.com/berth-dev/berth/internal/nodes/launch"
 )
 
@@ -22,7 +23,9 @@ func controllersCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			handler := stderrLog(o.LogFormat, verbosity(o.Verbosity))
 			klog.SetLoggerWithOptions(logr.FromSlogHandler(handler), klog.ContextualLogger(true))
-			return launch.Run(cmd.Context(), o, slog.New(handler))
+			log := slog.New(handler)
+			go lean.Keep(cmd.Context(), log)
+			return launch.Run(cmd.Context(), o, log)
 		},
 	}
 	o.AddFlags(cmd.Flags())
