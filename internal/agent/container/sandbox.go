@@ -190,11 +190,6 @@ func terminationFile(in Input, c *v1.Container, attempt uint32) string {
 	return filepath.Join(PodDir(in.RootDir, string(in.Pod.UID)), "containers", c.Name, fmt.Sprintf("%08x", h.Sum32()))
 }
 
-// TerminationFile is the host path that holds a container's termination message.
-func TerminationFile(rootDir string, pod *v1.Pod, c *v1.Container, attempt uint32) string {
-	return terminationFile(Input{RootDir: rootDir, Pod: pod}, c, attempt)
-}
-
 // PodDir is the directory of everything the agent keeps for a pod.
 func PodDir(rootDir, uid string) string { return filepath.Join(rootDir, "pods", uid) }
 

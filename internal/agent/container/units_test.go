@@ -189,7 +189,7 @@ func TestFilesAreWrittenInPlace(t *testing.T) {
 	if info, _ := os.Stat(files[1].Path); info.Mode().Perm() != 0o666 {
 		t.Errorf("termination message mode %v", info.Mode())
 	}
-	if files[1].Path != TerminationFile(dir, in.Pod, c, 2) || filepath.Dir(files[1].Path) != filepath.Join(dir, "pods/u/containers/c") {
+	if files[1].Path != terminationFile(Input{RootDir: dir, Pod: in.Pod}, c, 2) || filepath.Dir(files[1].Path) != filepath.Join(dir, "pods/u/containers/c") {
 		t.Errorf("termination message at %s", files[1].Path)
 	}
 }

@@ -122,23 +122,10 @@ func (c *Cgroups) EnsurePod(pod *v1.Pod) (string, error) {
 	return p, c.weigh(pod)
 }
 
-// Update rewrites the limits of a pod's cgroup. Callers that resize order
-// their steps through UpdateLimits instead.
+// Update rewrites the limits of a pod's cgroup.
 func (c *Cgroups) Update(pod *v1.Pod) error {
 	_, err := c.EnsurePod(pod)
 	return err
-}
-
-// UpdateLimits writes only the given limits of a pod's cgroup (a resize raises
-// the pod before its containers and lowers it after them).
-func (c *Cgroups) UpdateLimits(pod *v1.Pod, l Limits) error {
-	if !c.cfg.PerQOS {
-		return nil
-	}
-	if err := c.apply(c.PodPath(pod), l); err != nil {
-		return fmt.Errorf("resizing cgroup of pod %s/%s: %w", pod.Namespace, pod.Name, err)
-	}
-	return c.weigh(pod)
 }
 
 // weigh keeps the burstable class as heavy as the sum of its pods' requests.

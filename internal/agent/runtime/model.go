@@ -19,11 +19,10 @@ import (
 // Annotations that travel with a container so that a restarted agent knows
 // what it is without any file of its own.
 const (
-	AnnotationHash                = "io.kubernetes.container.hash"
-	AnnotationRestartCount        = "io.kubernetes.container.restartCount"
-	AnnotationTerminationPath     = "io.kubernetes.container.terminationMessagePath"
-	AnnotationTerminationPolicy   = "io.kubernetes.container.terminationMessagePolicy"
-	AnnotationPodTerminationGrace = "io.kubernetes.pod.terminationGracePeriod"
+	AnnotationHash              = "io.kubernetes.container.hash"
+	AnnotationRestartCount      = "io.kubernetes.container.restartCount"
+	AnnotationTerminationPath   = "io.kubernetes.container.terminationMessagePath"
+	AnnotationTerminationPolicy = "io.kubernetes.container.terminationMessagePolicy"
 )
 
 // State is how far one container got. The numbers are ordered: a container

@@ -58,12 +58,8 @@ var RecommendedOrder = []string{
 	resourcequota.PluginName,
 }
 
-// DefaultOn are the plugins that run unless disabled; DefaultOff those that
-// run only when enabled.
-var (
-	DefaultOn  = sets.New(RecommendedOrder...)
-	DefaultOff = sets.New[string]()
-)
+// DefaultOn are the plugins that run unless disabled: all.
+var DefaultOn = sets.New(RecommendedOrder...)
 
 // Register makes every plugin known by name.
 func Register(plugins *admission.Plugins) {

@@ -6,9 +6,11 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/google/nftables"
 	"github.com/vishvananda/netns"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -237,5 +239,38 @@ func TestRemoveLeavesOthers(t *testing.T) {
 	n.must(netnstest.In(n.ns, func() error { return run("", "nft", "list", "table", "ip", "observe") }))
 	if err := netnstest.In(n.ns, func() error { return run("", "nft", "list", "table", "ip", "test-policy") }); err == nil {
 		t.Error("the table is still there")
+	}
+}
+
+// TestNoCoverStays replaces tables, then finds what a process left that was
+// killed meanwhile.
+func TestNoCoverStays(t *testing.T) {
+	n := newNode(t)
+	cluster(n)
+	n.model.Commit()
+	covers := func() bool {
+		conn, err := n.w.begin()
+		n.must(err)
+		tables, err := conn.ListTables()
+		n.must(err)
+		return slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == "test-policy-cover" })
+	}
+	for range 2 {
+		n.must(n.w.Replace(n.model.Snapshot()))
+		if covers() {
+			t.Error("the copy stays after the tables were replaced")
+		}
+	}
+	for name, end := range map[string]func() error{
+		"Replace": func() error { return n.w.Replace(n.model.Snapshot()) },
+		"Remove":  n.w.Remove,
+	} {
+		n.must(n.w.recreate(n.w.cover, n.model.Snapshot()))
+		if !covers() {
+			t.Fatal("there is no copy to be found")
+		}
+		if n.must(end()); covers() {
+			t.Errorf("%s leaves a copy of before", name)
+		}
 	}
 }

@@ -1,5 +1,5 @@
 // Package kernel carries the rows and chains of internal/policy/model into
-// nftables: one table a family, changed in one transaction.
+// nftables, one table a family, so that no packet slips through a change.
 package kernel
 
 import (
@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -31,6 +32,8 @@ type Writer struct {
 	// after a grace period, some 10 ms.
 	conn     *nftables.Conn
 	families []*family
+	// cover stands in for the tables while Replace writes them anew.
+	cover []*family
 }
 
 // family is a table of one address family.
@@ -46,11 +49,14 @@ func New(table string, opts ...nftables.ConnOption) (*Writer, error) {
 	buffers := nftables.WithSockOptions(func(c *netlink.Conn) error {
 		return errors.Join(c.SetReadBuffer(room), c.SetWriteBuffer(room))
 	})
-	w := &Writer{name: table, opts: append([]nftables.ConnOption{nftables.AsLasting(), buffers}, opts...), families: []*family{
-		{table: &nftables.Table{Family: nftables.TableFamilyIPv4, Name: table}, addr: nftables.TypeIPAddr},
-	}}
+	w := &Writer{name: table, opts: append([]nftables.ConnOption{nftables.AsLasting(), buffers}, opts...)}
+	add := func(v6 bool, of nftables.TableFamily, addr nftables.SetDatatype) {
+		w.families = append(w.families, &family{v6: v6, table: &nftables.Table{Family: of, Name: table}, addr: addr})
+		w.cover = append(w.cover, &family{v6: v6, table: &nftables.Table{Family: of, Name: table + "-cover"}, addr: addr})
+	}
+	add(false, nftables.TableFamilyIPv4, nftables.TypeIPAddr)
 	if _, err := os.Stat("/proc/net/if_inet6"); err == nil {
-		w.families = append(w.families, &family{v6: true, table: &nftables.Table{Family: nftables.TableFamilyIPv6, Name: table}, addr: nftables.TypeIP6Addr})
+		add(true, nftables.TableFamilyIPv6, nftables.TypeIP6Addr)
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("asking whether this machine has IPv6: %w", err)
 	}
@@ -85,77 +91,143 @@ func (w *Writer) fail(err error) error { return errors.Join(err, w.Close()) }
 
 // Replace puts exactly a Snapshot into force, whatever stood before. No
 // packet sees less than the old tables or the new.
+//
+// A packet that is under way while a transaction takes effect can pass the new
+// chain before it holds and the old one when it holds no more. So while one
+// table is exchanged for another, a copy under another name stands beside it:
+// what it forbids, nobody else can allow.
 func (w *Writer) Replace(snapshot *model.Changes) error {
+	stands, err := w.exists()
+	if err != nil {
+		return err
+	}
+	if !stands {
+		return w.recreate(w.families, snapshot)
+	}
+	if err := w.recreate(w.cover, snapshot); err != nil {
+		return err
+	}
+	return errors.Join(w.recreate(w.families, snapshot), w.remove(w.cover))
+}
+
+// exists says whether there is any table to replace, or a copy of before.
+func (w *Writer) exists() (bool, error) {
+	conn, err := w.begin()
+	if err != nil {
+		return false, err
+	}
+	for _, f := range slices.Concat(w.families, w.cover) {
+		tables, err := conn.ListTablesOfFamily(f.table.Family)
+		if err != nil {
+			return false, fmt.Errorf("listing tables: %w", err)
+		}
+		if slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == f.table.Name }) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// recreate writes tables from nothing.
+func (w *Writer) recreate(families []*family, snapshot *model.Changes) error {
 	conn, err := w.begin()
 	if err != nil {
 		return err
 	}
-	for _, f := range w.families {
-		f.recreate(conn)
+	for _, f := range families {
+		f.clear(conn)
+		conn.AddTable(f.table)
 		if err := f.frame(conn); err != nil {
-			return w.fail(fmt.Errorf("preparing table %s: %w", w.name, err))
+			return w.fail(fmt.Errorf("preparing table %s: %w", f.table.Name, err))
 		}
 	}
-	return w.apply(conn, snapshot)
+	return w.commit(conn, families, snapshot, (*family).build, (*family).change)
 }
 
-// recreate empties the table's name. Adding first makes the deletion succeed
-// on what is not there.
-func (f *family) recreate(c *nftables.Conn) {
+// clear deletes the table. Adding it first makes that succeed when there is
+// none.
+func (f *family) clear(c *nftables.Conn) {
 	c.AddTable(f.table)
 	c.DelTable(f.table)
-	c.AddTable(f.table)
 }
 
-// Apply makes changes, all or none.
+// Apply makes changes. What is new is built in a transaction of its own, where
+// nothing leads to it yet: a packet that is under way while it would take
+// effect could be led to a chain that holds no rules for it. After an error
+// only Replace helps.
 func (w *Writer) Apply(c *model.Changes) error {
 	conn, err := w.begin()
 	if err != nil {
 		return err
 	}
-	return w.apply(conn, c)
+	if slices.ContainsFunc(c.Chains, func(ch model.Chain) bool { return ch.Fresh }) {
+		if err := w.commit(conn, w.families, c, (*family).build); err != nil {
+			return err
+		}
+		return w.commit(conn, w.families, c, (*family).change)
+	}
+	return w.commit(conn, w.families, c, (*family).build, (*family).change)
 }
 
-func (w *Writer) apply(conn *nftables.Conn, c *model.Changes) error {
-	for _, f := range w.families {
-		if err := f.apply(conn, c); err != nil {
-			return w.fail(fmt.Errorf("preparing the change of table %s: %w", w.name, err))
+// step gathers a part of changes.
+type step func(*family, *nftables.Conn, *model.Changes) error
+
+// commit takes steps in one transaction.
+func (w *Writer) commit(conn *nftables.Conn, families []*family, c *model.Changes, steps ...step) error {
+	for _, take := range steps {
+		for _, f := range families {
+			if err := take(f, conn, c); err != nil {
+				return w.fail(fmt.Errorf("preparing the change of table %s: %w", f.table.Name, err))
+			}
 		}
 	}
 	if err := conn.Flush(); err != nil {
-		return w.fail(fmt.Errorf("changing table %s (%d sets, %d chains, %d rows, %d guards): %w", w.name,
+		return w.fail(fmt.Errorf("changing table %s (%d sets, %d chains, %d rows, %d guards): %w", families[0].table.Name,
 			len(c.Sets)+len(c.DropSets), len(c.Chains)+len(c.DropChains), len(c.Add)+len(c.Del), len(c.Guard)+len(c.Unguard), err))
 	}
 	return nil
 }
 
-func (f *family) apply(conn *nftables.Conn, c *model.Changes) error {
+// build makes new sets, with their rows, and new chains.
+func (f *family) build(conn *nftables.Conn, c *model.Changes) error {
+	for _, s := range c.Sets {
+		if err := f.addSet(conn, s); err != nil {
+			return err
+		}
+	}
+	if err := f.rows(added(c, true), conn.SetAddElements); err != nil {
+		return err
+	}
+	// Chains first, then rules: profiles jump to policies of any name.
+	for _, ch := range c.Chains {
+		if ch.Fresh {
+			conn.AddChain(&nftables.Chain{Table: f.table, Name: ch.Name})
+		}
+	}
+	for _, ch := range c.Chains {
+		if ch.Fresh {
+			f.fill(conn, ch)
+		}
+	}
+	return nil
+}
+
+// change leads pods to what was built, and drops what nothing leads to any
+// more.
+func (f *family) change(conn *nftables.Conn, c *model.Changes) error {
 	if err := f.guards(c.Unguard, conn.SetDeleteElements); err != nil {
 		return err
 	}
 	if err := f.rows(c.Del, conn.SetDeleteElements); err != nil {
 		return err
 	}
-	for _, s := range c.Sets {
-		if err := f.addSet(conn, s); err != nil {
-			return err
-		}
-	}
-	// Chains first, then rules: profiles jump to policies of any name.
 	for _, ch := range c.Chains {
-		chain := &nftables.Chain{Table: f.table, Name: ch.Name}
-		if ch.Fresh {
-			conn.AddChain(chain)
-		} else {
-			conn.FlushChain(chain)
+		if !ch.Fresh {
+			conn.FlushChain(&nftables.Chain{Table: f.table, Name: ch.Name})
+			f.fill(conn, ch)
 		}
 	}
-	for _, ch := range c.Chains {
-		for _, r := range ch.Rules {
-			conn.AddRule(&nftables.Rule{Table: f.table, Chain: &nftables.Chain{Name: ch.Name}, Exprs: f.rule(ch.Direction, r)})
-		}
-	}
-	if err := f.rows(c.Add, conn.SetAddElements); err != nil {
+	if err := f.rows(added(c, false), conn.SetAddElements); err != nil {
 		return err
 	}
 	if err := f.guards(c.Guard, conn.SetAddElements); err != nil {
@@ -171,6 +243,27 @@ func (f *family) apply(conn *nftables.Conn, c *model.Changes) error {
 		conn.DelSet(f.set(s.Name, s.Kind))
 	}
 	return nil
+}
+
+func (f *family) fill(conn *nftables.Conn, ch model.Chain) {
+	for _, r := range ch.Rules {
+		conn.AddRule(&nftables.Rule{Table: f.table, Chain: &nftables.Chain{Name: ch.Name}, Exprs: f.rule(ch.Direction, r)})
+	}
+}
+
+// added are the new rows of new sets, or those of the others.
+func added(c *model.Changes, fresh bool) []model.Row {
+	is := make(map[string]bool, len(c.Sets))
+	for _, s := range c.Sets {
+		is[s.Name] = true
+	}
+	var out []model.Row
+	for _, r := range c.Add {
+		if is[r.Set] == fresh {
+			out = append(out, r)
+		}
+	}
+	return out
 }
 
 type write func(*nftables.Set, []nftables.SetElement) error
@@ -284,14 +377,15 @@ func (f *family) stands(conn *nftables.Conn, snapshot *model.Changes) (bool, err
 
 // Remove deletes the tables, and nothing else. It is no error when there are
 // none.
-func (w *Writer) Remove() error {
+func (w *Writer) Remove() error { return w.remove(slices.Concat(w.families, w.cover)) }
+
+func (w *Writer) remove(families []*family) error {
 	conn, err := w.begin()
 	if err != nil {
 		return err
 	}
-	for _, f := range w.families {
-		conn.AddTable(f.table)
-		conn.DelTable(f.table)
+	for _, f := range families {
+		f.clear(conn)
 	}
 	if err := conn.Flush(); err != nil {
 		return w.fail(fmt.Errorf("removing the tables %s: %w", w.name, err))

@@ -74,8 +74,8 @@ type Guard struct {
 	Chain     string
 }
 
-// Changes is what must happen to the kernel, all at once. Rows and guards are
-// deleted before others are added.
+// Changes is what must happen to the kernel. Rows and guards are deleted
+// before others are added.
 type Changes struct {
 	Sets       []Set
 	Chains     []Chain

@@ -1,7 +1,6 @@
 package table
 
 import (
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
@@ -66,7 +65,3 @@ var layouts = map[schema.GroupResource]layout{
 	{Group: "flowcontrol.apiserver.k8s.io", Resource: "flowschemas"}:                       flowSchemaLayout,
 	{Group: "flowcontrol.apiserver.k8s.io", Resource: "prioritylevelconfigurations"}:       priorityLevelLayout,
 }
-
-// Columns returns the columns of a resource's table, nil if it prints name and
-// creation time only. The caller must not change them.
-func Columns(gr schema.GroupResource) []metav1.TableColumnDefinition { return layouts[gr].columns }
