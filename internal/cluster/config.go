@@ -21,6 +21,7 @@ import (
 	"github.com/berth-dev/berth/internal/cluster/containerd"
 	"github.com/berth-dev/berth/internal/cluster/host"
 	podnetwork "github.com/berth-dev/berth/internal/network"
+	"github.com/berth-dev/berth/internal/nodes/cloud/inventory"
 	"github.com/berth-dev/berth/internal/nodes/health"
 )
 
@@ -88,6 +89,9 @@ type Config struct {
 	// NodeHealth says when a silent node is given up; the zero value is
 	// health.Defaults.
 	NodeHealth health.Settings
+	// CloudProvider is "inventory" to follow the machines that CloudConfig, a
+	// file or an https:// address, lists; both empty: there is no cloud.
+	CloudProvider, CloudConfig string
 	// BundleDir holds containerd, its shim, the CNI plugins and images/.
 	BundleDir string
 	// ImagesDir holds the OCI archives to import; empty: BundleDir/images.
@@ -167,6 +171,9 @@ func (c *Config) Complete() error {
 		if err := c.validate(); err != nil {
 			return err
 		}
+		if err := c.validateCloud(); err != nil {
+			return err
+		}
 	}
 	return c.validateLogs()
 }
@@ -184,6 +191,16 @@ func (c *Config) validate() (err error) {
 	pods, services := netip.MustParsePrefix(c.ClusterCIDR), netip.MustParsePrefix(c.ServiceCIDR)
 	if pods.Overlaps(services) {
 		return fmt.Errorf("--cluster-cidr %s and --service-cidr %s overlap: choose two ranges that share no address", pods, services)
+	}
+	return nil
+}
+
+func (c *Config) validateCloud() error {
+	switch {
+	case c.CloudProvider != "" && c.CloudProvider != inventory.Name:
+		return fmt.Errorf("--cloud-provider %q: not built in; allowed are %q and the empty one", c.CloudProvider, inventory.Name)
+	case (c.CloudProvider == "") != (c.CloudConfig == ""):
+		return errors.New("--cloud-provider and --cloud-config: give both or neither")
 	}
 	return nil
 }

@@ -352,6 +352,34 @@ func TestPodsOfANodeThatSaysNotReady_125618(t *testing.T) {
 	})
 }
 
+// An agent that says Ready=False of its node and that its pods are ready, as
+// their probes tell it, is not written against.
+func TestAgentThatDisagreesIsLeftAlone(t *testing.T) {
+	onCluster(t, 3, func(c *clusterOf) {
+		var marks atomic.Int32
+		c.beforePod = func(string) { marks.Add(1) }
+		stop := c.run()
+		n, err := c.client.CoreV1().Nodes().Get(c.ctx, "n0", metav1.GetOptions{})
+		c.must(err)
+		n.Status.Conditions[0].Status = v1.ConditionFalse
+		_, err = c.client.CoreV1().Nodes().Update(c.ctx, n, metav1.UpdateOptions{})
+		c.must(err)
+		for range 5 {
+			c.live(time.Second, "n0", "n1", "n2")
+			p, err := c.client.CoreV1().Pods("d").Get(c.ctx, "n0", metav1.GetOptions{})
+			c.must(err)
+			p.Status.Conditions[0].Status = v1.ConditionTrue
+			_, err = c.client.CoreV1().Pods("d").Update(c.ctx, p, metav1.UpdateOptions{})
+			c.must(err)
+		}
+		c.live(30*time.Second, "n0", "n1", "n2")
+		if got := c.state("n0"); !strings.HasPrefix(got, "Ready=False pod=True") || marks.Load() != 1 {
+			t.Errorf("n0: %s after %d patches of its pod, want the agent's word after one", got, marks.Load())
+		}
+		stop()
+	})
+}
+
 // #135205, #48681, #50067, #128643: a controller that died between marking a
 // node and its pods left them ready for ever; and one that started took the
 // taints off, which began all tolerations anew.
