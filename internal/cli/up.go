@@ -106,6 +106,7 @@ func controlFlags(f *pflag.FlagSet, cfg *cluster.Config) {
 	f.StringVar(&cfg.EtcdKeyFile, "etcd-keyfile", "", "client key for the external etcd")
 	f.StringVar(&cfg.CloudProvider, "cloud-provider", "", "inventory: follow a list of machines, and delete nodes that are silent and not on it (default: no cloud)")
 	f.StringVar(&cfg.CloudConfig, "cloud-config", "", "the list of machines: a file or an https:// address")
+	f.StringSliceVar(&cfg.Controllers, "controllers", nil, "controllers to run: * is all, NAME adds one, -NAME leaves one out (default *); `berth controllers` runs node controllers elsewhere")
 	cfg.NodeHealth = health.Defaults()
 	h := &cfg.NodeHealth
 	f.DurationVar(&h.Grace, "node-monitor-grace-period", h.Grace, "how long a node may be silent before it counts as lost")

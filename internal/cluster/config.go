@@ -92,6 +92,8 @@ type Config struct {
 	// CloudProvider is "inventory" to follow the machines that CloudConfig, a
 	// file or an https:// address, lists; both empty: there is no cloud.
 	CloudProvider, CloudConfig string
+	// Controllers says which controllers run, as --controllers does.
+	Controllers []string
 	// BundleDir holds containerd, its shim, the CNI plugins and images/.
 	BundleDir string
 	// ImagesDir holds the OCI archives to import; empty: BundleDir/images.
@@ -178,7 +180,7 @@ func (c *Config) Complete() error {
 	return c.validateLogs()
 }
 
-// validate checks the cluster's ranges and its network.
+// validate checks the cluster's ranges, its network and its controllers.
 func (c *Config) validate() (err error) {
 	if c.Network, err = podnetwork.ParseMode(string(c.Network)); err != nil {
 		return fmt.Errorf("--network: %w", err)
@@ -192,7 +194,8 @@ func (c *Config) validate() (err error) {
 	if pods.Overlaps(services) {
 		return fmt.Errorf("--cluster-cidr %s and --service-cidr %s overlap: choose two ranges that share no address", pods, services)
 	}
-	return nil
+	_, _, err = chooseControllers(c.Controllers)
+	return err
 }
 
 func (c *Config) validateCloud() error {

@@ -11,7 +11,6 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -51,8 +50,13 @@ func (u *up) startControllers(parts context.Context) error {
 	if err != nil {
 		return err
 	}
+	enableNode, enableWork, err := chooseControllers(u.Controllers)
+	if err != nil {
+		return err
+	}
 	nodeControllers, err := nodes.Controllers(nodes.Config{
 		Cloud:  machines,
+		Enable: enableNode,
 		Client: u.client, Informers: u.informers, Log: log, Journal: u.journal, Metrics: registry, Events: kube.Events(parts, u.client), Board: &u.board, Health: u.NodeHealth,
 		Ranges: []ipam.Range{{Cluster: netip.MustParsePrefix(u.ClusterCIDR), NodeBits: 24}}, Reserved: []netip.Prefix{netip.MustParsePrefix(u.ServiceCIDR)}, KeepFinished: nodes.DefaultKeepFinished,
 	})
@@ -63,6 +67,7 @@ func (u *up) startControllers(parts context.Context) error {
 	if err != nil {
 		return err
 	}
+	controllers.Enable = enableWork
 	var deciders []part
 	for _, c := range nodeControllers {
 		deciders = append(deciders, part{c.Name, c.Run})
@@ -155,9 +160,17 @@ func (u *up) startNode(ctx, parts context.Context) error {
 	if err := u.startProxy(parts); err != nil {
 		return err
 	}
-	u.crew.start(parts, part{"agent", run})
+	ended := make(chan error, refusals)
+	u.crew.start(parts, part{"agent", func(ctx context.Context) error {
+		err := run(ctx)
+		select {
+		case ended <- err:
+		default: // it was read long enough
+		}
+		return err
+	}})
 	return u.clock.stage("node", func() (string, error) {
-		if err := u.waitNodeReady(ctx); err != nil {
+		if err := u.waitNodeReady(ctx, ended); err != nil {
 			return "", err
 		}
 		if !u.Role.control() {
@@ -220,30 +233,33 @@ func (u *up) nameRole(ctx context.Context) error {
 	return nil
 }
 
-// waitNodeReady returns when the Node object says Ready.
-func (u *up) waitNodeReady(ctx context.Context) error {
+// refusals is how often in a row the agent may end before a start is given up.
+// What does not pass by itself, such as a configuration that does not fit the
+// machine, is told within two seconds then, and a runtime that stumbles is not
+// taken for it.
+const refusals = 3
+
+// waitNodeReady returns when the Node object says Ready, in words of this
+// start: what an earlier one left there proves nothing. ended tells each time
+// that the agent ends.
+func (u *up) waitNodeReady(ctx context.Context, ended <-chan error) error {
 	ctx, cancel := context.WithTimeout(ctx, 60*time.Second)
 	defer cancel()
-	last := "the node did not register"
-	ready := make(chan struct{})
-	var once sync.Once
-	var mu sync.Mutex
+	since := u.clock.began.Truncate(time.Second) // as times are in objects
+	words := make(chan v1.NodeCondition)
 	look := func(obj any) {
 		n, ok := obj.(*v1.Node)
 		if !ok || n.Name != u.NodeName {
 			return
 		}
 		for _, c := range n.Status.Conditions {
-			if c.Type != v1.NodeReady {
+			if c.Type != v1.NodeReady || c.LastHeartbeatTime.Time.Before(since) {
 				continue
 			}
-			if c.Status == v1.ConditionTrue {
-				once.Do(func() { close(ready) })
-				return
+			select {
+			case words <- c:
+			case <-ctx.Done():
 			}
-			mu.Lock()
-			last = c.Message
-			mu.Unlock()
 		}
 	}
 	inf := u.informers.Core().V1().Nodes().Informer()
@@ -252,13 +268,25 @@ func (u *up) waitNodeReady(ctx context.Context) error {
 		return fmt.Errorf("watching the node: %w", err)
 	}
 	defer inf.RemoveEventHandler(reg) //nolint:errcheck // the informer may be gone
-	select {
-	case <-ready:
-		return nil
-	case <-ctx.Done():
-		mu.Lock()
-		defer mu.Unlock()
-		return fmt.Errorf("the node is not Ready: %s (see logs/agent.log in the data directory): %w", last, ctx.Err())
+	last := "the agent did not report"
+	for ends := 0; ; {
+		select {
+		case c := <-words:
+			if c.Status == v1.ConditionTrue {
+				return nil
+			}
+			last = c.Message
+		case err := <-ended:
+			if err == nil {
+				continue // it was asked to: this start ends too
+			}
+			last = err.Error()
+			if ends++; ends == refusals {
+				return fmt.Errorf("the agent ended %d times in a row: %w (see logs/agent.log in the data directory)", ends, err)
+			}
+		case <-ctx.Done():
+			return fmt.Errorf("the node is not Ready: %s (see logs/agent.log in the data directory): %w", last, ctx.Err())
+		}
 	}
 }
 

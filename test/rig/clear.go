@@ -2,7 +2,10 @@ package rig
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -36,6 +39,18 @@ func (r *Rig) clear() error {
 		}
 	}
 	return nil
+}
+
+// unlink removes the links to logs below dir. An agent that goes on removes
+// dead links within a minute.
+func unlink(dir string) error {
+	links, err := filepath.Glob("/var/log/containers/*.log")
+	for _, link := range links {
+		if to, rerr := os.Readlink(link); rerr == nil && strings.HasPrefix(to, dir+"/") {
+			err = errors.Join(err, os.Remove(link))
+		}
+	}
+	return err
 }
 
 // unmountBelow unmounts what is mounted below dir, so that removing dir cannot

@@ -1,21 +1,21 @@
 // Package rig runs a node's parts one by one, as somebody does who replaces a
 // single part of an existing cluster: a control plane, a container runtime
-// with its CNI configuration, and `berth agent` with a kubeconfig and a
-// KubeletConfiguration, each a process of its own.
+// with its CNI configuration, and `berth agent`, `berth proxy` and `berth
+// controllers` with kubeconfigs and configuration files, each a process of its
+// own.
 package rig
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -26,8 +26,17 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/berth-dev/berth/internal/cluster/containerd"
+	"github.com/berth-dev/berth/internal/cluster/containerd/livetest"
 	"github.com/berth-dev/berth/internal/cluster/host"
 	"github.com/berth-dev/berth/internal/pki"
+)
+
+// Where the ports of parts lie in a rig's range; the server's are before them.
+const (
+	controllersPort = 7 + iota
+	proxyHealthzPort
+	proxyMetricsPort
+	agentPorts
 )
 
 // Rig is what was started. Close ends and removes all of it.
@@ -40,18 +49,22 @@ type Rig struct {
 	Client kubernetes.Interface
 	// Runtime is nil before StartRuntime.
 	Runtime *containerd.Supervisor
-	agents  []*Agent
+	parts   []*Part
+	agents  int
 	served  bool
+	proxied bool
 }
 
-// Agent is a running `berth agent`.
+// Agent is a `berth agent`.
 type Agent struct {
-	Name, RootDir, LogFile string
+	*Part
+	Name, RootDir string
 	// Port serves its API, HealthzPort its health on loopback.
 	Port, HealthzPort int
-	Process           *os.Process
-	ended             chan struct{}
 }
+
+// Manifests is the agent's directory of static pods.
+func (a *Agent) Manifests() string { return filepath.Join(a.RootDir, "manifests") }
 
 // New prepares a rig. The directory's name is short: sockets go below it.
 func New(bin string, ports int) (*Rig, error) {
@@ -63,10 +76,14 @@ func New(bin string, ports int) (*Rig, error) {
 		return nil, err
 	}
 	dir, err := os.MkdirTemp("", "br")
-	return &Rig{Bin: abs, Dir: dir, Ports: ports}, err
+	if err != nil {
+		return nil, err
+	}
+	return &Rig{Bin: abs, Dir: dir, Ports: ports}, os.Mkdir(filepath.Join(dir, "logs"), 0o755)
 }
 
-func (r *Rig) serverDir() string { return filepath.Join(r.Dir, "server") }
+// ServerDir is the data directory of the server.
+func (r *Rig) ServerDir() string { return filepath.Join(r.Dir, "server") }
 func (r *Rig) instance() string  { return host.Instance(r.Dir) }
 
 // Berth runs a berth command to its end.
@@ -84,13 +101,13 @@ func (r *Rig) Berth(args ...string) (string, error) {
 
 // StartServer starts the control plane.
 func (r *Rig) StartServer(args ...string) error {
-	all := append([]string{"server", "--detach", "--data-dir", r.serverDir(), "--ports-from", strconv.Itoa(r.Ports)}, args...)
+	all := append([]string{"server", "--detach", "--data-dir", r.ServerDir(), "--ports-from", strconv.Itoa(r.Ports)}, args...)
 	if _, err := r.Berth(all...); err != nil {
 		return err
 	}
 	r.served = true
 	var err error
-	if r.Admin, err = clientcmd.BuildConfigFromFlags("", filepath.Join(r.serverDir(), "admin.kubeconfig")); err != nil {
+	if r.Admin, err = clientcmd.BuildConfigFromFlags("", filepath.Join(r.ServerDir(), "admin.kubeconfig")); err != nil {
 		return err
 	}
 	r.Admin.QPS = -1
@@ -128,21 +145,10 @@ func (r *Rig) StartRuntime(ctx context.Context, podCIDR string) error {
 	if err != nil {
 		return err
 	}
-	r.Runtime = &containerd.Supervisor{
-		Options: containerd.Options{Layout: layout, CNIBinDir: r.Bin, OCIRuntime: chosen.Path, PauseImage: "berth.dev/pause:1", Snapshotter: "overlayfs",
-			RestrictOOM: !facts.LowersOOMScore, Hugetlb: facts.Hugetlb},
-		Binary: filepath.Join(r.Bin, "containerd"), LogFile: filepath.Join(r.Dir, "containerd.log"), Log: slog.New(slog.DiscardHandler),
-	}
-	if _, _, err := r.Runtime.Ensure(ctx); err != nil {
-		return err
-	}
-	conn, err := containerd.Dial(r.Runtime.Socket())
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	_, err = containerd.ImportDir(ctx, conn, filepath.Join(r.Bin, "images"), "berth.dev/pause:1")
-	return err
+	r.Runtime = livetest.Supervisor(r.Bin, dir, r.instance(), chosen.Path)
+	r.Runtime.RestrictOOM, r.Runtime.Hugetlb = !facts.LowersOOMScore, facts.Hugetlb
+	r.Runtime.LogFile = filepath.Join(r.Dir, "logs", "containerd.log")
+	return livetest.Start(ctx, r.Runtime)
 }
 
 // configuration is the agent's; more is appended to it.
@@ -164,77 +170,75 @@ authentication:
 // StartAgent starts `berth agent` for node name; more is added to its
 // KubeletConfiguration, args to its flags.
 func (r *Rig) StartAgent(name, more string, args ...string) (*Agent, error) {
-	n := len(r.agents)
-	a := &Agent{Name: name, RootDir: filepath.Join(r.Dir, name), LogFile: filepath.Join(r.Dir, name+".log"), Port: r.Ports + 10 + 2*n, HealthzPort: r.Ports + 11 + 2*n, ended: make(chan struct{})}
+	a := &Agent{Name: name, RootDir: filepath.Join(r.Dir, name), Port: r.Ports + agentPorts + 2*r.agents, HealthzPort: r.Ports + agentPorts + 1 + 2*r.agents}
+	r.agents++
 	kubeconfig, err := r.nodeKubeconfig(name)
 	if err != nil {
 		return nil, err
 	}
-	manifests := filepath.Join(a.RootDir, "manifests")
-	if err := os.MkdirAll(manifests, 0o755); err != nil {
+	if err := os.MkdirAll(a.Manifests(), 0o755); err != nil {
 		return nil, err
 	}
-	text := fmt.Sprintf(configuration, a.Port, a.HealthzPort, r.instance(), r.Runtime.Socket(), filepath.Join(a.RootDir, "pod-logs"), manifests,
-		filepath.Join(r.serverDir(), "pki", "ca.crt"), more)
+	text := fmt.Sprintf(configuration, a.Port, a.HealthzPort, r.instance(), r.Runtime.Socket(), filepath.Join(a.RootDir, "pod-logs"), a.Manifests(),
+		filepath.Join(r.ServerDir(), "pki", "ca.crt"), more)
 	config := filepath.Join(a.RootDir, "config.yaml")
 	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
 		return nil, err
 	}
-	pki := filepath.Join(r.Dir, "pki-"+name)
-	out, err := os.Create(a.LogFile)
-	if err != nil {
-		return nil, err
-	}
-	defer out.Close()
-	args = append([]string{"agent", "--kubeconfig", kubeconfig, "--config", config, "--root-dir", a.RootDir, "--cert-dir", a.RootDir, "--hostname-override", name,
-		"--tls-cert-file", filepath.Join(pki, "serving.crt"), "--tls-private-key-file", filepath.Join(pki, "serving.key")}, args...)
-	cmd := exec.Command(filepath.Join(r.Bin, "berth"), args...)
-	cmd.Stdout, cmd.Stderr = out, out
-	if err := cmd.Start(); err != nil {
-		return nil, err
-	}
-	a.Process = cmd.Process
-	go func() {
-		cmd.Wait() //nolint:errcheck // how it ended is in its log
-		close(a.ended)
-	}()
-	r.agents = append(r.agents, a)
-	return a, nil
+	pki := r.pkiDir(name)
+	a.Part, err = r.start(name, append([]string{"agent", "--kubeconfig", kubeconfig, "--config", config, "--root-dir", a.RootDir, "--cert-dir", a.RootDir, "--hostname-override", name,
+		"--tls-cert-file", filepath.Join(pki, "serving.crt"), "--tls-private-key-file", filepath.Join(pki, "serving.key")}, args...)...)
+	return a, err
 }
 
-// nodeKubeconfig issues credentials for a node from the cluster's authority.
+// nodeKubeconfig issues a node's credentials from the cluster's authority, and
+// a serving certificate beside them.
 func (r *Rig) nodeKubeconfig(name string) (string, error) {
-	now := time.Now()
-	ca, err := pki.EnsureAuthority(filepath.Join(r.serverDir(), "pki"), "ca", now)
+	node := pki.Leaf{CommonName: "system:node:" + name, Organization: []string{"system:nodes"}, Client: true}
+	file, err := r.kubeconfig(name, node)
 	if err != nil {
 		return "", err
 	}
-	dir := filepath.Join(r.Dir, "pki-"+name)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "", err
-	}
-	cert, key, _, err := ca.EnsureLeaf(dir, "client", pki.Leaf{CommonName: "system:node:" + name, Organization: []string{"system:nodes"}, Client: true}, now)
-	if err != nil {
-		return "", err
-	}
-	ips := []net.IP{net.IPv4(127, 0, 0, 1)}
+	node.Client, node.Server, node.Names, node.IPs = false, true, []string{name}, []net.IP{net.IPv4(127, 0, 0, 1)}
 	if addrs, err := net.InterfaceAddrs(); err == nil {
 		for _, addr := range addrs {
 			if ip, ok := addr.(*net.IPNet); ok {
-				ips = append(ips, ip.IP)
+				node.IPs = append(node.IPs, ip.IP)
 			}
 		}
 	}
-	if _, _, _, err := ca.EnsureLeaf(dir, "serving", pki.Leaf{CommonName: "system:node:" + name, Organization: []string{"system:nodes"}, Server: true, Names: []string{name}, IPs: ips}, now); err != nil {
+	_, _, _, err = r.issue(name, "serving", node)
+	return file, err
+}
+
+// kubeconfig issues a client certificate and writes a kubeconfig for it.
+func (r *Rig) kubeconfig(name string, leaf pki.Leaf) (string, error) {
+	ca, cert, key, err := r.issue(name, "client", leaf)
+	if err != nil {
 		return "", err
 	}
-	file := filepath.Join(dir, "kubeconfig")
+	file := filepath.Join(r.pkiDir(name), "kubeconfig")
 	return file, clientcmd.WriteToFile(clientcmdapi.Config{
 		Clusters:       map[string]*clientcmdapi.Cluster{"c": {Server: r.Admin.Host, CertificateAuthority: ca.CertFile}},
 		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"n": {ClientCertificate: cert, ClientKey: key}},
 		Contexts:       map[string]*clientcmdapi.Context{"x": {Cluster: "c", AuthInfo: "n"}},
 		CurrentContext: "x",
 	}, file)
+}
+
+func (r *Rig) pkiDir(name string) string { return filepath.Join(r.Dir, "pki-"+name) }
+
+// issue has the cluster's authority sign a certificate.
+func (r *Rig) issue(name, kind string, leaf pki.Leaf) (ca *pki.Authority, cert, key string, err error) {
+	now := time.Now()
+	if ca, err = pki.EnsureAuthority(filepath.Join(r.ServerDir(), "pki"), "ca", now); err != nil {
+		return nil, "", "", err
+	}
+	if err := os.MkdirAll(r.pkiDir(name), 0o700); err != nil {
+		return nil, "", "", err
+	}
+	cert, key, _, err = ca.EnsureLeaf(r.pkiDir(name), kind, leaf, now)
+	return ca, cert, key, err
 }
 
 // WaitNode returns when the node is Ready.
@@ -258,37 +262,25 @@ func (r *Rig) WaitNode(ctx context.Context, name string) error {
 	return fmt.Errorf("node %s did not become Ready: %w", name, ctx.Err())
 }
 
-// Stop ends the agent as a service manager would.
-func (a *Agent) Stop() {
-	select {
-	case <-a.ended:
-		return
-	default:
-	}
-	a.Process.Signal(syscall.SIGTERM) //nolint:errcheck // it may have ended
-	select {
-	case <-a.ended:
-	case <-time.After(20 * time.Second):
-		a.Process.Kill() //nolint:errcheck // it may have ended
-		<-a.ended
-	}
-}
-
 // Close stops everything and removes it.
 func (r *Rig) Close() error {
-	for _, a := range r.agents {
-		a.Stop()
+	for _, p := range slices.Backward(r.parts) {
+		p.Stop()
 	}
 	var errs []error
+	if r.proxied {
+		_, err := r.Berth("proxy", "--cleanup", "--instance", r.instance())
+		errs = append(errs, err)
+	}
 	if r.Runtime != nil {
 		errs = append(errs, r.clear(), r.Runtime.Stop(context.Background()))
 		exec.Command("ip", "link", "del", r.link()).Run() //nolint:errcheck // there is none before the first pod
 		errs = append(errs, host.RemoveCgroup("/sys/fs/cgroup", "/"+r.instance()))
 	}
 	if r.served {
-		_, err := r.Berth("down", "--purge", "--data-dir", r.serverDir())
+		_, err := r.Berth("down", "--purge", "--data-dir", r.ServerDir())
 		errs = append(errs, err)
 	}
-	errs = append(errs, unmountBelow(r.Dir), os.RemoveAll(r.Dir))
+	errs = append(errs, unlink(r.Dir), unmountBelow(r.Dir), os.RemoveAll(r.Dir))
 	return errors.Join(errs...)
 }
