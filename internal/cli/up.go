@@ -104,6 +104,8 @@ func controlFlags(f *pflag.FlagSet, cfg *cluster.Config) {
 	f.StringVar(&cfg.EtcdCAFile, "etcd-cafile", "", "authority of the external etcd")
 	f.StringVar(&cfg.EtcdCertFile, "etcd-certfile", "", "client certificate for the external etcd")
 	f.StringVar(&cfg.EtcdKeyFile, "etcd-keyfile", "", "client key for the external etcd")
+	f.StringVar(&cfg.CloudProvider, "cloud-provider", "", "inventory: follow a list of machines, and delete nodes that are silent and not on it (default: no cloud)")
+	f.StringVar(&cfg.CloudConfig, "cloud-config", "", "the list of machines: a file or an https:// address")
 	f.StringSliceVar(&cfg.Controllers, "controllers", nil, "controllers to run: * is all, NAME adds one, -NAME leaves one out (default *); `berth controllers` runs node controllers elsewhere")
 	cfg.NodeHealth = health.Defaults()
 	h := &cfg.NodeHealth

@@ -21,6 +21,7 @@ import (
 	"github.com/berth-dev/berth/internal/cluster/containerd"
 	"github.com/berth-dev/berth/internal/cluster/host"
 	podnetwork "github.com/berth-dev/berth/internal/network"
+	"github.com/berth-dev/berth/internal/nodes/cloud/inventory"
 	"github.com/berth-dev/berth/internal/nodes/health"
 )
 
@@ -88,6 +89,9 @@ type Config struct {
 	// NodeHealth says when a silent node is given up; the zero value is
 	// health.Defaults.
 	NodeHealth health.Settings
+	// CloudProvider is "inventory" to follow the machines that CloudConfig, a
+	// file or an https:// address, lists; both empty: there is no cloud.
+	CloudProvider, CloudConfig string
 	// Controllers says which controllers run, as --controllers does.
 	Controllers []string
 	// BundleDir holds containerd, its shim, the CNI plugins and images/.
@@ -169,6 +173,9 @@ func (c *Config) Complete() error {
 		if err := c.validate(); err != nil {
 			return err
 		}
+		if err := c.validateCloud(); err != nil {
+			return err
+		}
 	}
 	return c.validateLogs()
 }
@@ -189,6 +196,16 @@ func (c *Config) validate() (err error) {
 	}
 	_, _, err = chooseControllers(c.Controllers)
 	return err
+}
+
+func (c *Config) validateCloud() error {
+	switch {
+	case c.CloudProvider != "" && c.CloudProvider != inventory.Name:
+		return fmt.Errorf("--cloud-provider %q: not built in; allowed are %q and the empty one", c.CloudProvider, inventory.Name)
+	case (c.CloudProvider == "") != (c.CloudConfig == ""):
+		return errors.New("--cloud-provider and --cloud-config: give both or neither")
+	}
+	return nil
 }
 
 func (c *Config) validateLogs() error {

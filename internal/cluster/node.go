@@ -25,6 +25,7 @@ import (
 	"github.com/berth-dev/berth/internal/control/workload"
 	"github.com/berth-dev/berth/internal/kube"
 	"github.com/berth-dev/berth/internal/nodes"
+	"github.com/berth-dev/berth/internal/nodes/cloud/inventory"
 	"github.com/berth-dev/berth/internal/nodes/ipam"
 	"github.com/berth-dev/berth/internal/proxy"
 )
@@ -45,11 +46,16 @@ func (u *up) startControllers(parts context.Context) error {
 	if err := u.serveMetrics(parts, registry); err != nil {
 		return err
 	}
+	machines, err := u.startCloud(parts, log)
+	if err != nil {
+		return err
+	}
 	enableNode, enableWork, err := chooseControllers(u.Controllers)
 	if err != nil {
 		return err
 	}
 	nodeControllers, err := nodes.Controllers(nodes.Config{
+		Cloud:  machines,
 		Enable: enableNode,
 		Client: u.client, Informers: u.informers, Log: log, Journal: u.journal, Metrics: registry, Events: kube.Events(parts, u.client), Board: &u.board, Health: u.NodeHealth,
 		Ranges: []ipam.Range{{Cluster: netip.MustParsePrefix(u.ClusterCIDR), NodeBits: 24}}, Reserved: []netip.Prefix{netip.MustParsePrefix(u.ServiceCIDR)}, KeepFinished: nodes.DefaultKeepFinished,
@@ -74,6 +80,20 @@ func (u *up) startControllers(parts context.Context) error {
 	u.startDeciders(parts, log, deciders)
 	u.informers.Start(parts.Done())
 	return nil
+}
+
+// startCloud opens the provider that the flags name, if any, and keeps it up to
+// date.
+func (u *up) startCloud(parts context.Context, log *slog.Logger) (*nodes.Cloud, error) {
+	if u.CloudProvider == "" {
+		return nil, nil
+	}
+	provider, err := inventory.Open(parts, u.CloudConfig, log)
+	if err != nil {
+		return nil, fmt.Errorf("--cloud-config: %w", err)
+	}
+	u.crew.start(parts, part{"machine inventory", provider.Run})
+	return &nodes.Cloud{Provider: provider}, nil
 }
 
 // startDeciders runs what only one server of a cluster may run: at once where

@@ -9,17 +9,18 @@ import (
 	"github.com/berth-dev/berth/internal/nodes/health"
 )
 
-// How many nodes the node health controller marks Unknown at a time, and how
-// many it makes fit in everything else beside that.
-const healthMarkers, healthFollowers = 16, 6
+// How many nodes the node health controller marks Unknown at a time, how many
+// it taints beside that, and of how many it marks the pods.
+const healthMarkers, healthFollowers, healthSilencers = 16, 6, 6
 
 // healthShell is the shell of internal/nodes/health in virtual time: it feeds
 // the Monitor and makes nodes fit its verdicts.
 type healthShell struct {
 	w       *world
 	monitor *health.Monitor
-	// urgent marks silent nodes Unknown; rest does all that follows.
-	urgent, rest pool
+	// urgent marks silent nodes Unknown; rest taints them, unready marks their
+	// pods.
+	urgent, rest, unready pool
 	// deaf says that the watch on leases tells nothing.
 	deaf   bool
 	wakeAt time.Duration // when an Advance is planned, -1: not
@@ -38,8 +39,9 @@ func (h *healthShell) stop() {
 	h.life++
 	h.urgent.reset()
 	h.rest.reset()
+	h.unready.reset()
 	for _, n := range h.w.nodes {
-		n.marking, n.following = false, false
+		n.marking, n.following, n.silencing = false, false, false
 	}
 }
 
@@ -186,6 +188,7 @@ func (h *healthShell) mark(n *node) (writeKind, func()) {
 	set := health.UnknownConditions(n.obj, h.now())
 	if !h.monitor.Verdict(n.obj.Name).Unknown || len(set) == 0 {
 		h.hand(n, &n.following, &h.rest, h.follow)
+		h.hand(n, &n.silencing, &h.unready, h.markPods)
 		return 0, nil
 	}
 	return writeNodeStatus, func() {
@@ -194,17 +197,21 @@ func (h *healthShell) mark(n *node) (writeKind, func()) {
 	}
 }
 
-// follow is the next write, but for marking, that a node needs; nil if it is
-// as it should be.
-func (h *healthShell) follow(n *node) (writeKind, func()) {
-	v := h.monitor.Verdict(n.obj.Name)
-	if v.PodsNotReady {
+// markPods takes a node's next pod out of service.
+func (h *healthShell) markPods(n *node) (writeKind, func()) {
+	if h.monitor.Verdict(n.obj.Name).PodsNotReady {
 		for _, p := range n.pods {
 			if p.ready() {
 				return writePodStatus, func() { h.markPod(p) }
 			}
 		}
 	}
+	return 0, nil
+}
+
+// follow makes a node's taints fit its verdict.
+func (h *healthShell) follow(n *node) (writeKind, func()) {
+	v := h.monitor.Verdict(n.obj.Name)
 	taints, changed := health.NoSchedule(n.obj, h.now())
 	taints, more := health.NoExecute(taints, v.NoExecute, h.now())
 	if !changed && !more {

@@ -50,7 +50,7 @@ func newWorld(sc *Scenario) (*world, error) {
 		notes:     recorder{open: map[string]*Entry{}},
 		longReady: []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionTrue, LastTransitionTime: metav1.NewTime(epoch)}}}
 	w.api.w = w
-	w.health = healthShell{w: w, urgent: pool{size: healthMarkers}, rest: pool{size: healthFollowers}}
+	w.health = healthShell{w: w, urgent: pool{size: healthMarkers}, rest: pool{size: healthFollowers}, unready: pool{size: healthSilencers}}
 	w.eviction = evictor{w: w, pool: pool{size: evictors}, marked: map[*pod]time.Time{}}
 	w.scheduler = scheduler{w: w, snap: place.NewSnapshot(), byKey: map[string]*class{}}
 	w.gc = podGC{w: w, missing: map[*node]time.Duration{}}

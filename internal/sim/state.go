@@ -38,9 +38,10 @@ type node struct {
 	detected bool          // this silence was noticed
 	back     time.Duration // when it could talk again
 	nextPost time.Duration // when its status is due
-	// marking and following: queued with the health controller's writers.
-	marking, following bool
-	state              nodeState
+	// marking, following and silencing: queued with the health controller's
+	// writers.
+	marking, following, silencing bool
+	state                         nodeState
 }
 
 // works says whether the agent does its job.

@@ -140,3 +140,35 @@ func TestEditedTolerationMovesTheDeadline(t *testing.T) {
 		shared.Shutdown()
 	})
 }
+
+// A restart neither moves a deadline nor forgets one: it counts from the
+// taint's timeAdded.
+func TestRestartKeepsDeadlines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		added, seconds := metav1.NewTime(time.Now()), int64(100)
+		client := fake.NewClientset(
+			&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Spec: v1.NodeSpec{Taints: []v1.Taint{{Key: "x", Effect: v1.TaintEffectNoExecute, TimeAdded: &added}}}},
+			&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default"}, Spec: v1.PodSpec{NodeName: "n",
+				Tolerations: []v1.Toleration{{Key: "x", Operator: v1.TolerationOpExists, TolerationSeconds: &seconds}}}})
+		for _, c := range []struct {
+			until time.Duration
+			gone  bool
+		}{{20 * time.Second, false}, {70 * time.Second, false}, {99 * time.Second, false}, {101 * time.Second, true}} {
+			ctx, cancel := context.WithCancel(t.Context())
+			shared := informers.NewSharedInformerFactory(client, 0)
+			done := make(chan error, 1)
+			go func() {
+				done <- Run(ctx, Config{Client: client, Informers: shared, Log: slog.New(slog.DiscardHandler)})
+			}()
+			time.Sleep(time.Until(added.Add(c.until))) // virtual
+			synctest.Wait()
+			_, err := client.CoreV1().Pods("default").Get(ctx, "p", metav1.GetOptions{})
+			if apierrors.IsNotFound(err) != c.gone {
+				t.Errorf("%s after the taint: %v, want gone %v", c.until, err, c.gone)
+			}
+			cancel()
+			<-done
+			shared.Shutdown()
+		}
+	})
+}

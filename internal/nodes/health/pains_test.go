@@ -32,11 +32,11 @@ import (
 type clusterOf struct {
 	t      *testing.T
 	client *fake.Clientset
-	// before, if set, is called before each patch of a node; it may take its
-	// time (the fake's own hooks hold a lock).
-	before func(node string)
-	events *record.FakeRecorder
-	ctx    context.Context
+	// before and beforePod, if set, are called before each patch of a node and
+	// of a pod; they may take their time (the fake's own hooks hold a lock).
+	before, beforePod func(name string)
+	events            *record.FakeRecorder
+	ctx               context.Context
 }
 
 func onCluster(t *testing.T, nodes int, during func(*clusterOf)) {
@@ -72,7 +72,7 @@ func (c *clusterOf) run() (stop func()) {
 	shared := informers.NewSharedInformerFactory(c.client, 0)
 	done := make(chan error, 1)
 	go func() {
-		done <- Run(ctx, Config{Client: slowClient{c.client, c.before}, Informers: shared, Log: slog.New(slog.DiscardHandler), Events: c.events})
+		done <- Run(ctx, Config{Client: slowClient{c.client, c.before, c.beforePod}, Informers: shared, Log: slog.New(slog.DiscardHandler), Events: c.events})
 	}()
 	synctest.Wait()
 	return func() {
@@ -82,14 +82,20 @@ func (c *clusterOf) run() (stop func()) {
 	}
 }
 
-// slowClient calls before ahead of each patch of a node.
+// slowClient calls node ahead of each patch of a node and pod ahead of each
+// patch of a pod, unless they are nil.
 type slowClient struct {
 	*fake.Clientset
-	before func(string)
+	node, pod func(string)
 }
 
 type slowCore struct {
 	typedcore.CoreV1Interface
+	node, pod func(string)
+}
+
+type slowPods struct {
+	typedcore.PodInterface
 	before func(string)
 }
 
@@ -99,11 +105,22 @@ type slowNodes struct {
 }
 
 func (s slowClient) CoreV1() typedcore.CoreV1Interface {
-	return slowCore{s.Clientset.CoreV1(), s.before}
+	return slowCore{s.Clientset.CoreV1(), s.node, s.pod}
 }
 
 func (s slowCore) Nodes() typedcore.NodeInterface {
-	return slowNodes{s.CoreV1Interface.Nodes(), s.before}
+	return slowNodes{s.CoreV1Interface.Nodes(), s.node}
+}
+
+func (s slowCore) Pods(namespace string) typedcore.PodInterface {
+	return slowPods{s.CoreV1Interface.Pods(namespace), s.pod}
+}
+
+func (s slowPods) Patch(ctx context.Context, name string, kind types.PatchType, data []byte, opts metav1.PatchOptions, sub ...string) (*v1.Pod, error) {
+	if s.before != nil {
+		s.before(name)
+	}
+	return s.PodInterface.Patch(ctx, name, kind, data, opts, sub...)
 }
 
 func (s slowNodes) Patch(ctx context.Context, name string, kind types.PatchType, data []byte, opts metav1.PatchOptions, sub ...string) (*v1.Node, error) {
@@ -178,6 +195,47 @@ func TestSlowWriteHoldsUpNobody_110341(t *testing.T) {
 	})
 }
 
+// Thirty pods to a node: marking them all takes minutes when many nodes die at
+// once. Conditions and taints that are due come at their time all the same.
+func TestTaintsDoNotWaitBehindPods(t *testing.T) {
+	const nodes, dying = 40, 2 * silencing
+	onCluster(t, nodes, func(c *clusterOf) {
+		release := make(chan struct{})
+		var begun, done atomic.Int32
+		c.beforePod = func(string) {
+			begun.Add(1)
+			<-release
+			done.Add(1)
+		}
+		stop := c.run()
+		var alive []string
+		for i := dying; i < nodes; i++ {
+			alive = append(alive, fmt.Sprintf("n%d", i))
+		}
+		c.live(115*time.Second, alive...) // grace and 65 s of tokens: one at the deadline, six since
+		unknown, tainted := 0, 0
+		for i := range dying {
+			got := c.state(fmt.Sprintf("n%d", i))
+			if strings.HasPrefix(got, "Ready=Unknown pod=True unreachable:NoSchedule") {
+				unknown++
+			}
+			if strings.HasSuffix(got, "unreachable:NoExecute") {
+				tainted++
+			}
+		}
+		if unknown != dying || tainted != 7 || begun.Load() != silencing || done.Load() != 0 {
+			t.Errorf("%d nodes marked Unknown and NoSchedule, want %d; %d tainted NoExecute, want 7; %d pod patches begun, want %d, and %d done before, want 0",
+				unknown, dying, tainted, begun.Load(), silencing, done.Load())
+		}
+		close(release)
+		c.live(time.Second, alive...)
+		if done.Load() != dying {
+			t.Errorf("%d pods marked, want %d", done.Load(), dying)
+		}
+		stop()
+	})
+}
+
 // #114295: the last node was marked a minute late, since nodes were walked one
 // after another.
 func TestAllAreMarkedAtTheirDeadline_114295(t *testing.T) {
@@ -214,20 +272,21 @@ func TestManyDeathsAskLittleOfTheAPI_77733(t *testing.T) {
 			}
 			return false, nil, nil
 		})
-		c.before = func(string) {
+		write := func(string) {
 			if n := now.Add(1); n > top.Load() {
 				top.Store(n)
 			}
 			time.Sleep(10 * time.Millisecond) // virtual: an API that takes its time
 			now.Add(-1)
 		}
+		c.before, c.beforePod = write, write
 		stop := c.run()
 		c.live(80*time.Second, "n0")
 		if got := c.state("n59"); !strings.HasPrefix(got, "Ready=Unknown pod=False") {
 			t.Errorf("n59: %s", got)
 		}
-		if top.Load() > marking+following || lists.Load() > 1 {
-			t.Errorf("%d writes at a time, want at most %d; %d lists of pods, want 1", top.Load(), marking+following, lists.Load())
+		if top.Load() > marking+following+silencing || lists.Load() > 1 {
+			t.Errorf("%d writes at a time, want at most %d; %d lists of pods, want 1", top.Load(), marking+following+silencing, lists.Load())
 		}
 		stop()
 	})
@@ -289,6 +348,34 @@ func TestPodsOfANodeThatSaysNotReady_125618(t *testing.T) {
 		c.must(err)
 		c.live(time.Second, "n0", "n1", "n2")
 		c.want("n0", "Ready=False pod=False not-ready:NoSchedule not-ready:NoExecute")
+		stop()
+	})
+}
+
+// An agent that says Ready=False of its node and that its pods are ready, as
+// their probes tell it, is not written against.
+func TestAgentThatDisagreesIsLeftAlone(t *testing.T) {
+	onCluster(t, 3, func(c *clusterOf) {
+		var marks atomic.Int32
+		c.beforePod = func(string) { marks.Add(1) }
+		stop := c.run()
+		n, err := c.client.CoreV1().Nodes().Get(c.ctx, "n0", metav1.GetOptions{})
+		c.must(err)
+		n.Status.Conditions[0].Status = v1.ConditionFalse
+		_, err = c.client.CoreV1().Nodes().Update(c.ctx, n, metav1.UpdateOptions{})
+		c.must(err)
+		for range 5 {
+			c.live(time.Second, "n0", "n1", "n2")
+			p, err := c.client.CoreV1().Pods("d").Get(c.ctx, "n0", metav1.GetOptions{})
+			c.must(err)
+			p.Status.Conditions[0].Status = v1.ConditionTrue
+			_, err = c.client.CoreV1().Pods("d").Update(c.ctx, p, metav1.UpdateOptions{})
+			c.must(err)
+		}
+		c.live(30*time.Second, "n0", "n1", "n2")
+		if got := c.state("n0"); !strings.HasPrefix(got, "Ready=False pod=True") || marks.Load() != 1 {
+			t.Errorf("n0: %s after %d patches of its pod, want the agent's word after one", got, marks.Load())
+		}
 		stop()
 	})
 }

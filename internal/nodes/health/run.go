@@ -34,21 +34,23 @@ type Config struct {
 	Board *Board
 }
 
-// marking and following write nodes at the same time; each node has one writer
-// of each kind at most. Marking has the most: a thousand nodes may die at once,
-// and their conditions come before all else.
-const marking, following = 16, 6
+// marking, following and silencing write at the same time; each node has one
+// writer of each kind at most. Marking has the most: a thousand nodes may die at
+// once, and their conditions come before all else. Pods have writers of their
+// own: thirty times as many as nodes, no taint may wait behind them.
+const marking, following, silencing = 16, 6, 6
 
 type shell struct {
 	Config
 	// urgent are nodes whose conditions may have to become Unknown; rest are
-	// nodes whose taints, labels and pods may have to follow.
-	urgent, rest workqueue.TypedRateLimitingInterface[string]
-	pods, nodes  cache.Indexer
-	holding      bool // only the loop touches it
-	wake         chan struct{}
-	stale        chan struct{}
-	meter        *meter
+	// nodes whose taints and labels may have to follow; unready are nodes whose
+	// pods may have to.
+	urgent, rest, unready workqueue.TypedRateLimitingInterface[string]
+	pods, nodes           cache.Indexer
+	holding               bool // only the loop touches it
+	wake                  chan struct{}
+	stale                 chan struct{}
+	meter                 *meter
 
 	// mu guards monitor. No API call is made while it is held.
 	mu      sync.Mutex
@@ -77,7 +79,7 @@ func Run(ctx context.Context, cfg Config) error {
 		cfg.Journal = journal.Discard
 	}
 	s := &shell{Config: cfg, monitor: NewMonitor(cfg.Settings), wake: make(chan struct{}, 1), stale: make(chan struct{}, 1),
-		urgent: newQueue("node-health"), rest: newQueue("node-health-rest")}
+		urgent: newQueue("node-health"), rest: newQueue("node-health-rest"), unready: newQueue("node-health-pods")}
 	defer s.close()
 	var err error
 	if s.meter, err = newMeter(cfg.Metrics); err != nil {
@@ -108,6 +110,9 @@ func Run(ctx context.Context, cfg Config) error {
 	for range following {
 		wg.Go(func() { s.work(ctx, s.rest, s.follow) })
 	}
+	for range silencing {
+		wg.Go(func() { s.work(ctx, s.unready, s.markPods) })
+	}
 	if cfg.Board != nil {
 		explain := s.explain
 		cfg.Board.now.Store(&explain)
@@ -120,6 +125,7 @@ func Run(ctx context.Context, cfg Config) error {
 func (s *shell) close() {
 	s.urgent.ShutDown()
 	s.rest.ShutDown()
+	s.unready.ShutDown()
 }
 
 func (s *shell) explain(node string) (journal.Record, bool) {
@@ -207,7 +213,9 @@ func (s *shell) act(ctx context.Context, d Decision, wg *sync.WaitGroup) {
 		s.rest.Add(d.Node)
 	case MarkUnknown:
 		s.urgent.Add(d.Node)
-	case HeardAgain, Untaint, MarkPods:
+	case MarkPods:
+		s.unready.Add(d.Node)
+	case HeardAgain, Untaint:
 		s.rest.Add(d.Node)
 	}
 }

@@ -113,7 +113,7 @@ func (s *shell) seeNodeAgain(old, o any) {
 	was, ok := old.(*v1.Node)
 	n, ok2 := o.(*v1.Node)
 	if ok && ok2 && ViewOf(n).Ready == Unknown && ViewOf(was).Ready != Unknown {
-		s.rest.Add(n.Name)
+		s.goOn(n.Name)
 	}
 	s.seeNode(o)
 }
@@ -142,7 +142,7 @@ func (s *shell) seeLease(o any) {
 func (s *shell) seePod(o any) {
 	p, ok := o.(*v1.Pod)
 	if ok && p.Spec.NodeName != "" && readyAt(p) >= 0 && s.verdict(p.Spec.NodeName).PodsNotReady {
-		s.rest.Add(p.Spec.NodeName)
+		s.unready.Add(p.Spec.NodeName)
 	}
 }
 
@@ -155,7 +155,7 @@ func (s *shell) seePodAgain(old, o any) {
 		return
 	}
 	if v := s.verdict(p.Spec.NodeName); v.PodsNotReady && (v.Ready == Unknown || was.Spec.NodeName == "") {
-		s.rest.Add(p.Spec.NodeName)
+		s.unready.Add(p.Spec.NodeName)
 	}
 }
 

@@ -70,22 +70,31 @@ func (s *shell) mark(ctx context.Context, n *v1.Node, v Verdict) error {
 	if set := UnknownConditions(n, metav1.Now()); v.Unknown && len(set) > 0 {
 		return s.writeConditions(ctx, n, set)
 	}
-	s.rest.Add(n.Name)
+	s.goOn(n.Name)
 	return nil
 }
 
-// follow makes a node's taints, old labels and pods fit its verdict. A silent
-// node is marked first.
+// goOn hands a node that is marked to those who do what follows.
+func (s *shell) goOn(node string) {
+	s.rest.Add(node)
+	s.unready.Add(node)
+}
+
+// unmarked hands a silent node back to those who mark it first.
+func (s *shell) unmarked(n *v1.Node, v Verdict) bool {
+	if !v.Unknown || len(UnknownConditions(n, metav1.Now())) == 0 {
+		return false
+	}
+	s.urgent.Add(n.Name)
+	return true
+}
+
+// follow makes a node's taints and old labels fit its verdict.
 func (s *shell) follow(ctx context.Context, n *v1.Node, v Verdict) error {
-	if v.Unknown && len(UnknownConditions(n, metav1.Now())) > 0 {
-		s.urgent.Add(n.Name)
+	if s.unmarked(n, v) {
 		return nil
 	}
-	var errs []error
-	if v.PodsNotReady {
-		errs = append(errs, s.markPods(ctx, n.Name))
-	}
-	errs = append(errs, ignoreGone(s.writeTaints(ctx, n, v.NoExecute)))
+	errs := []error{ignoreGone(s.writeTaints(ctx, n, v.NoExecute))}
 	if set := Labels(n); set != nil {
 		errs = append(errs, ignoreGone(s.patch(ctx, n, "labels", types.MergePatchType, map[string]any{"metadata": map[string]any{"uid": n.UID, "labels": set}})))
 	}
@@ -142,8 +151,11 @@ func (s *shell) patch(ctx context.Context, n *v1.Node, what string, kind types.P
 
 // markPods makes the ready pods of a node not ready, so that no traffic goes
 // to a place nobody vouches for.
-func (s *shell) markPods(ctx context.Context, node string) error {
-	pods, err := s.pods.ByIndex(kube.ByNode, node)
+func (s *shell) markPods(ctx context.Context, n *v1.Node, v Verdict) error {
+	if !v.PodsNotReady || s.unmarked(n, v) {
+		return nil
+	}
+	pods, err := s.pods.ByIndex(kube.ByNode, n.Name)
 	if err != nil {
 		return err
 	}
