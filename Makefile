@@ -17,13 +17,13 @@ CNI      := main/bridge ipam/host-local main/loopback meta/portmap
 TOOLS    := sh cat ls env id hostname sleep seq mkdir rm touch stat grep head tee wget nslookup nc serve hog fill date readlink mounts pause
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
-.PHONY: all up down build berth bundle images install test unit race e2e bench bench-up lint generate clean help
+.PHONY: all up down build berth bundle images install test unit race e2e bench bench-up bench-agent bench-proxy soak lint generate clean help
 
 all: build
 
 help:
 	@sed -n 's/^# //p' Makefile | head -20
-	@echo "targets: up down build test unit race e2e bench bench-up lint generate clean"
+	@echo "targets: up down build test unit live race e2e bench bench-up bench-agent bench-proxy soak lint generate clean"
 
 install:
 	@hack/install.sh
@@ -71,13 +71,14 @@ install-test:
 unit:
 	$(GO) test ./internal/... ./cmd/...
 	cd runtime && $(GO) vet ./...
+	cd test/tools && $(GO) vet ./...
 
 race:
 	CGO_ENABLED=1 $(GO) test -race $(RACE)
 
 # Tests that need the built runtime bundle and root.
 live:
-	BERTH_BUNDLE=$(CURDIR)/$(BIN) $(GO) test -count=1 ./internal/cluster/...
+	BERTH_BUNDLE=$(CURDIR)/$(BIN) $(GO) test -count=1 -p 1 ./internal/cluster/... ./internal/agent ./internal/agent/runtime/contract
 
 e2e:
 	BERTH_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 30m ./test/e2e/...
@@ -87,6 +88,17 @@ bench:
 
 bench-up: build
 	BERTH_BIN=$(CURDIR)/$(BIN) $(GO) run ./test/bench/up
+
+# The agent alone against the floor of direct CRI calls; the proxy at sizes.
+bench-agent: build
+	BERTH_BIN=$(CURDIR)/$(BIN) $(GO) run ./test/bench/agent
+
+bench-proxy: build
+	BERTH_BIN=$(CURDIR)/$(BIN) $(GO) run ./test/bench/proxy
+
+# An hour of pod churn: memory, goroutines and descriptors once a minute.
+soak: build
+	BERTH_BIN=$(CURDIR)/$(BIN) $(GO) run ./test/bench/soak
 
 lint:
 	@test -z "$$(gofmt -l cmd internal test runtime)" || { gofmt -l cmd internal test runtime; echo "run gofmt -w on these"; exit 1; }

@@ -11,6 +11,9 @@ need runc runc
 need nft nftables
 if [ "${1:-}" = test ]; then
 	need ip iproute2
+	need mkfs.ext4 e2fsprogs
+	need dbus-daemon dbus-daemon
+	need iptables-nft iptables
 fi
 [ -n "$want" ] || exit 0
 if [ "$(id -u)" -ne 0 ]; then

@@ -3,13 +3,13 @@ package cli
 import (
 	"fmt"
 	"log/slog"
-	"os"
 
 	"github.com/spf13/cobra"
 
 	"github.com/berth-dev/berth/internal/agent/config"
 	"github.com/berth-dev/berth/internal/agent/launch"
 	"github.com/berth-dev/berth/internal/cluster"
+	"github.com/berth-dev/berth/internal/lean"
 )
 
 // agentCommand runs the node agent against any API server.
@@ -34,14 +34,10 @@ func agentCommand() *cobra.Command {
 			return err
 		}
 		level := &slog.LevelVar{}
-		if effective.Kubelet.Logging.Verbosity >= 4 {
-			level.Set(slog.LevelDebug)
-		}
-		var handler slog.Handler = slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})
-		if effective.Kubelet.Logging.Format == "json" {
-			handler = slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level})
-		}
-		return launch.Run(cmd.Context(), launch.Config{Effective: effective, Log: slog.New(handler), LogLevel: level, Version: cluster.KubernetesVersion})
+		level.Set(verbosity(int(effective.Kubelet.Logging.Verbosity)))
+		log := slog.New(stderrLog(effective.Kubelet.Logging.Format, level))
+		go lean.Keep(cmd.Context(), log)
+		return launch.Run(cmd.Context(), launch.Config{Effective: effective, Log: log, LogLevel: level, Version: cluster.KubernetesVersion})
 	}
 	return cmd
 }

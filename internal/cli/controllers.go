@@ -2,12 +2,12 @@ package cli
 
 import (
 	"log/slog"
-	"os"
 
 	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
 
+	"github.com/berth-dev/berth/internal/lean"
 	"github.com/berth-dev/berth/internal/nodes/launch"
 )
 
@@ -21,16 +21,11 @@ func controllersCommand() *cobra.Command {
 			"Start those with --controllers=*,-node-lifecycle-controller,-taint-eviction-controller,-node-ipam-controller,-pod-garbage-collector-controller,-ttl-controller.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			level := slog.LevelInfo
-			if o.Verbosity >= 4 {
-				level = slog.LevelDebug
-			}
-			var handler slog.Handler = slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})
-			if o.LogFormat == "json" {
-				handler = slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level})
-			}
+			handler := stderrLog(o.LogFormat, verbosity(o.Verbosity))
 			klog.SetLoggerWithOptions(logr.FromSlogHandler(handler), klog.ContextualLogger(true))
-			return launch.Run(cmd.Context(), o, slog.New(handler))
+			log := slog.New(handler)
+			go lean.Keep(cmd.Context(), log)
+			return launch.Run(cmd.Context(), o, log)
 		},
 	}
 	o.AddFlags(cmd.Flags())

@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"os"
 	"strings"
 	"text/tabwriter"
 
@@ -34,15 +33,8 @@ func proxyCommand() *cobra.Command {
 		if err := flags.Load(); err != nil {
 			return err
 		}
-		level := slog.LevelInfo
-		if flags.Config.Logging.Verbosity >= 4 {
-			level = slog.LevelDebug
-		}
-		var handler slog.Handler = slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})
-		if flags.Config.Logging.Format == "json" {
-			handler = slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level})
-		}
-		return launch.Run(cmd.Context(), flags, slog.New(handler))
+		log := slog.New(stderrLog(flags.Config.Logging.Format, verbosity(int(flags.Config.Logging.Verbosity))))
+		return launch.Run(cmd.Context(), flags, log)
 	}
 	cmd.AddCommand(traceCommand())
 	return cmd

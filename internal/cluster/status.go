@@ -3,19 +3,18 @@ package cluster
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/pprof"
 	"net/url"
-	"os"
 	"strconv"
 	"time"
 
 	"github.com/berth-dev/berth/internal/journal"
 	"github.com/berth-dev/berth/internal/nodes/health"
+	"github.com/berth-dev/berth/internal/socket"
 )
 
 // Status is what a running cluster says of itself on its control socket.
@@ -57,17 +56,9 @@ func ControlSocket(dataDir string) string { return dataDir + "/run/berth.sock" }
 
 // serveStatus answers on the control socket until ctx ends.
 func (u *up) serveStatus(ctx context.Context) error {
-	path := ControlSocket(u.DataDir)
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("clearing the control socket: %w", err)
-	}
-	l, err := net.Listen("unix", path)
+	l, err := socket.Listen("control", ControlSocket(u.DataDir))
 	if err != nil {
-		return fmt.Errorf("opening the control socket: %w", err)
-	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		l.Close()
-		return fmt.Errorf("protecting the control socket: %w", err)
+		return err
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, r *http.Request) {
@@ -160,7 +151,7 @@ func (s *Status) Print(w io.Writer, now time.Time) {
 		if part.Restarts > 0 {
 			extra = fmt.Sprintf(", restarted %d times, last: %s", part.Restarts, part.LastError)
 		}
-		fmt.Fprintf(w, "part      %-16s running %s%s\n", part.Name, now.Sub(part.Since).Round(time.Second), extra)
+		fmt.Fprintf(w, "part      %-32s running %s%s\n", part.Name, now.Sub(part.Since).Round(time.Second), extra)
 	}
 	for _, n := range s.Notes {
 		fmt.Fprintf(w, "note      %s\n", n)

@@ -23,6 +23,7 @@ import (
 	"github.com/berth-dev/berth/internal/control/api"
 	"github.com/berth-dev/berth/internal/control/store"
 	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/lean"
 	"github.com/berth-dev/berth/internal/nodes/health"
 	"github.com/berth-dev/berth/internal/policy"
 	"github.com/berth-dev/berth/internal/proxy"
@@ -67,7 +68,7 @@ type up struct {
 // closed once the node is Ready. A failing start stops what it started and
 // removes what it made.
 func Up(ctx context.Context, cfg *Config, emit Progress, ready chan<- struct{}) (err error) {
-	debug.SetGCPercent(leanGC)
+	debug.SetGCPercent(lean.GC)
 	u := &up{Config: cfg, clock: clock{began: time.Now(), emit: emit}}
 	undo, err := u.prepare()
 	if err != nil {
@@ -93,7 +94,7 @@ func Up(ctx context.Context, cfg *Config, emit Progress, ready chan<- struct{}) 
 	u.mu.Unlock()
 	close(ready)
 	u.crew.start(parts, part{"memory", func(ctx context.Context) error {
-		keepLean(ctx, u.log)
+		lean.Keep(ctx, u.log)
 		<-ctx.Done()
 		return nil
 	}})
@@ -138,6 +139,11 @@ func (u *up) prepare() (undo func(error), err error) {
 			defer cancel()
 			if err := u.runtime.Stop(stop); err != nil {
 				u.log.Error("stopping the runtime after a failed start", "error", err)
+			}
+		}
+		if failure != nil && !u.isReady() && u.Role.node() {
+			if err := volume.UnshareRoot(u.Path("agent")); err != nil {
+				u.log.Error("undoing a failed start", "error", err)
 			}
 		}
 		if failure != nil && fresh && !u.isReady() {

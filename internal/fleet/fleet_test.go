@@ -111,33 +111,11 @@ func (o *observer) await(what string, want int, fits func(*v1.Node) bool) {
 	if err != nil {
 		o.Fatal(err)
 	}
-	have := map[string]bool{}
-	for i := range list.Items {
-		have[list.Items[i].Name] = fits(&list.Items[i])
-	}
 	w, err := o.client.CoreV1().Nodes().Watch(ctx, metav1.ListOptions{ResourceVersion: list.ResourceVersion})
 	if err != nil {
 		o.Fatal(err)
 	}
-	defer w.Stop()
-	for {
-		n := 0
-		for _, ok := range have {
-			if ok {
-				n++
-			}
-		}
-		if n == want {
-			return
-		}
-		e, ok := <-w.ResultChan()
-		if !ok {
-			o.Fatalf("%d nodes are %s, want %d", n, what, want)
-		}
-		if node, isNode := e.Object.(*v1.Node); isNode {
-			have[node.Name] = e.Type != watch.Deleted && fits(node)
-		}
-	}
+	awaitCount(o, "nodes are "+what, want, list.Items, w, fits)
 }
 
 // awaitPods watches pods until as many as wanted fit.
@@ -149,31 +127,37 @@ func (o *observer) awaitPods(what string, want int, fits func(*v1.Pod) bool) {
 	if err != nil {
 		o.Fatal(err)
 	}
-	have := map[string]bool{}
-	for i := range list.Items {
-		have[list.Items[i].Name] = fits(&list.Items[i])
-	}
 	w, err := o.client.CoreV1().Pods("").Watch(ctx, metav1.ListOptions{ResourceVersion: list.ResourceVersion})
 	if err != nil {
 		o.Fatal(err)
 	}
+	awaitCount(o, "pods are "+what, want, list.Items, w, fits)
+}
+
+// awaitCount follows a list with a watch, which it stops, until as many
+// objects as wanted fit.
+func awaitCount[T any, P interface {
+	*T
+	metav1.Object
+}](o *observer, what string, want int, items []T, w watch.Interface, fits func(P) bool) {
+	o.Helper()
 	defer w.Stop()
-	for {
-		n := 0
-		for _, ok := range have {
-			if ok {
-				n++
-			}
+	fitting := map[string]bool{}
+	note := func(obj P, ok bool) {
+		if delete(fitting, obj.GetName()); ok {
+			fitting[obj.GetName()] = true
 		}
-		if n == want {
-			return
-		}
+	}
+	for i := range items {
+		note(&items[i], fits(&items[i]))
+	}
+	for len(fitting) != want {
 		e, ok := <-w.ResultChan()
 		if !ok {
-			o.Fatalf("%d pods are %s, want %d", n, what, want)
+			o.Fatalf("%d %s, want %d", len(fitting), what, want)
 		}
-		if p, isPod := e.Object.(*v1.Pod); isPod {
-			have[p.Name] = e.Type != watch.Deleted && fits(p)
+		if obj, is := e.Object.(any).(P); is {
+			note(obj, e.Type != watch.Deleted && fits(obj))
 		}
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -21,6 +20,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/berth-dev/berth/internal/netnstest"
 )
 
 // internet is three nodes: a and b share a link, c is behind a router. Each
@@ -37,20 +38,6 @@ type internet struct {
 
 var clusterCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}
 
-func in(ns netns.NsHandle, f func() error) error {
-	done := make(chan error)
-	go func() {
-		// The thread is never unlocked, so it ends with the goroutine.
-		runtime.LockOSThread()
-		if err := netns.Set(ns); err != nil {
-			done <- err
-			return
-		}
-		done <- f()
-	}()
-	return <-done
-}
-
 func (w *internet) must(err error) {
 	w.t.Helper()
 	if err != nil {
@@ -60,16 +47,7 @@ func (w *internet) must(err error) {
 
 func (w *internet) newNS() netns.NsHandle {
 	w.t.Helper()
-	var h netns.NsHandle
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		var err error
-		h, err = netns.New()
-		done <- err
-	}()
-	w.must(<-done)
-	w.t.Cleanup(func() { h.Close() })
+	h := netnstest.New(w.t)
 	w.ip(h, "link set lo up")
 	return h
 }
@@ -78,7 +56,7 @@ func (w *internet) newNS() netns.NsHandle {
 func (w *internet) ip(ns netns.NsHandle, commands ...string) string {
 	w.t.Helper()
 	var all strings.Builder
-	w.must(in(ns, func() error {
+	w.must(netnstest.In(ns, func() error {
 		for _, c := range commands {
 			out, err := exec.Command("ip", strings.Fields(c)...).CombinedOutput()
 			if err != nil {
@@ -94,7 +72,7 @@ func (w *internet) ip(ns netns.NsHandle, commands ...string) string {
 // wire connects two namespaces.
 func (w *internet) wire(a netns.NsHandle, nameA string, b netns.NsHandle, nameB string) {
 	w.t.Helper()
-	w.must(in(a, func() error {
+	w.must(netnstest.In(a, func() error {
 		out, err := exec.Command("ip", "link", "add", nameA, "type", "veth", "peer", "name", nameB, "netns", fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), b)).CombinedOutput()
 		if err != nil {
 			return fmt.Errorf("%w: %s", err, out)
@@ -106,14 +84,11 @@ func (w *internet) wire(a netns.NsHandle, nameA string, b netns.NsHandle, nameB 
 }
 
 func newInternet(t *testing.T) *internet {
-	if os.Geteuid() != 0 {
-		t.Skip("network namespaces need root: run as root")
-	}
 	w := &internet{t: t, node: map[string]netns.NsHandle{}, pod: map[string]netns.NsHandle{}, ctx: t.Context()}
 	w.router = w.newNS()
 	w.ip(w.router, "link add lan type bridge", "addr add 192.0.2.254/24 dev lan", "link set lan up")
 	forward := func(ns netns.NsHandle) {
-		w.must(in(ns, func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0) }))
+		w.must(netnstest.In(ns, func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0) }))
 	}
 	forward(w.router)
 	for i, name := range []string{"a", "b", "c"} {
@@ -150,7 +125,7 @@ func apiNode(name, at, pods string) *corev1.Node {
 // answer serves the client's address, and then much, on TCP port 80.
 func (w *internet) answer(ns netns.NsHandle) {
 	var l net.Listener
-	w.must(in(ns, func() (err error) {
+	w.must(netnstest.In(ns, func() (err error) {
 		l, err = net.Listen("tcp4", ":80")
 		return err
 	}))
@@ -172,7 +147,7 @@ func (w *internet) answer(ns netns.NsHandle) {
 // ask connects and returns the address the other side saw; a megabyte that
 // follows must fit through every link.
 func (w *internet) ask(from netns.NsHandle, to string) (seen string, err error) {
-	err = in(from, func() error {
+	err = netnstest.In(from, func() error {
 		c, err := net.DialTimeout("tcp4", to+":80", time.Second)
 		if err != nil {
 			return err
@@ -320,7 +295,7 @@ func TestAgainAndAway(t *testing.T) {
 	if out := w.ip(a, "-d link show vx-test"); !strings.Contains(out, "mtu 1450") || !strings.Contains(out, "dstport 4789") || !strings.Contains(out, "nolearning") || !strings.Contains(out, "vxlan id 77") {
 		t.Errorf("the tunnel is another:\n%s", out)
 	}
-	w.must(in(a, func() error { return exec.Command("nft", "list", "ruleset").Run() }))
+	w.must(netnstest.In(a, func() error { return exec.Command("nft", "list", "ruleset").Run() }))
 	// From one way to the other and back.
 	cfg.Mode = Auto
 	if step() == 0 || step() != 0 {
@@ -331,7 +306,7 @@ func TestAgainAndAway(t *testing.T) {
 	if after := w.ip(a, "route show"); after != before {
 		t.Errorf("clean-up left:\n%swant:\n%s", after, before)
 	}
-	if err := in(a, func() error { return exec.Command("nft", "list", "table", "ip", "test-egress").Run() }); err == nil {
+	if err := netnstest.In(a, func() error { return exec.Command("nft", "list", "table", "ip", "test-egress").Run() }); err == nil {
 		t.Error("clean-up left the table")
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/berth-dev/berth/internal/netnstest"
 	"github.com/berth-dev/berth/internal/proxy/model"
 	"github.com/berth-dev/berth/internal/proxy/nft"
 )
@@ -30,11 +31,11 @@ func ips(service, n int) []string {
 
 func benchWriter(b *testing.B) (*writer, *nft.Netlink, func(func() error)) {
 	t := &testing.T{}
-	ns := newNS(t)
+	ns := netnstest.New(t)
 	var k *nft.Netlink
 	do := func(f func() error) {
 		b.Helper()
-		if err := in(ns, f); err != nil {
+		if err := netnstest.In(ns, f); err != nil {
 			b.Fatal(err)
 		}
 	}

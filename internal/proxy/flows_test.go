@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/berth-dev/berth/internal/netnstest"
 	"github.com/berth-dev/berth/internal/proxy/model"
 	"github.com/berth-dev/berth/internal/proxy/nft"
 )
@@ -25,7 +26,7 @@ func TestKernelStaleFlows(t *testing.T) {
 		service := c.service(s.plan)
 		to := clusterIPOf(service, s.plan).String()
 		var conn net.Conn
-		s.must(in(s.spaces["pod"], func() (err error) { conn, err = net.Dial("udp", to); return err }))
+		s.must(netnstest.In(s.spaces["pod"], func() (err error) { conn, err = net.Dial("udp", to); return err }))
 		defer conn.Close()
 		ask := func() string {
 			buf := make([]byte, 100)
@@ -48,7 +49,7 @@ func TestKernelStaleFlows(t *testing.T) {
 			m.SetSlice(c.slice(s.plan))
 			res := s.sync()
 			n := 0
-			s.must(in(s.node, func() (err error) { n, err = forget(f, res.changes.Stale); return err }))
+			s.must(netnstest.In(s.node, func() (err error) { n, err = forget(f, res.changes.Stale); return err }))
 			return n
 		}
 		m.SetService(service)
@@ -73,7 +74,7 @@ func TestKernelStaleFlows(t *testing.T) {
 		expect(t, "from none to one", ask(), "a")
 		m.DeleteService(model.Name{Namespace: "ns", Name: service.Name})
 		res := s.sync()
-		s.must(in(s.node, func() error {
+		s.must(netnstest.In(s.node, func() error {
 			n, err := forget(f, res.changes.Stale)
 			if n != 1 {
 				t.Errorf("the Service went and %d flows were removed, want 1", n)
@@ -111,9 +112,9 @@ func TestAffinityEnds(t *testing.T) {
 	}
 	first := ask(0, clusterIPOf(s, p))
 	draw = 1 // a new choice would fall on the other endpoint
-	for now, to := range map[float64]netip.AddrPort{1: nodePortOf(s, p), 2: lbOf(s, p), 3: clusterIPOf(s, p)} {
-		if got := ask(now, to); got != first {
-			t.Errorf("after %v s at %s: %s, want %s", now, to, got, first)
+	for i, to := range []netip.AddrPort{nodePortOf(s, p), lbOf(s, p), clusterIPOf(s, p)} {
+		if got := ask(float64(i+1), to); got != first {
+			t.Errorf("after %d s at %s: %s, want %s", i+1, to, got, first)
 		}
 	}
 	if got := ask(102.9, lbOf(s, p)); got != first {

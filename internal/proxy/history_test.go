@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
+	"github.com/berth-dev/berth/internal/netnstest"
 	"github.com/berth-dev/berth/internal/proxy/model"
 	"github.com/berth-dev/berth/internal/proxy/nft"
 )
@@ -122,8 +123,8 @@ func TestKernelsEqualModel(t *testing.T) {
 				h.check(t, w, fmt.Sprintf("fake kernel, %s, seed %d, step %d", f, seed, i))
 			}
 		}
-		ns := newNS(t)
-		err := in(ns, func() error {
+		ns := netnstest.New(t)
+		err := netnstest.In(ns, func() error {
 			k, err := nft.Open()
 			if err != nil {
 				return err
@@ -234,11 +235,11 @@ func writeForEver() {
 // TestKill kills a process that writes as fast as it can, at random moments:
 // the kernel holds one whole generation, and the next process adopts it.
 func TestKill(t *testing.T) {
-	ns := newNS(t)
+	ns := netnstest.New(t)
 	r := rand.New(rand.NewSource(1))
 	for round := range 8 {
 		var child *exec.Cmd
-		err := in(ns, func() error {
+		err := netnstest.In(ns, func() error {
 			runtime.LockOSThread()
 			child = exec.Command(os.Args[0])
 			child.Env = append(os.Environ(), killedChild+"=1")
@@ -258,7 +259,7 @@ func TestKill(t *testing.T) {
 		time.Sleep(time.Duration(r.Intn(20000)) * time.Microsecond) // the moment is what is tried
 		_ = child.Process.Kill()
 		_ = child.Wait()
-		err = in(ns, func() error {
+		err = netnstest.In(ns, func() error {
 			w, err := killWriter()
 			if err != nil {
 				return err
@@ -291,7 +292,7 @@ func TestKill(t *testing.T) {
 // TestKernelDrift checks that what others do to the table is seen, and that
 // it is put right.
 func TestKernelDrift(t *testing.T) {
-	ns := newNS(t)
+	ns := netnstest.New(t)
 	damage := [][]string{
 		{"flush", "set", "ip", "berth-suite", "cluster-ips"},
 		{"flush", "chain", "ip", "berth-suite", "vips"},
@@ -299,7 +300,7 @@ func TestKernelDrift(t *testing.T) {
 		{"add", "element", "ip", "berth-suite", "hairpin", "{ 1.2.3.4 . 1.2.3.4 }"},
 		{"add", "rule", "ip", "berth-suite", "output", "accept"},
 	}
-	err := in(ns, func() error {
+	err := netnstest.In(ns, func() error {
 		k, err := nft.Open()
 		if err != nil {
 			return err

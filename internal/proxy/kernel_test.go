@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"runtime"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -23,6 +22,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"github.com/berth-dev/berth/internal/netnstest"
 	"github.com/berth-dev/berth/internal/proxy/model"
 	"github.com/berth-dev/berth/internal/proxy/nft"
 )
@@ -40,49 +40,11 @@ type world struct {
 
 const nodeName = "here"
 
-// in runs f with the thread in a namespace.
-func in(ns netns.NsHandle, f func() error) error {
-	done := make(chan error)
-	go func() {
-		// The thread is never unlocked, so it ends with the goroutine and
-		// nobody else runs in the namespace.
-		runtime.LockOSThread()
-		if err := netns.Set(ns); err != nil {
-			done <- err
-			return
-		}
-		done <- f()
-	}()
-	return <-done
-}
-
 func (w *world) must(err error) {
 	w.t.Helper()
 	if err != nil {
 		w.t.Fatal(err)
 	}
-}
-
-func newNS(t *testing.T) netns.NsHandle {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("network namespaces need root: run as root")
-	}
-	ch := make(chan netns.NsHandle)
-	go func() {
-		runtime.LockOSThread()
-		h, err := netns.New()
-		if err != nil {
-			t.Error(err)
-		}
-		ch <- h
-	}()
-	h := <-ch
-	if h <= 0 {
-		t.Fatal("no network namespace")
-	}
-	t.Cleanup(func() { h.Close() })
-	return h
 }
 
 func run(args ...string) error {
@@ -94,8 +56,8 @@ func run(args ...string) error {
 }
 
 func newWorld(t *testing.T) *world {
-	w := &world{t: t, node: newNS(t), patience: time.Second}
-	w.must(in(w.node, func() error {
+	w := &world{t: t, node: netnstest.New(t), patience: time.Second}
+	w.must(netnstest.In(w.node, func() error {
 		err := errors.Join(run("ip", "link", "set", "lo", "up"), run("ip", "link", "add", "br0", "type", "bridge"),
 			run("ip", "addr", "add", "10.244.0.1/24", "dev", "br0"), run("ip", "link", "set", "br0", "up"),
 			run("ip", "link", "add", "eth0", "type", "bridge"), run("ip", "addr", "add", "192.0.2.10/24", "dev", "eth0"), run("ip", "link", "set", "eth0", "up"),
@@ -103,8 +65,8 @@ func newWorld(t *testing.T) *world {
 		return errors.Join(err, os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0))
 	}))
 	for i := range 3 {
-		pod := newNS(t)
-		w.must(in(w.node, func() error {
+		pod := netnstest.New(t)
+		w.must(netnstest.In(w.node, func() error {
 			name := fmt.Sprintf("veth%d", i)
 			if err := run("ip", "link", "add", name, "type", "veth", "peer", "name", "tmp"+name); err != nil {
 				return err
@@ -116,7 +78,7 @@ func newWorld(t *testing.T) *world {
 			return errors.Join(netlink.LinkSetNsFd(peer, int(pod)), run("ip", "link", "set", name, "master", "br0", "up"),
 				run("ip", "link", "set", name, "type", "bridge_slave", "hairpin", "on"))
 		}))
-		w.must(in(pod, func() error {
+		w.must(netnstest.In(pod, func() error {
 			name := fmt.Sprintf("tmpveth%d", i)
 			return errors.Join(run("ip", "link", "set", "lo", "up"), run("ip", "link", "set", name, "name", "eth0"),
 				run("ip", "addr", "add", fmt.Sprintf("10.244.0.%d/24", 10+i), "dev", "eth0"), run("ip", "link", "set", "eth0", "up"),
@@ -133,7 +95,7 @@ func newWorld(t *testing.T) *world {
 func (w *world) open() {
 	var k *nft.Netlink
 	same := ""
-	w.must(in(w.node, func() (err error) {
+	w.must(netnstest.In(w.node, func() (err error) {
 		k, err = nft.Open()
 		if !bridgeFiltered(model.V4) {
 			same = "br0"
@@ -151,7 +113,7 @@ func (w *world) open() {
 func (w *world) answer(pod netns.NsHandle, addr, id string) {
 	var l net.Listener
 	var u net.PacketConn
-	w.must(in(pod, func() (err error) {
+	w.must(netnstest.In(pod, func() (err error) {
 		if l, err = net.Listen("tcp", net.JoinHostPort(addr, "8080")); err != nil {
 			return err
 		}
@@ -188,7 +150,7 @@ func (w *world) answer(pod netns.NsHandle, addr, id string) {
 func (w *world) ask(from netns.NsHandle, network, addr string) string {
 	w.t.Helper()
 	var got string
-	w.must(in(from, func() error {
+	w.must(netnstest.In(from, func() error {
 		c, err := net.DialTimeout(network, addr, w.patience)
 		if err == nil {
 			defer c.Close()
@@ -221,7 +183,7 @@ func (w *world) ask(from netns.NsHandle, network, addr string) string {
 func (w *world) sync() result {
 	w.t.Helper()
 	var res result
-	w.must(in(w.node, func() (err error) {
+	w.must(netnstest.In(w.node, func() (err error) {
 		res, err = w.w.sync()
 		return err
 	}))
@@ -334,16 +296,16 @@ func TestKernelTraffic(t *testing.T) {
 		t.Errorf("restart: adopted %v, added %d, deleted %d rows; want adoption without a change", res.adopted, res.added, res.deleted)
 	}
 	// A row lost in the kernel is repaired by adoption, and only that row.
-	w.must(in(w.node, func() error { return run("nft", "flush", "set", "ip", "berth-test", "cluster-ips") }))
+	w.must(netnstest.In(w.node, func() error { return run("nft", "flush", "set", "ip", "berth-test", "cluster-ips") }))
 	old = w.w.model
 	w.open()
 	w.w.model = old
 	if res := w.sync(); !res.adopted || res.added != 6 || res.deleted != 0 {
 		t.Errorf("repair: %+v", res)
 	}
-	w.must(in(w.node, func() error { return run("nft", "add", "table", "ip", "other") }))
-	w.must(in(w.node, func() error { return Cleanup("berth-test") }))
-	w.must(in(w.node, func() error {
+	w.must(netnstest.In(w.node, func() error { return run("nft", "add", "table", "ip", "other") }))
+	w.must(netnstest.In(w.node, func() error { return Cleanup("berth-test") }))
+	w.must(netnstest.In(w.node, func() error {
 		out, err := exec.CommandContext(context.Background(), "nft", "list", "tables").CombinedOutput()
 		if s := strings.TrimSpace(string(out)); s != "table ip other" {
 			t.Errorf("tables after the clean-up: %q", s)

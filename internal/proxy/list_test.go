@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/berth-dev/berth/internal/netnstest"
 	"github.com/berth-dev/berth/internal/proxy/model"
 )
 
@@ -28,7 +29,7 @@ func TestKernelListing(t *testing.T) {
 			return string(out)
 		}
 		var first string
-		w.must(in(w.node, func() error { first = list("list", "ruleset"); return nil }))
+		w.must(netnstest.In(w.node, func() error { first = list("list", "ruleset"); return nil }))
 		for _, want := range []string{"numgen random mod 2 map @endpoints", "numgen random mod 1 map @nodeport-endpoints", "vmap @sticky", "update @affinity",
 			"th dport @vip-2 goto vip-2", "!= @source-ranges drop", "masquerade fully-random", "th dport . numgen random mod 4 :"} {
 			if !strings.Contains(first, want) {
@@ -37,8 +38,8 @@ func TestKernelListing(t *testing.T) {
 		}
 		file := filepath.Join(t.TempDir(), "rules")
 		w.must(os.WriteFile(file, []byte(first), 0o600))
-		again := newNS(t)
-		w.must(in(again, func() error {
+		again := netnstest.New(t)
+		w.must(netnstest.In(again, func() error {
 			list("-f", file)
 			if second := list("list", "ruleset"); second != first {
 				t.Errorf("%s: reloaded rules differ:\n%s\n---\n%s", f, first, second)

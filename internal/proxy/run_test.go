@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/netnstest"
 	"github.com/berth-dev/berth/internal/proxy/model"
 )
 
@@ -34,7 +35,7 @@ func (c told) Append(r journal.Record) {
 func (w *world) get(url string) (status int, body string, header http.Header) {
 	// The transport dials on a goroutine, that is a namespace, of its own.
 	dial := func(ctx context.Context, network, addr string) (c net.Conn, err error) {
-		err = in(w.node, func() (err error) { c, err = (&net.Dialer{}).DialContext(ctx, network, addr); return err })
+		err = netnstest.In(w.node, func() (err error) { c, err = (&net.Dialer{}).DialContext(ctx, network, addr); return err })
 		return c, err
 	}
 	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial}}
@@ -75,7 +76,7 @@ func TestRun(t *testing.T) {
 	defer cancel()
 	written, ended, tracer := make(told, 10), make(chan error, 1), &Tracer{}
 	go func() {
-		ended <- in(w.node, func() error {
+		ended <- netnstest.In(w.node, func() error {
 			return Run(ctx, Config{NodeName: nodeName, Client: client, Informers: informers.NewSharedInformerFactory(client, 0), Instance: "berth-run", Metrics: prometheus.NewRegistry(),
 				ClusterCIDR: "10.244.0.0/16", BridgeName: "br0", HealthzBind: "127.0.0.1:10256", MetricsBind: "127.0.0.1:10249", Journal: written, Tracer: tracer})
 		})
@@ -208,7 +209,7 @@ func TestBusyPort(t *testing.T) {
 		cfg.defaults()
 		cfg.Config.BindAddressHardFail = hard
 		cfg.HealthzBind = "203.0.113.77:10256" // no address of this machine
-		go func() { ended <- in(w.node, func() error { return Run(ctx, cfg) }) }()
+		go func() { ended <- netnstest.In(w.node, func() error { return Run(ctx, cfg) }) }()
 		select {
 		case err := <-ended:
 			if !hard || err == nil || !strings.Contains(err.Error(), "listening for proxy health") {

@@ -18,6 +18,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/berth-dev/berth/internal/netnstest"
 	"github.com/berth-dev/berth/internal/proxy/model"
 	"github.com/berth-dev/berth/internal/proxy/nft"
 )
@@ -374,7 +375,7 @@ type suite struct {
 }
 
 func newSuite(t *testing.T, f model.Family) *suite {
-	s := &suite{plan: planOf(f), world: &world{t: t, node: newNS(t), patience: time.Second}, spaces: map[string]netns.NsHandle{}}
+	s := &suite{plan: planOf(f), world: &world{t: t, node: netnstest.New(t), patience: time.Second}, spaces: map[string]netns.NsHandle{}}
 	s.spaces["node"] = s.node
 	ip := func(args ...string) error {
 		if f == model.V6 {
@@ -399,14 +400,14 @@ func newSuite(t *testing.T, f model.Family) *suite {
 		return errors.Join(run("ip", "link", "set", "lo", "up"), os.WriteFile(forwarding, []byte("1"), 0), os.WriteFile(limit, []byte("0"), 0))
 	}
 	wide := fmt.Sprintf("/%d", s.here.Bits())
-	s.must(in(s.node, func() error {
+	s.must(netnstest.In(s.node, func() error {
 		return errors.Join(up(), run("ip", "link", "add", "eth0", "type", "bridge"), run("ip", "link", "set", "eth0", "up"), addr(s.nodeIP.String()+wide, "eth0"),
 			ip("route", "add", s.pods16.String(), "via", s.other.String()), ip("route", "add", "default", "via", nth(s.here, 0xfe).String()))
 	}))
 	link := func(name, nodeEnd string, setup func() error) {
-		ns := newNS(t)
+		ns := netnstest.New(t)
 		s.spaces[name] = ns
-		s.must(in(s.node, func() error {
+		s.must(netnstest.In(s.node, func() error {
 			if err := run("ip", "link", "add", nodeEnd, "type", "veth", "peer", "name", "peer"+nodeEnd); err != nil {
 				return err
 			}
@@ -416,7 +417,7 @@ func newSuite(t *testing.T, f model.Family) *suite {
 			}
 			return netlink.LinkSetNsFd(peer, int(ns))
 		}))
-		s.must(in(ns, func() error {
+		s.must(netnstest.In(ns, func() error {
 			return errors.Join(up(), run("ip", "link", "set", "peer"+nodeEnd, "name", "eth0"), run("ip", "link", "set", "eth0", "up"), setup())
 		}))
 	}
@@ -426,13 +427,13 @@ func newSuite(t *testing.T, f model.Family) *suite {
 			return errors.Join(addr(s.podIP[name].String()+host, "eth0"), ip("route", "add", s.gateway.String(), "dev", "eth0"),
 				ip("route", "add", "default", "via", s.gateway.String(), "dev", "eth0"))
 		})
-		s.must(in(s.node, func() error {
+		s.must(netnstest.In(s.node, func() error {
 			return errors.Join(run("ip", "link", "set", end, "up"), addr(s.gateway.String()+host, end), ip("route", "add", s.podIP[name].String()+host, "dev", end))
 		}))
 	}
 	outer := func(name, end string, setup func() error) {
 		link(name, end, setup)
-		s.must(in(s.node, func() error { return run("ip", "link", "set", end, "master", "eth0", "up") }))
+		s.must(netnstest.In(s.node, func() error { return run("ip", "link", "set", end, "master", "eth0", "up") }))
 	}
 	outer("outside", "out0", func() error {
 		return errors.Join(addr(s.outside.String()+wide, "eth0"), ip("route", "add", "default", "via", s.nodeIP.String()))
@@ -444,7 +445,7 @@ func newSuite(t *testing.T, f model.Family) *suite {
 		s.answer(s.spaces[name], s.podIP[name].String(), name)
 	}
 	var k *nft.Netlink
-	s.must(in(s.node, func() (err error) { k, err = nft.Open(); return err }))
+	s.must(netnstest.In(s.node, func() (err error) { k, err = nft.Open(); return err }))
 	t.Cleanup(func() { k.Close() })
 	s.w = s.plan.writer(k)
 	return s

@@ -311,8 +311,8 @@ func (c *contents) diffChains(f model.Family, ch *model.Changes) {
 	var out []model.StickyChain
 	for _, chain := range ch.Chains {
 		key := stickyKey{chain.ID, chain.Pool}
-		id := string(model.ChainValue(chain.ID, chain.Pool))
-		right := c.sticky[key] && c.rows[versions][id] == want[id] && c.rules[nft.StickyName(chain.ID, chain.Pool)] == 2*len(chain.Endpoints)
+		id := model.ChainValue(chain.ID, chain.Pool)
+		right := c.sticky[key] && c.rows[versions][string(id)] == want[string(id)] && c.rules[nft.StickyName(chain.ID, chain.Pool)] == 2*len(chain.Endpoints)
 		delete(c.sticky, key)
 		if !right {
 			out = append(out, chain)

@@ -5,10 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"net/netip"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,6 +14,7 @@ import (
 	"time"
 
 	"github.com/berth-dev/berth/internal/proxy/model"
+	"github.com/berth-dev/berth/internal/socket"
 )
 
 // Tracer answers questions about packets and Services from a proxy that
@@ -198,15 +197,9 @@ func ParsePacket(src, dst, port string) (model.Packet, error) {
 
 // Serve answers on a unix socket that only its owner may use.
 func (t *Tracer) Serve(path string) (stop func(), err error) {
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("clearing the trace socket: %w", err)
-	}
-	l, err := net.Listen("unix", path)
+	l, err := socket.Listen("trace", path)
 	if err != nil {
-		return nil, fmt.Errorf("opening the trace socket: %w", err)
-	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		return nil, errors.Join(fmt.Errorf("protecting the trace socket: %w", err), l.Close())
+		return nil, err
 	}
 	srv := &http.Server{Handler: t, ReadHeaderTimeout: 5 * time.Second}
 	done := make(chan struct{})

@@ -2,14 +2,13 @@ package sim
 
 import (
 	"bytes"
-	"flag"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-)
 
-var rewrite = flag.Bool("rewrite", false, "write the expected outputs beside the scenarios anew; read the difference before committing it")
+	"github.com/berth-dev/berth/internal/golden"
+)
 
 // TestExamples plays every scenario under examples and compares everything it
 // says with what is kept beside it.
@@ -36,20 +35,7 @@ func TestExamples(t *testing.T) {
 			if err := Text(&got, []*Result{r}); err != nil {
 				t.Fatal(err)
 			}
-			golden := strings.TrimSuffix(file, ".yaml") + ".txt"
-			if *rewrite {
-				if err := os.WriteFile(golden, got.Bytes(), 0o644); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			want, err := os.ReadFile(golden)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got.String() != string(want) {
-				t.Errorf("%s says\n%s\nexpected\n%s", file, got.String(), want)
-			}
+			golden.Check(t, strings.TrimSuffix(file, ".yaml")+".txt", got.String())
 		})
 	}
 }

@@ -2,13 +2,13 @@ package e2e
 
 import (
 	"context"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/berth-dev/berth/internal/cluster/containerd"
+	"github.com/berth-dev/berth/internal/cluster/containerd/livetest"
 	"github.com/berth-dev/berth/internal/cluster/host"
 )
 
@@ -54,13 +54,7 @@ func TestRuntimeThatIsThere(t *testing.T) {
 	if err != nil {
 		t.Skipf("no OCI runtime works on this machine: %v", err)
 	}
-	own := &containerd.Supervisor{
-		Options: containerd.Options{
-			Layout:    containerd.Layout{DataDir: dir, Instance: "berth-own"},
-			CNIBinDir: c.bin, OCIRuntime: runc, PauseImage: "berth.dev/pause:1", Snapshotter: "overlayfs", RestrictOOM: true,
-		},
-		Binary: filepath.Join(c.bin, "containerd"), LogFile: filepath.Join(dir, "containerd.log"), Log: slog.New(slog.DiscardHandler),
-	}
+	own := livetest.Supervisor(c.bin, dir, "berth-own", runc)
 	// The agent writes the pod network's configuration where this runtime
 	// looks for it. The directory is the runtime's: containerd ends when it is
 	// removed, as a purge of the cluster would.

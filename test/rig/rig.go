@@ -9,7 +9,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"os"
 	"os/exec"
@@ -27,6 +26,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/berth-dev/berth/internal/cluster/containerd"
+	"github.com/berth-dev/berth/internal/cluster/containerd/livetest"
 	"github.com/berth-dev/berth/internal/cluster/host"
 	"github.com/berth-dev/berth/internal/pki"
 )
@@ -145,21 +145,10 @@ func (r *Rig) StartRuntime(ctx context.Context, podCIDR string) error {
 	if err != nil {
 		return err
 	}
-	r.Runtime = &containerd.Supervisor{
-		Options: containerd.Options{Layout: layout, CNIBinDir: r.Bin, OCIRuntime: chosen.Path, PauseImage: "berth.dev/pause:1", Snapshotter: "overlayfs",
-			RestrictOOM: !facts.LowersOOMScore, Hugetlb: facts.Hugetlb},
-		Binary: filepath.Join(r.Bin, "containerd"), LogFile: filepath.Join(r.Dir, "logs", "containerd.log"), Log: slog.New(slog.DiscardHandler),
-	}
-	if _, _, err := r.Runtime.Ensure(ctx); err != nil {
-		return err
-	}
-	conn, err := containerd.Dial(r.Runtime.Socket())
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	_, err = containerd.ImportDir(ctx, conn, filepath.Join(r.Bin, "images"), "berth.dev/pause:1")
-	return err
+	r.Runtime = livetest.Supervisor(r.Bin, dir, r.instance(), chosen.Path)
+	r.Runtime.RestrictOOM, r.Runtime.Hugetlb = !facts.LowersOOMScore, facts.Hugetlb
+	r.Runtime.LogFile = filepath.Join(r.Dir, "logs", "containerd.log")
+	return livetest.Start(ctx, r.Runtime)
 }
 
 // configuration is the agent's; more is appended to it.

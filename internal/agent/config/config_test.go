@@ -2,7 +2,6 @@ package config
 
 import (
 	"bytes"
-	"flag"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -16,9 +15,9 @@ import (
 
 	"github.com/spf13/pflag"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
-)
 
-var rewrite = flag.Bool("rewrite", false, "write the golden files instead of comparing with them")
+	"github.com/berth-dev/berth/internal/golden"
+)
 
 func load(t *testing.T, files map[string]string, args ...string) (*Effective, error) {
 	t.Helper()
@@ -107,19 +106,7 @@ func TestDocumentation(t *testing.T) {
 	for _, field := range Fields {
 		fmt.Fprintf(&out, "| `%s` | %s | %s |\n", field.Path, field.Support, field.Note)
 	}
-	path := filepath.Join("..", "..", "..", "docs", "kubelet-configuration.md")
-	if *rewrite {
-		if err := os.WriteFile(path, out.Bytes(), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	have, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(have, out.Bytes()) {
-		t.Error("docs/kubelet-configuration.md is not what the table says; run with -rewrite")
-	}
+	golden.Check(t, "../../../docs/kubelet-configuration.md", out.String())
 }
 
 func TestDefaultsAreSecure(t *testing.T) {

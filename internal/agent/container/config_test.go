@@ -3,7 +3,6 @@ package container
 import (
 	"bytes"
 	"encoding/json"
-	"flag"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,9 +12,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/berth-dev/berth/internal/agent/network"
+	"github.com/berth-dev/berth/internal/golden"
 )
-
-var rewrite = flag.Bool("rewrite", false, "write the expected outputs anew")
 
 // script is one input: a pod and the facts about its node that matter here.
 type script struct {
@@ -58,21 +56,7 @@ func TestTranscripts(t *testing.T) {
 			if err := yaml.UnmarshalStrict(b, &s); err != nil {
 				t.Fatal(err)
 			}
-			got := transcript(t, s)
-			golden := strings.TrimSuffix(file, ".yaml") + ".out"
-			if *rewrite {
-				if err := os.WriteFile(golden, got, 0o644); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			want, err := os.ReadFile(golden)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if !bytes.Equal(got, want) {
-				t.Errorf("differs from %s (run with -rewrite and read the diff):\n%s", golden, got)
-			}
+			golden.Check(t, strings.TrimSuffix(file, ".yaml")+".out", string(transcript(t, s)))
 		})
 	}
 }

@@ -1,7 +1,6 @@
 package network
 
 import (
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,9 +9,9 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-)
 
-var rewrite = flag.Bool("rewrite", false, "write the expected outputs anew")
+	"github.com/berth-dev/berth/internal/golden"
+)
 
 func TestParseResolvConf(t *testing.T) {
 	r := ParseResolvConf("# head\nnameserver 1.1.1.1 # tail\nnameserver bogus\nnameserver fe80::1%eth0\nsearch old.example\nsearch a.example. . b.example\noptions ndots:2 edns0\noptions rotate\nsortlist x\n;nameserver 9.9.9.9\n")
@@ -156,17 +155,7 @@ func TestWriteCNI(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	golden := "testdata/dual.conflist"
-	if *rewrite {
-		_ = os.MkdirAll("testdata", 0o755)
-		if err := os.WriteFile(golden, got, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(golden)
-	if err != nil || string(got) != string(want) {
-		t.Errorf("differs from %s (%v):\n%s", golden, err, got)
-	}
+	golden.Check(t, "testdata/dual.conflist", string(got))
 	before, _ := os.Stat(file)
 	if err := WriteCNI(dir, cidrs, opts); err != nil {
 		t.Fatal(err)

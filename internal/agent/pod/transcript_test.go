@@ -3,8 +3,6 @@ package pod
 import (
 	"context"
 	"errors"
-	"flag"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -15,9 +13,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
-)
 
-var rewrite = flag.Bool("rewrite", false, "write the transcripts under testdata anew; read the difference before committing it")
+	"github.com/berth-dev/berth/internal/golden"
+)
 
 // TestTranscripts tells the life of pods. A script is a list of blocks: a
 // command (with indented lines as its argument), a line of dashes, and all that
@@ -47,16 +45,7 @@ func TestTranscripts(t *testing.T) {
 				}
 				out.WriteString("----\n" + run(t, w, script) + "\n")
 			}
-			got := strings.TrimRight(out.String(), "\n") + "\n"
-			if *rewrite {
-				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			if got != string(text) {
-				t.Errorf("the story of %s changed (go test -rewrite writes it anew):\n%s", file, diff(string(text), got))
-			}
+			golden.Check(t, file, strings.TrimRight(out.String(), "\n")+"\n")
 		})
 	}
 }
@@ -72,16 +61,6 @@ func comment(block string) bool {
 }
 
 // diff shows the first line that differs and what follows it.
-func diff(want, got string) string {
-	a, b := strings.Split(want, "\n"), strings.Split(got, "\n")
-	for i := range a {
-		if i >= len(b) || a[i] != b[i] {
-			return fmt.Sprintf("line %d\nwant:\n%s\ngot:\n%s", i+1, strings.Join(a[i:min(i+12, len(a))], "\n"), strings.Join(b[min(i, len(b)):min(i+12, len(b))], "\n"))
-		}
-	}
-	return "more at the end:\n" + strings.Join(b[len(a):], "\n")
-}
-
 // run performs one command of a script and returns what happened.
 func run(t *testing.T, w *world, script string) string {
 	t.Helper()

@@ -3,7 +3,6 @@ package pressure
 import (
 	"bufio"
 	"bytes"
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -19,9 +18,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/berth-dev/berth/internal/agent/config"
+	"github.com/berth-dev/berth/internal/golden"
 )
-
-var rewrite = flag.Bool("rewrite", false, "write the transcripts instead of comparing with them")
 
 var epoch = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
@@ -75,15 +73,7 @@ func TestTranscripts(t *testing.T) {
 					s.run(strings.Fields(line))
 				}
 			}
-			if *rewrite {
-				if err := os.WriteFile(file, s.out.Bytes(), 0o644); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			if got := s.out.String(); got != string(text) {
-				t.Errorf("the story went differently (run with -rewrite and look at the difference):\n%s", got)
-			}
+			golden.Check(t, file, s.out.String())
 		})
 	}
 }

@@ -356,7 +356,7 @@ func TestAnswers(t *testing.T) {
 		{"metrics-server", "GET", "/metrics/slis", 200, `kubernetes_healthcheck{name="ping",type="healthz"} 1`},
 		{"metrics-server", "GET", "/statusz", 403, "subresource(s)=[statusz proxy]"},
 		{"api-server", "GET", "/statusz", 200, "kubelet statusz"},
-		{"api-server", "GET", "/flagz", 200, "node-ip:192.0.2.7"},
+		{"api-server", "GET", "/flagz", 200, "192.0.2.7"},
 		{"api-server", "GET", "/logs/?query=kubelet", 403, "enableSystemLogQuery"},
 		{"api-server", "GET", "/pods", 200, `"name":"p"`},
 		{"api-server", "POST", "/pods", 405, ""},

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -23,9 +22,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-)
 
-var rewrite = flag.Bool("rewrite", false, "write the golden files instead of comparing with them")
+	"github.com/berth-dev/berth/internal/golden"
+)
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
@@ -207,22 +206,6 @@ func TestMissingCgroupIsTold(t *testing.T) {
 	}
 }
 
-func golden(t *testing.T, name string, got []byte) {
-	t.Helper()
-	path := filepath.Join("testdata", name)
-	if *rewrite {
-		write(t, path, string(got))
-		return
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(got, want) {
-		t.Errorf("%s differs (run with -rewrite and look at the difference); got:\n%s", name, got)
-	}
-}
-
 func TestSummary(t *testing.T) {
 	for version := 1; version <= 2; version++ {
 		p := provider(t, version, 1, nil)
@@ -248,7 +231,7 @@ func TestSummary(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		golden(t, fmt.Sprintf("summary-v%d.json", version), text)
+		golden.Check(t, fmt.Sprintf("testdata/summary-v%d.json", version), string(text))
 	}
 }
 
@@ -312,7 +295,7 @@ func TestMetricsText(t *testing.T) {
 		if err := write(t.Context(), &out); err != nil {
 			t.Fatal(err)
 		}
-		golden(t, name, out.Bytes())
+		golden.Check(t, filepath.Join("testdata", name), out.String())
 		parser := expfmt.NewTextParser(model.LegacyValidation)
 		if _, err := parser.TextToMetricFamilies(&out); err != nil {
 			t.Errorf("%s is no Prometheus text: %v", name, err)

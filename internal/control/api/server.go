@@ -384,7 +384,8 @@ func (s *Server) addHooks() error {
 		}
 		select {
 		case <-s.front.Listed():
-			close(s.ready)
+			// /readyz also waits for this very hook to return.
+			go s.announce(ctx)
 		case <-ctx.Done():
 			return nil
 		}
@@ -397,6 +398,21 @@ func (s *Server) addHooks() error {
 		return fmt.Errorf("adding bootstrap hook: %w", err)
 	}
 	return nil
+}
+
+// announce closes ready when /readyz answers well, so that whoever starts a
+// server and asks next is not refused.
+func (s *Server) announce(ctx context.Context) {
+	for ctx.Err() == nil {
+		if err := s.client.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error(); err == nil {
+			close(s.ready)
+			return
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(2 * time.Millisecond):
+		}
+	}
 }
 
 // task is work beside the serving of requests; it ends with the context.

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"github.com/berth-dev/berth/internal/netnstest"
 	"github.com/berth-dev/berth/internal/policy/model"
 	"github.com/berth-dev/berth/internal/policy/oracle"
 )
@@ -79,10 +80,7 @@ var (
 	everybody = metav1.LabelSelector{}
 )
 
-type (
-	peers = []networkingv1.NetworkPolicyPeer
-	ports = []networkingv1.NetworkPolicyPort
-)
+type peers = []networkingv1.NetworkPolicyPeer
 
 func from(p peers, on ...networkingv1.NetworkPolicyPort) []networkingv1.NetworkPolicyIngressRule {
 	return []networkingv1.NetworkPolicyIngressRule{{From: p, Ports: on}}
@@ -152,7 +150,7 @@ var matrix = []struct {
 // tools of a machine do both.
 func (n *node) printable() {
 	n.t.Helper()
-	n.must(in(n.ns, func() error {
+	n.must(netnstest.In(n.ns, func() error {
 		for _, f := range []string{"ip", "ip6"} {
 			out, err := exec.Command("nft", "list", "table", f, "test-policy").CombinedOutput()
 			if err != nil {

@@ -13,6 +13,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"github.com/berth-dev/berth/internal/netnstest"
 	"github.com/berth-dev/berth/internal/policy/model"
 	"github.com/berth-dev/berth/internal/policy/oracle"
 )
@@ -65,7 +66,7 @@ func TestRandomHistoriesInTheKernel(t *testing.T) {
 func (n *node) talker(ns netns.NsHandle, port int) {
 	n.t.Helper()
 	var l net.Listener
-	n.must(in(ns, func() (err error) {
+	n.must(netnstest.In(ns, func() (err error) {
 		l, err = net.Listen("tcp", fmt.Sprintf(":%d", port))
 		return err
 	}))
@@ -86,7 +87,7 @@ func (n *node) talker(ns netns.NsHandle, port int) {
 
 func (n *node) dial(ns netns.NsHandle, addr string) (c net.Conn) {
 	n.t.Helper()
-	n.must(in(ns, func() (err error) {
+	n.must(netnstest.In(ns, func() (err error) {
 		c, err = net.DialTimeout("tcp", addr, 5*time.Second)
 		return err
 	}))
@@ -113,7 +114,7 @@ func TestWhatAPolicyDoesNotStop(t *testing.T) {
 	n.must(n.w.Replace(n.model.Snapshot()))
 	n.talker(n.pods[b], 80)
 	n.talker(n.ns, 9000)
-	n.must(in(n.ns, func() error {
+	n.must(netnstest.In(n.ns, func() error {
 		return run("table ip services { chain prerouting { type nat hook prerouting priority -100; ip daddr 10.96.0.1 tcp dport 8000 dnat to 10.0.0.11:80; }; }", "nft", "-f", "-")
 	}))
 	before := n.dial(n.pods[a], "10.0.0.11:80")
@@ -133,7 +134,7 @@ func TestWhatAPolicyDoesNotStop(t *testing.T) {
 	vip := netip.MustParseAddr("10.96.0.1")
 	for from, want := range map[netip.Addr]bool{a: true, c: false, b: true} {
 		n.source++
-		n.must(in(n.pods[from], func() error { return send(oracle.Packet{Src: from, Dst: vip, Proto: 6, Port: 8000}, n.source) }))
+		n.must(netnstest.In(n.pods[from], func() error { return send(oracle.Packet{Src: from, Dst: vip, Proto: 6, Port: 8000}, n.source) }))
 		got := n.arrived(key(oracle.Packet{Src: from, Dst: b, Proto: 6, Port: 80}, n.source))
 		// The checksum of what is sent to oneself through a Service covers
 		// the Service's address; only the way matters here.
@@ -221,8 +222,8 @@ func TestRemoveLeavesOthers(t *testing.T) {
 	if !stands() {
 		t.Error("what was written does not stand")
 	}
-	n.must(in(n.ns, func() error { return run("flush chain ip test-policy ingress\n", "nft", "-f", "-") }))
-	n.must(in(n.ns, func() error {
+	n.must(netnstest.In(n.ns, func() error { return run("flush chain ip test-policy ingress\n", "nft", "-f", "-") }))
+	n.must(netnstest.In(n.ns, func() error {
 		return run("delete element ip test-policy guarded-ingress { 10.0.0.10 }\n", "nft", "-f", "-")
 	}))
 	if stands() {
@@ -233,8 +234,8 @@ func TestRemoveLeavesOthers(t *testing.T) {
 	if stands() {
 		t.Error("the tables stand after they were removed")
 	}
-	n.must(in(n.ns, func() error { return run("", "nft", "list", "table", "ip", "observe") }))
-	if err := in(n.ns, func() error { return run("", "nft", "list", "table", "ip", "test-policy") }); err == nil {
+	n.must(netnstest.In(n.ns, func() error { return run("", "nft", "list", "table", "ip", "observe") }))
+	if err := netnstest.In(n.ns, func() error { return run("", "nft", "list", "table", "ip", "test-policy") }); err == nil {
 		t.Error("the table is still there")
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -20,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 	networkingv1 "k8s.io/api/networking/v1"
 
+	"github.com/berth-dev/berth/internal/netnstest"
 	"github.com/berth-dev/berth/internal/policy/model"
 	"github.com/berth-dev/berth/internal/policy/oracle"
 )
@@ -38,41 +38,11 @@ type node struct {
 	world  oracle.World
 }
 
-func in(ns netns.NsHandle, f func() error) error {
-	done := make(chan error)
-	go func() {
-		// The thread is never unlocked, so it ends with the goroutine and
-		// nobody else runs in the namespace.
-		runtime.LockOSThread()
-		if err := netns.Set(ns); err != nil {
-			done <- err
-			return
-		}
-		done <- f()
-	}()
-	return <-done
-}
-
 func (n *node) must(err error) {
 	n.t.Helper()
 	if err != nil {
 		n.t.Fatal(err)
 	}
-}
-
-func (n *node) newNS() netns.NsHandle {
-	n.t.Helper()
-	var h netns.NsHandle
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		var err error
-		h, err = netns.New()
-		done <- err
-	}()
-	n.must(<-done)
-	n.t.Cleanup(func() { h.Close() })
-	return h
 }
 
 func run(stdin string, args ...string) error {
@@ -99,12 +69,9 @@ table ip6 observe {
 }`
 
 func newNode(t testing.TB) *node {
-	if os.Geteuid() != 0 {
-		t.Skip("network namespaces need root: run as root")
-	}
 	n := &node{t: t, pods: map[netip.Addr]netns.NsHandle{}, source: 10000, model: model.New(), world: oracle.NewWorld()}
-	n.ns = n.newNS()
-	n.must(in(n.ns, func() error {
+	n.ns = netnstest.New(n.t)
+	n.must(netnstest.In(n.ns, func() error {
 		write := func(file, what string) error { return os.WriteFile("/proc/sys/net/"+file, []byte(what), 0) }
 		return errors.Join(run("", "ip", "link", "set", "lo", "up"), run("", "ip", "link", "add", "br0", "type", "bridge"),
 			run("", "ip", "addr", "add", "10.0.0.1/16", "dev", "br0"), run("", "ip", "addr", "add", "fd00::ffff/64", "dev", "br0", "nodad"),
@@ -123,10 +90,10 @@ func newNode(t testing.TB) *node {
 // addPod wires the addresses of a pod to the bridge.
 func (n *node) addPod(ips ...netip.Addr) netns.NsHandle {
 	n.t.Helper()
-	pod := n.newNS()
+	pod := netnstest.New(n.t)
 	n.links++
 	name := fmt.Sprintf("veth%d", n.links)
-	n.must(in(n.ns, func() error {
+	n.must(netnstest.In(n.ns, func() error {
 		if err := run("", "ip", "link", "add", name, "type", "veth", "peer", "name", "tmp"+name); err != nil {
 			return err
 		}
@@ -137,7 +104,7 @@ func (n *node) addPod(ips ...netip.Addr) netns.NsHandle {
 		return errors.Join(netlink.LinkSetNsFd(peer, int(pod)), run("", "ip", "link", "set", name, "master", "br0", "up"),
 			run("", "ip", "link", "set", name, "type", "bridge_slave", "hairpin", "on"))
 	}))
-	n.must(in(pod, func() error {
+	n.must(netnstest.In(pod, func() error {
 		err := errors.Join(run("", "ip", "link", "set", "lo", "up"), run("", "ip", "link", "set", "tmp"+name, "name", "eth0"))
 		for _, ip := range ips {
 			if ip.Is4() {
@@ -182,7 +149,7 @@ func (n *node) probe(what []oracle.Packet) []bool {
 		bySource[n.pods[p.Src]] = append(bySource[n.pods[p.Src]], i)
 	}
 	for ns, packets := range bySource {
-		n.must(in(ns, func() error {
+		n.must(netnstest.In(ns, func() error {
 			for _, i := range packets {
 				if err := send(what[i], sources[i]); err != nil {
 					return fmt.Errorf("sending %+v: %w", what[i], err)
@@ -250,7 +217,7 @@ func (n *node) seen(set string) map[string]bool {
 
 // forget empties what was noted.
 func (n *node) forget() {
-	n.must(in(n.ns, func() error {
+	n.must(netnstest.In(n.ns, func() error {
 		return run("flush set ip observe sent\nflush set ip observe passed\nflush set ip6 observe sent\nflush set ip6 observe passed\n", "nft", "-f", "-")
 	}))
 }

@@ -1,9 +1,7 @@
 package model_test
 
 import (
-	"flag"
 	"net/netip"
-	"os"
 	"strings"
 	"testing"
 
@@ -12,10 +10,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"github.com/berth-dev/berth/internal/golden"
 	"github.com/berth-dev/berth/internal/policy/model"
 )
-
-var rewrite = flag.Bool("rewrite", false, "write testdata/transcript.txt anew")
 
 func web(name, ip string, local bool) model.Pod {
 	return model.Pod{Key: model.Key{Namespace: "x", Name: name}, Labels: map[string]string{"app": "web"}, Local: local, IPs: []netip.Addr{netip.MustParseAddr(ip)},
@@ -67,16 +64,7 @@ func TestTranscript(t *testing.T) {
 		s.do()
 		got.WriteString("# " + s.says + "\n" + m.Commit().Text())
 	}
-	const file = "testdata/transcript.txt"
-	if *rewrite {
-		if err := os.WriteFile(file, []byte(got.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil || got.String() != string(want) {
-		t.Errorf("differs from %s (%v; -rewrite writes it anew):\n%s", file, err, got.String())
-	}
+	golden.Check(t, "testdata/transcript.txt", got.String())
 }
 
 // TestWhatCannotBeUnderstoodAllowsNothing: the rest of a policy holds.

@@ -4,13 +4,11 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"os"
 	"os/exec"
-	"runtime"
 	"strings"
 	"testing"
 
-	"github.com/vishvananda/netns"
+	"github.com/berth-dev/berth/internal/netnstest"
 )
 
 // left is what a kube-proxy in iptables mode leaves beside rules of others.
@@ -87,19 +85,7 @@ func TestIPVSDeletions(t *testing.T) {
 
 // TestRemove removes real leftovers in a namespace and keeps what is others'.
 func TestRemove(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("not root: network namespaces need root")
-	}
-	fail := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the namespace
-		if _, err := netns.New(); err != nil {
-			fail <- err
-			return
-		}
-		fail <- removeHere()
-	}()
-	if err := <-fail; err != nil {
+	if err := netnstest.In(netnstest.New(t), removeHere); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -15,6 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	toolswatch "k8s.io/client-go/tools/watch"
 
 	"github.com/berth-dev/berth/test/rig"
 )
@@ -52,7 +54,17 @@ func (b *bench) pod(name string, probed bool) *v1.Pod {
 // once: the server gives up on watchers that do not.
 func (b *bench) watch(ctx context.Context, from string, done func(t watch.EventType, p *v1.Pod) bool) (wait func() error, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
-	w, err := b.Client.CoreV1().Pods("default").Watch(ctx, metav1.ListOptions{ResourceVersion: from})
+	pods := b.Client.CoreV1().Pods("default")
+	if from == "" {
+		list, err := pods.List(ctx, metav1.ListOptions{})
+		if err != nil {
+			cancel()
+			return nil, err
+		}
+		from = list.ResourceVersion
+	}
+	// On a machine that is busy with starts, connections break.
+	w, err := toolswatch.NewRetryWatcherWithContext(ctx, from, &cache.ListWatch{WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) { return pods.Watch(ctx, o) }})
 	if err != nil {
 		cancel()
 		return nil, err

@@ -235,21 +235,30 @@ func (d *driver) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolu
 	return &csi.NodeUnpublishVolumeResponse{}, nil
 }
 
-func (d *driver) NodeGetVolumeStats(_ context.Context, r *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
-	d.store.Lock()
-	defer d.store.Unlock()
-	if r.GetVolumeId() == "" {
+// findAt is the volume that is staged or published at a path.
+func (d *driver) findAt(id, path string) (*volume, error) {
+	if id == "" {
 		return nil, missing("volume_id")
 	}
-	if r.GetVolumePath() == "" {
+	if path == "" {
 		return nil, missing("volume_path")
 	}
-	v, err := d.find(r.VolumeId)
+	v, err := d.find(id)
 	if err != nil {
 		return nil, err
 	}
-	if _, ok := v.Published[r.VolumePath]; !ok && v.Staged != r.VolumePath {
-		return nil, status.Errorf(codes.NotFound, "volume %q is not at %s", v.ID, r.VolumePath)
+	if _, ok := v.Published[path]; !ok && v.Staged != path {
+		return nil, status.Errorf(codes.NotFound, "volume %q is not at %s", v.ID, path)
+	}
+	return v, nil
+}
+
+func (d *driver) NodeGetVolumeStats(_ context.Context, r *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
+	d.store.Lock()
+	defer d.store.Unlock()
+	v, err := d.findAt(r.GetVolumeId(), r.GetVolumePath())
+	if err != nil {
+		return nil, err
 	}
 	if v.Block {
 		return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: v.Size}}}, nil
@@ -267,18 +276,9 @@ func (d *driver) NodeGetVolumeStats(_ context.Context, r *csi.NodeGetVolumeStats
 func (d *driver) NodeExpandVolume(_ context.Context, r *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
 	d.store.Lock()
 	defer d.store.Unlock()
-	if r.GetVolumeId() == "" {
-		return nil, missing("volume_id")
-	}
-	if r.GetVolumePath() == "" {
-		return nil, missing("volume_path")
-	}
-	v, err := d.find(r.VolumeId)
+	v, err := d.findAt(r.GetVolumeId(), r.GetVolumePath())
 	if err != nil {
 		return nil, err
-	}
-	if _, ok := v.Published[r.VolumePath]; !ok && v.Staged != r.VolumePath {
-		return nil, status.Errorf(codes.NotFound, "volume %q is not at %s", v.ID, r.VolumePath)
 	}
 	if v.Block {
 		device, err := d.device(v)

@@ -2,6 +2,7 @@ package memory
 
 import (
 	"errors"
+	"iter"
 	"maps"
 	"slices"
 
@@ -91,21 +92,33 @@ func (s State) violates(m topology.Mask) bool {
 // group: what they hold and nobody after them took over.
 func reusable(s State, pod *v1.Pod, name string, m topology.Mask, kind v1.ResourceName) uint64 {
 	var out uint64
-	for i := range pod.Spec.InitContainers {
-		c := &pod.Spec.InitContainers[i]
-		if c.Name == name {
-			break
-		}
-		if sidecar(c) {
-			continue
-		}
-		for _, b := range s.Owned[string(pod.UID)][c.Name] {
-			if b.Type == kind && topology.Of(b.NUMAAffinity...) == m {
-				out += b.Size
+	for b := range s.leftBefore(pod, name, m, kind) {
+		out += b.Size
+	}
+	return out
+}
+
+// leftBefore are the blocks of one group and kind that init containers before
+// a container leave to it: those of sidecars, which run on, are not among them.
+func (s State) leftBefore(pod *v1.Pod, name string, m topology.Mask, kind v1.ResourceName) iter.Seq[*Block] {
+	return func(yield func(*Block) bool) {
+		for i := range pod.Spec.InitContainers {
+			c := &pod.Spec.InitContainers[i]
+			if c.Name == name {
+				return
+			}
+			if sidecar(c) {
+				continue
+			}
+			blocks := s.Owned[string(pod.UID)][c.Name]
+			for j := range blocks {
+				b := &blocks[j]
+				if b.Type == kind && topology.Of(b.NUMAAffinity...) == m && !yield(b) {
+					return
+				}
 			}
 		}
 	}
-	return out
 }
 
 // Allocate books a container's memory on the nodes chosen for it (0: where it
@@ -160,22 +173,10 @@ func (s State) extend(merger topology.Merger, around topology.Mask, want map[v1.
 // much. Blocks stay, at what is left of them.
 func (s State) takeOver(pod *v1.Pod, name string, group topology.Mask, kind v1.ResourceName, need uint64) uint64 {
 	var taken uint64
-	for i := range pod.Spec.InitContainers {
-		c := &pod.Spec.InitContainers[i]
-		if c.Name == name {
-			break
-		}
-		if sidecar(c) {
-			continue
-		}
-		for j := range s.Owned[string(pod.UID)][c.Name] {
-			b := &s.Owned[string(pod.UID)][c.Name][j]
-			if b.Type == kind && topology.Of(b.NUMAAffinity...) == group {
-				part := min(b.Size, need-taken)
-				b.Size -= part
-				taken += part
-			}
-		}
+	for b := range s.leftBefore(pod, name, group, kind) {
+		part := min(b.Size, need-taken)
+		b.Size -= part
+		taken += part
 	}
 	return taken
 }

@@ -1,7 +1,6 @@
 package topology
 
 import (
-	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -10,9 +9,9 @@ import (
 	"testing"
 
 	"golang.org/x/tools/txtar"
-)
 
-var rewrite = flag.Bool("rewrite", false, "write the golden parts instead of comparing with them")
+	"github.com/berth-dev/berth/internal/golden"
+)
 
 // TestMachines reads the trees of testdata, which lay machines out as sysfs
 // does, and compares with what is noted in them.
@@ -28,10 +27,10 @@ func TestMachines(t *testing.T) {
 				t.Fatal(err)
 			}
 			root := t.TempDir()
-			golden := -1
+			noted := -1
 			for i, f := range archive.Files {
 				if f.Name == "golden" {
-					golden = i
+					noted = i
 					continue
 				}
 				path := filepath.Join(root, f.Name)
@@ -47,20 +46,12 @@ func TestMachines(t *testing.T) {
 				t.Fatal(err)
 			}
 			got := fmt.Sprintf("%sthreads per core %d\n", m.describe(), m.ThreadsPerCore())
-			if *rewrite {
-				if golden < 0 {
-					archive.Files = append(archive.Files, txtar.File{Name: "golden"})
-					golden = len(archive.Files) - 1
-				}
-				archive.Files[golden].Data = []byte(got)
-				if err := os.WriteFile(file, txtar.Format(archive), 0o644); err != nil {
-					t.Fatal(err)
-				}
-				return
+			if noted < 0 {
+				archive.Files = append(archive.Files, txtar.File{Name: "golden"})
+				noted = len(archive.Files) - 1
 			}
-			if golden < 0 || string(archive.Files[golden].Data) != got {
-				t.Errorf("got\n%s", got)
-			}
+			archive.Files[noted].Data = []byte(got)
+			golden.Check(t, file, string(txtar.Format(archive)))
 		})
 	}
 }

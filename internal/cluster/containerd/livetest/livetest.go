@@ -1,4 +1,5 @@
-// Package livetest gives tests of other packages a real container runtime.
+// Package livetest gives tests and benchmarks of other packages a real
+// container runtime.
 package livetest
 
 import (
@@ -24,6 +25,9 @@ const (
 	podCIDR = "10.199.77.0/24"
 	bridge  = "berthtest0"
 )
+
+// pauseImage is in every bundle.
+const pauseImage = "berth.dev/pause:1"
 
 // own is the runtime that this test binary started.
 var own struct {
@@ -81,28 +85,38 @@ func start(bundle string) error {
 	if own.dir, err = os.MkdirTemp("", "ctrd"); err != nil {
 		return err
 	}
-	own.supervisor = &containerd.Supervisor{
-		Options: containerd.Options{
-			Layout: containerd.Layout{DataDir: own.dir, Instance: "berth-test"}, CNIBinDir: bundle, OCIRuntime: oci,
-			PauseImage: "berth.dev/pause:1", Snapshotter: "overlayfs", RestrictOOM: true,
-		},
-		Binary: filepath.Join(bundle, "containerd"), LogFile: filepath.Join(own.dir, "logs", "containerd.log"), Log: slog.New(slog.DiscardHandler),
-	}
+	own.supervisor = Supervisor(bundle, own.dir, "berth-test", oci)
 	options := network.CNIOptions{Name: "berth-test", Bridge: bridge, DataDir: filepath.Join(own.dir, "cni")}
 	if err := network.WriteCNI(own.supervisor.CNIConfDir(), []string{podCIDR}, options); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	if _, _, err := own.supervisor.Ensure(ctx); err != nil {
+	return Start(ctx, own.supervisor)
+}
+
+// Supervisor is that of the containerd of a bundle, with its files below dir.
+func Supervisor(bundle, dir, instance, oci string) *containerd.Supervisor {
+	return &containerd.Supervisor{
+		Options: containerd.Options{
+			Layout: containerd.Layout{DataDir: dir, Instance: instance}, CNIBinDir: bundle, OCIRuntime: oci,
+			PauseImage: pauseImage, Snapshotter: "overlayfs", RestrictOOM: true,
+		},
+		Binary: filepath.Join(bundle, "containerd"), LogFile: filepath.Join(dir, "logs", "containerd.log"), Log: slog.New(slog.DiscardHandler),
+	}
+}
+
+// Start starts a containerd of Supervisor and gives it the bundle's images.
+func Start(ctx context.Context, s *containerd.Supervisor) error {
+	if _, _, err := s.Ensure(ctx); err != nil {
 		return err
 	}
-	conn, err := containerd.Dial(own.supervisor.Socket())
+	conn, err := containerd.Dial(s.Socket())
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	_, err = containerd.ImportDir(ctx, conn, filepath.Join(bundle, "images"), "berth.dev/pause:1")
+	_, err = containerd.ImportDir(ctx, conn, filepath.Join(s.CNIBinDir, "images"), pauseImage)
 	return err
 }
 

@@ -2,7 +2,6 @@ package defaults
 
 import (
 	"bytes"
-	"flag"
 	"os"
 	"reflect"
 	"strings"
@@ -17,9 +16,9 @@ import (
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/randfill"
 	"sigs.k8s.io/yaml"
-)
 
-var rewrite = flag.Bool("rewrite", false, "write testdata/objects.txt anew")
+	"github.com/berth-dev/berth/internal/golden"
+)
 
 func newScheme(t testing.TB) *runtime.Scheme {
 	t.Helper()
@@ -57,25 +56,7 @@ func TestGolden(t *testing.T) {
 		out.Write(text)
 		out.WriteString("---\n")
 	}
-	if *rewrite {
-		if err := os.WriteFile("testdata/objects.txt", out.Bytes(), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	want, err := os.ReadFile("testdata/objects.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, lines := strings.Split(out.String(), "\n"), strings.Split(string(want), "\n")
-	for i := range got {
-		if i >= len(lines) || got[i] != lines[i] {
-			t.Fatalf("line %d differs: got %q\n%s", i+1, got[i], strings.Join(got[max(0, i-15):i+1], "\n"))
-		}
-	}
-	if len(got) != len(lines) {
-		t.Fatalf("got %d lines, want %d", len(got), len(lines))
-	}
+	golden.Check(t, "testdata/objects.txt", out.String())
 }
 
 // TestIdempotent: a second pass changes nothing, whatever is in the object, and

@@ -3,7 +3,6 @@ package table
 import (
 	"bytes"
 	"context"
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -17,9 +16,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/scheme"
-)
 
-var rewrite = flag.Bool("rewrite", false, "write the tables under testdata anew")
+	"github.com/berth-dev/berth/internal/golden"
+)
 
 var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
@@ -67,20 +66,7 @@ func TestGolden(t *testing.T) {
 				fmt.Fprintln(&out, line(row))
 			}
 		}
-		golden := strings.TrimSuffix(file, ".yaml") + ".txt"
-		if *rewrite {
-			if err := os.WriteFile(golden, out.Bytes(), 0o644); err != nil {
-				t.Fatal(err)
-			}
-			continue
-		}
-		want, err := os.ReadFile(golden)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if out.String() != string(want) {
-			t.Errorf("%s differs; got\n%s\nwant\n%s", golden, out.String(), want)
-		}
+		golden.Check(t, strings.TrimSuffix(file, ".yaml")+".txt", out.String())
 	}
 	for gr := range layouts {
 		if !seen[gr] {

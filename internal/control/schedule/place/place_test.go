@@ -1,7 +1,6 @@
 package place
 
 import (
-	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -16,9 +15,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
-)
 
-var rewrite = flag.Bool("rewrite", false, "rewrite the expected output under testdata")
+	"github.com/berth-dev/berth/internal/golden"
+)
 
 func testNode(name, cpu, mem string, pods int64, l map[string]string, taints ...v1.Taint) *v1.Node {
 	if l == nil {
@@ -63,21 +62,7 @@ func TestTranscripts(t *testing.T) {
 	}
 	for _, f := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(f), ".yaml"), func(t *testing.T) {
-			got := runTranscript(t, f)
-			out := strings.TrimSuffix(f, ".yaml") + ".out"
-			if *rewrite {
-				if err := os.WriteFile(out, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			want, err := os.ReadFile(out)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got != string(want) {
-				t.Errorf("decisions differ (run with -rewrite and read the diff)\ngot:\n%s\nwant:\n%s", got, want)
-			}
+			golden.Check(t, strings.TrimSuffix(f, ".yaml")+".out", runTranscript(t, f))
 		})
 	}
 }
