@@ -64,10 +64,13 @@ func (a *Agent) buildUpkeep(ctx context.Context) error {
 	return err
 }
 
-// endForShutdown ends a pod because the machine goes down.
+// endForShutdown ends a pod because the machine goes down. Once that is let go
+// nobody could tell the API any more how the pod ended, so it is told before.
 func (a *Agent) endForShutdown(p *v1.Pod, grace time.Duration) <-chan struct{} {
 	seconds := int64(grace / time.Second)
-	return a.Pods.Kill(p.UID, pod.Kill{Grace: &seconds, Phase: v1.PodFailed, Reason: shutdown.Reason, Message: shutdown.Message, Condition: disrupted(shutdown.Message)})
+	reported := a.Pods.Reported(p.UID) // asked for first: it may be gone after
+	a.Pods.Kill(p.UID, pod.Kill{Grace: &seconds, Phase: v1.PodFailed, Reason: shutdown.Reason, Message: shutdown.Message, Condition: disrupted(shutdown.Message)})
+	return reported
 }
 
 // goingDown refuses new pods while the machine goes down.

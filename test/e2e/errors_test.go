@@ -72,6 +72,9 @@ func TestFailingStarts(t *testing.T) {
 		{"runtime dies", func(t *testing.T, c *cluster) {
 			c.extra = append(c.extra, "--bundle-dir", bundle(t, c, "containerd", "#!/bin/sh\necho the sky fell on this machine >&2\nexit 1\n"))
 		}, []string{"containerd ended at start", "the sky fell on this machine", "containerd.log"}},
+		{"agent's configuration", func(t *testing.T, c *cluster) {
+			c.extra = append(c.extra, "--agent-config", agentConfig(t, "cpuManagerPolicy: static\n"))
+		}, []string{"the agent ended", "cpuManagerPolicy", "reserve", "agent.log"}},
 		{"no runtime on the given socket", extra("--container-runtime-endpoint", "unix:///nonexistent/cri.sock"), []string{"/nonexistent/cri.sock", "--container-runtime-endpoint", "must be the socket of a running"}},
 	}
 	for _, tt := range tests {
@@ -107,6 +110,28 @@ func TestFailingStarts(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestRefusedAtALaterStart gives a cluster that was Ready before a configuration
+// that its agent refuses: the Ready that the last start left in the API must
+// not hide it. With the old one it starts again.
+func TestRefusedAtALaterStart(t *testing.T) {
+	c := newCluster(t)
+	fine := []string{"--agent-config", agentConfig(t, "cpuManagerPolicy: none\n")}
+	c.extra = fine
+	c.up()
+	c.disconnect()
+	c.down()
+	c.extra = []string{"--agent-config", agentConfig(t, "cpuManagerPolicy: static\nreservedSystemCPUs: \"0\"\n")}
+	out, err := c.tryUp()
+	if err == nil || !strings.Contains(out, "cpu_manager_state") || !strings.Contains(out, "the agent ended") {
+		t.Errorf("a policy that the state file contradicts: %v\n%s", err, out)
+	}
+	if out, err := c.tryBerth("status", "--data-dir", c.dir); err == nil {
+		t.Errorf("the failed start goes on:\n%s", out)
+	}
+	c.extra = fine
+	c.up()
 }
 
 // TestFailedStartKeepsForeignFiles makes sure that neither a failed start nor

@@ -272,6 +272,17 @@ func (m *Manager) Kill(uid types.UID, k Kill) <-chan struct{} {
 	return w.quiet
 }
 
+// Reported returns a channel that is closed once the pod has ended, its volumes
+// are unmounted and the API knows how it ended; nil when there is no such pod.
+func (m *Manager) Reported(uid types.UID) <-chan struct{} {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if w := m.workers[uid]; w != nil {
+		return w.reported
+	}
+	return nil
+}
+
 // RuntimeChanged tells that the runtime's picture of a pod changed.
 func (m *Manager) RuntimeChanged(uid types.UID) {
 	m.mu.Lock()

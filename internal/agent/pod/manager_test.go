@@ -240,6 +240,45 @@ func TestKill(t *testing.T) {
 	a.await("web", func(p *v1.Pod) bool { return p.Status.Phase == v1.PodFailed && p.Status.Reason == "Evicted" })
 }
 
+// TestReported: who waits for a pod to be reported waits for the API, and finds
+// the end there.
+func TestReported(t *testing.T) {
+	a := newAgent(t)
+	var away atomic.Bool
+	refused := make(chan struct{}, 100)
+	a.api.PrependReactor("patch", "pods", func(ktesting.Action) (bool, apiruntime.Object, error) {
+		if away.Load() {
+			refused <- struct{}{}
+			return true, nil, errors.New("the API is away")
+		}
+		return false, nil, nil
+	})
+	p := a.create("web")
+	a.await("web", isRunning)
+	away.Store(true)
+	reported := a.m.Reported(p.UID)
+	<-a.m.Kill(p.UID, Kill{Phase: v1.PodFailed, Reason: "Terminated", Message: "The machine goes down."})
+	for range 2 {
+		<-refused
+	}
+	if closed(reported) {
+		t.Error("reported to an API that is away")
+	}
+	away.Store(false)
+	select {
+	case <-reported:
+	case <-time.After(patience):
+		t.Fatal("the end is never reported")
+	}
+	held, err := a.api.CoreV1().Pods("default").Get(a.ctx, "web", metav1.GetOptions{})
+	if err != nil || held.Status.Phase != v1.PodFailed || held.Status.Reason != "Terminated" {
+		t.Errorf("the API holds %+v, %v", held.Status, err)
+	}
+	if a.m.Reported("nobody") != nil {
+		t.Error("a pod that is not there will end")
+	}
+}
+
 // TestMetrics: what dashboards read is there once a pod runs.
 func TestMetrics(t *testing.T) {
 	registry := prometheus.NewRegistry()

@@ -29,11 +29,13 @@ type worker struct {
 	inbox   []Result
 	patches []patched
 
-	// current is the pod with the status planned last; quiet tells whether
-	// nothing of it runs any more.
-	current atomic.Pointer[v1.Pod]
-	quiet   chan struct{}
-	retry   atomic.Bool
+	// current is the pod with the status planned last. quiet is closed when
+	// nothing of it runs any more, reported when also its volumes are unmounted
+	// and the API knows how it ended.
+	current  atomic.Pointer[v1.Pod]
+	quiet    chan struct{}
+	reported chan struct{}
+	retry    atomic.Bool
 	// deferred: the pod waits for room for other resources.
 	deferred atomic.Bool
 	ending   atomic.Bool
@@ -60,7 +62,7 @@ type flight struct {
 func newWorker(m *Manager, spec Spec) *worker {
 	w := &worker{
 		m: m, uid: spec.Pod.UID, wake: make(chan struct{}, 1), spec: spec,
-		flights: map[Key]*flight{}, fired: map[string]bool{}, quiet: make(chan struct{}),
+		flights: map[Key]*flight{}, fired: map[string]bool{}, quiet: make(chan struct{}), reported: make(chan struct{}),
 	}
 	w.current.Store(spec.Pod)
 	return w
@@ -107,6 +109,7 @@ func (w *worker) run(ctx context.Context) {
 		plan := Next(spec, &w.obs, now)
 		w.perform(ctx, spec, plan, now)
 		wakeAt := earliest(plan.WakeAt, w.publish(ctx, spec, plan, now))
+		w.tellEnd(&plan)
 		w.m.metrics.workerRounds.WithLabelValues(roundType(first, &plan)).Observe(w.m.cfg.Now().Sub(now).Seconds())
 		if plan.Done && !w.pub.busy {
 			return
@@ -269,23 +272,28 @@ func (w *worker) perform(ctx context.Context, spec Spec, plan Plan, now time.Tim
 	pod.Status = mergedStatus(spec.Pod.Status, plan.Status)
 	w.current.Store(pod)
 	w.m.cfg.Probes.Sync(w.uid, w.targets(pod, plan))
-	if plan.Terminating && !w.isQuiet() && terminalQuiet(&w.obs, plan) {
+}
+
+// tellEnd tells those who wait for the pod's end how far it is.
+func (w *worker) tellEnd(plan *Plan) {
+	ended := plan.Terminating && terminal(plan.Status.Phase)
+	if (ended || plan.Done) && !closed(w.quiet) {
 		close(w.quiet)
+	}
+	// Without a target there is nobody to tell.
+	told := terminal(w.obs.Acked) || w.pub.target == ""
+	if (ended && w.obs.Unmounted && told || plan.Done) && !closed(w.reported) {
+		close(w.reported)
 	}
 }
 
-func (w *worker) isQuiet() bool {
+func closed(c <-chan struct{}) bool {
 	select {
-	case <-w.quiet:
+	case <-c:
 		return true
 	default:
 		return false
 	}
-}
-
-// terminalQuiet: the pod is ending and nothing of it runs.
-func terminalQuiet(obs *Observed, plan Plan) bool {
-	return plan.Terminating && terminal(plan.Status.Phase) || plan.Done
 }
 
 // targets lists the running containers for the prober.

@@ -53,7 +53,8 @@ type Config struct {
 	// Pods lists the pods of the node with their current status.
 	Pods func() []*v1.Pod
 	// Kill ends a pod within the grace; the channel is closed when nothing of
-	// it is left, volumes included. Nil if there is no such pod.
+	// it is left, volumes included, and the API knows how it ended. Nil if there
+	// is no such pod.
 	Kill    func(pod *v1.Pod, grace time.Duration) <-chan struct{}
 	Events  record.EventRecorder
 	Journal journal.Sink
