@@ -97,7 +97,11 @@ func (a *Agent) build(ctx context.Context) error {
 		},
 		RootDir: cfg.RootDir, LogDir: cfg.PodLogsDir, LinkDir: cfg.LogLinkDir,
 		Recorder: a.Events, Journal: cfg.Journal, Log: cfg.Log, Metrics: cfg.Metrics,
-		Ended: func(uid types.UID) { a.imageSet.forget(uid); a.prober.Forget(uid) },
+		Ended: func(uid types.UID) {
+			a.imageSet.forget(uid)
+			a.prober.Forget(uid)
+			a.collector.Kick() // its dead containers go in a minute
+		},
 	})
 	a.view.on = append(a.view.on, func(*v1.Node) { a.Pods.NodeChanged() })
 	return nil

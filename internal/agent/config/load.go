@@ -48,9 +48,6 @@ func DefaultEvictionHard() map[string]string {
 	}
 }
 
-// Defaults returns the configuration that applies if nothing is set.
-func Defaults() (*Effective, error) { return assemble(nil, Agent{}) }
-
 // Over returns the defaults, the configuration base over them, and the file at
 // path, if any, over both.
 func Over(base []byte, path string) (*Effective, error) {

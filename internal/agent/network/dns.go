@@ -214,17 +214,6 @@ func limit(r Resolver) (Resolver, []Warning) {
 	return r, warnings
 }
 
-// CheckHostResolver says what of the node's own resolver exceeds the limits,
-// once per start, for the node event CheckLimitsForResolvConf.
-func CheckHostResolver(r Resolver, clusterDomain string) []Warning {
-	r.Searches = unique(append(clusterSearches("namespace", clusterDomain), r.Searches...))
-	_, warnings := limit(r)
-	for i := range warnings {
-		warnings[i].Reason = "CheckLimitsForResolvConf"
-	}
-	return warnings
-}
-
 func unique(list []string) []string {
 	seen := make(map[string]bool, len(list))
 	out := make([]string, 0, len(list))
