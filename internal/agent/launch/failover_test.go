@@ -120,7 +120,9 @@ func TestTwoAPIServers(t *testing.T) {
 	lists, watches := calls.of("list"), calls.of("watch")
 	first.Stop()
 	write("after")
-	if got := calls.of("list"); got != lists {
+	// A server that stops in good order may still take the new watch before it
+	// closes; client-go lists once when a watch ends within its first second.
+	if got := calls.of("list"); got != lists && (got != lists+1 || calls.of("watch") == watches) {
 		t.Errorf("the takeover cost %d lists:\n%s", got-lists, strings.Join(calls.story, "\n"))
 	}
 	if got := calls.of("watch"); got <= watches {
