@@ -17,6 +17,7 @@ import (
 	typedv1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/record"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	cri "k8s.io/cri-client/pkg"
 	"k8s.io/klog/v2"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 	utilexec "k8s.io/utils/exec"
@@ -269,6 +270,10 @@ func (a *Agent) exec(ctx context.Context, id string, cmd []string, timeout time.
 	var exit utilexec.ExitError
 	if errors.As(err, &exit) {
 		return out, exit.ExitStatus(), nil
+	}
+	if errors.Is(err, cri.ErrCommandTimedOut) {
+		// The runtime's clock may strike before ours; both mean the same.
+		err = fmt.Errorf("%w: %w", context.DeadlineExceeded, err)
 	}
 	return out, 0, err
 }
