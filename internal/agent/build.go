@@ -90,7 +90,7 @@ func (a *Agent) build(ctx context.Context) error {
 		Hooks:  probe.Hooks{Exec: a.exec, Event: func(p *v1.Pod, name, why, message string) { a.event(p, name, v1.EventTypeWarning, why, message) }},
 		Probes: a.prober, Devices: a.deviceHealth,
 		Node: func() pod.Node {
-			n := pod.Node{IPs: a.view.ips()}
+			n := pod.Node{IPs: a.view.ips(), NotReady: a.view.notReady()}
 			if d := k.CrashLoopBackOff.MaxContainerRestartPeriod; d != nil {
 				n.CrashLimit = d.Duration
 			}

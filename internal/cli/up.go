@@ -108,13 +108,7 @@ func controlFlags(f *pflag.FlagSet, cfg *cluster.Config) {
 	f.StringVar(&cfg.CloudConfig, "cloud-config", "", "the list of machines: a file or an https:// address")
 	f.StringSliceVar(&cfg.Controllers, "controllers", nil, "controllers to run: * is all, NAME adds one, -NAME leaves one out (default *); `berth controllers` runs node controllers elsewhere")
 	cfg.NodeHealth = health.Defaults()
-	h := &cfg.NodeHealth
-	f.DurationVar(&h.Grace, "node-monitor-grace-period", h.Grace, "how long a node may be silent before it counts as lost")
-	f.DurationVar(&h.StartupGrace, "node-startup-grace-period", h.StartupGrace, "the same for a node that never reported")
-	f.Float64Var(&h.EvictionRate, "node-eviction-rate", h.EvictionRate, "lost nodes per second and zone whose pods are evicted")
-	f.Float64Var(&h.SecondaryEvictionRate, "secondary-node-eviction-rate", h.SecondaryEvictionRate, "the same in a zone that lost many")
-	f.Float64Var(&h.UnhealthyThreshold, "unhealthy-zone-threshold", h.UnhealthyThreshold, "share of lost nodes from which a zone has lost many")
-	f.IntVar(&h.LargeZone, "large-cluster-size-threshold", h.LargeZone, "zones of at most so many nodes stop evicting when they lost many")
+	cfg.NodeHealth.AddFlags(f)
 }
 
 func nodeFlags(f *pflag.FlagSet, cfg *cluster.Config) {
