@@ -143,6 +143,35 @@ func testTrace(t *testing.T, tracer *Tracer) {
 	}
 }
 
+// TestParsePacket takes what people type, and names what is wrong with the rest.
+func TestParsePacket(t *testing.T) {
+	for _, c := range [][4]string{
+		{"10.0.0.1", "10.0.0.2", "80", ""}, {"10.0.0.1", "10.0.0.2", "53/UDP", ""}, {"fd00::1", "fd00::2", "9/sctp", ""}, {"::ffff:10.0.0.1", "10.0.0.2", "80/tcp", ""},
+		{"here", "10.0.0.2", "80", "source"}, {"10.0.0.1", "", "80", "destination"}, {"10.0.0.1", "10.0.0.0/8", "80", "destination"}, {"10.0.0.1", "fd00::2", "80", "two address families"},
+		{"10.0.0.1", "10.0.0.2", "0", "1..65535"}, {"10.0.0.1", "10.0.0.2", "65536", "1..65535"}, {"10.0.0.1", "10.0.0.2", "-1", "1..65535"}, {"10.0.0.1", "10.0.0.2", "http", "1..65535"},
+		{"10.0.0.1", "10.0.0.2", "80/icmp", "protocol"}, {"10.0.0.1", "10.0.0.2", "80/tcp/udp", "protocol"},
+	} {
+		p, err := ParsePacket(c[0], c[1], c[2])
+		if c[3] == "" && (err != nil || p.Source.Is4In6() || p.Proto == 0) {
+			t.Errorf("%v: %+v, %v", c, p, err)
+		}
+		if c[3] != "" && (err == nil || !strings.Contains(err.Error(), c[3])) {
+			t.Errorf("%v: got %v, want an error about %s", c, err, c[3])
+		}
+	}
+}
+
+// TestDescribe tells of a Service from the API alone.
+func TestDescribe(t *testing.T) {
+	client := fake.NewClientset(svc("a", "10.96.0.1", 80, nil), slice("a", "10.244.0.10"))
+	for name, want := range map[string]string{"a": "endpoints: 10.244.0.10:8080", "b": "there is no Service ns/b"} {
+		lines, err := Describe(t.Context(), client, nodeName, model.Name{Namespace: "ns", Name: name})
+		if err != nil || !strings.Contains(fmt.Sprint(lines), want) {
+			t.Errorf("%s: %v, %v; want %q", name, lines, err, want)
+		}
+	}
+}
+
 // testHealthCheckPort goes from two local endpoints to none that is ready.
 func testHealthCheckPort(t *testing.T, w *world, client *fake.Clientset) {
 	const url = "http://192.0.2.10:32001/any/path"
