@@ -94,8 +94,8 @@ func startCommand(cmd *cobra.Command, role cluster.Role) *cobra.Command {
 }
 
 func controlFlags(f *pflag.FlagSet, cfg *cluster.Config) {
-	f.StringVar(&cfg.ClusterCIDR, "cluster-cidr", "", "range of pod addresses (default 10.244.0.0/16)")
-	f.StringVar(&cfg.ServiceCIDR, "service-cidr", "", "range of service addresses (default 10.96.0.0/16)")
+	f.StringVar(&cfg.ClusterCIDR, "cluster-cidr", "", "range of pod addresses, or one of each family with a comma between (default 10.244.0.0/16)")
+	f.StringVar(&cfg.ServiceCIDR, "service-cidr", "", "range of service addresses, or one of each family, the main one first (default 10.96.0.0/16)")
 	f.StringVar(&cfg.ClusterDomain, "cluster-domain", "", "DNS domain of the cluster (default cluster.local)")
 	f.StringVar((*string)(&cfg.Network), "network", "", "way of pods' packets to other nodes: auto (routes, VXLAN beyond a router), routes, vxlan, or none to leave it to a CNI of your own (default auto)")
 	f.StringSliceVar(&cfg.ServerNames, "tls-san", nil, "further names and addresses in the API server's certificate")

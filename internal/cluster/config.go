@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -185,14 +186,21 @@ func (c *Config) validate() (err error) {
 	if c.Network, err = podnetwork.ParseMode(string(c.Network)); err != nil {
 		return fmt.Errorf("--network: %w", err)
 	}
-	for flag, cidr := range map[string]string{"--cluster-cidr": c.ClusterCIDR, "--service-cidr": c.ServiceCIDR} {
-		if _, err := netip.ParsePrefix(cidr); err != nil {
-			return fmt.Errorf("%s %q: not a CIDR such as 10.244.0.0/16", flag, cidr)
-		}
+	pods, err := c.clusterCIDRs()
+	if err != nil {
+		return err
 	}
-	pods, services := netip.MustParsePrefix(c.ClusterCIDR), netip.MustParsePrefix(c.ServiceCIDR)
-	if pods.Overlaps(services) {
-		return fmt.Errorf("--cluster-cidr %s and --service-cidr %s overlap: choose two ranges that share no address", pods, services)
+	services, err := c.serviceCIDRs()
+	if err != nil {
+		return err
+	}
+	for _, s := range services {
+		if i := slices.IndexFunc(pods, s.Overlaps); i >= 0 {
+			return fmt.Errorf("--cluster-cidr %s and --service-cidr %s overlap: choose two ranges that share no address", pods[i], s)
+		}
+		if !slices.ContainsFunc(pods, func(p netip.Prefix) bool { return p.Addr().Is4() == s.Addr().Is4() }) {
+			return fmt.Errorf("--service-cidr %s: pods have no addresses of that family: add a range of it to --cluster-cidr", s)
+		}
 	}
 	_, _, err = chooseControllers(c.Controllers)
 	return err
