@@ -70,6 +70,10 @@ type Settings struct {
 	// AgentConfig is a file with a KubeletConfiguration, to lay below what the
 	// cluster sets itself.
 	AgentConfig string `json:"agentConfig,omitempty"`
+	// CredentialProviders and CredentialProviderDir are the configuration of
+	// image credential plugins and the directory they lie in; both or none.
+	CredentialProviders   string `json:"credentialProviders,omitempty"`
+	CredentialProviderDir string `json:"credentialProviderDir,omitempty"`
 }
 
 // Config is everything `berth up` can be told. Empty fields get defaults from
@@ -125,9 +129,13 @@ func (c *Config) Complete() error {
 	if err != nil {
 		return err
 	}
-	if c.AgentConfig != "" {
-		if c.AgentConfig, err = filepath.Abs(c.AgentConfig); err != nil {
-			return fmt.Errorf("--agent-config: %w", err)
+	for flag, path := range map[string]*string{
+		"agent-config": &c.AgentConfig, "image-credential-provider-config": &c.CredentialProviders, "image-credential-provider-bin-dir": &c.CredentialProviderDir,
+	} {
+		if *path != "" {
+			if *path, err = filepath.Abs(*path); err != nil {
+				return fmt.Errorf("--%s: %w", flag, err)
+			}
 		}
 	}
 	if err := c.Role.mustBe(kept); err != nil {
@@ -305,6 +313,9 @@ func (s *Settings) merge(kept Settings) error {
 	s.Ports.fill(kept.Ports)
 	if s.AgentConfig == "" {
 		s.AgentConfig = kept.AgentConfig
+	}
+	if s.CredentialProviders == "" && s.CredentialProviderDir == "" {
+		s.CredentialProviders, s.CredentialProviderDir = kept.CredentialProviders, kept.CredentialProviderDir
 	}
 	return nil
 }
