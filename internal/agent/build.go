@@ -344,7 +344,10 @@ func (h *handlers) of(name string) container.RuntimeFeatures {
 
 // newEventBroadcaster sends events to the API without ever making a pod wait.
 func newEventBroadcaster(client kubernetes.Interface, k *kubeletv1beta1.KubeletConfiguration) record.EventBroadcaster {
-	b := record.NewBroadcaster(record.WithCorrelatorOptions(record.CorrelatorOptions{}))
+	// What it remembers in order to count an event that comes again instead of
+	// writing another: a few for each pod that fits. The
+	// default of 4096 is memory that pods which come and go fill in an hour.
+	b := record.NewBroadcaster(record.WithCorrelatorOptions(record.CorrelatorOptions{LRUCacheSize: max(512, 4*int(k.MaxPods))}))
 	b.StartRecordingToSink(&typedv1.EventSinkImpl{Interface: client.CoreV1().Events("")})
 	return b
 }

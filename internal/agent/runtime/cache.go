@@ -11,7 +11,7 @@ import (
 
 // tombstones kept for removed objects, so that an event made before the
 // removal and delivered after it does not bring them back.
-const maxTombstones = 4096
+const maxTombstones = 1024
 
 // Cache is the picture of what runs. All methods are safe for concurrent use
 // and cost what changed, not what is stored.
