@@ -356,7 +356,7 @@ func (p *Ports) fill(from Ports) {
 // machine; without a default route, the first global address.
 func defaultRouteIP() (string, error) {
 	routes, err := netlink.RouteListFiltered(unix.AF_INET, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
-	if err == nil {
+	if err == nil || errors.Is(err, netlink.ErrDumpInterrupted) {
 		for _, r := range routes {
 			if r.Dst != nil && r.Dst.String() != "0.0.0.0/0" {
 				continue
