@@ -113,6 +113,8 @@ func controlFlags(f *pflag.FlagSet, cfg *cluster.Config) {
 
 func nodeFlags(f *pflag.FlagSet, cfg *cluster.Config) {
 	f.StringVar(&cfg.AgentConfig, "agent-config", "", "file with a KubeletConfiguration; what the cluster itself sets (ports, paths, DNS, authority, cgroups) wins over it")
+	f.StringVar(&cfg.CredentialProviders, "image-credential-provider-config", "", "file or directory with a CredentialProviderConfig, for registries whose passwords a plugin knows")
+	f.StringVar(&cfg.CredentialProviderDir, "image-credential-provider-bin-dir", "", "directory of credential provider plugins")
 	f.IntVar(&cfg.Ports.Agent, "agent-port", 0, "port of the node agent (default 10250)")
 	f.IntVar(&cfg.Ports.AgentHealthz, "agent-healthz-port", 0, "port of the agent's health check on loopback (default 10248)")
 	f.IntVar(&cfg.Ports.ProxyHealthz, "proxy-healthz-port", 0, "port of the proxy's health check (default 10256)")

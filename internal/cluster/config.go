@@ -71,6 +71,10 @@ type Settings struct {
 	// AgentConfig is a file with a KubeletConfiguration, to lay below what the
 	// cluster sets itself.
 	AgentConfig string `json:"agentConfig,omitempty"`
+	// CredentialProviders and CredentialProviderDir are the configuration of
+	// image credential plugins and the directory they lie in; both or none.
+	CredentialProviders   string `json:"credentialProviders,omitempty"`
+	CredentialProviderDir string `json:"credentialProviderDir,omitempty"`
 }
 
 // Config is everything `berth up` can be told. Empty fields get defaults from
@@ -126,9 +130,13 @@ func (c *Config) Complete() error {
 	if err != nil {
 		return err
 	}
-	if c.AgentConfig != "" {
-		if c.AgentConfig, err = filepath.Abs(c.AgentConfig); err != nil {
-			return fmt.Errorf("--agent-config: %w", err)
+	for flag, path := range map[string]*string{
+		"agent-config": &c.AgentConfig, "image-credential-provider-config": &c.CredentialProviders, "image-credential-provider-bin-dir": &c.CredentialProviderDir,
+	} {
+		if *path != "" {
+			if *path, err = filepath.Abs(*path); err != nil {
+				return fmt.Errorf("--%s: %w", flag, err)
+			}
 		}
 	}
 	if err := c.Role.mustBe(kept); err != nil {
@@ -314,6 +322,9 @@ func (s *Settings) merge(kept Settings) error {
 	if s.AgentConfig == "" {
 		s.AgentConfig = kept.AgentConfig
 	}
+	if s.CredentialProviders == "" && s.CredentialProviderDir == "" {
+		s.CredentialProviders, s.CredentialProviderDir = kept.CredentialProviders, kept.CredentialProviderDir
+	}
 	return nil
 }
 
@@ -353,7 +364,7 @@ func (p *Ports) fill(from Ports) {
 // machine; without a default route, the first global address.
 func defaultRouteIP() (string, error) {
 	routes, err := netlink.RouteListFiltered(unix.AF_INET, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
-	if err == nil {
+	if err == nil || errors.Is(err, netlink.ErrDumpInterrupted) {
 		for _, r := range routes {
 			if r.Dst != nil && r.Dst.String() != "0.0.0.0/0" {
 				continue
