@@ -191,7 +191,7 @@ func (u *up) waitServing(ctx context.Context) error {
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(ca)
 	dialer := tls.Dialer{Config: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots}}
-	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	for {
 		conn, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(u.NodeIP, strconv.Itoa(u.Ports.Agent)))
@@ -243,7 +243,7 @@ const refusals = 3
 // start: what an earlier one left there proves nothing. ended tells each time
 // that the agent ends.
 func (u *up) waitNodeReady(ctx context.Context, ended <-chan error) error {
-	ctx, cancel := context.WithTimeout(ctx, 60*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
 	defer cancel()
 	since := u.clock.began.Truncate(time.Second) // as times are in objects
 	words := make(chan v1.NodeCondition)
