@@ -14,7 +14,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -284,25 +283,4 @@ func pause(now time.Time, current *tls.Certificate) time.Duration {
 	}
 	left := current.Leaf.NotAfter.Sub(now)
 	return min(max(left/100, time.Second), time.Minute)
-}
-
-// Explain adds to an error of TLS or authentication what to do about it.
-func Explain(err error) error {
-	if err == nil {
-		return nil
-	}
-	text := err.Error()
-	var invalid x509.CertificateInvalidError
-	var unknown x509.UnknownAuthorityError
-	switch {
-	case errors.As(err, &invalid) && invalid.Reason == x509.Expired || strings.Contains(text, "certificate has expired or is not yet valid"):
-		return fmt.Errorf("%w: compare this machine's clock with the API server's; if they agree, the certificate must be renewed", err)
-	case errors.As(err, &unknown) || strings.Contains(text, "certificate signed by unknown authority"):
-		return fmt.Errorf("%w: the certificate-authority in the kubeconfig is not the one of this API server", err)
-	case strings.Contains(text, "Unauthorized"):
-		return fmt.Errorf("%w: the credentials are not accepted (a bootstrap token may have expired): make new ones", err)
-	case strings.Contains(text, "forbidden"):
-		return fmt.Errorf("%w: the credentials lack permission (a bootstrap token needs group system:bootstrappers and its roles)", err)
-	}
-	return err
 }
