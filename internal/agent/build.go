@@ -18,6 +18,7 @@ import (
 	typedv1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/record"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	cri "k8s.io/cri-client/pkg"
 	"k8s.io/klog/v2"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 	utilexec "k8s.io/utils/exec"
@@ -280,6 +281,10 @@ func (a *Agent) exec(ctx context.Context, id string, cmd []string, timeout time.
 	if errors.As(err, &exit) {
 		return out, exit.ExitStatus(), nil
 	}
+	if errors.Is(err, cri.ErrCommandTimedOut) {
+		// The runtime's clock may strike before ours; both mean the same.
+		err = fmt.Errorf("%w: %w", context.DeadlineExceeded, err)
+	}
 	return out, 0, err
 }
 
@@ -319,7 +324,10 @@ func (h *handlers) of(name string) container.RuntimeFeatures {
 
 // newEventBroadcaster sends events to the API without ever making a pod wait.
 func newEventBroadcaster(client kubernetes.Interface, k *kubeletv1beta1.KubeletConfiguration) record.EventBroadcaster {
-	b := record.NewBroadcaster(record.WithCorrelatorOptions(record.CorrelatorOptions{}))
+	// What it remembers in order to count an event that comes again instead of
+	// writing another: a few for each pod that fits. The
+	// default of 4096 is memory that pods which come and go fill in an hour.
+	b := record.NewBroadcaster(record.WithCorrelatorOptions(record.CorrelatorOptions{LRUCacheSize: max(512, 4*int(k.MaxPods))}))
 	b.StartRecordingToSink(&typedv1.EventSinkImpl{Interface: client.CoreV1().Events("")})
 	return b
 }
