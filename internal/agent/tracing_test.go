@@ -42,13 +42,17 @@ func (c *collector) Export(_ context.Context, req *coltrace.ExportTraceServiceRe
 	return &coltrace.ExportTraceServiceResponse{}, nil
 }
 
-type oldRuntime struct {
+type smallRuntime struct {
 	runtimeapi.UnimplementedRuntimeServiceServer
 	runtimeapi.UnimplementedImageServiceServer
 }
 
-func (oldRuntime) Version(context.Context, *runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
+func (smallRuntime) Version(context.Context, *runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
 	return &runtimeapi.VersionResponse{Version: "0.1.0", RuntimeName: "test", RuntimeVersion: "1", RuntimeApiVersion: "v1"}, nil
+}
+
+func (smallRuntime) ImageFsInfo(context.Context, *runtimeapi.ImageFsInfoRequest) (*runtimeapi.ImageFsInfoResponse, error) {
+	return &runtimeapi.ImageFsInfoResponse{}, nil
 }
 
 func serveGRPC(t *testing.T, network, address string, register func(*grpc.Server)) string {
@@ -73,8 +77,8 @@ func serveGRPC(t *testing.T, network, address string, register func(*grpc.Server
 func TestTracing(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "cri.sock")
 	serveGRPC(t, "unix", socket, func(s *grpc.Server) {
-		runtimeapi.RegisterRuntimeServiceServer(s, oldRuntime{})
-		runtimeapi.RegisterImageServiceServer(s, oldRuntime{})
+		runtimeapi.RegisterRuntimeServiceServer(s, smallRuntime{})
+		runtimeapi.RegisterImageServiceServer(s, smallRuntime{})
 	})
 	for name, c := range map[string]struct {
 		rate  *int32

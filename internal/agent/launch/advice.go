@@ -59,6 +59,9 @@ func (a *advised) RoundTrip(req *http.Request) (*http.Response, error) {
 	return res, nil
 }
 
+// WrappedRoundTripper lets clients find what is below, to close what is idle.
+func (a *advised) WrappedRoundTripper() http.RoundTripper { return a.next }
+
 func keyPair(c *rest.Config) (tls.Certificate, error) {
 	if len(c.CertData) > 0 {
 		return tls.X509KeyPair(c.CertData, c.KeyData)
