@@ -50,11 +50,12 @@ type BootstrapConfig struct {
 // It waits for the approval until the context ends. A restart reuses key and
 // request, so that no second request piles up.
 func Bootstrap(ctx context.Context, cfg BootstrapConfig) error {
-	if usable(cfg.Kubeconfig) {
+	unusable := usable(cfg.Kubeconfig)
+	if unusable == nil {
 		return nil
 	}
 	if cfg.Bootstrap == "" {
-		return fmt.Errorf("reading kubeconfig %s: it does not exist or its certificate has expired, and there is no --bootstrap-kubeconfig to get a new one with", cfg.Kubeconfig)
+		return fmt.Errorf("reading --kubeconfig %s: %w; and there is no --bootstrap-kubeconfig to get a new one with", cfg.Kubeconfig, unusable)
 	}
 	boot, err := clientcmd.BuildConfigFromFlags("", cfg.Bootstrap)
 	if err != nil {
@@ -90,24 +91,30 @@ func Bootstrap(ctx context.Context, cfg BootstrapConfig) error {
 	return nil
 }
 
-// usable tells whether a kubeconfig can be used as it is. One without client
-// certificate (a token) always can.
-func usable(path string) bool {
+// usable says why a kubeconfig cannot be used as it is; nil if it can. One
+// without client certificate (a token) always can.
+func usable(path string) error {
 	cfg, err := clientcmd.BuildConfigFromFlags("", path)
 	if err != nil {
-		return false
+		return fmt.Errorf("%w: it must name a server, its certificate-authority and this node's credentials", err)
 	}
 	data := cfg.CertData
 	if cfg.CertFile != "" {
 		if data, err = os.ReadFile(cfg.CertFile); err != nil {
-			return false
+			return err
 		}
 	}
 	if len(data) == 0 {
-		return true
+		return nil
 	}
 	certs, err := certutil.ParseCertsPEM(data)
-	return err == nil && len(certs) > 0 && time.Now().Before(certs[0].NotAfter)
+	switch {
+	case err != nil:
+		return fmt.Errorf("its client certificate: %w", err)
+	case !time.Now().Before(certs[0].NotAfter):
+		return errors.New(Refused(certs[0], nil, time.Now()))
+	}
+	return nil
 }
 
 // request asks for the certificate until it is issued or the context ends.
