@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -22,6 +23,7 @@ func TestPodFeatures(t *testing.T) {
 	c := newCluster(t)
 	c.up()
 	node := c.node()
+	name := node.Name
 	host := t.TempDir()
 	profile := filepath.Join(c.dir, "agent", "seccomp", "allow.json")
 	if err := os.MkdirAll(filepath.Dir(profile), 0o755); err != nil {
@@ -35,8 +37,13 @@ func TestPodFeatures(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.apply(podFeatureObjects)
+	supported := hostSupports(node)
 	pods := featurePods(t, strings.NewReplacer("image: T", "image: berth.dev/toolbox:1", "reference: T", "reference: berth.dev/toolbox:1",
-		"HOSTDIR", host, "HOSTPID", regexp.QuoteMeta(pidns), "nodeName: NODE", "nodeName: "+node))
+		"HOSTDIR", host, "HOSTPID", regexp.QuoteMeta(pidns), "nodeName: NODE", "nodeName: "+name))
+	pods = slices.DeleteFunc(pods, func(p *v1.Pod) bool {
+		on, matters := supported[p.Annotations["only"]]
+		return matters && !on
+	})
 	for _, p := range pods {
 		if _, err := c.client.CoreV1().Pods("default").Create(context.Background(), p, metav1.CreateOptions{}); err != nil {
 			t.Errorf("creating pod %s: %v", p.Name, err)
@@ -81,14 +88,27 @@ func (c *cluster) in(t *testing.T) *cluster {
 	return &sub
 }
 
-// node is the name of the only node.
-func (c *cluster) node() string {
+// hostSupports says which of the things that pods of the file depend on this
+// machine has; a pod is left out if its annotation "only" names what is not so.
+func hostSupports(n *v1.Node) map[string]bool {
+	out := map[string]bool{}
+	for _, h := range n.Status.RuntimeHandlers {
+		out["userns"] = out["userns"] || h.Features != nil && h.Features.UserNamespaces != nil && *h.Features.UserNamespaces
+	}
+	enabled, _ := os.ReadFile("/sys/module/apparmor/parameters/enabled")
+	out["apparmor"] = strings.HasPrefix(string(enabled), "Y")
+	out["no userns"], out["no apparmor"] = !out["userns"], !out["apparmor"]
+	return out
+}
+
+// node is the only node.
+func (c *cluster) node() *v1.Node {
 	c.t.Helper()
 	list, err := c.client.CoreV1().Nodes().List(context.Background(), metav1.ListOptions{})
 	if err != nil || len(list.Items) != 1 {
 		c.t.Fatalf("listing nodes: %d, %v", len(list.Items), err)
 	}
-	return list.Items[0].Name
+	return &list.Items[0]
 }
 
 // featurePods reads testdata/pods.yaml with words replaced. What the file leaves

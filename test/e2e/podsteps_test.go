@@ -2,14 +2,18 @@ package e2e
 
 import (
 	"context"
+	"crypto/x509"
+	"encoding/pem"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	certificates "k8s.io/api/certificates/v1"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	certutil "k8s.io/client-go/util/cert"
 )
 
 // podSteps are what TestPodFeatures does to running pods.
@@ -25,6 +29,7 @@ var podSteps = []struct {
 	{"a pod ends in order", stepOrderOfEnd},
 	{"the grace can be cut short", stepCutGrace},
 	{"the deadline can be set later", stepDeadlineLater},
+	{"trust bundles reach pods", stepTrustBundle},
 }
 
 func (c *cluster) pod(name string) *v1.Pod {
@@ -89,16 +94,12 @@ spec:
 }
 
 func stepEphemeral(t *testing.T, c *cluster, _ string) {
-	for name, target := range map[string]string{"look": "c", "lost": "nobody"} {
-		p := c.pod("late-ready")
-		e := v1.EphemeralContainer{TargetContainerName: target}
-		e.Name, e.Image, e.Command = name, "berth.dev/toolbox:1", []string{"cat", "/proc/1/cmdline"}
-		p.Spec.EphemeralContainers = append(p.Spec.EphemeralContainers, e)
-		if _, err := c.client.CoreV1().Pods("default").UpdateEphemeralContainers(context.Background(), p.Name, p, metav1.UpdateOptions{}); target == "c" && err != nil {
-			t.Fatal(err)
-		} else if err != nil {
-			t.Logf("refused by the API server: %v", err)
-		}
+	p := c.pod("late-ready")
+	e := v1.EphemeralContainer{TargetContainerName: "c"}
+	e.Name, e.Image, e.Command = "look", "berth.dev/toolbox:1", []string{"cat", "/proc/1/cmdline"}
+	p.Spec.EphemeralContainers = append(p.Spec.EphemeralContainers, e)
+	if _, err := c.client.CoreV1().Pods("default").UpdateEphemeralContainers(context.Background(), p.Name, p, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
 	}
 	c.untilPod("late-ready", "has run it", func(p *v1.Pod) bool { return stateOf(containerStatus(p, "look")) == "terminated/Completed" })
 	if got := c.kubectl("logs", "late-ready", "-c", "look"); !strings.Contains(got, "serve") {
@@ -258,4 +259,60 @@ spec:
 func stepDeadlineLater(t *testing.T, c *cluster, _ string) {
 	c.kubectl("patch", "pod", "gated", "-p", `{"spec":{"activeDeadlineSeconds":1}}`)
 	c.untilPod("gated", "is over", func(p *v1.Pod) bool { return p.Status.Phase == v1.PodFailed && p.Status.Reason == "DeadlineExceeded" })
+}
+
+// stepTrustBundle: what a signer's anchors are reaches a pod that projects them,
+// and so does a change.
+func stepTrustBundle(t *testing.T, c *cluster, _ string) {
+	authority := func() string {
+		cert, _, err := certutil.GenerateSelfSignedCertKey("a", nil, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for rest := cert; ; {
+			var block *pem.Block
+			if block, rest = pem.Decode(rest); block == nil {
+				t.Fatal("no authority was made")
+			}
+			if x, err := x509.ParseCertificate(block.Bytes); err == nil && x.IsCA {
+				return string(pem.EncodeToMemory(block))
+			}
+		}
+	}
+	bundles := c.client.CertificatesV1().ClusterTrustBundles()
+	bundle := &certificates.ClusterTrustBundle{ObjectMeta: metav1.ObjectMeta{Name: "example.com:one:v1", Labels: map[string]string{"l": "a"}}}
+	bundle.Spec = certificates.ClusterTrustBundleSpec{SignerName: "example.com/one", TrustBundle: authority()}
+	made, err := bundles.Create(context.Background(), bundle, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.apply(`
+apiVersion: v1
+kind: Pod
+metadata: {name: trusting}
+spec:
+  terminationGracePeriodSeconds: 0
+  volumes:
+  - name: ca
+    projected:
+      sources:
+      - clusterTrustBundle: {name: "example.com:one:v1", path: named}
+      - clusterTrustBundle: {signerName: example.com/one, labelSelector: {matchLabels: {l: a}}, path: chosen}
+  containers: [{name: c, image: berth.dev/toolbox:1, command: [sleep, "10000"], volumeMounts: [{name: ca, mountPath: /ca}]}]
+`)
+	c.untilPod("trusting", "runs", podReady)
+	for _, file := range []string{"named", "chosen"} {
+		if got := c.kubectl("exec", "trusting", "--", "cat", "/ca/"+file); got != bundle.Spec.TrustBundle {
+			t.Errorf("/ca/%s holds %q", file, got)
+		}
+	}
+	made.Spec.TrustBundle = authority()
+	if _, err := bundles.Update(context.Background(), made, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(c.dir, "agent", "pods", string(c.pod("trusting").UID), "volumes", "kubernetes.io~projected", "ca")
+	c.eventually("the change reaches the pod", func() (bool, string) {
+		got, err := os.ReadFile(filepath.Join(dir, "chosen"))
+		return err == nil && string(got) == made.Spec.TrustBundle, fmt.Sprintf("%q %v", got, err)
+	})
 }
