@@ -104,7 +104,7 @@ func (c *Cache) Owner(id string) (types.UID, bool) {
 // not-ready one of the same sandbox: that would be an old event.
 func (c *Cache) SetSandbox(s *runtimeapi.PodSandboxStatus) (changed bool) {
 	uid, namespace, name, ok := podOf(s.GetLabels())
-	if !ok {
+	if !ok || s.GetId() == "" {
 		return false
 	}
 	b := newSandbox(s)
@@ -155,8 +155,8 @@ func sameSandbox(a, b *Sandbox) bool {
 // what is known is dropped.
 func (c *Cache) SetContainer(sandboxID string, s *runtimeapi.ContainerStatus) (changed bool) {
 	uid, namespace, name, ok := podOf(s.GetLabels())
-	if !ok {
-		return false
+	if !ok || s.GetId() == "" {
+		return false // nothing could be asked of it
 	}
 	n := newContainer(s, sandboxID)
 	c.mu.Lock()
