@@ -48,7 +48,9 @@ func TestTrustBundles(t *testing.T) {
 		"no certificate":        {func(b *certificates.ClusterTrustBundle) { b.Spec.TrustBundle = "words" }, "at least one certificate"},
 		"twice":                 {func(b *certificates.ClusterTrustBundle) { b.Spec.TrustBundle += b.Spec.TrustBundle }, "there twice"},
 		"no authority":          {func(b *certificates.ClusterTrustBundle) { b.Spec.TrustBundle = certificate(t, false) }, "that of an authority"},
-		"a key":                 {func(b *certificates.ClusterTrustBundle) { b.Spec.TrustBundle = "-----BEGIN KEY-----\n-----END KEY-----\n" }, "every block must be a CERTIFICATE"},
+		"a key": {func(b *certificates.ClusterTrustBundle) {
+			b.Spec.TrustBundle = "-----BEGIN KEY-----\n-----END KEY-----\n"
+		}, "every block must be a CERTIFICATE"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := good.DeepCopy()
