@@ -95,7 +95,6 @@ func Up(ctx context.Context, cfg *Config, emit Progress, ready chan<- struct{}) 
 	close(ready)
 	u.crew.start(parts, part{"memory", func(ctx context.Context) error {
 		lean.Keep(ctx, u.log)
-		<-ctx.Done()
 		return nil
 	}})
 	var stopped <-chan struct{}

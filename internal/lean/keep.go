@@ -17,8 +17,9 @@ const GC = 50
 // have had their first use.
 var trimAfter = []time.Duration{2 * time.Second, 15 * time.Second, time.Minute}
 
-// Keep makes the process collect earlier, and gives memory back that only the
-// start needed. It returns when that is done, or ctx ends.
+// Keep makes the process collect earlier, gives memory back that only the
+// start needed, and lets the heap grow more while there is much to do. It
+// returns when ctx ends.
 func Keep(ctx context.Context, log *slog.Logger) {
 	debug.SetGCPercent(GC)
 	began := time.Now()
@@ -32,4 +33,5 @@ func Keep(ctx context.Context, log *slog.Logger) {
 			log.Debug("giving back program pages", "error", err)
 		}
 	}
+	pace(ctx)
 }
