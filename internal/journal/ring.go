@@ -187,6 +187,9 @@ func (r *Ring) rotate() error {
 	return nil
 }
 
+// Read is Query for the journal of a process that ended; dir stays as it is.
+func Read(dir string, ref Ref) []Record { return (&Ring{dir: dir}).Query(ref) }
+
 // Query returns the records about ref in the order they were appended. Empty
 // fields of ref match everything.
 func (r *Ring) Query(ref Ref) []Record {

@@ -75,6 +75,17 @@ func (s *sentinel) collected() {
 	}
 }
 
+// Pace lets the heap of a process that serves an API grow more while there is
+// much to do. It begins when Keep has given back what the start needed, and
+// returns when ctx ends.
+func Pace(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(trimAfter[len(trimAfter)-1]):
+		pace(ctx)
+	}
+}
+
 // pace adjusts the heap's growth to what the process does until ctx ends.
 func pace(ctx context.Context) {
 	cycles, over := make(chan struct{}, 1), &atomic.Bool{}

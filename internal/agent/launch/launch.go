@@ -200,7 +200,11 @@ func (l *launcher) connect(ctx context.Context, out *agent.Config) error {
 	base.ContentType = k.ContentType
 	base.AcceptContentTypes = k.ContentType + ",application/json"
 	base.QPS = -1 // the agent bounds itself; a limit would delay pods
-	paths := reach.Config{Log: l.cfg.Log, Base: base, Servers: flags.APIServers, Spread: l.id.Name}
+	requests := reach.NewRequests()
+	if err := out.Metrics.Register(requests); err != nil {
+		return fmt.Errorf("registering the metric of API requests: %w", err)
+	}
+	paths := reach.Config{Log: l.cfg.Log, Base: base, Servers: flags.APIServers, Spread: l.id.Name, Requests: requests}
 	var rotation *certs.Rotation
 	var rotators []func()
 	if k.RotateCertificates && (base.CertFile != "" || len(base.CertData) > 0) {

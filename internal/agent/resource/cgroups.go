@@ -86,6 +86,14 @@ func (c *Cgroups) PodsPath() string { return c.names.pods() }
 // PodPath is the cgroup of one pod relative to the mount points.
 func (c *Cgroups) PodPath(pod *v1.Pod) string { return c.names.pod(pod.UID, QOS(pod)) }
 
+// Parent is the cgroup that a pod's containers lie in, made or not.
+func (c *Cgroups) Parent(pod *v1.Pod) string {
+	if !c.cfg.PerQOS {
+		return c.names.render()
+	}
+	return c.PodPath(pod)
+}
+
 // EnsureRoot makes the cgroup of all pods and one per class below it.
 // Idempotent; running pods are not disturbed.
 func (c *Cgroups) EnsureRoot() error {
@@ -110,10 +118,10 @@ func (c *Cgroups) EnsureRoot() error {
 // EnsurePod makes the pod's cgroup with its limits and returns the name to
 // pass to the runtime as cgroup parent. Idempotent.
 func (c *Cgroups) EnsurePod(pod *v1.Pod) (string, error) {
+	p := c.Parent(pod)
 	if !c.cfg.PerQOS {
-		return c.names.render(), nil
+		return p, nil
 	}
-	p := c.PodPath(pod)
 	options := c.cfg.Pod
 	options.ExclusiveCPUs = c.cfg.Exclusive != nil && c.cfg.Exclusive(pod.UID)
 	if err := c.ensure(p, PodLimits(pod, options)); err != nil {
