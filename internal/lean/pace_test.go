@@ -4,6 +4,7 @@ import (
 	"context"
 	"runtime"
 	"runtime/debug"
+	"runtime/metrics"
 	"testing"
 	"time"
 )
@@ -53,13 +54,10 @@ func TestPace(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { defer close(done); pace(ctx) }()
-	for {
+	sample := []metrics.Sample{{Name: "/gc/gogc:percent"}}
+	for sample[0].Value.Kind() == metrics.KindBad || sample[0].Value.Uint64() <= GC {
 		runtime.GC()
-		percent := debug.SetGCPercent(GC)
-		debug.SetGCPercent(percent)
-		if percent > GC {
-			break
-		}
+		metrics.Read(sample)
 	}
 	cancel()
 	<-done
