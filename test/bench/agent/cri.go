@@ -74,8 +74,9 @@ func (b *bench) learn(ctx context.Context) error {
 		return err
 	}
 	rec.mu.Lock()
-	defer rec.mu.Unlock()
-	if err := f.remember(rec.seen, p, agent.RootDir); err != nil {
+	seen := rec.seen
+	rec.mu.Unlock()
+	if err := f.remember(seen, p, agent.RootDir); err != nil {
 		return err
 	}
 	return b.empty(ctx)

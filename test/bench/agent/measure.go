@@ -148,6 +148,20 @@ func (b *bench) create(ctx context.Context, prefix string, n int, probed bool) (
 	return first, time.Since(began), err
 }
 
+// drop deletes one pod, waits until it is gone and tells how long that took.
+func (b *bench) drop(ctx context.Context, name string) (time.Duration, error) {
+	wait, err := b.watch(ctx, "", func(t watch.EventType, p *v1.Pod) bool { return t == watch.Deleted && p.Name == name })
+	if err != nil {
+		return 0, err
+	}
+	began := time.Now()
+	if err := b.Client.CoreV1().Pods("default").Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
+		return 0, err
+	}
+	err = wait()
+	return time.Since(began), err
+}
+
 // empty deletes every pod and waits until the last is gone.
 func (b *bench) empty(ctx context.Context) error {
 	pods := b.Client.CoreV1().Pods("default")

@@ -22,7 +22,7 @@ type process struct {
 type sample struct {
 	at                     time.Duration
 	agent, server, runtime process
-	// goroutines and heap (MiB, what the last collection left) of the agent.
+	// goroutines and allocated heap (MiB, garbage included) of the agent.
 	goroutines int
 	heap       float64
 }
@@ -62,7 +62,7 @@ func (c curve) verdict(length time.Duration) error {
 	}
 	fmt.Printf("means of %s after a warm-up of %s and of the last %s:\n", wide, warm, wide)
 	growth := row("agent, resident", "MiB", func(m sample) float64 { return m.agent.rss })
-	row("agent, live heap", "MiB", func(m sample) float64 { return m.heap })
+	row("agent, allocated heap", "MiB", func(m sample) float64 { return m.heap })
 	row("agent, goroutines", "", func(m sample) float64 { return float64(m.goroutines) })
 	row("agent, descriptors", "", func(m sample) float64 { return float64(m.agent.descriptors) })
 	row("server, resident", "MiB", func(m sample) float64 { return m.server.rss })
