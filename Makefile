@@ -17,13 +17,13 @@ CNI      := main/bridge ipam/host-local main/loopback meta/portmap
 TOOLS    := sh cat ls env id hostname sleep seq mkdir rm touch stat grep head tee wget nslookup nc serve hog fill date readlink mounts pause
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
-.PHONY: all up down build berth bundle images install test unit race e2e bench bench-up bench-agent bench-proxy soak lint generate clean help
+.PHONY: all up down build berth bundle images install test unit race e2e bench bench-up bench-agent bench-proxy bench-fleet bench-nodes soak lint generate clean help
 
 all: build
 
 help:
 	@sed -n 's/^# //p' Makefile | head -20
-	@echo "targets: up down build test unit live race e2e bench bench-up bench-agent bench-proxy soak vm vm-test lint generate clean"
+	@echo "targets: up down build test unit live race e2e bench bench-up bench-agent bench-proxy bench-fleet bench-nodes soak vm vm-test lint generate clean"
 
 install:
 	@hack/install.sh
@@ -95,6 +95,14 @@ bench-agent: build
 
 bench-proxy: build
 	BERTH_BIN=$(CURDIR)/$(BIN) $(GO) run ./test/bench/proxy
+
+# Thousands of hollow nodes beside a control plane; ends with PASS or FAIL.
+bench-fleet: berth
+	BERTH_BIN=$(CURDIR)/$(BIN) $(GO) run ./test/bench/fleet $(FLEETFLAGS)
+
+# How late silent nodes are found: 1 of 5,000, 1,000 of 1,000, 1,000 of 5,000.
+bench-nodes:
+	$(GO) test ./internal/nodes/health -run '^$$' -bench Silent -benchtime 1x -timeout 20m
 
 # An hour of pod churn: memory, goroutines and descriptors once a minute.
 soak: build

@@ -98,6 +98,12 @@ func Up(ctx context.Context, cfg *Config, emit Progress, ready chan<- struct{}) 
 		lean.Keep(ctx, u.log)
 		return nil
 	}})
+	if u.store != nil { // an API server with much to do may hold more
+		u.crew.start(parts, part{"memory pace", func(ctx context.Context) error {
+			lean.Pace(ctx)
+			return nil
+		}})
+	}
 	var stopped <-chan struct{}
 	if u.store != nil {
 		stopped = u.store.Stopped()

@@ -37,7 +37,8 @@ func coreRows() []Row {
 			StoredAs: schema.GroupResource{Resource: "events"}},
 	)...)
 	rows = append(rows, family(coordinationv1.SchemeGroupVersion,
-		Row{Kind: "Lease", Resource: "leases", CreateByPut: true, NeedsResourceVersion: true},
+		Row{Kind: "Lease", Resource: "leases", CreateByPut: true, NeedsResourceVersion: true,
+			PrepareCreate: prepareHeartbeat, PrepareUpdate: prepareHeartbeatUpdate},
 	)...)
 	return append(rows, family(discoveryv1.SchemeGroupVersion,
 		Row{Kind: "EndpointSlice", Resource: "endpointslices", Generation: generationContent},

@@ -84,7 +84,7 @@ func (a *Auth) setUpAuthenticator() error {
 		a.ClientCA = dynamiccertificates.NewUnionCAContentProvider(clientCA, a.ClientCA)
 	}
 	// Certificates and proxies know no audience: they speak to this server.
-	certificates := x509.NewDynamic(clientCA.VerifyOptions, x509.CommonNameUserConversion)
+	certificates := rememberCertificates(x509.NewDynamic(clientCA.VerifyOptions, x509.CommonNameUserConversion), clientCA.VerifyOptions)
 	chain = append(chain, certificates, bearertoken.New(a.Tokens), websocket.NewProtocolAuthenticator(a.Tokens))
 	known := group.NewAuthenticatedGroupAdder(unionrequest.New(chain...))
 	a.Authenticator = unionrequest.NewFailOnError(known, authenticator.RequestFunc(anonymous))

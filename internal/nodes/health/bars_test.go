@@ -34,13 +34,19 @@ const (
 // renew their leases all at once before they stop: the worst case. Others go on
 // renewing.
 func BenchmarkSilent(b *testing.B) {
-	for _, c := range []struct{ silent, all int }{{1, 5000}, {1000, 1000}, {1000, 5000}} {
+	for _, c := range []struct {
+		silent, all int
+		bar         time.Duration // the last one may be seen so late
+	}{{1, 5000, 200 * time.Millisecond}, {1000, 1000, 3 * time.Second}, {1000, 5000, 3 * time.Second}} {
 		b.Run(fmt.Sprintf("%dof%d", c.silent, c.all), func(b *testing.B) {
 			for b.Loop() {
 				late := silence(b, c.silent, c.all)
 				slices.Sort(late)
 				b.ReportMetric(float64(late[len(late)/2].Milliseconds()), "p50-ms-late")
 				b.ReportMetric(float64(late[len(late)-1].Milliseconds()), "last-ms-late")
+				if last := late[len(late)-1]; last > c.bar {
+					b.Errorf("the last of %d of %d silent nodes was seen %s late, at most %s is allowed", c.silent, c.all, last, c.bar)
+				}
 			}
 		})
 	}
