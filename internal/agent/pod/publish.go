@@ -19,8 +19,9 @@ import (
 )
 
 // patient is how long a change that nobody acts on (a step on the way to
-// Running, say) waits for others to share its PATCH.
-const patient = 250 * time.Millisecond
+// Running, say) waits for others to share its PATCH. On a busy machine a start
+// takes about as long.
+const patient = time.Second
 
 // publisher keeps the API's status of one pod equal to the planned one. One
 // PATCH is under way at a time and each is made against what the API answered

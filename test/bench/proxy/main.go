@@ -10,44 +10,42 @@ import (
 	"io"
 	"log"
 	"net"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/vishvananda/netns"
-
-	"github.com/berth-dev/berth/internal/proxy/model"
-	"github.com/berth-dev/berth/internal/proxy/nft"
 )
 
 var (
-	binary  = flag.String("berth", "bin/berth", "program to measure")
+	program = flag.String("berth", "bin/berth", "program to measure")
 	changes = flag.Int("changes", 2000, "endpoint changes to measure at each size")
-	table   = "berth"
+	only    = flag.String("only", "", "measure only this: start, change or rate")
 )
 
 func main() {
 	flag.Parse()
 	log.SetFlags(0)
-	fmt.Println("| Services x endpoints | start to synced | cold sync alone | RSS synced / later | restart: adopted, rows rewritten |")
-	fmt.Println("|---|---|---|---|---|")
-	for _, size := range [][2]int{{1000, 10}, {5000, 10}, {10000, 10}, {5000, 50}, {45000, 1}} {
-		start(size[0], size[1])
+	if *only == "" || *only == "start" {
+		fmt.Println("| Services x endpoints | start to synced | cold sync alone | RSS synced / later | restart: adopted, rows rewritten |")
+		fmt.Println("|---|---|---|---|---|")
+		for _, s := range starts {
+			s.measure()
+		}
 	}
-	fmt.Println("\n| Services (2 endpoints each) | slice event to kernel: p50 | p99 | worst |")
-	fmt.Println("|---|---|---|---|")
-	for _, services := range []int{1000, 5000, 45000} {
-		latency(services)
+	if *only == "" || *only == "change" {
+		latency()
 	}
-	rate(10000)
+	if *only == "" || *only == "rate" {
+		rate(10000)
+	}
+	verdict()
 }
 
 // inNS runs f on a thread of its own in a network namespace.
@@ -115,7 +113,7 @@ func (b *bed) run() (took time.Duration, line []string) {
 	b.said = make(chan string, 1)
 	b.began = time.Now()
 	inNS(b.ns, func() {
-		b.cmd = exec.Command(*binary, "proxy", "--master", b.url, "--hostname-override", nodeName, "--socket", "")
+		b.cmd = exec.Command(*program, "proxy", "--master", b.url, "--hostname-override", nodeName, "--socket", "")
 		out, err := b.cmd.StderrPipe()
 		if err != nil {
 			log.Fatal(err)
@@ -172,8 +170,27 @@ func (b *bed) rss() (all, anon int) {
 	return all, anon
 }
 
-func start(services, endpoints int) {
-	b := newBed(services, endpoints)
+// starting is a size of cluster with its bars; 0 is no bar.
+type starting struct {
+	services, endpoints int
+	// start and cold are seconds, memory is MiB.
+	start, cold float64
+	memory      int
+	// restart: the bars of a restart apply.
+	restart bool
+}
+
+var starts = []starting{
+	{services: 1000, endpoints: 10, start: 0.3, memory: 45},
+	{services: 5000, endpoints: 10, start: 0.6, memory: 70},
+	{services: 10000, endpoints: 10, memory: 120, restart: true},
+	{services: 5000, endpoints: 50, cold: 2},
+	{services: 45000, endpoints: 1, cold: 3},
+}
+
+// measure starts a proxy twice.
+func (s starting) measure() {
+	b := newBed(s.services, s.endpoints)
 	defer b.ns.Close()
 	took, line := b.run()
 	all, anon := b.rss()
@@ -182,46 +199,21 @@ func start(services, endpoints int) {
 	b.stop()
 	again, adopted := b.run()
 	b.stop()
-	fmt.Printf("| %d x %d | %.2f s | %s | %d / %d MiB (anonymous %d / %d) | %.2f s: %s, %s added, %s deleted |\n", services, endpoints, took.Seconds(), line[4],
+	size := fmt.Sprintf("%d x %d", s.services, s.endpoints)
+	fmt.Printf("| %s | %.2f s | %s | %d / %d MiB (anonymous %d / %d) | %.2f s: %s, %s added, %s deleted |\n", size, took.Seconds(), line[4],
 		all, allLater, anon, anonLater, again.Seconds(), adopted[1], adopted[2], adopted[3])
-}
-
-// latency changes the last Service's endpoints between two and three, and
-// watches the kernel for the row that comes and goes.
-func latency(services int) {
-	b := newBed(services, 2)
-	defer b.ns.Close()
-	b.run()
-	defer b.stop()
-	var k *nft.Netlink
-	inNS(b.ns, func() {
-		var err error
-		if k, err = nft.Open(); err != nil {
-			log.Fatal(err)
-		}
-	})
-	defer k.Close()
-	front := netip.MustParseAddr(clusterIP(services - 1)).AsSlice()
-	key := append(front, 6, 0, 0, 0, 0, 80, 0, 0, 2, 0, 0, 0)
-	set := model.Endpoints.Shape(model.V4).Name
-	var took []time.Duration
-	for i := range *changes {
-		want := i%2 == 0
-		at := time.Now()
-		b.api.change(services-1, 2+(i+1)%2)
-		for {
-			_, held, err := k.Row(model.V4, table, set, key)
-			if err != nil {
-				log.Fatal(err)
-			}
-			if held == want {
-				break
-			}
-			time.Sleep(50 * time.Microsecond) // leave the core to the proxy
-		}
-		took = append(took, time.Since(at))
-		time.Sleep(time.Millisecond)
+	if s.start > 0 {
+		check(took.Seconds() <= s.start, "start to synced, "+size, fmt.Sprintf("%.1f s", s.start), "%.2f s", took.Seconds())
 	}
-	slices.Sort(took)
-	fmt.Printf("| %d | %s | %s | %s |\n", services, took[len(took)/2].Round(time.Microsecond), took[len(took)*99/100].Round(time.Microsecond), took[len(took)-1].Round(time.Microsecond))
+	if s.cold > 0 {
+		cold, err := time.ParseDuration(line[4])
+		check(err == nil && cold.Seconds() <= s.cold, "cold sync "+size+", from synced caches", fmt.Sprintf("%.0f s", s.cold), "%.2f s", cold.Seconds())
+	}
+	if s.memory > 0 {
+		check(allLater <= s.memory, "RSS 10 s after the sync, "+size, fmt.Sprintf("%d MiB", s.memory), "%d MiB", allLater)
+	}
+	if s.restart {
+		check(again.Seconds() <= 2 && adopted[1] == "adopted" && adopted[2] == "0" && adopted[3] == "0", "restart with unchanged "+size+": adopted, rows rewritten", "2 s, 0",
+			"%s in %.2f s, %s + %s", adopted[1], again.Seconds(), adopted[2], adopted[3])
+	}
 }
