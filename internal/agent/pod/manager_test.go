@@ -307,49 +307,33 @@ func TestMetrics(t *testing.T) {
 }
 
 // TestMarkOfTheNodeController: while its node is not ready, a pod that somebody
-// else took out of service stays out, and is back as soon as the node is.
+// else took out of service stays out; the agent's own word is not held back, and
+// as soon as the node is ready the pod is back.
 func TestMarkOfTheNodeController(t *testing.T) {
-	var notReady atomic.Bool
-	a, stop := startAgent(t, func(c *Config, _ *fake.Runtime) {
-		node := c.Node
-		c.Node = func() Node {
-			n := node()
-			n.NotReady = notReady.Load()
-			return n
-		}
-	})
-	defer func() {
-		stop()
-		goleak.VerifyNone(t)
-	}()
-	a.create("web")
-	up := func(p *v1.Pod) bool { return p != nil && ready(&p.Status) }
-	a.await("web", up)
-	// mark does what the node controller does, and makes the agent write again.
-	mark := func(generation int64) *v1.Pod {
-		p := a.await("web", up)
-		for i := range p.Status.Conditions {
-			if p.Status.Conditions[i].Type == v1.PodReady {
-				p.Status.Conditions[i].Status = v1.ConditionFalse
-			}
-		}
-		p.Generation = generation
-		p, err := a.api.CoreV1().Pods("default").Update(a.ctx, p, metav1.UpdateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		a.m.Set(p, false)
-		return a.await("web", func(p *v1.Pod) bool { return p != nil && p.Status.ObservedGeneration == generation })
+	says := func(s v1.ConditionStatus, reason string) v1.PodStatus {
+		return v1.PodStatus{Phase: v1.PodRunning, Conditions: []v1.PodCondition{{Type: v1.ContainersReady, Status: v1.ConditionTrue}, {Type: v1.PodReady, Status: s, Reason: reason}}}
 	}
-	notReady.Store(true)
-	a.m.NodeChanged()
-	if p := mark(2); ready(&p.Status) {
-		t.Errorf("the agent took the mark off while its node is not ready: %+v", p.Status.Conditions)
+	up, marked, failing := says(v1.ConditionTrue, ""), says(v1.ConditionFalse, ""), says(v1.ConditionFalse, "ContainersNotReady")
+	for _, c := range []struct {
+		what       string
+		base, want v1.PodStatus
+		notReady   bool
+		patched    bool
+	}{
+		{"a mark on a node that is not ready", marked, up, true, false},
+		{"a mark on a node that is ready again", marked, up, false, true},
+		{"a pod that gets ready on a node that is not", failing, up, true, true},
+		{"a pod that fails while it is marked", marked, failing, true, true},
+		{"a pod that fails on a node that is not ready", up, failing, true, true},
+	} {
+		p := publisher{target: "u", base: c.base}
+		now := time.Now()
+		body, again, err := p.next(heed(p.base, c.want, Node{NotReady: c.notReady}), now)
+		if err != nil || (body != nil || !again.IsZero()) != c.patched {
+			t.Errorf("%s: patch %s, again at %v, %v", c.what, body, again, err)
+		}
 	}
-	notReady.Store(false)
-	a.m.NodeChanged()
-	a.await("web", up)
-	if p := mark(3); !ready(&p.Status) {
-		t.Errorf("the mark stays though the node is ready: %+v", p.Status.Conditions)
+	if again := heed(marked, up, Node{NotReady: true}); ready(&up) == ready(&again) {
+		t.Error("the plan itself was changed")
 	}
 }

@@ -125,11 +125,7 @@ func (w *worker) publish(ctx context.Context, spec Spec, plan Plan, now time.Tim
 	if w.m.cfg.Client == nil {
 		return time.Time{}
 	}
-	want := plan.Status
-	if w.obs.Node.NotReady {
-		want = heed(w.pub.base, want)
-	}
-	body, again, err := w.pub.next(want, now)
+	body, again, err := w.pub.next(heed(w.pub.base, plan.Status, w.obs.Node), now)
 	if err != nil {
 		w.m.cfg.Log.Error("making a status patch", "pod", spec.Pod.Name, "err", err)
 	}
@@ -181,7 +177,10 @@ func ready(s *v1.PodStatus) bool {
 // took it out: whoever watches nodes marks the pods of one that says it is not
 // ready, and what probes found before that counts no more. The agent gives a
 // reason each time it calls a pod not ready itself; a mark has none.
-func heed(base, want v1.PodStatus) v1.PodStatus {
+func heed(base, want v1.PodStatus, node Node) v1.PodStatus {
+	if !node.NotReady {
+		return want
+	}
 	marked := slices.IndexFunc(base.Conditions, func(c v1.PodCondition) bool {
 		return c.Type == v1.PodReady && c.Status == v1.ConditionFalse && c.Reason == ""
 	})
