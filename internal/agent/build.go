@@ -121,6 +121,10 @@ func (a *Agent) buildCgroups(ctx context.Context, machine *node.Machine) (resour
 	if k.MemorySwap.SwapBehavior == config.LimitedSwap && hierarchy.Version() == 1 {
 		return hierarchy, fmt.Errorf("memorySwap.swapBehavior %s needs cgroup v2 and this machine has v1: use %s", config.LimitedSwap, config.NoSwap)
 	}
+	quality, _, reserve := config.MemoryQoS(k)
+	if quality && hierarchy.Version() == 1 {
+		return hierarchy, errors.New("featureGates.MemoryQoS (memoryThrottlingFactor, memoryReservationPolicy) needs cgroup v2 and this machine has v1: leave the gate out")
+	}
 	driver := resource.Cgroupfs
 	if k.CgroupDriver != "" {
 		driver = resource.Driver(k.CgroupDriver)
@@ -141,7 +145,7 @@ func (a *Agent) buildCgroups(ctx context.Context, machine *node.Machine) (resour
 		context.AfterFunc(ctx, s.Close)
 		units = s
 	}
-	options := resource.PodOptions{CPUQuota: k.CPUCFSQuota == nil || *k.CPUCFSQuota, HugepageSizes: hugepageSizes(machine)}
+	options := resource.PodOptions{CPUQuota: k.CPUCFSQuota == nil || *k.CPUCFSQuota, HugepageSizes: hugepageSizes(machine), ReserveMemory: reserve}
 	if d := k.CPUCFSQuotaPeriod; d != nil {
 		options.CPUPeriodMicros = d.Duration.Microseconds()
 	}
@@ -204,6 +208,11 @@ func (a *Agent) buildConfigs(ctx context.Context, hierarchy resource.Hierarchy, 
 		NoSwapController:     !a.Cgroups.SwapControlled(),
 		HugepageSizes:        hugepageSizes(machine), AllowedUnsafeSysctls: k.AllowedUnsafeSysctls, AppArmor: cfg.AppArmor,
 		SwapLimited: k.MemorySwap.SwapBehavior == config.LimitedSwap, SwapCapacity: machine.SwapBytes,
+	}
+	_, settings.ThrottleFactor, settings.ReserveMemory = config.MemoryQoS(k)
+	settings.PageSize, settings.PodMemory = int64(os.Getpagesize()), a.podsLimits(machine).MemoryLimit
+	if settings.PodMemory <= 0 {
+		settings.PodMemory = machine.MemoryBytes
 	}
 	if d := k.CPUCFSQuotaPeriod; d != nil {
 		settings.CPUPeriodMicros = d.Duration.Microseconds()

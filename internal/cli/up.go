@@ -172,11 +172,18 @@ func envOr(name, otherwise string) string {
 	return otherwise
 }
 
-// foreground runs the cluster in this process.
+// foreground runs the cluster in this process. A service manager that asked
+// for it is told when it is ready and when it ends.
 func foreground(ctx context.Context, cfg *cluster.Config, child bool) error {
+	manager, err := takeNotifier()
+	if err != nil {
+		return err
+	}
 	ready := make(chan struct{})
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	stopping := context.AfterFunc(ctx, func() { manager.say("STOPPING=1") }) //nolint:errcheck // it is only told
+	defer stopping()
 	emit := cluster.Printer(os.Stdout, term.IsTerminal(int(os.Stdout.Fd())))
 	if child {
 		// The runtime outlives this process: it must not hold the pipe open.
@@ -191,6 +198,9 @@ func foreground(ctx context.Context, cfg *cluster.Config, child bool) error {
 		go func() {
 			select {
 			case <-ready:
+				if err := manager.say("READY=1"); err != nil {
+					fmt.Fprintln(os.Stderr, "berth:", err)
+				}
 				ended(ctx, cfg, os.Stdout)
 				fmt.Println("\nRunning in the foreground; stop with ctrl-c (containers go on) or `berth down`.")
 			case <-ctx.Done():
@@ -198,7 +208,7 @@ func foreground(ctx context.Context, cfg *cluster.Config, child bool) error {
 		}()
 	}
 	var shown atomic.Bool
-	err := cluster.Up(ctx, cfg, func(e cluster.Event) {
+	err = cluster.Up(ctx, cfg, func(e cluster.Event) {
 		if e.State == "fail" {
 			shown.Store(true)
 		}

@@ -199,7 +199,7 @@ func (u *up) waitServing(ctx context.Context) error {
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(ca)
 	dialer := tls.Dialer{Config: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots}}
-	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	for {
 		conn, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(u.NodeIP, strconv.Itoa(u.Ports.Agent)))
@@ -253,7 +253,7 @@ const refusals = 3
 // A node whose network is somebody else's may wait for that: it can only be
 // installed once the cluster is up.
 func (u *up) waitNodeReady(ctx context.Context, ended <-chan error) (state string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, 60*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
 	defer cancel()
 	since := u.clock.began.Truncate(time.Second) // as times are in objects
 	words := make(chan v1.NodeCondition)

@@ -337,7 +337,7 @@ func (r *runner) report(w *writer, res result, first bool, took time.Duration) {
 		return
 	}
 	r.cfg.Journal.Append(journal.Record{Time: time.Now(), Part: "proxy", Object: journal.Ref{Kind: "Node", Name: r.cfg.NodeName},
-		Decision: "changed service rules", Because: []journal.Fact{{Name: "family", Value: w.layout.Family.String()},
+		Routine: true, Decision: "changed service rules", Because: []journal.Fact{{Name: "family", Value: w.layout.Family.String()},
 			{Name: "rows added", Value: fmt.Sprint(res.added)}, {Name: "rows deleted", Value: fmt.Sprint(res.deleted)}}})
 }
 

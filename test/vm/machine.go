@@ -102,17 +102,24 @@ func (m *machine) connect(ctx context.Context) (*line, error) {
 	}
 	context.AfterFunc(ctx, func() { conn.Close() })
 	l := &line{conn: conn, in: bufio.NewReader(conn)}
-	return l, l.ready()
+	// The agent may be in the middle of what an earlier caller left.
+	hello := fmt.Sprintf("VM-HELLO-%d", time.Now().UnixNano())
+	if _, err := fmt.Fprintln(conn, "echo", hello); err != nil {
+		return nil, fmt.Errorf("greeting the machine: %w", err)
+	}
+	return l, errors.Join(l.await(hello), l.await("VM-EXIT 0"))
 }
 
-// ready waits for the agent's greeting, as after a start of the machine.
-func (l *line) ready() error {
+// ready waits for the agent's greeting after a start of the machine.
+func (l *line) ready() error { return l.await("VM-READY") }
+
+func (l *line) await(word string) error {
 	for {
 		s, err := l.in.ReadString('\n')
 		if err != nil {
-			return fmt.Errorf("waiting for the machine to start: %w", err)
+			return fmt.Errorf("waiting for %s from the machine: %w", word, err)
 		}
-		if strings.TrimSpace(s) == "VM-READY" {
+		if strings.TrimSpace(s) == word {
 			return nil
 		}
 	}

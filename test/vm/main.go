@@ -31,7 +31,7 @@ func main() {
 	flag.IntVar(&m.nodes, "nodes", 1, "NUMA nodes")
 	flag.StringVar(&m.accel, "accel", "tcg,thread=multi,tb-size=1024", "accelerator: kvm where the machine has it")
 	flag.StringVar(&m.options, "options", "", "kernel options")
-	limit := flag.Duration("timeout", time.Hour, "end the machine after this long")
+	limit := flag.Duration("timeout", 3*time.Hour, "end the machine after this long")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()

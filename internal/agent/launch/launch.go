@@ -194,7 +194,7 @@ func (l *launcher) connect(ctx context.Context, out *agent.Config) error {
 	}
 	base, err := clientcmd.BuildConfigFromFlags("", flags.Kubeconfig)
 	if err != nil {
-		return fmt.Errorf("reading --kubeconfig: %w", err)
+		return fmt.Errorf("reading --kubeconfig %s: %w: it must name a server, its certificate-authority and this node's credentials", flags.Kubeconfig, err)
 	}
 	base.UserAgent = "berth-agent"
 	base.ContentType = k.ContentType
@@ -241,6 +241,7 @@ func (l *launcher) connect(ctx context.Context, out *agent.Config) error {
 		l.parts = append(l.parts, r.Run)
 		settings := r.Config()
 		settings.Timeout = timeout
+		advise(settings, paths.Base, paths.Certificate, l.cfg.Log)
 		return kubernetes.NewForConfig(settings)
 	}
 	all, err := client(paths, 0)

@@ -70,12 +70,13 @@ func (l *loop) claimDevices(ctx context.Context, f *flight) {
 		writes = append(writes, write{l.snap.ResourceClaim(plan.Claim), plan})
 	}
 	pod := f.pod.Obj
-	l.beside(ctx, func(ctx context.Context) {
+	l.beside(ctx, func(call context.Context) {
+		// call ends with this function, ctx with the loop.
 		var written []*resourceapi.ResourceClaim
 		var err error
 		for _, w := range writes {
 			var claim *resourceapi.ResourceClaim
-			if claim, err = l.give(ctx, pod, w.claim, w.plan); claim != nil {
+			if claim, err = l.give(call, pod, w.claim, w.plan); claim != nil {
 				written = append(written, claim)
 			}
 			if err != nil {
@@ -123,7 +124,6 @@ func (l *loop) give(ctx context.Context, pod *v1.Pod, claim *resourceapi.Resourc
 
 func (l *loop) tryGive(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim, plan place.ClaimPlan) (*resourceapi.ResourceClaim, error) {
 	api := l.Client.ResourceV1().ResourceClaims(plan.Claim.Namespace)
-	claim = claim.DeepCopy()
 	switch {
 	case claim.DeletionTimestamp != nil:
 		return nil, fmt.Errorf("it is being deleted")
@@ -135,29 +135,33 @@ func (l *loop) tryGive(ctx context.Context, pod *v1.Pod, claim *resourceapi.Reso
 	if claim.Status.Allocation == nil && !slices.Contains(claim.Finalizers, resourceapi.Finalizer) {
 		// It keeps the claim there, and so its devices known to be taken, until
 		// the last user is gone.
-		claim.Finalizers = append(claim.Finalizers, resourceapi.Finalizer)
-		updated, err := api.Update(ctx, claim, metav1.UpdateOptions{})
+		patch := shell.Guarded(claim, map[string]any{"metadata": map[string]any{"finalizers": append(slices.Clone(claim.Finalizers), resourceapi.Finalizer)}})
+		updated, err := api.Patch(ctx, claim.Name, types.MergePatchType, patch, metav1.PatchOptions{})
 		if err != nil {
 			return nil, err
 		}
-		claim = updated.DeepCopy()
+		claim = updated
 	}
+	status := map[string]any{}
 	if claim.Status.Allocation == nil {
-		claim.Status.Allocation = plan.Result.DeepCopy()
+		status["allocation"] = plan.Result
 	}
 	if !slices.ContainsFunc(claim.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool { return r.UID == pod.UID }) {
-		claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: pod.Name, UID: pod.UID})
+		status["reservedFor"] = append(slices.Clone(claim.Status.ReservedFor), resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: pod.Name, UID: pod.UID})
 	}
-	return api.UpdateStatus(ctx, claim, metav1.UpdateOptions{})
+	if len(status) == 0 {
+		return claim, nil
+	}
+	return api.Patch(ctx, claim.Name, types.MergePatchType, shell.Guarded(claim, map[string]any{"status": status}), metav1.PatchOptions{}, "status")
 }
 
 // releaseDevices gives back the devices of a claim that nobody uses, so that
 // the next attempt may choose others.
 func (l *loop) releaseDevices(ctx context.Context, key types.NamespacedName) {
-	claim := l.snap.ResourceClaim(key).DeepCopy()
-	claim.Status.Allocation, claim.Status.ReservedFor = nil, nil
+	claim := l.snap.ResourceClaim(key)
+	patch := shell.Guarded(claim, map[string]any{"status": map[string]any{"allocation": nil, "reservedFor": nil}})
 	l.beside(ctx, func(ctx context.Context) {
-		if _, err := l.Client.ResourceV1().ResourceClaims(key.Namespace).UpdateStatus(ctx, claim, metav1.UpdateOptions{}); err != nil && ctx.Err() == nil {
+		if _, err := l.Client.ResourceV1().ResourceClaims(key.Namespace).Patch(ctx, key.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil && ctx.Err() == nil {
 			l.Log.Warn("giving back the devices of a claim that keeps a pod from every node failed", "claim", shell.Key(claim), "error", err)
 		}
 	})

@@ -56,8 +56,15 @@ func TestDevicesAreWrittenBeforeThePodIsBound(t *testing.T) {
 		c.PrependReactor("create", "pods", func(a clienttesting.Action) (bool, runtime.Object, error) {
 			if a.GetSubresource() == "binding" {
 				name := a.(clienttesting.CreateAction).GetObject().(*v1.Binding).Name
-				claim := getClaim(t, c, "one")
-				found := false
+				if name == "r" {
+					return false, nil, nil // it uses the other claim
+				}
+				obj, err := c.Tracker().Get(resourceapi.SchemeGroupVersion.WithResource("resourceclaims"), "ns", "one")
+				if err != nil {
+					t.Error(err)
+					return false, nil, nil
+				}
+				claim, found := obj.(*resourceapi.ResourceClaim), false
 				for _, r := range claim.Status.ReservedFor {
 					found = found || r.Name == name && r.UID == types.UID(name) && r.Resource == "pods"
 				}
@@ -98,7 +105,7 @@ func TestAClaimThatCannotBeWrittenKeepsThePodBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newClient(node("a", "1"), deviceSlice("a", 1), gpuClass(), gpuClaim("one"))
 		failures := 2
-		c.PrependReactor("update", "resourceclaims", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		c.PrependReactor("patch", "resourceclaims", func(a clienttesting.Action) (bool, runtime.Object, error) {
 			if failures > 0 {
 				failures--
 				return true, nil, context.DeadlineExceeded
