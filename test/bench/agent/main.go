@@ -32,11 +32,12 @@ func main() {
 	only := flag.String("only", every, "parts to measure")
 	idle := flag.Duration("idle", 120*time.Second, "how long to measure processor time")
 	many := flag.Int("many", 500, "pods of the last part")
+	probed := flag.Int("probed", 110, "pods of the part with probes")
 	rounds := flag.Int("rounds", 3, "how often floor and agent take turns with many pods at once")
 	hang := flag.Duration("hang", 45*time.Second, "how long the runtime hangs")
 	ports := flag.Int("ports", 20600, "first of 20 free ports")
 	flag.Parse()
-	if err := run(strings.Split(*only, ","), &bench{idleFor: *idle, many: *many, rounds: *rounds, hangFor: *hang}, *ports); err != nil {
+	if err := run(strings.Split(*only, ","), &bench{idleFor: *idle, many: *many, probed: *probed, rounds: *rounds, hangFor: *hang}, *ports); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}

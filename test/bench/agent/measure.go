@@ -30,6 +30,7 @@ type bench struct {
 	idleFor time.Duration
 	hangFor time.Duration
 	many    int
+	probed  int
 	rounds  int // of floor and agent in turns
 	missed  int
 }

@@ -128,7 +128,7 @@ func (b *bench) summary(ctx context.Context) error {
 		return err
 	}
 	med, spent := quantile(took, 0.5), (after.allocated-before.allocated)/n/1e6
-	b.note("summary", fmt.Sprintf("stats/summary of 110 pods (%d kB): median, p99; allocated", size/1000), "20 ms, 5 MB", fmt.Sprintf("%s, %s; %.1f MB", ms(med), ms(quantile(took, 0.99)), spent),
+	b.note("summary", fmt.Sprintf("stats/summary of %d pods (%d kB): median, p99; allocated", b.probed, size/1000), "20 ms, 5 MB", fmt.Sprintf("%s, %s; %.1f MB", ms(med), ms(quantile(took, 0.99)), spent),
 		met(med <= 20*time.Millisecond && spent <= 5))
 	return nil
 }

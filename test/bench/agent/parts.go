@@ -189,11 +189,11 @@ func (b *bench) idle(ctx context.Context) error {
 }
 
 func (b *bench) probes(ctx context.Context) error {
-	if _, _, err := b.create(ctx, "probed-", 110, true); err != nil {
+	if _, _, err := b.create(ctx, "probed-", b.probed, true); err != nil {
 		return err
 	}
 	all, agent := b.percent(b.idleFor / 2)
-	b.note("probes", fmt.Sprintf("110 pods with an http readiness probe of 10 s, %v: the same", b.idleFor/2), "5 % of a core", fmt.Sprintf("%.2f %% (%.2f %%)", all, agent), met(all <= 5))
+	b.note("probes", fmt.Sprintf("%d pods with an http readiness probe of 10 s, %v: the same", b.probed, b.idleFor/2), "5 % of a core", fmt.Sprintf("%.2f %% (%.2f %%)", all, agent), met(all <= 5))
 	return b.summary(ctx)
 }
 
