@@ -1,0 +1,235 @@
+package storm
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"time"
+
+	coordination "k8s.io/api/coordination/v1"
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	typedcoordination "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	typedcore "k8s.io/client-go/kubernetes/typed/core/v1"
+)
+
+func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
+
+// client is the API as one life of the controllers reaches it. What it does not
+// serve is not called: it would panic.
+type client struct {
+	kubernetes.Interface
+	life *life
+}
+
+func (c client) IsWatchListSemanticsUnSupported() bool { return true }
+func (c client) CoreV1() typedcore.CoreV1Interface     { return core{life: c.life} }
+func (c client) CoordinationV1() typedcoordination.CoordinationV1Interface {
+	return coord{life: c.life}
+}
+
+type core struct {
+	typedcore.CoreV1Interface
+	life *life
+}
+
+func (c core) Nodes() typedcore.NodeInterface     { return nodeAPI{life: c.life} }
+func (c core) Pods(string) typedcore.PodInterface { return podAPI{life: c.life} }
+
+type coord struct {
+	typedcoordination.CoordinationV1Interface
+	life *life
+}
+
+func (c coord) Leases(string) typedcoordination.LeaseInterface { return leaseAPI{life: c.life} }
+
+var errAway = errors.New("connection refused")
+
+// call carries a request to the API and its answer back. Each may be late or
+// lost, and the life may end before, between and after.
+func (l *life) call(ctx context.Context, write bool, do func() error) error {
+	s := l.w.store
+	if err := l.travel(ctx); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	down, early, lateLoss := s.down, s.lossy && s.r.IntN(8) == 0, s.lossy && s.r.IntN(8) == 0
+	dies := write && !l.w.calm && s.r.IntN(150) == 0
+	s.mu.Unlock()
+	switch {
+	case down:
+		return errAway
+	case early:
+		return apierrors.NewInternalError(errors.New("try again"))
+	}
+	err := do()
+	if dies {
+		l.crash()
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	if back := l.travel(ctx); back != nil {
+		return back
+	}
+	if lateLoss && err == nil {
+		return apierrors.NewTimeoutError("the answer was lost", 1)
+	}
+	return err
+}
+
+func (l *life) travel(ctx context.Context) error {
+	l.w.store.mu.Lock()
+	d := l.w.store.latency() / 2
+	l.w.store.mu.Unlock()
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return ctx.Err()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func get[T object](ctx context.Context, l *life, k kind, name string) (out T, err error) {
+	err = l.call(ctx, false, func() error {
+		o := l.w.store.get(k, name)
+		if o == nil {
+			return apierrors.NewNotFound(k.resource(), name)
+		}
+		out = o.DeepCopyObject().(T)
+		return nil
+	})
+	return out, err
+}
+
+func list(ctx context.Context, l *life, k kind, add func(object)) (version string, err error) {
+	err = l.call(ctx, false, func() error {
+		var all []object
+		all, version = l.w.store.list(k)
+		for _, o := range all {
+			add(o.DeepCopyObject().(object))
+		}
+		return nil
+	})
+	return version, err
+}
+
+func (l *life) watch(ctx context.Context, k kind, opts metav1.ListOptions) (w watch.Interface, err error) {
+	limit := 5 * time.Minute
+	if opts.TimeoutSeconds != nil {
+		limit = time.Duration(*opts.TimeoutSeconds) * time.Second
+	}
+	err = l.call(ctx, false, func() error {
+		w = l.w.store.watch(k, opts.ResourceVersion, limit)
+		return nil
+	})
+	if err != nil && w != nil {
+		w.Stop()
+		w = nil
+	}
+	return w, err
+}
+
+func (l *life) patch(ctx context.Context, k kind, name string, how types.PatchType, body []byte) (out object, err error) {
+	body, skip := l.w.bug.patch(k, body)
+	if skip {
+		return l.w.store.get(k, name), nil
+	}
+	err = l.call(ctx, true, func() (err error) {
+		out, err = l.w.store.patch(k, name, how, body, l)
+		return err
+	})
+	if l.w.bug.name == "forget failures" && err != nil && l.ctx.Err() == nil {
+		return l.w.store.get(k, name), nil
+	}
+	return out, err
+}
+
+type nodeAPI struct {
+	typedcore.NodeInterface
+	life *life
+}
+
+func (a nodeAPI) Get(ctx context.Context, name string, _ metav1.GetOptions) (*v1.Node, error) {
+	if old := a.life.w.bug.cached(nodes, name); old != nil {
+		return old.(*v1.Node), nil
+	}
+	return get[*v1.Node](ctx, a.life, nodes, name)
+}
+
+func (a nodeAPI) List(ctx context.Context, _ metav1.ListOptions) (*v1.NodeList, error) {
+	out := &v1.NodeList{}
+	var err error
+	out.ResourceVersion, err = list(ctx, a.life, nodes, func(o object) {
+		n := *o.(*v1.Node)
+		a.life.w.bug.listed(&n)
+		out.Items = append(out.Items, n)
+	})
+	return out, err
+}
+
+func (a nodeAPI) Watch(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
+	return a.life.watch(ctx, nodes, opts)
+}
+
+func (a nodeAPI) Patch(ctx context.Context, name string, how types.PatchType, body []byte, _ metav1.PatchOptions, _ ...string) (*v1.Node, error) {
+	o, err := a.life.patch(ctx, nodes, name, how, body)
+	if n, ok := o.(*v1.Node); ok && err == nil {
+		return n.DeepCopy(), nil
+	}
+	return nil, err
+}
+
+type podAPI struct {
+	typedcore.PodInterface
+	life *life
+}
+
+func (a podAPI) Get(ctx context.Context, name string, _ metav1.GetOptions) (*v1.Pod, error) {
+	return get[*v1.Pod](ctx, a.life, pods, name)
+}
+
+func (a podAPI) List(ctx context.Context, _ metav1.ListOptions) (*v1.PodList, error) {
+	out := &v1.PodList{}
+	var err error
+	out.ResourceVersion, err = list(ctx, a.life, pods, func(o object) { out.Items = append(out.Items, *o.(*v1.Pod)) })
+	return out, err
+}
+
+func (a podAPI) Watch(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
+	return a.life.watch(ctx, pods, opts)
+}
+
+func (a podAPI) Patch(ctx context.Context, name string, how types.PatchType, body []byte, _ metav1.PatchOptions, _ ...string) (*v1.Pod, error) {
+	o, err := a.life.patch(ctx, pods, name, how, body)
+	if p, ok := o.(*v1.Pod); ok && err == nil {
+		return p.DeepCopy(), nil
+	}
+	return nil, err
+}
+
+func (a podAPI) Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error {
+	return a.life.call(ctx, true, func() error { return a.life.w.store.remove(pods, name, opts, a.life) })
+}
+
+type leaseAPI struct {
+	typedcoordination.LeaseInterface
+	life *life
+}
+
+func (a leaseAPI) List(ctx context.Context, _ metav1.ListOptions) (*coordination.LeaseList, error) {
+	out := &coordination.LeaseList{}
+	var err error
+	out.ResourceVersion, err = list(ctx, a.life, leases, func(o object) { out.Items = append(out.Items, *o.(*coordination.Lease)) })
+	return out, err
+}
+
+func (a leaseAPI) Watch(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
+	return a.life.watch(ctx, leases, opts)
+}

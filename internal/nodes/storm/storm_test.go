@@ -1,0 +1,70 @@
+package storm
+
+import (
+	"flag"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/go-logr/logr"
+	"go.uber.org/goleak"
+	"k8s.io/klog/v2"
+)
+
+var (
+	count = flag.Int("schedules", 300, "random schedules to try")
+	one   = flag.Uint64("seed", 0, "try the schedule of this seed alone")
+)
+
+func TestMain(m *testing.M) {
+	klog.SetLogger(logr.Discard()) // informers tell of each broken watch
+	goleak.VerifyTestMain(m)
+}
+
+// inBubble plays a schedule in virtual time. A goroutine that outlives it is a
+// failure of its own.
+func inBubble(t *testing.T, seed uint64, bug string) (fault string) {
+	synctest.Test(t, func(*testing.T) { fault = play(seed, bug) })
+	return fault
+}
+
+// Whatever happens between the controllers and the API: silent nodes are marked
+// in time and nobody else is; NoExecute taints come no faster than their rate and
+// never while no node is ready; no pod goes before its time or after its taint,
+// none counts as ready on a dead node; nobody else's taint is touched, no range
+// is given twice; and when faults stop, all is as it should be.
+func TestStorm(t *testing.T) {
+	if *one != 0 {
+		t.Log(inBubble(t, *one, ""))
+		return
+	}
+	n := *count
+	if testing.Short() {
+		n = min(n, 50)
+	}
+	for seed := range uint64(n) {
+		if fault := inBubble(t, seed+1, ""); fault != "" {
+			t.Fatalf("-seed %d: %s", seed+1, fault)
+		}
+	}
+}
+
+// Each of these mistakes of a shell, made on purpose, is found by its rule.
+func TestSeededBugsAreFound(t *testing.T) {
+	for bug, rules := range map[string]string{
+		"write over others": "foreign", "leave pods ready": "ready pod", "believe the cache": "eviction", "forget ranges": "range",
+		"forget failures": "ready pod convergence forgotten detection",
+	} {
+		t.Run(bug, func(t *testing.T) {
+			other := map[string]int{}
+			for seed := range uint64(300) {
+				got, _, _ := strings.Cut(inBubble(t, seed+1, bug), ":")
+				if got != "" && strings.Contains(rules, got) {
+					return
+				}
+				other[got]++
+			}
+			t.Errorf("300 schedules with the bug %q broke none of the rules %q: %v", bug, rules, other)
+		})
+	}
+}

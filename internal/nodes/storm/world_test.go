@@ -1,0 +1,394 @@
+package storm
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"runtime"
+	"sync"
+	"testing/synctest"
+	"time"
+
+	coordination "k8s.io/api/coordination/v1"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+
+	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/nodes/eviction"
+	"github.com/berth-dev/berth/internal/nodes/health"
+	"github.com/berth-dev/berth/internal/nodes/ipam"
+	"github.com/berth-dev/berth/internal/nodes/podgc"
+)
+
+// The rules all schedules run under.
+const (
+	grace     = 50 * time.Second
+	rate      = 0.1
+	beatEvery = 10 * time.Second
+	half      = 20 * time.Second // of a lease
+)
+
+// world is a cluster in virtual time: an API, machines, people, and at most one
+// life of the controllers.
+type world struct {
+	store    *store
+	r        *rand.Rand // of the faults; the store has its own
+	ref      referee
+	bug      mistake
+	ctx      context.Context
+	wg       sync.WaitGroup
+	machines []*machine
+
+	// the store's lock guards what follows
+	life *life
+	calm bool // no more faults
+}
+
+// machine is a node's own side; the store's lock guards it.
+type machine struct {
+	name, zone           string
+	alive, apart, broken bool
+	skew                 time.Duration
+	reborns              int
+	talked               time.Time // when the API last heard it
+}
+
+// life is one run of the controllers, from start to crash.
+type life struct {
+	w      *world
+	began  time.Time
+	ctx    context.Context
+	crash  context.CancelFunc
+	failed error // what ended it, if it was no crash
+}
+
+// live runs the controllers again and again until the world ends.
+func (w *world) live() {
+	for w.ctx.Err() == nil {
+		l := &life{w: w, began: time.Now()}
+		l.ctx, l.crash = context.WithCancel(w.ctx)
+		w.store.mu.Lock()
+		w.life = l
+		w.store.mu.Unlock()
+		l.run()
+		l.crash()
+		w.store.mu.Lock()
+		w.life = nil
+		pause := time.Duration(w.store.r.Int64N(int64(20 * time.Second)))
+		w.store.mu.Unlock()
+		select {
+		case <-time.After(pause):
+		case <-w.ctx.Done():
+		}
+	}
+}
+
+// run is the controllers side by side, as internal/nodes starts them.
+func (l *life) run() {
+	api := client{life: l}
+	shared := informers.NewSharedInformerFactory(api, 0)
+	log := slog.New(slog.DiscardHandler)
+	if *one != 0 {
+		log = slog.New(slog.NewTextHandler(os.Stderr, nil)) // somebody looks into it
+	}
+	settings := health.Defaults()
+	settings.Grace, settings.EvictionRate = grace, rate
+	shells := []func() error{
+		func() error {
+			return health.Run(l.ctx, health.Config{Client: api, Informers: shared, Log: log, Settings: settings})
+		},
+		func() error { return eviction.Run(l.ctx, eviction.Config{Client: api, Informers: shared, Log: log}) },
+		func() error {
+			return podgc.Run(l.ctx, podgc.Config{Client: api, Informers: shared, Log: log, Journal: journal.Discard})
+		},
+		func() error {
+			return ipam.Run(l.ctx, ipam.Config{Client: api, Informers: shared, Log: log, Ranges: []ipam.Range{{Cluster: netip.MustParsePrefix("10.0.0.0/24"), NodeBits: 28}}})
+		},
+	}
+	var wg sync.WaitGroup
+	for _, run := range shells {
+		wg.Go(func() {
+			if err := run(); l.ctx.Err() == nil || !errors.Is(err, context.Canceled) && err != nil {
+				l.w.ref.broken("end", "a controller ended by itself: %v", err)
+			}
+		})
+	}
+	wg.Wait()
+	shared.Shutdown()
+}
+
+func newWorld(ctx context.Context, seed uint64, bug string) *world {
+	w := &world{store: newStore(rand.New(rand.NewPCG(seed, 1))), r: rand.New(rand.NewPCG(seed, 2)), ctx: ctx}
+	w.bug = mistake{name: bug, w: w, expelled: map[string]object{}}
+	w.ref = newReferee(w)
+	w.store.changed = w.ref.wrote
+	zones := 1 + w.r.IntN(2)
+	for i := range 4 + w.r.IntN(4) {
+		m := &machine{name: fmt.Sprintf("n%d", i), zone: fmt.Sprintf("z%d", i%zones), alive: true, skew: time.Duration(w.r.IntN(7200)-3600) * time.Second}
+		w.machines = append(w.machines, m)
+		w.store.mu.Lock()
+		w.tick(m)
+		w.store.mu.Unlock()
+		for p := range 1 + w.r.IntN(2) {
+			w.addPod(m.name, p)
+		}
+		first := time.Duration(w.r.Int64N(int64(beatEvery)))
+		w.wg.Go(func() { w.beat(m, first) })
+	}
+	w.wg.Go(w.live)
+	w.wg.Go(w.ref.watch)
+	return w
+}
+
+func (w *world) addPod(node string, i int) {
+	seconds := int64(w.r.IntN(150))
+	name := fmt.Sprintf("%s-%d", node, i)
+	w.store.mu.Lock()
+	defer w.store.mu.Unlock()
+	w.store.put(pods, name, &v1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "d", Name: name, UID: types.UID(name), CreationTimestamp: metav1.Now()},
+		Spec: v1.PodSpec{NodeName: node, Tolerations: []v1.Toleration{
+			{Key: v1.TaintNodeNotReady, Operator: v1.TolerationOpExists, Effect: v1.TaintEffectNoExecute, TolerationSeconds: &seconds},
+			{Key: v1.TaintNodeUnreachable, Operator: v1.TolerationOpExists, Effect: v1.TaintEffectNoExecute, TolerationSeconds: &seconds}}},
+		Status: v1.PodStatus{Phase: v1.PodRunning, Conditions: []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionTrue}}},
+	}, nil)
+}
+
+// beat is a node agent's life.
+func (w *world) beat(m *machine, wait time.Duration) {
+	for {
+		select {
+		case <-time.After(wait):
+		case <-w.ctx.Done():
+			return
+		}
+		wait = beatEvery
+		w.store.mu.Lock()
+		if m.alive && !m.apart && !w.store.down {
+			w.tick(m)
+		}
+		w.store.mu.Unlock()
+	}
+}
+
+// tick is one round of an agent; the store is locked.
+func (w *world) tick(m *machine) {
+	s, now := w.store, time.Now()
+	want := v1.ConditionTrue
+	if m.broken {
+		want = v1.ConditionFalse
+	}
+	n, _ := s.objects[nodes][m.name].(*v1.Node)
+	if n == nil {
+		m.reborns++
+		n = &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: m.name, UID: types.UID(fmt.Sprintf("%s.%d", m.name, m.reborns)), CreationTimestamp: metav1.Now(),
+			Labels: map[string]string{v1.LabelTopologyZone: m.zone}}}
+	}
+	m.talked = now
+	renewed, lasts := metav1.NewMicroTime(now.Add(m.skew)), int32(40)
+	written := metav1.NewTime(now)
+	if statusOf(n) != want {
+		n = n.DeepCopy()
+		n.Status.Conditions = nil
+		beat := metav1.NewTime(now.Add(m.skew).Truncate(time.Second))
+		for _, c := range []v1.NodeConditionType{v1.NodeMemoryPressure, v1.NodeDiskPressure, v1.NodePIDPressure} {
+			n.Status.Conditions = append(n.Status.Conditions, v1.NodeCondition{Type: c, Status: v1.ConditionFalse, LastHeartbeatTime: beat})
+		}
+		n.Status.Conditions = append(n.Status.Conditions, v1.NodeCondition{Type: v1.NodeReady, Status: want, LastHeartbeatTime: beat})
+		s.put(nodes, m.name, n, nil)
+	}
+	s.put(leases, m.name, &coordination.Lease{
+		ObjectMeta: metav1.ObjectMeta{Namespace: v1.NamespaceNodeLease, Name: m.name, ManagedFields: []metav1.ManagedFieldsEntry{
+			{Time: &written, FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:spec":{"f:renewTime":{}}}`)}}}},
+		Spec: coordination.LeaseSpec{RenewTime: &renewed, LeaseDurationSeconds: &lasts},
+	}, nil)
+	for _, name := range sortedKeys(s.objects[pods]) {
+		p := s.objects[pods][name].(*v1.Pod)
+		switch {
+		case nodeOfPod(name) != m.name:
+		case p.DeletionTimestamp != nil:
+			s.put(pods, name, nil, nil)
+		case !m.broken && !podReady(p):
+			p = p.DeepCopy()
+			p.Status.Conditions[0].Status = v1.ConditionTrue
+			s.put(pods, name, p, nil)
+		}
+	}
+}
+
+func statusOf(n *v1.Node) v1.ConditionStatus {
+	for i := range n.Status.Conditions {
+		if n.Status.Conditions[i].Type == v1.NodeReady {
+			return n.Status.Conditions[i].Status
+		}
+	}
+	return ""
+}
+
+func podReady(p *v1.Pod) bool {
+	for _, c := range p.Status.Conditions {
+		if c.Type == v1.PodReady {
+			return c.Status == v1.ConditionTrue
+		}
+	}
+	return false
+}
+
+const theirs = "people/own"
+
+// fault makes one thing go wrong, or right again.
+func (w *world) fault() {
+	s, m := w.store, w.machines[w.r.IntN(len(w.machines))]
+	what, coin := w.r.IntN(12), w.r.IntN(2) == 0
+	streams := []kind{nodes, pods, leases}[w.r.IntN(3)]
+	s.mu.Lock()
+	w.ref.disturbed()
+	l, down := w.life, s.down
+	if *one != 0 {
+		fmt.Fprintln(os.Stderr, time.Now().Format("15:04:05.000"), "FAULT", what, m.name, coin, streams)
+	}
+	switch what {
+	case 0, 1:
+		m.alive = !m.alive
+	case 2:
+		m.apart = !m.apart
+	case 3:
+		m.broken = !m.broken
+	case 4:
+		s.slow = !s.slow
+	case 5:
+		s.lossy = !s.lossy
+	case 6: // a zone
+		for _, other := range w.machines {
+			if other.zone == m.zone {
+				other.alive = coin
+			}
+		}
+	case 7: // the node is deleted
+		if !down && s.objects[nodes][m.name] != nil {
+			s.put(nodes, m.name, nil, nil)
+			if s.objects[leases][m.name] != nil {
+				s.put(leases, m.name, nil, nil)
+			}
+		}
+	}
+	s.mu.Unlock()
+	switch what {
+	case 8:
+		if l != nil {
+			l.crash()
+		}
+	case 9:
+		s.setDown(!down)
+	case 10:
+		if coin {
+			s.cut(streams)
+		} else {
+			s.mend()
+		}
+	case 11:
+		s.edit(nodes, m.name, func(o object) { o.(*v1.Node).Spec.Taints = people(o.(*v1.Node), coin) })
+	}
+}
+
+// people write taints of their own, or take all others' off.
+func people(n *v1.Node, add bool) []v1.Taint {
+	if !add {
+		return nil
+	}
+	for _, t := range n.Spec.Taints {
+		if t.Key == theirs {
+			return n.Spec.Taints
+		}
+	}
+	return append(append([]v1.Taint(nil), n.Spec.Taints...), v1.Taint{Key: theirs, Effect: v1.TaintEffectPreferNoSchedule})
+}
+
+// heal ends all faults but death.
+func (w *world) heal() {
+	s := w.store
+	s.setDown(false)
+	s.mend()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w.calm, s.slow, s.lossy = true, false, false
+	for _, m := range w.machines {
+		m.apart = false
+	}
+	w.ref.disturbed()
+}
+
+// play runs one schedule inside a bubble and returns the rule it broke.
+func play(seed uint64, bug string) string {
+	ctx, cancel := context.WithCancel(context.Background())
+	w := newWorld(ctx, seed, bug)
+	time.Sleep(time.Duration(20+w.r.IntN(40)) * time.Second)
+	for range 4 + w.r.IntN(8) {
+		w.fault()
+		time.Sleep(time.Duration(w.r.Int64N(int64(90 * time.Second))))
+		if w.ref.found() != "" {
+			break
+		}
+	}
+	if w.ref.found() == "" {
+		w.heal()
+		time.Sleep(10 * time.Minute)
+		w.ref.verdict()
+		if *one != 0 { buf := make([]byte, 1<<20); fmt.Fprintf(os.Stderr, "life %v\n%s", w.life, buf[:runtime.Stack(buf, true)]) }
+	}
+	cancel()
+	w.wg.Wait()
+	synctest.Wait()
+	return w.ref.found()
+}
+
+// mistake is a shell that does one thing wrong, on purpose.
+type mistake struct {
+	name string
+	w    *world
+	// expelled are nodes as they were under a NoExecute taint; the store's lock
+	// guards it.
+	expelled map[string]object
+}
+
+// patch is what the shell sends in place of what it should; skip says nothing.
+func (b *mistake) patch(k kind, body []byte) (_ []byte, skip bool) {
+	switch {
+	case b.name == "write over others" && k == nodes:
+		var fields map[string]any
+		if json.Unmarshal(body, &fields) == nil {
+			delete(fields, "metadata")
+			if without, err := json.Marshal(fields); err == nil {
+				return without, false
+			}
+		}
+	case b.name == "leave pods ready" && k == pods:
+		return body, bytes.Contains(body, []byte(`"type":"Ready"`))
+	}
+	return body, false
+}
+
+// cached is what a shell that does not ask the API takes for the node.
+func (b *mistake) cached(_ kind, name string) object {
+	if b.name != "believe the cache" {
+		return nil
+	}
+	b.w.store.mu.Lock()
+	defer b.w.store.mu.Unlock()
+	return b.expelled[name]
+}
+
+// listed is how a shell that forgets ranges learns of a node.
+func (b *mistake) listed(n *v1.Node) {
+	if b.name == "forget ranges" {
+		n.Spec.PodCIDR, n.Spec.PodCIDRs = "", nil
+	}
+}
