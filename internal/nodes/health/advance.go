@@ -289,7 +289,9 @@ func (m *Monitor) verdict(n *node) Verdict {
 func (m *Monitor) changes(now time.Time, n *node, out []Decision) []Decision {
 	v, last := m.verdict(n), n.last
 	n.last = v
-	if v == last && (n.ticket != 0) == n.toldWait {
+	again := n.stripped && v.NoExecute != ""
+	n.stripped = false
+	if v == last && (n.ticket != 0) == n.toldWait && !again {
 		return out
 	}
 	c := Cause{Ready: v.Ready, Heard: n.heard, By: n.by, Silent: now.Sub(n.heard), Grace: m.grace(n), Zone: n.zone.snapshot(now)}
@@ -313,7 +315,7 @@ func (m *Monitor) changes(now time.Time, n *node, out []Decision) []Decision {
 	}
 	n.toldWait = n.ticket != 0
 	switch {
-	case v.NoExecute == last.NoExecute:
+	case v.NoExecute == last.NoExecute && !again:
 	case v.NoExecute != "":
 		add(Taint, v.NoExecute, "")
 	case m.suspended:

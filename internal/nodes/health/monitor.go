@@ -101,6 +101,7 @@ type node struct {
 	ticket          uint64 // its number in the zone's queue, 0 if not waiting
 	place           int    // how many waited with it when it joined the queue
 	granted         bool   // a token was spent on it, or the taint was there
+	stripped        bool   // it lost a taint since its verdict was told
 	last            Verdict
 	toldWait        bool
 	dirty           bool
@@ -135,8 +136,9 @@ type Monitor struct {
 	// rejudge: some zone's numbers changed.
 	rejudge   bool
 	suspended bool
-	// lastHeard is when any node was heard; confirmed when the API last
-	// agreed that silence is silence.
+	// lastHeard is when any lease was seen renewed: a status comes by another
+	// watch and says nothing of whether that of the leases lives. confirmed is
+	// when the API last agreed that silence is silence.
 	lastHeard, confirmed time.Time
 	confirming, holding  bool
 	// rescued counts nodes that were heard only because the API was asked.
@@ -167,6 +169,7 @@ func (m *Monitor) Observe(now time.Time, e Event) bool {
 			m.renew(now, n, e)
 		}
 	case Synced:
+		m.beginGraces(now)
 		m.judgeTraces(now)
 		m.synced = true
 		m.rejudge = true
@@ -206,10 +209,12 @@ func (m *Monitor) see(now time.Time, e Event) {
 		m.join(n, now)
 	}
 	if old.taint() != "" && v.taint() == "" {
-		n.granted = false // somebody took it off: it must earn it again
+		// Somebody took it off: it must earn it again, and if it does at once,
+		// that is news though the verdict stays what it was.
+		n.granted, n.stripped = false, true
 	}
 	if v.taint() != "" {
-		n.granted = true
+		n.granted, n.stripped = true, false
 	}
 	// Nobody says of himself that nothing is known of him: a Ready condition
 	// that appears as Unknown is this controller's own writing.
@@ -248,7 +253,9 @@ func (m *Monitor) renew(now time.Time, n *node, e Event) {
 // hear notes a sign of life.
 func (m *Monitor) hear(now time.Time, n *node, by string) {
 	n.heard, n.by = now, by
-	m.lastHeard = now
+	if by == byLease {
+		m.lastHeard = now
+	}
 	delete(m.before, n)
 	if n.expired && m.confirming {
 		m.rescued++

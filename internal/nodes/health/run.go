@@ -47,6 +47,7 @@ type shell struct {
 	// pods may have to.
 	urgent, rest, unready kube.Queue[string]
 	pods, nodes           cache.Indexer
+	fresh                 fresh
 	holding               bool // only the loop touches it
 	wake                  chan struct{}
 	stale                 chan struct{}

@@ -28,6 +28,17 @@ func traceOf(e Event) trace {
 // beforeStart is a sign of life that nobody here heard: it was found.
 const beforeStart = "before this controller started, by the times of the leases"
 
+// beginGraces lets silence count only from now on. The nodes may have been known
+// for long: after an API outage each list waits for its own next try, up to a
+// minute, and until the leases were listed no renewal could be heard.
+func (m *Monitor) beginGraces(now time.Time) {
+	for _, n := range m.nodes {
+		if n.view.Ready != Missing && n.heard.Before(now) {
+			n.heard = now // its timer may be early: that is seen when it is due
+		}
+	}
+}
+
 // judgeTraces begins the nodes' graces where the last controller's left off,
 // as far as that can be known. A node was silent for at least as long as its
 // last renewal is older than that of the node in the middle. Times are compared with

@@ -27,7 +27,7 @@ func (s *shell) watch(ctx context.Context) (remove func(), err error) {
 		return remove, err
 	}
 	nodes, err := nodeInf.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: s.meetNode, UpdateFunc: s.seeNodeAgain, DeleteFunc: s.loseNode})
+		AddFunc: s.meetNode, UpdateFunc: func(_, o any) { s.seeNode(o) }, DeleteFunc: s.loseNode})
 	if err != nil {
 		return remove, fmt.Errorf("watching nodes: %w", err)
 	}
@@ -116,25 +116,17 @@ func (s *shell) meetNode(o any) {
 	}
 }
 
+// seeNode takes in a node; word that comes late does not undo what is known.
 func (s *shell) seeNode(o any) {
 	n, ok := o.(*v1.Node)
 	if !ok {
 		return
 	}
+	n = s.fresh.over(n)
 	s.observe(Event{Kind: NodeSeen, Node: n.Name, View: ViewOf(n)})
 	if _, changed := NoSchedule(n, metav1.Time{}); changed || Labels(n) != nil {
 		s.rest.Add(n.Name)
 	}
-}
-
-// seeNodeAgain: what follows from a node's being marked waits until it is.
-func (s *shell) seeNodeAgain(old, o any) {
-	was, ok := old.(*v1.Node)
-	n, ok2 := o.(*v1.Node)
-	if ok && ok2 && ViewOf(n).Ready == Unknown && ViewOf(was).Ready != Unknown {
-		s.goOn(n.Name)
-	}
-	s.seeNode(o)
 }
 
 func (s *shell) loseNode(o any) {
@@ -142,6 +134,7 @@ func (s *shell) loseNode(o any) {
 		o = gone.Obj
 	}
 	if n, ok := o.(*v1.Node); ok {
+		s.fresh.gone(n)
 		s.observe(Event{Kind: NodeGone, Node: n.Name})
 		s.event(nodeRef(n.Name, n.UID), v1.EventTypeNormal, "RemovingNode", "Node "+n.Name+" event: Removing Node "+n.Name+" from Controller")
 	}

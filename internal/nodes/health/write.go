@@ -25,7 +25,7 @@ func (s *shell) write(ctx context.Context, name string, do func(context.Context,
 	if err != nil || !found {
 		return err
 	}
-	n, v := obj.(*v1.Node), s.verdict(name)
+	n, v := s.fresh.over(obj.(*v1.Node)), s.verdict(name)
 	if !v.Known || v.UID != string(n.UID) {
 		return nil
 	}
@@ -34,6 +34,7 @@ func (s *shell) write(ctx context.Context, name string, do func(context.Context,
 		// The cache is behind, by a moment or because its watch is stuck: what
 		// the API says is taken in and decided on.
 		if n, err = s.Client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{}); err == nil {
+			s.fresh.put(n)
 			s.seeNode(n)
 			if v = s.verdict(name); v.Known && v.UID == string(n.UID) {
 				err = do(ctx, n, v)
@@ -44,11 +45,12 @@ func (s *shell) write(ctx context.Context, name string, do func(context.Context,
 	return ignoreGone(err)
 }
 
-// mark makes the conditions of a silent node Unknown. What follows is done when
-// the cache shows it.
+// mark makes the conditions of a silent node Unknown. What follows is done then.
 func (s *shell) mark(ctx context.Context, n *v1.Node, v Verdict) error {
 	if set := UnknownConditions(n, metav1.Now()); v.Unknown && len(set) > 0 {
-		return s.writeConditions(ctx, n, set)
+		if err := s.writeConditions(ctx, n, set); err != nil {
+			return err
+		}
 	}
 	s.goOn(n.Name)
 	return nil
@@ -123,9 +125,11 @@ func (s *shell) patch(ctx context.Context, n *v1.Node, what string, kind types.P
 	if err != nil {
 		return err
 	}
-	if _, err := s.Client.CoreV1().Nodes().Patch(ctx, n.Name, kind, data, metav1.PatchOptions{FieldManager: manager}, sub...); err != nil {
+	now, err := s.Client.CoreV1().Nodes().Patch(ctx, n.Name, kind, data, metav1.PatchOptions{FieldManager: manager}, sub...)
+	if err != nil {
 		return fmt.Errorf("patching %s of Node %s: %w", what, n.Name, err)
 	}
+	s.fresh.put(now)
 	return nil
 }
 

@@ -58,6 +58,7 @@ func (l *life) call(ctx context.Context, write bool, do func() error) error {
 		return err
 	}
 	s.mu.Lock()
+	l.w.ref.called(l)
 	down, early, lateLoss := s.down, s.lossy && s.r.IntN(8) == 0, s.lossy && s.r.IntN(8) == 0
 	dies := write && !l.w.calm && s.r.IntN(150) == 0
 	s.mu.Unlock()

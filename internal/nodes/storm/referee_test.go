@@ -13,6 +13,10 @@ import (
 const (
 	tolerance = 100 * time.Millisecond
 	settled   = 20 * time.Second
+
+	// callsIn10s is what at most eight nodes and sixteen pods may cost: some
+	// tries of everything that may have to be written.
+	callsIn10s = 400
 )
 
 // referee knows the rules in their simplest form. It sees what the API holds
@@ -58,6 +62,17 @@ func (f *referee) found() string {
 
 func (f *referee) disturbed() { f.quiet = time.Now() }
 
+// called counts calls of a life: however late its caches are, it does not ask
+// the API the same again and again.
+func (f *referee) called(l *life) {
+	if time.Since(l.since) > 10*time.Second {
+		l.since, l.calls = time.Now(), 0
+	}
+	if l.calls++; l.calls > callsIn10s {
+		f.breaks("hammering", "%d calls within %s", l.calls, time.Since(l.since))
+	}
+}
+
 func expels(t *v1.Taint) bool {
 	return t.Effect == v1.TaintEffectNoExecute && (t.Key == v1.TaintNodeNotReady || t.Key == v1.TaintNodeUnreachable)
 }
@@ -82,6 +97,15 @@ func (f *referee) machine(name string) *machine {
 
 // wrote looks at each write.
 func (f *referee) wrote(k kind, old, now object, by *life) {
+	if k != leases {
+		name := ""
+		if old != nil {
+			name = old.GetName()
+		} else {
+			name = now.GetName()
+		}
+		f.w.trace.note("write %s %s by controllers %v: %s", k, name, by != nil, short(now))
+	}
 	switch k {
 	case nodes:
 		a, _ := old.(*v1.Node)
@@ -374,4 +398,15 @@ func (f *referee) podsAtRest(m *machine, ready, end bool) {
 			f.breaks("forgotten", "%s bears its node's taint for %d s only and is still there", name, *p.Spec.Tolerations[0].TolerationSeconds)
 		}
 	}
+}
+
+// short is what the rules look at of an object.
+func short(o object) string {
+	switch o := o.(type) {
+	case *v1.Node:
+		return fmt.Sprintf("Ready %q, %s, taints %v", statusOf(o), o.Spec.PodCIDR, o.Spec.Taints)
+	case *v1.Pod:
+		return fmt.Sprintf("ready %v, going %v", podReady(o), o.DeletionTimestamp != nil)
+	}
+	return "gone"
 }

@@ -9,8 +9,6 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net/netip"
-	"os"
-	"runtime"
 	"sync"
 	"testing/synctest"
 	"time"
@@ -45,11 +43,29 @@ type world struct {
 	bug      mistake
 	ctx      context.Context
 	wg       sync.WaitGroup
+	trace    trace
 	machines []*machine
 
 	// the store's lock guards what follows
 	life *life
 	calm bool // no more faults
+}
+
+// trace is what happened, told when a rule was broken: goroutines of a bubble
+// run in no fixed order, so a seed alone need not bring it again.
+type trace struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (t *trace) Write(line []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.text.Write(line)
+}
+
+func (t *trace) note(format string, args ...any) {
+	fmt.Fprintf(t, "%s %s\n", time.Now().Format("time=2006-01-02T15:04:05.000Z"), fmt.Sprintf(format, args...))
 }
 
 // machine is a node's own side; the store's lock guards it.
@@ -63,11 +79,13 @@ type machine struct {
 
 // life is one run of the controllers, from start to crash.
 type life struct {
-	w      *world
-	began  time.Time
-	ctx    context.Context
-	crash  context.CancelFunc
-	failed error // what ended it, if it was no crash
+	w     *world
+	began time.Time
+	ctx   context.Context
+	crash context.CancelFunc
+	// the store's lock guards the calls since a moment
+	since time.Time
+	calls int
 }
 
 // live runs the controllers again and again until the world ends.
@@ -78,6 +96,7 @@ func (w *world) live() {
 		w.store.mu.Lock()
 		w.life = l
 		w.store.mu.Unlock()
+		w.trace.note("the controllers start")
 		l.run()
 		l.crash()
 		w.store.mu.Lock()
@@ -95,10 +114,7 @@ func (w *world) live() {
 func (l *life) run() {
 	api := client{life: l}
 	shared := informers.NewSharedInformerFactory(api, 0)
-	log := slog.New(slog.DiscardHandler)
-	if *one != 0 {
-		log = slog.New(slog.NewTextHandler(os.Stderr, nil)) // somebody looks into it
-	}
+	log := slog.New(slog.NewTextHandler(&l.w.trace, nil))
 	settings := health.Defaults()
 	settings.Grace, settings.EvictionRate = grace, rate
 	shells := []func() error{
@@ -218,7 +234,11 @@ func (w *world) tick(m *machine) {
 			s.put(pods, name, nil, nil)
 		case !m.broken && !podReady(p):
 			p = p.DeepCopy()
-			p.Status.Conditions[0].Status = v1.ConditionTrue
+			for i := range p.Status.Conditions {
+				if c := &p.Status.Conditions[i]; c.Type == v1.PodReady {
+					c.Status = v1.ConditionTrue
+				}
+			}
 			s.put(pods, name, p, nil)
 		}
 	}
@@ -252,9 +272,7 @@ func (w *world) fault() {
 	s.mu.Lock()
 	w.ref.disturbed()
 	l, down := w.life, s.down
-	if *one != 0 {
-		fmt.Fprintln(os.Stderr, time.Now().Format("15:04:05.000"), "FAULT", what, m.name, coin, streams)
-	}
+	w.trace.note("fault %d: %s, coin %v, %s", what, m.name, coin, streams)
 	switch what {
 	case 0, 1:
 		m.alive = !m.alive
@@ -326,8 +344,9 @@ func (w *world) heal() {
 	w.ref.disturbed()
 }
 
-// play runs one schedule inside a bubble and returns the rule it broke.
-func play(seed uint64, bug string) string {
+// play runs one schedule inside a bubble and returns the rule it broke and what
+// came before.
+func play(seed uint64, bug string) (fault, trace string) {
 	ctx, cancel := context.WithCancel(context.Background())
 	w := newWorld(ctx, seed, bug)
 	time.Sleep(time.Duration(20+w.r.IntN(40)) * time.Second)
@@ -342,12 +361,11 @@ func play(seed uint64, bug string) string {
 		w.heal()
 		time.Sleep(10 * time.Minute)
 		w.ref.verdict()
-		if *one != 0 { buf := make([]byte, 1<<20); fmt.Fprintf(os.Stderr, "life %v\n%s", w.life, buf[:runtime.Stack(buf, true)]) }
 	}
 	cancel()
 	w.wg.Wait()
 	synctest.Wait()
-	return w.ref.found()
+	return w.ref.found(), w.trace.text.String()
 }
 
 // mistake is a shell that does one thing wrong, on purpose.
