@@ -147,7 +147,10 @@ func (l *life) patch(ctx context.Context, k kind, name string, how types.PatchTy
 		return err
 	})
 	if l.w.bug.name == "forget failures" && err != nil && l.ctx.Err() == nil {
-		return l.w.store.get(k, name), nil
+		if out = l.w.store.get(k, name); out == nil {
+			out = k.empty()
+		}
+		return out, nil
 	}
 	return out, err
 }

@@ -14,6 +14,9 @@ const (
 	tolerance = 100 * time.Millisecond
 	settled   = 20 * time.Second
 
+	// reaction is how soon somebody else writes who saw a node's being marked.
+	reaction = 3 * time.Millisecond
+
 	// callsIn10s is what at most eight nodes and sixteen pods may cost: some
 	// tries of everything that may have to be written.
 	callsIn10s = 400
@@ -171,13 +174,26 @@ func own(n *v1.Node) (out []v1.Taint) {
 // marked: a node is called Unknown when it was silent for its grace, or for half
 // a lease after a start; in a quiet world at once.
 func (f *referee) marked(m *machine, by *life) {
-	silent := time.Since(m.talked)
-	undisturbed := f.quiet.Before(m.talked) && by.began.Before(m.talked)
+	last, onItsWay := m.talked, tolerance
+	if f.w.store.slow || f.w.store.lossy {
+		onItsWay = settled / 4
+	}
+	if time.Since(last) <= onItsWay {
+		last = m.before // it spoke while the mark was on its way
+	}
+	silent := time.Since(last)
+	undisturbed := f.quiet.Before(last) && time.Since(f.quiet) > settled/4 && by.began.Before(last)
 	switch {
 	case undisturbed && (silent < grace || silent > grace+tolerance):
 		f.breaks("detection", "%s was marked after a silence of %s", m.name, silent)
 	case silent < half-settled/4 && m.alive && time.Since(f.apiUp) > time.Minute && !f.w.deafToLeases():
 		f.breaks("alarm", "%s talked %s ago and is marked", m.name, silent)
+	}
+	if f.w.store.r.IntN(3) == 0 { // somebody reacts to it
+		f.w.wg.Go(func() {
+			time.Sleep(reaction)
+			f.w.store.edit(nodes, m.name, func(o object) { o.(*v1.Node).Spec.Taints = people(o.(*v1.Node), true) })
+		})
 	}
 }
 
@@ -272,7 +288,7 @@ func (f *referee) check() {
 	}
 	f.anyReady()
 	l := w.life
-	if l == nil || w.store.down || w.store.slow || w.store.lossy || len(w.deaf()) > 0 {
+	if l == nil || w.store.down || w.store.slow || w.store.lossy || len(w.deaf()) > 0 || w.listening() < 3 {
 		f.quiet = now
 		return
 	}
@@ -320,6 +336,16 @@ func (f *referee) checkStart(l *life, now time.Time) {
 			f.breaks("restart", "%s was dead for %s when the controllers started %s ago, and is not marked", m.name, l.began.Sub(m.talked), now.Sub(l.began))
 		}
 	}
+}
+
+// listening is how many kinds are watched: after an outage each watch waits for
+// its next try. The store is locked.
+func (w *world) listening() int {
+	kinds := map[kind]bool{}
+	for st := range w.store.streams {
+		kinds[st.kind] = true
+	}
+	return len(kinds)
 }
 
 // deaf are the watches that are dead; the store is locked.

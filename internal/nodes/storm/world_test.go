@@ -74,7 +74,7 @@ type machine struct {
 	alive, apart, broken bool
 	skew                 time.Duration
 	reborns              int
-	talked               time.Time // when the API last heard it
+	talked, before       time.Time // when the API heard it last, and the time before
 }
 
 // life is one run of the controllers, from start to crash.
@@ -208,7 +208,7 @@ func (w *world) tick(m *machine) {
 		n = &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: m.name, UID: types.UID(fmt.Sprintf("%s.%d", m.name, m.reborns)), CreationTimestamp: metav1.Now(),
 			Labels: map[string]string{v1.LabelTopologyZone: m.zone}}}
 	}
-	m.talked = now
+	m.talked, m.before = now, m.talked
 	renewed, lasts := metav1.NewMicroTime(now.Add(m.skew)), int32(40)
 	written := metav1.NewTime(now)
 	if statusOf(n) != want {
