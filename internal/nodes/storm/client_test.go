@@ -164,7 +164,11 @@ func (a nodeAPI) Get(ctx context.Context, name string, _ metav1.GetOptions) (*v1
 	if old := a.life.w.bug.cached(nodes, name); old != nil {
 		return old.(*v1.Node), nil
 	}
-	return get[*v1.Node](ctx, a.life, nodes, name)
+	n, err := get[*v1.Node](ctx, a.life, nodes, name)
+	if err == nil {
+		a.life.w.bug.answered(n)
+	}
+	return n, err
 }
 
 func (a nodeAPI) List(ctx context.Context, _ metav1.ListOptions) (*v1.NodeList, error) {
@@ -185,7 +189,9 @@ func (a nodeAPI) Watch(ctx context.Context, opts metav1.ListOptions) (watch.Inte
 func (a nodeAPI) Patch(ctx context.Context, name string, how types.PatchType, body []byte, _ metav1.PatchOptions, _ ...string) (*v1.Node, error) {
 	o, err := a.life.patch(ctx, nodes, name, how, body)
 	if n, ok := o.(*v1.Node); ok && err == nil {
-		return n.DeepCopy(), nil
+		n = n.DeepCopy()
+		a.life.w.bug.answered(n)
+		return n, nil
 	}
 	return nil, err
 }

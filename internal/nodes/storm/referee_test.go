@@ -321,18 +321,9 @@ func (f *referee) checkStart(l *life, now time.Time) {
 	if f.quiet.After(l.began) || l.began.Sub(f.apiUp) < time.Minute || now.Sub(l.began) < half+2*time.Second {
 		return
 	}
-	talking, all := 0, 0
-	for _, m := range f.w.machines {
-		if f.w.store.objects[nodes][m.name] != nil {
-			all++
-			if now.Sub(m.talked) <= beatEvery {
-				talking++
-			}
-		}
-	}
 	for _, m := range f.w.machines {
 		n, _ := f.w.store.objects[nodes][m.name].(*v1.Node)
-		if n != nil && f.w.store.objects[leases][m.name] != nil && 2*talking > all && l.began.Sub(m.talked) > grace+2*beatEvery && statusOf(n) != v1.ConditionUnknown {
+		if n != nil && f.w.store.objects[leases][m.name] != nil && l.most && l.began.Sub(m.talked) > grace+2*beatEvery && statusOf(n) != v1.ConditionUnknown {
 			f.breaks("restart", "%s was dead for %s when the controllers started %s ago, and is not marked", m.name, l.began.Sub(m.talked), now.Sub(l.began))
 		}
 	}
@@ -346,6 +337,21 @@ func (w *world) listening() int {
 		kinds[st.kind] = true
 	}
 	return len(kinds)
+}
+
+// mostTalk says that more than half of the nodes are heard: who is dead is told by
+// comparing with the one in the middle. The store is locked.
+func (w *world) mostTalk() bool {
+	talking, all := 0, 0
+	for _, m := range w.machines {
+		if w.store.objects[nodes][m.name] != nil {
+			all++
+			if time.Since(m.talked) <= beatEvery {
+				talking++
+			}
+		}
+	}
+	return 2*talking > all
 }
 
 // deaf are the watches that are dead; the store is locked.
