@@ -29,20 +29,23 @@ func (f *fresh) put(n *v1.Node) {
 	f.nodes[n.Name] = n
 }
 
-// over is the later of what the cache shows of a node and what the API answered,
-// which is forgotten once the cache shows that or more.
-func (f *fresh) over(cached *v1.Node) *v1.Node {
+// over is the later of two: what the API answered of a node, and n.
+func (f *fresh) over(n *v1.Node) *v1.Node {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	n := f.nodes[cached.Name]
-	if n == nil {
-		return cached
+	if have := f.nodes[n.Name]; have != nil && later(have, n) {
+		return have
 	}
-	if later(n, cached) {
-		return n
+	return n
+}
+
+// shown forgets an answer that the cache has come up to.
+func (f *fresh) shown(cached *v1.Node) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if have := f.nodes[cached.Name]; have != nil && !later(have, cached) {
+		delete(f.nodes, cached.Name)
 	}
-	delete(f.nodes, cached.Name)
-	return cached
 }
 
 // gone forgets a node that was deleted, but not one that was made anew since.

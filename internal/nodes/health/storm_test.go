@@ -86,15 +86,24 @@ func TestFresh(t *testing.T) {
 	f.put(node("9", "old answer"))
 	f.put(node("10", "answer"))
 	f.put(node("9", "late answer"))
-	for _, c := range []struct{ version, want string }{{"8", "answer"}, {"10", "cache"}, {"9", "cache"}} {
+	for _, c := range []struct{ version, want string }{{"8", "answer"}, {"10", "cache"}, {"11", "cache"}} {
 		if got := said(f.over(node(c.version, "cache"))); got != c.want {
 			t.Errorf("over version %s: %s, want %s", c.version, got, c.want)
 		}
+	}
+	f.shown(node("9", "cache"))
+	if got := said(f.over(node("8", "cache"))); got != "answer" {
+		t.Errorf("a cache that is behind made it forget: %s", got)
+	}
+	f.shown(node("10", "cache"))
+	if len(f.nodes) != 0 {
+		t.Errorf("kept though the cache shows it: %v", f.nodes)
 	}
 	f.put(node("not a number", "strange"))
 	if got := said(f.over(node("1", "cache"))); got != "cache" {
 		t.Errorf("an answer without a version counts: %s", got)
 	}
+	f.shown(node("1", "cache"))
 	f.put(node("20", "answer"))
 	anew := node("15", "cache")
 	anew.UID = "another"

@@ -27,7 +27,7 @@ func (s *shell) watch(ctx context.Context) (remove func(), err error) {
 		return remove, err
 	}
 	nodes, err := nodeInf.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: s.meetNode, UpdateFunc: func(_, o any) { s.seeNode(o) }, DeleteFunc: s.loseNode})
+		AddFunc: s.meetNode, UpdateFunc: s.seeNodeAgain, DeleteFunc: s.loseNode})
 	if err != nil {
 		return remove, fmt.Errorf("watching nodes: %w", err)
 	}
@@ -112,7 +112,14 @@ var renewTimeField = []byte(`"f:renewTime"`)
 func (s *shell) meetNode(o any) {
 	if n, ok := o.(*v1.Node); ok {
 		s.event(nodeRef(n.Name, n.UID), v1.EventTypeNormal, "RegisteredNode", "Node "+n.Name+" event: Registered Node "+n.Name+" in Controller")
-		s.seeNode(o)
+		s.seeNodeAgain(nil, o)
+	}
+}
+
+func (s *shell) seeNodeAgain(_, o any) {
+	s.seeNode(o)
+	if n, ok := o.(*v1.Node); ok {
+		s.fresh.shown(n)
 	}
 }
 
