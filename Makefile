@@ -23,7 +23,7 @@ all: build
 
 help:
 	@sed -n 's/^# //p' Makefile | head -20
-	@echo "targets: up down build test unit live race e2e bench bench-up bench-agent bench-proxy soak lint generate clean"
+	@echo "targets: up down build test unit live race e2e bench bench-up bench-agent bench-proxy soak vm vm-test lint generate clean"
 
 install:
 	@hack/install.sh
@@ -100,9 +100,23 @@ bench-proxy: build
 soak: build
 	BERTH_BIN=$(CURDIR)/$(BIN) $(GO) run ./test/bench/soak
 
+# An emulated machine with Debian's kernel, systemd and cgroup v2 (docs/vm.md).
+# Slow: neither is part of `make test`.
+.PHONY: vm vm-test
+vm:
+	@hack/install.sh vm
+	test/vm/image/build.sh $(BIN)/vm
+
+vm-test: vm berth
+	@mkdir -p $(BIN)/t
+	for p in agent/resource agent/resource/topology agent/shutdown proxy; do \
+		$(GO) test -tags vm -c -o $(BIN)/t/$$(basename $$p).test ./internal/$$p || exit 1; done
+	$(GO) run ./test/vm test $(CHECKS)
+
 lint:
 	@test -z "$$(gofmt -l cmd internal test runtime)" || { gofmt -l cmd internal test runtime; echo "run gofmt -w on these"; exit 1; }
 	$(GO) vet ./...
+	$(GO) vet -tags vm ./internal/agent/resource/... ./internal/agent/shutdown
 	$(GO) run $(STATICCHECK) ./cmd/... ./internal/... ./test/...
 
 generate:

@@ -15,6 +15,11 @@ if [ "${1:-}" = test ]; then
 	need dbus-daemon dbus-daemon
 	need iptables-nft iptables
 fi
+if [ "${1:-}" = vm ]; then
+	need qemu-system-x86_64 "qemu-system-x86 ipxe-qemu"
+	need mmdebstrap mmdebstrap
+	need mke2fs e2fsprogs
+fi
 [ -n "$want" ] || exit 0
 if [ "$(id -u)" -ne 0 ]; then
 	echo "install: missing$want; run as root, or: apt-get install$want" >&2

@@ -51,7 +51,7 @@ type admission struct {
 func newAdmission(a *Agent) *admission {
 	ad := &admission{
 		node:   a.view,
-		before: slices.Concat([]AdmitFunc{a.underPressure, a.sysctls}, a.Config.Admit, []AdmitFunc{a.giveResources}),
+		before: slices.Concat([]AdmitFunc{a.underPressure, a.featured, a.sysctls}, a.Config.Admit, []AdmitFunc{a.giveResources}),
 		after:  []AdmitFunc{a.appArmor, a.goingDown}, resizable: append([]AdmitFunc{a.swapless}, a.Config.Resizable...),
 		known: func() []*v1.Pod { return a.Pods.List() }, runs: func(uid types.UID) bool { return !a.Watcher.Pod(uid).Empty() }, kill: a.preempt, drop: a.dropResources, pinned: a.assigned.ResizeRefusal,
 		admitted: map[types.UID]*v1.Pod{}, leaving: map[types.UID]<-chan struct{}{}, waiting: map[types.UID]admit.Want{},

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
@@ -185,6 +186,7 @@ type Agent struct {
 	devices     *device.Manager
 	assigned    *assign.Manager
 	claims      *dra.Manager
+	tracer      trace.TracerProvider // nil: nothing is traced
 	sourcesTold atomic.Bool
 	told        chan struct{} // closed when sourcesTold is set
 	pressed     atomic.Pointer[node.Pressure]
@@ -208,9 +210,13 @@ func Run(ctx context.Context, cfg Config) error {
 		a.view.on = append(a.view.on, cfg.OnNode)
 	}
 	a.firstCNI()
-	var err error
+	stopTracing, err := a.startTracing(ctx)
+	if err != nil {
+		return err
+	}
+	defer stopTracing()
 	if a.Runtime, a.Images, err = runtime.Connect(ctx, runtime.ConnectConfig{
-		Endpoint: cfg.RuntimeEndpoint, ImageEndpoint: cfg.ImageEndpoint, RequestTimeout: cfg.Kubelet.RuntimeRequestTimeout.Duration, Log: cfg.Log,
+		Endpoint: cfg.RuntimeEndpoint, ImageEndpoint: cfg.ImageEndpoint, RequestTimeout: cfg.Kubelet.RuntimeRequestTimeout.Duration, Log: cfg.Log, Tracer: a.tracer,
 	}); err != nil {
 		return err
 	}
@@ -359,6 +365,7 @@ func (a *Agent) serveConfig() serve.Config {
 	s := a.Config.Serve
 	s.Log, s.NodeName, s.Kubelet, s.Client, s.TLS = a.Config.Log, a.Config.NodeName, a.Config.Kubelet, a.Config.Client, a.Config.TLS
 	s.Pods, s.Runtime, s.RootDir = podsView{a}, a.Runtime, a.Config.RootDir
+	s.Tracer = a.tracer
 	if s.Metrics == nil {
 		s.Metrics = a.Config.Metrics
 	}

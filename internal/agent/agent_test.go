@@ -392,27 +392,34 @@ func TestOrphans(t *testing.T) {
 // TestResize: a container's limits change under it.
 func TestResize(t *testing.T) {
 	c := newCluster(t)
-	limit := func(n string) v1.ResourceRequirements {
-		l := v1.ResourceList{v1.ResourceMemory: resource.MustParse(n), v1.ResourceCPU: resource.MustParse("100m")}
+	limit := func(n, cpu string) v1.ResourceRequirements {
+		l := v1.ResourceList{v1.ResourceMemory: resource.MustParse(n), v1.ResourceCPU: resource.MustParse(cpu)}
 		return v1.ResourceRequirements{Limits: l, Requests: l}
 	}
-	c.create("web", forever, func(p *v1.Pod) { p.Spec.Containers[0].Resources = limit("64Mi") })
+	c.create("web", forever, func(p *v1.Pod) { p.Spec.Containers[0].Resources = limit("64Mi", "100m") })
 	p := c.await("web", "running", running)
 	id := p.Status.ContainerStatuses[0].ContainerID
-	p.Spec.Containers[0].Resources = limit("128Mi")
-	p.Generation++
-	if _, err := c.api.CoreV1().Pods("default").Update(c.ctx, p, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	p = c.await("web", "resized", func(p *v1.Pod) bool {
-		s := p.Status.ContainerStatuses[0]
-		return s.AllocatedResources.Memory().String() == "128Mi" && s.Resources != nil && s.Resources.Limits.Memory().String() == "128Mi"
-	})
-	if s := p.Status.ContainerStatuses[0]; s.ContainerID != id || s.RestartCount != 0 {
-		t.Errorf("the container was restarted: %+v", s)
-	}
-	st, err := c.agent.Runtime.ContainerStatus(c.ctx, strings.TrimPrefix(id, "containerd://"), false)
-	if err != nil || st.GetStatus().GetResources().GetLinux().GetMemoryLimitInBytes() != 128<<20 {
-		t.Errorf("the runtime enforces %v, %v", st.GetStatus().GetResources(), err)
+	// Up, and down: there the pod's cgroup has to wait for its containers.
+	for _, to := range []struct {
+		memory, cpu  string
+		bytes, quota int64
+	}{{"128Mi", "200m", 128 << 20, 20000}, {"32Mi", "50m", 32 << 20, 5000}} {
+		p.Spec.Containers[0].Resources = limit(to.memory, to.cpu)
+		p.Generation++
+		if _, err := c.api.CoreV1().Pods("default").Update(c.ctx, p, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		p = c.await("web", "resized", func(p *v1.Pod) bool {
+			s := p.Status.ContainerStatuses[0]
+			return s.AllocatedResources.Memory().String() == to.memory && s.Resources != nil && s.Resources.Limits.Memory().String() == to.memory
+		})
+		if s := p.Status.ContainerStatuses[0]; s.ContainerID != id || s.RestartCount != 0 {
+			t.Errorf("the container was restarted: %+v", s)
+		}
+		st, err := c.agent.Runtime.ContainerStatus(c.ctx, strings.TrimPrefix(id, "containerd://"), false)
+		l := st.GetStatus().GetResources().GetLinux()
+		if err != nil || l.GetMemoryLimitInBytes() != to.bytes || l.GetCpuQuota() != to.quota {
+			t.Errorf("the runtime enforces %v, %v", l, err)
+		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"sync"
 	"time"
@@ -17,6 +18,7 @@ import (
 	typedv1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/record"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	cri "k8s.io/cri-client/pkg"
 	"k8s.io/klog/v2"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 	utilexec "k8s.io/utils/exec"
@@ -53,6 +55,9 @@ func (a *Agent) build(ctx context.Context) error {
 	}
 	a.features = &handlers{ask: a.Runtime.Status}
 	a.features.refresh(ctx)
+	if cfg.Node.Features == nil {
+		cfg.Node.Features = declaredFeatures(a.features.of(""))
+	}
 
 	if err := a.buildStorage(ctx); err != nil {
 		return err
@@ -89,7 +94,7 @@ func (a *Agent) build(ctx context.Context) error {
 		Hooks:  probe.Hooks{Exec: a.exec, Event: func(p *v1.Pod, name, why, message string) { a.event(p, name, v1.EventTypeWarning, why, message) }},
 		Probes: a.prober, Devices: a.deviceHealth,
 		Node: func() pod.Node {
-			n := pod.Node{IPs: a.view.ips()}
+			n := pod.Node{IPs: a.view.ips(), NotReady: a.view.notReady()}
 			if d := k.CrashLoopBackOff.MaxContainerRestartPeriod; d != nil {
 				n.CrashLimit = d.Duration
 			}
@@ -116,6 +121,10 @@ func (a *Agent) buildCgroups(ctx context.Context, machine *node.Machine) (resour
 	if k.MemorySwap.SwapBehavior == config.LimitedSwap && hierarchy.Version() == 1 {
 		return hierarchy, fmt.Errorf("memorySwap.swapBehavior %s needs cgroup v2 and this machine has v1: use %s", config.LimitedSwap, config.NoSwap)
 	}
+	quality, _, reserve := config.MemoryQoS(k)
+	if quality && hierarchy.Version() == 1 {
+		return hierarchy, errors.New("featureGates.MemoryQoS (memoryThrottlingFactor, memoryReservationPolicy) needs cgroup v2 and this machine has v1: leave the gate out")
+	}
 	driver := resource.Cgroupfs
 	if k.CgroupDriver != "" {
 		driver = resource.Driver(k.CgroupDriver)
@@ -136,7 +145,7 @@ func (a *Agent) buildCgroups(ctx context.Context, machine *node.Machine) (resour
 		context.AfterFunc(ctx, s.Close)
 		units = s
 	}
-	options := resource.PodOptions{CPUQuota: k.CPUCFSQuota == nil || *k.CPUCFSQuota, HugepageSizes: hugepageSizes(machine)}
+	options := resource.PodOptions{CPUQuota: k.CPUCFSQuota == nil || *k.CPUCFSQuota, HugepageSizes: hugepageSizes(machine), ReserveMemory: reserve}
 	if d := k.CPUCFSQuotaPeriod; d != nil {
 		options.CPUPeriodMicros = d.Duration.Microseconds()
 	}
@@ -200,6 +209,11 @@ func (a *Agent) buildConfigs(ctx context.Context, hierarchy resource.Hierarchy, 
 		HugepageSizes:        hugepageSizes(machine), AllowedUnsafeSysctls: k.AllowedUnsafeSysctls, AppArmor: cfg.AppArmor,
 		SwapLimited: k.MemorySwap.SwapBehavior == config.LimitedSwap, SwapCapacity: machine.SwapBytes,
 	}
+	_, settings.ThrottleFactor, settings.ReserveMemory = config.MemoryQoS(k)
+	settings.PageSize, settings.PodMemory = int64(os.Getpagesize()), a.podsLimits(machine).MemoryLimit
+	if settings.PodMemory <= 0 {
+		settings.PodMemory = machine.MemoryBytes
+	}
 	if d := k.CPUCFSQuotaPeriod; d != nil {
 		settings.CPUPeriodMicros = d.Duration.Microseconds()
 	}
@@ -218,7 +232,7 @@ func (a *Agent) buildConfigs(ctx context.Context, hierarchy resource.Hierarchy, 
 			a.event(p, "", v1.EventTypeWarning, why, message)
 			a.Pods.Kill(p.UID, pod.Kill{Phase: v1.PodFailed, Reason: why, Message: message})
 		},
-		update: a.Runtime.UpdateContainerResources, updateSandbox: a.updateSandbox,
+		update: a.Runtime.UpdateContainerResources, updateSandbox: a.updateSandbox, enforced: a.enforced,
 		memoryUsed: func(p *v1.Pod) (int64, error) {
 			used, _, err := a.Stats.Memory(a.Cgroups.PodPath(p))
 			return int64(used), err
@@ -226,6 +240,32 @@ func (a *Agent) buildConfigs(ctx context.Context, hierarchy resource.Hierarchy, 
 		mounted: map[types.UID]map[string]volume.Mounted{}, devices: a.devices, assigned: a.assigned, claims: a.claims,
 	}
 	a.services(ctx, a.configs)
+	a.tellLimits(resolv)
+}
+
+// enforced is what the runtime last said a container may use, nil if it did not.
+func (a *Agent) enforced(uid types.UID, id string) *runtimeapi.LinuxContainerResources {
+	if held := a.Watcher.Pod(uid); held != nil {
+		for _, c := range held.Containers {
+			if c.ID == id {
+				return c.Resources.GetLinux()
+			}
+		}
+	}
+	return nil
+}
+
+// tellLimits reports what of the node's resolver configuration cannot reach
+// pods.
+func (a *Agent) tellLimits(path string) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return // each pod that needs it says so
+	}
+	for _, message := range network.CheckLimits(path, network.ParseResolvConf(string(text)), a.Config.Kubelet.ClusterDomain) {
+		ref := &v1.ObjectReference{Kind: "Node", Name: a.Config.NodeName, UID: types.UID(a.Config.NodeName)}
+		a.Events.Event(ref, v1.EventTypeWarning, "CheckLimitsForResolvConf", message)
+	}
 }
 
 // updateSandbox tells the runtime what a pod as a whole may use. That is for
@@ -270,6 +310,10 @@ func (a *Agent) exec(ctx context.Context, id string, cmd []string, timeout time.
 	if errors.As(err, &exit) {
 		return out, exit.ExitStatus(), nil
 	}
+	if errors.Is(err, cri.ErrCommandTimedOut) {
+		// The runtime's clock may strike before ours; both mean the same.
+		err = fmt.Errorf("%w: %w", context.DeadlineExceeded, err)
+	}
 	return out, 0, err
 }
 
@@ -309,7 +353,10 @@ func (h *handlers) of(name string) container.RuntimeFeatures {
 
 // newEventBroadcaster sends events to the API without ever making a pod wait.
 func newEventBroadcaster(client kubernetes.Interface, k *kubeletv1beta1.KubeletConfiguration) record.EventBroadcaster {
-	b := record.NewBroadcaster(record.WithCorrelatorOptions(record.CorrelatorOptions{}))
+	// What it remembers in order to count an event that comes again instead of
+	// writing another: a few for each pod that fits. The
+	// default of 4096 is memory that pods which come and go fill in an hour.
+	b := record.NewBroadcaster(record.WithCorrelatorOptions(record.CorrelatorOptions{LRUCacheSize: max(512, 4*int(k.MaxPods))}))
 	b.StartRecordingToSink(&typedv1.EventSinkImpl{Interface: client.CoreV1().Events("")})
 	return b
 }

@@ -1,12 +1,15 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 
@@ -50,9 +53,11 @@ type configs struct {
 	clusterDNS     []string
 	clusterDomain  string
 	resolvConf     string
-	rootDir        string
-	logsDir        string
-	update         func(ctx context.Context, containerID string, r *runtimeapi.ContainerResources) error
+	// enforced is what the runtime last said a container may use.
+	enforced func(uid types.UID, id string) *runtimeapi.LinuxContainerResources
+	rootDir  string
+	logsDir  string
+	update   func(ctx context.Context, containerID string, r *runtimeapi.ContainerResources) error
 	// updateSandbox tells the runtime what the pod as a whole may use.
 	updateSandbox func(ctx context.Context, uid types.UID, cfg *runtimeapi.LinuxPodSandboxConfig)
 	memoryUsed    func(p *v1.Pod) (int64, error)
@@ -103,15 +108,20 @@ func (c *configs) Unmount(ctx context.Context, uid types.UID) error {
 // Update tells of a changed pod.
 func (c *configs) Update(p *v1.Pod) { c.volumes.Update(p) }
 
-// input is what both kinds of configuration share.
+// input is what both kinds of configuration share; the pod's cgroup is made.
 func (c *configs) input(p *v1.Pod) (container.Input, error) {
-	in := container.Input{
-		Pod: p, NodeName: c.nodeName, NodeIPs: c.node.ips(), Allocatable: c.node.allocatable(), MemoryCapacity: c.memory,
-		ClusterDNS: c.clusterDNS, ClusterDomain: c.clusterDomain, RootDir: c.rootDir, LogsDir: c.logsDir, Node: c.settings,
-	}
 	parent, err := c.cgroups.EnsurePod(p)
 	if err != nil {
-		return in, err
+		return container.Input{}, err
+	}
+	return c.inputIn(p, parent)
+}
+
+// inputIn is the input of a pod whose cgroup is there.
+func (c *configs) inputIn(p *v1.Pod, parent string) (in container.Input, err error) {
+	in = container.Input{
+		Pod: p, NodeName: c.nodeName, NodeIPs: c.node.ips(), Allocatable: c.node.allocatable(), MemoryCapacity: c.memory,
+		ClusterDNS: c.clusterDNS, ClusterDomain: c.clusterDomain, RootDir: c.rootDir, LogsDir: c.logsDir, Node: c.settings,
 	}
 	in.CgroupParent = parent
 	if u := p.Spec.HostUsers; u != nil && !*u {
@@ -378,21 +388,27 @@ func (c *configs) Resize(ctx context.Context, p *v1.Pod, running map[string]stri
 		return err
 	}
 	_ = c.cgroups.Update(p) // a smaller one may be refused while containers are larger
-	in, err := c.input(p)
+	in, err := c.inputIn(p, c.cgroups.Parent(p))
 	if err != nil && len(running) > 0 {
 		return err
 	}
-	for _, list := range [][]v1.Container{p.Spec.InitContainers, p.Spec.Containers} {
-		for i := range list {
-			id, ok := running[list[i].Name]
-			if !ok {
-				continue
-			}
-			in.CPUSet = map[string]container.CPUSet{list[i].Name: c.place(p.UID, list[i].Name)}
-			res := container.Resources(in, &list[i])
-			if err := c.update(ctx, id, &runtimeapi.ContainerResources{Linux: res}); err != nil {
-				return fmt.Errorf("resizing container %q: %w", list[i].Name, err)
-			}
+	var changes []resizing
+	for _, ct := range container.All(p) {
+		id, ok := running[ct.Name]
+		if !ok {
+			continue
+		}
+		in.CPUSet = map[string]container.CPUSet{ct.Name: c.place(p.UID, ct.Name)}
+		change := resizing{name: ct.Name, id: id, want: container.Resources(in, ct)}
+		if c.enforced != nil {
+			change.has = c.enforced(p.UID, id)
+		}
+		changes = append(changes, change)
+	}
+	slices.SortStableFunc(changes, shrinkFirst)
+	for _, r := range changes {
+		if err := c.update(ctx, r.id, &runtimeapi.ContainerResources{Linux: r.want}); err != nil {
+			return fmt.Errorf("resizing container %q: %w", r.name, err)
 		}
 	}
 	if err := c.cgroups.Update(p); err != nil {
@@ -407,6 +423,36 @@ func (c *configs) Resize(ctx context.Context, p *v1.Pod, running map[string]stri
 	}
 	c.updateSandbox(ctx, p.UID, sandbox.GetLinux())
 	return nil
+}
+
+// resizing is one running container that is to get other resources. has is nil
+// where the runtime does not say what it enforces.
+type resizing struct {
+	name, id  string
+	has, want *runtimeapi.LinuxContainerResources
+}
+
+// shrinkFirst orders containers so that those which give memory back, and then
+// those which give processors back, come before those which take: together they
+// never have more than the larger of before and after.
+func shrinkFirst(a, b resizing) int {
+	return cmp.Or(cmp.Compare(a.memory(), b.memory()), cmp.Compare(a.cpu(), b.cpu()))
+}
+
+func (r resizing) memory() int {
+	return cmp.Compare(unbounded(r.want.GetMemoryLimitInBytes()), unbounded(r.has.GetMemoryLimitInBytes()))
+}
+
+func (r resizing) cpu() int {
+	return cmp.Compare(unbounded(r.want.GetCpuQuota()), unbounded(r.has.GetCpuQuota()))
+}
+
+// unbounded makes "no limit" larger than any.
+func unbounded(n int64) int64 {
+	if n <= 0 {
+		return math.MaxInt64
+	}
+	return n
 }
 
 // roomToShrink refuses a memory limit below what the pod uses: the kernel would

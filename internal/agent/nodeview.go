@@ -96,6 +96,19 @@ func (v *nodeView) ips() []string {
 	return out
 }
 
+// notReady says that the API calls the node not ready, whoever wrote that. A
+// Node that was not seen, or that says nothing yet, is not called anything.
+func (v *nodeView) notReady() bool {
+	if n := v.get(); n != nil {
+		for _, c := range n.Status.Conditions {
+			if c.Type == v1.NodeReady {
+				return c.Status != v1.ConditionTrue
+			}
+		}
+	}
+	return false
+}
+
 func (v *nodeView) allocatable() v1.ResourceList {
 	if n := v.get(); n != nil {
 		return n.Status.Allocatable

@@ -94,8 +94,8 @@ func startCommand(cmd *cobra.Command, role cluster.Role) *cobra.Command {
 }
 
 func controlFlags(f *pflag.FlagSet, cfg *cluster.Config) {
-	f.StringVar(&cfg.ClusterCIDR, "cluster-cidr", "", "range of pod addresses (default 10.244.0.0/16)")
-	f.StringVar(&cfg.ServiceCIDR, "service-cidr", "", "range of service addresses (default 10.96.0.0/16)")
+	f.StringVar(&cfg.ClusterCIDR, "cluster-cidr", "", "range of pod addresses, or one of each family with a comma between (default 10.244.0.0/16)")
+	f.StringVar(&cfg.ServiceCIDR, "service-cidr", "", "range of service addresses, or one of each family, the main one first (default 10.96.0.0/16)")
 	f.StringVar(&cfg.ClusterDomain, "cluster-domain", "", "DNS domain of the cluster (default cluster.local)")
 	f.StringVar((*string)(&cfg.Network), "network", "", "way of pods' packets to other nodes: auto (routes, VXLAN beyond a router), routes, vxlan, or none to leave it to a CNI of your own (default auto)")
 	f.StringSliceVar(&cfg.ServerNames, "tls-san", nil, "further names and addresses in the API server's certificate")
@@ -108,17 +108,13 @@ func controlFlags(f *pflag.FlagSet, cfg *cluster.Config) {
 	f.StringVar(&cfg.CloudConfig, "cloud-config", "", "the list of machines: a file or an https:// address")
 	f.StringSliceVar(&cfg.Controllers, "controllers", nil, "controllers to run: * is all, NAME adds one, -NAME leaves one out (default *); `berth controllers` runs node controllers elsewhere")
 	cfg.NodeHealth = health.Defaults()
-	h := &cfg.NodeHealth
-	f.DurationVar(&h.Grace, "node-monitor-grace-period", h.Grace, "how long a node may be silent before it counts as lost")
-	f.DurationVar(&h.StartupGrace, "node-startup-grace-period", h.StartupGrace, "the same for a node that never reported")
-	f.Float64Var(&h.EvictionRate, "node-eviction-rate", h.EvictionRate, "lost nodes per second and zone whose pods are evicted")
-	f.Float64Var(&h.SecondaryEvictionRate, "secondary-node-eviction-rate", h.SecondaryEvictionRate, "the same in a zone that lost many")
-	f.Float64Var(&h.UnhealthyThreshold, "unhealthy-zone-threshold", h.UnhealthyThreshold, "share of lost nodes from which a zone has lost many")
-	f.IntVar(&h.LargeZone, "large-cluster-size-threshold", h.LargeZone, "zones of at most so many nodes stop evicting when they lost many")
+	cfg.NodeHealth.AddFlags(f)
 }
 
 func nodeFlags(f *pflag.FlagSet, cfg *cluster.Config) {
 	f.StringVar(&cfg.AgentConfig, "agent-config", "", "file with a KubeletConfiguration; what the cluster itself sets (ports, paths, DNS, authority, cgroups) wins over it")
+	f.StringVar(&cfg.CredentialProviders, "image-credential-provider-config", "", "file or directory with a CredentialProviderConfig, for registries whose passwords a plugin knows")
+	f.StringVar(&cfg.CredentialProviderDir, "image-credential-provider-bin-dir", "", "directory of credential provider plugins")
 	f.IntVar(&cfg.Ports.Agent, "agent-port", 0, "port of the node agent (default 10250)")
 	f.IntVar(&cfg.Ports.AgentHealthz, "agent-healthz-port", 0, "port of the agent's health check on loopback (default 10248)")
 	f.IntVar(&cfg.Ports.ProxyHealthz, "proxy-healthz-port", 0, "port of the proxy's health check (default 10256)")
@@ -176,11 +172,18 @@ func envOr(name, otherwise string) string {
 	return otherwise
 }
 
-// foreground runs the cluster in this process.
+// foreground runs the cluster in this process. A service manager that asked
+// for it is told when it is ready and when it ends.
 func foreground(ctx context.Context, cfg *cluster.Config, child bool) error {
+	manager, err := takeNotifier()
+	if err != nil {
+		return err
+	}
 	ready := make(chan struct{})
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	stopping := context.AfterFunc(ctx, func() { manager.say("STOPPING=1") }) //nolint:errcheck // it is only told
+	defer stopping()
 	emit := cluster.Printer(os.Stdout, term.IsTerminal(int(os.Stdout.Fd())))
 	if child {
 		// The runtime outlives this process: it must not hold the pipe open.
@@ -195,6 +198,9 @@ func foreground(ctx context.Context, cfg *cluster.Config, child bool) error {
 		go func() {
 			select {
 			case <-ready:
+				if err := manager.say("READY=1"); err != nil {
+					fmt.Fprintln(os.Stderr, "berth:", err)
+				}
 				ended(ctx, cfg, os.Stdout)
 				fmt.Println("\nRunning in the foreground; stop with ctrl-c (containers go on) or `berth down`.")
 			case <-ctx.Done():
@@ -202,7 +208,7 @@ func foreground(ctx context.Context, cfg *cluster.Config, child bool) error {
 		}()
 	}
 	var shown atomic.Bool
-	err := cluster.Up(ctx, cfg, func(e cluster.Event) {
+	err = cluster.Up(ctx, cfg, func(e cluster.Event) {
 		if e.State == "fail" {
 			shown.Store(true)
 		}

@@ -49,6 +49,7 @@ func (u *up) agentPart(log *slog.Logger) (func(context.Context) error, error) {
 	effective.Agent = config.Agent{
 		Kubeconfig: u.files.AgentKubeconfig, CertDir: u.Path("pki"), RootDir: u.Path("agent"),
 		HostnameOverride: u.NodeName, NodeIP: u.NodeIP, MaxDeadPerContainer: 1, MaxDeadContainers: -1,
+		ImageCredentialConfig: u.CredentialProviders, ImageCredentialDir: u.CredentialProviderDir,
 	}
 	cni, err := u.cni()
 	if err != nil {
@@ -120,11 +121,12 @@ func (u *up) agentConfig(log *slog.Logger) (agent.Config, error) {
 		RuntimeEndpoint: u.runtimeEndpoint(), RootDir: u.Path("agent"), PodLogsDir: u.Path("logs", "pods"), Kubelet: kubelet,
 		Node:     settings,
 		Register: true, NodeIPs: []string{u.NodeIP},
-		CNIConfDir: u.cniConfDir(),
-		CNI:        cni,
-		Guard:      u.guard(),
-		TLS:        &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &serving, nil }},
-		Log:        log, Journal: u.journal,
+		CNIConfDir:          u.cniConfDir(),
+		CNI:                 cni,
+		Guard:               u.guard(),
+		CredentialProviders: u.CredentialProviders, CredentialProviderDir: u.CredentialProviderDir,
+		TLS: &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &serving, nil }},
+		Log: log, Journal: u.journal,
 	}
 	registry := newRegistry()
 	cfg.Metrics, cfg.Serve = registry, serve.Config{Gather: registry}

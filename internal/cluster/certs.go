@@ -3,7 +3,6 @@ package cluster
 import (
 	"fmt"
 	"net"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -58,7 +57,12 @@ func (c *Config) certificates(now time.Time) (f Files, wrote int, err error) {
 			names = append(names, n)
 		}
 	}
-	service := net.IP(netip.MustParsePrefix(c.ServiceCIDR).Masked().Addr().Next().AsSlice())
+	services, err := c.serviceCIDRs()
+	if err != nil {
+		return f, 0, err
+	}
+	// The Service kubernetes has an address of the main family only.
+	service := net.IP(services[0].Addr().Next().AsSlice())
 	var proxy, admin pair
 	for _, l := range []struct {
 		into *pair

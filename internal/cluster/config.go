@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -70,6 +71,10 @@ type Settings struct {
 	// AgentConfig is a file with a KubeletConfiguration, to lay below what the
 	// cluster sets itself.
 	AgentConfig string `json:"agentConfig,omitempty"`
+	// CredentialProviders and CredentialProviderDir are the configuration of
+	// image credential plugins and the directory they lie in; both or none.
+	CredentialProviders   string `json:"credentialProviders,omitempty"`
+	CredentialProviderDir string `json:"credentialProviderDir,omitempty"`
 }
 
 // Config is everything `berth up` can be told. Empty fields get defaults from
@@ -125,9 +130,13 @@ func (c *Config) Complete() error {
 	if err != nil {
 		return err
 	}
-	if c.AgentConfig != "" {
-		if c.AgentConfig, err = filepath.Abs(c.AgentConfig); err != nil {
-			return fmt.Errorf("--agent-config: %w", err)
+	for flag, path := range map[string]*string{
+		"agent-config": &c.AgentConfig, "image-credential-provider-config": &c.CredentialProviders, "image-credential-provider-bin-dir": &c.CredentialProviderDir,
+	} {
+		if *path != "" {
+			if *path, err = filepath.Abs(*path); err != nil {
+				return fmt.Errorf("--%s: %w", flag, err)
+			}
 		}
 	}
 	if err := c.Role.mustBe(kept); err != nil {
@@ -185,14 +194,21 @@ func (c *Config) validate() (err error) {
 	if c.Network, err = podnetwork.ParseMode(string(c.Network)); err != nil {
 		return fmt.Errorf("--network: %w", err)
 	}
-	for flag, cidr := range map[string]string{"--cluster-cidr": c.ClusterCIDR, "--service-cidr": c.ServiceCIDR} {
-		if _, err := netip.ParsePrefix(cidr); err != nil {
-			return fmt.Errorf("%s %q: not a CIDR such as 10.244.0.0/16", flag, cidr)
-		}
+	pods, err := c.clusterCIDRs()
+	if err != nil {
+		return err
 	}
-	pods, services := netip.MustParsePrefix(c.ClusterCIDR), netip.MustParsePrefix(c.ServiceCIDR)
-	if pods.Overlaps(services) {
-		return fmt.Errorf("--cluster-cidr %s and --service-cidr %s overlap: choose two ranges that share no address", pods, services)
+	services, err := c.serviceCIDRs()
+	if err != nil {
+		return err
+	}
+	for _, s := range services {
+		if i := slices.IndexFunc(pods, s.Overlaps); i >= 0 {
+			return fmt.Errorf("--cluster-cidr %s and --service-cidr %s overlap: choose two ranges that share no address", pods[i], s)
+		}
+		if !slices.ContainsFunc(pods, func(p netip.Prefix) bool { return p.Addr().Is4() == s.Addr().Is4() }) {
+			return fmt.Errorf("--service-cidr %s: pods have no addresses of that family: add a range of it to --cluster-cidr", s)
+		}
 	}
 	_, _, err = chooseControllers(c.Controllers)
 	return err
@@ -306,6 +322,9 @@ func (s *Settings) merge(kept Settings) error {
 	if s.AgentConfig == "" {
 		s.AgentConfig = kept.AgentConfig
 	}
+	if s.CredentialProviders == "" && s.CredentialProviderDir == "" {
+		s.CredentialProviders, s.CredentialProviderDir = kept.CredentialProviders, kept.CredentialProviderDir
+	}
 	return nil
 }
 
@@ -345,7 +364,7 @@ func (p *Ports) fill(from Ports) {
 // machine; without a default route, the first global address.
 func defaultRouteIP() (string, error) {
 	routes, err := netlink.RouteListFiltered(unix.AF_INET, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
-	if err == nil {
+	if err == nil || errors.Is(err, netlink.ErrDumpInterrupted) {
 		for _, r := range routes {
 			if r.Dst != nil && r.Dst.String() != "0.0.0.0/0" {
 				continue

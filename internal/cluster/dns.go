@@ -18,11 +18,12 @@ const resolvConf = "/etc/resolv.conf"
 // dnsIP is the address of cluster DNS: the tenth of the service range, as
 // everywhere.
 func (c *Config) dnsIP() (net.IP, error) {
-	services, err := netip.ParsePrefix(c.ServiceCIDR)
+	all, err := c.serviceCIDRs()
 	if err != nil {
-		return nil, fmt.Errorf("--service-cidr %q: %w", c.ServiceCIDR, err)
+		return nil, err
 	}
-	ip := services.Masked().Addr()
+	services := all[0]
+	ip := services.Addr()
 	for range 10 {
 		ip = ip.Next()
 	}
@@ -44,9 +45,9 @@ func (u *up) startDNS(parts context.Context) error {
 	if err != nil {
 		return err
 	}
-	pods, err := netip.ParsePrefix(u.ClusterCIDR)
+	pods, err := u.clusterCIDRs()
 	if err != nil {
-		return fmt.Errorf("--cluster-cidr %q: %w", u.ClusterCIDR, err)
+		return err
 	}
 	node, err := netip.ParseAddr(u.NodeIP)
 	if err != nil {
@@ -55,7 +56,7 @@ func (u *up) startDNS(parts context.Context) error {
 	cfg := dns.Config{
 		// The node's address may be on an open network: a resolver for
 		// strangers would be a tool for attacks.
-		Clients: []netip.Prefix{pods, netip.PrefixFrom(node, node.BitLen()), netip.MustParsePrefix("127.0.0.0/8")}, Nodes: true,
+		Clients: append(pods, netip.PrefixFrom(node, node.BitLen()), netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")), Nodes: true,
 		Listen: []string{net.JoinHostPort(u.NodeIP, strconv.Itoa(u.Ports.DNS))}, Domain: u.ClusterDomain,
 		Informers: u.informers, Upstreams: resolvConf, Log: log, Metrics: u.metrics,
 	}

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/berth-dev/berth/internal/agent/resource"
 	"github.com/berth-dev/berth/internal/agent/volume"
 	"github.com/berth-dev/berth/internal/cluster/containerd"
 	"github.com/berth-dev/berth/internal/cluster/host"
@@ -212,13 +213,34 @@ func belongs(ctx context.Context, rt runtimeapi.RuntimeServiceClient, all []*run
 	return out, nil
 }
 
+// removeCgroups ends what still runs in the cluster's cgroups and removes
+// these. Systemd is asked first to stop the slice it keeps, with all below:
+// it would make the cgroup anew for as long as it knows the slice.
+func (c *Config) removeCgroups() error {
+	const mount = "/sys/fs/cgroup"
+	slice, err := resource.SlicePath(c.CgroupRoot())
+	if err != nil {
+		return err
+	}
+	var errs []error
+	if _, err := os.Stat(filepath.Join(mount, slice)); err == nil {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		units, err := resource.ConnectSystemd(ctx)
+		if err == nil {
+			err = units.StopSlice(filepath.Base(slice))
+			units.Close()
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(append(errs, host.RemoveCgroup(mount, slice), host.RemoveCgroup(mount, c.CgroupRoot()))...)
+}
+
 // purge removes what carries the cluster's name outside its data directory,
 // and the directory, but for the entries of it named by keep.
 func (c *Config) purge(keep ...string) error {
 	var errs []error
-	if err := host.RemoveCgroup("/sys/fs/cgroup", c.CgroupRoot()); err != nil {
-		errs = append(errs, err)
-	}
+	errs = append(errs, c.removeCgroups())
 	if link, err := netlink.LinkByName(c.Bridge()); err == nil {
 		if err := netlink.LinkDel(link); err != nil {
 			errs = append(errs, fmt.Errorf("removing bridge %s: %w", c.Bridge(), err))

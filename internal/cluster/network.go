@@ -9,6 +9,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/agent/network"
 	podnetwork "github.com/berth-dev/berth/internal/network"
+	"github.com/berth-dev/berth/internal/nodes/ipam"
 	"github.com/berth-dev/berth/internal/policy"
 )
 
@@ -21,13 +22,41 @@ func (c *Config) Tunnel() string {
 	return "berth0-vx"
 }
 
-// clusterCIDRs are the ranges of all pods.
+// clusterCIDRs are the ranges of all pods, serviceCIDRs those of Services: one,
+// or one of each family, the main one first.
 func (c *Config) clusterCIDRs() ([]netip.Prefix, error) {
-	p, err := netip.ParsePrefix(c.ClusterCIDR)
-	if err != nil {
-		return nil, fmt.Errorf("--cluster-cidr %q: %w", c.ClusterCIDR, err)
+	return cidrs("--cluster-cidr", c.ClusterCIDR)
+}
+
+func (c *Config) serviceCIDRs() ([]netip.Prefix, error) {
+	return cidrs("--service-cidr", c.ServiceCIDR)
+}
+
+func cidrs(flag, list string) (out []netip.Prefix, err error) {
+	for _, s := range strings.Split(list, ",") {
+		p, err := netip.ParsePrefix(s)
+		if err != nil {
+			return nil, fmt.Errorf("%s %q: not a CIDR such as 10.244.0.0/16, nor one of each family with a comma between", flag, list)
+		}
+		out = append(out, p.Masked())
 	}
-	return []netip.Prefix{p}, nil
+	if len(out) > 2 || len(out) == 2 && out[0].Addr().Is4() == out[1].Addr().Is4() {
+		return nil, fmt.Errorf("%s %q: more than one range of a family", flag, list)
+	}
+	return out, nil
+}
+
+// nodeRanges are what nodes get of the pods' ranges: /24 of IPv4 and /64 of
+// IPv6, as the node controllers' defaults are.
+func nodeRanges(pods []netip.Prefix) (out []ipam.Range) {
+	for _, p := range pods {
+		bits := 24
+		if p.Addr().Is6() {
+			bits = 64
+		}
+		out = append(out, ipam.Range{Cluster: p, NodeBits: bits})
+	}
+	return out
 }
 
 // bridge is the bridge the agent's pods hang on; none if somebody else makes

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/netip"
 	"os"
 	"strconv"
 	"strings"
@@ -24,9 +23,9 @@ import (
 	"github.com/berth-dev/berth/internal/control/schedule"
 	"github.com/berth-dev/berth/internal/control/workload"
 	"github.com/berth-dev/berth/internal/kube"
+	podnetwork "github.com/berth-dev/berth/internal/network"
 	"github.com/berth-dev/berth/internal/nodes"
 	"github.com/berth-dev/berth/internal/nodes/cloud/inventory"
-	"github.com/berth-dev/berth/internal/nodes/ipam"
 	"github.com/berth-dev/berth/internal/proxy"
 )
 
@@ -54,11 +53,19 @@ func (u *up) startControllers(parts context.Context) error {
 	if err != nil {
 		return err
 	}
+	pods, err := u.clusterCIDRs()
+	if err != nil {
+		return err
+	}
+	services, err := u.serviceCIDRs()
+	if err != nil {
+		return err
+	}
 	nodeControllers, err := nodes.Controllers(nodes.Config{
 		Cloud:  machines,
 		Enable: enableNode,
 		Client: u.client, Informers: u.informers, Log: log, Journal: u.journal, Metrics: registry, Events: kube.Events(parts, u.client), Board: &u.board, Health: u.NodeHealth,
-		Ranges: []ipam.Range{{Cluster: netip.MustParsePrefix(u.ClusterCIDR), NodeBits: 24}}, Reserved: []netip.Prefix{netip.MustParsePrefix(u.ServiceCIDR)}, KeepFinished: nodes.DefaultKeepFinished,
+		Ranges: nodeRanges(pods), Reserved: services, KeepFinished: nodes.DefaultKeepFinished,
 	})
 	if err != nil {
 		return err
@@ -170,13 +177,14 @@ func (u *up) startNode(ctx, parts context.Context) error {
 		return err
 	}})
 	return u.clock.stage("node", func() (string, error) {
-		if err := u.waitNodeReady(ctx, ended); err != nil {
+		state, err := u.waitNodeReady(ctx, ended)
+		if err != nil {
 			return "", err
 		}
 		if !u.Role.control() {
-			return "Ready", u.waitServing(ctx)
+			return state, u.waitServing(ctx)
 		}
-		return "Ready", u.nameRole(ctx)
+		return state, u.nameRole(ctx)
 	})
 }
 
@@ -191,7 +199,7 @@ func (u *up) waitServing(ctx context.Context) error {
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(ca)
 	dialer := tls.Dialer{Config: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots}}
-	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	for {
 		conn, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(u.NodeIP, strconv.Itoa(u.Ports.Agent)))
@@ -215,7 +223,7 @@ func (u *up) startProxy(parts context.Context) error {
 	}
 	cfg := proxy.Config{
 		NodeName: u.NodeName, Client: u.client, Informers: u.informers, Instance: u.Instance(), ClusterCIDR: u.ClusterCIDR, BridgeName: u.bridge(),
-		HealthzBind: fmt.Sprintf("0.0.0.0:%d", u.Ports.ProxyHealthz), MetricsBind: fmt.Sprintf("127.0.0.1:%d", u.Ports.ProxyMetrics),
+		HealthzBind: fmt.Sprintf(":%d", u.Ports.ProxyHealthz), MetricsBind: fmt.Sprintf("127.0.0.1:%d", u.Ports.ProxyMetrics),
 		Log: log, Metrics: newRegistry(), Journal: u.journal, Tracer: &u.tracer,
 	}
 	u.crew.start(parts, part{"proxy", func(ctx context.Context) error { return proxy.Run(ctx, cfg) }})
@@ -242,8 +250,10 @@ const refusals = 3
 // waitNodeReady returns when the Node object says Ready, in words of this
 // start: what an earlier one left there proves nothing. ended tells each time
 // that the agent ends.
-func (u *up) waitNodeReady(ctx context.Context, ended <-chan error) error {
-	ctx, cancel := context.WithTimeout(ctx, 60*time.Second)
+// A node whose network is somebody else's may wait for that: it can only be
+// installed once the cluster is up.
+func (u *up) waitNodeReady(ctx context.Context, ended <-chan error) (state string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
 	defer cancel()
 	since := u.clock.began.Truncate(time.Second) // as times are in objects
 	words := make(chan v1.NodeCondition)
@@ -265,7 +275,7 @@ func (u *up) waitNodeReady(ctx context.Context, ended <-chan error) error {
 	inf := u.informers.Core().V1().Nodes().Informer()
 	reg, err := inf.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: look, UpdateFunc: func(_, obj any) { look(obj) }})
 	if err != nil {
-		return fmt.Errorf("watching the node: %w", err)
+		return "", fmt.Errorf("watching the node: %w", err)
 	}
 	defer inf.RemoveEventHandler(reg) //nolint:errcheck // the informer may be gone
 	last := "the agent did not report"
@@ -273,19 +283,21 @@ func (u *up) waitNodeReady(ctx context.Context, ended <-chan error) error {
 		select {
 		case c := <-words:
 			if c.Status == v1.ConditionTrue {
-				return nil
+				return "Ready", nil
 			}
-			last = c.Message
+			if last = c.Message; u.Network == podnetwork.None && strings.HasPrefix(last, "container runtime network not ready") {
+				return "not Ready before a pod network is installed: its CNI configuration goes to " + u.Layout().CNIConfDir(), nil
+			}
 		case err := <-ended:
 			if err == nil {
 				continue // it was asked to: this start ends too
 			}
 			last = err.Error()
 			if ends++; ends == refusals {
-				return fmt.Errorf("the agent ended %d times in a row: %w (see logs/agent.log in the data directory)", ends, err)
+				return "", fmt.Errorf("the agent ended %d times in a row: %w (see logs/agent.log in the data directory)", ends, err)
 			}
 		case <-ctx.Done():
-			return fmt.Errorf("the node is not Ready: %s (see logs/agent.log in the data directory): %w", last, ctx.Err())
+			return "", fmt.Errorf("the node is not Ready: %s (see logs/agent.log in the data directory): %w", last, ctx.Err())
 		}
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"net/http/pprof"
 	"net/url"
+	"os"
+	"path/filepath"
 	"strconv"
 	"time"
 
@@ -91,8 +93,13 @@ func Ask(ctx context.Context, dataDir string) (*Status, error) {
 }
 
 // Why returns the decisions that the cluster on dataDir took about an object,
-// oldest first. Empty fields of ref match everything.
+// oldest first. Empty fields of ref match everything. Of a cluster that is
+// stopped it returns what the journal on disk holds.
 func Why(ctx context.Context, dataDir string, ref journal.Ref) ([]journal.Record, error) {
+	journals := filepath.Join(dataDir, "journal")
+	if _, err := os.Stat(journals); err == nil && Running(dataDir) == 0 {
+		return journal.Read(journals, ref), nil
+	}
 	q := url.Values{"kind": {ref.Kind}, "namespace": {ref.Namespace}, "name": {ref.Name}}
 	var records []journal.Record
 	return records, ask(ctx, dataDir, "/journal?"+q.Encode(), &records)

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"runtime/debug"
+	"strings"
 	"sync"
 	"time"
 
@@ -95,7 +96,6 @@ func Up(ctx context.Context, cfg *Config, emit Progress, ready chan<- struct{}) 
 	close(ready)
 	u.crew.start(parts, part{"memory", func(ctx context.Context) error {
 		lean.Keep(ctx, u.log)
-		<-ctx.Done()
 		return nil
 	}})
 	var stopped <-chan struct{}
@@ -302,7 +302,7 @@ func (u *up) startControl(ctx, parts context.Context) error {
 	err = u.clock.stage("api", func() (string, error) {
 		f := u.files
 		srv, err := api.New(api.Config{
-			Store: u.store, Port: u.Ports.API, AdvertiseAddress: net.ParseIP(u.NodeIP), ServiceCIDRs: []string{u.ServiceCIDR}, Log: log,
+			Store: u.store, Port: u.Ports.API, AdvertiseAddress: net.ParseIP(u.NodeIP), ServiceCIDRs: strings.Split(u.ServiceCIDR, ","), Log: log,
 			PKI: api.PKI{
 				ClientCA: f.CA.Cert, ServingCert: f.API.Cert, ServingKey: f.API.Key,
 				ServiceAccountKey: f.ServiceAccountKey, ServiceAccountPublicKeys: []string{f.ServiceAccountPub},

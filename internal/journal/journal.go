@@ -33,6 +33,9 @@ type Record struct {
 	Object   Ref       `json:"object"`
 	Decision string    `json:"decision"`
 	Because  []Fact    `json:"because,omitempty"`
+	// Routine marks one of many alike that follow from other decisions, such
+	// as rules that follow a Service: a story tells how many and the last.
+	Routine bool `json:"routine,omitempty"`
 }
 
 // Sink takes records. Append must not block on disk or network and must be

@@ -187,6 +187,9 @@ func (r *Ring) rotate() error {
 	return nil
 }
 
+// Read is Query for the journal of a process that ended; dir stays as it is.
+func Read(dir string, ref Ref) []Record { return (&Ring{dir: dir}).Query(ref) }
+
 // Query returns the records about ref in the order they were appended. Empty
 // fields of ref match everything.
 func (r *Ring) Query(ref Ref) []Record {
@@ -231,15 +234,60 @@ func (want Ref) matches(have Ref) bool {
 		(want.Name == "" || want.Name == have.Name) && (want.UID == "" || want.UID == have.UID)
 }
 
-// Story writes records as text for people: a line for each decision, its
-// causes below.
-func Story(w io.Writer, records []Record) error {
+// told is a record of a story, and of how many routine ones it is the last.
+type told struct {
+	Record
+	times int
+	since time.Time
+}
+
+// fold leaves of routine records that are alike (the same decision of the same
+// part about the same object) the last one, with how many there were.
+func fold(records []Record) []told {
+	type kind struct {
+		object         Ref
+		part, decision string
+	}
+	first, count := map[kind]time.Time{}, map[kind]int{}
 	for _, rec := range records {
+		k := kind{rec.Object, rec.Part, rec.Decision}
+		if _, seen := first[k]; !seen {
+			first[k] = rec.Time
+		}
+		count[k]++
+	}
+	seen := map[kind]int{}
+	var out []told
+	for _, rec := range records {
+		k := kind{rec.Object, rec.Part, rec.Decision}
+		seen[k]++
+		switch {
+		case !rec.Routine:
+			out = append(out, told{Record: rec, times: 1})
+		case seen[k] == count[k]:
+			out = append(out, told{rec, count[k], first[k]})
+		}
+	}
+	return out
+}
+
+// by is who decided, and how often if that is more than once.
+func (t *told) by() string {
+	if t.times < 2 {
+		return t.Part
+	}
+	return fmt.Sprintf("%s, %d times since %s; the last", t.Part, t.times, t.since.UTC().Format(time.RFC3339))
+}
+
+// Story writes records as text for people: a line for each decision, its
+// causes below. Of routine ones it tells how many there were, and the last.
+func Story(w io.Writer, records []Record) error {
+	for _, rec := range fold(records) {
 		object := rec.Object.Kind + " " + rec.Object.Name
 		if rec.Object.Namespace != "" {
 			object = rec.Object.Kind + " " + rec.Object.Namespace + "/" + rec.Object.Name
 		}
-		if _, err := fmt.Fprintf(w, "%s  %s: %s (%s)\n", rec.Time.UTC().Format(time.RFC3339Nano), object, rec.Decision, rec.Part); err != nil {
+		if _, err := fmt.Fprintf(w, "%s  %s: %s (%s)\n", rec.Time.UTC().Format(time.RFC3339Nano), object, rec.Decision, rec.by()); err != nil {
 			return err
 		}
 		for _, f := range rec.Because {

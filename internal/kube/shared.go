@@ -8,11 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/scheme"
-	typedcore "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/record"
 )
 
 // ByNode is the index of pods by the node they are bound to; pods that are not
@@ -55,15 +51,6 @@ func Synced(ctx context.Context, handlers ...cache.ResourceEventHandlerRegistrat
 		}
 	}
 	return true
-}
-
-// Events makes recorders, by component, that write events until ctx ends.
-func Events(ctx context.Context, client kubernetes.Interface) func(component string) record.EventRecorder {
-	b := record.NewBroadcaster(record.WithContext(ctx))
-	b.StartRecordingToSink(&typedcore.EventSinkImpl{Interface: client.CoreV1().Events("")})
-	return func(component string) record.EventRecorder {
-		return b.NewRecorder(scheme.Scheme, v1.EventSource{Component: component})
-	}
 }
 
 // Registered registers a collector and returns it, or the equal one that an

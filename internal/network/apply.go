@@ -39,15 +39,30 @@ func openMachine(cluster []netip.Prefix, tunnel string, ns ...netns.NsHandle) (*
 
 func (m *machine) close() { m.handle.Close() }
 
+// wholeTries is how often a listing is asked for again; pods that come and go
+// change the tables many times a second, but not every time.
+const wholeTries = 100
+
+// whole lists until nothing changed meanwhile: what the kernel reads out while
+// it changes may have holes.
+func whole[T any](list func() ([]T, error)) (out []T, err error) {
+	for range wholeTries {
+		if out, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	return out, err
+}
+
 // links lists the interfaces and their addresses.
 func (m *machine) links() ([]Link, error) {
-	list, err := m.handle.LinkList()
+	list, err := whole(m.handle.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("listing the machine's links: %w", err)
 	}
 	var out []Link
 	for _, l := range list {
-		addrs, err := m.handle.AddrList(l, netlink.FAMILY_ALL)
+		addrs, err := whole(func() ([]netlink.Addr, error) { return m.handle.AddrList(l, netlink.FAMILY_ALL) })
 		if err != nil {
 			return nil, fmt.Errorf("listing the addresses of %s: %w", l.Attrs().Name, err)
 		}
@@ -184,7 +199,7 @@ func (m *machine) linkOf(ip netip.Addr) (int, error) {
 }
 
 func (m *machine) ensureAddrs(l netlink.Link, want []netip.Addr) (changed int, err error) {
-	have, err := m.handle.AddrList(l, netlink.FAMILY_ALL)
+	have, err := whole(func() ([]netlink.Addr, error) { return m.handle.AddrList(l, netlink.FAMILY_ALL) })
 	if err != nil {
 		return 0, err
 	}
@@ -319,7 +334,9 @@ func (m *machine) ensureRoutes(want []Route) (changed int, err error) {
 func (m *machine) ours() ([]netlink.Route, error) {
 	var out []netlink.Route
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		list, err := m.handle.RouteListFiltered(family, &netlink.Route{Protocol: protocol, Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_PROTOCOL|netlink.RT_FILTER_TABLE)
+		list, err := whole(func() ([]netlink.Route, error) {
+			return m.handle.RouteListFiltered(family, &netlink.Route{Protocol: protocol, Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_PROTOCOL|netlink.RT_FILTER_TABLE)
+		})
 		if err != nil {
 			return nil, fmt.Errorf("listing routes: %w", err)
 		}

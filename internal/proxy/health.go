@@ -15,6 +15,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apiserver/pkg/server/flagz"
+	"k8s.io/apiserver/pkg/server/statusz"
+	"k8s.io/component-base/metrics/prometheus/slis"
 	kubeproxyconfigv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 )
 
@@ -40,11 +43,15 @@ func (r *runner) health(now time.Time) (healthBody, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	b := healthBody{CurrentTime: now, LastUpdated: now, Healthy: true, Status: map[string]familyHealth{}}
-	if !r.oldest.IsZero() && now.Sub(r.oldest) >= 2*r.cfg.syncPeriod() {
-		b.Healthy, b.LastUpdated = false, r.oldest
-	}
 	for _, f := range r.does {
-		b.Status[f.String()] = familyHealth{b.LastUpdated, b.Healthy}
+		of := familyHealth{now, true}
+		if since := r.oldest[f]; r.began && !since.IsZero() && now.Sub(since) >= 2*r.cfg.syncPeriod() {
+			of = familyHealth{since, false}
+		}
+		b.Status[f.String()] = of
+		if b.Healthy = b.Healthy && of.Healthy; of.LastUpdated.Before(b.LastUpdated) {
+			b.LastUpdated = of.LastUpdated
+		}
 	}
 	return b, eligible(r.node)
 }
@@ -112,10 +119,26 @@ func (r *runner) serve(ctx context.Context) (func(), error) {
 	return stop, nil
 }
 
+// componentName is the role's name where tools look for it.
+const componentName = "kube-proxy"
+
+// flagReader hands /flagz what was given on the command line.
+type flagReader map[string]string
+
+// GetFlagz implements flagz.Reader.
+func (f flagReader) GetFlagz() map[string]string { return f }
+
 // metricsMux is what kube-proxy's metrics port serves.
 func (r *runner) metricsMux() http.Handler {
 	m := http.NewServeMux()
-	m.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ok") })
+	m.HandleFunc("/healthz", func(w http.ResponseWriter, req *http.Request) {
+		// That it answers is all there is to this check; /metrics/slis counts it.
+		_ = slis.ObserveHealthcheck(req.Context(), "ping", "healthz", slis.Success)
+		fmt.Fprint(w, "ok")
+	})
+	slis.SLIMetricsWithReset{}.Install(m)
+	flagz.Install(m, componentName, flagReader(r.cfg.Flags))
+	statusz.Install(m, componentName, statusz.NewRegistry(nil, statusz.WithListedPaths([]string{"/configz", "/flagz", "/healthz", "/metrics", "/proxyMode"})))
 	m.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		fmt.Fprint(w, "nftables")

@@ -149,6 +149,9 @@ func (w *world) answer(pod netns.NsHandle, addr, id string) {
 // "silence".
 func (w *world) ask(from netns.NsHandle, network, addr string) string {
 	w.t.Helper()
+	if network == "sctp" {
+		return w.askSCTP(from, netip.MustParseAddrPort(addr), 0)
+	}
 	var got string
 	w.must(netnstest.In(from, func() error {
 		c, err := net.DialTimeout(network, addr, w.patience)

@@ -54,6 +54,9 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		m.total[kind] = counter("kubeproxy", "sync_proxy_rules_"+kind+"_changes_total", "Changes of a "+kind+" seen.")
 	}
 	m.failures = counter("kubeproxy", "sync_proxy_rules_nftables_sync_failures_total", "Writes to the kernel that failed.")
+	// What is no longer needed goes in the transaction that replaces it, so
+	// there is no clean-up of its own that could fail: this stays zero.
+	counter("kubeproxy", "sync_proxy_rules_nftables_cleanup_failures_total", "Clean-ups of the kernel that failed.")
 	m.checks = counter("berth", "proxy_table_checks_total", "Looks at a whole table after somebody else changed any.")
 	m.repairs = counter("berth", "proxy_table_repairs_total", "Tables found changed by somebody else, and put right.")
 	m.stale = counters("conntrack_reconciler_deleted_entries_total", "Stale connections removed.", "ip_family")

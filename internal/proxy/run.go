@@ -55,6 +55,8 @@ type Config struct {
 	Synced func()
 	// Tracer, if set, can be asked about packets while Run runs.
 	Tracer *Tracer
+	// Flags are the command line's, by name, for /flagz.
+	Flags map[string]string
 }
 
 // retryAfter is how long a failed write rests before the next look.
@@ -92,7 +94,7 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	defer k.Close()
-	r := &runner{cfg: cfg, kernel: k, wake: make(chan struct{}, 1), metrics: newMetrics(cfg.Metrics), fail: cancel, nodeSeen: make(chan struct{})}
+	r := &runner{cfg: cfg, kernel: k, wake: make(chan struct{}, 1), metrics: newMetrics(cfg.Metrics), fail: cancel, nodeSeen: make(chan struct{}), everywhere: map[model.Family]bool{}, oldest: map[model.Family]time.Time{}}
 	base, err := cfg.layouts()
 	if err != nil {
 		return err
@@ -101,9 +103,11 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	for _, l := range base {
-		r.does, r.everywhere = append(r.does, l.Family), r.everywhere || l.AllNodePorts
+		r.does, r.everywhere[l.Family] = append(r.does, l.Family), l.AllNodePorts
 	}
-	r.events = newEvents(ctx, cfg)
+	if r.events, err = newEvents(ctx, cfg); err != nil {
+		return err
+	}
 	defer r.events.stop()
 	r.checks = newHealthChecks(r)
 	defer r.checks.stop()
@@ -171,8 +175,8 @@ type runner struct {
 	kernel   *nft.Netlink
 	families []*writer
 	does     []model.Family // the families there will be
-	// everywhere: node ports answer on every address of some family.
-	everywhere bool
+	// everywhere are the families in which node ports answer on every address.
+	everywhere map[model.Family]bool
 	metrics    *metrics
 	events     *events
 	checks     *healthChecks
@@ -181,9 +185,12 @@ type runner struct {
 
 	mu    sync.Mutex
 	queue []event
+	// began: the loop runs; until then nothing can be late.
+	began bool
 	// asked are questions that only the loop may answer, since it owns the Models.
-	asked    []func()
-	oldest   time.Time // when the oldest event not yet in the kernel came
+	asked []func()
+	// oldest is when the oldest event came that is not in a family's table yet.
+	oldest   map[model.Family]time.Time
 	node     *corev1.Node
 	nodeSeen chan struct{} // closed once the Node has pod CIDRs
 	cidrs    []string      // those local traffic was told by at the start
@@ -195,12 +202,19 @@ func (r *runner) push(kind string, tell func(*writer)) {
 	now := time.Now()
 	r.mu.Lock()
 	r.queue = append(r.queue, event{kind, tell})
-	if r.oldest.IsZero() {
-		r.oldest = now
-	}
+	r.late(now)
 	r.mu.Unlock()
 	r.metrics.queued(kind, now)
 	r.stir()
+}
+
+// late remembers since when families lack something; r.mu is held.
+func (r *runner) late(now time.Time) {
+	for _, f := range r.does {
+		if r.oldest[f].IsZero() {
+			r.oldest[f] = now
+		}
+	}
 }
 
 func (r *runner) stir() {
@@ -213,6 +227,11 @@ func (r *runner) stir() {
 // loop moves events into the models and the difference into the kernel.
 // Events that come while a write runs are taken together by the next.
 func (r *runner) loop(ctx context.Context) error {
+	r.mu.Lock()
+	r.began = true
+	clear(r.oldest)
+	r.late(time.Now())
+	r.mu.Unlock()
 	retry := time.NewTimer(0)
 	defer retry.Stop()
 	var last time.Time
@@ -263,10 +282,11 @@ func (r *runner) answer() {
 
 func (r *runner) step() error {
 	r.mu.Lock()
-	queue, oldest, recheck := r.queue, r.oldest, r.recheck
+	queue, recheck := r.queue, r.recheck
 	r.queue, r.recheck = nil, false
 	r.mu.Unlock()
 	var errs []error
+	var right []model.Family
 	for _, w := range r.families {
 		for _, e := range queue {
 			e.tell(w)
@@ -274,21 +294,20 @@ func (r *runner) step() error {
 		w.synced = w.synced && !recheck
 		if err := r.sync(w); err != nil {
 			errs = append(errs, err)
+			continue
 		}
+		right = append(right, w.layout.Family)
 	}
 	r.metrics.taken(queue)
-	err := errors.Join(errs...)
-	if err == nil {
-		r.mu.Lock()
-		if r.oldest.Equal(oldest) {
-			r.oldest = time.Time{}
-			if len(r.queue) > 0 {
-				r.oldest = time.Now()
-			}
-		}
-		r.mu.Unlock()
+	r.mu.Lock()
+	for _, f := range right {
+		delete(r.oldest, f)
 	}
-	return err
+	if len(r.queue) > 0 {
+		r.late(time.Now())
+	}
+	r.mu.Unlock()
+	return errors.Join(errs...)
 }
 
 // sync brings one family up to date and does what follows from the change.
@@ -318,7 +337,7 @@ func (r *runner) report(w *writer, res result, first bool, took time.Duration) {
 		return
 	}
 	r.cfg.Journal.Append(journal.Record{Time: time.Now(), Part: "proxy", Object: journal.Ref{Kind: "Node", Name: r.cfg.NodeName},
-		Decision: "changed service rules", Because: []journal.Fact{{Name: "family", Value: w.layout.Family.String()},
+		Routine: true, Decision: "changed service rules", Because: []journal.Fact{{Name: "family", Value: w.layout.Family.String()},
 			{Name: "rows added", Value: fmt.Sprint(res.added)}, {Name: "rows deleted", Value: fmt.Sprint(res.deleted)}}})
 }
 

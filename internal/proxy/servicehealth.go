@@ -75,6 +75,8 @@ func (h *healthChecks) rebind(addrs []netip.Addr) {
 	for n, s := range h.servers {
 		s.close()
 		delete(h.servers, n)
+	}
+	for n := range h.wanted {
 		h.settle(n)
 	}
 }
@@ -119,22 +121,27 @@ func (h *healthChecks) settle(n model.Name) {
 // listeners opens the port on the addresses node ports answer on. A port
 // that is taken is told in an event, and tried again.
 func (h *healthChecks) listeners(n model.Name, port int32) []net.Listener {
-	hosts := []string{""}
-	if len(h.addrs) > 0 && !h.r.everywhere {
-		hosts = nil
-		for _, a := range h.addrs {
-			hosts = append(hosts, a.String())
-		}
-	}
 	var out []net.Listener
 	var failed error
-	for _, host := range hosts {
-		l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(int(port))))
+	listen := func(network, host string) {
+		l, err := net.Listen(network, net.JoinHostPort(host, strconv.Itoa(int(port))))
 		if err != nil {
 			failed = err
-			continue
+			return
 		}
 		out = append(out, l)
+	}
+	for _, f := range h.r.does {
+		network := map[model.Family]string{model.V4: "tcp4", model.V6: "tcp6"}[f]
+		if h.r.everywhere[f] {
+			listen(network, "")
+			continue
+		}
+		for _, a := range h.addrs { // none yet: rebind comes when there are any
+			if f.Has(a) {
+				listen(network, a.String())
+			}
+		}
 	}
 	if failed != nil && len(out) == 0 {
 		h.r.cfg.Log.Error("opening a health check port", "service", n, "port", port, "err", failed)

@@ -266,8 +266,8 @@ type results map[string]map[string]string
 func (r results) table() string {
 	var b strings.Builder
 	b.WriteString("# What the proxy does with a new connection\n\n")
-	b.WriteString("Written by `go test ./internal/proxy -run TestPackets -rewrite`; the fake kernel (IPv4 and IPv6; TCP, UDP and SCTP) and the real\n")
-	b.WriteString("one (IPv4 and IPv6; TCP and UDP) are held to it. Endpoints `a` and `b` are pods on the node, `far` is one on another node; local\ntraffic is told by the node's pod CIDR. ")
+	b.WriteString("Written by `go test ./internal/proxy -run TestPackets -rewrite`; the fake and the real kernel\n")
+	b.WriteString("(IPv4 and IPv6; TCP, UDP and SCTP) are held to it. Endpoints `a` and `b` are pods on the node, `far` is one on another node; local\ntraffic is told by the node's pod CIDR. ")
 	b.WriteString("In brackets: whether the endpoint sees the client (kept) or the node (node) as the source.\n\n")
 	b.WriteString("| Service and address asked | from the node | from a pod here | from `a` | from outside |\n|---|---|---|---|---|\n")
 	for _, c := range cases {
@@ -443,6 +443,7 @@ func newSuite(t *testing.T, f model.Family) *suite {
 	})
 	for _, name := range []string{"a", "b", "far"} {
 		s.answer(s.spaces[name], s.podIP[name].String(), name)
+		s.answerSCTP(s.spaces[name], s.podIP[name].String(), name)
 	}
 	var k *nft.Netlink
 	s.must(netnstest.In(s.node, func() (err error) { k, err = nft.Open(); return err }))
@@ -473,7 +474,7 @@ func TestKernelPackets(t *testing.T) {
 		s := newSuite(t, f)
 		s.fill(s.w)
 		s.sync()
-		for _, network := range []string{"tcp", "udp"} {
+		for _, network := range []string{"tcp", "udp", "sctp"} {
 			s.askAll(network).compare(t, fmt.Sprintf("%s, %s", f, network))
 		}
 	}
@@ -494,7 +495,7 @@ func (s *suite) askAll(network string) results {
 					got = expected
 				}
 				if got != expected {
-					got = s.askCase(network, c, place, 10*s.patience) // a busy machine is slow
+					got = s.askCase(network, c, place, 60*s.patience) // a busy or emulated machine is slow
 				}
 				mu.Lock()
 				defer mu.Unlock()

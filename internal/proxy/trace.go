@@ -173,6 +173,7 @@ func ParsePacket(src, dst, port string) (model.Packet, error) {
 	if p.Destination, err = netip.ParseAddr(dst); err != nil {
 		return p, fmt.Errorf("reading the destination: %w", err)
 	}
+	p.Source, p.Destination = p.Source.Unmap(), p.Destination.Unmap()
 	if p.Source.Is4() != p.Destination.Is4() {
 		return p, fmt.Errorf("source %s and destination %s are of two address families", src, dst)
 	}

@@ -150,12 +150,14 @@ func (r *runner) setNode(o any) {
 	}
 	r.mu.Unlock()
 	zone, ips := n.Labels[corev1.LabelTopologyZone], r.nodeIPs(n)
-	ports := r.nodePortAddrs(ips)
-	r.push(otherChange, func(w *writer) {
-		w.model.SetNode(zone, ips)
-		w.model.SetNodePortAddrs(ports)
-	})
-	r.ask(func() { r.checks.rebind(ports) })
+	r.push(otherChange, func(w *writer) { w.model.SetNode(zone, ips) })
+	r.setNodePortAddrs(ips)
+}
+
+// setNodePortAddrs has the loop look at the addresses node ports answer on.
+func (r *runner) setNodePortAddrs(nodeIPs []netip.Addr) {
+	r.push(otherChange, func(w *writer) { w.model.SetNodePortAddrs(r.nodePortAddrs(nodeIPs)) })
+	r.ask(func() { r.checks.rebind(r.nodePortAddrs(nodeIPs)) })
 }
 
 // nodeIPs are the addresses the Node says it has, but for families in which
@@ -224,12 +226,10 @@ func (r *runner) watchAddresses(ctx context.Context) error {
 	if err := netlink.AddrSubscribe(updates, ctx.Done()); err != nil {
 		return fmt.Errorf("watching this machine's addresses for node ports: %w", err)
 	}
-	r.push(otherChange, func(w *writer) { w.model.SetNodePortAddrs(r.nodePortAddrs(nil)) })
+	r.setNodePortAddrs(nil)
 	go func() {
 		for range updates {
-			ports := r.nodePortAddrs(nil)
-			r.push(otherChange, func(w *writer) { w.model.SetNodePortAddrs(ports) })
-			r.ask(func() { r.checks.rebind(ports) })
+			r.setNodePortAddrs(nil)
 		}
 	}()
 	return nil

@@ -60,7 +60,7 @@ func (h *healthShell) list() {
 func (h *healthShell) listLeases() {
 	for _, n := range h.w.nodes {
 		if !n.deleted {
-			h.observe(health.Event{Kind: health.LeaseSeen, Node: n.obj.Name, Renewed: epoch.Add(n.renewed)})
+			h.observe(health.Event{Kind: health.LeaseSeen, Node: n.obj.Name, Renewed: epoch.Add(n.renewed), Lasts: time.Duration(h.w.set.leaseSeconds) * time.Second})
 		}
 	}
 }

@@ -264,3 +264,26 @@ spec:
 	pod("no-volume", r+"/private/toolbox:1")
 	c.waiting("no-volume", "ErrImagePull", "ImagePullBackOff")
 }
+
+// TestEveryImageIsVerified: with AlwaysVerify a pod needs to show what it may
+// pull with for every image, also one that came with the node.
+func TestEveryImageIsVerified(t *testing.T) {
+	config := filepath.Join(t.TempDir(), "agent.yaml")
+	err := os.WriteFile(config, []byte("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nimagePullCredentialsVerificationPolicy: AlwaysVerify\n"), 0o644)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := newCluster(t, "--agent-config="+config)
+	r := startRegistry(t, c)
+	c.up()
+	c.kubectl("create", "secret", "docker-registry", "right", "--docker-server="+r, "--docker-username=user", "--docker-password=password")
+	image := r + "/private/toolbox:1"
+	c.imagePod("came-along", "berth.dev/toolbox:1", "Never", "")
+	c.imagePod("entitled", image, "IfNotPresent", "imagePullSecrets: [{name: right}],")
+	c.waiting("came-along", "ErrImageNeverPull")
+	c.waitReady("default", "app=entitled", 1)
+	c.imagePod("again", image, "Never", "imagePullSecrets: [{name: right}],")
+	c.waitReady("default", "app=again", 1)
+	c.imagePod("stranger", image, "Never", "")
+	c.waiting("stranger", "ErrImageNeverPull")
+}

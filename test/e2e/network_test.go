@@ -2,6 +2,8 @@ package e2e
 
 import (
 	"fmt"
+	"net"
+	"net/http"
 	"os/exec"
 	"strings"
 	"testing"
@@ -15,17 +17,23 @@ import (
 func TestNetworkOfTwoMachines(t *testing.T) {
 	for _, mode := range []string{"auto", "vxlan"} {
 		t.Run(mode, func(t *testing.T) {
-			r := newRoom(t, "--network", mode)
+			flags := []string{"--network", mode}
+			if mode == "vxlan" {
+				// The machines have IPv4 only: IPv6 of pods must go through it.
+				flags = append(flags, "--cluster-cidr", "10.224.0.0/16,fd00:10:224::/56", "--service-cidr", "10.225.0.0/16,fd00:10:225::/112")
+			}
+			r := newRoom(t, flags...)
 			a, b := r.machine("a"), r.machine("b")
 			a.join()
 			b.join()
-			r.apply(spread)
+			r.apply(strings.Replace(spread, `args: [serve, "8080"]`, `args: [serve, "8080"], ports: [{containerPort: 8080, hostPort: 18080}]`, 1))
 			pods := r.waitReady("default", "app=spread", 2)
 			for i := range pods {
 				from, to := &pods[i], &pods[1-i]
 				r.eventually("the way from "+from.Spec.NodeName, func() (bool, string) { return r.reaches(from, to.Status.PodIP+":8080") })
 				r.eventually("the Service from "+from.Spec.NodeName, func() (bool, string) { return r.reaches(from, "spread.default.svc.cluster.local:80") })
 			}
+			r.otherWays(pods, mode == "vxlan", a, b)
 			if out := a.show("route", "show"); strings.Contains(out, " dev bvx") != (mode == "vxlan") {
 				t.Errorf("routes of a in mode %s:\n%s", mode, out)
 			}
@@ -68,6 +76,54 @@ func TestNetworkOfTwoMachines(t *testing.T) {
 				t.Errorf("the purge left routes:\n%s", out)
 			}
 		})
+	}
+}
+
+// otherWays goes from pod to pod over IPv6, if pods have that; to a port of the
+// other machine; and out.
+func (r *room) otherWays(pods []v1.Pod, six bool, machines ...*member) {
+	t := r.t
+	ports := make([][]string, len(machines))
+	for i, m := range machines {
+		ports[i] = []string{m.ip}
+		if six {
+			ip := fmt.Sprintf("fd99::%d", i+1)
+			m.show("addr", "add", ip+"/64", "dev", "eth0", "nodad")
+			ports[i] = append(ports[i], ip)
+		}
+	}
+	l, err := net.Listen("tcp", r.subnet+".1:0")
+	must(t, err)
+	seen := make(chan string, 10)
+	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		seen <- req.RemoteAddr
+		fmt.Fprintln(w, "Hello")
+	})}
+	go srv.Serve(l) //nolint:errcheck // it ends with Close
+	defer srv.Close()
+	for i := range pods {
+		from, to := &pods[i], &pods[1-i]
+		if (len(to.Status.PodIPs) == 2) != six {
+			t.Fatalf("addresses of %s: %v", to.Name, to.Status.PodIPs)
+		}
+		if six {
+			r.eventually("IPv6 from "+from.Spec.NodeName, func() (bool, string) { return r.reaches(from, net.JoinHostPort(to.Status.PodIPs[1].IP, "8080")) })
+		}
+		own := 0 // the machines by their place in the list
+		if machines[1].name == from.Spec.NodeName {
+			own = 1
+		}
+		for _, host := range ports[1-own] {
+			r.eventually("the host port on "+host, func() (bool, string) { return r.reaches(from, net.JoinHostPort(host, "18080")) })
+		}
+		if ok, out := r.reaches(from, l.Addr().String()); !ok {
+			t.Errorf("the way out from %s: %s", from.Spec.NodeName, out)
+		} else if host, _, _ := net.SplitHostPort(<-seen); host != machines[own].ip {
+			t.Errorf("outside, a pod on %s is seen as %s, want its node's %s", from.Spec.NodeName, host, machines[own].ip)
+		}
+		if mtu := strings.TrimSpace(r.kubectl("exec", from.Name, "--", "toolbox", "cat", "/sys/class/net/eth0/mtu")); mtu != "1450" {
+			t.Errorf("MTU in a pod on %s: %s, want 1450", from.Spec.NodeName, mtu)
+		}
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -66,6 +67,15 @@ func (p *Part) Stop() {
 	case <-time.After(20 * time.Second):
 		p.Kill()
 	}
+}
+
+// PID reads a process id from a file.
+func PID(file string) (int, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(strings.TrimSpace(string(text)))
 }
 
 // Kill ends the part as a crash would.

@@ -25,6 +25,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
+	"github.com/berth-dev/berth/internal/agent/network"
 	"github.com/berth-dev/berth/internal/cluster/containerd"
 	"github.com/berth-dev/berth/internal/cluster/containerd/livetest"
 	"github.com/berth-dev/berth/internal/cluster/host"
@@ -115,11 +116,6 @@ func (r *Rig) StartServer(args ...string) error {
 	return err
 }
 
-// bridge is the CNI configuration that an administrator would have written.
-const bridge = `{"cniVersion":"1.0.0","name":"rig","plugins":[
-{"type":"bridge","bridge":"%s","isGateway":true,"ipMasq":true,"hairpinMode":true,"ipam":{"type":"host-local","dataDir":"%s","ranges":[[{"subnet":"%s"}]],"routes":[{"dst":"0.0.0.0/0"}]}},
-{"type":"portmap","capabilities":{"portMappings":true}}]}`
-
 // link is the rig's bridge.
 func (r *Rig) link() string { return "br" + strings.TrimPrefix(r.instance(), "berth-") }
 
@@ -133,8 +129,9 @@ func (r *Rig) StartRuntime(ctx context.Context, podCIDR string) error {
 			return err
 		}
 	}
-	conf := fmt.Sprintf(bridge, r.link(), filepath.Join(r.Dir, "leases"), podCIDR)
-	if err := os.WriteFile(filepath.Join(layout.CNIConfDir(), "10-rig.conflist"), []byte(conf), 0o644); err != nil {
+	// The network is the one that `berth up` makes.
+	cni := network.CNIOptions{Name: "rig", Bridge: r.link(), DataDir: filepath.Join(r.Dir, "leases")}
+	if err := network.WriteCNI(layout.CNIConfDir(), []string{podCIDR}, cni); err != nil {
 		return err
 	}
 	facts, err := host.Probe("/")
@@ -159,6 +156,8 @@ healthzPort: %d
 cgroupRoot: /%s
 failSwapOn: false
 failCgroupV1: false
+clusterDNS: [10.96.0.10]
+clusterDomain: cluster.local
 containerRuntimeEndpoint: unix://%s
 podLogsDir: %s
 staticPodPath: %s

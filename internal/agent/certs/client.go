@@ -14,7 +14,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -51,11 +50,12 @@ type BootstrapConfig struct {
 // It waits for the approval until the context ends. A restart reuses key and
 // request, so that no second request piles up.
 func Bootstrap(ctx context.Context, cfg BootstrapConfig) error {
-	if usable(cfg.Kubeconfig) {
+	unusable := usable(cfg.Kubeconfig)
+	if unusable == nil {
 		return nil
 	}
 	if cfg.Bootstrap == "" {
-		return fmt.Errorf("reading kubeconfig %s: it does not exist or its certificate has expired, and there is no --bootstrap-kubeconfig to get a new one with", cfg.Kubeconfig)
+		return fmt.Errorf("reading --kubeconfig %s: %w; and there is no --bootstrap-kubeconfig to get a new one with", cfg.Kubeconfig, unusable)
 	}
 	boot, err := clientcmd.BuildConfigFromFlags("", cfg.Bootstrap)
 	if err != nil {
@@ -91,24 +91,30 @@ func Bootstrap(ctx context.Context, cfg BootstrapConfig) error {
 	return nil
 }
 
-// usable tells whether a kubeconfig can be used as it is. One without client
-// certificate (a token) always can.
-func usable(path string) bool {
+// usable says why a kubeconfig cannot be used as it is; nil if it can. One
+// without client certificate (a token) always can.
+func usable(path string) error {
 	cfg, err := clientcmd.BuildConfigFromFlags("", path)
 	if err != nil {
-		return false
+		return fmt.Errorf("%w: it must name a server, its certificate-authority and this node's credentials", err)
 	}
 	data := cfg.CertData
 	if cfg.CertFile != "" {
 		if data, err = os.ReadFile(cfg.CertFile); err != nil {
-			return false
+			return err
 		}
 	}
 	if len(data) == 0 {
-		return true
+		return nil
 	}
 	certs, err := certutil.ParseCertsPEM(data)
-	return err == nil && len(certs) > 0 && time.Now().Before(certs[0].NotAfter)
+	switch {
+	case err != nil:
+		return fmt.Errorf("its client certificate: %w", err)
+	case !time.Now().Before(certs[0].NotAfter):
+		return errors.New(Refused(certs[0], nil, time.Now()))
+	}
+	return nil
 }
 
 // request asks for the certificate until it is issued or the context ends.
@@ -284,25 +290,4 @@ func pause(now time.Time, current *tls.Certificate) time.Duration {
 	}
 	left := current.Leaf.NotAfter.Sub(now)
 	return min(max(left/100, time.Second), time.Minute)
-}
-
-// Explain adds to an error of TLS or authentication what to do about it.
-func Explain(err error) error {
-	if err == nil {
-		return nil
-	}
-	text := err.Error()
-	var invalid x509.CertificateInvalidError
-	var unknown x509.UnknownAuthorityError
-	switch {
-	case errors.As(err, &invalid) && invalid.Reason == x509.Expired || strings.Contains(text, "certificate has expired or is not yet valid"):
-		return fmt.Errorf("%w: compare this machine's clock with the API server's; if they agree, the certificate must be renewed", err)
-	case errors.As(err, &unknown) || strings.Contains(text, "certificate signed by unknown authority"):
-		return fmt.Errorf("%w: the certificate-authority in the kubeconfig is not the one of this API server", err)
-	case strings.Contains(text, "Unauthorized"):
-		return fmt.Errorf("%w: the credentials are not accepted (a bootstrap token may have expired): make new ones", err)
-	case strings.Contains(text, "forbidden"):
-		return fmt.Errorf("%w: the credentials lack permission (a bootstrap token needs group system:bootstrappers and its roles)", err)
-	}
-	return err
 }

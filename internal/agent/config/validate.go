@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"maps"
+	"net"
 	"slices"
 	"strings"
 	"time"
@@ -26,8 +27,7 @@ var gateValues = map[string]bool{
 	"KubeletPSI":                             true,
 	"EventedPLEG":                            true,
 	"PodAndContainerStatsFromCRI":            false,
-	"MemoryQoS":                              false,
-	"KubeletTracing":                         false,
+	"KubeletTracing":                         true,
 	"NodeLogQuery":                           false,
 	"CPUManagerPolicyOptions":                true,
 	"CPUManagerPolicyAlphaOptions":           true,
@@ -99,6 +99,9 @@ func validate(cfg *kubeletv1beta1.KubeletConfiguration) []string {
 		p.check(true, "crashLoopBackOff.maxContainerRestartPeriod is %v: allowed are 1s to 5m", limit)
 	}
 	for _, gate := range slices.Sorted(maps.Keys(cfg.FeatureGates)) {
+		if gate == memoryQoS {
+			continue // the one that can be switched
+		}
 		only, known := gateValues[gate]
 		p.check(!known, "featureGates.%s is not known to berth: leave it out", gate)
 		p.check(known && only != cfg.FeatureGates[gate], "featureGates.%s cannot be %v: berth always runs with %v", gate, !only, only)
@@ -108,12 +111,55 @@ func validate(cfg *kubeletv1beta1.KubeletConfiguration) []string {
 		p.check(!slices.Contains([]v1.TaintEffect{v1.TaintEffectNoSchedule, v1.TaintEffectPreferNoSchedule, v1.TaintEffectNoExecute}, taint.Effect),
 			"registerWithTaints[%d] has effect %q: allowed are NoSchedule, PreferNoSchedule and NoExecute", i, taint.Effect)
 	}
+	validateMemoryQoS(&p, cfg)
+	validateTracing(&p, cfg)
 	validateReserved(&p, cfg)
 	validateEnforced(&p, cfg)
 	validateManagers(&p, cfg)
 	validateEviction(&p, cfg)
 	validateShutdown(&p, cfg)
 	return p
+}
+
+// memoryQoS is the gate of memoryThrottlingFactor and memoryReservationPolicy.
+const memoryQoS = "MemoryQoS"
+
+// MemoryQoS says whether memory is throttled and reserved, and how: where a
+// container is slowed down between its request and its limit (0: nowhere), and
+// whether requests are protected from reclaim.
+func MemoryQoS(cfg *kubeletv1beta1.KubeletConfiguration) (on bool, factor float64, reserve bool) {
+	if !cfg.FeatureGates[memoryQoS] {
+		return false, 0, false
+	}
+	if cfg.MemoryThrottlingFactor != nil {
+		factor = *cfg.MemoryThrottlingFactor
+	}
+	return true, factor, cfg.MemoryReservationPolicy == kubeletv1beta1.TieredReservationMemoryReservationPolicy
+}
+
+func validateMemoryQoS(p *problems, cfg *kubeletv1beta1.KubeletConfiguration) {
+	policies := []kubeletv1beta1.MemoryReservationPolicy{kubeletv1beta1.NoneMemoryReservationPolicy, kubeletv1beta1.TieredReservationMemoryReservationPolicy}
+	p.check(cfg.MemoryReservationPolicy != "" && !slices.Contains(policies, cfg.MemoryReservationPolicy),
+		"memoryReservationPolicy is %q: allowed are %v", cfg.MemoryReservationPolicy, policies)
+	if f := cfg.MemoryThrottlingFactor; f != nil {
+		p.check(*f <= 0 || *f > 1, "memoryThrottlingFactor is %v: must be above 0 and at most 1", *f)
+		p.check(*f != 0.9 && !cfg.FeatureGates[memoryQoS], "memoryThrottlingFactor needs featureGates.%s: true", memoryQoS)
+	}
+	p.check(cfg.MemoryReservationPolicy == kubeletv1beta1.TieredReservationMemoryReservationPolicy && !cfg.FeatureGates[memoryQoS],
+		"memoryReservationPolicy needs featureGates.%s: true", memoryQoS)
+}
+
+func validateTracing(p *problems, cfg *kubeletv1beta1.KubeletConfiguration) {
+	if cfg.Tracing == nil {
+		return
+	}
+	if rate := cfg.Tracing.SamplingRatePerMillion; rate != nil {
+		p.check(*rate < 0 || *rate > 1000000, "tracing.samplingRatePerMillion is %d: allowed are 0 to 1000000", *rate)
+	}
+	if endpoint := cfg.Tracing.Endpoint; endpoint != nil {
+		_, _, err := net.SplitHostPort(*endpoint)
+		p.check(err != nil && !strings.Contains(*endpoint, "://"), "tracing.endpoint is %q: must be host:port of a collector's gRPC receiver", *endpoint)
+	}
 }
 
 func validateReserved(p *problems, cfg *kubeletv1beta1.KubeletConfiguration) {

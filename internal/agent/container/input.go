@@ -151,6 +151,13 @@ type NodeSettings struct {
 	SeccompDefault bool
 	// SingleProcessOOMKill kills only the offending process on v2.
 	SingleProcessOOMKill bool
+	// ThrottleFactor is where, between its request and its limit, a container
+	// that uses much memory is slowed down on v2; 0 is nowhere. PodMemory is
+	// what the node has for pods in bytes, PageSize the kernel's.
+	ThrottleFactor      float64
+	PodMemory, PageSize int64
+	// ReserveMemory protects requests of memory from reclaim on v2.
+	ReserveMemory bool
 	// HugepageSizes are the page sizes of the machine in kernel names.
 	HugepageSizes []string
 	// SwapLimited gives burstable pods a share of the node's swap

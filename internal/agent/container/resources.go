@@ -19,6 +19,8 @@ const (
 	sourceKey      = "kubernetes.io/config.source"
 	unifiedOOM     = "memory.oom.group"
 	unifiedSwapMax = "memory.swap.max"
+
+	unifiedMemoryHigh = "memory.high"
 )
 
 // Critical says whether a pod may not be sacrificed for others: static,
@@ -134,7 +136,28 @@ func Resources(in Input, c *v1.Container) *runtimeapi.LinuxContainerResources {
 	if in.Node.CgroupVersion == 2 && !in.Node.SingleProcessOOMKill {
 		setUnified(out, unifiedOOM, "1")
 	}
+	if in.Node.CgroupVersion == 2 {
+		memoryQuality(in, c, out)
+	}
 	return out
+}
+
+// memoryQuality slows a container down before it reaches its limit, and
+// protects what it asked for, where the node is set to do so.
+func memoryQuality(in Input, c *v1.Container, out *runtimeapi.LinuxContainerResources) {
+	request := c.Resources.Requests.Memory().Value()
+	if in.Node.ThrottleFactor > 0 {
+		value := "max" // after a resize there may be an older bound
+		if high := resource.MemoryHigh(request, out.MemoryLimitInBytes, in.Node.PodMemory, in.Node.PageSize, in.Node.ThrottleFactor); high > 0 {
+			value = strconv.FormatInt(high, 10)
+		}
+		setUnified(out, unifiedMemoryHigh, value)
+	}
+	if in.Node.ReserveMemory {
+		for file, value := range resource.Reservation(resource.QOS(in.Pod), request) {
+			setUnified(out, file, value)
+		}
+	}
 }
 
 // podBounded are the container's limits, with the pod's where it has none.

@@ -194,13 +194,17 @@ func (l *launcher) connect(ctx context.Context, out *agent.Config) error {
 	}
 	base, err := clientcmd.BuildConfigFromFlags("", flags.Kubeconfig)
 	if err != nil {
-		return fmt.Errorf("reading --kubeconfig: %w", err)
+		return fmt.Errorf("reading --kubeconfig %s: %w: it must name a server, its certificate-authority and this node's credentials", flags.Kubeconfig, err)
 	}
 	base.UserAgent = "berth-agent"
 	base.ContentType = k.ContentType
 	base.AcceptContentTypes = k.ContentType + ",application/json"
 	base.QPS = -1 // the agent bounds itself; a limit would delay pods
-	paths := reach.Config{Log: l.cfg.Log, Base: base, Servers: flags.APIServers, Spread: l.id.Name}
+	requests := reach.NewRequests()
+	if err := out.Metrics.Register(requests); err != nil {
+		return fmt.Errorf("registering the metric of API requests: %w", err)
+	}
+	paths := reach.Config{Log: l.cfg.Log, Base: base, Servers: flags.APIServers, Spread: l.id.Name, Requests: requests}
 	var rotation *certs.Rotation
 	var rotators []func()
 	if k.RotateCertificates && (base.CertFile != "" || len(base.CertData) > 0) {
@@ -237,6 +241,7 @@ func (l *launcher) connect(ctx context.Context, out *agent.Config) error {
 		l.parts = append(l.parts, r.Run)
 		settings := r.Config()
 		settings.Timeout = timeout
+		advise(settings, paths.Base, paths.Certificate, l.cfg.Log)
 		return kubernetes.NewForConfig(settings)
 	}
 	all, err := client(paths, 0)

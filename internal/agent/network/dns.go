@@ -69,6 +69,23 @@ func ParseResolvConf(text string) Resolver {
 	return r
 }
 
+// CheckLimits says what of the node's resolver configuration cannot reach pods:
+// domains that the cluster's own leave no room for, in the words of a node's
+// event. path is the file it came from.
+func CheckLimits(path string, r Resolver, clusterDomain string) (out []string) {
+	room := MaxSearches
+	if clusterDomain != "" {
+		room -= 3
+	}
+	if len(r.Searches) > room {
+		out = append(out, fmt.Sprintf("Resolv.conf file '%s' contains search line consisting of more than %d domains!", path, room))
+	}
+	if len(strings.Join(r.Searches, " ")) > MaxSearchLength {
+		out = append(out, fmt.Sprintf("Resolv.conf file '%s' contains search line which length is more than allowed %d chars!", path, MaxSearchLength))
+	}
+	return out
+}
+
 // DNSInput is what decides a pod's resolver.
 type DNSInput struct {
 	Pod *v1.Pod

@@ -189,3 +189,22 @@ func TestWriteCNI(t *testing.T) {
 		}
 	}
 }
+
+func TestCheckLimits(t *testing.T) {
+	many := strings.Fields(strings.Repeat("a.b ", 30))
+	long := []string{strings.Repeat("a", 2049)}
+	for _, c := range []struct {
+		searches []string
+		domain   string
+		want     string
+	}{
+		{many, "", ""},
+		{many, "cluster.local", "Resolv.conf file '/r' contains search line consisting of more than 29 domains!"},
+		{long, "cluster.local", "Resolv.conf file '/r' contains search line which length is more than allowed 2048 chars!"},
+		{many[:29], "cluster.local", ""},
+	} {
+		if got := strings.Join(CheckLimits("/r", Resolver{Searches: c.searches}, c.domain), "; "); got != c.want {
+			t.Errorf("%d domains of a node with %q: %q, want %q", len(c.searches), c.domain, got, c.want)
+		}
+	}
+}

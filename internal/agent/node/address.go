@@ -97,25 +97,9 @@ const lookupBudget = 300 * time.Millisecond
 // GatherHost asks the kernel, and DNS where lookup says so.
 func GatherHost(ctx context.Context, name string, lookup bool) (Host, error) {
 	var host Host
-	interfaces, err := net.Interfaces()
-	if err != nil {
-		return host, fmt.Errorf("listing network interfaces: %w", err)
-	}
-	for _, link := range interfaces {
-		if link.Flags&net.FlagUp == 0 {
-			continue
-		}
-		addrs, err := link.Addrs()
-		if err != nil {
-			continue // the interface went away meanwhile
-		}
-		for _, addr := range addrs {
-			if prefix, ok := addr.(*net.IPNet); ok {
-				if ip, ok := netip.AddrFromSlice(prefix.IP); ok {
-					host.Interfaces = append(host.Interfaces, ip.Unmap())
-				}
-			}
-		}
+	var err error
+	if host.Interfaces, err = upAddresses(); err != nil {
+		return host, err
 	}
 	host.Name, _ = netip.ParseAddr(name)
 	if lookup && !host.Name.IsValid() {
@@ -131,6 +115,31 @@ func GatherHost(ctx context.Context, name string, lookup bool) (Host, error) {
 	host.Default4 = defaultSource(netlink.FAMILY_V4, host.Interfaces)
 	host.Default6 = defaultSource(netlink.FAMILY_V6, host.Interfaces)
 	return host, nil
+}
+
+// upAddresses are the addresses of interfaces that are up, in the order of
+// these. It asks the kernel twice, however many interfaces there are: a node
+// has one for each pod.
+func upAddresses() ([]netip.Addr, error) {
+	links, err := net.Interfaces()
+	if err != nil {
+		return nil, fmt.Errorf("listing network interfaces: %w", err)
+	}
+	up := make(map[int]bool, len(links))
+	for _, link := range links {
+		up[link.Index] = link.Flags&net.FlagUp != 0
+	}
+	found, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("listing the addresses of network interfaces: %w", err)
+	}
+	var out []netip.Addr
+	for _, addr := range found {
+		if ip, ok := netip.AddrFromSlice(addr.IP); ok && up[addr.LinkIndex] {
+			out = append(out, ip.Unmap())
+		}
+	}
+	return out, nil
 }
 
 // defaultSource is the address the kernel would send from by default.
@@ -170,7 +179,8 @@ func defaultSource(family int, interfaces []netip.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-// addressChanges subscribes to the kernel's notifications.
+// addressChanges subscribes to the kernel's notifications. Link-local addresses
+// are left out: no node is called by one, and each pod's link gets one.
 func addressChanges(ctx context.Context) (<-chan struct{}, error) {
 	updates := make(chan netlink.AddrUpdate, 16)
 	if err := netlink.AddrSubscribe(updates, ctx.Done()); err != nil {
@@ -178,8 +188,10 @@ func addressChanges(ctx context.Context) (<-chan struct{}, error) {
 	}
 	changed := make(chan struct{}, 1)
 	go func() {
-		for range updates { // closed when the context ends
-			kick(changed)
+		for update := range updates { // closed when the context ends
+			if !update.LinkAddress.IP.IsLinkLocalUnicast() {
+				kick(changed)
+			}
 		}
 	}()
 	return changed, nil

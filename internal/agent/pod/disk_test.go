@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	v1 "k8s.io/api/core/v1"
 )
 
 // FuzzTail reads the end of whatever a log file holds.
@@ -64,5 +66,31 @@ func TestLoggedAttempts(t *testing.T) {
 	w.settle()
 	if s := w.plan.Status.ContainerStatuses[0]; s.RestartCount != 4 {
 		t.Errorf("after the runtime lost everything the restart count is %d, want 4", s.RestartCount)
+	}
+}
+
+// TestSameToVolumes: a definition that differs in its status alone is no reason
+// to collect the contents of volumes again.
+func TestSameToVolumes(t *testing.T) {
+	was := testPod(v1.RestartPolicyAlways, "app")
+	was.Generation, was.Labels, was.Annotations = 3, map[string]string{"a": "1"}, map[string]string{"b": "2"}
+	for name, c := range map[string]struct {
+		change func(*v1.Pod)
+		same   bool
+	}{
+		"status":     {func(p *v1.Pod) { p.ResourceVersion, p.Status.Phase = "9", v1.PodRunning }, true},
+		"labels":     {func(p *v1.Pod) { p.Labels["a"] = "2" }, false},
+		"annotation": {func(p *v1.Pod) { delete(p.Annotations, "b") }, false},
+		"spec":       {func(p *v1.Pod) { p.Generation++ }, false},
+		"unnumbered": {func(p *v1.Pod) { p.Generation = 0 }, false},
+	} {
+		is := was.DeepCopy()
+		c.change(is)
+		if got := sameToVolumes(was, is); got != c.same {
+			t.Errorf("%s changed: the same is %v, want %v", name, got, c.same)
+		}
+	}
+	if sameToVolumes(nil, was) {
+		t.Error("a first definition is new")
 	}
 }

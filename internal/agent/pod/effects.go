@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -86,13 +87,18 @@ func (m *Manager) fail(pod *v1.Pod, err error, reason, prefix string) *Failure {
 		return nil
 	}
 	f := failure(err, reason)
-	if !errors.Is(err, context.Canceled) {
+	if !canceled(err) {
 		m.cfg.Log.Warn("pod action failed", "pod", pod.Namespace+"/"+pod.Name, "reason", f.Reason, "err", err)
 		if reason != "" {
 			m.event(pod, Event{Warning: true, Reason: reason, Message: prefix + f.Message})
 		}
 	}
 	return f
+}
+
+// canceled: the call was given up by whoever made it, which is nobody's failure.
+func canceled(err error) bool {
+	return errors.Is(err, context.Canceled) || status.Code(err) == codes.Canceled
 }
 
 func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, a Action) *Failure {

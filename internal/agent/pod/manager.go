@@ -70,8 +70,8 @@ type Manager struct {
 	// mirrors are what the API holds of static pods, by the static pod.
 	mirrors map[types.UID]*v1.Pod
 	// ready: all sources have reported, so what nobody knows is an orphan.
-	ready   bool
-	nodeIPs string
+	ready    bool
+	nodeSaid string
 }
 
 // NewManager makes a manager; pods may be set before Run.
@@ -316,13 +316,14 @@ func (m *Manager) Retry(uid types.UID) {
 
 // NodeChanged tells that what statuses say of the node may have changed.
 func (m *Manager) NodeChanged() {
-	ips := fmt.Sprint(m.cfg.Node().IPs)
+	n := m.cfg.Node()
+	said := fmt.Sprint(n.IPs, n.NotReady)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if ips == m.nodeIPs {
+	if said == m.nodeSaid {
 		return
 	}
-	m.nodeIPs = ips
+	m.nodeSaid = said
 	for _, w := range m.workers {
 		w.poke()
 	}

@@ -305,3 +305,51 @@ func TestMetrics(t *testing.T) {
 		}
 	}
 }
+
+// TestMarkOfTheNodeController: while its node is not ready, a pod that somebody
+// else took out of service stays out, and is back as soon as the node is.
+func TestMarkOfTheNodeController(t *testing.T) {
+	var notReady atomic.Bool
+	a, stop := startAgent(t, func(c *Config, _ *fake.Runtime) {
+		node := c.Node
+		c.Node = func() Node {
+			n := node()
+			n.NotReady = notReady.Load()
+			return n
+		}
+	})
+	defer func() {
+		stop()
+		goleak.VerifyNone(t)
+	}()
+	a.create("web")
+	up := func(p *v1.Pod) bool { return p != nil && ready(&p.Status) }
+	a.await("web", up)
+	// mark does what the node controller does, and makes the agent write again.
+	mark := func(generation int64) *v1.Pod {
+		p := a.await("web", up)
+		for i := range p.Status.Conditions {
+			if p.Status.Conditions[i].Type == v1.PodReady {
+				p.Status.Conditions[i].Status = v1.ConditionFalse
+			}
+		}
+		p.Generation = generation
+		p, err := a.api.CoreV1().Pods("default").Update(a.ctx, p, metav1.UpdateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.m.Set(p, false)
+		return a.await("web", func(p *v1.Pod) bool { return p != nil && p.Status.ObservedGeneration == generation })
+	}
+	notReady.Store(true)
+	a.m.NodeChanged()
+	if p := mark(2); ready(&p.Status) {
+		t.Errorf("the agent took the mark off while its node is not ready: %+v", p.Status.Conditions)
+	}
+	notReady.Store(false)
+	a.m.NodeChanged()
+	a.await("web", up)
+	if p := mark(3); !ready(&p.Status) {
+		t.Errorf("the mark stays though the node is ready: %+v", p.Status.Conditions)
+	}
+}

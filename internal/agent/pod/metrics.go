@@ -16,12 +16,14 @@ type metrics struct {
 	actions, workerRounds, statusSync, sandboxes *prometheus.HistogramVec
 	start, startSLI, startTotal                  prometheus.Histogram
 
+	resizes *prometheus.HistogramVec
+
 	startedPods, startedPodErrors, orphans         prometheus.Counter
 	startedContainers, containerErrors, terminated *prometheus.CounterVec
 	restartedPods                                  *prometheus.CounterVec
 	runningPods, mirrorPods                        *prometheus.Desc
 	runningContainers, desiredPods, activePods     *prometheus.Desc
-	workingPods, pendingResizes                    *prometheus.Desc
+	workingPods, pendingResizes, resizesUnderWay   *prometheus.Desc
 }
 
 func newMetrics() *metrics {
@@ -46,6 +48,9 @@ func newMetrics() *metrics {
 		startSLI:     starting("kubelet_pod_start_sli_duration_seconds", "Seconds from a pod's creation to its containers running, without pulling images and running init containers."),
 		startTotal:   starting("kubelet_pod_start_total_duration_seconds", "Seconds from a pod's creation to its containers running."),
 
+		resizes: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "kubelet_pod_resize_duration_milliseconds",
+			Help: "Milliseconds that giving running containers other resources took.", Buckets: prometheus.ExponentialBuckets(1, 2.5, 12)}, []string{"success"}),
+
 		startedPods:       prometheus.NewCounter(prometheus.CounterOpts{Name: "kubelet_started_pods_total", Help: "Sandboxes that were to be started."}),
 		startedPodErrors:  prometheus.NewCounter(prometheus.CounterOpts{Name: "kubelet_started_pods_errors_total", Help: "Sandboxes that could not be started."}),
 		orphans:           prometheus.NewCounter(prometheus.CounterOpts{Name: "kubelet_orphaned_runtime_pods_total", Help: "Pods found in the runtime or on disk that nobody asked for."}),
@@ -61,11 +66,12 @@ func newMetrics() *metrics {
 		mirrorPods:        desc("kubelet_mirror_pods", "Mirror pods in the API."),
 		workingPods:       desc("kubelet_working_pods", "Pods that the agent works on.", "lifecycle", "config", "static"),
 		pendingResizes:    desc("kubelet_pod_pending_resizes", "Pods that wait for other resources, by reason.", "reason"),
+		resizesUnderWay:   desc("kubelet_pod_in_progress_resizes", "Pods whose other resources were accepted and are not enforced yet."),
 	}
 }
 
 func (x *metrics) all() []prometheus.Collector {
-	return []prometheus.Collector{x.actions, x.workerRounds, x.statusSync, x.sandboxes, x.start, x.startSLI, x.startTotal, x.startedPods, x.startedPodErrors,
+	return []prometheus.Collector{x.actions, x.workerRounds, x.statusSync, x.sandboxes, x.start, x.startSLI, x.startTotal, x.startedPods, x.startedPodErrors, x.resizes,
 		x.orphans, x.startedContainers, x.containerErrors, x.terminated, x.restartedPods}
 }
 
@@ -75,7 +81,7 @@ func (x *metrics) all() []prometheus.Collector {
 // Describe lists what Collect gives.
 func (m *Manager) Describe(out chan<- *prometheus.Desc) {
 	x := m.metrics
-	for _, d := range []*prometheus.Desc{x.runningPods, x.runningContainers, x.desiredPods, x.activePods, x.mirrorPods, x.workingPods, x.pendingResizes} {
+	for _, d := range []*prometheus.Desc{x.runningPods, x.runningContainers, x.desiredPods, x.activePods, x.mirrorPods, x.workingPods, x.pendingResizes, x.resizesUnderWay} {
 		out <- d
 	}
 }
@@ -106,6 +112,7 @@ func (m *Manager) Collect(out chan<- prometheus.Metric) {
 	}
 	type work struct{ lifecycle, config, static string }
 	desired, active, working, pending := map[string]int{}, map[string]int{}, map[work]int{}, map[string]int{}
+	underWay := 0
 	m.mu.Lock()
 	mirrors := len(m.mirrors)
 	for _, w := range m.workers {
@@ -128,13 +135,17 @@ func (m *Manager) Collect(out chan<- prometheus.Metric) {
 		}
 		working[kind]++
 		for _, c := range status.Conditions {
-			if c.Type == v1.PodResizePending {
+			switch c.Type {
+			case v1.PodResizePending:
 				pending[c.Reason]++
+			case v1.PodResizeInProgress:
+				underWay++
 			}
 		}
 	}
 	m.mu.Unlock()
 	gauge(x.mirrorPods, mirrors)
+	gauge(x.resizesUnderWay, underWay)
 	for static, n := range desired {
 		gauge(x.desiredPods, n, static)
 	}

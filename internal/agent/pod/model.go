@@ -171,6 +171,8 @@ type Node struct {
 	IPs []string
 	// CrashLimit caps the crash-loop back-off; zero means five minutes.
 	CrashLimit time.Duration
+	// NotReady says that the API calls the node not ready.
+	NotReady bool
 }
 
 // Observed is everything known about one pod besides its Spec.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"time"
 
@@ -18,8 +19,9 @@ import (
 )
 
 // patient is how long a change that nobody acts on (a step on the way to
-// Running, say) waits for others to share its PATCH.
-const patient = 250 * time.Millisecond
+// Running, say) waits for others to share its PATCH. On a busy machine a start
+// takes about as long.
+const patient = time.Second
 
 // publisher keeps the API's status of one pod equal to the planned one. One
 // PATCH is under way at a time and each is made against what the API answered
@@ -123,7 +125,11 @@ func (w *worker) publish(ctx context.Context, spec Spec, plan Plan, now time.Tim
 	if w.m.cfg.Client == nil {
 		return time.Time{}
 	}
-	body, again, err := w.pub.next(plan.Status, now)
+	want := plan.Status
+	if w.obs.Node.NotReady {
+		want = heed(w.pub.base, want)
+	}
+	body, again, err := w.pub.next(want, now)
 	if err != nil {
 		w.m.cfg.Log.Error("making a status patch", "pod", spec.Pod.Name, "err", err)
 	}
@@ -169,6 +175,23 @@ func ready(s *v1.PodStatus) bool {
 		}
 	}
 	return false
+}
+
+// heed leaves a pod out of service while its node is not ready, if somebody else
+// took it out: whoever watches nodes marks the pods of one that says it is not
+// ready, and what probes found before that counts no more. The agent gives a
+// reason each time it calls a pod not ready itself; a mark has none.
+func heed(base, want v1.PodStatus) v1.PodStatus {
+	marked := slices.IndexFunc(base.Conditions, func(c v1.PodCondition) bool {
+		return c.Type == v1.PodReady && c.Status == v1.ConditionFalse && c.Reason == ""
+	})
+	mine := slices.IndexFunc(want.Conditions, func(c v1.PodCondition) bool { return c.Type == v1.PodReady })
+	if marked < 0 || mine < 0 || want.Conditions[mine].Status != v1.ConditionTrue {
+		return want
+	}
+	want.Conditions = slices.Clone(want.Conditions)
+	want.Conditions[mine] = base.Conditions[marked]
+	return want
 }
 
 // owned are the conditions that the agent writes; all others are kept.

@@ -8,6 +8,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
@@ -204,7 +206,9 @@ func (m *Manager) actuate(ctx context.Context, pod *v1.Pod) *Failure {
 			running[mem.c.Name] = mem.cur.ID
 		}
 	}
+	began := m.cfg.Now()
 	err := m.cfg.Resizer.Resize(ctx, pod, running)
+	m.metrics.resizes.WithLabelValues(strconv.FormatBool(err == nil)).Observe(float64(m.cfg.Now().Sub(began)) / float64(time.Millisecond))
 	if err == nil {
 		for _, id := range running {
 			_, rerr := m.cfg.Runtime.RefreshContainer(ctx, "", id)

@@ -64,6 +64,9 @@ func (p *planner) run(m *member) {
 	if alive(c) {
 		return // still being stopped in an older sandbox
 	}
+	if p.inFlight(Key{Start, name}) {
+		return // its back-off is of the time after this start
+	}
 	if m.cur == nil && m.role == initRole {
 		p.start(m, nil, fact("sandbox", "new")) // init containers run once per sandbox
 		return

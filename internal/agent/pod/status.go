@@ -271,8 +271,8 @@ func (p *planner) terminated(c *runtime.Container) *v1.ContainerStateTerminated 
 
 // waiting says why a container that has not run yet does not run.
 func (p *planner) waiting(m *member) *v1.ContainerStateWaiting {
-	// A main container's own trouble shows once its turn has come.
-	if w := p.wait[m.c.Name]; w != nil && (m.role != mainRole || p.initDone()) {
+	// A container's own trouble shows once its turn has come.
+	if w := p.wait[m.c.Name]; w != nil && p.initDoneBefore(m) {
 		return w
 	}
 	if len(p.pod.Spec.InitContainers) > 0 && m.role != ephemeralRole {
@@ -282,8 +282,15 @@ func (p *planner) waiting(m *member) *v1.ContainerStateWaiting {
 }
 
 // initDone: every init container has done its part.
-func (p *planner) initDone() bool {
+func (p *planner) initDone() bool { return p.initDoneBefore(nil) }
+
+// initDoneBefore: those init containers have done their part that come before a
+// member, which is all for one that is none itself.
+func (p *planner) initDoneBefore(until *member) bool {
 	for _, m := range p.members {
+		if m == until || until != nil && until.role == ephemeralRole {
+			return true
+		}
 		switch m.role {
 		case initRole:
 			if !(exited(m.cur) && m.succeeded(m.cur)) && !p.initialized() {

@@ -193,11 +193,19 @@ func (w *worker) observe(now time.Time) Spec {
 		}
 		w.obs.Deleted = w.obs.Deleted || w.pub.gone
 	}
-	if w.updated != spec.Pod && w.obs.VolumesReady {
+	if w.obs.VolumesReady && !sameToVolumes(w.updated, spec.Pod) {
 		w.updated = spec.Pod
 		w.m.cfg.Volumes.Update(spec.Pod)
 	}
 	return w.obs.view(spec)
+}
+
+// sameToVolumes tells that nothing changed between two definitions that volumes
+// are made of. Each status written comes back as a definition of its own: a pod
+// that starts must not collect the contents of its volumes again for each.
+func sameToVolumes(was, is *v1.Pod) bool {
+	return was == is || was != nil && is.Generation != 0 && was.Generation == is.Generation &&
+		maps.Equal(was.Labels, is.Labels) && maps.Equal(was.Annotations, is.Annotations)
 }
 
 // readMessages fetches the termination messages of containers that have ended

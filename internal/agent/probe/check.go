@@ -235,20 +235,23 @@ var transport = &http.Transport{
 	DialContext:        dialer().DialContext,
 }
 
+// stayOnHost follows up to ten redirects, and none to another host.
+func stayOnHost(next *http.Request, via []*http.Request) error {
+	if next.URL.Hostname() != via[0].URL.Hostname() {
+		return http.ErrUseLastResponse
+	}
+	if len(via) >= 10 {
+		return errors.New("stopped after 10 redirects")
+	}
+	return nil
+}
+
 func runHTTP(ctx context.Context, s subject, h *v1.HTTPGetAction) (Verdict, string, error) {
 	req, err := Request(ctx, s.c, s.podIP, h, userAgent)
 	if err != nil {
 		return Errored, "", err
 	}
-	client := &http.Client{Transport: transport, CheckRedirect: func(next *http.Request, via []*http.Request) error {
-		if next.URL.Hostname() != via[0].URL.Hostname() {
-			return http.ErrUseLastResponse
-		}
-		if len(via) >= 10 {
-			return errors.New("stopped after 10 redirects")
-		}
-		return nil
-	}}
+	client := &http.Client{Transport: transport, CheckRedirect: stayOnHost}
 	resp, err := client.Do(req)
 	if err != nil {
 		return Failure, err.Error(), nil

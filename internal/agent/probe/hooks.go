@@ -54,7 +54,7 @@ func (h Hooks) get(ctx context.Context, in pod.Hook) error {
 	if err != nil {
 		return err
 	}
-	client := &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	client := &http.Client{Transport: transport, CheckRedirect: stayOnHost}
 	resp, err := client.Do(req)
 	if err != nil && req.URL.Scheme == "https" && strings.Contains(err.Error(), "server gave HTTP response to HTTPS client") {
 		// A handler that says HTTPS and means HTTP worked once and must go on

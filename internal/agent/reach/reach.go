@@ -22,6 +22,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/connrotation"
 )
@@ -46,6 +47,8 @@ type Config struct {
 	// Spread picks the first address to use by this text, so that a fleet
 	// spreads over the servers; empty takes Base's.
 	Spread string
+	// Requests, if set, counts the requests; see NewRequests.
+	Requests *prometheus.CounterVec
 }
 
 // Reach chooses the address. It is safe for concurrent use.
@@ -164,6 +167,7 @@ func (r *Reach) pick() (int, *url.URL, *http.Transport) {
 // RoundTrip sends the request to the address in use. If that cannot be reached
 // and the request can be sent again, another is tried at once.
 func (r *Reach) RoundTrip(req *http.Request) (*http.Response, error) {
+	r.count(req)
 	for try := 0; ; try++ {
 		at, base, transport := r.pick()
 		out := req.Clone(req.Context())

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -56,6 +57,11 @@ type Cgroups struct {
 	burstable map[types.UID]int64
 	// written remembers what the class cgroup holds, to write only changes.
 	written uint64
+	// reserved holds the memory request of each pod that is protected from
+	// reclaim, by class: protection of a cgroup counts as far as that of those
+	// above it reaches. protected is what was written of the sums.
+	reserved  map[v1.PodQOSClass]map[types.UID]int64
+	protected [2]int64
 }
 
 // New checks the configuration. It touches no file.
@@ -77,7 +83,8 @@ func New(cfg Config) (*Cgroups, error) {
 			}
 		}
 	}
-	return &Cgroups{cfg: cfg, names: n, burstable: map[types.UID]int64{}}, nil
+	return &Cgroups{cfg: cfg, names: n, burstable: map[types.UID]int64{},
+		reserved: map[v1.PodQOSClass]map[types.UID]int64{v1.PodQOSGuaranteed: {}, v1.PodQOSBurstable: {}}}, nil
 }
 
 // PodsPath is the cgroup of all pods relative to the mount points.
@@ -85,6 +92,14 @@ func (c *Cgroups) PodsPath() string { return c.names.pods() }
 
 // PodPath is the cgroup of one pod relative to the mount points.
 func (c *Cgroups) PodPath(pod *v1.Pod) string { return c.names.pod(pod.UID, QOS(pod)) }
+
+// Parent is the cgroup that a pod's containers lie in, made or not.
+func (c *Cgroups) Parent(pod *v1.Pod) string {
+	if !c.cfg.PerQOS {
+		return c.names.render()
+	}
+	return c.PodPath(pod)
+}
 
 // EnsureRoot makes the cgroup of all pods and one per class below it.
 // Idempotent; running pods are not disturbed.
@@ -110,16 +125,16 @@ func (c *Cgroups) EnsureRoot() error {
 // EnsurePod makes the pod's cgroup with its limits and returns the name to
 // pass to the runtime as cgroup parent. Idempotent.
 func (c *Cgroups) EnsurePod(pod *v1.Pod) (string, error) {
+	p := c.Parent(pod)
 	if !c.cfg.PerQOS {
-		return c.names.render(), nil
+		return p, nil
 	}
-	p := c.PodPath(pod)
 	options := c.cfg.Pod
 	options.ExclusiveCPUs = c.cfg.Exclusive != nil && c.cfg.Exclusive(pod.UID)
 	if err := c.ensure(p, PodLimits(pod, options)); err != nil {
 		return "", fmt.Errorf("making cgroup of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
-	return p, c.weigh(pod)
+	return p, errors.Join(c.weigh(pod), c.protect(pod))
 }
 
 // Update rewrites the limits of a pod's cgroup.
@@ -138,6 +153,43 @@ func (c *Cgroups) weigh(pod *v1.Pod) error {
 	requests := helpers.PodRequests(pod, helpers.PodResourcesOptions{})
 	c.burstable[pod.UID] = requests.Cpu().MilliValue()
 	return c.writeBurstable()
+}
+
+// protect keeps the cgroups above pods protected by the sum of what the pods
+// are.
+func (c *Cgroups) protect(pod *v1.Pod) error {
+	class := c.reserved[QOS(pod)]
+	if !c.cfg.Pod.ReserveMemory || class == nil {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	requests := helpers.PodRequests(pod, helpers.PodResourcesOptions{})
+	class[pod.UID] = requests.Memory().Value()
+	return c.writeProtection()
+}
+
+// writeProtection is called with mu held.
+func (c *Cgroups) writeProtection() error {
+	var sums [2]int64
+	for i, class := range []v1.PodQOSClass{v1.PodQOSGuaranteed, v1.PodQOSBurstable} {
+		for _, n := range c.reserved[class] {
+			sums[i] += n
+		}
+	}
+	if sums == c.protected {
+		return nil
+	}
+	low := strconv.FormatInt(sums[1], 10)
+	err := c.apply(c.names.pods(), Limits{Unified: map[string]string{memoryMin: strconv.FormatInt(sums[0], 10), memoryLow: low}})
+	if err == nil {
+		err = c.apply(c.names.class(v1.PodQOSBurstable), Limits{Unified: map[string]string{memoryLow: low}})
+	}
+	if err != nil {
+		return fmt.Errorf("protecting the memory of pods: %w", err)
+	}
+	c.protected = sums
+	return nil
 }
 
 // writeBurstable is called with mu held.
@@ -180,11 +232,17 @@ func (c *Cgroups) RemovePodContext(ctx context.Context, uid types.UID) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, ok := c.burstable[uid]; !ok {
-		return nil
+	for _, class := range c.reserved {
+		delete(class, uid)
 	}
-	delete(c.burstable, uid)
-	return c.writeBurstable()
+	if _, ok := c.burstable[uid]; ok {
+		delete(c.burstable, uid)
+		errs = append(errs, c.writeBurstable())
+	}
+	if c.cfg.Pod.ReserveMemory {
+		errs = append(errs, c.writeProtection())
+	}
+	return errors.Join(errs...)
 }
 
 // Orphans removes the cgroups of pods that keep refuses. Errors of one pod do

@@ -160,6 +160,8 @@ type PodOptions struct {
 	// HugepageSizes are the page sizes of this machine, in kernel names. Sizes
 	// that the pod does not ask for are set to zero.
 	HugepageSizes []string
+	// ReserveMemory protects what pods asked for from reclaim, on v2 alone.
+	ReserveMemory bool
 	// ExclusiveCPUs marks a pod whose containers own whole CPUs: no quota.
 	ExclusiveCPUs bool
 }
@@ -206,7 +208,51 @@ func PodLimits(pod *v1.Pod, o PodOptions) Limits {
 			out.Hugepages[size] = q.Value()
 		}
 	}
+	if o.ReserveMemory {
+		out.Unified = Reservation(qos, requests.Memory().Value())
+	}
 	return out
+}
+
+// Files of cgroup v2 that protect memory from reclaim: min for good, low while
+// there is other memory to take.
+const (
+	memoryMin = "memory.min"
+	memoryLow = "memory.low"
+)
+
+// Reservation is what protects a request of a pod, or of one of its
+// containers: guaranteed pods keep it whatever happens, burstable ones as long
+// as there is memory nobody asked for, best-effort ones have none.
+func Reservation(qos v1.PodQOSClass, request int64) map[string]string {
+	out := map[string]string{memoryMin: "0", memoryLow: "0"}
+	switch qos {
+	case v1.PodQOSGuaranteed:
+		out[memoryMin] = strconv.FormatInt(request, 10)
+	case v1.PodQOSBurstable:
+		out[memoryLow] = strconv.FormatInt(request, 10)
+	}
+	return out
+}
+
+// MemoryHigh is above which use of memory a container is slowed down, in
+// bytes: its request and a share of what lies between that and its limit, or
+// what the node has for pods if it has none; whole pages. Zero is no bound: for
+// containers that cannot use more than they asked for, or asked for nothing and
+// have no limit.
+func MemoryHigh(request, limit, allocatable, page int64, factor float64) int64 {
+	top := limit
+	if top == 0 {
+		top = allocatable
+	}
+	if factor <= 0 || page <= 0 || top <= 0 || request == limit {
+		return 0
+	}
+	high := int64(math.Floor((float64(request)+float64(top-request)*factor)/float64(page))) * page
+	if high <= request {
+		return 0
+	}
+	return high
 }
 
 // bounded says whether the pod's CPU and memory are limited as a whole.

@@ -54,8 +54,9 @@ func newNames(driver Driver, root string) (names, error) {
 		case e == "":
 		case e == "." || e == ".." || strings.ContainsAny(e, "\x00\n"):
 			return n, fmt.Errorf("cgroup root %q: element %q is not allowed; use plain names separated by /", root, e)
-		case driver == Systemd:
-			// A slice given by its systemd name stands for its last element.
+		case driver == Systemd && strings.HasSuffix(e, ".slice"):
+			// A slice given by its systemd name stands for its last element;
+			// the dash of a plain name parts nothing and is escaped.
 			e = strings.TrimSuffix(e, ".slice")
 			n.root = append(n.root, e[strings.LastIndex(e, "-")+1:])
 		default:
@@ -67,6 +68,13 @@ func newNames(driver Driver, root string) (names, error) {
 		return n, nil
 	}
 	return n, fmt.Errorf("cgroup driver %q: allowed are %q and %q", driver, Cgroupfs, Systemd)
+}
+
+// SlicePath is where systemd keeps the slice of a cgroup root, relative to the
+// mount point: "/berth_1.slice" for "/berth-1".
+func SlicePath(root string) (string, error) {
+	n, err := newNames(Systemd, root)
+	return n.render(), err
 }
 
 // pods is the path of the cgroup that holds all pods.

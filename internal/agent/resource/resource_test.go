@@ -142,6 +142,7 @@ func TestNames(t *testing.T) {
 		{Cgroupfs, "/a/b", v1.PodQOSBurstable, "/a/b/kubepods/burstable/pod1234-ab-cd"},
 		{Systemd, "", v1.PodQOSGuaranteed, "/kubepods.slice/kubepods-pod1234_ab_cd.slice"},
 		{Systemd, "/", v1.PodQOSBestEffort, "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod1234_ab_cd.slice"},
+		{Systemd, "/berth-1", v1.PodQOSGuaranteed, "/berth_1.slice/berth_1-kubepods.slice/berth_1-kubepods-pod1234_ab_cd.slice"},
 		{Systemd, "/berth.slice", v1.PodQOSBurstable, "/berth.slice/berth-kubepods.slice/berth-kubepods-burstable.slice/berth-kubepods-burstable-pod1234_ab_cd.slice"},
 	} {
 		n, err := newNames(c.driver, c.root)

@@ -11,7 +11,7 @@ import (
 
 // tombstones kept for removed objects, so that an event made before the
 // removal and delivered after it does not bring them back.
-const maxTombstones = 4096
+const maxTombstones = 1024
 
 // Cache is the picture of what runs. All methods are safe for concurrent use
 // and cost what changed, not what is stored.
@@ -104,7 +104,7 @@ func (c *Cache) Owner(id string) (types.UID, bool) {
 // not-ready one of the same sandbox: that would be an old event.
 func (c *Cache) SetSandbox(s *runtimeapi.PodSandboxStatus) (changed bool) {
 	uid, namespace, name, ok := podOf(s.GetLabels())
-	if !ok {
+	if !ok || s.GetId() == "" {
 		return false
 	}
 	b := newSandbox(s)
@@ -155,8 +155,8 @@ func sameSandbox(a, b *Sandbox) bool {
 // what is known is dropped.
 func (c *Cache) SetContainer(sandboxID string, s *runtimeapi.ContainerStatus) (changed bool) {
 	uid, namespace, name, ok := podOf(s.GetLabels())
-	if !ok {
-		return false
+	if !ok || s.GetId() == "" {
+		return false // nothing could be asked of it
 	}
 	n := newContainer(s, sandboxID)
 	c.mu.Lock()

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	internalapi "k8s.io/cri-api/pkg/apis"
@@ -30,6 +31,8 @@ type ConnectConfig struct {
 	// pulling an image has no bound.
 	RequestTimeout time.Duration
 	Log            *slog.Logger
+	// Tracer takes a span of each call; nil takes none.
+	Tracer trace.TracerProvider
 }
 
 // Connect dials the runtime and waits until it answers, retrying with a pause
@@ -63,11 +66,11 @@ func Connect(ctx context.Context, cfg ConnectConfig) (Service, ImageService, err
 }
 
 func dial(ctx context.Context, cfg ConnectConfig) (Service, ImageService, error) {
-	svc, err := cri.NewRemoteRuntimeService(ctx, cfg.Endpoint, cfg.RequestTimeout, nil, false)
+	svc, err := cri.NewRemoteRuntimeService(ctx, cfg.Endpoint, cfg.RequestTimeout, cfg.Tracer, false)
 	if err != nil {
 		return nil, nil, err
 	}
-	images, err := cri.NewRemoteImageService(ctx, cfg.ImageEndpoint, cfg.RequestTimeout, nil, false)
+	images, err := cri.NewRemoteImageService(ctx, cfg.ImageEndpoint, cfg.RequestTimeout, cfg.Tracer, false)
 	if err != nil {
 		_ = svc.Close(ctx)
 		return nil, nil, err

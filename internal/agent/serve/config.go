@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -83,6 +84,8 @@ type Config struct {
 	Metrics prometheus.Registerer
 	// Checks are added to "ping" on /healthz.
 	Checks []Check
+	// Tracer takes a span of each request; nil takes none.
+	Tracer trace.TracerProvider
 	// Flags are the command line's, by name, for /flagz; nil is none.
 	Flags map[string]string
 	// LogLevel is what PUT /debug/flags/v changes; nil refuses.

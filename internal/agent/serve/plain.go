@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -231,6 +233,11 @@ func (s *server) checkpoint(w http.ResponseWriter, req *http.Request) {
 	}
 	file := filepath.Join(dir, fmt.Sprintf("checkpoint-%s_%s-%s-%s.tar", target.pod.Name, target.pod.Namespace, target.name, time.Now().Format(time.RFC3339)))
 	err := s.cfg.Runtime.CheckpointContainer(req.Context(), &runtimeapi.CheckpointContainerRequest{ContainerId: target.id, Location: file, Timeout: timeout})
+	if status.Code(err) == codes.Unimplemented {
+		http.Error(w, fmt.Sprintf("checkpointing of %v/%v/%v failed: the container runtime cannot write checkpoints (containerd needs criu, and a version that has CheckpointContainer)",
+			target.pod.Namespace, target.pod.Name, target.name), http.StatusInternalServerError)
+		return
+	}
 	if err != nil {
 		http.Error(w, fmt.Sprintf("checkpointing of %v/%v/%v failed (%v)", target.pod.Namespace, target.pod.Name, target.name, err), http.StatusInternalServerError)
 		return

@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"k8s.io/component-base/tracing"
 )
 
 // gate says which configuration field can switch a route off.
@@ -101,11 +102,20 @@ func (s *server) handler() http.Handler {
 			handler = http.HandlerFunc(refuse)
 		}
 		handler = s.counted(route, allowMethods(route.methods, handler))
-		mux.Handle(route.pattern, s.access.guard(route.subresources, handler))
+		mux.Handle(route.pattern, s.traced(route, s.access.guard(route.subresources, handler)))
 	}
 	// What does not exist is nobody's business without permission.
 	mux.Handle("/", s.access.guard([]string{"proxy"}, http.NotFoundHandler()))
 	return mux
+}
+
+// traced takes a span of each request, authentication included. It is named by
+// method and pattern of its route: names of pods are attributes of spans.
+func (s *server) traced(route route, next http.Handler) http.Handler {
+	if s.cfg.Tracer == nil {
+		return next
+	}
+	return tracing.WithTracing(next, s.cfg.Tracer, "/"+routeName(route.pattern))
 }
 
 // readOnlyHandler builds what the read-only port serves to anybody.

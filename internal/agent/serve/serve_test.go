@@ -112,10 +112,11 @@ func (f *fakePods) Exited(context.Context, string) <-chan struct{} { return f.ex
 
 // fakeCRI has one container whose streams are served by streaming.
 type fakeCRI struct {
-	logPath   string
-	streaming string
-	mu        sync.Mutex
-	lastExec  *runtimeapi.ExecRequest
+	logPath    string
+	streaming  string
+	mu         sync.Mutex
+	lastExec   *runtimeapi.ExecRequest
+	checkpoint error // what CheckpointContainer fails with
 }
 
 func (f *fakeCRI) ListPodSandbox(_ context.Context, filter *runtimeapi.PodSandboxFilter) ([]*runtimeapi.PodSandbox, error) {
@@ -160,6 +161,9 @@ func (f *fakeCRI) PortForward(context.Context, *runtimeapi.PortForwardRequest) (
 }
 
 func (f *fakeCRI) CheckpointContainer(_ context.Context, req *runtimeapi.CheckpointContainerRequest) error {
+	if f.checkpoint != nil {
+		return f.checkpoint
+	}
 	return os.WriteFile(req.Location, []byte("state"), 0o600)
 }
 

@@ -142,14 +142,18 @@ func (a *archive) importImage(ctx context.Context, conn *grpc.ClientConn, name s
 	if pin {
 		labels["io.cri-containerd.pinned"] = "pinned"
 	}
-	image := &imagesapi.Image{Name: name, Labels: labels, Target: &types.Descriptor{MediaType: m.MediaType, Digest: m.Digest, Size: m.Size}}
 	images := imagesapi.NewImagesClient(conn)
-	_, err = images.Create(ctx, &imagesapi.CreateImageRequest{Image: image})
-	if status.Code(err) == codes.AlreadyExists {
-		_, err = images.Update(ctx, &imagesapi.UpdateImageRequest{Image: image})
-	}
-	if err != nil {
-		return fmt.Errorf("naming the image: %w", err)
+	// A pulled image has its id for a name too, and the runtime mounts image
+	// volumes by that.
+	for _, name := range []string{man.Config.Digest, name} {
+		image := &imagesapi.Image{Name: name, Labels: labels, Target: &types.Descriptor{MediaType: m.MediaType, Digest: m.Digest, Size: m.Size}}
+		_, err = images.Create(ctx, &imagesapi.CreateImageRequest{Image: image})
+		if status.Code(err) == codes.AlreadyExists {
+			_, err = images.Update(ctx, &imagesapi.UpdateImageRequest{Image: image})
+		}
+		if err != nil {
+			return fmt.Errorf("naming the image %s: %w", name, err)
+		}
 	}
 	return nil
 }

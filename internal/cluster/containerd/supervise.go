@@ -181,9 +181,13 @@ func (s *Supervisor) running() int {
 	return pid
 }
 
+// slowStart bounds how long a containerd that lives may take to answer: a busy
+// machine with a slow disk needs most of it, one that ended is not waited for.
+const slowStart = 2 * time.Minute
+
 // answer waits until the socket takes calls, or the process ended.
 func (s *Supervisor) answer(ctx context.Context, pid int) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, slowStart)
 	defer cancel()
 	ended := make(chan struct{})
 	watch, stop := context.WithCancel(ctx)

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	goruntime "runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -151,13 +152,17 @@ func tryRuntime(ctx context.Context, path, cgroup string) error {
 	if err := os.WriteFile(filepath.Join(dir, "config.json"), data, 0o644); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, path, "--root", filepath.Join(dir, "state"), "run", "--bundle", dir, fmt.Sprintf("berth-trial-%d", os.Getpid()))
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	cmd.WaitDelay = time.Second
+	// The kernel sends that signal when the thread that started the command
+	// ends, not the process: this one must not end before.
+	goruntime.LockOSThread()
+	defer goruntime.UnlockOSThread()
 	if err := cmd.Run(); err != nil {
 		words := strings.TrimSpace(out.String())
 		if i := strings.LastIndexByte(words, '\n'); i >= 0 {

@@ -45,6 +45,7 @@ var RecommendedOrder = []string{
 	InUse,
 	Resize,
 	RuntimeClass,
+	Attest,
 	Approval,
 	Signing,
 	Subject,
@@ -67,7 +68,7 @@ func Register(plugins *admission.Plugins) {
 	for name, factory := range map[string]admission.Factory{
 		Account: newAccount, NotReadyTaint: newNotReadyTaint, PodSecurity: newPodSecurity, Priority: newPriority,
 		Tolerations: newTolerations, StorageClass: newStorageClass, InUse: newInUse, Resize: newResize,
-		RuntimeClass: newRuntimeClass, Approval: newApproval, Signing: newSigning, Subject: newSubject,
+		RuntimeClass: newRuntimeClass, Attest: newAttest, Approval: newApproval, Signing: newSigning, Subject: newSubject,
 		IngressClass: newIngressClass, Topology: newTopology, Escalation: newEscalation, Restriction: newRestriction,
 		Limits: newLimits,
 	} {

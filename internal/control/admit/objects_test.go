@@ -102,6 +102,13 @@ func TestCertificates(t *testing.T) {
 	expect(t, r.do(request{resource: resource + "/status", now: signed, old: csr, user: eve}), `user not permitted to sign requests with signerName "example.com/one"`)
 	expect(t, r.do(request{resource: resource + "/status", now: failed, old: csr, user: eve}), "user not permitted to sign")
 
+	const bundles = "clustertrustbundles.certificates.k8s.io"
+	attested := &certificatesv1.ClusterTrustBundle{ObjectMeta: named("", "x"), Spec: certificatesv1.ClusterTrustBundleSpec{SignerName: "example.com/one"}}
+	r = newRig(t, newAttest, role("one", "attest", "example.com/one"), bind("one", "ann"))
+	expect(t, r.do(request{resource: bundles, now: attested, user: ann}), "")
+	expect(t, r.do(request{resource: bundles, now: attested, user: eve}), `user not permitted to attest for signerName "example.com/one"`)
+	expect(t, r.do(request{resource: bundles, now: &certificatesv1.ClusterTrustBundle{ObjectMeta: named("", "x")}, user: eve}), "")
+
 	r = newRig(t, newSubject)
 	const client = "kubernetes.io/kube-apiserver-client"
 	expect(t, r.do(request{resource: resource, now: certificateRequest(t, "x", client, "devs")}), "")

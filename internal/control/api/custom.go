@@ -26,6 +26,8 @@ import (
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	registrationscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
+	"k8s.io/kube-openapi/pkg/cached"
+	"k8s.io/kube-openapi/pkg/handler"
 	"k8s.io/kube-openapi/pkg/validation/spec"
 
 	nooptrace "go.opentelemetry.io/otel/trace/noop"
@@ -62,8 +64,12 @@ func (s *Server) customResources(conf *genericapiserver.Config) (*customserver.C
 		return nil, fmt.Errorf("making server of custom resources: %w", err)
 	}
 	// The library publishes the schemas of custom resources only where it finds
-	// a version 2 document to begin with. Ours is elsewhere, see serveOpenAPI.
-	server.GenericAPIServer.StaticOpenAPISpec = &spec.Swagger{}
+	// a version 2 document to begin with; serveOpenAPI fills this one in before
+	// the first request is answered from it.
+	begin := &spec.Swagger{}
+	server.GenericAPIServer.StaticOpenAPISpec = begin
+	server.GenericAPIServer.OpenAPIVersionedService = handler.NewOpenAPIServiceLazy(
+		cached.Func(func() (*spec.Swagger, string, error) { return begin, "built-in", nil }))
 	return server, nil
 }
 

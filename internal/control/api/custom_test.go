@@ -1,9 +1,12 @@
 package api_test
 
 import (
+	"context"
 	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
@@ -11,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/utils/ptr"
@@ -97,6 +101,7 @@ func TestCustomResources(t *testing.T) {
 	if list.Paths["apis/apps/v1"].ServerRelativeURL == "" {
 		t.Errorf("OpenAPI v3 does not list apps/v1: %s", body)
 	}
+	waitForDefinitions(t, f, "io.k8s.api.apps.v1.Deployment", "com.example.v1.Boat")
 
 	env.Stop()
 	env = apitest.StartEnv(t, apitest.WithDir(dir))
@@ -121,6 +126,23 @@ func TestCustomResources(t *testing.T) {
 	got, err := env.Store.Client().Get(t.Context(), "/registry/example.com/boats/default/b")
 	if err != nil || got.Count != 0 {
 		t.Errorf("the boat outlived its definition: %v, %v", got, err)
+	}
+}
+
+// waitForDefinitions waits for names in the version 2 document, which follows
+// the definitions with a delay of the library's own.
+func waitForDefinitions(t *testing.T, f *fixture, names ...string) {
+	t.Helper()
+	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
+		_, body := f.raw(t, "GET", "/openapi/v2", "application/json", nil)
+		var document struct{ Definitions map[string]json.RawMessage }
+		if err := json.Unmarshal(body, &document); err != nil {
+			return false, err
+		}
+		return !slices.ContainsFunc(names, func(n string) bool { return document.Definitions[n] == nil }), nil
+	})
+	if err != nil {
+		t.Errorf("OpenAPI v2 lacks some of %v: %v", names, err)
 	}
 }
 

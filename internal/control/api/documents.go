@@ -16,11 +16,12 @@ import (
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/mux"
-	"k8s.io/apiserver/pkg/server/routes"
+	"k8s.io/kube-openapi/pkg/builder"
 	"k8s.io/kube-openapi/pkg/builder3"
 	"k8s.io/kube-openapi/pkg/cached"
 	"k8s.io/kube-openapi/pkg/common"
 	"k8s.io/kube-openapi/pkg/common/restfuladapter"
+	"k8s.io/kube-openapi/pkg/handler"
 	"k8s.io/kube-openapi/pkg/handler3"
 	"k8s.io/kube-openapi/pkg/spec3"
 
@@ -34,7 +35,8 @@ const v3Root = "/openapi/v3"
 // first asked for. Building them takes longer than everything else at start,
 // and most clusters are asked for a few or none. The version 3 documents of
 // custom resources come from the server behind ours, those of foreign servers
-// from there, as they change; the one version 2 document has neither.
+// from there, as they change. The one version 2 document is that server's too,
+// with ours as what it begins from; foreign servers are not in it.
 func serveOpenAPI(front *aggregation.Front, conf *genericapiserver.Config, own, custom *genericapiserver.GenericAPIServer) {
 	all := own.Handler.GoRestfulContainer.RegisteredWebServices()
 	for _, service := range front.Handler.GoRestfulContainer.RegisteredWebServices() {
@@ -44,11 +46,12 @@ func serveOpenAPI(front *aggregation.Front, conf *genericapiserver.Config, own, 
 		}
 	}
 	v2 := &lazyMux{build: func(m *mux.PathRecorderMux) {
-		joined := restful.NewContainer()
-		for _, service := range all {
-			joined.Add(service)
-		}
-		routes.OpenAPI{Config: conf.OpenAPIConfig}.InstallV2(joined, m)
+		tree, err := builder.BuildOpenAPISpecFromRoutes(restfuladapter.AdaptWebServices(all), conf.OpenAPIConfig)
+		utilruntime.Must(err) // the routes are fixed when the program is built
+		// Schemas of custom resources come without defaults, and only like merges with like.
+		tree.Definitions = handler.PruneDefaults(tree.Definitions)
+		*custom.StaticOpenAPISpec = *tree
+		custom.OpenAPIVersionedService.RegisterOpenAPIVersionedService("/openapi/v2", m)
 	}}
 	v3 := &documents{
 		custom: custom.Handler.NonGoRestfulMux, foreign: front.Documents,

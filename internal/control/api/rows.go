@@ -21,6 +21,7 @@ func Rows() []Row {
 		admissionRows(),
 		flowRows(),
 		deviceRows(),
+		trustRows(),
 	)
 }
 

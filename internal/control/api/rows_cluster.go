@@ -2,6 +2,7 @@ package api
 
 import (
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
 	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	nodev1 "k8s.io/api/node/v1"
@@ -84,6 +85,13 @@ func flowRows() []Row {
 			HasStatus: true, Generation: generationSpec},
 		Row{Kind: "PriorityLevelConfiguration", Resource: "prioritylevelconfigurations", NoCache: true, ClusterScoped: true,
 			HasStatus: true, Generation: generationSpec},
+	)
+}
+
+// trustRows are the certificate resources without a storage of their own.
+func trustRows() []Row {
+	return family(certificatesv1.SchemeGroupVersion,
+		Row{Kind: "ClusterTrustBundle", Resource: "clustertrustbundles", NoCache: true, ClusterScoped: true, NeedsResourceVersion: true},
 	)
 }
 

@@ -6,6 +6,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/berth-dev/berth/internal/control/schedule/place"
 )
@@ -18,6 +19,7 @@ const (
 	podGone
 	podAdded // matters to pods that want company
 	volumeChanged
+	deviceChanged // slices, classes and resource claims
 )
 
 // Back-off between attempts for one pod, and how long a pod waits at most
@@ -55,11 +57,12 @@ type waiting struct {
 func newBacklog() *backlog { return &backlog{items: map[types.UID]*waiting{}} }
 
 // add puts a pod up for placement, or renews the object of a waiting one.
-// renewed says that its spec changed, which is worth an attempt.
+// A changed spec, or claims made for it, are worth an attempt.
 func (b *backlog) add(p *place.Pod, now time.Time) {
 	if w := b.items[p.Obj.UID]; w != nil {
 		spec := w.pod.Obj.Generation != p.Obj.Generation || w.pod.Obj.ResourceVersion == "" ||
-			len(w.pod.Obj.Spec.SchedulingGates) != len(p.Obj.Spec.SchedulingGates)
+			len(w.pod.Obj.Spec.SchedulingGates) != len(p.Obj.Spec.SchedulingGates) ||
+			!resourceclaim.PodStatusEqual(w.pod.Obj.Status.ResourceClaimStatuses, p.Obj.Status.ResourceClaimStatuses)
 		w.pod = p
 		if spec && w.parked {
 			b.awaken(w, now)
@@ -123,7 +126,7 @@ func (b *backlog) failed(w *waiting, wakes change, now time.Time) {
 	b.unlink(w)
 	delay := min(backoffFirst<<min(w.attempts-1, 10), backoffMost)
 	w.notBefore = now.Add(delay)
-	if wakes == volumeChanged {
+	if wakes != 0 && wakes&^(volumeChanged|deviceChanged) == 0 {
 		// It waits for its claims alone, which costs next to nothing to check:
 		// no reason to keep it waiting once they are bound.
 		w.notBefore = now
@@ -161,10 +164,13 @@ func (b *backlog) awaken(w *waiting, now time.Time) {
 
 // wakes says which events may help a pod that could not be placed.
 func wakes(pod *v1.Pod, d *place.Decision) change {
-	if d.Everywhere != "" {
-		return volumeChanged
-	}
 	c := nodeChanged | podGone
+	if len(pod.Spec.ResourceClaims) > 0 {
+		c |= deviceChanged
+	}
+	if d.Everywhere != "" {
+		return c&deviceChanged | volumeChanged
+	}
 	if len(pod.Spec.Volumes) > 0 {
 		c |= volumeChanged
 	}

@@ -109,6 +109,7 @@ type flight struct {
 	*waiting
 	node    string
 	volumes place.VolumePlan
+	devices place.DevicePlan
 	// pending says that it still waits for its volumes until the deadline.
 	pending  bool
 	deadline time.Time
@@ -189,15 +190,25 @@ func (l *loop) place(ctx context.Context, w *waiting) {
 	rec.Decision = "placed on " + d.Node
 	l.Journal.Append(rec)
 	l.backlog.remove(pod.UID)
-	f := &flight{waiting: w, node: d.Node, volumes: d.Volumes}
+	f := &flight{waiting: w, node: d.Node, volumes: d.Volumes, devices: d.Devices}
 	l.flights[pod.UID] = f
 	l.snap.Assume(w.pod, d.Node)
-	if d.Volumes.Empty() {
+	l.snap.AssumeVolumes(d.Volumes)
+	l.snap.AssumeDevices(d.Devices)
+	if d.Devices.Empty() {
+		l.proceed(ctx, f)
+		return
+	}
+	l.claimDevices(ctx, f)
+}
+
+// proceed binds a placed pod whose claims name it, or waits for its volumes.
+func (l *loop) proceed(ctx context.Context, f *flight) {
+	if f.volumes.Empty() {
 		l.bind(ctx, f)
 		return
 	}
 	f.pending, f.deadline = true, time.Now().Add(l.VolumeTimeout)
-	l.snap.AssumeVolumes(d.Volumes)
 	l.prepareVolumes(ctx, f)
 }
 
@@ -213,6 +224,9 @@ func (l *loop) refuse(ctx context.Context, w *waiting, d *place.Decision) {
 		l.snap.Nominate(w.pod, nominate)
 		l.preempt(ctx, pod, d.Preempt)
 	}
+	if d.Release != nil {
+		l.releaseDevices(ctx, *d.Release)
+	}
 	l.backlog.failed(w, wakes(pod, d), time.Now())
 	l.markUnschedulable(ctx, pod, msg, nominate)
 }
@@ -223,14 +237,20 @@ func (l *loop) failed(uid types.UID, why string) {
 	if f == nil {
 		return // seen bound or deleted meanwhile
 	}
-	delete(l.flights, uid)
+	l.landed(f)
 	l.snap.RemovePod(uid)
-	l.snap.ForgetVolumes(f.volumes)
 	l.metrics.attempts.WithLabelValues("error").Inc()
 	l.Log.Warn("placing a pod failed, will try again", "pod", shell.Key(f.pod.Obj), "node", f.node, "error", why)
 	l.backlog.items[uid] = f.waiting
 	l.backlog.failed(f.waiting, 0, time.Now())
 	l.backlog.happened(podGone, time.Now())
+}
+
+// landed forgets a flight and what it was promised.
+func (l *loop) landed(f *flight) {
+	delete(l.flights, f.pod.Obj.UID)
+	l.snap.ForgetVolumes(f.volumes)
+	l.snap.ForgetDevices(f.devices)
 }
 
 // expireFlights gives up on pods whose volumes were not bound in time.

@@ -6,6 +6,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/client-go/tools/cache"
 
@@ -33,6 +34,10 @@ func (l *loop) watch(ctx context.Context) error {
 	sub(shell.On(storage.StorageClasses().Informer(), func(_, c *storagev1.StorageClass, gone bool) { l.post(func() { l.class(c, gone) }) }))
 	sub(shell.On(storage.CSINodes().Informer(), func(_, c *storagev1.CSINode, gone bool) { l.post(func() { l.csiNode(c, gone) }) }))
 	sub(shell.On(l.Informers.Policy().V1().PodDisruptionBudgets().Informer(), func(_, b *policyv1.PodDisruptionBudget, gone bool) { l.post(func() { l.budget(b, gone) }) }))
+	dra := l.Informers.Resource().V1()
+	sub(shell.On(dra.ResourceSlices().Informer(), func(_, s *resourceapi.ResourceSlice, gone bool) { l.post(func() { l.slice(s, gone) }) }))
+	sub(shell.On(dra.DeviceClasses().Informer(), func(_, c *resourceapi.DeviceClass, gone bool) { l.post(func() { l.deviceClass(c, gone) }) }))
+	sub(shell.On(dra.ResourceClaims().Informer(), func(_, c *resourceapi.ResourceClaim, gone bool) { l.post(func() { l.resourceClaim(c, gone) }) }))
 	if firstErr != nil {
 		return firstErr
 	}
@@ -66,7 +71,7 @@ func (l *loop) pod(ctx context.Context, p *v1.Pod, gone bool) {
 		l.leave(p)
 	case p.Spec.NodeName != "":
 		l.arrived(p)
-	case p.Spec.SchedulerName != l.Name || place.Gated(p) || p.DeletionTimestamp != nil:
+	case p.Spec.SchedulerName != l.Name || place.Gated(p) || place.AwaitsClaims(p) || p.DeletionTimestamp != nil:
 		l.leave(p)
 	case l.flights[p.UID] != nil:
 		// Placed already; the cache is behind.
@@ -88,8 +93,7 @@ func (l *loop) pod(ctx context.Context, p *v1.Pod, gone bool) {
 func (l *loop) arrived(p *v1.Pod) {
 	l.backlog.remove(p.UID)
 	if f := l.flights[p.UID]; f != nil {
-		delete(l.flights, p.UID)
-		l.snap.ForgetVolumes(f.volumes)
+		l.landed(f)
 	}
 	fresh := !l.snap.Placed(p.UID)
 	if err := l.snap.SetPod(p); err != nil {
@@ -104,8 +108,7 @@ func (l *loop) arrived(p *v1.Pod) {
 func (l *loop) leave(p *v1.Pod) {
 	l.backlog.remove(p.UID)
 	if f := l.flights[p.UID]; f != nil {
-		delete(l.flights, p.UID)
-		l.snap.ForgetVolumes(f.volumes)
+		l.landed(f)
 	}
 	held := l.snap.Placed(p.UID)
 	l.snap.RemovePod(p.UID)

@@ -53,7 +53,7 @@ const (
 	minFreeBytes = 160 << 20
 
 	// startTimeout bounds log replay; a healthy start takes well under a second.
-	startTimeout = 60 * time.Second
+	startTimeout = 3 * time.Minute
 
 	// maxSocketPath is the kernel's limit on unix socket addresses, less the
 	// terminating zero.

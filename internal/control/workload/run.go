@@ -29,6 +29,7 @@ import (
 	"github.com/berth-dev/berth/internal/control/workload/job"
 	"github.com/berth-dev/berth/internal/control/workload/namespace"
 	"github.com/berth-dev/berth/internal/control/workload/replicaset"
+	"github.com/berth-dev/berth/internal/control/workload/resourceclaim"
 	"github.com/berth-dev/berth/internal/control/workload/rootca"
 	"github.com/berth-dev/berth/internal/control/workload/serviceaccount"
 	"github.com/berth-dev/berth/internal/control/workload/shell"
@@ -118,6 +119,7 @@ var controllers = []controller{
 	{"disruption-controller", plain(disruption.Run)},
 	{"persistentvolume-binder-controller", plain(volume.RunBinder)},
 	{"ephemeral-volume-controller", plain(volume.RunEphemeral)},
+	{"resourceclaim-controller", plain(resourceclaim.Run)},
 	{"persistentvolumeclaim-protection-controller", plain(volume.RunClaimProtection)},
 	{"persistentvolume-protection-controller", plain(volume.RunVolumeProtection)},
 	{"persistentvolume-attach-detach-controller", plain(attach.Run)},

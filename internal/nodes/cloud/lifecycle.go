@@ -29,10 +29,12 @@ func RunLifecycle(ctx context.Context, cfg Config) error {
 		if Silent(n) || Follow(n, Running) != Nothing {
 			c.queue.Add(n.Name)
 		}
-	}, 1, c.work)
+	}, c.work)
 }
 
+// work looks at nodes in batches, where kube.Work would look at each alone.
 func (c *lifecycle) work(ctx context.Context) {
+	defer context.AfterFunc(ctx, c.queue.ShutDown)()
 	for {
 		names, closed := c.take()
 		if closed {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -18,7 +17,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
-	"k8s.io/client-go/util/workqueue"
 
 	"github.com/berth-dev/berth/internal/journal"
 	"github.com/berth-dev/berth/internal/kube"
@@ -46,19 +44,17 @@ const manager = "berth-cloud"
 // base is what the two controllers share.
 type base struct {
 	Config
-	queue workqueue.TypedRateLimitingInterface[string]
+	queue kube.Queue[string]
 	nodes cache.Indexer
 }
 
 func newBase(cfg Config, name string) *base {
 	return &base{Config: cfg, nodes: cfg.Informers.Core().V1().Nodes().Informer().GetIndexer(),
-		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[string](100*time.Millisecond, 5*time.Minute),
-			workqueue.TypedRateLimitingQueueConfig[string]{Name: name})}
+		queue: kube.NewQueue[string](name, 100*time.Millisecond, 5*time.Minute)}
 }
 
-// run feeds nodes to see and runs the workers until ctx ends.
-func (b *base) run(ctx context.Context, see func(n *v1.Node, first bool), workers int, work func(context.Context)) error {
+// run feeds nodes to see and lets work work until ctx ends.
+func (b *base) run(ctx context.Context, see func(n *v1.Node, first bool), work func(context.Context)) error {
 	defer b.queue.ShutDown()
 	inf := b.Informers.Core().V1().Nodes().Informer()
 	reg, err := inf.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -78,12 +74,7 @@ func (b *base) run(ctx context.Context, see func(n *v1.Node, first bool), worker
 			b.queue.Add(name)
 		}
 	})()
-	defer context.AfterFunc(ctx, b.queue.ShutDown)()
-	var wg sync.WaitGroup
-	for range workers {
-		wg.Go(func() { work(ctx) })
-	}
-	wg.Wait()
+	work(ctx)
 	return ctx.Err()
 }
 
@@ -151,25 +142,9 @@ func RunNodes(ctx context.Context, cfg Config) error {
 		case first:
 			c.queue.AddAfter(n.Name, rand.N(cfg.Refresh))
 		}
-	}, cfg.Workers, c.work)
-}
-
-func (c *initialiser) work(ctx context.Context) {
-	for {
-		name, closed := c.queue.Get()
-		if closed {
-			return
-		}
-		if err := c.sync(ctx, name); err != nil && ctx.Err() == nil {
-			if !apierrors.IsConflict(err) {
-				c.Log.Warn("making a node agree with its machine", "node", name, "error", err)
-			}
-			c.queue.AddRateLimited(name)
-		} else {
-			c.queue.Forget(name)
-		}
-		c.queue.Done(name)
-	}
+	}, func(ctx context.Context) {
+		kube.Work(ctx, c.queue, cfg.Workers, c.Log, "making a node agree with its machine", c.sync)
+	})
 }
 
 func (c *initialiser) sync(ctx context.Context, name string) error {

@@ -17,7 +17,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
-	"k8s.io/client-go/util/workqueue"
 
 	"github.com/berth-dev/berth/internal/journal"
 	"github.com/berth-dev/berth/internal/kube"
@@ -35,7 +34,7 @@ type Config struct {
 
 type shell struct {
 	Config
-	queue     workqueue.TypedRateLimitingInterface[cache.ObjectName]
+	queue     kube.Queue[cache.ObjectName]
 	pods      cache.Indexer
 	nodes     cache.Indexer
 	deletions prometheus.Counter
@@ -51,9 +50,7 @@ type shell struct {
 // it was added), so a restart moves no deadline.
 func Run(ctx context.Context, cfg Config) error {
 	s := &shell{Config: cfg, marked: map[cache.ObjectName]time.Time{},
-		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[cache.ObjectName](10*time.Millisecond, 30*time.Second),
-			workqueue.TypedRateLimitingQueueConfig[cache.ObjectName]{Name: "taint-eviction"})}
+		queue: kube.NewQueue[cache.ObjectName]("taint-eviction", 10*time.Millisecond, 30*time.Second)}
 	defer s.queue.ShutDown()
 	if s.Journal == nil {
 		s.Journal = journal.Discard
@@ -99,13 +96,7 @@ func Run(ctx context.Context, cfg Config) error {
 	if !kube.Synced(ctx, podReg, nodeReg) {
 		return ctx.Err()
 	}
-	stop := context.AfterFunc(ctx, s.queue.ShutDown)
-	defer stop()
-	var wg sync.WaitGroup
-	for range 4 {
-		wg.Go(func() { s.work(ctx) })
-	}
-	wg.Wait()
+	kube.Work(ctx, s.queue, 4, s.Log, "evicting from a tainted node", s.sync)
 	return ctx.Err()
 }
 
@@ -130,22 +121,6 @@ func sameTaints(a, b []v1.Taint) bool {
 		}
 	}
 	return true
-}
-
-func (s *shell) work(ctx context.Context) {
-	for {
-		key, closed := s.queue.Get()
-		if closed {
-			return
-		}
-		if err := s.sync(ctx, key); err != nil && ctx.Err() == nil {
-			s.Log.Warn("evicting from a tainted node", "pod", key.String(), "error", err)
-			s.queue.AddRateLimited(key)
-		} else {
-			s.queue.Forget(key)
-		}
-		s.queue.Done(key)
-	}
 }
 
 func (s *shell) sync(ctx context.Context, key cache.ObjectName) error {

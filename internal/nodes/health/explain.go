@@ -50,6 +50,8 @@ func (m *Monitor) standing(n *node) string {
 		return "is past its deadline, the API is being asked before it is marked"
 	case n.silent:
 		return "is silent and marked Unknown"
+	case n.by == beforeStart:
+		return "was silent when this controller started and has until its deadline to renew its lease"
 	case n.view.Ready == True:
 		return "is heard and ready"
 	case n.view.Ready == Missing:

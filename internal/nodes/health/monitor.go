@@ -62,6 +62,8 @@ type Event struct {
 	Node    string
 	View    View          // NodeSeen
 	Renewed time.Time     // LeaseSeen: renewTime, by the node's clock
+	Written time.Time     // LeaseSeen: when the API took that, by its clock; zero if it does not say
+	Lasts   time.Duration // LeaseSeen: the lease's duration, 0 for upstream's
 	Version uint64        // LeaseSeen: its resourceVersion, 0 if it is not a number
 	Took    time.Duration // Confirmed: how long the API took
 	Err     string        // Confirmed: why it did not answer
@@ -90,6 +92,7 @@ type node struct {
 	version uint64 // of the lease that said renewed
 	heard   time.Time
 	by      string
+	spared  time.Time // it is not past its deadline before this, whenever it was heard
 	timer   timer
 	zone    *zone
 	// silent: past its deadline and confirmed. expired: past it, not confirmed.
@@ -103,10 +106,11 @@ type node struct {
 	dirty           bool
 }
 
-// The two real signs of life.
+// The two real signs of life, and that of a node nothing is known of yet.
 const (
-	byLease  = "lease renewed"
-	byStatus = "status posted"
+	byLease   = "lease renewed"
+	byStatus  = "status posted"
+	firstSeen = "first seen"
 )
 
 // Monitor decides which nodes are dead and what follows. Its time is that of
@@ -124,7 +128,10 @@ type Monitor struct {
 	late    []*node
 	expired int
 	tickets uint64
-	synced  bool
+	// before holds what the leases said when this Monitor began, nil once it
+	// was judged by.
+	before map[*node]trace
+	synced bool
 	// rejudge: some zone's numbers changed.
 	rejudge   bool
 	suspended bool
@@ -141,12 +148,15 @@ type Monitor struct {
 
 // NewMonitor makes an empty one.
 func NewMonitor(s Settings) *Monitor {
-	return &Monitor{s: s, nodes: map[string]*node{}, zones: map[string]*zone{}}
+	return &Monitor{s: s, nodes: map[string]*node{}, zones: map[string]*zone{}, before: map[*node]trace{}}
 }
 
 // Observe takes in one event. It says whether Advance has something to do now
 // that it did not have before; a heartbeat of a healthy node has not.
 func (m *Monitor) Observe(now time.Time, e Event) bool {
+	if m.heap.base.IsZero() {
+		m.heap.base = now
+	}
 	switch e.Kind {
 	case NodeSeen:
 		m.see(now, e)
@@ -157,6 +167,7 @@ func (m *Monitor) Observe(now time.Time, e Event) bool {
 			m.renew(now, n, e)
 		}
 	case Synced:
+		m.judgeTraces(now)
 		m.synced = true
 		m.rejudge = true
 		m.lastHeard = now
@@ -175,11 +186,11 @@ func (m *Monitor) see(now time.Time, e Event) {
 	}
 	v := e.View
 	if n == nil {
-		n = &node{name: e.Node, view: v, heard: now, by: "first seen"}
+		n = &node{name: e.Node, view: v, heard: now, by: firstSeen}
 		n.timer = timer{index: -1, node: n}
 		n.last = Verdict{Known: true, UID: v.UID, NoExecute: v.taint()}
 		if v.Ready == Missing && v.Created.Before(now) && !v.Created.IsZero() {
-			n.heard, n.by = v.Created, "created"
+			n.heard, n.by = now.Add(v.Created.Sub(now)), "created" // with a monotonic reading, if now has one
 		}
 		n.granted = v.taint() != ""
 		m.nodes[e.Node] = n
@@ -225,9 +236,12 @@ func (m *Monitor) renew(now time.Time, n *node, e Event) {
 	first := n.renewed.IsZero()
 	n.renewed, n.version = e.Renewed, e.Version
 	// The first lease after our start is not a sign of life by itself: it may
-	// be as old as it likes. The node has its grace from being seen.
-	if !first {
+	// be as old as it likes.
+	switch {
+	case !first:
 		m.hear(now, n, byLease)
+	case !m.synced:
+		m.before[n] = traceOf(e)
 	}
 }
 
@@ -235,6 +249,7 @@ func (m *Monitor) renew(now time.Time, n *node, e Event) {
 func (m *Monitor) hear(now time.Time, n *node, by string) {
 	n.heard, n.by = now, by
 	m.lastHeard = now
+	delete(m.before, n)
 	if n.expired && m.confirming {
 		m.rescued++
 	}
@@ -256,7 +271,12 @@ func (m *Monitor) notLate(n *node) {
 	}
 }
 
-func (m *Monitor) deadline(n *node) time.Time { return n.heard.Add(m.grace(n)) }
+func (m *Monitor) deadline(n *node) time.Time {
+	if at := n.heard.Add(m.grace(n)); at.After(n.spared) {
+		return at
+	}
+	return n.spared
+}
 
 func (m *Monitor) grace(n *node) time.Duration {
 	if n.view.Ready == Missing {
@@ -342,6 +362,7 @@ func (m *Monitor) forget(n *node) {
 	m.leave(n)
 	m.heap.remove(&n.timer)
 	m.notLate(n)
+	delete(m.before, n)
 	delete(m.nodes, n.name)
 	n.zone = nil
 }

@@ -29,7 +29,22 @@ type fakeNode struct {
 	view  View
 	alive bool
 	renew time.Time
-	beat  time.Time // last sign of life that could reach the Monitor
+	skew  time.Duration // of its clock
+	beat  time.Time     // last sign of life that could reach the Monitor
+}
+
+func (n *fakeNode) lease() Event {
+	return Event{Kind: LeaseSeen, Node: n.name, Renewed: n.renew.Add(n.skew), Lasts: 40 * time.Second}
+}
+
+// unheard lets time pass in which no controller runs.
+func (w *world) unheard(d time.Duration) {
+	w.now = w.now.Add(d)
+	for _, n := range w.nodes {
+		for n.alive && !w.apiDown && !n.renew.Add(10*time.Second).After(w.now) {
+			n.renew = n.renew.Add(10 * time.Second)
+		}
+	}
 }
 
 func newWorld(t testing.TB, s Settings, count, zones int) *world {
@@ -115,7 +130,7 @@ func (w *world) run(d time.Duration) {
 					continue
 				}
 				n.beat = w.now
-				w.m.Observe(w.now, Event{Kind: LeaseSeen, Node: n.name, Renewed: n.renew})
+				w.m.Observe(w.now, n.lease())
 				if n.view.Ready == Unknown {
 					n.view.Ready, n.view.Heartbeat = True, w.now
 					w.m.Observe(w.now, Event{Kind: NodeSeen, Node: n.name, View: n.view})

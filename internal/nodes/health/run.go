@@ -13,9 +13,9 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
-	"k8s.io/client-go/util/workqueue"
 
 	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/kube"
 )
 
 // Config is what the shell needs. Events, Journal and Metrics may be nil; the
@@ -45,7 +45,7 @@ type shell struct {
 	// urgent are nodes whose conditions may have to become Unknown; rest are
 	// nodes whose taints and labels may have to follow; unready are nodes whose
 	// pods may have to.
-	urgent, rest, unready workqueue.TypedRateLimitingInterface[string]
+	urgent, rest, unready kube.Queue[string]
 	pods, nodes           cache.Indexer
 	holding               bool // only the loop touches it
 	wake                  chan struct{}
@@ -57,10 +57,8 @@ type shell struct {
 	monitor *Monitor
 }
 
-func newQueue(name string) workqueue.TypedRateLimitingInterface[string] {
-	return workqueue.NewTypedRateLimitingQueueWithConfig(
-		workqueue.NewTypedItemExponentialFailureRateLimiter[string](20*time.Millisecond, 10*time.Second),
-		workqueue.TypedRateLimitingQueueConfig[string]{Name: name})
+func newQueue(name string) kube.Queue[string] {
+	return kube.NewQueue[string](name, 20*time.Millisecond, 10*time.Second)
 }
 
 // Run keeps conditions, taints and pods of every node in step with what is
@@ -103,16 +101,14 @@ func Run(ctx context.Context, cfg Config) error {
 		return ctx.Err()
 	}
 	s.observe(Event{Kind: Synced})
-	defer context.AfterFunc(ctx, s.close)()
-	for range marking {
-		wg.Go(func() { s.work(ctx, s.urgent, s.mark) })
+	work := func(queue kube.Queue[string], workers int, do func(context.Context, *v1.Node, Verdict) error) {
+		wg.Go(func() {
+			kube.Work(ctx, queue, workers, s.Log, "writing what is known of a node", func(ctx context.Context, node string) error { return s.write(ctx, node, do) })
+		})
 	}
-	for range following {
-		wg.Go(func() { s.work(ctx, s.rest, s.follow) })
-	}
-	for range silencing {
-		wg.Go(func() { s.work(ctx, s.unready, s.markPods) })
-	}
+	work(s.urgent, marking, s.mark)
+	work(s.rest, following, s.follow)
+	work(s.unready, silencing, s.markPods)
 	if cfg.Board != nil {
 		explain := s.explain
 		cfg.Board.now.Store(&explain)

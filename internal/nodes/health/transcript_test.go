@@ -24,7 +24,8 @@ var rewrite = flag.Bool("rewrite", false, "write the transcripts instead of comp
 //	kill NAME ... / revive NAME ...
 //	say NAME True|False        (the node posts its Ready condition)
 //	api down|up
-//	restart                    (the controller forgets everything but the API)
+//	restart [D]                (the controller forgets everything but the API, and is away for D)
+//	clock NAME D               (the node's clock is ahead by D)
 //	run D                      (prints what is decided meanwhile)
 //	why NAME
 func TestTranscripts(t *testing.T) {
@@ -80,6 +81,14 @@ func (s *script) number(text string) float64 {
 	return f
 }
 
+func (s *script) duration(text string) time.Duration {
+	d, err := time.ParseDuration(text)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return d
+}
+
 func (s *script) node(name string) *fakeNode {
 	for _, n := range s.w.nodes {
 		if n.name == name {
@@ -112,7 +121,12 @@ func (s *script) line(verb string, args []string) {
 		}
 	case "start":
 		s.start()
+	case "clock":
+		s.node(args[0]).skew = s.duration(args[1])
 	case "restart":
+		if len(args) > 0 {
+			s.w.unheard(s.duration(args[0]))
+		}
 		s.w.m = NewMonitor(s.settings)
 		s.start()
 	case "kill", "revive":
@@ -128,11 +142,7 @@ func (s *script) line(verb string, args []string) {
 	case "api":
 		s.w.apiDown = args[0] == "down"
 	case "run":
-		d, err := time.ParseDuration(args[0])
-		if err != nil {
-			s.t.Fatal(err)
-		}
-		s.w.run(d)
+		s.w.run(s.duration(args[0]))
 		s.tell()
 	case "why":
 		r, ok := s.w.m.Explain(args[0], s.w.now)
@@ -149,11 +159,7 @@ func (s *script) set(assignment string) {
 	field, value, _ := strings.Cut(assignment, "=")
 	switch field {
 	case "grace":
-		d, err := time.ParseDuration(value)
-		if err != nil {
-			s.t.Fatal(err)
-		}
-		s.settings.Grace = d
+		s.settings.Grace = s.duration(value)
 	case "rate":
 		s.settings.EvictionRate = s.number(value)
 	case "secondary":
@@ -171,7 +177,7 @@ func (s *script) set(assignment string) {
 func (s *script) start() {
 	for _, n := range s.w.nodes {
 		s.w.m.Observe(s.w.now, Event{Kind: NodeSeen, Node: n.name, View: n.view})
-		s.w.m.Observe(s.w.now, Event{Kind: LeaseSeen, Node: n.name, Renewed: n.renew})
+		s.w.m.Observe(s.w.now, n.lease())
 	}
 	s.w.m.Observe(s.w.now, Event{Kind: Synced})
 	s.w.settle()

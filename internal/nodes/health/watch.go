@@ -1,6 +1,7 @@
 package health
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -80,14 +81,32 @@ func (s *shell) watchLeasesOnce(ctx context.Context, listed func()) {
 
 // slim drops what is not needed of a lease before it is kept.
 func slim(o any) (any, error) {
-	if l, ok := o.(*coordination.Lease); ok {
-		return &coordination.Lease{
-			ObjectMeta: metav1.ObjectMeta{Name: l.Name, Namespace: l.Namespace, UID: l.UID, ResourceVersion: l.ResourceVersion},
-			Spec:       coordination.LeaseSpec{RenewTime: l.Spec.RenewTime},
-		}, nil
+	l, ok := o.(*coordination.Lease)
+	if !ok {
+		return o, nil
 	}
-	return o, nil
+	return &coordination.Lease{
+		ObjectMeta: metav1.ObjectMeta{Name: l.Name, Namespace: l.Namespace, UID: l.UID, ResourceVersion: l.ResourceVersion, ManagedFields: renewal(l)},
+		Spec:       coordination.LeaseSpec{RenewTime: l.Spec.RenewTime, LeaseDurationSeconds: l.Spec.LeaseDurationSeconds},
+	}, nil
 }
+
+// renewal is what the API server noted about the last write of the lease's
+// renewTime, nothing if it keeps no such notes. Its time is the server's own.
+func renewal(l *coordination.Lease) []metav1.ManagedFieldsEntry {
+	var last []metav1.ManagedFieldsEntry
+	for _, f := range l.ManagedFields {
+		if f.Time == nil || f.FieldsV1 == nil || !bytes.Contains(f.FieldsV1.Raw, renewTimeField) {
+			continue
+		}
+		if last == nil || last[0].Time.Before(f.Time) {
+			last = []metav1.ManagedFieldsEntry{{Time: f.Time, FieldsV1: &metav1.FieldsV1{Raw: renewTimeField}}}
+		}
+	}
+	return last
+}
+
+var renewTimeField = []byte(`"f:renewTime"`)
 
 // meetNode greets a node that this process sees for the first time.
 func (s *shell) meetNode(o any) {
@@ -134,7 +153,14 @@ func (s *shell) seeLease(o any) {
 		if err != nil {
 			version = 0 // some API servers use other words: only the time counts then
 		}
-		s.observe(Event{Kind: LeaseSeen, Node: l.Name, Renewed: l.Spec.RenewTime.Time, Version: version})
+		e := Event{Kind: LeaseSeen, Node: l.Name, Renewed: l.Spec.RenewTime.Time, Version: version}
+		if f := renewal(l); len(f) > 0 {
+			e.Written = f[0].Time.Time
+		}
+		if d := l.Spec.LeaseDurationSeconds; d != nil {
+			e.Lasts = time.Duration(*d) * time.Second
+		}
+		s.observe(e)
 	}
 }
 

@@ -11,31 +11,11 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/util/workqueue"
 
 	"github.com/berth-dev/berth/internal/kube"
 )
 
 const manager = "berth-node-health"
-
-// work carries verdicts out until the queue closes.
-func (s *shell) work(ctx context.Context, queue workqueue.TypedRateLimitingInterface[string], do func(context.Context, *v1.Node, Verdict) error) {
-	for {
-		name, closed := queue.Get()
-		if closed {
-			return
-		}
-		if err := s.write(ctx, name, do); err != nil && ctx.Err() == nil {
-			if !apierrors.IsConflict(err) {
-				s.Log.Warn("writing what is known of a node", "node", name, "error", err)
-			}
-			queue.AddRateLimited(name)
-		} else {
-			queue.Forget(name)
-		}
-		queue.Done(name)
-	}
-}
 
 // write makes one node fit its verdict of this moment. Each patch carries the
 // version it was computed from: whoever wrote meanwhile wins, and the next

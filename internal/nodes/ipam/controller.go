@@ -20,7 +20,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
-	"k8s.io/client-go/util/workqueue"
 
 	"github.com/berth-dev/berth/internal/journal"
 	"github.com/berth-dev/berth/internal/kube"
@@ -45,7 +44,7 @@ const workers = 8
 
 type controller struct {
 	Config
-	queue workqueue.TypedRateLimitingInterface[string]
+	queue kube.Queue[string]
 	nodes cache.Indexer
 	meter *meter
 
@@ -62,9 +61,7 @@ type controller struct {
 // range that a node has already, so a restart never gives one out twice.
 func Run(ctx context.Context, cfg Config) error {
 	c := &controller{Config: cfg, owned: map[string][]netip.Prefix{}, waiting: map[string]bool{},
-		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[string](50*time.Millisecond, time.Minute),
-			workqueue.TypedRateLimitingQueueConfig[string]{Name: "node-ipam"})}
+		queue: kube.NewQueue[string]("node-ipam", 50*time.Millisecond, time.Minute)}
 	defer c.queue.ShutDown()
 	if c.Journal == nil {
 		c.Journal = journal.Discard
@@ -100,37 +97,21 @@ func Run(ctx context.Context, cfg Config) error {
 		}
 	}
 	c.measure()
-	defer context.AfterFunc(ctx, c.queue.ShutDown)()
-	var wg sync.WaitGroup
-	for range workers {
-		wg.Go(func() { c.work(ctx) })
-	}
-	wg.Wait()
+	kube.Work(ctx, c.queue, workers, c.Log, "allocating pod CIDRs", c.look)
 	return ctx.Err()
 }
 
-func (c *controller) work(ctx context.Context) {
-	for {
-		name, closed := c.queue.Get()
-		if closed {
-			return
-		}
-		obj, found, err := c.nodes.GetByKey(name)
-		switch {
-		case err != nil:
-		case found:
-			err = c.sync(ctx, obj.(*v1.Node))
-		default:
-			c.release(name)
-		}
-		if err != nil && ctx.Err() == nil {
-			c.Log.Warn("allocating pod CIDRs", "node", name, "error", err)
-			c.queue.AddRateLimited(name)
-		} else {
-			c.queue.Forget(name)
-		}
-		c.queue.Done(name)
+// look makes a node of the cache, or its absence, true in the pools.
+func (c *controller) look(ctx context.Context, name string) error {
+	obj, found, err := c.nodes.GetByKey(name)
+	if err != nil {
+		return err
 	}
+	if !found {
+		c.release(name)
+		return nil
+	}
+	return c.sync(ctx, obj.(*v1.Node))
 }
 
 // learn makes the pools agree with what a node has, which nobody can change

@@ -18,6 +18,7 @@ import (
 	cpconfig "k8s.io/cloud-provider/config"
 	cpoptions "k8s.io/cloud-provider/options"
 	cliflag "k8s.io/component-base/cli/flag"
+	"k8s.io/component-base/metrics"
 	cmconfig "k8s.io/controller-manager/config"
 	cmoptions "k8s.io/controller-manager/options"
 
@@ -42,6 +43,7 @@ type Options struct {
 	Serving       *options.SecureServingOptions
 	Authenticate  *options.DelegatingAuthenticationOptions
 	Authorize     *options.DelegatingAuthorizationOptions
+	Metrics       *metrics.Options
 	Health        health.Settings
 	MonitorPeriod time.Duration
 	// Service ranges, and mask sizes of node ranges; 0 means the default.
@@ -56,6 +58,7 @@ type Options struct {
 	Verbosity          int
 	LogFormat          string
 	lifecycleSyncs     int
+	flush              time.Duration
 }
 
 // NewOptions are the defaults: upstream's, but for the lease's name and the
@@ -74,7 +77,7 @@ func NewOptions() *Options {
 	o := &Options{
 		Generic: cmoptions.NewGenericControllerManagerConfigurationOptions(generic), Shared: cpoptions.NewKubeCloudSharedOptions(shared),
 		Serving: options.NewSecureServingOptions(), Authenticate: options.NewDelegatingAuthenticationOptions(), Authorize: options.NewDelegatingAuthorizationOptions(),
-		Health: health.Defaults(), MonitorPeriod: cloud.DefaultMonitor, KeepFinished: nodes.DefaultKeepFinished,
+		Metrics: metrics.NewOptions(), Health: health.Defaults(), MonitorPeriod: cloud.DefaultMonitor, KeepFinished: nodes.DefaultKeepFinished,
 		Refresh: cloud.DefaultRefresh, Syncs: 1, CloudRate: cloud.DefaultLimits.Rate, LogFormat: "text",
 	}
 	o.Serving.BindPort = securePort
@@ -91,30 +94,19 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	o.Serving.AddFlags(sets.FlagSet("serving"))
 	o.Authenticate.AddFlags(sets.FlagSet("authentication"))
 	o.Authorize.AddFlags(sets.FlagSet("authorization"))
+	o.Metrics.AddFlags(sets.FlagSet("metrics"))
 	o.addOurs(sets.FlagSet("nodes"))
 	for _, set := range sets.FlagSets {
 		fs.AddFlagSet(set)
 	}
-	for _, name := range foreign {
-		if fs.Lookup(name) == nil {
-			fs.Var(refused(name), name, "")
-			fs.Lookup(name).Hidden = true
-			fs.Lookup(name).NoOptDefVal = "true"
-		}
-	}
+	refuse(fs)
 }
 
 func (o *Options) addOurs(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Kubeconfig, "kubeconfig", "", "kubeconfig of the API server; empty: that of the pod this runs in")
 	fs.StringVar(&o.Master, "master", "", "address of the API server, instead of the kubeconfig's")
-	h := &o.Health
-	fs.DurationVar(&h.Grace, "node-monitor-grace-period", h.Grace, "how long a node may be silent before it is Unknown")
-	fs.DurationVar(&h.StartupGrace, "node-startup-grace-period", h.StartupGrace, "the same for a node that never said whether it is ready")
+	o.Health.AddFlags(fs)
 	fs.DurationVar(&o.MonitorPeriod, "node-monitor-period", o.MonitorPeriod, "how often the cloud is asked for the machines of silent nodes; node health needs no period, it waits for deadlines")
-	fs.Float64Var(&h.EvictionRate, "node-eviction-rate", h.EvictionRate, "NoExecute taints a second in a zone")
-	fs.Float64Var(&h.SecondaryEvictionRate, "secondary-node-eviction-rate", h.SecondaryEvictionRate, "the same in a large zone that is partly disrupted; a small one stops")
-	fs.Float64Var(&h.UnhealthyThreshold, "unhealthy-zone-threshold", h.UnhealthyThreshold, "share of nodes not ready from which a zone is partly disrupted")
-	fs.IntVar(&h.LargeZone, "large-cluster-size-threshold", h.LargeZone, "a zone is large with more nodes than this")
 	fs.StringVar(&o.ServiceRange, "service-cluster-ip-range", "", "service ranges, which no node gets pods' addresses of")
 	fs.IntVar(&o.Mask, "node-cidr-mask-size", 0, "prefix length of a node's range, for one family (default 24, 64 for IPv6)")
 	fs.IntVar(&o.Mask4, "node-cidr-mask-size-ipv4", 0, "prefix length of a node's IPv4 range (default 24)")
@@ -127,27 +119,9 @@ func (o *Options) addOurs(fs *pflag.FlagSet) {
 	fs.Float32Var(&o.CloudRate, "cloud-call-rate", o.CloudRate, "calls a second to the cloud")
 	fs.StringVar(&o.DataDir, "data-dir", "", "folder for the decision journal and the socket of berth why; empty: none is kept")
 	fs.IntVarP(&o.Verbosity, "v", "v", 0, "4 and more: debug messages")
+	fs.DurationVar(&o.flush, "log-flush-frequency", 5*time.Second, "accepted; messages are written at once")
 	fs.StringVar(&o.LogFormat, "logging-format", o.LogFormat, "text or json")
 }
-
-// foreign are flags of kube-controller-manager that belong to controllers this
-// command does not run.
-var foreign = strings.Fields(`attach-detach-reconcile-sync-period cluster-signing-cert-file cluster-signing-duration cluster-signing-key-file
-	concurrent-cron-job-syncs concurrent-daemonset-syncs concurrent-deployment-syncs concurrent-endpoint-syncs concurrent-gc-syncs concurrent-job-syncs
-	concurrent-namespace-syncs concurrent-rc-syncs concurrent-replicaset-syncs concurrent-resource-quota-syncs concurrent-service-syncs
-	concurrent-serviceaccount-token-syncs concurrent-statefulset-syncs disable-attach-detach-reconcile-sync disable-force-detach-on-timeout
-	enable-dynamic-provisioning enable-garbage-collector enable-hostpath-provisioner endpoint-updates-batch-period endpointslice-updates-batch-period
-	flex-volume-plugin-dir horizontal-pod-autoscaler-sync-period namespace-sync-period pvclaimbinder-sync-period resource-quota-sync-period
-	root-ca-file service-account-private-key-file`)
-
-// refused is a flag that may not be set.
-type refused string
-
-func (r refused) Set(string) error {
-	return errors.New("it belongs to a controller that berth controllers does not run: leave it with the controller manager that does")
-}
-func (r refused) String() string { return "" }
-func (r refused) Type() string   { return "string" }
 
 // Validate names everything that is wrong.
 func (o *Options) Validate() error {
@@ -156,6 +130,7 @@ func (o *Options) Validate() error {
 	errs = append(errs, o.Serving.Validate()...)
 	errs = append(errs, o.Authenticate.Validate()...)
 	errs = append(errs, o.Authorize.Validate()...)
+	errs = append(errs, o.Metrics.Validate()...)
 	errs = append(errs, o.Health.Validate())
 	add := func(bad bool, format string, args ...any) {
 		if bad {

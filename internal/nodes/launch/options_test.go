@@ -42,6 +42,10 @@ func TestWhatIsNotSupportedIsRefusedByName(t *testing.T) {
 	for args, want := range map[string]string{
 		"--root-ca-file=/x":                      `invalid argument "/x" for "--root-ca-file" flag: it belongs to a controller that berth controllers does not run`,
 		"--concurrent-deployment-syncs=5":        "it belongs to a controller",
+		"--feature-gates=A=true":                 "has no feature gates",
+		"--enable-taint-manager":                 "leave out taint-eviction-controller",
+		"--vmodule=a=4":                          "use -v and --logging-format",
+		"--show-hidden-metrics-for-version=1":    "--show-hidden-metrics-for-version",
 		"--no-such-flag":                         "unknown flag",
 		"--enable-leader-migration":              "--enable-leader-migration: not supported",
 		"--cidr-allocator-type=CloudAllocator":   `--cidr-allocator-type "CloudAllocator": only RangeAllocator`,
@@ -52,6 +56,46 @@ func TestWhatIsNotSupportedIsRefusedByName(t *testing.T) {
 	} {
 		if _, err := parse(strings.Fields(args)...); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", args, err, want)
+		}
+	}
+}
+
+// upstreams are the flags of kube-controller-manager 1.36 that concern its node
+// controllers and the process they run in.
+const upstreams = `allocate-node-cidrs cidr-allocator-type cloud-config cloud-provider cluster-cidr cluster-name configure-cloud-routes
+	contention-profiling controller-start-interval controllers enable-leader-migration external-cloud-volume-plugin feature-gates
+	kube-api-burst kube-api-content-type kube-api-qps kubeconfig master
+	leader-elect leader-elect-lease-duration leader-elect-renew-deadline leader-elect-resource-lock leader-elect-resource-name
+	leader-elect-resource-namespace leader-elect-retry-period leader-migration-config min-resync-period node-monitor-period profiling
+	route-reconciliation-period use-service-account-credentials
+	bind-address cert-dir disable-http2-serving http2-max-streams-per-connection permit-address-sharing permit-port-sharing secure-port
+	tls-cert-file tls-cipher-suites tls-min-version tls-private-key-file tls-sni-cert-key
+	authentication-kubeconfig authentication-skip-lookup authentication-token-webhook-cache-ttl authentication-tolerate-lookup-failure client-ca-file
+	requestheader-allowed-names requestheader-client-ca-file requestheader-extra-headers-prefix requestheader-group-headers
+	requestheader-uid-headers requestheader-username-headers
+	authorization-always-allow-paths authorization-kubeconfig authorization-webhook-cache-authorized-ttl authorization-webhook-cache-unauthorized-ttl
+	node-cidr-mask-size node-cidr-mask-size-ipv4 node-cidr-mask-size-ipv6 service-cluster-ip-range
+	large-cluster-size-threshold node-eviction-rate node-monitor-grace-period node-startup-grace-period secondary-node-eviction-rate
+	unhealthy-zone-threshold terminated-pod-gc-threshold
+	allow-metric-labels allow-metric-labels-manifest disabled-metrics show-hidden-metrics-for-version
+	emulated-version log-flush-frequency log-json-info-buffer-size log-json-split-stream log-text-info-buffer-size log-text-split-stream
+	logging-format v vmodule
+	concurrent-node-syncs concurrent-node-status-updates node-status-update-frequency webhooks webhook-secure-port`
+
+// Nobody who brings a command line of upstream's is told of an unknown flag: each
+// is honoured, accepted without effect, or refused with the reason.
+func TestEveryFlagOfUpstreamIsKnown(t *testing.T) {
+	fs := newFlagSet(NewOptions())
+	for _, name := range strings.Fields(upstreams) {
+		if fs.Lookup(name) == nil {
+			t.Errorf("--%s is unknown", name)
+		}
+	}
+	for why, names := range foreign {
+		for _, name := range strings.Fields(names) {
+			if _, err := parse("--" + name + "=x"); err == nil || !strings.Contains(err.Error(), why) {
+				t.Errorf("--%s: %v, want the reason %q", name, err, why)
+			}
 		}
 	}
 }

@@ -52,6 +52,7 @@ func Run(ctx context.Context, o *Options, log *slog.Logger) (err error) {
 	if err := o.Validate(); err != nil {
 		return err
 	}
+	o.Metrics.Apply()
 	p := &process{Options: o, log: log, journal: journal.Discard, watchdog: leaderelection.NewLeaderHealthzAdaptor(20 * time.Second)}
 	if p.config, err = clientConfig(o); err != nil {
 		return err

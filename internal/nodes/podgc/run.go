@@ -16,7 +16,6 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/util/workqueue"
 
 	"github.com/berth-dev/berth/internal/journal"
 	"github.com/berth-dev/berth/internal/kube"
@@ -40,7 +39,7 @@ const (
 
 type shell struct {
 	Config
-	queue        workqueue.TypedRateLimitingInterface[string]
+	queue        kube.Queue[string]
 	pods, nodes  cache.Indexer
 	deleted, bad *prometheus.CounterVec
 
@@ -53,9 +52,7 @@ type shell struct {
 // missing at its start gets the whole quarantine again.
 func Run(ctx context.Context, cfg Config) error {
 	s := &shell{Config: cfg, missing: map[string]time.Time{},
-		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[string](50*time.Millisecond, time.Minute),
-			workqueue.TypedRateLimitingQueueConfig[string]{Name: "pod-gc"})}
+		queue: kube.NewQueue[string]("pod-gc", 50*time.Millisecond, time.Minute)}
 	defer s.queue.ShutDown()
 	if err := s.measure(); err != nil {
 		return err
@@ -86,12 +83,7 @@ func Run(ctx context.Context, cfg Config) error {
 	if !kube.Synced(ctx, podReg) {
 		return ctx.Err()
 	}
-	defer context.AfterFunc(ctx, s.queue.ShutDown)()
-	var wg sync.WaitGroup
-	for range workers {
-		wg.Go(func() { s.work(ctx) })
-	}
-	wg.Wait()
+	kube.Work(ctx, s.queue, workers, s.Log, "collecting a pod", s.sync)
 	return ctx.Err()
 }
 
@@ -187,24 +179,6 @@ func (s *shell) node(name string) Node {
 		s.missing[name] = since
 	}
 	return Node{Missing: since}
-}
-
-func (s *shell) work(ctx context.Context) {
-	for {
-		key, closed := s.queue.Get()
-		if closed {
-			return
-		}
-		if err := s.sync(ctx, key); err != nil && ctx.Err() == nil {
-			if !apierrors.IsConflict(err) {
-				s.Log.Warn("collecting a pod", "pod", key, "error", err)
-			}
-			s.queue.AddRateLimited(key)
-		} else {
-			s.queue.Forget(key)
-		}
-		s.queue.Done(key)
-	}
 }
 
 func (s *shell) sync(ctx context.Context, key string) error {

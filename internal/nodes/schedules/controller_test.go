@@ -46,10 +46,11 @@ func (w *world) start() {
 	}
 	for _, m := range w.machines {
 		w.eachPod(m.name, func(p *v1.Pod) { c.takePod(p.Name, p) })
-		if l, ok := w.leases[m.name]; ok {
+		if l, ok := w.leases[m.name]; ok && w.bug != "forget the past" {
 			c.takeLease(m.name, l)
 		}
 	}
+	w.ref.listed()
 	c.m.Observe(w.now, health.Event{Kind: health.Synced})
 	c.advance()
 }
@@ -176,7 +177,14 @@ func (c *controller) takeLease(name string, l lease) {
 	if c.nodes[name] != nil {
 		c.w.ref.heardLease(name, l)
 	}
-	c.m.Observe(c.w.now, health.Event{Kind: health.LeaseSeen, Node: name, Renewed: l.renewed, Version: l.version})
+	e := health.Event{Kind: health.LeaseSeen, Node: name, Renewed: l.renewed, Version: l.version, Lasts: leaseLasts}
+	if c.w.notes {
+		e.Written = l.written
+	}
+	if c.w.bug == "judge at once" {
+		e.Lasts = time.Nanosecond
+	}
+	c.m.Observe(c.w.now, e)
 }
 
 // advance lets the core decide now, and sees that it is asked again in time.

@@ -2,6 +2,7 @@ package schedules
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -22,7 +23,9 @@ type referee struct {
 	w     *world
 	fault string // the first rule that was broken
 
-	heard   map[string]time.Time // when each node last gave a sign of life, as the controller could know
+	due     map[string]time.Time // when each node is silent for too long, as the controller could know
+	dead    map[string]bool      // nodes that were dead for long when the controller started
+	begun   time.Time            // when it did
 	lease   map[string]lease
 	asking  bool // the API was asked and has not answered
 	holding bool // it did not answer: nobody may be judged
@@ -42,17 +45,56 @@ func (f *referee) broken(rule, format string, args ...any) {
 	}
 }
 
-// started: a controller that starts has heard nobody, and gives everybody the
-// whole grace.
+// started: a controller that starts has heard nobody yet.
 func (f *referee) started() {
-	f.heard, f.lease, f.spent = map[string]time.Time{}, map[string]lease{}, map[string]bool{}
-	f.asking, f.holding, f.quiet = false, false, f.w.now
+	f.due, f.lease, f.spent, f.dead = map[string]time.Time{}, map[string]lease{}, map[string]bool{}, map[string]bool{}
+	f.asking, f.holding, f.quiet, f.begun = false, false, f.w.now, f.w.now
+}
+
+func (f *referee) heard(name string) {
+	f.due[name] = f.w.now.Add(grace)
+	delete(f.dead, name)
+}
+
+// listed: what the leases say of the time before the start counts, in comparison
+// with each other. Whoever lives has half a lease's time to say so.
+func (f *referee) listed() {
+	w := f.w
+	var all []time.Time
+	found := map[string]time.Time{}
+	talking, nodes := 0, 0
+	for _, m := range w.machines {
+		if w.nodes[m.name] == nil {
+			continue
+		}
+		nodes++
+		if w.now.Sub(m.talked) <= beatEvery {
+			talking++
+		}
+		if l, ok := w.leases[m.name]; ok {
+			found[m.name] = l.renewed
+			if w.notes {
+				found[m.name] = l.written
+			}
+			all = append(all, found[m.name])
+		}
+	}
+	slices.SortFunc(all, time.Time.Compare)
+	for name, at := range found {
+		if silent := all[len(all)/2].Sub(at); silent > 0 {
+			f.due[name] = w.now.Add(max(grace-silent, leaseLasts/2))
+		}
+	}
+	for _, m := range w.machines {
+		_, leased := found[m.name]
+		f.dead[m.name] = leased && w.notes && 2*talking > nodes && w.now.Sub(w.apiUp) > time.Minute && w.now.Sub(m.talked) > grace+beatEvery
+	}
 }
 
 func (f *referee) amnesty() {
 	f.holding = false
-	for name := range f.heard {
-		f.heard[name] = f.w.now
+	for name := range f.due {
+		f.heard(name)
 	}
 }
 
@@ -89,16 +131,17 @@ func expelling(n *v1.Node) bool {
 func (f *referee) saw(name string, old, n *v1.Node) {
 	switch {
 	case n == nil:
-		delete(f.heard, name)
+		delete(f.due, name)
+		delete(f.dead, name)
 		delete(f.lease, name)
 		delete(f.spent, name)
 		return
 	case old == nil || old.UID != n.UID:
-		f.heard[name] = f.w.now
+		f.heard(name)
 		delete(f.lease, name)
 		f.spent[name] = expelling(n)
 	case !beat(old).Equal(beat(n)):
-		f.heard[name] = f.w.now
+		f.heard(name)
 	}
 	if old != nil && expelling(old) && !expelling(n) {
 		f.spent[name] = false
@@ -117,7 +160,7 @@ func (f *referee) heardLease(name string, l lease) {
 	}
 	f.lease[name] = l
 	if known && !l.renewed.Equal(old.renewed) {
-		f.heard[name] = f.w.now
+		f.heard(name)
 	}
 }
 
@@ -128,14 +171,18 @@ func (f *referee) check() {
 		return
 	}
 	if !f.asking && !f.holding {
-		for name, at := range f.heard {
-			silent := w.now.Sub(at)
-			v := w.ctl.m.Verdict(name)
-			if silent > grace+tolerance && !v.Unknown && statusOf(w.ctl.nodes[name]) != v1.ConditionUnknown {
-				f.broken("detection", "%s was silent for %s and is not marked", name, silent)
+		for name, due := range f.due {
+			late := w.now.Sub(due)
+			unknown := w.ctl.m.Verdict(name).Unknown
+			marked := unknown || statusOf(w.ctl.nodes[name]) == v1.ConditionUnknown
+			if w.now.Sub(f.begun) > leaseLasts/2+tolerance && f.dead[name] && !marked {
+				f.broken("restart", "%s was dead for long when the controller started, %s ago, and is not marked", name, w.now.Sub(f.begun))
 			}
-			if silent < grace && v.Unknown {
-				f.broken("detection", "%s was heard %s ago and is marked", name, silent)
+			if late > tolerance && !marked {
+				f.broken("detection", "%s should have been marked %s ago", name, late)
+			}
+			if late < 0 && unknown {
+				f.broken("alarm", "%s is marked %s too early", name, -late)
 			}
 		}
 	}

@@ -35,7 +35,8 @@ func play(seed uint64, bug string) string {
 	return w.ref.fault
 }
 
-// Whatever happens: a silent node is marked within its grace, nobody else is;
+// Whatever happens: a silent node is marked within its grace, nobody else is; one
+// that was dead for long when the controller started, within half a lease;
 // NoExecute taints come no faster than their rate and never while no node is
 // ready; no pod goes before its time or after its taint; none counts as ready on
 // a dead node; and when faults stop, all is as it should be.
@@ -67,6 +68,7 @@ func TestSeededBugsAreFound(t *testing.T) {
 	for bug, rule := range map[string]string{
 		"late": "detection", "fast": "rate", "taint at once": "full disruption", "believe the cache": "eviction", "impatient": "eviction",
 		"leave pods ready": "ready pod", "forget recovery": "convergence", "forget pods": "forgotten",
+		"forget the past": "restart", "judge at once": "alarm",
 	} {
 		t.Run(bug, func(t *testing.T) {
 			t.Parallel()

@@ -23,6 +23,7 @@ const (
 	startupGrace = 60 * time.Second
 	rate         = 0.1
 	beatEvery    = 10 * time.Second
+	leaseLasts   = 40 * time.Second
 )
 
 // world is a cluster in virtual time: an API, nodes that live and die, and at
@@ -46,6 +47,11 @@ type world struct {
 	cut      map[stream]bool
 	ctl      *controller
 	calm     bool // no more faults
+	// notes says whether the API notes when it took a lease, by a clock that is
+	// apiSkew ahead.
+	notes   bool
+	apiSkew time.Duration
+	apiUp   time.Time // since when the API answers
 }
 
 // stream is one watch.
@@ -58,8 +64,8 @@ const (
 )
 
 type lease struct {
-	renewed time.Time
-	version uint64
+	renewed, written time.Time // by the node's clock, by the API's
+	version          uint64
 }
 
 // machine is a node's own side.
@@ -72,6 +78,7 @@ type machine struct {
 	posted  time.Time
 	phase   time.Duration
 	reborns int
+	talked  time.Time // when the API last heard it
 }
 
 func (m *machine) talks(w *world) bool { return m.alive && !m.apart && !w.apiDown }
@@ -120,7 +127,8 @@ func (w *world) run(d time.Duration) {
 func newWorld(seed uint64, bug string) *world {
 	w := &world{seed: seed, r: rand.New(rand.NewPCG(seed, 7)), now: t0, bug: bug, rv: 1,
 		nodes: map[string]*v1.Node{}, leases: map[string]lease{}, pods: map[string]*v1.Pod{}, cut: map[stream]bool{}}
-	w.ref = newReferee(w)
+	w.ref, w.apiUp = newReferee(w), w.now
+	w.notes, w.apiSkew = seed%4 != 0, time.Duration(seed%7)*time.Hour-3*time.Hour
 	zones := 1 + w.r.IntN(3)
 	for i := range 2 + w.r.IntN(5) {
 		m := &machine{name: fmt.Sprintf("n%d", i), alive: true, skew: time.Duration(w.r.IntN(7200)-3600) * time.Second, phase: w.upTo(beatEvery)}
@@ -175,7 +183,8 @@ func (w *world) tick(m *machine) {
 		n = w.nodes[m.name]
 	}
 	w.rv++
-	w.leases[m.name] = lease{w.now.Add(m.skew), w.rv}
+	m.talked = w.now
+	w.leases[m.name] = lease{w.now.Add(m.skew), w.now.Add(w.apiSkew), w.rv}
 	w.tellLease(m.name)
 	want := v1.ConditionTrue
 	if m.broken {
@@ -281,7 +290,7 @@ func (w *world) fault() {
 	case 3:
 		m.broken = !m.broken
 	case 4:
-		w.apiDown = !w.apiDown
+		w.apiDown, w.apiUp = !w.apiDown, w.now
 		if !w.apiDown {
 			w.relistAll()
 		}
@@ -343,6 +352,9 @@ func (w *world) disturb(m *machine) {
 // heal ends all faults but death.
 func (w *world) heal() {
 	w.ref.disturbed()
+	if w.apiDown {
+		w.apiUp = w.now
+	}
 	w.calm, w.apiDown, w.slow = true, false, false
 	for _, m := range w.machines {
 		m.apart = false

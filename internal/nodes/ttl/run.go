@@ -16,7 +16,6 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/util/workqueue"
 
 	"github.com/berth-dev/berth/internal/kube"
 )
@@ -30,7 +29,7 @@ type Config struct {
 
 type shell struct {
 	Config
-	queue workqueue.TypedRateLimitingInterface[string]
+	queue kube.Queue[string]
 	nodes cache.Indexer
 
 	mu    sync.Mutex
@@ -42,9 +41,7 @@ type shell struct {
 // rewritten at its next change (a status every five minutes at the latest) and
 // not all of them at once.
 func Run(ctx context.Context, cfg Config) error {
-	s := &shell{Config: cfg, queue: workqueue.NewTypedRateLimitingQueueWithConfig(
-		workqueue.NewTypedItemExponentialFailureRateLimiter[string](50*time.Millisecond, time.Minute),
-		workqueue.TypedRateLimitingQueueConfig[string]{Name: "node-ttl"})}
+	s := &shell{Config: cfg, queue: kube.NewQueue[string]("node-ttl", 50*time.Millisecond, time.Minute)}
 	defer s.queue.ShutDown()
 	inf := cfg.Informers.Core().V1().Nodes().Informer()
 	s.nodes = inf.GetIndexer()
@@ -61,20 +58,8 @@ func Run(ctx context.Context, cfg Config) error {
 	if !kube.Synced(ctx, reg) {
 		return ctx.Err()
 	}
-	defer context.AfterFunc(ctx, s.queue.ShutDown)()
-	for {
-		name, closed := s.queue.Get()
-		if closed {
-			return ctx.Err()
-		}
-		if err := s.sync(ctx, name); err != nil && ctx.Err() == nil {
-			s.Log.Warn("annotating a node with its ttl", "node", name, "error", err)
-			s.queue.AddRateLimited(name)
-		} else {
-			s.queue.Forget(name)
-		}
-		s.queue.Done(name)
-	}
+	kube.Work(ctx, s.queue, 1, s.Log, "annotating a node with its ttl", s.sync)
+	return ctx.Err()
 }
 
 func (s *shell) resize(by int) {

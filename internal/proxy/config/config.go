@@ -154,13 +154,22 @@ func (v *checks) unsupported(c *KubeProxyConfiguration) {
 	i := c.IPTables
 	no(i.MasqueradeAll, "iptables.masqueradeAll", "set nftables.masqueradeAll")
 	no(i.MasqueradeBit != nil && *i.MasqueradeBit != *c.NFTables.MasqueradeBit, "iptables.masqueradeBit", "set nftables.masqueradeBit")
+	fixed := func(d, usual time.Duration, field string) {
+		no(d != 0 && d != usual, field, "it is of another mode; set nftables.syncPeriod and nftables.minSyncPeriod")
+	}
+	fixed(i.SyncPeriod.Duration, 30*time.Second, "iptables.syncPeriod")
+	fixed(i.MinSyncPeriod.Duration, time.Second, "iptables.minSyncPeriod")
 	p := c.IPVS
+	fixed(p.SyncPeriod.Duration, 30*time.Second, "ipvs.syncPeriod")
+	no(p.MinSyncPeriod.Duration != 0, "ipvs.minSyncPeriod", "it is of another mode")
 	no(p.Scheduler != "" || len(p.ExcludeCIDRs) > 0 || p.StrictARP || p.TCPTimeout.Duration != 0 || p.TCPFinTimeout.Duration != 0 || p.UDPTimeout.Duration != 0, "ipvs",
 		"the only mode is nftables")
 	no(c.Winkernel != kubeproxyconfigv1alpha1.KubeProxyWinkernelConfiguration{}, "winkernel", "the only mode is nftables")
 	no(c.WindowsRunAsService, "windowsRunAsService", "this is Linux")
 	no(c.ShowHiddenMetricsForVersion != "", "showHiddenMetricsForVersion", "there are no hidden metrics")
 	no(len(c.Logging.VModule) > 0, "logging.vmodule", "set logging.verbosity")
+	text, json := c.Logging.Options.Text, c.Logging.Options.JSON
+	no(text.SplitStream || json.SplitStream || text.InfoBufferSize.Value() != 0 || json.InfoBufferSize.Value() != 0, "logging.options", "everything goes to standard error, unbuffered")
 	no(c.PortRange != "", "portRange", "it has had no effect since userspace mode went")
 }
 

@@ -111,6 +111,13 @@ func (f *Flags) Load() error {
 	return Validate(&f.Config)
 }
 
+// All are the flags by name with the values they have now.
+func (f *Flags) All() map[string]string {
+	out := map[string]string{}
+	f.set.VisitAll(func(p *pflag.Flag) { out[p.Name] = p.Value.String() })
+	return out
+}
+
 func duration(set *pflag.FlagSet, d *metav1.Duration, name, usage string) {
 	set.DurationVar(&d.Duration, name, 0, usage)
 }

@@ -99,7 +99,7 @@ func Run(ctx context.Context, f *config.Flags, log *slog.Logger) error {
 	}()
 	err = proxy.Run(ctx, proxy.Config{
 		NodeName: name, Client: client, Informers: factory, Nodes: nodes, Instance: f.Instance,
-		HealthzBind: f.HealthzAddress(), MetricsBind: f.MetricsAddress(), Config: c, Log: log, Metrics: registry, Tracer: tracer, Synced: sync.OnceFunc(func() { close(synced) }),
+		HealthzBind: f.HealthzAddress(), MetricsBind: f.MetricsAddress(), Config: c, Log: log, Metrics: registry, Tracer: tracer, Flags: f.All(), Synced: sync.OnceFunc(func() { close(synced) }),
 	})
 	cancel(nil)
 	<-trimmed

@@ -12,54 +12,85 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/vishvananda/netlink"
-
 	"github.com/berth-dev/berth/internal/proxy"
 )
 
 // nftTable is the name of kube-proxy's tables in nftables mode.
 const nftTable = "kube-proxy"
 
-// ipvsLink is the interface that holds the addresses of Services in IPVS mode.
-const ipvsLink = "kube-ipvs0"
-
 // RemoveKubeProxy removes what kube-proxy left in any mode. Programs that a
 // mode needs and that are missing are no error: that mode cannot have run
 // here without them, unless it ran in a container of its own.
 func RemoveKubeProxy(ctx context.Context, log *slog.Logger) error {
-	errs := []error{proxy.Cleanup(nftTable), removeIPVS(ctx, log)}
-	for _, prefix := range []string{"iptables", "ip6tables"} {
-		save, err := exec.LookPath(prefix + "-save")
-		if err != nil {
-			log.Info("iptables rules are not looked at", "missing", prefix+"-save")
-			continue
-		}
-		out, err := exec.CommandContext(ctx, save).Output()
-		if err != nil {
-			errs = append(errs, fmt.Errorf("running %s: %w", save, err))
-			continue
-		}
-		script := iptablesScript(string(out))
-		if script == "" {
-			continue
-		}
-		cmd := exec.CommandContext(ctx, prefix+"-restore", "--noflush")
-		cmd.Stdin = strings.NewReader(script)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			errs = append(errs, fmt.Errorf("running %s-restore: %w: %s", prefix, err, bytes.TrimSpace(out)))
-			continue
-		}
-		log.Info("removed kube-proxy's rules", "from", prefix)
+	errs := []error{proxy.Cleanup(nftTable)}
+	for _, prefix := range iptablesVariants(exec.LookPath, log) {
+		errs = append(errs, removeIPTables(ctx, prefix, log))
 	}
-	return errors.Join(errs...)
+	// The rules above refer to IP sets, so these go last.
+	return errors.Join(append(errs, removeIPVS(log))...)
 }
 
-// kubeletChains are made by the kubelet and stay.
-var kubeletChains = []string{"KUBE-FIREWALL", "KUBE-KUBELET-CANARY", "KUBE-IPTABLES-HINT"}
+// iptablesVariants are the iptables programs to be asked: rules of the legacy
+// and of the nftables variant do not see each other, and nobody knows which
+// one kube-proxy's image had. Plain names are one of the two, or all there is.
+func iptablesVariants(look func(string) (string, error), log *slog.Logger) (out []string) {
+	for _, family := range []string{"iptables", "ip6tables"} {
+		for _, names := range [][]string{{family + "-nft", family + "-legacy"}, {family}} {
+			var found []string
+			for _, n := range names {
+				if _, err := look(n + "-save"); err == nil {
+					found = append(found, n)
+				}
+			}
+			if out = append(out, found...); len(found) > 0 {
+				break
+			}
+		}
+	}
+	if len(out) == 0 {
+		log.Info("iptables rules are not looked at: no iptables-save is installed here")
+	}
+	return out
+}
 
-// owned says whether an iptables chain is one of kube-proxy's.
-func owned(chain string) bool {
-	return strings.HasPrefix(chain, "KUBE-") && !slices.Contains(kubeletChains, chain)
+// removeIPTables removes kube-proxy's rules of one variant and family.
+func removeIPTables(ctx context.Context, prefix string, log *slog.Logger) error {
+	var said bytes.Buffer
+	save := exec.CommandContext(ctx, prefix+"-save")
+	save.Stderr = &said
+	out, err := save.Output()
+	if err != nil {
+		return fmt.Errorf("running %s-save: %w: %s", prefix, err, bytes.TrimSpace(said.Bytes()))
+	}
+	script := iptablesScript(string(out))
+	if script == "" {
+		return nil
+	}
+	cmd := exec.CommandContext(ctx, prefix+"-restore", "--noflush")
+	cmd.Stdin = strings.NewReader(script)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("running %s-restore: %w: %s", prefix, err, bytes.TrimSpace(out))
+	}
+	log.Info("removed kube-proxy's rules", "from", prefix)
+	return nil
+}
+
+// Others name chains KUBE-... too: the kubelet (KUBE-FIREWALL, canaries and
+// hints) and kube-router (KUBE-ROUTER-..., KUBE-POD-FW-..., KUBE-NWPLCY-...).
+// So kube-proxy's are listed: chains by name, and those made for each Service.
+var (
+	proxyChains = []string{"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-POSTROUTING", "KUBE-MARK-MASQ", "KUBE-MARK-DROP", "KUBE-FORWARD",
+		"KUBE-PROXY-FIREWALL", "KUBE-PROXY-CANARY",
+		// IPVS mode:
+		"KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER"}
+	serviceChains = []string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-SEP-", "KUBE-FW-", "KUBE-XLB-"}
+)
+
+// owned says whether a chain of an iptables table is one of kube-proxy's.
+func owned(table, chain string) bool {
+	// In the filter table this is the kubelet's, in nat it is of IPVS mode.
+	return chain == "KUBE-FIREWALL" && table == "nat" || slices.Contains(proxyChains, chain) ||
+		slices.ContainsFunc(serviceChains, func(p string) bool { return strings.HasPrefix(chain, p) })
 }
 
 // iptablesScript turns the output of iptables-save into the input of
@@ -67,7 +98,7 @@ func owned(chain string) bool {
 // to them. It is empty when there is nothing to remove.
 func iptablesScript(saved string) string {
 	var out strings.Builder
-	var head string
+	var head, table string
 	var body, chains []string
 	flush := func() {
 		if len(chains) > 0 {
@@ -88,10 +119,10 @@ func iptablesScript(saved string) string {
 		words := strings.Fields(line)
 		switch {
 		case strings.HasPrefix(line, "*"):
-			head = line
-		case strings.HasPrefix(line, ":") && owned(strings.TrimPrefix(words[0], ":")):
+			head, table = line, strings.TrimSpace(line[1:])
+		case strings.HasPrefix(line, ":") && owned(table, strings.TrimPrefix(words[0], ":")):
 			chains = append(chains, strings.TrimPrefix(words[0], ":"))
-		case len(words) > 2 && words[0] == "-A" && !owned(words[1]) && owned(target(words)):
+		case len(words) > 2 && words[0] == "-A" && !owned(table, words[1]) && owned(table, target(words)):
 			body = append(body, "-D"+strings.TrimPrefix(line, "-A"))
 		case line == "COMMIT":
 			flush()
@@ -108,61 +139,4 @@ func target(words []string) string {
 		}
 	}
 	return ""
-}
-
-// removeIPVS removes kube-proxy's interface and the virtual servers on its
-// addresses. Without the interface IPVS mode did not run.
-func removeIPVS(ctx context.Context, log *slog.Logger) error {
-	link, err := netlink.LinkByName(ipvsLink)
-	if errors.As(err, &netlink.LinkNotFoundError{}) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("looking for %s: %w", ipvsLink, err)
-	}
-	addrs, err := netlink.AddrList(link, netlink.FAMILY_ALL)
-	if err != nil {
-		return fmt.Errorf("listing the addresses of %s: %w", ipvsLink, err)
-	}
-	mine := map[string]bool{}
-	for _, a := range addrs {
-		mine[a.IP.String()] = true
-	}
-	var errs []error
-	if save, err := exec.LookPath("ipvsadm-save"); err == nil {
-		out, err := exec.CommandContext(ctx, save, "-n").Output()
-		if err != nil {
-			return fmt.Errorf("running %s: %w", save, err)
-		}
-		for _, args := range ipvsDeletions(string(out), mine) {
-			if out, err := exec.CommandContext(ctx, "ipvsadm", args...).CombinedOutput(); err != nil {
-				errs = append(errs, fmt.Errorf("running ipvsadm %v: %w: %s", args, err, bytes.TrimSpace(out)))
-			}
-		}
-	} else {
-		log.Warn("IPVS virtual servers stay: ipvsadm is not installed")
-	}
-	if err := netlink.LinkDel(link); err != nil {
-		errs = append(errs, fmt.Errorf("removing %s: %w", ipvsLink, err))
-	} else {
-		log.Info("removed kube-proxy's interface", "name", ipvsLink)
-	}
-	return errors.Join(errs...)
-}
-
-// ipvsDeletions picks the virtual servers on kube-proxy's addresses from the
-// output of ipvsadm-save -n.
-func ipvsDeletions(saved string, mine map[string]bool) [][]string {
-	var out [][]string
-	for _, line := range strings.Split(saved, "\n") {
-		w := strings.Fields(line)
-		if len(w) < 3 || w[0] != "-A" {
-			continue
-		}
-		i := strings.LastIndex(w[2], ":")
-		if i > 0 && mine[strings.Trim(w[2][:i], "[]")] {
-			out = append(out, []string{"-D", w[1], w[2]})
-		}
-	}
-	return out
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -23,13 +24,37 @@ import (
 
 type bench struct {
 	*rig.Rig
-	cri     *cri
+	floor   *floor
 	agent   *rig.Agent
+	http    *http.Client // of ask
 	idleFor time.Duration
+	hangFor time.Duration
 	many    int
+	rounds  int // of floor and agent in turns
+	missed  int
+}
 
-	floorOne  time.Duration
-	floorMany map[int]time.Duration
+const nodeName = "bench"
+
+// verdict is how a figure stands to its bar.
+type verdict string
+
+const none verdict = ""
+
+func met(ok bool) verdict { return map[bool]verdict{true: "met", false: "MISSED"}[ok] }
+
+// note prints one line of the table.
+func (b *bench) note(part, what, target, measured string, v verdict) {
+	if v == met(false) {
+		b.missed++
+	}
+	fmt.Printf("%-9s %-85s %-26s %-34s %s\n", part, what, target, measured, v)
+}
+
+// spread is the median and the ends of some ratios.
+func spread(ratios []float64) string {
+	s := slices.Sorted(slices.Values(ratios))
+	return fmt.Sprintf("%.2f, %.2f..%.2f", s[len(s)/2], s[0], s[len(s)-1])
 }
 
 func ms(d time.Duration) string { return fmt.Sprintf("%.1f ms", float64(d.Microseconds())/1000) }
@@ -47,7 +72,7 @@ func (b *bench) pod(name string, probed bool) *v1.Pod {
 		c.ReadinessProbe = &v1.Probe{PeriodSeconds: 10, ProbeHandler: v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{Path: "/", Port: intstr.FromInt32(8080)}}}
 	}
 	grace := int64(1)
-	return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PodSpec{NodeName: b.agent.Name, Containers: []v1.Container{c}, TerminationGracePeriodSeconds: &grace}}
+	return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PodSpec{NodeName: nodeName, Containers: []v1.Container{c}, TerminationGracePeriodSeconds: &grace}}
 }
 
 // watch follows all pods from a resource version on until done; wait returns then. Events are taken at
@@ -123,6 +148,20 @@ func (b *bench) create(ctx context.Context, prefix string, n int, probed bool) (
 	return first, time.Since(began), err
 }
 
+// drop deletes one pod, waits until it is gone and tells how long that took.
+func (b *bench) drop(ctx context.Context, name string) (time.Duration, error) {
+	wait, err := b.watch(ctx, "", func(t watch.EventType, p *v1.Pod) bool { return t == watch.Deleted && p.Name == name })
+	if err != nil {
+		return 0, err
+	}
+	began := time.Now()
+	if err := b.Client.CoreV1().Pods("default").Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
+		return 0, err
+	}
+	err = wait()
+	return time.Since(began), err
+}
+
 // empty deletes every pod and waits until the last is gone.
 func (b *bench) empty(ctx context.Context) error {
 	pods := b.Client.CoreV1().Pods("default")
@@ -193,12 +232,12 @@ func usageOf(pid int) (usage, bool) {
 
 // percent measures processor time of everything but the control plane, and of
 // the agent alone, in percent of one core.
-func (b *bench) percent() (all, agent float64) {
+func (b *bench) percent(length time.Duration) (all, agent float64) {
 	time.Sleep(10 * time.Second) // let the starts come to rest
 	before := b.processes()
-	time.Sleep(b.idleFor)
+	time.Sleep(length)
 	for pid, now := range b.processes() {
-		d := (now.ticks - before[pid].ticks) / b.idleFor.Seconds()
+		d := (now.ticks - before[pid].ticks) / length.Seconds()
 		all += d
 		if pid == b.agent.Process.Pid {
 			agent = d

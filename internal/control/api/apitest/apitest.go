@@ -15,6 +15,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -92,6 +93,16 @@ func (e *Env) Stop() { e.stop() }
 func (e *Env) As(t testing.TB, user string, groups ...string) *rest.Config {
 	t.Helper()
 	return e.authority.client(t, e.Config.Host, user, groups)
+}
+
+// Between is As with a certificate that is valid in the given time only.
+func (e *Env) Between(t testing.TB, from, to time.Time, user string, groups ...string) *rest.Config {
+	t.Helper()
+	cfg := e.authority.client(t, e.Config.Host, user, groups)
+	name := strings.TrimSuffix(strings.TrimPrefix(cfg.CertFile, e.authority.dir+"/"), ".crt")
+	e.authority.issue(t, name, newKey(t), &x509.Certificate{Subject: pkix.Name{CommonName: user, Organization: groups}, NotBefore: from, NotAfter: to,
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+	return cfg
 }
 
 // RenewAgentClient replaces the certificate that the server shows to node
@@ -232,12 +243,14 @@ func (a *authority) issueAgentClient(t testing.TB) *x509.Certificate {
 func (a *authority) file(name string) string { return filepath.Join(a.dir, name) }
 
 // issue signs a certificate and writes it and its key; the first one signs
-// itself.
+// itself. One without dates is valid for a day.
 func (a *authority) issue(t testing.TB, name string, key *ecdsa.PrivateKey, template *x509.Certificate) *x509.Certificate {
 	t.Helper()
 	now := time.Now()
 	template.SerialNumber = big.NewInt(now.UnixNano())
-	template.NotBefore, template.NotAfter = now.Add(-time.Hour), now.Add(24*time.Hour)
+	if template.NotAfter.IsZero() {
+		template.NotBefore, template.NotAfter = now.Add(-time.Hour), now.Add(24*time.Hour)
+	}
 	parent := a.cert
 	if parent == nil {
 		parent = template

@@ -53,6 +53,7 @@ var kinds = []selectableKind{
 	{gvk: v1.SchemeGroupVersion.WithKind("ReplicationController"), resource: "replicationcontrollers", values: controllerFields, keys: []string{"status.replicas"}},
 	{gvk: batch.SchemeGroupVersion.WithKind("Job"), resource: "jobs", values: jobFields, keys: []string{"status.successful"}},
 	{gvk: certificates.SchemeGroupVersion.WithKind("CertificateSigningRequest"), resource: "certificatesigningrequests", values: csrFields, keys: []string{"spec.signerName"}},
+	{gvk: certificates.SchemeGroupVersion.WithKind("ClusterTrustBundle"), resource: "clustertrustbundles", values: bundleFields, keys: []string{"spec.signerName"}},
 	{gvk: resource.SchemeGroupVersion.WithKind("ResourceSlice"), resource: "resourceslices", values: sliceFields, keys: []string{"spec.nodeName", "spec.driver"}},
 	{
 		gvk: v1.SchemeGroupVersion.WithKind("Event"), resource: "events", values: eventFields,

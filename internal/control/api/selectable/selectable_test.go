@@ -99,7 +99,7 @@ func TestKeysAgree(t *testing.T) {
 	samples := map[string]runtime.Object{
 		"pods": &v1.Pod{}, "nodes": &v1.Node{}, "services": &v1.Service{}, "namespaces": &v1.Namespace{}, "secrets": &v1.Secret{},
 		"replicationcontrollers": &v1.ReplicationController{}, "jobs": &batch.Job{}, "events": &v1.Event{},
-		"certificatesigningrequests": &certificates.CertificateSigningRequest{}, "resourceslices": &resource.ResourceSlice{},
+		"certificatesigningrequests": &certificates.CertificateSigningRequest{}, "clustertrustbundles": &certificates.ClusterTrustBundle{}, "resourceslices": &resource.ResourceSlice{},
 	}
 	for _, k := range kinds {
 		obj, ok := samples[k.resource]

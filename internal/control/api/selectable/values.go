@@ -96,6 +96,14 @@ func csrFields(obj runtime.Object, set fields.Set) bool {
 	return ok
 }
 
+func bundleFields(obj runtime.Object, set fields.Set) bool {
+	b, ok := obj.(*certificates.ClusterTrustBundle)
+	if ok {
+		set["spec.signerName"] = b.Spec.SignerName
+	}
+	return ok
+}
+
 func sliceFields(obj runtime.Object, set fields.Set) bool {
 	s, ok := obj.(*resource.ResourceSlice)
 	if ok {

@@ -112,6 +112,13 @@ var controllerRoles = []entry{
 		get,list,update,watch replicationcontrollers
 		update replicationcontrollers/status replicationcontrollers/finalizers
 		create,delete,list,patch,watch pods`},
+	{name: "resource-claim-controller", rules: event + `
+		get,list,watch pods
+		update pods/finalizers
+		patch,update pods/status
+		get,list,watch resourceclaimtemplates.resource.k8s.io
+		create,delete,get,list,patch,update,watch resourceclaims.resource.k8s.io
+		patch,update resourceclaims.resource.k8s.io/status`},
 	{name: "resourcequota-controller", rules: event + `
 		list,watch *.*
 		update resourcequotas/status`},

@@ -31,6 +31,7 @@ type cycle struct {
 	spreads   []spreadState
 	claims    []claimNeed
 	volumes   []*v1.PersistentVolume // all, sorted; listed when first needed
+	devices   *deviceNeeds           // nil for a pod without resource claims
 }
 
 type pair struct{ key, value string }

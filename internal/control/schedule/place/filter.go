@@ -35,6 +35,7 @@ var filters = []struct {
 	{"exclusive volumes", (*cycle).exclusiveVolumes},
 	{"volume limits", (*cycle).volumeLimits},
 	{"volumes", (*cycle).volumesReach},
+	{"devices", (*cycle).devicesReach},
 	{"topology spread", (*cycle).spreadFits},
 	{"pod affinity", (*cycle).podAffinity},
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/internal/journal"
 )
@@ -22,6 +23,11 @@ type Decision struct {
 	Best, RunnerUp Score
 	// Volumes must be written before the pod is bound.
 	Volumes VolumePlan
+	// Devices must be written to resource claims before the pod is bound.
+	Devices DevicePlan
+	// Release names a claim whose devices no node that would do can reach, and
+	// that nobody uses: giving them back may help. Nil when there is none.
+	Release *types.NamespacedName
 
 	// Everywhere is the one reason that holds on every node; when it is set,
 	// Refusals is empty.
@@ -60,7 +66,10 @@ func (s *Snapshot) Place(p *Pod, opts Options) Decision {
 		return d
 	}
 	c := s.begin(p)
-	if d.Everywhere = c.lookVolumes(); d.Everywhere != "" {
+	if d.Everywhere = c.lookVolumes(); d.Everywhere == "" {
+		d.Everywhere = c.lookDevices()
+	}
+	if d.Everywhere != "" {
 		d.PreemptNote = fmt.Sprintf("0/%d nodes are available: %d Preemption is not helpful for scheduling.", d.Total, d.Total)
 		return d
 	}
@@ -71,6 +80,7 @@ func (s *Snapshot) Place(p *Pod, opts Options) Decision {
 		for n, v := range refused {
 			d.Refusals[n.name] = v.reasons
 		}
+		d.Release = c.releaseDevices()
 		if !opts.NoPreemption {
 			d.Preempt, d.PreemptNote = c.preempt(refused)
 		}
@@ -80,6 +90,7 @@ func (s *Snapshot) Place(p *Pod, opts Options) Decision {
 	if len(c.claims) > 0 {
 		d.Volumes, _ = c.planVolumes(s.nodes[d.Node].obj)
 	}
+	d.Devices = c.planDevices(s.nodes[d.Node].obj)
 	return d
 }
 

@@ -11,6 +11,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -75,8 +76,13 @@ type transcript struct {
 		Name, Mode, Provisioner string
 	}
 	Budgets []policyv1.PodDisruptionBudget
-	Placed  []v1.Pod
-	Place   []v1.Pod
+	// Slices, DeviceClasses and ResourceClaims are of dynamic resource
+	// allocation.
+	Slices         []resourceapi.ResourceSlice
+	DeviceClasses  []resourceapi.DeviceClass
+	ResourceClaims []resourceapi.ResourceClaim
+	Placed         []v1.Pod
+	Place          []v1.Pod
 }
 
 func runTranscript(t *testing.T, file string) string {
@@ -119,6 +125,16 @@ func runTranscript(t *testing.T, file string) string {
 	for i := range in.Budgets {
 		s.SetBudget(&in.Budgets[i])
 	}
+	for i := range in.Slices {
+		s.SetResourceSlice(&in.Slices[i])
+	}
+	for i := range in.DeviceClasses {
+		s.SetDeviceClass(&in.DeviceClasses[i])
+	}
+	for i := range in.ResourceClaims {
+		in.ResourceClaims[i].Namespace = "ns"
+		s.SetResourceClaim(&in.ResourceClaims[i])
+	}
 	for i := range in.Placed {
 		if err := s.SetPod(fill(&in.Placed[i])); err != nil {
 			t.Fatal(err)
@@ -139,11 +155,18 @@ func runTranscript(t *testing.T, file string) string {
 			for _, c := range d.Volumes.Provision {
 				fmt.Fprintf(&out, "  provisions %s\n", c)
 			}
+			for _, c := range d.Devices.Claims {
+				fmt.Fprintf(&out, "  claim %s %s\n", c.Claim, devicesOf(c.Result))
+			}
 			s.Assume(p, d.Node)
 			s.AssumeVolumes(d.Volumes)
+			s.AssumeDevices(d.Devices)
 			continue
 		}
 		fmt.Fprintf(&out, "%s: %s\n", p.Obj.Name, d.Message())
+		if d.Release != nil {
+			fmt.Fprintf(&out, "  gives back claim %s\n", d.Release)
+		}
 		if d.Preempt != nil {
 			var names []string
 			for _, v := range d.Preempt.Victims {

@@ -42,6 +42,7 @@ type Snapshot struct {
 	// exclusive counts the placed pods per claim.
 	claimUsers map[types.NamespacedName]int
 	images     map[string]*image
+	devices    devices
 }
 
 type image struct {
@@ -84,6 +85,7 @@ func NewSnapshot() *Snapshot {
 		assumedClaims: map[string]types.NamespacedName{},
 		claimUsers:    map[types.NamespacedName]int{},
 		images:        map[string]*image{},
+		devices:       newDevices(),
 	}
 }
 

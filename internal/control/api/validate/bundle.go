@@ -1,0 +1,72 @@
+package validate
+
+import (
+	"crypto/x509"
+	"encoding/pem"
+	"strings"
+
+	certificates "k8s.io/api/certificates/v1"
+	pathvalidation "k8s.io/apimachinery/pkg/api/validation/path"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+// maxBundle bounds the anchors of one bundle, in bytes.
+const maxBundle = 1 << 20
+
+var bundleKinds = []row{
+	kind[certificates.ClusterTrustBundle, *certificates.ClusterTrustBundle]{scope: cluster, name: pathvalidation.ValidatePathSegmentName, create: bundleGood, update: bundleUpdate},
+}
+
+// bundleGood checks the name against the signer, which owns all names that begin
+// with its own, and that the anchors are certificate authorities, each once.
+func bundleGood(b *certificates.ClusterTrustBundle) errs {
+	var all errs
+	name := field.NewPath("metadata", "name")
+	switch signer := b.Spec.SignerName; {
+	case signer == "" && strings.Contains(b.Name, ":"):
+		all = append(all, field.Invalid(name, b.Name, "ClusterTrustBundle without signer name must not have \":\" in its name"))
+	case signer != "":
+		if prefix := strings.ReplaceAll(signer, "/", ":") + ":"; !strings.HasPrefix(b.Name, prefix) {
+			all = append(all, field.Invalid(name, b.Name, "ClusterTrustBundle for signerName "+signer+" must be named with prefix "+prefix))
+		}
+	}
+	return append(all, anchorsGood(specPath.Child("trustBundle"), b.Spec.TrustBundle)...)
+}
+
+func anchorsGood(at *field.Path, text string) errs {
+	if text == "" {
+		return errs{field.Required(at, "trust anchors are required")}
+	}
+	if len(text) > maxBundle {
+		return errs{field.TooLong(at, "", maxBundle)}
+	}
+	bad := func(why string) errs { return errs{field.Invalid(at, "<value omitted>", why)} }
+	seen := map[string]bool{}
+	for rest := []byte(text); ; {
+		var block *pem.Block
+		if block, rest = pem.Decode(rest); block == nil {
+			break
+		}
+		if block.Type != "CERTIFICATE" || len(block.Headers) > 0 {
+			return bad("every block must be a CERTIFICATE without headers")
+		}
+		c, err := x509.ParseCertificate(block.Bytes)
+		switch {
+		case err != nil:
+			return bad("a block does not parse as X.509")
+		case !c.IsCA || !c.BasicConstraintsValid:
+			return bad("every certificate must be that of an authority")
+		case seen[string(block.Bytes)]:
+			return bad("a certificate is there twice")
+		}
+		seen[string(block.Bytes)] = true
+	}
+	if len(seen) == 0 {
+		return bad("at least one certificate is required")
+	}
+	return nil
+}
+
+func bundleUpdate(changed, old *certificates.ClusterTrustBundle) errs {
+	return append(bundleGood(changed), immutable(specPath.Child("signerName"), changed.Spec.SignerName, old.Spec.SignerName)...)
+}

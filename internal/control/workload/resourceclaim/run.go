@@ -1,0 +1,276 @@
+package resourceclaim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	resourcelisters "k8s.io/client-go/listers/resource/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+	dra "k8s.io/dynamic-resource-allocation/resourceclaim"
+
+	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/journal"
+)
+
+// Keys of the queue say of which kind they are.
+const (
+	podKey   = "pod:"
+	claimKey = "claim:"
+)
+
+// byTemplate indexes pods that wait for a claim by the template's key.
+const byTemplate = "berth-claim-template"
+
+type controller struct {
+	shell.Env
+	q         *shell.Queue
+	pods      corelisters.PodLister
+	claims    resourcelisters.ResourceClaimLister
+	templates resourcelisters.ResourceClaimTemplateLister
+	owned     cache.SharedIndexInformer // claims, by their controller
+	events    record.EventRecorder
+
+	mu sync.Mutex
+	// made remembers, by pod and by the pod's name of it, what this process
+	// made while the pod's status does not say so yet.
+	made map[types.UID]map[string]*resourceapi.ResourceClaim
+}
+
+// Run makes and tidies claims until the context ends.
+func Run(ctx context.Context, e shell.Env) error {
+	core, api := e.Informers.Core().V1(), e.Informers.Resource().V1()
+	c := &controller{Env: e, q: shell.NewQueue(), pods: core.Pods().Lister(), claims: api.ResourceClaims().Lister(),
+		templates: api.ResourceClaimTemplates().Lister(), owned: api.ResourceClaims().Informer(), events: e.Events("resource_claim"), made: map[types.UID]map[string]*resourceapi.ResourceClaim{}}
+	waiting := core.Pods().Informer()
+	if err := errors.Join(shell.IndexOwners(c.owned), shell.Index(waiting, cache.Indexers{byTemplate: waitsFor})); err != nil {
+		return err
+	}
+	seenPods, err1 := shell.On(waiting, func(_, p *v1.Pod, gone bool) { c.podChanged(p, gone) })
+	seenClaims, err2 := shell.On(c.owned, func(_, claim *resourceapi.ResourceClaim, gone bool) { c.claimChanged(claim, gone) })
+	seenTemplates, err3 := shell.On(api.ResourceClaimTemplates().Informer(), func(_, t *resourceapi.ResourceClaimTemplate, gone bool) {
+		for _, p := range shell.Indexed[*v1.Pod](waiting, byTemplate, shell.Key(t)) {
+			c.q.Add(podKey + shell.Key(p))
+		}
+	})
+	if err := errors.Join(err1, err2, err3); err != nil {
+		return err
+	}
+	if err := e.Synced(ctx, seenPods, seenClaims, seenTemplates); err != nil {
+		return nil
+	}
+	return e.Run(ctx, c.q, 4, func(ctx context.Context, key string) (time.Duration, error) {
+		if name, ok := strings.CutPrefix(key, podKey); ok {
+			return 0, c.syncPod(ctx, name)
+		}
+		return 0, c.syncClaim(ctx, strings.TrimPrefix(key, claimKey))
+	})
+}
+
+// waitsFor is the index of pods by the templates they have no claim of.
+func waitsFor(obj any) ([]string, error) {
+	p, ok := obj.(*v1.Pod)
+	if !ok {
+		return nil, nil
+	}
+	var out []string
+	for _, w := range Missing(p, nil) {
+		out = append(out, p.Namespace+"/"+w.Template)
+	}
+	return out, nil
+}
+
+func (c *controller) podChanged(p *v1.Pod, gone bool) {
+	if len(p.Spec.ResourceClaims) == 0 {
+		return
+	}
+	if !gone {
+		c.q.Add(podKey + shell.Key(p))
+	}
+	if gone || len(Missing(p, nil)) == 0 {
+		c.mu.Lock()
+		delete(c.made, p.UID)
+		c.mu.Unlock()
+	}
+	if !gone && !Ended(p) {
+		return
+	}
+	for name := range dra.PodClaims(p) {
+		c.q.Add(claimKey + p.Namespace + "/" + name)
+	}
+	for _, claim := range shell.Indexed[*resourceapi.ResourceClaim](c.owned, shell.ByOwner, string(p.UID)) {
+		c.q.Add(claimKey + shell.Key(claim))
+	}
+}
+
+func (c *controller) claimChanged(claim *resourceapi.ResourceClaim, gone bool) {
+	if !gone {
+		c.q.Add(claimKey + shell.Key(claim))
+	}
+	if owner := metav1.GetControllerOfNoCopy(claim); owner != nil && owner.Kind == "Pod" {
+		c.q.Add(podKey + claim.Namespace + "/" + owner.Name)
+	}
+}
+
+func (c *controller) syncPod(ctx context.Context, key string) error {
+	ns, name := shell.Split(key)
+	p, err := c.pods.Pods(ns).Get(name)
+	if err != nil {
+		return nil // gone
+	}
+	if err := c.fromTemplates(ctx, p); err != nil {
+		return err
+	}
+	find := func(name string) *resourceapi.ResourceClaim {
+		claim, err := c.claims.ResourceClaims(ns).Get(name)
+		if err != nil {
+			return nil
+		}
+		return claim
+	}
+	for _, claim := range ToReserve(p, find) {
+		patch := shell.Guarded(claim, map[string]any{"status": map[string]any{"reservedFor": Reserved(claim, p)}})
+		_, err := c.Client.ResourceV1().ResourceClaims(ns).Patch(ctx, claim.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+		if err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("reserving claim %s for pod %s: %w", shell.Key(claim), key, err)
+		}
+	}
+	return nil
+}
+
+// fromTemplates makes what a pod misses and names it in the pod's status.
+func (c *controller) fromTemplates(ctx context.Context, p *v1.Pod) error {
+	missing := Missing(p, shell.Indexed[*resourceapi.ResourceClaim](c.owned, shell.ByOwner, string(p.UID)))
+	if len(missing) == 0 {
+		return nil
+	}
+	var made []map[string]any
+	var errs []error
+	for _, w := range missing {
+		claim := w.Have
+		if claim == nil {
+			var err error
+			if claim, err = c.make(ctx, p, w); err != nil {
+				c.events.Eventf(p, v1.EventTypeWarning, "FailedResourceClaimCreation", "PodResourceClaim %s: %v", w.Name, err)
+				errs = append(errs, fmt.Errorf("claim %s of pod %s: %w", w.Name, shell.Key(p), err))
+				continue
+			}
+			c.Note("Pod", p, "made its resource claim "+claim.Name, journal.Fact{Name: "template", Value: w.Template})
+		}
+		made = append(made, map[string]any{"name": w.Name, "resourceClaimName": claim.Name})
+	}
+	if len(made) > 0 {
+		patch := shell.Merge(map[string]any{"metadata": map[string]any{"uid": p.UID}, "status": map[string]any{"resourceClaimStatuses": made}})
+		if _, err := c.Client.CoreV1().Pods(p.Namespace).Patch(ctx, p.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil && !apierrors.IsNotFound(err) {
+			errs = append(errs, fmt.Errorf("naming the claims of pod %s: %w", shell.Key(p), err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// make makes one claim, unless it did so already and the cache does not show
+// it yet.
+func (c *controller) make(ctx context.Context, p *v1.Pod, w Wanted) (*resourceapi.ResourceClaim, error) {
+	c.mu.Lock()
+	have := c.made[p.UID][w.Name]
+	c.mu.Unlock()
+	if have != nil {
+		return have, nil
+	}
+	template, err := c.templates.ResourceClaimTemplates(p.Namespace).Get(w.Template)
+	if err != nil {
+		return nil, fmt.Errorf("resource claim template %q: %w", w.Template, err)
+	}
+	claim, err := c.Client.ResourceV1().ResourceClaims(p.Namespace).Create(ctx, FromTemplate(p, w.Name, template), metav1.CreateOptions{})
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.made[p.UID] == nil {
+		c.made[p.UID] = map[string]*resourceapi.ResourceClaim{}
+	}
+	c.made[p.UID][w.Name] = claim
+	return claim, nil
+}
+
+func (c *controller) syncClaim(ctx context.Context, key string) error {
+	ns, name := shell.Split(key)
+	claim, err := c.claims.ResourceClaims(ns).Get(name)
+	if err != nil {
+		return nil // gone
+	}
+	var unsure error
+	t := Tidy(claim, func(name string, uid types.UID) *v1.Pod {
+		p, err := c.pod(ctx, ns, name, uid)
+		if err != nil {
+			unsure = err
+		}
+		return p
+	})
+	if unsure != nil {
+		return fmt.Errorf("looking for the users of claim %s: %w", key, unsure)
+	}
+	return c.tidy(ctx, claim, t)
+}
+
+// pod finds a pod in the cache, or makes sure that there is none.
+func (c *controller) pod(ctx context.Context, ns, name string, uid types.UID) (*v1.Pod, error) {
+	if p, err := c.pods.Pods(ns).Get(name); err == nil && p.UID == uid {
+		return p, nil
+	}
+	p, err := c.Client.CoreV1().Pods(ns).Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err), err == nil && p.UID != uid:
+		return nil, nil
+	}
+	return p, err
+}
+
+// tidy writes; each write fails if the claim has changed since it was read.
+func (c *controller) tidy(ctx context.Context, claim *resourceapi.ResourceClaim, t Tidying) error {
+	api := c.Client.ResourceV1().ResourceClaims(claim.Namespace)
+	key := shell.Key(claim)
+	var err error
+	if t.Status {
+		status := map[string]any{"reservedFor": t.Users}
+		if t.Deallocate {
+			status["allocation"], status["devices"] = nil, nil
+			c.Note("ResourceClaim", claim, "gave its devices back", journal.Fact{Name: "cause", Value: t.Because})
+		}
+		patch := shell.Guarded(claim, map[string]any{"status": status})
+		if claim, err = api.Patch(ctx, claim.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
+			return gone(err, "taking users off claim "+key)
+		}
+	}
+	if t.Unprotect {
+		rest := slices.DeleteFunc(slices.Clone(claim.Finalizers), func(f string) bool { return f == resourceapi.Finalizer })
+		patch := shell.Guarded(claim, map[string]any{"metadata": map[string]any{"finalizers": rest}})
+		if claim, err = api.Patch(ctx, claim.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+			return gone(err, "letting claim "+key+" go")
+		}
+	}
+	if t.Delete {
+		c.Note("ResourceClaim", claim, "deleted", journal.Fact{Name: "cause", Value: t.Because})
+		return gone(api.Delete(ctx, claim.Name, shell.SameUID(claim)), "deleting claim "+key)
+	}
+	return nil
+}
+
+func gone(err error, what string) error {
+	if err == nil || apierrors.IsNotFound(err) {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}

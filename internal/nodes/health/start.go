@@ -1,0 +1,70 @@
+package health
+
+import (
+	"slices"
+	"time"
+)
+
+// trace is what a lease found at the start tells of the time before it.
+type trace struct {
+	at    time.Time     // when it was renewed, by the API's clock or else the node's
+	lasts time.Duration // its duration
+}
+
+// upstreamLease is how long a lease lasts that does not say so.
+const upstreamLease = 40 * time.Second
+
+func traceOf(e Event) trace {
+	t := trace{at: e.Written, lasts: e.Lasts}
+	if t.at.IsZero() {
+		t.at = e.Renewed
+	}
+	if t.lasts <= 0 {
+		t.lasts = upstreamLease
+	}
+	return t
+}
+
+// beforeStart is a sign of life that nobody here heard: it was found.
+const beforeStart = "before this controller started, by the times of the leases"
+
+// judgeTraces begins the nodes' graces where the last controller's left off,
+// as far as that can be known. A node was silent for at least as long as its
+// last renewal is older than that of the node in the middle. Times are compared with
+// each other and with nothing else: this side's clock may be off, and while the
+// API was away all leases stood still, which is no silence of theirs. The middle
+// and not the newest, since one clock may be ahead, and since an API that just
+// came back has heard only the quickest.
+//
+// A clock may also be behind, and then a living node looks dead. So each node
+// has time left to renew its lease: half of what it lasts, two intervals.
+func (m *Monitor) judgeTraces(now time.Time) {
+	traces := make([]int64, 0, len(m.before))
+	for _, t := range m.before {
+		traces = append(traces, t.at.UnixNano())
+	}
+	slices.Sort(traces)
+	defer func() { m.before = nil }()
+	if len(traces) == 0 {
+		return
+	}
+	middle := time.Unix(0, traces[len(traces)/2])
+	for _, n := range m.nodes {
+		if n.view.Ready == Missing || n.by != firstSeen {
+			continue
+		}
+		t, found := m.before[n]
+		if !found {
+			if n.view.Heartbeat.IsZero() {
+				continue
+			}
+			t = trace{at: n.view.Heartbeat, lasts: upstreamLease}
+		}
+		silent := middle.Sub(t.at)
+		if silent <= 0 {
+			continue
+		}
+		n.heard, n.by, n.spared = now.Add(-silent), beforeStart, now.Add(min(t.lasts/2, m.s.Grace))
+		m.heap.set(&n.timer, m.deadline(n))
+	}
+}

@@ -1,0 +1,82 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+)
+
+// check is one start of a machine and what is run on it. Commands see the
+// working tree as /host and the test binaries that `make vm-test` builds in
+// /host/bin/t.
+type check struct {
+	name  string
+	nodes int // NUMA nodes; 0 is one
+	steps []step
+	limit time.Duration
+}
+
+var checks = []check{
+	{name: "cgroups", limit: 15 * time.Minute, steps: []step{
+		{command: "/host/bin/t/resource.test -test.v -test.run TestUnified"},
+	}},
+	{name: "numa", nodes: 2, limit: 15 * time.Minute, steps: []step{
+		{command: "/host/bin/t/topology.test -test.v -test.run TestTwoNodes"},
+	}},
+	{name: "logind", limit: 20 * time.Minute, steps: []step{
+		{command: "cat /proc/sys/kernel/random/boot_id > /var/lib/boot"},
+		{command: "/host/bin/t/shutdown.test -test.v -test.run TestRealLogind", reboots: true},
+		{command: "! grep -q -f /proc/sys/kernel/random/boot_id /var/lib/boot"},
+	}},
+	{name: "packets", limit: time.Hour, steps: []step{
+		{command: "cd /host/internal/proxy && /host/bin/t/proxy.test -test.v -test.timeout 55m -test.run 'TestKernel(Listing|Packets|Traffic|Drift|StaleFlows)'"},
+	}},
+	{name: "ipvs", limit: 20 * time.Minute, steps: []step{
+		{command: "modprobe ip_vs && ip link add kube-ipvs0 type dummy && ip addr add 10.96.0.10/32 dev kube-ipvs0 && ipvsadm -A -t 10.96.0.10:53 -s rr && ipvsadm -a -t 10.96.0.10:53 -r 10.244.0.5:53 -m && ipvsadm -A -t 192.0.2.1:80 -s rr"},
+		{command: "/host/bin/berth proxy --cleanup-kube-proxy"},
+		{command: "! ip link show kube-ipvs0 && test \"$(ipvsadm-save -n)\" = '-A -t 192.0.2.1:80 -s rr'"},
+	}},
+}
+
+// test runs the named checks, or all, one machine after another, and says how
+// each ended.
+func test(ctx context.Context, m *machine, names []string) (int, error) {
+	failed, ran := 0, 0
+	for _, c := range checks {
+		if len(names) > 0 && !slices.Contains(names, c.name) {
+			continue
+		}
+		ran++
+		began := time.Now()
+		var out bytes.Buffer
+		status, err := c.run(ctx, m, io.MultiWriter(&out, os.Stdout))
+		word := "ok"
+		if err != nil || status != 0 {
+			failed++
+			word = fmt.Sprintf("FAIL (status %d, %v; console: %s)", status, err, m.console())
+		}
+		fmt.Printf("--- %s: %s (%.0fs)\n", c.name, word, time.Since(began).Seconds())
+	}
+	fmt.Printf("%d passed, %d failed\n", ran-failed, failed)
+	if failed > 0 || ran == 0 {
+		return 1, nil
+	}
+	return 0, nil
+}
+
+// run gives each check a machine of its own.
+func (c check) run(ctx context.Context, m *machine, out io.Writer) (int, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.limit)
+	defer cancel()
+	own := *m
+	own.dir = filepath.Join(m.dir, c.name)
+	if c.nodes > 0 {
+		own.nodes, own.processors = c.nodes, 2*c.nodes
+	}
+	return own.once(ctx, c.steps, out)
+}
