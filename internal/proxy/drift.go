@@ -11,22 +11,52 @@ import (
 	"github.com/berth-dev/berth/internal/proxy/nft"
 )
 
-// sums hold, for every set, the sum of the hashes of the keys that should be
-// in it: equal whatever the order, and cheap to keep as rows come and go.
+// sums hold, for every set, the sum of the hashes of the rows that should be
+// in it: equal whatever the order, and cheap to keep as rows come and go. They
+// also hold, for every chain of a service port with affinity, that of its rules.
 type sums map[string]uint64
 
 var sumSeed = maphash.MakeSeed()
 
-func (s sums) follow(f model.Family, c *model.Changes) {
-	for set, d := range c.Sets {
-		shape := set.Shape(f)
-		for rest := d.Del; len(rest) > 0; rest = rest[shape.DelStride():] {
-			s[shape.Name] -= maphash.Bytes(sumSeed, rest[:shape.Key])
-		}
-		for rest := d.Add; len(rest) > 0; rest = rest[shape.Stride():] {
-			s[shape.Name] += maphash.Bytes(sumSeed, rest[:shape.Key])
+func (s sums) follow(l nft.Layout, c *model.Changes) {
+	f := l.Family
+	for _, ch := range c.Chains {
+		if name := nft.StickyName(ch.ID, ch.Pool); len(ch.Endpoints) > 0 {
+			s[name] = rulesSum(l.StickyRules(ch))
+		} else {
+			delete(s, name)
 		}
 	}
+	for set, d := range c.Sets {
+		shape := set.Shape(f)
+		was := d.Was
+		for rest := d.Del; len(rest) > 0; rest = rest[shape.DelStride():] {
+			value := rest[shape.Key:shape.DelStride()]
+			if shape.Value > 0 {
+				value, was = was[:shape.Value], was[shape.Value:]
+			}
+			s[shape.Name] -= sum(rest[:shape.Key], value)
+		}
+		for rest := d.Add; len(rest) > 0; rest = rest[shape.Stride():] {
+			s[shape.Name] += sum(rest[:shape.Key], rest[shape.Key:shape.Stride()])
+		}
+	}
+}
+
+// sum hashes one row.
+func sum(key, value []byte) uint64 {
+	var h maphash.Hash
+	h.SetSeed(sumSeed)
+	_, _ = h.Write(key)
+	_, _ = h.Write(value)
+	return h.Sum64()
+}
+
+func rulesSum(rules []string) (n uint64) {
+	for i, r := range rules {
+		n += sum([]byte{byte(i >> 8), byte(i)}, []byte(r))
+	}
+	return n
 }
 
 // image is what a table should look like at some moment, for a comparison
@@ -38,11 +68,11 @@ type image struct {
 
 // image copies what a check needs to know of the writer.
 func (w *writer) image() image {
-	return image{writer{kernel: w.kernel, layout: w.layout, table: w.table}, maps.Clone(w.sums)}
+	return image{writer{kernel: w.kernel, layout: w.layout, table: w.table, cidrs: w.cidrs}, maps.Clone(w.sums)}
 }
 
 // intact reads the table, a row at a time, and says whether every set has
-// the keys and every chain the number of rules it should have.
+// the rows and every chain the rules it should have.
 func (i image) intact(k nft.Kernel) (bool, error) {
 	w := i.w
 	w.kernel = k
@@ -58,12 +88,20 @@ func (i image) intact(k nft.Kernel) (bool, error) {
 	for _, s := range sets {
 		c.rows[s] = nil
 		shape := s.Shape(w.layout.Family)
-		err := k.Rows(w.layout.Family, w.table, shape.Name, func(key, _ []byte) bool {
-			held[shape.Name] += maphash.Bytes(sumSeed, key)
+		err := k.Rows(w.layout.Family, w.table, shape.Name, func(key, v []byte) bool {
+			held[shape.Name] += sum(key, value(shape, v))
 			return true
 		})
 		if err != nil {
 			return false, err
+		}
+	}
+	if c.rules, err = k.Rules(w.layout.Family, w.table); err != nil {
+		return false, err
+	}
+	for name, rules := range c.rules {
+		if _, _, ok := nft.ParseStickyName(name); ok {
+			held[name] = rulesSum(rules)
 		}
 	}
 	for name, sum := range i.sums {
@@ -76,10 +114,7 @@ func (i image) intact(k nft.Kernel) (bool, error) {
 			return false, nil
 		}
 	}
-	if c.rules, err = k.Rules(w.layout.Family, w.table); err != nil {
-		return false, err
-	}
-	return w.complete(c), nil
+	return w.complete(c, true), nil
 }
 
 // others tells from two counters whether anybody but us changed a table: the

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/nftables/expr"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
@@ -93,7 +94,7 @@ func (h *history) check(t *testing.T, w *writer, when string) {
 		t.Fatal(err)
 	}
 	if del, add := c.Count(h.family); del+add+len(c.Chains) > 0 {
-		t.Fatalf("%s: the kernel lacks %d rows, has %d too many, and %d chains are wrong", when, add, del, len(c.Chains))
+		t.Fatalf("%s: the kernel lacks %d rows and has %d too many", when, add, del)
 	}
 }
 
@@ -146,7 +147,7 @@ func TestKernelsEqualModel(t *testing.T) {
 						return err
 					}
 					if del, add := c.Count(f); del+add+len(c.Chains) > 0 {
-						return fmt.Errorf("%s, seed %d, step %d: %d rows lack, %d are too many, %d chains are wrong", f, seed, i, add, del, len(c.Chains))
+						return fmt.Errorf("%s, seed %d, step %d: %d rows lack, %d are too many", f, seed, i, add, del)
 					}
 				}
 			}
@@ -187,6 +188,87 @@ func TestFailedWrites(t *testing.T) {
 			t.Fatal("no write failed")
 		}
 	}
+}
+
+// mortal is a kernel whose user dies before a certain transaction.
+type mortal struct {
+	nft.Kernel
+	left int
+}
+
+var errDead = errors.New("the proxy is dead")
+
+func (m *mortal) Apply(tx *nft.Tx) error {
+	if m.left == 0 {
+		return errDead
+	}
+	m.left--
+	return m.Kernel.Apply(tx)
+}
+
+// TestDeathBetweenBatches lets the proxy die before any of the transactions of
+// a change, and start again: what the kernel holds is then what a proxy has
+// written that never died. (Within a transaction: TestCutBatch.)
+func TestDeathBetweenBatches(t *testing.T) {
+	ns := netnstest.New(t)
+	err := netnstest.In(ns, func() error {
+		k, err := nft.Open()
+		if err != nil {
+			return err
+		}
+		defer k.Close()
+		for seed, kernel := range []nft.Kernel{k, nft.NewFake(), nft.NewFake()} {
+			if err := dieOften(newHistory(model.V4, int64(seed)), kernel); err != nil {
+				return fmt.Errorf("seed %d: %w", seed, err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func dieOften(h *history, k nft.Kernel) error {
+	deaths, split := 0, 0
+	w := h.writer(k)
+	if _, err := w.sync(); err != nil {
+		return err
+	}
+	for i := range 100 {
+		m := &mortal{Kernel: k, left: h.rand.Intn(3)}
+		w.kernel = m
+		left := m.left
+		h.step(w.model)
+		_, err := w.sync()
+		if err != nil && !errors.Is(err, errDead) {
+			return err
+		}
+		if err != nil {
+			deaths++
+			if left > 0 {
+				split++
+			}
+			w = h.writer(k)
+			w.model = h.scratch()
+			if res, err := w.sync(); err != nil || !res.adopted {
+				return fmt.Errorf("step %d: the table is not adopted (%v)", i, err)
+			}
+		}
+		again := h.writer(k)
+		again.model = h.scratch()
+		c, err := again.compare()
+		if err != nil {
+			return fmt.Errorf("step %d: %w", i, err)
+		}
+		if del, add := c.Count(h.family); del+add+len(c.Chains) > 0 {
+			return fmt.Errorf("step %d: %d rows lack, %d are too many", i, add, del)
+		}
+	}
+	if deaths == 0 || split == 0 {
+		return fmt.Errorf("%d deaths, %d of them amid a change: nothing was tried", deaths, split)
+	}
+	return nil
 }
 
 const killedChild = "BERTH_PROXY_KILLED_CHILD"
@@ -289,16 +371,75 @@ func TestKill(t *testing.T) {
 	}
 }
 
+// other changes the suite's table behind the writer's back.
+func other(ops ...nft.Op) error {
+	k, err := nft.Open()
+	if err != nil {
+		return err
+	}
+	defer k.Close()
+	tx := nft.NewTx(model.V4, "berth-suite")
+	for _, o := range ops {
+		tx.Add(o)
+	}
+	return k.Apply(tx)
+}
+
+// otherEndpoint changes the value of one row, and no key.
+func otherEndpoint() error {
+	k, err := nft.Open()
+	if err != nil {
+		return err
+	}
+	defer k.Close()
+	s := model.Endpoints.Shape(model.V4)
+	var row []byte
+	err = k.Rows(model.V4, "berth-suite", s.Name, func(key, value []byte) bool {
+		row = slices.Concat(key, value)
+		return false
+	})
+	if err != nil {
+		return err
+	}
+	key := slices.Clone(row[:s.Key])
+	row[s.Key+3]++
+	return other(nft.Op{Verb: nft.DeleteRows, Name: s.Name, Shape: s, Rows: key}, nft.Op{Verb: nft.AddRows, Name: s.Name, Shape: s, Rows: row})
+}
+
+// otherRules changes what the rules of a chain do, and not how many there are.
+func otherRules() error {
+	k, err := nft.Open()
+	if err != nil {
+		return err
+	}
+	defer k.Close()
+	rules, err := k.Rules(model.V4, "berth-suite")
+	if err != nil {
+		return err
+	}
+	ops := []nft.Op{{Verb: nft.FlushChain, Name: "pick-1"}}
+	for range rules["pick-1"] {
+		ops = append(ops, nft.Op{Verb: nft.AddRule, Name: "pick-1", Rule: []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}}})
+	}
+	return other(ops...)
+}
+
 // TestKernelDrift checks that what others do to the table is seen, and that
 // it is put right.
 func TestKernelDrift(t *testing.T) {
 	ns := netnstest.New(t)
-	damage := [][]string{
-		{"flush", "set", "ip", "berth-suite", "cluster-ips"},
-		{"flush", "chain", "ip", "berth-suite", "vips"},
-		{"delete", "table", "ip", "berth-suite"},
-		{"add", "element", "ip", "berth-suite", "hairpin", "{ 1.2.3.4 . 1.2.3.4 }"},
-		{"add", "rule", "ip", "berth-suite", "output", "accept"},
+	byHand := func(args ...string) func() error {
+		return func() error { return run(append([]string{"nft"}, args...)...) }
+	}
+	damage := map[string]func() error{
+		"rows lost":            byHand("flush", "set", "ip", "berth-suite", "cluster-ips"),
+		"rules lost":           byHand("flush", "chain", "ip", "berth-suite", "vips"),
+		"the table lost":       byHand("delete", "table", "ip", "berth-suite"),
+		"a row too many":       byHand("add", "element", "ip", "berth-suite", "hairpin", "{ 1.2.3.4 . 1.2.3.4 }"),
+		"a rule too many":      byHand("add", "rule", "ip", "berth-suite", "output", "accept"),
+		"a range too many":     byHand("add", "rule", "ip", "berth-suite", "service-cidrs", "ip", "daddr", "1.2.3.4", "drop"),
+		"another endpoint":     otherEndpoint,
+		"other rules, as many": otherRules,
 	}
 	err := netnstest.In(ns, func() error {
 		k, err := nft.Open()
@@ -323,22 +464,22 @@ func TestKernelDrift(t *testing.T) {
 		if _, err := w.sync(); err != nil || seen() {
 			return fmt.Errorf("our own change counts as that of others (%v)", err)
 		}
-		for _, args := range damage {
-			if err := run(slices.Insert(slices.Clone(args), 0, "nft")...); err != nil {
+		for what, do := range damage {
+			if err := do(); err != nil {
 				return err
 			}
 			if !seen() {
-				return fmt.Errorf("after %v: no change of others is seen", args)
+				return fmt.Errorf("%s: no change of others is seen", what)
 			}
 			if ok, err := w.image().intact(k); ok || err != nil {
-				return fmt.Errorf("after %v: the table passes as intact (%v)", args, err)
+				return fmt.Errorf("%s: the table passes as intact (%v)", what, err)
 			}
 			w.synced = false
 			if _, err := w.sync(); err != nil {
 				return err
 			}
 			if ok, err := w.image().intact(k); !ok || err != nil {
-				return fmt.Errorf("after the repair of %v: not intact (%v)", args, err)
+				return fmt.Errorf("%s: not intact after the repair (%v)", what, err)
 			}
 			seen()
 		}

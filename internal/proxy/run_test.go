@@ -224,7 +224,7 @@ func testMetrics(t *testing.T, w *world) {
 	if code, body, _ := w.get("http://127.0.0.1:10249/healthz"); code != 200 || body != "ok" {
 		t.Errorf("healthz beside the metrics: %d %s", code, body)
 	}
-	for path, want := range map[string]string{"/metrics/slis": `kubernetes_healthcheck{name="ping",type="healthz"} 1`, "/flagz": "cluster-cidr=10.244.0.0/16", "/statusz": "kube-proxy statusz"} {
+	for path, want := range map[string]string{"/metrics/slis": `kubernetes_healthcheck{name="ping",type="healthz"} 1`, "/flagz": "10.244.0.0/16", "/statusz": "kube-proxy statusz"} {
 		if code, body, _ := w.get("http://127.0.0.1:10249" + path); code != 200 || !strings.Contains(body, want) {
 			t.Errorf("%s: %d, lacks %q:\n%s", path, code, want, body)
 		}

@@ -51,15 +51,43 @@ func (w *writer) sync() (result, error) {
 // write applies tx with c appended. If it fails the Model has moved on, and
 // only a look at the whole table repairs that.
 func (w *writer) write(tx *nft.Tx, c *model.Changes) (result, error) {
+	if !tx.Empty() {
+		w.classesOf(tx, c) // the table is new, and no packet is in it
+	} else if before := nft.NewTx(w.layout.Family, w.table); w.classesOf(before, c) {
+		// A packet under way while a transaction takes effect goes by the
+		// old rules and the new rows: it must know the rows' classes.
+		if err := w.apply(before); err != nil {
+			return result{}, err
+		}
+	}
 	w.append(tx, c)
-	if err := w.kernel.Apply(tx); err != nil {
-		w.synced = false
+	if err := w.apply(tx); err != nil {
 		return result{}, err
 	}
 	w.synced, w.cidrsDirty = true, false
-	w.sums.follow(w.layout.Family, c)
+	w.sums.follow(w.layout, c)
 	del, add := c.Count(w.layout.Family)
 	return result{added: add, deleted: del, changes: c}, nil
+}
+
+func (w *writer) apply(tx *nft.Tx) error {
+	err := w.kernel.Apply(tx)
+	if err != nil {
+		w.synced = false
+	}
+	return err
+}
+
+// classesOf appends the classes that c needs and the kernel has not, and says
+// whether there are any.
+func (w *writer) classesOf(tx *nft.Tx, c *model.Changes) (any bool) {
+	for _, s := range c.Ordered() {
+		if d := c.Sets[s]; classed(s.Table) && !w.classes[s.Class] && len(d.Add) > 0 {
+			w.layout.AddClass(tx, s.Class)
+			w.classes[s.Class], any = true, true
+		}
+	}
+	return any
 }
 
 // setCIDRs says which ranges Services take their addresses from.
@@ -72,12 +100,6 @@ func (w *writer) setCIDRs(cidrs []netip.Prefix) {
 // append orders a difference so that nothing points to what is not there.
 func (w *writer) append(tx *nft.Tx, c *model.Changes) {
 	order := c.Ordered()
-	for _, s := range order {
-		if d := c.Sets[s]; classed(s.Table) && !w.classes[s.Class] && len(d.Add) > 0 {
-			w.layout.AddClass(tx, s.Class)
-			w.classes[s.Class] = true
-		}
-	}
 	for _, ch := range c.Chains {
 		if len(ch.Endpoints) > 0 {
 			w.layout.WriteSticky(tx, ch)
@@ -145,15 +167,15 @@ func (w *writer) adopt(held *contents) *model.Changes {
 			w.classes[s.Class] = true
 		}
 	}
-	w.sums.follow(w.layout.Family, c)
-	held.diff(w.layout.Family, c)
+	w.sums.follow(w.layout, c)
+	held.diff(w.layout, c)
 	return c
 }
 
 // contents is what a table holds.
 type contents struct {
 	rows  map[model.Set]map[string]string
-	rules map[string]int
+	rules map[string][]string
 	// sticky are the chains of service ports with affinity.
 	sticky map[stickyKey]bool
 }
@@ -198,7 +220,7 @@ func (w *writer) read() (*contents, error) {
 		}
 		c.rows[s] = rows
 	}
-	if !w.complete(c) {
+	if !w.complete(c, false) {
 		return nil, nil
 	}
 	return c, nil
@@ -238,23 +260,27 @@ func value(s model.Shape, v []byte) []byte {
 	return model.ChainValue(id, pool)
 }
 
-// complete says whether every chain has as many rules as it should have.
-func (w *writer) complete(c *contents) bool {
-	tx := nft.NewTx(w.layout.Family, w.table)
-	w.layout.Build(tx)
+// complete says whether every chain has the rules it should have; cidrs, that
+// the one that drops what goes to nobody is looked at too.
+func (w *writer) complete(c *contents, cidrs bool) bool {
+	var classes []model.Class
 	for s := range c.rows {
 		if classed(s.Table) {
-			w.layout.AddClass(tx, s.Class)
+			classes = append(classes, s.Class)
 		}
 	}
-	want := map[string]int{}
-	for _, o := range tx.Ops {
-		if o.Verb == nft.AddRule {
-			want[o.Name]++
-		}
+	want := w.layout.Rules(classes)
+	if cidrs {
+		chain, rules := w.layout.CIDRRules(w.cidrs)
+		want[chain] = rules
 	}
-	for chain, n := range want {
-		if c.rules[chain] != n {
+	for chain, rules := range want {
+		held := c.rules[chain]
+		if nft.Unordered(chain) {
+			slices.Sort(rules)
+			held = slices.Sorted(slices.Values(held))
+		}
+		if !slices.Equal(held, rules) {
 			return false
 		}
 	}
@@ -262,8 +288,9 @@ func (w *writer) complete(c *contents) bool {
 }
 
 // diff turns the whole of a Model in ch into the difference from what is held.
-func (c *contents) diff(f model.Family, ch *model.Changes) {
-	c.diffChains(f, ch)
+func (c *contents) diff(l nft.Layout, ch *model.Changes) {
+	f := l.Family
+	c.diffChains(l, ch)
 	for s := range c.rows {
 		if ch.Sets[s] == nil {
 			ch.Sets[s] = &model.Delta{}
@@ -271,11 +298,12 @@ func (c *contents) diff(f model.Family, ch *model.Changes) {
 	}
 	for set, d := range ch.Sets {
 		s, have := set.Shape(f), c.rows[set]
-		var add, del []byte
+		var add, del, was []byte
 		remove := func(k, v string) {
-			del = append(del, k...)
-			if s.Interval {
+			if del = append(del, k...); s.Interval {
 				del = append(del, v...)
+			} else {
+				was = append(was, v...)
 			}
 		}
 		for rest := d.Add; len(rest) > 0; rest = rest[s.Stride():] {
@@ -293,17 +321,17 @@ func (c *contents) diff(f model.Family, ch *model.Changes) {
 		for k, v := range have {
 			remove(k, v)
 		}
-		d.Add, d.Del = add, del
+		d.Add, d.Del, d.Was = add, del, was
 	}
 }
 
 // diffChains keeps the affinity chains that must be written: those whose
-// hash differs or whose rules are not all there. What is held beyond them goes.
-func (c *contents) diffChains(f model.Family, ch *model.Changes) {
+// hash differs or whose rules are others. What is held beyond them goes.
+func (c *contents) diffChains(l nft.Layout, ch *model.Changes) {
 	versions := model.Set{Table: model.StickyChains}
 	want := map[string]string{}
 	if d := ch.Sets[versions]; d != nil {
-		s := versions.Shape(f)
+		s := versions.Shape(l.Family)
 		for rest := d.Add; len(rest) > 0; rest = rest[s.Stride():] {
 			want[string(rest[:s.Key])] = string(rest[s.Key:s.Stride()])
 		}
@@ -312,7 +340,7 @@ func (c *contents) diffChains(f model.Family, ch *model.Changes) {
 	for _, chain := range ch.Chains {
 		key := stickyKey{chain.ID, chain.Pool}
 		id := model.ChainValue(chain.ID, chain.Pool)
-		right := c.sticky[key] && c.rows[versions][string(id)] == want[string(id)] && c.rules[nft.StickyName(chain.ID, chain.Pool)] == 2*len(chain.Endpoints)
+		right := c.sticky[key] && c.rows[versions][string(id)] == want[string(id)] && slices.Equal(c.rules[nft.StickyName(chain.ID, chain.Pool)], l.StickyRules(chain))
 		delete(c.sticky, key)
 		if !right {
 			out = append(out, chain)

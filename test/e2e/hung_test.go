@@ -2,17 +2,20 @@ package e2e
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 )
 
 // TestHungRuntime stops the runtime without ending it: its socket takes calls
 // and answers none. The node says so, what runs goes on, and what came
-// meanwhile starts when the runtime is back.
+// meanwhile starts when the runtime is back. Until then pods are out of service,
+// and the agent does not put them back against the node controllers.
 func TestHungRuntime(t *testing.T) {
 	c := newCluster(t)
 	c.up()
@@ -22,6 +25,11 @@ containers: [{name: c, image: "berth.dev/toolbox:1", command: [serve], readiness
 	}
 	pod("steady")
 	before := c.waitReady("default", "app=steady", 1)[0]
+	changes, err := c.client.CoreV1().Pods("default").Watch(t.Context(), metav1.SingleObject(metav1.ObjectMeta{Name: "steady", ResourceVersion: before.ResourceVersion}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer changes.Stop()
 	runtime := c.runtimePID()
 	if err := syscall.Kill(runtime, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
@@ -31,6 +39,7 @@ containers: [{name: c, image: "berth.dev/toolbox:1", command: [serve], readiness
 	c.untilNode("says that the runtime hangs", func(cond *v1.NodeCondition) bool {
 		return cond.Status == v1.ConditionFalse && strings.Contains(cond.Message, "container runtime is down")
 	})
+	c.eventually("the pod is out of service", func() (bool, string) { return !podReady(c.pod("steady")), "Ready" })
 	if p := c.pod("late"); p.Status.Phase == v1.PodRunning {
 		t.Errorf("a pod runs without a runtime: %s", describe(p))
 	}
@@ -44,6 +53,29 @@ containers: [{name: c, image: "berth.dev/toolbox:1", command: [serve], readiness
 	if was.ContainerID != is.ContainerID || is.RestartCount != 0 || before.UID != after.UID {
 		t.Errorf("the pod that ran: container %s, then %s after %d restarts", was.ContainerID, is.ContainerID, is.RestartCount)
 	}
+	if got := readiness(changes, after.ResourceVersion); !slices.Equal(got, []bool{false, true}) {
+		t.Errorf("Ready of the pod became %v, want false once and true once", got)
+	}
+}
+
+// readiness reads what a pod's Ready became, from the first change to that with
+// the given resource version.
+func readiness(changes watch.Interface, last string) (became []bool) {
+	now := true
+	for e := range changes.ResultChan() {
+		pod, ok := e.Object.(*v1.Pod)
+		if !ok {
+			return append(became, now) // an error, which no expectation has
+		}
+		if r := podReady(pod); r != now {
+			now = r
+			became = append(became, r)
+		}
+		if pod.ResourceVersion == last {
+			break
+		}
+	}
+	return became
 }
 
 // untilNode waits until the node's Ready condition is as it should be.

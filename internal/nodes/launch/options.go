@@ -130,13 +130,16 @@ func (o *Options) Validate() error {
 	errs = append(errs, o.Serving.Validate()...)
 	errs = append(errs, o.Authenticate.Validate()...)
 	errs = append(errs, o.Authorize.Validate()...)
-	errs = append(errs, o.Metrics.Validate()...)
+	if o.Metrics.ShowHiddenMetricsForVersion == "" { // else the library complains of a field of its own
+		errs = append(errs, o.Metrics.Validate()...)
+	}
 	errs = append(errs, o.Health.Validate())
 	add := func(bad bool, format string, args ...any) {
 		if bad {
 			errs = append(errs, fmt.Errorf(format, args...))
 		}
 	}
+	add(o.Metrics.ShowHiddenMetricsForVersion != "", "--show-hidden-metrics-for-version: not supported: berth controllers hides no metrics")
 	add(o.Generic.LeaderMigration.Enabled, "--enable-leader-migration: not supported: the node controllers have one lease, --leader-elect-resource-name")
 	add(o.Shared.ExternalCloudVolumePlugin != "", "--external-cloud-volume-plugin: not supported: there are no volume controllers here")
 	add(o.Shared.CIDRAllocatorType != "RangeAllocator", "--cidr-allocator-type %q: only RangeAllocator is supported", o.Shared.CIDRAllocatorType)

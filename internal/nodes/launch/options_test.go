@@ -45,7 +45,7 @@ func TestWhatIsNotSupportedIsRefusedByName(t *testing.T) {
 		"--feature-gates=A=true":                 "has no feature gates",
 		"--enable-taint-manager":                 "leave out taint-eviction-controller",
 		"--vmodule=a=4":                          "use -v and --logging-format",
-		"--show-hidden-metrics-for-version=1":    "--show-hidden-metrics-for-version",
+		"--show-hidden-metrics-for-version=1":    "hides no metrics",
 		"--no-such-flag":                         "unknown flag",
 		"--enable-leader-migration":              "--enable-leader-migration: not supported",
 		"--cidr-allocator-type=CloudAllocator":   `--cidr-allocator-type "CloudAllocator": only RangeAllocator`,
@@ -66,7 +66,7 @@ const upstreams = `allocate-node-cidrs cidr-allocator-type cloud-config cloud-pr
 	contention-profiling controller-start-interval controllers enable-leader-migration external-cloud-volume-plugin feature-gates
 	kube-api-burst kube-api-content-type kube-api-qps kubeconfig master
 	leader-elect leader-elect-lease-duration leader-elect-renew-deadline leader-elect-resource-lock leader-elect-resource-name
-	leader-elect-resource-namespace leader-elect-retry-period leader-migration-config min-resync-period node-monitor-period profiling
+	leader-elect-resource-namespace leader-elect-retry-period leader-migration-config min-resync-period node-monitor-period node-sync-period profiling
 	route-reconciliation-period use-service-account-credentials
 	bind-address cert-dir disable-http2-serving http2-max-streams-per-connection permit-address-sharing permit-port-sharing secure-port
 	tls-cert-file tls-cipher-suites tls-min-version tls-private-key-file tls-sni-cert-key

@@ -38,7 +38,7 @@ var foreign = map[string]string{
 	"there are no cloud webhooks here":                               `webhooks webhook-bind-address webhook-cert-dir webhook-secure-port webhook-tls-cert-file webhook-tls-private-key-file`,
 	"messages go to standard error in one stream: use -v and --logging-format": `vmodule log-text-split-stream log-text-info-buffer-size
 		log-json-split-stream log-json-info-buffer-size`,
-	"the time since when a node fails is counted by deadlines: use --node-monitor-grace-period, and tolerationSeconds of pods": `pod-eviction-timeout node-sync-period`,
+	"the time since when a node fails is counted by deadlines: use --node-monitor-grace-period, and tolerationSeconds of pods": `pod-eviction-timeout`,
 	"NoExecute taints are always evicted by: leave out taint-eviction-controller of --controllers to stop it":                  `enable-taint-manager`,
 	"it was removed: use --node-eviction-rate": `deleting-pods-burst deleting-pods-qps register-retry-count`,
 }

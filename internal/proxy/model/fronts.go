@@ -132,7 +132,7 @@ func (m *Model) settlePool(key frontKey, pool Pool, fr *front, w claim) {
 	row := func(b []byte) []byte { return putNum(key.put(b, m.cfg.Family), uint32(pool)) }
 	c := m.changes.table(key.of(Sticky))
 	if hadChain {
-		c.Del = row(c.Del)
+		c.Del, c.Was = row(c.Del), append(c.Was, ChainValue(fr.owner.id, pool)...)
 	}
 	if hasChain {
 		c.Add = putNum(putNum(row(c.Add), w.port.id), uint32(pool))
@@ -142,7 +142,7 @@ func (m *Model) settlePool(key frontKey, pool Pool, fr *front, w claim) {
 func (m *Model) endpoint(key frontKey, pool Pool, d *Delta, c slotChange) {
 	row := func(b []byte) []byte { return putNum(key.put(b, m.cfg.Family), pool.base()+uint32(c.index)) }
 	if c.old.IsValid() {
-		d.Del = row(d.Del)
+		d.Del, d.Was = row(d.Del), putPort(putAddr(d.Was, m.cfg.Family, c.old.Addr()), c.old.Port())
 	}
 	if c.now.IsValid() {
 		d.Add = putPort(putAddr(row(d.Add), m.cfg.Family, c.now.Addr()), c.now.Port())

@@ -25,10 +25,16 @@ func (r mirror) apply(t *testing.T, c *Changes) {
 		if r[s.Name] == nil {
 			r[s.Name] = map[string]string{}
 		}
+		was := d.Was
 		for b := d.Del; len(b) > 0; b = b[s.DelStride():] {
-			if _, ok := r[s.Name][string(b[:s.Key])]; !ok {
+			held, ok := r[s.Name][string(b[:s.Key])]
+			if !ok {
 				t.Fatalf("deleting a row of %s that is not there: %x", s.Name, b[:s.Key])
 			}
+			if s.Value > 0 && held != string(was[:s.Value]) {
+				t.Fatalf("deleting row %x of %s: its value was %x, not %x", b[:s.Key], s.Name, held, was[:s.Value])
+			}
+			was = was[s.Value:]
 			delete(r[s.Name], string(b[:s.Key]))
 		}
 		for b := d.Add; len(b) > 0; b = b[s.Stride():] {

@@ -251,7 +251,7 @@ func (m *Model) chain(p *port, fronts []frontend) {
 		key := ChainValue(p.id, Pool(pool))
 		d := m.changes.table(StickyChains)
 		if was != 0 {
-			d.Del = append(d.Del, key...)
+			d.Del, d.Was = append(d.Del, key...), putNum(d.Was, was)
 		}
 		if now != 0 {
 			d.Add = putNum(append(d.Add, key...), now)

@@ -165,8 +165,9 @@ func (s Set) Shape(f Family) Shape {
 }
 
 // Delta is what changes in one set: first the rows named by Del go (keys
-// alone; of interval rows both ends), then those of Add come. Rows lie end to end.
-type Delta struct{ Del, Add []byte }
+// alone; of interval rows both ends), then those of Add come. Rows lie end to
+// end. Was holds the values of the rows in Del, in their order.
+type Delta struct{ Del, Was, Add []byte }
 
 // Changes is what a Commit wants done, in one atomic step.
 type Changes struct {

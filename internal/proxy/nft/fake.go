@@ -41,6 +41,8 @@ type fakeSet struct {
 type fakeChain struct {
 	hook  *Hook
 	rules []Op
+	// says are the rules in words.
+	says []string
 }
 
 // NewFake returns a kernel without tables.
@@ -52,7 +54,7 @@ func (t *fakeTable) clone() *fakeTable {
 		n.sets[name] = &fakeSet{s.Set, maps.Clone(s.rows), maps.Clone(s.until)}
 	}
 	for name, c := range t.chains {
-		n.chains[name] = &fakeChain{c.hook, slices.Clone(c.rules)}
+		n.chains[name] = &fakeChain{c.hook, slices.Clone(c.rules), slices.Clone(c.says)}
 	}
 	return n
 }
@@ -122,9 +124,9 @@ func (t *fakeTable) do(o Op) unix.Errno {
 	}
 	switch o.Verb {
 	case FlushChain:
-		c.rules = nil
+		c.rules, c.says = nil, nil
 	case AddRule:
-		c.rules = append(c.rules, o)
+		c.rules, c.says = append(c.rules, o), append(c.says, o.says())
 	case DeleteChain:
 		if len(c.rules) > 0 || t.used(o.Name) {
 			return unix.EBUSY
@@ -195,13 +197,13 @@ func (k *Fake) Sets(f model.Family, table string) ([]string, error) {
 	return nil, nil
 }
 
-// Rules counts a table's rules.
-func (k *Fake) Rules(f model.Family, table string) (map[string]int, error) {
-	out := map[string]int{}
+// Rules lists a table's rules.
+func (k *Fake) Rules(f model.Family, table string) (map[string][]string, error) {
+	out := map[string][]string{}
 	if t := k.tables[tableKey{f, table}]; t != nil {
 		for name, c := range t.chains {
-			if len(c.rules) > 0 {
-				out[name] = len(c.rules)
+			if len(c.says) > 0 {
+				out[name] = c.says
 			}
 		}
 	}

@@ -6,9 +6,6 @@ import (
 	"hash/fnv"
 	"net/netip"
 	"slices"
-	"strconv"
-	"strings"
-	"time"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -19,13 +16,16 @@ import (
 const (
 	affinitySet = "affinity"
 	// layoutVersion changes whenever the meaning of rules or rows does.
-	layoutVersion = "3"
+	layoutVersion = "4"
 	// cidrChain drops what goes to addresses of no Service.
 	cidrChain = "service-cidrs"
 	// draws is how often an index is drawn that nobody may have. At least
 	// every second one is somebody's, so endpoints at the low half of a pool
 	// are preferred by at most one connection in 2^draws.
 	draws = 8
+	// largestShared is the largest pool, rounded up, whose choosing chain
+	// is there from the start.
+	largestShared = 256
 )
 
 // Layout is what the fixed rules depend on.
@@ -82,6 +82,7 @@ func (l Layout) Build(tx *Tx) {
 	b.rule("prerouting", jump("frontends"))
 	b.rule("output", jump("frontends"))
 
+	b.shared()
 	b.rule("frontends", b.daddrIn(model.ClusterIPs), goTo("vips"))
 	// An external address may be the node's own, which has node ports too.
 	b.rule("frontends", b.daddrIn(model.ExternalIPs), jump("vips"))
@@ -175,7 +176,7 @@ func (l Layout) AddClass(tx *Tx, c model.Class) {
 	name := c.Name()
 	tx.Add(Op{Verb: AddChain, Name: name})
 	b.class(name, c)
-	b.rule(classes, b.key(c, r0), &expr.Lookup{SourceRegister: r0, SetName: name}, goTo(name))
+	b.rule(classes, b.key(c.NodePort, r0), &expr.Lookup{SourceRegister: r0, SetName: name}, goTo(name))
 }
 
 // DropCIDRs rewrites the chain that drops what goes to an address of a
@@ -192,7 +193,7 @@ func (l Layout) DropCIDRs(tx *Tx, cidrs []netip.Prefix) {
 
 func (b builder) class(name string, c model.Class) {
 	if c.Ranges {
-		key, next := b.key(c, r0), r0+2+b.regs()
+		key, next := b.key(c.NodePort, r0), r0+2+b.regs()
 		b.rule(name, key, b.saddr(next),
 			&expr.Lookup{SourceRegister: r0, SetName: model.Ranges.Shape(b.Family).Name, Invert: true}, &expr.Verdict{Kind: expr.VerdictDrop})
 	}
@@ -228,99 +229,6 @@ func (b builder) class(name string, c model.Class) {
 	} else {
 		b.pick(name, c, model.ClusterPool, c.Cluster)
 	}
-}
-
-// pick appends the rules that send a connection to an endpoint of a pool
-// whose size, rounded up to a power of two, is n.
-func (b builder) pick(chain string, c model.Class, pool model.Pool, n int) {
-	base := uint32(pool) * model.LocalBase
-	if c.Sticky && n > 0 {
-		t := model.Sticky
-		if c.NodePort {
-			t = model.StickyNodePorts
-		}
-		b.rule(chain, b.key(c, r0), constant(b.afterKey(c), uint32(pool)),
-			&expr.Lookup{SourceRegister: r0, SetName: t.Shape(b.Family).Name, DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true})
-	}
-	t := model.Endpoints
-	if c.NodePort {
-		t = model.NodePortEndpoints
-	}
-	draw := func(mod int) {
-		b.rule(chain, b.key(c, r0), &expr.Numgen{Register: b.afterKey(c), Modulus: uint32(mod), Type: unix.NFT_NG_RANDOM, Offset: base},
-			&expr.Lookup{SourceRegister: r0, SetName: t.Shape(b.Family).Name, DestRegister: r0, IsDestRegSet: true},
-			&expr.NAT{Type: expr.NATTypeDestNAT, Family: b.proto32(), RegAddrMin: r0, RegProtoMin: r0 + b.regs(), Specified: true})
-	}
-	if n > 1 {
-		for range draws {
-			draw(n)
-		}
-		// The lower half of the indexes is always somebody's.
-		n /= 2
-	}
-	// More than once, since a row that is being replaced can be missed, and
-	// at last the index that is there as long as any is.
-	for _, mod := range []int{n, n, 1, 1} {
-		if n > 0 {
-			draw(mod)
-		}
-	}
-	b.rule(chain, &expr.Verdict{Kind: expr.VerdictDrop})
-}
-
-// stickyPrefix begins the names of the chains of service ports with affinity.
-const stickyPrefix = "sticky-"
-
-// StickyName is the name of such a chain.
-func StickyName(id uint32, pool model.Pool) string {
-	if pool == model.LocalPool {
-		return fmt.Sprintf("%s%08x-local", stickyPrefix, id)
-	}
-	return fmt.Sprintf("%s%08x", stickyPrefix, id)
-}
-
-// ParseStickyName reverses StickyName.
-func ParseStickyName(name string) (id uint32, pool model.Pool, ok bool) {
-	rest, ok := strings.CutPrefix(name, stickyPrefix)
-	if !ok {
-		return 0, 0, false
-	}
-	if r, isLocal := strings.CutSuffix(rest, "-local"); isLocal {
-		rest, pool = r, model.LocalPool
-	}
-	n, err := strconv.ParseUint(rest, 16, 32)
-	return uint32(n), pool, err == nil
-}
-
-// WriteSticky makes the chain of a service port with affinity hold what c
-// says: first the endpoint the client had, then a ladder over all of them.
-func (l Layout) WriteSticky(tx *Tx, c model.StickyChain) {
-	b, name := builder{l, tx}, StickyName(c.ID, c.Pool)
-	tx.Add(Op{Verb: AddChain, Name: name})
-	tx.Add(Op{Verb: FlushChain, Name: name})
-	memory := func(e model.StickyEndpoint) []expr.Any {
-		return []expr.Any{constant(r0, c.ID), b.saddr(r0 + 1), constant(r0+1+b.regs(), e.ID)}
-	}
-	take := func(e model.StickyEndpoint) []expr.Any {
-		port := r0 + b.regs()
-		return append(memory(e),
-			&expr.Dynset{SrcRegKey: r0, SetName: affinitySet, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: time.Duration(c.Timeout) * time.Second},
-			&expr.Immediate{Register: r0, Data: e.At.Addr().AsSlice()}, &expr.Immediate{Register: port, Data: binary.BigEndian.AppendUint16(nil, e.At.Port())},
-			&expr.NAT{Type: expr.NATTypeDestNAT, Family: b.proto32(), RegAddrMin: r0, RegProtoMin: port, Specified: true})
-	}
-	for _, e := range c.Endpoints {
-		b.rule(name, b.proto(c.Proto), memory(e), &expr.Lookup{SourceRegister: r0, SetName: affinitySet}, take(e))
-	}
-	for i, e := range c.Endpoints {
-		b.rule(name, b.proto(c.Proto), &expr.Numgen{Register: r0, Modulus: uint32(len(c.Endpoints) - i), Type: unix.NFT_NG_RANDOM},
-			&expr.Cmp{Op: expr.CmpOpEq, Register: r0, Data: num(0)}, take(e))
-	}
-}
-
-// DeleteSticky takes such a chain away; nothing may lead to it any more.
-func (l Layout) DeleteSticky(tx *Tx, c model.StickyChain) {
-	tx.Add(Op{Verb: FlushChain, Name: StickyName(c.ID, c.Pool)})
-	tx.Add(Op{Verb: DeleteChain, Name: StickyName(c.ID, c.Pool)})
 }
 
 // constant loads a number in a way that nft can print within a key.
@@ -371,10 +279,10 @@ func (b builder) daddr(reg uint32) expr.Any {
 	return &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: off, Len: uint32(b.Family.AddrLen())}
 }
 
-// key loads what a frontend of the class is found by.
-func (b builder) key(c model.Class, r uint32) []expr.Any {
+// key loads what a frontend is found by.
+func (b builder) key(nodePort bool, r uint32) []expr.Any {
 	var out []expr.Any
-	if !c.NodePort {
+	if !nodePort {
 		out, r = append(out, b.daddr(r)), r+b.regs()
 	}
 	return append(out, &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: r},
@@ -382,8 +290,8 @@ func (b builder) key(c model.Class, r uint32) []expr.Any {
 }
 
 // afterKey is the register behind such a key that begins at r0.
-func (b builder) afterKey(c model.Class) uint32 {
-	if c.NodePort {
+func (b builder) afterKey(nodePort bool) uint32 {
+	if nodePort {
 		return r0 + 2
 	}
 	return r0 + 2 + b.regs()

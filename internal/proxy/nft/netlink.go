@@ -117,24 +117,12 @@ func (k *Netlink) Apply(tx *Tx) error {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.buf, k.at = k.buf[:0], k.at[:0]
-	first := k.seq + 1
-	k.frame(unix.NFNL_MSG_BATCH_BEGIN)
-	last := 0
-	for i := range tx.Ops {
-		n, err := k.encode(tx, i)
-		if err != nil {
-			return fmt.Errorf("encoding %q: %w", tx.Ops[i], err)
-		}
-		last = n
+	first, lastSeq, err := k.batch(tx)
+	if err != nil {
+		return err
 	}
-	// Only the last message asks for an answer; mistakes answer unasked.
-	flags := k.buf[last+6:]
-	binary.NativeEndian.PutUint16(flags, binary.NativeEndian.Uint16(flags)|unix.NLM_F_ACK)
-	lastSeq := binary.NativeEndian.Uint32(k.buf[last+8:])
-	k.frame(unix.NFNL_MSG_BATCH_END)
 	k.Messages += len(k.at)
-	err := k.send()
+	err = k.send()
 	if err == nil {
 		err = k.answer(tx, first, lastSeq)
 	}
@@ -145,6 +133,26 @@ func (k *Netlink) Apply(tx *Tx) error {
 		k.buf = nil // the first sync's buffer is not needed again
 	}
 	return err
+}
+
+// batch encodes tx into the buffer, and returns the numbers of its first
+// message and of the last one within its frame.
+func (k *Netlink) batch(tx *Tx) (first, last uint32, err error) {
+	k.buf, k.at = k.buf[:0], k.at[:0]
+	first = k.seq + 1
+	k.frame(unix.NFNL_MSG_BATCH_BEGIN)
+	at := 0
+	for i := range tx.Ops {
+		if at, err = k.encode(tx, i); err != nil {
+			return 0, 0, fmt.Errorf("encoding %q: %w", tx.Ops[i], err)
+		}
+	}
+	// Only the last message asks for an answer; mistakes answer unasked.
+	flags := k.buf[at+6:]
+	binary.NativeEndian.PutUint16(flags, binary.NativeEndian.Uint16(flags)|unix.NLM_F_ACK)
+	last = binary.NativeEndian.Uint32(k.buf[at+8:])
+	k.frame(unix.NFNL_MSG_BATCH_END)
+	return first, last, nil
 }
 
 func (k *Netlink) frame(typ uint16) {

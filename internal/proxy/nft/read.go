@@ -5,7 +5,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"strings"
 
+	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/internal/proxy/model"
@@ -134,14 +136,70 @@ func (k *Netlink) Generation() (uint32, error) {
 	return gen, nil
 }
 
-// Rules counts a table's rules.
-func (k *Netlink) Rules(f model.Family, table string) (map[string]int, error) {
-	names, err := k.names(unix.NFT_MSG_GETRULE, f, table, unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN)
-	count := map[string]int{}
-	for _, n := range names {
-		count[n]++
+// Rules lists a table's rules.
+func (k *Netlink) Rules(f model.Family, table string) (map[string][]string, error) {
+	rules, fam := map[string][]string{}, famByte(f)
+	err := k.dump(unix.NFT_MSG_GETRULE, fam, func() { k.str(unix.NFTA_RULE_TABLE, table) }, func(b []byte) bool {
+		var in, chain string
+		var says []string
+		attrs(b, func(t uint16, d []byte) {
+			switch t {
+			case unix.NFTA_RULE_TABLE:
+				in = string(bytes.TrimRight(d, "\x00"))
+			case unix.NFTA_RULE_CHAIN:
+				chain = string(bytes.TrimRight(d, "\x00"))
+			case unix.NFTA_RULE_EXPRESSIONS:
+				attrs(d, func(_ uint16, e []byte) { says = append(says, expressionText(fam, e)) })
+			}
+		})
+		if in == table {
+			rules[chain] = append(rules[chain], strings.Join(says, " "))
+		}
+		return true
+	})
+	if errors.Is(err, unix.ENOENT) {
+		return nil, nil
 	}
-	return count, err
+	if err != nil {
+		return nil, fmt.Errorf("listing the rules of table %s %s: %w", f, table, err)
+	}
+	return rules, nil
+}
+
+// expressionText prints an expression as the kernel tells it.
+func expressionText(fam byte, b []byte) string {
+	var name string
+	var data []byte
+	attrs(b, func(t uint16, d []byte) {
+		switch t {
+		case unix.NFTA_EXPR_NAME:
+			name = string(bytes.TrimRight(d, "\x00"))
+		case unix.NFTA_EXPR_DATA:
+			data = d
+		}
+	})
+	makes := map[string]func() expr.Any{
+		"payload": func() expr.Any { return &expr.Payload{} }, "meta": func() expr.Any { return &expr.Meta{} },
+		"lookup": func() expr.Any { return &expr.Lookup{} }, "bitwise": func() expr.Any { return &expr.Bitwise{} },
+		"cmp": func() expr.Any { return &expr.Cmp{} }, "numgen": func() expr.Any { return &expr.Numgen{} },
+		"nat": func() expr.Any { return &expr.NAT{} }, "dynset": func() expr.Any { return &expr.Dynset{} },
+		"fib": func() expr.Any { return &expr.Fib{} }, "ct": func() expr.Any { return &expr.Ct{} },
+		"reject": func() expr.Any { return &expr.Reject{} }, "masq": func() expr.Any { return &expr.Masq{} },
+		"immediate": func() expr.Any { return &expr.Immediate{} },
+	}
+	make, known := makes[name]
+	if !known {
+		return "unknown " + name
+	}
+	e := make()
+	// A verdict is an immediate value for the verdict's register.
+	if i, ok := e.(*expr.Immediate); ok && expr.Unmarshal(fam, data, i) == nil && i.Register == unix.NFT_REG_VERDICT {
+		e = &expr.Verdict{}
+	}
+	if err := expr.Unmarshal(fam, data, e); err != nil {
+		return "unreadable " + name
+	}
+	return exprText(e)
 }
 
 // Rows lists the elements of a set.

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
 )
 
 // ruleText prints a rule, expression by expression, with register numbers.
@@ -16,41 +17,62 @@ func ruleText(rule []expr.Any) string {
 	return strings.Join(parts, " ")
 }
 
+// reg numbers registers by four bytes, from 0: the kernel tells of those that
+// begin one of its old registers of 16 bytes by the number of that.
+func reg(r uint32) uint32 {
+	switch {
+	case r >= unix.NFT_REG32_00:
+		return r - unix.NFT_REG32_00
+	case r > 0:
+		return 4 * (r - 1)
+	}
+	return r
+}
+
 func exprText(e expr.Any) string {
 	switch e := e.(type) {
 	case *expr.Payload:
-		return fmt.Sprintf("[r%d = payload %d@%d+%d]", e.DestRegister, e.Len, e.Base, e.Offset)
+		return fmt.Sprintf("[r%d = payload %d@%d+%d]", reg(e.DestRegister), e.Len, e.Base, e.Offset)
 	case *expr.Meta:
 		if e.SourceRegister {
-			return fmt.Sprintf("[meta %d = r%d]", e.Key, e.Register)
+			return fmt.Sprintf("[meta %d = r%d]", e.Key, reg(e.Register))
 		}
-		return fmt.Sprintf("[r%d = meta %d]", e.Register, e.Key)
+		return fmt.Sprintf("[r%d = meta %d]", reg(e.Register), e.Key)
 	case *expr.Lookup:
 		switch {
 		case e.Invert:
-			return fmt.Sprintf("[r%d not in %s]", e.SourceRegister, e.SetName)
+			return fmt.Sprintf("[r%d not in %s]", reg(e.SourceRegister), e.SetName)
 		case e.IsDestRegSet:
-			return fmt.Sprintf("[r%d = %s[r%d]]", e.DestRegister, e.SetName, e.SourceRegister)
+			return fmt.Sprintf("[r%d = %s[r%d]]", reg(e.DestRegister), e.SetName, reg(e.SourceRegister))
 		}
-		return fmt.Sprintf("[r%d in %s]", e.SourceRegister, e.SetName)
+		return fmt.Sprintf("[r%d in %s]", reg(e.SourceRegister), e.SetName)
 	case *expr.Bitwise:
-		return fmt.Sprintf("[r%d = r%d & %x ^ %x]", e.DestRegister, e.SourceRegister, e.Mask, e.Xor)
+		return fmt.Sprintf("[r%d = r%d & %x ^ %x]", reg(e.DestRegister), reg(e.SourceRegister), e.Mask, e.Xor)
 	case *expr.Cmp:
-		op := "=="
-		if e.Op == expr.CmpOpNeq {
-			op = "!="
+		op, known := map[expr.CmpOp]string{expr.CmpOpEq: "==", expr.CmpOpNeq: "!="}[e.Op]
+		if !known {
+			op = fmt.Sprintf("compared (%d) with", e.Op)
 		}
-		return fmt.Sprintf("[r%d %s %x]", e.Register, op, e.Data)
+		return fmt.Sprintf("[r%d %s %x]", reg(e.Register), op, e.Data)
 	case *expr.Numgen:
-		return fmt.Sprintf("[r%d = random %d + %d]", e.Register, e.Modulus, e.Offset)
+		return fmt.Sprintf("[r%d = random %d + %d]", reg(e.Register), e.Modulus, e.Offset)
+	case *expr.Immediate:
+		return fmt.Sprintf("[r%d = %x]", reg(e.Register), e.Data)
 	case *expr.NAT:
-		return fmt.Sprintf("[dnat r%d : r%d]", e.RegAddrMin, e.RegProtoMin)
+		if e.Type != expr.NATTypeDestNAT {
+			return fmt.Sprintf("[nat %d]", e.Type)
+		}
+		return fmt.Sprintf("[dnat r%d : r%d]", reg(e.RegAddrMin), reg(e.RegProtoMin))
 	case *expr.Dynset:
-		return fmt.Sprintf("[update %s r%d : r%d for %s]", e.SetName, e.SrcRegKey, e.SrcRegData, e.Timeout)
+		op, known := map[uint32]string{unix.NFT_DYNSET_OP_ADD: "add", unix.NFT_DYNSET_OP_UPDATE: "update"}[e.Operation]
+		if !known {
+			op = fmt.Sprint("operation ", e.Operation)
+		}
+		return fmt.Sprintf("[%s %s r%d : r%d for %s]", op, e.SetName, reg(e.SrcRegKey), reg(e.SrcRegData), e.Timeout)
 	case *expr.Fib:
-		return fmt.Sprintf("[r%d = address type]", e.Register)
+		return fmt.Sprintf("[r%d = address type %t %t]", reg(e.Register), e.FlagSADDR, e.FlagDADDR)
 	case *expr.Ct:
-		return fmt.Sprintf("[r%d = ct %d]", e.Register, e.Key)
+		return fmt.Sprintf("[r%d = ct %d]", reg(e.Register), e.Key)
 	case *expr.Verdict:
 		switch e.Kind {
 		case expr.VerdictDrop:
@@ -61,9 +83,9 @@ func exprText(e expr.Any) string {
 			return "jump " + e.Chain
 		}
 	case *expr.Reject:
-		return "reject"
+		return fmt.Sprintf("reject %d %d", e.Type, e.Code)
 	case *expr.Masq:
-		return "masquerade"
+		return fmt.Sprintf("masquerade %t", e.FullyRandom)
 	}
 	return fmt.Sprintf("%T", e)
 }

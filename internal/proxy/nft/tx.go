@@ -79,6 +79,10 @@ func (o Op) String() string {
 	return fmt.Sprintf("%s %s", o.Verb, o.Name)
 }
 
+// says prints what a rule does, whoever made it: two rules with one text do
+// the same.
+func (o Op) says() string { return ruleText(o.Rule) }
+
 func (o Op) stride() int {
 	if o.Verb == DeleteRows {
 		return o.Shape.DelStride()
@@ -145,8 +149,9 @@ type Kernel interface {
 	Rows(f model.Family, table, set string, row func(key, value []byte) bool) error
 	// Sets lists the names of a table's sets and maps.
 	Sets(f model.Family, table string) ([]string, error)
-	// Rules counts the rules of every chain of a table that has any.
-	Rules(f model.Family, table string) (map[string]int, error)
+	// Rules lists the rules of every chain of a table that has any, in the
+	// words of Layout.Rules.
+	Rules(f model.Family, table string) (map[string][]string, error)
 }
 
 // IsExist and IsNotExist tell the two errors a caller may want to know.

@@ -76,6 +76,10 @@ func (f *flow) subscribe() {
 	if err == nil {
 		err = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 10})
 	}
+	if err == nil {
+		// The tables of the other family may still be written meanwhile.
+		err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 16<<20)
+	}
 	if err != nil {
 		log.Fatal("listening to the kernel: ", err)
 	}

@@ -1,0 +1,76 @@
+package nft
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/berth-dev/berth/internal/netnstest"
+	"github.com/berth-dev/berth/internal/proxy/model"
+)
+
+// TestCutBatch sends a batch that ends after any of its messages, as when the
+// sender dies there: the kernel must have done nothing. The whole one is done.
+func TestCutBatch(t *testing.T) {
+	ns := netnstest.New(t)
+	err := netnstest.In(ns, func() error {
+		k, err := Open()
+		if err != nil {
+			return err
+		}
+		defer k.Close()
+		l := Layout{Family: model.V4, MarkBit: 1 << 14}
+		tx := NewTx(model.V4, "cut")
+		tx.Add(Op{Verb: AddTable})
+		l.Build(tx)
+		if err := k.Apply(tx); err != nil {
+			return err
+		}
+		return cut(k, l)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func cut(k *Netlink, l Layout) error {
+	tx := NewTx(model.V4, "cut")
+	l.AddClass(tx, model.Class{Cluster: 2, Sticky: true})
+	l.WriteSticky(tx, model.StickyChain{ID: 0, Proto: 6, Timeout: 60, Endpoints: []model.StickyEndpoint{{ID: 1, At: netip.MustParseAddrPort("192.0.2.1:80")}}})
+	for _, table := range []model.Table{model.Endpoints, model.Sticky, model.StickyChains, model.ClusterIPs} {
+		s := table.Shape(model.V4)
+		tx.Add(Op{Verb: AddRows, Name: s.Name, Shape: s, Rows: make([]byte, s.Stride())})
+	}
+	before, err := k.Generation()
+	if err != nil {
+		return err
+	}
+	if _, _, err := k.batch(tx); err != nil {
+		return err
+	}
+	var ends []int
+	for at := 0; at < len(k.buf); ends = append(ends, at) {
+		at += (int(binary.NativeEndian.Uint32(k.buf[at:])) + 3) / 4 * 4
+	}
+	for i := range ends[:len(ends)-1] {
+		// Encoded anew each time: the kernel asks for numbers that rise.
+		if _, _, err := k.batch(tx); err != nil {
+			return err
+		}
+		k.buf = k.buf[:ends[i]]
+		if err := k.send(); err != nil {
+			return err
+		}
+		if now, err := k.Generation(); err != nil || now != before {
+			return fmt.Errorf("%d of %d messages changed the tables (%v)", i+1, len(ends), err)
+		}
+	}
+	if err := k.Apply(tx); err != nil {
+		return err
+	}
+	if now, err := k.Generation(); err != nil || now != before+1 {
+		return fmt.Errorf("the whole batch did not change the tables once (%v)", err)
+	}
+	return nil
+}

@@ -1,0 +1,91 @@
+package nft
+
+import (
+	"fmt"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/internal/proxy/model"
+)
+
+// pickName is the chain that chooses from a pool of a size rounded up.
+func pickName(nodePort bool, pool model.Pool, n int) string {
+	name := "pick"
+	if nodePort {
+		name = "nodeport-pick"
+	}
+	if pool == model.LocalPool {
+		name += "-local"
+	}
+	return fmt.Sprintf("%s-%d", name, n)
+}
+
+// shared makes the chains that choose an endpoint while their maps are empty:
+// a rule of a new chain that looks into a map makes the kernel go through the
+// whole map. So no class that comes later pays for the size of the cluster.
+func (b builder) shared() {
+	for _, nodePort := range []bool{false, true} {
+		for _, pool := range []model.Pool{model.ClusterPool, model.LocalPool} {
+			for n := 1; n <= largestShared; n *= 2 {
+				name := pickName(nodePort, pool, n)
+				b.tx.Add(Op{Verb: AddChain, Name: name})
+				b.choose(name, nodePort, pool, n)
+			}
+		}
+	}
+}
+
+// pick appends the rules that send a connection of a class to an endpoint of
+// a pool whose size, rounded up to a power of two, is n.
+func (b builder) pick(chain string, c model.Class, pool model.Pool, n int) {
+	if c.Sticky && n > 0 {
+		t := model.Sticky
+		if c.NodePort {
+			t = model.StickyNodePorts
+		}
+		b.rule(chain, b.key(c.NodePort, r0), constant(b.afterKey(c.NodePort), uint32(pool)),
+			&expr.Lookup{SourceRegister: r0, SetName: t.Shape(b.Family).Name, DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true})
+	}
+	switch {
+	case n == 0:
+		b.rule(chain, &expr.Verdict{Kind: expr.VerdictDrop})
+	case n <= largestShared:
+		b.rule(chain, goTo(pickName(c.NodePort, pool, n)))
+	default:
+		b.choose(chain, c.NodePort, pool, n)
+	}
+}
+
+// choose appends the rules that send a connection to a random endpoint.
+func (b builder) choose(chain string, nodePort bool, pool model.Pool, n int) {
+	draw := func(mod int) {
+		b.rule(chain, b.draw(nodePort, pool, mod))
+	}
+	if n > 1 {
+		for range draws {
+			draw(n)
+		}
+		// The lower half of the indexes is always somebody's.
+		n /= 2
+	}
+	// More than once, since a row that is being replaced can be missed, and
+	// at last the index that is there as long as any is.
+	for _, mod := range []int{n, n, 1, 1} {
+		draw(mod)
+	}
+	b.rule(chain, &expr.Verdict{Kind: expr.VerdictDrop})
+}
+
+// draw looks a random index of a pool up and sends the connection to the
+// endpoint that has it; the rule ends if nobody has.
+func (b builder) draw(nodePort bool, pool model.Pool, mod int) []expr.Any {
+	t := model.Endpoints
+	if nodePort {
+		t = model.NodePortEndpoints
+	}
+	return append(b.key(nodePort, r0),
+		&expr.Numgen{Register: b.afterKey(nodePort), Modulus: uint32(mod), Type: unix.NFT_NG_RANDOM, Offset: uint32(pool) * model.LocalBase},
+		&expr.Lookup{SourceRegister: r0, SetName: t.Shape(b.Family).Name, DestRegister: r0, IsDestRegSet: true},
+		&expr.NAT{Type: expr.NATTypeDestNAT, Family: b.proto32(), RegAddrMin: r0, RegProtoMin: r0 + b.regs(), Specified: true})
+}
