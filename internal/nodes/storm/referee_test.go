@@ -215,6 +215,13 @@ func (f *referee) expelled(n *v1.Node) {
 	if now.Sub(f.anyReady()) > 5*time.Second {
 		f.breaks("full disruption", "%s gets a NoExecute taint though no node was ready for %s", n.Name, now.Sub(f.ready))
 	}
+	// A node heard in the moment it is marked may win and lose its taint a few
+	// times, until the shell has seen its own writes: that is one node all the same.
+	again := now.Sub(f.tainted[n.Name]) < settled/4
+	f.tainted[n.Name] = now
+	if again {
+		return
+	}
 	at := append(f.added[zone], now)
 	f.added[zone] = at
 	for i, first := range at {
