@@ -57,7 +57,7 @@ func TestStorm(t *testing.T) {
 
 // Each of these mistakes of a shell, made on purpose, is found by its rule.
 func TestSeededBugsAreFound(t *testing.T) {
-	const tries = 2500 // the rarest takes 150 on average
+	const tries = 2500 // the rarest takes 250 on average
 	for bug, rules := range map[string]string{
 		"write over others": "foreign", "leave pods ready": "ready pod", "believe the cache": "eviction", "forget ranges": "range",
 		"forget answers": "hammering", "forget failures": "ready pod convergence forgotten detection",
