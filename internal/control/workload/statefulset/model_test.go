@@ -3,6 +3,7 @@ package statefulset
 import (
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
@@ -170,5 +171,45 @@ func TestPartitionHoldsLowOrdinalsBack(t *testing.T) {
 	p := Make(Input{Set: set, Current: "a", Update: "b"})
 	if len(p.Create) != 1 || p.Create[0] != (Creation{0, "a"}) {
 		t.Errorf("below the partition: %+v, want ordinal 0 of revision a", p.Create)
+	}
+}
+
+// Upstream's suite: "Scaling should happen in predictable order and halt if any
+// stateful pod is unhealthy".
+func TestAnAilingSetDoesNotShrink(t *testing.T) {
+	none := int32(0)
+	now := time.Unix(1000, 0)
+	set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: "s"}, Spec: appsv1.StatefulSetSpec{Replicas: &none}}
+	// Each letter is a pod: r ready, u unready, f failed, t leaving.
+	for pods, want := range map[string]string{
+		"rrr": "s-2", "uuu": "", "urr": "s-2", "uru": "", "rru": "s-2", "ruu": "", "u": "s-0", "ur": "s-1", "uuf": "s-2", "fuf": "s-2", "rrt": "", "": "",
+	} {
+		in := Input{Set: set, Current: "a", Update: "a", Now: now}
+		for i, state := range pods {
+			p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("s-", i)}, Status: v1.PodStatus{Phase: v1.PodRunning}}
+			ready := v1.PodCondition{Type: v1.PodReady, Status: v1.ConditionTrue}
+			switch state {
+			case 'u':
+				ready.Status = v1.ConditionFalse
+			case 'f':
+				p.Status.Phase, ready.Status = v1.PodFailed, v1.ConditionFalse
+			case 't':
+				p.DeletionTimestamp = &metav1.Time{Time: now}
+			}
+			p.Status.Conditions = []v1.PodCondition{ready}
+			in.Pods = append(in.Pods, p)
+		}
+		got := ""
+		for _, p := range Make(in).Delete {
+			got += p.Name
+		}
+		if got != want {
+			t.Errorf("pods %q: deletes %q, want %q", pods, got, want)
+		}
+		set.Spec.PodManagementPolicy = appsv1.ParallelPodManagement
+		if n := len(Make(in).Delete); n != len(strings.ReplaceAll(pods, "t", "")) {
+			t.Errorf("pods %q in parallel: deletes %d", pods, n)
+		}
+		set.Spec.PodManagementPolicy = appsv1.OrderedReadyPodManagement
 	}
 }

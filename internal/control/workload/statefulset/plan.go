@@ -164,14 +164,26 @@ func (p *planner) fill() bool {
 	return true
 }
 
-// shrink deletes pods beyond the size, the highest ordinal first.
+// shrink deletes pods beyond the size, the highest ordinal first. In order, a pod
+// that is not healthy is deleted only if all before it are: an ailing set is not
+// made smaller from its upper end (upstream's rule, and its conformance suite's).
+// One that has ended cannot recover, so nothing waits for it.
 func (p *planner) shrink() bool {
+	var first *v1.Pod // of the pods that are not healthy
+	for _, pod := range p.condemned {
+		if !p.healthy(pod) {
+			first = pod
+		}
+	}
 	for _, pod := range p.condemned {
 		if pod.DeletionTimestamp != nil {
 			if p.ordered {
 				return false
 			}
 			continue
+		}
+		if p.ordered && pod != first && !ended(pod) && !p.healthy(pod) {
+			return false
 		}
 		p.plan.Delete = append(p.plan.Delete, pod)
 		if p.ordered {
