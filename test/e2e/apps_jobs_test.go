@@ -8,6 +8,7 @@ import (
 	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
+	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -53,6 +54,60 @@ var jobTests = []appTest{
 		}
 		a.until("its pods are gone", func() string { return names(a.pods(a.ns, "job-name=j")) })
 	}},
+	{"Job waits for the end of failed pods", func(a *apps) {
+		a.make(strings.Replace(job("podReplacementPolicy: Failed\n  backoffLimit: 3", "Never", `exec sleep infinity`), "GracePeriodSeconds: 0", "GracePeriodSeconds: 3", 1))
+		p := a.ready("job-name=j", 1)[0]
+		rule := func(pods []v1.Pod) string {
+			running := 0
+			for i := range pods {
+				if pods[i].Status.Phase == v1.PodRunning || pods[i].Status.Phase == v1.PodPending {
+					running++
+				}
+			}
+			if running > 1 {
+				return "a second pod before the first had failed: " + names(pods)
+			}
+			return ""
+		}
+		a.during("job-name=j", rule, func() {
+			a.k("delete", "pod", p.Name, "--wait=false")
+			a.untilField("job/j", "{.status.terminating}/{.status.active}", "1/")
+			a.until("another runs", func() string {
+				if live := a.live("job-name=j"); len(live) == 1 && live[0].UID != p.UID && podReady(&live[0]) {
+					return ""
+				}
+				return names(a.pods(a.ns, "job-name=j"))
+			})
+		})
+	}},
+	{"Job elastic", func(a *apps) {
+		a.make(job("completionMode: Indexed\n  parallelism: 3\n  completions: 3", "Never", `exec sleep infinity`))
+		a.ready("job-name=j", 3)
+		a.k("patch", "job/j", "-p", `{"spec":{"parallelism":2,"completions":2}}`)
+		a.ready("job-name=j", 2)
+		for _, p := range a.live("job-name=j") {
+			if i := p.Annotations["batch.kubernetes.io/job-completion-index"]; i == "2" {
+				a.t.Errorf("index %s is still there", i)
+			}
+		}
+		a.k("patch", "job/j", "-p", `{"spec":{"parallelism":4,"completions":4}}`)
+		a.ready("job-name=j", 4)
+	}},
+	{"Job limits", func(a *apps) {
+		a.make(strings.ReplaceAll(job("backoffLimit: 0", "Never", "exit 1"), "name: j", "name: one"))
+		a.untilField("job/one", `{.status.failed}/{.status.conditions[?(@.type=="Failed")].reason}`, "1/BackoffLimitExceeded")
+		a.make(strings.ReplaceAll(job("completionMode: Indexed\n  parallelism: 3\n  completions: 3\n  backoffLimitPerIndex: 0\n  maxFailedIndexes: 1", "Never", "[ $JOB_COMPLETION_INDEX = 2 ] && exec sleep infinity; exit 1"), "name: j", "name: two"))
+		a.untilField("job/two", `{.status.conditions[?(@.type=="Failed")].reason}`, "MaxFailedIndexesExceeded")
+		a.make(strings.ReplaceAll(job("managedBy: example.com/other", "Never", "exit 0"), "name: j", "name: three"))
+		a.make(strings.ReplaceAll(job("suspend: true", "Never", "exit 0"), "name: j", "name: four"))
+		a.untilField("job/four", `{.status.conditions[?(@.type=="Suspended")].status}`, "True")
+		a.k("patch", "job/four", "-p", `{"spec":{"template":{"metadata":{"labels":{"q":"r"}},"spec":{"nodeSelector":{"kubernetes.io/os":"linux"}}}}}`)
+		a.k("patch", "job/four", "-p", `{"spec":{"suspend":false}}`)
+		a.untilField("job/four", "{.status.succeeded}", "1")
+		if got := a.field("job/three", "{.status}"); got != "{}" && got != "" {
+			a.t.Errorf("a job that somebody else manages got the status %s", got)
+		}
+	}},
 	{"Job deleted", func(a *apps) {
 		a.make(job("parallelism: 2\n  completions: 2", "Never", "exec sleep infinity"))
 		a.ready("job-name=j", 2)
@@ -63,7 +118,30 @@ var jobTests = []appTest{
 	}},
 }
 
-var budgetTests = []appTest{{"PodDisruptionBudget", budgetBlocks}}
+var budgetTests = []appTest{
+	{"PodDisruptionBudget", budgetBlocks},
+	{"PodDisruptionBudget of unready pods", func(a *apps) {
+		a.make(strings.ReplaceAll(deployment("d", 3, "", breakable), "\t", ""))
+		a.make("apiVersion: policy/v1\nkind: PodDisruptionBudget\nmetadata: {name: b}\nspec: {minAvailable: 3, selector: {matchLabels: {app: d}}}\n")
+		pods := a.ready("app=d", 3)
+		a.break_(pods[0].Name)
+		a.untilField("pdb/b", "{.status.currentHealthy}/{.status.disruptionsAllowed}", "2/0")
+		if err := a.tryEvict(pods[0].Name); !apierrors.IsTooManyRequests(err) {
+			a.t.Errorf("evicting an unready pod of a budget in need answered %v, want 429", err)
+		}
+		a.k("patch", "pdb/b", "--type=merge", "-p", `{"spec":{"unhealthyPodEvictionPolicy":"AlwaysAllow"}}`)
+		a.evict(pods[0].Name)
+		a.ready("app=d", 3)
+		// A budget that counts unavailable pods has to know how many there ought to
+		// be: a pod of nobody makes it forbid everything.
+		a.make("apiVersion: v1\nkind: Pod\nmetadata: {name: bare, labels: {app: bare}}\nspec: {containers: [" + pauseC + "]}\n---\napiVersion: policy/v1\nkind: PodDisruptionBudget\nmetadata: {name: bare}\nspec: {maxUnavailable: 1, selector: {matchLabels: {app: bare}}}\n")
+		a.untilField("pod/bare", "{.status.phase}", "Running")
+		a.untilField("pdb/bare", `{.status.conditions[?(@.type=="DisruptionAllowed")].reason}`, "SyncFailed")
+		if err := a.tryEvict("bare"); !apierrors.IsTooManyRequests(err) {
+			a.t.Errorf("evicting a pod that no controller owns answered %v, want 429", err)
+		}
+	}},
+}
 
 func job(spec, restart, script string) string {
 	return fmt.Sprintf(`
@@ -210,8 +288,15 @@ func startCrons(c *cluster) *crons {
 	c.kubectl("create", "namespace", "crons")
 	for name, spec := range map[string]string{
 		"allow": "concurrencyPolicy: Allow", "forbid": "concurrencyPolicy: Forbid", "replace": "concurrencyPolicy: Replace",
-		"suspended": "suspend: true", "zone": "timeZone: Asia/Kolkata",
+		"suspended": "suspend: true", "zone": "timeZone: Asia/Kolkata", "good": "successfulJobsHistoryLimit: 1", "bad": "failedJobsHistoryLimit: 1",
 	} {
+		container := toolC
+		switch name {
+		case "good":
+			container = strings.Replace(toolC, "sleep, infinity", "sleep, 0s", 1)
+		case "bad":
+			container = strings.Replace(toolC, "sleep, infinity", "stat, /nothing", 1)
+		}
 		c.apply(fmt.Sprintf(`
 apiVersion: batch/v1
 kind: CronJob
@@ -221,10 +306,11 @@ spec:
   %s
   jobTemplate:
     spec:
+      backoffLimit: 0
       template:
         metadata: {labels: {cron: %s}}
         spec: {restartPolicy: Never, terminationGracePeriodSeconds: 0, containers: [%s]}
-`, name, spec, name, toolC))
+`, name, spec, name, container))
 	}
 	return cr
 }
@@ -254,6 +340,23 @@ func (cr *crons) check(t *testing.T) {
 		}
 		return ""
 	})
+	for _, name := range []string{"good", "bad"} {
+		a.until("of the job of "+name+" only the last is kept", func() string {
+			reasons := a.k("get", "events", "--field-selector=involvedObject.name="+name, "-o", "jsonpath={.items[*].reason}")
+			var left int
+			jobs, err := a.api.BatchV1().Jobs("crons").List(a.ctx, metav1.ListOptions{})
+			a.must(err)
+			for _, j := range jobs.Items {
+				if j.OwnerReferences[0].Name == name && j.Status.CompletionTime != nil || j.OwnerReferences[0].Name == name && j.Status.Failed > 0 {
+					left++
+				}
+			}
+			if left != 1 || !strings.Contains(reasons, "SuccessfulDelete") {
+				return fmt.Sprintf("%d are left, events %s", left, reasons)
+			}
+			return ""
+		})
+	}
 	if made["forbid"] != 1 || made["suspended"] != 0 || made["zone"] < 1 {
 		t.Errorf("jobs made by each: %v", made)
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -221,10 +222,14 @@ func (a *apps) during(selector string, rule func([]v1.Pod) string, f func()) {
 		now[p.Name] = p
 	}
 	broken := make(chan string, 1)
+	var over atomic.Bool
 	go func() {
 		defer close(broken)
 		for e := range w.ResultChan() {
 			p, ok := e.Object.(*v1.Pod)
+			if !ok && over.Load() {
+				return
+			}
 			if !ok {
 				broken <- fmt.Sprintf("the watch said %v", e.Object)
 				return
@@ -244,6 +249,7 @@ func (a *apps) during(selector string, rule func([]v1.Pod) string, f func()) {
 		}
 	}()
 	f()
+	over.Store(true)
 	w.Stop()
 	select {
 	case s := <-broken:
