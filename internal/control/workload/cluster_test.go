@@ -29,7 +29,8 @@ import (
 
 // cluster is a real API server with the scheduler, all workload controllers
 // and a stand-in for node agents: it makes bound pods Running and Ready, ends
-// those told to end by an annotation, and finishes deletions.
+// those told to end by an annotation, finishes deletions, and has no image that
+// is called missing.
 type cluster struct {
 	*testing.T
 	ctx    context.Context
@@ -125,7 +126,7 @@ func (c *cluster) tend(p *v1.Pod, ip string) {
 		}
 		return
 	}
-	if p.Status.Phase != v1.PodPending {
+	if p.Status.Phase != v1.PodPending || strings.Contains(p.Spec.Containers[0].Image, "missing") {
 		return
 	}
 	now := metav1.Now()

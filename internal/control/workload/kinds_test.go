@@ -63,6 +63,66 @@ func TestDaemonSetsFollowNodes(t *testing.T) {
 	}
 }
 
+// Upstream's suite: "should rollback without unnecessary restarts".
+func TestDaemonSetsGoBackWithoutRestarts(t *testing.T) {
+	c := newCluster(t, "n1", "n2", "n3")
+	const ns = "default"
+	ds := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "log"}, Spec: appsv1.DaemonSetSpec{
+		Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "log"}}, Template: template("log")}}
+	_, err := c.client.AppsV1().DaemonSets(ns).Create(c.ctx, ds, metav1.CreateOptions{})
+	c.must(err)
+	image := func(name string) {
+		_, err := c.client.AppsV1().DaemonSets(ns).Patch(c.ctx, "log", types.StrategicMergePatchType,
+			[]byte(`{"spec":{"template":{"spec":{"containers":[{"name":"c","image":"registry.example/`+name+`"}]}}}}`), metav1.PatchOptions{})
+		c.must(err)
+	}
+	settled := func() map[types.UID]bool {
+		uids := map[types.UID]bool{}
+		c.until("three ready pods of the first version", func() string {
+			clear(uids)
+			for _, p := range c.pods(ns, "app=log") {
+				if p.DeletionTimestamp == nil && p.Status.Phase == v1.PodRunning && p.Spec.Containers[0].Image == "registry.example/app:1" {
+					uids[p.UID] = true
+				}
+			}
+			got, err := c.client.AppsV1().DaemonSets(ns).Get(c.ctx, "log", metav1.GetOptions{})
+			c.must(err)
+			if len(uids) != 3 || got.Status.UpdatedNumberScheduled != 3 || got.Status.NumberAvailable != 3 || got.Status.ObservedGeneration != got.Generation {
+				return fmt.Sprintf("%d pods, %+v", len(uids), got.Status)
+			}
+			return ""
+		})
+		return uids
+	}
+	before := settled()
+	image("missing:2")
+	c.until("one pod tries the second version", func() string {
+		tried, kept := 0, 0
+		for _, p := range c.pods(ns, "app=log") {
+			switch {
+			case strings.Contains(p.Spec.Containers[0].Image, "missing"):
+				tried++
+			case before[p.UID] && p.DeletionTimestamp == nil:
+				kept++
+			}
+		}
+		if tried != 1 || kept != 2 {
+			return fmt.Sprintf("%d try it, %d are as before", tried, kept)
+		}
+		return ""
+	})
+	image("app:1")
+	kept := 0
+	for uid := range settled() {
+		if before[uid] {
+			kept++
+		}
+	}
+	if kept != 2 {
+		t.Errorf("%d pods are still the first ones, want 2", kept)
+	}
+}
+
 func TestStatefulSetsKeepOrderAndClaims(t *testing.T) {
 	c := newCluster(t, "n1")
 	const ns = "default"
