@@ -59,15 +59,21 @@ func TestCSI(t *testing.T) {
 func buildTools(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
+	buildIn(t, filepath.Join("..", "tools"), dir, "./csihostpath", "github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity",
+		"github.com/kubernetes-csi/external-attacher/v4/cmd/csi-attacher", "github.com/kubernetes-csi/external-resizer/v2/cmd/csi-resizer")
+	return dir
+}
+
+// buildIn compiles packages of a module of test tools into a directory.
+func buildIn(t *testing.T, module, dir string, packages ...string) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*patience)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "go", "build", "-o", dir, "./csihostpath", "github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity",
-		"github.com/kubernetes-csi/external-attacher/v4/cmd/csi-attacher", "github.com/kubernetes-csi/external-resizer/v2/cmd/csi-resizer")
-	cmd.Dir = filepath.Join("..", "tools")
+	cmd := exec.CommandContext(ctx, "go", append([]string{"build", "-ldflags=-X main.version=test", "-o", dir + "/"}, packages...)...)
+	cmd.Dir = module
 	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("building the tools: %v\n%s", err, out)
+		t.Fatalf("building tools of %s: %v\n%s", module, err, out)
 	}
-	return dir
 }
 
 // start runs a tool until the test ends; its output is shown if that failed.
