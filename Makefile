@@ -64,7 +64,7 @@ down:
 # Fast tiers first: what needs no built binary, then the real thing.
 test: install-test lint unit build live e2e
 
-.PHONY: install-test live
+.PHONY: install-test live live-crio
 install-test:
 	@hack/install.sh test
 
@@ -82,6 +82,10 @@ live:
 
 e2e:
 	BERTH_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 30m ./test/e2e/...
+
+# The same two suites against CRI-O, built from its module (some minutes).
+live-crio: build
+	@hack/crio-suites.sh
 
 bench:
 	$(GO) test -run '^$$' -bench . -benchmem ./internal/...

@@ -206,8 +206,11 @@ func (a *Agent) buildConfigs(ctx context.Context, hierarchy resource.Hierarchy, 
 		CgroupVersion: hierarchy.Version(), CPUQuota: k.CPUCFSQuota == nil || *k.CPUCFSQuota, SeccompDefault: k.SeccompDefault != nil && *k.SeccompDefault,
 		SingleProcessOOMKill: hierarchy.Version() == 1 || k.SingleProcessOOMKill != nil && *k.SingleProcessOOMKill,
 		NoSwapController:     !a.Cgroups.SwapControlled(),
-		HugepageSizes:        hugepageSizes(machine), AllowedUnsafeSysctls: k.AllowedUnsafeSysctls, AppArmor: cfg.AppArmor,
+		AllowedUnsafeSysctls: k.AllowedUnsafeSysctls, AppArmor: cfg.AppArmor,
 		SwapLimited: k.MemorySwap.SwapBehavior == config.LimitedSwap, SwapCapacity: machine.SwapBytes,
+	}
+	if hierarchy.Has("hugetlb") { // a runtime refuses limits it cannot set (CRI-O does)
+		settings.HugepageSizes = hugepageSizes(machine)
 	}
 	_, settings.ThrottleFactor, settings.ReserveMemory = config.MemoryQoS(k)
 	settings.PageSize, settings.PodMemory = int64(os.Getpagesize()), a.podsLimits(machine).MemoryLimit

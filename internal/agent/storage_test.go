@@ -18,7 +18,7 @@ import (
 // run runs a command in the only container of a pod.
 func (c *cluster) run(p *v1.Pod, cmd ...string) string {
 	c.Helper()
-	id := strings.TrimPrefix(p.Status.ContainerStatuses[0].ContainerID, "containerd://")
+	id := bareID(p.Status.ContainerStatuses[0].ContainerID)
 	out, code, err := c.agent.exec(c.ctx, id, cmd, 10*time.Second)
 	if err != nil || code != 0 {
 		c.Fatalf("%v ended with %d, %v: %s", cmd, code, err, out)

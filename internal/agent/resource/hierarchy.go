@@ -33,6 +33,16 @@ func (h Hierarchy) Version() int {
 	return 1
 }
 
+// Has says whether a controller can be used here. A controller that the kernel
+// knows but that is mounted nowhere cannot.
+func (h Hierarchy) Has(controller string) bool {
+	if h.Unified == "" {
+		return h.V1[controller] != ""
+	}
+	b, err := os.ReadFile(filepath.Join(h.Unified, "cgroup.controllers"))
+	return err == nil && slices.Contains(strings.Fields(string(b)), controller)
+}
+
 // v1Controllers are the controllers whose files this package writes on v1.
 var v1Controllers = []string{"cpu", "memory", "pids", "hugetlb"}
 
