@@ -37,7 +37,7 @@ berth:
 # never have to agree.
 bundle:
 	@mkdir -p $(BIN)
-	cd runtime && $(GO) build -tags no_btrfs -ldflags '-s -w' -o ../$(BIN)/ ./cmd/containerd ./cmd/mkimage ./images/toolbox \
+	cd runtime && $(GO) build -tags no_btrfs -ldflags '-s -w' -o ../$(BIN)/ ./cmd/containerd ./cmd/berth-net ./cmd/mkimage ./images/toolbox \
 		github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2 $(addprefix github.com/containernetworking/plugins/plugins/,$(CNI))
 
 images: $(BIN)/images/pause.tar $(BIN)/images/toolbox.tar
@@ -78,7 +78,7 @@ race:
 
 # Tests that need the built runtime bundle and root.
 live:
-	BERTH_BUNDLE=$(CURDIR)/$(BIN) $(GO) test -count=1 -p 1 ./internal/cluster/... ./internal/agent ./internal/agent/runtime/contract
+	BERTH_BUNDLE=$(CURDIR)/$(BIN) $(GO) test -count=1 -p 1 ./internal/cluster/... ./internal/agent ./internal/agent/network ./internal/agent/runtime/contract
 
 e2e:
 	BERTH_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 30m ./test/e2e/...

@@ -14,6 +14,10 @@ if [ "${1:-}" = test ]; then
 	need mkfs.ext4 e2fsprogs
 	need dbus-daemon dbus-daemon
 	need iptables-nft iptables
+	# To build a runc of the tests' own, one that knows user namespaces.
+	need gcc gcc
+	need pkg-config pkg-config
+	[ -e /usr/include/seccomp.h ] || want="$want libseccomp-dev"
 fi
 if [ "${1:-}" = vm ]; then
 	need qemu-system-x86_64 "qemu-system-x86 ipxe-qemu"

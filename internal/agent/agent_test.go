@@ -265,7 +265,7 @@ func TestRestart(t *testing.T) {
 	for i := range pods {
 		c.create(fmt.Sprintf("p%d", i), "while true; do sleep 3600; done", func(p *v1.Pod) {
 			if i == 0 {
-				p.Spec.Containers[0].ReadinessProbe = &v1.Probe{ProbeHandler: v1.ProbeHandler{Exec: &v1.ExecAction{Command: []string{"/bin/sh", "-c", "exit 0"}}}}
+				p.Spec.Containers[0].ReadinessProbe = &v1.Probe{ProbeHandler: v1.ProbeHandler{Exec: &v1.ExecAction{Command: []string{"/bin/sh", "-c", "exit 0"}}}, TimeoutSeconds: 60} // not the load, but the restart is tried
 			}
 		})
 	}

@@ -236,15 +236,39 @@ func (c *Config) removeCgroups() error {
 	return errors.Join(append(errs, host.RemoveCgroup(mount, slice), host.RemoveCgroup(mount, c.CgroupRoot()))...)
 }
 
+// removeBridge removes the pods' bridge, if it is there, and the links to it:
+// those of pods that have just ended go with their namespaces, which the kernel
+// clears when it finds the time.
+func removeBridge(name string) error {
+	bridge, err := netlink.LinkByName(name)
+	if err != nil {
+		return nil // it was never made
+	}
+	links, err := netlink.LinkList()
+	if err != nil {
+		return fmt.Errorf("listing the links of bridge %s: %w", name, err)
+	}
+	for _, l := range links {
+		if l.Attrs().MasterIndex != bridge.Attrs().Index {
+			continue
+		}
+		if err := netlink.LinkDel(l); err != nil && !errors.Is(err, unix.ENODEV) {
+			return fmt.Errorf("removing link %s: %w", l.Attrs().Name, err)
+		}
+	}
+	if err := netlink.LinkDel(bridge); err != nil {
+		return fmt.Errorf("removing bridge %s: %w", name, err)
+	}
+	return nil
+}
+
 // purge removes what carries the cluster's name outside its data directory,
 // and the directory, but for the entries of it named by keep.
 func (c *Config) purge(keep ...string) error {
 	var errs []error
 	errs = append(errs, c.removeCgroups())
-	if link, err := netlink.LinkByName(c.Bridge()); err == nil {
-		if err := netlink.LinkDel(link); err != nil {
-			errs = append(errs, fmt.Errorf("removing bridge %s: %w", c.Bridge(), err))
-		}
+	if err := removeBridge(c.Bridge()); err != nil {
+		errs = append(errs, err)
 	}
 	if err := proxy.Cleanup(c.Instance()); err != nil {
 		errs = append(errs, err)

@@ -80,7 +80,7 @@ func (c *Config) cniConfDir() string {
 // cni shapes the pods' links. Masquerade is the node network's: the bridge
 // plugin would do it to what goes to other nodes' pods, too.
 func (c *Config) cni() (network.CNIOptions, error) {
-	o := network.CNIOptions{Name: c.Instance(), Bridge: c.Bridge(), DataDir: c.Path("agent", "cni-leases")}
+	o := network.CNIOptions{Name: c.Instance(), Bridge: c.Bridge(), DataDir: c.Path("agent", "cni-leases"), OneStep: c.RuntimeEndpoint == ""}
 	if c.Network == podnetwork.None {
 		return o, nil
 	}

@@ -45,7 +45,7 @@ func (c *Config) preflight() (host.Facts, error) {
 		return facts, err
 	}
 	if c.RuntimeEndpoint == "" {
-		for _, name := range []string{"containerd", "containerd-shim-runc-v2", "bridge", "host-local", "portmap"} {
+		for _, name := range []string{"containerd", "containerd-shim-runc-v2", "berth-net", "bridge", "host-local", "portmap"} {
 			if _, err := os.Stat(filepath.Join(c.BundleDir, name)); err != nil {
 				return facts, fmt.Errorf("the runtime bundle in %s has no %s: run `make build`, or use a runtime that is already there with --container-runtime-endpoint", c.BundleDir, name)
 			}

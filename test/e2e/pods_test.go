@@ -38,12 +38,20 @@ func TestPodFeatures(t *testing.T) {
 	}
 	c.apply(podFeatureObjects)
 	supported := hostSupports(node)
-	pods := featurePods(t, strings.NewReplacer("image: T", "image: berth.dev/toolbox:1", "reference: T", "reference: berth.dev/toolbox:1",
+	pods := featurePods(t, "pods.yaml", strings.NewReplacer("image: T", "image: berth.dev/toolbox:1", "reference: T", "reference: berth.dev/toolbox:1",
 		"HOSTDIR", host, "HOSTPID", regexp.QuoteMeta(pidns), "nodeName: NODE", "nodeName: "+name))
 	pods = slices.DeleteFunc(pods, func(p *v1.Pod) bool {
 		on, matters := supported[p.Annotations["only"]]
 		return matters && !on
 	})
+	c.come(t, pods)
+	for _, step := range podSteps {
+		t.Run(step.name, func(t *testing.T) { step.run(t, c.in(t), host) })
+	}
+}
+
+// come creates pods and waits until of each there came what it says.
+func (c *cluster) come(t *testing.T, pods []*v1.Pod) {
 	for _, p := range pods {
 		if _, err := c.client.CoreV1().Pods("default").Create(context.Background(), p, metav1.CreateOptions{}); err != nil {
 			t.Errorf("creating pod %s: %v", p.Name, err)
@@ -57,9 +65,6 @@ func TestPodFeatures(t *testing.T) {
 				return len(wrong) == 0, strings.Join(wrong, "; ")
 			})
 		})
-	}
-	for _, step := range podSteps {
-		t.Run(step.name, func(t *testing.T) { step.run(t, c.in(t), host) })
 	}
 }
 
@@ -111,11 +116,11 @@ func (c *cluster) node() *v1.Node {
 	return &list.Items[0]
 }
 
-// featurePods reads testdata/pods.yaml with words replaced. What the file leaves
+// featurePods reads a file of testdata with words replaced. What the file leaves
 // out is what makes a pod end soon.
-func featurePods(t *testing.T, words *strings.Replacer) []*v1.Pod {
+func featurePods(t *testing.T, file string, words *strings.Replacer) []*v1.Pod {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("testdata", "pods.yaml"))
+	data, err := os.ReadFile(filepath.Join("testdata", file))
 	if err != nil {
 		t.Fatal(err)
 	}

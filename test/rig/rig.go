@@ -130,7 +130,7 @@ func (r *Rig) StartRuntime(ctx context.Context, podCIDR string) error {
 		}
 	}
 	// The network is the one that `berth up` makes.
-	cni := network.CNIOptions{Name: "rig", Bridge: r.link(), DataDir: filepath.Join(r.Dir, "leases")}
+	cni := network.CNIOptions{Name: "rig", Bridge: r.link(), DataDir: filepath.Join(r.Dir, "leases"), OneStep: true}
 	if err := network.WriteCNI(layout.CNIConfDir(), []string{podCIDR}, cni); err != nil {
 		return err
 	}

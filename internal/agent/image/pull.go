@@ -99,9 +99,12 @@ func (p *Puller) pull(ctx context.Context, r Request, spec *runtimeapi.ImageSpec
 		}
 		p.mu.Unlock()
 		p.event(r, v1.EventTypeNormal, "Pulling", fmt.Sprintf("Pulling image %q", r.Image))
+		over := p.awaited(ctx, r, p.cfg.Clock.Now())
 		select {
 		case <-f.done:
+			over()
 		case <-ctx.Done():
+			over()
 			return Result{}, ctx.Err()
 		}
 		// The leader's pod may have gone away in the middle: not our failure.
@@ -135,7 +138,9 @@ func (p *Puller) lead(ctx context.Context, r Request, spec *runtimeapi.ImageSpec
 	}
 	p.event(r, v1.EventTypeNormal, "Pulling", fmt.Sprintf("Pulling image %q", r.Image))
 	begun := p.cfg.Clock.Now()
+	over := p.awaited(ctx, r, begun)
 	ref, used, err := p.tryAll(ctx, r, spec, creds)
+	over()
 	took := p.cfg.Clock.Since(begun)
 	p.metrics.observe(took, err)
 	if err != nil {

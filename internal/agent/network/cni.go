@@ -31,6 +31,9 @@ type CNIOptions struct {
 	MasqueradeBackend string
 	// NoHairpin stops a pod from reaching itself through a service.
 	NoHairpin bool
+	// OneStep names the plugin of berth's own runtime bundle, which does what
+	// the two standard ones do and takes a pod's network away sooner.
+	OneStep bool
 }
 
 func (o CNIOptions) withDefaults() CNIOptions {
@@ -63,6 +66,15 @@ type cniBridge struct {
 	ForceAddress bool    `json:"forceAddress"`
 	MTU          int     `json:"mtu,omitempty"`
 	IPAM         cniIPAM `json:"ipam"`
+	// Of berth-net alone.
+	Capabilities map[string]bool `json:"capabilities,omitempty"`
+	HostPorts    *cniHostPorts   `json:"hostPorts,omitempty"`
+}
+
+// cniHostPorts is how berth-net has host ports made.
+type cniHostPorts struct {
+	SNAT    bool   `json:"snat"`
+	Backend string `json:"backend"`
 }
 
 type cniIPAM struct {
@@ -120,8 +132,13 @@ func CNIConfig(podCIDRs []string, o CNIOptions) ([]byte, error) {
 	if o.Masquerade {
 		bridge.IPMasqBackend = o.MasqueradeBackend
 	}
-	portmap := cniPortmap{Type: "portmap", Capabilities: map[string]bool{"portMappings": true}, SNAT: true, Backend: o.MasqueradeBackend}
-	b, err := json.MarshalIndent(cniList{Version: "1.0.0", Name: o.Name, Plugins: []any{bridge, portmap}}, "", "  ")
+	mapped := map[string]bool{"portMappings": true}
+	plugins := []any{bridge, cniPortmap{Type: "portmap", Capabilities: mapped, SNAT: true, Backend: o.MasqueradeBackend}}
+	if o.OneStep {
+		bridge.Type, bridge.Capabilities, bridge.HostPorts = "berth-net", mapped, &cniHostPorts{SNAT: true, Backend: o.MasqueradeBackend}
+		plugins = []any{bridge}
+	}
+	b, err := json.MarshalIndent(cniList{Version: "1.0.0", Name: o.Name, Plugins: plugins}, "", "  ")
 	if err != nil {
 		return nil, err
 	}

@@ -156,6 +156,11 @@ func TestWriteCNI(t *testing.T) {
 		t.Fatal(err)
 	}
 	golden.Check(t, "testdata/dual.conflist", string(got))
+	one, err := CNIConfig(cidrs, CNIOptions{Bridge: "br-test", OneStep: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden.Check(t, "testdata/onestep.conflist", string(one))
 	before, _ := os.Stat(file)
 	if err := WriteCNI(dir, cidrs, opts); err != nil {
 		t.Fatal(err)

@@ -2,6 +2,7 @@ package pod
 
 import (
 	"maps"
+	"strings"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -20,9 +21,9 @@ type Memory struct {
 
 	CgroupReady  bool
 	VolumesReady bool
-	// Images are the references that pulls ended with, by container name; used
-	// up by the container's next start.
-	Images  map[string]string
+	// Images are what pulls ended with, by container name; used up by the
+	// container's next start.
+	Images  map[string]Image
 	Backoff map[string]Backoff
 	// Met is when this agent met the pod; ranThen are the containers (by the ID
 	// that statuses use) that were taken for running until then.
@@ -58,6 +59,10 @@ type Memory struct {
 	Acked v1.PodPhase
 }
 
+// Image is what a pull ended with: the name that was asked for and the
+// reference to run. A container may ask for another image meanwhile.
+type Image struct{ Name, Ref string }
+
 // Result is how an action ended.
 type Result struct {
 	Action Action
@@ -89,7 +94,7 @@ func NewMemory(last v1.PodStatus, now time.Time) Memory {
 	}
 	return Memory{
 		Met: now, ranThen: ran,
-		InFlight: map[Key]Action{}, Failed: map[Key]Failure{}, Images: map[string]string{},
+		InFlight: map[Key]Action{}, Failed: map[Key]Failure{}, Images: map[string]Image{},
 		Backoff: map[string]Backoff{}, PostStarted: map[string]bool{}, PreStopped: map[string]bool{}, StopBy: map[string]time.Time{},
 		Stopped: map[string]bool{}, Last: last, Acked: last.Phase,
 	}
@@ -178,7 +183,8 @@ func (m *Memory) Done(r Result, now time.Time) {
 	case Mount:
 		m.VolumesReady = true
 	case Pull:
-		m.Images[a.Container] = r.ImageRef
+		m.Images[a.Container] = Image{Name: a.image, Ref: r.ImageRef}
+		maps.DeleteFunc(m.Failed, func(k Key, _ Failure) bool { return k.Kind == Pull && strings.HasPrefix(k.Name, a.Container+" ") })
 	case Start:
 		delete(m.Images, a.Container)
 	case PostStart:

@@ -81,8 +81,8 @@ const (
 // Key identifies an action: at most one with the same key is in flight.
 type Key struct {
 	Kind Kind
-	// Name is the container's name for pull and start, the runtime ID for what
-	// concerns one container or sandbox, else empty.
+	// Name is the container's name for a start, with the image for a pull, the
+	// runtime ID for what concerns one container or sandbox, else empty.
 	Name string
 }
 
@@ -103,19 +103,25 @@ type Action struct {
 	Event   *Event
 	Because []journal.Fact
 
-	image string // reference a start runs
+	image string // name that a pull asks for, reference that a start runs
 }
 
 // Key returns the action's identity.
 func (a Action) Key() Key {
 	switch a.Kind {
-	case Pull, Start:
+	case Pull:
+		return pullKey(a.Container, a.image)
+	case Start:
 		return Key{a.Kind, a.Container}
 	case PostStart, PreStop, Stop, Remove, StopSandbox, RemoveSandbox:
 		return Key{a.Kind, a.ID}
 	}
 	return Key{Kind: a.Kind}
 }
+
+// pullKey: what is known of a pull is known of one image, a container may be
+// given another.
+func pullKey(container, image string) Key { return Key{Pull, container + " " + image} }
 
 // String is the action as transcripts and the journal print it.
 func (a Action) String() string {

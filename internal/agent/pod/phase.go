@@ -95,9 +95,18 @@ func (p *planner) livePhase(s *v1.PodStatus) v1.PodPhase {
 	return v1.PodRunning
 }
 
+// readyToStart: containers can be started. The sandbox does not wait for the
+// volumes, but containers do; volumes that containers have are there.
+func (p *planner) readyToStart() bool {
+	if p.cur == nil || p.end != nil && p.obs.Stopped[p.cur.ID] {
+		return false
+	}
+	return p.obs.VolumesReady || slices.ContainsFunc(p.members, func(m *member) bool { return m.cur != nil })
+}
+
 // conditions computes the conditions that the agent owns, in a fixed order.
 func (p *planner) conditions(s *v1.PodStatus) {
-	p.set(s, v1.PodReadyToStartContainers, p.cur != nil && !(p.end != nil && p.obs.Stopped[p.cur.ID]), "", "")
+	p.set(s, v1.PodReadyToStartContainers, p.readyToStart(), "", "")
 	ok, reason, msg := p.initializedCondition(s)
 	p.set(s, v1.PodInitialized, ok, reason, msg)
 	ready, reason, msg := p.containersReady(s)

@@ -258,6 +258,7 @@ func (p *planner) held() []*runtime.Container {
 // alongside the sandbox. What is restarted asks again at its start.
 func (p *planner) images() bool {
 	for _, m := range p.members {
+		p.outdated(m)
 		if m.role != ephemeralRole && m.cur == nil && m.last == nil {
 			p.pull(m)
 		}
@@ -265,16 +266,25 @@ func (p *planner) images() bool {
 	return true
 }
 
+// outdated gives up pulls of images that the container asked for before.
+func (p *planner) outdated(m *member) {
+	for k, a := range p.obs.InFlight {
+		if k.Kind == Pull && a.Container == m.c.Name && a.image != m.c.Image {
+			p.plan.Cancel = append(p.plan.Cancel, k)
+		}
+	}
+}
+
 // pull tells whether the member's image is at hand, asking for it if not.
 func (p *planner) pull(m *member) bool {
-	if _, ok := p.obs.Images[m.c.Name]; ok {
+	if have, ok := p.obs.Images[m.c.Name]; ok && have.Name == m.c.Image {
 		return true
 	}
-	key := Key{Pull, m.c.Name}
+	key := pullKey(m.c.Name, m.c.Image)
 	if p.inFlight(Key{Start, m.c.Name}) {
 		return true
 	}
-	p.emit(Action{Kind: Pull, Container: m.c.Name}, fact("image", m.c.Image))
+	p.emit(Action{Kind: Pull, Container: m.c.Name, image: m.c.Image}, fact("image", m.c.Image))
 	if f, ok := p.obs.Failed[key]; ok {
 		p.wait[m.c.Name] = &v1.ContainerStateWaiting{Reason: f.Reason, Message: f.Message}
 	}

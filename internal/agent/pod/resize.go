@@ -177,7 +177,7 @@ func quantityEqual(a, b v1.ResourceList, name v1.ResourceName) bool {
 // allocate asks for room and writes down the promise before anybody acts on it.
 func (m *Manager) allocate(ctx context.Context, spec Spec) (*Allocation, *Failure) {
 	if spec.Desired == nil {
-		return nil, &Failure{Reason: v1.PodReasonInfeasible, Message: "static pods are not resized in place"}
+		return nil, &Failure{Reason: v1.PodReasonInfeasible, Message: "In-place resize of static-pods is not supported"}
 	}
 	if r := m.cfg.Admitter.Resize(ctx, spec.Desired); r != nil {
 		if err := m.saveAllocation(spec.Pod.UID, Allocation{Resources: resourcesOf(spec.Pod)}); err != nil {

@@ -118,7 +118,7 @@ func (p *planner) start(m *member, entry *Backoff, because ...journal.Fact) {
 	if p.cur == nil || !p.obs.VolumesReady || !p.pull(m) {
 		return
 	}
-	p.emit(Action{Kind: Start, Container: name, Attempt: p.attempt(m), Backoff: entry, image: p.obs.Images[name]}, because...)
+	p.emit(Action{Kind: Start, Container: name, Attempt: p.attempt(m), Backoff: entry, image: p.obs.Images[name].Ref}, because...)
 }
 
 // attempt is the restart count of the next instance.

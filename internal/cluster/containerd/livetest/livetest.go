@@ -86,7 +86,7 @@ func start(bundle string) error {
 		return err
 	}
 	own.supervisor = Supervisor(bundle, own.dir, "berth-test", oci)
-	options := network.CNIOptions{Name: "berth-test", Bridge: bridge, DataDir: filepath.Join(own.dir, "cni")}
+	options := network.CNIOptions{Name: "berth-test", Bridge: bridge, DataDir: filepath.Join(own.dir, "cni"), OneStep: true}
 	if err := network.WriteCNI(own.supervisor.CNIConfDir(), []string{podCIDR}, options); err != nil {
 		return err
 	}
