@@ -53,6 +53,7 @@ func (a *Agent) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	a.warnOf(machineFacts{cgroupVersion: hierarchy.Version(), swapBytes: machine.SwapBytes, noSwapTmpfs: volume.NoSwapTmpfs()})
 	a.features = &handlers{ask: a.Runtime.Status}
 	a.features.refresh(ctx)
 	if cfg.Node.Features == nil {
