@@ -56,7 +56,7 @@ func main() {
 	churn := flag.Duration("churn", 2*time.Second, "time between one pod replaced and the next")
 	every := flag.Duration("every", time.Minute, "time between lines")
 	ports := flag.Int("ports", 20500, "first of 20 free ports")
-	profiles := flag.String("profiles", "", "directory for heap profiles of agent and server, one of each every five lines")
+	profiles := flag.String("profiles", "", "directory for the agent's heap profiles, one every five lines")
 	flag.Parse()
 	// A soak that is given up clears away too.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
