@@ -209,10 +209,6 @@ func (l *launcher) connect(ctx context.Context, out *agent.Config) error {
 	if err := out.Metrics.Register(requests); err != nil {
 		return fmt.Errorf("registering the metric of API requests: %w", err)
 	}
-	counted, err := reach.NewRESTMetrics(out.Metrics)
-	if err != nil {
-		return fmt.Errorf("registering the metrics of the client: %w", err)
-	}
 	failures, err := failureCounter(out.Metrics, "kubelet_certificate_manager_client_expiration_renew_errors", "Renewals of the client certificate that failed.")
 	if err != nil {
 		return err
@@ -258,7 +254,6 @@ func (l *launcher) connect(ctx context.Context, out *agent.Config) error {
 		settings := r.Config()
 		settings.Timeout = timeout
 		advise(settings, paths.Base, paths.Certificate, l.cfg.Log)
-		settings.Transport = counted.Wrap(settings.Transport)
 		return kubernetes.NewForConfig(settings)
 	}
 	all, err := client(paths, 0)

@@ -9,7 +9,8 @@ import (
 )
 
 // RESTMetrics count requests to API servers under the names that every
-// Kubernetes component has for them.
+// Kubernetes component has for them. client-go's own are of the whole process:
+// they serve where an agent is one.
 type RESTMetrics struct {
 	requests *prometheus.CounterVec
 	duration *prometheus.HistogramVec

@@ -67,10 +67,13 @@ func (c curve) verdict(length time.Duration) error {
 	}
 	fmt.Printf("means of %s after a warm-up of %s and of the last %s:\n", wide, warm, wide)
 	growth := row("agent, resident", "MiB", func(m sample) float64 { return m.agent.rss })
+	row("agent, anonymous", "MiB", func(m sample) float64 { return m.agent.anon })
 	row("agent, allocated heap", "MiB", func(m sample) float64 { return m.heap })
 	row("agent, goroutines", "", func(m sample) float64 { return float64(m.goroutines) })
 	row("agent, descriptors", "", func(m sample) float64 { return float64(m.agent.descriptors) })
 	row("server, resident", "MiB", func(m sample) float64 { return m.server.rss })
+	// What the store's file maps counts as resident and not as anonymous.
+	row("server, anonymous", "MiB", func(m sample) float64 { return m.server.anon })
 	row("server, descriptors", "", func(m sample) float64 { return float64(m.server.descriptors) })
 	row("containerd, resident", "MiB", func(m sample) float64 { return m.runtime.rss })
 	row("containerd, descriptors", "", func(m sample) float64 { return float64(m.runtime.descriptors) })
