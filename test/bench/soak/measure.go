@@ -42,7 +42,10 @@ type curve []sample
 func (c curve) verdict(length time.Duration) error {
 	warm, wide := 10*time.Minute, span
 	if length < time.Hour {
-		warm, wide = length/6, length/12
+		warm = length / 6
+	}
+	if length < 4*span { // else not less: program pages go and come back in that time
+		wide = length / 12
 	}
 	var first, last, after curve
 	for _, m := range c {
