@@ -119,16 +119,16 @@ vm:
 	@hack/install.sh vm
 	test/vm/image/build.sh $(BIN)/vm
 
-vm-test: vm berth
+vm-test: vm build
 	@mkdir -p $(BIN)/t
-	for p in agent/resource agent/resource/topology agent/shutdown proxy; do \
-		$(GO) test -tags vm -c -o $(BIN)/t/$$(basename $$p).test ./internal/$$p || exit 1; done
+	for p in internal/agent/resource internal/agent/resource/topology internal/agent/shutdown internal/proxy test/e2e; do \
+		$(GO) test -tags vm -c -o $(BIN)/t/$$(basename $$p).test ./$$p || exit 1; done
 	$(GO) run ./test/vm test $(CHECKS)
 
 lint:
 	@test -z "$$(gofmt -l cmd internal test runtime)" || { gofmt -l cmd internal test runtime; echo "run gofmt -w on these"; exit 1; }
 	$(GO) vet ./...
-	$(GO) vet -tags vm ./internal/agent/resource/... ./internal/agent/shutdown
+	$(GO) vet -tags vm ./internal/agent/resource/... ./internal/agent/shutdown ./test/e2e
 	$(GO) run $(STATICCHECK) ./cmd/... ./internal/... ./test/...
 
 generate:

@@ -77,6 +77,9 @@ type Config struct {
 
 	// Node shapes the Node object; its identity's name is set from NodeName.
 	Node node.Settings
+	// ClientCertificate is what the agent shows to the API server, for the
+	// metric of its lifetime; may be nil.
+	ClientCertificate func() *tls.Certificate
 	// Register is false when somebody else makes the Node object.
 	Register bool
 	// NodeIPs are addresses to use until the Node object has some.
@@ -179,6 +182,7 @@ type Agent struct {
 	configs  *configs
 	imageSet *imageSet
 	prober   *probe.Prober
+	probes   *prometheus.Registry
 	features *handlers
 
 	collector   *pressure.Collector
@@ -368,6 +372,9 @@ func (a *Agent) serveConfig() serve.Config {
 	s.Tracer = a.tracer
 	if s.Metrics == nil {
 		s.Metrics = a.Config.Metrics
+	}
+	if s.Probes == nil {
+		s.Probes = a.probes
 	}
 	if s.Stats == nil {
 		s.Stats = a.Stats

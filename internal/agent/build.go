@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
 	apiresource "k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -53,6 +54,10 @@ func (a *Agent) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := a.ownMetrics(hierarchy.Version()); err != nil {
+		return err
+	}
+	a.warnOf(machineFacts{cgroupVersion: hierarchy.Version(), swapBytes: machine.SwapBytes, noSwapTmpfs: volume.NoSwapTmpfs()})
 	a.features = &handlers{ask: a.Runtime.Status}
 	a.features.refresh(ctx)
 	if cfg.Node.Features == nil {
@@ -72,8 +77,9 @@ func (a *Agent) build(ctx context.Context) error {
 	if err := a.buildImages(); err != nil {
 		return err
 	}
+	a.probes = prometheus.NewRegistry() // they have a path of their own
 	a.prober = probe.New(probe.Config{
-		Exec: a.exec, Changed: func(uid types.UID) { a.Pods.Poke(uid) }, Log: cfg.Log, Metrics: cfg.Metrics,
+		Exec: a.exec, Changed: func(uid types.UID) { a.Pods.Poke(uid) }, Log: cfg.Log, Metrics: a.probes,
 		Event: func(p *v1.Pod, name, why, message string) { a.event(p, name, v1.EventTypeWarning, why, message) },
 	})
 	if err := a.buildResources(machine); err != nil {
@@ -90,7 +96,7 @@ func (a *Agent) build(ctx context.Context) error {
 	}
 	a.Pods = pod.NewManager(pod.Config{
 		Client: cfg.Client, Service: a.Runtime, Runtime: a.Watcher, RuntimeName: version.GetRuntimeName(),
-		Volumes: a.configs, Images: a.imageSet, Configs: a.configs, Cgroups: cgroupSet{a.Cgroups}, Admitter: newAdmission(a), Resizer: a.configs,
+		Volumes: a.configs, Images: a.imageSet, Configs: a.configs, Cgroups: cgroupSet{a.Cgroups, a.cgroupMetrics()}, Admitter: newAdmission(a), Resizer: a.configs,
 		Hooks:  probe.Hooks{Exec: a.exec, Event: func(p *v1.Pod, name, why, message string) { a.event(p, name, v1.EventTypeWarning, why, message) }},
 		Probes: a.prober, Devices: a.deviceHealth,
 		Node: func() pod.Node {

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -369,16 +370,23 @@ func reason(err error) error {
 }
 
 // cgroupSet adapts the cgroup tree to the pods' view of it.
-type cgroupSet struct{ *resource.Cgroups }
+type cgroupSet struct {
+	*resource.Cgroups
+	took *prometheus.HistogramVec
+}
 
 // Ensure makes the pod's cgroup.
 func (c cgroupSet) Ensure(p *v1.Pod) error {
+	defer prometheus.NewTimer(c.took.WithLabelValues("create")).ObserveDuration()
 	_, err := c.EnsurePod(p)
 	return err
 }
 
 // Remove removes it.
-func (c cgroupSet) Remove(uid types.UID) error { return c.RemovePod(uid) }
+func (c cgroupSet) Remove(uid types.UID) error {
+	defer prometheus.NewTimer(c.took.WithLabelValues("destroy")).ObserveDuration()
+	return c.RemovePod(uid)
+}
 
 // Resize makes a pod's cgroup and running containers have what the pod says.
 // The pod's cgroup must never be smaller than its containers, so it is written

@@ -77,8 +77,8 @@ func (a *Agent) announceStorage(ctx context.Context) error {
 	}
 }
 
-// measurable lists the volumes of a pod whose size says something: emptyDirs,
-// claims, and those of drivers.
+// measurable lists the volumes of a pod whose size says something: all but
+// host paths, images and network file systems, which are not the pod's.
 func (a *Agent) measurable(uid types.UID) []stats.Volume {
 	p, ok := a.Pods.Get(uid)
 	if !ok {
@@ -92,17 +92,11 @@ func (a *Agent) measurable(uid types.UID) []stats.Volume {
 		if !ok || m.HostPath == "" {
 			continue
 		}
-		out := stats.Volume{Name: v.Name, Path: m.HostPath}
-		switch {
-		case v.EmptyDir != nil:
-			out.Shared = v.EmptyDir.Medium == v1.StorageMediumDefault
-		case v.PersistentVolumeClaim != nil:
-			out.Claim = v.PersistentVolumeClaim.ClaimName
-		case v.Ephemeral != nil:
-			out.Claim = p.Name + "-" + v.Name
-		case v.CSI == nil:
+		out, ok := measurableAs(p, v)
+		if !ok {
 			continue
 		}
+		out.Path = m.HostPath
 		ask, driven := a.Volumes.Measure(uid, v.Name)
 		switch {
 		case ask != nil:
@@ -116,4 +110,24 @@ func (a *Agent) measurable(uid types.UID) []stats.Volume {
 		list = append(list, out)
 	}
 	return list
+}
+
+// measurableAs says how a volume is measured; ok is false for one that is not.
+// Secrets, tokens and downward API files have a file system of their own in
+// memory, config maps lie on the node's disk.
+func measurableAs(p *v1.Pod, v *v1.Volume) (out stats.Volume, ok bool) {
+	out.Name = v.Name
+	switch {
+	case v.EmptyDir != nil:
+		out.Shared = v.EmptyDir.Medium == v1.StorageMediumDefault
+	case v.ConfigMap != nil:
+		out.Shared = true
+	case v.PersistentVolumeClaim != nil:
+		out.Claim = v.PersistentVolumeClaim.ClaimName
+	case v.Ephemeral != nil:
+		out.Claim = p.Name + "-" + v.Name
+	case v.CSI == nil && v.Secret == nil && v.Projected == nil && v.DownwardAPI == nil:
+		return out, false
+	}
+	return out, true
 }

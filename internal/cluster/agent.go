@@ -19,6 +19,7 @@ import (
 	"github.com/berth-dev/berth/internal/agent/config"
 	"github.com/berth-dev/berth/internal/agent/launch"
 	"github.com/berth-dev/berth/internal/agent/node"
+	"github.com/berth-dev/berth/internal/agent/reach"
 	"github.com/berth-dev/berth/internal/agent/serve"
 )
 
@@ -88,9 +89,18 @@ func (u *up) agentDirs() error {
 
 // agentConfig makes the node agent's configuration from the cluster's.
 func (u *up) agentConfig(log *slog.Logger) (agent.Config, error) {
-	client, leases, err := u.agentClients()
+	registry := newRegistry()
+	requests, err := reach.NewRESTMetrics(registry)
+	if err != nil {
+		return agent.Config{}, fmt.Errorf("registering the metrics of the agent's client: %w", err)
+	}
+	client, leases, err := u.agentClients(requests)
 	if err != nil {
 		return agent.Config{}, err
+	}
+	own, err := tls.LoadX509KeyPair(u.files.Agent.Cert, u.files.Agent.Key)
+	if err != nil {
+		return agent.Config{}, fmt.Errorf("loading the agent's client certificate: %w", err)
 	}
 	serving, err := tls.LoadX509KeyPair(u.files.AgentServing.Cert, u.files.AgentServing.Key)
 	if err != nil {
@@ -125,18 +135,18 @@ func (u *up) agentConfig(log *slog.Logger) (agent.Config, error) {
 		CNI:                 cni,
 		Guard:               u.guard(),
 		CredentialProviders: u.CredentialProviders, CredentialProviderDir: u.CredentialProviderDir,
-		TLS: &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &serving, nil }},
-		Log: log, Journal: u.journal,
+		TLS:               &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &serving, nil }},
+		ClientCertificate: func() *tls.Certificate { return &own },
+		Log:               log, Journal: u.journal,
 	}
-	registry := newRegistry()
 	cfg.Metrics, cfg.Serve = registry, serve.Config{Gather: registry}
 	return cfg, nil
 }
 
 // agentClients are two clients of the node's own identity, so that the Node
 // authorizer judges it here as anywhere: one for everything, one for the
-// heartbeat alone.
-func (u *up) agentClients() (all, leases kubernetes.Interface, err error) {
+// heartbeat alone. Their requests count in metrics, if there are any.
+func (u *up) agentClients(metrics *reach.RESTMetrics) (all, leases kubernetes.Interface, err error) {
 	cfg, err := clientcmd.BuildConfigFromFlags("", u.files.AgentKubeconfig)
 	if err != nil {
 		return nil, nil, fmt.Errorf("reading the agent's kubeconfig: %w", err)
@@ -145,6 +155,9 @@ func (u *up) agentClients() (all, leases kubernetes.Interface, err error) {
 	cfg.ContentType = "application/vnd.kubernetes.protobuf"
 	cfg.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
 	cfg.UserAgent = "berth-agent"
+	if metrics != nil {
+		cfg.Wrap(metrics.Wrap)
+	}
 	if all, err = kubernetes.NewForConfig(cfg); err != nil {
 		return nil, nil, fmt.Errorf("making the agent's client: %w", err)
 	}

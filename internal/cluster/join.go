@@ -57,7 +57,7 @@ func (u *up) connect(ctx context.Context) error {
 		if err := u.credentials(ctx); err != nil {
 			return "", err
 		}
-		all, _, err := u.agentClients()
+		all, _, err := u.agentClients(nil)
 		if err != nil {
 			return "", err
 		}

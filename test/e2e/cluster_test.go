@@ -22,8 +22,18 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
+// slowness is how many times slower than usual this machine is: an emulated one
+// sets BERTH_TEST_SLOWNESS.
+var slowness = func() int {
+	n, err := strconv.Atoi(os.Getenv("BERTH_TEST_SLOWNESS"))
+	if err != nil {
+		return 1
+	}
+	return max(n, 1)
+}()
+
 // patience bounds every wait; a wait ends as soon as its condition holds.
-const patience = 90 * time.Second
+var patience = 90 * time.Second * time.Duration(slowness)
 
 // cluster is one `berth up` (or server) of its own data directory and ports.
 type cluster struct {

@@ -21,10 +21,12 @@ import (
 
 const (
 	mib = 1 << 20
-	// roomForPods is what the node of the memory test has for pods, hogRate
-	// what the hog takes of it per second.
-	roomForPods, memoryThreshold, hogRate = 600, 100, 50
+	// roomForPods is what the node of the memory test has for pods.
+	roomForPods, memoryThreshold = 600, 100
 )
+
+// hogRate is what the hog takes of it per second, in MiB.
+var hogRate = 50 / slowness
 
 // agentConfig writes a KubeletConfiguration with further fields.
 func agentConfig(t *testing.T, fields string) string {
@@ -109,44 +111,6 @@ func disrupted(p *v1.Pod) bool {
 	return false
 }
 
-// oomKills is how often the kernel ended something of the cluster's pods.
-func (c *cluster) oomKills() int {
-	c.t.Helper()
-	for _, pattern := range []string{"/sys/fs/cgroup/memory/berth-*/kubepods/memory.oom_control", "/sys/fs/cgroup/berth-*/kubepods/memory.events"} {
-		files, _ := filepath.Glob(pattern)
-		for _, file := range files {
-			if !strings.Contains(file, c.instance()) {
-				continue
-			}
-			data, err := os.ReadFile(file)
-			if err != nil {
-				c.t.Fatal(err)
-			}
-			for line := range strings.Lines(string(data)) {
-				if rest, ok := strings.CutPrefix(line, "oom_kill "); ok {
-					n, err := strconv.Atoi(strings.TrimSpace(rest))
-					if err != nil {
-						c.t.Fatal(err)
-					}
-					return n
-				}
-			}
-		}
-	}
-	c.t.Fatal("the cgroup of all pods does not tell of the OOM killer")
-	return 0
-}
-
-// instance is what the cluster's cgroup is called after: see `berth status`.
-func (c *cluster) instance() string {
-	c.t.Helper()
-	m := regexp.MustCompile(`berth-[0-9a-f]{8}`).FindString(c.berth("status", "--data-dir", c.dir))
-	if m == "" {
-		c.t.Fatal("berth status names no instance")
-	}
-	return m
-}
-
 // TestMemoryPressure gives all pods 600 MiB and lets one of them take 50 MiB a
 // second. It must be evicted, alone, before the kernel has to kill anything.
 func TestMemoryPressure(t *testing.T) {
@@ -157,13 +121,18 @@ evictionHard: {memory.available: %dMi}
 evictionPressureTransitionPeriod: 3s
 `, machineMemory(t)/mib-roomForPods, memoryThreshold)))
 	c.up()
+	pods := c.podsCgroup()
 	c.apply(toolboxPod("calm", "pause", "    resources: {requests: {memory: 64Mi}, limits: {memory: 64Mi}}\n") +
 		toolboxPod("modest", "hog 100", "    resources: {requests: {memory: 150Mi}}\n"))
-	c.waitReady("default", "", 2)
+	c.waitReady("default", "", 3)
 	c.apply(toolboxPod("hog", fmt.Sprintf("hog 4000 %d", hogRate), ""))
 	hog := c.evicted("hog")
-	if kills := c.oomKills(); kills != 0 {
+	if kills := oomKills(t, pods); kills != 0 {
 		t.Errorf("the kernel killed %d times first", kills)
+	}
+	// On cgroup v1 the hog's own kills went with its cgroup; its end tells.
+	if end := hog.Status.ContainerStatuses[0].State.Terminated; end != nil && end.Reason == "OOMKilled" {
+		t.Errorf("the kernel ended the hog: %+v", end)
 	}
 	parts := regexp.MustCompile(`^The node was low on resource: memory\. Threshold quantity: 100Mi, available: (\S+)\. Container main was using (\S+), request is 0, has larger consumption of memory\. $`).
 		FindStringSubmatch(hog.Status.Message)
@@ -172,10 +141,10 @@ evictionPressureTransitionPeriod: 3s
 	}
 	// The hog's pace turns bytes below the threshold into time since the crossing.
 	left := resource.MustParse(parts[1])
-	if least := int64((memoryThreshold - hogRate) * mib); left.Value() < least {
+	if least := int64(memoryThreshold-hogRate) * mib; left.Value() < least {
 		t.Errorf("noticed with %s left, which is more than a second late", left.String())
 	}
-	t.Logf("noticed with %s of %d MiB left, %d ms after the crossing", left.String(), memoryThreshold, (memoryThreshold*mib-left.Value())*1000/(hogRate*mib))
+	t.Logf("noticed with %s of %d MiB left, %d ms after the crossing", left.String(), memoryThreshold, (memoryThreshold*mib-left.Value())*1000/int64(hogRate*mib))
 	if !disrupted(hog) {
 		t.Errorf("no condition DisruptionTarget: %+v", hog.Status.Conditions)
 	}

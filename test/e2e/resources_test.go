@@ -344,36 +344,15 @@ func cdiDevice(t *testing.T) string {
 // TestNodeAllocatable bounds all pods together, and a cgroup that stands for
 // the node's own processes, by what is reserved; pods are offered the rest.
 func TestNodeAllocatable(t *testing.T) {
-	limits, err := filepath.Glob("/sys/fs/cgroup/memory/memory.limit_in_bytes")
-	if err != nil || len(limits) == 0 {
-		t.Skip("needs the memory controller of cgroup v1 in its usual place")
-	}
-	name := fmt.Sprintf("/berth-e2e-reserved-%d", os.Getpid())
-	for _, controller := range []string{"cpu", "memory", "pids"} {
-		dir := filepath.Join("/sys/fs/cgroup", controller, name)
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			t.Skip("making a cgroup: ", err)
-		}
-		t.Cleanup(func() { _ = os.Remove(dir) })
-	}
+	name := reservedCgroup(t)
 	c := newCluster(t, agentFlags(t, `
 kubeReserved: {cpu: 250m, memory: 256Mi, pid: "500"}
 systemReserved: {memory: 128Mi}
 enforceNodeAllocatable: [pods, kube-reserved]
 kubeReservedCgroup: `+name+"\n")...)
 	c.up()
-	read := func(controller, path, file string) string {
-		t.Helper()
-		b, err := os.ReadFile(filepath.Join("/sys/fs/cgroup", controller, path, file))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return strings.TrimSpace(string(b))
-	}
-	for _, want := range [][3]string{{"cpu", "cpu.shares", "256"}, {"memory", "memory.limit_in_bytes", "268435456"}, {"pids", "pids.max", "500"}} {
-		if got := read(want[0], name, want[1]); got != want[2] {
-			t.Errorf("%s is %s, want %s", want[1], got, want[2])
-		}
+	if got, want := readLimits(t, name), (limits{weight: weightOf(250), memory: 256 * mib, pids: 500}); got != want {
+		t.Errorf("%s is bounded by %+v, want %+v", name, got, want)
 	}
 	node, err := c.client.CoreV1().Nodes().Get(context.Background(), c.nodeName(), metav1.GetOptions{})
 	if err != nil {
@@ -383,21 +362,17 @@ kubeReservedCgroup: `+name+"\n")...)
 	if capacity-offered != (256+128+100)*mib { // the last is the eviction threshold
 		t.Errorf("of %d bytes %d are offered", capacity, offered)
 	}
-	pods := c.podsCgroup()
-	limit, err := strconv.ParseInt(read("memory", pods, "memory.limit_in_bytes"), 10, 64)
-	if err != nil || limit != (capacity-(256+128)*mib)/4096*4096 {
-		t.Errorf("all pods are bounded by %d of %d bytes, %v", limit, capacity, err)
-	}
 	most, err := os.ReadFile("/proc/sys/kernel/pid_max")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if pids, err := strconv.Atoi(strings.TrimSpace(string(most))); err != nil || read("pids", pods, "pids.max") != strconv.Itoa(pids-500) {
-		t.Errorf("all pods may have %s processes, the machine %s", read("pids", pods, "pids.max"), most)
+	pids, err := strconv.ParseInt(strings.TrimSpace(string(most)), 10, 64)
+	if err != nil {
+		t.Fatal(err)
 	}
-	shares := (node.Status.Capacity.Cpu().MilliValue() - 250) * 1024 / 1000
-	if got := read("cpu", pods, "cpu.shares"); got != strconv.FormatInt(shares, 10) {
-		t.Errorf("all pods weigh %s, want %d", got, shares)
+	want := limits{weight: weightOf(node.Status.Capacity.Cpu().MilliValue() - 250), memory: (capacity - (256+128)*mib) / 4096 * 4096, pids: pids - 500}
+	if got := readLimits(t, c.podsCgroup()); got != want {
+		t.Errorf("all pods are bounded by %+v, want %+v", got, want)
 	}
 	for _, want := range []string{"Updated Node Allocatable limit across pods", "Updated limits on kube reserved cgroup " + name} {
 		c.eventually("event "+want, func() (bool, string) {
@@ -408,23 +383,4 @@ kubeReservedCgroup: `+name+"\n")...)
 			return slices.ContainsFunc(events.Items, func(e v1.Event) bool { return e.Message == want }), fmt.Sprint(len(events.Items), " such events")
 		})
 	}
-}
-
-// podsCgroup is where this cluster's pods are, from a process of one of them.
-func (c *cluster) podsCgroup() string {
-	c.t.Helper()
-	c.apply(simplePod("probe", ""))
-	c.waitReady("default", "app=probe", 1)
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", c.containerPIDs()[c.container("probe").id]))
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	for line := range strings.Lines(string(text)) {
-		if _, path, ok := strings.Cut(line, ":memory:"); ok {
-			root, _, _ := strings.Cut(path, "/kubepods")
-			return root + "/kubepods"
-		}
-	}
-	c.t.Fatalf("no memory cgroup in %s", text)
-	return ""
 }

@@ -25,6 +25,12 @@ var checks = []check{
 	{name: "cgroups", limit: 15 * time.Minute, steps: []step{
 		{command: "/host/bin/t/resource.test -test.v -test.run TestUnified"},
 	}},
+	{name: "cluster", limit: 40 * time.Minute, steps: []step{
+		// Programs start quicker from the machine's own disk.
+		{command: "mkdir /opt/berth && cd /host/bin && cp -r berth containerd containerd-shim-runc-v2 bridge host-local loopback portmap images /opt/berth"},
+		{command: "cd /host/test/e2e && BERTH_BIN=/opt/berth BERTH_TEST_SLOWNESS=5 /host/bin/t/e2e.test -test.v -test.timeout 38m " +
+			"-test.run '^(TestUnifiedNode|TestNodeAllocatable|TestMemoryPressure|TestHungRuntime)$'"},
+	}},
 	{name: "numa", nodes: 2, limit: 15 * time.Minute, steps: []step{
 		{command: "/host/bin/t/topology.test -test.v -test.run TestTwoNodes"},
 	}},

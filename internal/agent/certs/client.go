@@ -211,6 +211,8 @@ type RotationConfig struct {
 	Client func() (kubernetes.Interface, error)
 	// Changed is called with each new certificate.
 	Changed func()
+	// Failures counts renewals that failed; may be nil.
+	Failures certificate.Counter
 }
 
 // Rotation renews the client certificate at 70 to 90 % of its lifetime.
@@ -235,6 +237,7 @@ func NewRotation(cfg RotationConfig) (*Rotation, error) {
 		CertificateStore:        store,
 		BootstrapCertificatePEM: cfg.Kubeconfig.CertData,
 		BootstrapKeyPEM:         cfg.Kubeconfig.KeyData,
+		CertificateRenewFailure: cfg.Failures,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("setting up certificate rotation: %w", err)

@@ -37,6 +37,8 @@ type ServingConfig struct {
 	// Addresses are the node's, which go into requests; none means not known
 	// yet.
 	Addresses func() []v1.NodeAddress
+	// Failures counts requests that failed (serverTLSBootstrap); may be nil.
+	Failures certificate.Counter
 }
 
 // Serving is the serving certificate with what keeps it current.
@@ -147,7 +149,7 @@ func requested(cfg ServingConfig, base *tls.Config) (*Serving, error) {
 		return nil, fmt.Errorf("opening --cert-dir: %w", err)
 	}
 	manager, err := certificate.NewManager(&certificate.Config{
-		Name:             "kubelet-serving",
+		Name: "kubelet-serving", CertificateRenewFailure: cfg.Failures,
 		ClientsetFn:      func(*tls.Certificate) (kubernetes.Interface, error) { return cfg.Client, nil },
 		GetTemplate:      func() *x509.CertificateRequest { return servingTemplate(cfg.NodeName, cfg.Addresses()) },
 		SignerName:       certificatesv1.KubeletServingSignerName,

@@ -163,7 +163,7 @@ var Fields = []Field{
 	{"localStorageCapacityIsolation", Honoured, ""},
 	{"containerRuntimeEndpoint", Honoured, ""},
 	{"imageServiceEndpoint", Honoured, ""},
-	{"failCgroupV1", Subsumed, "cgroup v1 is supported; the value decides nothing"},
+	{"failCgroupV1", Subsumed, "cgroup v1 is supported, with the event `CgroupV1`; the value decides nothing"},
 	{"userNamespaces.idsPerPod", Honoured, "a multiple of 65536"},
 }
 

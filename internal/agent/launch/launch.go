@@ -4,6 +4,7 @@ package launch
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -170,7 +171,11 @@ func (l *launcher) credentials(ctx context.Context, out *agent.Config) error {
 		l.cfg.Log.Warn("without an API server nobody can be authenticated: the agent's API is not served")
 		return nil
 	}
-	serving, err := certs.NewServing(certs.ServingConfig{Log: l.cfg.Log, NodeName: l.id.Name, CertDir: flags.CertDir, Kubelet: k, Client: out.Client,
+	failures, err := failureCounter(out.Metrics, "kubelet_server_expiration_renew_errors", "Requests for a serving certificate that failed.")
+	if err != nil {
+		return err
+	}
+	serving, err := certs.NewServing(certs.ServingConfig{Failures: failures, Log: l.cfg.Log, NodeName: l.id.Name, CertDir: flags.CertDir, Kubelet: k, Client: out.Client,
 		Addresses: func() []v1.NodeAddress {
 			if known := l.addresses.Load(); known != nil {
 				return *known
@@ -204,12 +209,19 @@ func (l *launcher) connect(ctx context.Context, out *agent.Config) error {
 	if err := out.Metrics.Register(requests); err != nil {
 		return fmt.Errorf("registering the metric of API requests: %w", err)
 	}
+	failures, err := failureCounter(out.Metrics, "kubelet_certificate_manager_client_expiration_renew_errors", "Renewals of the client certificate that failed.")
+	if err != nil {
+		return err
+	}
+	if pair, err := keyPair(base); err == nil {
+		out.ClientCertificate = func() *tls.Certificate { return &pair }
+	}
 	paths := reach.Config{Log: l.cfg.Log, Base: base, Servers: flags.APIServers, Spread: l.id.Name, Requests: requests}
 	var rotation *certs.Rotation
 	var rotators []func()
 	if k.RotateCertificates && (base.CertFile != "" || len(base.CertData) > 0) {
 		var requester atomic.Pointer[kubernetes.Clientset]
-		rotation, err = certs.NewRotation(certs.RotationConfig{Log: l.cfg.Log, NodeName: l.id.Name, CertDir: flags.CertDir, Kubeconfig: base,
+		rotation, err = certs.NewRotation(certs.RotationConfig{Log: l.cfg.Log, NodeName: l.id.Name, CertDir: flags.CertDir, Kubeconfig: base, Failures: failures,
 			Client: func() (kubernetes.Interface, error) {
 				if client := requester.Load(); client != nil {
 					return client, nil
@@ -224,7 +236,7 @@ func (l *launcher) connect(ctx context.Context, out *agent.Config) error {
 		if err != nil {
 			return err
 		}
-		paths.Certificate = rotation.Current
+		paths.Certificate, out.ClientCertificate = rotation.Current, rotation.Current
 		defer func() {
 			if client, ok := out.Client.(*kubernetes.Clientset); ok {
 				requester.Store(client)
@@ -258,6 +270,14 @@ func (l *launcher) connect(ctx context.Context, out *agent.Config) error {
 	}
 	out.Client, out.Leases = all, leases.CoordinationV1()
 	return nil
+}
+
+func failureCounter(registry prometheus.Registerer, name, help string) (prometheus.Counter, error) {
+	c := prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+	if err := registry.Register(c); err != nil {
+		return nil, fmt.Errorf("registering %s: %w", name, err)
+	}
+	return c, nil
 }
 
 // run runs the agent and what it depends on; the first to fail ends all.

@@ -204,6 +204,12 @@ func (c *Collector) collectImages(ctx context.Context) {
 		return
 	}
 	capacity, available := int64(stat.Blocks)*stat.Bsize, int64(stat.Bavail)*stat.Bsize
+	if capacity == 0 { // percentages of nothing say nothing
+		text := "invalid capacity 0 on image filesystem"
+		c.event("InvalidDiskCapacity", text)
+		c.imagesFailed(fmt.Errorf("%s: %s", text, c.mount))
+		return
+	}
 	wanted := ToFree(capacity, available, c.cfg.HighPercent, c.cfg.LowPercent)
 	if wanted == 0 {
 		c.failures = 0
@@ -216,7 +222,7 @@ func (c *Collector) collectImages(ctx context.Context) {
 		c.tellFreed(removed, freed)
 		return
 	}
-	percent := 100 - available*100/max(capacity, 1)
+	percent := 100 - available*100/capacity
 	text := fmt.Sprintf("Insufficient free disk space on the node's image filesystem (%d%% of %s used). Failed to free sufficient space by deleting unused images (freed %d bytes). "+
 		"Consider resizing the disk or deleting unused files.", percent, amount(capacity), freed)
 	c.event("FreeDiskSpaceFailed", text)

@@ -54,6 +54,8 @@ type Config struct {
 	PodsEvents string
 	// StallFile is /proc/pressure/memory by default.
 	StallFile string
+	// KernelLog is /dev/kmsg by default.
+	KernelLog string
 	Journal   journal.Sink
 	Metrics   prometheus.Registerer
 }
@@ -68,6 +70,9 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	if cfg.StallFile == "" {
 		cfg.StallFile = "/proc/pressure/memory"
+	}
+	if cfg.KernelLog == "" {
+		cfg.KernelLog = "/dev/kmsg"
 	}
 	thresholds, err := Thresholds(cfg.Kubelet)
 	if err != nil {
@@ -87,6 +92,11 @@ func Run(ctx context.Context, cfg Config) error {
 	wg.Go(func() {
 		if err := watchStalls(ctx, cfg.StallFile, g.wake); err != nil {
 			cfg.Log.Info("the kernel tells no memory stalls; memory is read more often instead", "err", err)
+		}
+	})
+	wg.Go(func() {
+		if err := watchKernelLog(ctx, cfg.KernelLog, g.tellVictim); err != nil {
+			cfg.Log.Info("the kernel's log cannot be read; there will be no SystemOOM events", "err", err)
 		}
 	})
 	if cfg.PodsEvents != "" {

@@ -85,7 +85,7 @@ func TestHogIsEndedWithinASecond(t *testing.T) {
 		var mu sync.Mutex
 		used := int64(0)
 		cfg := Config{
-			Log: slog.New(slog.DiscardHandler), NodeName: "n1", Board: shown, Events: record.NewFakeRecorder(100), StallFile: filepath.Join(m.root, "none"),
+			Log: slog.New(slog.DiscardHandler), NodeName: "n1", Board: shown, Events: record.NewFakeRecorder(100), StallFile: filepath.Join(m.root, "none"), KernelLog: filepath.Join(m.root, "none"),
 			Kubelet: &kubeletv1beta1.KubeletConfiguration{EvictionHard: map[string]string{"memory.available": "100Mi"}, EvictionPressureTransitionPeriod: metav1.Duration{Duration: time.Minute}},
 			Pods:    func() []*v1.Pod { return []*v1.Pod{neighbour, hog} },
 			Usage: func(context.Context, []*v1.Pod, bool) ([]PodUsage, error) {

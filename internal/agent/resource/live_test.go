@@ -30,7 +30,7 @@ func TestUnified(t *testing.T) {
 		t.Run(string(driver), func(t *testing.T) {
 			root := fmt.Sprintf("/live-%d", os.Getpid())
 			c, err := New(Config{Driver: driver, Root: root, PerQOS: true, Hierarchy: h, Units: units,
-				Pod: PodOptions{CPUQuota: true, PidsLimit: 50, HugepageSizes: []string{"2MB"}}, Pods: Limits{MemoryLimit: 1 << 30, CPUShares: 1024, PidsLimit: 900}})
+				Pod: PodOptions{CPUQuota: true, PidsLimit: 50, HugepageSizes: []string{"2MB"}, ReserveMemory: true}, Pods: Limits{MemoryLimit: 1 << 30, CPUShares: 1024, PidsLimit: 900}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -59,9 +59,15 @@ func TestUnified(t *testing.T) {
 			read(c.PodsPath(), "pids.max", "900")
 			pod := podOf("real", v1.ResourceRequirements{Requests: req("cpu", "300m", "memory", "8Mi", "hugepages-2Mi", "4Mi"),
 				Limits: req("cpu", "500m", "memory", "16Mi", "hugepages-2Mi", "4Mi")})
+			safe := podOf("safe", v1.ResourceRequirements{Requests: req("cpu", "100m", "memory", "4Mi"), Limits: req("cpu", "100m", "memory", "4Mi")})
 			check := func(quota, memory string) {
 				t.Helper()
+				read(c.PodPath(safe), "memory.min", "4194304")
+				read(c.PodsPath(), "memory.min", "4194304")
+				read(c.PodsPath(), "memory.low", "8388608")
+				read(c.names.class(v1.PodQOSBurstable), "memory.low", "8388608")
 				p := c.PodPath(pod)
+				read(p, "memory.low", "8388608")
 				read(p, "cpu.weight", fmt.Sprint(CPUWeight(CPUShares(300))))
 				read(p, "cpu.max", quota+" 100000")
 				read(p, "memory.max", memory)
@@ -71,8 +77,10 @@ func TestUnified(t *testing.T) {
 				read(c.names.class(v1.PodQOSBestEffort), "cpu.weight", "1")
 			}
 			for range 2 {
-				if _, err := c.EnsurePod(pod); err != nil {
-					t.Fatal(err)
+				for _, p := range []*v1.Pod{pod, safe} {
+					if _, err := c.EnsurePod(p); err != nil {
+						t.Fatal(err)
+					}
 				}
 			}
 			check("50000", "16777216")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"strconv"
 	"time"
 
 	systemd "github.com/coreos/go-systemd/v22/dbus"
@@ -28,7 +29,7 @@ type Units interface {
 }
 
 // unitProperties spells limits as systemd properties. Limits without one
-// (huge pages) are written to their files as well by the caller.
+// (huge pages) are only written to their files, by the caller.
 func unitProperties(version int, l Limits) []Property {
 	var out []Property
 	if l.CPUShares != 0 {
@@ -63,6 +64,21 @@ func unitProperties(version int, l Limits) []Property {
 	}
 	if l.PidsLimit != 0 {
 		out = append(out, Property{"TasksMax", unlimitedOr(l.PidsLimit)})
+	}
+	if version == 2 {
+		out = append(out, protection(l.Unified)...)
+	}
+	return out
+}
+
+// protection spells what guards memory from reclaim. systemd writes its own
+// idea of it whenever it writes a slice again: unless told, none.
+func protection(unified map[string]string) []Property {
+	var out []Property
+	for _, p := range []struct{ file, property string }{{memoryMin, "MemoryMin"}, {memoryLow, "MemoryLow"}} {
+		if n, err := strconv.ParseUint(unified[p.file], 10, 64); err == nil {
+			out = append(out, Property{p.property, n})
+		}
 	}
 	return out
 }

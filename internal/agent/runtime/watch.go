@@ -49,7 +49,7 @@ type Watcher struct {
 	lastErr   error
 
 	relists, repairs, events prometheus.Counter
-	relistTime               prometheus.Histogram
+	relistTime, relistPause  prometheus.Histogram
 	seen                     prometheus.Gauge
 }
 
@@ -61,14 +61,15 @@ func NewWatcher(cfg WatcherConfig) *Watcher {
 	w := &Watcher{
 		Cache: NewCache(cfg.Notify), svc: cfg.Service, log: cfg.Log,
 		synced: make(chan struct{}), kick: make(chan struct{}, 1),
-		relists:    counter("relists_total", "Full lists of the runtime's sandboxes and containers."),
-		repairs:    counter("relist_repairs_total", "Differences that a relist found although the event stream was open."),
-		events:     counter("events_total", "Events received from the runtime."),
-		relistTime: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "kubelet_pleg_relist_duration_seconds", Help: "Seconds that a full list of the runtime took."}),
-		seen:       prometheus.NewGauge(prometheus.GaugeOpts{Name: "kubelet_pleg_last_seen_seconds", Help: "Unix time of the last full list of the runtime that succeeded."}),
+		relists:     counter("relists_total", "Full lists of the runtime's sandboxes and containers."),
+		repairs:     counter("relist_repairs_total", "Differences that a relist found although the event stream was open."),
+		events:      counter("events_total", "Events received from the runtime."),
+		relistTime:  prometheus.NewHistogram(prometheus.HistogramOpts{Name: "kubelet_pleg_relist_duration_seconds", Help: "Seconds that a full list of the runtime took."}),
+		relistPause: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "kubelet_pleg_relist_interval_seconds", Help: "Seconds between full lists of the runtime.", Buckets: []float64{.1, .5, 1, 2, 5, 10, 30, 60, 120, 300}}),
+		seen:        prometheus.NewGauge(prometheus.GaugeOpts{Name: "kubelet_pleg_last_seen_seconds", Help: "Unix time of the last full list of the runtime that succeeded."}),
 	}
 	if cfg.Metrics != nil {
-		for _, m := range []prometheus.Collector{w.relists, w.repairs, w.events, w.relistTime, w.seen} {
+		for _, m := range []prometheus.Collector{w.relists, w.repairs, w.events, w.relistTime, w.relistPause, w.seen} {
 			if err := cfg.Metrics.Register(m); err != nil {
 				cfg.Log.Warn("registering a runtime metric", "err", err)
 			}
@@ -94,8 +95,13 @@ func (w *Watcher) Run(ctx context.Context) error {
 	wg.Go(func() { w.stream(ctx) })
 	defer wg.Wait()
 
+	var last time.Time
 	for settled := false; ctx.Err() == nil; {
 		began := time.Now()
+		if !last.IsZero() {
+			w.relistPause.Observe(began.Sub(last).Seconds())
+		}
+		last = began
 		err := w.Relist(ctx)
 		w.relistTime.Observe(time.Since(began).Seconds())
 		if err == nil {

@@ -7,6 +7,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
+
+	"github.com/berth-dev/berth/internal/agent/resource"
 )
 
 // row is one cgroup as the container_* metrics show it.
@@ -15,6 +17,7 @@ type row struct {
 
 	usage   Usage
 	started time.Time
+	seen    time.Time // when this was read
 	network []netInterface
 	spec    *v1.Container // limits and requests; nil for none
 	disk    *DiskUse      // writable layer; nil if unknown
@@ -110,6 +113,19 @@ var cadvisorMetrics = []metric{
 		value: func(r *row) (float64, bool) { return always(float64(r.usage.MemoryLimit)) }},
 	{name: "container_spec_memory_swap_limit_bytes", kind: "gauge", help: "Memory swap limit for the container.",
 		value: func(r *row) (float64, bool) { return always(float64(r.usage.SwapLimit)) }},
+	{name: "container_spec_cpu_shares", kind: "gauge", help: "CPU share of the container.",
+		value: func(r *row) (float64, bool) {
+			if r.spec == nil {
+				return 0, false
+			}
+			request, ok := r.spec.Resources.Requests[v1.ResourceCPU]
+			if !ok {
+				request = *r.spec.Resources.Limits.Cpu()
+			}
+			return float64(resource.CPUShares(request.MilliValue())), true
+		}},
+	{name: "container_last_seen", kind: "gauge", help: "Last time a container was seen by the exporter",
+		value: func(r *row) (float64, bool) { return always(float64(r.seen.Unix())) }},
 	{name: "container_start_time_seconds", kind: "gauge", help: "Start time of the container since unix epoch in seconds.",
 		value: func(r *row) (float64, bool) { return always(float64(r.started.Unix())) }},
 }
@@ -200,6 +216,7 @@ func (f *family) rows(m *metric, rows []row, now time.Time) {
 	labels := make([]string, 0, 16)
 	for i := range rows {
 		r := &rows[i]
+		r.seen = now
 		labels = append(labels[:0], "container", r.container, "id", r.id, "image", r.image, "name", r.name, "namespace", r.namespace, "pod", r.pod)
 		if m.each != nil {
 			m.each(r, func(value float64, further ...string) {
@@ -218,6 +235,10 @@ func (f *family) machine(m machine) {
 	f.sample("machine_cpu_cores", float64(m.cores), time.Time{})
 	f.header("machine_memory_bytes", "gauge", "Amount of memory installed on the machine.")
 	f.sample("machine_memory_bytes", float64(m.memoryBytes), time.Time{})
+	f.header("container_scrape_error", "gauge", "1 if there was an error while getting container metrics, 0 otherwise")
+	f.sample("container_scrape_error", 0, time.Time{})
+	f.header("cadvisor_version_info", "gauge", "A metric with a constant '1' value labeled by kernel version and OS version.")
+	f.sample("cadvisor_version_info", 1, time.Time{}, "kernelVersion", m.kernel, "osVersion", m.system)
 	f.header("machine_swap_bytes", "gauge", "Amount of swap memory available on the machine.")
 	f.sample("machine_swap_bytes", float64(m.swapBytes), time.Time{})
 }

@@ -18,6 +18,8 @@ type machine struct {
 	memoryBytes uint64
 	swapBytes   uint64
 	cores       int
+	// kernel and system are versions, empty if the machine does not say.
+	kernel, system string
 }
 
 func readMachine(root string) (machine, error) {
@@ -40,7 +42,23 @@ func readMachine(root string) (machine, error) {
 		return m, err
 	}
 	m.memoryBytes, m.swapBytes = info["MemTotal"], info["SwapTotal"]
+	m.kernel, m.system = versions(root)
 	return m, nil
+}
+
+// versions are those of kernel and distribution.
+func versions(root string) (kernel, system string) {
+	if text, err := os.ReadFile(filepath.Join(root, "proc/sys/kernel/osrelease")); err == nil {
+		kernel = strings.TrimSpace(string(text))
+	}
+	if text, err := os.ReadFile(filepath.Join(root, "etc/os-release")); err == nil {
+		for line := range strings.Lines(string(text)) {
+			if name, ok := strings.CutPrefix(line, "PRETTY_NAME="); ok {
+				system = strings.Trim(strings.TrimSpace(name), `"`)
+			}
+		}
+	}
+	return kernel, system
 }
 
 func readMeminfo(root string) (map[string]uint64, error) {

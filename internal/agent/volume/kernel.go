@@ -73,6 +73,17 @@ func (k kernel) tmpfs(path string, size int64) error {
 	return nil
 }
 
+// NoSwapTmpfs tells whether this kernel can keep a memory file system out of
+// swap. Nothing is mounted to find out.
+func NoSwapTmpfs() bool {
+	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fs)
+	return unix.FsconfigSetFlag(fs, "noswap") == nil
+}
+
 func (k kernel) hugetlbfs(path string, pageSize int64) error {
 	mounted, err := isMount(path)
 	if err != nil || mounted {

@@ -51,6 +51,7 @@ var RecommendedOrder = []string{
 	Subject,
 	IngressClass,
 	Topology,
+	AdminAccess,
 	Escalation,
 	mutatingPolicies,
 	mutatingWebhooks,
@@ -70,7 +71,7 @@ func Register(plugins *admission.Plugins) {
 		Tolerations: newTolerations, StorageClass: newStorageClass, InUse: newInUse, Resize: newResize,
 		RuntimeClass: newRuntimeClass, Attest: newAttest, Approval: newApproval, Signing: newSigning, Subject: newSubject,
 		IngressClass: newIngressClass, Topology: newTopology, Escalation: newEscalation, Restriction: newRestriction,
-		Limits: newLimits,
+		Limits: newLimits, AdminAccess: newAdminAccess,
 	} {
 		plugins.Register(name, factory)
 	}

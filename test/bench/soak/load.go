@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strconv"
 
 	v1 "k8s.io/api/core/v1"
@@ -141,18 +142,32 @@ func (s *soak) get(ctx context.Context, path string) (io.ReadCloser, error) {
 	return resp.Body, nil
 }
 
-// profile keeps the agent's heap profile of this moment.
-func (s *soak) profile(ctx context.Context, file string) error {
+// profile keeps the heap profiles of this moment: the agent's, and the server's
+// if it offers one.
+func (s *soak) profile(ctx context.Context, name string) error {
+	keep := func(who string, body io.ReadCloser) error {
+		defer body.Close()
+		out, err := os.Create(filepath.Join(s.profiles, who+"-"+name))
+		if err != nil {
+			return err
+		}
+		defer out.Close()
+		_, err = io.Copy(out, body)
+		return err
+	}
 	body, err := s.get(ctx, "/debug/pprof/heap")
 	if err != nil {
 		return err
 	}
-	defer body.Close()
-	out, err := os.Create(file)
-	if err != nil {
+	if err := keep("agent", body); err != nil {
 		return err
 	}
-	defer out.Close()
-	_, err = io.Copy(out, body)
-	return err
+	body, err = s.Client.CoreV1().RESTClient().Get().AbsPath("/debug/pprof/heap").Stream(ctx)
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil // a server does not offer it unless built to
+	case err != nil:
+		return fmt.Errorf("asking the server for its heap: %w", err)
+	}
+	return keep("server", body)
 }

@@ -11,7 +11,8 @@
 //
 // Growth counts from the mean of the readings in the five minutes after the
 // warm-up (10 minutes of churn, in which caches fill, or a sixth of a shorter
-// run) to the mean of the last five.
+// run) to the mean of the last five, or less in a run below twenty; the trend is that of all readings after
+// the warm-up.
 //
 //	BERTH_BIN=bin go run ./test/bench/soak [-for 1h] [-pods 50] [-churn 2s] [-profiles DIR]
 package main
@@ -24,7 +25,6 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"syscall"
 	"time"
 
@@ -110,7 +110,7 @@ func run(ctx context.Context, s *soak, length, churn, every time.Duration, ports
 			got = append(got, m)
 			fmt.Println(m.line(s.replaced))
 			if s.profiles != "" && len(got)%5 == 0 {
-				if err := s.profile(ctx, filepath.Join(s.profiles, fmt.Sprintf("heap-%03.0f.pb.gz", m.at.Minutes()))); err != nil {
+				if err := s.profile(ctx, fmt.Sprintf("%03.0f.pb.gz", m.at.Minutes())); err != nil {
 					return err
 				}
 			}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -41,10 +42,16 @@ type curve []sample
 func (c curve) verdict(length time.Duration) error {
 	warm, wide := 10*time.Minute, span
 	if length < time.Hour {
-		warm, wide = length/6, length/12
+		warm = length / 6
 	}
-	var first, last curve
+	if length < 4*span { // else not less: program pages go and come back in that time
+		wide = length / 12
+	}
+	var first, last, after curve
 	for _, m := range c {
+		if m.at >= warm {
+			after = append(after, m)
+		}
 		switch {
 		case m.at > length-wide:
 			last = append(last, m)
@@ -57,15 +64,19 @@ func (c curve) verdict(length time.Duration) error {
 	}
 	row := func(name, unit string, of func(sample) float64) float64 {
 		from, to := first.mean(of), last.mean(of)
-		fmt.Printf("%-22s %7.1f -> %7.1f %-5s %+5.1f %%\n", name, from, to, unit, 100*(to-from)/from)
+		slope, off := after.trend(of)
+		fmt.Printf("%-22s %7.1f -> %7.1f %-5s %+5.1f %%   trend %+6.1f %s/h ± %.1f\n", name, from, to, unit, 100*(to-from)/from, slope, unit, off)
 		return 100 * (to - from) / from
 	}
 	fmt.Printf("means of %s after a warm-up of %s and of the last %s:\n", wide, warm, wide)
 	growth := row("agent, resident", "MiB", func(m sample) float64 { return m.agent.rss })
+	row("agent, anonymous", "MiB", func(m sample) float64 { return m.agent.anon })
 	row("agent, allocated heap", "MiB", func(m sample) float64 { return m.heap })
 	row("agent, goroutines", "", func(m sample) float64 { return float64(m.goroutines) })
 	row("agent, descriptors", "", func(m sample) float64 { return float64(m.agent.descriptors) })
 	row("server, resident", "MiB", func(m sample) float64 { return m.server.rss })
+	// What the store's file maps counts as resident and not as anonymous.
+	row("server, anonymous", "MiB", func(m sample) float64 { return m.server.anon })
 	row("server, descriptors", "", func(m sample) float64 { return float64(m.server.descriptors) })
 	row("containerd, resident", "MiB", func(m sample) float64 { return m.runtime.rss })
 	row("containerd, descriptors", "", func(m sample) float64 { return float64(m.runtime.descriptors) })
@@ -82,6 +93,28 @@ func (c curve) mean(of func(sample) float64) float64 {
 		sum += of(m)
 	}
 	return sum / float64(len(c))
+}
+
+// trend is the straight line that fits all readings best: how much more there
+// is an hour later, and the standard error of that. A few readings before and
+// after a collection of garbage move the means of two ends; they hardly move it.
+func (c curve) trend(of func(sample) float64) (slope, off float64) {
+	if len(c) < 3 {
+		return 0, math.Inf(1)
+	}
+	hours := func(m sample) float64 { return m.at.Hours() }
+	x, y := c.mean(hours), c.mean(of)
+	var xx, xy, rest float64
+	for _, m := range c {
+		xx += (hours(m) - x) * (hours(m) - x)
+		xy += (hours(m) - x) * (of(m) - y)
+	}
+	slope = xy / xx
+	for _, m := range c {
+		e := of(m) - y - slope*(hours(m)-x)
+		rest += e * e
+	}
+	return slope, math.Sqrt(rest / float64(len(c)-2) / xx)
 }
 
 func (s *soak) measure(ctx context.Context, at time.Duration) (sample, error) {

@@ -20,10 +20,10 @@ import (
 )
 
 // deviceFeatures are the parts of dynamic resource allocation that this
-// scheduler offers: alternatives, devices cut from others, and taints. A claim
-// that asks for administrative access is refused by name: nothing here checks
-// that its namespace may.
-var deviceFeatures = structured.Features{PrioritizedList: true, PartitionableDevices: true, DeviceTaints: true}
+// scheduler offers: alternatives, devices cut from others, taints, devices
+// that several claims share, and administrative access, which admission keeps
+// to namespaces that may have it.
+var deviceFeatures = structured.Features{PrioritizedList: true, PartitionableDevices: true, DeviceTaints: true, ConsumableCapacity: true, AdminAccess: true}
 
 // DevicePlan is what must be written to resource claims before a pod that uses
 // them may be bound: each names the pod among its users.
@@ -127,13 +127,25 @@ func (d *devices) allocation(key types.NamespacedName, claim *resourceapi.Resour
 	return nil
 }
 
-// taken lists the devices that claims hold or are promised.
-func (d *devices) taken() sets.Set[structured.DeviceID] {
-	out := sets.New[structured.DeviceID]()
+// taken is what claims hold or are promised: devices as a whole, and shares of
+// devices. Administrative access takes nothing.
+func (d *devices) taken() structured.AllocatedState {
+	out := structured.AllocatedState{AllocatedDevices: sets.New[structured.DeviceID](),
+		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](), AggregatedCapacity: structured.NewConsumedCapacityCollection()}
 	hold := func(a *resourceapi.AllocationResult) {
 		for i := range a.Devices.Results {
-			if r := &a.Devices.Results[i]; r.AdminAccess == nil || !*r.AdminAccess {
-				out.Insert(structured.MakeDeviceID(r.Driver, r.Pool, r.Device))
+			r := &a.Devices.Results[i]
+			id := structured.MakeDeviceID(r.Driver, r.Pool, r.Device)
+			switch {
+			case r.AdminAccess != nil && *r.AdminAccess:
+			case r.ShareID == nil:
+				out.AllocatedDevices.Insert(id)
+			default:
+				// A claim may show its share and still be promised it.
+				if share := structured.MakeSharedDeviceID(id, r.ShareID); !out.AllocatedSharedDeviceIDs.Has(share) {
+					out.AllocatedSharedDeviceIDs.Insert(share)
+					out.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, r.ConsumedCapacity))
+				}
 			}
 		}
 	}
@@ -229,12 +241,12 @@ func (c *cycle) lookDevices() (reason string) {
 		return ""
 	}
 	if d.compiled == nil {
-		d.compiled = cel.NewCache(100, cel.Features{})
+		d.compiled = cel.NewCache(100, cel.Features{EnableConsumableCapacity: true})
 	}
 	var err error
 	// The allocator takes a context for its log alone; nothing here blocks.
 	needs.allocator, err = structured.NewAllocator(context.Background(), deviceFeatures,
-		structured.AllocatedState{AllocatedDevices: d.taken()}, d, d.sortedSlices(), d.compiled)
+		d.taken(), d, d.sortedSlices(), d.compiled)
 	if err != nil {
 		return fmt.Sprintf("allocating devices: %v", err)
 	}

@@ -8,8 +8,10 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 )
 
 // devicesOf says in a word what a claim gets.
@@ -170,5 +172,84 @@ func TestUsersOfAPromisedClaim(t *testing.T) {
 	s.ForgetDevices(plans[1])
 	if s.devices.promised[key] != nil {
 		t.Fatal("the promise outlived its users")
+	}
+}
+
+// TestSharesOfADevice gives parts of one device's memory to several claims, up
+// to what it has, whether the API shows a share already, still hides it, or
+// both are known for a moment.
+func TestSharesOfADevice(t *testing.T) {
+	s := NewSnapshot()
+	s.SetNode(testNode("n0", "4", "4Gi", 10, nil))
+	slice := testSlice("n0", 1)
+	slice.Spec.Devices[0].AllowMultipleAllocations = ptr.To(true)
+	slice.Spec.Devices[0].Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {Value: resource.MustParse("10Gi")}}
+	s.SetResourceSlice(slice)
+	s.SetDeviceClass(&resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "gpu"}})
+	place := func(name string, change func(*resourceapi.ExactDeviceRequest)) Decision {
+		t.Helper()
+		claim := testClaim(name, 1)
+		change(claim.Spec.Devices.Requests[0].Exactly)
+		s.SetResourceClaim(claim)
+		p, err := Parse(testPod(name, "10m", claiming(name)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.Place(p, Options{All: true})
+	}
+	asks := func(memory string) func(*resourceapi.ExactDeviceRequest) {
+		return func(r *resourceapi.ExactDeviceRequest) {
+			r.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse(memory)}}
+		}
+	}
+	shares := map[types.UID]bool{}
+	for _, name := range []string{"a", "b"} {
+		d := place(name, asks("4Gi"))
+		if d.Node == "" {
+			t.Fatalf("%s is refused: %s", name, d.Message())
+		}
+		got := d.Devices.Claims[0].Result.Devices.Results[0]
+		if got.ShareID == nil || shares[*got.ShareID] || got.ConsumedCapacity["memory"] != resource.MustParse("4Gi") {
+			t.Fatalf("%s gets %+v", name, got)
+		}
+		shares[*got.ShareID] = true
+		s.AssumeDevices(d.Devices)
+		if name == "a" { // the API shows it before the placement is over
+			claim := testClaim(name, 1)
+			claim.Status.Allocation = d.Devices.Claims[0].Result
+			s.SetResourceClaim(claim)
+		}
+	}
+	if d := place("c", asks("4Gi")); d.Node != "" {
+		t.Errorf("12 of 10 Gi were given away: %+v", d.Devices)
+	}
+	if d := place("d", asks("2Gi")); d.Node == "" {
+		t.Errorf("8 of 10 Gi are taken and 2 are refused: %s", d.Message())
+	}
+}
+
+// TestAdminAccessToATakenDevice: nothing that a claim holds keeps it out.
+func TestAdminAccessToATakenDevice(t *testing.T) {
+	s := NewSnapshot()
+	s.SetNode(testNode("n0", "4", "4Gi", 10, nil))
+	s.SetResourceSlice(testSlice("n0", 1))
+	s.SetDeviceClass(&resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "gpu"}})
+	for _, c := range []struct {
+		name  string
+		admin bool
+		ok    bool
+	}{{"watcher", true, true}, {"user", false, true}, {"second", false, false}, {"other-watcher", true, true}} {
+		claim := testClaim(c.name, 1)
+		claim.Spec.Devices.Requests[0].Exactly.AdminAccess = &c.admin
+		s.SetResourceClaim(claim)
+		p, err := Parse(testPod(c.name, "10m", claiming(c.name)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := s.Place(p, Options{All: true})
+		if (d.Node != "") != c.ok {
+			t.Errorf("%s goes to %q: %s", c.name, d.Node, d.Message())
+		}
+		s.AssumeDevices(d.Devices)
 	}
 }
