@@ -16,16 +16,17 @@ import (
 const (
 	affinitySet = "affinity"
 	// layoutVersion changes whenever the meaning of rules or rows does.
-	layoutVersion = "4"
+	layoutVersion = "5"
 	// cidrChain drops what goes to addresses of no Service.
 	cidrChain = "service-cidrs"
 	// draws is how often an index is drawn that nobody may have. At least
 	// every second one is somebody's, so endpoints at the low half of a pool
 	// are preferred by at most one connection in 2^draws.
 	draws = 8
-	// largestShared is the largest pool, rounded up, whose choosing chain
-	// is there from the start.
-	largestShared = 256
+	// largestShared is the largest pool, rounded up, whose choosing chains
+	// are there from the start; largestLocal the same of the pools of one node.
+	largestShared = 1024
+	largestLocal  = 256
 )
 
 // Layout is what the fixed rules depend on.
