@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/utils/ptr"
 
 	"github.com/berth-dev/berth/internal/netnstest"
 	"github.com/berth-dev/berth/internal/proxy/model"
@@ -20,7 +21,11 @@ func fill(m *model.Model, services, endpoints int) {
 		s := svc(name, fmt.Sprintf("10.%d.%d.%d", 96+i>>16, i>>8&255, i&255), 80, nil)
 		s.Spec.Ports = s.Spec.Ports[:1]
 		m.SetService(s)
-		m.SetSlice(slice(name, ips(i, endpoints)...))
+		ep := slice(name, ips(i, endpoints)...)
+		for e := range ep.Endpoints {
+			ep.Endpoints[e].NodeName = ptr.To("elsewhere")
+		}
+		m.SetSlice(ep)
 	}
 }
 

@@ -97,7 +97,7 @@ func (m *Model) updateWhole(v *service) {
 	}
 	for k := range want {
 		if v.ports[k] == nil {
-			v.ports[k] = &port{key: k, eps: map[netip.AddrPort]ep{}}
+			v.ports[k] = &port{key: k}
 		}
 	}
 	for _, p := range v.sorted() {
