@@ -168,9 +168,9 @@ func TestIncrementalEqualsScratch(t *testing.T) {
 			}
 			kernel.apply(t, m.Commit())
 			for _, p := range m.services {
-				for k, port := range p.ports {
+				for _, port := range p.ports {
 					if len(port.pools[0].diff)+len(port.gone) > 0 {
-						t.Fatalf("seed %d step %d: %s keeps changes of the last commit", seed, step, k)
+						t.Fatalf("seed %d step %d: %s keeps changes of the last commit", seed, step, port.key)
 					}
 				}
 			}
