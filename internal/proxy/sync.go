@@ -20,6 +20,8 @@ type writer struct {
 	model  *model.Model
 	// classes are those whose set and chain exist.
 	classes map[model.Class]bool
+	// chains are those of service ports with affinity that stand.
+	chains map[stickyKey]bool
 	// cidrs are the ranges Services take their addresses from; cidrsDirty
 	// says that the kernel has not been told.
 	cidrs      []netip.Prefix
@@ -52,14 +54,17 @@ func (w *writer) sync() (result, error) {
 // whole table repairs that.
 func (w *writer) write(c *model.Changes) (result, error) {
 	// A packet under way while a transaction takes effect goes by the old
-	// rules and the new rows: it must know the rows' classes.
+	// rules and the new rows: it must know the rows' classes, and find rules
+	// in the chains of affinity they lead to.
 	before, tx := nft.NewTx(w.layout.Family, w.table), nft.NewTx(w.layout.Family, w.table)
-	if w.classesOf(before, c) {
+	if fresh := w.ahead(before, c); !before.Empty() {
 		if err := w.apply(before); err != nil {
 			return result{}, err
 		}
+		w.append(tx, c, fresh)
+	} else {
+		w.append(tx, c, nil)
 	}
-	w.append(tx, c)
 	if err := w.apply(tx); err != nil {
 		return result{}, err
 	}
@@ -87,8 +92,7 @@ func (w *writer) build(entered bool) (result, error) {
 		tx.Add(nft.Op{Verb: v})
 	}
 	w.layout.Build(tx)
-	w.classesOf(tx, c)
-	w.append(tx, c)
+	w.append(tx, c, w.ahead(tx, c))
 	w.layout.Hook(tx)
 	parts := []*nft.Tx{tx}
 	if !entered {
@@ -110,16 +114,25 @@ func (w *writer) apply(tx *nft.Tx) error {
 	return err
 }
 
-// classesOf appends the classes that c needs and the kernel has not, and says
-// whether there are any.
-func (w *writer) classesOf(tx *nft.Tx, c *model.Changes) (any bool) {
+// ahead appends the classes and the chains of affinity that c needs and the
+// kernel has not, and returns those chains.
+func (w *writer) ahead(tx *nft.Tx, c *model.Changes) (fresh map[stickyKey]bool) {
 	for _, s := range c.Ordered() {
 		if d := c.Sets[s]; classed(s.Table) && !w.classes[s.Class] && len(d.Add) > 0 {
 			w.layout.AddClass(tx, s.Class)
-			w.classes[s.Class], any = true, true
+			w.classes[s.Class] = true
 		}
 	}
-	return any
+	for _, ch := range c.Chains {
+		if k := (stickyKey{ch.ID, ch.Pool}); len(ch.Endpoints) > 0 && !w.chains[k] {
+			w.layout.WriteSticky(tx, ch)
+			if fresh == nil {
+				fresh = map[stickyKey]bool{}
+			}
+			w.chains[k], fresh[k] = true, true
+		}
+	}
+	return fresh
 }
 
 // setCIDRs says which ranges Services take their addresses from.
@@ -129,11 +142,12 @@ func (w *writer) setCIDRs(cidrs []netip.Prefix) {
 	}
 }
 
-// append orders a difference so that nothing points to what is not there.
-func (w *writer) append(tx *nft.Tx, c *model.Changes) {
+// append orders a difference so that nothing points to what is not there. The
+// chains in fresh are written already.
+func (w *writer) append(tx *nft.Tx, c *model.Changes, fresh map[stickyKey]bool) {
 	order := c.Ordered()
 	for _, ch := range c.Chains {
-		if len(ch.Endpoints) > 0 {
+		if len(ch.Endpoints) > 0 && !fresh[stickyKey{ch.ID, ch.Pool}] {
 			w.layout.WriteSticky(tx, ch)
 		}
 	}
@@ -150,6 +164,7 @@ func (w *writer) append(tx *nft.Tx, c *model.Changes) {
 	for _, ch := range c.Chains {
 		if len(ch.Endpoints) == 0 {
 			w.layout.DeleteSticky(tx, ch)
+			delete(w.chains, stickyKey{ch.ID, ch.Pool})
 		}
 	}
 	if w.cidrsDirty {
@@ -172,7 +187,7 @@ func (w *writer) first() (result, error) {
 		return result{}, err
 	}
 	w.model.Reset()
-	w.classes, w.sums, w.cidrsDirty = map[model.Class]bool{}, sums{}, true
+	w.classes, w.chains, w.sums, w.cidrsDirty = map[model.Class]bool{}, map[stickyKey]bool{}, sums{}, true
 	if held == nil {
 		return w.build(nft.Hooked(chains))
 	}
@@ -192,7 +207,7 @@ func (w *writer) adopt(held *contents) *model.Changes {
 		}
 	}
 	c := w.model.Commit()
-	w.classes, w.sums = map[model.Class]bool{}, sums{}
+	w.classes, w.chains, w.sums = map[model.Class]bool{}, maps.Clone(held.sticky), sums{}
 	for s := range held.rows {
 		if classed(s.Table) {
 			w.classes[s.Class] = true
