@@ -155,7 +155,11 @@ func (m *Model) touch(v *service) {
 func (m *Model) SetSlice(s *discoveryv1.EndpointSlice) {
 	name := s.Labels[discoveryv1.LabelServiceName]
 	_, headless := s.Labels[labelHeadless]
-	if name == "" || headless || string(s.AddressType) != m.cfg.Family.String() {
+	if headless {
+		m.DeleteSlice(s) // it may have been ours until now
+		return
+	}
+	if name == "" || string(s.AddressType) != m.cfg.Family.String() {
 		return
 	}
 	v := m.service(Name{s.Namespace, name})
