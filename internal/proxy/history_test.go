@@ -100,7 +100,11 @@ func (h *history) check(t *testing.T, w *writer, when string) {
 
 // compare is what adopting the table would change.
 func (w *writer) compare() (*model.Changes, error) {
-	held, err := w.read()
+	chains, err := w.kernel.Chains(w.layout.Family, w.table)
+	if err != nil {
+		return nil, err
+	}
+	held, err := w.read(chains)
 	if err != nil {
 		return nil, err
 	}

@@ -20,6 +20,8 @@ type writer struct {
 	model  *model.Model
 	// classes are those whose set and chain exist.
 	classes map[model.Class]bool
+	// chains are those of service ports with affinity that stand.
+	chains map[stickyKey]bool
 	// cidrs are the ranges Services take their addresses from; cidrsDirty
 	// says that the kernel has not been told.
 	cidrs      []netip.Prefix
@@ -45,29 +47,63 @@ func (w *writer) sync() (result, error) {
 	if c.Empty() && !w.cidrsDirty {
 		return result{changes: c}, nil
 	}
-	return w.write(nft.NewTx(w.layout.Family, w.table), c)
+	return w.write(c)
 }
 
-// write applies tx with c appended. If it fails the Model has moved on, and
-// only a look at the whole table repairs that.
-func (w *writer) write(tx *nft.Tx, c *model.Changes) (result, error) {
-	if !tx.Empty() {
-		w.classesOf(tx, c) // the table is new, and no packet is in it
-	} else if before := nft.NewTx(w.layout.Family, w.table); w.classesOf(before, c) {
-		// A packet under way while a transaction takes effect goes by the
-		// old rules and the new rows: it must know the rows' classes.
+// write applies c. If it fails the Model has moved on, and only a look at the
+// whole table repairs that.
+func (w *writer) write(c *model.Changes) (result, error) {
+	// A packet under way while a transaction takes effect goes by the old
+	// rules and the new rows: it must know the rows' classes, and find rules
+	// in the chains of affinity they lead to.
+	before, tx := nft.NewTx(w.layout.Family, w.table), nft.NewTx(w.layout.Family, w.table)
+	if fresh := w.ahead(before, c); !before.Empty() {
 		if err := w.apply(before); err != nil {
 			return result{}, err
 		}
+		w.append(tx, c, fresh)
+	} else {
+		w.append(tx, c, nil)
 	}
-	w.append(tx, c)
 	if err := w.apply(tx); err != nil {
 		return result{}, err
 	}
+	return w.wrote(c), nil
+}
+
+// wrote takes in that the kernel holds what c asks for.
+func (w *writer) wrote(c *model.Changes) result {
 	w.synced, w.cidrsDirty = true, false
 	w.sums.follow(w.layout, c)
 	del, add := c.Count(w.layout.Family)
-	return result{added: add, deleted: del, changes: c}, nil
+	return result{added: add, deleted: del, changes: c}
+}
+
+// partRows is how many rows a table that no packet enters yet gets at once. The
+// kernel's maps grow beside the transactions, and slowly during one: a map of
+// 250,000 rows takes twice as long in one piece.
+const partRows = 4096
+
+// build makes the table anew, whatever stands. If packets enter that, it is
+// replaced in one transaction, which every packet sees whole or not at all.
+func (w *writer) build(entered bool) (result, error) {
+	tx, c := nft.NewTx(w.layout.Family, w.table), w.model.Commit()
+	for _, v := range []nft.Verb{nft.AddTable, nft.DeleteTable, nft.AddTable} {
+		tx.Add(nft.Op{Verb: v})
+	}
+	w.layout.Build(tx)
+	w.append(tx, c, w.ahead(tx, c))
+	w.layout.Hook(tx)
+	parts := []*nft.Tx{tx}
+	if !entered {
+		parts = tx.Parts(partRows)
+	}
+	for _, part := range parts {
+		if err := w.apply(part); err != nil {
+			return result{}, err
+		}
+	}
+	return w.wrote(c), nil
 }
 
 func (w *writer) apply(tx *nft.Tx) error {
@@ -78,16 +114,25 @@ func (w *writer) apply(tx *nft.Tx) error {
 	return err
 }
 
-// classesOf appends the classes that c needs and the kernel has not, and says
-// whether there are any.
-func (w *writer) classesOf(tx *nft.Tx, c *model.Changes) (any bool) {
+// ahead appends the classes and the chains of affinity that c needs and the
+// kernel has not, and returns those chains.
+func (w *writer) ahead(tx *nft.Tx, c *model.Changes) (fresh map[stickyKey]bool) {
 	for _, s := range c.Ordered() {
 		if d := c.Sets[s]; classed(s.Table) && !w.classes[s.Class] && len(d.Add) > 0 {
 			w.layout.AddClass(tx, s.Class)
-			w.classes[s.Class], any = true, true
+			w.classes[s.Class] = true
 		}
 	}
-	return any
+	for _, ch := range c.Chains {
+		if k := (stickyKey{ch.ID, ch.Pool}); len(ch.Endpoints) > 0 && !w.chains[k] {
+			w.layout.WriteSticky(tx, ch)
+			if fresh == nil {
+				fresh = map[stickyKey]bool{}
+			}
+			w.chains[k], fresh[k] = true, true
+		}
+	}
+	return fresh
 }
 
 // setCIDRs says which ranges Services take their addresses from.
@@ -97,11 +142,12 @@ func (w *writer) setCIDRs(cidrs []netip.Prefix) {
 	}
 }
 
-// append orders a difference so that nothing points to what is not there.
-func (w *writer) append(tx *nft.Tx, c *model.Changes) {
+// append orders a difference so that nothing points to what is not there. The
+// chains in fresh are written already.
+func (w *writer) append(tx *nft.Tx, c *model.Changes, fresh map[stickyKey]bool) {
 	order := c.Ordered()
 	for _, ch := range c.Chains {
-		if len(ch.Endpoints) > 0 {
+		if len(ch.Endpoints) > 0 && !fresh[stickyKey{ch.ID, ch.Pool}] {
 			w.layout.WriteSticky(tx, ch)
 		}
 	}
@@ -118,6 +164,7 @@ func (w *writer) append(tx *nft.Tx, c *model.Changes) {
 	for _, ch := range c.Chains {
 		if len(ch.Endpoints) == 0 {
 			w.layout.DeleteSticky(tx, ch)
+			delete(w.chains, stickyKey{ch.ID, ch.Pool})
 		}
 	}
 	if w.cidrsDirty {
@@ -129,25 +176,24 @@ func classed(t model.Table) bool { return t == model.VIPs || t == model.NodePort
 
 // first makes the kernel hold what the Model wants, whatever is there: a
 // table of this layout is adopted row by row, without touching those that
-// are right; anything else is replaced, in the same transaction.
+// are right; anything else is replaced.
 func (w *writer) first() (result, error) {
-	held, err := w.read()
+	chains, err := w.kernel.Chains(w.layout.Family, w.table)
+	if err != nil {
+		return result{}, err
+	}
+	held, err := w.read(chains)
 	if err != nil {
 		return result{}, err
 	}
 	w.model.Reset()
-	w.classes, w.sums, w.cidrsDirty = map[model.Class]bool{}, sums{}, true
-	tx := nft.NewTx(w.layout.Family, w.table)
+	w.classes, w.chains, w.sums, w.cidrsDirty = map[model.Class]bool{}, map[stickyKey]bool{}, sums{}, true
 	if held == nil {
-		tx.Add(nft.Op{Verb: nft.AddTable})
-		tx.Add(nft.Op{Verb: nft.DeleteTable})
-		tx.Add(nft.Op{Verb: nft.AddTable})
-		w.layout.Build(tx)
-		return w.write(tx, w.model.Commit())
+		return w.build(nft.Hooked(chains))
 	}
 	c := w.adopt(held)
 	whole := maps.Clone(w.sums)
-	res, err := w.write(tx, c)
+	res, err := w.write(c)
 	w.sums, res.adopted = whole, true
 	return res, err
 }
@@ -161,7 +207,7 @@ func (w *writer) adopt(held *contents) *model.Changes {
 		}
 	}
 	c := w.model.Commit()
-	w.classes, w.sums = map[model.Class]bool{}, sums{}
+	w.classes, w.chains, w.sums = map[model.Class]bool{}, maps.Clone(held.sticky), sums{}
 	for s := range held.rows {
 		if classed(s.Table) {
 			w.classes[s.Class] = true
@@ -185,14 +231,10 @@ type stickyKey struct {
 	pool model.Pool
 }
 
-// read returns what our table holds, or nil when there is no table of our
-// layout or its rules are not all there.
-func (w *writer) read() (*contents, error) {
+// read returns what our table, which has these chains, holds, or nil when it is
+// not of our layout or its rules are not all there.
+func (w *writer) read(chains []string) (*contents, error) {
 	f := w.layout.Family
-	chains, err := w.kernel.Chains(f, w.table)
-	if err != nil {
-		return nil, err
-	}
 	if !w.layout.Matches(chains) {
 		return nil, nil
 	}
@@ -202,6 +244,7 @@ func (w *writer) read() (*contents, error) {
 			c.sticky[stickyKey{id, pool}] = true
 		}
 	}
+	var err error
 	if c.rules, err = w.kernel.Rules(f, w.table); err != nil {
 		return nil, err
 	}

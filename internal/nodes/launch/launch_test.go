@@ -298,6 +298,14 @@ func (s *stage) port(address string) {
 	if code, shown := get(admin, "/configz"); code != http.StatusOK || !strings.Contains(shown, `"NodeMonitorGracePeriod":"3s"`) {
 		s.Errorf("/configz: %d %s", code, shown)
 	}
+	for path, want := range map[string]string{"/metrics/slis": "kubernetes_healthcheck", "/flagz": "kube-controller-manager flagz", "/statusz": "kube-controller-manager statusz"} {
+		if code, body := get(admin, path); code != http.StatusOK || !strings.Contains(body, want) {
+			s.Errorf("%s: %d, lacks %q:\n%s", path, code, want, body)
+		}
+		if code, _ := get(anybody, path); code != http.StatusForbidden {
+			s.Errorf("%s for anybody: %d", path, code)
+		}
+	}
 }
 
 // why asks the socket as berth why does.

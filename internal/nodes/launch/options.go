@@ -59,6 +59,8 @@ type Options struct {
 	LogFormat          string
 	lifecycleSyncs     int
 	flush              time.Duration
+	// set is the command line itself, for /flagz; nil is none.
+	set *pflag.FlagSet
 }
 
 // NewOptions are the defaults: upstream's, but for the lease's name and the
@@ -100,6 +102,16 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 		fs.AddFlagSet(set)
 	}
 	refuse(fs)
+	o.set = fs
+}
+
+// GetFlagz implements flagz.Reader: the flags by name with their values.
+func (o *Options) GetFlagz() map[string]string {
+	all := map[string]string{}
+	if o.set != nil {
+		o.set.VisitAll(func(f *pflag.Flag) { all[f.Name] = f.Value.String() })
+	}
+	return all
 }
 
 func (o *Options) addOurs(fs *pflag.FlagSet) {

@@ -13,7 +13,9 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/flagz"
 	"k8s.io/apiserver/pkg/server/healthz"
+	"k8s.io/apiserver/pkg/server/statusz"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -22,6 +24,7 @@ import (
 	"k8s.io/component-base/configz"
 	"k8s.io/component-base/metrics/legacyregistry"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo" // those of clients and of leader election
+	"k8s.io/component-base/metrics/prometheus/slis"
 	"k8s.io/controller-manager/app"
 	"k8s.io/controller-manager/pkg/clientbuilder"
 	cmhealthz "k8s.io/controller-manager/pkg/healthz"
@@ -168,8 +171,11 @@ func (p *process) openCloud(ctx context.Context, cfg *nodes.Config) (watch func(
 	return provider.Run, nil
 }
 
-// serve answers /healthz, /metrics, /configz and profiles over HTTPS until ctx
-// ends; stopped is closed when it has ended.
+// componentName is the role's name where tools look for it.
+const componentName = "kube-controller-manager"
+
+// serve answers /healthz, /metrics, /configz, /flagz, /statusz and profiles over
+// HTTPS until ctx ends; stopped is closed when it has ended.
 func (p *process) serve(ctx context.Context) (stopped <-chan struct{}, err error) {
 	ended := make(chan struct{})
 	if p.Serving.BindPort == 0 && p.Serving.Listener == nil {
@@ -207,6 +213,9 @@ func (p *process) serve(ctx context.Context) (stopped <-chan struct{}, err error
 		checks = append(checks, p.watchdog)
 	}
 	mux := app.NewBaseHandler(&p.Generic.GenericControllerManagerConfiguration.Debugging, cmhealthz.NewMutableHealthzHandler(checks...))
+	slis.SLIMetricsWithReset{}.Install(mux)
+	flagz.Install(mux, componentName, p.Options)
+	statusz.Install(mux, componentName, statusz.NewRegistry(nil, statusz.WithListedPaths([]string{"/configz", "/flagz", "/healthz", "/metrics", "/metrics/slis"})))
 	handler := app.BuildHandlerChain(mux, &authz, &authn)
 	done, _, err := secure.Serve(handler, 0, ctx.Done())
 	if err != nil {

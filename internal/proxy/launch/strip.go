@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -54,6 +55,8 @@ func (s *stripper) slice(o *discoveryv1.EndpointSlice) {
 		}
 	}
 	o.Labels = labels
+	// Decoding has left room behind them.
+	o.Endpoints = slices.Clone(o.Endpoints)
 	for i := range o.Endpoints {
 		e := &o.Endpoints[i]
 		e.TargetRef, e.Hostname, e.DeprecatedTopology, e.Zone = nil, nil, nil, nil

@@ -162,6 +162,10 @@ func (f facts) in(mode facts) bool {
 // its pools up to date. Its cost is that of the slices given, unless the
 // port's modes change or slices overlap. With whole, change is all there is.
 func (m *Model) merge(v *service, p *port, change []sliceChange, whole bool) {
+	if len(p.eps) == 0 {
+		m.load(v, p, change)
+		return
+	}
 	touched := map[netip.AddrPort]facts{}
 	if whole {
 		for a, e := range p.eps {
@@ -249,10 +253,15 @@ func (m *Model) setFacts(p *port, a netip.AddrPort, old, now facts) {
 	}
 }
 
+// within says whether an endpoint belongs to a pool.
+func (f facts) within(which Pool, mode facts) bool {
+	return f.in(mode) && (which == ClusterPool || f.has(local))
+}
+
 // pool moves the touched endpoints of one pool, or all if the mode is new.
 func (p *port) pool(which Pool, was, now facts, before map[netip.AddrPort]facts) {
 	s := &p.pools[which]
-	in := func(mode, f facts) bool { return f.in(mode) && (which == ClusterPool || f.has(local)) }
+	in := func(mode, f facts) bool { return f.within(which, mode) }
 	var out, come []netip.AddrPort
 	if was == now {
 		for a, old := range before {
@@ -276,16 +285,6 @@ func (p *port) pool(which Pool, was, now facts, before map[netip.AddrPort]facts)
 		if in(now, e.facts) && s.find(a) < 0 {
 			come = append(come, a)
 		}
-	}
-	if len(s.at) == 0 && len(p.seeds[which]) > 0 {
-		// A first sight of this pool: prefer the order the kernel has.
-		slices.SortFunc(come, netip.AddrPort.Compare)
-		come = place(p.seeds[which], come)
-		p.seeds[which] = nil
-		for _, a := range come {
-			s.set(len(s.at), a)
-		}
-		return
 	}
 	s.change(out, come)
 }

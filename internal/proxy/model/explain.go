@@ -180,7 +180,7 @@ func (m *Model) Describe(n Name) []Step {
 		e.say("%s: no Service %s is proxied; it does not exist, has no cluster IP of this family, or carries the label %s", m.cfg.Family, n, labelProxyName)
 		return e.steps
 	}
-	for _, p := range v.sorted() {
+	for _, p := range v.ports {
 		e.port(p)
 	}
 	return e.steps

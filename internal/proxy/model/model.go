@@ -74,7 +74,7 @@ type service struct {
 	name   Name
 	spec   *corev1.Service
 	slices map[string]*discoveryv1.EndpointSlice
-	ports  map[portKey]*port
+	ports  []*port // in the order of their names
 	// whole: everything is to be looked at, not only was.
 	whole bool
 	// was holds the slices changed since the last Commit as they were then.
@@ -155,7 +155,11 @@ func (m *Model) touch(v *service) {
 func (m *Model) SetSlice(s *discoveryv1.EndpointSlice) {
 	name := s.Labels[discoveryv1.LabelServiceName]
 	_, headless := s.Labels[labelHeadless]
-	if name == "" || headless || string(s.AddressType) != m.cfg.Family.String() {
+	if headless {
+		m.DeleteSlice(s) // it may have been ours until now
+		return
+	}
+	if name == "" || string(s.AddressType) != m.cfg.Family.String() {
 		return
 	}
 	v := m.service(Name{s.Namespace, name})
@@ -224,7 +228,7 @@ func (m *Model) SetNodePortAddrs(ips []netip.Addr) {
 func (m *Model) service(n Name) *service {
 	v := m.services[n]
 	if v == nil {
-		v = &service{name: n, slices: map[string]*discoveryv1.EndpointSlice{}, ports: map[portKey]*port{}, whole: true}
+		v = &service{name: n, slices: map[string]*discoveryv1.EndpointSlice{}, whole: true}
 		m.services[n] = v
 	}
 	return v
@@ -322,7 +326,7 @@ func (m *Model) Reset() {
 		if v.spec == nil && len(v.slices) == 0 {
 			continue
 		}
-		v.ports, v.was, v.whole, v.noLocal = map[portKey]*port{}, nil, true, NoLocal{}
+		v.ports, v.was, v.whole, v.noLocal = nil, nil, true, NoLocal{}
 		n.services[name], n.dirty[name] = v, v
 	}
 	for k := range m.counts[NodeAddrs] {

@@ -113,6 +113,9 @@ func randomService(r *rand.Rand, i int) *corev1.Service {
 
 func randomSlice(r *rand.Rand, svc, i int) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprintf("s%d-%d", svc, i), Labels: map[string]string{discoveryv1.LabelServiceName: fmt.Sprint("s", svc)}}, AddressType: discoveryv1.AddressTypeIPv4}
+	if r.Intn(8) == 0 {
+		s.Labels[labelHeadless] = ""
+	}
 	for p := range 2 {
 		for _, proto := range []corev1.Protocol{"TCP", "UDP"} {
 			name, port := fmt.Sprint("p", p), int32(8080+p)
@@ -126,6 +129,9 @@ func randomSlice(r *rand.Rand, svc, i int) *discoveryv1.EndpointSlice {
 		e.NodeName = &node
 		if r.Intn(3) > 0 {
 			e.Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: []string{"a", "b"}[r.Intn(2)]}}}
+			if r.Intn(3) > 0 {
+				e.Hints.ForNodes = []discoveryv1.ForNode{{Name: node}}
+			}
 		}
 		s.Endpoints = append(s.Endpoints, e)
 	}
@@ -168,9 +174,9 @@ func TestIncrementalEqualsScratch(t *testing.T) {
 			}
 			kernel.apply(t, m.Commit())
 			for _, p := range m.services {
-				for k, port := range p.ports {
+				for _, port := range p.ports {
 					if len(port.pools[0].diff)+len(port.gone) > 0 {
-						t.Fatalf("seed %d step %d: %s keeps changes of the last commit", seed, step, k)
+						t.Fatalf("seed %d step %d: %s keeps changes of the last commit", seed, step, port.key)
 					}
 				}
 			}

@@ -9,7 +9,7 @@ import (
 type slots struct {
 	at []netip.AddrPort
 	// index finds an endpoint in a pool that is too long to look through.
-	index map[netip.AddrPort]int
+	index map[netip.AddrPort]int32
 	// diff holds what changed since the last Commit, in order.
 	diff []slotChange
 }
@@ -32,14 +32,26 @@ func (s *slots) set(i int, now netip.AddrPort) {
 	case !now.IsValid():
 		s.at = s.at[:i]
 	case s.index != nil:
-		s.index[now] = i
+		s.index[now] = int32(i)
 	case len(s.at) > lookThrough:
-		s.index = make(map[netip.AddrPort]int, 2*len(s.at))
-		for i, a := range s.at {
-			s.index[a] = i
-		}
+		s.number()
 	}
 	s.diff = append(s.diff, c)
+}
+
+// hold is what a pool that was empty holds first.
+func (s *slots) hold(at []netip.AddrPort) {
+	if s.at = at; len(at) > lookThrough {
+		s.number()
+	}
+}
+
+// number makes the index.
+func (s *slots) number() {
+	s.index = make(map[netip.AddrPort]int32, len(s.at))
+	for i, a := range s.at {
+		s.index[a] = int32(i)
+	}
 }
 
 // lookThrough is the length up to which a pool is searched without an index.
@@ -47,7 +59,7 @@ const lookThrough = 32
 
 func (s *slots) find(a netip.AddrPort) int {
 	if i, ok := s.index[a]; ok {
-		return i
+		return int(i)
 	}
 	return slices.Index(s.at, a)
 }

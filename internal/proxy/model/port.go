@@ -1,6 +1,7 @@
 package model
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"hash/fnv"
@@ -58,7 +59,7 @@ func (m *Model) update(v *service) {
 			change = append(change, sliceChange{old, v.slices[name]})
 		}
 		m.changes.Slices += len(change)
-		for _, p := range v.sorted() {
+		for _, p := range v.ports {
 			was := p.counts.any()
 			m.merge(v, p, change, false)
 			m.apply(v, p, p.spec(v.spec), was)
@@ -72,12 +73,22 @@ func (m *Model) update(v *service) {
 }
 
 func (m *Model) updateWhole(v *service) {
-	want := map[portKey]*corev1.ServicePort{}
+	type wanted struct {
+		key  portKey
+		port *corev1.ServicePort
+	}
+	var want []wanted
+	find := func(k portKey) *corev1.ServicePort {
+		if i := slices.IndexFunc(want, func(w wanted) bool { return w.key == k }); i >= 0 {
+			return want[i].port
+		}
+		return nil
+	}
 	if v.spec != nil {
 		for i := range v.spec.Spec.Ports {
 			sp := &v.spec.Spec.Ports[i]
-			if protoNum(sp.Protocol) != 0 && sp.Port >= 1 && sp.Port <= 65535 {
-				want[portKey{v.name, sp.Name, protoOf(&sp.Protocol)}] = sp
+			if k := (portKey{v.name, sp.Name, protoOf(&sp.Protocol)}); protoNum(sp.Protocol) != 0 && sp.Port >= 1 && sp.Port <= 65535 && find(k) == nil {
+				want = append(want, wanted{k, sp})
 			}
 		}
 	}
@@ -86,27 +97,31 @@ func (m *Model) updateWhole(v *service) {
 		all = append(all, sliceChange{now: s})
 	}
 	m.changes.Slices += len(all)
-	for _, p := range v.sorted() {
-		if want[p.key] == nil {
-			was := p.counts.any()
-			m.merge(v, p, nil, true)
-			m.apply(v, p, nil, was)
-			delete(m.ids, p.id)
-			delete(v.ports, p.key)
+	v.ports = slices.DeleteFunc(v.ports, func(p *port) bool {
+		if find(p.key) != nil {
+			return false
 		}
-	}
-	for k := range want {
-		if v.ports[k] == nil {
-			v.ports[k] = &port{key: k, eps: map[netip.AddrPort]ep{}}
-		}
-	}
-	for _, p := range v.sorted() {
 		was := p.counts.any()
+		m.merge(v, p, nil, true)
+		m.apply(v, p, nil, was)
+		delete(m.ids, p.id)
+		return true
+	})
+	for _, w := range want {
+		if !slices.ContainsFunc(v.ports, func(p *port) bool { return p.key == w.key }) {
+			v.ports = append(v.ports, &port{key: w.key})
+		}
+	}
+	slices.SortFunc(v.ports, func(a, b *port) int {
+		return cmp.Or(strings.Compare(a.key.port, b.key.port), strings.Compare(string(a.key.proto), string(b.key.proto)))
+	})
+	for _, p := range v.ports {
+		was, sp := p.counts.any(), find(p.key)
 		if len(p.fronts) == 0 {
-			m.seed(p, frontends(v.spec, want[p.key], m.cfg, p))
+			m.seed(p, frontends(v.spec, sp, m.cfg, p))
 		}
 		m.merge(v, p, all, true)
-		m.apply(v, p, want[p.key], was)
+		m.apply(v, p, sp, was)
 	}
 }
 
@@ -157,16 +172,6 @@ func (m *Model) sum(v *service) {
 	m.noLocal.Internal += lacks.Internal - v.noLocal.Internal
 	m.noLocal.External += lacks.External - v.noLocal.External
 	v.health, v.noLocal = h, lacks
-}
-
-// sorted lists the ports in an order that is always the same.
-func (v *service) sorted() []*port {
-	out := make([]*port, 0, len(v.ports))
-	for _, p := range v.ports {
-		out = append(out, p)
-	}
-	slices.SortFunc(out, func(a, b *port) int { return strings.Compare(a.key.String(), b.key.String()) })
-	return out
 }
 
 // spec finds the port in a Service.

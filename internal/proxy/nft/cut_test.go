@@ -24,6 +24,7 @@ func TestCutBatch(t *testing.T) {
 		tx := NewTx(model.V4, "cut")
 		tx.Add(Op{Verb: AddTable})
 		l.Build(tx)
+		l.Hook(tx)
 		if err := k.Apply(tx); err != nil {
 			return err
 		}

@@ -6,6 +6,7 @@ import (
 	"hash/fnv"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -16,16 +17,18 @@ import (
 const (
 	affinitySet = "affinity"
 	// layoutVersion changes whenever the meaning of rules or rows does.
-	layoutVersion = "4"
+	layoutVersion = "5"
+	markerPrefix  = "layout-"
 	// cidrChain drops what goes to addresses of no Service.
 	cidrChain = "service-cidrs"
 	// draws is how often an index is drawn that nobody may have. At least
 	// every second one is somebody's, so endpoints at the low half of a pool
 	// are preferred by at most one connection in 2^draws.
 	draws = 8
-	// largestShared is the largest pool, rounded up, whose choosing chain
-	// is there from the start.
-	largestShared = 256
+	// largestShared is the largest pool, rounded up, whose choosing chains
+	// are there from the start; largestLocal the same of the pools of one node.
+	largestShared = 1024
+	largestLocal  = 256
 )
 
 // Layout is what the fixed rules depend on.
@@ -53,7 +56,7 @@ type Layout struct {
 func (l Layout) marker() string {
 	h := fnv.New64a()
 	fmt.Fprintf(h, "%s %+v", layoutVersion, l)
-	return fmt.Sprintf("layout-%016x", h.Sum64())
+	return fmt.Sprintf("%s%016x", markerPrefix, h.Sum64())
 }
 
 // The registers rules use, from the first one on: nft can print what was
@@ -68,20 +71,14 @@ type builder struct {
 	tx *Tx
 }
 
-// Build appends the whole fixed part of a table to tx: sets, chains, rules.
-// The table must not exist, or be deleted earlier in tx.
+// Build appends the fixed part of a table to tx: sets, chains, rules. The table
+// must not exist, or be deleted earlier in tx. No packet comes there before Hook.
 func (l Layout) Build(tx *Tx) {
 	b := builder{l, tx}
 	b.sets()
-	for _, c := range []string{"frontends", "vips", "nodeports", "vip-classes", "nodeport-classes", cidrChain, l.marker()} {
+	for _, c := range []string{"frontends", "vips", "nodeports", "vip-classes", "nodeport-classes", cidrChain} {
 		tx.Add(Op{Verb: AddChain, Name: c})
 	}
-	tx.Add(Op{Verb: AddChain, Name: "prerouting", Hook: &Hook{unix.NF_INET_PRE_ROUTING, -100}})
-	tx.Add(Op{Verb: AddChain, Name: "output", Hook: &Hook{unix.NF_INET_LOCAL_OUT, -100}})
-	tx.Add(Op{Verb: AddChain, Name: "postrouting", Hook: &Hook{unix.NF_INET_POST_ROUTING, 100}})
-	b.rule("prerouting", jump("frontends"))
-	b.rule("output", jump("frontends"))
-
 	b.shared()
 	b.rule("frontends", b.daddrIn(model.ClusterIPs), goTo("vips"))
 	// An external address may be the node's own, which has node ports too.
@@ -101,7 +98,29 @@ func (l Layout) Build(tx *Tx) {
 	// A cluster IP in use, but on another port: refuse at once.
 	b.rule("vips", b.daddrIn(model.ClusterIPs), b.proto(unix.IPPROTO_TCP), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
 	b.rule("vips", b.daddrIn(model.ClusterIPs), b.unreachable())
+}
+
+// baseChains are those that packets enter.
+var baseChains = []string{"prerouting", "output", "postrouting"}
+
+// Hook appends what leads packets into a table that was built, and what says
+// that it is whole.
+func (l Layout) Hook(tx *Tx) {
+	b := builder{l, tx}
+	tx.Add(Op{Verb: AddChain, Name: l.marker()})
+	tx.Add(Op{Verb: AddChain, Name: "prerouting", Hook: &Hook{unix.NF_INET_PRE_ROUTING, -100}})
+	tx.Add(Op{Verb: AddChain, Name: "output", Hook: &Hook{unix.NF_INET_LOCAL_OUT, -100}})
+	tx.Add(Op{Verb: AddChain, Name: "postrouting", Hook: &Hook{unix.NF_INET_POST_ROUTING, 100}})
+	b.rule("prerouting", jump("frontends"))
+	b.rule("output", jump("frontends"))
 	b.postrouting()
+}
+
+// Hooked says whether packets may come into a table with these chains.
+func Hooked(chains []string) bool {
+	return slices.ContainsFunc(chains, func(c string) bool {
+		return slices.Contains(baseChains, c) || strings.HasPrefix(c, markerPrefix)
+	})
 }
 
 func (b builder) postrouting() {

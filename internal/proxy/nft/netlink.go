@@ -27,6 +27,9 @@ type Netlink struct {
 	fd  int
 	seq uint32
 	buf []byte
+	// heard is where answers are read to; room is the size of the socket's buffer.
+	heard []byte
+	room  int
 	// at[i] is the operation message seq0+i belongs to.
 	at []int
 	// Messages counts netlink messages sent, for benchmarks and metrics.
@@ -163,10 +166,11 @@ func (k *Netlink) frame(typ uint16) {
 }
 
 func (k *Netlink) send() error {
-	if size := len(k.buf) + 64<<10; size > 200<<10 {
+	if size := len(k.buf) + 64<<10; size > max(200<<10, k.room) {
 		if err := unix.SetsockoptInt(k.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, size); err != nil {
 			return fmt.Errorf("making room for a batch of %d bytes: %w", len(k.buf), err)
 		}
+		k.room = size
 	}
 	if err := unix.Sendto(k.fd, k.buf, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return fmt.Errorf("sending a batch of %d bytes to the kernel: %w", len(k.buf), err)
@@ -178,16 +182,18 @@ func (k *Netlink) send() error {
 // names the operation that failed.
 func (k *Netlink) answer(tx *Tx, first, last uint32) error {
 	var failed error
-	buf := make([]byte, 64<<10)
+	if k.heard == nil {
+		k.heard = make([]byte, 8<<10)
+	}
 	for {
-		n, _, err := unix.Recvfrom(k.fd, buf, 0)
+		n, _, err := unix.Recvfrom(k.fd, k.heard, 0)
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}
 		if err != nil {
 			return errors.Join(failed, fmt.Errorf("waiting for the kernel to take %d operations: %w", len(tx.Ops), err))
 		}
-		for m := buf[:n]; len(m) >= 20; {
+		for m := k.heard[:n]; len(m) >= 20; {
 			size := int(binary.NativeEndian.Uint32(m))
 			if size < 20 || size > len(m) {
 				break

@@ -2,6 +2,7 @@ package nft
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -13,7 +14,7 @@ import (
 func pickName(nodePort bool, pool model.Pool, n int) string {
 	name := "pick"
 	if nodePort {
-		name = "nodeport-pick"
+		name += "-nodeport"
 	}
 	if pool == model.LocalPool {
 		name += "-local"
@@ -21,16 +22,29 @@ func pickName(nodePort bool, pool model.Pool, n int) string {
 	return fmt.Sprintf("%s-%d", name, n)
 }
 
+// drawName is the chain that draws from a pool of a size rounded up, once.
+func drawName(nodePort bool, pool model.Pool, n int) string {
+	return "draw" + strings.TrimPrefix(pickName(nodePort, pool, n), "pick")
+}
+
 // shared makes the chains that choose an endpoint while their maps are empty:
 // a rule of a new chain that looks into a map makes the kernel go through the
 // whole map. So no class that comes later pays for the size of the cluster.
+//
+// Every rule that looks into a map is also gone through by the kernel for every
+// row that comes: a draw is one rule of one chain, to which all others jump.
 func (b builder) shared() {
 	for _, nodePort := range []bool{false, true} {
-		for _, pool := range []model.Pool{model.ClusterPool, model.LocalPool} {
-			for n := 1; n <= largestShared; n *= 2 {
-				name := pickName(nodePort, pool, n)
+		for pool, largest := range []int{model.ClusterPool: largestShared, model.LocalPool: largestLocal} {
+			for n := 1; n <= largest; n *= 2 {
+				pool := model.Pool(pool)
+				name := drawName(nodePort, pool, n)
 				b.tx.Add(Op{Verb: AddChain, Name: name})
-				b.choose(name, nodePort, pool, n)
+				b.rule(name, b.draw(nodePort, pool, n))
+				name = pickName(nodePort, pool, n)
+				b.tx.Add(Op{Verb: AddChain, Name: name})
+				choose(n, func(mod int) { b.rule(name, jump(drawName(nodePort, pool, mod))) })
+				b.rule(name, &expr.Verdict{Kind: expr.VerdictDrop})
 			}
 		}
 	}
@@ -49,19 +63,18 @@ func (b builder) pick(chain string, c model.Class, pool model.Pool, n int) {
 	}
 	switch {
 	case n == 0:
-		b.rule(chain, &expr.Verdict{Kind: expr.VerdictDrop})
-	case n <= largestShared:
+	case pool == model.ClusterPool && n <= largestShared, n <= largestLocal:
 		b.rule(chain, goTo(pickName(c.NodePort, pool, n)))
+		return
 	default:
-		b.choose(chain, c.NodePort, pool, n)
+		choose(n, func(mod int) { b.rule(chain, b.draw(c.NodePort, pool, mod)) })
 	}
+	b.rule(chain, &expr.Verdict{Kind: expr.VerdictDrop})
 }
 
-// choose appends the rules that send a connection to a random endpoint.
-func (b builder) choose(chain string, nodePort bool, pool model.Pool, n int) {
-	draw := func(mod int) {
-		b.rule(chain, b.draw(nodePort, pool, mod))
-	}
+// choose says which draws, one after the other, find a random endpoint of a
+// pool whose size, rounded up, is n.
+func choose(n int, draw func(mod int)) {
 	if n > 1 {
 		for range draws {
 			draw(n)
@@ -74,7 +87,6 @@ func (b builder) choose(chain string, nodePort bool, pool model.Pool, n int) {
 	for _, mod := range []int{n, n, 1, 1} {
 		draw(mod)
 	}
-	b.rule(chain, &expr.Verdict{Kind: expr.VerdictDrop})
 }
 
 // draw looks a random index of a pool up and sends the connection to the

@@ -18,6 +18,7 @@ func (l Layout) Rules(classes []model.Class) map[string][]string {
 	if !ok {
 		tx := NewTx(l.Family, "")
 		l.Build(tx)
+		l.Hook(tx)
 		base, _ = fixed.LoadOrStore(l.marker(), tx.rules())
 	}
 	out := maps.Clone(base.(map[string][]string))

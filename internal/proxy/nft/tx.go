@@ -112,6 +112,32 @@ func (t *Tx) Add(o Op) {
 	t.Ops = append(t.Ops, o)
 }
 
+// Parts cuts a transaction whose order bears it into several, of about so many
+// rows each. They do one after the other what the whole would do at once.
+func (t *Tx) Parts(rows int) []*Tx {
+	part := &Tx{Family: t.Family, Table: t.Table, err: t.err}
+	parts, held := []*Tx{part}, 0
+	for _, o := range t.Ops {
+		for {
+			if held >= rows {
+				part, held = NewTx(t.Family, t.Table), 0
+				parts = append(parts, part)
+			}
+			now := o
+			if n := (rows - held) * o.stride(); len(o.Rows) > n {
+				now.Rows, o.Rows = o.Rows[:n], o.Rows[n:]
+			} else {
+				o.Rows = nil
+			}
+			part.Ops, held = append(part.Ops, now), held+now.count()
+			if len(o.Rows) == 0 {
+				break
+			}
+		}
+	}
+	return parts
+}
+
 // Err is the first mistake.
 func (t *Tx) Err() error { return t.err }
 
