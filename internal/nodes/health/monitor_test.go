@@ -95,7 +95,15 @@ func (w *world) settle() {
 			if v.Unknown {
 				n.view.Ready = Unknown
 			}
+			adds := v.NoExecute != "" && before.taint() == ""
+			if adds && !w.m.Spend(w.now, n.name, "") {
+				v.NoExecute, adds = "", false
+			}
 			n.view.NotReady, n.view.Unreachable = v.NoExecute == v1.TaintNodeNotReady, v.NoExecute == v1.TaintNodeUnreachable
+			if adds {
+				w.m.Observe(w.now, Event{Kind: NodeRead, Node: n.name, View: n.view})
+				w.m.Observe(w.now, Event{Kind: Tried, Node: n.name})
+			}
 			if n.view != before {
 				w.m.Observe(w.now, Event{Kind: NodeSeen, Node: n.name, View: n.view})
 				again = true
