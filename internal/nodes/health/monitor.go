@@ -98,6 +98,7 @@ type node struct {
 	name    string
 	view    View
 	seen    uint64 // version of the Node that view is of
+	met     uint64 // that of the first that was seen
 	renewed time.Time
 	version uint64        // of the lease that said renewed
 	lasts   time.Duration // the lease's duration
@@ -223,7 +224,7 @@ func (m *Monitor) see(now time.Time, e Event) {
 	}
 	v := e.View
 	if n == nil {
-		n = &node{name: e.Node, view: v, seen: e.Version, heard: now, by: firstSeen}
+		n = &node{name: e.Node, view: v, seen: e.Version, met: e.Version, heard: now, by: firstSeen}
 		n.timer = timer{index: -1, node: n}
 		n.last = Verdict{Known: true, UID: v.UID, NoExecute: v.taint()}
 		if v.Ready == Missing && v.Created.Before(now) && !v.Created.IsZero() {
@@ -266,9 +267,10 @@ func (m *Monitor) renew(now time.Time, n *node, e Event) {
 	first := n.renewed.IsZero()
 	n.renewed, n.version, n.lasts = e.Renewed, e.Version, e.Lasts
 	// The first lease after our start is not a sign of life by itself: it may
-	// be as old as it likes.
+	// be as old as it likes. Later on that of a new node is, if it was written
+	// after the node.
 	switch {
-	case !first:
+	case !first || m.synced && e.Version > n.met:
 		m.hear(now, n, byLease)
 	case !m.synced:
 		m.before[n] = traceOf(e)

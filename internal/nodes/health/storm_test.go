@@ -116,3 +116,25 @@ func TestFresh(t *testing.T) {
 		t.Errorf("kept after the node's end: %v", f.nodes)
 	}
 }
+
+// A node that is made while the controller runs is heard by its first lease, too,
+// if that is younger than the node: the one before may have come too early to count.
+func TestFirstLeaseOfANewNodeIsLife(t *testing.T) {
+	for _, c := range []struct {
+		version uint64
+		marked  bool
+	}{{9, true}, {11, false}, {0, true}} {
+		m := NewMonitor(Defaults())
+		m.Observe(t0, Event{Kind: NodeSeen, Node: "old", View: View{UID: "1", Ready: True}})
+		m.Observe(t0, Event{Kind: Synced})
+		m.Observe(t0, Event{Kind: NodeSeen, Node: "new", View: View{UID: "2", Ready: True}, Version: 10})
+		ten := t0.Add(10 * time.Second)
+		m.Observe(ten, Event{Kind: LeaseSeen, Node: "new", Renewed: ten, Version: c.version})
+		m.Observe(ten, Event{Kind: LeaseSeen, Node: "old", Renewed: ten, Version: 12})
+		m.Observe(ten.Add(25*time.Second), Event{Kind: LeaseSeen, Node: "old", Renewed: ten.Add(25 * time.Second), Version: 13})
+		m.Advance(t0.Add(50 * time.Second))
+		if got := m.Verdict("new").Unknown; got != c.marked {
+			t.Errorf("a lease of version %d of a node of version 10, 40 s ago: Unknown %v, want %v", c.version, got, c.marked)
+		}
+	}
+}
