@@ -344,13 +344,14 @@ func (m *Monitor) changes(now time.Time, n *node, out []Decision) []Decision {
 	n.toldWait = n.ticket != 0
 	switch {
 	case v.NoExecute == last.NoExecute && !again:
+	case v.NoExecute != "" && last.NoExecute == "" && !again: // it was found there
 	case v.NoExecute != "":
 		add(Taint, v.NoExecute, "")
 	case m.suspended:
 		add(Untaint, "", "all zones are disrupted: the fault may be on this side")
 	case failed: // it never had it
 	case v.Ready != True:
-		add(Untaint, "", "it was taken off by somebody else")
+		add(Untaint, "", "it is not there any more")
 	default:
 		add(Untaint, "", "the node is ready")
 	}

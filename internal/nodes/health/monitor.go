@@ -149,6 +149,8 @@ type Monitor struct {
 	// before holds what the leases said when this Monitor began, nil once it
 	// was judged by.
 	before map[*node]trace
+	// strays are leases of nodes not known yet.
+	strays map[string]Event
 	synced bool
 	// rejudge: some zone's numbers changed.
 	rejudge   bool
@@ -173,7 +175,7 @@ type Monitor struct {
 // NewMonitor makes an empty one.
 func NewMonitor(s Settings) *Monitor {
 	s.Quiet = min(s.Quiet, s.Grace*2/5)
-	return &Monitor{s: s, nodes: map[string]*node{}, zones: map[string]*zone{}, before: map[*node]trace{}}
+	return &Monitor{s: s, nodes: map[string]*node{}, zones: map[string]*zone{}, before: map[*node]trace{}, strays: map[string]Event{}}
 }
 
 // Observe takes in one event. It says whether Advance has something to do now
@@ -194,6 +196,8 @@ func (m *Monitor) Observe(now time.Time, e Event) bool {
 	case LeaseSeen:
 		if n := m.nodes[e.Node]; n != nil {
 			m.renew(now, n, e)
+		} else {
+			m.keep(e)
 		}
 	case Synced:
 		m.beginGraces(now)
@@ -234,6 +238,10 @@ func (m *Monitor) see(now time.Time, e Event) {
 		m.join(n, now)
 		m.heap.set(&n.timer, m.deadline(n))
 		m.touch(n)
+		if lease, ok := m.strays[n.name]; ok {
+			delete(m.strays, n.name)
+			m.renew(now, n, lease)
+		}
 		return
 	}
 	old := n.view
@@ -255,6 +263,15 @@ func (m *Monitor) see(now time.Time, e Event) {
 	if old != v {
 		m.touch(n)
 	}
+}
+
+// keep remembers a lease that came before its node, so that it does not pass for
+// news when it is seen again.
+func (m *Monitor) keep(e Event) {
+	if len(m.strays) > len(m.nodes)+1000 {
+		clear(m.strays) // of nodes that never came
+	}
+	m.strays[e.Node] = e
 }
 
 // renew takes in a lease. A time later than the last is a sign of life; so is

@@ -138,3 +138,123 @@ func TestFirstLeaseOfANewNodeIsLife(t *testing.T) {
 		}
 	}
 }
+
+// A lease that comes before its node and is seen again when the API is asked is no
+// sign of life.
+func TestLeaseBeforeItsNodeIsNoNewsLater(t *testing.T) {
+	m := NewMonitor(Defaults())
+	m.Observe(t0, Event{Kind: Synced})
+	lease := Event{Kind: LeaseSeen, Node: "n", Renewed: t0, Version: 11}
+	m.Observe(t0, lease)
+	m.Observe(t0, Event{Kind: NodeSeen, Node: "n", View: View{UID: "1", Ready: True}, Version: 10})
+	m.Advance(t0)
+	m.Observe(t0.Add(25*time.Second), lease)
+	m.Advance(t0.Add(50 * time.Second))
+	m.Observe(t0.Add(50*time.Second), Event{Kind: Confirmed})
+	m.Advance(t0.Add(50 * time.Second))
+	if !m.Verdict("n").Unknown {
+		t.Error("not marked at its deadline")
+	}
+}
+
+// An API that was away for almost as long as the grace period is back just before
+// a deadline: nobody could be heard, and nobody who lives is marked. Who died when it
+// went is, within half a lease of what was left of its grace.
+func TestOutageOfAlmostTheGraceIsNoSilence(t *testing.T) {
+	for away := time.Second; away < 100*time.Second; away += 500 * time.Millisecond {
+		w := newWorld(t, Defaults(), 6, 2)
+		w.run(34 * time.Second)
+		dead := w.nodes[0]
+		dead.alive = false
+		heard := w.now
+		w.apiDown = true
+		w.run(away)
+		w.apiDown = false
+		w.run(20 * time.Second)
+		if n := w.count(MarkUnknown); n > 0 && (n > 1 || dead.view.Ready != Unknown) {
+			t.Fatalf("away for %s: %d marked", away, n)
+		}
+		late := heard.Add(away + 50*time.Second + 8*time.Second) // the API is asked each 8 s whether it is back
+		w.run(late.Sub(w.now))
+		if n := w.count(MarkUnknown); n != 1 || dead.view.Ready != Unknown {
+			t.Errorf("away for %s: %d marked after %s, want the dead one", away, n, w.now.Sub(heard))
+		}
+	}
+}
+
+// An API that comes and goes does not keep a dead node from being marked: each
+// node is given time once in a silence, and only the outages do not count.
+func TestFlappingAPIDelaysDetectionByItsOutagesOnly(t *testing.T) {
+	m := NewMonitor(Defaults())
+	m.Observe(t0, Event{Kind: NodeSeen, Node: "dead", View: View{UID: "1", Ready: True}})
+	m.Observe(t0, Event{Kind: NodeSeen, Node: "good", View: View{UID: "2", Ready: True}})
+	m.Observe(t0, Event{Kind: Synced})
+	down := false
+	for s := 0; s < 200; s++ {
+		now := t0.Add(time.Duration(s) * time.Second)
+		was := down
+		down = s%15 >= 10 // five of each 15 s
+		if down && !was {
+			m.Observe(now, Event{Kind: Unanswered})
+		}
+		if !down && s%5 == 0 {
+			m.Observe(now, Event{Kind: LeaseSeen, Node: "good", Renewed: now, Version: uint64(s + 1)})
+		}
+		for range 2 {
+			for _, d := range m.Advance(now) {
+				switch {
+				case d.Kind == Confirm && down:
+					m.Observe(now, Event{Kind: Confirmed, Err: "connection refused"})
+				case d.Kind == Confirm:
+					m.Observe(now, Event{Kind: Confirmed})
+				case d.Kind == MarkUnknown && d.Node == "dead":
+					if s < 60 || s > 120 {
+						t.Errorf("marked after %d s, want 50 s and the outages", s)
+					}
+					return
+				}
+			}
+		}
+	}
+	t.Error("never marked")
+}
+
+// A token serves one write: if its end is not known it may be tried again for the
+// same version of the node only, and nobody else gets one before it is told.
+func TestTokenServesOneWrite(t *testing.T) {
+	m := NewMonitor(Defaults())
+	for _, name := range []string{"a", "b"} {
+		m.Observe(t0, Event{Kind: NodeSeen, Node: name, View: View{UID: name, Ready: False}, Version: 5})
+	}
+	m.Observe(t0, Event{Kind: NodeSeen, Node: "good", View: View{UID: "good", Ready: True}})
+	m.Observe(t0, Event{Kind: Synced})
+	m.Advance(t0)
+	at := func(s float64) time.Time { return t0.Add(time.Duration(s * float64(time.Second))) }
+	allowed := func(s float64, name, version string, want bool) {
+		t.Helper()
+		m.Advance(at(s))
+		if got := m.Spend(at(s), name, version); got != want {
+			t.Errorf("after %g s %s may write version %s: %v, want %v", s, name, version, got, want)
+		}
+		m.Advance(at(s))
+	}
+	end := func(s float64, name string, how Outcome) {
+		m.Observe(at(s), Event{Kind: Tried, Node: name, Outcome: how})
+		m.Advance(at(s))
+	}
+	allowed(9, "a", "5", false) // no token yet
+	allowed(10, "a", "5", true)
+	allowed(10, "a", "5", false) // it is being written: a second try costs the token
+	end(11, "a", Unsure)
+	allowed(20, "a", "5", false) // it waits behind b now
+	allowed(20.9, "b", "5", false)
+	allowed(21, "b", "5", true) // ten seconds after the end of that write
+	end(21, "b", NotDone)
+	allowed(21, "b", "6", true) // nothing was written
+	end(21, "b", Unsure)
+	allowed(22, "b", "7", false) // it may have been
+	m.Observe(at(23), Event{Kind: NodeSeen, Node: "b", View: View{UID: "b", Ready: False, NotReady: true}, Version: 7})
+	allowed(31, "a", "5", true)
+	end(32, "a", Done)
+	allowed(60, "b", "7", false) // it has its taint
+}
