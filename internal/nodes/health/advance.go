@@ -108,8 +108,10 @@ func (m *Monitor) quietAt() time.Time {
 		return time.Time{}
 	}
 	at := m.lastHeard
-	if m.confirmed.After(at) {
-		at = m.confirmed
+	for _, later := range []time.Time{m.confirmed, m.awake} {
+		if later.After(at) {
+			at = later
+		}
 	}
 	return at.Add(m.s.Quiet)
 }
@@ -298,7 +300,7 @@ func (m *Monitor) enqueue(n *node) {
 
 func (m *Monitor) verdict(n *node) Verdict {
 	s := n.status()
-	v := Verdict{Known: true, UID: n.view.UID, Unknown: n.silent, Ready: s, PodsNotReady: s == False || s == Unknown}
+	v := Verdict{Known: true, UID: n.view.UID, Unknown: n.silent, Ready: s, Turned: n.turned, PodsNotReady: s == False || s == Unknown}
 	switch {
 	case m.suspended:
 	case s == Missing:

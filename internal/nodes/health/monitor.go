@@ -92,6 +92,9 @@ type Verdict struct {
 	// PodsNotReady says that no pod on it may count as ready.
 	PodsNotReady bool
 	Ready        Status
+	// Turned is the resourceVersion in which the Ready condition became what it is,
+	// 0 if that is not known: what a pod's older version says is no later word.
+	Turned uint64
 }
 
 type node struct {
@@ -99,6 +102,7 @@ type node struct {
 	view    View
 	seen    uint64 // version of the Node that view is of
 	met     uint64 // that of the first that was seen
+	turned  uint64 // that of the first in which Ready was seen to be what it is; 0 if it was from the start
 	renewed time.Time
 	version uint64        // of the lease that said renewed
 	lasts   time.Duration // the lease's duration
@@ -159,6 +163,7 @@ type Monitor struct {
 	// watch and says nothing of whether that of the leases lives. confirmed is
 	// when the API last agreed that silence is silence.
 	lastHeard, confirmed time.Time
+	awake                time.Time // since when some node is not silent
 	confirming, holding  bool
 	// asked is when the API was asked last, held since when it has not answered.
 	asked, held time.Time
@@ -230,6 +235,7 @@ func (m *Monitor) see(now time.Time, e Event) {
 	if n == nil {
 		n = &node{name: e.Node, view: v, seen: e.Version, met: e.Version, heard: now, by: firstSeen}
 		n.timer = timer{index: -1, node: n}
+		m.wakeUp(now)
 		n.last = Verdict{Known: true, UID: v.UID, NoExecute: v.taint()}
 		if v.Ready == Missing && v.Created.Before(now) && !v.Created.IsZero() {
 			n.heard, n.by = now.Add(v.Created.Sub(now)), "created" // with a monotonic reading, if now has one
@@ -246,6 +252,9 @@ func (m *Monitor) see(now time.Time, e Event) {
 	}
 	old := n.view
 	n.view, n.seen = v, e.Version
+	if old.Ready != v.Ready {
+		n.turned = e.Version
+	}
 	if old.Zone != v.Zone {
 		m.leave(now, n)
 		m.join(n, now)
@@ -296,6 +305,7 @@ func (m *Monitor) renew(now time.Time, n *node, e Event) {
 
 // hear notes a sign of life.
 func (m *Monitor) hear(now time.Time, n *node, by string) {
+	m.wakeUp(now)
 	n.heard, n.by, n.unheard, n.proving = now, by, 0, false
 	if by == byLease {
 		m.lastHeard = now
@@ -311,6 +321,13 @@ func (m *Monitor) hear(now time.Time, n *node, by string) {
 	}
 	if n.timer.index < 0 {
 		m.heap.set(&n.timer, m.deadline(n))
+	}
+}
+
+// wakeUp begins to wait for leases when there was nobody to hear of.
+func (m *Monitor) wakeUp(now time.Time) {
+	if m.silent == len(m.nodes) {
+		m.awake = now
 	}
 }
 

@@ -219,7 +219,9 @@ func (s *shell) seePodAgain(old, o any) {
 	if !ok || !ok2 || readyAt(p) < 0 {
 		return
 	}
-	if v := s.verdict(p.Spec.NodeName); v.PodsNotReady && (v.Ready == Unknown || was.Spec.NodeName == "") {
+	v := s.verdict(p.Spec.NodeName)
+	before := v.Turned != 0 && version(p.ResourceVersion) != 0 && version(p.ResourceVersion) < v.Turned // and seen late
+	if v.PodsNotReady && (v.Ready == Unknown || was.Spec.NodeName == "" || before) {
 		s.unready.Add(p.Spec.NodeName)
 	}
 }
