@@ -143,7 +143,7 @@ func (f *referee) wroteNode(old, n *v1.Node, by *life) {
 		f.tainted[n.Name] = time.Now()
 		f.w.bug.expelled[n.Name] = old
 	}
-	if old != nil && statusOf(old) != v1.ConditionTrue && statusOf(n) == v1.ConditionTrue && f.readyBut(n.Name) == 0 {
+	if (old == nil || statusOf(old) != v1.ConditionTrue) && statusOf(n) == v1.ConditionTrue && f.readyBut(n.Name) == 0 {
 		f.resumed = time.Now()
 	}
 	if statusOf(n) != v1.ConditionUnknown {
