@@ -490,27 +490,3 @@ func TestClockSetBack(t *testing.T) {
 		t.Error("an old lease counted as life")
 	}
 }
-
-// A pod that became ready before its node said that it is not, and whose change is
-// seen only afterwards, is marked: that is no later word of the agent's.
-func TestPodSeenLateIsMarked(t *testing.T) {
-	m := NewMonitor(Defaults())
-	s := &shell{monitor: m, unready: newQueue("late"), wake: make(chan struct{}, 1)}
-	defer s.unready.ShutDown()
-	m.Observe(t0, Event{Kind: NodeSeen, Node: "n", View: View{UID: "1", Ready: True}, Version: 5})
-	m.Observe(t0, Event{Kind: Synced})
-	m.Observe(t0, Event{Kind: NodeSeen, Node: "n", View: View{UID: "1", Ready: False, Heartbeat: t0}, Version: 10})
-	m.Advance(t0)
-	pod := func(version string, ready v1.ConditionStatus) *v1.Pod {
-		return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", ResourceVersion: version}, Spec: v1.PodSpec{NodeName: "n"},
-			Status: v1.PodStatus{Conditions: []v1.PodCondition{{Type: v1.PodReady, Status: ready}}}}
-	}
-	s.seePodAgain(pod("7", v1.ConditionFalse), pod("11", v1.ConditionTrue))
-	if n := s.unready.Len(); n != 0 {
-		t.Errorf("an agent's later word is written against: %d nodes queued", n)
-	}
-	s.seePodAgain(pod("7", v1.ConditionFalse), pod("9", v1.ConditionTrue))
-	if n := s.unready.Len(); n != 1 {
-		t.Errorf("%d nodes queued, want the one whose pod was seen late", n)
-	}
-}

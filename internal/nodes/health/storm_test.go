@@ -258,3 +258,78 @@ func TestTokenServesOneWrite(t *testing.T) {
 	end(32, "a", Done)
 	allowed(60, "b", "7", false) // it has its taint
 }
+
+// A node that was nearly silent for its grace when the API went away has half of its
+// lease's duration after it is back: its agent may have been waiting to try again.
+func TestNodesHaveTimeToComeBackAfterAnOutage(t *testing.T) {
+	m := NewMonitor(Defaults())
+	for _, name := range []string{"n", "other"} {
+		m.Observe(t0, Event{Kind: NodeSeen, Node: name, View: View{UID: name, Ready: True}})
+		m.Observe(t0, Event{Kind: LeaseSeen, Node: name, Renewed: t0, Version: 1, Lasts: 40 * time.Second})
+	}
+	m.Observe(t0, Event{Kind: Synced})
+	at := func(s int) time.Time { return t0.Add(time.Duration(s) * time.Second) }
+	hear := func(s int) {
+		m.Observe(at(s), Event{Kind: LeaseSeen, Node: "other", Renewed: at(s), Version: uint64(s), Lasts: 40 * time.Second})
+		m.Advance(at(s))
+	}
+	hear(15)
+	hear(30)
+	hear(44)
+	m.Observe(at(45), Event{Kind: Unanswered})
+	m.Advance(at(45))
+	m.Observe(at(45), Event{Kind: Confirmed, Err: "connection refused"})
+	m.Advance(at(50))
+	m.Observe(at(55), Event{Kind: Confirmed})
+	hear(56)
+	hear(70)
+	for _, c := range []struct {
+		after  int
+		marked bool
+	}{{74, false}, {75, true}} { // 5 s were left of its grace, of which it has 20
+		m.Advance(at(c.after))
+		if got := m.Verdict("n").Unknown; got != c.marked {
+			t.Errorf("after %d s, the API being back since 55 s: Unknown %v, want %v", c.after, got, c.marked)
+		}
+	}
+}
+
+// An older version of a node that is seen after a newer one says nothing: neither
+// of its taints nor that it lives.
+func TestOlderNodeIsNoNews(t *testing.T) {
+	m := NewMonitor(Defaults())
+	m.Observe(t0, Event{Kind: NodeSeen, Node: "n", View: View{UID: "1", Ready: False, Heartbeat: t0}, Version: 10})
+	m.Observe(t0, Event{Kind: NodeSeen, Node: "good", View: View{UID: "2", Ready: True}})
+	m.Observe(t0, Event{Kind: Synced})
+	m.Advance(t0)
+	late := t0.Add(5 * time.Second)
+	m.Observe(late, Event{Kind: NodeSeen, Node: "n", View: View{UID: "1", Ready: Unknown, Unreachable: true, Heartbeat: t0.Add(-time.Minute)}, Version: 9})
+	m.Advance(late)
+	if v := m.Verdict("n"); v.NoExecute != "" || v.Ready != False || m.nodes["n"].heard != t0 {
+		t.Errorf("verdict %+v, heard at %s, want nothing of the older version", v, m.nodes["n"].heard.Sub(t0))
+	}
+}
+
+// A pod that became ready before its node said that it is not, and whose change is
+// seen only afterwards, is marked: that is no later word of the agent's.
+func TestPodSeenLateIsMarked(t *testing.T) {
+	m := NewMonitor(Defaults())
+	s := &shell{monitor: m, unready: newQueue("late"), wake: make(chan struct{}, 1)}
+	defer s.unready.ShutDown()
+	m.Observe(t0, Event{Kind: NodeSeen, Node: "n", View: View{UID: "1", Ready: True}, Version: 5})
+	m.Observe(t0, Event{Kind: Synced})
+	m.Observe(t0, Event{Kind: NodeSeen, Node: "n", View: View{UID: "1", Ready: False, Heartbeat: t0}, Version: 10})
+	m.Advance(t0)
+	pod := func(version string, ready v1.ConditionStatus) *v1.Pod {
+		return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", ResourceVersion: version}, Spec: v1.PodSpec{NodeName: "n"},
+			Status: v1.PodStatus{Conditions: []v1.PodCondition{{Type: v1.PodReady, Status: ready}}}}
+	}
+	s.seePodAgain(pod("7", v1.ConditionFalse), pod("11", v1.ConditionTrue))
+	if n := s.unready.Len(); n != 0 {
+		t.Errorf("an agent's later word is written against: %d nodes queued", n)
+	}
+	s.seePodAgain(pod("7", v1.ConditionFalse), pod("9", v1.ConditionTrue))
+	if n := s.unready.Len(); n != 1 {
+		t.Errorf("%d nodes queued, want the one whose pod was seen late", n)
+	}
+}
