@@ -194,9 +194,7 @@ func (c *controller) takePod(name string, p *v1.Pod) {
 }
 
 func (c *controller) takeLease(name string, l lease) {
-	if c.nodes[name] != nil {
-		c.w.ref.heardLease(name, l)
-	}
+	c.w.ref.heardLease(name, l)
 	e := health.Event{Kind: health.LeaseSeen, Node: name, Renewed: l.renewed, Version: l.version, Lasts: leaseLasts}
 	if c.w.notes {
 		e.Written = l.written

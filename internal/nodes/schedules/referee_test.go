@@ -28,6 +28,9 @@ type referee struct {
 	dead    map[string]bool      // nodes that were dead for long when the controller started
 	begun   time.Time            // when it did
 	lease   map[string]lease
+	stray   map[string]lease     // of nodes not known yet
+	met     map[string]uint64    // the version of each node that was seen first
+	began   bool                 // the list is complete
 	asking  bool                 // the API was asked and has not answered
 	holding bool                 // it did not answer: nobody may be judged
 	grants  map[string]time.Time // the last NoExecute taint that each zone got, over all lives
@@ -48,6 +51,7 @@ func (f *referee) broken(rule, format string, args ...any) {
 // started: a controller that starts has heard nobody yet.
 func (f *referee) started() {
 	f.due, f.voice, f.proving = map[string]time.Time{}, map[string]time.Time{}, map[string]bool{}
+	f.stray, f.met, f.began = map[string]lease{}, map[string]uint64{}, false
 	f.lease, f.dead = map[string]lease{}, map[string]bool{}
 	f.asking, f.holding, f.quiet, f.begun = false, false, f.w.now, f.w.now
 }
@@ -62,6 +66,7 @@ func (f *referee) heard(name string) {
 // with each other. Whoever lives has half a lease's time to say so.
 func (f *referee) listed() {
 	w := f.w
+	f.began = true
 	var all []time.Time
 	found := map[string]time.Time{}
 	talking, nodes := 0, 0
@@ -166,20 +171,29 @@ func (f *referee) saw(name string, old, n *v1.Node) {
 	case old == nil || old.UID != n.UID:
 		f.heard(name)
 		delete(f.lease, name)
+		f.met[name] = versionOf(n)
+		if l, ok := f.stray[name]; ok {
+			delete(f.stray, name)
+			f.lease[name] = l
+		}
 	case !beat(old).Equal(beat(n)):
 		f.heard(name)
 	}
 }
 
-// heardLease: each lease that is newer than the last is a sign of life, but the
-// first.
+// heardLease: each lease that is newer than the last is a sign of life. The first
+// is if the node was made after the start and before it.
 func (f *referee) heardLease(name string, l lease) {
+	if f.w.ctl.nodes[name] == nil {
+		f.stray[name] = l
+		return
+	}
 	old, known := f.lease[name]
 	if known && l.version <= old.version && !l.renewed.After(old.renewed) {
 		return
 	}
 	f.lease[name] = l
-	if known && !l.renewed.Equal(old.renewed) {
+	if known && !l.renewed.Equal(old.renewed) || !known && f.began && l.version > f.met[name] {
 		f.heard(name)
 	}
 }
