@@ -322,6 +322,11 @@ func (w *world) faultAPI(f *API) {
 	if f.Down {
 		w.notes.fact(w, "event", "the API is down for "+f.For.D().String())
 		w.api.down++
+		w.after(w.api.latency(), func() {
+			if w.api.down > 0 { // the watch of the leases broke and cannot be begun anew
+				w.health.observe(health.Event{Kind: health.Unanswered})
+			}
+		})
 		w.after(f.For.D(), func() {
 			w.api.down--
 			w.notes.fact(w, "event", "the API is back")

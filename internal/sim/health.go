@@ -211,9 +211,14 @@ func (h *healthShell) markPods(n *node) (writeKind, func()) {
 
 // follow makes a node's taints fit its verdict.
 func (h *healthShell) follow(n *node) (writeKind, func()) {
-	v := h.monitor.Verdict(n.obj.Name)
+	key, view := h.monitor.Verdict(n.obj.Name).NoExecute, health.ViewOf(n.obj)
+	adds := key != "" && !view.NotReady && !view.Unreachable
+	if adds && !h.monitor.Spend(h.w.time(), n.obj.Name, "") {
+		key, adds = "", false
+		h.plan(h.w.now) // it may have lost its turn
+	}
 	taints, changed := health.NoSchedule(n.obj, h.now())
-	taints, more := health.NoExecute(taints, v.NoExecute, h.now())
+	taints, more := health.NoExecute(taints, key, h.now())
 	if !changed && !more {
 		return 0, nil
 	}
@@ -221,6 +226,10 @@ func (h *healthShell) follow(n *node) (writeKind, func()) {
 		before := n.obj
 		h.w.writeNode(n, func(o *v1.Node) { o.Spec.Taints = taints })
 		h.w.notes.taints(h.w, n, before)
+		if adds {
+			h.observe(health.Event{Kind: health.NodeRead, Node: n.obj.Name, View: health.ViewOf(n.obj)})
+			h.observe(health.Event{Kind: health.Tried, Node: n.obj.Name})
+		}
 	}
 }
 

@@ -1,7 +1,6 @@
 package health
 
 import (
-	"cmp"
 	"slices"
 	"strings"
 	"time"
@@ -65,10 +64,6 @@ func (m *Monitor) expire(now time.Time, out []Decision) []Decision {
 		m.expired++
 		m.late = append(m.late, t.node)
 	}
-	if m.expired == 0 && !m.holding {
-		m.late, m.askAt = m.late[:0], time.Time{}
-		return out
-	}
 	if m.confirming {
 		return out
 	}
@@ -76,13 +71,14 @@ func (m *Monitor) expire(now time.Time, out []Decision) []Decision {
 		if now.Before(m.askAt) {
 			return out
 		}
-		m.confirming, m.askAt, m.rescued = true, time.Time{}, 0
+		m.confirming, m.alarm, m.asked, m.askAt, m.rescued = true, false, now, time.Time{}, 0
+		m.wasQuiet = !m.holding && now.Sub(m.lastHeard) >= m.s.Quiet
 		return append(out, Decision{Kind: Confirm, Cause: m.doubt(now)})
 	}
 	for _, n := range m.late {
 		if n.expired {
 			m.notLate(n)
-			n.silent = true
+			m.setSilent(n, true)
 			m.touch(n)
 		}
 	}
@@ -94,18 +90,37 @@ func (m *Monitor) expire(now time.Time, out []Decision) []Decision {
 // server look like many dead nodes, or like a quiet cluster.
 func (m *Monitor) suspicious(now time.Time) bool {
 	if !m.confirmed.IsZero() && now.Sub(m.confirmed) < m.s.Trust {
+		m.alarm = false
 		return false
 	}
 	many := m.expired >= m.s.Many && 10*m.expired >= len(m.nodes)
-	return many || now.Sub(m.lastHeard) >= m.s.Quiet
+	quiet := m.expired > 0 && now.Sub(m.lastHeard) >= m.s.Quiet
+	if at := m.quietAt(); !at.IsZero() && !now.Before(at) {
+		quiet = true
+	}
+	return many || quiet || m.alarm
+}
+
+// quietAt is when the API is asked if nobody is heard until then, though nobody
+// is past a deadline; zero for never.
+func (m *Monitor) quietAt() time.Time {
+	if !m.synced || m.holding || m.confirming || m.silent == len(m.nodes) {
+		return time.Time{}
+	}
+	at := m.lastHeard
+	for _, later := range []time.Time{m.confirmed, m.awake} {
+		if later.After(at) {
+			at = later
+		}
+	}
+	return at.Add(m.s.Quiet)
 }
 
 func (m *Monitor) doubt(now time.Time) Cause {
 	return Cause{Zone: nowhere, Expired: m.expired, Quiet: now.Sub(m.lastHeard).Round(time.Second).String()}
 }
 
-// answer takes in what the API said. Whoever was silent while it did not
-// answer could not have been heard, and gets a fresh grace period after it.
+// answer takes in what the API said.
 func (m *Monitor) answer(now time.Time, e Event) {
 	if !m.confirming {
 		return
@@ -118,6 +133,7 @@ func (m *Monitor) answer(now time.Time, e Event) {
 		c := m.doubt(now)
 		c.Error = e.Err
 		if !m.holding {
+			m.held = m.asked
 			m.notes = append(m.notes, Decision{Kind: Hold, Cause: c})
 		}
 		m.holding = true
@@ -136,8 +152,44 @@ func (m *Monitor) answer(now time.Time, e Event) {
 	}
 	m.holding = false
 	m.rejudge = true
-	m.notes = append(m.notes, Decision{Kind: Release, Cause: m.doubt(now)})
-	m.freshGrace(now, "the API answers again")
+	c := m.doubt(now)
+	c.Unheard = now.Sub(m.held)
+	m.notes = append(m.notes, Decision{Kind: Release, Cause: c})
+	m.resumeSilence(now)
+}
+
+// resumeSilence lets the graces go on that stood still while the API did not
+// answer: nobody could be heard. Agents need a while to come back, so who was not
+// heard since has half of what its lease lasts, two intervals, whatever was left
+// of its grace. It has that once in a silence: an API that comes and goes does not
+// keep dead nodes from being marked.
+func (m *Monitor) resumeSilence(now time.Time) {
+	m.late, m.expired = nil, 0
+	for _, n := range m.nodes {
+		n.expired = false
+		if n.silent {
+			continue
+		}
+		since := m.held
+		if n.heard.After(since) {
+			since = n.heard
+		}
+		n.unheard += now.Sub(since)
+		if !n.proving {
+			n.proving, n.spared = true, now.Add(m.proof(n.lasts))
+		}
+		if n.timer.index < 0 {
+			m.heap.set(&n.timer, m.deadline(n))
+		}
+	}
+}
+
+// proof is how long a living node may take to say so, once it can.
+func (m *Monitor) proof(lasts time.Duration) time.Duration {
+	if lasts <= 0 {
+		lasts = upstreamLease
+	}
+	return min(lasts/2, m.s.Grace)
 }
 
 // freshGrace lets every node that is not Unknown already start over.
@@ -146,7 +198,8 @@ func (m *Monitor) freshGrace(now time.Time, by string) {
 	for _, name := range m.sorted() {
 		n := m.nodes[name]
 		changed := n.silent
-		n.heard, n.by, n.silent, n.expired = now, by, false, false
+		n.heard, n.by, n.expired, n.unheard, n.proving = now, by, false, 0, false
+		m.setSilent(n, false)
 		if n.timer.index < 0 {
 			m.heap.set(&n.timer, m.deadline(n))
 		}
@@ -198,7 +251,7 @@ func (m *Monitor) judgeZones(now time.Time, out []Decision) []Decision {
 	for _, name := range m.sorted() {
 		n := m.nodes[name]
 		if m.suspended {
-			n.granted = false
+			n.dropPermit()
 			m.dequeue(n)
 		}
 		m.touch(n)
@@ -228,11 +281,11 @@ func wanted(s Status) string {
 
 // enqueue keeps the node's place in its zone's queue right.
 func (m *Monitor) enqueue(n *node) {
-	s := n.status()
-	if s == True {
-		n.granted = false
+	need := wanted(n.status()) != "" && n.view.taint() == "" && !m.suspended
+	if !need && n.zone.flying != n {
+		n.dropPermit()
 	}
-	if wanted(s) == "" || n.granted || m.suspended {
+	if !need || n.permit {
 		m.dequeue(n)
 		return
 	}
@@ -245,41 +298,14 @@ func (m *Monitor) enqueue(n *node) {
 	}
 }
 
-// grant spends tokens on those who wait, and sets the timer for the next.
-func (m *Monitor) grant(now time.Time) {
-	var open []*zone
-	for _, z := range m.zones {
-		if z.waiting == 0 || m.holding {
-			m.heap.remove(&z.timer)
-			continue
-		}
-		open = append(open, z)
-	}
-	slices.SortFunc(open, func(a, b *zone) int { return cmp.Compare(a.name, b.name) })
-	for _, z := range open {
-		for z.waiting > 0 && z.bucket.take(now) {
-			n := z.pop()
-			n.granted = true
-			z.granted++
-			m.touch(n)
-		}
-		at, ok := z.bucket.next(now)
-		if z.waiting > 0 && ok {
-			m.heap.set(&z.timer, at)
-		} else {
-			m.heap.remove(&z.timer)
-		}
-	}
-}
-
 func (m *Monitor) verdict(n *node) Verdict {
 	s := n.status()
-	v := Verdict{Known: true, UID: n.view.UID, Unknown: n.silent, Ready: s, PodsNotReady: s == False || s == Unknown}
+	v := Verdict{Known: true, UID: n.view.UID, Unknown: n.silent, Ready: s, Turned: n.turned, PodsNotReady: s == False || s == Unknown}
 	switch {
 	case m.suspended:
 	case s == Missing:
 		v.NoExecute = n.view.taint() // it has not spoken: leave it
-	case n.granted:
+	case n.permit || n.view.taint() != "":
 		v.NoExecute = wanted(s)
 	}
 	return v
@@ -289,12 +315,12 @@ func (m *Monitor) verdict(n *node) Verdict {
 func (m *Monitor) changes(now time.Time, n *node, out []Decision) []Decision {
 	v, last := m.verdict(n), n.last
 	n.last = v
-	again := n.stripped && v.NoExecute != ""
-	n.stripped = false
+	again, failed := n.retell && v.NoExecute != "", n.failed
+	n.retell, n.failed = false, false
 	if v == last && (n.ticket != 0) == n.toldWait && !again {
 		return out
 	}
-	c := Cause{Ready: v.Ready, Heard: n.heard, By: n.by, Silent: now.Sub(n.heard), Grace: m.grace(n), Zone: n.zone.snapshot(now)}
+	c := Cause{Ready: v.Ready, Heard: n.heard, By: n.by, Silent: now.Sub(n.heard), Grace: m.grace(n), Unheard: n.unheard, Zone: n.zone.snapshot(now)}
 	add := func(k Kind, key, why string) {
 		c := c
 		c.Why = why
@@ -311,17 +337,23 @@ func (m *Monitor) changes(now time.Time, n *node, out []Decision) []Decision {
 	}
 	if n.ticket != 0 && !n.toldWait {
 		c.Position = n.place - n.zone.granted
-		add(Wait, "", "its zone's token bucket is empty or closed")
+		why := "its zone's token bucket is empty or closed"
+		if failed {
+			why = "the taint could not be written with the token it had"
+		}
+		add(Wait, "", why)
 	}
 	n.toldWait = n.ticket != 0
 	switch {
 	case v.NoExecute == last.NoExecute && !again:
+	case v.NoExecute != "" && last.NoExecute == "" && !again: // it was found there
 	case v.NoExecute != "":
 		add(Taint, v.NoExecute, "")
 	case m.suspended:
 		add(Untaint, "", "all zones are disrupted: the fault may be on this side")
-	case n.granted || v.Ready != True:
-		add(Untaint, "", "it was taken off by somebody else")
+	case failed: // it never had it
+	case v.Ready != True:
+		add(Untaint, "", "it is not there any more")
 	default:
 		add(Untaint, "", "the node is ready")
 	}

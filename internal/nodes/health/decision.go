@@ -35,7 +35,7 @@ var sentences = [...]string{
 	MarkUnknown: "marked Unknown", HeardAgain: "heard again", Taint: "tainted NoExecute", Untaint: "freed from its NoExecute taint",
 	MarkPods: "its pods marked not ready", Wait: "waits for a NoExecute token", ZoneChanged: "zone changed",
 	Suspend: "all zones are disrupted: suspended NoExecute taints", Resume: "resumed NoExecute taints, every node got a fresh grace period",
-	Hold: "held fire: the silence may be ours", Release: "ended holding fire, every node got a fresh grace period", Confirm: "asked the API before marking nodes",
+	Hold: "held fire: the silence may be ours", Release: "ended holding fire: the API answers again", Confirm: "asked the API before marking nodes",
 	StaleWatch: "found the lease watch stale: nodes that it did not report are alive",
 }
 
@@ -56,10 +56,11 @@ type Cause struct {
 	By       string    // what that sign was
 	Silent   time.Duration
 	Grace    time.Duration
-	Zone     *ZoneView // never nil; shared between decisions, so read only
-	Position int       // in the zone's queue, for Wait
-	Expired  int       // nodes past their deadline, for Confirm and Hold; found alive, for StaleWatch
-	Quiet    string    // how long nobody at all was heard
+	Unheard  time.Duration // how long the API did not answer, which is no silence of the node's
+	Zone     *ZoneView     // never nil; shared between decisions, so read only
+	Position int           // in the zone's queue, for Wait
+	Expired  int           // nodes past their deadline, for Confirm and Hold; found alive, for StaleWatch
+	Quiet    string        // how long nobody at all was heard
 	Error    string
 	Why      string
 }
@@ -67,6 +68,10 @@ type Cause struct {
 // Text is the decision as a sentence without its subject.
 func (d Decision) Text() string {
 	switch d.Kind {
+	case Confirm:
+		if d.Cause.Expired == 0 {
+			return "asked the API whether it answers"
+		}
 	case Taint:
 		return "tainted " + d.Key + ":NoExecute"
 	case ZoneChanged:
@@ -90,6 +95,9 @@ func (d Decision) Because() []journal.Fact {
 	case MarkUnknown, HeardAgain:
 		add("last heard", "%s ago (%s)", c.Silent.Round(time.Millisecond), c.By)
 		add("grace period", "%s", c.Grace)
+		if c.Unheard > 0 {
+			add("not counted", "%s in which the API did not answer", c.Unheard.Round(time.Millisecond))
+		}
 	case Taint, Untaint, Wait, MarkPods:
 		add("ready", "%s", c.Ready)
 	}
@@ -105,6 +113,10 @@ func (d Decision) Because() []journal.Fact {
 	if d.Kind == Confirm || d.Kind == Hold {
 		add("nodes past their deadline", "%d", c.Expired)
 		add("last sign of life from anyone", "%s ago", c.Quiet)
+	}
+	if d.Kind == Release {
+		add("it did not answer for", "%s, which count as no silence", c.Unheard.Round(time.Millisecond))
+		add("nodes not heard since", "may not be marked before half of their lease's duration is over")
 	}
 	if d.Kind == StaleWatch {
 		add("nodes found alive", "%d", c.Expired)

@@ -20,7 +20,12 @@ func (m *Monitor) Explain(name string, now time.Time) (r journal.Record, ok bool
 	}
 	add("Ready condition", "%s", n.view.Ready)
 	add("last heard", "%s ago (%s)", now.Sub(n.heard).Round(time.Millisecond), n.by)
-	if d := m.deadline(n); n.silent || n.expired {
+	if n.unheard > 0 {
+		add("not counted", "%s in which the API did not answer", n.unheard.Round(time.Millisecond))
+	}
+	if d := m.deadline(n); m.holding && !n.silent {
+		add("deadline", "stands still while the API does not answer, grace period %s", m.grace(n))
+	} else if n.silent || n.expired {
 		add("deadline", "passed %s ago, grace period %s", now.Sub(d).Round(time.Millisecond), m.grace(n))
 	} else {
 		add("deadline", "in %s, grace period %s", d.Sub(now).Round(time.Millisecond), m.grace(n))
@@ -29,6 +34,9 @@ func (m *Monitor) Explain(name string, now time.Time) (r journal.Record, ok bool
 		add("NoExecute taint", "%s", key)
 	}
 	z := n.zone.view(now)
+	if n.permit {
+		add("NoExecute token", "it has one, its taint is being written")
+	}
 	if n.ticket != 0 {
 		add("NoExecute token", "%s", waitFor(n.zone.rank(n), z))
 	}
@@ -46,12 +54,16 @@ func (m *Monitor) Explain(name string, now time.Time) (r journal.Record, ok bool
 // standing is where the node stands, as a sentence without its subject.
 func (m *Monitor) standing(n *node) string {
 	switch {
+	case m.holding && !n.silent:
+		return "cannot be judged: the API does not answer"
 	case n.expired:
 		return "is past its deadline, the API is being asked before it is marked"
 	case n.silent:
 		return "is silent and marked Unknown"
 	case n.by == beforeStart:
 		return "was silent when this controller started and has until its deadline to renew its lease"
+	case n.proving:
+		return "was silent when the API came back and has until its deadline to renew its lease"
 	case n.view.Ready == True:
 		return "is heard and ready"
 	case n.view.Ready == Missing:

@@ -15,8 +15,10 @@ type Settings struct {
 	UnhealthyThreshold float64
 	LargeZone          int
 	// Before nodes are marked, the API is asked if Many or more (and at least
-	// a tenth of all) are past their deadline, or if nobody was heard for
-	// Quiet. An answer later than Slow counts as none. It is good for Trust.
+	// a tenth of all) are past their deadline. It is asked, too, whenever nobody
+	// was heard for Quiet, at most two fifths of the grace: an API that is away
+	// is found out long before living nodes are past their deadlines. An answer
+	// later than Slow counts as none. It is good for Trust.
 	Many               int
 	Quiet, Slow, Trust time.Duration
 }
@@ -46,27 +48,34 @@ func (s Settings) Validate() error {
 type EventKind uint8
 
 // NodeSeen is a Node as it is now, NodeGone its deletion, LeaseSeen its lease.
-// Synced ends the initial list: nothing is decided before. Confirmed answers a
-// Confirm decision.
+// NodeRead is a Node as the API answered with it: it counts only if the node is
+// known, for its deletion may have been told already. Synced ends the initial
+// list: nothing is decided before. Confirmed answers a Confirm decision.
+// Unanswered says that the API did not answer who read the leases. Tried tells
+// how a write ended that Spend allowed; what the API answered comes before it.
 const (
 	NodeSeen EventKind = iota
+	NodeRead
 	NodeGone
 	LeaseSeen
 	Synced
 	Confirmed
+	Unanswered
+	Tried
 )
 
 // Event is one observation.
 type Event struct {
 	Kind    EventKind
 	Node    string
-	View    View          // NodeSeen
+	View    View          // NodeSeen, NodeRead
 	Renewed time.Time     // LeaseSeen: renewTime, by the node's clock
 	Written time.Time     // LeaseSeen: when the API took that, by its clock; zero if it does not say
 	Lasts   time.Duration // LeaseSeen: the lease's duration, 0 for upstream's
-	Version uint64        // LeaseSeen: its resourceVersion, 0 if it is not a number
+	Version uint64        // of a Node or lease: its resourceVersion, 0 if it is not a number
 	Took    time.Duration // Confirmed: how long the API took
 	Err     string        // Confirmed: why it did not answer
+	Outcome Outcome       // Tried
 }
 
 // Verdict is how a node should be. It is derived anew from the Monitor's state
@@ -83,16 +92,25 @@ type Verdict struct {
 	// PodsNotReady says that no pod on it may count as ready.
 	PodsNotReady bool
 	Ready        Status
+	// Turned is the resourceVersion in which the Ready condition became what it is,
+	// 0 if that is not known: what a pod's older version says is no later word.
+	Turned uint64
 }
 
 type node struct {
 	name    string
 	view    View
+	seen    uint64 // version of the Node that view is of
+	met     uint64 // that of the first that was seen
+	turned  uint64 // that of the first in which Ready was seen to be what it is; 0 if it was from the start
 	renewed time.Time
-	version uint64 // of the lease that said renewed
+	version uint64        // of the lease that said renewed
+	lasts   time.Duration // the lease's duration
 	heard   time.Time
 	by      string
-	spared  time.Time // it is not past its deadline before this, whenever it was heard
+	unheard time.Duration // since then, while the API did not answer: no silence of the node's
+	spared  time.Time     // it is not past its deadline before this, whenever it was heard
+	proving bool          // spared was set because the API came back after heard
 	timer   timer
 	zone    *zone
 	// silent: past its deadline and confirmed. expired: past it, not confirmed.
@@ -100,8 +118,10 @@ type node struct {
 	counted         Status // as zone numbers count it: Missing = not at all, True, False
 	ticket          uint64 // its number in the zone's queue, 0 if not waiting
 	place           int    // how many waited with it when it joined the queue
-	granted         bool   // a token was spent on it, or the taint was there
-	stripped        bool   // it lost a taint since its verdict was told
+	permit          bool   // it has its zone's token and no taint of ours yet
+	unsure          string // version of the Node that a write with that token was computed from and whose end is not known
+	retell          bool   // it got a token since its verdict was told
+	failed          bool   // it lost its token since then, and has no taint
 	last            Verdict
 	toldWait        bool
 	dirty           bool
@@ -128,10 +148,13 @@ type Monitor struct {
 	// expired counts the rest.
 	late    []*node
 	expired int
+	silent  int // nodes that are
 	tickets uint64
 	// before holds what the leases said when this Monitor began, nil once it
 	// was judged by.
 	before map[*node]trace
+	// strays are leases of nodes not known yet.
+	strays map[string]Event
 	synced bool
 	// rejudge: some zone's numbers changed.
 	rejudge   bool
@@ -140,7 +163,13 @@ type Monitor struct {
 	// watch and says nothing of whether that of the leases lives. confirmed is
 	// when the API last agreed that silence is silence.
 	lastHeard, confirmed time.Time
+	awake                time.Time // since when some node is not silent
 	confirming, holding  bool
+	// asked is when the API was asked last, held since when it has not answered.
+	asked, held time.Time
+	// alarm: the API did not answer somebody. wasQuiet: it is asked because
+	// nobody was heard.
+	alarm, wasQuiet bool
 	// rescued counts nodes that were heard only because the API was asked.
 	rescued  int
 	askAt    time.Time
@@ -150,7 +179,8 @@ type Monitor struct {
 
 // NewMonitor makes an empty one.
 func NewMonitor(s Settings) *Monitor {
-	return &Monitor{s: s, nodes: map[string]*node{}, zones: map[string]*zone{}, before: map[*node]trace{}}
+	s.Quiet = min(s.Quiet, s.Grace*2/5)
+	return &Monitor{s: s, nodes: map[string]*node{}, zones: map[string]*zone{}, before: map[*node]trace{}, strays: map[string]Event{}}
 }
 
 // Observe takes in one event. It says whether Advance has something to do now
@@ -162,11 +192,17 @@ func (m *Monitor) Observe(now time.Time, e Event) bool {
 	switch e.Kind {
 	case NodeSeen:
 		m.see(now, e)
+	case NodeRead:
+		if n := m.nodes[e.Node]; n != nil && n.view.UID == e.View.UID {
+			m.see(now, e)
+		}
 	case NodeGone:
-		m.forget(m.nodes[e.Node])
+		m.forget(now, m.nodes[e.Node])
 	case LeaseSeen:
 		if n := m.nodes[e.Node]; n != nil {
 			m.renew(now, n, e)
+		} else {
+			m.keep(e)
 		}
 	case Synced:
 		m.beginGraces(now)
@@ -176,45 +212,52 @@ func (m *Monitor) Observe(now time.Time, e Event) bool {
 		m.lastHeard = now
 	case Confirmed:
 		m.answer(now, e)
+	case Unanswered:
+		m.alarm = true
+	case Tried:
+		m.tried(now, e)
 	}
-	return m.synced && (len(m.dirty) > 0 || m.rejudge || len(m.notes) > 0 || e.Kind == Confirmed || e.Kind == NodeSeen)
+	return m.synced && (len(m.dirty) > 0 || m.rejudge || len(m.notes) > 0 || e.Kind != LeaseSeen && e.Kind != NodeGone)
 }
 
-// see takes in a Node object, new or changed.
+// see takes in a Node object, new or changed. One that is older than what is
+// known is late word, most often of this controller's own writes.
 func (m *Monitor) see(now time.Time, e Event) {
 	n := m.nodes[e.Node]
+	if n != nil && e.Version != 0 && e.Version < n.seen {
+		return
+	}
 	if n != nil && n.view.UID != e.View.UID {
-		m.forget(n) // deleted and made anew between two looks
+		m.forget(now, n) // deleted and made anew between two looks
 		n = nil
 	}
 	v := e.View
 	if n == nil {
-		n = &node{name: e.Node, view: v, heard: now, by: firstSeen}
+		n = &node{name: e.Node, view: v, seen: e.Version, met: e.Version, heard: now, by: firstSeen}
 		n.timer = timer{index: -1, node: n}
+		m.wakeUp(now)
 		n.last = Verdict{Known: true, UID: v.UID, NoExecute: v.taint()}
 		if v.Ready == Missing && v.Created.Before(now) && !v.Created.IsZero() {
 			n.heard, n.by = now.Add(v.Created.Sub(now)), "created" // with a monotonic reading, if now has one
 		}
-		n.granted = v.taint() != ""
 		m.nodes[e.Node] = n
 		m.join(n, now)
 		m.heap.set(&n.timer, m.deadline(n))
 		m.touch(n)
+		if lease, ok := m.strays[n.name]; ok {
+			delete(m.strays, n.name)
+			m.renew(now, n, lease)
+		}
 		return
 	}
 	old := n.view
-	n.view = v
+	n.view, n.seen = v, e.Version
+	if old.Ready != v.Ready {
+		n.turned = e.Version
+	}
 	if old.Zone != v.Zone {
-		m.leave(n)
+		m.leave(now, n)
 		m.join(n, now)
-	}
-	if old.taint() != "" && v.taint() == "" {
-		// Somebody took it off: it must earn it again, and if it does at once,
-		// that is news though the verdict stays what it was.
-		n.granted, n.stripped = false, true
-	}
-	if v.taint() != "" {
-		n.granted, n.stripped = true, false
 	}
 	// Nobody says of himself that nothing is known of him: a Ready condition
 	// that appears as Unknown is this controller's own writing.
@@ -231,6 +274,15 @@ func (m *Monitor) see(now time.Time, e Event) {
 	}
 }
 
+// keep remembers a lease that came before its node, so that it does not pass for
+// news when it is seen again.
+func (m *Monitor) keep(e Event) {
+	if len(m.strays) > len(m.nodes)+1000 {
+		clear(m.strays) // of nodes that never came
+	}
+	m.strays[e.Node] = e
+}
+
 // renew takes in a lease. A time later than the last is a sign of life; so is
 // any other time in a later version, for the node's clock may have been set
 // back. An older lease that comes late is not.
@@ -239,11 +291,12 @@ func (m *Monitor) renew(now time.Time, n *node, e Event) {
 		return
 	}
 	first := n.renewed.IsZero()
-	n.renewed, n.version = e.Renewed, e.Version
+	n.renewed, n.version, n.lasts = e.Renewed, e.Version, e.Lasts
 	// The first lease after our start is not a sign of life by itself: it may
-	// be as old as it likes.
+	// be as old as it likes. Later on that of a new node is, if it was written
+	// after the node.
 	switch {
-	case !first:
+	case !first || m.synced && e.Version > n.met:
 		m.hear(now, n, byLease)
 	case !m.synced:
 		m.before[n] = traceOf(e)
@@ -252,21 +305,29 @@ func (m *Monitor) renew(now time.Time, n *node, e Event) {
 
 // hear notes a sign of life.
 func (m *Monitor) hear(now time.Time, n *node, by string) {
-	n.heard, n.by = now, by
+	m.wakeUp(now)
+	n.heard, n.by, n.unheard, n.proving = now, by, 0, false
 	if by == byLease {
 		m.lastHeard = now
 	}
 	delete(m.before, n)
-	if n.expired && m.confirming {
+	if m.confirming && (n.expired || m.wasQuiet) {
 		m.rescued++
 	}
 	if n.silent || n.expired {
-		n.silent = false
+		m.setSilent(n, false)
 		m.notLate(n)
 		m.touch(n)
 	}
 	if n.timer.index < 0 {
 		m.heap.set(&n.timer, m.deadline(n))
+	}
+}
+
+// wakeUp begins to wait for leases when there was nobody to hear of.
+func (m *Monitor) wakeUp(now time.Time) {
+	if m.silent == len(m.nodes) {
+		m.awake = now
 	}
 }
 
@@ -278,8 +339,18 @@ func (m *Monitor) notLate(n *node) {
 	}
 }
 
+func (m *Monitor) setSilent(n *node, silent bool) {
+	switch {
+	case silent && !n.silent:
+		m.silent++
+	case !silent && n.silent:
+		m.silent--
+	}
+	n.silent = silent
+}
+
 func (m *Monitor) deadline(n *node) time.Time {
-	if at := n.heard.Add(m.grace(n)); at.After(n.spared) {
+	if at := n.heard.Add(m.grace(n) + n.unheard); at.After(n.spared) {
 		return at
 	}
 	return n.spared
@@ -349,9 +420,11 @@ func (m *Monitor) join(n *node, now time.Time) {
 	m.count(n)
 }
 
-func (m *Monitor) leave(n *node) {
+func (m *Monitor) leave(now time.Time, n *node) {
 	m.dequeue(n)
 	z := n.zone
+	z.landed(now, n)
+	n.dropPermit()
 	z.add(n.counted, -1)
 	n.counted = Missing
 	z.members--
@@ -362,13 +435,14 @@ func (m *Monitor) leave(n *node) {
 	}
 }
 
-func (m *Monitor) forget(n *node) {
+func (m *Monitor) forget(now time.Time, n *node) {
 	if n == nil {
 		return
 	}
-	m.leave(n)
+	m.leave(now, n)
 	m.heap.remove(&n.timer)
 	m.notLate(n)
+	m.setSilent(n, false)
 	delete(m.before, n)
 	delete(m.nodes, n.name)
 	n.zone = nil
@@ -394,8 +468,10 @@ func (m *Monitor) Verdict(name string) Verdict {
 // never.
 func (m *Monitor) Next() time.Time {
 	at, _ := m.heap.first()
-	if !m.askAt.IsZero() && (at.IsZero() || m.askAt.Before(at)) {
-		at = m.askAt
+	for _, ask := range []time.Time{m.askAt, m.quietAt()} {
+		if !ask.IsZero() && (at.IsZero() || ask.Before(at)) {
+			at = ask
+		}
 	}
 	return at
 }

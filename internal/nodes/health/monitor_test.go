@@ -21,7 +21,8 @@ type world struct {
 	nodes   []*fakeNode
 	apiDown bool
 	log     []Decision
-	granted map[string][]time.Time // NoExecute taints by zone
+	granted map[string][]time.Time // NoExecute tokens by zone
+	added   map[string][]time.Time // NoExecute taints that were written, by zone
 }
 
 type fakeNode struct {
@@ -31,6 +32,32 @@ type fakeNode struct {
 	renew time.Time
 	skew  time.Duration // of its clock
 	beat  time.Time     // last sign of life that could reach the Monitor
+	// version is that of view. While the node is hidden, answers to its writes are
+	// lost and what was written waits in past to be seen.
+	version uint64
+	hidden  bool
+	past    []Event
+}
+
+// changed tells the Monitor of a write, at once or later.
+func (w *world) changed(n *fakeNode) {
+	n.version++
+	e := Event{Kind: NodeSeen, Node: n.name, View: n.view, Version: n.version}
+	if n.hidden {
+		n.past = append(n.past, e)
+		return
+	}
+	w.m.Observe(w.now, e)
+}
+
+// show lets the Monitor see what was hidden of a node, the oldest first.
+func (w *world) show(n *fakeNode) {
+	n.hidden = false
+	for _, e := range n.past {
+		w.m.Observe(w.now, e)
+		w.settle()
+	}
+	n.past = nil
 }
 
 func (n *fakeNode) lease() Event {
@@ -48,7 +75,7 @@ func (w *world) unheard(d time.Duration) {
 }
 
 func newWorld(t testing.TB, s Settings, count, zones int) *world {
-	w := &world{t: t, m: NewMonitor(s), now: t0, granted: map[string][]time.Time{}}
+	w := &world{t: t, m: NewMonitor(s), now: t0, granted: map[string][]time.Time{}, added: map[string][]time.Time{}}
 	for i := range count {
 		n := &fakeNode{name: fmt.Sprintf("n%05d", i), alive: true, renew: t0, beat: t0}
 		n.view = View{UID: n.name, Zone: fmt.Sprintf("r:\x00:z%d", i%zones), Created: t0.Add(-time.Hour), Ready: True}
@@ -95,10 +122,22 @@ func (w *world) settle() {
 			if v.Unknown {
 				n.view.Ready = Unknown
 			}
+			adds := v.NoExecute != "" && before.taint() == ""
+			if adds && !w.m.Spend(w.now, n.name, "") {
+				v.NoExecute, adds = "", false
+			}
 			n.view.NotReady, n.view.Unreachable = v.NoExecute == v1.TaintNodeNotReady, v.NoExecute == v1.TaintNodeUnreachable
 			if n.view != before {
-				w.m.Observe(w.now, Event{Kind: NodeSeen, Node: n.name, View: n.view})
+				w.changed(n)
 				again = true
+			}
+			if adds {
+				w.added[n.view.Zone] = append(w.added[n.view.Zone], w.now)
+				end := Event{Kind: Tried, Node: n.name}
+				if n.hidden {
+					end.Outcome = Unsure
+				}
+				w.m.Observe(w.now, end)
 			}
 		}
 		if !again {
@@ -133,7 +172,7 @@ func (w *world) run(d time.Duration) {
 				w.m.Observe(w.now, n.lease())
 				if n.view.Ready == Unknown {
 					n.view.Ready, n.view.Heartbeat = True, w.now
-					w.m.Observe(w.now, Event{Kind: NodeSeen, Node: n.name, View: n.view})
+					w.changed(n)
 				}
 			}
 		}
@@ -256,7 +295,7 @@ func TestRandomHistories(t *testing.T) {
 			case 3:
 				if !w.apiDown && n.alive {
 					n.view.Ready, n.view.Heartbeat, n.beat = []Status{True, False}[r.IntN(2)], w.now, w.now
-					w.m.Observe(w.now, Event{Kind: NodeSeen, Node: n.name, View: n.view})
+					w.changed(n)
 					w.settle()
 				}
 			}

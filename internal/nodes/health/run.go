@@ -205,21 +205,19 @@ func (s *shell) act(ctx context.Context, d Decision, wg *sync.WaitGroup) {
 	case Release:
 		s.holding = false
 		s.meter.holding.Set(0)
-	case Taint:
-		s.meter.evictions.WithLabelValues(d.Cause.Zone.Name).Inc()
-		s.rest.Add(d.Node)
+		signal(s.stale) // the watch of leases waits for its next try, up to a minute
 	case MarkUnknown:
 		s.urgent.Add(d.Node)
 	case MarkPods:
 		s.unready.Add(d.Node)
-	case HeardAgain, Untaint:
+	case HeardAgain, Taint, Untaint:
 		s.rest.Add(d.Node)
 	}
 }
 
 // tell hands a decision to those who keep it.
 func (s *shell) tell(now time.Time, d Decision) {
-	if d.Kind == Confirm && s.holding {
+	if d.Kind == Confirm && (s.holding || d.Cause.Expired == 0) {
 		return // that the API is asked again and again goes without saying
 	}
 	ref := journal.Ref{Kind: "Node", Name: d.Node, UID: d.UID}

@@ -23,6 +23,10 @@ var rewrite = flag.Bool("rewrite", false, "write the transcripts instead of comp
 //	start                      (the controller knows them all)
 //	kill NAME ... / revive NAME ...
 //	say NAME True|False        (the node posts its Ready condition)
+//	hide NAME                  (answers to its node's writes are lost, the watch is late)
+//	show NAME                  (what was hidden is seen, the oldest first)
+//	hear NAME                  (it renews its lease)
+//	strip NAME                 (somebody takes its NoExecute taints off)
 //	api down|up
 //	restart [D]                (the controller forgets everything but the API, and is away for D)
 //	clock NAME D               (the node's clock is ahead by D)
@@ -39,7 +43,7 @@ func TestTranscripts(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			s := &script{t: t, settings: Defaults(), w: &world{t: t, now: t0, granted: map[string][]time.Time{}}}
+			s := &script{t: t, settings: Defaults(), w: &world{t: t, now: t0, granted: map[string][]time.Time{}, added: map[string][]time.Time{}}}
 			s.w.m = NewMonitor(s.settings)
 			in := bufio.NewScanner(bytes.NewReader(data))
 			for in.Scan() {
@@ -136,7 +140,25 @@ func (s *script) line(verb string, args []string) {
 	case "say":
 		n := s.node(args[0])
 		n.view.Ready, n.view.Heartbeat = map[string]Status{"True": True, "False": False}[args[1]], s.w.now
-		s.w.m.Observe(s.w.now, Event{Kind: NodeSeen, Node: n.name, View: n.view})
+		s.w.changed(n)
+		s.w.settle()
+		s.tell()
+	case "hide":
+		s.node(args[0]).hidden = true
+	case "show":
+		s.w.show(s.node(args[0]))
+		s.tell()
+		fmt.Fprintf(&s.out, "  NoExecute taints written to its zone: %d\n", len(s.w.added[s.node(args[0]).view.Zone]))
+	case "strip":
+		n := s.node(args[0])
+		n.view.NotReady, n.view.Unreachable = false, false
+		s.w.changed(n)
+		s.w.settle()
+		s.tell()
+	case "hear":
+		n := s.node(args[0])
+		n.renew, n.beat = s.w.now, s.w.now
+		s.w.m.Observe(s.w.now, n.lease())
 		s.w.settle()
 		s.tell()
 	case "api":
@@ -176,7 +198,7 @@ func (s *script) set(assignment string) {
 // start lists everything to the controller.
 func (s *script) start() {
 	for _, n := range s.w.nodes {
-		s.w.m.Observe(s.w.now, Event{Kind: NodeSeen, Node: n.name, View: n.view})
+		s.w.m.Observe(s.w.now, Event{Kind: NodeSeen, Node: n.name, View: n.view, Version: n.version})
 		s.w.m.Observe(s.w.now, n.lease())
 	}
 	s.w.m.Observe(s.w.now, Event{Kind: Synced})

@@ -6,12 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"sync"
 	"time"
 
 	coordination "k8s.io/api/coordination/v1"
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/informers"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/berth-dev/berth/internal/kube"
@@ -58,17 +61,19 @@ func (s *shell) watchLeases(ctx context.Context, listed func()) {
 
 func (s *shell) watchLeasesOnce(ctx context.Context, listed func()) {
 	ctx, cancel := context.WithCancel(ctx)
-	leases := informers.NewSharedInformerFactoryWithOptions(s.Leases, 0, informers.WithNamespace(v1.NamespaceNodeLease), informers.WithTransform(slim))
-	defer leases.Shutdown()
-	defer cancel() // before Shutdown, which waits for the watch to end
+	leases := s.leaseInformer()
 	seen := func(o any) { s.seeLease(o) }
-	reg, err := leases.Coordination().V1().Leases().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+	reg, err := leases.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: seen, UpdateFunc: func(_, o any) { seen(o) }})
 	if err != nil {
+		cancel()
 		s.Log.Error("watching node leases", "error", err) // a new informer takes any handler
 		return
 	}
-	leases.Start(ctx.Done())
+	var wg sync.WaitGroup
+	wg.Go(func() { leases.RunWithContext(ctx) })
+	defer wg.Wait()
+	defer cancel() // before Wait
 	if kube.Synced(ctx, reg) {
 		listed()
 	}
@@ -77,6 +82,34 @@ func (s *shell) watchLeasesOnce(ctx context.Context, listed func()) {
 		s.Log.Warn("starting the watch of node leases anew")
 	case <-ctx.Done():
 	}
+}
+
+// leaseInformer reads the nodes' leases, and lets the Monitor know when the API
+// does not answer.
+func (s *shell) leaseInformer() cache.SharedIndexInformer {
+	api := s.Leases.CoordinationV1().Leases(v1.NamespaceNodeLease)
+	noting := func(ctx context.Context, err error) {
+		if err != nil && ctx.Err() == nil && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
+			s.observe(Event{Kind: Unanswered})
+		}
+	}
+	read := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
+			l, err := api.List(ctx, opts)
+			noting(ctx, err)
+			return l, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
+			w, err := api.Watch(ctx, opts)
+			noting(ctx, err)
+			return w, err
+		},
+	}
+	inf := cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(read, s.Leases), &coordination.Lease{}, 0, cache.Indexers{})
+	if err := inf.SetTransform(slim); err != nil {
+		s.Log.Error("watching node leases", "error", err) // an informer that does not run takes any
+	}
+	return inf
 }
 
 // slim drops what is not needed of a lease before it is kept.
@@ -130,7 +163,7 @@ func (s *shell) seeNode(o any) {
 		return
 	}
 	n = s.fresh.over(n)
-	s.observe(Event{Kind: NodeSeen, Node: n.Name, View: ViewOf(n)})
+	s.observe(Event{Kind: NodeSeen, Node: n.Name, View: ViewOf(n), Version: version(n.ResourceVersion)})
 	if _, changed := NoSchedule(n, metav1.Time{}); changed || Labels(n) != nil {
 		s.rest.Add(n.Name)
 	}
@@ -149,11 +182,7 @@ func (s *shell) loseNode(o any) {
 
 func (s *shell) seeLease(o any) {
 	if l, ok := o.(*coordination.Lease); ok && l.Spec.RenewTime != nil {
-		version, err := strconv.ParseUint(l.ResourceVersion, 10, 64)
-		if err != nil {
-			version = 0 // some API servers use other words: only the time counts then
-		}
-		e := Event{Kind: LeaseSeen, Node: l.Name, Renewed: l.Spec.RenewTime.Time, Version: version}
+		e := Event{Kind: LeaseSeen, Node: l.Name, Renewed: l.Spec.RenewTime.Time, Version: version(l.ResourceVersion)}
 		if f := renewal(l); len(f) > 0 {
 			e.Written = f[0].Time.Time
 		}
@@ -162,6 +191,16 @@ func (s *shell) seeLease(o any) {
 		}
 		s.observe(e)
 	}
+}
+
+// version is a resourceVersion as a number, 0 if it is none: some API servers
+// use other words.
+func version(word string) uint64 {
+	n, err := strconv.ParseUint(word, 10, 64)
+	if err != nil {
+		return 0
+	}
+	return n
 }
 
 // seePod catches a ready pod newly bound to a node that is not.
@@ -180,7 +219,9 @@ func (s *shell) seePodAgain(old, o any) {
 	if !ok || !ok2 || readyAt(p) < 0 {
 		return
 	}
-	if v := s.verdict(p.Spec.NodeName); v.PodsNotReady && (v.Ready == Unknown || was.Spec.NodeName == "") {
+	v := s.verdict(p.Spec.NodeName)
+	before := v.Turned != 0 && version(p.ResourceVersion) != 0 && version(p.ResourceVersion) < v.Turned // and seen late
+	if v.PodsNotReady && (v.Ready == Unknown || was.Spec.NodeName == "" || before) {
 		s.unready.Add(p.Spec.NodeName)
 	}
 }

@@ -34,8 +34,7 @@ func (s *shell) write(ctx context.Context, name string, do func(context.Context,
 		// The cache is behind, by a moment or because its watch is stuck: what
 		// the API says is taken in and decided on.
 		if n, err = s.Client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{}); err == nil {
-			s.fresh.put(n)
-			s.seeNode(n)
+			s.read(n)
 			if v = s.verdict(name); v.Known && v.UID == string(n.UID) {
 				err = do(ctx, n, v)
 			}
@@ -107,6 +106,11 @@ func (s *shell) writeConditions(ctx context.Context, n *v1.Node, set []v1.NodeCo
 func (s *shell) writeTaints(ctx context.Context, n *v1.Node, key string) error {
 	now := metav1.Now()
 	taints, changed := NoSchedule(n, now)
+	view := ViewOf(n)
+	adds := key != "" && view.taint() == ""
+	if adds && !s.spend(n) {
+		key, adds = "", false
+	}
 	taints, more := NoExecute(taints, key, now)
 	if !changed && !more {
 		return nil
@@ -114,10 +118,45 @@ func (s *shell) writeTaints(ctx context.Context, n *v1.Node, key string) error {
 	if taints == nil {
 		taints = []v1.Taint{}
 	}
-	return s.patch(ctx, n, "taints", types.MergePatchType, map[string]any{
+	err := s.patch(ctx, n, "taints", types.MergePatchType, map[string]any{
 		"metadata": map[string]any{"uid": n.UID, "resourceVersion": n.ResourceVersion},
 		"spec":     map[string]any{"taints": taints},
 	})
+	if adds {
+		s.tried(n, err)
+	}
+	return err
+}
+
+// spend asks for leave to write a NoExecute taint to a node that has none.
+func (s *shell) spend(n *v1.Node) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ok := s.monitor.Spend(time.Now(), n.Name, n.ResourceVersion)
+	if !ok {
+		signal(s.wake) // it may have lost its turn
+	}
+	return ok
+}
+
+// tried tells how that write ended.
+func (s *shell) tried(n *v1.Node, err error) {
+	e := Event{Kind: Tried, Node: n.Name, Outcome: Unsure}
+	switch {
+	case err == nil:
+		e.Outcome = Done
+		s.meter.evictions.WithLabelValues(ZoneName(zoneOf(n.Labels))).Inc()
+	case apierrors.IsConflict(err):
+		e.Outcome = NotDone
+	}
+	s.observe(e)
+}
+
+// read takes in a node as the API answered with it, which must not change any
+// more.
+func (s *shell) read(n *v1.Node) {
+	s.fresh.put(n)
+	s.observe(Event{Kind: NodeRead, Node: n.Name, View: ViewOf(n), Version: version(n.ResourceVersion)})
 }
 
 func (s *shell) patch(ctx context.Context, n *v1.Node, what string, kind types.PatchType, body any, sub ...string) error {
@@ -129,7 +168,7 @@ func (s *shell) patch(ctx context.Context, n *v1.Node, what string, kind types.P
 	if err != nil {
 		return fmt.Errorf("patching %s of Node %s: %w", what, n.Name, err)
 	}
-	s.fresh.put(now)
+	s.read(now)
 	return nil
 }
 

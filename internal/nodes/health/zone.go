@@ -43,6 +43,11 @@ type zone struct {
 	timer           timer
 	queue           []ticket // nodes that wait for a token, first come first served
 	waiting         int      // tickets of queue that still count
+	// holder is the node that has the zone's token and may use it until lapse;
+	// flying is one whose taint is being written, computed from version base.
+	holder, flying *node
+	lapse          time.Time
+	base           string
 	// shot is the view that all decisions of one Advance share, and granted how
 	// many tokens that Advance spent.
 	shot    *ZoneView
@@ -154,6 +159,19 @@ func (b *bucket) take(now time.Time) bool {
 		b.since = now
 	}
 	return true
+}
+
+// drain empties the bucket.
+func (b *bucket) drain(now time.Time) {
+	b.tokens = 0
+	if now.After(b.since) {
+		b.since = now
+	}
+}
+
+// interval is how long a token takes to come; the rate must not be 0.
+func (b *bucket) interval() time.Duration {
+	return time.Duration(math.Ceil(float64(time.Second) / b.rate))
 }
 
 // next is when a token will be there; ok is false for never.

@@ -25,6 +25,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/client-go/util/retry"
 	cloudapi "k8s.io/cloud-provider/api"
 
 	"github.com/berth-dev/berth/internal/control/api/apitest"
@@ -101,10 +102,20 @@ func (s *stage) node(name string, change func(*v1.Node)) {
 	if err != nil {
 		s.Fatal(err)
 	}
-	if n.Status = status; len(status.Conditions) == 0 {
-		n.Status.Conditions = []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionTrue, Reason: "KubeletReady", LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now()}}
+	if len(status.Conditions) == 0 {
+		status.Conditions = []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionTrue, Reason: "KubeletReady", LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now()}}
 	}
-	if _, err := s.client.CoreV1().Nodes().UpdateStatus(s.Context(), n, metav1.UpdateOptions{}); err != nil {
+	// Controllers may be at work on it already.
+	err = retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		n, err := s.client.CoreV1().Nodes().Get(s.Context(), n.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		n.Status = status
+		_, err = s.client.CoreV1().Nodes().UpdateStatus(s.Context(), n, metav1.UpdateOptions{})
+		return err
+	})
+	if err != nil {
 		s.Fatal(err)
 	}
 }

@@ -1,6 +1,7 @@
 package schedules
 
 import (
+	"strconv"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -154,10 +155,29 @@ func (c *controller) takeNode(name string, n *v1.Node) {
 		}
 		return
 	}
-	c.nodes[name] = n
-	c.m.Observe(c.w.now, health.Event{Kind: health.NodeSeen, Node: name, View: health.ViewOf(n)})
+	if c.w.bug == "late word" && versionOf(n) < versionOf(c.nodes[name]) {
+		// Own writes that are seen late pass for somebody else's.
+		c.m.Observe(c.w.now, health.Event{Kind: health.NodeSeen, Node: name, View: health.ViewOf(n)})
+		c.write(name)
+		return
+	}
+	if versionOf(n) >= versionOf(c.nodes[name]) {
+		c.nodes[name] = n
+	}
+	c.m.Observe(c.w.now, health.Event{Kind: health.NodeSeen, Node: name, View: health.ViewOf(n), Version: versionOf(n)})
 	c.write(name)
 	c.w.eachPod(name, func(p *v1.Pod) { c.consider(p.Name) })
+}
+
+func versionOf(n *v1.Node) uint64 {
+	if n == nil {
+		return 0
+	}
+	v, err := strconv.ParseUint(n.ResourceVersion, 10, 64)
+	if err != nil {
+		panic(err) // the world numbers them
+	}
+	return v
 }
 
 func (c *controller) takePod(name string, p *v1.Pod) {
@@ -174,9 +194,7 @@ func (c *controller) takePod(name string, p *v1.Pod) {
 }
 
 func (c *controller) takeLease(name string, l lease) {
-	if c.nodes[name] != nil {
-		c.w.ref.heardLease(name, l)
-	}
+	c.w.ref.heardLease(name, l)
 	e := health.Event{Kind: health.LeaseSeen, Node: name, Renewed: l.renewed, Version: l.version, Lasts: leaseLasts}
 	if c.w.notes {
 		e.Written = l.written
@@ -191,7 +209,6 @@ func (c *controller) takeLease(name string, l lease) {
 func (c *controller) advance() {
 	w := c.w
 	for _, d := range c.m.Advance(w.now) {
-		w.ref.decided(d)
 		switch d.Kind {
 		case health.Confirm:
 			w.ref.asked()
@@ -201,7 +218,9 @@ func (c *controller) advance() {
 				w.cut[leaseStream] = false // started anew
 				w.relist(leaseStream)
 			}
-		case health.Release, health.Resume:
+		case health.Release:
+			w.ref.released()
+		case health.Resume:
 			w.ref.amnesty()
 		case health.Wait, health.ZoneChanged, health.Suspend, health.Hold:
 		case health.Untaint, health.HeardAgain:
@@ -316,19 +335,46 @@ func (c *controller) fit(name string) bool {
 	if w.bug == "taint at once" && v.Unknown {
 		key = v1.TaintNodeUnreachable
 	}
+	adds := key != "" && !expelling(n)
+	free := w.bug == "late word" || w.bug == "taint at once"
+	if adds && !free && !c.m.Spend(w.now, name, n.ResourceVersion) {
+		key, adds = "", false
+		w.in(0, c.advanceLater)
+	}
 	taints, changed := health.NoSchedule(n, now)
 	taints, more := health.NoExecute(taints, key, now)
 	if !changed && !more {
 		return true
 	}
-	if live.ResourceVersion != n.ResourceVersion {
-		return false
+	done := health.Done
+	switch {
+	case live.ResourceVersion != n.ResourceVersion:
+		done = health.NotDone
+	case !w.calm && w.r.IntN(10) == 0:
+		done = health.Unsure // and the world knows whether it was made
 	}
-	if more && key != "" {
-		w.ref.taints(name)
+	if done == health.Done || done == health.Unsure && w.r.IntN(2) == 0 {
+		if more && key != "" {
+			w.ref.taints(name, adds)
+		}
+		w.update(name, func(n *v1.Node) { n.Spec.Taints = taints })
 	}
-	w.update(name, func(n *v1.Node) { n.Spec.Taints = taints })
-	return true
+	if done == health.Done {
+		c.nodes[name] = w.nodes[name]
+		c.m.Observe(w.now, health.Event{Kind: health.NodeRead, Node: name, View: health.ViewOf(w.nodes[name]), Version: versionOf(w.nodes[name])})
+	}
+	if adds {
+		c.m.Observe(w.now, health.Event{Kind: health.Tried, Node: name, Outcome: done})
+	}
+	w.in(0, c.advanceLater)
+	return done == health.Done
+}
+
+// advanceLater lets the core decide after what is under way.
+func (c *controller) advanceLater() {
+	if c.w.ctl == c {
+		c.advance()
+	}
 }
 
 func merge(n *v1.Node, set []v1.NodeCondition) {

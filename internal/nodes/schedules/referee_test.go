@@ -6,8 +6,6 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-
-	"github.com/berth-dev/berth/internal/nodes/health"
 )
 
 // tolerance is how late in virtual time a decision may be.
@@ -24,13 +22,18 @@ type referee struct {
 	fault string // the first rule that was broken
 
 	due     map[string]time.Time // when each node is silent for too long, as the controller could know
+	voice   map[string]time.Time // when it was heard
+	proving map[string]bool      // it was given time after an outage since then
+	held    time.Time            // when the API was asked that did not answer
 	dead    map[string]bool      // nodes that were dead for long when the controller started
 	begun   time.Time            // when it did
 	lease   map[string]lease
-	asking  bool // the API was asked and has not answered
-	holding bool // it did not answer: nobody may be judged
-	spent   map[string]bool
-	grants  map[string]time.Time // the last NoExecute token of each zone, over all lives
+	stray   map[string]lease     // of nodes not known yet
+	met     map[string]uint64    // the version of each node that was seen first
+	began   bool                 // the list is complete
+	asking  bool                 // the API was asked and has not answered
+	holding bool                 // it did not answer: nobody may be judged
+	grants  map[string]time.Time // the last NoExecute taint that each zone got, over all lives
 	quiet   time.Time            // since when nothing hindered writes
 	unknown map[string]time.Time // since when the API says Unknown
 }
@@ -47,19 +50,23 @@ func (f *referee) broken(rule, format string, args ...any) {
 
 // started: a controller that starts has heard nobody yet.
 func (f *referee) started() {
-	f.due, f.lease, f.spent, f.dead = map[string]time.Time{}, map[string]lease{}, map[string]bool{}, map[string]bool{}
+	f.due, f.voice, f.proving = map[string]time.Time{}, map[string]time.Time{}, map[string]bool{}
+	f.stray, f.met, f.began = map[string]lease{}, map[string]uint64{}, false
+	f.lease, f.dead = map[string]lease{}, map[string]bool{}
 	f.asking, f.holding, f.quiet, f.begun = false, false, f.w.now, f.w.now
 }
 
 func (f *referee) heard(name string) {
-	f.due[name] = f.w.now.Add(grace)
+	f.due[name], f.voice[name] = f.w.now.Add(grace), f.w.now
 	delete(f.dead, name)
+	delete(f.proving, name)
 }
 
 // listed: what the leases say of the time before the start counts, in comparison
 // with each other. Whoever lives has half a lease's time to say so.
 func (f *referee) listed() {
 	w := f.w
+	f.began = true
 	var all []time.Time
 	found := map[string]time.Time{}
 	talking, nodes := 0, 0
@@ -98,7 +105,33 @@ func (f *referee) amnesty() {
 	}
 }
 
-func (f *referee) asked() { f.asking = true }
+// released: while the API did not answer nobody could be heard, so that time does
+// not count; and once in a silence a node has half a lease's time after it.
+func (f *referee) released() {
+	f.holding = false
+	for name, due := range f.due {
+		if f.w.ctl.m.Verdict(name).Unknown {
+			continue
+		}
+		delete(f.dead, name)
+		since := f.held
+		if f.voice[name].After(since) {
+			since = f.voice[name]
+		}
+		due = due.Add(f.w.now.Sub(since))
+		if proof := f.w.now.Add(leaseLasts / 2); !f.proving[name] && proof.After(due) {
+			due = proof
+		}
+		f.due[name], f.proving[name] = due, true
+	}
+}
+
+func (f *referee) asked() {
+	f.asking = true
+	if !f.holding {
+		f.held = f.w.now
+	}
+}
 
 func (f *referee) answered(ok bool) {
 	f.asking = false
@@ -134,32 +167,33 @@ func (f *referee) saw(name string, old, n *v1.Node) {
 		delete(f.due, name)
 		delete(f.dead, name)
 		delete(f.lease, name)
-		delete(f.spent, name)
 		return
 	case old == nil || old.UID != n.UID:
 		f.heard(name)
 		delete(f.lease, name)
-		f.spent[name] = expelling(n)
+		f.met[name] = versionOf(n)
+		if l, ok := f.stray[name]; ok {
+			delete(f.stray, name)
+			f.lease[name] = l
+		}
 	case !beat(old).Equal(beat(n)):
 		f.heard(name)
 	}
-	if old != nil && expelling(old) && !expelling(n) {
-		f.spent[name] = false
-	}
-	if expelling(n) {
-		f.spent[name] = true
-	}
 }
 
-// heardLease: each lease that is newer than the last is a sign of life, but the
-// first.
+// heardLease: each lease that is newer than the last is a sign of life. The first
+// is if the node was made after the start and before it.
 func (f *referee) heardLease(name string, l lease) {
+	if f.w.ctl.nodes[name] == nil {
+		f.stray[name] = l
+		return
+	}
 	old, known := f.lease[name]
 	if known && l.version <= old.version && !l.renewed.After(old.renewed) {
 		return
 	}
 	f.lease[name] = l
-	if known && !l.renewed.Equal(old.renewed) {
+	if known && !l.renewed.Equal(old.renewed) || !known && f.began && l.version > f.met[name] {
 		f.heard(name)
 	}
 }
@@ -203,25 +237,18 @@ func (f *referee) check() {
 	}
 }
 
-// decided: a NoExecute token is spent on a node that has none, never faster
-// than the rate in any zone, over all lives of the controller.
-func (f *referee) decided(d health.Decision) {
-	switch {
-	case d.Kind == health.Untaint:
-		f.spent[d.Node] = false
-	case d.Kind == health.Taint && !f.spent[d.Node]:
-		f.spent[d.Node] = true
-		zone := f.w.ctl.nodes[d.Node].Labels[v1.LabelTopologyZone]
+// taints: a NoExecute taint is written; adds says that the node had none. That is
+// never while no node is ready, and never faster than the rate in any zone, over all
+// lives of the controller.
+func (f *referee) taints(name string, adds bool) {
+	if adds {
+		zone := f.w.nodes[name].Labels[v1.LabelTopologyZone]
 		last, any := f.grants[zone]
 		if gap := f.w.now.Sub(last); any && gap.Seconds() < 1/rate-1e-6 {
-			f.broken("rate", "%s got a NoExecute taint %s after another node of zone %s", d.Node, gap, zone)
+			f.broken("rate", "%s got a NoExecute taint %s after the last one of zone %s", name, gap, zone)
 		}
 		f.grants[zone] = f.w.now
 	}
-}
-
-// taints: a NoExecute taint is about to be written.
-func (f *referee) taints(name string) {
 	for other, n := range f.w.ctl.nodes {
 		if statusOf(n) == v1.ConditionTrue && !f.w.ctl.m.Verdict(other).Unknown {
 			return

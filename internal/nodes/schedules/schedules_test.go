@@ -66,7 +66,7 @@ func TestSchedules(t *testing.T) {
 // Each rule can be broken: a mistake made on purpose is found by it.
 func TestSeededBugsAreFound(t *testing.T) {
 	for bug, rule := range map[string]string{
-		"late": "detection", "fast": "rate", "taint at once": "full disruption", "believe the cache": "eviction", "impatient": "eviction",
+		"late": "detection", "fast": "rate", "late word": "rate", "taint at once": "full disruption", "believe the cache": "eviction", "impatient": "eviction",
 		"leave pods ready": "ready pod", "forget recovery": "convergence", "forget pods": "forgotten",
 		"forget the past": "restart", "judge at once": "alarm",
 	} {

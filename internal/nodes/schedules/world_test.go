@@ -13,6 +13,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/internal/nodes/health"
 )
 
 var t0 = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -293,6 +295,13 @@ func (w *world) fault() {
 		w.apiDown, w.apiUp = !w.apiDown, w.now
 		if !w.apiDown {
 			w.relistAll()
+		} else if c := w.ctl; c != nil && w.r.IntN(2) == 0 {
+			w.in(w.latency(), func() { // its watch breaks and cannot be begun anew
+				if w.ctl == c && w.apiDown {
+					c.m.Observe(w.now, health.Event{Kind: health.Unanswered})
+					c.advance()
+				}
+			})
 		}
 	case 5:
 		w.slow = !w.slow

@@ -146,6 +146,9 @@ func (l *life) patch(ctx context.Context, k kind, name string, how types.PatchTy
 		out, err = l.w.store.patch(k, name, how, body, l)
 		return err
 	})
+	if n, ok := out.(*v1.Node); ok && err == nil {
+		l.w.bug.putBack(l, n)
+	}
 	if l.w.bug.name == "forget failures" && err != nil && l.ctx.Err() == nil {
 		if out = l.w.store.get(k, name); out == nil {
 			out = k.empty()
@@ -202,13 +205,21 @@ type podAPI struct {
 }
 
 func (a podAPI) Get(ctx context.Context, name string, _ metav1.GetOptions) (*v1.Pod, error) {
-	return get[*v1.Pod](ctx, a.life, pods, name)
+	p, err := get[*v1.Pod](ctx, a.life, pods, name)
+	if err == nil {
+		a.life.w.bug.pod(p)
+	}
+	return p, err
 }
 
 func (a podAPI) List(ctx context.Context, _ metav1.ListOptions) (*v1.PodList, error) {
 	out := &v1.PodList{}
 	var err error
-	out.ResourceVersion, err = list(ctx, a.life, pods, func(o object) { out.Items = append(out.Items, *o.(*v1.Pod)) })
+	out.ResourceVersion, err = list(ctx, a.life, pods, func(o object) {
+		p := o.(*v1.Pod)
+		a.life.w.bug.pod(p)
+		out.Items = append(out.Items, *p)
+	})
 	return out, err
 }
 
@@ -225,6 +236,15 @@ func (a podAPI) Patch(ctx context.Context, name string, how types.PatchType, bod
 }
 
 func (a podAPI) Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error {
+	switch a.life.w.bug.name {
+	case "no grace":
+		opts.GracePeriodSeconds = new(int64)
+	case "forget pods":
+		if opts.GracePeriodSeconds == nil {
+			a.life.w.bug.forget(name)
+			return nil
+		}
+	}
 	return a.life.call(ctx, true, func() error { return a.life.w.store.remove(pods, name, opts, a.life) })
 }
 
@@ -236,7 +256,13 @@ type leaseAPI struct {
 func (a leaseAPI) List(ctx context.Context, _ metav1.ListOptions) (*coordination.LeaseList, error) {
 	out := &coordination.LeaseList{}
 	var err error
-	out.ResourceVersion, err = list(ctx, a.life, leases, func(o object) { out.Items = append(out.Items, *o.(*coordination.Lease)) })
+	out.ResourceVersion, err = list(ctx, a.life, leases, func(o object) {
+		l := o.(*coordination.Lease)
+		if a.life.w.bug.name == "forget the past" {
+			l.ManagedFields, l.Spec.RenewTime = nil, &metav1.MicroTime{Time: a.life.began}
+		}
+		out.Items = append(out.Items, *l)
+	})
 	return out, err
 }
 

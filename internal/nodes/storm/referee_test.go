@@ -9,7 +9,8 @@ import (
 )
 
 // What real shells may add to what the cores decide: in virtual time and a quiet
-// world that is a few round trips of 10 ms at most; otherwise retries, too.
+// world that is a few round trips of 10 ms at most; otherwise round trips of
+// seconds and retries, too.
 const (
 	tolerance = 100 * time.Millisecond
 	settled   = 20 * time.Second
@@ -29,19 +30,22 @@ type referee struct {
 	w       *world
 	fault   string               // the first rule that was broken
 	begun   time.Time            // of the world
-	quiet   time.Time            // since when nothing was disturbed
-	apiUp   time.Time            // since when the API answers
+	quiet   time.Time            // since when API, watches and controllers work
+	rough   time.Time            // when an answer or a watch event took seconds last, or was lost
+	blind   time.Time            // when what the API holds of nodes could last not be seen
+	resumed time.Time            // when a node was the only one to be ready: all get a new grace
 	unknown map[string]time.Time // since when the API says so
 	tainted map[string]time.Time // when a node last had a taint that expels
 	absent  map[string]time.Time // since when there is no such Node
 	ready   time.Time            // when some node was ready last
-	added   map[string][]time.Time
+	halted  map[string]time.Time // since when a zone may get none
+	added   map[string]time.Time // when a zone got its last NoExecute taint
 }
 
 func newReferee(w *world) referee {
 	now := time.Now()
-	return referee{w: w, begun: now, quiet: now, apiUp: now, ready: now, unknown: map[string]time.Time{}, tainted: map[string]time.Time{},
-		absent: map[string]time.Time{}, added: map[string][]time.Time{}}
+	return referee{w: w, begun: now, quiet: now, ready: now, unknown: map[string]time.Time{}, tainted: map[string]time.Time{},
+		absent: map[string]time.Time{}, added: map[string]time.Time{}, halted: map[string]time.Time{}}
 }
 
 // broken notes a fault; the store must not be locked.
@@ -115,11 +119,16 @@ func (f *referee) wrote(k kind, old, now object, by *life) {
 		b, _ := now.(*v1.Node)
 		if b == nil {
 			f.absent[a.Name] = time.Now()
+			if expelling(a) {
+				f.tainted[a.Name] = time.Now()
+			}
 			delete(f.unknown, a.Name)
+			f.judge(a.Labels[v1.LabelTopologyZone])
 			return
 		}
 		delete(f.absent, b.Name)
 		f.wroteNode(a, b, by)
+		f.judge(b.Labels[v1.LabelTopologyZone])
 	case pods:
 		a, _ := old.(*v1.Pod)
 		b, _ := now.(*v1.Pod)
@@ -133,6 +142,9 @@ func (f *referee) wroteNode(old, n *v1.Node, by *life) {
 	if old != nil && expelling(old) {
 		f.tainted[n.Name] = time.Now()
 		f.w.bug.expelled[n.Name] = old
+	}
+	if (old == nil || statusOf(old) != v1.ConditionTrue) && statusOf(n) == v1.ConditionTrue && f.readyBut(n.Name) == 0 {
+		f.resumed = time.Now()
 	}
 	if statusOf(n) != v1.ConditionUnknown {
 		delete(f.unknown, n.Name)
@@ -171,23 +183,71 @@ func own(n *v1.Node) (out []v1.Taint) {
 	return out
 }
 
-// marked: a node is called Unknown when it was silent for its grace, or for half
-// a lease after a start; in a quiet world at once.
-func (f *referee) marked(m *machine, by *life) {
-	last, onItsWay := m.talked, tolerance
-	if f.w.store.slow || f.w.store.lossy {
-		onItsWay = settled / 4
+// lag is how old what the controllers go by may be when their write is made.
+func (f *referee) lag() time.Duration {
+	f.smooth()
+	if time.Since(f.rough) < settled {
+		return settled / 4
 	}
-	if time.Since(last) <= onItsWay {
-		last = m.before // it spoke while the mark was on its way
+	return tolerance
+}
+
+// smooth notes whether answers and events come at once; the store is locked.
+func (f *referee) smooth() bool {
+	w := f.w
+	if w.store.down || !w.seesNodes() {
+		f.blind = time.Now()
+	}
+	if w.store.down || w.store.slow || w.store.lossy || len(w.deaf()) > 0 || w.listening() < 3 {
+		f.rough = time.Now()
+		return false
+	}
+	return true
+}
+
+// seen is when the controllers could begin to know what is so since then.
+func (f *referee) seen(since time.Time) time.Time {
+	f.smooth()
+	if f.blind.After(since) {
+		return f.blind
+	}
+	return since
+}
+
+// seesNodes says that nodes are watched; the store is locked.
+func (w *world) seesNodes() bool {
+	for st := range w.store.streams {
+		if st.kind == nodes && !st.deaf {
+			return true
+		}
+	}
+	return false
+}
+
+// readyBut counts the ready nodes but one; the store is locked.
+func (f *referee) readyBut(name string) (count int) {
+	for _, o := range f.w.store.objects[nodes] {
+		if n := o.(*v1.Node); n.Name != name && statusOf(n) == v1.ConditionTrue {
+			count++
+		}
+	}
+	return count
+}
+
+// marked: a node is called Unknown when it was silent for its grace and could have
+// been heard; in a quiet world at once.
+func (f *referee) marked(m *machine, by *life) {
+	last, gone := m.talked, m.gone
+	if time.Since(last) <= f.lag() {
+		last, gone = m.before, m.wasGone // it spoke while the mark was on its way
 	}
 	silent := time.Since(last)
-	undisturbed := f.quiet.Before(last) && time.Since(f.quiet) > settled/4 && by.began.Before(last)
+	quiet := f.quiet.Before(last) && by.began.Before(last) && f.resumed.Before(last)
 	switch {
-	case undisturbed && (silent < grace || silent > grace+tolerance):
+	case quiet && silent > grace+tolerance:
 		f.breaks("detection", "%s was marked after a silence of %s", m.name, silent)
-	case silent < half-settled/4 && m.alive && time.Since(f.apiUp) > time.Minute && !f.w.deafToLeases():
-		f.breaks("alarm", "%s talked %s ago and is marked", m.name, silent)
+	case silent < grace || !gone:
+		f.breaks("alarm", "%s talked %s ago and is marked; dead or cut off meanwhile: %v", m.name, silent, gone)
 	}
 	if f.w.store.r.IntN(3) == 0 { // somebody reacts to it
 		f.w.wg.Go(func() {
@@ -197,39 +257,50 @@ func (f *referee) marked(m *machine, by *life) {
 	}
 }
 
-// deafToLeases says that the lease watch is dead and too few nodes live for that
-// to be seen; the store is locked.
-func (w *world) deafToLeases() bool {
-	for st := range w.store.streams {
-		if st.kind == leases && st.deaf {
-			return true
-		}
-	}
-	return false
-}
-
-// expelled: a node gets a NoExecute taint, no faster than the zone's rate, and
-// never while no node is ready.
+// expelled: a node gets a NoExecute taint, never faster than the zone's rate, and
+// not while no node is ready, nor while too many of a small zone are not.
 func (f *referee) expelled(n *v1.Node) {
 	now, zone := time.Now(), n.Labels[v1.LabelTopologyZone]
-	if now.Sub(f.anyReady()) > 5*time.Second {
+	if now.Sub(f.seen(f.anyReady())) > f.lag() {
 		f.breaks("full disruption", "%s gets a NoExecute taint though no node was ready for %s", n.Name, now.Sub(f.ready))
 	}
-	// A node heard in the moment it is marked may win and lose its taint a few
-	// times, until the shell has seen its own writes: that is one node all the same.
-	again := now.Sub(f.tainted[n.Name]) < settled/4
-	f.tainted[n.Name] = now
-	if again {
-		return
+	if last, any := f.added[zone]; any && now.Sub(last).Seconds() < 1/rate-1e-6 {
+		f.breaks("rate", "zone %s got a NoExecute taint %s after the last", zone, now.Sub(last))
 	}
-	at := append(f.added[zone], now)
-	f.added[zone] = at
-	for i, first := range at {
-		// Writes may be late, so a window is as much longer.
-		if most := 1 + (now.Sub(first)+settled).Seconds()*rate; float64(len(at)-i) > most {
-			f.breaks("rate", "zone %s got %d NoExecute taints within %s", zone, len(at)-i, now.Sub(first))
+	f.added[zone] = now
+	// Who is silent for its grace counts, though the API may not say so yet.
+	if since, stopped := f.halted[zone]; stopped && tooMany(f.numbers(zone, grace)) && now.Sub(f.seen(since)) > f.lag() {
+		f.breaks("partial disruption", "%s gets a NoExecute taint though too many of zone %s are not ready, for %s", n.Name, zone, now.Sub(since))
+	}
+}
+
+// judge notes since when so many of a zone are not ready, by what the API says, that
+// a zone of its size gets no more taints; the store is locked.
+func (f *referee) judge(zone string) {
+	if !tooMany(f.numbers(zone, time.Hour)) {
+		delete(f.halted, zone)
+	} else if _, known := f.halted[zone]; !known {
+		f.halted[zone] = time.Now()
+	}
+}
+
+// numbers are those of a zone's nodes, by what the API says of those that talked
+// within a time; the store is locked.
+func (f *referee) numbers(zone string, within time.Duration) (ready, not int) {
+	for _, o := range f.w.store.objects[nodes] {
+		switch n := o.(*v1.Node); {
+		case n.Labels[v1.LabelTopologyZone] != zone:
+		case statusOf(n) == v1.ConditionTrue && time.Since(f.machine(n.Name).talked) < within:
+			ready++
+		default:
+			not++
 		}
 	}
+	return ready, not
+}
+
+func tooMany(ready, not int) bool {
+	return not > 2 && ready > 0 && float64(not) >= 0.55*float64(not+ready)
 }
 
 // anyReady is when some node was ready last; the store is locked.
@@ -259,7 +330,7 @@ func (f *referee) wrotePod(old, p *v1.Pod) {
 	switch {
 	case n == nil: // went while the request was on its way
 	case !expelling(n):
-		if time.Since(f.tainted[name]) > settled/4 {
+		if time.Since(f.tainted[name]) > f.lag() {
 			f.breaks("eviction", "%s was deleted though %s has had no such taint for %s", p.Name, name, time.Since(f.tainted[name]))
 		}
 	default:
@@ -268,7 +339,7 @@ func (f *referee) wrotePod(old, p *v1.Pod) {
 				return
 			}
 		}
-		f.breaks("eviction", "%s was deleted before its time", p.Name)
+		f.breaks("early", "%s was deleted before its time", p.Name)
 	}
 }
 
@@ -290,17 +361,11 @@ func (f *referee) watch() {
 
 func (f *referee) check() {
 	w, now := f.w, time.Now()
-	if w.store.down {
-		f.apiUp = now
-	}
 	f.anyReady()
 	l := w.life
-	if l == nil || w.store.down || w.store.slow || w.store.lossy || len(w.deaf()) > 0 || w.listening() < 3 {
+	if !f.smooth() || l == nil {
 		f.quiet = now
 		return
-	}
-	if l.began.After(f.quiet) && !w.calm {
-		f.quiet = l.began // a start is no disturbance, but what was under way at its end was lost
 	}
 	f.checkStart(l, now)
 	for _, m := range w.machines {
@@ -308,11 +373,13 @@ func (f *referee) check() {
 		if n == nil {
 			continue
 		}
-		if f.quiet.Before(m.talked) && l.began.Before(m.talked) && now.Sub(m.talked) > grace+2*time.Second && statusOf(n) != v1.ConditionUnknown {
-			f.breaks("detection", "%s was silent for %s and is not marked", m.name, now.Sub(m.talked))
-		}
+		f.checkSilent(l, m, n, now)
 		since, unknown := f.unknown[m.name]
-		if unknown && now.Sub(since) > settled && now.Sub(f.quiet) > settled {
+		most := time.Second
+		if since.Before(f.quiet.Add(settled)) || since.Before(l.began.Add(settled)) {
+			most = settled // what went wrong before is tried again later and later
+		}
+		if unknown && now.Sub(since) > most && now.Sub(f.quiet) > most && now.Sub(l.began) > most {
 			for _, name := range sortedKeys(w.store.objects[pods]) {
 				if p := w.store.objects[pods][name].(*v1.Pod); nodeOfPod(name) == m.name && podReady(p) {
 					f.breaks("ready pod", "%s has counted as ready for %s on a node that is Unknown", name, now.Sub(since))
@@ -322,15 +389,29 @@ func (f *referee) check() {
 	}
 }
 
+// checkSilent: who is silent for its grace is marked. If there was a disturbance or a
+// start meanwhile, a grace and a half lease after that are enough at the latest.
+func (f *referee) checkSilent(l *life, m *machine, n *v1.Node, now time.Time) {
+	from, most := m.talked, grace+tolerance
+	for _, at := range []time.Time{f.quiet, l.began, f.resumed} {
+		if at.After(from) {
+			from, most = at, grace+half+time.Second
+		}
+	}
+	if now.Sub(from) > most && statusOf(n) != v1.ConditionUnknown {
+		f.breaks("detection", "%s was silent for %s, all was well for %s, and it is not marked", m.name, now.Sub(m.talked), now.Sub(from))
+	}
+}
+
 // checkStart: who was dead for long when the controllers started is marked
 // within half a lease.
 func (f *referee) checkStart(l *life, now time.Time) {
-	if f.quiet.After(l.began) || l.began.Sub(f.apiUp) < time.Minute || now.Sub(l.began) < half+2*time.Second {
+	if f.quiet.After(l.began) || f.resumed.After(l.began) || now.Sub(l.began) < half+tolerance {
 		return
 	}
 	for _, m := range f.w.machines {
 		n, _ := f.w.store.objects[nodes][m.name].(*v1.Node)
-		if n != nil && f.w.store.objects[leases][m.name] != nil && l.most && l.began.Sub(m.talked) > grace+2*beatEvery && statusOf(n) != v1.ConditionUnknown {
+		if n != nil && f.w.store.objects[leases][m.name] != nil && l.most && l.began.Sub(m.talked) > grace+beatEvery && statusOf(n) != v1.ConditionUnknown {
 			f.breaks("restart", "%s was dead for %s when the controllers started %s ago, and is not marked", m.name, l.began.Sub(m.talked), now.Sub(l.began))
 		}
 	}
@@ -369,83 +450,4 @@ func (w *world) deaf() (out []*stream) {
 		}
 	}
 	return out
-}
-
-// verdict looks at a world that had long enough to come to rest.
-func (f *referee) verdict() {
-	f.w.store.mu.Lock()
-	defer f.w.store.mu.Unlock()
-	w := f.w
-	anyReady := time.Since(f.anyReady()) == 0
-	for _, m := range w.machines {
-		n, _ := w.store.objects[nodes][m.name].(*v1.Node)
-		if n == nil {
-			if m.alive {
-				f.breaks("convergence", "%s lives and has no Node", m.name)
-			}
-			f.podsAtRest(m, false, true)
-			continue
-		}
-		want, good := v1.ConditionTrue, m.alive && !m.broken
-		switch {
-		case !m.alive:
-			want = v1.ConditionUnknown
-		case m.broken:
-			want = v1.ConditionFalse
-		}
-		if statusOf(n) != want {
-			f.breaks("convergence", "%s is %s, not %s", m.name, statusOf(n), want)
-		}
-		if good && len(n.Spec.Taints) > len(own(n)) {
-			f.breaks("convergence", "%s is ready and has taints %v", m.name, n.Spec.Taints)
-		}
-		if !good && !f.stopped(m.zone) && expelling(n) != anyReady {
-			f.breaks("convergence", "%s is not ready, another is: %v, and it has taints %v", m.name, anyReady, n.Spec.Taints)
-		}
-		if n.Spec.PodCIDR == "" {
-			f.breaks("convergence", "%s has no range", m.name)
-		}
-		f.podsAtRest(m, good, !good && expelling(n))
-	}
-}
-
-// stopped says that the zone is too much disrupted for new taints.
-func (f *referee) stopped(zone string) bool {
-	ready, not := 0, 0
-	for _, m := range f.w.machines {
-		switch {
-		case m.zone != zone || f.w.store.objects[nodes][m.name] == nil:
-		case m.alive && !m.broken:
-			ready++
-		default:
-			not++
-		}
-	}
-	return not > 2 && ready > 0 && float64(not) >= 0.55*float64(not+ready)
-}
-
-func (f *referee) podsAtRest(m *machine, ready, end bool) {
-	for _, name := range sortedKeys(f.w.store.objects[pods]) {
-		p := f.w.store.objects[pods][name].(*v1.Pod)
-		switch {
-		case nodeOfPod(name) != m.name:
-		case f.w.store.objects[nodes][m.name] == nil:
-			f.breaks("convergence", "%s is still there, its node is not", name)
-		case podReady(p) != ready:
-			f.breaks("convergence", "%s counts as ready: %v, on a node that is: %v", name, podReady(p), ready)
-		case end && p.DeletionTimestamp == nil:
-			f.breaks("forgotten", "%s bears its node's taint for %d s only and is still there", name, *p.Spec.Tolerations[0].TolerationSeconds)
-		}
-	}
-}
-
-// short is what the rules look at of an object.
-func short(o object) string {
-	switch o := o.(type) {
-	case *v1.Node:
-		return fmt.Sprintf("Ready %q, %s, taints %v", statusOf(o), o.Spec.PodCIDR, o.Spec.Taints)
-	case *v1.Pod:
-		return fmt.Sprintf("ready %v, going %v", podReady(o), o.DeletionTimestamp != nil)
-	}
-	return "gone"
 }

@@ -3,7 +3,6 @@ package storm
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -75,7 +74,11 @@ type machine struct {
 	skew                 time.Duration
 	reborns              int
 	talked, before       time.Time // when the API heard it last, and the time before
+	gone, wasGone        bool      // dead or cut off at some moment since then
 }
+
+// noted keeps in mind that it cannot talk; the store is locked.
+func (m *machine) noted() { m.gone = m.gone || !m.alive || m.apart }
 
 // life is one run of the controllers, from start to crash.
 type life struct {
@@ -119,6 +122,16 @@ func (l *life) run() {
 	log := slog.New(slog.NewTextHandler(&l.w.trace, nil))
 	settings := health.Defaults()
 	settings.Grace, settings.EvictionRate = grace, rate
+	switch l.w.bug.name {
+	case "fast":
+		settings.EvictionRate *= 1.1
+	case "late":
+		settings.Grace += time.Second
+	case "impatient":
+		settings.Grace -= time.Second
+	case "go on":
+		settings.LargeZone, settings.SecondaryEvictionRate = 1, rate
+	}
 	shells := []func() error{
 		func() error {
 			return health.Run(l.ctx, health.Config{Client: api, Informers: shared, Log: log, Settings: settings})
@@ -145,7 +158,7 @@ func (l *life) run() {
 
 func newWorld(ctx context.Context, seed uint64, bug string) *world {
 	w := &world{store: newStore(rand.New(rand.NewPCG(seed, 1))), r: rand.New(rand.NewPCG(seed, 2)), ctx: ctx}
-	w.bug = mistake{name: bug, w: w, expelled: map[string]object{}}
+	w.bug = mistake{name: bug, w: w, expelled: map[string]object{}, dropped: map[string]bool{}}
 	w.ref = newReferee(w)
 	w.store.changed = w.ref.wrote
 	zones := 1 + w.r.IntN(2)
@@ -211,6 +224,7 @@ func (w *world) tick(m *machine) {
 			Labels: map[string]string{v1.LabelTopologyZone: m.zone}}}
 	}
 	m.talked, m.before = now, m.talked
+	m.gone, m.wasGone = false, m.gone
 	renewed, lasts := metav1.NewMicroTime(now.Add(m.skew)), int32(40)
 	written := metav1.NewTime(now)
 	if statusOf(n) != want {
@@ -272,7 +286,9 @@ func (w *world) fault() {
 	what, coin := w.r.IntN(12), w.r.IntN(2) == 0
 	streams := []kind{nodes, pods, leases}[w.r.IntN(3)]
 	s.mu.Lock()
-	w.ref.disturbed()
+	if what == 4 || what == 5 || what >= 8 && what <= 10 {
+		w.ref.disturbed()
+	}
 	l, down := w.life, s.down
 	w.trace.note("fault %d: %s, coin %v, %s", what, m.name, coin, streams)
 	switch what {
@@ -290,6 +306,7 @@ func (w *world) fault() {
 		for _, other := range w.machines {
 			if other.zone == m.zone {
 				other.alive = coin
+				other.noted()
 			}
 		}
 	case 7: // the node is deleted
@@ -300,6 +317,7 @@ func (w *world) fault() {
 			}
 		}
 	}
+	m.noted()
 	s.mu.Unlock()
 	switch what {
 	case 8:
@@ -368,55 +386,4 @@ func play(seed uint64, bug string) (fault, trace string) {
 	w.wg.Wait()
 	synctest.Wait()
 	return w.ref.found(), w.trace.text.String()
-}
-
-// mistake is a shell that does one thing wrong, on purpose.
-type mistake struct {
-	name string
-	w    *world
-	// expelled are nodes as they were under a NoExecute taint; the store's lock
-	// guards it.
-	expelled map[string]object
-}
-
-// patch is what the shell sends in place of what it should; skip says nothing.
-func (b *mistake) patch(k kind, body []byte) (_ []byte, skip bool) {
-	switch {
-	case b.name == "write over others" && k == nodes:
-		var fields map[string]any
-		if json.Unmarshal(body, &fields) == nil {
-			delete(fields, "metadata")
-			if without, err := json.Marshal(fields); err == nil {
-				return without, false
-			}
-		}
-	case b.name == "leave pods ready" && k == pods:
-		return body, bytes.Contains(body, []byte(`"type":"Ready"`))
-	}
-	return body, false
-}
-
-// cached is what a shell that does not ask the API takes for the node.
-func (b *mistake) cached(_ kind, name string) object {
-	if b.name != "believe the cache" {
-		return nil
-	}
-	b.w.store.mu.Lock()
-	defer b.w.store.mu.Unlock()
-	return b.expelled[name]
-}
-
-// listed is how a shell that forgets ranges learns of a node.
-func (b *mistake) listed(n *v1.Node) {
-	if b.name == "forget ranges" {
-		n.Spec.PodCIDR, n.Spec.PodCIDRs = "", nil
-	}
-}
-
-// answered is what a shell that goes by its cache alone keeps of an answer:
-// nothing that could be told to be later.
-func (b *mistake) answered(n *v1.Node) {
-	if b.name == "forget answers" {
-		n.ResourceVersion = ""
-	}
 }

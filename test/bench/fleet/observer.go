@@ -8,6 +8,7 @@ import (
 
 	coordination "k8s.io/api/coordination/v1"
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
@@ -49,8 +50,11 @@ func (o *observer) watch(ctx context.Context, config *rest.Config) error {
 	defer w.Stop()
 	for e := range w.ResultChan() {
 		lease, ok := e.Object.(*coordination.Lease)
+		if !ok && ctx.Err() != nil {
+			return nil // a watch that is ended by this side may end with a Status
+		}
 		if !ok {
-			return fmt.Errorf("watching leases: %s %T", e.Type, e.Object)
+			return fmt.Errorf("watching leases: %w", apierrors.FromObject(e.Object))
 		}
 		o.hear(lease.Name, e.Type != watch.Deleted, time.Now())
 	}
