@@ -98,8 +98,9 @@ func (f *referee) listed() {
 	}
 }
 
+// amnesty: some node is ready again after none was, so all are taken as heard. An
+// API that has not answered yet is still one that has not.
 func (f *referee) amnesty() {
-	f.holding = false
 	for name := range f.due {
 		f.heard(name)
 	}

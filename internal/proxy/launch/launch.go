@@ -168,7 +168,8 @@ func watchFile(ctx context.Context, path string, end context.CancelCauseFunc) (s
 					return
 				}
 			}
-			if now, err := os.ReadFile(path); err == nil && !bytes.Equal(now, was) {
+			// An empty file is one that is being written.
+			if now, err := os.ReadFile(path); err == nil && len(now) > 0 && !bytes.Equal(now, was) {
 				end(fmt.Errorf("the configuration %s has changed: the proxy must be started again", path))
 				return
 			}
