@@ -487,6 +487,8 @@ func (s *suite) askAll(network string) results {
 	var wg sync.WaitGroup
 	for _, c := range cases {
 		r[c.name] = map[string]string{}
+	}
+	for _, c := range cases {
 		for _, place := range from {
 			wg.Go(func() {
 				got := s.askCase(network, c, place, s.patience)
