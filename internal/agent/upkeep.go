@@ -96,7 +96,7 @@ func (a *Agent) pressureConfig() pressure.Config {
 	cfg := &a.Config
 	sensor := &pressure.Sensor{RootDir: cfg.RootDir, ImageDir: a.collector.ImageDir(), Allocatable: a.allocatableMemory}
 	out := pressure.Config{
-		Log: cfg.Log, NodeName: cfg.NodeName, Kubelet: cfg.Kubelet, Board: pressureBoard{a}, Pods: a.Pods.List, Usage: a.usage, Kill: a.evict,
+		Log: cfg.Log, NodeName: cfg.NodeName, Kubelet: cfg.Kubelet, Board: pressureBoard{a}, Pods: a.Pods.List, Usage: a.usage, Kill: a.evict, Hurry: func(p *v1.Pod) { a.Pods.Kill(p.UID, pod.Kill{Now: true}) },
 		Events: a.Events, Sensor: sensor, Collector: a.collector, Journal: cfg.Journal, Metrics: cfg.Metrics,
 	}
 	if mounts, err := stats.FindMounts(); err == nil && mounts.Unified != "" {

@@ -55,7 +55,9 @@ var jobTests = []appTest{
 		a.until("its pods are gone", func() string { return names(a.pods(a.ns, "job-name=j")) })
 	}},
 	{"Job waits for the end of failed pods", func(a *apps) {
-		a.make(strings.Replace(job("podReplacementPolicy: Failed\n  backoffLimit: 3", "Never", `exec sleep infinity`), "GracePeriodSeconds: 0", "GracePeriodSeconds: 3", 1))
+		// The hook keeps the pod ending for as long as a reader of the status needs.
+		slow := strings.Replace(job("podReplacementPolicy: Failed\n  backoffLimit: 3", "Never", `exec sleep infinity`), "GracePeriodSeconds: 0", "GracePeriodSeconds: 30", 1)
+		a.make(strings.Replace(slow, "        volumeMounts:", "        lifecycle: {preStop: {sleep: {seconds: 6}}}\n        volumeMounts:", 1))
 		p := a.ready("job-name=j", 1)[0]
 		rule := func(pods []v1.Pod) string {
 			running := 0

@@ -303,6 +303,9 @@ func (m *Manager) podIP(pod *v1.Pod) string {
 
 func (m *Manager) stop(ctx context.Context, a Action) *Failure {
 	left := max(a.Deadline.Sub(m.cfg.Now()), stopFloor)
+	if a.Now {
+		left = 0
+	}
 	err := m.cfg.Service.StopContainer(ctx, a.ID, int64((left+time.Second-1)/time.Second))
 	if err != nil && !runtime.IsNotFound(err) {
 		return failure(err, "KillContainerError")

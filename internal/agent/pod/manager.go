@@ -259,11 +259,11 @@ func (m *Manager) Kill(uid types.UID, k Kill) <-chan struct{} {
 	}
 	w.update(func(s *Spec) {
 		if s.Kill != nil { // the first reason stays, the grace only shrinks
-			if k.Grace == nil || s.Kill.Grace != nil && *s.Kill.Grace <= *k.Grace {
-				return
-			}
 			first := *s.Kill
-			first.Grace = k.Grace
+			if k.Grace != nil && (first.Grace == nil || *first.Grace > *k.Grace) {
+				first.Grace = k.Grace
+			}
+			first.Now = first.Now || k.Now
 			s.Kill = &first
 			return
 		}

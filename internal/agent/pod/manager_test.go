@@ -240,6 +240,23 @@ func TestKill(t *testing.T) {
 	a.await("web", func(p *v1.Pod) bool { return p.Status.Phase == v1.PodFailed && p.Status.Reason == "Evicted" })
 }
 
+// TestKillNow: what does not heed its stop signal is gone at once when there
+// is no time left, whatever it was promised.
+func TestKillNow(t *testing.T) {
+	a := newAgent(t, func(rt *fake.Runtime) { rt.IgnoresStop = map[string]bool{"app": true} })
+	p := a.create("web")
+	a.await("web", isRunning)
+	hour := int64(3600)
+	done := a.m.Kill(p.UID, Kill{Grace: &hour, Phase: v1.PodFailed, Reason: "Evicted", Message: "The node was low on resource: memory. "})
+	a.m.Kill(p.UID, Kill{Now: true})
+	select {
+	case <-done:
+	case <-time.After(patience):
+		t.Fatal("the kill is never over")
+	}
+	a.await("web", func(p *v1.Pod) bool { return p.Status.Phase == v1.PodFailed && p.Status.Reason == "Evicted" })
+}
+
 // TestReported: who waits for a pod to be reported waits for the API, and finds
 // the end there.
 func TestReported(t *testing.T) {

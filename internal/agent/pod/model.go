@@ -46,6 +46,9 @@ func IsStatic(pod *v1.Pod) bool {
 type Kill struct {
 	// Grace in seconds; nil means the pod's own. It can only shorten.
 	Grace *int64
+	// Now leaves containers no time at all, not even the least that every
+	// other stop gives them.
+	Now bool
 	// Phase the pod ends in; empty means as its containers exited.
 	Phase           v1.PodPhase
 	Reason, Message string
@@ -93,8 +96,11 @@ type Action struct {
 	ID        string
 	Attempt   uint32
 	// Deadline is when the grace of a stop or hook is over. An action in flight
-	// whose deadline moves nearer is given out again and replaces the first.
+	// whose deadline moves nearer, or that has no time any more, is given out
+	// again and replaces the first.
 	Deadline time.Time
+	// Now makes a stop kill at once.
+	Now bool
 	// Backoff is the back-off entry that performing a start creates.
 	Backoff *Backoff
 	// KeepLogs makes a removal leave the container's logs.

@@ -116,7 +116,8 @@ func (p *planner) emit(a Action, because ...journal.Fact) bool {
 		return false
 	}
 	if have, ok := p.obs.InFlight[key]; ok {
-		if a.Deadline.IsZero() || !a.Deadline.Before(have.Deadline) {
+		sooner := !a.Deadline.IsZero() && a.Deadline.Before(have.Deadline) || a.Now && !have.Now
+		if !sooner {
 			return false
 		}
 	} else if f, ok := p.obs.Failed[key]; ok && p.now.Before(f.RetryAt) {

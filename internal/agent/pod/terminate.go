@@ -224,7 +224,7 @@ func (p *planner) stopContainers() (done bool) {
 		since = p.now
 	}
 	over := since.Add(time.Duration(p.end.grace) * time.Second)
-	if p.end.grace < p.ownGrace() {
+	if p.end.grace < p.ownGrace() || p.spec.Kill != nil && p.spec.Kill.Now {
 		over = p.now // shortened: no more waiting for others
 	}
 	blocked := false // by a later container that is still alive
@@ -266,12 +266,17 @@ func (p *planner) deadlineFor(c *runtime.Container, grace int64) time.Time {
 
 // stop ends one container: its pre-stop hook first, then the signal.
 func (p *planner) stop(c *runtime.Container, grace int64, message string, because ...journal.Fact) {
-	at := p.deadlineFor(c, grace)
-	if m := p.memberNamed(c.Name); m != nil && c.State == runtime.Running && grace > 0 && !p.preStop(m, c, at) {
+	at, now := p.deadlineFor(c, grace), p.spec.Kill != nil && p.spec.Kill.Now
+	if now {
+		hook := Key{PreStop, c.ID}
+		if _, runs := p.obs.InFlight[hook]; runs {
+			p.plan.Cancel = append(p.plan.Cancel, hook)
+		}
+	} else if m := p.memberNamed(c.Name); m != nil && c.State == runtime.Running && grace > 0 && !p.preStop(m, c, at) {
 		return
 	}
 	p.emit(Action{
-		Kind: Stop, Container: c.Name, ID: c.ID, Deadline: at,
+		Kind: Stop, Container: c.Name, ID: c.ID, Deadline: at, Now: now,
 		Event: &Event{Reason: "Killing", Message: message, Container: c.Name, Key: "killing/" + c.ID},
 	}, append(because, fact("grace", fmt.Sprintf("%ds", grace)))...)
 }

@@ -138,6 +138,10 @@ func command(w *world, name string, args []string, body string) error {
 	case "kill":
 		w.spec.Kill = &Kill{Phase: v1.PodFailed, Reason: arg(0), Message: strings.Join(args[1:], " "),
 			Condition: &v1.PodCondition{Type: v1.DisruptionTarget, Status: v1.ConditionTrue, Reason: "TerminationByKubelet"}}
+	case "hurry": // no time at all for what is being killed
+		k := *w.spec.Kill
+		k.Now = true
+		w.spec.Kill = &k
 	case "crash": // with containers that die before the agent is back
 		for _, name := range args {
 			if !w.rt.ExitByName("u1", name, 137, "Error") {

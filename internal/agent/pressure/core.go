@@ -68,6 +68,9 @@ type Decision struct {
 	// Evict are the pods to end: one at most for a shortage of the node, any
 	// number that are over limits of their own.
 	Evict []Eviction
+	// Hurry is a pod evicted before whose remaining grace would outlast the
+	// memory that is left: it gets no more time. Nil for none.
+	Hurry *v1.Pod
 	// NeedPods asks for a step with Pods filled.
 	NeedPods bool
 	// Wake is when to step again at the latest although nothing changes; zero
@@ -88,6 +91,7 @@ type Core struct {
 	announced map[Signal]bool
 	victim    types.UID // the last one, while it is waited for; empty for none
 	victimAt  time.Time
+	patient   *patience // what ends the victim's grace early; nil for nothing
 	ending    map[types.UID]bool // all that were evicted and still run
 }
 
@@ -103,7 +107,7 @@ func (c *Core) Reclaimed(signal Signal) { c.reclaimed[signal] = true }
 func (c *Core) Gone(uid types.UID) {
 	delete(c.ending, uid)
 	if c.victim == uid {
-		c.victim = ""
+		c.victim, c.patient = "", nil
 		clear(c.reclaimed) // the victim left containers and maybe images behind
 	}
 }
@@ -121,9 +125,10 @@ func (c *Core) Step(now time.Time, in Input) Decision {
 	if c.victim != "" {
 		if until := c.victimAt.Add(victimPatience); now.Before(until) {
 			decision.Wake = sooner(decision.Wake, until)
+			decision.Hurry = c.hurry(in.Readings)
 			return decision
 		}
-		c.victim = "" // it hangs; the shortage does not wait for it
+		c.victim, c.patient = "", nil // it hangs; the shortage does not wait for it
 		clear(c.reclaimed)
 	}
 	for _, threshold := range met {
@@ -175,9 +180,34 @@ func (c *Core) act(now time.Time, threshold Threshold, in Input, decision *Decis
 			Annotations: annotations, Disrupted: true, Because: decision.Because}}
 		c.victim, c.victimAt = candidate.Pod.UID, now
 		c.ending[candidate.Pod.UID] = true
+		if row.condition == v1.NodeMemoryPressure && !threshold.Soft {
+			c.patient = &patience{pod: candidate.Pod, threshold: threshold}
+		}
 		decision.Wake = sooner(decision.Wake, now.Add(victimPatience))
 		return
 	}
+}
+
+// patience is for a victim whose memory cannot be waited for.
+type patience struct {
+	pod       *v1.Pod
+	threshold Threshold
+}
+
+// hurry tells, once, that the victim's grace is over: half of what the
+// threshold kept back is gone although its containers were told to stop, and
+// when all of it is gone the kernel chooses what dies.
+func (c *Core) hurry(readings Readings) *v1.Pod {
+	if c.patient == nil {
+		return nil
+	}
+	reading, known := readings[c.patient.threshold.Signal]
+	if !known || reading.Available >= c.patient.threshold.Limit.Of(reading.Capacity)/2 {
+		return nil
+	}
+	pod := c.patient.pod
+	c.patient = nil
+	return pod
 }
 
 // observe updates since when which threshold is crossed and returns those that

@@ -234,6 +234,9 @@ func (s *script) at(words []string) {
 		for _, eviction := range decision.Evict {
 			fmt.Fprintf(&s.out, "  evict %s grace=%v signal=%s disrupted=%v\n    %s\n", eviction.Pod.Name, eviction.Grace, eviction.Signal, eviction.Disrupted, eviction.Message)
 		}
+		if decision.Hurry != nil {
+			fmt.Fprintf(&s.out, "  no more time for %s\n", decision.Hurry.Name)
+		}
 		fmt.Fprintf(&s.out, "  pressure %+v", decision.Pressure)
 		if !decision.Wake.IsZero() {
 			fmt.Fprintf(&s.out, " wake at %v", decision.Wake.Sub(epoch))

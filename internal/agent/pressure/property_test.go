@@ -81,6 +81,11 @@ func TestPropertiesFindSeededMistakes(t *testing.T) {
 				}
 			}
 		},
+		"hurries whom it likes": func(e *evicting, _ Input, d *Decision) {
+			if len(e.pods) > 0 {
+				d.Hurry = e.pods[0].Pod
+			}
+		},
 		"hides the pressure": func(_ *evicting, _ Input, d *Decision) { d.Pressure.Memory = false },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -110,6 +115,7 @@ type world struct {
 	reclaimed map[Signal]bool // since the last victim was gone
 	victim    types.UID
 	victimAt  time.Time
+	hurried   bool
 }
 
 // playShortages returns the first property that did not hold, or "".
@@ -199,7 +205,28 @@ func (w *world) pass() string {
 	return "the core does not come to an end"
 }
 
+// judgeHurry: only the one that is waited for is hurried, once, and only when
+// half of what a hard memory threshold keeps is gone.
+func (w *world) judgeHurry(pod *v1.Pod) string {
+	if pod == nil {
+		return ""
+	}
+	if pod.UID != w.victim || w.hurried {
+		return fmt.Sprintf("hurries %s, waited for is %s, hurried before: %v", pod.UID, w.victim, w.hurried)
+	}
+	w.hurried = true
+	for _, threshold := range w.thresholds {
+		if threshold.Signal == MemoryAvailable && (threshold.Soft || w.readings[MemoryAvailable].Available >= threshold.Limit.Of(1000)/2) {
+			return "hurries without need"
+		}
+	}
+	return ""
+}
+
 func (w *world) judge(decision Decision) string {
+	if wrong := w.judgeHurry(decision.Hurry); wrong != "" {
+		return wrong
+	}
 	if len(decision.Evict) > 1 {
 		return fmt.Sprintf("evicts %d pods for one shortage", len(decision.Evict))
 	}
@@ -207,7 +234,7 @@ func (w *world) judge(decision Decision) string {
 		if wrong := w.judgeEviction(eviction); wrong != "" {
 			return wrong
 		}
-		w.victim, w.victimAt = eviction.Pod.UID, w.now
+		w.victim, w.victimAt, w.hurried = eviction.Pod.UID, w.now, false
 		clear(w.reclaimed) // also when it hangs: the next try begins anew
 	}
 	for signal, on := range map[Signal]bool{MemoryAvailable: decision.Pressure.Memory, NodeFSAvailable: decision.Pressure.Disk, PIDAvailable: decision.Pressure.PID} {

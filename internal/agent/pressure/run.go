@@ -31,7 +31,7 @@ const rankPause = time.Second
 type Board interface{ SetPressure(node.Pressure) }
 
 // Config is all the role needs. Log, NodeName, Kubelet, Board, Pods, Usage,
-// Kill, Events and Sensor are required.
+// Kill, Hurry, Events and Sensor are required.
 type Config struct {
 	Log      *slog.Logger
 	NodeName string
@@ -44,7 +44,9 @@ type Config struct {
 	Usage func(ctx context.Context, pods []*v1.Pod, disk bool) ([]PodUsage, error)
 	// Kill ends a pod with the given status; the channel is closed when
 	// nothing of it runs any more, nil if there is no such pod.
-	Kill   func(pod *v1.Pod, eviction Eviction) <-chan struct{}
+	Kill func(pod *v1.Pod, eviction Eviction) <-chan struct{}
+	// Hurry ends the grace of a pod that Kill is ending.
+	Hurry  func(pod *v1.Pod)
 	Events record.EventRecorder
 	Sensor *Sensor
 	// Collector reclaims and collects garbage; nil leaves both out.
@@ -62,8 +64,8 @@ type Config struct {
 
 // Run guards the node until the context ends.
 func Run(ctx context.Context, cfg Config) error {
-	if cfg.Log == nil || cfg.NodeName == "" || cfg.Kubelet == nil || cfg.Board == nil || cfg.Pods == nil || cfg.Usage == nil || cfg.Kill == nil || cfg.Events == nil || cfg.Sensor == nil {
-		return errors.New("configuring the eviction manager: Log, NodeName, Kubelet, Board, Pods, Usage, Kill, Events and Sensor are required")
+	if cfg.Log == nil || cfg.NodeName == "" || cfg.Kubelet == nil || cfg.Board == nil || cfg.Pods == nil || cfg.Usage == nil || cfg.Kill == nil || cfg.Hurry == nil || cfg.Events == nil || cfg.Sensor == nil {
+		return errors.New("configuring the eviction manager: Log, NodeName, Kubelet, Board, Pods, Usage, Kill, Hurry, Events and Sensor are required")
 	}
 	if cfg.Journal == nil {
 		cfg.Journal = journal.Discard
@@ -198,6 +200,11 @@ func (g *guard) pass(ctx context.Context) time.Duration {
 		default:
 			for _, eviction := range decision.Evict {
 				g.evict(ctx, eviction)
+			}
+			if pod := decision.Hurry; pod != nil {
+				g.note(journal.Ref{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID)},
+					"its grace ended early: half of the memory kept back is gone", nil)
+				g.cfg.Hurry(pod)
 			}
 			return wait
 		}

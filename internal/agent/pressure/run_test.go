@@ -100,6 +100,7 @@ func TestHogIsEndedWithinASecond(t *testing.T) {
 				}{pod, time.Now()}
 				return over
 			},
+			Hurry:  func(*v1.Pod) {},
 			Sensor: &Sensor{HostRoot: m.root, RootDir: m.root},
 		}
 		ctx, cancel := context.WithCancel(t.Context())
