@@ -91,7 +91,7 @@ type Core struct {
 	announced map[Signal]bool
 	victim    types.UID // the last one, while it is waited for; empty for none
 	victimAt  time.Time
-	patient   *patience // what ends the victim's grace early; nil for nothing
+	patient   *patience          // what ends the victim's grace early; nil for nothing
 	ending    map[types.UID]bool // all that were evicted and still run
 }
 

@@ -9,7 +9,6 @@
 package probe
 
 import (
-	"container/heap"
 	"hash/fnv"
 	"time"
 
@@ -17,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/internal/agent/pod"
+	"github.com/berth-dev/berth/internal/heap"
 )
 
 // Type is one of the three probes.
@@ -44,7 +44,7 @@ type entry struct {
 	uid   types.UID
 	probe *v1.Probe
 	due   time.Time
-	index int // in the heap; -1 while it runs or rests
+	place heap.Place // in due; in none while it runs or rests
 	// epoch is when the ticks count from.
 	epoch time.Time
 	// successes and failures in a row, of which at most one is not zero.
@@ -63,7 +63,7 @@ const warmFirst = 250 * time.Millisecond
 // Schedule holds all probes of a node. It is pure: time comes in, due probes
 // come out.
 type Schedule struct {
-	heap    dueHeap
+	due     *heap.Heap[*entry]
 	entries map[Key]*entry
 	targets map[string]*target // by container ID
 	pods    map[types.UID][]string
@@ -81,7 +81,8 @@ type target struct {
 
 // NewSchedule makes an empty schedule for an agent that started at born.
 func NewSchedule(born time.Time) *Schedule {
-	return &Schedule{entries: map[Key]*entry{}, targets: map[string]*target{}, pods: map[types.UID][]string{}, born: born}
+	due := heap.New(func(a, b *entry) bool { return a.due.Before(b.due) }, func(e *entry) *heap.Place { return &e.place })
+	return &Schedule{due: due, entries: map[Key]*entry{}, targets: map[string]*target{}, pods: map[types.UID][]string{}, born: born}
 }
 
 // Sync replaces the containers of a pod.
@@ -164,7 +165,7 @@ func (s *Schedule) addProbe(now time.Time, uid types.UID, t pod.Target, typ Type
 	}
 	e.due, e.epoch = first, first
 	s.entries[e.key] = e
-	heap.Push(&s.heap, e)
+	s.due.Put(e)
 }
 
 func periodOf(p *v1.Probe) time.Duration {
@@ -185,17 +186,15 @@ func (s *Schedule) drop(k Key) {
 		return
 	}
 	delete(s.entries, k)
-	if e.index >= 0 {
-		heap.Remove(&s.heap, e.index)
-	}
+	s.due.Remove(e)
 }
 
 // Next is when the next probe is due; ok is false when none is.
 func (s *Schedule) Next() (at time.Time, ok bool) {
-	if len(s.heap) == 0 {
+	if s.due.Len() == 0 {
 		return time.Time{}, false
 	}
-	return s.heap[0].due, true
+	return s.due.First().due, true
 }
 
 // Check is a probe to be made now.
@@ -208,8 +207,8 @@ type Check struct {
 // Due takes out the probes that are due. Each comes back through Done.
 func (s *Schedule) Due(now time.Time) []Check {
 	var out []Check
-	for len(s.heap) > 0 && !s.heap[0].due.After(now) {
-		e := heap.Pop(&s.heap).(*entry)
+	for s.due.Len() > 0 && !s.due.First().due.After(now) {
+		e := s.due.Pop()
 		e.running = true
 		out = append(out, Check{Key: e.key, Target: s.targets[e.key.ContainerID].Target, Probe: e.probe})
 	}
@@ -241,7 +240,7 @@ func (s *Schedule) Done(now time.Time, k Key, v Verdict, output string) Outcome 
 			e.again = 3
 			s.nextTick(e, now)
 		}
-		heap.Push(&s.heap, e)
+		s.due.Put(e)
 		return out
 	}
 	e.again = 3
@@ -259,7 +258,7 @@ func (s *Schedule) Done(now time.Time, k Key, v Verdict, output string) Outcome 
 		if e.warm > 0 {
 			s.sooner(e, now, t.result.Ready)
 		}
-		heap.Push(&s.heap, e)
+		s.due.Put(e)
 	}
 	return out
 }
@@ -330,27 +329,4 @@ func (s *Schedule) Results(uid types.UID) map[string]pod.Probe {
 		}
 	}
 	return out
-}
-
-// dueHeap orders probes by when they are due.
-type dueHeap []*entry
-
-func (h dueHeap) Len() int           { return len(h) }
-func (h dueHeap) Less(i, j int) bool { return h[i].due.Before(h[j].due) }
-func (h dueHeap) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].index, h[j].index = i, j
-}
-func (h *dueHeap) Push(x any) {
-	e := x.(*entry)
-	e.index = len(*h)
-	*h = append(*h, e)
-}
-func (h *dueHeap) Pop() any {
-	old := *h
-	e := old[len(old)-1]
-	old[len(old)-1] = nil
-	e.index = -1
-	*h = old[:len(old)-1]
-	return e
 }

@@ -1,31 +1,23 @@
 package admit
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"io"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/client-go/informers"
-	networkinglisters "k8s.io/client-go/listers/networking/v1"
 	storagelisters "k8s.io/client-go/listers/storage/v1"
 	"k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
 )
 
-// Names of the admission of storage and ingress objects.
+// Names of the admission of storage objects.
 const (
-	// StorageClass gives claims without a class the default one.
-	StorageClass = "DefaultStorageClass"
-	// IngressClass does the same for ingresses.
-	IngressClass = "DefaultIngressClass"
 	// InUse keeps volumes and claims from vanishing while they are in use.
 	InUse = "StorageObjectInUseProtection"
 	// Resize lets claims grow only where their class allows it.
@@ -33,113 +25,10 @@ const (
 )
 
 const (
-	defaultStorageClass     = "storageclass.kubernetes.io/is-default-class"
-	betaDefaultStorageClass = "storageclass.beta.kubernetes.io/is-default-class"
 	claimFinalizer          = "kubernetes.io/pvc-protection"
 	volumeFinalizer         = "kubernetes.io/pv-protection"
 	attributesFinalizer     = "kubernetes.io/vac-protection"
 )
-
-// newest returns the default to use when several are marked: the one made
-// last, and of those made at once the first by name.
-func newest[T metav1.Object](marked []T) (T, bool) {
-	var none T
-	if len(marked) == 0 {
-		return none, false
-	}
-	return slices.MinFunc(marked, func(a, b T) int {
-		return cmp.Or(b.GetCreationTimestamp().Compare(a.GetCreationTimestamp().Time), cmp.Compare(a.GetName(), b.GetName()))
-	}), true
-}
-
-type storageClass struct {
-	*admission.Handler
-	classes storagelisters.StorageClassLister
-}
-
-func newStorageClass(io.Reader) (admission.Interface, error) {
-	return &storageClass{Handler: admission.NewHandler(admission.Create)}, nil
-}
-
-func (s *storageClass) SetExternalKubeInformerFactory(f informers.SharedInformerFactory) {
-	classes := f.Storage().V1().StorageClasses()
-	s.classes = classes.Lister()
-	s.SetReadyFunc(allSynced(classes.Informer()))
-}
-
-func (s *storageClass) ValidateInitialization() error {
-	if s.classes == nil {
-		return errors.New(StorageClass + " needs an informer factory")
-	}
-	return nil
-}
-
-func (s *storageClass) Admit(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
-	claim, ok := a.GetObject().(*corev1.PersistentVolumeClaim)
-	if !ok || !isFor(a, claimsResource) || volume.PersistentVolumeClaimHasClass(claim) {
-		return nil
-	}
-	if !s.WaitForReady() {
-		return admission.NewForbidden(a, errors.New("not yet ready to handle request"))
-	}
-	all, err := s.classes.List(labels.Everything())
-	if err != nil {
-		return admission.NewForbidden(a, err)
-	}
-	marked := slices.DeleteFunc(slices.Clone(all), func(c *storagev1.StorageClass) bool {
-		return c.Annotations[defaultStorageClass] != "true" && c.Annotations[betaDefaultStorageClass] != "true"
-	})
-	if class, found := newest(marked); found {
-		claim.Spec.StorageClassName = ptr.To(class.Name)
-	}
-	return nil
-}
-
-type ingressClass struct {
-	*admission.Handler
-	classes networkinglisters.IngressClassLister
-}
-
-func newIngressClass(io.Reader) (admission.Interface, error) {
-	return &ingressClass{Handler: admission.NewHandler(admission.Create)}, nil
-}
-
-func (s *ingressClass) SetExternalKubeInformerFactory(f informers.SharedInformerFactory) {
-	classes := f.Networking().V1().IngressClasses()
-	s.classes = classes.Lister()
-	s.SetReadyFunc(allSynced(classes.Informer()))
-}
-
-func (s *ingressClass) ValidateInitialization() error {
-	if s.classes == nil {
-		return errors.New(IngressClass + " needs an informer factory")
-	}
-	return nil
-}
-
-func (s *ingressClass) Admit(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
-	ingress, ok := a.GetObject().(*networkingv1.Ingress)
-	if !ok || !isFor(a, ingressesResource) || ingress.Spec.IngressClassName != nil {
-		return nil
-	}
-	if _, old := ingress.Annotations["kubernetes.io/ingress.class"]; old {
-		return nil
-	}
-	if !s.WaitForReady() {
-		return admission.NewForbidden(a, errors.New("not yet ready to handle request"))
-	}
-	all, err := s.classes.List(labels.Everything())
-	if err != nil {
-		return admission.NewForbidden(a, err)
-	}
-	marked := slices.DeleteFunc(slices.Clone(all), func(c *networkingv1.IngressClass) bool {
-		return c.Annotations[networkingv1.AnnotationIsDefaultIngressClass] != "true"
-	})
-	if class, found := newest(marked); found {
-		ingress.Spec.IngressClassName = ptr.To(class.Name)
-	}
-	return nil
-}
 
 type inUse struct{ *admission.Handler }
 

@@ -1,7 +1,6 @@
 package schedule
 
 import (
-	"container/heap"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -9,6 +8,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/berth-dev/berth/internal/control/schedule/place"
+	"github.com/berth-dev/berth/internal/heap"
 )
 
 // change is a kind of event that may make room for a waiting pod.
@@ -34,8 +34,8 @@ const (
 // ones by time, parked ones until something changes. It is pure; time comes in.
 type backlog struct {
 	items map[types.UID]*waiting
-	ready readyHeap
-	later laterHeap
+	ready *heap.Heap[*waiting]
+	later *heap.Heap[*waiting]
 	seq   uint64
 }
 
@@ -50,11 +50,23 @@ type waiting struct {
 	wakes     change
 	notBefore time.Time
 	deadline  time.Time // in later
-	inReady   int       // index, -1 when not in ready
-	inLater   int       // index, -1 when not in later
+	inReady   heap.Place
+	inLater   heap.Place
 }
 
-func newBacklog() *backlog { return &backlog{items: map[types.UID]*waiting{}} }
+func newBacklog() *backlog {
+	byPriority := func(a, b *waiting) bool {
+		if a.pod.Priority != b.pod.Priority {
+			return a.pod.Priority > b.pod.Priority
+		}
+		return a.seq < b.seq
+	}
+	return &backlog{
+		items: map[types.UID]*waiting{},
+		ready: heap.New(byPriority, func(w *waiting) *heap.Place { return &w.inReady }),
+		later: heap.New(func(a, b *waiting) bool { return a.deadline.Before(b.deadline) }, func(w *waiting) *heap.Place { return &w.inLater }),
+	}
+}
 
 // add puts a pod up for placement, or renews the object of a waiting one.
 // A changed spec, or claims made for it, are worth an attempt.
@@ -70,9 +82,9 @@ func (b *backlog) add(p *place.Pod, now time.Time) {
 		return
 	}
 	b.seq++
-	w := &waiting{pod: p, seq: b.seq, added: now, inReady: -1, inLater: -1}
+	w := &waiting{pod: p, seq: b.seq, added: now}
 	b.items[p.Obj.UID] = w
-	heap.Push(&b.ready, w)
+	b.ready.Put(w)
 }
 
 func (b *backlog) remove(uid types.UID) {
@@ -85,36 +97,32 @@ func (b *backlog) remove(uid types.UID) {
 }
 
 func (b *backlog) unlink(w *waiting) {
-	if w.inReady >= 0 {
-		heap.Remove(&b.ready, w.inReady)
-	}
-	if w.inLater >= 0 {
-		heap.Remove(&b.later, w.inLater)
-	}
+	b.ready.Remove(w)
+	b.later.Remove(w)
 }
 
 // pop takes the most important pod that may be tried now. The pod stays known
 // until remove; the caller must call failed or remove for it.
 func (b *backlog) pop(now time.Time) *waiting {
-	for len(b.later) > 0 && !b.later[0].deadline.After(now) {
-		w := heap.Pop(&b.later).(*waiting)
+	for b.later.Len() > 0 && !b.later.First().deadline.After(now) {
+		w := b.later.Pop()
 		w.parked = false
-		heap.Push(&b.ready, w)
+		b.ready.Put(w)
 	}
-	if len(b.ready) == 0 {
+	if b.ready.Len() == 0 {
 		return nil
 	}
-	w := heap.Pop(&b.ready).(*waiting)
+	w := b.ready.Pop()
 	w.attempts++
 	return w
 }
 
 // next returns the next deadline; ok is false when only events can help.
 func (b *backlog) next() (at time.Time, ok bool) {
-	if len(b.later) == 0 {
+	if b.later.Len() == 0 {
 		return time.Time{}, false
 	}
-	return b.later[0].deadline, true
+	return b.later.First().deadline, true
 }
 
 // failed puts a popped pod back. With wakes it is parked until one of those
@@ -136,7 +144,7 @@ func (b *backlog) failed(w *waiting, wakes change, now time.Time) {
 	if w.parked {
 		w.deadline = now.Add(parkedMost)
 	}
-	heap.Push(&b.later, w)
+	b.later.Put(w)
 }
 
 // happened wakes the parked pods an event may help. It returns how many.
@@ -156,10 +164,10 @@ func (b *backlog) awaken(w *waiting, now time.Time) {
 	b.unlink(w)
 	if w.notBefore.After(now) {
 		w.deadline = w.notBefore
-		heap.Push(&b.later, w)
+		b.later.Put(w)
 		return
 	}
-	heap.Push(&b.ready, w)
+	b.ready.Put(w)
 }
 
 // wakes says which events may help a pod that could not be placed.
@@ -178,51 +186,4 @@ func wakes(pod *v1.Pod, d *place.Decision) change {
 		c |= podAdded
 	}
 	return c
-}
-
-type readyHeap []*waiting
-
-func (h readyHeap) Len() int { return len(h) }
-func (h readyHeap) Less(i, j int) bool {
-	if h[i].pod.Priority != h[j].pod.Priority {
-		return h[i].pod.Priority > h[j].pod.Priority
-	}
-	return h[i].seq < h[j].seq
-}
-func (h readyHeap) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].inReady, h[j].inReady = i, j
-}
-func (h *readyHeap) Push(x any) {
-	w := x.(*waiting)
-	w.inReady = len(*h)
-	*h = append(*h, w)
-}
-func (h *readyHeap) Pop() any {
-	old := *h
-	w := old[len(old)-1]
-	*h = old[:len(old)-1]
-	w.inReady = -1
-	return w
-}
-
-type laterHeap []*waiting
-
-func (h laterHeap) Len() int           { return len(h) }
-func (h laterHeap) Less(i, j int) bool { return h[i].deadline.Before(h[j].deadline) }
-func (h laterHeap) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].inLater, h[j].inLater = i, j
-}
-func (h *laterHeap) Push(x any) {
-	w := x.(*waiting)
-	w.inLater = len(*h)
-	*h = append(*h, w)
-}
-func (h *laterHeap) Pop() any {
-	old := *h
-	w := old[len(old)-1]
-	*h = old[:len(old)-1]
-	w.inLater = -1
-	return w
 }

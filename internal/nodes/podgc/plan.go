@@ -4,10 +4,11 @@
 package podgc
 
 import (
-	"container/heap"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+
+	"github.com/berth-dev/berth/internal/heap"
 )
 
 // Reason is why a pod goes, as metrics name it.
@@ -90,19 +91,35 @@ func finished(p *v1.Pod) bool {
 }
 
 // Finished are the finished pods there are, in the order they should go:
-// evicted ones first, then the oldest. The zero value is empty. It is not safe
+// evicted ones first, then the oldest. Make it with NewFinished. It is not safe
 // for concurrent use.
 type Finished struct {
 	byKey map[string]*entry
-	queue order
+	queue *heap.Heap[*entry]
 }
 
 type entry struct {
 	key     string
 	evicted bool
 	created time.Time
-	// place in the queue; -1 once it was picked, until it is gone.
-	place int
+	// place in the queue; in none once it was picked, until it is gone.
+	place heap.Place
+}
+
+// NewFinished returns an empty one.
+func NewFinished() *Finished {
+	return &Finished{byKey: map[string]*entry{}, queue: heap.New(first, func(e *entry) *heap.Place { return &e.place })}
+}
+
+// first tells whether a should go before b.
+func first(a, b *entry) bool {
+	switch {
+	case a.evicted != b.evicted:
+		return a.evicted
+	case !a.created.Equal(b.created):
+		return a.created.Before(b.created)
+	}
+	return a.key < b.key
 }
 
 // See takes a pod in, or notes its change.
@@ -114,17 +131,14 @@ func (f *Finished) See(key string, p *v1.Pod) {
 	}
 	evicted := p.Status.Reason == "Evicted"
 	if e == nil {
-		if f.byKey == nil {
-			f.byKey = map[string]*entry{}
-		}
 		e = &entry{key: key, evicted: evicted, created: p.CreationTimestamp.Time}
 		f.byKey[key] = e
-		heap.Push(&f.queue, e)
+		f.queue.Put(e)
 		return
 	}
-	if e.place >= 0 && (e.evicted != evicted || !e.created.Equal(p.CreationTimestamp.Time)) {
+	if e.place.In() && (e.evicted != evicted || !e.created.Equal(p.CreationTimestamp.Time)) {
 		e.evicted, e.created = evicted, p.CreationTimestamp.Time
-		heap.Fix(&f.queue, e.place)
+		f.queue.Put(e)
 	}
 }
 
@@ -135,16 +149,14 @@ func (f *Finished) Forget(key string) {
 		return
 	}
 	delete(f.byKey, key)
-	if e.place >= 0 {
-		heap.Remove(&f.queue, e.place)
-	}
+	f.queue.Remove(e)
 }
 
 // Over picks the pods beyond the limit; each is picked once. A limit of 0 or
 // less means none.
 func (f *Finished) Over(limit int) (keys []string) {
-	for limit > 0 && len(f.queue) > limit {
-		keys = append(keys, heap.Pop(&f.queue).(*entry).key)
+	for limit > 0 && f.queue.Len() > limit {
+		keys = append(keys, f.queue.Pop().key)
 	}
 	return keys
 }
@@ -152,43 +164,5 @@ func (f *Finished) Over(limit int) (keys []string) {
 // Picked says that the pod was picked and is not gone yet.
 func (f *Finished) Picked(key string) bool {
 	e := f.byKey[key]
-	return e != nil && e.place < 0
-}
-
-// order is the heap behind Finished.
-type order []*entry
-
-func (o order) Len() int { return len(o) }
-
-func (o order) Less(i, j int) bool {
-	a, b := o[i], o[j]
-	switch {
-	case a.evicted != b.evicted:
-		return a.evicted
-	case !a.created.Equal(b.created):
-		return a.created.Before(b.created)
-	}
-	return a.key < b.key
-}
-
-func (o order) Swap(i, j int) {
-	o[i], o[j] = o[j], o[i]
-	o[i].place, o[j].place = i, j
-}
-
-// Push and Pop are heap.Interface's.
-func (o *order) Push(x any) {
-	e := x.(*entry)
-	e.place = len(*o)
-	*o = append(*o, e)
-}
-
-// Pop is heap.Interface's.
-func (o *order) Pop() any {
-	last := len(*o) - 1
-	e := (*o)[last]
-	(*o)[last] = nil
-	*o = (*o)[:last]
-	e.place = -1
-	return e
+	return e != nil && !e.place.In()
 }

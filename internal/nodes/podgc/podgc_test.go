@@ -74,7 +74,7 @@ func TestOutOfServiceNeedsANodeThatIsNotReady(t *testing.T) {
 func TestFinishedEqualsSorting(t *testing.T) {
 	for seed := range uint64(200) {
 		r := rand.New(rand.NewPCG(seed, 1))
-		var f Finished
+		f := NewFinished()
 		all := map[string]*v1.Pod{}
 		limit := 1 + r.IntN(8)
 		for range 60 {

@@ -45,13 +45,13 @@ type shell struct {
 
 	mu       sync.Mutex
 	missing  map[string]time.Time // nodes that pods name and nobody knows
-	finished Finished
+	finished *Finished
 }
 
 // Run collects until ctx ends. It starts with no memory: a node that is
 // missing at its start gets the whole quarantine again.
 func Run(ctx context.Context, cfg Config) error {
-	s := &shell{Config: cfg, missing: map[string]time.Time{},
+	s := &shell{Config: cfg, missing: map[string]time.Time{}, finished: NewFinished(),
 		queue: kube.NewQueue[string]("pod-gc", 50*time.Millisecond, time.Minute)}
 	defer s.queue.ShutDown()
 	if err := s.measure(); err != nil {

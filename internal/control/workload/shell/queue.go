@@ -1,13 +1,14 @@
 package shell
 
 import (
-	"container/heap"
 	"context"
 	"fmt"
 	"math/rand/v2"
 	"runtime/debug"
 	"sync"
 	"time"
+
+	"github.com/berth-dev/berth/internal/heap"
 )
 
 // Back-off of a key whose sync failed: doubling, with up to half as much
@@ -25,7 +26,7 @@ type Queue struct {
 	ready   []string
 	queued  map[string]bool // in ready
 	running map[string]bool // value: asked for again meanwhile
-	due     dueHeap
+	due     *heap.Heap[*dueItem]
 	at      map[string]*dueItem
 	fails   map[string]int
 	wake    chan struct{}
@@ -34,6 +35,7 @@ type Queue struct {
 // NewQueue returns an empty queue.
 func NewQueue() *Queue {
 	return &Queue{queued: map[string]bool{}, running: map[string]bool{}, at: map[string]*dueItem{},
+		due:   heap.New(func(a, b *dueItem) bool { return a.when.Before(b.when) }, func(it *dueItem) *heap.Place { return &it.place }),
 		fails: map[string]int{}, wake: make(chan struct{}, 1)}
 }
 
@@ -68,14 +70,14 @@ func (q *Queue) After(key string, d time.Duration) {
 	if it := q.at[key]; it != nil {
 		if when.Before(it.when) {
 			it.when = when
-			heap.Fix(&q.due, it.index)
+			q.due.Put(it)
 			q.signal()
 		}
 		return
 	}
 	it := &dueItem{key: key, when: when}
 	q.at[key] = it
-	heap.Push(&q.due, it)
+	q.due.Put(it)
 	q.signal()
 }
 
@@ -99,16 +101,16 @@ func (q *Queue) take() (key string, ok bool, wait time.Duration) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	now := time.Now()
-	for len(q.due) > 0 && !q.due[0].when.After(now) {
-		it := heap.Pop(&q.due).(*dueItem)
+	for q.due.Len() > 0 && !q.due.First().when.After(now) {
+		it := q.due.Pop()
 		delete(q.at, it.key)
 		q.add(it.key)
 	}
 	if len(q.ready) == 0 {
-		if len(q.due) == 0 {
+		if q.due.Len() == 0 {
 			return "", false, -1
 		}
-		return "", false, q.due[0].when.Sub(now)
+		return "", false, q.due.First().when.Sub(now)
 	}
 	key = q.ready[0]
 	q.ready = q.ready[1:]
@@ -220,25 +222,5 @@ func guarded(ctx context.Context, key string, f Sync) (again time.Duration, err 
 type dueItem struct {
 	key   string
 	when  time.Time
-	index int
-}
-
-type dueHeap []*dueItem
-
-func (h dueHeap) Len() int           { return len(h) }
-func (h dueHeap) Less(i, j int) bool { return h[i].when.Before(h[j].when) }
-func (h dueHeap) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].index, h[j].index = i, j
-}
-func (h *dueHeap) Push(x any) {
-	it := x.(*dueItem)
-	it.index = len(*h)
-	*h = append(*h, it)
-}
-func (h *dueHeap) Pop() any {
-	old := *h
-	it := old[len(old)-1]
-	*h = old[:len(old)-1]
-	return it
+	place heap.Place
 }
