@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/pprof"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -182,6 +183,25 @@ func isRunning(p *v1.Pod) bool {
 	return false
 }
 
+// containers tells how often those of the first node began anew.
+func (o *observer) containers(when string) (ids []string) {
+	o.Helper()
+	list, err := o.client.CoreV1().Pods("").List(o.ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=h-0"})
+	if err != nil {
+		o.Fatal(err)
+	}
+	for i := range list.Items {
+		for _, c := range list.Items[i].Status.ContainerStatuses {
+			ids = append(ids, fmt.Sprint(c.Name, " restarts ", c.RestartCount))
+		}
+	}
+	if len(ids) == 0 {
+		o.Fatalf("%s: no containers on h-0", when)
+	}
+	slices.Sort(ids)
+	return ids
+}
+
 // TestFleet: nodes become Ready and run pods; a zone that is stopped is found
 // out by the real node health controller and comes back; nodes that say they
 // are not ready are believed; and in the end nothing is left.
@@ -229,6 +249,22 @@ func TestFleet(t *testing.T) {
 	act("resume", Select{Zone: "zone-b"})
 	o.await("Ready", 12, isReady)
 	o.awaitPods("running", 24, isRunning)
+
+	// Whoever is cut off goes on meanwhile; whoever stops starts its containers
+	// anew.
+	var before, after []string
+	for _, verb := range []string{"cut", "stop"} {
+		before = o.containers(verb)
+		act(verb, Select{Names: []string{"h-0"}})
+		o.await("Unknown", 1, func(n *v1.Node) bool { return status(n) == v1.ConditionUnknown && n.Name == "h-0" })
+		o.awaitPods("not ready", 2, func(p *v1.Pod) bool { return !isRunning(p) })
+		act("resume", Select{Names: []string{"h-0"}})
+		o.await("Ready", 12, isReady)
+		o.awaitPods("running", 24, isRunning)
+		if after = o.containers(verb); slices.Equal(before, after) != (verb == "cut") {
+			t.Errorf("%s: containers of h-0 were %v and are %v", verb, before, after)
+		}
+	}
 
 	act("notReady", Select{Count: 3})
 	o.await("not ready by their own word", 3, func(n *v1.Node) bool { return status(n) == v1.ConditionFalse })
