@@ -74,7 +74,11 @@ func Down(ctx context.Context, dataDir string, purge bool, emit Progress) error 
 	if !purge {
 		return volume.UnshareRoot(cfg.Path("agent"))
 	}
-	return c.stage("purge", func() (string, error) { return "nothing is left of " + cfg.Instance(), cfg.purge() })
+	return c.stage("purge", func() (string, error) {
+		// Whatever the runtime knew of is stopped; what it had forgotten is not.
+		_, err := s.EndLostShims(true)
+		return "nothing is left of " + cfg.Instance(), errors.Join(err, cfg.purge())
+	})
 }
 
 // runtimeLeft says whether there is a bundled runtime to stop. One that died

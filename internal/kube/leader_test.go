@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -80,9 +81,9 @@ func holder(t *testing.T, client *fake.Clientset) string {
 func TestLeadEndsWhenTheLeaseCannotBeRenewed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := fake.NewClientset()
-		var broken time.Time
+		var broken atomic.Pointer[time.Time]
 		client.PrependReactor("update", "leases", func(k8stesting.Action) (bool, runtime.Object, error) {
-			return !broken.IsZero(), nil, errors.New("no connection")
+			return broken.Load() != nil, nil, errors.New("no connection")
 		})
 		var ended time.Time
 		done := make(chan error, 1)
@@ -94,11 +95,12 @@ func TestLeadEndsWhenTheLeaseCannotBeRenewed(t *testing.T) {
 			})
 		}()
 		time.Sleep(time.Minute)
-		broken = time.Now()
+		now := time.Now()
+		broken.Store(&now)
 		if err := <-done; !errors.Is(err, ErrLost) {
 			t.Errorf("ended with %v", err)
 		}
-		if late := ended.Sub(broken); late <= 0 || late > 15*time.Second {
+		if late := ended.Sub(now); late <= 0 || late > 15*time.Second {
 			t.Errorf("stopped %s after the last possible renewal, the lease holds 15s", late)
 		}
 	})

@@ -115,13 +115,15 @@ func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, a Action) *Fai
 	}
 	m.metrics.startedPods.Inc()
 	began := m.cfg.Now()
-	id, err := m.cfg.Service.RunPodSandbox(ctx, cfg, handler)
+	run, stop := outlast(ctx, m.cfg.SandboxPatience)
+	defer stop()
+	id, err := m.cfg.Service.RunPodSandbox(run, cfg, handler)
 	m.metrics.sandboxes.WithLabelValues(handler).Observe(m.cfg.Now().Sub(began).Seconds())
 	if err != nil {
 		m.metrics.startedPodErrors.Inc()
 	}
 	if err == nil {
-		_, err = m.cfg.Runtime.RefreshSandbox(ctx, id)
+		_, err = m.cfg.Runtime.RefreshSandbox(run, id)
 	}
 	if err == nil {
 		return nil
@@ -133,6 +135,26 @@ func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, a Action) *Fai
 		return f
 	}
 	return m.fail(pod, err, "FailedCreatePodSandBox", "Failed to create pod sandbox: ")
+}
+
+// outlast returns a context that goes on for that long after the given one was
+// given up, or a quarter of it after it ended otherwise; stop frees what it
+// holds.
+func outlast(ctx context.Context, patience time.Duration) (longer context.Context, stop func()) {
+	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	timer := make(chan *time.Timer, 1)
+	undo := context.AfterFunc(ctx, func() {
+		if !errors.Is(context.Cause(ctx), errUnwanted) {
+			patience /= 4
+		}
+		timer <- time.AfterFunc(patience, cancel)
+	})
+	return longer, func() {
+		if !undo() {
+			(<-timer).Stop()
+		}
+		cancel()
+	}
 }
 
 // networkDown tells why the runtime's network is not ready, or "".

@@ -54,6 +54,11 @@ type Config struct {
 	Ended func(uid types.UID)
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
+	// SandboxPatience is how long the creation of a sandbox may go on that is
+	// not wanted any more, 20 s by default. On a machine at ease it takes a
+	// tenth of one; a runtime whose caller hangs up while it starts a shim may
+	// forget the process. An agent that ends waits a quarter of that.
+	SandboxPatience time.Duration
 }
 
 // Manager holds a worker per pod and routes news to it.
@@ -78,6 +83,9 @@ type Manager struct {
 func NewManager(cfg Config) *Manager {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
+	}
+	if cfg.SandboxPatience == 0 {
+		cfg.SandboxPatience = 20 * time.Second
 	}
 	m := &Manager{
 		cfg: cfg, workers: map[types.UID]*worker{}, blocked: map[types.NamespacedName]*v1.Pod{}, mirrors: map[types.UID]*v1.Pod{},

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -62,7 +63,7 @@ func newAgent(t *testing.T, prepare ...func(*fake.Runtime)) *agentUnderTest {
 func startAgent(t testing.TB, change func(*Config, *fake.Runtime)) (a *agentUnderTest, stop func()) {
 	w := newWorld(t) // for its collaborators
 	cfg := w.m.cfg
-	cfg.Now = time.Now
+	cfg.Now, cfg.SandboxPatience = time.Now, 100*time.Millisecond
 	a = &agentUnderTest{TB: t, rt: fake.New(func() time.Time { return cfg.Now() }), api: clientset.NewClientset()}
 	a.watcher = runtime.NewWatcher(runtime.WatcherConfig{Service: a.rt, Log: slog.New(slog.DiscardHandler), Notify: func(uid types.UID) { a.m.RuntimeChanged(uid) }})
 	cfg.Client, cfg.Service, cfg.Runtime, cfg.Recorder = a.api, a.rt, a.watcher, &record.FakeRecorder{}
@@ -172,6 +173,37 @@ func TestHangingRuntime(t *testing.T) {
 	gone.DeletionTimestamp, gone.DeletionGracePeriodSeconds = &at, &grace
 	a.m.Set(gone, false)
 	a.await("stuck", func(p *v1.Pod) bool { return p == nil })
+}
+
+// TestOutlast: a call that is given up has time to finish, less of it when the
+// agent ends.
+func TestOutlast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for name, test := range map[string]struct {
+			cause error
+			want  time.Duration
+		}{"no longer wanted": {errUnwanted, 20 * time.Second}, "the agent ends": {nil, 5 * time.Second}} {
+			ctx, cancel := context.WithCancelCause(t.Context())
+			longer, stop := outlast(ctx, 20*time.Second)
+			time.Sleep(time.Hour)
+			if longer.Err() != nil {
+				t.Errorf("%s: ended before its parent", name)
+			}
+			began := time.Now()
+			cancel(test.cause)
+			<-longer.Done()
+			if took := time.Since(began); took != test.want {
+				t.Errorf("%s: ended after %v, want %v", name, took, test.want)
+			}
+			stop()
+			longer, stop = outlast(ctx, 20*time.Second)
+			synctest.Wait()
+			stop()
+			if longer.Err() == nil {
+				t.Errorf("%s: goes on after its end", name)
+			}
+		}
+	})
 }
 
 // TestAPIAway: while the API is away pods run, and when it is back their

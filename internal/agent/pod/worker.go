@@ -2,6 +2,7 @@ package pod
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"strconv"
 	"sync"
@@ -55,9 +56,12 @@ type worker struct {
 
 // flight is an action that is being performed.
 type flight struct {
-	cancel   context.CancelFunc
+	cancel   context.CancelCauseFunc
 	canceled atomic.Bool
 }
+
+// errUnwanted is why the context of an action ends that the plan gave up.
+var errUnwanted = errors.New("no longer wanted")
 
 func newWorker(m *Manager, spec Spec) *worker {
 	w := &worker{
@@ -164,7 +168,7 @@ func (w *worker) observe(now time.Time) Spec {
 	for _, r := range inbox {
 		if f := w.flights[r.Action.Key()]; f != nil && f == r.flight {
 			delete(w.flights, r.Action.Key())
-			f.cancel()
+			f.cancel(nil)
 			if r.Action.Kind == Pull {
 				w.pulling += r.took
 			}
@@ -229,7 +233,7 @@ func (w *worker) perform(ctx context.Context, spec Spec, plan Plan, now time.Tim
 	for _, k := range plan.Cancel {
 		if f := w.flights[k]; f != nil {
 			f.canceled.Store(true)
-			f.cancel()
+			f.cancel(errUnwanted)
 		}
 	}
 	w.tellStatus(spec.Pod, &plan, now)
@@ -247,13 +251,13 @@ func (w *worker) perform(ctx context.Context, spec Spec, plan Plan, now time.Tim
 	for _, a := range plan.Actions {
 		if old := w.flights[a.Key()]; old != nil {
 			old.canceled.Store(true) // replaced by one with less time
-			old.cancel()
+			old.cancel(errUnwanted)
 		}
 		if a.Event != nil {
 			w.fire(spec.Pod, *a.Event)
 		}
 		w.m.journal(spec.Pod, a, now)
-		actx, cancel := context.WithCancel(ctx)
+		actx, cancel := context.WithCancelCause(ctx)
 		f := &flight{cancel: cancel}
 		w.flights[a.Key()] = f
 		w.wg.Go(func() {

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -40,6 +41,14 @@ type Supervisor struct {
 // older configuration is replaced, which leaves containers running. adopted
 // says which of the two happened.
 func (s *Supervisor) Ensure(ctx context.Context) (pid int, adopted bool, err error) {
+	if pid, adopted, err = s.ensure(ctx); err != nil {
+		return pid, adopted, err
+	}
+	s.endLostShims()
+	return pid, adopted, nil
+}
+
+func (s *Supervisor) ensure(ctx context.Context) (pid int, adopted bool, err error) {
 	config, err := s.Render()
 	if err != nil {
 		return 0, false, err
@@ -71,8 +80,12 @@ func (s *Supervisor) Ensure(ctx context.Context) (pid int, adopted bool, err err
 }
 
 // Watch blocks until ctx ends; whenever containerd dies it is started again,
-// with a pause that grows while it keeps dying.
+// with a pause that grows while it keeps dying. Now and then shims that it has
+// forgotten are ended.
 func (s *Supervisor) Watch(ctx context.Context, pid int) {
+	var wg sync.WaitGroup
+	wg.Go(func() { s.sweep(ctx) })
+	defer wg.Wait()
 	const quick, most = 200 * time.Millisecond, 30 * time.Second
 	pause := quick
 	for {
