@@ -25,9 +25,9 @@ const (
 )
 
 const (
-	claimFinalizer          = "kubernetes.io/pvc-protection"
-	volumeFinalizer         = "kubernetes.io/pv-protection"
-	attributesFinalizer     = "kubernetes.io/vac-protection"
+	claimFinalizer      = "kubernetes.io/pvc-protection"
+	volumeFinalizer     = "kubernetes.io/pv-protection"
+	attributesFinalizer = "kubernetes.io/vac-protection"
 )
 
 type inUse struct{ *admission.Handler }
