@@ -94,6 +94,33 @@ func BenchmarkColdSync(b *testing.B) {
 	}
 }
 
+// BenchmarkAdopt is a restart beside an unchanged table, from full caches to
+// being sure that nothing is to be written.
+func BenchmarkAdopt(b *testing.B) {
+	for _, size := range [][2]int{{1000, 10}, {10000, 10}, {5000, 50}} {
+		b.Run(fmt.Sprintf("%dx%d", size[0], size[1]), func(b *testing.B) {
+			b.ReportAllocs()
+			w, k, do := benchWriter(b)
+			fill(w.model, size[0], size[1])
+			do(func() error { _, err := w.sync(); return err })
+			for range b.N {
+				b.StopTimer()
+				again := &writer{kernel: k, layout: w.layout, table: w.table, model: model.New(model.Config{Family: model.V4, NodeName: nodeName})}
+				fill(again.model, size[0], size[1])
+				runtime.GC()
+				b.StartTimer()
+				do(func() error {
+					res, err := again.sync()
+					if err == nil && (!res.adopted || res.added+res.deleted > 0) {
+						err = fmt.Errorf("adopted %t, %d rows added, %d deleted", res.adopted, res.added, res.deleted)
+					}
+					return err
+				})
+			}
+		})
+	}
+}
+
 // BenchmarkOneChange scales one Service up or down by one endpoint, which
 // changes its class too.
 func BenchmarkOneChange(b *testing.B) { oneChange(b, 2, nil) }
