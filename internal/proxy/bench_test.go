@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
 
 	"github.com/berth-dev/berth/internal/netnstest"
@@ -17,16 +18,20 @@ import (
 
 func fill(m *model.Model, services, endpoints int) {
 	for i := range services {
-		name := fmt.Sprint("s", i)
-		s := svc(name, fmt.Sprintf("10.%d.%d.%d", 96+i>>16, i>>8&255, i&255), 80, nil)
-		s.Spec.Ports = s.Spec.Ports[:1]
+		s := benchService(i)
 		m.SetService(s)
-		ep := slice(name, ips(i, endpoints)...)
+		ep := slice(s.Name, ips(i, endpoints)...)
 		for e := range ep.Endpoints {
 			ep.Endpoints[e].NodeName = ptr.To("elsewhere")
 		}
 		m.SetSlice(ep)
 	}
+}
+
+func benchService(i int) *corev1.Service {
+	s := svc(fmt.Sprint("s", i), fmt.Sprintf("10.%d.%d.%d", 96+i>>16, i>>8&255, i&255), 80, nil)
+	s.Spec.Ports = s.Spec.Ports[:1]
+	return s
 }
 
 func ips(service, n int) []string {
@@ -89,20 +94,72 @@ func BenchmarkColdSync(b *testing.B) {
 	}
 }
 
+// BenchmarkAdopt is a restart beside an unchanged table, from full caches to
+// being sure that nothing is to be written.
+func BenchmarkAdopt(b *testing.B) {
+	for _, size := range [][2]int{{1000, 10}, {10000, 10}, {5000, 50}} {
+		b.Run(fmt.Sprintf("%dx%d", size[0], size[1]), func(b *testing.B) {
+			b.ReportAllocs()
+			w, k, do := benchWriter(b)
+			fill(w.model, size[0], size[1])
+			do(func() error { _, err := w.sync(); return err })
+			for range b.N {
+				b.StopTimer()
+				again := &writer{kernel: k, layout: w.layout, table: w.table, model: model.New(model.Config{Family: model.V4, NodeName: nodeName})}
+				fill(again.model, size[0], size[1])
+				runtime.GC()
+				b.StartTimer()
+				do(func() error {
+					res, err := again.sync()
+					if err == nil && (!res.adopted || res.added+res.deleted > 0) {
+						err = fmt.Errorf("adopted %t, %d rows added, %d deleted", res.adopted, res.added, res.deleted)
+					}
+					return err
+				})
+			}
+		})
+	}
+}
+
 // BenchmarkOneChange scales one Service up or down by one endpoint, which
 // changes its class too.
-func BenchmarkOneChange(b *testing.B) {
+func BenchmarkOneChange(b *testing.B) { oneChange(b, 2, nil) }
+
+// BenchmarkOneStickyChange is the same where all Services have affinity; the
+// endpoint that goes is the first, so that the last one takes its place.
+func BenchmarkOneStickyChange(b *testing.B) {
+	for _, endpoints := range []int{2, 50} {
+		b.Run(fmt.Sprint(endpoints), func(b *testing.B) {
+			oneChange(b, endpoints, func(s *corev1.Service) { s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP })
+		})
+	}
+}
+
+func oneChange(b *testing.B, endpoints int, edit func(*corev1.Service)) {
 	for _, services := range []int{1000, 5000, 45000} {
+		if services*endpoints > 250000 {
+			continue
+		}
 		b.Run(fmt.Sprint(services), func(b *testing.B) {
 			w, k, do := benchWriter(b)
-			fill(w.model, services, 2)
+			fill(w.model, services, endpoints)
+			if edit != nil {
+				for i := range services {
+					s := benchService(i)
+					edit(s)
+					w.model.SetService(s)
+				}
+			}
 			step := func(i int) {
-				w.model.SetSlice(slice("s7", ips(7, 2+i%2)...))
+				w.model.SetSlice(slice("s7", ips(7, endpoints+1)[i%2:]...))
 				if _, err := w.sync(); err != nil {
 					b.Fatal(err)
 				}
 			}
-			do(func() error { _, err := w.sync(); step(1); step(0); return err })
+			began := time.Now()
+			do(func() error { _, err := w.sync(); return err })
+			cold := time.Since(began)
+			do(func() error { step(1); step(0); return nil })
 			b.ReportAllocs()
 			b.ResetTimer()
 			before := k.Messages
@@ -110,6 +167,7 @@ func BenchmarkOneChange(b *testing.B) {
 				step(i + 1)
 			}
 			b.ReportMetric(float64(k.Messages-before)/float64(b.N), "messages/op")
+			b.ReportMetric(float64(cold.Milliseconds()), "cold-ms")
 		})
 	}
 }

@@ -12,21 +12,12 @@ import (
 )
 
 // sums hold, for every set, the sum of the hashes of the rows that should be
-// in it: equal whatever the order, and cheap to keep as rows come and go. They
-// also hold, for every chain of a service port with affinity, that of its rules.
+// in it: equal whatever the order, and cheap to keep as rows come and go.
 type sums map[string]uint64
 
 var sumSeed = maphash.MakeSeed()
 
-func (s sums) follow(l nft.Layout, c *model.Changes) {
-	f := l.Family
-	for _, ch := range c.Chains {
-		if name := nft.StickyName(ch.ID, ch.Pool); len(ch.Endpoints) > 0 {
-			s[name] = rulesSum(l.StickyRules(ch))
-		} else {
-			delete(s, name)
-		}
-	}
+func (s sums) follow(f model.Family, c *model.Changes) {
 	for set, d := range c.Sets {
 		shape := set.Shape(f)
 		was := d.Was
@@ -50,13 +41,6 @@ func sum(key, value []byte) uint64 {
 	_, _ = h.Write(key)
 	_, _ = h.Write(value)
 	return h.Sum64()
-}
-
-func rulesSum(rules []string) (n uint64) {
-	for i, r := range rules {
-		n += sum([]byte{byte(i >> 8), byte(i)}, []byte(r))
-	}
-	return n
 }
 
 // image is what a table should look like at some moment, for a comparison
@@ -89,7 +73,7 @@ func (i image) intact(k nft.Kernel) (bool, error) {
 		c.rows[s] = nil
 		shape := s.Shape(w.layout.Family)
 		err := k.Rows(w.layout.Family, w.table, shape.Name, func(key, v []byte) bool {
-			held[shape.Name] += sum(key, value(shape, v))
+			held[shape.Name] += sum(key, v)
 			return true
 		})
 		if err != nil {
@@ -98,11 +82,6 @@ func (i image) intact(k nft.Kernel) (bool, error) {
 	}
 	if c.rules, err = k.Rules(w.layout.Family, w.table); err != nil {
 		return false, err
-	}
-	for name, rules := range c.rules {
-		if _, _, ok := nft.ParseStickyName(name); ok {
-			held[name] = rulesSum(rules)
-		}
 	}
 	for name, sum := range i.sums {
 		if held[name] != sum {

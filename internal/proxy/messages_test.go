@@ -12,22 +12,24 @@ import (
 )
 
 // perChange is how many netlink messages it takes to bring an endpoint of a
-// Service with one address or to take it away, the batch's frame included: a
-// row more or less of the endpoints, and of the classes if the pool's size
-// crosses a power of two.
-const perChange = 6
+// Service with one address or to take it away, the batch's frame included: rows
+// that go and that come of the endpoints, and of the classes if the pool's size
+// crosses a power of two. perSticky are those that affinity adds: rows that go
+// and that come of what is drawn, and the endpoint's own.
+const (
+	perChange = 6
+	perSticky = 3
+)
 
 // TestMessagesPerChange: what one endpoint costs does not depend on how many
-// Services and endpoints there are; with affinity it depends on those of its
-// Service, by two rules each, and on no other's.
+// Services and endpoints there are, with affinity or without.
 func TestMessagesPerChange(t *testing.T) {
 	for _, affinity := range []bool{false, true} {
 		for _, services := range []int{2, 300} {
-			for _, endpoints := range []int{2, 40} {
+			for _, endpoints := range []int{1, 3, 40} {
 				most, want := messages(t, services, endpoints, affinity), perChange
 				if affinity {
-					// The chain emptied, two rules for each of the endpoints, and the row with its hash.
-					want += 2 + 2*(endpoints+1) + 2
+					want += perSticky
 				}
 				if most > want {
 					t.Errorf("%d Services of %d endpoints, affinity %t: %d messages, want at most %d", services, endpoints, affinity, most, want)
@@ -63,7 +65,8 @@ func messages(t *testing.T, services, endpoints int, affinity bool) (most int) {
 			if i > 2 { // first comes the table, then a class that may be new
 				most = max(most, k.Messages-before)
 			}
-			w.model.SetSlice(slice("s1", ips(1, endpoints+(i+1)%2)...))
+			// The first one goes, so that the last takes its place.
+			w.model.SetSlice(slice("s1", ips(1, endpoints+1)[i%2:]...))
 		}
 		return nil
 	})
@@ -71,48 +74,4 @@ func messages(t *testing.T, services, endpoints int, affinity bool) (most int) {
 		t.Fatal(err)
 	}
 	return most
-}
-
-// TestAffinityComesFirst: the row that leads to the chain of a Service whose
-// affinity is switched on comes when that chain has its rules already. A packet
-// on its way while a batch takes effect sees new rows, but old rules.
-func TestAffinityComesFirst(t *testing.T) {
-	k := nft.NewFake()
-	w := &writer{kernel: k, layout: nft.Layout{Family: model.V4, MarkBit: 1 << 14}, table: "berth-first", model: model.New(model.Config{Family: model.V4, NodeName: nodeName})}
-	s := svc("s", "10.96.0.1", 80, nil)
-	w.model.SetService(s)
-	w.model.SetSlice(slice("s", "10.244.0.1", "10.244.0.2"))
-	if _, err := w.sync(); err != nil {
-		t.Fatal(err)
-	}
-	rows, written := 0, map[string]bool{}
-	k.Fail = func(tx *nft.Tx) error {
-		for _, o := range tx.Ops {
-			if o.Verb == nft.AddRows && o.Shape.Chain {
-				rows += len(o.Rows) / o.Shape.Stride()
-				for c := range written {
-					if written[c] {
-						continue
-					}
-					t.Errorf("chain %s gets its rules together with the row that leads there", c)
-				}
-			}
-			if _, _, ok := nft.ParseStickyName(o.Name); ok {
-				written[o.Name] = false
-			}
-		}
-		for c := range written {
-			written[c] = true
-		}
-		return nil
-	}
-	s = s.DeepCopy()
-	s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
-	w.model.SetService(s)
-	if _, err := w.sync(); err != nil {
-		t.Fatal(err)
-	}
-	if rows == 0 || len(written) == 0 {
-		t.Fatalf("%d rows lead to %d chains: affinity was not switched on", rows, len(written))
-	}
 }

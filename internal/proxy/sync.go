@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -20,8 +19,6 @@ type writer struct {
 	model  *model.Model
 	// classes are those whose set and chain exist.
 	classes map[model.Class]bool
-	// chains are those of service ports with affinity that stand.
-	chains map[stickyKey]bool
 	// cidrs are the ranges Services take their addresses from; cidrsDirty
 	// says that the kernel has not been told.
 	cidrs      []netip.Prefix
@@ -54,17 +51,14 @@ func (w *writer) sync() (result, error) {
 // whole table repairs that.
 func (w *writer) write(c *model.Changes) (result, error) {
 	// A packet under way while a transaction takes effect goes by the old
-	// rules and the new rows: it must know the rows' classes, and find rules
-	// in the chains of affinity they lead to.
+	// rules and the new rows: it must know the rows' classes.
 	before, tx := nft.NewTx(w.layout.Family, w.table), nft.NewTx(w.layout.Family, w.table)
-	if fresh := w.ahead(before, c); !before.Empty() {
+	if w.ahead(before, c); !before.Empty() {
 		if err := w.apply(before); err != nil {
 			return result{}, err
 		}
-		w.append(tx, c, fresh)
-	} else {
-		w.append(tx, c, nil)
 	}
+	w.append(tx, c)
 	if err := w.apply(tx); err != nil {
 		return result{}, err
 	}
@@ -74,7 +68,7 @@ func (w *writer) write(c *model.Changes) (result, error) {
 // wrote takes in that the kernel holds what c asks for.
 func (w *writer) wrote(c *model.Changes) result {
 	w.synced, w.cidrsDirty = true, false
-	w.sums.follow(w.layout, c)
+	w.sums.follow(w.layout.Family, c)
 	del, add := c.Count(w.layout.Family)
 	return result{added: add, deleted: del, changes: c}
 }
@@ -92,7 +86,8 @@ func (w *writer) build(entered bool) (result, error) {
 		tx.Add(nft.Op{Verb: v})
 	}
 	w.layout.Build(tx)
-	w.append(tx, c, w.ahead(tx, c))
+	w.ahead(tx, c)
+	w.append(tx, c)
 	w.layout.Hook(tx)
 	parts := []*nft.Tx{tx}
 	if !entered {
@@ -114,25 +109,30 @@ func (w *writer) apply(tx *nft.Tx) error {
 	return err
 }
 
-// ahead appends the classes and the chains of affinity that c needs and the
-// kernel has not, and returns those chains.
-func (w *writer) ahead(tx *nft.Tx, c *model.Changes) (fresh map[stickyKey]bool) {
+// ahead appends the classes that c needs and the kernel has not, and the
+// timeouts of affinity that none had before.
+func (w *writer) ahead(tx *nft.Tx, c *model.Changes) {
 	for _, s := range c.Ordered() {
-		if d := c.Sets[s]; classed(s.Table) && !w.classes[s.Class] && len(d.Add) > 0 {
-			w.layout.AddClass(tx, s.Class)
-			w.classes[s.Class] = true
+		d, class := c.Sets[s], s.Class
+		if !classed(s.Table) || w.classes[class] || len(d.Add) == 0 {
+			continue
+		}
+		if class.Timeout > 0 && !w.remembers(class.Timeout) {
+			w.layout.AddTimeout(tx, class.Timeout)
+		}
+		w.layout.AddClass(tx, class)
+		w.classes[class] = true
+	}
+}
+
+// remembers says whether there is a class with this timeout.
+func (w *writer) remembers(seconds int) bool {
+	for c := range w.classes {
+		if c.Timeout == seconds {
+			return true
 		}
 	}
-	for _, ch := range c.Chains {
-		if k := (stickyKey{ch.ID, ch.Pool}); len(ch.Endpoints) > 0 && !w.chains[k] {
-			w.layout.WriteSticky(tx, ch)
-			if fresh == nil {
-				fresh = map[stickyKey]bool{}
-			}
-			w.chains[k], fresh[k] = true, true
-		}
-	}
-	return fresh
+	return false
 }
 
 // setCIDRs says which ranges Services take their addresses from.
@@ -142,15 +142,9 @@ func (w *writer) setCIDRs(cidrs []netip.Prefix) {
 	}
 }
 
-// append orders a difference so that nothing points to what is not there. The
-// chains in fresh are written already.
-func (w *writer) append(tx *nft.Tx, c *model.Changes, fresh map[stickyKey]bool) {
+// append orders a difference so that no row comes before what it replaces goes.
+func (w *writer) append(tx *nft.Tx, c *model.Changes) {
 	order := c.Ordered()
-	for _, ch := range c.Chains {
-		if len(ch.Endpoints) > 0 && !fresh[stickyKey{ch.ID, ch.Pool}] {
-			w.layout.WriteSticky(tx, ch)
-		}
-	}
 	for _, s := range order {
 		if shape, d := s.Shape(w.layout.Family), c.Sets[s]; len(d.Del) > 0 {
 			tx.Add(nft.Op{Verb: nft.DeleteRows, Name: shape.Name, Shape: shape, Rows: d.Del})
@@ -159,12 +153,6 @@ func (w *writer) append(tx *nft.Tx, c *model.Changes, fresh map[stickyKey]bool) 
 	for _, s := range order {
 		if shape, d := s.Shape(w.layout.Family), c.Sets[s]; len(d.Add) > 0 {
 			tx.Add(nft.Op{Verb: nft.AddRows, Name: shape.Name, Shape: shape, Rows: d.Add})
-		}
-	}
-	for _, ch := range c.Chains {
-		if len(ch.Endpoints) == 0 {
-			w.layout.DeleteSticky(tx, ch)
-			delete(w.chains, stickyKey{ch.ID, ch.Pool})
 		}
 	}
 	if w.cidrsDirty {
@@ -187,7 +175,7 @@ func (w *writer) first() (result, error) {
 		return result{}, err
 	}
 	w.model.Reset()
-	w.classes, w.chains, w.sums, w.cidrsDirty = map[model.Class]bool{}, map[stickyKey]bool{}, sums{}, true
+	w.classes, w.sums, w.cidrsDirty = map[model.Class]bool{}, sums{}, true
 	if held == nil {
 		return w.build(nft.Hooked(chains))
 	}
@@ -201,20 +189,20 @@ func (w *writer) first() (result, error) {
 // adopt makes the Model go on from what the kernel holds, and returns what
 // is to be changed there.
 func (w *writer) adopt(held *contents) *model.Changes {
-	for _, t := range []model.Table{model.Endpoints, model.NodePortEndpoints} {
+	for _, t := range model.SeedTables {
 		for k, v := range held.rows[model.Set{Table: t}] {
 			w.model.Seed(t, []byte(k), []byte(v))
 		}
 	}
 	c := w.model.Commit()
-	w.classes, w.chains, w.sums = map[model.Class]bool{}, maps.Clone(held.sticky), sums{}
+	w.classes, w.sums = map[model.Class]bool{}, sums{}
 	for s := range held.rows {
 		if classed(s.Table) {
 			w.classes[s.Class] = true
 		}
 	}
-	w.sums.follow(w.layout, c)
-	held.diff(w.layout, c)
+	w.sums.follow(w.layout.Family, c)
+	held.diff(w.layout.Family, c)
 	return c
 }
 
@@ -222,13 +210,6 @@ func (w *writer) adopt(held *contents) *model.Changes {
 type contents struct {
 	rows  map[model.Set]map[string]string
 	rules map[string][]string
-	// sticky are the chains of service ports with affinity.
-	sticky map[stickyKey]bool
-}
-
-type stickyKey struct {
-	id   uint32
-	pool model.Pool
 }
 
 // read returns what our table, which has these chains, holds, or nil when it is
@@ -238,12 +219,7 @@ func (w *writer) read(chains []string) (*contents, error) {
 	if !w.layout.Matches(chains) {
 		return nil, nil
 	}
-	c := &contents{rows: map[model.Set]map[string]string{}, sticky: map[stickyKey]bool{}}
-	for _, name := range chains {
-		if id, pool, ok := nft.ParseStickyName(name); ok {
-			c.sticky[stickyKey{id, pool}] = true
-		}
-	}
+	c := &contents{rows: map[model.Set]map[string]string{}}
 	var err error
 	if c.rules, err = w.kernel.Rules(f, w.table); err != nil {
 		return nil, err
@@ -256,7 +232,7 @@ func (w *writer) read(chains []string) (*contents, error) {
 		shape := s.Shape(f)
 		rows := map[string]string{}
 		if err := w.kernel.Rows(f, w.table, shape.Name, func(k, v []byte) bool {
-			rows[string(k)] = string(value(shape, v))
+			rows[string(k)] = string(v)
 			return true
 		}); err != nil {
 			return nil, err
@@ -294,15 +270,6 @@ func (w *writer) sets() ([]model.Set, error) {
 	return out, nil
 }
 
-// value turns what the kernel says a row leads to into the Model's form.
-func value(s model.Shape, v []byte) []byte {
-	if !s.Chain {
-		return v
-	}
-	id, pool, _ := nft.ParseStickyName(string(v))
-	return model.ChainValue(id, pool)
-}
-
 // complete says whether every chain has the rules it should have; cidrs, that
 // the one that drops what goes to nobody is looked at too.
 func (w *writer) complete(c *contents, cidrs bool) bool {
@@ -331,9 +298,7 @@ func (w *writer) complete(c *contents, cidrs bool) bool {
 }
 
 // diff turns the whole of a Model in ch into the difference from what is held.
-func (c *contents) diff(l nft.Layout, ch *model.Changes) {
-	f := l.Family
-	c.diffChains(l, ch)
+func (c *contents) diff(f model.Family, ch *model.Changes) {
 	for s := range c.rows {
 		if ch.Sets[s] == nil {
 			ch.Sets[s] = &model.Delta{}
@@ -366,34 +331,6 @@ func (c *contents) diff(l nft.Layout, ch *model.Changes) {
 		}
 		d.Add, d.Del, d.Was = add, del, was
 	}
-}
-
-// diffChains keeps the affinity chains that must be written: those whose
-// hash differs or whose rules are others. What is held beyond them goes.
-func (c *contents) diffChains(l nft.Layout, ch *model.Changes) {
-	versions := model.Set{Table: model.StickyChains}
-	want := map[string]string{}
-	if d := ch.Sets[versions]; d != nil {
-		s := versions.Shape(l.Family)
-		for rest := d.Add; len(rest) > 0; rest = rest[s.Stride():] {
-			want[string(rest[:s.Key])] = string(rest[s.Key:s.Stride()])
-		}
-	}
-	var out []model.StickyChain
-	for _, chain := range ch.Chains {
-		key := stickyKey{chain.ID, chain.Pool}
-		id := model.ChainValue(chain.ID, chain.Pool)
-		right := c.sticky[key] && c.rows[versions][string(id)] == want[string(id)] && slices.Equal(c.rules[nft.StickyName(chain.ID, chain.Pool)], l.StickyRules(chain))
-		delete(c.sticky, key)
-		if !right {
-			out = append(out, chain)
-		}
-	}
-	for key := range c.sticky {
-		out = append(out, model.StickyChain{ID: key.id, Pool: key.pool})
-	}
-	slices.SortFunc(out, func(a, b model.StickyChain) int { return cmp.Or(cmp.Compare(a.ID, b.ID), cmp.Compare(a.Pool, b.Pool)) })
-	ch.Chains = out
 }
 
 // Cleanup removes the tables of an instance in both families, and nothing

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	networkingv1 "k8s.io/api/networking/v1"
 
 	"github.com/berth-dev/berth/internal/policy/model"
@@ -52,6 +53,43 @@ func BenchmarkStart(b *testing.B) {
 			b.ReportMetric(float64(rows), "rows")
 		})
 	}
+}
+
+// BenchmarkStartLarge is a start where one policy allows every pod, so that one
+// set holds them all: the kernel's part of it, in processor time.
+func BenchmarkStartLarge(b *testing.B) {
+	for _, size := range []int{10000, 50000, 200000} {
+		b.Run(fmt.Sprint(size), func(b *testing.B) {
+			m := model.New()
+			m.SetNamespace("ns-0", nil)
+			m.SetPolicy(policy("ns-0", "p", networkingv1.NetworkPolicySpec{Ingress: from(peers{{NamespaceSelector: &everybody}})}))
+			for i := range size {
+				p := one(i, i>>16)
+				p.Key.Namespace = "ns-0"
+				m.SetPod(p)
+			}
+			m.Commit()
+			c := m.Snapshot()
+			var kernel int64
+			for range b.N {
+				n := newNode(b)
+				before := kernelTime(b)
+				n.must(n.w.Replace(c))
+				kernel += kernelTime(b) - before
+			}
+			b.ReportMetric(float64(kernel)/1e6/float64(b.N), "kernel-ms/op")
+			b.ReportMetric(float64(len(c.Add)), "rows")
+		})
+	}
+}
+
+// kernelTime is what this process has used in the kernel, in nanoseconds.
+func kernelTime(b *testing.B) int64 {
+	var r unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &r); err != nil {
+		b.Fatal(err)
+	}
+	return r.Stime.Nano()
 }
 
 // BenchmarkOnePod replaces one pod of a namespace that a policy allows, with

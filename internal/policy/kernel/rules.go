@@ -83,18 +83,24 @@ func element(r model.Row) nftables.SetElement {
 	return nftables.SetElement{Key: key}
 }
 
-// frame makes what every table has: the two hooked chains and the maps that
-// lead from them.
+// frame makes what every table has, but for what hook makes.
 func (f *family) frame(conn *nftables.Conn) error {
 	if err := conn.AddSet(f.set(model.SelfSet, model.Selves), nil); err != nil {
 		return err
 	}
-	// What a node's own processes send or get does not pass the forward hook:
-	// probes reach every pod, and pods reach the node.
 	for _, d := range []model.Direction{model.Egress, model.Ingress} {
 		if err := conn.AddSet(f.dispatch(d), nil); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// hook makes the two chains that packets enter.
+func (f *family) hook(conn *nftables.Conn, _ *model.Changes) error {
+	// What a node's own processes send or get does not pass the forward hook:
+	// probes reach every pod, and pods reach the node.
+	for _, d := range []model.Direction{model.Egress, model.Ingress} {
 		accept, priority := nftables.ChainPolicyAccept, nftables.ChainPriority(model.Egress-d)
 		chain := conn.AddChain(&nftables.Chain{Table: f.table, Name: d.String(), Type: nftables.ChainTypeFilter,
 			Hooknum: nftables.ChainHookForward, Priority: &priority, Policy: &accept})

@@ -20,6 +20,9 @@ const (
 	// chunk is how many elements go into one message: an attribute holds
 	// 64 KiB, the largest element takes less than 60 bytes.
 	chunk = 1000
+	// partRows is how many rows a table that no packet enters yet gets at
+	// once. The kernel's sets grow beside transactions, and slowly in one.
+	partRows = 4 * chunk
 	// room is for the largest batch and its acknowledgements.
 	room = 64 << 20
 )
@@ -34,6 +37,9 @@ type Writer struct {
 	families []*family
 	// cover stands in for the tables while Replace writes them anew.
 	cover []*family
+	// before, if set, is asked before every transaction of a change; its
+	// error is returned in place of taking it.
+	before func() error
 }
 
 // family is a table of one address family.
@@ -89,61 +95,6 @@ func (w *Writer) Close() error {
 // fail forgets what a transaction has gathered so far.
 func (w *Writer) fail(err error) error { return errors.Join(err, w.Close()) }
 
-// Replace puts exactly a Snapshot into force, whatever stood before. No
-// packet sees less than the old tables or the new.
-//
-// A packet that is under way while a transaction takes effect can pass the new
-// chain before it holds and the old one when it holds no more. So while one
-// table is exchanged for another, a copy under another name stands beside it:
-// what it forbids, nobody else can allow.
-func (w *Writer) Replace(snapshot *model.Changes) error {
-	stands, err := w.exists()
-	if err != nil {
-		return err
-	}
-	if !stands {
-		return w.recreate(w.families, snapshot)
-	}
-	if err := w.recreate(w.cover, snapshot); err != nil {
-		return err
-	}
-	return errors.Join(w.recreate(w.families, snapshot), w.remove(w.cover))
-}
-
-// exists says whether there is any table to replace, or a copy of before.
-func (w *Writer) exists() (bool, error) {
-	conn, err := w.begin()
-	if err != nil {
-		return false, err
-	}
-	for _, f := range slices.Concat(w.families, w.cover) {
-		tables, err := conn.ListTablesOfFamily(f.table.Family)
-		if err != nil {
-			return false, fmt.Errorf("listing tables: %w", err)
-		}
-		if slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == f.table.Name }) {
-			return true, nil
-		}
-	}
-	return false, nil
-}
-
-// recreate writes tables from nothing.
-func (w *Writer) recreate(families []*family, snapshot *model.Changes) error {
-	conn, err := w.begin()
-	if err != nil {
-		return err
-	}
-	for _, f := range families {
-		f.clear(conn)
-		conn.AddTable(f.table)
-		if err := f.frame(conn); err != nil {
-			return w.fail(fmt.Errorf("preparing table %s: %w", f.table.Name, err))
-		}
-	}
-	return w.commit(conn, families, snapshot, (*family).build, (*family).change)
-}
-
 // clear deletes the table. Adding it first makes that succeed when there is
 // none.
 func (f *family) clear(c *nftables.Conn) {
@@ -181,21 +132,35 @@ func (w *Writer) commit(conn *nftables.Conn, families []*family, c *model.Change
 			}
 		}
 	}
-	if err := conn.Flush(); err != nil {
+	if err := w.flush(conn); err != nil {
 		return w.fail(fmt.Errorf("changing table %s (%d sets, %d chains, %d rows, %d guards): %w", families[0].table.Name,
 			len(c.Sets)+len(c.DropSets), len(c.Chains)+len(c.DropChains), len(c.Add)+len(c.Del), len(c.Guard)+len(c.Unguard), err))
 	}
 	return nil
 }
 
+func (w *Writer) flush(conn *nftables.Conn) error {
+	if w.before != nil {
+		if err := w.before(); err != nil {
+			return err
+		}
+	}
+	return conn.Flush()
+}
+
 // build makes new sets, with their rows, and new chains.
 func (f *family) build(conn *nftables.Conn, c *model.Changes) error {
+	return f.buildWith(conn, c, conn.SetAddElements)
+}
+
+// buildWith is build; rows are written by to.
+func (f *family) buildWith(conn *nftables.Conn, c *model.Changes, to write) error {
 	for _, s := range c.Sets {
 		if err := f.addSet(conn, s); err != nil {
 			return err
 		}
 	}
-	if err := f.rows(added(c, true), conn.SetAddElements); err != nil {
+	if err := f.rows(added(c, true), to); err != nil {
 		return err
 	}
 	// Chains first, then rules: profiles jump to policies of any name.
@@ -387,7 +352,7 @@ func (w *Writer) remove(families []*family) error {
 	for _, f := range families {
 		f.clear(conn)
 	}
-	if err := conn.Flush(); err != nil {
+	if err := w.flush(conn); err != nil {
 		return w.fail(fmt.Errorf("removing the tables %s: %w", w.name, err))
 	}
 	return nil

@@ -36,8 +36,9 @@ type Class struct {
 	// Cluster and Local tell how large the pools are that the class uses,
 	// rounded up to a power of two, and 0 for one that it does not use.
 	Cluster, Local int
-	// Sticky: clients return to the endpoint they had (ClientIP affinity).
-	Sticky bool
+	// Timeout is how long, in seconds, clients return to the endpoint they
+	// had (ClientIP affinity); 0 without.
+	Timeout int
 	// Ranges: only sources in Ranges are let in.
 	Ranges bool
 }
@@ -66,8 +67,8 @@ func (c Class) Name() string {
 	if c.LocalPolicy {
 		fmt.Fprintf(&b, "-%d", c.Local)
 	}
-	if c.Sticky {
-		b.WriteString("-sticky")
+	if c.Timeout > 0 {
+		fmt.Fprintf(&b, "-sticky-%d", c.Timeout)
 	}
 	return b.String()
 }
@@ -97,7 +98,7 @@ func ClassByName(name string) (Class, bool) {
 		case "local":
 			c.LocalPolicy = true
 		case "sticky":
-			c.Sticky = true
+			sizes = []*int{&c.Timeout}
 		default:
 			if len(sizes) == 0 {
 				return c, false

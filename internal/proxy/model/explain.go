@@ -136,14 +136,18 @@ func (e *explainer) policy(c Class, from Origin) Pool {
 func (e *explainer) pool(key frontKey, fr *front, pool Pool) {
 	p := fr.owner
 	e.mode(p, pool)
-	if fr.class.Sticky {
-		e.row(key.of(Sticky), putNum(key.put(nil, e.m.cfg.Family), uint32(pool)), "ClientIP affinity: a client seen within %d s returns to the endpoint it had", p.timeout)
+	if fr.class.Timeout > 0 {
+		e.row(key.of(Sticky), key.put(nil, e.m.cfg.Family), "ClientIP affinity: a client seen within %d s returns to the endpoint it had", p.timeout)
 	}
 	at := p.pools[pool].at
 	if len(at) == 0 {
 		e.say("no endpoint is there: dropped")
 	}
 	for i, a := range at {
+		if n := p.numberOf(a); n != 0 && fr.class.Timeout > 0 {
+			e.row(pool.ends(), putNum(nil, n), "1 in %d: %s, remembered as %x", len(at), a, n)
+			continue
+		}
 		e.row(key.of(Endpoints), putNum(key.put(nil, e.m.cfg.Family), pool.base()+uint32(i)), "1 in %d: %s", len(at), a)
 	}
 }

@@ -16,6 +16,8 @@ type front struct {
 	class  Class
 	ranges []netip.Prefix
 	claims []claim
+	// number is that of the owner if it has affinity.
+	number uint32
 }
 
 type claim struct {
@@ -75,6 +77,7 @@ func (m *Model) settleFronts() {
 		fr := m.fronts[key]
 		w := fr.winner()
 		m.settleClass(key, fr, w)
+		m.settleSticky(key, fr, w)
 		for _, pool := range []Pool{ClusterPool, LocalPool} {
 			m.settlePool(key, pool, fr, w)
 		}
@@ -125,17 +128,23 @@ func (m *Model) settlePool(key frontKey, pool Pool, fr *front, w claim) {
 			}
 		}
 	}
-	hadChain, hasChain := had && fr.class.Sticky, has && w.class.Sticky
-	if hadChain == hasChain && fr.owner == w.port {
+}
+
+// settleSticky writes which service port's clients those of a frontend are.
+func (m *Model) settleSticky(key frontKey, fr *front, w claim) {
+	was, now := fr.number, uint32(0)
+	if w.port != nil && w.class.Timeout > 0 {
+		now = w.port.stuck.id
+	}
+	if fr.number = now; was == now {
 		return
 	}
-	row := func(b []byte) []byte { return putNum(key.put(b, m.cfg.Family), uint32(pool)) }
-	c := m.changes.table(key.of(Sticky))
-	if hadChain {
-		c.Del, c.Was = row(c.Del), append(c.Was, ChainValue(fr.owner.id, pool)...)
+	d := m.changes.table(key.of(Sticky))
+	if was != 0 {
+		d.Del, d.Was = key.put(d.Del, m.cfg.Family), putNum(d.Was, was)
 	}
-	if hasChain {
-		c.Add = putNum(putNum(row(c.Add), w.port.id), uint32(pool))
+	if now != 0 {
+		d.Add = putNum(key.put(d.Add, m.cfg.Family), now)
 	}
 }
 

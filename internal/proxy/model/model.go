@@ -59,14 +59,16 @@ type Model struct {
 	nodeIPs  []netip.Addr
 	services map[Name]*service
 	dirty    map[Name]*service
-	ids      map[uint32]portKey
-	fronts   map[frontKey]*front
-	touched  map[frontKey]struct{}
-	counts   [NumTables]map[string]int
-	changed  [NumTables]map[string]bool
-	seeds    map[frontKey]*[2][]netip.AddrPort
-	noLocal  NoLocal
-	changes  *Changes
+	// ids are the numbers of service ports with affinity.
+	ids        map[uint32]portKey
+	stuckSeeds stuckSeeds
+	fronts     map[frontKey]*front
+	touched    map[frontKey]struct{}
+	counts     [NumTables]map[string]int
+	changed    [NumTables]map[string]bool
+	seeds      map[frontKey]*[2][]netip.AddrPort
+	noLocal    NoLocal
+	changes    *Changes
 }
 
 // service is one Service with its slices, known or not to the API.
@@ -101,13 +103,21 @@ func New(cfg Config) *Model {
 	return m
 }
 
+// SeedTables are those whose rows Seed takes.
+var SeedTables = []Table{Endpoints, NodePortEndpoints, Sticky, StickyNodePorts, StickyEndpoints, StickyLocal}
+
 // Seed tells the Model in which order the endpoints already stand in the
-// kernel, before its first Commit, so that adopting them moves none. Key and
-// value are rows of t, which is Endpoints or NodePortEndpoints.
+// kernel, before its first Commit, so that adopting them moves none, and by
+// which numbers those with affinity are remembered. Key and value are rows of
+// t, which is one of SeedTables.
 func (m *Model) Seed(t Table, key, value []byte) {
+	if t != Endpoints && t != NodePortEndpoints {
+		m.seedSticky(t, key, value)
+		return
+	}
 	front, rest := getFront(key, m.cfg.Family, t == NodePortEndpoints)
 	index := binary.NativeEndian.Uint32(rest)
-	at := netip.AddrPortFrom(getAddr(value, m.cfg.Family), binary.BigEndian.Uint16(value[m.cfg.Family.AddrLen():]))
+	at := getAddrPort(value, m.cfg.Family)
 	s := m.seeds[front]
 	if s == nil {
 		s = &[2][]netip.AddrPort{}
@@ -277,6 +287,7 @@ func (m *Model) Commit() *Changes {
 	m.settleCounts()
 	// New maps: clearing one costs what it held at its largest, for ever.
 	m.dirty, m.seeds = map[Name]*service{}, map[frontKey]*[2][]netip.AddrPort{}
+	m.stuckSeeds = stuckSeeds{}
 	m.changes = nil
 	return c
 }

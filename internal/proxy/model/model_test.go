@@ -6,7 +6,6 @@ import (
 	"math/rand"
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -44,15 +43,6 @@ func (r mirror) apply(t *testing.T, c *Changes) {
 			r[s.Name][string(b[:s.Key])] = string(b[s.Key:s.Stride()])
 		}
 	}
-	for _, ch := range c.Chains {
-		key := fmt.Sprint(ch.ID, "/", ch.Pool)
-		if r["chains"] == nil {
-			r["chains"] = map[string]string{}
-		}
-		if r["chains"][key] = fmt.Sprint(ch.Timeout, ch.Proto, ch.Endpoints); len(ch.Endpoints) == 0 {
-			delete(r["chains"], key)
-		}
-	}
 }
 
 // sorted forgets which endpoint has which index of a pool, but not which
@@ -64,7 +54,7 @@ func (r mirror) sorted() mirror {
 			continue
 		}
 		out[name] = rows
-		if !strings.HasSuffix(name, "endpoints") {
+		if name != "endpoints" && name != "nodeport-endpoints" && name != "sticky-picks" {
 			continue
 		}
 		out[name] = map[string]string{}
@@ -228,7 +218,7 @@ func TestSlotsMoveFew(t *testing.T) {
 
 // TestClassNames checks that a class can be read back from its name.
 func TestClassNames(t *testing.T) {
-	for _, c := range []Class{{Kind: Reject}, {Kind: Drop, NodePort: true, Ranges: true}, {External: true, LocalPolicy: true, Cluster: 4, Local: 1, Sticky: true}, {Cluster: 64}, {Local: 2, LocalPolicy: true}} {
+	for _, c := range []Class{{Kind: Reject}, {Kind: Drop, NodePort: true, Ranges: true}, {External: true, LocalPolicy: true, Cluster: 4, Local: 1, Timeout: 10800}, {Cluster: 64}, {Local: 2, LocalPolicy: true}} {
 		if got, ok := ClassByName(c.Name()); !ok || got != c {
 			t.Errorf("%s: got %+v, want %+v", c.Name(), got, c)
 		}

@@ -2,9 +2,6 @@ package model
 
 import (
 	"cmp"
-	"encoding/binary"
-	"fmt"
-	"hash/fnv"
 	"net/netip"
 	"slices"
 	"strings"
@@ -23,18 +20,19 @@ func (k portKey) String() string { return k.service.String() + ":" + k.port + "/
 
 // port is a service port as it stands in the kernel.
 type port struct {
-	key portKey
-	// id numbers the chains of ports with session affinity; 0 without.
-	id      uint32
-	eps     map[netip.AddrPort]ep
-	counts  counts
-	pools   [2]slots
-	seeds   [2][]netip.AddrPort
-	fronts  []frontend
-	ranges  []netip.Prefix
+	key    portKey
+	eps    map[netip.AddrPort]ep
+	counts counts
+	pools  [2]slots
+	seeds  [2][]netip.AddrPort
+	fronts []frontend
+	ranges []netip.Prefix
+	// timeout is how long, in seconds, clients return to their endpoint.
 	timeout int32
-	// chains are the hashes of the affinity chains that stand.
-	chains [2]uint32
+	// stuck are the numbers of a port with session affinity, nil without;
+	// sticks says for which pools its rows stand.
+	stuck  *stuck
+	sticks [2]bool
 	// gone are endpoints that stopped being usable since the last Commit.
 	gone []netip.AddrPort
 }
@@ -104,7 +102,7 @@ func (m *Model) updateWhole(v *service) {
 		was := p.counts.any()
 		m.merge(v, p, nil, true)
 		m.apply(v, p, nil, was)
-		delete(m.ids, p.id)
+		m.unnumber(p)
 		return true
 	})
 	for _, w := range want {
@@ -118,7 +116,7 @@ func (m *Model) updateWhole(v *service) {
 	for _, p := range v.ports {
 		was, sp := p.counts.any(), find(p.key)
 		if len(p.fronts) == 0 {
-			m.seed(p, frontends(v.spec, sp, m.cfg, p))
+			m.seed(p, frontends(v.spec, sp, m.cfg, p, 0))
 		}
 		m.merge(v, p, all, true)
 		m.apply(v, p, sp, was)
@@ -184,22 +182,6 @@ func (p *port) spec(s *corev1.Service) *corev1.ServicePort {
 	return nil
 }
 
-// number gives a port with affinity an id by the hash of its name, so that a
-// restart finds the same; a taken number moves on to the next.
-func (m *Model) number(p *port) {
-	if p.id != 0 {
-		return
-	}
-	id := hash32(p.key.String())
-	for {
-		if _, taken := m.ids[id]; !taken && id != 0 {
-			break
-		}
-		id++
-	}
-	m.ids[id], p.id = p.key, id
-}
-
 // apply moves one service port to what its endpoints and spec ask for; sp is
 // nil when it goes away. hadAny says whether it had endpoints before.
 func (m *Model) apply(v *service, p *port, sp *corev1.ServicePort, hadAny bool) {
@@ -209,9 +191,13 @@ func (m *Model) apply(v *service, p *port, sp *corev1.ServicePort, hadAny bool) 
 	var ranges []netip.Prefix
 	var timeout int32
 	if sp != nil {
-		fronts = frontends(v.spec, sp, m.cfg, p)
+		if timeout = affinity(v.spec); timeout > 0 {
+			if m.number(p, v.spec, sp); p.stuck == nil {
+				timeout = 0
+			}
+		}
+		fronts = frontends(v.spec, sp, m.cfg, p, timeout)
 		ranges = m.ranges(v.spec, fronts)
-		timeout = affinity(v.spec)
 	}
 	m.stale(v, p, fronts, hadAny)
 	for _, f := range p.fronts {
@@ -220,11 +206,8 @@ func (m *Model) apply(v *service, p *port, sp *corev1.ServicePort, hadAny bool) 
 	for _, f := range fronts {
 		m.countFront(f, 1)
 	}
-	if timeout > 0 {
-		m.number(p)
-	}
 	p.timeout = timeout
-	m.chain(p, fronts)
+	m.stick(p, fronts)
 	m.claim(p, p.fronts, fronts, v.spec)
 	p.fronts, p.ranges = fronts, ranges
 }
@@ -237,62 +220,6 @@ func (m *Model) countFront(f frontend, by int) {
 	default:
 		m.count(ClusterIPs, m.addrKey(f.key.addr), by)
 	}
-}
-
-// chain writes the affinity chains of a port if they are not what stands.
-func (m *Model) chain(p *port, fronts []frontend) {
-	for pool := range p.pools {
-		used := p.timeout > 0 && slices.ContainsFunc(fronts, func(f frontend) bool { return f.class.uses(Pool(pool)) })
-		c := StickyChain{ID: p.id, Pool: Pool(pool), Proto: protoNum(p.key.proto), Timeout: p.timeout}
-		if used {
-			c.Endpoints = numbered(p.pools[pool].at)
-		}
-		was, now := p.chains[pool], c.hash()
-		if was == now {
-			continue
-		}
-		p.chains[pool] = now
-		m.changes.Chains = append(m.changes.Chains, c)
-		key := ChainValue(p.id, Pool(pool))
-		d := m.changes.table(StickyChains)
-		if was != 0 {
-			d.Del, d.Was = append(d.Del, key...), putNum(d.Was, was)
-		}
-		if now != 0 {
-			d.Add = putNum(append(d.Add, key...), now)
-		}
-	}
-}
-
-// numbered gives every endpoint the number its clients are remembered by:
-// the hash of its address, or the next one that is free.
-func numbered(at []netip.AddrPort) []StickyEndpoint {
-	sorted := slices.SortedFunc(slices.Values(at), netip.AddrPort.Compare)
-	taken := map[uint32]bool{}
-	var out []StickyEndpoint
-	for _, a := range sorted {
-		id := hash32(a.String())
-		for taken[id] {
-			id++
-		}
-		taken[id] = true
-		out = append(out, StickyEndpoint{id, a})
-	}
-	return out
-}
-
-// hash is 0 for a chain without endpoints only.
-func (c StickyChain) hash() uint32 {
-	if len(c.Endpoints) == 0 {
-		return 0
-	}
-	h := fnv.New32a()
-	fmt.Fprint(h, c.Timeout, c.Proto)
-	for _, e := range c.Endpoints {
-		h.Write(binary.NativeEndian.AppendUint32(nil, e.ID))
-		fmt.Fprint(h, e.At)
-	}
-	return max(1, h.Sum32())
 }
 
 // stale notes the connections of a port that ends no connection by itself.

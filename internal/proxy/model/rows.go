@@ -52,14 +52,18 @@ const (
 	Endpoints
 	// NodePortEndpoints: the same for node ports.
 	NodePortEndpoints
-	// Sticky: front . pool -> the chain of the service port and pool. Only
-	// frontends with session affinity have rows.
+	// Sticky: front -> number of the service port. Only frontends with
+	// session affinity have rows.
 	Sticky
 	// StickyNodePorts: the same for node ports.
 	StickyNodePorts
-	// StickyChains: id . pool -> hash of what that chain holds, so that a
-	// restart knows which chains are right. No packet looks here.
-	StickyChains
+	// Picks: number of a service port . index -> number of an endpoint. The
+	// indexes are those of Endpoints.
+	Picks
+	// StickyEndpoints: number of an endpoint -> address . port.
+	StickyEndpoints
+	// StickyLocal: the same for the endpoints on this node.
+	StickyLocal
 	// Hairpin: address . address of the endpoints on this node.
 	Hairpin
 	// ClusterIPs: address of every cluster IP in use.
@@ -96,8 +100,6 @@ type Shape struct {
 	Key, Value int
 	// Interval rows hold two keys, first and last, and no value.
 	Interval bool
-	// Chain: the value (id . pool) stands for the chain of that name.
-	Chain bool
 }
 
 // Stride is the length of one row.
@@ -129,11 +131,15 @@ func (t Table) Shape(f Family) Shape {
 	case NodePortEndpoints:
 		return Shape{Name: "nodeport-endpoints", Key: 12, Value: a + 4}
 	case Sticky:
-		return Shape{Name: "sticky", Key: a + 12, Value: 8, Chain: true}
+		return Shape{Name: "sticky", Key: a + 8, Value: 4}
 	case StickyNodePorts:
-		return Shape{Name: "nodeport-sticky", Key: 12, Value: 8, Chain: true}
-	case StickyChains:
-		return Shape{Name: "sticky-chains", Key: 8, Value: 4}
+		return Shape{Name: "nodeport-sticky", Key: 8, Value: 4}
+	case Picks:
+		return Shape{Name: "sticky-picks", Key: 8, Value: 4}
+	case StickyEndpoints:
+		return Shape{Name: "sticky-endpoints", Key: 4, Value: a + 4}
+	case StickyLocal:
+		return Shape{Name: "sticky-endpoints-local", Key: 4, Value: a + 4}
 	case Hairpin:
 		return Shape{Name: "hairpin", Key: 2 * a}
 	case ClusterIPs:
@@ -172,8 +178,6 @@ type Delta struct{ Del, Was, Add []byte }
 // Changes is what a Commit wants done, in one atomic step.
 type Changes struct {
 	Sets map[Set]*Delta
-	// Chains are to be written anew, or to be taken away if they are empty.
-	Chains []StickyChain
 	// Stale tells which connections the kernel must forget.
 	Stale []Stale
 	// Triggers are the trigger times of the slices that led here, for the
@@ -193,27 +197,6 @@ type HealthCheck struct {
 	// Local is the number of different addresses of ready endpoints here.
 	Local int
 }
-
-// StickyChain is what a chain of one service port with session affinity
-// does: send a client to the endpoint it had within Timeout seconds, else to
-// one of Endpoints, and remember which.
-type StickyChain struct {
-	ID        uint32
-	Pool      Pool
-	Proto     byte
-	Timeout   int32
-	Endpoints []StickyEndpoint
-}
-
-// StickyEndpoint is an endpoint with the number its clients are remembered by.
-type StickyEndpoint struct {
-	ID uint32
-	At netip.AddrPort
-}
-
-// ChainValue is the value of a row that leads to an affinity chain, and the
-// key of the chain's row in StickyChains.
-func ChainValue(id uint32, pool Pool) []byte { return putNum(putNum(nil, id), uint32(pool)) }
 
 func newChanges() *Changes { return &Changes{Sets: map[Set]*Delta{}} }
 
@@ -252,7 +235,7 @@ func (c *Changes) Empty() bool {
 			return false
 		}
 	}
-	return len(c.Chains) == 0
+	return true
 }
 
 func putAddr(b []byte, f Family, a netip.Addr) []byte {
@@ -273,6 +256,10 @@ func putNum(b []byte, n uint32) []byte { return binary.NativeEndian.AppendUint32
 func getAddr(b []byte, f Family) netip.Addr {
 	a, _ := netip.AddrFromSlice(b[:f.AddrLen()])
 	return a
+}
+
+func getAddrPort(b []byte, f Family) netip.AddrPort {
+	return netip.AddrPortFrom(getAddr(b, f), binary.BigEndian.Uint16(b[f.AddrLen():]))
 }
 
 // frontKey identifies a frontend; the address of a node port is invalid.

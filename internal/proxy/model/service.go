@@ -163,10 +163,11 @@ type frontend struct {
 	external bool
 }
 
-// frontends lists the ways into port sp of s, given its endpoints. When one
+// frontends lists the ways into port sp of s, given its endpoints and for how
+// long, in seconds, clients return to theirs. When one
 // address is both external IP and load balancer address the stricter load
 // balancer entry wins; the cluster IP wins over both.
-func frontends(s *corev1.Service, sp *corev1.ServicePort, cfg Config, p *port) []frontend {
+func frontends(s *corev1.Service, sp *corev1.ServicePort, cfg Config, p *port, timeout int32) []frontend {
 	f := cfg.Family
 	cip, ok := clusterIP(s, f)
 	if !ok {
@@ -178,7 +179,7 @@ func frontends(s *corev1.Service, sp *corev1.ServicePort, cfg Config, p *port) [
 	_, limited := sourceRanges(s, f)
 
 	class := func(external, nodePort, ranges bool) Class {
-		c := Class{NodePort: nodePort, External: external, Ranges: ranges, LocalPolicy: internalLocal && !external || externalLocal && external, Sticky: affinity(s) > 0}
+		c := Class{NodePort: nodePort, External: external, Ranges: ranges, LocalPolicy: internalLocal && !external || externalLocal && external, Timeout: int(timeout)}
 		if c.LocalPolicy {
 			c.Local = bucket(len(p.pools[LocalPool].at))
 		}

@@ -3,7 +3,6 @@ package nft
 import (
 	"encoding/binary"
 	"fmt"
-	"net/netip"
 	"testing"
 
 	"github.com/berth-dev/berth/internal/netnstest"
@@ -37,9 +36,9 @@ func TestCutBatch(t *testing.T) {
 
 func cut(k *Netlink, l Layout) error {
 	tx := NewTx(model.V4, "cut")
-	l.AddClass(tx, model.Class{Cluster: 2, Sticky: true})
-	l.WriteSticky(tx, model.StickyChain{ID: 0, Proto: 6, Timeout: 60, Endpoints: []model.StickyEndpoint{{ID: 1, At: netip.MustParseAddrPort("192.0.2.1:80")}}})
-	for _, table := range []model.Table{model.Endpoints, model.Sticky, model.StickyChains, model.ClusterIPs} {
+	l.AddTimeout(tx, 60)
+	l.AddClass(tx, model.Class{Cluster: 2, Timeout: 60})
+	for _, table := range []model.Table{model.Endpoints, model.Sticky, model.Picks, model.StickyEndpoints, model.ClusterIPs} {
 		s := table.Shape(model.V4)
 		tx.Add(Op{Verb: AddRows, Name: s.Name, Shape: s, Rows: make([]byte, s.Stride())})
 	}

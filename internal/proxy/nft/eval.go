@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -18,8 +19,8 @@ type Packet struct {
 	Src, Dst netip.AddrPort
 	// In is the interface it came in through; empty if it starts here.
 	In string
-	// Mark is the packet's mark.
-	Mark uint32
+	// Mark and Priority are the packet's.
+	Mark, Priority uint32
 	// Now is the time in seconds, for affinity.
 	Now float64
 	// Here says whether an address is the machine's own.
@@ -38,15 +39,15 @@ type Outcome struct {
 	To netip.AddrPort
 	// Masqueraded says that the source became the machine's own.
 	Masqueraded bool
-	// Mark is the packet's mark as it leaves.
-	Mark uint32
+	// Mark and Priority are the packet's as it leaves.
+	Mark, Priority uint32
 }
 
 // Connect sends a packet through a table's chains: those where it comes in or
 // starts, and those where it leaves.
 func (k *Fake) Connect(f model.Family, table string, p Packet) (Outcome, error) {
 	t := k.tables[tableKey{f, table}]
-	out := Outcome{Verdict: "accept", To: p.Dst, Mark: p.Mark}
+	out := Outcome{Verdict: "accept", To: p.Dst, Mark: p.Mark, Priority: p.Priority}
 	if t == nil {
 		return out, nil
 	}
@@ -150,12 +151,8 @@ func (m *machine) rule(r Op, depth int) (signal, error) {
 			m.out.To = netip.AddrPortFrom(a, binary.BigEndian.Uint16(m.reg(e.RegProtoMin)))
 			return stop, nil
 		case *expr.Lookup:
-			found, chain, err := m.lookup(e)
-			if err != nil || !found {
+			if found, err := m.lookup(e); err != nil || !found {
 				return next, err
-			}
-			if chain != "" {
-				return m.verdict(expr.VerdictJump, chain, depth)
 			}
 		default:
 			matched, err := m.step(e)
@@ -186,23 +183,19 @@ func (m *machine) verdict(kind expr.VerdictKind, chain string, depth int) (signa
 	return stop, fmt.Errorf("unknown verdict %d", kind)
 }
 
-func (m *machine) lookup(e *expr.Lookup) (found bool, chain string, err error) {
+func (m *machine) lookup(e *expr.Lookup) (found bool, err error) {
 	s := m.table.sets[e.SetName]
 	if s == nil {
-		return false, "", fmt.Errorf("no set %s", e.SetName)
+		return false, fmt.Errorf("no set %s", e.SetName)
 	}
 	v, ok := s.find(m.reg(e.SourceRegister)[:width(s.Key)], m.p.Now)
 	if e.Invert {
-		return !ok, "", nil
+		return !ok, nil
 	}
-	if !ok || !e.IsDestRegSet {
-		return ok, "", nil
+	if ok && e.IsDestRegSet {
+		m.load(e.DestRegister, []byte(v))
 	}
-	if s.Verdict {
-		return true, v, nil
-	}
-	m.load(e.DestRegister, []byte(v))
-	return true, "", nil
+	return ok, nil
 }
 
 // step runs an expression that ends nothing, and says whether it matched.
@@ -240,7 +233,16 @@ func (m *machine) step(e expr.Any) (bool, error) {
 			b[i] = b[i]&e.Mask[i] ^ e.Xor[i]
 		}
 		m.load(e.DestRegister, b)
+	case *expr.Byteorder:
+		b := bytes.Clone(m.reg(e.SourceRegister)[:e.Len])
+		if binary.NativeEndian.Uint16([]byte{1, 0}) == 1 {
+			slices.Reverse(b)
+		}
+		m.load(e.DestRegister, b)
 	case *expr.Cmp:
+		if e.Op == expr.CmpOpGte {
+			return bytes.Compare(m.reg(e.Register)[:len(e.Data)], e.Data) >= 0, nil
+		}
 		equal := bytes.Equal(m.reg(e.Register)[:len(e.Data)], e.Data)
 		return equal == (e.Op == expr.CmpOpEq), nil
 	case *expr.Dynset:
@@ -248,7 +250,15 @@ func (m *machine) step(e expr.Any) (bool, error) {
 		if s == nil {
 			return false, fmt.Errorf("no set %s", e.SetName)
 		}
-		s.until[string(m.reg(e.SrcRegKey)[:width(s.Key)])] = m.p.Now + e.Timeout.Seconds()
+		key := string(m.reg(e.SrcRegKey)[:width(s.Key)])
+		if e.Operation == dynsetDelete {
+			delete(s.until, key)
+			return true, nil
+		}
+		if _, there := s.find([]byte(key), m.p.Now); !there {
+			s.rows[key] = string(m.reg(e.SrcRegData)[:width(s.Value)])
+		}
+		s.until[key] = m.p.Now + e.Timeout.Seconds()
 	default:
 		return false, fmt.Errorf("unknown expression %T", e)
 	}
@@ -275,6 +285,10 @@ func (m *machine) meta(e *expr.Meta) error {
 		m.out.Mark = binary.NativeEndian.Uint32(m.reg(e.Register))
 	case e.Key == expr.MetaKeyMARK:
 		m.load(e.Register, num(m.out.Mark))
+	case e.Key == expr.MetaKeyPRIORITY && e.SourceRegister:
+		m.out.Priority = binary.NativeEndian.Uint32(m.reg(e.Register))
+	case e.Key == expr.MetaKeyPRIORITY:
+		m.load(e.Register, num(m.out.Priority))
 	case e.Key == expr.MetaKeyL4PROTO:
 		m.load(e.Register, []byte{m.p.Proto})
 	case e.Key == expr.MetaKeyIIFNAME:

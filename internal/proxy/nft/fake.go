@@ -2,7 +2,6 @@ package nft
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
 	"maps"
 	"slices"
@@ -128,7 +127,7 @@ func (t *fakeTable) do(o Op) unix.Errno {
 	case AddRule:
 		c.rules, c.says = append(c.rules, o), append(c.says, o.says())
 	case DeleteChain:
-		if len(c.rules) > 0 || t.used(o.Name) {
+		if len(c.rules) > 0 {
 			return unix.EBUSY
 		}
 		delete(t.chains, o.Name)
@@ -152,33 +151,12 @@ func (t *fakeTable) rows(o Op) unix.Errno {
 			continue
 		}
 		value := rest[o.Shape.Key:o.stride()]
-		if o.Shape.Chain {
-			value = []byte(StickyName(binary.NativeEndian.Uint32(value), model.Pool(binary.NativeEndian.Uint32(value[4:]))))
-			if t.chains[string(value)] == nil {
-				return unix.ENOENT
-			}
-		}
 		if there && have != string(value) {
 			return unix.EEXIST
 		}
 		s.rows[key] = string(value)
 	}
 	return 0
-}
-
-// used says whether a verdict map leads to a chain.
-func (t *fakeTable) used(chain string) bool {
-	for _, s := range t.sets {
-		if !s.Verdict {
-			continue
-		}
-		for _, v := range s.rows {
-			if v == chain {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // Chains lists a table's chains.
@@ -226,8 +204,8 @@ func (k *Fake) Rows(f model.Family, table, set string, row func(key, value []byt
 
 // find looks a key up as the kernel does, now seconds after some start.
 func (s *fakeSet) find(key []byte, now float64) (string, bool) {
-	if until, dynamic := s.until[string(key)]; dynamic && until > now {
-		return "", true
+	if s.Dynamic && s.until[string(key)] <= now {
+		return "", false
 	}
 	if !s.Interval {
 		v, ok := s.rows[string(key)]

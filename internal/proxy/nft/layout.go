@@ -15,9 +15,8 @@ import (
 )
 
 const (
-	affinitySet = "affinity"
 	// layoutVersion changes whenever the meaning of rules or rows does.
-	layoutVersion = "5"
+	layoutVersion = "6"
 	markerPrefix  = "layout-"
 	// cidrChain drops what goes to addresses of no Service.
 	cidrChain = "service-cidrs"
@@ -124,6 +123,7 @@ func Hooked(chains []string) bool {
 }
 
 func (b builder) postrouting() {
+	b.unmark()
 	masq := &expr.Masq{FullyRandom: true}
 	b.rule("postrouting", &expr.Meta{Key: expr.MetaKeyMARK, Register: rTmp},
 		&expr.Bitwise{SourceRegister: rTmp, DestRegister: rTmp, Len: 4, Mask: num(b.MarkBit), Xor: num(0)},
@@ -148,8 +148,6 @@ func (b builder) sets() {
 			b.set(model.Set{Table: t})
 		}
 	}
-	f := fieldsOf(b.Family)
-	b.tx.Add(Op{Verb: AddSet, Name: affinitySet, Set: &Set{Name: affinitySet, Key: []Type{TypeIndex, f.saddr, TypeIndex}, Dynamic: true}})
 }
 
 // set declares the set of a table, or of one class.
@@ -166,11 +164,13 @@ func (b builder) set(s model.Set) {
 	case model.NodePortEndpoints:
 		key, value = []Type{TypeProto, TypePort, TypeIndex}, []Type{f.daddr, TypePort}
 	case model.Sticky:
-		key = []Type{f.daddr, TypeProto, TypePort, TypeIndex}
+		key, value = []Type{f.daddr, TypeProto, TypePort}, []Type{TypePriority}
 	case model.StickyNodePorts:
-		key = []Type{TypeProto, TypePort, TypeIndex}
-	case model.StickyChains:
-		key, value = []Type{TypeMark, TypeMark}, []Type{TypeMark}
+		key, value = []Type{TypeProto, TypePort}, []Type{TypePriority}
+	case model.Picks:
+		key, value = []Type{TypePriority, TypeIndex}, []Type{TypePriority}
+	case model.StickyEndpoints, model.StickyLocal:
+		key, value = []Type{TypePriority}, []Type{f.daddr, TypePort}
 	case model.Hairpin:
 		key = []Type{f.saddr, f.daddr}
 	case model.ClusterIPs, model.ExternalIPs, model.NodeAddrs:
@@ -178,13 +178,14 @@ func (b builder) set(s model.Set) {
 	case model.Ranges:
 		key = []Type{f.daddr, TypeProto, TypePort, f.saddr}
 	}
-	if width(key) != shape.Key || !shape.Chain && width(value) != shape.Value {
+	if width(key) != shape.Key || width(value) != shape.Value {
 		panic("nft: set " + shape.Name + " has another shape than its rows")
 	}
-	b.tx.Add(Op{Verb: AddSet, Name: shape.Name, Set: &Set{Name: shape.Name, Key: key, Value: value, Interval: shape.Interval, Verdict: shape.Chain}})
+	b.tx.Add(Op{Verb: AddSet, Name: shape.Name, Set: &Set{Name: shape.Name, Key: key, Value: value, Interval: shape.Interval}})
 }
 
-// AddClass appends the set and the chain of a class, which must not exist.
+// AddClass appends the set and the chain of a class, which must not exist; its
+// timeout, if it has one, must.
 func (l Layout) AddClass(tx *Tx, c model.Class) {
 	b := builder{l, tx}
 	s, classes := model.Set{Table: model.VIPs, Class: c}, "vip-classes"
@@ -248,11 +249,6 @@ func (b builder) class(name string, c model.Class) {
 	} else {
 		b.pick(name, c, model.ClusterPool, c.Cluster)
 	}
-}
-
-// constant loads a number in a way that nft can print within a key.
-func constant(reg, n uint32) expr.Any {
-	return &expr.Numgen{Register: reg, Modulus: 1, Type: unix.NFT_NG_RANDOM, Offset: n}
 }
 
 func jump(chain string) expr.Any { return &expr.Verdict{Kind: expr.VerdictJump, Chain: chain} }

@@ -311,15 +311,6 @@ func (k *Netlink) value(typ uint16, b []byte) {
 	k.close(n)
 }
 
-// verdict appends the value of a row that jumps to a chain.
-func (k *Netlink) verdict(chain string) {
-	d, v := k.nest(unix.NFTA_SET_ELEM_DATA), k.nest(unix.NFTA_DATA_VERDICT)
-	k.be32(unix.NFTA_VERDICT_CODE, ^uint32(2)) // NFT_JUMP, that is -3
-	k.str(unix.NFTA_VERDICT_CHAIN, chain)
-	k.close(v)
-	k.close(d)
-}
-
 const (
 	setElemKeyEnd  = 10 // NFTA_SET_ELEM_KEY_END
 	setDescConcat  = 2  // NFTA_SET_DESC_CONCAT
@@ -333,7 +324,7 @@ func (k *Netlink) set(table string, s *Set, id uint32) {
 	k.str(unix.NFTA_SET_NAME, s.Name)
 	k.be32(unix.NFTA_SET_ID, id)
 	var flags uint32
-	if len(s.Value) > 0 || s.Verdict {
+	if len(s.Value) > 0 {
 		flags |= unix.NFT_SET_MAP
 	}
 	if s.Interval {
@@ -354,11 +345,7 @@ func (k *Netlink) set(table string, s *Set, id uint32) {
 	k.be32(unix.NFTA_SET_FLAGS, flags)
 	k.be32(unix.NFTA_SET_KEY_TYPE, magic(s.Key))
 	k.be32(unix.NFTA_SET_KEY_LEN, uint32(width(s.Key)))
-	switch {
-	case s.Verdict:
-		k.be32(unix.NFTA_SET_DATA_TYPE, unix.NFT_DATA_VERDICT)
-		k.be32(unix.NFTA_SET_DATA_LEN, 16)
-	case len(s.Value) > 0:
+	if len(s.Value) > 0 {
 		k.be32(unix.NFTA_SET_DATA_TYPE, magic(s.Value))
 		k.be32(unix.NFTA_SET_DATA_LEN, uint32(width(s.Value)))
 	}
@@ -404,8 +391,6 @@ func (k *Netlink) rows(tx *Tx, i int) int {
 			switch v := row[o.Shape.Key:]; {
 			case o.Shape.Interval:
 				k.value(setElemKeyEnd, v)
-			case o.Shape.Chain && len(v) > 0:
-				k.verdict(StickyName(binary.NativeEndian.Uint32(v), model.Pool(binary.NativeEndian.Uint32(v[4:]))))
 			case len(v) > 0:
 				k.value(unix.NFTA_SET_ELEM_DATA, v)
 			}

@@ -34,10 +34,10 @@ func drawName(nodePort bool, pool model.Pool, n int) string {
 // Every rule that looks into a map is also gone through by the kernel for every
 // row that comes: a draw is one rule of one chain, to which all others jump.
 func (b builder) shared() {
+	b.sharedSticky()
 	for _, nodePort := range []bool{false, true} {
-		for pool, largest := range []int{model.ClusterPool: largestShared, model.LocalPool: largestLocal} {
-			for n := 1; n <= largest; n *= 2 {
-				pool := model.Pool(pool)
+		for _, pool := range pools {
+			for n := 1; n <= largestOf(pool); n *= 2 {
 				name := drawName(nodePort, pool, n)
 				b.tx.Add(Op{Verb: AddChain, Name: name})
 				b.rule(name, b.draw(nodePort, pool, n))
@@ -53,17 +53,12 @@ func (b builder) shared() {
 // pick appends the rules that send a connection of a class to an endpoint of
 // a pool whose size, rounded up to a power of two, is n.
 func (b builder) pick(chain string, c model.Class, pool model.Pool, n int) {
-	if c.Sticky && n > 0 {
-		t := model.Sticky
-		if c.NodePort {
-			t = model.StickyNodePorts
-		}
-		b.rule(chain, b.key(c.NodePort, r0), constant(b.afterKey(c.NodePort), uint32(pool)),
-			&expr.Lookup{SourceRegister: r0, SetName: t.Shape(b.Family).Name, DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true})
+	if c.Timeout > 0 && n > 0 {
+		b.stick(chain, c, pool, n)
 	}
 	switch {
 	case n == 0:
-	case pool == model.ClusterPool && n <= largestShared, n <= largestLocal:
+	case n <= largestOf(pool):
 		b.rule(chain, goTo(pickName(c.NodePort, pool, n)))
 		return
 	default:
@@ -98,6 +93,18 @@ func (b builder) draw(nodePort bool, pool model.Pool, mod int) []expr.Any {
 	}
 	return append(b.key(nodePort, r0),
 		&expr.Numgen{Register: b.afterKey(nodePort), Modulus: uint32(mod), Type: unix.NFT_NG_RANDOM, Offset: uint32(pool) * model.LocalBase},
-		&expr.Lookup{SourceRegister: r0, SetName: t.Shape(b.Family).Name, DestRegister: r0, IsDestRegSet: true},
-		&expr.NAT{Type: expr.NATTypeDestNAT, Family: b.proto32(), RegAddrMin: r0, RegProtoMin: r0 + b.regs(), Specified: true})
+		find(t, b.Family), b.dnat())
+}
+
+// dnat sends to the address and port loaded to r0.
+func (b builder) dnat() expr.Any {
+	return &expr.NAT{Type: expr.NATTypeDestNAT, Family: b.proto32(), RegAddrMin: r0, RegProtoMin: r0 + b.regs(), Specified: true}
+}
+
+// largestOf is the largest pool, rounded up, with choosing chains of its own.
+func largestOf(pool model.Pool) int {
+	if pool == model.LocalPool {
+		return largestLocal
+	}
+	return largestShared
 }

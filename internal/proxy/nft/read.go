@@ -187,6 +187,9 @@ func expressionText(fam byte, b []byte) string {
 		"reject": func() expr.Any { return &expr.Reject{} }, "masq": func() expr.Any { return &expr.Masq{} },
 		"immediate": func() expr.Any { return &expr.Immediate{} },
 	}
+	if name == "byteorder" {
+		return exprText(readByteorder(data)) // the library cannot
+	}
 	make, known := makes[name]
 	if !known {
 		return "unknown " + name
@@ -200,6 +203,24 @@ func expressionText(fam byte, b []byte) string {
 		return "unreadable " + name
 	}
 	return exprText(e)
+}
+
+func readByteorder(b []byte) *expr.Byteorder {
+	e := &expr.Byteorder{}
+	attrs(b, func(t uint16, d []byte) {
+		if len(d) != 4 {
+			return
+		}
+		switch n := binary.BigEndian.Uint32(d); t {
+		case unix.NFTA_BYTEORDER_SREG:
+			e.SourceRegister = n
+		case unix.NFTA_BYTEORDER_DREG:
+			e.DestRegister = n
+		case unix.NFTA_BYTEORDER_OP:
+			e.Op = expr.ByteorderOp(n)
+		}
+	})
+	return e
 }
 
 // Rows lists the elements of a set.
@@ -243,12 +264,6 @@ func elements(row func(key, value []byte) bool) func([]byte) bool {
 			switch t {
 			case unix.NFTA_DATA_VALUE:
 				v = d
-			case unix.NFTA_DATA_VERDICT:
-				attrs(d, func(t uint16, d []byte) {
-					if t == unix.NFTA_VERDICT_CHAIN {
-						v = bytes.TrimRight(d, "\x00")
-					}
-				})
 			}
 		})
 		return v

@@ -23,6 +23,9 @@ func (l Layout) Rules(classes []model.Class) map[string][]string {
 	}
 	out := maps.Clone(base.(map[string][]string))
 	tx := NewTx(l.Family, "")
+	for _, t := range timeouts(classes) {
+		l.AddTimeout(tx, t)
+	}
 	for _, c := range classes {
 		l.AddClass(tx, c)
 	}

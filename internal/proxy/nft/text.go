@@ -49,11 +49,13 @@ func exprText(e expr.Any) string {
 	case *expr.Bitwise:
 		return fmt.Sprintf("[r%d = r%d & %x ^ %x]", reg(e.DestRegister), reg(e.SourceRegister), e.Mask, e.Xor)
 	case *expr.Cmp:
-		op, known := map[expr.CmpOp]string{expr.CmpOpEq: "==", expr.CmpOpNeq: "!="}[e.Op]
+		op, known := map[expr.CmpOp]string{expr.CmpOpEq: "==", expr.CmpOpNeq: "!=", expr.CmpOpGte: ">="}[e.Op]
 		if !known {
 			op = fmt.Sprintf("compared (%d) with", e.Op)
 		}
 		return fmt.Sprintf("[r%d %s %x]", reg(e.Register), op, e.Data)
+	case *expr.Byteorder:
+		return fmt.Sprintf("[r%d = byte order %d of r%d]", reg(e.DestRegister), e.Op, reg(e.SourceRegister))
 	case *expr.Numgen:
 		return fmt.Sprintf("[r%d = random %d + %d]", reg(e.Register), e.Modulus, e.Offset)
 	case *expr.Immediate:
@@ -64,7 +66,7 @@ func exprText(e expr.Any) string {
 		}
 		return fmt.Sprintf("[dnat r%d : r%d]", reg(e.RegAddrMin), reg(e.RegProtoMin))
 	case *expr.Dynset:
-		op, known := map[uint32]string{unix.NFT_DYNSET_OP_ADD: "add", unix.NFT_DYNSET_OP_UPDATE: "update"}[e.Operation]
+		op, known := map[uint32]string{unix.NFT_DYNSET_OP_ADD: "add", unix.NFT_DYNSET_OP_UPDATE: "update", dynsetDelete: "delete"}[e.Operation]
 		if !known {
 			op = fmt.Sprint("operation ", e.Operation)
 		}

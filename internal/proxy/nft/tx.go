@@ -46,8 +46,6 @@ type Set struct {
 	Interval   bool
 	// Dynamic sets are filled by packets; their elements time out.
 	Dynamic bool
-	// Verdict maps have chains to jump to as values.
-	Verdict bool
 }
 
 func width(ts []Type) (padded int) {
@@ -170,8 +168,7 @@ type Kernel interface {
 	// Chains lists the names of a table's chains; none when it is absent.
 	Chains(f model.Family, table string) ([]string, error)
 	// Rows calls row for every element of a set, until it returns false.
-	// value is empty for sets, the interval's end for intervals, and the
-	// chain name for verdict maps.
+	// value is empty for sets, and the interval's end for intervals.
 	Rows(f model.Family, table, set string, row func(key, value []byte) bool) error
 	// Sets lists the names of a table's sets and maps.
 	Sets(f model.Family, table string) ([]string, error)

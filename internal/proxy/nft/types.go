@@ -18,7 +18,6 @@ type Type struct {
 
 // Numbers nft gives to expressions and protocols in what it stores with a set.
 const (
-	exprVerdict = 1
 	exprPayload = 7
 	exprMeta    = 9
 	exprConcat  = 13
@@ -35,7 +34,8 @@ const (
 var (
 	TypeProto = Type{12, 1, typeof(exprMeta, uint32(expr.MetaKeyL4PROTO))}
 	TypePort  = Type{13, 2, typeof(exprPayload, descTH, thDport)}
-	TypeMark  = Type{19, 4, typeof(exprMeta, uint32(expr.MetaKeyMARK))}
+	// TypePriority is a packet's priority, where rules carry numbers.
+	TypePriority = Type{23, 4, typeof(exprMeta, uint32(expr.MetaKeyPRIORITY))}
 	// TypeIndex is what numgen makes; nft has no name for its type, so that
 	// sets with such a field are declared by their expressions.
 	TypeIndex = Type{4, 4, typeof(exprNumgen, 1, 4, 0)}
@@ -87,15 +87,12 @@ func (s *Set) userdata() []byte {
 		return nil
 	}
 	out := tlv32(0, 0) // byte order of a concatenation: none
-	isMap := s.Verdict || len(s.Value) > 0
+	isMap := len(s.Value) > 0
 	if isMap {
 		out = append(out, tlv32(1, 0)...)
 	}
 	out = append(out, tlv(3, typeofAll(s.Key)...)...)
-	switch {
-	case s.Verdict:
-		out = append(out, tlv(4, typeof(exprVerdict)...)...)
-	case isMap:
+	if isMap {
 		out = append(out, tlv(4, typeofAll(s.Value)...)...)
 	}
 	return append(out, tlv32(6, 0)...)
