@@ -119,7 +119,7 @@ func (r *proxyREST) Connect(ctx context.Context, id string, options runtime.Obje
 	if err != nil {
 		return nil, err
 	}
-	location.Path = utilnet.JoinPreservingTrailingSlash("/", o.Path)
+	location.Path = utilnet.JoinPreservingTrailingSlash("", o.Path)
 	return proxy.NewUpgradeAwareHandler(location, transport, true, false, proxy.NewErrorResponder(responder)), nil
 }
 

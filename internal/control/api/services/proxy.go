@@ -57,7 +57,7 @@ func (r *proxyREST) Connect(ctx context.Context, id string, options runtime.Obje
 	if scheme == "" {
 		scheme = "http"
 	}
-	location := &url.URL{Scheme: scheme, Host: host, Path: utilnet.JoinPreservingTrailingSlash("/", o.Path)}
+	location := &url.URL{Scheme: scheme, Host: host, Path: utilnet.JoinPreservingTrailingSlash("", o.Path)}
 	return proxy.NewUpgradeAwareHandler(location, r.services.deps.Proxy, true, false, proxy.NewErrorResponder(responder)), nil
 }
 
