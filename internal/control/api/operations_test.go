@@ -38,7 +38,7 @@ type kind struct {
 	resource string
 	cluster  bool
 	// status is a patch to the status subresource, empty if there is none.
-	status string
+	status  string
 	example string
 }
 
