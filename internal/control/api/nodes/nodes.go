@@ -102,7 +102,7 @@ type proxyREST struct {
 	deps  Deps
 }
 
-func (r *proxyREST) New() runtime.Object      { return &v1.Node{} }
+func (r *proxyREST) New() runtime.Object      { return &v1.NodeProxyOptions{} }
 func (r *proxyREST) Destroy()                 {}
 func (r *proxyREST) ConnectMethods() []string { return nodelink.ProxyMethods }
 

@@ -23,7 +23,7 @@ type proxyREST struct{ *looker }
 
 func newProxy(l *looker) rest.Storage { return &proxyREST{l} }
 
-func (r *proxyREST) New() runtime.Object      { return &v1.Pod{} }
+func (r *proxyREST) New() runtime.Object      { return &v1.PodProxyOptions{} }
 func (r *proxyREST) Destroy()                 {}
 func (r *proxyREST) ConnectMethods() []string { return nodelink.ProxyMethods }
 

@@ -25,7 +25,7 @@ import (
 // the port given by name or number.
 type proxyREST struct{ services *REST }
 
-func (r *proxyREST) New() runtime.Object      { return &v1.Service{} }
+func (r *proxyREST) New() runtime.Object      { return &v1.ServiceProxyOptions{} }
 func (r *proxyREST) Destroy()                 {}
 func (r *proxyREST) ConnectMethods() []string { return nodelink.ProxyMethods }
 
