@@ -83,6 +83,13 @@ spec: {controller: example.com/controller}`},
 	{resource: "networkpolicies", example: `apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
 spec: {podSelector: {}, policyTypes: [Ingress, Egress], ingress: [{from: [{podSelector: {matchLabels: {pod-name: client-a}}}]}]}`},
+	{resource: "servicecidrs", cluster: true, status: condition, example: `apiVersion: networking.k8s.io/v1
+kind: ServiceCIDR
+spec: {cidrs: [192.168.%i.0/24]}`},
+	{resource: "ipaddresses", cluster: true, example: `apiVersion: networking.k8s.io/v1
+kind: IPAddress
+metadata: {name: 192.0.2.10%i}
+spec: {parentRef: {resource: services, name: none, namespace: default}}`},
 	{resource: "flowschemas", cluster: true, status: condition, example: `apiVersion: flowcontrol.apiserver.k8s.io/v1
 kind: FlowSchema
 spec: {matchingPrecedence: 10000, priorityLevelConfiguration: {name: global-default}, distinguisherMethod: {type: ByUser}, rules: [{subjects: [{kind: User, user: {name: example-e2e-non-existent-user}}], nonResourceRules: [{verbs: ["*"], nonResourceURLs: ["*"]}]}]}`},

@@ -33,7 +33,7 @@ func TestOperations(t *testing.T) {
 }
 
 // kind is one kind with an example in YAML, in which %s is a name that is
-// different in each object and %n the namespace.
+// different in each object, %i its number and %n the namespace.
 type kind struct {
 	resource string
 	cluster  bool
@@ -54,7 +54,7 @@ func (k kind) gv() schema.GroupVersion {
 func (k kind) object(t *testing.T, namespace, name, label string) *unstructured.Unstructured {
 	t.Helper()
 	u := &unstructured.Unstructured{}
-	if err := yaml.Unmarshal([]byte(strings.NewReplacer("%s", name, "%n", namespace).Replace(k.example)), &u.Object); err != nil {
+	if err := yaml.Unmarshal([]byte(strings.NewReplacer("%s", name, "%n", namespace, "%i", name[strings.LastIndex(name, "-")+1:]).Replace(k.example)), &u.Object); err != nil {
 		t.Fatal(err)
 	}
 	if u.GetName() == "" {
