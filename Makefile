@@ -8,7 +8,11 @@ BIN      := bin
 GO       ?= go
 VERSION  := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 GOFLAGS  := -trimpath -buildvcs=false
-LDFLAGS  := -s -w -X github.com/berth-dev/berth/internal/cli.version=$(VERSION)
+# The Kubernetes release of the libraries, which kubectl gives as its own: without one "kubectl version" fails.
+RELEASE  := $(shell sed -n 's|^\tk8s.io/kubectl v0|v1|p' go.mod)
+BASE     := k8s.io/component-base/version
+LDFLAGS  := -s -w -X github.com/berth-dev/berth/internal/cli.version=$(VERSION) \
+	-X $(BASE).gitVersion=$(RELEASE) -X $(BASE).gitMajor=1 -X $(BASE).gitMinor=$(word 2,$(subst ., ,$(RELEASE))) -X $(BASE).gitCommit= -X $(BASE).gitTreeState=clean
 UPFLAGS  ?=
 export CGO_ENABLED := 0
 export GOFLAGS

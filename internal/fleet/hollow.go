@@ -18,6 +18,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/agent/node"
 	"github.com/berth-dev/berth/internal/agent/pod"
+	"github.com/berth-dev/berth/internal/kube"
 )
 
 // hollow is one node.
@@ -283,7 +284,7 @@ func (p *hollowPod) write(ctx context.Context, w *pod.Write) {
 	if w.Delete {
 		now := int64(0)
 		err = pods.Delete(ctx, o.Name, metav1.DeleteOptions{GracePeriodSeconds: &now, Preconditions: metav1.NewUIDPreconditions(string(o.UID))})
-		if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		if kube.Gone(err) {
 			err = nil
 		}
 	} else {
@@ -292,7 +293,7 @@ func (p *hollowPod) write(ctx context.Context, w *pod.Write) {
 			got.ManagedFields = nil
 		}
 	}
-	if err != nil && !errors.Is(err, context.Canceled) && !apierrors.IsNotFound(err) {
+	if err != nil && !errors.Is(err, context.Canceled) && !kube.Gone(err) {
 		p.h.f.stats.podErrors.Add(1)
 		p.h.f.cfg.Log.Debug("writing a pod", "pod", o.Namespace+"/"+o.Name, "err", err)
 	}

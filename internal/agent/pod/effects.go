@@ -12,11 +12,11 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	v1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/berth-dev/berth/internal/agent/runtime"
+	"github.com/berth-dev/berth/internal/kube"
 )
 
 // stopFloor is the least a container gets to react to its stop signal.
@@ -392,7 +392,7 @@ func (m *Manager) deletePod(ctx context.Context, pod *v1.Pod) error {
 	err := m.cfg.Client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
 		GracePeriodSeconds: &now, Preconditions: metav1.NewUIDPreconditions(string(pod.UID)),
 	})
-	if err == nil || apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+	if err == nil || kube.Gone(err) {
 		return nil
 	}
 	return fmt.Errorf("deleting pod %s/%s: %w", pod.Namespace, pod.Name, err)

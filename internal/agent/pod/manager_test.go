@@ -14,9 +14,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	clientset "k8s.io/client-go/kubernetes/fake"
 	ktesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/record"
@@ -384,5 +387,29 @@ func TestMarkOfTheNodeController(t *testing.T) {
 	}
 	if again := heed(marked, up, Node{NotReady: true}); ready(&up) == ready(&again) {
 		t.Error("the plan itself was changed")
+	}
+}
+
+// TestStatusOfAPodThatWasReplaced: every answer that means that another pod has
+// the name ends the writing; an answer that means anything else does not.
+func TestStatusOfAPodThatWasReplaced(t *testing.T) {
+	invalid := func(f string) error {
+		return apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "p", field.ErrorList{field.Invalid(field.NewPath("metadata", f), "u", "field is immutable")})
+	}
+	for _, c := range []struct {
+		err  error
+		gone bool
+	}{
+		{invalid("uid"), true},
+		{apierrors.NewConflict(schema.GroupResource{Resource: "pods"}, "p", errors.New("Precondition failed")), true},
+		{apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, "p"), true},
+		{invalid("labels"), false},
+	} {
+		pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", UID: "u"}}
+		p := publisher{target: "u", busy: true}
+		p.take(Spec{Pod: pod}, nil, []patched{{target: "u", err: c.err}}, time.Now())
+		if p.gone != c.gone {
+			t.Errorf("after %v: gone is %v", c.err, p.gone)
+		}
 	}
 }

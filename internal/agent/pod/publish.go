@@ -16,6 +16,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
+
+	"github.com/berth-dev/berth/internal/kube"
 )
 
 // patient is how long a change that nobody acts on (a step on the way to
@@ -71,7 +73,7 @@ func (p *publisher) take(spec Spec, mirror *v1.Pod, done []patched, now time.Tim
 		case d.err == nil:
 			p.failures, p.retryAt = 0, time.Time{}
 			p.see(d.pod)
-		case apierrors.IsNotFound(d.err) || apierrors.IsConflict(d.err):
+		case kube.Gone(d.err):
 			// Gone, or another pod by the same name: not ours to write to.
 			p.gone = !spec.Static
 			p.target = ""
@@ -141,7 +143,7 @@ func (w *worker) publish(ctx context.Context, spec Spec, plan Plan, now time.Tim
 		got, err := pods.Patch(ctx, spec.Pod.Name, types.StrategicMergePatchType, body, metav1.PatchOptions{}, "status")
 		if err != nil && ctx.Err() == nil {
 			level := slog.LevelDebug // an API that is away is told of elsewhere
-			if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err) {
+			if !kube.Gone(err) && (apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err)) {
 				level = slog.LevelWarn
 			}
 			w.m.cfg.Log.Log(ctx, level, "patching a pod's status", "pod", spec.Pod.Name, "namespace", spec.Pod.Namespace, "err", err)

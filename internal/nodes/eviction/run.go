@@ -205,10 +205,10 @@ func (s *shell) evict(ctx context.Context, cached *v1.Pod, first time.Time) erro
 	if err != nil {
 		return err
 	}
-	if _, err := pods.Patch(ctx, p.Name, types.StrategicMergePatchType, body, metav1.PatchOptions{FieldManager: "berth-taint-eviction"}, "status"); err != nil && !apierrors.IsNotFound(err) {
+	if _, err := pods.Patch(ctx, p.Name, types.StrategicMergePatchType, body, metav1.PatchOptions{FieldManager: "berth-taint-eviction"}, "status"); err != nil && !kube.Gone(err) {
 		return fmt.Errorf("patching conditions of Pod %s/%s: %w", p.Namespace, p.Name, err)
 	}
-	if err := pods.Delete(ctx, p.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &p.UID}}); err != nil && !apierrors.IsNotFound(err) {
+	if err := pods.Delete(ctx, p.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &p.UID}}); err != nil && !kube.Gone(err) {
 		return fmt.Errorf("deleting Pod %s/%s: %w", p.Namespace, p.Name, err)
 	}
 	s.deletions.Inc()

@@ -82,8 +82,10 @@ func (s *shell) follow(ctx context.Context, n *v1.Node, v Verdict) error {
 	return errors.Join(errs...)
 }
 
+// ignoreGone drops what is said of a node that is no more. A conflict may mean
+// that the node has changed only.
 func ignoreGone(err error) error {
-	if apierrors.IsNotFound(err) {
+	if apierrors.IsNotFound(err) || kube.Replaced(err) && !apierrors.IsConflict(err) {
 		return nil
 	}
 	return err
@@ -198,7 +200,7 @@ func (s *shell) markPods(ctx context.Context, n *v1.Node, v Verdict) error {
 		}
 		_, err = s.Client.CoreV1().Pods(p.Namespace).Patch(ctx, p.Name, types.StrategicMergePatchType, body, metav1.PatchOptions{FieldManager: manager}, "status")
 		switch {
-		case apierrors.IsNotFound(err):
+		case apierrors.IsNotFound(err), kube.Replaced(err) && !apierrors.IsConflict(err):
 		case err != nil:
 			errs = append(errs, fmt.Errorf("marking Pod %s/%s not ready: %w", p.Namespace, p.Name, err))
 		default:

@@ -243,7 +243,7 @@ func (s *shell) collect(ctx context.Context, p *v1.Pod, why Reason) error {
 			return err
 		}
 		_, err = pods.Patch(ctx, p.Name, types.StrategicMergePatchType, body, metav1.PatchOptions{FieldManager: manager}, "status")
-		if apierrors.IsNotFound(err) {
+		if kube.Gone(err) {
 			return nil
 		}
 		if err != nil {
@@ -252,7 +252,7 @@ func (s *shell) collect(ctx context.Context, p *v1.Pod, why Reason) error {
 	}
 	none := int64(0)
 	err := pods.Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: &none, Preconditions: &metav1.Preconditions{UID: &p.UID}})
-	if apierrors.IsNotFound(err) {
+	if kube.Gone(err) {
 		return nil
 	}
 	if err != nil {

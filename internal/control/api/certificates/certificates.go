@@ -102,16 +102,27 @@ func identify(spec *certificatesv1.CertificateSigningRequestSpec, who user.Info)
 	}
 }
 
-// keepTypes replaces all conditions of the given types by those that are stored: this endpoint has no say in them.
+// keepTypes puts back all conditions of the given types as they are stored: this endpoint has no say in them. Each
+// stays at the place where the writer left it, as clients look for their own at the end.
 func keepTypes(now, was []condition, types ...certificatesv1.RequestConditionType) []condition {
 	kept := func(c condition) bool { return slices.Contains(types, c.Type) }
-	out := slices.DeleteFunc(slices.Clone(now), kept)
+	var stored, out []condition
 	for _, c := range was {
 		if kept(c) {
-			out = append(out, c)
+			stored = append(stored, c)
 		}
 	}
-	return out
+	for _, c := range now {
+		if !kept(c) {
+			out = append(out, c)
+			continue
+		}
+		if i := slices.IndexFunc(stored, func(o condition) bool { return o.Type == c.Type }); i >= 0 {
+			out = append(out, stored[i])
+			stored = slices.Delete(stored, i, i+1)
+		}
+	}
+	return append(out, stored...)
 }
 
 // stamp fills in the times that a writer left out: of an unchanged condition those that are stored, else now.

@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"fmt"
 	"testing"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -84,4 +85,24 @@ func TestPartsAreSeparate(t *testing.T) {
 	if len(csr.Status.Conditions) != 2 {
 		t.Errorf("after failing, the approval is lost: %+v", csr.Status)
 	}
+	// Whoever adds a condition finds it where it was put.
+	csr.Status.Conditions = append(csr.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{Type: "StatusUpdate", Status: v1.ConditionTrue, Reason: "Test"})
+	want := fmt.Sprint(types(csr))
+	if csr, err = requests.UpdateStatus(ctx, csr, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if got := fmt.Sprint(types(csr)); got != want {
+		t.Errorf("conditions %s became %s", want, got)
+	}
+	list, err := requests.List(ctx, metav1.ListOptions{FieldSelector: "spec.signerName=" + csr.Spec.SignerName})
+	if err != nil || len(list.Items) != 1 {
+		t.Errorf("by signer: %v, %v", list, err)
+	}
+}
+
+func types(csr *certificatesv1.CertificateSigningRequest) (out []certificatesv1.RequestConditionType) {
+	for _, c := range csr.Status.Conditions {
+		out = append(out, c.Type)
+	}
+	return out
 }

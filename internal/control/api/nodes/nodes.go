@@ -102,7 +102,7 @@ type proxyREST struct {
 	deps  Deps
 }
 
-func (r *proxyREST) New() runtime.Object      { return &v1.Node{} }
+func (r *proxyREST) New() runtime.Object      { return &v1.NodeProxyOptions{} }
 func (r *proxyREST) Destroy()                 {}
 func (r *proxyREST) ConnectMethods() []string { return nodelink.ProxyMethods }
 
@@ -119,7 +119,7 @@ func (r *proxyREST) Connect(ctx context.Context, id string, options runtime.Obje
 	if err != nil {
 		return nil, err
 	}
-	location.Path = utilnet.JoinPreservingTrailingSlash("/", o.Path)
+	location.Path = utilnet.JoinPreservingTrailingSlash("", o.Path)
 	return proxy.NewUpgradeAwareHandler(location, transport, true, false, proxy.NewErrorResponder(responder)), nil
 }
 

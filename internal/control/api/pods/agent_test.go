@@ -21,6 +21,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/tools/remotecommand"
 	"k8s.io/client-go/transport/spdy"
@@ -346,6 +347,35 @@ func testProxy(t *testing.T, f *fixture) {
 		Suffix("a/b").Param("q", "1").Body([]byte("hello")).DoRaw(bg())
 	if err != nil || string(got) != "POST /a/b?q=1 hello" {
 		t.Errorf("proxy gave %q, %v", got, err)
+	}
+	// Every method is passed on. Without a slash at the end, GET and HEAD are led to the address with one.
+	client, err := rest.HTTPClientFor(f.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	base := f.config.Host + "/api/v1/namespaces/" + ns + "/pods/http:web:" + u.Port() + "/proxy"
+	for _, method := range []string{"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"} {
+		for path, want := range map[string]string{"/some/path?method=" + method: "/some/path", "?method=" + method: "/"} {
+			req, err := http.NewRequest(method, base+path, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp, err := client.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			body, _ := io.ReadAll(resp.Body)
+			resp.Body.Close()
+			switch {
+			case want == "/" && (method == "GET" || method == "HEAD"):
+				if resp.StatusCode != 301 || !strings.HasSuffix(resp.Header.Get("Location"), "/proxy/?method="+method) {
+					t.Errorf("%s %s: %d to %q", method, path, resp.StatusCode, resp.Header.Get("Location"))
+				}
+			case resp.StatusCode != 200 || method != "HEAD" && string(body) != fmt.Sprintf("%s %s?method=%s ", method, want, method):
+				t.Errorf("%s %s: %d %q", method, path, resp.StatusCode, body)
+			}
+		}
 	}
 	f.setStatus(t, f.get(t, "web"), func(s *v1.PodStatus) { s.PodIP, s.PodIPs = "169.254.169.254", nil })
 	if _, err := f.CoreV1().RESTClient().Get().Namespace(ns).Resource("pods").Name("web").SubResource("proxy").DoRaw(bg()); status(t, err).Code != 400 {

@@ -55,7 +55,8 @@ type session struct {
 	dial func(ctx context.Context, l *looker, name string, options runtime.Object) (*url.URL, *nodelink.Link, *translator.Options, error)
 }
 
-func (s *session) New() runtime.Object { return &v1.Pod{} }
+// New is the kind that the endpoint shows in discovery and to webhooks.
+func (s *session) New() runtime.Object { return s.options() }
 func (s *session) Destroy()            {}
 
 // ConnectMethods has GET for websockets and POST for SPDY.

@@ -23,7 +23,7 @@ type proxyREST struct{ *looker }
 
 func newProxy(l *looker) rest.Storage { return &proxyREST{l} }
 
-func (r *proxyREST) New() runtime.Object      { return &v1.Pod{} }
+func (r *proxyREST) New() runtime.Object      { return &v1.PodProxyOptions{} }
 func (r *proxyREST) Destroy()                 {}
 func (r *proxyREST) ConnectMethods() []string { return nodelink.ProxyMethods }
 
@@ -61,7 +61,8 @@ func (r *proxyREST) Connect(ctx context.Context, id string, options runtime.Obje
 	} else if net.ParseIP(ip).To4() == nil {
 		location.Host = "[" + ip + "]"
 	}
-	location.Path = utilnet.JoinPreservingTrailingSlash("/", o.Path)
+	// No path stays empty: the handler then leads browsers to the address with a slash.
+	location.Path = utilnet.JoinPreservingTrailingSlash("", o.Path)
 	return proxy.NewUpgradeAwareHandler(location, r.deps.Proxy, true, false, proxy.NewErrorResponder(responder)), nil
 }
 

@@ -25,7 +25,7 @@ import (
 // the port given by name or number.
 type proxyREST struct{ services *REST }
 
-func (r *proxyREST) New() runtime.Object      { return &v1.Service{} }
+func (r *proxyREST) New() runtime.Object      { return &v1.ServiceProxyOptions{} }
 func (r *proxyREST) Destroy()                 {}
 func (r *proxyREST) ConnectMethods() []string { return nodelink.ProxyMethods }
 
@@ -57,7 +57,7 @@ func (r *proxyREST) Connect(ctx context.Context, id string, options runtime.Obje
 	if scheme == "" {
 		scheme = "http"
 	}
-	location := &url.URL{Scheme: scheme, Host: host, Path: utilnet.JoinPreservingTrailingSlash("/", o.Path)}
+	location := &url.URL{Scheme: scheme, Host: host, Path: utilnet.JoinPreservingTrailingSlash("", o.Path)}
 	return proxy.NewUpgradeAwareHandler(location, r.services.deps.Proxy, true, false, proxy.NewErrorResponder(responder)), nil
 }
 

@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	corev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
 	"k8s.io/component-base/metrics/legacyregistry"
 
 	"github.com/berth-dev/berth/internal/control/api"
@@ -31,12 +32,13 @@ func bg() context.Context { return context.Background() }
 
 type fixture struct {
 	kubernetes.Interface
-	svc corev1.ServiceInterface
+	svc    corev1.ServiceInterface
+	config *rest.Config
 }
 
 func connect(env *apitest.Env) *fixture {
 	c := kubernetes.NewForConfigOrDie(env.Config)
-	return &fixture{c, c.CoreV1().Services(ns)}
+	return &fixture{c, c.CoreV1().Services(ns), env.Config}
 }
 
 func TestServices(t *testing.T) {
@@ -446,6 +448,19 @@ func testProxy(t *testing.T, f *fixture) {
 		if got, err := get(name); err != nil || got != "/x" {
 			t.Errorf("proxy to %s gave %q, %v", name, got, err)
 		}
+	}
+	client, err := rest.HTTPClientFor(f.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	resp, err := client.Get(f.config.Host + "/api/v1/namespaces/" + ns + "/services/web/proxy?a=b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if at := resp.Header.Get("Location"); resp.StatusCode != 301 || !strings.HasSuffix(at, "/proxy/?a=b") {
+		t.Errorf("proxy without a path: %d to %q", resp.StatusCode, at)
 	}
 	if _, err := get("web:nothing"); !apierrors.IsServiceUnavailable(err) {
 		t.Errorf("an unknown port gave %v, want 503", err)

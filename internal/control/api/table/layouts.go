@@ -32,6 +32,8 @@ var layouts = map[schema.GroupResource]layout{
 	{Group: "batch", Resource: "cronjobs"}:              cronJobLayout,
 	{Group: "policy", Resource: "poddisruptionbudgets"}: budgetLayout,
 
+	{Group: "autoscaling", Resource: "horizontalpodautoscalers"}: autoscalerLayout,
+
 	// network
 	{Group: "events.k8s.io", Resource: "events"}:              eventLayout,
 	{Group: "discovery.k8s.io", Resource: "endpointslices"}:   endpointSliceLayout,

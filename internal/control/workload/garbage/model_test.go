@@ -88,6 +88,14 @@ func (s *server) perform(g *Graph, v Verdict, queue *[]types.UID) {
 		if m != nil {
 			s.unreference(m, v.UIDs)
 		}
+	case Unblock:
+		if m == nil {
+			return
+		}
+		if patch := unblocked(&metav1.PartialObjectMetadata{ObjectMeta: *m}, v.UIDs); patch != nil {
+			m.OwnerReferences = patch["metadata"].(map[string]any)["ownerReferences"].([]metav1.OwnerReference)
+			s.changed(m, false)
+		}
 	case Unfinalize:
 		s.unfinalize(m, v.Finalizer)
 	case OrphanDependents:

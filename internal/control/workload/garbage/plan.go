@@ -1,6 +1,7 @@
 package garbage
 
 import (
+	"slices"
 	"sort"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -19,6 +20,8 @@ const (
 	Delete Act = "delete"
 	// Unreference: remove the owner references in UIDs from the object.
 	Unreference Act = "unreference"
+	// Unblock: let the owners in UIDs not wait for the object any more.
+	Unblock Act = "unblock"
 	// Unfinalize: remove the Finalizer from the object.
 	Unfinalize Act = "unfinalize"
 	// OrphanDependents: remove references to the object from Dependents, then
@@ -64,12 +67,41 @@ func (g *Graph) Plan(uid types.UID) Verdict {
 			v.Act, v.Finalizer = Unfinalize, metav1.FinalizerDeleteDependents
 			return v
 		}
+		if v.UIDs = circle(n); len(v.UIDs) > 0 {
+			v.Act = Unblock
+			return v
+		}
 		v.Act, v.Dependents = DeleteDependents, ids(n, nil)
 		return v
 	case n.deleting || len(n.owners) == 0:
 		return Verdict{}
 	}
 	return g.judge(n, v)
+}
+
+// circle lists the owners of n that wait for n while n waits for them, directly
+// or through others: nobody in such a circle would ever go. Whoever closes it by
+// being deleted sees all of it.
+func circle(n *node) (owners []types.UID) {
+	met := map[*node]bool{n: true}
+	for next := []*node{n}; len(next) > 0; {
+		at := next[len(next)-1]
+		next = next[:len(next)-1]
+		for _, d := range at.dependents {
+			if !d.seen || !d.deleting || !d.foreground || !slices.ContainsFunc(d.owners, func(r metav1.OwnerReference) bool { return r.UID == at.UID && blocks(r) }) {
+				continue
+			}
+			if d == n {
+				owners = append(owners, at.UID)
+			}
+			if !met[d] {
+				met[d] = true
+				next = append(next, d)
+			}
+		}
+	}
+	slices.Sort(owners)
+	return owners
 }
 
 // judge decides about an object by the state of its owners.

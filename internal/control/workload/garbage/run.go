@@ -3,6 +3,7 @@ package garbage
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -318,6 +319,10 @@ func (c *controller) perform(ctx context.Context, v Verdict) error {
 		return wrap(c.edit(ctx, v.ID, func(m *metav1.PartialObjectMetadata) map[string]any {
 			return unreferenced(m, v.UIDs)
 		}), v)
+	case Unblock:
+		return wrap(c.edit(ctx, v.ID, func(m *metav1.PartialObjectMetadata) map[string]any {
+			return unblocked(m, v.UIDs)
+		}), v)
 	case Unfinalize:
 		return wrap(c.unfinalize(ctx, v.ID, v.Finalizer), v)
 	case OrphanDependents:
@@ -364,6 +369,21 @@ func unreferenced(m *metav1.PartialObjectMetadata, owners []types.UID) map[strin
 		return nil
 	}
 	return map[string]any{"metadata": map[string]any{"ownerReferences": keep}}
+}
+
+// unblocked lets owners go before the object.
+func unblocked(m *metav1.PartialObjectMetadata, owners []types.UID) map[string]any {
+	refs, changed := slices.Clone(m.OwnerReferences), false
+	for i := range refs {
+		if slices.Contains(owners, refs[i].UID) && blocks(refs[i]) {
+			no := false
+			refs[i].BlockOwnerDeletion, changed = &no, true
+		}
+	}
+	if !changed {
+		return nil
+	}
+	return map[string]any{"metadata": map[string]any{"ownerReferences": refs}}
 }
 
 func (c *controller) unfinalize(ctx context.Context, id ID, finalizer string) error {

@@ -155,7 +155,8 @@ func keyOf(q *corev1.ResourceQuota) types.NamespacedName {
 
 func (c *controller) updated(before, after any) {
 	if now, ok := after.(*corev1.ResourceQuota); ok {
-		if was, ok := before.(*corev1.ResourceQuota); ok && !equality.Semantic.DeepEqual(was.Spec, now.Spec) {
+		// Somebody else may have written limits into the status.
+		if was, ok := before.(*corev1.ResourceQuota); ok && (!equality.Semantic.DeepEqual(was.Spec, now.Spec) || !quotav1.Equals(now.Status.Hard, now.Spec.Hard)) {
 			c.queue.Add(keyOf(now))
 		}
 		return
