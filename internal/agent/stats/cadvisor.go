@@ -19,6 +19,7 @@ type row struct {
 	started time.Time
 	seen    time.Time // when this was read
 	network []netInterface
+	labels  []byte        // all of the above as the text format has them, from rows on
 	spec    *v1.Container // limits and requests; nil for none
 	disk    *DiskUse      // writable layer; nil if unknown
 }
@@ -176,13 +177,18 @@ func (p *Provider) WriteCAdvisor(ctx context.Context, out io.Writer) error {
 	for i := range pods {
 		rows = appendPodRows(rows, &pods[i], disk)
 	}
-	f := &family{buf: make([]byte, 0, 256*len(rows)*len(cadvisorMetrics)/2)}
+	f := newFamily(out)
+	now := p.cfg.Now()
+	for i := range rows {
+		r := &rows[i]
+		r.seen = now
+		r.labels = appendLabels(nil, "container", r.container, "id", r.id, "image", r.image, "name", r.name, "namespace", r.namespace, "pod", r.pod)
+	}
 	for i := range cadvisorMetrics {
-		f.rows(&cadvisorMetrics[i], rows, p.cfg.Now())
+		f.rows(&cadvisorMetrics[i], rows, now)
 	}
 	f.machine(p.machine)
-	_, err = out.Write(f.buf)
-	return err
+	return f.close()
 }
 
 func appendPodRows(rows []row, m *measured, disk *diskFacts) []row {
@@ -213,19 +219,16 @@ func specOf(pod *v1.Pod, name string) *v1.Container {
 
 func (f *family) rows(m *metric, rows []row, now time.Time) {
 	f.header(m.name, m.kind, m.help)
-	labels := make([]string, 0, 16)
 	for i := range rows {
 		r := &rows[i]
-		r.seen = now
-		labels = append(labels[:0], "container", r.container, "id", r.id, "image", r.image, "name", r.name, "namespace", r.namespace, "pod", r.pod)
 		if m.each != nil {
 			m.each(r, func(value float64, further ...string) {
-				f.sample(m.name, value, now, append(labels, further...)...)
+				f.labelled(m.name, value, now, r.labels, further...)
 			})
 			continue
 		}
 		if value, ok := m.value(r); ok {
-			f.sample(m.name, value, now, labels...)
+			f.labelled(m.name, value, now, r.labels)
 		}
 	}
 }

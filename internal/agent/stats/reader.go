@@ -7,10 +7,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 
 	"github.com/moby/sys/mountinfo"
-	"golang.org/x/sys/unix"
 	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 )
 
@@ -79,7 +77,9 @@ type Parts uint8
 // The parts, to be combined with "|". Each costs files to be read: on a full
 // node these add up, so ask for what is shown only.
 const (
+	// CPU is the time used; how it is divided and throttled is CPUDetail.
 	CPU Parts = 1 << iota
+	CPUDetail
 	Memory
 	PIDs
 	IO
@@ -96,98 +96,22 @@ const pageSize = 4096
 
 const unlimitedV1 = 1 << 62 // v1 spells "no limit" as a number just below 2^63
 
-// Reader reads cgroup files. It is safe for concurrent use.
-type Reader struct {
-	mounts  Mounts
-	buffers sync.Pool
+// files reads a cgroup's files in one hierarchy; empty for one that is not
+// mounted.
+type files struct {
+	c     *cgroup
+	mount string
 }
 
-// NewReader returns a Reader of the trees at the mounts.
-func NewReader(mounts Mounts) *Reader {
-	return &Reader{mounts: mounts, buffers: sync.Pool{New: func() any {
-		buf := make([]byte, 16<<10)
-		return &buf
-	}}}
-}
+func (f files) read(name string, buf []byte) []byte   { return f.c.read(f.mount, name, buf) }
+func (f files) number(name string, buf []byte) uint64 { return f.c.number(f.mount, name, buf) }
 
-// Read measures the cgroup at path, which is relative to the mounts ("/" is
-// the machine). Files that the kernel does not offer leave zeros.
-func (r *Reader) Read(path string, parts Parts) (Usage, error) {
-	pooled := r.buffers.Get().(*[]byte)
-	defer r.buffers.Put(pooled)
-	var usage Usage
-	var err error
-	if r.mounts.Unified != "" {
-		err = r.readV2(path, parts, &usage, *pooled)
-	} else {
-		err = r.readV1(path, parts, &usage, *pooled)
-	}
-	return usage, err
-}
-
-// dir is an open cgroup directory; -1 is a hierarchy that is not there.
-type dir int
-
-func openDir(mount, path string) (dir, error) {
-	if mount == "" {
-		return -1, nil
-	}
-	fd, err := unix.Open(filepath.Join(mount, path), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	switch {
-	case errors.Is(err, unix.ENOENT):
-		return -1, ErrGone
-	case err != nil:
-		return -1, fmt.Errorf("opening cgroup %s: %w", path, err)
-	}
-	return dir(fd), nil
-}
-
-func (d dir) close() {
-	if d >= 0 {
-		unix.Close(int(d))
-	}
-}
-
-// read returns the file's contents in buf, or nothing if it cannot be read.
-func (d dir) read(name string, buf []byte) []byte {
-	if d < 0 {
-		return nil
-	}
-	fd, err := unix.Openat(int(d), name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil
-	}
-	defer unix.Close(fd)
-	filled := 0
-	for filled < len(buf) {
-		n, err := unix.Read(fd, buf[filled:])
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-		if err != nil {
-			return nil
-		}
-		filled += n
-		// The kernel fills the buffer as far as the file goes: a short answer
-		// is the last one, except for long files, which come by the page.
-		if n == 0 || n < pageSize/2 {
-			break
-		}
-	}
-	return buf[:filled]
-}
-
-func (d dir) number(name string, buf []byte) uint64 {
-	return parseUint(bytes.TrimSpace(d.read(name, buf)))
-}
-
-func (r *Reader) readV2(path string, parts Parts, usage *Usage, buf []byte) error {
-	d, err := openDir(r.mounts.Unified, path)
-	if err != nil {
+func (c *cgroup) readV2(parts Parts, usage *Usage, buf []byte) error {
+	d := files{c, c.r.mounts.Unified}
+	if err := c.exists(d.mount); err != nil {
 		return err
 	}
-	defer d.close()
-	if parts&CPU != 0 {
+	if parts&(CPU|CPUDetail) != 0 {
 		eachField(d.read("cpu.stat", buf), func(key []byte, value uint64) {
 			switch string(key) {
 			case "usage_usec":
@@ -252,7 +176,7 @@ func (r *Reader) readV2(path string, parts Parts, usage *Usage, buf []byte) erro
 	return nil
 }
 
-func readMemoryV2(d dir, usage *Usage, buf []byte) {
+func readMemoryV2(d files, usage *Usage, buf []byte) {
 	usage.Memory = d.number("memory.current", buf)
 	var inactive, slab uint64
 	eachField(d.read("memory.stat", buf), func(key []byte, value uint64) {
@@ -280,18 +204,18 @@ func readMemoryV2(d dir, usage *Usage, buf []byte) {
 	usage.MemoryLimit = d.number("memory.max", buf) // "max" parses as 0
 }
 
-func (r *Reader) readV1(path string, parts Parts, usage *Usage, buf []byte) error {
-	if parts&CPU != 0 {
-		d, err := openDir(r.mounts.CPUAcct, path)
-		if err != nil {
+func (c *cgroup) readV1(parts Parts, usage *Usage, buf []byte) error {
+	m := &c.r.mounts
+	if parts&(CPU|CPUDetail) != 0 {
+		d := files{c, m.CPUAcct}
+		if err := c.exists(d.mount); err != nil {
 			return err
 		}
 		usage.CPU = d.number("cpuacct.usage", buf)
-		usage.CPUUser = d.number("cpuacct.usage_user", buf)
-		usage.CPUSystem = d.number("cpuacct.usage_sys", buf)
-		d.close()
-		if d, err = openDir(r.mounts.CPU, path); err == nil {
-			eachField(d.read("cpu.stat", buf), func(key []byte, value uint64) {
+		if parts&CPUDetail != 0 {
+			usage.CPUUser = d.number("cpuacct.usage_user", buf)
+			usage.CPUSystem = d.number("cpuacct.usage_sys", buf)
+			eachField(c.read(m.CPU, "cpu.stat", buf), func(key []byte, value uint64) {
 				switch string(key) {
 				case "nr_periods":
 					usage.Periods = value
@@ -301,12 +225,11 @@ func (r *Reader) readV1(path string, parts Parts, usage *Usage, buf []byte) erro
 					usage.ThrottledNanos = value
 				}
 			})
-			d.close()
 		}
 	}
 	if parts&Memory != 0 {
-		d, err := openDir(r.mounts.Memory, path)
-		if err != nil {
+		d := files{c, m.Memory}
+		if err := c.exists(d.mount); err != nil {
 			return err
 		}
 		readMemoryV1(d, usage, buf)
@@ -317,34 +240,24 @@ func (r *Reader) readV1(path string, parts Parts, usage *Usage, buf []byte) erro
 				}
 			})
 		}
-		d.close()
 	}
 	if parts&PIDs != 0 {
-		if d, err := openDir(r.mounts.PIDs, path); err == nil {
-			usage.PIDs = d.number("pids.current", buf)
-			d.close()
-		}
+		usage.PIDs = c.number(m.PIDs, "pids.current", buf)
 	}
 	if parts&IO != 0 {
-		if d, err := openDir(r.mounts.BlkIO, path); err == nil {
-			eachOperation(d.read("blkio.throttle.io_service_bytes_recursive", buf), &usage.ReadBytes, &usage.WriteBytes)
-			eachOperation(d.read("blkio.throttle.io_serviced_recursive", buf), &usage.Reads, &usage.Writes)
-			d.close()
-		}
+		eachOperation(c.read(m.BlkIO, "blkio.throttle.io_service_bytes_recursive", buf), &usage.ReadBytes, &usage.WriteBytes)
+		eachOperation(c.read(m.BlkIO, "blkio.throttle.io_serviced_recursive", buf), &usage.Reads, &usage.Writes)
 	}
-	if parts&Pressure != 0 && path == "/" {
+	if parts&Pressure != 0 && c.path == "/" {
 		// Version 1 has no pressure per cgroup; the machine's is in /proc.
-		if d, err := openDir("/proc/pressure", ""); err == nil {
-			usage.CPUPressure = parsePressure(d.read("cpu", buf))
-			usage.MemoryPressure = parsePressure(d.read("memory", buf))
-			usage.IOPressure = parsePressure(d.read("io", buf))
-			d.close()
-		}
+		usage.CPUPressure = parsePressure(c.read("/proc/pressure", "cpu", buf))
+		usage.MemoryPressure = parsePressure(c.read("/proc/pressure", "memory", buf))
+		usage.IOPressure = parsePressure(c.read("/proc/pressure", "io", buf))
 	}
 	return nil
 }
 
-func readMemoryV1(d dir, usage *Usage, buf []byte) {
+func readMemoryV1(d files, usage *Usage, buf []byte) {
 	usage.Memory = d.number("memory.usage_in_bytes", buf)
 	var inactive uint64
 	eachField(d.read("memory.stat", buf), func(key []byte, value uint64) {
@@ -371,20 +284,11 @@ func readMemoryV1(d dir, usage *Usage, buf []byte) {
 	}
 }
 
-// firstPID returns the first process in the cgroup, or 0.
+// firstPID returns the first process in the cgroup, or 0. The list is opened
+// each time: version 1 keeps showing an open file the list it made for it.
 func (r *Reader) firstPID(path string) int {
-	pooled := r.buffers.Get().(*[]byte)
-	defer r.buffers.Put(pooled)
-	mount := r.mounts.Unified
-	if mount == "" {
-		mount = r.mounts.Memory
-	}
-	d, err := openDir(mount, path)
-	if err != nil {
-		return 0
-	}
-	defer d.close()
-	line, _ := cut(d.read("cgroup.procs", *pooled), '\n')
+	r.calls.Add(3)
+	line, _ := cut(readFile(filepath.Join(r.tree(), path, "cgroup.procs"), make([]byte, 64)), '\n')
 	return int(parseUint(line))
 }
 

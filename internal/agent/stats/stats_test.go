@@ -181,7 +181,7 @@ func TestBothVersionsReadTheSame(t *testing.T) {
 	for version := 1; version <= 2; version++ {
 		_, mounts, _ := host(t, version, 1)
 		var err error
-		if got[version], err = NewReader(mounts).Read("/kubepods/poduid-0", CPU|Memory|Swap|Events|PIDs|IO); err != nil {
+		if got[version], err = NewReader(mounts).Read("/kubepods/poduid-0", CPU|CPUDetail|Memory|Swap|Events|PIDs|IO); err != nil {
 			t.Fatal(err)
 		}
 	}
