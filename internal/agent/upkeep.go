@@ -38,11 +38,7 @@ func (a *Agent) buildUpkeep(ctx context.Context) error {
 	if a.Stats, err = stats.New(measure); err != nil {
 		return err
 	}
-	if cfg.Metrics != nil {
-		if err := cfg.Metrics.Register(a.Stats.VolumeMetrics()); err != nil {
-			return fmt.Errorf("registering the metrics of volumes: %w", err)
-		}
-	}
+	a.register(a.Stats.VolumeMetrics(), a.Stats.LogMetrics(), a.volumeCounts())
 	a.collector, err = pressure.NewCollector(ctx, pressure.CollectorConfig{
 		Log: cfg.Log, NodeName: cfg.NodeName, Runtime: a.Runtime, Images: a.Images, Events: a.Events, Pods: a.Pods.List, SourcesReady: a.sourcesTold.Load,
 		RootDir: cfg.RootDir, LogsDir: cfg.PodLogsDir, LinkDir: cfg.LogLinkDir, HighPercent: value(k.ImageGCHighThresholdPercent, 85), LowPercent: value(k.ImageGCLowThresholdPercent, 80),

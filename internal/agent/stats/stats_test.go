@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 	"go.uber.org/goleak"
@@ -259,6 +260,18 @@ func TestVolumeMetrics(t *testing.T) {
 	want := map[string]float64{"capacity_bytes": 10, "available_bytes": 6, "used_bytes": 4, "inodes": 9, "inodes_free": 7, "inodes_used": 2}
 	if !maps.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+func TestLogMetrics(t *testing.T) {
+	p := provider(t, 2, 2, nil)
+	p.disk.facts = &diskFacts{at: epoch, logs: map[types.UID]map[string]DiskUse{"uid-1": {"a": {Bytes: 300, Inodes: 3}}, "gone": {"a": {Bytes: 1}}}}
+	want := `# HELP kubelet_container_log_filesystem_used_bytes Bytes used by the container's logs on the filesystem.
+# TYPE kubelet_container_log_filesystem_used_bytes gauge
+kubelet_container_log_filesystem_used_bytes{container="a",namespace="default",pod="pod-1",uid="uid-1"} 300
+`
+	if err := testutil.CollectAndCompare(p.LogMetrics(), strings.NewReader(want)); err != nil {
+		t.Error(err)
 	}
 }
 
