@@ -30,7 +30,11 @@ func (a *Agent) buildUpkeep(ctx context.Context) error {
 		RootDir: cfg.RootDir, LogsDir: cfg.PodLogsDir, DiskAge: k.VolumeStatsAggPeriod.Duration,
 	}
 	measure.SystemCgroups = map[string]string{}
-	for name, path := range map[string]string{"kubelet": k.KubeletCgroups, "runtime": cfg.RuntimeCgroup} {
+	own := k.KubeletCgroups
+	if own == "" {
+		own = stats.OwnCgroup(mounts)
+	}
+	for name, path := range map[string]string{"kubelet": own, "runtime": cfg.RuntimeCgroup} {
 		if path != "" {
 			measure.SystemCgroups[name] = path
 		}

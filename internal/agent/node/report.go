@@ -86,8 +86,12 @@ func (r *reporter) pass(ctx context.Context) time.Time {
 		}
 	}
 	r.registered = true
+	compare := ReconcileMachine
 	if r.reconciled != node.UID {
-		if err := r.reconcile(ctx, node); err != nil {
+		compare = Reconcile
+	}
+	if change := compare(r.cfg.Settings.Identity, node); r.reconciled != node.UID || !change.Empty() {
+		if err := r.reconcile(ctx, node, change); err != nil {
 			r.cfg.Log.Warn("correcting the node's labels and annotations", "err", err)
 			r.cadence.Failed(now, rand.Float64())
 			return r.cadence.Wake(UrgentChange)
@@ -212,8 +216,7 @@ func (r *reporter) register(ctx context.Context) error {
 	return nil
 }
 
-func (r *reporter) reconcile(ctx context.Context, node *v1.Node) error {
-	change := Reconcile(r.cfg.Settings.Identity, node)
+func (r *reporter) reconcile(ctx context.Context, node *v1.Node, change MetaChange) error {
 	if change.Empty() {
 		return nil
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -149,4 +150,29 @@ func statFS(path string) (fsUsage, error) {
 		capacity: stat.Blocks * size, available: stat.Bavail * size, used: (stat.Blocks - stat.Bfree) * size,
 		inodes: stat.Files, inodesFree: stat.Ffree, inodesUsed: stat.Files - stat.Ffree,
 	}, nil
+}
+
+// OwnCgroup is the cgroup that this process is in, empty for the root of the
+// tree: that is the machine.
+func OwnCgroup(m Mounts) string {
+	text, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return ""
+	}
+	return cgroupOf(text, m.Unified != "")
+}
+
+// cgroupOf reads "0::/path" of version 2, or "4:memory:/path" of version 1.
+func cgroupOf(text []byte, unified bool) (path string) {
+	eachLine(text, func(line []byte) {
+		_, rest := cut(line, ':')
+		controllers, place := cut(rest, ':')
+		if unified && len(controllers) == 0 || !unified && slices.Contains(strings.Split(string(controllers), ","), "memory") {
+			path = string(place)
+		}
+	})
+	if path == "/" {
+		return ""
+	}
+	return path
 }

@@ -187,11 +187,20 @@ type measuredContainer struct {
 	name, id, image, path string
 	started               time.Time
 	usage                 Usage
+	inside                *processFacts // nil unless asked for
+}
+
+// wants is what to measure of pods.
+type wants struct {
+	parts   Parts
+	network bool
+	// processes asks for what the processes of containers have open.
+	processes bool
 }
 
 // measure reads the cgroups of all pods that have one, several at a time.
 // Pods and containers that end meanwhile are left out.
-func (p *Provider) measure(ctx context.Context, parts Parts, network bool) ([]measured, error) {
+func (p *Provider) measure(ctx context.Context, w wants) ([]measured, error) {
 	pods := p.cfg.Pods()
 	results := make([]measured, len(pods))
 	p.places.begin()
@@ -200,7 +209,7 @@ func (p *Provider) measure(ctx context.Context, parts Parts, network bool) ([]me
 	for range min(runtime.GOMAXPROCS(0), 4, len(pods)) {
 		wg.Go(func() {
 			for i := int(next.Add(1)) - 1; i < len(pods) && ctx.Err() == nil; i = int(next.Add(1)) - 1 {
-				results[i] = p.measurePod(pods[i], parts, network)
+				results[i] = p.measurePod(pods[i], w)
 			}
 		})
 	}
@@ -219,13 +228,13 @@ func (p *Provider) measure(ctx context.Context, parts Parts, network bool) ([]me
 }
 
 // measurePod returns a zero value if the pod has no cgroup.
-func (p *Provider) measurePod(pod *v1.Pod, parts Parts, network bool) measured {
-	inside := parts
-	if parts != Everything {
+func (p *Provider) measurePod(pod *v1.Pod, w wants) measured {
+	inside := w.parts
+	if w.parts != Everything {
 		inside &^= podOnly
 	}
 	path := p.cfg.PodCgroup(pod)
-	usage, err := p.cfg.Reader.Read(path, parts)
+	usage, err := p.cfg.Reader.Read(path, w.parts)
 	if err != nil {
 		if !errors.Is(err, ErrGone) {
 			p.cfg.Log.Warn("measuring a pod", "namespace", pod.Namespace, "pod", pod.Name, "err", err)
@@ -233,7 +242,7 @@ func (p *Provider) measurePod(pod *v1.Pod, parts Parts, network bool) measured {
 		return measured{}
 	}
 	result := measured{pod: pod, path: path, usage: usage, containers: make([]measuredContainer, 0, len(pod.Status.ContainerStatuses))}
-	network = network && !pod.Spec.HostNetwork
+	network := w.network && !pod.Spec.HostNetwork
 	find := finder{p: p, pod: path}
 	for _, list := range [][]v1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses, pod.Status.EphemeralContainerStatuses} {
 		for i := range list {
@@ -254,8 +263,12 @@ func (p *Provider) measurePod(pod *v1.Pod, parts Parts, network bool) measured {
 				result.network = p.places.network(p, place)
 				network = len(result.network) == 0
 			}
+			var facts *processFacts
+			if w.processes {
+				facts = p.processesOf(place.path)
+			}
 			result.containers = append(result.containers, measuredContainer{
-				name: status.Name, id: id, image: status.Image, path: place.path, started: status.State.Running.StartedAt.Time, usage: used})
+				inside: facts, name: status.Name, id: id, image: status.Image, path: place.path, started: status.State.Running.StartedAt.Time, usage: used})
 		}
 	}
 	return result

@@ -63,16 +63,32 @@ type Usage struct {
 	MemoryLimit, SwapLimit                           uint64
 	PageFaults, MajorFaults, OOMKills                uint64
 
-	PIDs uint64
+	// MemoryPeak is the most that was ever used, LimitHits how often the limit
+	// was, Reservation what is protected from reclaim; in bytes.
+	MemoryPeak, LimitHits, Reservation uint64
+
+	// PIDs are tasks, PIDsLimit is zero for none.
+	PIDs, PIDsLimit uint64
+	// CPUPeriod and CPUQuota are the limit of processor time, in microseconds; a
+	// quota of zero is none.
+	CPUPeriod, CPUQuota uint64
 
 	ReadBytes, WriteBytes, Reads, Writes uint64
+	// Devices are the same by block device.
+	Devices []DeviceIO
 
 	// Pressure is nil where the kernel does not tell.
 	CPUPressure, MemoryPressure, IOPressure *statsapi.PSIStats
 }
 
+// DeviceIO is what went to and from one block device.
+type DeviceIO struct {
+	Major, Minor          uint64
+	ReadBytes, WriteBytes uint64
+}
+
 // Parts choose what to read of a cgroup.
-type Parts uint8
+type Parts uint16
 
 // The parts, to be combined with "|". Each costs files to be read: on a full
 // node these add up, so ask for what is shown only.
@@ -86,7 +102,9 @@ const (
 	Pressure
 	Swap
 	Events
-	Everything Parts = 0xff
+	// Limits are bounds, and how close to them things came.
+	Limits
+	Everything Parts = 0xffff
 )
 
 // ErrGone says that a cgroup does not exist (any more).
@@ -138,16 +156,29 @@ func (c *cgroup) readV2(parts Parts, usage *Usage, buf []byte) error {
 	}
 	if parts&Events != 0 {
 		eachField(d.read("memory.events", buf), func(key []byte, value uint64) {
-			if string(key) == "oom_kill" {
+			switch string(key) {
+			case "oom_kill":
 				usage.OOMKills = value
+			case "max":
+				usage.LimitHits = value
 			}
 		})
 	}
 	if parts&PIDs != 0 {
 		usage.PIDs = d.number("pids.current", buf)
 	}
+	if parts&Limits != 0 {
+		usage.MemoryPeak = d.number("memory.peak", buf)
+		usage.Reservation = d.number("memory.low", buf)
+		usage.PIDsLimit = d.number("pids.max", buf) // "max" parses as 0
+		quota, period := cut(d.read("cpu.max", buf), ' ')
+		usage.CPUQuota, usage.CPUPeriod = parseUint(quota), parseUint(period)
+	}
 	if parts&IO != 0 {
 		eachLine(d.read("io.stat", buf), func(line []byte) {
+			device := DeviceIO{}
+			device.Major, device.Minor, line = parseDevice(line)
+			defer func() { usage.Devices = append(usage.Devices, device) }()
 			for len(line) > 0 {
 				var pair []byte
 				pair, line = cut(line, ' ')
@@ -157,9 +188,11 @@ func (c *cgroup) readV2(parts Parts, usage *Usage, buf []byte) error {
 				}
 				switch string(key) {
 				case "rbytes":
-					usage.ReadBytes += parseUint(value)
+					device.ReadBytes = parseUint(value)
+					usage.ReadBytes += device.ReadBytes
 				case "wbytes":
-					usage.WriteBytes += parseUint(value)
+					device.WriteBytes = parseUint(value)
+					usage.WriteBytes += device.WriteBytes
 				case "rios":
 					usage.Reads += parseUint(value)
 				case "wios":
@@ -244,9 +277,32 @@ func (c *cgroup) readV1(parts Parts, usage *Usage, buf []byte) error {
 	if parts&PIDs != 0 {
 		usage.PIDs = c.number(m.PIDs, "pids.current", buf)
 	}
+	if parts&Limits != 0 {
+		usage.MemoryPeak = c.number(m.Memory, "memory.max_usage_in_bytes", buf)
+		usage.LimitHits = c.number(m.Memory, "memory.failcnt", buf)
+		if soft := c.number(m.Memory, "memory.soft_limit_in_bytes", buf); soft < unlimitedV1 {
+			usage.Reservation = soft
+		}
+		usage.PIDsLimit = c.number(m.PIDs, "pids.max", buf)
+		usage.CPUPeriod = c.number(m.CPU, "cpu.cfs_period_us", buf)
+		usage.CPUQuota = c.number(m.CPU, "cpu.cfs_quota_us", buf) // -1 parses as 0
+	}
 	if parts&IO != 0 {
-		eachOperation(c.read(m.BlkIO, "blkio.throttle.io_service_bytes_recursive", buf), &usage.ReadBytes, &usage.WriteBytes)
-		eachOperation(c.read(m.BlkIO, "blkio.throttle.io_serviced_recursive", buf), &usage.Reads, &usage.Writes)
+		eachOperation(c.read(m.BlkIO, "blkio.throttle.io_service_bytes_recursive", buf), func(major, minor, read, written uint64) {
+			usage.ReadBytes += read
+			usage.WriteBytes += written
+			last := len(usage.Devices) - 1
+			if last < 0 || usage.Devices[last].Major != major || usage.Devices[last].Minor != minor {
+				usage.Devices = append(usage.Devices, DeviceIO{Major: major, Minor: minor})
+				last++
+			}
+			usage.Devices[last].ReadBytes += read
+			usage.Devices[last].WriteBytes += written
+		})
+		eachOperation(c.read(m.BlkIO, "blkio.throttle.io_serviced_recursive", buf), func(_, _, reads, writes uint64) {
+			usage.Reads += reads
+			usage.Writes += writes
+		})
 	}
 	if parts&Pressure != 0 && c.path == "/" {
 		// Version 1 has no pressure per cgroup; the machine's is in /proc.
@@ -324,18 +380,25 @@ func eachLine(text []byte, do func(line []byte)) {
 	}
 }
 
-// eachOperation sums "8:0 Read 4096" lines.
-func eachOperation(text []byte, read, write *uint64) {
+// eachOperation reads "8:0 Read 4096" lines.
+func eachOperation(text []byte, do func(major, minor, read, written uint64)) {
 	eachLine(text, func(line []byte) {
-		_, rest := cut(line, ' ')
+		major, minor, rest := parseDevice(line)
 		operation, value := cut(rest, ' ')
 		switch string(operation) {
 		case "Read":
-			*read += parseUint(value)
+			do(major, minor, parseUint(value), 0)
 		case "Write":
-			*write += parseUint(value)
+			do(major, minor, 0, parseUint(value))
 		}
 	})
+}
+
+// parseDevice reads "8:0 " at the beginning of a line.
+func parseDevice(line []byte) (major, minor uint64, rest []byte) {
+	device, rest := cut(line, ' ')
+	left, right := cut(device, ':')
+	return parseUint(left), parseUint(right), rest
 }
 
 func cut(text []byte, at byte) (before, after []byte) {

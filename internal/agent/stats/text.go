@@ -119,7 +119,7 @@ func seconds(nanos uint64) float64 { return float64(nanos) / 1e9 }
 
 // WriteResource writes the metrics that metrics-server scrapes.
 func (p *Provider) WriteResource(ctx context.Context, out io.Writer) error {
-	pods, err := p.measure(ctx, CPU|Memory|Swap, false)
+	pods, err := p.measure(ctx, wants{parts: CPU | Memory | Swap})
 	if err != nil {
 		return err
 	}
