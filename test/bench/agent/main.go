@@ -26,6 +26,9 @@ import (
 	"github.com/berth-dev/berth/test/rig"
 )
 
+// anyDisk lets a machine be measured whose disk is nearly full.
+const anyDisk = "evictionHard: {memory.available: 100Mi}\n"
+
 const every = "ready,rss,start,burst,delete,idle,probes,summary,many,heartbeat,pressure"
 
 func main() {
@@ -69,7 +72,7 @@ func run(only []string, b *bench, ports int) (err error) {
 	if err := b.learn(ctx); err != nil {
 		return fmt.Errorf("recording what an agent asks of the runtime: %w", err)
 	}
-	if b.agent, err = b.StartAgent(nodeName, fmt.Sprintf("maxPods: %d\n", b.many+20)); err != nil {
+	if b.agent, err = b.StartAgent(nodeName, fmt.Sprintf("maxPods: %d\n", b.many+20)+anyDisk); err != nil {
 		return err
 	}
 	if err := b.awaitHealth(ctx); err != nil {
