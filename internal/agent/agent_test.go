@@ -332,6 +332,15 @@ spec:
 		t.Fatal(err)
 	}
 	c.await("fixed-n1", "gone", gone)
+	// The same manifest again is the same pod, started another time.
+	if err := os.WriteFile(file, []byte(strings.Replace(manifest, "3600", "7200", 1)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	c.await("fixed-n1", "back", func(p *v1.Pod) bool { return running(p) && p.Status.ContainerStatuses[0].RestartCount == 1 })
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	c.await("fixed-n1", "gone for good", gone)
 }
 
 // TestCrashLoop: an ended container comes back, with what it said.

@@ -94,10 +94,12 @@ func (a *Agent) build(ctx context.Context) error {
 			return cfg.Client.CoreV1().Nodes().Get(ctx, cfg.NodeName, metav1.GetOptions{})
 		}
 	}
+	fallbacks := prometheus.NewCounter(prometheus.CounterOpts{Name: "kubelet_lifecycle_handler_http_fallbacks_total", Help: "Lifecycle requests that meant HTTPS and were answered over HTTP."})
+	a.register(fallbacks)
 	a.Pods = pod.NewManager(pod.Config{
 		Client: cfg.Client, Service: a.Runtime, Runtime: a.Watcher, RuntimeName: version.GetRuntimeName(),
 		Volumes: a.configs, Images: a.imageSet, Configs: a.configs, Cgroups: cgroupSet{a.Cgroups, a.cgroupMetrics()}, Admitter: newAdmission(a), Resizer: a.configs,
-		Hooks:  probe.Hooks{Exec: a.exec, Event: func(p *v1.Pod, name, why, message string) { a.event(p, name, v1.EventTypeWarning, why, message) }},
+		Hooks:  probe.Hooks{Exec: a.exec, Fallbacks: fallbacks, Event: func(p *v1.Pod, name, why, message string) { a.event(p, name, v1.EventTypeWarning, why, message) }},
 		Probes: a.prober, Devices: a.deviceHealth,
 		Node: func() pod.Node {
 			n := pod.Node{IPs: a.view.ips(), NotReady: a.view.notReady()}

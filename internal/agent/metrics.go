@@ -10,6 +10,9 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/berth-dev/berth/internal/agent/config"
 )
 
 // ownMetrics registers what the agent tells of itself: dashboards and alerts of
@@ -38,6 +41,7 @@ func (a *Agent) ownMetrics(cgroupVersion int) error {
 	}
 	for _, c := range []prometheus.Collector{
 		buildInfo(a.Config.Node.Version),
+		a.featureMetrics(),
 		gauge("kubelet_cgroup_version", "Version of the cgroup hierarchy: 1 or 2.", func() float64 { return float64(cgroupVersion) }),
 		gauge("kubelet_certificate_manager_client_ttl_seconds", "Seconds until the client certificate expires, negative once it has. +Inf without one.",
 			func() float64 { return timeLeft(client(), time.Now()) }),
@@ -85,4 +89,53 @@ func (a *Agent) cgroupMetrics() *prometheus.HistogramVec {
 		}
 	}
 	return h
+}
+
+// volumeCounts is volume_manager_total_volumes: the volumes of pods, by what
+// they are made of, as wanted and as they are.
+type volumeCounts struct {
+	a    *Agent
+	desc *prometheus.Desc
+}
+
+func (a *Agent) volumeCounts() prometheus.Collector {
+	return &volumeCounts{a, prometheus.NewDesc("volume_manager_total_volumes", "Volumes of pods, as wanted and as mounted.", []string{"plugin_name", "state"}, nil)}
+}
+
+func (c *volumeCounts) Describe(out chan<- *prometheus.Desc) { out <- c.desc }
+
+func (c *volumeCounts) Collect(out chan<- prometheus.Metric) {
+	type kind struct{ plugin, state string }
+	count := map[kind]int{}
+	for _, p := range c.a.Pods.List() {
+		mounted := c.a.configs.mountsOf(p.UID)
+		over := p.Status.Phase == v1.PodSucceeded || p.Status.Phase == v1.PodFailed
+		for i := range p.Spec.Volumes {
+			v := &p.Spec.Volumes[i]
+			plugin := c.a.Volumes.Plugin(p.UID, v)
+			if !over {
+				count[kind{plugin, "desired_state_of_world"}]++
+			}
+			if _, ok := mounted[v.Name]; ok {
+				count[kind{plugin, "actual_state_of_world"}]++
+			}
+		}
+	}
+	for k, n := range count {
+		out <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, float64(n), k.plugin, k.state)
+	}
+}
+
+// featureMetrics is kubernetes_feature_enabled: the gates that a configuration
+// may name. Those that berth cannot switch have no stage: they are part of it.
+func (a *Agent) featureMetrics() prometheus.Collector {
+	g := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "kubernetes_feature_enabled", Help: "1 if the feature is on, by its name and stage. Features without a stage cannot be switched."}, []string{"name", "stage"})
+	for _, f := range config.Features(a.Config.Kubelet) {
+		on := 0.0
+		if f.Enabled {
+			on = 1
+		}
+		g.WithLabelValues(f.Name, f.Stage).Set(on)
+	}
+	return g
 }

@@ -30,7 +30,11 @@ func (a *Agent) buildUpkeep(ctx context.Context) error {
 		RootDir: cfg.RootDir, LogsDir: cfg.PodLogsDir, DiskAge: k.VolumeStatsAggPeriod.Duration,
 	}
 	measure.SystemCgroups = map[string]string{}
-	for name, path := range map[string]string{"kubelet": k.KubeletCgroups, "runtime": cfg.RuntimeCgroup} {
+	own := k.KubeletCgroups
+	if own == "" {
+		own = stats.OwnCgroup(mounts)
+	}
+	for name, path := range map[string]string{"kubelet": own, "runtime": cfg.RuntimeCgroup} {
 		if path != "" {
 			measure.SystemCgroups[name] = path
 		}
@@ -38,11 +42,7 @@ func (a *Agent) buildUpkeep(ctx context.Context) error {
 	if a.Stats, err = stats.New(measure); err != nil {
 		return err
 	}
-	if cfg.Metrics != nil {
-		if err := cfg.Metrics.Register(a.Stats.VolumeMetrics()); err != nil {
-			return fmt.Errorf("registering the metrics of volumes: %w", err)
-		}
-	}
+	a.register(a.Stats.VolumeMetrics(), a.Stats.LogMetrics(), a.volumeCounts())
 	a.collector, err = pressure.NewCollector(ctx, pressure.CollectorConfig{
 		Log: cfg.Log, NodeName: cfg.NodeName, Runtime: a.Runtime, Images: a.Images, Events: a.Events, Pods: a.Pods.List, SourcesReady: a.sourcesTold.Load,
 		RootDir: cfg.RootDir, LogsDir: cfg.PodLogsDir, LinkDir: cfg.LogLinkDir, HighPercent: value(k.ImageGCHighThresholdPercent, 85), LowPercent: value(k.ImageGCLowThresholdPercent, 80),

@@ -77,7 +77,7 @@ var Fields = []Field{
 	{"imageGCHighThresholdPercent", Honoured, ""},
 	{"imageGCLowThresholdPercent", Honoured, ""},
 	{"volumeStatsAggPeriod", Honoured, "how old volume stats may get before a request renews them; negative switches them off"},
-	{"kubeletCgroups", Honoured, "shown in stats as \"kubelet\""},
+	{"kubeletCgroups", Honoured, "shown in stats as \"kubelet\"; if empty, the cgroup that the agent is in"},
 	{"systemCgroups", Refused, "place system processes with systemd slices"},
 	{"cgroupRoot", Honoured, ""},
 	{"cgroupsPerQOS", Honoured, ""},

@@ -137,6 +137,27 @@ func MemoryQoS(cfg *kubeletv1beta1.KubeletConfiguration) (on bool, factor float6
 	return true, factor, cfg.MemoryReservationPolicy == kubeletv1beta1.TieredReservationMemoryReservationPolicy
 }
 
+// Feature is a feature gate as it is in effect. One with a stage can be
+// switched.
+type Feature struct {
+	Name, Stage string
+	Enabled     bool
+}
+
+// Features are the gates that a configuration may name, by name.
+func Features(cfg *kubeletv1beta1.KubeletConfiguration) []Feature {
+	if cfg == nil {
+		return nil
+	}
+	on, _, _ := MemoryQoS(cfg)
+	list := []Feature{{memoryQoS, "ALPHA", on}}
+	for name, only := range gateValues {
+		list = append(list, Feature{Name: name, Enabled: only})
+	}
+	slices.SortFunc(list, func(a, b Feature) int { return strings.Compare(a.Name, b.Name) })
+	return list
+}
+
 func validateMemoryQoS(p *problems, cfg *kubeletv1beta1.KubeletConfiguration) {
 	policies := []kubeletv1beta1.MemoryReservationPolicy{kubeletv1beta1.NoneMemoryReservationPolicy, kubeletv1beta1.TieredReservationMemoryReservationPolicy}
 	p.check(cfg.MemoryReservationPolicy != "" && !slices.Contains(policies, cfg.MemoryReservationPolicy),

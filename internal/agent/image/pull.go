@@ -154,6 +154,7 @@ func (p *Puller) lead(ctx context.Context, r Request, spec *runtimeapi.ImageSpec
 		res = &Result{Ref: ref, ID: ref}
 	}
 	res.Pulled = true
+	p.metrics.pulled(took, res.Size)
 	if p.records != nil {
 		if err := p.records.pulled(res.ID, repository(named), used, p.cfg.Clock.Now()); err != nil {
 			// The image is there; without a record it is verified again.

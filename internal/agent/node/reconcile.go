@@ -45,6 +45,20 @@ func Reconcile(id Identity, existing *v1.Node) MetaChange {
 	return change
 }
 
+// machineLabels say what the machine is. Nobody can mean anything else by them:
+// unlike others they are corrected at any time, as in a kubelet.
+var machineLabels = []string{v1.LabelOSStable, v1.LabelArchStable}
+
+// ReconcileMachine is Reconcile for the labels of the machine alone.
+func ReconcileMachine(id Identity, existing *v1.Node) MetaChange {
+	want := Initial(id)
+	change := MetaChange{Labels: map[string]*string{}}
+	for _, key := range machineLabels {
+		correct(change.Labels, existing.Labels, key, want.Labels[key])
+	}
+	return change
+}
+
 func correct(changes map[string]*string, have map[string]string, key, want string) {
 	value, exists := have[key]
 	switch {

@@ -31,6 +31,7 @@ type reporter struct {
 	cadence Cadence
 
 	started      time.Time
+	startup      startup
 	registered   bool
 	reconciled   types.UID // the Node whose metadata was compared already
 	schedulable  *bool
@@ -41,6 +42,7 @@ type reporter struct {
 
 func (r *reporter) run(ctx context.Context) {
 	r.started = time.Now()
+	r.startup = startup{booted: bootTime(r.started), began: r.started}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -84,8 +86,12 @@ func (r *reporter) pass(ctx context.Context) time.Time {
 		}
 	}
 	r.registered = true
+	compare := ReconcileMachine
 	if r.reconciled != node.UID {
-		if err := r.reconcile(ctx, node); err != nil {
+		compare = Reconcile
+	}
+	if change := compare(r.cfg.Settings.Identity, node); r.reconciled != node.UID || !change.Empty() {
+		if err := r.reconcile(ctx, node, change); err != nil {
 			r.cfg.Log.Warn("correcting the node's labels and annotations", "err", err)
 			r.cadence.Failed(now, rand.Float64())
 			return r.cadence.Wake(UrgentChange)
@@ -154,6 +160,8 @@ func (r *reporter) posted(before, written *v1.Node, transitions []Transition, ch
 	if ready != nil && ready.Status == v1.ConditionTrue && !r.wasReady {
 		r.wasReady = true
 		r.metrics.ready.Set(now.Sub(r.started).Seconds())
+		r.startup.ready = now
+		r.metrics.show(r.startup)
 		r.cfg.Log.Info("node is ready", "node", written.Name, "after", now.Sub(r.started).Round(time.Millisecond))
 	}
 	for _, transition := range transitions {
@@ -174,6 +182,9 @@ func (r *reporter) posted(before, written *v1.Node, transitions []Transition, ch
 func (r *reporter) register(ctx context.Context) error {
 	asking, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
+	if r.startup.asked.IsZero() {
+		r.startup.asked = time.Now()
+	}
 	id := r.cfg.Settings.Identity
 	nodes := r.cfg.Client.CoreV1().Nodes()
 	existing, err := nodes.Get(asking, id.Name, metav1.GetOptions{})
@@ -196,14 +207,16 @@ func (r *reporter) register(ctx context.Context) error {
 		return fmt.Errorf("creating node %q: %w", id.Name, err)
 	}
 	r.reconciled = created.UID
+	if r.startup.ready.IsZero() {
+		r.startup.registered = time.Now()
+	}
 	r.cfg.Log.Info("registered the node", "node", created.Name, "after", time.Since(r.started).Round(time.Millisecond))
 	r.note("registered", journal.Fact{Name: "uid", Value: string(created.UID)})
 	r.posted(&v1.Node{}, created, transitions, true)
 	return nil
 }
 
-func (r *reporter) reconcile(ctx context.Context, node *v1.Node) error {
-	change := Reconcile(r.cfg.Settings.Identity, node)
+func (r *reporter) reconcile(ctx context.Context, node *v1.Node, change MetaChange) error {
 	if change.Empty() {
 		return nil
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/netip"
+	goruntime "runtime"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -13,6 +14,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
@@ -209,6 +211,25 @@ func TestNodeIsRegisteredAgainAfterDeletion(t *testing.T) {
 		synctest.Wait()
 		if ready := readyOf(getNode(t, client)); ready.Status != v1.ConditionTrue {
 			t.Errorf("Ready is %+v", ready)
+		}
+	})
+}
+
+// What the machine is, is corrected while the agent runs; other labels belong to
+// whoever changes them.
+func TestMachineLabelsAreCorrectedAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cri, client := &fakeRuntime{network: true}, newClient()
+		defer start(t, testConfig(t, cri, client))()
+		time.Sleep(time.Minute)
+		patch := `{"metadata":{"labels":{"kubernetes.io/os":"dummy","kubernetes.io/arch":"dummy","kubernetes.io/hostname":"changed"}}}`
+		if _, err := client.CoreV1().Nodes().Patch(context.Background(), "n1", types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		labels := getNode(t, client).Labels
+		if labels[v1.LabelOSStable] != goruntime.GOOS || labels[v1.LabelArchStable] != goruntime.GOARCH || labels[v1.LabelHostname] != "changed" {
+			t.Errorf("labels are %v", labels)
 		}
 	})
 }

@@ -14,7 +14,7 @@ import (
 // of nodes know where there is one.
 type metrics struct {
 	actions, workerRounds, statusSync, sandboxes *prometheus.HistogramVec
-	start, startSLI, startTotal                  prometheus.Histogram
+	start, startSLI, startTotal, workerStart     prometheus.Histogram
 
 	resizes *prometheus.HistogramVec
 
@@ -46,7 +46,9 @@ func newMetrics() *metrics {
 		sandboxes:    histogram("kubelet_run_podsandbox_duration_seconds", "Seconds that starting a sandbox took.", "runtime_handler"),
 		start:        starting("kubelet_pod_start_duration_seconds", "Seconds from first seeing a pod to its containers running."),
 		startSLI:     starting("kubelet_pod_start_sli_duration_seconds", "Seconds from a pod's creation to its containers running, without pulling images and running init containers."),
-		startTotal:   starting("kubelet_pod_start_total_duration_seconds", "Seconds from a pod's creation to its containers running."),
+		workerStart: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "kubelet_pod_worker_start_duration_seconds", Help: "Seconds from seeing a pod to its first round of work.",
+			Buckets: prometheus.ExponentialBuckets(0.0001, 4, 10)}),
+		startTotal: starting("kubelet_pod_start_total_duration_seconds", "Seconds from a pod's creation to its containers running."),
 
 		resizes: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "kubelet_pod_resize_duration_milliseconds",
 			Help: "Milliseconds that giving running containers other resources took.", Buckets: prometheus.ExponentialBuckets(1, 2.5, 12)}, []string{"success"}),
@@ -71,7 +73,7 @@ func newMetrics() *metrics {
 }
 
 func (x *metrics) all() []prometheus.Collector {
-	return []prometheus.Collector{x.actions, x.workerRounds, x.statusSync, x.sandboxes, x.start, x.startSLI, x.startTotal, x.startedPods, x.startedPodErrors, x.resizes,
+	return []prometheus.Collector{x.actions, x.workerRounds, x.statusSync, x.sandboxes, x.start, x.startSLI, x.startTotal, x.workerStart, x.startedPods, x.startedPodErrors, x.resizes,
 		x.orphans, x.startedContainers, x.containerErrors, x.terminated, x.restartedPods}
 }
 

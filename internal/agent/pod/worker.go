@@ -47,6 +47,7 @@ type worker struct {
 	fired   map[string]bool // keys of events sent
 	updated *v1.Pod         // the definition that volumes were told of last
 	before  v1.PodPhase     // of the last plan
+	seen    time.Time       // when the pod was met
 	isNew   bool            // no agent has started anything of it yet
 	cameUp  bool
 	pulling time.Duration // spent on images so far
@@ -66,7 +67,7 @@ var errUnwanted = errors.New("no longer wanted")
 func newWorker(m *Manager, spec Spec) *worker {
 	w := &worker{
 		m: m, uid: spec.Pod.UID, wake: make(chan struct{}, 1), spec: spec,
-		flights: map[Key]*flight{}, fired: map[string]bool{}, quiet: make(chan struct{}), reported: make(chan struct{}),
+		seen: m.cfg.Now(), flights: map[Key]*flight{}, fired: map[string]bool{}, quiet: make(chan struct{}), reported: make(chan struct{}),
 	}
 	w.current.Store(spec.Pod)
 	return w
@@ -109,6 +110,9 @@ func (w *worker) run(ctx context.Context) {
 	w.isNew = w.obs.Last.StartTime == nil && w.m.cfg.Runtime.Pod(w.uid).Empty()
 	for first := true; ctx.Err() == nil; first = false {
 		now := w.m.cfg.Now()
+		if first {
+			w.m.metrics.workerStart.Observe(now.Sub(w.seen).Seconds())
+		}
 		spec := w.observe(now)
 		plan := Next(spec, &w.obs, now)
 		w.perform(ctx, spec, plan, now)

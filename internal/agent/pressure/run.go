@@ -123,15 +123,20 @@ type guard struct {
 	localAt    time.Time
 	rankedAt   time.Time
 
+	measuredAt time.Time // when the pods were measured that the next eviction is decided by
+
 	evictions *prometheus.CounterVec
+	statsAge  *prometheus.HistogramVec
 }
 
 func (g *guard) registerMetrics() error {
 	g.evictions = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_evictions", Help: "Cumulative number of pod evictions by eviction signal"}, []string{"eviction_signal"})
+	g.statsAge = prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "kubelet_eviction_stats_age_seconds",
+		Help: "Seconds from the beginning of measuring pods to the eviction of one by that, by eviction signal."}, []string{"eviction_signal"})
 	if g.cfg.Metrics == nil {
 		return nil
 	}
-	if err := g.cfg.Metrics.Register(g.evictions); err != nil {
+	if err := errors.Join(g.cfg.Metrics.Register(g.evictions), g.cfg.Metrics.Register(g.statsAge)); err != nil {
 		return fmt.Errorf("registering eviction metrics: %w", err)
 	}
 	return nil
@@ -230,6 +235,7 @@ func needsDisk(decision Decision) bool {
 // measure returns the usage of the pods that run and are wanted; nil if it
 // cannot be known.
 func (g *guard) measure(ctx context.Context, wanted func(*v1.Pod) bool, disk bool) []PodUsage {
+	g.measuredAt = time.Now()
 	var active []*v1.Pod
 	for _, pod := range g.cfg.Pods() {
 		if pod.Status.Phase != v1.PodSucceeded && pod.Status.Phase != v1.PodFailed && wanted(pod) {
@@ -258,6 +264,7 @@ func (g *guard) reclaim(ctx context.Context, decision Decision) {
 func (g *guard) evict(ctx context.Context, eviction Eviction) {
 	pod := eviction.Pod
 	g.evictions.WithLabelValues(eviction.Signal).Inc()
+	g.statsAge.WithLabelValues(eviction.Signal).Observe(time.Since(g.measuredAt).Seconds())
 	g.cfg.Log.Warn("evicting a pod", "namespace", pod.Namespace, "pod", pod.Name, "signal", eviction.Signal, "message", eviction.Message)
 	g.note(journal.Ref{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID)}, "evicted", eviction.Because)
 	g.note(journal.Ref{Kind: "Node", Name: g.cfg.NodeName}, "evicted pod "+pod.Namespace+"/"+pod.Name, eviction.Because)

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
@@ -129,7 +131,9 @@ func TestHooks(t *testing.T) {
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { auth = r.Header.Get("Authorization"); w.WriteHeader(500) }))
 	defer srv.Close()
 	warned := ""
+	fallbacks := prometheus.NewCounter(prometheus.CounterOpts{Name: "fallbacks"})
 	h := Hooks{
+		Fallbacks: fallbacks,
 		Exec: func(_ context.Context, _ string, cmd []string, timeout time.Duration) ([]byte, int, error) {
 			if timeout != 0 {
 				t.Errorf("a hook has a timeout of its own: %s", timeout)
@@ -164,6 +168,9 @@ func TestHooks(t *testing.T) {
 	}
 	if err := do(t.Context(), get(v1.URISchemeHTTPS)); err != nil || auth != "" || warned != "LifecycleHTTPFallback" {
 		t.Errorf("HTTPS against HTTP: %v, authorization %q, event %q", err, auth, warned)
+	}
+	if n := testutil.ToFloat64(fallbacks); n != 1 {
+		t.Errorf("%v fallbacks are counted", n)
 	}
 	if err := do(t.Context(), v1.LifecycleHandler{}); err == nil {
 		t.Error("a hook without handler is a success")

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/berth-dev/berth/internal/agent/pod"
@@ -18,6 +19,9 @@ type Hooks struct {
 	Exec Exec
 	// Event reports a warning on a pod's container; nil reports nothing.
 	Event func(pod *v1.Pod, container, reason, message string)
+	// Fallbacks counts requests that meant HTTPS and were answered over HTTP;
+	// nil counts none.
+	Fallbacks prometheus.Counter
 }
 
 // Run performs one handler. A command has no time of its own: ctx ends it. An
@@ -66,6 +70,9 @@ func (h Hooks) get(ctx context.Context, in pod.Hook) error {
 			h.Event(in.Pod, in.Container.Name, "LifecycleHTTPFallback", fmt.Sprintf("request to HTTPS lifecycle hook %s got HTTP response, retried with HTTP", req.URL.Host))
 		}
 		resp, err = client.Do(plain)
+		if err == nil && h.Fallbacks != nil {
+			h.Fallbacks.Inc()
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("asking %s: %w", req.URL.Host, err)

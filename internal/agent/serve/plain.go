@@ -176,16 +176,31 @@ func (s *server) cadvisorMetrics(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// writeMetrics sends nothing if measuring fails: half a scrape looks like pods
-// that went away.
+// writeMetrics sends nothing if measuring fails, and breaks off what has begun:
+// half a scrape looks like pods that went away.
 func writeMetrics(w http.ResponseWriter, write func(io.Writer) error) {
-	var body bytes.Buffer
-	if err := write(&body); err != nil {
+	body := &begun{w: w}
+	err := write(body)
+	switch {
+	case err != nil && body.yes:
+		panic(http.ErrAbortHandler)
+	case err != nil:
 		http.Error(w, fmt.Sprintf("measuring: %v", err), http.StatusInternalServerError)
-		return
 	}
-	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-	w.Write(body.Bytes())
+}
+
+// begun writes metrics and knows whether it did.
+type begun struct {
+	w   http.ResponseWriter
+	yes bool
+}
+
+func (b *begun) Write(text []byte) (int, error) {
+	if !b.yes {
+		b.w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+		b.yes = true
+	}
+	return b.w.Write(text)
 }
 
 func (s *server) setVerbosity(w http.ResponseWriter, req *http.Request) {

@@ -72,6 +72,10 @@ type Manager struct {
 
 // New returns a Manager, or nil if graceful shutdown is not configured.
 func New(cfg Config) (*Manager, error) {
+	start, end, err := gauges(cfg.Metrics)
+	if err != nil {
+		return nil, err
+	}
 	groups := Groups(cfg.Kubelet)
 	if len(groups) == 0 {
 		return nil, nil
@@ -82,17 +86,21 @@ func New(cfg Config) (*Manager, error) {
 	if cfg.Journal == nil {
 		cfg.Journal = journal.Discard
 	}
-	m := &Manager{cfg: cfg, groups: groups,
-		start: prometheus.NewGauge(prometheus.GaugeOpts{Name: "kubelet_graceful_shutdown_start_time_seconds", Help: "Last graceful shutdown start time since unix epoch in seconds"}),
-		end:   prometheus.NewGauge(prometheus.GaugeOpts{Name: "kubelet_graceful_shutdown_end_time_seconds", Help: "Last graceful shutdown end time since unix epoch in seconds"})}
-	if cfg.Metrics != nil {
-		for _, collector := range []prometheus.Collector{m.start, m.end} {
-			if err := cfg.Metrics.Register(collector); err != nil {
-				return nil, fmt.Errorf("registering shutdown metrics: %w", err)
-			}
-		}
+	return &Manager{cfg: cfg, groups: groups, start: start, end: end}, nil
+}
+
+// gauges are registered whether or not there will be a graceful shutdown: a
+// node without one shows 0.
+func gauges(registry prometheus.Registerer) (start, end prometheus.Gauge, err error) {
+	start = prometheus.NewGauge(prometheus.GaugeOpts{Name: "kubelet_graceful_shutdown_start_time_seconds", Help: "Last graceful shutdown start time since unix epoch in seconds"})
+	end = prometheus.NewGauge(prometheus.GaugeOpts{Name: "kubelet_graceful_shutdown_end_time_seconds", Help: "Last graceful shutdown end time since unix epoch in seconds"})
+	if registry == nil {
+		return start, end, nil
 	}
-	return m, nil
+	if err := errors.Join(registry.Register(start), registry.Register(end)); err != nil {
+		return nil, nil, fmt.Errorf("registering shutdown metrics: %w", err)
+	}
+	return start, end, nil
 }
 
 // Admit refuses new pods while the machine goes down.

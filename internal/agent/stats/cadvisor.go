@@ -3,6 +3,7 @@ package stats
 import (
 	"context"
 	"io"
+	"strconv"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -19,8 +20,10 @@ type row struct {
 	started time.Time
 	seen    time.Time // when this was read
 	network []netInterface
+	labels  []byte        // all of the above as the text format has them, from rows on
 	spec    *v1.Container // limits and requests; nil for none
 	disk    *DiskUse      // writable layer; nil if unknown
+	inside  *processFacts // nil for what is no container
 }
 
 // metric is one family: how to get its samples from a row.
@@ -69,7 +72,38 @@ var cadvisorMetrics = []metric{
 	{name: "container_oom_events_total", kind: "counter", help: "Count of out of memory events observed for the container",
 		value: func(r *row) (float64, bool) { return always(float64(r.usage.OOMKills)) }},
 	{name: "container_processes", kind: "gauge", help: "Number of processes running inside the container.",
-		value: func(r *row) (float64, bool) { return always(float64(r.usage.PIDs)) }},
+		value: func(r *row) (float64, bool) {
+			if r.inside == nil {
+				return always(float64(r.usage.PIDs))
+			}
+			return always(float64(r.inside.processes))
+		}},
+	{name: "container_file_descriptors", kind: "gauge", help: "Number of open file descriptors for the container.",
+		value: ofProcesses(func(f *processFacts) uint64 { return f.descriptors })},
+	{name: "container_sockets", kind: "gauge", help: "Number of open sockets for the container.",
+		value: ofProcesses(func(f *processFacts) uint64 { return f.sockets })},
+	{name: "container_ulimits_soft", kind: "gauge", help: "Soft ulimit values for the container root process. Unlimited if -1, except priority and nice",
+		each: func(r *row, emit func(float64, ...string)) {
+			if r.inside != nil && r.inside.processes > 0 {
+				emit(r.inside.openFiles, "ulimit", "max_open_files")
+			}
+		}},
+	{name: "container_threads_max", kind: "gauge", help: "Maximum number of threads allowed inside the container, infinity if value is zero",
+		value: func(r *row) (float64, bool) { return always(float64(r.usage.PIDsLimit)) }},
+	{name: "container_memory_failcnt", kind: "counter", help: "Number of memory usage hits limits",
+		value: func(r *row) (float64, bool) { return always(float64(r.usage.LimitHits)) }},
+	{name: "container_memory_max_usage_bytes", kind: "gauge", help: "Maximum memory usage recorded in bytes",
+		value: func(r *row) (float64, bool) { return always(float64(r.usage.MemoryPeak)) }},
+	{name: "container_blkio_device_usage_total", kind: "counter", help: "Blkio Device bytes usage",
+		each: func(r *row, emit func(float64, ...string)) {
+			for _, d := range r.usage.Devices {
+				major, minor := strconv.FormatUint(d.Major, 10), strconv.FormatUint(d.Minor, 10)
+				emit(float64(d.ReadBytes), "device", "", "major", major, "minor", minor, "operation", "Read")
+				emit(float64(d.WriteBytes), "device", "", "major", major, "minor", minor, "operation", "Write")
+			}
+		}},
+	{name: "container_spec_memory_reservation_limit_bytes", kind: "gauge", help: "Memory reservation limit for the container.",
+		value: func(r *row) (float64, bool) { return always(float64(r.usage.Reservation)) }},
 	{name: "container_threads", kind: "gauge", help: "Number of threads running inside the container",
 		value: func(r *row) (float64, bool) { return always(float64(r.usage.PIDs)) }},
 	{name: "container_fs_reads_bytes_total", kind: "counter", help: "Cumulative count of bytes read",
@@ -101,14 +135,9 @@ var cadvisorMetrics = []metric{
 	{name: "container_pressure_io_waiting_seconds_total", kind: "counter", help: "Total time duration tasks in the container have waited due to IO congestion.", value: stall(func(u *Usage) *statsapi.PSIStats { return u.IOPressure }, false)},
 	{name: "container_pressure_io_stalled_seconds_total", kind: "counter", help: "Total time duration no tasks in the container could make progress due to IO congestion.", value: stall(func(u *Usage) *statsapi.PSIStats { return u.IOPressure }, true)},
 	{name: "container_spec_cpu_period", kind: "gauge", help: "CPU period of the container.",
-		value: func(r *row) (float64, bool) { return 100000, r.spec != nil && !r.spec.Resources.Limits.Cpu().IsZero() }},
+		value: func(r *row) (float64, bool) { return float64(r.usage.CPUPeriod), r.usage.CPUPeriod > 0 }},
 	{name: "container_spec_cpu_quota", kind: "gauge", help: "CPU quota of the container.",
-		value: func(r *row) (float64, bool) {
-			if r.spec == nil || r.spec.Resources.Limits.Cpu().IsZero() {
-				return 0, false
-			}
-			return float64(r.spec.Resources.Limits.Cpu().MilliValue() * 100), true
-		}},
+		value: func(r *row) (float64, bool) { return float64(r.usage.CPUQuota), r.usage.CPUQuota > 0 }},
 	{name: "container_spec_memory_limit_bytes", kind: "gauge", help: "Memory limit for the container.",
 		value: func(r *row) (float64, bool) { return always(float64(r.usage.MemoryLimit)) }},
 	{name: "container_spec_memory_swap_limit_bytes", kind: "gauge", help: "Memory swap limit for the container.",
@@ -128,6 +157,15 @@ var cadvisorMetrics = []metric{
 		value: func(r *row) (float64, bool) { return always(float64(r.seen.Unix())) }},
 	{name: "container_start_time_seconds", kind: "gauge", help: "Start time of the container since unix epoch in seconds.",
 		value: func(r *row) (float64, bool) { return always(float64(r.started.Unix())) }},
+}
+
+func ofProcesses(value func(*processFacts) uint64) func(*row) (float64, bool) {
+	return func(r *row) (float64, bool) {
+		if r.inside == nil {
+			return 0, false
+		}
+		return float64(value(r.inside)), true
+	}
 }
 
 func perLink(value func(*netInterface) uint64) func(*row, func(float64, ...string)) {
@@ -155,7 +193,7 @@ func stall(pick func(*Usage) *statsapi.PSIStats, full bool) func(*row) (float64,
 // machine ("/"), the cgroup of all pods, each pod (which carries the network),
 // and each container.
 func (p *Provider) WriteCAdvisor(ctx context.Context, out io.Writer) error {
-	pods, err := p.measure(ctx, Everything, true)
+	pods, err := p.measure(ctx, wants{parts: Everything, network: true, processes: true})
 	if err != nil {
 		return err
 	}
@@ -176,13 +214,18 @@ func (p *Provider) WriteCAdvisor(ctx context.Context, out io.Writer) error {
 	for i := range pods {
 		rows = appendPodRows(rows, &pods[i], disk)
 	}
-	f := &family{buf: make([]byte, 0, 256*len(rows)*len(cadvisorMetrics)/2)}
+	f := newFamily(out)
+	now := p.cfg.Now()
+	for i := range rows {
+		r := &rows[i]
+		r.seen = now
+		r.labels = appendLabels(nil, "container", r.container, "id", r.id, "image", r.image, "name", r.name, "namespace", r.namespace, "pod", r.pod)
+	}
 	for i := range cadvisorMetrics {
-		f.rows(&cadvisorMetrics[i], rows, p.cfg.Now())
+		f.rows(&cadvisorMetrics[i], rows, now)
 	}
 	f.machine(p.machine)
-	_, err = out.Write(f.buf)
-	return err
+	return f.close()
 }
 
 func appendPodRows(rows []row, m *measured, disk *diskFacts) []row {
@@ -191,7 +234,7 @@ func appendPodRows(rows []row, m *measured, disk *diskFacts) []row {
 	for i := range m.containers {
 		c := &m.containers[i]
 		entry := row{container: c.name, id: c.path, image: c.image, name: c.id, namespace: m.pod.Namespace, pod: m.pod.Name,
-			usage: c.usage, started: c.started, spec: specOf(m.pod, c.name)}
+			usage: c.usage, started: c.started, spec: specOf(m.pod, c.name), inside: c.inside}
 		if size, ok := disk.writable[c.id]; ok {
 			entry.disk = &size
 		}
@@ -213,19 +256,16 @@ func specOf(pod *v1.Pod, name string) *v1.Container {
 
 func (f *family) rows(m *metric, rows []row, now time.Time) {
 	f.header(m.name, m.kind, m.help)
-	labels := make([]string, 0, 16)
 	for i := range rows {
 		r := &rows[i]
-		r.seen = now
-		labels = append(labels[:0], "container", r.container, "id", r.id, "image", r.image, "name", r.name, "namespace", r.namespace, "pod", r.pod)
 		if m.each != nil {
 			m.each(r, func(value float64, further ...string) {
-				f.sample(m.name, value, now, append(labels, further...)...)
+				f.labelled(m.name, value, now, r.labels, further...)
 			})
 			continue
 		}
 		if value, ok := m.value(r); ok {
-			f.sample(m.name, value, now, labels...)
+			f.labelled(m.name, value, now, r.labels)
 		}
 	}
 }

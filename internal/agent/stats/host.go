@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -104,18 +105,19 @@ type netInterface struct {
 	txBytes, txPackets, txErrors, txDropped uint64
 }
 
-// readNetwork reads the interfaces that a process sees, without loopback and
-// what does not count as the pod's own.
+// readNetwork reads the interfaces that a process sees.
 func readNetwork(proc string, pid int) []netInterface {
-	text, err := os.ReadFile(filepath.Join(proc, strconv.Itoa(pid), "net/dev"))
-	if err != nil {
-		return nil
-	}
+	return parseNetwork(readFile(filepath.Join(proc, strconv.Itoa(pid), "net/dev"), make([]byte, 16<<10)))
+}
+
+// parseNetwork reads a net/dev, without loopback and what does not count as
+// the pod's own.
+func parseNetwork(text []byte) []netInterface {
 	var list []netInterface
 	eachLine(text, func(line []byte) {
 		name, rest, ok := bytes.Cut(line, []byte{':'})
-		label := string(bytes.TrimSpace(name))
-		if !ok || label == "lo" || strings.HasPrefix(label, "veth") || strings.HasPrefix(label, "docker") {
+		name = bytes.TrimSpace(name)
+		if !ok || string(name) == "lo" || bytes.HasPrefix(name, []byte("veth")) || bytes.HasPrefix(name, []byte("docker")) {
 			return
 		}
 		var numbers [16]uint64
@@ -125,7 +127,7 @@ func readNetwork(proc string, pid int) []netInterface {
 			field, rest = cut(rest, ' ')
 			numbers[i] = parseUint(field)
 		}
-		list = append(list, netInterface{name: label,
+		list = append(list, netInterface{name: string(name),
 			rxBytes: numbers[0], rxPackets: numbers[1], rxErrors: numbers[2], rxDropped: numbers[3],
 			txBytes: numbers[8], txPackets: numbers[9], txErrors: numbers[10], txDropped: numbers[11]})
 	})
@@ -148,4 +150,29 @@ func statFS(path string) (fsUsage, error) {
 		capacity: stat.Blocks * size, available: stat.Bavail * size, used: (stat.Blocks - stat.Bfree) * size,
 		inodes: stat.Files, inodesFree: stat.Ffree, inodesUsed: stat.Files - stat.Ffree,
 	}, nil
+}
+
+// OwnCgroup is the cgroup that this process is in, empty for the root of the
+// tree: that is the machine.
+func OwnCgroup(m Mounts) string {
+	text, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return ""
+	}
+	return cgroupOf(text, m.Unified != "")
+}
+
+// cgroupOf reads "0::/path" of version 2, or "4:memory:/path" of version 1.
+func cgroupOf(text []byte, unified bool) (path string) {
+	eachLine(text, func(line []byte) {
+		_, rest := cut(line, ':')
+		controllers, place := cut(rest, ':')
+		if unified && len(controllers) == 0 || !unified && slices.Contains(strings.Split(string(controllers), ","), "memory") {
+			path = string(place)
+		}
+	})
+	if path == "/" {
+		return ""
+	}
+	return path
 }

@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -88,6 +89,7 @@ type Provider struct {
 
 	disk   *disk
 	layers layers
+	places places
 
 	mu      sync.Mutex
 	rates   map[string]sample // by cgroup path
@@ -185,34 +187,37 @@ type measuredContainer struct {
 	name, id, image, path string
 	started               time.Time
 	usage                 Usage
+	inside                *processFacts // nil unless asked for
+}
+
+// wants is what to measure of pods.
+type wants struct {
+	parts   Parts
+	network bool
+	// processes asks for what the processes of containers have open.
+	processes bool
 }
 
 // measure reads the cgroups of all pods that have one, several at a time.
 // Pods and containers that end meanwhile are left out.
-func (p *Provider) measure(ctx context.Context, parts Parts, network bool) ([]measured, error) {
+func (p *Provider) measure(ctx context.Context, w wants) ([]measured, error) {
 	pods := p.cfg.Pods()
 	results := make([]measured, len(pods))
+	p.places.begin()
 	var wg sync.WaitGroup
-	next := make(chan int)
+	var next atomic.Int64
 	for range min(runtime.GOMAXPROCS(0), 4, len(pods)) {
 		wg.Go(func() {
-			for i := range next {
-				results[i] = p.measurePod(pods[i], parts, network)
+			for i := int(next.Add(1)) - 1; i < len(pods) && ctx.Err() == nil; i = int(next.Add(1)) - 1 {
+				results[i] = p.measurePod(pods[i], w)
 			}
 		})
 	}
-	var err error
-	for i := range pods {
-		if err = ctx.Err(); err != nil {
-			break
-		}
-		next <- i
-	}
-	close(next)
 	wg.Wait()
-	if err != nil {
+	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("measuring pods: %w", err)
 	}
+	p.places.forget()
 	kept := results[:0]
 	for i := range results {
 		if results[i].pod != nil {
@@ -223,22 +228,22 @@ func (p *Provider) measure(ctx context.Context, parts Parts, network bool) ([]me
 }
 
 // measurePod returns a zero value if the pod has no cgroup.
-func (p *Provider) measurePod(pod *v1.Pod, parts Parts, network bool) measured {
-	inside := parts
-	if parts != Everything {
+func (p *Provider) measurePod(pod *v1.Pod, w wants) measured {
+	inside := w.parts
+	if w.parts != Everything {
 		inside &^= podOnly
 	}
 	path := p.cfg.PodCgroup(pod)
-	usage, err := p.cfg.Reader.Read(path, parts)
+	usage, err := p.cfg.Reader.Read(path, w.parts)
 	if err != nil {
 		if !errors.Is(err, ErrGone) {
 			p.cfg.Log.Warn("measuring a pod", "namespace", pod.Namespace, "pod", pod.Name, "err", err)
 		}
 		return measured{}
 	}
-	result := measured{pod: pod, path: path, usage: usage}
-	children := p.children(path)
-	pid := 0
+	result := measured{pod: pod, path: path, usage: usage, containers: make([]measuredContainer, 0, len(pod.Status.ContainerStatuses))}
+	network := w.network && !pod.Spec.HostNetwork
+	find := finder{p: p, pod: path}
 	for _, list := range [][]v1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses, pod.Status.EphemeralContainerStatuses} {
 		for i := range list {
 			status := &list[i]
@@ -246,30 +251,32 @@ func (p *Provider) measurePod(pod *v1.Pod, parts Parts, network bool) measured {
 				continue
 			}
 			id := bareID(status.ContainerID)
-			child := findChild(children, id)
-			if child == "" {
+			place := find.container(id)
+			if place == nil {
 				continue
 			}
-			childPath := path + "/" + child
-			used, err := p.cfg.Reader.Read(childPath, inside)
+			used, err := p.cfg.Reader.Read(place.path, inside)
 			if err != nil {
 				continue
 			}
-			if pid == 0 && network && !pod.Spec.HostNetwork {
-				pid = p.cfg.Reader.firstPID(childPath)
+			if network {
+				result.network = p.places.network(p, place)
+				network = len(result.network) == 0
+			}
+			var facts *processFacts
+			if w.processes {
+				facts = p.processesOf(place.path)
 			}
 			result.containers = append(result.containers, measuredContainer{
-				name: status.Name, id: id, image: status.Image, path: childPath, started: status.State.Running.StartedAt.Time, usage: used})
+				inside: facts, name: status.Name, id: id, image: status.Image, path: place.path, started: status.State.Running.StartedAt.Time, usage: used})
 		}
-	}
-	if pid != 0 {
-		result.network = readNetwork(filepath.Join(p.cfg.HostRoot, "proc"), pid)
 	}
 	return result
 }
 
 // children lists the cgroups below a pod's.
 func (p *Provider) children(path string) []string {
+	p.cfg.Reader.calls.Add(4)
 	dir, err := os.Open(filepath.Join(p.cfg.Reader.tree(), path))
 	if err != nil {
 		return nil

@@ -7,10 +7,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 
 	"github.com/moby/sys/mountinfo"
-	"golang.org/x/sys/unix"
 	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 )
 
@@ -65,28 +63,48 @@ type Usage struct {
 	MemoryLimit, SwapLimit                           uint64
 	PageFaults, MajorFaults, OOMKills                uint64
 
-	PIDs uint64
+	// MemoryPeak is the most that was ever used, LimitHits how often the limit
+	// was, Reservation what is protected from reclaim; in bytes.
+	MemoryPeak, LimitHits, Reservation uint64
+
+	// PIDs are tasks, PIDsLimit is zero for none.
+	PIDs, PIDsLimit uint64
+	// CPUPeriod and CPUQuota are the limit of processor time, in microseconds; a
+	// quota of zero is none.
+	CPUPeriod, CPUQuota uint64
 
 	ReadBytes, WriteBytes, Reads, Writes uint64
+	// Devices are the same by block device.
+	Devices []DeviceIO
 
 	// Pressure is nil where the kernel does not tell.
 	CPUPressure, MemoryPressure, IOPressure *statsapi.PSIStats
 }
 
+// DeviceIO is what went to and from one block device.
+type DeviceIO struct {
+	Major, Minor          uint64
+	ReadBytes, WriteBytes uint64
+}
+
 // Parts choose what to read of a cgroup.
-type Parts uint8
+type Parts uint16
 
 // The parts, to be combined with "|". Each costs files to be read: on a full
 // node these add up, so ask for what is shown only.
 const (
+	// CPU is the time used; how it is divided and throttled is CPUDetail.
 	CPU Parts = 1 << iota
+	CPUDetail
 	Memory
 	PIDs
 	IO
 	Pressure
 	Swap
 	Events
-	Everything Parts = 0xff
+	// Limits are bounds, and how close to them things came.
+	Limits
+	Everything Parts = 0xffff
 )
 
 // ErrGone says that a cgroup does not exist (any more).
@@ -96,98 +114,22 @@ const pageSize = 4096
 
 const unlimitedV1 = 1 << 62 // v1 spells "no limit" as a number just below 2^63
 
-// Reader reads cgroup files. It is safe for concurrent use.
-type Reader struct {
-	mounts  Mounts
-	buffers sync.Pool
+// files reads a cgroup's files in one hierarchy; empty for one that is not
+// mounted.
+type files struct {
+	c     *cgroup
+	mount string
 }
 
-// NewReader returns a Reader of the trees at the mounts.
-func NewReader(mounts Mounts) *Reader {
-	return &Reader{mounts: mounts, buffers: sync.Pool{New: func() any {
-		buf := make([]byte, 16<<10)
-		return &buf
-	}}}
-}
+func (f files) read(name string, buf []byte) []byte   { return f.c.read(f.mount, name, buf) }
+func (f files) number(name string, buf []byte) uint64 { return f.c.number(f.mount, name, buf) }
 
-// Read measures the cgroup at path, which is relative to the mounts ("/" is
-// the machine). Files that the kernel does not offer leave zeros.
-func (r *Reader) Read(path string, parts Parts) (Usage, error) {
-	pooled := r.buffers.Get().(*[]byte)
-	defer r.buffers.Put(pooled)
-	var usage Usage
-	var err error
-	if r.mounts.Unified != "" {
-		err = r.readV2(path, parts, &usage, *pooled)
-	} else {
-		err = r.readV1(path, parts, &usage, *pooled)
-	}
-	return usage, err
-}
-
-// dir is an open cgroup directory; -1 is a hierarchy that is not there.
-type dir int
-
-func openDir(mount, path string) (dir, error) {
-	if mount == "" {
-		return -1, nil
-	}
-	fd, err := unix.Open(filepath.Join(mount, path), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	switch {
-	case errors.Is(err, unix.ENOENT):
-		return -1, ErrGone
-	case err != nil:
-		return -1, fmt.Errorf("opening cgroup %s: %w", path, err)
-	}
-	return dir(fd), nil
-}
-
-func (d dir) close() {
-	if d >= 0 {
-		unix.Close(int(d))
-	}
-}
-
-// read returns the file's contents in buf, or nothing if it cannot be read.
-func (d dir) read(name string, buf []byte) []byte {
-	if d < 0 {
-		return nil
-	}
-	fd, err := unix.Openat(int(d), name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil
-	}
-	defer unix.Close(fd)
-	filled := 0
-	for filled < len(buf) {
-		n, err := unix.Read(fd, buf[filled:])
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-		if err != nil {
-			return nil
-		}
-		filled += n
-		// The kernel fills the buffer as far as the file goes: a short answer
-		// is the last one, except for long files, which come by the page.
-		if n == 0 || n < pageSize/2 {
-			break
-		}
-	}
-	return buf[:filled]
-}
-
-func (d dir) number(name string, buf []byte) uint64 {
-	return parseUint(bytes.TrimSpace(d.read(name, buf)))
-}
-
-func (r *Reader) readV2(path string, parts Parts, usage *Usage, buf []byte) error {
-	d, err := openDir(r.mounts.Unified, path)
-	if err != nil {
+func (c *cgroup) readV2(parts Parts, usage *Usage, buf []byte) error {
+	d := files{c, c.r.mounts.Unified}
+	if err := c.exists(d.mount); err != nil {
 		return err
 	}
-	defer d.close()
-	if parts&CPU != 0 {
+	if parts&(CPU|CPUDetail) != 0 {
 		eachField(d.read("cpu.stat", buf), func(key []byte, value uint64) {
 			switch string(key) {
 			case "usage_usec":
@@ -214,16 +156,29 @@ func (r *Reader) readV2(path string, parts Parts, usage *Usage, buf []byte) erro
 	}
 	if parts&Events != 0 {
 		eachField(d.read("memory.events", buf), func(key []byte, value uint64) {
-			if string(key) == "oom_kill" {
+			switch string(key) {
+			case "oom_kill":
 				usage.OOMKills = value
+			case "max":
+				usage.LimitHits = value
 			}
 		})
 	}
 	if parts&PIDs != 0 {
 		usage.PIDs = d.number("pids.current", buf)
 	}
+	if parts&Limits != 0 {
+		usage.MemoryPeak = d.number("memory.peak", buf)
+		usage.Reservation = d.number("memory.low", buf)
+		usage.PIDsLimit = d.number("pids.max", buf) // "max" parses as 0
+		quota, period := cut(d.read("cpu.max", buf), ' ')
+		usage.CPUQuota, usage.CPUPeriod = parseUint(quota), parseUint(period)
+	}
 	if parts&IO != 0 {
 		eachLine(d.read("io.stat", buf), func(line []byte) {
+			device := DeviceIO{}
+			device.Major, device.Minor, line = parseDevice(line)
+			defer func() { usage.Devices = append(usage.Devices, device) }()
 			for len(line) > 0 {
 				var pair []byte
 				pair, line = cut(line, ' ')
@@ -233,9 +188,11 @@ func (r *Reader) readV2(path string, parts Parts, usage *Usage, buf []byte) erro
 				}
 				switch string(key) {
 				case "rbytes":
-					usage.ReadBytes += parseUint(value)
+					device.ReadBytes = parseUint(value)
+					usage.ReadBytes += device.ReadBytes
 				case "wbytes":
-					usage.WriteBytes += parseUint(value)
+					device.WriteBytes = parseUint(value)
+					usage.WriteBytes += device.WriteBytes
 				case "rios":
 					usage.Reads += parseUint(value)
 				case "wios":
@@ -252,7 +209,7 @@ func (r *Reader) readV2(path string, parts Parts, usage *Usage, buf []byte) erro
 	return nil
 }
 
-func readMemoryV2(d dir, usage *Usage, buf []byte) {
+func readMemoryV2(d files, usage *Usage, buf []byte) {
 	usage.Memory = d.number("memory.current", buf)
 	var inactive, slab uint64
 	eachField(d.read("memory.stat", buf), func(key []byte, value uint64) {
@@ -280,18 +237,18 @@ func readMemoryV2(d dir, usage *Usage, buf []byte) {
 	usage.MemoryLimit = d.number("memory.max", buf) // "max" parses as 0
 }
 
-func (r *Reader) readV1(path string, parts Parts, usage *Usage, buf []byte) error {
-	if parts&CPU != 0 {
-		d, err := openDir(r.mounts.CPUAcct, path)
-		if err != nil {
+func (c *cgroup) readV1(parts Parts, usage *Usage, buf []byte) error {
+	m := &c.r.mounts
+	if parts&(CPU|CPUDetail) != 0 {
+		d := files{c, m.CPUAcct}
+		if err := c.exists(d.mount); err != nil {
 			return err
 		}
 		usage.CPU = d.number("cpuacct.usage", buf)
-		usage.CPUUser = d.number("cpuacct.usage_user", buf)
-		usage.CPUSystem = d.number("cpuacct.usage_sys", buf)
-		d.close()
-		if d, err = openDir(r.mounts.CPU, path); err == nil {
-			eachField(d.read("cpu.stat", buf), func(key []byte, value uint64) {
+		if parts&CPUDetail != 0 {
+			usage.CPUUser = d.number("cpuacct.usage_user", buf)
+			usage.CPUSystem = d.number("cpuacct.usage_sys", buf)
+			eachField(c.read(m.CPU, "cpu.stat", buf), func(key []byte, value uint64) {
 				switch string(key) {
 				case "nr_periods":
 					usage.Periods = value
@@ -301,12 +258,11 @@ func (r *Reader) readV1(path string, parts Parts, usage *Usage, buf []byte) erro
 					usage.ThrottledNanos = value
 				}
 			})
-			d.close()
 		}
 	}
 	if parts&Memory != 0 {
-		d, err := openDir(r.mounts.Memory, path)
-		if err != nil {
+		d := files{c, m.Memory}
+		if err := c.exists(d.mount); err != nil {
 			return err
 		}
 		readMemoryV1(d, usage, buf)
@@ -317,34 +273,47 @@ func (r *Reader) readV1(path string, parts Parts, usage *Usage, buf []byte) erro
 				}
 			})
 		}
-		d.close()
 	}
 	if parts&PIDs != 0 {
-		if d, err := openDir(r.mounts.PIDs, path); err == nil {
-			usage.PIDs = d.number("pids.current", buf)
-			d.close()
+		usage.PIDs = c.number(m.PIDs, "pids.current", buf)
+	}
+	if parts&Limits != 0 {
+		usage.MemoryPeak = c.number(m.Memory, "memory.max_usage_in_bytes", buf)
+		usage.LimitHits = c.number(m.Memory, "memory.failcnt", buf)
+		if soft := c.number(m.Memory, "memory.soft_limit_in_bytes", buf); soft < unlimitedV1 {
+			usage.Reservation = soft
 		}
+		usage.PIDsLimit = c.number(m.PIDs, "pids.max", buf)
+		usage.CPUPeriod = c.number(m.CPU, "cpu.cfs_period_us", buf)
+		usage.CPUQuota = c.number(m.CPU, "cpu.cfs_quota_us", buf) // -1 parses as 0
 	}
 	if parts&IO != 0 {
-		if d, err := openDir(r.mounts.BlkIO, path); err == nil {
-			eachOperation(d.read("blkio.throttle.io_service_bytes_recursive", buf), &usage.ReadBytes, &usage.WriteBytes)
-			eachOperation(d.read("blkio.throttle.io_serviced_recursive", buf), &usage.Reads, &usage.Writes)
-			d.close()
-		}
+		eachOperation(c.read(m.BlkIO, "blkio.throttle.io_service_bytes_recursive", buf), func(major, minor, read, written uint64) {
+			usage.ReadBytes += read
+			usage.WriteBytes += written
+			last := len(usage.Devices) - 1
+			if last < 0 || usage.Devices[last].Major != major || usage.Devices[last].Minor != minor {
+				usage.Devices = append(usage.Devices, DeviceIO{Major: major, Minor: minor})
+				last++
+			}
+			usage.Devices[last].ReadBytes += read
+			usage.Devices[last].WriteBytes += written
+		})
+		eachOperation(c.read(m.BlkIO, "blkio.throttle.io_serviced_recursive", buf), func(_, _, reads, writes uint64) {
+			usage.Reads += reads
+			usage.Writes += writes
+		})
 	}
-	if parts&Pressure != 0 && path == "/" {
+	if parts&Pressure != 0 && c.path == "/" {
 		// Version 1 has no pressure per cgroup; the machine's is in /proc.
-		if d, err := openDir("/proc/pressure", ""); err == nil {
-			usage.CPUPressure = parsePressure(d.read("cpu", buf))
-			usage.MemoryPressure = parsePressure(d.read("memory", buf))
-			usage.IOPressure = parsePressure(d.read("io", buf))
-			d.close()
-		}
+		usage.CPUPressure = parsePressure(c.read("/proc/pressure", "cpu", buf))
+		usage.MemoryPressure = parsePressure(c.read("/proc/pressure", "memory", buf))
+		usage.IOPressure = parsePressure(c.read("/proc/pressure", "io", buf))
 	}
 	return nil
 }
 
-func readMemoryV1(d dir, usage *Usage, buf []byte) {
+func readMemoryV1(d files, usage *Usage, buf []byte) {
 	usage.Memory = d.number("memory.usage_in_bytes", buf)
 	var inactive uint64
 	eachField(d.read("memory.stat", buf), func(key []byte, value uint64) {
@@ -371,20 +340,11 @@ func readMemoryV1(d dir, usage *Usage, buf []byte) {
 	}
 }
 
-// firstPID returns the first process in the cgroup, or 0.
+// firstPID returns the first process in the cgroup, or 0. The list is opened
+// each time: version 1 keeps showing an open file the list it made for it.
 func (r *Reader) firstPID(path string) int {
-	pooled := r.buffers.Get().(*[]byte)
-	defer r.buffers.Put(pooled)
-	mount := r.mounts.Unified
-	if mount == "" {
-		mount = r.mounts.Memory
-	}
-	d, err := openDir(mount, path)
-	if err != nil {
-		return 0
-	}
-	defer d.close()
-	line, _ := cut(d.read("cgroup.procs", *pooled), '\n')
+	r.calls.Add(3)
+	line, _ := cut(readFile(filepath.Join(r.tree(), path, "cgroup.procs"), make([]byte, 64)), '\n')
 	return int(parseUint(line))
 }
 
@@ -420,18 +380,25 @@ func eachLine(text []byte, do func(line []byte)) {
 	}
 }
 
-// eachOperation sums "8:0 Read 4096" lines.
-func eachOperation(text []byte, read, write *uint64) {
+// eachOperation reads "8:0 Read 4096" lines.
+func eachOperation(text []byte, do func(major, minor, read, written uint64)) {
 	eachLine(text, func(line []byte) {
-		_, rest := cut(line, ' ')
+		major, minor, rest := parseDevice(line)
 		operation, value := cut(rest, ' ')
 		switch string(operation) {
 		case "Read":
-			*read += parseUint(value)
+			do(major, minor, parseUint(value), 0)
 		case "Write":
-			*write += parseUint(value)
+			do(major, minor, 0, parseUint(value))
 		}
 	})
+}
+
+// parseDevice reads "8:0 " at the beginning of a line.
+func parseDevice(line []byte) (major, minor uint64, rest []byte) {
+	device, rest := cut(line, ' ')
+	left, right := cut(device, ':')
+	return parseUint(left), parseUint(right), rest
 }
 
 func cut(text []byte, at byte) (before, after []byte) {

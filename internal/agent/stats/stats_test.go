@@ -10,11 +10,13 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 	"go.uber.org/goleak"
@@ -44,20 +46,25 @@ var unifiedFiles = map[string]string{
 	"io.pressure":         "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n",
 	"io.stat":             "8:0 rbytes=4096 wbytes=8192 rios=1 wios=2 dbytes=0 dios=0\n8:16 rbytes=100 wbytes=0 rios=1 wios=0 dbytes=0 dios=0\n",
 	"pids.current":        "7\n",
+	"pids.max":            "100\n",
+	"memory.peak":         "150000000\n",
+	"memory.low":          "4096\n",
+	"cpu.max":             "50000 100000\n",
 	"cgroup.procs":        "4242\n4243\n",
 }
 
 // the same usage as version 1 shows it, by hierarchy.
 var legacyFiles = map[string]map[string]string{
-	"cpu":     {"cpu.stat": "nr_periods 40\nnr_throttled 4\nthrottled_time 2500000\n"},
+	"cpu":     {"cpu.cfs_period_us": "100000\n", "cpu.cfs_quota_us": "50000\n", "cpu.stat": "nr_periods 40\nnr_throttled 4\nthrottled_time 2500000\n"},
 	"cpuacct": {"cpuacct.usage": "2000000000\n", "cpuacct.usage_user": "1500000000\n", "cpuacct.usage_sys": "500000000\n"},
 	"memory": {
 		"memory.usage_in_bytes": "104857600\n", "memory.limit_in_bytes": "209715200\n",
+		"memory.max_usage_in_bytes": "150000000\n", "memory.failcnt": "3\n", "memory.soft_limit_in_bytes": "4096\n",
 		"memory.stat":        "cache 1\nrss 1\ntotal_cache 41943040\ntotal_rss 52428800\ntotal_mapped_file 4096000\ntotal_swap 4096\ntotal_pgfault 1234\ntotal_pgmajfault 5\ntotal_inactive_file 20971520\n",
 		"memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n",
 		"cgroup.procs":       "4242\n4243\n",
 	},
-	"pids":  {"pids.current": "7\n"},
+	"pids":  {"pids.current": "7\n", "pids.max": "100\n"},
 	"blkio": {"blkio.throttle.io_service_bytes_recursive": "8:0 Read 4096\n8:0 Write 8192\n8:0 Total 12288\n8:16 Read 100\nTotal 12388\n", "blkio.throttle.io_serviced_recursive": "8:0 Read 1\n8:0 Write 2\n8:16 Read 1\nTotal 4\n"},
 }
 
@@ -69,6 +76,7 @@ var procFiles = map[string]string{
 	"proc/sys/kernel/threads-max": "100000\n",
 	"proc/1/net/dev":              netDev,
 	"proc/4242/net/dev":           netDev,
+	"proc/4242/limits":            "Limit                     Soft Limit           Hard Limit           Units     \nMax processes             unlimited            unlimited            processes \nMax open files            1024                 4096                 files     \n",
 }
 
 const netDev = `Inter-|   Receive                                                |  Transmit
@@ -93,6 +101,16 @@ func host(t testing.TB, version, pods int) (root string, mounts Mounts, list []*
 	root = t.TempDir()
 	for path, text := range procFiles {
 		write(t, filepath.Join(root, path), text)
+	}
+	for pid, open := range map[string][]string{"4242": {"/dev/null", "socket:[77]", "pipe:[5]"}, "4243": {"socket:[78]"}} {
+		if err := os.MkdirAll(filepath.Join(root, "proc", pid, "fd"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		for i, target := range open {
+			if err := os.Symlink(target, filepath.Join(root, "proc", pid, "fd", fmt.Sprint(i))); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 	base := filepath.Join(root, "sys/fs/cgroup")
 	cgroup := func(path string) {
@@ -181,20 +199,22 @@ func TestBothVersionsReadTheSame(t *testing.T) {
 	for version := 1; version <= 2; version++ {
 		_, mounts, _ := host(t, version, 1)
 		var err error
-		if got[version], err = NewReader(mounts).Read("/kubepods/poduid-0", CPU|Memory|Swap|Events|PIDs|IO); err != nil {
+		if got[version], err = NewReader(mounts).Read("/kubepods/poduid-0", CPU|CPUDetail|Memory|Swap|Events|PIDs|IO|Limits); err != nil {
 			t.Fatal(err)
 		}
 	}
 	// Version 1 accounts for swap together with memory and shows no limit of it.
 	got[1].SwapLimit = got[2].SwapLimit
-	if got[1] != got[2] {
+	if !reflect.DeepEqual(got[1], got[2]) {
 		t.Errorf("version 1 reads\n%+v, version 2\n%+v", got[1], got[2])
 	}
 	want := Usage{CPU: 2e9, CPUUser: 15e8, CPUSystem: 5e8, Periods: 40, ThrottledPeriods: 4, ThrottledNanos: 25e5,
 		Memory: 104857600, WorkingSet: 83886080, RSS: 52428800, Cache: 41943040, MappedFile: 4096000, Swap: 4096,
-		MemoryLimit: 209715200, SwapLimit: 8192, PageFaults: 1234, MajorFaults: 5, OOMKills: 1, PIDs: 7,
+		MemoryLimit: 209715200, SwapLimit: 8192, PageFaults: 1234, MajorFaults: 5, OOMKills: 1, PIDs: 7, PIDsLimit: 100,
+		MemoryPeak: 150000000, LimitHits: 3, Reservation: 4096, CPUPeriod: 100000, CPUQuota: 50000,
+		Devices:   []DeviceIO{{Major: 8, ReadBytes: 4096, WriteBytes: 8192}, {Major: 8, Minor: 16, ReadBytes: 100}},
 		ReadBytes: 4196, WriteBytes: 8192, Reads: 2, Writes: 2}
-	if got[2] != want {
+	if !reflect.DeepEqual(got[2], want) {
 		t.Errorf("read\n%+v, want\n%+v", got[2], want)
 	}
 }
@@ -259,6 +279,18 @@ func TestVolumeMetrics(t *testing.T) {
 	want := map[string]float64{"capacity_bytes": 10, "available_bytes": 6, "used_bytes": 4, "inodes": 9, "inodes_free": 7, "inodes_used": 2}
 	if !maps.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+func TestLogMetrics(t *testing.T) {
+	p := provider(t, 2, 2, nil)
+	p.disk.facts = &diskFacts{at: epoch, logs: map[types.UID]map[string]DiskUse{"uid-1": {"a": {Bytes: 300, Inodes: 3}}, "gone": {"a": {Bytes: 1}}}}
+	want := `# HELP kubelet_container_log_filesystem_used_bytes Bytes used by the container's logs on the filesystem.
+# TYPE kubelet_container_log_filesystem_used_bytes gauge
+kubelet_container_log_filesystem_used_bytes{container="a",namespace="default",pod="pod-1",uid="uid-1"} 300
+`
+	if err := testutil.CollectAndCompare(p.LogMetrics(), strings.NewReader(want)); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -427,5 +459,20 @@ func TestThisMachine(t *testing.T) {
 	}
 	if usage.CPU == 0 || usage.Memory == 0 || usage.WorkingSet > usage.Memory {
 		t.Errorf("usage is %+v", usage)
+	}
+}
+
+func TestOwnCgroup(t *testing.T) {
+	v1 := []byte("8:pids:/x\n4:memory,hugetlb:/system.slice/berth.service\n1:name=systemd:/y\n0::/z\n")
+	for _, c := range []struct {
+		text    []byte
+		unified bool
+		want    string
+	}{
+		{v1, false, "/system.slice/berth.service"}, {v1, true, "/z"}, {[]byte("0::/\n"), true, ""}, {[]byte("0::/\n"), false, ""},
+	} {
+		if got := cgroupOf(c.text, c.unified); got != c.want {
+			t.Errorf("version 2 %v: %q, want %q", c.unified, got, c.want)
+		}
 	}
 }

@@ -34,7 +34,7 @@ func (p *Provider) Summary(ctx context.Context, onlyCPUAndMemory bool) (*statsap
 	if !onlyCPUAndMemory {
 		parts |= PIDs | Pressure
 	}
-	pods, err := p.measure(ctx, parts, !onlyCPUAndMemory)
+	pods, err := p.measure(ctx, wants{parts: parts, network: !onlyCPUAndMemory})
 	if err != nil {
 		return nil, err
 	}
@@ -124,8 +124,12 @@ func (b *builder) systemContainers(parts Parts) []statsapi.ContainerStats {
 		if err != nil {
 			continue
 		}
-		list = append(list, statsapi.ContainerStats{Name: name, StartTime: metav1.NewTime(b.p.machine.bootTime),
-			CPU: b.cpu(paths[name], usage, b.p.machine.bootTime), Memory: b.memory(usage, usage.MemoryLimit)})
+		stats := statsapi.ContainerStats{Name: name, StartTime: metav1.NewTime(b.p.machine.bootTime), Swap: b.swap(usage.Swap, usage.SwapLimit),
+			CPU: b.cpu(paths[name], usage, b.p.machine.bootTime), Memory: b.memory(usage, usage.MemoryLimit)}
+		if usage.IOPressure != nil && !b.brief {
+			stats.IO = &statsapi.IOStats{Time: b.stamp, PSI: usage.IOPressure}
+		}
+		list = append(list, stats)
 	}
 	return list
 }

@@ -4,11 +4,47 @@ import (
 	"context"
 	"io"
 	"strconv"
+	"sync"
 	"time"
 )
 
-// family writes the samples of one metric in the Prometheus text format.
-type family struct{ buf []byte }
+// family writes the samples of metrics in the Prometheus text format, in
+// pieces: a scrape of a full node is over a megabyte.
+type family struct {
+	out    io.Writer
+	pooled *[]byte
+	buf    []byte
+	err    error
+}
+
+// piece is how much text is written at once.
+const piece = 32 << 10
+
+var pieces = sync.Pool{New: func() any {
+	buf := make([]byte, 0, piece+4<<10)
+	return &buf
+}}
+
+func newFamily(out io.Writer) *family {
+	pooled := pieces.Get().(*[]byte)
+	return &family{out: out, pooled: pooled, buf: (*pooled)[:0]}
+}
+
+// close writes what is left and returns the first error of writing.
+func (f *family) close() error {
+	f.flush()
+	*f.pooled = f.buf
+	pieces.Put(f.pooled)
+	f.pooled, f.buf = nil, nil
+	return f.err
+}
+
+func (f *family) flush() {
+	if f.err == nil {
+		_, f.err = f.out.Write(f.buf)
+	}
+	f.buf = f.buf[:0]
+}
 
 func (f *family) header(name, kind, help string) {
 	f.buf = append(f.buf, "# HELP "...)
@@ -25,19 +61,19 @@ func (f *family) header(name, kind, help string) {
 // sample writes one value; labels alternate names and values; a zero time
 // leaves the time stamp out.
 func (f *family) sample(name string, value float64, at time.Time, labels ...string) {
+	f.labelled(name, value, at, nil, labels...)
+}
+
+// labelled is sample with labels before the others that are text already.
+func (f *family) labelled(name string, value float64, at time.Time, first []byte, labels ...string) {
 	f.buf = append(f.buf, name...)
-	for i := 0; i+1 < len(labels); i += 2 {
-		if i == 0 {
-			f.buf = append(f.buf, '{')
-		} else {
+	if len(first) > 0 || len(labels) > 1 {
+		f.buf = append(f.buf, '{')
+		f.buf = append(f.buf, first...)
+		if len(first) > 0 && len(labels) > 1 {
 			f.buf = append(f.buf, ',')
 		}
-		f.buf = append(f.buf, labels[i]...)
-		f.buf = append(f.buf, '=', '"')
-		f.buf = appendEscaped(f.buf, labels[i+1])
-		f.buf = append(f.buf, '"')
-	}
-	if len(labels) > 1 {
+		f.buf = appendLabels(f.buf, labels...)
 		f.buf = append(f.buf, '}')
 	}
 	f.buf = append(f.buf, ' ')
@@ -47,6 +83,22 @@ func (f *family) sample(name string, value float64, at time.Time, labels ...stri
 		f.buf = strconv.AppendInt(f.buf, at.UnixMilli(), 10)
 	}
 	f.buf = append(f.buf, '\n')
+	if len(f.buf) >= piece {
+		f.flush()
+	}
+}
+
+func appendLabels(buf []byte, labels ...string) []byte {
+	for i := 0; i+1 < len(labels); i += 2 {
+		if i > 0 {
+			buf = append(buf, ',')
+		}
+		buf = append(buf, labels[i]...)
+		buf = append(buf, '=', '"')
+		buf = appendEscaped(buf, labels[i+1])
+		buf = append(buf, '"')
+	}
+	return buf
 }
 
 func appendEscaped(buf []byte, text string) []byte {
@@ -67,7 +119,7 @@ func seconds(nanos uint64) float64 { return float64(nanos) / 1e9 }
 
 // WriteResource writes the metrics that metrics-server scrapes.
 func (p *Provider) WriteResource(ctx context.Context, out io.Writer) error {
-	pods, err := p.measure(ctx, CPU|Memory|Swap, false)
+	pods, err := p.measure(ctx, wants{parts: CPU | Memory | Swap})
 	if err != nil {
 		return err
 	}
@@ -78,7 +130,7 @@ func (p *Provider) WriteResource(ctx context.Context, out io.Writer) error {
 	b := &builder{p: p}
 	b.fixRoot(&node)
 	now := p.cfg.Now()
-	f := &family{}
+	f := newFamily(out)
 	f.header("container_cpu_usage_seconds_total", "counter", "[STABLE] Cumulative cpu time consumed by the container in core-seconds")
 	f.containers(pods, now, "container_cpu_usage_seconds_total", func(c *measuredContainer) float64 { return seconds(c.usage.CPU) })
 	f.header("container_memory_working_set_bytes", "gauge", "[STABLE] Current working set of the container in bytes")
@@ -103,8 +155,7 @@ func (p *Provider) WriteResource(ctx context.Context, out io.Writer) error {
 	f.pods(pods, now, "pod_swap_usage_bytes", func(m *measured) float64 { return float64(m.usage.Swap) })
 	f.header("resource_scrape_error", "gauge", "[STABLE] 1 if there was an error while getting container metrics, 0 otherwise")
 	f.sample("resource_scrape_error", 0, time.Time{})
-	_, err = out.Write(f.buf)
-	return err
+	return f.close()
 }
 
 func (f *family) containers(pods []measured, at time.Time, name string, value func(*measuredContainer) float64) {

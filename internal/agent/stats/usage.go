@@ -42,7 +42,7 @@ func (p *Provider) Usage(ctx context.Context, pods []*v1.Pod, storage bool) ([]P
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		m := p.measurePod(pod, Memory|PIDs, false)
+		m := p.measurePod(pod, wants{parts: Memory | PIDs})
 		usage := PodUsage{Pod: pod, Measured: m.pod != nil, WorkingSet: m.usage.WorkingSet, Processes: m.usage.PIDs,
 			Containers: map[string]ContainerUse{}, Volumes: map[string]DiskUse{}}
 		for i := range m.containers {

@@ -58,7 +58,7 @@ func (b *bench) learn(ctx context.Context) error {
 		return err
 	}
 	defer rec.server.Stop()
-	agent, err := b.StartAgent(nodeName, "", "--container-runtime-endpoint", "unix://"+socket)
+	agent, err := b.StartAgent(nodeName, anyDisk, "--container-runtime-endpoint", "unix://"+socket)
 	if err != nil {
 		return err
 	}

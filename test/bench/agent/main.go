@@ -26,13 +26,16 @@ import (
 	"github.com/berth-dev/berth/test/rig"
 )
 
-const every = "ready,rss,start,burst,delete,idle,probes,many,heartbeat,pressure"
+// anyDisk lets a machine be measured whose disk is nearly full.
+const anyDisk = "evictionHard: {memory.available: 100Mi}\n"
+
+const every = "ready,rss,start,burst,delete,idle,probes,summary,many,heartbeat,pressure"
 
 func main() {
 	only := flag.String("only", every, "parts to measure")
 	idle := flag.Duration("idle", 120*time.Second, "how long to measure processor time")
 	many := flag.Int("many", 500, "pods of the last part")
-	probed := flag.Int("probed", 110, "pods of the part with probes")
+	probed := flag.Int("probed", 110, "pods of the parts probes and summary")
 	rounds := flag.Int("rounds", 3, "how often floor and agent take turns with many pods at once")
 	hang := flag.Duration("hang", 45*time.Second, "how long the runtime hangs")
 	ports := flag.Int("ports", 20600, "first of 20 free ports")
@@ -69,13 +72,13 @@ func run(only []string, b *bench, ports int) (err error) {
 	if err := b.learn(ctx); err != nil {
 		return fmt.Errorf("recording what an agent asks of the runtime: %w", err)
 	}
-	if b.agent, err = b.StartAgent(nodeName, fmt.Sprintf("maxPods: %d\n", b.many+20)); err != nil {
+	if b.agent, err = b.StartAgent(nodeName, fmt.Sprintf("maxPods: %d\n", b.many+20)+anyDisk); err != nil {
 		return err
 	}
 	if err := b.awaitHealth(ctx); err != nil {
 		return err
 	}
-	for _, p := range []part{{"ready", b.ready}, {"rss", b.memory}, {"start", b.starts}, {"burst", b.bursts}, {"delete", b.deletions}, {"idle", b.idle}, {"probes", b.probes}, {"many", b.pack}, {"heartbeat", b.hang}, {"pressure", b.pressure}} {
+	for _, p := range []part{{"ready", b.ready}, {"rss", b.memory}, {"start", b.starts}, {"burst", b.bursts}, {"delete", b.deletions}, {"idle", b.idle}, {"probes", b.probes}, {"summary", b.summary}, {"many", b.pack}, {"heartbeat", b.hang}, {"pressure", b.pressure}} {
 		if !slices.Contains(only, p.name) {
 			continue
 		}

@@ -102,37 +102,6 @@ func (b *bench) ask(ctx context.Context, path string) (io.ReadCloser, error) {
 	return resp.Body, nil
 }
 
-// summary asks for the summary of the pods that run.
-func (b *bench) summary(ctx context.Context) error {
-	const n = 50
-	var took []time.Duration
-	before, err := b.counters(ctx)
-	if err != nil {
-		return err
-	}
-	var size int64
-	for range n {
-		began := time.Now()
-		body, err := b.ask(ctx, "/stats/summary")
-		if err != nil {
-			return err
-		}
-		size, err = io.Copy(io.Discard, body)
-		if err := errors.Join(err, body.Close()); err != nil {
-			return err
-		}
-		took = append(took, time.Since(began))
-	}
-	after, err := b.counters(ctx)
-	if err != nil {
-		return err
-	}
-	med, spent := quantile(took, 0.5), (after.allocated-before.allocated)/n/1e6
-	b.note("summary", fmt.Sprintf("stats/summary of %d pods (%d kB): median, p99; allocated", b.probed, size/1000), "20 ms, 5 MB", fmt.Sprintf("%s, %s; %.1f MB", ms(med), ms(quantile(took, 0.99)), spent),
-		met(med <= 20*time.Millisecond && spent <= 5))
-	return nil
-}
-
 // hang stops the runtime in its tracks and looks at the heartbeat.
 func (b *bench) hang(ctx context.Context) error {
 	leases := b.Client.CoordinationV1().Leases("kube-node-lease")
