@@ -4,9 +4,11 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/signal"
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // look tells of each path, links followed, one line: `PATH tmpfs|disk MODE UID
@@ -64,4 +66,12 @@ func ln(_ context.Context, s streams, args []string) error {
 		return fmt.Errorf("want -s TARGET NAME")
 	}
 	return os.Symlink(args[1], s.path(args[2]))
+}
+
+// stay ends only when it is killed.
+func stay(context.Context, streams, []string) error {
+	signal.Ignore(syscall.SIGTERM, syscall.SIGINT)
+	for {
+		time.Sleep(time.Hour)
+	}
 }
