@@ -57,7 +57,7 @@ func newAdmission(a *Agent) *admission {
 		node:   a.view,
 		before: slices.Concat([]AdmitFunc{a.underPressure, a.featured, a.sysctls}, a.Config.Admit, []AdmitFunc{a.giveResources}),
 		after:  []AdmitFunc{a.appArmor, a.goingDown}, resizable: append([]AdmitFunc{a.swapless}, a.Config.Resizable...),
-		known: func() []*v1.Pod { return a.Pods.List() }, runs: func(uid types.UID) bool { return !a.Watcher.Pod(uid).Empty() }, kill: a.preempt, left: a.Pods.Left, drop: a.dropResources, pinned: a.assigned.ResizeRefusal,
+		known: func() []*v1.Pod { return a.Pods.List() }, runs: func(uid types.UID) bool { return !a.Watcher.Pod(uid).Empty() }, kill: a.preempt, left: func(uid types.UID) <-chan struct{} { return a.Pods.Left(uid) }, drop: a.dropResources, pinned: a.assigned.ResizeRefusal,
 		admitted: map[types.UID]*v1.Pod{}, leaving: map[types.UID]<-chan struct{}{}, waiting: map[types.UID]admit.Want{},
 		rejections: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_admission_rejections_total", Help: "Pods refused by the node, by reason."}, []string{"reason"}),
 		preemptions: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_preemptions", Help: "Pods ended for a critical one, by the resource there was too little of."},

@@ -281,7 +281,6 @@ func stepStorageAPI(a *apps) {
 		{"/apis/storage.k8s.io/v1/storageclasses", `{"kind":"StorageClass","provisioner":"e2e-fake-provisioner"}`},
 		{"/apis/storage.k8s.io/v1/volumeattachments", `{"kind":"VolumeAttachment","spec":{"attacher":"e2e-test.storage.k8s.io","nodeName":"` + node + `","source":{"persistentVolumeName":"pv-e2e"}}}`},
 		{"/apis/storage.k8s.io/v1/namespaces/" + a.ns + "/csistoragecapacities", `{"kind":"CSIStorageCapacity","storageClassName":"a","nodeTopology":{},"capacity":"1Gi"}`},
-		{"/apis/storage.k8s.io/v1/volumeattributesclasses", `{"kind":"VolumeAttributesClass","driverName":"e2e-fake-csi-driver"}`},
 		{"/apis/node.k8s.io/v1/runtimeclasses", `{"kind":"RuntimeClass","handler":"opaque"}`},
 		{"/api/v1/persistentvolumes", `{"kind":"PersistentVolume","spec":{"storageClassName":"e2e-none","accessModes":["ReadWriteOnce"],"capacity":{"storage":"2Gi"},"persistentVolumeReclaimPolicy":"Retain","hostPath":{"path":"/tmp/unused"}}}`},
 		{"/api/v1/namespaces/" + a.ns + "/persistentvolumeclaims", `{"kind":"PersistentVolumeClaim","spec":{"storageClassName":"e2e-none-either","accessModes":["ReadWriteOnce"],"resources":{"requests":{"storage":"1Gi"}}}}`},
@@ -396,7 +395,6 @@ func stepVolumeStatus(a *apps) {
 	for _, c := range []struct{ object, patch, path, want string }{
 		{"volumeattachment/status-e2e", `{"status":{"attached":true}}`, "{.status.attached}", "true"},
 		{"volumeattachment/status-e2e", `{"status":{"attached":false}}`, "{.status.attached}", "false"},
-		{"pv/status-e2e", `{"status":{"message":"StatusPatched","reason":"E2E patchedStatus"}}`, "{.status.message}", "StatusPatched"},
 		{"pvc/status-e2e", `{"status":{"conditions":[{"type":"StatusPatched","status":"True","reason":"E2E"}]}}`, `{.status.conditions[?(@.type=="StatusPatched")].status}`, "True"},
 	} {
 		a.k("patch", c.object, "--subresource=status", "--type=merge", "-p", c.patch)
