@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strings"
 
-	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -355,12 +354,22 @@ func (a *apps) lifecycle(path, manifest string) {
 	if n := list(mark + "=patched"); n != 1 {
 		a.t.Errorf("%s: %d patched ones", path, n)
 	}
-	now := call("GET", "/one", "", "")
-	now.SetLabels(map[string]string{mark: "updated"})
-	body, err := now.MarshalJSON()
-	a.must(err)
-	if got := call("PUT", "/one", "application/json", string(body)); got.GetLabels()[mark] != "updated" {
-		a.t.Errorf("%s: updated to %v", path, got.GetLabels())
+	a.until(path+"/one is updated", func() string { // a controller may have written in between
+		now := call("GET", "/one", "", "")
+		now.SetLabels(map[string]string{mark: "updated"})
+		body, err := now.MarshalJSON()
+		a.must(err)
+		err = rest.Put().AbsPath(path+"/one").SetHeader("Content-Type", "application/json").Body(body).Do(a.ctx).Error()
+		if err != nil && !apierrors.IsConflict(err) {
+			a.t.Fatalf("PUT %s/one: %v", path, err)
+		}
+		if err != nil {
+			return err.Error()
+		}
+		return ""
+	})
+	if n := list(mark + "=updated"); n != 1 {
+		a.t.Errorf("%s: %d updated ones", path, n)
 	}
 	call("DELETE", "/one", "application/json", `{"kind":"DeleteOptions","apiVersion":"v1","gracePeriodSeconds":0}`)
 	gone(mark + "=updated")
@@ -392,9 +401,13 @@ func stepVolumeStatus(a *apps) {
 ---
 {apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: status-e2e}, spec: {storageClassName: e2e-status, volumeName: status-e2e, accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}}
 `)
+	// A change of phase clears the message, so the volume is bound first.
+	a.untilField("pvc/status-e2e", "{.status.phase}", "Bound")
+	a.untilField("pv/status-e2e", "{.status.phase}", "Bound")
 	for _, c := range []struct{ object, patch, path, want string }{
 		{"volumeattachment/status-e2e", `{"status":{"attached":true}}`, "{.status.attached}", "true"},
 		{"volumeattachment/status-e2e", `{"status":{"attached":false}}`, "{.status.attached}", "false"},
+		{"pv/status-e2e", `{"status":{"message":"StatusPatched","reason":"E2E patchedStatus"}}`, "{.status.message}", "StatusPatched"},
 		{"pvc/status-e2e", `{"status":{"conditions":[{"type":"StatusPatched","status":"True","reason":"E2E"}]}}`, `{.status.conditions[?(@.type=="StatusPatched")].status}`, "True"},
 	} {
 		a.k("patch", c.object, "--subresource=status", "--type=merge", "-p", c.patch)
@@ -402,102 +415,8 @@ func stepVolumeStatus(a *apps) {
 			a.t.Errorf("%s: after %s: %q", c.object, c.patch, got)
 		}
 	}
-	a.untilField("pvc/status-e2e", "{.status.phase}", "Bound")
-	a.untilField("pv/status-e2e", "{.status.phase}", "Bound")
 	a.k("delete", "volumeattachment", "status-e2e")
 	a.k("delete", "pvc", "status-e2e")
 	a.untilField("pv/status-e2e", "{.status.phase}", "Released")
 	a.k("delete", "pv", "status-e2e")
-}
-
-func claimPod(name, claim, command, extra string) string {
-	return fmt.Sprintf(`
-apiVersion: v1
-kind: Pod
-metadata: {name: %s}
-spec:
-  terminationGracePeriodSeconds: 0
-  restartPolicy: Never
-  %s
-  containers: [{name: c, image: berth.dev/toolbox:1, command: [sh, -c, %q], volumeMounts: [{name: v, mountPath: /v}]}]
-  volumes: [{name: v, persistentVolumeClaim: {claimName: %s}}]
-`, name, extra, command, claim)
-}
-
-// stepClaimsInUse: a claim that a pod uses, and a volume that a claim is bound
-// to, stay until they are free; a pod for a claim that is going stays pending.
-func stepClaimsInUse(a *apps) {
-	a.make(`
-{apiVersion: v1, kind: PersistentVolume, metadata: {name: in-use}, spec: {storageClassName: e2e-in-use, accessModes: [ReadWriteOnce], capacity: {storage: 2Gi}, hostPath: {path: ` + a.t.TempDir() + `}}}
----
-{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: in-use}, spec: {storageClassName: e2e-in-use, accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}}
----` + claimPod("user", "in-use", "pause", ""))
-	a.until("the user runs", func() string { return a.notReady("user") })
-	for object, finalizer := range map[string]string{"pvc/in-use": "kubernetes.io/pvc-protection", "pv/in-use": "kubernetes.io/pv-protection"} {
-		if got := a.field(object, "{.metadata.finalizers}"); !strings.Contains(got, finalizer) {
-			a.t.Errorf("%s has the finalizers %s", object, got)
-		}
-	}
-	a.k("delete", "pv", "in-use", "--wait=false")
-	a.k("delete", "pvc", "in-use", "--wait=false")
-	a.make(claimPod("late", "in-use", "pause", ""))
-	a.until("the late pod is told", func() string {
-		p, err := a.api.CoreV1().Pods(a.ns).Get(a.ctx, "late", metav1.GetOptions{})
-		a.must(err)
-		for _, c := range p.Status.Conditions {
-			if c.Type == v1.PodScheduled && c.Status == v1.ConditionFalse && c.Reason == "Unschedulable" {
-				return ""
-			}
-		}
-		return describe(p)
-	})
-	if got := a.field("pvc/in-use", "{.status.phase}") + a.field("pv/in-use", "{.status.phase}"); got != "BoundBound" {
-		a.t.Errorf("the claim and its volume are %s", got)
-	}
-	a.k("delete", "pod", "late", "user")
-	for _, kind := range []string{"pvc", "pv"} {
-		a.until(kind+" is gone", func() string {
-			if out, err := a.tryKubectl("", "-n", a.ns, "get", kind, "in-use"); err == nil {
-				return out
-			}
-			return ""
-		})
-	}
-}
-
-// stepLocalVolumes: two pods share a directory of the node, with one group or
-// with two after each other; a pod elsewhere is told why it cannot have it.
-func stepLocalVolumes(a *apps) {
-	local := func(name, node string) string {
-		return fmt.Sprintf(`
-{apiVersion: v1, kind: PersistentVolume, metadata: {name: %[1]s}, spec: {storageClassName: e2e-%[1]s, accessModes: [ReadWriteOnce], capacity: {storage: 2Gi}, local: {path: %[2]s},
-  nodeAffinity: {required: {nodeSelectorTerms: [{matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [%[3]s]}]}]}}}}
----
-{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: %[1]s}, spec: {storageClassName: e2e-%[1]s, accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}}
----`, name, a.t.TempDir(), node)
-	}
-	a.make(local("here", a.nodeName()) + claimPod("one", "here", "put 0644 /v/f text; pause", "securityContext: {fsGroup: 1234}") + "---" + claimPod("two", "here", "pause", "securityContext: {fsGroup: 1234}"))
-	a.until("both run", func() string { return a.notReady("one") + a.notReady("two") })
-	a.until("they share", func() string {
-		if got := a.exec("two", "look", "/v/f"); !strings.Contains(got, "-rw-rw-r-- 0 1234 text") && !strings.Contains(got, "-rw-r--r-- 0 1234 text") {
-			return got
-		}
-		return ""
-	})
-	a.k("delete", "pod", "one", "two")
-	a.make(claimPod("three", "here", "pause", "securityContext: {fsGroup: 4321}"))
-	a.until("a third runs", func() string { return a.notReady("three") })
-	if got := a.exec("three", "look", "/v/f"); !strings.Contains(got, " 0 4321 text") {
-		a.t.Errorf("after the group changed: %s", got)
-	}
-	a.make(local("there", "another-node") + claimPod("four", "there", "pause", "nodeName: "+a.nodeName()))
-	a.until("a volume of another node is refused", func() string {
-		p, err := a.api.CoreV1().Pods(a.ns).Get(a.ctx, "four", metav1.GetOptions{})
-		a.must(err)
-		events := a.podEvents(p)
-		if wrong := unmatched("event", "FailedMount .*(no matching NodeSelectorTerms|cannot be used on this node)", events); len(wrong) > 0 || p.Status.Phase != v1.PodPending {
-			return fmt.Sprint(p.Status.Phase, wrong)
-		}
-		return ""
-	})
 }
