@@ -18,7 +18,7 @@ export CGO_ENABLED := 0
 export GOFLAGS
 
 CNI      := main/bridge ipam/host-local main/loopback meta/portmap
-TOOLS    := sh cat ls env id hostname sleep seq mkdir rm touch stat grep head tee wget nslookup nc serve hog fill date readlink mounts pause
+TOOLS    := sh cat ls env id hostname sleep seq mkdir rm touch stat grep head tee wget nslookup nc serve hog fill date readlink mounts pause look put ln stay
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
 .PHONY: all up down build berth bundle images install test unit race e2e bench bench-up bench-agent bench-proxy bench-fleet bench-nodes soak lint generate clean help

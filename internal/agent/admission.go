@@ -35,6 +35,9 @@ type admission struct {
 	known func() []*v1.Pod
 	runs  func(uid types.UID) bool
 	kill  func(p *v1.Pod) <-chan struct{}
+	// left is closed when nothing runs any more of a pod that no source has;
+	// nil for all others.
+	left func(uid types.UID) <-chan struct{}
 	// drop takes back what was given to a pod that is refused or gone.
 	drop func(uid types.UID)
 
@@ -42,7 +45,8 @@ type admission struct {
 
 	mu       sync.Mutex
 	admitted map[types.UID]*v1.Pod
-	// leaving are pods that go for a critical one; their room is given away.
+	// leaving are pods that go, for a critical one or because they were deleted
+	// by force; their room is given away, and who gets it waits for their end.
 	leaving map[types.UID]<-chan struct{}
 	waiting map[types.UID]admit.Want // for other resources
 	seq     int
@@ -53,7 +57,7 @@ func newAdmission(a *Agent) *admission {
 		node:   a.view,
 		before: slices.Concat([]AdmitFunc{a.underPressure, a.featured, a.sysctls}, a.Config.Admit, []AdmitFunc{a.giveResources}),
 		after:  []AdmitFunc{a.appArmor, a.goingDown}, resizable: append([]AdmitFunc{a.swapless}, a.Config.Resizable...),
-		known: func() []*v1.Pod { return a.Pods.List() }, runs: func(uid types.UID) bool { return !a.Watcher.Pod(uid).Empty() }, kill: a.preempt, drop: a.dropResources, pinned: a.assigned.ResizeRefusal,
+		known: func() []*v1.Pod { return a.Pods.List() }, runs: func(uid types.UID) bool { return !a.Watcher.Pod(uid).Empty() }, kill: a.preempt, left: func(uid types.UID) <-chan struct{} { return a.Pods.Left(uid) }, drop: a.dropResources, pinned: a.assigned.ResizeRefusal,
 		admitted: map[types.UID]*v1.Pod{}, leaving: map[types.UID]<-chan struct{}{}, waiting: map[types.UID]admit.Want{},
 		rejections: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_admission_rejections_total", Help: "Pods refused by the node, by reason."}, []string{"reason"}),
 		preemptions: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_preemptions", Help: "Pods ended for a critical one, by the resource there was too little of."},
@@ -207,6 +211,10 @@ func (a *admission) Settled(uid types.UID) {
 func (a *admission) others(but types.UID) []*v1.Pod {
 	var out []*v1.Pod
 	for _, now := range a.known() {
+		if gone := a.left(now.UID); gone != nil && a.leaving[now.UID] == nil {
+			// Whoever bound a pod here no longer saw this one.
+			a.leaving[now.UID] = gone
+		}
 		phase := now.Status.Phase
 		p := a.admitted[now.UID] // with the resources that were promised here
 		if p == nil && a.runs(now.UID) {

@@ -29,6 +29,7 @@ func smallNode(pods ...*v1.Pod) (*admission, map[types.UID]chan struct{}) {
 		drop: func(types.UID) {}, pinned: func(_, _ *v1.Pod) string { return "" },
 
 		node: v, known: func() []*v1.Pod { return pods }, runs: func(types.UID) bool { return false },
+		left: func(types.UID) <-chan struct{} { return nil },
 		kill: func(p *v1.Pod) <-chan struct{} {
 			killed[p.UID] = make(chan struct{})
 			return killed[p.UID]
@@ -81,6 +82,31 @@ func TestPreemption(t *testing.T) {
 	close(killed["low"])
 	if !<-done {
 		t.Error("the critical pod is refused")
+	}
+}
+
+// TestRemovedPodsGiveUpTheirRoom: the scheduler no longer counts a pod that was
+// deleted by force; the next one is not refused for it but waits for its end.
+func TestRemovedPodsGiveUpTheirRoom(t *testing.T) {
+	ctx := context.Background()
+	old, next := cpuPod("old", "900m", 0), cpuPod("next", "500m", 0)
+	a, _ := smallNode(old, next)
+	if r := a.Admit(ctx, old, false); r != nil {
+		t.Fatal(r)
+	}
+	over := make(chan struct{})
+	a.left = func(uid types.UID) <-chan struct{} {
+		if uid == "old" {
+			return over
+		}
+		return nil
+	}
+	if refused, first := a.decide(next, a.node.get()); refused != nil || len(first) != 1 {
+		t.Errorf("refused %+v, waits for %d", refused, len(first))
+	}
+	close(over)
+	if r := a.Admit(ctx, next, false); r != nil {
+		t.Errorf("after its end: %+v", r)
 	}
 }
 

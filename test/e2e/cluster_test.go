@@ -277,6 +277,9 @@ func podReady(p *v1.Pod) bool {
 
 func describe(p *v1.Pod) string {
 	s := fmt.Sprintf("%s %s deleting=%v", p.Name, p.Status.Phase, p.DeletionTimestamp != nil)
+	if p.Status.Reason != "" {
+		s += fmt.Sprintf(" %s: %s", p.Status.Reason, p.Status.Message)
+	}
 	for _, cs := range p.Status.ContainerStatuses {
 		s += fmt.Sprintf(" %s ready=%v restarts=%d", cs.Name, cs.Ready, cs.RestartCount)
 		if w := cs.State.Waiting; w != nil {

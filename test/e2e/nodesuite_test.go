@@ -1,316 +1,407 @@
 package e2e
 
 import (
-	"context"
-	"encoding/json"
 	"fmt"
-	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
+	"sigs.k8s.io/yaml"
 )
 
-// restarting ends once, then stays: containers that were started again must be
-// measured like others. It writes to its layer, its volume and its log.
-const restarting = `
-apiVersion: v1
-kind: Pod
-metadata: {name: %[1]s}
-spec:
-  automountServiceAccountToken: false
-  terminationGracePeriodSeconds: 0
-  containers:
-  - name: box
-    image: berth.dev/toolbox:1
-    command: [sh, -c, "echo some bytes | tee /outside; echo hello >> /volume/file; if [ $(cat /volume/file | wc -l) = 1 ] || [ ! -f /volume/again ]; then touch /volume/again; exit 0; fi; i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; wget -qO- http://127.0.0.1:1; while true; do nslookup kubernetes.default; sleep 1; done"]
-    resources: {limits: {memory: 80M}}
-    volumeMounts: [{name: volume, mountPath: /volume}]
-  volumes: [{name: volume, emptyDir: {}}]
----`
-
-// TestNodeSuites checks what upstream's node suites check of an agent's
-// figures: every field that they want is there and within their bounds.
-func TestNodeSuites(t *testing.T) {
-	c := newCluster(t, agentFlags(t, "volumeStatsAggPeriod: 2s\n")...)
+// TestNodeSuite asks, on real containers, what upstream's suite asks of pods
+// and of the node below them and what TestPodFeatures does not show already.
+// See docs/conformance.md for which upstream test each subtest stands for.
+func TestNodeSuite(t *testing.T) {
+	c := newCluster(t)
 	c.up()
-	c.apply(fmt.Sprintf(restarting, "stats-0") + fmt.Sprintf(restarting, "stats-1") + toolboxPod("crashed", "exit 139", ""))
-	for _, name := range []string{"stats-0", "stats-1"} {
-		c.eventually(name+" runs a second time", func() (bool, string) {
-			p, err := c.client.CoreV1().Pods("default").Get(context.Background(), name, metav1.GetOptions{})
-			if err != nil || len(p.Status.ContainerStatuses) != 1 {
-				return false, fmt.Sprint(err)
-			}
-			s := p.Status.ContainerStatuses[0]
-			return s.RestartCount == 1 && s.State.Running != nil, describe(p)
-		})
+	c.come(t, featurePods(t, "nodesuite.yaml", strings.NewReplacer("image: T", "image: berth.dev/toolbox:1")))
+	for _, group := range [][]appTest{podLifeTests, podAPITests, hookTests, resizeTests, nodeAPITests} {
+		for _, step := range group {
+			t.Run(step.name, func(t *testing.T) {
+				ns := strings.ToLower(strings.NewReplacer("/", "-", " ", "-", ",", "").Replace(step.name))
+				step.run(newApps(t, c, ns))
+			})
+		}
 	}
-	t.Run("summary", func(t *testing.T) { testSummaryFields(t, c) })
-	t.Run("cadvisor", func(t *testing.T) { testCAdvisorFamilies(t, c) })
-	t.Run("resource", func(t *testing.T) { testResourceFamilies(t, c) })
-	t.Run("terminated", func(t *testing.T) {
-		c.eventually("the exit code is counted", func() (bool, string) {
-			out := c.raw("metrics")
-			return strings.Contains(out, `kubelet_terminated_containers_total{container_type="container",exit_code="139"`), ""
-		})
+}
+
+var podLifeTests = []appTest{
+	{"statuses of quick pods", testQuickPods},
+	{"statuses around init containers", testInitStatuses},
+	{"all containers restart", testRestartAll},
+	{"evicted pods are terminal", testEvicted},
+	{"generations", testGenerations},
+	{"rejected pods keep their class", testRejected},
+	{"readiness while a pod ends", testReadinessAtTheEnd},
+}
+
+// create makes a pod of a manifest in the test's namespace.
+func (a *apps) create(manifest string) *v1.Pod {
+	a.t.Helper()
+	p, err := a.tryCreate(manifest)
+	a.must(err)
+	return p
+}
+
+func (a *apps) tryCreate(manifest string) (*v1.Pod, error) {
+	a.t.Helper()
+	p := &v1.Pod{}
+	a.must(yaml.UnmarshalStrict([]byte(manifest), p))
+	return a.api.CoreV1().Pods(a.ns).Create(a.ctx, p, metav1.CreateOptions{})
+}
+
+func (a *apps) getPod(name string) *v1.Pod {
+	a.t.Helper()
+	p, err := a.api.CoreV1().Pods(a.ns).Get(a.ctx, name, metav1.GetOptions{})
+	a.must(err)
+	return p
+}
+
+// podUntil waits until wrong has nothing to say of a pod, and returns the pod.
+func (a *apps) podUntil(name, what string, wrong func(*v1.Pod) string) *v1.Pod {
+	a.t.Helper()
+	var last *v1.Pod
+	a.until(name+" "+what, func() string {
+		p, err := a.api.CoreV1().Pods(a.ns).Get(a.ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err.Error()
+		}
+		last = p
+		if w := wrong(p); w != "" {
+			return w + ": " + describe(p)
+		}
+		return ""
 	})
-	t.Run("lease", func(t *testing.T) { testLeaseFields(t, c) })
+	return last
 }
 
-// raw asks the node for a path through the API server.
-func (c *cluster) raw(path string) string {
-	c.t.Helper()
-	return c.kubectl("get", "--raw", "/api/v1/nodes/"+c.nodeName()+"/proxy/"+path)
+func (a *apps) podRuns(name string) *v1.Pod {
+	a.t.Helper()
+	return a.podUntil(name, "is ready", func(p *v1.Pod) string {
+		if !podReady(p) {
+			return "not ready"
+		}
+		return ""
+	})
 }
 
-// bounds collects what is not as it should be.
-type bounds struct{ wrong []string }
+func (a *apps) podGone(name string) {
+	a.t.Helper()
+	a.until(name+" is gone", func() string {
+		p, err := a.api.CoreV1().Pods(a.ns).Get(a.ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return ""
+		}
+		return fmt.Sprint(err, describe(p))
+	})
+}
 
-func (b *bounds) value(what string, got *uint64, low, high uint64) {
+// history follows a pod from its creation until it is deleted or over says so;
+// check sees each version and says what is wrong with it, given the one before.
+func (a *apps) history(p *v1.Pod, during func(), over func(*v1.Pod) bool, check func(before, now *v1.Pod) string) {
+	a.t.Helper()
+	w, err := a.api.CoreV1().Pods(a.ns).Watch(a.ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + p.Name, ResourceVersion: p.ResourceVersion})
+	a.must(err)
+	defer w.Stop()
+	during()
+	before := p
+	for deadline := time.After(patience); ; {
+		select {
+		case e, ok := <-w.ResultChan():
+			now, isPod := e.Object.(*v1.Pod)
+			if !ok || !isPod {
+				a.t.Fatalf("%s: the watch ended: %v", p.Name, e)
+			}
+			if wrong := check(before, now); wrong != "" {
+				a.t.Errorf("%s: %s; before: %+v; now: %+v", p.Name, wrong, before.Status, now.Status)
+			}
+			if e.Type == "DELETED" || over(now) {
+				return
+			}
+			before = now
+		case <-deadline:
+			a.t.Fatalf("%s: not over in time: %s", p.Name, describe(before))
+		}
+	}
+}
+
+// testQuickPods deletes pods that fail at once at different moments of their
+// start. No status may tell of a success, of a container that nobody started,
+// or go back.
+func testQuickPods(a *apps) {
+	const one = `{name: %s, image: berth.dev/toolbox:1, command: [sh, -c, exit 1], resources: {requests: {cpu: 5m, memory: 10Mi}}}`
+	fail := fmt.Sprintf("containers: ["+one+"]", "fail")
+	initFail := fmt.Sprintf("initContainers: ["+one+"], containers: [{name: blocked, image: berth.dev/toolbox:1}]", "fail")
+	for moment, reached := range map[string]func(*v1.Pod) bool{
+		"at-once": func(*v1.Pod) bool { return true },
+		"bound":   func(p *v1.Pod) bool { return p.Spec.NodeName != "" },
+		"sandbox": func(p *v1.Pod) bool { return conditionIs(p, v1.PodReadyToStartContainers) },
+		"begun": func(p *v1.Pod) bool {
+			return p.Status.Phase != v1.PodPending || containerStatus(p, "fail").State.Terminated != nil
+		},
+	} {
+		for kind, containers := range map[string]string{"fail": fail, "init": initFail} {
+			p := a.create(fmt.Sprintf("{metadata: {name: %s-%s}, spec: {restartPolicy: Never, terminationGracePeriodSeconds: 1, %s}}", kind, moment, containers))
+			a.history(p, func() {
+				a.podUntil(p.Name, moment, func(p *v1.Pod) string {
+					if reached(p) {
+						return ""
+					}
+					return "not yet"
+				})
+				a.must(a.api.CoreV1().Pods(a.ns).Delete(a.ctx, p.Name, metav1.DeleteOptions{}))
+			}, func(*v1.Pod) bool { return false }, wrongQuickStatus)
+		}
+	}
+}
+
+func conditionIs(p *v1.Pod, kind v1.PodConditionType) bool {
+	for _, c := range p.Status.Conditions {
+		if c.Type == kind {
+			return c.Status == v1.ConditionTrue
+		}
+	}
+	return false
+}
+
+func wrongQuickStatus(before, now *v1.Pod) string {
+	fail, blocked := containerStatus(now, "fail"), containerStatus(now, "blocked")
+	was := containerStatus(before, "fail")
+	t := fail.State.Terminated
+	over := func(p *v1.Pod) bool { return p.Status.Phase == v1.PodFailed || p.Status.Phase == v1.PodSucceeded }
 	switch {
-	case got == nil:
-		b.wrong = append(b.wrong, what+" is missing")
-	case *got < low || *got > high:
-		b.wrong = append(b.wrong, fmt.Sprintf("%s is %d, want %d to %d", what, *got, low, high))
+	case blocked.Name != "" && (blocked.Started != nil && *blocked.Started || blocked.LastTerminationState.Terminated != nil || blocked.State.Waiting == nil && now.DeletionTimestamp == nil):
+		return "the blocked container was started"
+	case was.State.Terminated != nil && t == nil:
+		return "a terminated container came back"
+	case t != nil && t.ExitCode != 1 && (t.ExitCode != 137 || t.Reason != "ContainerStatusUnknown" && t.Reason != "Error"):
+		return fmt.Sprintf("exit code %d, %s", t.ExitCode, t.Reason)
+	case t != nil && t.ExitCode == 1 && (t.StartedAt.IsZero() || t.FinishedAt.IsZero()):
+		return "no times"
+	case over(before) && !over(now):
+		return "a terminal phase went back"
+	case now.Status.Phase == v1.PodSucceeded:
+		return "succeeded"
 	}
+	return ""
 }
 
-func (b *bounds) recent(what string, at metav1.Time) {
-	if age := time.Since(at.Time); age > time.Minute || age < -3*time.Minute {
-		b.wrong = append(b.wrong, fmt.Sprintf("%s is of %v", what, at.Time))
-	}
-}
-
-func (b *bounds) cpu(what string, s *statsapi.CPUStats, lowRate, low, high uint64) {
-	if s == nil {
-		b.wrong = append(b.wrong, what+" has no cpu")
-		return
-	}
-	b.recent(what+".cpu", s.Time)
-	b.value(what+".cpu.usageNanoCores", s.UsageNanoCores, lowRate, 2e9)
-	b.value(what+".cpu.usageCoreNanoSeconds", s.UsageCoreNanoSeconds, low, high)
-}
-
-func (b *bounds) memory(what string, s *statsapi.MemoryStats, low, high uint64, limited bool) {
-	if s == nil {
-		b.wrong = append(b.wrong, what+" has no memory")
-		return
-	}
-	b.recent(what+".memory", s.Time)
-	if limited {
-		b.value(what+".memory.availableBytes", s.AvailableBytes, 1000, high)
-	} else if s.AvailableBytes != nil {
-		b.wrong = append(b.wrong, what+".memory.availableBytes is there without a limit")
-	}
-	b.value(what+".memory.usageBytes", s.UsageBytes, low, high)
-	b.value(what+".memory.workingSetBytes", s.WorkingSetBytes, low, high)
-	b.value(what+".memory.rssBytes", s.RSSBytes, 1000, high)
-	b.value(what+".memory.pageFaults", s.PageFaults, 0, 1e15) // since the machine's start
-	b.value(what+".memory.majorPageFaults", s.MajorPageFaults, 0, 1e15)
-}
-
-func (b *bounds) fs(what string, s *statsapi.FsStats, low, high uint64) {
-	if s == nil {
-		b.wrong = append(b.wrong, what+" is missing")
-		return
-	}
-	b.recent(what, s.Time)
-	b.value(what+".availableBytes", s.AvailableBytes, 100e6, 10e12)
-	b.value(what+".capacityBytes", s.CapacityBytes, 100e6, 10e12)
-	b.value(what+".usedBytes", s.UsedBytes, low, high)
-	b.value(what+".inodes", s.Inodes, 0, 1e10)
-	b.value(what+".inodesFree", s.InodesFree, 0, 1e10)
-	b.value(what+".inodesUsed", s.InodesUsed, 0, 1e10)
-}
-
-func testSummaryFields(t *testing.T, c *cluster) {
-	node, err := c.client.CoreV1().Nodes().Get(context.Background(), c.nodeName(), metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	total := uint64(node.Status.Capacity.Memory().Value())
-	c.eventually("every field of the summary is there and within bounds", func() (bool, string) {
-		var s statsapi.Summary
-		if err := json.Unmarshal([]byte(c.raw("stats/summary")), &s); err != nil {
-			return false, err.Error()
-		}
-		b := &bounds{}
-		b.node(&s.Node, node.Name, total)
-		for _, name := range []string{"stats-0", "stats-1"} {
-			at := slices.IndexFunc(s.Pods, func(p statsapi.PodStats) bool { return p.PodRef.Name == name && p.PodRef.Namespace == "default" })
-			if at < 0 {
-				b.wrong = append(b.wrong, "no pod "+name)
-				continue
-			}
-			b.pod(&s.Pods[at])
-		}
-		return len(b.wrong) == 0, strings.Join(b.wrong, "\n")
-	})
-}
-
-func (b *bounds) node(n *statsapi.NodeStats, name string, total uint64) {
-	if n.NodeName != name || n.StartTime.IsZero() {
-		b.wrong = append(b.wrong, fmt.Sprintf("node %q started %v", n.NodeName, n.StartTime))
-	}
-	b.cpu("node", n.CPU, 100e3, 1e9, 1e15)
-	b.memory("node", n.Memory, 10e6, total, true)
-	b.fs("node.fs", n.Fs, 1000, 10e12)
-	if n.Runtime == nil || n.Network == nil || n.Network.Interfaces == nil || n.Rlimit == nil || n.Rlimit.MaxPID == nil || n.Rlimit.NumOfRunningProcesses == nil {
-		b.wrong = append(b.wrong, "node lacks runtime, network or rlimit")
-		return
-	}
-	b.recent("node.rlimit", n.Rlimit.Time)
-	b.fs("node.runtime.imageFs", n.Runtime.ImageFs, 1000, 10e12)
-	b.fs("node.runtime.containerFs", n.Runtime.ContainerFs, 0, 10e12)
-	at := slices.IndexFunc(n.SystemContainers, func(s statsapi.ContainerStats) bool { return s.Name == "pods" })
-	if at < 0 {
-		b.wrong = append(b.wrong, "no system container pods")
-		return
-	}
-	pods := &n.SystemContainers[at]
-	b.cpu("pods", pods.CPU, 0, 10e6, 1e15)
-	b.memory("pods", pods.Memory, 10e3, total, true)
-	if pods.Rootfs != nil || pods.Logs != nil {
-		b.wrong = append(b.wrong, "a system container has files")
-	}
-}
-
-func (b *bounds) pod(p *statsapi.PodStats) {
-	const limit = 80e6
-	name := p.PodRef.Name
-	b.cpu(name, p.CPU, 10000, 10e6, 1e11)
-	b.memory(name, p.Memory, 10e3, limit, true)
-	b.fs(name+".ephemeral-storage", p.EphemeralStorage, 1000, 21e6)
-	if p.Network == nil || p.Network.Name != "eth0" || p.Network.Interfaces == nil {
-		b.wrong = append(b.wrong, name+" has no network")
-	} else {
-		b.recent(name+".network", p.Network.Time)
-		b.value(name+".network.rxBytes", p.Network.RxBytes, 10, 10e6)
-		b.value(name+".network.txBytes", p.Network.TxBytes, 10, 10e6)
-		b.value(name+".network.rxErrors", p.Network.RxErrors, 0, 1000)
-		b.value(name+".network.txErrors", p.Network.TxErrors, 0, 1000)
-	}
-	if p.ProcessStats == nil {
-		b.wrong = append(b.wrong, name+" has no processes")
-	} else {
-		b.value(name+".process_count", p.ProcessStats.ProcessCount, 1, 1e6)
-	}
-	if len(p.VolumeStats) != 1 || p.VolumeStats[0].Name != "volume" || p.VolumeStats[0].PVCRef != nil {
-		b.wrong = append(b.wrong, fmt.Sprintf("%s has volumes %+v", name, p.VolumeStats))
-	} else {
-		b.fs(name+".volume", &p.VolumeStats[0].FsStats, 1000, 1e6)
-	}
-	if len(p.Containers) != 1 || p.Containers[0].Name != "box" {
-		b.wrong = append(b.wrong, fmt.Sprintf("%s has containers %+v", name, p.Containers))
-		return
-	}
-	box := &p.Containers[0]
-	if age := time.Since(box.StartTime.Time); age < 0 || age > time.Hour {
-		b.wrong = append(b.wrong, fmt.Sprintf("%s started %v ago", name, age))
-	}
-	b.cpu(name+".box", box.CPU, 10000, 10e6, 1e11)
-	b.memory(name+".box", box.Memory, 10e3, limit, true)
-	b.fs(name+".box.rootfs", box.Rootfs, 1000, 10e6)
-	b.fs(name+".box.logs", box.Logs, 1, 10e6)
-}
-
-// cadvisorFamilies are those that must be there for a container, with the
-// least and the most that upstream's suite takes.
-var cadvisorFamilies = map[string][2]float64{
-	"container_cpu_system_seconds_total": {0, 100}, "container_cpu_usage_seconds_total": {0, 100}, "container_cpu_user_seconds_total": {0, 100},
-	"container_file_descriptors": {0, 100}, "container_sockets": {0, 10}, "container_processes": {0, 10}, "container_threads": {0, 20}, "container_threads_max": {0, 5e6},
-	"container_ulimits_soft": {0, 1073741816}, "container_fs_reads_bytes_total": {0, 1e8}, "container_fs_reads_total": {0, 1e4}, "container_fs_usage_bytes": {0, 1e6},
-	"container_fs_writes_bytes_total": {0, 1e6}, "container_fs_writes_total": {0, 200}, "container_memory_cache": {0, 80e6}, "container_memory_failcnt": {0, 0},
-	"container_memory_failures_total": {0, 1e6}, "container_memory_mapped_file": {0, 80e6}, "container_memory_max_usage_bytes": {0, 80e6}, "container_memory_rss": {10e3, 80e6},
-	"container_memory_swap": {0, 0}, "container_memory_usage_bytes": {10e3, 80e6}, "container_memory_working_set_bytes": {10e3, 80e6}, "container_oom_events_total": {0, 0},
-	"container_spec_cpu_period": {100000, 100000}, "container_spec_cpu_shares": {2, 2}, "container_spec_memory_limit_bytes": {79953920, 79998976},
-	"container_spec_memory_reservation_limit_bytes": {0, 0}, "container_spec_memory_swap_limit_bytes": {0, 80e6},
-	"container_last_seen": {1e9, 1e10}, "container_start_time_seconds": {1e9, 1e10},
-}
-
-func testCAdvisorFamilies(t *testing.T, c *cluster) {
-	c.eventually("every family is there for the containers and within bounds", func() (bool, string) {
-		samples := samplesOf(c.raw("metrics/cadvisor"))
-		var wrong []string
-		for family, bounds := range cadvisorFamilies {
-			for _, pod := range []string{"stats-0", "stats-1"} {
-				wrong = append(wrong, within(samples[family], family, `container="box"`, `pod="`+pod+`"`, bounds)...)
+// testInitStatuses: while init containers run, nothing after them is more than
+// initializing; the conditions and messages on the way are exact.
+func testInitStatuses(a *apps) {
+	waits := func(p *v1.Pod, names ...string) string {
+		for _, n := range names {
+			if s := containerStatus(p, n); s.Name != "" && (s.State.Waiting == nil || s.State.Waiting.Reason != "PodInitializing") {
+				return n + " is not PodInitializing but " + stateOf(s)
 			}
 		}
-		for _, family := range []string{"receive_bytes_total", "receive_packets_total", "transmit_bytes_total", "transmit_packets_total"} {
-			wrong = append(wrong, within(samples["container_network_"+family], family, `interface="eth0"`, `pod="stats-0"`, [2]float64{1, 10e6})...)
+		return ""
+	}
+	condition := func(p *v1.Pod) string {
+		for _, c := range p.Status.Conditions {
+			if c.Type == v1.PodInitialized {
+				return fmt.Sprint(c.Status, " ", c.Reason, " ", c.Message)
+			}
 		}
-		return len(wrong) == 0, strings.Join(wrong, "\n")
+		return "none"
+	}
+	const again = `{metadata: {name: again}, spec: {terminationGracePeriodSeconds: 0, initContainers: [{name: init1, image: berth.dev/toolbox:1, command: [sh, -c, exit 1]},
+		{name: init2, image: berth.dev/toolbox:1, command: [id]}], containers: [{name: run1, image: berth.dev/pause:1}]}}`
+	a.history(a.create(again), func() {}, func(p *v1.Pod) bool { return containerStatus(p, "init1").RestartCount >= 2 }, func(_, p *v1.Pod) string {
+		if s := containerStatus(p, "init1"); s.State.Terminated != nil && s.State.Terminated.ExitCode == 0 {
+			return "init1 succeeded"
+		}
+		return waits(p, "init2", "run1")
 	})
+	if p := a.getPod("again"); condition(p) != "False ContainersNotInitialized containers with incomplete status: [init1 init2]" || p.Status.Phase != v1.PodPending || containerStatus(p, "init1").LastTerminationState.Terminated == nil {
+		a.t.Errorf("after two restarts: %s %s", p.Status.Phase, condition(p))
+	}
+	const never = `{metadata: {name: never}, spec: {restartPolicy: Never, initContainers: [{name: init1, image: berth.dev/toolbox:1, command: [id]},
+		{name: init2, image: berth.dev/toolbox:1, command: [sh, -c, exit 1]}], containers: [{name: run1, image: berth.dev/toolbox:1, command: [id]}]}}`
+	a.history(a.create(never), func() {}, func(p *v1.Pod) bool { return p.Status.Phase == v1.PodFailed }, func(_, p *v1.Pod) string { return waits(p, "run1") })
+	if p := a.getPod("never"); condition(p) != "False ContainersNotInitialized containers with incomplete status: [init2]" || len(p.Status.InitContainerStatuses) != 2 {
+		a.t.Errorf("failed: %s", condition(p))
+	}
+	for policy, phase := range map[string]v1.PodPhase{"Always": v1.PodRunning, "Never": v1.PodSucceeded} {
+		name := "good-" + strings.ToLower(policy)
+		command := "pause"
+		if policy == "Never" {
+			command = "id"
+		}
+		p := a.create(fmt.Sprintf(`{metadata: {name: %s}, spec: {restartPolicy: %s, terminationGracePeriodSeconds: 0, initContainers: [{name: init1, image: berth.dev/toolbox:1, command: [id]},
+			{name: init2, image: berth.dev/toolbox:1, command: [id]}], containers: [{name: run1, image: berth.dev/toolbox:1, command: [%s]}]}}`, name, policy, command))
+		a.history(p, func() {}, func(p *v1.Pod) bool { return p.Status.Phase == phase }, func(_, p *v1.Pod) string {
+			if containerStatus(p, "init2").State.Terminated == nil {
+				return waits(p, "run1")
+			}
+			return ""
+		})
+		now := a.getPod(name)
+		for _, s := range now.Status.InitContainerStatuses {
+			if !s.Ready || s.State.Terminated == nil || s.State.Terminated.ExitCode != 0 {
+				a.t.Errorf("%s: %+v", name, s)
+			}
+		}
+		if !strings.HasPrefix(condition(now), "True") {
+			a.t.Errorf("%s: initialized is %s", name, condition(now))
+		}
+	}
 }
 
-func testResourceFamilies(t *testing.T, c *cluster) {
-	c.eventually("/metrics/resource is within bounds", func() (bool, string) {
-		samples := samplesOf(c.raw("metrics/resource"))
-		wrong := within(samples["node_cpu_usage_seconds_total"], "node cpu", "", "", [2]float64{1, 1e6})
-		wrong = append(wrong, within(samples["node_memory_working_set_bytes"], "node memory", "", "", [2]float64{10e6, 1e14})...)
-		wrong = append(wrong, within(samples["resource_scrape_error"], "errors", "", "", [2]float64{0, 0})...)
-		for _, pod := range []string{"stats-0", "stats-1"} {
-			of := `pod="` + pod + `"`
-			wrong = append(wrong, within(samples["container_cpu_usage_seconds_total"], "container cpu", `container="box"`, of, [2]float64{0, 100})...)
-			wrong = append(wrong, within(samples["container_memory_working_set_bytes"], "container memory", `container="box"`, of, [2]float64{10e3, 80e6})...)
-			wrong = append(wrong, within(samples["container_start_time_seconds"], "container start", `container="box"`, of, [2]float64{float64(time.Now().Add(-time.Hour).Unix()), float64(time.Now().Unix())})...)
-			wrong = append(wrong, within(samples["pod_cpu_usage_seconds_total"], "pod cpu", "", of, [2]float64{0, 100})...)
-			wrong = append(wrong, within(samples["pod_memory_working_set_bytes"], "pod memory", "", of, [2]float64{10e3, 80e6})...)
+// testRestartAll: an exit that a rule names restarts every container in place,
+// whichever kind the one that exited is of.
+func testRestartAll(a *apps) {
+	const rules = `restartPolicyRules: [{action: RestartAllContainers, exitCodes: {operator: In, values: [42]}}]`
+	const once = `"if [ -e /w/done ]; then %s; else touch /w/done; exit 42; fi"`
+	c := func(name, command, rest string) string {
+		return fmt.Sprintf(`{name: %s, image: berth.dev/toolbox:1, command: [sh, -c, %s], volumeMounts: [{name: w, mountPath: /w}]%s}`, name, command, rest)
+	}
+	for _, tt := range []struct{ name, init, main, all string }{
+		{"regular", c("init", "id", "") + "," + c("sidecar", "pause", ", restartPolicy: Always"),
+			c("source", fmt.Sprintf(once, "pause"), ", restartPolicy: Never, "+rules) + "," + c("regular", "pause", ""), "init sidecar source regular"},
+		{"sidecar", c("init", "id", "") + "," + c("sidecar", "pause", ", restartPolicy: Always") + "," + c("source", `"if [ -e /w/done ]; then pause; else touch /w/done; sleep 1; exit 42; fi"`, ", restartPolicy: Always, "+rules),
+			c("regular", "pause", ""), "init sidecar source regular"},
+		{"init", c("sidecar", "pause", ", restartPolicy: Always") + "," + c("init", "id", "") + "," + c("source", fmt.Sprintf(once, "exit 0"), ", restartPolicy: Never, "+rules),
+			c("regular", "pause", ""), "init sidecar source"},
+		{"again", "", c("source", `"if [ -e /w/done ]; then pause; elif [ -e /w/one ]; then touch /w/done; exit 42; else touch /w/one; exit 1; fi"`, ", restartPolicy: Always, "+rules) + "," + c("regular", "pause", ""), "source regular"},
+	} {
+		a.create(fmt.Sprintf(`{metadata: {name: %s}, spec: {restartPolicy: Never, terminationGracePeriodSeconds: 0, volumes: [{name: w, emptyDir: {}}], initContainers: [%s], containers: [%s]}}`, tt.name, tt.init, tt.main))
+		a.podUntil(tt.name, "restarted all", func(p *v1.Pod) string {
+			for _, n := range strings.Fields(tt.all) {
+				if s := containerStatus(p, n); s.RestartCount == 0 || s.LastTerminationState.Terminated == nil {
+					return fmt.Sprintf("%s did not restart or has no last state: %+v", n, s)
+				}
+			}
+			if s := containerStatus(p, "regular"); stateOf(s) != "running" {
+				return "regular is " + stateOf(s)
+			}
+			return ""
+		})
+	}
+}
+
+func testEvicted(a *apps) {
+	a.create(`{metadata: {name: greedy}, spec: {restartPolicy: OnFailure, terminationGracePeriodSeconds: 1, containers: [{name: c, image: berth.dev/toolbox:1,
+		command: [sh, -c, "fill /f 10; pause"], resources: {limits: {ephemeral-storage: 5Mi}}}]}}`)
+	p := a.podUntil("greedy", "is evicted", func(p *v1.Pod) string {
+		if p.Status.Phase != v1.PodFailed || p.Status.Reason != "Evicted" {
+			return "not yet"
 		}
-		return len(wrong) == 0, strings.Join(wrong, "\n")
+		return ""
 	})
+	if s := stateOf(containerStatus(p, "c")); !strings.HasPrefix(s, "terminated") {
+		a.t.Errorf("the container of an evicted pod is %s: %s", s, describe(p))
+	}
 }
 
-// samplesOf are the lines of a Prometheus text by metric.
-func samplesOf(text string) map[string][]string {
-	samples := map[string][]string{}
-	for line := range strings.Lines(text) {
-		if !strings.HasPrefix(line, "#") {
-			name := line[:strings.IndexAny(line+"{", "{ ")]
-			samples[name] = append(samples[name], strings.TrimSpace(line))
+// testGenerations: the generation counts changes of the spec and nothing else;
+// the status follows it.
+func testGenerations(a *apps) {
+	p := a.create(`{metadata: {name: counted, generation: 100}, spec: {terminationGracePeriodSeconds: -1, initContainers: [{name: i, image: berth.dev/toolbox:1, command: [id]}],
+		containers: [{name: c, image: berth.dev/toolbox:1, command: [pause]}]}}`)
+	if p.Generation != 1 || *p.Spec.TerminationGracePeriodSeconds != 1 {
+		t := a.t
+		t.Errorf("a new pod has generation %d, grace %d", p.Generation, *p.Spec.TerminationGracePeriodSeconds)
+	}
+	a.podRuns("counted")
+	want := int64(1)
+	for _, c := range []struct {
+		patch string
+		bump  bool
+	}{
+		{`{}`, false}, {`{"spec":{"tolerations":[{"key":"foo","operator":"Exists","effect":"NoSchedule"}]}}`, true}, {`{"spec":{"activeDeadlineSeconds":5000}}`, true},
+		{`{"spec":{"containers":[{"name":"c","image":"berth.dev/pause:1"}]}}`, true}, {`{"spec":{"initContainers":[{"name":"i","image":"berth.dev/pause:1"}]}}`, true},
+		{`{"metadata":{"annotations":{"key":"value"}}}`, false}, {`{"metadata":{"generation":1}}`, false}, {`{"spec":{"terminationGracePeriodSeconds":-1}}`, false},
+	} {
+		if c.bump {
+			want++
+		}
+		a.k("patch", "pod", "counted", "-p", c.patch)
+		if p := a.getPod("counted"); p.Generation != want || *p.Spec.TerminationGracePeriodSeconds != 1 {
+			a.t.Errorf("after %s: generation %d, want %d; grace %d", c.patch, p.Generation, want, *p.Spec.TerminationGracePeriodSeconds)
 		}
 	}
-	return samples
+	a.podUntil("counted", "observed it", func(p *v1.Pod) string {
+		if p.Status.ObservedGeneration != want {
+			return fmt.Sprint(p.Status.ObservedGeneration)
+		}
+		for _, c := range p.Status.Conditions {
+			if c.ObservedGeneration == 0 {
+				return fmt.Sprint(c)
+			}
+		}
+		return ""
+	})
+	a.create(`{metadata: {name: going, finalizers: [e2e.example.com/hold]}, spec: {containers: [{name: c, image: berth.dev/toolbox:1, command: [pause]}]}}`)
+	a.podRuns("going")
+	a.k("delete", "pod", "going", "--grace-period=60", "--wait=false")
+	if g := a.getPod("going").Generation; g != 2 {
+		a.t.Errorf("a pod that is being deleted has generation %d", g)
+	}
+	a.k("patch", "pod", "going", "--type=merge", "-p", `{"metadata":{"finalizers":null}}`)
+	a.podGone("going")
 }
 
-// within tells what is wrong with the samples that have both texts: none, or
-// one outside of the bounds.
-func within(lines []string, what, first, second string, bounds [2]float64) (wrong []string) {
-	found := false
-	for _, line := range lines {
-		if !strings.Contains(line, first) || !strings.Contains(line, second) {
-			continue
+// testRejected: a pod that no node has room for, bound all the same, is refused
+// with the status it had.
+func testRejected(a *apps) {
+	a.create(`{metadata: {name: huge}, spec: {containers: [{name: c, image: berth.dev/pause:1, resources: {requests: {cpu: "1000000000000"}}}]}}`)
+	p := a.podUntil("huge", "is unschedulable", func(p *v1.Pod) string {
+		if len(p.Status.Conditions) == 0 {
+			return "no condition"
 		}
-		found = true
-		fields := strings.Fields(line[strings.LastIndex(line, "}")+1:])
-		if !strings.Contains(line, "}") {
-			fields = fields[1:]
-		}
-		value, err := strconv.ParseFloat(fields[0], 64)
-		if err != nil || value < bounds[0] || value > bounds[1] {
-			wrong = append(wrong, fmt.Sprintf("%s: want %v to %v", line, bounds[0], bounds[1]))
-		}
+		return ""
+	})
+	if c := p.Status.Conditions; len(c) != 1 || c[0].Type != v1.PodScheduled || c[0].Reason != "Unschedulable" || c[0].ObservedGeneration != 1 {
+		a.t.Errorf("the conditions are %+v", c)
 	}
-	if !found {
-		wrong = append(wrong, fmt.Sprintf("no %s with %s %s", what, first, second))
+	binding := &v1.Binding{ObjectMeta: metav1.ObjectMeta{Name: p.Name, Namespace: p.Namespace, UID: p.UID}, Target: v1.ObjectReference{Kind: "Node", Name: a.nodeName()}}
+	a.must(a.api.CoreV1().Pods(a.ns).Bind(a.ctx, binding, metav1.CreateOptions{}))
+	got := a.podUntil("huge", "is refused", func(p *v1.Pod) string {
+		if p.Status.Phase != v1.PodFailed || p.Status.Reason != "OutOfcpu" {
+			return "not yet"
+		}
+		return ""
+	})
+	if got.Status.QOSClass != p.Status.QOSClass || got.Generation != 1 || got.Status.ObservedGeneration != 1 {
+		a.t.Errorf("class %s, was %s; generation %d, observed %d: %+v", got.Status.QOSClass, p.Status.QOSClass, got.Generation, got.Status.ObservedGeneration, got.Status)
 	}
-	return wrong
 }
 
-func testLeaseFields(t *testing.T, c *cluster) {
-	list, err := c.client.CoordinationV1().Leases(v1.NamespaceNodeLease).List(context.Background(), metav1.ListOptions{})
-	if err != nil || len(list.Items) != 1 {
-		t.Fatalf("%v, %v", list, err)
+// testReadinessAtTheEnd: while a pod ends, a container that ended is not ready
+// and one that still works is; a readiness probe goes on, a liveness probe not.
+func testReadinessAtTheEnd(a *apps) {
+	a.create(`{metadata: {name: two}, spec: {terminationGracePeriodSeconds: 600, containers: [{name: quick, image: berth.dev/toolbox:1, command: [pause]},
+		{name: slow, image: berth.dev/toolbox:1, command: [pause], lifecycle: {preStop: {sleep: {seconds: 500}}}}]}}`)
+	a.create(`{metadata: {name: probed}, spec: {terminationGracePeriodSeconds: 30, volumes: [{name: w, emptyDir: {}}], containers: [{name: c, image: berth.dev/toolbox:1, command: [sh, -c, touch /w/ready; pause],
+		volumeMounts: [{name: w, mountPath: /w}], lifecycle: {preStop: {exec: {command: [sh, -c, "rm /w/ready; sleep 4"]}}},
+		readinessProbe: {exec: {command: [cat, /w/ready]}, failureThreshold: 1, periodSeconds: 1}, livenessProbe: {exec: {command: [cat, /w/ready]}, initialDelaySeconds: 1, failureThreshold: 1, periodSeconds: 1}}]}}`)
+	a.podRuns("two")
+	probed := a.podRuns("probed")
+	a.k("delete", "pod", "two", "probed", "--wait=false")
+	a.podUntil("probed", "is not ready", func(p *v1.Pod) string {
+		if podReady(p) {
+			return "ready"
+		}
+		return ""
+	})
+	a.podUntil("two", "has one ready container", func(p *v1.Pod) string {
+		if containerStatus(p, "quick").Ready || !containerStatus(p, "slow").Ready {
+			return "not yet"
+		}
+		return ""
+	})
+	a.podGone("probed")
+	if s := containerStatus(a.getPod("two"), "slow"); !s.Ready || stateOf(s) != "running" {
+		a.t.Errorf("the slow container is %s, ready %v", stateOf(s), s.Ready)
 	}
-	lease := &list.Items[0]
-	owners := lease.OwnerReferences
-	if len(owners) != 1 || owners[0].Kind != "Node" || owners[0].APIVersion != "v1" || lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity != c.nodeName() ||
-		lease.Spec.LeaseDurationSeconds == nil || lease.Spec.RenewTime == nil {
-		t.Errorf("the lease is %+v", lease)
+	if wrong := unmatched("event", "! failed liveness probe", a.podEvents(probed)); len(wrong) > 0 {
+		a.t.Error(wrong)
 	}
+	a.k("delete", "pod", "two", "--grace-period=0", "--force")
+	a.podGone("two")
 }

@@ -280,6 +280,23 @@ func (m *Manager) Kill(uid types.UID, k Kill) <-chan struct{} {
 	return w.quiet
 }
 
+// Left returns a channel that is closed once nothing runs any more of a pod that
+// no source has; nil while a source has it, and when there is no such pod.
+func (m *Manager) Left(uid types.UID) <-chan struct{} {
+	m.mu.Lock()
+	w := m.workers[uid]
+	m.mu.Unlock()
+	if w == nil {
+		return nil
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.spec.Removed {
+		return nil
+	}
+	return w.quiet
+}
+
 // Reported returns a channel that is closed once the pod has ended, its volumes
 // are unmounted and the API knows how it ended; nil when there is no such pod.
 func (m *Manager) Reported(uid types.UID) <-chan struct{} {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -12,10 +13,13 @@ import (
 	v1 "k8s.io/api/core/v1"
 	storage "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	ephemeralhelper "k8s.io/component-helpers/storage/ephemeral"
 	volumehelper "k8s.io/component-helpers/storage/volume"
 	mountutils "k8s.io/mount-utils"
 	"k8s.io/utils/exec"
+
+	"github.com/berth-dev/berth/internal/agent/container"
 )
 
 // claim sets up the volume behind a claim. Volumes that are complete on this
@@ -39,6 +43,14 @@ func (m *Manager) claim(ctx context.Context, pod *v1.Pod, v *v1.Volume, name str
 		}
 	}
 	block := pv.Spec.VolumeMode != nil && *pv.Spec.VolumeMode == v1.PersistentVolumeBlock
+	if err := sameMode(pod, v.Name, pv, block); err != nil {
+		return Mounted{}, err
+	}
+	if slices.Contains(pv.Spec.AccessModes, v1.ReadWriteOncePod) {
+		if err := m.alone(pod.UID, pv); err != nil {
+			return Mounted{}, err
+		}
+	}
 	readOnly = readOnly || onlyReads(pvc)
 	var out Mounted
 	switch s := &pv.Spec; {
@@ -55,6 +67,51 @@ func (m *Manager) claim(ctx context.Context, pod *v1.Pod, v *v1.Volume, name str
 	}
 	out.Groups = volumeGroups(pv)
 	return out, err
+}
+
+// sameMode refuses a device that is to be mounted, and a file system that is to
+// be a device. Clients match the texts.
+func sameMode(pod *v1.Pod, volume string, pv *v1.PersistentVolume, block bool) error {
+	for _, c := range container.All(pod) {
+		for _, d := range c.VolumeDevices {
+			if d.Name == volume && !block {
+				return fmt.Errorf("volume %s has volumeMode %s, but is specified in volumeDevices", volume, v1.PersistentVolumeFilesystem)
+			}
+		}
+		for _, mount := range c.VolumeMounts {
+			if mount.Name == volume && block {
+				return fmt.Errorf("volume %s has volumeMode %s, but is specified in volumeMounts", volume, v1.PersistentVolumeBlock)
+			}
+		}
+	}
+	return nil
+}
+
+// alone takes a volume that one pod may use at a time, or says that another
+// pod of this node has it. What each pod has is what is on disk: the directory
+// of the volume is made here, before anything is in it.
+func (m *Manager) alone(uid types.UID, pv *v1.PersistentVolume) error {
+	var plugin string
+	switch s := &pv.Spec; {
+	case s.CSI != nil:
+		plugin = pluginCSI
+	case s.Local != nil:
+		plugin = pluginLocal
+	default:
+		return nil // a directory of the host leaves no trace, a server's hangs with it
+	}
+	m.sole.Lock()
+	defer m.sole.Unlock()
+	for _, dir := range subdirs(m.layout.pods()) {
+		other := types.UID(filepath.Base(dir))
+		if other == uid {
+			continue
+		}
+		if _, err := os.Lstat(m.layout.volume(other, plugin, pv.Name)); err == nil {
+			return errors.New("volume uses the ReadWriteOncePod access mode and is already in use by another pod")
+		}
+	}
+	return m.k.mkdirAll(m.layout.volume(uid, plugin, pv.Name), 0o750)
 }
 
 // volumeGroups are the groups that a PersistentVolume asks its users to have.

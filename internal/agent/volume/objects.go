@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -228,6 +229,14 @@ func (o *objects) set(k key, e *entry, value *content, err error) {
 
 // read asks the API for one object.
 func (o *objects) read(ctx context.Context, k key) (*content, error) {
+	value, err := o.ask(ctx, k)
+	if apierrors.IsNotFound(err) {
+		err = notFound(k)
+	}
+	return value, err
+}
+
+func (o *objects) ask(ctx context.Context, k key) (*content, error) {
 	switch k.kind {
 	case configMaps:
 		obj, err := o.client.CoreV1().ConfigMaps(k.namespace).Get(ctx, k.name, metav1.GetOptions{})
@@ -279,9 +288,10 @@ func (o *objects) undecided(kd kind, sh *sharing, err error) {
 	}
 }
 
-// notFound is the API's own answer for an object that does not exist.
+// notFound says that an object does not exist, in a kubelet's words: it names
+// one object where the API server names the resource.
 func notFound(k key) error {
-	return apierrors.NewNotFound(schema.GroupResource{Resource: string(k.kind)}, k.name)
+	return apierrors.NewNotFound(schema.GroupResource{Resource: strings.TrimSuffix(string(k.kind), "s")}, k.name)
 }
 
 // mayWatchAll asks whether this identity may follow a whole kind.

@@ -242,8 +242,8 @@ func TestMissingObjectsAndKeys(t *testing.T) {
 		vol  v1.Volume
 		want string
 	}{
-		{configMapVolume("gone"), `configmaps "gone" not found`},
-		{secretVolume("gone"), `secrets "gone" not found`},
+		{configMapVolume("gone"), `configmap "gone" not found`},
+		{secretVolume("gone"), `secret "gone" not found`},
 		{configMapVolume("cm", v1.KeyToPath{Key: "nope", Path: "x"}), "configmap references non-existent config key: nope"},
 		{secretVolume("sec", v1.KeyToPath{Key: "nope", Path: "x"}), "references non-existent secret key: nope"},
 		{configMapVolume("cm", v1.KeyToPath{Key: "key", Path: "../x"}), `invalid path "../x": must be relative and clean, without ".."`},
@@ -258,7 +258,7 @@ func TestMissingObjectsAndKeys(t *testing.T) {
 			t.Errorf("got %q, want %q", got, tc.want)
 		}
 	}
-	if !strings.Contains(ev.text(), `Warning FailedMount MountVolume.SetUp failed for volume "gone" : configmaps "gone" not found`) {
+	if !strings.Contains(ev.text(), `Warning FailedMount MountVolume.SetUp failed for volume "gone" : configmap "gone" not found`) {
 		t.Errorf("events:\n%s", ev.text())
 	}
 	// What a pod waits for wakes it when it appears.

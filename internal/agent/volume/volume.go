@@ -103,6 +103,8 @@ type Manager struct {
 	wg   sync.WaitGroup
 	// refreshes bounds how many pods are refreshed at a time.
 	refreshes chan struct{}
+	// sole is held while a pod takes a volume that only one pod may use.
+	sole sync.Mutex
 
 	mu   sync.Mutex
 	pods map[types.UID]*podState

@@ -45,6 +45,7 @@ var RecommendedOrder = []string{
 	InUse,
 	Resize,
 	RuntimeClass,
+	PodResize,
 	Attest,
 	Approval,
 	Signing,
@@ -71,7 +72,7 @@ func Register(plugins *admission.Plugins) {
 		Tolerations: newTolerations, StorageClass: newStorageClass, InUse: newInUse, Resize: newResize,
 		RuntimeClass: newRuntimeClass, Attest: newAttest, Approval: newApproval, Signing: newSigning, Subject: newSubject,
 		IngressClass: newIngressClass, Topology: newTopology, Escalation: newEscalation, Restriction: newRestriction,
-		Limits: newLimits, AdminAccess: newAdminAccess,
+		Limits: newLimits, AdminAccess: newAdminAccess, PodResize: newPodResize,
 	} {
 		plugins.Register(name, factory)
 	}

@@ -2,8 +2,14 @@ package main
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"io"
+	"math/big"
 	"net"
 	"net/http"
 	"os"
@@ -14,9 +20,12 @@ import (
 	"time"
 )
 
-// serve answers HTTP on each given port (default 8080) and echoes UDP on
-// ports written as udp:PORT. Paths: / says who answers, /clientip the caller's
-// address, /healthz 200 until /break was called, /env one variable (?name=).
+// serve answers HTTP on each given port (default 8080), HTTPS with a certificate
+// of its own on tls:PORT, and echoes UDP on udp:PORT. Paths: / says who answers,
+// /clientip the caller's address, /healthz 200 until /break was called, /env one
+// variable (?name=), /echo what it is told (?msg=, also to its own output),
+// /dial asks another server (?to=HOST:PORT&path=), /redirect leads elsewhere
+// (?to=).
 // It stops accepting half a second after SIGTERM, as a well-behaved server
 // behind a Service does.
 func serve(ctx context.Context, s streams, args []string) error {
@@ -43,6 +52,18 @@ func serve(ctx context.Context, s streams, args []string) error {
 		}
 		io.WriteString(w, "ok")
 	})
+	mux.HandleFunc("/echo", func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprintf(s.out, "%s %s from %s as %q\n", r.Method, r.RequestURI, r.Host, r.UserAgent())
+		fmt.Fprintln(w, r.URL.Query().Get("msg"))
+	})
+	mux.HandleFunc("/dial", func(w http.ResponseWriter, r *http.Request) {
+		if err := wget(r.Context(), streams{out: w}, []string{r.URL.Query().Get("to") + "/" + r.URL.Query().Get("path")}); err != nil {
+			http.Error(w, err.Error(), http.StatusBadGateway)
+		}
+	})
+	mux.HandleFunc("/redirect", func(w http.ResponseWriter, r *http.Request) {
+		http.Redirect(w, r, r.URL.Query().Get("to"), http.StatusFound)
+	})
 	mux.HandleFunc("/break", func(w http.ResponseWriter, r *http.Request) { broken.Store(true) })
 	mux.HandleFunc("/mend", func(w http.ResponseWriter, r *http.Request) { broken.Store(false) })
 	if len(args) == 0 {
@@ -59,9 +80,17 @@ func serve(ctx context.Context, s streams, args []string) error {
 			go echo(c, host)
 			continue
 		}
+		a, secure := strings.CutPrefix(a, "tls:")
 		l, err := net.Listen("tcp", ":"+a)
 		if err != nil {
 			return err
+		}
+		if secure {
+			cert, err := selfSigned(host)
+			if err != nil {
+				return err
+			}
+			l = tls.NewListener(l, &tls.Config{Certificates: []tls.Certificate{cert}})
 		}
 		srv := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
 		servers = append(servers, srv)
@@ -92,4 +121,15 @@ func echo(c net.PacketConn, host string) {
 		}
 		c.WriteTo(append([]byte(host+" "), buf[:n]...), from)
 	}
+}
+
+// selfSigned makes a certificate that nobody has a reason to trust.
+func selfSigned(host string) (tls.Certificate, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{host}, NotAfter: time.Now().Add(24 * time.Hour)}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, err
 }

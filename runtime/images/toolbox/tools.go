@@ -24,7 +24,7 @@ func init() {
 		"cat": cat, "ls": ls, "env": env, "id": id, "hostname": hostname, "sleep": sleep, "seq": seq,
 		"mkdir": mkdir, "rm": rm, "touch": touch, "stat": stat, "grep": grep, "head": head, "tee": tee,
 		"wget": wget, "nslookup": nslookup, "nc": nc, "serve": serve, "hog": hog, "fill": fill, "date": date,
-		"readlink": readlink, "mounts": mounts, "pause": pause,
+		"readlink": readlink, "mounts": mounts, "pause": pause, "look": look, "put": put, "ln": ln, "stay": stay,
 	}
 }
 

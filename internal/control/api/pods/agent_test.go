@@ -20,6 +20,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/portforward"
@@ -89,6 +90,7 @@ func (a *agent) register(t *testing.T, f *fixture) {
 		Status: v1.NodeStatus{
 			Addresses:       []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: u.Hostname()}},
 			DaemonEndpoints: v1.NodeDaemonEndpoints{KubeletEndpoint: v1.DaemonEndpoint{Port: int32(port)}},
+			Allocatable:     v1.ResourceList{v1.ResourceCPU: resource.MustParse("8"), v1.ResourceMemory: resource.MustParse("8Gi")},
 		},
 	}, metav1.CreateOptions{})
 	if err != nil {

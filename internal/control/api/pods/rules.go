@@ -25,6 +25,7 @@ const defaultGrace int64 = 0
 // prepareNew brings a pod from a create request into the state every new pod starts in.
 func prepareNew(pod *v1.Pod) {
 	pod.Generation = 1
+	noNegativeGrace(pod)
 	mirrorServiceAccount(pod)
 	mergeMatchLabelKeys(pod)
 	pod.Status = v1.PodStatus{Phase: v1.PodPending, QOSClass: QOS(pod)}
@@ -39,8 +40,17 @@ func prepareNew(pod *v1.Pod) {
 // prepareChange keeps what an update of the main resource may not write, and counts the change.
 func prepareChange(pod, old *v1.Pod) {
 	pod.Status = old.Status
+	noNegativeGrace(pod)
 	mirrorServiceAccount(pod)
 	bumpGeneration(pod, old)
+}
+
+// noNegativeGrace reads a negative grace as the shortest: old clients send -1.
+func noNegativeGrace(pod *v1.Pod) {
+	if g := pod.Spec.TerminationGracePeriodSeconds; g != nil && *g < 0 {
+		one := int64(1)
+		pod.Spec.TerminationGracePeriodSeconds = &one
+	}
 }
 
 func bumpGeneration(pod, old *v1.Pod) {
@@ -145,28 +155,32 @@ func onlyEphemeral(pod, old *v1.Pod) {
 	bumpGeneration(pod, old)
 }
 
-// onlyResources lets an update change the resources and resize policies of containers that exist, and of the pod.
-// Containers that the request adds or drops are ignored rather than rejected, as with every subresource.
+// onlyResources lets an update change the resources and resize policies of containers, and of the pod. Which
+// containers there are, and in which order, stays as the request has it: the check refuses what differs.
 func onlyResources(pod, old *v1.Pod) {
 	main, inits, whole := pod.Spec.Containers, pod.Spec.InitContainers, pod.Spec.Resources
 	restore(pod, old)
-	copyResources(pod.Spec.Containers, main)
-	copyResources(pod.Spec.InitContainers, inits)
+	pod.Spec.Containers = resourcesOf(main, pod.Spec.Containers)
+	pod.Spec.InitContainers = resourcesOf(inits, pod.Spec.InitContainers)
 	pod.Spec.Resources = whole
 	bumpGeneration(pod, old)
 }
 
-func copyResources(to, from []v1.Container) {
-	byName := make(map[string]*v1.Container, len(from))
-	for i := range from {
-		byName[from[i].Name] = &from[i]
+// resourcesOf is the requested list with the stored containers in it, but for what a resize may change.
+func resourcesOf(asked, stored []v1.Container) []v1.Container {
+	byName := make(map[string]*v1.Container, len(stored))
+	for i := range stored {
+		byName[stored[i].Name] = &stored[i]
 	}
-	for i := range to {
-		if c, ok := byName[to[i].Name]; ok {
-			to[i].Resources = c.Resources
-			to[i].ResizePolicy = c.ResizePolicy
+	out := slices.Clone(asked)
+	for i := range out {
+		if c, ok := byName[out[i].Name]; ok {
+			resources, policy := out[i].Resources, out[i].ResizePolicy
+			out[i] = *c
+			out[i].Resources, out[i].ResizePolicy = resources, policy
 		}
 	}
+	return out
 }
 
 // restore puts everything but the request's identity and field ownership back to the stored state.

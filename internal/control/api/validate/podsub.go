@@ -23,8 +23,8 @@ func isMirror(p *v1.Pod) bool {
 }
 
 // PodResize checks a change through the resize subresource: cpu and memory of
-// containers and sidecars, and their resize policies, nothing else, and not so
-// that the pod's quality of service changes.
+// containers and init containers, and their resize policies, nothing else, and
+// not so that the pod's quality of service changes.
 func PodResize(changed, old *v1.Pod) field.ErrorList {
 	all := metaUpdate(changed, old)
 	if isMirror(old) {
@@ -33,12 +33,13 @@ func PodResize(changed, old *v1.Pod) field.ErrorList {
 	if old.Spec.OS != nil && old.Spec.OS.Name == v1.Windows {
 		return append(all, field.Forbidden(field.NewPath(""), "windows pods cannot be resized"))
 	}
+	others := append(sameContainers("containers", changed.Spec.Containers, old.Spec.Containers), sameContainers("initContainers", changed.Spec.InitContainers, old.Spec.InitContainers)...)
+	if len(others) > 0 {
+		return append(all, others...)
+	}
 	all = append(all, podGood(changed)...)
 	if PodQOS(changed) != PodQOS(old) {
 		all = append(all, field.Invalid(specPath, PodQOS(changed), "Pod QOS Class may not change as a result of resizing"))
-	}
-	if len(changed.Spec.Containers) != len(old.Spec.Containers) || len(changed.Spec.InitContainers) != len(old.Spec.InitContainers) {
-		return append(all, field.Forbidden(specPath, "only cpu and memory resources are mutable"))
 	}
 	rest := changed.Spec.DeepCopy()
 	for i := range rest.Containers {
@@ -46,16 +47,29 @@ func PodResize(changed, old *v1.Pod) field.ErrorList {
 		all = append(all, resized(at, &rest.Containers[i], &old.Spec.Containers[i])...)
 	}
 	for i := range rest.InitContainers {
-		if isSidecar(&old.Spec.InitContainers[i]) {
-			at := specPath.Child("initContainers").Index(i)
-			all = append(all, resized(at, &rest.InitContainers[i], &old.Spec.InitContainers[i])...)
-		}
+		at := specPath.Child("initContainers").Index(i)
+		all = append(all, resized(at, &rest.InitContainers[i], &old.Spec.InitContainers[i])...)
 	}
 	if rest.Resources != nil && old.Spec.Resources != nil {
 		restore(rest.Resources, old.Spec.Resources)
 	}
 	if !equality.Semantic.DeepEqual(*rest, old.Spec) {
 		all = append(all, field.Forbidden(specPath, "only cpu and memory resources are mutable"))
+	}
+	return all
+}
+
+// sameContainers refuses that containers come, go or change places.
+func sameContainers(name string, now, before []v1.Container) errs {
+	at := specPath.Child(name)
+	if len(now) != len(before) {
+		return errs{field.Forbidden(at, name+" may not be added or removed on resize")}
+	}
+	var all errs
+	for i := range now {
+		if now[i].Name != before[i].Name {
+			all = append(all, field.Forbidden(at.Index(i).Child("name"), name+" may not be renamed or reordered on resize"))
+		}
 	}
 	return all
 }

@@ -48,7 +48,7 @@ const maxSysctlName = 253
 
 var sysctlName = regexp.MustCompile(`^` + sysctlPattern + `$`)
 
-const sysctlPattern = `([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\./])*[a-z0-9][-_a-z0-9]*`
+const sysctlPattern = `([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?`
 
 func sysctls(p *field.Path, list []v1.Sysctl, s *v1.PodSpec) errs {
 	var all errs

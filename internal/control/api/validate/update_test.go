@@ -71,6 +71,9 @@ func TestResize(t *testing.T) {
 		{"limit gone", sized, func(p *v1.Pod) { delete(p.Spec.Containers[0].Resources.Limits, v1.ResourceCPU) },
 			[]string{"spec.containers[0].resources.limits: Forbidden: resource limits cannot be removed"}},
 		{"image", sized, func(p *v1.Pod) { p.Spec.Containers[0].Image = "y" }, []string{"spec: Forbidden: only cpu and memory resources are mutable"}},
+		{"renamed", sized, func(p *v1.Pod) { p.Spec.Containers[0].Name = "other" }, []string{"spec.containers[0].name: Forbidden: containers may not be renamed or reordered on resize"}},
+		{"added", sized, func(p *v1.Pod) { p.Spec.Containers = append(p.Spec.Containers, p.Spec.Containers[0]) },
+			[]string{"spec.containers: Forbidden: containers may not be added or removed on resize"}},
 		{"storage", sized, func(p *v1.Pod) {
 			p.Spec.Containers[0].Resources.Requests[v1.ResourceEphemeralStorage] = resource.MustParse("1Gi")
 		}, []string{"spec: Forbidden: only cpu and memory resources are mutable"}},

@@ -5,6 +5,7 @@ package attach
 import (
 	"crypto/sha256"
 	"fmt"
+	"regexp"
 	"sort"
 	"time"
 
@@ -33,6 +34,9 @@ func (v Volume) Unique() v1.UniqueVolumeName {
 func Name(v Volume, node string) string {
 	return fmt.Sprintf("csi-%x", sha256.Sum256([]byte(v.Handle+v.Driver+node)))
 }
+
+// ours tells names that Name made from those that people choose.
+var ours = regexp.MustCompile(`^csi-[0-9a-f]{64}$`)
 
 // Have is one VolumeAttachment of the node.
 type Have struct {

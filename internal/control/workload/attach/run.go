@@ -248,8 +248,8 @@ func (c *controller) have(node string, want map[string]Volume, now time.Time) (o
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, a := range shell.Indexed[*storagev1.VolumeAttachment](c.attachments, byNode, node) {
-		if a.Spec.Source.PersistentVolumeName == nil {
-			continue // inline volumes are their creator's business
+		if a.Spec.Source.PersistentVolumeName == nil || !ours.MatchString(a.Name) {
+			continue // inline volumes, and what others made, are their creators' business
 		}
 		h := Have{VolumeAttachment: a, Volume: Volume{PV: *a.Spec.Source.PersistentVolumeName, Driver: a.Spec.Attacher}}
 		if pv, err := c.Informers.Core().V1().PersistentVolumes().Lister().Get(h.Volume.PV); err == nil && pv.Spec.CSI != nil {

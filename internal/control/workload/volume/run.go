@@ -174,7 +174,8 @@ func (b *binder) claimStatus(ctx context.Context, c *v1.PersistentVolumeClaim, s
 }
 
 func (b *binder) volumePhase(ctx context.Context, pv *v1.PersistentVolume, phase v1.PersistentVolumePhase, msg string) error {
-	if pv.Status.Phase == phase && pv.Status.Message == msg {
+	// A message that somebody else wrote stays while the phase does.
+	if pv.Status.Phase == phase && (msg == "" || pv.Status.Message == msg) {
 		return nil
 	}
 	st := map[string]any{"phase": phase, "message": msg}
