@@ -122,6 +122,7 @@ var controllers = []controller{
 	{"resourceclaim-controller", plain(resourceclaim.Run)},
 	{"persistentvolumeclaim-protection-controller", plain(volume.RunClaimProtection)},
 	{"persistentvolume-protection-controller", plain(volume.RunVolumeProtection)},
+	{"volumeattributesclass-protection-controller", plain(volume.RunAttributesProtection)},
 	{"persistentvolume-attach-detach-controller", plain(attach.Run)},
 	{"token-cleaner-controller", plain(bootstrap.RunCleaner)},
 	{"bootstrap-signer-controller", plain(bootstrap.RunSigner)},

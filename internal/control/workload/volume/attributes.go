@@ -1,0 +1,114 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/internal/control/workload/shell"
+)
+
+// AttributesFinalizer keeps a VolumeAttributesClass that claims or volumes name.
+const AttributesFinalizer = "kubernetes.io/vac-protection"
+
+// classesOfClaim are the attributes classes that a claim asks for, has, or is
+// being given.
+func classesOfClaim(c *v1.PersistentVolumeClaim) (names []string) {
+	for _, name := range []*string{c.Spec.VolumeAttributesClassName, c.Status.CurrentVolumeAttributesClassName} {
+		if name != nil && *name != "" {
+			names = append(names, *name)
+		}
+	}
+	if m := c.Status.ModifyVolumeStatus; m != nil && m.TargetVolumeAttributesClassName != "" {
+		names = append(names, m.TargetVolumeAttributesClassName)
+	}
+	return names
+}
+
+func classesOfVolume(v *v1.PersistentVolume) []string {
+	if name := v.Spec.VolumeAttributesClassName; name != nil && *name != "" {
+		return []string{*name}
+	}
+	return nil
+}
+
+// RunAttributesProtection keeps the finalizer of VolumeAttributesClasses until
+// the context ends.
+func RunAttributesProtection(ctx context.Context, e shell.Env) error {
+	core, classes := e.Informers.Core().V1(), e.Informers.Storage().V1().VolumeAttributesClasses()
+	q := shell.NewQueue()
+	add := func(names []string) {
+		for _, name := range names {
+			q.Add(name)
+		}
+	}
+	a, err1 := shell.On(classes.Informer(), func(_, c *storagev1.VolumeAttributesClass, _ bool) { q.Add(c.Name) })
+	b, err2 := shell.On(core.PersistentVolumeClaims().Informer(), func(old, c *v1.PersistentVolumeClaim, gone bool) {
+		if old != nil && (gone || !slices.Equal(classesOfClaim(old), classesOfClaim(c))) {
+			add(classesOfClaim(old))
+		}
+	})
+	c, err3 := shell.On(core.PersistentVolumes().Informer(), func(old, v *v1.PersistentVolume, gone bool) {
+		if old != nil && (gone || !slices.Equal(classesOfVolume(old), classesOfVolume(v))) {
+			add(classesOfVolume(old))
+		}
+	})
+	if err := errors.Join(err1, err2, err3); err != nil {
+		return err
+	}
+	if err := e.Synced(ctx, a, b, c); err != nil {
+		return nil
+	}
+	return e.Run(ctx, q, 1, func(ctx context.Context, name string) (time.Duration, error) {
+		class, err := classes.Lister().Get(name)
+		if err != nil {
+			return 0, ignoreGone(err)
+		}
+		used := false
+		if class.DeletionTimestamp != nil && slices.Contains(class.Finalizers, AttributesFinalizer) {
+			if used, err = attributesUsed(ctx, e, name); err != nil {
+				return 0, fmt.Errorf("looking for users of volume attributes class %s: %w", name, err)
+			}
+		}
+		patch := protect(class, AttributesFinalizer, used)
+		if patch == nil {
+			return 0, nil
+		}
+		_, err = e.Client.StorageV1().VolumeAttributesClasses().Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+		if ignoreGone(err) != nil {
+			return 0, fmt.Errorf("guarding volume attributes class %s: %w", name, err)
+		}
+		return 0, nil
+	})
+}
+
+// attributesUsed asks the API itself: a cache may be behind a claim that was
+// written just now, and a class is deleted rarely.
+func attributesUsed(ctx context.Context, e shell.Env, name string) (bool, error) {
+	claims, err := e.Client.CoreV1().PersistentVolumeClaims("").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return false, err
+	}
+	for i := range claims.Items {
+		if slices.Contains(classesOfClaim(&claims.Items[i]), name) {
+			return true, nil
+		}
+	}
+	volumes, err := e.Client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return false, err
+	}
+	for i := range volumes.Items {
+		if slices.Contains(classesOfVolume(&volumes.Items[i]), name) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
