@@ -164,8 +164,10 @@ func TestNetworkFollowsTheContainer(t *testing.T) {
 		}
 		return *summary.Pods[0].Network.RxBytes
 	}
-	if rx() != 1000000 || rx() != 1000000 {
-		t.Error("the first process's network is not shown")
+	for range 2 { // asked for anew, then kept
+		if got := rx(); got != 1000000 {
+			t.Errorf("received %d, want what the first process sees", got)
+		}
 	}
 	if err := os.RemoveAll(filepath.Join(p.cfg.HostRoot, "proc/4242")); err != nil {
 		t.Fatal(err)

@@ -161,7 +161,7 @@ func testQuotaScopes(c *cluster, ns string) {
 func testQuotaStatus(c *cluster, ns string) {
 	quotas := c.client.CoreV1().ResourceQuotas(ns)
 	c.quota(ns, "q", list("cpu", "500m", "memory", "500Mi"))
-	q, err := quotas.Patch(c.ctx, "q", types.StrategicMergePatchType, []byte(`{"spec":{"hard":{"cpu":"750m","memory":"750Mi"}}}`), metav1.PatchOptions{})
+	_, err := quotas.Patch(c.ctx, "q", types.StrategicMergePatchType, []byte(`{"spec":{"hard":{"cpu":"750m","memory":"750Mi"}}}`), metav1.PatchOptions{})
 	c.must(err)
 	shows := func(want v1.ResourceList) {
 		c.Helper()
@@ -177,7 +177,7 @@ func testQuotaStatus(c *cluster, ns string) {
 		})
 	}
 	shows(list("cpu", "750m", "memory", "750Mi"))
-	q, err = quotas.Patch(c.ctx, "q", types.StrategicMergePatchType, []byte(`{"status":{"hard":{"cpu":"1","memory":"1Gi"}}}`), metav1.PatchOptions{}, "status")
+	q, err := quotas.Patch(c.ctx, "q", types.StrategicMergePatchType, []byte(`{"status":{"hard":{"cpu":"1","memory":"1Gi"}}}`), metav1.PatchOptions{}, "status")
 	c.must(err)
 	if one := list("cpu", "1")["cpu"]; q.Status.Hard.Cpu().Cmp(one) != 0 || q.Spec.Hard.Cpu().String() != "750m" {
 		c.Errorf("patched status: %v, spec %v", q.Status.Hard, q.Spec.Hard)
