@@ -17,7 +17,7 @@ var (
 // TestPromisesNameTheirProof: every row of the tables of promises names tests
 // that exist, or says that and why there is none.
 func TestPromisesNameTheirProof(t *testing.T) {
-	tests := testsOf(t, "../agent", "../cluster", "../control/api/validate", "../control/admit", "../../test/e2e")
+	tests := testsOf(t, "../agent", "../cluster", "../control/api/validate", "../control/admit", "../control/workload", "../../test/e2e")
 	for page, rows := range map[string]int{"agent-facts.md": 80, "conformance-node.md": 60} {
 		t.Run(page, func(t *testing.T) { checkPage(t, "../../docs/"+page, rows, tests) })
 	}
