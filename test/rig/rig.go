@@ -178,6 +178,11 @@ func (r *Rig) StartAgent(name, more string, args ...string) (*Agent, error) {
 	if err := os.MkdirAll(a.Manifests(), 0o755); err != nil {
 		return nil, err
 	}
+	if !strings.Contains(more, "evictionHard:") {
+		// The machine's disk is not what is tested: by default a node with less
+		// than 15 % left takes no pods.
+		more = "evictionHard: {memory.available: 100Mi, nodefs.available: 1%, imagefs.available: 1%}\n" + more
+	}
 	text := fmt.Sprintf(configuration, a.Port, a.HealthzPort, r.instance(), r.Runtime.Socket(), filepath.Join(a.RootDir, "pod-logs"), a.Manifests(),
 		filepath.Join(r.ServerDir(), "pki", "ca.crt"), more)
 	config := filepath.Join(a.RootDir, "config.yaml")

@@ -2,6 +2,7 @@ package job
 
 import (
 	"fmt"
+	"slices"
 	"sort"
 	"time"
 
@@ -155,17 +156,9 @@ func (p *planner) scale() {
 		want = min(p.parallel, p.completions-p.succeeded-len(p.broken))
 	}
 	want = max(want, 0)
-	if extra := len(p.active) - want; extra > 0 {
-		p.plan.Delete, p.plan.Uncount = leastDone(p.active)[:extra], true
+	if gone := p.surplus(len(p.active) - want); len(gone) > 0 {
+		p.plan.Delete, p.plan.Uncount = gone, true
 		return
-	}
-	var dupes []*v1.Pod
-	if p.indexed {
-		dupes = p.duplicates()
-		if len(dupes) > 0 {
-			p.plan.Delete, p.plan.Uncount = dupes, true
-			return
-		}
 	}
 	room := want - len(p.active)
 	if p.onlyReplaceEnded() {
@@ -256,6 +249,19 @@ func (p *planner) duplicates() (out []*v1.Pod) {
 		seen[i] = true
 	}
 	return out
+}
+
+// surplus picks at least so many pods to end: first those whose index is not
+// asked for (any more), then those with the least work behind them.
+func (p *planner) surplus(least int) (gone []*v1.Pod) {
+	if p.indexed {
+		gone = p.duplicates()
+	}
+	if least <= len(gone) {
+		return gone
+	}
+	rest := slices.DeleteFunc(slices.Clone(p.active), func(pod *v1.Pod) bool { return slices.Contains(gone, pod) })
+	return append(gone, leastDone(rest)[:least-len(gone)]...)
 }
 
 // leastDone orders pods so that the ones with the least work behind them go

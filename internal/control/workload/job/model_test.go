@@ -187,6 +187,32 @@ func TestEveryOutcomeIsCountedOnce(t *testing.T) {
 	}
 }
 
+// TestShrinkingEndsWhatIsNotAskedFor: when completions and parallelism shrink
+// together, pods of indexes beyond them go, however little the others have done.
+func TestShrinkingEndsWhatIsNotAskedFor(t *testing.T) {
+	indexed, two := batchv1.IndexedCompletion, int32(2)
+	j := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "j", UID: "j"}, Spec: batchv1.JobSpec{Completions: &two, Parallelism: &two, CompletionMode: &indexed}}
+	for _, order := range [][]int{{0, 1, 2}, {2, 1, 0}, {1, 2, 0}} {
+		for waiting := range 3 {
+			var pods []*v1.Pod
+			for age, index := range order {
+				pod := NewPod(j, Creation{Index: index})
+				pod.Name, pod.UID = fmt.Sprint("p", index), types.UID(fmt.Sprint(index))
+				pod.CreationTimestamp = metav1.Unix(int64(1000-age), 0)
+				pod.Status.Phase, pod.Spec.NodeName = v1.PodRunning, "n"
+				if index == waiting {
+					pod.Status.Phase, pod.Spec.NodeName = v1.PodPending, ""
+				}
+				pods = append(pods, pod)
+			}
+			p := Make(Input{Job: j, Pods: pods, Now: time.Unix(2000, 0)})
+			if len(p.Delete) != 1 || p.Delete[0].Name != "p2" {
+				t.Errorf("youngest last %v, waiting %d: ends %d pods, %+v", order, waiting, len(p.Delete), p.Delete)
+			}
+		}
+	}
+}
+
 func clone(in []*v1.Pod) []*v1.Pod {
 	out := make([]*v1.Pod, len(in))
 	for i, p := range in {
