@@ -277,9 +277,7 @@ func (r *Rig) Close() error {
 		errs = append(errs, err)
 	}
 	if r.Runtime != nil {
-		errs = append(errs, r.clear(), r.Runtime.Stop(context.Background()))
-		exec.Command("ip", "link", "del", r.link()).Run() //nolint:errcheck // there is none before the first pod
-		errs = append(errs, host.RemoveCgroup("/sys/fs/cgroup", "/"+r.instance()))
+		errs = append(errs, r.stopRuntime())
 	}
 	if r.served {
 		_, err := r.Berth("down", "--purge", "--data-dir", r.ServerDir())

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -18,8 +19,8 @@ import (
 // it. A sub-tree that is not there is success. Only names that berth made may
 // be given: an empty or relative name is refused.
 func RemoveCgroup(mount, name string) error {
-	clean := strings.Trim(filepath.Clean(name), "/.")
-	if clean == "" || strings.HasPrefix(clean, "..") {
+	clean := strings.TrimPrefix(filepath.Clean(name), "/")
+	if clean == "" || !filepath.IsLocal(clean) || clean == "." {
 		return fmt.Errorf("removing cgroup %q: this is not a sub-tree of ours", name)
 	}
 	tops := []string{filepath.Join(mount, clean)}
@@ -58,32 +59,54 @@ func removeTree(top string) error {
 	if err != nil {
 		return fmt.Errorf("listing cgroup %s: %w", top, err)
 	}
-	for i := len(dirs) - 1; i >= 0; i-- {
-		if err := removeOne(dirs[i]); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// removeOne kills the members and removes the directory. A killed process
-// leaves its cgroup a moment after the signal, hence the few tries.
-func removeOne(dir string) error {
-	var err error
-	for range 50 {
-		if err = unix.Rmdir(dir); err == nil || errors.Is(err, unix.ENOENT) {
+	slices.Reverse(dirs)
+	for waited := 0; ; waited++ {
+		left, err := removeAll(dirs)
+		if len(left) == 0 {
 			return nil
 		}
-		if !errors.Is(err, unix.EBUSY) {
-			break
+		if len(left) < len(dirs) {
+			waited = 0
 		}
-		data, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
-		for _, word := range strings.Fields(string(data)) {
-			if pid, perr := strconv.Atoi(word); perr == nil {
-				unix.Kill(pid, unix.SIGKILL) //nolint:errcheck // it may have ended already
+		if dirs = left; waited == patience || !errors.Is(err, unix.EBUSY) {
+			return fmt.Errorf("removing cgroup %s: %w", left[0], err)
+		}
+		for _, dir := range dirs {
+			killMembers(dir)
+		}
+		time.Sleep(look)
+	}
+}
+
+// A killed process leaves its cgroup a moment after the signal: seconds, where
+// the machine ends hundreds at once. So what is left is looked at again until
+// nothing has gone for look times patience.
+const (
+	look     = 20 * time.Millisecond
+	patience = 500
+)
+
+// removeAll removes those of some directories that are empty and gives back
+// the others, and why the first of them stays.
+func removeAll(dirs []string) (left []string, why error) {
+	for _, dir := range dirs {
+		if err := unix.Rmdir(dir); err != nil && !errors.Is(err, unix.ENOENT) {
+			if left = append(left, dir); why == nil {
+				why = err
 			}
 		}
-		time.Sleep(20 * time.Millisecond)
 	}
-	return fmt.Errorf("removing cgroup %s: %w", dir, err)
+	return left, why
+}
+
+func killMembers(dir string) {
+	data, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+	if err != nil {
+		return
+	}
+	for _, word := range strings.Fields(string(data)) {
+		if pid, err := strconv.Atoi(word); err == nil {
+			unix.Kill(pid, unix.SIGKILL) //nolint:errcheck // it may have ended already
+		}
+	}
 }
