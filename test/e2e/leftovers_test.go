@@ -70,6 +70,17 @@ func look(t testing.TB, dir string) machine {
 	return m
 }
 
+// foreign says whether a cgroup is that of another cluster, which was there
+// before and may go on making some.
+func (m machine) foreign(cgroup string) bool {
+	for dir := filepath.Dir(cgroup); dir != "/"; dir = filepath.Dir(dir) {
+		if m.cgroups[dir] && strings.HasPrefix(filepath.Base(dir), "berth-") {
+			return true
+		}
+	}
+	return false
+}
+
 // left lists what is in m and was not in before.
 func (m machine) left(before machine) []string {
 	var out []string
@@ -78,7 +89,7 @@ func (m machine) left(before machine) []string {
 		now, old map[string]bool
 	}{{"mount", m.mounts, before.mounts}, {"link", m.links, before.links}, {"table", m.tables, before.tables}, {"cgroup", m.cgroups, before.cgroups}, {"process", m.processes, before.processes}} {
 		for name := range k.now {
-			if !k.old[name] {
+			if !k.old[name] && !before.foreign(name) {
 				out = append(out, k.kind+" "+name)
 			}
 		}
