@@ -55,6 +55,27 @@ func BenchmarkStart(b *testing.B) {
 	}
 }
 
+// BenchmarkRestart is a start where tables are in force, which a copy stands in
+// for while they are written anew.
+func BenchmarkRestart(b *testing.B) {
+	for _, size := range []int{1000, 10000, 50000} {
+		b.Run(fmt.Sprint(size), func(b *testing.B) {
+			n := newNode(b)
+			m := crowd(size)
+			m.Commit()
+			c := m.Snapshot()
+			n.must(n.w.Replace(c))
+			var kernel int64
+			for b.Loop() {
+				before := kernelTime(b)
+				n.must(n.w.Replace(c))
+				kernel += kernelTime(b) - before
+			}
+			b.ReportMetric(float64(kernel)/1e6/float64(b.N), "kernel-ms/op")
+		})
+	}
+}
+
 // BenchmarkStartLarge is a start where one policy allows every pod, so that one
 // set holds them all: the kernel's part of it, in processor time.
 func BenchmarkStartLarge(b *testing.B) {
