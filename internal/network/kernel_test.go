@@ -280,8 +280,8 @@ func TestAgainAndAway(t *testing.T) {
 	step := func() int {
 		links, err := m.links()
 		w.must(err)
-		p := Decide(cfg.Mode, "a", nodes, links, Names{"vx-test", 77})
-		w.must(masquerade(Table("test"), p.Own, clusterCIDRs, cfg.tables()...))
+		p := Decide(cfg.Mode, "a", nodes, links, Names{Tunnel: "vx-test", VNI: 77})
+		w.must(masquerade(Table("test"), p.Own, clusterCIDRs, p.guardName(), cfg.tables()...))
 		n, err := m.apply(p)
 		w.must(err)
 		return n
