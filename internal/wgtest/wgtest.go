@@ -34,7 +34,7 @@ func New(t testing.TB, ns netns.NsHandle, name string) (stop func()) {
 		if err != nil {
 			return fmt.Errorf("making a TUN device: %w", err)
 		}
-		dev = device.NewDevice(link, &bind{conn.NewStdNetBind(), ns}, device.NewLogger(device.LogLevelError, name+": "))
+		dev = device.NewDevice(&wire{link, ns}, &bind{conn.NewStdNetBind(), ns}, device.NewLogger(device.LogLevelSilent, name+": "))
 		file, err := ipc.UAPIOpen(name)
 		if err != nil {
 			return err
@@ -72,6 +72,22 @@ func New(t testing.TB, ns netns.NsHandle, name string) (stop func()) {
 		}
 	})
 	return stop
+}
+
+// wire asks for its MTU in a namespace.
+type wire struct {
+	tun.Device
+	ns netns.NsHandle
+}
+
+// MTU implements tun.Device.
+func (w *wire) MTU() (mtu int, err error) {
+	err = netnstest.In(w.ns, func() error {
+		var err error
+		mtu, err = w.Device.MTU()
+		return err
+	})
+	return mtu, err
 }
 
 // bind opens its sockets in a namespace.
