@@ -158,9 +158,21 @@ func (w *fortress) untilPeers(name string, n int) {
 	w.until("the routes of "+name, func() bool { return strings.Count(w.routes(name), "dev "+w.device(name).Name) == n })
 }
 
+// askAgain asks as long as nobody answers, within bounds: a device that did not
+// get an answer to its first words to a peer, because that did not know it yet,
+// says them again after five seconds.
+func (w *fortress) askAgain(from netns.NsHandle, to string) (seen string, err error) {
+	for range 30 {
+		if seen, err = w.ask(from, to); err == nil {
+			break
+		}
+	}
+	return seen, err
+}
+
 // reached goes from every pod and node to every pod of others, over both
 // families.
-func (w *fortress) reached() {
+func (w *fortress) reached(ask func(netns.NsHandle, string) (string, error)) {
 	w.t.Helper()
 	all := []string{"a", "b", "c"}
 	for i, from := range all {
@@ -172,10 +184,10 @@ func (w *fortress) reached() {
 				{fmt.Sprintf("10.244.%d.9", j), fmt.Sprintf("10.244.%d.9", i), fmt.Sprintf("10.244.%d.0", i)},
 				{fmt.Sprintf("fd00:0:0:%x::9", j+1), fmt.Sprintf("fd00:0:0:%x::9", i+1), fmt.Sprintf("fd00:0:0:%x::", i+1)},
 			} {
-				if seen, err := w.ask(w.pod[from], f.to); err != nil || seen != f.pod {
+				if seen, err := ask(w.pod[from], f.to); err != nil || seen != f.pod {
 					w.t.Errorf("pod of %s -> pod of %s: seen as %q (%v), want %s", from, to, seen, err, f.pod)
 				}
-				if seen, err := w.ask(w.node[from], f.to); err != nil || seen != f.node {
+				if seen, err := ask(w.node[from], f.to); err != nil || seen != f.node {
 					w.t.Errorf("node %s -> pod of %s: seen as %q (%v), want %s", from, to, seen, err, f.node)
 				}
 			}
@@ -239,6 +251,9 @@ func (tap *wiretap) heard() (h heard) {
 		case unix.ETH_P_IPV6:
 			src, _ = netip.AddrFromSlice(f[22:38])
 			dst, _ = netip.AddrFromSlice(f[38:54])
+			if f[20] == unix.IPPROTO_UDP && n >= 58 && binary.BigEndian.Uint16(f[56:]) == 51820 {
+				h.encrypted++
+			}
 		}
 		if slices.ContainsFunc(pods, func(p netip.Prefix) bool { return p.Contains(src) || p.Contains(dst) }) {
 			h.pods++
@@ -266,7 +281,7 @@ func TestPodsBehindWireGuard(t *testing.T) {
 		w.untilPeers(name, 2)
 	}
 	w.untilSix()
-	w.reached()
+	w.reached(w.askAgain)
 	tap.secret()
 	for _, name := range all {
 		if out := w.ip(w.node[name], "link show "+w.device(name).Name); !strings.Contains(out, "mtu 1440") {
@@ -303,7 +318,7 @@ func TestPodsBehindWireGuard(t *testing.T) {
 	w.step("a link that somebody took down", func() {
 		w.ip(w.node["a"], "link set "+w.device("a").Name+" down")
 		w.until("the repair", func() bool { return strings.Count(w.routes("a"), "dev "+w.device("a").Name) == 2 })
-		w.reached()
+		w.reached(w.askAgain)
 		tap.secret()
 	})
 	w.step("a node without a key", func() { w.keyless(tap) })
@@ -318,7 +333,7 @@ func TestPodsBehindWireGuard(t *testing.T) {
 				return len(s.Peers) == 2 && !slices.ContainsFunc(s.Peers, func(p Peer) bool { return p.PublicKey == old })
 			})
 		}
-		w.reached()
+		w.reached(w.askAgain)
 		tap.secret()
 	})
 	w.step("a new address", func() {
@@ -332,7 +347,7 @@ func TestPodsBehindWireGuard(t *testing.T) {
 			seen, err := w.ask(w.pod["a"], "10.244.2.9")
 			return err == nil && seen == "10.244.0.9"
 		})
-		w.reached()
+		w.reached(w.askAgain)
 		tap.secret()
 	})
 	w.step("a node goes", func() {
@@ -347,6 +362,7 @@ func TestPodsBehindWireGuard(t *testing.T) {
 			w.t.Errorf("%d frames to its pods went out in clear", h.pods)
 		}
 	})
+	w.step("nodes with IPv6 only", func() { w.overSix(tap) })
 	for _, name := range all {
 		w.runs[name]()
 		key, err := os.ReadFile(w.device(name).KeyFile)
@@ -398,7 +414,7 @@ func (w *fortress) restart() {
 		t.Errorf("%d changes (%v) where nothing differs", n, err)
 	}
 	w.start("a", WireGuard)
-	w.reached()
+	w.reached(w.ask) // at once
 	if after := w.state("a"); after.text() != before.text() {
 		t.Errorf("before the restart:\n%s\nafter:\n%s", before.text(), after.text())
 	}
@@ -426,6 +442,33 @@ func (w *fortress) keyless(tap *wiretap) {
 		t.Errorf("%d frames to pods of a node without a key went out", h.pods)
 	}
 	w.must(w.client.CoreV1().Nodes().Delete(t.Context(), "d", metav1.DeleteOptions{}))
+}
+
+// overSix: two nodes whose addresses are of the other family now.
+func (w *fortress) overSix(tap *wiretap) {
+	for i, name := range []string{"a", "b"} {
+		w.ip(w.node[name], fmt.Sprintf("addr add 2001:db8::%d/64 dev eth0 nodad", i+1), fmt.Sprintf("addr del 192.0.2.%d/24 dev eth0", i+1))
+		n, err := w.client.CoreV1().Nodes().Get(w.t.Context(), name, metav1.GetOptions{})
+		w.must(err)
+		n.Status.Addresses[0].Address = fmt.Sprintf("2001:db8::%d", i+1)
+		_, err = w.client.CoreV1().Nodes().Update(w.t.Context(), n, metav1.UpdateOptions{})
+		w.must(err)
+	}
+	for _, name := range []string{"a", "b"} {
+		w.until("the other address of the peer of "+name, func() bool {
+			s := w.state(name)
+			return len(s.Peers) == 1 && s.Peers[0].Endpoint.Addr().Is6() && strings.Contains(w.ip(w.node[name], "link show "+w.device(name).Name), "mtu 1420")
+		})
+	}
+	tap.heard()
+	for _, way := range []struct{ from, to, want string }{
+		{"a", "10.244.1.9", "10.244.0.9"}, {"a", "fd00:0:0:2::9", "fd00:0:0:1::9"}, {"b", "10.244.0.9", "10.244.1.9"}, {"b", "fd00:0:0:1::9", "fd00:0:0:2::9"},
+	} {
+		if seen, err := w.askAgain(w.pod[way.from], way.to); err != nil || seen != way.want {
+			w.t.Errorf("pod of %s -> %s: seen as %q (%v), want %s", way.from, way.to, seen, err, way.want)
+		}
+	}
+	tap.secret()
 }
 
 // TestToWireGuardAndBack: on live nodes, from one mode to the other, with
