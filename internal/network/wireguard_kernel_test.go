@@ -162,7 +162,7 @@ func (w *fortress) untilPeers(name string, n int) {
 // get an answer to its first words to a peer, because that did not know it yet,
 // says them again after five seconds.
 func (w *fortress) askAgain(from netns.NsHandle, to string) (seen string, err error) {
-	for range 30 {
+	for range 60 {
 		if seen, err = w.ask(from, to); err == nil {
 			break
 		}
