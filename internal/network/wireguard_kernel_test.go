@@ -16,6 +16,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -304,7 +305,7 @@ func TestPodsBehindWireGuard(t *testing.T) {
 		// As a Service's client on the node does, whose address was chosen
 		// before the pod was.
 		err := netnstest.In(w.node["a"], func() error {
-			d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP("192.0.2.1")}}
+			d := net.Dialer{Timeout: 5 * time.Second, LocalAddr: &net.TCPAddr{IP: net.ParseIP("192.0.2.1")}}
 			c, err := d.Dial("tcp", "10.244.1.9:80")
 			if err == nil {
 				c.Close()
