@@ -30,7 +30,8 @@ import (
 // newer version is refused: this berth could not know what it would break.
 const dataVersion = 1
 
-// Ports are the TCP ports a cluster listens on. Zero means the default.
+// Ports are those a cluster listens on, TCP where nothing else is said. Zero
+// means the default.
 type Ports struct {
 	API          int `json:"api"`          // API server, all addresses
 	Agent        int `json:"agent"`        // agent API, all addresses
@@ -39,14 +40,15 @@ type Ports struct {
 	ProxyMetrics int `json:"proxyMetrics"` // proxy metrics, loopback
 	Metrics      int `json:"metrics"`      // controllers' and scheduler's metrics and health, loopback
 	DNS          int `json:"dns"`          // cluster DNS, UDP and TCP, on the node's address
+	WireGuard    int `json:"wireGuard"`    // UDP, all addresses, with network wireguard
 }
 
 // DefaultPorts are the ports upstream's parts use.
-var DefaultPorts = Ports{API: 6443, Agent: 10250, AgentHealthz: 10248, ProxyHealthz: 10256, ProxyMetrics: 10249, Metrics: 10257, DNS: 10053}
+var DefaultPorts = Ports{API: 6443, Agent: 10250, AgentHealthz: 10248, ProxyHealthz: 10256, ProxyMetrics: 10249, Metrics: 10257, DNS: 10053, WireGuard: 51820}
 
 // PortsFrom gives consecutive ports starting at first.
 func PortsFrom(first int) Ports {
-	return Ports{API: first, Agent: first + 1, AgentHealthz: first + 2, ProxyHealthz: first + 3, ProxyMetrics: first + 4, Metrics: first + 5, DNS: first + 6}
+	return Ports{API: first, Agent: first + 1, AgentHealthz: first + 2, ProxyHealthz: first + 3, ProxyMetrics: first + 4, Metrics: first + 5, DNS: first + 6, WireGuard: first + 7}
 }
 
 // Settings are what a cluster keeps for life: they are written to the data
@@ -353,6 +355,7 @@ func (p *Ports) fill(from Ports) {
 	for _, f := range []struct{ to, from *int }{
 		{&p.API, &from.API}, {&p.Agent, &from.Agent}, {&p.AgentHealthz, &from.AgentHealthz},
 		{&p.ProxyHealthz, &from.ProxyHealthz}, {&p.ProxyMetrics, &from.ProxyMetrics}, {&p.Metrics, &from.Metrics}, {&p.DNS, &from.DNS},
+		{&p.WireGuard, &from.WireGuard},
 	} {
 		if *f.to == 0 {
 			*f.to = *f.from

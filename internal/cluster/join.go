@@ -190,6 +190,9 @@ func (u *up) learn(ctx context.Context) error {
 	if err := u.validate(); err != nil {
 		return fmt.Errorf("reading the cluster's facts from ConfigMap %s/%s: %w", factsNamespace, factsName, err)
 	}
+	if err := u.checkNetwork(); err != nil {
+		return fmt.Errorf("the cluster wants what this machine has not: %w", err)
+	}
 	return u.save()
 }
 

@@ -22,6 +22,27 @@ func (c *Config) Tunnel() string {
 	return "berth0-vx"
 }
 
+// WireGuard is the device that does so in mode wireguard. Its key is not among
+// those of the control plane, which servers share.
+func (c *Config) WireGuard() podnetwork.Device {
+	d := podnetwork.Device{Name: "berth0-wg", Port: c.Ports.WireGuard, KeyFile: c.Path("agent", "wireguard.key")}
+	if name := c.Instance(); name != "berth" {
+		d.Name = "bwg" + strings.TrimPrefix(name, "berth-")
+	}
+	return d
+}
+
+// checkNetwork says whether this machine can do what --network asks for.
+func (c *Config) checkNetwork() error {
+	if c.Network != podnetwork.WireGuard || !c.Role.node() {
+		return nil
+	}
+	if err := podnetwork.CheckWireGuard(c.WireGuard()); err != nil {
+		return fmt.Errorf("--network=wireguard: %w", err)
+	}
+	return nil
+}
+
 // clusterCIDRs are the ranges of all pods, serviceCIDRs those of Services: one,
 // or one of each family, the main one first.
 func (c *Config) clusterCIDRs() ([]netip.Prefix, error) {
@@ -105,7 +126,8 @@ func (u *up) startNetwork(parts context.Context) error {
 	if err != nil {
 		return err
 	}
-	cfg := podnetwork.Config{NodeName: u.NodeName, Informers: u.informers, Mode: u.Network, ClusterCIDRs: cidrs, Tunnel: u.Tunnel(), Instance: u.Instance(), Log: log}
+	cfg := podnetwork.Config{NodeName: u.NodeName, Informers: u.informers, Mode: u.Network, ClusterCIDRs: cidrs, Tunnel: u.Tunnel(), WireGuard: u.WireGuard(),
+		Client: u.client, Instance: u.Instance(), Log: log}
 	u.crew.start(parts, part{"network", func(ctx context.Context) error { return podnetwork.Run(ctx, cfg) }})
 	return nil
 }
@@ -121,7 +143,7 @@ func (u *up) leaveNetwork() error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(network.RemoveCNI(u.Layout().CNIConfDir(), o), podnetwork.Cleanup(u.Instance(), u.Tunnel(), cidrs))
+	return errors.Join(network.RemoveCNI(u.Layout().CNIConfDir(), o), podnetwork.Cleanup(u.Instance(), u.Tunnel(), u.WireGuard().Name, cidrs))
 }
 
 // startPolicy enforces NetworkPolicy on this node's pods, if that is wanted.
@@ -149,5 +171,5 @@ func (c *Config) cleanNetwork() []error {
 		// A start that failed before it knew its ranges made nothing.
 		return errs
 	}
-	return append(errs, podnetwork.Cleanup(c.Instance(), c.Tunnel(), cidrs))
+	return append(errs, podnetwork.Cleanup(c.Instance(), c.Tunnel(), c.WireGuard().Name, cidrs))
 }

@@ -51,7 +51,10 @@ func (c *Config) preflight() (host.Facts, error) {
 			}
 		}
 	}
-	return facts, c.checkPorts()
+	if err := c.checkPorts(); err != nil {
+		return facts, err
+	}
+	return facts, c.checkNetwork()
 }
 
 func (c *Config) checkSpace() error {

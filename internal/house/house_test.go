@@ -58,6 +58,7 @@ var pure = []string{
 	"internal/dns/cache.go",
 	"internal/dns/records.go",
 	"internal/network/plan.go",
+	"internal/network/wireguard_plan.go",
 	"internal/nodes/cloud/plan.go",
 	"internal/nodes/cloud/inventory/inventory.go",
 	"internal/nodes/eviction/plan.go",

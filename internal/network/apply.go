@@ -21,9 +21,10 @@ type machine struct {
 	// cluster are the ranges of all pods: only routes within are ours.
 	cluster []netip.Prefix
 	tunnel  string
+	guard   *guardian
 }
 
-func openMachine(cluster []netip.Prefix, tunnel string, ns ...netns.NsHandle) (*machine, error) {
+func openMachine(cluster []netip.Prefix, tunnel, guard string, ns ...netns.NsHandle) (*machine, error) {
 	var h *netlink.Handle
 	var err error
 	if len(ns) > 0 {
@@ -34,10 +35,13 @@ func openMachine(cluster []netip.Prefix, tunnel string, ns ...netns.NsHandle) (*
 	if err != nil {
 		return nil, fmt.Errorf("opening the machine's network: %w", err)
 	}
-	return &machine{h, cluster, tunnel}, nil
+	return &machine{h, cluster, tunnel, &guardian{name: guard, space: ns}}, nil
 }
 
-func (m *machine) close() { m.handle.Close() }
+func (m *machine) close() {
+	m.guard.close()
+	m.handle.Close()
+}
 
 // wholeTries is how often a listing is asked for again; pods that come and go
 // change the tables many times a second, but not every time.
@@ -93,43 +97,52 @@ func ipNet(p netip.Prefix) *net.IPNet {
 // apply makes the machine look as planned. It changes only what differs, so it
 // may be repeated; changed counts what it did.
 func (m *machine) apply(p Plan) (changed int, err error) {
-	var device netlink.Link
+	did := func(n int, e error) bool {
+		changed += n
+		err = errors.Join(err, e)
+		return e == nil
+	}
+	routes := p.Routes
 	if p.Tunnel != nil {
-		var n int
-		if device, n, err = m.ensureTunnel(*p.Tunnel); err != nil {
-			return n, err
-		}
-		changed += n
-		n, err = m.ensurePeers(device, p)
-		changed += n
-		if err != nil {
+		device, n, err := m.ensureTunnel(*p.Tunnel)
+		if !did(n, err) || !did(m.ensurePeers(device, p)) {
 			return changed, err
 		}
 	}
-	n, err := m.ensureRoutes(p.Routes)
-	changed += n
-	if err != nil || p.Tunnel != nil {
+	if p.Guard != nil && !did(m.ensureGuard(*p.Guard)) {
+		// What is not encrypted must end all the same: ways of another mode go,
+		// and those through the device lead to known peers or nowhere.
+		if _, err := m.handle.LinkByName(p.Guard.Name); err != nil {
+			routes = slices.DeleteFunc(slices.Clone(routes), func(r Route) bool { return !r.Unreachable })
+		}
+	}
+	if !did(m.ensureRoutes(routes)) {
 		return changed, err
 	}
-	removed, err := m.removeTunnel()
-	if removed {
-		changed++
+	if p.Tunnel == nil {
+		did(m.removeLink(m.tunnel))
+	}
+	if p.Guard == nil {
+		did(m.removeLink(m.guard.name))
 	}
 	return changed, err
 }
 
-func (m *machine) removeTunnel() (bool, error) {
-	l, err := m.handle.LinkByName(m.tunnel)
+func (m *machine) removeLink(name string) (changed int, err error) {
+	if name == "" {
+		return 0, nil
+	}
+	l, err := m.handle.LinkByName(name)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
-		return false, nil
+		return 0, nil
 	}
 	if err == nil {
 		err = m.handle.LinkDel(l)
 	}
 	if err != nil {
-		return false, fmt.Errorf("removing the tunnel %s: %w", m.tunnel, err)
+		return 0, fmt.Errorf("removing the tunnel %s: %w", name, err)
 	}
-	return true, nil
+	return 1, nil
 }
 
 // ensureTunnel makes the device, or makes it again if it is another one.
@@ -287,47 +300,78 @@ func neigh(l netlink.Link, family int, ip netip.Addr, mac string) netlink.Neigh 
 	return netlink.Neigh{LinkIndex: l.Attrs().Index, Family: family, State: unix.NUD_PERMANENT, IP: ip.AsSlice(), HardwareAddr: hw}
 }
 
-// ensureRoutes makes the routes and removes those of ours that are not wanted.
+// lastResort is the metric of routes that end what no other takes: one to the
+// same range, such as that of a bridge, goes before.
+const lastResort = 1 << 20
+
+// way tells routes apart: one that leads somewhere may have the range of one
+// that ends there.
+type way struct {
+	dst         netip.Prefix
+	unreachable bool
+}
+
+// ensureRoutes makes the routes and removes those of ours that are not wanted,
+// first: they may lead where nothing must be sent any more. One that cannot be
+// made stands in no other's way.
 func (m *machine) ensureRoutes(want []Route) (changed int, err error) {
 	have, err := m.ours()
 	if err != nil {
 		return 0, err
 	}
-	left := map[netip.Prefix]netlink.Route{}
+	old := map[way]netlink.Route{}
 	for _, r := range have {
 		if p, ok := prefix(r.Dst); ok {
-			left[p] = r
+			old[way{p, r.Type == unix.RTN_UNREACHABLE}] = r
 		}
 	}
+	kept := map[way]bool{}
 	for _, w := range want {
-		link, err := m.handle.LinkByName(w.Link)
-		if err != nil {
-			return changed, fmt.Errorf("routing %s through %s: %w", w.Dst, w.Link, err)
-		}
-		old, ok := left[w.Dst]
-		delete(left, w.Dst)
-		if ok && old.LinkIndex == link.Attrs().Index && old.Gw.Equal(w.Via.AsSlice()) {
+		kept[way{w.Dst, w.Unreachable}] = true
+	}
+	for w, r := range old {
+		if kept[w] {
 			continue
 		}
 		changed++
-		r := &netlink.Route{Dst: ipNet(w.Dst), Gw: w.Via.AsSlice(), LinkIndex: link.Attrs().Index, Protocol: protocol, Flags: int(netlink.FLAG_ONLINK)}
-		if ok && w.Dst.Addr().Is6() {
-			// IPv6 replaces only a route through the same link.
-			if err := m.handle.RouteDel(&old); err != nil && !errors.Is(err, unix.ESRCH) {
-				return changed, fmt.Errorf("replacing the route to %s: %w", w.Dst, err)
-			}
-		}
-		if err := m.handle.RouteReplace(r); err != nil {
-			return changed, fmt.Errorf("routing %s via %s through %s: %w", w.Dst, w.Via, w.Link, err)
+		if e := m.handle.RouteDel(&r); e != nil && !errors.Is(e, unix.ESRCH) {
+			err = errors.Join(err, fmt.Errorf("removing the route to %s: %w", w.dst, e))
 		}
 	}
-	for dst, r := range left {
-		changed++
-		if err := m.handle.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {
-			return changed, fmt.Errorf("removing the route to %s: %w", dst, err)
+	for _, w := range want {
+		o, ok := old[way{w.Dst, w.Unreachable}]
+		n, e := m.ensureRoute(w, o, ok)
+		changed += n
+		err = errors.Join(err, e)
+	}
+	return changed, err
+}
+
+func (m *machine) ensureRoute(w Route, old netlink.Route, is bool) (changed int, err error) {
+	r := &netlink.Route{Dst: ipNet(w.Dst), Protocol: protocol, Type: unix.RTN_UNREACHABLE, Priority: lastResort}
+	if !w.Unreachable {
+		link, err := m.handle.LinkByName(w.Link)
+		if err != nil {
+			return 0, fmt.Errorf("routing %s through %s: %w", w.Dst, w.Link, err)
+		}
+		r = &netlink.Route{Dst: r.Dst, Protocol: protocol, LinkIndex: link.Attrs().Index, Scope: netlink.SCOPE_LINK}
+		if w.Via.IsValid() {
+			r.Gw, r.Scope, r.Flags = w.Via.AsSlice(), netlink.SCOPE_UNIVERSE, int(netlink.FLAG_ONLINK)
 		}
 	}
-	return changed, nil
+	if is && (w.Unreachable || old.LinkIndex == r.LinkIndex && old.Gw.Equal(r.Gw)) {
+		return 0, nil
+	}
+	if is && w.Dst.Addr().Is6() {
+		// IPv6 replaces only a route through the same link.
+		if err := m.handle.RouteDel(&old); err != nil && !errors.Is(err, unix.ESRCH) {
+			return 1, fmt.Errorf("replacing the route to %s: %w", w.Dst, err)
+		}
+	}
+	if err := m.handle.RouteReplace(r); err != nil {
+		return 1, fmt.Errorf("routing %s via %s through %s: %w", w.Dst, w.Via, w.Link, err)
+	}
+	return 1, nil
 }
 
 // ours are the routes that some run of this cluster made.

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -122,11 +123,14 @@ func apiNode(name, at, pods string) *corev1.Node {
 		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: at}}}}
 }
 
+// words are what answers are full of.
+const words = "whoever reads this on the way, reads everything "
+
 // answer serves the client's address, and then much, on TCP port 80.
 func (w *internet) answer(ns netns.NsHandle) {
 	var l net.Listener
 	w.must(netnstest.In(ns, func() (err error) {
-		l, err = net.Listen("tcp4", ":80")
+		l, err = net.Listen("tcp", ":80")
 		return err
 	}))
 	w.t.Cleanup(func() { l.Close() })
@@ -138,7 +142,7 @@ func (w *internet) answer(ns netns.NsHandle) {
 			}
 			host, _, _ := net.SplitHostPort(c.RemoteAddr().String())
 			fmt.Fprintf(c, "%-20s", host)
-			_, _ = c.Write(make([]byte, 1<<20))
+			_, _ = c.Write(bytes.Repeat([]byte(words), 1<<20/len(words)))
 			c.Close()
 		}
 	}()
@@ -148,14 +152,14 @@ func (w *internet) answer(ns netns.NsHandle) {
 // follows must fit through every link.
 func (w *internet) ask(from netns.NsHandle, to string) (seen string, err error) {
 	err = netnstest.In(from, func() error {
-		c, err := net.DialTimeout("tcp4", to+":80", time.Second)
+		c, err := net.DialTimeout("tcp", net.JoinHostPort(to, "80"), time.Second)
 		if err != nil {
 			return err
 		}
 		defer c.Close()
 		_ = c.SetDeadline(time.Now().Add(20 * time.Second))
 		all, err := io.ReadAll(c)
-		if err == nil && len(all) != 20+1<<20 {
+		if err == nil && len(all) != 20+1<<20/len(words)*len(words) {
 			err = errors.New("cut short")
 		}
 		if len(all) >= 20 {
@@ -280,8 +284,8 @@ func TestAgainAndAway(t *testing.T) {
 	step := func() int {
 		links, err := m.links()
 		w.must(err)
-		p := Decide(cfg.Mode, "a", nodes, links, Names{"vx-test", 77})
-		w.must(masquerade(Table("test"), p.Own, clusterCIDRs, cfg.tables()...))
+		p := Decide(cfg.Mode, "a", nodes, links, Names{Tunnel: "vx-test", VNI: 77})
+		w.must(masquerade(Table("test"), p.Own, clusterCIDRs, p.guardName(), cfg.tables()...))
 		n, err := m.apply(p)
 		w.must(err)
 		return n

@@ -7,15 +7,18 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
 )
 
 // everybody are the multicast ranges: nobody answers to their addresses.
 var everybody = []netip.Prefix{netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("ff00::/8")}
 
 // masquerade hides this node's pods behind the node where they leave the
-// cluster: what goes to other pods keeps its address. The tables are replaced
-// in one transaction.
-func masquerade(table string, own, cluster []netip.Prefix, opts ...nftables.ConnOption) error {
+// cluster: what goes to other pods keeps its address. What goes through the
+// WireGuard device guard, if that has a name, and is not from one of this node's
+// own ranges is sent by the device's address: the other side takes nothing
+// else. The tables are replaced in one transaction.
+func masquerade(table string, own, cluster []netip.Prefix, guard string, opts ...nftables.ConnOption) error {
 	conn, err := nftables.New(opts...)
 	if err != nil {
 		return fmt.Errorf("opening nftables for masquerade: %w", err)
@@ -39,6 +42,13 @@ func masquerade(table string, own, cluster []netip.Prefix, opts ...nftables.Conn
 			}
 			conn.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: append(rule, &expr.Masq{FullyRandom: true})})
 		}
+		if guard != "" {
+			rule := leaves(guard)
+			for _, p := range pods {
+				rule = append(rule, within(p, true, expr.CmpOpNeq)...)
+			}
+			conn.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: append(rule, &expr.Masq{FullyRandom: true})})
+		}
 	}
 	if err := conn.Flush(); err != nil {
 		return fmt.Errorf("masquerading what pods send out of the cluster, in table %s: %w", table, err)
@@ -53,6 +63,13 @@ func of(family nftables.TableFamily, all []netip.Prefix) (out []netip.Prefix) {
 		}
 	}
 	return out
+}
+
+// leaves compares the link a packet leaves through.
+func leaves(link string) []expr.Any {
+	name := make([]byte, unix.IFNAMSIZ)
+	copy(name, link)
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: name}}
 }
 
 // within compares the source or destination with a range.

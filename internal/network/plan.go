@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
 
 // Mode is how packets of pods reach other nodes.
@@ -22,6 +24,8 @@ const (
 	Routes Mode = "routes"
 	// VXLAN tunnels to every node.
 	VXLAN Mode = "vxlan"
+	// WireGuard encrypts what goes to any node, and sends nothing in clear.
+	WireGuard Mode = "wireguard"
 	// None leaves the pod network to somebody else.
 	None Mode = "none"
 )
@@ -31,10 +35,10 @@ func ParseMode(s string) (Mode, error) {
 	switch m := Mode(s); m {
 	case "":
 		return Auto, nil
-	case Auto, Routes, VXLAN, None:
+	case Auto, Routes, VXLAN, WireGuard, None:
 		return m, nil
 	}
-	return "", fmt.Errorf("network %q: allowed are auto, routes, vxlan and none", s)
+	return "", fmt.Errorf("network %q: allowed are auto, routes, vxlan, wireguard and none", s)
 }
 
 // Port is the UDP port of VXLAN, as assigned by IANA: the one that firewalls
@@ -44,13 +48,17 @@ const Port = 4789
 // Overhead is what tunnels of a mode take from every packet on a node whose
 // address is of this family.
 func (m Mode) Overhead(node netip.Addr) int {
-	switch {
-	case m == Routes || m == None:
-		return 0
-	case node.Is4():
-		return 50 // Ethernet 14, IPv4 20, UDP 8, VXLAN 8
+	ip := 40
+	if node.Is4() {
+		ip = 20
 	}
-	return 70
+	switch m {
+	case Routes, None:
+		return 0
+	case WireGuard:
+		return ip + 8 + 32 // UDP 8, WireGuard's header and tag 32
+	}
+	return ip + 8 + 22 // UDP 8, VXLAN 8, Ethernet 14
 }
 
 // Node is what the network knows of a node.
@@ -59,6 +67,8 @@ type Node struct {
 	// IPs are its internal addresses, the main one first.
 	IPs      []netip.Addr
 	PodCIDRs []netip.Prefix
+	// Published is its Annotation; empty if it has none.
+	Published string
 }
 
 // Link is an interface of this machine with its addresses.
@@ -72,8 +82,10 @@ type Link struct {
 // Route leads to the pods of another node.
 type Route struct {
 	Dst  netip.Prefix
-	Via  netip.Addr
+	Via  netip.Addr // invalid: whoever is behind Link
 	Link string
+	// Unreachable ends what no other route takes.
+	Unreachable bool
 }
 
 // Tunnel is the VXLAN device of this node.
@@ -106,6 +118,7 @@ type Plan struct {
 	Tunnel     *Tunnel
 	Neighbours []Neighbour
 	Forwards   []Forward
+	Guard      *Guard
 	// Own are the ranges of this node's pods.
 	Own []netip.Prefix
 	// Problems are nodes whose pods cannot be reached, and why.
@@ -119,6 +132,12 @@ type Names struct {
 	// VNI is the same on every node, and differs between clusters that share
 	// a machine.
 	VNI int
+	// Guard is the name of the WireGuard device.
+	Guard string
+	// Published is what this node tells others of it.
+	Published
+	// Cluster are the ranges of all pods.
+	Cluster []netip.Prefix
 }
 
 // VNIOf derives the number of a cluster's tunnels from its pod ranges, which
@@ -150,7 +169,10 @@ func Decide(mode Mode, self string, nodes []Node, links []Link, names Names) Pla
 	}
 	own := nodes[at]
 	p.Own = own.PodCIDRs
-	d := decider{mode: mode, own: own, links: links, names: names, plan: &p}
+	d := decider{mode: mode, own: own, links: links, names: names, plan: &p, taken: map[netip.Prefix]bool{}}
+	if mode == WireGuard {
+		d.startGuard()
+	}
 	nodes = slices.SortedFunc(slices.Values(nodes), func(a, b Node) int { return strings.Compare(a.Name, b.Name) })
 	for _, n := range nodes {
 		if n.Name != self && len(n.PodCIDRs) > 0 {
@@ -162,7 +184,7 @@ func Decide(mode Mode, self string, nodes []Node, links []Link, names Names) Pla
 	})
 	// A node that is on its way out may still hold the range that a new one
 	// was given: the first by name keeps it until the other is gone.
-	p.Routes = slices.CompactFunc(p.Routes, func(a, b Route) bool { return a.Dst == b.Dst })
+	p.Routes = slices.CompactFunc(p.Routes, func(a, b Route) bool { return a.Dst == b.Dst && a.Unreachable == b.Unreachable })
 	return p
 }
 
@@ -172,10 +194,18 @@ type decider struct {
 	links []Link
 	names Names
 	plan  *Plan
+	// taken are the ranges that are on this node or behind a peer already, keys
+	// who has a key: in mode WireGuard only.
+	taken map[netip.Prefix]bool
+	keys  map[wgtypes.Key]string
 }
 
 // reach adds the way to one node.
 func (d *decider) reach(n Node) {
+	if d.mode == WireGuard {
+		d.guard(n)
+		return
+	}
 	if d.mode != VXLAN {
 		if d.direct(n) {
 			return
@@ -224,7 +254,7 @@ func (d *decider) tunnel(n Node) {
 	}
 	t := d.plan.Tunnel
 	if t == nil {
-		t = &Tunnel{Name: d.names.Tunnel, VNI: d.names.VNI, Local: local, MTU: d.mtu(local), MAC: MACOf(d.own.Name)}
+		t = &Tunnel{Name: d.names.Tunnel, VNI: d.names.VNI, Local: local, MTU: d.mtu(local, VXLAN), MAC: MACOf(d.own.Name)}
 		for _, c := range d.own.PodCIDRs {
 			t.Addrs = append(t.Addrs, c.Masked().Addr())
 		}
@@ -254,12 +284,12 @@ func (d *decider) endpoints(n Node) (local, remote netip.Addr, ok bool) {
 	return local, remote, false
 }
 
-// mtu is what fits into the link of an address through a tunnel.
-func (d *decider) mtu(local netip.Addr) int {
+// mtu is what fits into the link of an address through tunnels of a mode.
+func (d *decider) mtu(local netip.Addr, mode Mode) int {
 	for _, l := range d.links {
 		if slices.ContainsFunc(l.Addrs, func(a netip.Prefix) bool { return a.Addr() == local }) {
-			return l.MTU - VXLAN.Overhead(local)
+			return l.MTU - mode.Overhead(local)
 		}
 	}
-	return 1500 - VXLAN.Overhead(local)
+	return 1500 - mode.Overhead(local)
 }

@@ -27,7 +27,20 @@ var (
 func text(p Plan) string {
 	var b strings.Builder
 	for _, r := range p.Routes {
-		fmt.Fprintf(&b, "%s via %s dev %s\n", r.Dst, r.Via, r.Link)
+		switch {
+		case r.Unreachable:
+			fmt.Fprintf(&b, "unreachable %s\n", r.Dst)
+		case !r.Via.IsValid():
+			fmt.Fprintf(&b, "%s dev %s\n", r.Dst, r.Link)
+		default:
+			fmt.Fprintf(&b, "%s via %s dev %s\n", r.Dst, r.Via, r.Link)
+		}
+	}
+	if g := p.Guard; g != nil {
+		fmt.Fprintf(&b, "guard %s port %d mtu %d %v\n", g.Name, g.Port, g.MTU, g.Addrs)
+		for _, peer := range g.Peers {
+			fmt.Fprintf(&b, "peer %s at %s %v every %s\n", nameOf[peer.PublicKey], peer.Endpoint, peer.Allowed, peer.Keepalive)
+		}
 	}
 	if t := p.Tunnel; t != nil {
 		fmt.Fprintf(&b, "tunnel %s vni %d from %s mtu %d %v\n", t.Name, t.VNI, t.Local, t.MTU, t.Addrs)
@@ -88,14 +101,14 @@ func TestEveryNodeFindsEveryOther(t *testing.T) {
 			name := fmt.Sprintf("n%d", i)
 			subnet := r.IntN(3)
 			at := fmt.Sprintf("192.0.%d.%d", subnet, 10+i)
-			nodes = append(nodes, node(name, at, fmt.Sprintf("10.244.%d.0/24", i), fmt.Sprintf("fd00:0:0:%x::/64", i+1)))
+			nodes = append(nodes, guarded(name, at, fmt.Sprintf("10.244.%d.0/24", i), fmt.Sprintf("fd00:0:0:%x::/64", i+1)))
 			links[name] = []Link{{Name: "eth0", MTU: 1500, Addrs: []netip.Prefix{cidr(at + "/24")}}}
 		}
-		mode := []Mode{Auto, VXLAN}[r.IntN(2)]
+		mode := []Mode{Auto, VXLAN, WireGuard}[r.IntN(3)]
 		plans := map[string]Plan{}
 		for _, n := range slices.Clone(nodes) {
 			r.Shuffle(len(nodes), func(i, j int) { nodes[i], nodes[j] = nodes[j], nodes[i] })
-			plans[n.Name] = Decide(mode, n.Name, nodes, links[n.Name], names)
+			plans[n.Name] = Decide(mode, n.Name, nodes, links[n.Name], guardNames(n.Name))
 		}
 		for _, from := range nodes {
 			for _, to := range nodes {
@@ -114,11 +127,18 @@ func TestEveryNodeFindsEveryOther(t *testing.T) {
 
 // arrives is the way of a packet, as the kernel would take it.
 func arrives(from, to Plan, sender, receiver Node, dst netip.Addr) string {
-	i := slices.IndexFunc(from.Routes, func(r Route) bool { return r.Dst.Contains(dst) })
-	if i < 0 {
+	var r Route
+	for _, x := range from.Routes {
+		if x.Dst.Contains(dst) && (!r.Dst.IsValid() || x.Dst.Bits() > r.Dst.Bits()) {
+			r = x
+		}
+	}
+	if !r.Dst.IsValid() || r.Unreachable {
 		return "no route"
 	}
-	r := from.Routes[i]
+	if from.Guard != nil && r.Link == from.Guard.Name {
+		return unlocks(*from.Guard, *to.Guard, sender, receiver, dst)
+	}
 	if r.Link == "eth0" {
 		if !slices.Contains(receiver.IPs, r.Via) || r.Via.Is4() != dst.Is4() {
 			return "routed to " + r.Via.String()
@@ -143,12 +163,36 @@ func arrives(from, to Plan, sender, receiver Node, dst netip.Addr) string {
 	return ""
 }
 
+// unlocks is the way of a packet through WireGuard: the sender's device picks
+// the peer by destination, the receiver's takes it by source.
+func unlocks(from, to Guard, sender, receiver Node, dst netip.Addr) string {
+	holds := func(p Peer, ip netip.Addr) bool {
+		return slices.ContainsFunc(p.Allowed, func(r netip.Prefix) bool { return r.Contains(ip) })
+	}
+	i := slices.IndexFunc(from.Peers, func(p Peer) bool { return holds(p, dst) })
+	j := slices.IndexFunc(to.Peers, func(p Peer) bool { return p.PublicKey == from.PublicKey })
+	switch {
+	case i < 0 || from.Peers[i].PublicKey != to.PublicKey:
+		return "encrypted for another"
+	case !slices.Contains(receiver.IPs, from.Peers[i].Endpoint.Addr()) || int(from.Peers[i].Endpoint.Port()) != to.Port:
+		return "sent to " + from.Peers[i].Endpoint.String()
+	case j < 0:
+		return "the other end does not know the key"
+	}
+	for _, r := range sender.PodCIDRs {
+		if !holds(to.Peers[j], r.Addr()) || !holds(to.Peers[j], r.Addr().Next()) {
+			return "the other end does not take what is from " + r.String()
+		}
+	}
+	return ""
+}
+
 func TestRoomForTunnels(t *testing.T) {
 	for _, tc := range []struct {
 		mode Mode
 		node string
 		want int
-	}{{Auto, "192.0.2.1", 50}, {"", "192.0.2.1", 50}, {VXLAN, "2001:db8::1", 70}, {Routes, "192.0.2.1", 0}, {None, "192.0.2.1", 0}} {
+	}{{Auto, "192.0.2.1", 50}, {"", "192.0.2.1", 50}, {VXLAN, "2001:db8::1", 70}, {WireGuard, "192.0.2.1", 60}, {WireGuard, "2001:db8::1", 80}, {Routes, "192.0.2.1", 0}, {None, "192.0.2.1", 0}} {
 		if got := tc.mode.Overhead(ip(tc.node)); got != tc.want {
 			t.Errorf("%q on %s takes %d bytes, want %d", tc.mode, tc.node, got, tc.want)
 		}
@@ -160,7 +204,7 @@ func TestNumbersOfClusters(t *testing.T) {
 	if a == b || a < 1 || a > 1<<24-1 || a != VNIOf([]netip.Prefix{cidr("10.244.3.4/16")}) {
 		t.Errorf("numbers %d and %d: they must differ, fit 24 bits and follow the range alone", a, b)
 	}
-	if _, err := ParseMode("wireguard"); err == nil || !strings.Contains(err.Error(), "allowed are") {
+	if _, err := ParseMode("ipsec"); err == nil || !strings.Contains(err.Error(), "allowed are") {
 		t.Errorf("an unknown mode gives %v", err)
 	}
 }

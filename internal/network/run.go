@@ -1,6 +1,7 @@
 // Package network connects the pods of all nodes: it watches Nodes and keeps
 // this machine's routes to their pod ranges, through VXLAN where no link is
-// shared, and masquerades what pods send out of the cluster.
+// shared or WireGuard where all is encrypted, and masquerades what pods send
+// out of the cluster.
 //
 // Decide is pure; the rest carries its plan into the kernel and changes only
 // what differs.
@@ -8,6 +9,7 @@ package network
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -20,10 +22,14 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
 )
 
 const (
@@ -46,7 +52,13 @@ type Config struct {
 	// Tunnel names the VXLAN device, Instance the tables
 	// ("<Instance>-egress"). Every cluster on one machine needs its own.
 	Tunnel, Instance string
-	Log              *slog.Logger
+	// WireGuard is the device of that mode, which every cluster on one machine
+	// needs its own of, too; in other modes its name is that of one to remove.
+	WireGuard Device
+	// Client writes this node's Annotation: in mode WireGuard it is needed, in
+	// others it takes away what was written before.
+	Client kubernetes.Interface
+	Log    *slog.Logger
 
 	// namespace is another network namespace than the caller's, in tests.
 	namespace *netns.NsHandle
@@ -59,14 +71,19 @@ func (c *Config) complete() error {
 	if c.NodeName == "" || c.Informers == nil || c.Tunnel == "" || c.Instance == "" || len(c.ClusterCIDRs) == 0 {
 		return errors.New("configuring the pod network: NodeName, Informers, ClusterCIDRs, Tunnel and Instance are needed")
 	}
-	if len(c.Tunnel) > 15 {
-		return fmt.Errorf("configuring the pod network: the name %q has %d characters: the kernel allows 15", c.Tunnel, len(c.Tunnel))
+	for _, name := range []string{c.Tunnel, c.WireGuard.Name} {
+		if len(name) > 15 {
+			return fmt.Errorf("configuring the pod network: the name %q has %d characters: the kernel allows 15", name, len(name))
+		}
 	}
 	if c.Mode == "" {
 		c.Mode = Auto
 	}
 	if c.Mode == None {
 		return errors.New("configuring the pod network: with network none there is nothing to run")
+	}
+	if w := c.WireGuard; c.Mode == WireGuard && (c.Client == nil || w.Name == "" || w.Port == 0 || w.KeyFile == "") {
+		return errors.New("configuring the pod network: mode wireguard needs Client and WireGuard's Name, Port and KeyFile")
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
@@ -83,9 +100,9 @@ func (c *Config) tables() (opts []nftables.ConnOption) {
 
 func (c *Config) machine() (*machine, error) {
 	if c.namespace != nil {
-		return openMachine(c.ClusterCIDRs, c.Tunnel, *c.namespace)
+		return openMachine(c.ClusterCIDRs, c.Tunnel, c.WireGuard.Name, *c.namespace)
 	}
-	return openMachine(c.ClusterCIDRs, c.Tunnel)
+	return openMachine(c.ClusterCIDRs, c.Tunnel, c.WireGuard.Name)
 }
 
 // Run keeps the network as the Nodes say until ctx ends. What it made stays: a
@@ -99,7 +116,14 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	defer m.close()
-	r := &runner{cfg: cfg, machine: m, nodes: cfg.Informers.Core().V1().Nodes().Lister(), wake: make(chan struct{}, 1)}
+	names := Names{Tunnel: cfg.Tunnel, VNI: VNIOf(cfg.ClusterCIDRs), Cluster: cfg.ClusterCIDRs, Guard: cfg.WireGuard.Name}
+	if cfg.Mode == WireGuard {
+		if m.guard.key, err = loadKey(cfg.WireGuard.KeyFile, cfg.Log); err != nil {
+			return err
+		}
+		names.Published = Published{m.guard.key.public(), cfg.WireGuard.Port}
+	}
+	r := &runner{names: names, cfg: cfg, machine: m, nodes: cfg.Informers.Core().V1().Nodes().Lister(), wake: make(chan struct{}, 1)}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	changes, err := r.subscribe(ctx)
@@ -132,6 +156,7 @@ func Run(ctx context.Context, cfg Config) error {
 type runner struct {
 	cfg     Config
 	machine *machine
+	names   Names
 	nodes   corelisters.NodeLister
 	wake    chan struct{}
 	// masked is what masquerade was last written for.
@@ -216,7 +241,7 @@ func (r *runner) loop(ctx context.Context, lost <-chan struct{}) error {
 		case <-next.C:
 		}
 		after := lookEvery + rand.N(lookEvery/5)
-		if err := r.step(); err != nil {
+		if err := r.step(ctx); err != nil {
 			after = retryAfter + rand.N(retryAfter/2)
 			r.cfg.Log.Error("setting up the pod network failed, trying again", "after", after, "err", err)
 		}
@@ -224,7 +249,7 @@ func (r *runner) loop(ctx context.Context, lost <-chan struct{}) error {
 	}
 }
 
-func (r *runner) step() error {
+func (r *runner) step(ctx context.Context) error {
 	list, err := r.nodes.List(labels.Everything())
 	if err != nil {
 		return fmt.Errorf("listing nodes: %w", err)
@@ -237,7 +262,7 @@ func (r *runner) step() error {
 	if err != nil {
 		return err
 	}
-	p := Decide(r.cfg.Mode, r.cfg.NodeName, nodes, links, Names{Tunnel: r.cfg.Tunnel, VNI: VNIOf(r.cfg.ClusterCIDRs)})
+	p := Decide(r.cfg.Mode, r.cfg.NodeName, nodes, links, r.names)
 	if !slices.Equal(p.Problems, r.problems) {
 		for _, problem := range p.Problems {
 			r.cfg.Log.Warn("pods of a node cannot be reached", "because", problem)
@@ -245,7 +270,7 @@ func (r *runner) step() error {
 		r.problems = p.Problems
 	}
 	if len(p.Own) > 0 && (!r.written || !slices.Equal(p.Own, r.masked)) {
-		if err := masquerade(Table(r.cfg.Instance), p.Own, r.cfg.ClusterCIDRs, r.cfg.tables()...); err != nil {
+		if err := masquerade(Table(r.cfg.Instance), p.Own, r.cfg.ClusterCIDRs, p.guardName(), r.cfg.tables()...); err != nil {
 			return err
 		}
 		r.masked, r.written = p.Own, true
@@ -255,14 +280,46 @@ func (r *runner) step() error {
 	}
 	changed, err := r.machine.apply(p)
 	if changed > 0 {
-		r.cfg.Log.Info("changed the pod network", "changes", changed, "routes", len(p.Routes), "tunnelled nodes", len(p.Forwards))
+		r.cfg.Log.Info("changed the pod network", "changes", changed, "routes", len(p.Routes), "tunnelled nodes", len(p.Forwards)+p.peers())
 	}
-	return err
+	return errors.Join(err, r.publish(ctx, p.Guard, nodes))
+}
+
+// publishFor is how long a node waits for the API to take its annotation;
+// meanwhile it looks at nothing else.
+const publishFor = 10 * time.Second
+
+// publish tells the others of this node's WireGuard device, or that it has none
+// any more. Only this one annotation is touched.
+func (r *runner) publish(ctx context.Context, g *Guard, nodes []Node) error {
+	var want *string // null removes it
+	have := ""
+	if g != nil {
+		s := g.Published.String()
+		want = &s
+	}
+	if i := slices.IndexFunc(nodes, func(n Node) bool { return n.Name == r.cfg.NodeName }); i >= 0 {
+		have = nodes[i].Published
+	}
+	if have == ptr.Deref(want, "") || r.cfg.Client == nil {
+		return nil
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]any{Annotation: want}}})
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, publishFor)
+	defer cancel()
+	_, err = r.cfg.Client.CoreV1().Nodes().Patch(ctx, r.cfg.NodeName, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: "berth-network"})
+	if err != nil {
+		return fmt.Errorf("writing annotation %s of node %s, without which others do not send to it: %w", Annotation, r.cfg.NodeName, err)
+	}
+	return nil
 }
 
 // nodeOf picks what the network must know of a Node.
 func nodeOf(n *corev1.Node) Node {
-	out := Node{Name: n.Name}
+	out := Node{Name: n.Name, Published: n.Annotations[Annotation]}
 	for _, a := range n.Status.Addresses {
 		if ip, err := netip.ParseAddr(a.Address); err == nil && a.Type == corev1.NodeInternalIP {
 			out.IPs = append(out.IPs, ip.Unmap())
@@ -281,13 +338,13 @@ func nodeOf(n *corev1.Node) Node {
 }
 
 func same(a, b Node) bool {
-	return a.Name == b.Name && slices.Equal(a.IPs, b.IPs) && slices.Equal(a.PodCIDRs, b.PodCIDRs)
+	return a.Name == b.Name && slices.Equal(a.IPs, b.IPs) && slices.Equal(a.PodCIDRs, b.PodCIDRs) && a.Published == b.Published
 }
 
-// Cleanup removes the routes, the tunnel and the tables of a cluster, and
+// Cleanup removes the routes, the devices and the tables of a cluster, and
 // nothing else. It is no error when there are none.
-func Cleanup(instance, tunnel string, clusterCIDRs []netip.Prefix) error {
-	cfg := Config{Instance: instance, Tunnel: tunnel, ClusterCIDRs: clusterCIDRs}
+func Cleanup(instance, tunnel, wireguard string, clusterCIDRs []netip.Prefix) error {
+	cfg := Config{Instance: instance, Tunnel: tunnel, WireGuard: Device{Name: wireguard}, ClusterCIDRs: clusterCIDRs}
 	return cfg.cleanup()
 }
 
@@ -298,14 +355,14 @@ func (c *Config) cleanup() error {
 	}
 	defer m.close()
 	_, err = m.apply(Plan{})
-	return errors.Join(err, masquerade(Table(c.Instance), nil, nil, c.tables()...))
+	return errors.Join(err, masquerade(Table(c.Instance), nil, nil, "", c.tables()...))
 }
 
 // PodMTU is the MTU of pods' links on a node with this address, so that what
 // they send fits through every way of the mode. An address that no link has
 // (one that a router translates) is taken to be behind Ethernet.
 func PodMTU(mode Mode, node netip.Addr) (int, error) {
-	m, err := openMachine(nil, "")
+	m, err := openMachine(nil, "", "")
 	if err != nil {
 		return 0, err
 	}
