@@ -19,6 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/clock"
+
+	"github.com/berth-dev/berth/internal/journal"
 )
 
 // certKey names one podCertificate source.
@@ -38,6 +40,7 @@ type certs struct {
 	nodeName string
 	node     func() *v1.Node
 	event    func(pod *v1.Pod, eventType, reason, message string)
+	record   func(pod *v1.Pod, decision string, because ...journal.Fact)
 	changed  func(pods []types.UID)
 	jitter   func() time.Duration
 
@@ -54,7 +57,7 @@ type certEntry struct {
 
 func newCerts(m *Manager) *certs {
 	c := &certs{
-		client: m.cfg.Client, clock: m.cfg.Clock, nodeName: m.cfg.NodeName, node: m.cfg.Node, event: m.cfg.event,
+		client: m.cfg.Client, clock: m.cfg.Clock, nodeName: m.cfg.NodeName, node: m.cfg.Node, event: m.cfg.event, record: m.record,
 		changed: m.markDirty, jitter: func() time.Duration { return rand.N(certJitter) },
 		states: map[certKey]*certEntry{},
 	}
@@ -83,6 +86,11 @@ func (c *certs) get(ctx context.Context, pod *v1.Pod, k certKey, p *v1.PodCertif
 	}
 	var failed error
 	if plan.ask {
+		why := "the volume has none"
+		if plan.held {
+			why = "its time to be renewed has come"
+		}
+		c.record(pod, "asks for a certificate", journal.Fact{Name: "signer", Value: p.SignerName}, journal.Fact{Name: "volume", Value: k.volume}, journal.Fact{Name: "because", Value: why})
 		failed = c.request(ctx, e, p)
 	}
 	c.mu.Lock()
@@ -205,39 +213,46 @@ func (c *certs) waiting() map[string]*certificates.PodCertificateRequest {
 
 // seen takes the news of a request and wakes its pod if that changes anything.
 func (c *certs) seen(r *certificates.PodCertificateRequest, gone bool) {
+	pod, ended := c.take(r, gone)
+	if pod == nil {
+		return
+	}
+	if ended {
+		answer, reason, message := answerOf(r)
+		c.record(pod, "has the signer's answer", journal.Fact{Name: "answer", Value: answer}, journal.Fact{Name: "reason", Value: reason}, journal.Fact{Name: "message", Value: message})
+		if answer != certificates.PodCertificateRequestConditionTypeIssued {
+			c.event(pod, v1.EventTypeWarning, answer, fmt.Sprintf("PodCertificateRequest %s/%s: reason=%q message=%q", r.Namespace, r.Name, reason, message))
+		}
+	}
+	c.changed([]types.UID{r.Spec.PodUID})
+}
+
+// take finds whose request it is, nil when this changes nothing for anybody,
+// and says whether it was answered. A request may be answered and deleted
+// before either was seen.
+func (c *certs) take(r *certificates.PodCertificateRequest, gone bool) (pod *v1.Pod, ended bool) {
 	c.mu.Lock()
-	var told *v1.Pod
-	var refused error
-	woken := false
+	defer c.mu.Unlock()
 	for k, e := range c.states {
 		if k.pod != r.Spec.PodUID {
 			continue
 		}
-		// A request may end and be deleted before either was seen.
-		switch before := e.refused; {
-		case e.answer(r, c.jitter()):
-			if woken = true; e.refused != nil && before == nil {
-				told, refused = e.pod, e.refused
-			}
-		case gone && e.gone(r.Name):
-			woken = true
+		if e.answer(r, c.jitter()) {
+			return e.pod, true
+		}
+		if gone && e.gone(r.Name) {
+			return e.pod, false
 		}
 	}
-	c.mu.Unlock()
-	if told != nil {
-		c.event(told, v1.EventTypeWarning, answerOf(r), fmt.Sprintf("%s/%s: %v", r.Namespace, r.Name, refused))
-	}
-	if woken {
-		c.changed([]types.UID{r.Spec.PodUID})
-	}
+	return nil, false
 }
 
-// answerOf is the condition that ended a request.
-func answerOf(r *certificates.PodCertificateRequest) string {
+// answerOf is the condition that ended a request, and why.
+func answerOf(r *certificates.PodCertificateRequest) (answer, reason, message string) {
 	for _, c := range r.Status.Conditions {
-		return c.Type
+		return c.Type, c.Reason, c.Message
 	}
-	return certificates.PodCertificateRequestConditionTypeFailed
+	return "", "", ""
 }
 
 // forget drops the keys of a pod.

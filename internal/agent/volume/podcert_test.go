@@ -229,7 +229,7 @@ func TestPodCertificates(t *testing.T) {
 	third := r.request()
 	r.refused(third, "Denied", "Tired", "no more")
 	until(t, func() bool {
-		return strings.Contains(r.events.text(), `Warning Denied ns/`+third.Name+`: PodCertificateRequest was permanently denied: reason="Tired" message="no more"`)
+		return strings.Contains(r.events.text(), `Warning Denied PodCertificateRequest ns/`+third.Name+`: reason="Tired" message="no more"`)
 	})
 	if pairOf(t, mustMount(t, r.Manager, pod)["cert"].HostPath).Leaf.DNSNames[0] != second.Name {
 		t.Error("a refused refresh changed the certificate")

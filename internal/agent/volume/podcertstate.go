@@ -67,8 +67,9 @@ type certState struct {
 
 // certPlan is what to do about a source at some moment.
 type certPlan struct {
-	// ask says that a request must be made now.
-	ask bool
+	// ask says that a request must be made now, held that it is to replace a
+	// certificate.
+	ask, held bool
 	// due is when to look again if nothing happens before; zero for never.
 	due time.Time
 	// reason and message are an event for the pod's user; empty for none.
@@ -81,7 +82,7 @@ func (s *certState) plan(now time.Time) certPlan {
 		// Whoever mounts tries again by itself, at its own pace.
 		return certPlan{ask: s.asked == nil && s.refused == nil}
 	}
-	var p certPlan
+	p := certPlan{held: true}
 	lateAt := s.held.refreshAt.Add(certOverdue)
 	switch {
 	case !s.expired && !now.Before(s.held.notAfter):
