@@ -42,6 +42,7 @@ var pure = []string{
 	"internal/agent/pressure/rank.go",
 	"internal/agent/pressure/signals.go",
 	"internal/agent/shutdown/plan.go",
+	"internal/agent/volume/podcertstate.go",
 	"internal/agent/admit",
 	"internal/agent/container",
 	"internal/agent/pod/plan.go",

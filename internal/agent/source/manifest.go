@@ -223,6 +223,8 @@ func refersToAPI(p *v1.Pod) error {
 				return no("serviceaccounts")
 			case src.ClusterTrustBundle != nil:
 				return no("clustertrustbundles")
+			case src.PodCertificate != nil:
+				return no("podcertificates")
 			}
 		}
 	}

@@ -221,6 +221,7 @@ func TestRefused(t *testing.T) {
 		{`{containers: [{name: a, image: i}], volumes: [{name: v, secret: {secretName: s}}]}`, "static pods may not reference secrets"},
 		{`{containers: [{name: a, image: i}], volumes: [{name: v, projected: {sources: [{configMap: {name: c}}]}}]}`, "static pods may not reference configmaps"},
 		{`{containers: [{name: a, image: i, env: [{name: E, valueFrom: {secretKeyRef: {name: s, key: k}}}]}]}`, "static pods may not reference secrets"},
+		{`{containers: [{name: a, image: i}], volumes: [{name: v, projected: {sources: [{podCertificate: {signerName: a.b/c, keyType: ED25519, keyPath: k}}]}}]}`, "static pods may not reference podcertificates"},
 		{`{serviceAccountName: sa, containers: [{name: a, image: i}]}`, "static pods may not reference serviceaccounts"},
 		{`{containers: [{name: A_, image: i}]}`, `name of container "A_"`},
 	} {

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"sort"
 	"strings"
-	"sync"
 
 	certificates "k8s.io/api/certificates/v1"
 	v1 "k8s.io/api/core/v1"
@@ -20,57 +19,20 @@ import (
 // bundles reads ClusterTrustBundles for the pods that project them, and
 // follows the kind with one watch while any pod does.
 type bundles struct {
+	following
 	client  kubernetes.Interface
 	changed func(pods []types.UID)
-	pause   func(ctx context.Context, attempt int) bool
-
-	ctx context.Context
-	wg  *sync.WaitGroup
-
-	mu   sync.Mutex
-	pods map[types.UID]bool
-	stop context.CancelFunc
 }
 
-// follow wakes a pod when any bundle changes, until forget.
-func (b *bundles) follow(uid types.UID) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.pods[uid] = true
-	if b.stop != nil || b.ctx.Err() != nil {
-		return
-	}
-	ctx, stop := context.WithCancel(b.ctx)
-	b.stop = stop
-	b.wg.Go(func() { b.run(ctx) })
+func newBundles(m *Manager) *bundles {
+	b := &bundles{client: m.cfg.Client, changed: m.markDirty}
+	b.following = following{watch: b.watchAll, pause: m.objects.pause, ctx: m.ctx, wg: &m.wg}
+	return b
 }
 
-func (b *bundles) forget(uid types.UID) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	delete(b.pods, uid)
-	if len(b.pods) == 0 && b.stop != nil {
-		b.stop()
-		b.stop = nil
-	}
-}
-
-func (b *bundles) run(ctx context.Context) {
-	for attempt := 0; ctx.Err() == nil; attempt++ {
-		if started, err := b.watch(ctx); started {
-			attempt = 0
-		} else if apierrors.IsNotFound(err) {
-			attempt = 7 // not served: ask rarely
-		}
-		if !b.pause(ctx, attempt) {
-			return
-		}
-	}
-}
-
-// watch follows the kind and wakes all users on each change: bundles are few
+// watchAll follows the kind and wakes all users on each change: bundles are few
 // and change rarely, so who is concerned is not worth computing.
-func (b *bundles) watch(ctx context.Context) (started bool, err error) {
+func (b *bundles) watchAll(ctx context.Context) (started bool, err error) {
 	l, err := b.client.CertificatesV1().ClusterTrustBundles().List(ctx, metav1.ListOptions{Limit: 1})
 	if err != nil {
 		return false, err
@@ -98,13 +60,7 @@ func (b *bundles) watch(ctx context.Context) (started bool, err error) {
 }
 
 func (b *bundles) wake() {
-	b.mu.Lock()
-	var pods []types.UID
-	for uid := range b.pods {
-		pods = append(pods, uid)
-	}
-	b.mu.Unlock()
-	if len(pods) > 0 {
+	if pods := b.users(); len(pods) > 0 {
 		b.changed(pods)
 	}
 }

@@ -108,6 +108,7 @@ func (m *Manager) unmount(ctx context.Context, uid types.UID) error {
 		m.objects.forget(uid)
 		m.tokens.forget(uid)
 		m.bundles.forget(uid)
+		m.certs.forget(uid)
 	}
 	dir := m.layout.pod(uid)
 	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {

@@ -20,12 +20,14 @@ const defaultMode = 0o644
 // collector gathers the contents of a volume. The errors it returns are those
 // of the API's contract; they end in an event of the pod.
 type collector struct {
-	pod *v1.Pod
+	pod    *v1.Pod
+	volume string
 	// dir is where the volume is, to find the tokens it holds.
 	dir     string
 	get     func(ctx context.Context, k key) (*content, error)
 	tokens  *tokens
 	bundles *bundles
+	certs   *certs
 	// allocatable bounds containers without limits in resource fields.
 	allocatable v1.ResourceList
 	facts       container.FieldFacts
@@ -214,7 +216,7 @@ func (c *collector) projected(ctx context.Context, out payload, p *v1.ProjectedV
 		case s.ClusterTrustBundle != nil:
 			err = c.trustBundle(ctx, out, s.ClusterTrustBundle, p.DefaultMode)
 		case s.PodCertificate != nil:
-			err = errors.New("projected source podCertificate is not supported by berth: use a secret or a service account token")
+			err = c.podCertificate(ctx, out, i, s.PodCertificate, p.DefaultMode)
 		default:
 			err = fmt.Errorf("projected source %d names no kind that this node knows", i)
 		}
@@ -241,8 +243,14 @@ func (c *collector) token(ctx context.Context, out payload, p *v1.ServiceAccount
 	if c.due.IsZero() || due.Before(c.due) {
 		c.due = due
 	}
-	f := file{data: []byte(value), mode: modeOr(nil, mode)}
-	// Nobody but the pod's own user or group may read a credential.
+	out[path] = c.credentialFile([]byte(value), mode)
+	return nil
+}
+
+// credentialFile is a file that nobody but the pod's own user or group may
+// read.
+func (c *collector) credentialFile(data []byte, mode *int32) file {
+	f := file{data: data, mode: modeOr(nil, mode)}
 	user := commonUser(c.pod)
 	group := c.pod.Spec.SecurityContext != nil && c.pod.Spec.SecurityContext.FSGroup != nil
 	if user != nil || group {
@@ -251,8 +259,7 @@ func (c *collector) token(ctx context.Context, out payload, p *v1.ServiceAccount
 			f.uid = user
 		}
 	}
-	out[path] = f
-	return nil
+	return f
 }
 
 // commonUser is the user all containers run as, nil when they differ or one

@@ -95,6 +95,7 @@ type Manager struct {
 	objects *objects
 	tokens  *tokens
 	bundles *bundles
+	certs   *certs
 	csi     *csi
 	metrics *metrics
 
@@ -152,10 +153,8 @@ func New(cfg Config) *Manager {
 	if cfg.Client != nil {
 		m.objects = newObjects(cfg.Client, cfg.Clock, cfg.Log, m.objectChanged)
 		m.tokens = newTokens(cfg.Client, cfg.Clock)
-		m.bundles = &bundles{
-			client: cfg.Client, changed: m.markDirty, pause: m.objects.pause,
-			ctx: m.ctx, wg: &m.wg, pods: map[types.UID]bool{},
-		}
+		m.bundles = newBundles(m)
+		m.certs = newCerts(m)
 	}
 	m.csi = newCSI(m)
 	if cfg.Drivers != nil {
@@ -365,7 +364,7 @@ func (m *Manager) payload(ctx context.Context, pod *v1.Pod, v *v1.Volume) (Mount
 		return out, time.Time{}, errors.New("the node agent runs without an API server: only volumes that do not refer to API objects are possible")
 	}
 	c := &collector{
-		pod: pod, dir: dir, tokens: m.tokens, bundles: m.bundles,
+		pod: pod, volume: v.Name, dir: dir, tokens: m.tokens, bundles: m.bundles, certs: m.certs,
 		allocatable: m.cfg.allocatable(), facts: container.FieldFacts{NodeName: m.cfg.NodeName},
 	}
 	if m.objects != nil {
@@ -373,10 +372,15 @@ func (m *Manager) payload(ctx context.Context, pod *v1.Pod, v *v1.Volume) (Mount
 	}
 	want, err := c.collect(ctx, v)
 	if err != nil {
-		// While the API server cannot be asked, what the volume holds is the
-		// best there is; a pod that ran goes on.
-		if held, herr := m.holds(dir, plugin); held && herr == nil && unavailable(err) {
+		// While the API server cannot be asked, or a signer has no certificate
+		// for an agent that started anew, what the volume holds is the best
+		// there is; a pod that ran goes on.
+		answer := errors.Is(err, errNotIssued)
+		if held, herr := m.holds(dir, plugin); held && herr == nil && (answer || unavailable(err)) {
 			m.cfg.Log.Info("keeping volume contents", "pod", pod.Namespace+"/"+pod.Name, "volume", v.Name, "because", err)
+			if answer {
+				return out, c.due, nil // the signer's word wakes the pod
+			}
 			return out, m.cfg.Clock.Now().Add(10 * time.Second), nil
 		}
 		return out, time.Time{}, err

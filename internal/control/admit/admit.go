@@ -49,6 +49,7 @@ var RecommendedOrder = []string{
 	Attest,
 	Approval,
 	Signing,
+	PodSigning,
 	Subject,
 	IngressClass,
 	Topology,
@@ -70,7 +71,7 @@ func Register(plugins *admission.Plugins) {
 	for name, factory := range map[string]admission.Factory{
 		Account: newAccount, NotReadyTaint: newNotReadyTaint, PodSecurity: newPodSecurity, Priority: newPriority,
 		Tolerations: newTolerations, StorageClass: newStorageClass, InUse: newInUse, Resize: newResize,
-		RuntimeClass: newRuntimeClass, Attest: newAttest, Approval: newApproval, Signing: newSigning, Subject: newSubject,
+		RuntimeClass: newRuntimeClass, Attest: newAttest, Approval: newApproval, Signing: newSigning, PodSigning: newPodSigning, Subject: newSubject,
 		IngressClass: newIngressClass, Topology: newTopology, Escalation: newEscalation, Restriction: newRestriction,
 		Limits: newLimits, AdminAccess: newAdminAccess, PodResize: newPodResize,
 	} {

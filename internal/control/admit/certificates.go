@@ -24,6 +24,8 @@ const (
 	Approval = "CertificateApproval"
 	// Signing does the same for writing the certificate.
 	Signing = "CertificateSigning"
+	// PodSigning does so for answering a pod's request.
+	PodSigning = "PodCertificateSigning"
 	// Subject refuses client certificates for system:masters.
 	Subject = "CertificateSubjectRestriction"
 )
@@ -53,6 +55,44 @@ func newSigning(io.Reader) (admission.Interface, error) {
 				!equality.Semantic.DeepEqual(failures(old), failures(now))
 		},
 	}, nil
+}
+
+// podSigning lets only those answer a request for a pod's certificate who may
+// sign for its signer: a denial ends the request as much as a certificate does.
+type podSigning struct {
+	*admission.Handler
+	authorizer authorizer.UnconditionalAuthorizer
+}
+
+func newPodSigning(io.Reader) (admission.Interface, error) {
+	return &podSigning{Handler: admission.NewHandler(admission.Update)}, nil
+}
+
+func (p *podSigning) SetUnconditionalAuthorizer(a authorizer.UnconditionalAuthorizer) {
+	p.authorizer = a
+}
+
+func (p *podSigning) ValidateInitialization() error {
+	if p.authorizer == nil {
+		return fmt.Errorf("%s needs an authorizer", PodSigning)
+	}
+	return nil
+}
+
+func (p *podSigning) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	if a.GetSubresource() != "status" || a.GetResource().GroupResource() != podCertificates {
+		return nil
+	}
+	now, ok := a.GetObject().(*certificatesv1.PodCertificateRequest)
+	old, alsoOk := a.GetOldObject().(*certificatesv1.PodCertificateRequest)
+	if !ok || !alsoOk {
+		return admission.NewForbidden(a, fmt.Errorf("expected type PodCertificateRequest, got: %T", a.GetObject()))
+	}
+	who := a.GetUserInfo()
+	if equality.Semantic.DeepEqual(old.Status, now.Status) || mayUseSigner(ctx, p.authorizer, who, "sign", old.Spec.SignerName) {
+		return nil
+	}
+	return admission.NewForbidden(a, fmt.Errorf("User %q is not permitted to \"sign\" for signer %q", who.GetName(), old.Spec.SignerName))
 }
 
 func failures(csr *certificatesv1.CertificateSigningRequest) []certificatesv1.CertificateSigningRequestCondition {

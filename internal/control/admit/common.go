@@ -21,6 +21,7 @@ var (
 	ingressesResource   = schema.GroupResource{Group: "networking.k8s.io", Resource: "ingresses"}
 	prioritiesResource  = schema.GroupResource{Group: "scheduling.k8s.io", Resource: "priorityclasses"}
 	certificateResource = schema.GroupResource{Group: "certificates.k8s.io", Resource: "certificatesigningrequests"}
+	podCertificates     = schema.GroupResource{Group: "certificates.k8s.io", Resource: "podcertificaterequests"}
 	bundleResource      = schema.GroupResource{Group: "certificates.k8s.io", Resource: "clustertrustbundles"}
 )
 

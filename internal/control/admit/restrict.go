@@ -33,6 +33,7 @@ type restriction struct {
 	client     kubernetes.Interface
 	pods       corelisters.PodLister
 	nodes      corelisters.NodeLister
+	accounts   corelisters.ServiceAccountLister
 	claims     corelisters.PersistentVolumeClaimLister
 	volumes    corelisters.PersistentVolumeLister
 	drivers    storagelisters.CSIDriverLister
@@ -52,9 +53,10 @@ func (r *restriction) SetUnconditionalAuthorizer(a authorizer.UnconditionalAutho
 func (r *restriction) SetExternalKubeInformerFactory(f informers.SharedInformerFactory) {
 	core, storage := f.Core().V1(), f.Storage().V1()
 	r.pods, r.nodes = core.Pods().Lister(), core.Nodes().Lister()
+	r.accounts = core.ServiceAccounts().Lister()
 	r.claims, r.volumes = core.PersistentVolumeClaims().Lister(), core.PersistentVolumes().Lister()
 	r.drivers = storage.CSIDrivers().Lister()
-	r.SetReadyFunc(allSynced(core.Pods().Informer(), core.Nodes().Informer(), core.PersistentVolumeClaims().Informer(),
+	r.SetReadyFunc(allSynced(core.Pods().Informer(), core.Nodes().Informer(), core.ServiceAccounts().Informer(), core.PersistentVolumeClaims().Informer(),
 		core.PersistentVolumes().Informer(), storage.CSIDrivers().Informer()))
 }
 
@@ -102,6 +104,8 @@ func (r *restriction) judge(ctx context.Context, node string, a admission.Attrib
 		return judgeSlice(node, a)
 	case certificateResource:
 		return judgeCertificate(node, a)
+	case podCertificates:
+		return r.judgePodCertificate(ctx, node, a)
 	}
 	return nil
 }

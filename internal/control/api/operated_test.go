@@ -117,6 +117,9 @@ spec: {policyName: nobody}`},
 	{resource: "certificatesigningrequests", cluster: true, status: `{"conditions":[{"type":"StatusUpdate","status":"True","reason":"E2E","message":"set by a test"}]}`, example: `apiVersion: certificates.k8s.io/v1
 kind: CertificateSigningRequest
 spec: {signerName: example.com/e2e, expirationSeconds: 3600, usages: [digital signature, key encipherment, server auth], request: LS0tLS1CRUdJTiBDRVJUSUZJQ0FURSBSRVFVRVNULS0tLS0KTUlISk1IQUNBUUF3RGpFTU1Bb0dBMVVFQXd3RFpUSmxNRmt3RXdZSEtvWkl6ajBDQVFZSUtvWkl6ajBEQVFjRApRZ0FFSVFocnd0N3BxRE1HenE3Z0dRSXFyN2dXcE9WZmwzZ3c1dHhZN2phQVdYbGtaZUdXQlh1TjRLSVVubSszCnJUZElWZG1sdEVEZHdLSVJlOUJQME1HVVQ2QUFNQW9HQ0NxR1NNNDlCQU1DQTBrQU1FWUNJUUR5RkwvRW9TVDYKNjlaVE9XcE8rbjBFT1ZqclU4OTNGbkRpd1FOb0diMUtUZ0loQVBMWjVnUjZqY0thMnlkajNQMWZXMDFuVXRKbQorNkw5eEphcVhQNGxIZ1p6Ci0tLS0tRU5EIENFUlRJRklDQVRFIFJFUVVFU1QtLS0tLQo=}`},
+	{resource: "podcertificaterequests", status: `{"conditions":[{"type":"Denied","status":"True","reason":"E2E","message":"set by a test","lastTransitionTime":"2024-01-01T00:00:00Z"}]}`, example: `apiVersion: certificates.k8s.io/v1
+kind: PodCertificateRequest
+spec: {signerName: example.com/e2e, podName: p, podUID: pu, serviceAccountName: s, serviceAccountUID: su, nodeName: node, nodeUID: nu, stubPKCS10Request: MH8wMwIBADAAMCowBQYDK2VwAyEAUvn1FVNne+5DOB+g7q9s+FDWbuWcc1jG+xSTe6geNsegADAFBgMrZXADQQD4uQjD0ynIjwlnql5XhO1A9+Ey4maa8HHUpja1giexq+q9MB4nK2YluA+yzj7mJUeZq6XWNkykLtpAgqgwyGUH}`},
 	{resource: "runtimeclasses", cluster: true, example: `apiVersion: node.k8s.io/v1
 kind: RuntimeClass
 handler: h`},

@@ -49,6 +49,8 @@ type Row struct {
 	PrepareStatus func(ctx context.Context, obj, old runtime.Object)
 	// Validate adds checks to those of package validate, on create and update.
 	Validate func(obj runtime.Object) field.ErrorList
+	// ValidateStatus adds checks to writes of /status.
+	ValidateStatus func(obj, old runtime.Object) field.ErrorList
 	// Warnings are shown to whoever writes the object; old is nil on create.
 	Warnings func(obj, old runtime.Object) []string
 

@@ -1,6 +1,8 @@
 package api
 
 import (
+	"time"
+
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
@@ -11,6 +13,10 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/berth-dev/berth/internal/control/api/validate"
 )
 
 func networkRows() []Row {
@@ -92,6 +98,10 @@ func flowRows() []Row {
 func trustRows() []Row {
 	return family(certificatesv1.SchemeGroupVersion,
 		Row{Kind: "ClusterTrustBundle", Resource: "clustertrustbundles", NoCache: true, ClusterScoped: true, NeedsResourceVersion: true},
+		Row{Kind: "PodCertificateRequest", Resource: "podcertificaterequests", NoCache: true, HasStatus: true, NeedsResourceVersion: true,
+			ValidateStatus: func(obj, old runtime.Object) field.ErrorList {
+				return validate.PodCertificateFresh(obj.(*certificatesv1.PodCertificateRequest), old.(*certificatesv1.PodCertificateRequest), time.Now())
+			}},
 	)
 }
 

@@ -164,10 +164,14 @@ func (s *statusStrategy) PrepareForUpdate(ctx context.Context, obj, old runtime.
 }
 
 func (s *statusStrategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
-	if s.checks.status == nil {
-		return nil
+	var errs field.ErrorList
+	if s.checks.status != nil {
+		errs = s.checks.status(obj, old)
 	}
-	return s.checks.status(obj, old)
+	if s.row.ValidateStatus != nil {
+		errs = append(errs, s.row.ValidateStatus(obj, old)...)
+	}
+	return errs
 }
 
 func (s *statusStrategy) WarningsOnUpdate(context.Context, runtime.Object, runtime.Object) []string {

@@ -102,6 +102,7 @@ var controllers = []controller{
 		return certificate.RunSigner(ctx, e, ca)
 	}},
 	{"certificatesigningrequest-cleaner-controller", plain(certificate.RunCleaner)},
+	{"podcertificaterequest-cleaner-controller", plain(certificate.RunPodCleaner)},
 	{"resourcequota-controller", func(ctx context.Context, e shell.Env, _ *Config) error {
 		return recount.Run(ctx, recount.Config{Client: e.Client, Informers: e.Informers, Log: e.Log, Journal: e.Journal})
 	}},

@@ -27,6 +27,7 @@ func AddToScheme(s *runtime.Scheme) error {
 	addRegistration(s)
 	addFlow(s)
 	addResource(s)
+	addCertificates(s)
 	return nil
 }
 

@@ -54,6 +54,8 @@ var kinds = []selectableKind{
 	{gvk: batch.SchemeGroupVersion.WithKind("Job"), resource: "jobs", values: jobFields, keys: []string{"status.successful"}},
 	{gvk: certificates.SchemeGroupVersion.WithKind("CertificateSigningRequest"), resource: "certificatesigningrequests", values: csrFields, keys: []string{"spec.signerName"}},
 	{gvk: certificates.SchemeGroupVersion.WithKind("ClusterTrustBundle"), resource: "clustertrustbundles", values: bundleFields, keys: []string{"spec.signerName"}},
+	{gvk: certificates.SchemeGroupVersion.WithKind("PodCertificateRequest"), resource: "podcertificaterequests", values: podCertificateFields,
+		keys: []string{"spec.signerName", "spec.podName", "spec.nodeName"}},
 	{gvk: resource.SchemeGroupVersion.WithKind("ResourceSlice"), resource: "resourceslices", values: sliceFields, keys: []string{"spec.nodeName", "spec.driver"}},
 	{
 		gvk: v1.SchemeGroupVersion.WithKind("Event"), resource: "events", values: eventFields,

@@ -55,6 +55,8 @@ func TestSelect(t *testing.T) {
 		{&v1.ReplicationController{Status: v1.ReplicationControllerStatus{Replicas: 3}}, v1.SchemeGroupVersion.WithKind("ReplicationController"), "replicationcontrollers", "status.replicas=3", true},
 		{&batch.Job{Status: batch.JobStatus{Succeeded: 2}}, batch.SchemeGroupVersion.WithKind("Job"), "jobs", "status.successful=2", true},
 		{&certificates.CertificateSigningRequest{Spec: certificates.CertificateSigningRequestSpec{SignerName: "x/y"}}, certificates.SchemeGroupVersion.WithKind("CertificateSigningRequest"), "certificatesigningrequests", "spec.signerName=x/y", true},
+		{&certificates.PodCertificateRequest{Spec: certificates.PodCertificateRequestSpec{NodeName: "n1"}}, certificates.SchemeGroupVersion.WithKind("PodCertificateRequest"), "podcertificaterequests", "spec.nodeName=n1", true},
+		{&certificates.PodCertificateRequest{Spec: certificates.PodCertificateRequestSpec{NodeName: "n1"}}, certificates.SchemeGroupVersion.WithKind("PodCertificateRequest"), "podcertificaterequests", "spec.nodeName=n2", false},
 		{&resource.ResourceSlice{Spec: resource.ResourceSliceSpec{NodeName: &node, Driver: "d"}}, resource.SchemeGroupVersion.WithKind("ResourceSlice"), "resourceslices", "spec.nodeName=a,spec.driver=d", true},
 		{&resource.ResourceSlice{}, resource.SchemeGroupVersion.WithKind("ResourceSlice"), "resourceslices", "spec.nodeName=", true},
 		{event, v1.SchemeGroupVersion.WithKind("Event"), "events", "involvedObject.kind=Pod,involvedObject.uid=u,involvedObject.fieldPath=spec.containers{c},source=kubelet,reportingComponent=kubelet", true},
@@ -99,7 +101,7 @@ func TestKeysAgree(t *testing.T) {
 	samples := map[string]runtime.Object{
 		"pods": &v1.Pod{}, "nodes": &v1.Node{}, "services": &v1.Service{}, "namespaces": &v1.Namespace{}, "secrets": &v1.Secret{},
 		"replicationcontrollers": &v1.ReplicationController{}, "jobs": &batch.Job{}, "events": &v1.Event{},
-		"certificatesigningrequests": &certificates.CertificateSigningRequest{}, "clustertrustbundles": &certificates.ClusterTrustBundle{}, "resourceslices": &resource.ResourceSlice{},
+		"certificatesigningrequests": &certificates.CertificateSigningRequest{}, "clustertrustbundles": &certificates.ClusterTrustBundle{}, "resourceslices": &resource.ResourceSlice{}, "podcertificaterequests": &certificates.PodCertificateRequest{},
 	}
 	for _, k := range kinds {
 		obj, ok := samples[k.resource]

@@ -104,6 +104,14 @@ func bundleFields(obj runtime.Object, set fields.Set) bool {
 	return ok
 }
 
+func podCertificateFields(obj runtime.Object, set fields.Set) bool {
+	r, ok := obj.(*certificates.PodCertificateRequest)
+	if ok {
+		set["spec.signerName"], set["spec.podName"], set["spec.nodeName"] = r.Spec.SignerName, r.Spec.PodName, string(r.Spec.NodeName)
+	}
+	return ok
+}
+
 func sliceFields(obj runtime.Object, set fields.Set) bool {
 	s, ok := obj.(*resource.ResourceSlice)
 	if ok {

@@ -45,6 +45,19 @@ func csrCondition(c *certificates.CertificateSigningRequest) string {
 	return text
 }
 
+var podCertificateLayout = of(func(now time.Time, r *certificates.PodCertificateRequest) []any {
+	state := "Pending"
+	for _, c := range r.Status.Conditions {
+		state = c.Type // at most one, which is the answer
+	}
+	return []any{r.Name, r.Spec.PodName, r.Spec.ServiceAccountName, string(r.Spec.NodeName), r.Spec.SignerName, state, created(now, r)}
+}, nameColumn,
+	text("PodName", certificates.PodCertificateRequestSpec{}.SwaggerDoc()["podName"]),
+	text("ServiceAccountName", certificates.PodCertificateRequestSpec{}.SwaggerDoc()["serviceAccountName"]),
+	text("NodeName", certificates.PodCertificateRequestSpec{}.SwaggerDoc()["nodeName"]),
+	text("SignerName", certificates.PodCertificateRequestSpec{}.SwaggerDoc()["signerName"]),
+	text("State", "What the signer answered, or Pending."), ageColumn)
+
 var bindingColumns = []metav1.TableColumnDefinition{nameColumn, text("Role", "The role that is granted."), ageColumn,
 	wide("Users", "Users it is granted to."), wide("Groups", "Groups it is granted to."),
 	wide("ServiceAccounts", "Service accounts it is granted to.")}

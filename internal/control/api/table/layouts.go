@@ -58,6 +58,7 @@ var layouts = map[schema.GroupResource]layout{
 
 	// access and admission
 	{Group: "certificates.k8s.io", Resource: "certificatesigningrequests"}:                 csrLayout,
+	{Group: "certificates.k8s.io", Resource: "podcertificaterequests"}:                     podCertificateLayout,
 	{Group: "rbac.authorization.k8s.io", Resource: "rolebindings"}:                         roleBindingLayout,
 	{Group: "rbac.authorization.k8s.io", Resource: "clusterrolebindings"}:                  clusterRoleBindingLayout,
 	{Group: "admissionregistration.k8s.io", Resource: "validatingwebhookconfigurations"}:   validatingWebhookLayout,

@@ -139,7 +139,7 @@ type row interface{ rules() (reflect.Type, rules) }
 // kinds is the table of everything that has rules.
 var kinds = func() map[reflect.Type]rules {
 	table := map[reflect.Type]rules{}
-	for _, group := range [][]row{coreKinds, workloadKinds, networkKinds, storageKinds, accessKinds, admissionKinds, otherKinds, requestKinds, bundleKinds} {
+	for _, group := range [][]row{coreKinds, workloadKinds, networkKinds, storageKinds, accessKinds, admissionKinds, otherKinds, requestKinds, bundleKinds, podCertificateKinds} {
 		for _, k := range group {
 			t, r := k.rules()
 			table[t] = r

@@ -67,7 +67,7 @@ func goodObjects(t testing.TB) []runtime.Object {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all := []runtime.Object{csr(t), trusted(t, "example.com/one")}
+	all := []runtime.Object{csr(t), trusted(t, "example.com/one"), podRequest(t, newKey(t, elliptic.P256()))}
 	for _, doc := range strings.Split(string(data), "\n---\n") {
 		all = append(all, decode(t, doc))
 	}

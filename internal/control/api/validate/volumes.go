@@ -1,6 +1,7 @@
 package validate
 
 import (
+	"fmt"
 	"path"
 
 	v1 "k8s.io/api/core/v1"
@@ -254,8 +255,41 @@ func projected(p *field.Path, v *v1.ProjectedVolumeSource) errs {
 			all = append(all, trustBundle(at.Child("clusterTrustBundle"), b)...)
 			place(at, b.Path)
 		}
+		if c := s.PodCertificate; c != nil {
+			all = append(all, podCertificate(at.Child("podCertificate"), c)...)
+			for _, path := range []string{c.CredentialBundlePath, c.KeyPath, c.CertificateChainPath} {
+				if path != "" {
+					place(at, path)
+				}
+			}
+		}
 	}
 	return all
+}
+
+func podCertificate(p *field.Path, c *v1.PodCertificateProjection) errs {
+	all := signerName(p.Child("signerName"), c.SignerName)
+	all = append(all, oneOf(p.Child("keyType"), c.KeyType, PodKeyTypes...)...)
+	if seconds := c.MaxExpirationSeconds; seconds != nil {
+		at, most := p.Child("maxExpirationSeconds"), mostSeconds(c.SignerName)
+		if *seconds < minPodCertificateSeconds {
+			all = append(all, field.Invalid(at, *seconds, fmt.Sprintf("if provided, maxExpirationSeconds must be >= %d", minPodCertificateSeconds)))
+		}
+		if *seconds > most {
+			all = append(all, field.Invalid(at, *seconds, fmt.Sprintf("if provided, maxExpirationSeconds must be <= %d", most)))
+		}
+	}
+	if c.CredentialBundlePath == "" && c.KeyPath == "" && c.CertificateChainPath == "" {
+		all = append(all, field.Required(p, "specify at least one of credentialBundlePath, keyPath, and certificateChainPath"))
+	}
+	for _, file := range []struct{ field, path string }{
+		{"credentialBundlePath", c.CredentialBundlePath}, {"keyPath", c.KeyPath}, {"certificateChainPath", c.CertificateChainPath},
+	} {
+		if file.path != "" {
+			all = append(all, localFile(p.Child(file.field), file.path)...)
+		}
+	}
+	return append(all, userAnnotations(p.Child("userAnnotations"), c.UserAnnotations)...)
 }
 
 func tokenProjection(p *field.Path, t *v1.ServiceAccountTokenProjection) errs {

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	resourcev1 "k8s.io/api/resource/v1"
@@ -62,9 +63,10 @@ func New(cfg Config) (*Authorizer, error) {
 	a.static.SetBinding(rbac.BindingKey{Name: "system:node"}, rbacv1.RoleRef{Kind: "ClusterRole", Name: "system:node"},
 		[]rbacv1.Subject{{Kind: rbacv1.GroupKind, Name: user.NodesGroup}})
 	feeds := map[string]cache.SharedIndexInformer{
-		"Pods":              cfg.Informers.Core().V1().Pods().Informer(),
-		"PersistentVolumes": cfg.Informers.Core().V1().PersistentVolumes().Informer(),
-		"VolumeAttachments": cfg.Informers.Storage().V1().VolumeAttachments().Informer(),
+		"Pods":                   cfg.Informers.Core().V1().Pods().Informer(),
+		"PersistentVolumes":      cfg.Informers.Core().V1().PersistentVolumes().Informer(),
+		"PodCertificateRequests": cfg.Informers.Certificates().V1().PodCertificateRequests().Informer(),
+		"VolumeAttachments":      cfg.Informers.Storage().V1().VolumeAttachments().Informer(),
 	}
 	if cfg.ResourceSlices {
 		feeds["ResourceSlices"] = cfg.Informers.Resource().V1().ResourceSlices().Informer()
@@ -115,6 +117,8 @@ func (a *Authorizer) set(obj any) {
 			node = *o.Spec.NodeName
 		}
 		a.change(func(g *Graph) { g.SetOwned(Owned{Slice, o.Name}, node) })
+	case *certificatesv1.PodCertificateRequest:
+		a.change(func(g *Graph) { g.SetOwned(Owned{PodCertificate, o.Namespace + "/" + o.Name}, string(o.Spec.NodeName)) })
 	}
 }
 
@@ -140,6 +144,8 @@ func (a *Authorizer) forget(obj any) {
 		a.change(func(g *Graph) { g.SetOwned(Owned{Attachment, o.Name}, "") })
 	case *resourcev1.ResourceSlice:
 		a.change(func(g *Graph) { g.SetOwned(Owned{Slice, o.Name}, "") })
+	case *certificatesv1.PodCertificateRequest:
+		a.change(func(g *Graph) { g.SetOwned(Owned{PodCertificate, o.Namespace + "/" + o.Name}, "") })
 	}
 }
 

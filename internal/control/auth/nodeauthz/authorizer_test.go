@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -60,6 +61,8 @@ func TestRules(t *testing.T) {
 		&storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: "va2"}, Spec: storagev1.VolumeAttachmentSpec{NodeName: "n2"}},
 		&resourcev1.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "slice1"}, Spec: resourcev1.ResourceSliceSpec{NodeName: &own}},
 		&resourcev1.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "slice2"}, Spec: resourcev1.ResourceSliceSpec{NodeName: &other}},
+		&certificatesv1.PodCertificateRequest{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "r1"}, Spec: certificatesv1.PodCertificateRequestSpec{NodeName: "n1"}},
+		&certificatesv1.PodCertificateRequest{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "r2"}, Spec: certificatesv1.PodCertificateRequestSpec{NodeName: "n2"}},
 	} {
 		a.set(obj)
 	}
@@ -160,6 +163,15 @@ const rulesTable = `
 - get,update,patch,delete resourceslices.resource.k8s.io slice2
 + list,watch,deletecollection resourceslices.resource.k8s.io - spec.nodeName=n1
 - list,watch,deletecollection resourceslices.resource.k8s.io -
++ create podcertificaterequests.certificates.k8s.io ns/r1
++ get podcertificaterequests.certificates.k8s.io ns/r1
+- get podcertificaterequests.certificates.k8s.io ns/r2
+- get podcertificaterequests.certificates.k8s.io other/r1
+- list,watch podcertificaterequests.certificates.k8s.io -
++ list,watch podcertificaterequests.certificates.k8s.io - spec.nodeName=n1
+- list,watch podcertificaterequests.certificates.k8s.io - spec.nodeName=n2
+- update,patch,delete,deletecollection podcertificaterequests.certificates.k8s.io ns/r1
+- update,patch podcertificaterequests.certificates.k8s.io/status ns/r1
 + get,list,watch services -
 + get,list,watch runtimeclasses.node.k8s.io -
 + get,list,watch csidrivers.storage.k8s.io -

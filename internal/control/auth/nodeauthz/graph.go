@@ -27,7 +27,8 @@ type Graph struct {
 	// holders counts the ways in which each node reaches each object; no
 	// count is zero.
 	holders map[podref.Ref]map[string]int
-	// owned maps volume attachments and resource slices to their node.
+	// owned maps volume attachments, resource slices and certificate
+	// requests of pods to their node.
 	owned map[Owned]string
 	// gained collects nodes that came to reach something new.
 	gained map[string]struct{}
@@ -48,6 +49,8 @@ type OwnedKind uint8
 const (
 	Attachment OwnedKind = iota + 1
 	Slice
+	// PodCertificate is a PodCertificateRequest, named namespace/name.
+	PodCertificate
 )
 
 type podEntry struct {

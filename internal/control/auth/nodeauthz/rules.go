@@ -85,6 +85,8 @@ func examine(node string, a authorizer.Attributes) question {
 		return ownName(node, a, "CSINode")
 	case resource{"resource.k8s.io", "resourceslices"}:
 		return examineSlices(node, a)
+	case resource{"certificates.k8s.io", "podcertificaterequests"}:
+		return examinePodCertificates(node, a)
 	}
 	return question{verdict: static}
 }
@@ -215,6 +217,30 @@ func examineSlices(node string, a authorizer.Attributes) question {
 		return no("can only list/watch/deletecollection resourceslices with spec.nodeName field selector")
 	}
 	return no("cannot " + a.GetVerb() + " resourceslices")
+}
+
+// examinePodCertificates lets a node ask for certificates and read the answers;
+// what is in its requests, NodeRestriction checks.
+func examinePodCertificates(node string, a authorizer.Attributes) question {
+	if a.GetSubresource() != "" {
+		return no("cannot access subresources of a PodCertificateRequest")
+	}
+	switch a.GetVerb() {
+	case "create":
+		return question{verdict: allow}
+	case "get":
+		if a.GetName() == "" {
+			return no("No Object name found")
+		}
+		return question{verdict: ask, owned: &Owned{PodCertificate, a.GetNamespace() + "/" + a.GetName()},
+			reason: "no relationship found between node and this object"}
+	case "list", "watch":
+		if selects(a, "spec.nodeName", node) {
+			return question{verdict: allow}
+		}
+		return no("can only list/watch podcertificaterequests with spec.nodeName field selector")
+	}
+	return no("cannot " + a.GetVerb() + " podcertificaterequests")
 }
 
 // selects says whether the request is limited to objects whose field has this

@@ -11,6 +11,7 @@ var controllerRoles = []entry{
 		create,delete,get,list,patch,watch volumeattachments.storage.k8s.io`},
 	{name: "certificate-controller", rules: event + `
 		delete,get,list,watch certificatesigningrequests.certificates.k8s.io
+		delete,get,list,watch podcertificaterequests.certificates.k8s.io
 		update certificatesigningrequests.certificates.k8s.io/status certificatesigningrequests.certificates.k8s.io/approval
 		approve signers.certificates.k8s.io = kubernetes.io/kube-apiserver-client-kubelet
 		sign signers.certificates.k8s.io = kubernetes.io/kube-apiserver-client kubernetes.io/kube-apiserver-client-kubelet kubernetes.io/kubelet-serving kubernetes.io/legacy-unknown

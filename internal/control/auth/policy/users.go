@@ -162,6 +162,7 @@ const nodeRules = `
 	get endpoints
 	create,get,list,watch certificatesigningrequests.certificates.k8s.io
 	get,list,watch clustertrustbundles.certificates.k8s.io
+	create,get,list,watch podcertificaterequests.certificates.k8s.io
 	create,delete,get,patch,update leases.coordination.k8s.io
 	get volumeattachments.storage.k8s.io
 	create serviceaccounts/token
