@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/internal/netnstest"
@@ -23,7 +21,7 @@ func TestPodsBehindWireGuard(t *testing.T) {
 	tap := w.tap()
 	all := []string{"a", "b", "c"}
 	for _, name := range all {
-		w.userspace(name)
+		w.equip(name)
 		w.start(name, WireGuard)
 	}
 	for _, name := range all {
@@ -201,7 +199,7 @@ func (w *fortress) overSix(tap *wiretap) {
 		w.runs[name]()
 		w.stops[name]()
 		w.until("the end of its device", func() bool { return !strings.Contains(w.ip(w.node[name], "link show"), w.device(name).Name) })
-		w.userspace(name)
+		w.equip(name)
 		w.ip(w.node[name], fmt.Sprintf("addr add 2001:db8::%d/64 dev eth0 nodad", i+1), fmt.Sprintf("addr del 192.0.2.%d/24 dev eth0", i+1))
 		n, err := w.client.CoreV1().Nodes().Get(w.t.Context(), name, metav1.GetOptions{})
 		w.must(err)
@@ -240,7 +238,7 @@ func TestToWireGuardAndBack(t *testing.T) {
 				stop()
 			}
 			if mode == WireGuard {
-				w.userspace(name)
+				w.equip(name)
 			}
 			w.start(name, mode)
 		}
@@ -286,7 +284,7 @@ func TestToWireGuardAndBack(t *testing.T) {
 // are closed all the same, and the error tells what to do. Clean-up takes the
 // device away.
 func TestClosedWithoutDevice(t *testing.T) {
-	if _, err := netlink.GenlFamilyGet(unix.WG_GENL_NAME); err == nil {
+	if kernelHasIt() {
 		t.Skip("this kernel has WireGuard")
 	}
 	w := newFortress(t)
@@ -322,7 +320,7 @@ func TestClosedWithoutDevice(t *testing.T) {
 		t.Errorf("a start is told %v", err)
 	}
 
-	w.userspace("a")
+	w.equip("a")
 	if err := netnstest.In(a, func() error { return CheckWireGuard(w.device("a")) }); err != nil {
 		t.Errorf("with a device in userspace a start is told %v", err)
 	}

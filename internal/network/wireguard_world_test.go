@@ -15,6 +15,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
@@ -26,7 +27,7 @@ import (
 )
 
 // fortress is an internet whose nodes encrypt, with pods of both families.
-// Their devices are in userspace: the kernel need not have WireGuard.
+// Their devices are in userspace where the kernel has no WireGuard.
 type fortress struct {
 	*internet
 	dir string
@@ -107,8 +108,18 @@ func (w *fortress) config(name string, mode Mode) Config {
 	return cfg
 }
 
-// userspace gives a node the device that its kernel may not have.
-func (w *fortress) userspace(name string) {
+// kernelHasIt says whether berth makes devices of the kernel's own here.
+func kernelHasIt() bool {
+	_, err := netlink.GenlFamilyGet(unix.WG_GENL_NAME)
+	return err == nil
+}
+
+// equip gives a node the device that its kernel may not have.
+func (w *fortress) equip(name string) {
+	if kernelHasIt() {
+		w.stops[name] = func() { w.ip(w.node[name], "link del "+w.device(name).Name) }
+		return
+	}
 	w.stops[name] = wgtest.New(w.t, w.node[name], w.device(name).Name)
 }
 
