@@ -13,6 +13,7 @@ import (
 	"github.com/berth-dev/berth/internal/agent/admit"
 	"github.com/berth-dev/berth/internal/agent/container"
 	"github.com/berth-dev/berth/internal/agent/pod"
+	"github.com/berth-dev/berth/internal/agent/runtime"
 )
 
 // AdmitFunc is a further opinion on whether the node takes a pod: eviction,
@@ -35,6 +36,10 @@ type admission struct {
 	known func() []*v1.Pod
 	runs  func(uid types.UID) bool
 	kill  func(p *v1.Pod) <-chan struct{}
+	// lives tells of a pod whether it still has a sandbox that runs; give gives
+	// a pod what it is to have alone.
+	lives func(uid types.UID) bool
+	give  AdmitFunc
 	// left is closed when nothing runs any more of a pod that no source has;
 	// nil for all others.
 	left func(uid types.UID) <-chan struct{}
@@ -57,7 +62,7 @@ func newAdmission(a *Agent) *admission {
 		node:   a.view,
 		before: slices.Concat([]AdmitFunc{a.underPressure, a.featured, a.sysctls}, a.Config.Admit, []AdmitFunc{a.giveResources}),
 		after:  []AdmitFunc{a.appArmor, a.goingDown}, resizable: append([]AdmitFunc{a.swapless}, a.Config.Resizable...),
-		known: func() []*v1.Pod { return a.Pods.List() }, runs: func(uid types.UID) bool { return !a.Watcher.Pod(uid).Empty() }, kill: a.preempt, left: func(uid types.UID) <-chan struct{} { return a.Pods.Left(uid) }, drop: a.dropResources, pinned: a.assigned.ResizeRefusal,
+		known: func() []*v1.Pod { return a.Pods.List() }, runs: func(uid types.UID) bool { return !a.Watcher.Pod(uid).Empty() }, kill: a.preempt, lives: a.sandboxRuns, give: a.giveResources, left: func(uid types.UID) <-chan struct{} { return a.Pods.Left(uid) }, drop: a.dropResources, pinned: a.assigned.ResizeRefusal,
 		admitted: map[types.UID]*v1.Pod{}, leaving: map[types.UID]<-chan struct{}{}, waiting: map[types.UID]admit.Want{},
 		rejections: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_admission_rejections_total", Help: "Pods refused by the node, by reason."}, []string{"reason"}),
 		preemptions: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_preemptions", Help: "Pods ended for a critical one, by the resource there was too little of."},
@@ -83,10 +88,7 @@ func (a *Agent) register(list ...prometheus.Collector) {
 // that have to go for a critical pod are gone.
 func (a *admission) Admit(ctx context.Context, p *v1.Pod, adopted bool) *pod.Rejection {
 	if adopted {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		a.admitted[p.UID] = p
-		return nil
+		return a.adopt(p)
 	}
 	if !pod.IsStatic(p) {
 		a.node.wait(ctx)
@@ -109,6 +111,23 @@ func (a *admission) Admit(ctx context.Context, p *v1.Pod, adopted bool) *pod.Rej
 			return nil
 		}
 	}
+	return nil
+}
+
+// adopt counts a pod that an agent before this one admitted. One that the
+// machine has to start anew, after a reboot, needs what it had alone anew: its
+// devices may not be there any more.
+func (a *admission) adopt(p *v1.Pod) *pod.Rejection {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.lives(p.UID) {
+		if refused := ask([]AdmitFunc{a.give}, p); refused != nil {
+			a.drop(p.UID)
+			a.rejections.WithLabelValues(rejectionLabel(refused.Reason)).Inc()
+			return refused
+		}
+	}
+	a.admitted[p.UID] = p
 	return nil
 }
 
@@ -275,6 +294,11 @@ func (a *Agent) preempt(p *v1.Pod) <-chan struct{} {
 		a.event(p, "", v1.EventTypeWarning, admit.Preempting, admit.PreemptingMessage)
 	}
 	return gone
+}
+
+// sandboxRuns tells whether a pod has a sandbox that runs.
+func (a *Agent) sandboxRuns(uid types.UID) bool {
+	return slices.ContainsFunc(a.Watcher.Pod(uid).Sandboxes, func(s *runtime.Sandbox) bool { return s.Ready })
 }
 
 // appArmor refuses pods whose profiles the host cannot enforce.
