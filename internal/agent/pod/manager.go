@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -157,7 +156,7 @@ func (m *Manager) ended(w *worker) {
 		delete(m.blocked, name)
 		m.add(next, true)
 	case back:
-		m.metrics.restartedPods.WithLabelValues(strconv.FormatBool(spec.Static)).Inc()
+		m.metrics.restartedPods.WithLabelValues(isStatic(spec.Static)).Inc()
 		m.add(spec.Pod, spec.Static) // asked for again while it went
 	}
 }

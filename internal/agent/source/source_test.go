@@ -272,3 +272,15 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// TestNobodyPassesForStatic: where a pod comes from is not what it says itself.
+func TestNobodyPassesForStatic(t *testing.T) {
+	liar := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "liar", Namespace: "default", UID: "l", Annotations: map[string]string{AnnotationSource: "file"}}, Spec: v1.PodSpec{NodeName: "Node1"}}
+	e := start(t, Config{Client: fake.NewClientset(liar)})
+	e.until(t, "the pod", func() bool { return e.pods["l"] != nil })
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if got := e.pods["l"].Annotations[AnnotationSource]; got != "api" {
+		t.Errorf("it comes from %q", got)
+	}
+}
