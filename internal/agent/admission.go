@@ -94,6 +94,15 @@ func (a *admission) Admit(ctx context.Context, p *v1.Pod, adopted bool) *pod.Rej
 		a.node.wait(ctx)
 	}
 	refused, first := a.decide(p, a.node.get())
+	if refused != nil && takenAlone[refused.Reason] {
+		// What lacks may be with pods that were deleted by force and still end.
+		if going := a.departing(); len(going) > 0 {
+			if !await(ctx, going) {
+				return nil
+			}
+			refused, first = a.decide(p, a.node.get())
+		}
+	}
 	if refused != nil && refused.Reason == admit.NodeAffinity {
 		// Who placed it may have seen newer labels than this agent has.
 		if now := a.node.fetch(ctx); now != nil {
@@ -104,14 +113,32 @@ func (a *admission) Admit(ctx context.Context, p *v1.Pod, adopted bool) *pod.Rej
 		a.rejections.WithLabelValues(rejectionLabel(refused.Reason)).Inc()
 		return refused
 	}
-	for _, gone := range first {
+	await(ctx, first)
+	return nil
+}
+
+// takenAlone are the reasons for which a pod is refused that does not get what
+// it was to have alone.
+var takenAlone = map[string]bool{"UnexpectedAdmissionError": true, "TopologyAffinityError": true, "SMTAlignmentError": true}
+
+// departing is closed, channel by channel, when those are gone that have to go.
+func (a *admission) departing() []<-chan struct{} {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.others("")
+	return slices.Collect(maps.Values(a.leaving))
+}
+
+// await waits for all channels; false if ctx ends first.
+func await(ctx context.Context, list []<-chan struct{}) bool {
+	for _, gone := range list {
 		select {
 		case <-gone:
 		case <-ctx.Done():
-			return nil
+			return false
 		}
 	}
-	return nil
+	return true
 }
 
 // adopt counts a pod that an agent before this one admitted. One that the

@@ -142,6 +142,39 @@ func TestAdoptedAfterAReboot(t *testing.T) {
 	}
 }
 
+// TestDevicesOfOneThatStillEnds: what a pod had alone that was deleted by force
+// is waited for, and only once.
+func TestDevicesOfOneThatStillEnds(t *testing.T) {
+	old, next := cpuPod("old", "1m", 0), cpuPod("next", "1m", 0)
+	a, _ := smallNode(old, next)
+	over, free := make(chan struct{}), false
+	a.left = func(uid types.UID) <-chan struct{} {
+		if uid == "old" {
+			return over
+		}
+		return nil
+	}
+	asked := make(chan bool, 2)
+	a.before = []AdmitFunc{func(*v1.Pod) (string, string, bool) {
+		asked <- free
+		return "UnexpectedAdmissionError", "no device", free
+	}}
+	done := make(chan bool)
+	go func() { done <- a.Admit(context.Background(), next, false) == nil }()
+	if <-asked {
+		t.Error("the device was free at once")
+	}
+	free = true
+	close(over)
+	if taken := <-done; !taken || !<-asked {
+		t.Error("the pod was refused although the device is free now")
+	}
+	free = false
+	if a.Admit(context.Background(), next, false) == nil {
+		t.Error("taken without a device")
+	}
+}
+
 // TestStaleNode: a pod is refused for a label only if the API says so too.
 func TestStaleNode(t *testing.T) {
 	p := cpuPod("p", "1m", 0)
