@@ -325,7 +325,8 @@ func (a *Agent) preempt(p *v1.Pod) <-chan struct{} {
 
 // sandboxRuns tells whether a pod has a sandbox that runs.
 func (a *Agent) sandboxRuns(uid types.UID) bool {
-	return slices.ContainsFunc(a.Watcher.Pod(uid).Sandboxes, func(s *runtime.Sandbox) bool { return s.Ready })
+	held := a.Watcher.Pod(uid)
+	return !held.Empty() && slices.ContainsFunc(held.Sandboxes, func(s *runtime.Sandbox) bool { return s.Ready })
 }
 
 // appArmor refuses pods whose profiles the host cannot enforce.

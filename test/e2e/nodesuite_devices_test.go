@@ -31,6 +31,7 @@ func TestDeviceSuite(t *testing.T) {
 		{"what pod resources tell", testPodResources},
 		{"figures of processors", testProcessorFigures},
 		{"plugins take over", testTakeOver},
+		{"critical pods", testCriticalPods},
 		{"devices after a reboot", testDevicesAfterAReboot},
 	} {
 		t.Run(step.name, func(t *testing.T) { step.run(t, c, thing) })

@@ -4,9 +4,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"testing"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
 )
 
 // testDeletedVolumes: when the end of a deleted pod is told, its volumes are
@@ -17,7 +19,7 @@ func testDeletedVolumes(a *apps) {
 		p := a.create(`{metadata: {name: ` + name + `, finalizers: [e2e.example.com/hold]}, spec: {terminationGracePeriodSeconds: 2, volumes: [{name: data, emptyDir: {}}],
   containers: [{name: c, image: "berth.dev/toolbox:1", args: [serve], volumeMounts: [{name: data, mountPath: /data}]}]}}`)
 		p = a.podRuns(name)
-		dir := filepath.Join(a.c.dir, "agent", "pods", string(p.UID), "volumes", "kubernetes.io~empty-dir", "data")
+		dir := filepath.Join(a.dir, "agent", "pods", string(p.UID), "volumes", "kubernetes.io~empty-dir", "data")
 		if _, err := os.Stat(dir); err != nil {
 			a.t.Fatal(err)
 		}
@@ -34,7 +36,36 @@ func testDeletedVolumes(a *apps) {
 	}
 }
 
-// testCriticalPods: a critical pod, even one that says it comes from a file,
-// gets its room from others and is deleted like any pod.
-func testCriticalPods(a *apps) {
+// testCriticalPods: a critical pod that says it comes from a file, and does not,
+// gets its room from others with requests, and is deleted like any pod.
+func testCriticalPods(t *testing.T, c *cluster, _ *devicePlugin) {
+	c.apply(simplePod("small", `{limits: {cpu: 100m, memory: 32Mi}}`) + "---" + simplePod("nothing", ""))
+	c.waitReady("default", "app=small", 1)
+	c.waitReady("default", "app=nothing", 1)
+	node, err := c.client.CoreV1().Nodes().Get(t.Context(), c.nodeName(), metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &v1.Pod{}
+	if err := yaml.UnmarshalStrict([]byte(simplePod("vital", `{requests: {cpu: `+node.Status.Allocatable.Cpu().String()+`}}`)), p); err != nil {
+		t.Fatal(err)
+	}
+	p.Annotations = map[string]string{"kubernetes.io/config.source": "file"}
+	p.Spec.NodeName, p.Spec.PriorityClassName = node.Name, "system-node-critical"
+	system := c.client.CoreV1().Pods("kube-system")
+	if _, err := system.Create(t.Context(), p, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	c.waitReady("kube-system", "app=vital", 1)
+	small := c.pods("default", "app=small")[0]
+	if small.Status.Phase != v1.PodSucceeded || small.Status.Reason != "Preempting" || !disrupted(&small) {
+		t.Errorf("small is %s %s %v", small.Status.Phase, small.Status.Reason, small.Status.Conditions)
+	}
+	c.waitReady("default", "app=nothing", 1)
+	grace := int64(1)
+	if err := system.Delete(t.Context(), "vital", metav1.DeleteOptions{GracePeriodSeconds: &grace}); err != nil {
+		t.Fatal(err)
+	}
+	c.eventually("vital is gone", func() (bool, string) { return len(c.pods("kube-system", "app=vital")) == 0, "it is there" })
+	c.kubectl("delete", "pod", "small", "nothing", "--wait")
 }

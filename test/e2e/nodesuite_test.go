@@ -38,7 +38,6 @@ var podLifeTests = []appTest{
 	{"rejected pods keep their class", testRejected},
 	{"readiness while a pod ends", testReadinessAtTheEnd},
 	{"deleted pods and their volumes", testDeletedVolumes},
-	{"critical pods", testCriticalPods},
 }
 
 // create makes a pod of a manifest in the test's namespace.
