@@ -18,7 +18,8 @@ import (
 // pod resources API and the static processor policy, and what TestDevicePlugin
 // and TestProcessorsOfItsOwn do not show already.
 func TestDeviceSuite(t *testing.T) {
-	c := newCluster(t, agentFlags(t, staticPolicy)...)
+	manifests := t.TempDir()
+	c := newCluster(t, agentFlags(t, staticPolicy+"staticPodPath: "+manifests+"\n")...)
 	c.up()
 	thing := c.startPlugin("example.com/thing", filepath.Join(c.dir, "agent/device-plugins/thing.sock"), "a", "b")
 	thing.register()
@@ -36,6 +37,7 @@ func TestDeviceSuite(t *testing.T) {
 	} {
 		t.Run(step.name, func(t *testing.T) { step.run(t, c, thing) })
 	}
+	t.Run("a mirror outlives its pod", func(t *testing.T) { testMirrorOutlives(t, c, manifests) })
 }
 
 const oneThing = `{limits: {example.com/thing: "1"}}`

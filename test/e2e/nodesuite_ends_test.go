@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
@@ -68,4 +69,32 @@ func testCriticalPods(t *testing.T, c *cluster, _ *devicePlugin) {
 	}
 	c.eventually("vital is gone", func() (bool, string) { return len(c.pods("kube-system", "app=vital")) == 0, "it is there" })
 	c.kubectl("delete", "pod", "small", "nothing", "--wait")
+}
+
+// testMirrorOutlives: the mirror of a static pod whose manifest goes says Running
+// until nothing of the pod runs.
+func testMirrorOutlives(t *testing.T, c *cluster, manifests string) {
+	file := filepath.Join(manifests, "fixed.yaml")
+	manifest := strings.Replace(simplePod("fixed", ""), "args: [serve]", "command: [sleep, \"1000\"], lifecycle: {preStop: {sleep: {seconds: 2}}}", 1)
+	if err := os.WriteFile(file, []byte(strings.Replace(manifest, "terminationGracePeriodSeconds: 0", "terminationGracePeriodSeconds: 10", 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	before := c.container("fixed")
+	mirror := c.pods("default", "app=fixed")[0]
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	c.eventually("the mirror is gone", func() (bool, string) {
+		pods := c.pods("default", "app=fixed")
+		if len(pods) == 0 {
+			return true, ""
+		}
+		if p := pods[0]; p.UID != mirror.UID || p.Status.Phase != v1.PodRunning {
+			t.Errorf("meanwhile the mirror is %s: %s", p.UID, describe(&p))
+		}
+		return false, describe(&pods[0])
+	})
+	if _, lives := c.containerPIDs()[before.id]; lives {
+		t.Error("the mirror went before its pod")
+	}
 }

@@ -232,7 +232,8 @@ func (m *Manager) Gone(uid types.UID) {
 	if w := m.workers[uid]; w != nil {
 		w.update(func(s *Spec) {
 			s.Removed = true
-			w.mirror = nil // from now on it stands for the pod's successor
+			w.mirrored = w.mirror != nil
+			w.mirror = nil // its status is not kept any more
 		})
 	}
 }

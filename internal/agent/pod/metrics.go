@@ -122,6 +122,9 @@ func (m *Manager) Collect(out chan<- prometheus.Metric) {
 	for _, w := range m.workers {
 		w.mu.Lock()
 		spec := w.spec
+		if spec.Removed && w.mirrored {
+			mirrors++ // it stays until the pod has ended
+		}
 		w.mu.Unlock()
 		status := &w.current.Load().Status
 		kind := workOn(spec, status.Phase, w.ending.Load())
