@@ -18,8 +18,7 @@ import (
 // pod resources API and the static processor policy, and what TestDevicePlugin
 // and TestProcessorsOfItsOwn do not show already.
 func TestDeviceSuite(t *testing.T) {
-	manifests := t.TempDir()
-	c := newCluster(t, agentFlags(t, staticPolicy+"staticPodPath: "+manifests+"\n")...)
+	c := newCluster(t, agentFlags(t, staticPolicy)...)
 	c.up()
 	thing := c.startPlugin("example.com/thing", filepath.Join(c.dir, "agent/device-plugins/thing.sock"), "a", "b")
 	thing.register()
@@ -34,10 +33,10 @@ func TestDeviceSuite(t *testing.T) {
 		{"plugins take over", testTakeOver},
 		{"critical pods", testCriticalPods},
 		{"devices after a reboot", testDevicesAfterAReboot},
+		{"a mirror outlives its pod", testMirrorOutlives},
 	} {
 		t.Run(step.name, func(t *testing.T) { step.run(t, c, thing) })
 	}
-	t.Run("a mirror outlives its pod", func(t *testing.T) { testMirrorOutlives(t, c, manifests) })
 }
 
 const oneThing = `{limits: {example.com/thing: "1"}}`

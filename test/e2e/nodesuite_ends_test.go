@@ -73,8 +73,8 @@ func testCriticalPods(t *testing.T, c *cluster, _ *devicePlugin) {
 
 // testMirrorOutlives: the mirror of a static pod whose manifest goes says Running
 // until nothing of the pod runs.
-func testMirrorOutlives(t *testing.T, c *cluster, manifests string) {
-	file := filepath.Join(manifests, "fixed.yaml")
+func testMirrorOutlives(t *testing.T, c *cluster, _ *devicePlugin) {
+	file := filepath.Join(c.dir, "agent", "manifests", "fixed.yaml")
 	manifest := strings.Replace(simplePod("fixed", ""), "args: [serve]", "command: [sleep, \"1000\"], lifecycle: {preStop: {sleep: {seconds: 2}}}", 1)
 	if err := os.WriteFile(file, []byte(strings.Replace(manifest, "terminationGracePeriodSeconds: 0", "terminationGracePeriodSeconds: 10", 1)), 0o600); err != nil {
 		t.Fatal(err)
