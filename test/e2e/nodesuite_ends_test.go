@@ -17,9 +17,9 @@ import (
 func testDeletedVolumes(a *apps) {
 	for i := range 5 {
 		name := fmt.Sprint("going-", i)
-		p := a.create(`{metadata: {name: ` + name + `, finalizers: [e2e.example.com/hold]}, spec: {terminationGracePeriodSeconds: 2, volumes: [{name: data, emptyDir: {}}],
+		a.create(`{metadata: {name: ` + name + `, finalizers: [e2e.example.com/hold]}, spec: {terminationGracePeriodSeconds: 2, volumes: [{name: data, emptyDir: {}}],
   containers: [{name: c, image: "berth.dev/toolbox:1", args: [serve], volumeMounts: [{name: data, mountPath: /data}]}]}}`)
-		p = a.podRuns(name)
+		p := a.podRuns(name)
 		dir := filepath.Join(a.dir, "agent", "pods", string(p.UID), "volumes", "kubernetes.io~empty-dir", "data")
 		if _, err := os.Stat(dir); err != nil {
 			a.t.Fatal(err)
