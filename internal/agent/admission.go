@@ -13,6 +13,7 @@ import (
 	"github.com/berth-dev/berth/internal/agent/admit"
 	"github.com/berth-dev/berth/internal/agent/container"
 	"github.com/berth-dev/berth/internal/agent/pod"
+	"github.com/berth-dev/berth/internal/agent/runtime"
 )
 
 // AdmitFunc is a further opinion on whether the node takes a pod: eviction,
@@ -35,6 +36,10 @@ type admission struct {
 	known func() []*v1.Pod
 	runs  func(uid types.UID) bool
 	kill  func(p *v1.Pod) <-chan struct{}
+	// lives tells of a pod whether it still has a sandbox that runs; give gives
+	// a pod what it is to have alone.
+	lives func(uid types.UID) bool
+	give  AdmitFunc
 	// left is closed when nothing runs any more of a pod that no source has;
 	// nil for all others.
 	left func(uid types.UID) <-chan struct{}
@@ -57,7 +62,7 @@ func newAdmission(a *Agent) *admission {
 		node:   a.view,
 		before: slices.Concat([]AdmitFunc{a.underPressure, a.featured, a.sysctls}, a.Config.Admit, []AdmitFunc{a.giveResources}),
 		after:  []AdmitFunc{a.appArmor, a.goingDown}, resizable: append([]AdmitFunc{a.swapless}, a.Config.Resizable...),
-		known: func() []*v1.Pod { return a.Pods.List() }, runs: func(uid types.UID) bool { return !a.Watcher.Pod(uid).Empty() }, kill: a.preempt, left: func(uid types.UID) <-chan struct{} { return a.Pods.Left(uid) }, drop: a.dropResources, pinned: a.assigned.ResizeRefusal,
+		known: func() []*v1.Pod { return a.Pods.List() }, runs: func(uid types.UID) bool { return !a.Watcher.Pod(uid).Empty() }, kill: a.preempt, lives: a.sandboxRuns, give: a.giveResources, left: func(uid types.UID) <-chan struct{} { return a.Pods.Left(uid) }, drop: a.dropResources, pinned: a.assigned.ResizeRefusal,
 		admitted: map[types.UID]*v1.Pod{}, leaving: map[types.UID]<-chan struct{}{}, waiting: map[types.UID]admit.Want{},
 		rejections: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_admission_rejections_total", Help: "Pods refused by the node, by reason."}, []string{"reason"}),
 		preemptions: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_preemptions", Help: "Pods ended for a critical one, by the resource there was too little of."},
@@ -83,15 +88,21 @@ func (a *Agent) register(list ...prometheus.Collector) {
 // that have to go for a critical pod are gone.
 func (a *admission) Admit(ctx context.Context, p *v1.Pod, adopted bool) *pod.Rejection {
 	if adopted {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		a.admitted[p.UID] = p
-		return nil
+		return a.adopt(p)
 	}
 	if !pod.IsStatic(p) {
 		a.node.wait(ctx)
 	}
 	refused, first := a.decide(p, a.node.get())
+	if refused != nil && takenAlone[refused.Reason] {
+		// What lacks may be with pods that were deleted by force and still end.
+		if going := a.departing(); len(going) > 0 {
+			if !await(ctx, going) {
+				return nil
+			}
+			refused, first = a.decide(p, a.node.get())
+		}
+	}
 	if refused != nil && refused.Reason == admit.NodeAffinity {
 		// Who placed it may have seen newer labels than this agent has.
 		if now := a.node.fetch(ctx); now != nil {
@@ -102,13 +113,48 @@ func (a *admission) Admit(ctx context.Context, p *v1.Pod, adopted bool) *pod.Rej
 		a.rejections.WithLabelValues(rejectionLabel(refused.Reason)).Inc()
 		return refused
 	}
-	for _, gone := range first {
+	await(ctx, first)
+	return nil
+}
+
+// takenAlone are the reasons for which a pod is refused that does not get what
+// it was to have alone.
+var takenAlone = map[string]bool{"UnexpectedAdmissionError": true, "TopologyAffinityError": true, "SMTAlignmentError": true}
+
+// departing is closed, channel by channel, when those are gone that have to go.
+func (a *admission) departing() []<-chan struct{} {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.others("")
+	return slices.Collect(maps.Values(a.leaving))
+}
+
+// await waits for all channels; false if ctx ends first.
+func await(ctx context.Context, list []<-chan struct{}) bool {
+	for _, gone := range list {
 		select {
 		case <-gone:
 		case <-ctx.Done():
-			return nil
+			return false
 		}
 	}
+	return true
+}
+
+// adopt counts a pod that an agent before this one admitted. One that the
+// machine has to start anew, after a reboot, needs what it had alone anew: its
+// devices may not be there any more.
+func (a *admission) adopt(p *v1.Pod) *pod.Rejection {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.lives(p.UID) {
+		if refused := ask([]AdmitFunc{a.give}, p); refused != nil {
+			a.drop(p.UID)
+			a.rejections.WithLabelValues(rejectionLabel(refused.Reason)).Inc()
+			return refused
+		}
+	}
+	a.admitted[p.UID] = p
 	return nil
 }
 
@@ -275,6 +321,12 @@ func (a *Agent) preempt(p *v1.Pod) <-chan struct{} {
 		a.event(p, "", v1.EventTypeWarning, admit.Preempting, admit.PreemptingMessage)
 	}
 	return gone
+}
+
+// sandboxRuns tells whether a pod has a sandbox that runs.
+func (a *Agent) sandboxRuns(uid types.UID) bool {
+	held := a.Watcher.Pod(uid)
+	return !held.Empty() && slices.ContainsFunc(held.Sandboxes, func(s *runtime.Sandbox) bool { return s.Ready })
 }
 
 // appArmor refuses pods whose profiles the host cannot enforce.

@@ -29,7 +29,8 @@ func smallNode(pods ...*v1.Pod) (*admission, map[types.UID]chan struct{}) {
 		drop: func(types.UID) {}, pinned: func(_, _ *v1.Pod) string { return "" },
 
 		node: v, known: func() []*v1.Pod { return pods }, runs: func(types.UID) bool { return false },
-		left: func(types.UID) <-chan struct{} { return nil },
+		lives: func(types.UID) bool { return true },
+		left:  func(types.UID) <-chan struct{} { return nil },
 		kill: func(p *v1.Pod) <-chan struct{} {
 			killed[p.UID] = make(chan struct{})
 			return killed[p.UID]
@@ -118,6 +119,59 @@ func TestAdopted(t *testing.T) {
 	a.runs = func(uid types.UID) bool { return uid == "old" }
 	if r := a.Admit(context.Background(), next, false); r == nil || r.Reason != "OutOfcpu" {
 		t.Errorf("beside a pod that runs already: %+v", r)
+	}
+}
+
+// TestAdoptedAfterAReboot: what runs goes on without asking; what has to be
+// started anew is asked for what it had alone, and is gone without it.
+func TestAdoptedAfterAReboot(t *testing.T) {
+	warm, cold := cpuPod("warm", "100m", 0), cpuPod("cold", "100m", 0)
+	a, _ := smallNode(warm, cold)
+	var dropped []types.UID
+	a.drop = func(uid types.UID) { dropped = append(dropped, uid) }
+	a.lives = func(uid types.UID) bool { return uid == "warm" }
+	a.give = func(*v1.Pod) (string, string, bool) { return "UnexpectedAdmissionError", "no device", false }
+	if r := a.Admit(context.Background(), warm, true); r != nil {
+		t.Errorf("a running pod: %+v", r)
+	}
+	if r := a.Admit(context.Background(), cold, true); r == nil || r.Reason != "UnexpectedAdmissionError" || r.Message != "no device" {
+		t.Errorf("a pod that has to start anew: %+v", r)
+	}
+	if len(dropped) != 1 || dropped[0] != "cold" || a.admitted["cold"] != nil || a.admitted["warm"] == nil {
+		t.Errorf("dropped %v, counted %v", dropped, a.admitted)
+	}
+}
+
+// TestDevicesOfOneThatStillEnds: what a pod had alone that was deleted by force
+// is waited for, and only once.
+func TestDevicesOfOneThatStillEnds(t *testing.T) {
+	old, next := cpuPod("old", "1m", 0), cpuPod("next", "1m", 0)
+	a, _ := smallNode(old, next)
+	over, free := make(chan struct{}), false
+	a.left = func(uid types.UID) <-chan struct{} {
+		if uid == "old" {
+			return over
+		}
+		return nil
+	}
+	asked := make(chan bool, 2)
+	a.before = []AdmitFunc{func(*v1.Pod) (string, string, bool) {
+		asked <- free
+		return "UnexpectedAdmissionError", "no device", free
+	}}
+	done := make(chan bool)
+	go func() { done <- a.Admit(context.Background(), next, false) == nil }()
+	if <-asked {
+		t.Error("the device was free at once")
+	}
+	free = true
+	close(over)
+	if taken := <-done; !taken || !<-asked {
+		t.Error("the pod was refused although the device is free now")
+	}
+	free = false
+	if a.Admit(context.Background(), next, false) == nil {
+		t.Error("taken without a device")
 	}
 }
 

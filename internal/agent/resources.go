@@ -36,7 +36,7 @@ func (a *Agent) buildResources(machine *node.Machine) error {
 		Changed: func(uid types.UID) { a.Pods.Poke(uid) }, Metrics: cfg.Metrics}); err != nil {
 		return err
 	}
-	if a.claims, err = dra.New(dra.Config{Log: cfg.Log, RootDir: cfg.RootDir, NodeName: cfg.NodeName, Client: cfg.Client, Changed: func(uid types.UID) { a.Pods.Poke(uid) }}); err != nil {
+	if a.claims, err = dra.New(dra.Config{Log: cfg.Log, RootDir: cfg.RootDir, NodeName: cfg.NodeName, Client: cfg.Client, Changed: func(uid types.UID) { a.Pods.Poke(uid) }, Metrics: cfg.Metrics}); err != nil {
 		return err
 	}
 	options, err := topology.ParseOptions(k.TopologyManagerPolicyOptions)

@@ -37,6 +37,7 @@ var podLifeTests = []appTest{
 	{"generations", testGenerations},
 	{"rejected pods keep their class", testRejected},
 	{"readiness while a pod ends", testReadinessAtTheEnd},
+	{"deleted pods and their volumes", testDeletedVolumes},
 }
 
 // create makes a pod of a manifest in the test's namespace.

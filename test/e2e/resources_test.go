@@ -155,6 +155,7 @@ type devicePlugin struct {
 	mu      sync.Mutex
 	devices []*pluginapi.Device
 	changed chan struct{}
+	pause   func() // before an allocation is answered; nil for none
 }
 
 func (c *cluster) startPlugin(resource, socket string, ids ...string) *devicePlugin {
@@ -237,6 +238,12 @@ func (p *devicePlugin) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStream
 }
 
 func (p *devicePlugin) Allocate(_ context.Context, req *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
+	p.mu.Lock()
+	pause := p.pause
+	p.mu.Unlock()
+	if pause != nil {
+		pause()
+	}
 	out := &pluginapi.ContainerAllocateResponse{Envs: map[string]string{"DEVICES": strings.Join(req.ContainerRequests[0].DevicesIds, ",")},
 		Devices: []*pluginapi.DeviceSpec{{HostPath: "/dev/null", ContainerPath: "/dev/thing", Permissions: "rw"}}}
 	if p.cdi != "" {

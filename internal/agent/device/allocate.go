@@ -64,7 +64,7 @@ func (m *Manager) Allocate(ctx context.Context, pod *v1.Pod, c *v1.Container, no
 
 // clientOf is how to reach the plugin of a resource; m.mu is held.
 func (m *Manager) clientOf(resource string) (pluginapi.DevicePluginClient, *pluginapi.DevicePluginOptions) {
-	p := m.plugins[resource]
+	p := m.inCharge(resource)
 	if p == nil {
 		return nil, nil
 	}
@@ -160,7 +160,7 @@ func (m *Manager) PreStart(ctx context.Context, pod types.UID, name string) erro
 	m.mu.Unlock()
 	for _, share := range shares {
 		m.mu.Lock()
-		p := m.plugins[share.Resource]
+		p := m.inCharge(share.Resource)
 		var client pluginapi.DevicePluginClient
 		if p != nil && p.options.GetPreStartRequired() {
 			client = p.client

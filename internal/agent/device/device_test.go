@@ -2,6 +2,7 @@ package device
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -43,6 +44,8 @@ type sample struct {
 	mu       sync.Mutex
 	prefer   []string
 	refuse   bool
+	silent   bool // has no options
+	mute     bool // lists nothing
 	prepared []string
 }
 
@@ -55,7 +58,12 @@ func startSample(t *testing.T, dir string, devices ...string) *sample {
 
 func serveSample(t *testing.T, dir string, devices ...string) *sample {
 	t.Helper()
-	s := &sample{t: t, dir: dir, socket: filepath.Join(dir, "sample.sock"), server: grpc.NewServer(), changes: make(chan []*pluginapi.Device, 10)}
+	return serveNamed(t, dir, "sample.sock", devices...)
+}
+
+func serveNamed(t *testing.T, dir, name string, devices ...string) *sample {
+	t.Helper()
+	s := &sample{t: t, dir: dir, socket: filepath.Join(dir, name), server: grpc.NewServer(), changes: make(chan []*pluginapi.Device, 10)}
 	os.Remove(s.socket)
 	listener, err := net.Listen("unix", s.socket)
 	if err != nil {
@@ -74,15 +82,27 @@ func serveSample(t *testing.T, dir string, devices ...string) *sample {
 
 func (s *sample) register() {
 	s.t.Helper()
+	if err := s.tryRegister(); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *sample) tryRegister() error {
+	s.t.Helper()
 	conn, err := grpc.NewClient("unix:"+filepath.Join(s.dir, socketName), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	defer conn.Close()
-	_, err = pluginapi.NewRegistrationClient(conn).Register(s.t.Context(), &pluginapi.RegisterRequest{Version: pluginapi.Version, Endpoint: "sample.sock", ResourceName: thing}, grpc.WaitForReady(true))
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	_, err = pluginapi.NewRegistrationClient(conn).Register(s.t.Context(), &pluginapi.RegisterRequest{Version: pluginapi.Version, Endpoint: filepath.Base(s.socket), ResourceName: thing}, grpc.WaitForReady(true))
+	return err
+}
+
+// fail makes allocations fail, or not any more.
+func (s *sample) fail(refuse bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.refuse = refuse
 }
 
 // show sends a list; a name with a "!" is unhealthy.
@@ -99,11 +119,17 @@ func (s *sample) show(names ...string) {
 }
 
 func (s *sample) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
+	if s.silent {
+		return nil, errors.New("not yet")
+	}
 	return &pluginapi.DevicePluginOptions{PreStartRequired: true, GetPreferredAllocationAvailable: true}, nil
 }
 
 func (s *sample) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
 	for {
+		if s.mute {
+			return errors.New("nothing to list")
+		}
 		select {
 		case <-stream.Context().Done():
 			return nil
@@ -296,15 +322,11 @@ func TestLifeOfADevice(t *testing.T) {
 	if err := a.Keep(func(uid types.UID) bool { return uid != "first" }); err != nil {
 		t.Fatal(err)
 	}
-	s.mu.Lock()
-	s.refuse = true
-	s.mu.Unlock()
+	s.fail(true)
 	if err := a.give(second); err == nil || !strings.Contains(err.Error(), "out of order") {
 		t.Errorf("with a plugin that refuses: %v", err)
 	}
-	s.mu.Lock()
-	s.refuse = false
-	s.mu.Unlock()
+	s.fail(false)
 	if err := a.give(second); err != nil {
 		t.Errorf("with free devices: %v", err)
 	}

@@ -61,8 +61,12 @@ func (l *Ledger) Know(resource string, devices []Device) {
 	l.devices[resource] = byID
 }
 
-// Lose makes all devices of a resource unhealthy.
+// Lose makes all devices of a resource unhealthy. A resource whose plugin never
+// listed any is known from then on, with none.
 func (l *Ledger) Lose(resource string) {
+	if l.devices[resource] == nil {
+		l.Drop(resource)
+	}
 	for id, device := range l.devices[resource] {
 		device.Healthy = false
 		l.devices[resource][id] = device

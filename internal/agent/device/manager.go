@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -65,17 +66,25 @@ type Manager struct {
 	saving     sync.Mutex
 	mu         sync.Mutex
 	ledger     *Ledger
-	plugins    map[string]*plugin
-	wg         sync.WaitGroup
+	// plugins are the connected ones by resource, the newest last: that one is
+	// in charge, and when it goes the one before it is again.
+	plugins map[string][]*plugin
+	// gone is the last plugin of a resource that has none.
+	gone map[string]*plugin
+	wg   sync.WaitGroup
 }
 
 // plugin is the connection to one device plugin.
 type plugin struct {
 	resource string
 	socket   string
+	conn     *grpc.ClientConn
 	client   pluginapi.DevicePluginClient
 	options  *pluginapi.DevicePluginOptions
 	stop     context.CancelFunc
+	// devices are those it listed last; it says nothing until listed is true.
+	devices []Device
+	listed  bool
 }
 
 // New returns a Manager that remembers what containers held before.
@@ -83,7 +92,7 @@ func New(cfg Config) (*Manager, error) {
 	if cfg.Log == nil || cfg.RootDir == "" || cfg.Offer == nil || cfg.Changed == nil {
 		return nil, errors.New("configuring device plugins: Log, RootDir, Offer and Changed are required")
 	}
-	m := &Manager{cfg: cfg, dir: filepath.Join(cfg.RootDir, "device-plugins"), ledger: NewLedger(), plugins: map[string]*plugin{}, running: make(chan struct{})}
+	m := &Manager{cfg: cfg, dir: filepath.Join(cfg.RootDir, "device-plugins"), ledger: NewLedger(), plugins: map[string][]*plugin{}, gone: map[string]*plugin{}, running: make(chan struct{})}
 	var err error
 	if m.metrics, err = newMetrics(cfg.Metrics); err != nil {
 		return nil, err
@@ -129,22 +138,28 @@ func (m *Manager) Run(ctx context.Context) error {
 	return fmt.Errorf("serving device plugin registration: %w", err)
 }
 
-// follow keeps the ledger as the plugin says until its stream ends.
-func (m *Manager) follow(ctx context.Context, p *plugin) error {
-	socket := p.socket
-	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReceiveLen)))
+// dial connects to a plugin and asks for its options.
+func (m *Manager) dial(ctx context.Context, p *plugin) error {
+	conn, err := grpc.NewClient("unix:"+p.socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReceiveLen)))
 	if err != nil {
-		return fmt.Errorf("connecting to %s: %w", socket, err)
+		return fmt.Errorf("connecting to %s: %w", p.socket, err)
 	}
-	defer conn.Close()
 	client := pluginapi.NewDevicePluginClient(conn)
 	asking, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
 	options, err := client.GetDevicePluginOptions(asking, &pluginapi.Empty{}, grpc.WaitForReady(true))
-	cancel()
 	if err != nil {
-		return fmt.Errorf("asking for the plugin's options: %w", err)
+		_ = conn.Close()
+		return fmt.Errorf("failed to get device plugin options: %w", err)
 	}
-	stream, err := client.ListAndWatch(ctx, &pluginapi.Empty{})
+	p.conn, p.client, p.options = conn, client, options
+	return nil
+}
+
+// follow keeps the ledger as the plugin says until its stream ends.
+func (m *Manager) follow(ctx context.Context, p *plugin) error {
+	defer p.conn.Close()
+	stream, err := p.client.ListAndWatch(ctx, &pluginapi.Empty{})
 	if err != nil {
 		return fmt.Errorf("listing devices: %w", err)
 	}
@@ -162,26 +177,47 @@ func (m *Manager) follow(ctx context.Context, p *plugin) error {
 			devices = append(devices, device)
 		}
 		m.mu.Lock()
-		if m.plugins[p.resource] == p {
-			p.client, p.options = client, options
+		p.devices, p.listed = devices, true
+		charge := m.inCharge(p.resource) == p
+		if charge {
 			m.ledger.Know(p.resource, devices)
 		}
 		m.mu.Unlock()
-		m.offer()
-		m.told(p.resource)
+		if charge {
+			m.offer()
+			m.told(p.resource)
+		}
 	}
 }
 
-// lost makes the devices of a plugin unhealthy, and gone if it does not return
-// for a while.
+// inCharge is the plugin that answers for a resource, nil if there is none;
+// m.mu is held.
+func (m *Manager) inCharge(resource string) *plugin {
+	if list := m.plugins[resource]; len(list) > 0 {
+		return list[len(list)-1]
+	}
+	return nil
+}
+
+// lost lets the plugin before it answer for the resource again. Without one
+// the devices are unhealthy, and gone if nobody comes for a while.
 func (m *Manager) lost(p *plugin) {
 	m.mu.Lock()
-	if m.plugins[p.resource] != p {
+	at := slices.Index(m.plugins[p.resource], p)
+	if at < 0 {
 		m.mu.Unlock()
 		return // replaced
 	}
-	p.client = nil
-	m.ledger.Lose(p.resource)
+	charge := m.inCharge(p.resource) == p
+	m.plugins[p.resource] = slices.Delete(m.plugins[p.resource], at, at+1)
+	next := m.inCharge(p.resource)
+	switch {
+	case next == nil:
+		m.gone[p.resource] = p
+		m.ledger.Lose(p.resource)
+	case charge && next.listed:
+		m.ledger.Know(p.resource, next.devices)
+	}
 	m.mu.Unlock()
 	ctx := m.ctx
 	if ctx.Err() != nil {
@@ -189,25 +225,30 @@ func (m *Manager) lost(p *plugin) {
 	}
 	m.offer()
 	m.told(p.resource)
-	m.wg.Go(func() {
-		timer := time.NewTimer(lingering)
-		defer timer.Stop()
-		select {
-		case <-ctx.Done():
-			return
-		case <-timer.C:
-		}
-		m.mu.Lock()
-		still := m.plugins[p.resource] == p
-		if still {
-			m.ledger.Drop(p.resource)
-		}
-		m.mu.Unlock()
-		if still {
-			m.offer()
-			m.told(p.resource)
-		}
-	})
+	if next == nil {
+		m.wg.Go(func() { m.drop(ctx, p) })
+	}
+}
+
+// drop forgets the devices of a plugin that nobody follows in time.
+func (m *Manager) drop(ctx context.Context, p *plugin) {
+	timer := time.NewTimer(lingering)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return
+	case <-timer.C:
+	}
+	m.mu.Lock()
+	still := m.inCharge(p.resource) == nil && m.gone[p.resource] == p
+	if still {
+		m.ledger.Drop(p.resource)
+	}
+	m.mu.Unlock()
+	if still {
+		m.offer()
+		m.told(p.resource)
+	}
 }
 
 // told tells of the pods that hold devices of a resource.

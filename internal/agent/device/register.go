@@ -17,8 +17,9 @@ type registration struct {
 	m *Manager
 }
 
-// Register takes in a plugin.
-func (r registration) Register(_ context.Context, req *pluginapi.RegisterRequest) (*pluginapi.Empty, error) {
+// Register takes in a plugin that tells its options; else its registration
+// fails, and whoever offered the resource so far goes on.
+func (r registration) Register(ctx context.Context, req *pluginapi.RegisterRequest) (*pluginapi.Empty, error) {
 	if req.Version != pluginapi.Version {
 		return nil, fmt.Errorf("device plugin API version %q is not supported: want %s", req.Version, pluginapi.Version)
 	}
@@ -28,7 +29,9 @@ func (r registration) Register(_ context.Context, req *pluginapi.RegisterRequest
 	if err := checkResource(req.ResourceName); err != nil {
 		return nil, err
 	}
-	r.m.connect(req.ResourceName, filepath.Join(r.m.dir, req.Endpoint), req.Options)
+	if err := r.m.connect(ctx, req.ResourceName, filepath.Join(r.m.dir, req.Endpoint)); err != nil {
+		return nil, err
+	}
 	return &pluginapi.Empty{}, nil
 }
 
@@ -59,35 +62,45 @@ func (w Watched) Register(ctx context.Context, resource, endpoint string, versio
 	if w.ctx.Err() != nil {
 		return errors.New("the agent is stopping")
 	}
-	w.connect(resource, endpoint, nil)
-	return nil
+	return w.connect(ctx, resource, endpoint)
 }
 
-// Deregister ends a plugin whose socket is gone, unless another took over.
+// Deregister ends a plugin whose socket is gone.
 func (w Watched) Deregister(resource, endpoint string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if p := w.plugins[resource]; p != nil && p.socket == endpoint {
-		p.stop()
+	for _, p := range w.plugins[resource] {
+		if p.socket == endpoint {
+			p.stop()
+		}
 	}
 }
 
-// connect replaces the plugin of a resource.
-func (m *Manager) connect(resource, socket string, options *pluginapi.DevicePluginOptions) {
+// connect puts a plugin in charge of a resource. It replaces the one that was
+// on its socket; others stay, should it go.
+func (m *Manager) connect(ctx context.Context, resource, socket string) error {
 	m.metrics.registrations.WithLabelValues(resource).Inc()
+	p := &plugin{resource: resource, socket: socket}
+	if err := m.dial(ctx, p); err != nil {
+		return err
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if old := m.plugins[resource]; old != nil {
-		old.stop()
-	}
-	ctx, stop := context.WithCancel(m.ctx)
-	p := &plugin{resource: resource, socket: socket, options: options, stop: stop}
-	m.plugins[resource] = p
+	following, stop := context.WithCancel(m.ctx)
+	p.stop = stop
+	m.plugins[resource] = slices.DeleteFunc(m.plugins[resource], func(old *plugin) bool {
+		if old.socket == socket {
+			old.stop()
+		}
+		return old.socket == socket
+	})
+	m.plugins[resource] = append(m.plugins[resource], p)
 	m.wg.Go(func() {
 		defer stop()
-		if err := m.follow(ctx, p); err != nil && ctx.Err() == nil {
+		if err := m.follow(following, p); err != nil && following.Err() == nil {
 			m.cfg.Log.Warn("a device plugin ended", "resource", p.resource, "err", err)
 		}
 		m.lost(p)
 	})
+	return nil
 }

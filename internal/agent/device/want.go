@@ -32,11 +32,19 @@ func (l *Ledger) asked(c *v1.Container) map[string]int {
 }
 
 // Next returns the next thing to allocate for a container near the given nodes
-// (0: anywhere), or false when it has all it asks for.
+// (0: anywhere), or false when it has all it asks for. What it has from before a
+// restart counts only while it is healthy: after a reboot of the machine the
+// plugin may not have come back, or without that device.
 func (l *Ledger) Next(pod *v1.Pod, c *v1.Container, nodes topology.Mask) (Want, bool, error) {
 	asked := l.asked(c)
 	for _, name := range slices.Sorted(maps.Keys(asked)) {
-		if _, has := l.held[pod.UID][c.Name][name]; has {
+		if l.healthy(name) == 0 {
+			return Want{}, false, fmt.Errorf("no healthy devices present; cannot allocate unhealthy devices %s", name)
+		}
+		if held, has := l.held[pod.UID][c.Name][name]; has {
+			if slices.ContainsFunc(held.IDs, func(id string) bool { return !l.devices[name][id].Healthy }) {
+				return Want{}, false, fmt.Errorf("previously allocated devices are no longer healthy; cannot allocate unhealthy devices %s", name)
+			}
 			continue
 		}
 		want := Want{Container: c.Name, Resource: name, Count: asked[name]}
@@ -56,6 +64,16 @@ func (l *Ledger) Next(pod *v1.Pod, c *v1.Container, nodes topology.Mask) (Want, 
 		return want, true, nil
 	}
 	return Want{}, false, nil
+}
+
+// healthy counts the devices of a resource that work, whoever holds them.
+func (l *Ledger) healthy(resource string) (n int) {
+	for _, device := range l.devices[resource] {
+		if device.Healthy {
+			n++
+		}
+	}
+	return n
 }
 
 // reusable are devices of init containers that end before a container starts

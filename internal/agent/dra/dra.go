@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -35,12 +36,15 @@ type Config struct {
 	Client   kubernetes.Interface
 	// Changed is told of pods whose devices' health may have changed.
 	Changed func(types.UID)
+	// Metrics may be nil.
+	Metrics prometheus.Registerer
 }
 
 // Manager prepares claims. It is safe for concurrent use.
 type Manager struct {
 	cfg     Config
 	drivers *drivers
+	metrics *metrics
 
 	// preparing is held while drivers work: a claim that two pods share must
 	// not be prepared for one while it is unprepared for the other.
@@ -58,13 +62,26 @@ func New(cfg Config) (*Manager, error) {
 	}
 	m := &Manager{cfg: cfg, drivers: newDrivers(cfg), health: map[deviceKey]deviceHealth{}}
 	var err error
-	m.claims, err = load(filepath.Join(cfg.RootDir, fileName))
+	if m.claims, err = load(filepath.Join(cfg.RootDir, fileName)); err != nil {
+		return nil, err
+	}
+	m.metrics, err = newMetrics(cfg.Metrics, m)
 	return m, err
 }
 
 // Prepare makes the devices of all of a pod's claims ready. It may be
 // repeated.
 func (m *Manager) Prepare(ctx context.Context, pod *v1.Pod) error {
+	if len(pod.Spec.ResourceClaims) == 0 && pod.Status.ExtendedResourceClaimStatus == nil {
+		return nil
+	}
+	began := time.Now()
+	err := m.prepare(ctx, pod)
+	m.metrics.done("PrepareResources", began, err)
+	return err
+}
+
+func (m *Manager) prepare(ctx context.Context, pod *v1.Pod) error {
 	claims, err := m.claimsOf(ctx, pod)
 	if err != nil || len(claims) == 0 {
 		return err
@@ -204,6 +221,16 @@ func (m *Manager) Unprepare(ctx context.Context, pod types.UID) error {
 		m.mu.Unlock()
 		return nil
 	}
+	m.mu.Unlock()
+	began := time.Now()
+	err := m.unprepare(ctx, pod)
+	m.metrics.done("UnprepareResources", began, err)
+	return err
+}
+
+// unprepare does so; m.preparing is held.
+func (m *Manager) unprepare(ctx context.Context, pod types.UID) error {
+	m.mu.Lock()
 	unused := m.claims.leave(pod)
 	open := map[string][]*drav1.Claim{}
 	for _, info := range unused {

@@ -58,7 +58,7 @@ func newDrivers(cfg Config) *drivers {
 // Register takes in a driver that the plugin directory's watcher found.
 func (m *Manager) Register(_ context.Context, name, endpoint string, versions []string) error {
 	d := m.drivers
-	conn, err := grpc.NewClient("unix:"+strings.TrimPrefix(endpoint, "unix://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix:"+strings.TrimPrefix(endpoint, "unix://"), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUnaryInterceptor(m.metrics.measure(name)))
 	if err != nil {
 		return fmt.Errorf("connecting to driver %s: %w", name, err)
 	}

@@ -339,3 +339,16 @@ func TestRenewalsOfAFleetAreSpread(t *testing.T) {
 		}
 	}
 }
+
+// TestOldHugePagesGo: sizes that the machine has no longer are not kept from the
+// old status; what somebody else added is.
+func TestOldHugePagesGo(t *testing.T) {
+	amount := func(n int64) v1.ResourceList {
+		return v1.ResourceList{"hugepages-3Mi": *resource.NewQuantity(n, resource.BinarySI), "example.com/added": *resource.NewQuantity(n, resource.DecimalSI)}
+	}
+	capacity, allocatable := v1.ResourceList{}, v1.ResourceList{}
+	mergeCapacity(v1.NodeStatus{Capacity: amount(6), Allocatable: amount(4)}, capacity, allocatable)
+	if c, a := capacity["example.com/added"], allocatable["example.com/added"]; len(capacity) != 1 || len(allocatable) != 1 || c.Value() != 6 || a.Value() != 4 {
+		t.Errorf("%v of %v", allocatable, capacity)
+	}
+}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -157,7 +156,7 @@ func (m *Manager) ended(w *worker) {
 		delete(m.blocked, name)
 		m.add(next, true)
 	case back:
-		m.metrics.restartedPods.WithLabelValues(strconv.FormatBool(spec.Static)).Inc()
+		m.metrics.restartedPods.WithLabelValues(isStatic(spec.Static)).Inc()
 		m.add(spec.Pod, spec.Static) // asked for again while it went
 	}
 }
@@ -233,7 +232,8 @@ func (m *Manager) Gone(uid types.UID) {
 	if w := m.workers[uid]; w != nil {
 		w.update(func(s *Spec) {
 			s.Removed = true
-			w.mirror = nil // from now on it stands for the pod's successor
+			w.mirrored = w.mirror != nil
+			w.mirror = nil // its status is not kept any more
 		})
 	}
 }

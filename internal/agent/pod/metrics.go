@@ -1,7 +1,6 @@
 package pod
 
 import (
-	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -39,7 +38,7 @@ func newMetrics() *metrics {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc(name, help, labels, nil)
 	}
-	return &metrics{
+	out := &metrics{
 		actions:      histogram("berth_agent_pod_action_duration_seconds", "Time an action on a pod took, by kind.", "kind"),
 		workerRounds: histogram("kubelet_pod_worker_duration_seconds", "Seconds that one look at a pod took, by what it was for.", "operation_type"),
 		statusSync:   histogram("kubelet_pod_status_sync_duration_seconds", "Seconds from a changed status to the API's answer."),
@@ -70,6 +69,10 @@ func newMetrics() *metrics {
 		pendingResizes:    desc("kubelet_pod_pending_resizes", "Pods that wait for other resources, by reason.", "reason"),
 		resizesUnderWay:   desc("kubelet_pod_in_progress_resizes", "Pods whose other resources were accepted and are not enforced yet."),
 	}
+	for _, static := range []bool{false, true} {
+		out.restartedPods.WithLabelValues(isStatic(static)) // zero is shown
+	}
+	return out
 }
 
 func (x *metrics) all() []prometheus.Collector {
@@ -112,27 +115,23 @@ func (m *Manager) Collect(out chan<- prometheus.Metric) {
 	for s, n := range containers {
 		gauge(x.runningContainers, n, s.String())
 	}
-	type work struct{ lifecycle, config, static string }
-	desired, active, working, pending := map[string]int{}, map[string]int{}, map[work]int{}, map[string]int{}
+	desired, active, working, pending := map[string]int{"": 0, "true": 0}, map[string]int{"": 0, "true": 0}, noWork(), map[string]int{}
 	underWay := 0
 	m.mu.Lock()
 	mirrors := len(m.mirrors)
 	for _, w := range m.workers {
 		w.mu.Lock()
 		spec := w.spec
+		if spec.Removed && w.mirrored {
+			mirrors++ // it stays until the pod has ended
+		}
 		w.mu.Unlock()
 		status := &w.current.Load().Status
-		static := strconv.FormatBool(spec.Static)
-		kind := work{"sync", "desired", static}
-		if w.ending.Load() {
-			kind.lifecycle = "terminating"
-		}
-		if spec.Orphan || spec.Removed {
-			kind.config = "orphan"
-		} else {
-			desired[static]++
+		kind := workOn(spec, status.Phase, w.ending.Load())
+		if kind.config == "desired" {
+			desired[kind.static]++
 			if !terminal(status.Phase) {
-				active[static]++
+				active[kind.static]++
 			}
 		}
 		working[kind]++
@@ -160,6 +159,48 @@ func (m *Manager) Collect(out chan<- prometheus.Metric) {
 	for reason, n := range pending {
 		gauge(x.pendingResizes, n, reason)
 	}
+}
+
+// work is what the agent does with a pod, in the words of a metric.
+type work struct{ lifecycle, config, static string }
+
+// workOn says how far a pod is and who wants it.
+func workOn(spec Spec, phase v1.PodPhase, ending bool) work {
+	kind := work{"sync", "desired", isStatic(spec.Static)}
+	switch {
+	case terminal(phase):
+		kind.lifecycle = "terminated"
+	case ending:
+		kind.lifecycle = "terminating"
+	}
+	switch {
+	case spec.Orphan:
+		kind.config, kind.static = "runtime_only", "unknown"
+	case spec.Removed:
+		kind.config = "orphan"
+	}
+	return kind
+}
+
+// noWork has every kind of work, so that those which nobody does are shown.
+func noWork() map[work]int {
+	out := map[work]int{}
+	for _, lifecycle := range []string{"sync", "terminating", "terminated"} {
+		for _, static := range []string{"", "true"} {
+			out[work{lifecycle, "desired", static}] = 0
+			out[work{lifecycle, "orphan", static}] = 0
+		}
+		out[work{lifecycle, "runtime_only", "unknown"}] = 0
+	}
+	return out
+}
+
+// isStatic is the value of the label static.
+func isStatic(static bool) string {
+	if static {
+		return "true"
+	}
+	return ""
 }
 
 // containerType is what metrics call a container's role.

@@ -218,6 +218,8 @@ type Plan struct {
 	WakeAt time.Time
 	// Terminating: the pod is on its way out and never comes back.
 	Terminating bool
+	// Ended: it terminates and nothing of it runs.
+	Ended bool
 	// Grace is the grace in seconds that termination uses.
 	Grace int64
 	// Done: nothing is left on the node that belongs to the pod, and no source

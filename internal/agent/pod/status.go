@@ -60,6 +60,7 @@ func (p *planner) status() v1.PodStatus {
 	p.addresses(&s)
 	p.wholeResources(&s)
 	final := p.end != nil && p.quiet()
+	p.plan.Ended = final
 	for _, m := range p.members {
 		if p.end != nil && p.end.rejected {
 			break // nothing of it was ever meant to run here
@@ -75,9 +76,20 @@ func (p *planner) status() v1.PodStatus {
 		}
 	}
 	slices.SortFunc(s.ContainerStatuses, func(a, b v1.ContainerStatus) int { return strings.Compare(a.Name, b.Name) })
-	p.setPhase(&s, final)
+	p.setPhase(&s, final && !p.unmounting())
 	p.conditions(&s)
 	return s
+}
+
+// unmounting: a deleted pod whose volumes are about to go. Its end is told when
+// they are gone, so that whoever waits for it finds nothing left; volumes that
+// cannot be unmounted hold up its deletion, not its end.
+func (p *planner) unmounting() bool {
+	if p.pod.DeletionTimestamp == nil || p.spec.Static || p.spec.Orphan || p.spec.Removed || p.obs.Unmounted {
+		return false
+	}
+	_, failed := p.obs.Failed[Key{Kind: Unmount}]
+	return !failed
 }
 
 // addresses fills in the IPs of node and pod.

@@ -24,11 +24,13 @@ type worker struct {
 	uid  types.UID
 	wake chan struct{}
 
-	mu      sync.Mutex
-	spec    Spec
-	mirror  *v1.Pod // of a static pod, as the API holds it
-	inbox   []Result
-	patches []patched
+	mu     sync.Mutex
+	spec   Spec
+	mirror *v1.Pod // of a static pod, as the API holds it
+	// mirrored: there was one when the last source let go of the pod.
+	mirrored bool
+	inbox    []Result
+	patches  []patched
 
 	// current is the pod with the status planned last. quiet is closed when
 	// nothing of it runs any more, reported when also its volumes are unmounted
@@ -292,10 +294,10 @@ func (w *worker) perform(ctx context.Context, spec Spec, plan Plan, now time.Tim
 
 // tellEnd tells those who wait for the pod's end how far it is.
 func (w *worker) tellEnd(plan *Plan) {
-	ended := plan.Terminating && terminal(plan.Status.Phase)
-	if (ended || plan.Done) && !closed(w.quiet) {
+	if (plan.Ended || plan.Done) && !closed(w.quiet) {
 		close(w.quiet)
 	}
+	ended := plan.Terminating && terminal(plan.Status.Phase)
 	// Without a target there is nobody to tell.
 	told := terminal(w.obs.Acked) || w.pub.target == ""
 	if (ended && w.obs.Unmounted && told || plan.Done) && !closed(w.reported) {

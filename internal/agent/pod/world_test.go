@@ -143,9 +143,10 @@ func (w *world) settle() {
 	w.t.Helper()
 	for range 200 {
 		w.look()
+		before := w.api.Phase
 		w.publish()
 		actions := w.accept()
-		if len(actions) == 0 && len(w.plan.Cancel) == 0 {
+		if len(actions) == 0 && len(w.plan.Cancel) == 0 && w.api.Phase == before {
 			return
 		}
 		for _, a := range actions {

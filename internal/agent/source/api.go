@@ -40,10 +40,9 @@ func (s *set) runAPI(ctx context.Context) {
 				}
 			},
 		},
-		// Managed fields are of no use here and are half of the object.
 		Transform: func(o any) (any, error) {
 			if p, ok := o.(*v1.Pod); ok {
-				p.ManagedFields = nil
+				fromAPI(p)
 			}
 			return o, nil
 		},
@@ -54,6 +53,16 @@ func (s *set) runAPI(ctx context.Context) {
 		}
 	}()
 	informer.RunWithContext(ctx)
+}
+
+// fromAPI drops managed fields, which are of no use here and half of the
+// object, and what a pod says of where it comes from: whoever may create pods
+// could else make one that passes for static, which nothing evicts.
+func fromAPI(p *v1.Pod) {
+	p.ManagedFields = nil
+	if p.Annotations[AnnotationSource] != "" && !isMirror(p) {
+		p.Annotations[AnnotationSource] = "api"
+	}
 }
 
 func (s *set) apiPod(p *v1.Pod) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -59,6 +60,8 @@ func (s *set) touchMirror(n types.NamespacedName) {
 func (s *set) runMirrors(ctx context.Context) {
 	q := *s.queue
 	context.AfterFunc(ctx, q.ShutDown)
+	var waits sync.WaitGroup
+	defer waits.Wait()
 	if s.cfg.NodeReady != nil {
 		select {
 		case <-ctx.Done():
@@ -71,7 +74,7 @@ func (s *set) runMirrors(ctx context.Context) {
 		if stop {
 			return
 		}
-		if err := s.syncMirror(ctx, name); err != nil {
+		if err := s.syncMirror(ctx, name, &waits); err != nil {
 			if ctx.Err() == nil {
 				s.cfg.Log.Warn("keeping a mirror pod", "pod", name.String(), "err", err)
 			}
@@ -83,7 +86,7 @@ func (s *set) runMirrors(ctx context.Context) {
 	}
 }
 
-func (s *set) syncMirror(ctx context.Context, name types.NamespacedName) error {
+func (s *set) syncMirror(ctx context.Context, name types.NamespacedName, waits *sync.WaitGroup) error {
 	s.mu.Lock()
 	static, mirror := s.staticNamed(name), s.mirrors[name]
 	complete, synced := len(s.waiting) == 0, !s.waiting["api"]
@@ -91,6 +94,7 @@ func (s *set) syncMirror(ctx context.Context, name types.NamespacedName) error {
 	if !synced {
 		return nil // reported looks at all of them again
 	}
+	parent := ctx
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
 	pods := s.cfg.Client.CoreV1().Pods(name.Namespace)
@@ -101,12 +105,50 @@ func (s *set) syncMirror(ctx context.Context, name types.NamespacedName) error {
 			return fmt.Errorf("creating mirror pod %s: %w", name, err)
 		}
 	case MirrorDelete:
+		if s.outlived(parent, name, mirror, waits) {
+			return nil
+		}
 		err := pods.Delete(ctx, name.Name, metav1.DeleteOptions{GracePeriodSeconds: zero, Preconditions: metav1.NewUIDPreconditions(string(mirror.UID))})
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 			return fmt.Errorf("deleting mirror pod %s: %w", name, err)
 		}
 	}
 	return nil
+}
+
+// outlived tells whether a mirror has to stay because its pod still ends; it is
+// looked at again when that is over.
+func (s *set) outlived(ctx context.Context, name types.NamespacedName, mirror *v1.Pod, waits *sync.WaitGroup) bool {
+	if s.cfg.Ending == nil {
+		return false
+	}
+	ending := s.cfg.Ending(types.UID(mirror.Annotations[AnnotationMirror]))
+	if ending == nil {
+		return false
+	}
+	select {
+	case <-ending:
+		return false
+	default:
+	}
+	s.mu.Lock()
+	already := s.awaited[name]
+	s.awaited[name] = true
+	s.mu.Unlock()
+	if already {
+		return true
+	}
+	waits.Go(func() {
+		select {
+		case <-ctx.Done():
+		case <-ending:
+		}
+		s.mu.Lock()
+		delete(s.awaited, name)
+		s.mu.Unlock()
+		s.touchMirror(name)
+	})
+	return true
 }
 
 // NewMirror is the API object that stands for a static pod.

@@ -48,6 +48,10 @@ type Config struct {
 	Node func() types.UID
 	// NodeReady is closed when Node knows; nil: it knows from the start.
 	NodeReady <-chan struct{}
+	// Ending returns a channel that is closed once nothing runs any more of a pod
+	// that no source has, nil if there is no such pod: its mirror stays so long.
+	// Nil: mirrors go at once.
+	Ending func(types.UID) <-chan struct{}
 	// Path is a manifest file or a directory of them; empty for none.
 	Path string
 	// PathPeriod is the net under inotify (20 s when zero).
@@ -74,7 +78,7 @@ func Run(ctx context.Context, cfg Config) error {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	s := &set{cfg: cfg, statics: map[types.UID]*v1.Pod{}, mirrors: map[types.NamespacedName]*v1.Pod{}, bySource: map[string]map[types.UID]bool{}}
+	s := &set{cfg: cfg, statics: map[types.UID]*v1.Pod{}, mirrors: map[types.NamespacedName]*v1.Pod{}, bySource: map[string]map[types.UID]bool{}, awaited: map[types.NamespacedName]bool{}}
 	var wg sync.WaitGroup
 	s.expect("api", cfg.Client != nil)
 	s.expect("file", cfg.Path != "")
@@ -106,6 +110,7 @@ type set struct {
 	statics  map[types.UID]*v1.Pod
 	mirrors  map[types.NamespacedName]*v1.Pod
 	bySource map[string]map[types.UID]bool
+	awaited  map[types.NamespacedName]bool // mirrors that wait for their pod's end
 }
 
 func (s *set) expect(name string, there bool) {

@@ -18,6 +18,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
 )
 
@@ -272,4 +273,64 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestNobodyPassesForStatic: where a pod comes from is not what it says itself.
+func TestNobodyPassesForStatic(t *testing.T) {
+	liar := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "liar", Namespace: "default", UID: "l", Annotations: map[string]string{AnnotationSource: "file"}}, Spec: v1.PodSpec{NodeName: "Node1"}}
+	e := start(t, Config{Client: fake.NewClientset(liar)})
+	e.until(t, "the pod", func() bool { return e.pods["l"] != nil })
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if got := e.pods["l"].Annotations[AnnotationSource]; got != "api" {
+		t.Errorf("it comes from %q", got)
+	}
+}
+
+// TestMirrorOutlivesItsPod: a mirror stays while its pod still ends, whether the
+// manifest went or changed, and goes then.
+func TestMirrorOutlivesItsPod(t *testing.T) {
+	for name, change := range map[string]func(string) error{
+		"removed": os.Remove,
+		"changed": func(path string) error {
+			return os.WriteFile(path, fmt.Appendf(nil, podText, "a", "two:2"), 0o644)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, api := t.TempDir(), fake.NewClientset()
+			write(t, dir+"/a.yaml", "a", "one:1")
+			over, asked := make(chan struct{}), make(chan types.UID, 100)
+			var old atomic.Value
+			e := start(t, Config{Client: api, Path: dir, PathPeriod: time.Hour, Ending: func(uid types.UID) <-chan struct{} {
+				if uid != old.Load() {
+					return nil
+				}
+				asked <- uid
+				return over
+			}})
+			e.until(t, "the mirror", func() bool { p := e.named("a-node1"); return p != nil && e.mirrors[p.UID] != nil })
+			w, err := api.CoreV1().Pods("default").Watch(t.Context(), metav1.ListOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer w.Stop()
+			e.mu.Lock()
+			old.Store(e.named("a-node1").UID)
+			e.mu.Unlock()
+			if err := change(dir + "/a.yaml"); err != nil {
+				t.Fatal(err)
+			}
+			<-asked
+			m, err := api.CoreV1().Pods("default").Get(t.Context(), "a-node1", metav1.GetOptions{})
+			if err != nil || types.UID(m.Annotations[AnnotationMirror]) != old.Load() {
+				t.Errorf("while the pod ends the mirror is %v, %v", m, err)
+			}
+			close(over)
+			for ev := range w.ResultChan() {
+				if ev.Type == watch.Deleted {
+					break
+				}
+			}
+		})
+	}
 }

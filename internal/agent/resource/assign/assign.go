@@ -85,7 +85,7 @@ func New(cfg Config) (*Manager, error) {
 	m := &Manager{cfg: cfg, changed: make(chan struct{})}
 	m.cfg.Topology.Machine = cfg.Machine
 	var err error
-	if m.metrics, err = newMetrics(cfg.Metrics); err != nil {
+	if m.metrics, err = newMetrics(cfg.Metrics, cfg.CPUs != nil); err != nil {
 		return nil, err
 	}
 	if err := m.loadCPUs(); err != nil {

@@ -109,6 +109,12 @@ func TestResourcesLieTogether(t *testing.T) {
 		t.Errorf("released %v", released)
 	}
 	want := `
+# HELP kubelet_container_aligned_compute_resources_count Allocations of aligned resources, by scope and boundary.
+# TYPE kubelet_container_aligned_compute_resources_count counter
+kubelet_container_aligned_compute_resources_count{boundary="numa_node",scope="container"} 1
+kubelet_container_aligned_compute_resources_count{boundary="numa_node",scope="pod"} 0
+kubelet_container_aligned_compute_resources_count{boundary="physical_cpu",scope="container"} 0
+kubelet_container_aligned_compute_resources_count{boundary="uncore_cache",scope="container"} 1
 # HELP kubelet_cpu_manager_allocation_per_numa Processors owned by containers, by NUMA node.
 # TYPE kubelet_cpu_manager_allocation_per_numa gauge
 kubelet_cpu_manager_allocation_per_numa{numa_node="0"} 0
@@ -126,7 +132,7 @@ kubelet_topology_manager_admission_errors_total 1
 # TYPE kubelet_topology_manager_admission_requests_total counter
 kubelet_topology_manager_admission_requests_total 2
 `
-	if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "kubelet_cpu_manager_allocation_per_numa", "kubelet_cpu_manager_exclusive_cpu_allocation_count",
+	if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "kubelet_container_aligned_compute_resources_count", "kubelet_cpu_manager_allocation_per_numa", "kubelet_cpu_manager_exclusive_cpu_allocation_count",
 		"kubelet_cpu_manager_shared_pool_size_millicores", "kubelet_topology_manager_admission_errors_total", "kubelet_topology_manager_admission_requests_total"); err != nil {
 		t.Error(err)
 	}

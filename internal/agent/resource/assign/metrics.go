@@ -22,7 +22,9 @@ type metrics struct {
 	perNode                      *prometheus.GaugeVec
 }
 
-func newMetrics(registry prometheus.Registerer) (*metrics, error) {
+// newMetrics shows zeros from the start; those of processors only where
+// containers can own some (pinned).
+func newMetrics(registry prometheus.Registerer, pinned bool) (*metrics, error) {
 	counter := func(name, help string) prometheus.Counter {
 		return prometheus.NewCounter(prometheus.CounterOpts{Name: "kubelet_" + name, Help: help})
 	}
@@ -51,8 +53,11 @@ func newMetrics(registry prometheus.Registerer) (*metrics, error) {
 		m.aligned.WithLabelValues(scope, "numa_node")
 		m.misaligned.WithLabelValues(scope, "numa_node")
 	}
-	m.aligned.WithLabelValues("container", "physical_cpu")
-	m.misaligned.WithLabelValues("container", "physical_cpu")
+	if pinned {
+		m.aligned.WithLabelValues("container", "physical_cpu")
+		m.aligned.WithLabelValues("container", "uncore_cache")
+		m.misaligned.WithLabelValues("container", "physical_cpu")
+	}
 	if registry == nil {
 		return m, nil
 	}

@@ -88,6 +88,17 @@ func (m *Machine) NodesOf(set cpuset.CPUSet) Mask {
 	return out
 }
 
+// OneCache tells whether processors lie behind one last-level cache.
+func (m *Machine) OneCache(set cpuset.CPUSet) bool {
+	caches := map[int]bool{}
+	for _, c := range m.CPUs {
+		if set.Contains(c.ID) {
+			caches[c.Cache] = true
+		}
+	}
+	return len(caches) == 1
+}
+
 // Sockets are the sockets that the NUMA nodes lie in.
 func (m *Machine) Sockets(nodes Mask) map[int]bool {
 	out := map[int]bool{}
