@@ -476,7 +476,10 @@ func TestKernelPackets(t *testing.T) {
 		s.fill(s.w)
 		s.sync()
 		for _, network := range []string{"tcp", "udp", "sctp"} {
-			s.askAll(network).compare(t, fmt.Sprintf("%s, %s", f, network))
+			t.Run(fmt.Sprint(f, " ", network), func(t *testing.T) {
+				s.t = t
+				s.askAll(network).compare(t, fmt.Sprintf("%s, %s", f, network))
+			})
 		}
 	}
 }
@@ -490,7 +493,7 @@ func (s *suite) askAll(network string) results {
 	for _, c := range cases {
 		r[c.name] = map[string]string{}
 	}
-	turn := make(chan struct{}, testpace.Share(len(cases)*len(from), 8))
+	turn := make(chan struct{}, testpace.Share(len(cases)*len(from), 16))
 	for _, c := range cases {
 		for _, place := range from {
 			wg.Go(func() {
@@ -518,7 +521,7 @@ func (s *suite) askCase(network string, c kase, place string, patience time.Dura
 	w := *s.world
 	w.patience = patience
 	answers := map[string]bool{}
-	for range 24 {
+	for range testpace.Share(24, 10) {
 		got := s.words(place, w.ask(s.spaces[place], network, c.ask(c.service(s.plan), s.plan).String()))
 		answers[got] = true
 		if !strings.Contains(got, " ") || strings.Contains(got, notPermitted) {
