@@ -174,8 +174,8 @@ func (w *world) ask(from netns.NsHandle, network, addr string) string {
 		switch {
 		case errors.Is(err, syscall.ECONNREFUSED):
 			got = "refused"
-		case errors.As(err, &ne) && ne.Timeout():
-			got = "silence"
+		case errors.As(err, &ne) && ne.Timeout(), errors.Is(err, syscall.EHOSTUNREACH):
+			got = "silence" // who waits for long is told that there is no such neighbour
 		case err != nil:
 			got = err.Error()
 		}

@@ -3,6 +3,7 @@ package nft
 import (
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"strings"
 	"time"
@@ -165,16 +166,31 @@ var ErrUntried = errors.New("no network namespace to try the kernel in")
 // that no table, rule or counter of the machine's own is touched.
 func ProbeHost(families ...model.Family) error {
 	done := make(chan error, 1)
-	go func() {
-		// Never unlocked: the thread, and the namespace, end with the goroutine.
-		runtime.LockOSThread()
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			done <- fmt.Errorf("%w: %w", ErrUntried, err)
-			return
-		}
-		done <- probeHere(families)
-	}()
+	go func() { done <- apart(func() error { return probeHere(families) }) }()
 	return <-done
+}
+
+// apart runs f in a network namespace of its own, which is gone afterwards.
+func apart(f func() error) error {
+	runtime.LockOSThread()
+	home, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		runtime.UnlockOSThread()
+		return fmt.Errorf("%w: %w", ErrUntried, err)
+	}
+	defer home.Close()
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		runtime.UnlockOSThread()
+		return fmt.Errorf("%w: %w", ErrUntried, err)
+	}
+	err = f()
+	// To end the thread with the goroutine would not do: a program's first
+	// thread never ends, and would keep the namespace.
+	if back := unix.Setns(int(home.Fd()), unix.CLONE_NEWNET); back != nil {
+		return errors.Join(err, fmt.Errorf("leaving the probe's network namespace: %w", back))
+	}
+	runtime.UnlockOSThread()
+	return err
 }
 
 func probeHere(families []model.Family) error {

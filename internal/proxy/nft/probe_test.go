@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -191,8 +193,10 @@ func TestProbeHost(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if err := ProbeHost(model.V4, model.V6); err != nil {
-			return err
+		for range 20 { // on whatever threads
+			if err := ProbeHost(model.V4, model.V6); err != nil {
+				return err
+			}
 		}
 		if now, err := k.Generation(); err != nil || now != before {
 			return fmt.Errorf("the probe changed the tables of where it was started (%v)", err)
@@ -209,5 +213,35 @@ func TestProbeHost(t *testing.T) {
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestApartComesBack: no thread stays in the namespace that was made, the
+// program's first one included.
+func TestApartComesBack(t *testing.T) {
+	netnstest.New(t) // skips without root
+	inodes := map[string]int{}
+	for range 50 {
+		var there string
+		err := apart(func() (err error) {
+			there, err = os.Readlink("/proc/thread-self/ns/net")
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		inodes[there]++
+		threads, err := filepath.Glob("/proc/self/task/*/ns/net")
+		if err != nil || len(threads) == 0 {
+			t.Fatalf("%d threads, %v", len(threads), err)
+		}
+		for _, at := range threads {
+			if now, err := os.Readlink(at); err == nil && now == there {
+				t.Fatalf("%s is still in the namespace that was made", at)
+			}
+		}
+	}
+	if home, err := os.Readlink("/proc/self/ns/net"); err != nil || inodes[home] > 0 {
+		t.Errorf("it ran at home: %v (%v)", inodes, err)
 	}
 }
