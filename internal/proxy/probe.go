@@ -24,10 +24,13 @@ func CheckKernel(log *slog.Logger) error {
 		log.Info("not trying beforehand whether the kernel takes the service rules", "err", err)
 		return nil
 	case errors.As(err, &lack):
-		return fmt.Errorf("checking Linux %s: %w", release(), err)
+		return fmt.Errorf("checking Linux %s: %w: load the modules, or start a kernel that has this (%s is the least that is tested)", release(), err, leastTested)
 	}
 	return err
 }
+
+// leastTested is the oldest Linux that the real-kernel tests run on.
+const leastTested = "6.1"
 
 // families are those this host can do.
 func families() []model.Family {

@@ -56,6 +56,7 @@ var checks = []check{
 		{command: "cd /host/internal/proxy && " + slow + "/host/bin/t/proxy.test -test.v -test.timeout 55m -test.run 'TestCheckKernel|TestKernel(Listing|Packets|Traffic|Drift|StaleFlows)$|TestAffinity|TestNewTableInParts|TestKernelsEqualModel|TestKill'"},
 	}},
 	{name: "policies", limit: time.Hour, steps: []step{
+		{command: "modprobe br_netfilter"},
 		{command: slow + "/host/bin/t/kernel.test -test.v -test.timeout 50m"},
 		{command: slow + "/host/bin/t/policy.test -test.v -test.timeout 50m"},
 	}},

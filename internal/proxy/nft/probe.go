@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -121,15 +122,19 @@ func (x need) tx(f model.Family, table string) *Tx {
 	return tx
 }
 
-// Lack is what a kernel has not that the rules need.
+// Lack is what a kernel has not that the rules of some families need.
 type Lack struct {
-	Family   model.Family
+	Families []model.Family
 	Features []string
 }
 
 // Error names all that is missing.
 func (l *Lack) Error() string {
-	return fmt.Sprintf("the kernel lacks what the service rules of %s need: %s", l.Family, strings.Join(l.Features, "; "))
+	var of []string
+	for _, f := range l.Families {
+		of = append(of, f.String())
+	}
+	return fmt.Sprintf("the kernel lacks what the service rules of %s need: %s", strings.Join(of, " and "), strings.Join(l.Features, "; "))
 }
 
 // Probe tries what the rules of a family need, each in a table of its own, and
@@ -154,7 +159,7 @@ func Probe(k Kernel, f model.Family) error {
 		}
 	}
 	if len(missing) > 0 {
-		return &Lack{f, missing}
+		return &Lack{[]model.Family{f}, missing}
 	}
 	return nil
 }
@@ -197,14 +202,26 @@ func probeHere(families []model.Family) error {
 	k, err := Open()
 	if err != nil {
 		if errors.Is(err, unix.EPROTONOSUPPORT) {
-			return &Lack{families[0], []string{fmt.Sprintf("%s (%s)", tables, needs[0].needs)}}
+			return &Lack{families, []string{fmt.Sprintf("%s (%s)", tables, needs[0].needs)}}
 		}
 		return err
 	}
 	defer k.Close()
+	return probeAll(k, families)
+}
+
+// probeAll tells what several families lack alike once.
+func probeAll(k Kernel, families []model.Family) error {
 	var errs []error
+	var last *Lack
 	for _, f := range families {
-		errs = append(errs, Probe(k, f))
+		err := Probe(k, f)
+		var lack *Lack
+		if errors.As(err, &lack) && last != nil && slices.Equal(last.Features, lack.Features) {
+			last.Families = append(last.Families, f)
+			continue
+		}
+		last, errs = lack, append(errs, err)
 	}
 	return errors.Join(errs...)
 }

@@ -96,6 +96,22 @@ func TestProbeNamesWhatIsMissing(t *testing.T) {
 	}
 }
 
+// TestProbeOfBothFamilies: what both lack is told once, the rest of each.
+func TestProbeOfBothFamilies(t *testing.T) {
+	of := func(refuses func(o Op, hooked bool) bool) string {
+		return fmt.Sprint(probeAll(without(refuses), []model.Family{model.V4, model.V6}))
+	}
+	if got, want := of(lacking["masquerading"]), "the kernel lacks what the service rules of IPv4 and IPv6 need: masquerading (CONFIG_NFT_MASQ)"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	got := of(func(o Op, _ bool) bool {
+		return has(o, func(r *expr.Reject) bool { return r.Type == unix.NFT_REJECT_ICMP_UNREACH && r.Code == 4 })
+	})
+	if !strings.HasPrefix(got, "the kernel lacks what the service rules of IPv6 need: refusing before routing") || strings.Contains(got, "IPv4 need") {
+		t.Errorf("only IPv6 lacks something: %s", got)
+	}
+}
+
 // TestProbeWithoutRights: what a process may not do says nothing of the kernel.
 func TestProbeWithoutRights(t *testing.T) {
 	k := NewFake()
