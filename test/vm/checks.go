@@ -48,7 +48,7 @@ var checks = []check{
 	}},
 	{name: "kernel", limit: 20 * time.Minute, steps: []step{
 		{command: "/host/bin/t/proxy.test -test.v -test.run TestKernelWithoutModules"},
-		{command: "echo install nft_numgen /bin/false >/etc/modprobe.d/hidden.conf"},
+		{command: "echo install nft_numgen /bin/false >/etc/modprobe.d/hidden.conf; while grep -q ^nft_numgen /proc/modules; do rmmod nft_numgen; sleep 0.1; done"},
 		{command: lacks + "proxy --master http://127.0.0.1:1"},
 		{command: lacks + "up --data-dir /tmp/up"},
 	}},
@@ -85,7 +85,7 @@ func test(ctx context.Context, m *machine, names []string) (int, error) {
 		word := "ok"
 		if err != nil || status != 0 {
 			failed++
-			word = fmt.Sprintf("FAIL (status %d, %v; console: %s)", status, err, m.console())
+			word = fmt.Sprintf("FAIL (status %d, %v; console: %s)", status, err, c.on(m).console())
 		}
 		fmt.Printf("--- %s: %s (%.0fs)\n", c.name, word, time.Since(began).Seconds())
 	}
@@ -100,10 +100,15 @@ func test(ctx context.Context, m *machine, names []string) (int, error) {
 func (c check) run(ctx context.Context, m *machine, out io.Writer) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.limit)
 	defer cancel()
+	return c.on(m).once(ctx, c.steps, out)
+}
+
+// on is the check's own machine.
+func (c check) on(m *machine) *machine {
 	own := *m
 	own.dir = filepath.Join(m.dir, c.name)
 	if c.nodes > 0 {
 		own.nodes, own.processors = c.nodes, 2*c.nodes
 	}
-	return own.once(ctx, c.steps, out)
+	return &own
 }
