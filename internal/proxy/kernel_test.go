@@ -63,7 +63,9 @@ func newWorld(t *testing.T) *world {
 			run("ip", "addr", "add", "10.244.0.1/24", "dev", "br0"), run("ip", "link", "set", "br0", "up"),
 			run("ip", "link", "add", "eth0", "type", "bridge"), run("ip", "addr", "add", "192.0.2.10/24", "dev", "eth0"), run("ip", "link", "set", "eth0", "up"),
 			run("ip", "route", "add", "default", "via", "192.0.2.1"))
-		return errors.Join(err, os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0))
+		// Refusals to one client are limited, and a redirect, which the kernel
+		// sends where bridged packets do not pass netfilter, counts as one.
+		return errors.Join(err, os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0), os.WriteFile("/proc/sys/net/ipv4/icmp_ratelimit", []byte("0"), 0))
 	}))
 	for i := range 3 {
 		pod := netnstest.New(t)
