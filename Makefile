@@ -125,14 +125,14 @@ vm:
 
 vm-test: vm build
 	@mkdir -p $(BIN)/t
-	for p in internal/agent/resource internal/agent/resource/topology internal/agent/shutdown internal/proxy test/e2e; do \
+	for p in internal/agent/resource internal/agent/resource/topology internal/agent/shutdown internal/proxy internal/policy internal/policy/kernel internal/network test/e2e; do \
 		$(GO) test -tags vm -c -o $(BIN)/t/$$(basename $$p).test ./$$p || exit 1; done
 	$(GO) run ./test/vm test $(CHECKS)
 
 lint:
 	@test -z "$$(gofmt -l cmd internal test runtime)" || { gofmt -l cmd internal test runtime; echo "run gofmt -w on these"; exit 1; }
 	$(GO) vet ./...
-	$(GO) vet -tags vm ./internal/agent/resource/... ./internal/agent/shutdown ./test/e2e
+	$(GO) vet -tags vm ./internal/agent/resource/... ./internal/agent/shutdown ./internal/proxy ./test/e2e
 	$(GO) run $(STATICCHECK) ./cmd/... ./internal/... ./test/...
 
 generate:

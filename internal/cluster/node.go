@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/berth-dev/berth/internal/cluster/host"
 	"github.com/berth-dev/berth/internal/control/schedule"
 	"github.com/berth-dev/berth/internal/control/workload"
 	"github.com/berth-dev/berth/internal/kube"
@@ -153,6 +154,15 @@ func (u *up) startNode(ctx, parts context.Context) error {
 	log, err := u.logs.part("agent")
 	if err != nil {
 		return err
+	}
+	if u.bridge() != "" {
+		// Before the policies and the proxy look whether they can count on it.
+		switch loaded, err := host.LoadBridgeFilter(ctx); {
+		case err != nil:
+			u.clock.note("node", fmt.Sprintf("policies do not hold between pods on one bridge: %v", err))
+		case loaded:
+			u.log.Info("loaded br_netfilter, so that packets between pods on one bridge pass the rules of Services and policies")
+		}
 	}
 	if err := u.startNetwork(parts); err != nil {
 		return err

@@ -3,6 +3,7 @@ package cluster
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/internal/cluster/host"
+	"github.com/berth-dev/berth/internal/proxy"
 )
 
 // minFree is the space below which images and the store would soon fail.
@@ -40,6 +42,9 @@ func (c *Config) preflight() (host.Facts, error) {
 	}
 	if missing := facts.Missing(); len(missing) > 0 {
 		return facts, fmt.Errorf("cgroup controller %s is missing (%s layout): enable it in the kernel or delegate it to this machine", strings.Join(missing, ", "), facts.Cgroups)
+	}
+	if err := proxy.CheckKernel(slog.New(slog.DiscardHandler)); err != nil {
+		return facts, fmt.Errorf("this machine cannot serve Services: %w", err)
 	}
 	if err := c.checkSpace(); err != nil {
 		return facts, err

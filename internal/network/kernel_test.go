@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/berth-dev/berth/internal/netnstest"
+	"github.com/berth-dev/berth/internal/testpace"
 )
 
 // internet is three nodes: a and b share a link, c is behind a router. Each
@@ -152,12 +153,12 @@ func (w *internet) answer(ns netns.NsHandle) {
 // follows must fit through every link.
 func (w *internet) ask(from netns.NsHandle, to string) (seen string, err error) {
 	err = netnstest.In(from, func() error {
-		c, err := net.DialTimeout("tcp", net.JoinHostPort(to, "80"), time.Second)
+		c, err := net.DialTimeout("tcp", net.JoinHostPort(to, "80"), testpace.Patience(time.Second))
 		if err != nil {
 			return err
 		}
 		defer c.Close()
-		_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+		_ = c.SetDeadline(time.Now().Add(testpace.Patience(20 * time.Second)))
 		all, err := io.ReadAll(c)
 		if err == nil && len(all) != 20+1<<20/len(words)*len(words) {
 			err = errors.New("cut short")
@@ -179,7 +180,7 @@ func (w *internet) config(name string, mode Mode) Config {
 // until tries as long as a bounded number of tries lasts.
 func (w *internet) until(what string, ok func() bool) {
 	w.t.Helper()
-	for range 1500 {
+	for range testpace.Tries(1500) {
 		if ok() {
 			return
 		}

@@ -23,6 +23,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/netnstest"
 	"github.com/berth-dev/berth/internal/policy/model"
+	"github.com/berth-dev/berth/internal/testpace"
 )
 
 func table(t *testing.T, ns netns.NsHandle) string {
@@ -44,7 +45,7 @@ func table(t *testing.T, ns netns.NsHandle) string {
 func until(t *testing.T, ns netns.NsHandle, what string, ok func(string) bool) {
 	t.Helper()
 	last := ""
-	for range 1000 {
+	for range testpace.Tries(1000) {
 		if last = table(t, ns); ok(last) {
 			return
 		}

@@ -19,6 +19,7 @@ import (
 	"github.com/berth-dev/berth/internal/netnstest"
 	"github.com/berth-dev/berth/internal/proxy/model"
 	"github.com/berth-dev/berth/internal/proxy/nft"
+	"github.com/berth-dev/berth/internal/testpace"
 )
 
 // history is a cluster that changes at random.
@@ -117,7 +118,7 @@ func (w *writer) compare() (*model.Changes, error) {
 // TestKernelsEqualModel compares after every batch, in both kernels.
 func TestKernelsEqualModel(t *testing.T) {
 	for _, f := range []model.Family{model.V4, model.V6} {
-		for seed := range int64(20) {
+		for seed := range int64(testpace.Share(20, 4)) {
 			h := newHistory(f, seed)
 			w := h.writer(nft.NewFake())
 			for i := range 60 {
@@ -135,11 +136,11 @@ func TestKernelsEqualModel(t *testing.T) {
 				return err
 			}
 			defer k.Close()
-			for seed := range int64(3) {
+			for seed := range int64(testpace.Share(3, 1)) {
 				h := newHistory(f, seed)
 				w := h.writer(k)
 				w.table = fmt.Sprint("berth-", seed)
-				for i := range 80 {
+				for i := range testpace.Share(80, 20) {
 					h.step(w.model)
 					if _, err := w.sync(); err != nil {
 						return err

@@ -46,12 +46,8 @@ func (cfg *Config) layouts() ([]nft.Layout, error) {
 	default:
 		return nil, fmt.Errorf("reading detectLocalMode: %q is not supported, use ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix", c.DetectLocalMode)
 	}
-	families := []model.Family{model.V4}
-	if v6Enabled() {
-		families = append(families, model.V6)
-	}
 	var out []nft.Layout
-	for _, f := range families {
+	for _, f := range families() {
 		l := base
 		l.Family = f
 		if base.LocalBridge == "" && base.LocalPrefix == "" {

@@ -99,6 +99,9 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
+	if err := CheckKernel(cfg.Log); err != nil {
+		return err
+	}
 	if err := forward(cfg); err != nil {
 		return err
 	}
@@ -330,6 +333,9 @@ func (r *runner) report(w *writer, res result, first bool, took time.Duration) {
 		how := "wrote the service rules"
 		if res.adopted {
 			how = "adopted the service rules"
+		}
+		if w.layout.Family == model.V4 {
+			warnOfSCTP(r.cfg.Log, sctpSetting)
 		}
 		r.cfg.Log.Info(how, "family", w.layout.Family, "table", w.table, "added", res.added, "deleted", res.deleted, "took", took)
 	}

@@ -25,6 +25,7 @@ import (
 	"github.com/berth-dev/berth/internal/netnstest"
 	"github.com/berth-dev/berth/internal/proxy/model"
 	"github.com/berth-dev/berth/internal/proxy/nft"
+	"github.com/berth-dev/berth/internal/testpace"
 )
 
 type told chan journal.Record
@@ -43,7 +44,7 @@ func (w *world) get(url string) (status int, body string, header http.Header) {
 		err = netnstest.In(w.node, func() (err error) { c, err = (&net.Dialer{}).DialContext(ctx, network, addr); return err })
 		return c, err
 	}
-	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial}}
+	client := &http.Client{Timeout: testpace.Patience(5 * time.Second), Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial}}
 	resp, err := client.Get(url)
 	if err != nil {
 		return 0, err.Error(), nil
@@ -59,10 +60,11 @@ func (w *world) get(url string) (status int, body string, header http.Header) {
 // until waits for something that must come to be true.
 func (w *world) until(what string, cond func() bool) {
 	w.t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	limit := testpace.Patience(20 * time.Second)
+	deadline := time.Now().Add(limit)
 	for !cond() {
 		if time.Now().After(deadline) {
-			w.t.Fatalf("%s: not within 20 s", what)
+			w.t.Fatalf("%s: not within %s", what, limit)
 		}
 		time.Sleep(10 * time.Millisecond) // the state of another process's kernel has no events here
 	}

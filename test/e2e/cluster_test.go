@@ -20,20 +20,12 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/berth-dev/berth/internal/testpace"
 )
 
-// slowness is how many times slower than usual this machine is: an emulated one
-// sets BERTH_TEST_SLOWNESS.
-var slowness = func() int {
-	n, err := strconv.Atoi(os.Getenv("BERTH_TEST_SLOWNESS"))
-	if err != nil {
-		return 1
-	}
-	return max(n, 1)
-}()
-
 // patience bounds every wait; a wait ends as soon as its condition holds.
-var patience = 90 * time.Second * time.Duration(slowness)
+var patience = testpace.Patience(90 * time.Second)
 
 // cluster is one `berth up` (or server) of its own data directory and ports.
 type cluster struct {

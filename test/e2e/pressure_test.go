@@ -17,6 +17,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-dev/berth/internal/testpace"
 )
 
 const (
@@ -26,7 +28,7 @@ const (
 )
 
 // hogRate is what the hog takes of it per second, in MiB.
-var hogRate = 50 / slowness
+var hogRate = 50 / testpace.Slowness
 
 // agentConfig writes a KubeletConfiguration with further fields.
 func agentConfig(t *testing.T, fields string) string {

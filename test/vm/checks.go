@@ -21,6 +21,13 @@ type check struct {
 	limit time.Duration
 }
 
+const (
+	// slow gives tests of packets ten times their patience.
+	slow = "BERTH_TEST_SLOWNESS=10 "
+	// lacks begins a command that must end with what the kernel lacks.
+	lacks = "says() { \"$@\" >/tmp/said 2>&1 && return 1; cat /tmp/said; grep -q 'random numbers (CONFIG_NFT_NUMGEN' /tmp/said; }; says /host/bin/berth "
+)
+
 var checks = []check{
 	{name: "cgroups", limit: 15 * time.Minute, steps: []step{
 		{command: "/host/bin/t/resource.test -test.v -test.run TestUnified"},
@@ -39,8 +46,22 @@ var checks = []check{
 		{command: "/host/bin/t/shutdown.test -test.v -test.run TestRealLogind", reboots: true},
 		{command: "! grep -q -f /proc/sys/kernel/random/boot_id /var/lib/boot"},
 	}},
+	{name: "kernel", limit: 20 * time.Minute, steps: []step{
+		{command: "/host/bin/t/proxy.test -test.v -test.run TestKernelWithoutModules"},
+		{command: "echo install nft_numgen /bin/false >/etc/modprobe.d/hidden.conf; while grep -q ^nft_numgen /proc/modules; do rmmod nft_numgen; sleep 0.1; done"},
+		{command: lacks + "proxy --master http://127.0.0.1:1"},
+		{command: lacks + "up --data-dir /tmp/up"},
+	}},
 	{name: "packets", limit: time.Hour, steps: []step{
-		{command: "cd /host/internal/proxy && /host/bin/t/proxy.test -test.v -test.timeout 55m -test.run 'TestKernel(Listing|Packets|Traffic|Drift|StaleFlows)'"},
+		{command: "cd /host/internal/proxy && " + slow + "/host/bin/t/proxy.test -test.v -test.timeout 55m -test.run 'TestCheckKernel|TestKernel(Listing|Packets|Traffic|Drift|StaleFlows)$|TestAffinity|TestNewTableInParts|TestKernelsEqualModel|TestKill'"},
+	}},
+	{name: "policies", limit: time.Hour, steps: []step{
+		{command: "modprobe br_netfilter"},
+		{command: slow + "/host/bin/t/kernel.test -test.v -test.timeout 50m"},
+		{command: slow + "/host/bin/t/policy.test -test.v -test.timeout 50m"},
+	}},
+	{name: "network", limit: 30 * time.Minute, steps: []step{
+		{command: slow + "/host/bin/t/network.test -test.v -test.timeout 25m"},
 	}},
 	{name: "ipvs", limit: 20 * time.Minute, steps: []step{
 		{command: "modprobe ip_vs && ip link add kube-ipvs0 type dummy && ip addr add 10.96.0.10/32 dev kube-ipvs0 && ipvsadm -A -t 10.96.0.10:53 -s rr && ipvsadm -a -t 10.96.0.10:53 -r 10.244.0.5:53 -m && ipvsadm -A -t 192.0.2.1:80 -s rr"},
@@ -64,7 +85,7 @@ func test(ctx context.Context, m *machine, names []string) (int, error) {
 		word := "ok"
 		if err != nil || status != 0 {
 			failed++
-			word = fmt.Sprintf("FAIL (status %d, %v; console: %s)", status, err, m.console())
+			word = fmt.Sprintf("FAIL (status %d, %v; console: %s)", status, err, c.on(m).console())
 		}
 		fmt.Printf("--- %s: %s (%.0fs)\n", c.name, word, time.Since(began).Seconds())
 	}
@@ -79,10 +100,15 @@ func test(ctx context.Context, m *machine, names []string) (int, error) {
 func (c check) run(ctx context.Context, m *machine, out io.Writer) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.limit)
 	defer cancel()
+	return c.on(m).once(ctx, c.steps, out)
+}
+
+// on is the check's own machine.
+func (c check) on(m *machine) *machine {
 	own := *m
 	own.dir = filepath.Join(m.dir, c.name)
 	if c.nodes > 0 {
 		own.nodes, own.processors = c.nodes, 2*c.nodes
 	}
-	return own.once(ctx, c.steps, out)
+	return &own
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/berth-dev/berth/internal/netnstest"
 	"github.com/berth-dev/berth/internal/policy/model"
 	"github.com/berth-dev/berth/internal/policy/oracle"
+	"github.com/berth-dev/berth/internal/testpace"
 )
 
 // node is a network namespace with a bridge, and pods on it in namespaces of
@@ -176,7 +177,7 @@ func (n *node) probe(what []oracle.Packet) []bool {
 			}
 			break
 		}
-		if try == 2000 {
+		if try == testpace.Tries(2000) {
 			n.t.Fatalf("%d of %d packets did not come to the node", missing, len(what))
 		}
 		time.Sleep(time.Millisecond)

@@ -102,14 +102,16 @@ func (l Layout) Build(tx *Tx) {
 // baseChains are those that packets enter.
 var baseChains = []string{"prerouting", "output", "postrouting"}
 
+var hooks = map[string]*Hook{"prerouting": {unix.NF_INET_PRE_ROUTING, -100}, "output": {unix.NF_INET_LOCAL_OUT, -100}, "postrouting": {unix.NF_INET_POST_ROUTING, 100}}
+
 // Hook appends what leads packets into a table that was built, and what says
 // that it is whole.
 func (l Layout) Hook(tx *Tx) {
 	b := builder{l, tx}
 	tx.Add(Op{Verb: AddChain, Name: l.marker()})
-	tx.Add(Op{Verb: AddChain, Name: "prerouting", Hook: &Hook{unix.NF_INET_PRE_ROUTING, -100}})
-	tx.Add(Op{Verb: AddChain, Name: "output", Hook: &Hook{unix.NF_INET_LOCAL_OUT, -100}})
-	tx.Add(Op{Verb: AddChain, Name: "postrouting", Hook: &Hook{unix.NF_INET_POST_ROUTING, 100}})
+	for _, c := range baseChains {
+		tx.Add(Op{Verb: AddChain, Name: c, Hook: hooks[c]})
+	}
 	b.rule("prerouting", jump("frontends"))
 	b.rule("output", jump("frontends"))
 	b.postrouting()

@@ -120,17 +120,11 @@ func (b builder) toss(pool model.Pool, n int) []expr.Any {
 // AddTimeout appends the map of the clients remembered for so many seconds, and
 // the chains that look into it. They must not exist.
 func (l Layout) AddTimeout(tx *Tx, seconds int) {
-	b, f := builder{l, tx}, fieldsOf(l.Family)
-	name := affinityName(seconds)
-	tx.Add(Op{Verb: AddSet, Name: name, Set: &Set{Name: name, Key: []Type{TypePriority, f.saddr}, Value: []Type{TypePriority}, Dynamic: true}})
-	data := r0 + 1 + b.regs()
-	write := func(op uint32, timeout int) []any {
-		return []any{port(r0), b.saddr(r0 + 1), number(data),
-			&expr.Dynset{SrcRegKey: r0, SrcRegData: data, SetName: name, Operation: op, Timeout: time.Duration(timeout) * time.Second}}
-	}
+	b, name := builder{l, tx}, affinityName(seconds)
+	tx.Add(Op{Verb: AddSet, Name: name, Set: affinitySet(name, l.Family)})
 	// An entry that is there keeps its endpoint, and is kept longer.
-	b.chain(rememberName(seconds), write(unix.NFT_DYNSET_OP_UPDATE, seconds))
-	b.chain(forgetName(seconds), write(dynsetDelete, 0), []any{port(r0), setNumber(r0)})
+	b.chain(rememberName(seconds), b.write(name, unix.NFT_DYNSET_OP_UPDATE, time.Duration(seconds)*time.Second))
+	b.chain(forgetName(seconds), b.write(name, dynsetDelete, 0), []any{port(r0), setNumber(r0)})
 	for _, pool := range pools {
 		b.chain(takeName(pool, seconds), []any{jump(rememberName(seconds))}, []any{jump(dialName(pool))})
 		b.chain(knownName(pool, seconds), []any{number(r0), b.saddr(r0 + 1),
@@ -139,6 +133,17 @@ func (l Layout) AddTimeout(tx *Tx, seconds int) {
 }
 
 const dynsetDelete = 2 // NFT_DYNSET_OP_DELETE
+
+// affinitySet is a map of the endpoints that clients had.
+func affinitySet(name string, f model.Family) *Set {
+	return &Set{Name: name, Key: []Type{TypePriority, fieldsOf(f).saddr}, Value: []Type{TypePriority}, Dynamic: true}
+}
+
+// write changes the entry of the packet's client in such a map.
+func (b builder) write(set string, op uint32, timeout time.Duration) []any {
+	data := r0 + 1 + b.regs()
+	return []any{port(r0), b.saddr(r0 + 1), number(data), &expr.Dynset{SrcRegKey: r0, SrcRegData: data, SetName: set, Operation: op, Timeout: timeout}}
+}
 
 // stick appends the rules that send a connection of a class with affinity to
 // the endpoint the client had, or else to one that is drawn and remembered. What
