@@ -61,6 +61,7 @@ var checks = []check{
 		{command: slow + "/host/bin/t/policy.test -test.v -test.timeout 50m"},
 	}},
 	{name: "network", limit: 30 * time.Minute, steps: []step{
+		{command: "modprobe wireguard"},
 		{command: slow + "/host/bin/t/network.test -test.v -test.timeout 25m"},
 	}},
 	{name: "ipvs", limit: 20 * time.Minute, steps: []step{
