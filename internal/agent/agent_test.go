@@ -325,9 +325,10 @@ spec:
 	if err := os.WriteFile(file, []byte(strings.Replace(manifest, "3600", "7200", 1)), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	c.await("fixed-n1", "running anew", func(p *v1.Pod) bool {
+	m = c.await("fixed-n1", "running anew", func(p *v1.Pod) bool {
 		return running(p) && p.Status.ContainerStatuses[0].ContainerID != id
 	})
+	id = m.Status.ContainerStatuses[0].ContainerID
 	if err := os.Remove(file); err != nil {
 		t.Fatal(err)
 	}
@@ -336,7 +337,7 @@ spec:
 	if err := os.WriteFile(file, []byte(strings.Replace(manifest, "3600", "7200", 1)), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	c.await("fixed-n1", "back", func(p *v1.Pod) bool { return running(p) && p.Status.ContainerStatuses[0].RestartCount == 1 })
+	c.await("fixed-n1", "back", func(p *v1.Pod) bool { return running(p) && p.Status.ContainerStatuses[0].ContainerID != id })
 	if err := os.Remove(file); err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -127,7 +128,7 @@ func (w *fortress) restart() {
 	t := w.t
 	before := w.state("a")
 	sessions := func() (out []string) {
-		g := guardian{name: w.device("a").Name}
+		g := guardian{name: w.device("a").Name, space: []netns.NsHandle{w.node["a"]}}
 		var err error
 		g.client, err = g.open()
 		w.must(err)

@@ -138,7 +138,7 @@ func (w *fortress) start(name string, mode Mode) {
 // state reads a node's device.
 func (w *fortress) state(name string) GuardState {
 	w.t.Helper()
-	g := guardian{name: w.device(name).Name}
+	g := guardian{name: w.device(name).Name, space: []netns.NsHandle{w.node[name]}}
 	var err error
 	if g.client, err = g.open(); err == nil {
 		defer g.close()

@@ -146,18 +146,16 @@ func (m *Manager) ended(w *worker) {
 	defer m.mu.Unlock()
 	m.roomMade()
 	w.mu.Lock()
-	back := !w.spec.Removed && !w.spec.Orphan
-	spec := w.spec
+	again, name := w.again, nameOf(w.spec.Pod)
 	w.mu.Unlock()
 	delete(m.workers, w.uid)
-	name := nameOf(spec.Pod)
 	switch next := m.blocked[name]; {
 	case next != nil:
 		delete(m.blocked, name)
 		m.add(next, true)
-	case back:
-		m.metrics.restartedPods.WithLabelValues(isStatic(spec.Static)).Inc()
-		m.add(spec.Pod, spec.Static) // asked for again while it went
+	case again != nil:
+		m.metrics.restartedPods.WithLabelValues(isStatic(again.Static)).Inc()
+		m.add(again.Pod, again.Static)
 	}
 }
 
@@ -193,8 +191,9 @@ func (m *Manager) Set(pod *v1.Pod, static bool) {
 		return
 	}
 	w.update(func(s *Spec) {
-		if s.Orphan {
-			return // it is on its way out; ended adds it anew
+		if s.Orphan || w.leaving {
+			w.again = &Spec{Pod: pod, Static: static} // ended adds it
+			return
 		}
 		s.Pod, s.Static, s.Removed = pod, static, false
 	})
@@ -231,7 +230,7 @@ func (m *Manager) Gone(uid types.UID) {
 	delete(m.mirrors, uid)
 	if w := m.workers[uid]; w != nil {
 		w.update(func(s *Spec) {
-			s.Removed = true
+			s.Removed, w.again = true, nil
 			w.mirrored = w.mirror != nil
 			w.mirror = nil // its status is not kept any more
 		})
@@ -249,10 +248,11 @@ func (m *Manager) SetMirror(static types.UID, mirror *v1.Pod) {
 		m.mirrors[static] = mirror
 	}
 	if w := m.workers[static]; w != nil {
-		w.mu.Lock()
-		w.mirror = mirror
-		w.mu.Unlock()
-		w.poke()
+		w.update(func(*Spec) {
+			if !w.leaving { // else it stands for the pod's next life
+				w.mirror = mirror
+			}
+		})
 	}
 }
 

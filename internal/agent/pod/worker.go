@@ -29,8 +29,12 @@ type worker struct {
 	mirror *v1.Pod // of a static pod, as the API holds it
 	// mirrored: there was one when the last source let go of the pod.
 	mirrored bool
-	inbox    []Result
-	patches  []patched
+	// leaving: the pod ends since no source has it. What a source asks for
+	// from then on is another life of it, which begins when this one is over.
+	leaving bool
+	again   *Spec
+	inbox   []Result
+	patches []patched
 
 	// current is the pod with the status planned last. quiet is closed when
 	// nothing of it runs any more, reported when also its volumes are unmounted
@@ -166,6 +170,7 @@ func (w *worker) firstStatus() v1.PodStatus {
 // observe takes in everything that arrived since the last round.
 func (w *worker) observe(now time.Time) Spec {
 	w.mu.Lock()
+	w.leaving = w.leaving || w.spec.Removed
 	spec, mirror := w.spec, w.mirror
 	inbox, patches := w.inbox, w.patches
 	w.inbox, w.patches = nil, nil
