@@ -85,7 +85,7 @@ live:
 	BERTH_BUNDLE=$(CURDIR)/$(BIN) $(GO) test -count=1 -p 1 ./internal/cluster/... ./internal/agent ./internal/agent/network ./internal/agent/runtime/contract
 
 e2e:
-	BERTH_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 30m ./test/e2e/...
+	BERTH_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 60m ./test/e2e/...
 
 # The same two suites against CRI-O, built from its module (some minutes).
 live-crio: build
