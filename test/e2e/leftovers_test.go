@@ -73,7 +73,7 @@ func look(t testing.TB, dir string) machine {
 // foreign says whether a cgroup is that of another cluster, which was there
 // before and may go on making some.
 func (m machine) foreign(cgroup string) bool {
-	for dir := filepath.Dir(cgroup); dir != "/"; dir = filepath.Dir(dir) {
+	for dir := filepath.Dir(cgroup); dir != "/" && dir != "."; dir = filepath.Dir(dir) {
 		if m.cgroups[dir] && strings.HasPrefix(filepath.Base(dir), "berth-") {
 			return true
 		}
