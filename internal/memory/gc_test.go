@@ -56,7 +56,7 @@ func TestTuneGC(t *testing.T) {
 	go func() { defer close(done); tuneGC(ctx) }()
 	sample := []metrics.Sample{{Name: "/gc/gogc:percent"}}
 	for sample[0].Value.Kind() == metrics.KindBad || sample[0].Value.Uint64() <= GCPercent {
-		runtime.GCPercent()
+		runtime.GC()
 		metrics.Read(sample)
 	}
 	cancel()
