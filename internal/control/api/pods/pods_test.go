@@ -54,6 +54,7 @@ func TestPods(t *testing.T) {
 		"ephemeral":          testEphemeral,
 		"read-only sessions": testReadOnlySessions,
 		"peers of a node":    testNodePeers,
+		"node proxy session": testNodeProxySessions,
 		"log":                testLog,
 		"log follow":         testLogFollow,
 		"exec":               testExec,
