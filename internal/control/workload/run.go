@@ -61,6 +61,10 @@ type Config struct {
 	// a year.
 	SigningCert, SigningKey []byte
 	SigningMost             time.Duration
+	// ServingSigningCert and ServingSigningKey (PEM) sign what agents serve with, by the rules of Serving; empty means
+	// SigningCert and SigningKey.
+	ServingSigningCert, ServingSigningKey []byte
+	Serving                               certificate.ServingRules
 
 	// Enable selects controllers as --controllers does upstream: "*" is all,
 	// "name" adds one, "-name" leaves one out. Empty means all.
@@ -90,7 +94,9 @@ var controllers = []controller{
 		}
 		return rootca.Run(ctx, e, c.RootCA)
 	}},
-	{"certificatesigningrequest-approving-controller", plain(certificate.RunApprover)},
+	{"certificatesigningrequest-approving-controller", func(ctx context.Context, e shell.Env, c *Config) error {
+		return certificate.RunApprover(ctx, e, c.Serving)
+	}},
 	{"certificatesigningrequest-signing-controller", func(ctx context.Context, e shell.Env, c *Config) error {
 		if len(c.SigningCert) == 0 {
 			return nil
@@ -99,7 +105,13 @@ var controllers = []controller{
 		if err != nil {
 			return err
 		}
-		return certificate.RunSigner(ctx, e, ca)
+		serving := ca
+		if len(c.ServingSigningCert) > 0 {
+			if serving, err = certificate.NewCA(c.ServingSigningCert, c.ServingSigningKey, c.SigningMost); err != nil {
+				return err
+			}
+		}
+		return certificate.RunSigner(ctx, e, ca, serving, c.Serving)
 	}},
 	{"certificatesigningrequest-cleaner-controller", plain(certificate.RunCleaner)},
 	{"podcertificaterequest-cleaner-controller", plain(certificate.RunPodCleaner)},
