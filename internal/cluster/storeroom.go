@@ -30,10 +30,10 @@ func (u *up) storeMetrics(registry prometheus.Registerer) {
 
 // tellSpace makes an event when the store gets short of room, while there is room for one, and when it no longer is.
 func (u *up) tellSpace(usage store.Usage) {
-	client := u.client
-	if client == nil {
-		return // still starting: `berth status` and the log tell
+	if !u.isReady() {
+		return // there may be no client yet: `berth status` and the log tell
 	}
+	client := u.client
 	event := &v1.Event{
 		ObjectMeta:     metav1.ObjectMeta{GenerateName: "store-room.", Namespace: metav1.NamespaceDefault},
 		InvolvedObject: v1.ObjectReference{APIVersion: "v1", Kind: "Namespace", Name: metav1.NamespaceSystem},
