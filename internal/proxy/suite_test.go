@@ -19,8 +19,9 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/berth-dev/berth/internal/netnstest"
+	"github.com/berth-dev/berth/internal/nft"
 	"github.com/berth-dev/berth/internal/proxy/model"
-	"github.com/berth-dev/berth/internal/proxy/nft"
+	"github.com/berth-dev/berth/internal/proxy/rules"
 	"github.com/berth-dev/berth/internal/testpace"
 )
 
@@ -235,7 +236,7 @@ func (p plan) fill(w *writer) {
 }
 
 func (p plan) writer(k nft.Kernel) *writer {
-	l := nft.Layout{Family: p.family, MarkBit: 1 << 14, LocalCIDRs: []netip.Prefix{p.local}}
+	l := rules.Layout{Family: p.family, MarkBit: 1 << 14, LocalCIDRs: []netip.Prefix{p.local}}
 	return &writer{kernel: k, layout: l, table: "berth-suite", model: model.New(model.Config{Family: p.family, NodeName: nodeName})}
 }
 
