@@ -141,6 +141,18 @@ func TestNobodyImportsKubernetesItself(t *testing.T) {
 	}
 }
 
+// TestOneNftablesRoom: the library encodes expressions; who has rules gives them
+// to internal/nft.
+func TestOneNftablesRoom(t *testing.T) {
+	goFiles(t, func(path string, file *ast.File, _ *token.FileSet) {
+		for _, imp := range file.Imports {
+			if imp.Path.Value == `"github.com/google/nftables"` {
+				t.Errorf("%s imports google/nftables: changes of tables are made by internal/nft", path)
+			}
+		}
+	})
+}
+
 func TestEveryPackageSaysItsOneJob(t *testing.T) {
 	documented := map[string]bool{}
 	seen := map[string]string{}

@@ -10,7 +10,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"github.com/berth-dev/berth/internal/proxy/model"
+	"github.com/berth-dev/berth/internal/nft/row"
 )
 
 // dump asks for a list and hands the attributes of every answer to each.
@@ -23,7 +23,7 @@ func (k *Netlink) ask(typ, flags uint16, fam byte, fill func(), each func(attrs 
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.buf, k.at = k.buf[:0], k.at[:0]
-	at := k.begin(msgType(typ), flags, fam, -1)
+	at := k.begin(msgType(typ), flags, fam, frame)
 	fill()
 	k.end(at)
 	seq := k.seq
@@ -82,7 +82,7 @@ func attrs(b []byte, each func(typ uint16, data []byte)) {
 
 // names lists what belongs to a table, by the attributes that hold the
 // table's name and its own.
-func (k *Netlink) names(msg uint16, f model.Family, table string, tableAttr, nameAttr uint16) ([]string, error) {
+func (k *Netlink) names(msg uint16, f row.Family, table string, tableAttr, nameAttr uint16) ([]string, error) {
 	var names []string
 	err := k.dump(msg, famByte(f), func() { k.str(tableAttr, table) }, func(b []byte) bool {
 		var in, name string
@@ -108,13 +108,30 @@ func (k *Netlink) names(msg uint16, f model.Family, table string, tableAttr, nam
 	return names, nil
 }
 
+// Tables lists the tables of a family.
+func (k *Netlink) Tables(f row.Family) ([]string, error) {
+	var names []string
+	err := k.dump(unix.NFT_MSG_GETTABLE, famByte(f), func() {}, func(b []byte) bool {
+		attrs(b, func(t uint16, d []byte) {
+			if t == unix.NFTA_TABLE_NAME {
+				names = append(names, chainOf(d))
+			}
+		})
+		return true
+	})
+	if err != nil {
+		return nil, fmt.Errorf("listing the tables of %s: %w", f, err)
+	}
+	return names, nil
+}
+
 // Chains lists a table's chains.
-func (k *Netlink) Chains(f model.Family, table string) ([]string, error) {
+func (k *Netlink) Chains(f row.Family, table string) ([]string, error) {
 	return k.names(unix.NFT_MSG_GETCHAIN, f, table, unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME)
 }
 
 // Sets lists a table's sets and maps.
-func (k *Netlink) Sets(f model.Family, table string) ([]string, error) {
+func (k *Netlink) Sets(f row.Family, table string) ([]string, error) {
 	return k.names(unix.NFT_MSG_GETSET, f, table, unix.NFTA_SET_TABLE, unix.NFTA_SET_NAME)
 }
 
@@ -137,7 +154,7 @@ func (k *Netlink) Generation() (uint32, error) {
 }
 
 // Rules lists a table's rules.
-func (k *Netlink) Rules(f model.Family, table string) (map[string][]string, error) {
+func (k *Netlink) Rules(f row.Family, table string) (map[string][]string, error) {
 	rules, fam := map[string][]string{}, famByte(f)
 	err := k.dump(unix.NFT_MSG_GETRULE, fam, func() { k.str(unix.NFTA_RULE_TABLE, table) }, func(b []byte) bool {
 		var in, chain string
@@ -185,7 +202,7 @@ func expressionText(fam byte, b []byte) string {
 		"nat": func() expr.Any { return &expr.NAT{} }, "dynset": func() expr.Any { return &expr.Dynset{} },
 		"fib": func() expr.Any { return &expr.Fib{} }, "ct": func() expr.Any { return &expr.Ct{} },
 		"reject": func() expr.Any { return &expr.Reject{} }, "masq": func() expr.Any { return &expr.Masq{} },
-		"immediate": func() expr.Any { return &expr.Immediate{} },
+		"range": func() expr.Any { return &expr.Range{} }, "immediate": func() expr.Any { return &expr.Immediate{} },
 	}
 	if name == "byteorder" {
 		return exprText(readByteorder(data)) // the library cannot
@@ -224,7 +241,7 @@ func readByteorder(b []byte) *expr.Byteorder {
 }
 
 // Rows lists the elements of a set.
-func (k *Netlink) Rows(f model.Family, table, set string, row func(key, value []byte) bool) error {
+func (k *Netlink) Rows(f row.Family, table, set string, row func(key, value []byte) bool) error {
 	err := k.dump(unix.NFT_MSG_GETSETELEM, famByte(f), func() {
 		k.str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
 		k.str(unix.NFTA_SET_ELEM_LIST_SET, set)
@@ -236,7 +253,7 @@ func (k *Netlink) Rows(f model.Family, table, set string, row func(key, value []
 }
 
 // Row reads one element of a set; ok is false when it is not there.
-func (k *Netlink) Row(f model.Family, table, set string, key []byte) (value []byte, ok bool, err error) {
+func (k *Netlink) Row(f row.Family, table, set string, key []byte) (value []byte, ok bool, err error) {
 	err = k.ask(unix.NFT_MSG_GETSETELEM, unix.NLM_F_REQUEST, famByte(f), func() {
 		k.str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
 		k.str(unix.NFTA_SET_ELEM_LIST_SET, set)

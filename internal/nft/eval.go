@@ -2,6 +2,7 @@ package nft
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
@@ -10,10 +11,11 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"github.com/berth-dev/berth/internal/proxy/model"
+	"github.com/berth-dev/berth/internal/nft/row"
 )
 
-// Packet is the first packet of a connection, and the world it is in.
+// Packet is a packet, the first of a connection unless Known, and the world it
+// is in.
 type Packet struct {
 	Proto    byte
 	Src, Dst netip.AddrPort
@@ -27,6 +29,10 @@ type Packet struct {
 	Here func(netip.Addr) bool
 	// Out tells the interface a packet to an address leaves through.
 	Out func(netip.Addr) string
+	// Known says that the packet belongs to a connection that was let through.
+	Known bool
+	// ICMPType is the message's type where Proto is that of ICMPv6.
+	ICMPType byte
 	// Random draws a number below n.
 	Random func(n uint32) uint32
 }
@@ -44,29 +50,26 @@ type Outcome struct {
 }
 
 // Connect sends a packet through a table's chains: those where it comes in or
-// starts, and those where it leaves.
-func (k *Fake) Connect(f model.Family, table string, p Packet) (Outcome, error) {
+// starts, those where it is forwarded, and those where it leaves.
+func (k *Fake) Connect(f row.Family, table string, p Packet) (Outcome, error) {
 	t := k.tables[tableKey{f, table}]
 	out := Outcome{Verdict: "accept", To: p.Dst, Mark: p.Mark, Priority: p.Priority}
 	if t == nil {
 		return out, nil
 	}
-	hook := uint32(unix.NF_INET_PRE_ROUTING)
+	way := []uint32{unix.NF_INET_PRE_ROUTING, unix.NF_INET_FORWARD, unix.NF_INET_POST_ROUTING}
 	if p.In == "" {
-		hook = unix.NF_INET_LOCAL_OUT
+		way = []uint32{unix.NF_INET_LOCAL_OUT, unix.NF_INET_POST_ROUTING}
 	}
 	m := &machine{table: t, family: f, p: p, out: &out}
-	for _, h := range []uint32{hook, unix.NF_INET_POST_ROUTING} {
-		if h == unix.NF_INET_POST_ROUTING {
+	for i, h := range way {
+		if i > 0 {
 			if p.Here(out.To.Addr()) {
 				break // delivered here
 			}
 			m.oif = p.Out(out.To.Addr())
 		}
-		for _, c := range t.chains {
-			if c.hook == nil || c.hook.Num != h {
-				continue
-			}
+		for _, c := range t.at(h) {
 			if _, err := m.chain(c, 0); err != nil {
 				return out, err
 			}
@@ -78,14 +81,27 @@ func (k *Fake) Connect(f model.Family, table string, p Packet) (Outcome, error) 
 	return out, nil
 }
 
+// at lists the chains at a hook in the order in which packets enter them.
+func (t *fakeTable) at(hook uint32) (chains []*fakeChain) {
+	for _, c := range t.chains {
+		if c.hook != nil && c.hook.Num == hook {
+			chains = append(chains, c)
+		}
+	}
+	slices.SortFunc(chains, func(a, b *fakeChain) int { return cmp.Compare(a.hook.Priority, b.hook.Priority) })
+	return chains
+}
+
 // machine evaluates rules.
 type machine struct {
 	table  *fakeTable
-	family model.Family
+	family row.Family
 	p      Packet
 	oif    string
-	out    *Outcome
-	regs   [64 + 16*4]byte
+	// to is the chain that a lookup led to.
+	to   string
+	out  *Outcome
+	regs [64 + 16*4]byte
 }
 
 // signal is how a rule or chain ended.
@@ -151,8 +167,12 @@ func (m *machine) rule(r Op, depth int) (signal, error) {
 			m.out.To = netip.AddrPortFrom(a, binary.BigEndian.Uint16(m.reg(e.RegProtoMin)))
 			return stop, nil
 		case *expr.Lookup:
-			if found, err := m.lookup(e); err != nil || !found {
+			found, err := m.lookup(e)
+			if err != nil || !found {
 				return next, err
+			}
+			if m.table.sets[e.SetName].Chains {
+				return m.verdict(expr.VerdictGoto, m.to, depth)
 			}
 		default:
 			matched, err := m.step(e)
@@ -166,6 +186,8 @@ func (m *machine) rule(r Op, depth int) (signal, error) {
 
 func (m *machine) verdict(kind expr.VerdictKind, chain string, depth int) (signal, error) {
 	switch kind {
+	case expr.VerdictAccept:
+		return stop, nil
 	case expr.VerdictDrop:
 		m.out.Verdict = "drop"
 		return stop, nil
@@ -188,9 +210,13 @@ func (m *machine) lookup(e *expr.Lookup) (found bool, err error) {
 	if s == nil {
 		return false, fmt.Errorf("no set %s", e.SetName)
 	}
-	v, ok := s.find(m.reg(e.SourceRegister)[:width(s.Key)], m.p.Now)
+	v, ok := s.find(m.reg(e.SourceRegister)[:Width(s.Key)], m.p.Now)
 	if e.Invert {
 		return !ok, nil
+	}
+	if ok && s.Chains {
+		m.to = chainOf([]byte(v))
+		return true, nil
 	}
 	if ok && e.IsDestRegSet {
 		m.load(e.DestRegister, []byte(v))
@@ -208,11 +234,7 @@ func (m *machine) step(e expr.Any) (bool, error) {
 	case *expr.Meta:
 		return true, m.meta(e)
 	case *expr.Ct:
-		status := uint32(0)
-		if m.out.To != m.p.Dst {
-			status = ctStatusDNAT
-		}
-		m.load(e.Register, num(status))
+		m.load(e.Register, Num(m.ct(e.Key)))
 	case *expr.Fib:
 		a := m.out.To.Addr()
 		if e.FlagSADDR {
@@ -222,9 +244,9 @@ func (m *machine) step(e expr.Any) (bool, error) {
 		if m.p.Here(a) {
 			kind = unix.RTN_LOCAL
 		}
-		m.load(e.Register, num(kind))
+		m.load(e.Register, Num(kind))
 	case *expr.Numgen:
-		m.load(e.Register, num(e.Offset+m.p.Random(e.Modulus)))
+		m.load(e.Register, Num(e.Offset+m.p.Random(e.Modulus)))
 	case *expr.Immediate:
 		m.load(e.Register, e.Data)
 	case *expr.Bitwise:
@@ -240,23 +262,23 @@ func (m *machine) step(e expr.Any) (bool, error) {
 		}
 		m.load(e.DestRegister, b)
 	case *expr.Cmp:
-		if e.Op == expr.CmpOpGte {
-			return bytes.Compare(m.reg(e.Register)[:len(e.Data)], e.Data) >= 0, nil
-		}
-		equal := bytes.Equal(m.reg(e.Register)[:len(e.Data)], e.Data)
-		return equal == (e.Op == expr.CmpOpEq), nil
+		return compared(e.Op, bytes.Compare(m.reg(e.Register)[:len(e.Data)], e.Data))
+	case *expr.Range:
+		b := m.reg(e.Register)[:len(e.FromData)]
+		in := bytes.Compare(b, e.FromData) >= 0 && bytes.Compare(b, e.ToData) <= 0
+		return in == (e.Op == expr.CmpOpEq), nil
 	case *expr.Dynset:
 		s := m.table.sets[e.SetName]
 		if s == nil {
 			return false, fmt.Errorf("no set %s", e.SetName)
 		}
-		key := string(m.reg(e.SrcRegKey)[:width(s.Key)])
-		if e.Operation == dynsetDelete {
+		key := string(m.reg(e.SrcRegKey)[:Width(s.Key)])
+		if e.Operation == DynsetDelete {
 			delete(s.until, key)
 			return true, nil
 		}
 		if _, there := s.find([]byte(key), m.p.Now); !there {
-			s.rows[key] = string(m.reg(e.SrcRegData)[:width(s.Value)])
+			s.rows[key] = string(m.reg(e.SrcRegData)[:Width(s.Value)])
 		}
 		s.until[key] = m.p.Now + e.Timeout.Seconds()
 	default:
@@ -265,9 +287,36 @@ func (m *machine) step(e expr.Any) (bool, error) {
 	return true, nil
 }
 
+// compared says whether a comparison by op holds of what is less (-1), equal or greater.
+func compared(op expr.CmpOp, order int) (bool, error) {
+	switch op {
+	case expr.CmpOpEq:
+		return order == 0, nil
+	case expr.CmpOpNeq:
+		return order != 0, nil
+	case expr.CmpOpGte:
+		return order >= 0, nil
+	case expr.CmpOpLte:
+		return order <= 0, nil
+	}
+	return false, fmt.Errorf("unknown comparison %d", op)
+}
+
+// ct is what connection tracking knows of the packet.
+func (m *machine) ct(key expr.CtKey) uint32 {
+	switch {
+	case key == expr.CtKeySTATE && m.p.Known:
+		return expr.CtStateBitESTABLISHED
+	case key == expr.CtKeySTATE:
+		return expr.CtStateBitNEW
+	case m.out.To != m.p.Dst:
+		return CtStatusDNAT
+	}
+	return 0
+}
+
 func (m *machine) payload(e *expr.Payload) ([]byte, error) {
-	b := builder{Layout: Layout{Family: m.family}}
-	src, dst := b.saddr(0).(*expr.Payload).Offset, b.daddr(0).(*expr.Payload).Offset
+	src, dst := Saddr(m.family, 0).(*expr.Payload).Offset, Daddr(m.family, 0).(*expr.Payload).Offset
 	switch {
 	case e.Base == expr.PayloadBaseNetworkHeader && e.Offset == src:
 		return m.p.Src.Addr().AsSlice(), nil
@@ -275,6 +324,8 @@ func (m *machine) payload(e *expr.Payload) ([]byte, error) {
 		return m.out.To.Addr().AsSlice(), nil
 	case e.Base == expr.PayloadBaseTransportHeader && e.Offset == 2:
 		return binary.BigEndian.AppendUint16(nil, m.out.To.Port()), nil
+	case e.Base == expr.PayloadBaseTransportHeader && e.Offset == 0 && e.Len == 1 && m.p.Proto == unix.IPPROTO_ICMPV6:
+		return []byte{m.p.ICMPType}, nil
 	}
 	return nil, fmt.Errorf("payload at %d of header %d is unknown", e.Offset, e.Base)
 }
@@ -284,17 +335,17 @@ func (m *machine) meta(e *expr.Meta) error {
 	case e.Key == expr.MetaKeyMARK && e.SourceRegister:
 		m.out.Mark = binary.NativeEndian.Uint32(m.reg(e.Register))
 	case e.Key == expr.MetaKeyMARK:
-		m.load(e.Register, num(m.out.Mark))
+		m.load(e.Register, Num(m.out.Mark))
 	case e.Key == expr.MetaKeyPRIORITY && e.SourceRegister:
 		m.out.Priority = binary.NativeEndian.Uint32(m.reg(e.Register))
 	case e.Key == expr.MetaKeyPRIORITY:
-		m.load(e.Register, num(m.out.Priority))
+		m.load(e.Register, Num(m.out.Priority))
 	case e.Key == expr.MetaKeyL4PROTO:
 		m.load(e.Register, []byte{m.p.Proto})
 	case e.Key == expr.MetaKeyIIFNAME:
-		m.load(e.Register, ifname(m.p.In))
+		m.load(e.Register, Ifname(m.p.In))
 	case e.Key == expr.MetaKeyOIFNAME:
-		m.load(e.Register, ifname(m.oif))
+		m.load(e.Register, Ifname(m.oif))
 	default:
 		return fmt.Errorf("meta %d is unknown", e.Key)
 	}

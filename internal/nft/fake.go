@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/berth-dev/berth/internal/proxy/model"
+	"github.com/berth-dev/berth/internal/nft/row"
 )
 
 // Fake is a kernel in memory. It takes the same transactions as the real one,
@@ -21,7 +21,7 @@ type Fake struct {
 }
 
 type tableKey struct {
-	family model.Family
+	family row.Family
 	name   string
 }
 
@@ -58,21 +58,42 @@ func (t *fakeTable) clone() *fakeTable {
 	return n
 }
 
-// Apply does all of tx or none of it.
-func (k *Fake) Apply(tx *Tx) error {
-	if tx.err != nil {
-		return tx.err
+// Apply does all of the transactions or none of them.
+func (k *Fake) Apply(txs ...*Tx) error {
+	for _, tx := range txs {
+		if tx.err != nil {
+			return tx.err
+		}
+		if k.Fail != nil {
+			if err := k.Fail(tx); err != nil {
+				return err
+			}
+		}
 	}
-	if k.Fail != nil {
-		if err := k.Fail(tx); err != nil {
+	done := map[tableKey]*fakeTable{}
+	for _, tx := range txs {
+		key := tableKey{tx.Family, tx.Table}
+		work, begun := done[key]
+		if have := k.tables[key]; have != nil && !begun {
+			work = have.clone()
+		}
+		var err error
+		if done[key], err = work.take(tx); err != nil {
 			return err
 		}
 	}
-	key := tableKey{tx.Family, tx.Table}
-	var work *fakeTable
-	if have := k.tables[key]; have != nil {
-		work = have.clone()
+	for key, work := range done {
+		if work == nil {
+			delete(k.tables, key)
+		} else {
+			k.tables[key] = work
+		}
 	}
+	return nil
+}
+
+// take does a transaction on a table, which is nil while there is none.
+func (work *fakeTable) take(tx *Tx) (*fakeTable, error) {
 	for i, o := range tx.Ops {
 		switch o.Verb {
 		case AddTable:
@@ -82,24 +103,19 @@ func (k *Fake) Apply(tx *Tx) error {
 			continue
 		case DeleteTable:
 			if work == nil {
-				return opError(tx, i, unix.ENOENT)
+				return nil, OpError(tx, i, unix.ENOENT)
 			}
 			work = nil
 			continue
 		}
 		if work == nil {
-			return opError(tx, i, unix.ENOENT)
+			return nil, OpError(tx, i, unix.ENOENT)
 		}
 		if errno := work.do(o); errno != 0 {
-			return opError(tx, i, errno)
+			return nil, OpError(tx, i, errno)
 		}
 	}
-	if work == nil {
-		delete(k.tables, key)
-	} else {
-		k.tables[key] = work
-	}
-	return nil
+	return work, nil
 }
 
 func (t *fakeTable) do(o Op) unix.Errno {
@@ -111,6 +127,12 @@ func (t *fakeTable) do(o Op) unix.Errno {
 		return 0
 	case AddRows, DeleteRows:
 		return t.rows(o)
+	case DeleteSet:
+		if t.sets[o.Name] == nil {
+			return unix.ENOENT
+		}
+		delete(t.sets, o.Name)
+		return 0
 	case AddChain:
 		if t.chains[o.Name] == nil {
 			t.chains[o.Name] = &fakeChain{hook: o.Hook}
@@ -125,14 +147,29 @@ func (t *fakeTable) do(o Op) unix.Errno {
 	case FlushChain:
 		c.rules, c.says = nil, nil
 	case AddRule:
-		c.rules, c.says = append(c.rules, o), append(c.says, o.says())
+		c.rules, c.says = append(c.rules, o), append(c.says, o.Says())
 	case DeleteChain:
-		if len(c.rules) > 0 {
+		if len(c.rules) > 0 || t.leadsTo(o.Name) {
 			return unix.EBUSY
 		}
 		delete(t.chains, o.Name)
 	}
 	return 0
+}
+
+// leadsTo says whether a row of a map to chains names this one.
+func (t *fakeTable) leadsTo(chain string) bool {
+	for _, s := range t.sets {
+		if !s.Chains {
+			continue
+		}
+		for _, v := range s.rows {
+			if chainOf([]byte(v)) == chain {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 func (t *fakeTable) rows(o Op) unix.Errno {
@@ -154,13 +191,28 @@ func (t *fakeTable) rows(o Op) unix.Errno {
 		if there && have != string(value) {
 			return unix.EEXIST
 		}
+		if s.Chains && t.chains[chainOf(value)] == nil {
+			return unix.ENOENT
+		}
 		s.rows[key] = string(value)
 	}
 	return 0
 }
 
+// Tables lists the tables of a family.
+func (k *Fake) Tables(f row.Family) ([]string, error) {
+	var names []string
+	for key := range k.tables {
+		if key.family == f {
+			names = append(names, key.name)
+		}
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
 // Chains lists a table's chains.
-func (k *Fake) Chains(f model.Family, table string) ([]string, error) {
+func (k *Fake) Chains(f row.Family, table string) ([]string, error) {
 	if t := k.tables[tableKey{f, table}]; t != nil {
 		return slices.Sorted(maps.Keys(t.chains)), nil
 	}
@@ -168,7 +220,7 @@ func (k *Fake) Chains(f model.Family, table string) ([]string, error) {
 }
 
 // Sets lists a table's sets.
-func (k *Fake) Sets(f model.Family, table string) ([]string, error) {
+func (k *Fake) Sets(f row.Family, table string) ([]string, error) {
 	if t := k.tables[tableKey{f, table}]; t != nil {
 		return slices.Sorted(maps.Keys(t.sets)), nil
 	}
@@ -176,7 +228,7 @@ func (k *Fake) Sets(f model.Family, table string) ([]string, error) {
 }
 
 // Rules lists a table's rules.
-func (k *Fake) Rules(f model.Family, table string) (map[string][]string, error) {
+func (k *Fake) Rules(f row.Family, table string) (map[string][]string, error) {
 	out := map[string][]string{}
 	if t := k.tables[tableKey{f, table}]; t != nil {
 		for name, c := range t.chains {
@@ -189,7 +241,7 @@ func (k *Fake) Rules(f model.Family, table string) (map[string][]string, error) 
 }
 
 // Rows lists a set.
-func (k *Fake) Rows(f model.Family, table, set string, row func(key, value []byte) bool) error {
+func (k *Fake) Rows(f row.Family, table, set string, row func(key, value []byte) bool) error {
 	t := k.tables[tableKey{f, table}]
 	if t == nil || t.sets[set] == nil {
 		return errors.Join(errNotExist)

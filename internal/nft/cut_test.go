@@ -5,7 +5,10 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/berth-dev/berth/internal/proxy/model"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/internal/nft/row"
 	"github.com/berth-dev/berth/internal/testkit/netnstest"
 )
 
@@ -19,29 +22,26 @@ func TestCutBatch(t *testing.T) {
 			return err
 		}
 		defer k.Close()
-		l := Layout{Family: model.V4, MarkBit: 1 << 14}
-		tx := NewTx(model.V4, "cut")
+		tx := NewTx(row.V4, "cut")
 		tx.Add(Op{Verb: AddTable})
-		l.Build(tx)
-		l.Hook(tx)
+		tx.Add(Op{Verb: AddChain, Name: "enter", Hook: &Hook{Num: unix.NF_INET_POST_ROUTING, Priority: 100}})
 		if err := k.Apply(tx); err != nil {
 			return err
 		}
-		return cut(k, l)
+		return cut(k)
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 }
 
-func cut(k *Netlink, l Layout) error {
-	tx := NewTx(model.V4, "cut")
-	l.AddTimeout(tx, 60)
-	l.AddClass(tx, model.Class{Cluster: 2, Timeout: 60})
-	for _, table := range []model.Table{model.Endpoints, model.Sticky, model.Picks, model.StickyEndpoints, model.ClusterIPs} {
-		s := table.Shape(model.V4)
-		tx.Add(Op{Verb: AddRows, Name: s.Name, Shape: s, Rows: make([]byte, s.Stride())})
-	}
+func cut(k *Netlink) error {
+	tx, shape := NewTx(row.V4, "cut"), row.Shape{Name: "ways", Key: 8, Value: 8}
+	tx.Add(Op{Verb: AddSet, Name: "ways", Set: &Set{Name: "ways", Key: []Type{FieldsOf(row.V4).Daddr, TypePort}, Value: []Type{FieldsOf(row.V4).Daddr, TypePort}}})
+	tx.Add(Op{Verb: AddChain, Name: "drop"})
+	tx.Rule("drop", Daddr(row.V4, R0), &expr.Verdict{Kind: expr.VerdictDrop})
+	tx.Rule("enter", Jump("drop"))
+	tx.Add(Op{Verb: AddRows, Name: "ways", Shape: shape, Rows: make([]byte, shape.Stride())})
 	before, err := k.Generation()
 	if err != nil {
 		return err

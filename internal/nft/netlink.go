@@ -4,12 +4,14 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net/netip"
+	"runtime"
 	"sync"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"github.com/berth-dev/berth/internal/proxy/model"
+	"github.com/berth-dev/berth/internal/nft/row"
 )
 
 var (
@@ -31,12 +33,15 @@ type Netlink struct {
 	heard []byte
 	room  int
 	// at[i] is the operation message seq0+i belongs to.
-	at []int
+	at []place
 	// Messages counts netlink messages sent, for benchmarks and metrics.
 	Messages int
 	// Applied counts transactions that changed something.
 	Applied uint32
 }
+
+// place is an operation of a transaction of a batch; op is -1 for what frames it.
+type place struct{ tx, op int }
 
 // Open connects to the kernel of the calling thread's network namespace.
 func Open() (*Netlink, error) {
@@ -56,10 +61,29 @@ func Open() (*Netlink, error) {
 	return k, nil
 }
 
+// OpenAt connects to the kernel of the network namespace of an open file.
+func OpenAt(fd int) (*Netlink, error) {
+	var k *Netlink
+	done := make(chan error)
+	go func() {
+		// The thread is never unlocked: it ends with the goroutine, and nobody
+		// else runs in the namespace.
+		runtime.LockOSThread()
+		err := unix.Setns(fd, unix.CLONE_NEWNET)
+		if err != nil {
+			done <- fmt.Errorf("entering a network namespace: %w", err)
+			return
+		}
+		k, err = Open()
+		done <- err
+	}()
+	return k, <-done
+}
+
 // Close ends the connection; what was applied stays.
 func (k *Netlink) Close() error { return unix.Close(k.fd) }
 
-func (k *Netlink) begin(typ uint16, flags uint16, fam byte, op int) int {
+func (k *Netlink) begin(typ uint16, flags uint16, fam byte, of place) int {
 	at := len(k.buf)
 	k.buf = append(k.buf, make([]byte, 20)...)
 	h := k.buf[at:]
@@ -68,7 +92,7 @@ func (k *Netlink) begin(typ uint16, flags uint16, fam byte, op int) int {
 	k.seq++
 	binary.NativeEndian.PutUint32(h[8:], k.seq)
 	h[16] = fam
-	k.at = append(k.at, op)
+	k.at = append(k.at, of)
 	return at
 }
 
@@ -103,31 +127,38 @@ func (k *Netlink) close(at int) {
 
 func msgType(t uint16) uint16 { return unix.NFNL_SUBSYS_NFTABLES<<8 | t }
 
-func famByte(f model.Family) byte {
-	if f == model.V6 {
+func famByte(f row.Family) byte {
+	switch f {
+	case row.V6:
 		return unix.NFPROTO_IPV6
+	case row.Bridge:
+		return unix.NFPROTO_BRIDGE
 	}
 	return unix.NFPROTO_IPV4
 }
 
-// Apply sends tx as one batch: the kernel takes all of it or none.
-func (k *Netlink) Apply(tx *Tx) error {
-	if tx.err != nil {
-		return tx.err
+// Apply sends the transactions as one batch: the kernel takes all of it or none.
+func (k *Netlink) Apply(txs ...*Tx) error {
+	ops := 0
+	for _, tx := range txs {
+		if tx.err != nil {
+			return tx.err
+		}
+		ops += len(tx.Ops)
 	}
-	if len(tx.Ops) == 0 {
+	if ops == 0 {
 		return nil
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	first, lastSeq, err := k.batch(tx)
+	first, lastSeq, err := k.batch(txs...)
 	if err != nil {
 		return err
 	}
 	k.Messages += len(k.at)
 	err = k.send()
 	if err == nil {
-		err = k.answer(tx, first, lastSeq)
+		err = k.answer(txs, first, lastSeq)
 	}
 	if err == nil {
 		k.Applied++
@@ -138,16 +169,18 @@ func (k *Netlink) Apply(tx *Tx) error {
 	return err
 }
 
-// batch encodes tx into the buffer, and returns the numbers of its first
-// message and of the last one within its frame.
-func (k *Netlink) batch(tx *Tx) (first, last uint32, err error) {
+// batch encodes transactions into the buffer, and returns the numbers of the
+// first message and of the last one within its frame.
+func (k *Netlink) batch(txs ...*Tx) (first, last uint32, err error) {
 	k.buf, k.at = k.buf[:0], k.at[:0]
 	first = k.seq + 1
 	k.frame(unix.NFNL_MSG_BATCH_BEGIN)
 	at := 0
-	for i := range tx.Ops {
-		if at, err = k.encode(tx, i); err != nil {
-			return 0, 0, fmt.Errorf("encoding %q: %w", tx.Ops[i], err)
+	for n, tx := range txs {
+		for i := range tx.Ops {
+			if at, err = k.encode(tx, place{n, i}); err != nil {
+				return 0, 0, fmt.Errorf("encoding %q: %w", tx.Ops[i], err)
+			}
 		}
 	}
 	// Only the last message asks for an answer; mistakes answer unasked.
@@ -158,8 +191,10 @@ func (k *Netlink) batch(tx *Tx) (first, last uint32, err error) {
 	return first, last, nil
 }
 
+var frame = place{op: -1}
+
 func (k *Netlink) frame(typ uint16) {
-	at := k.begin(typ, unix.NLM_F_REQUEST, 0, -1)
+	at := k.begin(typ, unix.NLM_F_REQUEST, 0, frame)
 	// The subsystem a batch is for, in network order.
 	binary.BigEndian.PutUint16(k.buf[at+18:], unix.NFNL_SUBSYS_NFTABLES)
 	k.end(at)
@@ -180,7 +215,7 @@ func (k *Netlink) send() error {
 
 // answer reads until the last message is acknowledged; the first error in it
 // names the operation that failed.
-func (k *Netlink) answer(tx *Tx, first, last uint32) error {
+func (k *Netlink) answer(txs []*Tx, first, last uint32) error {
 	var failed error
 	if k.heard == nil {
 		k.heard = make([]byte, 8<<10)
@@ -191,7 +226,7 @@ func (k *Netlink) answer(tx *Tx, first, last uint32) error {
 			continue
 		}
 		if err != nil {
-			return errors.Join(failed, fmt.Errorf("waiting for the kernel to take %d operations: %w", len(tx.Ops), err))
+			return errors.Join(failed, fmt.Errorf("waiting for the kernel to take %d messages: %w", len(k.at), err))
 		}
 		for m := k.heard[:n]; len(m) >= 20; {
 			size := int(binary.NativeEndian.Uint32(m))
@@ -206,16 +241,19 @@ func (k *Netlink) answer(tx *Tx, first, last uint32) error {
 				continue // an answer to an earlier batch
 			}
 			if errno != 0 && failed == nil {
-				failed = opError(tx, k.at[seq-first], unix.Errno(errno))
+				at := k.at[seq-first]
+				failed = OpError(txs[at.tx], at.op, unix.Errno(errno))
 			}
-			if seq == last || k.at[seq-first] < 0 {
+			if seq == last || k.at[seq-first].op < 0 {
 				return failed
 			}
 		}
 	}
 }
 
-func opError(tx *Tx, op int, errno unix.Errno) error {
+// OpError is the kernel's refusal of an operation of a transaction, of the whole
+// if op is negative.
+func OpError(tx *Tx, op int, errno unix.Errno) error {
 	what := "committing the whole transaction"
 	if op >= 0 {
 		what = tx.Ops[op].String()
@@ -251,8 +289,8 @@ func feature(o Op) string {
 
 // encode appends the messages of one operation and returns where the last
 // of them begins.
-func (k *Netlink) encode(tx *Tx, i int) (int, error) {
-	o, fam := tx.Ops[i], famByte(tx.Family)
+func (k *Netlink) encode(tx *Tx, i place) (int, error) {
+	o, fam := tx.Ops[i.op], famByte(tx.Family)
 	const add = unix.NLM_F_REQUEST | unix.NLM_F_CREATE
 	var at int
 	switch o.Verb {
@@ -272,7 +310,7 @@ func (k *Netlink) encode(tx *Tx, i int) (int, error) {
 			k.be32(unix.NFTA_HOOK_HOOKNUM, o.Hook.Num)
 			k.be32(unix.NFTA_HOOK_PRIORITY, uint32(o.Hook.Priority))
 			k.close(n)
-			k.str(unix.NFTA_CHAIN_TYPE, "nat")
+			k.str(unix.NFTA_CHAIN_TYPE, o.Hook.kind())
 		}
 	case FlushChain:
 		at = k.begin(msgType(unix.NFT_MSG_DELRULE), unix.NLM_F_REQUEST, fam, i)
@@ -293,11 +331,15 @@ func (k *Netlink) encode(tx *Tx, i int) (int, error) {
 		k.close(n)
 	case AddSet:
 		at = k.begin(msgType(unix.NFT_MSG_NEWSET), add, fam, i)
-		k.set(tx.Table, o.Set, uint32(i+1))
+		k.set(tx.Table, o.Set, k.seq)
 	case DeleteChain:
 		at = k.begin(msgType(unix.NFT_MSG_DELCHAIN), unix.NLM_F_REQUEST, fam, i)
 		k.str(unix.NFTA_CHAIN_TABLE, tx.Table)
 		k.str(unix.NFTA_CHAIN_NAME, o.Name)
+	case DeleteSet:
+		at = k.begin(msgType(unix.NFT_MSG_DELSET), unix.NLM_F_REQUEST, fam, i)
+		k.str(unix.NFTA_SET_TABLE, tx.Table)
+		k.str(unix.NFTA_SET_NAME, o.Name)
 	case AddRows, DeleteRows:
 		return k.rows(tx, i), nil
 	}
@@ -324,7 +366,7 @@ func (k *Netlink) set(table string, s *Set, id uint32) {
 	k.str(unix.NFTA_SET_NAME, s.Name)
 	k.be32(unix.NFTA_SET_ID, id)
 	var flags uint32
-	if len(s.Value) > 0 {
+	if len(s.Value) > 0 || s.Chains {
 		flags |= unix.NFT_SET_MAP
 	}
 	if s.Interval {
@@ -344,20 +386,23 @@ func (k *Netlink) set(table string, s *Set, id uint32) {
 	}
 	k.be32(unix.NFTA_SET_FLAGS, flags)
 	k.be32(unix.NFTA_SET_KEY_TYPE, magic(s.Key))
-	k.be32(unix.NFTA_SET_KEY_LEN, uint32(width(s.Key)))
+	k.be32(unix.NFTA_SET_KEY_LEN, uint32(Width(s.Key)))
 	if len(s.Value) > 0 {
 		k.be32(unix.NFTA_SET_DATA_TYPE, magic(s.Value))
-		k.be32(unix.NFTA_SET_DATA_LEN, uint32(width(s.Value)))
+		k.be32(unix.NFTA_SET_DATA_LEN, uint32(Width(s.Value)))
+	}
+	if s.Chains {
+		k.be32(unix.NFTA_SET_DATA_TYPE, unix.NFT_DATA_VERDICT)
 	}
 	if u := s.userdata(); u != nil {
 		k.attr(unix.NFTA_SET_USERDATA, u...)
 	}
-	if s.Dynamic || s.Interval {
+	if ranged := s.Interval && len(s.Key) > 1; s.Dynamic || ranged {
 		d := k.nest(unix.NFTA_SET_DESC)
 		if s.Dynamic {
 			k.be32(unix.NFTA_SET_DESC_SIZE, affinityMemory)
 		}
-		if s.Interval {
+		if ranged {
 			c := k.nest(setDescConcat)
 			for _, t := range s.Key {
 				e := k.nest(unix.NFTA_LIST_ELEM)
@@ -371,8 +416,8 @@ func (k *Netlink) set(table string, s *Set, id uint32) {
 }
 
 // rows appends elements in messages of a bounded size.
-func (k *Netlink) rows(tx *Tx, i int) int {
-	o, fam := tx.Ops[i], famByte(tx.Family)
+func (k *Netlink) rows(tx *Tx, i place) int {
+	o, fam := tx.Ops[i.op], famByte(tx.Family)
 	typ, flags := uint16(unix.NFT_MSG_NEWSETELEM), uint16(unix.NLM_F_REQUEST|unix.NLM_F_CREATE)
 	if o.Verb == DeleteRows {
 		typ, flags = unix.NFT_MSG_DELSETELEM, unix.NLM_F_REQUEST
@@ -384,20 +429,41 @@ func (k *Netlink) rows(tx *Tx, i int) int {
 		k.str(unix.NFTA_SET_ELEM_LIST_SET, o.Name)
 		l := k.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 		for len(rest) > 0 && len(k.buf)-l < chunk {
-			row := rest[:o.stride()]
-			rest = rest[len(row):]
-			e := k.nest(unix.NFTA_LIST_ELEM)
-			k.value(unix.NFTA_SET_ELEM_KEY, row[:o.Shape.Key])
-			switch v := row[o.Shape.Key:]; {
-			case o.Shape.Interval:
-				k.value(setElemKeyEnd, v)
-			case len(v) > 0:
-				k.value(unix.NFTA_SET_ELEM_DATA, v)
-			}
-			k.close(e)
+			k.row(o.Shape, rest[:o.stride()])
+			rest = rest[o.stride():]
 		}
 		k.close(l)
 		k.end(at)
 	}
 	return at
 }
+
+// row appends one element, or the two of an interval of one field.
+func (k *Netlink) row(s row.Shape, r []byte) {
+	e := k.nest(unix.NFTA_LIST_ELEM)
+	k.value(unix.NFTA_SET_ELEM_KEY, r[:s.Key])
+	switch v := r[s.Key:]; {
+	case s.Single:
+		if end, _ := netip.AddrFromSlice(v); end.Next().IsValid() { // to the last address needs no end
+			k.close(e)
+			e = k.nest(unix.NFTA_LIST_ELEM)
+			k.value(unix.NFTA_SET_ELEM_KEY, end.Next().AsSlice())
+			k.be32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
+		}
+	case s.Interval:
+		k.value(setElemKeyEnd, v)
+	case s.Chains && len(v) > 0:
+		d := k.nest(unix.NFTA_SET_ELEM_DATA)
+		to := k.nest(unix.NFTA_DATA_VERDICT)
+		k.be32(unix.NFTA_VERDICT_CODE, verdictGoto)
+		k.str(unix.NFTA_VERDICT_CHAIN, chainOf(v))
+		k.close(to)
+		k.close(d)
+	case len(v) > 0:
+		k.value(unix.NFTA_SET_ELEM_DATA, v)
+	}
+	k.close(e)
+}
+
+// verdictGoto is NFT_GOTO, -4.
+const verdictGoto = 1<<32 - 4

@@ -5,7 +5,7 @@ import (
 
 	"github.com/google/nftables/expr"
 
-	"github.com/berth-dev/berth/internal/proxy/model"
+	"github.com/berth-dev/berth/internal/nft/row"
 )
 
 // Type is one field of a key or value: the number nft knows its type by, its
@@ -41,13 +41,15 @@ var (
 	TypeIndex = Type{4, 4, typeof(exprNumgen, 1, 4, 0)}
 )
 
-type fields struct{ saddr, daddr Type }
+// Fields are the fields that depend on the family.
+type Fields struct{ Saddr, Daddr Type }
 
-func fieldsOf(f model.Family) fields {
-	if f == model.V6 {
-		return fields{Type{8, 16, typeof(exprPayload, descIP6, 8)}, Type{8, 16, typeof(exprPayload, descIP6, 9)}}
+// FieldsOf returns the source and destination address of a family.
+func FieldsOf(f row.Family) Fields {
+	if f == row.V6 {
+		return Fields{Type{8, 16, typeof(exprPayload, descIP6, 8)}, Type{8, 16, typeof(exprPayload, descIP6, 9)}}
 	}
-	return fields{Type{7, 4, typeof(exprPayload, descIP, 11)}, Type{7, 4, typeof(exprPayload, descIP, 12)}}
+	return Fields{Type{7, 4, typeof(exprPayload, descIP, 11)}, Type{7, 4, typeof(exprPayload, descIP, 12)}}
 }
 
 // tlv is an attribute of what nft stores with a set.

@@ -1,10 +1,14 @@
-package nft
+// Package rules writes what the proxy's tables have besides rows: their fixed
+// sets, chains and rules, those of each class of frontends, and the probe that
+// tells whether a kernel can hold them.
+package rules
 
 import (
 	"maps"
 	"net/netip"
 	"sync"
 
+	"github.com/berth-dev/berth/internal/nft"
 	"github.com/berth-dev/berth/internal/proxy/model"
 )
 
@@ -16,39 +20,28 @@ var fixed sync.Map
 func (l Layout) Rules(classes []model.Class) map[string][]string {
 	base, ok := fixed.Load(l.marker())
 	if !ok {
-		tx := NewTx(l.Family, "")
+		tx := nft.NewTx(l.Family, "")
 		l.Build(tx)
 		l.Hook(tx)
-		base, _ = fixed.LoadOrStore(l.marker(), tx.rules())
+		base, _ = fixed.LoadOrStore(l.marker(), tx.Rules())
 	}
 	out := maps.Clone(base.(map[string][]string))
-	tx := NewTx(l.Family, "")
+	tx := nft.NewTx(l.Family, "")
 	for _, t := range timeouts(classes) {
 		l.AddTimeout(tx, t)
 	}
 	for _, c := range classes {
 		l.AddClass(tx, c)
 	}
-	maps.Copy(out, tx.rules())
+	maps.Copy(out, tx.Rules())
 	return out
 }
 
 // CIDRRules lists, in words, what DropCIDRs writes.
 func (l Layout) CIDRRules(cidrs []netip.Prefix) (chain string, rules []string) {
-	tx := NewTx(l.Family, "")
+	tx := nft.NewTx(l.Family, "")
 	l.DropCIDRs(tx, cidrs)
-	return cidrChain, tx.rules()[cidrChain]
-}
-
-// rules are what tx adds, in words.
-func (t *Tx) rules() map[string][]string {
-	out := map[string][]string{}
-	for _, o := range t.Ops {
-		if o.Verb == AddRule {
-			out[o.Name] = append(out[o.Name], o.says())
-		}
-	}
-	return out
+	return cidrChain, tx.Rules()[cidrChain]
 }
 
 // Unordered says of a chain that the order of its rules tells nothing: they

@@ -1,4 +1,4 @@
-package nft
+package rules
 
 import (
 	"errors"
@@ -12,12 +12,13 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"github.com/berth-dev/berth/internal/nft"
 	"github.com/berth-dev/berth/internal/proxy/model"
 	"github.com/berth-dev/berth/internal/testkit/netnstest"
 )
 
 // has says whether a rule has an expression that ok wants.
-func has[T expr.Any](o Op, ok func(T) bool) bool {
+func has[T expr.Any](o nft.Op, ok func(T) bool) bool {
 	for _, e := range o.Rule {
 		if e, is := e.(T); is && ok(e) {
 			return true
@@ -28,40 +29,40 @@ func has[T expr.Any](o Op, ok func(T) bool) bool {
 
 // lacking are kernels without one feature each: what they refuse of an operation.
 // before holds the chains with hooks of the transaction so far.
-var lacking = map[string]func(o Op, hooked bool) bool{
-	"nftables":                        func(o Op, _ bool) bool { return o.Verb == AddTable },
-	"chains that translate addresses": func(o Op, _ bool) bool { return o.Hook != nil },
-	"maps and sets":                   func(o Op, _ bool) bool { return o.Set != nil && len(o.Set.Key) == 1 },
-	"maps and sets by several fields": func(o Op, _ bool) bool {
+var lacking = map[string]func(o nft.Op, hooked bool) bool{
+	"nftables":                        func(o nft.Op, _ bool) bool { return o.Verb == nft.AddTable },
+	"chains that translate addresses": func(o nft.Op, _ bool) bool { return o.Hook != nil },
+	"maps and sets":                   func(o nft.Op, _ bool) bool { return o.Set != nil && len(o.Set.Key) == 1 },
+	"maps and sets by several fields": func(o nft.Op, _ bool) bool {
 		return o.Set != nil && len(o.Set.Key) > 1 && !o.Set.Interval && !o.Set.Dynamic
 	},
-	"ranges in sets of several fields": func(o Op, _ bool) bool { return o.Set != nil && o.Set.Interval },
-	"random numbers":                   func(o Op, _ bool) bool { return has(o, func(*expr.Numgen) bool { return true }) },
-	"translating destinations":         func(o Op, _ bool) bool { return has(o, func(*expr.NAT) bool { return true }) },
-	"masquerading":                     func(o Op, _ bool) bool { return has(o, func(*expr.Masq) bool { return true }) },
-	"telling the node's own addresses": func(o Op, _ bool) bool { return has(o, func(*expr.Fib) bool { return true }) },
-	"refusing before routing":          func(o Op, hooked bool) bool { return hooked && has(o, func(*expr.Reject) bool { return true }) },
-	"the state of connections":         func(o Op, _ bool) bool { return has(o, func(*expr.Ct) bool { return true }) },
-	"marks and priorities that rules write": func(o Op, hooked bool) bool {
+	"ranges in sets of several fields": func(o nft.Op, _ bool) bool { return o.Set != nil && o.Set.Interval },
+	"random numbers":                   func(o nft.Op, _ bool) bool { return has(o, func(*expr.Numgen) bool { return true }) },
+	"translating destinations":         func(o nft.Op, _ bool) bool { return has(o, func(*expr.NAT) bool { return true }) },
+	"masquerading":                     func(o nft.Op, _ bool) bool { return has(o, func(*expr.Masq) bool { return true }) },
+	"telling the node's own addresses": func(o nft.Op, _ bool) bool { return has(o, func(*expr.Fib) bool { return true }) },
+	"refusing before routing":          func(o nft.Op, hooked bool) bool { return hooked && has(o, func(*expr.Reject) bool { return true }) },
+	"the state of connections":         func(o nft.Op, _ bool) bool { return has(o, func(*expr.Ct) bool { return true }) },
+	"marks and priorities that rules write": func(o nft.Op, hooked bool) bool {
 		return hooked && has(o, func(m *expr.Meta) bool { return m.SourceRegister })
 	},
-	"interfaces by name": func(o Op, _ bool) bool {
+	"interfaces by name": func(o nft.Op, _ bool) bool {
 		return has(o, func(m *expr.Meta) bool { return m.Key == expr.MetaKeyOIFNAME })
 	},
-	"maps that rules write, with timeouts": func(o Op, _ bool) bool { return o.Set != nil && o.Set.Dynamic },
-	"rows that rules delete": func(o Op, _ bool) bool {
-		return has(o, func(d *expr.Dynset) bool { return d.Operation == dynsetDelete })
+	"maps that rules write, with timeouts": func(o nft.Op, _ bool) bool { return o.Set != nil && o.Set.Dynamic },
+	"rows that rules delete": func(o nft.Op, _ bool) bool {
+		return has(o, func(d *expr.Dynset) bool { return d.Operation == nft.DynsetDelete })
 	},
 }
 
 // without is a kernel that refuses some operations as the real one does.
-func without(refuses func(o Op, hooked bool) bool) *Fake {
-	k := NewFake()
-	k.Fail = func(tx *Tx) error {
+func without(refuses func(o nft.Op, hooked bool) bool) *nft.Fake {
+	k := nft.NewFake()
+	k.Fail = func(tx *nft.Tx) error {
 		hooked := false
 		for i, o := range tx.Ops {
 			if hooked = hooked || o.Hook != nil; refuses(o, hooked) {
-				return opError(tx, i, unix.EOPNOTSUPP)
+				return nft.OpError(tx, i, unix.EOPNOTSUPP)
 			}
 		}
 		return nil
@@ -73,7 +74,7 @@ func without(refuses func(o Op, hooked bool) bool) *Fake {
 // with what brings it, and nothing else is.
 func TestProbeNamesWhatIsMissing(t *testing.T) {
 	for _, f := range []model.Family{model.V4, model.V6} {
-		if err := Probe(NewFake(), f); err != nil {
+		if err := Probe(nft.NewFake(), f); err != nil {
 			t.Errorf("a kernel with everything: %v", err)
 		}
 		for _, n := range needs {
@@ -90,7 +91,7 @@ func TestProbeNamesWhatIsMissing(t *testing.T) {
 			}
 		}
 	}
-	err := Probe(without(func(o Op, h bool) bool { return lacking["random numbers"](o, h) || lacking["masquerading"](o, h) }), model.V4)
+	err := Probe(without(func(o nft.Op, h bool) bool { return lacking["random numbers"](o, h) || lacking["masquerading"](o, h) }), model.V4)
 	if err == nil || !strings.Contains(err.Error(), "CONFIG_NFT_NUMGEN, Linux 4.9 or later); masquerading (CONFIG_NFT_MASQ)") {
 		t.Errorf("two things missing: %v", err)
 	}
@@ -98,13 +99,13 @@ func TestProbeNamesWhatIsMissing(t *testing.T) {
 
 // TestProbeOfBothFamilies: what both lack is told once, the rest of each.
 func TestProbeOfBothFamilies(t *testing.T) {
-	of := func(refuses func(o Op, hooked bool) bool) string {
+	of := func(refuses func(o nft.Op, hooked bool) bool) string {
 		return fmt.Sprint(probeAll(without(refuses), []model.Family{model.V4, model.V6}))
 	}
 	if got, want := of(lacking["masquerading"]), "the kernel lacks what the service rules of IPv4 and IPv6 need: masquerading (CONFIG_NFT_MASQ)"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
-	got := of(func(o Op, _ bool) bool {
+	got := of(func(o nft.Op, _ bool) bool {
 		return has(o, func(r *expr.Reject) bool { return r.Type == unix.NFT_REJECT_ICMP_UNREACH && r.Code == 4 })
 	})
 	if !strings.HasPrefix(got, "the kernel lacks what the service rules of IPv6 need: refusing before routing") || strings.Contains(got, "IPv4 need") {
@@ -114,8 +115,8 @@ func TestProbeOfBothFamilies(t *testing.T) {
 
 // TestProbeWithoutRights: what a process may not do says nothing of the kernel.
 func TestProbeWithoutRights(t *testing.T) {
-	k := NewFake()
-	k.Fail = func(tx *Tx) error { return opError(tx, 0, unix.EPERM) }
+	k := nft.NewFake()
+	k.Fail = func(tx *nft.Tx) error { return nft.OpError(tx, 0, unix.EPERM) }
 	var lack *Lack
 	if err := Probe(k, model.V4); errors.As(err, &lack) || !errors.Is(err, unix.EPERM) {
 		t.Errorf("got %v", err)
@@ -136,7 +137,7 @@ func TestProbeTriesEverything(t *testing.T) {
 		}
 		for _, l := range []Layout{{AllNodePorts: true}, {LocalCIDRs: []netip.Prefix{local}}, {LocalBridge: "b"}, {LocalPrefix: "p"}, {SameBridge: "b", MasqueradeAll: true}} {
 			l.Family, l.MarkBit = f, 1
-			tx, used := NewTx(f, "t"), map[string]bool{}
+			tx, used := nft.NewTx(f, "t"), map[string]bool{}
 			l.Build(tx)
 			l.AddTimeout(tx, 60)
 			for _, kind := range []model.Kind{model.Spread, model.Reject, model.Drop} {
@@ -157,7 +158,7 @@ func TestProbeTriesEverything(t *testing.T) {
 }
 
 // kinds notes what an older or smaller kernel may lack of what tx does.
-func kinds(tx *Tx, into map[string]bool) {
+func kinds(tx *nft.Tx, into map[string]bool) {
 	for _, o := range tx.Ops {
 		switch {
 		case o.Set != nil:
@@ -200,7 +201,7 @@ func kinds(tx *Tx, into map[string]bool) {
 func TestProbeHost(t *testing.T) {
 	ns := netnstest.New(t)
 	err := netnstest.In(ns, func() error {
-		k, err := Open()
+		k, err := nft.Open()
 		if err != nil {
 			return err
 		}

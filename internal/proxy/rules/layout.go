@@ -1,7 +1,6 @@
-package nft
+package rules
 
 import (
-	"encoding/binary"
 	"fmt"
 	"hash/fnv"
 	"net/netip"
@@ -11,6 +10,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"github.com/berth-dev/berth/internal/nft"
 	"github.com/berth-dev/berth/internal/proxy/model"
 )
 
@@ -61,59 +61,63 @@ func (l Layout) marker() string {
 // The registers rules use, from the first one on: nft can print what was
 // loaded into consecutive registers as one key.
 const (
-	r0   = unix.NFT_REG32_00
-	rTmp = unix.NFT_REG32_00
+	r0   = nft.R0
+	rTmp = nft.R0
 )
 
 type builder struct {
 	Layout
-	tx *Tx
+	tx *nft.Tx
 }
 
 // Build appends the fixed part of a table to tx: sets, chains, rules. The table
 // must not exist, or be deleted earlier in tx. No packet comes there before Hook.
-func (l Layout) Build(tx *Tx) {
+func (l Layout) Build(tx *nft.Tx) {
 	b := builder{l, tx}
 	b.sets()
 	for _, c := range []string{"frontends", "vips", "nodeports", "vip-classes", "nodeport-classes", cidrChain} {
-		tx.Add(Op{Verb: AddChain, Name: c})
+		tx.Add(nft.Op{Verb: nft.AddChain, Name: c})
 	}
 	b.shared()
-	b.rule("frontends", b.daddrIn(model.ClusterIPs), goTo("vips"))
+	b.rule("frontends", b.daddrIn(model.ClusterIPs), nft.Goto("vips"))
 	// An external address may be the node's own, which has node ports too.
-	b.rule("frontends", b.daddrIn(model.ExternalIPs), jump("vips"))
+	b.rule("frontends", b.daddrIn(model.ExternalIPs), nft.Jump("vips"))
 	if l.AllNodePorts {
-		b.rule("frontends", b.toHere(), b.notLoopback(), goTo("nodeports"))
+		b.rule("frontends", b.toHere(), b.notLoopback(), nft.Goto("nodeports"))
 	} else {
-		b.rule("frontends", b.daddrIn(model.NodeAddrs), b.toHere(), goTo("nodeports"))
+		b.rule("frontends", b.daddrIn(model.NodeAddrs), b.toHere(), nft.Goto("nodeports"))
 	}
-	b.rule("frontends", jump(cidrChain))
+	b.rule("frontends", nft.Jump(cidrChain))
 	// Twice: a frontend that moves between classes while a packet walks
 	// through them can be missed where it was and where it is.
 	for range 2 {
-		b.rule("vips", jump("vip-classes"))
-		b.rule("nodeports", jump("nodeport-classes"))
+		b.rule("vips", nft.Jump("vip-classes"))
+		b.rule("nodeports", nft.Jump("nodeport-classes"))
 	}
 	// A cluster IP in use, but on another port: refuse at once.
-	b.rule("vips", b.daddrIn(model.ClusterIPs), b.proto(unix.IPPROTO_TCP), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
+	b.rule("vips", b.daddrIn(model.ClusterIPs), nft.Proto(unix.IPPROTO_TCP), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
 	b.rule("vips", b.daddrIn(model.ClusterIPs), b.unreachable())
 }
 
 // baseChains are those that packets enter.
 var baseChains = []string{"prerouting", "output", "postrouting"}
 
-var hooks = map[string]*Hook{"prerouting": {unix.NF_INET_PRE_ROUTING, -100}, "output": {unix.NF_INET_LOCAL_OUT, -100}, "postrouting": {unix.NF_INET_POST_ROUTING, 100}}
+var hooks = map[string]*nft.Hook{
+	"prerouting":  {Num: unix.NF_INET_PRE_ROUTING, Priority: -100},
+	"output":      {Num: unix.NF_INET_LOCAL_OUT, Priority: -100},
+	"postrouting": {Num: unix.NF_INET_POST_ROUTING, Priority: 100},
+}
 
 // Hook appends what leads packets into a table that was built, and what says
 // that it is whole.
-func (l Layout) Hook(tx *Tx) {
+func (l Layout) Hook(tx *nft.Tx) {
 	b := builder{l, tx}
-	tx.Add(Op{Verb: AddChain, Name: l.marker()})
+	tx.Add(nft.Op{Verb: nft.AddChain, Name: l.marker()})
 	for _, c := range baseChains {
-		tx.Add(Op{Verb: AddChain, Name: c, Hook: hooks[c]})
+		tx.Add(nft.Op{Verb: nft.AddChain, Name: c, Hook: hooks[c]})
 	}
-	b.rule("prerouting", jump("frontends"))
-	b.rule("output", jump("frontends"))
+	b.rule("prerouting", nft.Jump("frontends"))
+	b.rule("output", nft.Jump("frontends"))
 	b.postrouting()
 }
 
@@ -128,21 +132,18 @@ func (b builder) postrouting() {
 	b.unmark()
 	masq := &expr.Masq{FullyRandom: true}
 	b.rule("postrouting", &expr.Meta{Key: expr.MetaKeyMARK, Register: rTmp},
-		&expr.Bitwise{SourceRegister: rTmp, DestRegister: rTmp, Len: 4, Mask: num(b.MarkBit), Xor: num(0)},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: rTmp, Data: num(0)},
+		&expr.Bitwise{SourceRegister: rTmp, DestRegister: rTmp, Len: 4, Mask: nft.Num(b.MarkBit), Xor: nft.Num(0)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: rTmp, Data: nft.Num(0)},
 		b.setMark(0), masq)
 	dnat := []expr.Any{&expr.Ct{Key: expr.CtKeySTATUS, Register: rTmp},
-		&expr.Bitwise{SourceRegister: rTmp, DestRegister: rTmp, Len: 4, Mask: num(ctStatusDNAT), Xor: num(0)},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: rTmp, Data: num(0)}}
+		&expr.Bitwise{SourceRegister: rTmp, DestRegister: rTmp, Len: 4, Mask: nft.Num(nft.CtStatusDNAT), Xor: nft.Num(0)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: rTmp, Data: nft.Num(0)}}
 	b.rule("postrouting", dnat, b.saddr(r0), b.daddr(r0+b.regs()),
 		&expr.Lookup{SourceRegister: r0, SetName: model.Hairpin.Shape(b.Family).Name}, masq)
 	if b.SameBridge != "" {
-		b.rule("postrouting", dnat, b.ifIs(expr.MetaKeyIIFNAME, b.SameBridge), b.ifIs(expr.MetaKeyOIFNAME, b.SameBridge), masq)
+		b.rule("postrouting", dnat, nft.Link(expr.MetaKeyIIFNAME, b.SameBridge), nft.Link(expr.MetaKeyOIFNAME, b.SameBridge), masq)
 	}
 }
-
-// ctStatusDNAT is IPS_DST_NAT of the kernel's connection tracking.
-const ctStatusDNAT = 1 << 5
 
 func (b builder) sets() {
 	for t := model.Table(0); int(t) < model.NumTables; t++ {
@@ -154,41 +155,41 @@ func (b builder) sets() {
 
 // set declares the set of a table, or of one class.
 func (b builder) set(s model.Set) {
-	f, shape := fieldsOf(b.Family), s.Shape(b.Family)
-	var key, value []Type
+	f, shape := nft.FieldsOf(b.Family), s.Shape(b.Family)
+	var key, value []nft.Type
 	switch s.Table {
 	case model.VIPs:
-		key = []Type{f.daddr, TypeProto, TypePort}
+		key = []nft.Type{f.Daddr, nft.TypeProto, nft.TypePort}
 	case model.NodePorts:
-		key = []Type{TypeProto, TypePort}
+		key = []nft.Type{nft.TypeProto, nft.TypePort}
 	case model.Endpoints:
-		key, value = []Type{f.daddr, TypeProto, TypePort, TypeIndex}, []Type{f.daddr, TypePort}
+		key, value = []nft.Type{f.Daddr, nft.TypeProto, nft.TypePort, nft.TypeIndex}, []nft.Type{f.Daddr, nft.TypePort}
 	case model.NodePortEndpoints:
-		key, value = []Type{TypeProto, TypePort, TypeIndex}, []Type{f.daddr, TypePort}
+		key, value = []nft.Type{nft.TypeProto, nft.TypePort, nft.TypeIndex}, []nft.Type{f.Daddr, nft.TypePort}
 	case model.Sticky:
-		key, value = []Type{f.daddr, TypeProto, TypePort}, []Type{TypePriority}
+		key, value = []nft.Type{f.Daddr, nft.TypeProto, nft.TypePort}, []nft.Type{nft.TypePriority}
 	case model.StickyNodePorts:
-		key, value = []Type{TypeProto, TypePort}, []Type{TypePriority}
+		key, value = []nft.Type{nft.TypeProto, nft.TypePort}, []nft.Type{nft.TypePriority}
 	case model.Picks:
-		key, value = []Type{TypePriority, TypeIndex}, []Type{TypePriority}
+		key, value = []nft.Type{nft.TypePriority, nft.TypeIndex}, []nft.Type{nft.TypePriority}
 	case model.StickyEndpoints, model.StickyLocal:
-		key, value = []Type{TypePriority}, []Type{f.daddr, TypePort}
+		key, value = []nft.Type{nft.TypePriority}, []nft.Type{f.Daddr, nft.TypePort}
 	case model.Hairpin:
-		key = []Type{f.saddr, f.daddr}
+		key = []nft.Type{f.Saddr, f.Daddr}
 	case model.ClusterIPs, model.ExternalIPs, model.NodeAddrs:
-		key = []Type{f.daddr}
+		key = []nft.Type{f.Daddr}
 	case model.Ranges:
-		key = []Type{f.daddr, TypeProto, TypePort, f.saddr}
+		key = []nft.Type{f.Daddr, nft.TypeProto, nft.TypePort, f.Saddr}
 	}
-	if width(key) != shape.Key || width(value) != shape.Value {
+	if nft.Width(key) != shape.Key || nft.Width(value) != shape.Value {
 		panic("nft: set " + shape.Name + " has another shape than its rows")
 	}
-	b.tx.Add(Op{Verb: AddSet, Name: shape.Name, Set: &Set{Name: shape.Name, Key: key, Value: value, Interval: shape.Interval}})
+	b.tx.Add(nft.Op{Verb: nft.AddSet, Name: shape.Name, Set: &nft.Set{Name: shape.Name, Key: key, Value: value, Interval: shape.Interval}})
 }
 
 // AddClass appends the set and the chain of a class, which must not exist; its
 // timeout, if it has one, must.
-func (l Layout) AddClass(tx *Tx, c model.Class) {
+func (l Layout) AddClass(tx *nft.Tx, c model.Class) {
 	b := builder{l, tx}
 	s, classes := model.Set{Table: model.VIPs, Class: c}, "vip-classes"
 	if c.NodePort {
@@ -196,19 +197,19 @@ func (l Layout) AddClass(tx *Tx, c model.Class) {
 	}
 	b.set(s)
 	name := c.Name()
-	tx.Add(Op{Verb: AddChain, Name: name})
+	tx.Add(nft.Op{Verb: nft.AddChain, Name: name})
 	b.class(name, c)
-	b.rule(classes, b.key(c.NodePort, r0), &expr.Lookup{SourceRegister: r0, SetName: name}, goTo(name))
+	b.rule(classes, b.key(c.NodePort, r0), &expr.Lookup{SourceRegister: r0, SetName: name}, nft.Goto(name))
 }
 
 // DropCIDRs rewrites the chain that drops what goes to an address of a
 // Service range that no Service has.
-func (l Layout) DropCIDRs(tx *Tx, cidrs []netip.Prefix) {
+func (l Layout) DropCIDRs(tx *nft.Tx, cidrs []netip.Prefix) {
 	b := builder{l, tx}
-	tx.Add(Op{Verb: FlushChain, Name: cidrChain})
+	tx.Add(nft.Op{Verb: nft.FlushChain, Name: cidrChain})
 	for _, p := range cidrs {
 		if p = p.Masked(); l.Family.Has(p.Addr()) {
-			b.rule(cidrChain, b.within(b.daddr(r0), p, true), &expr.Verdict{Kind: expr.VerdictDrop})
+			b.rule(cidrChain, nft.Within(b.daddr(r0), p, true), &expr.Verdict{Kind: expr.VerdictDrop})
 		}
 	}
 }
@@ -221,7 +222,7 @@ func (b builder) class(name string, c model.Class) {
 	}
 	switch c.Kind {
 	case model.Reject:
-		b.rule(name, b.proto(unix.IPPROTO_TCP), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
+		b.rule(name, nft.Proto(unix.IPPROTO_TCP), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
 		b.rule(name, b.unreachable())
 		return
 	case model.Drop:
@@ -239,12 +240,12 @@ func (b builder) class(name string, c model.Class) {
 		// The two exceptions from a Local policy: pods here are served as
 		// in the cluster, and the node itself too, but masqueraded.
 		whole := name + "-whole"
-		b.tx.Add(Op{Verb: AddChain, Name: whole})
+		b.tx.Add(nft.Op{Verb: nft.AddChain, Name: whole})
 		b.pick(whole, c, model.ClusterPool, c.Cluster)
 		if b.hasLocal() {
-			b.rule(name, b.isLocal(true), goTo(whole))
+			b.rule(name, b.isLocal(true), nft.Goto(whole))
 		}
-		b.rule(name, b.fromHere(), b.setMark(b.MarkBit), goTo(whole))
+		b.rule(name, b.fromHere(), b.setMark(b.MarkBit), nft.Goto(whole))
 	}
 	if c.LocalPolicy {
 		b.pick(name, c, model.LocalPool, c.Local)
@@ -253,22 +254,8 @@ func (b builder) class(name string, c model.Class) {
 	}
 }
 
-func jump(chain string) expr.Any { return &expr.Verdict{Kind: expr.VerdictJump, Chain: chain} }
-func goTo(chain string) expr.Any { return &expr.Verdict{Kind: expr.VerdictGoto, Chain: chain} }
-
 // rule appends a rule; parts are expressions or lists of them.
-func (b builder) rule(chain string, parts ...any) {
-	var es []expr.Any
-	for _, p := range parts {
-		switch p := p.(type) {
-		case []expr.Any:
-			es = append(es, p...)
-		case expr.Any:
-			es = append(es, p)
-		}
-	}
-	b.tx.Add(Op{Verb: AddRule, Name: chain, Rule: es})
-}
+func (b builder) rule(chain string, parts ...any) { b.tx.Rule(chain, parts...) }
 
 // regs is how many registers an address takes.
 func (b builder) regs() uint32 { return uint32(b.Family.AddrLen() / 4) }
@@ -280,21 +267,8 @@ func (b builder) proto32() uint32 {
 	return unix.NFPROTO_IPV4
 }
 
-func (b builder) saddr(reg uint32) expr.Any {
-	off := uint32(12)
-	if b.Family == model.V6 {
-		off = 8
-	}
-	return &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: off, Len: uint32(b.Family.AddrLen())}
-}
-
-func (b builder) daddr(reg uint32) expr.Any {
-	off := uint32(16)
-	if b.Family == model.V6 {
-		off = 24
-	}
-	return &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: off, Len: uint32(b.Family.AddrLen())}
-}
+func (b builder) saddr(reg uint32) expr.Any { return nft.Saddr(b.Family, reg) }
+func (b builder) daddr(reg uint32) expr.Any { return nft.Daddr(b.Family, reg) }
 
 // key loads what a frontend is found by.
 func (b builder) key(nodePort bool, r uint32) []expr.Any {
@@ -318,10 +292,6 @@ func (b builder) daddrIn(t model.Table) []expr.Any {
 	return []expr.Any{b.daddr(r0), &expr.Lookup{SourceRegister: r0, SetName: t.Shape(b.Family).Name}}
 }
 
-func (b builder) proto(n byte) []expr.Any {
-	return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: rTmp}, &expr.Cmp{Op: expr.CmpOpEq, Register: rTmp, Data: []byte{n}}}
-}
-
 func (b builder) unreachable() expr.Any {
 	code := uint8(3) // port unreachable, ICMP
 	if b.Family == model.V6 {
@@ -331,26 +301,22 @@ func (b builder) unreachable() expr.Any {
 }
 
 func (b builder) toHere() []expr.Any {
-	return []expr.Any{&expr.Fib{Register: rTmp, ResultADDRTYPE: true, FlagDADDR: true}, &expr.Cmp{Op: expr.CmpOpEq, Register: rTmp, Data: num(unix.RTN_LOCAL)}}
+	return []expr.Any{&expr.Fib{Register: rTmp, ResultADDRTYPE: true, FlagDADDR: true}, &expr.Cmp{Op: expr.CmpOpEq, Register: rTmp, Data: nft.Num(unix.RTN_LOCAL)}}
 }
 
 func (b builder) fromHere() []expr.Any {
-	return []expr.Any{&expr.Fib{Register: rTmp, ResultADDRTYPE: true, FlagSADDR: true}, &expr.Cmp{Op: expr.CmpOpEq, Register: rTmp, Data: num(unix.RTN_LOCAL)}}
+	return []expr.Any{&expr.Fib{Register: rTmp, ResultADDRTYPE: true, FlagSADDR: true}, &expr.Cmp{Op: expr.CmpOpEq, Register: rTmp, Data: nft.Num(unix.RTN_LOCAL)}}
 }
 
 // setMark sets our bit of the packet's mark to bit, and no other.
 func (b builder) setMark(bit uint32) []expr.Any {
 	return []expr.Any{&expr.Meta{Key: expr.MetaKeyMARK, Register: rTmp},
-		&expr.Bitwise{SourceRegister: rTmp, DestRegister: rTmp, Len: 4, Mask: num(^b.MarkBit), Xor: num(bit)},
+		&expr.Bitwise{SourceRegister: rTmp, DestRegister: rTmp, Len: 4, Mask: nft.Num(^b.MarkBit), Xor: nft.Num(bit)},
 		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: rTmp}}
 }
 
 func (b builder) hasLocal() bool {
 	return len(b.LocalCIDRs) > 0 || b.LocalBridge != "" || b.LocalPrefix != ""
-}
-
-func (b builder) ifIs(key expr.MetaKey, name string) []expr.Any {
-	return []expr.Any{&expr.Meta{Key: key, Register: rTmp}, &expr.Cmp{Op: expr.CmpOpEq, Register: rTmp, Data: ifname(name)}}
 }
 
 // isLocal matches traffic from pods on this node, or all other traffic.
@@ -361,12 +327,12 @@ func (b builder) isLocal(want bool) []expr.Any {
 	}
 	switch {
 	case b.LocalBridge != "":
-		return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: rTmp}, &expr.Cmp{Op: op, Register: rTmp, Data: ifname(b.LocalBridge)}}
+		return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: rTmp}, &expr.Cmp{Op: op, Register: rTmp, Data: nft.Ifname(b.LocalBridge)}}
 	case b.LocalPrefix != "":
 		return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: rTmp}, &expr.Cmp{Op: op, Register: rTmp, Data: []byte(b.LocalPrefix)}}
 	}
 	// One CIDR a family: the configuration allows no more.
-	return b.within(b.saddr(r0), b.LocalCIDRs[0].Masked(), want)
+	return nft.Within(b.saddr(r0), b.LocalCIDRs[0].Masked(), want)
 }
 
 func (b builder) notLoopback() []expr.Any {
@@ -374,37 +340,7 @@ func (b builder) notLoopback() []expr.Any {
 	if b.Family == model.V6 {
 		lo = netip.MustParsePrefix("::1/128")
 	}
-	return b.within(b.daddr(r0), lo, false)
-}
-
-// within matches an address loaded to r0 that lies in a prefix, or outside.
-func (b builder) within(load expr.Any, p netip.Prefix, want bool) []expr.Any {
-	op := expr.CmpOpEq
-	if !want {
-		op = expr.CmpOpNeq
-	}
-	out := []expr.Any{load}
-	if p.Bits() < p.Addr().BitLen() {
-		out = append(out, &expr.Bitwise{SourceRegister: r0, DestRegister: r0, Len: uint32(b.Family.AddrLen()), Mask: mask(p), Xor: make([]byte, b.Family.AddrLen())})
-	}
-	return append(out, &expr.Cmp{Op: op, Register: r0, Data: p.Addr().AsSlice()})
-}
-
-func mask(p netip.Prefix) []byte {
-	m := make([]byte, p.Addr().BitLen()/8)
-	for i := range p.Bits() {
-		m[i/8] |= 0x80 >> (i % 8)
-	}
-	return m
-}
-
-func num(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }
-
-// ifname is an interface name as the kernel compares it: padded with zeros.
-func ifname(s string) []byte {
-	b := make([]byte, unix.IFNAMSIZ)
-	copy(b, s)
-	return b
+	return nft.Within(b.daddr(r0), lo, false)
 }
 
 // Matches says whether a table with these chains has this layout.

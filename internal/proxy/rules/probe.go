@@ -1,4 +1,4 @@
-package nft
+package rules
 
 import (
 	"errors"
@@ -12,6 +12,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"github.com/berth-dev/berth/internal/nft"
 	"github.com/berth-dev/berth/internal/proxy/model"
 )
 
@@ -37,13 +38,13 @@ var needs = []need{
 	{name: tables, needs: "CONFIG_NF_TABLES with CONFIG_NF_TABLES_IPV4 and CONFIG_NF_TABLES_IPV6", try: func(builder) {}},
 	{name: natChains, needs: "CONFIG_NFT_NAT", on: tables, try: func(b builder) {
 		for _, c := range baseChains {
-			b.tx.Add(Op{Verb: AddChain, Name: c, Hook: hooks[c]})
+			b.tx.Add(nft.Op{Verb: nft.AddChain, Name: c, Hook: hooks[c]})
 		}
 	}},
 	{name: plainMaps, needs: "CONFIG_NF_TABLES_SET, where the kernel has that option", on: tables, try: func(b builder) {
 		b.set(model.Set{Table: model.ClusterIPs})
 		b.set(model.Set{Table: model.StickyEndpoints})
-		b.chain("a", []any{b.daddrIn(model.ClusterIPs), jump("b")}, []any{number(r0), find(model.StickyEndpoints, b.Family)})
+		b.chain("a", []any{b.daddrIn(model.ClusterIPs), nft.Jump("b")}, []any{number(r0), find(model.StickyEndpoints, b.Family)})
 	}},
 	{name: "maps and sets by several fields", needs: "Linux 4.1 or later", on: plainMaps, try: func(b builder) {
 		b.set(model.Set{Table: model.Sticky})
@@ -53,13 +54,13 @@ var needs = []need{
 	}},
 	{name: "ranges in sets of several fields", needs: "Linux 5.6 or later", on: plainMaps, try: func(b builder) {
 		b.set(model.Set{Table: model.Ranges})
-		b.chain("a", []any{b.key(false, r0), b.saddr(r0 + 2 + b.regs()), &expr.Lookup{SourceRegister: r0, SetName: model.Ranges.Shape(b.Family).Name, Invert: true}, goTo("b")})
+		b.chain("a", []any{b.key(false, r0), b.saddr(r0 + 2 + b.regs()), &expr.Lookup{SourceRegister: r0, SetName: model.Ranges.Shape(b.Family).Name, Invert: true}, nft.Goto("b")})
 	}},
 	{name: "random numbers", needs: "CONFIG_NFT_NUMGEN, Linux 4.9 or later", on: tables, try: func(b builder) {
 		b.chain("a", []any{&expr.Numgen{Register: r0, Modulus: 2, Type: unix.NFT_NG_RANDOM, Offset: 1}})
 	}},
 	{name: "translating destinations", needs: "CONFIG_NFT_NAT", on: natChains, try: func(b builder) {
-		b.hooked("prerouting", b.proto(unix.IPPROTO_TCP), &expr.Immediate{Register: r0, Data: make([]byte, b.Family.AddrLen())},
+		b.hooked("prerouting", nft.Proto(unix.IPPROTO_TCP), &expr.Immediate{Register: r0, Data: make([]byte, b.Family.AddrLen())},
 			&expr.Immediate{Register: r0 + b.regs(), Data: make([]byte, 2)}, b.dnat())
 	}},
 	{name: "masquerading", needs: "CONFIG_NFT_MASQ", on: natChains, try: func(b builder) {
@@ -72,7 +73,7 @@ var needs = []need{
 	}},
 	{name: "refusing before routing", needs: "CONFIG_NFT_REJECT_IPV4 and CONFIG_NFT_REJECT_IPV6, Linux 5.9 or later", on: natChains, try: func(b builder) {
 		for _, c := range baseChains[:2] {
-			b.hooked(c, b.proto(unix.IPPROTO_TCP), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
+			b.hooked(c, nft.Proto(unix.IPPROTO_TCP), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
 			b.rule(c, b.unreachable())
 		}
 	}},
@@ -84,7 +85,7 @@ var needs = []need{
 		b.unmark()
 	}},
 	{name: "interfaces by name", needs: "CONFIG_NF_TABLES", on: natChains, try: func(b builder) {
-		b.hooked("postrouting", b.ifIs(expr.MetaKeyIIFNAME, "a"), b.ifIs(expr.MetaKeyOIFNAME, "a"))
+		b.hooked("postrouting", nft.Link(expr.MetaKeyIIFNAME, "a"), nft.Link(expr.MetaKeyOIFNAME, "a"))
 	}},
 	{name: "maps that rules write, with timeouts", needs: "Linux 4.1 or later", on: plainMaps, try: func(b builder) {
 		b.memory()
@@ -92,7 +93,7 @@ var needs = []need{
 	}},
 	{name: "rows that rules delete", needs: "Linux 5.4 or later", on: "maps that rules write, with timeouts", try: func(b builder) {
 		b.memory()
-		b.chain("a", b.write(probeMemory, dynsetDelete, 0))
+		b.chain("a", b.write(probeMemory, nft.DynsetDelete, 0))
 	}},
 }
 
@@ -100,21 +101,21 @@ const probeMemory = "memory"
 
 // memory declares a map that rules write.
 func (b builder) memory() {
-	b.tx.Add(Op{Verb: AddSet, Name: probeMemory, Set: affinitySet(probeMemory, b.Family)})
+	b.tx.Add(nft.Op{Verb: nft.AddSet, Name: probeMemory, Set: affinitySet(probeMemory, b.Family)})
 }
 
 // hooked makes a base chain with a rule: what may stand there is checked too.
 func (b builder) hooked(chain string, parts ...any) {
-	b.tx.Add(Op{Verb: AddChain, Name: chain, Hook: hooks[chain]})
+	b.tx.Add(nft.Op{Verb: nft.AddChain, Name: chain, Hook: hooks[chain]})
 	b.rule(chain, parts...)
 }
 
 // tx is a table of its own with what the feature is for.
-func (x need) tx(f model.Family, table string) *Tx {
-	tx := NewTx(f, table)
-	tx.Add(Op{Verb: AddTable})
-	tx.Add(Op{Verb: AddChain, Name: "a"})
-	tx.Add(Op{Verb: AddChain, Name: "b"})
+func (x need) tx(f model.Family, table string) *nft.Tx {
+	tx := nft.NewTx(f, table)
+	tx.Add(nft.Op{Verb: nft.AddTable})
+	tx.Add(nft.Op{Verb: nft.AddChain, Name: "a"})
+	tx.Add(nft.Op{Verb: nft.AddChain, Name: "b"})
 	if x.name == tables {
 		return tx
 	}
@@ -140,7 +141,7 @@ func (l *Lack) Error() string {
 // Probe tries what the rules of a family need, each in a table of its own, and
 // returns a *Lack that names what the kernel does not take. The tables stay:
 // k is a kernel nobody uses.
-func Probe(k Kernel, f model.Family) error {
+func Probe(k nft.Kernel, f model.Family) error {
 	var missing []string
 	failed := map[string]bool{}
 	for i, x := range needs {
@@ -199,7 +200,7 @@ func apart(f func() error) error {
 }
 
 func probeHere(families []model.Family) error {
-	k, err := Open()
+	k, err := nft.Open()
 	if err != nil {
 		if errors.Is(err, unix.EPROTONOSUPPORT) {
 			return &Lack{families, []string{fmt.Sprintf("%s (%s)", tables, needs[0].needs)}}
@@ -211,7 +212,7 @@ func probeHere(families []model.Family) error {
 }
 
 // probeAll tells what several families lack alike once.
-func probeAll(k Kernel, families []model.Family) error {
+func probeAll(k nft.Kernel, families []model.Family) error {
 	var errs []error
 	var last *Lack
 	for _, f := range families {

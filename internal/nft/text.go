@@ -42,6 +42,8 @@ func exprText(e expr.Any) string {
 		switch {
 		case e.Invert:
 			return fmt.Sprintf("[r%d not in %s]", reg(e.SourceRegister), e.SetName)
+		case e.IsDestRegSet && e.DestRegister == unix.NFT_REG_VERDICT:
+			return fmt.Sprintf("verdict %s[r%d]", e.SetName, reg(e.SourceRegister))
 		case e.IsDestRegSet:
 			return fmt.Sprintf("[r%d = %s[r%d]]", reg(e.DestRegister), e.SetName, reg(e.SourceRegister))
 		}
@@ -49,11 +51,14 @@ func exprText(e expr.Any) string {
 	case *expr.Bitwise:
 		return fmt.Sprintf("[r%d = r%d & %x ^ %x]", reg(e.DestRegister), reg(e.SourceRegister), e.Mask, e.Xor)
 	case *expr.Cmp:
-		op, known := map[expr.CmpOp]string{expr.CmpOpEq: "==", expr.CmpOpNeq: "!=", expr.CmpOpGte: ">="}[e.Op]
+		op, known := map[expr.CmpOp]string{expr.CmpOpEq: "==", expr.CmpOpNeq: "!=", expr.CmpOpGte: ">=", expr.CmpOpLte: "<="}[e.Op]
 		if !known {
 			op = fmt.Sprintf("compared (%d) with", e.Op)
 		}
 		return fmt.Sprintf("[r%d %s %x]", reg(e.Register), op, e.Data)
+	case *expr.Range:
+		op := map[expr.CmpOp]string{expr.CmpOpEq: "within", expr.CmpOpNeq: "not within"}[e.Op]
+		return fmt.Sprintf("[r%d %s %x-%x]", reg(e.Register), op, e.FromData, e.ToData)
 	case *expr.Byteorder:
 		return fmt.Sprintf("[r%d = byte order %d of r%d]", reg(e.DestRegister), e.Op, reg(e.SourceRegister))
 	case *expr.Numgen:
@@ -66,7 +71,7 @@ func exprText(e expr.Any) string {
 		}
 		return fmt.Sprintf("[dnat r%d : r%d]", reg(e.RegAddrMin), reg(e.RegProtoMin))
 	case *expr.Dynset:
-		op, known := map[uint32]string{unix.NFT_DYNSET_OP_ADD: "add", unix.NFT_DYNSET_OP_UPDATE: "update", dynsetDelete: "delete"}[e.Operation]
+		op, known := map[uint32]string{unix.NFT_DYNSET_OP_ADD: "add", unix.NFT_DYNSET_OP_UPDATE: "update", DynsetDelete: "delete"}[e.Operation]
 		if !known {
 			op = fmt.Sprint("operation ", e.Operation)
 		}
@@ -77,6 +82,8 @@ func exprText(e expr.Any) string {
 		return fmt.Sprintf("[r%d = ct %d]", reg(e.Register), e.Key)
 	case *expr.Verdict:
 		switch e.Kind {
+		case expr.VerdictAccept:
+			return "accept"
 		case expr.VerdictDrop:
 			return "drop"
 		case expr.VerdictGoto:

@@ -1,4 +1,4 @@
-package nft
+package rules
 
 import (
 	"fmt"
@@ -7,6 +7,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"github.com/berth-dev/berth/internal/nft"
 	"github.com/berth-dev/berth/internal/proxy/model"
 )
 
@@ -39,11 +40,11 @@ func (b builder) shared() {
 		for _, pool := range pools {
 			for n := 1; n <= largestOf(pool); n *= 2 {
 				name := drawName(nodePort, pool, n)
-				b.tx.Add(Op{Verb: AddChain, Name: name})
+				b.tx.Add(nft.Op{Verb: nft.AddChain, Name: name})
 				b.rule(name, b.draw(nodePort, pool, n))
 				name = pickName(nodePort, pool, n)
-				b.tx.Add(Op{Verb: AddChain, Name: name})
-				choose(n, func(mod int) { b.rule(name, jump(drawName(nodePort, pool, mod))) })
+				b.tx.Add(nft.Op{Verb: nft.AddChain, Name: name})
+				choose(n, func(mod int) { b.rule(name, nft.Jump(drawName(nodePort, pool, mod))) })
 				b.rule(name, &expr.Verdict{Kind: expr.VerdictDrop})
 			}
 		}
@@ -59,7 +60,7 @@ func (b builder) pick(chain string, c model.Class, pool model.Pool, n int) {
 	switch {
 	case n == 0:
 	case n <= largestOf(pool):
-		b.rule(chain, goTo(pickName(c.NodePort, pool, n)))
+		b.rule(chain, nft.Goto(pickName(c.NodePort, pool, n)))
 		return
 	default:
 		choose(n, func(mod int) { b.rule(chain, b.draw(c.NodePort, pool, mod)) })

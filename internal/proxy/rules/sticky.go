@@ -1,4 +1,4 @@
-package nft
+package rules
 
 import (
 	"encoding/binary"
@@ -9,6 +9,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"github.com/berth-dev/berth/internal/nft"
 	"github.com/berth-dev/berth/internal/proxy/model"
 )
 
@@ -65,11 +66,11 @@ func setNumber(reg uint32) expr.Any {
 
 // port loads the part of the number that tells the service port.
 func port(reg uint32) []expr.Any {
-	return []expr.Any{number(reg), &expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: num(model.StickyPort), Xor: num(0)}}
+	return []expr.Any{number(reg), &expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: nft.Num(model.StickyPort), Xor: nft.Num(0)}}
 }
 
 func noNumber() []expr.Any {
-	return []expr.Any{&expr.Immediate{Register: r0, Data: num(0)}, setNumber(r0)}
+	return []expr.Any{&expr.Immediate{Register: r0, Data: nft.Num(0)}, setNumber(r0)}
 }
 
 func find(t model.Table, f model.Family) expr.Any {
@@ -77,7 +78,7 @@ func find(t model.Table, f model.Family) expr.Any {
 }
 
 func (b builder) chain(name string, rules ...[]any) {
-	b.tx.Add(Op{Verb: AddChain, Name: name})
+	b.tx.Add(nft.Op{Verb: nft.AddChain, Name: name})
 	for _, r := range rules {
 		b.rule(name, r...)
 	}
@@ -100,12 +101,12 @@ func (b builder) sharedSticky() {
 		b.chain(dialName(pool))
 		// One rule would do, but nft asks for the protocol when it loads ports.
 		for _, proto := range []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP} {
-			b.rule(dialName(pool), b.proto(proto), number(r0), find(t, b.Family), b.dnat())
+			b.rule(dialName(pool), nft.Proto(proto), number(r0), find(t, b.Family), b.dnat())
 		}
 		for n := 1; n <= largestOf(pool); n *= 2 {
 			b.chain(tossName(pool, n), []any{b.toss(pool, n)})
 			b.chain(tossesName(pool, n))
-			choose(n, func(mod int) { b.rule(tossesName(pool, n), jump(tossName(pool, mod))) })
+			choose(n, func(mod int) { b.rule(tossesName(pool, n), nft.Jump(tossName(pool, mod))) })
 		}
 	}
 }
@@ -119,24 +120,22 @@ func (b builder) toss(pool model.Pool, n int) []expr.Any {
 
 // AddTimeout appends the map of the clients remembered for so many seconds, and
 // the chains that look into it. They must not exist.
-func (l Layout) AddTimeout(tx *Tx, seconds int) {
+func (l Layout) AddTimeout(tx *nft.Tx, seconds int) {
 	b, name := builder{l, tx}, affinityName(seconds)
-	tx.Add(Op{Verb: AddSet, Name: name, Set: affinitySet(name, l.Family)})
+	tx.Add(nft.Op{Verb: nft.AddSet, Name: name, Set: affinitySet(name, l.Family)})
 	// An entry that is there keeps its endpoint, and is kept longer.
 	b.chain(rememberName(seconds), b.write(name, unix.NFT_DYNSET_OP_UPDATE, time.Duration(seconds)*time.Second))
-	b.chain(forgetName(seconds), b.write(name, dynsetDelete, 0), []any{port(r0), setNumber(r0)})
+	b.chain(forgetName(seconds), b.write(name, nft.DynsetDelete, 0), []any{port(r0), setNumber(r0)})
 	for _, pool := range pools {
-		b.chain(takeName(pool, seconds), []any{jump(rememberName(seconds))}, []any{jump(dialName(pool))})
+		b.chain(takeName(pool, seconds), []any{nft.Jump(rememberName(seconds))}, []any{nft.Jump(dialName(pool))})
 		b.chain(knownName(pool, seconds), []any{number(r0), b.saddr(r0 + 1),
-			&expr.Lookup{SourceRegister: r0, SetName: name, DestRegister: r0, IsDestRegSet: true}, setNumber(r0), jump(takeName(pool, seconds))})
+			&expr.Lookup{SourceRegister: r0, SetName: name, DestRegister: r0, IsDestRegSet: true}, setNumber(r0), nft.Jump(takeName(pool, seconds))})
 	}
 }
 
-const dynsetDelete = 2 // NFT_DYNSET_OP_DELETE
-
 // affinitySet is a map of the endpoints that clients had.
-func affinitySet(name string, f model.Family) *Set {
-	return &Set{Name: name, Key: []Type{TypePriority, fieldsOf(f).saddr}, Value: []Type{TypePriority}, Dynamic: true}
+func affinitySet(name string, f model.Family) *nft.Set {
+	return &nft.Set{Name: name, Key: []nft.Type{nft.TypePriority, nft.FieldsOf(f).Saddr}, Value: []nft.Type{nft.TypePriority}, Dynamic: true}
 }
 
 // write changes the entry of the packet's client in such a map.
@@ -149,18 +148,18 @@ func (b builder) write(set string, op uint32, timeout time.Duration) []any {
 // the endpoint the client had, or else to one that is drawn and remembered. What
 // they leave over (whose rows are just going) is served as without affinity.
 func (b builder) stick(chain string, c model.Class, pool model.Pool, n int) {
-	b.rule(chain, jump(ownerName(c.NodePort)))
-	b.rule(chain, jump(knownName(pool, c.Timeout)))
-	b.rule(chain, jump(forgetName(c.Timeout)))
+	b.rule(chain, nft.Jump(ownerName(c.NodePort)))
+	b.rule(chain, nft.Jump(knownName(pool, c.Timeout)))
+	b.rule(chain, nft.Jump(forgetName(c.Timeout)))
 	if n <= largestOf(pool) {
-		b.rule(chain, jump(tossesName(pool, n)))
+		b.rule(chain, nft.Jump(tossesName(pool, n)))
 	} else {
 		choose(n, func(mod int) { b.rule(chain, b.toss(pool, mod)) })
 	}
 	// Of two first connections at once, both get what is remembered.
-	b.rule(chain, jump(rememberName(c.Timeout)))
+	b.rule(chain, nft.Jump(rememberName(c.Timeout)))
 	b.rule(chain, port(r0), setNumber(r0))
-	b.rule(chain, jump(knownName(pool, c.Timeout)))
+	b.rule(chain, nft.Jump(knownName(pool, c.Timeout)))
 }
 
 // unmark takes the number from a packet that leaves: what it is queued by is
