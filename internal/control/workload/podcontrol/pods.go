@@ -1,4 +1,7 @@
-package shell
+// Package podcontrol is how the workload controllers handle the pods they own:
+// finding, adopting, creating and deleting them, with the events each workload
+// gives and a memory of writes that the caches do not show yet.
+package podcontrol
 
 import (
 	"context"
@@ -14,31 +17,34 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
+
+	"github.com/berth-dev/berth/internal/controller"
+	"github.com/berth-dev/berth/internal/kube"
 )
 
 // Pods creates, deletes and finds the pods of owners, with the events every
 // workload gives and with its own recent writes in view.
 type Pods struct {
-	Env
+	controller.Env
 	Recorder record.EventRecorder
 	Overlay  *Overlay
 	Informer cache.SharedIndexInformer
 }
 
 // NewPods prepares the shared pod cache and its owner indexes.
-func NewPods(e Env, component string) (*Pods, error) {
+func NewPods(e controller.Env, component string) (*Pods, error) {
 	inf := e.Informers.Core().V1().Pods().Informer()
 	e.Informers.Core().V1().Namespaces().Informer() // for Ending
 	if err := IndexOwners(inf); err != nil {
 		return nil, fmt.Errorf("%s: indexing pods: %w", e.Name, err)
 	}
-	return &Pods{Env: e, Recorder: e.Events(component), Overlay: NewOverlay(), Informer: inf}, nil
+	return &Pods{Env: e, Recorder: e.Recorder(component), Overlay: NewOverlay(), Informer: inf}, nil
 }
 
 // Watch calls f with the UID of the controller of every pod that changes, and
 // with every orphan that might be adopted.
-func (p *Pods) Watch(byOwner func(ref *metav1.OwnerReference, pod *v1.Pod), orphan func(pod *v1.Pod)) (cache.DoneChecker, error) {
-	return On(p.Informer, func(old, pod *v1.Pod, gone bool) {
+func (p *Pods) Watch(ctx context.Context, byOwner func(ref *metav1.OwnerReference, pod *v1.Pod), orphan func(pod *v1.Pod)) (cache.DoneChecker, error) {
+	return controller.On(ctx, p.Informer, func(old, pod *v1.Pod, gone bool) {
 		p.Overlay.Seen(pod, gone)
 		ref := metav1.GetControllerOfNoCopy(pod)
 		if old != nil {
@@ -64,9 +70,9 @@ func (p *Pods) Claimed(ctx context.Context, owner metav1.Object, ref metav1.Owne
 	keep, adopt, release := Claim(owner, sel, owned, orphans)
 	var errs []error
 	for _, pod := range release {
-		_, err := p.Client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, Release(pod, owner.GetUID()), metav1.PatchOptions{})
+		_, err := kube.Patch(ctx, p.Client.CoreV1().Pods(pod.Namespace), pod, kube.Unchanged, Release(pod, owner.GetUID()))
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-			errs = append(errs, fmt.Errorf("releasing pod %s: %w", Key(pod), err))
+			errs = append(errs, fmt.Errorf("releasing pod %s: %w", controller.Key(pod), err))
 		}
 	}
 	if len(adopt) > 0 {
@@ -75,12 +81,12 @@ func (p *Pods) Claimed(ctx context.Context, owner metav1.Object, ref metav1.Owne
 		}
 	}
 	for _, pod := range adopt {
-		got, err := p.Client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, Adopt(pod, ref), metav1.PatchOptions{})
+		got, err := kube.Patch(ctx, p.Client.CoreV1().Pods(pod.Namespace), pod, kube.Unchanged, Adopt(pod, ref))
 		switch {
 		case err == nil:
 			keep = append(keep, got)
 		case !apierrors.IsNotFound(err):
-			errs = append(errs, fmt.Errorf("adopting pod %s: %w", Key(pod), err))
+			errs = append(errs, fmt.Errorf("adopting pod %s: %w", controller.Key(pod), err))
 		}
 	}
 	return keep, errors.Join(errs...)
@@ -91,13 +97,13 @@ func (p *Pods) Claimed(ctx context.Context, owner metav1.Object, ref metav1.Owne
 func StillThere(ctx context.Context, owner metav1.Object, live func(context.Context) (metav1.Object, error)) error {
 	now, err := live(ctx)
 	if err != nil {
-		return fmt.Errorf("reading %s before adopting: %w", Key(owner), err)
+		return fmt.Errorf("reading %s before adopting: %w", controller.Key(owner), err)
 	}
 	if now.GetUID() != owner.GetUID() {
-		return fmt.Errorf("adopting for %s: it was replaced by another object of that name", Key(owner))
+		return fmt.Errorf("adopting for %s: it was replaced by another object of that name", controller.Key(owner))
 	}
 	if now.GetDeletionTimestamp() != nil {
-		return fmt.Errorf("adopting for %s: it is being deleted", Key(owner))
+		return fmt.Errorf("adopting for %s: it is being deleted", controller.Key(owner))
 	}
 	return nil
 }
@@ -148,14 +154,14 @@ func (p *Pods) Create(ctx context.Context, owner runtime.Object, uid types.UID, 
 // Delete deletes one pod, this very one, with its event on the owner. A pod
 // that is gone already is fine.
 func (p *Pods) Delete(ctx context.Context, owner runtime.Object, pod *v1.Pod) error {
-	err := p.Client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, SameUID(pod))
+	err := p.Client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, kube.SameUID(pod))
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		p.Overlay.Deleted(pod)
 		return nil
 	}
 	if err != nil {
 		p.Recorder.Eventf(owner, v1.EventTypeWarning, "FailedDelete", "Error deleting: %v", err)
-		return fmt.Errorf("deleting pod %s: %w", Key(pod), err)
+		return fmt.Errorf("deleting pod %s: %w", controller.Key(pod), err)
 	}
 	p.Overlay.Deleted(pod)
 	p.Recorder.Eventf(owner, v1.EventTypeNormal, "SuccessfulDelete", "Deleted pod: %s", pod.Name)

@@ -1,4 +1,4 @@
-package shell
+package controller
 
 import (
 	"context"
@@ -8,14 +8,10 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	v1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 func env() Env {
-	return Env{Name: "test", Log: slog.New(slog.DiscardHandler), Metrics: NewMetrics(nil)}
+	return Env{Name: "test", Log: slog.New(slog.DiscardHandler)}
 }
 
 // running starts a queue inside a bubble and stops it at the end of the test.
@@ -81,7 +77,7 @@ func TestFailuresBackOffAndDeadlinesHold(t *testing.T) {
 		if len(at) != 6 {
 			t.Fatalf("ran at %v, want 6 times", at)
 		}
-		delay := backoffFirst
+		delay := usualBackoff.First
 		for i := 1; i < 5; i++ {
 			if gap := at[i] - at[i-1]; gap < delay || gap > delay+delay/2+1 {
 				t.Errorf("gap %d is %s, want between %s and half more", i, gap, delay)
@@ -112,28 +108,4 @@ func TestEarlierDeadlineWins(t *testing.T) {
 			t.Errorf("ran at %v, want once after a second", at)
 		}
 	})
-}
-
-func TestOverlayShowsOwnWritesUntilTheCacheDoes(t *testing.T) {
-	o := NewOverlay()
-	mk := func(uid string) *v1.Pod {
-		return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: uid, UID: types.UID(uid)}}
-	}
-	a, b := mk("a"), mk("b")
-	o.Created("owner", a)
-	if got := o.Merge("owner", nil); len(got) != 1 {
-		t.Fatalf("a created pod is not seen: %v", got)
-	}
-	o.Seen(a, false)
-	if got := o.Merge("owner", nil); len(got) != 0 {
-		t.Fatalf("a pod the cache has shown and lost is still there: %v", got)
-	}
-	o.Deleted(b)
-	if got := o.Merge("owner", []*v1.Pod{b}); len(got) != 1 || got[0].DeletionTimestamp == nil || b.DeletionTimestamp != nil {
-		t.Fatalf("a deleted pod must show as terminating, in a copy: %v", got)
-	}
-	o.Seen(b, true)
-	if got := o.Merge("owner", []*v1.Pod{b}); got[0].DeletionTimestamp != nil {
-		t.Fatal("forgotten deletions must not stick")
-	}
 }

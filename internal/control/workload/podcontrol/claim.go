@@ -1,12 +1,12 @@
-package shell
+package podcontrol
 
 import (
-	"fmt"
-	"sync"
-
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/berth-dev/berth/internal/kube"
 )
 
 // Names of the indexes IndexOwners adds.
@@ -15,34 +15,10 @@ const (
 	ByOrphan = "orphan-namespace"
 )
 
-// indexing serializes additions: controllers start side by side and share
-// informers.
-var indexing sync.Mutex
-
-// Index adds indexes to an informer, except those of a name it has already.
-func Index(inf cache.SharedIndexInformer, want cache.Indexers) error {
-	indexing.Lock()
-	defer indexing.Unlock()
-	have := inf.GetIndexer().GetIndexers()
-	missing := cache.Indexers{}
-	for name, f := range want {
-		if have[name] == nil {
-			missing[name] = f
-		}
-	}
-	if len(missing) == 0 {
-		return nil
-	}
-	if err := inf.AddIndexers(missing); err != nil {
-		return fmt.Errorf("indexing a cache: %w", err)
-	}
-	return nil
-}
-
 // IndexOwners adds two indexes to an informer: objects by their controller's
 // UID, and objects without a controller by namespace. Asking again is fine.
 func IndexOwners(inf cache.SharedIndexInformer) error {
-	return Index(inf, cache.Indexers{
+	return kube.Index(inf, cache.Indexers{
 		ByOwner: func(o any) ([]string, error) {
 			if m, ok := o.(metav1.Object); ok {
 				if c := metav1.GetControllerOfNoCopy(m); c != nil {
@@ -97,4 +73,29 @@ func Claim[T metav1.Object](owner metav1.Object, sel labels.Selector, owned, orp
 		}
 	}
 	return keep, adopt, release
+}
+
+// Owner makes a controller reference as the workload controllers set it.
+func Owner(obj metav1.Object, apiVersion, kind string) metav1.OwnerReference {
+	yes := true
+	return metav1.OwnerReference{APIVersion: apiVersion, Kind: kind, Name: obj.GetName(), UID: obj.GetUID(),
+		Controller: &yes, BlockOwnerDeletion: &yes}
+}
+
+// Adopt adds a controller reference to an orphan. Patch with kube.Unchanged, so
+// that nobody else adopted it meanwhile.
+func Adopt(obj metav1.Object, owner metav1.OwnerReference) kube.Change {
+	refs := append(append([]metav1.OwnerReference(nil), obj.GetOwnerReferences()...), owner)
+	return kube.Change{Owners: &refs}
+}
+
+// Release removes the references to one owner. Patch with kube.Unchanged.
+func Release(obj metav1.Object, owner types.UID) kube.Change {
+	refs := []metav1.OwnerReference{}
+	for _, r := range obj.GetOwnerReferences() {
+		if r.UID != owner {
+			refs = append(refs, r)
+		}
+	}
+	return kube.Change{Owners: &refs}
 }

@@ -1,42 +1,63 @@
-package shell
+package controller
 
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"runtime/debug"
 	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
 	"github.com/berth-dev/berth/internal/heap"
 )
 
-// Back-off of a key whose sync failed: doubling, with up to half as much
-// random time on top so that failures do not march in step.
-const (
-	backoffFirst = 20 * time.Millisecond
-	backoffMost  = 2 * time.Minute
-)
+// usualBackoff is that of a queue made with NewQueue.
+var usualBackoff = Backoff{First: 20 * time.Millisecond, Most: 2 * time.Minute}
 
 // Queue runs a function for keys: at once, or at a deadline; never twice at
 // the same time for one key; again, later and later, while it fails. It uses
 // no timer and no goroutine while there is nothing to do.
 type Queue struct {
+	backoff Backoff
+	metrics *queueMetrics // nil: not measured
+
 	mu      sync.Mutex
 	ready   []string
-	queued  map[string]bool // in ready
-	running map[string]bool // value: asked for again meanwhile
+	queued  map[string]time.Time // in ready: since when
+	running map[string]run
 	due     *heap.Heap[*dueItem]
 	at      map[string]*dueItem
 	fails   map[string]int
 	wake    chan struct{}
 }
 
+// run is a key that is worked on.
+type run struct {
+	since time.Time
+	again bool // asked for meanwhile
+}
+
+type dueItem struct {
+	key   string
+	when  time.Time
+	place heap.Place
+}
+
 // NewQueue returns an empty queue.
 func NewQueue() *Queue {
-	return &Queue{queued: map[string]bool{}, running: map[string]bool{}, at: map[string]*dueItem{},
+	return &Queue{backoff: usualBackoff, queued: map[string]time.Time{}, running: map[string]run{}, at: map[string]*dueItem{},
 		due:   heap.New(func(a, b *dueItem) bool { return a.when.Before(b.when) }, func(it *dueItem) *heap.Place { return &it.place }),
 		fails: map[string]int{}, wake: make(chan struct{}, 1)}
+}
+
+// NewMeasuredQueue returns an empty queue with a back-off of its own, whose
+// length and speed the workqueue_* metrics show under a name.
+func NewMeasuredQueue(name string, backoff Backoff) *Queue {
+	q := NewQueue()
+	q.backoff = backoff
+	q.metrics = measure(name, q)
+	return q
 }
 
 // Add asks for a key as soon as possible.
@@ -47,15 +68,27 @@ func (q *Queue) Add(key string) {
 }
 
 func (q *Queue) add(key string) {
-	if _, ok := q.running[key]; ok {
-		q.running[key] = true
+	if _, ok := q.queued[key]; ok {
 		return
 	}
-	if !q.queued[key] {
-		q.queued[key] = true
-		q.ready = append(q.ready, key)
-		q.signal()
+	r, ok := q.running[key]
+	if ok && r.again {
+		return
 	}
+	q.metrics.added()
+	if ok {
+		r.again = true
+		q.running[key] = r
+		return
+	}
+	q.push(key)
+}
+
+// push puts a key that is neither ready nor running at the end of the line.
+func (q *Queue) push(key string) {
+	q.queued[key] = time.Now()
+	q.ready = append(q.ready, key)
+	q.signal()
 }
 
 // After asks for a key once d has passed; an earlier deadline for it stays.
@@ -66,6 +99,7 @@ func (q *Queue) After(key string, d time.Duration) {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	q.metrics.retried()
 	when := time.Now().Add(d)
 	if it := q.at[key]; it != nil {
 		if when.Before(it.when) {
@@ -114,31 +148,41 @@ func (q *Queue) take() (key string, ok bool, wait time.Duration) {
 	}
 	key = q.ready[0]
 	q.ready = q.ready[1:]
+	q.metrics.taken(now.Sub(q.queued[key]))
 	delete(q.queued, key)
-	q.running[key] = false
+	q.running[key] = run{since: now}
 	return key, true, 0
 }
 
+// done ends a run. After a failure the key comes again by itself.
 func (q *Queue) done(key string, failed bool) {
 	q.mu.Lock()
-	again := q.running[key]
+	r := q.running[key]
 	delete(q.running, key)
-	if again {
-		q.add(key)
+	q.metrics.worked(time.Since(r.since))
+	if r.again {
+		q.push(key)
 	}
-	var delay time.Duration
-	if failed {
-		n := q.fails[key]
-		q.fails[key] = n + 1
-		delay = min(backoffFirst<<min(n, 20), backoffMost)
-		delay += rand.N(delay/2 + 1)
-	} else {
+	if !failed {
 		delete(q.fails, key)
+		q.mu.Unlock()
+		return
 	}
+	q.fails[key]++
+	delay := q.backoff.Jittered(q.fails[key])
 	q.mu.Unlock()
-	if failed {
-		q.After(key, delay)
+	q.After(key, delay)
+}
+
+// work is what runs now: for how long in sum, and the longest.
+func (q *Queue) work(now time.Time) (sum, longest time.Duration) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, r := range q.running {
+		d := now.Sub(r.since)
+		sum, longest = sum+d, max(longest, d)
 	}
+	return sum, longest
 }
 
 // Sync looks at one key and brings the world closer to what it asks. It
@@ -196,12 +240,14 @@ func (q *Queue) next(ctx context.Context) (string, bool) {
 func (e Env) once(ctx context.Context, q *Queue, key string, f Sync) {
 	start := time.Now()
 	again, err := guarded(ctx, key, f)
-	e.Metrics.duration.WithLabelValues(e.Name).Observe(time.Since(start).Seconds())
+	e.Metrics.observe(e.Name, time.Since(start), err != nil && ctx.Err() == nil)
 	if err != nil && ctx.Err() == nil {
-		e.Metrics.syncs.WithLabelValues(e.Name, "retry").Inc()
-		e.Log.Warn("will try again", "object", key, "error", err)
-	} else {
-		e.Metrics.syncs.WithLabelValues(e.Name, "ok").Inc()
+		// Somebody else wrote first: the object's own event is on its way.
+		level := e.Log.Warn
+		if apierrors.IsConflict(err) {
+			level = e.Log.Debug
+		}
+		level("will try again", "object", key, "err", err)
 	}
 	q.done(key, err != nil)
 	if err == nil && again > 0 {
@@ -217,10 +263,4 @@ func guarded(ctx context.Context, key string, f Sync) (again time.Duration, err 
 		}
 	}()
 	return f(ctx, key)
-}
-
-type dueItem struct {
-	key   string
-	when  time.Time
-	place heap.Place
 }
