@@ -3,7 +3,6 @@ package hpa
 import (
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +11,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-dev/berth/internal/testkit/golden"
 )
 
 var start = time.Unix(1_000_000, 0)
@@ -258,27 +259,14 @@ var stories = []story{
 	}},
 }
 
-// TestTranscripts compares every story with its transcript; BERTH_REWRITE=1
-// writes it anew, to be committed only once the difference is understood.
+// TestTranscripts compares every story with its transcript.
 func TestTranscripts(t *testing.T) {
 	var b strings.Builder
 	for _, s := range stories {
 		fmt.Fprintf(&b, "== %s\n", s.name)
 		s.run(func(format string, a ...any) { fmt.Fprintf(&b, format+"\n", a...) })
 	}
-	const file = "testdata/transcripts.txt"
-	if os.Getenv("BERTH_REWRITE") != "" {
-		if err := os.WriteFile(file, []byte(b.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := b.String(); got != string(want) {
-		t.Errorf("%s differs; BERTH_REWRITE=1 writes it anew. Now:\n%s", file, got)
-	}
+	golden.Check(t, "testdata/transcripts.txt", b.String())
 }
 
 // TestProperties: whatever pods, values and bounds there are, the outcome is
