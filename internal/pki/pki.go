@@ -1,9 +1,11 @@
 // Package pki makes and keeps the certificates and keys of a cluster: one
-// authority for clients and servers, one for the front proxy, and the leaves
-// that the parts of berth present to each other.
+// authority for clients and the API server, one for the agents' servers, one
+// for the front proxy, and the leaves that the parts of berth present to each
+// other.
 package pki
 
 import (
+	"bytes"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -19,14 +21,17 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 )
 
 const (
 	authorityLife = 10 * 365 * 24 * time.Hour
-	leafLife      = 365 * 24 * time.Hour
-	// renewBefore is how long before its end a leaf is replaced at start.
-	renewBefore = 60 * 24 * time.Hour
+	// DefaultLeafLife is how long a leaf is valid where nothing else is said.
+	DefaultLeafLife = 365 * 24 * time.Hour
+	// renewShare is the share of its life that a leaf has left when it is
+	// replaced: 60 days of a year.
+	renewShare = 6
 	// backdate lets peers whose clock is a little behind accept a new
 	// certificate.
 	backdate = 5 * time.Minute
@@ -39,6 +44,8 @@ type Authority struct {
 	Key      crypto.Signer
 	CertFile string
 	KeyFile  string
+	// LeafLife is how long its leaves are valid.
+	LeafLife time.Duration
 }
 
 // Leaf says what a certificate is for. Names and IPs make a serving
@@ -52,12 +59,24 @@ type Leaf struct {
 	Client       bool
 }
 
+// LostError says that a CA of which certificates are in use is not there any more.
+type LostError struct {
+	Missing []string // files
+	Because string   // what shows that they were there
+}
+
+func (e *LostError) Error() string {
+	return fmt.Sprintf("%s: missing, but %s. A new CA would cut off every node and kubeconfig, so none is made: restore pki/ from a backup, "+
+		"or start with a new data directory", strings.Join(e.Missing, " and "), e.Because)
+}
+
 // EnsureAuthority loads the authority NAME.crt/NAME.key of dir, or makes it.
-// A certificate that is not valid at now is an error that says which side the
-// clock is on: an authority is never replaced silently, since that would cut
-// off every client.
-func EnsureAuthority(dir, name string, now time.Time) (*Authority, error) {
-	a := &Authority{CertFile: filepath.Join(dir, name+".crt"), KeyFile: filepath.Join(dir, name+".key")}
+// used says what shows that the data directory is in use already; only if it
+// is empty, neither file is there, and the authority signed nothing in dir, a
+// new one is made: it would cut off every client of the old. A certificate
+// that is not valid at now is an error that says which side the clock is on.
+func EnsureAuthority(dir, name, used string, now time.Time) (*Authority, error) {
+	a := &Authority{CertFile: filepath.Join(dir, name+".crt"), KeyFile: filepath.Join(dir, name+".key"), LeafLife: DefaultLeafLife}
 	cert, key, err := load(a.CertFile, a.KeyFile)
 	switch {
 	case err == nil:
@@ -67,6 +86,9 @@ func EnsureAuthority(dir, name string, now time.Time) (*Authority, error) {
 		a.Cert, a.Key = cert, key
 		return a, nil
 	case !errors.Is(err, fs.ErrNotExist):
+		return nil, fmt.Errorf("%w: a power loss or a full disk may have cut it short; restore it from a backup of pki/", err)
+	}
+	if err := a.mayMake(dir, name, used); err != nil {
 		return nil, err
 	}
 	if key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
@@ -74,7 +96,7 @@ func EnsureAuthority(dir, name string, now time.Time) (*Authority, error) {
 	}
 	tmpl := &x509.Certificate{
 		SerialNumber:          serial(),
-		Subject:               pkix.Name{CommonName: "berth-" + name},
+		Subject:               pkix.Name{CommonName: issuer(name)},
 		NotBefore:             now.Add(-backdate),
 		NotAfter:              now.Add(authorityLife),
 		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment,
@@ -94,6 +116,49 @@ func EnsureAuthority(dir, name string, now time.Time) (*Authority, error) {
 	a.Key = key
 	return a, nil
 }
+
+// mayMake says why there must not be a new authority.
+func (a *Authority) mayMake(dir, name, used string) error {
+	lost := &LostError{}
+	for _, f := range []struct{ file, other string }{{a.CertFile, a.KeyFile}, {a.KeyFile, a.CertFile}} {
+		if _, err := os.Stat(f.file); errors.Is(err, fs.ErrNotExist) {
+			lost.Missing = append(lost.Missing, f.file)
+		} else if err != nil {
+			return fmt.Errorf("looking for authority %s: %w", name, err)
+		} else {
+			lost.Because = f.file + " is there"
+		}
+	}
+	why := used
+	if why == "" {
+		why = a.signed(dir, name)
+	}
+	// A key alone in a new directory is what a first start left that ended between the two files.
+	if why == "" && slices.Contains(lost.Missing, a.CertFile) {
+		return nil
+	}
+	if lost.Because == "" {
+		lost.Because = why
+	}
+	return lost
+}
+
+// signed names a certificate in dir that an authority of this name signed.
+func (a *Authority) signed(dir, name string) string {
+	files, err := filepath.Glob(filepath.Join(dir, "*.crt"))
+	if err != nil {
+		return "" // the pattern is well-formed
+	}
+	for _, f := range files {
+		if cert, err := ReadCertificate(f); err == nil && !cert.IsCA && cert.Issuer.CommonName == issuer(name) {
+			return f + " was signed by it"
+		}
+	}
+	return ""
+}
+
+// issuer is the common name of an authority.
+func issuer(name string) string { return "berth-" + name }
 
 // EnsureLeaf keeps dir/NAME.crt and .key: an existing pair stays while it is
 // signed by a, says what want says, and is not near its end; otherwise a new
@@ -119,10 +184,10 @@ func WriteChain(dir, name string, a *Authority) (string, error) {
 	}
 	file := filepath.Join(dir, name+".chain.crt")
 	chain := append(leaf, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.Cert.Raw})...)
-	if err := os.WriteFile(file+".new", chain, 0o644); err != nil {
-		return "", fmt.Errorf("writing certificate chain %s: %w", name, err)
+	if have, err := os.ReadFile(file); err == nil && bytes.Equal(have, chain) {
+		return file, nil
 	}
-	return file, os.Rename(file+".new", file)
+	return file, WriteFile(file, chain, 0o644)
 }
 
 // Issue makes a leaf without storing it.
@@ -134,14 +199,17 @@ func (a *Authority) Issue(want Leaf, now time.Time) (*x509.Certificate, crypto.S
 	tmpl := &x509.Certificate{
 		SerialNumber: serial(),
 		Subject:      pkix.Name{CommonName: want.CommonName, Organization: want.Organization},
-		NotBefore:    now.Add(-backdate),
-		NotAfter:     now.Add(leafLife),
+		NotBefore:    now.Add(-min(backdate, a.LeafLife/2)),
+		NotAfter:     now.Add(a.LeafLife),
 		KeyUsage:     x509.KeyUsageDigitalSignature,
 		DNSNames:     want.Names,
 		IPAddresses:  want.IPs,
 	}
 	if tmpl.NotBefore.Before(a.Cert.NotBefore) {
 		tmpl.NotBefore = a.Cert.NotBefore
+	}
+	if tmpl.NotAfter.After(a.Cert.NotAfter) {
+		tmpl.NotAfter = a.Cert.NotAfter
 	}
 	if want.Server {
 		tmpl.ExtKeyUsage = append(tmpl.ExtKeyUsage, x509.ExtKeyUsageServerAuth)
@@ -157,10 +225,18 @@ func (a *Authority) Issue(want Leaf, now time.Time) (*x509.Certificate, crypto.S
 	return cert, key, err
 }
 
+// RenewAt is when a leaf should be replaced: when a sixth of its life is left.
+func RenewAt(cert *x509.Certificate) time.Time {
+	return cert.NotAfter.Add(-cert.NotAfter.Sub(cert.NotBefore) / renewShare)
+}
+
 // fits says whether an existing certificate still does what want asks.
 func (a *Authority) fits(cert *x509.Certificate, want Leaf, now time.Time) bool {
-	if cert.CheckSignatureFrom(a.Cert) != nil || now.Before(cert.NotBefore) || now.Add(renewBefore).After(cert.NotAfter) {
+	if cert.CheckSignatureFrom(a.Cert) != nil || now.Before(cert.NotBefore) || !now.Before(RenewAt(cert)) {
 		return false
+	}
+	if cert.NotAfter.After(now.Add(a.LeafLife)) {
+		return false // the life of leaves was made shorter
 	}
 	if cert.Subject.CommonName != want.CommonName || !slices.Equal(cert.Subject.Organization, want.Organization) {
 		return false
@@ -184,6 +260,9 @@ func EnsureKeyPair(dir, name string) (keyFile, pubFile string, err error) {
 	keyFile, pubFile = filepath.Join(dir, name+".key"), filepath.Join(dir, name+".pub")
 	key, err := loadKey(keyFile)
 	if errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Stat(pubFile); err == nil {
+			return "", "", &LostError{Missing: []string{keyFile}, Because: pubFile + " is there, whose tokens are in use"}
+		}
 		fresh, gerr := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 		if gerr != nil {
 			return "", "", fmt.Errorf("generating key %s: %w", name, gerr)
@@ -224,17 +303,9 @@ func serial() *big.Int {
 }
 
 func load(certFile, keyFile string) (*x509.Certificate, crypto.Signer, error) {
-	data, err := os.ReadFile(certFile)
+	cert, err := ReadCertificate(certFile)
 	if err != nil {
-		return nil, nil, fmt.Errorf("reading certificate: %w", err)
-	}
-	block, _ := pem.Decode(data)
-	if block == nil || block.Type != "CERTIFICATE" {
-		return nil, nil, fmt.Errorf("reading certificate %s: it holds no PEM CERTIFICATE block", certFile)
-	}
-	cert, err := x509.ParseCertificate(block.Bytes)
-	if err != nil {
-		return nil, nil, fmt.Errorf("reading certificate %s: %w", certFile, err)
+		return nil, nil, err
 	}
 	key, err := loadKey(keyFile)
 	if err != nil {
@@ -246,6 +317,23 @@ func load(certFile, keyFile string) (*x509.Certificate, crypto.Signer, error) {
 	return cert, key, nil
 }
 
+// ReadCertificate reads the first certificate of a PEM file.
+func ReadCertificate(file string) (*x509.Certificate, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("reading certificate: %w", err)
+	}
+	block, _ := pem.Decode(data)
+	if block == nil || block.Type != "CERTIFICATE" {
+		return nil, fmt.Errorf("reading certificate %s (%d bytes): it holds no PEM CERTIFICATE block", file, len(data))
+	}
+	cert, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		return nil, fmt.Errorf("reading certificate %s: %w", file, err)
+	}
+	return cert, nil
+}
+
 func loadKey(file string) (crypto.Signer, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -253,7 +341,7 @@ func loadKey(file string) (crypto.Signer, error) {
 	}
 	block, _ := pem.Decode(data)
 	if block == nil || block.Type != "EC PRIVATE KEY" {
-		return nil, fmt.Errorf("reading key %s: it holds no PEM EC PRIVATE KEY block", file)
+		return nil, fmt.Errorf("reading key %s (%d bytes): it holds no PEM EC PRIVATE KEY block", file, len(data))
 	}
 	key, err := x509.ParseECPrivateKey(block.Bytes)
 	if err != nil {
@@ -283,17 +371,49 @@ func writeKey(file string, key *ecdsa.PrivateKey) error {
 	return writePEM(file, "EC PRIVATE KEY", der, 0o600)
 }
 
-// writePEM replaces file at once: readers see the old or the new content.
+// writePEM is WriteFile of one PEM block, in a directory that it makes.
 func writePEM(file, kind string, der []byte, mode os.FileMode) error {
 	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
 		return fmt.Errorf("making the certificate directory: %w", err)
 	}
+	return WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), mode)
+}
+
+// WriteFile replaces file at once and for good: readers see the old or the new
+// content, and so does a start after a power loss.
+func WriteFile(file string, data []byte, mode os.FileMode) error {
 	tmp := file + ".new"
-	if err := os.WriteFile(tmp, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), mode); err != nil {
+	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, mode)
+	if err != nil {
 		return fmt.Errorf("writing %s: %w", file, err)
 	}
-	if err := os.Rename(tmp, file); err != nil {
+	_, err = f.Write(data)
+	if err == nil {
+		err = f.Chmod(mode) // it may have been there, with another one
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+	if closing := f.Close(); err == nil {
+		err = closing
+	}
+	if err == nil {
+		err = os.Rename(tmp, file)
+	}
+	if err == nil {
+		err = syncDir(filepath.Dir(file))
+	}
+	if err != nil {
 		return fmt.Errorf("writing %s: %w", file, err)
 	}
 	return nil
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
 }

@@ -31,6 +31,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/control/admit"
 	"github.com/berth-dev/berth/internal/control/api/aggregation"
+	"github.com/berth-dev/berth/internal/control/api/certificates"
 	"github.com/berth-dev/berth/internal/control/api/openapi"
 	"github.com/berth-dev/berth/internal/control/api/scheme"
 	"github.com/berth-dev/berth/internal/control/api/selectable"
@@ -126,7 +127,8 @@ func build(cfg Config, set *scheme.Set, conf *genericapiserver.Config) (*Server,
 		defer cancel()
 		return cfg.Store.Health(ctx)
 	}))
-	conf.AddReadyzChecks(healthz.NamedCheck("auth", s.auth.ReadyCheck))
+	conf.AddReadyzChecks(healthz.NamedCheck("auth", s.auth.ReadyCheck),
+		healthz.NamedCheck("store-room", func(*http.Request) error { return cfg.Store.HasRoom() }))
 	rows := Rows()
 	s.backend = newBackend(set, s.cfg.Store, rows)
 	// All servers fill one list of what there is.
@@ -242,6 +244,9 @@ func settle(cfg *Config, set *scheme.Set, conf *genericapiserver.Config) {
 	conf.OpenAPIV3Config.Info.Title = "Kubernetes"
 	conf.SkipOpenAPIInstallation = true // see serveOpenAPI
 	conf.EnableProfiling = false
+	conf.BuildHandlerChainFunc = func(next http.Handler, c *genericapiserver.Config) http.Handler {
+		return certificates.WithSource(genericapiserver.DefaultBuildHandlerChain(next, c))
+	}
 	// Counting stored objects would poll etcd; nothing here needs the counts.
 	conf.StorageObjectCountTracker = nil
 	// On shutdown watches are told to end instead of being waited for: clients
