@@ -24,7 +24,7 @@ import (
 	"github.com/berth-dev/berth/internal/control/api"
 	"github.com/berth-dev/berth/internal/control/store"
 	"github.com/berth-dev/berth/internal/journal"
-	"github.com/berth-dev/berth/internal/lean"
+	"github.com/berth-dev/berth/internal/memory"
 	"github.com/berth-dev/berth/internal/nodes/health"
 	"github.com/berth-dev/berth/internal/policy"
 	"github.com/berth-dev/berth/internal/proxy"
@@ -69,7 +69,7 @@ type up struct {
 // closed once the node is Ready. A failing start stops what it started and
 // removes what it made.
 func Up(ctx context.Context, cfg *Config, emit Progress, ready chan<- struct{}) (err error) {
-	debug.SetGCPercent(lean.GC)
+	debug.SetGCPercent(memory.GCPercent)
 	u := &up{Config: cfg, clock: clock{began: time.Now(), emit: emit}}
 	undo, err := u.prepare()
 	if err != nil {
@@ -95,12 +95,12 @@ func Up(ctx context.Context, cfg *Config, emit Progress, ready chan<- struct{}) 
 	u.mu.Unlock()
 	close(ready)
 	u.crew.start(parts, part{"memory", func(ctx context.Context) error {
-		lean.Keep(ctx, u.log)
+		memory.ReleasePeriodically(ctx, u.log)
 		return nil
 	}})
 	if u.store != nil { // an API server with much to do may hold more
 		u.crew.start(parts, part{"memory pace", func(ctx context.Context) error {
-			lean.Pace(ctx)
+			memory.TuneGC(ctx)
 			return nil
 		}})
 	}

@@ -12,14 +12,14 @@ var ProxyMethods = []string{
 }
 
 // MayProxy refuses addresses that are not a workload's: the API server's own loopback, link-local (cloud metadata),
-// multicast and unspecified addresses. allowLoopback lifts the first.
+// multicast, broadcast and unspecified addresses. allowLoopback lifts the first.
 func MayProxy(address string, allowLoopback bool) error {
 	ip := net.ParseIP(address)
 	switch {
 	case ip == nil:
 		return fmt.Errorf("address not allowed: %q is not an IP address", address)
 	case ip.IsLoopback() && !allowLoopback, ip.IsLinkLocalUnicast(), ip.IsLinkLocalMulticast(),
-		ip.IsInterfaceLocalMulticast(), ip.IsMulticast(), ip.IsUnspecified():
+		ip.IsInterfaceLocalMulticast(), ip.IsMulticast(), ip.IsUnspecified(), ip.Equal(net.IPv4bcast):
 		return fmt.Errorf("address not allowed: %s", address)
 	}
 	return nil
