@@ -55,7 +55,8 @@ func asJSON(t *testing.T, r *Result) string {
 }
 
 func TestSameSeedSameRun(t *testing.T) {
-	text := small + "events:\n- at: 2m\n  flap: {zone: b, down: 70s, up: 30s, for: 10m}\n- at: 5m\n  kill: {rack: '', zone: c, percent: 30, for: 5m, stagger: 30s}\n"
+	text := small + "events:\n- at: 2m\n  flap: {zone: b, down: 70s, up: 30s, for: 10m}\n" +
+		"- at: 5m\n  kill: {rack: '', zone: c, percent: 30, for: 5m, stagger: 30s}\n"
 	first, second := asJSON(t, play(t, text)), asJSON(t, play(t, text))
 	if first != second {
 		t.Error("two runs of one seed differ")
@@ -70,9 +71,11 @@ func TestSameSeedSameRun(t *testing.T) {
 func TestAnyFaultsThenHealing(t *testing.T) {
 	faults := []string{
 		"kill: {zone: %s, percent: %d, stagger: 40s}", "cut: {zone: %s, percent: %d}", "pause: {zone: %s, percent: %d}",
-		"flap: {zone: %s, percent: %d, down: 1m, up: 30s, for: 6m}", "notReady: {zone: %s, percent: %d}", "slow: {zone: %s, percent: %d, every: 45s}",
+		"flap: {zone: %s, percent: %d, down: 1m, up: 30s, for: 6m}", "notReady: {zone: %s, percent: %d}",
+		"slow: {zone: %s, percent: %d, every: 45s}",
 	}
-	others := []string{"restartControllers: {for: 30s}", "api: {down: true, for: 90s}", "api: {latency: 2s, for: 2m}", "stallWatch: {for: 90s}"}
+	others := []string{"restartControllers: {for: 30s}", "api: {down: true, for: 90s}", "api: {latency: 2s, for: 2m}",
+		"stallWatch: {for: 90s}"}
 	for seed := range 40 {
 		var b strings.Builder
 		fmt.Fprintf(&b, "seed: %d\n%sevents:\n", seed+1, small)
@@ -122,7 +125,8 @@ func TestNothingIsDeletedBeforeItsTime(t *testing.T) {
 	if gap := deleted - tainted; gap < 299*time.Second || gap > 301*time.Second {
 		t.Errorf("tainted at %s, pods deleted at %s: want 300 s between", tainted, deleted)
 	}
-	early := play(t, strings.ReplaceAll(small, "replicas: 200", "replicas: 200, tolerationSeconds: 10")+"events:\n- at: 2m\n  kill: {names: [a-1]}\n")
+	early := play(t, strings.ReplaceAll(small, "replicas: 200",
+		"replicas: 200, tolerationSeconds: 10")+"events:\n- at: 2m\n  kill: {names: [a-1]}\n")
 	if a, b := early.Summary.PodRecovery.P50, r.Summary.PodRecovery.P50; a.D() > 90*time.Second || b.D() < 5*time.Minute {
 		t.Errorf("pods recovered after %s with a toleration of 10 s, after %s with 300 s", a.D(), b.D())
 	}
@@ -152,7 +156,8 @@ func TestWhatNodeLossMeansToKinds(t *testing.T) {
 }
 
 func TestPodsThatFitNowhereSayWhy(t *testing.T) {
-	r := play(t, "name: full\nduration: 5m\ncluster:\n  cpu: '1'\n  zones: [{name: a, nodes: 3}]\nworkloads: [{name: web, kind: Deployment, replicas: 4, cpu: 600m}]\n")
+	r := play(t, "name: full\nduration: 5m\ncluster:\n  cpu: '1'\n  zones: [{name: a, nodes: 3}]\n"+
+		"workloads: [{name: web, kind: Deployment, replicas: 4, cpu: 600m}]\n")
 	if r.Summary.EndPods.Pending != 1 || !strings.Contains(r.Summary.Pending["web"], "3 Insufficient cpu") {
 		t.Errorf("pending %d, because %q", r.Summary.EndPods.Pending, r.Summary.Pending)
 	}
@@ -225,7 +230,8 @@ func TestCompareAndPlot(t *testing.T) {
 func TestImportLiveCluster(t *testing.T) {
 	node := func(name, zone string, ready v1.ConditionStatus) *v1.Node {
 		return &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{v1.LabelTopologyZone: zone}},
-			Status: v1.NodeStatus{Allocatable: v1.ResourceList{v1.ResourceCPU: resource.MustParse("4"), v1.ResourceMemory: resource.MustParse("8Gi"), v1.ResourcePods: resource.MustParse("110")},
+			Status: v1.NodeStatus{Allocatable: v1.ResourceList{v1.ResourceCPU: resource.MustParse("4"),
+				v1.ResourceMemory: resource.MustParse("8Gi"), v1.ResourcePods: resource.MustParse("110")},
 				Conditions: []v1.NodeCondition{{Type: v1.NodeReady, Status: ready}}}}
 	}
 	yes := true
@@ -247,7 +253,8 @@ func TestImportLiveCluster(t *testing.T) {
 		t.Fatal(err)
 	}
 	sc, err = sc.Import([]*v1.Node{node("n1", "a", v1.ConditionTrue), node("n2", "b", v1.ConditionTrue), node("n3", "b", v1.ConditionFalse)},
-		[]*v1.Pod{pod("web-1", "web-abc", "ReplicaSet", "n1"), pod("web-2", "web-abc", "ReplicaSet", "n2"), pod("db-0", "db", "StatefulSet", "n1"),
+		[]*v1.Pod{pod("web-1", "web-abc", "ReplicaSet", "n1"), pod("web-2", "web-abc", "ReplicaSet", "n2"),
+			pod("db-0", "db", "StatefulSet", "n1"),
 			pod("log-1", "log", "DaemonSet", "n1"), pod("log-2", "log", "DaemonSet", "n2"), pod("lonely", "", "", "n1")})
 	if err != nil {
 		t.Fatal(err)
