@@ -164,25 +164,30 @@ func TestPodsThatFitNowhereSayWhy(t *testing.T) {
 }
 
 func TestScenarioErrorsNameFieldAndWhatIsAllowed(t *testing.T) {
-	for text, want := range map[string]string{
-		"name: x\ncluster: {zones: [{name: a, nods: 3}]}":                                               "cluster.zones[0].nods is not a field: allowed are labels, name, nodes, racks, region, taints",
-		"name: x\ncluster: {zones: []}":                                                                 "cluster.zones is empty",
-		"name: x\ncluster: {zones: [{name: a, nodes: many}]}":                                           "allowed is int",
-		"duration: 5\ncluster: {zones: [{name: a, nodes: 3}]}":                                          "write it as text with a unit",
-		"flags: {node-monitor-period: 5s}\ncluster: {zones: [{name: a, nodes: 3}]}":                     "\"node-monitor-period\" is not one that the simulation knows; allowed are default-not-ready",
-		"flags: {unhealthy-zone-threshold: 2}\ncluster: {zones: [{name: a, nodes: 3}]}":                 "must be more than 0 and at most 1",
-		"cluster: {zones: [{name: a, nodes: 3}]}\nworkloads: [{name: w, kind: Pod, replicas: 1}]":       "workloads[0]: kind is \"Pod\": allowed are Deployment",
-		"cluster: {zones: [{name: a, nodes: 3}]}\nevents: [{at: 1m, kill: {zone: a}, heal: {}}]":        "events[0]: has 2 actions (kill, heal): exactly one of",
-		"cluster: {zones: [{name: a, nodes: 3}]}\nevents: [{at: 2h, kill: {zone: a}}]":                  "after the end of the run",
-		"cluster: {zones: [{name: a, nodes: 3}, {name: a, nodes: 1}]}":                                  "is there twice",
-		"cluster: {zones: [{name: a, nodes: 3}]}\nworkloads: [{name: d, kind: DaemonSet, replicas: 2}]": "a DaemonSet has a pod on every node that fits",
-		"cluster: {cpu: lots, zones: [{name: a, nodes: 3}]}":                                            "cluster.cpu \"lots\"",
-		"cluster: {zones: [{name: a, nodes: 3}]}\nevents: [{at: 1m, api: {for: 1m}}]":                   "either down or a latency",
-		"cluster: {zones: [{name: a, nodes: 3}]}\nevents: [{at: 1m, slow: {zone: a}}]":                  "slow.every is missing",
-		"name: x\nname: y\ncluster: {zones: [{name: a, nodes: 3}]}":                                     "already set",
+	for _, c := range []struct{ text, want string }{
+		{"name: x\ncluster: {zones: [{name: a, nods: 3}]}",
+			"cluster.zones[0].nods is not a field: allowed are labels, name, nodes, racks, region, taints"},
+		{"name: x\ncluster: {zones: []}", "cluster.zones is empty"},
+		{"name: x\ncluster: {zones: [{name: a, nodes: many}]}", "allowed is int"},
+		{"duration: 5\ncluster: {zones: [{name: a, nodes: 3}]}", "write it as text with a unit"},
+		{"flags: {node-monitor-period: 5s}\ncluster: {zones: [{name: a, nodes: 3}]}",
+			"\"node-monitor-period\" is not one that the simulation knows; allowed are default-not-ready"},
+		{"flags: {unhealthy-zone-threshold: 2}\ncluster: {zones: [{name: a, nodes: 3}]}", "must be more than 0 and at most 1"},
+		{"cluster: {zones: [{name: a, nodes: 3}]}\nworkloads: [{name: w, kind: Pod, replicas: 1}]",
+			"workloads[0]: kind is \"Pod\": allowed are Deployment"},
+		{"cluster: {zones: [{name: a, nodes: 3}]}\nevents: [{at: 1m, kill: {zone: a}, heal: {}}]",
+			"events[0]: has 2 actions (kill, heal): exactly one of"},
+		{"cluster: {zones: [{name: a, nodes: 3}]}\nevents: [{at: 2h, kill: {zone: a}}]", "after the end of the run"},
+		{"cluster: {zones: [{name: a, nodes: 3}, {name: a, nodes: 1}]}", "is there twice"},
+		{"cluster: {zones: [{name: a, nodes: 3}]}\nworkloads: [{name: d, kind: DaemonSet, replicas: 2}]",
+			"a DaemonSet has a pod on every node that fits"},
+		{"cluster: {cpu: lots, zones: [{name: a, nodes: 3}]}", "cluster.cpu \"lots\""},
+		{"cluster: {zones: [{name: a, nodes: 3}]}\nevents: [{at: 1m, api: {for: 1m}}]", "either down or a latency"},
+		{"cluster: {zones: [{name: a, nodes: 3}]}\nevents: [{at: 1m, slow: {zone: a}}]", "slow.every is missing"},
+		{"name: x\nname: y\ncluster: {zones: [{name: a, nodes: 3}]}", "already set"},
 	} {
-		if _, err := Parse([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q\ngives %v\nwant %q in it", text, err, want)
+		if _, err := Parse([]byte(c.text)); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%q\ngives %v\nwant %q in it", c.text, err, c.want)
 		}
 	}
 	sc, err := Parse([]byte("cluster: {zones: [{name: a, nodes: 3}]}\nevents: [{at: 1m, kill: {zone: q}}]"))
