@@ -1,4 +1,4 @@
-package storm
+package faulttest
 
 import (
 	"fmt"
@@ -6,6 +6,8 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+
+	"github.com/berth-dev/berth/internal/clustermodel"
 )
 
 // What real shells may add to what the cores decide: in virtual time and a quiet
@@ -23,11 +25,11 @@ const (
 	callsIn10s = 400
 )
 
-// referee knows the rules in their simplest form. It sees what the API holds
-// and what the machines do, and nothing of the controllers. The store's lock
+// invariantChecker knows the rules in their simplest form. It sees what the API holds
+// and what the hosts do, and nothing of the controllers. The store's lock
 // guards it.
-type referee struct {
-	w       *world
+type invariantChecker struct {
+	w       *cluster
 	fault   string               // the first rule that was broken
 	begun   time.Time            // of the world
 	quiet   time.Time            // since when API, watches and controllers work
@@ -42,36 +44,36 @@ type referee struct {
 	added   map[string]time.Time // when a zone got its last NoExecute taint
 }
 
-func newReferee(w *world) referee {
+func newInvariantChecker(w *cluster) invariantChecker {
 	now := time.Now()
-	return referee{w: w, begun: now, quiet: now, ready: now, unknown: map[string]time.Time{}, tainted: map[string]time.Time{},
+	return invariantChecker{w: w, begun: now, quiet: now, ready: now, unknown: map[string]time.Time{}, tainted: map[string]time.Time{},
 		absent: map[string]time.Time{}, added: map[string]time.Time{}, halted: map[string]time.Time{}}
 }
 
 // broken notes a fault; the store must not be locked.
-func (f *referee) broken(rule, format string, args ...any) {
+func (f *invariantChecker) broken(rule, format string, args ...any) {
 	f.w.store.mu.Lock()
 	defer f.w.store.mu.Unlock()
 	f.breaks(rule, format, args...)
 }
 
-func (f *referee) breaks(rule, format string, args ...any) {
+func (f *invariantChecker) breaks(rule, format string, args ...any) {
 	if f.fault == "" {
 		f.fault = fmt.Sprintf("%s: at %s: %s", rule, time.Since(f.begun), fmt.Sprintf(format, args...))
 	}
 }
 
-func (f *referee) found() string {
+func (f *invariantChecker) found() string {
 	f.w.store.mu.Lock()
 	defer f.w.store.mu.Unlock()
 	return f.fault
 }
 
-func (f *referee) disturbed() { f.quiet = time.Now() }
+func (f *invariantChecker) disturbed() { f.quiet = time.Now() }
 
-// called counts calls of a life: however late its caches are, it does not ask
+// called counts calls of a instance: however late its caches are, it does not ask
 // the API the same again and again.
-func (f *referee) called(l *life) {
+func (f *invariantChecker) called(l *instance) {
 	if time.Since(l.since) > 10*time.Second {
 		l.since, l.calls = time.Now(), 0
 	}
@@ -84,17 +86,8 @@ func expels(t *v1.Taint) bool {
 	return t.Effect == v1.TaintEffectNoExecute && (t.Key == v1.TaintNodeNotReady || t.Key == v1.TaintNodeUnreachable)
 }
 
-func expelling(n *v1.Node) bool {
-	for i := range n.Spec.Taints {
-		if expels(&n.Spec.Taints[i]) {
-			return true
-		}
-	}
-	return false
-}
-
-func (f *referee) machine(name string) *machine {
-	for _, m := range f.w.machines {
+func (f *invariantChecker) host(name string) *host {
+	for _, m := range f.w.hosts {
 		if m.name == name {
 			return m
 		}
@@ -103,7 +96,7 @@ func (f *referee) machine(name string) *machine {
 }
 
 // wrote looks at each write.
-func (f *referee) wrote(k kind, old, now object, by *life) {
+func (f *invariantChecker) wrote(k kind, old, now object, by *instance) {
 	if k != leases {
 		name := ""
 		if old != nil {
@@ -119,7 +112,7 @@ func (f *referee) wrote(k kind, old, now object, by *life) {
 		b, _ := now.(*v1.Node)
 		if b == nil {
 			f.absent[a.Name] = time.Now()
-			if expelling(a) {
+			if clustermodel.Evicts(a) {
 				f.tainted[a.Name] = time.Now()
 			}
 			delete(f.unknown, a.Name)
@@ -138,15 +131,16 @@ func (f *referee) wrote(k kind, old, now object, by *life) {
 	}
 }
 
-func (f *referee) wroteNode(old, n *v1.Node, by *life) {
-	if old != nil && expelling(old) {
+func (f *invariantChecker) wroteNode(old, n *v1.Node, by *instance) {
+	if old != nil && clustermodel.Evicts(old) {
 		f.tainted[n.Name] = time.Now()
 		f.w.bug.expelled[n.Name] = old
 	}
-	if (old == nil || statusOf(old) != v1.ConditionTrue) && statusOf(n) == v1.ConditionTrue && f.readyBut(n.Name) == 0 {
+	if (old == nil || clustermodel.NodeReady(old) != v1.ConditionTrue) && clustermodel.NodeReady(n) == v1.ConditionTrue &&
+		f.readyBut(n.Name) == 0 {
 		f.resumed = time.Now()
 	}
-	if statusOf(n) != v1.ConditionUnknown {
+	if clustermodel.NodeReady(n) != v1.ConditionUnknown {
 		delete(f.unknown, n.Name)
 	} else if _, known := f.unknown[n.Name]; !known {
 		f.unknown[n.Name] = time.Now()
@@ -157,13 +151,13 @@ func (f *referee) wroteNode(old, n *v1.Node, by *life) {
 	if old.UID != n.UID {
 		return
 	}
-	if statusOf(n) == v1.ConditionUnknown && statusOf(old) != v1.ConditionUnknown {
-		f.marked(f.machine(n.Name), by)
+	if clustermodel.NodeReady(n) == v1.ConditionUnknown && clustermodel.NodeReady(old) != v1.ConditionUnknown {
+		f.marked(f.host(n.Name), by)
 	}
 	if !reflect.DeepEqual(own(old), own(n)) {
 		f.breaks("foreign", "%s: the taints of people were %v and are %v", n.Name, own(old), own(n))
 	}
-	if expelling(n) && !expelling(old) {
+	if clustermodel.Evicts(n) && !clustermodel.Evicts(old) {
 		f.expelled(n)
 	}
 	for _, o := range f.w.store.objects[nodes] {
@@ -184,7 +178,7 @@ func own(n *v1.Node) (out []v1.Taint) {
 }
 
 // lag is how old what the controllers go by may be when their write is made.
-func (f *referee) lag() time.Duration {
+func (f *invariantChecker) lag() time.Duration {
 	f.smooth()
 	if time.Since(f.rough) < settled {
 		return settled / 4
@@ -193,7 +187,7 @@ func (f *referee) lag() time.Duration {
 }
 
 // smooth notes whether answers and events come at once; the store is locked.
-func (f *referee) smooth() bool {
+func (f *invariantChecker) smooth() bool {
 	w := f.w
 	if w.store.down || !w.seesNodes() {
 		f.blind = time.Now()
@@ -206,7 +200,7 @@ func (f *referee) smooth() bool {
 }
 
 // seen is when the controllers could begin to know what is so since then.
-func (f *referee) seen(since time.Time) time.Time {
+func (f *invariantChecker) seen(since time.Time) time.Time {
 	f.smooth()
 	if f.blind.After(since) {
 		return f.blind
@@ -215,7 +209,7 @@ func (f *referee) seen(since time.Time) time.Time {
 }
 
 // seesNodes says that nodes are watched; the store is locked.
-func (w *world) seesNodes() bool {
+func (w *cluster) seesNodes() bool {
 	for st := range w.store.streams {
 		if st.kind == nodes && !st.deaf {
 			return true
@@ -225,9 +219,9 @@ func (w *world) seesNodes() bool {
 }
 
 // readyBut counts the ready nodes but one; the store is locked.
-func (f *referee) readyBut(name string) (count int) {
+func (f *invariantChecker) readyBut(name string) (count int) {
 	for _, o := range f.w.store.objects[nodes] {
-		if n := o.(*v1.Node); n.Name != name && statusOf(n) == v1.ConditionTrue {
+		if n := o.(*v1.Node); n.Name != name && clustermodel.NodeReady(n) == v1.ConditionTrue {
 			count++
 		}
 	}
@@ -236,7 +230,7 @@ func (f *referee) readyBut(name string) (count int) {
 
 // marked: a node is called Unknown when it was silent for its grace and could have
 // been heard; in a quiet world at once.
-func (f *referee) marked(m *machine, by *life) {
+func (f *invariantChecker) marked(m *host, by *instance) {
 	last, gone := m.talked, m.gone
 	if time.Since(last) <= f.lag() {
 		last, gone = m.before, m.wasGone // it spoke while the mark was on its way
@@ -259,7 +253,7 @@ func (f *referee) marked(m *machine, by *life) {
 
 // expelled: a node gets a NoExecute taint, never faster than the zone's rate, and
 // not while no node is ready, nor while too many of a small zone are not.
-func (f *referee) expelled(n *v1.Node) {
+func (f *invariantChecker) expelled(n *v1.Node) {
 	now, zone := time.Now(), n.Labels[v1.LabelTopologyZone]
 	if now.Sub(f.seen(f.anyReady())) > f.lag() {
 		f.breaks("full disruption", "%s gets a NoExecute taint though no node was ready for %s", n.Name, now.Sub(f.ready))
@@ -276,7 +270,7 @@ func (f *referee) expelled(n *v1.Node) {
 
 // judge notes since when so many of a zone are not ready, by what the API says, that
 // a zone of its size gets no more taints; the store is locked.
-func (f *referee) judge(zone string) {
+func (f *invariantChecker) judge(zone string) {
 	if !tooMany(f.numbers(zone, time.Hour)) {
 		delete(f.halted, zone)
 	} else if _, known := f.halted[zone]; !known {
@@ -286,11 +280,11 @@ func (f *referee) judge(zone string) {
 
 // numbers are those of a zone's nodes, by what the API says of those that talked
 // within a time; the store is locked.
-func (f *referee) numbers(zone string, within time.Duration) (ready, not int) {
+func (f *invariantChecker) numbers(zone string, within time.Duration) (ready, not int) {
 	for _, o := range f.w.store.objects[nodes] {
 		switch n := o.(*v1.Node); {
 		case n.Labels[v1.LabelTopologyZone] != zone:
-		case statusOf(n) == v1.ConditionTrue && time.Since(f.machine(n.Name).talked) < within:
+		case clustermodel.NodeReady(n) == v1.ConditionTrue && time.Since(f.host(n.Name).talked) < within:
 			ready++
 		default:
 			not++
@@ -304,9 +298,9 @@ func tooMany(ready, not int) bool {
 }
 
 // anyReady is when some node was ready last; the store is locked.
-func (f *referee) anyReady() time.Time {
+func (f *invariantChecker) anyReady() time.Time {
 	for _, o := range f.w.store.objects[nodes] {
-		if statusOf(o.(*v1.Node)) == v1.ConditionTrue {
+		if clustermodel.NodeReady(o.(*v1.Node)) == v1.ConditionTrue {
 			f.ready = time.Now()
 		}
 	}
@@ -315,7 +309,7 @@ func (f *referee) anyReady() time.Time {
 
 // wrotePod: a pod goes only when its time is over, or when its node is gone for
 // long.
-func (f *referee) wrotePod(old, p *v1.Pod) {
+func (f *invariantChecker) wrotePod(old, p *v1.Pod) {
 	name := nodeOfPod(old.Name)
 	if p == nil {
 		if since, gone := f.absent[name]; !gone || time.Since(since) < 40*time.Second {
@@ -329,7 +323,7 @@ func (f *referee) wrotePod(old, p *v1.Pod) {
 	n, _ := f.w.store.objects[nodes][name].(*v1.Node)
 	switch {
 	case n == nil: // went while the request was on its way
-	case !expelling(n):
+	case !clustermodel.Evicts(n):
 		if time.Since(f.tainted[name]) > f.lag() {
 			f.breaks("eviction", "%s was deleted though %s has had no such taint for %s", p.Name, name, time.Since(f.tainted[name]))
 		}
@@ -344,7 +338,7 @@ func (f *referee) wrotePod(old, p *v1.Pod) {
 }
 
 // watch looks at what does not happen, once a second.
-func (f *referee) watch() {
+func (f *invariantChecker) watch() {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for {
@@ -359,16 +353,16 @@ func (f *referee) watch() {
 	}
 }
 
-func (f *referee) check() {
+func (f *invariantChecker) check() {
 	w, now := f.w, time.Now()
 	f.anyReady()
-	l := w.life
+	l := w.instance
 	if !f.smooth() || l == nil {
 		f.quiet = now
 		return
 	}
 	f.checkStart(l, now)
-	for _, m := range w.machines {
+	for _, m := range w.hosts {
 		n, _ := w.store.objects[nodes][m.name].(*v1.Node)
 		if n == nil {
 			continue
@@ -381,7 +375,7 @@ func (f *referee) check() {
 		}
 		if unknown && now.Sub(since) > most && now.Sub(f.quiet) > most && now.Sub(l.began) > most {
 			for _, name := range sortedKeys(w.store.objects[pods]) {
-				if p := w.store.objects[pods][name].(*v1.Pod); nodeOfPod(name) == m.name && podReady(p) {
+				if p := w.store.objects[pods][name].(*v1.Pod); nodeOfPod(name) == m.name && clustermodel.PodReady(p) {
 					f.breaks("ready pod", "%s has counted as ready for %s on a node that is Unknown", name, now.Sub(since))
 				}
 			}
@@ -391,35 +385,37 @@ func (f *referee) check() {
 
 // checkSilent: who is silent for its grace is marked. If there was a disturbance or a
 // start meanwhile, a grace and a half lease after that are enough at the latest.
-func (f *referee) checkSilent(l *life, m *machine, n *v1.Node, now time.Time) {
+func (f *invariantChecker) checkSilent(l *instance, m *host, n *v1.Node, now time.Time) {
 	from, most := m.talked, grace+tolerance
 	for _, at := range []time.Time{f.quiet, l.began, f.resumed} {
 		if at.After(from) {
 			from, most = at, grace+half+time.Second
 		}
 	}
-	if now.Sub(from) > most && statusOf(n) != v1.ConditionUnknown {
+	if now.Sub(from) > most && clustermodel.NodeReady(n) != v1.ConditionUnknown {
 		f.breaks("detection", "%s was silent for %s, all was well for %s, and it is not marked", m.name, now.Sub(m.talked), now.Sub(from))
 	}
 }
 
 // checkStart: who was dead for long when the controllers started is marked
 // within half a lease.
-func (f *referee) checkStart(l *life, now time.Time) {
+func (f *invariantChecker) checkStart(l *instance, now time.Time) {
 	if f.quiet.After(l.began) || f.resumed.After(l.began) || now.Sub(l.began) < half+tolerance {
 		return
 	}
-	for _, m := range f.w.machines {
+	for _, m := range f.w.hosts {
 		n, _ := f.w.store.objects[nodes][m.name].(*v1.Node)
-		if n != nil && f.w.store.objects[leases][m.name] != nil && l.most && l.began.Sub(m.talked) > grace+beatEvery && statusOf(n) != v1.ConditionUnknown {
-			f.breaks("restart", "%s was dead for %s when the controllers started %s ago, and is not marked", m.name, l.began.Sub(m.talked), now.Sub(l.began))
+		if n != nil && f.w.store.objects[leases][m.name] != nil && l.most && l.began.Sub(m.talked) > grace+renewEvery &&
+			clustermodel.NodeReady(n) != v1.ConditionUnknown {
+			f.breaks("restart", "%s was dead for %s when the controllers started %s ago, and is not marked", m.name, l.began.Sub(m.talked),
+				now.Sub(l.began))
 		}
 	}
 }
 
 // listening is how many kinds are watched: after an outage each watch waits for
 // its next try. The store is locked.
-func (w *world) listening() int {
+func (w *cluster) listening() int {
 	kinds := map[kind]bool{}
 	for st := range w.store.streams {
 		kinds[st.kind] = true
@@ -429,12 +425,12 @@ func (w *world) listening() int {
 
 // mostTalk says that more than half of the nodes are heard: who is dead is told by
 // comparing with the one in the middle. The store is locked.
-func (w *world) mostTalk() bool {
+func (w *cluster) mostTalk() bool {
 	talking, all := 0, 0
-	for _, m := range w.machines {
+	for _, m := range w.hosts {
 		if w.store.objects[nodes][m.name] != nil {
 			all++
-			if time.Since(m.talked) <= beatEvery {
+			if time.Since(m.talked) <= renewEvery {
 				talking++
 			}
 		}
@@ -443,7 +439,7 @@ func (w *world) mostTalk() bool {
 }
 
 // deaf are the watches that are dead; the store is locked.
-func (w *world) deaf() (out []*stream) {
+func (w *cluster) deaf() (out []*stream) {
 	for st := range w.store.streams {
 		if st.deaf {
 			out = append(out, st)

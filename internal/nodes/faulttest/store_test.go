@@ -1,8 +1,8 @@
-// Package storm tries the node controllers' shells, as production runs them, on
-// random histories: all of them together against an API that is slow, loses
+// Package faulttest holds the fault-injection tests of the node controllers' shells:
+// it tries them, as production runs them, on random histories: all of them together against an API that is slow, loses
 // answers and watches, and goes away, with crashes between any two writes. It
 // runs in virtual time and has tests only.
-package storm
+package faulttest
 
 import (
 	"encoding/json"
@@ -63,9 +63,9 @@ type store struct {
 	down    bool // nobody gets an answer
 	slow    bool // answers and watches take up to seconds
 	lossy   bool // some answers are errors, some writes are done and said to have failed
-	// changed is told of each write, with the store locked: by is the life whose
+	// changed is told of each write, with the store locked: by is the instance whose
 	// write it is, nil for the world's.
-	changed func(k kind, old, now object, by *life)
+	changed func(k kind, old, now object, by *instance)
 }
 
 // change is a write that was made.
@@ -94,7 +94,7 @@ func (s *store) get(k kind, name string) object {
 }
 
 // put writes an object, or its deletion if now is nil; the store is locked.
-func (s *store) put(k kind, name string, now object, by *life) {
+func (s *store) put(k kind, name string, now object, by *instance) {
 	old := s.objects[k][name]
 	s.version++
 	event := watch.Event{Type: watch.Modified}
@@ -135,7 +135,7 @@ func (s *store) edit(k kind, name string, change func(object)) {
 }
 
 // patch is the API's PATCH; what it writes is by somebody's order.
-func (s *store) patch(k kind, name string, how types.PatchType, body []byte, by *life) (object, error) {
+func (s *store) patch(k kind, name string, how types.PatchType, body []byte, by *instance) (object, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	old := s.objects[k][name]
@@ -178,7 +178,7 @@ func (s *store) patch(k kind, name string, how types.PatchType, body []byte, by 
 }
 
 // remove is the API's DELETE. A pod with grace only begins to end.
-func (s *store) remove(k kind, name string, opts metav1.DeleteOptions, by *life) error {
+func (s *store) remove(k kind, name string, opts metav1.DeleteOptions, by *instance) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	old := s.objects[k][name]

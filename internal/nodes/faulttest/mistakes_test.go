@@ -1,4 +1,4 @@
-package storm
+package faulttest
 
 import (
 	"bytes"
@@ -7,12 +7,14 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-dev/berth/internal/clustermodel"
 )
 
 // mistake is a shell that does one thing wrong, on purpose.
 type mistake struct {
 	name string
-	w    *world
+	w    *cluster
 	// expelled are nodes as they were under a NoExecute taint; the store's lock
 	// guards it.
 	expelled map[string]object
@@ -40,15 +42,15 @@ func (b *mistake) patch(k kind, body []byte) (_ []byte, skip bool) {
 
 // putBack is what a shell does that takes its own writes, when it sees them late,
 // for somebody else's: the taint it has just taken off comes back.
-func (b *mistake) putBack(l *life, n *v1.Node) {
+func (b *mistake) putBack(l *instance, n *v1.Node) {
 	s := b.w.store
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if b.name == "taint anyway" && !expelling(n) && statusOf(n) == v1.ConditionUnknown {
+	if b.name == "taint anyway" && !clustermodel.Evicts(n) && clustermodel.NodeReady(n) == v1.ConditionUnknown {
 		b.w.wg.Go(func() { b.taintLater(l, n.Name) })
 	}
 	old, _ := b.expelled[n.Name].(*v1.Node)
-	if b.name != "put back" || old == nil || expelling(n) || s.objects[nodes][n.Name] != object(n) {
+	if b.name != "put back" || old == nil || clustermodel.Evicts(n) || s.objects[nodes][n.Name] != object(n) {
 		return
 	}
 	n = n.DeepCopy()
@@ -79,7 +81,7 @@ func (b *mistake) pod(p *v1.Pod) {
 }
 
 // taintLater is what a shell does that thinks of the node alone.
-func (b *mistake) taintLater(l *life, name string) {
+func (b *mistake) taintLater(l *instance, name string) {
 	select {
 	case <-time.After(30 * time.Second):
 	case <-l.ctx.Done():
@@ -88,7 +90,7 @@ func (b *mistake) taintLater(l *life, name string) {
 	s := b.w.store
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if n, ok := s.objects[nodes][name].(*v1.Node); ok && !expelling(n) && statusOf(n) == v1.ConditionUnknown {
+	if n, ok := s.objects[nodes][name].(*v1.Node); ok && !clustermodel.Evicts(n) && clustermodel.NodeReady(n) == v1.ConditionUnknown {
 		n = n.DeepCopy()
 		now := metav1.Now()
 		n.Spec.Taints = append(n.Spec.Taints, v1.Taint{Key: v1.TaintNodeUnreachable, Effect: v1.TaintEffectNoExecute, TimeAdded: &now})

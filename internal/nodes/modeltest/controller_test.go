@@ -1,4 +1,4 @@
-package schedules
+package modeltest
 
 import (
 	"strconv"
@@ -7,15 +7,16 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/berth-dev/berth/internal/clustermodel"
 	"github.com/berth-dev/berth/internal/nodes/eviction"
 	"github.com/berth-dev/berth/internal/nodes/health"
 )
 
-// controller is one life of the controllers: the cores that production runs,
+// controller is one instance of the controllers: the cores that production runs,
 // under a shell that is as slow and as forgetful as the schedule says. Nothing
 // of it outlives a crash.
 type controller struct {
-	w       *world
+	w       *cluster
 	m       *health.Monitor
 	nodes   map[string]*v1.Node
 	pods    map[string]*v1.Pod
@@ -27,8 +28,8 @@ type controller struct {
 	evict   map[string]time.Time // when a pod is looked at next
 }
 
-// start begins a life: everything is listed, then watched.
-func (w *world) start() {
+// start begins an instance: everything is listed, then watched.
+func (w *cluster) start() {
 	s := health.Defaults()
 	s.Grace, s.StartupGrace, s.EvictionRate = grace, startupGrace, rate
 	switch w.bug {
@@ -37,45 +38,46 @@ func (w *world) start() {
 	case "fast":
 		s.EvictionRate *= 5
 	}
-	c := &controller{w: w, m: health.NewMonitor(s), nodes: map[string]*v1.Node{}, pods: map[string]*v1.Pod{}, writing: map[string]bool{}, tries: map[string]int{}, first: map[string]time.Time{}, evict: map[string]time.Time{}}
+	c := &controller{w: w, m: health.NewMonitor(s), nodes: map[string]*v1.Node{}, pods: map[string]*v1.Pod{}, writing: map[string]bool{},
+		tries: map[string]int{}, first: map[string]time.Time{}, evict: map[string]time.Time{}}
 	w.ctl = c
 	w.ref.started()
-	for _, m := range w.machines {
+	for _, m := range w.hosts {
 		if n := w.nodes[m.name]; n != nil {
 			c.takeNode(m.name, n)
 		}
 	}
-	for _, m := range w.machines {
+	for _, m := range w.hosts {
 		w.eachPod(m.name, func(p *v1.Pod) { c.takePod(p.Name, p) })
 		if l, ok := w.leases[m.name]; ok && w.bug != "forget the past" {
 			c.takeLease(m.name, l)
 		}
 	}
 	w.ref.listed()
-	c.m.Observe(w.now, health.Event{Kind: health.Synced})
+	c.m.Observe(w.Time(), health.Event{Kind: health.Synced})
 	c.advance()
 }
 
-// crash ends the controller's life; another begins after a while.
-func (w *world) crash() {
+// crash ends the controller's instance; another begins after a while.
+func (w *cluster) crash() {
 	if w.ctl == nil {
 		return
 	}
 	w.ctl = nil
-	w.in(w.upTo(40*time.Second), func() {
+	w.After(w.upTo(40*time.Second), func() {
 		if w.ctl == nil && !w.apiDown {
 			w.start()
 		} else if w.ctl == nil {
-			w.in(5*time.Second, w.restart)
+			w.After(5*time.Second, w.restart)
 		}
 	})
 }
 
-func (w *world) restart() {
+func (w *cluster) restart() {
 	switch {
 	case w.ctl != nil:
 	case w.apiDown:
-		w.in(5*time.Second, w.restart)
+		w.After(5*time.Second, w.restart)
 	default:
 		w.start()
 	}
@@ -83,12 +85,12 @@ func (w *world) restart() {
 
 // send delivers an event to the controller of this moment, in the order of its
 // stream, sometimes twice. A cut stream delivers nothing: relist makes up for it.
-func (w *world) send(s stream, take func(*controller)) {
+func (w *cluster) send(s stream, take func(*controller)) {
 	c := w.ctl
 	if c == nil || w.cut[s] || w.apiDown {
 		return
 	}
-	at := w.now.Add(w.latency())
+	at := w.Time().Add(w.latency())
 	if at.Before(c.last[s]) {
 		at = c.last[s]
 	}
@@ -98,7 +100,7 @@ func (w *world) send(s stream, take func(*controller)) {
 		times = 2
 	}
 	for range times {
-		w.in(at.Sub(w.now), func() {
+		w.After(at.Sub(w.Time()), func() {
 			if w.ctl == c {
 				take(c)
 				c.advance()
@@ -107,30 +109,30 @@ func (w *world) send(s stream, take func(*controller)) {
 	}
 }
 
-func (w *world) tellNode(name string) {
+func (w *cluster) tellNode(name string) {
 	n := w.nodes[name]
 	w.send(nodeStream, func(c *controller) { c.takeNode(name, n) })
 }
 
-func (w *world) tellPod(name string) {
+func (w *cluster) tellPod(name string) {
 	p := w.pods[name]
 	w.send(podStream, func(c *controller) { c.takePod(name, p) })
 }
 
-func (w *world) tellLease(name string) {
+func (w *cluster) tellLease(name string) {
 	l := w.leases[name]
 	w.send(leaseStream, func(c *controller) { c.takeLease(name, l) })
 }
 
-func (w *world) relistAll() {
+func (w *cluster) relistAll() {
 	for _, s := range []stream{nodeStream, leaseStream, podStream} {
 		w.relist(s)
 	}
 }
 
 // relist is how a watch that works again catches up.
-func (w *world) relist(s stream) {
-	for _, m := range w.machines {
+func (w *cluster) relist(s stream) {
+	for _, m := range w.hosts {
 		switch s {
 		case nodeStream:
 			w.tellNode(m.name)
@@ -151,20 +153,20 @@ func (c *controller) takeNode(name string, n *v1.Node) {
 	if n == nil {
 		if c.nodes[name] != nil {
 			delete(c.nodes, name)
-			c.m.Observe(c.w.now, health.Event{Kind: health.NodeGone, Node: name})
+			c.m.Observe(c.w.Time(), health.Event{Kind: health.NodeGone, Node: name})
 		}
 		return
 	}
 	if c.w.bug == "late word" && versionOf(n) < versionOf(c.nodes[name]) {
 		// Own writes that are seen late pass for somebody else's.
-		c.m.Observe(c.w.now, health.Event{Kind: health.NodeSeen, Node: name, View: health.ViewOf(n)})
+		c.m.Observe(c.w.Time(), health.Event{Kind: health.NodeSeen, Node: name, View: health.ViewOf(n)})
 		c.write(name)
 		return
 	}
 	if versionOf(n) >= versionOf(c.nodes[name]) {
 		c.nodes[name] = n
 	}
-	c.m.Observe(c.w.now, health.Event{Kind: health.NodeSeen, Node: name, View: health.ViewOf(n), Version: versionOf(n)})
+	c.m.Observe(c.w.Time(), health.Event{Kind: health.NodeSeen, Node: name, View: health.ViewOf(n), Version: versionOf(n)})
 	c.write(name)
 	c.w.eachPod(name, func(p *v1.Pod) { c.consider(p.Name) })
 }
@@ -187,32 +189,29 @@ func (c *controller) takePod(name string, p *v1.Pod) {
 		return
 	}
 	c.pods[name] = p
-	if podReady(p) && c.m.Verdict(p.Spec.NodeName).PodsNotReady {
+	if clustermodel.PodReady(p) && c.m.Verdict(p.Spec.NodeName).PodsNotReady {
 		c.write(p.Spec.NodeName)
 	}
 	c.consider(name)
 }
 
-func (c *controller) takeLease(name string, l lease) {
+func (c *controller) takeLease(name string, l clustermodel.Lease) {
 	c.w.ref.heardLease(name, l)
-	e := health.Event{Kind: health.LeaseSeen, Node: name, Renewed: l.renewed, Version: l.version, Lasts: leaseLasts}
-	if c.w.notes {
-		e.Written = l.written
-	}
+	e := l.Event(name)
 	if c.w.bug == "judge at once" {
 		e.Lasts = time.Nanosecond
 	}
-	c.m.Observe(c.w.now, e)
+	c.m.Observe(c.w.Time(), e)
 }
 
 // advance lets the core decide now, and sees that it is asked again in time.
 func (c *controller) advance() {
 	w := c.w
-	for _, d := range c.m.Advance(w.now) {
+	for _, d := range c.m.Advance(w.Time()) {
 		switch d.Kind {
 		case health.Confirm:
 			w.ref.asked()
-			w.in(w.latency(), c.confirm)
+			w.After(w.latency(), c.confirm)
 		case health.StaleWatch:
 			if w.cut[leaseStream] {
 				w.cut[leaseStream] = false // started anew
@@ -234,7 +233,7 @@ func (c *controller) advance() {
 	w.ref.check()
 	if at := c.m.Next(); !at.IsZero() && !at.Equal(c.wake) {
 		c.wake = at
-		w.in(max(0, at.Sub(w.now)), func() {
+		w.After(max(0, at.Sub(w.Time())), func() {
 			if w.ctl == c && c.wake.Equal(at) {
 				c.wake = time.Time{}
 				c.advance()
@@ -253,14 +252,14 @@ func (c *controller) confirm() {
 	if w.apiDown {
 		answer.Err = "connection refused"
 	} else {
-		for _, m := range w.machines {
+		for _, m := range w.hosts {
 			if l, ok := w.leases[m.name]; ok {
 				c.takeLease(m.name, l)
 			}
 		}
 	}
 	w.ref.answered(answer.Err == "")
-	c.m.Observe(w.now, answer)
+	c.m.Observe(w.Time(), answer)
 	c.advance()
 }
 
@@ -271,7 +270,7 @@ func (c *controller) write(name string) {
 		return
 	}
 	c.writing[name] = false
-	c.w.in(c.w.latency(), func() { c.carryOut(name) })
+	c.w.After(c.w.latency(), func() { c.carryOut(name) })
 }
 
 func (c *controller) carryOut(name string) {
@@ -290,7 +289,7 @@ func (c *controller) carryOut(name string) {
 	}
 	if !fits {
 		// As work queues do: later and later, but an event comes in between.
-		w.in(min(20*time.Millisecond<<c.tries[name], 10*time.Second), func() {
+		w.After(min(20*time.Millisecond<<c.tries[name], 10*time.Second), func() {
 			if w.ctl == c {
 				c.write(name)
 			}
@@ -312,12 +311,12 @@ func (c *controller) fit(name string) bool {
 	if n == nil || !v.Known || v.UID != string(n.UID) || live == nil || live.UID != n.UID {
 		return true
 	}
-	now := metav1.NewTime(w.now)
+	now := metav1.NewTime(w.Time())
 	if set := v.Conditions(n, now); len(set) > 0 {
 		if live.ResourceVersion != n.ResourceVersion {
 			return false
 		}
-		w.update(name, func(n *v1.Node) { merge(n, set) })
+		w.update(name, func(n *v1.Node) { n.Status.Conditions = clustermodel.Merged(n.Status.Conditions, set) })
 		return true // what follows is done when the watch shows it
 	}
 	if v.PodsNotReady && w.bug != "leave pods ready" {
@@ -335,9 +334,9 @@ func (c *controller) fit(name string) bool {
 		v.NoExecute = v1.TaintNodeUnreachable
 	}
 	write := v.Taints(n, now, func() bool {
-		ok := w.bug == "late word" || w.bug == "taint at once" || c.m.Spend(w.now, name, n.ResourceVersion)
+		ok := w.bug == "late word" || w.bug == "taint at once" || c.m.Spend(w.Time(), name, n.ResourceVersion)
 		if !ok {
-			w.in(0, c.advanceLater)
+			w.After(0, c.advanceLater)
 		}
 		return ok
 	})
@@ -359,12 +358,13 @@ func (c *controller) fit(name string) bool {
 	}
 	if done == health.Done {
 		c.nodes[name] = w.nodes[name]
-		c.m.Observe(w.now, health.Event{Kind: health.NodeRead, Node: name, View: health.ViewOf(w.nodes[name]), Version: versionOf(w.nodes[name])})
+		c.m.Observe(w.Time(), health.Event{Kind: health.NodeRead, Node: name, View: health.ViewOf(w.nodes[name]),
+			Version: versionOf(w.nodes[name])})
 	}
 	if write.Adds {
-		c.m.Observe(w.now, health.Event{Kind: health.Tried, Node: name, Outcome: done})
+		c.m.Observe(w.Time(), health.Event{Kind: health.Tried, Node: name, Outcome: done})
 	}
-	w.in(0, c.advanceLater)
+	w.After(0, c.advanceLater)
 	return done == health.Done
 }
 
@@ -372,20 +372,6 @@ func (c *controller) fit(name string) bool {
 func (c *controller) advanceLater() {
 	if c.w.ctl == c {
 		c.advance()
-	}
-}
-
-func merge(n *v1.Node, set []v1.NodeCondition) {
-	for _, s := range set {
-		found := false
-		for i := range n.Status.Conditions {
-			if n.Status.Conditions[i].Type == s.Type {
-				n.Status.Conditions[i], found = s, true
-			}
-		}
-		if !found {
-			n.Status.Conditions = append(n.Status.Conditions, s)
-		}
 	}
 }
 
@@ -398,9 +384,9 @@ func (c *controller) consider(name string) {
 	}
 	first, known := c.first[name]
 	if !known {
-		first = w.now
+		first = w.Time()
 	}
-	plan := eviction.For(p, c.nodes[p.Spec.NodeName], first, w.now)
+	plan := eviction.For(p, c.nodes[p.Spec.NodeName], first, w.Time())
 	if !plan.Evict {
 		delete(c.first, name)
 		return
@@ -413,11 +399,11 @@ func (c *controller) consider(name string) {
 	if w.bug == "impatient" {
 		at = at.Add(-time.Minute)
 	}
-	if at.Before(w.now) {
-		at = w.now
+	if at.Before(w.Time()) {
+		at = w.Time()
 	}
 	c.evict[name] = at
-	w.in(at.Sub(w.now)+w.latency(), func() { c.expel(name, at) })
+	w.After(at.Sub(w.Time())+w.latency(), func() { c.expel(name, at) })
 }
 
 // expel deletes a pod if it is due by what the API says at this moment.
@@ -427,7 +413,7 @@ func (c *controller) expel(name string, at time.Time) {
 		return
 	}
 	if w.apiDown {
-		w.in(time.Second, func() { c.expel(name, at) })
+		w.After(time.Second, func() { c.expel(name, at) })
 		return
 	}
 	p := w.pods[name]
@@ -441,7 +427,7 @@ func (c *controller) expel(name string, at time.Time) {
 			return
 		}
 	}
-	now := w.now
+	now := w.Time()
 	if w.bug == "impatient" {
 		now = now.Add(time.Minute)
 	}

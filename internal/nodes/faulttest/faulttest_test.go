@@ -1,4 +1,4 @@
-package storm
+package faulttest
 
 import (
 	"flag"
@@ -64,7 +64,8 @@ func TestSeededBugsAreFound(t *testing.T) {
 		"write over others": "foreign", "leave pods ready": "ready pod", "believe the cache": "eviction", "forget ranges": "range",
 		"impatient": "alarm", "taint anyway": "full disruption", "go on": "partial disruption", "shorten tolerations": "early",
 		"forget recovery": "convergence", "forget the past": "restart", "forget pods": "forgotten", "no grace": "orphan",
-		"forget answers": "hammering", "late": "detection", "fast": "rate", "put back": "rate", "forget failures": "ready pod convergence forgotten detection",
+		"forget answers": "hammering", "late": "detection", "fast": "rate", "put back": "rate",
+		"forget failures": "ready pod convergence forgotten detection",
 	} {
 		t.Run(bug, func(t *testing.T) {
 			other := map[string]int{}

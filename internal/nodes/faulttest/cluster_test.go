@@ -1,4 +1,4 @@
-package storm
+package faulttest
 
 import (
 	"bytes"
@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 
+	"github.com/berth-dev/berth/internal/clustermodel"
 	"github.com/berth-dev/berth/internal/journal"
 	"github.com/berth-dev/berth/internal/nodes/eviction"
 	"github.com/berth-dev/berth/internal/nodes/health"
@@ -27,27 +28,27 @@ import (
 
 // The rules all schedules run under.
 const (
-	grace     = 50 * time.Second
-	rate      = 0.1
-	beatEvery = 10 * time.Second
-	half      = 20 * time.Second // of a lease
+	grace      = 50 * time.Second
+	rate       = 0.1
+	renewEvery = 10 * time.Second
+	half       = 20 * time.Second // of a lease
 )
 
-// world is a cluster in virtual time: an API, machines, people, and at most one
-// life of the controllers.
-type world struct {
-	store    *store
-	r        *rand.Rand // of the faults; the store has its own
-	ref      referee
-	bug      mistake
-	ctx      context.Context
-	wg       sync.WaitGroup
-	trace    trace
-	machines []*machine
+// cluster is a cluster in virtual time: an API, hosts, people, and at most one
+// instance of the controllers.
+type cluster struct {
+	store *store
+	r     *rand.Rand // of the faults; the store has its own
+	ref   invariantChecker
+	bug   mistake
+	ctx   context.Context
+	wg    sync.WaitGroup
+	trace trace
+	hosts []*host
 
 	// the store's lock guards what follows
-	life *life
-	calm bool // no more faults
+	instance *instance
+	calm     bool // no more faults
 }
 
 // trace is what happened, told when a rule was broken: goroutines of a bubble
@@ -67,22 +68,21 @@ func (t *trace) note(format string, args ...any) {
 	fmt.Fprintf(t, "%s %s\n", time.Now().Format("time=2006-01-02T15:04:05.000Z"), fmt.Sprintf(format, args...))
 }
 
-// machine is a node's own side; the store's lock guards it.
-type machine struct {
-	name, zone           string
-	alive, apart, broken bool
-	skew                 time.Duration
-	reborns              int
-	talked, before       time.Time // when the API heard it last, and the time before
-	gone, wasGone        bool      // dead or cut off at some moment since then
+// host is a node's own side; the store's lock guards it.
+type host struct {
+	name, zone string
+	clustermodel.Host
+	reborns        int
+	talked, before time.Time // when the API heard it last, and the time before
+	gone, wasGone  bool      // dead or cut off at some moment since then
 }
 
 // noted keeps in mind that it cannot talk; the store is locked.
-func (m *machine) noted() { m.gone = m.gone || !m.alive || m.apart }
+func (m *host) noted() { m.gone = m.gone || !m.Alive() || m.Cut > 0 }
 
-// life is one run of the controllers, from start to crash.
-type life struct {
-	w     *world
+// instance is one run of the controllers, from start to crash.
+type instance struct {
+	w     *cluster
 	began time.Time
 	ctx   context.Context
 	crash context.CancelFunc
@@ -92,20 +92,20 @@ type life struct {
 	calls int
 }
 
-// live runs the controllers again and again until the world ends.
-func (w *world) live() {
+// runInstances runs the controllers again and again until the test ends.
+func (w *cluster) runInstances() {
 	for w.ctx.Err() == nil {
-		l := &life{w: w, began: time.Now()}
+		l := &instance{w: w, began: time.Now()}
 		l.ctx, l.crash = context.WithCancel(w.ctx)
 		w.store.mu.Lock()
-		w.life = l
+		w.instance = l
 		l.most = w.mostTalk()
 		w.store.mu.Unlock()
 		w.trace.note("the controllers start")
 		l.run()
 		l.crash()
 		w.store.mu.Lock()
-		w.life = nil
+		w.instance = nil
 		pause := time.Duration(w.store.r.Int64N(int64(20 * time.Second)))
 		w.store.mu.Unlock()
 		select {
@@ -116,8 +116,8 @@ func (w *world) live() {
 }
 
 // run is the controllers side by side, as internal/nodes starts them.
-func (l *life) run() {
-	api := client{life: l}
+func (l *instance) run() {
+	api := client{instance: l}
 	shared := informers.NewSharedInformerFactory(api, 0)
 	log := slog.New(slog.NewTextHandler(&l.w.trace, nil))
 	settings := health.Defaults()
@@ -141,7 +141,8 @@ func (l *life) run() {
 			return podgc.Run(l.ctx, podgc.Config{Client: api, Informers: shared, Log: log, Journal: journal.Discard})
 		},
 		func() error {
-			return ipam.Run(l.ctx, ipam.Config{Client: api, Informers: shared, Log: log, Ranges: []ipam.Range{{Cluster: netip.MustParsePrefix("10.0.0.0/24"), NodeBits: 28}}})
+			return ipam.Run(l.ctx, ipam.Config{Client: api, Informers: shared, Log: log,
+				Ranges: []ipam.Range{{Cluster: netip.MustParsePrefix("10.0.0.0/24"), NodeBits: 28}}})
 		},
 	}
 	var wg sync.WaitGroup
@@ -156,30 +157,31 @@ func (l *life) run() {
 	shared.Shutdown()
 }
 
-func newWorld(ctx context.Context, seed uint64, bug string) *world {
-	w := &world{store: newStore(rand.New(rand.NewPCG(seed, 1))), r: rand.New(rand.NewPCG(seed, 2)), ctx: ctx}
+func newCluster(ctx context.Context, seed uint64, bug string) *cluster {
+	w := &cluster{store: newStore(rand.New(rand.NewPCG(seed, 1))), r: rand.New(rand.NewPCG(seed, 2)), ctx: ctx}
 	w.bug = mistake{name: bug, w: w, expelled: map[string]object{}, dropped: map[string]bool{}}
-	w.ref = newReferee(w)
+	w.ref = newInvariantChecker(w)
 	w.store.changed = w.ref.wrote
 	zones := 1 + w.r.IntN(2)
 	for i := range 4 + w.r.IntN(4) {
-		m := &machine{name: fmt.Sprintf("n%d", i), zone: fmt.Sprintf("z%d", i%zones), alive: true, skew: time.Duration(w.r.IntN(7200)-3600) * time.Second}
-		w.machines = append(w.machines, m)
+		m := &host{name: fmt.Sprintf("n%d", i), zone: fmt.Sprintf("z%d", i%zones),
+			Host: clustermodel.Host{Skew: time.Duration(w.r.IntN(7200)-3600) * time.Second}}
+		w.hosts = append(w.hosts, m)
 		w.store.mu.Lock()
 		w.tick(m)
 		w.store.mu.Unlock()
 		for p := range 1 + w.r.IntN(2) {
 			w.addPod(m.name, p)
 		}
-		first := time.Duration(w.r.Int64N(int64(beatEvery)))
-		w.wg.Go(func() { w.beat(m, first) })
+		first := time.Duration(w.r.Int64N(int64(renewEvery)))
+		w.wg.Go(func() { w.runAgent(m, first) })
 	}
-	w.wg.Go(w.live)
+	w.wg.Go(w.runInstances)
 	w.wg.Go(w.ref.watch)
 	return w
 }
 
-func (w *world) addPod(node string, i int) {
+func (w *cluster) addPod(node string, i int) {
 	seconds := int64(w.r.IntN(150))
 	name := fmt.Sprintf("%s-%d", node, i)
 	w.store.mu.Lock()
@@ -193,17 +195,17 @@ func (w *world) addPod(node string, i int) {
 	}, nil)
 }
 
-// beat is a node agent's life.
-func (w *world) beat(m *machine, wait time.Duration) {
+// runAgent renews a host's lease until the test ends.
+func (w *cluster) runAgent(m *host, wait time.Duration) {
 	for {
 		select {
 		case <-time.After(wait):
 		case <-w.ctx.Done():
 			return
 		}
-		wait = beatEvery
+		wait = renewEvery
 		w.store.mu.Lock()
-		if m.alive && !m.apart && !w.store.down {
+		if m.Alive() && m.Cut == 0 && !w.store.down {
 			w.tick(m)
 		}
 		w.store.mu.Unlock()
@@ -211,30 +213,26 @@ func (w *world) beat(m *machine, wait time.Duration) {
 }
 
 // tick is one round of an agent; the store is locked.
-func (w *world) tick(m *machine) {
+func (w *cluster) tick(m *host) {
 	s, now := w.store, time.Now()
 	want := v1.ConditionTrue
-	if m.broken {
+	if m.NotReady > 0 {
 		want = v1.ConditionFalse
 	}
 	n, _ := s.objects[nodes][m.name].(*v1.Node)
 	if n == nil {
 		m.reborns++
-		n = &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: m.name, UID: types.UID(fmt.Sprintf("%s.%d", m.name, m.reborns)), CreationTimestamp: metav1.Now(),
-			Labels: map[string]string{v1.LabelTopologyZone: m.zone}}}
+		n = &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: m.name, UID: types.UID(fmt.Sprintf("%s.%d", m.name, m.reborns)),
+			CreationTimestamp: metav1.Now(),
+			Labels:            map[string]string{v1.LabelTopologyZone: m.zone}}}
 	}
 	m.talked, m.before = now, m.talked
 	m.gone, m.wasGone = false, m.gone
-	renewed, lasts := metav1.NewMicroTime(now.Add(m.skew)), int32(40)
+	renewed, lasts := metav1.NewMicroTime(now.Add(m.Skew)), int32(40)
 	written := metav1.NewTime(now)
-	if statusOf(n) != want {
+	if clustermodel.NodeReady(n) != want {
 		n = n.DeepCopy()
-		n.Status.Conditions = nil
-		beat := metav1.NewTime(now.Add(m.skew).Truncate(time.Second))
-		for _, c := range []v1.NodeConditionType{v1.NodeMemoryPressure, v1.NodeDiskPressure, v1.NodePIDPressure} {
-			n.Status.Conditions = append(n.Status.Conditions, v1.NodeCondition{Type: c, Status: v1.ConditionFalse, LastHeartbeatTime: beat})
-		}
-		n.Status.Conditions = append(n.Status.Conditions, v1.NodeCondition{Type: v1.NodeReady, Status: want, LastHeartbeatTime: beat})
+		n.Status.Conditions = clustermodel.Conditions(want, clustermodel.Seconds(now.Add(m.Skew)))
 		s.put(nodes, m.name, n, nil)
 	}
 	s.put(leases, m.name, &coordination.Lease{
@@ -248,7 +246,7 @@ func (w *world) tick(m *machine) {
 		case nodeOfPod(name) != m.name:
 		case p.DeletionTimestamp != nil:
 			s.put(pods, name, nil, nil)
-		case !m.broken && !podReady(p):
+		case m.NotReady == 0 && !clustermodel.PodReady(p):
 			p = p.DeepCopy()
 			for i := range p.Status.Conditions {
 				if c := &p.Status.Conditions[i]; c.Type == v1.PodReady {
@@ -260,52 +258,34 @@ func (w *world) tick(m *machine) {
 	}
 }
 
-func statusOf(n *v1.Node) v1.ConditionStatus {
-	for i := range n.Status.Conditions {
-		if n.Status.Conditions[i].Type == v1.NodeReady {
-			return n.Status.Conditions[i].Status
-		}
-	}
-	return ""
-}
-
-func podReady(p *v1.Pod) bool {
-	for _, c := range p.Status.Conditions {
-		if c.Type == v1.PodReady {
-			return c.Status == v1.ConditionTrue
-		}
-	}
-	return false
-}
-
 const theirs = "people/own"
 
 // fault makes one thing go wrong, or right again.
-func (w *world) fault() {
-	s, m := w.store, w.machines[w.r.IntN(len(w.machines))]
+func (w *cluster) fault() {
+	s, m := w.store, w.hosts[w.r.IntN(len(w.hosts))]
 	what, coin := w.r.IntN(12), w.r.IntN(2) == 0
 	streams := []kind{nodes, pods, leases}[w.r.IntN(3)]
 	s.mu.Lock()
 	if what == 4 || what == 5 || what >= 8 && what <= 10 {
 		w.ref.disturbed()
 	}
-	l, down := w.life, s.down
+	l, down := w.instance, s.down
 	w.trace.note("fault %d: %s, coin %v, %s", what, m.name, coin, streams)
 	switch what {
 	case 0, 1:
-		m.alive = !m.alive
+		clustermodel.Toggle(&m.Off)
 	case 2:
-		m.apart = !m.apart
+		clustermodel.Toggle(&m.Cut)
 	case 3:
-		m.broken = !m.broken
+		clustermodel.Toggle(&m.NotReady)
 	case 4:
 		s.slow = !s.slow
 	case 5:
 		s.lossy = !s.lossy
 	case 6: // a zone
-		for _, other := range w.machines {
+		for _, other := range w.hosts {
 			if other.zone == m.zone {
-				other.alive = coin
+				clustermodel.Set(&other.Off, !coin)
 				other.noted()
 			}
 		}
@@ -351,15 +331,15 @@ func people(n *v1.Node, add bool) []v1.Taint {
 }
 
 // heal ends all faults but death.
-func (w *world) heal() {
+func (w *cluster) heal() {
 	s := w.store
 	s.setDown(false)
 	s.mend()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w.calm, s.slow, s.lossy = true, false, false
-	for _, m := range w.machines {
-		m.apart = false
+	for _, m := range w.hosts {
+		m.Cut = 0
 	}
 	w.ref.disturbed()
 }
@@ -368,7 +348,7 @@ func (w *world) heal() {
 // came before.
 func play(seed uint64, bug string) (fault, trace string) {
 	ctx, cancel := context.WithCancel(context.Background())
-	w := newWorld(ctx, seed, bug)
+	w := newCluster(ctx, seed, bug)
 	time.Sleep(time.Duration(20+w.r.IntN(40)) * time.Second)
 	for range 4 + w.r.IntN(8) {
 		w.fault()

@@ -1,4 +1,4 @@
-package schedules
+package modeltest
 
 import (
 	"flag"
@@ -17,7 +17,7 @@ var (
 
 // play runs one schedule and returns the rule it broke, "" for none.
 func play(seed uint64, bug string) string {
-	w := newWorld(seed, bug)
+	w := newCluster(seed, bug)
 	w.run(time.Duration(20+w.r.IntN(60)) * time.Second)
 	for range 4 + w.r.IntN(12) {
 		w.fault()
@@ -68,7 +68,8 @@ func TestSchedules(t *testing.T) {
 // Each rule can be broken: a mistake made on purpose is found by it.
 func TestSeededBugsAreFound(t *testing.T) {
 	for bug, rule := range map[string]string{
-		"late": "detection", "fast": "rate", "late word": "rate", "taint at once": "full disruption", "believe the cache": "eviction", "impatient": "eviction",
+		"late": "detection", "fast": "rate", "late word": "rate", "taint at once": "full disruption", "believe the cache": "eviction",
+		"impatient":        "eviction",
 		"leave pods ready": "ready pod", "forget recovery": "convergence", "forget pods": "forgotten",
 		"forget the past": "restart", "judge at once": "alarm",
 	} {

@@ -1,4 +1,4 @@
-package storm
+package faulttest
 
 import (
 	"context"
@@ -20,39 +20,39 @@ import (
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
-// client is the API as one life of the controllers reaches it. What it does not
+// client is the API as one instance of the controllers reaches it. What it does not
 // serve is not called: it would panic.
 type client struct {
 	kubernetes.Interface
-	life *life
+	instance *instance
 }
 
 func (c client) IsWatchListSemanticsUnSupported() bool { return true }
-func (c client) CoreV1() typedcore.CoreV1Interface     { return core{life: c.life} }
+func (c client) CoreV1() typedcore.CoreV1Interface     { return core{instance: c.instance} }
 func (c client) CoordinationV1() typedcoordination.CoordinationV1Interface {
-	return coord{life: c.life}
+	return coord{instance: c.instance}
 }
 
 type core struct {
 	typedcore.CoreV1Interface
-	life *life
+	instance *instance
 }
 
-func (c core) Nodes() typedcore.NodeInterface     { return nodeAPI{life: c.life} }
-func (c core) Pods(string) typedcore.PodInterface { return podAPI{life: c.life} }
+func (c core) Nodes() typedcore.NodeInterface     { return nodeAPI{instance: c.instance} }
+func (c core) Pods(string) typedcore.PodInterface { return podAPI{instance: c.instance} }
 
 type coord struct {
 	typedcoordination.CoordinationV1Interface
-	life *life
+	instance *instance
 }
 
-func (c coord) Leases(string) typedcoordination.LeaseInterface { return leaseAPI{life: c.life} }
+func (c coord) Leases(string) typedcoordination.LeaseInterface { return leaseAPI{instance: c.instance} }
 
 var errAway = errors.New("connection refused")
 
 // call carries a request to the API and its answer back. Each may be late or
-// lost, and the life may end before, between and after.
-func (l *life) call(ctx context.Context, write bool, do func() error) error {
+// lost, and the instance may end before, between and after.
+func (l *instance) call(ctx context.Context, write bool, do func() error) error {
 	s := l.w.store
 	if err := l.travel(ctx); err != nil {
 		return err
@@ -83,7 +83,7 @@ func (l *life) call(ctx context.Context, write bool, do func() error) error {
 	return err
 }
 
-func (l *life) travel(ctx context.Context) error {
+func (l *instance) travel(ctx context.Context) error {
 	l.w.store.mu.Lock()
 	d := l.w.store.latency() / 2
 	l.w.store.mu.Unlock()
@@ -97,7 +97,7 @@ func (l *life) travel(ctx context.Context) error {
 	}
 }
 
-func get[T object](ctx context.Context, l *life, k kind, name string) (out T, err error) {
+func get[T object](ctx context.Context, l *instance, k kind, name string) (out T, err error) {
 	err = l.call(ctx, false, func() error {
 		o := l.w.store.get(k, name)
 		if o == nil {
@@ -109,7 +109,7 @@ func get[T object](ctx context.Context, l *life, k kind, name string) (out T, er
 	return out, err
 }
 
-func list(ctx context.Context, l *life, k kind, add func(object)) (version string, err error) {
+func list(ctx context.Context, l *instance, k kind, add func(object)) (version string, err error) {
 	err = l.call(ctx, false, func() error {
 		var all []object
 		all, version = l.w.store.list(k)
@@ -121,7 +121,7 @@ func list(ctx context.Context, l *life, k kind, add func(object)) (version strin
 	return version, err
 }
 
-func (l *life) watch(ctx context.Context, k kind, opts metav1.ListOptions) (w watch.Interface, err error) {
+func (l *instance) watch(ctx context.Context, k kind, opts metav1.ListOptions) (w watch.Interface, err error) {
 	limit := 5 * time.Minute
 	if opts.TimeoutSeconds != nil {
 		limit = time.Duration(*opts.TimeoutSeconds) * time.Second
@@ -137,7 +137,7 @@ func (l *life) watch(ctx context.Context, k kind, opts metav1.ListOptions) (w wa
 	return w, err
 }
 
-func (l *life) patch(ctx context.Context, k kind, name string, how types.PatchType, body []byte) (out object, err error) {
+func (l *instance) patch(ctx context.Context, k kind, name string, how types.PatchType, body []byte) (out object, err error) {
 	body, skip := l.w.bug.patch(k, body)
 	if skip {
 		return l.w.store.get(k, name), nil
@@ -160,16 +160,16 @@ func (l *life) patch(ctx context.Context, k kind, name string, how types.PatchTy
 
 type nodeAPI struct {
 	typedcore.NodeInterface
-	life *life
+	instance *instance
 }
 
 func (a nodeAPI) Get(ctx context.Context, name string, _ metav1.GetOptions) (*v1.Node, error) {
-	if old := a.life.w.bug.cached(nodes, name); old != nil {
+	if old := a.instance.w.bug.cached(nodes, name); old != nil {
 		return old.(*v1.Node), nil
 	}
-	n, err := get[*v1.Node](ctx, a.life, nodes, name)
+	n, err := get[*v1.Node](ctx, a.instance, nodes, name)
 	if err == nil {
-		a.life.w.bug.answered(n)
+		a.instance.w.bug.answered(n)
 	}
 	return n, err
 }
@@ -177,23 +177,24 @@ func (a nodeAPI) Get(ctx context.Context, name string, _ metav1.GetOptions) (*v1
 func (a nodeAPI) List(ctx context.Context, _ metav1.ListOptions) (*v1.NodeList, error) {
 	out := &v1.NodeList{}
 	var err error
-	out.ResourceVersion, err = list(ctx, a.life, nodes, func(o object) {
+	out.ResourceVersion, err = list(ctx, a.instance, nodes, func(o object) {
 		n := *o.(*v1.Node)
-		a.life.w.bug.listed(&n)
+		a.instance.w.bug.listed(&n)
 		out.Items = append(out.Items, n)
 	})
 	return out, err
 }
 
 func (a nodeAPI) Watch(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
-	return a.life.watch(ctx, nodes, opts)
+	return a.instance.watch(ctx, nodes, opts)
 }
 
-func (a nodeAPI) Patch(ctx context.Context, name string, how types.PatchType, body []byte, _ metav1.PatchOptions, _ ...string) (*v1.Node, error) {
-	o, err := a.life.patch(ctx, nodes, name, how, body)
+func (a nodeAPI) Patch(ctx context.Context, name string, how types.PatchType, body []byte, _ metav1.PatchOptions,
+	_ ...string) (*v1.Node, error) {
+	o, err := a.instance.patch(ctx, nodes, name, how, body)
 	if n, ok := o.(*v1.Node); ok && err == nil {
 		n = n.DeepCopy()
-		a.life.w.bug.answered(n)
+		a.instance.w.bug.answered(n)
 		return n, nil
 	}
 	return nil, err
@@ -201,13 +202,13 @@ func (a nodeAPI) Patch(ctx context.Context, name string, how types.PatchType, bo
 
 type podAPI struct {
 	typedcore.PodInterface
-	life *life
+	instance *instance
 }
 
 func (a podAPI) Get(ctx context.Context, name string, _ metav1.GetOptions) (*v1.Pod, error) {
-	p, err := get[*v1.Pod](ctx, a.life, pods, name)
+	p, err := get[*v1.Pod](ctx, a.instance, pods, name)
 	if err == nil {
-		a.life.w.bug.pod(p)
+		a.instance.w.bug.pod(p)
 	}
 	return p, err
 }
@@ -215,20 +216,21 @@ func (a podAPI) Get(ctx context.Context, name string, _ metav1.GetOptions) (*v1.
 func (a podAPI) List(ctx context.Context, _ metav1.ListOptions) (*v1.PodList, error) {
 	out := &v1.PodList{}
 	var err error
-	out.ResourceVersion, err = list(ctx, a.life, pods, func(o object) {
+	out.ResourceVersion, err = list(ctx, a.instance, pods, func(o object) {
 		p := o.(*v1.Pod)
-		a.life.w.bug.pod(p)
+		a.instance.w.bug.pod(p)
 		out.Items = append(out.Items, *p)
 	})
 	return out, err
 }
 
 func (a podAPI) Watch(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
-	return a.life.watch(ctx, pods, opts)
+	return a.instance.watch(ctx, pods, opts)
 }
 
-func (a podAPI) Patch(ctx context.Context, name string, how types.PatchType, body []byte, _ metav1.PatchOptions, _ ...string) (*v1.Pod, error) {
-	o, err := a.life.patch(ctx, pods, name, how, body)
+func (a podAPI) Patch(ctx context.Context, name string, how types.PatchType, body []byte, _ metav1.PatchOptions, _ ...string) (*v1.Pod,
+	error) {
+	o, err := a.instance.patch(ctx, pods, name, how, body)
 	if p, ok := o.(*v1.Pod); ok && err == nil {
 		return p.DeepCopy(), nil
 	}
@@ -236,30 +238,30 @@ func (a podAPI) Patch(ctx context.Context, name string, how types.PatchType, bod
 }
 
 func (a podAPI) Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error {
-	switch a.life.w.bug.name {
+	switch a.instance.w.bug.name {
 	case "no grace":
 		opts.GracePeriodSeconds = new(int64)
 	case "forget pods":
 		if opts.GracePeriodSeconds == nil {
-			a.life.w.bug.forget(name)
+			a.instance.w.bug.forget(name)
 			return nil
 		}
 	}
-	return a.life.call(ctx, true, func() error { return a.life.w.store.remove(pods, name, opts, a.life) })
+	return a.instance.call(ctx, true, func() error { return a.instance.w.store.remove(pods, name, opts, a.instance) })
 }
 
 type leaseAPI struct {
 	typedcoordination.LeaseInterface
-	life *life
+	instance *instance
 }
 
 func (a leaseAPI) List(ctx context.Context, _ metav1.ListOptions) (*coordination.LeaseList, error) {
 	out := &coordination.LeaseList{}
 	var err error
-	out.ResourceVersion, err = list(ctx, a.life, leases, func(o object) {
+	out.ResourceVersion, err = list(ctx, a.instance, leases, func(o object) {
 		l := o.(*coordination.Lease)
-		if a.life.w.bug.name == "forget the past" {
-			l.ManagedFields, l.Spec.RenewTime = nil, &metav1.MicroTime{Time: a.life.began}
+		if a.instance.w.bug.name == "forget the past" {
+			l.ManagedFields, l.Spec.RenewTime = nil, &metav1.MicroTime{Time: a.instance.began}
 		}
 		out.Items = append(out.Items, *l)
 	})
@@ -267,5 +269,5 @@ func (a leaseAPI) List(ctx context.Context, _ metav1.ListOptions) (*coordination
 }
 
 func (a leaseAPI) Watch(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
-	return a.life.watch(ctx, leases, opts)
+	return a.instance.watch(ctx, leases, opts)
 }
