@@ -1,4 +1,4 @@
-package agent
+package admission
 
 import (
 	"fmt"
@@ -27,8 +27,8 @@ var featureGates = types.FeatureGateMap{
 	"InPlacePodVerticalScalingMemoryBackedVolumes": false,
 }
 
-// declaredFeatures are the names of what a node with this runtime can do.
-func declaredFeatures(r container.RuntimeFeatures) []string {
+// DeclaredFeatures are the names of what a node with this runtime can do.
+func DeclaredFeatures(r container.RuntimeFeatures) []string {
 	return features.DefaultFramework.DiscoverNodeFeatures(&types.NodeConfiguration{
 		FeatureGates: featureGates, Version: featureVersion, RuntimeFeatures: types.RuntimeFeatures{MountOptions: r.MountOptions},
 	})
@@ -52,7 +52,7 @@ func unsupported(p *v1.Pod, declared []string) (why, message string, ok bool) {
 	return "", "", true
 }
 
-// featured is the admission of pods by what this node declares.
-func (a *Agent) featured(p *v1.Pod) (why, message string, ok bool) {
-	return unsupported(p, a.Config.Node.Features)
+// Featured refuses pods that need what this node does not declare.
+func Featured(declared []string) Opinion {
+	return func(p *v1.Pod) (reason, message string, ok bool) { return unsupported(p, declared) }
 }

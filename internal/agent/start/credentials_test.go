@@ -1,7 +1,6 @@
-package agent
+package start
 
 import (
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -9,6 +8,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/berth-dev/berth/internal/agent/volume"
@@ -43,11 +43,11 @@ defaultCacheDuration: 1m, apiVersion: credentialprovider.kubelet.k8s.io/v1, toke
 		{"static pods alone", config, dir, true, "without an API server"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			a := &Agent{Config: Config{CredentialProviders: test.config, CredentialProviderDir: test.dir, Log: slog.New(slog.DiscardHandler)}}
+			var api kubernetes.Interface
 			if !test.static {
-				a.Config.Client = client
+				api = client
 			}
-			got, err := a.credentialProviders()
+			got, err := CredentialProviders(test.config, test.dir, api, nil)
 			if (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
 				t.Errorf("got %v, want %q", err, test.err)
 			}

@@ -1,4 +1,4 @@
-package agent
+package admission
 
 import (
 	"slices"
@@ -10,7 +10,7 @@ import (
 )
 
 func TestDeclaredFeatures(t *testing.T) {
-	plain, mounts := declaredFeatures(container.RuntimeFeatures{}), declaredFeatures(container.RuntimeFeatures{MountOptions: true})
+	plain, mounts := DeclaredFeatures(container.RuntimeFeatures{}), DeclaredFeatures(container.RuntimeFeatures{MountOptions: true})
 	for _, name := range []string{"RestartAllContainersOnContainerExits", "InPlacePodVerticalScalingInitContainers"} {
 		if !slices.Contains(plain, name) {
 			t.Errorf("%s is not declared: %v", name, plain)

@@ -1,4 +1,6 @@
-package agent
+// Package admission takes pods on the node one after the other: package admit
+// judges, this one keeps account of who has what and ends those who have to go.
+package admission
 
 import (
 	"context"
@@ -11,23 +13,22 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/internal/agent/admit"
-	"github.com/berth-dev/berth/internal/agent/container"
 	"github.com/berth-dev/berth/internal/agent/pod"
 	"github.com/berth-dev/berth/internal/agent/runtime"
 )
 
-// AdmitFunc is a further opinion on whether the node takes a pod: eviction,
+// Opinion is one view of whether the node takes a pod: eviction,
 // shutdown and the like. ok false refuses it with reason and message.
-type AdmitFunc func(pod *v1.Pod) (reason, message string, ok bool)
+type Opinion func(pod *v1.Pod) (reason, message string, ok bool)
 
-// admission takes pods one after the other, so that two never get the same
+// Admission takes pods one after the other, so that two never get the same
 // room.
-type admission struct {
-	node *nodeView
+type Admission struct {
+	node Node
 	// before are asked before what the node has room for, after behind it.
-	before, after []AdmitFunc
+	before, after []Opinion
 	// resizable may refuse other resources to a running pod, for good.
-	resizable []AdmitFunc
+	resizable []Opinion
 	// pinned says why what a pod has alone cannot become what it wants; empty:
 	// it can.
 	pinned func(now, desired *v1.Pod) string
@@ -39,7 +40,7 @@ type admission struct {
 	// lives tells of a pod whether it still has a sandbox that runs; give gives
 	// a pod what it is to have alone.
 	lives func(uid types.UID) bool
-	give  AdmitFunc
+	give  Opinion
 	// left is closed when nothing runs any more of a pod that no source has;
 	// nil for all others.
 	left func(uid types.UID) <-chan struct{}
@@ -57,55 +58,97 @@ type admission struct {
 	seq     int
 }
 
-func newAdmission(a *Agent) *admission {
-	ad := &admission{
-		node:   a.view,
-		before: slices.Concat([]AdmitFunc{a.underPressure, a.featured, a.sysctls}, a.Config.Admit, []AdmitFunc{a.giveResources}),
-		after:  []AdmitFunc{a.appArmor, a.goingDown}, resizable: append([]AdmitFunc{a.swapless}, a.Config.Resizable...),
-		known: func() []*v1.Pod { return a.Pods.List() }, runs: func(uid types.UID) bool { return !a.Watcher.Pod(uid).Empty() }, kill: a.preempt, lives: a.sandboxRuns, give: a.giveResources, left: func(uid types.UID) <-chan struct{} { return a.Pods.Left(uid) }, drop: a.dropResources, pinned: a.assigned.ResizeRefusal,
-		admitted: map[types.UID]*v1.Pod{}, leaving: map[types.UID]<-chan struct{}{}, waiting: map[types.UID]admit.Want{},
-		rejections: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_admission_rejections_total", Help: "Pods refused by the node, by reason."}, []string{"reason"}),
-		preemptions: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_preemptions", Help: "Pods ended for a critical one, by the resource there was too little of."},
-			[]string{"preemption_signal"}),
-	}
-	a.register(ad.rejections, ad.preemptions)
-	return ad
+// Node is this node as the API last told of it.
+type Node interface {
+	Get() *v1.Node
+	// Wait returns when the Node is known or ctx ends.
+	Wait(ctx context.Context)
+	// Fetch asks the API; nil when it does not answer.
+	Fetch(ctx context.Context) *v1.Node
 }
 
-// register adds metrics to those that the agent serves.
-func (a *Agent) register(list ...prometheus.Collector) {
-	if a.Config.Metrics == nil {
-		return
+// Pods are the pods that the agent has; pod.Signals has it.
+type Pods interface {
+	List() []*v1.Pod
+	Get(uid types.UID) (*v1.Pod, bool)
+	Kill(uid types.UID, k pod.Kill) <-chan struct{}
+	// Left is closed when nothing runs any more of a pod that no source has; nil
+	// for all others.
+	Left(uid types.UID) <-chan struct{}
+}
+
+// Config is what an Admission works with; all of it is required.
+type Config struct {
+	Node Node
+	Pods Pods
+	// Runtime is what the runtime holds of a pod.
+	Runtime interface {
+		Pod(uid types.UID) *runtime.Pod
 	}
-	for _, c := range list {
-		if err := a.Config.Metrics.Register(c); err != nil {
-			a.Config.Log.Warn("registering a metric", "err", err)
-		}
+	// Before are asked before what the node has room for, After behind it.
+	Before, After []Opinion
+	// Resizable may refuse other resources to a running pod, for good.
+	Resizable []Opinion
+	// Exclusive gives pods what they have alone.
+	Exclusive *Exclusive
+	// Preempted reports that a pod ends for a critical one.
+	Preempted func(p *v1.Pod, reason, message string)
+	Register  func(...prometheus.Collector)
+}
+
+// New makes an Admission; what Exclusive gives is the last opinion before the
+// node's room.
+func New(cfg Config) *Admission {
+	a := &Admission{
+		node: cfg.Node, before: append(slices.Clone(cfg.Before), cfg.Exclusive.Give), after: cfg.After, resizable: cfg.Resizable,
+		pinned: cfg.Exclusive.Assigned.ResizeRefusal, known: cfg.Pods.List,
+		runs: func(uid types.UID) bool { return !cfg.Runtime.Pod(uid).Empty() },
+		lives: func(uid types.UID) bool {
+			held := cfg.Runtime.Pod(uid)
+			return !held.Empty() && slices.ContainsFunc(held.Sandboxes, func(s *runtime.Sandbox) bool { return s.Ready })
+		},
+		kill: func(p *v1.Pod) <-chan struct{} {
+			gone := cfg.Pods.Kill(p.UID, pod.Kill{
+				Phase: v1.PodFailed, Reason: admit.Preempting, Message: admit.PreemptingMessage, Condition: pod.Disrupted(admit.DisruptionMessage),
+			})
+			if gone != nil {
+				cfg.Preempted(p, admit.Preempting, admit.PreemptingMessage)
+			}
+			return gone
+		},
+		give: cfg.Exclusive.Give, left: cfg.Pods.Left, drop: cfg.Exclusive.Drop,
+		admitted: map[types.UID]*v1.Pod{}, leaving: map[types.UID]<-chan struct{}{}, waiting: map[types.UID]admit.Want{},
 	}
+	a.rejections = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_admission_rejections_total",
+		Help: "Pods refused by the node, by reason."}, []string{"reason"})
+	a.preemptions = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_preemptions",
+		Help: "Pods ended for a critical one, by the resource there was too little of."}, []string{"preemption_signal"})
+	cfg.Register(a.rejections, a.preemptions)
+	return a
 }
 
 // Admit decides; pods that run already are only counted. It returns when those
 // that have to go for a critical pod are gone.
-func (a *admission) Admit(ctx context.Context, p *v1.Pod, adopted bool) *pod.Rejection {
+func (a *Admission) Admit(ctx context.Context, p *v1.Pod, adopted bool) *pod.Rejection {
 	if adopted {
 		return a.adopt(p)
 	}
 	if !pod.IsStatic(p) {
-		a.node.wait(ctx)
+		a.node.Wait(ctx)
 	}
-	refused, first := a.decide(p, a.node.get())
+	refused, first := a.decide(p, a.node.Get())
 	if refused != nil && takenAlone[refused.Reason] {
 		// What lacks may be with pods that were deleted by force and still end.
 		if going := a.departing(); len(going) > 0 {
 			if !await(ctx, going) {
 				return nil
 			}
-			refused, first = a.decide(p, a.node.get())
+			refused, first = a.decide(p, a.node.Get())
 		}
 	}
 	if refused != nil && refused.Reason == admit.NodeAffinity {
 		// Who placed it may have seen newer labels than this agent has.
-		if now := a.node.fetch(ctx); now != nil {
+		if now := a.node.Fetch(ctx); now != nil {
 			refused, first = a.decide(p, now)
 		}
 	}
@@ -122,7 +165,7 @@ func (a *admission) Admit(ctx context.Context, p *v1.Pod, adopted bool) *pod.Rej
 var takenAlone = map[string]bool{"UnexpectedAdmissionError": true, "TopologyAffinityError": true, "SMTAlignmentError": true}
 
 // departing is closed, channel by channel, when those are gone that have to go.
-func (a *admission) departing() []<-chan struct{} {
+func (a *Admission) departing() []<-chan struct{} {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.others("")
@@ -144,11 +187,11 @@ func await(ctx context.Context, list []<-chan struct{}) bool {
 // adopt counts a pod that an agent before this one admitted. One that the
 // machine has to start anew, after a reboot, needs what it had alone anew: its
 // devices may not be there any more.
-func (a *admission) adopt(p *v1.Pod) *pod.Rejection {
+func (a *Admission) adopt(p *v1.Pod) *pod.Rejection {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if !a.lives(p.UID) {
-		if refused := ask([]AdmitFunc{a.give}, p); refused != nil {
+		if refused := ask([]Opinion{a.give}, p); refused != nil {
 			a.drop(p.UID)
 			a.rejections.WithLabelValues(rejectionLabel(refused.Reason)).Inc()
 			return refused
@@ -159,7 +202,7 @@ func (a *admission) adopt(p *v1.Pod) *pod.Rejection {
 }
 
 // decide also returns who has to be gone before the pod may start.
-func (a *admission) decide(p *v1.Pod, node *v1.Node) (refused *pod.Rejection, first []<-chan struct{}) {
+func (a *Admission) decide(p *v1.Pod, node *v1.Node) (refused *pod.Rejection, first []<-chan struct{}) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	defer func() {
@@ -201,13 +244,13 @@ func (a *admission) decide(p *v1.Pod, node *v1.Node) (refused *pod.Rejection, fi
 }
 
 // take counts a pod unless it is refused after all; a.mu is held.
-func (a *admission) take(p *v1.Pod, refused *pod.Rejection) {
+func (a *Admission) take(p *v1.Pod, refused *pod.Rejection) {
 	if refused == nil {
 		a.admitted[p.UID] = p
 	}
 }
 
-func ask(list []AdmitFunc, p *v1.Pod) *pod.Rejection {
+func ask(list []Opinion, p *v1.Pod) *pod.Rejection {
 	for _, f := range list {
 		if reason, message, ok := f(p); !ok {
 			return &pod.Rejection{Reason: reason, Message: message}
@@ -217,7 +260,7 @@ func ask(list []AdmitFunc, p *v1.Pod) *pod.Rejection {
 }
 
 // Resize decides whether a pod may have other resources beside all others.
-func (a *admission) Resize(_ context.Context, desired *v1.Pod) *pod.Rejection {
+func (a *Admission) Resize(_ context.Context, desired *v1.Pod) *pod.Rejection {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if r := ask(a.resizable, desired); r != nil {
@@ -235,7 +278,7 @@ func (a *admission) Resize(_ context.Context, desired *v1.Pod) *pod.Rejection {
 		want.Since = a.seq
 	}
 	a.waiting[desired.UID] = want
-	if node := a.node.get(); node != nil {
+	if node := a.node.Get(); node != nil {
 		if r := admit.Resize(desired.UID, slices.Collect(maps.Values(a.waiting)), node, a.others("")); r != nil {
 			return r
 		}
@@ -246,7 +289,7 @@ func (a *admission) Resize(_ context.Context, desired *v1.Pod) *pod.Rejection {
 }
 
 // Settled tells that a pod no longer asks for other resources.
-func (a *admission) Settled(uid types.UID) {
+func (a *Admission) Settled(uid types.UID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	delete(a.waiting, uid)
@@ -254,7 +297,7 @@ func (a *admission) Settled(uid types.UID) {
 
 // others are the pods that hold room and are not over; a.mu is held. Pods that
 // an agent before this one started count before they are adopted.
-func (a *admission) others(but types.UID) []*v1.Pod {
+func (a *Admission) others(but types.UID) []*v1.Pod {
 	var out []*v1.Pod
 	for _, now := range a.known() {
 		if gone := a.left(now.UID); gone != nil && a.leaving[now.UID] == nil {
@@ -274,7 +317,7 @@ func (a *admission) others(but types.UID) []*v1.Pod {
 }
 
 // going are the pods that still have to go; a.mu is held.
-func (a *admission) going() (out []*v1.Pod) {
+func (a *Admission) going() (out []*v1.Pod) {
 	for uid, gone := range a.leaving {
 		select {
 		case <-gone:
@@ -287,7 +330,7 @@ func (a *admission) going() (out []*v1.Pod) {
 }
 
 // Forget gives back the room of a pod that is gone.
-func (a *admission) Forget(uid types.UID) {
+func (a *Admission) Forget(uid types.UID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	delete(a.admitted, uid)
@@ -312,33 +355,4 @@ func rejectionLabel(reason string) string {
 		return "OutOfExtendedResources"
 	}
 	return "Other"
-}
-
-// preempt ends a pod that has to go for a critical one.
-func (a *Agent) preempt(p *v1.Pod) <-chan struct{} {
-	gone := a.Pods.Kill(p.UID, pod.Kill{Phase: v1.PodFailed, Reason: admit.Preempting, Message: admit.PreemptingMessage, Condition: disrupted(admit.DisruptionMessage)})
-	if gone != nil {
-		a.event(p, "", v1.EventTypeWarning, admit.Preempting, admit.PreemptingMessage)
-	}
-	return gone
-}
-
-// sandboxRuns tells whether a pod has a sandbox that runs.
-func (a *Agent) sandboxRuns(uid types.UID) bool {
-	held := a.Watcher.Pod(uid)
-	return !held.Empty() && slices.ContainsFunc(held.Sandboxes, func(s *runtime.Sandbox) bool { return s.Ready })
-}
-
-// appArmor refuses pods whose profiles the host cannot enforce.
-func (a *Agent) appArmor(p *v1.Pod) (reason, message string, ok bool) {
-	return refusal(container.CheckAppArmor(p, a.Config.AppArmor, nil), "AppArmor")
-}
-
-// swapless refuses to resize what may use swap: how much it may use was
-// decided when it started.
-func (a *Agent) swapless(desired *v1.Pod) (reason, message string, ok bool) {
-	if container.MaySwap(desired, a.configs.settings) {
-		return v1.PodReasonInfeasible, "In-place resize of containers with swap is not supported.", false
-	}
-	return "", "", true
 }

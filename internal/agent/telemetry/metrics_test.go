@@ -1,4 +1,4 @@
-package agent
+package telemetry
 
 import (
 	"crypto/tls"
@@ -8,19 +8,18 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-
-	"github.com/berth-dev/berth/internal/agent/node"
+	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 )
 
 // TestOwnMetrics wants the names that alerts on certificates and versions use.
 func TestOwnMetrics(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	expired := &tls.Certificate{Certificate: [][]byte{{}}, Leaf: &x509.Certificate{NotAfter: time.Now().Add(-time.Hour)}}
-	a := &Agent{Config: Config{Metrics: registry, Node: node.Settings{Version: "v1.37.2+berth"}, ClientCertificate: func() *tls.Certificate { return expired },
+	a := Own{Kubelet: &kubeletv1beta1.KubeletConfiguration{}, CgroupVersion: 2, Version: "v1.37.2+berth", ClientCertificate: func() *tls.Certificate { return expired },
 		TLS: &tls.Config{GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 			return &tls.Certificate{Certificate: [][]byte{{}}, Leaf: &x509.Certificate{NotAfter: time.Now().Add(time.Hour)}}, nil
-		}}}}
-	if err := a.ownMetrics(2); err != nil {
+		}}}
+	if err := a.Register(registry); err != nil {
 		t.Fatal(err)
 	}
 	families, err := registry.Gather()

@@ -1,4 +1,4 @@
-package agent
+package start
 
 import (
 	"context"
@@ -7,23 +7,20 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/berth-dev/berth/internal/agent/container"
 	"github.com/berth-dev/berth/internal/agent/image"
 	"github.com/berth-dev/berth/internal/agent/pod"
-	"github.com/berth-dev/berth/internal/agent/volume"
 )
 
 // backOffShownAfter is when a failed pull turns into a back-off in the status:
 // the puller is asked again and answers with the wait that is left.
 const backOffShownAfter = 2 * time.Second
 
-// imageSet adapts the puller to the pods' view of it and remembers what it
-// found out about the images.
-type imageSet struct {
+// Images is the pods' view of the puller; it remembers what was found out about
+// the images.
+type Images struct {
 	puller *image.Puller
 	now    func() time.Time
 
@@ -36,8 +33,15 @@ type imageSet struct {
 	changed func()
 }
 
+// NewImages makes the view; changed is called when an image is used for the first
+// time.
+func NewImages(puller *image.Puller, changed func()) *Images {
+	return &Images{puller: puller, now: time.Now, found: map[types.UID]map[string]container.Image{}, volumes: map[types.UID]map[string]string{},
+		seen: map[string]bool{}, changed: changed}
+}
+
 // Ensure makes a container's image and the images of its volumes present.
-func (s *imageSet) Ensure(ctx context.Context, p *v1.Pod, c *v1.Container) (string, error) {
+func (s *Images) Ensure(ctx context.Context, p *v1.Pod, c *v1.Container) (string, error) {
 	r, err := s.puller.Ensure(ctx, p, c)
 	if err != nil {
 		return "", s.explain(err)
@@ -65,7 +69,7 @@ func (s *imageSet) Ensure(ctx context.Context, p *v1.Pod, c *v1.Container) (stri
 	return r.Ref, nil
 }
 
-func (s *imageSet) explain(err error) error {
+func (s *Images) explain(err error) error {
 	var e *image.Error
 	if !errors.As(err, &e) {
 		return err
@@ -78,7 +82,7 @@ func (s *imageSet) explain(err error) error {
 }
 
 // image returns what is known of a container's image.
-func (s *imageSet) image(uid types.UID, name string) (container.Image, bool) {
+func (s *Images) image(uid types.UID, name string) (container.Image, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	i, ok := s.found[uid][name]
@@ -86,53 +90,17 @@ func (s *imageSet) image(uid types.UID, name string) (container.Image, bool) {
 }
 
 // volumeRef returns what an image volume's reference resolved to.
-func (s *imageSet) volumeRef(uid types.UID, volume string) string {
+func (s *Images) volumeRef(uid types.UID, volume string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.volumes[uid][volume]
 }
 
-// forget drops what is remembered of a pod that is gone.
-func (s *imageSet) forget(uid types.UID) {
+// Forget drops what is remembered of a pod that is gone.
+func (s *Images) Forget(uid types.UID) {
 	s.puller.Forget(uid)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.found, uid)
 	delete(s.volumes, uid)
-}
-
-// accounts gives credential provider plugins the pods' service accounts.
-type accounts struct {
-	client  kubernetes.Interface
-	volumes *volume.Manager
-}
-
-// Account reads a service account.
-func (a accounts) Account(ctx context.Context, namespace, name string) (image.Account, error) {
-	sa, err := a.client.CoreV1().ServiceAccounts(namespace).Get(ctx, name, metav1.GetOptions{})
-	if err != nil {
-		return image.Account{}, err
-	}
-	return image.Account{UID: sa.UID, Annotations: sa.Annotations}, nil
-}
-
-// Token is a token of the pod's service account.
-func (a accounts) Token(ctx context.Context, p *v1.Pod, audience string) (string, error) {
-	return a.volumes.Token(ctx, p, audience)
-}
-
-// credentialProviders are the plugins that the flags name, nil for none.
-func (a *Agent) credentialProviders() (*image.Providers, error) {
-	cfg := &a.Config
-	switch {
-	case cfg.CredentialProviders == "" && cfg.CredentialProviderDir == "":
-		return nil, nil
-	case cfg.CredentialProviders == "" || cfg.CredentialProviderDir == "":
-		return nil, errors.New("reading credential providers: --image-credential-provider-config and --image-credential-provider-bin-dir belong together")
-	}
-	var who image.Accounts
-	if cfg.Client != nil {
-		who = accounts{client: cfg.Client, volumes: a.Volumes}
-	}
-	return image.LoadProviders(cfg.CredentialProviders, cfg.CredentialProviderDir, who, nil)
 }

@@ -1,4 +1,4 @@
-package agent
+package admission
 
 import (
 	"context"
@@ -11,13 +11,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/internal/agent/admit"
+	"github.com/berth-dev/berth/internal/agent/node"
 )
 
 // smallNode is an admission on a node with one cpu, whose pods are what the
 // test says.
-func smallNode(pods ...*v1.Pod) (*admission, map[types.UID]chan struct{}) {
-	v := newNodeView(nil)
-	v.set(&v1.Node{
+func smallNode(pods ...*v1.Pod) (*Admission, map[types.UID]chan struct{}) {
+	v := node.NewView(nil, nil)
+	v.Set(&v1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: map[string]string{"zone": "old"}},
 		Status:     v1.NodeStatus{Allocatable: v1.ResourceList{v1.ResourceCPU: apiresource.MustParse("1")}},
 	})
@@ -25,7 +26,7 @@ func smallNode(pods ...*v1.Pod) (*admission, map[types.UID]chan struct{}) {
 	vec := func() *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "x"}, []string{"l"})
 	}
-	return &admission{
+	return &Admission{
 		drop: func(types.UID) {}, pinned: func(_, _ *v1.Pod) string { return "" },
 
 		node: v, known: func() []*v1.Pod { return pods }, runs: func(types.UID) bool { return false },
@@ -102,7 +103,7 @@ func TestRemovedPodsGiveUpTheirRoom(t *testing.T) {
 		}
 		return nil
 	}
-	if refused, first := a.decide(next, a.node.get()); refused != nil || len(first) != 1 {
+	if refused, first := a.decide(next, a.node.Get()); refused != nil || len(first) != 1 {
 		t.Errorf("refused %+v, waits for %d", refused, len(first))
 	}
 	close(over)
@@ -155,7 +156,7 @@ func TestDevicesOfOneThatStillEnds(t *testing.T) {
 		return nil
 	}
 	asked := make(chan bool, 2)
-	a.before = []AdmitFunc{func(*v1.Pod) (string, string, bool) {
+	a.before = []Opinion{func(*v1.Pod) (string, string, bool) {
 		asked <- free
 		return "UnexpectedAdmissionError", "no device", free
 	}}
@@ -180,8 +181,8 @@ func TestStaleNode(t *testing.T) {
 	p := cpuPod("p", "1m", 0)
 	p.Spec.NodeSelector = map[string]string{"zone": "new"}
 	a, _ := smallNode(p)
-	fresh := a.node.get().DeepCopy()
-	a.node.ask = func(context.Context) (*v1.Node, error) { return fresh, nil }
+	fresh := a.node.Get().DeepCopy()
+	a.node = relabeled{a.node, fresh}
 	if r := a.Admit(context.Background(), p, false); r == nil || r.Reason != "NodeAffinity" {
 		t.Errorf("with the old label: %+v", r)
 	}
@@ -190,3 +191,11 @@ func TestStaleNode(t *testing.T) {
 		t.Errorf("with the new label: %+v", r)
 	}
 }
+
+// relabeled is a Node whose labels have changed since it was last told of.
+type relabeled struct {
+	Node
+	fresh *v1.Node
+}
+
+func (r relabeled) Fetch(context.Context) *v1.Node { return r.fresh }
