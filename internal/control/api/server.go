@@ -13,6 +13,7 @@ import (
 	customserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
 	openapinamer "k8s.io/apiserver/pkg/endpoints/openapi"
 	"k8s.io/apiserver/pkg/registry/rest"
@@ -32,6 +33,7 @@ import (
 	"github.com/berth-dev/berth/internal/control/admit"
 	"github.com/berth-dev/berth/internal/control/api/aggregation"
 	"github.com/berth-dev/berth/internal/control/api/certificates"
+	"github.com/berth-dev/berth/internal/control/api/encryption"
 	"github.com/berth-dev/berth/internal/control/api/openapi"
 	"github.com/berth-dev/berth/internal/control/api/scheme"
 	"github.com/berth-dev/berth/internal/control/api/selectable"
@@ -72,6 +74,9 @@ type Server struct {
 	auth       *auth.Auth
 	advertised net.IP
 	background []task
+	// life ends when the server stops; encryption is nil where nothing is.
+	life       context.Context //nolint:containedctx // providers of keys and tokens live as long
+	encryption *encryption.Encryption
 	caches     []rest.StorageWithReadiness
 	openAPI    []*openapicommon.OpenAPIV3Config
 	ready      chan struct{}
@@ -107,6 +112,7 @@ func build(cfg Config, set *scheme.Set, conf *genericapiserver.Config) (*Server,
 		client: client,
 		shared: informers.NewSharedInformerFactory(client, 0),
 		ready:  make(chan struct{}),
+		life:   wait.ContextForChannel(conf.DrainedNotify()),
 	}
 	if err := s.identify(conf); err != nil {
 		return nil, err
@@ -129,8 +135,14 @@ func build(cfg Config, set *scheme.Set, conf *genericapiserver.Config) (*Server,
 	}))
 	conf.AddReadyzChecks(healthz.NamedCheck("auth", s.auth.ReadyCheck),
 		healthz.NamedCheck("store-room", func(*http.Request) error { return cfg.Store.HasRoom() }))
+	if err := cfg.Options.audit(conf); err != nil {
+		return nil, err
+	}
+	if err := s.encrypt(conf); err != nil {
+		return nil, err
+	}
 	rows := Rows()
-	s.backend = newBackend(set, s.cfg.Store, rows)
+	s.backend = newBackend(set, s.cfg.Store, rows, s.encryption)
 	// All servers fill one list of what there is.
 	conf.AggregatedDiscoveryGroupManager = aggregated.NewResourceManager("apis")
 	outer := *conf // completing changes it
@@ -195,6 +207,8 @@ func (s *Server) identify(conf *genericapiserver.Config) error {
 		ResourceSlices:      true,
 		Informers:           s.shared,
 		Client:              s.client,
+		Options:             s.cfg.Options.Auth,
+		Life:                s.life,
 		Log:                 s.cfg.Log,
 	})
 	if err != nil {
@@ -224,8 +238,10 @@ func (s *Server) admit(conf *genericapiserver.Config) error {
 		Drained:    conf.DrainedNotify(),
 		ServerID:   conf.APIServerID,
 		Services:   s.serviceResolver(),
-		WebhookAuth: webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil,
-			conf.LoopbackClientConfig, nooptrace.NewTracerProvider()),
+		WebhookAuth: s.webhookAuth(webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil,
+			conf.LoopbackClientConfig, nooptrace.NewTracerProvider())),
+		Enable: s.cfg.Options.Admission.EnablePlugins, Disable: s.cfg.Options.Admission.DisablePlugins,
+		ConfigFile: s.cfg.Options.Admission.ConfigFile,
 	})
 	return err
 }
