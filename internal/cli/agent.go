@@ -37,7 +37,9 @@ func agentCommand() *cobra.Command {
 		level.Set(verbosity(int(effective.Kubelet.Logging.Verbosity)))
 		log := slog.New(stderrLog(effective.Kubelet.Logging.Format, level))
 		go memory.ReleasePeriodically(cmd.Context(), log)
-		return launch.Run(cmd.Context(), launch.Config{Effective: effective, Log: log, LogLevel: level, Version: cluster.KubernetesVersion})
+		return launch.Run(cmd.Context(), launch.Config{
+			Effective: effective, Log: log, LogLevel: level, Version: cluster.KubernetesVersion, LogLinkDir: launch.HostLogLinks,
+		})
 	}
 	return cmd
 }

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/berth-dev/berth/internal/agent/launch"
 	"github.com/berth-dev/berth/internal/agent/volume"
 	"github.com/berth-dev/berth/internal/cluster/containerd"
 	"github.com/berth-dev/berth/internal/cluster/host"
@@ -57,6 +58,7 @@ type up struct {
 	// board tells how nodes stand, for `berth why node`.
 	board  health.Board
 	policy *policy.Enforcer // nil without network policies
+	agent  launch.Config
 	// metrics are those of controllers, scheduler and DNS.
 	metrics registry
 
@@ -309,6 +311,7 @@ func (u *up) startControl(ctx, parts context.Context) error {
 		f := u.files
 		srv, err := api.New(api.Config{
 			Store: u.store, Port: u.Ports.API, AdvertiseAddress: net.ParseIP(u.NodeIP), ServiceCIDRs: strings.Split(u.ServiceCIDR, ","), Log: log,
+			LocalAgent: u.localAgent(),
 			PKI: api.PKI{
 				ClientCA: f.CA.Cert, ServingCert: f.API.Cert, ServingKey: f.API.Key,
 				ServiceAccountKey: f.ServiceAccountKey, ServiceAccountPublicKeys: []string{f.ServiceAccountPub},
@@ -342,6 +345,9 @@ func (u *up) startControl(ctx, parts context.Context) error {
 	u.admin = srvConfig(u.api)
 	if u.client, err = kubernetes.NewForConfig(u.admin); err != nil {
 		return fmt.Errorf("making the cluster's own client: %w", err)
+	}
+	if err := grant(ctx, u.client); err != nil {
+		return err
 	}
 	u.shareInformers(parts)
 	if err := u.startControllers(parts); err != nil {

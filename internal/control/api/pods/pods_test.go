@@ -32,7 +32,7 @@ type fixture struct {
 // TestPods runs all behaviours against one server, each with pods of its own names.
 func TestPods(t *testing.T) {
 	agent := newAgent(t)
-	env := apitest.StartEnv(t, apitest.WithConfig(agent.trust(t)))
+	env := apitest.StartEnv(t, apitest.WithConfig(agent.trust()))
 	f := &fixture{
 		Interface: kubernetes.NewForConfigOrDie(env.Config), config: env.Config, agent: agent,
 		as: func(t *testing.T, user string) *rest.Config { return env.As(t, user) },
