@@ -111,6 +111,7 @@ func controlFlags(f *pflag.FlagSet, cfg *cluster.Config) {
 	f.StringSliceVar(&cfg.Controllers, "controllers", nil, "controllers to run: * is all, NAME adds one, -NAME leaves one out (default *); `berth controllers` runs node controllers elsewhere")
 	cfg.NodeHealth = health.Defaults()
 	cfg.NodeHealth.AddFlags(f)
+	cfg.AddServerFlags(f)
 }
 
 func nodeFlags(f *pflag.FlagSet, cfg *cluster.Config) {

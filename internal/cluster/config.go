@@ -22,6 +22,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/cluster/containerd"
 	"github.com/berth-dev/berth/internal/cluster/host"
+	"github.com/berth-dev/berth/internal/control/api"
 	podnetwork "github.com/berth-dev/berth/internal/network"
 	"github.com/berth-dev/berth/internal/nodes/cloud/inventory"
 	"github.com/berth-dev/berth/internal/nodes/health"
@@ -116,8 +117,10 @@ type Config struct {
 	// EtcdServers, if any, are used instead of the embedded store.
 	EtcdServers                           []string
 	EtcdCAFile, EtcdCertFile, EtcdKeyFile string
-	LogFormat                             string
-	LogLevel                              string
+	// APIServer are the flags of the API server; nil: their defaults.
+	APIServer *api.Options
+	LogFormat string
+	LogLevel  string
 }
 
 // Complete fills in what was not given: first from the data directory's own

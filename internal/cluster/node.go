@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -68,7 +69,7 @@ func (u *up) startControllers(parts context.Context) error {
 	if err != nil {
 		return err
 	}
-	controllers.Enable = enableWork
+	controllers.Enabled = func(name string) bool { return slices.Contains(enableWork, name) }
 	var deciders []part
 	for _, c := range nodeControllers {
 		deciders = append(deciders, part{c.Name, c.Run})

@@ -72,6 +72,7 @@ func (u *up) serveStatus(ctx context.Context) error {
 		}
 	})
 	mux.Handle("GET /proxy/", &u.tracer)
+	u.serveRotation(mux)
 	mux.Handle("GET /journal", health.WhyHandler(u.journal.Query, &u.board))
 	// Only root reaches this socket, so profiles may be taken at any time.
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)

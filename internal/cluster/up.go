@@ -50,10 +50,12 @@ type up struct {
 	startedRuntime bool
 	store          *store.Store
 	api            *api.Server
-	admin          *rest.Config
-	client         kubernetes.Interface
-	informers      informers.SharedInformerFactory
-	journal        *journal.Ring
+	// serverChoices are set once api is; the control socket asks for both.
+	serverChoices atomic.Pointer[api.Options]
+	admin         *rest.Config
+	client        kubernetes.Interface
+	informers     informers.SharedInformerFactory
+	journal       *journal.Ring
 	// tracer answers questions about packets and Services.
 	tracer proxy.Tracer
 	// board tells how nodes stand, for `berth why node`.
@@ -305,6 +307,10 @@ func (u *up) startControl(ctx, parts context.Context) error {
 		return err
 	}
 	u.logs.libraries(log)
+	options, err := u.serverOptions()
+	if err != nil {
+		return err
+	}
 	err = u.clock.stage("store", func() (string, error) {
 		cfg := store.Config{DataDir: u.Path("etcd"), Servers: u.EtcdServers, CAFile: u.EtcdCAFile, CertFile: u.EtcdCertFile, KeyFile: u.EtcdKeyFile,
 			LogFile: u.Path("logs", "etcd.log"), Log: log, SpaceChanged: u.tellSpace}
@@ -318,7 +324,7 @@ func (u *up) startControl(ctx, parts context.Context) error {
 	err = u.clock.stage("api", func() (string, error) {
 		f := u.files
 		srv, err := api.New(api.Config{
-			Store: u.store, Port: u.Ports.API, AdvertiseAddress: net.ParseIP(u.NodeIP), ServiceCIDRs: strings.Split(u.ServiceCIDR, ","), Log: log,
+			Store: u.store, Port: u.Ports.API, AdvertiseAddress: net.ParseIP(u.NodeIP), ServiceCIDRs: strings.Split(u.ServiceCIDR, ","), Log: log, Options: options,
 			LocalAgent: u.localAgent(),
 			PKI: api.PKI{
 				ClientCA: f.CA.Cert, ServingCert: f.API.Cert, ServingKey: f.API.Key,
@@ -332,6 +338,7 @@ func (u *up) startControl(ctx, parts context.Context) error {
 			return "", err
 		}
 		u.api = srv
+		u.serverChoices.Store(options)
 		ended := make(chan error, 1)
 		u.crew.start(parts, part{"api server", func(ctx context.Context) error {
 			err := srv.Run(ctx)

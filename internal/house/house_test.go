@@ -54,6 +54,7 @@ var pure = []string{
 	"internal/agent/pod/start.go",
 	"internal/control/api/defaults",
 	"internal/control/api/validate",
+	"internal/clustermodel",
 	"internal/control/schedule/place",
 	"internal/dns/answer.go",
 	"internal/dns/cache.go",
@@ -66,9 +67,13 @@ var pure = []string{
 	"internal/nodes/health/advance.go",
 	"internal/nodes/health/decision.go",
 	"internal/nodes/health/explain.go",
+	"internal/nodes/health/lifecycle.go",
 	"internal/nodes/health/monitor.go",
+	"internal/nodes/health/plan.go",
+	"internal/nodes/health/start.go",
 	"internal/nodes/health/taints.go",
 	"internal/nodes/health/timers.go",
+	"internal/nodes/health/tokens.go",
 	"internal/nodes/health/view.go",
 	"internal/nodes/health/zone.go",
 	"internal/nodes/ipam/pool.go",
@@ -139,6 +144,18 @@ func TestNobodyImportsKubernetesItself(t *testing.T) {
 			t.Errorf("%s requires k8s.io/kubernetes", mod)
 		}
 	}
+}
+
+// TestOneNftablesRoom: the library encodes expressions; who has rules gives them
+// to internal/nft.
+func TestOneNftablesRoom(t *testing.T) {
+	goFiles(t, func(path string, file *ast.File, _ *token.FileSet) {
+		for _, imp := range file.Imports {
+			if imp.Path.Value == `"github.com/google/nftables"` {
+				t.Errorf("%s imports google/nftables: changes of tables are made by internal/nft", path)
+			}
+		}
+	})
 }
 
 func TestEveryPackageSaysItsOneJob(t *testing.T) {

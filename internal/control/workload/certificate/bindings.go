@@ -9,7 +9,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/controller"
 )
 
 // What a node was bound to at its join is kept in a ConfigMap for each, which goes with the Node: administrators may change
@@ -21,7 +21,7 @@ const (
 )
 
 // bindings are what all nodes are bound to, by node.
-func bindings(ctx context.Context, e shell.Env) (map[string]*Host, error) {
+func bindings(ctx context.Context, e controller.Env) (map[string]*Host, error) {
 	list, err := e.Client.CoreV1().ConfigMaps(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{LabelSelector: bindingLabel})
 	if err != nil {
 		return nil, fmt.Errorf("reading what nodes are bound to: %w", err)
@@ -35,7 +35,7 @@ func bindings(ctx context.Context, e shell.Env) (map[string]*Host, error) {
 }
 
 // situation is what a serving request is judged by: the node, what it is bound to (nil: nothing), and what others have.
-func situation(ctx context.Context, e shell.Env, name string) (node *v1.Node, bound *Host, others []Host, err error) {
+func situation(ctx context.Context, e controller.Env, name string) (node *v1.Node, bound *Host, others []Host, err error) {
 	list, err := e.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, nil, nil, fmt.Errorf("reading the nodes: %w", err)
@@ -56,7 +56,7 @@ func situation(ctx context.Context, e shell.Env, name string) (node *v1.Node, bo
 }
 
 // bind adds what was asked for to what a node is bound to.
-func bind(ctx context.Context, e shell.Env, node *v1.Node, bound *Host, asked Host) error {
+func bind(ctx context.Context, e controller.Env, node *v1.Node, bound *Host, asked Host) error {
 	if bound != nil {
 		asked.Names, asked.IPs = append(asked.Names, bound.Names...), append(asked.IPs, bound.IPs...)
 		if asked.text() == bound.text() {
@@ -90,7 +90,7 @@ func bind(ctx context.Context, e shell.Env, node *v1.Node, bound *Host, asked Ho
 const aliveFor = 40 * time.Second
 
 // aliveUntil is until when a node counts as alive; zero if it does not.
-func aliveUntil(ctx context.Context, e shell.Env, name string, now time.Time) (time.Time, error) {
+func aliveUntil(ctx context.Context, e controller.Env, name string, now time.Time) (time.Time, error) {
 	if _, err := e.Client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{}); err != nil {
 		if apierrors.IsNotFound(err) {
 			return time.Time{}, nil

@@ -13,18 +13,18 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/kube"
 )
 
 // watch runs a sync for every request that changes. Requests are few: both
 // controllers share one cache.
-func watch(ctx context.Context, e shell.Env, sync func(context.Context, *certv1.CertificateSigningRequest) (time.Duration, error)) error {
+func watch(ctx context.Context, e controller.Env, sync func(context.Context, *certv1.CertificateSigningRequest) (time.Duration, error)) error {
 	inf := e.Informers.Certificates().V1().CertificateSigningRequests()
-	q := shell.NewQueue()
-	seen, err := shell.On(inf.Informer(), func(_, r *certv1.CertificateSigningRequest, _ bool) { q.Add(r.Name) })
+	q := controller.NewQueue()
+	seen, err := controller.On(ctx, inf.Informer(), func(_, r *certv1.CertificateSigningRequest, _ bool) { q.Add(r.Name) })
 	if err != nil {
 		return err
 	}
@@ -55,7 +55,7 @@ func has(csr *certv1.CertificateSigningRequest, types ...certv1.RequestCondition
 }
 
 // RunApprover approves nodes' requests until the context ends.
-func RunApprover(ctx context.Context, e shell.Env, rules ServingRules) error {
+func RunApprover(ctx context.Context, e controller.Env, rules ServingRules) error {
 	return watch(ctx, e, func(ctx context.Context, csr *certv1.CertificateSigningRequest) (time.Duration, error) {
 		if len(csr.Status.Certificate) > 0 || has(csr, certv1.CertificateApproved, certv1.CertificateDenied) {
 			return 0, nil
@@ -78,7 +78,7 @@ func RunApprover(ctx context.Context, e shell.Env, rules ServingRules) error {
 }
 
 // judge says why a request may be approved; an error or a time to look again if it may not (yet).
-func judge(ctx context.Context, e shell.Env, csr *certv1.CertificateSigningRequest, req *x509.CertificateRequest, ask Ask, rules ServingRules) (
+func judge(ctx context.Context, e controller.Env, csr *certv1.CertificateSigningRequest, req *x509.CertificateRequest, ask Ask, rules ServingRules) (
 	journal.Fact, time.Duration, error,
 ) {
 	name := strings.TrimPrefix(req.Subject.CommonName, nodePrefix)
@@ -110,7 +110,7 @@ func judge(ctx context.Context, e shell.Env, csr *certv1.CertificateSigningReque
 }
 
 // judgeServing binds the node to what it asks for, if that is right.
-func judgeServing(ctx context.Context, e shell.Env, csr *certv1.CertificateSigningRequest, req *x509.CertificateRequest, name string, rules ServingRules) error {
+func judgeServing(ctx context.Context, e controller.Env, csr *certv1.CertificateSigningRequest, req *x509.CertificateRequest, name string, rules ServingRules) error {
 	node, bound, others, err := situation(ctx, e, name)
 	if err != nil {
 		return err
@@ -132,7 +132,7 @@ func judgeServing(ctx context.Context, e shell.Env, csr *certv1.CertificateSigni
 }
 
 // approve writes the approval. Its subresource takes conditions only, guarded by version.
-func approve(ctx context.Context, e shell.Env, csr *certv1.CertificateSigningRequest, ask Ask) error {
+func approve(ctx context.Context, e controller.Env, csr *certv1.CertificateSigningRequest, ask Ask) error {
 	csr = csr.DeepCopy()
 	csr.Status.Conditions = append(csr.Status.Conditions, certv1.CertificateSigningRequestCondition{Type: certv1.CertificateApproved,
 		Status: v1.ConditionTrue, Reason: "AutoApproved", Message: messages[ask], LastUpdateTime: metav1.Now()})
@@ -143,7 +143,7 @@ func approve(ctx context.Context, e shell.Env, csr *certv1.CertificateSigningReq
 	return nil
 }
 
-func allowed(ctx context.Context, e shell.Env, csr *certv1.CertificateSigningRequest, ask Ask) (bool, error) {
+func allowed(ctx context.Context, e controller.Env, csr *certv1.CertificateSigningRequest, ask Ask) (bool, error) {
 	extra := map[string]authv1.ExtraValue{}
 	for k, v := range csr.Spec.Extra {
 		extra[k] = authv1.ExtraValue(v)
@@ -160,7 +160,7 @@ func allowed(ctx context.Context, e shell.Env, csr *certv1.CertificateSigningReq
 
 // RunSigner signs approved requests until the context ends: those for agents' serving certificates with serving, all others
 // with ca.
-func RunSigner(ctx context.Context, e shell.Env, ca, serving *CA, rules ServingRules) error {
+func RunSigner(ctx context.Context, e controller.Env, ca, serving *CA, rules ServingRules) error {
 	return watch(ctx, e, func(ctx context.Context, csr *certv1.CertificateSigningRequest) (time.Duration, error) {
 		if len(csr.Status.Certificate) > 0 || !has(csr, certv1.CertificateApproved) || has(csr, certv1.CertificateDenied, certv1.CertificateFailed) {
 			return 0, nil
@@ -188,8 +188,7 @@ func RunSigner(ctx context.Context, e shell.Env, ca, serving *CA, rules ServingR
 			status["certificate"] = cert
 			e.Note("CertificateSigningRequest", csr, "signed", journal.Fact{Name: "signer", Value: csr.Spec.SignerName})
 		}
-		_, err := e.Client.CertificatesV1().CertificateSigningRequests().Patch(ctx, csr.Name, types.MergePatchType,
-			shell.Guarded(csr, map[string]any{"status": status}), metav1.PatchOptions{}, "status")
+		_, err := kube.Patch(ctx, e.Client.CertificatesV1().CertificateSigningRequests(), csr, kube.Unchanged, kube.Change{Status: status, Subresource: "status"})
 		if err != nil && !apierrors.IsNotFound(err) {
 			return 0, fmt.Errorf("writing the certificate of request %s: %w", csr.Name, err)
 		}
@@ -204,7 +203,7 @@ func failed(why error) certv1.CertificateSigningRequestCondition {
 }
 
 // refuseServing says what the signer does not sign for an agent even if a person approved it, and binds the node to what it signs.
-func refuseServing(ctx context.Context, e shell.Env, req *x509.CertificateRequest, rules ServingRules) (refused, err error) {
+func refuseServing(ctx context.Context, e controller.Env, req *x509.CertificateRequest, rules ServingRules) (refused, err error) {
 	name := strings.TrimPrefix(req.Subject.CommonName, nodePrefix)
 	node, bound, others, err := situation(ctx, e, name)
 	if err != nil {
@@ -237,10 +236,10 @@ func Expires(csr *certv1.CertificateSigningRequest) time.Time {
 }
 
 // RunCleaner deletes requests that are of no more use until the context ends.
-func RunCleaner(ctx context.Context, e shell.Env) error {
+func RunCleaner(ctx context.Context, e controller.Env) error {
 	inf := e.Informers.Certificates().V1().CertificateSigningRequests()
-	q := shell.NewQueue()
-	seen, err := shell.On(inf.Informer(), func(_, r *certv1.CertificateSigningRequest, _ bool) { q.Add(r.Name) })
+	q := controller.NewQueue()
+	seen, err := controller.On(ctx, inf.Informer(), func(_, r *certv1.CertificateSigningRequest, _ bool) { q.Add(r.Name) })
 	if err != nil {
 		return err
 	}
@@ -255,7 +254,7 @@ func RunCleaner(ctx context.Context, e shell.Env) error {
 		if left := time.Until(Expires(csr)); left > 0 {
 			return left, nil
 		}
-		err = e.Client.CertificatesV1().CertificateSigningRequests().Delete(ctx, key, shell.SameUID(csr))
+		err = e.Client.CertificatesV1().CertificateSigningRequests().Delete(ctx, key, kube.SameUID(csr))
 		if err != nil && !apierrors.IsNotFound(err) {
 			return 0, fmt.Errorf("deleting request %s: %w", key, err)
 		}
