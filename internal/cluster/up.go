@@ -65,6 +65,9 @@ type up struct {
 	// metrics are those of controllers, scheduler and DNS.
 	metrics registry
 
+	// ends are those of the certificates of this machine.
+	ends atomic.Pointer[[]CertificateEnd]
+
 	mu      sync.Mutex
 	ready   bool
 	readyIn time.Duration
@@ -108,6 +111,9 @@ func Up(ctx context.Context, cfg *Config, emit Progress, ready chan<- struct{}) 
 			memory.TuneGC(ctx)
 			return nil
 		}})
+	}
+	if u.Role.control() {
+		u.crew.start(parts, part{"certificates", u.renewCertificates})
 	}
 	var stopped <-chan struct{}
 	if u.store != nil {
@@ -199,6 +205,7 @@ func (u *up) start(ctx, parts context.Context) error {
 			var wrote int
 			var err error
 			u.files, wrote, err = u.certificates(time.Now())
+			u.ends.Store(&u.files.Ends)
 			return fmt.Sprintf("%d made or renewed", wrote), err
 		})
 		if err != nil {
@@ -306,7 +313,7 @@ func (u *up) startControl(ctx, parts context.Context) error {
 	}
 	err = u.clock.stage("store", func() (string, error) {
 		cfg := store.Config{DataDir: u.Path("etcd"), Servers: u.EtcdServers, CAFile: u.EtcdCAFile, CertFile: u.EtcdCertFile, KeyFile: u.EtcdKeyFile,
-			LogFile: u.Path("logs", "etcd.log"), Log: log}
+			LogFile: u.Path("logs", "etcd.log"), Log: log, SpaceChanged: u.tellSpace}
 		var err error
 		u.store, err = store.Start(ctx, cfg)
 		return "", err
@@ -323,7 +330,7 @@ func (u *up) startControl(ctx, parts context.Context) error {
 				ClientCA: f.CA.Cert, ServingCert: f.API.Cert, ServingKey: f.API.Key,
 				ServiceAccountKey: f.ServiceAccountKey, ServiceAccountPublicKeys: []string{f.ServiceAccountPub},
 				ServiceAccountIssuer: "https://kubernetes.default.svc." + u.ClusterDomain,
-				KubeletCA:            f.CA.Cert, KubeletClientCert: f.KubeletClient.Cert, KubeletClientKey: f.KubeletClient.Key,
+				KubeletCA:            f.AgentTrust, KubeletClientCert: f.KubeletClient.Cert, KubeletClientKey: f.KubeletClient.Key,
 				FrontProxyCA: f.FrontProxyCA.Cert, FrontProxyCert: f.FrontProxyClient.Cert, FrontProxyKey: f.FrontProxyClient.Key,
 			},
 		})

@@ -32,6 +32,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/control/admit"
 	"github.com/berth-dev/berth/internal/control/api/aggregation"
+	"github.com/berth-dev/berth/internal/control/api/certificates"
 	"github.com/berth-dev/berth/internal/control/api/encryption"
 	"github.com/berth-dev/berth/internal/control/api/openapi"
 	"github.com/berth-dev/berth/internal/control/api/scheme"
@@ -41,6 +42,7 @@ import (
 	"github.com/berth-dev/berth/internal/control/api/validate"
 	"github.com/berth-dev/berth/internal/control/auth"
 	"github.com/berth-dev/berth/internal/control/auth/aggregate"
+	"github.com/berth-dev/berth/internal/control/metrics"
 )
 
 // watchDrain bounds how long the end of open watches may take on shutdown.
@@ -131,7 +133,8 @@ func build(cfg Config, set *scheme.Set, conf *genericapiserver.Config) (*Server,
 		defer cancel()
 		return cfg.Store.Health(ctx)
 	}))
-	conf.AddReadyzChecks(healthz.NamedCheck("auth", s.auth.ReadyCheck))
+	conf.AddReadyzChecks(healthz.NamedCheck("auth", s.auth.ReadyCheck),
+		healthz.NamedCheck("store-room", func(*http.Request) error { return cfg.Store.HasRoom() }))
 	if err := cfg.Options.audit(conf); err != nil {
 		return nil, err
 	}
@@ -169,6 +172,10 @@ func (s *Server) furnish(set *scheme.Set, rows []Row, outer genericapiserver.Con
 	if err != nil {
 		return err
 	}
+	yielding, err := s.installMetrics()
+	if err != nil {
+		return err
+	}
 	for path, handler := range s.auth.Discovery.Handlers() {
 		s.generic.Handler.NonGoRestfulMux.Handle(path, handler)
 	}
@@ -176,8 +183,9 @@ func (s *Server) furnish(set *scheme.Set, rows []Row, outer genericapiserver.Con
 		Generic: outer, Behind: s.generic, Storage: registrationOptions(s.backend), Informers: s.shared,
 		Definitions: custom.Informers.Apiextensions().V1().CustomResourceDefinitions(),
 		CertFile:    s.cfg.PKI.FrontProxyCert, KeyFile: s.cfg.PKI.FrontProxyKey,
-		Groups: append(groups, aggregation.Group{Name: apiextensionsv1.GroupName, Versions: []string{"v1"}}),
-		Log:    s.cfg.Log,
+		Groups:   append(groups, aggregation.Group{Name: apiextensionsv1.GroupName, Versions: []string{"v1"}}),
+		Yielding: yielding,
+		Log:      s.cfg.Log,
 	})
 	if err != nil {
 		return err
@@ -245,13 +253,16 @@ func settle(cfg *Config, set *scheme.Set, conf *genericapiserver.Config) {
 	conf.LongRunningFunc = filters.BasicLongRunningRequestCheck(
 		sets.NewString("watch", "proxy"),
 		sets.NewString("attach", "exec", "proxy", "log", "portforward"))
-	namer := openapinamer.NewDefinitionNamer(set.Scheme, registrationscheme.Scheme)
+	namer := openapinamer.NewDefinitionNamer(set.Scheme, registrationscheme.Scheme, metrics.Scheme)
 	conf.OpenAPIConfig = genericapiserver.DefaultOpenAPIConfig(openapi.GetOpenAPIDefinitions, namer)
 	conf.OpenAPIConfig.Info.Title = "Kubernetes"
 	conf.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(openapi.GetOpenAPIDefinitions, namer)
 	conf.OpenAPIV3Config.Info.Title = "Kubernetes"
 	conf.SkipOpenAPIInstallation = true // see serveOpenAPI
 	conf.EnableProfiling = false
+	conf.BuildHandlerChainFunc = func(next http.Handler, c *genericapiserver.Config) http.Handler {
+		return certificates.WithSource(genericapiserver.DefaultBuildHandlerChain(next, c))
+	}
 	// Counting stored objects would poll etcd; nothing here needs the counts.
 	conf.StorageObjectCountTracker = nil
 	// On shutdown watches are told to end instead of being waited for: clients
