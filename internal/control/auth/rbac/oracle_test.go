@@ -25,7 +25,7 @@ func (w *world) allows(a authorizer.AttributesRecord) bool {
 		if key.Namespace != "" && (!a.ResourceRequest || key.Namespace != a.Namespace) {
 			continue
 		}
-		if !slices.ContainsFunc(b.Subjects, func(s rbacv1.Subject) bool { return names(s, key.Namespace, a.User) }) {
+		if !slices.ContainsFunc(b.Subjects, func(s rbacv1.Subject) bool { return isNamed(s, key.Namespace, a.User) }) {
 			continue
 		}
 		role := RoleKey{Name: b.RoleRef.Name}
@@ -42,7 +42,7 @@ func (w *world) allows(a authorizer.AttributesRecord) bool {
 	return false
 }
 
-func names(s rbacv1.Subject, namespace string, who user.Info) bool {
+func isNamed(s rbacv1.Subject, namespace string, who user.Info) bool {
 	switch s.Kind {
 	case "User":
 		return who.GetName() == s.Name
