@@ -18,7 +18,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	corev1 "k8s.io/api/core/v1"
@@ -30,6 +29,8 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
+
+	"github.com/berth-dev/berth/internal/nft"
 )
 
 const (
@@ -91,11 +92,12 @@ func (c *Config) complete() error {
 	return nil
 }
 
-func (c *Config) tables() (opts []nftables.ConnOption) {
+// tables connects to nftables of the namespace.
+func (c *Config) tables() (*nft.Netlink, error) {
 	if c.namespace != nil {
-		opts = append(opts, nftables.WithNetNSFd(int(*c.namespace)))
+		return nft.OpenAt(int(*c.namespace))
 	}
-	return opts
+	return nft.Open()
 }
 
 func (c *Config) machine() (*machine, error) {
@@ -270,7 +272,7 @@ func (r *runner) step(ctx context.Context) error {
 		r.problems = p.Problems
 	}
 	if len(p.Own) > 0 && (!r.written || !slices.Equal(p.Own, r.masked)) {
-		if err := masquerade(Table(r.cfg.Instance), p.Own, r.cfg.ClusterCIDRs, p.guardName(), r.cfg.tables()...); err != nil {
+		if err := r.cfg.masquerade(p.Own, p.guardName()); err != nil {
 			return err
 		}
 		r.masked, r.written = p.Own, true
@@ -283,6 +285,17 @@ func (r *runner) step(ctx context.Context) error {
 		r.cfg.Log.Info("changed the pod network", "changes", changed, "routes", len(p.Routes), "tunnelled nodes", len(p.Forwards)+p.peers())
 	}
 	return errors.Join(err, r.publish(ctx, p.Guard, nodes))
+}
+
+// masquerade writes the tables for these ranges of own pods, or removes them if
+// there are none.
+func (c *Config) masquerade(own []netip.Prefix, guard string) error {
+	k, err := c.tables()
+	if err != nil {
+		return err
+	}
+	defer k.Close()
+	return masquerade(k, Table(c.Instance), own, c.ClusterCIDRs, guard)
 }
 
 // publishFor is how long a node waits for the API to take its annotation;
@@ -355,7 +368,7 @@ func (c *Config) cleanup() error {
 	}
 	defer m.close()
 	_, err = m.apply(Plan{})
-	return errors.Join(err, masquerade(Table(c.Instance), nil, nil, "", c.tables()...))
+	return errors.Join(err, c.masquerade(nil, ""))
 }
 
 // PodMTU is the MTU of pods' links on a node with this address, so that what

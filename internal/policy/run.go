@@ -14,7 +14,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/google/nftables"
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
@@ -45,8 +44,8 @@ type Config struct {
 	Metrics  prometheus.Registerer
 	Journal  journal.Sink
 
-	// kernel names another network namespace, in tests.
-	kernel []nftables.ConnOption
+	// kernel opens another kernel than the machine's, in tests.
+	kernel kernel.Open
 }
 
 // Table is the name of an instance's tables.
@@ -88,7 +87,10 @@ func New(cfg Config) (*Enforcer, error) {
 	if cfg.Metrics == nil {
 		cfg.Metrics = prometheus.NewRegistry()
 	}
-	w, err := kernel.New(Table(cfg.Instance), cfg.kernel...)
+	if cfg.kernel == nil {
+		cfg.kernel = kernel.Host
+	}
+	w, err := kernel.New(Table(cfg.Instance), cfg.kernel)
 	if err != nil {
 		return nil, err
 	}
@@ -238,7 +240,7 @@ func Cleanup(instance string) error {
 	if instance == "" {
 		return errors.New("removing the tables of network policies: the instance has no name")
 	}
-	w, err := kernel.New(Table(instance))
+	w, err := kernel.New(Table(instance), kernel.Host)
 	if err != nil {
 		return err
 	}
