@@ -351,6 +351,7 @@ func (a *Agent) sourceConfig() source.Config {
 	return source.Config{
 		NodeName: a.Config.NodeName, Client: a.Config.Client, Node: a.view.uid, NodeReady: a.view.ready, Ending: a.Pods.Left,
 		Path: k.StaticPodPath, PathPeriod: k.FileCheckFrequency.Duration, URL: k.StaticPodURL, Header: header, URLPeriod: k.HTTPCheckFrequency.Duration,
+		StatePath: filepath.Join(a.Config.RootDir, "static_pods_state"), Runtime: a.Runtime,
 		Sink: &toldSink{Manager: a.Pods, told: &a.sourcesTold, then: a.told}, Recorder: a.Events, Log: a.Config.Log,
 	}
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"github.com/berth-dev/berth/internal/netnstest"
 	"github.com/berth-dev/berth/internal/nft/row"
+	"github.com/berth-dev/berth/internal/testkit/netnstest"
 )
 
 // TestCutBatch sends a batch that ends after any of its messages, as when the

@@ -20,10 +20,10 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 
-	"github.com/berth-dev/berth/internal/netnstest"
 	"github.com/berth-dev/berth/internal/nft"
 	"github.com/berth-dev/berth/internal/policy/model"
-	"github.com/berth-dev/berth/internal/testpace"
+	"github.com/berth-dev/berth/internal/testkit/netnstest"
+	"github.com/berth-dev/berth/internal/testkit/testtimeout"
 )
 
 func table(t *testing.T, ns netns.NsHandle) string {
@@ -45,7 +45,7 @@ func table(t *testing.T, ns netns.NsHandle) string {
 func until(t *testing.T, ns netns.NsHandle, what string, ok func(string) bool) {
 	t.Helper()
 	last := ""
-	for range testpace.Tries(1000) {
+	for range testtimeout.Attempts(1000) {
 		if last = table(t, ns); ok(last) {
 			return
 		}
@@ -163,8 +163,8 @@ func TestStepRepairs(t *testing.T) {
 	if err := e.writer.Remove(); err != nil {
 		t.Fatal(err)
 	}
-	done := make(chan struct{})
-	e.push(event{func(m *model.Model) { m.DeletePod(model.Key{Namespace: "x", Name: "b"}) }, done})
+	done := make(chan bool, 1)
+	e.push(event{func(m *model.Model) { m.DeletePod(model.Key{Namespace: "x", Name: "b"}) }, model.Key{Namespace: "x", Name: "b"}, done})
 	if err := e.step(); err == nil {
 		t.Error("changing a table that is not there succeeded")
 	}

@@ -39,6 +39,7 @@ import (
 	"github.com/berth-dev/berth/internal/control/api/validate"
 	"github.com/berth-dev/berth/internal/control/auth"
 	"github.com/berth-dev/berth/internal/control/auth/aggregate"
+	"github.com/berth-dev/berth/internal/control/metrics"
 )
 
 // watchDrain bounds how long the end of open watches may take on shutdown.
@@ -157,6 +158,10 @@ func (s *Server) furnish(set *scheme.Set, rows []Row, outer genericapiserver.Con
 	if err != nil {
 		return err
 	}
+	yielding, err := s.installMetrics()
+	if err != nil {
+		return err
+	}
 	for path, handler := range s.auth.Discovery.Handlers() {
 		s.generic.Handler.NonGoRestfulMux.Handle(path, handler)
 	}
@@ -164,8 +169,9 @@ func (s *Server) furnish(set *scheme.Set, rows []Row, outer genericapiserver.Con
 		Generic: outer, Behind: s.generic, Storage: registrationOptions(s.backend), Informers: s.shared,
 		Definitions: custom.Informers.Apiextensions().V1().CustomResourceDefinitions(),
 		CertFile:    s.cfg.PKI.FrontProxyCert, KeyFile: s.cfg.PKI.FrontProxyKey,
-		Groups: append(groups, aggregation.Group{Name: apiextensionsv1.GroupName, Versions: []string{"v1"}}),
-		Log:    s.cfg.Log,
+		Groups:   append(groups, aggregation.Group{Name: apiextensionsv1.GroupName, Versions: []string{"v1"}}),
+		Yielding: yielding,
+		Log:      s.cfg.Log,
 	})
 	if err != nil {
 		return err
@@ -229,7 +235,7 @@ func settle(cfg *Config, set *scheme.Set, conf *genericapiserver.Config) {
 	conf.LongRunningFunc = filters.BasicLongRunningRequestCheck(
 		sets.NewString("watch", "proxy"),
 		sets.NewString("attach", "exec", "proxy", "log", "portforward"))
-	namer := openapinamer.NewDefinitionNamer(set.Scheme, registrationscheme.Scheme)
+	namer := openapinamer.NewDefinitionNamer(set.Scheme, registrationscheme.Scheme, metrics.Scheme)
 	conf.OpenAPIConfig = genericapiserver.DefaultOpenAPIConfig(openapi.GetOpenAPIDefinitions, namer)
 	conf.OpenAPIConfig.Info.Title = "Kubernetes"
 	conf.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(openapi.GetOpenAPIDefinitions, namer)

@@ -336,20 +336,3 @@ func (c *cluster) endpoints(ns, svc string, want int) {
 		return ""
 	})
 }
-
-func TestSelected(t *testing.T) {
-	for in, want := range map[string]int{"": len(controllers), "*": len(controllers), "*,-garbage-collector-controller": len(controllers) - 1,
-		"deployment-controller,replicaset-controller": 2} {
-		var list []string
-		if in != "" {
-			list = strings.Split(in, ",")
-		}
-		got, err := selected(list)
-		if err != nil || len(got) != want {
-			t.Errorf("%q selects %d controllers (%v), want %d", in, len(got), err, want)
-		}
-	}
-	if _, err := selected([]string{"-nobody"}); err == nil {
-		t.Error("an unknown controller was accepted")
-	}
-}

@@ -19,8 +19,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/berth-dev/berth/internal/netnstest"
-	"github.com/berth-dev/berth/internal/testpace"
+	"github.com/berth-dev/berth/internal/testkit/netnstest"
+	"github.com/berth-dev/berth/internal/testkit/testtimeout"
 )
 
 // node is a network namespace with a bridge that no netfilter of IP sees, and
@@ -116,7 +116,7 @@ func (n *node) forwards(p *pod) {
 	heard, out := n.raw(n.ns, "br0"), n.raw(p.ns, "eth0")
 	n.must(unix.SetsockoptTimeval(heard, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 50000}))
 	hello, buf := "hello-"+p.name, make([]byte, 4096)
-	for range testpace.Tries(400) {
+	for range testtimeout.Attempts(400) {
 		_, err := unix.Write(out, append(ether(p.mac, 0x0800, ipv4(p.ips[0], 17)), hello...))
 		if err != nil && !errors.Is(err, unix.ENETDOWN) {
 			n.t.Fatal(err)
@@ -277,7 +277,7 @@ func TestNobodySendsAsAnother(t *testing.T) {
 	}
 	for _, ip := range []string{"10.0.0.1", "10.0.0.3", "fd00::1", "fd00::3"} {
 		n.must(netnstest.In(a.ns, func() error {
-			c, err := net.DialTimeout("tcp", net.JoinHostPort(ip, "9"), testpace.Patience(20*time.Second))
+			c, err := net.DialTimeout("tcp", net.JoinHostPort(ip, "9"), testtimeout.Scale(20*time.Second))
 			if !errors.Is(err, unix.ECONNREFUSED) { // nobody listens there, and says so
 				return fmt.Errorf("the pod does not reach %s: %v, %w", ip, c, err)
 			}

@@ -94,7 +94,7 @@ func TestBad(t *testing.T) {
 		switch name {
 		case "ServiceAccount", "PodTemplate", "ReplicaSet", "ReplicationController", "ControllerRevision", "Namespace", "Endpoints",
 			"CSIDriver", "CSINode", "VolumeAttachment", "CSIStorageCapacity", "ClusterRole", "RoleBinding", "IngressClass", "ServiceCIDR",
-			"FlowSchema", "PriorityLevelConfiguration", "ResourceClaim", "ResourceClaimTemplate", "DeviceClass", "ResourceSlice",
+			"FlowSchema", "PriorityLevelConfiguration",
 			"MutatingWebhookConfiguration", "ValidatingAdmissionPolicyBinding", "MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding":
 			continue // their checks are shared with kinds that have cases, or are few
 		}

@@ -116,9 +116,6 @@ func (c *containers) ports(p *field.Path, ports []v1.ContainerPort) errs {
 				all = append(all, field.Invalid(at.Child("containerPort"), port.ContainerPort, "must match `hostPort` when `hostNetwork` is true"))
 			}
 		}
-		if port.HostIP != "" {
-			all = append(all, validation.IsValidIPForLegacyField(at.Child("hostIP"), port.HostIP, false, nil)...)
-		}
 		all = append(all, mustBeOneOf(at.Child("protocol"), port.Protocol, v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP)...)
 	}
 	return all

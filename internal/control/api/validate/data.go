@@ -150,10 +150,7 @@ func endpointsGood(e *v1.Endpoints) errs {
 }
 
 func endpointAddress(p *field.Path, a *v1.EndpointAddress) errs {
-	all := validation.IsValidIPForLegacyField(p.Child("ip"), a.IP, false, nil)
-	if len(all) == 0 {
-		all = append(all, routable(p.Child("ip"), a.IP)...)
-	}
+	all := append(legacyIP(p.Child("ip"), a.IP), routable(p.Child("ip"), a.IP)...)
 	if a.Hostname != "" {
 		all = append(all, invalid(p.Child("hostname"), a.Hostname, validation.IsDNS1123Label(a.Hostname))...)
 	}

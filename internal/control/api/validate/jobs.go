@@ -27,6 +27,37 @@ const (
 )
 
 func jobGood(j *batch.Job) errs {
+	return append(jobAnyway(j), generatedSelector(j)...)
+}
+
+// generatedSelector wants the selector and the labels that the API server
+// generated to be this job's own, unless the user manages the selector: a job
+// that selects another's pods counts them and deletes them.
+func generatedSelector(j *batch.Job) errs {
+	if deref(j.Spec.ManualSelector) || j.Spec.Selector == nil {
+		return nil
+	}
+	var all errs
+	if j.UID == "" {
+		all = append(all, field.Required(field.NewPath("metadata", "uid"), ""))
+	}
+	want := machinery.Set{"controller-uid": string(j.UID), "job-name": j.Name, batch.ControllerUidLabel: string(j.UID), batch.JobNameLabel: j.Name}
+	at := specPath.Child("template", "metadata", "labels")
+	for _, key := range []string{"controller-uid", "job-name", batch.ControllerUidLabel, batch.JobNameLabel} {
+		switch value, ok := j.Spec.Template.Labels[key]; {
+		case !ok:
+			all = append(all, field.Required(at.Key(key), fmt.Sprintf("must be '%s'", want[key])))
+		case value != want[key]:
+			all = append(all, field.Invalid(at.Key(key), j.Spec.Template.Labels, fmt.Sprintf("must be '%s'", want[key])))
+		}
+	}
+	if s, err := metav1.LabelSelectorAsSelector(j.Spec.Selector); err == nil && !s.Matches(want) {
+		all = append(all, field.Invalid(specPath.Child("selector"), j.Spec.Selector, "`selector` not auto-generated"))
+	}
+	return all
+}
+
+func jobAnyway(j *batch.Job) errs {
 	all := jobSpec(specPath, &j.Spec)
 	at := specPath.Child("selector")
 	if j.Spec.Selector == nil {
@@ -238,7 +269,7 @@ func countIndexes(text string, completions int32) (int32, error) {
 }
 
 func jobUpdate(changed, old *batch.Job) errs {
-	all := jobGood(changed)
+	all := jobAnyway(changed)
 	now, before := &changed.Spec, &old.Spec
 	elastic := deref(before.CompletionMode) == batch.IndexedCompletion && now.Completions != nil && now.Parallelism != nil && *now.Completions == *now.Parallelism
 	if !elastic {

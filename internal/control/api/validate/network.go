@@ -81,19 +81,18 @@ func endpoint(p *field.Path, e *discovery.Endpoint, kind discovery.AddressType) 
 	case n > maxAddresses:
 		all = append(all, field.TooMany(at, n, maxAddresses))
 	}
-	for i, address := range e.Addresses {
+	for i, text := range e.Addresses {
 		one := at.Index(i)
 		switch kind {
 		case discovery.AddressTypeIPv4, discovery.AddressTypeIPv6:
-			bad := validation.IsValidIPForLegacyField(one, address, false, nil)
-			if ip, err := netip.ParseAddr(address); err == nil && ip.Is4() != (kind == discovery.AddressTypeIPv4) {
-				bad = append(bad, field.Invalid(one, address, fmt.Sprintf("must be an %s address", kind)))
-			}
-			if all = append(all, bad...); len(bad) == 0 {
-				all = append(all, routable(one, address)...)
+			all = append(all, legacyIP(one, text)...)
+			if ip, ok := address(text); ok && ip.Is4() != (kind == discovery.AddressTypeIPv4) {
+				all = append(all, field.Invalid(one, text, fmt.Sprintf("must be an %s address", kind)))
+			} else {
+				all = append(all, routable(one, text)...)
 			}
 		case discovery.AddressTypeFQDN:
-			all = append(all, validation.IsFullyQualifiedDomainName(one, address)...)
+			all = append(all, validation.IsFullyQualifiedDomainName(one, text)...)
 		}
 	}
 	if e.NodeName != nil {
@@ -198,11 +197,11 @@ func ipBlock(p *field.Path, b *networking.IPBlock) errs {
 	if b.CIDR == "" {
 		return errs{field.Required(p.Child("cidr"), "")}
 	}
-	all := validation.IsValidCIDRForLegacyField(p.Child("cidr"), b.CIDR, false, nil)
+	all := legacyCIDR(p.Child("cidr"), b.CIDR)
 	outer, err := netip.ParsePrefix(b.CIDR)
 	for i, except := range b.Except {
 		at := p.Child("except").Index(i)
-		all = append(all, validation.IsValidCIDRForLegacyField(at, except, false, nil)...)
+		all = append(all, legacyCIDR(at, except)...)
 		inner, bad := netip.ParsePrefix(except)
 		if err == nil && bad == nil && (!outer.Contains(inner.Addr()) || inner.Bits() <= outer.Bits()) {
 			all = append(all, field.Invalid(at, except, "must be a strict subset of `cidr`"))
@@ -316,7 +315,7 @@ func ingressStatus(changed, _ *networking.Ingress) errs {
 	for i, in := range changed.Status.LoadBalancer.Ingress {
 		at := field.NewPath("status", "loadBalancer", "ingress").Index(i)
 		if in.IP != "" {
-			all = append(all, validation.IsValidIPForLegacyField(at.Child("ip"), in.IP, false, nil)...)
+			all = append(all, legacyIP(at.Child("ip"), in.IP)...)
 		}
 		all = append(all, balancerHost(at.Child("hostname"), in.Hostname)...)
 	}

@@ -52,7 +52,7 @@ func podCIDRs(s *v1.NodeSpec) errs {
 	}
 	families := map[bool]int{}
 	for i, cidr := range s.PodCIDRs {
-		all = append(all, validation.IsValidCIDRForLegacyField(at.Index(i), cidr, false, nil)...)
+		all = append(all, legacyCIDR(at.Index(i), cidr)...)
 		if prefix, err := netip.ParsePrefix(cidr); err == nil {
 			families[prefix.Addr().Is4()]++
 		}
@@ -106,11 +106,14 @@ var finalizersPath = specPath.Child("finalizers")
 
 func namespaceGood(n *v1.Namespace) errs {
 	var all errs
-	for i, f := range n.Spec.Finalizers {
-		at := finalizersPath.Index(i)
-		all = append(all, apivalidation.ValidateFinalizerName(string(f), at)...)
+	for _, f := range n.Spec.Finalizers {
+		all = append(all, namespaceFinalizer(finalizersPath, string(f))...)
 	}
 	return all
+}
+
+func namespaceFinalizer(p *field.Path, name string) errs {
+	return append(apivalidation.ValidateFinalizerName(name, p), finalizerOwner(p, name)...)
 }
 
 func namespaceStatus(changed, _ *v1.Namespace) errs {
@@ -126,5 +129,9 @@ func namespaceStatus(changed, _ *v1.Namespace) errs {
 
 // NamespaceFinalize checks a change through the finalize subresource.
 func NamespaceFinalize(changed, old *v1.Namespace) field.ErrorList {
-	return append(metaUpdate(changed, old), namespaceGood(changed)...)
+	all := metaUpdate(changed, old)
+	for i, f := range changed.Spec.Finalizers {
+		all = append(all, namespaceFinalizer(finalizersPath.Index(i), string(f))...)
+	}
+	return all
 }

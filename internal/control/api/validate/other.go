@@ -1,15 +1,12 @@
 package validate
 
 import (
-	"context"
 	"fmt"
 	"strings"
 
 	flow "k8s.io/api/flowcontrol/v1"
 	node "k8s.io/api/node/v1"
-	dra "k8s.io/api/resource/v1"
 	scheduling "k8s.io/api/scheduling/v1"
-	"k8s.io/apimachinery/pkg/api/operation"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
@@ -21,53 +18,6 @@ var otherKinds = []row{
 	}},
 	kind[flow.FlowSchema, *flow.FlowSchema]{scope: cluster, create: flowSchemaGood, update: again(flowSchemaGood)},
 	kind[flow.PriorityLevelConfiguration, *flow.PriorityLevelConfiguration]{scope: cluster, create: priorityLevelGood, update: again(priorityLevelGood)},
-	kind[dra.ResourceClaim, *dra.ResourceClaim]{scope: namespaced,
-		create: func(c *dra.ResourceClaim) errs {
-			return schemaRules(specPath, &c.Spec, nil, dra.Validate_ResourceClaimSpec)
-		},
-		update: func(changed, old *dra.ResourceClaim) errs { return immutable(specPath, changed.Spec, old.Spec) },
-		status: func(changed, old *dra.ResourceClaim) errs {
-			return schemaRules(field.NewPath("status"), &changed.Status, &old.Status, dra.Validate_ResourceClaimStatus)
-		}},
-	kind[dra.ResourceClaimTemplate, *dra.ResourceClaimTemplate]{scope: namespaced,
-		create: func(c *dra.ResourceClaimTemplate) errs {
-			return schemaRules(specPath, &c.Spec, nil, dra.Validate_ResourceClaimTemplateSpec)
-		},
-		update: func(changed, old *dra.ResourceClaimTemplate) errs { return immutable(specPath, changed.Spec, old.Spec) }},
-	kind[dra.DeviceClass, *dra.DeviceClass]{scope: cluster,
-		create: func(c *dra.DeviceClass) errs {
-			return schemaRules(specPath, &c.Spec, nil, dra.Validate_DeviceClassSpec)
-		},
-		update: func(changed, old *dra.DeviceClass) errs {
-			return schemaRules(specPath, &changed.Spec, &old.Spec, dra.Validate_DeviceClassSpec)
-		}},
-	kind[dra.ResourceSlice, *dra.ResourceSlice]{scope: cluster,
-		create: func(s *dra.ResourceSlice) errs {
-			return schemaRules(specPath, &s.Spec, nil, dra.Validate_ResourceSliceSpec)
-		},
-		update: func(changed, old *dra.ResourceSlice) errs {
-			return schemaRules(specPath, &changed.Spec, &old.Spec, dra.Validate_ResourceSliceSpec)
-		}},
-}
-
-// schemaOptions are the gates that the rules ask about. All are closed: what is
-// behind them is refused.
-var schemaOptions = map[string]bool{"DRAPartitionableDevicesType": false}
-
-// schemaRules applies the rules that resource.k8s.io declares in its schema,
-// without those that are still behind a gate.
-func schemaRules[T any](p *field.Path, changed, old *T, check func(context.Context, operation.Operation, *field.Path, *T, *T) field.ErrorList) errs {
-	op := operation.Operation{Type: operation.Create, Options: schemaOptions}
-	if old != nil {
-		op.Type = operation.Update
-	}
-	var all errs
-	for _, e := range check(context.Background(), op, p, changed, old) {
-		if !e.IsAlpha() {
-			all = append(all, e)
-		}
-	}
-	return all
 }
 
 const systemPrefix = "system-"

@@ -2,11 +2,9 @@ package validate
 
 import (
 	"fmt"
-	"net/netip"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
-	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/kubectl/pkg/util/qos"
 )
@@ -26,7 +24,7 @@ func isMirror(p *v1.Pod) bool {
 // containers and init containers, and their resize policies, nothing else, and
 // not so that the pod's quality of service changes.
 func PodResize(changed, old *v1.Pod) field.ErrorList {
-	all := metaUpdate(changed, old)
+	all := append(metaUpdate(changed, old), podAnnotationsUpdate(changed, old)...)
 	if isMirror(old) {
 		return append(all, field.Forbidden(field.NewPath(""), "static pods cannot be resized"))
 	}
@@ -37,7 +35,7 @@ func PodResize(changed, old *v1.Pod) field.ErrorList {
 	if len(others) > 0 {
 		return append(all, others...)
 	}
-	all = append(all, podGood(changed)...)
+	all = append(all, ratcheted(func(p, _ *v1.Pod) errs { return podGood(p) }, changed, old)...)
 	if PodQOS(changed) != PodQOS(old) {
 		all = append(all, field.Invalid(specPath, PodQOS(changed), "Pod QOS Class may not change as a result of resizing"))
 	}
@@ -115,12 +113,12 @@ func restore(changed, old *v1.ResourceRequirements) {
 // PodEphemeralContainers checks a change through the ephemeralcontainers
 // subresource: containers come and never change or go.
 func PodEphemeralContainers(changed, old *v1.Pod) field.ErrorList {
-	all := metaUpdate(changed, old)
+	all := append(metaUpdate(changed, old), podAnnotationsUpdate(changed, old)...)
 	at := specPath.Child("ephemeralContainers")
 	if isMirror(old) {
 		return append(all, field.Forbidden(field.NewPath(""), "static pods do not support ephemeral containers"))
 	}
-	all = append(all, PodSpec(specPath, &changed.Spec, true)...)
+	all = append(all, ratcheted(func(p, _ *v1.Pod) errs { return podGood(p) }, changed, old)...)
 	now := map[string]*v1.EphemeralContainer{}
 	for i := range changed.Spec.EphemeralContainers {
 		now[changed.Spec.EphemeralContainers[i].Name] = &changed.Spec.EphemeralContainers[i]
@@ -141,7 +139,8 @@ func PodEphemeralContainers(changed, old *v1.Pod) field.ErrorList {
 func podStatus(changed, old *v1.Pod) errs {
 	p := field.NewPath("status")
 	now, before := &changed.Status, &old.Status
-	var all errs
+	all := podAnnotationsUpdate(changed, old)
+	all = append(all, podAnnotations(field.NewPath("metadata", "annotations"), changed.Annotations, &old.Spec)...)
 	if before.QOSClass != "" {
 		all = append(all, immutable(p.Child("qosClass"), now.QOSClass, before.QOSClass)...)
 	}
@@ -218,8 +217,8 @@ func addresses(p *field.Path, ips []string) errs {
 	var all errs
 	families := map[bool]int{}
 	for i, ip := range ips {
-		all = append(all, validation.IsValidIPForLegacyField(p.Index(i), ip, false, nil)...)
-		if a, err := netip.ParseAddr(ip); err == nil {
+		all = append(all, legacyIP(p.Index(i), ip)...)
+		if a, ok := address(ip); ok {
 			families[a.Is4()]++
 		}
 	}

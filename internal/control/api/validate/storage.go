@@ -17,6 +17,7 @@ import (
 var storageKinds = []row{
 	kind[storage.StorageClass, *storage.StorageClass]{scope: cluster, create: storageClassGood, update: storageClassUpdate},
 	kind[storage.CSIDriver, *storage.CSIDriver]{scope: cluster, create: csiDriverGood, update: csiDriverUpdate},
+	kind[storage.VolumeAttributesClass, *storage.VolumeAttributesClass]{scope: cluster, create: attributesClassGood, update: attributesClassUpdate},
 	kind[storage.CSINode, *storage.CSINode]{scope: cluster, create: csiNodeGood, update: csiNodeUpdate},
 	kind[storage.VolumeAttachment, *storage.VolumeAttachment]{scope: cluster, create: attachmentGood, update: func(changed, old *storage.VolumeAttachment) errs {
 		return append(attachmentGood(changed), immutable(specPath, changed.Spec, old.Spec)...)
@@ -211,18 +212,8 @@ func persistentVolumeUpdate(changed, old *v1.PersistentVolume) errs {
 }
 
 func storageClassGood(c *storage.StorageClass) errs {
-	var all errs
-	at := field.NewPath("provisioner")
-	if c.Provisioner == "" {
-		all = append(all, field.Required(at, c.Provisioner))
-	} else {
-		all = append(all, invalid(at, c.Provisioner, validation.IsQualifiedName(strings.ToLower(c.Provisioner)))...)
-	}
-	for _, key := range sorted(c.Parameters) {
-		if key == "" {
-			all = append(all, field.Invalid(field.NewPath("parameters"), key, "field can not be empty."))
-		}
-	}
+	all := provisioner(field.NewPath("provisioner"), c.Provisioner)
+	all = append(all, parameters(c.Parameters, false)...)
 	all = append(all, oneOfIfSet(field.NewPath("reclaimPolicy"), c.ReclaimPolicy, v1.PersistentVolumeReclaimDelete, v1.PersistentVolumeReclaimRetain)...)
 	if c.VolumeBindingMode == nil {
 		all = append(all, field.Required(field.NewPath("volumeBindingMode"), ""))
@@ -247,6 +238,47 @@ func storageClassUpdate(changed, old *storage.StorageClass) errs {
 		{"provisioner", changed.Provisioner != old.Provisioner},
 		{"reclaimPolicy", deref(changed.ReclaimPolicy) != deref(old.ReclaimPolicy)}})...)
 	return append(all, immutable(field.NewPath("volumeBindingMode"), changed.VolumeBindingMode, old.VolumeBindingMode)...)
+}
+
+func provisioner(p *field.Path, name string) errs {
+	return named(p, name, func(v string) []string { return validation.IsQualifiedName(strings.ToLower(v)) })
+}
+
+// Bounds of the parameters of a class: how many, and how many bytes all keys and values may have together.
+const (
+	maxParameters     = 512
+	maxParameterBytes = 256 << 10
+)
+
+func parameters(m map[string]string, wanted bool) errs {
+	p := field.NewPath("parameters")
+	switch {
+	case len(m) > maxParameters:
+		return errs{field.TooLong(p, "", maxParameters)}
+	case len(m) == 0 && wanted:
+		return errs{field.Required(p, "must contain at least one key/value pair")}
+	}
+	var all errs
+	total := 0
+	for _, key := range sorted(m) {
+		if key == "" {
+			all = append(all, field.Invalid(p, key, "field can not be empty."))
+		}
+		total += len(key) + len(m[key])
+	}
+	if total > maxParameterBytes {
+		all = append(all, field.TooLong(p, "", maxParameterBytes))
+	}
+	return all
+}
+
+func attributesClassGood(c *storage.VolumeAttributesClass) errs {
+	return append(provisioner(field.NewPath("driverName"), c.DriverName), parameters(c.Parameters, true)...)
+}
+
+func attributesClassUpdate(changed, old *storage.VolumeAttributesClass) errs {
+	return forbidChange([]given{{"driverName", changed.DriverName != old.DriverName},
+		{"parameters", !equality.Semantic.DeepEqual(changed.Parameters, old.Parameters)}})
 }
 
 // forbidChange reports each field that changed and must not.

@@ -306,12 +306,29 @@ func tokenProjection(p *field.Path, t *v1.ServiceAccountTokenProjection) errs {
 }
 
 func trustBundle(p *field.Path, b *v1.ClusterTrustBundleProjection) errs {
-	all := present(p.Child("path"), b.Path)
+	var all errs
 	switch {
 	case b.Name != nil && b.SignerName != nil:
 		all = append(all, field.Invalid(p, "", "only one of name and signerName may be used"))
-	case b.Name == nil && b.SignerName == nil:
+	case b.Name != nil:
+		at := p.Child("name")
+		if *b.Name == "" {
+			all = append(all, field.Required(at, "must be a valid object name"))
+		}
+		for _, message := range bundleName(*b.Name, signerOfBundle(*b.Name)) {
+			all = append(all, field.Invalid(at, *b.Name, fmt.Sprintf("not a valid clustertrustbundlename: %v", message)))
+		}
+		if b.LabelSelector != nil {
+			all = append(all, field.Invalid(p.Child("labelSelector"), b.LabelSelector, "labelSelector must be unset if name is specified"))
+		}
+	case b.SignerName != nil:
+		all = append(all, signerName(p.Child("signerName"), *b.SignerName)...)
+		all = append(all, selector(p.Child("labelSelector"), b.LabelSelector)...)
+	default:
 		all = append(all, field.Required(p, "either name or signerName must be specified"))
 	}
-	return append(all, selector(p.Child("labelSelector"), b.LabelSelector)...)
+	if b.Path == "" {
+		return append(all, field.Required(p.Child("path"), ""))
+	}
+	return append(all, localFile(p.Child("path"), b.Path)...)
 }

@@ -170,10 +170,9 @@ func daemonSetStatus(d, _ *apps.DaemonSet) errs {
 
 func statefulSetGood(s *apps.StatefulSet) errs {
 	spec := &s.Spec
-	all := ownsTemplate("statefulset", spec.Selector, &spec.Template)
+	all := ownsTemplate("statefulset", spec.Selector, withClaims(spec))
 	all = append(all, notNegativeIfSet(specPath.Child("replicas"), spec.Replicas)...)
 	all = append(all, notNegative(specPath.Child("minReadySeconds"), spec.MinReadySeconds)...)
-	all = append(all, notNegativeIfSet(specPath.Child("revisionHistoryLimit"), spec.RevisionHistoryLimit)...)
 	all = append(all, mustBeOneOf(specPath.Child("podManagementPolicy"), spec.PodManagementPolicy, apps.OrderedReadyPodManagement, apps.ParallelPodManagement)...)
 	if spec.Ordinals != nil {
 		all = append(all, notNegative(specPath.Child("ordinals", "start"), spec.Ordinals.Start)...)
@@ -202,6 +201,33 @@ func statefulSetGood(s *apps.StatefulSet) errs {
 		all = append(all, claimSpec(specPath.Child("volumeClaimTemplates").Index(i).Child("spec"), &spec.VolumeClaimTemplates[i].Spec)...)
 	}
 	return all
+}
+
+// withClaims is the template as the controller makes pods from it: each claim
+// template is a volume of its own name, in place of one of that name that the
+// template lists itself.
+func withClaims(s *apps.StatefulSetSpec) *v1.PodTemplateSpec {
+	if len(s.VolumeClaimTemplates) == 0 {
+		return &s.Template
+	}
+	whole := s.Template
+	claimed := map[string]bool{}
+	whole.Spec.Volumes = make([]v1.Volume, 0, len(s.VolumeClaimTemplates)+len(s.Template.Spec.Volumes))
+	add := func(v v1.Volume) {
+		if !claimed[v.Name] {
+			whole.Spec.Volumes = append(whole.Spec.Volumes, v)
+		}
+	}
+	for i := range s.VolumeClaimTemplates {
+		name := s.VolumeClaimTemplates[i].Name
+		// The claim is named after the pod, which is not known here.
+		add(v1.Volume{Name: name, VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: name}}})
+		claimed[name] = true
+	}
+	for _, v := range s.Template.Spec.Volumes {
+		add(v)
+	}
+	return &whole
 }
 
 func statefulSetUpdate(changed, old *apps.StatefulSet) errs {

@@ -11,18 +11,18 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/kube"
 )
 
 // watch runs a sync for every request that changes. Requests are few: both
 // controllers share one cache.
-func watch(ctx context.Context, e shell.Env, sync func(context.Context, *certv1.CertificateSigningRequest) error) error {
+func watch(ctx context.Context, e controller.Env, sync func(context.Context, *certv1.CertificateSigningRequest) error) error {
 	inf := e.Informers.Certificates().V1().CertificateSigningRequests()
-	q := shell.NewQueue()
-	seen, err := shell.On(inf.Informer(), func(_, r *certv1.CertificateSigningRequest, _ bool) { q.Add(r.Name) })
+	q := controller.NewQueue()
+	seen, err := controller.On(ctx, inf.Informer(), func(_, r *certv1.CertificateSigningRequest, _ bool) { q.Add(r.Name) })
 	if err != nil {
 		return err
 	}
@@ -53,7 +53,7 @@ func has(csr *certv1.CertificateSigningRequest, types ...certv1.RequestCondition
 }
 
 // RunApprover approves nodes' requests until the context ends.
-func RunApprover(ctx context.Context, e shell.Env) error {
+func RunApprover(ctx context.Context, e controller.Env) error {
 	return watch(ctx, e, func(ctx context.Context, csr *certv1.CertificateSigningRequest) error {
 		if len(csr.Status.Certificate) > 0 || has(csr, certv1.CertificateApproved, certv1.CertificateDenied) {
 			return nil
@@ -100,7 +100,7 @@ func RunApprover(ctx context.Context, e shell.Env) error {
 	})
 }
 
-func allowed(ctx context.Context, e shell.Env, csr *certv1.CertificateSigningRequest, ask Ask) (bool, error) {
+func allowed(ctx context.Context, e controller.Env, csr *certv1.CertificateSigningRequest, ask Ask) (bool, error) {
 	extra := map[string]authv1.ExtraValue{}
 	for k, v := range csr.Spec.Extra {
 		extra[k] = authv1.ExtraValue(v)
@@ -116,7 +116,7 @@ func allowed(ctx context.Context, e shell.Env, csr *certv1.CertificateSigningReq
 }
 
 // RunSigner signs approved requests until the context ends.
-func RunSigner(ctx context.Context, e shell.Env, ca *CA) error {
+func RunSigner(ctx context.Context, e controller.Env, ca *CA) error {
 	return watch(ctx, e, func(ctx context.Context, csr *certv1.CertificateSigningRequest) error {
 		if len(csr.Status.Certificate) > 0 || !has(csr, certv1.CertificateApproved) || has(csr, certv1.CertificateDenied, certv1.CertificateFailed) {
 			return nil
@@ -139,8 +139,7 @@ func RunSigner(ctx context.Context, e shell.Env, ca *CA) error {
 			status["certificate"] = cert
 			e.Note("CertificateSigningRequest", csr, "signed", journal.Fact{Name: "signer", Value: csr.Spec.SignerName})
 		}
-		_, err = e.Client.CertificatesV1().CertificateSigningRequests().Patch(ctx, csr.Name, types.MergePatchType,
-			shell.Guarded(csr, map[string]any{"status": status}), metav1.PatchOptions{}, "status")
+		_, err = kube.Patch(ctx, e.Client.CertificatesV1().CertificateSigningRequests(), csr, kube.Unchanged, kube.Change{Status: status, Subresource: "status"})
 		if err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("writing the certificate of request %s: %w", csr.Name, err)
 		}
@@ -168,10 +167,10 @@ func Expires(csr *certv1.CertificateSigningRequest) time.Time {
 }
 
 // RunCleaner deletes requests that are of no more use until the context ends.
-func RunCleaner(ctx context.Context, e shell.Env) error {
+func RunCleaner(ctx context.Context, e controller.Env) error {
 	inf := e.Informers.Certificates().V1().CertificateSigningRequests()
-	q := shell.NewQueue()
-	seen, err := shell.On(inf.Informer(), func(_, r *certv1.CertificateSigningRequest, _ bool) { q.Add(r.Name) })
+	q := controller.NewQueue()
+	seen, err := controller.On(ctx, inf.Informer(), func(_, r *certv1.CertificateSigningRequest, _ bool) { q.Add(r.Name) })
 	if err != nil {
 		return err
 	}
@@ -186,7 +185,7 @@ func RunCleaner(ctx context.Context, e shell.Env) error {
 		if left := time.Until(Expires(csr)); left > 0 {
 			return left, nil
 		}
-		err = e.Client.CertificatesV1().CertificateSigningRequests().Delete(ctx, key, shell.SameUID(csr))
+		err = e.Client.CertificatesV1().CertificateSigningRequests().Delete(ctx, key, kube.SameUID(csr))
 		if err != nil && !apierrors.IsNotFound(err) {
 			return 0, fmt.Errorf("deleting request %s: %w", key, err)
 		}
