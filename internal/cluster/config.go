@@ -15,12 +15,14 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/internal/cluster/containerd"
 	"github.com/berth-dev/berth/internal/cluster/host"
+	"github.com/berth-dev/berth/internal/control/api"
 	podnetwork "github.com/berth-dev/berth/internal/network"
 	"github.com/berth-dev/berth/internal/nodes/cloud/inventory"
 	"github.com/berth-dev/berth/internal/nodes/health"
@@ -89,6 +91,13 @@ type Config struct {
 	// ServerNames are further names and addresses in the API server's
 	// certificate.
 	ServerNames []string
+	// CertificateLife is how long the certificates are valid that this machine
+	// makes and that the cluster signs for nodes; 0 is a year. They are renewed
+	// while the cluster runs, when a sixth of it is left.
+	CertificateLife time.Duration
+	// ManualServing leaves the approval of agents' serving certificates to
+	// people.
+	ManualServing bool
 	// Join is used by a node's first start.
 	Join Join
 	// NetworkPolicy enforces NetworkPolicy on this node.
@@ -108,8 +117,10 @@ type Config struct {
 	// EtcdServers, if any, are used instead of the embedded store.
 	EtcdServers                           []string
 	EtcdCAFile, EtcdCertFile, EtcdKeyFile string
-	LogFormat                             string
-	LogLevel                              string
+	// APIServer are the flags of the API server; nil: their defaults.
+	APIServer *api.Options
+	LogFormat string
+	LogLevel  string
 }
 
 // Complete fills in what was not given: first from the data directory's own
@@ -211,6 +222,9 @@ func (c *Config) validate() (err error) {
 		if !slices.ContainsFunc(pods, func(p netip.Prefix) bool { return p.Addr().Is4() == s.Addr().Is4() }) {
 			return fmt.Errorf("--service-cidr %s: pods have no addresses of that family: add a range of it to --cluster-cidr", s)
 		}
+	}
+	if c.CertificateLife != 0 && c.CertificateLife < minCertificateLife {
+		return fmt.Errorf("--certificate-lifetime %s: at least %s is needed to renew in time", c.CertificateLife, minCertificateLife)
 	}
 	_, _, err = chooseControllers(c.Controllers)
 	return err

@@ -67,6 +67,10 @@ type Config struct {
 	// a year.
 	SigningCert, SigningKey []byte
 	SigningMost             time.Duration
+	// ServingSigningCert and ServingSigningKey (PEM) sign what agents serve with, by the rules of Serving; empty means
+	// SigningCert and SigningKey.
+	ServingSigningCert, ServingSigningKey []byte
+	Serving                               certificate.ServingRules
 
 	// NoLoadBalancer leaves Services of type LoadBalancer to somebody else.
 	// ReservedPorts are ports on the nodes' addresses that no Service may have,
@@ -107,10 +111,12 @@ func clusterControllers(c *Config) []controller.Controller {
 				return rootca.Run(ctx, e, c.RootCA)
 			}},
 		{Name: "certificatesigningrequest-approving-controller", Account: "certificate-controller", Watches: "certificatesigningrequests.certificates.k8s.io",
-			Reads: "get nodes\ncreate subjectaccessreviews.authorization.k8s.io",
-			Writes: "update certificatesigningrequests.certificates.k8s.io/approval\n" +
-				"approve signers.certificates.k8s.io = kubernetes.io/kube-apiserver-client-kubelet", Run: certificate.RunApprover},
-		{Name: "certificatesigningrequest-signing-controller", Account: "certificate-controller", Watches: "certificatesigningrequests.certificates.k8s.io",
+			Reads: "get,list nodes\nget leases.coordination.k8s.io\nlist configmaps\ncreate subjectaccessreviews.authorization.k8s.io",
+			Writes: "create,update configmaps\nupdate certificatesigningrequests.certificates.k8s.io/approval\n" +
+				"approve signers.certificates.k8s.io = kubernetes.io/kube-apiserver-client-kubelet", Run: func(ctx context.Context, e controller.Env) error {
+				return certificate.RunApprover(ctx, e, c.Serving)
+			}},
+		{Name: "certificatesigningrequest-signing-controller", Account: "certificate-controller", Watches: "certificatesigningrequests.certificates.k8s.io", Reads: "list nodes configmaps",
 			Writes: "patch certificatesigningrequests.certificates.k8s.io/status\nsign signers.certificates.k8s.io = kubernetes.io/kube-apiserver-client " +
 				"kubernetes.io/kube-apiserver-client-kubelet kubernetes.io/kubelet-serving kubernetes.io/legacy-unknown",
 			Run: func(ctx context.Context, e controller.Env) error {
@@ -121,7 +127,13 @@ func clusterControllers(c *Config) []controller.Controller {
 				if err != nil {
 					return err
 				}
-				return certificate.RunSigner(ctx, e, ca)
+				serving := ca
+				if len(c.ServingSigningCert) > 0 {
+					if serving, err = certificate.NewCA(c.ServingSigningCert, c.ServingSigningKey, c.SigningMost); err != nil {
+						return err
+					}
+				}
+				return certificate.RunSigner(ctx, e, ca, serving, c.Serving)
 			}},
 		{Name: "certificatesigningrequest-cleaner-controller", Account: "certificate-controller", Watches: "certificatesigningrequests.certificates.k8s.io",
 			Writes: "delete certificatesigningrequests.certificates.k8s.io", Run: certificate.RunCleaner},

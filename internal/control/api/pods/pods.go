@@ -106,7 +106,7 @@ func NewStorage(opts generic.RESTOptionsGetter, deps Deps) (map[string]rest.Stor
 	binding := &bindingREST{store: store, now: deps.Now}
 	looker := &looker{store: store, deps: deps}
 	return map[string]rest.Storage{
-		"pods":                     &storebase.Resource{Store: store, Short: []string{"po"}, In: []string{"all"}},
+		"pods":                     newShown(&storebase.Resource{Store: store, Short: []string{"po"}, In: []string{"all"}}),
 		"pods/status":              statusREST,
 		"pods/binding":             binding,
 		"bindings":                 &legacyBindingREST{binding},
