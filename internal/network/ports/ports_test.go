@@ -328,8 +328,8 @@ func TestBindingLasts(t *testing.T) {
 	if !n.passes(last, ether(last.mac, 0x0800, ipv4("10.0.0.4", 17))) {
 		t.Error("a pod after others went cannot send")
 	}
-	if err := n.guard(last, "10.0.0.200"); err == nil || !strings.Contains(err.Error(), "no port of the bridge br0 leads to a pod with these addresses") {
-		t.Errorf("a pod without a port: %v", err)
+	if err := n.guard(last, "10.0.0.200"); err != nil {
+		t.Errorf("a pod that a runtime's own network hung elsewhere: %v", err)
 	}
 	host := &corev1.Pod{Spec: corev1.PodSpec{HostNetwork: true}}
 	n.in(func() error { return n.c.Guard(t.Context(), host, []string{"192.0.2.1"}) })
