@@ -339,6 +339,9 @@ func (s *Settings) merge(kept Settings) error {
 	if s.Network == "" {
 		s.Network = kept.Network
 	}
+	if s.LoadBalancer == "" {
+		s.LoadBalancer = kept.LoadBalancer
+	}
 	s.Ports.fill(kept.Ports)
 	if s.AgentConfig == "" {
 		s.AgentConfig = kept.AgentConfig
