@@ -107,7 +107,7 @@ func EnsureAuthority(dir, name, used string, now time.Time) (*Authority, error) 
 	if err != nil {
 		return nil, fmt.Errorf("signing authority %s: %w", name, err)
 	}
-	if err := store(a.CertFile, a.KeyFile, der, key); err != nil {
+	if err := store(a.CertFile, a.KeyFile, der, key, WriteFile); err != nil {
 		return nil, err
 	}
 	if a.Cert, err = x509.ParseCertificate(der); err != nil {
@@ -172,7 +172,8 @@ func (a *Authority) EnsureLeaf(dir, name string, want Leaf, now time.Time) (cert
 	if err != nil {
 		return "", "", false, fmt.Errorf("issuing certificate %s: %w", name, err)
 	}
-	return certFile, keyFile, true, store(certFile, keyFile, cert.Raw, key)
+	// A leaf that a power loss cut off is made again, so nobody waits for the disk.
+	return certFile, keyFile, true, store(certFile, keyFile, cert.Raw, key, replace)
 }
 
 // WriteChain writes dir/NAME.chain.crt, the leaf dir/NAME.crt followed by its
@@ -187,7 +188,7 @@ func WriteChain(dir, name string, a *Authority) (string, error) {
 	if have, err := os.ReadFile(file); err == nil && bytes.Equal(have, chain) {
 		return file, nil
 	}
-	return file, WriteFile(file, chain, 0o644)
+	return file, replace(file, chain, 0o644)
 }
 
 // Issue makes a leaf without storing it.
@@ -267,7 +268,7 @@ func EnsureKeyPair(dir, name string) (keyFile, pubFile string, err error) {
 		if gerr != nil {
 			return "", "", fmt.Errorf("generating key %s: %w", name, gerr)
 		}
-		key, err = fresh, writeKey(keyFile, fresh)
+		key, err = fresh, writeKey(keyFile, fresh, WriteFile)
 	}
 	if err != nil {
 		return "", "", err
@@ -276,7 +277,7 @@ func EnsureKeyPair(dir, name string) (keyFile, pubFile string, err error) {
 	if err != nil {
 		return "", "", fmt.Errorf("encoding %s: %w", pubFile, err)
 	}
-	return keyFile, pubFile, writePEM(pubFile, "PUBLIC KEY", der, 0o644)
+	return keyFile, pubFile, writePEM(pubFile, "PUBLIC KEY", der, 0o644, replace)
 }
 
 // validAt explains a certificate that the clock does not accept.
@@ -352,36 +353,54 @@ func loadKey(file string) (crypto.Signer, error) {
 
 // store writes key before certificate, so that a crash between the two leaves
 // a pair that does not load and is made again.
-func store(certFile, keyFile string, der []byte, key crypto.Signer) error {
+func store(certFile, keyFile string, der []byte, key crypto.Signer, write writer) error {
 	ec, ok := key.(*ecdsa.PrivateKey)
 	if !ok {
 		return fmt.Errorf("writing key %s: only EC keys are kept, not %T", keyFile, key)
 	}
-	if err := writeKey(keyFile, ec); err != nil {
+	if err := writeKey(keyFile, ec, write); err != nil {
 		return err
 	}
-	return writePEM(certFile, "CERTIFICATE", der, 0o644)
+	return writePEM(certFile, "CERTIFICATE", der, 0o644, write)
 }
 
-func writeKey(file string, key *ecdsa.PrivateKey) error {
+func writeKey(file string, key *ecdsa.PrivateKey, write writer) error {
 	der, err := x509.MarshalECPrivateKey(key)
 	if err != nil {
 		return fmt.Errorf("encoding key %s: %w", file, err)
 	}
-	return writePEM(file, "EC PRIVATE KEY", der, 0o600)
+	return writePEM(file, "EC PRIVATE KEY", der, 0o600, write)
 }
 
-// writePEM is WriteFile of one PEM block, in a directory that it makes.
-func writePEM(file, kind string, der []byte, mode os.FileMode) error {
+// writePEM writes one PEM block, in a directory that it makes.
+func writePEM(file, kind string, der []byte, mode os.FileMode, write writer) error {
 	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
 		return fmt.Errorf("making the certificate directory: %w", err)
 	}
-	return WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), mode)
+	return write(file, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), mode)
 }
+
+// writer is WriteFile or replace.
+type writer func(file string, data []byte, mode os.FileMode) error
 
 // WriteFile replaces file at once and for good: readers see the old or the new
 // content, and so does a start after a power loss.
 func WriteFile(file string, data []byte, mode os.FileMode) error {
+	if err := swap(file, data, mode, (*os.File).Sync); err != nil {
+		return err
+	}
+	if err := syncDir(filepath.Dir(file)); err != nil {
+		return fmt.Errorf("writing %s: %w", file, err)
+	}
+	return nil
+}
+
+// replace is WriteFile for what is made again when it is lost.
+func replace(file string, data []byte, mode os.FileMode) error {
+	return swap(file, data, mode, func(*os.File) error { return nil })
+}
+
+func swap(file string, data []byte, mode os.FileMode, sync func(*os.File) error) error {
 	tmp := file + ".new"
 	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, mode)
 	if err != nil {
@@ -392,16 +411,13 @@ func WriteFile(file string, data []byte, mode os.FileMode) error {
 		err = f.Chmod(mode) // it may have been there, with another one
 	}
 	if err == nil {
-		err = f.Sync()
+		err = sync(f)
 	}
 	if closing := f.Close(); err == nil {
 		err = closing
 	}
 	if err == nil {
 		err = os.Rename(tmp, file)
-	}
-	if err == nil {
-		err = syncDir(filepath.Dir(file))
 	}
 	if err != nil {
 		return fmt.Errorf("writing %s: %w", file, err)
