@@ -98,6 +98,7 @@ func controlFlags(f *pflag.FlagSet, cfg *cluster.Config) {
 	f.StringVar(&cfg.ServiceCIDR, "service-cidr", "", "range of service addresses, or one of each family, the main one first (default 10.96.0.0/16)")
 	f.StringVar(&cfg.ClusterDomain, "cluster-domain", "", "DNS domain of the cluster (default cluster.local)")
 	f.StringVar((*string)(&cfg.Network), "network", "", "way of pods' packets to other nodes: auto (routes, VXLAN beyond a router), routes, vxlan, wireguard (all of it encrypted), or none to leave it to a CNI of your own (default auto)")
+	f.StringVar(&cfg.LoadBalancer, "load-balancer", "", "who gives addresses to Services of type LoadBalancer: node (the addresses of the nodes) or none (default node)")
 	f.StringSliceVar(&cfg.ServerNames, "tls-san", nil, "further names and addresses in the API server's certificate")
 	f.IntVar(&cfg.Ports.API, "api-port", 0, "port of the API server (default 6443)")
 	f.DurationVar(&cfg.CertificateLife, "certificate-lifetime", 0, "how long certificates are valid; they are renewed while the cluster runs (default 8760h)")

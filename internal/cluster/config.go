@@ -68,6 +68,8 @@ type Settings struct {
 	// Network is how packets of pods reach other nodes; it may change.
 	Network podnetwork.Mode `json:"network,omitempty"`
 	Ports   Ports           `json:"ports"`
+	// LoadBalancer is who gives addresses to Services; empty is "node".
+	LoadBalancer string `json:"loadBalancer,omitempty"`
 	// RuntimeEndpoint is a CRI socket of a runtime that is already there;
 	// empty: the bundled containerd. It is kept because `berth down` must find
 	// the containers again.
@@ -204,6 +206,9 @@ func (c *Config) Complete() error {
 
 // validate checks the cluster's ranges, its network and its controllers.
 func (c *Config) validate() (err error) {
+	if !slices.Contains([]string{"", LoadBalancerNode, LoadBalancerNone}, c.LoadBalancer) {
+		return fmt.Errorf("--load-balancer: %q is neither %s nor %s", c.LoadBalancer, LoadBalancerNode, LoadBalancerNone)
+	}
 	if c.Network, err = podnetwork.ParseMode(string(c.Network)); err != nil {
 		return fmt.Errorf("--network: %w", err)
 	}
@@ -333,6 +338,9 @@ func (s *Settings) merge(kept Settings) error {
 	}
 	if s.Network == "" {
 		s.Network = kept.Network
+	}
+	if s.LoadBalancer == "" {
+		s.LoadBalancer = kept.LoadBalancer
 	}
 	s.Ports.fill(kept.Ports)
 	if s.AgentConfig == "" {

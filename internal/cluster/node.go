@@ -136,6 +136,7 @@ func (u *up) workloadConfig(log *slog.Logger, metrics prometheus.Registerer) (wo
 	if cfg.SigningKey, err = os.ReadFile(u.files.CA.Key); err != nil {
 		return cfg, fmt.Errorf("reading the key of the cluster's authority: %w", err)
 	}
+	cfg.NoLoadBalancer, cfg.ReservedPorts = u.LoadBalancer == LoadBalancerNone, u.reservedPorts()
 	return cfg, u.servingConfig(&cfg)
 }
 
@@ -155,6 +156,9 @@ func (u *up) startNode(ctx, parts context.Context) error {
 		}
 	}
 	if err := u.startNetwork(parts); err != nil {
+		return err
+	}
+	if err := u.startPorts(); err != nil {
 		return err
 	}
 	if err := u.startPolicy(parts); err != nil {

@@ -77,6 +77,9 @@ func newBackend(set *scheme.Set, st *store.Store, rows []Row, encrypted *encrypt
 	}
 	for i := range rows {
 		gr := rows[i].groupResource()
+		if gr == rows[i].StoredAs {
+			continue // another version of a row that says how its objects are stored
+		}
 		b.gvs[gr] = rows[i].GV
 		b.noCache[gr] = rows[i].NoCache
 	}

@@ -31,7 +31,7 @@ func create(t *testing.T, s *Store, key string, size int) error {
 // TestFullStoreIsEmptiedByItsUsers is finding 7: a database at its quota refuses new objects with a clear error, takes Leases and
 // small changes, and takes new objects again once something was deleted, without a restart.
 func TestFullStoreIsEmptiedByItsUsers(t *testing.T) {
-	const quota, size = 24 << 20, 256 << 10
+	const quota, size = 64 << 20, 256 << 10
 	dir := t.TempDir()
 	s := startSmall(t, dir, quota)
 	var full *FullError
