@@ -158,6 +158,9 @@ func (u *up) startNode(ctx, parts context.Context) error {
 	if err := u.startNetwork(parts); err != nil {
 		return err
 	}
+	if err := u.startPorts(); err != nil {
+		return err
+	}
 	if err := u.startPolicy(parts); err != nil {
 		return err
 	}

@@ -68,6 +68,9 @@ type Config struct {
 // Table is the name of an instance's tables.
 func Table(instance string) string { return instance + "-egress" }
 
+// TunnelTable is the name of the tables that let nodes alone into the tunnel.
+func TunnelTable(instance string) string { return instance + "-tunnel" }
+
 func (c *Config) complete() error {
 	if c.NodeName == "" || c.Informers == nil || c.Tunnel == "" || c.Instance == "" || len(c.ClusterCIDRs) == 0 {
 		return errors.New("configuring the pod network: NodeName, Informers, ClusterCIDRs, Tunnel and Instance are needed")
@@ -162,8 +165,10 @@ type runner struct {
 	nodes   corelisters.NodeLister
 	wake    chan struct{}
 	// masked is what masquerade was last written for.
-	masked   []netip.Prefix
-	written  bool
+	masked  []netip.Prefix
+	written bool
+	// fenced are the tunnel and the nodes that fence was last written for.
+	fenced   string
 	problems []string
 }
 
@@ -277,6 +282,9 @@ func (r *runner) step(ctx context.Context) error {
 		}
 		r.masked, r.written = p.Own, true
 	}
+	if err := r.fence(p.Tunnel, nodes); err != nil {
+		return err
+	}
 	if len(p.Own) == 0 {
 		return nil // not a node yet: nothing is known of what it should reach
 	}
@@ -285,6 +293,40 @@ func (r *runner) step(ctx context.Context) error {
 		r.cfg.Log.Info("changed the pod network", "changes", changed, "routes", len(p.Routes), "tunnelled nodes", len(p.Forwards)+p.peers())
 	}
 	return errors.Join(err, r.publish(ctx, p.Guard, nodes))
+}
+
+// fence keeps the table of those who may send into the tunnel as the nodes are.
+// It is written before the tunnel is made.
+func (r *runner) fence(t *Tunnel, nodes []Node) error {
+	var from []netip.Addr
+	for _, n := range nodes {
+		if n.Name != r.cfg.NodeName {
+			from = append(from, n.IPs...)
+		}
+	}
+	slices.SortFunc(from, netip.Addr.Compare)
+	from = slices.Compact(from)
+	state := "no tunnel"
+	if t != nil {
+		state = fmt.Sprint(t.Local, t.VNI, from)
+	}
+	if state == r.fenced {
+		return nil
+	}
+	if err := r.cfg.fence(t, from); err != nil {
+		return err
+	}
+	r.fenced = state
+	return nil
+}
+
+func (c *Config) fence(t *Tunnel, from []netip.Addr) error {
+	k, err := c.tables()
+	if err != nil {
+		return err
+	}
+	defer k.Close()
+	return fence(k, TunnelTable(c.Instance), t, from)
 }
 
 // masquerade writes the tables for these ranges of own pods, or removes them if
@@ -368,7 +410,7 @@ func (c *Config) cleanup() error {
 	}
 	defer m.close()
 	_, err = m.apply(Plan{})
-	return errors.Join(err, c.masquerade(nil, ""))
+	return errors.Join(err, c.masquerade(nil, ""), c.fence(nil, nil))
 }
 
 // PodMTU is the MTU of pods' links on a node with this address, so that what

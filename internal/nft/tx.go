@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/internal/nft/row"
 )
@@ -226,6 +227,16 @@ type Kernel interface {
 	// Rules lists the rules of every chain of a table that has any, in the
 	// words of Tx.Rules.
 	Rules(f row.Family, table string) (map[string][]string, error)
+}
+
+// IsUnable says that the kernel does not know what a transaction on a new table asks for.
+func IsUnable(err error) bool {
+	for _, e := range []error{unix.EOPNOTSUPP, unix.EAFNOSUPPORT, unix.EPROTONOSUPPORT, unix.ENOENT} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
 }
 
 // IsExist and IsNotExist tell the two errors a caller may want to know.

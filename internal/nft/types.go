@@ -36,6 +36,9 @@ var (
 	TypePort  = Type{13, 2, typeof(exprPayload, descTH, thDport)}
 	// TypePriority is a packet's priority, where rules carry numbers.
 	TypePriority = Type{23, 4, typeof(exprMeta, uint32(expr.MetaKeyPRIORITY))}
+	// TypeLink is the index of an interface, TypeMAC a hardware address.
+	TypeLink = Type{40, 4, typeof(exprMeta, uint32(expr.MetaKeyIIF))}
+	TypeMAC  = Type{9, 6, nil}
 	// TypeIndex is what numgen makes; nft has no name for its type, so that
 	// sets with such a field are declared by their expressions.
 	TypeIndex = Type{4, 4, typeof(exprNumgen, 1, 4, 0)}

@@ -163,8 +163,8 @@ func TestStepRepairs(t *testing.T) {
 	if err := e.writer.Remove(); err != nil {
 		t.Fatal(err)
 	}
-	done := make(chan struct{})
-	e.push(event{func(m *model.Model) { m.DeletePod(model.Key{Namespace: "x", Name: "b"}) }, done})
+	done := make(chan bool, 1)
+	e.push(event{func(m *model.Model) { m.DeletePod(model.Key{Namespace: "x", Name: "b"}) }, model.Key{Namespace: "x", Name: "b"}, done})
 	if err := e.step(); err == nil {
 		t.Error("changing a table that is not there succeeded")
 	}
