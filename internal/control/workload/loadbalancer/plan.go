@@ -127,13 +127,17 @@ func Ports(s *v1.Service) []Port {
 }
 
 // outranks says whether a keeps a port that b wants too: the older Service
-// does, and of two of the same second the one with the smaller UID.
+// does, and of two of the same second the one that has an address already, or
+// else the one with the smaller UID.
 func outranks(a, b *v1.Service) bool {
 	if a.UID == b.UID || a.Spec.Type != v1.ServiceTypeLoadBalancer || a.DeletionTimestamp != nil || !mine(a) {
 		return false
 	}
 	if !a.CreationTimestamp.Equal(&b.CreationTimestamp) {
 		return a.CreationTimestamp.Before(&b.CreationTimestamp)
+	}
+	if has, other := len(a.Status.LoadBalancer.Ingress) > 0, len(b.Status.LoadBalancer.Ingress) > 0; has != other {
+		return has
 	}
 	return a.UID < b.UID
 }

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -38,6 +39,8 @@ type reconciler struct {
 	nodes    corelisters.NodeLister
 	// balanced, held and slices hold the indexes above.
 	balanced, held, slices cache.Indexer
+	// told is the last problem of a Service by its UID.
+	told sync.Map
 }
 
 // Run gives addresses until the context ends. reserved are ports that the
@@ -160,6 +163,9 @@ func (r *reconciler) sync(ctx context.Context, key string) (time.Duration, error
 	if err != nil {
 		return 0, err
 	}
+	if s.DeletionTimestamp != nil {
+		r.told.Delete(s.UID)
+	}
 	in, err := r.input(s)
 	if err != nil {
 		return 0, err
@@ -231,19 +237,20 @@ func (r *reconciler) write(ctx context.Context, s *v1.Service, res Result) error
 	status := s.Status.DeepCopy()
 	status.LoadBalancer.Ingress = res.Ingress
 	_, changed, err := kube.PatchStatus(ctx, r.Client.CoreV1().Services(s.Namespace), s, s.Status, status)
-	if kube.Gone(err) && apierrors.IsNotFound(err) {
+	if apierrors.IsNotFound(err) {
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("writing the addresses of Service %s/%s: %w", s.Namespace, s.Name, err)
 	}
-	if !changed && res.Problem == "" || s.Spec.Type != v1.ServiceTypeLoadBalancer {
+	if s.Spec.Type != v1.ServiceTypeLoadBalancer {
 		return nil
 	}
-	if !changed && len(res.Ingress) > 0 {
-		return nil // told when it was written
+	// Many events lead to the same problem; it is told once.
+	last, _ := r.told.Swap(s.UID, res.Problem)
+	if changed || res.Problem != "" && last != res.Problem {
+		r.tell(s, res)
 	}
-	r.tell(s, res)
 	return nil
 }
 
