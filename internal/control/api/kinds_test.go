@@ -217,8 +217,7 @@ func testDiscovery(t *testing.T, f *fixture) {
 			t.Errorf("short name %s is %q, want %q", s, short[s], name)
 		}
 	}
-	// Autoscalers are in it once a version.
-	if len(all) != 11 {
+	if len(all) != 11 { // horizontalpodautoscalers are in two versions
 		t.Errorf("category all: %v", all)
 	}
 }
