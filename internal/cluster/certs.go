@@ -66,7 +66,12 @@ func (c *Config) certificates(now time.Time) (f Files, wrote int, err error) {
 	dir := c.Path("pki")
 	used := c.used()
 	cas := map[string]*pki.Authority{}
-	for name, used := range map[string]string{"ca": used, "front-proxy-ca": used, agentCA: ""} { // older clusters have no agentCA
+	// The cluster's own CA comes first: where it cannot be used, no other is made. Older clusters have no agentCA.
+	for _, name := range []string{"ca", "front-proxy-ca", agentCA} {
+		used := used
+		if name == agentCA {
+			used = ""
+		}
 		ca, err := pki.EnsureAuthority(dir, name, used, now)
 		if err != nil {
 			return f, 0, err
