@@ -108,7 +108,7 @@ func clusterControllers(c *Config) []controller.Controller {
 				if len(c.RootCA) == 0 {
 					return nil
 				}
-				return rootca.Run(ctx, e, c.RootCA)
+				return rootca.Run(ctx, e, c.RootCA, c.ServingSigningCert)
 			}},
 		{Name: "certificatesigningrequest-approving-controller", Account: "certificate-controller", Watches: "certificatesigningrequests.certificates.k8s.io",
 			Reads: "get,list nodes\nget leases.coordination.k8s.io\nlist configmaps\ncreate subjectaccessreviews.authorization.k8s.io",
