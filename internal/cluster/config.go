@@ -21,6 +21,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/cluster/containerd"
 	"github.com/berth-dev/berth/internal/cluster/host"
+	"github.com/berth-dev/berth/internal/controller"
 	podnetwork "github.com/berth-dev/berth/internal/network"
 	"github.com/berth-dev/berth/internal/nodes/cloud/inventory"
 	"github.com/berth-dev/berth/internal/nodes/health"
@@ -212,7 +213,7 @@ func (c *Config) validate() (err error) {
 			return fmt.Errorf("--service-cidr %s: pods have no addresses of that family: add a range of it to --cluster-cidr", s)
 		}
 	}
-	_, _, err = chooseControllers(c.Controllers)
+	_, err = controller.Choose(c.Controllers, controllers()...)
 	return err
 }
 

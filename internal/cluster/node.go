@@ -24,12 +24,16 @@ import (
 	"github.com/berth-dev/berth/internal/cluster/host"
 	"github.com/berth-dev/berth/internal/control/schedule"
 	"github.com/berth-dev/berth/internal/control/workload"
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/kube"
 	podnetwork "github.com/berth-dev/berth/internal/network"
 	"github.com/berth-dev/berth/internal/nodes"
 	"github.com/berth-dev/berth/internal/nodes/cloud/inventory"
 	"github.com/berth-dev/berth/internal/proxy"
 )
+
+// controllers are those that --controllers may name.
+func controllers() []controller.Controller { return slices.Concat(nodes.List(), workload.List()) }
 
 // startControllers runs the scheduler and the controllers on the cluster's own
 // client and one set of informers.
@@ -51,7 +55,7 @@ func (u *up) startControllers(parts context.Context) error {
 	if err != nil {
 		return err
 	}
-	enableNode, enableWork, err := chooseControllers(u.Controllers)
+	enabled, err := controller.Choose(u.Controllers, controllers()...)
 	if err != nil {
 		return err
 	}
@@ -64,9 +68,9 @@ func (u *up) startControllers(parts context.Context) error {
 		return err
 	}
 	nodeControllers, err := nodes.Controllers(nodes.Config{
-		Cloud:  machines,
-		Enable: enableNode,
-		Client: u.client, Informers: u.informers, Log: log, Journal: u.journal, Metrics: registry, Events: kube.Events(parts, u.client), Board: &u.board, Health: u.NodeHealth,
+		Cloud:   machines,
+		Enabled: enabled, Clients: controller.Impersonating(u.admin),
+		Client: u.client, Informers: u.informers, Log: log, Journal: u.journal, Metrics: registry, Recorders: kube.NewRecorders(parts), Board: &u.board, Health: u.NodeHealth,
 		Ranges: nodeRanges(pods), Reserved: services, KeepFinished: nodes.DefaultKeepFinished,
 	})
 	if err != nil {
@@ -76,7 +80,7 @@ func (u *up) startControllers(parts context.Context) error {
 	if err != nil {
 		return err
 	}
-	controllers.Enabled = func(name string) bool { return slices.Contains(enableWork, name) }
+	controllers.Enabled, controllers.Clients = enabled, controller.Impersonating(u.admin)
 	var deciders []part
 	for _, c := range nodeControllers {
 		deciders = append(deciders, part{c.Name, c.Run})

@@ -1,11 +1,15 @@
 package controller
 
 import (
+	"errors"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/client-go/util/workqueue"
+	kmetrics "k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
+	_ "k8s.io/component-base/metrics/prometheus/workqueue" // what queueMetrics joins
 
 	"github.com/berth-dev/berth/internal/kube"
 )
@@ -49,13 +53,13 @@ func (m *Metrics) observe(controller string, took time.Duration, failed bool) {
 	m.syncs.WithLabelValues(controller, result).Inc()
 }
 
-// queueMetrics are client-go's workqueue_* metrics for one name. Names, helps
-// and buckets are those of k8s.io/component-base/metrics/prometheus/workqueue:
-// client-go's own queues in this process show in the same families.
+// queueMetrics are client-go's workqueue_* metrics for one name: the very ones
+// of k8s.io/component-base/metrics/prometheus/workqueue, so client-go's own
+// queues of this process show in the same families.
 type queueMetrics struct {
-	depth            prometheus.Gauge
-	adds, retries    prometheus.Counter
-	latency, working prometheus.Histogram
+	depth, unfinished, longest prometheus.Gauge
+	adds, retries              prometheus.Counter
+	latency, working           prometheus.Observer
 
 	mu sync.Mutex
 	// queue is the newest of the name: a controller that starts again makes
@@ -72,6 +76,11 @@ var measured = struct {
 func measure(name string, q *Queue) *queueMetrics {
 	measured.Lock()
 	defer measured.Unlock()
+	if len(measured.byName) == 0 {
+		// The library registers its metrics with the first queue that has a name.
+		workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[string]{Name: name}).ShutDown()
+		legacyregistry.Registerer().MustRegister(refresher{})
+	}
 	m := measured.byName[name]
 	if m == nil {
 		m = newQueueMetrics(name)
@@ -85,35 +94,67 @@ func measure(name string, q *Queue) *queueMetrics {
 }
 
 func newQueueMetrics(name string) *queueMetrics {
-	opts := func(key, help string) prometheus.Opts {
-		return prometheus.Opts{Subsystem: "workqueue", Name: key, Help: "[BETA] " + help, ConstLabels: prometheus.Labels{"name": name}}
+	gauge := func(key, help string) prometheus.Gauge {
+		own := prometheus.NewGaugeVec(prometheus.GaugeOpts{Subsystem: "workqueue", Name: key, Help: "[BETA] " + help}, []string{"name"})
+		if theirs, ok := registered(own).(*kmetrics.GaugeVec); ok {
+			own = theirs.GaugeVec
+		}
+		return own.WithLabelValues(name)
 	}
-	histogram := func(key, help string) prometheus.Histogram {
-		o := opts(key, help)
-		return prometheus.NewHistogram(prometheus.HistogramOpts{Subsystem: o.Subsystem, Name: o.Name, Help: o.Help, ConstLabels: o.ConstLabels,
-			Buckets: prometheus.ExponentialBuckets(10e-9, 10, 10)})
+	counter := func(key, help string) prometheus.Counter {
+		own := prometheus.NewCounterVec(prometheus.CounterOpts{Subsystem: "workqueue", Name: key, Help: "[BETA] " + help}, []string{"name"})
+		if theirs, ok := registered(own).(*kmetrics.CounterVec); ok {
+			own = theirs.CounterVec
+		}
+		return own.WithLabelValues(name)
 	}
-	m := &queueMetrics{
-		depth:   prometheus.NewGauge(prometheus.GaugeOpts(opts("depth", "Current depth of workqueue"))),
-		adds:    prometheus.NewCounter(prometheus.CounterOpts(opts("adds_total", "Total number of adds handled by workqueue"))),
-		retries: prometheus.NewCounter(prometheus.CounterOpts(opts("retries_total", "Total number of retries handled by workqueue"))),
+	histogram := func(key, help string) prometheus.Observer {
+		own := prometheus.NewHistogramVec(prometheus.HistogramOpts{Subsystem: "workqueue", Name: key, Help: "[BETA] " + help,
+			Buckets: prometheus.ExponentialBuckets(10e-9, 10, 10)}, []string{"name"})
+		if theirs, ok := registered(own).(*kmetrics.HistogramVec); ok {
+			own = theirs.HistogramVec
+		}
+		return own.WithLabelValues(name)
+	}
+	return &queueMetrics{
+		depth:   gauge("depth", "Current depth of workqueue"),
+		adds:    counter("adds_total", "Total number of adds handled by workqueue"),
+		retries: counter("retries_total", "Total number of retries handled by workqueue"),
 		latency: histogram("queue_duration_seconds", "How long in seconds an item stays in workqueue before being requested."),
 		working: histogram("work_duration_seconds", "How long in seconds processing an item from workqueue takes."),
+		unfinished: gauge("unfinished_work_seconds", "How many seconds of work has done that is in progress and hasn't been observed by "+
+			"work_duration. Large values indicate stuck threads. One can deduce the number of stuck threads by observing the rate at which this increases."),
+		longest: gauge("longest_running_processor_seconds", "How many seconds has the longest running processor for workqueue been running."),
 	}
-	unfinished := prometheus.NewGaugeFunc(prometheus.GaugeOpts(opts("unfinished_work_seconds", "How many seconds of work has done that "+
-		"is in progress and hasn't been observed by work_duration. Large values indicate stuck threads. One can deduce the number of stuck "+
-		"threads by observing the rate at which this increases.")), func() float64 { sum, _ := m.work(); return sum.Seconds() })
-	longest := prometheus.NewGaugeFunc(prometheus.GaugeOpts(opts("longest_running_processor_seconds", "How many seconds has the longest running "+
-		"processor for workqueue been running.")), func() float64 { _, longest := m.work(); return longest.Seconds() })
-	legacyregistry.Registerer().MustRegister(m.depth, m.adds, m.retries, m.latency, m.working, unfinished, longest)
-	return m
 }
 
-func (m *queueMetrics) work() (sum, longest time.Duration) {
-	m.mu.Lock()
-	q := m.queue
-	m.mu.Unlock()
-	return q.work(time.Now())
+// registered is what is registered under the description of a collector.
+func registered(c prometheus.Collector) prometheus.Collector {
+	var twice prometheus.AlreadyRegisteredError
+	if errors.As(legacyregistry.Registerer().Register(c), &twice) {
+		return twice.ExistingCollector
+	}
+	return c
+}
+
+// refresher brings the gauges of running work up to date whenever metrics are
+// read, which spares a ticker. They may be those of the reading before.
+type refresher struct{}
+
+// Describe says that nothing of its own is collected.
+func (refresher) Describe(chan<- *prometheus.Desc) {}
+
+// Collect sets the gauges.
+func (refresher) Collect(chan<- prometheus.Metric) {
+	measured.Lock()
+	defer measured.Unlock()
+	for _, m := range measured.byName {
+		m.mu.Lock()
+		sum, longest := m.queue.work(time.Now())
+		m.mu.Unlock()
+		m.unfinished.Set(sum.Seconds())
+		m.longest.Set(longest.Seconds())
+	}
 }
 
 func (m *queueMetrics) added() {

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apiserver/pkg/server/statusz"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/leaderelection"
@@ -29,6 +30,7 @@ import (
 	"k8s.io/controller-manager/pkg/clientbuilder"
 	cmhealthz "k8s.io/controller-manager/pkg/healthz"
 
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/journal"
 	"github.com/berth-dev/berth/internal/kube"
 	"github.com/berth-dev/berth/internal/nodes"
@@ -114,9 +116,13 @@ func (p *process) control(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	enabled, err := controller.Choose(p.Generic.Controllers, nodes.List()...)
+	if err != nil {
+		return err
+	}
 	cfg := nodes.Config{
 		Client: p.client, Informers: informers.NewSharedInformerFactoryWithOptions(p.client, 0, informers.WithTransform(unmanaged)),
-		Log: p.log, Journal: p.journal, Metrics: legacyregistry.Registerer(), Events: kube.Events(ctx, p.client), Enable: p.Generic.Controllers,
+		Log: p.log, Journal: p.journal, Metrics: legacyregistry.Registerer(), Recorders: kube.NewRecorders(ctx), Enabled: enabled,
 		Health: p.Health, Board: &p.board, Ranges: ranges, Reserved: reserved, KeepFinished: p.KeepFinished,
 	}
 	defer cfg.Informers.Shutdown()
@@ -124,7 +130,10 @@ func (p *process) control(ctx context.Context) error {
 	defer cancel() // before Shutdown, which waits for the watches to end
 	if p.Shared.UseServiceAccountCredentials {
 		builder := clientbuilder.NewDynamicClientBuilder(rest.AnonymousClientConfig(p.config), p.client.CoreV1(), "kube-system")
-		cfg.ClientFor = func(account string) (kubernetes.Interface, error) { return builder.Client(account) }
+		cfg.Clients = func(c controller.Controller) (kubernetes.Interface, metadata.Interface, error) {
+			client, err := builder.Client(c.Account)
+			return client, nil, err
+		}
 	}
 	watching, err := p.openCloud(ctx, &cfg)
 	if err != nil {
