@@ -351,6 +351,7 @@ func (a *Agent) sourceConfig() source.Config {
 	return source.Config{
 		NodeName: a.Config.NodeName, Client: a.Config.Client, Node: a.view.uid, NodeReady: a.view.ready, Ending: a.Pods.Left,
 		Path: k.StaticPodPath, PathPeriod: k.FileCheckFrequency.Duration, URL: k.StaticPodURL, Header: header, URLPeriod: k.HTTPCheckFrequency.Duration,
+		StatePath: filepath.Join(a.Config.RootDir, "static_pods_state"), Runtime: a.Runtime,
 		Sink: &toldSink{Manager: a.Pods, told: &a.sourcesTold, then: a.told}, Recorder: a.Events, Log: a.Config.Log,
 	}
 }
@@ -410,15 +411,15 @@ func (a *Agent) services(ctx context.Context, c *configs) {
 		factory = informers.NewSharedInformerFactory(a.Config.Client, 0)
 	}
 	s := factory.Core().V1().Services()
-	synced := s.Informer().HasSynced
+	synced := s.Informer().HasSyncedChecker()
 	c.services = s.Lister()
 	c.servicesSynced = func(ctx context.Context) error {
-		if synced() {
+		if cache.IsDone(synced) {
 			return nil
 		}
 		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 		defer cancel()
-		if !cache.WaitForCacheSync(ctx.Done(), synced) {
+		if !cache.WaitFor(ctx, "", synced) {
 			return ctx.Err()
 		}
 		return nil

@@ -9,7 +9,7 @@ import (
 	"github.com/berth-dev/berth/internal/agent/config"
 	"github.com/berth-dev/berth/internal/agent/launch"
 	"github.com/berth-dev/berth/internal/cluster"
-	"github.com/berth-dev/berth/internal/lean"
+	"github.com/berth-dev/berth/internal/memory"
 )
 
 // agentCommand runs the node agent against any API server.
@@ -36,8 +36,10 @@ func agentCommand() *cobra.Command {
 		level := &slog.LevelVar{}
 		level.Set(verbosity(int(effective.Kubelet.Logging.Verbosity)))
 		log := slog.New(stderrLog(effective.Kubelet.Logging.Format, level))
-		go lean.Keep(cmd.Context(), log)
-		return launch.Run(cmd.Context(), launch.Config{Effective: effective, Log: log, LogLevel: level, Version: cluster.KubernetesVersion})
+		go memory.ReleasePeriodically(cmd.Context(), log)
+		return launch.Run(cmd.Context(), launch.Config{
+			Effective: effective, Log: log, LogLevel: level, Version: cluster.KubernetesVersion, LogLinkDir: launch.HostLogLinks,
+		})
 	}
 	return cmd
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
 
-	"github.com/berth-dev/berth/internal/lean"
+	"github.com/berth-dev/berth/internal/memory"
 	"github.com/berth-dev/berth/internal/nodes/launch"
 )
 
@@ -24,7 +24,7 @@ func controllersCommand() *cobra.Command {
 			handler := stderrLog(o.LogFormat, verbosity(o.Verbosity))
 			klog.SetLoggerWithOptions(logr.FromSlogHandler(handler), klog.ContextualLogger(true))
 			log := slog.New(handler)
-			go lean.Keep(cmd.Context(), log)
+			go memory.ReleasePeriodically(cmd.Context(), log)
 			return launch.Run(cmd.Context(), o, log)
 		},
 	}

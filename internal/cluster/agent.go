@@ -2,25 +2,18 @@ package cluster
 
 import (
 	"context"
-	"crypto/tls"
 	_ "embed" // machine.yaml
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"os"
-	"time"
 
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/utils/ptr"
 
 	"github.com/berth-dev/berth/internal/agent"
 	"github.com/berth-dev/berth/internal/agent/config"
 	"github.com/berth-dev/berth/internal/agent/launch"
-	"github.com/berth-dev/berth/internal/agent/node"
-	"github.com/berth-dev/berth/internal/agent/reach"
-	"github.com/berth-dev/berth/internal/agent/serve"
 )
 
 //go:embed machine.yaml
@@ -30,37 +23,58 @@ var machineYAML []byte
 // k8s.io modules.
 const KubernetesVersion = "v1.37.2+berth"
 
-// agentPart is the node agent as a part: with certificates of this machine's
-// own authority, or as any agent that joined a cluster.
+// agentPart is the node agent as a part.
 func (u *up) agentPart(log *slog.Logger) (func(context.Context) error, error) {
-	if u.Role.control() {
-		cfg, err := u.agentConfig(log)
-		return func(ctx context.Context) error { return agent.Run(ctx, cfg) }, err
-	}
-	effective, err := u.kubelet()
-	if err != nil {
-		return nil, err
-	}
 	if err := u.agentDirs(); err != nil {
 		return nil, err
 	}
-	k := effective.Kubelet
-	k.RotateCertificates, k.ServerTLSBootstrap = true, true
-	k.ContainerRuntimeEndpoint = u.runtimeEndpoint()
+	var err error
+	if u.agent, err = u.agentConfig(log); err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context) error { return launch.Run(ctx, u.agent) }, nil
+}
+
+// requestsServing says whether the agent's API waits for a certificate that
+// the cluster issues.
+func (u *up) requestsServing() bool {
+	k := u.agent.Effective.Kubelet
+	return k.ServerTLSBootstrap && k.TLSCertFile == "" && ptr.Deref(k.EnableServer, true)
+}
+
+// agentConfig is how the agent is launched. A node beside its control plane
+// has certificates of the host's own authority, which the cluster renews; one
+// that joined asks for its own and renews them itself.
+func (u *up) agentConfig(log *slog.Logger) (launch.Config, error) {
+	effective, err := u.kubelet()
+	if err != nil {
+		return launch.Config{}, err
+	}
+	cni, err := u.cni()
+	if err != nil {
+		return launch.Config{}, err
+	}
+	effective.Kubelet.ContainerRuntimeEndpoint = u.runtimeEndpoint()
 	effective.Agent = config.Agent{
 		Kubeconfig: u.files.AgentKubeconfig, CertDir: u.Path("pki"), RootDir: u.Path("agent"),
 		HostnameOverride: u.NodeName, NodeIP: u.NodeIP, MaxDeadPerContainer: 1, MaxDeadContainers: -1,
 		ImageCredentialConfig: u.CredentialProviders, ImageCredentialDir: u.CredentialProviderDir,
 	}
-	cni, err := u.cni()
-	if err != nil {
-		return nil, err
-	}
 	cfg := launch.Config{
-		Effective: effective, Log: log, Version: KubernetesVersion, Journal: u.journal, Metrics: newRegistry(), CNIConfDir: u.cniConfDir(), CNI: cni,
-		Guard: u.guard(),
+		Effective: effective, Log: log, Version: KubernetesVersion, Journal: u.journal, Metrics: newRegistry(),
+		CNIConfDir: u.cniConfDir(), CNI: cni, Guard: u.guard(),
 	}
-	return func(ctx context.Context) error { return launch.Run(ctx, cfg) }, nil
+	if u.Role.control() {
+		cfg.BesideServer = true
+		cfg.Files = launch.Files{
+			ClientCert: u.files.Agent.Cert, ClientKey: u.files.Agent.Key,
+			ServingCert: u.files.AgentServing.Cert, ServingKey: u.files.AgentServing.Key,
+		}
+		return cfg, nil
+	}
+	cfg.LogLinkDir = launch.HostLogLinks
+	effective.Kubelet.RotateCertificates, effective.Kubelet.ServerTLSBootstrap = true, true
+	return cfg, nil
 }
 
 func (u *up) runtimeEndpoint() string {
@@ -87,88 +101,22 @@ func (u *up) agentDirs() error {
 	return nil
 }
 
-// agentConfig makes the node agent's configuration from the cluster's.
-func (u *up) agentConfig(log *slog.Logger) (agent.Config, error) {
-	registry := newRegistry()
-	requests, err := reach.NewRESTMetrics(registry)
-	if err != nil {
-		return agent.Config{}, fmt.Errorf("registering the metrics of the agent's client: %w", err)
-	}
-	client, leases, err := u.agentClients(requests)
-	if err != nil {
-		return agent.Config{}, err
-	}
-	own, err := tls.LoadX509KeyPair(u.files.Agent.Cert, u.files.Agent.Key)
-	if err != nil {
-		return agent.Config{}, fmt.Errorf("loading the agent's client certificate: %w", err)
-	}
-	serving, err := tls.LoadX509KeyPair(u.files.AgentServing.Cert, u.files.AgentServing.Key)
-	if err != nil {
-		return agent.Config{}, fmt.Errorf("loading the agent's serving certificate: %w", err)
-	}
-	if err := u.agentDirs(); err != nil {
-		return agent.Config{}, err
-	}
-	ip, err := netip.ParseAddr(u.NodeIP)
-	if err != nil {
-		return agent.Config{}, fmt.Errorf("--node-ip %q: %w", u.NodeIP, err)
-	}
-	effective, err := u.kubelet()
-	if err != nil {
-		return agent.Config{}, err
-	}
-	kubelet := effective.Kubelet
-	settings, err := node.SettingsFor(kubelet, node.Identity{Name: u.NodeName, NodeIPs: []netip.Addr{ip}, AttachDetach: true}, KubernetesVersion)
-	if err != nil {
-		return agent.Config{}, err
-	}
-	cni, err := u.cni()
-	if err != nil {
-		return agent.Config{}, err
-	}
-	cfg := agent.Config{
-		NodeName: u.NodeName, Client: client, Leases: leases.CoordinationV1(),
-		RuntimeEndpoint: u.runtimeEndpoint(), RootDir: u.Path("agent"), PodLogsDir: u.Path("logs", "pods"), Kubelet: kubelet,
-		Node:     settings,
-		Register: true, NodeIPs: []string{u.NodeIP},
-		CNIConfDir:          u.cniConfDir(),
-		CNI:                 cni,
-		Guard:               u.guard(),
-		CredentialProviders: u.CredentialProviders, CredentialProviderDir: u.CredentialProviderDir,
-		TLS:               &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &serving, nil }},
-		ClientCertificate: func() *tls.Certificate { return &own },
-		Log:               log, Journal: u.journal,
-	}
-	cfg.Metrics, cfg.Serve = registry, serve.Config{Gather: registry}
-	return cfg, nil
-}
-
-// agentClients are two clients of the node's own identity, so that the Node
-// authorizer judges it here as anywhere: one for everything, one for the
-// heartbeat alone. Their requests count in metrics, if there are any.
-func (u *up) agentClients(metrics *reach.RESTMetrics) (all, leases kubernetes.Interface, err error) {
+// memberClient is what the parts of a joined node use beside the agent: it has
+// the node's own identity, so that the Node authorizer judges it as any.
+func (u *up) memberClient() (kubernetes.Interface, error) {
 	cfg, err := clientcmd.BuildConfigFromFlags("", u.files.AgentKubeconfig)
 	if err != nil {
-		return nil, nil, fmt.Errorf("reading the agent's kubeconfig: %w", err)
+		return nil, fmt.Errorf("reading the agent's kubeconfig: %w", err)
 	}
 	cfg.QPS = -1
 	cfg.ContentType = "application/vnd.kubernetes.protobuf"
 	cfg.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
 	cfg.UserAgent = "berth-agent"
-	if metrics != nil {
-		cfg.Wrap(metrics.Wrap)
+	client, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("making the node's client: %w", err)
 	}
-	if all, err = kubernetes.NewForConfig(cfg); err != nil {
-		return nil, nil, fmt.Errorf("making the agent's client: %w", err)
-	}
-	// Another user agent is another connection pool entry.
-	beat := rest.CopyConfig(cfg)
-	beat.UserAgent = "berth-heartbeat"
-	beat.Timeout = 10 * time.Second
-	if leases, err = kubernetes.NewForConfig(beat); err != nil {
-		return nil, nil, fmt.Errorf("making the agent's heartbeat client: %w", err)
-	}
-	return all, leases, nil
+	return client, nil
 }
 
 // kubelet is the agent's KubeletConfiguration in a `berth up` cluster: the

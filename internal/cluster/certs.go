@@ -71,7 +71,7 @@ func (c *Config) certificates(now time.Time) (f Files, wrote int, err error) {
 		leaf pki.Leaf
 	}{
 		{&f.API, ca, "apiserver", pki.Leaf{CommonName: "kube-apiserver", Server: true, IPs: append(api, service), Names: names}},
-		{&f.KubeletClient, ca, "apiserver-kubelet-client", pki.Leaf{CommonName: "kube-apiserver-kubelet-client", Organization: []string{"system:masters"}, Client: true}},
+		{&f.KubeletClient, ca, "apiserver-kubelet-client", pki.Leaf{CommonName: kubeletClientUser, Client: true}},
 		{&f.FrontProxyClient, front, "front-proxy-client", pki.Leaf{CommonName: "front-proxy-client", Client: true}},
 		{&f.Agent, ca, "agent", pki.Leaf{CommonName: "system:node:" + c.NodeName, Organization: []string{"system:nodes"}, Client: true}},
 		{&f.AgentServing, ca, "agent-serving", pki.Leaf{CommonName: "system:node:" + c.NodeName, Organization: []string{"system:nodes"}, Server: true, Names: []string{c.NodeName, "localhost"}, IPs: local}},

@@ -57,11 +57,10 @@ func (u *up) connect(ctx context.Context) error {
 		if err := u.credentials(ctx); err != nil {
 			return "", err
 		}
-		all, _, err := u.agentClients(nil)
-		if err != nil {
+		var err error
+		if u.client, err = u.memberClient(); err != nil {
 			return "", err
 		}
-		u.client = all
 		if err := u.learn(ctx); err != nil {
 			return "", err
 		}

@@ -9,7 +9,6 @@ import (
 
 	"github.com/berth-dev/berth/internal/agent/network"
 	podnetwork "github.com/berth-dev/berth/internal/network"
-	"github.com/berth-dev/berth/internal/nodes/ipam"
 	"github.com/berth-dev/berth/internal/policy"
 )
 
@@ -65,19 +64,6 @@ func cidrs(flag, list string) (out []netip.Prefix, err error) {
 		return nil, fmt.Errorf("%s %q: more than one range of a family", flag, list)
 	}
 	return out, nil
-}
-
-// nodeRanges are what nodes get of the pods' ranges: /24 of IPv4 and /64 of
-// IPv6, as the node controllers' defaults are.
-func nodeRanges(pods []netip.Prefix) (out []ipam.Range) {
-	for _, p := range pods {
-		bits := 24
-		if p.Addr().Is6() {
-			bits = 64
-		}
-		out = append(out, ipam.Range{Cluster: p, NodeBits: bits})
-	}
-	return out
 }
 
 // bridge is the bridge the agent's pods hang on; none if somebody else makes

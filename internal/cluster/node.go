@@ -28,8 +28,9 @@ import (
 	"github.com/berth-dev/berth/internal/kube"
 	podnetwork "github.com/berth-dev/berth/internal/network"
 	"github.com/berth-dev/berth/internal/nodes"
-	"github.com/berth-dev/berth/internal/nodes/cloud/inventory"
-	"github.com/berth-dev/berth/internal/proxy"
+	nodeslaunch "github.com/berth-dev/berth/internal/nodes/launch"
+	proxyconfig "github.com/berth-dev/berth/internal/proxy/config"
+	proxylaunch "github.com/berth-dev/berth/internal/proxy/launch"
 )
 
 // controllers are those that --controllers may name.
@@ -51,28 +52,20 @@ func (u *up) startControllers(parts context.Context) error {
 	if err := u.serveMetrics(parts, registry); err != nil {
 		return err
 	}
-	machines, err := u.startCloud(parts, log)
-	if err != nil {
-		return err
-	}
 	enabled, err := controller.Choose(u.Controllers, controllers()...)
 	if err != nil {
 		return err
 	}
-	pods, err := u.clusterCIDRs()
-	if err != nil {
-		return err
-	}
-	services, err := u.serviceCIDRs()
-	if err != nil {
-		return err
-	}
-	nodeControllers, err := nodes.Controllers(nodes.Config{
-		Cloud:   machines,
-		Enabled: enabled, Clients: controller.Impersonating(u.admin),
-		Client: u.client, Informers: u.informers, Log: log, Journal: u.journal, Metrics: registry, Recorders: kube.NewRecorders(parts), Board: &u.board, Health: u.NodeHealth,
-		Ranges: nodeRanges(pods), Reserved: services, KeepFinished: nodes.DefaultKeepFinished,
+	nodesConfig, watchCloud, err := u.nodeOptions(enabled).Build(parts, nodeslaunch.Shared{
+		Client: u.client, Informers: u.informers, Log: log, Journal: u.journal, Metrics: registry, Recorders: kube.NewRecorders(parts), Clients: controller.Impersonating(u.admin), Board: &u.board,
 	})
+	if err != nil {
+		return err
+	}
+	if watchCloud != nil {
+		u.crew.start(parts, part{"machine inventory", watchCloud})
+	}
+	nodeControllers, err := nodes.Controllers(nodesConfig)
 	if err != nil {
 		return err
 	}
@@ -95,18 +88,21 @@ func (u *up) startControllers(parts context.Context) error {
 	return nil
 }
 
-// startCloud opens the provider that the flags name, if any, and keeps it up to
-// date.
-func (u *up) startCloud(parts context.Context, log *slog.Logger) (*nodes.Cloud, error) {
-	if u.CloudProvider == "" {
-		return nil, nil
+// nodeOptions is the command line that `berth controllers` would have in this
+// cluster.
+func (c *Config) nodeOptions(enabled controller.Enabled) *nodeslaunch.Options {
+	o := nodeslaunch.NewOptions()
+	o.Health = c.NodeHealth
+	o.Generic.Controllers = nil
+	for _, name := range nodes.Names() {
+		if !enabled(name) {
+			name = "-" + name
+		}
+		o.Generic.Controllers = append(o.Generic.Controllers, name)
 	}
-	provider, err := inventory.Open(parts, u.CloudConfig, log)
-	if err != nil {
-		return nil, fmt.Errorf("--cloud-config: %w", err)
-	}
-	u.crew.start(parts, part{"machine inventory", provider.Run})
-	return &nodes.Cloud{Provider: provider}, nil
+	o.Shared.AllocateNodeCIDRs, o.Shared.ClusterCIDR, o.ServiceRange = true, c.ClusterCIDR, c.ServiceCIDR
+	o.Shared.CloudProvider.Name, o.Shared.CloudProvider.CloudConfigFile = c.CloudProvider, c.CloudConfig
+	return o
 }
 
 // startDeciders runs what only one server of a cluster may run: at once where
@@ -196,10 +192,13 @@ func (u *up) startNode(ctx, parts context.Context) error {
 		if err != nil {
 			return "", err
 		}
-		if !u.Role.control() {
-			return state, u.waitServing(ctx)
+		if u.requestsServing() {
+			err = u.waitServing(ctx)
 		}
-		return state, u.nameRole(ctx)
+		if err == nil && u.Role.control() {
+			err = u.nameRole(ctx)
+		}
+		return state, err
 	})
 }
 
@@ -236,13 +235,24 @@ func (u *up) startProxy(parts context.Context) error {
 	if err != nil {
 		return err
 	}
-	cfg := proxy.Config{
-		NodeName: u.NodeName, Client: u.client, Informers: u.informers, Instance: u.Instance(), ClusterCIDR: u.ClusterCIDR, BridgeName: u.bridge(),
-		HealthzBind: fmt.Sprintf(":%d", u.Ports.ProxyHealthz), MetricsBind: fmt.Sprintf("127.0.0.1:%d", u.Ports.ProxyMetrics),
+	p := proxylaunch.Process{
+		NodeName: u.NodeName, Instance: u.Instance(), BridgeName: u.bridge(), Client: u.client, Informers: u.informers,
 		Log: log, Metrics: newRegistry(), Journal: u.journal, Tracer: &u.tracer,
 	}
-	u.crew.start(parts, part{"proxy", func(ctx context.Context) error { return proxy.Run(ctx, cfg) }})
+	cfg := u.proxyConfig()
+	u.crew.start(parts, part{"proxy", func(ctx context.Context) error { return proxylaunch.RunIn(ctx, p, cfg) }})
 	return nil
+}
+
+// proxyConfig is the proxy's configuration in a cluster of our own. The process
+// is the agent's too: its score is what the agent's configuration says.
+func (u *up) proxyConfig() *proxyconfig.KubeProxyConfiguration {
+	c := &proxyconfig.KubeProxyConfiguration{
+		HostnameOverride: u.NodeName, ClusterCIDR: u.ClusterCIDR, OOMScoreAdj: u.agent.Effective.Kubelet.OOMScoreAdj,
+		HealthzBindAddress: fmt.Sprintf(":%d", u.Ports.ProxyHealthz), MetricsBindAddress: fmt.Sprintf("127.0.0.1:%d", u.Ports.ProxyMetrics),
+	}
+	proxyconfig.Defaults(c)
+	return c
 }
 
 // nameRole labels this node as what it is. A node may not claim a role for

@@ -18,13 +18,14 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/berth-dev/berth/internal/agent/launch"
 	"github.com/berth-dev/berth/internal/agent/volume"
 	"github.com/berth-dev/berth/internal/cluster/containerd"
 	"github.com/berth-dev/berth/internal/cluster/host"
 	"github.com/berth-dev/berth/internal/control/api"
 	"github.com/berth-dev/berth/internal/control/store"
 	"github.com/berth-dev/berth/internal/journal"
-	"github.com/berth-dev/berth/internal/lean"
+	"github.com/berth-dev/berth/internal/memory"
 	"github.com/berth-dev/berth/internal/nodes/health"
 	"github.com/berth-dev/berth/internal/policy"
 	"github.com/berth-dev/berth/internal/proxy"
@@ -57,6 +58,7 @@ type up struct {
 	// board tells how nodes stand, for `berth why node`.
 	board  health.Board
 	policy *policy.Enforcer // nil without network policies
+	agent  launch.Config
 	// metrics are those of controllers, scheduler and DNS.
 	metrics registry
 
@@ -69,7 +71,7 @@ type up struct {
 // closed once the node is Ready. A failing start stops what it started and
 // removes what it made.
 func Up(ctx context.Context, cfg *Config, emit Progress, ready chan<- struct{}) (err error) {
-	debug.SetGCPercent(lean.GC)
+	debug.SetGCPercent(memory.GCPercent)
 	u := &up{Config: cfg, clock: clock{began: time.Now(), emit: emit}}
 	undo, err := u.prepare()
 	if err != nil {
@@ -95,12 +97,12 @@ func Up(ctx context.Context, cfg *Config, emit Progress, ready chan<- struct{}) 
 	u.mu.Unlock()
 	close(ready)
 	u.crew.start(parts, part{"memory", func(ctx context.Context) error {
-		lean.Keep(ctx, u.log)
+		memory.ReleasePeriodically(ctx, u.log)
 		return nil
 	}})
 	if u.store != nil { // an API server with much to do may hold more
 		u.crew.start(parts, part{"memory pace", func(ctx context.Context) error {
-			lean.Pace(ctx)
+			memory.TuneGC(ctx)
 			return nil
 		}})
 	}
@@ -309,6 +311,7 @@ func (u *up) startControl(ctx, parts context.Context) error {
 		f := u.files
 		srv, err := api.New(api.Config{
 			Store: u.store, Port: u.Ports.API, AdvertiseAddress: net.ParseIP(u.NodeIP), ServiceCIDRs: strings.Split(u.ServiceCIDR, ","), Log: log,
+			LocalAgent: u.localAgent(),
 			PKI: api.PKI{
 				ClientCA: f.CA.Cert, ServingCert: f.API.Cert, ServingKey: f.API.Key,
 				ServiceAccountKey: f.ServiceAccountKey, ServiceAccountPublicKeys: []string{f.ServiceAccountPub},
@@ -342,6 +345,9 @@ func (u *up) startControl(ctx, parts context.Context) error {
 	u.admin = srvConfig(u.api)
 	if u.client, err = kubernetes.NewForConfig(u.admin); err != nil {
 		return fmt.Errorf("making the cluster's own client: %w", err)
+	}
+	if err := grant(ctx, u.client); err != nil {
+		return err
 	}
 	u.shareInformers(parts)
 	if err := u.startControllers(parts); err != nil {

@@ -14,7 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/berth-dev/berth/internal/control/api/apitest"
-	"github.com/berth-dev/berth/internal/lean"
+	"github.com/berth-dev/berth/internal/memory"
 	"github.com/berth-dev/berth/internal/nodes/health"
 )
 
@@ -23,7 +23,7 @@ import (
 // node health controller's that watches. It is processor time, so that a busy
 // machine disturbs it little.
 func BenchmarkRenewal(b *testing.B) {
-	defer debug.SetGCPercent(debug.SetGCPercent(lean.GC))
+	defer debug.SetGCPercent(debug.SetGCPercent(memory.GCPercent))
 	env := apitest.StartEnv(b)
 	client := kubernetes.NewForConfigOrDie(env.Config)
 	ctx, cancel := context.WithCancel(context.Background())

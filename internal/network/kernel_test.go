@@ -22,8 +22,8 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 
-	"github.com/berth-dev/berth/internal/netnstest"
-	"github.com/berth-dev/berth/internal/testpace"
+	"github.com/berth-dev/berth/internal/testkit/netnstest"
+	"github.com/berth-dev/berth/internal/testkit/testtimeout"
 )
 
 // internet is three nodes: a and b share a link, c is behind a router. Each
@@ -153,12 +153,12 @@ func (w *internet) answer(ns netns.NsHandle) {
 // follows must fit through every link.
 func (w *internet) ask(from netns.NsHandle, to string) (seen string, err error) {
 	err = netnstest.In(from, func() error {
-		c, err := net.DialTimeout("tcp", net.JoinHostPort(to, "80"), testpace.Patience(time.Second))
+		c, err := net.DialTimeout("tcp", net.JoinHostPort(to, "80"), testtimeout.Scale(time.Second))
 		if err != nil {
 			return err
 		}
 		defer c.Close()
-		_ = c.SetDeadline(time.Now().Add(testpace.Patience(20 * time.Second)))
+		_ = c.SetDeadline(time.Now().Add(testtimeout.Scale(20 * time.Second)))
 		all, err := io.ReadAll(c)
 		if err == nil && len(all) != 20+1<<20/len(words)*len(words) {
 			err = errors.New("cut short")
@@ -180,7 +180,7 @@ func (w *internet) config(name string, mode Mode) Config {
 // until tries as long as a bounded number of tries lasts.
 func (w *internet) until(what string, ok func() bool) {
 	w.t.Helper()
-	for range testpace.Tries(1500) {
+	for range testtimeout.Attempts(1500) {
 		if ok() {
 			return
 		}

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/berth-dev/berth/internal/netnstest"
+	"github.com/berth-dev/berth/internal/testkit/netnstest"
 )
 
 func TestPodsBehindWireGuard(t *testing.T) {

@@ -22,8 +22,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
 
-	"github.com/berth-dev/berth/internal/netnstest"
-	"github.com/berth-dev/berth/internal/wgtest"
+	"github.com/berth-dev/berth/internal/testkit/netnstest"
+	"github.com/berth-dev/berth/internal/testkit/wgtest"
 )
 
 // fortress is an internet whose nodes encrypt, with pods of both families.

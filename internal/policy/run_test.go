@@ -21,9 +21,9 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 
-	"github.com/berth-dev/berth/internal/netnstest"
 	"github.com/berth-dev/berth/internal/policy/model"
-	"github.com/berth-dev/berth/internal/testpace"
+	"github.com/berth-dev/berth/internal/testkit/netnstest"
+	"github.com/berth-dev/berth/internal/testkit/testtimeout"
 )
 
 func table(t *testing.T, ns netns.NsHandle) string {
@@ -45,7 +45,7 @@ func table(t *testing.T, ns netns.NsHandle) string {
 func until(t *testing.T, ns netns.NsHandle, what string, ok func(string) bool) {
 	t.Helper()
 	last := ""
-	for range testpace.Tries(1000) {
+	for range testtimeout.Attempts(1000) {
 		if last = table(t, ns); ok(last) {
 			return
 		}

@@ -11,9 +11,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
 
-	"github.com/berth-dev/berth/internal/netnstest"
 	"github.com/berth-dev/berth/internal/proxy/model"
 	"github.com/berth-dev/berth/internal/proxy/nft"
+	"github.com/berth-dev/berth/internal/testkit/netnstest"
 )
 
 func fill(m *model.Model, services, endpoints int) {

@@ -8,7 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/berth-dev/berth/internal/testpace"
+	"github.com/berth-dev/berth/internal/testkit/testtimeout"
 )
 
 // contract is how long after its removal an endpoint may still be connected to.
@@ -47,9 +47,9 @@ func TestKernelChurn(t *testing.T) {
 	m.SetSlice(slice("a", ends...))
 	m.SetSlice(slice("b", ends...))
 	w.sync()
-	w.patience = testpace.Patience(20 * time.Second) // a lost packet shows as a slow connection, not as a lost one
+	w.patience = testtimeout.Scale(20 * time.Second) // a lost packet shows as a slow connection, not as a lost one
 	clients := startClients(w, "10.96.0.1:80", "10.96.0.2:80")
-	changes := testpace.Share(2000, 500)
+	changes := testtimeout.Rounds(2000, 500)
 	still := changes / 5
 	var away [3][]absence
 	there := []bool{true, true, true}

@@ -13,11 +13,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
 
-	"github.com/berth-dev/berth/internal/netnstest"
 	"github.com/berth-dev/berth/internal/proxy/conntrack"
 	"github.com/berth-dev/berth/internal/proxy/model"
 	"github.com/berth-dev/berth/internal/proxy/nft"
-	"github.com/berth-dev/berth/internal/testpace"
+	"github.com/berth-dev/berth/internal/testkit/netnstest"
+	"github.com/berth-dev/berth/internal/testkit/testtimeout"
 )
 
 // TestKernelStaleFlows sends datagrams, or beginnings of SCTP associations,
@@ -37,7 +37,7 @@ func staysOrGoes(t *testing.T, f model.Family, network string) {
 	m := s.w.model
 	service := c.service(s.plan)
 	to := clusterIPOf(service, s.plan)
-	s.patience = testpace.Patience(5 * time.Second)
+	s.patience = testtimeout.Scale(5 * time.Second)
 	ask := func() string { return s.askSCTP(s.spaces["pod"], to, 7777) }
 	if network == "udp" {
 		ask = s.askAgain(s.spaces["pod"], to)

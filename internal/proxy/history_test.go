@@ -16,10 +16,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
-	"github.com/berth-dev/berth/internal/netnstest"
 	"github.com/berth-dev/berth/internal/proxy/model"
 	"github.com/berth-dev/berth/internal/proxy/nft"
-	"github.com/berth-dev/berth/internal/testpace"
+	"github.com/berth-dev/berth/internal/testkit/netnstest"
+	"github.com/berth-dev/berth/internal/testkit/testtimeout"
 )
 
 // history is a cluster that changes at random.
@@ -118,7 +118,7 @@ func (w *writer) compare() (*model.Changes, error) {
 // TestKernelsEqualModel compares after every batch, in both kernels.
 func TestKernelsEqualModel(t *testing.T) {
 	for _, f := range []model.Family{model.V4, model.V6} {
-		for seed := range int64(testpace.Share(20, 4)) {
+		for seed := range int64(testtimeout.Rounds(20, 4)) {
 			h := newHistory(f, seed)
 			w := h.writer(nft.NewFake())
 			for i := range 60 {
@@ -136,11 +136,11 @@ func TestKernelsEqualModel(t *testing.T) {
 				return err
 			}
 			defer k.Close()
-			for seed := range int64(testpace.Share(3, 1)) {
+			for seed := range int64(testtimeout.Rounds(3, 1)) {
 				h := newHistory(f, seed)
 				w := h.writer(k)
 				w.table = fmt.Sprint("berth-", seed)
-				for i := range testpace.Share(80, 20) {
+				for i := range testtimeout.Rounds(80, 20) {
 					h.step(w.model)
 					if _, err := w.sync(); err != nil {
 						return err

@@ -22,10 +22,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
-	"github.com/berth-dev/berth/internal/netnstest"
 	"github.com/berth-dev/berth/internal/proxy/model"
 	"github.com/berth-dev/berth/internal/proxy/nft"
-	"github.com/berth-dev/berth/internal/testpace"
+	"github.com/berth-dev/berth/internal/testkit/netnstest"
+	"github.com/berth-dev/berth/internal/testkit/testtimeout"
 )
 
 // world is a node with a bridge and two pods on it, each in a network
@@ -57,7 +57,7 @@ func run(args ...string) error {
 }
 
 func newWorld(t *testing.T) *world {
-	w := &world{t: t, node: netnstest.New(t), patience: testpace.Patience(time.Second)}
+	w := &world{t: t, node: netnstest.New(t), patience: testtimeout.Scale(time.Second)}
 	w.must(netnstest.In(w.node, func() error {
 		err := errors.Join(run("ip", "link", "set", "lo", "up"), run("ip", "link", "add", "br0", "type", "bridge"),
 			run("ip", "addr", "add", "10.244.0.1/24", "dev", "br0"), run("ip", "link", "set", "br0", "up"),
@@ -328,8 +328,8 @@ func TestKernelRollingUpdate(t *testing.T) {
 	m.SetService(svc("a", "10.96.0.1", 80, nil))
 	m.SetSlice(slice("a", "10.244.0.10", "10.244.0.11", "10.244.0.12"))
 	w.sync()
-	w.patience = testpace.Patience(20 * time.Second) // a lost packet shows as a slow connection, not as a lost one
-	connections := testpace.Share(600, 60)
+	w.patience = testtimeout.Scale(20 * time.Second) // a lost packet shows as a slow connection, not as a lost one
+	connections := testtimeout.Rounds(600, 60)
 	var failed atomic.Int64
 	done := make(chan struct{})
 	go func() {

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/berth-dev/berth/internal/netnstest"
 	"github.com/berth-dev/berth/internal/proxy/model"
+	"github.com/berth-dev/berth/internal/testkit/netnstest"
 )
 
 // TestKernelListing checks that the nft program can print the rules, and load

@@ -6,9 +6,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/berth-dev/berth/internal/netnstest"
 	"github.com/berth-dev/berth/internal/proxy/model"
 	"github.com/berth-dev/berth/internal/proxy/nft"
+	"github.com/berth-dev/berth/internal/testkit/netnstest"
 )
 
 // perChange is how many netlink messages it takes to bring an endpoint of a

@@ -12,7 +12,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/proxy/model"
 	"github.com/berth-dev/berth/internal/proxy/nft"
-	"github.com/berth-dev/berth/internal/testpace"
+	"github.com/berth-dev/berth/internal/testkit/testtimeout"
 )
 
 // hidden are modules of a distribution's kernel, and what is missing where one
@@ -58,7 +58,7 @@ func TestKernelWithoutModules(t *testing.T) {
 func unload(t *testing.T) {
 	t.Helper()
 	var left []string
-	for deadline := time.Now().Add(testpace.Patience(20 * time.Second)); ; {
+	for deadline := time.Now().Add(testtimeout.Scale(20 * time.Second)); ; {
 		out, err := os.ReadFile("/proc/modules")
 		if err != nil {
 			t.Fatal(err)

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/berth-dev/berth/internal/netnstest"
+	"github.com/berth-dev/berth/internal/testkit/netnstest"
 )
 
 // TestCheckKernel passes on every kernel that the other tests need.

@@ -22,10 +22,10 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/berth-dev/berth/internal/journal"
-	"github.com/berth-dev/berth/internal/netnstest"
 	"github.com/berth-dev/berth/internal/proxy/model"
 	"github.com/berth-dev/berth/internal/proxy/nft"
-	"github.com/berth-dev/berth/internal/testpace"
+	"github.com/berth-dev/berth/internal/testkit/netnstest"
+	"github.com/berth-dev/berth/internal/testkit/testtimeout"
 )
 
 type told chan journal.Record
@@ -44,7 +44,7 @@ func (w *world) get(url string) (status int, body string, header http.Header) {
 		err = netnstest.In(w.node, func() (err error) { c, err = (&net.Dialer{}).DialContext(ctx, network, addr); return err })
 		return c, err
 	}
-	client := &http.Client{Timeout: testpace.Patience(5 * time.Second), Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial}}
+	client := &http.Client{Timeout: testtimeout.Scale(5 * time.Second), Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial}}
 	resp, err := client.Get(url)
 	if err != nil {
 		return 0, err.Error(), nil
@@ -60,7 +60,7 @@ func (w *world) get(url string) (status int, body string, header http.Header) {
 // until waits for something that must come to be true.
 func (w *world) until(what string, cond func() bool) {
 	w.t.Helper()
-	limit := testpace.Patience(20 * time.Second)
+	limit := testtimeout.Scale(20 * time.Second)
 	deadline := time.Now().Add(limit)
 	for !cond() {
 		if time.Now().After(deadline) {

@@ -13,7 +13,7 @@ import (
 
 	"github.com/vishvananda/netns"
 
-	"github.com/berth-dev/berth/internal/netnstest"
+	"github.com/berth-dev/berth/internal/testkit/netnstest"
 )
 
 // Not every kernel has SCTP sockets, but tracking and translating SCTP needs

@@ -18,10 +18,10 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/utils/ptr"
 
-	"github.com/berth-dev/berth/internal/netnstest"
 	"github.com/berth-dev/berth/internal/proxy/model"
 	"github.com/berth-dev/berth/internal/proxy/nft"
-	"github.com/berth-dev/berth/internal/testpace"
+	"github.com/berth-dev/berth/internal/testkit/netnstest"
+	"github.com/berth-dev/berth/internal/testkit/testtimeout"
 )
 
 var rewrite = flag.Bool("rewrite", false, "write the table of the packet suite anew")
@@ -376,7 +376,7 @@ type suite struct {
 }
 
 func newSuite(t *testing.T, f model.Family) *suite {
-	s := &suite{plan: planOf(f), world: &world{t: t, node: netnstest.New(t), patience: testpace.Patience(time.Second)}, spaces: map[string]netns.NsHandle{}}
+	s := &suite{plan: planOf(f), world: &world{t: t, node: netnstest.New(t), patience: testtimeout.Scale(time.Second)}, spaces: map[string]netns.NsHandle{}}
 	s.spaces["node"] = s.node
 	ip := func(args ...string) error {
 		if f == model.V6 {
@@ -493,7 +493,7 @@ func (s *suite) askAll(network string) results {
 	for _, c := range cases {
 		r[c.name] = map[string]string{}
 	}
-	turn := make(chan struct{}, testpace.Share(len(cases)*len(from), 16))
+	turn := make(chan struct{}, testtimeout.Rounds(len(cases)*len(from), 16))
 	for _, c := range cases {
 		for _, place := range from {
 			wg.Go(func() {
@@ -521,7 +521,7 @@ func (s *suite) askCase(network string, c kase, place string, patience time.Dura
 	w := *s.world
 	w.patience = patience
 	answers := map[string]bool{}
-	for range testpace.Share(24, 10) {
+	for range testtimeout.Rounds(24, 10) {
 		got := s.words(place, w.ask(s.spaces[place], network, c.ask(c.service(s.plan), s.plan).String()))
 		answers[got] = true
 		if !strings.Contains(got, " ") || strings.Contains(got, notPermitted) {

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/berth-dev/berth/internal/golden"
+	"github.com/berth-dev/berth/internal/testkit/golden"
 )
 
 // TestExamples plays every scenario under examples and compares everything it

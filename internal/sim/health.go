@@ -185,8 +185,8 @@ func (h *healthShell) now() metav1.Time { return metav1.NewTime(h.w.time().Trunc
 
 // mark makes the conditions of a silent node Unknown.
 func (h *healthShell) mark(n *node) (writeKind, func()) {
-	set := health.UnknownConditions(n.obj, h.now())
-	if !h.monitor.Verdict(n.obj.Name).Unknown || len(set) == 0 {
+	set := h.monitor.Verdict(n.obj.Name).Conditions(n.obj, h.now())
+	if len(set) == 0 {
 		h.hand(n, &n.following, &h.rest, h.follow)
 		h.hand(n, &n.silencing, &h.unready, h.markPods)
 		return 0, nil
@@ -199,11 +199,10 @@ func (h *healthShell) mark(n *node) (writeKind, func()) {
 
 // markPods takes a node's next pod out of service.
 func (h *healthShell) markPods(n *node) (writeKind, func()) {
-	if h.monitor.Verdict(n.obj.Name).PodsNotReady {
-		for _, p := range n.pods {
-			if p.ready() {
-				return writePodStatus, func() { h.markPod(p) }
-			}
+	v := h.monitor.Verdict(n.obj.Name)
+	for _, p := range n.pods {
+		if v.MarksPod(&p.obj) {
+			return writePodStatus, func() { h.markPod(p) }
 		}
 	}
 	return 0, nil
@@ -211,22 +210,22 @@ func (h *healthShell) markPods(n *node) (writeKind, func()) {
 
 // follow makes a node's taints fit its verdict.
 func (h *healthShell) follow(n *node) (writeKind, func()) {
-	key, view := h.monitor.Verdict(n.obj.Name).NoExecute, health.ViewOf(n.obj)
-	adds := key != "" && !view.NotReady && !view.Unreachable
-	if adds && !h.monitor.Spend(h.w.time(), n.obj.Name, "") {
-		key, adds = "", false
-		h.plan(h.w.now) // it may have lost its turn
+	acquire := func() bool {
+		ok := h.monitor.Spend(h.w.time(), n.obj.Name, "")
+		if !ok {
+			h.plan(h.w.now) // it may have lost its turn
+		}
+		return ok
 	}
-	taints, changed := health.NoSchedule(n.obj, h.now())
-	taints, more := health.NoExecute(taints, key, h.now())
-	if !changed && !more {
+	write := h.monitor.Verdict(n.obj.Name).Taints(n.obj, h.now(), acquire)
+	if !write.Changed {
 		return 0, nil
 	}
 	return writeNodeTaints, func() {
 		before := n.obj
-		h.w.writeNode(n, func(o *v1.Node) { o.Spec.Taints = taints })
+		h.w.writeNode(n, func(o *v1.Node) { o.Spec.Taints = write.Taints })
 		h.w.notes.taints(h.w, n, before)
-		if adds {
+		if write.Adds {
 			h.observe(health.Event{Kind: health.NodeRead, Node: n.obj.Name, View: health.ViewOf(n.obj)})
 			h.observe(health.Event{Kind: health.Tried, Node: n.obj.Name})
 		}
@@ -251,7 +250,7 @@ func (h *healthShell) seePod(p *pod) {
 	if h.w.down > 0 || p.gone || p.node == nil {
 		return
 	}
-	if v := h.monitor.Verdict(p.node.obj.Name); v.PodsNotReady && v.Ready == health.Unknown {
+	if v := h.monitor.Verdict(p.node.obj.Name); v.MarksUpdatedPod(&p.obj, &p.obj) {
 		h.queue(p.node)
 	}
 }

@@ -21,11 +21,11 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"github.com/berth-dev/berth/internal/testpace"
+	"github.com/berth-dev/berth/internal/testkit/testtimeout"
 )
 
 // patience bounds every wait; a wait ends as soon as its condition holds.
-var patience = testpace.Patience(90 * time.Second)
+var patience = testtimeout.Scale(90 * time.Second)
 
 // cluster is one `berth up` (or server) of its own data directory and ports.
 type cluster struct {

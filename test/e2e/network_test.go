@@ -16,7 +16,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	berth "github.com/berth-dev/berth/internal/cluster"
-	"github.com/berth-dev/berth/internal/wgtest"
+	"github.com/berth-dev/berth/internal/testkit/wgtest"
 )
 
 // TestNetworkOfTwoMachines: pods of two machines reach each other by address,

@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/berth-dev/berth/internal/testpace"
+	"github.com/berth-dev/berth/internal/testkit/testtimeout"
 )
 
 const (
@@ -28,7 +28,7 @@ const (
 )
 
 // hogRate is what the hog takes of it per second, in MiB.
-var hogRate = 50 / testpace.Slowness
+var hogRate = 50 / testtimeout.Multiplier
 
 // agentConfig writes a KubeletConfiguration with further fields.
 func agentConfig(t *testing.T, fields string) string {

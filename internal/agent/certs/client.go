@@ -227,6 +227,9 @@ func NewRotation(cfg RotationConfig) (*Rotation, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening --cert-dir: %w", err)
 	}
+	if err := forgetExpired(store, cfg.Kubeconfig.CertData); err != nil {
+		return nil, err
+	}
 	r := &Rotation{cfg: cfg}
 	r.manager, err = certificate.NewManager(&certificate.Config{
 		Name:                    "kubelet-client",
@@ -243,6 +246,24 @@ func NewRotation(cfg RotationConfig) (*Rotation, error) {
 		return nil, fmt.Errorf("setting up certificate rotation: %w", err)
 	}
 	return r, nil
+}
+
+// forgetExpired removes a stored certificate that has expired where the
+// kubeconfig holds a good one: somebody else renewed that while the agent did
+// not run, and the stored one would be taken before it.
+func forgetExpired(store certificate.FileStore, kubeconfig []byte) error {
+	stored, err := store.Current()
+	if err != nil || stored.Leaf == nil || time.Now().Before(stored.Leaf.NotAfter) {
+		return nil //nolint:nilerr // there is none to forget
+	}
+	given, err := certutil.ParseCertsPEM(kubeconfig)
+	if err != nil || !time.Now().Before(given[0].NotAfter) {
+		return nil //nolint:nilerr // there is no better one
+	}
+	if err := os.Remove(store.CurrentPath()); err != nil {
+		return fmt.Errorf("removing an expired client certificate: %w", err)
+	}
+	return nil
 }
 
 // Current is the certificate to use now, nil if there is none.

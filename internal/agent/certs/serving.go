@@ -93,28 +93,55 @@ func tlsSettings(cfg *kubeletv1beta1.KubeletConfiguration) (*tls.Config, error) 
 
 // fromFiles serves what the files hold now.
 func fromFiles(base *tls.Config, certFile, keyFile string) (*Serving, error) {
-	content, err := dynamiccertificates.NewDynamicServingContentFromFiles("serving-cert", certFile, keyFile)
+	pair, err := WatchPair("serving", certFile, keyFile, func() {})
 	if err != nil {
-		return nil, fmt.Errorf("loading the serving certificate: %w", err)
-	}
-	holder := &atomic.Pointer[tls.Certificate]{}
-	load := func() error {
-		pair, err := tls.X509KeyPair(content.CurrentCertKeyContent())
-		if err != nil {
-			return fmt.Errorf("loading the serving certificate: %w", err)
-		}
-		holder.Store(&pair)
-		return nil
-	}
-	if err := load(); err != nil {
 		return nil, err
 	}
-	content.AddListener(listener(func() { _ = load() })) // a broken pair keeps the last good one
-	base.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return holder.Load(), nil }
-	return &Serving{TLS: base, Run: func(ctx context.Context) error {
-		content.Run(ctx, 1)
-		return nil
-	}}, nil
+	base.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return pair.Current(), nil }
+	return &Serving{TLS: base, Run: pair.Run}, nil
+}
+
+// Pair is a certificate with its key in files that somebody else renews.
+type Pair struct {
+	content *dynamiccertificates.DynamicCertKeyPairContent
+	current atomic.Pointer[tls.Certificate]
+}
+
+// WatchPair reads a pair of files; purpose names it in errors, such as
+// "serving". While Run runs, changed is called after each new pair. A pair that
+// is broken keeps the last good one.
+func WatchPair(purpose, certFile, keyFile string, changed func()) (*Pair, error) {
+	content, err := dynamiccertificates.NewDynamicServingContentFromFiles(purpose+"-cert", certFile, keyFile)
+	if err != nil {
+		return nil, fmt.Errorf("loading the %s certificate: %w", purpose, err)
+	}
+	p := &Pair{content: content}
+	if err := p.load(); err != nil {
+		return nil, fmt.Errorf("loading the %s certificate: %w", purpose, err)
+	}
+	content.AddListener(listener(func() {
+		if p.load() == nil {
+			changed()
+		}
+	}))
+	return p, nil
+}
+
+func (p *Pair) load() error {
+	pair, err := tls.X509KeyPair(p.content.CurrentCertKeyContent())
+	if err == nil {
+		p.current.Store(&pair)
+	}
+	return err
+}
+
+// Current is the last good pair.
+func (p *Pair) Current() *tls.Certificate { return p.current.Load() }
+
+// Run follows the files until the context ends.
+func (p *Pair) Run(ctx context.Context) error {
+	p.content.Run(ctx, 1)
+	return nil
 }
 
 type listener func()

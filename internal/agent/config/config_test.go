@@ -16,7 +16,7 @@ import (
 	"github.com/spf13/pflag"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 
-	"github.com/berth-dev/berth/internal/golden"
+	"github.com/berth-dev/berth/internal/testkit/golden"
 )
 
 func load(t *testing.T, files map[string]string, args ...string) (*Effective, error) {

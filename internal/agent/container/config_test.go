@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/berth-dev/berth/internal/agent/network"
-	"github.com/berth-dev/berth/internal/golden"
+	"github.com/berth-dev/berth/internal/testkit/golden"
 )
 
 // script is one input: a pod and the facts about its node that matter here.

@@ -1,7 +1,6 @@
 package container
 
 import (
-	"encoding/json"
 	"fmt"
 	"hash/fnv"
 	"path/filepath"
@@ -46,18 +45,6 @@ func LogDir(logsDir string, pod *v1.Pod) string {
 // LogPath is a container's log file relative to LogDir.
 func LogPath(container string, attempt uint32) string {
 	return filepath.Join(container, strconv.FormatUint(uint64(attempt), 10)+".log")
-}
-
-// Hash identifies what of a container's spec may not change without a restart:
-// its name and image, and nothing else.
-func Hash(c *v1.Container) string {
-	b, err := json.Marshal(map[string]string{"name": c.Name, "image": c.Image})
-	if err != nil {
-		panic(err) // two strings always marshal
-	}
-	h := fnv.New32a()
-	_, _ = h.Write(b)
-	return strconv.FormatUint(uint64(h.Sum32()), 16)
 }
 
 // Warnings are the events that configuring this pod should be told about:

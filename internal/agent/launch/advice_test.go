@@ -39,7 +39,8 @@ func kubeconfig(t *testing.T, c *rest.Config) string {
 	t.Helper()
 	out := clientcmdapi.NewConfig()
 	out.Clusters["c"] = &clientcmdapi.Cluster{Server: c.Host, CertificateAuthority: c.CAFile, CertificateAuthorityData: c.CAData}
-	out.AuthInfos["u"] = &clientcmdapi.AuthInfo{ClientCertificate: c.CertFile, ClientKey: c.KeyFile, Token: c.BearerToken}
+	out.AuthInfos["u"] = &clientcmdapi.AuthInfo{ClientCertificate: c.CertFile, ClientKey: c.KeyFile, Token: c.BearerToken,
+		ClientCertificateData: c.CertData, ClientKeyData: c.KeyData}
 	out.Contexts["x"] = &clientcmdapi.Context{Cluster: "c", AuthInfo: "u"}
 	out.CurrentContext = "x"
 	file := filepath.Join(t.TempDir(), "kubeconfig")
@@ -54,7 +55,7 @@ func kubeconfig(t *testing.T, c *rest.Config) string {
 func ask(t *testing.T, kubeconfig string) string {
 	t.Helper()
 	var log bytes.Buffer
-	l := &launcher{id: node.Identity{Name: "n1"}, cfg: Config{Log: slog.New(slog.NewTextHandler(&log, nil)), Effective: &config.Effective{
+	l := &credentials{id: node.Identity{Name: "n1"}, cfg: Config{Log: slog.New(slog.NewTextHandler(&log, nil)), Effective: &config.Effective{
 		Kubelet: &kubeletv1beta1.KubeletConfiguration{ContentType: "application/json"}}}}
 	l.cfg.Effective.Agent.Kubeconfig, l.cfg.Effective.Agent.CertDir = kubeconfig, t.TempDir()
 	out := agent.Config{Metrics: prometheus.NewRegistry()}

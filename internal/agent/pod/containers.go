@@ -1,9 +1,6 @@
 package pod
 
 import (
-	"encoding/json"
-	"fmt"
-	"hash/fnv"
 	"slices"
 	"strings"
 	"time"
@@ -126,21 +123,6 @@ func ruleFor(c *v1.Container, code int32) v1.ContainerRestartRuleAction {
 		}
 	}
 	return ""
-}
-
-// Hash is the fingerprint of what a change of makes a container start anew:
-// its name and image, nothing else.
-func Hash(c *v1.Container) string {
-	h := fnv.New32a()
-	b, err := json.Marshal(struct {
-		Image string `json:"image"`
-		Name  string `json:"name"`
-	}{c.Image, c.Name})
-	if err != nil {
-		panic(fmt.Sprintf("marshalling two strings: %v", err))
-	}
-	_, _ = h.Write(b)
-	return fmt.Sprintf("%x", h.Sum32())
 }
 
 // backoffKey changes when a container's image or resources do.

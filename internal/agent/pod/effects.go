@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -206,13 +205,6 @@ func (m *Manager) start(ctx context.Context, w *worker, pod *v1.Pod, a Action) (
 	if err != nil {
 		return "", m.startFailed(ctx, pod, a, failure(err, "CreateContainerConfigError"))
 	}
-	if cfg.Annotations == nil {
-		cfg.Annotations = map[string]string{}
-	}
-	cfg.Annotations[runtime.AnnotationHash] = Hash(in.Container)
-	cfg.Annotations[runtime.AnnotationRestartCount] = strconv.FormatUint(uint64(a.Attempt), 10)
-	cfg.Metadata = &runtimeapi.ContainerMetadata{Name: a.Container, Attempt: a.Attempt}
-	cfg.LogPath = filepath.Join(a.Container, strconv.FormatUint(uint64(a.Attempt), 10)+".log")
 	if err := os.MkdirAll(filepath.Join(sandboxCfg.GetLogDirectory(), a.Container), 0o755); err != nil {
 		return "", m.startFailed(ctx, pod, a, failure(err, "CreateContainerError"))
 	}

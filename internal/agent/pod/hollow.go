@@ -7,6 +7,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/berth-dev/berth/internal/agent/container"
 	"github.com/berth-dev/berth/internal/agent/runtime"
 )
 
@@ -120,7 +121,7 @@ func (h *Hollow) perform(a Action, now time.Time) (r Result) {
 		c := containerOf(h.spec.Pod, a.Container)
 		r.ContainerID = h.id(a.Container)
 		next.Containers = append([]*runtime.Container{{ID: r.ContainerID, SandboxID: next.Sandboxes[0].ID, Name: a.Container, Attempt: a.Attempt,
-			State: runtime.Running, CreatedAt: now, StartedAt: now, Image: c.Image, ImageRef: c.Image, Hash: Hash(c)}}, next.Containers...)
+			State: runtime.Running, CreatedAt: now, StartedAt: now, Image: c.Image, ImageRef: c.Image, Hash: container.Hash(c)}}, next.Containers...)
 	case Stop:
 		for i, c := range next.Containers {
 			if c.ID == a.ID && c.State != runtime.Exited {

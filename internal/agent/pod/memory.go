@@ -32,7 +32,9 @@ type Memory struct {
 	// Logged is the highest restart count, by container, that logs on disk told
 	// of when the agent met the pod: it outlives the runtime.
 	Logged map[string]uint32
-	// PostStarted and PreStopped tell which containers' hooks have run.
+	// PostStarted and PreStopped tell which containers' hooks have run, by the
+	// runtime's ID. A container that the API shows running was past its post-start
+	// hook when that was written: agents, also a kubelet, show it waiting till then.
 	PostStarted map[string]bool
 	PreStopped  map[string]bool
 	// StopBy is when a container that is being stopped was promised to be gone.
@@ -86,17 +88,34 @@ type Result struct {
 // NewMemory is the memory of an agent that meets a pod now, of which the API
 // holds the status last.
 func NewMemory(last v1.PodStatus, now time.Time) Memory {
-	ran := map[string]bool{}
+	ran, hooked := map[string]bool{}, map[string]bool{}
 	for _, list := range [][]v1.ContainerStatus{last.InitContainerStatuses, last.ContainerStatuses} {
 		for i := range list {
 			ran[list[i].ContainerID] = list[i].State.Running != nil
+			if _, id, ok := strings.Cut(list[i].ContainerID, "://"); ok && list[i].State.Running != nil {
+				hooked[id] = true
+			}
 		}
 	}
 	return Memory{
 		Met: now, ranThen: ran,
 		InFlight: map[Key]Action{}, Failed: map[Key]Failure{}, Images: map[string]Image{},
-		Backoff: map[string]Backoff{}, PostStarted: map[string]bool{}, PreStopped: map[string]bool{}, StopBy: map[string]time.Time{},
+		Backoff: map[string]Backoff{}, PostStarted: hooked, PreStopped: map[string]bool{}, StopBy: map[string]time.Time{},
 		Stopped: map[string]bool{}, Last: last, Acked: last.Phase,
+	}
+}
+
+// trustRunning takes all that runs for past its post-start hook: there is no
+// status to ask, and a hook that runs again in a container that serves does more
+// harm than one that an agent's crash cut short.
+func (m *Memory) trustRunning(held *runtime.Pod) {
+	if held == nil {
+		return
+	}
+	for _, c := range held.Containers {
+		if c.State == runtime.Running {
+			m.PostStarted[c.ID] = true
+		}
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/berth-dev/berth/internal/agent/container"
 	"github.com/berth-dev/berth/internal/agent/runtime"
 	"github.com/berth-dev/berth/internal/journal"
 )
@@ -28,7 +29,7 @@ func (p *planner) check(m *member) bool {
 	switch {
 	case c.State == runtime.Unknown:
 		p.stop(c, p.ownGrace(), fmt.Sprintf("Container %s is in unknown state, try killing it before restart", name), fact("state", "unknown"))
-	case c.Hash != "" && c.Hash != Hash(m.c):
+	case !container.SameDefinition(c.Hash, m.c):
 		p.stop(c, p.ownGrace(), fmt.Sprintf("Container %s definition changed, will be restarted", name), fact("definition", "changed"))
 	case probe.Failed != "":
 		msg := fmt.Sprintf("Container %s failed %s probe, will be restarted", name, probe.Failed)
@@ -71,7 +72,7 @@ func (p *planner) run(m *member) {
 		p.start(m, nil, fact("sandbox", "new")) // init containers run once per sandbox
 		return
 	}
-	if !restartable(p.pod, m, c) && !(c.Hash != "" && c.Hash != Hash(m.c)) {
+	if !restartable(p.pod, m, c) && container.SameDefinition(c.Hash, m.c) {
 		return
 	}
 	at, entry := p.restartAt(m, c)

@@ -6,6 +6,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/berth-dev/berth/internal/agent/container"
 	"github.com/berth-dev/berth/internal/agent/runtime"
 	"github.com/berth-dev/berth/internal/journal"
 )
@@ -112,7 +113,7 @@ func (p *planner) finished(m *member) bool {
 	if m.last == nil {
 		return lastRan(&p.obs.Last, m.c.Name) && !p.vanishedRestarts(m)
 	}
-	return exited(m.last) && !restartable(p.pod, m, m.last) && (m.last.Hash == "" || m.last.Hash == Hash(m.c))
+	return exited(m.last) && !restartable(p.pod, m, m.last) && container.SameDefinition(m.last.Hash, m.c)
 }
 
 func (p *planner) overDeadline() bool {

@@ -106,7 +106,11 @@ func (w *worker) deliver(r Result) {
 // ends.
 func (w *worker) run(ctx context.Context) {
 	defer w.wg.Wait()
-	w.obs.Memory = NewMemory(w.firstStatus(), w.m.cfg.Now())
+	last, known := w.firstStatus()
+	w.obs.Memory = NewMemory(last, w.m.cfg.Now())
+	if !known {
+		w.obs.trustRunning(w.m.cfg.Runtime.Pod(w.uid))
+	}
 	w.obs.Logged = w.m.loggedAttempts(w.uid)
 	w.obs.Allocation = w.m.loadAllocation(w.uid)
 	w.obs.RuntimeName = w.m.cfg.RuntimeName
@@ -154,17 +158,18 @@ func roundType(first bool, plan *Plan) string {
 	return "sync"
 }
 
-// firstStatus is the status the API holds when the worker begins.
-func (w *worker) firstStatus() v1.PodStatus {
+// firstStatus is the status the API holds when the worker begins. Of a static
+// pod nothing is known before its mirror was seen.
+func (w *worker) firstStatus() (status v1.PodStatus, known bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.spec.Static {
-		if w.mirror != nil {
-			return w.mirror.Status
+		if w.mirror == nil {
+			return v1.PodStatus{}, false
 		}
-		return v1.PodStatus{}
+		return w.mirror.Status, true
 	}
-	return w.spec.Pod.Status
+	return w.spec.Pod.Status, true
 }
 
 // observe takes in everything that arrived since the last round.

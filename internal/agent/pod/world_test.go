@@ -17,6 +17,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	kubelettypes "k8s.io/kubelet/pkg/types"
 
+	"github.com/berth-dev/berth/internal/agent/container"
 	"github.com/berth-dev/berth/internal/agent/runtime"
 	"github.com/berth-dev/berth/internal/agent/runtime/fake"
 	"github.com/berth-dev/berth/internal/journal"
@@ -324,7 +325,12 @@ func (c configs) Container(ctx context.Context, in StartInput) (*runtimeapi.Cont
 	}
 	sb, _, err := c.Sandbox(ctx, in.Pod, 0)
 	return &runtimeapi.ContainerConfig{
-		Image: &runtimeapi.ImageSpec{Image: in.ImageRef},
+		Metadata: &runtimeapi.ContainerMetadata{Name: in.Container.Name, Attempt: in.Attempt},
+		Image:    &runtimeapi.ImageSpec{Image: in.ImageRef},
+		LogPath:  container.LogPath(in.Container.Name, in.Attempt),
+		Annotations: map[string]string{
+			runtime.AnnotationHash: container.Hash(in.Container), runtime.AnnotationRestartCount: fmt.Sprint(in.Attempt),
+		},
 		Labels: map[string]string{
 			kubelettypes.KubernetesPodNameLabel: in.Pod.Name, kubelettypes.KubernetesPodNamespaceLabel: in.Pod.Namespace,
 			kubelettypes.KubernetesPodUIDLabel: string(in.Pod.UID), kubelettypes.KubernetesContainerNameLabel: in.Container.Name,

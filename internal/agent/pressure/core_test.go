@@ -18,7 +18,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/berth-dev/berth/internal/agent/config"
-	"github.com/berth-dev/berth/internal/golden"
+	"github.com/berth-dev/berth/internal/testkit/golden"
 )
 
 var epoch = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)

@@ -35,6 +35,9 @@ func (s *set) runFiles(ctx context.Context) {
 	}
 	ticker := time.NewTicker(period)
 	defer ticker.Stop()
+	if !s.awaitRuntime(ctx) {
+		return
+	}
 	known := map[string]*manifest{}
 	watched := false
 	for {
@@ -103,6 +106,7 @@ func (s *set) readFiles(known map[string]*manifest) ([]*v1.Pod, error) {
 	st, err := os.Stat(s.cfg.Path)
 	if errors.Is(err, fs.ErrNotExist) {
 		clear(known)
+		s.keepIdentities("file", nil)
 		return nil, nil
 	}
 	if err != nil {
@@ -137,6 +141,11 @@ func (s *set) readFiles(known map[string]*manifest) ([]*v1.Pod, error) {
 			pods = append(pods, m.pods...)
 		}
 	}
+	keys := make([]string, 0, len(paths))
+	for _, p := range paths {
+		keys = append(keys, "file:"+p)
+	}
+	s.keepIdentities("file", keys)
 	for p := range known {
 		if !slices.Contains(paths, p) {
 			delete(known, p)
@@ -163,7 +172,8 @@ func (s *set) readFile(path string, before *manifest) (*manifest, error) {
 	if n, err := documents(data); err != nil || n != 1 {
 		return before, errors.Join(err, fmt.Errorf("it holds %d objects, allowed is one", n))
 	}
-	pods, err := parse(data, origin{node: s.cfg.NodeName, kind: "file", place: path, seen: s.cfg.Now()}, false)
+	from := &origin{node: s.cfg.NodeName, kind: "file", place: path, seen: s.cfg.Now(), changed: st.ModTime(), ids: s.ids}
+	pods, err := parse(data, from, false)
 	if err != nil {
 		return before, err
 	}

@@ -2,6 +2,7 @@ package source
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -26,11 +27,28 @@ type origin struct {
 	// place is the path or URL.
 	place string
 	seen  time.Time
+	// changed is when the manifest was last changed; zero if that is not known.
+	changed time.Time
+	// ids knows the UIDs of pods that name none; nil makes each from its manifest.
+	ids *identities
+}
+
+// key names the manifest of a pod: a file holds one, a URL may have several.
+func (o *origin) key(p *v1.Pod) string {
+	if o.kind == "file" {
+		return "file:" + o.place
+	}
+	return o.kind + ":" + o.place + "#" + o.name(p).String()
+}
+
+// name is the name under which a pod that was read here runs.
+func (o *origin) name(p *v1.Pod) types.NamespacedName {
+	return types.NamespacedName{Namespace: cmp.Or(p.Namespace, metav1.NamespaceDefault), Name: p.Name + "-" + strings.ToLower(o.node)}
 }
 
 // parse reads a Pod, or where lists are allowed also a PodList, and completes
 // each pod as the API server would.
-func parse(data []byte, from origin, lists bool) ([]*v1.Pod, error) {
+func parse(data []byte, from *origin, lists bool) ([]*v1.Pod, error) {
 	js, err := yaml.YAMLToJSON(data)
 	if err != nil {
 		return nil, fmt.Errorf("reading %s: %w", from.place, err)
@@ -40,13 +58,18 @@ func parse(data []byte, from origin, lists bool) ([]*v1.Pod, error) {
 		return nil, fmt.Errorf("reading the kind of %s: %w", from.place, err)
 	}
 	var pods []*v1.Pod
+	var manifests []any
+	var whole map[string]any
+	if err := json.Unmarshal(js, &whole); err != nil {
+		return nil, fmt.Errorf("reading %s: %w", from.place, err)
+	}
 	switch {
 	case tm.APIVersion == "v1" && tm.Kind == "Pod":
 		var p v1.Pod
 		if err := strict(js, &p); err != nil {
 			return nil, fmt.Errorf("reading pod of %s: %w", from.place, err)
 		}
-		pods = append(pods, &p)
+		pods, manifests = append(pods, &p), append(manifests, whole)
 	case lists && tm.APIVersion == "v1" && (tm.Kind == "PodList" || tm.Kind == "List"):
 		var l v1.PodList
 		if err := strict(js, &l); err != nil {
@@ -55,13 +78,14 @@ func parse(data []byte, from origin, lists bool) ([]*v1.Pod, error) {
 		for i := range l.Items {
 			pods = append(pods, &l.Items[i])
 		}
+		manifests, _ = whole["items"].([]any)
 	default:
 		return nil, fmt.Errorf("reading %s: it holds %q of %q, allowed is a Pod of v1", from.place, tm.Kind, tm.APIVersion)
 	}
 	var errs []error
 	out := pods[:0]
-	for _, p := range pods {
-		if err := complete(p, from); err != nil {
+	for i, p := range pods {
+		if err := complete(p, from, manifests[i]); err != nil {
 			errs = append(errs, err)
 			continue
 		}
@@ -99,21 +123,44 @@ func documents(data []byte) (int, error) {
 	}
 }
 
+// hashed is the UID that a manifest makes at this place.
+func hashed(p *v1.Pod, from *origin) (types.UID, error) {
+	h := fnv.New128a()
+	b, err := json.Marshal(p)
+	if err != nil {
+		return "", fmt.Errorf("hashing the pod of %s: %w", from.place, err)
+	}
+	_, _ = h.Write(b)
+	if from.kind == "file" {
+		fmt.Fprintf(h, "host:%sfile:%s", from.node, from.place)
+	} else {
+		fmt.Fprintf(h, "url:%s", from.place)
+	}
+	return types.UID(hex.EncodeToString(h.Sum(nil))), nil
+}
+
+// identify gives a pod that names no UID the one it has here.
+func identify(p *v1.Pod, from *origin, manifest any) error {
+	if p.UID != "" {
+		return nil
+	}
+	var err error
+	if from.ids == nil {
+		p.UID, err = hashed(p, from)
+		return err
+	}
+	digest, err := manifestDigest(manifest, from.node)
+	if err != nil {
+		return fmt.Errorf("reading the pod of %s: %w", from.place, err)
+	}
+	p.UID, err = from.ids.of(p, from, digest)
+	return err
+}
+
 // complete gives a static pod its identity and defaults and checks it.
-func complete(p *v1.Pod, from origin) error {
-	if p.UID == "" {
-		h := fnv.New128a()
-		b, err := json.Marshal(p)
-		if err != nil {
-			return fmt.Errorf("hashing the pod of %s: %w", from.place, err)
-		}
-		_, _ = h.Write(b)
-		if from.kind == "file" {
-			fmt.Fprintf(h, "host:%sfile:%s", from.node, from.place)
-		} else {
-			fmt.Fprintf(h, "url:%s", from.place)
-		}
-		p.UID = types.UID(hex.EncodeToString(h.Sum(nil)))
+func complete(p *v1.Pod, from *origin, manifest any) error {
+	if err := identify(p, from, manifest); err != nil {
+		return err
 	}
 	if p.Namespace == "" {
 		p.Namespace = metav1.NamespaceDefault

@@ -61,7 +61,11 @@ type Config struct {
 	Header http.Header
 	// URLPeriod is how often the URL is asked (20 s when zero).
 	URLPeriod time.Duration
-	Sink      Sink
+	// StatePath is the file that keeps the UIDs of static pods; empty for none.
+	StatePath string
+	// Runtime tells under which UIDs static pods run already; nil: under none.
+	Runtime Runtime
+	Sink    Sink
 	// Recorder gets an event for each manifest that is refused.
 	Recorder record.EventRecorder
 	Log      *slog.Logger
@@ -78,8 +82,15 @@ func Run(ctx context.Context, cfg Config) error {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	s := &set{cfg: cfg, statics: map[types.UID]*v1.Pod{}, mirrors: map[types.NamespacedName]*v1.Pod{}, bySource: map[string]map[types.UID]bool{}, awaited: map[types.NamespacedName]bool{}}
+	s := &set{cfg: cfg, statics: map[types.UID]*v1.Pod{}, mirrors: map[types.NamespacedName]*v1.Pod{}, bySource: map[string]map[types.UID]bool{}, awaited: map[types.NamespacedName]bool{}, met: make(chan struct{})}
+	var err error
+	if s.ids, err = openIdentities(cfg.StatePath); err != nil {
+		cfg.Log.Warn("static pods get their UIDs from the runtime or anew", "err", err)
+	}
 	var wg sync.WaitGroup
+	if cfg.Path != "" || cfg.URL != "" {
+		wg.Go(func() { s.meetRuntime(ctx) })
+	}
 	s.expect("api", cfg.Client != nil)
 	s.expect("file", cfg.Path != "")
 	s.expect("url", cfg.URL != "")
@@ -103,6 +114,8 @@ func Run(ctx context.Context, cfg Config) error {
 type set struct {
 	cfg   Config
 	queue *mirrorQueue
+	ids   *identities
+	met   chan struct{} // closed when the runtime has told of its static pods
 
 	mu       sync.Mutex
 	waiting  map[string]bool // sources that have not reported
@@ -159,6 +172,43 @@ func (s *set) checkReady() {
 	s.cfg.Sink.SourcesReady()
 	for _, n := range names { // mirrors without a static pod can go now
 		s.touchMirror(n)
+	}
+}
+
+// meetRuntime asks what static pods run already. A pod must not be given another
+// UID because the runtime was slow, so it is asked until it answers.
+func (s *set) meetRuntime(ctx context.Context) {
+	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 10*time.Second) {
+		err := s.ids.meet(ctx, s.cfg.Runtime)
+		if err == nil {
+			close(s.met)
+			return
+		}
+		s.cfg.Log.Warn("static pods wait", "err", err, "retry", pause)
+		t := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			t.Stop()
+			return
+		case <-t.C:
+		}
+	}
+}
+
+// awaitRuntime waits for the runtime's answer; false if ctx ends first.
+func (s *set) awaitRuntime(ctx context.Context) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-s.met:
+		return true
+	}
+}
+
+// keepIdentities keeps the UIDs of one source's static pods on disk.
+func (s *set) keepIdentities(kind string, keys []string) {
+	if err := s.ids.keep(kind, keys); err != nil {
+		s.cfg.Log.Warn("keeping the UIDs of static pods", "err", err)
 	}
 }
 

@@ -22,6 +22,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 )
 
+var quiet = slog.New(slog.DiscardHandler)
+
 const patience = 30 * time.Second
 
 // ear is a sink that keeps the news.
@@ -78,7 +80,10 @@ func (e *ear) named(name string) *v1.Pod {
 func start(t *testing.T, cfg Config) *ear {
 	t.Helper()
 	e := newEar()
-	cfg.NodeName, cfg.Sink, cfg.Log = "Node1", e, slog.New(slog.DiscardHandler)
+	cfg.Sink, cfg.Log = e, quiet
+	if cfg.NodeName == "" {
+		cfg.NodeName = "Node1"
+	}
 	if cfg.Node == nil {
 		cfg.Node = func() types.UID { return "node-uid" }
 	}
@@ -226,12 +231,12 @@ func TestRefused(t *testing.T) {
 		{`{serviceAccountName: sa, containers: [{name: a, image: i}]}`, "static pods may not reference serviceaccounts"},
 		{`{containers: [{name: A_, image: i}]}`, `name of container "A_"`},
 	} {
-		_, err := parse([]byte("apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec: "+tc.spec), origin{node: "n", kind: "file", place: "f"}, false)
+		_, err := parse([]byte("apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec: "+tc.spec), &origin{node: "n", kind: "file", place: "f"}, false)
 		if err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: %v, want %q", tc.spec, err, tc.want)
 		}
 	}
-	if _, err := parse([]byte("apiVersion: apps/v1\nkind: Deployment\n"), origin{node: "n", kind: "file", place: "f"}, false); err == nil {
+	if _, err := parse([]byte("apiVersion: apps/v1\nkind: Deployment\n"), &origin{node: "n", kind: "file", place: "f"}, false); err == nil {
 		t.Error("a Deployment is taken for a Pod")
 	}
 }
@@ -266,7 +271,7 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte(fmt.Sprintf(podText, "a", "i")))
 	f.Add([]byte("apiVersion: v1\nkind: PodList\nitems: [{metadata: {name: a}, spec: {containers: [{name: a, image: i, env: [{name: E, valueFrom: {}}]}]}}]"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		pods, _ := parse(data, origin{node: "n", kind: "file", place: "f"}, true)
+		pods, _ := parse(data, &origin{node: "n", kind: "file", place: "f"}, true)
 		for _, p := range pods {
 			if p.UID == "" || p.Name == "" || len(p.Spec.Containers) == 0 {
 				t.Errorf("an incomplete pod came through: %+v", p)

@@ -3,6 +3,7 @@ package source
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -17,22 +18,31 @@ func (s *set) runURL(ctx context.Context) {
 		period = 20 * time.Second
 	}
 	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true}}
+	if !s.awaitRuntime(ctx) {
+		return
+	}
 	ticker := time.NewTicker(period)
 	defer ticker.Stop()
 	var before []byte
 	for {
-		data, err := s.fetch(ctx, client)
+		data, changed, err := s.fetch(ctx, client)
 		switch {
 		case err != nil:
 			s.cfg.Log.Error("asking for static pods", "url", s.cfg.URL, "err", err)
 		case before != nil && bytes.Equal(data, before):
 		default:
-			pods, err := parse(data, origin{node: s.cfg.NodeName, kind: "http", place: s.cfg.URL, seen: s.cfg.Now()}, true)
+			from := &origin{node: s.cfg.NodeName, kind: "http", place: s.cfg.URL, seen: s.cfg.Now(), changed: changed, ids: s.ids}
+			pods, err := parse(data, from, true)
 			if err != nil {
 				s.cfg.Log.Error("reading static pods", "url", s.cfg.URL, "err", err)
 			}
 			if err == nil || len(pods) > 0 {
 				before = data
+				keys := make([]string, 0, len(pods))
+				for _, p := range pods {
+					keys = append(keys, "http:"+s.cfg.URL+"#"+nameOf(p).String())
+				}
+				s.keepIdentities("http", keys)
 				s.replace("http", pods)
 				s.reported("url")
 			}
@@ -45,31 +55,34 @@ func (s *set) runURL(ctx context.Context) {
 	}
 }
 
-func (s *set) fetch(ctx context.Context, client *http.Client) ([]byte, error) {
+// fetch also returns when the server says that its answer changed last, zero if
+// it does not say.
+func (s *set) fetch(ctx context.Context, client *http.Client) (data []byte, changed time.Time, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.cfg.URL, nil)
 	if err != nil {
-		return nil, err
+		return nil, changed, err
 	}
 	for k, v := range s.cfg.Header {
 		req.Header[k] = v
 	}
 	resp, err := client.Do(req)
 	if err != nil {
-		return nil, err
+		return nil, changed, err
 	}
 	defer resp.Body.Close()
-	data, err := io.ReadAll(io.LimitReader(resp.Body, maxManifest+1))
-	if err != nil {
-		return nil, err
+	data, err = io.ReadAll(io.LimitReader(resp.Body, maxManifest+1))
+	switch {
+	case err != nil:
+		return nil, changed, err
+	case resp.StatusCode != http.StatusOK:
+		return nil, changed, fmt.Errorf("the answer is %s", resp.Status)
+	case len(data) == 0:
+		return nil, changed, errors.New("the answer is empty")
+	case len(data) > maxManifest:
+		return nil, changed, fmt.Errorf("the answer has more than %d bytes", maxManifest)
 	}
-	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("the answer is %s", resp.Status)
+	if at, err := http.ParseTime(resp.Header.Get("Last-Modified")); err == nil {
+		changed = at
 	}
-	if len(data) == 0 {
-		return nil, fmt.Errorf("the answer is empty")
-	}
-	if len(data) > maxManifest {
-		return nil, fmt.Errorf("the answer has more than %d bytes", maxManifest)
-	}
-	return data, nil
+	return data, changed, nil
 }

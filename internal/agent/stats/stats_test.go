@@ -25,7 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/berth-dev/berth/internal/golden"
+	"github.com/berth-dev/berth/internal/testkit/golden"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

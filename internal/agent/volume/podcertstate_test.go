@@ -11,7 +11,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/berth-dev/berth/internal/golden"
+	"github.com/berth-dev/berth/internal/testkit/golden"
 )
 
 // certScript drives one source through a script: each line is an input, and

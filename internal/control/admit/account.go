@@ -128,46 +128,65 @@ func (s *account) find(ctx context.Context, namespace, name string) (*corev1.Ser
 	}
 	patience := time.NewTimer(accountPatience)
 	defer patience.Stop()
+	key := namespace + "/" + name
 	for {
-		created := s.arrivals.of(namespace + "/" + name)
+		created := s.arrivals.await(key)
 		// It may have come since we looked.
 		if sa, err = look(); !apierrors.IsNotFound(err) {
+			s.arrivals.leave(key, created)
 			return sa, err
 		}
 		select {
-		case <-created:
+		case <-created.came:
+			continue
 		case <-patience.C:
-			return nil, err
 		case <-ctx.Done():
-			return nil, err
 		}
+		s.arrivals.leave(key, created)
+		return nil, err
 	}
 }
 
-// arrivals tells those who wait for an object that it has come.
+// arrivals tells those who wait for an object that it has come. It remembers a
+// name only while somebody waits for it: names come from users.
 type arrivals struct {
 	mu      sync.Mutex
-	waiting map[string]chan struct{}
+	waiting map[string]*arrival
 }
 
-// of returns what closes when the object next comes.
-func (w *arrivals) of(key string) <-chan struct{} {
+type arrival struct {
+	came    chan struct{}
+	waiters int
+}
+
+// await returns what closes when the object next comes. Who stops waiting
+// before that calls leave.
+func (w *arrivals) await(key string) *arrival {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.waiting[key] == nil {
 		if w.waiting == nil {
-			w.waiting = map[string]chan struct{}{}
+			w.waiting = map[string]*arrival{}
 		}
-		w.waiting[key] = make(chan struct{})
+		w.waiting[key] = &arrival{came: make(chan struct{})}
 	}
+	w.waiting[key].waiters++
 	return w.waiting[key]
+}
+
+func (w *arrivals) leave(key string, a *arrival) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if a.waiters--; a.waiters == 0 && w.waiting[key] == a {
+		delete(w.waiting, key)
+	}
 }
 
 func (w *arrivals) tell(key string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if came := w.waiting[key]; came != nil {
-		close(came)
+	if a := w.waiting[key]; a != nil {
+		close(a.came)
 		delete(w.waiting, key)
 	}
 }

@@ -146,6 +146,10 @@ func mayUseSigner(ctx context.Context, a authorizer.UnconditionalAuthorizer, who
 	return false
 }
 
+// clientSigners are the signers whose certificates may name any group. What
+// the kubelet signers accept allows system:nodes alone.
+var clientSigners = []string{certificatesv1.KubeAPIServerClientSignerName, "kubernetes.io/legacy-unknown"}
+
 type subject struct{ *admission.Handler }
 
 func newSubject(io.Reader) (admission.Interface, error) {
@@ -154,7 +158,7 @@ func newSubject(io.Reader) (admission.Interface, error) {
 
 func (s *subject) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	csr, ok := a.GetObject().(*certificatesv1.CertificateSigningRequest)
-	if !ok || !isFor(a, certificateResource) || csr.Spec.SignerName != certificatesv1.KubeAPIServerClientSignerName {
+	if !ok || !isFor(a, certificateResource) || !slices.Contains(clientSigners, csr.Spec.SignerName) {
 		return nil
 	}
 	request, err := parseRequest(csr.Spec.Request)

@@ -11,14 +11,15 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/component-helpers/auth/rbac/validation"
-
-	"github.com/berth-dev/berth/internal/control/auth/rbac"
 )
 
 // Escalation keeps users from granting what they do not hold: by writing a
@@ -26,10 +27,9 @@ import (
 // they hold bind).
 const Escalation = "RBACEscalation"
 
-// Roles answers what users hold and what roles grant; the RBAC authorizer does.
+// Roles answers what users hold; the RBAC authorizer does.
 type Roles interface {
 	Rules(who user.Info, namespace string) ([]rbacv1.PolicyRule, error)
-	RoleRules(key rbac.RoleKey) ([]rbacv1.PolicyRule, bool)
 }
 
 // wantsRoles is how a plugin asks for Roles.
@@ -86,73 +86,88 @@ func (e *escalation) Validate(ctx context.Context, a admission.Attributes, _ adm
 	return refusal(a, missing, resolveErr)
 }
 
-// grantOf works out what the request hands out; nil when nothing new.
+// grantOf returns what the request grants; nil when it grants nothing new.
+//
+// Every update counts but one that changes nothing or only what garbage
+// collection and bookkeeping change: labels decide which ClusterRoles others
+// sum up, so a label can grant as much as a rule.
 func (e *escalation) grantOf(ctx context.Context, a admission.Attributes) (*grant, error) {
+	if onlyBookkeeping(a.GetObject(), a.GetOldObject()) {
+		return nil, nil
+	}
 	switch o := a.GetObject().(type) {
 	case *rbacv1.ClusterRole:
-		if old, isUpdate := a.GetOldObject().(*rbacv1.ClusterRole); isUpdate &&
-			equality.Semantic.DeepEqual(old.Rules, o.Rules) && equality.Semantic.DeepEqual(old.AggregationRule, o.AggregationRule) {
-			return nil, nil
-		}
+		old, _ := a.GetOldObject().(*rbacv1.ClusterRole)
 		rules := o.Rules
-		if o.AggregationRule != nil {
-			// A sum may come to hold anything.
+		// A sum may come to hold anything, and a role that is a sum no longer
+		// keeps what it had gathered.
+		if o.AggregationRule != nil || old != nil && old.AggregationRule != nil {
 			rules = append(slices.Clone(rules),
 				rbacv1.PolicyRule{Verbs: []string{"*"}, APIGroups: []string{"*"}, Resources: []string{"*"}},
 				rbacv1.PolicyRule{Verbs: []string{"*"}, NonResourceURLs: []string{"*"}})
 		}
 		return &grant{"escalate", "clusterroles", o.Name, rules}, nil
 	case *rbacv1.Role:
-		if old, isUpdate := a.GetOldObject().(*rbacv1.Role); isUpdate && equality.Semantic.DeepEqual(old.Rules, o.Rules) {
-			return nil, nil
-		}
 		return &grant{"escalate", "roles", o.Name, o.Rules}, nil
 	case *rbacv1.ClusterRoleBinding:
-		if old, isUpdate := a.GetOldObject().(*rbacv1.ClusterRoleBinding); isUpdate &&
-			equality.Semantic.DeepEqual(old.RoleRef, o.RoleRef) && equality.Semantic.DeepEqual(old.Subjects, o.Subjects) {
-			return nil, nil
-		}
 		return e.binding(ctx, a, o.RoleRef)
 	case *rbacv1.RoleBinding:
-		if old, isUpdate := a.GetOldObject().(*rbacv1.RoleBinding); isUpdate &&
-			equality.Semantic.DeepEqual(old.RoleRef, o.RoleRef) && equality.Semantic.DeepEqual(old.Subjects, o.Subjects) {
-			return nil, nil
-		}
 		return e.binding(ctx, a, o.RoleRef)
 	}
 	return nil, nil
 }
 
+// onlyBookkeeping says whether an update leaves all but the fields of garbage
+// collection and of the server's own bookkeeping as they were. A create never
+// does.
+func onlyBookkeeping(now, old runtime.Object) bool {
+	if now == nil || old == nil {
+		return false
+	}
+	now, old = now.DeepCopyObject(), old.DeepCopyObject()
+	for _, object := range []runtime.Object{now, old} {
+		m, err := meta.Accessor(object)
+		if err != nil {
+			return false
+		}
+		m.SetOwnerReferences(nil)
+		m.SetFinalizers(nil)
+		m.SetManagedFields(nil)
+		m.SetResourceVersion("")
+		m.SetGeneration(0)
+		m.SetSelfLink("")
+		object.GetObjectKind().SetGroupVersionKind(schema.GroupVersionKind{})
+	}
+	return equality.Semantic.DeepEqual(now, old)
+}
+
+// binding returns the grant of a binding. It reads the role from the store and
+// not from the RBAC index: the index may not have a rule yet that the role got
+// a moment ago.
 func (e *escalation) binding(ctx context.Context, a admission.Attributes, ref rbacv1.RoleRef) (*grant, error) {
 	g := &grant{verb: "bind", on: "clusterroles", name: ref.Name}
-	key := rbac.RoleKey{Name: ref.Name}
+	namespace := ""
 	if ref.Kind == "Role" {
-		g.on, key.Namespace = "roles", a.GetNamespace()
+		g.on, namespace = "roles", a.GetNamespace()
 	}
 	if e.mayAnyway(ctx, a, g) {
 		return nil, nil
 	}
-	rules, known := e.roles.RoleRules(key)
-	if !known {
-		var err error
-		if rules, err = e.liveRules(ctx, key); err != nil {
-			return nil, err
-		}
-	}
-	g.rules = rules
-	return g, nil
+	var err error
+	g.rules, err = e.storedRules(ctx, namespace, ref.Name)
+	return g, err
 }
 
-// liveRules asks the API for a role too new for the index.
-func (e *escalation) liveRules(ctx context.Context, key rbac.RoleKey) ([]rbacv1.PolicyRule, error) {
-	if key.Namespace == "" {
-		role, err := e.client.RbacV1().ClusterRoles().Get(ctx, key.Name, metav1.GetOptions{})
+// storedRules reads a role's rules; an empty namespace means a ClusterRole.
+func (e *escalation) storedRules(ctx context.Context, namespace, name string) ([]rbacv1.PolicyRule, error) {
+	if namespace == "" {
+		role, err := e.client.RbacV1().ClusterRoles().Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return nil, err
 		}
 		return role.Rules, nil
 	}
-	role, err := e.client.RbacV1().Roles(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
+	role, err := e.client.RbacV1().Roles(namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return nil, err
 	}

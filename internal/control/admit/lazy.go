@@ -57,7 +57,7 @@ func (l *lazy) ValidateInitialization() error {
 	if l.setup.informers == nil || l.setup.initializers == nil || l.setup.stop == nil {
 		return errors.New(l.name + " needs informers, initializers and a stop channel")
 	}
-	l.real = sync.OnceValues(l.build)
+	l.real = onceGood(l.build)
 	var synced []cache.InformerSynced
 	for _, informer := range l.sources(l.setup.informers) {
 		registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: func(any) {
@@ -79,6 +79,27 @@ func (l *lazy) ValidateInitialization() error {
 		return true
 	})
 	return nil
+}
+
+// onceGood remembers what make returns once it succeeds. After an error the
+// next call tries again: the cause may be gone, and every write that the plugin
+// concerns would be refused until then.
+func onceGood[T any](make func() (T, error)) func() (T, error) {
+	var mu sync.Mutex
+	var made T
+	done := false
+	return func() (T, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if done {
+			return made, nil
+		}
+		fresh, err := make()
+		if err == nil {
+			made, done = fresh, true
+		}
+		return fresh, err
+	}
 }
 
 func (l *lazy) build() (built admission.Interface, err error) {

@@ -10,7 +10,9 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/authentication/user"
+	k8stesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
 )
 
@@ -113,6 +115,7 @@ func TestCertificates(t *testing.T) {
 	const client = "kubernetes.io/kube-apiserver-client"
 	expect(t, r.do(request{resource: resource, now: certificateRequest(t, "x", client, "devs")}), "")
 	expect(t, r.do(request{resource: resource, now: certificateRequest(t, "x", client, "system:masters")}), "use of kubernetes.io/kube-apiserver-client signer with system:masters group is not allowed")
+	expect(t, r.do(request{resource: resource, now: certificateRequest(t, "x", "kubernetes.io/legacy-unknown", "system:masters")}), "use of kubernetes.io/legacy-unknown signer with system:masters group is not allowed")
 	expect(t, r.do(request{resource: resource, now: certificateRequest(t, "x", "example.com/one", "system:masters")}), "")
 }
 
@@ -141,6 +144,16 @@ func TestEscalation(t *testing.T) {
 	more := clusterRole("r", get("secrets"))
 	relabelled := more.DeepCopy()
 	relabelled.Labels = map[string]string{"a": "b"}
+	heldRelabelled := clusterRole("r", get("pods"))
+	heldRelabelled.Labels = relabelled.Labels
+	collected := more.DeepCopy()
+	collected.Finalizers, collected.OwnerReferences = []string{"x/y"}, []metav1.OwnerReference{{Name: "o"}}
+	collected.ResourceVersion, collected.Generation, collected.ManagedFields = "2", 2, []metav1.ManagedFieldsEntry{{Manager: "m"}}
+	local := &rbacv1.Role{ObjectMeta: named("ns", "local"), Rules: []rbacv1.PolicyRule{get("secrets")}}
+	localRelabelled := local.DeepCopy()
+	localRelabelled.Labels = relabelled.Labels
+	boundRelabelled := binding("b", "node-reader")
+	boundRelabelled.Labels = relabelled.Labels
 	roleBinding := func(kind, role string) *rbacv1.RoleBinding {
 		return &rbacv1.RoleBinding{ObjectMeta: named("ns", "b"), RoleRef: rbacv1.RoleRef{Kind: kind, Name: role}}
 	}
@@ -153,7 +166,12 @@ func TestEscalation(t *testing.T) {
 		{"grant what one holds", request{resource: roles, now: clusterRole("new", get("pods"))}, ""},
 		{"grant more", request{resource: roles, now: more}, "user \"ann\" (groups=[]) is attempting to grant RBAC permissions not currently held:\n{APIGroups:[\"\"], Resources:[\"secrets\"], Verbs:[\"get\"]}"},
 		{"grow a role", request{resource: roles, now: more, old: clusterRole("r", get("pods"))}, "is attempting to grant"},
-		{"relabel a role", request{resource: roles, now: relabelled, old: more}, ""},
+		{"relabel a role", request{resource: roles, now: relabelled, old: more}, "is attempting to grant"},
+		{"relabel a role one holds", request{resource: roles, now: heldRelabelled, old: clusterRole("r", get("pods"))}, ""},
+		{"write a role as it is", request{resource: roles, now: more, old: more}, ""},
+		{"finalizers and owners", request{resource: roles, now: collected, old: more}, ""},
+		{"drop the sum of a role", request{resource: roles, now: clusterRole("sum", get("pods")), old: sum}, "is attempting to grant"},
+		{"relabel a local role", request{resource: "roles.rbac.authorization.k8s.io", now: localRelabelled, old: local}, "is attempting to grant"},
 		{"escalate", request{resource: roles, now: clusterRole("free", get("secrets"))}, ""},
 		{"aggregate", request{resource: roles, now: sum}, "is attempting to grant"},
 		{"master", request{resource: roles, now: more, user: &user.DefaultInfo{Name: "root", Groups: []string{"system:masters"}}}, ""},
@@ -161,7 +179,8 @@ func TestEscalation(t *testing.T) {
 		{"bind more", request{resource: bindings, now: binding("b", "node-reader")}, "is attempting to grant"},
 		{"bind by right", request{resource: bindings, now: binding("b", "secret-reader")}, ""},
 		{"bind nothing", request{resource: bindings, now: binding("b", "gone")}, `clusterroles.rbac.authorization.k8s.io "gone" not found`},
-		{"rename a binding's label", request{resource: bindings, now: binding("b", "node-reader"), old: binding("b", "node-reader")}, ""},
+		{"write a binding as it is", request{resource: bindings, now: binding("b", "node-reader"), old: binding("b", "node-reader")}, ""},
+		{"relabel a binding", request{resource: bindings, now: boundRelabelled, old: binding("b", "node-reader")}, "is attempting to grant"},
 		{"bind a local role", request{resource: "rolebindings.rbac.authorization.k8s.io", now: roleBinding("Role", "local")}, "is attempting to grant"},
 		{"bind a held role locally", request{resource: "rolebindings.rbac.authorization.k8s.io", now: roleBinding("ClusterRole", "pod-reader")}, ""},
 	} {
@@ -172,4 +191,23 @@ func TestEscalation(t *testing.T) {
 			expect(t, r.do(c.request), c.want)
 		})
 	}
+}
+
+// TestBindingReadsTheStore binds a role that has grown since the index last
+// heard of it.
+func TestBindingReadsTheStore(t *testing.T) {
+	rule := func(resource string) rbacv1.PolicyRule {
+		return rbacv1.PolicyRule{Verbs: []string{"get"}, APIGroups: []string{""}, Resources: []string{resource}}
+	}
+	small := &rbacv1.ClusterRole{ObjectMeta: named("", "grows"), Rules: []rbacv1.PolicyRule{rule("pods")}}
+	bind := &rbacv1.ClusterRoleBinding{ObjectMeta: named("", "b"), RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: "grows"},
+		Subjects: []rbacv1.Subject{{Kind: "User", Name: "ann"}}}
+	r := newRig(t, newEscalation, small, bind)
+	ann := &user.DefaultInfo{Name: "ann"}
+	const bindings = "clusterrolebindings.rbac.authorization.k8s.io"
+	expect(t, r.do(request{resource: bindings, now: bind, user: ann}), "")
+	large := small.DeepCopy()
+	large.Rules = []rbacv1.PolicyRule{rule("secrets")}
+	r.client.PrependReactor("get", "clusterroles", func(k8stesting.Action) (bool, runtime.Object, error) { return true, large, nil })
+	expect(t, r.do(request{resource: bindings, now: bind, user: ann}), "is attempting to grant")
 }

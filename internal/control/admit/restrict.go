@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -12,6 +13,7 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -19,6 +21,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	storagelisters "k8s.io/client-go/listers/storage/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/berth-dev/berth/internal/control/auth/nodeauthz"
 )
@@ -148,21 +151,31 @@ func judgeCSINode(node string, a admission.Attributes) error {
 	return nil
 }
 
+// judgeSlice keeps a node to slices of its own devices: a slice is the node's
+// before the write and after it, and stays with its driver and pool. Validation
+// makes these fields immutable for all; here they are what keeps a node from
+// offering devices for others.
 func judgeSlice(node string, a admission.Attributes) error {
-	object, doing := a.GetObject(), "create"
-	switch a.GetOperation() {
-	case admission.Delete:
-		object, doing = a.GetOldObject(), "delete"
-	case admission.Update:
-		// The slice's node cannot change; the authorizer knows whose it is.
+	var now, old *resourcev1.ResourceSlice
+	for object, into := range map[runtime.Object]**resourcev1.ResourceSlice{a.GetObject(): &now, a.GetOldObject(): &old} {
+		if object == nil {
+			continue
+		}
+		slice, ok := object.(*resourcev1.ResourceSlice)
+		if !ok {
+			return fmt.Errorf("unexpected type %T", object)
+		}
+		if ptr.Deref(slice.Spec.NodeName, "") != node || ptr.Deref(slice.Spec.AllNodes, false) || slice.Spec.NodeSelector != nil {
+			return fmt.Errorf("can only %s ResourceSlice with the same NodeName as the requesting node", strings.ToLower(string(a.GetOperation())))
+		}
+		*into = slice
+	}
+	if now == nil || old == nil {
 		return nil
 	}
-	slice, ok := object.(*resourcev1.ResourceSlice)
-	if !ok {
-		return fmt.Errorf("unexpected type %T", object)
-	}
-	if slice.Spec.NodeName == nil || *slice.Spec.NodeName != node {
-		return fmt.Errorf("can only %s ResourceSlice with the same NodeName as the requesting node", doing)
+	if now.Spec.Driver != old.Spec.Driver || now.Spec.Pool.Name != old.Spec.Pool.Name {
+		return fmt.Errorf("node %q cannot move ResourceSlice %s to another driver or pool: spec.driver must stay %q and spec.pool.name %q; create a new slice",
+			node, old.Name, old.Spec.Driver, old.Spec.Pool.Name)
 	}
 	return nil
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -91,25 +90,44 @@ func (r *restriction) judgeMirror(ctx context.Context, node string, a admission.
 	if err := r.judgeOwner(ctx, node, pod.OwnerReferences); err != nil {
 		return err
 	}
-	if refs := podref.OfPod(pod); len(refs) > 0 {
-		what := refs[0].Kind.String()
-		if refs[0].Kind == podref.ServiceAccount {
-			what = "a service account"
-		}
+	if what := referenced(pod); what != "" {
 		return fmt.Errorf("node %q can not create pods that reference %s", node, what)
+	}
+	return nil
+}
+
+// referenced names a kind of API object that running the pod takes, "" when it
+// takes none. Each such object would become readable by the node, or work for
+// it, because of a pod that the node itself wrote.
+func referenced(pod *corev1.Pod) string {
+	if refs := podref.OfPod(pod); len(refs) > 0 {
+		if refs[0].Kind == podref.ServiceAccount {
+			return "a service account"
+		}
+		return refs[0].Kind.String()
 	}
 	// Claims from templates have no name yet, and tokens are no objects.
 	if len(pod.Spec.ResourceClaims) > 0 {
-		return fmt.Errorf("node %q can not create pods that reference resourceclaims", node)
+		return "resourceclaims"
 	}
 	for i := range pod.Spec.Volumes {
-		if projected := pod.Spec.Volumes[i].Projected; projected != nil && slices.ContainsFunc(projected.Sources, func(s corev1.VolumeProjection) bool {
-			return s.ServiceAccountToken != nil || s.PodCertificate != nil
-		}) {
-			return fmt.Errorf("node %q can not create pods that reference a service account", node)
+		switch v := &pod.Spec.Volumes[i]; {
+		case v.CSI != nil:
+			return "csidrivers"
+		case v.Glusterfs != nil:
+			return "endpoints"
+		case v.Projected != nil:
+			for j := range v.Projected.Sources {
+				switch s := &v.Projected.Sources[j]; {
+				case s.ServiceAccountToken != nil, s.PodCertificate != nil:
+					return "a service account"
+				case s.ClusterTrustBundle != nil:
+					return "clustertrustbundles"
+				}
+			}
 		}
 	}
-	return nil
+	return ""
 }
 
 func (r *restriction) judgeOwner(ctx context.Context, node string, owners []metav1.OwnerReference) error {
@@ -154,10 +172,20 @@ func judgePodStatus(node string, a admission.Attributes) error {
 		return fmt.Errorf("node %q can only update pod status for pods with spec.nodeName set to itself", node)
 	case !equality.Semantic.DeepEqual(old.Labels, now.Labels):
 		return fmt.Errorf("node %q cannot update labels through pod status", node)
+	case !sameAnnotation(corev1.MirrorPodAnnotationKey, old, now):
+		// With it the node's agent would take the pod for the shadow of a static
+		// pod, and nobody else would see that it still runs.
+		return fmt.Errorf("node %q cannot add, change or remove the annotation %s through pod status", node, corev1.MirrorPodAnnotationKey)
 	case !equality.Semantic.DeepEqual(old.Status.ResourceClaimStatuses, now.Status.ResourceClaimStatuses):
 		return fmt.Errorf("node %q cannot update resource claim statuses", node)
 	case !equality.Semantic.DeepEqual(old.Status.ExtendedResourceClaimStatus, now.Status.ExtendedResourceClaimStatus):
 		return fmt.Errorf("node %q cannot update extended resource claim status", node)
 	}
 	return nil
+}
+
+func sameAnnotation(key string, a, b *corev1.Pod) bool {
+	was, had := a.Annotations[key]
+	is, has := b.Annotations[key]
+	return was == is && had == has
 }

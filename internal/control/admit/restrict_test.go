@@ -93,9 +93,12 @@ func restrictionRig(t *testing.T) *rig {
 		withVolume(corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{Driver: "inline"}}),
 		withVolume(corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}))
 	mine.Name, mine.UID, mine.Spec.NodeName = "mine", "m", "n1"
+	api := newPod(withVolume(corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
+		Sources: []corev1.VolumeProjection{{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{}}}}}))
+	api.Name, api.UID, api.Spec.NodeName = "api", "a", "n1"
 	theirs := newPod()
 	theirs.Name, theirs.UID, theirs.Spec.NodeName = "theirs", "t", "n2"
-	return newRig(t, newRestriction, bareNode(), mine, theirs,
+	return newRig(t, newRestriction, bareNode(), mine, api, theirs,
 		&storagev1.CSIDriver{ObjectMeta: named("", "inline"), Spec: storagev1.CSIDriverSpec{TokenRequests: []storagev1.TokenRequest{{Audience: "inline-aud"}}}},
 		&storagev1.CSIDriver{ObjectMeta: named("", "block"), Spec: storagev1.CSIDriverSpec{TokenRequests: []storagev1.TokenRequest{{Audience: "block-aud"}}}},
 		&corev1.PersistentVolumeClaim{ObjectMeta: named("ns", "data"), Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv"}},
@@ -132,6 +135,14 @@ func TestRestrictionOfPods(t *testing.T) {
 			p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "r", ResourceClaimTemplateName: ptr.To("t")}}
 		})}, "can not create pods that reference resourceclaims"},
 		{"with token", request{resource: "pods", now: mirrorPod(withVolume(corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{}}}}}))}, "can not create pods that reference a service account"},
+		{"with CSI driver", request{resource: "pods", now: mirrorPod(withVolume(corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{Driver: "d"}}))}, "can not create pods that reference csidrivers"},
+		{"with trust bundle", request{resource: "pods", now: mirrorPod(withVolume(corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
+			Sources: []corev1.VolumeProjection{{ClusterTrustBundle: &corev1.ClusterTrustBundleProjection{Path: "ca"}}}}}))}, "can not create pods that reference clustertrustbundles"},
+		{"with Gluster endpoints", request{resource: "pods", now: mirrorPod(withVolume(corev1.VolumeSource{Glusterfs: &corev1.GlusterfsVolumeSource{EndpointsName: "e"}}))}, "can not create pods that reference endpoints"},
+		{"with files of its own", request{resource: "pods", now: mirrorPod(withVolume(corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/etc"}}))}, ""},
+		{"becomes a mirror by status", request{resource: "pods/status", now: mirrorPod(), old: newPod(onNode("n1"))}, "cannot add, change or remove the annotation kubernetes.io/config.mirror"},
+		{"no mirror any more by status", request{resource: "pods/status", now: newPod(onNode("n1")), old: mirrorPod()}, "cannot add, change or remove the annotation kubernetes.io/config.mirror"},
+		{"status of a mirror", request{resource: "pods/status", now: mirrorPod(), old: mirrorPod()}, ""},
 		{"update", request{resource: "pods", now: mirrorPod(), old: mirrorPod()}, `unexpected operation "UPDATE"`},
 		{"delete own", request{resource: "pods", old: newPod(func(p *corev1.Pod) { p.Name = "mine" })}, ""},
 		{"delete other", request{resource: "pods", old: newPod(func(p *corev1.Pod) { p.Name = "theirs" })}, `node "n1" can only delete pods with spec.nodeName set to itself`},
@@ -209,6 +220,11 @@ func TestRestrictionOfTheRest(t *testing.T) {
 	slice := func(node string) *resourcev1.ResourceSlice {
 		return &resourcev1.ResourceSlice{ObjectMeta: named("", "s"), Spec: resourcev1.ResourceSliceSpec{NodeName: &node}}
 	}
+	sliceWith := func(change func(*resourcev1.ResourceSliceSpec)) *resourcev1.ResourceSlice {
+		s := slice("n1")
+		change(&s.Spec)
+		return s
+	}
 	const serving, client = "kubernetes.io/kubelet-serving", "kubernetes.io/kube-apiserver-client-kubelet"
 	for _, c := range []struct {
 		name string
@@ -230,12 +246,28 @@ func TestRestrictionOfTheRest(t *testing.T) {
 		{"other CSINode", request{resource: "csinodes.storage.k8s.io", now: &storagev1.CSINode{ObjectMeta: named("", "n2")}}, "can only access CSINode with the same name as the requesting node"},
 		{"own slice", request{resource: "resourceslices.resource.k8s.io", now: slice("n1")}, ""},
 		{"other slice", request{resource: "resourceslices.resource.k8s.io", now: slice("n2")}, "can only create ResourceSlice with the same NodeName as the requesting node"},
+		{"update own slice", request{resource: "resourceslices.resource.k8s.io", now: slice("n1"), old: slice("n1")}, ""},
+		{"give a slice away", request{resource: "resourceslices.resource.k8s.io", now: slice("n2"), old: slice("n1")}, "can only update ResourceSlice with the same NodeName"},
+		{"take a slice over", request{resource: "resourceslices.resource.k8s.io", now: slice("n1"), old: slice("n2")}, "can only update ResourceSlice with the same NodeName"},
+		{"slice for all nodes", request{resource: "resourceslices.resource.k8s.io", old: slice("n1"),
+			now: sliceWith(func(s *resourcev1.ResourceSliceSpec) { s.NodeName, s.AllNodes = nil, ptr.To(true) })}, "can only update ResourceSlice with the same NodeName"},
+		{"slice for all nodes and its own", request{resource: "resourceslices.resource.k8s.io",
+			now: sliceWith(func(s *resourcev1.ResourceSliceSpec) { s.AllNodes = ptr.To(true) })}, "can only create ResourceSlice with the same NodeName"},
+		{"slice for chosen nodes", request{resource: "resourceslices.resource.k8s.io", old: slice("n1"),
+			now: sliceWith(func(s *resourcev1.ResourceSliceSpec) { s.NodeSelector = &corev1.NodeSelector{} })}, "can only update ResourceSlice with the same NodeName"},
+		{"slice of another driver", request{resource: "resourceslices.resource.k8s.io", old: slice("n1"),
+			now: sliceWith(func(s *resourcev1.ResourceSliceSpec) { s.Driver = "gpu.example.com" })}, `node "n1" cannot move ResourceSlice s to another driver or pool`},
+		{"slice of another pool", request{resource: "resourceslices.resource.k8s.io", old: slice("n1"),
+			now: sliceWith(func(s *resourcev1.ResourceSliceSpec) { s.Pool.Name = "other" })}, "to another driver or pool"},
+		{"new generation of a pool", request{resource: "resourceslices.resource.k8s.io", old: slice("n1"),
+			now: sliceWith(func(s *resourcev1.ResourceSliceSpec) { s.Pool.Generation = 2 })}, ""},
 		{"delete other slice", request{resource: "resourceslices.resource.k8s.io", old: slice("n2")}, "can only delete ResourceSlice with the same NodeName as the requesting node"},
 		{"own certificate", request{resource: "certificatesigningrequests.certificates.k8s.io", now: certificateRequest(t, "system:node:n1", client)}, ""},
 		{"other certificate", request{resource: "certificatesigningrequests.certificates.k8s.io", now: certificateRequest(t, "system:node:n2", serving)}, "can only create a node CSR with CN=system:node:n1"},
 		{"unreadable certificate", request{resource: "certificatesigningrequests.certificates.k8s.io", now: &certificatesv1.CertificateSigningRequest{Spec: certificatesv1.CertificateSigningRequestSpec{SignerName: client}}}, "unable to parse csr"},
 		{"other signer", request{resource: "certificatesigningrequests.certificates.k8s.io", now: certificateRequest(t, "anyone", "example.com/x")}, ""},
-		{"token, default audience", request{resource: "serviceaccounts/token", now: tokenFor("Pod", "mine", "m")}, ""},
+		{"token, default audience", request{resource: "serviceaccounts/token", now: tokenFor("Pod", "mine", "m")}, `audience "" not found in pod spec volume`},
+		{"token, projected default audience", request{resource: "serviceaccounts/token", now: tokenFor("Pod", "api", "a")}, ""},
 		{"token, projected audience", request{resource: "serviceaccounts/token", now: tokenFor("Pod", "mine", "m", "vault")}, ""},
 		{"token, inline driver", request{resource: "serviceaccounts/token", now: tokenFor("Pod", "mine", "m", "inline-aud")}, ""},
 		{"token, claim driver", request{resource: "serviceaccounts/token", now: tokenFor("Pod", "mine", "m", "block-aud")}, ""},

@@ -55,7 +55,10 @@ func (r *restriction) judgeAudience(ctx context.Context, a admission.Attributes,
 	if len(audiences) == 1 {
 		wanted = audiences[0]
 	}
-	if wanted == "" || slices.Contains(r.audiencesOf(pod), wanted) {
+	// The default audience is one like the others: a pod whose volumes ask for
+	// no token of it, as with automountServiceAccountToken: false, gives its
+	// node none.
+	if slices.Contains(r.audiencesOf(pod), wanted) {
 		return nil
 	}
 	decision, _, err := r.authorizer.Authorize(ctx, authorizer.AttributesRecord{

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 
+	"github.com/berth-dev/berth/internal/control/api/nodelink"
 	"github.com/berth-dev/berth/internal/control/store"
 )
 
@@ -37,6 +38,8 @@ type Config struct {
 	// is for clusters whose pods live there (tests): whoever may proxy then also
 	// reaches what listens on the server's own loopback.
 	ProxyToLoopback bool
+	// LocalAgent is the agent that runs in this process, if any: the only one that may be reached on a loopback address.
+	LocalAgent nodelink.LocalAgent
 
 	// PriorityAndFairness queues requests by priority and sender (flow schemas)
 	// where the server otherwise only bounds how many run at once. It costs

@@ -19,7 +19,7 @@ func coreRows() []Row {
 		Row{Kind: "ServiceAccount", Resource: "serviceaccounts", ShortNames: []string{"sa"},
 			ReturnDeleted: true, NeedsResourceVersion: true},
 		Row{Kind: "ConfigMap", Resource: "configmaps", ShortNames: []string{"cm"}},
-		Row{Kind: "Secret", Resource: "secrets", PrepareCreate: prepareSecretCreate, PrepareUpdate: prepareSecretUpdate},
+		Row{Kind: "Secret", Resource: "secrets"},
 		Row{Kind: "Endpoints", Resource: "endpoints", Singular: "endpoints", ShortNames: []string{"ep"},
 			CreateByPut: true},
 		Row{Kind: "Event", Resource: "events", ShortNames: []string{"ev"}, CreateByPut: true,

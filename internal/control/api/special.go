@@ -60,7 +60,7 @@ func (s *Server) specials(kit storebase.Kit, made storages) error {
 			return pods.NewStorage(opts, pods.Deps{
 				Kit: kit, Resize: checking(validate.PodResize), Ephemeral: checking(validate.PodEphemeralContainers),
 				Disruptions: disruption.Client{API: s.client.PolicyV1()}, Nodes: links, Log: s.cfg.Log,
-				ProxyLoopback: s.cfg.ProxyToLoopback,
+				ProxyLoopback: s.cfg.ProxyToLoopback, Authorizer: s.auth.Authorizer,
 			})
 		}},
 		{"volumes", func() (map[string]rest.Storage, error) {

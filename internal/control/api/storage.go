@@ -130,8 +130,21 @@ func (b *backend) GetRESTOptions(gr schema.GroupResource, _ runtime.Object) (gen
 	}, nil
 }
 
-// plain is storage straight on etcd.
+// plain is storage straight on etcd, for readers.
 func (b *backend) plain(
+	conf *storagebackend.ConfigForResource, prefix string,
+	keyFunc func(runtime.Object) (string, error), newFunc, newListFunc func() runtime.Object,
+	attrs storage.AttrFunc, triggers storage.IndexerFuncs, indexers *cache.Indexers,
+) (storage.Interface, factory.DestroyFunc, error) {
+	s, destroy, err := b.raw(conf, prefix, keyFunc, newFunc, newListFunc, attrs, triggers, indexers)
+	if err != nil {
+		return nil, nil, err
+	}
+	return uncached{s}, destroy, nil
+}
+
+// raw is storage straight on etcd, for readers or for a watch cache.
+func (b *backend) raw(
 	conf *storagebackend.ConfigForResource, prefix string,
 	_ func(runtime.Object) (string, error), newFunc, newListFunc func() runtime.Object,
 	_ storage.AttrFunc, _ storage.IndexerFuncs, _ *cache.Indexers,
@@ -152,7 +165,7 @@ func (b *backend) cached(
 	keyFunc func(runtime.Object) (string, error), newFunc, newListFunc func() runtime.Object,
 	attrs storage.AttrFunc, triggers storage.IndexerFuncs, indexers *cache.Indexers,
 ) (storage.Interface, factory.DestroyFunc, error) {
-	raw, closeRaw, err := b.plain(conf, prefix, keyFunc, newFunc, newListFunc, attrs, triggers, indexers)
+	raw, closeRaw, err := b.raw(conf, prefix, keyFunc, newFunc, newListFunc, attrs, triggers, indexers)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -133,6 +133,8 @@ func (e *embedded) configure(dir string, cfg Config) (*embed.Config, error) {
 	}
 
 	c := embed.NewConfig()
+	// A watch that asked for bookmarks gets one this often while nothing happens, as from a watch cache.
+	c.WatchProgressNotifyInterval = time.Minute
 	c.Name = "berth"
 	c.Dir = filepath.Join(dir, "member-data")
 	c.ListenClientUrls, c.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}

@@ -23,33 +23,33 @@ func (m *Monitor) Advance(now time.Time) []Decision {
 	for m.rejudge {
 		out = m.judgeZones(now, out)
 	}
-	// By name: whoever starts waiting at one moment waits in a known order, and
-	// decisions are told in one.
+	// By name: nodes that start waiting at one moment wait in a known order, and
+	// decisions are reported in one.
 	byName := func(a, b *node) int { return strings.Compare(a.name, b.name) }
-	slices.SortFunc(m.dirty, byName)
-	for _, n := range m.dirty {
+	slices.SortFunc(m.unreported, byName)
+	for _, n := range m.unreported {
 		if n.zone != nil {
 			m.enqueue(n)
 		}
 	}
 	m.grant(now)
-	slices.SortFunc(m.dirty, byName)
-	out = slices.Grow(out, 3*len(m.dirty))
-	for _, n := range m.dirty {
-		n.dirty = false
+	slices.SortFunc(m.unreported, byName)
+	out = slices.Grow(out, 3*len(m.unreported))
+	for _, n := range m.unreported {
+		news := n.becomeReported()
 		if n.zone != nil {
-			out = m.changes(now, n, out)
+			out = m.changes(now, n, news, out)
 		}
 	}
-	clear(m.dirty)
-	m.dirty = m.dirty[:0]
+	clear(m.unreported)
+	m.unreported = m.unreported[:0]
 	for _, z := range m.zones {
 		z.shot, z.granted = nil, 0
 	}
 	return out
 }
 
-// expire collects nodes past their deadline and marks them silent as soon as
+// expire collects nodes past their deadline and takes them for lost as soon as
 // the silence is known to be theirs.
 func (m *Monitor) expire(now time.Time, out []Decision) []Decision {
 	for t := m.heap.due(now); t != nil; t = m.heap.due(now) {
@@ -60,9 +60,7 @@ func (m *Monitor) expire(now time.Time, out []Decision) []Decision {
 			m.heap.set(t, d)
 			continue
 		}
-		t.node.expired = true
-		m.expired++
-		m.late = append(m.late, t.node)
+		m.becomeOverdue(t.node)
 	}
 	if m.confirming {
 		return out
@@ -72,29 +70,28 @@ func (m *Monitor) expire(now time.Time, out []Decision) []Decision {
 			return out
 		}
 		m.confirming, m.alarm, m.asked, m.askAt, m.rescued = true, false, now, time.Time{}, 0
-		m.wasQuiet = !m.holding && now.Sub(m.lastHeard) >= m.s.Quiet
+		m.wasQuiet = !m.holding && now.Sub(m.lastHeard) >= m.s.QuietPeriod
 		return append(out, Decision{Kind: Confirm, Cause: m.doubt(now)})
 	}
-	for _, n := range m.late {
-		if n.expired {
-			m.notLate(n)
-			m.setSilent(n, true)
+	for _, n := range m.confirmQueue {
+		if n.liveness == overdue {
+			m.becomeLost(n)
 			m.touch(n)
 		}
 	}
-	m.late = nil
+	m.confirmQueue = nil
 	return out
 }
 
 // suspicious says that the silence could be ours: a broken watch and a sick API
 // server look like many dead nodes, or like a quiet cluster.
 func (m *Monitor) suspicious(now time.Time) bool {
-	if !m.confirmed.IsZero() && now.Sub(m.confirmed) < m.s.Trust {
+	if !m.confirmed.IsZero() && now.Sub(m.confirmed) < m.s.ConfirmTTL {
 		m.alarm = false
 		return false
 	}
-	many := m.expired >= m.s.Many && 10*m.expired >= len(m.nodes)
-	quiet := m.expired > 0 && now.Sub(m.lastHeard) >= m.s.Quiet
+	many := m.overdue >= m.s.ConfirmThreshold && 10*m.overdue >= len(m.nodes)
+	quiet := m.overdue > 0 && now.Sub(m.lastHeard) >= m.s.QuietPeriod
 	if at := m.quietAt(); !at.IsZero() && !now.Before(at) {
 		quiet = true
 	}
@@ -104,7 +101,7 @@ func (m *Monitor) suspicious(now time.Time) bool {
 // quietAt is when the API is asked if nobody is heard until then, though nobody
 // is past a deadline; zero for never.
 func (m *Monitor) quietAt() time.Time {
-	if !m.synced || m.holding || m.confirming || m.silent == len(m.nodes) {
+	if !m.synced || m.holding || m.confirming || m.lost == len(m.nodes) {
 		return time.Time{}
 	}
 	at := m.lastHeard
@@ -113,11 +110,11 @@ func (m *Monitor) quietAt() time.Time {
 			at = later
 		}
 	}
-	return at.Add(m.s.Quiet)
+	return at.Add(m.s.QuietPeriod)
 }
 
 func (m *Monitor) doubt(now time.Time) Cause {
-	return Cause{Zone: nowhere, Expired: m.expired, Quiet: now.Sub(m.lastHeard).Round(time.Second).String()}
+	return Cause{Zone: nowhere, Expired: m.overdue, Quiet: now.Sub(m.lastHeard).Round(time.Second).String()}
 }
 
 // answer takes in what the API said.
@@ -126,8 +123,8 @@ func (m *Monitor) answer(now time.Time, e Event) {
 		return
 	}
 	m.confirming = false
-	if e.Err == "" && e.Took > m.s.Slow {
-		e.Err = "the API took " + e.Took.Round(time.Millisecond).String() + " to list the leases, more than " + m.s.Slow.String()
+	if e.Err == "" && e.Took > m.s.ConfirmTimeout {
+		e.Err = "the API took " + e.Took.Round(time.Millisecond).String() + " to list the leases, more than " + m.s.ConfirmTimeout.String()
 	}
 	if e.Err != "" {
 		c := m.doubt(now)
@@ -159,15 +156,13 @@ func (m *Monitor) answer(now time.Time, e Event) {
 }
 
 // resumeSilence lets the graces go on that stood still while the API did not
-// answer: nobody could be heard. Agents need a while to come back, so who was not
+// answer: no node could be heard. Agents need a while to come back, so a node not
 // heard since has half of what its lease lasts, two intervals, whatever was left
 // of its grace. It has that once in a silence: an API that comes and goes does not
 // keep dead nodes from being marked.
 func (m *Monitor) resumeSilence(now time.Time) {
-	m.late, m.expired = nil, 0
 	for _, n := range m.nodes {
-		n.expired = false
-		if n.silent {
+		if n.liveness == lost {
 			continue
 		}
 		since := m.held
@@ -175,17 +170,16 @@ func (m *Monitor) resumeSilence(now time.Time) {
 			since = n.heard
 		}
 		n.unheard += now.Sub(since)
-		if !n.proving {
-			n.proving, n.spared = true, now.Add(m.proof(n.lasts))
+		if !n.inRecoveryGrace {
+			n.inRecoveryGrace, n.graceUntil = true, now.Add(m.recoveryGrace(n.lasts))
 		}
-		if n.timer.index < 0 {
-			m.heap.set(&n.timer, m.deadline(n))
-		}
+		m.becomeAlive(n)
 	}
+	m.confirmQueue = nil
 }
 
-// proof is how long a living node may take to say so, once it can.
-func (m *Monitor) proof(lasts time.Duration) time.Duration {
+// recoveryGrace is how long a living node may take to renew its lease, once it can.
+func (m *Monitor) recoveryGrace(lasts time.Duration) time.Duration {
 	if lasts <= 0 {
 		lasts = upstreamLease
 	}
@@ -194,19 +188,16 @@ func (m *Monitor) proof(lasts time.Duration) time.Duration {
 
 // freshGrace lets every node that is not Unknown already start over.
 func (m *Monitor) freshGrace(now time.Time, by string) {
-	m.late, m.expired = nil, 0
 	for _, name := range m.sorted() {
 		n := m.nodes[name]
-		changed := n.silent
-		n.heard, n.by, n.expired, n.unheard, n.proving = now, by, false, 0, false
-		m.setSilent(n, false)
-		if n.timer.index < 0 {
-			m.heap.set(&n.timer, m.deadline(n))
-		}
-		if changed {
+		wasLost := n.liveness == lost
+		n.heard, n.by, n.unheard, n.inRecoveryGrace = now, by, 0, false
+		m.becomeAlive(n)
+		if wasLost {
 			m.touch(n)
 		}
 	}
+	m.confirmQueue = nil
 }
 
 // judgeZones recomputes the state of zones whose numbers changed, and the
@@ -251,8 +242,7 @@ func (m *Monitor) judgeZones(now time.Time, out []Decision) []Decision {
 	for _, name := range m.sorted() {
 		n := m.nodes[name]
 		if m.suspended {
-			n.dropPermit()
-			m.dequeue(n)
+			n.becomeTokenless()
 		}
 		m.touch(n)
 	}
@@ -279,48 +269,46 @@ func wanted(s Status) string {
 	return ""
 }
 
-// enqueue keeps the node's place in its zone's queue right.
+// enqueue lets a node that needs a token wait for one, and frees one that needs
+// none. A node whose taint is being written keeps its token until the end of that
+// write is known.
 func (m *Monitor) enqueue(n *node) {
 	need := wanted(n.status()) != "" && n.view.taint() == "" && !m.suspended
-	if !need && n.zone.flying != n {
-		n.dropPermit()
-	}
-	if !need || n.permit {
-		m.dequeue(n)
-		return
-	}
-	if n.ticket == 0 {
-		m.tickets++
-		n.ticket = m.tickets
-		n.zone.queue = append(n.zone.queue, ticket{n, n.ticket})
-		n.zone.waiting++
-		n.place = n.zone.waiting
+	switch {
+	case need && n.token == tokenless:
+		m.becomeWaiting(n)
+	case !need && (n.token == waiting || n.zone.writing != n):
+		n.becomeTokenless()
 	}
 }
 
 func (m *Monitor) verdict(n *node) Verdict {
 	s := n.status()
-	v := Verdict{Known: true, UID: n.view.UID, Unknown: n.silent, Ready: s, Turned: n.turned, PodsNotReady: s == False || s == Unknown}
+	v := Verdict{Known: true, UID: n.view.UID, Unknown: n.liveness == lost, Ready: s, Turned: n.turned,
+		PodsNotReady: s == False || s == Unknown}
 	switch {
 	case m.suspended:
 	case s == Missing:
 		v.NoExecute = n.view.taint() // it has not spoken: leave it
-	case n.permit || n.view.taint() != "":
+	case n.token == holding || n.view.taint() != "":
 		v.NoExecute = wanted(s)
 	}
 	return v
 }
 
-// changes compares the node's verdict with the last one that was told.
-func (m *Monitor) changes(now time.Time, n *node, out []Decision) []Decision {
-	v, last := m.verdict(n), n.last
-	n.last = v
-	again, failed := n.retell && v.NoExecute != "", n.failed
-	n.retell, n.failed = false, false
-	if v == last && (n.ticket != 0) == n.toldWait && !again {
+// changes compares the node's verdict with the last one that was reported; news
+// is what happened since then.
+func (m *Monitor) changes(now time.Time, n *node, news report, out []Decision) []Decision {
+	v, last := m.verdict(n), n.reported
+	n.reported = v
+	waits, waitReported := n.token == waiting, n.waitReported
+	n.waitReported = waits
+	again, failed := news == tokenGranted && v.NoExecute != "", news == tokenLost
+	if v == last && waits == waitReported && !again {
 		return out
 	}
-	c := Cause{Ready: v.Ready, Heard: n.heard, By: n.by, Silent: now.Sub(n.heard), Grace: m.grace(n), Unheard: n.unheard, Zone: n.zone.snapshot(now)}
+	c := Cause{Ready: v.Ready, Heard: n.heard, By: n.by, Silent: now.Sub(n.heard), Grace: m.grace(n), Unheard: n.unheard,
+		Zone: n.zone.snapshot(now)}
 	add := func(k Kind, key, why string) {
 		c := c
 		c.Why = why
@@ -335,15 +323,14 @@ func (m *Monitor) changes(now time.Time, n *node, out []Decision) []Decision {
 	if v.PodsNotReady && !last.PodsNotReady {
 		add(MarkPods, "", "")
 	}
-	if n.ticket != 0 && !n.toldWait {
-		c.Position = n.place - n.zone.granted
+	if waits && !waitReported {
+		c.Position = n.position - n.zone.granted
 		why := "its zone's token bucket is empty or closed"
 		if failed {
 			why = "the taint could not be written with the token it had"
 		}
 		add(Wait, "", why)
 	}
-	n.toldWait = n.ticket != 0
 	switch {
 	case v.NoExecute == last.NoExecute && !again:
 	case v.NoExecute != "" && last.NoExecute == "" && !again: // it was found there

@@ -16,7 +16,8 @@ type Board struct {
 	now atomic.Pointer[func(string) (journal.Record, bool)]
 }
 
-// Explain is how a node stands; ok is false when nobody knows.
+// Explain is how a node stands; ok is false when no controller runs or it does not
+// know the node.
 func (b *Board) Explain(node string) (r journal.Record, ok bool) {
 	if f := b.now.Load(); f != nil {
 		return (*f)(node)
@@ -43,9 +44,9 @@ func zoneRef(d Decision) journal.Ref {
 	return ref
 }
 
-// Story is everything that was decided about a node or about all nodes, in
+// story is everything that was decided about a node or about all nodes, in
 // order, and at its end how the node stands now. query is that of a journal.
-func Story(query func(journal.Ref) []journal.Record, board *Board, node string) []journal.Record {
+func story(query func(journal.Ref) []journal.Record, board *Board, node string) []journal.Record {
 	out := query(journal.Ref{Kind: "Node", Name: node})
 	if len(out) > 0 {
 		for _, r := range query(journal.Ref{Kind: zoneKind, Name: allZones}) {
@@ -69,12 +70,12 @@ func WhyHandler(query func(journal.Ref) []journal.Record, board *Board) http.Han
 		ref := journal.Ref{Kind: q.Get("kind"), Namespace: q.Get("namespace"), Name: q.Get("name")}
 		var records []journal.Record
 		if ref.Kind == "Node" && ref.Name != "" {
-			records = Story(query, board, ref.Name)
+			records = story(query, board, ref.Name)
 		} else {
 			records = query(ref)
 		}
 		w.Header().Set("Content-Type", "application/json")
-		// Who asks and then leaves is no concern.
+		// A client that leaves before the answer is no concern.
 		json.NewEncoder(w).Encode(records) //nolint:errcheck // see above
 	})
 }

@@ -35,7 +35,8 @@ var sentences = [...]string{
 	MarkUnknown: "marked Unknown", HeardAgain: "heard again", Taint: "tainted NoExecute", Untaint: "freed from its NoExecute taint",
 	MarkPods: "its pods marked not ready", Wait: "waits for a NoExecute token", ZoneChanged: "zone changed",
 	Suspend: "all zones are disrupted: suspended NoExecute taints", Resume: "resumed NoExecute taints, every node got a fresh grace period",
-	Hold: "held fire: the silence may be ours", Release: "ended holding fire: the API answers again", Confirm: "asked the API before marking nodes",
+	Hold: "held fire: the silence may be ours", Release: "ended holding fire: the API answers again",
+	Confirm:    "asked the API before marking nodes",
 	StaleWatch: "found the lease watch stale: nodes that it did not report are alive",
 }
 

@@ -23,9 +23,9 @@ func (m *Monitor) Explain(name string, now time.Time) (r journal.Record, ok bool
 	if n.unheard > 0 {
 		add("not counted", "%s in which the API did not answer", n.unheard.Round(time.Millisecond))
 	}
-	if d := m.deadline(n); m.holding && !n.silent {
+	if d := m.deadline(n); m.holding && n.liveness != lost {
 		add("deadline", "stands still while the API does not answer, grace period %s", m.grace(n))
-	} else if n.silent || n.expired {
+	} else if n.liveness != alive {
 		add("deadline", "passed %s ago, grace period %s", now.Sub(d).Round(time.Millisecond), m.grace(n))
 	} else {
 		add("deadline", "in %s, grace period %s", d.Sub(now).Round(time.Millisecond), m.grace(n))
@@ -34,10 +34,10 @@ func (m *Monitor) Explain(name string, now time.Time) (r journal.Record, ok bool
 		add("NoExecute taint", "%s", key)
 	}
 	z := n.zone.view(now)
-	if n.permit {
+	if n.token == holding {
 		add("NoExecute token", "it has one, its taint is being written")
 	}
-	if n.ticket != 0 {
+	if n.token == waiting {
 		add("NoExecute token", "%s", waitFor(n.zone.rank(n), z))
 	}
 	add("zone", "%q is in %s: %d ready, %d not", z.Name, z.State, z.Ready, z.NotReady)
@@ -54,15 +54,15 @@ func (m *Monitor) Explain(name string, now time.Time) (r journal.Record, ok bool
 // standing is where the node stands, as a sentence without its subject.
 func (m *Monitor) standing(n *node) string {
 	switch {
-	case m.holding && !n.silent:
+	case m.holding && n.liveness != lost:
 		return "cannot be judged: the API does not answer"
-	case n.expired:
+	case n.liveness == overdue:
 		return "is past its deadline, the API is being asked before it is marked"
-	case n.silent:
+	case n.liveness == lost:
 		return "is silent and marked Unknown"
 	case n.by == beforeStart:
 		return "was silent when this controller started and has until its deadline to renew its lease"
-	case n.proving:
+	case n.inRecoveryGrace:
 		return "was silent when the API came back and has until its deadline to renew its lease"
 	case n.view.Ready == True:
 		return "is heard and ready"
@@ -72,25 +72,25 @@ func (m *Monitor) standing(n *node) string {
 	return "is heard and says that it is not ready, or has yet to post a status after its silence"
 }
 
-// rank is the node's place among those that wait for its zone's tokens, from 1.
+// rank is the node's position among those that wait for its zone's tokens, from 1.
 func (z *zone) rank(n *node) int {
-	place := 0
+	position := 0
 	for _, t := range z.queue {
 		if t.node.ticket == t.number {
-			place++
+			position++
 		}
 		if t.node == n && t.number == n.ticket {
-			return place
+			return position
 		}
 	}
 	return 0
 }
 
-// waitFor says when the token of a place in the queue will be there.
-func waitFor(place int, z ZoneView) string {
+// waitFor says when the token of a position in the queue will be there.
+func waitFor(position int, z ZoneView) string {
 	if z.Rate <= 0 {
-		return fmt.Sprintf("number %d of %d waiting; the zone gets none now", place, z.Waiting)
+		return fmt.Sprintf("number %d of %d waiting; the zone gets none now", position, z.Waiting)
 	}
-	wait := time.Duration(max(0, float64(place)-z.Tokens) / z.Rate * float64(time.Second))
-	return fmt.Sprintf("number %d of %d waiting, due in %s", place, z.Waiting, wait.Round(time.Millisecond))
+	wait := time.Duration(max(0, float64(position)-z.Tokens) / z.Rate * float64(time.Second))
+	return fmt.Sprintf("number %d of %d waiting, due in %s", position, z.Waiting, wait.Round(time.Millisecond))
 }

@@ -32,18 +32,22 @@ func newMeter(r prometheus.Registerer) (*meter, error) {
 	m.size = gauge("zone_size", "Nodes in the zone.")
 	m.unhealthy = gauge("unhealthy_nodes_in_zone", "Nodes of the zone that are not ready.")
 	histogram := func(name, help string) prometheus.Histogram {
-		h, err := kube.Registered(r, prometheus.NewHistogram(prometheus.HistogramOpts{Name: "node_collector_" + name, Help: help, Buckets: prometheus.ExponentialBuckets(0.001, 4, 8)}))
+		h, err := kube.Registered(r, prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "node_collector_" + name, Help: help, Buckets: prometheus.ExponentialBuckets(0.001, 4, 8)}))
 		note(err)
 		return h
 	}
 	m.update = histogram("update_node_health_duration_seconds", "Time to write what is known of one node.")
 	m.all = histogram("update_all_nodes_health_duration_seconds", "Time to decide about all nodes that were due.")
 	var err error
-	m.evictions, err = kube.Registered(r, prometheus.NewCounterVec(prometheus.CounterOpts{Name: "node_collector_evictions_total", Help: "Nodes that got a NoExecute taint."}, []string{"zone"}))
+	m.evictions, err = kube.Registered(r, prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "node_collector_evictions_total", Help: "Nodes that got a NoExecute taint."}, []string{"zone"}))
 	note(err)
-	m.holding, err = kube.Registered(r, prometheus.NewGauge(prometheus.GaugeOpts{Name: "berth_node_health_holding", Help: "1 while no node is marked because the API does not answer in time."}))
+	m.holding, err = kube.Registered(r, prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "berth_node_health_holding", Help: "1 while no node is marked because the API does not answer in time."}))
 	note(err)
-	m.stale, err = kube.Registered(r, prometheus.NewCounter(prometheus.CounterOpts{Name: "berth_node_health_stale_watches_total", Help: "Times the watch of leases was found stale and started anew."}))
+	m.stale, err = kube.Registered(r, prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "berth_node_health_stale_watches_total", Help: "Times the watch of leases was found stale and started anew."}))
 	note(err)
 	return &m, first
 }

@@ -14,19 +14,26 @@ type Settings struct {
 	// at the secondary rate, a smaller one stops.
 	UnhealthyThreshold float64
 	LargeZone          int
-	// Before nodes are marked, the API is asked if Many or more (and at least
-	// a tenth of all) are past their deadline. It is asked, too, whenever nobody
-	// was heard for Quiet, at most two fifths of the grace: an API that is away
-	// is found out long before living nodes are past their deadlines. An answer
-	// later than Slow counts as none. It is good for Trust.
-	Many               int
-	Quiet, Slow, Trust time.Duration
+	// ConfirmThreshold is the number of nodes past their deadline from which the
+	// API is asked to confirm before any is marked, if they are at least a tenth
+	// of all nodes: many silent nodes may be a broken watch.
+	ConfirmThreshold int
+	// QuietPeriod is how long no lease renewal at all may be seen before the API
+	// is asked whether it answers. NewMonitor bounds it to two fifths of Grace: an
+	// API that is away is noticed long before living nodes are past their deadlines.
+	QuietPeriod time.Duration
+	// ConfirmTimeout is how long the API may take to list the leases: a later
+	// answer counts as none.
+	ConfirmTimeout time.Duration
+	// ConfirmTTL is how long an answer holds before the API is asked again.
+	ConfirmTTL time.Duration
 }
 
 // Defaults are upstream's, and ours for what upstream does not have.
 func Defaults() Settings {
 	return Settings{Grace: 50 * time.Second, StartupGrace: 60 * time.Second, EvictionRate: 0.1, SecondaryEvictionRate: 0.01,
-		UnhealthyThreshold: 0.55, LargeZone: 50, Many: 3, Quiet: 20 * time.Second, Slow: 5 * time.Second, Trust: time.Second}
+		UnhealthyThreshold: 0.55, LargeZone: 50,
+		ConfirmThreshold: 3, QuietPeriod: 20 * time.Second, ConfirmTimeout: 5 * time.Second, ConfirmTTL: time.Second}
 }
 
 // Validate names the first setting that makes no sense.
@@ -97,36 +104,6 @@ type Verdict struct {
 	Turned uint64
 }
 
-type node struct {
-	name    string
-	view    View
-	seen    uint64 // version of the Node that view is of
-	met     uint64 // that of the first that was seen
-	turned  uint64 // that of the first in which Ready was seen to be what it is; 0 if it was from the start
-	renewed time.Time
-	version uint64        // of the lease that said renewed
-	lasts   time.Duration // the lease's duration
-	heard   time.Time
-	by      string
-	unheard time.Duration // since then, while the API did not answer: no silence of the node's
-	spared  time.Time     // it is not past its deadline before this, whenever it was heard
-	proving bool          // spared was set because the API came back after heard
-	timer   timer
-	zone    *zone
-	// silent: past its deadline and confirmed. expired: past it, not confirmed.
-	silent, expired bool
-	counted         Status // as zone numbers count it: Missing = not at all, True, False
-	ticket          uint64 // its number in the zone's queue, 0 if not waiting
-	place           int    // how many waited with it when it joined the queue
-	permit          bool   // it has its zone's token and no taint of ours yet
-	unsure          string // version of the Node that a write with that token was computed from and whose end is not known
-	retell          bool   // it got a token since its verdict was told
-	failed          bool   // it lost its token since then, and has no taint
-	last            Verdict
-	toldWait        bool
-	dirty           bool
-}
-
 // The two real signs of life, and that of a node nothing is known of yet.
 const (
 	byLease   = "lease renewed"
@@ -142,20 +119,20 @@ type Monitor struct {
 	nodes map[string]*node
 	zones map[string]*zone
 	heap  timers
-	dirty []*node
-	// late are nodes past their deadline that wait for confirmation, in the
-	// order they got there; those whose expired is false were heard since.
-	// expired counts the rest.
-	late    []*node
-	expired int
-	silent  int // nodes that are
-	tickets uint64
+	// unreported are the nodes whose report is not upToDate.
+	unreported []*node
+	// confirmQueue holds the nodes that became overdue, in that order; those that
+	// are not overdue any more were heard since. overdue counts the rest.
+	confirmQueue []*node
+	overdue      int
+	lost         int    // nodes that are
+	tickets      uint64 // the last that was given out
 	// before holds what the leases said when this Monitor began, nil once it
 	// was judged by.
 	before map[*node]trace
-	// strays are leases of nodes not known yet.
-	strays map[string]Event
-	synced bool
+	// orphanLeases are leases of nodes not known yet.
+	orphanLeases map[string]Event
+	synced       bool
 	// rejudge: some zone's numbers changed.
 	rejudge   bool
 	suspended bool
@@ -163,7 +140,7 @@ type Monitor struct {
 	// watch and says nothing of whether that of the leases lives. confirmed is
 	// when the API last agreed that silence is silence.
 	lastHeard, confirmed time.Time
-	awake                time.Time // since when some node is not silent
+	awake                time.Time // since when some node is not lost
 	confirming, holding  bool
 	// asked is when the API was asked last, held since when it has not answered.
 	asked, held time.Time
@@ -179,8 +156,8 @@ type Monitor struct {
 
 // NewMonitor makes an empty one.
 func NewMonitor(s Settings) *Monitor {
-	s.Quiet = min(s.Quiet, s.Grace*2/5)
-	return &Monitor{s: s, nodes: map[string]*node{}, zones: map[string]*zone{}, before: map[*node]trace{}, strays: map[string]Event{}}
+	s.QuietPeriod = min(s.QuietPeriod, s.Grace*2/5)
+	return &Monitor{s: s, nodes: map[string]*node{}, zones: map[string]*zone{}, before: map[*node]trace{}, orphanLeases: map[string]Event{}}
 }
 
 // Observe takes in one event. It says whether Advance has something to do now
@@ -217,7 +194,7 @@ func (m *Monitor) Observe(now time.Time, e Event) bool {
 	case Tried:
 		m.tried(now, e)
 	}
-	return m.synced && (len(m.dirty) > 0 || m.rejudge || len(m.notes) > 0 || e.Kind != LeaseSeen && e.Kind != NodeGone)
+	return m.synced && (len(m.unreported) > 0 || m.rejudge || len(m.notes) > 0 || e.Kind != LeaseSeen && e.Kind != NodeGone)
 }
 
 // see takes in a Node object, new or changed. One that is older than what is
@@ -236,7 +213,7 @@ func (m *Monitor) see(now time.Time, e Event) {
 		n = &node{name: e.Node, view: v, seen: e.Version, met: e.Version, heard: now, by: firstSeen}
 		n.timer = timer{index: -1, node: n}
 		m.wakeUp(now)
-		n.last = Verdict{Known: true, UID: v.UID, NoExecute: v.taint()}
+		n.reported = Verdict{Known: true, UID: v.UID, NoExecute: v.taint()}
 		if v.Ready == Missing && v.Created.Before(now) && !v.Created.IsZero() {
 			n.heard, n.by = now.Add(v.Created.Sub(now)), "created" // with a monotonic reading, if now has one
 		}
@@ -244,8 +221,8 @@ func (m *Monitor) see(now time.Time, e Event) {
 		m.join(n, now)
 		m.heap.set(&n.timer, m.deadline(n))
 		m.touch(n)
-		if lease, ok := m.strays[n.name]; ok {
-			delete(m.strays, n.name)
+		if lease, ok := m.orphanLeases[n.name]; ok {
+			delete(m.orphanLeases, n.name)
 			m.renew(now, n, lease)
 		}
 		return
@@ -277,10 +254,10 @@ func (m *Monitor) see(now time.Time, e Event) {
 // keep remembers a lease that came before its node, so that it does not pass for
 // news when it is seen again.
 func (m *Monitor) keep(e Event) {
-	if len(m.strays) > len(m.nodes)+1000 {
-		clear(m.strays) // of nodes that never came
+	if len(m.orphanLeases) > len(m.nodes)+1000 {
+		clear(m.orphanLeases) // of nodes that never came
 	}
-	m.strays[e.Node] = e
+	m.orphanLeases[e.Node] = e
 }
 
 // renew takes in a lease. A time later than the last is a sign of life; so is
@@ -306,54 +283,32 @@ func (m *Monitor) renew(now time.Time, n *node, e Event) {
 // hear notes a sign of life.
 func (m *Monitor) hear(now time.Time, n *node, by string) {
 	m.wakeUp(now)
-	n.heard, n.by, n.unheard, n.proving = now, by, 0, false
+	n.heard, n.by, n.unheard, n.inRecoveryGrace = now, by, 0, false
 	if by == byLease {
 		m.lastHeard = now
 	}
 	delete(m.before, n)
-	if m.confirming && (n.expired || m.wasQuiet) {
+	if m.confirming && (n.liveness == overdue || m.wasQuiet) {
 		m.rescued++
 	}
-	if n.silent || n.expired {
-		m.setSilent(n, false)
-		m.notLate(n)
+	if n.liveness != alive {
+		m.becomeAlive(n)
 		m.touch(n)
-	}
-	if n.timer.index < 0 {
-		m.heap.set(&n.timer, m.deadline(n))
 	}
 }
 
 // wakeUp begins to wait for leases when there was nobody to hear of.
 func (m *Monitor) wakeUp(now time.Time) {
-	if m.silent == len(m.nodes) {
+	if m.lost == len(m.nodes) {
 		m.awake = now
 	}
 }
 
-// notLate takes a node out of those that wait for confirmation.
-func (m *Monitor) notLate(n *node) {
-	if n.expired {
-		n.expired = false
-		m.expired--
-	}
-}
-
-func (m *Monitor) setSilent(n *node, silent bool) {
-	switch {
-	case silent && !n.silent:
-		m.silent++
-	case !silent && n.silent:
-		m.silent--
-	}
-	n.silent = silent
-}
-
 func (m *Monitor) deadline(n *node) time.Time {
-	if at := n.heard.Add(m.grace(n) + n.unheard); at.After(n.spared) {
+	if at := n.heard.Add(m.grace(n) + n.unheard); at.After(n.graceUntil) {
 		return at
 	}
-	return n.spared
+	return n.graceUntil
 }
 
 func (m *Monitor) grace(n *node) time.Duration {
@@ -363,20 +318,12 @@ func (m *Monitor) grace(n *node) time.Duration {
 	return m.s.Grace
 }
 
-// status is what the node counts as: what it said, unless it is silent.
+// status is what the node counts as: what it said, unless it is lost.
 func (n *node) status() Status {
-	if n.silent {
+	if n.liveness == lost {
 		return Unknown
 	}
 	return n.view.Ready
-}
-
-func (m *Monitor) touch(n *node) {
-	if !n.dirty {
-		n.dirty = true
-		m.dirty = append(m.dirty, n)
-	}
-	m.count(n)
 }
 
 // count moves the node between its zone's numbers.
@@ -421,10 +368,9 @@ func (m *Monitor) join(n *node, now time.Time) {
 }
 
 func (m *Monitor) leave(now time.Time, n *node) {
-	m.dequeue(n)
 	z := n.zone
-	z.landed(now, n)
-	n.dropPermit()
+	z.writeEnded(now, n)
+	n.becomeTokenless()
 	z.add(n.counted, -1)
 	n.counted = Missing
 	z.members--
@@ -440,19 +386,10 @@ func (m *Monitor) forget(now time.Time, n *node) {
 		return
 	}
 	m.leave(now, n)
-	m.heap.remove(&n.timer)
-	m.notLate(n)
-	m.setSilent(n, false)
+	m.becomeForgotten(n)
 	delete(m.before, n)
 	delete(m.nodes, n.name)
 	n.zone = nil
-}
-
-func (m *Monitor) dequeue(n *node) {
-	if n.ticket != 0 {
-		n.ticket = 0
-		n.zone.waiting--
-	}
 }
 
 // Verdict says how the node should be now.

@@ -300,6 +300,7 @@ func TestRandomHistories(t *testing.T) {
 				}
 			}
 			w.run(time.Duration(r.IntN(60_000)) * time.Millisecond)
+			checkInvariants(t, w.m)
 			for _, n := range w.nodes {
 				if n.alive && !w.apiDown && n.view.Ready == Unknown && w.now.Sub(n.beat) < 10*time.Second && n.view.Heartbeat.Equal(n.beat) {
 					t.Fatalf("seed %d: %s is Unknown though just heard", seed, n.name)

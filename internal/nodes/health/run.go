@@ -104,7 +104,8 @@ func Run(ctx context.Context, cfg Config) error {
 	s.observe(Event{Kind: Synced})
 	work := func(queue kube.Queue[string], workers int, do func(context.Context, *v1.Node, Verdict) error) {
 		wg.Go(func() {
-			kube.Work(ctx, queue, workers, s.Log, "writing what is known of a node", func(ctx context.Context, node string) error { return s.write(ctx, node, do) })
+			kube.Work(ctx, queue, workers, s.Log, "writing what is known of a node",
+				func(ctx context.Context, node string) error { return s.write(ctx, node, do) })
 		})
 	}
 	work(s.urgent, marking, s.mark)

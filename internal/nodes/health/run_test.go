@@ -21,9 +21,12 @@ func TestShellMarksTheSilentNode(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		client := fake.NewClientset()
 		for _, name := range []string{"dead", "alive"} {
-			n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: "u"}, Status: v1.NodeStatus{Conditions: []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionTrue}}}}
-			p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"}, Spec: v1.PodSpec{NodeName: name}, Status: v1.PodStatus{Conditions: []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionTrue}}}}
-			l := &coordination.Lease{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: v1.NamespaceNodeLease}, Spec: coordination.LeaseSpec{RenewTime: &metav1.MicroTime{Time: time.Now()}}}
+			n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: "u"},
+				Status: v1.NodeStatus{Conditions: []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionTrue}}}}
+			p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"}, Spec: v1.PodSpec{NodeName: name},
+				Status: v1.PodStatus{Conditions: []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionTrue}}}}
+			l := &coordination.Lease{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: v1.NamespaceNodeLease},
+				Spec: coordination.LeaseSpec{RenewTime: &metav1.MicroTime{Time: time.Now()}}}
 			for _, err := range []error{client.Tracker().Add(n), client.Tracker().Add(p), client.Tracker().Add(l)} {
 				if err != nil {
 					t.Fatal(err)
@@ -60,7 +63,8 @@ func TestShellMarksTheSilentNode(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := n.Status.Conditions[0].Status; got != want.ready || len(n.Spec.Taints) != want.taints || p.Status.Conditions[0].Status != want.pod {
+			got, pod := n.Status.Conditions[0].Status, p.Status.Conditions[0].Status
+			if got != want.ready || len(n.Spec.Taints) != want.taints || pod != want.pod {
 				t.Errorf("%s: Ready %s, taints %v, pod ready %s; want %+v", name, got, n.Spec.Taints, p.Status.Conditions[0].Status, want)
 			}
 		}

@@ -75,7 +75,7 @@ func (m *Monitor) judgeTraces(now time.Time) {
 		if silent <= 0 {
 			continue
 		}
-		n.heard, n.by, n.spared = now.Add(-silent), beforeStart, now.Add(m.proof(t.lasts))
+		n.heard, n.by, n.graceUntil = now.Add(-silent), beforeStart, now.Add(m.recoveryGrace(t.lasts))
 		m.heap.set(&n.timer, m.deadline(n))
 	}
 }

@@ -10,13 +10,13 @@ import (
 // controller and the API: a taint is written where there is none only with a
 // token, each token serves one successful write at most, and the bucket fills
 // again only from the end of that write. So two taints of a zone are never closer
-// than its rate allows, by the API's own history, over all lives of a controller:
+// than its rate allows, by the API's own history, however often a controller starts:
 //
 //   - A token has one holder in its zone at a time. Spend allows a write to the
 //     holder only, and no other gets a token until Tried.
-//   - Writes carry the version they were computed from. A write whose answer was lost may have
-//     been made or may still be: the same token then serves for the same version
-//     only, of which the API accepts one write.
+//   - Writes carry the version they were computed from. A write whose answer was
+//     lost may have been made or may still be: the same token then serves for the
+//     same version only, of which the API accepts one write.
 //   - What is seen of a node says whether it has a taint, never whether it may get
 //     one. Late word of own writes can therefore not bring back what was taken off.
 
@@ -37,64 +37,55 @@ const (
 // decision.
 func (m *Monitor) Spend(now time.Time, name, version string) bool {
 	n := m.nodes[name]
-	if n == nil || !n.permit {
+	if n == nil || n.token != holding {
 		return false
 	}
 	z := n.zone
-	if m.suspended || m.holding || z.bucket.rate <= 0 || z.flying != nil || n.unsure != "" && n.unsure != version || z.lapsed(now) {
+	otherVersion := n.uncertainVersion != "" && n.uncertainVersion != version
+	if m.suspended || m.holding || z.bucket.rate <= 0 || z.writing != nil || otherVersion || z.lapsed(now) {
 		m.fail(n)
 		return false
 	}
-	z.flying, z.base = n, version
+	z.writing, z.writingVersion = n, version
 	return true
 }
 
-// fail takes the token from a node that could not use it: it waits anew.
+// fail takes the token from a node that could not use it: it waits again.
 func (m *Monitor) fail(n *node) {
-	n.dropPermit()
-	n.failed = true
-	m.touch(n)
+	n.becomeTokenless()
+	m.becomeTokenLost(n)
 }
 
 // tried takes in how a write ended that Spend allowed.
 func (m *Monitor) tried(now time.Time, e Event) {
 	n := m.nodes[e.Node]
-	if n == nil || n.zone.flying != n {
+	if n == nil || n.zone.writing != n {
 		return // it moved or went meanwhile
 	}
 	z := n.zone
-	base := z.base
+	base := z.writingVersion
 	if e.Outcome == NotDone {
-		z.flying = nil // the token is as good as before
+		z.writing = nil // the token is as good as before
 	} else {
-		z.landed(now, n)
+		z.writeEnded(now, n)
 	}
 	switch e.Outcome {
 	case Done:
-		n.dropPermit()
+		n.becomeTokenless()
 	case Unsure:
-		n.unsure = base
+		n.uncertainVersion = base
 	}
 	m.touch(n)
 }
 
-// landed ends the node's write, if there is one, as made at this moment: the
+// writeEnded ends the node's write, if there is one, as made at this moment: the
 // next token is a whole interval away.
-func (z *zone) landed(now time.Time, n *node) {
-	if z.flying != n {
+func (z *zone) writeEnded(now time.Time, n *node) {
+	if z.writing != n {
 		return
 	}
-	z.flying = nil
+	z.writing = nil
 	z.bucket.drain(now)
-}
-
-// dropPermit takes away the node's token, if it has one. Others may have the
-// next when the bucket is full again.
-func (n *node) dropPermit() {
-	if n.permit {
-		n.permit, n.unsure = false, ""
-		n.zone.holder = nil
-	}
 }
 
 // lapsed says that the holder had its token for as long as another takes to
@@ -113,20 +104,16 @@ func (m *Monitor) grant(now time.Time) {
 	}
 	slices.SortFunc(open, func(a, b *zone) int { return cmp.Compare(a.name, b.name) })
 	for _, z := range open {
-		if h := z.holder; h != nil && z.flying == nil && z.lapsed(now) {
+		if h := z.holder; h != nil && z.writing == nil && z.lapsed(now) {
 			m.fail(h)
 			m.enqueue(h)
 		}
-		if z.holder == nil && z.flying == nil && z.waiting > 0 && z.bucket.take(now) {
-			n := z.pop()
-			n.permit, n.retell = true, true
-			z.holder, z.lapse = n, now.Add(z.bucket.interval())
-			z.granted++
-			m.touch(n)
+		if z.holder == nil && z.writing == nil && z.waiting > 0 && z.bucket.take(now) {
+			m.becomeHolder(now, z.first())
 		}
 		at, ok := z.bucket.next(now)
 		switch {
-		case z.flying != nil:
+		case z.writing != nil:
 			m.heap.remove(&z.timer) // its end will tell
 		case z.holder != nil:
 			m.heap.set(&z.timer, z.lapse)

@@ -30,12 +30,12 @@ func (s *shell) watch(ctx context.Context) (remove func(), err error) {
 		return remove, err
 	}
 	nodes, err := nodeInf.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: s.meetNode, UpdateFunc: s.seeNodeAgain, DeleteFunc: s.loseNode})
+		AddFunc: s.onNodeAdd, UpdateFunc: s.onNodeUpdate, DeleteFunc: s.onNodeDelete})
 	if err != nil {
 		return remove, fmt.Errorf("watching nodes: %w", err)
 	}
 	remove = func() { nodeInf.RemoveEventHandler(nodes) } //nolint:errcheck // the informer may be gone
-	pods, err := podInf.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: s.seePod, UpdateFunc: s.seePodAgain})
+	pods, err := podInf.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: s.onPodAdd, UpdateFunc: s.onPodUpdate})
 	if err != nil {
 		return remove, fmt.Errorf("watching pods: %w", err)
 	}
@@ -62,12 +62,12 @@ func (s *shell) watchLeases(ctx context.Context, listed func()) {
 func (s *shell) watchLeasesOnce(ctx context.Context, listed func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	leases := s.leaseInformer()
-	seen := func(o any) { s.seeLease(o) }
+	seen := func(o any) { s.observeLease(o) }
 	reg, err := leases.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: seen, UpdateFunc: func(_, o any) { seen(o) }})
 	if err != nil {
 		cancel()
-		s.Log.Error("watching node leases", "error", err) // a new informer takes any handler
+		s.Log.Error("watching node leases", "err", err) // a new informer takes any handler
 		return
 	}
 	var wg sync.WaitGroup
@@ -79,7 +79,7 @@ func (s *shell) watchLeasesOnce(ctx context.Context, listed func()) {
 	}
 	select {
 	case <-s.stale:
-		s.Log.Warn("starting the watch of node leases anew")
+		s.Log.Warn("starting the watch of node leases again")
 	case <-ctx.Done():
 	}
 }
@@ -107,7 +107,7 @@ func (s *shell) leaseInformer() cache.SharedIndexInformer {
 	}
 	inf := cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(read, s.Leases), &coordination.Lease{}, 0, cache.Indexers{})
 	if err := inf.SetTransform(slim); err != nil {
-		s.Log.Error("watching node leases", "error", err) // an informer that does not run takes any
+		s.Log.Error("watching node leases", "err", err) // an informer that does not run takes any
 	}
 	return inf
 }
@@ -119,8 +119,9 @@ func slim(o any) (any, error) {
 		return o, nil
 	}
 	return &coordination.Lease{
-		ObjectMeta: metav1.ObjectMeta{Name: l.Name, Namespace: l.Namespace, UID: l.UID, ResourceVersion: l.ResourceVersion, ManagedFields: renewal(l)},
-		Spec:       coordination.LeaseSpec{RenewTime: l.Spec.RenewTime, LeaseDurationSeconds: l.Spec.LeaseDurationSeconds},
+		ObjectMeta: metav1.ObjectMeta{Name: l.Name, Namespace: l.Namespace, UID: l.UID, ResourceVersion: l.ResourceVersion,
+			ManagedFields: renewal(l)},
+		Spec: coordination.LeaseSpec{RenewTime: l.Spec.RenewTime, LeaseDurationSeconds: l.Spec.LeaseDurationSeconds},
 	}, nil
 }
 
@@ -141,23 +142,23 @@ func renewal(l *coordination.Lease) []metav1.ManagedFieldsEntry {
 
 var renewTimeField = []byte(`"f:renewTime"`)
 
-// meetNode greets a node that this process sees for the first time.
-func (s *shell) meetNode(o any) {
+// onNodeAdd takes in a node that this process sees for the first time.
+func (s *shell) onNodeAdd(o any) {
 	if n, ok := o.(*v1.Node); ok {
 		s.event(nodeRef(n.Name, n.UID), v1.EventTypeNormal, "RegisteredNode", "Node "+n.Name+" event: Registered Node "+n.Name+" in Controller")
-		s.seeNodeAgain(nil, o)
+		s.onNodeUpdate(nil, o)
 	}
 }
 
-func (s *shell) seeNodeAgain(_, o any) {
-	s.seeNode(o)
+func (s *shell) onNodeUpdate(_, o any) {
+	s.observeNode(o)
 	if n, ok := o.(*v1.Node); ok {
 		s.fresh.shown(n)
 	}
 }
 
-// seeNode takes in a node; word that comes late does not undo what is known.
-func (s *shell) seeNode(o any) {
+// observeNode takes in a node; an event that comes late does not undo what is known.
+func (s *shell) observeNode(o any) {
 	n, ok := o.(*v1.Node)
 	if !ok {
 		return
@@ -169,7 +170,7 @@ func (s *shell) seeNode(o any) {
 	}
 }
 
-func (s *shell) loseNode(o any) {
+func (s *shell) onNodeDelete(o any) {
 	if gone, ok := o.(cache.DeletedFinalStateUnknown); ok {
 		o = gone.Obj
 	}
@@ -180,7 +181,7 @@ func (s *shell) loseNode(o any) {
 	}
 }
 
-func (s *shell) seeLease(o any) {
+func (s *shell) observeLease(o any) {
 	if l, ok := o.(*coordination.Lease); ok && l.Spec.RenewTime != nil {
 		e := Event{Kind: LeaseSeen, Node: l.Name, Renewed: l.Spec.RenewTime.Time, Version: version(l.ResourceVersion)}
 		if f := renewal(l); len(f) > 0 {
@@ -203,25 +204,19 @@ func version(word string) uint64 {
 	return n
 }
 
-// seePod catches a ready pod newly bound to a node that is not.
-func (s *shell) seePod(o any) {
+// onPodAdd catches a ready pod newly bound to a node that is not ready.
+func (s *shell) onPodAdd(o any) {
 	p, ok := o.(*v1.Pod)
-	if ok && p.Spec.NodeName != "" && readyAt(p) >= 0 && s.verdict(p.Spec.NodeName).PodsNotReady {
+	if ok && p.Spec.NodeName != "" && podReady(p) && s.verdict(p.Spec.NodeName).MarksPod(p) {
 		s.unready.Add(p.Spec.NodeName)
 	}
 }
 
-// seePodAgain: what a node that still talks says of its pods later is its own
-// word and is left alone; a silent node says nothing that could be true.
-func (s *shell) seePodAgain(old, o any) {
+// onPodUpdate catches a pod that became ready on a node that is not.
+func (s *shell) onPodUpdate(old, o any) {
 	was, ok := old.(*v1.Pod)
 	p, ok2 := o.(*v1.Pod)
-	if !ok || !ok2 || readyAt(p) < 0 {
-		return
-	}
-	v := s.verdict(p.Spec.NodeName)
-	before := v.Turned != 0 && version(p.ResourceVersion) != 0 && version(p.ResourceVersion) < v.Turned // and seen late
-	if v.PodsNotReady && (v.Ready == Unknown || was.Spec.NodeName == "" || before) {
+	if ok && ok2 && podReady(p) && s.verdict(p.Spec.NodeName).MarksUpdatedPod(was, p) {
 		s.unready.Add(p.Spec.NodeName)
 	}
 }
@@ -230,7 +225,7 @@ func (s *shell) seePodAgain(old, o any) {
 // first, so a renewal that a dead watch kept back still counts.
 func (s *shell) confirm(ctx context.Context) {
 	began := time.Now()
-	limit := 2*s.Settings.Slow + time.Second
+	limit := 2*s.Settings.ConfirmTimeout + time.Second
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, errors.New("no answer within "+limit.String()))
 	defer cancel()
 	answer := Event{Kind: Confirmed}
@@ -245,7 +240,7 @@ func (s *shell) confirm(ctx context.Context) {
 			break
 		}
 		for i := range leases.Items {
-			s.seeLease(&leases.Items[i])
+			s.observeLease(&leases.Items[i])
 		}
 		if list.Continue = leases.Continue; list.Continue == "" {
 			break

@@ -18,7 +18,7 @@ import (
 const manager = "berth-node-health"
 
 // write makes one node fit its verdict of this moment. Each patch carries the
-// version it was computed from: whoever wrote meanwhile wins, and the next
+// version it was computed from: any client that wrote meanwhile wins, and the next
 // look starts from what they wrote.
 func (s *shell) write(ctx context.Context, name string, do func(context.Context, *v1.Node, Verdict) error) error {
 	obj, found, err := s.nodes.GetByKey(name)
@@ -46,7 +46,7 @@ func (s *shell) write(ctx context.Context, name string, do func(context.Context,
 
 // mark makes the conditions of a silent node Unknown. What follows is done then.
 func (s *shell) mark(ctx context.Context, n *v1.Node, v Verdict) error {
-	if set := UnknownConditions(n, metav1.Now()); v.Unknown && len(set) > 0 {
+	if set := v.Conditions(n, metav1.Now()); len(set) > 0 {
 		if err := s.writeConditions(ctx, n, set); err != nil {
 			return err
 		}
@@ -63,7 +63,7 @@ func (s *shell) goOn(node string) {
 
 // unmarked hands a silent node back to those who mark it first.
 func (s *shell) unmarked(n *v1.Node, v Verdict) bool {
-	if !v.Unknown || len(UnknownConditions(n, metav1.Now())) == 0 {
+	if len(v.Conditions(n, metav1.Now())) == 0 {
 		return false
 	}
 	s.urgent.Add(n.Name)
@@ -75,9 +75,10 @@ func (s *shell) follow(ctx context.Context, n *v1.Node, v Verdict) error {
 	if s.unmarked(n, v) {
 		return nil
 	}
-	errs := []error{ignoreGone(s.writeTaints(ctx, n, v.NoExecute))}
+	errs := []error{ignoreGone(s.writeTaints(ctx, n, v))}
 	if set := Labels(n); set != nil {
-		errs = append(errs, ignoreGone(s.patch(ctx, n, "labels", types.MergePatchType, map[string]any{"metadata": map[string]any{"uid": n.UID, "labels": set}})))
+		errs = append(errs, ignoreGone(s.patch(ctx, n, "labels", types.MergePatchType,
+			map[string]any{"metadata": map[string]any{"uid": n.UID, "labels": set}})))
 	}
 	return errors.Join(errs...)
 }
@@ -105,33 +106,24 @@ func (s *shell) writeConditions(ctx context.Context, n *v1.Node, set []v1.NodeCo
 	return nil
 }
 
-func (s *shell) writeTaints(ctx context.Context, n *v1.Node, key string) error {
-	now := metav1.Now()
-	taints, changed := NoSchedule(n, now)
-	view := ViewOf(n)
-	adds := key != "" && view.taint() == ""
-	if adds && !s.spend(n) {
-		key, adds = "", false
-	}
-	taints, more := NoExecute(taints, key, now)
-	if !changed && !more {
+func (s *shell) writeTaints(ctx context.Context, n *v1.Node, v Verdict) error {
+	w := v.Taints(n, metav1.Now(), func() bool { return s.acquireToken(n) })
+	if !w.Changed {
 		return nil
-	}
-	if taints == nil {
-		taints = []v1.Taint{}
 	}
 	err := s.patch(ctx, n, "taints", types.MergePatchType, map[string]any{
 		"metadata": map[string]any{"uid": n.UID, "resourceVersion": n.ResourceVersion},
-		"spec":     map[string]any{"taints": taints},
+		"spec":     map[string]any{"taints": w.Taints},
 	})
-	if adds {
+	if w.Adds {
 		s.tried(n, err)
 	}
 	return err
 }
 
-// spend asks for leave to write a NoExecute taint to a node that has none.
-func (s *shell) spend(n *v1.Node) bool {
+// acquireToken acquires the zone's rate-limiter token for writing a NoExecute taint
+// to a node that has none.
+func (s *shell) acquireToken(n *v1.Node) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	ok := s.monitor.Spend(time.Now(), n.Name, n.ResourceVersion)
@@ -174,8 +166,8 @@ func (s *shell) patch(ctx context.Context, n *v1.Node, what string, kind types.P
 	return nil
 }
 
-// markPods makes the ready pods of a node not ready, so that no traffic goes
-// to a place nobody vouches for.
+// markPods makes the ready pods of a node not ready, so that no traffic goes to
+// a node that is not.
 func (s *shell) markPods(ctx context.Context, n *v1.Node, v Verdict) error {
 	if !v.PodsNotReady || s.unmarked(n, v) {
 		return nil
@@ -187,7 +179,7 @@ func (s *shell) markPods(ctx context.Context, n *v1.Node, v Verdict) error {
 	var errs []error
 	for _, obj := range pods {
 		p := obj.(*v1.Pod)
-		if readyAt(p) < 0 {
+		if !podReady(p) {
 			continue
 		}
 		body, err := json.Marshal(map[string]any{
@@ -198,26 +190,18 @@ func (s *shell) markPods(ctx context.Context, n *v1.Node, v Verdict) error {
 		if err != nil {
 			return err
 		}
-		_, err = s.Client.CoreV1().Pods(p.Namespace).Patch(ctx, p.Name, types.StrategicMergePatchType, body, metav1.PatchOptions{FieldManager: manager}, "status")
+		_, err = s.Client.CoreV1().Pods(p.Namespace).Patch(ctx, p.Name, types.StrategicMergePatchType, body,
+			metav1.PatchOptions{FieldManager: manager}, "status")
 		switch {
 		case apierrors.IsNotFound(err), kube.Replaced(err) && !apierrors.IsConflict(err):
 		case err != nil:
 			errs = append(errs, fmt.Errorf("marking Pod %s/%s not ready: %w", p.Namespace, p.Name, err))
 		default:
-			s.event(&v1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: p.Namespace, Name: p.Name, UID: p.UID}, v1.EventTypeWarning, "NodeNotReady", "Node is not ready")
+			ref := &v1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: p.Namespace, Name: p.Name, UID: p.UID}
+			s.event(ref, v1.EventTypeWarning, "NodeNotReady", "Node is not ready")
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// readyAt is the place of the pod's true Ready condition, -1 if there is none.
-func readyAt(p *v1.Pod) int {
-	for i, c := range p.Status.Conditions {
-		if c.Type == v1.PodReady && c.Status == v1.ConditionTrue {
-			return i
-		}
-	}
-	return -1
 }
 
 func nodeRef(name string, uid types.UID) *v1.ObjectReference {

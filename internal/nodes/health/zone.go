@@ -43,19 +43,22 @@ type zone struct {
 	timer           timer
 	queue           []ticket // nodes that wait for a token, first come first served
 	waiting         int      // tickets of queue that still count
-	// holder is the node that has the zone's token and may use it until lapse;
-	// flying is one whose taint is being written, computed from version base.
-	holder, flying *node
-	lapse          time.Time
-	base           string
+	// holder is the node whose token state is holding, nil if none is. It may use
+	// the token until lapse.
+	holder *node
+	lapse  time.Time
+	// writing is the node whose NoExecute taint is being written, computed from
+	// writingVersion of it. It may have lost its token meanwhile.
+	writing        *node
+	writingVersion string
 	// shot is the view that all decisions of one Advance share, and granted how
 	// many tokens that Advance spent.
 	shot    *ZoneView
 	granted int
 }
 
-// ticket is a node's place in its zone's queue; it counts only while the node
-// still holds that number.
+// ticket is a node's entry in its zone's queue; it counts only while the node
+// still has that number.
 type ticket struct {
 	node   *node
 	number uint64
@@ -76,20 +79,17 @@ func (z *zone) rate(s Settings, suspended bool) float64 {
 	return 0
 }
 
-// pop is the node that waited longest, nil if nobody waits.
-func (z *zone) pop() *node {
-	for len(z.queue) > 0 {
+// first takes the node that has waited longest out of the queue; some node must
+// be waiting. The node is waiting until becomeHolder.
+func (z *zone) first() *node {
+	for {
 		t := z.queue[0]
 		z.queue[0] = ticket{}
 		z.queue = z.queue[1:]
 		if t.node.ticket == t.number {
-			t.node.ticket = 0
-			z.waiting--
 			return t.node
 		}
 	}
-	z.queue = nil
-	return nil
 }
 
 // view is a copy of the numbers for explanations.

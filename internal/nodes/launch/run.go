@@ -34,8 +34,6 @@ import (
 	"github.com/berth-dev/berth/internal/journal"
 	"github.com/berth-dev/berth/internal/kube"
 	"github.com/berth-dev/berth/internal/nodes"
-	"github.com/berth-dev/berth/internal/nodes/cloud"
-	"github.com/berth-dev/berth/internal/nodes/cloud/inventory"
 	"github.com/berth-dev/berth/internal/nodes/health"
 )
 
@@ -112,35 +110,29 @@ func clientConfig(o *Options) (*rest.Config, error) {
 
 // control runs the controllers; it is called while leading.
 func (p *process) control(ctx context.Context) error {
-	ranges, reserved, err := p.Ranges()
-	if err != nil {
-		return err
-	}
-	enabled, err := controller.Choose(p.Generic.Controllers, nodes.List()...)
-	if err != nil {
-		return err
-	}
-	cfg := nodes.Config{
+	shared := Shared{
 		Client: p.client, Informers: informers.NewSharedInformerFactoryWithOptions(p.client, 0, informers.WithTransform(unmanaged)),
-		Log: p.log, Journal: p.journal, Metrics: legacyregistry.Registerer(), Recorders: kube.NewRecorders(ctx), Enabled: enabled,
-		Health: p.Health, Board: &p.board, Ranges: ranges, Reserved: reserved, KeepFinished: p.KeepFinished,
+		Log: p.log, Journal: p.journal, Metrics: legacyregistry.Registerer(), Recorders: kube.NewRecorders(ctx), Board: &p.board,
 	}
-	defer cfg.Informers.Shutdown()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // before Shutdown, which waits for the watches to end
 	if p.Shared.UseServiceAccountCredentials {
 		builder := clientbuilder.NewDynamicClientBuilder(rest.AnonymousClientConfig(p.config), p.client.CoreV1(), "kube-system")
-		cfg.Clients = func(c controller.Controller) (kubernetes.Interface, metadata.Interface, error) {
+		shared.Clients = func(c controller.Controller) (kubernetes.Interface, metadata.Interface, error) {
 			client, err := builder.Client(c.Account)
 			return client, nil, err
 		}
 	}
-	watching, err := p.openCloud(ctx, &cfg)
+	defer shared.Informers.Shutdown()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // before Shutdown, which waits for the watches to end
+	cfg, watch, err := p.Build(ctx, shared)
 	if err != nil {
 		return err
 	}
+	if watch == nil {
+		return ignoreCanceled(nodes.Run(ctx, cfg))
+	}
 	ended := make(chan error, 2)
-	go func() { ended <- watching(ctx) }()
+	go func() { ended <- watch(ctx) }()
 	go func() { ended <- nodes.Run(ctx, cfg) }()
 	err = <-ended
 	cancel()
@@ -152,32 +144,6 @@ func ignoreCanceled(err error) error {
 		return nil
 	}
 	return err
-}
-
-// openCloud gives cfg the provider that the flags name, and returns what keeps
-// it up to date.
-func (p *process) openCloud(ctx context.Context, cfg *nodes.Config) (watch func(context.Context) error, err error) {
-	idle := func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
-	given := p.Shared.CloudProvider
-	switch given.Name {
-	case "", "external":
-		return idle, nil
-	case inventory.Name:
-	default:
-		return nil, fmt.Errorf("--cloud-provider %q: not built in; allowed are %q, external and the empty one", given.Name, inventory.Name)
-	}
-	provider, err := inventory.Open(ctx, given.CloudConfigFile, p.log)
-	if err != nil {
-		return nil, err
-	}
-	limits := cloud.DefaultLimits
-	limits.Rate = p.CloudRate
-	cfg.Cloud = &nodes.Cloud{Provider: provider, Limits: limits, Refresh: p.Refresh, Monitor: p.MonitorPeriod, Workers: p.Syncs,
-		Routes: p.Shared.AllocateNodeCIDRs && p.Shared.ConfigureCloudRoutes, RoutePeriod: p.Shared.RouteReconciliationPeriod.Duration, ClusterName: p.Shared.ClusterName}
-	for _, r := range cfg.Ranges {
-		cfg.Cloud.ClusterCIDRs = append(cfg.Cloud.ClusterCIDRs, r.Cluster)
-	}
-	return provider.Run, nil
 }
 
 // componentName is the role's name where tools look for it.

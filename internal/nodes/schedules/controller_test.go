@@ -313,7 +313,7 @@ func (c *controller) fit(name string) bool {
 		return true
 	}
 	now := metav1.NewTime(w.now)
-	if set := health.UnknownConditions(n, now); v.Unknown && len(set) > 0 {
+	if set := v.Conditions(n, now); len(set) > 0 {
 		if live.ResourceVersion != n.ResourceVersion {
 			return false
 		}
@@ -322,7 +322,7 @@ func (c *controller) fit(name string) bool {
 	}
 	if v.PodsNotReady && w.bug != "leave pods ready" {
 		w.eachPod(name, func(p *v1.Pod) {
-			if cached := c.pods[p.Name]; cached != nil && podReady(p) {
+			if cached := c.pods[p.Name]; cached != nil && v.MarksPod(p) {
 				w.setPodReady(p.Name, v1.ConditionFalse)
 			}
 		})
@@ -331,19 +331,17 @@ func (c *controller) fit(name string) bool {
 		w.crash() // between two writes
 		return true
 	}
-	key := v.NoExecute
 	if w.bug == "taint at once" && v.Unknown {
-		key = v1.TaintNodeUnreachable
+		v.NoExecute = v1.TaintNodeUnreachable
 	}
-	adds := key != "" && !expelling(n)
-	free := w.bug == "late word" || w.bug == "taint at once"
-	if adds && !free && !c.m.Spend(w.now, name, n.ResourceVersion) {
-		key, adds = "", false
-		w.in(0, c.advanceLater)
-	}
-	taints, changed := health.NoSchedule(n, now)
-	taints, more := health.NoExecute(taints, key, now)
-	if !changed && !more {
+	write := v.Taints(n, now, func() bool {
+		ok := w.bug == "late word" || w.bug == "taint at once" || c.m.Spend(w.now, name, n.ResourceVersion)
+		if !ok {
+			w.in(0, c.advanceLater)
+		}
+		return ok
+	})
+	if !write.Changed {
 		return true
 	}
 	done := health.Done
@@ -354,16 +352,16 @@ func (c *controller) fit(name string) bool {
 		done = health.Unsure // and the world knows whether it was made
 	}
 	if done == health.Done || done == health.Unsure && w.r.IntN(2) == 0 {
-		if more && key != "" {
-			w.ref.taints(name, adds)
+		if write.NoExecute != "" {
+			w.ref.taints(name, write.Adds)
 		}
-		w.update(name, func(n *v1.Node) { n.Spec.Taints = taints })
+		w.update(name, func(n *v1.Node) { n.Spec.Taints = write.Taints })
 	}
 	if done == health.Done {
 		c.nodes[name] = w.nodes[name]
 		c.m.Observe(w.now, health.Event{Kind: health.NodeRead, Node: name, View: health.ViewOf(w.nodes[name]), Version: versionOf(w.nodes[name])})
 	}
-	if adds {
+	if write.Adds {
 		c.m.Observe(w.now, health.Event{Kind: health.Tried, Node: name, Outcome: done})
 	}
 	w.in(0, c.advanceLater)

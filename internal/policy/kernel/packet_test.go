@@ -12,9 +12,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
-	"github.com/berth-dev/berth/internal/netnstest"
 	"github.com/berth-dev/berth/internal/policy/model"
 	"github.com/berth-dev/berth/internal/policy/oracle"
+	"github.com/berth-dev/berth/internal/testkit/netnstest"
 )
 
 // cluster is three pods in each of three namespaces, with labels that name

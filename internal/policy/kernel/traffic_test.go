@@ -15,10 +15,10 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
-	"github.com/berth-dev/berth/internal/netnstest"
 	"github.com/berth-dev/berth/internal/policy/model"
 	"github.com/berth-dev/berth/internal/policy/oracle"
-	"github.com/berth-dev/berth/internal/testpace"
+	"github.com/berth-dev/berth/internal/testkit/netnstest"
+	"github.com/berth-dev/berth/internal/testkit/testtimeout"
 )
 
 // TestRandomHistoriesInTheKernel applies random changes to the real kernel
@@ -34,7 +34,7 @@ func TestRandomHistoriesInTheKernel(t *testing.T) {
 			n.addPod(ips...)
 		}
 	}
-	for seed := range uint64(testpace.Share(8, 2)) {
+	for seed := range uint64(testtimeout.Rounds(8, 2)) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			n.t = t
 			h := oracle.NewHistory(1000 + seed)
@@ -91,7 +91,7 @@ func (n *node) talker(ns netns.NsHandle, port int) {
 func (n *node) dial(ns netns.NsHandle, addr string) (c net.Conn) {
 	n.t.Helper()
 	n.must(netnstest.In(ns, func() (err error) {
-		c, err = net.DialTimeout("tcp", addr, testpace.Patience(5*time.Second))
+		c, err = net.DialTimeout("tcp", addr, testtimeout.Scale(5*time.Second))
 		return err
 	}))
 	n.t.Cleanup(func() { c.Close() })
@@ -100,7 +100,7 @@ func (n *node) dial(ns netns.NsHandle, addr string) (c net.Conn) {
 
 func (n *node) echoes(c net.Conn) {
 	n.t.Helper()
-	n.must(c.SetDeadline(time.Now().Add(testpace.Patience(5 * time.Second))))
+	n.must(c.SetDeadline(time.Now().Add(testtimeout.Scale(5 * time.Second))))
 	_, err := c.Write([]byte("hello"))
 	n.must(err)
 	_, err = io.ReadFull(c, make([]byte, 5))
@@ -150,7 +150,7 @@ func TestWhatAPolicyDoesNotStop(t *testing.T) {
 // arrived waits until a packet came to the node and says whether it went on.
 func (n *node) arrived(k string) bool {
 	n.t.Helper()
-	for range testpace.Tries(2000) {
+	for range testtimeout.Attempts(2000) {
 		if n.seen("sent")[k] {
 			return n.settled("passed")[k]
 		}
@@ -199,7 +199,7 @@ func TestReplacedWithoutAGap(t *testing.T) {
 			}
 		}
 	}()
-	for range testpace.Share(40, 10) {
+	for range testtimeout.Rounds(40, 10) {
 		var packets []oracle.Packet
 		for range 50 {
 			packets = append(packets, oracle.Packet{Src: a, Dst: b, Proto: 6, Port: 80}, oracle.Packet{Src: c, Dst: b, Proto: 6, Port: 80})

@@ -19,10 +19,10 @@ import (
 	"golang.org/x/sys/unix"
 	networkingv1 "k8s.io/api/networking/v1"
 
-	"github.com/berth-dev/berth/internal/netnstest"
 	"github.com/berth-dev/berth/internal/policy/model"
 	"github.com/berth-dev/berth/internal/policy/oracle"
-	"github.com/berth-dev/berth/internal/testpace"
+	"github.com/berth-dev/berth/internal/testkit/netnstest"
+	"github.com/berth-dev/berth/internal/testkit/testtimeout"
 )
 
 // node is a network namespace with a bridge, and pods on it in namespaces of
@@ -177,7 +177,7 @@ func (n *node) probe(what []oracle.Packet) []bool {
 			}
 			break
 		}
-		if try == testpace.Tries(2000) {
+		if try == testtimeout.Attempts(2000) {
 			n.t.Fatalf("%d of %d packets did not come to the node", missing, len(what))
 		}
 		time.Sleep(time.Millisecond)

@@ -10,8 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
-	"github.com/berth-dev/berth/internal/golden"
 	"github.com/berth-dev/berth/internal/policy/model"
+	"github.com/berth-dev/berth/internal/testkit/golden"
 )
 
 func web(name, ip string, local bool) model.Pod {

@@ -209,16 +209,11 @@ func (v verbosity) Set(s string) error {
 	return nil
 }
 
-// listenOn is where to listen; a port of 0 is off.
-func listenOn(addr string) string {
+// ListenOn is where to listen for an address of the configuration: nowhere
+// with a port of 0.
+func ListenOn(addr string) string {
 	if _, port, err := net.SplitHostPort(addr); err == nil && port == "0" {
 		return ""
 	}
 	return addr
 }
-
-// HealthzAddress is where to serve health; "" is off.
-func (f *Flags) HealthzAddress() string { return listenOn(f.Config.HealthzBindAddress) }
-
-// MetricsAddress is where to serve metrics; "" is off.
-func (f *Flags) MetricsAddress() string { return listenOn(f.Config.MetricsBindAddress) }

@@ -49,8 +49,8 @@ func Run(ctx context.Context, f *config.Flags, log *slog.Logger) error {
 	if f.Cleanup || f.CleanupKubeProxy {
 		return cleanup(ctx, f, log)
 	}
-	prepare(c, log, "/")
 	if f.InitOnly {
+		prepare(c, log, "/")
 		return nil
 	}
 	name := c.HostnameOverride
@@ -97,10 +97,10 @@ func Run(ctx context.Context, f *config.Flags, log *slog.Logger) error {
 		defer close(trimmed)
 		keepLean(ctx, synced, log)
 	}()
-	err = proxy.Run(ctx, proxy.Config{
-		NodeName: name, Client: client, Informers: factory, Nodes: nodes, Instance: f.Instance,
-		HealthzBind: f.HealthzAddress(), MetricsBind: f.MetricsAddress(), Config: c, Log: log, Metrics: registry, Tracer: tracer, Flags: f.All(), Synced: sync.OnceFunc(func() { close(synced) }),
-	})
+	err = RunIn(ctx, Process{
+		NodeName: name, Instance: f.Instance, Client: client, Informers: factory, Nodes: nodes, Log: log, Metrics: registry, Tracer: tracer,
+		Flags: f.All(), Synced: sync.OnceFunc(func() { close(synced) }),
+	}, c)
 	cancel(nil)
 	<-trimmed
 	if cause := context.Cause(ctx); err == nil && cause != nil && !errors.Is(cause, context.Canceled) {

@@ -6,7 +6,7 @@ import (
 	"runtime/debug"
 	"time"
 
-	"github.com/berth-dev/berth/internal/lean"
+	"github.com/berth-dev/berth/internal/memory"
 )
 
 // leanGC is the heap growth (percent) before a collection once the proxy is
@@ -28,7 +28,7 @@ func keepLean(ctx context.Context, synced <-chan struct{}, log *slog.Logger) {
 	again := time.NewTimer(trimAgain)
 	defer again.Stop()
 	for {
-		if err := lean.Trim(); err != nil {
+		if err := memory.Release(); err != nil {
 			log.Debug("keeping the program's pages", "err", err)
 		}
 		select {

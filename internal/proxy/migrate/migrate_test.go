@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/utils/ptr"
 
-	"github.com/berth-dev/berth/internal/netnstest"
+	"github.com/berth-dev/berth/internal/testkit/netnstest"
 )
 
 // left is what a kube-proxy leaves that ran in iptables mode, and in IPVS mode

@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/berth-dev/berth/internal/netnstest"
 	"github.com/berth-dev/berth/internal/proxy/model"
+	"github.com/berth-dev/berth/internal/testkit/netnstest"
 )
 
 // TestCutBatch sends a batch that ends after any of its messages, as when the

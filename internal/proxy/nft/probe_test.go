@@ -12,8 +12,8 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"github.com/berth-dev/berth/internal/netnstest"
 	"github.com/berth-dev/berth/internal/proxy/model"
+	"github.com/berth-dev/berth/internal/testkit/netnstest"
 )
 
 // has says whether a rule has an expression that ok wants.

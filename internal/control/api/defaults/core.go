@@ -121,7 +121,20 @@ func node(n *v1.Node) {
 	roundUp(n.Status.Allocatable)
 }
 
-func secret(s *v1.Secret) { zero(&s.Type, v1.SecretTypeOpaque) }
+// secret moves stringData, which exists for writers only, into data, where it
+// wins over the same key. It does so here and not when the object is stored so
+// that field management records data for the writer, and server-side apply of
+// the same manifest meets no conflict.
+func secret(s *v1.Secret) {
+	zero(&s.Type, v1.SecretTypeOpaque)
+	if len(s.StringData) > 0 && s.Data == nil {
+		s.Data = make(map[string][]byte, len(s.StringData))
+	}
+	for key, value := range s.StringData {
+		s.Data[key] = []byte(value)
+	}
+	s.StringData = nil
+}
 
 // limitRange completes the container rows: default limit from the maximum,
 // default request from the default limit or else from the minimum.

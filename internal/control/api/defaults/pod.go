@@ -79,6 +79,10 @@ func podTemplate(t *v1.PodTemplateSpec) { podSpec(&t.Spec) }
 
 // podSpec fills what pods and templates share.
 func podSpec(s *v1.PodSpec) {
+	if s.ServiceAccountName == "" {
+		s.ServiceAccountName = s.DeprecatedServiceAccount
+	}
+	s.DeprecatedServiceAccount = s.ServiceAccountName
 	zero(&s.DNSPolicy, v1.DNSClusterFirst)
 	zero(&s.RestartPolicy, v1.RestartPolicyAlways)
 	zero(&s.SchedulerName, v1.DefaultSchedulerName)

@@ -21,6 +21,7 @@ func AddToScheme(s *runtime.Scheme) error {
 	addCore(s)
 	addApps(s)
 	addBatch(s)
+	addAutoscaling(s)
 	addNetworking(s)
 	addStorage(s)
 	addPolicy(s)

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/registry/generic/registry"
 	"k8s.io/apiserver/pkg/registry/rest"
@@ -42,6 +43,8 @@ type Deps struct {
 	Disruptions Disruptions
 	// Nodes finds the kubelet of a node, for log, exec, attach and portforward.
 	Nodes nodelink.Finder
+	// Authorizer is asked for create on exec, attach and portforward that start with GET. Required.
+	Authorizer authorizer.Authorizer
 	// Proxy reaches pod IPs, for pods/proxy. Nil means a transport that does not verify the pod's certificate.
 	Proxy http.RoundTripper
 	// ProxyLoopback lets pods/proxy reach loopback addresses. Only tests and clusters whose node lives on loopback

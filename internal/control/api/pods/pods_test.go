@@ -26,13 +26,17 @@ type fixture struct {
 	kubernetes.Interface
 	config *rest.Config
 	agent  *agent
+	as     func(t *testing.T, user string) *rest.Config
 }
 
 // TestPods runs all behaviours against one server, each with pods of its own names.
 func TestPods(t *testing.T) {
 	agent := newAgent(t)
-	env := apitest.StartEnv(t, apitest.WithConfig(agent.trust(t)))
-	f := &fixture{Interface: kubernetes.NewForConfigOrDie(env.Config), config: env.Config, agent: agent}
+	env := apitest.StartEnv(t, apitest.WithConfig(agent.trust()))
+	f := &fixture{
+		Interface: kubernetes.NewForConfigOrDie(env.Config), config: env.Config, agent: agent,
+		as: func(t *testing.T, user string) *rest.Config { return env.As(t, user) },
+	}
 	agent.register(t, f)
 	f.accounts(t, "default", "someone")
 	for name, test := range map[string]func(*testing.T, *fixture){
@@ -48,6 +52,7 @@ func TestPods(t *testing.T) {
 		"eviction race":      testEvictionRace,
 		"resize":             testResize,
 		"ephemeral":          testEphemeral,
+		"read-only sessions": testReadOnlySessions,
 		"log":                testLog,
 		"log follow":         testLogFollow,
 		"exec":               testExec,

@@ -10,7 +10,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	rbac "k8s.io/api/rbac/v1"
 	pathvalidation "k8s.io/apimachinery/pkg/api/validation/path"
-	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
@@ -122,16 +121,22 @@ func subjects(list []rbac.Subject, inNamespace bool) errs {
 // for.
 const minCertificateSeconds = 600
 
+// legacyUnknown is the signer of requests that named none, in versions of the API that are gone; it looks at nothing.
+const legacyUnknown = "kubernetes.io/legacy-unknown"
+
 func csrGood(c *certificates.CertificateSigningRequest) errs {
 	s := &c.Spec
 	var all errs
 	at := specPath.Child("request")
 	if block, rest := pem.Decode(s.Request); block == nil || block.Type != "CERTIFICATE REQUEST" {
 		all = append(all, field.Invalid(at, s.Request, "PEM block type must be CERTIFICATE REQUEST"))
-	} else if _, err := x509.ParseCertificateRequest(block.Bytes); err != nil {
+	} else if request, err := x509.ParseCertificateRequest(block.Bytes); err != nil {
 		all = append(all, field.Invalid(at, s.Request, fmt.Sprintf("%v", err)))
 	} else if len(rest) > 0 {
 		all = append(all, field.Invalid(at, s.Request, "must contain a single PEM block"))
+	} else if err := request.CheckSignature(); err != nil {
+		// Who asks must hold the key: else somebody's public key could be had certified.
+		all = append(all, field.Invalid(at, s.Request, fmt.Sprintf("%v", err)))
 	}
 	if len(s.Usages) == 0 {
 		all = append(all, field.Required(specPath.Child("usages"), "usages are required"))
@@ -147,7 +152,10 @@ func csrGood(c *certificates.CertificateSigningRequest) errs {
 		all = append(all, oneOf(specPath.Child("usages").Index(i), u, known...)...)
 		all = append(all, usages.add(specPath.Child("usages").Index(i), u)...)
 	}
-	all = append(all, validation.IsDomainPrefixedPath(specPath.Child("signerName"), s.SignerName)...)
+	all = append(all, signerName(specPath.Child("signerName"), s.SignerName)...)
+	if s.SignerName == legacyUnknown {
+		all = append(all, field.Invalid(specPath.Child("signerName"), s.SignerName, "the legacy signerName is not allowed via this API version"))
+	}
 	if e := s.ExpirationSeconds; e != nil && *e < minCertificateSeconds {
 		all = append(all, field.Invalid(specPath.Child("expirationSeconds"), *e, fmt.Sprintf("may not specify a duration less than %d seconds (10 minutes)", minCertificateSeconds)))
 	}

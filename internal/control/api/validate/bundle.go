@@ -21,16 +21,35 @@ var bundleKinds = []row{
 // with its own, and that the anchors are certificate authorities, each once.
 func bundleGood(b *certificates.ClusterTrustBundle) errs {
 	var all errs
-	name := field.NewPath("metadata", "name")
-	switch signer := b.Spec.SignerName; {
-	case signer == "" && strings.Contains(b.Name, ":"):
-		all = append(all, field.Invalid(name, b.Name, "ClusterTrustBundle without signer name must not have \":\" in its name"))
-	case signer != "":
-		if prefix := strings.ReplaceAll(signer, "/", ":") + ":"; !strings.HasPrefix(b.Name, prefix) {
-			all = append(all, field.Invalid(name, b.Name, "ClusterTrustBundle for signerName "+signer+" must be named with prefix "+prefix))
-		}
+	all = append(all, invalid(field.NewPath("metadata", "name"), b.Name, bundleName(b.Name, b.Spec.SignerName))...)
+	if b.Spec.SignerName != "" {
+		all = append(all, signerName(specPath.Child("signerName"), b.Spec.SignerName)...)
 	}
 	return append(all, anchorsGood(specPath.Child("trustBundle"), b.Spec.TrustBundle)...)
+}
+
+// bundleName wants the prefix of the signer, and a subdomain after it.
+func bundleName(name, signer string) []string {
+	if signer == "" {
+		if strings.Contains(name, ":") {
+			return []string{"ClusterTrustBundle without signer name must not have \":\" in its name"}
+		}
+		return isSubdomain(name)
+	}
+	prefix := strings.ReplaceAll(signer, "/", ":") + ":"
+	if !strings.HasPrefix(name, prefix) {
+		return []string{"ClusterTrustBundle for signerName " + signer + " must be named with prefix " + prefix}
+	}
+	return isSubdomain(strings.TrimPrefix(name, prefix))
+}
+
+// signerOfBundle is the signer whose bundle has this name, empty for a bundle of nobody's.
+func signerOfBundle(name string) string {
+	end := strings.LastIndex(name, ":")
+	if end < 0 {
+		return ""
+	}
+	return strings.ReplaceAll(name[:end], ":", "/")
 }
 
 func anchorsGood(at *field.Path, text string) errs {

@@ -217,6 +217,18 @@ func fileMode(p *field.Path, mode *int32) errs {
 // labels wants keys and values that are labels.
 func labels(p *field.Path, m map[string]string) errs { return metavalidation.ValidateLabels(m, p) }
 
+// templateMeta checks the metadata inside a template of claims: labels and
+// annotations, and nothing else, since nothing else is kept.
+func templateMeta(p *field.Path, m *metav1.ObjectMeta) errs {
+	all := apivalidation.ValidateAnnotations(m.Annotations, p.Child("annotations"))
+	all = append(all, labels(p.Child("labels"), m.Labels)...)
+	return append(all, forbid(p, "cannot be set", []given{
+		{"name", m.Name != ""}, {"generateName", m.GenerateName != ""}, {"namespace", m.Namespace != ""}, {"uid", m.UID != ""},
+		{"resourceVersion", m.ResourceVersion != ""}, {"generation", m.Generation != 0}, {"creationTimestamp", !m.CreationTimestamp.IsZero()},
+		{"deletionTimestamp", m.DeletionTimestamp != nil}, {"deletionGracePeriodSeconds", m.DeletionGracePeriodSeconds != nil},
+		{"ownerReferences", len(m.OwnerReferences) > 0}, {"finalizers", len(m.Finalizers) > 0}, {"managedFields", len(m.ManagedFields) > 0}})...)
+}
+
 // reference wants a name in a local reference.
 func reference(p *field.Path, r v1.LocalObjectReference) errs {
 	return present(p.Child("name"), r.Name)

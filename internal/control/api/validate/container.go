@@ -48,9 +48,6 @@ func (c *containers) init(p *field.Path) errs {
 		const reason = "may not be set for init containers without restartPolicy=Always"
 		all = append(all, forbid(at, reason, []given{{"lifecycle", one.Lifecycle != nil}, {"livenessProbe", one.LivenessProbe != nil},
 			{"readinessProbe", one.ReadinessProbe != nil}, {"startupProbe", one.StartupProbe != nil}})...)
-		if len(one.ResizePolicy) > 0 {
-			all = append(all, field.Invalid(at.Child("resizePolicy"), one.ResizePolicy, "must not be set for init containers"))
-		}
 		all = append(all, hostPortConflicts(p, i, c.spec.InitContainers[i:i+1])...)
 	}
 	return all
@@ -115,9 +112,6 @@ func (c *containers) ports(p *field.Path, ports []v1.ContainerPort) errs {
 			if c.spec.HostNetwork && port.HostPort != port.ContainerPort {
 				all = append(all, field.Invalid(at.Child("containerPort"), port.ContainerPort, "must match `hostPort` when `hostNetwork` is true"))
 			}
-		}
-		if port.HostIP != "" {
-			all = append(all, validation.IsValidIPForLegacyField(at.Child("hostIP"), port.HostIP, false, nil)...)
 		}
 		all = append(all, mustBeOneOf(at.Child("protocol"), port.Protocol, v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP)...)
 	}

@@ -12,7 +12,7 @@ var specPath = field.NewPath("spec")
 
 // podCreate checks what is checked only of a pod that is new.
 func podCreate(p *v1.Pod) errs {
-	all := podGood(p)
+	all := append(podGood(p), annotationsAgree(p)...)
 	if len(p.Spec.EphemeralContainers) > 0 {
 		all = append(all, field.Forbidden(specPath.Child("ephemeralContainers"), "cannot be set on create"))
 	}
@@ -24,10 +24,26 @@ func podCreate(p *v1.Pod) errs {
 
 // podGood checks a pod by itself, new or changed.
 func podGood(p *v1.Pod) errs {
-	all := PodSpec(specPath, &p.Spec, true)
-	if _, mirror := p.Annotations[v1.MirrorPodAnnotationKey]; mirror && p.Spec.NodeName == "" {
-		at := field.NewPath("metadata", "annotations").Key(v1.MirrorPodAnnotationKey)
-		all = append(all, field.Invalid(at, p.Annotations[v1.MirrorPodAnnotationKey], "must set spec.nodeName if mirror pod annotation is set"))
+	all := podAnnotations(field.NewPath("metadata", "annotations"), p.Annotations, &p.Spec)
+	all = append(all, PodSpec(specPath, &p.Spec, true)...)
+	return append(all, ownClaims(p)...)
+}
+
+// ownClaims refuses that a volume names the claim that another volume of the
+// pod is made with: the claim belongs to the ephemeral volume.
+func ownClaims(p *v1.Pod) errs {
+	made := map[string]bool{}
+	for i := range p.Spec.Volumes {
+		if p.Spec.Volumes[i].Ephemeral != nil && p.Name != "" {
+			made[p.Name+"-"+p.Spec.Volumes[i].Name] = true
+		}
+	}
+	var all errs
+	for i := range p.Spec.Volumes {
+		if c := p.Spec.Volumes[i].PersistentVolumeClaim; c != nil && made[c.ClaimName] {
+			all = append(all, field.Invalid(specPath.Child("volumes").Index(i).Child("persistentVolumeClaim", "claimName"), c.ClaimName,
+				"must not reference a PVC that gets created for an ephemeral volume"))
+		}
 	}
 	return all
 }
@@ -37,6 +53,7 @@ func podTemplate(p *field.Path, t *v1.PodTemplateSpec) errs {
 	meta := p.Child("metadata")
 	all := metavalidation.ValidateLabels(t.Labels, meta.Child("labels"))
 	all = append(all, apivalidation.ValidateAnnotations(t.Annotations, meta.Child("annotations"))...)
+	all = append(all, podAnnotations(p.Child("annotations"), t.Annotations, &t.Spec)...)
 	all = append(all, PodSpec(p.Child("spec"), &t.Spec, false)...)
 	if len(t.Spec.EphemeralContainers) > 0 {
 		all = append(all, field.Forbidden(p.Child("spec", "ephemeralContainers"), "ephemeral containers not allowed in pod template"))

@@ -121,12 +121,45 @@ func stubRequest(p *field.Path, der []byte) errs {
 	return nil
 }
 
-// signerName wants a domain of at most 63 characters a label, and a path.
+// maxSignerPath leaves room for a namespace and the name of an object in it.
+const maxSignerPath = validation.DNS1123SubdomainMaxLength + validation.DNS1123LabelMaxLength + 1
+
+// signerName wants a domain of labels, at least two, and a path of subdomains.
 func signerName(p *field.Path, name string) errs {
 	if name == "" {
 		return errs{field.Required(p, "")}
 	}
-	return validation.IsDomainPrefixedPath(p, name)
+	domain, path, ok := strings.Cut(name, "/")
+	if !ok || strings.Contains(path, "/") {
+		return errs{field.Invalid(p, name, "must be a fully qualified domain and path of the form 'example.com/signer-name'")}
+	}
+	var all errs
+	if len(domain) > validation.DNS1123SubdomainMaxLength {
+		all = append(all, field.TooLong(p, "", validation.DNS1123SubdomainMaxLength))
+	}
+	all = append(all, eachLabel(p, domain, validation.IsDNS1123Label)...)
+	if !strings.Contains(domain, ".") {
+		all = append(all, field.Invalid(p, domain, "should be a domain with at least two segments separated by dots"))
+	}
+	all = append(all, eachLabel(p, path, validation.IsDNS1123Subdomain)...)
+	if most := validation.DNS1123SubdomainMaxLength + 1 + maxSignerPath; len(name) > most {
+		all = append(all, field.TooLong(p, "", most))
+	}
+	return all
+}
+
+// eachLabel reports the first bad part of a dotted name.
+func eachLabel(p *field.Path, text string, rule func(string) []string) errs {
+	for _, label := range strings.Split(text, ".") {
+		if bad := rule(label); len(bad) > 0 {
+			var all errs
+			for _, message := range bad {
+				all = append(all, field.Invalid(p, text, fmt.Sprintf("validating label %q: %s", label, message)))
+			}
+			return all
+		}
+	}
+	return nil
 }
 
 // userAnnotations are words for the signer: like annotations, but each key has

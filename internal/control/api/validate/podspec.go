@@ -31,9 +31,6 @@ func PodSpec(p *field.Path, s *v1.PodSpec, pod bool) field.ErrorList {
 	if s.ActiveDeadlineSeconds != nil {
 		all = append(all, between(p.Child("activeDeadlineSeconds"), *s.ActiveDeadlineSeconds, 1, math.MaxInt32)...)
 	}
-	for i := range s.ImagePullSecrets {
-		all = append(all, reference(p.Child("imagePullSecrets").Index(i), s.ImagePullSecrets[i])...)
-	}
 	for i, g := range s.ReadinessGates {
 		all = append(all, invalid(p.Child("readinessGates").Index(i).Child("conditionType"), string(g.ConditionType), validation.IsQualifiedName(string(g.ConditionType)))...)
 	}
@@ -78,7 +75,7 @@ func podNames(p *field.Path, s *v1.PodSpec) errs {
 	}
 	for i, alias := range s.HostAliases {
 		at := p.Child("hostAliases").Index(i)
-		all = append(all, validation.IsValidIPForLegacyField(at.Child("ip"), alias.IP, false, nil)...)
+		all = append(all, legacyIP(at.Child("ip"), alias.IP)...)
 		for k, name := range alias.Hostnames {
 			all = append(all, invalid(at.Child("hostnames").Index(k), name, validation.IsDNS1123Subdomain(name))...)
 		}
@@ -133,7 +130,7 @@ func dns(p *field.Path, s *v1.PodSpec) errs {
 		all = append(all, field.Invalid(at.Child("nameservers"), c.Nameservers, fmt.Sprintf("must not have more than %v nameservers", maxNameservers)))
 	}
 	for i, server := range c.Nameservers {
-		all = append(all, validation.IsValidIPForLegacyField(at.Child("nameservers").Index(i), server, false, nil)...)
+		all = append(all, legacyIP(at.Child("nameservers").Index(i), server)...)
 	}
 	if len(c.Searches) > maxSearches {
 		all = append(all, field.Invalid(at.Child("searches"), c.Searches, fmt.Sprintf("must not have more than %v search paths", maxSearches)))

@@ -2,7 +2,6 @@ package validate
 
 import (
 	"fmt"
-	"net/netip"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -26,7 +25,7 @@ func isMirror(p *v1.Pod) bool {
 // containers and init containers, and their resize policies, nothing else, and
 // not so that the pod's quality of service changes.
 func PodResize(changed, old *v1.Pod) field.ErrorList {
-	all := metaUpdate(changed, old)
+	all := append(metaUpdate(changed, old), podAnnotationsUpdate(changed, old)...)
 	if isMirror(old) {
 		return append(all, field.Forbidden(field.NewPath(""), "static pods cannot be resized"))
 	}
@@ -37,7 +36,7 @@ func PodResize(changed, old *v1.Pod) field.ErrorList {
 	if len(others) > 0 {
 		return append(all, others...)
 	}
-	all = append(all, podGood(changed)...)
+	all = append(all, ratcheted(func(p, _ *v1.Pod) errs { return podGood(p) }, changed, old)...)
 	if PodQOS(changed) != PodQOS(old) {
 		all = append(all, field.Invalid(specPath, PodQOS(changed), "Pod QOS Class may not change as a result of resizing"))
 	}
@@ -115,12 +114,12 @@ func restore(changed, old *v1.ResourceRequirements) {
 // PodEphemeralContainers checks a change through the ephemeralcontainers
 // subresource: containers come and never change or go.
 func PodEphemeralContainers(changed, old *v1.Pod) field.ErrorList {
-	all := metaUpdate(changed, old)
+	all := append(metaUpdate(changed, old), podAnnotationsUpdate(changed, old)...)
 	at := specPath.Child("ephemeralContainers")
 	if isMirror(old) {
 		return append(all, field.Forbidden(field.NewPath(""), "static pods do not support ephemeral containers"))
 	}
-	all = append(all, PodSpec(specPath, &changed.Spec, true)...)
+	all = append(all, ratcheted(func(p, _ *v1.Pod) errs { return podGood(p) }, changed, old)...)
 	now := map[string]*v1.EphemeralContainer{}
 	for i := range changed.Spec.EphemeralContainers {
 		now[changed.Spec.EphemeralContainers[i].Name] = &changed.Spec.EphemeralContainers[i]
@@ -141,7 +140,8 @@ func PodEphemeralContainers(changed, old *v1.Pod) field.ErrorList {
 func podStatus(changed, old *v1.Pod) errs {
 	p := field.NewPath("status")
 	now, before := &changed.Status, &old.Status
-	var all errs
+	all := podAnnotationsUpdate(changed, old)
+	all = append(all, podAnnotations(field.NewPath("metadata", "annotations"), changed.Annotations, &old.Spec)...)
 	if before.QOSClass != "" {
 		all = append(all, immutable(p.Child("qosClass"), now.QOSClass, before.QOSClass)...)
 	}
@@ -170,7 +170,94 @@ func podStatus(changed, old *v1.Pod) errs {
 		hosts[i] = now.HostIPs[i].IP
 	}
 	all = append(all, addresses(p.Child("podIPs"), pods)...)
-	return append(all, addresses(p.Child("hostIPs"), hosts)...)
+	all = append(all, addresses(p.Child("hostIPs"), hosts)...)
+	all = append(all, claimStatuses(p.Child("resourceClaimStatuses"), now.ResourceClaimStatuses, old.Spec.ResourceClaims)...)
+	all = append(all, extendedClaim(p.Child("extendedResourceClaimStatus"), now.ExtendedResourceClaimStatus, &old.Spec)...)
+	return append(all, containerUsers(p, now, &old.Spec)...)
+}
+
+// claimStatuses wants each claim that was made for the pod to be of one of its claims.
+func claimStatuses(p *field.Path, list []v1.PodResourceClaimStatus, claims []v1.PodResourceClaim) errs {
+	known := map[string]bool{}
+	for _, c := range claims {
+		known[c.Name] = true
+	}
+	var all errs
+	names := unique[string]{}
+	for i, s := range list {
+		at := p.Index(i)
+		all = append(all, names.add(at.Child("name"), s.Name)...)
+		if s.ResourceClaimName != nil {
+			all = append(all, invalid(at.Child("name"), *s.ResourceClaimName, isSubdomain(*s.ResourceClaimName))...)
+		}
+		if !known[s.Name] {
+			all = append(all, field.Invalid(at.Child("name"), s.Name, "must match the name of an entry in `spec.resourceClaims`"))
+		}
+	}
+	return all
+}
+
+// extendedClaim checks which requests for extended resources a claim of the scheduler's stands for.
+func extendedClaim(p *field.Path, s *v1.PodExtendedResourceClaimStatus, spec *v1.PodSpec) errs {
+	if s == nil {
+		return nil
+	}
+	all := named(p.Child("resourceClaimName"), s.ResourceClaimName, isSubdomain)
+	if len(s.RequestMappings) == 0 {
+		all = append(all, field.Required(p.Child("requestMappings"), "at least one request mapping is required"))
+	}
+	asked := map[string]map[v1.ResourceName]bool{}
+	for _, list := range [][]v1.Container{spec.InitContainers, spec.Containers} {
+		for i := range list {
+			asked[list[i].Name] = map[v1.ResourceName]bool{}
+			for name := range list[i].Resources.Requests {
+				asked[list[i].Name][name] = true
+			}
+		}
+	}
+	seen := map[v1.ContainerExtendedResourceRequest]bool{}
+	for i, m := range s.RequestMappings {
+		at := p.Child("requestMappings").Index(i)
+		if seen[m] {
+			all = append(all, field.Duplicate(at, m))
+		}
+		seen[m] = true
+		resources, ok := asked[m.ContainerName]
+		if !ok {
+			all = append(all, field.Invalid(at.Child("containerName"), m.ContainerName, "must match the name of an entry in `spec.initContainers.name` or `spec.containers.name`"))
+		} else if !resources[v1.ResourceName(m.ResourceName)] {
+			all = append(all, field.Invalid(at.Child("resourceName"), m.ResourceName, "must match the extended resource in an entry in the container's resources"))
+		}
+		all = append(all, named(at.Child("requestName"), m.RequestName, validation.IsDNS1123Label)...)
+	}
+	return all
+}
+
+// containerUsers checks who the containers' first processes run as, if a node tells.
+func containerUsers(p *field.Path, s *v1.PodStatus, spec *v1.PodSpec) errs {
+	var all errs
+	windows := spec.OS != nil && spec.OS.Name == v1.Windows
+	check := func(name string, list []v1.ContainerStatus) {
+		for i := range list {
+			if list[i].User == nil || list[i].User.Linux == nil {
+				continue
+			}
+			at, u := p.Child(name).Index(i).Child("linux"), list[i].User.Linux
+			if windows {
+				all = append(all, field.Forbidden(at, "cannot be set for a windows pod"))
+				continue
+			}
+			all = append(all, userID(at.Child("uid"), &u.UID)...)
+			all = append(all, groupID(at.Child("gid"), &u.GID)...)
+			for k, group := range u.SupplementalGroups {
+				all = append(all, groupID(at.Child("supplementalGroups").Index(k), &group)...)
+			}
+		}
+	}
+	check("containerStatuses", s.ContainerStatuses)
+	check("initContainerStatuses", s.InitContainerStatuses)
+	check("ephemeralContainerStatuses", s.EphemeralContainerStatuses)
+	return all
 }
 
 // restartsAll: some container's end may start all of the pod's anew, whatever
@@ -218,8 +305,8 @@ func addresses(p *field.Path, ips []string) errs {
 	var all errs
 	families := map[bool]int{}
 	for i, ip := range ips {
-		all = append(all, validation.IsValidIPForLegacyField(p.Index(i), ip, false, nil)...)
-		if a, err := netip.ParseAddr(ip); err == nil {
+		all = append(all, legacyIP(p.Index(i), ip)...)
+		if a, ok := address(ip); ok {
 			families[a.Is4()]++
 		}
 	}

@@ -22,7 +22,7 @@ var updatable = strings.Join([]string{
 // copy of the new spec, puts back what may change, and wants the rest to be as
 // it was.
 func podUpdate(changed, old *v1.Pod) errs {
-	all := podGood(changed)
+	all := append(podAnnotationsUpdate(changed, old), podGood(changed)...)
 	if len(changed.Spec.Containers) != len(old.Spec.Containers) {
 		return append(all, field.Forbidden(specPath.Child("containers"), "pod updates may not add or remove containers"))
 	}

@@ -37,9 +37,36 @@ func serviceGood(s *v1.Service) errs {
 	all = append(all, affinityOfClients(spec)...)
 	all = append(all, clusterAddresses(spec)...)
 	all = append(all, outside(spec)...)
+	all = append(all, serviceAnnotations(s)...)
 	if d := spec.TrafficDistribution; d != nil {
 		all = append(all, oneOf(specPath.Child("trafficDistribution"), *d, v1.ServiceTrafficDistributionPreferClose,
 			v1.ServiceTrafficDistributionPreferSameZone, v1.ServiceTrafficDistributionPreferSameNode)...)
+	}
+	return all
+}
+
+// serviceAnnotations checks the annotations that were there before a field was.
+func serviceAnnotations(s *v1.Service) errs {
+	var all errs
+	at := field.NewPath("metadata", "annotations")
+	hints, hinted := s.Annotations[v1.DeprecatedAnnotationTopologyAwareHints]
+	mode, moded := s.Annotations[v1.AnnotationTopologyMode]
+	if hinted && moded && hints != mode {
+		all = append(all, field.Invalid(at.Key(v1.AnnotationTopologyMode), mode, fmt.Sprintf("must match annotations[%s] when both are specified", v1.DeprecatedAnnotationTopologyAwareHints)))
+	}
+	text := strings.TrimSpace(s.Annotations[v1.AnnotationLoadBalancerSourceRangesKey])
+	if _, ok := s.Annotations[v1.AnnotationLoadBalancerSourceRangesKey]; !ok || len(s.Spec.LoadBalancerSourceRanges) > 0 {
+		return all
+	}
+	one := at.Key(v1.AnnotationLoadBalancerSourceRangesKey)
+	if s.Spec.Type != v1.ServiceTypeLoadBalancer {
+		return append(all, field.Forbidden(one, "may only be used when `type` is 'LoadBalancer'"))
+	}
+	if text == "" {
+		return all
+	}
+	for _, cidr := range strings.Split(text, ",") {
+		all = append(all, legacyCIDR(one, strings.TrimSpace(cidr))...)
 	}
 	return all
 }
@@ -139,18 +166,17 @@ func clusterAddresses(spec *v1.ServiceSpec) errs {
 			}
 			continue
 		}
-		bad := validation.IsValidIPForLegacyField(at.Index(i), ip, false, nil)
-		if all = append(all, bad...); len(bad) > 0 || i >= len(spec.IPFamilies) {
+		if all = append(all, legacyIP(at.Index(i), ip)...); i >= len(spec.IPFamilies) {
 			continue
 		}
-		if a, err := netip.ParseAddr(ip); err == nil && a.Is4() != (spec.IPFamilies[i] == v1.IPv4Protocol) {
+		if a, ok := address(ip); ok && a.Is4() != (spec.IPFamilies[i] == v1.IPv4Protocol) {
 			all = append(all, field.Invalid(at.Index(i), ip, fmt.Sprintf("expected an %s value as indicated by `ipFamilies[%d]`", spec.IPFamilies[i], i)))
 		}
 	}
 	if len(spec.ClusterIPs) == 2 {
-		first, err1 := netip.ParseAddr(spec.ClusterIPs[0])
-		second, err2 := netip.ParseAddr(spec.ClusterIPs[1])
-		if err1 == nil && err2 == nil && first.Is4() == second.Is4() {
+		first, ok1 := address(spec.ClusterIPs[0])
+		second, ok2 := address(spec.ClusterIPs[1])
+		if ok1 && ok2 && first.Is4() == second.Is4() {
 			all = append(all, field.Invalid(at, spec.ClusterIPs, "may specify no more than one IP for each IP family"))
 		}
 	}
@@ -162,10 +188,8 @@ func outside(spec *v1.ServiceSpec) errs {
 	var all errs
 	for i, ip := range spec.ExternalIPs {
 		at := specPath.Child("externalIPs").Index(i)
-		bad := validation.IsValidIPForLegacyField(at, ip, false, nil)
-		if all = append(all, bad...); len(bad) == 0 {
-			all = append(all, routable(at, ip)...)
-		}
+		all = append(all, legacyIP(at, ip)...)
+		all = append(all, routable(at, ip)...)
 	}
 	balanced := spec.Type == v1.ServiceTypeLoadBalancer
 	if !balanced {
@@ -174,7 +198,7 @@ func outside(spec *v1.ServiceSpec) errs {
 			{"allocateLoadBalancerNodePorts", spec.AllocateLoadBalancerNodePorts != nil}})...)
 	}
 	for i, cidr := range spec.LoadBalancerSourceRanges {
-		all = append(all, validation.IsValidCIDRForLegacyField(specPath.Child("loadBalancerSourceRanges").Index(i), strings.TrimSpace(cidr), false, nil)...)
+		all = append(all, legacyCIDR(specPath.Child("loadBalancerSourceRanges").Index(i), strings.TrimSpace(cidr))...)
 	}
 	if c := spec.LoadBalancerClass; c != nil {
 		all = append(all, invalid(specPath.Child("loadBalancerClass"), *c, validation.IsQualifiedName(*c))...)
@@ -195,25 +219,6 @@ func outside(spec *v1.ServiceSpec) errs {
 		}
 	}
 	return all
-}
-
-// routable refuses addresses that never leave a machine or a link.
-func routable(p *field.Path, text string) errs {
-	ip, err := netip.ParseAddr(text)
-	if err != nil {
-		return nil // older forms were judged by the caller
-	}
-	switch {
-	case ip.IsUnspecified():
-		return errs{field.Invalid(p, text, fmt.Sprintf("may not be unspecified (%v)", text))}
-	case ip.IsLoopback():
-		return errs{field.Invalid(p, text, "may not be in the loopback range (127.0.0.0/8, ::1/128)")}
-	case ip.IsLinkLocalUnicast():
-		return errs{field.Invalid(p, text, "may not be in the link-local range (169.254.0.0/16, fe80::/10)")}
-	case ip.IsLinkLocalMulticast():
-		return errs{field.Invalid(p, text, "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)")}
-	}
-	return nil
 }
 
 // serviceUpdate keeps what others rely on: addresses and families once given,
@@ -248,7 +253,7 @@ func serviceStatus(changed, _ *v1.Service) errs {
 	for i := range ingress {
 		one := at.Index(i)
 		if ip := ingress[i].IP; ip != "" {
-			all = append(all, validation.IsValidIPForLegacyField(one.Child("ip"), ip, false, nil)...)
+			all = append(all, legacyIP(one.Child("ip"), ip)...)
 			if ingress[i].IPMode == nil {
 				all = append(all, field.Required(one.Child("ipMode"), "must be specified when `ip` is set"))
 			}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
+	dra "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -175,4 +176,50 @@ func TestNamespaces(t *testing.T) {
 	empty := ns.DeepCopy()
 	empty.Spec.Finalizers = nil
 	compare(t, NamespaceFinalize(empty, ns), nil)
+}
+
+// A writer of pods/status can hide a pod's containers no more than one of the pod can.
+func TestStatusKeepsAnnotations(t *testing.T) {
+	old := makePod(t, `{"spec":{"nodeName":"n"}}`)
+	hidden := old.DeepCopy()
+	hidden.Annotations = map[string]string{v1.MirrorPodAnnotationKey: "x"}
+	compare(t, StatusUpdate(hidden, old), []string{"metadata.annotations[kubernetes.io/config.mirror]: Forbidden: may not add mirror pod annotation"})
+	compare(t, PodEphemeralContainers(hidden, old), []string{"metadata.annotations[kubernetes.io/config.mirror]: Forbidden: may not add mirror pod annotation"})
+	compare(t, PodResize(hidden, old), []string{"metadata.annotations[kubernetes.io/config.mirror]: Forbidden: may not add mirror pod annotation"})
+	noted := old.DeepCopy()
+	noted.Annotations = map[string]string{"note": "x"}
+	compare(t, StatusUpdate(noted, old), nil)
+}
+
+// The addresses of a pod from before the rules became strict may stay in its status.
+func TestStatusAddresses(t *testing.T) {
+	old := makePod(t, `{}`)
+	old.Status.PodIPs = []v1.PodIP{{IP: "010.0.0.1"}}
+	same := old.DeepCopy()
+	same.Status.Message = "x"
+	compare(t, StatusUpdate(same, old), nil)
+	other := old.DeepCopy()
+	other.Status.PodIPs = []v1.PodIP{{IP: "010.0.0.2"}}
+	compare(t, StatusUpdate(other, old), []string{"status.podIPs[0]: Invalid value: \"010.0.0.2\": must not have leading 0s"})
+}
+
+// Results are of devices that were asked for, and only of those that were allocated.
+func TestClaimStatus(t *testing.T) {
+	old := firstOf(t)["ResourceClaim"].(*dra.ResourceClaim)
+	old.ResourceVersion = "1"
+	request := old.Spec.Devices.Requests[0].Name
+	changed := old.DeepCopy()
+	changed.Status.Allocation = &dra.AllocationResult{Devices: dra.DeviceAllocationResult{Results: []dra.DeviceRequestAllocationResult{
+		{Request: request, Driver: "d.example.com", Pool: "p", Device: "one"}}}}
+	changed.Status.Devices = []dra.AllocatedDeviceStatus{{Driver: "d.example.com", Pool: "p", Device: "one"}}
+	changed.Status.ReservedFor = []dra.ResourceClaimConsumerReference{{Resource: "pods", Name: "p", UID: "1"}}
+	compare(t, StatusUpdate(changed, old), nil)
+	changed.Status.Allocation.Devices.Results[0].Request = "gone"
+	changed.Status.Devices[0].Device = "two"
+	changed.Status.ReservedFor[0].UID = ""
+	compare(t, StatusUpdate(changed, old), []string{
+		"status.reservedFor[0].uid: Required value",
+		"status.devices[0]: Invalid value: \"d.example.com/p/two\": must be an allocated device in the claim",
+		"status.allocation.devices.results[0].request: Invalid value: \"gone\": must be the name of a request",
+	})
 }

@@ -9,7 +9,9 @@ package validate
 
 import (
 	"reflect"
+	"strings"
 
+	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -44,7 +46,7 @@ func Update(changed, old runtime.Object) field.ErrorList {
 	if !ok || reflect.TypeOf(changed) != reflect.TypeOf(old) {
 		return metaUpdate(changed, old)
 	}
-	return append(metaUpdate(changed, old), r.update(changed, old)...)
+	return append(metaUpdate(changed, old), ratcheted(r.update, changed, old)...)
 }
 
 // StatusUpdate checks a change to an object through its status subresource.
@@ -55,7 +57,7 @@ func StatusUpdate(changed, old runtime.Object) field.ErrorList {
 	if !ok || r.status == nil || reflect.TypeOf(changed) != reflect.TypeOf(old) {
 		return all
 	}
-	return append(all, r.status(changed, old)...)
+	return append(all, ratcheted(r.status, changed, old)...)
 }
 
 // anyMeta checks the metadata of an object of unknown kind. Whether it belongs
@@ -65,7 +67,7 @@ func anyMeta(obj runtime.Object) errs {
 	if err != nil {
 		return errs{field.InternalError(field.NewPath("metadata"), err)}
 	}
-	return apivalidation.ValidateObjectMetaAccessor(m, m.GetNamespace() != "", apivalidation.NameIsDNSSubdomain, field.NewPath("metadata"))
+	return objectMeta(m, m.GetNamespace() != "", apivalidation.NameIsDNSSubdomain)
 }
 
 func metaUpdate(changed, old runtime.Object) errs {
@@ -78,7 +80,29 @@ func metaUpdate(changed, old runtime.Object) errs {
 	if err != nil {
 		return errs{field.InternalError(path, err)}
 	}
-	return apivalidation.ValidateObjectMetaAccessorUpdate(c, o, path)
+	return append(apivalidation.ValidateObjectMetaAccessorUpdate(c, o, path), metaFinalizers(c)...)
+}
+
+func objectMeta(m metav1.Object, namespaced bool, name apivalidation.ValidateNameFunc) errs {
+	return append(apivalidation.ValidateObjectMetaAccessor(m, namespaced, name, field.NewPath("metadata")), metaFinalizers(m)...)
+}
+
+func metaFinalizers(m metav1.Object) errs {
+	var all errs
+	for i, name := range m.GetFinalizers() {
+		all = append(all, finalizerOwner(field.NewPath("metadata", "finalizers").Index(i), name)...)
+	}
+	return all
+}
+
+// finalizerOwner wants a finalizer without a domain to be one of Kubernetes'
+// own; a name without a domain does not say who is to remove it.
+func finalizerOwner(p *field.Path, name string) errs {
+	switch {
+	case strings.Contains(name, "/"), name == string(v1.FinalizerKubernetes), name == metav1.FinalizerOrphanDependents, name == metav1.FinalizerDeleteDependents:
+		return nil
+	}
+	return errs{field.Invalid(p, name, "name is neither a standard finalizer name nor is it fully qualified")}
 }
 
 // pointer is a pointer to T that is also an API object with metadata.
@@ -114,7 +138,7 @@ func (k kind[T, PT]) rules() (reflect.Type, rules) {
 	r := rules{
 		create: func(obj runtime.Object) errs {
 			o := obj.(PT)
-			all := apivalidation.ValidateObjectMetaAccessor(o, bool(k.scope), name, field.NewPath("metadata"))
+			all := objectMeta(o, bool(k.scope), name)
 			if k.create != nil {
 				all = append(all, k.create(o)...)
 			}
@@ -139,7 +163,8 @@ type row interface{ rules() (reflect.Type, rules) }
 // kinds is the table of everything that has rules.
 var kinds = func() map[reflect.Type]rules {
 	table := map[reflect.Type]rules{}
-	for _, group := range [][]row{coreKinds, workloadKinds, networkKinds, storageKinds, accessKinds, admissionKinds, otherKinds, requestKinds, bundleKinds, podCertificateKinds} {
+	for _, group := range [][]row{coreKinds, workloadKinds, networkKinds, storageKinds, accessKinds, admissionKinds, otherKinds, requestKinds, bundleKinds,
+		podCertificateKinds, autoscalingKinds, draKinds, flowKinds} {
 		for _, k := range group {
 			t, r := k.rules()
 			table[t] = r

@@ -67,11 +67,13 @@ func addClaims(out map[string]rest.Storage, opts generic.RESTOptionsGetter, kit 
 		claim := obj.(*v1.PersistentVolumeClaim)
 		claim.Status = v1.PersistentVolumeClaimStatus{Phase: v1.ClaimPending}
 		protect(&claim.Finalizers, ClaimProtection)
+		dropForeignSource(&claim.Spec, nil)
 		alignSources(&claim.Spec)
 	}
 	base.PrepareChange = func(_ context.Context, obj, old runtime.Object) {
 		claim, was := obj.(*v1.PersistentVolumeClaim), old.(*v1.PersistentVolumeClaim)
 		claim.Status = was.Status
+		dropForeignSource(&claim.Spec, &was.Spec)
 		alignSources(&claim.Spec)
 	}
 	base.Reset = storebase.Fields("v1", []string{"status"})
@@ -96,6 +98,15 @@ func addClaims(out map[string]rest.Storage, opts generic.RESTOptionsGetter, kit 
 func protect(finalizers *[]string, name string) {
 	if !slices.Contains(*finalizers, name) {
 		*finalizers = append(*finalizers, name)
+	}
+}
+
+// dropForeignSource removes the namespace of a data source: only the gate CrossNamespaceVolumeDataSource (alpha, not
+// offered) allows a source in another namespace. A claim stored with one keeps it.
+func dropForeignSource(spec, old *v1.PersistentVolumeClaimSpec) {
+	kept := old != nil && old.DataSourceRef != nil && old.DataSourceRef.Namespace != nil
+	if spec.DataSourceRef != nil && !kept {
+		spec.DataSourceRef.Namespace = nil
 	}
 }
 

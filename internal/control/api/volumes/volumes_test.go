@@ -56,6 +56,16 @@ func TestVolumes(t *testing.T) {
 		claim.Spec.DataSourceRef == nil || claim.Spec.DataSourceRef.Name != "s" {
 		t.Errorf("new claim is %+v", claim)
 	}
+	foreign, err := claims.Create(ctx, &v1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: "foreign"},
+		Spec: v1.PersistentVolumeClaimSpec{
+			AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce}, Resources: v1.VolumeResourceRequirements{Requests: size},
+			DataSourceRef: &v1.TypedObjectReference{APIGroup: &group, Kind: "VolumeSnapshot", Name: "s", Namespace: new("kube-system")},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil || foreign.Spec.DataSourceRef.Namespace != nil || foreign.Spec.DataSource == nil {
+		t.Errorf("a claim with a source in another namespace is %+v, %v; want the namespace dropped", foreign.Spec, err)
+	}
 	if err := claims.Delete(ctx, "c", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}

@@ -155,16 +155,22 @@ func (c *collector) volume(pod *corev1.Pod, v *corev1.Volume) {
 	}
 }
 
-// resourceClaims adds claims named by the spec, and those made from templates,
-// which only the status names.
+// resourceClaims adds claims that the spec names, and those made from its
+// templates, which only the status names. A name in the status that stands for
+// no template of the spec counts for nothing: others than the controller of
+// claims may write the status.
 func (c *collector) resourceClaims(pod *corev1.Pod) {
-	for i := range pod.Spec.ResourceClaims {
-		if name := pod.Spec.ResourceClaims[i].ResourceClaimName; name != nil {
-			c.add(ResourceClaim, *name)
-		}
-	}
+	made := map[string]*string{}
 	for i := range pod.Status.ResourceClaimStatuses {
-		if name := pod.Status.ResourceClaimStatuses[i].ResourceClaimName; name != nil {
+		made[pod.Status.ResourceClaimStatuses[i].Name] = pod.Status.ResourceClaimStatuses[i].ResourceClaimName
+	}
+	for i := range pod.Spec.ResourceClaims {
+		claim := &pod.Spec.ResourceClaims[i]
+		name := claim.ResourceClaimName
+		if name == nil && claim.ResourceClaimTemplateName != nil {
+			name = made[claim.Name]
+		}
+		if name != nil {
 			c.add(ResourceClaim, *name)
 		}
 	}

@@ -120,3 +120,24 @@ func TestOfPod(t *testing.T) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, " "), want)
 	}
 }
+
+// TestClaimsOfTheStatusAreOfTheSpec is an exploit: whoever may write the status
+// of pods lists claims there that the pod does not use.
+func TestClaimsOfTheStatusAreOfTheSpec(t *testing.T) {
+	template, made, stolen := "t", "p-t-x1", "stolen"
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p"},
+		Spec:       corev1.PodSpec{ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &template}}},
+		Status: corev1.PodStatus{ResourceClaimStatuses: []corev1.PodResourceClaimStatus{
+			{Name: "gpu", ResourceClaimName: &made}, {Name: "other", ResourceClaimName: &stolen},
+		}},
+	}
+	if got := OfPod(pod); !slices.Equal(got, []Ref{{ResourceClaim, "ns", made}}) {
+		t.Errorf("the pod refers to %v, want the claim made from its template alone", got)
+	}
+	direct := "direct"
+	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &direct}}
+	if got := OfPod(pod); !slices.Equal(got, []Ref{{ResourceClaim, "ns", direct}}) {
+		t.Errorf("the pod refers to %v, want the claim it names alone", got)
+	}
+}

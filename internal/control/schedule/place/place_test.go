@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
 
-	"github.com/berth-dev/berth/internal/golden"
+	"github.com/berth-dev/berth/internal/testkit/golden"
 )
 
 func testNode(name, cpu, mem string, pods int64, l map[string]string, taints ...v1.Taint) *v1.Node {

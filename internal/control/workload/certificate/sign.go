@@ -15,9 +15,6 @@ import (
 	certv1 "k8s.io/api/certificates/v1"
 )
 
-// legacyUnknown signs what nothing should trust for authentication.
-const legacyUnknown = "kubernetes.io/legacy-unknown"
-
 // CA signs certificates.
 type CA struct {
 	cert *x509.Certificate
@@ -52,7 +49,9 @@ func NewCA(certPEM, keyPEM []byte, most time.Duration) (*CA, error) {
 	return &CA{cert: cert, key: key, Most: most}, nil
 }
 
-// signers are the signers served, each with what it refuses.
+// signers are the signers served, each with what it refuses. Upstream's
+// kubernetes.io/legacy-unknown is not among them: certificates.k8s.io/v1 does
+// not allow it, it has no rules, and it would sign with the client CA.
 var signers = map[string]func([]certv1.KeyUsage, *x509.CertificateRequest) error{
 	certv1.KubeAPIServerClientSignerName: func(u []certv1.KeyUsage, _ *x509.CertificateRequest) error {
 		if !slices.Contains(u, certv1.UsageClientAuth) {
@@ -67,7 +66,6 @@ var signers = map[string]func([]certv1.KeyUsage, *x509.CertificateRequest) error
 	},
 	certv1.KubeAPIServerClientKubeletSignerName: validKubeletClient,
 	certv1.KubeletServingSignerName:             validKubeletServing,
-	legacyUnknown:                               func([]certv1.KeyUsage, *x509.CertificateRequest) error { return nil },
 }
 
 // Check says why a signer would refuse; known is false for other signers.

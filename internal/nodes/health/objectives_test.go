@@ -25,8 +25,8 @@ import (
 // Grace and lease period of the fleets below: shorter than upstream's, since
 // lateness is measured from the deadline.
 const (
-	shortGrace = 30 * time.Second
-	shortBeat  = 10 * time.Second
+	shortGrace         = 30 * time.Second
+	shortRenewInterval = 10 * time.Second
 )
 
 // BenchmarkSilent measures on the embedded API server how long after its
@@ -62,7 +62,7 @@ func silence(b *testing.B, silent, all int) []time.Duration {
 	if err != nil {
 		b.Fatal(err)
 	}
-	f := &fleetOf{b: b, client: client, beats: make([]time.Time, all), leases: make([]*coordination.Lease, all)}
+	f := &fleetOf{b: b, client: client, renewed: make([]time.Time, all), leases: make([]*coordination.Lease, all)}
 	f.each(all, 16, f.register)
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -81,13 +81,14 @@ func silence(b *testing.B, silent, all int) []time.Duration {
 	wg.Go(func() {
 		shared := informers.NewSharedInformerFactory(controller, 0)
 		defer shared.Shutdown()
-		health.Run(ctx, health.Config{Client: controller, Informers: shared, Log: slog.New(slog.DiscardHandler), Settings: settings, //nolint:errcheck // ends with ctx
-			Events: kube.Events(ctx, controller)("node-controller")})
+		cfg := health.Config{Client: controller, Informers: shared, Log: slog.New(slog.DiscardHandler), Settings: settings,
+			Events: kube.Events(ctx, controller)("node-controller")}
+		health.Run(ctx, cfg) //nolint:errcheck // ends with ctx
 	})
 	working, stop := context.WithCancel(ctx)
 	var fleetWG sync.WaitGroup
 	fleetWG.Go(func() { f.renewAll(working, 0, all) })
-	time.Sleep(2 * shortBeat) // the fleet at work
+	time.Sleep(2 * shortRenewInterval) // the fleet at work
 	stop()
 	fleetWG.Wait()
 	f.each(silent, 32, f.renew)
@@ -101,7 +102,7 @@ func silence(b *testing.B, silent, all int) []time.Duration {
 				b.Errorf("node %d renews its lease and was marked", s.node)
 				continue
 			}
-			late = append(late, s.at.Sub(f.beats[s.node])-shortGrace)
+			late = append(late, s.at.Sub(f.renewed[s.node])-shortGrace)
 		case <-deadline:
 			b.Fatalf("%d of %d silent nodes were marked", len(late), silent)
 		}
@@ -114,11 +115,11 @@ func silence(b *testing.B, silent, all int) []time.Duration {
 
 // fleetOf is nodes without machines.
 type fleetOf struct {
-	b      *testing.B
-	client kubernetes.Interface
-	mu     sync.Mutex
-	beats  []time.Time // when the last renewal was acknowledged
-	leases []*coordination.Lease
+	b       *testing.B
+	client  kubernetes.Interface
+	mu      sync.Mutex
+	renewed []time.Time // when the last renewal was acknowledged
+	leases  []*coordination.Lease
 }
 
 func (f *fleetOf) each(n, atOnce int, do func(i int)) {
@@ -153,12 +154,14 @@ func (f *fleetOf) register(i int) {
 		if kind == v1.NodeReady {
 			status = v1.ConditionTrue
 		}
-		n.Status.Conditions = append(n.Status.Conditions, v1.NodeCondition{Type: kind, Status: status, LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now()})
+		n.Status.Conditions = append(n.Status.Conditions,
+			v1.NodeCondition{Type: kind, Status: status, LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now()})
 	}
 	if _, err := f.client.CoreV1().Nodes().UpdateStatus(ctx, n, metav1.UpdateOptions{}); err != nil {
 		f.b.Error(err)
 	}
-	l := &coordination.Lease{ObjectMeta: metav1.ObjectMeta{Name: name(i), Namespace: v1.NamespaceNodeLease}, Spec: coordination.LeaseSpec{RenewTime: &metav1.MicroTime{Time: time.Now()}}}
+	l := &coordination.Lease{ObjectMeta: metav1.ObjectMeta{Name: name(i), Namespace: v1.NamespaceNodeLease},
+		Spec: coordination.LeaseSpec{RenewTime: &metav1.MicroTime{Time: time.Now()}}}
 	if f.leases[i], err = f.client.CoordinationV1().Leases(v1.NamespaceNodeLease).Create(ctx, l, metav1.CreateOptions{}); err != nil {
 		f.b.Error(err)
 	}
@@ -174,7 +177,7 @@ func (f *fleetOf) renew(i int) {
 	}
 	f.leases[i] = l
 	f.mu.Lock()
-	f.beats[i] = time.Now()
+	f.renewed[i] = time.Now()
 	f.mu.Unlock()
 }
 
@@ -184,7 +187,7 @@ func (f *fleetOf) renewAll(ctx context.Context, first, all int) {
 	const tick = 100 * time.Millisecond
 	ticker := time.NewTicker(tick)
 	defer ticker.Stop()
-	per := (all - first) * int(tick) / int(shortBeat)
+	per := (all - first) * int(tick) / int(shortRenewInterval)
 	for at := 0; per > 0; at += per {
 		select {
 		case <-ctx.Done():

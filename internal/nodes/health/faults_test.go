@@ -9,7 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// What internal/nodes/storm found, each alone.
+// What the fault-injection tests found, each alone.
 
 // Somebody takes the taint off a dead node when its zone has a token: the node
 // earns the taint again in the same moment, and it must be written.
@@ -303,7 +303,8 @@ func TestOlderNodeIsNoNews(t *testing.T) {
 	m.Observe(t0, Event{Kind: Synced})
 	m.Advance(t0)
 	late := t0.Add(5 * time.Second)
-	m.Observe(late, Event{Kind: NodeSeen, Node: "n", View: View{UID: "1", Ready: Unknown, Unreachable: true, Heartbeat: t0.Add(-time.Minute)}, Version: 9})
+	older := View{UID: "1", Ready: Unknown, Unreachable: true, Heartbeat: t0.Add(-time.Minute)}
+	m.Observe(late, Event{Kind: NodeSeen, Node: "n", View: older, Version: 9})
 	m.Advance(late)
 	if v := m.Verdict("n"); v.NoExecute != "" || v.Ready != False || m.nodes["n"].heard != t0 {
 		t.Errorf("verdict %+v, heard at %s, want nothing of the older version", v, m.nodes["n"].heard.Sub(t0))
@@ -324,11 +325,11 @@ func TestPodSeenLateIsMarked(t *testing.T) {
 		return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", ResourceVersion: version}, Spec: v1.PodSpec{NodeName: "n"},
 			Status: v1.PodStatus{Conditions: []v1.PodCondition{{Type: v1.PodReady, Status: ready}}}}
 	}
-	s.seePodAgain(pod("7", v1.ConditionFalse), pod("11", v1.ConditionTrue))
+	s.onPodUpdate(pod("7", v1.ConditionFalse), pod("11", v1.ConditionTrue))
 	if n := s.unready.Len(); n != 0 {
 		t.Errorf("an agent's later word is written against: %d nodes queued", n)
 	}
-	s.seePodAgain(pod("7", v1.ConditionFalse), pod("9", v1.ConditionTrue))
+	s.onPodUpdate(pod("7", v1.ConditionFalse), pod("9", v1.ConditionTrue))
 	if n := s.unready.Len(); n != 1 {
 		t.Errorf("%d nodes queued, want the one whose pod was seen late", n)
 	}

@@ -1,4 +1,4 @@
-package lean
+package memory
 
 import (
 	"slices"
@@ -30,10 +30,10 @@ Anonymous:             0 kB
 	}
 }
 
-// TestTrim: the program goes on after its pages were given back.
-func TestTrim(t *testing.T) {
+// TestRelease: the program goes on after its pages were given back.
+func TestRelease(t *testing.T) {
 	for range 3 {
-		if err := Trim(); err != nil {
+		if err := Release(); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -67,7 +67,8 @@ func (c *clusterOf) add(name string, ready v1.ConditionStatus, taints ...v1.Tain
 		Status: v1.NodeStatus{Conditions: []v1.NodeCondition{{Type: v1.NodeReady, Status: ready}}}}))
 	c.must(c.client.Tracker().Add(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "d"}, Spec: v1.PodSpec{NodeName: name},
 		Status: v1.PodStatus{Conditions: []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionTrue}}}}))
-	c.must(c.client.Tracker().Add(&coordination.Lease{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: v1.NamespaceNodeLease}, Spec: coordination.LeaseSpec{RenewTime: &metav1.MicroTime{Time: time.Now()}}}))
+	c.must(c.client.Tracker().Add(&coordination.Lease{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: v1.NamespaceNodeLease},
+		Spec: coordination.LeaseSpec{RenewTime: &metav1.MicroTime{Time: time.Now()}}}))
 }
 
 // run starts the shell; stop ends it.
@@ -76,7 +77,8 @@ func (c *clusterOf) run() (stop func()) {
 	shared := informers.NewSharedInformerFactory(c.client, 0)
 	done := make(chan error, 1)
 	go func() {
-		done <- Run(ctx, Config{Client: slowClient{c.client, c.before, c.beforePod, &c.versions}, Informers: shared, Log: slog.New(slog.DiscardHandler), Events: c.events})
+		done <- Run(ctx, Config{Client: slowClient{c.client, c.before, c.beforePod, &c.versions}, Informers: shared,
+			Log: slog.New(slog.DiscardHandler), Events: c.events})
 	}()
 	synctest.Wait()
 	return func() {
@@ -123,14 +125,16 @@ func (s slowCore) Pods(namespace string) typedcore.PodInterface {
 	return slowPods{s.CoreV1Interface.Pods(namespace), s.pod}
 }
 
-func (s slowPods) Patch(ctx context.Context, name string, kind types.PatchType, data []byte, opts metav1.PatchOptions, sub ...string) (*v1.Pod, error) {
+func (s slowPods) Patch(ctx context.Context, name string, kind types.PatchType, data []byte, opts metav1.PatchOptions,
+	sub ...string) (*v1.Pod, error) {
 	if s.before != nil {
 		s.before(name)
 	}
 	return s.PodInterface.Patch(ctx, name, kind, data, opts, sub...)
 }
 
-func (s slowNodes) Patch(ctx context.Context, name string, kind types.PatchType, data []byte, opts metav1.PatchOptions, sub ...string) (*v1.Node, error) {
+func (s slowNodes) Patch(ctx context.Context, name string, kind types.PatchType, data []byte, opts metav1.PatchOptions,
+	sub ...string) (*v1.Node, error) {
 	if s.before != nil {
 		s.before(name)
 	}
@@ -243,7 +247,8 @@ func TestTaintsDoNotWaitBehindPods(t *testing.T) {
 			}
 		}
 		if unknown != dying || tainted != 7 || begun.Load() != silencing || done.Load() != 0 {
-			t.Errorf("%d nodes marked Unknown and NoSchedule, want %d; %d tainted NoExecute, want 7; %d pod patches begun, want %d, and %d done before, want 0",
+			t.Errorf("%d nodes marked Unknown and NoSchedule, want %d; %d tainted NoExecute, want 7; "+
+				"%d pod patches begun, want %d, and %d done before, want 0",
 				unknown, dying, tainted, begun.Load(), silencing, done.Load())
 		}
 		close(release)
@@ -404,7 +409,8 @@ func TestAgentThatDisagreesIsLeftAlone(t *testing.T) {
 func TestRestartFinishesWhatWasBegun_135205(t *testing.T) {
 	onCluster(t, 3, func(c *clusterOf) {
 		added := metav1.NewTime(time.Now().Add(-4 * time.Minute))
-		c.add("half", v1.ConditionUnknown, v1.Taint{Key: v1.TaintNodeUnreachable, Effect: v1.TaintEffectNoSchedule}, v1.Taint{Key: v1.TaintNodeUnreachable, Effect: v1.TaintEffectNoExecute, TimeAdded: &added})
+		c.add("half", v1.ConditionUnknown, v1.Taint{Key: v1.TaintNodeUnreachable, Effect: v1.TaintEffectNoSchedule},
+			v1.Taint{Key: v1.TaintNodeUnreachable, Effect: v1.TaintEffectNoExecute, TimeAdded: &added})
 		var mu sync.Mutex
 		var writes []string
 		c.client.PrependReactor("patch", "nodes", func(a k8stesting.Action) (bool, runtime.Object, error) {

@@ -1,5 +1,6 @@
-// Package lean gives memory back that only the start of a program needed.
-package lean
+// Package memory tunes the garbage collector and returns memory that only the
+// start of a program needed to the kernel.
+package memory
 
 import (
 	"bufio"
@@ -12,20 +13,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Trim returns garbage and the program's unused pages to the machine. Where
+// Release returns garbage and the program's unused pages to the host. Where
 // it fails, more memory stays in use and nothing else.
-func Trim() error {
+func Release() error {
 	debug.FreeOSMemory()
-	return dropProgramPages()
+	return releaseProgramPages()
 }
 
-// dropProgramPages unmaps the read-only pages of this program from the process.
+// releaseProgramPages unmaps the read-only pages of this program from the process.
 // Initialising a program of this size touches most of it once; the few pages
 // that a running cluster uses come back from the page cache when touched.
 // Mappings that can be written, or that were before they were sealed (a
 // dynamic linker does that with the addresses it fills in), are left alone:
 // what was written there is in no file.
-func dropProgramPages() error {
+func releaseProgramPages() error {
 	exe, err := os.Readlink("/proc/self/exe")
 	if err != nil {
 		return err

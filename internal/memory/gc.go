@@ -1,4 +1,4 @@
-package lean
+package memory
 
 import (
 	"context"
@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// A small heap under heavy use is collected all the time: at GC percent, a
+// A small heap under heavy use is collected all the time: at GCPercent, a
 // server that takes hundreds of writes a second spends a quarter of its
 // processor time on that. While it is so busy it may hold more memory.
 const (
@@ -18,12 +18,12 @@ const (
 	busyCycle  = 250 * time.Millisecond
 	busyCycles = 8
 	calmCycle  = 2 * time.Second
-	// busyRoom is what a busy heap may grow by between collections, busyMost the
+	// busyGrowth is what a busy heap may grow by between collections, busyMax the
 	// growth in percent that is never exceeded.
-	busyRoom = 192 << 20
-	busyMost = 300
+	busyGrowth = 192 << 20
+	busyMax    = 300
 	// idleAfter is how long a busy process may be without a collection until it
-	// counts as calm: it will not do much any more.
+	// counts as calm.
 	idleAfter = 10 * time.Second
 )
 
@@ -48,9 +48,9 @@ func (p *pacer) cycle(now time.Time, live uint64) (percent int) {
 		p.quick = 0
 	}
 	if !p.busy() || live == 0 {
-		return GC
+		return GCPercent
 	}
-	return max(GC, min(busyMost, int(busyRoom*100/live)))
+	return max(GCPercent, min(busyMax, int(busyGrowth*100/live)))
 }
 
 func (p *pacer) busy() bool { return p.quick >= busyCycles }
@@ -59,7 +59,7 @@ func (p *pacer) busy() bool { return p.quick >= busyCycles }
 func (p *pacer) calm() { p.quick = 0 }
 
 // sentinel is garbage that comes back: its finalizer runs after every
-// collection, so that nobody has to look at the clock.
+// collection, so that no timer is needed.
 type sentinel struct {
 	cycles chan<- struct{}
 	over   *atomic.Bool
@@ -75,24 +75,24 @@ func (s *sentinel) collected() {
 	}
 }
 
-// Pace lets the heap of a process that serves an API grow more while there is
-// much to do. It begins when Keep has given back what the start needed, and
+// TuneGC lets the heap of a process that serves an API grow more while there is
+// much to do. It begins when ReleasePeriodically has released what the start needed, and
 // returns when ctx ends.
-func Pace(ctx context.Context) {
+func TuneGC(ctx context.Context) {
 	select {
 	case <-ctx.Done():
-	case <-time.After(trimAfter[len(trimAfter)-1]):
-		pace(ctx)
+	case <-time.After(releaseAfter[len(releaseAfter)-1]):
+		tuneGC(ctx)
 	}
 }
 
-// pace adjusts the heap's growth to what the process does until ctx ends.
-func pace(ctx context.Context) {
+// tuneGC adjusts the heap's growth to what the process does until ctx ends.
+func tuneGC(ctx context.Context) {
 	cycles, over := make(chan struct{}, 1), &atomic.Bool{}
 	defer over.Store(true)
 	runtime.SetFinalizer(&sentinel{cycles, over}, (*sentinel).collected)
 	sample := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
-	p, percent := pacer{last: time.Now()}, GC
+	p, percent := pacer{last: time.Now()}, GCPercent
 	idle := time.NewTimer(idleAfter)
 	idle.Stop()
 	defer idle.Stop()
@@ -106,8 +106,8 @@ func pace(ctx context.Context) {
 			want = p.cycle(time.Now(), sample[0].Value.Uint64())
 		case <-idle.C:
 			p.calm()
-			want = GC
-			debug.SetGCPercent(GC)
+			want = GCPercent
+			debug.SetGCPercent(GCPercent)
 			debug.FreeOSMemory()
 		}
 		if want != percent {

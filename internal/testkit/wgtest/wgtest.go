@@ -15,7 +15,7 @@ import (
 	"golang.zx2c4.com/wireguard/ipc"
 	"golang.zx2c4.com/wireguard/tun"
 
-	"github.com/berth-dev/berth/internal/netnstest"
+	"github.com/berth-dev/berth/internal/testkit/netnstest"
 )
 
 // New makes a device in a namespace, down and without a key, as a program in

@@ -1,0 +1,61 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	rbacv1ac "k8s.io/client-go/applyconfigurations/rbac/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/berth-dev/berth/internal/control/api/nodelink"
+)
+
+const (
+	// kubeletClientUser is who the API server is to agents. It is a user like any other, with the rights of kubeletAPIRole: a
+	// server that could be made to send a request of its own to itself must gain nothing by it (CVE-2022-3294).
+	kubeletClientUser = "kube-apiserver-kubelet-client"
+	// kubeletAPIAdmin is upstream's role for agents' APIs; kubeletAPIRole adds what agents serve beyond it.
+	kubeletAPIAdmin = "system:kubelet-api-admin"
+	kubeletAPIRole  = "berth:kubelet-api"
+)
+
+// grant gives the identities that this process made certificates for the rights they need. It runs before anything uses
+// them, at every start, and is idempotent.
+func grant(ctx context.Context, client kubernetes.Interface) error {
+	opts := metav1.ApplyOptions{FieldManager: "berth", Force: true}
+	role := rbacv1ac.ClusterRole(kubeletAPIRole).WithRules(
+		rbacv1ac.PolicyRule().WithAPIGroups("").WithResources("nodes/checkpoint", "nodes/statusz").WithVerbs("*"))
+	if _, err := client.RbacV1().ClusterRoles().Apply(ctx, role, opts); err != nil {
+		return fmt.Errorf("granting the API server access to agents: %w", err)
+	}
+	for name, role := range map[string]string{"berth:kubelet-api-admin": kubeletAPIAdmin, kubeletAPIRole: kubeletAPIRole} {
+		if err := bindUser(ctx, client, name, role, kubeletClientUser); err != nil {
+			return fmt.Errorf("granting the API server access to agents: %w", err)
+		}
+	}
+	return nil
+}
+
+// bindUser binds a user to a cluster role. Only a missing binding is written: most starts find it there.
+func bindUser(ctx context.Context, client kubernetes.Interface, name, role, user string) error {
+	_, err := client.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: user}},
+	}, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		return nil
+	}
+	return err
+}
+
+// localAgent is the agent of this process, which the API server may reach on loopback.
+func (u *up) localAgent() nodelink.LocalAgent {
+	if !u.Role.node() {
+		return nodelink.LocalAgent{}
+	}
+	return nodelink.LocalAgent{Node: u.NodeName, Port: u.Ports.Agent}
+}
