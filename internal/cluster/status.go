@@ -33,6 +33,8 @@ type Status struct {
 	ReadyIn  time.Duration `json:"readyIn,omitempty"`
 	Parts    []PartState   `json:"parts"`
 	Checks   []Check       `json:"checks"`
+	// Certificates are those this machine renews, soonest first.
+	Certificates []CertificateEnd `json:"certificates,omitempty"`
 	// Notes are limits of the machine that berth adapted to.
 	Notes []string `json:"notes,omitempty"`
 }
@@ -70,6 +72,7 @@ func (u *up) serveStatus(ctx context.Context) error {
 		}
 	})
 	mux.Handle("GET /proxy/", &u.tracer)
+	u.serveRotation(mux)
 	mux.Handle("GET /journal", health.WhyHandler(u.journal.Query, &u.board))
 	// Only root reaches this socket, so profiles may be taken at any time.
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
@@ -159,6 +162,10 @@ func (s *Status) Print(w io.Writer, now time.Time) {
 			extra = fmt.Sprintf(", restarted %d times, last: %s", part.Restarts, part.LastError)
 		}
 		fmt.Fprintf(w, "part      %-32s running %s%s\n", part.Name, now.Sub(part.Since).Round(time.Second), extra)
+	}
+	if len(s.Certificates) > 0 {
+		c := s.Certificates[0]
+		fmt.Fprintf(w, "certs     next end %s (%s), renewed by itself from %s\n", c.End.Local().Format(time.DateTime), c.Name, c.Renewal.Local().Format(time.DateTime))
 	}
 	for _, n := range s.Notes {
 		fmt.Fprintf(w, "note      %s\n", n)

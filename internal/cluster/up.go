@@ -10,6 +10,7 @@ import (
 	"runtime/debug"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -26,6 +27,7 @@ import (
 	"github.com/berth-dev/berth/internal/control/store"
 	"github.com/berth-dev/berth/internal/journal"
 	"github.com/berth-dev/berth/internal/memory"
+	"github.com/berth-dev/berth/internal/network/ports"
 	"github.com/berth-dev/berth/internal/nodes/health"
 	"github.com/berth-dev/berth/internal/policy"
 	"github.com/berth-dev/berth/internal/proxy"
@@ -49,18 +51,24 @@ type up struct {
 	startedRuntime bool
 	store          *store.Store
 	api            *api.Server
-	admin          *rest.Config
-	client         kubernetes.Interface
-	informers      informers.SharedInformerFactory
-	journal        *journal.Ring
+	// serverChoices are set once api is; the control socket asks for both.
+	serverChoices atomic.Pointer[api.Options]
+	admin         *rest.Config
+	client        kubernetes.Interface
+	informers     informers.SharedInformerFactory
+	journal       *journal.Ring
 	// tracer answers questions about packets and Services.
 	tracer proxy.Tracer
 	// board tells how nodes stand, for `berth why node`.
 	board  health.Board
 	policy *policy.Enforcer // nil without network policies
+	ports  *ports.Checker   // nil where the pod network is somebody else's
 	agent  launch.Config
 	// metrics are those of controllers, scheduler and DNS.
 	metrics registry
+
+	// ends are those of the certificates of this machine.
+	ends atomic.Pointer[[]CertificateEnd]
 
 	mu      sync.Mutex
 	ready   bool
@@ -105,6 +113,9 @@ func Up(ctx context.Context, cfg *Config, emit Progress, ready chan<- struct{}) 
 			memory.TuneGC(ctx)
 			return nil
 		}})
+	}
+	if u.Role.control() {
+		u.crew.start(parts, part{"certificates", u.renewCertificates})
 	}
 	var stopped <-chan struct{}
 	if u.store != nil {
@@ -196,6 +207,7 @@ func (u *up) start(ctx, parts context.Context) error {
 			var wrote int
 			var err error
 			u.files, wrote, err = u.certificates(time.Now())
+			u.ends.Store(&u.files.Ends)
 			return fmt.Sprintf("%d made or renewed", wrote), err
 		})
 		if err != nil {
@@ -297,9 +309,13 @@ func (u *up) startControl(ctx, parts context.Context) error {
 		return err
 	}
 	u.logs.libraries(log)
+	options, err := u.serverOptions()
+	if err != nil {
+		return err
+	}
 	err = u.clock.stage("store", func() (string, error) {
 		cfg := store.Config{DataDir: u.Path("etcd"), Servers: u.EtcdServers, CAFile: u.EtcdCAFile, CertFile: u.EtcdCertFile, KeyFile: u.EtcdKeyFile,
-			LogFile: u.Path("logs", "etcd.log"), Log: log}
+			LogFile: u.Path("logs", "etcd.log"), Log: log, SpaceChanged: u.tellSpace}
 		var err error
 		u.store, err = store.Start(ctx, cfg)
 		return "", err
@@ -310,13 +326,13 @@ func (u *up) startControl(ctx, parts context.Context) error {
 	err = u.clock.stage("api", func() (string, error) {
 		f := u.files
 		srv, err := api.New(api.Config{
-			Store: u.store, Port: u.Ports.API, AdvertiseAddress: net.ParseIP(u.NodeIP), ServiceCIDRs: strings.Split(u.ServiceCIDR, ","), Log: log,
+			Store: u.store, Port: u.Ports.API, AdvertiseAddress: net.ParseIP(u.NodeIP), ServiceCIDRs: strings.Split(u.ServiceCIDR, ","), Log: log, Options: options,
 			LocalAgent: u.localAgent(),
 			PKI: api.PKI{
 				ClientCA: f.CA.Cert, ServingCert: f.API.Cert, ServingKey: f.API.Key,
 				ServiceAccountKey: f.ServiceAccountKey, ServiceAccountPublicKeys: []string{f.ServiceAccountPub},
 				ServiceAccountIssuer: "https://kubernetes.default.svc." + u.ClusterDomain,
-				KubeletCA:            f.CA.Cert, KubeletClientCert: f.KubeletClient.Cert, KubeletClientKey: f.KubeletClient.Key,
+				KubeletCA:            f.AgentTrust, KubeletClientCert: f.KubeletClient.Cert, KubeletClientKey: f.KubeletClient.Key,
 				FrontProxyCA: f.FrontProxyCA.Cert, FrontProxyCert: f.FrontProxyClient.Cert, FrontProxyKey: f.FrontProxyClient.Key,
 			},
 		})
@@ -324,6 +340,7 @@ func (u *up) startControl(ctx, parts context.Context) error {
 			return "", err
 		}
 		u.api = srv
+		u.serverChoices.Store(options)
 		ended := make(chan error, 1)
 		u.crew.start(parts, part{"api server", func(ctx context.Context) error {
 			err := srv.Run(ctx)

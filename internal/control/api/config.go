@@ -46,6 +46,10 @@ type Config struct {
 	// some 20 MiB; clusters of many machines want it.
 	PriorityAndFairness bool
 
+	// Options are the administrator's choices; nil: no audit, no encryption, the
+	// default plugins.
+	Options *Options
+
 	PKI PKI
 	Log *slog.Logger
 }
@@ -91,6 +95,14 @@ func (c *Config) complete() error {
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.Options == nil {
+		c.Options = NewOptions()
+		c.Options.Audit.LogOptions.Path, c.Options.Fairness = "", c.PriorityAndFairness
+	}
+	c.PriorityAndFairness = c.Options.Fairness
+	if err := c.Options.Validate(); err != nil {
+		return fmt.Errorf("configuring API server: %w", err)
 	}
 	if len(c.ServiceCIDRs) == 0 {
 		c.ServiceCIDRs = []string{defaultServiceCIDR}

@@ -21,10 +21,10 @@ import (
 	"k8s.io/apiserver/pkg/storage/feature"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
-	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
+	"github.com/berth-dev/berth/internal/control/api/encryption"
 	"github.com/berth-dev/berth/internal/control/api/scheme"
 	"github.com/berth-dev/berth/internal/control/api/services"
 	"github.com/berth-dev/berth/internal/control/store"
@@ -57,10 +57,12 @@ type backend struct {
 	// the preferred version of their group.
 	gvs     map[schema.GroupResource]schema.GroupVersion
 	noCache map[schema.GroupResource]bool
-	close   func()
+	// encryption is nil where nothing is encrypted.
+	encryption *encryption.Encryption
+	close      func()
 }
 
-func newBackend(set *scheme.Set, st *store.Store, rows []Row) *backend {
+func newBackend(set *scheme.Set, st *store.Store, rows []Row, encrypted *encryption.Encryption) *backend {
 	client := &kubernetes.Client{Client: st.Client()}
 	client.Kubernetes = client
 	compactor := etcd3.StartCompactorPerEndpoint(st.Client(), storagebackend.DefaultCompactInterval)
@@ -70,11 +72,14 @@ func newBackend(set *scheme.Set, st *store.Store, rows []Row) *backend {
 		feature.DefaultFeatureSupportChecker.CheckClient(context.Background(), embeddedServer{}, storage.RequestWatchProgress)
 	}
 	b := &backend{
-		set: set, store: st, client: client, compactor: compactor, close: compactor.Stop,
+		set: set, store: st, client: client, compactor: compactor, close: compactor.Stop, encryption: encrypted,
 		gvs: map[schema.GroupResource]schema.GroupVersion{}, noCache: map[schema.GroupResource]bool{},
 	}
 	for i := range rows {
 		gr := rows[i].groupResource()
+		if gr == rows[i].StoredAs {
+			continue // another version of a row that says how its objects are stored
+		}
 		b.gvs[gr] = rows[i].GV
 		b.noCache[gr] = rows[i].NoCache
 	}
@@ -151,7 +156,7 @@ func (b *backend) raw(
 ) (storage.Interface, factory.DestroyFunc, error) {
 	versioner := storage.APIObjectVersioner{}
 	s, err := etcd3.New(b.client, b.compactor, conf.Codec, newFunc, newListFunc,
-		conf.Prefix, prefix, conf.GroupResource, identity.NewEncryptCheckTransformer(),
+		conf.Prefix, prefix, conf.GroupResource, b.encryption.Transformer(conf.GroupResource),
 		conf.LeaseManagerConfig, etcd3.NewDefaultDecoder(conf.Codec, versioner), versioner)
 	if err != nil {
 		return nil, nil, fmt.Errorf("storing %s: %w", conf.GroupResource, err)

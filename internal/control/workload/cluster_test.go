@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -27,6 +28,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/control/api/apitest"
 	"github.com/berth-dev/berth/internal/control/schedule"
+	"github.com/berth-dev/berth/internal/control/workload/certificate"
 	"github.com/berth-dev/berth/internal/testkit/rights"
 )
 
@@ -41,6 +43,8 @@ type cluster struct {
 	md     metadata.Interface
 	config *rest.Config
 	ca     []byte
+	// agentCA signs what agents serve with.
+	agentCA []byte
 }
 
 // exitAnnotation tells the stand-in agent to end the pod's containers with
@@ -55,6 +59,8 @@ func newCluster(t *testing.T, nodes ...string) *cluster {
 	c := &cluster{T: t, ctx: ctx, config: cfg, client: kubernetes.NewForConfigOrDie(cfg), md: metadata.NewForConfigOrDie(cfg)}
 	cert, key := selfSignedCA(t)
 	c.ca = cert
+	var agentKey []byte
+	c.agentCA, agentKey = selfSignedCA(t)
 	log := slog.New(slog.DiscardHandler)
 	if os.Getenv("BERTH_TEST_LOG") != "" {
 		log = slog.New(slog.NewTextHandler(os.Stderr, nil))
@@ -73,7 +79,8 @@ func newCluster(t *testing.T, nodes ...string) *cluster {
 	})
 	run("controllers", func() error {
 		return Run(ctx, Config{Client: c.client, Metadata: c.md, Discovery: c.client.Discovery(), Informers: f, Log: log,
-			Clients: asked.Clients(cfg), RootCA: cert, SigningCert: cert, SigningKey: key})
+			Clients: asked.Clients(cfg), RootCA: cert, SigningCert: cert, SigningKey: key, ServingSigningCert: c.agentCA, ServingSigningKey: agentKey,
+			Serving: certificate.ServingRules{ClusterDomain: "cluster.local", ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}}})
 	})
 	wg.Go(func() { c.agent() })
 	t.Cleanup(func() { cancel(); wg.Wait(); f.Shutdown() })

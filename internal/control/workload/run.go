@@ -25,7 +25,9 @@ import (
 	"github.com/berth-dev/berth/internal/control/workload/disruption"
 	"github.com/berth-dev/berth/internal/control/workload/endpoint"
 	"github.com/berth-dev/berth/internal/control/workload/garbage"
+	"github.com/berth-dev/berth/internal/control/workload/hpa"
 	"github.com/berth-dev/berth/internal/control/workload/job"
+	"github.com/berth-dev/berth/internal/control/workload/loadbalancer"
 	"github.com/berth-dev/berth/internal/control/workload/namespace"
 	"github.com/berth-dev/berth/internal/control/workload/replicaset"
 	"github.com/berth-dev/berth/internal/control/workload/resourceclaim"
@@ -65,6 +67,16 @@ type Config struct {
 	// a year.
 	SigningCert, SigningKey []byte
 	SigningMost             time.Duration
+	// ServingSigningCert and ServingSigningKey (PEM) sign what agents serve with, by the rules of Serving; empty means
+	// SigningCert and SigningKey.
+	ServingSigningCert, ServingSigningKey []byte
+	Serving                               certificate.ServingRules
+
+	// NoLoadBalancer leaves Services of type LoadBalancer to somebody else.
+	// ReservedPorts are ports on the nodes' addresses that no Service may have,
+	// with their holders.
+	NoLoadBalancer bool
+	ReservedPorts  map[loadbalancer.Port]string
 
 	// Enabled selects controllers; nil means all.
 	Enabled controller.Enabled
@@ -74,7 +86,7 @@ type Config struct {
 // write is what their account may: upstream's roles (system:controller:*) and,
 // where ours writes in another way, berth:controller:* beside them.
 func controllers(c *Config) []controller.Controller {
-	return slices.Concat(clusterControllers(c), networkControllers(), podControllers(), storageControllers(), []controller.Controller{
+	return slices.Concat(clusterControllers(c), networkControllers(c), podControllers(), storageControllers(), []controller.Controller{
 		{Name: "garbage-collector-controller", Account: "generic-garbage-collector",
 			Reads: "get,list,watch *.*", Writes: "delete,patch *.*",
 			Run: func(ctx context.Context, e controller.Env) error { return garbage.Run(ctx, e, c.Discovery) }},
@@ -99,10 +111,12 @@ func clusterControllers(c *Config) []controller.Controller {
 				return rootca.Run(ctx, e, c.RootCA)
 			}},
 		{Name: "certificatesigningrequest-approving-controller", Account: "certificate-controller", Watches: "certificatesigningrequests.certificates.k8s.io",
-			Reads: "get nodes\ncreate subjectaccessreviews.authorization.k8s.io",
-			Writes: "update certificatesigningrequests.certificates.k8s.io/approval\n" +
-				"approve signers.certificates.k8s.io = kubernetes.io/kube-apiserver-client-kubelet", Run: certificate.RunApprover},
-		{Name: "certificatesigningrequest-signing-controller", Account: "certificate-controller", Watches: "certificatesigningrequests.certificates.k8s.io",
+			Reads: "get,list nodes\nget leases.coordination.k8s.io\nlist configmaps\ncreate subjectaccessreviews.authorization.k8s.io",
+			Writes: "create,update configmaps\nupdate certificatesigningrequests.certificates.k8s.io/approval\n" +
+				"approve signers.certificates.k8s.io = kubernetes.io/kube-apiserver-client-kubelet", Run: func(ctx context.Context, e controller.Env) error {
+				return certificate.RunApprover(ctx, e, c.Serving)
+			}},
+		{Name: "certificatesigningrequest-signing-controller", Account: "certificate-controller", Watches: "certificatesigningrequests.certificates.k8s.io", Reads: "list nodes configmaps",
 			Writes: "patch certificatesigningrequests.certificates.k8s.io/status\nsign signers.certificates.k8s.io = kubernetes.io/kube-apiserver-client " +
 				"kubernetes.io/kube-apiserver-client-kubelet kubernetes.io/kubelet-serving kubernetes.io/legacy-unknown",
 			Run: func(ctx context.Context, e controller.Env) error {
@@ -113,7 +127,13 @@ func clusterControllers(c *Config) []controller.Controller {
 				if err != nil {
 					return err
 				}
-				return certificate.RunSigner(ctx, e, ca)
+				serving := ca
+				if len(c.ServingSigningCert) > 0 {
+					if serving, err = certificate.NewCA(c.ServingSigningCert, c.ServingSigningKey, c.SigningMost); err != nil {
+						return err
+					}
+				}
+				return certificate.RunSigner(ctx, e, ca, serving, c.Serving)
 			}},
 		{Name: "certificatesigningrequest-cleaner-controller", Account: "certificate-controller", Watches: "certificatesigningrequests.certificates.k8s.io",
 			Writes: "delete certificatesigningrequests.certificates.k8s.io", Run: certificate.RunCleaner},
@@ -127,7 +147,7 @@ func clusterControllers(c *Config) []controller.Controller {
 	}
 }
 
-func networkControllers() []controller.Controller {
+func networkControllers(c *Config) []controller.Controller {
 	return []controller.Controller{
 		{Name: "endpointslice-controller", Account: "endpointslice-controller", Watches: "services pods nodes endpointslices.discovery.k8s.io",
 			Writes: "create,delete,update endpointslices.discovery.k8s.io" + events, Run: endpoint.RunSlices},
@@ -135,6 +155,13 @@ func networkControllers() []controller.Controller {
 			Writes: "create,delete,patch endpoints", Run: endpoint.RunLegacy},
 		{Name: "endpointslice-mirroring-controller", Account: "endpointslicemirroring-controller", Watches: "services endpoints endpointslices.discovery.k8s.io",
 			Writes: "create,delete,patch endpointslices.discovery.k8s.io", Run: endpoint.RunMirror},
+		{Name: "service-lb-controller", Alias: "service", Account: "service-controller", Watches: "services nodes pods endpointslices.discovery.k8s.io",
+			Writes: "patch services/status" + events, Run: func(ctx context.Context, e controller.Env) error {
+				if c.NoLoadBalancer {
+					return nil
+				}
+				return loadbalancer.Run(ctx, e, c.ReservedPorts)
+			}},
 	}
 }
 
@@ -163,6 +190,9 @@ func podControllers() []controller.Controller {
 			Writes: "delete jobs.batch", Run: ttl.Run},
 		{Name: "disruption-controller", Account: "disruption-controller", Watches: "poddisruptionbudgets.policy pods deployments.apps replicasets.apps " +
 			"statefulsets.apps replicationcontrollers", Reads: "get *.*/scale", Writes: "patch poddisruptionbudgets.policy/status", Run: disruption.Run},
+		{Name: "horizontal-pod-autoscaler-controller", Alias: "horizontalpodautoscaling", Account: "horizontal-pod-autoscaler",
+			Watches: "horizontalpodautoscalers.autoscaling pods", Reads: "list *.metrics.k8s.io\nget,list *.custom.metrics.k8s.io *.external.metrics.k8s.io",
+			Writes: "get,update *.*/scale\npatch horizontalpodautoscalers.autoscaling/status" + events, Run: hpa.Run},
 		{Name: "resourceclaim-controller", Account: "resource-claim-controller", Watches: "pods resourceclaims.resource.k8s.io resourceclaimtemplates.resource.k8s.io",
 			Reads: "get pods", Writes: "create,delete,patch resourceclaims.resource.k8s.io\npatch resourceclaims.resource.k8s.io/status pods/status" + events,
 			Run: resourceclaim.Run},

@@ -158,7 +158,8 @@ var controllerRoles = []entry{
 // object. TestControllersHaveTheRightsTheyDeclare holds both lists together.
 var berthRoles = []entry{
 	{name: "certificate-controller", rules: `
-		get nodes
+		get,list nodes
+		get leases.coordination.k8s.io
 		patch certificatesigningrequests.certificates.k8s.io/status`},
 	{name: "cloud-node-controller", rules: `
 		create,patch events
@@ -176,6 +177,8 @@ var berthRoles = []entry{
 		patch endpoints`},
 	{name: "endpointslicemirroring-controller", rules: `
 		patch endpointslices.discovery.k8s.io`},
+	{name: "horizontal-pod-autoscaler", rules: `
+		patch horizontalpodautoscalers.autoscaling/status`},
 	{name: "job-controller", rules: `
 		patch jobs.batch/status`},
 	{name: "namespace-controller", rules: `
@@ -233,6 +236,9 @@ var namespacedRoles = []namespacedEntry{
 	{namespace: "kube-public", name: "berth:controller:bootstrap-signer",
 		subjects: []string{"account:kube-system/bootstrap-signer"}, rules: `
 		patch configmaps = cluster-info`},
+	{namespace: "kube-system", name: "berth:controller:certificate-controller",
+		subjects: []string{"account:kube-system/certificate-controller"}, rules: `
+		create,list,update configmaps`},
 	{namespace: "kube-system", name: "system:controller:cloud-provider",
 		subjects: []string{"account:kube-system/cloud-provider"}, rules: `
 		create,get,list,watch configmaps`},
