@@ -160,6 +160,7 @@ var berthRoles = []entry{
 	{name: "certificate-controller", rules: `
 		get,list nodes
 		get leases.coordination.k8s.io
+		approve signers.certificates.k8s.io = kubernetes.io/kubelet-serving
 		patch certificatesigningrequests.certificates.k8s.io/status`},
 	{name: "cloud-node-controller", rules: `
 		create,patch events
