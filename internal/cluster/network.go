@@ -100,7 +100,7 @@ func (c *Config) cni() (network.CNIOptions, error) {
 }
 
 // startNetwork connects this node's pods with those of others.
-func (u *up) startNetwork(parts context.Context) error {
+func (u *up) startNetwork(context.Context) error {
 	if u.Network == podnetwork.None {
 		return u.leaveNetwork()
 	}
@@ -114,7 +114,7 @@ func (u *up) startNetwork(parts context.Context) error {
 	}
 	cfg := podnetwork.Config{NodeName: u.NodeName, Informers: u.informers, Mode: u.Network, ClusterCIDRs: cidrs, Tunnel: u.Tunnel(), WireGuard: u.WireGuard(),
 		Client: u.client, Instance: u.Instance(), Log: log}
-	u.crew.start(parts, part{"network", func(ctx context.Context) error { return podnetwork.Run(ctx, cfg) }})
+	u.keep("network", func(ctx context.Context) error { return podnetwork.Run(ctx, cfg) })
 	return nil
 }
 
@@ -133,7 +133,7 @@ func (u *up) leaveNetwork() error {
 }
 
 // startPolicy enforces NetworkPolicy on this node's pods, if that is wanted.
-func (u *up) startPolicy(parts context.Context) error {
+func (u *up) startPolicy(context.Context) error {
 	if !u.NetworkPolicy {
 		return policy.Cleanup(u.Instance())
 	}
@@ -145,7 +145,7 @@ func (u *up) startPolicy(parts context.Context) error {
 	if err != nil {
 		return err
 	}
-	u.crew.start(parts, part{"network policy", u.policy.Run})
+	u.keep("network policy", u.policy.Run)
 	return nil
 }
 
