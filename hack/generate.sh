@@ -42,7 +42,9 @@ openapi() {
 		k8s.io/apimachinery/pkg/runtime \
 		k8s.io/apimachinery/pkg/util/intstr \
 		k8s.io/apimachinery/pkg/version \
-		k8s.io/kube-aggregator/pkg/apis/apiregistration/v1
+		k8s.io/kube-aggregator/pkg/apis/apiregistration/v1 \
+		k8s.io/metrics/pkg/apis/metrics/v1 \
+		k8s.io/metrics/pkg/apis/metrics/v1beta1
 	rm -f "$log"
 }
 

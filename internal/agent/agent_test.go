@@ -40,7 +40,7 @@ type cluster struct {
 	root string
 	// endpoint is the runtime's.
 	endpoint string
-	agent    *Agent
+	agent    inside
 	stop     context.CancelFunc
 	done     chan error
 }
@@ -91,12 +91,12 @@ func (c *cluster) dropCgroups() {
 	}
 }
 
-// start runs an agent; a part hands out what tests look at.
+// start runs an agent and keeps what tests look at.
 func (c *cluster) start() {
 	c.Helper()
 	ctx, cancel := context.WithCancel(c.ctx)
 	c.stop, c.done = cancel, make(chan error, 1)
-	got := make(chan *Agent, 1)
+	got := make(chan inside, 1)
 	level := slog.LevelWarn
 	if os.Getenv("BERTH_TEST_DEBUG") != "" {
 		level = slog.LevelDebug
@@ -110,12 +110,11 @@ func (c *cluster) start() {
 			ImageGCHighThresholdPercent: ptr.To(int32(100)),
 		},
 		Register: true, Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})), Events: &record.FakeRecorder{},
-		Parts: []func(context.Context, *Agent) error{func(ctx context.Context, a *Agent) error { got <- a; <-ctx.Done(); return nil }},
 	}
 	if err := os.MkdirAll(c.root+"/manifests", 0o755); err != nil {
 		c.Fatal(err)
 	}
-	go func() { c.done <- Run(ctx, cfg) }()
+	go func() { c.done <- run(ctx, cfg, func(in inside) { got <- in }) }()
 	select {
 	case c.agent = <-got:
 	case err := <-c.done:
@@ -140,13 +139,13 @@ func (c *cluster) clear() {
 		c.delete(&pods.Items[i], 0)
 	}
 	deadline := time.After(patience)
-	for len(c.agent.Pods.List()) > 0 || len(c.agent.Watcher.Pods()) > 0 {
-		changed := c.agent.Watcher.Changed()
+	for len(c.agent.pods.List()) > 0 || len(c.agent.watcher.Pods()) > 0 {
+		changed := c.agent.watcher.Changed()
 		select {
 		case <-changed:
 		case <-time.After(50 * time.Millisecond):
 		case <-deadline:
-			c.Errorf("pods are left: %v", c.agent.Watcher.Pods())
+			c.Errorf("pods are left: %v", c.agent.watcher.Pods())
 			return
 		}
 	}
@@ -387,14 +386,14 @@ func TestOrphans(t *testing.T) {
 	c.start()
 	deadline := time.After(patience)
 	for {
-		changed := c.agent.Watcher.Changed()
-		if len(c.agent.Watcher.Pods()) == 0 {
+		changed := c.agent.watcher.Changed()
+		if len(c.agent.watcher.Pods()) == 0 {
 			return
 		}
 		select {
 		case <-changed:
 		case <-deadline:
-			t.Fatalf("the orphan is still there: %v", c.agent.Watcher.Pods())
+			t.Fatalf("the orphan is still there: %v", c.agent.watcher.Pods())
 		}
 	}
 }
@@ -428,7 +427,7 @@ func TestResize(t *testing.T) {
 		if s := p.Status.ContainerStatuses[0]; s.ContainerID != id || s.RestartCount != 0 {
 			t.Errorf("the container was restarted: %+v", s)
 		}
-		st, err := c.agent.Runtime.ContainerStatus(c.ctx, bareID(id), false)
+		st, err := c.agent.runtime.ContainerStatus(c.ctx, bareID(id), false)
 		l := st.GetStatus().GetResources().GetLinux()
 		if err != nil || l.GetMemoryLimitInBytes() != to.bytes || l.GetCpuQuota() != to.quota {
 			t.Errorf("the runtime enforces %v, %v", l, err)

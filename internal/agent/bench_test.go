@@ -25,15 +25,15 @@ func (c *cluster) direct(name string) (remove func(), err error) {
 		Metadata: &runtimeapi.PodSandboxMetadata{Name: name, Namespace: "floor", Uid: name}, LogDirectory: dir, Labels: labels, Hostname: name,
 		Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{NamespaceOptions: &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER}}},
 	}
-	id, err := c.agent.Runtime.RunPodSandbox(c.ctx, sb, "")
+	id, err := c.agent.runtime.RunPodSandbox(c.ctx, sb, "")
 	if err != nil {
 		return nil, err
 	}
 	remove = func() {
-		_ = c.agent.Runtime.StopPodSandbox(c.ctx, id)
-		_ = c.agent.Runtime.RemovePodSandbox(c.ctx, id)
+		_ = c.agent.runtime.StopPodSandbox(c.ctx, id)
+		_ = c.agent.runtime.RemovePodSandbox(c.ctx, id)
 	}
-	ct, err := c.agent.Runtime.CreateContainer(c.ctx, id, &runtimeapi.ContainerConfig{
+	ct, err := c.agent.runtime.CreateContainer(c.ctx, id, &runtimeapi.ContainerConfig{
 		Metadata: &runtimeapi.ContainerMetadata{Name: "app"}, Image: &runtimeapi.ImageSpec{Image: "berth.dev/toolbox:1"},
 		Command: []string{"/bin/sh", "-c", forever}, LogPath: "app.log", Labels: labels,
 		Linux: &runtimeapi.LinuxContainerConfig{Resources: &runtimeapi.LinuxContainerResources{OomScoreAdj: 1000}, SecurityContext: &runtimeapi.LinuxContainerSecurityContext{NamespaceOptions: &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER}}},
@@ -41,7 +41,7 @@ func (c *cluster) direct(name string) (remove func(), err error) {
 	if err != nil {
 		return remove, err
 	}
-	return remove, c.agent.Runtime.StartContainer(c.ctx, ct)
+	return remove, c.agent.runtime.StartContainer(c.ctx, ct)
 }
 
 const forever = "while true; do sleep 3600; done"

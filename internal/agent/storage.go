@@ -4,130 +4,120 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
-	"sync"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/internal/agent/device"
+	"github.com/berth-dev/berth/internal/agent/dra"
+	"github.com/berth-dev/berth/internal/agent/image"
 	"github.com/berth-dev/berth/internal/agent/plugins"
-	"github.com/berth-dev/berth/internal/agent/stats"
+	"github.com/berth-dev/berth/internal/agent/resource/assign"
+	"github.com/berth-dev/berth/internal/agent/resource/topology"
+	"github.com/berth-dev/berth/internal/agent/start"
 	"github.com/berth-dev/berth/internal/agent/userns"
 	"github.com/berth-dev/berth/internal/agent/volume"
 )
 
-// buildStorage makes what volumes of drivers and user namespaces need.
-func (a *Agent) buildStorage(ctx context.Context) error {
-	cfg := &a.Config
-	a.Drivers = volume.NewDrivers(cfg.Client, cfg.NodeName, cfg.Log)
+// exclusive makes what gives CPUs, memory and devices to pods.
+func exclusive(b *base) (out start.Exclusive, err error) {
+	cfg, k := b.Config, b.Kubelet
+	layout, err := topology.Read("/")
+	if err != nil {
+		if assign.Pinning(k) {
+			return out, err
+		}
+		cfg.Log.Info("the machine does not tell its topology; nothing needs it", "err", err)
+		layout = &topology.Machine{}
+	}
+	if out.Devices, err = device.New(device.Config{
+		Log: cfg.Log, RootDir: cfg.RootDir, Offer: b.board.SetDevices, Nodes: layout.NodeMask(), Changed: b.pods.Poke, Metrics: cfg.Metrics,
+	}); err != nil {
+		return out, err
+	}
+	if out.Claims, err = dra.New(dra.Config{
+		Log: cfg.Log, RootDir: cfg.RootDir, NodeName: cfg.NodeName, Client: cfg.Client, Changed: b.pods.Poke, Metrics: cfg.Metrics,
+	}); err != nil {
+		return out, err
+	}
+	give := assign.Config{Log: cfg.Log, RootDir: cfg.RootDir, Machine: layout, Devices: out.Devices, Metrics: cfg.Metrics, Journal: cfg.Journal}
+	if err := give.Policies(k, cfg.Node.Reserved, b.machine.MemoryBytes); err != nil {
+		return out, err
+	}
+	out.Assigned, err = assign.New(give)
+	return out, err
+}
+
+// storage is what brings volumes to pods.
+type storage struct {
+	drivers *volume.Drivers
+	users   *userns.Ranges
+	volumes *volume.Manager
+}
+
+func openStorage(ctx context.Context, b *base) (out storage, err error) {
+	cfg, k := b.Config, b.Kubelet
+	out.drivers = volume.NewDrivers(cfg.Client, cfg.NodeName, cfg.Log)
 	var perPod uint64
-	if u := cfg.Kubelet.UserNamespaces; u != nil && u.IDsPerPod != nil {
+	if u := k.UserNamespaces; u != nil && u.IDsPerPod != nil {
 		perPod = uint64(*u.IDsPerPod)
 	}
 	first, count, err := userns.Subordinate(ctx)
 	if err != nil {
-		return fmt.Errorf("finding user namespaces: %w", err)
+		return out, fmt.Errorf("finding user namespaces: %w", err)
 	}
-	if a.users, err = userns.Open(userns.Config{RootDir: cfg.RootDir, PerPod: perPod, First: first, Count: count, Pods: int(cfg.Node.Limits.MaxPods)}); err != nil {
-		return fmt.Errorf("finding user namespaces: %w", err)
+	if out.users, err = userns.Open(userns.Config{
+		RootDir: cfg.RootDir, PerPod: perPod, First: first, Count: count, Pods: int(cfg.Node.Limits.MaxPods),
+	}); err != nil {
+		return out, fmt.Errorf("finding user namespaces: %w", err)
 	}
+	out.volumes = volume.New(volume.Config{
+		Drivers: out.drivers, InUse: b.board.SetVolumesInUse, RootDir: cfg.RootDir, Client: cfg.Client, NodeName: cfg.NodeName,
+		Allocatable: b.view.Allocatable, Node: b.view.Get, Event: b.events.Pod, Wake: b.pods.Retry,
+		ControllerAttach: k.EnableControllerAttachDetach == nil || *k.EnableControllerAttachDetach,
+		Log:              cfg.Log, Metrics: cfg.Metrics, Journal: cfg.Journal,
+	})
 	if cfg.Client != nil {
-		var once sync.Once
-		a.view.on = append(a.view.on, func(*v1.Node) {
-			a.Volumes.NodeChanged()
-			once.Do(func() { close(a.nodeSeen) })
-		})
+		b.view.OnChange(func(*v1.Node) { out.volumes.NodeChanged() })
 	}
-	return nil
+	return out, nil
 }
 
-// runPlugins registers the plugins of this node until ctx ends. Types beyond
-// storage come from the configuration.
-func (a *Agent) runPlugins(ctx context.Context) error {
-	handlers := map[string]plugins.Handler{plugins.CSIPlugin: a.Drivers, plugins.DevicePlugin: device.Watched{Manager: a.devices}, plugins.DRAPlugin: a.claims}
-	for kind, h := range a.Config.Plugins {
-		handlers[kind] = h
-	}
-	defer a.Drivers.Close()
-	a.Board.SetVolumesInUse(a.Volumes.VolumesInUse())
-	return plugins.Run(ctx, plugins.Config{Dir: filepath.Join(a.Config.RootDir, "plugins_registry"), Handlers: handlers, Log: a.Config.Log})
-}
-
-// announceStorage makes the CSINode once there is a Node to own it.
-func (a *Agent) announceStorage(ctx context.Context) error {
-	select {
-	case <-a.nodeSeen:
-	case <-ctx.Done():
-		return nil
-	}
-	for delay := time.Second; ; delay = min(2*delay, 5*time.Minute) {
-		err := a.Drivers.EnsureCSINode(ctx)
-		if err == nil || ctx.Err() != nil {
-			return nil
-		}
-		a.Config.Log.Warn("making the node's CSINode", "err", err, "retry", delay)
-		t := time.NewTimer(delay)
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
-			return nil
-		}
+// plugins registers the plugins of this node until ctx ends.
+func (s storage) plugins(b *base, given start.Exclusive) func(context.Context) error {
+	return func(ctx context.Context) error {
+		defer s.drivers.Close()
+		b.board.SetVolumesInUse(s.volumes.VolumesInUse())
+		return plugins.Run(ctx, plugins.Config{Dir: filepath.Join(b.RootDir, "plugins_registry"), Log: b.Log, Handlers: map[string]plugins.Handler{
+			plugins.CSIPlugin: s.drivers, plugins.DevicePlugin: device.Watched{Manager: given.Devices}, plugins.DRAPlugin: given.Claims,
+		}})
 	}
 }
 
-// measurable lists the volumes of a pod whose size says something: all but
-// host paths, images and network file systems, which are not the pod's.
-func (a *Agent) measurable(uid types.UID) []stats.Volume {
-	p, ok := a.Pods.Get(uid)
-	if !ok {
-		return nil
+// newImages makes what has the images of pods.
+func newImages(b *base, volumes *volume.Manager) (*start.Images, error) {
+	cfg, k := b.Config, b.Kubelet
+	parallel := 4
+	if k.MaxParallelImagePulls != nil {
+		parallel = int(*k.MaxParallelImagePulls)
 	}
-	mounted := a.configs.mountsOf(uid)
-	var list []stats.Volume
-	for i := range p.Spec.Volumes {
-		v := &p.Spec.Volumes[i]
-		m, ok := mounted[v.Name]
-		if !ok || m.HostPath == "" {
-			continue
-		}
-		out, ok := measurableAs(p, v)
-		if !ok {
-			continue
-		}
-		out.Path = m.HostPath
-		ask, driven := a.Volumes.Measure(uid, v.Name)
-		switch {
-		case ask != nil:
-			out.Measure = func(ctx context.Context) (stats.VolumeSize, error) {
-				size, err := ask(ctx)
-				return stats.VolumeSize(size), err
-			}
-		case driven || m.Block:
-			continue // nobody knows
-		}
-		list = append(list, out)
+	var qps float64
+	if k.RegistryPullQPS != nil {
+		qps = float64(*k.RegistryPullQPS)
 	}
-	return list
-}
-
-// measurableAs says how a volume is measured; ok is false for one that is not.
-// Secrets, tokens and downward API files have a file system of their own in
-// memory, config maps lie on the node's disk.
-func measurableAs(p *v1.Pod, v *v1.Volume) (out stats.Volume, ok bool) {
-	out.Name = v.Name
-	switch {
-	case v.EmptyDir != nil:
-		out.Shared = v.EmptyDir.Medium == v1.StorageMediumDefault
-	case v.ConfigMap != nil:
-		out.Shared = true
-	case v.PersistentVolumeClaim != nil:
-		out.Claim = v.PersistentVolumeClaim.ClaimName
-	case v.Ephemeral != nil:
-		out.Claim = p.Name + "-" + v.Name
-	case v.CSI == nil && v.Secret == nil && v.Projected == nil && v.DownwardAPI == nil:
-		return out, false
+	providers, err := start.CredentialProviders(cfg.CredentialProviders, cfg.CredentialProviderDir, cfg.Client, volumes)
+	if err != nil {
+		return nil, err
 	}
-	return out, true
+	puller, err := image.New(image.Config{
+		Service: b.images, Secret: volumes.Secret, Providers: providers, Event: b.events.Container, MaxParallel: parallel, QPS: qps, Burst: int(k.RegistryBurst),
+		Dir: cfg.RootDir, NodeCredentials: []string{filepath.Join(cfg.RootDir, "config.json"), "/root/.docker/config.json"},
+		Verification: image.Verification{
+			Policy: image.Policy(k.ImagePullCredentialsVerificationPolicy), Allowlist: k.PreloadedImagesVerificationAllowlist,
+		},
+		Log: cfg.Log, Metrics: cfg.Metrics, Journal: cfg.Journal,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return start.NewImages(puller, b.board.ImagesChanged), nil
 }

@@ -15,6 +15,7 @@ import (
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 
 	"github.com/berth-dev/berth/internal/agent/runtime"
+	"github.com/berth-dev/berth/internal/agent/telemetry"
 )
 
 // collector is an OTLP receiver that remembers the names of spans, and of the
@@ -92,12 +93,12 @@ func TestTracing(t *testing.T) {
 			if c.trace {
 				k.Tracing = &tracingv1.TracingConfiguration{Endpoint: &endpoint, SamplingRatePerMillion: c.rate}
 			}
-			a := &Agent{Config: Config{NodeName: "n1", Kubelet: k, Log: slog.New(slog.DiscardHandler)}}
-			stop, err := a.startTracing(t.Context())
+			log := slog.New(slog.DiscardHandler)
+			tracer, stop, err := telemetry.Trace(t.Context(), k.Tracing, "n1", log)
 			if err != nil {
 				t.Fatal(err)
 			}
-			svc, images, err := runtime.Connect(t.Context(), runtime.ConnectConfig{Endpoint: "unix://" + socket, Log: a.Config.Log, Tracer: a.tracer})
+			svc, images, err := runtime.Connect(t.Context(), runtime.ConnectConfig{Endpoint: "unix://" + socket, Log: log, Tracer: tracer})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -4,181 +4,158 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
-	"sync/atomic"
-	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/berth-dev/berth/internal/agent/node"
 	"github.com/berth-dev/berth/internal/agent/pod"
 	"github.com/berth-dev/berth/internal/agent/pressure"
+	"github.com/berth-dev/berth/internal/agent/resource"
+	"github.com/berth-dev/berth/internal/agent/runtime"
+	"github.com/berth-dev/berth/internal/agent/serve"
 	"github.com/berth-dev/berth/internal/agent/shutdown"
 	"github.com/berth-dev/berth/internal/agent/stats"
+	"github.com/berth-dev/berth/internal/agent/telemetry"
+	"github.com/berth-dev/berth/internal/agent/volume"
 )
 
-// buildUpkeep makes what measures and guards the node.
-func (a *Agent) buildUpkeep(ctx context.Context) error {
-	cfg, k := &a.Config, a.Config.Kubelet
+// tell reports what the agent is and what its host lacks.
+func tell(b *base, cgroupVersion int) error {
+	own := telemetry.Own{Kubelet: b.Kubelet, Version: b.Node.Version, CgroupVersion: cgroupVersion, TLS: b.TLS, ClientCertificate: b.ClientCertificate}
+	if err := own.Register(b.Metrics); err != nil {
+		return err
+	}
+	host := telemetry.Host{CgroupVersion: cgroupVersion, SwapBytes: b.machine.SwapBytes, NoSwapTmpfs: volume.NoSwapTmpfs()}
+	for _, w := range host.Warnings() {
+		b.events.Node(v1.EventTypeWarning, w[0], w[1])
+	}
+	return nil
+}
+
+func newStats(b *base, cgroups *resource.Cgroups, inventory volume.Inventory) (*stats.Provider, error) {
 	mounts, err := stats.FindMounts()
-	if err != nil {
-		return err
-	}
-	measure := stats.Config{
-		Log: cfg.Log, NodeName: cfg.NodeName, Pods: a.Pods.List, PodCgroup: a.Cgroups.PodPath, PodsCgroup: a.Cgroups.PodsPath(),
-		Reader: stats.NewReader(mounts), Runtime: a.Runtime, Images: a.Images, Volumes: a.measurable,
-		RootDir: cfg.RootDir, LogsDir: cfg.PodLogsDir, DiskAge: k.VolumeStatsAggPeriod.Duration,
-	}
-	measure.SystemCgroups = map[string]string{}
-	own := k.KubeletCgroups
-	if own == "" {
-		own = stats.OwnCgroup(mounts)
-	}
-	for name, path := range map[string]string{"kubelet": own, "runtime": cfg.RuntimeCgroup} {
-		if path != "" {
-			measure.SystemCgroups[name] = path
-		}
-	}
-	if a.Stats, err = stats.New(measure); err != nil {
-		return err
-	}
-	a.register(a.Stats.VolumeMetrics(), a.Stats.LogMetrics(), a.volumeCounts())
-	a.collector, err = pressure.NewCollector(ctx, pressure.CollectorConfig{
-		Log: cfg.Log, NodeName: cfg.NodeName, Runtime: a.Runtime, Images: a.Images, Events: a.Events, Pods: a.Pods.List, SourcesReady: a.sourcesTold.Load,
-		RootDir: cfg.RootDir, LogsDir: cfg.PodLogsDir, LinkDir: cfg.LogLinkDir, HighPercent: value(k.ImageGCHighThresholdPercent, 85), LowPercent: value(k.ImageGCLowThresholdPercent, 80),
-		ImageLimits:     pressure.ImageLimits{MinimumAge: k.ImageMinimumGCAge.Duration, MaximumAge: k.ImageMaximumGCAge.Duration},
-		ContainerLimits: *cfg.DeadContainers,
-		Journal:         cfg.Journal, Metrics: cfg.Metrics,
-	})
-	if err != nil {
-		return err
-	}
-	system := cfg.System
-	if system == nil {
-		system = &shutdown.Logind{}
-	}
-	a.shutdown, err = shutdown.New(shutdown.Config{
-		Log: cfg.Log, NodeName: cfg.NodeName, Kubelet: k, System: system, Board: a.Board, Pods: a.Pods.List, Kill: a.endForShutdown,
-		Events: a.Events, Journal: cfg.Journal, Metrics: cfg.Metrics,
-	})
-	return err
-}
-
-// endForShutdown ends a pod because the machine goes down. Once that is let go
-// nobody could tell the API any more how the pod ended, so it is told before.
-func (a *Agent) endForShutdown(p *v1.Pod, grace time.Duration) <-chan struct{} {
-	seconds := int64(grace / time.Second)
-	reported := a.Pods.Reported(p.UID) // asked for first: it may be gone after
-	a.Pods.Kill(p.UID, pod.Kill{Grace: &seconds, Phase: v1.PodFailed, Reason: shutdown.Reason, Message: shutdown.Message, Condition: disrupted(shutdown.Message)})
-	return reported
-}
-
-// goingDown refuses new pods while the machine goes down.
-func (a *Agent) goingDown(p *v1.Pod) (reason, message string, ok bool) {
-	if a.shutdown == nil {
-		return "", "", true
-	}
-	return a.shutdown.Admit(p)
-}
-
-func disrupted(message string) *v1.PodCondition {
-	return &v1.PodCondition{Type: v1.DisruptionTarget, Status: v1.ConditionTrue, Reason: v1.PodReasonTerminationByKubelet, Message: message, LastTransitionTime: metav1.Now()}
-}
-
-func value(pointer *int32, otherwise int32) int32 {
-	if pointer == nil {
-		return otherwise
-	}
-	return *pointer
-}
-
-func (a *Agent) pressureConfig() pressure.Config {
-	cfg := &a.Config
-	sensor := &pressure.Sensor{RootDir: cfg.RootDir, ImageDir: a.collector.ImageDir(), Allocatable: a.allocatableMemory}
-	out := pressure.Config{
-		Log: cfg.Log, NodeName: cfg.NodeName, Kubelet: cfg.Kubelet, Board: pressureBoard{a}, Pods: a.Pods.List, Usage: a.usage, Kill: a.evict, Hurry: func(p *v1.Pod) { a.Pods.Kill(p.UID, pod.Kill{Now: true}) },
-		Events: a.Events, Sensor: sensor, Collector: a.collector, Journal: cfg.Journal, Metrics: cfg.Metrics,
-	}
-	if mounts, err := stats.FindMounts(); err == nil && mounts.Unified != "" {
-		out.PodsEvents = filepath.Join(mounts.Unified, a.Cgroups.PodsPath(), "memory.events")
-	}
-	return out
-}
-
-// allocatableMemory measures all pods together; no limit means no shortage of
-// their own.
-func (a *Agent) allocatableMemory() (workingSet, limit int64, err error) {
-	used, limited, err := a.Stats.Memory(a.Cgroups.PodsPath())
-	if err != nil {
-		return 0, 0, fmt.Errorf("measuring the cgroup of all pods: %w", err)
-	}
-	return int64(used), int64(limited), nil
-}
-
-func (a *Agent) usage(ctx context.Context, pods []*v1.Pod, disk bool) ([]pressure.PodUsage, error) {
-	measured, err := a.Stats.Usage(ctx, pods, disk)
 	if err != nil {
 		return nil, err
 	}
-	list := make([]pressure.PodUsage, 0, len(measured))
-	for i := range measured {
-		m := &measured[i]
-		u := pressure.PodUsage{Pod: m.Pod, Measured: m.Measured, Memory: int64(m.WorkingSet), Processes: int64(m.Processes),
-			Containers: map[string]pressure.ContainerUsage{}, Volumes: map[string]pressure.Disk{}}
-		for name, c := range m.Containers {
-			u.Containers[name] = pressure.ContainerUsage{Memory: int64(c.WorkingSet), Rootfs: diskOf(c.Rootfs), Logs: diskOf(c.Logs)}
+	own := b.Kubelet.KubeletCgroups
+	if own == "" {
+		own = stats.OwnCgroup(mounts)
+	}
+	system := map[string]string{}
+	for name, path := range map[string]string{"kubelet": own, "runtime": b.RuntimeCgroup} {
+		if path != "" {
+			system[name] = path
 		}
-		for name, v := range m.Volumes {
-			u.Volumes[name] = diskOf(v)
+	}
+	out, err := stats.New(stats.Config{
+		Log: b.Log, NodeName: b.NodeName, Pods: b.pods.List, PodCgroup: cgroups.PodPath, PodsCgroup: cgroups.PodsPath(),
+		Reader: stats.NewReader(mounts), Runtime: b.runtime, Images: b.images, Volumes: inventory.Measurable, SystemCgroups: system,
+		RootDir: b.RootDir, LogsDir: b.PodLogsDir, DiskAge: b.Kubelet.VolumeStatsAggPeriod.Duration,
+	})
+	if err != nil {
+		return nil, err
+	}
+	b.register(out.VolumeMetrics(), out.LogMetrics(), inventory.Counts())
+	return out, nil
+}
+
+// guard is what keeps the node from running short, and ends it in order.
+type guard struct {
+	gate      *pressure.Gate
+	collector *pressure.Collector
+	eviction  pressure.Config
+	shutdown  *shutdown.Manager // nil if graceful shutdown is off
+}
+
+func newGuard(ctx context.Context, b *base, measured *stats.Provider, cgroups *resource.Cgroups) (*guard, error) {
+	cfg, k := b.Config, b.Kubelet
+	out := &guard{gate: pressure.NewGate(b.board)}
+	var err error
+	out.collector, err = pressure.NewCollector(ctx, pressure.CollectorConfig{
+		Log: cfg.Log, NodeName: cfg.NodeName, Runtime: b.runtime, Images: b.images, Events: b.events, Pods: b.pods.List,
+		SourcesReady: func() bool {
+			select {
+			case <-b.told:
+				return true
+			default:
+				return false
+			}
+		},
+		RootDir: cfg.RootDir, LogsDir: cfg.PodLogsDir, LinkDir: cfg.LogLinkDir,
+		HighPercent: ptr.Deref(k.ImageGCHighThresholdPercent, 85), LowPercent: ptr.Deref(k.ImageGCLowThresholdPercent, 80),
+		ImageLimits:     pressure.ImageLimits{MinimumAge: k.ImageMinimumGCAge.Duration, MaximumAge: k.ImageMaximumGCAge.Duration},
+		ContainerLimits: *cfg.DeadContainers, Journal: cfg.Journal, Metrics: cfg.Metrics,
+	})
+	if err != nil {
+		return nil, err
+	}
+	// All pods together; no limit means no shortage of their own.
+	allocatable := func() (workingSet, limit int64, err error) {
+		used, limited, err := measured.Memory(cgroups.PodsPath())
+		if err != nil {
+			return 0, 0, fmt.Errorf("measuring the cgroup of all pods: %w", err)
 		}
-		list = append(list, u)
+		return int64(used), int64(limited), nil
 	}
-	return list, nil
-}
-
-func diskOf(use stats.DiskUse) pressure.Disk {
-	return pressure.Disk{Bytes: int64(use.Bytes), Inodes: int64(use.Inodes)}
-}
-
-// evict ends a pod the way an eviction does.
-func (a *Agent) evict(p *v1.Pod, e pressure.Eviction) <-chan struct{} {
-	grace := int64(e.Grace / time.Second)
-	kill := pod.Kill{Grace: &grace, Phase: v1.PodFailed, Reason: "Evicted", Message: e.Message}
-	if e.Disrupted {
-		kill.Condition = disrupted(e.Message)
+	out.eviction = pressure.Config{
+		Log: cfg.Log, NodeName: cfg.NodeName, Kubelet: k, Board: out.gate, Pods: b.pods.List,
+		Usage: func(ctx context.Context, pods []*v1.Pod, disk bool) ([]pressure.PodUsage, error) {
+			return pressure.Measure(ctx, measured, pods, disk)
+		},
+		Kill:   func(p *v1.Pod, e pressure.Eviction) <-chan struct{} { return b.pods.Kill(p.UID, e.Kill()) },
+		Hurry:  func(p *v1.Pod) { b.pods.Kill(p.UID, pod.Kill{Now: true}) },
+		Events: b.events, Sensor: &pressure.Sensor{RootDir: cfg.RootDir, ImageDir: out.collector.ImageDir(), Allocatable: allocatable},
+		Collector: out.collector, Journal: cfg.Journal, Metrics: cfg.Metrics,
 	}
-	return a.Pods.Kill(p.UID, kill)
-}
-
-// underPressure refuses new pods that the node has no room for.
-func (a *Agent) underPressure(p *v1.Pod) (reason, message string, ok bool) {
-	now := a.pressed.Load()
-	if now == nil {
-		return "", "", true
+	if mounts, err := stats.FindMounts(); err == nil && mounts.Unified != "" {
+		out.eviction.PodsEvents = filepath.Join(mounts.Unified, cgroups.PodsPath(), "memory.events")
 	}
-	return pressure.Admit(p, *now)
+	out.shutdown, err = shutdown.New(shutdown.Config{
+		Log: cfg.Log, NodeName: cfg.NodeName, Kubelet: k, System: &shutdown.Logind{}, Board: b.board, Pods: b.pods.List, Kill: shutdown.End(b.pods),
+		Events: b.events, Journal: cfg.Journal, Metrics: cfg.Metrics,
+	})
+	return out, err
 }
 
-// pressureBoard shows pressure on the Node and to admission.
-type pressureBoard struct{ a *Agent }
-
-// SetPressure takes in what runs short.
-func (b pressureBoard) SetPressure(p node.Pressure) {
-	b.a.pressed.Store(&p)
-	b.a.Board.SetPressure(p)
+func nodeConfig(b *base) node.Config {
+	return node.Config{
+		Log: b.Log, Client: b.Client, Leases: b.Leases, Runtime: b.runtime, Images: b.images, Board: b.board,
+		Events: b.events, Journal: b.Journal, Metrics: b.Metrics, Settings: b.Node, Register: b.Register,
+		RootDir: b.RootDir, ReportEvery: b.Kubelet.NodeStatusReportFrequency.Duration,
+		UpdateEvery: b.Kubelet.NodeStatusUpdateFrequency.Duration, LeaseSeconds: b.Kubelet.NodeLeaseDurationSeconds,
+		OnNode: b.view.Set,
+	}
 }
 
-// toldSink notes that all sources have told what they have.
-type toldSink struct {
+func serveConfig(b *base, pods serve.Pods, watcher *runtime.Watcher, probes *prometheus.Registry, measured *stats.Provider) serve.Config {
+	s := b.Serve
+	s.Log, s.NodeName, s.Kubelet, s.Client, s.TLS = b.Log, b.NodeName, b.Kubelet, b.Client, b.TLS
+	s.Pods, s.Runtime, s.RootDir, s.Tracer = pods, b.runtime, b.RootDir, b.tracer
+	if s.Metrics == nil {
+		s.Metrics = b.Metrics
+	}
+	if s.Probes == nil {
+		s.Probes = probes
+	}
+	if s.Stats == nil {
+		s.Stats = measured
+	}
+	s.Checks = append(s.Checks, serve.Check{Name: "syncloop", Check: watcher.Healthy})
+	return s
+}
+
+// podsView is the pods as the API shows them.
+type podsView struct {
 	*pod.Manager
-	told *atomic.Bool
-	then chan struct{} // closed with it
+	held *runtime.Watcher
 }
 
-// SourcesReady passes the news on.
-func (s *toldSink) SourcesReady() {
-	s.Manager.SourcesReady()
-	if !s.told.Swap(true) {
-		close(s.then)
-	}
+// Get returns one pod by name.
+func (v podsView) Get(namespace, name string) (*v1.Pod, bool) { return v.GetByName(namespace, name) }
+
+// Exited returns a channel that is closed once the container does not run.
+func (v podsView) Exited(ctx context.Context, id string) <-chan struct{} {
+	return v.held.Exited(ctx, id)
 }

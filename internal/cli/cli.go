@@ -52,6 +52,7 @@ func rootCommand() *cobra.Command {
 		serverCommand(),
 		joinCommand(),
 		tokenCommand(),
+		secretsCommand(),
 		downCommand(),
 		statusCommand(),
 		whyCommand(),

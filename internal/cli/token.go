@@ -2,6 +2,7 @@ package cli
 
 import (
 	"fmt"
+	"io"
 	"path/filepath"
 	"text/tabwriter"
 	"time"
@@ -26,6 +27,9 @@ func tokenCreate() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "create", Short: "make a token and print the line that joins a machine with it", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkTTL(cmd.ErrOrStderr(), ttl); err != nil {
+				return err
+			}
 			client, err := adminClient(dataDir)
 			if err != nil {
 				return err
@@ -54,6 +58,18 @@ func tokenCreate() *cobra.Command {
 	cmd.Flags().StringVar(&description, "description", "", "what the token is for")
 	cmd.Flags().StringVar(&server, "server", "", "address of the API server as the joining machine sees it (default: this machine's)")
 	return cmd
+}
+
+// checkTTL warns of a token that never ends: whoever finds it can add nodes.
+func checkTTL(w io.Writer, ttl time.Duration) error {
+	switch {
+	case ttl < 0:
+		return fmt.Errorf("--ttl %s: at least 1s, or 0 for a token that never ends", ttl)
+	case ttl == 0:
+		_, err := fmt.Fprintln(w, "warning: with --ttl 0 the token never ends, and whoever has it can add nodes to the cluster: revoke it with `berth token delete ID` when it is not needed any more")
+		return err
+	}
+	return nil
 }
 
 func tokenList() *cobra.Command {

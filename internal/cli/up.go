@@ -98,8 +98,11 @@ func controlFlags(f *pflag.FlagSet, cfg *cluster.Config) {
 	f.StringVar(&cfg.ServiceCIDR, "service-cidr", "", "range of service addresses, or one of each family, the main one first (default 10.96.0.0/16)")
 	f.StringVar(&cfg.ClusterDomain, "cluster-domain", "", "DNS domain of the cluster (default cluster.local)")
 	f.StringVar((*string)(&cfg.Network), "network", "", "way of pods' packets to other nodes: auto (routes, VXLAN beyond a router), routes, vxlan, wireguard (all of it encrypted), or none to leave it to a CNI of your own (default auto)")
+	f.StringVar(&cfg.LoadBalancer, "load-balancer", "", "who gives addresses to Services of type LoadBalancer: node (the addresses of the nodes) or none (default node)")
 	f.StringSliceVar(&cfg.ServerNames, "tls-san", nil, "further names and addresses in the API server's certificate")
 	f.IntVar(&cfg.Ports.API, "api-port", 0, "port of the API server (default 6443)")
+	f.DurationVar(&cfg.CertificateLife, "certificate-lifetime", 0, "how long certificates are valid; they are renewed while the cluster runs (default 8760h)")
+	f.BoolVar(&cfg.ManualServing, "manual-serving-approval", false, "leave the approval of agents' serving certificates to people (kubectl certificate approve)")
 	f.StringSliceVar(&cfg.EtcdServers, "etcd-servers", nil, "URLs of an external etcd cluster, instead of the embedded store")
 	f.StringVar(&cfg.EtcdCAFile, "etcd-cafile", "", "authority of the external etcd")
 	f.StringVar(&cfg.EtcdCertFile, "etcd-certfile", "", "client certificate for the external etcd")
@@ -109,6 +112,7 @@ func controlFlags(f *pflag.FlagSet, cfg *cluster.Config) {
 	f.StringSliceVar(&cfg.Controllers, "controllers", nil, "controllers to run: * is all, NAME adds one, -NAME leaves one out (default *); `berth controllers` runs node controllers elsewhere")
 	cfg.NodeHealth = health.Defaults()
 	cfg.NodeHealth.AddFlags(f)
+	cfg.AddServerFlags(f)
 }
 
 func nodeFlags(f *pflag.FlagSet, cfg *cluster.Config) {

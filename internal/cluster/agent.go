@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 
+	v1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/utils/ptr"
@@ -85,12 +86,20 @@ func (u *up) runtimeEndpoint() string {
 	return u.RuntimeEndpoint
 }
 
-// guard has a pod's network policies hold before its containers start.
+// guard has a pod's port bound to its addresses and its network policies hold
+// before its containers start.
 func (u *up) guard() agent.GuardFunc {
-	if u.policy == nil {
+	return func(ctx context.Context, pod *v1.Pod, ips []string) error {
+		if u.ports != nil {
+			if err := u.ports.Guard(ctx, pod, ips); err != nil {
+				return err
+			}
+		}
+		if u.policy != nil {
+			return u.policy.Guard(ctx, pod, ips)
+		}
 		return nil
 	}
-	return u.policy.Guard
 }
 
 func (u *up) agentDirs() error {

@@ -1,6 +1,8 @@
 package cluster
 
 import (
+	"bytes"
+	"encoding/pem"
 	"fmt"
 	"net"
 	"os"
@@ -18,65 +20,92 @@ import (
 type pair struct{ Cert, Key string }
 
 // Files are the certificates, keys and kubeconfigs of a cluster, all below
-// pki/ but for admin.kubeconfig, which users look for.
+// pki/ but for those of the administrators, which users look for.
 type Files struct {
-	CA, FrontProxyCA    pair
+	CA, FrontProxyCA pair
+	// AgentCA signs what agents serve with. It is not published to pods
+	// (kube-root-ca.crt): what it signs is no server of the cluster to them.
+	// AgentTrust is what the API server believes agents by.
+	AgentCA    pair
+	AgentTrust string
+
 	API, KubeletClient  pair
 	FrontProxyClient    pair
 	ServiceAccountKey   string
 	ServiceAccountPub   string
 	Agent, AgentServing pair
-	AdminKubeconfig     string
-	AgentKubeconfig     string
-	ProxyKubeconfig     string
+	// AdminKubeconfig is for every day: a group that is bound to cluster-admin.
+	// SuperAdminKubeconfig is system:masters, which nothing can revoke; it is
+	// for the day on which that binding is gone.
+	AdminKubeconfig      string
+	SuperAdminKubeconfig string
+	AgentKubeconfig      string
+	ProxyKubeconfig      string
+	// Ends are those of the leaves, soonest first.
+	Ends []CertificateEnd
+}
+
+// CertificateEnd says until when a certificate is valid and when it will be
+// renewed.
+type CertificateEnd struct {
+	Name    string    `json:"name"`
+	End     time.Time `json:"end"`
+	Renewal time.Time `json:"renewal"`
+}
+
+// leafSpec is a leaf to keep, and where its files go.
+type leafSpec struct {
+	into *pair
+	by   *pki.Authority
+	name string
+	leaf pki.Leaf
 }
 
 // certificates makes what is missing and renews what nears its end.
 func (c *Config) certificates(now time.Time) (f Files, wrote int, err error) {
 	dir := c.Path("pki")
-	ca, err := pki.EnsureAuthority(dir, "ca", now)
-	if err != nil {
+	used := c.used()
+	cas := map[string]*pki.Authority{}
+	// The cluster's own CA comes first: where it cannot be used, no other is made. Older clusters have no agentCA.
+	for _, name := range []string{"ca", "front-proxy-ca", agentCA} {
+		used := used
+		if name == agentCA {
+			used = ""
+		}
+		ca, err := pki.EnsureAuthority(dir, name, used, now)
+		if err != nil {
+			return f, 0, err
+		}
+		if c.CertificateLife > 0 {
+			ca.LeafLife = c.CertificateLife
+		}
+		cas[name] = ca
+	}
+	ca, front, agents := cas["ca"], cas["front-proxy-ca"], cas[agentCA]
+	f.CA, f.FrontProxyCA, f.AgentCA = files(ca), files(front), files(agents)
+	if f.AgentTrust, err = writeAgentTrust(dir, ca, agents, now); err != nil {
 		return f, 0, err
 	}
-	front, err := pki.EnsureAuthority(dir, "front-proxy-ca", now)
-	if err != nil {
-		return f, 0, err
-	}
-	f.CA, f.FrontProxyCA = pair{ca.CertFile, ca.KeyFile}, pair{front.CertFile, front.KeyFile}
 	if f.ServiceAccountKey, f.ServiceAccountPub, err = pki.EnsureKeyPair(dir, "sa"); err != nil {
 		return f, 0, err
 	}
-	node := net.ParseIP(c.NodeIP)
-	local := []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback, node}
-	names := []string{"localhost", c.NodeName, "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc." + c.ClusterDomain}
-	api := slices.Clone(local)
-	for _, n := range c.ServerNames {
-		if ip := net.ParseIP(n); ip != nil {
-			api = append(api, ip)
-		} else {
-			names = append(names, n)
-		}
-	}
-	services, err := c.serviceCIDRs()
+	api, own, err := c.servingLeaves()
 	if err != nil {
 		return f, 0, err
 	}
-	// The Service kubernetes has an address of the main family only.
-	service := net.IP(services[0].Addr().Next().AsSlice())
-	var proxy, admin pair
-	for _, l := range []struct {
-		into *pair
-		by   *pki.Authority
-		name string
-		leaf pki.Leaf
-	}{
-		{&f.API, ca, "apiserver", pki.Leaf{CommonName: "kube-apiserver", Server: true, IPs: append(api, service), Names: names}},
-		{&f.KubeletClient, ca, "apiserver-kubelet-client", pki.Leaf{CommonName: "kube-apiserver-kubelet-client", Organization: []string{"system:masters"}, Client: true}},
-		{&f.FrontProxyClient, front, "front-proxy-client", pki.Leaf{CommonName: "front-proxy-client", Client: true}},
-		{&f.Agent, ca, "agent", pki.Leaf{CommonName: "system:node:" + c.NodeName, Organization: []string{"system:nodes"}, Client: true}},
-		{&f.AgentServing, ca, "agent-serving", pki.Leaf{CommonName: "system:node:" + c.NodeName, Organization: []string{"system:nodes"}, Server: true, Names: []string{c.NodeName, "localhost"}, IPs: local}},
-		{&proxy, ca, "proxy", pki.Leaf{CommonName: "system:kube-proxy", Client: true}},
-		{&admin, ca, "admin", pki.Leaf{CommonName: "berth-admin", Organization: []string{"system:masters"}, Client: true}},
+	client := func(name string, groups ...string) pki.Leaf {
+		return pki.Leaf{CommonName: name, Organization: groups, Client: true}
+	}
+	var proxy, admin, super pair
+	for _, l := range []leafSpec{
+		{&f.API, ca, "apiserver", api},
+		{&f.KubeletClient, ca, "apiserver-kubelet-client", client(kubeletClientUser)},
+		{&f.FrontProxyClient, front, "front-proxy-client", client("front-proxy-client")},
+		{&f.Agent, ca, "agent", client("system:node:"+c.NodeName, "system:nodes")},
+		{&f.AgentServing, agents, "agent-serving", own},
+		{&proxy, ca, "proxy", client("system:kube-proxy")},
+		{&admin, ca, "admin", client("berth-admin", adminGroup)},
+		{&super, ca, "super-admin", client("berth-super-admin", "system:masters")},
 	} {
 		cert, key, fresh, err := l.by.EnsureLeaf(dir, l.name, l.leaf, now)
 		if err != nil {
@@ -86,23 +115,106 @@ func (c *Config) certificates(now time.Time) (f Files, wrote int, err error) {
 		if fresh {
 			wrote++
 		}
+		end, err := endOf(l.name, cert)
+		if err != nil {
+			return f, wrote, err
+		}
+		f.Ends = append(f.Ends, end)
 	}
+	slices.SortFunc(f.Ends, func(a, b CertificateEnd) int { return a.Renewal.Compare(b.Renewal) })
 	// A joining node finds the authority it pinned in what the server shows.
 	if f.API.Cert, err = pki.WriteChain(dir, "apiserver", ca); err != nil {
 		return f, wrote, err
 	}
-	f.AdminKubeconfig = c.Path("admin.kubeconfig")
+	f.AdminKubeconfig, f.SuperAdminKubeconfig = c.Path("admin.kubeconfig"), c.Path("super-admin.kubeconfig")
 	f.AgentKubeconfig = filepath.Join(dir, "agent.kubeconfig")
 	f.ProxyKubeconfig = filepath.Join(dir, "proxy.kubeconfig")
 	for _, k := range []struct {
 		file, user string
 		cred       pair
-	}{{f.AdminKubeconfig, "admin", admin}, {f.AgentKubeconfig, "agent", f.Agent}, {f.ProxyKubeconfig, "proxy", proxy}} {
+	}{
+		{f.AdminKubeconfig, "admin", admin}, {f.SuperAdminKubeconfig, "super-admin", super},
+		{f.AgentKubeconfig, "agent", f.Agent}, {f.ProxyKubeconfig, "proxy", proxy},
+	} {
 		if err := c.kubeconfig(k.file, k.user, ca.CertFile, k.cred); err != nil {
 			return f, wrote, err
 		}
 	}
 	return f, wrote, nil
+}
+
+const (
+	agentCA    = "agent-ca"
+	adminGroup = "berth:cluster-admins"
+)
+
+func files(a *pki.Authority) pair { return pair{a.CertFile, a.KeyFile} }
+
+// used says what shows that the data directory holds a cluster already, whose
+// clients believe its CA; empty if nothing does.
+func (c *Config) used() string {
+	for _, file := range []string{c.Path("etcd", "member-data"), c.Path("admin.kubeconfig")} {
+		if _, err := os.Stat(file); err == nil {
+			return file + " is there"
+		}
+	}
+	return ""
+}
+
+// servingLeaves are the certificates of the API server and of this machine's
+// own agent.
+func (c *Config) servingLeaves() (api, agent pki.Leaf, err error) {
+	local := []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback, net.ParseIP(c.NodeIP)}
+	api = pki.Leaf{CommonName: "kube-apiserver", Server: true, IPs: slices.Clone(local), Names: append(c.serverNames(), c.NodeName)}
+	for _, n := range c.ServerNames {
+		if ip := net.ParseIP(n); ip != nil {
+			api.IPs = append(api.IPs, ip)
+		} else {
+			api.Names = append(api.Names, n)
+		}
+	}
+	services, err := c.serviceCIDRs()
+	if err != nil {
+		return api, agent, err
+	}
+	// The Service kubernetes has an address of the main family only.
+	api.IPs = append(api.IPs, net.IP(services[0].Addr().Next().AsSlice()))
+	agent = pki.Leaf{CommonName: "system:node:" + c.NodeName, Organization: []string{"system:nodes"}, Server: true,
+		Names: []string{c.NodeName, "localhost"}, IPs: local}
+	return api, agent, nil
+}
+
+// serverNames are the names every API server has, beside those of its machine.
+func (c *Config) serverNames() []string {
+	return []string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc." + c.ClusterDomain}
+}
+
+func endOf(name, certFile string) (CertificateEnd, error) {
+	cert, err := pki.ReadCertificate(certFile)
+	if err != nil {
+		return CertificateEnd{}, err
+	}
+	return CertificateEnd{Name: name, End: cert.NotAfter, Renewal: pki.RenewAt(cert)}, nil
+}
+
+// oldServing is how long agents of a cluster that had one CA for everything may
+// go on with serving certificates of it: the longest life those can have.
+const oldServing = 365 * 24 * time.Hour
+
+// writeAgentTrust writes the bundle that the API server believes agents by: the
+// agents' CA, and in a cluster that is older than that its general CA until all
+// that it signed for agents has ended.
+func writeAgentTrust(dir string, ca, agents *pki.Authority, now time.Time) (string, error) {
+	file := filepath.Join(dir, "agent-trust.crt")
+	bundle := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: agents.Cert.Raw})
+	made := agents.Cert.NotBefore
+	if made.Sub(ca.Cert.NotBefore) > time.Hour && now.Before(made.Add(oldServing)) {
+		bundle = append(bundle, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Cert.Raw})...)
+	}
+	if have, err := os.ReadFile(file); err == nil && bytes.Equal(have, bundle) {
+		return file, nil
+	}
+	return file, pki.WriteFile(file, bundle, 0o644)
 }
 
 // kubeconfig writes a self-contained kubeconfig, so that a copy of the file
@@ -131,8 +243,8 @@ func (c *Config) kubeconfig(file, user, caFile string, cred pair) error {
 	if err != nil {
 		return fmt.Errorf("encoding kubeconfig %s: %w", file, err)
 	}
-	if err := os.WriteFile(file+".new", data, 0o600); err != nil {
-		return fmt.Errorf("writing kubeconfig %s: %w", file, err)
+	if have, err := os.ReadFile(file); err == nil && bytes.Equal(have, data) {
+		return nil
 	}
-	return os.Rename(file+".new", file)
+	return pki.WriteFile(file, data, 0o600)
 }

@@ -64,7 +64,11 @@ func publishClusterInfo(ctx context.Context, client kubernetes.Interface, shared
 		return rbacv1ac.PolicyRule().WithAPIGroups(group).WithResources(resources...).WithVerbs("get", "list", "watch")
 	}
 	reader := rbacv1ac.ClusterRole(nodeRole).WithRules(
-		read("", "nodes", "services", "pods", "namespaces"),
+		read("", "nodes", "services", "namespaces"),
+		// For network policies. A node sees other nodes' pods reduced to names,
+		// labels, addresses and ports (see internal/control/api/pods/peers.go);
+		// get stays with the Node authorizer: its own pods alone.
+		rbacv1ac.PolicyRule().WithAPIGroups("").WithResources("pods").WithVerbs("list", "watch"),
 		read("discovery.k8s.io", "endpointslices"),
 		read("networking.k8s.io", "networkpolicies", "servicecidrs"))
 	if _, err := client.RbacV1().ClusterRoles().Apply(ctx, reader, opts); err != nil {

@@ -15,12 +15,14 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/internal/cluster/containerd"
 	"github.com/berth-dev/berth/internal/cluster/host"
+	"github.com/berth-dev/berth/internal/control/api"
 	podnetwork "github.com/berth-dev/berth/internal/network"
 	"github.com/berth-dev/berth/internal/nodes/cloud/inventory"
 	"github.com/berth-dev/berth/internal/nodes/health"
@@ -66,6 +68,8 @@ type Settings struct {
 	// Network is how packets of pods reach other nodes; it may change.
 	Network podnetwork.Mode `json:"network,omitempty"`
 	Ports   Ports           `json:"ports"`
+	// LoadBalancer is who gives addresses to Services; empty is "node".
+	LoadBalancer string `json:"loadBalancer,omitempty"`
 	// RuntimeEndpoint is a CRI socket of a runtime that is already there;
 	// empty: the bundled containerd. It is kept because `berth down` must find
 	// the containers again.
@@ -89,6 +93,13 @@ type Config struct {
 	// ServerNames are further names and addresses in the API server's
 	// certificate.
 	ServerNames []string
+	// CertificateLife is how long the certificates are valid that this machine
+	// makes and that the cluster signs for nodes; 0 is a year. They are renewed
+	// while the cluster runs, when a sixth of it is left.
+	CertificateLife time.Duration
+	// ManualServing leaves the approval of agents' serving certificates to
+	// people.
+	ManualServing bool
 	// Join is used by a node's first start.
 	Join Join
 	// NetworkPolicy enforces NetworkPolicy on this node.
@@ -108,8 +119,10 @@ type Config struct {
 	// EtcdServers, if any, are used instead of the embedded store.
 	EtcdServers                           []string
 	EtcdCAFile, EtcdCertFile, EtcdKeyFile string
-	LogFormat                             string
-	LogLevel                              string
+	// APIServer are the flags of the API server; nil: their defaults.
+	APIServer *api.Options
+	LogFormat string
+	LogLevel  string
 }
 
 // Complete fills in what was not given: first from the data directory's own
@@ -193,6 +206,9 @@ func (c *Config) Complete() error {
 
 // validate checks the cluster's ranges, its network and its controllers.
 func (c *Config) validate() (err error) {
+	if !slices.Contains([]string{"", LoadBalancerNode, LoadBalancerNone}, c.LoadBalancer) {
+		return fmt.Errorf("--load-balancer: %q is neither %s nor %s", c.LoadBalancer, LoadBalancerNode, LoadBalancerNone)
+	}
 	if c.Network, err = podnetwork.ParseMode(string(c.Network)); err != nil {
 		return fmt.Errorf("--network: %w", err)
 	}
@@ -211,6 +227,9 @@ func (c *Config) validate() (err error) {
 		if !slices.ContainsFunc(pods, func(p netip.Prefix) bool { return p.Addr().Is4() == s.Addr().Is4() }) {
 			return fmt.Errorf("--service-cidr %s: pods have no addresses of that family: add a range of it to --cluster-cidr", s)
 		}
+	}
+	if c.CertificateLife != 0 && c.CertificateLife < minCertificateLife {
+		return fmt.Errorf("--certificate-lifetime %s: at least %s is needed to renew in time", c.CertificateLife, minCertificateLife)
 	}
 	_, _, err = chooseControllers(c.Controllers)
 	return err
@@ -319,6 +338,9 @@ func (s *Settings) merge(kept Settings) error {
 	}
 	if s.Network == "" {
 		s.Network = kept.Network
+	}
+	if s.LoadBalancer == "" {
+		s.LoadBalancer = kept.LoadBalancer
 	}
 	s.Ports.fill(kept.Ports)
 	if s.AgentConfig == "" {

@@ -55,7 +55,7 @@ func (u *up) startControllers(context.Context) error {
 	if err != nil {
 		return err
 	}
-	controllers.Enable = enableWork
+	controllers.Enabled = func(name string) bool { return slices.Contains(enableWork, name) }
 	var deciders []supervise.Part
 	for _, c := range nodeControllers {
 		deciders = append(deciders, supervise.Part{Name: c.Name, Run: c.Run, Restart: supervise.Always})
@@ -109,11 +109,12 @@ func (u *up) workloadConfig(log *slog.Logger, metrics prometheus.Registerer) (wo
 	if cfg.RootCA, err = os.ReadFile(u.files.CA.Cert); err != nil {
 		return cfg, fmt.Errorf("reading the cluster's authority: %w", err)
 	}
-	cfg.SigningCert = cfg.RootCA
+	cfg.SigningCert, cfg.SigningMost = cfg.RootCA, u.CertificateLife
 	if cfg.SigningKey, err = os.ReadFile(u.files.CA.Key); err != nil {
 		return cfg, fmt.Errorf("reading the key of the cluster's authority: %w", err)
 	}
-	return cfg, nil
+	cfg.NoLoadBalancer, cfg.ReservedPorts = u.LoadBalancer == LoadBalancerNone, u.reservedPorts()
+	return cfg, u.servingConfig(&cfg)
 }
 
 // chooseControllers reads --controllers as kube-controller-manager does: "*" is

@@ -13,16 +13,22 @@ import (
 	"github.com/berth-dev/berth/internal/control/store"
 )
 
-// startStore opens the embedded store or connects to an external one.
-func (u *up) startStore(ctx context.Context) error {
-	log, err := u.logs.part("api")
-	if err != nil {
+// configureServer settles how the API server runs, while the store can still be
+// seen to be new.
+func (u *up) configureServer(context.Context) (err error) {
+	if u.serverLog, err = u.logs.part("api"); err != nil {
 		return err
 	}
-	u.logs.libraries(log)
+	u.logs.libraries(u.serverLog)
+	u.server, err = u.serverOptions()
+	return err
+}
+
+// startStore opens the embedded store or connects to an external one.
+func (u *up) startStore(ctx context.Context) error {
 	return u.clock.stage("store", func() (string, error) {
 		cfg := store.Config{DataDir: u.Path("etcd"), Servers: u.EtcdServers, CAFile: u.EtcdCAFile, CertFile: u.EtcdCertFile, KeyFile: u.EtcdKeyFile,
-			LogFile: u.Path("logs", "etcd.log"), Log: log}
+			LogFile: u.Path("logs", "etcd.log"), Log: u.serverLog, SpaceChanged: u.tellSpace}
 		var err error
 		u.store, err = store.Start(ctx, cfg)
 		return "", err
@@ -31,19 +37,16 @@ func (u *up) startStore(ctx context.Context) error {
 
 // startAPI runs the API server and makes the cluster's own client.
 func (u *up) startAPI(ctx context.Context) error {
-	log, err := u.logs.part("api")
-	if err != nil {
-		return err
-	}
-	err = u.clock.stage("api", func() (string, error) {
+	err := u.clock.stage("api", func() (string, error) {
 		f := u.files
 		srv, err := api.New(api.Config{
-			Store: u.store, Port: u.Ports.API, AdvertiseAddress: net.ParseIP(u.NodeIP), ServiceCIDRs: strings.Split(u.ServiceCIDR, ","), Log: log,
+			Store: u.store, Port: u.Ports.API, AdvertiseAddress: net.ParseIP(u.NodeIP), ServiceCIDRs: strings.Split(u.ServiceCIDR, ","),
+			Log: u.serverLog, Options: u.server, LocalAgent: u.localAgent(),
 			PKI: api.PKI{
 				ClientCA: f.CA.Cert, ServingCert: f.API.Cert, ServingKey: f.API.Key,
 				ServiceAccountKey: f.ServiceAccountKey, ServiceAccountPublicKeys: []string{f.ServiceAccountPub},
 				ServiceAccountIssuer: "https://kubernetes.default.svc." + u.ClusterDomain,
-				KubeletCA:            f.CA.Cert, KubeletClientCert: f.KubeletClient.Cert, KubeletClientKey: f.KubeletClient.Key,
+				KubeletCA:            f.AgentTrust, KubeletClientCert: f.KubeletClient.Cert, KubeletClientKey: f.KubeletClient.Key,
 				FrontProxyCA: f.FrontProxyCA.Cert, FrontProxyCert: f.FrontProxyClient.Cert, FrontProxyKey: f.FrontProxyClient.Key,
 			},
 		})
@@ -51,6 +54,7 @@ func (u *up) startAPI(ctx context.Context) error {
 			return "", err
 		}
 		u.api = srv
+		u.serverChoices.Store(u.server)
 		ended := make(chan error, 1)
 		u.keep("api server", func(ctx context.Context) error {
 			err := srv.Run(ctx)

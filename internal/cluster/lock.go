@@ -24,8 +24,13 @@ func (e *ErrRunning) Error() string {
 // lock takes the data directory for this process until release. The kernel
 // frees it when the process ends, however it ends.
 func lock(dataDir string) (release func(), err error) {
-	f, err := os.OpenFile(filepath.Join(dataDir, "lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	f, err := os.OpenFile(filepath.Join(dataDir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
+		return nil, fmt.Errorf("locking the data directory: %w", err)
+	}
+	// Older versions let every local user open it, and so keep it locked.
+	if err := f.Chmod(0o600); err != nil {
+		f.Close()
 		return nil, fmt.Errorf("locking the data directory: %w", err)
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {

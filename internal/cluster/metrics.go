@@ -51,6 +51,7 @@ func (r registry) MustRegister(cs ...prometheus.Collector) {
 // and scheduler on loopback.
 func (u *up) serveMetrics(context.Context) error {
 	u.metrics = newRegistry()
+	u.storeMetrics(u.metrics)
 	l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", u.Ports.Metrics))
 	if err != nil {
 		return fmt.Errorf("listening for the controllers' metrics: %w", err)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/agent/network"
 	podnetwork "github.com/berth-dev/berth/internal/network"
+	"github.com/berth-dev/berth/internal/network/ports"
 	"github.com/berth-dev/berth/internal/policy"
 )
 
@@ -118,6 +119,21 @@ func (u *up) startNetwork(context.Context) error {
 	return nil
 }
 
+// startPorts binds the ports of the pods' bridge to their pods' addresses. Links
+// of somebody else's network are theirs.
+func (u *up) startPorts(context.Context) error {
+	if u.bridge() == "" {
+		return ports.Cleanup(u.Instance())
+	}
+	u.ports = ports.New(u.Instance(), u.bridge(), u.log)
+	err := u.ports.Start()
+	if errors.Is(err, ports.ErrUnable) {
+		u.clock.note("node", fmt.Sprintf("pods can send from other pods' addresses: %v", err))
+		return nil
+	}
+	return err
+}
+
 // leaveNetwork removes what an earlier start in another mode made: the network
 // is somebody else's now.
 func (u *up) leaveNetwork() error {
@@ -141,7 +157,7 @@ func (u *up) startPolicy(context.Context) error {
 	if err != nil {
 		return err
 	}
-	u.policy, err = policy.New(policy.Config{NodeName: u.NodeName, Informers: u.informers, Instance: u.Instance(), Log: log, Metrics: u.metrics, Journal: u.journal})
+	u.policy, err = policy.New(policy.Config{NodeName: u.NodeName, Informers: u.informers, Instance: u.Instance(), Log: log, Metrics: u.metrics, Journal: u.journal, Bridge: u.bridge() != ""})
 	if err != nil {
 		return err
 	}
@@ -151,7 +167,7 @@ func (u *up) startPolicy(context.Context) error {
 
 // cleanNetwork removes what the network's parts put into the kernel.
 func (c *Config) cleanNetwork() []error {
-	errs := []error{policy.Cleanup(c.Instance())}
+	errs := []error{policy.Cleanup(c.Instance()), ports.Cleanup(c.Instance())}
 	cidrs, err := c.clusterCIDRs()
 	if err != nil {
 		// A start that failed before it knew its ranges made nothing.

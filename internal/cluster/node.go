@@ -3,10 +3,8 @@ package cluster
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"fmt"
 	"net"
-	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -66,13 +64,9 @@ func (u *up) startAgent(ctx context.Context) error {
 // requested and approved while the node is already Ready, and until then
 // nobody could read logs. A cluster whose approver is slow is no failure.
 func (u *up) waitServing(ctx context.Context) error {
-	ca, err := os.ReadFile(u.files.CA.Cert)
-	if err != nil {
-		return fmt.Errorf("reading the cluster's authority: %w", err)
-	}
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(ca)
-	dialer := tls.Dialer{Config: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots}}
+	// Whether there is a certificate is the question, not whose: the CA of agents' servers is not known to nodes, this is the
+	// machine's own agent, and nothing is sent to it. Without one it ends the handshake.
+	dialer := tls.Dialer{Config: &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true}} //nolint:gosec // see above
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	for {

@@ -84,6 +84,7 @@ func (u *up) ensureCertificates(context.Context) error {
 		var wrote int
 		var err error
 		u.files, wrote, err = u.certificates(time.Now())
+		u.ends.Store(&u.files.Ends)
 		return fmt.Sprintf("%d made or renewed", wrote), err
 	})
 }

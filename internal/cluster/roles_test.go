@@ -69,6 +69,7 @@ var ofTheRole = map[string]string{
 	"LogLinkDir":      "several clusters of berth up on a host share no directory of links",
 	"CNIConfDir":      "a stand-alone agent leaves the pod network to others",
 	"CNI":             "a stand-alone agent leaves the pod network to others",
+	"Guard":           "a stand-alone agent leaves policies and the check of senders to others",
 	"Serve":           "a stand-alone agent has flags and a level of logs to show",
 	"Journal":         "a stand-alone agent keeps none",
 	"Kubelet":         "compared field by field",

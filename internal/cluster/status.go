@@ -34,6 +34,8 @@ type Status struct {
 	ReadyIn  time.Duration     `json:"readyIn,omitempty"`
 	Parts    []supervise.State `json:"parts"`
 	Checks   []Check           `json:"checks"`
+	// Certificates are those this machine renews, soonest first.
+	Certificates []CertificateEnd `json:"certificates,omitempty"`
 	// Notes are limits of the machine that berth adapted to.
 	Notes []string `json:"notes,omitempty"`
 }
@@ -71,6 +73,7 @@ func (u *up) serveStatus(context.Context) error {
 		}
 	})
 	mux.Handle("GET /proxy/", &u.tracer)
+	u.serveRotation(mux)
 	mux.Handle("GET /journal", health.WhyHandler(u.journal.Query, &u.board))
 	// Only root reaches this socket, so profiles may be taken at any time.
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
@@ -99,6 +102,9 @@ func (u *up) status(ctx context.Context) Status {
 	} else {
 		s.Runtime = u.RuntimeEndpoint
 	}
+	if ends := u.ends.Load(); ends != nil {
+		s.Certificates = *ends
+	}
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	check := func(name string, err error) {
@@ -110,6 +116,10 @@ func (u *up) status(ctx context.Context) Status {
 	}
 	if u.store != nil {
 		check("store", u.store.Health(ctx))
+		check("store room", u.store.HasRoom())
+		if usage := u.store.Usage(); usage.Warn() {
+			s.Notes = append(s.Notes, "the store is nearly full: "+usage.String())
+		}
 	}
 	_, err := u.client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
 	check("api", err)
@@ -204,6 +214,10 @@ func (s *Status) Print(w io.Writer, now time.Time) {
 			extra = fmt.Sprintf(", restarted %d times, last: %s", part.Restarts, part.LastError)
 		}
 		fmt.Fprintf(w, "part      %-32s running %s%s\n", part.Name, now.Sub(part.Since).Round(time.Second), extra)
+	}
+	if len(s.Certificates) > 0 {
+		c := s.Certificates[0]
+		fmt.Fprintf(w, "certs     next end %s (%s), renewed by itself from %s\n", c.End.Local().Format(time.DateTime), c.Name, c.Renewal.Local().Format(time.DateTime))
 	}
 	for _, n := range s.Notes {
 		fmt.Fprintf(w, "note      %s\n", n)

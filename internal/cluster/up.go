@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -20,6 +21,7 @@ import (
 	"github.com/berth-dev/berth/internal/control/store"
 	"github.com/berth-dev/berth/internal/journal"
 	"github.com/berth-dev/berth/internal/memory"
+	"github.com/berth-dev/berth/internal/network/ports"
 	"github.com/berth-dev/berth/internal/nodes/health"
 	"github.com/berth-dev/berth/internal/policy"
 	"github.com/berth-dev/berth/internal/proxy"
@@ -43,20 +45,28 @@ type up struct {
 	// startedRuntime is true if this run started containerd; a failed start
 	// then stops it again.
 	startedRuntime bool
+	server         *api.Options
+	serverLog      *slog.Logger
 	store          *store.Store
 	api            *api.Server
-	admin          *rest.Config
-	client         kubernetes.Interface
-	informers      informers.SharedInformerFactory
-	journal        *journal.Ring
+	// serverChoices are set once api is; the control socket asks for both.
+	serverChoices atomic.Pointer[api.Options]
+	admin         *rest.Config
+	client        kubernetes.Interface
+	informers     informers.SharedInformerFactory
+	journal       *journal.Ring
 	// tracer answers questions about packets and Services.
 	tracer proxy.Tracer
 	// board tells how nodes stand, for `berth why node`.
 	board  health.Board
 	policy *policy.Enforcer // nil without network policies
+	ports  *ports.Checker   // nil where the pod network is somebody else's
 	agent  launch.Config
 	// metrics are those of controllers, scheduler and DNS.
 	metrics registry
+
+	// ends are those of the certificates of this machine.
+	ends atomic.Pointer[[]CertificateEnd]
 
 	mu      sync.Mutex
 	ready   bool
@@ -93,8 +103,10 @@ func (u *up) steps() []step {
 		{runtimeLane, node, u.startRuntime},
 		{runtimeLane, node, u.loadImages},
 
+		{controlLane, control, u.configureServer},
 		{controlLane, control, u.startStore},
 		{controlLane, control, u.startAPI},
+		{controlLane, control, u.grantIdentities},
 		{controlLane, !control, u.connect},
 		{controlLane, true, u.shareInformers},
 		{controlLane, true, u.serveMetrics},
@@ -106,6 +118,7 @@ func (u *up) steps() []step {
 		{last, true, u.serveStatus},
 		{last, node, u.filterBridge},
 		{last, node, u.startNetwork},
+		{last, node, u.startPorts},
 		{last, node, u.startPolicy},
 		{last, node, u.configureAgent},
 		{last, node, u.startProxy},
@@ -145,6 +158,9 @@ func Up(ctx context.Context, cfg *Config, emit Progress, ready chan<- struct{}) 
 		memory.ReleasePeriodically(ctx, u.log)
 		return nil
 	})
+	if u.Role.control() {
+		u.keep("certificates", u.renewCertificates)
+	}
 	var stopped <-chan struct{}
 	if u.store != nil {
 		stopped = u.store.Stopped()

@@ -66,7 +66,8 @@ func newFleet(cfg Config) (*Fleet, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
-	f := &Fleet{cfg: cfg, clock: newClock(), byName: map[string]*hollow{}, well: node.NewBoard(), unwell: node.NewBoard(), machine: machineOf(&cfg)}
+	f := &Fleet{cfg: cfg, clock: newClock(), byName: map[string]*hollow{}, well: node.NewBoard(), unwell: node.NewBoard(),
+		machine: machineOf(&cfg)}
 	f.unwell.SetNotReady("fleet", "the fleet's script says so")
 	f.leases, f.rest = newCrew(f.clock), newCrew(f.clock)
 	var err error
@@ -217,7 +218,8 @@ func (f *Fleet) cleanup(ctx context.Context) error {
 		if err := f.client.CoreV1().Nodes().Delete(ctx, h.name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("deleting Node %s: %w", h.name, err)
 		}
-		if err := f.client.CoordinationV1().Leases(v1.NamespaceNodeLease).Delete(ctx, h.name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		if err := f.client.CoordinationV1().Leases(v1.NamespaceNodeLease).Delete(ctx, h.name, metav1.DeleteOptions{}); err != nil &&
+			!apierrors.IsNotFound(err) {
 			return fmt.Errorf("deleting the lease of node %s: %w", h.name, err)
 		}
 		return nil

@@ -42,7 +42,8 @@ func verifyEnded(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, g := range strings.Split(b.String(), "\n\n") {
-		if strings.Contains(g, "internal/fleet.(*Fleet)") || strings.Contains(g, "internal/fleet.(*crew)") || strings.Contains(g, "internal/fleet.(*clock)") {
+		if strings.Contains(g, "internal/fleet.(*Fleet)") || strings.Contains(g, "internal/fleet.(*crew)") || strings.Contains(g,
+			"internal/fleet.(*clock)") {
 			t.Errorf("outlives the fleet:\n%s", g)
 		}
 	}
@@ -81,7 +82,8 @@ func TestCrew(t *testing.T) {
 }
 
 func testConfig(client *rest.Config) Config {
-	return Config{Client: client, Nodes: 12, Prefix: "h", Zones: 3, LeaseSeconds: 4, ReportEvery: time.Minute, CPUs: 4, Memory: resource.MustParse("8Gi"),
+	return Config{Client: client, Nodes: 12, Prefix: "h", Zones: 3, LeaseSeconds: 4, ReportEvery: time.Minute, CPUs: 4,
+		Memory:  resource.MustParse("8Gi"),
 		MaxPods: 20, Pods: 2, RegisterRate: 1000, Version: "v1.37.0", Log: slog.New(slog.DiscardHandler), Out: &lockedBuffer{}}
 }
 
@@ -217,13 +219,15 @@ func TestFleet(t *testing.T) {
 		factory.Shutdown()
 	}()
 	o := &observer{t, ctx, client}
-	if _, err := client.CoreV1().ServiceAccounts("default").Create(ctx, &v1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+	if _, err := client.CoreV1().ServiceAccounts("default").Create(ctx, &v1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}},
+		metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 		t.Fatal(err)
 	}
 	settings := health.Defaults()
 	settings.Grace = 5 * time.Second
 	wg.Go(func() {
-		if err := health.Run(ctx, health.Config{Client: client, Informers: factory, Log: slog.New(slog.DiscardHandler), Settings: settings}); err != nil && ctx.Err() == nil {
+		if err := health.Run(ctx, health.Config{Client: client, Informers: factory, Log: slog.New(slog.DiscardHandler),
+			Settings: settings}); err != nil && ctx.Err() == nil {
 			t.Errorf("running the node health controller: %v", err)
 		}
 	})
@@ -316,7 +320,8 @@ func TestRunPlaysTheScript(t *testing.T) {
 	if err := Run(t.Context(), cfg); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"script: stop 50 % of all nodes: 6 nodes", "script: resume all nodes: 12 nodes", "at most 12 of 12 nodes Ready", "deleting 12 Nodes"} {
+	for _, want := range []string{"script: stop 50 % of all nodes: 6 nodes", "script: resume all nodes: 12 nodes",
+		"at most 12 of 12 nodes Ready", "deleting 12 Nodes"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is not in\n%s", want, out)
 		}

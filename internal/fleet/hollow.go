@@ -76,9 +76,10 @@ func machineOf(cfg *Config) node.Inputs {
 		return &runtimeapi.RuntimeCondition{Type: kind, Status: true}
 	}
 	return node.Inputs{
-		Machine: &node.Machine{CPUs: cfg.CPUs, MemoryBytes: cfg.Memory.Value(), MachineID: "hollow", SystemUUID: "hollow", BootID: "hollow", Kernel: "hollow", OSImage: "hollow"},
-		RootFS:  &node.FS{CapacityBytes: 100 << 30, Inodes: 1 << 20},
-		Images:  []v1.ContainerImage{},
+		Machine: &node.Machine{CPUs: cfg.CPUs, MemoryBytes: cfg.Memory.Value(), MachineID: "hollow", SystemUUID: "hollow", BootID: "hollow",
+			Kernel: "hollow", OSImage: "hollow"},
+		RootFS: &node.FS{CapacityBytes: 100 << 30, Inodes: 1 << 20},
+		Images: []v1.ContainerImage{},
 		Runtime: node.RuntimeView{Status: &runtimeapi.StatusResponse{Status: &runtimeapi.RuntimeStatus{
 			Conditions: []*runtimeapi.RuntimeCondition{yes(runtimeapi.RuntimeReady), yes(runtimeapi.NetworkReady)}}},
 			Version: &runtimeapi.VersionResponse{RuntimeName: "hollow", RuntimeVersion: "1"}},

@@ -46,7 +46,8 @@ func (f *Fleet) watchPods(ctx context.Context) {
 }
 
 func (f *Fleet) follow(ctx context.Context, kind runtime.Object, store cache.ReflectorStore, lw *cache.ListWatch) {
-	cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(lw, f.client), kind, store, cache.ReflectorOptions{Name: "fleet"}).RunWithContext(ctx)
+	cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(lw, f.client), kind, store,
+		cache.ReflectorOptions{Name: "fleet"}).RunWithContext(ctx)
 }
 
 // nodeStore hands what a watch tells straight to the nodes. It keeps nothing:

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -54,6 +55,7 @@ var pure = []string{
 	"internal/agent/pod/start.go",
 	"internal/control/api/defaults",
 	"internal/control/api/validate",
+	"internal/clustermodel",
 	"internal/control/schedule/place",
 	"internal/dns/answer.go",
 	"internal/dns/cache.go",
@@ -66,9 +68,13 @@ var pure = []string{
 	"internal/nodes/health/advance.go",
 	"internal/nodes/health/decision.go",
 	"internal/nodes/health/explain.go",
+	"internal/nodes/health/lifecycle.go",
 	"internal/nodes/health/monitor.go",
+	"internal/nodes/health/plan.go",
+	"internal/nodes/health/start.go",
 	"internal/nodes/health/taints.go",
 	"internal/nodes/health/timers.go",
+	"internal/nodes/health/tokens.go",
 	"internal/nodes/health/view.go",
 	"internal/nodes/health/zone.go",
 	"internal/nodes/ipam/pool.go",
@@ -95,16 +101,35 @@ var forbiddenCalls = map[string]bool{
 // forbiddenImports of pure code.
 var forbiddenImports = []string{"k8s.io/client-go/", "google.golang.org/grpc", "net/http", "os/exec", "github.com/vishvananda/netlink", "github.com/google/nftables", "sync"}
 
+// sources are all Go files of the repository's packages, read once.
+var sources struct {
+	once  sync.Once
+	fset  *token.FileSet
+	paths []string
+	files []*ast.File
+	err   error
+}
+
 // goFiles calls f for every Go source of the repository's packages.
 func goFiles(t *testing.T, f func(path string, file *ast.File, fset *token.FileSet)) {
 	t.Helper()
-	fset := token.NewFileSet()
+	sources.once.Do(readSources)
+	if sources.err != nil {
+		t.Fatal(sources.err)
+	}
+	for i, file := range sources.files {
+		f(sources.paths[i], file, sources.fset)
+	}
+}
+
+func readSources() {
+	sources.fset = token.NewFileSet()
 	for _, top := range []string{"cmd", "internal", "test", "runtime"} {
 		err := filepath.WalkDir(filepath.Join(root, top), func(p string, d fs.DirEntry, err error) error {
 			if err != nil || d.IsDir() || !strings.HasSuffix(p, ".go") {
 				return err
 			}
-			file, err := parser.ParseFile(fset, p, nil, parser.ParseComments|parser.SkipObjectResolution)
+			file, err := parser.ParseFile(sources.fset, p, nil, parser.ParseComments|parser.SkipObjectResolution)
 			if err != nil {
 				return err
 			}
@@ -112,11 +137,11 @@ func goFiles(t *testing.T, f func(path string, file *ast.File, fset *token.FileS
 			if err != nil {
 				return err
 			}
-			f(filepath.ToSlash(rel), file, fset)
+			sources.paths, sources.files = append(sources.paths, filepath.ToSlash(rel)), append(sources.files, file)
 			return nil
 		})
 		if err != nil && !os.IsNotExist(err) {
-			t.Fatal(err)
+			sources.err = err
 		}
 	}
 }
@@ -139,6 +164,18 @@ func TestNobodyImportsKubernetesItself(t *testing.T) {
 			t.Errorf("%s requires k8s.io/kubernetes", mod)
 		}
 	}
+}
+
+// TestOneNftablesRoom: the library encodes expressions; who has rules gives them
+// to internal/nft.
+func TestOneNftablesRoom(t *testing.T) {
+	goFiles(t, func(path string, file *ast.File, _ *token.FileSet) {
+		for _, imp := range file.Imports {
+			if imp.Path.Value == `"github.com/google/nftables"` {
+				t.Errorf("%s imports google/nftables: changes of tables are made by internal/nft", path)
+			}
+		}
+	})
 }
 
 func TestEveryPackageSaysItsOneJob(t *testing.T) {
@@ -206,37 +243,4 @@ func TestPureCodeKnowsNoClockClientOrGoroutine(t *testing.T) {
 			t.Errorf("the list of pure code names %s, which is not there", p)
 		}
 	}
-}
-
-// arrows are the layers, top first: a package may import those below it.
-var layers = []string{"cmd/", "internal/cli", "internal/cluster", "internal/control", "internal/nodes", "internal/agent", "internal/proxy", "internal/network", "internal/policy", "internal/dns"}
-
-func TestArrowsPointDown(t *testing.T) {
-	layer := func(p string) int {
-		for i, l := range layers {
-			if strings.HasPrefix(p+"/", strings.TrimSuffix(l, "/")+"/") {
-				return i
-			}
-		}
-		return -1
-	}
-	goFiles(t, func(path string, file *ast.File, _ *token.FileSet) {
-		from := layer(filepath.Dir(path))
-		if from < 0 || strings.HasSuffix(path, "_test.go") {
-			return
-		}
-		for _, imp := range file.Imports {
-			name, _ := strconv.Unquote(imp.Path.Value)
-			to, ok := strings.CutPrefix(name, module)
-			if !ok {
-				continue
-			}
-			// Roles (control, nodes, agent, proxy) stand side by side: they
-			// meet in cluster only.
-			l := layer(to)
-			if l >= 0 && (l < from || from >= 3 && l != from) {
-				t.Errorf("%s imports %s: arrows point down only, and roles meet in internal/cluster", path, name)
-			}
-		}
-	})
 }

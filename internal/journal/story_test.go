@@ -14,7 +14,8 @@ func TestStoryFoldsRoutine(t *testing.T) {
 	node := Ref{Kind: "Node", Name: "n1"}
 	var records []Record
 	add := func(part, decision, fact string, routine bool) {
-		records = append(records, Record{Time: at, Part: part, Object: node, Decision: decision, Because: []Fact{{Name: "cause", Value: fact}}, Routine: routine})
+		records = append(records, Record{Time: at, Part: part, Object: node, Decision: decision,
+			Because: []Fact{{Name: "cause", Value: fact}}, Routine: routine})
 		at = at.Add(time.Second)
 	}
 	add("agent", "registered", "new", false)

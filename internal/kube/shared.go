@@ -19,18 +19,30 @@ const ByNode = "spec.nodeName"
 // informers.
 var indexing sync.Mutex
 
+// Index adds indexes to an informer, except those of a name it has already.
+func Index(inf cache.SharedIndexInformer, want cache.Indexers) error {
+	indexing.Lock()
+	defer indexing.Unlock()
+	have := inf.GetIndexer().GetIndexers()
+	missing := cache.Indexers{}
+	for name, f := range want {
+		if have[name] == nil {
+			missing[name] = f
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	if err := inf.AddIndexers(missing); err != nil {
+		return fmt.Errorf("indexing a cache: %w", err)
+	}
+	return nil
+}
+
 // IndexPodsByNode adds the index ByNode to an informer of pods, unless it has
 // it already.
 func IndexPodsByNode(inf cache.SharedIndexInformer) error {
-	indexing.Lock()
-	defer indexing.Unlock()
-	if inf.GetIndexer().GetIndexers()[ByNode] != nil {
-		return nil
-	}
-	if err := inf.AddIndexers(cache.Indexers{ByNode: podNode}); err != nil {
-		return fmt.Errorf("indexing pods by node: %w", err)
-	}
-	return nil
+	return Index(inf, cache.Indexers{ByNode: podNode})
 }
 
 func podNode(o any) ([]string, error) {

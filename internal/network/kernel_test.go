@@ -286,7 +286,7 @@ func TestAgainAndAway(t *testing.T) {
 		links, err := m.links()
 		w.must(err)
 		p := Decide(cfg.Mode, "a", nodes, links, Names{Tunnel: "vx-test", VNI: 77})
-		w.must(masquerade(Table("test"), p.Own, clusterCIDRs, p.guardName(), cfg.tables()...))
+		w.must(cfg.masquerade(p.Own, p.guardName()))
 		n, err := m.apply(p)
 		w.must(err)
 		return n

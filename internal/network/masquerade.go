@@ -2,13 +2,17 @@ package network
 
 import (
 	"fmt"
-	"net"
 	"net/netip"
 
-	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/internal/nft"
+	"github.com/berth-dev/berth/internal/nft/row"
 )
+
+// families have a table each.
+var families = []row.Family{row.V4, row.V6}
 
 // everybody are the multicast ranges: nobody answers to their addresses.
 var everybody = []netip.Prefix{netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("ff00::/8")}
@@ -18,73 +22,93 @@ var everybody = []netip.Prefix{netip.MustParsePrefix("224.0.0.0/4"), netip.MustP
 // WireGuard device guard, if that has a name, and is not from one of this node's
 // own ranges is sent by the device's address: the other side takes nothing
 // else. The tables are replaced in one transaction.
-func masquerade(table string, own, cluster []netip.Prefix, guard string, opts ...nftables.ConnOption) error {
-	conn, err := nftables.New(opts...)
-	if err != nil {
-		return fmt.Errorf("opening nftables for masquerade: %w", err)
-	}
-	for _, family := range []nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyIPv6} {
-		t := &nftables.Table{Family: family, Name: table}
-		// Adding first makes the deletion succeed on what is not there.
-		conn.AddTable(t)
-		conn.DelTable(t)
-		pods := of(family, own)
+func masquerade(k nft.Kernel, table string, own, cluster []netip.Prefix, guard string) error {
+	var txs []*nft.Tx
+	for _, f := range families {
+		pods := of(f, own)
 		if len(pods) == 0 {
+			txs = append(txs, nft.Remove(f, table))
 			continue
 		}
-		conn.AddTable(t)
-		chain := conn.AddChain(&nftables.Chain{Table: t, Name: "postrouting", Type: nftables.ChainTypeNAT,
-			Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource})
+		tx := nft.Replace(f, table)
+		txs = append(txs, tx)
+		const chain = "postrouting"
+		tx.Add(nft.Op{Verb: nft.AddChain, Name: chain, Hook: &nft.Hook{Num: unix.NF_INET_POST_ROUTING, Priority: 100, Type: "nat"}})
+		masq := &expr.Masq{FullyRandom: true}
 		for _, p := range pods {
-			rule := within(p, true, expr.CmpOpEq)
-			for _, not := range append(of(family, cluster), of(family, everybody)...) {
-				rule = append(rule, within(not, false, expr.CmpOpNeq)...)
+			rule := within(f, p, true, true)
+			for _, not := range append(of(f, cluster), of(f, everybody)...) {
+				rule = append(rule, within(f, not, false, false)...)
 			}
-			conn.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: append(rule, &expr.Masq{FullyRandom: true})})
+			tx.Rule(chain, rule, masq)
 		}
 		if guard != "" {
-			rule := leaves(guard)
+			rule := nft.Link(expr.MetaKeyOIFNAME, guard)
 			for _, p := range pods {
-				rule = append(rule, within(p, true, expr.CmpOpNeq)...)
+				rule = append(rule, within(f, p, true, false)...)
 			}
-			conn.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: append(rule, &expr.Masq{FullyRandom: true})})
+			tx.Rule(chain, rule, masq)
 		}
 	}
-	if err := conn.Flush(); err != nil {
-		return fmt.Errorf("masquerading what pods send out of the cluster, in table %s: %w", table, err)
+	if err := k.Apply(txs...); err != nil {
+		return fmt.Errorf("masquerading what pods send out of the cluster: %w", err)
 	}
 	return nil
 }
 
-func of(family nftables.TableFamily, all []netip.Prefix) (out []netip.Prefix) {
+// fence lets packets of this cluster's tunnel in from nodes alone: VXLAN itself
+// asks nobody who they are. Other tunnels at the same port, told apart by their
+// number, are not touched. The tables are replaced in one transaction; without a
+// tunnel they are removed.
+func fence(k nft.Kernel, table string, tunnel *Tunnel, nodes []netip.Addr) error {
+	var txs []*nft.Tx
+	for _, f := range families {
+		if tunnel == nil || !f.Has(tunnel.Local) {
+			txs = append(txs, nft.Remove(f, table))
+			continue
+		}
+		tx := nft.Replace(f, table)
+		txs = append(txs, tx)
+		set := row.Shape{Name: "nodes", Key: f.AddrLen()}
+		tx.Add(nft.Op{Verb: nft.AddSet, Name: set.Name, Set: &nft.Set{Name: set.Name, Key: []nft.Type{nft.FieldsOf(f).Saddr}}})
+		var rows []byte
+		for _, a := range nodes {
+			if f.Has(a) {
+				rows = append(rows, a.AsSlice()...)
+			}
+		}
+		if len(rows) > 0 {
+			tx.Add(nft.Op{Verb: nft.AddRows, Name: set.Name, Shape: set, Rows: rows})
+		}
+		const chain = "input"
+		tx.Add(nft.Op{Verb: nft.AddChain, Name: chain, Hook: &nft.Hook{Num: unix.NF_INET_LOCAL_IN, Priority: -300, Type: "filter"}})
+		field := func(at, size uint32, data ...byte) []expr.Any {
+			return []expr.Any{&expr.Payload{DestRegister: nft.R0, Base: expr.PayloadBaseTransportHeader, Offset: at, Len: size},
+				&expr.Cmp{Op: expr.CmpOpEq, Register: nft.R0, Data: data}}
+		}
+		// The number is in the fifth to seventh byte of VXLAN's header (RFC 7348), behind UDP's 8.
+		tx.Rule(chain, nft.Proto(unix.IPPROTO_UDP), field(2, 2, Port>>8, Port&0xff), field(12, 3, byte(tunnel.VNI>>16), byte(tunnel.VNI>>8), byte(tunnel.VNI)),
+			nft.Saddr(f, nft.R0), &expr.Lookup{SourceRegister: nft.R0, SetName: set.Name, Invert: true}, &expr.Verdict{Kind: expr.VerdictDrop})
+	}
+	if err := k.Apply(txs...); err != nil {
+		return fmt.Errorf("letting only nodes into the tunnel: %w", err)
+	}
+	return nil
+}
+
+func of(f row.Family, all []netip.Prefix) (out []netip.Prefix) {
 	for _, p := range all {
-		if p.Addr().Is4() == (family == nftables.TableFamilyIPv4) {
+		if f.Has(p.Addr()) {
 			out = append(out, p.Masked())
 		}
 	}
 	return out
 }
 
-// leaves compares the link a packet leaves through.
-func leaves(link string) []expr.Any {
-	name := make([]byte, unix.IFNAMSIZ)
-	copy(name, link)
-	return []expr.Any{&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: name}}
-}
-
-// within compares the source or destination with a range.
-func within(p netip.Prefix, source bool, op expr.CmpOp) []expr.Any {
-	size := uint32(p.Addr().BitLen() / 8)
-	offset := uint32(12) // IPv4's source
-	if size == 16 {
-		offset = 8
+// within compares the source or destination with a range: is it in there, or not.
+func within(f row.Family, p netip.Prefix, source, want bool) []expr.Any {
+	if source {
+		return nft.Within(nft.Saddr(f, nft.R0), p, want)
 	}
-	if !source {
-		offset += size
-	}
-	return []expr.Any{
-		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: size},
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: size, Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen()), Xor: make([]byte, size)},
-		&expr.Cmp{Op: op, Register: 1, Data: p.Addr().AsSlice()},
-	}
+	return nft.Within(nft.Daddr(f, nft.R0), p, want)
 }

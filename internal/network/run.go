@@ -18,7 +18,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	corev1 "k8s.io/api/core/v1"
@@ -30,6 +29,8 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
+
+	"github.com/berth-dev/berth/internal/nft"
 )
 
 const (
@@ -67,6 +68,9 @@ type Config struct {
 // Table is the name of an instance's tables.
 func Table(instance string) string { return instance + "-egress" }
 
+// TunnelTable is the name of the tables that let nodes alone into the tunnel.
+func TunnelTable(instance string) string { return instance + "-tunnel" }
+
 func (c *Config) complete() error {
 	if c.NodeName == "" || c.Informers == nil || c.Tunnel == "" || c.Instance == "" || len(c.ClusterCIDRs) == 0 {
 		return errors.New("configuring the pod network: NodeName, Informers, ClusterCIDRs, Tunnel and Instance are needed")
@@ -91,11 +95,12 @@ func (c *Config) complete() error {
 	return nil
 }
 
-func (c *Config) tables() (opts []nftables.ConnOption) {
+// tables connects to nftables of the namespace.
+func (c *Config) tables() (*nft.Netlink, error) {
 	if c.namespace != nil {
-		opts = append(opts, nftables.WithNetNSFd(int(*c.namespace)))
+		return nft.OpenAt(int(*c.namespace))
 	}
-	return opts
+	return nft.Open()
 }
 
 func (c *Config) machine() (*machine, error) {
@@ -160,8 +165,10 @@ type runner struct {
 	nodes   corelisters.NodeLister
 	wake    chan struct{}
 	// masked is what masquerade was last written for.
-	masked   []netip.Prefix
-	written  bool
+	masked  []netip.Prefix
+	written bool
+	// fenced are the tunnel and the nodes that fence was last written for.
+	fenced   string
 	problems []string
 }
 
@@ -270,10 +277,13 @@ func (r *runner) step(ctx context.Context) error {
 		r.problems = p.Problems
 	}
 	if len(p.Own) > 0 && (!r.written || !slices.Equal(p.Own, r.masked)) {
-		if err := masquerade(Table(r.cfg.Instance), p.Own, r.cfg.ClusterCIDRs, p.guardName(), r.cfg.tables()...); err != nil {
+		if err := r.cfg.masquerade(p.Own, p.guardName()); err != nil {
 			return err
 		}
 		r.masked, r.written = p.Own, true
+	}
+	if err := r.fence(p.Tunnel, nodes); err != nil {
+		return err
 	}
 	if len(p.Own) == 0 {
 		return nil // not a node yet: nothing is known of what it should reach
@@ -283,6 +293,51 @@ func (r *runner) step(ctx context.Context) error {
 		r.cfg.Log.Info("changed the pod network", "changes", changed, "routes", len(p.Routes), "tunnelled nodes", len(p.Forwards)+p.peers())
 	}
 	return errors.Join(err, r.publish(ctx, p.Guard, nodes))
+}
+
+// fence keeps the table of those who may send into the tunnel as the nodes are.
+// It is written before the tunnel is made.
+func (r *runner) fence(t *Tunnel, nodes []Node) error {
+	var from []netip.Addr
+	for _, n := range nodes {
+		if n.Name != r.cfg.NodeName {
+			from = append(from, n.IPs...)
+		}
+	}
+	slices.SortFunc(from, netip.Addr.Compare)
+	from = slices.Compact(from)
+	state := "no tunnel"
+	if t != nil {
+		state = fmt.Sprint(t.Local, t.VNI, from)
+	}
+	if state == r.fenced {
+		return nil
+	}
+	if err := r.cfg.fence(t, from); err != nil {
+		return err
+	}
+	r.fenced = state
+	return nil
+}
+
+func (c *Config) fence(t *Tunnel, from []netip.Addr) error {
+	k, err := c.tables()
+	if err != nil {
+		return err
+	}
+	defer k.Close()
+	return fence(k, TunnelTable(c.Instance), t, from)
+}
+
+// masquerade writes the tables for these ranges of own pods, or removes them if
+// there are none.
+func (c *Config) masquerade(own []netip.Prefix, guard string) error {
+	k, err := c.tables()
+	if err != nil {
+		return err
+	}
+	defer k.Close()
+	return masquerade(k, Table(c.Instance), own, c.ClusterCIDRs, guard)
 }
 
 // publishFor is how long a node waits for the API to take its annotation;
@@ -355,7 +410,7 @@ func (c *Config) cleanup() error {
 	}
 	defer m.close()
 	_, err = m.apply(Plan{})
-	return errors.Join(err, masquerade(Table(c.Instance), nil, nil, "", c.tables()...))
+	return errors.Join(err, c.masquerade(nil, ""), c.fence(nil, nil))
 }
 
 // PodMTU is the MTU of pods' links on a node with this address, so that what

@@ -1,9 +1,11 @@
 // Package pki makes and keeps the certificates and keys of a cluster: one
-// authority for clients and servers, one for the front proxy, and the leaves
-// that the parts of berth present to each other.
+// authority for clients and the API server, one for the agents' servers, one
+// for the front proxy, and the leaves that the parts of berth present to each
+// other.
 package pki
 
 import (
+	"bytes"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -19,14 +21,17 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 )
 
 const (
 	authorityLife = 10 * 365 * 24 * time.Hour
-	leafLife      = 365 * 24 * time.Hour
-	// renewBefore is how long before its end a leaf is replaced at start.
-	renewBefore = 60 * 24 * time.Hour
+	// DefaultLeafLife is how long a leaf is valid where nothing else is said.
+	DefaultLeafLife = 365 * 24 * time.Hour
+	// renewShare is the share of its life that a leaf has left when it is
+	// replaced: 60 days of a year.
+	renewShare = 6
 	// backdate lets peers whose clock is a little behind accept a new
 	// certificate.
 	backdate = 5 * time.Minute
@@ -39,6 +44,8 @@ type Authority struct {
 	Key      crypto.Signer
 	CertFile string
 	KeyFile  string
+	// LeafLife is how long its leaves are valid.
+	LeafLife time.Duration
 }
 
 // Leaf says what a certificate is for. Names and IPs make a serving
@@ -52,12 +59,24 @@ type Leaf struct {
 	Client       bool
 }
 
+// LostError says that a CA of which certificates are in use is not there any more.
+type LostError struct {
+	Missing []string // files
+	Because string   // what shows that they were there
+}
+
+func (e *LostError) Error() string {
+	return fmt.Sprintf("%s: missing, but %s. A new CA would cut off every node and kubeconfig, so none is made: restore pki/ from a backup, "+
+		"or start with a new data directory", strings.Join(e.Missing, " and "), e.Because)
+}
+
 // EnsureAuthority loads the authority NAME.crt/NAME.key of dir, or makes it.
-// A certificate that is not valid at now is an error that says which side the
-// clock is on: an authority is never replaced silently, since that would cut
-// off every client.
-func EnsureAuthority(dir, name string, now time.Time) (*Authority, error) {
-	a := &Authority{CertFile: filepath.Join(dir, name+".crt"), KeyFile: filepath.Join(dir, name+".key")}
+// used says what shows that the data directory is in use already; only if it
+// is empty, neither file is there, and the authority signed nothing in dir, a
+// new one is made: it would cut off every client of the old. A certificate
+// that is not valid at now is an error that says which side the clock is on.
+func EnsureAuthority(dir, name, used string, now time.Time) (*Authority, error) {
+	a := &Authority{CertFile: filepath.Join(dir, name+".crt"), KeyFile: filepath.Join(dir, name+".key"), LeafLife: DefaultLeafLife}
 	cert, key, err := load(a.CertFile, a.KeyFile)
 	switch {
 	case err == nil:
@@ -67,6 +86,9 @@ func EnsureAuthority(dir, name string, now time.Time) (*Authority, error) {
 		a.Cert, a.Key = cert, key
 		return a, nil
 	case !errors.Is(err, fs.ErrNotExist):
+		return nil, fmt.Errorf("%w: a power loss or a full disk may have cut it short; restore it from a backup of pki/", err)
+	}
+	if err := a.mayMake(dir, name, used); err != nil {
 		return nil, err
 	}
 	if key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
@@ -74,7 +96,7 @@ func EnsureAuthority(dir, name string, now time.Time) (*Authority, error) {
 	}
 	tmpl := &x509.Certificate{
 		SerialNumber:          serial(),
-		Subject:               pkix.Name{CommonName: "berth-" + name},
+		Subject:               pkix.Name{CommonName: issuer(name)},
 		NotBefore:             now.Add(-backdate),
 		NotAfter:              now.Add(authorityLife),
 		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment,
@@ -85,7 +107,7 @@ func EnsureAuthority(dir, name string, now time.Time) (*Authority, error) {
 	if err != nil {
 		return nil, fmt.Errorf("signing authority %s: %w", name, err)
 	}
-	if err := store(a.CertFile, a.KeyFile, der, key); err != nil {
+	if err := store(a.CertFile, a.KeyFile, der, key, WriteFile); err != nil {
 		return nil, err
 	}
 	if a.Cert, err = x509.ParseCertificate(der); err != nil {
@@ -94,6 +116,49 @@ func EnsureAuthority(dir, name string, now time.Time) (*Authority, error) {
 	a.Key = key
 	return a, nil
 }
+
+// mayMake says why there must not be a new authority.
+func (a *Authority) mayMake(dir, name, used string) error {
+	lost := &LostError{}
+	for _, f := range []struct{ file, other string }{{a.CertFile, a.KeyFile}, {a.KeyFile, a.CertFile}} {
+		if _, err := os.Stat(f.file); errors.Is(err, fs.ErrNotExist) {
+			lost.Missing = append(lost.Missing, f.file)
+		} else if err != nil {
+			return fmt.Errorf("looking for authority %s: %w", name, err)
+		} else {
+			lost.Because = f.file + " is there"
+		}
+	}
+	why := used
+	if why == "" {
+		why = a.signed(dir, name)
+	}
+	// A key alone in a new directory is what a first start left that ended between the two files.
+	if why == "" && slices.Contains(lost.Missing, a.CertFile) {
+		return nil
+	}
+	if lost.Because == "" {
+		lost.Because = why
+	}
+	return lost
+}
+
+// signed names a certificate in dir that an authority of this name signed.
+func (a *Authority) signed(dir, name string) string {
+	files, err := filepath.Glob(filepath.Join(dir, "*.crt"))
+	if err != nil {
+		return "" // the pattern is well-formed
+	}
+	for _, f := range files {
+		if cert, err := ReadCertificate(f); err == nil && !cert.IsCA && cert.Issuer.CommonName == issuer(name) {
+			return f + " was signed by it"
+		}
+	}
+	return ""
+}
+
+// issuer is the common name of an authority.
+func issuer(name string) string { return "berth-" + name }
 
 // EnsureLeaf keeps dir/NAME.crt and .key: an existing pair stays while it is
 // signed by a, says what want says, and is not near its end; otherwise a new
@@ -107,7 +172,8 @@ func (a *Authority) EnsureLeaf(dir, name string, want Leaf, now time.Time) (cert
 	if err != nil {
 		return "", "", false, fmt.Errorf("issuing certificate %s: %w", name, err)
 	}
-	return certFile, keyFile, true, store(certFile, keyFile, cert.Raw, key)
+	// A leaf that a power loss cut off is made again, so nobody waits for the disk.
+	return certFile, keyFile, true, store(certFile, keyFile, cert.Raw, key, replace)
 }
 
 // WriteChain writes dir/NAME.chain.crt, the leaf dir/NAME.crt followed by its
@@ -119,10 +185,10 @@ func WriteChain(dir, name string, a *Authority) (string, error) {
 	}
 	file := filepath.Join(dir, name+".chain.crt")
 	chain := append(leaf, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.Cert.Raw})...)
-	if err := os.WriteFile(file+".new", chain, 0o644); err != nil {
-		return "", fmt.Errorf("writing certificate chain %s: %w", name, err)
+	if have, err := os.ReadFile(file); err == nil && bytes.Equal(have, chain) {
+		return file, nil
 	}
-	return file, os.Rename(file+".new", file)
+	return file, replace(file, chain, 0o644)
 }
 
 // Issue makes a leaf without storing it.
@@ -134,14 +200,17 @@ func (a *Authority) Issue(want Leaf, now time.Time) (*x509.Certificate, crypto.S
 	tmpl := &x509.Certificate{
 		SerialNumber: serial(),
 		Subject:      pkix.Name{CommonName: want.CommonName, Organization: want.Organization},
-		NotBefore:    now.Add(-backdate),
-		NotAfter:     now.Add(leafLife),
+		NotBefore:    now.Add(-min(backdate, a.LeafLife/2)),
+		NotAfter:     now.Add(a.LeafLife),
 		KeyUsage:     x509.KeyUsageDigitalSignature,
 		DNSNames:     want.Names,
 		IPAddresses:  want.IPs,
 	}
 	if tmpl.NotBefore.Before(a.Cert.NotBefore) {
 		tmpl.NotBefore = a.Cert.NotBefore
+	}
+	if tmpl.NotAfter.After(a.Cert.NotAfter) {
+		tmpl.NotAfter = a.Cert.NotAfter
 	}
 	if want.Server {
 		tmpl.ExtKeyUsage = append(tmpl.ExtKeyUsage, x509.ExtKeyUsageServerAuth)
@@ -157,10 +226,18 @@ func (a *Authority) Issue(want Leaf, now time.Time) (*x509.Certificate, crypto.S
 	return cert, key, err
 }
 
+// RenewAt is when a leaf should be replaced: when a sixth of its life is left.
+func RenewAt(cert *x509.Certificate) time.Time {
+	return cert.NotAfter.Add(-cert.NotAfter.Sub(cert.NotBefore) / renewShare)
+}
+
 // fits says whether an existing certificate still does what want asks.
 func (a *Authority) fits(cert *x509.Certificate, want Leaf, now time.Time) bool {
-	if cert.CheckSignatureFrom(a.Cert) != nil || now.Before(cert.NotBefore) || now.Add(renewBefore).After(cert.NotAfter) {
+	if cert.CheckSignatureFrom(a.Cert) != nil || now.Before(cert.NotBefore) || !now.Before(RenewAt(cert)) {
 		return false
+	}
+	if cert.NotAfter.After(now.Add(a.LeafLife)) {
+		return false // the life of leaves was made shorter
 	}
 	if cert.Subject.CommonName != want.CommonName || !slices.Equal(cert.Subject.Organization, want.Organization) {
 		return false
@@ -184,11 +261,14 @@ func EnsureKeyPair(dir, name string) (keyFile, pubFile string, err error) {
 	keyFile, pubFile = filepath.Join(dir, name+".key"), filepath.Join(dir, name+".pub")
 	key, err := loadKey(keyFile)
 	if errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Stat(pubFile); err == nil {
+			return "", "", &LostError{Missing: []string{keyFile}, Because: pubFile + " is there, whose tokens are in use"}
+		}
 		fresh, gerr := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 		if gerr != nil {
 			return "", "", fmt.Errorf("generating key %s: %w", name, gerr)
 		}
-		key, err = fresh, writeKey(keyFile, fresh)
+		key, err = fresh, writeKey(keyFile, fresh, WriteFile)
 	}
 	if err != nil {
 		return "", "", err
@@ -197,7 +277,7 @@ func EnsureKeyPair(dir, name string) (keyFile, pubFile string, err error) {
 	if err != nil {
 		return "", "", fmt.Errorf("encoding %s: %w", pubFile, err)
 	}
-	return keyFile, pubFile, writePEM(pubFile, "PUBLIC KEY", der, 0o644)
+	return keyFile, pubFile, writePEM(pubFile, "PUBLIC KEY", der, 0o644, replace)
 }
 
 // validAt explains a certificate that the clock does not accept.
@@ -224,17 +304,9 @@ func serial() *big.Int {
 }
 
 func load(certFile, keyFile string) (*x509.Certificate, crypto.Signer, error) {
-	data, err := os.ReadFile(certFile)
+	cert, err := ReadCertificate(certFile)
 	if err != nil {
-		return nil, nil, fmt.Errorf("reading certificate: %w", err)
-	}
-	block, _ := pem.Decode(data)
-	if block == nil || block.Type != "CERTIFICATE" {
-		return nil, nil, fmt.Errorf("reading certificate %s: it holds no PEM CERTIFICATE block", certFile)
-	}
-	cert, err := x509.ParseCertificate(block.Bytes)
-	if err != nil {
-		return nil, nil, fmt.Errorf("reading certificate %s: %w", certFile, err)
+		return nil, nil, err
 	}
 	key, err := loadKey(keyFile)
 	if err != nil {
@@ -246,6 +318,23 @@ func load(certFile, keyFile string) (*x509.Certificate, crypto.Signer, error) {
 	return cert, key, nil
 }
 
+// ReadCertificate reads the first certificate of a PEM file.
+func ReadCertificate(file string) (*x509.Certificate, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("reading certificate: %w", err)
+	}
+	block, _ := pem.Decode(data)
+	if block == nil || block.Type != "CERTIFICATE" {
+		return nil, fmt.Errorf("reading certificate %s (%d bytes): it holds no PEM CERTIFICATE block", file, len(data))
+	}
+	cert, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		return nil, fmt.Errorf("reading certificate %s: %w", file, err)
+	}
+	return cert, nil
+}
+
 func loadKey(file string) (crypto.Signer, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -253,7 +342,7 @@ func loadKey(file string) (crypto.Signer, error) {
 	}
 	block, _ := pem.Decode(data)
 	if block == nil || block.Type != "EC PRIVATE KEY" {
-		return nil, fmt.Errorf("reading key %s: it holds no PEM EC PRIVATE KEY block", file)
+		return nil, fmt.Errorf("reading key %s (%d bytes): it holds no PEM EC PRIVATE KEY block", file, len(data))
 	}
 	key, err := x509.ParseECPrivateKey(block.Bytes)
 	if err != nil {
@@ -264,36 +353,83 @@ func loadKey(file string) (crypto.Signer, error) {
 
 // store writes key before certificate, so that a crash between the two leaves
 // a pair that does not load and is made again.
-func store(certFile, keyFile string, der []byte, key crypto.Signer) error {
+func store(certFile, keyFile string, der []byte, key crypto.Signer, write writer) error {
 	ec, ok := key.(*ecdsa.PrivateKey)
 	if !ok {
 		return fmt.Errorf("writing key %s: only EC keys are kept, not %T", keyFile, key)
 	}
-	if err := writeKey(keyFile, ec); err != nil {
+	if err := writeKey(keyFile, ec, write); err != nil {
 		return err
 	}
-	return writePEM(certFile, "CERTIFICATE", der, 0o644)
+	return writePEM(certFile, "CERTIFICATE", der, 0o644, write)
 }
 
-func writeKey(file string, key *ecdsa.PrivateKey) error {
+func writeKey(file string, key *ecdsa.PrivateKey, write writer) error {
 	der, err := x509.MarshalECPrivateKey(key)
 	if err != nil {
 		return fmt.Errorf("encoding key %s: %w", file, err)
 	}
-	return writePEM(file, "EC PRIVATE KEY", der, 0o600)
+	return writePEM(file, "EC PRIVATE KEY", der, 0o600, write)
 }
 
-// writePEM replaces file at once: readers see the old or the new content.
-func writePEM(file, kind string, der []byte, mode os.FileMode) error {
+// writePEM writes one PEM block, in a directory that it makes.
+func writePEM(file, kind string, der []byte, mode os.FileMode, write writer) error {
 	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
 		return fmt.Errorf("making the certificate directory: %w", err)
 	}
-	tmp := file + ".new"
-	if err := os.WriteFile(tmp, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), mode); err != nil {
-		return fmt.Errorf("writing %s: %w", file, err)
+	return write(file, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), mode)
+}
+
+// writer is WriteFile or replace.
+type writer func(file string, data []byte, mode os.FileMode) error
+
+// WriteFile replaces file at once and for good: readers see the old or the new
+// content, and so does a start after a power loss.
+func WriteFile(file string, data []byte, mode os.FileMode) error {
+	if err := swap(file, data, mode, (*os.File).Sync); err != nil {
+		return err
 	}
-	if err := os.Rename(tmp, file); err != nil {
+	if err := syncDir(filepath.Dir(file)); err != nil {
 		return fmt.Errorf("writing %s: %w", file, err)
 	}
 	return nil
+}
+
+// replace is WriteFile for what is made again when it is lost.
+func replace(file string, data []byte, mode os.FileMode) error {
+	return swap(file, data, mode, func(*os.File) error { return nil })
+}
+
+func swap(file string, data []byte, mode os.FileMode, sync func(*os.File) error) error {
+	tmp := file + ".new"
+	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, mode)
+	if err != nil {
+		return fmt.Errorf("writing %s: %w", file, err)
+	}
+	_, err = f.Write(data)
+	if err == nil {
+		err = f.Chmod(mode) // it may have been there, with another one
+	}
+	if err == nil {
+		err = sync(f)
+	}
+	if closing := f.Close(); err == nil {
+		err = closing
+	}
+	if err == nil {
+		err = os.Rename(tmp, file)
+	}
+	if err != nil {
+		return fmt.Errorf("writing %s: %w", file, err)
+	}
+	return nil
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
 }

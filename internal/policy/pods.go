@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net/netip"
 	"reflect"
+	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -36,16 +38,30 @@ func (e *Enforcer) Guard(ctx context.Context, p *corev1.Pod, ips []string) error
 	e.mu.Lock()
 	e.early[key] = early{p.UID, ips}
 	e.mu.Unlock()
-	done := make(chan struct{})
-	e.push(event{func(m *model.Model) { e.tell(m, e.newest(p)) }, done})
+	done := make(chan bool, 1)
+	e.push(event{func(m *model.Model) { e.tell(m, e.newest(p)) }, key, done})
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	select {
-	case <-done:
-		return nil
+	case selected := <-done:
+		return e.enforceable(key, selected, ips)
 	case <-ctx.Done():
 		return fmt.Errorf("waiting for the network policy rules of pod %s (%v): %w", key, ips, ctx.Err())
 	}
+}
+
+// enforceable refuses to start a pod that a policy selects where the kernel
+// would let packets pass it by. The agent asks again.
+func (e *Enforcer) enforceable(key model.Key, selected bool, ips []string) error {
+	if !selected || !e.cfg.Bridge {
+		return nil
+	}
+	v6 := slices.ContainsFunc(ips, func(ip string) bool { return strings.Contains(ip, ":") })
+	v4 := slices.ContainsFunc(ips, func(ip string) bool { return !strings.Contains(ip, ":") })
+	if err := seeBridges(e.cfg.settings, v4, v6); err != nil {
+		return fmt.Errorf("pod %s is selected by a NetworkPolicy that node %s cannot enforce, so it does not start: %w", key, e.cfg.NodeName, err)
+	}
+	return nil
 }
 
 // newest is the pod as last watched: the caller's may be older.

@@ -14,7 +14,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/google/nftables"
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
@@ -44,9 +43,14 @@ type Config struct {
 	Log      *slog.Logger
 	Metrics  prometheus.Registerer
 	Journal  journal.Sink
+	// Bridge says that pods hang on one bridge: policies hold between them only
+	// where the kernel passes bridged packets to netfilter.
+	Bridge bool
 
-	// kernel names another network namespace, in tests.
-	kernel []nftables.ConnOption
+	// kernel opens another kernel than the machine's, in tests.
+	kernel kernel.Open
+	// settings is another directory than the kernel's of bridges, in tests.
+	settings string
 }
 
 // Table is the name of an instance's tables.
@@ -68,10 +72,12 @@ type Enforcer struct {
 	synced bool
 }
 
-// event changes the model; done, if set, is told when the kernel has it.
+// event changes the model; done, if set, is told when the kernel has it: whether
+// a policy selects the pod of key. It has room for that.
 type event struct {
 	change func(*model.Model)
-	done   chan<- struct{}
+	key    model.Key
+	done   chan<- bool
 }
 
 // New prepares an Enforcer; the kernel is not touched before Run.
@@ -88,7 +94,13 @@ func New(cfg Config) (*Enforcer, error) {
 	if cfg.Metrics == nil {
 		cfg.Metrics = prometheus.NewRegistry()
 	}
-	w, err := kernel.New(Table(cfg.Instance), cfg.kernel...)
+	if cfg.settings == "" {
+		cfg.settings = bridgeSettings
+	}
+	if cfg.kernel == nil {
+		cfg.kernel = kernel.Host
+	}
+	w, err := kernel.New(Table(cfg.Instance), cfg.kernel)
 	if err != nil {
 		return nil, err
 	}
@@ -103,8 +115,8 @@ func New(cfg Config) (*Enforcer, error) {
 // replaces them without a gap, Cleanup removes them.
 func (e *Enforcer) Run(ctx context.Context) error {
 	e.model, e.synced = model.New(), false
-	if err := seeBridges(); err != nil {
-		e.cfg.Log.Warn("network policies do not hold between pods on one bridge of this node", "err", err)
+	if err := seeBridges(e.cfg.settings, true, true); err != nil && e.cfg.Bridge {
+		e.cfg.Log.Warn("network policies do not hold between pods on one bridge of this node: pods that one selects do not start", "err", err)
 	}
 	synced, stop, err := e.watch()
 	if err != nil {
@@ -201,7 +213,7 @@ func (e *Enforcer) step() error {
 		e.mu.Lock()
 		for _, ev := range queue {
 			if ev.done != nil {
-				e.queue = append(e.queue, event{func(*model.Model) {}, ev.done})
+				e.queue = append(e.queue, event{func(*model.Model) {}, ev.key, ev.done})
 			}
 		}
 		e.mu.Unlock()
@@ -213,7 +225,7 @@ func (e *Enforcer) step() error {
 	}
 	for _, ev := range queue {
 		if ev.done != nil {
-			close(ev.done)
+			ev.done <- e.model.Selected(ev.key)
 		}
 	}
 	e.metrics.observe(c, time.Since(began))
@@ -238,7 +250,7 @@ func Cleanup(instance string) error {
 	if instance == "" {
 		return errors.New("removing the tables of network policies: the instance has no name")
 	}
-	w, err := kernel.New(Table(instance))
+	w, err := kernel.New(Table(instance), kernel.Host)
 	if err != nil {
 		return err
 	}

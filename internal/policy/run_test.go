@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/nftables"
 	"github.com/vishvananda/netns"
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
@@ -21,6 +20,7 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/berth-dev/berth/internal/nft"
 	"github.com/berth-dev/berth/internal/policy/model"
 	"github.com/berth-dev/berth/internal/testkit/netnstest"
 	"github.com/berth-dev/berth/internal/testkit/testtimeout"
@@ -71,7 +71,7 @@ func TestFollowsTheCluster(t *testing.T) {
 	host.Spec.HostNetwork = true
 	client := fake.NewClientset(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "x"}}, pod("b", "10.0.0.2", "here"), pod("c", "10.0.0.3", "other"), finished, host)
 	shared := informers.NewSharedInformerFactory(client, 0)
-	e, err := New(Config{NodeName: "here", Informers: shared, Instance: "t", Log: slog.New(slog.NewTextHandler(t.Output(), nil)), kernel: []nftables.ConnOption{nftables.WithNetNSFd(int(ns))}})
+	e, err := New(Config{NodeName: "here", Informers: shared, Instance: "t", Log: slog.New(slog.NewTextHandler(t.Output(), nil)), kernel: func() (nft.Kernel, error) { return nft.OpenAt(int(ns)) }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +133,7 @@ func TestFollowsTheCluster(t *testing.T) {
 // TestStepRepairs drives the loop's steps by hand.
 func TestStepRepairs(t *testing.T) {
 	ns := netnstest.New(t)
-	e, err := New(Config{NodeName: "here", Informers: informers.NewSharedInformerFactory(fake.NewClientset(), 0), Instance: "t", kernel: []nftables.ConnOption{nftables.WithNetNSFd(int(ns))}})
+	e, err := New(Config{NodeName: "here", Informers: informers.NewSharedInformerFactory(fake.NewClientset(), 0), Instance: "t", kernel: func() (nft.Kernel, error) { return nft.OpenAt(int(ns)) }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -163,8 +163,8 @@ func TestStepRepairs(t *testing.T) {
 	if err := e.writer.Remove(); err != nil {
 		t.Fatal(err)
 	}
-	done := make(chan struct{})
-	e.push(event{func(m *model.Model) { m.DeletePod(model.Key{Namespace: "x", Name: "b"}) }, done})
+	done := make(chan bool, 1)
+	e.push(event{func(m *model.Model) { m.DeletePod(model.Key{Namespace: "x", Name: "b"}) }, model.Key{Namespace: "x", Name: "b"}, done})
 	if err := e.step(); err == nil {
 		t.Error("changing a table that is not there succeeded")
 	}

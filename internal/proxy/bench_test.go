@@ -11,8 +11,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/berth-dev/berth/internal/nft"
 	"github.com/berth-dev/berth/internal/proxy/model"
-	"github.com/berth-dev/berth/internal/proxy/nft"
+	"github.com/berth-dev/berth/internal/proxy/rules"
 	"github.com/berth-dev/berth/internal/testkit/netnstest"
 )
 
@@ -55,7 +56,7 @@ func benchWriter(b *testing.B) (*writer, *nft.Netlink, func(func() error)) {
 	}
 	do(func() (err error) { k, err = nft.Open(); return err })
 	b.Cleanup(func() { k.Close(); ns.Close() })
-	l := nft.Layout{Family: model.V4, MarkBit: 1 << 14}
+	l := rules.Layout{Family: model.V4, MarkBit: 1 << 14}
 	return &writer{kernel: k, layout: l, table: "berth-bench", model: model.New(model.Config{Family: model.V4, NodeName: nodeName})}, k, do
 }
 

@@ -5,13 +5,14 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/berth-dev/berth/internal/nft"
 	"github.com/berth-dev/berth/internal/proxy/model"
-	"github.com/berth-dev/berth/internal/proxy/nft"
+	"github.com/berth-dev/berth/internal/proxy/rules"
 )
 
 // large is a writer of more rows than one part of a new table holds.
 func large(k nft.Kernel) *writer {
-	w := &writer{kernel: k, layout: nft.Layout{Family: model.V4, MarkBit: 1 << 14}, table: "berth-large", model: model.New(model.Config{Family: model.V4, NodeName: "elsewhere"})}
+	w := &writer{kernel: k, layout: rules.Layout{Family: model.V4, MarkBit: 1 << 14}, table: "berth-large", model: model.New(model.Config{Family: model.V4, NodeName: "elsewhere"})}
 	for i := range 250 {
 		s := svc(fmt.Sprint("s", i), fmt.Sprintf("10.96.0.%d", i), 80, nil)
 		s.Spec.Ports = s.Spec.Ports[:1]
@@ -29,7 +30,7 @@ func TestNewTableInParts(t *testing.T) {
 		k, sent := nft.NewFake(), 0
 		k.Fail = func(tx *nft.Tx) error {
 			chains, err := k.Chains(model.V4, "berth-large")
-			if err != nil || nft.Hooked(chains) {
+			if err != nil || rules.Hooked(chains) {
 				t.Errorf("part %d comes to a table that packets enter (%v)", sent, err)
 			}
 			if sent++; sent == dies+1 {

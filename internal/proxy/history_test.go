@@ -16,8 +16,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
+	"github.com/berth-dev/berth/internal/nft"
 	"github.com/berth-dev/berth/internal/proxy/model"
-	"github.com/berth-dev/berth/internal/proxy/nft"
 	"github.com/berth-dev/berth/internal/testkit/netnstest"
 	"github.com/berth-dev/berth/internal/testkit/testtimeout"
 )
@@ -203,12 +203,12 @@ type mortal struct {
 
 var errDead = errors.New("the proxy is dead")
 
-func (m *mortal) Apply(tx *nft.Tx) error {
+func (m *mortal) Apply(txs ...*nft.Tx) error {
 	if m.left == 0 {
 		return errDead
 	}
 	m.left--
-	return m.Kernel.Apply(tx)
+	return m.Kernel.Apply(txs...)
 }
 
 // TestDeathBetweenBatches lets the proxy die before any of the transactions of

@@ -13,11 +13,11 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/berth-dev/berth/internal/proxy/model"
-	"github.com/berth-dev/berth/internal/proxy/nft"
+	"github.com/berth-dev/berth/internal/proxy/rules"
 )
 
 // layouts returns the fixed rules of each family this host can do.
-func (cfg *Config) layouts() ([]nft.Layout, error) {
+func (cfg *Config) layouts() ([]rules.Layout, error) {
 	c := cfg.Config
 	bit := int32(14)
 	if c.NFTables.MasqueradeBit != nil {
@@ -30,7 +30,7 @@ func (cfg *Config) layouts() ([]nft.Layout, error) {
 	if cidrs == "" {
 		cidrs = c.ClusterCIDR
 	}
-	base := nft.Layout{MarkBit: 1 << bit, MasqueradeAll: c.NFTables.MasqueradeAll}
+	base := rules.Layout{MarkBit: 1 << bit, MasqueradeAll: c.NFTables.MasqueradeAll}
 	switch c.DetectLocalMode {
 	case "", "ClusterCIDR":
 		// With no CIDR given the bridge tells pods from others as well.
@@ -46,7 +46,7 @@ func (cfg *Config) layouts() ([]nft.Layout, error) {
 	default:
 		return nil, fmt.Errorf("reading detectLocalMode: %q is not supported, use ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix", c.DetectLocalMode)
 	}
-	var out []nft.Layout
+	var out []rules.Layout
 	for _, f := range families() {
 		l := base
 		l.Family = f

@@ -22,8 +22,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"github.com/berth-dev/berth/internal/nft"
 	"github.com/berth-dev/berth/internal/proxy/model"
-	"github.com/berth-dev/berth/internal/proxy/nft"
+	"github.com/berth-dev/berth/internal/proxy/rules"
 	"github.com/berth-dev/berth/internal/testkit/netnstest"
 	"github.com/berth-dev/berth/internal/testkit/testtimeout"
 )
@@ -106,7 +107,7 @@ func (w *world) open() {
 		return err
 	}))
 	w.t.Cleanup(func() { k.Close() })
-	l := nft.Layout{Family: model.V4, MarkBit: 1 << 14, LocalCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, SameBridge: same}
+	l := rules.Layout{Family: model.V4, MarkBit: 1 << 14, LocalCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, SameBridge: same}
 	w.w = &writer{kernel: k, layout: l, table: "berth-test", model: model.New(model.Config{Family: model.V4, NodeName: nodeName})}
 	w.w.model.SetNode("", []netip.Addr{netip.MustParseAddr("192.0.2.10")})
 	w.w.model.SetNodePortAddrs([]netip.Addr{netip.MustParseAddr("192.0.2.10")})

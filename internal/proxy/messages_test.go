@@ -6,8 +6,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/berth-dev/berth/internal/nft"
 	"github.com/berth-dev/berth/internal/proxy/model"
-	"github.com/berth-dev/berth/internal/proxy/nft"
+	"github.com/berth-dev/berth/internal/proxy/rules"
 	"github.com/berth-dev/berth/internal/testkit/netnstest"
 )
 
@@ -48,7 +49,7 @@ func messages(t *testing.T, services, endpoints int, affinity bool) (most int) {
 			return err
 		}
 		defer k.Close()
-		w := &writer{kernel: k, layout: nft.Layout{Family: model.V4, MarkBit: 1 << 14}, table: "berth-messages", model: model.New(model.Config{Family: model.V4, NodeName: "elsewhere"})}
+		w := &writer{kernel: k, layout: rules.Layout{Family: model.V4, MarkBit: 1 << 14}, table: "berth-messages", model: model.New(model.Config{Family: model.V4, NodeName: "elsewhere"})}
 		for i := range services {
 			s := svc(fmt.Sprint("s", i), fmt.Sprintf("10.96.%d.%d", i>>8, i&255), 80, nil)
 			if s.Spec.Ports = s.Spec.Ports[:1]; affinity {

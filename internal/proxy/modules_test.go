@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/berth-dev/berth/internal/proxy/model"
-	"github.com/berth-dev/berth/internal/proxy/nft"
+	"github.com/berth-dev/berth/internal/proxy/rules"
 	"github.com/berth-dev/berth/internal/testkit/testtimeout"
 )
 
@@ -38,8 +38,8 @@ func TestKernelWithoutModules(t *testing.T) {
 			t.Fatal(err)
 		}
 		unload(t)
-		err := nft.ProbeHost(model.V4)
-		var lack *nft.Lack
+		err := rules.ProbeHost(model.V4)
+		var lack *rules.Lack
 		if !errors.As(err, &lack) || len(lack.Features) != 1 || !strings.HasPrefix(lack.Features[0], want) {
 			t.Errorf("without %s: got %v, want that %s) is missing", module, err, want)
 		}
@@ -48,7 +48,7 @@ func TestKernelWithoutModules(t *testing.T) {
 	if err := os.Remove(file); err != nil {
 		t.Fatal(err)
 	}
-	if err := nft.ProbeHost(model.V4, model.V6); err != nil {
+	if err := rules.ProbeHost(model.V4, model.V6); err != nil {
 		t.Errorf("with all modules: %v", err)
 	}
 }

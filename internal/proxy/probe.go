@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/internal/proxy/model"
-	"github.com/berth-dev/berth/internal/proxy/nft"
+	"github.com/berth-dev/berth/internal/proxy/rules"
 )
 
 // CheckKernel tries, apart from the machine's own network, whether the kernel
@@ -17,10 +17,10 @@ import (
 // that is missing. A process that may make no network namespace learns nothing:
 // then the first rules that are written tell.
 func CheckKernel(log *slog.Logger) error {
-	err := nft.ProbeHost(families()...)
-	var lack *nft.Lack
+	err := rules.ProbeHost(families()...)
+	var lack *rules.Lack
 	switch {
-	case errors.Is(err, nft.ErrUntried):
+	case errors.Is(err, rules.ErrUntried):
 		log.Info("not trying beforehand whether the kernel takes the service rules", "err", err)
 		return nil
 	case errors.As(err, &lack):

@@ -23,8 +23,9 @@ import (
 	kubeproxyconfigv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 
 	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/nft"
 	"github.com/berth-dev/berth/internal/proxy/model"
-	"github.com/berth-dev/berth/internal/proxy/nft"
+	"github.com/berth-dev/berth/internal/proxy/rules"
 )
 
 // Config is what a proxy is started with.
@@ -349,7 +350,7 @@ func (r *runner) report(w *writer, res result, first bool, took time.Duration) {
 
 // podCIDRs completes the layouts where local traffic is told by the Node's
 // pod CIDRs, which may not be there yet.
-func (r *runner) podCIDRs(ctx context.Context, ls []nft.Layout) ([]nft.Layout, error) {
+func (r *runner) podCIDRs(ctx context.Context, ls []rules.Layout) ([]rules.Layout, error) {
 	if r.cfg.Config.DetectLocalMode != "NodeCIDR" {
 		return ls, nil
 	}

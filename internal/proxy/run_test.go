@@ -22,8 +22,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/nft"
 	"github.com/berth-dev/berth/internal/proxy/model"
-	"github.com/berth-dev/berth/internal/proxy/nft"
 	"github.com/berth-dev/berth/internal/testkit/netnstest"
 	"github.com/berth-dev/berth/internal/testkit/testtimeout"
 )

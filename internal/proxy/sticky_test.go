@@ -9,8 +9,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/berth-dev/berth/internal/nft"
 	"github.com/berth-dev/berth/internal/proxy/model"
-	"github.com/berth-dev/berth/internal/proxy/nft"
+	"github.com/berth-dev/berth/internal/proxy/rules"
 )
 
 // rowsFirst is a kernel in which between the rows and the rules of every
@@ -21,23 +22,24 @@ type rowsFirst struct {
 	meanwhile func()
 }
 
-func (k rowsFirst) Apply(tx *nft.Tx) error {
-	rows, rules := nft.NewTx(tx.Family, tx.Table), nft.NewTx(tx.Family, tx.Table)
+func (k rowsFirst) Apply(txs ...*nft.Tx) error {
+	tx := txs[0] // the proxy gives one
+	rows, others := nft.NewTx(tx.Family, tx.Table), nft.NewTx(tx.Family, tx.Table)
 	for _, o := range tx.Ops {
 		if o.Verb == nft.AddRows || o.Verb == nft.DeleteRows {
 			rows.Add(o)
 		} else {
-			rules.Add(o)
+			others.Add(o)
 		}
 	}
-	if chains, err := k.Chains(tx.Family, tx.Table); err != nil || !nft.Hooked(chains) {
+	if chains, err := k.Chains(tx.Family, tx.Table); err != nil || !rules.Hooked(chains) {
 		return k.Fake.Apply(tx)
 	}
 	if err := k.Fake.Apply(rows); err != nil {
 		return err
 	}
 	k.meanwhile()
-	return k.Fake.Apply(rules)
+	return k.Fake.Apply(others)
 }
 
 // asker sends packets of clients on other machines to 10.96.0.1 and tells which
@@ -68,7 +70,7 @@ func (a *asker) ask(client int, to string) netip.Addr {
 }
 
 func stickyWriter(k nft.Kernel) *writer {
-	w := &writer{kernel: k, layout: nft.Layout{Family: model.V4, MarkBit: 1 << 14}, table: "berth-sticky", model: model.New(model.Config{Family: model.V4, NodeName: nodeName})}
+	w := &writer{kernel: k, layout: rules.Layout{Family: model.V4, MarkBit: 1 << 14}, table: "berth-sticky", model: model.New(model.Config{Family: model.V4, NodeName: nodeName})}
 	w.model.SetNodePortAddrs([]netip.Addr{netip.MustParseAddr("192.0.2.10")})
 	return w
 }

@@ -18,8 +18,9 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/berth-dev/berth/internal/nft"
 	"github.com/berth-dev/berth/internal/proxy/model"
-	"github.com/berth-dev/berth/internal/proxy/nft"
+	"github.com/berth-dev/berth/internal/proxy/rules"
 	"github.com/berth-dev/berth/internal/testkit/netnstest"
 	"github.com/berth-dev/berth/internal/testkit/testtimeout"
 )
@@ -235,7 +236,7 @@ func (p plan) fill(w *writer) {
 }
 
 func (p plan) writer(k nft.Kernel) *writer {
-	l := nft.Layout{Family: p.family, MarkBit: 1 << 14, LocalCIDRs: []netip.Prefix{p.local}}
+	l := rules.Layout{Family: p.family, MarkBit: 1 << 14, LocalCIDRs: []netip.Prefix{p.local}}
 	return &writer{kernel: k, layout: l, table: "berth-suite", model: model.New(model.Config{Family: p.family, NodeName: nodeName})}
 }
 

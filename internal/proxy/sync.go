@@ -7,14 +7,15 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/berth-dev/berth/internal/nft"
 	"github.com/berth-dev/berth/internal/proxy/model"
-	"github.com/berth-dev/berth/internal/proxy/nft"
+	"github.com/berth-dev/berth/internal/proxy/rules"
 )
 
 // writer keeps one family's table equal to its Model.
 type writer struct {
 	kernel nft.Kernel
-	layout nft.Layout
+	layout rules.Layout
 	table  string
 	model  *model.Model
 	// classes are those whose set and chain exist.
@@ -73,25 +74,17 @@ func (w *writer) wrote(c *model.Changes) result {
 	return result{added: add, deleted: del, changes: c}
 }
 
-// partRows is how many rows a table that no packet enters yet gets at once. The
-// kernel's maps grow beside the transactions, and slowly during one: a map of
-// 250,000 rows takes twice as long in one piece.
-const partRows = 4096
-
 // build makes the table anew, whatever stands. If packets enter that, it is
 // replaced in one transaction, which every packet sees whole or not at all.
 func (w *writer) build(entered bool) (result, error) {
-	tx, c := nft.NewTx(w.layout.Family, w.table), w.model.Commit()
-	for _, v := range []nft.Verb{nft.AddTable, nft.DeleteTable, nft.AddTable} {
-		tx.Add(nft.Op{Verb: v})
-	}
+	tx, c := nft.Replace(w.layout.Family, w.table), w.model.Commit()
 	w.layout.Build(tx)
 	w.ahead(tx, c)
 	w.append(tx, c)
 	w.layout.Hook(tx)
 	parts := []*nft.Tx{tx}
 	if !entered {
-		parts = tx.Parts(partRows)
+		parts = tx.Parts(nft.PartRows)
 	}
 	for _, part := range parts {
 		if err := w.apply(part); err != nil {
@@ -177,7 +170,7 @@ func (w *writer) first() (result, error) {
 	w.model.Reset()
 	w.classes, w.sums, w.cidrsDirty = map[model.Class]bool{}, sums{}, true
 	if held == nil {
-		return w.build(nft.Hooked(chains))
+		return w.build(rules.Hooked(chains))
 	}
 	c := w.adopt(held)
 	whole := maps.Clone(w.sums)
@@ -281,16 +274,16 @@ func (w *writer) complete(c *contents, cidrs bool) bool {
 	}
 	want := w.layout.Rules(classes)
 	if cidrs {
-		chain, rules := w.layout.CIDRRules(w.cidrs)
-		want[chain] = rules
+		chain, drops := w.layout.CIDRRules(w.cidrs)
+		want[chain] = drops
 	}
-	for chain, rules := range want {
+	for chain, wanted := range want {
 		held := c.rules[chain]
-		if nft.Unordered(chain) {
-			slices.Sort(rules)
+		if rules.Unordered(chain) {
+			slices.Sort(wanted)
 			held = slices.Sorted(slices.Values(held))
 		}
-		if !slices.Equal(held, rules) {
+		if !slices.Equal(held, wanted) {
 			return false
 		}
 	}
@@ -350,11 +343,7 @@ func Cleanup(instance string) error {
 func deleteTables(k nft.Kernel, name string) error {
 	var errs []error
 	for _, f := range []model.Family{model.V4, model.V6} {
-		tx := nft.NewTx(f, name)
-		// Adding first makes the deletion succeed on what is not there.
-		tx.Add(nft.Op{Verb: nft.AddTable})
-		tx.Add(nft.Op{Verb: nft.DeleteTable})
-		if err := k.Apply(tx); err != nil {
+		if err := k.Apply(nft.Remove(f, name)); err != nil {
 			errs = append(errs, fmt.Errorf("cleaning up: %w", err))
 		}
 	}

@@ -20,12 +20,12 @@ const (
 	renewJitter = 0.04
 )
 
-func (w *world) startBeats() {
+func (w *world) startRenewals() {
 	interval := w.renewEvery()
 	for _, n := range w.nodes {
 		n.renewed = -time.Duration(w.random.Float64() * float64(interval))
 		n.nextPost = time.Duration(w.random.Float64() * float64(w.set.statusEvery))
-		w.push(event{at: n.renewed + interval, beat: n})
+		w.Schedule(n.renewed+interval, n)
 	}
 }
 
@@ -33,30 +33,31 @@ func (w *world) renewEvery() time.Duration {
 	return time.Duration(float64(w.set.leaseSeconds) * renewShare * float64(time.Second))
 }
 
-// beat is the agent's turn to renew its lease, and to post its status if that
-// is due. An agent that cannot talk tries again at the same pace.
-func (w *world) beat(n *node) {
+// Do is the agent's turn to renew its lease, and to post its status if that is
+// due. An agent that cannot reach the API tries again at the same pace.
+func (n *node) Do() {
+	w := n.w
 	if n.deleted {
 		return
 	}
 	interval := w.renewEvery()
 	interval += time.Duration(w.random.Float64() * renewJitter * float64(interval))
-	if n.slow > 0 {
-		interval = n.slow
+	if n.RenewEvery > 0 {
+		interval = n.RenewEvery
 	}
-	w.push(event{at: w.now + interval, beat: n})
+	w.Schedule(w.Now+interval, n)
 	w.renew(n)
 }
 
 // renew writes the lease once. A request that takes longer than the agent
 // waits for it counts as not made.
 func (w *world) renew(n *node) {
-	if w.api.down > 0 || !n.talks(w.now) {
+	if w.api.down > 0 || !n.talks(w.Now) {
 		return
 	}
 	if w.api.extra > 0 {
 		if w.api.latency() < w.renewEvery() {
-			w.after(w.api.latency(), func() { w.renewed(n) })
+			w.After(w.api.latency(), func() { w.renewed(n) })
 		}
 		return
 	}
@@ -64,20 +65,20 @@ func (w *world) renew(n *node) {
 }
 
 func (w *world) renewed(n *node) {
-	if !n.talks(w.now) {
+	if !n.talks(w.Now) {
 		return
 	}
 	w.api.count(writeLease)
-	n.renewed = w.now
+	n.renewed = w.Now
 	if n.silent >= 0 {
 		n.silent, n.detected = -1, false
 		w.refreshNode(n)
 	}
 	if w.down == 0 && !w.health.deaf {
-		w.health.observe(health.Event{Kind: health.LeaseSeen, Node: n.obj.Name, Renewed: w.time()})
+		w.health.observe(health.Event{Kind: health.LeaseSeen, Node: n.obj.Name, Renewed: w.Time()})
 	}
-	if w.now >= n.nextPost {
-		n.nextPost = w.now + w.set.statusEvery
+	if w.Now >= n.nextPost {
+		n.nextPost = w.Now + w.set.statusEvery
 		w.post(n)
 	}
 }
@@ -85,14 +86,14 @@ func (w *world) renewed(n *node) {
 // post writes the node's status as the agent sees it.
 func (w *world) post(n *node) {
 	w.api.do(writeNodeStatus, func() {
-		if !n.talks(w.now) {
+		if !n.talks(w.Now) {
 			return
 		}
 		status := v1.ConditionTrue
-		if n.notReady > 0 {
+		if n.NotReady > 0 {
 			status = v1.ConditionFalse
 		}
-		w.writeNode(n, func(o *v1.Node) { o.Status.Conditions = conditions(status, w.time(), n.obj.Status.Conditions) })
+		w.writeNode(n, func(o *v1.Node) { o.Status.Conditions = conditions(status, w.Time(), n.obj.Status.Conditions) })
 	})
 }
 
@@ -128,7 +129,7 @@ func (w *world) seeNode(n *node, spec bool) {
 // speaksAgain is the agent after a silence: it renews its lease, corrects what
 // the API says of the node, and looks after its pods.
 func (w *world) speaksAgain(n *node) {
-	if !n.talks(w.now) {
+	if !n.talks(w.Now) {
 		return
 	}
 	w.renew(n)
@@ -146,7 +147,7 @@ func (w *world) syncPods(n *node) {
 func (w *world) syncPod(p *pod) {
 	n := p.node
 	switch {
-	case p.gone || n == nil || !n.talks(w.now):
+	case p.gone || n == nil || !n.talks(w.Now):
 	case p.obj.DeletionTimestamp != nil:
 		w.endPod(p)
 	case !p.running && !p.done:
@@ -159,30 +160,30 @@ func (w *world) syncPod(p *pod) {
 func (w *world) startPod(p *pod) {
 	p.run++
 	run := p.run
-	w.after(w.vary(w.sc.Cluster.PodStart.D(), 0.5), func() {
-		if p.gone || p.run != run || !p.node.works(w.now) || p.obj.DeletionTimestamp != nil {
+	w.After(w.vary(w.sc.Cluster.PodStart.D(), 0.5), func() {
+		if p.gone || p.run != run || !p.node.Works(w.Now) || p.obj.DeletionTimestamp != nil {
 			return
 		}
 		p.running = true
 		w.refreshPod(p)
 		w.report(p)
 		if p.set.spec.Kind == kindJob {
-			w.after(w.vary(p.set.spec.RunsFor.D(), 0.1), func() { w.finishPod(p, run) })
+			w.After(w.vary(p.set.spec.RunsFor.D(), 0.1), func() { w.finishPod(p, run) })
 		}
 	})
 }
 
 // report writes that a running pod is ready.
 func (w *world) report(p *pod) {
-	if !p.node.talks(w.now) {
+	if !p.node.talks(w.Now) {
 		return
 	}
 	w.api.do(writePodStatus, func() {
-		if p.gone || !p.running || p.ready() || p.obj.DeletionTimestamp != nil || !p.node.talks(w.now) {
+		if p.gone || !p.running || p.ready() || p.obj.DeletionTimestamp != nil || !p.node.talks(w.Now) {
 			return
 		}
 		p.obj.Status.Phase = v1.PodRunning
-		p.setReady(v1.ConditionTrue, w.time())
+		p.setReady(v1.ConditionTrue, w.Time())
 		w.refreshPod(p)
 		// A pod that gets ready on a node given up is marked again.
 		w.tell(func() { w.health.seePod(p) })
@@ -197,11 +198,11 @@ func (w *world) finishPod(p *pod, run uint32) {
 	p.running, p.done = false, true
 	w.refreshPod(p)
 	w.api.do(writePodStatus, func() {
-		if p.gone || !p.node.talks(w.now) || p.obj.DeletionTimestamp != nil {
+		if p.gone || !p.node.talks(w.Now) || p.obj.DeletionTimestamp != nil {
 			return
 		}
 		p.obj.Status.Phase = v1.PodSucceeded
-		p.setReady(v1.ConditionFalse, w.time())
+		p.setReady(v1.ConditionFalse, w.Time())
 		w.scheduler.snap.RemovePod(p.obj.UID)
 		w.podChanged(p)
 	})
@@ -213,14 +214,14 @@ func (w *world) endPod(p *pod) {
 		return
 	}
 	p.ending = true
-	w.after(w.vary(w.sc.Cluster.PodStop.D(), 0.5), func() {
+	w.After(w.vary(w.sc.Cluster.PodStop.D(), 0.5), func() {
 		p.ending = false
-		if p.gone || !p.node.works(w.now) {
+		if p.gone || !p.node.Works(w.Now) {
 			return
 		}
 		p.running = false
 		w.refreshPod(p)
-		if p.node.talks(w.now) {
+		if p.node.talks(w.Now) {
 			w.api.do(writePodDelete, func() { w.removePod(p) })
 		}
 	})
@@ -234,11 +235,11 @@ func (w *world) deletePod(p *pod) {
 	case p.node == nil || p.node.deleted || p.obj.Status.Phase == v1.PodSucceeded || p.obj.Status.Phase == v1.PodFailed:
 		w.removePod(p)
 	case p.obj.DeletionTimestamp == nil:
-		at := metav1.NewTime(w.time().Add(30 * time.Second))
+		at := metav1.NewTime(w.Time().Add(30 * time.Second))
 		p.obj.DeletionTimestamp = &at
 		w.podChanged(p)
 		w.tell(func() { w.gc.look(p) })
-		w.after(w.sc.Cluster.WatchLatency.D(), func() { w.syncPod(p) })
+		w.After(w.sc.Cluster.WatchLatency.D(), func() { w.syncPod(p) })
 	}
 }
 

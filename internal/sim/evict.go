@@ -3,6 +3,7 @@ package sim
 import (
 	"time"
 
+	"github.com/berth-dev/berth/internal/clustermodel"
 	"github.com/berth-dev/berth/internal/nodes/eviction"
 )
 
@@ -29,7 +30,7 @@ func (e *evictor) due(p *pod) (at time.Duration, ok bool) {
 	if p.gone || p.node == nil || p.obj.DeletionTimestamp != nil {
 		return 0, false
 	}
-	now := e.w.time()
+	now := e.w.Time()
 	first, marked := e.marked[p]
 	if !marked {
 		first = now
@@ -41,7 +42,7 @@ func (e *evictor) due(p *pod) (at time.Duration, ok bool) {
 	case !plan.Evict && marked:
 		delete(e.marked, p)
 	}
-	return plan.At.Sub(epoch), plan.Evict
+	return plan.At.Sub(clustermodel.Epoch), plan.Evict
 }
 
 // stop forgets what only the controller's process knew.
@@ -57,12 +58,12 @@ func (e *evictor) consider(p *pod) {
 		p.evictAt = 0
 		return
 	}
-	at = max(at, e.w.now, 1)
+	at = max(at, e.w.Now, 1)
 	if p.evictAt == at {
 		return
 	}
 	p.evictAt = at
-	e.w.at(at, func() {
+	e.w.At(at, func() {
 		if p.evictAt == at && e.w.down == 0 {
 			e.pool.add(func(done func()) { e.evict(p, done) })
 		}
@@ -72,7 +73,7 @@ func (e *evictor) consider(p *pod) {
 // evict looks at pod and node as they are now, and deletes.
 func (e *evictor) evict(p *pod, done func()) {
 	p.evictAt = 0
-	if at, ok := e.due(p); !ok || at > e.w.now {
+	if at, ok := e.due(p); !ok || at > e.w.Now {
 		done()
 		return
 	}

@@ -62,7 +62,8 @@ func (s *Select) String() string {
 	case len(s.Names) > 0:
 		parts = append(parts, strings.Join(s.Names, ", "))
 	case len(s.Labels) > 0:
-		parts = append(parts, "nodes labelled "+strings.ReplaceAll(metav1.FormatLabelSelector(&metav1.LabelSelector{MatchLabels: s.Labels}), ",", ", "))
+		parts = append(parts, "nodes labelled "+strings.ReplaceAll(metav1.FormatLabelSelector(&metav1.LabelSelector{MatchLabels: s.Labels}),
+			",", ", "))
 	default:
 		parts = append(parts, "all nodes")
 	}
@@ -74,26 +75,26 @@ func (w *world) change(n *node, apply func(*node)) {
 	if n.deleted {
 		return
 	}
-	hadPower, talked := n.off == 0, n.talks(w.now)
+	hadPower, talked := n.Off == 0, n.talks(w.Now)
 	apply(n)
 	switch {
-	case hadPower && n.off > 0:
+	case hadPower && n.Off > 0:
 		for _, p := range n.pods {
 			p.run++
 			p.running, p.ending = false, false
 			w.refreshPod(p)
 		}
-	case !hadPower && n.off == 0:
-		n.back = w.now
-		n.booted = w.now + w.vary(w.sc.Cluster.Boot.D(), 0.2)
-		w.at(n.booted, func() { w.boots(n) })
+	case !hadPower && n.Off == 0:
+		n.back = w.Now
+		n.Booted = w.Now + w.vary(w.sc.Cluster.Boot.D(), 0.2)
+		w.At(n.Booted, func() { w.boots(n) })
 	}
-	switch talks := n.talks(w.now); {
+	switch talks := n.talks(w.Now); {
 	case talked && !talks && n.silent < 0:
-		n.silent = w.now
+		n.silent = w.Now
 	case !talked && talks:
-		n.back = w.now
-		w.after(time.Duration(w.random.Float64()*float64(reconnectWithin)), func() { w.speaksAgain(n) })
+		n.back = w.Now
+		w.After(time.Duration(w.random.Float64()*float64(reconnectWithin)), func() { w.speaksAgain(n) })
 	}
 	w.refreshNode(n)
 }
@@ -101,14 +102,14 @@ func (w *world) change(n *node, apply func(*node)) {
 // boots is an agent's first moment after its machine started: its pods are not
 // running, and it says so before it starts them.
 func (w *world) boots(n *node) {
-	if !n.works(w.now) {
+	if !n.Works(w.Now) {
 		return
 	}
 	for _, p := range n.pods {
 		if p.ready() {
 			w.api.do(writePodStatus, func() {
 				if !p.gone && !p.running {
-					p.setReady(v1.ConditionFalse, w.time())
+					p.setReady(v1.ConditionFalse, w.Time())
 					w.refreshPod(p)
 				}
 			})
@@ -125,18 +126,18 @@ func (w *world) inflict(what string, f *Fault, nodes []*node, begin, end func(*n
 	}
 	w.notes.fact(w, "event", text)
 	for _, n := range nodes {
-		start := w.now
+		start := w.Now
 		if f.Stagger > 0 {
 			start += time.Duration(w.random.Float64() * float64(f.Stagger))
 		}
 		faults := n.faults
-		w.at(start, func() {
+		w.At(start, func() {
 			if n.faults != faults {
 				return
 			}
 			w.change(n, begin)
 			if f.For > 0 {
-				w.after(f.For.D(), func() {
+				w.After(f.For.D(), func() {
 					if n.faults == faults {
 						w.change(n, end)
 					}
@@ -169,22 +170,22 @@ func (w *world) happens(e *Event) error {
 	}
 	switch {
 	case e.Kill != nil:
-		w.inflict("power lost:", e.Kill, nodes, func(n *node) { n.off++ }, func(n *node) { n.off-- })
+		w.inflict("power lost:", e.Kill, nodes, func(n *node) { n.Off++ }, func(n *node) { n.Off-- })
 	case e.Cut != nil:
-		w.inflict("network to the API cut:", e.Cut, nodes, func(n *node) { n.cut++ }, func(n *node) { n.cut-- })
+		w.inflict("network to the API cut:", e.Cut, nodes, func(n *node) { n.Cut++ }, func(n *node) { n.Cut-- })
 	case e.Pause != nil:
-		w.inflict("agents hang:", e.Pause, nodes, func(n *node) { n.paused++ }, func(n *node) { n.paused-- })
+		w.inflict("agents hang:", e.Pause, nodes, func(n *node) { n.Paused++ }, func(n *node) { n.Paused-- })
 	case e.NotReady != nil:
 		say := func(by int) func(*node) {
 			return func(n *node) {
-				n.notReady += by
+				n.NotReady += by
 				w.post(n)
 			}
 		}
 		w.inflict("not ready by their own word:", e.NotReady, nodes, say(1), say(-1))
 	case e.Slow != nil:
 		w.inflict("heartbeats only every "+e.Slow.Every.D().String()+":", &e.Slow.Fault, nodes,
-			func(n *node) { n.slow = e.Slow.Every.D() }, func(n *node) { n.slow = 0 })
+			func(n *node) { n.RenewEvery = e.Slow.Every.D() }, func(n *node) { n.RenewEvery = 0 })
 	case e.Flap != nil:
 		w.flap(e.Flap, nodes)
 	case e.Heal != nil:
@@ -197,7 +198,7 @@ func (w *world) happens(e *Event) error {
 	case e.OutOfService != nil:
 		w.notes.fact(w, "event", fmt.Sprintf("taint out-of-service put on %s (%s)", e.OutOfService, hit(nodes)))
 		for _, n := range nodes {
-			w.api.do(writeNodeTaints, func() { w.writeNode(n, addTaint(v1.TaintNodeOutOfService, v1.TaintEffectNoExecute, w.time())) })
+			w.api.do(writeNodeTaints, func() { w.writeNode(n, addTaint(v1.TaintNodeOutOfService, v1.TaintEffectNoExecute, w.Time())) })
 		}
 	case e.Upgrade != nil:
 		w.upgrade(e.Upgrade, nodes)
@@ -221,10 +222,10 @@ func addTaint(key string, effect v1.TaintEffect, now time.Time) func(*v1.Node) {
 func (w *world) heal(s *Select, nodes []*node) {
 	w.notes.fact(w, "event", fmt.Sprintf("healed: %s (%s)", s, hit(nodes)))
 	for _, n := range nodes {
-		if n.off+n.cut+n.paused+n.notReady > 0 || n.slow > 0 {
-			said := n.notReady > 0
+		if n.Faulty() {
+			said := n.NotReady > 0
 			n.faults++
-			w.change(n, func(n *node) { n.off, n.cut, n.paused, n.notReady, n.slow = 0, 0, 0, 0, 0 })
+			w.change(n, func(n *node) { n.Heal() })
 			if said {
 				w.post(n)
 			}
@@ -233,34 +234,35 @@ func (w *world) heal(s *Select, nodes []*node) {
 }
 
 func (w *world) flap(f *Flap, nodes []*node) {
-	w.notes.fact(w, "event", fmt.Sprintf("network flaps, %s down and %s up: %s (%s) for %s", f.Down.D(), f.Up.D(), &f.Select, hit(nodes), f.For.D()))
+	w.notes.fact(w, "event", fmt.Sprintf("network flaps, %s down and %s up: %s (%s) for %s", f.Down.D(), f.Up.D(), &f.Select, hit(nodes),
+		f.For.D()))
 	for _, n := range nodes {
 		faults := n.faults
 		end := w.sc.Duration.D()
 		if f.For > 0 {
-			end = w.now + f.For.D()
+			end = w.Now + f.For.D()
 		}
 		var down, up func()
 		down = func() {
-			if n.faults != faults || w.now >= end {
+			if n.faults != faults || w.Now >= end {
 				return
 			}
-			w.change(n, func(n *node) { n.cut++ })
-			w.after(w.vary(f.Down.D(), 0.33), up)
+			w.change(n, func(n *node) { n.Cut++ })
+			w.After(w.vary(f.Down.D(), 0.33), up)
 		}
 		up = func() {
 			if n.faults != faults {
 				return
 			}
-			w.change(n, func(n *node) { n.cut-- })
-			w.after(w.vary(f.Up.D(), 0.33), down)
+			w.change(n, func(n *node) { n.Cut-- })
+			w.After(w.vary(f.Up.D(), 0.33), down)
 		}
-		w.after(time.Duration(w.random.Float64()*float64(f.Up)), down)
+		w.After(time.Duration(w.random.Float64()*float64(f.Up)), down)
 	}
 }
 
 func (w *world) deleteNode(n *node) {
-	w.change(n, func(n *node) { n.off++ })
+	w.change(n, func(n *node) { n.Off++ })
 	w.api.do(writeNodeStatus, func() {
 		n.deleted = true
 		w.refreshNode(n)
@@ -278,7 +280,7 @@ func (w *world) restartControllers(d time.Duration) {
 	w.health.stop()
 	w.eviction.stop()
 	w.workers.reset()
-	w.after(d, func() {
+	w.After(d, func() {
 		if w.down--; w.down == 0 {
 			w.notes.fact(w, "event", "controllers and scheduler are back")
 			w.health.start()
@@ -291,7 +293,7 @@ func (w *world) stallWatch(d time.Duration) {
 	w.notes.fact(w, "event", "the controllers' watches go stale for "+d.String()+"; the API works")
 	w.stalled++
 	w.health.deaf = true
-	w.after(d, func() {
+	w.After(d, func() {
 		if w.stalled--; w.stalled == 0 {
 			w.notes.fact(w, "event", "the controllers' watches work again")
 			w.health.deaf = false
@@ -322,12 +324,12 @@ func (w *world) faultAPI(f *API) {
 	if f.Down {
 		w.notes.fact(w, "event", "the API is down for "+f.For.D().String())
 		w.api.down++
-		w.after(w.api.latency(), func() {
+		w.After(w.api.latency(), func() {
 			if w.api.down > 0 { // the watch of the leases broke and cannot be begun anew
 				w.health.observe(health.Event{Kind: health.Unanswered})
 			}
 		})
-		w.after(f.For.D(), func() {
+		w.After(f.For.D(), func() {
 			w.api.down--
 			w.notes.fact(w, "event", "the API is back")
 		})
@@ -335,7 +337,7 @@ func (w *world) faultAPI(f *API) {
 	}
 	w.notes.fact(w, "event", fmt.Sprintf("every API request takes %s longer for %s", f.Latency.D(), f.For.D()))
 	w.api.extra += f.Latency.D()
-	w.after(f.For.D(), func() {
+	w.After(f.For.D(), func() {
 		w.api.extra -= f.Latency.D()
 		w.notes.fact(w, "event", "the API is as fast as before")
 	})

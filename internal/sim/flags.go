@@ -26,12 +26,15 @@ func defaults() settings {
 
 // flags are the names that a scenario may set, with what they set.
 var flags = map[string]func(*settings, string) error{
-	"node-monitor-grace-period":              span(func(s *settings) *time.Duration { return &s.health.Grace }),
-	"node-startup-grace-period":              span(func(s *settings) *time.Duration { return &s.health.StartupGrace }),
-	"node-eviction-rate":                     number(func(s *settings) *float64 { return &s.health.EvictionRate }),
-	"secondary-node-eviction-rate":           number(func(s *settings) *float64 { return &s.health.SecondaryEvictionRate }),
-	"unhealthy-zone-threshold":               number(func(s *settings) *float64 { return &s.health.UnhealthyThreshold }),
-	"large-cluster-size-threshold":           func(s *settings, v string) (err error) { s.health.LargeZone, err = strconv.Atoi(v); return err },
+	"node-monitor-grace-period":    span(func(s *settings) *time.Duration { return &s.health.Grace }),
+	"node-startup-grace-period":    span(func(s *settings) *time.Duration { return &s.health.StartupGrace }),
+	"node-eviction-rate":           number(func(s *settings) *float64 { return &s.health.EvictionRate }),
+	"secondary-node-eviction-rate": number(func(s *settings) *float64 { return &s.health.SecondaryEvictionRate }),
+	"unhealthy-zone-threshold":     number(func(s *settings) *float64 { return &s.health.UnhealthyThreshold }),
+	"large-cluster-size-threshold": func(s *settings, v string) (err error) {
+		s.health.LargeZone, err = strconv.Atoi(v)
+		return err
+	},
 	"default-not-ready-toleration-seconds":   whole(func(s *settings) *int64 { return &s.notReadySeconds }),
 	"default-unreachable-toleration-seconds": whole(func(s *settings) *int64 { return &s.unreachableSeconds }),
 	"node-lease-duration-seconds": func(s *settings, v string) error {

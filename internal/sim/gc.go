@@ -3,6 +3,7 @@ package sim
 import (
 	"time"
 
+	"github.com/berth-dev/berth/internal/clustermodel"
 	"github.com/berth-dev/berth/internal/nodes/podgc"
 )
 
@@ -15,7 +16,7 @@ type podGC struct {
 
 func (g *podGC) nodeGone(n *node) {
 	if _, known := g.missing[n]; !known {
-		g.missing[n] = g.w.now
+		g.missing[n] = g.w.Now
 	}
 	g.seeNode(n)
 }
@@ -31,7 +32,7 @@ func (g *podGC) judge(p *pod) (podgc.Reason, time.Time) {
 		return podgc.None, time.Time{}
 	}
 	if since, gone := g.missing[p.node]; gone {
-		return podgc.Judge(&p.obj, podgc.Node{Missing: epoch.Add(since)})
+		return podgc.Judge(&p.obj, podgc.Node{Missing: clustermodel.Epoch.Add(since)})
 	}
 	return podgc.Judge(&p.obj, podgc.NodeOf(p.node.obj))
 }
@@ -42,8 +43,8 @@ func (g *podGC) look(p *pod) {
 	if why == podgc.None {
 		return
 	}
-	g.w.at(from.Sub(epoch), func() {
-		if why, from := g.judge(p); why == podgc.None || from.After(g.w.time()) || g.w.down > 0 {
+	g.w.At(from.Sub(clustermodel.Epoch), func() {
+		if why, from := g.judge(p); why == podgc.None || from.After(g.w.Time()) || g.w.down > 0 {
 			return
 		}
 		g.w.api.do(writePodStatus, func() {

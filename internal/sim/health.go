@@ -6,6 +6,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/berth-dev/berth/internal/clustermodel"
 	"github.com/berth-dev/berth/internal/nodes/health"
 )
 
@@ -13,8 +14,9 @@ import (
 // it taints beside that, and of how many it marks the pods.
 const healthMarkers, healthFollowers, healthSilencers = 16, 6, 6
 
-// healthShell is the shell of internal/nodes/health in virtual time: it feeds
-// the Monitor and makes nodes fit its verdicts.
+// healthShell drives the production core of internal/nodes/health in virtual time:
+// it feeds the Monitor, asks its verdicts what has to be written, and makes the
+// writes as slowly as the API of the scenario takes them.
 type healthShell struct {
 	w       *world
 	monitor *health.Monitor
@@ -60,7 +62,8 @@ func (h *healthShell) list() {
 func (h *healthShell) listLeases() {
 	for _, n := range h.w.nodes {
 		if !n.deleted {
-			h.observe(health.Event{Kind: health.LeaseSeen, Node: n.obj.Name, Renewed: epoch.Add(n.renewed), Lasts: time.Duration(h.w.set.leaseSeconds) * time.Second})
+			h.observe(health.Event{Kind: health.LeaseSeen, Node: n.obj.Name, Renewed: clustermodel.Epoch.Add(n.renewed),
+				Lasts: time.Duration(h.w.set.leaseSeconds) * time.Second})
 		}
 	}
 }
@@ -69,8 +72,8 @@ func (h *healthShell) observe(e health.Event) {
 	if h.w.down > 0 {
 		return
 	}
-	if h.monitor.Observe(h.w.time(), e) {
-		h.plan(h.w.now)
+	if h.monitor.Observe(h.w.Time(), e) {
+		h.plan(h.w.Now)
 	}
 }
 
@@ -88,7 +91,7 @@ func (h *healthShell) plan(at time.Duration) {
 	}
 	h.wakeAt = at
 	life := h.life
-	h.w.at(at, func() {
+	h.w.At(at, func() {
 		if h.life == life && h.wakeAt == at {
 			h.wakeAt = -1
 			h.advance()
@@ -97,7 +100,7 @@ func (h *healthShell) plan(at time.Duration) {
 }
 
 func (h *healthShell) advance() {
-	for _, d := range h.monitor.Advance(h.w.time()) {
+	for _, d := range h.monitor.Advance(h.w.Time()) {
 		h.w.notes.decision(h.w, d)
 		switch d.Kind {
 		case health.Confirm:
@@ -110,7 +113,7 @@ func (h *healthShell) advance() {
 		}
 	}
 	if next := h.monitor.Next(); !next.IsZero() {
-		h.plan(max(next.Sub(epoch), h.w.now))
+		h.plan(max(next.Sub(clustermodel.Epoch), h.w.Now))
 	}
 }
 
@@ -118,7 +121,7 @@ func (h *healthShell) advance() {
 func (h *healthShell) confirm() {
 	life := h.life
 	took := h.w.api.latency()
-	h.w.after(took, func() {
+	h.w.After(took, func() {
 		if h.life != life {
 			return
 		}
@@ -135,7 +138,7 @@ func (h *healthShell) confirm() {
 // watchAnew begins another lease watch in place of one that told nothing.
 func (h *healthShell) watchAnew() {
 	life := h.life
-	h.w.after(h.w.api.latency(), func() {
+	h.w.After(h.w.api.latency(), func() {
 		if h.life == life {
 			h.deaf = false
 			h.listLeases()
@@ -181,7 +184,7 @@ func (h *healthShell) write(n *node, waiting *bool, next func(*node) (writeKind,
 	})
 }
 
-func (h *healthShell) now() metav1.Time { return metav1.NewTime(h.w.time().Truncate(time.Second)) }
+func (h *healthShell) now() metav1.Time { return clustermodel.Seconds(h.w.Time()) }
 
 // mark makes the conditions of a silent node Unknown.
 func (h *healthShell) mark(n *node) (writeKind, func()) {
@@ -193,7 +196,7 @@ func (h *healthShell) mark(n *node) (writeKind, func()) {
 	}
 	return writeNodeStatus, func() {
 		h.w.notes.unknown(h.w, n)
-		h.w.writeNode(n, func(o *v1.Node) { o.Status.Conditions = merged(o.Status.Conditions, set) })
+		h.w.writeNode(n, func(o *v1.Node) { o.Status.Conditions = clustermodel.Merged(o.Status.Conditions, set) })
 	}
 }
 
@@ -211,9 +214,9 @@ func (h *healthShell) markPods(n *node) (writeKind, func()) {
 // follow makes a node's taints fit its verdict.
 func (h *healthShell) follow(n *node) (writeKind, func()) {
 	acquire := func() bool {
-		ok := h.monitor.Spend(h.w.time(), n.obj.Name, "")
+		ok := h.monitor.Spend(h.w.Time(), n.obj.Name, "")
 		if !ok {
-			h.plan(h.w.now) // it may have lost its turn
+			h.plan(h.w.Now) // it may have lost its turn
 		}
 		return ok
 	}
@@ -239,9 +242,9 @@ func (h *healthShell) markPod(p *pod) {
 		return
 	}
 	h.w.api.count(writeEvent)
-	p.setReady(v1.ConditionFalse, h.w.time())
+	p.setReady(v1.ConditionFalse, h.w.Time())
 	h.w.refreshPod(p)
-	h.w.after(h.w.sc.Cluster.WatchLatency.D(), func() { h.w.syncPod(p) })
+	h.w.After(h.w.sc.Cluster.WatchLatency.D(), func() { h.w.syncPod(p) })
 }
 
 // seePod is what a pod that just became ready means for its node: what a
@@ -253,20 +256,4 @@ func (h *healthShell) seePod(p *pod) {
 	if v := h.monitor.Verdict(p.node.obj.Name); v.MarksUpdatedPod(&p.obj, &p.obj) {
 		h.queue(p.node)
 	}
-}
-
-func merged(have, set []v1.NodeCondition) []v1.NodeCondition {
-	out := append([]v1.NodeCondition(nil), have...)
-	for _, c := range set {
-		found := false
-		for i := range out {
-			if out[i].Type == c.Type {
-				out[i], found = c, true
-			}
-		}
-		if !found {
-			out = append(out, c)
-		}
-	}
-	return out
 }

@@ -9,6 +9,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/berth-dev/berth/internal/clustermodel"
 	"github.com/berth-dev/berth/internal/control/workload/statefulset"
 )
 
@@ -78,12 +79,13 @@ func (w *world) loadNode(o *v1.Node) {
 			ready = c.Status
 		}
 	}
-	copied := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: o.Name, Labels: o.Labels}, Spec: *o.Spec.DeepCopy(), Status: v1.NodeStatus{Allocatable: o.Status.Allocatable}}
+	copied := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: o.Name, Labels: o.Labels}, Spec: *o.Spec.DeepCopy(),
+		Status: v1.NodeStatus{Allocatable: o.Status.Allocatable}}
 	w.addNode(copied)
 	n := w.byName[o.Name]
 	if ready != v1.ConditionTrue {
-		n.cut, n.silent = 1, 0
-		n.obj.Status.Conditions = conditions(ready, epoch, nil)
+		n.Cut, n.silent = 1, 0
+		n.obj.Status.Conditions = conditions(ready, clustermodel.Epoch, nil)
 	}
 }
 
@@ -144,7 +146,7 @@ func (w *world) loadPod(s *workload, o *v1.Pod) error {
 	}
 	w.bind(p, n)
 	p.running = o.Status.Phase == v1.PodRunning
-	if p.running && n.cut == 0 {
+	if p.running && n.Cut == 0 {
 		p.obj.Status.Conditions = w.longReady
 	}
 	if err := s.parse(p); err != nil {

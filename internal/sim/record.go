@@ -96,7 +96,7 @@ func (w *world) refreshNode(n *node) {
 			r.burst(w, "back", zoneOf(n), n.obj.Name)
 		}
 		if n.back >= 0 {
-			r.nodeBack = append(r.nodeBack, w.now-n.back)
+			r.nodeBack = append(r.nodeBack, w.Now-n.back)
 			n.back = -1
 		}
 	}
@@ -109,17 +109,17 @@ func (w *world) refreshPod(p *pod) {
 	if was == is {
 		return
 	}
-	r.pass(w.now)
+	r.pass(w.Now)
 	p.state = is
 	r.pods[was]--
 	r.pods[is]++
 	switch {
 	case p.set.spec.Kind == kindJob: // works, and serves nobody
 	case was == podServing:
-		p.set.lost = append(p.set.lost, w.now)
+		p.set.lost = append(p.set.lost, w.Now)
 		r.lost++
 	case is == podServing && len(p.set.lost) > 0:
-		r.podBack = append(r.podBack, w.now-p.set.lost[0])
+		r.podBack = append(r.podBack, w.Now-p.set.lost[0])
 		p.set.lost = p.set.lost[1:]
 		r.lost--
 	}
@@ -187,15 +187,15 @@ var bursts = map[string]struct{ kind, thing, verb string }{
 }
 
 func (r *recorder) fact(w *world, kind, text string) {
-	r.entries = append(r.entries, &Entry{At: Duration(w.now), Kind: kind, What: text})
+	r.entries = append(r.entries, &Entry{At: Duration(w.Now), Kind: kind, What: text})
 }
 
 func (r *recorder) burst(w *world, what, zone, name string) *Entry {
 	key := what + "/" + zone
 	e := r.open[key]
-	if e == nil || w.now-max(e.At, e.Until).D() > burstGap {
+	if e == nil || w.Now-max(e.At, e.Until).D() > burstGap {
 		b := bursts[what]
-		e = &Entry{At: Duration(w.now), Kind: b.kind, Zone: zone, What: b.verb, seen: map[string]bool{}}
+		e = &Entry{At: Duration(w.Now), Kind: b.kind, Zone: zone, What: b.verb, seen: map[string]bool{}}
 		r.open[key] = e
 		r.entries = append(r.entries, e)
 	}
@@ -210,8 +210,8 @@ func (r *recorder) burst(w *world, what, zone, name string) *Entry {
 	if e.happened > e.Count {
 		e.Times = e.happened
 	}
-	if w.now > e.At.D() {
-		e.Until = Duration(w.now)
+	if w.Now > e.At.D() {
+		e.Until = Duration(w.Now)
 	}
 	return e
 }
@@ -234,7 +234,7 @@ func (r *recorder) unknown(w *world, n *node) {
 	}
 	if !n.detected {
 		n.detected = true
-		r.detected = append(r.detected, w.now-n.silent)
+		r.detected = append(r.detected, w.Now-n.silent)
 	}
 	r.burst(w, "unknown", zoneOf(n), n.obj.Name)
 }
@@ -246,7 +246,7 @@ func (r *recorder) taints(w *world, n *node, before *v1.Node) {
 	switch {
 	case has && !had:
 		if n.silent >= 0 {
-			r.tainted = append(r.tainted, w.now-n.silent)
+			r.tainted = append(r.tainted, w.Now-n.silent)
 		}
 		r.burst(w, "tainted", zoneOf(n), n.obj.Name)
 	case had && !has:
@@ -285,12 +285,13 @@ func (r *recorder) decision(w *world, d health.Decision) {
 		if z.State != health.Normal {
 			text += fmt.Sprintf("; %s", rate(z.Rate))
 		}
-		e := &Entry{At: Duration(w.now), Kind: "health", Zone: zoneName(z.Name), What: text}
+		e := &Entry{At: Duration(w.Now), Kind: "health", Zone: zoneName(z.Name), What: text}
 		r.entries = append(r.entries, e)
 	case health.Suspend, health.Resume, health.StaleWatch:
 		r.fact(w, "health", d.Text())
 	case health.Hold:
-		r.fact(w, "health", fmt.Sprintf("%s: %s past their deadline, nobody heard for %s; %s", d.Text(), count(c.Expired, "node"), c.Quiet, c.Error))
+		r.fact(w, "health", fmt.Sprintf("%s: %s past their deadline, nobody heard for %s; %s", d.Text(), count(c.Expired, "node"), c.Quiet,
+			c.Error))
 	case health.Release:
 		r.fact(w, "health", d.Text())
 	case health.Confirm:
@@ -349,7 +350,8 @@ type ZoneSample struct {
 }
 
 func (r *recorder) nodeCounts() NodeCounts {
-	return NodeCounts{r.nodes[nodeReady], r.nodes[nodeCordoned], r.nodes[nodeUnnoticed], r.nodes[nodeNotReady], r.nodes[nodeUnknown], r.nodes[nodeEvicting]}
+	return NodeCounts{r.nodes[nodeReady], r.nodes[nodeCordoned], r.nodes[nodeUnnoticed], r.nodes[nodeNotReady], r.nodes[nodeUnknown],
+		r.nodes[nodeEvicting]}
 }
 
 func (r *recorder) podCounts() PodCounts {

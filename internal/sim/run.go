@@ -11,6 +11,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/berth-dev/berth/internal/clustermodel"
 	"github.com/berth-dev/berth/internal/control/schedule/place"
 )
 
@@ -48,7 +49,7 @@ func newWorld(sc *Scenario) (*world, error) {
 	}
 	w := &world{sc: sc, set: set, random: rand.New(rand.NewPCG(sc.Seed, 1)), byName: map[string]*node{},
 		notes:     recorder{open: map[string]*Entry{}},
-		longReady: []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionTrue, LastTransitionTime: metav1.NewTime(epoch)}}}
+		longReady: []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionTrue, LastTransitionTime: metav1.NewTime(clustermodel.Epoch)}}}
 	w.api.w = w
 	w.health = healthShell{w: w, urgent: pool{size: healthMarkers}, rest: pool{size: healthFollowers}, unready: pool{size: healthSilencers}}
 	w.eviction = evictor{w: w, pool: pool{size: evictors}, marked: map[*pod]time.Time{}}
@@ -60,12 +61,12 @@ func newWorld(sc *Scenario) (*world, error) {
 
 func (w *world) play(ctx context.Context) (*Result, error) {
 	nodes, pods := len(w.nodes), len(w.pods)
-	w.startBeats()
+	w.startRenewals()
 	w.health.start()
 	var failed error
 	for i := range w.sc.Events {
 		e := &w.sc.Events[i]
-		w.at(e.At.D(), func() {
+		w.At(e.At.D(), func() {
 			if err := w.happens(e); err != nil && failed == nil {
 				failed = fmt.Errorf("scenario: events[%d]: %w", i, err)
 			}
@@ -73,17 +74,13 @@ func (w *world) play(ctx context.Context) (*Result, error) {
 	}
 	end := w.sc.Duration.D()
 	step := max((end / points).Round(time.Second), time.Second)
-	w.after(0, func() { w.sample(step) })
+	w.After(0, func() { w.sample(step) })
 	for n := 0; ; n++ {
-		e, ok := w.pop(end)
+		task, ok := w.Next(end)
 		if !ok {
 			break
 		}
-		if e.beat != nil {
-			w.beat(e.beat)
-		} else {
-			e.run()
-		}
+		task.Do()
 		if failed != nil {
 			return nil, failed
 		}
@@ -91,9 +88,10 @@ func (w *world) play(ctx context.Context) (*Result, error) {
 			return nil, ctx.Err()
 		}
 	}
-	w.now = end
+	w.Now = end
 	w.notes.pass(end)
-	r := &Result{Name: w.sc.Name, Seed: w.sc.Seed, Duration: w.sc.Duration, Timeline: w.notes.entries, Step: Duration(step), Series: w.notes.samples}
+	r := &Result{Name: w.sc.Name, Seed: w.sc.Seed, Duration: w.sc.Duration, Timeline: w.notes.entries, Step: Duration(step),
+		Series: w.notes.samples}
 	for name, value := range w.sc.Flags {
 		r.Flags = append(r.Flags, fmt.Sprintf("%s=%v", name, value))
 	}
@@ -106,8 +104,8 @@ func (w *world) play(ctx context.Context) (*Result, error) {
 // sample notes how things stand, and plans the next look.
 func (w *world) sample(step time.Duration) {
 	r := &w.notes
-	s := Sample{At: Duration(w.now), Nodes: r.nodeCounts(), Pods: r.podCounts(), Evictions: r.evictions}
-	from, to := int(max(w.now-step, 0)/time.Second), int(w.now/time.Second)
+	s := Sample{At: Duration(w.Now), Nodes: r.nodeCounts(), Pods: r.podCounts(), Evictions: r.evictions}
+	from, to := int(max(w.Now-step, 0)/time.Second), int(w.Now/time.Second)
 	sum := 0
 	for _, list := range w.api.writes {
 		for i := from; i < min(to, len(list)); i++ {
@@ -115,10 +113,10 @@ func (w *world) sample(step time.Duration) {
 		}
 	}
 	s.Writes = float64(sum) / step.Seconds()
-	for _, z := range w.health.monitor.Zones(w.time()) {
+	for _, z := range w.health.monitor.Zones(w.Time()) {
 		s.Zones = append(s.Zones, ZoneSample{Zone: zoneName(z.Name), State: z.State.String(), Rate: z.Rate, Waiting: z.Waiting})
 	}
 	slices.SortFunc(s.Zones, func(a, b ZoneSample) int { return strings.Compare(a.Zone, b.Zone) })
 	r.samples = append(r.samples, s)
-	w.after(step, func() { w.sample(step) })
+	w.After(step, func() { w.sample(step) })
 }

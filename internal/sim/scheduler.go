@@ -63,7 +63,7 @@ func (s *scheduler) kick() {
 		return
 	}
 	s.busy = true
-	s.w.after(placing, s.turn)
+	s.w.After(placing, s.turn)
 }
 
 // turn places one pod: of those that may be tried the most important, and of
@@ -108,7 +108,7 @@ func (s *scheduler) place(c *class, p *pod) {
 	d := s.snap.Place(p.parsed, place.Options{NoPreemption: true})
 	if d.Node == "" {
 		c.parked, c.why = true, d.Message()
-		c.notBefore = w.now + min(retryFirst<<min(c.tries, 10), retryMost)
+		c.notBefore = w.Now + min(retryFirst<<min(c.tries, 10), retryMost)
 		c.tries++
 		w.notes.unschedulable(w, p.set, c.why)
 		return
@@ -129,7 +129,7 @@ func (s *scheduler) place(c *class, p *pod) {
 		w.bind(p, n)
 		w.refreshPod(p)
 		w.tell(func() { w.eviction.consider(p) })
-		w.after(w.sc.Cluster.WatchLatency.D(), func() { w.syncPod(p) })
+		w.After(w.sc.Cluster.WatchLatency.D(), func() { w.syncPod(p) })
 	})
 }
 
@@ -159,8 +159,8 @@ func (s *scheduler) roomMade() {
 		if !c.parked || c.retryAt > 0 {
 			continue
 		}
-		c.retryAt = max(c.notBefore, s.w.now) + 1
-		s.w.at(c.retryAt, func() {
+		c.retryAt = max(c.notBefore, s.w.Now) + 1
+		s.w.At(c.retryAt, func() {
 			c.parked, c.retryAt = false, 0
 			s.kick()
 		})

@@ -17,7 +17,8 @@ const (
 	writeKinds
 )
 
-var writeNames = [writeKinds]string{"leases", "node status", "node taints", "pod status", "pod creations", "pod deletions", "bindings", "events"}
+var writeNames = [writeKinds]string{"leases", "node status", "node taints", "pod status", "pod creations", "pod deletions", "bindings",
+	"events"}
 
 // server is the API server: a latency, an on/off switch and a count of writes.
 type server struct {
@@ -32,7 +33,7 @@ type server struct {
 func (s *server) latency() time.Duration { return s.w.sc.Cluster.APILatency.D() + s.extra }
 
 func (s *server) count(k writeKind) {
-	second := int(s.w.now / time.Second)
+	second := int(s.w.Now / time.Second)
 	list := s.writes[k]
 	for len(list) <= second {
 		list = append(list, 0)
@@ -47,9 +48,9 @@ func (s *server) count(k writeKind) {
 func (s *server) do(k writeKind, commit func()) { s.attempt(k, commit, time.Second) }
 
 func (s *server) attempt(k writeKind, commit func(), pause time.Duration) {
-	s.w.after(s.latency(), func() {
+	s.w.After(s.latency(), func() {
 		if s.down > 0 {
-			s.w.after(s.w.vary(pause, 0.2), func() { s.attempt(k, commit, min(2*pause, 10*time.Second)) })
+			s.w.After(s.w.vary(pause, 0.2), func() { s.attempt(k, commit, min(2*pause, 10*time.Second)) })
 			return
 		}
 		s.count(k)
@@ -60,7 +61,7 @@ func (s *server) attempt(k writeKind, commit func(), pause time.Duration) {
 // tell lets the controllers hear of a change, unless they are away or their
 // watch is stale: then they hear of it when they list again.
 func (w *world) tell(hear func()) {
-	w.after(w.sc.Cluster.WatchLatency.D(), func() {
+	w.After(w.sc.Cluster.WatchLatency.D(), func() {
 		if w.hearing() {
 			hear()
 		}

@@ -110,7 +110,8 @@ func (r *room) takes(s *workload) bool {
 	}
 	no, known := r.unwilling[s.class]
 	if !known {
-		no = !labels.SelectorFromSet(s.spec.NodeSelector).Matches(labels.Set(r.n.obj.Labels)) || !place.Tolerates(r.n.obj.Spec.Taints, s.podSpec.Tolerations)
+		no = !labels.SelectorFromSet(s.spec.NodeSelector).Matches(labels.Set(r.n.obj.Labels)) || !place.Tolerates(r.n.obj.Spec.Taints,
+			s.podSpec.Tolerations)
 		r.unwilling[s.class] = no
 	}
 	return !no
@@ -131,6 +132,6 @@ func (w *world) place(p *pod, r *room) {
 	w.refreshPod(p)
 	if p.set.spec.Kind == kindJob {
 		run := p.run
-		w.after(time.Duration(w.random.Float64()*float64(p.set.spec.RunsFor)), func() { w.finishPod(p, run) })
+		w.After(time.Duration(w.random.Float64()*float64(p.set.spec.RunsFor)), func() { w.finishPod(p, run) })
 	}
 }

@@ -55,7 +55,8 @@ func asJSON(t *testing.T, r *Result) string {
 }
 
 func TestSameSeedSameRun(t *testing.T) {
-	text := small + "events:\n- at: 2m\n  flap: {zone: b, down: 70s, up: 30s, for: 10m}\n- at: 5m\n  kill: {rack: '', zone: c, percent: 30, for: 5m, stagger: 30s}\n"
+	text := small + "events:\n- at: 2m\n  flap: {zone: b, down: 70s, up: 30s, for: 10m}\n" +
+		"- at: 5m\n  kill: {rack: '', zone: c, percent: 30, for: 5m, stagger: 30s}\n"
 	first, second := asJSON(t, play(t, text)), asJSON(t, play(t, text))
 	if first != second {
 		t.Error("two runs of one seed differ")
@@ -70,9 +71,11 @@ func TestSameSeedSameRun(t *testing.T) {
 func TestAnyFaultsThenHealing(t *testing.T) {
 	faults := []string{
 		"kill: {zone: %s, percent: %d, stagger: 40s}", "cut: {zone: %s, percent: %d}", "pause: {zone: %s, percent: %d}",
-		"flap: {zone: %s, percent: %d, down: 1m, up: 30s, for: 6m}", "notReady: {zone: %s, percent: %d}", "slow: {zone: %s, percent: %d, every: 45s}",
+		"flap: {zone: %s, percent: %d, down: 1m, up: 30s, for: 6m}", "notReady: {zone: %s, percent: %d}",
+		"slow: {zone: %s, percent: %d, every: 45s}",
 	}
-	others := []string{"restartControllers: {for: 30s}", "api: {down: true, for: 90s}", "api: {latency: 2s, for: 2m}", "stallWatch: {for: 90s}"}
+	others := []string{"restartControllers: {for: 30s}", "api: {down: true, for: 90s}", "api: {latency: 2s, for: 2m}",
+		"stallWatch: {for: 90s}"}
 	for seed := range 40 {
 		var b strings.Builder
 		fmt.Fprintf(&b, "seed: %d\n%sevents:\n", seed+1, small)
@@ -122,7 +125,8 @@ func TestNothingIsDeletedBeforeItsTime(t *testing.T) {
 	if gap := deleted - tainted; gap < 299*time.Second || gap > 301*time.Second {
 		t.Errorf("tainted at %s, pods deleted at %s: want 300 s between", tainted, deleted)
 	}
-	early := play(t, strings.ReplaceAll(small, "replicas: 200", "replicas: 200, tolerationSeconds: 10")+"events:\n- at: 2m\n  kill: {names: [a-1]}\n")
+	early := play(t, strings.ReplaceAll(small, "replicas: 200",
+		"replicas: 200, tolerationSeconds: 10")+"events:\n- at: 2m\n  kill: {names: [a-1]}\n")
 	if a, b := early.Summary.PodRecovery.P50, r.Summary.PodRecovery.P50; a.D() > 90*time.Second || b.D() < 5*time.Minute {
 		t.Errorf("pods recovered after %s with a toleration of 10 s, after %s with 300 s", a.D(), b.D())
 	}
@@ -152,32 +156,38 @@ func TestWhatNodeLossMeansToKinds(t *testing.T) {
 }
 
 func TestPodsThatFitNowhereSayWhy(t *testing.T) {
-	r := play(t, "name: full\nduration: 5m\ncluster:\n  cpu: '1'\n  zones: [{name: a, nodes: 3}]\nworkloads: [{name: web, kind: Deployment, replicas: 4, cpu: 600m}]\n")
+	r := play(t, "name: full\nduration: 5m\ncluster:\n  cpu: '1'\n  zones: [{name: a, nodes: 3}]\n"+
+		"workloads: [{name: web, kind: Deployment, replicas: 4, cpu: 600m}]\n")
 	if r.Summary.EndPods.Pending != 1 || !strings.Contains(r.Summary.Pending["web"], "3 Insufficient cpu") {
 		t.Errorf("pending %d, because %q", r.Summary.EndPods.Pending, r.Summary.Pending)
 	}
 }
 
 func TestScenarioErrorsNameFieldAndWhatIsAllowed(t *testing.T) {
-	for text, want := range map[string]string{
-		"name: x\ncluster: {zones: [{name: a, nods: 3}]}":                                               "cluster.zones[0].nods is not a field: allowed are labels, name, nodes, racks, region, taints",
-		"name: x\ncluster: {zones: []}":                                                                 "cluster.zones is empty",
-		"name: x\ncluster: {zones: [{name: a, nodes: many}]}":                                           "allowed is int",
-		"duration: 5\ncluster: {zones: [{name: a, nodes: 3}]}":                                          "write it as text with a unit",
-		"flags: {node-monitor-period: 5s}\ncluster: {zones: [{name: a, nodes: 3}]}":                     "\"node-monitor-period\" is not one that the simulation knows; allowed are default-not-ready",
-		"flags: {unhealthy-zone-threshold: 2}\ncluster: {zones: [{name: a, nodes: 3}]}":                 "must be more than 0 and at most 1",
-		"cluster: {zones: [{name: a, nodes: 3}]}\nworkloads: [{name: w, kind: Pod, replicas: 1}]":       "workloads[0]: kind is \"Pod\": allowed are Deployment",
-		"cluster: {zones: [{name: a, nodes: 3}]}\nevents: [{at: 1m, kill: {zone: a}, heal: {}}]":        "events[0]: has 2 actions (kill, heal): exactly one of",
-		"cluster: {zones: [{name: a, nodes: 3}]}\nevents: [{at: 2h, kill: {zone: a}}]":                  "after the end of the run",
-		"cluster: {zones: [{name: a, nodes: 3}, {name: a, nodes: 1}]}":                                  "is there twice",
-		"cluster: {zones: [{name: a, nodes: 3}]}\nworkloads: [{name: d, kind: DaemonSet, replicas: 2}]": "a DaemonSet has a pod on every node that fits",
-		"cluster: {cpu: lots, zones: [{name: a, nodes: 3}]}":                                            "cluster.cpu \"lots\"",
-		"cluster: {zones: [{name: a, nodes: 3}]}\nevents: [{at: 1m, api: {for: 1m}}]":                   "either down or a latency",
-		"cluster: {zones: [{name: a, nodes: 3}]}\nevents: [{at: 1m, slow: {zone: a}}]":                  "slow.every is missing",
-		"name: x\nname: y\ncluster: {zones: [{name: a, nodes: 3}]}":                                     "already set",
+	for _, c := range []struct{ text, want string }{
+		{"name: x\ncluster: {zones: [{name: a, nods: 3}]}",
+			"cluster.zones[0].nods is not a field: allowed are labels, name, nodes, racks, region, taints"},
+		{"name: x\ncluster: {zones: []}", "cluster.zones is empty"},
+		{"name: x\ncluster: {zones: [{name: a, nodes: many}]}", "allowed is int"},
+		{"duration: 5\ncluster: {zones: [{name: a, nodes: 3}]}", "write it as text with a unit"},
+		{"flags: {node-monitor-period: 5s}\ncluster: {zones: [{name: a, nodes: 3}]}",
+			"\"node-monitor-period\" is not one that the simulation knows; allowed are default-not-ready"},
+		{"flags: {unhealthy-zone-threshold: 2}\ncluster: {zones: [{name: a, nodes: 3}]}", "must be more than 0 and at most 1"},
+		{"cluster: {zones: [{name: a, nodes: 3}]}\nworkloads: [{name: w, kind: Pod, replicas: 1}]",
+			"workloads[0]: kind is \"Pod\": allowed are Deployment"},
+		{"cluster: {zones: [{name: a, nodes: 3}]}\nevents: [{at: 1m, kill: {zone: a}, heal: {}}]",
+			"events[0]: has 2 actions (kill, heal): exactly one of"},
+		{"cluster: {zones: [{name: a, nodes: 3}]}\nevents: [{at: 2h, kill: {zone: a}}]", "after the end of the run"},
+		{"cluster: {zones: [{name: a, nodes: 3}, {name: a, nodes: 1}]}", "is there twice"},
+		{"cluster: {zones: [{name: a, nodes: 3}]}\nworkloads: [{name: d, kind: DaemonSet, replicas: 2}]",
+			"a DaemonSet has a pod on every node that fits"},
+		{"cluster: {cpu: lots, zones: [{name: a, nodes: 3}]}", "cluster.cpu \"lots\""},
+		{"cluster: {zones: [{name: a, nodes: 3}]}\nevents: [{at: 1m, api: {for: 1m}}]", "either down or a latency"},
+		{"cluster: {zones: [{name: a, nodes: 3}]}\nevents: [{at: 1m, slow: {zone: a}}]", "slow.every is missing"},
+		{"name: x\nname: y\ncluster: {zones: [{name: a, nodes: 3}]}", "already set"},
 	} {
-		if _, err := Parse([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q\ngives %v\nwant %q in it", text, err, want)
+		if _, err := Parse([]byte(c.text)); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%q\ngives %v\nwant %q in it", c.text, err, c.want)
 		}
 	}
 	sc, err := Parse([]byte("cluster: {zones: [{name: a, nodes: 3}]}\nevents: [{at: 1m, kill: {zone: q}}]"))
@@ -225,7 +235,8 @@ func TestCompareAndPlot(t *testing.T) {
 func TestImportLiveCluster(t *testing.T) {
 	node := func(name, zone string, ready v1.ConditionStatus) *v1.Node {
 		return &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{v1.LabelTopologyZone: zone}},
-			Status: v1.NodeStatus{Allocatable: v1.ResourceList{v1.ResourceCPU: resource.MustParse("4"), v1.ResourceMemory: resource.MustParse("8Gi"), v1.ResourcePods: resource.MustParse("110")},
+			Status: v1.NodeStatus{Allocatable: v1.ResourceList{v1.ResourceCPU: resource.MustParse("4"),
+				v1.ResourceMemory: resource.MustParse("8Gi"), v1.ResourcePods: resource.MustParse("110")},
 				Conditions: []v1.NodeCondition{{Type: v1.NodeReady, Status: ready}}}}
 	}
 	yes := true
@@ -247,7 +258,8 @@ func TestImportLiveCluster(t *testing.T) {
 		t.Fatal(err)
 	}
 	sc, err = sc.Import([]*v1.Node{node("n1", "a", v1.ConditionTrue), node("n2", "b", v1.ConditionTrue), node("n3", "b", v1.ConditionFalse)},
-		[]*v1.Pod{pod("web-1", "web-abc", "ReplicaSet", "n1"), pod("web-2", "web-abc", "ReplicaSet", "n2"), pod("db-0", "db", "StatefulSet", "n1"),
+		[]*v1.Pod{pod("web-1", "web-abc", "ReplicaSet", "n1"), pod("web-2", "web-abc", "ReplicaSet", "n2"),
+			pod("db-0", "db", "StatefulSet", "n1"),
 			pod("log-1", "log", "DaemonSet", "n1"), pod("log-2", "log", "DaemonSet", "n2"), pod("lonely", "", "", "n1")})
 	if err != nil {
 		t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/berth-dev/berth/internal/clustermodel"
 	"github.com/berth-dev/berth/internal/control/schedule/place"
 )
 
@@ -25,13 +26,10 @@ type node struct {
 	obj  *v1.Node
 	pods []*pod
 
-	// off: no power. cut: no way to the API. paused: the agent hangs. notReady:
-	// it says so of itself. Faults are counted, since they may overlap.
-	off, cut, paused, notReady int
-	faults                     uint64 // grows when healed: what was due before is void
-	slow                       time.Duration
-	booted                     time.Duration // when the agent began to work after the last boot
-	deleted                    bool
+	clustermodel.Host
+	w       *world
+	faults  uint64 // grows when healed: what was due before is void
+	deleted bool
 
 	renewed  time.Duration // renewTime of its Lease
 	silent   time.Duration // when it stopped being heard; -1 while it is not
@@ -44,13 +42,8 @@ type node struct {
 	state                         nodeState
 }
 
-// works says whether the agent does its job.
-func (n *node) works(now time.Duration) bool {
-	return n.off == 0 && n.paused == 0 && now >= n.booted
-}
-
 // talks says whether the API hears the agent.
-func (n *node) talks(now time.Duration) bool { return n.works(now) && n.cut == 0 && !n.deleted }
+func (n *node) talks(now time.Duration) bool { return n.Reaches(now) && !n.deleted }
 
 // pod is a pod in the API and on its machine.
 type pod struct {
@@ -70,23 +63,15 @@ type pod struct {
 	done    bool // it ended by itself
 }
 
-func (p *pod) ready() bool {
-	for i := range p.obj.Status.Conditions {
-		if p.obj.Status.Conditions[i].Type == v1.PodReady {
-			return p.obj.Status.Conditions[i].Status == v1.ConditionTrue
-		}
-	}
-	return false
-}
+func (p *pod) ready() bool { return clustermodel.PodReady(&p.obj) }
 
 func (p *pod) setReady(status v1.ConditionStatus, now time.Time) {
-	// A new list: pods made together share the first one.
-	p.obj.Status.Conditions = []v1.PodCondition{{Type: v1.PodReady, Status: status, LastTransitionTime: metav1.NewTime(now.Truncate(time.Second))}}
+	clustermodel.SetPodReady(&p.obj, status, clustermodel.Seconds(now))
 }
 
 // world is everything there is.
 type world struct {
-	clock
+	clustermodel.Clock
 	sc     *Scenario
 	set    settings
 	random *rand.Rand
@@ -122,7 +107,7 @@ func (w *world) podOf(o *v1.Pod) *pod {
 func (w *world) addPod(p *pod) {
 	p.number, p.state = len(w.pods), podNowhere
 	p.obj.UID = types.UID(strconv.Itoa(p.number))
-	p.obj.CreationTimestamp = metav1.NewTime(w.time())
+	p.obj.CreationTimestamp = metav1.NewTime(w.Time())
 	if p.obj.Name == "" {
 		p.obj.Name = p.obj.GenerateName + string(p.obj.UID)
 	}
@@ -172,17 +157,18 @@ func (c *Cluster) node(z *Zone, k int) *v1.Node {
 	return &v1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: labels[v1.LabelHostname], Labels: labels},
 		Spec:       v1.NodeSpec{Taints: slices.Clone(z.Taints)},
-		Status: v1.NodeStatus{Allocatable: v1.ResourceList{v1.ResourceCPU: resource.MustParse(c.CPU), v1.ResourceMemory: resource.MustParse(c.Memory),
-			v1.ResourcePods: *resource.NewQuantity(c.MaxPods, resource.DecimalSI)}},
+		Status: v1.NodeStatus{Allocatable: v1.ResourceList{v1.ResourceCPU: resource.MustParse(c.CPU),
+			v1.ResourceMemory: resource.MustParse(c.Memory),
+			v1.ResourcePods:   *resource.NewQuantity(c.MaxPods, resource.DecimalSI)}},
 	}
 }
 
 // addNode adds a node that has been up and ready for a long time.
 func (w *world) addNode(obj *v1.Node) {
 	obj.UID = types.UID("node-" + obj.Name)
-	obj.CreationTimestamp = metav1.NewTime(epoch.Add(-24 * time.Hour))
-	n := &node{obj: obj, silent: -1, back: -1, state: nodeNowhere}
-	n.obj.Status.Conditions = conditions(v1.ConditionTrue, epoch, nil)
+	obj.CreationTimestamp = metav1.NewTime(clustermodel.Epoch.Add(-24 * time.Hour))
+	n := &node{w: w, obj: obj, silent: -1, back: -1, state: nodeNowhere}
+	n.obj.Status.Conditions = conditions(v1.ConditionTrue, clustermodel.Epoch, nil)
 	w.nodes = append(w.nodes, n)
 	w.byName[obj.Name] = n
 }
@@ -190,18 +176,5 @@ func (w *world) addNode(obj *v1.Node) {
 // conditions are those of a node whose Ready has a status, with transition
 // times kept where nothing changed.
 func conditions(ready v1.ConditionStatus, now time.Time, before []v1.NodeCondition) []v1.NodeCondition {
-	out := make([]v1.NodeCondition, 0, 4)
-	at := metav1.NewTime(now.Truncate(time.Second))
-	for _, c := range []v1.NodeCondition{
-		{Type: v1.NodeMemoryPressure, Status: v1.ConditionFalse}, {Type: v1.NodeDiskPressure, Status: v1.ConditionFalse},
-		{Type: v1.NodePIDPressure, Status: v1.ConditionFalse}, {Type: v1.NodeReady, Status: ready}} {
-		c.LastHeartbeatTime, c.LastTransitionTime = at, at
-		for _, was := range before {
-			if was.Type == c.Type && was.Status == c.Status {
-				c.LastTransitionTime = was.LastTransitionTime
-			}
-		}
-		out = append(out, c)
-	}
-	return out
+	return clustermodel.WithTransitions(clustermodel.Conditions(ready, clustermodel.Seconds(now)), before)
 }

@@ -49,7 +49,8 @@ func SVG(runs []*Result) []byte {
 	}
 	foot := headHeight + rows*(panelHeight+panelGap)
 	width, height := one*len(runs), foot+18*events+20
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" font-family="system-ui, sans-serif" font-size="12">`+"\n", width, height, width, height)
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" `+
+		`font-family="system-ui, sans-serif" font-size="12">`+"\n", width, height, width, height)
 	fmt.Fprintf(&b, `<rect width="%d" height="%d" fill="white"/>`+"\n", width, height)
 	tops := sharedTops(runs, panels)
 	for i, r := range runs {
@@ -90,7 +91,8 @@ func panelsOf(r *Result) []panel {
 			return !slices.ContainsFunc(r.Series, func(s Sample) bool { return b.of(&s) > 0 })
 		})
 	}
-	return append(out, panel{title: fmt.Sprintf("API writes a second, mean over %s", r.Step.D()), bands: []band{{name: "all writes", color: "#1e8449", of: func(s *Sample) float64 { return s.Writes }}}})
+	return append(out, panel{title: fmt.Sprintf("API writes a second, mean over %s", r.Step.D()),
+		bands: []band{{name: "all writes", color: "#1e8449", of: func(s *Sample) float64 { return s.Writes }}}})
 }
 
 // zoneColors are for zones in the order of their names; more than these share.
@@ -126,10 +128,12 @@ func zonePanels(r *Result) []panel {
 			}
 		}
 		if moved[name] || waited[name] {
-			rates.bands = append(rates.bands, band{name: name, color: color, line: true, of: of(func(z *ZoneSample) float64 { return z.Rate * 3600 })})
+			rates.bands = append(rates.bands, band{name: name, color: color, line: true,
+				of: of(func(z *ZoneSample) float64 { return z.Rate * 3600 })})
 		}
 		if waited[name] {
-			queues.bands = append(queues.bands, band{name: name, color: color, line: true, of: of(func(z *ZoneSample) float64 { return float64(z.Waiting) })})
+			queues.bands = append(queues.bands, band{name: name, color: color, line: true,
+				of: of(func(z *ZoneSample) float64 { return float64(z.Waiting) })})
 		}
 	}
 	var out []panel
@@ -235,9 +239,11 @@ func (d *drawing) panel(p panel, top int, high float64) {
 		}
 		ly := top + 10 + 18*i
 		if band.line {
-			fmt.Fprintf(d.b, `<line x1="%d" x2="%d" y1="%d" y2="%d" stroke="%s" stroke-width="2.5"/>`+"\n", plotLeft+plotWidth+14, plotLeft+plotWidth+26, ly-4, ly-4, band.color)
+			fmt.Fprintf(d.b, `<line x1="%d" x2="%d" y1="%d" y2="%d" stroke="%s" stroke-width="2.5"/>`+"\n", plotLeft+plotWidth+14,
+				plotLeft+plotWidth+26, ly-4, ly-4, band.color)
 		} else {
-			fmt.Fprintf(d.b, `<rect x="%d" y="%d" width="12" height="12" fill="%s" fill-opacity="0.85"/>`+"\n", plotLeft+plotWidth+14, ly-10, band.color)
+			fmt.Fprintf(d.b, `<rect x="%d" y="%d" width="12" height="12" fill="%s" fill-opacity="0.85"/>`+"\n", plotLeft+plotWidth+14, ly-10,
+				band.color)
 		}
 		d.text(plotLeft+plotWidth+32, ly, "", band.name)
 	}
@@ -249,7 +255,8 @@ func (d *drawing) panel(p panel, top int, high float64) {
 func (d *drawing) times(bottom int) {
 	total := d.r.Duration.D()
 	step := time.Minute
-	for _, s := range []time.Duration{10 * time.Second, 30 * time.Second, time.Minute, 2 * time.Minute, 5 * time.Minute, 10 * time.Minute, 20 * time.Minute, 30 * time.Minute, time.Hour, 2 * time.Hour, 6 * time.Hour, 24 * time.Hour} {
+	for _, s := range []time.Duration{10 * time.Second, 30 * time.Second, time.Minute, 2 * time.Minute, 5 * time.Minute, 10 * time.Minute,
+		20 * time.Minute, 30 * time.Minute, time.Hour, 2 * time.Hour, 6 * time.Hour, 24 * time.Hour} {
 		step = s
 		if total/s <= 13 {
 			break

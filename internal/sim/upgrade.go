@@ -49,7 +49,7 @@ func (u *upgrade) next() {
 			u.reboot(n)
 			return
 		}
-		u.drain(n, u.w.now, -drainAgain)
+		u.drain(n, u.w.Now, -drainAgain)
 	})
 }
 
@@ -63,7 +63,7 @@ func (u *upgrade) cordon(n *node, yes bool, then func()) {
 // drain evicts what it may and comes back until nothing is left.
 func (u *upgrade) drain(n *node, since, asked time.Duration) {
 	left := 0
-	ask := u.w.now-asked >= drainAgain
+	ask := u.w.Now-asked >= drainAgain
 	for _, p := range slices.Clone(n.pods) {
 		if p.set.ds != nil {
 			continue
@@ -82,31 +82,32 @@ func (u *upgrade) drain(n *node, since, asked time.Duration) {
 		u.w.deletePod(p)
 	}
 	if ask {
-		asked = u.w.now
+		asked = u.w.Now
 	}
 	switch {
 	case left == 0:
 		u.reboot(n)
-	case u.DrainTimeout > 0 && u.w.now-since >= u.DrainTimeout.D():
+	case u.DrainTimeout > 0 && u.w.Now-since >= u.DrainTimeout.D():
 		u.late++
 		u.reboot(n)
 	default:
-		u.w.after(drainLook, func() { u.drain(n, since, asked) })
+		u.w.After(drainLook, func() { u.drain(n, since, asked) })
 	}
 }
 
 // reboot goes on to the next node when this one is ready and free again.
 func (u *upgrade) reboot(n *node) {
 	w := u.w
-	w.change(n, func(n *node) { n.off++ })
-	w.after(time.Second, func() { w.change(n, func(n *node) { n.off-- }) })
+	w.change(n, func(n *node) { n.Off++ })
+	w.After(time.Second, func() { w.change(n, func(n *node) { n.Off-- }) })
 	u.await(n)
 }
 
 func (u *upgrade) await(n *node) {
-	u.w.after(drainLook, func() {
-		ready := slices.ContainsFunc(n.obj.Status.Conditions, func(c v1.NodeCondition) bool { return c.Type == v1.NodeReady && c.Status == v1.ConditionTrue })
-		if !ready || !n.talks(u.w.now) {
+	u.w.After(drainLook, func() {
+		ready := slices.ContainsFunc(n.obj.Status.Conditions,
+			func(c v1.NodeCondition) bool { return c.Type == v1.NodeReady && c.Status == v1.ConditionTrue })
+		if !ready || !n.talks(u.w.Now) {
 			u.await(n)
 			return
 		}

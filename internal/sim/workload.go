@@ -79,7 +79,8 @@ func (s *workload) adopt() {
 	case kindStatefulSet:
 		// A set in parallel, as most that care for recovery are; one pod at a
 		// time would only be slower.
-		s.sts = &appsv1.StatefulSet{ObjectMeta: meta, Spec: appsv1.StatefulSetSpec{Replicas: &replicas, Template: s.template, PodManagementPolicy: appsv1.ParallelPodManagement}}
+		s.sts = &appsv1.StatefulSet{ObjectMeta: meta, Spec: appsv1.StatefulSetSpec{Replicas: &replicas, Template: s.template,
+			PodManagementPolicy: appsv1.ParallelPodManagement}}
 	case kindDaemonSet:
 		s.ds = &appsv1.DaemonSet{ObjectMeta: meta, Spec: appsv1.DaemonSetSpec{Template: s.template}}
 		s.on = map[*node]*pod{}
@@ -124,7 +125,7 @@ func (s *workload) changed() {
 		return
 	}
 	s.planned = true
-	s.w.after(0, func() {
+	s.w.After(0, func() {
 		s.planned = false
 		if s.w.down == 0 {
 			s.plan()
@@ -152,7 +153,7 @@ func (s *workload) objects() []*v1.Pod {
 
 // plan asks the kind's own planner and does what it says.
 func (s *workload) plan() {
-	now := s.w.time()
+	now := s.w.Time()
 	switch s.spec.Kind {
 	case kindDeployment:
 		p := replicaset.Make(&replicaset.Set{Replicas: int32(s.spec.Replicas), TemplateLabels: s.template.Labels}, s.objects(), nil, now)
@@ -201,7 +202,7 @@ func (s *workload) planJob(now time.Time) {
 		s.create(pod)
 	}
 	if p.Wake > 0 {
-		s.w.after(p.Wake, s.changed)
+		s.w.After(p.Wake, s.changed)
 	}
 	if len(p.Finished) > 0 {
 		s.changed()

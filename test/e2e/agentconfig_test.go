@@ -44,9 +44,9 @@ maxPods: 42
 		t.Errorf("the process has the OOM score %q (%v), want 77", score, err)
 	}
 	roots := x509.NewCertPool()
-	ca, err := os.ReadFile(filepath.Join(c.dir, "pki", "ca.crt"))
+	ca, err := os.ReadFile(filepath.Join(c.dir, "pki", "agent-ca.crt"))
 	if err != nil || !roots.AppendCertsFromPEM(ca) {
-		t.Fatalf("reading the CA: %v", err)
+		t.Fatalf("reading the CA of agents: %v", err)
 	}
 	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(c.first+1))
 	if conn, err := tls.Dial("tcp", address, &tls.Config{MaxVersion: tls.VersionTLS12, InsecureSkipVerify: true}); err == nil { //nolint:gosec // it must fail

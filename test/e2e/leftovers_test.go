@@ -8,9 +8,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/nftables"
 	"github.com/moby/sys/mountinfo"
 	"github.com/vishvananda/netlink"
+
+	"github.com/berth-dev/berth/internal/nft"
+	"github.com/berth-dev/berth/internal/nft/row"
 )
 
 // machine is what a cluster could leave behind.
@@ -37,16 +39,19 @@ func look(t testing.TB, dir string) machine {
 	for _, l := range links {
 		m.links[l.Attrs().Name] = true
 	}
-	conn, err := nftables.New()
+	k, err := nft.Open()
 	if err != nil {
 		t.Fatal(err)
 	}
-	tables, err := conn.ListTables()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, tab := range tables {
-		m.tables[fmt.Sprintf("%d/%s", tab.Family, tab.Name)] = true
+	defer k.Close()
+	for _, f := range []row.Family{row.V4, row.V6, row.Bridge} {
+		tables, err := k.Tables(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range tables {
+			m.tables[fmt.Sprintf("%s/%s", f, name)] = true
+		}
 	}
 	err = filepath.WalkDir("/sys/fs/cgroup", func(p string, d fs.DirEntry, err error) error {
 		if err == nil && d.IsDir() {

@@ -211,13 +211,13 @@ func (r *Rig) nodeKubeconfig(name string) (string, error) {
 			}
 		}
 	}
-	_, _, _, err = r.issue(name, "serving", node)
+	_, _, _, err = r.issue("agent-ca", name, "serving", node)
 	return file, err
 }
 
 // kubeconfig issues a client certificate and writes a kubeconfig for it.
 func (r *Rig) kubeconfig(name string, leaf pki.Leaf) (string, error) {
-	ca, cert, key, err := r.issue(name, "client", leaf)
+	ca, cert, key, err := r.issue("ca", name, "client", leaf)
 	if err != nil {
 		return "", err
 	}
@@ -232,10 +232,10 @@ func (r *Rig) kubeconfig(name string, leaf pki.Leaf) (string, error) {
 
 func (r *Rig) pkiDir(name string) string { return filepath.Join(r.Dir, "pki-"+name) }
 
-// issue has the cluster's authority sign a certificate.
-func (r *Rig) issue(name, kind string, leaf pki.Leaf) (ca *pki.Authority, cert, key string, err error) {
+// issue has an authority of the cluster sign a certificate.
+func (r *Rig) issue(authority, name, kind string, leaf pki.Leaf) (ca *pki.Authority, cert, key string, err error) {
 	now := time.Now()
-	if ca, err = pki.EnsureAuthority(filepath.Join(r.ServerDir(), "pki"), "ca", now); err != nil {
+	if ca, err = pki.EnsureAuthority(filepath.Join(r.ServerDir(), "pki"), authority, "", now); err != nil {
 		return nil, "", "", err
 	}
 	if err := os.MkdirAll(r.pkiDir(name), 0o700); err != nil {

@@ -17,9 +17,12 @@ import (
 // counts its starts from 0 and becomes the restart count. Errors are
 // *ConfigError unless the input itself is wrong.
 func ContainerConfig(in Input, c *v1.Container, attempt uint32) (*runtimeapi.ContainerConfig, error) {
-	env, err := Env(in, c)
-	if err != nil {
-		return nil, err
+	env := in.Env
+	if env == nil {
+		var err error
+		if env, err = Env(in, c); err != nil {
+			return nil, err
+		}
 	}
 	values := make(map[string]string, len(env))
 	for _, e := range env {

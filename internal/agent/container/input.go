@@ -51,6 +51,10 @@ type Input struct {
 	// MemoryCapacity of the node in bytes, for OOM scores.
 	MemoryCapacity int64
 
+	// Env is the environment of the one container that a configuration is made
+	// for, if it is known already; nil has it made.
+	Env []EnvVar
+
 	// PodIPs are the sandbox's addresses; empty while there is no sandbox.
 	PodIPs []string
 

@@ -47,3 +47,46 @@ func resources(field string, texts map[string]string) (v1.ResourceList, error) {
 	}
 	return list, nil
 }
+
+// Complete fills in what settings leave open from the configuration.
+func (s *Settings) Complete(k *kubeletv1beta1.KubeletConfiguration) error {
+	if s.Limits.MaxPods == 0 {
+		s.Limits.MaxPods = 110
+		if k.MaxPods > 0 {
+			s.Limits.MaxPods = int64(k.MaxPods)
+		}
+	}
+	if s.Limits.PodsPerCore == 0 {
+		s.Limits.PodsPerCore = int64(k.PodsPerCore)
+	}
+	if s.Port == 0 {
+		s.Port = k.Port
+	}
+	if s.MaxImages == 0 {
+		s.MaxImages = 50
+		if k.NodeStatusMaxImages != nil {
+			s.MaxImages = int(*k.NodeStatusMaxImages)
+		}
+	}
+	if s.Identity.ProviderID == "" {
+		s.Identity.ProviderID = k.ProviderID
+	}
+	var err error
+	if s.Reserved.System == nil {
+		if s.Reserved.System, err = resources("systemReserved", k.SystemReserved); err != nil {
+			return err
+		}
+	}
+	if s.Reserved.Kube == nil {
+		if s.Reserved.Kube, err = resources("kubeReserved", k.KubeReserved); err != nil {
+			return err
+		}
+	}
+	if err := s.Reserved.NameCPUs(k.ReservedSystemCPUs); err != nil {
+		return err
+	}
+	if s.Reserved.EvictionHard == nil {
+		s.Reserved.EvictionHard, err = EvictionReservation(k.EvictionHard)
+	}
+	return err
+}

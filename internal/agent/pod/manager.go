@@ -37,6 +37,8 @@ type Config struct {
 	Resizer     Resizer
 	Hooks       Hooks
 	Probes      Probes
+	// Signals, when set, reach the manager from now on.
+	Signals *Signals
 	// Devices, when set, returns the health of what a pod's containers were
 	// given; it must not block.
 	Devices func(pod *v1.Pod) map[string][]v1.ResourceStatus
@@ -89,6 +91,9 @@ func NewManager(cfg Config) *Manager {
 	m := &Manager{
 		cfg: cfg, workers: map[types.UID]*worker{}, blocked: map[types.NamespacedName]*v1.Pod{}, mirrors: map[types.UID]*v1.Pod{},
 		metrics: newMetrics(),
+	}
+	if cfg.Signals != nil {
+		cfg.Signals.manager.Store(m)
 	}
 	if cfg.Metrics != nil {
 		for _, c := range append(m.metrics.all(), m) {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/internal/agent/runtime"
 	"github.com/berth-dev/berth/internal/journal"
@@ -54,6 +55,13 @@ type Kill struct {
 	Reason, Message string
 	// Condition is added to the status together with the terminal phase.
 	Condition *v1.PodCondition
+}
+
+// Disrupted is the condition of a pod that the node ends though it did no wrong.
+func Disrupted(message string) *v1.PodCondition {
+	return &v1.PodCondition{
+		Type: v1.DisruptionTarget, Status: v1.ConditionTrue, Reason: v1.PodReasonTerminationByKubelet, Message: message, LastTransitionTime: metav1.Now(),
+	}
 }
 
 // Kind is what an action does.

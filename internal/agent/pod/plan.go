@@ -10,6 +10,30 @@ import (
 	"github.com/berth-dev/berth/internal/journal"
 )
 
+// The life of a pod. Every arrow is a plan that found what the arrow waits for;
+// nothing goes back but the two marked ones.
+//
+//	              refused
+//	  admit ------------------------------------------+
+//	    |                                             |
+//	  cgroup                                          |
+//	    |                                             |
+//	  volumes  sandbox <--(sandbox lost)--+           |
+//	    |        |  images                |           |
+//	    +--------+----+                   |           |
+//	                  v                   |           |
+//	  init containers, sidecars -> main containers    |
+//	                  ^                   |           |
+//	                  +-----(back-off)----+           |
+//	                                      |           v
+//	     deleted, killed, over deadline,  +----> stop containers, sidecars last
+//	     all ended, gone from its source              |
+//	                                             stop sandboxes, unmount
+//	                                                  |
+//	                                             remove cgroup -> status delivered
+//	                                                  |
+//	                                             delete from the API -> clean -> done
+
 // phases is the life of a pod in the order it is lived. Each looks at what is
 // there, gives out what is missing and says whether the next one may look too.
 // Volumes, sandbox and images do not wait for each other; a container waits for

@@ -113,15 +113,18 @@ func (a *access) clientCAs() *x509.CertPool {
 }
 
 // guard lets a request through if the caller has the verb on one of the node's
-// subresources.
-func (a *access) guard(subresources []string, next http.Handler) http.Handler {
+// subresources; an empty verb is that of the request's method.
+func (a *access) guard(verb string, subresources []string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		response, ok, err := a.authn.AuthenticateRequest(req)
 		if err != nil || !ok {
 			http.Error(w, "Unauthorized", http.StatusUnauthorized)
 			return
 		}
-		verb := verbOf(req.Method)
+		verb := verb
+		if verb == "" {
+			verb = verbOf(req.Method)
+		}
 		for _, subresource := range subresources {
 			decision, _, err := a.authz.Authorize(req.Context(), authorizer.AttributesRecord{
 				User: response.User, Verb: verb, APIVersion: "v1", Resource: "nodes", Subresource: subresource,

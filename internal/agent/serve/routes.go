@@ -28,7 +28,10 @@ type route struct {
 	pattern      string
 	methods      []string
 	subresources []string
-	gate         gate
+	// verb is asked for instead of the method's. A session by websocket starts
+	// with GET and is no reading (kubernetes/kubernetes#136550).
+	verb string
+	gate gate
 	// readOnly routes are served without TLS on the read-only port as well.
 	readOnly bool
 	// long routes stay open for as long as the caller wants.
@@ -60,14 +63,14 @@ func (s *server) routes() []route {
 		{pattern: "/configz", methods: get, subresources: []string{"configz", "proxy"}, handler: s.configz},
 		{pattern: "/checkpoint/{namespace}/{pod}/{container}", methods: []string{http.MethodPost}, subresources: []string{"checkpoint"}, handler: s.checkpoint},
 		{pattern: "/containerLogs/{namespace}/{pod}/{container}", methods: get, subresources: proxy, gate: debugging, long: true, handler: s.containerLogs},
-		{pattern: "/exec/{namespace}/{pod}/{container}", methods: getPost, subresources: proxy, gate: debugging, long: true, handler: s.exec},
-		{pattern: "/exec/{namespace}/{pod}/{uid}/{container}", methods: getPost, subresources: proxy, gate: debugging, long: true, handler: s.exec},
-		{pattern: "/attach/{namespace}/{pod}/{container}", methods: getPost, subresources: proxy, gate: debugging, long: true, handler: s.attach},
-		{pattern: "/attach/{namespace}/{pod}/{uid}/{container}", methods: getPost, subresources: proxy, gate: debugging, long: true, handler: s.attach},
-		{pattern: "/portForward/{namespace}/{pod}", methods: getPost, subresources: proxy, gate: debugging, long: true, handler: s.portForward},
-		{pattern: "/portForward/{namespace}/{pod}/{uid}", methods: getPost, subresources: proxy, gate: debugging, long: true, handler: s.portForward},
-		{pattern: "/run/{namespace}/{pod}/{container}", methods: []string{http.MethodPost}, subresources: proxy, gate: debugging, handler: s.run},
-		{pattern: "/run/{namespace}/{pod}/{uid}/{container}", methods: []string{http.MethodPost}, subresources: proxy, gate: debugging, handler: s.run},
+		{pattern: "/exec/{namespace}/{pod}/{container}", methods: getPost, verb: "create", subresources: []string{"exec", "proxy"}, gate: debugging, long: true, handler: s.exec},
+		{pattern: "/exec/{namespace}/{pod}/{uid}/{container}", methods: getPost, verb: "create", subresources: []string{"exec", "proxy"}, gate: debugging, long: true, handler: s.exec},
+		{pattern: "/attach/{namespace}/{pod}/{container}", methods: getPost, verb: "create", subresources: []string{"attach", "proxy"}, gate: debugging, long: true, handler: s.attach},
+		{pattern: "/attach/{namespace}/{pod}/{uid}/{container}", methods: getPost, verb: "create", subresources: []string{"attach", "proxy"}, gate: debugging, long: true, handler: s.attach},
+		{pattern: "/portForward/{namespace}/{pod}", methods: getPost, verb: "create", subresources: []string{"portforward", "proxy"}, gate: debugging, long: true, handler: s.portForward},
+		{pattern: "/portForward/{namespace}/{pod}/{uid}", methods: getPost, verb: "create", subresources: []string{"portforward", "proxy"}, gate: debugging, long: true, handler: s.portForward},
+		{pattern: "/run/{namespace}/{pod}/{container}", methods: []string{http.MethodPost}, verb: "create", subresources: []string{"run", "proxy"}, gate: debugging, handler: s.run},
+		{pattern: "/run/{namespace}/{pod}/{uid}/{container}", methods: []string{http.MethodPost}, verb: "create", subresources: []string{"run", "proxy"}, gate: debugging, handler: s.run},
 		{pattern: "/logs/", methods: get, subresources: log, gate: systemLogs, handler: s.systemLogs},
 		{pattern: "/debug/pprof/", methods: getPost, subresources: proxy, gate: profiling, handler: profile},
 		{pattern: "/debug/flags/v", methods: []string{http.MethodPut}, subresources: proxy, gate: flags, handler: s.setVerbosity},
@@ -102,10 +105,10 @@ func (s *server) handler() http.Handler {
 			handler = http.HandlerFunc(refuse)
 		}
 		handler = s.counted(route, allowMethods(route.methods, handler))
-		mux.Handle(route.pattern, s.traced(route, s.access.guard(route.subresources, handler)))
+		mux.Handle(route.pattern, s.traced(route, s.access.guard(route.verb, route.subresources, handler)))
 	}
 	// What does not exist is nobody's business without permission.
-	mux.Handle("/", s.access.guard([]string{"proxy"}, http.NotFoundHandler()))
+	mux.Handle("/", s.access.guard("", []string{"proxy"}, http.NotFoundHandler()))
 	return mux
 }
 

@@ -59,6 +59,8 @@ var permissions = map[string][]string{
 	"metrics-server": {"get metrics", "get stats"},
 	"api-server":     {"get proxy", "create proxy", "update proxy", "get log", "create checkpoint"},
 	"pod-viewer":     {"get pods"},
+	"prometheus":     {"get metrics", "get proxy"},
+	"operator":       {"create exec"},
 	"nobody":         nil,
 }
 
@@ -352,6 +354,14 @@ func TestAnswers(t *testing.T) {
 		{"metrics-server", "POST", "/exec/default/p/c?command=id&output=1", 403, "verb=create"},
 		{"pod-viewer", "GET", "/pods", 200, `"kind":"PodList"`},
 		{"pod-viewer", "GET", "/exec/default/p/c", 403, ""},
+		// A websocket starts with GET: get on nodes/proxy is no right to run things.
+		{"prometheus", "GET", "/exec/default/p/c?command=id&output=1", 403, "verb=create, resource=nodes, subresource(s)=[exec proxy]"},
+		{"prometheus", "GET", "/attach/default/p/c?output=1", 403, "subresource(s)=[attach proxy]"},
+		{"prometheus", "GET", "/portForward/default/p", 403, "subresource(s)=[portforward proxy]"},
+		{"prometheus", "GET", "/metrics", 200, ""},
+		{"operator", "GET", "/exec/default/p/c?command=id&output=1", 400, "Upgrade request required"},
+		{"operator", "GET", "/attach/default/p/c?output=1", 403, "verb=create"},
+		{"api-server", "GET", "/exec/default/p/c?command=id&output=1", 400, "Upgrade request required"},
 		{"api-server", "GET", "/metrics", 403, ""}, // no fallback to proxy
 		{"api-server", "GET", "/healthz", 200, "ok"},
 		{"api-server", "GET", "/healthz/ping", 200, "ok"},

@@ -26,7 +26,7 @@ func TestShutdownOverTheBus(t *testing.T) {
 	m, err := New(Config{
 		Log: slog.New(slog.DiscardHandler), NodeName: "n1", System: &Logind{DropIn: dropIn}, Board: &board{}, Events: record.NewFakeRecorder(10),
 		Kubelet: &kubeletv1beta1.KubeletConfiguration{ShutdownGracePeriod: seconds(30), ShutdownGracePeriodCriticalPods: seconds(10)},
-		Pods:    func() []*v1.Pod { return []*v1.Pod{pod("dns", criticalPriority, 5), pod("web", 0, 5)} },
+		Pods:    func() []*v1.Pod { return []*v1.Pod{aPod("dns", criticalPriority, 5), aPod("web", 0, 5)} },
 		Kill: func(p *v1.Pod, _ time.Duration) <-chan struct{} {
 			killed <- p.Name
 			return over

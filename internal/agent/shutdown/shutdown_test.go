@@ -16,16 +16,16 @@ import (
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 )
 
-func pod(name string, priority int32, grace int64) *v1.Pod {
+func aPod(name string, priority int32, grace int64) *v1.Pod {
 	return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PodSpec{Priority: &priority, TerminationGracePeriodSeconds: &grace}}
 }
 
 func seconds(n int) metav1.Duration { return metav1.Duration{Duration: time.Duration(n) * time.Second} }
 
 func TestPlan(t *testing.T) {
-	done := pod("done", 0, 5)
+	done := aPod("done", 0, 5)
 	done.Status.Phase = v1.PodSucceeded
-	pods := []*v1.Pod{pod("low", -5, 60), pod("web", 100, 5), pod("dns", criticalPriority, 60), pod("mid", 5000, 600), done}
+	pods := []*v1.Pod{aPod("low", -5, 60), aPod("web", 100, 5), aPod("dns", criticalPriority, 60), aPod("mid", 5000, 600), done}
 	for name, test := range map[string]struct {
 		cfg  kubeletv1beta1.KubeletConfiguration
 		want []string
@@ -93,7 +93,7 @@ func TestShutdownEndsGroupsInOrder(t *testing.T) {
 			Log: slog.New(slog.DiscardHandler), NodeName: "n1", System: s, Board: b, Events: record.NewFakeRecorder(10),
 			Kubelet: &kubeletv1beta1.KubeletConfiguration{ShutdownGracePeriod: seconds(30), ShutdownGracePeriodCriticalPods: seconds(10)},
 			Pods: func() []*v1.Pod {
-				return []*v1.Pod{pod("dns", criticalPriority, 60), pod("web", 0, 5), pod("stuck", 0, 60)}
+				return []*v1.Pod{aPod("dns", criticalPriority, 60), aPod("web", 0, 5), aPod("stuck", 0, 60)}
 			},
 			Kill: func(p *v1.Pod, _ time.Duration) <-chan struct{} {
 				order = append(order, fmt.Sprintf("%s at %v", p.Name, time.Since(begun)))

@@ -39,6 +39,19 @@ type Sink interface {
 	SourcesReady()
 }
 
+// WhenReady has f called once every source has told all it has, behind the sink.
+func WhenReady(sink Sink, f func()) Sink { return readySink{sink, f} }
+
+type readySink struct {
+	Sink
+	then func()
+}
+
+func (s readySink) SourcesReady() {
+	s.Sink.SourcesReady()
+	s.then()
+}
+
 // Config says where pods come from. NodeName, Sink and Log are required.
 type Config struct {
 	NodeName string

@@ -353,3 +353,27 @@ func attached(node *v1.Node, volume v1.UniqueVolumeName) bool {
 	}
 	return slices.ContainsFunc(node.Status.VolumesAttached, func(a v1.AttachedVolume) bool { return a.Name == volume })
 }
+
+// Announce makes the CSINode once there is a Node to own it, and tries again
+// until it is made or ctx ends.
+func (d *Drivers) Announce(ctx context.Context, nodeSeen <-chan struct{}) error {
+	select {
+	case <-nodeSeen:
+	case <-ctx.Done():
+		return nil
+	}
+	for delay := time.Second; ; delay = min(2*delay, 5*time.Minute) {
+		err := d.EnsureCSINode(ctx)
+		if err == nil || ctx.Err() != nil {
+			return nil
+		}
+		d.log.Warn("making the node's CSINode", "err", err, "retry", delay)
+		t := time.NewTimer(delay)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return nil
+		}
+	}
+}

@@ -113,6 +113,17 @@ type Manager struct {
 	due chan struct{}
 }
 
+// The life of a pod's volumes. What is on disk and mounted decides where it
+// begins after a crash; every step may be repeated.
+//
+//	unknown --Mount--> mounting --all there--> mounted --Update, deadline--> refreshing
+//	   ^                 |  ^                     |  ^                           |
+//	   |          failed |  | change, pod's retry |  +---------------------------+
+//	   |                 v  |                     |
+//	   |               waiting                    |
+//	   |                                          | Unmount: no container is alive
+//	   +------- forgotten <--nothing left--- unmounting (repeated until it succeeds)
+
 // podState is what is known of one pod. busy is a lock that a context can
 // give up on; the fields below it are guarded by busy, those above by
 // Manager.mu.

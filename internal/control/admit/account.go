@@ -24,9 +24,9 @@ import (
 	"github.com/berth-dev/berth/internal/control/auth/podref"
 )
 
-// Account gives every pod a service account and, unless told not to, a volume
+// ServiceAccount gives every pod a service account and, unless told not to, a volume
 // with its token.
-const Account = "ServiceAccount"
+const ServiceAccount = "ServiceAccount"
 
 const (
 	defaultAccount = "default"
@@ -56,7 +56,7 @@ type account struct {
 	arrivals arrivals
 }
 
-func newAccount(io.Reader) (admission.Interface, error) {
+func newServiceAccount(io.Reader) (admission.Interface, error) {
 	return &account{
 		Handler: admission.NewHandler(admission.Create, admission.Update),
 		suffix:  func() string { return rand.String(5) },
@@ -79,7 +79,7 @@ func (s *account) SetExternalKubeInformerFactory(f informers.SharedInformerFacto
 
 func (s *account) ValidateInitialization() error {
 	if s.accounts == nil || s.client == nil {
-		return errors.New(Account + " needs a client and an informer factory")
+		return errors.New(ServiceAccount + " needs a client and an informer factory")
 	}
 	return nil
 }

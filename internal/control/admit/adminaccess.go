@@ -18,7 +18,7 @@ import (
 
 // AdminAccess keeps administrative access to devices, which sees what others
 // use, to namespaces whose label says that they may have it.
-const AdminAccess = "DeviceAdminAccess"
+const DeviceAdminAccess = "DeviceAdminAccess"
 
 type adminAccess struct {
 	*admission.Handler
@@ -26,7 +26,7 @@ type adminAccess struct {
 	namespaces corelisters.NamespaceLister
 }
 
-func newAdminAccess(io.Reader) (admission.Interface, error) {
+func newDeviceAdminAccess(io.Reader) (admission.Interface, error) {
 	return &adminAccess{Handler: admission.NewHandler(admission.Create, admission.Update)}, nil
 }
 
@@ -40,7 +40,7 @@ func (p *adminAccess) SetExternalKubeInformerFactory(f informers.SharedInformerF
 
 func (p *adminAccess) ValidateInitialization() error {
 	if p.namespaces == nil || p.client == nil {
-		return errors.New(AdminAccess + " needs an informer factory and a client")
+		return errors.New(DeviceAdminAccess + " needs an informer factory and a client")
 	}
 	return nil
 }

@@ -13,7 +13,7 @@ func TestAdminAccessNeedsALabel(t *testing.T) {
 	labelled := func(name, value string) *corev1.Namespace {
 		return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"resource.kubernetes.io/admin-access": value}}}
 	}
-	r := newRig(t, newAdminAccess, labelled("trusted", "true"), labelled("wrong", "yes"), &corev1.Namespace{ObjectMeta: named("", "plain")})
+	r := newRig(t, newDeviceAdminAccess, labelled("trusted", "true"), labelled("wrong", "yes"), &corev1.Namespace{ObjectMeta: named("", "plain")})
 	spec := func(admin *bool) resourcev1.ResourceClaimSpec {
 		return resourcev1.ResourceClaimSpec{Devices: resourcev1.DeviceClaim{Requests: []resourcev1.DeviceRequest{
 			{Name: "any", FirstAvailable: []resourcev1.DeviceSubRequest{{Name: "x"}}}, {Name: "r", Exactly: &resourcev1.ExactDeviceRequest{AdminAccess: admin}}}}}

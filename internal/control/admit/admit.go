@@ -6,11 +6,12 @@ package admit
 import (
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/admission/initializer"
@@ -18,7 +19,11 @@ import (
 	"k8s.io/apiserver/pkg/admission/plugin/namespace/lifecycle"
 	"k8s.io/apiserver/pkg/admission/plugin/resourcequota"
 	webhookinit "k8s.io/apiserver/pkg/admission/plugin/webhook/initializer"
+	apiserverapi "k8s.io/apiserver/pkg/apis/apiserver"
+	apiserverv1 "k8s.io/apiserver/pkg/apis/apiserver/v1"
+	apiserverv1alpha1 "k8s.io/apiserver/pkg/apis/apiserver/v1alpha1"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/server/options"
 	"k8s.io/apiserver/pkg/util/compatibility"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/apiserver/pkg/util/webhook"
@@ -33,28 +38,39 @@ import (
 // as a whole, so the order matters within each half: quota is last, since it
 // counts only what all others let through.
 var RecommendedOrder = []string{
+	NamespaceAutoProvision,
 	lifecycle.PluginName,
-	Limits,
-	Account,
-	Restriction,
-	NotReadyTaint,
+	NamespaceExists,
+	LimitRanger,
+	ServiceAccount,
+	NodeRestriction,
+	TaintNodesByCondition,
+	AlwaysPullImages,
+	ImagePolicyWebhook,
 	PodSecurity,
+	PodNodeSelector,
 	Priority,
-	Tolerations,
-	StorageClass,
-	InUse,
-	Resize,
+	DefaultTolerationSeconds,
+	PodTolerationRestriction,
+	EventRateLimit,
+	DefaultStorageClass,
+	StorageObjectInUseProtection,
+	OwnerReferencesPermissionEnforcement,
+	PersistentVolumeClaimResize,
 	RuntimeClass,
-	PodResize,
-	Attest,
-	Approval,
-	Signing,
-	PodSigning,
-	Subject,
-	IngressClass,
-	Topology,
-	AdminAccess,
-	Escalation,
+	PodResizeValidator,
+	ClusterTrustBundleAttest,
+	CertificateApproval,
+	CertificateSigning,
+	PodCertificateSigning,
+	CertificateSubjectRestriction,
+	DefaultIngressClass,
+	DenyServiceExternalIPs,
+	ServiceLoadBalancerIngressRestriction,
+	EndpointAddressRestriction,
+	PodTopologyLabels,
+	DeviceAdminAccess,
+	RBACEscalation,
 	mutatingPolicies,
 	mutatingWebhooks,
 	validatingPolicies,
@@ -62,18 +78,31 @@ var RecommendedOrder = []string{
 	resourcequota.PluginName,
 }
 
-// DefaultOn are the plugins that run unless disabled: all.
-var DefaultOn = sets.New(RecommendedOrder...)
+// DefaultOff are the plugins that run only if enabled: upstream's, without
+// DenyServiceExternalIPs (see there).
+var DefaultOff = sets.New(NamespaceAutoProvision, NamespaceExists, AlwaysPullImages, ImagePolicyWebhook, PodNodeSelector, PodTolerationRestriction,
+	EventRateLimit, OwnerReferencesPermissionEnforcement)
+
+// DefaultOn are the plugins that run unless disabled.
+var DefaultOn = sets.New(RecommendedOrder...).Difference(DefaultOff)
 
 // Register makes every plugin known by name.
 func Register(plugins *admission.Plugins) {
 	lifecycle.Register(plugins)
 	for name, factory := range map[string]admission.Factory{
-		Account: newAccount, NotReadyTaint: newNotReadyTaint, PodSecurity: newPodSecurity, Priority: newPriority,
-		Tolerations: newTolerations, StorageClass: newStorageClass, InUse: newInUse, Resize: newResize,
-		RuntimeClass: newRuntimeClass, Attest: newAttest, Approval: newApproval, Signing: newSigning, PodSigning: newPodSigning, Subject: newSubject,
-		IngressClass: newIngressClass, Topology: newTopology, Escalation: newEscalation, Restriction: newRestriction,
-		Limits: newLimits, AdminAccess: newAdminAccess, PodResize: newPodResize,
+		ServiceAccount: newServiceAccount, TaintNodesByCondition: newTaintNodesByCondition, PodSecurity: newPodSecurity, Priority: newPriority,
+		DefaultTolerationSeconds: newDefaultTolerationSeconds, DefaultStorageClass: newDefaultStorageClass,
+		StorageObjectInUseProtection: newStorageObjectInUseProtection, PersistentVolumeClaimResize: newPersistentVolumeClaimResize,
+		RuntimeClass: newRuntimeClass, ClusterTrustBundleAttest: newClusterTrustBundleAttest, CertificateApproval: newCertificateApproval,
+		CertificateSigning: newCertificateSigning, PodCertificateSigning: newPodCertificateSigning,
+		CertificateSubjectRestriction: newCertificateSubjectRestriction, DefaultIngressClass: newDefaultIngressClass,
+		PodTopologyLabels: newPodTopologyLabels, RBACEscalation: newRBACEscalation, NodeRestriction: newNodeRestriction,
+		LimitRanger: newLimitRanger, DeviceAdminAccess: newDeviceAdminAccess, PodResizeValidator: newPodResizeValidator,
+		NamespaceExists: newNamespaceExists, NamespaceAutoProvision: newNamespaceAutoProvision, AlwaysPullImages: newAlwaysPullImages,
+		ImagePolicyWebhook: newImagePolicyWebhook, PodNodeSelector: newPodNodeSelector, PodTolerationRestriction: newPodTolerationRestriction,
+		EventRateLimit: newEventRateLimit, OwnerReferencesPermissionEnforcement: newOwnerReferencesPermissionEnforcement,
+		DenyServiceExternalIPs: newDenyServiceExternalIPs, ServiceLoadBalancerIngressRestriction: newServiceLoadBalancerIngressRestriction,
+		EndpointAddressRestriction: newEndpointAddressRestriction,
 	} {
 		plugins.Register(name, factory)
 	}
@@ -81,6 +110,15 @@ func Register(plugins *admission.Plugins) {
 		plugins.Register(name, factory)
 	}
 	resourcequota.Register(plugins)
+}
+
+// NewOptions are the choices of an administrator, with the library's flags:
+// --enable-admission-plugins, --disable-admission-plugins and
+// --admission-control-config-file.
+func NewOptions() *options.AdmissionOptions {
+	o := &options.AdmissionOptions{Plugins: admission.NewPlugins(), RecommendedPluginOrder: RecommendedOrder, DefaultOffPlugins: DefaultOff}
+	Register(o.Plugins)
+	return o
 }
 
 // Config is what New needs. All but the last group is required.
@@ -96,8 +134,10 @@ type Config struct {
 	// Drained closes when the server has finished its last request.
 	Drained <-chan struct{}
 
-	// Enable and Disable change which plugins run.
+	// Enable and Disable change which plugins run; ConfigFile is an
+	// AdmissionConfiguration for those that take one, or empty.
 	Enable, Disable []string
+	ConfigFile      string
 	// ServerID names this server in metrics.
 	ServerID string
 	// Services finds the address behind a webhook's service; nil: by DNS name.
@@ -127,7 +167,11 @@ func New(cfg Config) (admission.Interface, error) {
 		mine,
 	}
 	mine.all = initializers
-	chain, err := plugins.NewFromPlugins(names, noConfig{}, initializers,
+	provider, err := admission.ReadAdmissionConfiguration(names, cfg.ConfigFile, configScheme())
+	if err != nil {
+		return nil, fmt.Errorf("setting up admission: --admission-control-config-file %s: %w", cfg.ConfigFile, err)
+	}
+	chain, err := plugins.NewFromPlugins(names, provider, initializers,
 		admission.Decorators{admission.DecoratorFunc(admissionmetrics.WithControllerMetrics)})
 	if err != nil {
 		return nil, fmt.Errorf("setting up admission: %w", err)
@@ -141,14 +185,23 @@ func selected(enable, disable []string) ([]string, error) {
 			return nil, fmt.Errorf("setting up admission: there is no plugin %q; there are %q", name, RecommendedOrder)
 		}
 	}
+	for _, name := range enable {
+		if slices.Contains(disable, name) {
+			return nil, fmt.Errorf("setting up admission: plugin %q is both enabled and disabled", name)
+		}
+	}
 	on := DefaultOn.Clone().Insert(enable...).Delete(disable...)
 	return slices.DeleteFunc(slices.Clone(RecommendedOrder), func(name string) bool { return !on.Has(name) }), nil
 }
 
-// noConfig gives every plugin its defaults.
-type noConfig struct{}
-
-func (noConfig) ConfigFor(string) (io.Reader, error) { return nil, nil }
+// configScheme knows the kind of --admission-control-config-file.
+func configScheme() *runtime.Scheme {
+	s := runtime.NewScheme()
+	utilruntime.Must(apiserverapi.AddToScheme(s))
+	utilruntime.Must(apiserverv1alpha1.AddToScheme(s))
+	utilruntime.Must(apiserverv1.AddToScheme(s))
+	return s
+}
 
 // own hands out what the library's initializers do not know.
 type own struct {
@@ -170,6 +223,9 @@ var virtual = []schema.GroupResource{
 func (o *own) Initialize(plugin admission.Interface) {
 	if wants, ok := plugin.(wantsLazySetup); ok {
 		wants.setLazySetup(lazySetup{o.cfg.Informers, o.all, o.cfg.Drained})
+	}
+	if wants, ok := plugin.(wantsRESTMapper); ok {
+		wants.setRESTMapper(o.cfg.RESTMapper)
 	}
 	if wants, ok := plugin.(wantsRoles); ok {
 		wants.setRoles(o.cfg.Roles)

@@ -10,16 +10,16 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 )
 
-// Attest lets only those say what a signer's trust anchors are who may for that
+// ClusterTrustBundleAttest lets only those say what a signer's trust anchors are who may for that
 // signer.
-const Attest = "ClusterTrustBundleAttest"
+const ClusterTrustBundleAttest = "ClusterTrustBundleAttest"
 
 type attest struct {
 	*admission.Handler
 	authorizer authorizer.UnconditionalAuthorizer
 }
 
-func newAttest(io.Reader) (admission.Interface, error) {
+func newClusterTrustBundleAttest(io.Reader) (admission.Interface, error) {
 	return &attest{Handler: admission.NewHandler(admission.Create, admission.Update)}, nil
 }
 
@@ -27,7 +27,7 @@ func (c *attest) SetUnconditionalAuthorizer(a authorizer.UnconditionalAuthorizer
 
 func (c *attest) ValidateInitialization() error {
 	if c.authorizer == nil {
-		return fmt.Errorf("%s needs an authorizer", Attest)
+		return fmt.Errorf("%s needs an authorizer", ClusterTrustBundleAttest)
 	}
 	return nil
 }

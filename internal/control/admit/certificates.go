@@ -20,14 +20,14 @@ import (
 
 // Names of the admission of certificate signing requests.
 const (
-	// Approval lets only those approve who may for that signer.
-	Approval = "CertificateApproval"
+	// CertificateApproval lets only those approve who may for that signer.
+	CertificateApproval = "CertificateApproval"
 	// Signing does the same for writing the certificate.
-	Signing = "CertificateSigning"
+	CertificateSigning = "CertificateSigning"
 	// PodSigning does so for answering a pod's request.
-	PodSigning = "PodCertificateSigning"
+	PodCertificateSigning = "PodCertificateSigning"
 	// Subject refuses client certificates for system:masters.
-	Subject = "CertificateSubjectRestriction"
+	CertificateSubjectRestriction = "CertificateSubjectRestriction"
 )
 
 // signerCheck asks for a verb on the request's signer when a subresource is
@@ -40,16 +40,16 @@ type signerCheck struct {
 	authorizer authorizer.UnconditionalAuthorizer
 }
 
-func newApproval(io.Reader) (admission.Interface, error) {
+func newCertificateApproval(io.Reader) (admission.Interface, error) {
 	return &signerCheck{
-		Handler: admission.NewHandler(admission.Update), name: Approval, subresource: "approval", verb: "approve", doing: "approve",
+		Handler: admission.NewHandler(admission.Update), name: CertificateApproval, subresource: "approval", verb: "approve", doing: "approve",
 		touches: func(old, now *certificatesv1.CertificateSigningRequest) bool { return true },
 	}, nil
 }
 
-func newSigning(io.Reader) (admission.Interface, error) {
+func newCertificateSigning(io.Reader) (admission.Interface, error) {
 	return &signerCheck{
-		Handler: admission.NewHandler(admission.Update), name: Signing, subresource: "status", verb: "sign", doing: "sign",
+		Handler: admission.NewHandler(admission.Update), name: CertificateSigning, subresource: "status", verb: "sign", doing: "sign",
 		touches: func(old, now *certificatesv1.CertificateSigningRequest) bool {
 			return !bytes.Equal(old.Status.Certificate, now.Status.Certificate) ||
 				!equality.Semantic.DeepEqual(failures(old), failures(now))
@@ -64,7 +64,7 @@ type podSigning struct {
 	authorizer authorizer.UnconditionalAuthorizer
 }
 
-func newPodSigning(io.Reader) (admission.Interface, error) {
+func newPodCertificateSigning(io.Reader) (admission.Interface, error) {
 	return &podSigning{Handler: admission.NewHandler(admission.Update)}, nil
 }
 
@@ -74,7 +74,7 @@ func (p *podSigning) SetUnconditionalAuthorizer(a authorizer.UnconditionalAuthor
 
 func (p *podSigning) ValidateInitialization() error {
 	if p.authorizer == nil {
-		return fmt.Errorf("%s needs an authorizer", PodSigning)
+		return fmt.Errorf("%s needs an authorizer", PodCertificateSigning)
 	}
 	return nil
 }
@@ -152,7 +152,7 @@ var clientSigners = []string{certificatesv1.KubeAPIServerClientSignerName, "kube
 
 type subject struct{ *admission.Handler }
 
-func newSubject(io.Reader) (admission.Interface, error) {
+func newCertificateSubjectRestriction(io.Reader) (admission.Interface, error) {
 	return &subject{admission.NewHandler(admission.Create)}, nil
 }
 

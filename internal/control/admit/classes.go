@@ -20,15 +20,15 @@ import (
 
 // Names of the admission that fills in classes.
 const (
-	// StorageClass gives claims without a class the default one.
-	StorageClass = "DefaultStorageClass"
+	// DefaultStorageClass gives claims without a class the default one.
+	DefaultStorageClass = "DefaultStorageClass"
 	// IngressClass does the same for ingresses.
-	IngressClass = "DefaultIngressClass"
+	DefaultIngressClass = "DefaultIngressClass"
 )
 
-func newStorageClass(io.Reader) (admission.Interface, error) {
+func newDefaultStorageClass(io.Reader) (admission.Interface, error) {
 	return &defaultClass[*storagev1.StorageClass]{
-		Handler: admission.NewHandler(admission.Create), name: StorageClass,
+		Handler: admission.NewHandler(admission.Create), name: DefaultStorageClass,
 		marks: []string{"storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class"},
 		field: func(a admission.Attributes) **string {
 			claim, ok := a.GetObject().(*corev1.PersistentVolumeClaim)
@@ -44,9 +44,9 @@ func newStorageClass(io.Reader) (admission.Interface, error) {
 	}, nil
 }
 
-func newIngressClass(io.Reader) (admission.Interface, error) {
+func newDefaultIngressClass(io.Reader) (admission.Interface, error) {
 	return &defaultClass[*networkingv1.IngressClass]{
-		Handler: admission.NewHandler(admission.Create), name: IngressClass,
+		Handler: admission.NewHandler(admission.Create), name: DefaultIngressClass,
 		marks: []string{networkingv1.AnnotationIsDefaultIngressClass},
 		field: func(a admission.Attributes) **string {
 			ingress, ok := a.GetObject().(*networkingv1.Ingress)

@@ -25,7 +25,7 @@ import (
 // Escalation keeps users from granting what they do not hold: by writing a
 // role (unless they hold the verb escalate on it) or by binding one (unless
 // they hold bind).
-const Escalation = "RBACEscalation"
+const RBACEscalation = "RBACEscalation"
 
 // Roles answers what users hold; the RBAC authorizer does.
 type Roles interface {
@@ -42,7 +42,7 @@ type escalation struct {
 	authorizer authorizer.UnconditionalAuthorizer
 }
 
-func newEscalation(io.Reader) (admission.Interface, error) {
+func newRBACEscalation(io.Reader) (admission.Interface, error) {
 	return &escalation{Handler: admission.NewHandler(admission.Create, admission.Update)}, nil
 }
 
@@ -54,7 +54,7 @@ func (e *escalation) SetUnconditionalAuthorizer(a authorizer.UnconditionalAuthor
 
 func (e *escalation) ValidateInitialization() error {
 	if e.roles == nil || e.authorizer == nil || e.client == nil {
-		return errors.New(Escalation + " needs a client, an authorizer and roles")
+		return errors.New(RBACEscalation + " needs a client, an authorizer and roles")
 	}
 	return nil
 }

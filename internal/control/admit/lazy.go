@@ -1,6 +1,7 @@
 package admit
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -22,6 +23,9 @@ type lazy struct {
 	name    string
 	make    admission.Factory
 	sources func(informers.SharedInformerFactory) []cache.SharedIndexInformer
+
+	// configuration is what the administrator wrote for the plugin, or nil.
+	configuration []byte
 
 	setup  lazySetup
 	needed atomic.Bool
@@ -51,7 +55,8 @@ func newLazy(name string, make admission.Factory, sources func(informers.SharedI
 	}
 }
 
-func (l *lazy) setLazySetup(s lazySetup) { l.setup = s }
+func (l *lazy) setLazySetup(s lazySetup)     { l.setup = s }
+func (l *lazy) setConfiguration(data []byte) { l.configuration = data }
 
 func (l *lazy) ValidateInitialization() error {
 	if l.setup.informers == nil || l.setup.initializers == nil || l.setup.stop == nil {
@@ -110,7 +115,11 @@ func (l *lazy) build() (built admission.Interface, err error) {
 			built, err = nil, fmt.Errorf("making %s: the server is stopping (%v)", l.name, cause)
 		}
 	}()
-	plugin, err := l.make(nil)
+	var configuration io.Reader
+	if l.configuration != nil {
+		configuration = bytes.NewReader(l.configuration)
+	}
+	plugin, err := l.make(configuration)
 	if err != nil {
 		return nil, fmt.Errorf("making %s: %w", l.name, err)
 	}
@@ -166,7 +175,15 @@ func (l lazyValidating) Validate(ctx context.Context, a admission.Attributes, o 
 // extensible lists the plugins that are made lazily.
 func extensible() map[string]admission.Factory {
 	lazily := func(l func() admission.Interface) admission.Factory {
-		return func(io.Reader) (admission.Interface, error) { return l(), nil }
+		return func(configuration io.Reader) (admission.Interface, error) {
+			plugin := l()
+			if configuration == nil {
+				return plugin, nil
+			}
+			data, err := io.ReadAll(configuration)
+			plugin.(interface{ setConfiguration([]byte) }).setConfiguration(data)
+			return plugin, err
+		}
 	}
 	return map[string]admission.Factory{
 		mutatingPolicies: lazily(func() admission.Interface {

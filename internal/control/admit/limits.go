@@ -20,7 +20,7 @@ import (
 
 // Limits applies a namespace's LimitRanges: it fills in what containers leave
 // out and refuses what is too small, too big or too far apart.
-const Limits = "LimitRanger"
+const LimitRanger = "LimitRanger"
 
 // limitsAnnotation tells the user what was filled in.
 const limitsAnnotation = "kubernetes.io/limit-ranger"
@@ -30,7 +30,7 @@ type limits struct {
 	ranges corelisters.LimitRangeLister
 }
 
-func newLimits(io.Reader) (admission.Interface, error) {
+func newLimitRanger(io.Reader) (admission.Interface, error) {
 	return &limits{Handler: admission.NewHandler(admission.Create, admission.Update)}, nil
 }
 
@@ -42,7 +42,7 @@ func (l *limits) SetExternalKubeInformerFactory(f informers.SharedInformerFactor
 
 func (l *limits) ValidateInitialization() error {
 	if l.ranges == nil {
-		return errors.New(Limits + " needs an informer factory")
+		return errors.New(LimitRanger + " needs an informer factory")
 	}
 	return nil
 }

@@ -20,7 +20,7 @@ func rangeOf(name string, items ...corev1.LimitRangeItem) *corev1.LimitRange {
 }
 
 func TestLimitDefaults(t *testing.T) {
-	r := newRig(t, newLimits,
+	r := newRig(t, newLimitRanger,
 		rangeOf("b", corev1.LimitRangeItem{Type: "Container", Default: quantities("cpu", "9", "memory", "1Gi")}),
 		rangeOf("a", corev1.LimitRangeItem{Type: "Container", Default: quantities("cpu", "2"), DefaultRequest: quantities("cpu", "1", "memory", "5Mi")}))
 	pod := newPod(func(p *corev1.Pod) {
@@ -37,7 +37,7 @@ func TestLimitDefaults(t *testing.T) {
 }
 
 func TestLimitChecks(t *testing.T) {
-	r := newRig(t, newLimits, rangeOf("all",
+	r := newRig(t, newLimitRanger, rangeOf("all",
 		corev1.LimitRangeItem{Type: "Container", Min: quantities("cpu", "100m"), Max: quantities("cpu", "2"), MaxLimitRequestRatio: quantities("cpu", "4")},
 		corev1.LimitRangeItem{Type: "Pod", Max: quantities("memory", "1Gi")},
 		corev1.LimitRangeItem{Type: "PersistentVolumeClaim", Min: quantities("storage", "1Gi"), Max: quantities("storage", "10Gi")}))

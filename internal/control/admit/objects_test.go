@@ -25,7 +25,7 @@ func TestDefaultClasses(t *testing.T) {
 		return m
 	}
 	const sc, ic = "storageclass.kubernetes.io/is-default-class", "ingressclass.kubernetes.io/is-default-class"
-	r := newRig(t, newStorageClass,
+	r := newRig(t, newDefaultStorageClass,
 		&storagev1.StorageClass{ObjectMeta: at("old", 1, sc)}, &storagev1.StorageClass{ObjectMeta: at("b", 2, sc)},
 		&storagev1.StorageClass{ObjectMeta: at("a", 2, "storageclass.beta.kubernetes.io/is-default-class")}, &storagev1.StorageClass{ObjectMeta: at("new", 3)})
 	for _, c := range []struct {
@@ -38,7 +38,7 @@ func TestDefaultClasses(t *testing.T) {
 			t.Errorf("class %q, want %q", got, c.want)
 		}
 	}
-	r = newRig(t, newIngressClass, &networkingv1.IngressClass{ObjectMeta: at("nginx", 1, ic)}, &networkingv1.IngressClass{ObjectMeta: at("other", 2)})
+	r = newRig(t, newDefaultIngressClass, &networkingv1.IngressClass{ObjectMeta: at("nginx", 1, ic)}, &networkingv1.IngressClass{ObjectMeta: at("other", 2)})
 	ingress := &networkingv1.Ingress{ObjectMeta: named("ns", "i")}
 	expect(t, r.do(request{resource: "ingresses.networking.k8s.io", now: ingress}), "")
 	old := &networkingv1.Ingress{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "i", Annotations: map[string]string{"kubernetes.io/ingress.class": "x"}}}
@@ -49,7 +49,7 @@ func TestDefaultClasses(t *testing.T) {
 }
 
 func TestInUseAndResize(t *testing.T) {
-	r := newRig(t, newInUse)
+	r := newRig(t, newStorageObjectInUseProtection)
 	claim, volume := &corev1.PersistentVolumeClaim{ObjectMeta: named("ns", "c")}, &corev1.PersistentVolume{ObjectMeta: named("", "v")}
 	for range 2 {
 		expect(t, r.do(request{resource: "persistentvolumeclaims", now: claim}), "")
@@ -58,7 +58,7 @@ func TestInUseAndResize(t *testing.T) {
 	if len(claim.Finalizers) != 1 || claim.Finalizers[0] != "kubernetes.io/pvc-protection" || len(volume.Finalizers) != 1 || volume.Finalizers[0] != "kubernetes.io/pv-protection" {
 		t.Errorf("finalizers %v and %v", claim.Finalizers, volume.Finalizers)
 	}
-	r = newRig(t, newResize, &storagev1.StorageClass{ObjectMeta: named("", "grows"), AllowVolumeExpansion: ptr.To(true)}, &storagev1.StorageClass{ObjectMeta: named("", "fixed")})
+	r = newRig(t, newPersistentVolumeClaimResize, &storagev1.StorageClass{ObjectMeta: named("", "grows"), AllowVolumeExpansion: ptr.To(true)}, &storagev1.StorageClass{ObjectMeta: named("", "fixed")})
 	sized := func(class, size string, phase corev1.PersistentVolumeClaimPhase) *corev1.PersistentVolumeClaim {
 		return &corev1.PersistentVolumeClaim{ObjectMeta: named("ns", "c"), Status: corev1.PersistentVolumeClaimStatus{Phase: phase},
 			Spec: corev1.PersistentVolumeClaimSpec{StorageClassName: &class, Resources: corev1.VolumeResourceRequirements{Requests: quantities("storage", size)}}}
@@ -92,13 +92,13 @@ func TestCertificates(t *testing.T) {
 	failed.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: certificatesv1.CertificateFailed}}
 	const resource = "certificatesigningrequests.certificates.k8s.io"
 
-	r := newRig(t, newApproval, role("one", "approve", "example.com/one"), bind("one", "ann"), role("domain", "approve", "example.com/*"), bind("domain", "bob"))
+	r := newRig(t, newCertificateApproval, role("one", "approve", "example.com/one"), bind("one", "ann"), role("domain", "approve", "example.com/*"), bind("domain", "bob"))
 	expect(t, r.do(request{resource: resource + "/approval", now: csr, old: csr, user: ann}), "")
 	expect(t, r.do(request{resource: resource + "/approval", now: csr, old: csr, user: bob}), "")
 	expect(t, r.do(request{resource: resource + "/approval", now: csr, old: csr, user: eve}), `user not permitted to approve requests with signerName "example.com/one"`)
 	expect(t, r.do(request{resource: resource + "/status", now: signed, old: csr, user: eve}), "")
 
-	r = newRig(t, newSigning, role("one", "sign", "example.com/one"), bind("one", "ann"))
+	r = newRig(t, newCertificateSigning, role("one", "sign", "example.com/one"), bind("one", "ann"))
 	expect(t, r.do(request{resource: resource + "/status", now: signed, old: csr, user: ann}), "")
 	expect(t, r.do(request{resource: resource + "/status", now: csr, old: csr, user: eve}), "")
 	expect(t, r.do(request{resource: resource + "/status", now: signed, old: csr, user: eve}), `user not permitted to sign requests with signerName "example.com/one"`)
@@ -106,12 +106,12 @@ func TestCertificates(t *testing.T) {
 
 	const bundles = "clustertrustbundles.certificates.k8s.io"
 	attested := &certificatesv1.ClusterTrustBundle{ObjectMeta: named("", "x"), Spec: certificatesv1.ClusterTrustBundleSpec{SignerName: "example.com/one"}}
-	r = newRig(t, newAttest, role("one", "attest", "example.com/one"), bind("one", "ann"))
+	r = newRig(t, newClusterTrustBundleAttest, role("one", "attest", "example.com/one"), bind("one", "ann"))
 	expect(t, r.do(request{resource: bundles, now: attested, user: ann}), "")
 	expect(t, r.do(request{resource: bundles, now: attested, user: eve}), `user not permitted to attest for signerName "example.com/one"`)
 	expect(t, r.do(request{resource: bundles, now: &certificatesv1.ClusterTrustBundle{ObjectMeta: named("", "x")}, user: eve}), "")
 
-	r = newRig(t, newSubject)
+	r = newRig(t, newCertificateSubjectRestriction)
 	const client = "kubernetes.io/kube-apiserver-client"
 	expect(t, r.do(request{resource: resource, now: certificateRequest(t, "x", client, "devs")}), "")
 	expect(t, r.do(request{resource: resource, now: certificateRequest(t, "x", client, "system:masters")}), "use of kubernetes.io/kube-apiserver-client signer with system:masters group is not allowed")
@@ -133,7 +133,7 @@ func TestEscalation(t *testing.T) {
 		return &rbacv1.ClusterRoleBinding{ObjectMeta: named("", name), RoleRef: rbacv1.RoleRef{APIGroup: "rbac.authorization.k8s.io", Kind: "ClusterRole", Name: role},
 			Subjects: []rbacv1.Subject{{Kind: "User", Name: "ann"}}}
 	}
-	r := newRig(t, newEscalation,
+	r := newRig(t, newRBACEscalation,
 		clusterRole("held", get("pods"), rbacVerb("escalate", "clusterroles", "free"), rbacVerb("bind", "clusterroles", "secret-reader")), binding("held", "held"),
 		clusterRole("pod-reader", get("pods")), clusterRole("secret-reader", get("secrets")), clusterRole("node-reader", get("nodes")),
 		&rbacv1.Role{ObjectMeta: named("ns", "local"), Rules: []rbacv1.PolicyRule{get("secrets")}},
@@ -202,7 +202,7 @@ func TestBindingReadsTheStore(t *testing.T) {
 	small := &rbacv1.ClusterRole{ObjectMeta: named("", "grows"), Rules: []rbacv1.PolicyRule{rule("pods")}}
 	bind := &rbacv1.ClusterRoleBinding{ObjectMeta: named("", "b"), RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: "grows"},
 		Subjects: []rbacv1.Subject{{Kind: "User", Name: "ann"}}}
-	r := newRig(t, newEscalation, small, bind)
+	r := newRig(t, newRBACEscalation, small, bind)
 	ann := &user.DefaultInfo{Name: "ann"}
 	const bindings = "clusterrolebindings.rbac.authorization.k8s.io"
 	expect(t, r.do(request{resource: bindings, now: bind, user: ann}), "")

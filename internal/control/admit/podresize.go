@@ -18,7 +18,7 @@ import (
 
 // PodResize refuses a resize that the pod's node could not grant if it were
 // empty: nobody is left waiting for what can never be.
-const PodResize = "PodResizeValidator"
+const PodResizeValidator = "PodResizeValidator"
 
 // Types of the cause that a refused resize carries.
 const (
@@ -31,7 +31,7 @@ type podResize struct {
 	nodes corelisters.NodeLister
 }
 
-func newPodResize(io.Reader) (admission.Interface, error) {
+func newPodResizeValidator(io.Reader) (admission.Interface, error) {
 	return &podResize{Handler: admission.NewHandler(admission.Update)}, nil
 }
 
@@ -43,7 +43,7 @@ func (p *podResize) SetExternalKubeInformerFactory(f informers.SharedInformerFac
 
 func (p *podResize) ValidateInitialization() error {
 	if p.nodes == nil {
-		return errors.New(PodResize + " needs an informer factory")
+		return errors.New(PodResizeValidator + " needs an informer factory")
 	}
 	return nil
 }

@@ -16,7 +16,7 @@ func TestPodResizeChecks(t *testing.T) {
 			Status:     corev1.NodeStatus{Allocatable: quantities("cpu", "2", "memory", "1Gi")},
 		}
 	}
-	r := newRig(t, newPodResize, node("n", "linux"), node("w", "windows"))
+	r := newRig(t, newPodResizeValidator, node("n", "linux"), node("w", "windows"))
 	pod := func(node string, generation int64, cpu, memory string) *corev1.Pod {
 		return newPod(func(p *corev1.Pod) {
 			p.Spec.NodeName, p.Generation = node, generation

@@ -37,7 +37,7 @@ func TestTolerations(t *testing.T) {
 		{"own seconds", []corev1.Toleration{{Key: "node.kubernetes.io/unreachable", Operator: "Exists", Effect: "NoExecute", TolerationSeconds: ptr.To[int64](5)}},
 			"node.kubernetes.io/unreachable:Exists:NoExecute:5 " + notReady},
 	} {
-		r := newRig(t, newTolerations)
+		r := newRig(t, newDefaultTolerationSeconds)
 		pod := newPod(func(p *corev1.Pod) { p.Spec.Tolerations = c.have })
 		expect(t, r.do(request{resource: "pods", now: pod}), "")
 		if got := tolerationText(pod.Spec.Tolerations); got != c.want {
@@ -52,7 +52,7 @@ func TestTolerations(t *testing.T) {
 }
 
 func TestNotReadyTaint(t *testing.T) {
-	r := newRig(t, newNotReadyTaint)
+	r := newRig(t, newTaintNodesByCondition)
 	node := &corev1.Node{ObjectMeta: named("", "n")}
 	for range 2 {
 		expect(t, r.do(request{resource: "nodes", now: node}), "")
@@ -114,7 +114,7 @@ func TestServiceAccount(t *testing.T) {
 		{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "strict", Annotations: map[string]string{"kubernetes.io/enforce-mountable-secrets": "true"}},
 			Secrets: []corev1.ObjectReference{{Name: "ok"}}, AutomountServiceAccountToken: ptr.To(false)},
 	}
-	r := newRig(t, newAccount, accounts[0], accounts[1], accounts[2])
+	r := newRig(t, newServiceAccount, accounts[0], accounts[1], accounts[2])
 	r.plugin.(*account).suffix = func() string { return "abcde" }
 	mirror := func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "1"} }
 	uses := func(account string) func(*corev1.Pod) {
@@ -191,7 +191,7 @@ func TestTokenVolume(t *testing.T) {
 }
 
 func TestFirstPodWaitsForItsAccount(t *testing.T) {
-	r := newRig(t, newAccount)
+	r := newRig(t, newServiceAccount)
 	done := make(chan error, 1)
 	go func() { done <- r.do(request{resource: "pods", now: newPod()}) }()
 	if _, err := r.client.CoreV1().ServiceAccounts("ns").Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: named("ns", "default")}, metav1.CreateOptions{}); err != nil {
@@ -235,7 +235,7 @@ func TestRuntimeClass(t *testing.T) {
 }
 
 func TestTopology(t *testing.T) {
-	r := newRig(t, newTopology, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: map[string]string{
+	r := newRig(t, newPodTopologyLabels, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: map[string]string{
 		"topology.kubernetes.io/zone": "z", "topology.kubernetes.io/region": "r", "other": "x",
 	}}})
 	binding := &corev1.Binding{ObjectMeta: named("ns", "p"), Target: corev1.ObjectReference{Kind: "Node", Name: "n"}}

@@ -29,7 +29,7 @@ import (
 // Restriction keeps a node to what is its own: its Node object, the pods on
 // it, its lease. The Node authorizer says which kinds a node may write; this
 // plugin looks at the objects.
-const Restriction = "NodeRestriction"
+const NodeRestriction = "NodeRestriction"
 
 type restriction struct {
 	*admission.Handler
@@ -43,7 +43,7 @@ type restriction struct {
 	authorizer authorizer.UnconditionalAuthorizer
 }
 
-func newRestriction(io.Reader) (admission.Interface, error) {
+func newNodeRestriction(io.Reader) (admission.Interface, error) {
 	return &restriction{Handler: admission.NewHandler(admission.Create, admission.Update, admission.Delete)}, nil
 }
 
@@ -65,7 +65,7 @@ func (r *restriction) SetExternalKubeInformerFactory(f informers.SharedInformerF
 
 func (r *restriction) ValidateInitialization() error {
 	if r.pods == nil || r.client == nil || r.authorizer == nil {
-		return errors.New(Restriction + " needs a client, an informer factory and an authorizer")
+		return errors.New(NodeRestriction + " needs a client, an informer factory and an authorizer")
 	}
 	return nil
 }

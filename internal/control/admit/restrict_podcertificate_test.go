@@ -23,7 +23,7 @@ func podWithCertificate(change ...func(*corev1.Pod)) *corev1.Pod {
 }
 
 func TestRestrictionOfPodCertificates(t *testing.T) {
-	r := newRig(t, newRestriction, bareNode(), podWithCertificate(),
+	r := newRig(t, newNodeRestriction, bareNode(), podWithCertificate(),
 		podWithCertificate(func(p *corev1.Pod) { p.Name, p.UID, p.Spec.NodeName = "theirs", "t", "n2" }),
 		podWithCertificate(func(p *corev1.Pod) {
 			p.Name, p.UID = "mirror", "mi"
@@ -74,13 +74,13 @@ func TestRestrictionOfPodCertificates(t *testing.T) {
 	}
 	// A pod that the cache still knows by its predecessor is looked up anew.
 	fresh := podWithCertificate(func(p *corev1.Pod) { p.UID = "m2" })
-	r.plugin.(*restriction).client = newRig(t, newRestriction, runtime.Object(fresh)).client
+	r.plugin.(*restriction).client = newRig(t, newNodeRestriction, runtime.Object(fresh)).client
 	expect(t, r.do(request{resource: resource, now: asked(func(s *spec) { s.PodUID = "m2" }), user: node1}), "")
 }
 
 func TestPodCertificateSigning(t *testing.T) {
 	ann, eve := &user.DefaultInfo{Name: "ann"}, &user.DefaultInfo{Name: "eve"}
-	r := newRig(t, newPodSigning,
+	r := newRig(t, newPodCertificateSigning,
 		&rbacv1.ClusterRole{ObjectMeta: named("", "one"), Rules: []rbacv1.PolicyRule{{Verbs: []string{"sign"}, APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"signers"}, ResourceNames: []string{"example.com/*"}}}},
 		&rbacv1.ClusterRoleBinding{ObjectMeta: named("", "one"), RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: "one"}, Subjects: []rbacv1.Subject{{Kind: "User", Name: "ann"}}})
 	asked := &certificatesv1.PodCertificateRequest{ObjectMeta: named("ns", "r"), Spec: certificatesv1.PodCertificateRequestSpec{SignerName: "example.com/one"}}

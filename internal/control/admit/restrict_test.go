@@ -98,7 +98,7 @@ func restrictionRig(t *testing.T) *rig {
 	api.Name, api.UID, api.Spec.NodeName = "api", "a", "n1"
 	theirs := newPod()
 	theirs.Name, theirs.UID, theirs.Spec.NodeName = "theirs", "t", "n2"
-	return newRig(t, newRestriction, bareNode(), mine, api, theirs,
+	return newRig(t, newNodeRestriction, bareNode(), mine, api, theirs,
 		&storagev1.CSIDriver{ObjectMeta: named("", "inline"), Spec: storagev1.CSIDriverSpec{TokenRequests: []storagev1.TokenRequest{{Audience: "inline-aud"}}}},
 		&storagev1.CSIDriver{ObjectMeta: named("", "block"), Spec: storagev1.CSIDriverSpec{TokenRequests: []storagev1.TokenRequest{{Audience: "block-aud"}}}},
 		&corev1.PersistentVolumeClaim{ObjectMeta: named("ns", "data"), Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv"}},

@@ -19,9 +19,9 @@ import (
 // Names of the admission of storage objects.
 const (
 	// InUse keeps volumes and claims from vanishing while they are in use.
-	InUse = "StorageObjectInUseProtection"
-	// Resize lets claims grow only where their class allows it.
-	Resize = "PersistentVolumeClaimResize"
+	StorageObjectInUseProtection = "StorageObjectInUseProtection"
+	// PersistentVolumeClaimResize lets claims grow only where their class allows it.
+	PersistentVolumeClaimResize = "PersistentVolumeClaimResize"
 )
 
 const (
@@ -32,7 +32,7 @@ const (
 
 type inUse struct{ *admission.Handler }
 
-func newInUse(io.Reader) (admission.Interface, error) {
+func newStorageObjectInUseProtection(io.Reader) (admission.Interface, error) {
 	return &inUse{admission.NewHandler(admission.Create)}, nil
 }
 
@@ -65,7 +65,7 @@ type resize struct {
 	classes storagelisters.StorageClassLister
 }
 
-func newResize(io.Reader) (admission.Interface, error) {
+func newPersistentVolumeClaimResize(io.Reader) (admission.Interface, error) {
 	return &resize{Handler: admission.NewHandler(admission.Update)}, nil
 }
 
@@ -77,7 +77,7 @@ func (s *resize) SetExternalKubeInformerFactory(f informers.SharedInformerFactor
 
 func (s *resize) ValidateInitialization() error {
 	if s.classes == nil {
-		return errors.New(Resize + " needs an informer factory")
+		return errors.New(PersistentVolumeClaimResize + " needs an informer factory")
 	}
 	return nil
 }

@@ -11,11 +11,11 @@ import (
 
 // NotReadyTaint marks every new node as not ready, so that nothing is
 // scheduled to it before its conditions are known.
-const NotReadyTaint = "TaintNodesByCondition"
+const TaintNodesByCondition = "TaintNodesByCondition"
 
 type notReadyTaint struct{ *admission.Handler }
 
-func newNotReadyTaint(io.Reader) (admission.Interface, error) {
+func newTaintNodesByCondition(io.Reader) (admission.Interface, error) {
 	return &notReadyTaint{admission.NewHandler(admission.Create)}, nil
 }
 

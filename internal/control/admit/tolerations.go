@@ -9,15 +9,15 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Tolerations gives pods 300 seconds on a node that is not ready or cannot be
+// DefaultTolerationSeconds gives pods 300 seconds on a node that is not ready or cannot be
 // reached, unless they say otherwise.
-const Tolerations = "DefaultTolerationSeconds"
+const DefaultTolerationSeconds = "DefaultTolerationSeconds"
 
 const defaultTolerationSeconds = 300
 
 type tolerations struct{ *admission.Handler }
 
-func newTolerations(io.Reader) (admission.Interface, error) {
+func newDefaultTolerationSeconds(io.Reader) (admission.Interface, error) {
 	return &tolerations{admission.NewHandler(admission.Create, admission.Update)}, nil
 }
 

@@ -14,7 +14,7 @@ import (
 )
 
 // Topology tells a pod the zone and region of its node as labels.
-const Topology = "PodTopologyLabels"
+const PodTopologyLabels = "PodTopologyLabels"
 
 var topologyLabels = []string{corev1.LabelTopologyZone, corev1.LabelTopologyRegion}
 
@@ -23,7 +23,7 @@ type topology struct {
 	nodes corelisters.NodeLister
 }
 
-func newTopology(io.Reader) (admission.Interface, error) {
+func newPodTopologyLabels(io.Reader) (admission.Interface, error) {
 	return &topology{Handler: admission.NewHandler(admission.Create)}, nil
 }
 
@@ -35,7 +35,7 @@ func (t *topology) SetExternalKubeInformerFactory(f informers.SharedInformerFact
 
 func (t *topology) ValidateInitialization() error {
 	if t.nodes == nil {
-		return errors.New(Topology + " needs an informer factory")
+		return errors.New(PodTopologyLabels + " needs an informer factory")
 	}
 	return nil
 }

@@ -25,6 +25,8 @@ func (s *Server) nodeLinks(read func(context.Context, string) (*corev1.Node, err
 		AddressTypes: []corev1.NodeAddressType{
 			corev1.NodeInternalIP, corev1.NodeExternalIP, corev1.NodeHostName, corev1.NodeInternalDNS, corev1.NodeExternalDNS,
 		},
+		Loopback: s.cfg.ProxyToLoopback,
+		Local:    s.cfg.LocalAgent,
 	}
 	pki := s.cfg.PKI
 	if pki.KubeletCA == "" && pki.KubeletClientCert == "" {

@@ -2,13 +2,10 @@ package api_test
 
 import (
 	"crypto/tls"
-	"encoding/pem"
 	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"strconv"
 	"testing"
 
@@ -25,14 +22,11 @@ func TestNewClientCertificateForAgents(t *testing.T) {
 	agent := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, r.TLS.PeerCertificates[0].SerialNumber)
 	}))
-	agent.TLS = &tls.Config{ClientAuth: tls.RequireAnyClientCert}
+	ca := apitest.NewAgentCA(t)
+	agent.TLS = &tls.Config{ClientAuth: tls.RequireAnyClientCert, Certificates: []tls.Certificate{ca.Serving(t, "n", "127.0.0.1")}}
 	agent.StartTLS()
 	defer agent.Close()
-	ca := filepath.Join(t.TempDir(), "agent.crt")
-	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: agent.Certificate().Raw}), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	env := apitest.StartEnv(t, apitest.WithConfig(func(c *api.Config) { c.PKI.KubeletCA, c.ProxyToLoopback = ca, true }))
+	env := apitest.StartEnv(t, apitest.WithConfig(func(c *api.Config) { c.PKI.KubeletCA, c.ProxyToLoopback = ca.File(), true }))
 	client := clients(t, env.Config)
 	host, text, err := net.SplitHostPort(agent.Listener.Addr().String())
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 
+	"github.com/berth-dev/berth/internal/control/api/nodelink"
 	"github.com/berth-dev/berth/internal/control/store"
 )
 
@@ -37,11 +38,17 @@ type Config struct {
 	// is for clusters whose pods live there (tests): whoever may proxy then also
 	// reaches what listens on the server's own loopback.
 	ProxyToLoopback bool
+	// LocalAgent is the agent that runs in this process, if any: the only one that may be reached on a loopback address.
+	LocalAgent nodelink.LocalAgent
 
 	// PriorityAndFairness queues requests by priority and sender (flow schemas)
 	// where the server otherwise only bounds how many run at once. It costs
 	// some 20 MiB; clusters of many machines want it.
 	PriorityAndFairness bool
+
+	// Options are the administrator's choices; nil: no audit, no encryption, the
+	// default plugins.
+	Options *Options
 
 	PKI PKI
 	Log *slog.Logger
@@ -88,6 +95,14 @@ func (c *Config) complete() error {
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.Options == nil {
+		c.Options = NewOptions()
+		c.Options.Audit.LogOptions.Path, c.Options.Fairness = "", c.PriorityAndFairness
+	}
+	c.PriorityAndFairness = c.Options.Fairness
+	if err := c.Options.Validate(); err != nil {
+		return fmt.Errorf("configuring API server: %w", err)
 	}
 	if len(c.ServiceCIDRs) == 0 {
 		c.ServiceCIDRs = []string{defaultServiceCIDR}

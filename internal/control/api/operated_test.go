@@ -61,6 +61,9 @@ data: {spec: {}}`},
 	{resource: "horizontalpodautoscalers", status: condition, example: `apiVersion: autoscaling/v2
 kind: HorizontalPodAutoscaler
 spec: {maxReplicas: 3, scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: d}}`},
+	{resource: "horizontalpodautoscalers", status: `{"currentReplicas":1,"desiredReplicas":1}`, example: `apiVersion: autoscaling/v1
+kind: HorizontalPodAutoscaler
+spec: {maxReplicas: 3, targetCPUUtilizationPercentage: 60, scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: d}}`},
 	{resource: "cronjobs", status: `{"lastScheduleTime":"2024-01-01T00:00:00Z"}`, example: `apiVersion: batch/v1
 kind: CronJob
 spec: {schedule: "*/1 * * * *", jobTemplate: {spec: {template: {spec: {restartPolicy: OnFailure, containers: [{name: c, image: i}]}}}}}`},

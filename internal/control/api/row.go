@@ -73,6 +73,9 @@ type Row struct {
 	// StoredAs names the row whose storage this one shares; both rows show the
 	// same objects under different group versions.
 	StoredAs schema.GroupResource
+	// OtherVersions show the same objects too; field management knows what a
+	// write resets by version.
+	OtherVersions []schema.GroupVersion
 }
 
 // generationRule says which changes bump metadata.generation.
@@ -89,6 +92,10 @@ const (
 	// generationContent bumps on a change of anything but metadata and status,
 	// for types without a Spec.
 	generationContent
+	// generationAll bumps on a change of anything but the server's own metadata.
+	generationAll
+	// generationOnce sets 1 when the object is made and never bumps.
+	generationOnce
 )
 
 // metadataPart is a set of metadata fields.
@@ -97,6 +104,8 @@ type metadataPart int
 const (
 	keepLabels metadataPart = 1 << iota
 	keepOwners
+	// keepMeta is everything that writers of metadata can change.
+	keepMeta
 )
 
 func (r *Row) groupResource() schema.GroupResource {

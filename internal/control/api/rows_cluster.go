@@ -38,7 +38,7 @@ func storageRows() []Row {
 		Row{Kind: "CSINode", Resource: "csinodes", ClusterScoped: true, ReturnDeleted: true,
 			NeedsResourceVersion: true},
 		Row{Kind: "CSIStorageCapacity", Resource: "csistoragecapacities", NoCache: true},
-		Row{Kind: "VolumeAttachment", Resource: "volumeattachments", ClusterScoped: true, HasStatus: true,
+		Row{Kind: "VolumeAttachment", Resource: "volumeattachments", ClusterScoped: true, HasStatus: true, StatusKeeps: keepMeta,
 			ReturnDeleted: true, NeedsResourceVersion: true},
 		Row{Kind: "VolumeAttributesClass", Resource: "volumeattributesclasses", NoCache: true, ShortNames: []string{"vac"},
 			ClusterScoped: true, ReturnDeleted: true},
@@ -52,7 +52,7 @@ func policyRows() []Row {
 	)
 	rows = append(rows, family(schedulingv1.SchemeGroupVersion,
 		Row{Kind: "PriorityClass", Resource: "priorityclasses", ShortNames: []string{"pc"}, ClusterScoped: true,
-			Generation: generationContent},
+			Generation: generationOnce},
 	)...)
 	return append(rows, family(nodev1.SchemeGroupVersion,
 		Row{Kind: "RuntimeClass", Resource: "runtimeclasses", ClusterScoped: true, NeedsResourceVersion: true},
@@ -68,19 +68,22 @@ func identityRows() []Row {
 	)
 }
 
+// extensions is the category of objects that extend the API server.
+var extensions = []string{"api-extensions"}
+
 func admissionRows() []Row {
 	return family(admissionregistrationv1.SchemeGroupVersion,
-		Row{Kind: "ValidatingWebhookConfiguration", Resource: "validatingwebhookconfigurations", NoCache: true, ClusterScoped: true,
+		Row{Kind: "ValidatingWebhookConfiguration", Resource: "validatingwebhookconfigurations", NoCache: true, ClusterScoped: true, Categories: extensions,
 			Generation: generationContent, NeedsResourceVersion: true},
-		Row{Kind: "MutatingWebhookConfiguration", Resource: "mutatingwebhookconfigurations", NoCache: true, ClusterScoped: true,
+		Row{Kind: "MutatingWebhookConfiguration", Resource: "mutatingwebhookconfigurations", NoCache: true, ClusterScoped: true, Categories: extensions,
 			Generation: generationContent, NeedsResourceVersion: true},
-		Row{Kind: "ValidatingAdmissionPolicy", Resource: "validatingadmissionpolicies", NoCache: true, ClusterScoped: true,
-			HasStatus: true, Generation: generationSpec, NeedsResourceVersion: true},
-		Row{Kind: "ValidatingAdmissionPolicyBinding", Resource: "validatingadmissionpolicybindings", NoCache: true, ClusterScoped: true,
+		Row{Kind: "ValidatingAdmissionPolicy", Resource: "validatingadmissionpolicies", NoCache: true, ClusterScoped: true, Categories: extensions,
+			HasStatus: true, StatusKeeps: keepMeta, Generation: generationSpec, NeedsResourceVersion: true},
+		Row{Kind: "ValidatingAdmissionPolicyBinding", Resource: "validatingadmissionpolicybindings", NoCache: true, ClusterScoped: true, Categories: extensions,
 			Generation: generationSpec, NeedsResourceVersion: true},
-		Row{Kind: "MutatingAdmissionPolicy", Resource: "mutatingadmissionpolicies", NoCache: true, ClusterScoped: true,
+		Row{Kind: "MutatingAdmissionPolicy", Resource: "mutatingadmissionpolicies", NoCache: true, ClusterScoped: true, Categories: extensions,
 			Generation: generationSpec, NeedsResourceVersion: true},
-		Row{Kind: "MutatingAdmissionPolicyBinding", Resource: "mutatingadmissionpolicybindings", NoCache: true, ClusterScoped: true,
+		Row{Kind: "MutatingAdmissionPolicyBinding", Resource: "mutatingadmissionpolicybindings", NoCache: true, ClusterScoped: true, Categories: extensions,
 			Generation: generationSpec, NeedsResourceVersion: true},
 	)
 }
@@ -88,9 +91,9 @@ func admissionRows() []Row {
 func flowRows() []Row {
 	return family(flowcontrolv1.SchemeGroupVersion,
 		Row{Kind: "FlowSchema", Resource: "flowschemas", NoCache: true, ClusterScoped: true,
-			HasStatus: true, Generation: generationSpec},
+			HasStatus: true, StatusKeeps: keepMeta, Generation: generationSpec},
 		Row{Kind: "PriorityLevelConfiguration", Resource: "prioritylevelconfigurations", NoCache: true, ClusterScoped: true,
-			HasStatus: true, Generation: generationSpec},
+			HasStatus: true, StatusKeeps: keepMeta, Generation: generationSpec},
 	)
 }
 
@@ -107,10 +110,10 @@ func trustRows() []Row {
 
 func deviceRows() []Row {
 	return family(resourcev1.SchemeGroupVersion,
-		Row{Kind: "ResourceClaim", Resource: "resourceclaims", NoCache: true, HasStatus: true, ReturnDeleted: true},
+		Row{Kind: "ResourceClaim", Resource: "resourceclaims", NoCache: true, HasStatus: true, StatusKeeps: keepMeta, ReturnDeleted: true},
 		Row{Kind: "ResourceClaimTemplate", Resource: "resourceclaimtemplates", NoCache: true, ReturnDeleted: true},
 		Row{Kind: "ResourceSlice", Resource: "resourceslices", NoCache: true, ClusterScoped: true, ReturnDeleted: true,
-			Generation: generationSpec},
+			Generation: generationSpec, PrepareCreate: prepareResourceSlice, PrepareUpdate: prepareResourceSliceUpdate},
 		Row{Kind: "DeviceClass", Resource: "deviceclasses", NoCache: true, ClusterScoped: true, ReturnDeleted: true,
 			Generation: generationSpec},
 	)

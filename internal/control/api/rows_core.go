@@ -41,6 +41,7 @@ func coreRows() []Row {
 			PrepareCreate: prepareHeartbeat, PrepareUpdate: prepareHeartbeatUpdate},
 	)...)
 	return append(rows, family(discoveryv1.SchemeGroupVersion,
-		Row{Kind: "EndpointSlice", Resource: "endpointslices", Generation: generationContent},
+		Row{Kind: "EndpointSlice", Resource: "endpointslices", Generation: generationAll,
+			PrepareCreate: prepareSlice, PrepareUpdate: prepareSliceUpdate},
 	)...)
 }

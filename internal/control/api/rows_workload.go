@@ -2,8 +2,10 @@ package api
 
 import (
 	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	batchv1 "k8s.io/api/batch/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/registry/rest"
 )
 
@@ -19,9 +21,14 @@ func appsRows() []Row {
 			HasStatus: true, Generation: generationSpec},
 		Row{Kind: "ControllerRevision", Resource: "controllerrevisions", NoCache: true},
 	)
-	return append(rows, family(autoscalingv2.SchemeGroupVersion,
+	rows = append(rows, family(autoscalingv2.SchemeGroupVersion,
 		Row{Kind: "HorizontalPodAutoscaler", Resource: "horizontalpodautoscalers", NoCache: true, ShortNames: []string{"hpa"},
-			Categories: all, HasStatus: true},
+			Categories: all, HasStatus: true, OtherVersions: []schema.GroupVersion{autoscalingv1.SchemeGroupVersion}},
+	)...)
+	return append(rows, family(autoscalingv1.SchemeGroupVersion,
+		Row{Kind: "HorizontalPodAutoscaler", Resource: "horizontalpodautoscalers", NoCache: true, ShortNames: []string{"hpa"},
+			Categories: all, HasStatus: true, OtherVersions: []schema.GroupVersion{autoscalingv2.SchemeGroupVersion},
+			StoredAs: schema.GroupResource{Group: autoscalingv2.GroupName, Resource: "horizontalpodautoscalers"}},
 	)...)
 }
 

@@ -13,6 +13,7 @@ import (
 	customserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
 	openapinamer "k8s.io/apiserver/pkg/endpoints/openapi"
 	"k8s.io/apiserver/pkg/registry/rest"
@@ -31,6 +32,8 @@ import (
 
 	"github.com/berth-dev/berth/internal/control/admit"
 	"github.com/berth-dev/berth/internal/control/api/aggregation"
+	"github.com/berth-dev/berth/internal/control/api/certificates"
+	"github.com/berth-dev/berth/internal/control/api/encryption"
 	"github.com/berth-dev/berth/internal/control/api/openapi"
 	"github.com/berth-dev/berth/internal/control/api/scheme"
 	"github.com/berth-dev/berth/internal/control/api/selectable"
@@ -39,6 +42,7 @@ import (
 	"github.com/berth-dev/berth/internal/control/api/validate"
 	"github.com/berth-dev/berth/internal/control/auth"
 	"github.com/berth-dev/berth/internal/control/auth/aggregate"
+	"github.com/berth-dev/berth/internal/control/metrics"
 )
 
 // watchDrain bounds how long the end of open watches may take on shutdown.
@@ -70,6 +74,9 @@ type Server struct {
 	auth       *auth.Auth
 	advertised net.IP
 	background []task
+	// life ends when the server stops; encryption is nil where nothing is.
+	life       context.Context //nolint:containedctx // providers of keys and tokens live as long
+	encryption *encryption.Encryption
 	caches     []rest.StorageWithReadiness
 	openAPI    []*openapicommon.OpenAPIV3Config
 	ready      chan struct{}
@@ -105,6 +112,7 @@ func build(cfg Config, set *scheme.Set, conf *genericapiserver.Config) (*Server,
 		client: client,
 		shared: informers.NewSharedInformerFactory(client, 0),
 		ready:  make(chan struct{}),
+		life:   wait.ContextForChannel(conf.DrainedNotify()),
 	}
 	if err := s.identify(conf); err != nil {
 		return nil, err
@@ -125,9 +133,16 @@ func build(cfg Config, set *scheme.Set, conf *genericapiserver.Config) (*Server,
 		defer cancel()
 		return cfg.Store.Health(ctx)
 	}))
-	conf.AddReadyzChecks(healthz.NamedCheck("auth", s.auth.ReadyCheck))
+	conf.AddReadyzChecks(healthz.NamedCheck("auth", s.auth.ReadyCheck),
+		healthz.NamedCheck("store-room", func(*http.Request) error { return cfg.Store.HasRoom() }))
+	if err := cfg.Options.audit(conf); err != nil {
+		return nil, err
+	}
+	if err := s.encrypt(conf); err != nil {
+		return nil, err
+	}
 	rows := Rows()
-	s.backend = newBackend(set, s.cfg.Store, rows)
+	s.backend = newBackend(set, s.cfg.Store, rows, s.encryption)
 	// All servers fill one list of what there is.
 	conf.AggregatedDiscoveryGroupManager = aggregated.NewResourceManager("apis")
 	outer := *conf // completing changes it
@@ -157,6 +172,10 @@ func (s *Server) furnish(set *scheme.Set, rows []Row, outer genericapiserver.Con
 	if err != nil {
 		return err
 	}
+	yielding, err := s.installMetrics()
+	if err != nil {
+		return err
+	}
 	for path, handler := range s.auth.Discovery.Handlers() {
 		s.generic.Handler.NonGoRestfulMux.Handle(path, handler)
 	}
@@ -164,8 +183,9 @@ func (s *Server) furnish(set *scheme.Set, rows []Row, outer genericapiserver.Con
 		Generic: outer, Behind: s.generic, Storage: registrationOptions(s.backend), Informers: s.shared,
 		Definitions: custom.Informers.Apiextensions().V1().CustomResourceDefinitions(),
 		CertFile:    s.cfg.PKI.FrontProxyCert, KeyFile: s.cfg.PKI.FrontProxyKey,
-		Groups: append(groups, aggregation.Group{Name: apiextensionsv1.GroupName, Versions: []string{"v1"}}),
-		Log:    s.cfg.Log,
+		Groups:   append(groups, aggregation.Group{Name: apiextensionsv1.GroupName, Versions: []string{"v1"}}),
+		Yielding: yielding,
+		Log:      s.cfg.Log,
 	})
 	if err != nil {
 		return err
@@ -187,6 +207,8 @@ func (s *Server) identify(conf *genericapiserver.Config) error {
 		ResourceSlices:      true,
 		Informers:           s.shared,
 		Client:              s.client,
+		Options:             s.cfg.Options.Auth,
+		Life:                s.life,
 		Log:                 s.cfg.Log,
 	})
 	if err != nil {
@@ -216,8 +238,10 @@ func (s *Server) admit(conf *genericapiserver.Config) error {
 		Drained:    conf.DrainedNotify(),
 		ServerID:   conf.APIServerID,
 		Services:   s.serviceResolver(),
-		WebhookAuth: webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil,
-			conf.LoopbackClientConfig, nooptrace.NewTracerProvider()),
+		WebhookAuth: s.webhookAuth(webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil,
+			conf.LoopbackClientConfig, nooptrace.NewTracerProvider())),
+		Enable: s.cfg.Options.Admission.EnablePlugins, Disable: s.cfg.Options.Admission.DisablePlugins,
+		ConfigFile: s.cfg.Options.Admission.ConfigFile,
 	})
 	return err
 }
@@ -229,13 +253,16 @@ func settle(cfg *Config, set *scheme.Set, conf *genericapiserver.Config) {
 	conf.LongRunningFunc = filters.BasicLongRunningRequestCheck(
 		sets.NewString("watch", "proxy"),
 		sets.NewString("attach", "exec", "proxy", "log", "portforward"))
-	namer := openapinamer.NewDefinitionNamer(set.Scheme, registrationscheme.Scheme)
+	namer := openapinamer.NewDefinitionNamer(set.Scheme, registrationscheme.Scheme, metrics.Scheme)
 	conf.OpenAPIConfig = genericapiserver.DefaultOpenAPIConfig(openapi.GetOpenAPIDefinitions, namer)
 	conf.OpenAPIConfig.Info.Title = "Kubernetes"
 	conf.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(openapi.GetOpenAPIDefinitions, namer)
 	conf.OpenAPIV3Config.Info.Title = "Kubernetes"
 	conf.SkipOpenAPIInstallation = true // see serveOpenAPI
 	conf.EnableProfiling = false
+	conf.BuildHandlerChainFunc = func(next http.Handler, c *genericapiserver.Config) http.Handler {
+		return certificates.WithSource(genericapiserver.DefaultBuildHandlerChain(next, c))
+	}
 	// Counting stored objects would poll etcd; nothing here needs the counts.
 	conf.StorageObjectCountTracker = nil
 	// On shutdown watches are told to end instead of being waited for: clients

@@ -51,7 +51,7 @@ func (s *Server) specials(kit storebase.Kit, made storages) error {
 		make func() (map[string]rest.Storage, error)
 	}{
 		{"nodes", func() (map[string]rest.Storage, error) {
-			return nodes.NewStorage(opts, nodes.Deps{Kit: kit, Nodes: links, ProxyLoopback: s.cfg.ProxyToLoopback})
+			return nodes.NewStorage(opts, nodes.Deps{Kit: kit, Nodes: links, Authorizer: s.auth.Authorizer, ProxyLoopback: s.cfg.ProxyToLoopback})
 		}},
 		{"namespaces", func() (map[string]rest.Storage, error) {
 			return namespaces.NewStorage(opts, namespaces.Deps{Kit: kit, Finalize: checking(validate.NamespaceFinalize)})

@@ -21,10 +21,10 @@ import (
 	"k8s.io/apiserver/pkg/storage/feature"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
-	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
+	"github.com/berth-dev/berth/internal/control/api/encryption"
 	"github.com/berth-dev/berth/internal/control/api/scheme"
 	"github.com/berth-dev/berth/internal/control/api/services"
 	"github.com/berth-dev/berth/internal/control/store"
@@ -57,10 +57,12 @@ type backend struct {
 	// the preferred version of their group.
 	gvs     map[schema.GroupResource]schema.GroupVersion
 	noCache map[schema.GroupResource]bool
-	close   func()
+	// encryption is nil where nothing is encrypted.
+	encryption *encryption.Encryption
+	close      func()
 }
 
-func newBackend(set *scheme.Set, st *store.Store, rows []Row) *backend {
+func newBackend(set *scheme.Set, st *store.Store, rows []Row, encrypted *encryption.Encryption) *backend {
 	client := &kubernetes.Client{Client: st.Client()}
 	client.Kubernetes = client
 	compactor := etcd3.StartCompactorPerEndpoint(st.Client(), storagebackend.DefaultCompactInterval)
@@ -70,11 +72,14 @@ func newBackend(set *scheme.Set, st *store.Store, rows []Row) *backend {
 		feature.DefaultFeatureSupportChecker.CheckClient(context.Background(), embeddedServer{}, storage.RequestWatchProgress)
 	}
 	b := &backend{
-		set: set, store: st, client: client, compactor: compactor, close: compactor.Stop,
+		set: set, store: st, client: client, compactor: compactor, close: compactor.Stop, encryption: encrypted,
 		gvs: map[schema.GroupResource]schema.GroupVersion{}, noCache: map[schema.GroupResource]bool{},
 	}
 	for i := range rows {
 		gr := rows[i].groupResource()
+		if gr == rows[i].StoredAs {
+			continue // another version of a row that says how its objects are stored
+		}
 		b.gvs[gr] = rows[i].GV
 		b.noCache[gr] = rows[i].NoCache
 	}
@@ -130,15 +135,28 @@ func (b *backend) GetRESTOptions(gr schema.GroupResource, _ runtime.Object) (gen
 	}, nil
 }
 
-// plain is storage straight on etcd.
+// plain is storage straight on etcd, for readers.
 func (b *backend) plain(
+	conf *storagebackend.ConfigForResource, prefix string,
+	keyFunc func(runtime.Object) (string, error), newFunc, newListFunc func() runtime.Object,
+	attrs storage.AttrFunc, triggers storage.IndexerFuncs, indexers *cache.Indexers,
+) (storage.Interface, factory.DestroyFunc, error) {
+	s, destroy, err := b.raw(conf, prefix, keyFunc, newFunc, newListFunc, attrs, triggers, indexers)
+	if err != nil {
+		return nil, nil, err
+	}
+	return uncached{s}, destroy, nil
+}
+
+// raw is storage straight on etcd, for readers or for a watch cache.
+func (b *backend) raw(
 	conf *storagebackend.ConfigForResource, prefix string,
 	_ func(runtime.Object) (string, error), newFunc, newListFunc func() runtime.Object,
 	_ storage.AttrFunc, _ storage.IndexerFuncs, _ *cache.Indexers,
 ) (storage.Interface, factory.DestroyFunc, error) {
 	versioner := storage.APIObjectVersioner{}
 	s, err := etcd3.New(b.client, b.compactor, conf.Codec, newFunc, newListFunc,
-		conf.Prefix, prefix, conf.GroupResource, identity.NewEncryptCheckTransformer(),
+		conf.Prefix, prefix, conf.GroupResource, b.encryption.Transformer(conf.GroupResource),
 		conf.LeaseManagerConfig, etcd3.NewDefaultDecoder(conf.Codec, versioner), versioner)
 	if err != nil {
 		return nil, nil, fmt.Errorf("storing %s: %w", conf.GroupResource, err)
@@ -152,7 +170,7 @@ func (b *backend) cached(
 	keyFunc func(runtime.Object) (string, error), newFunc, newListFunc func() runtime.Object,
 	attrs storage.AttrFunc, triggers storage.IndexerFuncs, indexers *cache.Indexers,
 ) (storage.Interface, factory.DestroyFunc, error) {
-	raw, closeRaw, err := b.plain(conf, prefix, keyFunc, newFunc, newListFunc, attrs, triggers, indexers)
+	raw, closeRaw, err := b.raw(conf, prefix, keyFunc, newFunc, newListFunc, attrs, triggers, indexers)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -114,9 +114,16 @@ func (s *strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
 	if !s.row.HasStatus {
 		return nil
 	}
-	return map[fieldpath.APIVersion]*fieldpath.Set{
-		fieldpath.APIVersion(s.row.GV.String()): fieldpath.NewSet(fieldpath.MakePathOrDie("status")),
+	return s.row.eachVersion(fieldpath.NewSet(fieldpath.MakePathOrDie("status")))
+}
+
+// eachVersion says the same of each version of the row's objects.
+func (r *Row) eachVersion(set *fieldpath.Set) map[fieldpath.APIVersion]*fieldpath.Set {
+	all := map[fieldpath.APIVersion]*fieldpath.Set{fieldpath.APIVersion(r.GV.String()): set}
+	for _, gv := range r.OtherVersions {
+		all[fieldpath.APIVersion(gv.String())] = set
 	}
+	return all
 }
 
 // statusStrategy serves the status subresource of a row.
@@ -141,6 +148,9 @@ func newStatusStrategy(s *strategy, example runtime.Object) *statusStrategy {
 	if s.row.StatusKeeps&keepOwners != 0 {
 		reset.Insert(fieldpath.MakePathOrDie("metadata", "ownerReferences"))
 	}
+	if s.row.StatusKeeps&keepMeta != 0 {
+		reset.Insert(fieldpath.MakePathOrDie("metadata"))
+	}
 	return &statusStrategy{strategy: s, reset: reset}
 }
 
@@ -157,6 +167,13 @@ func (s *statusStrategy) PrepareForUpdate(ctx context.Context, obj, old runtime.
 	}
 	if s.row.StatusKeeps&keepOwners != 0 {
 		accessor(obj).SetOwnerReferences(accessor(stored).GetOwnerReferences())
+	}
+	if s.row.StatusKeeps&keepMeta != 0 {
+		m, was := accessor(obj), accessor(stored)
+		m.SetLabels(was.GetLabels())
+		m.SetAnnotations(was.GetAnnotations())
+		m.SetOwnerReferences(was.GetOwnerReferences())
+		m.SetFinalizers(was.GetFinalizers())
 	}
 	if s.row.PrepareStatus != nil {
 		s.row.PrepareStatus(ctx, obj, old)
@@ -179,7 +196,7 @@ func (s *statusStrategy) WarningsOnUpdate(context.Context, runtime.Object, runti
 }
 
 func (s *statusStrategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
-	return map[fieldpath.APIVersion]*fieldpath.Set{fieldpath.APIVersion(s.row.GV.String()): s.reset}
+	return s.row.eachVersion(s.reset)
 }
 
 // kept says whether a status write puts the stored value of a top-level field
@@ -210,15 +227,22 @@ func (g generationRule) bumps(obj, old runtime.Object) bool {
 	case generationSpecAndAnnotations:
 		return changed("Spec") ||
 			!apiequality.Semantic.DeepEqual(accessor(obj).GetAnnotations(), accessor(old).GetAnnotations())
-	case generationContent:
+	case generationContent, generationAll:
 		typ := reflect.TypeOf(obj).Elem()
 		for i := range typ.NumField() {
 			if f := typ.Field(i); kept(f) && changed(f.Name) {
 				return true
 			}
 		}
+		return g == generationAll && metadataChanged(accessor(obj), accessor(old))
 	}
 	return false
+}
+
+// metadataChanged says whether a writer changed metadata.
+func metadataChanged(m, was metav1.Object) bool {
+	return !apiequality.Semantic.DeepEqual(m.GetLabels(), was.GetLabels()) || !apiequality.Semantic.DeepEqual(m.GetAnnotations(), was.GetAnnotations()) ||
+		!apiequality.Semantic.DeepEqual(m.GetOwnerReferences(), was.GetOwnerReferences()) || !apiequality.Semantic.DeepEqual(m.GetFinalizers(), was.GetFinalizers())
 }
 
 // part is a top-level field of an object.

@@ -66,6 +66,11 @@ type Config struct {
 	// Client is the loopback client, asked where the informers do not have an
 	// object yet. Nil: the informers have the last word.
 	Client kubernetes.Interface
+	// Options are further issuers of tokens, authorizers and the names of the
+	// front proxy's headers; nil: none of them. Life bounds what issuers run
+	// beside requests; nil: the process.
+	Options *Options
+	Life    context.Context //nolint:containedctx // see above
 	// Log is told what is trusted. Required.
 	Log *slog.Logger
 }
@@ -83,6 +88,9 @@ func (c *Config) complete() error {
 	}
 	if len(c.Audiences) == 0 {
 		c.Audiences = []string{c.Issuer}
+	}
+	if c.Life == nil {
+		c.Life = context.Background()
 	}
 	switch {
 	case c.NodePatience == 0:

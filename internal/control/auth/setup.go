@@ -15,10 +15,12 @@ import (
 	"k8s.io/apiserver/pkg/authentication/request/x509"
 	uniontoken "k8s.io/apiserver/pkg/authentication/token/union"
 	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/authorization/authorizerfactory"
 	"k8s.io/apiserver/pkg/authorization/path"
 	unionauthorizer "k8s.io/apiserver/pkg/authorization/union"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	"k8s.io/apiserver/pkg/server/options"
 
 	"github.com/berth-dev/berth/internal/control/auth/nodeauthz"
 	"github.com/berth-dev/berth/internal/control/auth/rbac"
@@ -55,7 +57,15 @@ func (a *Auth) setUpTokens() error {
 		return err
 	}
 	bootstrap := authenticator.WrapAudienceAgnosticToken(a.cfg.Audiences, &tokens.Bootstrap{Objects: a.objects})
-	a.Tokens = group.NewTokenGroupAdder(uniontoken.New(verifier, bootstrap), []string{user.AllAuthenticated})
+	chain := []authenticator.Token{verifier, bootstrap}
+	issuers, err := a.cfg.Options.issuers(a.cfg.Life, a.cfg.Issuer)
+	if err != nil {
+		return err
+	}
+	for _, issuer := range issuers {
+		chain = append(chain, authenticator.WrapAudienceAgnosticToken(a.cfg.Audiences, issuer))
+	}
+	a.Tokens = group.NewTokenGroupAdder(uniontoken.New(chain...), []string{user.AllAuthenticated})
 	return nil
 }
 
@@ -63,15 +73,16 @@ func (a *Auth) setUpTokens() error {
 // others; client certificates; tokens; and nobody in particular.
 func (a *Auth) setUpAuthenticator() error {
 	var chain []authenticator.Request
-	if a.cfg.RequestHeaderCAFile != "" {
-		proxyCA, err := caFile("request-header", a.cfg.RequestHeaderCAFile)
+	proxy := a.frontProxy()
+	if proxy.ClientCAFile != "" {
+		proxyCA, err := caFile("request-header", proxy.ClientCAFile)
 		if err != nil {
 			return err
 		}
 		chain = append(chain, headerrequest.NewDynamicVerifyOptionsSecure(proxyCA.VerifyOptions,
-			headerrequest.StaticStringSlice(a.cfg.RequestHeaderAllowedNames),
-			headerrequest.StaticStringSlice{"X-Remote-User"}, headerrequest.StaticStringSlice{"X-Remote-Uid"},
-			headerrequest.StaticStringSlice{"X-Remote-Group"}, headerrequest.StaticStringSlice{"X-Remote-Extra-"}))
+			headerrequest.StaticStringSlice(proxy.AllowedNames),
+			headerrequest.StaticStringSlice(proxy.UsernameHeaders), headerrequest.StaticStringSlice(proxy.UIDHeaders),
+			headerrequest.StaticStringSlice(proxy.GroupHeaders), headerrequest.StaticStringSlice(proxy.ExtraHeaderPrefixes)))
 		a.ClientCA = proxyCA
 	}
 	clientCA, err := caFile("client-ca", a.cfg.ClientCAFile)
@@ -89,6 +100,23 @@ func (a *Auth) setUpAuthenticator() error {
 	known := group.NewAuthenticatedGroupAdder(unionrequest.New(chain...))
 	a.Authenticator = unionrequest.NewFailOnError(known, authenticator.RequestFunc(anonymous))
 	return nil
+}
+
+// frontProxy is the proxy that may speak for others: the administrator's, or
+// else the cluster's own.
+func (a *Auth) frontProxy() options.RequestHeaderAuthenticationOptions {
+	chosen := a.cfg.Options
+	if chosen == nil {
+		chosen = NewOptions()
+	}
+	proxy := chosen.RequestHeader
+	if proxy.ClientCAFile == "" {
+		proxy.ClientCAFile = a.cfg.RequestHeaderCAFile
+	}
+	if len(proxy.AllowedNames) == 0 {
+		proxy.AllowedNames = a.cfg.RequestHeaderAllowedNames
+	}
+	return proxy
 }
 
 func caFile(purpose, file string) (*dynamiccertificates.DynamicFileCAContent, error) {
@@ -131,13 +159,15 @@ func (a *Auth) setUpAuthorizer() error {
 		return err
 	}
 	a.RuleResolver = a.RBAC
-	a.Authorizer, err = unionauthorizer.New(
-		unionauthorizer.NamedAuthorizer{AuthorizerName: "open-paths", Authorizer: openPaths},
-		unionauthorizer.NamedAuthorizer{AuthorizerName: "masters", Authorizer: authorizerfactory.NewPrivilegedGroups(user.SystemPrivilegedGroup)},
-		unionauthorizer.NamedAuthorizer{AuthorizerName: "node", Authorizer: a.node},
-		unionauthorizer.NamedAuthorizer{AuthorizerName: "rbac", Authorizer: a.RBAC},
-	)
+	chain := []unionauthorizer.NamedAuthorizer{
+		{AuthorizerName: "open-paths", Authorizer: openPaths},
+		{AuthorizerName: "masters", Authorizer: authorizerfactory.NewPrivilegedGroups(user.SystemPrivilegedGroup)},
+	}
+	configured, err := a.cfg.Options.authorizers(map[string]authorizer.Authorizer{"Node": a.node, "RBAC": a.RBAC})
 	if err != nil {
+		return err
+	}
+	if a.Authorizer, err = unionauthorizer.New(append(chain, configured...)...); err != nil {
 		return fmt.Errorf("chaining authorizers: %w", err)
 	}
 	return nil

@@ -8,10 +8,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	applyv1 "k8s.io/client-go/applyconfigurations/core/v1"
 	volumehelper "k8s.io/component-helpers/storage/volume"
 
 	"github.com/berth-dev/berth/internal/control/schedule/place"
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/controller"
+	"github.com/berth-dev/berth/internal/kube"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // callTimeout bounds one API call made beside the loop.
@@ -54,7 +57,7 @@ func (l *loop) bind(ctx context.Context, f *flight) {
 // markUnschedulable writes the PodScheduled condition and the nominated node,
 // if they differ from what the pod shows.
 func (l *loop) markUnschedulable(ctx context.Context, pod *v1.Pod, msg, nominate string) {
-	old := shell.Condition(pod, v1.PodScheduled)
+	old := podutil.Condition(pod, v1.PodScheduled)
 	if old != nil && old.Status == v1.ConditionFalse && old.Reason == v1.PodReasonUnschedulable && old.Message == msg &&
 		(nominate == "" || pod.Status.NominatedNodeName == nominate) {
 		return
@@ -68,11 +71,11 @@ func (l *loop) markUnschedulable(ctx context.Context, pod *v1.Pod, msg, nominate
 	if nominate != "" {
 		status["nominatedNodeName"] = nominate
 	}
-	patch := shell.Merge(map[string]any{"metadata": map[string]any{"uid": pod.UID}, "status": status})
+	change := kube.Change{Status: status, Subresource: "status", Strategic: true}
 	l.beside(ctx, func(ctx context.Context) {
-		_, err := l.Client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+		_, err := kube.Patch(ctx, l.Client.CoreV1().Pods(pod.Namespace), pod, kube.SameObject, change)
 		if err != nil && !apierrors.IsNotFound(err) && ctx.Err() == nil {
-			l.Log.Warn("marking a pod unschedulable failed", "pod", shell.Key(pod), "error", err)
+			l.Log.Warn("marking a pod unschedulable failed", "pod", controller.Key(pod), "error", err)
 		}
 	})
 }
@@ -84,17 +87,16 @@ func (l *loop) preempt(ctx context.Context, pod *v1.Pod, p *place.Preemption) {
 			continue
 		}
 		l.beside(ctx, func(ctx context.Context) {
-			patch := shell.Merge(map[string]any{"metadata": map[string]any{"uid": victim.UID}, "status": map[string]any{"conditions": []any{map[string]any{
-				"type": v1.DisruptionTarget, "status": v1.ConditionTrue, "reason": v1.PodReasonPreemptionByScheduler,
-				"message":            l.Name + ": preempting to accommodate a higher priority pod",
-				"lastTransitionTime": metav1.Now(), "observedGeneration": victim.Generation}}}})
+			why := applyv1.PodCondition().WithType(v1.DisruptionTarget).WithStatus(v1.ConditionTrue).WithReason(v1.PodReasonPreemptionByScheduler).
+				WithMessage(l.Name + ": preempting to accommodate a higher priority pod").
+				WithLastTransitionTime(metav1.Now()).WithObservedGeneration(victim.Generation)
 			pods := l.Client.CoreV1().Pods(victim.Namespace)
-			_, err := pods.Patch(ctx, victim.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+			_, err := kube.Patch(ctx, pods, victim, kube.SameObject, kube.Change{Status: applyv1.PodStatus().WithConditions(why), Subresource: "status", Strategic: true})
 			if err == nil {
-				err = pods.Delete(ctx, victim.Name, shell.SameUID(victim))
+				err = pods.Delete(ctx, victim.Name, kube.SameUID(victim))
 			}
 			if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-				l.Log.Warn("preempting a pod failed", "pod", shell.Key(victim), "for", shell.Key(pod), "error", err)
+				l.Log.Warn("preempting a pod failed", "pod", controller.Key(victim), "for", controller.Key(pod), "error", err)
 				return
 			}
 			l.recorder.Eventf(victim, v1.EventTypeNormal, "Preempted", "Preempted by pod %s on node %s", pod.UID, p.Node)
@@ -120,11 +122,10 @@ func (l *loop) prepareVolumes(ctx context.Context, f *flight) {
 	uid, node := f.pod.Obj.UID, f.node
 	l.beside(ctx, func(ctx context.Context) {
 		for _, b := range binds {
-			patch := shell.Guarded(b.pv, map[string]any{
-				"metadata": map[string]any{"annotations": map[string]any{volumehelper.AnnBoundByController: "yes"}},
-				"spec": map[string]any{"claimRef": map[string]any{"kind": "PersistentVolumeClaim", "apiVersion": "v1",
-					"namespace": b.claim.Namespace, "name": b.claim.Name, "uid": b.claim.UID}}})
-			if _, err := l.Client.CoreV1().PersistentVolumes().Patch(ctx, b.pv.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+			change := kube.Change{Annotations: map[string]*string{volumehelper.AnnBoundByController: kube.To("yes")},
+				Spec: applyv1.PersistentVolumeSpec().WithClaimRef(applyv1.ObjectReference().WithKind("PersistentVolumeClaim").WithAPIVersion("v1").
+					WithNamespace(b.claim.Namespace).WithName(b.claim.Name).WithUID(b.claim.UID))}
+			if _, err := kube.Patch(ctx, l.Client.CoreV1().PersistentVolumes(), b.pv, kube.Unchanged, change); err != nil {
 				l.post(func() { l.failed(uid, err.Error()) })
 				return
 			}
@@ -133,8 +134,8 @@ func (l *loop) prepareVolumes(ctx context.Context, f *flight) {
 			if c.Annotations[volumehelper.AnnSelectedNode] == node {
 				continue
 			}
-			patch := shell.Guarded(c, map[string]any{"metadata": map[string]any{"annotations": map[string]any{volumehelper.AnnSelectedNode: node}}})
-			if _, err := l.Client.CoreV1().PersistentVolumeClaims(c.Namespace).Patch(ctx, c.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+			change := kube.Change{Annotations: map[string]*string{volumehelper.AnnSelectedNode: &node}}
+			if _, err := kube.Patch(ctx, l.Client.CoreV1().PersistentVolumeClaims(c.Namespace), c, kube.Unchanged, change); err != nil {
 				l.post(func() { l.failed(uid, err.Error()) })
 				return
 			}
@@ -179,10 +180,10 @@ func (l *loop) clearSelectedNode(ctx context.Context, f *flight) {
 		if c == nil || bound(c) || c.Annotations[volumehelper.AnnSelectedNode] != f.node {
 			continue
 		}
-		patch := shell.Guarded(c, map[string]any{"metadata": map[string]any{"annotations": map[string]any{volumehelper.AnnSelectedNode: nil}}})
+		change := kube.Change{Annotations: map[string]*string{volumehelper.AnnSelectedNode: nil}}
 		l.beside(ctx, func(ctx context.Context) {
-			if _, err := l.Client.CoreV1().PersistentVolumeClaims(c.Namespace).Patch(ctx, c.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-				l.Log.Warn("clearing the selected node of a claim failed", "claim", shell.Key(c), "error", err)
+			if _, err := kube.Patch(ctx, l.Client.CoreV1().PersistentVolumeClaims(c.Namespace), c, kube.Unchanged, change); err != nil {
+				l.Log.Warn("clearing the selected node of a claim failed", "claim", controller.Key(c), "error", err)
 			}
 		})
 	}

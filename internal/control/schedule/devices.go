@@ -15,7 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 
 	"github.com/berth-dev/berth/internal/control/schedule/place"
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/controller"
+	"github.com/berth-dev/berth/internal/kube"
 )
 
 func (l *loop) slice(s *resourceapi.ResourceSlice, gone bool) {
@@ -135,8 +136,8 @@ func (l *loop) tryGive(ctx context.Context, pod *v1.Pod, claim *resourceapi.Reso
 	if claim.Status.Allocation == nil && !slices.Contains(claim.Finalizers, resourceapi.Finalizer) {
 		// It keeps the claim there, and so its devices known to be taken, until
 		// the last user is gone.
-		patch := shell.Guarded(claim, map[string]any{"metadata": map[string]any{"finalizers": append(slices.Clone(claim.Finalizers), resourceapi.Finalizer)}})
-		updated, err := api.Patch(ctx, claim.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+		finalizers := append(slices.Clone(claim.Finalizers), resourceapi.Finalizer)
+		updated, err := kube.Patch(ctx, api, claim, kube.Unchanged, kube.Change{Finalizers: &finalizers})
 		if err != nil {
 			return nil, err
 		}
@@ -152,17 +153,17 @@ func (l *loop) tryGive(ctx context.Context, pod *v1.Pod, claim *resourceapi.Reso
 	if len(status) == 0 {
 		return claim, nil
 	}
-	return api.Patch(ctx, claim.Name, types.MergePatchType, shell.Guarded(claim, map[string]any{"status": status}), metav1.PatchOptions{}, "status")
+	return kube.Patch(ctx, api, claim, kube.Unchanged, kube.Change{Status: status, Subresource: "status"})
 }
 
 // releaseDevices gives back the devices of a claim that nobody uses, so that
 // the next attempt may choose others.
 func (l *loop) releaseDevices(ctx context.Context, key types.NamespacedName) {
 	claim := l.snap.ResourceClaim(key)
-	patch := shell.Guarded(claim, map[string]any{"status": map[string]any{"allocation": nil, "reservedFor": nil}})
+	change := kube.Change{Status: map[string]any{"allocation": nil, "reservedFor": nil}, Subresource: "status"}
 	l.beside(ctx, func(ctx context.Context) {
-		if _, err := l.Client.ResourceV1().ResourceClaims(key.Namespace).Patch(ctx, key.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil && ctx.Err() == nil {
-			l.Log.Warn("giving back the devices of a claim that keeps a pod from every node failed", "claim", shell.Key(claim), "error", err)
+		if _, err := kube.Patch(ctx, l.Client.ResourceV1().ResourceClaims(key.Namespace), claim, kube.Unchanged, change); err != nil && ctx.Err() == nil {
+			l.Log.Warn("giving back the devices of a claim that keeps a pod from every node failed", "claim", controller.Key(claim), "error", err)
 		}
 	})
 }

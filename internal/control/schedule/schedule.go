@@ -6,6 +6,7 @@ package schedule
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -16,12 +17,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/record"
 
 	"github.com/berth-dev/berth/internal/control/schedule/place"
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/kube"
 )
 
 // DefaultName is the scheduler name pods get when they name none.
@@ -71,13 +72,17 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	broadcaster := shell.StartEvents(ctx, cfg.Client)
-	defer broadcaster.Shutdown()
+	metrics, err := newMetrics(cfg.Metrics)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // ends the recorder and the handlers
 	l := &loop{
 		Config: cfg, snap: place.NewSnapshot(), backlog: newBacklog(),
-		recorder: broadcaster.NewRecorder(scheme.Scheme, v1.EventSource{Component: cfg.Name}),
+		recorder: kube.Events(ctx, cfg.Client)(cfg.Name),
 		flights:  map[types.UID]*flight{}, wake: make(chan struct{}, 1),
-		slots: make(chan struct{}, cfg.InFlight), metrics: newMetrics(cfg.Metrics),
+		slots: make(chan struct{}, cfg.InFlight), metrics: metrics,
 	}
 	defer l.calls.Wait()
 	if err := l.watch(ctx); err != nil {
@@ -240,7 +245,7 @@ func (l *loop) failed(uid types.UID, why string) {
 	l.landed(f)
 	l.snap.RemovePod(uid)
 	l.metrics.attempts.WithLabelValues("error").Inc()
-	l.Log.Warn("placing a pod failed, will try again", "pod", shell.Key(f.pod.Obj), "node", f.node, "error", why)
+	l.Log.Warn("placing a pod failed, will try again", "pod", controller.Key(f.pod.Obj), "node", f.node, "error", why)
 	l.backlog.items[uid] = f.waiting
 	l.backlog.failed(f.waiting, 0, time.Now())
 	l.backlog.happened(podGone, time.Now())
@@ -273,7 +278,7 @@ type metrics struct {
 	pending  prometheus.Gauge
 }
 
-func newMetrics(reg prometheus.Registerer) *metrics {
+func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 	m := &metrics{
 		attempts: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "scheduler_schedule_attempts_total",
 			Help: "Attempts to place a pod, by result (scheduled, unschedulable, error)."}, []string{"result"}),
@@ -283,7 +288,10 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Help: "Time from seeing a pod to its binding, all attempts included.", Buckets: prometheus.ExponentialBuckets(0.001, 3, 12)}),
 		pending: prometheus.NewGauge(prometheus.GaugeOpts{Name: "scheduler_pending_pods", Help: "Pods waiting for a node."}),
 	}
-	m.attempts, m.duration = shell.Registered(reg, m.attempts), shell.Registered(reg, m.duration)
-	m.wait, m.pending = shell.Registered(reg, m.wait), shell.Registered(reg, m.pending)
-	return m
+	var errs [4]error
+	m.attempts, errs[0] = kube.Registered(reg, m.attempts)
+	m.duration, errs[1] = kube.Registered(reg, m.duration)
+	m.wait, errs[2] = kube.Registered(reg, m.wait)
+	m.pending, errs[3] = kube.Registered(reg, m.pending)
+	return m, errors.Join(errs[:]...)
 }

@@ -17,7 +17,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/berth-dev/berth/internal/control/schedule/place"
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 var podsGVR = v1.SchemeGroupVersion.WithResource("pods")
@@ -110,7 +110,7 @@ func TestWaitsForRoomAndSaysWhy(t *testing.T) {
 		started(t, c)
 		create(t, c, pod("first", "800m", 0))
 		create(t, c, pod("second", "800m", 0))
-		cond := shell.Condition(get(t, c, "second"), v1.PodScheduled)
+		cond := podutil.Condition(get(t, c, "second"), v1.PodScheduled)
 		want := "0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod."
 		if cond == nil || cond.Status != v1.ConditionFalse || cond.Reason != "Unschedulable" || cond.Message != want {
 			t.Fatalf("condition %+v, want Unschedulable with %q", cond, want)

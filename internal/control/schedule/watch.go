@@ -11,7 +11,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/berth-dev/berth/internal/control/schedule/place"
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/controller"
 )
 
 // watch subscribes to everything placement depends on and returns once all
@@ -26,29 +26,23 @@ func (l *loop) watch(ctx context.Context) error {
 		}
 		synced = append(synced, c)
 	}
-	sub(shell.On(core.Nodes().Informer(), func(_, n *v1.Node, gone bool) { l.post(func() { l.node(n, gone) }) }))
-	sub(shell.On(core.Pods().Informer(), func(_, p *v1.Pod, gone bool) { l.post(func() { l.pod(ctx, p, gone) }) }))
-	sub(shell.On(core.Namespaces().Informer(), func(_, n *v1.Namespace, gone bool) { l.post(func() { l.namespace(n, gone) }) }))
-	sub(shell.On(core.PersistentVolumeClaims().Informer(), func(_, c *v1.PersistentVolumeClaim, gone bool) { l.post(func() { l.claim(ctx, c, gone) }) }))
-	sub(shell.On(core.PersistentVolumes().Informer(), func(_, v *v1.PersistentVolume, gone bool) { l.post(func() { l.volume(v, gone) }) }))
-	sub(shell.On(storage.StorageClasses().Informer(), func(_, c *storagev1.StorageClass, gone bool) { l.post(func() { l.class(c, gone) }) }))
-	sub(shell.On(storage.CSINodes().Informer(), func(_, c *storagev1.CSINode, gone bool) { l.post(func() { l.csiNode(c, gone) }) }))
-	sub(shell.On(l.Informers.Policy().V1().PodDisruptionBudgets().Informer(), func(_, b *policyv1.PodDisruptionBudget, gone bool) { l.post(func() { l.budget(b, gone) }) }))
+	sub(controller.On(ctx, core.Nodes().Informer(), func(_, n *v1.Node, gone bool) { l.post(func() { l.node(n, gone) }) }))
+	sub(controller.On(ctx, core.Pods().Informer(), func(_, p *v1.Pod, gone bool) { l.post(func() { l.pod(ctx, p, gone) }) }))
+	sub(controller.On(ctx, core.Namespaces().Informer(), func(_, n *v1.Namespace, gone bool) { l.post(func() { l.namespace(n, gone) }) }))
+	sub(controller.On(ctx, core.PersistentVolumeClaims().Informer(), func(_, c *v1.PersistentVolumeClaim, gone bool) { l.post(func() { l.claim(ctx, c, gone) }) }))
+	sub(controller.On(ctx, core.PersistentVolumes().Informer(), func(_, v *v1.PersistentVolume, gone bool) { l.post(func() { l.volume(v, gone) }) }))
+	sub(controller.On(ctx, storage.StorageClasses().Informer(), func(_, c *storagev1.StorageClass, gone bool) { l.post(func() { l.class(c, gone) }) }))
+	sub(controller.On(ctx, storage.CSINodes().Informer(), func(_, c *storagev1.CSINode, gone bool) { l.post(func() { l.csiNode(c, gone) }) }))
+	sub(controller.On(ctx, l.Informers.Policy().V1().PodDisruptionBudgets().Informer(), func(_, b *policyv1.PodDisruptionBudget, gone bool) { l.post(func() { l.budget(b, gone) }) }))
 	dra := l.Informers.Resource().V1()
-	sub(shell.On(dra.ResourceSlices().Informer(), func(_, s *resourceapi.ResourceSlice, gone bool) { l.post(func() { l.slice(s, gone) }) }))
-	sub(shell.On(dra.DeviceClasses().Informer(), func(_, c *resourceapi.DeviceClass, gone bool) { l.post(func() { l.deviceClass(c, gone) }) }))
-	sub(shell.On(dra.ResourceClaims().Informer(), func(_, c *resourceapi.ResourceClaim, gone bool) { l.post(func() { l.resourceClaim(c, gone) }) }))
+	sub(controller.On(ctx, dra.ResourceSlices().Informer(), func(_, s *resourceapi.ResourceSlice, gone bool) { l.post(func() { l.slice(s, gone) }) }))
+	sub(controller.On(ctx, dra.DeviceClasses().Informer(), func(_, c *resourceapi.DeviceClass, gone bool) { l.post(func() { l.deviceClass(c, gone) }) }))
+	sub(controller.On(ctx, dra.ResourceClaims().Informer(), func(_, c *resourceapi.ResourceClaim, gone bool) { l.post(func() { l.resourceClaim(c, gone) }) }))
 	if firstErr != nil {
 		return firstErr
 	}
 	l.Informers.StartWithContext(ctx)
-	for _, c := range synced {
-		select {
-		case <-c.Done():
-		case <-ctx.Done():
-			return nil
-		}
-	}
+	cache.WaitFor(ctx, "", synced...)
 	return nil
 }
 
@@ -97,7 +91,7 @@ func (l *loop) arrived(p *v1.Pod) {
 	}
 	fresh := !l.snap.Placed(p.UID)
 	if err := l.snap.SetPod(p); err != nil {
-		l.Log.Warn("a bound pod's constraints cannot be read and count for nothing", "pod", shell.Key(p), "error", err)
+		l.Log.Warn("a bound pod's constraints cannot be read and count for nothing", "pod", controller.Key(p), "error", err)
 	}
 	if fresh {
 		l.backlog.happened(podAdded, time.Now())

@@ -8,16 +8,21 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/etcdserver"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/v3rpc"
+	"go.etcd.io/etcd/server/v3/proxy/grpcproxy/adapter"
 	"go.etcd.io/raft/v3/raftpb"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
 )
 
 const (
@@ -43,7 +48,6 @@ const (
 	batchInterval = 100 * time.Millisecond
 	batchLimit    = 1000
 
-	quotaBytes      = 8 << 30
 	maxRequestBytes = 3 << 20 // objects are limited to this by the API server too
 	maxTxnOps       = 512
 	defragAfterMB   = 256
@@ -68,6 +72,11 @@ type embedded struct {
 	lock      *os.File
 	log       *zap.Logger
 	socketDir string // "" unless the sockets had to live outside the data directory
+	space     *space
+	running   atomic.Pointer[etcdserver.EtcdServer]
+	inProcess *clientv3.Client
+	stopTidy  context.CancelFunc
+	tidied    chan struct{} // closed when the last tidying ended
 	closing   sync.Once
 }
 
@@ -81,7 +90,17 @@ func startEmbedded(ctx context.Context, cfg Config) (_ *embedded, err error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &embedded{}
+	e := &embedded{space: &space{log: cfg.Log, changed: cfg.SpaceChanged, wake: make(chan struct{}, 1)}}
+	if cfg.Quota == 0 {
+		cfg.Quota = DefaultQuota
+	}
+	e.space.usage = func() Usage {
+		u := Usage{Quota: cfg.Quota}
+		if server := e.running.Load(); server != nil { // until then nothing is known
+			u.Size, u.InUse = server.Backend().Size(), server.Backend().SizeInUse()
+		}
+		return u
+	}
 	if e.lock, err = lockDir(dir); err != nil {
 		return nil, err
 	}
@@ -111,7 +130,26 @@ func startEmbedded(ctx context.Context, cfg Config) (_ *embedded, err error) {
 		e.etcd.Close()
 		return nil, err
 	}
+	e.watchSpace()
 	return e, nil
+}
+
+// watchSpace begins to look after the room of the database, at once: the last process may have left it full.
+func (e *embedded) watchSpace() {
+	server := e.etcd.Server
+	e.running.Store(server)
+	e.inProcess = v3client.New(server)
+	kv := guarded{v3rpc.NewQuotaKVServer(server), e.space}
+	e.inProcess.KV = clientv3.NewKVFromKVClient(adapter.KvServerToKvClient(kv), e.inProcess)
+	e.space.compact, e.space.defrag, e.space.disarm = compactNow(e.inProcess), server.Defragment, disarmAll(e.inProcess)
+	var ctx context.Context
+	ctx, e.stopTidy = context.WithCancel(context.Background())
+	e.tidied = make(chan struct{})
+	go func() {
+		defer close(e.tidied)
+		e.space.run(ctx)
+	}()
+	e.space.poke()
 }
 
 // configure translates our needs into etcd's configuration.
@@ -133,6 +171,8 @@ func (e *embedded) configure(dir string, cfg Config) (*embed.Config, error) {
 	}
 
 	c := embed.NewConfig()
+	// A watch that asked for bookmarks gets one this often while nothing happens, as from a watch cache.
+	c.WatchProgressNotifyInterval = time.Minute
 	c.Name = "berth"
 	c.Dir = filepath.Join(dir, "member-data")
 	c.ListenClientUrls, c.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
@@ -142,7 +182,8 @@ func (e *embedded) configure(dir string, cfg Config) (*embed.Config, error) {
 	c.TickMs, c.ElectionMs = uint(tick.Milliseconds()), uint(election.Milliseconds())
 	c.SnapshotCount, c.SnapshotCatchUpEntries = snapshotEvery, snapshotCatchUp
 	c.BackendBatchInterval, c.BackendBatchLimit = batchInterval, batchLimit
-	c.QuotaBackendBytes = quotaBytes
+	c.QuotaBackendBytes = cfg.Quota
+	c.GRPCAdditionalServerOptions = []grpc.ServerOption{grpc.ChainUnaryInterceptor(e.space.intercept)}
 	c.MaxRequestBytes = maxRequestBytes
 	c.MaxTxnOps = maxTxnOps
 	c.BootstrapDefragThresholdMegabytes = defragAfterMB
@@ -242,12 +283,14 @@ func (e *embedded) elect(ctx context.Context) (done bool) {
 	return false
 }
 
-func (e *embedded) client() *clientv3.Client { return v3client.New(e.etcd.Server) }
+func (e *embedded) client() *clientv3.Client { return e.inProcess }
 
 func (e *embedded) stopped() <-chan struct{} { return e.etcd.Server.StopNotify() }
 
 func (e *embedded) close() {
 	e.closing.Do(func() {
+		e.stopTidy()
+		<-e.tidied
 		e.etcd.Close()
 		e.release()
 	})

@@ -38,7 +38,11 @@ type Config struct {
 	// LogFile receives the embedded server's own log (JSON lines). Empty means
 	// etcd.log inside DataDir.
 	LogFile string
-	Log     *slog.Logger
+	// Quota is the size the embedded database may have, in bytes; 0 is DefaultQuota.
+	Quota int64
+	// SpaceChanged is called when the embedded database gets short of room, and when it no longer is. It may be nil.
+	SpaceChanged func(Usage)
+	Log          *slog.Logger
 }
 
 // Store is a running database connection. It is safe for concurrent use.
@@ -156,6 +160,22 @@ func (s *Store) Embedded() bool { return s.embedded != nil }
 func (s *Store) Health(ctx context.Context) error {
 	if _, err := s.client.Get(ctx, "/registry/health", clientv3.WithCountOnly()); err != nil {
 		return fmt.Errorf("reading from etcd: %w", err)
+	}
+	return nil
+}
+
+// Usage is how much of its room an embedded database takes; zero for an external cluster.
+func (s *Store) Usage() Usage {
+	if s.embedded == nil {
+		return Usage{}
+	}
+	return s.embedded.space.usage()
+}
+
+// HasRoom is an error if the database takes no new objects.
+func (s *Store) HasRoom() error {
+	if u := s.Usage(); u.Full() {
+		return &FullError{Usage: u}
 	}
 	return nil
 }

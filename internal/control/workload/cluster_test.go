@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"strings"
 	"sync"
@@ -25,6 +26,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/control/api/apitest"
 	"github.com/berth-dev/berth/internal/control/schedule"
+	"github.com/berth-dev/berth/internal/control/workload/certificate"
 )
 
 // cluster is a real API server with the scheduler, all workload controllers
@@ -38,6 +40,8 @@ type cluster struct {
 	md     metadata.Interface
 	config *rest.Config
 	ca     []byte
+	// agentCA signs what agents serve with.
+	agentCA []byte
 }
 
 // exitAnnotation tells the stand-in agent to end the pod's containers with
@@ -52,6 +56,8 @@ func newCluster(t *testing.T, nodes ...string) *cluster {
 	c := &cluster{T: t, ctx: ctx, config: cfg, client: kubernetes.NewForConfigOrDie(cfg), md: metadata.NewForConfigOrDie(cfg)}
 	cert, key := selfSignedCA(t)
 	c.ca = cert
+	var agentKey []byte
+	c.agentCA, agentKey = selfSignedCA(t)
 	log := slog.New(slog.DiscardHandler)
 	if os.Getenv("BERTH_TEST_LOG") != "" {
 		log = slog.New(slog.NewTextHandler(os.Stderr, nil))
@@ -70,7 +76,8 @@ func newCluster(t *testing.T, nodes ...string) *cluster {
 	})
 	run("controllers", func() error {
 		return Run(ctx, Config{Client: c.client, Metadata: c.md, Discovery: c.client.Discovery(), Informers: f, Log: log,
-			RootCA: cert, SigningCert: cert, SigningKey: key})
+			RootCA: cert, SigningCert: cert, SigningKey: key, ServingSigningCert: c.agentCA, ServingSigningKey: agentKey,
+			Serving: certificate.ServingRules{ClusterDomain: "cluster.local", ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}}})
 	})
 	wg.Go(func() { c.agent() })
 	t.Cleanup(func() { cancel(); wg.Wait(); f.Shutdown() })
@@ -335,21 +342,4 @@ func (c *cluster) endpoints(ns, svc string, want int) {
 		}
 		return ""
 	})
-}
-
-func TestSelected(t *testing.T) {
-	for in, want := range map[string]int{"": len(controllers), "*": len(controllers), "*,-garbage-collector-controller": len(controllers) - 1,
-		"deployment-controller,replicaset-controller": 2} {
-		var list []string
-		if in != "" {
-			list = strings.Split(in, ",")
-		}
-		got, err := selected(list)
-		if err != nil || len(got) != want {
-			t.Errorf("%q selects %d controllers (%v), want %d", in, len(got), err, want)
-		}
-	}
-	if _, err := selected([]string{"-nobody"}); err == nil {
-		t.Error("an unknown controller was accepted")
-	}
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -26,25 +25,32 @@ import (
 	"github.com/berth-dev/berth/internal/control/workload/disruption"
 	"github.com/berth-dev/berth/internal/control/workload/endpoint"
 	"github.com/berth-dev/berth/internal/control/workload/garbage"
+	"github.com/berth-dev/berth/internal/control/workload/hpa"
 	"github.com/berth-dev/berth/internal/control/workload/job"
+	"github.com/berth-dev/berth/internal/control/workload/loadbalancer"
 	"github.com/berth-dev/berth/internal/control/workload/namespace"
 	"github.com/berth-dev/berth/internal/control/workload/replicaset"
 	"github.com/berth-dev/berth/internal/control/workload/resourceclaim"
 	"github.com/berth-dev/berth/internal/control/workload/rootca"
 	"github.com/berth-dev/berth/internal/control/workload/serviceaccount"
-	"github.com/berth-dev/berth/internal/control/workload/shell"
 	"github.com/berth-dev/berth/internal/control/workload/statefulset"
 	"github.com/berth-dev/berth/internal/control/workload/ttl"
 	"github.com/berth-dev/berth/internal/control/workload/volume"
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/kube"
 )
 
 // Config is what the controllers need. Client, Metadata, Discovery, Informers
 // and Log are required.
 type Config struct {
+	// Client, Metadata and Discovery read as the process.
 	Client    kubernetes.Interface
 	Metadata  metadata.Interface
 	Discovery discovery.DiscoveryInterface
+	// Clients, if set, makes what each controller writes with; otherwise all
+	// write as the process.
+	Clients controller.Clients
 	// Informers is shared with every other role of the process; a transform
 	// that drops managed fields saves memory and disturbs nothing here.
 	Informers informers.SharedInformerFactory
@@ -61,82 +67,166 @@ type Config struct {
 	// a year.
 	SigningCert, SigningKey []byte
 	SigningMost             time.Duration
+	// ServingSigningCert and ServingSigningKey (PEM) sign what agents serve with, by the rules of Serving; empty means
+	// SigningCert and SigningKey.
+	ServingSigningCert, ServingSigningKey []byte
+	Serving                               certificate.ServingRules
 
-	// Enable selects controllers as --controllers does upstream: "*" is all,
-	// "name" adds one, "-name" leaves one out. Empty means all.
-	Enable []string
+	// NoLoadBalancer leaves Services of type LoadBalancer to somebody else.
+	// ReservedPorts are ports on the nodes' addresses that no Service may have,
+	// with their holders.
+	NoLoadBalancer bool
+	ReservedPorts  map[loadbalancer.Port]string
+
+	// Enabled selects controllers; nil means all.
+	Enabled controller.Enabled
 }
 
-// controller is one line of the list.
-type controller struct {
-	name string
-	run  func(context.Context, shell.Env, *Config) error
+// controllers is every workload controller, in the order they start. What they may
+// write is what their account may: upstream's roles (system:controller:*) and,
+// where ours writes in another way, berth:controller:* beside them.
+func controllers(c *Config) []controller.Controller {
+	return slices.Concat(clusterControllers(c), networkControllers(c), podControllers(), storageControllers(), []controller.Controller{
+		{Name: "garbage-collector-controller", Account: "generic-garbage-collector",
+			Reads: "get,list,watch *.*", Writes: "delete,patch *.*",
+			Run: func(ctx context.Context, e controller.Env) error { return garbage.Run(ctx, e, c.Discovery) }},
+	})
 }
 
-// plain wraps a controller that needs nothing but its environment.
-func plain(f func(context.Context, shell.Env) error) func(context.Context, shell.Env, *Config) error {
-	return func(ctx context.Context, e shell.Env, _ *Config) error { return f(ctx, e) }
+// events is what it takes to record events.
+const events = "\ncreate,patch events"
+
+func clusterControllers(c *Config) []controller.Controller {
+	return []controller.Controller{
+		{Name: "namespace-controller", Account: "namespace-controller", Watches: "namespaces pods",
+			Reads: "get namespaces\nlist *.*", Writes: "patch namespaces/status\nupdate namespaces/finalize\ndelete,deletecollection *.*",
+			Run: func(ctx context.Context, e controller.Env) error { return namespace.Run(ctx, e, c.Discovery) }},
+		{Name: "serviceaccount-controller", Account: "service-account-controller", Watches: "namespaces serviceaccounts",
+			Writes: "create serviceaccounts", Run: serviceaccount.Run},
+		{Name: "root-ca-certificate-publisher-controller", Account: "root-ca-cert-publisher", Watches: "namespaces configmaps",
+			Writes: "create,patch configmaps", Run: func(ctx context.Context, e controller.Env) error {
+				if len(c.RootCA) == 0 {
+					return nil
+				}
+				return rootca.Run(ctx, e, c.RootCA)
+			}},
+		{Name: "certificatesigningrequest-approving-controller", Account: "certificate-controller", Watches: "certificatesigningrequests.certificates.k8s.io",
+			Reads: "get,list nodes\nget leases.coordination.k8s.io\nlist configmaps\ncreate subjectaccessreviews.authorization.k8s.io",
+			Writes: "create,update configmaps\nupdate certificatesigningrequests.certificates.k8s.io/approval\n" +
+				"approve signers.certificates.k8s.io = kubernetes.io/kube-apiserver-client-kubelet", Run: func(ctx context.Context, e controller.Env) error {
+				return certificate.RunApprover(ctx, e, c.Serving)
+			}},
+		{Name: "certificatesigningrequest-signing-controller", Account: "certificate-controller", Watches: "certificatesigningrequests.certificates.k8s.io", Reads: "list nodes configmaps",
+			Writes: "patch certificatesigningrequests.certificates.k8s.io/status\nsign signers.certificates.k8s.io = kubernetes.io/kube-apiserver-client " +
+				"kubernetes.io/kube-apiserver-client-kubelet kubernetes.io/kubelet-serving kubernetes.io/legacy-unknown",
+			Run: func(ctx context.Context, e controller.Env) error {
+				if len(c.SigningCert) == 0 {
+					return nil
+				}
+				ca, err := certificate.NewCA(c.SigningCert, c.SigningKey, c.SigningMost)
+				if err != nil {
+					return err
+				}
+				serving := ca
+				if len(c.ServingSigningCert) > 0 {
+					if serving, err = certificate.NewCA(c.ServingSigningCert, c.ServingSigningKey, c.SigningMost); err != nil {
+						return err
+					}
+				}
+				return certificate.RunSigner(ctx, e, ca, serving, c.Serving)
+			}},
+		{Name: "certificatesigningrequest-cleaner-controller", Account: "certificate-controller", Watches: "certificatesigningrequests.certificates.k8s.io",
+			Writes: "delete certificatesigningrequests.certificates.k8s.io", Run: certificate.RunCleaner},
+		{Name: "podcertificaterequest-cleaner-controller", Account: "certificate-controller", Watches: "podcertificaterequests.certificates.k8s.io",
+			Writes: "delete podcertificaterequests.certificates.k8s.io", Run: certificate.RunPodCleaner},
+		{Name: "resourcequota-controller", Account: "resourcequota-controller", Watches: "resourcequotas and what they count",
+			Writes: "patch resourcequotas/status", Run: recount.Run},
+		{Name: "token-cleaner-controller", Account: "token-cleaner", Reads: "list,watch secrets", Writes: "delete secrets", Run: bootstrap.RunCleaner},
+		{Name: "bootstrap-signer-controller", Account: "bootstrap-signer", Reads: "list,watch secrets configmaps",
+			Writes: "patch configmaps = cluster-info", Run: bootstrap.RunSigner},
+	}
 }
 
-// controllers is every workload controller, by its upstream name.
-var controllers = []controller{
-	{"namespace-controller", func(ctx context.Context, e shell.Env, c *Config) error {
-		return namespace.Run(ctx, e, c.Metadata, c.Discovery)
-	}},
-	{"serviceaccount-controller", plain(serviceaccount.Run)},
-	{"root-ca-certificate-publisher-controller", func(ctx context.Context, e shell.Env, c *Config) error {
-		if len(c.RootCA) == 0 {
-			return nil
-		}
-		return rootca.Run(ctx, e, c.RootCA)
-	}},
-	{"certificatesigningrequest-approving-controller", plain(certificate.RunApprover)},
-	{"certificatesigningrequest-signing-controller", func(ctx context.Context, e shell.Env, c *Config) error {
-		if len(c.SigningCert) == 0 {
-			return nil
-		}
-		ca, err := certificate.NewCA(c.SigningCert, c.SigningKey, c.SigningMost)
-		if err != nil {
-			return err
-		}
-		return certificate.RunSigner(ctx, e, ca)
-	}},
-	{"certificatesigningrequest-cleaner-controller", plain(certificate.RunCleaner)},
-	{"podcertificaterequest-cleaner-controller", plain(certificate.RunPodCleaner)},
-	{"resourcequota-controller", func(ctx context.Context, e shell.Env, _ *Config) error {
-		return recount.Run(ctx, recount.Config{Client: e.Client, Informers: e.Informers, Log: e.Log, Journal: e.Journal})
-	}},
-	{"endpointslice-controller", plain(endpoint.RunSlices)},
-	{"endpoints-controller", plain(endpoint.RunLegacy)},
-	{"endpointslice-mirroring-controller", plain(endpoint.RunMirror)},
-	{"replicaset-controller", plain(replicaset.Run)},
-	{"replicationcontroller-controller", plain(replicaset.RunReplicationControllers)},
-	{"deployment-controller", plain(deployment.Run)},
-	{"daemonset-controller", plain(daemonset.Run)},
-	{"statefulset-controller", plain(statefulset.Run)},
-	{"job-controller", plain(job.Run)},
-	{"cronjob-controller", plain(cronjob.Run)},
-	{"ttl-after-finished-controller", plain(ttl.Run)},
-	{"disruption-controller", plain(disruption.Run)},
-	{"persistentvolume-binder-controller", plain(volume.RunBinder)},
-	{"ephemeral-volume-controller", plain(volume.RunEphemeral)},
-	{"resourceclaim-controller", plain(resourceclaim.Run)},
-	{"persistentvolumeclaim-protection-controller", plain(volume.RunClaimProtection)},
-	{"persistentvolume-protection-controller", plain(volume.RunVolumeProtection)},
-	{"volumeattributesclass-protection-controller", plain(volume.RunAttributesProtection)},
-	{"persistentvolume-attach-detach-controller", plain(attach.Run)},
-	{"token-cleaner-controller", plain(bootstrap.RunCleaner)},
-	{"bootstrap-signer-controller", plain(bootstrap.RunSigner)},
-	{"garbage-collector-controller", func(ctx context.Context, e shell.Env, c *Config) error {
-		return garbage.Run(ctx, e, c.Metadata, c.Discovery)
-	}},
+func networkControllers(c *Config) []controller.Controller {
+	return []controller.Controller{
+		{Name: "endpointslice-controller", Account: "endpointslice-controller", Watches: "services pods nodes endpointslices.discovery.k8s.io",
+			Writes: "create,delete,update endpointslices.discovery.k8s.io" + events, Run: endpoint.RunSlices},
+		{Name: "endpoints-controller", Account: "endpoint-controller", Watches: "services pods endpoints",
+			Writes: "create,delete,patch endpoints", Run: endpoint.RunLegacy},
+		{Name: "endpointslice-mirroring-controller", Account: "endpointslicemirroring-controller", Watches: "services endpoints endpointslices.discovery.k8s.io",
+			Writes: "create,delete,patch endpointslices.discovery.k8s.io", Run: endpoint.RunMirror},
+		{Name: "service-lb-controller", Alias: "service", Account: "service-controller", Watches: "services nodes pods endpointslices.discovery.k8s.io",
+			Writes: "patch services/status" + events, Run: func(ctx context.Context, e controller.Env) error {
+				if c.NoLoadBalancer {
+					return nil
+				}
+				return loadbalancer.Run(ctx, e, c.ReservedPorts)
+			}},
+	}
 }
+
+func podControllers() []controller.Controller {
+	return []controller.Controller{
+		{Name: "replicaset-controller", Account: "replicaset-controller", Watches: "replicasets.apps pods namespaces", Reads: "get replicasets.apps",
+			Writes: "create,delete,patch pods\npatch replicasets.apps/status" + events, Run: replicaset.Run},
+		{Name: "replicationcontroller-controller", Account: "replication-controller", Watches: "replicationcontrollers pods namespaces",
+			Reads: "get replicationcontrollers", Writes: "create,delete,patch pods\npatch replicationcontrollers/status" + events,
+			Run: replicaset.RunReplicationControllers},
+		{Name: "deployment-controller", Account: "deployment-controller", Watches: "deployments.apps replicasets.apps pods",
+			Reads: "get deployments.apps replicasets.apps", Writes: "create,delete,patch replicasets.apps\npatch deployments.apps deployments.apps/status" + events,
+			Run: deployment.Run},
+		{Name: "daemonset-controller", Account: "daemon-set-controller", Watches: "daemonsets.apps pods nodes controllerrevisions.apps namespaces",
+			Reads: "get daemonsets.apps controllerrevisions.apps", Writes: "create,delete,patch pods\ncreate,delete,patch controllerrevisions.apps\n" +
+				"patch daemonsets.apps/status" + events, Run: daemonset.Run},
+		{Name: "statefulset-controller", Account: "statefulset-controller",
+			Watches: "statefulsets.apps pods controllerrevisions.apps persistentvolumeclaims namespaces",
+			Reads:   "get statefulsets.apps controllerrevisions.apps", Writes: "create,delete,patch pods\ncreate,delete,patch controllerrevisions.apps\n" +
+				"create,patch persistentvolumeclaims\npatch statefulsets.apps/status" + events, Run: statefulset.Run},
+		{Name: "job-controller", Account: "job-controller", Watches: "jobs.batch pods namespaces", Reads: "get jobs.batch",
+			Writes: "create,delete,patch pods\npatch jobs.batch/status" + events, Run: job.Run},
+		{Name: "cronjob-controller", Account: "cronjob-controller", Watches: "cronjobs.batch jobs.batch",
+			Writes: "create,delete jobs.batch\npatch cronjobs.batch/status" + events, Run: cronjob.Run},
+		{Name: "ttl-after-finished-controller", Account: "ttl-after-finished-controller", Watches: "jobs.batch", Reads: "get jobs.batch",
+			Writes: "delete jobs.batch", Run: ttl.Run},
+		{Name: "disruption-controller", Account: "disruption-controller", Watches: "poddisruptionbudgets.policy pods deployments.apps replicasets.apps " +
+			"statefulsets.apps replicationcontrollers", Reads: "get *.*/scale", Writes: "patch poddisruptionbudgets.policy/status", Run: disruption.Run},
+		{Name: "horizontal-pod-autoscaler-controller", Alias: "horizontalpodautoscaling", Account: "horizontal-pod-autoscaler",
+			Watches: "horizontalpodautoscalers.autoscaling pods", Reads: "list *.metrics.k8s.io\nget,list *.custom.metrics.k8s.io *.external.metrics.k8s.io",
+			Writes: "get,update *.*/scale\npatch horizontalpodautoscalers.autoscaling/status" + events, Run: hpa.Run},
+		{Name: "resourceclaim-controller", Account: "resource-claim-controller", Watches: "pods resourceclaims.resource.k8s.io resourceclaimtemplates.resource.k8s.io",
+			Reads: "get pods", Writes: "create,delete,patch resourceclaims.resource.k8s.io\npatch resourceclaims.resource.k8s.io/status pods/status" + events,
+			Run: resourceclaim.Run},
+	}
+}
+
+func storageControllers() []controller.Controller {
+	return []controller.Controller{
+		{Name: "persistentvolume-binder-controller", Account: "persistent-volume-binder", Watches: "persistentvolumes persistentvolumeclaims storageclasses.storage.k8s.io",
+			Reads: "get persistentvolumeclaims", Writes: "patch persistentvolumes persistentvolumes/status persistentvolumeclaims persistentvolumeclaims/status" + events,
+			Run: volume.RunBinder},
+		{Name: "ephemeral-volume-controller", Account: "ephemeral-volume-controller", Watches: "pods persistentvolumeclaims",
+			Writes: "create persistentvolumeclaims" + events, Run: volume.RunEphemeral},
+		{Name: "persistentvolumeclaim-protection-controller", Account: "pvc-protection-controller", Watches: "persistentvolumeclaims pods",
+			Reads: "list pods", Writes: "patch persistentvolumeclaims", Run: volume.RunClaimProtection},
+		{Name: "persistentvolume-protection-controller", Account: "pv-protection-controller", Watches: "persistentvolumes",
+			Writes: "patch persistentvolumes", Run: volume.RunVolumeProtection},
+		{Name: "volumeattributesclass-protection-controller", Account: "volumeattributesclass-protection-controller",
+			Watches: "volumeattributesclasses.storage.k8s.io persistentvolumeclaims persistentvolumes",
+			Reads:   "list persistentvolumeclaims persistentvolumes", Writes: "patch volumeattributesclasses.storage.k8s.io", Run: volume.RunAttributesProtection},
+		{Name: "persistentvolume-attach-detach-controller", Account: "attachdetach-controller", Watches: "nodes pods persistentvolumeclaims persistentvolumes " +
+			"csidrivers.storage.k8s.io volumeattachments.storage.k8s.io csinodes.storage.k8s.io",
+			Writes: "patch nodes/status\ncreate,delete volumeattachments.storage.k8s.io" + events, Run: attach.Run},
+	}
+}
+
+// List declares every workload controller; what it returns does not run.
+func List() []controller.Controller { return controllers(&Config{}) }
 
 // Names lists the controllers in order.
 func Names() []string {
-	out := make([]string, len(controllers))
-	for i, c := range controllers {
-		out[i] = c.name
+	var out []string
+	for _, c := range List() {
+		out = append(out, c.Name)
 	}
 	return out
 }
@@ -147,55 +237,26 @@ func Run(ctx context.Context, cfg Config) error {
 	if cfg.Client == nil || cfg.Metadata == nil || cfg.Discovery == nil || cfg.Informers == nil || cfg.Log == nil {
 		return fmt.Errorf("workload controllers: Client, Metadata, Discovery, Informers and Log must be set")
 	}
-	enabled, err := selected(cfg.Enable)
+	metrics, err := controller.NewMetrics(cfg.Metrics)
 	if err != nil {
 		return err
 	}
-	if cfg.Journal == nil {
-		cfg.Journal = journal.Discard
-	}
-	events := shell.StartEvents(ctx, cfg.Client)
-	defer events.Shutdown()
-	base := shell.Env{Client: cfg.Client, Informers: cfg.Informers, Log: cfg.Log, Metrics: shell.NewMetrics(cfg.Metrics),
-		Journal: cfg.Journal, Broadcaster: events}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // ends the recorders
+	base := controller.Env{Client: cfg.Client, Reader: cfg.Client, Metadata: cfg.Metadata, Informers: cfg.Informers, Log: cfg.Log, Metrics: metrics,
+		Registerer: cfg.Metrics, Journal: cfg.Journal, Recorders: kube.NewRecorders(ctx)}
 	group, ctx := errgroup.WithContext(ctx)
-	for _, c := range enabled {
+	for _, c := range controllers(&cfg) {
+		if cfg.Enabled != nil && !cfg.Enabled(c.Name) {
+			continue
+		}
+		run := c.Start(base, cfg.Clients)
 		group.Go(func() error {
-			if err := c.run(ctx, base.Named(c.name), &cfg); err != nil {
-				return fmt.Errorf("running %s: %w", c.name, err)
+			if err := run(ctx); err != nil {
+				return fmt.Errorf("running %s: %w", c.Name, err)
 			}
 			return nil
 		})
 	}
 	return group.Wait()
-}
-
-// selected applies the Enable list; an unknown name is an error that lists the
-// known ones.
-func selected(enable []string) ([]controller, error) {
-	names := Names()
-	on := map[string]bool{}
-	all := len(enable) == 0
-	for _, e := range enable {
-		if e == "*" {
-			all = true
-		} else if n := strings.TrimPrefix(e, "-"); !slices.Contains(names, n) {
-			return nil, fmt.Errorf("controllers: %q is not one of %s", n, strings.Join(names, ", "))
-		}
-	}
-	for _, n := range names {
-		on[n] = all
-	}
-	for _, e := range enable {
-		if n, off := strings.CutPrefix(e, "-"); e != "*" {
-			on[n] = !off
-		}
-	}
-	var out []controller
-	for _, c := range controllers {
-		if on[c.name] {
-			out = append(out, c)
-		}
-	}
-	return out, nil
 }

@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/informers"
 
 	"github.com/berth-dev/berth/internal/control/admit/quota/recount"
+	"github.com/berth-dev/berth/internal/controller"
 )
 
 // TestSuite asks of the controllers what the upstream suite asks outside of
@@ -27,7 +28,7 @@ func TestSuite(t *testing.T) {
 	f := informers.NewSharedInformerFactory(c.client, 0)
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		if err := recount.Run(c.ctx, recount.Config{Client: c.client, Informers: f, Log: slog.New(slog.DiscardHandler)}); err != nil {
+		if err := recount.Run(c.ctx, controller.Env{Name: "resourcequota-controller", Client: c.client, Informers: f, Log: slog.New(slog.DiscardHandler)}); err != nil {
 			t.Errorf("quota controller: %v", err)
 		}
 	})

@@ -1,11 +1,9 @@
 package kernel
 
 import (
-	"fmt"
 	"slices"
 
-	"github.com/google/nftables"
-
+	"github.com/berth-dev/berth/internal/nft"
 	"github.com/berth-dev/berth/internal/policy/model"
 )
 
@@ -41,17 +39,19 @@ func (w *Writer) Replace(snapshot *model.Changes) error {
 
 // entered says whether packets come into any of these tables.
 func (w *Writer) entered(families []*family) (bool, error) {
-	conn, err := w.begin()
+	k, err := w.begin()
 	if err != nil {
 		return false, err
 	}
 	for _, f := range families {
-		chains, err := conn.ListChainsOfTableFamily(f.table.Family)
+		chains, err := k.Chains(f.Family, f.table)
 		if err != nil {
-			return false, fmt.Errorf("listing chains: %w", err)
+			return false, err
 		}
-		if slices.ContainsFunc(chains, func(c *nftables.Chain) bool { return c.Table.Name == f.table.Name && c.Hooknum != nil }) {
-			return true, nil
+		for _, d := range directions {
+			if slices.Contains(chains, d.String()) {
+				return true, nil
+			}
 		}
 	}
 	return false, nil
@@ -59,16 +59,16 @@ func (w *Writer) entered(families []*family) (bool, error) {
 
 // stand says whether there is any of these tables.
 func (w *Writer) stand(families []*family) (bool, error) {
-	conn, err := w.begin()
+	k, err := w.begin()
 	if err != nil {
 		return false, err
 	}
 	for _, f := range families {
-		tables, err := conn.ListTablesOfFamily(f.table.Family)
+		tables, err := k.Tables(f.Family)
 		if err != nil {
-			return false, fmt.Errorf("listing tables: %w", err)
+			return false, err
 		}
-		if slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == f.table.Name }) {
+		if slices.Contains(tables, f.table) {
 			return true, nil
 		}
 	}
@@ -78,29 +78,20 @@ func (w *Writer) stand(families []*family) (bool, error) {
 // recreate writes tables from nothing, in parts; the chains that packets enter
 // come last. What stood is gone meanwhile.
 func (w *Writer) recreate(families []*family, snapshot *model.Changes) error {
-	conn, err := w.begin()
-	if err != nil {
-		return err
-	}
+	var hooks []*nft.Tx
 	for _, f := range families {
-		f.clear(conn)
-		conn.AddTable(f.table)
-		if err := f.frame(conn); err != nil {
-			return w.fail(fmt.Errorf("preparing table %s: %w", f.table.Name, err))
-		}
-	}
-	held := 0
-	build := func(f *family, conn *nftables.Conn, c *model.Changes) error {
-		return f.buildWith(conn, c, func(s *nftables.Set, rows []nftables.SetElement) error {
-			if err := conn.SetAddElements(s, rows); err != nil {
+		tx := nft.Replace(f.Family, f.table)
+		f.frame(tx)
+		f.build(tx, snapshot)
+		f.change(tx, snapshot)
+		for _, part := range tx.Parts(nft.PartRows) {
+			if err := w.commit(snapshot, part); err != nil {
 				return err
 			}
-			if held += len(rows); held < partRows {
-				return nil
-			}
-			held = 0
-			return w.flush(conn)
-		})
+		}
+		tx = nft.NewTx(f.Family, f.table)
+		f.hook(tx)
+		hooks = append(hooks, tx)
 	}
-	return w.commit(conn, families, snapshot, build, (*family).change, (*family).hook)
+	return w.commit(snapshot, hooks...)
 }

@@ -13,7 +13,7 @@ func TestReplaceInParts(t *testing.T) {
 	first, second := crowd(3000), crowd(3100)
 	first.Commit()
 	second.Commit()
-	of, err := New(n.w.name, n.w.opts...)
+	of, err := New(n.w.name, n.w.open)
 	n.must(err)
 	defer of.Close()
 	entered := func() bool {

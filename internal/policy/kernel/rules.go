@@ -2,142 +2,139 @@ package kernel
 
 import (
 	"encoding/binary"
+	"net/netip"
 
-	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"github.com/berth-dev/berth/internal/nft"
+	"github.com/berth-dev/berth/internal/nft/row"
 	"github.com/berth-dev/berth/internal/policy/model"
 )
 
-// The registers a rule builds its key in: four bytes each, an IPv6 address
-// takes four.
-const reg = unix.NFT_REG32_00
+// reg is the first of the registers a rule builds its key in: four bytes each,
+// an IPv6 address takes four.
+const reg = nft.R0
 
-func (f *family) regs() uint32 { return f.addr.Bytes / 4 }
+// family is a table of one address family.
+type family struct {
+	row.Family
+	table string
+}
 
-// set names a set with the types of its key.
-func (f *family) set(name string, k model.Kind) *nftables.Set {
-	s := &nftables.Set{Table: f.table, Name: name, KeyType: f.addr}
+func (f *family) regs() uint32 { return uint32(f.AddrLen() / 4) }
+
+// has says whether an address belongs to the family.
+func (f *family) has(a netip.Addr) bool { return a.Is6() == (f.Family == row.V6) }
+
+// shape is that of a set's rows.
+func (f *family) shape(name string, k model.Kind) row.Shape {
+	s := row.Shape{Name: name, Key: f.AddrLen()}
 	switch k {
 	case model.Blocks:
-		s.Interval = true
+		s.Interval, s.Single = true, true
 	case model.Named:
-		s.KeyType = nftables.MustConcatSetType(f.addr, nftables.TypeInetProto, nftables.TypeInetService)
-		s.Concatenation = true
+		s.Key += 8
 	case model.Selves:
-		s.KeyType = nftables.MustConcatSetType(f.addr, f.addr)
-		s.Concatenation = true
+		s.Key *= 2
 	}
 	return s
 }
 
-// dispatch is the map from a pod of this node to its profile.
-func (f *family) dispatch(d model.Direction) *nftables.Set {
-	return &nftables.Set{Table: f.table, Name: "guarded-" + d.String(), IsMap: true, KeyType: f.addr, DataType: nftables.TypeVerdict}
+// set declares a set with the types of its key.
+func (f *family) set(name string, k model.Kind) *nft.Set {
+	of := nft.FieldsOf(f.Family)
+	s := &nft.Set{Name: name, Key: []nft.Type{of.Daddr}}
+	switch k {
+	case model.Blocks:
+		s.Interval = true
+	case model.Named:
+		s.Key = []nft.Type{of.Daddr, nft.TypeProto, nft.TypePort}
+	case model.Selves:
+		s.Key = []nft.Type{of.Saddr, of.Daddr}
+	}
+	return s
 }
 
-func (f *family) addSet(conn *nftables.Conn, s model.Set) error {
-	set := f.set(s.Name, s.Kind)
-	if err := conn.AddSet(set, nil); err != nil {
-		return err
-	}
-	var elements []nftables.SetElement
+// dispatch names the map from a pod of this node to its profile.
+func dispatch(d model.Direction) string { return "guarded-" + d.String() }
+
+func (f *family) dispatchShape(d model.Direction) row.Shape {
+	return row.Shape{Name: dispatch(d), Key: f.AddrLen(), Value: row.ChainLen, Chains: true}
+}
+
+func (f *family) addSet(tx *nft.Tx, s model.Set) {
+	tx.Add(nft.Op{Verb: nft.AddSet, Name: s.Name, Set: f.set(s.Name, s.Kind)})
+	var rows []byte
 	for _, b := range s.Blocks {
-		if b.First.Is6() == f.v6 {
-			elements = append(elements, interval(b)...)
+		if f.has(b.First) {
+			rows = append(append(rows, b.First.AsSlice()...), b.Last.AsSlice()...)
 		}
 	}
-	for len(elements) > 0 {
-		n := min(len(elements), chunk)
-		if err := conn.SetAddElements(set, elements[:n]); err != nil {
-			return err
-		}
-		elements = elements[n:]
+	if len(rows) > 0 {
+		tx.Add(nft.Op{Verb: nft.AddRows, Name: s.Name, Shape: f.shape(s.Name, s.Kind), Rows: rows})
 	}
-	return nil
 }
 
-// interval is where a range begins and where it has ended; one that reaches
-// to the last address has no end.
-func interval(r model.AddrRange) []nftables.SetElement {
-	out := []nftables.SetElement{{Key: r.First.AsSlice()}}
-	if next := r.Last.Next(); next.IsValid() {
-		out = append(out, nftables.SetElement{Key: next.AsSlice(), IntervalEnd: true})
-	}
-	return out
-}
-
-func portKey(proto uint8, port uint16) []byte {
-	return append([]byte{proto, 0, 0, 0}, binary.BigEndian.AppendUint32(nil, uint32(port)<<16)...)
-}
-
-func element(r model.Row) nftables.SetElement {
-	key := r.Addr.AsSlice()
+// put appends the key of a row.
+func put(b []byte, r model.Row) []byte {
+	addr := r.Addr.AsSlice()
+	b = append(b, addr...)
 	switch r.Kind {
 	case model.Named:
-		key = append(key, portKey(r.Proto, r.Port)...)
+		b = binary.BigEndian.AppendUint16(append(b, r.Proto, 0, 0, 0), r.Port)
+		b = append(b, 0, 0)
 	case model.Selves:
-		key = append(key, key...)
+		b = append(b, addr...)
 	}
-	return nftables.SetElement{Key: key}
+	return b
 }
 
 // frame makes what every table has, but for what hook makes.
-func (f *family) frame(conn *nftables.Conn) error {
-	if err := conn.AddSet(f.set(model.SelfSet, model.Selves), nil); err != nil {
-		return err
+func (f *family) frame(tx *nft.Tx) {
+	tx.Add(nft.Op{Verb: nft.AddSet, Name: model.SelfSet, Set: f.set(model.SelfSet, model.Selves)})
+	for _, d := range directions {
+		tx.Add(nft.Op{Verb: nft.AddSet, Name: dispatch(d), Set: &nft.Set{Name: dispatch(d), Key: []nft.Type{nft.FieldsOf(f.Family).Daddr}, Chains: true}})
 	}
-	for _, d := range []model.Direction{model.Egress, model.Ingress} {
-		if err := conn.AddSet(f.dispatch(d), nil); err != nil {
-			return err
-		}
-	}
-	return nil
 }
+
+// directions in the order in which packets meet them.
+var directions = []model.Direction{model.Egress, model.Ingress}
 
 // hook makes the two chains that packets enter.
-func (f *family) hook(conn *nftables.Conn, _ *model.Changes) error {
+func (f *family) hook(tx *nft.Tx) {
 	// What a node's own processes send or get does not pass the forward hook:
 	// probes reach every pod, and pods reach the node.
-	for _, d := range []model.Direction{model.Egress, model.Ingress} {
-		accept, priority := nftables.ChainPolicyAccept, nftables.ChainPriority(model.Egress-d)
-		chain := conn.AddChain(&nftables.Chain{Table: f.table, Name: d.String(), Type: nftables.ChainTypeFilter,
-			Hooknum: nftables.ChainHookForward, Priority: &priority, Policy: &accept})
-		for _, exprs := range f.base(d) {
-			conn.AddRule(&nftables.Rule{Table: f.table, Chain: chain, Exprs: exprs})
-		}
+	for _, d := range directions {
+		tx.Add(nft.Op{Verb: nft.AddChain, Name: d.String(), Hook: &nft.Hook{Num: unix.NF_INET_FORWARD, Priority: int32(model.Egress - d), Type: "filter"}})
+		f.base(tx, d)
 	}
-	return nil
 }
 
-func (f *family) base(d model.Direction) [][]expr.Any {
-	accept := &expr.Verdict{Kind: expr.VerdictAccept}
-	rules := [][]expr.Any{{
-		&expr.Ct{Key: expr.CtKeySTATE, Register: reg},
-		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: native(expr.CtStateBitESTABLISHED | expr.CtStateBitRELATED), Xor: native(0)},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: native(0)}, accept,
-	}}
-	if f.v6 {
+func (f *family) base(tx *nft.Tx, d model.Direction) {
+	chain, accept := d.String(), &expr.Verdict{Kind: expr.VerdictAccept}
+	tx.Rule(chain, &expr.Ct{Key: expr.CtKeySTATE, Register: reg},
+		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: nft.Num(expr.CtStateBitESTABLISHED | expr.CtStateBitRELATED), Xor: nft.Num(0)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: nft.Num(0)}, accept)
+	if f.Family == row.V6 {
 		// Neighbours and multicast groups are found by ICMPv6 (130-137, 143),
 		// which passes here between ports of a bridge.
-		kind := []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{unix.IPPROTO_ICMPV6}},
-			&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 1}}
-		rules = append(rules,
-			append(kind[:3:3], &expr.Cmp{Op: expr.CmpOpGte, Register: reg, Data: []byte{130}}, &expr.Cmp{Op: expr.CmpOpLte, Register: reg, Data: []byte{137}}, accept),
-			append(kind[:3:3], &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{143}}, accept))
+		kind := append(nft.Proto(unix.IPPROTO_ICMPV6), &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 1})
+		tx.Rule(chain, kind, &expr.Cmp{Op: expr.CmpOpGte, Register: reg, Data: []byte{130}}, &expr.Cmp{Op: expr.CmpOpLte, Register: reg, Data: []byte{137}}, accept)
+		tx.Rule(chain, kind, &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{143}}, accept)
 	}
-	rules = append(rules, []expr.Any{f.saddr(reg), f.daddr(reg + f.regs()), &expr.Lookup{SourceRegister: reg, SetName: model.SelfSet}, accept})
+	tx.Rule(chain, nft.Saddr(f.Family, reg), nft.Daddr(f.Family, reg+f.regs()), &expr.Lookup{SourceRegister: reg, SetName: model.SelfSet}, accept)
 	// Twice: while a row is replaced, a lookup that began before the change
 	// can miss both the old row and the new one.
-	guarded := []expr.Any{f.guarded(d), &expr.Lookup{SourceRegister: reg, SetName: f.dispatch(d).Name, IsDestRegSet: true, DestRegister: unix.NFT_REG_VERDICT}}
-	return append(rules, guarded, guarded)
+	for range 2 {
+		tx.Rule(chain, f.guarded(d), &expr.Lookup{SourceRegister: reg, SetName: dispatch(d), IsDestRegSet: true, DestRegister: unix.NFT_REG_VERDICT})
+	}
 }
 
 // rule is one rule of a profile or a policy.
 func (f *family) rule(d model.Direction, r model.Rule) []expr.Any {
 	if r.Jump != "" {
-		return []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: r.Jump}}
+		return []expr.Any{nft.Jump(r.Jump)}
 	}
 	if !r.Accept {
 		return []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}}
@@ -151,11 +148,11 @@ func (f *family) rule(d model.Direction, r model.Rule) []expr.Any {
 	}
 	if r.Named != "" {
 		at := reg + f.regs()
-		out = append(out, f.daddr(reg), &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: at}, port(at+1),
+		out = append(out, nft.Daddr(f.Family, reg), &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: at}, port(at+1),
 			&expr.Lookup{SourceRegister: reg, SetName: r.Named})
 	}
 	if p := r.Ports; p.Proto != 0 {
-		out = append(out, &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{p.Proto}})
+		out = append(out, nft.Proto(p.Proto)...)
 		first, last := binary.BigEndian.AppendUint16(nil, p.First), binary.BigEndian.AppendUint16(nil, p.Last)
 		switch {
 		case p.First == p.Last:
@@ -171,27 +168,9 @@ func (f *family) rule(d model.Direction, r model.Rule) []expr.Any {
 // it talks to.
 func (f *family) guarded(d model.Direction) expr.Any {
 	if d == model.Egress {
-		return f.saddr(reg)
+		return nft.Saddr(f.Family, reg)
 	}
-	return f.daddr(reg)
+	return nft.Daddr(f.Family, reg)
 }
 
 func (f *family) other(d model.Direction) expr.Any { return f.guarded(model.Egress - d) }
-
-func (f *family) saddr(to uint32) expr.Any {
-	at := uint32(12)
-	if f.v6 {
-		at = 8
-	}
-	return &expr.Payload{DestRegister: to, Base: expr.PayloadBaseNetworkHeader, Offset: at, Len: f.addr.Bytes}
-}
-
-func (f *family) daddr(to uint32) expr.Any {
-	at := uint32(16)
-	if f.v6 {
-		at = 24
-	}
-	return &expr.Payload{DestRegister: to, Base: expr.PayloadBaseNetworkHeader, Offset: at, Len: f.addr.Bytes}
-}
-
-func native(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }

@@ -6,11 +6,9 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"slices"
 	"testing"
 	"time"
 
-	"github.com/google/nftables"
 	"github.com/vishvananda/netns"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -21,10 +19,11 @@ import (
 	"github.com/berth-dev/berth/internal/testkit/testtimeout"
 )
 
-// TestRandomHistoriesInTheKernel applies random changes to the real kernel
-// and asks it about random packets.
-func TestRandomHistoriesInTheKernel(t *testing.T) {
-	n := newNode(t)
+// TestRandomHistoriesInTheKernel applies random changes to the real kernel and
+// the one in memory, and asks them about random packets.
+func TestRandomHistoriesInTheKernel(t *testing.T) { onBoth(t, randomHistories) }
+
+func randomHistories(t *testing.T, n *node) {
 	for i := range 2 {
 		for j := range 8 {
 			ips := []netip.Addr{netip.AddrFrom4([4]byte{10, 0, byte(i), byte(2 + j)})}
@@ -250,11 +249,9 @@ func TestNoCoverStays(t *testing.T) {
 	cluster(n)
 	n.model.Commit()
 	covers := func() bool {
-		conn, err := n.w.begin()
+		there, err := n.w.stand(n.w.cover)
 		n.must(err)
-		tables, err := conn.ListTables()
-		n.must(err)
-		return slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == "test-policy-cover" })
+		return there
 	}
 	for range 2 {
 		n.must(n.w.Replace(n.model.Snapshot()))

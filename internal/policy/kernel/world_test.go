@@ -13,12 +13,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 	networkingv1 "k8s.io/api/networking/v1"
 
+	"github.com/berth-dev/berth/internal/nft"
+	"github.com/berth-dev/berth/internal/nft/row"
 	"github.com/berth-dev/berth/internal/policy/model"
 	"github.com/berth-dev/berth/internal/policy/oracle"
 	"github.com/berth-dev/berth/internal/testkit/netnstest"
@@ -37,6 +38,42 @@ type node struct {
 	w      *Writer
 	model  *model.Model
 	world  oracle.World
+	// fake, if set, is the kernel that packets go through.
+	fake *nft.Fake
+	// k reads what the observer noted.
+	k *nft.Netlink
+}
+
+// onBoth runs a test on the real kernel and on the one in memory.
+func onBoth(t *testing.T, test func(*testing.T, *node)) {
+	t.Run("in memory", func(t *testing.T) { test(t, newFakeNode(t)) })
+	t.Run("kernel", func(t *testing.T) { test(t, newNode(t)) })
+}
+
+// newFakeNode is a node whose kernel is in memory; its pods have no wires.
+func newFakeNode(t testing.TB) *node {
+	n := &node{t: t, pods: map[netip.Addr]netns.NsHandle{}, model: model.New(), world: oracle.NewWorld(), fake: nft.NewFake()}
+	var err error
+	n.w, err = New("test-policy", func() (nft.Kernel, error) { return n.fake, nil })
+	n.must(err)
+	return n
+}
+
+// evaluate sends packets through the kernel in memory.
+func (n *node) evaluate(what []oracle.Packet) []bool {
+	n.t.Helper()
+	passed := make([]bool, len(what))
+	for i, p := range what {
+		f := row.V4
+		if p.Src.Is6() {
+			f = row.V6
+		}
+		out, err := n.fake.Connect(f, n.w.name, nft.Packet{Proto: p.Proto, Src: netip.AddrPortFrom(p.Src, 40000), Dst: netip.AddrPortFrom(p.Dst, p.Port),
+			In: "br0", Here: func(netip.Addr) bool { return false }, Out: func(netip.Addr) string { return "br0" }})
+		n.must(err)
+		passed[i] = out.Verdict == "accept"
+	}
+	return passed
 }
 
 func (n *node) must(err error) {
@@ -82,15 +119,20 @@ func newNode(t testing.TB) *node {
 			run(observer, "nft", "-f", "-"))
 	}))
 	var err error
-	n.w, err = New("test-policy", nftables.WithNetNSFd(int(n.ns)))
+	n.w, err = New("test-policy", func() (nft.Kernel, error) { return nft.OpenAt(int(n.ns)) })
 	n.must(err)
-	t.Cleanup(func() { n.w.Close() })
+	n.k, err = nft.OpenAt(int(n.ns))
+	n.must(err)
+	t.Cleanup(func() { n.w.Close(); n.k.Close() })
 	return n
 }
 
 // addPod wires the addresses of a pod to the bridge.
 func (n *node) addPod(ips ...netip.Addr) netns.NsHandle {
 	n.t.Helper()
+	if n.fake != nil {
+		return 0
+	}
 	pod := netnstest.New(n.t)
 	n.links++
 	name := fmt.Sprintf("veth%d", n.links)
@@ -142,6 +184,9 @@ func (n *node) deletePolicy(namespace, name string) {
 // which were forwarded.
 func (n *node) probe(what []oracle.Packet) []bool {
 	n.t.Helper()
+	if n.fake != nil {
+		return n.evaluate(what)
+	}
 	sources := make([]uint16, len(what))
 	bySource := map[netns.NsHandle][]int{}
 	for i, p := range what {
@@ -185,6 +230,11 @@ func (n *node) probe(what []oracle.Packet) []bool {
 	return passed
 }
 
+// portKey is a protocol and a port as the observer's sets hold them.
+func portKey(proto uint8, port uint16) []byte {
+	return append([]byte{proto, 0, 0, 0}, binary.BigEndian.AppendUint32(nil, uint32(port)<<16)...)
+}
+
 func key(p oracle.Packet, source uint16) string {
 	return string(p.Src.AsSlice()) + string(p.Dst.AsSlice()) + string(portKey(p.Proto, source)) + string(portKey(0, p.Port)[4:])
 }
@@ -204,20 +254,20 @@ func (n *node) settled(set string) map[string]bool {
 func (n *node) seen(set string) map[string]bool {
 	n.t.Helper()
 	out := map[string]bool{}
-	conn, err := nftables.New(nftables.WithNetNSFd(int(n.ns)))
-	n.must(err)
-	for _, f := range []nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyIPv6} {
-		rows, err := conn.GetSetElements(&nftables.Set{Table: &nftables.Table{Name: "observe", Family: f}, Name: set})
-		n.must(err)
-		for _, r := range rows {
-			out[string(r.Key)] = true
-		}
+	for _, f := range []row.Family{row.V4, row.V6} {
+		n.must(n.k.Rows(f, "observe", set, func(key, _ []byte) bool {
+			out[string(key)] = true
+			return true
+		}))
 	}
 	return out
 }
 
 // forget empties what was noted.
 func (n *node) forget() {
+	if n.fake != nil {
+		return
+	}
 	n.must(netnstest.In(n.ns, func() error {
 		return run("flush set ip observe sent\nflush set ip observe passed\nflush set ip6 observe sent\nflush set ip6 observe passed\n", "nft", "-f", "-")
 	}))

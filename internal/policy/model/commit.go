@@ -175,6 +175,12 @@ func (m *Model) guard(p *pod) {
 	}
 }
 
+// Selected says whether a policy selects a pod of this node, as of the last Commit.
+func (m *Model) Selected(key Key) bool {
+	p := m.pods[key]
+	return p != nil && len(p.guard) > 0
+}
+
 // profile finds or makes the profile of some policies; nil if there is none:
 // then everything passes.
 func (m *Model) profile(d Direction, policies []*policy) *profile {

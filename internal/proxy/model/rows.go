@@ -7,34 +7,21 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/berth-dev/berth/internal/nft/row"
 )
 
 // Family is an address family; every family has a Model and a table of its own.
-type Family uint8
+type Family = row.Family
 
 // The two families.
 const (
-	V4 Family = 4
-	V6 Family = 6
+	V4 = row.V4
+	V6 = row.V6
 )
 
-// AddrLen is the length of an address in bytes: 4 or 16.
-func (f Family) AddrLen() int {
-	if f == V6 {
-		return 16
-	}
-	return 4
-}
-
-// Has says whether a belongs to the family.
-func (f Family) Has(a netip.Addr) bool { return a.IsValid() && a.Unmap().Is4() == (f == V4) }
-
-func (f Family) String() string {
-	if f == V6 {
-		return "IPv6"
-	}
-	return "IPv4"
-}
+// Shape tells how long the rows of a table are, in bytes.
+type Shape = row.Shape
 
 // Table names a kind of kernel map or set. In a key or value every field is
 // padded to four bytes, as the kernel wants it in concatenations.
@@ -93,30 +80,6 @@ const (
 )
 
 func (p Pool) base() uint32 { return uint32(p) * LocalBase }
-
-// Shape tells how long the rows of a table are, in bytes.
-type Shape struct {
-	Name       string
-	Key, Value int
-	// Interval rows hold two keys, first and last, and no value.
-	Interval bool
-}
-
-// Stride is the length of one row.
-func (s Shape) Stride() int {
-	if s.Interval {
-		return 2 * s.Key
-	}
-	return s.Key + s.Value
-}
-
-// DelStride is the length of what names one row to take away.
-func (s Shape) DelStride() int {
-	if s.Interval {
-		return 2 * s.Key
-	}
-	return s.Key
-}
 
 // Shape returns the shape of table t for addresses of family f.
 func (t Table) Shape(f Family) Shape {

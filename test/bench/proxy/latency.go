@@ -11,8 +11,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/berth-dev/berth/internal/nft"
 	"github.com/berth-dev/berth/internal/proxy/model"
-	"github.com/berth-dev/berth/internal/proxy/nft"
+	"github.com/berth-dev/berth/internal/proxy/rules"
 )
 
 // sizes are the numbers of Services one endpoint change is measured at.
@@ -103,7 +104,7 @@ const probeTable = "probe"
 func (f *flow) fill() error {
 	tx := nft.NewTx(model.V4, probeTable)
 	tx.Add(nft.Op{Verb: nft.AddTable})
-	nft.Layout{Family: model.V4, MarkBit: 1 << 14}.Build(tx)
+	rules.Layout{Family: model.V4, MarkBit: 1 << 14}.Build(tx)
 	shape := model.Endpoints.Shape(model.V4)
 	var rows []byte
 	for i := range f.services {

@@ -47,7 +47,10 @@ type Config struct {
 	// Groups are ours, in the order of discovery, each with its versions in
 	// order of preference.
 	Groups []Group
-	Log    *slog.Logger
+	// Yielding are groups of ours that a foreign server may take over by its
+	// APIService, and give back by deleting it.
+	Yielding []Group
+	Log      *slog.Logger
 }
 
 // Group is one API group and its versions.
@@ -132,12 +135,17 @@ func (f *Front) register(cfg Config, aggregator *apiserver.APIAggregator) error 
 	}}); err != nil {
 		return fmt.Errorf("watching API services: %w", err)
 	}
+	yielding, known, err := newYielder(cfg.Yielding, client.ApiregistrationV1(), registered.Informer(), cfg.Log)
+	if err != nil {
+		return err
+	}
 	custom := &customGroups{definitions: cfg.Definitions.Lister(), keeper: keeper, log: cfg.Log, known: sets.New[string]()}
 	handler, err := cfg.Definitions.Informer().AddEventHandler(custom.handler())
 	if err != nil {
 		return fmt.Errorf("watching custom resource definitions: %w", err)
 	}
 	return f.AddPostStartHook("register-groups", func(ctx genericapiserver.PostStartHookContext) error {
+		go yielding.run(ctx, known.Done())
 		go func() {
 			// A stored registration whose definition is not known yet would be
 			// taken for a leftover.

@@ -46,7 +46,7 @@ func (c *customGroups) handler() cache.ResourceEventHandler {
 func (c *customGroups) settle() {
 	all, err := c.definitions.List(labels.Everything())
 	if err != nil {
-		c.log.Error("listing custom resource definitions", "error", err)
+		c.log.Error("listing custom resource definitions", "err", err)
 		return
 	}
 	wanted := sets.New[string]()

@@ -235,7 +235,7 @@ func loadAuthority(t testing.TB, dir string) *authority {
 func (a *authority) issueAgentClient(t testing.TB) *x509.Certificate {
 	t.Helper()
 	return a.issue(t, "kubelet-client", newKey(t), &x509.Certificate{
-		Subject:     pkix.Name{CommonName: "kube-apiserver-kubelet-client", Organization: []string{"system:masters"}},
+		Subject:     pkix.Name{CommonName: "kube-apiserver-kubelet-client"},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	})
 }

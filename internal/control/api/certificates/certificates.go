@@ -5,7 +5,10 @@ package certificates
 import (
 	"context"
 	"maps"
+	"net"
+	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -17,6 +20,7 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 
 	"github.com/berth-dev/berth/internal/control/api/storebase"
+	"github.com/berth-dev/berth/internal/kube"
 )
 
 // Deps are the collaborators of the certificate request storage.
@@ -50,6 +54,7 @@ func NewStorage(opts generic.RESTOptionsGetter, deps Deps) (map[string]rest.Stor
 		if who, ok := genericapirequest.UserFrom(ctx); ok {
 			identify(&csr.Spec, who)
 		}
+		recordSource(ctx, &csr.Spec)
 	}
 	// Nothing of a request changes after it was made but its metadata: approvers have read it.
 	base.PrepareChange = func(_ context.Context, obj, old runtime.Object) {
@@ -86,6 +91,34 @@ func NewStorage(opts generic.RESTOptionsGetter, deps Deps) (map[string]rest.Stor
 		"certificatesigningrequests/status":   storebase.NewSubresource(store, status),
 		"certificatesigningrequests/approval": storebase.NewSubresource(store, approval),
 	}, nil
+}
+
+// recordSource writes where the request came from, for approvers: it is the one thing about its address that a node does not
+// say itself.
+func recordSource(ctx context.Context, spec *certificatesv1.CertificateSigningRequestSpec) {
+	delete(spec.Extra, kube.SourceKey)
+	source, ok := ctx.Value(sourceKey{}).(string)
+	if !ok {
+		return
+	}
+	if spec.Extra == nil {
+		spec.Extra = map[string]certificatesv1.ExtraValue{}
+	}
+	spec.Extra[kube.SourceKey] = certificatesv1.ExtraValue{source}
+}
+
+type sourceKey struct{}
+
+// WithSource lets NewStorage know which address a request came from: that of the connection, never what a header says.
+func WithSource(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/certificatesigningrequests") {
+			if host, _, err := net.SplitHostPort(r.RemoteAddr); err == nil {
+				r = r.WithContext(context.WithValue(r.Context(), sourceKey{}, host))
+			}
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 // identify writes who made the request, whatever the request says.

@@ -53,9 +53,12 @@ func statefulSet(s *apps.StatefulSet) {
 	fill(&s.Spec.RevisionHistoryLimit, historyLimit)
 	zero(&s.Spec.PodManagementPolicy, apps.OrderedReadyPodManagement)
 	strategy := &s.Spec.UpdateStrategy
-	zero(&strategy.Type, apps.RollingUpdateStatefulSetStrategyType)
-	if strategy.Type == apps.RollingUpdateStatefulSetStrategyType {
+	if strategy.Type == "" {
+		strategy.Type = apps.RollingUpdateStatefulSetStrategyType
 		fill(&strategy.RollingUpdate, apps.RollingUpdateStatefulSetStrategy{})
+	}
+	// Whoever names the type alone gets no more than that.
+	if strategy.Type == apps.RollingUpdateStatefulSetStrategyType && strategy.RollingUpdate != nil {
 		fill(&strategy.RollingUpdate.Partition, 0)
 	}
 	fill(&s.Spec.PersistentVolumeClaimRetentionPolicy, apps.StatefulSetPersistentVolumeClaimRetentionPolicy{})

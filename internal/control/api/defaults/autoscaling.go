@@ -1,6 +1,7 @@
 package defaults
 
 import (
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	autoscaling "k8s.io/api/autoscaling/v2"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -17,6 +18,11 @@ const (
 
 func addAutoscaling(s *runtime.Scheme) {
 	kind(s, autoscaler, func(l *autoscaling.HorizontalPodAutoscalerList) []autoscaling.HorizontalPodAutoscaler { return l.Items })
+	// The metric of version 1 is filled in by its conversion, which knows the metrics that are in annotations.
+	kind(s, func(a *autoscalingv1.HorizontalPodAutoscaler) { fill(&a.Spec.MinReplicas, 1) },
+		func(l *autoscalingv1.HorizontalPodAutoscalerList) []autoscalingv1.HorizontalPodAutoscaler {
+			return l.Items
+		})
 }
 
 func autoscaler(a *autoscaling.HorizontalPodAutoscaler) {

@@ -7,13 +7,16 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	slashpath "path"
 	"slices"
+	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/proxy"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/registry/generic/registry"
 	"k8s.io/apiserver/pkg/registry/rest"
@@ -32,6 +35,8 @@ type Deps struct {
 	Nodes nodelink.Finder
 	// Proxy reaches ports of a node other than its agent's; nil means a transport that verifies nothing.
 	Proxy http.RoundTripper
+	// Authorizer is asked for create on sessions that start with GET. Required.
+	Authorizer authorizer.Authorizer
 	// ProxyLoopback is as in package pods.
 	ProxyLoopback bool
 }
@@ -115,12 +120,24 @@ func (r *proxyREST) Connect(ctx context.Context, id string, options runtime.Obje
 	if !ok {
 		return nil, apierrors.NewInternalError(fmt.Errorf("decoding the options of the subresource gave %T", options))
 	}
+	if opensSession(o.Path) {
+		// The agent sees this server's rights and not the caller's.
+		if err := nodelink.MayCreate(ctx, r.deps.Authorizer); err != nil {
+			return nil, err
+		}
+	}
 	location, transport, err := r.locate(ctx, id)
 	if err != nil {
 		return nil, err
 	}
 	location.Path = utilnet.JoinPreservingTrailingSlash("", o.Path)
 	return proxy.NewUpgradeAwareHandler(location, transport, true, false, proxy.NewErrorResponder(responder)), nil
+}
+
+// opensSession says whether a path of the agent runs something in a pod or connects to it.
+func opensSession(path string) bool {
+	first, _, _ := strings.Cut(strings.TrimLeft(slashpath.Clean("/"+path), "/"), "/")
+	return slices.Contains([]string{"exec", "attach", "portForward", "run"}, first)
 }
 
 func (r *proxyREST) locate(ctx context.Context, id string) (*url.URL, http.RoundTripper, error) {
@@ -135,10 +152,9 @@ func (r *proxyREST) locate(ctx context.Context, id string) (*url.URL, http.Round
 	if port == "" || port == link.Port {
 		return link.URL("/", nil), link.Transport, nil
 	}
-	if net.ParseIP(link.Host) != nil || link.Host == "localhost" {
-		if err := nodelink.MayProxy(link.Host, r.deps.ProxyLoopback); err != nil {
-			return nil, nil, apierrors.NewBadRequest(fmt.Sprintf("node %s: %v", name, err))
-		}
+	// The link's host was checked, but an agent of this machine may be on loopback where nothing else may be reached.
+	if err := nodelink.MayProxy(link.Host, r.deps.ProxyLoopback); err != nil {
+		return nil, nil, apierrors.NewBadRequest(fmt.Sprintf("node %s: %v", name, err))
 	}
 	if scheme == "" {
 		scheme = "http"

@@ -4,15 +4,12 @@ import (
 	"bufio"
 	"bytes"
 	"crypto/tls"
-	"encoding/pem"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -30,12 +27,14 @@ import (
 	streamspdy "k8s.io/streaming/pkg/httpstream/spdy"
 
 	"github.com/berth-dev/berth/internal/control/api"
+	"github.com/berth-dev/berth/internal/control/api/apitest"
 )
 
 // agent stands in for a node agent: it answers logs with the query it saw, echoes what is typed into exec and attach,
 // and forwards ports to an echo.
 type agent struct {
 	*httptest.Server
+	ca *apitest.AgentCA
 	// follow feeds the followed log line by line.
 	follow chan string
 }
@@ -55,21 +54,17 @@ func newAgent(t *testing.T) *agent {
 		}
 		mux.ServeHTTP(w, r)
 	}))
-	a.TLS = &tls.Config{ClientAuth: tls.RequestClientCert}
+	a.ca = apitest.NewAgentCA(t)
+	a.TLS = &tls.Config{ClientAuth: tls.RequestClientCert, Certificates: []tls.Certificate{a.ca.Serving(t, "here", "127.0.0.1")}}
 	a.StartTLS()
 	t.Cleanup(a.Close)
 	return a
 }
 
 // trust makes the server verify this agent.
-func (a *agent) trust(t *testing.T) func(*api.Config) {
-	file := filepath.Join(t.TempDir(), "agent.crt")
-	block := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.Certificate().Raw})
-	if err := os.WriteFile(file, block, 0o600); err != nil {
-		t.Fatal(err)
-	}
+func (a *agent) trust() func(*api.Config) {
 	return func(c *api.Config) {
-		c.PKI.KubeletCA = file
+		c.PKI.KubeletCA = a.ca.File()
 		c.ProxyToLoopback = true
 	}
 }

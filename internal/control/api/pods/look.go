@@ -2,7 +2,6 @@ package pods
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -10,10 +9,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/proxy"
-	"k8s.io/apiserver/pkg/authorization/authorizer"
-	"k8s.io/apiserver/pkg/endpoints/filters"
 	"k8s.io/apiserver/pkg/registry/generic/registry"
 	"k8s.io/apiserver/pkg/registry/rest"
 	translator "k8s.io/apiserver/pkg/util/proxy"
@@ -69,7 +65,7 @@ func (s *session) ConnectMethods() []string { return []string{http.MethodGet, ht
 func (s *session) NewConnectOptions() (runtime.Object, bool, string) { return s.options(), false, "" }
 
 func (s *session) Connect(ctx context.Context, name string, options runtime.Object, responder rest.Responder) (http.Handler, error) {
-	if err := mayCreate(ctx, s.deps.Authorizer); err != nil {
+	if err := nodelink.MayCreate(ctx, s.deps.Authorizer); err != nil {
 		return nil, err
 	}
 	location, link, streams, err := s.dial(ctx, s.looker, name, options)
@@ -86,38 +82,6 @@ func (s *session) Connect(ctx context.Context, name string, options runtime.Obje
 	}
 	return translator.NewTranslatingHandler(direct, translator.NewTunnelingHandler(direct), wsstream.IsWebSocketRequestWithTunnelingProtocol), nil
 }
-
-// mayCreate asks for the verb create on the subresource of the request in ctx. A websocket starts with GET, for which
-// the server has asked for get only; but what runs in the session is no reading, so it takes the same right as the POST
-// of SPDY (kubernetes/kubernetes#133515, gate AuthorizePodWebsocketUpgradeCreatePermission).
-func mayCreate(ctx context.Context, a authorizer.Authorizer) error {
-	asked, err := filters.GetAuthorizerAttributes(ctx)
-	if err != nil {
-		return apierrors.NewInternalError(fmt.Errorf("reading what the request asks for: %w", err))
-	}
-	if asked.GetVerb() == "create" {
-		return nil
-	}
-	decision, reason, err := a.Authorize(ctx, creating{asked})
-	if decision == authorizer.DecisionAllow {
-		return nil
-	}
-	if err != nil {
-		return apierrors.NewInternalError(fmt.Errorf("authorizing create on %s/%s: %w", asked.GetResource(), asked.GetSubresource(), err))
-	}
-	what := schema.GroupResource{Resource: asked.GetResource() + "/" + asked.GetSubresource()}
-	text := fmt.Sprintf("User %q cannot create resource %q in API group %q in the namespace %q; a websocket needs the verb create beside get",
-		asked.GetUser().GetName(), what.Resource, asked.GetAPIGroup(), asked.GetNamespace())
-	if reason != "" {
-		text += ": " + reason
-	}
-	return apierrors.NewForbidden(what, asked.GetName(), errors.New(text))
-}
-
-// creating is a request as if its verb were create.
-type creating struct{ authorizer.Attributes }
-
-func (creating) GetVerb() string { return "create" }
 
 // wrongOptions answers a request whose options were decoded into something else; it points to a wiring mistake.
 func wrongOptions(got runtime.Object) error {

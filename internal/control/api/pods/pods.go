@@ -74,7 +74,7 @@ func (strategy) CheckGracefulDelete(_ context.Context, obj runtime.Object, optio
 func NewStorage(opts generic.RESTOptionsGetter, deps Deps) (map[string]rest.Storage, error) {
 	deps = withDefaults(deps)
 	base := deps.Kit.Base(true)
-	base.PrepareNew = func(_ context.Context, obj runtime.Object) { prepareNew(obj.(*v1.Pod)) }
+	base.PrepareNew = func(_ context.Context, obj runtime.Object) { prepareNew(obj.(*v1.Pod), metav1.Now()) }
 	base.PrepareChange = changeBy(prepareChange)
 	base.WarnNew = warnings
 	base.Reset = storebase.Fields("v1", []string{"status"})
@@ -106,7 +106,7 @@ func NewStorage(opts generic.RESTOptionsGetter, deps Deps) (map[string]rest.Stor
 	binding := &bindingREST{store: store, now: deps.Now}
 	looker := &looker{store: store, deps: deps}
 	return map[string]rest.Storage{
-		"pods":                     &storebase.Resource{Store: store, Short: []string{"po"}, In: []string{"all"}},
+		"pods":                     newShown(&storebase.Resource{Store: store, Short: []string{"po"}, In: []string{"all"}}),
 		"pods/status":              statusREST,
 		"pods/binding":             binding,
 		"bindings":                 &legacyBindingREST{binding},

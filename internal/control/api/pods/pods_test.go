@@ -26,16 +26,16 @@ type fixture struct {
 	kubernetes.Interface
 	config *rest.Config
 	agent  *agent
-	as     func(t *testing.T, user string) *rest.Config
+	as     func(t *testing.T, user string, groups ...string) *rest.Config
 }
 
 // TestPods runs all behaviours against one server, each with pods of its own names.
 func TestPods(t *testing.T) {
 	agent := newAgent(t)
-	env := apitest.StartEnv(t, apitest.WithConfig(agent.trust(t)))
+	env := apitest.StartEnv(t, apitest.WithConfig(agent.trust()))
 	f := &fixture{
 		Interface: kubernetes.NewForConfigOrDie(env.Config), config: env.Config, agent: agent,
-		as: func(t *testing.T, user string) *rest.Config { return env.As(t, user) },
+		as: func(t *testing.T, user string, groups ...string) *rest.Config { return env.As(t, user, groups...) },
 	}
 	agent.register(t, f)
 	f.accounts(t, "default", "someone")
@@ -53,6 +53,8 @@ func TestPods(t *testing.T) {
 		"resize":             testResize,
 		"ephemeral":          testEphemeral,
 		"read-only sessions": testReadOnlySessions,
+		"peers of a node":    testNodePeers,
+		"node proxy session": testNodeProxySessions,
 		"log":                testLog,
 		"log follow":         testLogFollow,
 		"exec":               testExec,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
@@ -23,18 +24,55 @@ const gatedMessage = "Scheduling is blocked due to non-empty scheduling gates"
 const defaultGrace int64 = 0
 
 // prepareNew brings a pod from a create request into the state every new pod starts in.
-func prepareNew(pod *v1.Pod) {
+func prepareNew(pod *v1.Pod, now metav1.Time) {
 	pod.Generation = 1
 	noNegativeGrace(pod)
 	mirrorServiceAccount(pod)
 	mergeMatchLabelKeys(pod)
+	appArmorFields(pod)
 	pod.Status = v1.PodStatus{Phase: v1.PodPending, QOSClass: QOS(pod)}
 	if len(pod.Spec.SchedulingGates) > 0 {
 		pod.Status.Conditions = []v1.PodCondition{{
 			Type: v1.PodScheduled, Status: v1.ConditionFalse,
-			Reason: v1.PodReasonSchedulingGated, Message: gatedMessage,
+			Reason: v1.PodReasonSchedulingGated, Message: gatedMessage, LastTransitionTime: now,
 		}}
 	}
+}
+
+// appArmorFields gives containers the profile that a deprecated annotation names, where their field says nothing: who
+// reads the field (PodSecurity does) sees what the node will do. What does not read is left for validation to refuse.
+func appArmorFields(pod *v1.Pod) {
+	if pod.Spec.OS != nil && pod.Spec.OS.Name == v1.Windows {
+		return
+	}
+	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range list {
+			c := &list[i]
+			annotation, ok := pod.Annotations[v1.DeprecatedAppArmorBetaContainerAnnotationKeyPrefix+c.Name]
+			if !ok || (c.SecurityContext != nil && c.SecurityContext.AppArmorProfile != nil) {
+				continue
+			}
+			if profile := appArmorField(annotation); profile != nil {
+				if c.SecurityContext == nil {
+					c.SecurityContext = &v1.SecurityContext{}
+				}
+				c.SecurityContext.AppArmorProfile = profile
+			}
+		}
+	}
+}
+
+func appArmorField(annotation string) *v1.AppArmorProfile {
+	name, local := strings.CutPrefix(annotation, "localhost/")
+	switch {
+	case annotation == "runtime/default":
+		return &v1.AppArmorProfile{Type: v1.AppArmorProfileTypeRuntimeDefault}
+	case annotation == "unconfined":
+		return &v1.AppArmorProfile{Type: v1.AppArmorProfileTypeUnconfined}
+	case local && strings.TrimSpace(name) == name && name != "":
+		return &v1.AppArmorProfile{Type: v1.AppArmorProfileTypeLocalhost, LocalhostProfile: &name}
+	}
+	return nil
 }
 
 // prepareChange keeps what an update of the main resource may not write, and counts the change.

@@ -152,6 +152,6 @@ func BenchmarkPrepareNew(b *testing.B) {
 	}}}
 	b.ReportAllocs()
 	for b.Loop() {
-		prepareNew(pod)
+		prepareNew(pod, metav1.Unix(1, 0))
 	}
 }

@@ -61,9 +61,7 @@ var families = []family{
 	{gv: authenticationv1.SchemeGroupVersion, add: authenticationv1.AddToScheme},
 	{gv: authorizationv1.SchemeGroupVersion, add: authorizationv1.AddToScheme},
 	{gv: autoscalingv2.SchemeGroupVersion, add: autoscalingv2.AddToScheme},
-	// autoscaling/v1 exists for Scale; its HorizontalPodAutoscaler is not
-	// served, clients use v2.
-	{gv: autoscalingv1.SchemeGroupVersion, add: addScale},
+	{gv: autoscalingv1.SchemeGroupVersion, add: autoscalingv1.AddToScheme, foreign: []string{"HorizontalPodAutoscaler", "HorizontalPodAutoscalerList"}},
 	{gv: batchv1.SchemeGroupVersion, add: batchv1.AddToScheme},
 	{gv: certificatesv1.SchemeGroupVersion, add: certificatesv1.AddToScheme},
 	{gv: coordinationv1.SchemeGroupVersion, add: coordinationv1.AddToScheme},
@@ -114,6 +112,9 @@ func New(add ...func(*runtime.Scheme) error) (*Set, error) {
 	if err := addEvents(s); err != nil {
 		return nil, err
 	}
+	if err := addAutoscaling(s); err != nil {
+		return nil, err
+	}
 	if err := addEviction(s); err != nil {
 		return nil, err
 	}
@@ -129,12 +130,6 @@ func New(add ...func(*runtime.Scheme) error) (*Set, error) {
 		serializer.WithStreamingCollectionEncodingToJSON(),
 		serializer.WithStreamingCollectionEncodingToProtobuf())
 	return &Set{Scheme: s, Codecs: codecs, ParameterCodec: runtime.NewParameterCodec(s)}, nil
-}
-
-func addScale(s *runtime.Scheme) error {
-	s.AddKnownTypes(autoscalingv1.SchemeGroupVersion, &autoscalingv1.Scale{})
-	metav1.AddToGroupVersion(s, autoscalingv1.SchemeGroupVersion)
-	return nil
 }
 
 func (f family) register(s *runtime.Scheme) error {

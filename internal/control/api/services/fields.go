@@ -71,9 +71,8 @@ func alignClusterIPs(s, old *v1.Service) {
 // without clusterIP or nodePort does not mean to lose them.
 func inheritAllocated(s, old *v1.Service) {
 	if hasClusterIP(s) && hasClusterIP(old) {
-		if s.Spec.ClusterIP == "" && len(s.Spec.ClusterIPs) == 0 {
+		if s.Spec.ClusterIP == "" {
 			s.Spec.ClusterIP = old.Spec.ClusterIP
-			s.Spec.ClusterIPs = slices.Clone(old.Spec.ClusterIPs)
 		}
 		if s.Spec.ClusterIP == old.Spec.ClusterIP && len(s.Spec.ClusterIPs) == 0 {
 			s.Spec.ClusterIPs = slices.Clone(old.Spec.ClusterIPs)

@@ -47,6 +47,7 @@ var layouts = map[schema.GroupResource]layout{
 	// storage and node classes
 	{Group: "storage.k8s.io", Resource: "storageclasses"}:          storageClassLayout,
 	{Group: "storage.k8s.io", Resource: "csinodes"}:                csiNodeLayout,
+	{Group: "storage.k8s.io", Resource: "volumeattributesclasses"}: attributesClassLayout,
 	{Group: "storage.k8s.io", Resource: "csidrivers"}:              csiDriverLayout,
 	{Group: "storage.k8s.io", Resource: "volumeattachments"}:       attachmentLayout,
 	{Group: "node.k8s.io", Resource: "runtimeclasses"}:             runtimeClassLayout,

@@ -159,3 +159,9 @@ var deviceClassLayout = of(func(now time.Time, c *resource.DeviceClass) []any {
 var claimTemplateLayout = of(func(now time.Time, t *resource.ResourceClaimTemplate) []any {
 	return []any{t.Name, created(now, t)}
 }, nameColumn, ageColumn)
+
+var attributesClassLayout = of(func(now time.Time, c *storage.VolumeAttributesClass) []any {
+	return []any{c.Name, c.DriverName, created(now, c)}
+}, nameColumn,
+	text("DriverName", storage.VolumeAttributesClass{}.SwaggerDoc()["driverName"]),
+	ageColumn)

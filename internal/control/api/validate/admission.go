@@ -7,6 +7,8 @@ import (
 
 	admission "k8s.io/api/admissionregistration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/util/webhook"
@@ -15,7 +17,7 @@ import (
 var admissionKinds = []row{
 	kind[admission.ValidatingWebhookConfiguration, *admission.ValidatingWebhookConfiguration]{scope: cluster, create: validatingWebhooks, update: again(validatingWebhooks)},
 	kind[admission.MutatingWebhookConfiguration, *admission.MutatingWebhookConfiguration]{scope: cluster, create: mutatingWebhooks, update: again(mutatingWebhooks)},
-	kind[admission.ValidatingAdmissionPolicy, *admission.ValidatingAdmissionPolicy]{scope: cluster, create: validatingPolicy, update: again(validatingPolicy)},
+	kind[admission.ValidatingAdmissionPolicy, *admission.ValidatingAdmissionPolicy]{scope: cluster, create: validatingPolicy, update: again(validatingPolicy), status: validatingPolicyStatus},
 	kind[admission.ValidatingAdmissionPolicyBinding, *admission.ValidatingAdmissionPolicyBinding]{scope: cluster, create: validatingBinding, update: func(changed, old *admission.ValidatingAdmissionPolicyBinding) errs {
 		return append(validatingBinding(changed), immutable(specPath.Child("policyName"), changed.Spec.PolicyName, old.Spec.PolicyName)...)
 	}},
@@ -110,6 +112,10 @@ func admissionRule(p *field.Path, r *admission.RuleWithOperations) errs {
 		if len(list.values) == 0 {
 			all = append(all, field.Required(at, ""))
 		}
+		if list.name == "resources" {
+			all = append(all, ruleResources(at, list.values)...)
+			continue
+		}
 		if len(list.values) > 1 && slices.Contains(list.values, "*") {
 			all = append(all, field.Invalid(at, list.values, "if '*' is present, must not specify other values"))
 		}
@@ -120,6 +126,48 @@ func admissionRule(p *field.Path, r *admission.RuleWithOperations) errs {
 		}
 	}
 	return append(all, oneOfIfSet(p.Child("scope"), r.Scope, admission.ClusterScope, admission.NamespacedScope, admission.AllScopes)...)
+}
+
+// ruleResources wants each resource, subresource or pattern of them once: "*" stands for all resources without their
+// subresources, "*/*" for everything, "a/*" for all of a's and "*/b" for every resource's b.
+func ruleResources(p *field.Path, list []string) errs {
+	var all errs
+	resources, subresources := map[string]bool{}, map[string]bool{}
+	for i, text := range list {
+		at := p.Index(i)
+		if text == "" {
+			all = append(all, field.Required(at, ""))
+			continue
+		}
+		if text == "*/*" {
+			if len(list) > 1 {
+				all = append(all, field.Invalid(p, list, "if '*/*' is present, must not specify other resources"))
+			}
+			continue
+		}
+		resource, sub, ok := strings.Cut(text, "/")
+		if !ok {
+			continue
+		}
+		switch {
+		case strings.Contains(sub, "/"):
+			all = append(all, field.Invalid(at, text, fmt.Sprintf("subresource must not contain '/': %q", text)))
+		case resources[resource]:
+			all = append(all, field.Invalid(at, text, fmt.Sprintf("if '%s/*' is present, must not specify %s", resource, text)))
+		case subresources[sub]:
+			all = append(all, field.Invalid(at, text, fmt.Sprintf("if '*/%s' is present, must not specify %s", sub, text)))
+		}
+		if sub == "*" {
+			resources[resource] = true
+		}
+		if resource == "*" {
+			subresources[sub] = true
+		}
+	}
+	if len(list) > 1 && slices.Contains(list, "*") && !slices.ContainsFunc(list, func(v string) bool { return strings.Contains(v, "/") }) {
+		all = append(all, field.Invalid(p, list, "if '*' is present, must not specify other resources without subresources"))
+	}
+	return all
 }
 
 var webhooksPath = field.NewPath("webhooks")
@@ -154,11 +202,21 @@ func matchResources(p *field.Path, m *admission.MatchResources) errs {
 	all := oneOfIfSet(p.Child("matchPolicy"), m.MatchPolicy, admission.Exact, admission.Equivalent)
 	all = append(all, selector(p.Child("namespaceSelector"), m.NamespaceSelector)...)
 	all = append(all, selector(p.Child("objectSelector"), m.ObjectSelector)...)
-	for i := range m.ResourceRules {
-		all = append(all, admissionRule(p.Child("resourceRules").Index(i), &m.ResourceRules[i].RuleWithOperations)...)
-	}
-	for i := range m.ExcludeResourceRules {
-		all = append(all, admissionRule(p.Child("excludeResourceRules").Index(i), &m.ExcludeResourceRules[i].RuleWithOperations)...)
+	all = append(all, namedRules(p.Child("resourceRules"), m.ResourceRules)...)
+	return append(all, namedRules(p.Child("excludeResourceRules"), m.ExcludeResourceRules)...)
+}
+
+func namedRules(p *field.Path, rules []admission.NamedRuleWithOperations) errs {
+	var all errs
+	for i := range rules {
+		at := p.Index(i)
+		all = append(all, admissionRule(at, &rules[i].RuleWithOperations)...)
+		names := unique[string]{}
+		for k, name := range rules[i].ResourceNames {
+			one := at.Child("resourceNames").Index(k)
+			all = append(all, invalid(one, name, isPathSegment(name))...)
+			all = append(all, names.add(one, name)...)
+		}
 	}
 	return all
 }
@@ -181,7 +239,18 @@ func paramKind(k *admission.ParamKind) errs {
 		return nil
 	}
 	at := specPath.Child("paramKind")
-	return append(present(at.Child("apiVersion"), k.APIVersion), present(at.Child("kind"), k.Kind)...)
+	var all errs
+	if k.APIVersion == "" {
+		all = append(all, field.Required(at.Child("apiVersion"), ""))
+	} else if gv, err := schema.ParseGroupVersion(k.APIVersion); err != nil {
+		all = append(all, field.Invalid(at.Child("apiVersion"), k.APIVersion, err.Error()))
+	} else {
+		if gv.Group != "" {
+			all = append(all, invalid(at.Child("apiVersion"), gv.Group, validation.IsDNS1123Subdomain(gv.Group))...)
+		}
+		all = append(all, invalid(at.Child("apiVersion"), gv.Version, validation.IsDNS1035Label(gv.Version))...)
+	}
+	return append(all, named(at.Child("kind"), k.Kind, func(v string) []string { return validation.IsDNS1035Label(strings.ToLower(v)) })...)
 }
 
 func validatingPolicy(o *admission.ValidatingAdmissionPolicy) errs {
@@ -214,6 +283,22 @@ func validatingPolicy(o *admission.ValidatingAdmissionPolicy) errs {
 		all = append(all, c.check(at.Child("valueExpression"), a.ValueExpression, wantTextOrNull)...)
 	}
 	return all
+}
+
+// validatingPolicyStatus checks what type checking found.
+func validatingPolicyStatus(changed, _ *admission.ValidatingAdmissionPolicy) errs {
+	p := field.NewPath("status")
+	var all errs
+	if t := changed.Status.TypeChecking; t != nil {
+		for i, w := range t.ExpressionWarnings {
+			at := p.Child("typeChecking", "expressionWarnings").Index(i)
+			all = append(all, present(at.Child("warning"), w.Warning)...)
+			if w.FieldRef == "" {
+				all = append(all, field.Required(at.Child("fieldRef"), ""))
+			}
+		}
+	}
+	return append(all, metavalidation.ValidateConditions(changed.Status.Conditions, p.Child("conditions"))...)
 }
 
 func mutatingPolicy(o *admission.MutatingAdmissionPolicy) errs {
@@ -255,6 +340,9 @@ func paramRef(r *admission.ParamRef) errs {
 		all = append(all, field.Forbidden(at.Child("name"), "name and selector are mutually exclusive"))
 	case r.Name == "" && r.Selector == nil:
 		all = append(all, field.Required(at, "one of name or selector must be specified"))
+	}
+	if r.Name != "" {
+		all = append(all, invalid(at.Child("name"), r.Name, isPathSegment(r.Name))...)
 	}
 	all = append(all, selector(at.Child("selector"), r.Selector)...)
 	if r.ParameterNotFoundAction == nil {

@@ -48,9 +48,6 @@ func (c *containers) init(p *field.Path) errs {
 		const reason = "may not be set for init containers without restartPolicy=Always"
 		all = append(all, forbid(at, reason, []given{{"lifecycle", one.Lifecycle != nil}, {"livenessProbe", one.LivenessProbe != nil},
 			{"readinessProbe", one.ReadinessProbe != nil}, {"startupProbe", one.StartupProbe != nil}})...)
-		if len(one.ResizePolicy) > 0 {
-			all = append(all, field.Invalid(at.Child("resizePolicy"), one.ResizePolicy, "must not be set for init containers"))
-		}
 		all = append(all, hostPortConflicts(p, i, c.spec.InitContainers[i:i+1])...)
 	}
 	return all

@@ -132,7 +132,6 @@ func endpointsGood(e *v1.Endpoints) errs {
 		for k := range s.NotReadyAddresses {
 			all = append(all, endpointAddress(at.Child("notReadyAddresses").Index(k), &s.NotReadyAddresses[k])...)
 		}
-		names := unique[string]{}
 		for k, port := range s.Ports {
 			one := at.Child("ports").Index(k)
 			switch {
@@ -140,10 +139,12 @@ func endpointsGood(e *v1.Endpoints) errs {
 				all = append(all, field.Required(one.Child("name"), ""))
 			case port.Name != "":
 				all = append(all, invalid(one.Child("name"), port.Name, validation.IsDNS1123Label(port.Name))...)
-				all = append(all, names.add(one.Child("name"), port.Name)...)
 			}
 			all = append(all, portNumber(one.Child("port"), port.Port)...)
 			all = append(all, mustBeOneOf(one.Child("protocol"), port.Protocol, v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP)...)
+			if port.AppProtocol != nil {
+				all = append(all, invalid(one.Child("appProtocol"), *port.AppProtocol, validation.IsQualifiedName(*port.AppProtocol))...)
+			}
 		}
 	}
 	return all

@@ -7,6 +7,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -51,12 +52,12 @@ func envSource(p *field.Path, e *v1.EnvVar, volumes map[string]*v1.VolumeSource)
 	}
 	if ref := from.ConfigMapKeyRef; ref != nil {
 		sources++
-		all = append(all, reference(p.Child("configMapKeyRef"), ref.LocalObjectReference)...)
+		all = append(all, invalid(p.Child("configMapKeyRef", "name"), ref.Name, isSubdomain(ref.Name))...)
 		all = append(all, named(p.Child("configMapKeyRef", "key"), ref.Key, validation.IsConfigMapKey)...)
 	}
 	if ref := from.SecretKeyRef; ref != nil {
 		sources++
-		all = append(all, reference(p.Child("secretKeyRef"), ref.LocalObjectReference)...)
+		all = append(all, invalid(p.Child("secretKeyRef", "name"), ref.Name, isSubdomain(ref.Name))...)
 		all = append(all, named(p.Child("secretKeyRef", "key"), ref.Key, validation.IsConfigMapKey)...)
 	}
 	if ref := from.FileKeyRef; ref != nil {
@@ -148,6 +149,11 @@ func divisor(p *field.Path, cpu bool, d resource.Quantity) errs {
 	return nil
 }
 
+// envObject wants a name, or the beginning of one, as upstream does.
+func envObject(p *field.Path, name string) errs {
+	return named(p, name, func(v string) []string { return apivalidation.NameIsDNSSubdomain(v, true) })
+}
+
 func envFrom(p *field.Path, sources []v1.EnvFromSource) errs {
 	var all errs
 	for i := range sources {
@@ -159,9 +165,9 @@ func envFrom(p *field.Path, sources []v1.EnvFromSource) errs {
 		case s.ConfigMapRef != nil && s.SecretRef != nil:
 			all = append(all, field.Invalid(at, "", "may not have more than one field specified at a time"))
 		case s.ConfigMapRef != nil:
-			all = append(all, reference(at.Child("configMapRef"), s.ConfigMapRef.LocalObjectReference)...)
+			all = append(all, envObject(at.Child("configMapRef", "name"), s.ConfigMapRef.Name)...)
 		case s.SecretRef != nil:
-			all = append(all, reference(at.Child("secretRef"), s.SecretRef.LocalObjectReference)...)
+			all = append(all, envObject(at.Child("secretRef", "name"), s.SecretRef.Name)...)
 		default:
 			all = append(all, field.Invalid(at, "", "must specify one of: `configMapRef` or `secretRef`"))
 		}

@@ -52,7 +52,6 @@ func newExpressions(variables []admission.Variable, params bool) (*expressions, 
 	}
 	e := &expressions{compiler: compiler, options: plugin.OptionalVariableDeclarations{HasParams: params, HasAuthorizer: true}}
 	var all errs
-	names := unique[string]{}
 	for i, v := range variables {
 		at := specPath.Child("variables").Index(i)
 		switch {
@@ -63,7 +62,6 @@ func newExpressions(variables []admission.Variable, params bool) (*expressions, 
 			all = append(all, field.Invalid(at.Child("name"), v.Name, "name is not a valid CEL identifier"))
 			continue
 		}
-		all = append(all, names.add(at.Child("name"), v.Name)...)
 		if strings.TrimSpace(v.Expression) == "" {
 			all = append(all, field.Required(at.Child("expression"), "expression is not specified"))
 			continue

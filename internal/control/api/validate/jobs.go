@@ -21,13 +21,23 @@ import (
 // Bounds on indexed jobs, whose finished indexes must fit into the status.
 const (
 	maxIndexedParallelism = 100000
+	maxFailedIndexes      = 100000
+	manyCompletions       = 100000 // above it, fewer may fail and run at a time
+	manyIndexes           = 10000
 	maxJobRules           = 20
 	maxCronJobName        = 52 // a Job's name adds eleven characters, and a pod's label holds 63
 	maxManagedBy          = 63
 )
 
 func jobGood(j *batch.Job) errs {
-	return append(jobAnyway(j), generatedSelector(j)...)
+	all := append(generatedSelector(j), jobAnyway(j)...)
+	if n := deref(j.Spec.Completions); deref(j.Spec.CompletionMode) == batch.IndexedCompletion && n > 0 {
+		// The pod of the last index is the one with the longest name.
+		if last := fmt.Sprintf("%s-%d", j.Name, n-1); len(validation.IsDNS1123Label(last)) > 0 {
+			all = append(all, field.Invalid(field.NewPath("metadata", "name"), j.Name, "will not able to create pod with invalid DNS label: "+last))
+		}
+	}
+	return all
 }
 
 // generatedSelector wants the selector and the labels that the API server
@@ -89,9 +99,7 @@ func jobSpec(p *field.Path, s *batch.JobSpec) errs {
 		if deref(s.Parallelism) > maxIndexedParallelism {
 			all = append(all, field.Invalid(p.Child("parallelism"), *s.Parallelism, fmt.Sprintf("must be less than or equal to %d when completion mode is %s", maxIndexedParallelism, batch.IndexedCompletion)))
 		}
-		if s.MaxFailedIndexes != nil && *s.MaxFailedIndexes > deref(s.Completions) {
-			all = append(all, field.Invalid(p.Child("maxFailedIndexes"), *s.MaxFailedIndexes, "must be less than or equal to completions"))
-		}
+		all = append(all, indexLimits(p, s)...)
 	} else {
 		if s.BackoffLimitPerIndex != nil {
 			all = append(all, field.Invalid(p.Child("backoffLimitPerIndex"), *s.BackoffLimitPerIndex, "requires indexed completion mode"))
@@ -123,11 +131,36 @@ func jobSpec(p *field.Path, s *batch.JobSpec) errs {
 	return all
 }
 
+// indexLimits keeps the list of failed indexes small enough for the status.
+func indexLimits(p *field.Path, s *batch.JobSpec) errs {
+	var all errs
+	most, at := s.MaxFailedIndexes, p.Child("maxFailedIndexes")
+	if most != nil && s.Completions != nil && *most > *s.Completions {
+		all = append(all, field.Invalid(at, *most, "must be less than or equal to completions"))
+	}
+	if most != nil && *most > maxFailedIndexes {
+		all = append(all, field.Invalid(at, *most, fmt.Sprintf("must be less than or equal to %d", maxFailedIndexes)))
+	}
+	if deref(s.Completions) <= manyCompletions || s.BackoffLimitPerIndex == nil {
+		return all
+	}
+	const why = "must be less than or equal to %d when completions are above %d and used with backoff limit per index"
+	if most == nil {
+		all = append(all, field.Required(at, fmt.Sprintf("must be specified when completions is above %d", manyCompletions)))
+	} else if *most > manyIndexes {
+		all = append(all, field.Invalid(at, *most, fmt.Sprintf(why, manyIndexes, manyCompletions)))
+	}
+	if deref(s.Parallelism) > manyIndexes {
+		all = append(all, field.Invalid(p.Child("parallelism"), *s.Parallelism, fmt.Sprintf(why, manyIndexes, manyCompletions)))
+	}
+	return all
+}
+
 func jobRestarts(p *field.Path, s *batch.JobSpec) errs {
 	at, policy := p.Child("template", "spec", "restartPolicy"), s.Template.Spec.RestartPolicy
 	var all errs
 	switch policy {
-	case v1.RestartPolicyAlways:
+	case v1.RestartPolicyAlways, "":
 		all = append(all, field.Required(at, fmt.Sprintf("valid values: %q, %q", v1.RestartPolicyOnFailure, v1.RestartPolicyNever)))
 	case v1.RestartPolicyNever:
 	case v1.RestartPolicyOnFailure:
@@ -170,6 +203,9 @@ func failurePolicy(p *field.Path, s *batch.JobSpec) errs {
 		}
 		if r.OnExitCodes != nil {
 			all = append(all, exitCodes(at.Child("onExitCodes"), r.OnExitCodes, names)...)
+		}
+		if n := len(r.OnPodConditions); n > maxJobRules {
+			all = append(all, field.TooMany(at.Child("onPodConditions"), n, maxJobRules))
 		}
 		for k, c := range r.OnPodConditions {
 			one := at.Child("onPodConditions").Index(k)
@@ -276,7 +312,7 @@ func jobUpdate(changed, old *batch.Job) errs {
 		all = append(all, immutable(specPath.Child("completions"), now.Completions, before.Completions)...)
 	}
 	all = append(all, immutable(specPath.Child("selector"), now.Selector, before.Selector)...)
-	all = append(all, immutable(specPath.Child("template"), placed(now.Template, before.Template, deref(before.Suspend) && old.Status.StartTime == nil), before.Template)...)
+	all = append(all, immutable(specPath.Child("template"), placed(now, changed, old), before.Template)...)
 	all = append(all, immutable(specPath.Child("completionMode"), now.CompletionMode, before.CompletionMode)...)
 	all = append(all, immutable(specPath.Child("podFailurePolicy"), now.PodFailurePolicy, before.PodFailurePolicy)...)
 	all = append(all, immutable(specPath.Child("backoffLimitPerIndex"), now.BackoffLimitPerIndex, before.BackoffLimitPerIndex)...)
@@ -284,27 +320,50 @@ func jobUpdate(changed, old *batch.Job) errs {
 	return append(all, immutable(specPath.Child("successPolicy"), now.SuccessPolicy, before.SuccessPolicy)...)
 }
 
-// placed is the new template with the old placement put back if a job that has
-// not started may still be told where to run.
-func placed(now, before v1.PodTemplateSpec, mayMove bool) v1.PodTemplateSpec {
-	if !mayMove {
-		return now
+// idle says that a job is suspended and none of its pods run any more.
+func idle(j *batch.Job) bool {
+	stopped := slices.ContainsFunc(j.Status.Conditions, func(c batch.JobCondition) bool {
+		return c.Type == batch.JobSuspended && c.Status == v1.ConditionTrue
+	})
+	return deref(j.Spec.Suspend) && (j.Status.StartTime == nil || stopped) && j.Status.Active == 0
+}
+
+// placed is the new template with that of the old one put back which may change
+// while no pod of the job runs: where pods run and what they get there (queueing
+// controllers decide both before they resume a job, KEP-2926 and KEP-5440).
+func placed(now *batch.JobSpec, changed, old *batch.Job) v1.PodTemplateSpec {
+	if !idle(old) {
+		return now.Template
 	}
-	rest := *now.DeepCopy()
+	before := &old.Spec.Template
+	rest := *now.Template.DeepCopy()
+	if deref(changed.Spec.Suspend) || deref(old.Spec.Suspend) {
+		sameResources(rest.Spec.Containers, before.Spec.Containers)
+		sameResources(rest.Spec.InitContainers, before.Spec.InitContainers)
+	}
 	rest.Labels, rest.Annotations = before.Labels, before.Annotations
 	rest.Spec.Tolerations, rest.Spec.NodeSelector, rest.Spec.SchedulingGates = before.Spec.Tolerations, before.Spec.NodeSelector, before.Spec.SchedulingGates
-	var old *v1.NodeAffinity
+	var was *v1.NodeAffinity
 	if before.Spec.Affinity != nil {
-		old = before.Spec.Affinity.NodeAffinity
+		was = before.Spec.Affinity.NodeAffinity
 	}
 	if rest.Spec.Affinity == nil {
 		rest.Spec.Affinity = &v1.Affinity{}
 	}
-	rest.Spec.Affinity.NodeAffinity = old
+	rest.Spec.Affinity.NodeAffinity = was
 	if before.Spec.Affinity == nil && equality.Semantic.DeepEqual(rest.Spec.Affinity, &v1.Affinity{}) {
 		rest.Spec.Affinity = nil
 	}
 	return rest
+}
+
+// sameResources puts the amounts of before back where the containers are the same.
+func sameResources(now, before []v1.Container) {
+	for i := range now {
+		if i < len(before) && now[i].Name == before[i].Name {
+			now[i].Resources = before[i].Resources
+		}
+	}
 }
 
 func jobStatus(changed, old *batch.Job) errs {

@@ -9,6 +9,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	networking "k8s.io/api/networking/v1"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -19,7 +20,7 @@ var networkKinds = []row{
 		return append(sliceGood(changed), immutable(field.NewPath("addressType"), changed.AddressType, old.AddressType)...)
 	}},
 	kind[networking.NetworkPolicy, *networking.NetworkPolicy]{scope: namespaced, create: policyGood, update: again(policyGood)},
-	kind[networking.Ingress, *networking.Ingress]{scope: namespaced, create: ingressGood, update: again(ingressGood), status: ingressStatus},
+	kind[networking.Ingress, *networking.Ingress]{scope: namespaced, create: ingressCreate, update: again(ingressGood), status: ingressStatus},
 	kind[networking.IngressClass, *networking.IngressClass]{scope: cluster, create: ingressClassGood, update: func(changed, old *networking.IngressClass) errs {
 		return append(ingressClassGood(changed), immutable(specPath.Child("controller"), changed.Spec.Controller, old.Spec.Controller)...)
 	}},
@@ -62,9 +63,6 @@ func sliceGood(s *discovery.EndpointSlice) errs {
 			all = append(all, field.Required(one.Child("protocol"), ""))
 		}
 		all = append(all, oneOfIfSet(one.Child("protocol"), p.Protocol, v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP)...)
-		if p.Port != nil {
-			all = append(all, portNumber(one.Child("port"), *p.Port)...)
-		}
 		if p.AppProtocol != nil {
 			all = append(all, invalid(one.Child("appProtocol"), *p.AppProtocol, validation.IsQualifiedName(*p.AppProtocol))...)
 		}
@@ -101,7 +99,6 @@ func endpoint(p *field.Path, e *discovery.Endpoint, kind discovery.AddressType) 
 	if e.Hostname != nil {
 		all = append(all, invalid(p.Child("hostname"), *e.Hostname, validation.IsDNS1123Label(*e.Hostname))...)
 	}
-	all = append(all, labels(p.Child("deprecatedTopology"), e.DeprecatedTopology)...)
 	if h := e.Hints; h != nil {
 		if n := len(h.ForZones); n > maxTopologyHints {
 			all = append(all, field.TooMany(p.Child("hints", "forZones"), n, maxTopologyHints))
@@ -111,6 +108,15 @@ func endpoint(p *field.Path, e *discovery.Endpoint, kind discovery.AddressType) 
 			one := p.Child("hints", "forZones").Index(i).Child("name")
 			all = append(all, zones.add(one, z.Name)...)
 			all = append(all, invalid(one, z.Name, validation.IsValidLabelValue(z.Name))...)
+		}
+		if n := len(h.ForNodes); n > maxTopologyHints {
+			all = append(all, field.TooMany(p.Child("hints", "forNodes"), n, maxTopologyHints))
+		}
+		nodes := unique[string]{}
+		for i, n := range h.ForNodes {
+			one := p.Child("hints", "forNodes").Index(i).Child("name")
+			all = append(all, nodes.add(one, n.Name)...)
+			all = append(all, invalid(one, n.Name, isSubdomain(n.Name))...)
 		}
 	}
 	return all
@@ -210,6 +216,19 @@ func ipBlock(p *field.Path, b *networking.IPBlock) errs {
 	return all
 }
 
+// ingressCreate refuses two ways of naming the class in a new Ingress.
+func ingressCreate(i *networking.Ingress) errs {
+	all := ingressGood(i)
+	if value, ok := i.Annotations[ingressClassAnnotation]; ok && i.Spec.IngressClassName != nil {
+		at := field.NewPath("annotations").Child(ingressClassAnnotation)
+		all = append(all, field.Invalid(at, value, "can not be set when the class field is also set"))
+	}
+	return all
+}
+
+// ingressClassAnnotation named the class before there was a field for it.
+const ingressClassAnnotation = "kubernetes.io/ingress.class"
+
 func ingressGood(i *networking.Ingress) errs {
 	s := &i.Spec
 	var all errs
@@ -225,6 +244,9 @@ func ingressGood(i *networking.Ingress) errs {
 	for k, tls := range s.TLS {
 		for n, host := range tls.Hosts {
 			all = append(all, ingressHost(specPath.Child("tls").Index(k).Child("hosts").Index(n), host)...)
+		}
+		if tls.SecretName != "" {
+			all = append(all, invalid(specPath.Child("tls").Index(k).Child("secretName"), tls.SecretName, isSubdomain(tls.SecretName))...)
 		}
 	}
 	for k, rule := range s.Rules {
@@ -290,13 +312,12 @@ func backend(p *field.Path, b *networking.IngressBackend) errs {
 	case b.Resource != nil && b.Service != nil:
 		return errs{field.Invalid(p, "", "cannot set both resource and service backends")}
 	case b.Resource != nil:
-		all := present(p.Child("resource", "kind"), b.Resource.Kind)
-		return append(all, present(p.Child("resource", "name"), b.Resource.Name)...)
+		return typedReference(p.Child("resource"), b.Resource.APIGroup, b.Resource.Kind, b.Resource.Name)
 	case b.Service == nil:
 		return errs{field.Required(p, "must specify a service or a resource backend")}
 	}
 	at, port := p.Child("service"), b.Service.Port
-	all := named(at.Child("name"), b.Service.Name, validation.IsDNS1035Label)
+	all := named(at.Child("name"), b.Service.Name, validation.IsDNS1123Label)
 	switch {
 	case port.Name != "" && port.Number != 0:
 		all = append(all, field.Invalid(at.Child("port"), "", "cannot set both port name & port number"))
@@ -308,6 +329,16 @@ func backend(p *field.Path, b *networking.IngressBackend) errs {
 		all = append(all, field.Required(at, "port name or number is required"))
 	}
 	return all
+}
+
+// typedReference checks a reference to an object of any kind.
+func typedReference(p *field.Path, group *string, kind, name string) errs {
+	var all errs
+	if group != nil {
+		all = append(all, invalid(p.Child("apiGroup"), *group, validation.IsDNS1123Subdomain(*group))...)
+	}
+	all = append(all, named(p.Child("kind"), kind, isPathSegment)...)
+	return append(all, named(p.Child("name"), name, isPathSegment)...)
 }
 
 func ingressStatus(changed, _ *networking.Ingress) errs {
@@ -323,14 +354,13 @@ func ingressStatus(changed, _ *networking.Ingress) errs {
 }
 
 func ingressClassGood(c *networking.IngressClass) errs {
-	all := validation.IsDomainPrefixedPath(specPath.Child("controller"), c.Spec.Controller)
+	all := ingressController(c.Spec.Controller)
 	p := c.Spec.Parameters
 	if p == nil {
 		return all
 	}
 	at := specPath.Child("parameters")
-	all = append(all, present(at.Child("kind"), p.Kind)...)
-	all = append(all, present(at.Child("name"), p.Name)...)
+	all = append(all, typedReference(at, p.APIGroup, p.Kind, p.Name)...)
 	if p.Scope == nil {
 		return append(all, field.Required(at.Child("scope"), ""))
 	}
@@ -338,10 +368,24 @@ func ingressClassGood(c *networking.IngressClass) errs {
 	switch inNamespace := *p.Scope == networking.IngressClassParametersReferenceScopeNamespace; {
 	case inNamespace && deref(p.Namespace) == "":
 		all = append(all, field.Required(at.Child("namespace"), "`parameters.scope` is set to 'Namespace'"))
+	case inNamespace:
+		all = append(all, invalid(at.Child("namespace"), *p.Namespace, apivalidation.ValidateNamespaceName(*p.Namespace, false))...)
 	case !inNamespace && p.Namespace != nil:
 		all = append(all, field.Forbidden(at.Child("namespace"), "`parameters.scope` is set to 'Cluster'"))
 	}
 	return all
+}
+
+// maxController bounds the name of an IngressClass's controller.
+const maxController = 250
+
+func ingressController(name string) errs {
+	at := specPath.Child("controller")
+	var all errs
+	if len(name) > maxController {
+		all = append(all, field.TooLong(at, "", maxController))
+	}
+	return append(all, validation.IsDomainPrefixedPath(at, name)...)
 }
 
 func serviceCIDRGood(c *networking.ServiceCIDR) errs {

@@ -1,7 +1,9 @@
 package validate
 
 import (
+	"encoding/json"
 	"net/netip"
+	"regexp"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -14,6 +16,7 @@ import (
 func nodeGood(n *v1.Node) errs {
 	all := taints(specPath.Child("taints"), n.Spec.Taints)
 	all = append(all, podCIDRs(&n.Spec)...)
+	all = append(all, avoided(n)...)
 	return append(all, capacity(n)...)
 }
 
@@ -44,6 +47,31 @@ func taints(p *field.Path, list []v1.Taint) errs {
 	return all
 }
 
+// avoidPodsAnnotation lists controllers whose pods a node would rather not have. Nothing reads it any more.
+const avoidPodsAnnotation = "scheduler.alpha.kubernetes.io/preferAvoidPods"
+
+func avoided(n *v1.Node) errs {
+	text, ok := n.Annotations[avoidPodsAnnotation]
+	if !ok {
+		return nil
+	}
+	at := field.NewPath("metadata", "annotations")
+	var list v1.AvoidPods
+	if err := json.Unmarshal([]byte(text), &list); err != nil {
+		return errs{field.Invalid(at.Child("AvoidPods"), avoidPodsAnnotation, err.Error())}
+	}
+	var all errs
+	for i, entry := range list.PreferAvoidPods {
+		signature := at.Child(avoidPodsAnnotation).Index(i).Child("PodSignature")
+		if c := entry.PodSignature.PodController; c == nil {
+			all = append(all, field.Required(signature, ""))
+		} else if c.Controller == nil || !*c.Controller {
+			all = append(all, field.Invalid(signature.Child("PodController"), deref(c.Controller), "must point to a controller"))
+		}
+	}
+	return all
+}
+
 func podCIDRs(s *v1.NodeSpec) errs {
 	at := specPath.Child("podCIDRs")
 	var all errs
@@ -52,6 +80,9 @@ func podCIDRs(s *v1.NodeSpec) errs {
 	}
 	families := map[bool]int{}
 	for i, cidr := range s.PodCIDRs {
+		if cidr == "" {
+			continue
+		}
 		all = append(all, legacyCIDR(at.Index(i), cidr)...)
 		if prefix, err := netip.ParsePrefix(cidr); err == nil {
 			families[prefix.Addr().Is4()]++
@@ -95,9 +126,32 @@ func nodeUpdate(changed, old *v1.Node) errs {
 
 func nodeStatus(changed, _ *v1.Node) errs {
 	all := capacity(changed)
+	all = append(all, features(changed.Status.DeclaredFeatures)...)
 	seen := unique[v1.NodeAddress]{}
 	for i, a := range changed.Status.Addresses {
 		all = append(all, seen.add(field.NewPath("status", "addresses").Index(i), a)...)
+	}
+	return all
+}
+
+// featureName is a name of a feature, or of parts of one.
+var featureName = regexp.MustCompile(`^([A-Z][a-zA-Z0-9]*)(/[A-Z][a-zA-Z0-9]*)*$`)
+
+// features wants names in order, each once.
+func features(list []string) errs {
+	p := field.NewPath("status", "declaredFeatures")
+	var all errs
+	for i, name := range list {
+		if !featureName.MatchString(name) {
+			all = append(all, field.Invalid(p.Index(i), name, "must be a feature name in CamelCase"))
+		}
+		switch {
+		case i == 0:
+		case list[i-1] == name:
+			all = append(all, field.Duplicate(p.Index(i), name))
+		case list[i-1] > name:
+			all = append(all, field.Invalid(p, list, "list must be sorted"))
+		}
 	}
 	return all
 }

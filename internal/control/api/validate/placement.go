@@ -3,7 +3,6 @@ package validate
 import (
 	"fmt"
 	"slices"
-	"strconv"
 
 	v1 "k8s.io/api/core/v1"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
@@ -99,8 +98,6 @@ func nodeExpression(p *field.Path, r *v1.NodeSelectorRequirement) errs {
 	case v1.NodeSelectorOpGt, v1.NodeSelectorOpLt:
 		if len(r.Values) != 1 {
 			all = append(all, field.Required(values, "must be specified single value when `operator` is 'Lt' or 'Gt'"))
-		} else if _, err := strconv.ParseInt(r.Values[0], 10, 64); err != nil {
-			all = append(all, field.Invalid(values.Index(0), r.Values[0], "for 'Gt', 'Lt' operators, the value must be an integer"))
 		}
 	default:
 		all = append(all, field.Invalid(p.Child("operator"), r.Operator, "not a valid selector operator"))
@@ -150,8 +147,8 @@ func affinityTerm(p *field.Path, t *v1.PodAffinityTerm) errs {
 	for _, ns := range t.Namespaces {
 		all = append(all, invalid(p.Child("namespace"), ns, apivalidation.ValidateNamespaceName(ns, false))...)
 	}
-	all = append(all, matchKeys(p, "matchLabelKeys", t.MatchLabelKeys, t.LabelSelector)...)
-	all = append(all, matchKeys(p, "mismatchLabelKeys", t.MismatchLabelKeys, t.LabelSelector)...)
+	all = append(all, matchKeys(p, "matchLabelKeys", t.MatchLabelKeys, t.LabelSelector, true)...)
+	all = append(all, matchKeys(p, "mismatchLabelKeys", t.MismatchLabelKeys, t.LabelSelector, true)...)
 	for i, key := range t.MismatchLabelKeys {
 		if slices.Contains(t.MatchLabelKeys, key) {
 			all = append(all, field.Invalid(p.Child("mismatchLabelKeys").Index(i), key, "exists in both matchLabelKeys and mismatchLabelKeys"))
@@ -163,8 +160,10 @@ func affinityTerm(p *field.Path, t *v1.PodAffinityTerm) errs {
 	return append(all, metavalidation.ValidateLabelName(t.TopologyKey, p.Child("topologyKey"))...)
 }
 
-// matchKeys checks label keys whose values are taken from the pod itself.
-func matchKeys(p *field.Path, name string, keys []string, s *metav1.LabelSelector) errs {
+// matchKeys checks label keys whose values are taken from the pod itself. The
+// API server itself writes those of affinity terms into the selector, so that a
+// key that is in both is an error only where it does not.
+func matchKeys(p *field.Path, name string, keys []string, s *metav1.LabelSelector, stored bool) errs {
 	if len(keys) == 0 {
 		return nil
 	}
@@ -173,8 +172,18 @@ func matchKeys(p *field.Path, name string, keys []string, s *metav1.LabelSelecto
 		return errs{field.Forbidden(at, "must not be specified when labelSelector is not set")}
 	}
 	var all errs
+	used := map[string]bool{}
+	for key := range s.MatchLabels {
+		used[key] = true
+	}
+	for _, e := range s.MatchExpressions {
+		used[e.Key] = true
+	}
 	for i, key := range keys {
 		all = append(all, metavalidation.ValidateLabelName(key, at.Index(i))...)
+		if used[key] && !stored {
+			all = append(all, field.Invalid(at.Index(i), key, "exists in both "+name+" and labelSelector"))
+		}
 	}
 	return all
 }
@@ -222,8 +231,6 @@ func spread(p *field.Path, constraints []v1.TopologySpreadConstraint) errs {
 		}
 		if c.TopologyKey == "" {
 			all = append(all, field.Required(at.Child("topologyKey"), "can not be empty"))
-		} else {
-			all = append(all, metavalidation.ValidateLabelName(c.TopologyKey, at.Child("topologyKey"))...)
 		}
 		all = append(all, oneOf(at.Child("whenUnsatisfiable"), c.WhenUnsatisfiable, v1.DoNotSchedule, v1.ScheduleAnyway)...)
 		pair := fmt.Sprintf("{%v, %v}", c.TopologyKey, c.WhenUnsatisfiable)
@@ -243,7 +250,7 @@ func spread(p *field.Path, constraints []v1.TopologySpreadConstraint) errs {
 		all = append(all, oneOfIfSet(at.Child("nodeAffinityPolicy"), c.NodeAffinityPolicy, v1.NodeInclusionPolicyIgnore, v1.NodeInclusionPolicyHonor)...)
 		all = append(all, oneOfIfSet(at.Child("nodeTaintsPolicy"), c.NodeTaintsPolicy, v1.NodeInclusionPolicyIgnore, v1.NodeInclusionPolicyHonor)...)
 		all = append(all, selector(at.Child("labelSelector"), c.LabelSelector)...)
-		all = append(all, matchKeys(at, "matchLabelKeys", c.MatchLabelKeys, c.LabelSelector)...)
+		all = append(all, matchKeys(at, "matchLabelKeys", c.MatchLabelKeys, c.LabelSelector, false)...)
 	}
 	return all
 }

@@ -25,7 +25,27 @@ func podCreate(p *v1.Pod) errs {
 // podGood checks a pod by itself, new or changed.
 func podGood(p *v1.Pod) errs {
 	all := podAnnotations(field.NewPath("metadata", "annotations"), p.Annotations, &p.Spec)
-	return append(all, PodSpec(specPath, &p.Spec, true)...)
+	all = append(all, PodSpec(specPath, &p.Spec, true)...)
+	return append(all, ownClaims(p)...)
+}
+
+// ownClaims refuses that a volume names the claim that another volume of the
+// pod is made with: the claim belongs to the ephemeral volume.
+func ownClaims(p *v1.Pod) errs {
+	made := map[string]bool{}
+	for i := range p.Spec.Volumes {
+		if p.Spec.Volumes[i].Ephemeral != nil && p.Name != "" {
+			made[p.Name+"-"+p.Spec.Volumes[i].Name] = true
+		}
+	}
+	var all errs
+	for i := range p.Spec.Volumes {
+		if c := p.Spec.Volumes[i].PersistentVolumeClaim; c != nil && made[c.ClaimName] {
+			all = append(all, field.Invalid(specPath.Child("volumes").Index(i).Child("persistentVolumeClaim", "claimName"), c.ClaimName,
+				"must not reference a PVC that gets created for an ephemeral volume"))
+		}
+	}
+	return all
 }
 
 // podTemplate checks the template inside a workload.

@@ -31,9 +31,6 @@ func PodSpec(p *field.Path, s *v1.PodSpec, pod bool) field.ErrorList {
 	if s.ActiveDeadlineSeconds != nil {
 		all = append(all, between(p.Child("activeDeadlineSeconds"), *s.ActiveDeadlineSeconds, 1, math.MaxInt32)...)
 	}
-	for i := range s.ImagePullSecrets {
-		all = append(all, reference(p.Child("imagePullSecrets").Index(i), s.ImagePullSecrets[i])...)
-	}
 	for i, g := range s.ReadinessGates {
 		all = append(all, invalid(p.Child("readinessGates").Index(i).Child("conditionType"), string(g.ConditionType), validation.IsQualifiedName(string(g.ConditionType)))...)
 	}

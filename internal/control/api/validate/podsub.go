@@ -5,6 +5,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/kubectl/pkg/util/qos"
 )
@@ -169,7 +170,94 @@ func podStatus(changed, old *v1.Pod) errs {
 		hosts[i] = now.HostIPs[i].IP
 	}
 	all = append(all, addresses(p.Child("podIPs"), pods)...)
-	return append(all, addresses(p.Child("hostIPs"), hosts)...)
+	all = append(all, addresses(p.Child("hostIPs"), hosts)...)
+	all = append(all, claimStatuses(p.Child("resourceClaimStatuses"), now.ResourceClaimStatuses, old.Spec.ResourceClaims)...)
+	all = append(all, extendedClaim(p.Child("extendedResourceClaimStatus"), now.ExtendedResourceClaimStatus, &old.Spec)...)
+	return append(all, containerUsers(p, now, &old.Spec)...)
+}
+
+// claimStatuses wants each claim that was made for the pod to be of one of its claims.
+func claimStatuses(p *field.Path, list []v1.PodResourceClaimStatus, claims []v1.PodResourceClaim) errs {
+	known := map[string]bool{}
+	for _, c := range claims {
+		known[c.Name] = true
+	}
+	var all errs
+	names := unique[string]{}
+	for i, s := range list {
+		at := p.Index(i)
+		all = append(all, names.add(at.Child("name"), s.Name)...)
+		if s.ResourceClaimName != nil {
+			all = append(all, invalid(at.Child("name"), *s.ResourceClaimName, isSubdomain(*s.ResourceClaimName))...)
+		}
+		if !known[s.Name] {
+			all = append(all, field.Invalid(at.Child("name"), s.Name, "must match the name of an entry in `spec.resourceClaims`"))
+		}
+	}
+	return all
+}
+
+// extendedClaim checks which requests for extended resources a claim of the scheduler's stands for.
+func extendedClaim(p *field.Path, s *v1.PodExtendedResourceClaimStatus, spec *v1.PodSpec) errs {
+	if s == nil {
+		return nil
+	}
+	all := named(p.Child("resourceClaimName"), s.ResourceClaimName, isSubdomain)
+	if len(s.RequestMappings) == 0 {
+		all = append(all, field.Required(p.Child("requestMappings"), "at least one request mapping is required"))
+	}
+	asked := map[string]map[v1.ResourceName]bool{}
+	for _, list := range [][]v1.Container{spec.InitContainers, spec.Containers} {
+		for i := range list {
+			asked[list[i].Name] = map[v1.ResourceName]bool{}
+			for name := range list[i].Resources.Requests {
+				asked[list[i].Name][name] = true
+			}
+		}
+	}
+	seen := map[v1.ContainerExtendedResourceRequest]bool{}
+	for i, m := range s.RequestMappings {
+		at := p.Child("requestMappings").Index(i)
+		if seen[m] {
+			all = append(all, field.Duplicate(at, m))
+		}
+		seen[m] = true
+		resources, ok := asked[m.ContainerName]
+		if !ok {
+			all = append(all, field.Invalid(at.Child("containerName"), m.ContainerName, "must match the name of an entry in `spec.initContainers.name` or `spec.containers.name`"))
+		} else if !resources[v1.ResourceName(m.ResourceName)] {
+			all = append(all, field.Invalid(at.Child("resourceName"), m.ResourceName, "must match the extended resource in an entry in the container's resources"))
+		}
+		all = append(all, named(at.Child("requestName"), m.RequestName, validation.IsDNS1123Label)...)
+	}
+	return all
+}
+
+// containerUsers checks who the containers' first processes run as, if a node tells.
+func containerUsers(p *field.Path, s *v1.PodStatus, spec *v1.PodSpec) errs {
+	var all errs
+	windows := spec.OS != nil && spec.OS.Name == v1.Windows
+	check := func(name string, list []v1.ContainerStatus) {
+		for i := range list {
+			if list[i].User == nil || list[i].User.Linux == nil {
+				continue
+			}
+			at, u := p.Child(name).Index(i).Child("linux"), list[i].User.Linux
+			if windows {
+				all = append(all, field.Forbidden(at, "cannot be set for a windows pod"))
+				continue
+			}
+			all = append(all, userID(at.Child("uid"), &u.UID)...)
+			all = append(all, groupID(at.Child("gid"), &u.GID)...)
+			for k, group := range u.SupplementalGroups {
+				all = append(all, groupID(at.Child("supplementalGroups").Index(k), &group)...)
+			}
+		}
+	}
+	check("containerStatuses", s.ContainerStatuses)
+	check("initContainerStatuses", s.InitContainerStatuses)
+	check("ephemeralContainerStatuses", s.EphemeralContainerStatuses)
+	return all
 }
 
 // restartsAll: some container's end may start all of the pod's anew, whatever

@@ -87,7 +87,7 @@ func quotaUpdate(changed, old *v1.ResourceQuota) errs {
 	if !sets.New(changed.Spec.Scopes...).Equal(sets.New(old.Spec.Scopes...)) {
 		all = append(all, field.Invalid(specPath.Child("scopes"), changed.Spec.Scopes, "field is immutable"))
 	}
-	return append(all, immutable(specPath.Child("scopeSelector"), changed.Spec.ScopeSelector, old.Spec.ScopeSelector)...)
+	return all
 }
 
 func quotaStatus(changed, _ *v1.ResourceQuota) errs {
@@ -100,7 +100,7 @@ func limitRangeGood(l *v1.LimitRange) errs {
 	types := unique[v1.LimitType]{}
 	for i := range l.Spec.Limits {
 		at, item := specPath.Child("limits").Index(i), &l.Spec.Limits[i]
-		all = append(all, invalid(at.Child("type"), string(item.Type), validation.IsQualifiedName(string(item.Type)))...)
+		all = append(all, limitType(at.Child("type"), item.Type)...)
 		all = append(all, types.add(at.Child("type"), item.Type)...)
 		if item.Type == v1.LimitTypePod {
 			all = append(all, forbid(at, "may not be specified when `type` is 'Pod'", []given{
@@ -118,6 +118,17 @@ func limitRangeGood(l *v1.LimitRange) errs {
 	return all
 }
 
+// limitType wants a type that is limited here, or one of somebody else's domain.
+func limitType(p *field.Path, t v1.LimitType) errs {
+	if bad := validation.IsQualifiedName(string(t)); len(bad) > 0 {
+		return invalid(p, t, bad)
+	}
+	if !strings.Contains(string(t), "/") && t != v1.LimitTypePod && t != v1.LimitTypeContainer && t != v1.LimitTypePersistentVolumeClaim {
+		return errs{field.Invalid(p, t, "must be a standard limit type or fully qualified")}
+	}
+	return nil
+}
+
 // limitItem wants min <= default request <= default <= max for each resource.
 func limitItem(p *field.Path, item *v1.LimitRangeItem) errs {
 	var all errs
@@ -133,7 +144,9 @@ func limitItem(p *field.Path, item *v1.LimitRangeItem) errs {
 			if item.Type == v1.LimitTypeContainer {
 				all = append(all, containerResourceName(at, name)...)
 			}
-			all = append(all, quantity(at, name, part.list[name])...)
+			if part.name != "min" {
+				all = append(all, quantity(at, name, part.list[name])...)
+			}
 		}
 	}
 	for _, name := range sets.List(names) {

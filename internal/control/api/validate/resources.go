@@ -90,16 +90,33 @@ func requirements(p *field.Path, r *v1.ResourceRequirements, name func(*field.Pa
 	if hugePages && !backed {
 		all = append(all, field.Forbidden(p, "HugePages require cpu or memory"))
 	}
-	seen := unique[v1.ResourceClaim]{}
-	for i, claim := range r.Claims {
-		at := p.Child("claims").Index(i)
-		switch {
-		case claim.Name == "":
+	return append(all, claimsOf(p.Child("claims"), r.Claims, claims)...)
+}
+
+// claimsOf wants each claim of the pod at most once, whole or by requests, not both.
+func claimsOf(p *field.Path, list []v1.ResourceClaim, known sets.Set[string]) errs {
+	var all errs
+	seen, whole := map[v1.ResourceClaim]bool{}, map[string]bool{}
+	for _, claim := range list {
+		whole[claim.Name] = whole[claim.Name] || claim.Request == ""
+	}
+	for i, claim := range list {
+		at := p.Index(i)
+		if claim.Name == "" {
 			all = append(all, field.Required(at.Child("name"), ""))
-		case !claims.Has(claim.Name):
+			continue
+		}
+		if seen[claim] {
+			all = append(all, field.Duplicate(at, claim.Name))
+		} else if claim.Request != "" && whole[claim.Name] {
+			all = append(all, field.Duplicate(at.Child("name"), claim.Name))
+		}
+		seen[claim] = true
+		if !known.Has(claim.Name) {
 			all = append(all, field.NotFound(at.Child("name"), claim.Name))
-		default:
-			all = append(all, seen.add(at, claim)...)
+		}
+		if claim.Request != "" {
+			all = append(all, invalid(at.Child("request"), claim.Request, validation.IsDNS1123Label(claim.Request))...)
 		}
 	}
 	return all

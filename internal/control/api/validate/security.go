@@ -52,7 +52,6 @@ const sysctlPattern = `([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\./])*[a-z0-9]([-_a-z0-9]
 
 func sysctls(p *field.Path, list []v1.Sysctl, s *v1.PodSpec) errs {
 	var all errs
-	seen := unique[string]{}
 	for i, c := range list {
 		at := p.Index(i).Child("name")
 		switch {
@@ -63,7 +62,6 @@ func sysctls(p *field.Path, list []v1.Sysctl, s *v1.PodSpec) errs {
 			all = append(all, field.Invalid(at, c.Name, fmt.Sprintf("must have at most %d characters and match regex %s", maxSysctlName, sysctlPattern)))
 		}
 		name := strings.ReplaceAll(c.Name, "/", ".")
-		all = append(all, seen.add(at, name)...)
 		if s.HostNetwork && strings.HasPrefix(name, "net.") {
 			all = append(all, field.Invalid(at, c.Name, "may not be specified when 'hostNetwork' is true"))
 		}

@@ -37,9 +37,36 @@ func serviceGood(s *v1.Service) errs {
 	all = append(all, affinityOfClients(spec)...)
 	all = append(all, clusterAddresses(spec)...)
 	all = append(all, outside(spec)...)
+	all = append(all, serviceAnnotations(s)...)
 	if d := spec.TrafficDistribution; d != nil {
 		all = append(all, oneOf(specPath.Child("trafficDistribution"), *d, v1.ServiceTrafficDistributionPreferClose,
 			v1.ServiceTrafficDistributionPreferSameZone, v1.ServiceTrafficDistributionPreferSameNode)...)
+	}
+	return all
+}
+
+// serviceAnnotations checks the annotations that were there before a field was.
+func serviceAnnotations(s *v1.Service) errs {
+	var all errs
+	at := field.NewPath("metadata", "annotations")
+	hints, hinted := s.Annotations[v1.DeprecatedAnnotationTopologyAwareHints]
+	mode, moded := s.Annotations[v1.AnnotationTopologyMode]
+	if hinted && moded && hints != mode {
+		all = append(all, field.Invalid(at.Key(v1.AnnotationTopologyMode), mode, fmt.Sprintf("must match annotations[%s] when both are specified", v1.DeprecatedAnnotationTopologyAwareHints)))
+	}
+	text := strings.TrimSpace(s.Annotations[v1.AnnotationLoadBalancerSourceRangesKey])
+	if _, ok := s.Annotations[v1.AnnotationLoadBalancerSourceRangesKey]; !ok || len(s.Spec.LoadBalancerSourceRanges) > 0 {
+		return all
+	}
+	one := at.Key(v1.AnnotationLoadBalancerSourceRangesKey)
+	if s.Spec.Type != v1.ServiceTypeLoadBalancer {
+		return append(all, field.Forbidden(one, "may only be used when `type` is 'LoadBalancer'"))
+	}
+	if text == "" {
+		return all
+	}
+	for _, cidr := range strings.Split(text, ",") {
+		all = append(all, legacyCIDR(one, strings.TrimSpace(cidr))...)
 	}
 	return all
 }

@@ -3,6 +3,7 @@ package validate
 import (
 	"fmt"
 	"path"
+	"slices"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
@@ -66,11 +67,6 @@ func claimSpec(p *field.Path, s *v1.PersistentVolumeClaimSpec) errs {
 	all := accessModes(p.Child("accessModes"), s.AccessModes)
 	all = append(all, selector(p.Child("selector"), s.Selector)...)
 	all = append(all, size(p.Child("resources"), s.Resources.Requests)...)
-	if limit, ok := s.Resources.Limits[v1.ResourceStorage]; ok {
-		if request := s.Resources.Requests[v1.ResourceStorage]; request.Cmp(limit) > 0 {
-			all = append(all, field.Invalid(p.Child("resources", "requests"), request.String(), fmt.Sprintf("must be less than or equal to %s limit of %s", v1.ResourceStorage, limit.String())))
-		}
-	}
 	all = append(all, volumeMode(p.Child("volumeMode"), s.VolumeMode)...)
 	for _, class := range []struct {
 		name  string
@@ -106,24 +102,55 @@ func claimUpdate(changed, old *v1.PersistentVolumeClaim) errs {
 	if before.VolumeName == "" {
 		rest.VolumeName = before.VolumeName
 	}
-	if before.StorageClassName == nil && before.VolumeName == "" {
-		rest.StorageClassName = before.StorageClassName
+	all = append(all, claimClass(rest, changed, old)...)
+	want, have := changed.Spec.Resources.Requests[v1.ResourceStorage], old.Status.Capacity[v1.ResourceStorage]
+	asked := before.Resources.Requests[v1.ResourceStorage]
+	if changed.Status.Phase == v1.ClaimBound && rest.Resources.Requests != nil && want.Cmp(asked) != 0 {
+		rest.Resources.Requests[v1.ResourceStorage] = asked
 	}
-	if old.Status.Phase == v1.ClaimBound {
-		want, have := rest.Resources.Requests[v1.ResourceStorage], old.Status.Capacity[v1.ResourceStorage]
-		asked := before.Resources.Requests[v1.ResourceStorage]
-		if want.Cmp(asked) < 0 && want.Cmp(have) <= 0 {
-			all = append(all, field.Forbidden(specPath.Child("resources", "requests", "storage"), "field can not be less than status.capacity"))
-		}
-		if want.Cmp(asked) != 0 {
-			rest.Resources.Requests[v1.ResourceStorage] = asked
-		}
-		rest.VolumeAttributesClassName = before.VolumeAttributesClassName
+	if want.Cmp(asked) < 0 && want.Cmp(have) <= 0 {
+		all = append(all, field.Forbidden(specPath.Child("resources", "requests", "storage"), "field can not be less than status.capacity"))
 	}
+	rest.VolumeAttributesClassName = before.VolumeAttributesClassName
+	all = append(all, attributesClassChange(changed.Spec.VolumeAttributesClassName, before.VolumeAttributesClassName)...)
 	if !equality.Semantic.DeepEqual(rest, before) {
 		all = append(all, field.Forbidden(specPath, fmt.Sprintf("spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims\n%v", diff.Diff(*before, *rest))))
 	}
-	return append(all, immutable(specPath.Child("volumeMode"), changed.Spec.VolumeMode, before.VolumeMode)...)
+	return append(all, immutable(field.NewPath("volumeMode"), changed.Spec.VolumeMode, before.VolumeMode)...)
+}
+
+// claimClass lets a claim without a class get one, or the field take over from the annotation of old. It puts in rest
+// what it has judged.
+func claimClass(rest *v1.PersistentVolumeClaimSpec, changed, old *v1.PersistentVolumeClaim) errs {
+	was, annotated := old.Annotations[v1.BetaStorageClassAnnotation]
+	now, still := changed.Annotations[v1.BetaStorageClassAnnotation]
+	class := changed.Spec.StorageClassName
+	if annotated && old.Spec.StorageClassName == nil && class != nil && *class == was && (!still || now == was) {
+		rest.StorageClassName = nil
+		return nil
+	}
+	var all errs
+	if now != was {
+		all = append(all, field.Invalid(field.NewPath("metadata", "annotations", v1.BetaStorageClassAnnotation), now, "field is immutable"))
+	}
+	if class != nil && old.Spec.StorageClassName == nil && (!annotated || *class == was) {
+		rest.StorageClassName = nil
+	}
+	return all
+}
+
+// attributesClassChange lets a class come and change, not go: the volume would keep what nothing names.
+func attributesClassChange(now, was *string) errs {
+	at := specPath.Child("volumeAttributesClassName")
+	switch {
+	case was == nil:
+		return nil
+	case now == nil:
+		return errs{field.Forbidden(at, "update from non-nil value to nil is forbidden")}
+	case *now == "" && *was != "":
+		return errs{field.Forbidden(at, "update from non-nil value to an empty string is forbidden")}
+	}
+	return nil
 }
 
 func claimStatus(changed, _ *v1.PersistentVolumeClaim) errs {
@@ -132,7 +159,33 @@ func claimStatus(changed, _ *v1.PersistentVolumeClaim) errs {
 	for _, name := range sorted(changed.Status.Capacity) {
 		all = append(all, quantity(at.Key(string(name)), name, changed.Status.Capacity[name])...)
 	}
+	states := field.NewPath("status", "allocatedResourceStatus")
+	for _, name := range sorted(changed.Status.AllocatedResourceStatuses) {
+		all = append(all, claimResource(states, name)...)
+		all = append(all, oneOf(states, changed.Status.AllocatedResourceStatuses[name], v1.PersistentVolumeClaimControllerResizeInProgress,
+			v1.PersistentVolumeClaimControllerResizeInfeasible, v1.PersistentVolumeClaimNodeResizePending,
+			v1.PersistentVolumeClaimNodeResizeInProgress, v1.PersistentVolumeClaimNodeResizeInfeasible)...)
+	}
+	amounts := field.NewPath("status", "allocatedResources")
+	for _, name := range sorted(changed.Status.AllocatedResources) {
+		if bad := claimResource(amounts, name); len(bad) > 0 {
+			all = append(all, bad...)
+			continue
+		}
+		all = append(all, quantity(amounts.Key(string(name)), v1.ResourceStorage, changed.Status.AllocatedResources[name])...)
+	}
 	return all
+}
+
+// claimResource wants storage, or a resource of somebody else's domain.
+func claimResource(p *field.Path, name v1.ResourceName) errs {
+	if bad := validation.IsQualifiedName(string(name)); len(bad) > 0 {
+		return invalid(p, name, bad)
+	}
+	if native := !strings.Contains(string(name), "/") || strings.Contains(string(name), v1.ResourceDefaultNamespacePrefix); native && name != v1.ResourceStorage {
+		return errs{field.NotSupported(p, name, []v1.ResourceName{v1.ResourceStorage})}
+	}
+	return nil
 }
 
 func persistentVolumeGood(pv *v1.PersistentVolume) errs {
@@ -140,8 +193,25 @@ func persistentVolumeGood(pv *v1.PersistentVolume) errs {
 	all := accessModes(specPath.Child("accessModes"), s.AccessModes)
 	if len(s.Capacity) == 0 {
 		all = append(all, field.Required(specPath.Child("capacity"), ""))
-	} else {
-		all = append(all, size(specPath.Child("capacity"), s.Capacity)...)
+	}
+	if _, ok := s.Capacity[v1.ResourceStorage]; !ok || len(s.Capacity) > 1 {
+		all = append(all, field.NotSupported(specPath.Child("capacity"), s.Capacity, []v1.ResourceName{v1.ResourceStorage}))
+	}
+	for _, name := range sorted(s.Capacity) {
+		if q := s.Capacity[name]; q.Sign() <= 0 {
+			all = append(all, field.Invalid(specPath.Child("capacity").Key(string(name)), q.String(), "must be greater than zero"))
+		}
+	}
+	if c := s.VolumeAttributesClassName; c != nil {
+		at := specPath.Child("volumeAttributesClassName")
+		if *c == "" {
+			all = append(all, field.Required(at, "an empty string is disallowed"))
+		} else {
+			all = append(all, invalid(at, *c, isSubdomain(*c))...)
+		}
+		if s.CSI == nil {
+			all = append(all, field.Required(specPath.Child("csi"), "has to be specified when using volumeAttributesClassName"))
+		}
 	}
 	all = append(all, oneOf(specPath.Child("persistentVolumeReclaimPolicy"), s.PersistentVolumeReclaimPolicy,
 		v1.PersistentVolumeReclaimDelete, v1.PersistentVolumeReclaimRecycle, v1.PersistentVolumeReclaimRetain)...)
@@ -156,10 +226,10 @@ func persistentVolumeGood(pv *v1.PersistentVolume) errs {
 			all = append(all, nodeSelector(specPath.Child("nodeAffinity", "required"), a.Required)...)
 		}
 	}
-	return append(all, persistentSource(s)...)
+	return append(all, persistentSource(specPath, s)...)
 }
 
-func persistentSource(s *v1.PersistentVolumeSpec) errs {
+func persistentSource(specPath *field.Path, s *v1.PersistentVolumeSpec) errs {
 	all := exactlyOne(specPath, tooManyVolumeTypes, "must specify a volume type", []given{
 		{"hostPath", s.HostPath != nil}, {"gcePersistentDisk", s.GCEPersistentDisk != nil}, {"awsElasticBlockStore", s.AWSElasticBlockStore != nil},
 		{"glusterfs", s.Glusterfs != nil}, {"flocker", s.Flocker != nil}, {"nfs", s.NFS != nil}, {"rbd", s.RBD != nil}, {"quobyte", s.Quobyte != nil},
@@ -189,46 +259,138 @@ func persistentSource(s *v1.PersistentVolumeSpec) errs {
 	if c := s.CSI; c != nil {
 		all = append(all, csiDriverName(specPath.Child("csi", "driver"), c.Driver)...)
 		all = append(all, present(specPath.Child("csi", "volumeHandle"), c.VolumeHandle)...)
+		for _, ref := range []struct {
+			name string
+			ref  *v1.SecretReference
+		}{{"controllerPublishSecretRef", c.ControllerPublishSecretRef}, {"controllerExpandSecretRef", c.ControllerExpandSecretRef},
+			{"nodePublishSecretRef", c.NodePublishSecretRef}, {"nodeExpandSecretRef", c.NodeExpandSecretRef}, {"nodeStageSecretRef", c.NodeStageSecretRef}} {
+			all = append(all, volumeSecret(specPath.Child("csi", ref.name), ref.ref)...)
+		}
+	}
+	if f := s.FlexVolume; f != nil {
+		all = append(all, flexVolume(specPath.Child("flexVolume"), f.Driver, f.Options)...)
+	}
+	if d := s.GCEPersistentDisk; d != nil {
+		all = append(all, gceDisk(specPath.Child("persistentDisk"), d)...)
+	}
+	if d := s.AWSElasticBlockStore; d != nil {
+		all = append(all, awsDisk(specPath.Child("awsElasticBlockStore"), d)...)
+	}
+	if f := s.FC; f != nil {
+		all = append(all, fibreChannel(specPath.Child("fc"), f)...)
+	}
+	if c := s.Cinder; c != nil {
+		all = append(all, present(specPath.Child("cinder", "volumeID"), c.VolumeID)...)
+		all = append(all, volumeSecret(specPath.Child("cinder", "secretRef"), c.SecretRef)...)
+	}
+	if a := s.AzureFile; a != nil {
+		all = append(all, present(specPath.Child("azureFile", "secretName"), a.SecretName)...)
+		all = append(all, present(specPath.Child("azureFile", "shareName"), a.ShareName)...)
+		if a.SecretNamespace != nil {
+			all = append(all, present(specPath.Child("azureFile", "secretNamespace"), *a.SecretNamespace)...)
+		}
+	}
+	if i := s.ISCSI; i != nil {
+		chap := i.DiscoveryCHAPAuth || i.SessionCHAPAuth
+		all = append(all, iscsi(specPath.Child("iscsi"), i.TargetPortal, i.IQN, i.Lun, i.InitiatorName, chap && i.SecretRef == nil)...)
+		all = append(all, volumeSecret(specPath.Child("iscsi", "secretRef"), i.SecretRef)...)
 	}
 	return all
+}
+
+// volumeSecret wants a secret with its namespace, if there is a reference at all.
+func volumeSecret(p *field.Path, ref *v1.SecretReference) errs {
+	if ref == nil {
+		return nil
+	}
+	return append(present(p.Child("name"), ref.Name), present(p.Child("namespace"), ref.Namespace)...)
 }
 
 func persistentVolumeUpdate(changed, old *v1.PersistentVolume) errs {
 	all := persistentVolumeGood(changed)
 	now, before := changed.Spec.PersistentVolumeSource.DeepCopy(), old.Spec.PersistentVolumeSource.DeepCopy()
 	if now.CSI != nil && before.CSI != nil {
-		// The secret that is needed to make a volume larger may come later.
-		now.CSI.ControllerExpandSecretRef, before.CSI.ControllerExpandSecretRef = nil, nil
-		now.CSI.NodeExpandSecretRef, before.CSI.NodeExpandSecretRef = nil, nil
+		// The secrets that are needed to make a volume larger may come later; once there, they stay.
+		if before.CSI.ControllerExpandSecretRef == nil {
+			now.CSI.ControllerExpandSecretRef = nil
+		}
+		if before.CSI.NodeExpandSecretRef == nil {
+			now.CSI.NodeExpandSecretRef = nil
+		}
 	}
 	if !equality.Semantic.DeepEqual(now, before) {
 		all = append(all, field.Forbidden(specPath.Child("persistentvolumesource"), fmt.Sprintf("spec.persistentvolumesource is immutable after creation\n%v", diff.Diff(*before, *now))))
 	}
-	all = append(all, immutable(specPath.Child("volumeMode"), changed.Spec.VolumeMode, old.Spec.VolumeMode)...)
-	if old.Spec.NodeAffinity != nil {
-		all = append(all, immutable(specPath.Child("nodeAffinity"), changed.Spec.NodeAffinity, old.Spec.NodeAffinity)...)
+	all = append(all, immutable(field.NewPath("volumeMode"), changed.Spec.VolumeMode, old.Spec.VolumeMode)...)
+	if old.Spec.NodeAffinity != nil && !relabelled(changed.Spec.NodeAffinity, old.Spec.NodeAffinity) {
+		all = append(all, immutable(field.NewPath("nodeAffinity"), changed.Spec.NodeAffinity, old.Spec.NodeAffinity)...)
 	}
-	return all
+	return append(all, attributesClassChange(changed.Spec.VolumeAttributesClassName, old.Spec.VolumeAttributesClassName)...)
+}
+
+// stableLabels are the labels of nodes that took the place of labels of the beta.
+var stableLabels = map[string]string{v1.LabelFailureDomainBetaZone: v1.LabelTopologyZone, v1.LabelFailureDomainBetaRegion: v1.LabelTopologyRegion,
+	"beta.kubernetes.io/os": v1.LabelOSStable, "beta.kubernetes.io/arch": v1.LabelArchStable, v1.LabelInstanceType: v1.LabelInstanceTypeStable}
+
+// relabelled says whether now differs from before by stable labels in place of those of the beta only.
+func relabelled(now, before *v1.VolumeNodeAffinity) bool {
+	if now == nil || now.Required == nil || before.Required == nil || len(now.Required.NodeSelectorTerms) != len(before.Required.NodeSelectorTerms) {
+		return false
+	}
+	moved := before.DeepCopy()
+	for i := range moved.Required.NodeSelectorTerms {
+		old, fresh := moved.Required.NodeSelectorTerms[i].MatchExpressions, now.Required.NodeSelectorTerms[i].MatchExpressions
+		for k := range old {
+			if k < len(fresh) && fresh[k].Key == stableLabels[old[k].Key] {
+				old[k].Key = fresh[k].Key
+			}
+		}
+	}
+	return equality.Semantic.DeepEqual(now, moved)
 }
 
 func storageClassGood(c *storage.StorageClass) errs {
 	all := provisioner(field.NewPath("provisioner"), c.Provisioner)
 	all = append(all, parameters(c.Parameters, false)...)
-	all = append(all, oneOfIfSet(field.NewPath("reclaimPolicy"), c.ReclaimPolicy, v1.PersistentVolumeReclaimDelete, v1.PersistentVolumeReclaimRetain)...)
+	if deref(c.ReclaimPolicy) != "" {
+		all = append(all, oneOfIfSet(field.NewPath("reclaimPolicy"), c.ReclaimPolicy, v1.PersistentVolumeReclaimDelete, v1.PersistentVolumeReclaimRetain)...)
+	}
 	if c.VolumeBindingMode == nil {
 		all = append(all, field.Required(field.NewPath("volumeBindingMode"), ""))
 	}
 	all = append(all, oneOfIfSet(field.NewPath("volumeBindingMode"), c.VolumeBindingMode, storage.VolumeBindingImmediate, storage.VolumeBindingWaitForFirstConsumer)...)
+	terms := map[string]bool{}
 	for i := range c.AllowedTopologies {
+		if text := topologyText(&c.AllowedTopologies[i]); terms[text] {
+			all = append(all, field.Duplicate(field.NewPath("allowedTopologies").Index(i).Child("matchLabelExpressions"), ""))
+		} else {
+			terms[text] = true
+		}
+		keys := unique[string]{}
 		for k, e := range c.AllowedTopologies[i].MatchLabelExpressions {
 			one := field.NewPath("allowedTopologies").Index(i).Child("matchLabelExpressions").Index(k)
 			all = append(all, metavalidation.ValidateLabelName(e.Key, one.Child("key"))...)
+			all = append(all, keys.add(one.Child("key"), e.Key)...)
 			if len(e.Values) == 0 {
 				all = append(all, field.Required(one.Child("values"), ""))
+			}
+			values := unique[string]{}
+			for n, v := range e.Values {
+				all = append(all, values.add(one.Child("values").Index(n), v)...)
 			}
 		}
 	}
 	return all
+}
+
+// topologyText is the same for terms that mean the same.
+func topologyText(t *v1.TopologySelectorTerm) string {
+	var parts []string
+	for _, e := range t.MatchLabelExpressions {
+		parts = append(parts, e.Key+"="+strings.Join(slices.Sorted(slices.Values(e.Values)), ","))
+	}
+	slices.Sort(parts)
+	return strings.Join(parts, ";")
 }
 
 func storageClassUpdate(changed, old *storage.StorageClass) errs {
@@ -306,8 +468,7 @@ func csiDriverName(p *field.Path, name string) errs {
 }
 
 func csiDriverGood(d *storage.CSIDriver) errs {
-	all := csiDriverName(field.NewPath("metadata", "name"), d.Name)
-	all = append(all, oneOfIfSet(specPath.Child("fsGroupPolicy"), d.Spec.FSGroupPolicy, storage.ReadWriteOnceWithFSTypeFSGroupPolicy, storage.FileFSGroupPolicy, storage.NoneFSGroupPolicy)...)
+	all := oneOfIfSet(specPath.Child("fsGroupPolicy"), d.Spec.FSGroupPolicy, storage.ReadWriteOnceWithFSTypeFSGroupPolicy, storage.FileFSGroupPolicy, storage.NoneFSGroupPolicy)
 	audiences := unique[string]{}
 	for i, r := range d.Spec.TokenRequests {
 		at := specPath.Child("tokenRequests").Index(i)
@@ -316,16 +477,24 @@ func csiDriverGood(d *storage.CSIDriver) errs {
 			all = append(all, field.Invalid(at.Child("expirationSeconds"), *seconds, "must be between 10 minutes and 2^32 seconds"))
 		}
 	}
+	if n := d.Spec.NodeAllocatableUpdatePeriodSeconds; n != nil && *n < minAllocatablePeriod {
+		all = append(all, field.Invalid(specPath.Child("nodeAllocatableUpdatePeriodSeconds"), *n, fmt.Sprintf("must be greater than or equal to %d seconds", minAllocatablePeriod)))
+	}
+	if deref(d.Spec.ServiceAccountTokenInSecrets) && len(d.Spec.TokenRequests) == 0 {
+		all = append(all, field.Invalid(specPath.Child("serviceAccountTokenInSecrets"), true, "serviceAccountTokenInSecrets should be set only when tokenRequests is set"))
+	}
 	for _, m := range d.Spec.VolumeLifecycleModes {
 		all = append(all, oneOf(specPath.Child("volumeLifecycleModes"), m, storage.VolumeLifecyclePersistent, storage.VolumeLifecycleEphemeral)...)
 	}
 	return all
 }
 
+// minAllocatablePeriod is how often, at most, a node is asked anew how many volumes fit, in seconds.
+const minAllocatablePeriod = 10
+
 func csiDriverUpdate(changed, old *storage.CSIDriver) errs {
 	all := csiDriverGood(changed)
-	all = append(all, immutable(specPath.Child("attachRequired"), changed.Spec.AttachRequired, old.Spec.AttachRequired)...)
-	all = append(all, immutable(specPath.Child("fsGroupPolicy"), changed.Spec.FSGroupPolicy, old.Spec.FSGroupPolicy)...)
+	all = append(all, immutable(specPath.Child("attachedRequired"), changed.Spec.AttachRequired, old.Spec.AttachRequired)...)
 	return append(all, immutable(specPath.Child("volumeLifecycleModes"), changed.Spec.VolumeLifecycleModes, old.Spec.VolumeLifecycleModes)...)
 }
 
@@ -381,9 +550,28 @@ func attachmentGood(a *storage.VolumeAttachment) errs {
 	case s.InlineVolumeSpec != nil && s.PersistentVolumeName != nil:
 		all = append(all, field.Forbidden(at, "must specify exactly one of inlineVolumeSpec and persistentVolumeName"))
 	case s.PersistentVolumeName != nil:
-		all = append(all, present(at.Child("persistentVolumeName"), *s.PersistentVolumeName)...)
+		all = append(all, named(at.Child("persistentVolumeName"), *s.PersistentVolumeName, isSubdomain)...)
+	default:
+		all = append(all, inlineVolume(at.Child("inlineVolumeSpec"), s.InlineVolumeSpec)...)
 	}
 	return all
+}
+
+// inlineVolume checks a volume that a pod carries itself: of CSI, and with nothing that only a volume of its own has.
+func inlineVolume(p *field.Path, s *v1.PersistentVolumeSpec) errs {
+	all := forbid(p, "may not be specified in the context of inline volumes", []given{{"claimRef", s.ClaimRef != nil}, {"capacity", len(s.Capacity) > 0},
+		{"nodeAffinity", s.NodeAffinity != nil}, {"storageClassName", s.StorageClassName != ""}})
+	if s.CSI == nil {
+		all = append(all, field.Required(p.Child("csi"), "has to be specified in the context of inline volumes"))
+	}
+	if r := s.PersistentVolumeReclaimPolicy; r != "" && r != v1.PersistentVolumeReclaimRetain {
+		all = append(all, field.Forbidden(p.Child("persistentVolumeReclaimPolicy"), "may only be Retain in the context of inline volumes"))
+	}
+	if m := s.VolumeMode; m != nil && *m != v1.PersistentVolumeFilesystem {
+		all = append(all, field.Forbidden(p.Child("volumeMode"), "may not specify volumeMode other than Filesystem in the context of inline volumes"))
+	}
+	all = append(all, accessModes(p.Child("accessModes"), s.AccessModes)...)
+	return append(all, persistentSource(p, s)...)
 }
 
 func capacityGood(c *storage.CSIStorageCapacity) errs {
@@ -391,7 +579,7 @@ func capacityGood(c *storage.CSIStorageCapacity) errs {
 	for _, q := range []struct {
 		name     string
 		negative bool
-	}{{"capacity", c.Capacity != nil && c.Capacity.Sign() < 0}, {"maximumVolumeSize", c.MaximumVolumeSize != nil && c.MaximumVolumeSize.Sign() < 0}} {
+	}{{"capacity", c.Capacity != nil && c.Capacity.Sign() < 0}} {
 		if q.negative {
 			all = append(all, field.Invalid(field.NewPath(q.name), field.OmitValueType{}, "must be greater than or equal to 0"))
 		}

@@ -164,7 +164,7 @@ type row interface{ rules() (reflect.Type, rules) }
 var kinds = func() map[reflect.Type]rules {
 	table := map[reflect.Type]rules{}
 	for _, group := range [][]row{coreKinds, workloadKinds, networkKinds, storageKinds, accessKinds, admissionKinds, otherKinds, requestKinds, bundleKinds,
-		podCertificateKinds, autoscalingKinds, draKinds} {
+		podCertificateKinds, autoscalingKinds, draKinds, flowKinds} {
 		for _, k := range group {
 			t, r := k.rules()
 			table[t] = r

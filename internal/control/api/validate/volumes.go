@@ -112,19 +112,49 @@ func networkSource(p *field.Path, s *v1.VolumeSource) errs {
 		if e.VolumeClaimTemplate == nil {
 			all = append(all, field.Required(at, ""))
 		} else {
+			all = append(all, templateMeta(at.Child("metadata"), &e.VolumeClaimTemplate.ObjectMeta)...)
 			all = append(all, claimSpec(at.Child("spec"), &e.VolumeClaimTemplate.Spec)...)
 		}
 	}
 	if d := s.GCEPersistentDisk; d != nil {
-		all = append(all, present(p.Child("gcePersistentDisk", "pdName"), d.PDName)...)
+		all = append(all, gceDisk(p.Child("persistentDisk"), d)...)
 	}
 	if d := s.AWSElasticBlockStore; d != nil {
-		all = append(all, present(p.Child("awsElasticBlockStore", "volumeID"), d.VolumeID)...)
+		all = append(all, awsDisk(p.Child("awsElasticBlockStore"), d)...)
 	}
 	if i := s.ISCSI; i != nil {
-		all = append(all, present(p.Child("iscsi", "targetPortal"), i.TargetPortal)...)
-		all = append(all, present(p.Child("iscsi", "iqn"), i.IQN)...)
-		all = append(all, between(p.Child("iscsi", "lun"), i.Lun, 0, 255)...)
+		chap := i.DiscoveryCHAPAuth || i.SessionCHAPAuth
+		all = append(all, iscsi(p.Child("iscsi"), i.TargetPortal, i.IQN, i.Lun, i.InitiatorName, chap && i.SecretRef == nil)...)
+		if i.SecretRef != nil {
+			all = append(all, present(p.Child("iscsi", "secretRef", "name"), i.SecretRef.Name)...)
+		}
+	}
+	if f := s.FC; f != nil {
+		all = append(all, fibreChannel(p.Child("fc"), f)...)
+	}
+	if g := s.Glusterfs; g != nil {
+		all = append(all, present(p.Child("glusterfs", "endpoints"), g.EndpointsName)...)
+		all = append(all, present(p.Child("glusterfs", "path"), g.Path)...)
+	}
+	if f := s.Flocker; f != nil {
+		all = append(all, flocker(p.Child("flocker"), f)...)
+	}
+	if q := s.Quobyte; q != nil {
+		all = append(all, quobyte(p.Child("quobyte"), q)...)
+	}
+	if i := s.ScaleIO; i != nil {
+		all = append(all, present(p.Child("scaleIO", "gateway"), i.Gateway)...)
+		all = append(all, present(p.Child("scaleIO", "system"), i.System)...)
+		all = append(all, present(p.Child("scaleIO", "volumeName"), i.VolumeName)...)
+	}
+	if d := s.AzureDisk; d != nil {
+		all = append(all, azureDisk(p.Child("azureDisk"), d)...)
+	}
+	if d := s.PhotonPersistentDisk; d != nil {
+		all = append(all, present(p.Child("photonPersistentDisk", "pdID"), d.PdID)...)
+	}
+	if d := s.PortworxVolume; d != nil {
+		all = append(all, present(p.Child("portworxVolume", "volumeID"), d.VolumeID)...)
 	}
 	if c := s.CephFS; c != nil && len(c.Monitors) == 0 {
 		all = append(all, field.Required(p.Child("cephfs", "monitors"), ""))
@@ -137,9 +167,12 @@ func networkSource(p *field.Path, s *v1.VolumeSource) errs {
 	}
 	if c := s.Cinder; c != nil {
 		all = append(all, present(p.Child("cinder", "volumeID"), c.VolumeID)...)
+		if c.SecretRef != nil {
+			all = append(all, present(p.Child("cinder", "secretRef", "name"), c.SecretRef.Name)...)
+		}
 	}
 	if f := s.FlexVolume; f != nil {
-		all = append(all, present(p.Child("flexVolume", "driver"), f.Driver)...)
+		all = append(all, flexVolume(p.Child("flexVolume"), f.Driver, f.Options)...)
 	}
 	if a := s.AzureFile; a != nil {
 		all = append(all, present(p.Child("azureFile", "secretName"), a.SecretName)...)

@@ -8,7 +8,9 @@ import (
 	policy "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	machinery "k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
@@ -19,6 +21,7 @@ func ownsTemplate(kind string, s *metav1.LabelSelector, t *v1.PodTemplateSpec) e
 	var all errs
 	if s == nil {
 		all = append(all, field.Required(at, ""))
+		all = append(all, field.Invalid(template.Child("metadata", "labels"), t.Labels, "`selector` does not match template `labels`"))
 	} else {
 		all = append(all, selector(at, s)...)
 		if len(s.MatchLabels)+len(s.MatchExpressions) == 0 {
@@ -98,12 +101,17 @@ type part = struct {
 
 func deploymentStatus(d, _ *apps.Deployment) errs {
 	s := &d.Status
-	all := counters(nil, []part{{"replicas", s.Replicas}, {"unavailableReplicas", s.UnavailableReplicas}})
+	all := append(observed(s.ObservedGeneration), counters(nil, []part{{"replicas", s.Replicas}, {"unavailableReplicas", s.UnavailableReplicas}})...)
 	all = append(all, counters(&s.Replicas, []part{{"updatedReplicas", s.UpdatedReplicas}, {"readyReplicas", s.ReadyReplicas}, {"availableReplicas", s.AvailableReplicas}})...)
 	if s.AvailableReplicas > s.ReadyReplicas {
 		all = append(all, field.Invalid(field.NewPath("status", "availableReplicas"), s.AvailableReplicas, "cannot be greater than readyReplicas"))
 	}
 	return all
+}
+
+// observed wants a status to name a generation that was there.
+func observed(generation int64) errs {
+	return notNegative(field.NewPath("status", "observedGeneration"), generation)
 }
 
 func replicaSetGood(r *apps.ReplicaSet) errs {
@@ -114,7 +122,7 @@ func replicaSetGood(r *apps.ReplicaSet) errs {
 
 func replicaSetStatus(r, _ *apps.ReplicaSet) errs {
 	s := &r.Status
-	all := counters(nil, []part{{"replicas", s.Replicas}})
+	all := append(observed(s.ObservedGeneration), counters(nil, []part{{"replicas", s.Replicas}})...)
 	return append(all, counters(&s.Replicas, []part{{"fullyLabeledReplicas", s.FullyLabeledReplicas}, {"readyReplicas", s.ReadyReplicas}, {"availableReplicas", s.AvailableReplicas}})...)
 }
 
@@ -133,6 +141,18 @@ func controllerGood(rc *v1.ReplicationController) errs {
 	}
 	all = append(all, podTemplate(at, rc.Spec.Template)...)
 	return append(all, runsForEver(at, rc.Spec.Template)...)
+}
+
+// controllerStatus checks what the controller of a ReplicationController tells.
+func controllerStatus(rc, _ *v1.ReplicationController) errs {
+	s := &rc.Status
+	all := append(observed(s.ObservedGeneration), counters(nil, []part{{"replicas", s.Replicas}})...)
+	all = append(all, counters(&s.Replicas, []part{{"fullyLabeledReplicas", s.FullyLabeledReplicas}, {"readyReplicas", s.ReadyReplicas},
+		{"availableReplicas", s.AvailableReplicas}})...)
+	if s.AvailableReplicas > s.ReadyReplicas {
+		all = append(all, field.Invalid(field.NewPath("status", "availableReplicas"), s.AvailableReplicas, "cannot be greater than readyReplicas"))
+	}
+	return all
 }
 
 func daemonSetGood(d *apps.DaemonSet) errs {
@@ -163,9 +183,9 @@ func daemonSetGood(d *apps.DaemonSet) errs {
 
 func daemonSetStatus(d, _ *apps.DaemonSet) errs {
 	s := &d.Status
-	return counters(nil, []part{{"currentNumberScheduled", s.CurrentNumberScheduled}, {"numberMisscheduled", s.NumberMisscheduled},
+	return append(observed(s.ObservedGeneration), counters(nil, []part{{"currentNumberScheduled", s.CurrentNumberScheduled}, {"numberMisscheduled", s.NumberMisscheduled},
 		{"desiredNumberScheduled", s.DesiredNumberScheduled}, {"numberReady", s.NumberReady}, {"updatedNumberScheduled", s.UpdatedNumberScheduled},
-		{"numberAvailable", s.NumberAvailable}, {"numberUnavailable", s.NumberUnavailable}})
+		{"numberAvailable", s.NumberAvailable}, {"numberUnavailable", s.NumberUnavailable}})...)
 }
 
 func statefulSetGood(s *apps.StatefulSet) errs {
@@ -187,9 +207,9 @@ func statefulSetGood(s *apps.StatefulSet) errs {
 	default:
 		all = append(all, notNegativeIfSet(at.Child("rollingUpdate", "partition"), rolling.Partition)...)
 		all = append(all, amount(at.Child("rollingUpdate", "maxUnavailable"), rolling.MaxUnavailable, true)...)
-		if rolling.MaxUnavailable != nil && isNone(rolling.MaxUnavailable) {
-			all = append(all, field.Invalid(at.Child("rollingUpdate", "maxUnavailable"), rolling.MaxUnavailable, "cannot be 0"))
-		}
+	}
+	if name := spec.ServiceName; name != "" {
+		all = append(all, invalid(specPath.Child("serviceName"), name, validation.IsDNS1123Label(name))...)
 	}
 	if r := spec.PersistentVolumeClaimRetentionPolicy; r != nil {
 		at := specPath.Child("persistentVolumeClaimRetentionPolicy")
@@ -221,7 +241,7 @@ func withClaims(s *apps.StatefulSetSpec) *v1.PodTemplateSpec {
 	for i := range s.VolumeClaimTemplates {
 		name := s.VolumeClaimTemplates[i].Name
 		// The claim is named after the pod, which is not known here.
-		add(v1.Volume{Name: name, VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: name}}})
+		add(v1.Volume{Name: name, VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "claim"}}})
 		claimed[name] = true
 	}
 	for _, v := range s.Template.Spec.Volumes {
@@ -245,7 +265,7 @@ func statefulSetUpdate(changed, old *apps.StatefulSet) errs {
 
 func statefulSetStatus(s, _ *apps.StatefulSet) errs {
 	st := &s.Status
-	all := counters(nil, []part{{"replicas", st.Replicas}})
+	all := append(observed(st.ObservedGeneration), counters(nil, []part{{"replicas", st.Replicas}})...)
 	return append(all, counters(&st.Replicas, []part{{"readyReplicas", st.ReadyReplicas}, {"currentReplicas", st.CurrentReplicas},
 		{"updatedReplicas", st.UpdatedReplicas}, {"availableReplicas", st.AvailableReplicas}})...)
 }
@@ -264,8 +284,9 @@ func budgetGood(b *policy.PodDisruptionBudget) errs {
 
 func budgetStatus(b, _ *policy.PodDisruptionBudget) errs {
 	s := &b.Status
-	return counters(nil, []part{{"disruptionsAllowed", s.DisruptionsAllowed}, {"currentHealthy", s.CurrentHealthy},
-		{"desiredHealthy", s.DesiredHealthy}, {"expectedPods", s.ExpectedPods}})
+	all := metavalidation.ValidateConditions(s.Conditions, field.NewPath("status", "conditions"))
+	return append(all, counters(nil, []part{{"disruptionsAllowed", s.DisruptionsAllowed}, {"currentHealthy", s.CurrentHealthy},
+		{"desiredHealthy", s.DesiredHealthy}, {"expectedPods", s.ExpectedPods}})...)
 }
 
 func revisionGood(r *apps.ControllerRevision) errs {

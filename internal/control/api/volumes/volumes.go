@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/registry/rest"
@@ -36,7 +37,8 @@ func addVolumes(out map[string]rest.Storage, opts generic.RESTOptionsGetter, kit
 	base := kit.Base(false)
 	base.PrepareNew = func(_ context.Context, obj runtime.Object) {
 		pv := obj.(*v1.PersistentVolume)
-		pv.Status = v1.PersistentVolumeStatus{Phase: v1.VolumePending}
+		now := metav1.Now()
+		pv.Status = v1.PersistentVolumeStatus{Phase: v1.VolumePending, LastPhaseTransitionTime: &now}
 		protect(&pv.Finalizers, VolumeProtection)
 	}
 	base.PrepareChange = func(_ context.Context, obj, old runtime.Object) {
@@ -54,7 +56,9 @@ func addVolumes(out map[string]rest.Storage, opts generic.RESTOptionsGetter, kit
 		return err
 	}
 	status := kit.StatusOf(base, func(_ context.Context, obj, old runtime.Object) {
-		obj.(*v1.PersistentVolume).Spec = old.(*v1.PersistentVolume).Spec
+		pv, was := obj.(*v1.PersistentVolume), old.(*v1.PersistentVolume)
+		pv.Spec = was.Spec
+		turned(&pv.Status, &was.Status, metav1.Now())
 	}, storebase.Fields("v1", []string{"spec"}))
 	out["persistentvolumes"] = &storebase.Resource{Store: store, Short: []string{"pv"}}
 	out["persistentvolumes/status"] = storebase.NewSubresource(store, status)
@@ -68,6 +72,7 @@ func addClaims(out map[string]rest.Storage, opts generic.RESTOptionsGetter, kit 
 		claim.Status = v1.PersistentVolumeClaimStatus{Phase: v1.ClaimPending}
 		protect(&claim.Finalizers, ClaimProtection)
 		dropForeignSource(&claim.Spec, nil)
+		dropSources(&claim.Spec)
 		alignSources(&claim.Spec)
 	}
 	base.PrepareChange = func(_ context.Context, obj, old runtime.Object) {
@@ -95,9 +100,34 @@ func addClaims(out map[string]rest.Storage, opts generic.RESTOptionsGetter, kit 
 	return nil
 }
 
+// turned notes when the phase changed, unless the writer does.
+func turned(s, was *v1.PersistentVolumeStatus, now metav1.Time) {
+	if s.Phase == was.Phase {
+		return
+	}
+	if s.LastPhaseTransitionTime == nil || (was.LastPhaseTransitionTime != nil && s.LastPhaseTransitionTime.Equal(was.LastPhaseTransitionTime)) {
+		s.LastPhaseTransitionTime = &now
+	}
+}
+
 func protect(finalizers *[]string, name string) {
 	if !slices.Contains(*finalizers, name) {
 		*finalizers = append(*finalizers, name)
+	}
+}
+
+// dropSources forgets a source of the older field that is neither a claim nor a snapshot, which nothing would fill the
+// volume from. Upstream does so without a word.
+func dropSources(spec *v1.PersistentVolumeClaimSpec) {
+	if d := spec.DataSource; d != nil {
+		group := ""
+		if d.APIGroup != nil {
+			group = *d.APIGroup
+		}
+		claim := d.Kind == "PersistentVolumeClaim" && group == ""
+		if snapshot := d.Kind == "VolumeSnapshot" && group == "snapshot.storage.k8s.io"; !claim && !snapshot {
+			spec.DataSource = nil
+		}
 	}
 }
 

@@ -65,6 +65,10 @@ var userRoles = []entry{
 		` + read + ` ingresses.networking.k8s.io ingresses.networking.k8s.io/status networkpolicies.networking.k8s.io
 		` + read + ` resourceclaims.resource.k8s.io resourceclaims.resource.k8s.io/status resourceclaimtemplates.resource.k8s.io`},
 
+	// metrics-server installs a role of this name; here the group is built in.
+	{name: "system:aggregated-metrics-reader", label: "view", rules: `
+		` + read + ` nodes.metrics.k8s.io pods.metrics.k8s.io`},
+
 	{name: "system:node", subjects: nobody, rules: nodeRules},
 	{name: "system:node-bootstrapper", rules: `
 		create,get,list,watch certificatesigningrequests.certificates.k8s.io`},

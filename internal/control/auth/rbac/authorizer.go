@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -18,8 +19,12 @@ import (
 type Authorizer struct {
 	mu     sync.RWMutex
 	index  *Index
-	synced []cache.InformerSynced
+	synced []cache.ResourceEventHandlerRegistration
 }
+
+// firstLists bounds how long a request that nothing allows yet waits for the
+// roles and bindings that a server reads at its start.
+const firstLists = 5 * time.Second
 
 // New registers handlers on the factory's four RBAC informers. The caller
 // starts the factory; until HasSynced the answers are incomplete.
@@ -48,7 +53,7 @@ func New(factory informers.SharedInformerFactory) (*Authorizer, error) {
 		if err != nil {
 			return nil, fmt.Errorf("watching RBAC objects: %w", err)
 		}
-		a.synced = append(a.synced, registration.HasSynced)
+		a.synced = append(a.synced, registration)
 	}
 	return a, nil
 }
@@ -56,7 +61,24 @@ func New(factory informers.SharedInformerFactory) (*Authorizer, error) {
 // HasSynced says whether every role and binding of the first lists is in.
 func (a *Authorizer) HasSynced() bool {
 	for _, synced := range a.synced {
-		if !synced() {
+		if !synced.HasSynced() {
+			return false
+		}
+	}
+	return true
+}
+
+// wait waits for the first lists; it says whether it had to, and they came.
+func (a *Authorizer) wait(ctx context.Context) bool {
+	if a.HasSynced() {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, firstLists)
+	defer cancel()
+	for _, synced := range a.synced {
+		select {
+		case <-synced.HasSyncedChecker().Done():
+		case <-ctx.Done():
 			return false
 		}
 	}
@@ -97,15 +119,24 @@ func (a *Authorizer) forgetBinding(namespace, name string) {
 	a.index.DeleteBinding(BindingKey{namespace, name})
 }
 
-// Authorize allows what a binding grants and has no opinion on the rest.
-func (a *Authorizer) Authorize(_ context.Context, attributes authorizer.Attributes) (authorizer.Decision, string, error) {
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	verdict := a.index.Judge(attributes)
+// Authorize allows what a binding grants and has no opinion on the rest. A
+// server that has just started waits for its roles before it refuses: clients
+// take a refusal for the last word.
+func (a *Authorizer) Authorize(ctx context.Context, attributes authorizer.Attributes) (authorizer.Decision, string, error) {
+	verdict := a.judge(attributes)
+	if !verdict.Allowed && a.wait(ctx) {
+		verdict = a.judge(attributes)
+	}
 	if verdict.Allowed {
 		return authorizer.DecisionAllow, verdict.Reason, nil
 	}
 	return authorizer.DecisionNoOpinion, verdict.Reason, nil
+}
+
+func (a *Authorizer) judge(attributes authorizer.Attributes) Verdict {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	return a.index.Judge(attributes)
 }
 
 // ConditionsAwareAuthorize answers like Authorize: RBAC knows no conditions.

@@ -16,8 +16,10 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/control/workload/podcontrol"
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/kube"
 )
 
 // managed is the annotation by which a node leaves attaching to this
@@ -29,9 +31,9 @@ const (
 	byVolume = "attach-volume"
 )
 
-type controller struct {
-	shell.Env
-	queue       *shell.Queue
+type reconciler struct {
+	controller.Env
+	queue       *controller.Queue
 	events      record.EventRecorder
 	pods        cache.SharedIndexInformer
 	attachments cache.SharedIndexInformer
@@ -41,9 +43,9 @@ type controller struct {
 }
 
 // Run attaches and detaches until the context ends.
-func Run(ctx context.Context, e shell.Env) error {
+func Run(ctx context.Context, e controller.Env) error {
 	core, storage := e.Informers.Core().V1(), e.Informers.Storage().V1()
-	c := &controller{Env: e, queue: shell.NewQueue(), events: e.Events("attachdetach-controller"), pods: core.Pods().Informer(),
+	c := &reconciler{Env: e, queue: controller.NewQueue(), events: e.Recorder("attachdetach-controller"), pods: core.Pods().Informer(),
 		attachments: storage.VolumeAttachments().Informer(), idle: map[types.UID]time.Time{}}
 	if err := c.index(); err != nil {
 		return err
@@ -51,21 +53,21 @@ func Run(ctx context.Context, e shell.Env) error {
 	var done []cache.DoneChecker
 	var errs []error
 	on := func(d cache.DoneChecker, err error) { done, errs = append(done, d), append(errs, err) }
-	on(shell.On(core.Nodes().Informer(), func(old, n *v1.Node, gone bool) {
+	on(controller.On(ctx, core.Nodes().Informer(), func(old, n *v1.Node, gone bool) {
 		if old == nil || gone || !equality.Semantic.DeepEqual(old.Status.VolumesInUse, n.Status.VolumesInUse) ||
 			!equality.Semantic.DeepEqual(old.Status.VolumesAttached, n.Status.VolumesAttached) || !equality.Semantic.DeepEqual(old.Spec.Taints, n.Spec.Taints) {
 			c.queue.Add(n.Name)
 		}
 	}))
-	on(shell.On(c.pods, func(old, p *v1.Pod, gone bool) {
+	on(controller.On(ctx, c.pods, func(old, p *v1.Pod, gone bool) {
 		if p.Spec.NodeName != "" && usesClaims(p) && (old == nil || gone || old.Spec.NodeName != p.Spec.NodeName || holds(old) != holds(p)) {
 			c.queue.Add(p.Spec.NodeName)
 		}
 	}))
-	on(shell.On(core.PersistentVolumeClaims().Informer(), func(_, pvc *v1.PersistentVolumeClaim, _ bool) { c.claimChanged(pvc) }))
-	on(shell.On(core.PersistentVolumes().Informer(), func(_, _ *v1.PersistentVolume, _ bool) {}))
-	on(shell.On(storage.CSIDrivers().Informer(), func(_, _ *storagev1.CSIDriver, _ bool) {}))
-	on(shell.On(c.attachments, func(old, a *storagev1.VolumeAttachment, gone bool) {
+	on(controller.On(ctx, core.PersistentVolumeClaims().Informer(), func(_, pvc *v1.PersistentVolumeClaim, _ bool) { c.claimChanged(pvc) }))
+	on(controller.On(ctx, core.PersistentVolumes().Informer(), func(_, _ *v1.PersistentVolume, _ bool) {}))
+	on(controller.On(ctx, storage.CSIDrivers().Informer(), func(_, _ *storagev1.CSIDriver, _ bool) {}))
+	on(controller.On(ctx, c.attachments, func(old, a *storagev1.VolumeAttachment, gone bool) {
 		c.queue.Add(a.Spec.NodeName)
 		if old != nil {
 			c.announce(old, a)
@@ -83,14 +85,14 @@ func Run(ctx context.Context, e shell.Env) error {
 	return e.Run(ctx, c.queue, 4, c.sync)
 }
 
-func (c *controller) index() error {
-	err1 := shell.Index(c.pods, cache.Indexers{byNode: func(o any) ([]string, error) {
+func (c *reconciler) index() error {
+	err1 := kube.Index(c.pods, cache.Indexers{byNode: func(o any) ([]string, error) {
 		if p, ok := o.(*v1.Pod); ok && p.Spec.NodeName != "" && usesClaims(p) {
 			return []string{p.Spec.NodeName}, nil
 		}
 		return nil, nil
 	}})
-	err2 := shell.Index(c.attachments, cache.Indexers{
+	err2 := kube.Index(c.attachments, cache.Indexers{
 		byNode: func(o any) ([]string, error) { return []string{o.(*storagev1.VolumeAttachment).Spec.NodeName}, nil },
 		byVolume: func(o any) ([]string, error) {
 			if n := o.(*storagev1.VolumeAttachment).Spec.Source.PersistentVolumeName; n != nil {
@@ -116,8 +118,8 @@ func holds(p *v1.Pod) bool {
 }
 
 // claimChanged looks at the nodes of the pods that use a claim.
-func (c *controller) claimChanged(pvc *v1.PersistentVolumeClaim) {
-	for _, p := range shell.Indexed[*v1.Pod](c.pods, cache.NamespaceIndex, pvc.Namespace) {
+func (c *reconciler) claimChanged(pvc *v1.PersistentVolumeClaim) {
+	for _, p := range podcontrol.Indexed[*v1.Pod](c.pods, cache.NamespaceIndex, pvc.Namespace) {
 		if p.Spec.NodeName == "" {
 			continue
 		}
@@ -130,7 +132,7 @@ func (c *controller) claimChanged(pvc *v1.PersistentVolumeClaim) {
 }
 
 // wanting looks at the nodes that may have waited for a volume to come free.
-func (c *controller) wanting(pv string) {
+func (c *reconciler) wanting(pv string) {
 	v, err := c.Informers.Core().V1().PersistentVolumes().Lister().Get(pv)
 	if err != nil || v.Spec.ClaimRef == nil {
 		return
@@ -140,7 +142,7 @@ func (c *controller) wanting(pv string) {
 
 // announce tells the pods that wait for a volume that it is attached, or why
 // it cannot be.
-func (c *controller) announce(old, a *storagev1.VolumeAttachment) {
+func (c *reconciler) announce(old, a *storagev1.VolumeAttachment) {
 	if a.Spec.Source.PersistentVolumeName == nil {
 		return
 	}
@@ -153,7 +155,7 @@ func (c *controller) announce(old, a *storagev1.VolumeAttachment) {
 	default:
 		return
 	}
-	for _, p := range shell.Indexed[*v1.Pod](c.pods, byNode, a.Spec.NodeName) {
+	for _, p := range podcontrol.Indexed[*v1.Pod](c.pods, byNode, a.Spec.NodeName) {
 		for _, v := range c.volumes(p) {
 			if v.PV == pv {
 				c.events.Event(p, kind, reason, message)
@@ -163,7 +165,7 @@ func (c *controller) announce(old, a *storagev1.VolumeAttachment) {
 }
 
 // volumes lists the attachable volumes of a pod.
-func (c *controller) volumes(p *v1.Pod) (out []Volume) {
+func (c *reconciler) volumes(p *v1.Pod) (out []Volume) {
 	core := c.Informers.Core().V1()
 	for _, v := range p.Spec.Volumes {
 		name := ""
@@ -190,7 +192,7 @@ func (c *controller) volumes(p *v1.Pod) (out []Volume) {
 	return out
 }
 
-func (c *controller) volume(pv *v1.PersistentVolume) (Volume, bool) {
+func (c *reconciler) volume(pv *v1.PersistentVolume) (Volume, bool) {
 	if pv.Spec.CSI == nil {
 		return Volume{}, false
 	}
@@ -205,7 +207,7 @@ func (c *controller) volume(pv *v1.PersistentVolume) (Volume, bool) {
 	return v, true
 }
 
-func (c *controller) sync(ctx context.Context, name string) (time.Duration, error) {
+func (c *reconciler) sync(ctx context.Context, name string) (time.Duration, error) {
 	core := c.Informers.Core().V1()
 	in := Input{Name: name, Want: map[string]Volume{}, Elsewhere: map[string]string{}, Now: time.Now()}
 	node, err := core.Nodes().Lister().Get(name)
@@ -219,7 +221,7 @@ func (c *controller) sync(ctx context.Context, name string) (time.Duration, erro
 		return 0, err
 	}
 	users := map[string]*v1.Pod{}
-	for _, p := range shell.Indexed[*v1.Pod](c.pods, byNode, name) {
+	for _, p := range podcontrol.Indexed[*v1.Pod](c.pods, byNode, name) {
 		if !holds(p) {
 			continue
 		}
@@ -228,7 +230,7 @@ func (c *controller) sync(ctx context.Context, name string) (time.Duration, erro
 		}
 	}
 	for pv := range in.Want {
-		for _, a := range shell.Indexed[*storagev1.VolumeAttachment](c.attachments, byVolume, pv) {
+		for _, a := range podcontrol.Indexed[*storagev1.VolumeAttachment](c.attachments, byVolume, pv) {
 			if a.Spec.NodeName != name {
 				in.Elsewhere[pv] = a.Spec.NodeName
 			}
@@ -244,10 +246,10 @@ func (c *controller) sync(ctx context.Context, name string) (time.Duration, erro
 }
 
 // have lists the node's attachments and since when each is unneeded.
-func (c *controller) have(node string, want map[string]Volume, now time.Time) (out []Have) {
+func (c *reconciler) have(node string, want map[string]Volume, now time.Time) (out []Have) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, a := range shell.Indexed[*storagev1.VolumeAttachment](c.attachments, byNode, node) {
+	for _, a := range podcontrol.Indexed[*storagev1.VolumeAttachment](c.attachments, byNode, node) {
 		if a.Spec.Source.PersistentVolumeName == nil || !ours.MatchString(a.Name) {
 			continue // inline volumes, and what others made, are their creators' business
 		}
@@ -268,14 +270,14 @@ func (c *controller) have(node string, want map[string]Volume, now time.Time) (o
 	return out
 }
 
-func (c *controller) perform(ctx context.Context, in Input, plan Plan) error {
+func (c *reconciler) perform(ctx context.Context, in Input, plan Plan) error {
 	if plan.Write {
 		attached := plan.Attached
 		if attached == nil {
 			attached = []v1.AttachedVolume{}
 		}
-		patch := shell.Merge(map[string]any{"metadata": map[string]any{"uid": in.Node.UID}, "status": map[string]any{"volumesAttached": attached}})
-		_, err := c.Client.CoreV1().Nodes().Patch(ctx, in.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+		_, err := kube.Patch(ctx, c.Client.CoreV1().Nodes(), in.Node, kube.SameObject,
+			kube.Change{Status: map[string]any{"volumesAttached": attached}, Subresource: "status"})
 		if err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("writing the attached volumes of node %s: %w", in.Name, err)
 		}
@@ -284,7 +286,7 @@ func (c *controller) perform(ctx context.Context, in Input, plan Plan) error {
 	var errs []error
 	for _, a := range plan.Detach {
 		c.Note("VolumeAttachment", a, "detached", journal.Fact{Name: "node", Value: in.Name}, journal.Fact{Name: "forced", Value: plan.Forced})
-		if err := api.Delete(ctx, a.Name, shell.SameUID(a)); err != nil && !apierrors.IsNotFound(err) {
+		if err := api.Delete(ctx, a.Name, kube.SameUID(a)); err != nil && !apierrors.IsNotFound(err) {
 			errs = append(errs, fmt.Errorf("detaching %s from node %s: %w", *a.Spec.Source.PersistentVolumeName, in.Name, err))
 			continue
 		}

@@ -14,19 +14,20 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
 	api "k8s.io/cluster-bootstrap/token/api"
 	"k8s.io/cluster-bootstrap/token/jws"
 
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/control/workload/podcontrol"
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/kube"
 )
 
 // tokens is an informer of bootstrap token secrets alone: no other secret is
 // held in memory.
-func tokens(e shell.Env) informers.SharedInformerFactory {
+func tokens(e controller.Env) informers.SharedInformerFactory {
 	return informers.NewSharedInformerFactoryWithOptions(e.Client, 0, informers.WithNamespace(metav1.NamespaceSystem),
 		informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.FieldSelector = "type=" + string(api.SecretTypeBootstrapToken) }))
 }
@@ -46,14 +47,14 @@ func Expires(s *v1.Secret) (at time.Time, ok bool) {
 }
 
 // RunCleaner deletes expired tokens until the context ends.
-func RunCleaner(ctx context.Context, e shell.Env) error {
+func RunCleaner(ctx context.Context, e controller.Env) error {
 	f := tokens(e)
 	ctx, cancel := context.WithCancel(ctx)
 	defer f.Shutdown()
 	defer cancel()
 	inf := f.Core().V1().Secrets()
-	q := shell.NewQueue()
-	seen, err := shell.On(inf.Informer(), func(_, s *v1.Secret, _ bool) { q.Add(s.Name) })
+	q := controller.NewQueue()
+	seen, err := controller.On(ctx, inf.Informer(), func(_, s *v1.Secret, _ bool) { q.Add(s.Name) })
 	if err != nil {
 		return err
 	}
@@ -74,7 +75,7 @@ func RunCleaner(ctx context.Context, e shell.Env) error {
 			return left, nil
 		}
 		e.Note("Secret", s, "deleted", journal.Fact{Name: "expired", Value: at.UTC().Format(time.RFC3339)})
-		opts := shell.SameUID(s)
+		opts := kube.SameUID(s)
 		opts.Preconditions.ResourceVersion = &s.ResourceVersion
 		if err := e.Client.CoreV1().Secrets(s.Namespace).Delete(ctx, name, opts); err != nil && !apierrors.IsNotFound(err) {
 			return 0, fmt.Errorf("deleting an expired bootstrap token: %w", err)
@@ -116,7 +117,7 @@ func Signatures(kubeconfig string, secrets []*v1.Secret, now time.Time) (data ma
 
 // RunSigner keeps the signatures of kube-public/cluster-info until the context
 // ends.
-func RunSigner(ctx context.Context, e shell.Env) error {
+func RunSigner(ctx context.Context, e controller.Env) error {
 	f := tokens(e)
 	maps1 := informers.NewSharedInformerFactoryWithOptions(e.Client, 0, informers.WithNamespace(metav1.NamespacePublic),
 		informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.FieldSelector = "metadata.name=" + api.ConfigMapClusterInfo }))
@@ -125,9 +126,9 @@ func RunSigner(ctx context.Context, e shell.Env) error {
 	defer maps1.Shutdown()
 	defer cancel()
 	secrets, infos := f.Core().V1().Secrets().Informer(), maps1.Core().V1().ConfigMaps()
-	q := shell.NewQueue()
-	a, err1 := shell.On(secrets, func(_, _ *v1.Secret, _ bool) { q.Add(api.ConfigMapClusterInfo) })
-	b, err2 := shell.On(infos.Informer(), func(_, _ *v1.ConfigMap, _ bool) { q.Add(api.ConfigMapClusterInfo) })
+	q := controller.NewQueue()
+	a, err1 := controller.On(ctx, secrets, func(_, _ *v1.Secret, _ bool) { q.Add(api.ConfigMapClusterInfo) })
+	b, err2 := controller.On(ctx, infos.Informer(), func(_, _ *v1.ConfigMap, _ bool) { q.Add(api.ConfigMapClusterInfo) })
 	if err := errors.Join(err1, err2); err != nil {
 		return err
 	}
@@ -145,25 +146,23 @@ func RunSigner(ctx context.Context, e shell.Env) error {
 		if !ok {
 			return 0, nil
 		}
-		want, again, err := Signatures(kubeconfig, shell.Indexed[*v1.Secret](secrets, cache.NamespaceIndex, metav1.NamespaceSystem), time.Now())
+		want, again, err := Signatures(kubeconfig, podcontrol.Indexed[*v1.Secret](secrets, cache.NamespaceIndex, metav1.NamespaceSystem), time.Now())
 		if err != nil {
 			return 0, err
 		}
-		have, patch := map[string]string{}, map[string]any{}
+		have := map[string]string{}
 		for k, v := range m.Data {
 			if strings.HasPrefix(k, api.JWSSignatureKeyPrefix) {
-				have[k], patch[k] = v, nil
+				have[k] = v
 			}
 		}
 		if maps.Equal(have, want) {
 			return again, nil
 		}
-		for k, v := range want {
-			patch[k] = v
-		}
-		_, err = e.Client.CoreV1().ConfigMaps(metav1.NamespacePublic).Patch(ctx, name, types.MergePatchType, shell.Guarded(m, map[string]any{"data": patch}), metav1.PatchOptions{})
+		_, err = kube.Patch(ctx, e.Client.CoreV1().ConfigMaps(metav1.NamespacePublic), m, kube.Unchanged,
+			kube.Change{Fields: map[string]any{"data": kube.Instead(have, want)}})
 		if err != nil && !apierrors.IsNotFound(err) {
-			return 0, fmt.Errorf("signing %s: %w", shell.Key(m), err)
+			return 0, fmt.Errorf("signing %s: %w", controller.Key(m), err)
 		}
 		return again, nil
 	})

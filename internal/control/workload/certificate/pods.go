@@ -9,7 +9,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/controller"
+	"github.com/berth-dev/berth/internal/kube"
 )
 
 // keepPodRequest is how long a request for a pod's certificate is kept, whatever
@@ -24,10 +25,10 @@ func PodRequestExpires(r *certv1.PodCertificateRequest) time.Time {
 
 // RunPodCleaner deletes requests for pods' certificates when they are old, until
 // the context ends.
-func RunPodCleaner(ctx context.Context, e shell.Env) error {
+func RunPodCleaner(ctx context.Context, e controller.Env) error {
 	inf := e.Informers.Certificates().V1().PodCertificateRequests()
-	q := shell.NewQueue()
-	seen, err := shell.On(inf.Informer(), func(_, r *certv1.PodCertificateRequest, _ bool) { q.Add(r.Namespace + "/" + r.Name) })
+	q := controller.NewQueue()
+	seen, err := controller.On(ctx, inf.Informer(), func(_, r *certv1.PodCertificateRequest, _ bool) { q.Add(r.Namespace + "/" + r.Name) })
 	if err != nil {
 		return err
 	}
@@ -46,7 +47,7 @@ func RunPodCleaner(ctx context.Context, e shell.Env) error {
 		if left := time.Until(PodRequestExpires(r)); left > 0 {
 			return left, nil
 		}
-		err = e.Client.CertificatesV1().PodCertificateRequests(namespace).Delete(ctx, name, shell.SameUID(r))
+		err = e.Client.CertificatesV1().PodCertificateRequests(namespace).Delete(ctx, name, kube.SameUID(r))
 		if err != nil && !apierrors.IsNotFound(err) {
 			return 0, fmt.Errorf("deleting request %s: %w", key, err)
 		}

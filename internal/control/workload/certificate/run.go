@@ -2,7 +2,9 @@ package certificate
 
 import (
 	"context"
+	"crypto/x509"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -11,18 +13,18 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/kube"
 )
 
 // watch runs a sync for every request that changes. Requests are few: both
 // controllers share one cache.
-func watch(ctx context.Context, e shell.Env, sync func(context.Context, *certv1.CertificateSigningRequest) error) error {
+func watch(ctx context.Context, e controller.Env, sync func(context.Context, *certv1.CertificateSigningRequest) (time.Duration, error)) error {
 	inf := e.Informers.Certificates().V1().CertificateSigningRequests()
-	q := shell.NewQueue()
-	seen, err := shell.On(inf.Informer(), func(_, r *certv1.CertificateSigningRequest, _ bool) { q.Add(r.Name) })
+	q := controller.NewQueue()
+	seen, err := controller.On(ctx, inf.Informer(), func(_, r *certv1.CertificateSigningRequest, _ bool) { q.Add(r.Name) })
 	if err != nil {
 		return err
 	}
@@ -37,7 +39,7 @@ func watch(ctx context.Context, e shell.Env, sync func(context.Context, *certv1.
 		if err != nil {
 			return 0, err
 		}
-		return 0, sync(ctx, csr)
+		return sync(ctx, csr)
 	})
 }
 
@@ -53,54 +55,95 @@ func has(csr *certv1.CertificateSigningRequest, types ...certv1.RequestCondition
 }
 
 // RunApprover approves nodes' requests until the context ends.
-func RunApprover(ctx context.Context, e shell.Env) error {
-	return watch(ctx, e, func(ctx context.Context, csr *certv1.CertificateSigningRequest) error {
+func RunApprover(ctx context.Context, e controller.Env, rules ServingRules) error {
+	return watch(ctx, e, func(ctx context.Context, csr *certv1.CertificateSigningRequest) (time.Duration, error) {
 		if len(csr.Status.Certificate) > 0 || has(csr, certv1.CertificateApproved, certv1.CertificateDenied) {
-			return nil
+			return 0, nil
 		}
 		req, err := Parse(csr)
 		if err != nil {
-			return nil // nothing of a node's: the signer will say what is wrong
+			return 0, nil //nolint:nilerr // nothing of a node's: the signer will say what is wrong
 		}
 		ask := Recognize(csr, req)
-		var fact journal.Fact
-		switch ask {
-		case NotOurs:
-			return nil
-		case NodeServing:
-			name := strings.TrimPrefix(req.Subject.CommonName, nodePrefix)
-			node, err := e.Client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
-			if err != nil {
-				return fmt.Errorf("reading the Node of request %s: %w", csr.Name, err)
-			}
-			if err := ServingMatches(req, node); err != nil {
-				return fmt.Errorf("request %s waits for approval: %w", csr.Name, err)
-			}
-			fact = journal.Fact{Name: "names", Value: fmt.Sprintf("%v %v are the Node's", req.DNSNames, req.IPAddresses)}
-		default:
-			ok, err := allowed(ctx, e, csr, ask)
-			if err != nil {
-				return err
-			}
-			if !ok {
-				return fmt.Errorf("request %s waits for approval: %s may not create certificatesigningrequests/%s", csr.Name, csr.Spec.Username, ask)
-			}
-			fact = journal.Fact{Name: "allowed", Value: csr.Spec.Username + " may create certificatesigningrequests/" + string(ask)}
+		if ask == NotOurs || ask == NodeServing && rules.Manual {
+			return 0, nil
+		}
+		fact, wait, err := judge(ctx, e, csr, req, ask, rules)
+		if err != nil || wait > 0 {
+			return wait, err
 		}
 		e.Note("CertificateSigningRequest", csr, "approved", fact)
-		csr = csr.DeepCopy()
-		csr.Status.Conditions = append(csr.Status.Conditions, certv1.CertificateSigningRequestCondition{Type: certv1.CertificateApproved,
-			Status: v1.ConditionTrue, Reason: "AutoApproved", Message: messages[ask], LastUpdateTime: metav1.Now()})
-		// The approval subresource takes conditions only, guarded by version.
-		_, err = e.Client.CertificatesV1().CertificateSigningRequests().UpdateApproval(ctx, csr.Name, csr, metav1.UpdateOptions{})
-		if err != nil && !apierrors.IsNotFound(err) {
-			return fmt.Errorf("approving request %s: %w", csr.Name, err)
-		}
-		return nil
+		return 0, approve(ctx, e, csr, ask)
 	})
 }
 
-func allowed(ctx context.Context, e shell.Env, csr *certv1.CertificateSigningRequest, ask Ask) (bool, error) {
+// judge says why a request may be approved; an error or a time to look again if it may not (yet).
+func judge(ctx context.Context, e controller.Env, csr *certv1.CertificateSigningRequest, req *x509.CertificateRequest, ask Ask, rules ServingRules) (
+	journal.Fact, time.Duration, error,
+) {
+	name := strings.TrimPrefix(req.Subject.CommonName, nodePrefix)
+	if ask == NodeServing {
+		if err := judgeServing(ctx, e, csr, req, name, rules); err != nil {
+			return journal.Fact{}, 0, fmt.Errorf("request %s waits for approval: %w", csr.Name, err)
+		}
+		return journal.Fact{Name: "names", Value: fmt.Sprintf("%v %v are the Node's", req.DNSNames, req.IPAddresses)}, 0, nil
+	}
+	ok, err := allowed(ctx, e, csr, ask)
+	if err != nil {
+		return journal.Fact{}, 0, err
+	}
+	if !ok {
+		return journal.Fact{}, 0, fmt.Errorf("request %s waits for approval: %s may not create certificatesigningrequests/%s", csr.Name, csr.Spec.Username, ask)
+	}
+	if ask == NodeClient {
+		until, err := aliveUntil(ctx, e, name, time.Now())
+		if err != nil {
+			return journal.Fact{}, 0, err
+		}
+		if wait := time.Until(until); wait > 0 {
+			e.Log.Warn("a request for the name of a node that is alive waits for approval: it is approved when the node's Lease ends; "+
+				"delete the Node, or approve it by hand (kubectl certificate approve)", "request", csr.Name, "node", name, "by", csr.Spec.Username, "until", until)
+			return journal.Fact{}, wait, nil
+		}
+	}
+	return journal.Fact{Name: "allowed", Value: csr.Spec.Username + " may create certificatesigningrequests/" + string(ask)}, 0, nil
+}
+
+// judgeServing binds the node to what it asks for, if that is right.
+func judgeServing(ctx context.Context, e controller.Env, csr *certv1.CertificateSigningRequest, req *x509.CertificateRequest, name string, rules ServingRules) error {
+	node, bound, others, err := situation(ctx, e, name)
+	if err != nil {
+		return err
+	}
+	if node == nil {
+		return fmt.Errorf("there is no Node %s", name)
+	}
+	if err := ServingMatches(req, node); err != nil {
+		return err
+	}
+	asked := Asked(name, req)
+	if err := rules.Refuse(asked, bound, others); err != nil {
+		return err
+	}
+	if err := Proven(asked, Source(csr), bound); err != nil {
+		return err
+	}
+	return bind(ctx, e, node, bound, asked)
+}
+
+// approve writes the approval. Its subresource takes conditions only, guarded by version.
+func approve(ctx context.Context, e controller.Env, csr *certv1.CertificateSigningRequest, ask Ask) error {
+	csr = csr.DeepCopy()
+	csr.Status.Conditions = append(csr.Status.Conditions, certv1.CertificateSigningRequestCondition{Type: certv1.CertificateApproved,
+		Status: v1.ConditionTrue, Reason: "AutoApproved", Message: messages[ask], LastUpdateTime: metav1.Now()})
+	_, err := e.Client.CertificatesV1().CertificateSigningRequests().UpdateApproval(ctx, csr.Name, csr, metav1.UpdateOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("approving request %s: %w", csr.Name, err)
+	}
+	return nil
+}
+
+func allowed(ctx context.Context, e controller.Env, csr *certv1.CertificateSigningRequest, ask Ask) (bool, error) {
 	extra := map[string]authv1.ExtraValue{}
 	for k, v := range csr.Spec.Extra {
 		extra[k] = authv1.ExtraValue(v)
@@ -115,37 +158,62 @@ func allowed(ctx context.Context, e shell.Env, csr *certv1.CertificateSigningReq
 	return sar.Status.Allowed, nil
 }
 
-// RunSigner signs approved requests until the context ends.
-func RunSigner(ctx context.Context, e shell.Env, ca *CA) error {
-	return watch(ctx, e, func(ctx context.Context, csr *certv1.CertificateSigningRequest) error {
+// RunSigner signs approved requests until the context ends: those for agents' serving certificates with serving, all others
+// with ca.
+func RunSigner(ctx context.Context, e controller.Env, ca, serving *CA, rules ServingRules) error {
+	return watch(ctx, e, func(ctx context.Context, csr *certv1.CertificateSigningRequest) (time.Duration, error) {
 		if len(csr.Status.Certificate) > 0 || !has(csr, certv1.CertificateApproved) || has(csr, certv1.CertificateDenied, certv1.CertificateFailed) {
-			return nil
+			return 0, nil
 		}
-		req, known, err := Check(csr)
+		req, known, refused := Check(csr)
 		if !known {
-			return nil
+			return 0, nil
+		}
+		by := ca
+		if csr.Spec.SignerName == certv1.KubeletServingSignerName && refused == nil {
+			by = serving
+			var err error
+			if refused, err = refuseServing(ctx, e, req, rules); err != nil {
+				return 0, fmt.Errorf("request %s: %w", csr.Name, err)
+			}
 		}
 		status := map[string]any{}
-		if err != nil {
-			now := metav1.Now()
-			status["conditions"] = append(append([]certv1.CertificateSigningRequestCondition(nil), csr.Status.Conditions...),
-				certv1.CertificateSigningRequestCondition{Type: certv1.CertificateFailed, Status: v1.ConditionTrue,
-					Reason: "SignerValidationFailed", Message: err.Error(), LastUpdateTime: now, LastTransitionTime: now})
+		if refused != nil {
+			status["conditions"] = append(slices.Clone(csr.Status.Conditions), failed(refused))
 		} else {
-			cert, err := ca.Sign(csr, req, time.Now())
+			cert, err := by.Sign(csr, req, time.Now())
 			if err != nil {
-				return fmt.Errorf("request %s: %w", csr.Name, err)
+				return 0, fmt.Errorf("request %s: %w", csr.Name, err)
 			}
 			status["certificate"] = cert
 			e.Note("CertificateSigningRequest", csr, "signed", journal.Fact{Name: "signer", Value: csr.Spec.SignerName})
 		}
-		_, err = e.Client.CertificatesV1().CertificateSigningRequests().Patch(ctx, csr.Name, types.MergePatchType,
-			shell.Guarded(csr, map[string]any{"status": status}), metav1.PatchOptions{}, "status")
+		_, err := kube.Patch(ctx, e.Client.CertificatesV1().CertificateSigningRequests(), csr, kube.Unchanged, kube.Change{Status: status, Subresource: "status"})
 		if err != nil && !apierrors.IsNotFound(err) {
-			return fmt.Errorf("writing the certificate of request %s: %w", csr.Name, err)
+			return 0, fmt.Errorf("writing the certificate of request %s: %w", csr.Name, err)
 		}
-		return nil
+		return 0, nil
 	})
+}
+
+func failed(why error) certv1.CertificateSigningRequestCondition {
+	now := metav1.Now()
+	return certv1.CertificateSigningRequestCondition{Type: certv1.CertificateFailed, Status: v1.ConditionTrue,
+		Reason: "SignerValidationFailed", Message: why.Error(), LastUpdateTime: now, LastTransitionTime: now}
+}
+
+// refuseServing says what the signer does not sign for an agent even if a person approved it, and binds the node to what it signs.
+func refuseServing(ctx context.Context, e controller.Env, req *x509.CertificateRequest, rules ServingRules) (refused, err error) {
+	name := strings.TrimPrefix(req.Subject.CommonName, nodePrefix)
+	node, bound, others, err := situation(ctx, e, name)
+	if err != nil {
+		return nil, err
+	}
+	asked := Asked(name, req)
+	if refused := rules.Refuse(asked, bound, others); refused != nil || node == nil {
+		return refused, nil
+	}
+	return nil, bind(ctx, e, node, bound, asked)
 }
 
 // How long requests are kept, by what became of them.
@@ -168,10 +236,10 @@ func Expires(csr *certv1.CertificateSigningRequest) time.Time {
 }
 
 // RunCleaner deletes requests that are of no more use until the context ends.
-func RunCleaner(ctx context.Context, e shell.Env) error {
+func RunCleaner(ctx context.Context, e controller.Env) error {
 	inf := e.Informers.Certificates().V1().CertificateSigningRequests()
-	q := shell.NewQueue()
-	seen, err := shell.On(inf.Informer(), func(_, r *certv1.CertificateSigningRequest, _ bool) { q.Add(r.Name) })
+	q := controller.NewQueue()
+	seen, err := controller.On(ctx, inf.Informer(), func(_, r *certv1.CertificateSigningRequest, _ bool) { q.Add(r.Name) })
 	if err != nil {
 		return err
 	}
@@ -186,7 +254,7 @@ func RunCleaner(ctx context.Context, e shell.Env) error {
 		if left := time.Until(Expires(csr)); left > 0 {
 			return left, nil
 		}
-		err = e.Client.CertificatesV1().CertificateSigningRequests().Delete(ctx, key, shell.SameUID(csr))
+		err = e.Client.CertificatesV1().CertificateSigningRequests().Delete(ctx, key, kube.SameUID(csr))
 		if err != nil && !apierrors.IsNotFound(err) {
 			return 0, fmt.Errorf("deleting request %s: %w", key, err)
 		}

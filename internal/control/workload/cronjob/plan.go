@@ -15,7 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/internal/control/workload/job"
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/control/workload/podcontrol"
 )
 
 // tooManyMissed is how many missed times are worth a warning.
@@ -264,5 +264,5 @@ func NewJob(cj *batchv1.CronJob, at time.Time) *batchv1.Job {
 	t.Annotations[batchv1.CronJobScheduledTimestampAnnotation] = local.Format(time.RFC3339)
 	return &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", cj.Name, at.Unix()/60), Namespace: cj.Namespace,
 		Labels: t.Labels, Annotations: t.Annotations,
-		OwnerReferences: []metav1.OwnerReference{shell.Owner(cj, "batch/v1", "CronJob")}}, Spec: t.Spec}
+		OwnerReferences: []metav1.OwnerReference{podcontrol.Owner(cj, "batch/v1", "CronJob")}}, Spec: t.Spec}
 }

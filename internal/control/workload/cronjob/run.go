@@ -10,23 +10,24 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/control/workload/podcontrol"
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/kube"
 )
 
 // Run makes scheduled Jobs until the context ends.
-func Run(ctx context.Context, e shell.Env) error {
+func Run(ctx context.Context, e controller.Env) error {
 	batch := e.Informers.Batch().V1()
 	jobs := batch.Jobs().Informer()
-	if err := shell.IndexOwners(jobs); err != nil {
+	if err := podcontrol.IndexOwners(jobs); err != nil {
 		return err
 	}
-	events := e.Events("cronjob-controller")
-	q := shell.NewQueue()
-	a, err1 := shell.On(batch.CronJobs().Informer(), func(_, c *batchv1.CronJob, _ bool) { q.Add(shell.Key(c)) })
-	b, err2 := shell.On(jobs, func(_, j *batchv1.Job, _ bool) {
+	events := e.Recorder("cronjob-controller")
+	q := controller.NewQueue()
+	a, err1 := controller.On(ctx, batch.CronJobs().Informer(), func(_, c *batchv1.CronJob, _ bool) { q.Add(controller.Key(c)) })
+	b, err2 := controller.On(ctx, jobs, func(_, j *batchv1.Job, _ bool) {
 		if ref := metav1.GetControllerOfNoCopy(j); ref != nil && ref.Kind == "CronJob" {
 			q.Add(j.Namespace + "/" + ref.Name)
 		}
@@ -38,7 +39,7 @@ func Run(ctx context.Context, e shell.Env) error {
 		return nil
 	}
 	return e.Run(ctx, q, 4, func(ctx context.Context, key string) (time.Duration, error) {
-		ns, name := shell.Split(key)
+		ns, name := controller.Split(key)
 		cj, err := batch.CronJobs().Lister().CronJobs(ns).Get(name)
 		if apierrors.IsNotFound(err) {
 			return 0, nil
@@ -46,17 +47,14 @@ func Run(ctx context.Context, e shell.Env) error {
 		if err != nil {
 			return 0, err
 		}
-		plan := Make(cj, shell.Indexed[*batchv1.Job](jobs, shell.ByOwner, string(cj.UID)), time.Now())
+		plan := Make(cj, podcontrol.Indexed[*batchv1.Job](jobs, podcontrol.ByOwner, string(cj.UID)), time.Now())
 		for _, ev := range plan.Events {
 			events.Event(cj, ev.Type, ev.Reason, ev.Message)
 		}
 		if err := perform(ctx, e, cj, &plan, func(typ, reason, format string, args ...any) { events.Eventf(cj, typ, reason, format, args...) }); err != nil {
 			return 0, err
 		}
-		patch, err := shell.Diff(cj, "status", cj.Status, plan.Status)
-		if patch != nil {
-			_, err = e.Client.BatchV1().CronJobs(ns).Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
-		}
+		_, _, err = kube.PatchStatus(ctx, e.Client.BatchV1().CronJobs(ns), cj, cj.Status, plan.Status)
 		if err != nil && !apierrors.IsNotFound(err) {
 			return 0, fmt.Errorf("writing the status of cron job %s: %w", key, err)
 		}
@@ -64,15 +62,15 @@ func Run(ctx context.Context, e shell.Env) error {
 	})
 }
 
-func perform(ctx context.Context, e shell.Env, cj *batchv1.CronJob, plan *Plan, event func(typ, reason, format string, args ...any)) error {
+func perform(ctx context.Context, e controller.Env, cj *batchv1.CronJob, plan *Plan, event func(typ, reason, format string, args ...any)) error {
 	api := e.Client.BatchV1().Jobs(cj.Namespace)
 	background := metav1.DeletePropagationBackground
 	remove := func(j *batchv1.Job) error {
-		opts := shell.SameUID(j)
+		opts := kube.SameUID(j)
 		opts.PropagationPolicy = &background
 		if err := api.Delete(ctx, j.Name, opts); err != nil && !apierrors.IsNotFound(err) {
 			event(v1.EventTypeWarning, "FailedDelete", "Deleted job: %v", err)
-			return fmt.Errorf("deleting job %s: %w", shell.Key(j), err)
+			return fmt.Errorf("deleting job %s: %w", controller.Key(j), err)
 		}
 		event(v1.EventTypeNormal, "SuccessfulDelete", "Deleted job %s", j.Name)
 		return nil

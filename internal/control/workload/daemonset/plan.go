@@ -13,8 +13,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/control/workload/podcontrol"
 	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // Input is everything one plan looks at.
@@ -78,7 +79,7 @@ func tolerated(list []v1.Toleration, taint *v1.Taint) bool {
 // PodFor makes the pod for one node: pinned to it by affinity, tolerating what
 // befalls nodes.
 func PodFor(ds *appsv1.DaemonSet, node, hash string) *v1.Pod {
-	pod := shell.FromTemplate(&ds.Spec.Template, ds.Namespace, ds.Name, shell.Owner(ds, "apps/v1", "DaemonSet"))
+	pod := podcontrol.FromTemplate(&ds.Spec.Template, ds.Namespace, ds.Name, podcontrol.Owner(ds, "apps/v1", "DaemonSet"))
 	if pod.Labels == nil {
 		pod.Labels = map[string]string{}
 	}
@@ -163,7 +164,7 @@ func Make(in Input) Plan {
 			p.manage(s)
 		}
 		for _, pod := range in.Pods {
-			if !known[target(pod)] && shell.Active(pod) && pod.Spec.NodeName == "" {
+			if !known[target(pod)] && podutil.Active(pod) && pod.Spec.NodeName == "" {
 				// Pinned to a node that is gone: it would wait forever.
 				p.plan.Delete = append(p.plan.Delete, pod)
 			}
@@ -177,8 +178,8 @@ func Make(in Input) Plan {
 		p.plan.Because = []journal.Fact{{Name: "wanted", Value: fmt.Sprintf("on %d of %d nodes", desired, len(in.Nodes))},
 			{Name: "change", Value: fmt.Sprintf("%d pods to make, %d to delete", n, m)}}
 	}
-	if len(p.plan.Create) > shell.Burst {
-		p.plan.Create = p.plan.Create[:shell.Burst]
+	if len(p.plan.Create) > podcontrol.Burst {
+		p.plan.Create = p.plan.Create[:podcontrol.Burst]
 	}
 	return p.plan
 }
@@ -305,7 +306,7 @@ func (p *planner) current(pod *v1.Pod) bool {
 }
 
 func (p *planner) available(pod *v1.Pod) bool {
-	ok, wait := shell.Available(pod, p.DS.Spec.MinReadySeconds, p.Now)
+	ok, wait := podutil.Available(pod, p.DS.Spec.MinReadySeconds, p.Now)
 	if wait > 0 {
 		p.wake(wait)
 	}
@@ -366,7 +367,7 @@ func (p *planner) updateBySurge(sites []*site) {
 			costly = append(costly, s.name)
 		case fresh == nil:
 			freely = append(freely, s.name)
-		case p.available(fresh) || !p.available(old) && !shell.Ready(old):
+		case p.available(fresh) || !p.available(old) && !podutil.Ready(old):
 			// The new one carries on, or the old one is of no use any more.
 			p.plan.Delete = append(p.plan.Delete, old)
 		default:
@@ -406,7 +407,7 @@ func (p *planner) status(sites []*site) {
 		ready, available := false, false
 		for _, pod := range pods {
 			if pod.DeletionTimestamp == nil {
-				ready = ready || shell.Ready(pod)
+				ready = ready || podutil.Ready(pod)
 				available = available || p.available(pod)
 			}
 		}

@@ -14,12 +14,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	applyappsv1 "k8s.io/client-go/applyconfigurations/apps/v1"
 	appslisters "k8s.io/client-go/listers/apps/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/berth-dev/berth/internal/control/workload/history"
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/control/workload/podcontrol"
+	"github.com/berth-dev/berth/internal/controller"
+	"github.com/berth-dev/berth/internal/kube"
 )
 
 // Back-off of failing daemon pods per node.
@@ -28,10 +31,10 @@ const (
 	failMost  = 15 * time.Minute
 )
 
-type controller struct {
-	shell.Env
-	pods      *shell.Pods
-	queue     *shell.Queue
+type reconciler struct {
+	controller.Env
+	pods      *podcontrol.Pods
+	queue     *controller.Queue
 	list      appslisters.DaemonSetLister
 	nodes     corelisters.NodeLister
 	revisions cache.SharedIndexInformer
@@ -49,25 +52,25 @@ type failure struct {
 }
 
 // Run keeps DaemonSets until the context ends.
-func Run(ctx context.Context, e shell.Env) error {
+func Run(ctx context.Context, e controller.Env) error {
 	apps := e.Informers.Apps().V1()
-	pods, err := shell.NewPods(e, "daemonset-controller")
+	pods, err := podcontrol.NewPods(e, "daemonset-controller")
 	if err != nil {
 		return err
 	}
-	c := &controller{Env: e, pods: pods, queue: shell.NewQueue(), list: apps.DaemonSets().Lister(), nodes: e.Informers.Core().V1().Nodes().Lister(),
+	c := &reconciler{Env: e, pods: pods, queue: controller.NewQueue(), list: apps.DaemonSets().Lister(), nodes: e.Informers.Core().V1().Nodes().Lister(),
 		revisions: apps.ControllerRevisions().Informer(), failures: map[string]failure{}}
-	if err := shell.IndexOwners(c.revisions); err != nil {
+	if err := podcontrol.IndexOwners(c.revisions); err != nil {
 		return err
 	}
-	a, err1 := shell.On(apps.DaemonSets().Informer(), func(_, d *appsv1.DaemonSet, _ bool) { c.queue.Add(shell.Key(d)) })
-	b, err2 := pods.Watch(func(ref *metav1.OwnerReference, p *v1.Pod) {
+	a, err1 := controller.On(ctx, apps.DaemonSets().Informer(), func(_, d *appsv1.DaemonSet, _ bool) { c.queue.Add(controller.Key(d)) })
+	b, err2 := pods.Watch(ctx, func(ref *metav1.OwnerReference, p *v1.Pod) {
 		if ref.Kind == "DaemonSet" {
 			c.queue.Add(p.Namespace + "/" + ref.Name)
 		}
 	}, nil)
-	n, err3 := shell.On(e.Informers.Core().V1().Nodes().Informer(), c.nodeChanged)
-	r, err4 := shell.On(c.revisions, func(_, r *appsv1.ControllerRevision, _ bool) {
+	n, err3 := controller.On(ctx, e.Informers.Core().V1().Nodes().Informer(), c.nodeChanged)
+	r, err4 := controller.On(ctx, c.revisions, func(_, r *appsv1.ControllerRevision, _ bool) {
 		if ref := metav1.GetControllerOfNoCopy(r); ref != nil && ref.Kind == "DaemonSet" {
 			c.queue.Add(r.Namespace + "/" + ref.Name)
 		}
@@ -82,7 +85,7 @@ func Run(ctx context.Context, e shell.Env) error {
 }
 
 // nodeChanged queues the DaemonSets whose answer for the node may differ.
-func (c *controller) nodeChanged(old, n *v1.Node, gone bool) {
+func (c *reconciler) nodeChanged(old, n *v1.Node, gone bool) {
 	if old != nil && !gone && equality.Semantic.DeepEqual(old.Labels, n.Labels) && equality.Semantic.DeepEqual(old.Spec.Taints, n.Spec.Taints) &&
 		old.Spec.Unschedulable == n.Spec.Unschedulable {
 		return
@@ -98,12 +101,12 @@ func (c *controller) nodeChanged(old, n *v1.Node, gone bool) {
 				continue
 			}
 		}
-		c.queue.Add(shell.Key(d))
+		c.queue.Add(controller.Key(d))
 	}
 }
 
-func (c *controller) sync(ctx context.Context, key string) (time.Duration, error) {
-	ns, name := shell.Split(key)
+func (c *reconciler) sync(ctx context.Context, key string) (time.Duration, error) {
+	ns, name := controller.Split(key)
 	ds, err := c.list.DaemonSets(ns).Get(name)
 	if apierrors.IsNotFound(err) {
 		return 0, nil
@@ -120,7 +123,7 @@ func (c *controller) sync(ctx context.Context, key string) (time.Duration, error
 	if err != nil {
 		return 0, err
 	}
-	pods, err := c.pods.Claimed(ctx, ds, shell.Owner(ds, "apps/v1", "DaemonSet"), sel, func(ctx context.Context) (metav1.Object, error) {
+	pods, err := c.pods.Claimed(ctx, ds, podcontrol.Owner(ds, "apps/v1", "DaemonSet"), sel, func(ctx context.Context) (metav1.Object, error) {
 		return c.Client.AppsV1().DaemonSets(ns).Get(ctx, name, metav1.GetOptions{})
 	})
 	if err != nil {
@@ -133,24 +136,21 @@ func (c *controller) sync(ctx context.Context, key string) (time.Duration, error
 	plan := Make(Input{DS: ds, Nodes: nodes, Pods: pods, Hash: revision, Now: time.Now(),
 		HoldOff: func(node string) time.Duration { return c.holdOff(ds, node, pods) }})
 	failed := c.perform(ctx, ds, plan, revision)
-	patch, err := shell.Diff(ds, "status", ds.Status, plan.Status)
-	if patch != nil {
-		_, err = c.Client.AppsV1().DaemonSets(ns).Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
-		if apierrors.IsNotFound(err) {
-			err = nil
-		}
+	_, _, err = kube.PatchStatus(ctx, c.Client.AppsV1().DaemonSets(ns), ds, ds.Status, plan.Status)
+	if apierrors.IsNotFound(err) {
+		err = nil
 	}
 	return plan.Wake, errors.Join(failed, err)
 }
 
 // history keeps the revisions and returns the present one's hash.
-func (c *controller) history(ctx context.Context, ds *appsv1.DaemonSet, pods []*v1.Pod) (string, error) {
-	revs := shell.Indexed[*appsv1.ControllerRevision](c.revisions, shell.ByOwner, string(ds.UID))
+func (c *reconciler) history(ctx context.Context, ds *appsv1.DaemonSet, pods []*v1.Pod) (string, error) {
+	revs := podcontrol.Indexed[*appsv1.ControllerRevision](c.revisions, podcontrol.ByOwner, string(ds.UID))
 	used := map[string]bool{}
 	for _, p := range pods {
 		used[ds.Name+"-"+p.Labels[appsv1.ControllerRevisionHashLabelKey]] = true
 	}
-	o := history.Owner{Object: ds, Ref: shell.Owner(ds, "apps/v1", "DaemonSet"), Template: &ds.Spec.Template, Labels: ds.Spec.Template.Labels,
+	o := history.Owner{Object: ds, Ref: podcontrol.Owner(ds, "apps/v1", "DaemonSet"), Template: &ds.Spec.Template, Labels: ds.Spec.Template.Labels,
 		Limit: ds.Spec.RevisionHistoryLimit, Collision: ds.Status.CollisionCount}
 	got, collision, err := history.Perform(ctx, c.Client, o, history.Make(o, revs, used))
 	if collision {
@@ -158,8 +158,8 @@ func (c *controller) history(ctx context.Context, ds *appsv1.DaemonSet, pods []*
 		if ds.Status.CollisionCount != nil {
 			n += *ds.Status.CollisionCount
 		}
-		_, perr := c.Client.AppsV1().DaemonSets(ds.Namespace).Patch(ctx, ds.Name, types.MergePatchType,
-			shell.Guarded(ds, map[string]any{"status": map[string]any{"collisionCount": n}}), metav1.PatchOptions{}, "status")
+		_, perr := kube.Patch(ctx, c.Client.AppsV1().DaemonSets(ds.Namespace), ds, kube.Unchanged,
+			kube.Change{Status: applyappsv1.DaemonSetStatus().WithCollisionCount(n), Subresource: "status"})
 		err = errors.Join(err, perr)
 	}
 	if err != nil {
@@ -170,7 +170,7 @@ func (c *controller) history(ctx context.Context, ds *appsv1.DaemonSet, pods []*
 
 // holdOff returns how long the failed pod on a node has to wait for its
 // replacement: longer with each new failure there.
-func (c *controller) holdOff(ds *appsv1.DaemonSet, node string, pods []*v1.Pod) time.Duration {
+func (c *reconciler) holdOff(ds *appsv1.DaemonSet, node string, pods []*v1.Pod) time.Duration {
 	var latest types.UID
 	for _, p := range pods {
 		if target(p) == node && p.Status.Phase == v1.PodFailed {
@@ -194,7 +194,7 @@ func (c *controller) holdOff(ds *appsv1.DaemonSet, node string, pods []*v1.Pod) 
 	return max(f.until.Sub(now), 0)
 }
 
-func (c *controller) perform(ctx context.Context, ds *appsv1.DaemonSet, plan Plan, hash string) error {
+func (c *reconciler) perform(ctx context.Context, ds *appsv1.DaemonSet, plan Plan, hash string) error {
 	if len(plan.Because) > 0 {
 		c.Note("DaemonSet", ds, "changed pods", plan.Because...)
 	}
@@ -205,7 +205,7 @@ func (c *controller) perform(ctx context.Context, ds *appsv1.DaemonSet, plan Pla
 			c.pods.Recorder.Eventf(ds, v1.EventTypeNormal, "SucceededDaemonPod", "Found succeeded daemon pod %s/%s on node %s, will try to delete it", p.Namespace, p.Name, p.Spec.NodeName)
 		}
 	}
-	_, err := shell.Batch(len(plan.Create), func(i int) error {
+	_, err := podcontrol.Batch(len(plan.Create), func(i int) error {
 		_, err := c.pods.Create(ctx, ds, ds.UID, PodFor(ds, plan.Create[i], hash))
 		if apierrors.HasStatusCause(err, v1.NamespaceTerminatingCause) {
 			return nil
@@ -213,7 +213,7 @@ func (c *controller) perform(ctx context.Context, ds *appsv1.DaemonSet, plan Pla
 		return err
 	})
 	if err != nil {
-		err = fmt.Errorf("daemon set %s: %w", shell.Key(ds), err)
+		err = fmt.Errorf("daemon set %s: %w", controller.Key(ds), err)
 	}
-	return errors.Join(err, shell.All(0, len(plan.Delete), func(i int) error { return c.pods.Delete(ctx, ds, plan.Delete[i]) }))
+	return errors.Join(err, podcontrol.All(0, len(plan.Delete), func(i int) error { return c.pods.Delete(ctx, ds, plan.Delete[i]) }))
 }

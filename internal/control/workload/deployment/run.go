@@ -12,17 +12,21 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	applyappsv1 "k8s.io/client-go/applyconfigurations/apps/v1"
 	appslisters "k8s.io/client-go/listers/apps/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/control/workload/podcontrol"
+	"github.com/berth-dev/berth/internal/controller"
+	"github.com/berth-dev/berth/internal/kube"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
-type controller struct {
-	shell.Env
+type reconciler struct {
+	controller.Env
 	events record.EventRecorder
-	queue  *shell.Queue
+	queue  *controller.Queue
 	list   appslisters.DeploymentLister
 	sets   cache.SharedIndexInformer
 	setsBy appslisters.ReplicaSetLister
@@ -30,17 +34,17 @@ type controller struct {
 }
 
 // Run rolls Deployments out until the context ends.
-func Run(ctx context.Context, e shell.Env) error {
+func Run(ctx context.Context, e controller.Env) error {
 	apps := e.Informers.Apps().V1()
-	c := &controller{Env: e, events: e.Events("deployment-controller"), queue: shell.NewQueue(),
+	c := &reconciler{Env: e, events: e.Recorder("deployment-controller"), queue: controller.NewQueue(),
 		list: apps.Deployments().Lister(), sets: apps.ReplicaSets().Informer(), setsBy: apps.ReplicaSets().Lister(),
 		pods: e.Informers.Core().V1().Pods().Informer()}
-	if err := errors.Join(shell.IndexOwners(c.sets), shell.IndexOwners(c.pods)); err != nil {
+	if err := errors.Join(podcontrol.IndexOwners(c.sets), podcontrol.IndexOwners(c.pods)); err != nil {
 		return err
 	}
-	a, err1 := shell.On(apps.Deployments().Informer(), func(_, d *appsv1.Deployment, _ bool) { c.queue.Add(shell.Key(d)) })
-	b, err2 := shell.On(c.sets, c.setChanged)
-	p, err3 := shell.On(c.pods, c.podChanged)
+	a, err1 := controller.On(ctx, apps.Deployments().Informer(), func(_, d *appsv1.Deployment, _ bool) { c.queue.Add(controller.Key(d)) })
+	b, err2 := controller.On(ctx, c.sets, c.setChanged)
+	p, err3 := controller.On(ctx, c.pods, c.podChanged)
 	if err := errors.Join(err1, err2, err3); err != nil {
 		return err
 	}
@@ -50,7 +54,7 @@ func Run(ctx context.Context, e shell.Env) error {
 	return e.Run(ctx, c.queue, 8, c.sync)
 }
 
-func (c *controller) setChanged(old, s *appsv1.ReplicaSet, gone bool) {
+func (c *reconciler) setChanged(old, s *appsv1.ReplicaSet, gone bool) {
 	for _, o := range []*appsv1.ReplicaSet{old, s} {
 		if o == nil {
 			continue
@@ -68,14 +72,14 @@ func (c *controller) setChanged(old, s *appsv1.ReplicaSet, gone bool) {
 	}
 	for _, d := range all {
 		if sel, err := metav1.LabelSelectorAsSelector(d.Spec.Selector); err == nil && !sel.Empty() && sel.Matches(labels.Set(s.Labels)) {
-			c.queue.Add(shell.Key(d))
+			c.queue.Add(controller.Key(d))
 		}
 	}
 }
 
 // podChanged wakes a Recreate deployment when an old pod has ended: its set's
 // status does not tell, as it never counts terminating pods.
-func (c *controller) podChanged(_, p *v1.Pod, gone bool) {
+func (c *reconciler) podChanged(_, p *v1.Pod, gone bool) {
 	if !gone && p.Status.Phase != v1.PodFailed && p.Status.Phase != v1.PodSucceeded {
 		return
 	}
@@ -92,12 +96,12 @@ func (c *controller) podChanged(_, p *v1.Pod, gone bool) {
 		return
 	}
 	if d, err := c.list.Deployments(p.Namespace).Get(owner.Name); err == nil && d.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType {
-		c.queue.Add(shell.Key(d))
+		c.queue.Add(controller.Key(d))
 	}
 }
 
-func (c *controller) sync(ctx context.Context, key string) (time.Duration, error) {
-	ns, name := shell.Split(key)
+func (c *reconciler) sync(ctx context.Context, key string) (time.Duration, error) {
+	ns, name := controller.Split(key)
 	d, err := c.list.Deployments(ns).Get(name)
 	if apierrors.IsNotFound(err) {
 		return 0, nil
@@ -116,8 +120,8 @@ func (c *controller) sync(ctx context.Context, key string) (time.Duration, error
 	}
 	in := Input{D: d, Sets: sets, Unfinished: map[types.UID]int{}, Now: time.Now()}
 	for _, s := range sets {
-		for _, p := range shell.Indexed[*v1.Pod](c.pods, shell.ByOwner, string(s.UID)) {
-			if p.Status.Phase != v1.PodFailed && p.Status.Phase != v1.PodSucceeded {
+		for _, p := range podcontrol.Indexed[*v1.Pod](c.pods, podcontrol.ByOwner, string(s.UID)) {
+			if !podutil.Terminal(p) {
 				in.Unfinished[s.UID]++
 			}
 		}
@@ -132,8 +136,8 @@ func (c *controller) sync(ctx context.Context, key string) (time.Duration, error
 		}
 	}
 	if plan.Revision != "" && d.Annotations[revisionAnnotation] != plan.Revision {
-		patch := shell.Merge(map[string]any{"metadata": map[string]any{"uid": d.UID, "annotations": map[string]any{revisionAnnotation: plan.Revision}}})
-		updated, err := c.Client.AppsV1().Deployments(ns).Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+		updated, err := kube.Patch(ctx, c.Client.AppsV1().Deployments(ns), d, kube.SameObject,
+			kube.Change{Annotations: map[string]*string{revisionAnnotation: &plan.Revision}})
 		if err != nil {
 			return 0, fmt.Errorf("writing the revision of %s: %w", key, err)
 		}
@@ -148,26 +152,22 @@ func (c *controller) sync(ctx context.Context, key string) (time.Duration, error
 	return plan.Wake, c.writeStatus(ctx, d, plan.Status)
 }
 
-func (c *controller) writeStatus(ctx context.Context, d *appsv1.Deployment, st appsv1.DeploymentStatus) error {
-	patch, err := shell.Diff(d, "status", d.Status, st)
-	if patch == nil || err != nil {
-		return err
-	}
-	_, err = c.Client.AppsV1().Deployments(d.Namespace).Patch(ctx, d.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+func (c *reconciler) writeStatus(ctx context.Context, d *appsv1.Deployment, st appsv1.DeploymentStatus) error {
+	_, _, err := kube.PatchStatus(ctx, c.Client.AppsV1().Deployments(d.Namespace), d, d.Status, st)
 	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("writing the status of %s: %w", shell.Key(d), err)
+		return fmt.Errorf("writing the status of %s: %w", controller.Key(d), err)
 	}
 	return nil
 }
 
 // claim returns the sets of a Deployment, adopting and releasing as needed.
-func (c *controller) claim(ctx context.Context, d *appsv1.Deployment, sel labels.Selector) ([]*appsv1.ReplicaSet, error) {
-	owned := shell.Indexed[*appsv1.ReplicaSet](c.sets, shell.ByOwner, string(d.UID))
-	orphans := shell.Indexed[*appsv1.ReplicaSet](c.sets, shell.ByOrphan, d.Namespace)
-	keep, adopt, release := shell.Claim(d, sel, owned, orphans)
+func (c *reconciler) claim(ctx context.Context, d *appsv1.Deployment, sel labels.Selector) ([]*appsv1.ReplicaSet, error) {
+	owned := podcontrol.Indexed[*appsv1.ReplicaSet](c.sets, podcontrol.ByOwner, string(d.UID))
+	orphans := podcontrol.Indexed[*appsv1.ReplicaSet](c.sets, podcontrol.ByOrphan, d.Namespace)
+	keep, adopt, release := podcontrol.Claim(d, sel, owned, orphans)
 	api := c.Client.AppsV1().ReplicaSets(d.Namespace)
 	if len(adopt) > 0 {
-		err := shell.StillThere(ctx, d, func(ctx context.Context) (metav1.Object, error) {
+		err := podcontrol.StillThere(ctx, d, func(ctx context.Context) (metav1.Object, error) {
 			return c.Client.AppsV1().Deployments(d.Namespace).Get(ctx, d.Name, metav1.GetOptions{})
 		})
 		if err != nil {
@@ -175,52 +175,52 @@ func (c *controller) claim(ctx context.Context, d *appsv1.Deployment, sel labels
 		}
 	}
 	for _, s := range adopt {
-		got, err := api.Patch(ctx, s.Name, types.MergePatchType, shell.Adopt(s, shell.Owner(d, "apps/v1", "Deployment")), metav1.PatchOptions{})
+		got, err := kube.Patch(ctx, api, s, kube.Unchanged, podcontrol.Adopt(s, podcontrol.Owner(d, "apps/v1", "Deployment")))
 		if err != nil && !apierrors.IsNotFound(err) {
-			return nil, fmt.Errorf("adopting replica set %s: %w", shell.Key(s), err)
+			return nil, fmt.Errorf("adopting replica set %s: %w", controller.Key(s), err)
 		}
 		if err == nil {
 			keep = append(keep, got)
 		}
 	}
 	for _, s := range release {
-		_, err := api.Patch(ctx, s.Name, types.MergePatchType, shell.Release(s, d.UID), metav1.PatchOptions{})
+		_, err := kube.Patch(ctx, api, s, kube.Unchanged, podcontrol.Release(s, d.UID))
 		if err != nil && !apierrors.IsNotFound(err) {
-			return nil, fmt.Errorf("releasing replica set %s: %w", shell.Key(s), err)
+			return nil, fmt.Errorf("releasing replica set %s: %w", controller.Key(s), err)
 		}
 	}
 	return keep, nil
 }
 
-func (c *controller) perform(ctx context.Context, d *appsv1.Deployment, s *Step, st *appsv1.DeploymentStatus) error {
+func (c *reconciler) perform(ctx context.Context, d *appsv1.Deployment, s *Step, st *appsv1.DeploymentStatus) error {
 	api := c.Client.AppsV1().ReplicaSets(d.Namespace)
 	switch s.Verb {
 	case Create:
 		return c.create(ctx, d, s, st)
 	case Annotate:
-		patch := shell.Guarded(s.Set, map[string]any{"metadata": map[string]any{"annotations": s.Annotations}, "spec": map[string]any{"minReadySeconds": s.MinReady}})
-		if _, err := api.Patch(ctx, s.Set.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-			return fmt.Errorf("annotating replica set %s: %w", shell.Key(s.Set), err)
+		change := kube.Change{Annotations: kube.Texts(s.Annotations), Spec: applyappsv1.ReplicaSetSpec().WithMinReadySeconds(s.MinReady)}
+		if _, err := kube.Patch(ctx, api, s.Set, kube.Unchanged, change); err != nil {
+			return fmt.Errorf("annotating replica set %s: %w", controller.Key(s.Set), err)
 		}
 		return nil
 	case Scale:
 		from := sizeOf(s.Set)
-		patch := shell.Guarded(s.Set, map[string]any{"metadata": map[string]any{"annotations": s.Annotations},
-			"spec": map[string]any{"replicas": s.Replicas, "minReadySeconds": s.MinReady}})
-		if _, err := api.Patch(ctx, s.Set.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-			return fmt.Errorf("scaling replica set %s to %d: %w", shell.Key(s.Set), s.Replicas, err)
+		change := kube.Change{Annotations: kube.Texts(s.Annotations),
+			Spec: applyappsv1.ReplicaSetSpec().WithReplicas(s.Replicas).WithMinReadySeconds(s.MinReady)}
+		if _, err := kube.Patch(ctx, api, s.Set, kube.Unchanged, change); err != nil {
+			return fmt.Errorf("scaling replica set %s to %d: %w", controller.Key(s.Set), s.Replicas, err)
 		}
 		c.scaled(d, s.Set.Name, from, s.Replicas)
 		return nil
 	default:
-		if err := api.Delete(ctx, s.Set.Name, shell.SameUID(s.Set)); err != nil && !apierrors.IsNotFound(err) {
-			return fmt.Errorf("deleting replica set %s: %w", shell.Key(s.Set), err)
+		if err := api.Delete(ctx, s.Set.Name, kube.SameUID(s.Set)); err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("deleting replica set %s: %w", controller.Key(s.Set), err)
 		}
 		return nil
 	}
 }
 
-func (c *controller) scaled(d *appsv1.Deployment, name string, from, to int32) {
+func (c *reconciler) scaled(d *appsv1.Deployment, name string, from, to int32) {
 	if from == to {
 		return
 	}
@@ -233,7 +233,7 @@ func (c *controller) scaled(d *appsv1.Deployment, name string, from, to int32) {
 
 // create makes the set; if its name is taken by something else, the collision
 // count gives the next attempt another name.
-func (c *controller) create(ctx context.Context, d *appsv1.Deployment, s *Step, st *appsv1.DeploymentStatus) error {
+func (c *reconciler) create(ctx context.Context, d *appsv1.Deployment, s *Step, st *appsv1.DeploymentStatus) error {
 	api := c.Client.AppsV1().ReplicaSets(d.Namespace)
 	_, err := api.Create(ctx, s.Set, metav1.CreateOptions{})
 	switch {
@@ -245,7 +245,7 @@ func (c *controller) create(ctx context.Context, d *appsv1.Deployment, s *Step, 
 	case apierrors.IsAlreadyExists(err):
 		there, getErr := api.Get(ctx, s.Set.Name, metav1.GetOptions{})
 		if getErr != nil {
-			return fmt.Errorf("reading replica set %s, whose name is taken: %w", shell.Key(s.Set), getErr)
+			return fmt.Errorf("reading replica set %s, whose name is taken: %w", controller.Key(s.Set), getErr)
 		}
 		if ref := metav1.GetControllerOfNoCopy(there); ref != nil && ref.UID == d.UID && sameTemplate(&there.Spec.Template, &d.Spec.Template) {
 			return nil // ours: the cache is behind
@@ -255,7 +255,7 @@ func (c *controller) create(ctx context.Context, d *appsv1.Deployment, s *Step, 
 			n = *st.CollisionCount + 1
 		}
 		st.CollisionCount = &n
-		return fmt.Errorf("creating replica set %s: its name belongs to another object, trying another", shell.Key(s.Set))
+		return fmt.Errorf("creating replica set %s: its name belongs to another object, trying another", controller.Key(s.Set))
 	default:
 		now := metav1.Now()
 		remove(st, appsv1.DeploymentProgressing)
@@ -263,6 +263,6 @@ func (c *controller) create(ctx context.Context, d *appsv1.Deployment, s *Step, 
 			Reason: "ReplicaSetCreateError", Message: fmt.Sprintf("Failed to create new replica set %q: %v", s.Set.Name, err),
 			LastUpdateTime: now, LastTransitionTime: now})
 		c.events.Eventf(d, v1.EventTypeWarning, "ReplicaSetCreateError", "Failed to create new replica set %q: %v", s.Set.Name, err)
-		return fmt.Errorf("creating replica set %s: %w", shell.Key(s.Set), err)
+		return fmt.Errorf("creating replica set %s: %w", controller.Key(s.Set), err)
 	}
 }

@@ -15,7 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/rand"
 
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/control/workload/podcontrol"
 )
 
 // Annotations of the API contract: kubectl's rollout commands read them.
@@ -131,7 +131,7 @@ func (r *rollout) create(size int32) {
 	notes := with(with(r.inherited(), r.sizeNotes()), map[string]string{revisionAnnotation: r.plan.Revision})
 	r.plan.Steps = append(r.plan.Steps, Step{Verb: Create, Replicas: size, Set: &appsv1.ReplicaSet{
 		ObjectMeta: metav1.ObjectMeta{Name: r.D.Name + "-" + h, Namespace: r.D.Namespace, Labels: t.Labels, Annotations: notes,
-			OwnerReferences: []metav1.OwnerReference{shell.Owner(r.D, "apps/v1", "Deployment")}},
+			OwnerReferences: []metav1.OwnerReference{podcontrol.Owner(r.D, "apps/v1", "Deployment")}},
 		Spec: appsv1.ReplicaSetSpec{Replicas: &size, MinReadySeconds: r.D.Spec.MinReadySeconds, Selector: sel, Template: *t},
 	}})
 }

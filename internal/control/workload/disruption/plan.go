@@ -10,7 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // forget is how long a pod that the eviction API counted may take to show as
@@ -74,7 +74,7 @@ func Status(b *policyv1.PodDisruptionBudget, pods []*v1.Pod, expected, desired i
 				continue
 			}
 		}
-		if shell.Ready(p) {
+		if podutil.Ready(p) {
 			healthy++
 		}
 	}

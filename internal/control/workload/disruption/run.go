@@ -12,43 +12,44 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/types"
 	policylisters "k8s.io/client-go/listers/policy/v1"
 
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/controller"
+	"github.com/berth-dev/berth/internal/kube"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
-type controller struct {
-	shell.Env
-	queue   *shell.Queue
+type reconciler struct {
+	controller.Env
+	queue   *controller.Queue
 	budgets policylisters.PodDisruptionBudgetLister
 }
 
 // Run keeps budgets' status until the context ends.
-func Run(ctx context.Context, e shell.Env) error {
+func Run(ctx context.Context, e controller.Env) error {
 	inf := e.Informers.Policy().V1().PodDisruptionBudgets()
 	apps, core := e.Informers.Apps().V1(), e.Informers.Core().V1()
-	c := &controller{Env: e, queue: shell.NewQueue(), budgets: inf.Lister()}
-	a, err1 := shell.On(inf.Informer(), func(_, b *policyv1.PodDisruptionBudget, _ bool) { c.queue.Add(shell.Key(b)) })
-	b, err2 := shell.On(core.Pods().Informer(), func(old, p *v1.Pod, _ bool) { c.pod(old); c.pod(p) })
+	c := &reconciler{Env: e, queue: controller.NewQueue(), budgets: inf.Lister()}
+	a, err1 := controller.On(ctx, inf.Informer(), func(_, b *policyv1.PodDisruptionBudget, _ bool) { c.queue.Add(controller.Key(b)) })
+	b, err2 := controller.On(ctx, core.Pods().Informer(), func(old, p *v1.Pod, _ bool) { c.pod(old); c.pod(p) })
 	// Owners' sizes decide about percentages; a change of size looks at the
 	// budgets of its namespace.
-	d, err3 := shell.On(apps.Deployments().Informer(), func(old, o *appsv1.Deployment, _ bool) {
+	d, err3 := controller.On(ctx, apps.Deployments().Informer(), func(old, o *appsv1.Deployment, _ bool) {
 		if old == nil || old.Generation != o.Generation {
 			c.all(o.Namespace)
 		}
 	})
-	r, err4 := shell.On(apps.ReplicaSets().Informer(), func(old, o *appsv1.ReplicaSet, _ bool) {
+	r, err4 := controller.On(ctx, apps.ReplicaSets().Informer(), func(old, o *appsv1.ReplicaSet, _ bool) {
 		if metav1.GetControllerOfNoCopy(o) == nil && (old == nil || old.Generation != o.Generation) {
 			c.all(o.Namespace)
 		}
 	})
-	s, err5 := shell.On(apps.StatefulSets().Informer(), func(old, o *appsv1.StatefulSet, _ bool) {
+	s, err5 := controller.On(ctx, apps.StatefulSets().Informer(), func(old, o *appsv1.StatefulSet, _ bool) {
 		if old == nil || old.Generation != o.Generation {
 			c.all(o.Namespace)
 		}
 	})
-	rc, err6 := shell.On(core.ReplicationControllers().Informer(), func(old, o *v1.ReplicationController, _ bool) {
+	rc, err6 := controller.On(ctx, core.ReplicationControllers().Informer(), func(old, o *v1.ReplicationController, _ bool) {
 		if old == nil || old.Generation != o.Generation {
 			c.all(o.Namespace)
 		}
@@ -62,7 +63,7 @@ func Run(ctx context.Context, e shell.Env) error {
 	return e.Run(ctx, c.queue, 4, c.sync)
 }
 
-func (c *controller) list(ns string) []*policyv1.PodDisruptionBudget {
+func (c *reconciler) list(ns string) []*policyv1.PodDisruptionBudget {
 	l, err := c.budgets.PodDisruptionBudgets(ns).List(labels.Everything())
 	if err != nil {
 		return nil
@@ -70,25 +71,25 @@ func (c *controller) list(ns string) []*policyv1.PodDisruptionBudget {
 	return l
 }
 
-func (c *controller) all(ns string) {
+func (c *reconciler) all(ns string) {
 	for _, b := range c.list(ns) {
-		c.queue.Add(shell.Key(b))
+		c.queue.Add(controller.Key(b))
 	}
 }
 
-func (c *controller) pod(p *v1.Pod) {
+func (c *reconciler) pod(p *v1.Pod) {
 	if p == nil {
 		return
 	}
 	for _, b := range c.list(p.Namespace) {
 		if sel, err := metav1.LabelSelectorAsSelector(b.Spec.Selector); err == nil && sel.Matches(labels.Set(p.Labels)) {
-			c.queue.Add(shell.Key(b))
+			c.queue.Add(controller.Key(b))
 		}
 	}
 }
 
-func (c *controller) sync(ctx context.Context, key string) (time.Duration, error) {
-	ns, name := shell.Split(key)
+func (c *reconciler) sync(ctx context.Context, key string) (time.Duration, error) {
+	ns, name := controller.Split(key)
 	b, err := c.budgets.PodDisruptionBudgets(ns).Get(name)
 	if apierrors.IsNotFound(err) {
 		return 0, nil
@@ -106,7 +107,7 @@ func (c *controller) sync(ctx context.Context, key string) (time.Duration, error
 	}
 	var pods []*v1.Pod
 	for _, p := range found {
-		if p.Status.Phase != v1.PodSucceeded && p.Status.Phase != v1.PodFailed {
+		if !podutil.Terminal(p) {
 			pods = append(pods, p)
 		}
 	}
@@ -118,20 +119,17 @@ func (c *controller) sync(ctx context.Context, key string) (time.Duration, error
 	return again, c.write(ctx, b, st)
 }
 
-func (c *controller) write(ctx context.Context, b *policyv1.PodDisruptionBudget, st policyv1.PodDisruptionBudgetStatus) error {
-	patch, err := shell.Diff(b, "status", b.Status, st)
-	if patch != nil {
-		// The eviction API writes here too: the version guards both.
-		_, err = c.Client.PolicyV1().PodDisruptionBudgets(b.Namespace).Patch(ctx, b.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
-	}
+func (c *reconciler) write(ctx context.Context, b *policyv1.PodDisruptionBudget, st policyv1.PodDisruptionBudgetStatus) error {
+	// The eviction API writes here too: the version guards both.
+	_, _, err := kube.PatchStatus(ctx, c.Client.PolicyV1().PodDisruptionBudgets(b.Namespace), b, b.Status, st)
 	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("writing the status of disruption budget %s: %w", shell.Key(b), err)
+		return fmt.Errorf("writing the status of disruption budget %s: %w", controller.Key(b), err)
 	}
 	return nil
 }
 
 // scale finds the size of what a pod belongs to in the end.
-func (c *controller) scale(p *v1.Pod) (owner string, size int32, ok bool) {
+func (c *reconciler) scale(p *v1.Pod) (owner string, size int32, ok bool) {
 	ref := metav1.GetControllerOfNoCopy(p)
 	if ref == nil {
 		return "", 0, false

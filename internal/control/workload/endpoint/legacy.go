@@ -14,11 +14,11 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/endpointslice"
 	endpointutil "k8s.io/endpointslice/util"
 
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/controller"
+	"github.com/berth-dev/berth/internal/kube"
 )
 
 const (
@@ -127,15 +127,15 @@ func portsFor(svc *v1.Service, p *v1.Pod) (out []v1.EndpointPort) {
 }
 
 // RunLegacy keeps the Endpoints of Services with a selector.
-func RunLegacy(ctx context.Context, e shell.Env) error {
+func RunLegacy(ctx context.Context, e controller.Env) error {
 	core := e.Informers.Core().V1()
 	services, pods, endpoints := core.Services().Lister(), core.Pods().Lister(), core.Endpoints().Lister()
-	q := shell.NewQueue()
-	a, err1 := shell.On(core.Services().Informer(), func(_, s *v1.Service, _ bool) { q.Add(shell.Key(s)) })
-	b, err2 := shell.On(core.Pods().Informer(), onPod(services, q))
-	c, err3 := shell.On(core.Endpoints().Informer(), func(_, o *v1.Endpoints, gone bool) {
+	q := controller.NewQueue()
+	a, err1 := controller.On(ctx, core.Services().Informer(), func(_, s *v1.Service, _ bool) { q.Add(controller.Key(s)) })
+	b, err2 := controller.On(ctx, core.Pods().Informer(), onPod(services, q))
+	c, err3 := controller.On(ctx, core.Endpoints().Informer(), func(_, o *v1.Endpoints, gone bool) {
 		if gone || o.Labels[managedBy] == legacyBy {
-			q.Add(shell.Key(o))
+			q.Add(controller.Key(o))
 		}
 	})
 	if err := errors.Join(err1, err2, err3); err != nil {
@@ -145,7 +145,7 @@ func RunLegacy(ctx context.Context, e shell.Env) error {
 		return nil
 	}
 	return e.Run(ctx, q, 5, func(ctx context.Context, key string) (time.Duration, error) {
-		ns, name := shell.Split(key)
+		ns, name := controller.Split(key)
 		have, err := endpoints.Endpoints(ns).Get(name)
 		if apierrors.IsNotFound(err) {
 			have, err = nil, nil
@@ -156,7 +156,7 @@ func RunLegacy(ctx context.Context, e shell.Env) error {
 		svc, err := services.Services(ns).Get(name)
 		if apierrors.IsNotFound(err) {
 			if have != nil && have.Labels[managedBy] == legacyBy {
-				err := e.Client.CoreV1().Endpoints(ns).Delete(ctx, name, shell.SameUID(have))
+				err := e.Client.CoreV1().Endpoints(ns).Delete(ctx, name, kube.SameUID(have))
 				return 0, forgiveGone(err)
 			}
 			return 0, nil
@@ -175,7 +175,7 @@ func RunLegacy(ctx context.Context, e shell.Env) error {
 	})
 }
 
-func writeLegacy(ctx context.Context, e shell.Env, svc *v1.Service, have *v1.Endpoints, pods []*v1.Pod) error {
+func writeLegacy(ctx context.Context, e controller.Env, svc *v1.Service, have *v1.Endpoints, pods []*v1.Pod) error {
 	subsets, truncated := Subsets(svc, pods)
 	want := &v1.Endpoints{ObjectMeta: metav1.ObjectMeta{Name: svc.Name, Namespace: svc.Namespace, Labels: maps.Clone(svc.Labels)}, Subsets: subsets}
 	if want.Labels == nil {
@@ -202,22 +202,15 @@ func writeLegacy(ctx context.Context, e shell.Env, svc *v1.Service, have *v1.End
 			have.Annotations[overCapacity] == want.Annotations[overCapacity] {
 			return nil
 		}
-		ls := map[string]any{}
-		for k := range have.Labels {
-			ls[k] = nil
-		}
-		for k, v := range want.Labels {
-			ls[k] = v
-		}
-		var over any
+		over := map[string]*string{overCapacity: nil}
 		if truncated {
-			over = "truncated"
+			over[overCapacity] = kube.To("truncated")
 		}
-		_, err = api.Patch(ctx, svc.Name, types.MergePatchType, shell.Guarded(have, map[string]any{"subsets": subsets,
-			"metadata": map[string]any{"labels": ls, "annotations": map[string]any{overCapacity: over}}}), metav1.PatchOptions{})
+		_, err = kube.Patch(ctx, api, have, kube.Unchanged, kube.Change{Labels: kube.Instead(have.Labels, want.Labels), Annotations: over,
+			Fields: map[string]any{"subsets": subsets}})
 	}
 	if err != nil {
-		return fmt.Errorf("writing endpoints %s: %w", shell.Key(svc), err)
+		return fmt.Errorf("writing endpoints %s: %w", controller.Key(svc), err)
 	}
 	return nil
 }

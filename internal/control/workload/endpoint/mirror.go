@@ -14,9 +14,10 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/control/workload/podcontrol"
+	"github.com/berth-dev/berth/internal/controller"
+	"github.com/berth-dev/berth/internal/kube"
 )
 
 const (
@@ -91,7 +92,7 @@ func mirrorSlice(svc *v1.Service, ep *v1.Endpoints, family discoveryv1.AddressTy
 		}
 	}
 	return &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{GenerateName: svc.Name + "-", Namespace: svc.Namespace, Labels: l, Annotations: notes,
-		OwnerReferences: []metav1.OwnerReference{shell.Owner(ep, "v1", "Endpoints")}}, AddressType: family, Endpoints: list, Ports: ports}
+		OwnerReferences: []metav1.OwnerReference{podcontrol.Owner(ep, "v1", "Endpoints")}}, AddressType: family, Endpoints: list, Ports: ports}
 }
 
 // Match pairs wanted slices with existing ones that need the fewest writes:
@@ -135,20 +136,20 @@ func Match(want, have []*discoveryv1.EndpointSlice) (create []*discoveryv1.Endpo
 }
 
 // RunMirror mirrors hand-written Endpoints until the context ends.
-func RunMirror(ctx context.Context, e shell.Env) error {
+func RunMirror(ctx context.Context, e controller.Env) error {
 	core := e.Informers.Core().V1()
 	sliceInf := e.Informers.Discovery().V1().EndpointSlices().Informer()
 	if err := indexByService(sliceInf); err != nil {
 		return err
 	}
-	q := shell.NewQueue()
-	a, err1 := shell.On(core.Services().Informer(), func(_, s *v1.Service, _ bool) { q.Add(shell.Key(s)) })
-	b, err2 := shell.On(core.Endpoints().Informer(), func(_, o *v1.Endpoints, _ bool) {
+	q := controller.NewQueue()
+	a, err1 := controller.On(ctx, core.Services().Informer(), func(_, s *v1.Service, _ bool) { q.Add(controller.Key(s)) })
+	b, err2 := controller.On(ctx, core.Endpoints().Informer(), func(_, o *v1.Endpoints, _ bool) {
 		if o.Labels[managedBy] != legacyBy {
-			q.Add(shell.Key(o))
+			q.Add(controller.Key(o))
 		}
 	})
-	c, err3 := shell.On(sliceInf, func(_, s *discoveryv1.EndpointSlice, _ bool) {
+	c, err3 := controller.On(ctx, sliceInf, func(_, s *discoveryv1.EndpointSlice, _ bool) {
 		if s.Labels[discoveryv1.LabelManagedBy] == mirrorBy {
 			q.Add(s.Namespace + "/" + s.Labels[discoveryv1.LabelServiceName])
 		}
@@ -160,7 +161,7 @@ func RunMirror(ctx context.Context, e shell.Env) error {
 		return nil
 	}
 	return e.Run(ctx, q, 5, func(ctx context.Context, key string) (time.Duration, error) {
-		ns, name := shell.Split(key)
+		ns, name := controller.Split(key)
 		svc, err1 := core.Services().Lister().Services(ns).Get(name)
 		ep, err2 := core.Endpoints().Lister().Endpoints(ns).Get(name)
 		for _, err := range []error{err1, err2} {
@@ -169,7 +170,7 @@ func RunMirror(ctx context.Context, e shell.Env) error {
 			}
 		}
 		var have, want []*discoveryv1.EndpointSlice
-		for _, s := range shell.Indexed[*discoveryv1.EndpointSlice](sliceInf, byService, key) {
+		for _, s := range podcontrol.Indexed[*discoveryv1.EndpointSlice](sliceInf, byService, key) {
 			if s.Labels[discoveryv1.LabelManagedBy] == mirrorBy {
 				have = append(have, s)
 			}
@@ -181,7 +182,7 @@ func RunMirror(ctx context.Context, e shell.Env) error {
 	})
 }
 
-func writeMirror(ctx context.Context, e shell.Env, ns string, want, have []*discoveryv1.EndpointSlice) error {
+func writeMirror(ctx context.Context, e controller.Env, ns string, want, have []*discoveryv1.EndpointSlice) error {
 	create, update, remove := Match(want, have)
 	api := e.Client.DiscoveryV1().EndpointSlices(ns)
 	var errs []error
@@ -191,15 +192,15 @@ func writeMirror(ctx context.Context, e shell.Env, ns string, want, have []*disc
 		}
 	}
 	for h, w := range update {
-		_, err := api.Patch(ctx, h.Name, types.MergePatchType, shell.Guarded(h, map[string]any{"endpoints": w.Endpoints, "ports": w.Ports,
-			"metadata": map[string]any{"labels": w.Labels}}), metav1.PatchOptions{})
+		_, err := kube.Patch(ctx, api, h, kube.Unchanged, kube.Change{Labels: kube.Texts(w.Labels),
+			Fields: map[string]any{"endpoints": w.Endpoints, "ports": w.Ports}})
 		if err != nil {
-			errs = append(errs, fmt.Errorf("updating slice %s: %w", shell.Key(h), err))
+			errs = append(errs, fmt.Errorf("updating slice %s: %w", controller.Key(h), err))
 		}
 	}
 	for _, h := range remove {
-		if err := forgiveGone(api.Delete(ctx, h.Name, shell.SameUID(h))); err != nil {
-			errs = append(errs, fmt.Errorf("deleting slice %s: %w", shell.Key(h), err))
+		if err := forgiveGone(api.Delete(ctx, h.Name, kube.SameUID(h))); err != nil {
+			errs = append(errs, fmt.Errorf("deleting slice %s: %w", controller.Key(h), err))
 		}
 	}
 	return errors.Join(errs...)

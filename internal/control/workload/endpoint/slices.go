@@ -19,7 +19,9 @@ import (
 	endpointutil "k8s.io/endpointslice/util"
 	"k8s.io/klog/v2"
 
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/control/workload/podcontrol"
+	"github.com/berth-dev/berth/internal/controller"
+	"github.com/berth-dev/berth/internal/kube"
 )
 
 const (
@@ -31,8 +33,8 @@ const (
 )
 
 type slices struct {
-	shell.Env
-	queue    *shell.Queue
+	controller.Env
+	queue    *controller.Queue
 	services corelisters.ServiceLister
 	pods     corelisters.PodLister
 	slices   cache.SharedIndexInformer
@@ -42,21 +44,21 @@ type slices struct {
 }
 
 // RunSlices keeps the EndpointSlices of Services with a selector.
-func RunSlices(ctx context.Context, e shell.Env) error {
+func RunSlices(ctx context.Context, e controller.Env) error {
 	core := e.Informers.Core().V1()
 	sliceInf := e.Informers.Discovery().V1().EndpointSlices().Informer()
 	if err := indexByService(sliceInf); err != nil {
 		return err
 	}
 	tracker := endpointutil.NewEndpointSliceTracker()
-	c := &slices{Env: e, queue: shell.NewQueue(), services: core.Services().Lister(), pods: core.Pods().Lister(), slices: sliceInf,
+	c := &slices{Env: e, queue: controller.NewQueue(), services: core.Services().Lister(), pods: core.Pods().Lister(), slices: sliceInf,
 		tracker: tracker, triggers: endpointutil.NewTriggerTimeTracker(),
-		rec: endpointslice.NewReconciler(e.Client, core.Nodes().Lister(), maxPerSlice, tracker, nil, e.Events("endpoint-slice-controller"),
+		rec: endpointslice.NewReconciler(e.Client, core.Nodes().Lister(), maxPerSlice, tracker, nil, e.Recorder("endpoint-slice-controller"),
 			slicesBy, endpointslice.WithPreferSameTrafficDistributionEnabled(true))}
-	a, err1 := shell.On(core.Services().Informer(), func(_, s *v1.Service, _ bool) { c.queue.Add(shell.Key(s)) })
-	b, err2 := shell.On(core.Pods().Informer(), onPod(c.services, c.queue))
-	d, err3 := shell.On(sliceInf, c.sliceChanged)
-	n, err4 := shell.On(core.Nodes().Informer(), c.nodeChanged)
+	a, err1 := controller.On(ctx, core.Services().Informer(), func(_, s *v1.Service, _ bool) { c.queue.Add(controller.Key(s)) })
+	b, err2 := controller.On(ctx, core.Pods().Informer(), onPod(c.services, c.queue))
+	d, err3 := controller.On(ctx, sliceInf, c.sliceChanged)
+	n, err4 := controller.On(ctx, core.Nodes().Informer(), c.nodeChanged)
 	if err := errors.Join(err1, err2, err3, err4); err != nil {
 		return err
 	}
@@ -67,7 +69,7 @@ func RunSlices(ctx context.Context, e shell.Env) error {
 }
 
 func indexByService(inf cache.SharedIndexInformer) error {
-	return shell.Index(inf, cache.Indexers{byService: func(o any) ([]string, error) {
+	return kube.Index(inf, cache.Indexers{byService: func(o any) ([]string, error) {
 		s, ok := o.(*discoveryv1.EndpointSlice)
 		if !ok || s.Labels[discoveryv1.LabelServiceName] == "" {
 			return nil, nil
@@ -77,7 +79,7 @@ func indexByService(inf cache.SharedIndexInformer) error {
 }
 
 // onPod queues the services a changed pod belongs to, or belonged to.
-func onPod(services corelisters.ServiceLister, q *shell.Queue) func(old, p *v1.Pod, gone bool) {
+func onPod(services corelisters.ServiceLister, q *controller.Queue) func(old, p *v1.Pod, gone bool) {
 	return func(old, p *v1.Pod, gone bool) {
 		var was, is any
 		if old != nil && !gone {
@@ -134,13 +136,13 @@ func (c *slices) nodeChanged(old, n *v1.Node, gone bool) {
 	}
 	for _, s := range all {
 		if s.Spec.TrafficDistribution != nil {
-			c.queue.Add(shell.Key(s))
+			c.queue.Add(controller.Key(s))
 		}
 	}
 }
 
 func (c *slices) sync(ctx context.Context, key string) (time.Duration, error) {
-	ns, name := shell.Split(key)
+	ns, name := controller.Split(key)
 	svc, err := c.services.Services(ns).Get(name)
 	if apierrors.IsNotFound(err) {
 		c.triggers.DeleteService(ns, name)
@@ -159,7 +161,7 @@ func (c *slices) sync(ctx context.Context, key string) (time.Duration, error) {
 		return 0, err
 	}
 	var have []*discoveryv1.EndpointSlice
-	for _, s := range shell.Indexed[*discoveryv1.EndpointSlice](c.slices, byService, key) {
+	for _, s := range podcontrol.Indexed[*discoveryv1.EndpointSlice](c.slices, byService, key) {
 		if s.Labels[discoveryv1.LabelManagedBy] == slicesBy && s.DeletionTimestamp == nil {
 			have = append(have, s)
 		}

@@ -93,7 +93,7 @@ func (s *server) perform(g *Graph, v Verdict, queue *[]types.UID) {
 			return
 		}
 		if patch := unblocked(&metav1.PartialObjectMetadata{ObjectMeta: *m}, v.UIDs); patch != nil {
-			m.OwnerReferences = patch["metadata"].(map[string]any)["ownerReferences"].([]metav1.OwnerReference)
+			m.OwnerReferences = *patch.Owners
 			s.changed(m, false)
 		}
 	case Unfinalize:

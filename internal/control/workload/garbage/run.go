@@ -15,15 +15,17 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/control/workload/podcontrol"
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/kube"
 )
 
-type controller struct {
-	shell.Env
+type reconciler struct {
+	controller.Env
 	metadata  metadata.Interface
 	discovery discovery.DiscoveryInterface
-	queue     *shell.Queue
+	queue     *controller.Queue
 
 	mu    sync.Mutex
 	graph *Graph
@@ -60,8 +62,8 @@ const (
 var defines = map[string]bool{"customresourcedefinitions": true, "apiservices": true}
 
 // Run collects garbage until the context ends.
-func Run(ctx context.Context, e shell.Env, md metadata.Interface, disc discovery.DiscoveryInterface) error {
-	c := &controller{Env: e, metadata: md, discovery: disc, queue: shell.NewQueue(), graph: NewGraph(),
+func Run(ctx context.Context, e controller.Env, disc discovery.DiscoveryInterface) error {
+	c := &reconciler{Env: e, metadata: e.Metadata, discovery: disc, queue: controller.NewQueue(), graph: NewGraph(),
 		kinds: map[schema.GroupVersionKind]resource{}, watched: map[schema.GroupVersionResource]context.CancelFunc{},
 		changed: make(chan struct{}, 1)}
 	ctx, cancel := context.WithCancel(ctx)
@@ -104,13 +106,13 @@ func Run(ctx context.Context, e shell.Env, md metadata.Interface, disc discovery
 	return e.Run(ctx, c.queue, 20, c.sync)
 }
 
-func (c *controller) look(uids []types.UID) {
+func (c *reconciler) look(uids []types.UID) {
 	for _, u := range uids {
 		c.queue.Add(string(u))
 	}
 }
 
-func (c *controller) seen(id ID, m metav1.Object, gone bool) {
+func (c *reconciler) seen(id ID, m metav1.Object, gone bool) {
 	c.mu.Lock()
 	var look []types.UID
 	if gone {
@@ -129,7 +131,7 @@ func (c *controller) seen(id ID, m metav1.Object, gone bool) {
 }
 
 // shared feeds the graph from an informer that exists anyway.
-func (c *controller) shared(gvr schema.GroupVersionResource, inf cache.SharedIndexInformer) (cache.DoneChecker, error) {
+func (c *reconciler) shared(gvr schema.GroupVersionResource, inf cache.SharedIndexInformer) (cache.DoneChecker, error) {
 	handle := func(o any, gone bool) {
 		if t, ok := o.(cache.DeletedFinalStateUnknown); ok {
 			o = t.Obj
@@ -149,7 +151,7 @@ func (c *controller) shared(gvr schema.GroupVersionResource, inf cache.SharedInd
 	return reg.HasSyncedChecker(), nil
 }
 
-func (c *controller) rediscover(ctx context.Context) {
+func (c *reconciler) rediscover(ctx context.Context) {
 	for {
 		wait := rediscover
 		select {
@@ -180,7 +182,7 @@ func (c *controller) rediscover(ctx context.Context) {
 
 // discover starts a feed for every resource that has none, and returns, per
 // new feed, a channel that closes once it has listed what exists.
-func (c *controller) discover(ctx context.Context) ([]<-chan struct{}, error) {
+func (c *reconciler) discover(ctx context.Context) ([]<-chan struct{}, error) {
 	lists, err := discovery.ServerPreferredResources(c.discovery)
 	if len(lists) == 0 && err != nil {
 		return nil, err
@@ -231,7 +233,7 @@ func has(verbs []string, want ...string) bool {
 	return true
 }
 
-func (c *controller) sync(ctx context.Context, key string) (time.Duration, error) {
+func (c *reconciler) sync(ctx context.Context, key string) (time.Duration, error) {
 	uid := types.UID(key)
 	for range 4 { // owners may have owners' news meanwhile; more comes as events
 		c.mu.Lock()
@@ -252,7 +254,7 @@ func (c *controller) sync(ctx context.Context, key string) (time.Duration, error
 // find reads an owner live. One that is gone, or was replaced by another
 // object of its name, is absent; one of a kind not served is an error, since
 // nothing may be deleted on a guess.
-func (c *controller) find(ctx context.Context, dependent ID, ref metav1.OwnerReference) error {
+func (c *reconciler) find(ctx context.Context, dependent ID, ref metav1.OwnerReference) error {
 	gvk := schema.FromAPIVersionAndKind(ref.APIVersion, ref.Kind)
 	c.mu.Lock()
 	r, ok := c.kinds[gvk]
@@ -292,13 +294,13 @@ func (c *controller) find(ctx context.Context, dependent ID, ref metav1.OwnerRef
 	return nil
 }
 
-func (c *controller) absent(uid types.UID) {
+func (c *reconciler) absent(uid types.UID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.graph.Absent(uid)
 }
 
-func (c *controller) perform(ctx context.Context, v Verdict) error {
+func (c *reconciler) perform(ctx context.Context, v Verdict) error {
 	obj := &metav1.ObjectMeta{Namespace: v.ID.Namespace, Name: v.ID.Name, UID: v.ID.UID}
 	if v.Act != Nothing && v.Act != DeleteDependents {
 		c.Note(v.ID.Resource.Resource, obj, string(v.Act), journal.Fact{Name: "policy", Value: string(v.Policy)})
@@ -316,18 +318,18 @@ func (c *controller) perform(ctx context.Context, v Verdict) error {
 		}
 		return wrap(err, v)
 	case Unreference:
-		return wrap(c.edit(ctx, v.ID, func(m *metav1.PartialObjectMetadata) map[string]any {
+		return wrap(c.edit(ctx, v.ID, func(m *metav1.PartialObjectMetadata) *kube.Change {
 			return unreferenced(m, v.UIDs)
 		}), v)
 	case Unblock:
-		return wrap(c.edit(ctx, v.ID, func(m *metav1.PartialObjectMetadata) map[string]any {
+		return wrap(c.edit(ctx, v.ID, func(m *metav1.PartialObjectMetadata) *kube.Change {
 			return unblocked(m, v.UIDs)
 		}), v)
 	case Unfinalize:
 		return wrap(c.unfinalize(ctx, v.ID, v.Finalizer), v)
 	case OrphanDependents:
-		err := shell.All(0, len(v.Dependents), func(i int) error {
-			return c.edit(ctx, v.Dependents[i], func(m *metav1.PartialObjectMetadata) map[string]any {
+		err := podcontrol.All(0, len(v.Dependents), func(i int) error {
+			return c.edit(ctx, v.Dependents[i], func(m *metav1.PartialObjectMetadata) *kube.Change {
 				return unreferenced(m, []types.UID{v.ID.UID})
 			})
 		})
@@ -350,11 +352,11 @@ func wrap(err error, v Verdict) error {
 	return fmt.Errorf("%s: %s %s/%s: %w", v.Act, v.ID.Resource.Resource, v.ID.Namespace, v.ID.Name, err)
 }
 
-func (c *controller) api(id ID) metadata.ResourceInterface {
+func (c *reconciler) api(id ID) metadata.ResourceInterface {
 	return c.metadata.Resource(id.Resource).Namespace(id.Namespace)
 }
 
-func unreferenced(m *metav1.PartialObjectMetadata, owners []types.UID) map[string]any {
+func unreferenced(m *metav1.PartialObjectMetadata, owners []types.UID) *kube.Change {
 	keep := []metav1.OwnerReference{}
 	for _, r := range m.OwnerReferences {
 		drop := false
@@ -368,11 +370,11 @@ func unreferenced(m *metav1.PartialObjectMetadata, owners []types.UID) map[strin
 	if len(keep) == len(m.OwnerReferences) {
 		return nil
 	}
-	return map[string]any{"metadata": map[string]any{"ownerReferences": keep}}
+	return &kube.Change{Owners: &keep}
 }
 
 // unblocked lets owners go before the object.
-func unblocked(m *metav1.PartialObjectMetadata, owners []types.UID) map[string]any {
+func unblocked(m *metav1.PartialObjectMetadata, owners []types.UID) *kube.Change {
 	refs, changed := slices.Clone(m.OwnerReferences), false
 	for i := range refs {
 		if slices.Contains(owners, refs[i].UID) && blocks(refs[i]) {
@@ -383,11 +385,11 @@ func unblocked(m *metav1.PartialObjectMetadata, owners []types.UID) map[string]a
 	if !changed {
 		return nil
 	}
-	return map[string]any{"metadata": map[string]any{"ownerReferences": refs}}
+	return &kube.Change{Owners: &refs}
 }
 
-func (c *controller) unfinalize(ctx context.Context, id ID, finalizer string) error {
-	return c.edit(ctx, id, func(m *metav1.PartialObjectMetadata) map[string]any {
+func (c *reconciler) unfinalize(ctx context.Context, id ID, finalizer string) error {
+	return c.edit(ctx, id, func(m *metav1.PartialObjectMetadata) *kube.Change {
 		keep := []string{}
 		for _, f := range m.Finalizers {
 			if f != finalizer {
@@ -397,13 +399,13 @@ func (c *controller) unfinalize(ctx context.Context, id ID, finalizer string) er
 		if len(keep) == len(m.Finalizers) {
 			return nil
 		}
-		return map[string]any{"metadata": map[string]any{"finalizers": keep}}
+		return &kube.Change{Finalizers: &keep}
 	})
 }
 
 // edit reads an object live and patches its metadata, guarded by its version.
 // An object that is gone, or another one by now, is fine.
-func (c *controller) edit(ctx context.Context, id ID, change func(*metav1.PartialObjectMetadata) map[string]any) error {
+func (c *reconciler) edit(ctx context.Context, id ID, change func(*metav1.PartialObjectMetadata) *kube.Change) error {
 	m, err := c.api(id).Get(ctx, id.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || (err == nil && m.UID != id.UID) {
 		return nil
@@ -415,7 +417,7 @@ func (c *controller) edit(ctx context.Context, id ID, change func(*metav1.Partia
 	if patch == nil {
 		return nil
 	}
-	_, err = c.api(id).Patch(ctx, id.Name, types.MergePatchType, shell.Guarded(m, patch), metav1.PatchOptions{})
+	_, err = kube.Patch(ctx, c.api(id), m, kube.Unchanged, *patch)
 	if apierrors.IsNotFound(err) {
 		return nil
 	}

@@ -16,11 +16,11 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/controller"
+	"github.com/berth-dev/berth/internal/kube"
 )
 
 // HashLabel is on every revision; upstream tools use it to compare.
@@ -124,7 +124,10 @@ func Data(t *v1.PodTemplateSpec) []byte {
 		panic(fmt.Sprintf("reading back a pod template: %v", err))
 	}
 	m["$patch"] = "replace"
-	return shell.Merge(map[string]any{"spec": map[string]any{"template": m}})
+	if raw, err = json.Marshal(map[string]any{"spec": map[string]any{"template": m}}); err != nil {
+		panic(fmt.Sprintf("encoding a revision: %v", err)) // read from JSON just now
+	}
+	return raw
 }
 
 // Template reads a revision's template back.
@@ -135,7 +138,7 @@ func Template(r *appsv1.ControllerRevision) (*v1.PodTemplateSpec, error) {
 		} `json:"spec"`
 	}
 	if err := json.Unmarshal(r.Data.Raw, &in); err != nil {
-		return nil, fmt.Errorf("reading revision %s: %w", shell.Key(r), err)
+		return nil, fmt.Errorf("reading revision %s: %w", controller.Key(r), err)
 	}
 	return &in.Spec.Template, nil
 }
@@ -177,14 +180,14 @@ func Perform(ctx context.Context, client kubernetes.Interface, o Owner, p Plan) 
 		}
 		return got, false, nil
 	case p.Number != 0:
-		got, err := api.Patch(ctx, p.Update.Name, types.MergePatchType, shell.Guarded(p.Update, map[string]any{"revision": p.Number}), metav1.PatchOptions{})
+		got, err := kube.Patch(ctx, api, p.Update, kube.Unchanged, kube.Change{Fields: map[string]any{"revision": p.Number}})
 		if err != nil {
 			return nil, false, fmt.Errorf("renumbering revision %s: %w", p.Update.Name, err)
 		}
 		return got, false, nil
 	}
 	for _, r := range p.Delete {
-		if err := api.Delete(ctx, r.Name, shell.SameUID(r)); err != nil && !apierrors.IsNotFound(err) {
+		if err := api.Delete(ctx, r.Name, kube.SameUID(r)); err != nil && !apierrors.IsNotFound(err) {
 			return nil, false, fmt.Errorf("deleting revision %s: %w", r.Name, err)
 		}
 	}

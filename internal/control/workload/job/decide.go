@@ -10,7 +10,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/control/workload/podcontrol"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // decide ends the Job, or keeps the right number of pods running.
@@ -164,7 +165,7 @@ func (p *planner) scale() {
 	if p.onlyReplaceEnded() {
 		room -= len(p.terminating)
 	}
-	room = min(room, shell.Burst)
+	room = min(room, podcontrol.Burst)
 	if room <= 0 {
 		return
 	}
@@ -274,7 +275,7 @@ func leastDone(pods []*v1.Pod) []*v1.Pod {
 			return 0
 		case p.Status.Phase != v1.PodRunning:
 			return 1
-		case !shell.Ready(p):
+		case !podutil.Ready(p):
 			return 2
 		}
 		return 3

@@ -20,8 +20,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/berth-dev/berth/internal/control/workload/shell"
 	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // Back-off between replacements of failed pods.
@@ -339,7 +339,7 @@ func (p *planner) summarize() {
 	p.st.Active = int32(len(p.active))
 	ready, leaving := int32(0), int32(len(p.terminating))
 	for _, pod := range p.active {
-		if shell.Ready(pod) {
+		if podutil.Ready(pod) {
 			ready++
 		}
 	}
@@ -365,7 +365,7 @@ func finishedAt(p *v1.Pod) time.Time {
 			if p.DeletionGracePeriodSeconds != nil {
 				at = at.Add(-time.Duration(*p.DeletionGracePeriodSeconds) * time.Second)
 			}
-		} else if c := shell.Condition(p, v1.PodReady); c != nil {
+		} else if c := podutil.Condition(p, v1.PodReady); c != nil {
 			at = c.LastTransitionTime.Time
 		} else {
 			at = p.CreationTimestamp.Time

@@ -16,13 +16,15 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	batchlisters "k8s.io/client-go/listers/batch/v1"
 
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/control/workload/podcontrol"
+	"github.com/berth-dev/berth/internal/controller"
+	"github.com/berth-dev/berth/internal/kube"
 )
 
-type controller struct {
-	shell.Env
-	pods  *shell.Pods
-	queue *shell.Queue
+type reconciler struct {
+	controller.Env
+	pods  *podcontrol.Pods
+	queue *controller.Queue
 	list  batchlisters.JobLister
 
 	mu sync.Mutex
@@ -39,33 +41,33 @@ const orphanKey = "pod:"
 const managedBy = batchv1.JobControllerName
 
 // Run runs Jobs until the context ends.
-func Run(ctx context.Context, e shell.Env) error {
+func Run(ctx context.Context, e controller.Env) error {
 	inf := e.Informers.Batch().V1().Jobs()
-	pods, err := shell.NewPods(e, "job-controller")
+	pods, err := podcontrol.NewPods(e, "job-controller")
 	if err != nil {
 		return err
 	}
-	c := &controller{Env: e, pods: pods, queue: shell.NewQueue(), list: inf.Lister(), freed: map[types.UID]bool{}}
-	a, err1 := shell.On(inf.Informer(), func(_, j *batchv1.Job, gone bool) {
+	c := &reconciler{Env: e, pods: pods, queue: controller.NewQueue(), list: inf.Lister(), freed: map[types.UID]bool{}}
+	a, err1 := controller.On(ctx, inf.Informer(), func(_, j *batchv1.Job, gone bool) {
 		if gone {
-			for _, p := range shell.Indexed[*v1.Pod](pods.Informer, shell.ByOwner, string(j.UID)) {
-				c.queue.Add(orphanKey + shell.Key(p))
+			for _, p := range podcontrol.Indexed[*v1.Pod](pods.Informer, podcontrol.ByOwner, string(j.UID)) {
+				c.queue.Add(orphanKey + controller.Key(p))
 			}
 			return
 		}
-		c.queue.Add(shell.Key(j))
+		c.queue.Add(controller.Key(j))
 	})
-	b, err2 := pods.Watch(func(ref *metav1.OwnerReference, p *v1.Pod) {
+	b, err2 := pods.Watch(ctx, func(ref *metav1.OwnerReference, p *v1.Pod) {
 		if ref.Kind == "Job" {
 			c.settled(p)
 			if tracked(p) && p.DeletionTimestamp != nil {
-				c.queue.Add(orphanKey + shell.Key(p))
+				c.queue.Add(orphanKey + controller.Key(p))
 			}
 			c.queue.Add(p.Namespace + "/" + ref.Name)
 		}
 	}, func(p *v1.Pod) {
 		if tracked(p) {
-			c.queue.Add(orphanKey + shell.Key(p))
+			c.queue.Add(orphanKey + controller.Key(p))
 		}
 	})
 	if err := errors.Join(err1, err2); err != nil {
@@ -77,11 +79,11 @@ func Run(ctx context.Context, e shell.Env) error {
 	return e.Run(ctx, c.queue, 8, c.sync)
 }
 
-func (c *controller) sync(ctx context.Context, key string) (time.Duration, error) {
+func (c *reconciler) sync(ctx context.Context, key string) (time.Duration, error) {
 	if pod, ok := cutOrphan(key); ok {
 		return 0, c.freeOrphan(ctx, pod)
 	}
-	ns, name := shell.Split(key)
+	ns, name := controller.Split(key)
 	j, err := c.list.Jobs(ns).Get(name)
 	if apierrors.IsNotFound(err) {
 		return 0, nil
@@ -96,7 +98,7 @@ func (c *controller) sync(ctx context.Context, key string) (time.Duration, error
 	if err != nil || sel.Empty() {
 		return 0, nil
 	}
-	pods, err := c.pods.Claimed(ctx, j, shell.Owner(j, "batch/v1", "Job"), sel, func(ctx context.Context) (metav1.Object, error) {
+	pods, err := c.pods.Claimed(ctx, j, podcontrol.Owner(j, "batch/v1", "Job"), sel, func(ctx context.Context) (metav1.Object, error) {
 		return c.Client.BatchV1().Jobs(ns).Get(ctx, name, metav1.GetOptions{})
 	})
 	if err != nil {
@@ -111,14 +113,13 @@ func (c *controller) sync(ctx context.Context, key string) (time.Duration, error
 	return plan.Wake, c.perform(ctx, j, &plan)
 }
 
-func (c *controller) writeStatus(ctx context.Context, j *batchv1.Job, plan *Plan) error {
-	patch, err := shell.Diff(j, "status", j.Status, plan.Status)
-	if err != nil || patch == nil {
-		return err
+func (c *reconciler) writeStatus(ctx context.Context, j *batchv1.Job, plan *Plan) error {
+	_, changed, err := kube.PatchStatus(ctx, c.Client.BatchV1().Jobs(j.Namespace), j, j.Status, plan.Status)
+	if err == nil && !changed {
+		return nil
 	}
-	_, err = c.Client.BatchV1().Jobs(j.Namespace).Patch(ctx, j.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
 	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("writing the status of job %s: %w", shell.Key(j), err)
+		return fmt.Errorf("writing the status of job %s: %w", controller.Key(j), err)
 	}
 	for _, ev := range plan.Events {
 		c.pods.Recorder.Event(j, ev.Type, ev.Reason, ev.Message)
@@ -126,12 +127,12 @@ func (c *controller) writeStatus(ctx context.Context, j *batchv1.Job, plan *Plan
 	return nil
 }
 
-func (c *controller) perform(ctx context.Context, j *batchv1.Job, plan *Plan) error {
+func (c *reconciler) perform(ctx context.Context, j *batchv1.Job, plan *Plan) error {
 	if len(plan.Because) > 0 {
 		c.Note("Job", j, fmt.Sprintf("creating %d and deleting %d pods", len(plan.Create), len(plan.Delete)), plan.Because...)
 	}
-	err1 := shell.All(0, len(plan.Finished), func(i int) error { return c.untrack(ctx, plan.Finished[i]) })
-	err2 := shell.All(0, len(plan.Delete), func(i int) error {
+	err1 := podcontrol.All(0, len(plan.Finished), func(i int) error { return c.untrack(ctx, plan.Finished[i]) })
+	err2 := podcontrol.All(0, len(plan.Delete), func(i int) error {
 		if plan.Uncount {
 			if err := c.untrack(ctx, plan.Delete[i]); err != nil {
 				return err
@@ -139,7 +140,7 @@ func (c *controller) perform(ctx context.Context, j *batchv1.Job, plan *Plan) er
 		}
 		return c.pods.Delete(ctx, j, plan.Delete[i])
 	})
-	_, err3 := shell.Batch(len(plan.Create), func(i int) error {
+	_, err3 := podcontrol.Batch(len(plan.Create), func(i int) error {
 		_, err := c.pods.Create(ctx, j, j.UID, NewPod(j, plan.Create[i]))
 		if apierrors.HasStatusCause(err, v1.NamespaceTerminatingCause) {
 			return nil
@@ -155,7 +156,7 @@ func NewPod(j *batchv1.Job, c Creation) *v1.Pod {
 	if c.Index >= 0 {
 		name += "-" + strconv.Itoa(c.Index)
 	}
-	pod := shell.FromTemplate(&j.Spec.Template, j.Namespace, name, shell.Owner(j, "batch/v1", "Job"))
+	pod := podcontrol.FromTemplate(&j.Spec.Template, j.Namespace, name, podcontrol.Owner(j, "batch/v1", "Job"))
 	if !slices.Contains(pod.Finalizers, Finalizer) {
 		pod.Finalizers = append(pod.Finalizers, Finalizer)
 	}
@@ -196,14 +197,13 @@ func addIndexEnv(spec *v1.PodSpec) {
 }
 
 // untrack takes our finalizer off a pod; one that is gone is fine.
-func (c *controller) untrack(ctx context.Context, p *v1.Pod) error {
+func (c *reconciler) untrack(ctx context.Context, p *v1.Pod) error {
 	if !tracked(p) {
 		return nil
 	}
-	patch := shell.Merge(map[string]any{"metadata": map[string]any{"uid": p.UID, "$deleteFromPrimitiveList/finalizers": []string{Finalizer}}})
-	_, err := c.Client.CoreV1().Pods(p.Namespace).Patch(ctx, p.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+	_, err := kube.Patch(ctx, c.Client.CoreV1().Pods(p.Namespace), p, kube.SameObject, kube.Change{Unfinalize: Finalizer, Strategic: true})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-		return fmt.Errorf("taking the finalizer off pod %s: %w", shell.Key(p), err)
+		return fmt.Errorf("taking the finalizer off pod %s: %w", controller.Key(p), err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -213,8 +213,8 @@ func (c *controller) untrack(ctx context.Context, p *v1.Pod) error {
 
 // settled forgets a freed pod once the cache shows it without the finalizer.
 // One that is gone was shown so first, or its delete event is the last seen.
-func (c *controller) settled(p *v1.Pod) {
-	_, there, err := c.pods.Informer.GetIndexer().GetByKey(shell.Key(p))
+func (c *reconciler) settled(p *v1.Pod) {
+	_, there, err := c.pods.Informer.GetIndexer().GetByKey(controller.Key(p))
 	if tracked(p) && there && err == nil {
 		return
 	}
@@ -223,7 +223,7 @@ func (c *controller) settled(p *v1.Pod) {
 	delete(c.freed, p.UID)
 }
 
-func (c *controller) withoutFreed(pods []*v1.Pod) []*v1.Pod {
+func (c *reconciler) withoutFreed(pods []*v1.Pod) []*v1.Pod {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.freed) == 0 {
@@ -248,7 +248,7 @@ func cutOrphan(key string) (string, bool) {
 }
 
 // freeOrphan releases a pod whose Job no longer exists.
-func (c *controller) freeOrphan(ctx context.Context, key string) error {
+func (c *reconciler) freeOrphan(ctx context.Context, key string) error {
 	o, ok, err := c.pods.Informer.GetIndexer().GetByKey(key)
 	if err != nil || !ok {
 		return err

@@ -10,11 +10,11 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/metadata"
 
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/controller"
+	"github.com/berth-dev/berth/internal/kube"
 )
 
 // Waiting for finalizers of others has no event to wait for: look again after
@@ -24,24 +24,24 @@ const (
 	lookAgainMost = 15 * time.Second
 )
 
-type controller struct {
-	shell.Env
+type reconciler struct {
+	controller.Env
 	metadata  metadata.Interface
 	discovery discovery.DiscoveryInterface
-	queue     *shell.Queue
+	queue     *controller.Queue
 }
 
 // Run empties namespaces until the context ends.
-func Run(ctx context.Context, e shell.Env, md metadata.Interface, disc discovery.DiscoveryInterface) error {
-	c := &controller{Env: e, metadata: md, discovery: disc, queue: shell.NewQueue()}
+func Run(ctx context.Context, e controller.Env, disc discovery.DiscoveryInterface) error {
+	c := &reconciler{Env: e, metadata: e.Metadata, discovery: disc, queue: controller.NewQueue()}
 	inf := e.Informers.Core().V1().Namespaces()
-	a, err1 := shell.On(inf.Informer(), func(_, ns *v1.Namespace, gone bool) {
+	a, err1 := controller.On(ctx, inf.Informer(), func(_, ns *v1.Namespace, gone bool) {
 		if !gone && ns.DeletionTimestamp != nil {
 			c.queue.Add(ns.Name)
 		}
 	})
 	// A pod that is gone may have been the last one in the way.
-	b, err2 := shell.On(e.Informers.Core().V1().Pods().Informer(), func(_, p *v1.Pod, gone bool) {
+	b, err2 := controller.On(ctx, e.Informers.Core().V1().Pods().Informer(), func(_, p *v1.Pod, gone bool) {
 		if !gone {
 			return
 		}
@@ -58,7 +58,7 @@ func Run(ctx context.Context, e shell.Env, md metadata.Interface, disc discovery
 	return e.Run(ctx, c.queue, 10, c.sync)
 }
 
-func (c *controller) sync(ctx context.Context, name string) (time.Duration, error) {
+func (c *reconciler) sync(ctx context.Context, name string) (time.Duration, error) {
 	api := c.Client.CoreV1().Namespaces()
 	// Live: what is decided here cannot be taken back.
 	ns, err := api.Get(ctx, name, metav1.GetOptions{})
@@ -75,17 +75,15 @@ func (c *controller) sync(ctx context.Context, name string) (time.Duration, erro
 	st := ns.Status.DeepCopy()
 	st.Phase = v1.NamespaceTerminating
 	st.Conditions = Conditions(ns.Status.Conditions, content, time.Now())
-	patch, err := shell.Diff(ns, "status", ns.Status, *st)
-	if err != nil {
-		return 0, err
+	written, changed, err := kube.PatchStatus(ctx, api, ns, ns.Status, *st)
+	if apierrors.IsNotFound(err) {
+		return 0, nil
 	}
-	if patch != nil {
-		if ns, err = api.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
-			if apierrors.IsNotFound(err) {
-				return 0, nil
-			}
-			return 0, fmt.Errorf("writing the status of namespace %s: %w", name, err)
-		}
+	if err != nil {
+		return 0, fmt.Errorf("writing the status of namespace %s: %w", name, err)
+	}
+	if changed {
+		ns = written
 	}
 	if !content.Empty() {
 		age := time.Since(ns.DeletionTimestamp.Time)
@@ -104,7 +102,7 @@ func holds(ns *v1.Namespace) bool {
 }
 
 // release takes our finalizer off; the server then removes the namespace.
-func (c *controller) release(ctx context.Context, ns *v1.Namespace) error {
+func (c *reconciler) release(ctx context.Context, ns *v1.Namespace) error {
 	ns = ns.DeepCopy()
 	keep := []v1.FinalizerName{}
 	for _, f := range ns.Spec.Finalizers {
@@ -123,7 +121,7 @@ func (c *controller) release(ctx context.Context, ns *v1.Namespace) error {
 
 // empty deletes what is in the namespace and reports what is left. Other kinds
 // stay while pods run, since pods may need them to end well.
-func (c *controller) empty(ctx context.Context, name string) *Content {
+func (c *reconciler) empty(ctx context.Context, name string) *Content {
 	content := &Content{Remaining: map[string]int{}, Finalizers: map[string]int{}}
 	var rest []schema.GroupVersionResource
 	lists, err := discovery.ServerPreferredNamespacedResources(c.discovery)
@@ -157,7 +155,7 @@ func (c *controller) empty(ctx context.Context, name string) *Content {
 }
 
 // clear deletes one kind and counts what is left of it.
-func (c *controller) clear(ctx context.Context, ns string, gvr schema.GroupVersionResource, content *Content) {
+func (c *reconciler) clear(ctx context.Context, ns string, gvr schema.GroupVersionResource, content *Content) {
 	api := c.metadata.Resource(gvr).Namespace(ns)
 	fail := func(err error) {
 		if !apierrors.IsNotFound(err) && !apierrors.IsMethodNotSupported(err) {

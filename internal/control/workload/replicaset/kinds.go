@@ -7,13 +7,14 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/control/workload/podcontrol"
+	"github.com/berth-dev/berth/internal/controller"
+	"github.com/berth-dev/berth/internal/kube"
 )
 
-func fromReplicaSet(e shell.Env, rs *appsv1.ReplicaSet) *object {
-	o := &object{meta: rs, obj: rs, kind: "ReplicaSet", ref: shell.Owner(rs, "apps/v1", "ReplicaSet"), template: &rs.Spec.Template}
+func fromReplicaSet(e controller.Env, rs *appsv1.ReplicaSet) *object {
+	o := &object{meta: rs, obj: rs, kind: "ReplicaSet", ref: podcontrol.Owner(rs, "apps/v1", "ReplicaSet"), template: &rs.Spec.Template}
 	if sel, err := metav1.LabelSelectorAsSelector(rs.Spec.Selector); err == nil {
 		o.selector = sel
 	}
@@ -25,17 +26,14 @@ func fromReplicaSet(e shell.Env, rs *appsv1.ReplicaSet) *object {
 	api := e.Client.AppsV1().ReplicaSets(rs.Namespace)
 	o.live = func(ctx context.Context) (metav1.Object, error) { return api.Get(ctx, rs.Name, metav1.GetOptions{}) }
 	o.patchStatus = func(ctx context.Context, st Status) error {
-		patch, err := shell.Diff(rs, "status", rs.Status, st)
-		if patch != nil {
-			_, err = api.Patch(ctx, rs.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
-		}
+		_, _, err := kube.PatchStatus(ctx, api, rs, rs.Status, st)
 		return err
 	}
 	return o
 }
 
-func fromReplicationController(e shell.Env, rc *v1.ReplicationController) *object {
-	o := &object{meta: rc, obj: rc, kind: "ReplicationController", ref: shell.Owner(rc, "v1", "ReplicationController"),
+func fromReplicationController(e controller.Env, rc *v1.ReplicationController) *object {
+	o := &object{meta: rc, obj: rc, kind: "ReplicationController", ref: podcontrol.Owner(rc, "v1", "ReplicationController"),
 		selector: labels.SelectorFromSet(rc.Spec.Selector), template: rc.Spec.Template}
 	if o.template == nil {
 		o.template = &v1.PodTemplateSpec{}
@@ -57,10 +55,7 @@ func fromReplicationController(e shell.Env, rc *v1.ReplicationController) *objec
 			next.Conditions = append(next.Conditions, v1.ReplicationControllerCondition{Type: v1.ReplicationControllerConditionType(c.Type),
 				Status: c.Status, LastTransitionTime: c.LastTransitionTime, Reason: c.Reason, Message: c.Message})
 		}
-		patch, err := shell.Diff(rc, "status", rc.Status, next)
-		if patch != nil {
-			_, err = api.Patch(ctx, rc.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
-		}
+		_, _, err := kube.PatchStatus(ctx, api, rc, rc.Status, next)
 		return err
 	}
 	return o

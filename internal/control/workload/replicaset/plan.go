@@ -14,8 +14,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/control/workload/podcontrol"
 	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // Set is what the plan needs to know of either kind.
@@ -49,11 +50,11 @@ func Make(s *Set, pods []*v1.Pod, onNode map[string]int, now time.Time) Plan {
 	p := Plan{Status: countStatus(s, pods, now)}
 	var active []*v1.Pod
 	for _, pod := range pods {
-		if !shell.Active(pod) {
+		if !podutil.Active(pod) {
 			continue
 		}
 		active = append(active, pod)
-		if ok, wait := shell.Available(pod, s.MinReady, now); !ok && wait > 0 && (p.Wake == 0 || wait < p.Wake) {
+		if ok, wait := podutil.Available(pod, s.MinReady, now); !ok && wait > 0 && (p.Wake == 0 || wait < p.Wake) {
 			p.Wake = wait
 		}
 	}
@@ -63,10 +64,10 @@ func Make(s *Set, pods []*v1.Pod, onNode map[string]int, now time.Time) Plan {
 	diff := int(s.Replicas) - len(active)
 	switch {
 	case diff > 0:
-		p.Create = min(diff, shell.Burst)
+		p.Create = min(diff, podcontrol.Burst)
 	case diff < 0:
 		sort.SliceStable(active, func(i, j int) bool { return lessValuable(active[i], active[j], onNode, now) })
-		p.Delete = active[:min(-diff, shell.Burst)]
+		p.Delete = active[:min(-diff, podcontrol.Burst)]
 	}
 	if diff != 0 {
 		p.Because = []journal.Fact{{Name: "wanted", Value: strconv.Itoa(int(s.Replicas))},
@@ -81,7 +82,7 @@ func countStatus(s *Set, pods []*v1.Pod, now time.Time) Status {
 	want := labels.SelectorFromValidatedSet(s.TemplateLabels)
 	var leaving int32
 	for _, pod := range pods {
-		if !shell.Active(pod) {
+		if !podutil.Active(pod) {
 			if pod.DeletionTimestamp != nil && pod.Status.Phase != v1.PodFailed && pod.Status.Phase != v1.PodSucceeded {
 				leaving++
 			}
@@ -91,9 +92,9 @@ func countStatus(s *Set, pods []*v1.Pod, now time.Time) Status {
 		if want.Matches(labels.Set(pod.Labels)) {
 			st.FullyLabeledReplicas++
 		}
-		if shell.Ready(pod) {
+		if podutil.Ready(pod) {
 			st.ReadyReplicas++
-			if ok, _ := shell.Available(pod, s.MinReady, now); ok {
+			if ok, _ := podutil.Available(pod, s.MinReady, now); ok {
 				st.AvailableReplicas++
 			}
 		}
@@ -142,7 +143,7 @@ func lessValuable(a, b *v1.Pod, onNode map[string]int, now time.Time) bool {
 	if x, y := phaseRank(a), phaseRank(b); x != y {
 		return x < y
 	}
-	x, y := shell.Ready(a), shell.Ready(b)
+	x, y := podutil.Ready(a), podutil.Ready(b)
 	if x != y {
 		return !x
 	}
@@ -187,7 +188,9 @@ func cost(p *v1.Pod) int64 {
 	return n
 }
 
-func readySince(p *v1.Pod) time.Time { return shell.Condition(p, v1.PodReady).LastTransitionTime.Time }
+func readySince(p *v1.Pod) time.Time {
+	return podutil.Condition(p, v1.PodReady).LastTransitionTime.Time
+}
 
 func restarts(p *v1.Pod) (n int32) {
 	for _, c := range p.Status.ContainerStatuses {

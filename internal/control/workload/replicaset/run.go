@@ -14,7 +14,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/control/workload/podcontrol"
+	"github.com/berth-dev/berth/internal/controller"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // object is one set with the calls that differ between the two kinds.
@@ -39,19 +41,19 @@ type source struct {
 	parse    func(o any) *object
 }
 
-type controller struct {
-	shell.Env
-	pods   *shell.Pods
-	queue  *shell.Queue
+type reconciler struct {
+	controller.Env
+	pods   *podcontrol.Pods
+	queue  *controller.Queue
 	source source
 }
 
 // Run keeps ReplicaSets until the context ends.
-func Run(ctx context.Context, e shell.Env) error {
+func Run(ctx context.Context, e controller.Env) error {
 	inf := e.Informers.Apps().V1().ReplicaSets()
 	list := inf.Lister()
 	parse := func(rs *appsv1.ReplicaSet) *object { return fromReplicaSet(e, rs) }
-	if err := shell.IndexOwners(inf.Informer()); err != nil {
+	if err := podcontrol.IndexOwners(inf.Informer()); err != nil {
 		return err
 	}
 	return run(ctx, e, "replicaset-controller", source{
@@ -68,7 +70,7 @@ func Run(ctx context.Context, e shell.Env) error {
 }
 
 // RunReplicationControllers keeps ReplicationControllers until the context ends.
-func RunReplicationControllers(ctx context.Context, e shell.Env) error {
+func RunReplicationControllers(ctx context.Context, e controller.Env) error {
 	inf := e.Informers.Core().V1().ReplicationControllers()
 	list := inf.Lister()
 	parse := func(rc *v1.ReplicationController) *object { return fromReplicationController(e, rc) }
@@ -85,23 +87,23 @@ func RunReplicationControllers(ctx context.Context, e shell.Env) error {
 	})
 }
 
-func run(ctx context.Context, e shell.Env, component string, src source) error {
-	pods, err := shell.NewPods(e, component)
+func run(ctx context.Context, e controller.Env, component string, src source) error {
+	pods, err := podcontrol.NewPods(e, component)
 	if err != nil {
 		return err
 	}
-	c := &controller{Env: e, pods: pods, queue: shell.NewQueue(), source: src}
-	sets, err := shell.On(src.informer, func(_, o runtime.Object, gone bool) {
+	c := &reconciler{Env: e, pods: pods, queue: controller.NewQueue(), source: src}
+	sets, err := controller.On(ctx, src.informer, func(_, o runtime.Object, gone bool) {
 		m := o.(metav1.Object)
 		if gone {
 			pods.Overlay.Forget(m.GetUID())
 		}
-		c.queue.Add(shell.Key(m))
+		c.queue.Add(controller.Key(m))
 	})
 	if err != nil {
 		return err
 	}
-	seen, err := pods.Watch(func(ref *metav1.OwnerReference, p *v1.Pod) {
+	seen, err := pods.Watch(ctx, func(ref *metav1.OwnerReference, p *v1.Pod) {
 		if ref.Kind == src.kind {
 			c.queue.Add(p.Namespace + "/" + ref.Name)
 		}
@@ -116,19 +118,19 @@ func run(ctx context.Context, e shell.Env, component string, src source) error {
 }
 
 // orphan looks for sets that might adopt a pod.
-func (c *controller) orphan(p *v1.Pod) {
+func (c *reconciler) orphan(p *v1.Pod) {
 	if len(p.Labels) == 0 || p.DeletionTimestamp != nil {
 		return
 	}
-	for _, o := range shell.Indexed[runtime.Object](c.source.informer, cache.NamespaceIndex, p.Namespace) {
+	for _, o := range podcontrol.Indexed[runtime.Object](c.source.informer, cache.NamespaceIndex, p.Namespace) {
 		if obj := c.source.parse(o); obj.selector != nil && !obj.selector.Empty() && obj.selector.Matches(labels.Set(p.Labels)) {
-			c.queue.Add(shell.Key(obj.meta))
+			c.queue.Add(controller.Key(obj.meta))
 		}
 	}
 }
 
-func (c *controller) sync(ctx context.Context, key string) (time.Duration, error) {
-	ns, name := shell.Split(key)
+func (c *reconciler) sync(ctx context.Context, key string) (time.Duration, error) {
+	ns, name := controller.Split(key)
 	o, err := c.source.get(ns, name)
 	if apierrors.IsNotFound(err) {
 		return 0, nil
@@ -155,11 +157,11 @@ func (c *controller) sync(ctx context.Context, key string) (time.Duration, error
 }
 
 // perform creates and deletes; the reason names what failed first.
-func (c *controller) perform(ctx context.Context, o *object, plan Plan) (string, error) {
+func (c *reconciler) perform(ctx context.Context, o *object, plan Plan) (string, error) {
 	if plan.Create > 0 {
 		c.Note(c.source.kind, o.meta, fmt.Sprintf("created %d pods", plan.Create), plan.Because...)
-		_, err := shell.Batch(plan.Create, func(int) error {
-			_, err := c.pods.Create(ctx, o.obj, o.meta.GetUID(), shell.FromTemplate(o.template, o.meta.GetNamespace(), o.meta.GetName(), o.ref))
+		_, err := podcontrol.Batch(plan.Create, func(int) error {
+			_, err := c.pods.Create(ctx, o.obj, o.meta.GetUID(), podcontrol.FromTemplate(o.template, o.meta.GetNamespace(), o.meta.GetName(), o.ref))
 			return err
 		})
 		if apierrors.HasStatusCause(err, v1.NamespaceTerminatingCause) {
@@ -169,7 +171,7 @@ func (c *controller) perform(ctx context.Context, o *object, plan Plan) (string,
 	}
 	if len(plan.Delete) > 0 {
 		c.Note(c.source.kind, o.meta, fmt.Sprintf("deleted %d pods", len(plan.Delete)), plan.Because...)
-		return "FailedDelete", shell.All(0, len(plan.Delete), func(i int) error {
+		return "FailedDelete", podcontrol.All(0, len(plan.Delete), func(i int) error {
 			return c.pods.Delete(ctx, o.obj, plan.Delete[i])
 		})
 	}
@@ -178,11 +180,11 @@ func (c *controller) perform(ctx context.Context, o *object, plan Plan) (string,
 
 // sharing counts, per node, the active pods of the set and of its sisters
 // under the same Deployment. It is only needed to choose victims.
-func (c *controller) sharing(o *object, own []*v1.Pod) map[string]int {
+func (c *reconciler) sharing(o *object, own []*v1.Pod) map[string]int {
 	count := map[string]int{}
 	add := func(pods []*v1.Pod) {
 		for _, p := range pods {
-			if shell.Active(p) && p.Spec.NodeName != "" {
+			if podutil.Active(p) && p.Spec.NodeName != "" {
 				count[p.Spec.NodeName]++
 			}
 		}
@@ -192,9 +194,9 @@ func (c *controller) sharing(o *object, own []*v1.Pod) map[string]int {
 	}
 	add(own)
 	if o.family != "" {
-		for _, sister := range shell.Indexed[metav1.Object](c.source.informer, shell.ByOwner, string(o.family)) {
+		for _, sister := range podcontrol.Indexed[metav1.Object](c.source.informer, podcontrol.ByOwner, string(o.family)) {
 			if sister.GetUID() != o.meta.GetUID() {
-				add(shell.Indexed[*v1.Pod](c.pods.Informer, shell.ByOwner, string(sister.GetUID())))
+				add(podcontrol.Indexed[*v1.Pod](c.pods.Informer, podcontrol.ByOwner, string(sister.GetUID())))
 			}
 		}
 	}

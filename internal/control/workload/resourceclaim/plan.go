@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	dra "k8s.io/dynamic-resource-allocation/resourceclaim"
 
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/control/workload/podcontrol"
 )
 
 // Ended says that a pod uses no devices any more: all its containers have
@@ -63,7 +63,7 @@ func FromTemplate(p *v1.Pod, name string, t *resourceapi.ResourceClaimTemplate) 
 	}
 	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{GenerateName: base + "-", Namespace: p.Namespace,
 		Labels: t.Spec.Labels, Annotations: map[string]string{},
-		OwnerReferences: []metav1.OwnerReference{shell.Owner(p, "v1", "Pod")}}}
+		OwnerReferences: []metav1.OwnerReference{podcontrol.Owner(p, "v1", "Pod")}}}
 	for k, v := range t.Spec.Annotations {
 		c.Annotations[k] = v
 	}

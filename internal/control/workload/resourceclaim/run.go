@@ -20,8 +20,10 @@ import (
 	"k8s.io/client-go/tools/record"
 	dra "k8s.io/dynamic-resource-allocation/resourceclaim"
 
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/control/workload/podcontrol"
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/kube"
 )
 
 // Keys of the queue say of which kind they are.
@@ -33,9 +35,9 @@ const (
 // byTemplate indexes pods that wait for a claim by the template's key.
 const byTemplate = "berth-claim-template"
 
-type controller struct {
-	shell.Env
-	q         *shell.Queue
+type reconciler struct {
+	controller.Env
+	q         *controller.Queue
 	pods      corelisters.PodLister
 	claims    resourcelisters.ResourceClaimLister
 	templates resourcelisters.ResourceClaimTemplateLister
@@ -49,19 +51,19 @@ type controller struct {
 }
 
 // Run makes and tidies claims until the context ends.
-func Run(ctx context.Context, e shell.Env) error {
+func Run(ctx context.Context, e controller.Env) error {
 	core, api := e.Informers.Core().V1(), e.Informers.Resource().V1()
-	c := &controller{Env: e, q: shell.NewQueue(), pods: core.Pods().Lister(), claims: api.ResourceClaims().Lister(),
-		templates: api.ResourceClaimTemplates().Lister(), owned: api.ResourceClaims().Informer(), events: e.Events("resource_claim"), made: map[types.UID]map[string]*resourceapi.ResourceClaim{}}
+	c := &reconciler{Env: e, q: controller.NewQueue(), pods: core.Pods().Lister(), claims: api.ResourceClaims().Lister(),
+		templates: api.ResourceClaimTemplates().Lister(), owned: api.ResourceClaims().Informer(), events: e.Recorder("resource_claim"), made: map[types.UID]map[string]*resourceapi.ResourceClaim{}}
 	waiting := core.Pods().Informer()
-	if err := errors.Join(shell.IndexOwners(c.owned), shell.Index(waiting, cache.Indexers{byTemplate: waitsFor})); err != nil {
+	if err := errors.Join(podcontrol.IndexOwners(c.owned), kube.Index(waiting, cache.Indexers{byTemplate: waitsFor})); err != nil {
 		return err
 	}
-	seenPods, err1 := shell.On(waiting, func(_, p *v1.Pod, gone bool) { c.podChanged(p, gone) })
-	seenClaims, err2 := shell.On(c.owned, func(_, claim *resourceapi.ResourceClaim, gone bool) { c.claimChanged(claim, gone) })
-	seenTemplates, err3 := shell.On(api.ResourceClaimTemplates().Informer(), func(_, t *resourceapi.ResourceClaimTemplate, gone bool) {
-		for _, p := range shell.Indexed[*v1.Pod](waiting, byTemplate, shell.Key(t)) {
-			c.q.Add(podKey + shell.Key(p))
+	seenPods, err1 := controller.On(ctx, waiting, func(_, p *v1.Pod, gone bool) { c.podChanged(p, gone) })
+	seenClaims, err2 := controller.On(ctx, c.owned, func(_, claim *resourceapi.ResourceClaim, gone bool) { c.claimChanged(claim, gone) })
+	seenTemplates, err3 := controller.On(ctx, api.ResourceClaimTemplates().Informer(), func(_, t *resourceapi.ResourceClaimTemplate, gone bool) {
+		for _, p := range podcontrol.Indexed[*v1.Pod](waiting, byTemplate, controller.Key(t)) {
+			c.q.Add(podKey + controller.Key(p))
 		}
 	})
 	if err := errors.Join(err1, err2, err3); err != nil {
@@ -91,12 +93,12 @@ func waitsFor(obj any) ([]string, error) {
 	return out, nil
 }
 
-func (c *controller) podChanged(p *v1.Pod, gone bool) {
+func (c *reconciler) podChanged(p *v1.Pod, gone bool) {
 	if len(p.Spec.ResourceClaims) == 0 {
 		return
 	}
 	if !gone {
-		c.q.Add(podKey + shell.Key(p))
+		c.q.Add(podKey + controller.Key(p))
 	}
 	if gone || len(Missing(p, nil)) == 0 {
 		c.mu.Lock()
@@ -109,22 +111,22 @@ func (c *controller) podChanged(p *v1.Pod, gone bool) {
 	for name := range dra.PodClaims(p) {
 		c.q.Add(claimKey + p.Namespace + "/" + name)
 	}
-	for _, claim := range shell.Indexed[*resourceapi.ResourceClaim](c.owned, shell.ByOwner, string(p.UID)) {
-		c.q.Add(claimKey + shell.Key(claim))
+	for _, claim := range podcontrol.Indexed[*resourceapi.ResourceClaim](c.owned, podcontrol.ByOwner, string(p.UID)) {
+		c.q.Add(claimKey + controller.Key(claim))
 	}
 }
 
-func (c *controller) claimChanged(claim *resourceapi.ResourceClaim, gone bool) {
+func (c *reconciler) claimChanged(claim *resourceapi.ResourceClaim, gone bool) {
 	if !gone {
-		c.q.Add(claimKey + shell.Key(claim))
+		c.q.Add(claimKey + controller.Key(claim))
 	}
 	if owner := metav1.GetControllerOfNoCopy(claim); owner != nil && owner.Kind == "Pod" {
 		c.q.Add(podKey + claim.Namespace + "/" + owner.Name)
 	}
 }
 
-func (c *controller) syncPod(ctx context.Context, key string) error {
-	ns, name := shell.Split(key)
+func (c *reconciler) syncPod(ctx context.Context, key string) error {
+	ns, name := controller.Split(key)
 	p, err := c.pods.Pods(ns).Get(name)
 	if err != nil {
 		return nil // gone
@@ -140,18 +142,18 @@ func (c *controller) syncPod(ctx context.Context, key string) error {
 		return claim
 	}
 	for _, claim := range ToReserve(p, find) {
-		patch := shell.Guarded(claim, map[string]any{"status": map[string]any{"reservedFor": Reserved(claim, p)}})
-		_, err := c.Client.ResourceV1().ResourceClaims(ns).Patch(ctx, claim.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+		_, err := kube.Patch(ctx, c.Client.ResourceV1().ResourceClaims(ns), claim, kube.Unchanged,
+			kube.Change{Status: map[string]any{"reservedFor": Reserved(claim, p)}, Subresource: "status"})
 		if err != nil && !apierrors.IsNotFound(err) {
-			return fmt.Errorf("reserving claim %s for pod %s: %w", shell.Key(claim), key, err)
+			return fmt.Errorf("reserving claim %s for pod %s: %w", controller.Key(claim), key, err)
 		}
 	}
 	return nil
 }
 
 // fromTemplates makes what a pod misses and names it in the pod's status.
-func (c *controller) fromTemplates(ctx context.Context, p *v1.Pod) error {
-	missing := Missing(p, shell.Indexed[*resourceapi.ResourceClaim](c.owned, shell.ByOwner, string(p.UID)))
+func (c *reconciler) fromTemplates(ctx context.Context, p *v1.Pod) error {
+	missing := Missing(p, podcontrol.Indexed[*resourceapi.ResourceClaim](c.owned, podcontrol.ByOwner, string(p.UID)))
 	if len(missing) == 0 {
 		return nil
 	}
@@ -163,7 +165,7 @@ func (c *controller) fromTemplates(ctx context.Context, p *v1.Pod) error {
 			var err error
 			if claim, err = c.make(ctx, p, w); err != nil {
 				c.events.Eventf(p, v1.EventTypeWarning, "FailedResourceClaimCreation", "PodResourceClaim %s: %v", w.Name, err)
-				errs = append(errs, fmt.Errorf("claim %s of pod %s: %w", w.Name, shell.Key(p), err))
+				errs = append(errs, fmt.Errorf("claim %s of pod %s: %w", w.Name, controller.Key(p), err))
 				continue
 			}
 			c.Note("Pod", p, "made its resource claim "+claim.Name, journal.Fact{Name: "template", Value: w.Template})
@@ -171,9 +173,9 @@ func (c *controller) fromTemplates(ctx context.Context, p *v1.Pod) error {
 		made = append(made, map[string]any{"name": w.Name, "resourceClaimName": claim.Name})
 	}
 	if len(made) > 0 {
-		patch := shell.Merge(map[string]any{"metadata": map[string]any{"uid": p.UID}, "status": map[string]any{"resourceClaimStatuses": made}})
-		if _, err := c.Client.CoreV1().Pods(p.Namespace).Patch(ctx, p.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil && !apierrors.IsNotFound(err) {
-			errs = append(errs, fmt.Errorf("naming the claims of pod %s: %w", shell.Key(p), err))
+		change := kube.Change{Status: map[string]any{"resourceClaimStatuses": made}, Subresource: "status", Strategic: true}
+		if _, err := kube.Patch(ctx, c.Client.CoreV1().Pods(p.Namespace), p, kube.SameObject, change); err != nil && !apierrors.IsNotFound(err) {
+			errs = append(errs, fmt.Errorf("naming the claims of pod %s: %w", controller.Key(p), err))
 		}
 	}
 	return errors.Join(errs...)
@@ -181,7 +183,7 @@ func (c *controller) fromTemplates(ctx context.Context, p *v1.Pod) error {
 
 // make makes one claim, unless it did so already and the cache does not show
 // it yet.
-func (c *controller) make(ctx context.Context, p *v1.Pod, w Wanted) (*resourceapi.ResourceClaim, error) {
+func (c *reconciler) make(ctx context.Context, p *v1.Pod, w Wanted) (*resourceapi.ResourceClaim, error) {
 	c.mu.Lock()
 	have := c.made[p.UID][w.Name]
 	c.mu.Unlock()
@@ -205,8 +207,8 @@ func (c *controller) make(ctx context.Context, p *v1.Pod, w Wanted) (*resourceap
 	return claim, nil
 }
 
-func (c *controller) syncClaim(ctx context.Context, key string) error {
-	ns, name := shell.Split(key)
+func (c *reconciler) syncClaim(ctx context.Context, key string) error {
+	ns, name := controller.Split(key)
 	claim, err := c.claims.ResourceClaims(ns).Get(name)
 	if err != nil {
 		return nil // gone
@@ -226,7 +228,7 @@ func (c *controller) syncClaim(ctx context.Context, key string) error {
 }
 
 // pod finds a pod in the cache, or makes sure that there is none.
-func (c *controller) pod(ctx context.Context, ns, name string, uid types.UID) (*v1.Pod, error) {
+func (c *reconciler) pod(ctx context.Context, ns, name string, uid types.UID) (*v1.Pod, error) {
 	if p, err := c.pods.Pods(ns).Get(name); err == nil && p.UID == uid {
 		return p, nil
 	}
@@ -239,9 +241,9 @@ func (c *controller) pod(ctx context.Context, ns, name string, uid types.UID) (*
 }
 
 // tidy writes; each write fails if the claim has changed since it was read.
-func (c *controller) tidy(ctx context.Context, claim *resourceapi.ResourceClaim, t Tidying) error {
+func (c *reconciler) tidy(ctx context.Context, claim *resourceapi.ResourceClaim, t Tidying) error {
 	api := c.Client.ResourceV1().ResourceClaims(claim.Namespace)
-	key := shell.Key(claim)
+	key := controller.Key(claim)
 	var err error
 	if t.Status {
 		status := map[string]any{"reservedFor": t.Users}
@@ -249,21 +251,19 @@ func (c *controller) tidy(ctx context.Context, claim *resourceapi.ResourceClaim,
 			status["allocation"], status["devices"] = nil, nil
 			c.Note("ResourceClaim", claim, "gave its devices back", journal.Fact{Name: "cause", Value: t.Because})
 		}
-		patch := shell.Guarded(claim, map[string]any{"status": status})
-		if claim, err = api.Patch(ctx, claim.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
+		if claim, err = kube.Patch(ctx, api, claim, kube.Unchanged, kube.Change{Status: status, Subresource: "status"}); err != nil {
 			return gone(err, "taking users off claim "+key)
 		}
 	}
 	if t.Unprotect {
 		rest := slices.DeleteFunc(slices.Clone(claim.Finalizers), func(f string) bool { return f == resourceapi.Finalizer })
-		patch := shell.Guarded(claim, map[string]any{"metadata": map[string]any{"finalizers": rest}})
-		if claim, err = api.Patch(ctx, claim.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		if claim, err = kube.Patch(ctx, api, claim, kube.Unchanged, kube.Change{Finalizers: &rest}); err != nil {
 			return gone(err, "letting claim "+key+" go")
 		}
 	}
 	if t.Delete {
 		c.Note("ResourceClaim", claim, "deleted", journal.Fact{Name: "cause", Value: t.Because})
-		return gone(api.Delete(ctx, claim.Name, shell.SameUID(claim)), "deleting claim "+key)
+		return gone(api.Delete(ctx, claim.Name, kube.SameUID(claim)), "deleting claim "+key)
 	}
 	return nil
 }

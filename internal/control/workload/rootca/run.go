@@ -11,10 +11,10 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/controller"
+	"github.com/berth-dev/berth/internal/kube"
 )
 
 // Name and Key are where pods look for the certificate.
@@ -38,21 +38,21 @@ func Want(ns *v1.Namespace, have *v1.ConfigMap, ca []byte) (data map[string]stri
 }
 
 // Run publishes the PEM-encoded ca until the context ends.
-func Run(ctx context.Context, e shell.Env, ca []byte) error {
+func Run(ctx context.Context, e controller.Env, ca []byte) error {
 	if len(ca) == 0 {
 		return fmt.Errorf("%s: no CA certificate given", e.Name)
 	}
 	// Only config maps of this one name are cached.
-	own := informers.NewSharedInformerFactoryWithOptions(e.Client, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+	own := informers.NewSharedInformerFactoryWithOptions(e.Reader, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
 		o.FieldSelector = "metadata.name=" + Name
 	}))
 	defer own.Shutdown()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	q := shell.NewQueue()
+	q := controller.NewQueue()
 	namespaces, maps := e.Informers.Core().V1().Namespaces(), own.Core().V1().ConfigMaps()
-	a, err1 := shell.On(namespaces.Informer(), func(_, ns *v1.Namespace, _ bool) { q.Add(ns.Name) })
-	b, err2 := shell.On(maps.Informer(), func(_, m *v1.ConfigMap, _ bool) {
+	a, err1 := controller.On(ctx, namespaces.Informer(), func(_, ns *v1.Namespace, _ bool) { q.Add(ns.Name) })
+	b, err2 := controller.On(ctx, maps.Informer(), func(_, m *v1.ConfigMap, _ bool) {
 		if m.Name == Name {
 			q.Add(m.Namespace)
 		}
@@ -84,7 +84,7 @@ func Run(ctx context.Context, e shell.Env, ca []byte) error {
 	})
 }
 
-func write(ctx context.Context, e shell.Env, ns string, have *v1.ConfigMap, data map[string]string) error {
+func write(ctx context.Context, e controller.Env, ns string, have *v1.ConfigMap, data map[string]string) error {
 	api := e.Client.CoreV1().ConfigMaps(ns)
 	var err error
 	if have == nil {
@@ -94,14 +94,7 @@ func write(ctx context.Context, e shell.Env, ns string, have *v1.ConfigMap, data
 			return nil
 		}
 	} else {
-		all := map[string]any{}
-		for k := range have.Data {
-			all[k] = nil
-		}
-		for k, v := range data {
-			all[k] = v
-		}
-		_, err = api.Patch(ctx, Name, types.MergePatchType, shell.Guarded(have, map[string]any{"data": all, "binaryData": nil}), metav1.PatchOptions{})
+		_, err = kube.Patch(ctx, api, have, kube.Unchanged, kube.Change{Fields: map[string]any{"data": kube.Instead(have.Data, data), "binaryData": nil}})
 	}
 	if err != nil {
 		return fmt.Errorf("publishing config map %s/%s: %w", ns, Name, err)

@@ -11,7 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/controller"
 )
 
 // name is the account pods use that name none.
@@ -24,12 +24,12 @@ func Missing(ns *v1.Namespace, exists bool) bool {
 }
 
 // Run keeps the accounts until the context ends.
-func Run(ctx context.Context, e shell.Env) error {
+func Run(ctx context.Context, e controller.Env) error {
 	core := e.Informers.Core().V1()
 	namespaces, accounts := core.Namespaces().Lister(), core.ServiceAccounts().Lister()
-	q := shell.NewQueue()
-	a, err1 := shell.On(core.Namespaces().Informer(), func(_, ns *v1.Namespace, _ bool) { q.Add(ns.Name) })
-	b, err2 := shell.On(core.ServiceAccounts().Informer(), func(_, sa *v1.ServiceAccount, gone bool) {
+	q := controller.NewQueue()
+	a, err1 := controller.On(ctx, core.Namespaces().Informer(), func(_, ns *v1.Namespace, _ bool) { q.Add(ns.Name) })
+	b, err2 := controller.On(ctx, core.ServiceAccounts().Informer(), func(_, sa *v1.ServiceAccount, gone bool) {
 		if gone && sa.Name == name {
 			q.Add(sa.Namespace)
 		}

@@ -13,8 +13,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
-	"github.com/berth-dev/berth/internal/control/workload/shell"
 	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // Input is everything one plan looks at.
@@ -135,7 +135,7 @@ func (p *planner) healthy(pod *v1.Pod) bool {
 	if pod == nil || pod.DeletionTimestamp != nil || pod.Status.Phase != v1.PodRunning {
 		return false
 	}
-	ok, wait := shell.Available(pod, p.Set.Spec.MinReadySeconds, p.Now)
+	ok, wait := podutil.Available(pod, p.Set.Spec.MinReadySeconds, p.Now)
 	if wait > 0 && (p.plan.Wake == 0 || wait < p.plan.Wake) {
 		p.plan.Wake = wait
 	}
@@ -269,7 +269,7 @@ func (p *planner) status() {
 			continue
 		}
 		st.Replicas++
-		if pod.Status.Phase == v1.PodRunning && shell.Ready(pod) {
+		if pod.Status.Phase == v1.PodRunning && podutil.Ready(pod) {
 			st.ReadyReplicas++
 			if p.healthy(pod) {
 				st.AvailableReplicas++
@@ -283,7 +283,7 @@ func (p *planner) status() {
 		}
 		if revision(pod) == p.Update {
 			st.UpdatedReplicas++
-			if shell.Ready(pod) {
+			if podutil.Ready(pod) {
 				updatedReady++
 			}
 		}

@@ -8,13 +8,13 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/control/workload/podcontrol"
 )
 
 // NewPod makes the pod of an ordinal from a revision's template: with its
 // name as identity, and its own claims in place of the claim templates.
 func NewPod(set *appsv1.StatefulSet, t *v1.PodTemplateSpec, c Creation) *v1.Pod {
-	pod := shell.FromTemplate(t, set.Namespace, set.Name, shell.Owner(set, "apps/v1", "StatefulSet"))
+	pod := podcontrol.FromTemplate(t, set.Namespace, set.Name, podcontrol.Owner(set, "apps/v1", "StatefulSet"))
 	pod.GenerateName, pod.Name = "", fmt.Sprintf("%s-%d", set.Name, c.Ordinal)
 	if pod.Labels == nil {
 		pod.Labels = map[string]string{}

@@ -12,45 +12,46 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/types"
 	appslisters "k8s.io/client-go/listers/apps/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/berth-dev/berth/internal/control/workload/history"
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/control/workload/podcontrol"
+	"github.com/berth-dev/berth/internal/controller"
+	"github.com/berth-dev/berth/internal/kube"
 )
 
-type controller struct {
-	shell.Env
-	pods      *shell.Pods
-	queue     *shell.Queue
+type reconciler struct {
+	controller.Env
+	pods      *podcontrol.Pods
+	queue     *controller.Queue
 	list      appslisters.StatefulSetLister
 	claims    corelisters.PersistentVolumeClaimLister
 	revisions cache.SharedIndexInformer
 }
 
 // Run keeps StatefulSets until the context ends.
-func Run(ctx context.Context, e shell.Env) error {
+func Run(ctx context.Context, e controller.Env) error {
 	apps := e.Informers.Apps().V1()
 	claims := e.Informers.Core().V1().PersistentVolumeClaims()
-	pods, err := shell.NewPods(e, "statefulset-controller")
+	pods, err := podcontrol.NewPods(e, "statefulset-controller")
 	if err != nil {
 		return err
 	}
-	c := &controller{Env: e, pods: pods, queue: shell.NewQueue(), list: apps.StatefulSets().Lister(), claims: claims.Lister(),
+	c := &reconciler{Env: e, pods: pods, queue: controller.NewQueue(), list: apps.StatefulSets().Lister(), claims: claims.Lister(),
 		revisions: apps.ControllerRevisions().Informer()}
-	if err := shell.IndexOwners(c.revisions); err != nil {
+	if err := podcontrol.IndexOwners(c.revisions); err != nil {
 		return err
 	}
-	a, err1 := shell.On(apps.StatefulSets().Informer(), func(_, s *appsv1.StatefulSet, _ bool) { c.queue.Add(shell.Key(s)) })
-	b, err2 := pods.Watch(func(ref *metav1.OwnerReference, p *v1.Pod) {
+	a, err1 := controller.On(ctx, apps.StatefulSets().Informer(), func(_, s *appsv1.StatefulSet, _ bool) { c.queue.Add(controller.Key(s)) })
+	b, err2 := pods.Watch(ctx, func(ref *metav1.OwnerReference, p *v1.Pod) {
 		if ref.Kind == "StatefulSet" {
 			c.queue.Add(p.Namespace + "/" + ref.Name)
 		}
 	}, c.orphan)
-	r, err3 := shell.On(c.revisions, func(_, _ *appsv1.ControllerRevision, _ bool) {})
-	v, err4 := shell.On(claims.Informer(), func(_, _ *v1.PersistentVolumeClaim, _ bool) {})
+	r, err3 := controller.On(ctx, c.revisions, func(_, _ *appsv1.ControllerRevision, _ bool) {})
+	v, err4 := controller.On(ctx, claims.Informer(), func(_, _ *v1.PersistentVolumeClaim, _ bool) {})
 	if err := errors.Join(err1, err2, err3, err4); err != nil {
 		return err
 	}
@@ -60,20 +61,20 @@ func Run(ctx context.Context, e shell.Env) error {
 	return e.Run(ctx, c.queue, 8, c.sync)
 }
 
-func (c *controller) orphan(p *v1.Pod) {
+func (c *reconciler) orphan(p *v1.Pod) {
 	all, err := c.list.StatefulSets(p.Namespace).List(labels.Everything())
 	if err != nil {
 		return
 	}
 	for _, s := range all {
 		if _, ok := Ordinal(s.Name, p.Name); ok {
-			c.queue.Add(shell.Key(s))
+			c.queue.Add(controller.Key(s))
 		}
 	}
 }
 
-func (c *controller) sync(ctx context.Context, key string) (time.Duration, error) {
-	ns, name := shell.Split(key)
+func (c *reconciler) sync(ctx context.Context, key string) (time.Duration, error) {
+	ns, name := controller.Split(key)
 	set, err := c.list.StatefulSets(ns).Get(name)
 	if apierrors.IsNotFound(err) {
 		return 0, nil
@@ -85,13 +86,13 @@ func (c *controller) sync(ctx context.Context, key string) (time.Duration, error
 	if err != nil || sel.Empty() {
 		return 0, nil
 	}
-	pods, err := c.pods.Claimed(ctx, set, shell.Owner(set, "apps/v1", "StatefulSet"), sel, func(ctx context.Context) (metav1.Object, error) {
+	pods, err := c.pods.Claimed(ctx, set, podcontrol.Owner(set, "apps/v1", "StatefulSet"), sel, func(ctx context.Context) (metav1.Object, error) {
 		return c.Client.AppsV1().StatefulSets(ns).Get(ctx, name, metav1.GetOptions{})
 	})
 	if err != nil {
 		return 0, err
 	}
-	revs := shell.Indexed[*appsv1.ControllerRevision](c.revisions, shell.ByOwner, string(set.UID))
+	revs := podcontrol.Indexed[*appsv1.ControllerRevision](c.revisions, podcontrol.ByOwner, string(set.UID))
 	update, collisions, err := c.history(ctx, set, revs, pods)
 	if err != nil {
 		return 0, err
@@ -106,22 +107,19 @@ func (c *controller) sync(ctx context.Context, key string) (time.Duration, error
 	plan := Make(Input{Set: set, Pods: pods, Current: current.Name, Update: update.Name, Now: time.Now()})
 	plan.Status.CollisionCount = collisions
 	failed := errors.Join(c.retain(ctx, set, pods), c.perform(ctx, set, plan, current, update))
-	patch, err := shell.Diff(set, "status", set.Status, plan.Status)
-	if patch != nil {
-		_, err = c.Client.AppsV1().StatefulSets(ns).Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
-		if apierrors.IsNotFound(err) {
-			err = nil
-		}
+	_, _, err = kube.PatchStatus(ctx, c.Client.AppsV1().StatefulSets(ns), set, set.Status, plan.Status)
+	if apierrors.IsNotFound(err) {
+		err = nil
 	}
 	return plan.Wake, errors.Join(failed, err)
 }
 
-func (c *controller) history(ctx context.Context, set *appsv1.StatefulSet, revs []*appsv1.ControllerRevision, pods []*v1.Pod) (*appsv1.ControllerRevision, *int32, error) {
+func (c *reconciler) history(ctx context.Context, set *appsv1.StatefulSet, revs []*appsv1.ControllerRevision, pods []*v1.Pod) (*appsv1.ControllerRevision, *int32, error) {
 	used := map[string]bool{set.Status.CurrentRevision: true, set.Status.UpdateRevision: true}
 	for _, p := range pods {
 		used[revision(p)] = true
 	}
-	o := history.Owner{Object: set, Ref: shell.Owner(set, "apps/v1", "StatefulSet"), Template: &set.Spec.Template, Labels: set.Spec.Template.Labels,
+	o := history.Owner{Object: set, Ref: podcontrol.Owner(set, "apps/v1", "StatefulSet"), Template: &set.Spec.Template, Labels: set.Spec.Template.Labels,
 		Limit: set.Spec.RevisionHistoryLimit, Collision: set.Status.CollisionCount}
 	count := set.Status.CollisionCount
 	for range 5 {
@@ -135,10 +133,10 @@ func (c *controller) history(ctx context.Context, set *appsv1.StatefulSet, revs 
 		}
 		count, o.Collision = &n, &n
 	}
-	return nil, count, fmt.Errorf("stateful set %s: no free name for its revision", shell.Key(set))
+	return nil, count, fmt.Errorf("stateful set %s: no free name for its revision", controller.Key(set))
 }
 
-func (c *controller) perform(ctx context.Context, set *appsv1.StatefulSet, plan Plan, current, update *appsv1.ControllerRevision) error {
+func (c *reconciler) perform(ctx context.Context, set *appsv1.StatefulSet, plan Plan, current, update *appsv1.ControllerRevision) error {
 	if len(plan.Because) > 0 {
 		c.Note("StatefulSet", set, fmt.Sprintf("creating %d and deleting %d pods", len(plan.Create), len(plan.Delete)), plan.Because...)
 	}
@@ -149,20 +147,20 @@ func (c *controller) perform(ctx context.Context, set *appsv1.StatefulSet, plan 
 			c.pods.Recorder.Eventf(set, v1.EventTypeNormal, "RecreatingTerminatedPod", "StatefulSet %s/%s is recreating terminated Pod %s", set.Namespace, set.Name, p.Name)
 		}
 	}
-	_, err := shell.Batch(len(plan.Create), func(i int) error {
+	_, err := podcontrol.Batch(len(plan.Create), func(i int) error {
 		r := update
 		if plan.Create[i].Revision == current.Name {
 			r = current
 		}
 		return c.create(ctx, set, plan.Create[i], r)
 	})
-	return errors.Join(err, shell.All(0, len(plan.Delete), func(i int) error {
+	return errors.Join(err, podcontrol.All(0, len(plan.Delete), func(i int) error {
 		return c.pods.Delete(ctx, set, plan.Delete[i])
 	}))
 }
 
 // create makes the claims of an ordinal, then its pod.
-func (c *controller) create(ctx context.Context, set *appsv1.StatefulSet, n Creation, r *appsv1.ControllerRevision) error {
+func (c *reconciler) create(ctx context.Context, set *appsv1.StatefulSet, n Creation, r *appsv1.ControllerRevision) error {
 	if c.pods.Ending(set.Namespace) {
 		return nil
 	}
@@ -174,7 +172,7 @@ func (c *controller) create(ctx context.Context, set *appsv1.StatefulSet, n Crea
 		have, err := c.claims.PersistentVolumeClaims(set.Namespace).Get(claim.Name)
 		if err == nil {
 			if have.DeletionTimestamp != nil {
-				return fmt.Errorf("pod %s-%d of stateful set %s waits for its claim %s to be gone", set.Name, n.Ordinal, shell.Key(set), claim.Name)
+				return fmt.Errorf("pod %s-%d of stateful set %s waits for its claim %s to be gone", set.Name, n.Ordinal, controller.Key(set), claim.Name)
 			}
 			continue
 		}
@@ -200,7 +198,7 @@ func (c *controller) create(ctx context.Context, set *appsv1.StatefulSet, n Crea
 	case apierrors.HasStatusCause(err, v1.NamespaceTerminatingCause):
 		return nil
 	case apierrors.IsAlreadyExists(err):
-		return fmt.Errorf("pod %s of stateful set %s exists and is not seen yet, or is another's", pod.Name, shell.Key(set))
+		return fmt.Errorf("pod %s of stateful set %s exists and is not seen yet, or is another's", pod.Name, controller.Key(set))
 	}
 	c.pods.Recorder.Eventf(set, v1.EventTypeWarning, "FailedCreate", "create Pod %s in StatefulSet %s failed error: %v", pod.Name, set.Name, err)
 	return fmt.Errorf("creating pod %s: %w", pod.Name, err)
@@ -208,7 +206,7 @@ func (c *controller) create(ctx context.Context, set *appsv1.StatefulSet, n Crea
 
 // retain keeps the owner references of claims in line with the retention
 // policy, before any pod is deleted.
-func (c *controller) retain(ctx context.Context, set *appsv1.StatefulSet, pods []*v1.Pod) error {
+func (c *reconciler) retain(ctx context.Context, set *appsv1.StatefulSet, pods []*v1.Pod) error {
 	if len(set.Spec.VolumeClaimTemplates) == 0 || set.Spec.PersistentVolumeClaimRetentionPolicy == nil {
 		return nil
 	}
@@ -237,10 +235,9 @@ func (c *controller) retain(ctx context.Context, set *appsv1.StatefulSet, pods [
 			if want == nil {
 				want = []metav1.OwnerReference{}
 			}
-			_, err = c.Client.CoreV1().PersistentVolumeClaims(set.Namespace).Patch(ctx, claim.Name, types.MergePatchType,
-				shell.Guarded(claim, map[string]any{"metadata": map[string]any{"ownerReferences": want}}), metav1.PatchOptions{})
+			_, err = kube.Patch(ctx, c.Client.CoreV1().PersistentVolumeClaims(set.Namespace), claim, kube.Unchanged, kube.Change{Owners: &want})
 			if err != nil && !apierrors.IsNotFound(err) {
-				return fmt.Errorf("setting the owners of claim %s: %w", shell.Key(claim), err)
+				return fmt.Errorf("setting the owners of claim %s: %w", controller.Key(claim), err)
 			}
 		}
 	}

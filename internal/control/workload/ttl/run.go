@@ -11,8 +11,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/kube"
 )
 
 // Expires says when a Job is to be deleted; ok is false while it is not
@@ -30,12 +31,12 @@ func Expires(j *batchv1.Job) (at time.Time, ok bool) {
 }
 
 // Run deletes expired Jobs until the context ends.
-func Run(ctx context.Context, e shell.Env) error {
+func Run(ctx context.Context, e controller.Env) error {
 	inf := e.Informers.Batch().V1().Jobs()
-	q := shell.NewQueue()
-	seen, err := shell.On(inf.Informer(), func(_, j *batchv1.Job, gone bool) {
+	q := controller.NewQueue()
+	seen, err := controller.On(ctx, inf.Informer(), func(_, j *batchv1.Job, gone bool) {
 		if _, ok := Expires(j); ok && !gone {
-			q.Add(shell.Key(j))
+			q.Add(controller.Key(j))
 		}
 	})
 	if err != nil {
@@ -45,7 +46,7 @@ func Run(ctx context.Context, e shell.Env) error {
 		return nil
 	}
 	return e.Run(ctx, q, 4, func(ctx context.Context, key string) (time.Duration, error) {
-		ns, name := shell.Split(key)
+		ns, name := controller.Split(key)
 		j, err := inf.Lister().Jobs(ns).Get(name)
 		if err != nil {
 			return 0, nil
@@ -71,7 +72,7 @@ func Run(ctx context.Context, e shell.Env) error {
 		if left := time.Until(at); left > 0 {
 			return left, nil
 		}
-		opts := shell.SameUID(j)
+		opts := kube.SameUID(j)
 		fg := metav1.DeletePropagationForeground
 		opts.PropagationPolicy = &fg
 		opts.Preconditions.ResourceVersion = &j.ResourceVersion

@@ -10,9 +10,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/controller"
+	"github.com/berth-dev/berth/internal/kube"
 )
 
 // AttributesFinalizer keeps a VolumeAttributesClass that claims or volumes name.
@@ -41,21 +41,21 @@ func classesOfVolume(v *v1.PersistentVolume) []string {
 
 // RunAttributesProtection keeps the finalizer of VolumeAttributesClasses until
 // the context ends.
-func RunAttributesProtection(ctx context.Context, e shell.Env) error {
+func RunAttributesProtection(ctx context.Context, e controller.Env) error {
 	core, classes := e.Informers.Core().V1(), e.Informers.Storage().V1().VolumeAttributesClasses()
-	q := shell.NewQueue()
+	q := controller.NewQueue()
 	add := func(names []string) {
 		for _, name := range names {
 			q.Add(name)
 		}
 	}
-	a, err1 := shell.On(classes.Informer(), func(_, c *storagev1.VolumeAttributesClass, _ bool) { q.Add(c.Name) })
-	b, err2 := shell.On(core.PersistentVolumeClaims().Informer(), func(old, c *v1.PersistentVolumeClaim, gone bool) {
+	a, err1 := controller.On(ctx, classes.Informer(), func(_, c *storagev1.VolumeAttributesClass, _ bool) { q.Add(c.Name) })
+	b, err2 := controller.On(ctx, core.PersistentVolumeClaims().Informer(), func(old, c *v1.PersistentVolumeClaim, gone bool) {
 		if old != nil && (gone || !slices.Equal(classesOfClaim(old), classesOfClaim(c))) {
 			add(classesOfClaim(old))
 		}
 	})
-	c, err3 := shell.On(core.PersistentVolumes().Informer(), func(old, v *v1.PersistentVolume, gone bool) {
+	c, err3 := controller.On(ctx, core.PersistentVolumes().Informer(), func(old, v *v1.PersistentVolume, gone bool) {
 		if old != nil && (gone || !slices.Equal(classesOfVolume(old), classesOfVolume(v))) {
 			add(classesOfVolume(old))
 		}
@@ -77,11 +77,11 @@ func RunAttributesProtection(ctx context.Context, e shell.Env) error {
 				return 0, fmt.Errorf("looking for users of volume attributes class %s: %w", name, err)
 			}
 		}
-		patch := protect(class, AttributesFinalizer, used)
-		if patch == nil {
+		change := protect(class, AttributesFinalizer, used)
+		if change == nil {
 			return 0, nil
 		}
-		_, err = e.Client.StorageV1().VolumeAttributesClasses().Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+		_, err = kube.Patch(ctx, e.Client.StorageV1().VolumeAttributesClasses(), class, kube.Unchanged, *change)
 		if ignoreGone(err) != nil {
 			return 0, fmt.Errorf("guarding volume attributes class %s: %w", name, err)
 		}
@@ -91,7 +91,7 @@ func RunAttributesProtection(ctx context.Context, e shell.Env) error {
 
 // attributesUsed asks the API itself: a cache may be behind a claim that was
 // written just now, and a class is deleted rarely.
-func attributesUsed(ctx context.Context, e shell.Env, name string) (bool, error) {
+func attributesUsed(ctx context.Context, e controller.Env, name string) (bool, error) {
 	claims, err := e.Client.CoreV1().PersistentVolumeClaims("").List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return false, err

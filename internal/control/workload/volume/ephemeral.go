@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-helpers/storage/ephemeral"
 
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/controller"
 )
 
 // EphemeralClaims makes the claims of a pod's ephemeral volumes: owned by the
@@ -35,16 +35,16 @@ func EphemeralClaims(p *v1.Pod) (out []*v1.PersistentVolumeClaim) {
 }
 
 // RunEphemeral makes the claims of ephemeral volumes until the context ends.
-func RunEphemeral(ctx context.Context, e shell.Env) error {
+func RunEphemeral(ctx context.Context, e controller.Env) error {
 	core := e.Informers.Core().V1()
-	events := e.Events("ephemeral_volume")
-	q := shell.NewQueue()
-	a, err1 := shell.On(core.Pods().Informer(), func(_, p *v1.Pod, gone bool) {
+	events := e.Recorder("ephemeral_volume")
+	q := controller.NewQueue()
+	a, err1 := controller.On(ctx, core.Pods().Informer(), func(_, p *v1.Pod, gone bool) {
 		if !gone && len(EphemeralClaims(p)) > 0 {
-			q.Add(shell.Key(p))
+			q.Add(controller.Key(p))
 		}
 	})
-	b, err2 := shell.On(core.PersistentVolumeClaims().Informer(), func(_, c *v1.PersistentVolumeClaim, gone bool) {
+	b, err2 := controller.On(ctx, core.PersistentVolumeClaims().Informer(), func(_, c *v1.PersistentVolumeClaim, gone bool) {
 		if ref := metav1.GetControllerOfNoCopy(c); gone && ref != nil && ref.Kind == "Pod" {
 			q.Add(c.Namespace + "/" + ref.Name)
 		}
@@ -56,7 +56,7 @@ func RunEphemeral(ctx context.Context, e shell.Env) error {
 		return nil
 	}
 	return e.Run(ctx, q, 2, func(ctx context.Context, key string) (time.Duration, error) {
-		ns, name := shell.Split(key)
+		ns, name := controller.Split(key)
 		p, err := core.Pods().Lister().Pods(ns).Get(name)
 		if err != nil {
 			return 0, ignoreGone(err)
@@ -66,7 +66,7 @@ func RunEphemeral(ctx context.Context, e shell.Env) error {
 			have, err := core.PersistentVolumeClaims().Lister().PersistentVolumeClaims(ns).Get(want.Name)
 			if err == nil {
 				if !metav1.IsControlledBy(have, p) {
-					errs = append(errs, fmt.Errorf("claim %s exists and is not made for pod %s", shell.Key(have), key))
+					errs = append(errs, fmt.Errorf("claim %s exists and is not made for pod %s", controller.Key(have), key))
 				}
 				continue
 			}

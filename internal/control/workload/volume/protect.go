@@ -10,9 +10,10 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/controller"
+	"github.com/berth-dev/berth/internal/kube"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // The finalizers that keep claims and volumes while they are in use.
@@ -37,12 +38,12 @@ func Uses(p *v1.Pod, claim string) bool {
 }
 
 // RunClaimProtection keeps the finalizer of claims until the context ends.
-func RunClaimProtection(ctx context.Context, e shell.Env) error {
+func RunClaimProtection(ctx context.Context, e controller.Env) error {
 	core := e.Informers.Core().V1()
-	q := shell.NewQueue()
-	a, err1 := shell.On(core.PersistentVolumeClaims().Informer(), func(_, c *v1.PersistentVolumeClaim, _ bool) { q.Add(shell.Key(c)) })
-	b, err2 := shell.On(core.Pods().Informer(), func(_, p *v1.Pod, gone bool) {
-		if !gone && p.Status.Phase != v1.PodSucceeded && p.Status.Phase != v1.PodFailed {
+	q := controller.NewQueue()
+	a, err1 := controller.On(ctx, core.PersistentVolumeClaims().Informer(), func(_, c *v1.PersistentVolumeClaim, _ bool) { q.Add(controller.Key(c)) })
+	b, err2 := controller.On(ctx, core.Pods().Informer(), func(_, p *v1.Pod, gone bool) {
+		if !gone && !podutil.Terminal(p) {
 			return
 		}
 		for _, v := range p.Spec.Volumes {
@@ -60,7 +61,7 @@ func RunClaimProtection(ctx context.Context, e shell.Env) error {
 		return nil
 	}
 	return e.Run(ctx, q, 2, func(ctx context.Context, key string) (time.Duration, error) {
-		ns, name := shell.Split(key)
+		ns, name := controller.Split(key)
 		c, err := core.PersistentVolumeClaims().Lister().PersistentVolumeClaims(ns).Get(name)
 		if err != nil {
 			return 0, ignoreGone(err)
@@ -83,11 +84,11 @@ func RunClaimProtection(ctx context.Context, e shell.Env) error {
 				}
 			}
 		}
-		patch := protect(c, ClaimFinalizer, used)
-		if patch == nil {
+		change := protect(c, ClaimFinalizer, used)
+		if change == nil {
 			return 0, nil
 		}
-		_, err = e.Client.CoreV1().PersistentVolumeClaims(ns).Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+		_, err = kube.Patch(ctx, e.Client.CoreV1().PersistentVolumeClaims(ns), c, kube.Unchanged, *change)
 		if ignoreGone(err) != nil {
 			return 0, fmt.Errorf("guarding claim %s: %w", key, err)
 		}
@@ -96,10 +97,10 @@ func RunClaimProtection(ctx context.Context, e shell.Env) error {
 }
 
 // RunVolumeProtection keeps the finalizer of volumes until the context ends.
-func RunVolumeProtection(ctx context.Context, e shell.Env) error {
+func RunVolumeProtection(ctx context.Context, e controller.Env) error {
 	inf := e.Informers.Core().V1().PersistentVolumes()
-	q := shell.NewQueue()
-	a, err := shell.On(inf.Informer(), func(_, v *v1.PersistentVolume, _ bool) { q.Add(v.Name) })
+	q := controller.NewQueue()
+	a, err := controller.On(ctx, inf.Informer(), func(_, v *v1.PersistentVolume, _ bool) { q.Add(v.Name) })
 	if err != nil {
 		return err
 	}
@@ -111,11 +112,11 @@ func RunVolumeProtection(ctx context.Context, e shell.Env) error {
 		if err != nil {
 			return 0, ignoreGone(err)
 		}
-		patch := protect(v, VolumeFinalizer, v.Status.Phase == v1.VolumeBound)
-		if patch == nil {
+		change := protect(v, VolumeFinalizer, v.Status.Phase == v1.VolumeBound)
+		if change == nil {
 			return 0, nil
 		}
-		_, err = e.Client.CoreV1().PersistentVolumes().Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+		_, err = kube.Patch(ctx, e.Client.CoreV1().PersistentVolumes(), v, kube.Unchanged, *change)
 		if ignoreGone(err) != nil {
 			return 0, fmt.Errorf("guarding volume %s: %w", name, err)
 		}
@@ -125,14 +126,15 @@ func RunVolumeProtection(ctx context.Context, e shell.Env) error {
 
 // protect adds the finalizer to a living object, and takes it off a dying one
 // that nobody uses; nil means nothing to do.
-func protect(o metav1.Object, finalizer string, used bool) []byte {
+func protect(o metav1.Object, finalizer string, used bool) *kube.Change {
 	have := slices.Contains(o.GetFinalizers(), finalizer)
 	switch {
 	case o.GetDeletionTimestamp() == nil && !have:
-		return shell.Guarded(o, map[string]any{"metadata": map[string]any{"finalizers": append(slices.Clone(o.GetFinalizers()), finalizer)}})
+		more := append(slices.Clone(o.GetFinalizers()), finalizer)
+		return &kube.Change{Finalizers: &more}
 	case o.GetDeletionTimestamp() != nil && have && !used:
 		keep := slices.DeleteFunc(slices.Clone(o.GetFinalizers()), func(f string) bool { return f == finalizer })
-		return shell.Guarded(o, map[string]any{"metadata": map[string]any{"finalizers": keep}})
+		return &kube.Change{Finalizers: &keep}
 	}
 	return nil
 }

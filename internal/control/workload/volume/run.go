@@ -12,19 +12,20 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/types"
+	applyv1 "k8s.io/client-go/applyconfigurations/core/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	storagelisters "k8s.io/client-go/listers/storage/v1"
 	"k8s.io/client-go/tools/record"
 	helper "k8s.io/component-helpers/storage/volume"
 
-	"github.com/berth-dev/berth/internal/control/workload/shell"
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/kube"
 )
 
 type binder struct {
-	shell.Env
-	queue   *shell.Queue // keys: "c/" + claim, "v/" + volume
+	controller.Env
+	queue   *controller.Queue // keys: "c/" + claim, "v/" + volume
 	events  record.EventRecorder
 	claims  corelisters.PersistentVolumeClaimLister
 	volumes corelisters.PersistentVolumeLister
@@ -32,17 +33,17 @@ type binder struct {
 }
 
 // RunBinder binds claims and volumes until the context ends.
-func RunBinder(ctx context.Context, e shell.Env) error {
+func RunBinder(ctx context.Context, e controller.Env) error {
 	core, classes := e.Informers.Core().V1(), e.Informers.Storage().V1().StorageClasses()
-	b := &binder{Env: e, queue: shell.NewQueue(), events: e.Events("persistentvolume-controller"),
+	b := &binder{Env: e, queue: controller.NewQueue(), events: e.Recorder("persistentvolume-controller"),
 		claims: core.PersistentVolumeClaims().Lister(), volumes: core.PersistentVolumes().Lister(), classes: classes.Lister()}
-	x, err1 := shell.On(core.PersistentVolumeClaims().Informer(), func(_, c *v1.PersistentVolumeClaim, gone bool) {
-		b.queue.Add("c/" + shell.Key(c))
+	x, err1 := controller.On(ctx, core.PersistentVolumeClaims().Informer(), func(_, c *v1.PersistentVolumeClaim, gone bool) {
+		b.queue.Add("c/" + controller.Key(c))
 		if c.Spec.VolumeName != "" {
 			b.queue.Add("v/" + c.Spec.VolumeName)
 		}
 	})
-	y, err2 := shell.On(core.PersistentVolumes().Informer(), func(_, v *v1.PersistentVolume, gone bool) {
+	y, err2 := controller.On(ctx, core.PersistentVolumes().Informer(), func(_, v *v1.PersistentVolume, gone bool) {
 		b.queue.Add("v/" + v.Name)
 		if r := v.Spec.ClaimRef; r != nil {
 			b.queue.Add("c/" + r.Namespace + "/" + r.Name)
@@ -52,7 +53,7 @@ func RunBinder(ctx context.Context, e shell.Env) error {
 			return helper.GetPersistentVolumeClaimClass(c) == helper.GetPersistentVolumeClass(v)
 		})
 	})
-	z, err3 := shell.On(classes.Informer(), func(_, s *storagev1.StorageClass, _ bool) {
+	z, err3 := controller.On(ctx, classes.Informer(), func(_, s *storagev1.StorageClass, _ bool) {
 		b.pending(func(c *v1.PersistentVolumeClaim) bool { return helper.GetPersistentVolumeClaimClass(c) == s.Name })
 	})
 	if err := errors.Join(err1, err2, err3); err != nil {
@@ -73,7 +74,7 @@ func (b *binder) pending(helps func(*v1.PersistentVolumeClaim) bool) {
 	}
 	for _, c := range all {
 		if c.Status.Phase != v1.ClaimBound && helps(c) {
-			b.queue.Add("c/" + shell.Key(c))
+			b.queue.Add("c/" + controller.Key(c))
 		}
 	}
 }
@@ -82,7 +83,7 @@ func (b *binder) sync(ctx context.Context, key string) (time.Duration, error) {
 	if name, ok := strings.CutPrefix(key, "v/"); ok {
 		return 0, b.volume(ctx, name)
 	}
-	ns, name := shell.Split(strings.TrimPrefix(key, "c/"))
+	ns, name := controller.Split(strings.TrimPrefix(key, "c/"))
 	return 0, b.claim(ctx, ns, name)
 }
 
@@ -111,14 +112,13 @@ func (b *binder) claim(ctx context.Context, ns, name string) error {
 	case plan.Bind != nil:
 		return b.bind(ctx, c, plan.Bind, plan.Because)
 	case plan.Provisioner != "" && c.Annotations[provisionerAnnotation] != plan.Provisioner:
-		patch := shell.Guarded(c, map[string]any{"metadata": map[string]any{"annotations": map[string]any{
-			provisionerAnnotation: plan.Provisioner, betaProvisionerAnnotation: plan.Provisioner}}})
-		if _, err := b.Client.CoreV1().PersistentVolumeClaims(ns).Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-			return fmt.Errorf("handing claim %s to its provisioner: %w", shell.Key(c), err)
+		change := kube.Change{Annotations: map[string]*string{provisionerAnnotation: &plan.Provisioner, betaProvisionerAnnotation: &plan.Provisioner}}
+		if _, err := kube.Patch(ctx, b.Client.CoreV1().PersistentVolumeClaims(ns), c, kube.Unchanged, change); err != nil {
+			return fmt.Errorf("handing claim %s to its provisioner: %w", controller.Key(c), err)
 		}
 		return nil
 	case plan.Phase != c.Status.Phase:
-		return b.claimStatus(ctx, c, map[string]any{"phase": plan.Phase})
+		return b.claimStatus(ctx, c, v1.PersistentVolumeClaimStatus{Phase: plan.Phase})
 	}
 	return nil
 }
@@ -129,15 +129,14 @@ func (b *binder) bind(ctx context.Context, c *v1.PersistentVolumeClaim, pv *v1.P
 	api := b.Client.CoreV1()
 	var err error
 	if r := pv.Spec.ClaimRef; r == nil || r.UID != c.UID {
-		meta := map[string]any{}
+		change := kube.Change{Spec: applyv1.PersistentVolumeSpec().WithClaimRef(applyv1.ObjectReference().WithKind("PersistentVolumeClaim").
+			WithAPIVersion("v1").WithNamespace(c.Namespace).WithName(c.Name).WithUID(c.UID))}
 		if r == nil {
-			meta["annotations"] = map[string]any{helper.AnnBoundByController: yes}
+			change.Annotations = map[string]*string{helper.AnnBoundByController: kube.To(yes)}
 		}
-		patch := shell.Guarded(pv, map[string]any{"metadata": meta, "spec": map[string]any{"claimRef": map[string]any{"kind": "PersistentVolumeClaim",
-			"apiVersion": "v1", "namespace": c.Namespace, "name": c.Name, "uid": c.UID}}})
-		got, err := api.PersistentVolumes().Patch(ctx, pv.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+		got, err := kube.Patch(ctx, api.PersistentVolumes(), pv, kube.Unchanged, change)
 		if err != nil {
-			return fmt.Errorf("binding volume %s to claim %s: %w", pv.Name, shell.Key(c), err)
+			return fmt.Errorf("binding volume %s to claim %s: %w", pv.Name, controller.Key(c), err)
 		}
 		pv = got
 		b.Note("PersistentVolumeClaim", c, "bound to volume "+pv.Name, journal.Fact{Name: "because", Value: because})
@@ -146,12 +145,12 @@ func (b *binder) bind(ctx context.Context, c *v1.PersistentVolumeClaim, pv *v1.P
 		return err
 	}
 	if c.Spec.VolumeName != pv.Name || c.Annotations[helper.AnnBindCompleted] == "" {
-		notes := map[string]any{helper.AnnBindCompleted: yes}
+		notes := map[string]*string{helper.AnnBindCompleted: kube.To(yes)}
 		if c.Spec.VolumeName == "" {
-			notes[helper.AnnBoundByController] = yes
+			notes[helper.AnnBoundByController] = kube.To(yes)
 		}
-		patch := shell.Guarded(c, map[string]any{"metadata": map[string]any{"annotations": notes}, "spec": map[string]any{"volumeName": pv.Name}})
-		if c, err = api.PersistentVolumeClaims(c.Namespace).Patch(ctx, c.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		change := kube.Change{Annotations: notes, Spec: applyv1.PersistentVolumeClaimSpec().WithVolumeName(pv.Name)}
+		if c, err = kube.Patch(ctx, api.PersistentVolumeClaims(c.Namespace), c, kube.Unchanged, change); err != nil {
 			return fmt.Errorf("binding a claim to volume %s: %w", pv.Name, err)
 		}
 	}
@@ -160,15 +159,14 @@ func (b *binder) bind(ctx context.Context, c *v1.PersistentVolumeClaim, pv *v1.P
 	if c.Status.Phase == v1.ClaimBound && have.Sign() > 0 {
 		return nil // a resize owns the capacity from here on
 	}
-	return b.claimStatus(ctx, c, map[string]any{"phase": v1.ClaimBound, "accessModes": pv.Spec.AccessModes,
-		"capacity": map[string]any{string(v1.ResourceStorage): want.String()}})
+	return b.claimStatus(ctx, c, v1.PersistentVolumeClaimStatus{Phase: v1.ClaimBound, AccessModes: pv.Spec.AccessModes,
+		Capacity: v1.ResourceList{v1.ResourceStorage: want}})
 }
 
-func (b *binder) claimStatus(ctx context.Context, c *v1.PersistentVolumeClaim, st map[string]any) error {
-	_, err := b.Client.CoreV1().PersistentVolumeClaims(c.Namespace).Patch(ctx, c.Name, types.MergePatchType,
-		shell.Guarded(c, map[string]any{"status": st}), metav1.PatchOptions{}, "status")
+func (b *binder) claimStatus(ctx context.Context, c *v1.PersistentVolumeClaim, st v1.PersistentVolumeClaimStatus) error {
+	_, err := kube.Patch(ctx, b.Client.CoreV1().PersistentVolumeClaims(c.Namespace), c, kube.Unchanged, kube.Change{Status: st, Subresource: "status"})
 	if ignoreGone(err) != nil {
-		return fmt.Errorf("writing the status of claim %s: %w", shell.Key(c), err)
+		return fmt.Errorf("writing the status of claim %s: %w", controller.Key(c), err)
 	}
 	return nil
 }
@@ -178,12 +176,12 @@ func (b *binder) volumePhase(ctx context.Context, pv *v1.PersistentVolume, phase
 	if pv.Status.Phase == phase && (msg == "" || pv.Status.Message == msg) {
 		return nil
 	}
-	st := map[string]any{"phase": phase, "message": msg}
+	// The message is written also when it is empty.
+	st := applyv1.PersistentVolumeStatus().WithPhase(phase).WithMessage(msg)
 	if pv.Status.Phase != phase {
-		st["lastPhaseTransitionTime"] = metav1.Now()
+		st.WithLastPhaseTransitionTime(metav1.Now())
 	}
-	if _, err := b.Client.CoreV1().PersistentVolumes().Patch(ctx, pv.Name, types.MergePatchType,
-		shell.Merge(map[string]any{"metadata": map[string]any{"uid": pv.UID}, "status": st}), metav1.PatchOptions{}, "status"); err != nil {
+	if _, err := kube.Patch(ctx, b.Client.CoreV1().PersistentVolumes(), pv, kube.SameObject, kube.Change{Status: st, Subresource: "status"}); err != nil {
 		return fmt.Errorf("writing the status of volume %s: %w", pv.Name, err)
 	}
 	return nil
@@ -210,13 +208,11 @@ func (b *binder) volume(ctx context.Context, name string) error {
 	}
 	plan := ForVolume(pv, claim)
 	if plan.Unbind {
-		patch := map[string]any{"spec": map[string]any{"claimRef": nil}}
+		change := kube.Change{Spec: map[string]any{"claimRef": nil}, Annotations: map[string]*string{helper.AnnBoundByController: nil}}
 		if pv.Annotations[helper.AnnBoundByController] == "" {
-			patch = map[string]any{"spec": map[string]any{"claimRef": map[string]any{"uid": nil}}}
-		} else {
-			patch["metadata"] = map[string]any{"annotations": map[string]any{helper.AnnBoundByController: nil}}
+			change = kube.Change{Spec: map[string]any{"claimRef": map[string]any{"uid": nil}}}
 		}
-		if pv, err = b.Client.CoreV1().PersistentVolumes().Patch(ctx, name, types.MergePatchType, shell.Guarded(pv, patch), metav1.PatchOptions{}); err != nil {
+		if pv, err = kube.Patch(ctx, b.Client.CoreV1().PersistentVolumes(), pv, kube.Unchanged, change); err != nil {
 			return fmt.Errorf("freeing volume %s: %w", name, err)
 		}
 	}

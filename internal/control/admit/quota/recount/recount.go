@@ -5,8 +5,6 @@ package recount
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"time"
@@ -15,20 +13,19 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 	quotav1 "k8s.io/apiserver/pkg/quota/v1"
 	"k8s.io/apiserver/pkg/quota/v1/generic"
 	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/util/workqueue"
 
 	"github.com/berth-dev/berth/internal/control/admit/quota"
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/kube"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // counted are the kinds that quota can count, with what tells whether an
@@ -51,88 +48,56 @@ var counted = []schema.GroupVersionResource{
 	{Group: "networking.k8s.io", Version: "v1", Resource: "ingresses"},
 }
 
-// Config is what the controller needs. Journal may be nil.
-type Config struct {
-	Client    kubernetes.Interface
-	Informers informers.SharedInformerFactory
-	Log       *slog.Logger
-	Journal   journal.Sink
-	// Now is for tests; nil: time.Now.
-	Now func() time.Time
-}
-
 // Run counts until ctx ends.
-func Run(ctx context.Context, cfg Config) error {
-	if cfg.Client == nil || cfg.Informers == nil || cfg.Log == nil {
-		return errors.New("starting to count quota: Client, Informers and Log are required")
+func Run(ctx context.Context, e controller.Env) error {
+	if err := e.Check(); err != nil {
+		return err
 	}
-	if cfg.Journal == nil {
-		cfg.Journal = journal.Discard
-	}
-	if cfg.Now == nil {
-		cfg.Now = time.Now
-	}
-	c := &controller{Config: cfg, quotas: cfg.Informers.Core().V1().ResourceQuotas().Lister()}
-	c.queue = workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[types.NamespacedName]())
-	defer c.queue.ShutDown()
-	undo, synced, err := c.watch()
-	defer undo()
+	c := &reconciler{Env: e, quotas: e.Informers.Core().V1().ResourceQuotas().Lister(), queue: controller.NewQueue()}
+	watched, err := c.watch(ctx)
 	if err != nil {
 		return err
 	}
 	// Some kinds may have had no informer before.
-	cfg.Informers.Start(ctx.Done())
-	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
+	if err := e.Synced(ctx, watched...); err != nil {
 		return nil
 	}
-	stop := context.AfterFunc(ctx, c.queue.ShutDown)
-	defer stop()
-	for c.next(ctx) {
-	}
-	return nil
+	return e.Run(ctx, c.queue, 1, c.count)
 }
 
-type controller struct {
-	Config
+type reconciler struct {
+	controller.Env
 	quotas   corelisters.ResourceQuotaLister
 	registry quotav1.Registry
-	queue    workqueue.TypedRateLimitingInterface[types.NamespacedName]
+	queue    *controller.Queue
 }
 
-// watch registers handlers on every counted kind and fills the registry with
-// their evaluators.
-func (c *controller) watch() (undo func(), synced []cache.InformerSynced, err error) {
-	var removals []func()
-	undo = func() {
-		for _, remove := range removals {
-			remove()
-		}
-	}
+// watch adds handlers to every counted kind and fills the registry with their
+// evaluators.
+func (c *reconciler) watch(ctx context.Context) (watched []cache.DoneChecker, err error) {
 	lister := generic.ListerFuncForResourceFunc(func(gvr schema.GroupVersionResource) (informers.GenericInformer, error) {
 		return c.Informers.ForResource(gvr)
 	})
-	c.registry = generic.NewRegistry(quota.Evaluators(quota.Config{Lister: lister, Now: c.Now}))
+	c.registry = generic.NewRegistry(quota.Evaluators(quota.Config{Lister: lister, Now: time.Now}))
 	for _, gvr := range counted {
 		if c.registry.Get(gvr.GroupResource()) == nil {
 			c.registry.Add(generic.NewObjectCountEvaluator(gvr.GroupResource(), generic.ListResourceUsingListerFunc(lister, gvr), ""))
 		}
 		source, err := c.Informers.ForResource(gvr)
 		if err != nil {
-			return undo, nil, fmt.Errorf("watching %s: %w", gvr.Resource, err)
+			return nil, fmt.Errorf("watching %s: %w", gvr.Resource, err)
 		}
-		informer := source.Informer()
-		registration, err := informer.AddEventHandler(cache.ResourceEventHandlerDetailedFuncs{
+		seen, err := controller.Handle(ctx, source.Informer(), cache.ResourceEventHandlerDetailedFuncs{
 			AddFunc:    c.added,
 			UpdateFunc: c.updated,
 			DeleteFunc: c.deleted,
 		})
 		if err != nil {
-			return undo, nil, fmt.Errorf("watching %s: %w", gvr.Resource, err)
+			return nil, fmt.Errorf("watching %s: %w", gvr.Resource, err)
 		}
-		removals = append(removals, func() { _ = informer.RemoveEventHandler(registration) })
-		synced = append(synced, registration.HasSynced)
+		watched = append(watched, seen)
 	}
-	return undo, synced, nil
+	return watched, nil
 }
 
 // settle is how long after an object came its quotas are counted again.
@@ -140,24 +105,20 @@ func (c *controller) watch() (undo func(), synced []cache.InformerSynced, err er
 // that very moment; a burst of objects is worth one count.
 const settle = time.Second
 
-func (c *controller) added(obj any, initial bool) {
+func (c *reconciler) added(obj any, initial bool) {
 	if q, ok := obj.(*corev1.ResourceQuota); ok {
-		c.queue.Add(keyOf(q))
+		c.queue.Add(controller.Key(q))
 	}
 	if !initial {
-		c.eachQuotaOf(obj, func(key types.NamespacedName) { c.queue.AddAfter(key, settle) })
+		c.eachQuotaOf(obj, func(key string) { c.queue.After(key, settle) })
 	}
 }
 
-func keyOf(q *corev1.ResourceQuota) types.NamespacedName {
-	return types.NamespacedName{Namespace: q.Namespace, Name: q.Name}
-}
-
-func (c *controller) updated(before, after any) {
+func (c *reconciler) updated(before, after any) {
 	if now, ok := after.(*corev1.ResourceQuota); ok {
 		// Somebody else may have written limits into the status.
 		if was, ok := before.(*corev1.ResourceQuota); ok && (!equality.Semantic.DeepEqual(was.Spec, now.Spec) || !quotav1.Equals(now.Status.Hard, now.Spec.Hard)) {
-			c.queue.Add(keyOf(now))
+			c.queue.Add(controller.Key(now))
 		}
 		return
 	}
@@ -171,7 +132,7 @@ func frees(before, after any) bool {
 	switch now := after.(type) {
 	case *corev1.Pod:
 		was, ok := before.(*corev1.Pod)
-		return ok && (ended(now) && !ended(was) || !equality.Semantic.DeepEqual(was.Spec.Containers, now.Spec.Containers))
+		return ok && (podutil.Terminal(now) && !podutil.Terminal(was) || !equality.Semantic.DeepEqual(was.Spec.Containers, now.Spec.Containers))
 	case *corev1.Service:
 		was, ok := before.(*corev1.Service)
 		return ok && !equality.Semantic.DeepEqual(quota.ServiceUsage(was), quota.ServiceUsage(now))
@@ -182,11 +143,7 @@ func frees(before, after any) bool {
 	return false
 }
 
-func ended(pod *corev1.Pod) bool {
-	return pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded
-}
-
-func (c *controller) deleted(obj any) {
+func (c *reconciler) deleted(obj any) {
 	if last, unseen := obj.(cache.DeletedFinalStateUnknown); unseen {
 		obj = last.Obj
 	}
@@ -194,7 +151,7 @@ func (c *controller) deleted(obj any) {
 }
 
 // eachQuotaOf calls do for the quotas of an object's namespace.
-func (c *controller) eachQuotaOf(obj any, do func(types.NamespacedName)) {
+func (c *reconciler) eachQuotaOf(obj any, do func(string)) {
 	object, err := meta.Accessor(obj)
 	if err != nil {
 		return
@@ -204,53 +161,38 @@ func (c *controller) eachQuotaOf(obj any, do func(types.NamespacedName)) {
 		return
 	}
 	for _, q := range quotas {
-		do(keyOf(q))
+		do(controller.Key(q))
 	}
 }
 
-func (c *controller) next(ctx context.Context) bool {
-	item, stopped := c.queue.Get()
-	if stopped {
-		return false
-	}
-	defer c.queue.Done(item)
-	if err := c.count(ctx, item); err != nil {
-		c.Log.Warn("counting quota; will try again", "quota", item, "err", err)
-		c.queue.AddRateLimited(item)
-		return true
-	}
-	c.queue.Forget(item)
-	return true
-}
-
-func (c *controller) count(ctx context.Context, item types.NamespacedName) error {
-	q, err := c.quotas.ResourceQuotas(item.Namespace).Get(item.Name)
+func (c *reconciler) count(ctx context.Context, key string) (time.Duration, error) {
+	namespace, name := controller.Split(key)
+	q, err := c.quotas.ResourceQuotas(namespace).Get(name)
 	if apierrors.IsNotFound(err) {
-		return nil
+		return 0, nil
 	}
 	if err != nil {
-		return fmt.Errorf("reading quota %s: %w", item, err)
+		return 0, fmt.Errorf("reading quota %s: %w", key, err)
 	}
 	used, err := quotav1.CalculateUsage(q.Namespace, q.Spec.Scopes, q.Spec.Hard, c.registry, q.Spec.ScopeSelector)
 	if err != nil {
-		return fmt.Errorf("counting for quota %s: %w", item, err)
+		return 0, fmt.Errorf("counting for quota %s: %w", key, err)
 	}
-	body, err := statusPatch(q, used)
-	if err != nil || body == nil {
-		return err
+	status := statusChange(q, used)
+	if status == nil {
+		return 0, nil
 	}
-	_, err = c.Client.CoreV1().ResourceQuotas(q.Namespace).Patch(ctx, q.Name, types.MergePatchType, body, metav1.PatchOptions{}, "status")
+	// Admission adds to the same numbers: the version guards both.
+	_, err = kube.Patch(ctx, c.Client.CoreV1().ResourceQuotas(namespace), q, kube.Unchanged, kube.Change{Status: status, Subresource: "status"})
 	if apierrors.IsNotFound(err) {
-		return nil
+		return 0, nil
 	}
 	if err != nil {
-		return fmt.Errorf("writing the status of quota %s: %w", item, err)
+		return 0, fmt.Errorf("writing the status of quota %s: %w", key, err)
 	}
-	c.Journal.Append(journal.Record{
-		Time: c.Now(), Part: "quota", Object: journal.Ref{Kind: "ResourceQuota", Namespace: q.Namespace, Name: q.Name, UID: string(q.UID)},
-		Decision: "counted usage again", Because: []journal.Fact{{Name: "used", Value: fmt.Sprint(quotaText(used))}},
-	})
-	return nil
+	c.Tell(controller.Note{Part: "quota", Kind: "ResourceQuota", Object: q, Decision: "counted usage again", Level: slog.LevelDebug,
+		Because: []journal.Fact{{Name: "used", Value: fmt.Sprint(quotaText(used))}}})
+	return 0, nil
 }
 
 func quotaText(list corev1.ResourceList) map[string]string {
@@ -261,26 +203,18 @@ func quotaText(list corev1.ResourceList) map[string]string {
 	return out
 }
 
-// statusPatch brings the status to the spec's limits and this usage; nil when
-// it is there already. It holds only for the quota as it was read: admission
-// adds to the same numbers.
-func statusPatch(q *corev1.ResourceQuota, used corev1.ResourceList) ([]byte, error) {
+// statusChange brings the status to the spec's limits and this usage; nil when
+// it is there already.
+func statusChange(q *corev1.ResourceQuota, used corev1.ResourceList) map[string]any {
 	// Names nothing counts are limited all the same, at zero used.
 	all := corev1.ResourceList{}
 	for name := range q.Spec.Hard {
 		all[name] = used[name]
 	}
 	if quotav1.Equals(q.Status.Hard, q.Spec.Hard) && quotav1.Equals(q.Status.Used, all) {
-		return nil, nil
+		return nil
 	}
-	status := map[string]any{"hard": withRemovals(q.Status.Hard, q.Spec.Hard), "used": withRemovals(q.Status.Used, all)}
-	body, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"uid": q.UID, "resourceVersion": q.ResourceVersion}, "status": status,
-	})
-	if err != nil {
-		return nil, fmt.Errorf("encoding the status of quota %s/%s: %w", q.Namespace, q.Name, err)
-	}
-	return body, nil
+	return map[string]any{"hard": withRemovals(q.Status.Hard, q.Spec.Hard), "used": withRemovals(q.Status.Used, all)}
 }
 
 // withRemovals is a merge patch from one list to another: null removes.

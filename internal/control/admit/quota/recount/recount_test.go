@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/berth-dev/berth/internal/control/api/apitest"
+	"github.com/berth-dev/berth/internal/controller"
 )
 
 // TestQuota runs the controller beside a real server, whose admission refuses
@@ -30,7 +31,7 @@ func TestQuota(t *testing.T) {
 	done := make(chan error, 1)
 	factory := informers.NewSharedInformerFactory(client, 0)
 	go func() {
-		done <- Run(ctx, Config{Client: client, Informers: factory, Log: slog.New(slog.DiscardHandler)})
+		done <- Run(ctx, controller.Env{Name: "resourcequota-controller", Client: client, Informers: factory, Log: slog.New(slog.DiscardHandler)})
 	}()
 	t.Cleanup(func() {
 		cancel()
