@@ -11,6 +11,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/control/api"
 	"github.com/berth-dev/berth/internal/control/store"
+	"github.com/berth-dev/berth/internal/supervise"
 )
 
 // configureServer settles how the API server runs, while the store can still be
@@ -56,11 +57,12 @@ func (u *up) startAPI(ctx context.Context) error {
 		u.api = srv
 		u.serverChoices.Store(u.server)
 		ended := make(chan error, 1)
-		u.keep("api server", func(ctx context.Context) error {
+		// A server runs once: when it fails, the cluster ends with its error.
+		u.parts.Start(supervise.Part{Name: "api server", Restart: supervise.Never, Run: func(ctx context.Context) error {
 			err := srv.Run(ctx)
 			ended <- err
 			return err
-		})
+		}})
 		select {
 		case <-srv.Ready():
 		case err := <-ended:

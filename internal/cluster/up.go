@@ -170,8 +170,8 @@ func Up(ctx context.Context, cfg *Config, emit Progress, ready chan<- struct{}) 
 		})
 	}
 	select {
-	case <-ctx.Done():
-		return nil
+	case <-u.parts.Context().Done():
+		return u.parts.Wait()
 	case <-stopped:
 		return errors.New("the store stopped: see logs/etcd.log in the data directory")
 	}
