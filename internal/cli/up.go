@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
+	"github.com/berth-dev/berth/internal/agent/container"
 	"github.com/berth-dev/berth/internal/cluster"
 	"github.com/berth-dev/berth/internal/cluster/host"
 	"github.com/berth-dev/berth/internal/nodes/health"
@@ -125,6 +126,7 @@ func nodeFlags(f *pflag.FlagSet, cfg *cluster.Config) {
 	f.IntVar(&cfg.Ports.ProxyMetrics, "proxy-metrics-port", 0, "port of the proxy's metrics on loopback (default 10249)")
 	f.IntVar(&cfg.Ports.WireGuard, "wireguard-port", 0, "UDP port of this node with network wireguard (default 51820)")
 	f.BoolVar(&cfg.NetworkPolicy, "network-policy", true, "enforce NetworkPolicy on this node's pods")
+	f.BoolVar(&cfg.Hardened, "hardened", false, "containers lack "+strings.Join(container.RuntimeExtras, ", ")+" unless their capabilities.add names them (or ALL) or they are privileged")
 	f.StringVar(&cfg.BundleDir, "bundle-dir", "", "directory of the runtime bundle (default: that of this program)")
 	f.StringVar(&cfg.ImagesDir, "images-dir", "", "directory of OCI archives to import (default: images in the bundle)")
 	f.StringVar(&cfg.RuntimeEndpoint, "container-runtime-endpoint", "", "CRI socket of a runtime that is already there, instead of the bundled one")

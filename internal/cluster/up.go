@@ -45,10 +45,12 @@ type up struct {
 	// startedRuntime is true if this run started containerd; a failed start
 	// then stops it again.
 	startedRuntime bool
-	server         *api.Options
-	serverLog      *slog.Logger
-	store          *store.Store
-	api            *api.Server
+	// runtimeLacks says what keeps the bundled runtime from seccomp profiles.
+	runtimeLacks string
+	server       *api.Options
+	serverLog    *slog.Logger
+	store        *store.Store
+	api          *api.Server
 	// serverChoices are set once api is; the control socket asks for both.
 	serverChoices atomic.Pointer[api.Options]
 	admin         *rest.Config
