@@ -214,6 +214,7 @@ func foreground(ctx context.Context, cfg *cluster.Config, child bool) error {
 			}
 		}()
 	}
+	cfg.Restart = func() error { return again(manager) }
 	var shown atomic.Bool
 	err = cluster.Up(ctx, cfg, func(e cluster.Event) {
 		if e.State == "fail" {
@@ -226,6 +227,21 @@ func foreground(ctx context.Context, cfg *cluster.Config, child bool) error {
 		emit(cluster.Event{Stage: "start", State: "fail", Detail: err.Error()})
 	}
 	return err
+}
+
+// again replaces this process by a new one with the same arguments. Nobody
+// waits for its progress any more.
+func again(manager notifier) error {
+	exe, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("finding this program: %w", err)
+	}
+	args := slices.DeleteFunc(slices.Clone(os.Args), func(a string) bool { return a == "--progress-fd" })
+	env := os.Environ()
+	if manager.socket != "" {
+		env = append(env, "NOTIFY_SOCKET="+manager.socket)
+	}
+	return fmt.Errorf("starting %s anew: %w", exe, syscall.Exec(exe, args, env))
 }
 
 // detached starts this program again in a session of its own and follows its

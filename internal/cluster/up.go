@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"runtime/debug"
 	"sync"
@@ -175,7 +174,7 @@ func Up(ctx context.Context, cfg *Config, emit Progress, ready chan<- struct{}) 
 	case <-u.parts.Context().Done():
 		return u.parts.Wait()
 	case <-stopped:
-		return errors.New("the store stopped: see logs/etcd.log in the data directory")
+		return u.outliveStore(ctx)
 	}
 }
 
