@@ -245,3 +245,19 @@ func TestCapabilitiesMustBeAskedFor(t *testing.T) {
 		}
 	}
 }
+
+// FuzzEnvFile takes in any file that a pod left for its variables.
+func FuzzEnvFile(f *testing.F) {
+	f.Add("A='one'\nB=two # x\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		vars, err := ParseEnvFile(text)
+		if err != nil {
+			return
+		}
+		for name := range vars {
+			if name == "" || strings.ContainsAny(name, "=\n") {
+				t.Errorf("a variable %q", name)
+			}
+		}
+	})
+}
