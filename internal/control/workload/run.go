@@ -108,7 +108,7 @@ func clusterControllers(c *Config) []controller.Controller {
 				if len(c.RootCA) == 0 {
 					return nil
 				}
-				return rootca.Run(ctx, e, c.RootCA)
+				return rootca.Run(ctx, e, c.RootCA, c.ServingSigningCert)
 			}},
 		{Name: "certificatesigningrequest-approving-controller", Account: "certificate-controller",
 			Watches: "certificatesigningrequests.certificates.k8s.io",
