@@ -23,6 +23,7 @@ import (
 	"github.com/berth-dev/berth/internal/cluster/containerd"
 	"github.com/berth-dev/berth/internal/cluster/host"
 	"github.com/berth-dev/berth/internal/control/api"
+	"github.com/berth-dev/berth/internal/controller"
 	podnetwork "github.com/berth-dev/berth/internal/network"
 	"github.com/berth-dev/berth/internal/nodes/cloud/inventory"
 	"github.com/berth-dev/berth/internal/nodes/health"
@@ -112,6 +113,12 @@ type Config struct {
 	CloudProvider, CloudConfig string
 	// Controllers says which controllers run, as --controllers does.
 	Controllers []string
+	// Restart replaces this process by a new one of the same command, and
+	// returns only if it cannot; nil ends the cluster where it would be called.
+	Restart func() error
+	// Hardened takes from containers the capabilities that the runtime gives by
+	// default and few programs need, unless they ask for them.
+	Hardened bool
 	// BundleDir holds containerd, its shim, the CNI plugins and images/.
 	BundleDir string
 	// ImagesDir holds the OCI archives to import; empty: BundleDir/images.
@@ -231,7 +238,7 @@ func (c *Config) validate() (err error) {
 	if c.CertificateLife != 0 && c.CertificateLife < minCertificateLife {
 		return fmt.Errorf("--certificate-lifetime %s: at least %s is needed to renew in time", c.CertificateLife, minCertificateLife)
 	}
-	_, _, err = chooseControllers(c.Controllers)
+	_, err = controller.Choose(c.Controllers, controllers()...)
 	return err
 }
 

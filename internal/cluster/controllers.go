@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"os"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -16,11 +15,15 @@ import (
 
 	"github.com/berth-dev/berth/internal/control/schedule"
 	"github.com/berth-dev/berth/internal/control/workload"
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/kube"
 	"github.com/berth-dev/berth/internal/nodes"
 	nodeslaunch "github.com/berth-dev/berth/internal/nodes/launch"
 	"github.com/berth-dev/berth/internal/supervise"
 )
+
+// controllers are those that --controllers may name.
+func controllers() []controller.Controller { return slices.Concat(nodes.List(), workload.List()) }
 
 // startControllers runs the scheduler and the controllers on the cluster's own
 // client and one set of informers.
@@ -34,12 +37,14 @@ func (u *up) startControllers(context.Context) error {
 		return err
 	}
 	registry, life := u.metrics, u.parts.Context()
-	enableNode, enableWork, err := chooseControllers(u.Controllers)
+	as := controller.Acting(u.api.As)
+	enabled, err := controller.Choose(u.Controllers, controllers()...)
 	if err != nil {
 		return err
 	}
-	nodesConfig, watchCloud, err := u.nodeOptions(enableNode).Build(life, nodeslaunch.Shared{
-		Client: u.client, Informers: u.informers, Log: log, Journal: u.journal, Metrics: registry, Events: kube.Events(life, u.client), Board: &u.board,
+	nodesConfig, watchCloud, err := u.nodeOptions(enabled).Build(life, nodeslaunch.Shared{
+		Client: u.client, Informers: u.informers, Log: log, Journal: u.journal, Metrics: registry,
+		Recorders: kube.NewRecorders(life), Clients: as, Board: &u.board,
 	})
 	if err != nil {
 		return err
@@ -55,15 +60,15 @@ func (u *up) startControllers(context.Context) error {
 	if err != nil {
 		return err
 	}
-	controllers.Enabled = func(name string) bool { return slices.Contains(enableWork, name) }
+	controllers.Enabled, controllers.Clients = enabled, as
 	var deciders []supervise.Part
 	for _, c := range nodeControllers {
 		deciders = append(deciders, supervise.Part{Name: c.Name, Run: c.Run, Restart: supervise.Always})
 	}
 	deciders = append(deciders,
-		supervise.Part{Name: "scheduler", Restart: supervise.Always, Run: func(ctx context.Context) error {
-			return schedule.Run(ctx, schedule.Config{Client: u.client, Informers: u.informers, Log: schedLog, Journal: u.journal, Metrics: registry})
-		}},
+		supervise.Part{Name: "scheduler", Restart: supervise.Always, Run: schedule.Controller(schedule.Config{
+			Client: u.client, Informers: u.informers, Log: schedLog, Journal: u.journal, Metrics: registry,
+		}).Start(controller.Env{Client: u.client, Informers: u.informers, Log: schedLog}, as)},
 		supervise.Part{Name: "controllers", Restart: supervise.Always, Run: func(ctx context.Context) error {
 			return workload.Run(ctx, controllers)
 		}})
@@ -73,9 +78,16 @@ func (u *up) startControllers(context.Context) error {
 
 // nodeOptions is the command line that `berth controllers` would have in this
 // cluster.
-func (c *Config) nodeOptions(enable []string) *nodeslaunch.Options {
+func (c *Config) nodeOptions(enabled controller.Enabled) *nodeslaunch.Options {
 	o := nodeslaunch.NewOptions()
-	o.Generic.Controllers, o.Health = enable, c.NodeHealth
+	o.Health = c.NodeHealth
+	o.Generic.Controllers = nil
+	for _, name := range nodes.Names() {
+		if !enabled(name) {
+			name = "-" + name
+		}
+		o.Generic.Controllers = append(o.Generic.Controllers, name)
+	}
 	o.Shared.AllocateNodeCIDRs, o.Shared.ClusterCIDR, o.ServiceRange = true, c.ClusterCIDR, c.ServiceCIDR
 	o.Shared.CloudProvider.Name, o.Shared.CloudProvider.CloudConfigFile = c.CloudProvider, c.CloudConfig
 	return o
@@ -115,41 +127,4 @@ func (u *up) workloadConfig(log *slog.Logger, metrics prometheus.Registerer) (wo
 	}
 	cfg.NoLoadBalancer, cfg.ReservedPorts = u.LoadBalancer == LoadBalancerNone, u.reservedPorts()
 	return cfg, u.servingConfig(&cfg)
-}
-
-// chooseControllers reads --controllers as kube-controller-manager does: "*" is
-// all, "name" adds one, "-name" leaves one out, no word means all, and of
-// several words about one controller the first counts. What it returns has one
-// word for each node and each workload controller.
-func chooseControllers(words []string) (node, work []string, err error) {
-	aliases, known := nodes.Aliases(), slices.Concat(nodes.Names(), workload.Names())
-	all := len(words) == 0 || slices.Contains(words, "*")
-	chosen := map[string]bool{}
-	for _, w := range words {
-		if w == "*" {
-			continue
-		}
-		name, off := strings.CutPrefix(w, "-")
-		if long, ok := aliases[name]; ok {
-			name = long
-		}
-		if !slices.Contains(known, name) {
-			return nil, nil, fmt.Errorf("--controllers: %q is not one of *, %s", name, strings.Join(known, ", "))
-		}
-		if _, said := chosen[name]; !said {
-			chosen[name] = !off
-		}
-	}
-	each := func(names []string) (out []string) {
-		for _, name := range names {
-			on, said := chosen[name]
-			if on || !said && all {
-				out = append(out, name)
-			} else {
-				out = append(out, "-"+name)
-			}
-		}
-		return out
-	}
-	return each(nodes.Names()), each(workload.Names()), nil
 }

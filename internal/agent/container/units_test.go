@@ -10,6 +10,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apiresource "k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 func TestExpand(t *testing.T) {
@@ -98,6 +99,15 @@ func TestAppArmorAdmission(t *testing.T) {
 	}
 	if err := CheckAppArmor(local, true, map[string]bool{"mine": true}); err != nil {
 		t.Error(err)
+	}
+	// An annotation that came later does not undo what the pod's field says.
+	local.Annotations = map[string]string{legacyAppArmor + "c": "unconfined"}
+	c := &local.Spec.Containers[0]
+	if p, _, err := appArmorProfile(local, c, local.Spec.SecurityContext.AppArmorProfile); err != nil || p.ProfileType != runtimeapi.SecurityProfile_Localhost {
+		t.Errorf("annotation against the pod's field: %v, %v", p, err)
+	}
+	if p, _, err := appArmorProfile(local, c, nil); err != nil || p.ProfileType != runtimeapi.SecurityProfile_Unconfined {
+		t.Errorf("annotation alone: %v, %v", p, err)
 	}
 	bad := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{legacyAppArmor + "c": "odd"}}, Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c"}}}}
 	if err := CheckAppArmor(bad, true, nil); err == nil || !strings.Contains(err.Error(), `invalid AppArmor profile name: "odd"`) {
@@ -205,4 +215,49 @@ func BenchmarkContainerConfig(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+}
+
+// TestCapabilitiesMustBeAskedFor: on a hardened node.
+func TestCapabilitiesMustBeAskedFor(t *testing.T) {
+	privileged := true
+	for _, test := range []struct {
+		name string
+		own  *v1.SecurityContext
+		want string
+	}{
+		{"nothing said", nil, "AUDIT_WRITE MKNOD NET_RAW SETFCAP SYS_CHROOT"},
+		{"one asked for", &v1.SecurityContext{Capabilities: &v1.Capabilities{Add: []v1.Capability{"NET_RAW"}}}, "AUDIT_WRITE MKNOD SETFCAP SYS_CHROOT"},
+		{"with its prefix", &v1.SecurityContext{Capabilities: &v1.Capabilities{Add: []v1.Capability{"cap_net_raw"}}}, "AUDIT_WRITE MKNOD SETFCAP SYS_CHROOT"},
+		{"all asked for", &v1.SecurityContext{Capabilities: &v1.Capabilities{Add: []v1.Capability{"ALL"}}}, ""},
+		{"all dropped", &v1.SecurityContext{Capabilities: &v1.Capabilities{Drop: []v1.Capability{"ALL"}}}, "ALL"},
+		{"privileged", &v1.SecurityContext{Privileged: &privileged}, ""},
+	} {
+		in := baseInput()
+		in.Node.DropCapabilities = RuntimeExtras
+		c := &v1.Container{Name: "c", SecurityContext: test.own}
+		in.Pod = &v1.Pod{Spec: v1.PodSpec{Containers: []v1.Container{*c}}}
+		out, err := containerSecurity(in, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(out.Capabilities.GetDropCapabilities(), " "); got != test.want {
+			t.Errorf("%s: drops %q, want %q", test.name, got, test.want)
+		}
+	}
+}
+
+// FuzzEnvFile takes in any file that a pod left for its variables.
+func FuzzEnvFile(f *testing.F) {
+	f.Add("A='one'\nB=two # x\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		vars, err := ParseEnvFile(text)
+		if err != nil {
+			return
+		}
+		for name := range vars {
+			if name == "" || strings.ContainsAny(name, "=\n") {
+				t.Errorf("a variable %q", name)
+			}
+		}
+	})
 }

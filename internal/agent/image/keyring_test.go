@@ -269,6 +269,17 @@ providers:
 	if count() != 3 {
 		t.Errorf("%d runs, want 3", count())
 	}
+	if len(p.cache) != 1 {
+		t.Errorf("%d answers are kept; the expired one of s.example must go", len(p.cache))
+	}
+	for i := range maxCached + 10 {
+		p.cache[fmt.Sprint(i)] = cachedAuth{until: clk.Now().Add(time.Hour)}
+	}
+	ask("r.example/a", 1)
+	ask("t.example/a", 1)
+	if len(p.cache) > maxCached {
+		t.Errorf("%d answers are kept, want at most %d", len(p.cache), maxCached)
+	}
 
 	write("  tokenAttributes: {serviceAccountTokenAudience: aud, cacheType: ServiceAccount, requireServiceAccount: true, requiredServiceAccountAnnotationKeys: [role]}\n")
 	if _, err := LoadProviders(config, dir, nil, clk); err == nil {
@@ -295,4 +306,21 @@ providers:
 			t.Errorf("%q was accepted", bad)
 		}
 	}
+}
+
+// FuzzProviderAnswer takes in whatever a credential provider plugin may print.
+func FuzzProviderAnswer(f *testing.F) {
+	f.Add([]byte(`{"kind":"CredentialProviderResponse","apiVersion":"credentialprovider.kubelet.k8s.io/v1","cacheKeyType":"Registry","cacheDuration":"1m",` +
+		`"auth":{"*.example":{"username":"u","password":"hunter2"}}}`))
+	f.Add([]byte(`{"kind":"hunter2"`))
+	c := &ProviderConfig{APIVersion: providerVersions[0]}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		answer, err := c.answer(text)
+		if err != nil {
+			return
+		}
+		for server := range answer.Auth {
+			matchServer(server, "registry.example/image")
+		}
+	})
 }

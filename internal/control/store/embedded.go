@@ -26,6 +26,8 @@ import (
 	"go.uber.org/zap/zapcore"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+
+	"github.com/berth-dev/berth/internal/logfile"
 )
 
 const (
@@ -76,6 +78,8 @@ type embedded struct {
 	stopTidy  context.CancelFunc
 	tidied    chan struct{} // closed when the last tidying ended
 	closing   sync.Once
+	failure   *failure
+	over      chan struct{} // closed when etcd stopped or failed
 }
 
 // startEmbedded takes the directory, starts etcd in it and waits for it to
@@ -88,7 +92,7 @@ func startEmbedded(ctx context.Context, cfg Config) (_ *embedded, err error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &embedded{space: &space{log: cfg.Log, changed: cfg.SpaceChanged, wake: make(chan struct{}, 1)}}
+	e := &embedded{failure: newFailure(), over: make(chan struct{}), space: &space{log: cfg.Log, changed: cfg.SpaceChanged, wake: make(chan struct{}, 1)}}
 	if cfg.Quota == 0 {
 		cfg.Quota = DefaultQuota
 	}
@@ -128,6 +132,14 @@ func startEmbedded(ctx context.Context, cfg Config) (_ *embedded, err error) {
 		e.etcd.Close()
 		return nil, err
 	}
+	e.failure.contain()
+	go func() {
+		select {
+		case <-e.etcd.Server.StopNotify():
+		case <-e.failure.happened:
+		}
+		close(e.over)
+	}()
 	e.watchSpace()
 	return e, nil
 }
@@ -164,7 +176,7 @@ func (e *embedded) configure(dir string, cfg Config) (*embed.Config, error) {
 	if logFile == "" {
 		logFile = filepath.Join(dir, "etcd.log")
 	}
-	if e.log, err = openLog(logFile); err != nil {
+	if e.log, err = openLog(logFile, e.failure); err != nil {
 		return nil, err
 	}
 
@@ -291,11 +303,15 @@ func replayed(member uint64) bool {
 
 func (e *embedded) client() *clientv3.Client { return e.inProcess }
 
-func (e *embedded) stopped() <-chan struct{} { return e.etcd.Server.StopNotify() }
+func (e *embedded) stopped() <-chan struct{} { return e.over }
 
 func (e *embedded) close() {
 	e.closing.Do(func() {
 		e.stopTidy()
+		if e.failure.err() != nil {
+			e.release() // nobody waits for what was held in the middle of a write
+			return
+		}
 		<-e.tidied
 		e.etcd.Close()
 		e.release()
@@ -315,21 +331,21 @@ func (e *embedded) release() {
 	}
 }
 
-// openLog gives etcd a quiet logger of its own. A fatal entry panics instead
-// of exiting, see startGuarded.
-func openLog(path string) (*zap.Logger, error) {
+// openLog gives etcd a quiet logger of its own, with files of bounded size.
+// A fatal entry does not end the process, see failure.
+func openLog(path string, failure *failure) (*zap.Logger, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("creating etcd log directory: %w", err)
 	}
-	c := zap.NewProductionConfig()
-	c.Level = zap.NewAtomicLevelAt(zapcore.WarnLevel)
-	c.EncoderConfig.EncodeTime = zapcore.RFC3339NanoTimeEncoder
-	c.OutputPaths, c.ErrorOutputPaths = []string{path}, []string{path}
-	log, err := c.Build(zap.WithFatalHook(zapcore.WriteThenPanic))
+	file, err := logfile.Open(path, logfile.DefaultLimits)
 	if err != nil {
 		return nil, fmt.Errorf("opening etcd log: %w", err)
 	}
-	return log, nil
+	c := zap.NewProductionEncoderConfig()
+	c.EncodeTime = zapcore.RFC3339NanoTimeEncoder
+	core := zapcore.NewCore(zapcore.NewJSONEncoder(c), file, zap.NewAtomicLevelAt(zapcore.WarnLevel))
+	return zap.New(core, zap.ErrorOutput(file), zap.AddCaller(), zap.AddStacktrace(zapcore.ErrorLevel),
+		zap.WithFatalHook(failure), zap.WithPanicHook(failure)), nil
 }
 
 // lockDir makes the directory ours until the returned file is closed or the

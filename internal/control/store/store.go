@@ -161,6 +161,9 @@ func (s *Store) Embedded() bool { return s.embedded != nil }
 // Health reads one key through consensus, so an error means that the store
 // cannot serve consistent requests now.
 func (s *Store) Health(ctx context.Context) error {
+	if err := s.Failure(); err != nil {
+		return err
+	}
 	if _, err := s.client.Get(ctx, "/registry/health", clientv3.WithCountOnly()); err != nil {
 		return fmt.Errorf("reading from etcd: %w", err)
 	}

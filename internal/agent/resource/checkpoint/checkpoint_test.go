@@ -55,3 +55,37 @@ func TestFilesOfKubeletsAreRead(t *testing.T) {
 		}
 	}
 }
+
+// TestDirectoryIsOnDisk: a file whose name is lost with the power is lost.
+func TestDirectoryIsOnDisk(t *testing.T) {
+	dir, real := t.TempDir(), syncDir
+	defer func() { syncDir = real }()
+	synced := ""
+	syncDir = func(d string) error {
+		if _, err := os.Stat(filepath.Join(dir, "state")); err != nil {
+			t.Errorf("synced before the file has its name: %v", err)
+		}
+		synced = d
+		return real(d)
+	}
+	if err := Write(filepath.Join(dir, "state"), 1); err != nil || synced != dir {
+		t.Errorf("%v; synced %q", err, synced)
+	}
+}
+
+// FuzzFiles takes in any file that was left in the place of a checkpoint.
+func FuzzFiles(f *testing.F) {
+	f.Add([]byte(`{"policyName":"static","defaultCpuSet":"0,4-27","entries":{"p":{"app":"1-3"}},"checksum":3300516549}`))
+	f.Add([]byte(`{"policyName":"None","machineState":{},"checksum":4236770233}`))
+	f.Add([]byte(`{"Data":{"PodDeviceEntries":[{"PodUID":"p","DeviceIDs":{"-1":["d"]},"AllocResp":"Ch8K"}],"RegisteredDevices":{"a/b":["d"]}},"Checksum":3660592824}`))
+	dir := f.TempDir()
+	f.Fuzz(func(t *testing.T, text []byte) {
+		path := filepath.Join(dir, "state")
+		if err := os.WriteFile(path, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		for _, kind := range []string{"cpu", "memory", "devices"} {
+			_ = read(kind, path) // an error or not, but no panic
+		}
+	})
+}

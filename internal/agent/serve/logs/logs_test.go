@@ -1,6 +1,7 @@
 package logs
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"fmt"
@@ -167,4 +168,39 @@ func BenchmarkRead(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+}
+
+// TestEndlessLineIsLeftOut: what no runtime writes does not fill memory, and
+// the lines around it are there.
+func TestEndlessLineIsLeftOut(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "c.log")
+	const stamp = "2016-10-06T00:17:09.669794202Z stdout F "
+	text := stamp + "before\n" + stamp + strings.Repeat("x", 4*maxLine) + "\n" + stamp + "after\n"
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	file, err := open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	var out strings.Builder
+	r := &reader{path: path, file: file, buf: bufio.NewReader(file), out: &out, left: -1, lineStart: true}
+	if err := r.drain(t.Context()); err != nil || out.String() != "before\nafter\n" {
+		t.Errorf("%v, %d bytes", err, out.Len())
+	}
+	if cap(r.pending) > 2*maxLine {
+		t.Errorf("%d bytes are held", cap(r.pending))
+	}
+}
+
+// FuzzParse takes in any line of a log file, which a runtime or a pod wrote.
+func FuzzParse(f *testing.F) {
+	f.Add([]byte("2016-10-06T00:17:09.669794202Z stdout F text\n"))
+	f.Add([]byte("2016-10-06T00:17:09Z stderr P:x \n"))
+	f.Fuzz(func(t *testing.T, line []byte) {
+		if r, err := Parse(line); err == nil && (r.Stream != "stdout" && r.Stream != "stderr" || r.Time.IsZero() && !strings.HasPrefix(r.Stamp, "0001")) {
+			t.Errorf("%q is %+v", line, r)
+		}
+	})
 }
