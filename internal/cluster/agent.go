@@ -7,13 +7,16 @@ import (
 	"log/slog"
 	"os"
 
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/utils/ptr"
 
 	"github.com/berth-dev/berth/internal/agent"
 	"github.com/berth-dev/berth/internal/agent/config"
+	"github.com/berth-dev/berth/internal/agent/container"
 	"github.com/berth-dev/berth/internal/agent/launch"
 )
 
@@ -62,6 +65,9 @@ func (u *up) agentConfig(log *slog.Logger) (launch.Config, error) {
 		HostnameOverride: u.NodeName, NodeIP: u.NodeIP, MaxDeadPerContainer: 1, MaxDeadContainers: -1,
 		ImageCredentialConfig: u.CredentialProviders, ImageCredentialDir: u.CredentialProviderDir,
 	}
+	if u.Hardened {
+		effective.Agent.DropCapabilities = container.RuntimeExtras
+	}
 	cfg := launch.Config{
 		Effective: effective, Log: log, Version: KubernetesVersion, Journal: u.journal, Metrics: newRegistry(),
 		CNIConfDir: u.cniConfDir(), CNI: cni, Guard: u.guard(),
@@ -77,6 +83,15 @@ func (u *up) agentConfig(log *slog.Logger) (launch.Config, error) {
 	cfg.LogLinkDir = launch.HostLogLinks
 	effective.Kubelet.RotateCertificates, effective.Kubelet.ServerTLSBootstrap = true, true
 	return cfg, nil
+}
+
+// noSeccomp says why containers cannot have the runtime's seccomp profile;
+// empty where they can, as far as can be told of a runtime of the user's own.
+func (u *up) noSeccomp() string {
+	if err := unix.Prctl(unix.PR_GET_SECCOMP, 0, 0, 0, 0); err != nil {
+		return "this kernel has no seccomp (CONFIG_SECCOMP_FILTER)"
+	}
+	return u.runtimeLacks
 }
 
 func (u *up) runtimeEndpoint() string {
@@ -111,6 +126,24 @@ func (u *up) agentDirs() error {
 	return nil
 }
 
+// nodeClient is what the parts of a node use that write to its Node: it has the
+// node's own identity, also beside the control plane.
+func (u *up) nodeClient() (kubernetes.Interface, error) {
+	if !u.Role.control() {
+		return u.client, nil
+	}
+	return u.clientAs("system:node:"+u.NodeName, user.NodesGroup)
+}
+
+// clientAs acts as a user, with the connections of the control plane.
+func (u *up) clientAs(name string, groups ...string) (kubernetes.Interface, error) {
+	client, err := kubernetes.NewForConfig(u.api.As(name, append(groups, user.AllAuthenticated)...))
+	if err != nil {
+		return nil, fmt.Errorf("making a client that acts as %s: %w", name, err)
+	}
+	return client, nil
+}
+
 // memberClient is what the parts of a joined node use beside the agent: it has
 // the node's own identity, so that the Node authorizer judges it as any.
 func (u *up) memberClient() (kubernetes.Interface, error) {
@@ -138,6 +171,10 @@ func (u *up) kubelet() (*config.Effective, error) {
 		return nil, fmt.Errorf("reading the agent's configuration: %w", err)
 	}
 	k := effective.Kubelet
+	if why := u.noSeccomp(); why != "" && ptr.Deref(k.SeccompDefault, false) {
+		u.notes = append(u.notes, "containers that name no seccomp profile run without one: "+why)
+		k.SeccompDefault = ptr.To(false)
+	}
 	k.Port = int32(u.Ports.Agent)
 	k.HealthzPort = ptr.To(int32(u.Ports.AgentHealthz))
 	k.StaticPodPath = u.Path("agent", "manifests")
