@@ -131,7 +131,7 @@ func (u *up) steps() []step {
 // closed once the node is Ready. A failing start stops what it started and
 // removes what it made.
 func Up(ctx context.Context, cfg *Config, emit Progress, ready chan<- struct{}) (err error) {
-	debug.SetGCPercent(memory.GCPercent)
+	debug.SetGCPercent(memory.StartGCPercent)
 	u := &up{Config: cfg, clock: clock{began: time.Now(), emit: emit}}
 	undo, err := u.prepare()
 	if err != nil {

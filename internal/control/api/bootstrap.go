@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -20,30 +19,30 @@ import (
 
 	"github.com/berth-dev/berth/internal/control/api/addresses"
 	"github.com/berth-dev/berth/internal/control/auth"
+	"github.com/berth-dev/berth/internal/controller"
 )
 
-const (
-	// keepFirstRetry and keepLastRetry bound the pause between attempts to put
-	// a missing object back; it doubles from one to the other, with jitter.
-	keepFirstRetry = 100 * time.Millisecond
-	keepLastRetry  = 30 * time.Second
-)
+// keepRetry is the pause between attempts to put a missing object back.
+var keepRetry = controller.Backoff{First: 100 * time.Millisecond, Most: 30 * time.Second}
 
 // bootstrap creates the objects every cluster starts with. It can run any
 // number of times, also beside another server's.
 func (s *Server) bootstrap(ctx context.Context) error {
 	// The other objects live in the namespaces.
-	if err := s.ensureNamespaces(ctx); err != nil {
+	if err := s.finishing(stepNamespaces, s.ensureNamespaces)(ctx); err != nil {
 		return err
 	}
 	// The rest is independent of each other, and writes at once share a sync of
 	// the disk.
 	parts := []func(context.Context) error{
-		s.ensurePriorityClasses, s.ensureAPIService, s.ensureServiceCIDR, s.ensureTrust,
-		func(ctx context.Context) error { return auth.EnsurePolicy(ctx, s.client) },
+		s.finishing(stepPriorityClasses, s.ensurePriorityClasses),
+		s.finishing(stepAPIService, s.ensureAPIService),
+		s.finishing(stepServiceCIDR, s.ensureServiceCIDR),
+		s.finishing(stepTrust, s.ensureTrust),
+		s.finishing(stepRoles, func(ctx context.Context) error { return auth.EnsurePolicy(ctx, s.client) }),
 	}
 	if s.cfg.PriorityAndFairness {
-		parts = append(parts, s.ensureFairness)
+		parts = append(parts, s.finishing(stepFairness, s.ensureFairness))
 	}
 	errs := make([]error, len(parts))
 	var wg sync.WaitGroup
@@ -79,7 +78,8 @@ func (s *Server) keep(ctx context.Context) {
 
 // bootstrapUntilDone repeats bootstrap until it succeeds (true) or ctx ends.
 func (s *Server) bootstrapUntilDone(ctx context.Context) bool {
-	for pause := keepFirstRetry; ; pause = min(2*pause, keepLastRetry) {
+	retry := controller.Retry{Backoff: keepRetry}
+	for {
 		err := s.bootstrap(ctx)
 		if err == nil {
 			return true
@@ -87,11 +87,12 @@ func (s *Server) bootstrapUntilDone(ctx context.Context) bool {
 		if ctx.Err() != nil {
 			return false
 		}
+		pause := retry.Failed()
 		s.cfg.Log.Warn("creating the cluster's own objects", "error", err, "retry", pause)
 		select {
 		case <-ctx.Done():
 			return false
-		case <-time.After(pause + rand.N(pause/2)):
+		case <-time.After(pause):
 		}
 	}
 }

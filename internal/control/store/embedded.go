@@ -1,8 +1,10 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"expvar"
 	"fmt"
 	"net/url"
 	"os"
@@ -18,6 +20,7 @@ import (
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3rpc"
 	"go.etcd.io/etcd/server/v3/proxy/grpcproxy/adapter"
+	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/raftpb"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -29,16 +32,11 @@ import (
 
 const (
 	// tick and election decide how long a lone member waits before it elects
-	// itself: between one and five ticks. Nothing else depends on them, since
+	// itself unless elect is faster: between one and five ticks. Nothing else depends on them, since
 	// there is no other member to send heartbeats to; but each tick is a
 	// wake-up, so they are not too short either.
 	tick     = 40 * time.Millisecond
 	election = 5 * tick
-	// maxReplay is how many committed entries may await replay for elect to be
-	// safe: etcd trims its in-memory log when it has applied a hundred, and an
-	// election begun from outside between the trimming and its acknowledgement
-	// would ask for trimmed entries.
-	maxReplay = 90
 	// electEvery is how often a starting member is told to lead, until it does.
 	electEvery = 3 * time.Millisecond
 
@@ -191,7 +189,7 @@ func (e *embedded) configure(dir string, cfg Config) (*embed.Config, error) {
 	c.ListenPeerUrls, c.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
 	c.InitialCluster = c.InitialClusterFromName(c.Name)
 	c.InitialClusterToken = "berth"
-	c.TickMs, c.ElectionMs = uint(tick.Milliseconds()), uint(election.Milliseconds())
+	c.TickMs, c.ElectionMs = uint(tick.Milliseconds()), uint(cmp.Or(cfg.electionTimeout, election).Milliseconds())
 	c.SnapshotCount, c.SnapshotCatchUpEntries = snapshotEvery, snapshotCatchUp
 	c.BackendBatchInterval, c.BackendBatchLimit = batchInterval, batchLimit
 	c.QuotaBackendBytes = cfg.Quota
@@ -270,29 +268,37 @@ func (e *embedded) waitReady(ctx context.Context) error {
 	}
 }
 
-// elect makes the only member of a young cluster its leader without waiting
-// for the election timeout, and reports whether it is done. It sends the
-// message a leader sends to its chosen successor; a member that is not ready to
-// lead yet (its own membership is not applied) ignores it.
+// elect makes the only member of a cluster its leader without waiting for the
+// election timeout, and reports whether it is done. It sends the message a
+// leader sends to its chosen successor.
 func (e *embedded) elect(ctx context.Context) (done bool) {
 	server := e.etcd.Server
 	if server.Leader() != 0 || len(server.Cluster().Members()) > 1 {
 		return true
 	}
-	committed := server.CommittedIndex()
-	if committed == 0 {
-		return false // what there is to replay is not known yet
-	}
-	if committed > maxReplay {
-		return true // the election timeout will do it
-	}
 	self := uint64(server.MemberID())
+	if !replayed(self) {
+		return false
+	}
 	err := server.Process(ctx, &raftpb.Message{Type: raftpb.MsgTimeoutNow.Enum(), To: &self, From: &self})
 	if err != nil {
 		e.log.Warn("electing itself", zap.Error(err))
 		return true
 	}
 	return false
+}
+
+// replayed says whether a member has applied and acknowledged all that its log
+// holds as committed. An election begun from outside before that could ask for
+// entries that etcd, which trims its log while it applies it, holds no more. The
+// library shows raft's own state of the member started last and of no other.
+func replayed(member uint64) bool {
+	show, ok := expvar.Get("raft.status").(expvar.Func)
+	if !ok {
+		return false
+	}
+	status, ok := show().(raft.Status)
+	return ok && status.ID == member && status.Applied > 0 && status.Applied >= status.HardState.GetCommit()
 }
 
 func (e *embedded) client() *clientv3.Client { return e.inProcess }

@@ -43,6 +43,9 @@ type Config struct {
 	// SpaceChanged is called when the embedded database gets short of room, and when it no longer is. It may be nil.
 	SpaceChanged func(Usage)
 	Log          *slog.Logger
+
+	// electionTimeout is changed by tests; 0 is election.
+	electionTimeout time.Duration
 }
 
 // Store is a running database connection. It is safe for concurrent use.

@@ -12,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/admission"
 	resourcehelper "k8s.io/component-helpers/resource"
+
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 const (
@@ -47,7 +49,7 @@ func podEvaluator(cfg Config) *evaluator {
 	return &evaluator{
 		resource: "pods", list: cfg.list("pods"), tracks: podTracks, lacks: podLacks, scope: podScope,
 		changes: func(a admission.Attributes) bool {
-			return a.GetSubresource() == "" && a.GetOperation() == admission.Create ||
+			return a.GetSubresource() == "" && (a.GetOperation() == admission.Create || movesBetweenScopes(a)) ||
 				a.GetSubresource() == "resize" && a.GetOperation() == admission.Update
 		},
 		usage: func(item runtime.Object) (corev1.ResourceList, error) {
@@ -58,6 +60,15 @@ func podEvaluator(cfg Config) *evaluator {
 			return PodUsage(pod, cfg.Now()), nil
 		},
 	}
+}
+
+// movesBetweenScopes says whether an update takes a pod into or out of a scope. Of all that the scopes ask about only
+// the deadline can change in a pod; any other update leaves the count alone and must not fail because of a quota.
+func movesBetweenScopes(a admission.Attributes) bool {
+	pod, isPod := a.GetObject().(*corev1.Pod)
+	old, wasPod := a.GetOldObject().(*corev1.Pod)
+	return a.GetOperation() == admission.Update && isPod && wasPod &&
+		(pod.Spec.ActiveDeadlineSeconds == nil) != (old.Spec.ActiveDeadlineSeconds == nil)
 }
 
 // PodUsage returns what a pod costs at a moment. A pod that has ended, or
@@ -89,7 +100,7 @@ func PodUsage(pod *corev1.Pod, now time.Time) corev1.ResourceList {
 }
 
 func over(pod *corev1.Pod, now time.Time) bool {
-	if pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded {
+	if podutil.Terminal(pod) {
 		return true
 	}
 	// The deletion timestamp is when the grace should have ended; a node that
