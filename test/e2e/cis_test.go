@@ -185,12 +185,16 @@ spec: {externalIPs: [192.0.2.1], ports: [{port: 80}]}`, "external IP")},
 	{id: "4.2.2", title: "agent: not AlwaysAllow", probe: field(func(k *kubeletv1beta1.KubeletConfiguration) bool { return k.Authorization.Mode == "Webhook" })},
 	{id: "4.2.3", title: "agent: client CA", probe: field(func(k *kubeletv1beta1.KubeletConfiguration) bool { return k.Authentication.X509.ClientCAFile != "" })},
 	{id: "4.2.4", title: "agent: no read-only port", probe: field(func(k *kubeletv1beta1.KubeletConfiguration) bool { return k.ReadOnlyPort == 0 })},
-	{id: "4.2.5", title: "agent: streams time out", probe: field(func(k *kubeletv1beta1.KubeletConfiguration) bool { return k.StreamingConnectionIdleTimeout.Duration != 0 })},
+	{id: "4.2.5", title: "agent: streams time out", probe: field(func(k *kubeletv1beta1.KubeletConfiguration) bool {
+		return k.StreamingConnectionIdleTimeout.Duration != 0
+	})},
 	{id: "4.2.6", title: "agent: keeps its chains", probe: field(func(k *kubeletv1beta1.KubeletConfiguration) bool {
 		return k.MakeIPTablesUtilChains == nil || *k.MakeIPTablesUtilChains
 	})},
 	{id: "4.2.7", title: "agent: no name of its own", reason: "the name is the host's unless --node-name says otherwise; certificates name the same node"},
-	{id: "4.2.8", title: "agent: rate of events", probe: field(func(k *kubeletv1beta1.KubeletConfiguration) bool { return k.EventRecordQPS != nil && *k.EventRecordQPS > 0 })},
+	{id: "4.2.8", title: "agent: rate of events", probe: field(func(k *kubeletv1beta1.KubeletConfiguration) bool {
+		return k.EventRecordQPS != nil && *k.EventRecordQPS > 0
+	})},
 	{id: "4.2.9", title: "agent: TLS certificate", probe: func(c *cis) error { return serves(c.at(1), &tls.Config{InsecureSkipVerify: true}, true) }}, //nolint:gosec // that it serves TLS
 	{id: "4.2.10", title: "agent: client certificate rotates", reason: "the cluster renews it while it runs (cluster TestCertificatesAreRenewedWhileRunning); joined nodes rotate their own"},
 	{id: "4.2.11", title: "agent: serving certificate rotates", reason: "as 4.2.10"},
@@ -358,7 +362,9 @@ func refuses(manifest, why string) func(*cis) error {
 	}
 }
 
-func cannot(verb, resource string) func(*cis) error { return cannotAs("nobody", "system:authenticated", verb, resource) }
+func cannot(verb, resource string) func(*cis) error {
+	return cannotAs("nobody", "system:authenticated", verb, resource)
+}
 
 func cannotAs(user, group, verb, resource string) func(*cis) error {
 	return func(c *cis) error {
