@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"path/filepath"
 	"sync"
 
@@ -85,7 +86,8 @@ func (e *Encryption) Reload() error {
 	if err != nil {
 		return err
 	}
-	if err := loaded.HealthChecks[0].Check(nil); err != nil {
+	// A KMS provider's check reads the request's context.
+	if err := loaded.HealthChecks[0].Check((&http.Request{}).WithContext(e.life)); err != nil {
 		stop()
 		return fmt.Errorf("taking over the encryption configuration %s: %w", e.file, err)
 	}
