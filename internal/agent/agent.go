@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
@@ -25,6 +24,7 @@ import (
 	"github.com/berth-dev/berth/internal/agent/serve"
 	"github.com/berth-dev/berth/internal/agent/start"
 	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/supervise"
 )
 
 // GuardFunc makes a pod with these addresses safe to run.
@@ -137,14 +137,14 @@ func run(ctx context.Context, cfg Config, show func(inside)) error {
 	if err := cfg.complete(); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	b, closeBase, err := openBase(ctx, &cfg)
+	group := supervise.New(ctx, cfg.Log, supervise.AtOnce)
+	defer group.Stop()
+	b, closeBase, err := openBase(group.Context(), &cfg)
 	defer closeBase()
 	if err != nil {
 		return err
 	}
-	parts, in, err := wire(ctx, b)
+	parts, in, err := wire(group.Context(), b)
 	if in.volumes != nil {
 		defer in.volumes.Close()
 	}
@@ -154,32 +154,17 @@ func run(ctx context.Context, cfg Config, show func(inside)) error {
 	if show != nil {
 		show(in)
 	}
-	return runAll(ctx, cancel, parts)
+	for _, p := range parts {
+		group.Start(supervise.Part{Name: "the agent's " + p.name, Run: p.run})
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	return ctx.Err()
 }
 
-// part is one long-running part of the agent.
+// part is one long-running part of the agent; its failure ends the agent.
 type part struct {
 	name string
 	run  func(context.Context) error
-}
-
-// runAll runs all parts; the first that ends with an error of its own ends all.
-func runAll(ctx context.Context, cancel context.CancelFunc, parts []part) error {
-	var wg sync.WaitGroup
-	var once sync.Once
-	var first error
-	for _, p := range parts {
-		wg.Go(func() {
-			err := p.run(ctx)
-			if err != nil && ctx.Err() == nil {
-				once.Do(func() { first = fmt.Errorf("running the agent's %s: %w", p.name, err) })
-				cancel()
-			}
-		})
-	}
-	wg.Wait()
-	if first != nil {
-		return first
-	}
-	return ctx.Err()
 }

@@ -8,7 +8,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/agent/config"
 	"github.com/berth-dev/berth/internal/agent/launch"
-	"github.com/berth-dev/berth/internal/cluster"
+	"github.com/berth-dev/berth/internal/kube"
 	"github.com/berth-dev/berth/internal/memory"
 )
 
@@ -38,7 +38,7 @@ func agentCommand() *cobra.Command {
 		log := slog.New(stderrLog(effective.Kubelet.Logging.Format, level))
 		go memory.ReleasePeriodically(cmd.Context(), log)
 		return launch.Run(cmd.Context(), launch.Config{
-			Effective: effective, Log: log, LogLevel: level, Version: cluster.KubernetesVersion, LogLinkDir: launch.HostLogLinks,
+			Effective: effective, Log: log, LogLevel: level, Version: kube.Version, LogLinkDir: launch.HostLogLinks,
 		})
 	}
 	return cmd

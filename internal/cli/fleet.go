@@ -17,8 +17,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/record"
 
-	"github.com/berth-dev/berth/internal/cluster"
 	"github.com/berth-dev/berth/internal/fleet"
+	"github.com/berth-dev/berth/internal/kube"
 )
 
 // fleetGC keeps a fleet lean: it is measured by what it holds.
@@ -27,7 +27,7 @@ const fleetGC = 50
 func fleetCommand() *cobra.Command {
 	var kubeconfig, memory, script string
 	var cleanup, events, verbose bool
-	cfg := fleet.Config{Version: cluster.KubernetesVersion}
+	cfg := fleet.Config{Version: kube.Version}
 	cmd := &cobra.Command{
 		Use:   "fleet",
 		Short: "run thousands of hollow nodes against an API server",

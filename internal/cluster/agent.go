@@ -18,14 +18,11 @@ import (
 	"github.com/berth-dev/berth/internal/agent/config"
 	"github.com/berth-dev/berth/internal/agent/container"
 	"github.com/berth-dev/berth/internal/agent/launch"
+	"github.com/berth-dev/berth/internal/kube"
 )
 
 //go:embed machine.yaml
 var machineYAML []byte
-
-// KubernetesVersion is the API version the parts speak; it follows the
-// k8s.io modules.
-const KubernetesVersion = "v1.37.2+berth"
 
 // configureAgent settles how the agent is launched.
 func (u *up) configureAgent(context.Context) (err error) {
@@ -69,7 +66,7 @@ func (u *up) agentConfig(log *slog.Logger) (launch.Config, error) {
 		effective.Agent.DropCapabilities = container.RuntimeExtras
 	}
 	cfg := launch.Config{
-		Effective: effective, Log: log, Version: KubernetesVersion, Journal: u.journal, Metrics: newRegistry(),
+		Effective: effective, Log: log, Version: kube.Version, Journal: u.journal, Metrics: newRegistry(),
 		CNIConfDir: u.cniConfDir(), CNI: cni, Guard: u.guard(),
 	}
 	if u.volumes != nil {

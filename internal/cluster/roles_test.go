@@ -18,6 +18,7 @@ import (
 	"github.com/berth-dev/berth/internal/agent"
 	"github.com/berth-dev/berth/internal/agent/config"
 	"github.com/berth-dev/berth/internal/agent/launch"
+	"github.com/berth-dev/berth/internal/kube"
 	podnetwork "github.com/berth-dev/berth/internal/network"
 )
 
@@ -104,7 +105,7 @@ func TestRolesHonourTheSameConfiguration(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	alone := buildAgent(t, launch.Config{Effective: effective, Log: slog.New(slog.DiscardHandler), Version: KubernetesVersion, Metrics: newRegistry(),
+	alone := buildAgent(t, launch.Config{Effective: effective, Log: slog.New(slog.DiscardHandler), Version: kube.Version, Metrics: newRegistry(),
 		LogLinkDir: launch.HostLogLinks})
 
 	for role, got := range built {

@@ -145,7 +145,7 @@ func Up(ctx context.Context, cfg *Config, emit Progress, ready chan<- struct{}) 
 
 	// A failing start and a normal end both stop the parts before the store
 	// closes under them.
-	u.parts = supervise.New(ctx, u.log)
+	u.parts = supervise.New(ctx, u.log, supervise.Reverse)
 	defer func() {
 		u.parts.Stop()
 		if u.store != nil {

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	cloudprovider "k8s.io/cloud-provider"
@@ -24,6 +23,7 @@ import (
 	"github.com/berth-dev/berth/internal/nodes/podgc"
 	"github.com/berth-dev/berth/internal/nodes/route"
 	"github.com/berth-dev/berth/internal/nodes/ttl"
+	"github.com/berth-dev/berth/internal/supervise"
 )
 
 // DefaultKeepFinished is upstream's --terminated-pod-gc-threshold.
@@ -211,14 +211,9 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	group, ctx := errgroup.WithContext(ctx)
+	var parts []supervise.Part
 	for _, c := range controllers {
-		group.Go(func() error {
-			if err := c.Run(ctx); err != nil {
-				return fmt.Errorf("%s: %w", c.Name, err)
-			}
-			return nil
-		})
+		parts = append(parts, supervise.Part{Name: c.Name, Run: c.Run})
 	}
-	return group.Wait()
+	return supervise.Run(ctx, cfg.Log, parts...)
 }

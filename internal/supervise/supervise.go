@@ -1,5 +1,5 @@
 // Package supervise runs a list of parts: it starts them in order, starts those
-// again that end too early, and stops them in reverse order.
+// again that end too early, and stops them in reverse order or all at once.
 package supervise
 
 import (
@@ -13,7 +13,8 @@ import (
 )
 
 // Part is a name that users see and the function that does the work. Run returns
-// when its context ends, or with what ended it.
+// when its context ends, or with what ended it; without a name its error is passed
+// on as it is.
 type Part struct {
 	Name string
 	Run  func(ctx context.Context) error
@@ -30,10 +31,23 @@ type State struct {
 	LastError string `json:"lastError,omitempty"`
 }
 
+// Order is how a group's parts are stopped.
+type Order int
+
+const (
+	// Reverse stops the part started last first, and waits for each before the one
+	// before it is stopped: for parts that need those before them.
+	Reverse Order = iota
+	// AtOnce stops all together: for parts that stand side by side, and where all
+	// must cease at once, as controllers do when their leadership ends.
+	AtOnce
+)
+
 // Group runs parts. Make one with New; its methods may be called from several
 // goroutines.
 type Group struct {
 	log    *slog.Logger
+	order  Order
 	ctx    context.Context // ends when the group is to end
 	cancel context.CancelCauseFunc
 	ended  chan struct{} // closed when all parts were stopped
@@ -54,10 +68,9 @@ type running struct {
 }
 
 // New returns a group without parts. When ctx ends, or a part whose policy is
-// Never fails, all parts are stopped, the one started last first; each is waited
-// for before the one before it is stopped.
-func New(ctx context.Context, log *slog.Logger) *Group {
-	g := &Group{log: log, ended: make(chan struct{})}
+// Never fails, all parts are stopped in that order.
+func New(ctx context.Context, log *slog.Logger, order Order) *Group {
+	g := &Group{log: log, order: order, ended: make(chan struct{})}
 	g.ctx, g.cancel = context.WithCancelCause(ctx)
 	go g.stopAll()
 	return g
@@ -95,7 +108,10 @@ func (g *Group) keep(ctx context.Context, r *running) {
 		case done:
 			return
 		case endGroup:
-			g.cancel(fmt.Errorf("running %s: %w", r.Name, d.err))
+			if r.Name != "" {
+				d.err = fmt.Errorf("running %s: %w", r.Name, d.err)
+			}
+			g.cancel(d.err)
 			return
 		case again:
 		}
@@ -114,7 +130,7 @@ func (g *Group) keep(ctx context.Context, r *running) {
 	}
 }
 
-// stopAll waits for the group's end and stops the parts in reverse order.
+// stopAll waits for the group's end and stops the parts.
 func (g *Group) stopAll() {
 	defer close(g.ended)
 	<-g.ctx.Done()
@@ -122,6 +138,11 @@ func (g *Group) stopAll() {
 	g.closed = true
 	parts := g.running
 	g.mu.Unlock()
+	if g.order == AtOnce {
+		for _, r := range parts {
+			r.stop()
+		}
+	}
 	for i := len(parts) - 1; i >= 0; i-- {
 		parts[i].stop()
 		<-parts[i].over
@@ -162,9 +183,10 @@ func (g *Group) States() []State {
 }
 
 // Run runs parts until ctx ends, a part whose policy is Never fails, or every
-// part is done; then it stops those that still run and returns that failure.
+// part is done; then it stops those that still run, all at once, and returns that
+// failure.
 func Run(ctx context.Context, log *slog.Logger, parts ...Part) error {
-	g := New(ctx, log)
+	g := New(ctx, log, AtOnce)
 	g.Start(parts...)
 	go func() {
 		for _, r := range g.list() {

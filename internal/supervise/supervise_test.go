@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -66,7 +67,7 @@ func TestPartsStartAgainAndEndInReverseOrder(t *testing.T) {
 		var d diary
 		var starts []time.Duration
 		began := time.Now()
-		g := New(ctx, slog.New(slog.DiscardHandler))
+		g := New(ctx, slog.New(slog.DiscardHandler), Reverse)
 		g.Start(d.steady("first", Always), Part{"failing", func(context.Context) error {
 			starts = append(starts, time.Since(began))
 			return errors.New("broken")
@@ -107,10 +108,45 @@ func TestFailureOfAPartEndsTheGroup(t *testing.T) {
 		if !errors.Is(err, broken) || !strings.Contains(err.Error(), "running c") {
 			t.Errorf("the group ended with %v", err)
 		}
-		if want := []string{"end b", "end a"}; !reflect.DeepEqual(d.lines, want) {
-			t.Errorf("they ended in the order %v, want %v", d.lines, want)
+		if slices.Sort(d.lines); !slices.Equal(d.lines, []string{"end a", "end b"}) {
+			t.Errorf("these ended: %v", d.lines)
+		}
+		// A part without a name passes its error on as it is.
+		if err := Run(t.Context(), slog.New(slog.DiscardHandler), Part{Run: func(context.Context) error { return broken }}); err != broken { //nolint:errorlint // as it is
+			t.Errorf("a part without a name: %v", err)
+		}
+		// What the caller gave as the cause of the end is the result.
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancel(broken)
+		if err := Run(ctx, slog.New(slog.DiscardHandler), d.steady("c", Never)); !errors.Is(err, broken) {
+			t.Errorf("the caller's cause: %v", err)
 		}
 	})
+}
+
+// A part that does not end keeps no other from being stopped where all stop at
+// once, and where they stop in turn it keeps those before it.
+func TestOrderOfTheEnd(t *testing.T) {
+	for order, stopped := range map[Order]bool{AtOnce: true, Reverse: false} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			var d diary
+			release := make(chan struct{})
+			g := New(ctx, slog.New(slog.DiscardHandler), order)
+			g.Start(d.steady("first", Always), Part{Name: "slow", Run: func(context.Context) error { <-release; return nil }})
+			cancel()
+			synctest.Wait()
+			d.mu.Lock()
+			if got := len(d.lines) == 1; got != stopped {
+				t.Errorf("order %d: the first was stopped while the other went on: %v, want %v", order, got, stopped)
+			}
+			d.mu.Unlock()
+			close(release)
+			if err := g.Wait(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
 }
 
 // A list of which every part is done is done.

@@ -4,14 +4,12 @@ package launch
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -25,6 +23,7 @@ import (
 	"github.com/berth-dev/berth/internal/agent/node"
 	"github.com/berth-dev/berth/internal/agent/pressure"
 	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/supervise"
 )
 
 // Config is what launching needs beside the agent's configuration.
@@ -108,7 +107,7 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	return run(ctx, append(parts, func(ctx context.Context) error { return agent.Run(ctx, out) }))
+	return run(ctx, cfg.Log, append(parts, func(ctx context.Context) error { return agent.Run(ctx, out) }))
 }
 
 // Build makes the agent's configuration, and what must run beside the agent to
@@ -170,20 +169,13 @@ func knownIPs(id node.Identity) (out []string) {
 }
 
 // run runs all parts; the first that fails ends all.
-func run(ctx context.Context, parts []func(context.Context) error) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	var wg sync.WaitGroup
-	for _, part := range parts {
-		wg.Go(func() {
-			if err := part(ctx); err != nil && ctx.Err() == nil {
-				cancel(err)
-			}
-		})
+func run(ctx context.Context, log *slog.Logger, parts []func(context.Context) error) error {
+	var list []supervise.Part
+	for _, run := range parts {
+		list = append(list, supervise.Part{Run: run})
 	}
-	wg.Wait()
-	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
-		return certs.Explain(cause)
+	if err := supervise.Run(ctx, log, list...); err != nil {
+		return certs.Explain(err)
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -89,10 +90,15 @@ type Config struct {
 
 // Starter makes the configurations of pods; it is the pods' Volumes, Configs and
 // Resizer.
-type Starter struct{ cfg Config }
+type Starter struct {
+	cfg    Config
+	resolv *network.ResolvFile
+}
 
 // New makes a Starter.
-func New(cfg Config) *Starter { return &Starter{cfg: cfg} }
+func New(cfg Config) *Starter {
+	return &Starter{cfg: cfg, resolv: network.NewResolvFile(cfg.Host.ResolvConf)}
+}
 
 // input is what both kinds of configuration share; the pod's cgroup is made.
 func (c *Starter) input(p *v1.Pod) (container.Input, error) {
@@ -117,12 +123,8 @@ func (c *Starter) inputIn(p *v1.Pod, parent string) (in container.Input, err err
 	}
 	if c.cfg.Host.ResolvConf == "" {
 		in.NoHostResolver = true
-	} else {
-		text, err := os.ReadFile(c.cfg.Host.ResolvConf)
-		if err != nil {
-			return in, fmt.Errorf("reading the node's resolver configuration: %w", err)
-		}
-		in.HostResolver = network.ParseResolvConf(string(text))
+	} else if in.HostResolver, err = c.resolv.Resolver(time.Now()); err != nil {
+		return in, err
 	}
 	if p.Spec.HostNetwork {
 		text, err := os.ReadFile("/etc/hosts")

@@ -6,11 +6,9 @@ import (
 	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/apiserver/pkg/util/compatibility"
 	basecompatibility "k8s.io/component-base/compatibility"
-)
 
-// gitVersion is the Kubernetes release whose API is served; the build part
-// says who serves it.
-const gitVersion = "v1.37.2+berth"
+	"github.com/berth-dev/berth/internal/kube"
+)
 
 // served is the effective version the library works with, with our name in
 // what /version answers.
@@ -30,7 +28,7 @@ func (served) Info() *version.Info {
 		EmulationMinor:        "37",
 		MinCompatibilityMajor: "1",
 		MinCompatibilityMinor: "36",
-		GitVersion:            gitVersion,
+		GitVersion:            kube.Version,
 		GitCommit:             "",
 		GitTreeState:          "clean",
 		BuildDate:             "1970-01-01T00:00:00Z",

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
@@ -40,6 +39,7 @@ import (
 	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/journal"
 	"github.com/berth-dev/berth/internal/kube"
+	"github.com/berth-dev/berth/internal/supervise"
 )
 
 // Config is what the controllers need. Client, Metadata, Discovery, Informers
@@ -257,18 +257,12 @@ func Run(ctx context.Context, cfg Config) error {
 	defer cancel() // ends the recorders
 	base := controller.Env{Client: cfg.Client, Reader: cfg.Client, Metadata: cfg.Metadata, Informers: cfg.Informers, Log: cfg.Log, Metrics: metrics,
 		Registerer: cfg.Metrics, Journal: cfg.Journal, Recorders: kube.NewRecorders(ctx)}
-	group, ctx := errgroup.WithContext(ctx)
+	var parts []supervise.Part
 	for _, c := range controllers(&cfg) {
 		if cfg.Enabled != nil && !cfg.Enabled(c.Name) {
 			continue
 		}
-		run := c.Start(base, cfg.Clients)
-		group.Go(func() error {
-			if err := run(ctx); err != nil {
-				return fmt.Errorf("running %s: %w", c.Name, err)
-			}
-			return nil
-		})
+		parts = append(parts, supervise.Part{Name: c.Name, Run: c.Start(base, cfg.Clients)})
 	}
-	return group.Wait()
+	return supervise.Run(ctx, cfg.Log, parts...)
 }
