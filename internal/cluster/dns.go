@@ -66,7 +66,7 @@ func (u *up) startDNS(parts context.Context) error {
 	cfg.Ready = func([]string) { told() }
 	u.crew.start(parts, part{"dns", func(ctx context.Context) error { return dns.Run(ctx, cfg) }})
 	if u.Role.control() {
-		publisher := dns.Publisher{Client: u.client, Informers: u.informers, ClusterIP: ip, Machine: u.NodeName, Own: at}
+		publisher := dns.Publisher{Client: u.client, Informers: u.informers, ClusterIP: ip, Host: u.NodeName, Own: at}
 		u.crew.start(parts, part{"dns service", publisher.Run})
 	}
 	if u.Role.node() {

@@ -23,7 +23,7 @@ const (
 	manager = "berth-dns"
 )
 
-// Publish makes, or mends, the Service kube-system/kube-dns with address
+// Publish makes, or repairs, the Service kube-system/kube-dns with address
 // clusterIP. It may be called any number of times. The Service's address
 // cannot change: if there is one with another address, that is an error.
 func Publish(ctx context.Context, client kubernetes.Interface, clusterIP net.IP) error {

@@ -26,10 +26,10 @@ type Publisher struct {
 	Informers informers.SharedInformerFactory
 	// ClusterIP is the Service's address.
 	ClusterIP net.IP
-	// Machine and Own are the name of this machine and where its own server
+	// Host and Own are the name of this host and where its own server
 	// answers: asked while no node does.
-	Machine string
-	Own     netip.AddrPort
+	Host string
+	Own  netip.AddrPort
 }
 
 // Run publishes until ctx ends, or an error does; then it may be run again.
@@ -49,7 +49,7 @@ func (p Publisher) Run(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("listing nodes: %w", err)
 		}
-		return p.ensure(ctx, endpointsOf(list, p.Machine, p.Own))
+		return p.ensure(ctx, endpointsOf(list, p.Host, p.Own))
 	})
 }
 
@@ -73,7 +73,7 @@ func (p Publisher) ensure(ctx context.Context, want []*discovery.EndpointSlice) 
 		}
 	}
 	for name, h := range held {
-		if !abandoned(h, p.Machine) {
+		if !abandoned(h, p.Host) {
 			continue
 		}
 		if err := api.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {

@@ -71,8 +71,8 @@ func TestEndpointsOfClusterDNS(t *testing.T) {
 // TestPublisherFollowsNodes waits for events of the slices, not for time.
 func TestPublisherFollowsNodes(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
-	old := machineSlice(ServiceName, netip.MustParseAddrPort("192.0.2.1:10053"), true)
-	other := machineSlice(sliceName("cp2"), netip.MustParseAddrPort("192.0.2.9:10053"), true)
+	old := hostSlice(ServiceName, netip.MustParseAddrPort("192.0.2.1:10053"), true)
+	other := hostSlice(sliceName("cp2"), netip.MustParseAddrPort("192.0.2.9:10053"), true)
 	client := fake.NewClientset(old, other)
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
@@ -83,7 +83,7 @@ func TestPublisherFollowsNodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer seen.Stop()
-	p := Publisher{Client: client, Informers: shared, ClusterIP: net.ParseIP("10.96.0.10"), Machine: "cp", Own: netip.MustParseAddrPort("192.0.2.1:10053")}
+	p := Publisher{Client: client, Informers: shared, ClusterIP: net.ParseIP("10.96.0.10"), Host: "cp", Own: netip.MustParseAddrPort("192.0.2.1:10053")}
 	ended := make(chan error, 2)
 	go func() { ended <- p.Run(ctx) }()
 	at := netip.MustParseAddrPort("192.0.2.2:20053")
@@ -135,7 +135,7 @@ func TestPublisherFollowsNodes(t *testing.T) {
 	}
 }
 
-func TestPublishMendsTheService(t *testing.T) {
+func TestPublishRepairsTheService(t *testing.T) {
 	client, ctx := fake.NewClientset(), t.Context()
 	ip := net.ParseIP("10.96.0.10")
 	for range 2 {

@@ -47,7 +47,7 @@ func watch(f informers.SharedInformerFactory, pods bool, k *known) (undo func(),
 
 // nodeAddresses says whether an address is that of a node: pods that ask
 // another node's server are hidden behind their own. It looks through all
-// nodes, which only questions from outside the pod ranges need.
+// nodes, which only questions from outside the pod CIDRs need.
 func nodeAddresses(f informers.SharedInformerFactory) func(netip.Addr) bool {
 	nodes := f.Core().V1().Nodes().Lister()
 	return func(ip netip.Addr) bool {

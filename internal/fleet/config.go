@@ -1,6 +1,6 @@
 // Package fleet runs thousands of hollow nodes in one process: Node objects
 // that register, renew their leases, post their status and run pods by the
-// agent's own code, on machines that are not there.
+// agent's own code, on hosts that are not there.
 package fleet
 
 import (
@@ -35,7 +35,7 @@ type Config struct {
 	LeaseSeconds int32
 	// ReportEvery is how often an unchanged status is posted.
 	ReportEvery time.Duration
-	// CPUs, Memory and MaxPods are each machine's.
+	// CPUs, Memory and MaxPods are each host's.
 	CPUs    int
 	Memory  resource.Quantity
 	MaxPods int64

@@ -26,15 +26,15 @@ const (
 // Fleet is a number of hollow nodes that share clients, watches, workers and
 // one timing wheel.
 type Fleet struct {
-	cfg     Config
-	client  kubernetes.Interface
-	agents  *node.Hollows
-	machine node.Inputs
+	cfg    Config
+	client kubernetes.Interface
+	agents *node.Hollows
+	host   node.Inputs
 	// well and unwell are the boards of agents that are ready and that say
 	// they are not.
-	well, unwell *node.Board
+	well, unwell *node.StatusInputs
 	clock        *clock
-	leases, rest *crew
+	leases, rest *pool
 	nodes        []*hollow
 	byName       map[string]*hollow
 	podIPs       atomic.Uint32
@@ -66,10 +66,10 @@ func newFleet(cfg Config) (*Fleet, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
-	f := &Fleet{cfg: cfg, clock: newClock(), byName: map[string]*hollow{}, well: node.NewBoard(), unwell: node.NewBoard(),
-		machine: machineOf(&cfg)}
+	f := &Fleet{cfg: cfg, clock: newClock(), byName: map[string]*hollow{}, well: node.NewStatusInputs(), unwell: node.NewStatusInputs(),
+		host: hostOf(&cfg)}
 	f.unwell.SetNotReady("fleet", "the fleet's script says so")
-	f.leases, f.rest = newCrew(f.clock), newCrew(f.clock)
+	f.leases, f.rest = newPool(f.clock), newPool(f.clock)
 	var err error
 	var leases kubernetes.Interface
 	if f.client, leases, err = clients(cfg.Client); err != nil {
@@ -165,7 +165,7 @@ func (f *Fleet) act(h *hollow, verb string) {
 		h.hush()
 	case "notReady":
 		h.unwell.Store(true)
-		f.rest.kick(&h.report)
+		f.rest.trigger(&h.report)
 	case "resume":
 		h.resume()
 	}

@@ -15,7 +15,7 @@ type Script []Act
 // Act is what happens At a time after the start: exactly one of the others.
 type Act struct {
 	At strict.Duration `json:"at"`
-	// Stop takes machines away, with what ran on them.
+	// Stop takes hosts away, with what ran on them.
 	Stop *Select `json:"stop,omitempty"`
 	// Cut takes the network away; pods run on.
 	Cut *Select `json:"cut,omitempty"`

@@ -15,7 +15,7 @@ import (
 )
 
 // hear listens to all frames of a link.
-func (w *internet) hear(ns netns.NsHandle, link string) (fd int) {
+func (w *internet) capture(ns netns.NsHandle, link string) (fd int) {
 	w.t.Helper()
 	proto := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, unix.ETH_P_ALL))
 	w.must(netnstest.In(ns, func() error {
@@ -53,7 +53,7 @@ func (w *internet) inject(from netns.NsHandle, vni int, mac, word string) {
 }
 
 // heard reads frames until one with the last word, and says whether one had word.
-func (w *internet) heard(fd int, word, last string) (found bool) {
+func (w *internet) captured(fd int, word, last string) (found bool) {
 	w.t.Helper()
 	buf := make([]byte, 4096)
 	for {
@@ -69,13 +69,13 @@ func (w *internet) heard(fd int, word, last string) (found bool) {
 }
 
 // TestOnlyNodesSendIntoTheTunnel: what comes from an address of no node does not
-// leave the tunnel, what a node sends does; a tunnel of somebody else at the same
+// leave the tunnel, what a node sends does; a tunnel of another party at the same
 // port is not touched, and clean-up takes the fence away.
 func TestOnlyNodesSendIntoTheTunnel(t *testing.T) {
 	w := newInternet(t)
 	a := w.node["a"]
 	cfg := w.config("a", VXLAN)
-	m, err := cfg.machine()
+	m, err := cfg.hostNetwork()
 	w.must(err)
 	defer m.close()
 	nodes := []Node{nodeOf(apiNode("a", "192.0.2.1", "10.244.0.0/24")), nodeOf(apiNode("b", "192.0.2.2", "10.244.1.0/24"))}
@@ -87,16 +87,16 @@ func TestOnlyNodesSendIntoTheTunnel(t *testing.T) {
 	_, err = m.apply(p)
 	w.must(err)
 	w.ip(a, "link add vx-other type vxlan id 99 dstport 4789 local 192.0.2.1 nolearning", "link set vx-other up")
-	ours, others := w.hear(a, "vx-test"), w.hear(a, "vx-other")
+	ours, others := w.capture(a, "vx-test"), w.capture(a, "vx-other")
 
 	w.inject(w.router, 77, MACOf("a"), "forged")
 	w.inject(w.node["b"], 77, MACOf("a"), "honest")
-	if w.heard(ours, "forged", "honest") {
+	if w.captured(ours, "forged", "honest") {
 		t.Error("somebody who is no node sends into the tunnel")
 	}
 	w.inject(w.router, 99, "ff:ff:ff:ff:ff:ff", "stranger")
 	w.inject(w.router, 99, "ff:ff:ff:ff:ff:ff", "over")
-	if !w.heard(others, "stranger", "over") {
+	if !w.captured(others, "stranger", "over") {
 		t.Error("a tunnel of somebody else is cut")
 	}
 
@@ -105,7 +105,7 @@ func TestOnlyNodesSendIntoTheTunnel(t *testing.T) {
 	w.must(r.fence(p.Tunnel, nodes))
 	w.inject(w.node["b"], 77, MACOf("a"), "gone")
 	w.inject(w.router, 77, MACOf("a"), "come")
-	if w.heard(ours, "gone", "come") {
+	if w.captured(ours, "gone", "come") {
 		t.Error("a node that is gone sends into the tunnel")
 	}
 	w.must(cfg.cleanup())

@@ -234,7 +234,7 @@ func TestPodsOfThreeNodes(t *testing.T) {
 				t.Errorf("routes of a in mode %s:\n%s", mode, w.routes("a"))
 			}
 
-			// What somebody deletes comes back.
+			// What someone deletes comes back.
 			w.ip(w.node["a"], "route del 10.244.1.0/24")
 			w.until("the repair of a route", func() bool { return strings.Contains(w.routes("a"), "10.244.1.0/24") })
 			w.ip(w.node["c"], "link del vx-test")
@@ -278,7 +278,7 @@ func TestAgainAndAway(t *testing.T) {
 	w.ip(a, "route add 203.0.113.0/24 via 192.0.2.2 proto 98", "route add 10.244.77.0/24 via 192.0.2.2 proto static")
 	before := w.ip(a, "route show")
 	cfg := w.config("a", VXLAN)
-	m, err := cfg.machine()
+	m, err := cfg.hostNetwork()
 	w.must(err)
 	defer m.close()
 	nodes := []Node{nodeOf(apiNode("a", "192.0.2.1", "10.244.0.0/24")), nodeOf(apiNode("b", "192.0.2.2", "10.244.1.0/24")), nodeOf(apiNode("c", "198.51.100.3", "10.244.2.0/24"))}

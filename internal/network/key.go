@@ -51,7 +51,7 @@ func loadKey(file string, log *slog.Logger) (privateKey, error) {
 }
 
 // keep writes a new key so that at any instant there is none or all of it,
-// also after the machine lost its power.
+// also after the host lost its power.
 func keep(file string, k privateKey) error {
 	write := func() error {
 		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {

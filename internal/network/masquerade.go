@@ -14,7 +14,7 @@ import (
 // families have a table each.
 var families = []row.Family{row.V4, row.V6}
 
-// everybody are the multicast ranges: nobody answers to their addresses.
+// everybody are the multicast ranges: no one answers to their addresses.
 var everybody = []netip.Prefix{netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("ff00::/8")}
 
 // masquerade hides this node's pods behind the node where they leave the
@@ -57,7 +57,7 @@ func masquerade(k nft.Kernel, table string, own, cluster []netip.Prefix, guard s
 }
 
 // fence lets packets of this cluster's tunnel in from nodes alone: VXLAN itself
-// asks nobody who they are. Other tunnels at the same port, told apart by their
+// asks no one who they are. Other tunnels at the same port, told apart by their
 // number, are not touched. The tables are replaced in one transaction; without a
 // tunnel they are removed.
 func fence(k nft.Kernel, table string, tunnel *Tunnel, nodes []netip.Addr) error {

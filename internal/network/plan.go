@@ -26,7 +26,7 @@ const (
 	VXLAN Mode = "vxlan"
 	// WireGuard encrypts what goes to any node, and sends nothing in clear.
 	WireGuard Mode = "wireguard"
-	// None leaves the pod network to somebody else.
+	// None leaves the pod network to another party.
 	None Mode = "none"
 )
 
@@ -71,7 +71,7 @@ type Node struct {
 	Published string
 }
 
-// Link is an interface of this machine with its addresses.
+// Link is an interface of this host with its addresses.
 type Link struct {
 	Name  string
 	Index int
@@ -82,7 +82,7 @@ type Link struct {
 // Route leads to the pods of another node.
 type Route struct {
 	Dst  netip.Prefix
-	Via  netip.Addr // invalid: whoever is behind Link
+	Via  netip.Addr // invalid: what is behind Link
 	Link string
 	// Unreachable ends what no other route takes.
 	Unreachable bool
@@ -96,7 +96,7 @@ type Tunnel struct {
 	MTU   int
 	MAC   string
 	// Addrs are what this node sends with and others send to through it: the
-	// first of its pod ranges, which no pod gets.
+	// first of its pod CIDRs, which no pod gets.
 	Addrs []netip.Addr
 }
 
@@ -112,7 +112,7 @@ type Forward struct {
 	Node netip.Addr
 }
 
-// Plan is what this machine's network must look like.
+// Plan is what this host's network must look like.
 type Plan struct {
 	Routes     []Route
 	Tunnel     *Tunnel
@@ -125,12 +125,12 @@ type Plan struct {
 	Problems []string
 }
 
-// Names are those of this cluster on this machine.
+// Names are those of this cluster on this host.
 type Names struct {
 	// Tunnel is the name of the VXLAN device.
 	Tunnel string
 	// VNI is the same on every node, and differs between clusters that share
-	// a machine.
+	// a host.
 	VNI int
 	// Guard is the name of the WireGuard device.
 	Guard string
@@ -140,7 +140,7 @@ type Names struct {
 	Cluster []netip.Prefix
 }
 
-// VNIOf derives the number of a cluster's tunnels from its pod ranges, which
+// VNIOf derives the number of a cluster's tunnels from its pod CIDRs, which
 // all its nodes know and no cluster on the same machine shares.
 func VNIOf(clusterCIDRs []netip.Prefix) int {
 	h := sha256.New()
@@ -151,7 +151,7 @@ func VNIOf(clusterCIDRs []netip.Prefix) int {
 }
 
 // MACOf is the address of a node's tunnel device: derived from its name, so
-// that nobody has to publish it.
+// that no one has to publish it.
 func MACOf(node string) string {
 	sum := sha256.Sum256([]byte(node))
 	mac := net.HardwareAddr(sum[:6])
@@ -218,7 +218,7 @@ func (d *decider) reach(n Node) {
 	d.tunnel(n)
 }
 
-// direct routes to a node that shares a link with this one; a pod range needs
+// direct routes to a node that shares a link with this one; a pod CIDR needs
 // a neighbour of its own family.
 func (d *decider) direct(n Node) bool {
 	var routes []Route

@@ -1,5 +1,5 @@
 // Package network connects the pods of all nodes: it watches Nodes and keeps
-// this machine's routes to their pod ranges, through VXLAN where no link is
+// this host's routes to their pod CIDRs, through VXLAN where no link is
 // shared or WireGuard where all is encrypted, and masquerades what pods send
 // out of the cluster.
 //
@@ -36,7 +36,7 @@ import (
 const (
 	// retryAfter is how long a failed change rests.
 	retryAfter = time.Second
-	// lookEvery is how often the machine is looked at without any event: a
+	// lookEvery is how often the host is looked at without any event: a
 	// safety net.
 	lookEvery = 5 * time.Minute
 )
@@ -51,9 +51,9 @@ type Config struct {
 	// ClusterCIDRs hold the pods of all nodes, one range a family.
 	ClusterCIDRs []netip.Prefix
 	// Tunnel names the VXLAN device, Instance the tables
-	// ("<Instance>-egress"). Every cluster on one machine needs its own.
+	// ("<Instance>-egress"). Every cluster on one host needs its own.
 	Tunnel, Instance string
-	// WireGuard is the device of that mode, which every cluster on one machine
+	// WireGuard is the device of that mode, which every cluster on one host
 	// needs its own of, too; in other modes its name is that of one to remove.
 	WireGuard Device
 	// Client writes this node's Annotation: in mode WireGuard it is needed, in
@@ -103,11 +103,11 @@ func (c *Config) tables() (*nft.Netlink, error) {
 	return nft.Open()
 }
 
-func (c *Config) machine() (*machine, error) {
+func (c *Config) hostNetwork() (*hostNetwork, error) {
 	if c.namespace != nil {
-		return openMachine(c.ClusterCIDRs, c.Tunnel, c.WireGuard.Name, *c.namespace)
+		return openHost(c.ClusterCIDRs, c.Tunnel, c.WireGuard.Name, *c.namespace)
 	}
-	return openMachine(c.ClusterCIDRs, c.Tunnel, c.WireGuard.Name)
+	return openHost(c.ClusterCIDRs, c.Tunnel, c.WireGuard.Name)
 }
 
 // Run keeps the network as the Nodes say until ctx ends. What it made stays: a
@@ -116,7 +116,7 @@ func Run(ctx context.Context, cfg Config) error {
 	if err := cfg.complete(); err != nil {
 		return err
 	}
-	m, err := cfg.machine()
+	m, err := cfg.hostNetwork()
 	if err != nil {
 		return err
 	}
@@ -128,7 +128,7 @@ func Run(ctx context.Context, cfg Config) error {
 		}
 		names.Published = Published{m.guard.key.public(), cfg.WireGuard.Port}
 	}
-	r := &runner{names: names, cfg: cfg, machine: m, nodes: cfg.Informers.Core().V1().Nodes().Lister(), wake: make(chan struct{}, 1)}
+	r := &runner{names: names, cfg: cfg, hostNetwork: m, nodes: cfg.Informers.Core().V1().Nodes().Lister(), wake: make(chan struct{}, 1)}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	changes, err := r.subscribe(ctx)
@@ -137,13 +137,13 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	inf := cfg.Informers.Core().V1().Nodes().Informer()
 	reg, err := inf.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { r.poke() }, DeleteFunc: func(any) { r.poke() },
+		AddFunc: func(any) { r.trigger() }, DeleteFunc: func(any) { r.trigger() },
 		UpdateFunc: func(old, now any) {
 			was, ok := old.(*corev1.Node)
 			is, ok2 := now.(*corev1.Node)
 			// Most updates are of other things.
 			if !ok || !ok2 || !same(nodeOf(was), nodeOf(is)) {
-				r.poke()
+				r.trigger()
 			}
 		},
 	})
@@ -159,11 +159,11 @@ func Run(ctx context.Context, cfg Config) error {
 }
 
 type runner struct {
-	cfg     Config
-	machine *machine
-	names   Names
-	nodes   corelisters.NodeLister
-	wake    chan struct{}
+	cfg         Config
+	hostNetwork *hostNetwork
+	names       Names
+	nodes       corelisters.NodeLister
+	wake        chan struct{}
 	// masked is what masquerade was last written for.
 	masked  []netip.Prefix
 	written bool
@@ -172,7 +172,7 @@ type runner struct {
 	problems []string
 }
 
-func (r *runner) poke() {
+func (r *runner) trigger() {
 	select {
 	case r.wake <- struct{}{}:
 	default:
@@ -208,21 +208,21 @@ func (r *runner) subscribe(ctx context.Context) (<-chan struct{}, error) {
 					links = nil
 					cancel() // the others must end too
 				} else if u.Link.Attrs().MasterIndex == 0 {
-					r.poke()
+					r.trigger()
 				}
 			case _, ok := <-addrs:
 				if !ok {
 					addrs = nil
 					cancel() // the others must end too
 				} else {
-					r.poke()
+					r.trigger()
 				}
 			case u, ok := <-routes:
 				if !ok {
 					routes = nil
 					cancel() // the others must end too
 				} else if u.Protocol == protocol {
-					r.poke()
+					r.trigger()
 				}
 			}
 		}
@@ -265,7 +265,7 @@ func (r *runner) step(ctx context.Context) error {
 	for _, n := range list {
 		nodes = append(nodes, nodeOf(n))
 	}
-	links, err := r.machine.links()
+	links, err := r.hostNetwork.links()
 	if err != nil {
 		return err
 	}
@@ -288,7 +288,7 @@ func (r *runner) step(ctx context.Context) error {
 	if len(p.Own) == 0 {
 		return nil // not a node yet: nothing is known of what it should reach
 	}
-	changed, err := r.machine.apply(p)
+	changed, err := r.hostNetwork.apply(p)
 	if changed > 0 {
 		r.cfg.Log.Info("changed the pod network", "changes", changed, "routes", len(p.Routes), "tunnelled nodes", len(p.Forwards)+p.peers())
 	}
@@ -404,7 +404,7 @@ func Cleanup(instance, tunnel, wireguard string, clusterCIDRs []netip.Prefix) er
 }
 
 func (c *Config) cleanup() error {
-	m, err := c.machine()
+	m, err := c.hostNetwork()
 	if err != nil {
 		return err
 	}
@@ -417,7 +417,7 @@ func (c *Config) cleanup() error {
 // they send fits through every way of the mode. An address that no link has
 // (one that a router translates) is taken to be behind Ethernet.
 func PodMTU(mode Mode, node netip.Addr) (int, error) {
-	m, err := openMachine(nil, "", "")
+	m, err := openHost(nil, "", "")
 	if err != nil {
 		return 0, err
 	}

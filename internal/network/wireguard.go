@@ -33,8 +33,8 @@ type guardian struct {
 	// client is opened when there is a device: it would not find the kernel's
 	// part before that is loaded.
 	client *wgctrl.Client
-	// told are the endpoints that were set; see Changes.
-	told map[wgtypes.Key]netip.AddrPort
+	// reported are the endpoints that were set; see Changes.
+	reported map[wgtypes.Key]netip.AddrPort
 }
 
 func (g *guardian) close() {
@@ -46,7 +46,7 @@ func (g *guardian) close() {
 
 // ensureGuard makes the device and carries into it what differs. Nothing that
 // is right is touched: sessions go on.
-func (m *machine) ensureGuard(w Guard) (changed int, err error) {
+func (m *hostNetwork) ensureGuard(w Guard) (changed int, err error) {
 	link, changed, err := m.guardLink(w)
 	if err != nil {
 		return changed, err
@@ -72,7 +72,7 @@ func (m *machine) ensureGuard(w Guard) (changed int, err error) {
 
 // guardLink makes the link. A userspace device of that name is as good as the
 // kernel's; it is its owner's to start.
-func (m *machine) guardLink(w Guard) (link netlink.Link, changed int, err error) {
+func (m *hostNetwork) guardLink(w Guard) (link netlink.Link, changed int, err error) {
 	link, err = m.handle.LinkByName(w.Name)
 	if err == nil && !guards(link) {
 		changed++
@@ -109,7 +109,7 @@ func taken(port int, err error) error {
 	return fmt.Errorf("UDP port %d is taken (%w): stop what listens there, or choose another with --wireguard-port or --ports-from", port, err)
 }
 
-// CheckWireGuard says whether this machine can have the device, and changes
+// CheckWireGuard says whether this host can have the device, and changes
 // nothing. A device that is there already, from an earlier run or in
 // userspace, will do.
 func CheckWireGuard(d Device) error {
@@ -147,7 +147,7 @@ func (g *guardian) configure(want GuardState) (changed int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	c := want.Changes(have, g.told)
+	c := want.Changes(have, g.reported)
 	if c.Count() > 0 {
 		if err := g.client.ConfigureDevice(g.name, g.request(c, want)); err != nil {
 			if errors.Is(err, unix.EADDRINUSE) {
@@ -156,9 +156,9 @@ func (g *guardian) configure(want GuardState) (changed int, err error) {
 			return 0, err
 		}
 	}
-	g.told = map[wgtypes.Key]netip.AddrPort{}
+	g.reported = map[wgtypes.Key]netip.AddrPort{}
 	for _, p := range want.Peers {
-		g.told[p.PublicKey] = p.Endpoint
+		g.reported[p.PublicKey] = p.Endpoint
 	}
 	return c.Count(), nil
 }

@@ -45,7 +45,7 @@ func TestPodsBehindWireGuard(t *testing.T) {
 		if seen, err := w.ask(w.pod["a"], "198.51.100.254"); err != nil || seen != "192.0.2.1" {
 			w.t.Errorf("seen as %q (%v), want 192.0.2.1", seen, err)
 		}
-		tap.heard()
+		tap.captured()
 	})
 	w.step("who sends with another address of the node", func() {
 		// As a Service's client on the node does, whose address was chosen
@@ -103,11 +103,11 @@ func TestPodsBehindWireGuard(t *testing.T) {
 		w.must(w.client.CoreV1().Nodes().Delete(t.Context(), "c", metav1.DeleteOptions{}))
 		w.untilPeers("a", 1)
 		w.untilPeers("b", 1)
-		tap.heard()
+		tap.captured()
 		if _, err := w.ask(w.pod["a"], "10.244.2.9"); err == nil {
 			w.t.Error("its pod still answers")
 		}
-		if h := tap.heard(); h.pods > 0 {
+		if h := tap.captured(); h.pods > 0 {
 			w.t.Errorf("%d frames to its pods went out in clear", h.pods)
 		}
 	})
@@ -145,7 +145,7 @@ func (w *fortress) restart() {
 	w.runs["a"]()
 	// What is there is what is wanted: asked as a run asks.
 	cfg := w.config("a", WireGuard)
-	m, err := cfg.machine()
+	m, err := cfg.hostNetwork()
 	w.must(err)
 	defer m.close()
 	m.guard.key, err = loadKey(cfg.WireGuard.KeyFile, cfg.Log)
@@ -180,21 +180,21 @@ func (w *fortress) keyless(tap *wiretap) {
 	w.until("the word of it", func() bool {
 		return w.said.contains("node d has no WireGuard key yet")
 	})
-	tap.heard()
+	tap.captured()
 	if _, err := w.ask(w.pod["a"], "10.244.3.9"); !errors.Is(err, unix.EHOSTUNREACH) && !errors.Is(err, unix.ENETUNREACH) {
 		t.Errorf("a pod that asks there learns %v", err)
 	}
 	if _, err := w.ask(w.node["a"], "10.244.3.9"); !errors.Is(err, unix.EHOSTUNREACH) {
 		t.Errorf("a node that asks there learns %v", err)
 	}
-	if h := tap.heard(); h.pods > 0 {
+	if h := tap.captured(); h.pods > 0 {
 		t.Errorf("%d frames to pods of a node without a key went out", h.pods)
 	}
 	w.must(w.client.CoreV1().Nodes().Delete(t.Context(), "d", metav1.DeleteOptions{}))
 }
 
 // overSix: two nodes whose addresses are of the other family now, and whose
-// machines began anew. (The library of the devices sends to wrong addresses for
+// hosts began again. (The library of the devices sends to wrong addresses for
 // a while if it sent to the other family before.)
 func (w *fortress) overSix(tap *wiretap) {
 	for i, name := range []string{"a", "b"} {
@@ -216,7 +216,7 @@ func (w *fortress) overSix(tap *wiretap) {
 			return len(s.Peers) == 1 && s.Peers[0].Endpoint.Addr().Is6() && strings.Contains(w.ip(w.node[name], "link show "+w.device(name).Name), "mtu 1420")
 		})
 	}
-	tap.heard()
+	tap.captured()
 	for _, way := range []struct{ from, to, want string }{
 		{"a", "10.244.1.9", "10.244.0.9"}, {"a", "fd00:0:0:2::9", "fd00:0:0:1::9"}, {"b", "10.244.0.9", "10.244.1.9"}, {"b", "fd00:0:0:1::9", "fd00:0:0:2::9"},
 	} {
@@ -259,16 +259,16 @@ func TestToWireGuardAndBack(t *testing.T) {
 				return n.Annotations[Annotation] == ""
 			})
 		}
-		tap.heard()
+		tap.captured()
 	}
 	for _, mode := range []Mode{VXLAN, WireGuard, Auto, WireGuard, VXLAN} {
 		change(mode)
 		w.until("the ways of mode "+string(mode), func() bool { _, err := w.ask(w.pod["a"], "10.244.2.9"); return err == nil })
-		tap.heard()
+		tap.captured()
 		w.connected()
 		if mode == WireGuard {
 			tap.secret()
-		} else if h := tap.heard(); h.words == 0 || h.encrypted > 0 {
+		} else if h := tap.captured(); h.words == 0 || h.encrypted > 0 {
 			t.Errorf("mode %s: %+v: the wiretap is deaf, or something is still encrypted", mode, h)
 		}
 	}
@@ -293,7 +293,7 @@ func TestClosedWithoutDevice(t *testing.T) {
 	a := w.node["a"]
 	nodes := []Node{guarded("a", "192.0.2.1", "10.244.0.0/24", "fd00:0:0:1::/64"), guarded("b", "192.0.2.2", "10.244.1.0/24", "fd00:0:0:2::/64")}
 	cfg := w.config("a", WireGuard)
-	m, err := cfg.machine()
+	m, err := cfg.hostNetwork()
 	w.must(err)
 	defer m.close()
 	m.guard.key, err = loadKey(cfg.WireGuard.KeyFile, cfg.Log)

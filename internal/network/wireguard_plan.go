@@ -98,7 +98,7 @@ func (p Plan) peers() int {
 
 // startGuard plans the device and closes every way that is not encrypted: what
 // no other route takes, such as packets to a node whose key is not known, ends
-// here instead of at the machine's router.
+// here instead of at the host's router.
 func (d *decider) startGuard() {
 	g := &Guard{Name: d.names.Guard, MTU: d.mtu(d.own.IPs[0], WireGuard), GuardState: GuardState{Published: d.names.Published}}
 	for _, c := range d.own.PodCIDRs {
@@ -153,7 +153,7 @@ func (d *decider) guard(n Node) {
 	d.plan.Guard.Peers = append(d.plan.Guard.Peers, p)
 }
 
-// held says whether a link of this machine has an address; a router translates
+// held says whether a link of this host has an address; a router translates
 // it otherwise.
 func (d *decider) held(ip netip.Addr) bool {
 	return slices.ContainsFunc(d.links, func(l Link) bool {
@@ -191,9 +191,9 @@ func (c GuardChanges) Count() int {
 
 // Changes lead from what a device has to what it should have. told are the
 // endpoints that were set before: a peer that answers from another address
-// moved there, which is right for as long as nobody says that it lives
+// moved there, which is right for as long as no one says that it lives
 // elsewhere now.
-func (g GuardState) Changes(have GuardState, told map[wgtypes.Key]netip.AddrPort) GuardChanges {
+func (g GuardState) Changes(have GuardState, reported map[wgtypes.Key]netip.AddrPort) GuardChanges {
 	c := GuardChanges{Key: have.PublicKey != g.PublicKey, Port: have.Port != g.Port}
 	left := map[wgtypes.Key]Peer{}
 	for _, p := range have.Peers {
@@ -204,7 +204,7 @@ func (g GuardState) Changes(have GuardState, told map[wgtypes.Key]netip.AddrPort
 		h, ok := left[w.PublicKey]
 		delete(left, w.PublicKey)
 		ch := PeerChange{PublicKey: w.PublicKey, New: !ok}
-		if !ok || h.Endpoint != w.Endpoint && (!h.Endpoint.IsValid() || told[w.PublicKey] != w.Endpoint) {
+		if !ok || h.Endpoint != w.Endpoint && (!h.Endpoint.IsValid() || reported[w.PublicKey] != w.Endpoint) {
 			ch.Endpoint = &w.Endpoint
 		}
 		if !ok || !sameSet(h.Allowed, w.Allowed) {

@@ -213,8 +213,8 @@ func TestPeersThatMove(t *testing.T) {
 	}
 	const node, moved, now = "192.0.2.2:51820", "203.0.113.7:4000", "192.0.2.9:51820"
 	for _, tc := range []struct {
-		name, have, want, told string
-		changed                bool
+		name, have, want, reported string
+		changed                    bool
 	}{
 		{"as it was set", node, node, node, false},
 		{"moved", moved, node, node, false},
@@ -223,11 +223,11 @@ func TestPeersThatMove(t *testing.T) {
 		{"moved, and another address of the node", moved, now, node, true},
 		{"moved to where the node is now", now, now, node, false},
 	} {
-		told := map[wgtypes.Key]netip.AddrPort{}
-		if tc.told != "" {
-			told[k] = at(tc.told)
+		reported := map[wgtypes.Key]netip.AddrPort{}
+		if tc.reported != "" {
+			reported[k] = at(tc.reported)
 		}
-		c := state(tc.want).Changes(state(tc.have), told)
+		c := state(tc.want).Changes(state(tc.have), reported)
 		if (c.Count() > 0) != tc.changed || tc.changed && *c.Peers[0].Endpoint != at(tc.want) {
 			t.Errorf("%s: %+v", tc.name, c)
 		}
@@ -288,7 +288,7 @@ func TestKeysStaySecret(t *testing.T) {
 	k := hide(secret)
 	g := guardian{name: "wg", key: k}
 	var out bytes.Buffer
-	for _, v := range []any{k, &k, g, &g, machine{guard: &g}, struct{ K privateKey }{k}} {
+	for _, v := range []any{k, &k, g, &g, hostNetwork{guard: &g}, struct{ K privateKey }{k}} {
 		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%x", "%d"} {
 			fmt.Fprintf(&out, verb+"\n", v)
 		}

@@ -168,7 +168,7 @@ func (w *fortress) untilPeers(name string, n int) {
 	w.until("the routes of "+name, func() bool { return strings.Count(w.routes(name), "dev "+w.device(name).Name) == n })
 }
 
-// askAgain asks as long as nobody answers, within bounds: a device that did not
+// askAgain asks as long as no one answers, within bounds: a device that did not
 // get an answer to its first words to a peer, because that did not know it yet,
 // says them again after five seconds.
 func (w *fortress) askAgain(from netns.NsHandle, to string) (seen string, err error) {
@@ -226,14 +226,14 @@ func (w *fortress) tap() *wiretap {
 	return tap
 }
 
-// heard is what was in the frames since the last time.
-type heard struct {
+// captured is what was in the frames since the last time.
+type captured struct {
 	encrypted int // UDP to port 51820
 	words     int // frames with what pods said
 	pods      int // frames from or to pods' addresses, outermost
 }
 
-func (tap *wiretap) heard() (h heard) {
+func (tap *wiretap) captured() (h captured) {
 	tap.w.t.Helper()
 	buf := make([]byte, 1<<17)
 	pods := []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00::/56")}
@@ -274,7 +274,7 @@ func (tap *wiretap) heard() (h heard) {
 // secret says that what was said since went over the underlay encrypted.
 func (tap *wiretap) secret() {
 	tap.w.t.Helper()
-	if h := tap.heard(); h.encrypted == 0 || h.words > 0 || h.pods > 0 {
+	if h := tap.captured(); h.encrypted == 0 || h.words > 0 || h.pods > 0 {
 		tap.w.t.Errorf("on the underlay: %+v: want encrypted ones, and nothing else of pods", h)
 	}
 }

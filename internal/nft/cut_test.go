@@ -54,7 +54,7 @@ func cut(k *Netlink) error {
 		at += (int(binary.NativeEndian.Uint32(k.buf[at:])) + 3) / 4 * 4
 	}
 	for i := range ends[:len(ends)-1] {
-		// Encoded anew each time: the kernel asks for numbers that rise.
+		// Encoded again each time: the kernel asks for numbers that rise.
 		if _, _, err := k.batch(tx); err != nil {
 			return err
 		}

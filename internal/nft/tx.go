@@ -95,7 +95,7 @@ func (o Op) String() string {
 	return fmt.Sprintf("%s %s", o.Verb, o.Name)
 }
 
-// Says prints what a rule does, whoever made it: two rules with one text do
+// Says prints what a rule does, no matter who made it: two rules with one text do
 // the same.
 func (o Op) Says() string { return ruleText(o.Rule) }
 

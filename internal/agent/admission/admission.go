@@ -72,9 +72,9 @@ type Pods interface {
 	List() []*v1.Pod
 	Get(uid types.UID) (*v1.Pod, bool)
 	Kill(uid types.UID, k pod.Kill) <-chan struct{}
-	// Left is closed when nothing runs any more of a pod that no source has; nil
+	// Terminated is closed when nothing runs any more of a pod that no source has; nil
 	// for all others.
-	Left(uid types.UID) <-chan struct{}
+	Terminated(uid types.UID) <-chan struct{}
 }
 
 // Config is what an Admission works with; all of it is required.
@@ -116,7 +116,7 @@ func New(cfg Config) *Admission {
 			}
 			return gone
 		},
-		give: cfg.Exclusive.Give, left: cfg.Pods.Left, drop: cfg.Exclusive.Drop,
+		give: cfg.Exclusive.Give, left: cfg.Pods.Terminated, drop: cfg.Exclusive.Drop,
 		admitted: map[types.UID]*v1.Pod{}, leaving: map[types.UID]<-chan struct{}{}, waiting: map[types.UID]admit.Want{},
 	}
 	a.rejections = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_admission_rejections_total",
@@ -185,7 +185,7 @@ func await(ctx context.Context, list []<-chan struct{}) bool {
 }
 
 // adopt counts a pod that an agent before this one admitted. One that the
-// machine has to start anew, after a reboot, needs what it had alone anew: its
+// machine has to start again, after a reboot, needs what it had alone again: its
 // devices may not be there any more.
 func (a *Admission) adopt(p *v1.Pod) *pod.Rejection {
 	a.mu.Lock()
@@ -301,7 +301,7 @@ func (a *Admission) others(but types.UID) []*v1.Pod {
 	var out []*v1.Pod
 	for _, now := range a.known() {
 		if gone := a.left(now.UID); gone != nil && a.leaving[now.UID] == nil {
-			// Whoever bound a pod here no longer saw this one.
+			// Anyone who bound a pod here no longer saw this one.
 			a.leaving[now.UID] = gone
 		}
 		phase := now.Status.Phase

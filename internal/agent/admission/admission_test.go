@@ -48,7 +48,7 @@ func cpuPod(name, cpu string, priority int32) *v1.Pod {
 }
 
 // TestPreemption: a critical pod gets room from another and waits until that
-// one is gone; nobody else is held up, and the room is not given away twice.
+// one is gone; no one else is held up, and the room is not given away twice.
 func TestPreemption(t *testing.T) {
 	ctx := context.Background()
 	low, critical, small, more := cpuPod("low", "900m", 0), cpuPod("critical", "500m", 2000001000), cpuPod("small", "0", 0), cpuPod("more", "600m", 0)
@@ -124,7 +124,7 @@ func TestAdopted(t *testing.T) {
 }
 
 // TestAdoptedAfterAReboot: what runs goes on without asking; what has to be
-// started anew is asked for what it had alone, and is gone without it.
+// started again is asked for what it had alone, and is gone without it.
 func TestAdoptedAfterAReboot(t *testing.T) {
 	warm, cold := cpuPod("warm", "100m", 0), cpuPod("cold", "100m", 0)
 	a, _ := smallNode(warm, cold)

@@ -21,7 +21,7 @@ type Exclusive struct {
 	Claims   *dra.Manager
 	Pods     Pods
 	// AllKnown is closed once all pods of the node are known: before that nothing
-	// is taken back of pods that nobody has named.
+	// is taken back of pods that no one has named.
 	AllKnown <-chan struct{}
 	Log      *slog.Logger
 }

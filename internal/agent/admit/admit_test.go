@@ -175,7 +175,7 @@ func TestMayPreempt(t *testing.T) {
 	}
 }
 
-// TestResizeOrder: room goes to who is first in the order, whoever asks first.
+// TestResizeOrder: room goes to who is first in the order, no matter who asks first.
 func TestResizeOrder(t *testing.T) {
 	n := theNode()
 	has := func(name string) *v1.Pod { return asks(name, "cpu=500m memory=10Mi") }
@@ -202,7 +202,7 @@ func TestResizeOrder(t *testing.T) {
 	if r := Resize("a", two, n, admitted); r == nil || r.Reason != "OutOfcpu" {
 		t.Errorf("room that is another's was given away: %+v", r)
 	}
-	// What would not fit anyway holds nobody up.
+	// What would not fit anyway holds no one up.
 	two[1].Wants = asks("b", "cpu=10")
 	if r := Resize("a", two, n, admitted); r != nil {
 		t.Errorf("a hopeless wish holds up another: %+v", r)

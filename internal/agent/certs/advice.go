@@ -39,7 +39,7 @@ func Explain(err error) error {
 
 // Refused says why an API server may refuse a client certificate, and what to
 // do. cert is nil for credentials of another kind; roots, which may be nil, are
-// the authorities of the kubeconfig.
+// the CAs of the kubeconfig.
 func Refused(cert *x509.Certificate, roots *x509.CertPool, now time.Time) string {
 	const again = "remove it and start with --bootstrap-kubeconfig, or put a new one in its place"
 	stamp := func(t time.Time) string { return t.UTC().Format(time.RFC3339) }

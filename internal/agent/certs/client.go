@@ -249,7 +249,7 @@ func NewRotation(cfg RotationConfig) (*Rotation, error) {
 }
 
 // forgetExpired removes a stored certificate that has expired where the
-// kubeconfig holds a good one: somebody else renewed that while the agent did
+// kubeconfig holds a good one: another party renewed that while the agent did
 // not run, and the stored one would be taken before it.
 func forgetExpired(store certificate.FileStore, kubeconfig []byte) error {
 	stored, err := store.Current()
@@ -275,7 +275,7 @@ const expiryPatience = 5 * time.Minute
 
 // Run renews until the context ends. It ends with an error when the
 // certificate has been expired for some minutes: the process cannot do
-// anything any more and should be started again, to bootstrap anew.
+// anything any more and should be started again, to bootstrap again.
 func (r *Rotation) Run(ctx context.Context) error {
 	r.manager.Start()
 	defer r.manager.Stop()
@@ -307,7 +307,7 @@ func (r *Rotation) Run(ctx context.Context) error {
 }
 
 // pause is a small part of the certificate's lifetime, within bounds: the
-// library that renews tells nobody when it did.
+// library that renews tells no one when it did.
 func pause(now time.Time, current *tls.Certificate) time.Duration {
 	if current == nil || current.Leaf == nil {
 		return time.Second

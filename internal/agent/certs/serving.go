@@ -101,7 +101,7 @@ func fromFiles(base *tls.Config, certFile, keyFile string) (*Serving, error) {
 	return &Serving{TLS: base, Run: pair.Run}, nil
 }
 
-// Pair is a certificate with its key in files that somebody else renews.
+// Pair is a certificate with its key in files that another party renews.
 type Pair struct {
 	content *dynamiccertificates.DynamicCertKeyPairContent
 	current atomic.Pointer[tls.Certificate]
@@ -169,7 +169,7 @@ func selfSigned(nodeName, certFile, keyFile string) error {
 
 // requested serves a certificate that the API server issues. Until it is
 // approved handshakes fail: the agent does not fall back to a certificate that
-// nobody can check.
+// no one can check.
 func requested(cfg ServingConfig, base *tls.Config) (*Serving, error) {
 	store, err := certificate.NewFileStore(servingPrefix, cfg.CertDir, cfg.CertDir, "", "")
 	if err != nil {

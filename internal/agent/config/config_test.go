@@ -45,7 +45,7 @@ func load(t *testing.T, files map[string]string, args ...string) (*Effective, er
 const header = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
 
 // TestEveryFieldHasARow polices the table: a field that a new version of the
-// API brings fails here until somebody decides about it.
+// API brings fails here until someone decides about it.
 func TestEveryFieldHasARow(t *testing.T) {
 	used := map[string]bool{}
 	for _, leaf := range leaves(reflect.TypeFor[kubeletv1beta1.KubeletConfiguration](), "") {

@@ -17,7 +17,7 @@ type EnvVar struct {
 }
 
 // Env is the environment of a container: envFrom in order, then env in order,
-// then those service variables that nobody set. The order of the result is
+// then those service variables that no one set. The order of the result is
 // the order in which names first appeared, service variables sorted last.
 func Env(in Input, c *v1.Container) ([]EnvVar, error) {
 	b := envBuilder{in: in, c: c, values: map[string]string{}, services: serviceEnv(in)}

@@ -72,7 +72,7 @@ func (m *Manager) clientOf(resource string) (pluginapi.DevicePluginClient, *plug
 }
 
 // Release takes back what a pod holds. That it stays on disk until the next
-// change is noted harms nobody: a pod that is gone is not kept on start.
+// change is noted harms no one: a pod that is gone is not kept on start.
 func (m *Manager) Release(pod types.UID) {
 	m.mu.Lock()
 	had := m.ledger.Take(pod)

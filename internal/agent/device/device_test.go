@@ -416,7 +416,7 @@ func giveAll(r *rapid.T, ledger *Ledger, pod *v1.Pod) bool {
 	return true
 }
 
-// nearest checks that nobody was taken from afar while somebody near was free.
+// nearest checks that no one was taken from afar while someone near was free.
 func nearest(ledger *Ledger, pod *v1.Pod, c *v1.Container, nodes topology.Mask, chosen []string) error {
 	if nodes == 0 {
 		return nil

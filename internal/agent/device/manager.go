@@ -45,7 +45,7 @@ type Config struct {
 	// Offer is told what there is; a resource that was offered stays in both
 	// lists, with amount zero when it is gone.
 	Offer func(capacity, allocatable v1.ResourceList)
-	// Nodes are the machine's NUMA nodes.
+	// Nodes are the host's NUMA nodes.
 	Nodes topology.Mask
 	// Changed is told of pods whose devices' health may have changed.
 	Changed func(types.UID)
@@ -200,7 +200,7 @@ func (m *Manager) inCharge(resource string) *plugin {
 }
 
 // lost lets the plugin before it answer for the resource again. Without one
-// the devices are unhealthy, and gone if nobody comes for a while.
+// the devices are unhealthy, and gone if no one comes for a while.
 func (m *Manager) lost(p *plugin) {
 	m.mu.Lock()
 	at := slices.Index(m.plugins[p.resource], p)
@@ -230,7 +230,7 @@ func (m *Manager) lost(p *plugin) {
 	}
 }
 
-// drop forgets the devices of a plugin that nobody follows in time.
+// drop forgets the devices of a plugin that no one follows in time.
 func (m *Manager) drop(ctx context.Context, p *plugin) {
 	timer := time.NewTimer(lingering)
 	defer timer.Stop()

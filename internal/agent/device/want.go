@@ -66,7 +66,7 @@ func (l *Ledger) Next(pod *v1.Pod, c *v1.Container, nodes topology.Mask) (Want, 
 	return Want{}, false, nil
 }
 
-// healthy counts the devices of a resource that work, whoever holds them.
+// healthy counts the devices of a resource that work, no matter who holds them.
 func (l *Ledger) healthy(resource string) (n int) {
 	for _, device := range l.devices[resource] {
 		if device.Healthy {
@@ -77,7 +77,7 @@ func (l *Ledger) healthy(resource string) (n int) {
 }
 
 // reusable are devices of init containers that end before a container starts
-// and that nobody beside it took.
+// and that no one beside it took.
 func (l *Ledger) reusable(pod *v1.Pod, name, resource string) []string {
 	again := map[string]bool{}
 	add := func(container string, have bool) {
@@ -129,7 +129,7 @@ func (l *Ledger) byDistance(resource string, ids []string, nodes topology.Mask) 
 	return groups
 }
 
-// free are the healthy devices of a resource that nobody holds.
+// free are the healthy devices of a resource that no one holds.
 func (l *Ledger) free(resource string) []string {
 	busy := map[string]bool{}
 	for _, containers := range l.held {
@@ -176,7 +176,7 @@ func (l *Ledger) nodesOf(resource string, ids []string) map[string]int64 {
 	return out
 }
 
-// Hints are the sets of the machine's nodes that have enough devices for a
+// Hints are the sets of the host's nodes that have enough devices for a
 // container (or, with c nil, for the whole pod). Resources whose devices say
 // nothing of nodes have no preference.
 func (l *Ledger) Hints(machine topology.Mask, pod *v1.Pod, c *v1.Container) topology.Wishes {

@@ -187,7 +187,7 @@ func TestLifeOfAClaim(t *testing.T) {
 	if held := m.HeldBy(first, &first.Spec.Containers[1]); len(held) != 1 || held[0].ClaimName != "gpu" || len(held[0].ClaimResources) != 1 || held[0].ClaimResources[0].DeviceName != "gpu-1" {
 		t.Errorf("pod resources: %v", held)
 	}
-	// Preparing again asks nobody; a second pod shares what is prepared.
+	// Preparing again asks no one; a second pod shares what is prepared.
 	if err := errors.Join(m.Prepare(t.Context(), first), m.Prepare(t.Context(), second)); err != nil {
 		t.Fatal(err)
 	}

@@ -122,7 +122,7 @@ func (d *drivers) client(name string) (drav1.DRAPluginClient, error) {
 }
 
 // Run removes what drivers that are not here published of this node: all of it
-// at the start, since drivers publish anew when they register, and that of a
+// at the start, since drivers publish again when they register, and that of a
 // driver some time after it went.
 func (m *Manager) Run(ctx context.Context) error {
 	d := m.drivers

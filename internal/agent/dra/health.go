@@ -142,7 +142,7 @@ func (m *Manager) listen(ctx context.Context, driver string, client healthv1.DRA
 			now := time.Now()
 			expiry.Reset(m.hear(driver, word, now).Sub(now) + time.Millisecond)
 		case <-expiry.C:
-			m.tell(driver)
+			m.notify(driver)
 		}
 	}
 }
@@ -170,7 +170,7 @@ func (m *Manager) hear(driver string, word *healthv1.NodeWatchResourcesResponse,
 		}
 	}
 	m.mu.Unlock()
-	m.tell(driver)
+	m.notify(driver)
 	return next
 }
 
@@ -179,11 +179,11 @@ func (m *Manager) silent(driver string) {
 	m.mu.Lock()
 	maps.DeleteFunc(m.health, func(key deviceKey, _ deviceHealth) bool { return key.driver == driver })
 	m.mu.Unlock()
-	m.tell(driver)
+	m.notify(driver)
 }
 
-// tell tells of the pods that have devices of a driver.
-func (m *Manager) tell(driver string) {
+// notify tells of the pods that have devices of a driver.
+func (m *Manager) notify(driver string) {
 	m.mu.Lock()
 	pods := map[types.UID]bool{}
 	for _, info := range m.claims {

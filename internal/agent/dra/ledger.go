@@ -63,7 +63,7 @@ func (l ledger) use(uid types.UID, namespace, name string, drivers []string, pod
 	return info, changed
 }
 
-// leave takes a pod from the claims it uses and returns those that nobody uses
+// leave takes a pod from the claims it uses and returns those that no one uses
 // any more, sorted. They stay until they are dropped.
 func (l ledger) leave(pod types.UID) (unused []*ClaimInfo) {
 	for _, uid := range slices.Sorted(maps.Keys(l)) {

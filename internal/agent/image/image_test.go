@@ -400,7 +400,7 @@ func TestPullSecretsAndRecords(t *testing.T) {
 	if _, err := ensure(newPuller(t, cfg), testPod("e"), image, v1.PullNever); err != nil {
 		t.Errorf("allowlisted: %v", err)
 	}
-	// An image that nobody pulled is free by default, and not with AlwaysVerify.
+	// An image that no one pulled is free by default, and not with AlwaysVerify.
 	rt.images["imported:1"] = &runtimeapi.Image{Id: "sha256:imported"}
 	if _, err := ensure(p, testPod("e"), "imported:1", v1.PullNever); err != nil {
 		t.Errorf("preloaded: %v", err)

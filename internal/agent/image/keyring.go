@@ -221,7 +221,7 @@ func (p *Puller) credentials(ctx context.Context, r Request) []Credential {
 		}
 		entries, err := parseDockerConfig(b, false)
 		if err != nil {
-			p.cfg.Log.Warn("reading node credentials", "file", file, "error", err)
+			p.cfg.Log.Warn("reading node credentials", "file", file, "err", err)
 			continue
 		}
 		out = append(out, matching(entries, repo)...)
@@ -229,7 +229,7 @@ func (p *Puller) credentials(ctx context.Context, r Request) []Credential {
 	if p.cfg.Providers != nil {
 		more, err := p.cfg.Providers.credentials(ctx, r.Pod, repo)
 		if err != nil {
-			p.cfg.Log.Warn("asking credential providers", "image", r.Image, "error", err)
+			p.cfg.Log.Warn("asking credential providers", "image", r.Image, "err", err)
 		}
 		out = append(out, more...)
 	}
@@ -253,7 +253,7 @@ func (p *Puller) secretCredentials(ctx context.Context, r Request, repo string) 
 		}
 		entries, err := secretEntries(s)
 		if err != nil {
-			p.cfg.Log.Warn("reading pull secret", "secret", s.Namespace+"/"+s.Name, "error", err)
+			p.cfg.Log.Warn("reading pull secret", "secret", s.Namespace+"/"+s.Name, "err", err)
 			continue
 		}
 		for _, c := range matching(entries, repo) {

@@ -118,7 +118,7 @@ func (p *Puller) pull(ctx context.Context, r Request, spec *runtimeapi.ImageSpec
 	}
 }
 
-// lead pulls for itself and whoever joins.
+// lead pulls for itself and anyone who joins.
 func (p *Puller) lead(ctx context.Context, r Request, spec *runtimeapi.ImageSpec, named reference.Named, creds []Credential, start time.Time) (Result, error) {
 	if r.absent {
 		// Another pod's pull may have ended between our look and our turn.
@@ -158,7 +158,7 @@ func (p *Puller) lead(ctx context.Context, r Request, spec *runtimeapi.ImageSpec
 	if p.records != nil {
 		if err := p.records.pulled(res.ID, repository(named), used, p.cfg.Clock.Now()); err != nil {
 			// The image is there; without a record it is verified again.
-			p.cfg.Log.Warn("recording a pulled image", "image", r.Image, "error", err)
+			p.cfg.Log.Warn("recording a pulled image", "image", r.Image, "err", err)
 		}
 	}
 	p.pulled(r, *res, took, p.cfg.Clock.Since(start))

@@ -77,10 +77,10 @@ func (p *Puller) mayUse(image, id string, creds func() []Credential) bool {
 	repo := repository(named)
 	rec, err := p.records.read(id)
 	if err != nil {
-		p.cfg.Log.Warn("reading the record of an image", "image", image, "error", err)
+		p.cfg.Log.Warn("reading the record of an image", "image", image, "err", err)
 	}
 	// An intent without a record is a pull that a crash interrupted after the
-	// runtime had the image: whose it is, nobody knows.
+	// runtime had the image: whose it is, no one knows.
 	if p.cfg.Verification.exempt(repo, rec != nil || err != nil || p.records.intended(image)) {
 		return true
 	}

@@ -27,9 +27,9 @@ type facts struct {
 	cfg     Config
 	changed chan struct{}
 
-	mu      sync.Mutex
-	machine *Machine
-	inputs  Inputs // all but what the Board pins
+	mu       sync.Mutex
+	hostInfo *HostInfo
+	inputs   Inputs // all but what the Board pins
 }
 
 func newFacts(cfg Config) *facts {
@@ -49,16 +49,16 @@ func (f *facts) set(apply func(*Inputs)) {
 	f.mu.Lock()
 	apply(&f.inputs)
 	f.mu.Unlock()
-	kick(f.changed)
+	trigger(f.changed)
 }
 
-func (f *facts) readMachine() {
-	machine, err := ReadMachine(f.cfg.HostRoot)
+func (f *facts) readHostInfo() {
+	hostInfo, err := ReadHostInfo(f.cfg.HostRoot)
 	if err != nil {
 		f.cfg.Log.Error("reading machine facts", "err", err)
 	}
-	f.machine = machine
-	f.set(func(in *Inputs) { in.Machine, in.MachineErr = machine, err })
+	f.hostInfo = hostInfo
+	f.set(func(in *Inputs) { in.Host, in.MachineErr = hostInfo, err })
 }
 
 // runProbe asks the runtime for its status: rarely while it is well, quickly
@@ -103,7 +103,7 @@ func (f *facts) probe(ctx context.Context) bool {
 	}
 	firstAnswer := view.Status == nil
 	f.set(func(in *Inputs) {
-		in.Runtime.Heard, in.Runtime.Status, in.Runtime.Version, in.Runtime.Err = time.Now(), status, view.Version, nil
+		in.Runtime.LastAnswer, in.Runtime.Status, in.Runtime.Version, in.Runtime.Err = time.Now(), status, view.Version, nil
 	})
 	if firstAnswer {
 		f.cfg.Board.ImagesChanged()
@@ -121,12 +121,12 @@ func (f *facts) noteRuntimeError(ctx context.Context, err error) {
 	f.mu.Unlock()
 	if was == nil || was.Error() != err.Error() {
 		f.cfg.Log.Warn("container runtime does not answer", "err", err)
-		kick(f.changed)
+		trigger(f.changed)
 	}
 }
 
 // runImages lists images when told that they changed, and before each forced
-// report in case nobody told.
+// report in case no one told.
 func (f *facts) runImages(ctx context.Context) {
 	failures := 0
 	for {

@@ -18,7 +18,7 @@ const (
 	taintUninitialized       = "node.cloudprovider.kubernetes.io/uninitialized"
 )
 
-// Identity is what the machine's administrator decided about the Node object.
+// Identity is what the host's administrator decided about the Node object.
 type Identity struct {
 	// Name is the Node's name, see Name.
 	Name string

@@ -127,9 +127,9 @@ func TestCapacityAndAllocatable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	machine := &Machine{CPUs: 4, MemoryBytes: 16 << 30, HugePages: map[int64]int64{2 << 20: 512}}
+	hostInfo := &HostInfo{CPUs: 4, MemoryBytes: 16 << 30, HugePages: map[int64]int64{2 << 20: 512}}
 	devices := v1.ResourceList{"example.com/gpu": resource.MustParse("2")}
-	capacity := Capacity(machine, &FS{CapacityBytes: 1000}, set.Limits, devices)
+	capacity := Capacity(hostInfo, &FS{CapacityBytes: 1000}, set.Limits, devices)
 	allocatable := Allocatable(capacity, set.Reserved, v1.ResourceList{"example.com/gpu": resource.MustParse("1")})
 	for name, want := range map[v1.ResourceName][2]string{
 		"cpu": {"4", "3500m"}, "memory": {"16Gi", "13212Mi"}, "pods": {"40", "40"}, "hugepages-2Mi": {"1Gi", "1Gi"},
@@ -148,18 +148,18 @@ func TestCapacityAndAllocatable(t *testing.T) {
 
 func TestNotReadyNamesEveryCause(t *testing.T) {
 	ready := &runtimeapi.StatusResponse{Status: &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{{Type: "RuntimeReady", Status: true}, {Type: "NetworkReady", Status: true}}}}
-	full := Capacity(&Machine{CPUs: 1, MemoryBytes: 1}, &FS{}, Limits{MaxPods: 1}, nil)
+	full := Capacity(&HostInfo{CPUs: 1, MemoryBytes: 1}, &FS{}, Limits{MaxPods: 1}, nil)
 	for name, test := range map[string]struct {
 		in       Inputs
 		capacity v1.ResourceList
 		want     string
 	}{
-		"all is well":   {Inputs{Machine: &Machine{}, Runtime: RuntimeView{Heard: epoch, Status: ready}}, full, "[]"},
-		"just started":  {Inputs{Machine: &Machine{}}, full, "[container runtime status check may not have completed yet, network state unknown]"},
-		"never heard":   {Inputs{Machine: &Machine{}, Runtime: RuntimeView{Asked: epoch.Add(-time.Minute), Err: errors.New("refused")}}, full, "[container runtime is down: no answer to Status since 2026-01-02T03:03:05Z (refused), network state unknown]"},
-		"silent":        {Inputs{Machine: &Machine{}, Runtime: RuntimeView{Heard: epoch.Add(-31 * time.Second), Status: ready}}, full, "container runtime is down: no answer to Status since 2026-01-02T03:03:34Z"},
-		"going down":    {Inputs{Machine: &Machine{}, Runtime: RuntimeView{Heard: epoch, Status: ready}, ShuttingDown: true, OtherCauses: []string{"CSINode is not yet initialized"}}, full, "[CSINode is not yet initialized, node is shutting down]"},
-		"nothing known": {Inputs{Runtime: RuntimeView{Heard: epoch, Status: ready}, MachineErr: errors.New("no /proc")}, Capacity(nil, nil, Limits{}, nil), "missing node capacity for resources: cpu, memory, ephemeral-storage (no /proc)"},
+		"all is well":   {Inputs{Host: &HostInfo{}, Runtime: RuntimeView{LastAnswer: epoch, Status: ready}}, full, "[]"},
+		"just started":  {Inputs{Host: &HostInfo{}}, full, "[container runtime status check may not have completed yet, network state unknown]"},
+		"never heard":   {Inputs{Host: &HostInfo{}, Runtime: RuntimeView{Asked: epoch.Add(-time.Minute), Err: errors.New("refused")}}, full, "[container runtime is down: no answer to Status since 2026-01-02T03:03:05Z (refused), network state unknown]"},
+		"silent":        {Inputs{Host: &HostInfo{}, Runtime: RuntimeView{LastAnswer: epoch.Add(-31 * time.Second), Status: ready}}, full, "container runtime is down: no answer to Status since 2026-01-02T03:03:34Z"},
+		"going down":    {Inputs{Host: &HostInfo{}, Runtime: RuntimeView{LastAnswer: epoch, Status: ready}, ShuttingDown: true, OtherCauses: []string{"CSINode is not yet initialized"}}, full, "[CSINode is not yet initialized, node is shutting down]"},
+		"nothing known": {Inputs{Runtime: RuntimeView{LastAnswer: epoch, Status: ready}, MachineErr: errors.New("no /proc")}, Capacity(nil, nil, Limits{}, nil), "missing node capacity for resources: cpu, memory, ephemeral-storage (no /proc)"},
 	} {
 		if got := joinCauses(NotReady(test.in, test.capacity, epoch)); got != test.want {
 			t.Errorf("%s: %s, want %s", name, got, test.want)
@@ -184,7 +184,7 @@ func TestConditionsAndTheirEvents(t *testing.T) {
 
 func TestRebootIsAnEvent(t *testing.T) {
 	previous := v1.NodeStatus{NodeInfo: v1.NodeSystemInfo{BootID: "one"}}
-	_, events := Status(previous, Settings{Identity: Identity{Name: "n1"}}, Inputs{Machine: &Machine{BootID: "two"}}, epoch)
+	_, events := Status(previous, Settings{Identity: Identity{Name: "n1"}}, Inputs{Host: &HostInfo{BootID: "two"}}, epoch)
 	if len(events) == 0 || events[0].Reason != "Rebooted" || events[0].Text != "Node n1 has been rebooted, boot id: two" {
 		t.Errorf("events: %v", events)
 	}
@@ -274,7 +274,7 @@ func TestCadence(t *testing.T) {
 	}
 }
 
-func TestReadMachine(t *testing.T) {
+func TestReadHostInfo(t *testing.T) {
 	root := t.TempDir()
 	for name, text := range map[string]string{
 		"etc/machine-id": "abc\n", "etc/os-release": "NAME=x\nPRETTY_NAME=\"Debian 12\"\n", "proc/sys/kernel/random/boot_id": "boot\n", "proc/sys/kernel/osrelease": "6.1\n",
@@ -288,8 +288,8 @@ func TestReadMachine(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	got, err := ReadMachine(root)
-	want := &Machine{CPUs: 4, MemoryBytes: 1 << 20, SwapBytes: 2048, HugePages: map[int64]int64{2 << 20: 3}, MachineID: "abc", SystemUUID: "abc", BootID: "boot", Kernel: "6.1", OSImage: "Debian 12"}
+	got, err := ReadHostInfo(root)
+	want := &HostInfo{CPUs: 4, MemoryBytes: 1 << 20, SwapBytes: 2048, HugePages: map[int64]int64{2 << 20: 3}, MachineID: "abc", SystemUUID: "abc", BootID: "boot", Kernel: "6.1", OSImage: "Debian 12"}
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, %v", got, err)
 	}
@@ -320,7 +320,7 @@ func TestRenewalsOfAFleetAreSpread(t *testing.T) {
 		next[i] = renewDelay(40, true, random.Float64())
 	}
 	for _, from := range []time.Duration{0, time.Minute, time.Hour} {
-		beats := make([]int, interval/slot)
+		renewals := make([]int, interval/slot)
 		for i := range next {
 			for next[i] < from {
 				delay := renewDelay(40, false, random.Float64())
@@ -330,18 +330,18 @@ func TestRenewalsOfAFleetAreSpread(t *testing.T) {
 				next[i] += delay
 			}
 			if at := next[i] - from; at < interval {
-				beats[at/slot]++
+				renewals[at/slot]++
 			}
 		}
 		// Evenly would be 100 in each slot; five standard deviations are 50.
-		if most := slices.Max(beats); most > 150 {
+		if most := slices.Max(renewals); most > 150 {
 			t.Errorf("from %v on %d of %d nodes beat within %v", from, most, nodes, slot)
 		}
 	}
 }
 
-// TestOldHugePagesGo: sizes that the machine has no longer are not kept from the
-// old status; what somebody else added is.
+// TestOldHugePagesGo: sizes that the host has no longer are not kept from the
+// old status; what another party added is.
 func TestOldHugePagesGo(t *testing.T) {
 	amount := func(n int64) v1.ResourceList {
 		return v1.ResourceList{"hugepages-3Mi": *resource.NewQuantity(n, resource.BinarySI), "example.com/added": *resource.NewQuantity(n, resource.DecimalSI)}

@@ -86,7 +86,7 @@ func (r *reporter) pass(ctx context.Context) time.Time {
 		}
 	}
 	r.registered = true
-	compare := ReconcileMachine
+	compare := ReconcileHost
 	if r.reconciled != node.UID {
 		compare = Reconcile
 	}
@@ -112,7 +112,7 @@ func (r *reporter) post(ctx context.Context, node *v1.Node) time.Time {
 		return until
 	}
 	if !r.cadence.Due(now, change) {
-		return earliest(r.cadence.Wake(change), silenceDeadline(in, now))
+		return earliest(r.cadence.Wake(change), runtimeDeadline(in, now))
 	}
 	patch, err := StatusPatch(node.Status, status)
 	if err == nil {
@@ -122,7 +122,7 @@ func (r *reporter) post(ctx context.Context, node *v1.Node) time.Time {
 		cancel()
 		if err == nil {
 			r.posted(node, written, transitions, change != NoChange)
-			return earliest(r.cadence.Wake(NoChange), silenceDeadline(in, now))
+			return earliest(r.cadence.Wake(NoChange), runtimeDeadline(in, now))
 		}
 	}
 	if apierrors.IsNotFound(err) {
@@ -144,7 +144,7 @@ func (r *reporter) hold(node *v1.Node, status v1.NodeStatus, in Inputs, now time
 	if !now.Before(until) || in.ShuttingDown {
 		return until, false
 	}
-	rebooted := in.Machine != nil && node.Status.NodeInfo.BootID != in.Machine.BootID
+	rebooted := in.Host != nil && node.Status.NodeInfo.BootID != in.Host.BootID
 	was, is := findCondition(node.Status.Conditions, v1.NodeReady), findCondition(status.Conditions, v1.NodeReady)
 	if rebooted || was == nil || was.Status != v1.ConditionTrue || is.Status == v1.ConditionTrue {
 		return until, false
@@ -254,14 +254,14 @@ func (r *reporter) note(decision string, because ...journal.Fact) {
 		Object: journal.Ref{Kind: "Node", Name: r.cfg.Settings.Identity.Name}, Decision: decision, Because: because})
 }
 
-// silenceDeadline is when the runtime's silence becomes a cause of its own;
+// runtimeDeadline is when the runtime's silence becomes a cause of its own;
 // zero if that has happened already.
-func silenceDeadline(in Inputs, now time.Time) time.Time {
-	since := in.Runtime.Heard
+func runtimeDeadline(in Inputs, now time.Time) time.Time {
+	since := in.Runtime.LastAnswer
 	if since.IsZero() {
 		since = in.Runtime.Asked
 	}
-	deadline := since.Add(runtimeSilence)
+	deadline := since.Add(runtimeTimeout)
 	if since.IsZero() || deadline.Before(now) {
 		return time.Time{}
 	}

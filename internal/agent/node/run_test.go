@@ -99,7 +99,7 @@ func newClient() *fake.Clientset {
 func testConfig(t *testing.T, cri *fakeRuntime, client kubernetes.Interface) Config {
 	return Config{
 		Log: slog.New(slog.DiscardHandler), Client: client, Runtime: cri, Images: cri,
-		Board: NewBoard(), Events: record.NewFakeRecorder(1000), Register: true, RootDir: t.TempDir(),
+		Board: NewStatusInputs(), Events: record.NewFakeRecorder(1000), Register: true, RootDir: t.TempDir(),
 		Settings: Settings{Identity: Identity{Name: "n1", AttachDetach: true}, Limits: Limits{MaxPods: 110}, Port: 10250, Version: "v1.37.2", MaxImages: 50},
 		Host: func(context.Context, string, bool) (Host, error) {
 			ip := netip.MustParseAddr("192.0.2.7")
@@ -174,7 +174,7 @@ func TestNodeBecomesReadyAsSoonAsItsNetworkIs(t *testing.T) {
 	})
 }
 
-func TestLeaseBeatsWhileTheRuntimeHangs(t *testing.T) {
+func TestLeaseIsRenewedWhileTheRuntimeHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cri, client := &fakeRuntime{network: true}, newClient()
 		defer start(t, testConfig(t, cri, client))()
@@ -215,9 +215,9 @@ func TestNodeIsRegisteredAgainAfterDeletion(t *testing.T) {
 	})
 }
 
-// What the machine is, is corrected while the agent runs; other labels belong to
-// whoever changes them.
-func TestMachineLabelsAreCorrectedAtOnce(t *testing.T) {
+// What the host is, is corrected while the agent runs; other labels belong to
+// no matter who changes them.
+func TestHostLabelsAreCorrectedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cri, client := &fakeRuntime{network: true}, newClient()
 		defer start(t, testConfig(t, cri, client))()

@@ -14,9 +14,9 @@ import (
 )
 
 const (
-	// runtimeSilence is how long the runtime may leave Status unanswered
+	// runtimeTimeout is how long the runtime may leave Status unanswered
 	// before the node stops calling itself ready.
-	runtimeSilence = 30 * time.Second
+	runtimeTimeout = 30 * time.Second
 	namesPerImage  = 5
 )
 
@@ -36,10 +36,10 @@ type Settings struct {
 type RuntimeView struct {
 	// Asked is when the first question was sent; zero before that.
 	Asked time.Time
-	// Heard is when the last answer arrived; zero if none ever did.
-	Heard   time.Time
-	Status  *runtimeapi.StatusResponse
-	Version *runtimeapi.VersionResponse
+	// LastAnswer is when the last answer arrived; zero if none ever did.
+	LastAnswer time.Time
+	Status     *runtimeapi.StatusResponse
+	Version    *runtimeapi.VersionResponse
 	// Err is the error of the last question, nil if it was answered.
 	Err error
 }
@@ -47,7 +47,7 @@ type RuntimeView struct {
 // Inputs are all facts a status follows from. Nil pointers are facts not
 // gathered yet.
 type Inputs struct {
-	Machine *Machine
+	Host *HostInfo
 	// MachineErr tells why Machine is nil.
 	MachineErr error
 	RootFS     *FS
@@ -79,23 +79,23 @@ func Status(previous v1.NodeStatus, set Settings, in Inputs, now time.Time) (v1.
 	if addresses := reportAddresses(set.Identity, previous, in); len(addresses) > 0 {
 		status.Addresses = addresses
 	}
-	if in.Machine != nil {
-		if previous.NodeInfo.BootID != "" && in.Machine.BootID != "" && previous.NodeInfo.BootID != in.Machine.BootID {
+	if in.Host != nil {
+		if previous.NodeInfo.BootID != "" && in.Host.BootID != "" && previous.NodeInfo.BootID != in.Host.BootID {
 			transitions = append(transitions, Transition{Type: v1.EventTypeWarning, Reason: "Rebooted",
-				Text: "Node " + set.Identity.Name + " has been rebooted, boot id: " + in.Machine.BootID})
+				Text: "Node " + set.Identity.Name + " has been rebooted, boot id: " + in.Host.BootID})
 		}
-		status.NodeInfo.MachineID = in.Machine.MachineID
-		status.NodeInfo.SystemUUID = in.Machine.SystemUUID
-		status.NodeInfo.BootID = in.Machine.BootID
-		status.NodeInfo.KernelVersion = in.Machine.Kernel
-		status.NodeInfo.OSImage = in.Machine.OSImage
+		status.NodeInfo.MachineID = in.Host.MachineID
+		status.NodeInfo.SystemUUID = in.Host.SystemUUID
+		status.NodeInfo.BootID = in.Host.BootID
+		status.NodeInfo.KernelVersion = in.Host.Kernel
+		status.NodeInfo.OSImage = in.Host.OSImage
 		status.NodeInfo.Swap = nil
-		if in.Machine.SwapBytes > 0 {
-			swap := in.Machine.SwapBytes
+		if in.Host.SwapBytes > 0 {
+			swap := in.Host.SwapBytes
 			status.NodeInfo.Swap = &v1.NodeSwapStatus{Capacity: &swap}
 		}
 	}
-	capacity := Capacity(in.Machine, in.RootFS, set.Limits, in.DeviceCapacity)
+	capacity := Capacity(in.Host, in.RootFS, set.Limits, in.DeviceCapacity)
 	if in.RootFS == nil {
 		keep(capacity, previous.Capacity, v1.ResourceEphemeralStorage)
 	}
@@ -131,12 +131,12 @@ func NotReady(in Inputs, capacity v1.ResourceList, now time.Time) []string {
 	var causes []string
 	view := in.Runtime
 	switch {
-	case view.Heard.IsZero() && (view.Asked.IsZero() || now.Sub(view.Asked) < runtimeSilence):
+	case view.LastAnswer.IsZero() && (view.Asked.IsZero() || now.Sub(view.Asked) < runtimeTimeout):
 		causes = append(causes, "container runtime status check may not have completed yet")
-	case view.Heard.IsZero():
+	case view.LastAnswer.IsZero():
 		causes = append(causes, "container runtime is down: no answer to Status since "+stampText(view.Asked)+errText(view.Err))
-	case now.Sub(view.Heard) >= runtimeSilence:
-		causes = append(causes, "container runtime is down: no answer to Status since "+stampText(view.Heard)+errText(view.Err))
+	case now.Sub(view.LastAnswer) >= runtimeTimeout:
+		causes = append(causes, "container runtime is down: no answer to Status since "+stampText(view.LastAnswer)+errText(view.Err))
 	}
 	causes = append(causes, runtimeConditions(view.Status)...)
 	causes = append(causes, in.OtherCauses...)
@@ -176,7 +176,7 @@ func missingCapacity(in Inputs, capacity v1.ResourceList) []string {
 	var missing []string
 	for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory, v1.ResourcePods, v1.ResourceEphemeralStorage} {
 		quantity, ok := capacity[name]
-		if !ok || (in.Machine == nil && (name == v1.ResourceCPU || name == v1.ResourceMemory) && quantity.IsZero()) {
+		if !ok || (in.Host == nil && (name == v1.ResourceCPU || name == v1.ResourceMemory) && quantity.IsZero()) {
 			missing = append(missing, string(name))
 		}
 	}

@@ -16,7 +16,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// watch follows the own Node object and nothing else.
+// watch follows its own Node object and nothing else.
 type watch struct {
 	informer cache.SharedIndexInformer
 	seen     *seen

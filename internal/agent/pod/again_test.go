@@ -51,9 +51,9 @@ func TestAgainWhileItEnds(t *testing.T) {
 	mirror("mirror-1")
 	first := a.await("web", isRunning).Status.ContainerStatuses[0].ContainerID
 
-	a.m.Gone(static.UID)
+	a.m.Remove(static.UID)
 	select {
-	case <-a.m.Left(static.UID):
+	case <-a.m.Terminated(static.UID):
 	case <-time.After(patience):
 		t.Fatal("it never ends")
 	}

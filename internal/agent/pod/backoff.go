@@ -26,7 +26,7 @@ type Backoff struct {
 
 // restartAt tells when an ended instance may be started again and the entry
 // that doing so leaves behind.
-func (p *planner) restartAt(m *member, c *runtime.Container) (time.Time, Backoff) {
+func (p *planner) restartAt(m *containerState, c *runtime.Container) (time.Time, Backoff) {
 	limit := p.obs.Node.CrashLimit
 	if limit <= 0 {
 		limit = crashLimit
@@ -45,13 +45,13 @@ func (p *planner) restartAt(m *member, c *runtime.Container) (time.Time, Backoff
 	}
 	next := Backoff{Delay: min(2*b.Delay, limit), At: p.now, Key: key}
 	if !known && p.obs.endedUnseen(p.idOf(c), c) {
-		// Whoever killed the agent killed it too, most likely: an agent that
+		// Anyone who killed the agent killed it too, most likely: an agent that
 		// remembered would not have made it wait.
 		next.Delay = b.Delay
 		return p.now, next
 	}
 	if c.FinishedAt.After(p.now.Add(b.Delay)) {
-		return p.now, next // the clock went back: nobody knows how long it waited
+		return p.now, next // the clock went back: no one knows how long it waited
 	}
 	return c.FinishedAt.Add(b.Delay), next
 }

@@ -95,7 +95,7 @@ func (m *Manager) fail(pod *v1.Pod, err error, reason, prefix string) *Failure {
 	return f
 }
 
-// canceled: the call was given up by whoever made it, which is nobody's failure.
+// canceled: the call was canceled by its caller, which is no one's failure.
 func canceled(err error) bool {
 	return errors.Is(err, context.Canceled) || status.Code(err) == codes.Canceled
 }
@@ -186,7 +186,7 @@ func (m *Manager) pull(ctx context.Context, pod *v1.Pod, a Action) (string, *Fai
 }
 
 func containerOf(pod *v1.Pod, name string) *v1.Container {
-	for _, m := range members(pod, nil, nil) {
+	for _, m := range allContainers(pod, nil, nil) {
 		if m.c.Name == name {
 			return m.c
 		}
@@ -247,7 +247,7 @@ func (m *Manager) startInput(w *worker, pod *v1.Pod, a Action) (StartInput, *Fai
 		in.PodIPs = m.cfg.Node().IPs
 	}
 	var target string
-	for _, mem := range members(pod, held, sandbox) {
+	for _, mem := range allContainers(pod, held, sandbox) {
 		if mem.c.Name == a.Container {
 			in.Container, target = mem.c, mem.target
 		}

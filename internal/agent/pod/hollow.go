@@ -11,7 +11,7 @@ import (
 	"github.com/berth-dev/berth/internal/agent/runtime"
 )
 
-// Hollow is a pod on a machine that is not there: what happens to it is
+// Hollow is a pod on a host that is not there: what happens to it is
 // planned, and what it says of itself is computed and published, by the code
 // of a worker; but its runtime is a few fields in which everything succeeds at
 // once. It has no goroutine. It is not safe for concurrent use.
@@ -103,7 +103,7 @@ func (h *Hollow) Wrote(w *Write, pod *v1.Pod, err error, now time.Time) {
 	h.obs.Done(r, now)
 }
 
-// perform is the machine: what is asked for is so. What the runtime holds is
+// perform is the host: what is asked for is so. What the runtime holds is
 // replaced and never changed, as everywhere.
 func (h *Hollow) perform(a Action, now time.Time) (r Result) {
 	next := *h.held
@@ -146,7 +146,7 @@ func (h *Hollow) perform(a Action, now time.Time) (r Result) {
 	case Allocate, Resize:
 		r.Err = &Failure{Reason: v1.PodReasonInfeasible, Message: "a hollow node resizes no pods"}
 	case Admit, Cgroup, Mount, PostStart, PreStop, Unmount, RemoveCgroup, Clean:
-		// There is nothing to it on a machine that is not there.
+		// There is nothing to it on a host that is not there.
 	default:
 		r.Err = &Failure{Reason: "Unknown", Message: "a hollow node cannot perform " + string(a.Kind)}
 	}

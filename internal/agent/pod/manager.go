@@ -56,7 +56,7 @@ type Config struct {
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
 	// SandboxPatience is how long the creation of a sandbox may go on that is
-	// not wanted any more, 20 s by default. On a machine at ease it takes a
+	// not wanted any more, 20 s by default. On a host at ease it takes a
 	// tenth of one; a runtime whose caller hangs up while it starts a shim may
 	// forget the process. An agent that ends waits a quarter of that.
 	SandboxPatience time.Duration
@@ -75,7 +75,7 @@ type Manager struct {
 	blocked map[types.NamespacedName]*v1.Pod
 	// mirrors are what the API holds of static pods, by the static pod.
 	mirrors map[types.UID]*v1.Pod
-	// ready: all sources have reported, so what nobody knows is an orphan.
+	// ready: all sources have reported, so what no one knows is an orphan.
 	ready    bool
 	nodeSaid string
 }
@@ -176,7 +176,7 @@ func (m *Manager) roomMade() {
 	for _, w := range m.workers {
 		if w.deferred.Load() {
 			w.retry.Store(true)
-			w.poke()
+			w.enqueue()
 		}
 	}
 }
@@ -223,8 +223,8 @@ func (m *Manager) add(pod *v1.Pod, static bool) {
 	m.begin(w)
 }
 
-// Gone tells that no source has the pod any more.
-func (m *Manager) Gone(uid types.UID) {
+// Remove tells that no source has the pod any more.
+func (m *Manager) Remove(uid types.UID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for name, pod := range m.blocked {
@@ -285,9 +285,9 @@ func (m *Manager) Kill(uid types.UID, k Kill) <-chan struct{} {
 	return w.quiet
 }
 
-// Left returns a channel that is closed once nothing runs any more of a pod that
+// Terminated returns a channel that is closed once nothing runs any more of a pod that
 // no source has; nil while a source has it, and when there is no such pod.
-func (m *Manager) Left(uid types.UID) <-chan struct{} {
+func (m *Manager) Terminated(uid types.UID) <-chan struct{} {
 	m.mu.Lock()
 	w := m.workers[uid]
 	m.mu.Unlock()
@@ -318,18 +318,18 @@ func (m *Manager) RuntimeChanged(uid types.UID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if w := m.workers[uid]; w != nil {
-		w.poke()
+		w.enqueue()
 	} else if m.ready && m.ctx != nil {
 		m.orphan(uid)
 	}
 }
 
-// Poke makes a pod's worker look again, for example because a probe has news.
-func (m *Manager) Poke(uid types.UID) {
+// Enqueue makes a pod's worker look again, for example because a probe has news.
+func (m *Manager) Enqueue(uid types.UID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if w := m.workers[uid]; w != nil {
-		w.poke()
+		w.enqueue()
 	}
 }
 
@@ -340,7 +340,7 @@ func (m *Manager) Retry(uid types.UID) {
 	defer m.mu.Unlock()
 	if w := m.workers[uid]; w != nil {
 		w.retry.Store(true)
-		w.poke()
+		w.enqueue()
 	}
 }
 
@@ -355,7 +355,7 @@ func (m *Manager) NodeChanged() {
 	}
 	m.nodeSaid = said
 	for _, w := range m.workers {
-		w.poke()
+		w.enqueue()
 	}
 }
 
@@ -506,9 +506,9 @@ func Reference(pod *v1.Pod, container string) *v1.ObjectReference {
 	if container == "" {
 		return ref
 	}
-	for _, m := range members(pod, nil, nil) {
+	for _, m := range allContainers(pod, nil, nil) {
 		if m.c.Name == container {
-			field := map[role]string{initRole: "initContainers", sidecarRole: "initContainers", mainRole: "containers", ephemeralRole: "ephemeralContainers"}[m.role]
+			field := map[role]string{initContainer: "initContainers", sidecarContainer: "initContainers", regularContainer: "containers", ephemeralContainer: "ephemeralContainers"}[m.role]
 			ref.FieldPath = "spec." + field + "{" + container + "}"
 		}
 	}

@@ -64,14 +64,14 @@ func newAgent(t *testing.T, prepare ...func(*fake.Runtime)) *agentUnderTest {
 
 // startAgent runs a manager; stop ends it and everything of it.
 func startAgent(t testing.TB, change func(*Config, *fake.Runtime)) (a *agentUnderTest, stop func()) {
-	w := newWorld(t) // for its collaborators
+	w := newFixture(t) // for its collaborators
 	cfg := w.m.cfg
 	cfg.Now, cfg.SandboxPatience = time.Now, 100*time.Millisecond
 	a = &agentUnderTest{TB: t, rt: fake.New(func() time.Time { return cfg.Now() }), api: clientset.NewClientset()}
 	a.watcher = runtime.NewWatcher(runtime.WatcherConfig{Service: a.rt, Log: slog.New(slog.DiscardHandler), Notify: func(uid types.UID) { a.m.RuntimeChanged(uid) }})
 	cfg.Client, cfg.Service, cfg.Runtime, cfg.Recorder = a.api, a.rt, a.watcher, &record.FakeRecorder{}
 	cfg.Volumes, cfg.Images, cfg.Cgroups, cfg.Admitter, cfg.Hooks = calm{}, calmImages{}, calmCgroups{}, calm{}, hooks{w}
-	cfg.Configs, cfg.Probes, cfg.Journal = configs{&world{m: w.m, mounted: true}}, noProbes{}, journal.Discard
+	cfg.Configs, cfg.Probes, cfg.Journal = configs{&fixture{m: w.m, mounted: true}}, noProbes{}, journal.Discard
 	change(&cfg, a.rt)
 	a.m = NewManager(cfg)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -358,7 +358,7 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// TestMarkOfTheNodeController: while its node is not ready, a pod that somebody
+// TestMarkOfTheNodeController: while its node is not ready, a pod that someone
 // else took out of service stays out; the agent's own word is not held back, and
 // as soon as the node is ready the pod is back.
 func TestMarkOfTheNodeController(t *testing.T) {

@@ -120,8 +120,8 @@ func (m *Memory) trustRunning(held *runtime.Pod) {
 }
 
 // heard takes in the status that the API holds: a pod that is over there is
-// over, whoever said so.
-func (m *Memory) heard(api *v1.PodStatus) {
+// over, no matter who said so.
+func (m *Memory) merge(api *v1.PodStatus) {
 	if terminal(api.Phase) && !terminal(m.Last.Phase) {
 		m.Last.Phase, m.Last.Reason, m.Last.Message = api.Phase, api.Reason, api.Message
 	}

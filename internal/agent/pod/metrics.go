@@ -81,7 +81,7 @@ func (x *metrics) all() []prometheus.Collector {
 }
 
 // Describe and Collect make the manager a collector of what is true just now:
-// counted when somebody asks, so that nothing has to be kept in step.
+// counted when someone asks, so that nothing has to be kept in step.
 
 // Describe lists what Collect gives.
 func (m *Manager) Describe(out chan<- *prometheus.Desc) {
@@ -182,7 +182,7 @@ func workOn(spec Spec, phase v1.PodPhase, ending bool) work {
 	return kind
 }
 
-// noWork has every kind of work, so that those which nobody does are shown.
+// noWork has every kind of work, so that those which no one does are shown.
 func noWork() map[work]int {
 	out := map[work]int{}
 	for _, lifecycle := range []string{"sync", "terminating", "terminated"} {
@@ -205,9 +205,9 @@ func isStatic(static bool) string {
 
 // containerType is what metrics call a container's role.
 func containerType(pod *v1.Pod, name string) string {
-	for _, m := range members(pod, nil, nil) {
+	for _, m := range allContainers(pod, nil, nil) {
 		if m.c.Name == name {
-			return map[role]string{initRole: "init_container", sidecarRole: "init_container", mainRole: "container", ephemeralRole: "ephemeral_container"}[m.role]
+			return map[role]string{initContainer: "init_container", sidecarContainer: "init_container", regularContainer: "container", ephemeralContainer: "ephemeral_container"}[m.role]
 		}
 	}
 	return "container"

@@ -66,8 +66,8 @@ type planner struct {
 	plan Plan
 
 	// cur is the sandbox that containers run in; nil while there is none.
-	cur     *runtime.Sandbox
-	members []*member
+	cur           *runtime.Sandbox
+	allContainers []*containerState
 	// wait is why a container that should run does not, for its status.
 	wait map[string]*v1.ContainerStateWaiting
 	end  *ending
@@ -80,7 +80,7 @@ type planner struct {
 func Next(spec Spec, obs *Observed, now time.Time) Plan {
 	p := &planner{spec: spec, pod: spec.Pod, obs: obs, now: now, wait: map[string]*v1.ContainerStateWaiting{}}
 	p.cur = currentSandbox(spec.Pod, obs.Runtime)
-	p.members = members(spec.Pod, obs.Runtime, p.cur)
+	p.allContainers = allContainers(spec.Pod, obs.Runtime, p.cur)
 	if p.end = p.ending(); p.end != nil {
 		p.terminate()
 	} else {
@@ -240,14 +240,14 @@ func (p *planner) sandbox() bool {
 // would run in it.
 func (p *planner) wantsSandbox() bool {
 	anyRan := false
-	for _, m := range p.members {
-		anyRan = anyRan || m.role != ephemeralRole && m.ran()
+	for _, m := range p.allContainers {
+		anyRan = anyRan || m.role != ephemeralContainer && m.ran()
 	}
 	if !anyRan || p.startingOver() {
 		return true
 	}
-	for _, m := range p.members {
-		if m.role == mainRole && p.startable(m) {
+	for _, m := range p.allContainers {
+		if m.role == regularContainer && p.startable(m) {
 			return true
 		}
 	}
@@ -255,7 +255,7 @@ func (p *planner) wantsSandbox() bool {
 }
 
 // startable: a main container that would be started in a new sandbox.
-func (p *planner) startable(m *member) bool {
+func (p *planner) startable(m *containerState) bool {
 	if m.last == nil || m.last.State != runtime.Exited {
 		return p.pod.Spec.RestartPolicy != v1.RestartPolicyNever || m.last == nil && !p.anyMainRan()
 	}
@@ -263,8 +263,8 @@ func (p *planner) startable(m *member) bool {
 }
 
 func (p *planner) anyMainRan() bool {
-	for _, m := range p.members {
-		if m.role == mainRole && m.ran() {
+	for _, m := range p.allContainers {
+		if m.role == regularContainer && m.ran() {
 			return true
 		}
 	}
@@ -282,9 +282,9 @@ func (p *planner) held() []*runtime.Container {
 // images makes the images of everything that has not started yet present,
 // alongside the sandbox. What is restarted asks again at its start.
 func (p *planner) images() bool {
-	for _, m := range p.members {
+	for _, m := range p.allContainers {
 		p.outdated(m)
-		if m.role != ephemeralRole && m.cur == nil && m.last == nil {
+		if m.role != ephemeralContainer && m.cur == nil && m.last == nil {
 			p.pull(m)
 		}
 	}
@@ -292,7 +292,7 @@ func (p *planner) images() bool {
 }
 
 // outdated gives up pulls of images that the container asked for before.
-func (p *planner) outdated(m *member) {
+func (p *planner) outdated(m *containerState) {
 	for k, a := range p.obs.InFlight {
 		if k.Kind == Pull && a.Container == m.c.Name && a.image != m.c.Image {
 			p.plan.Cancel = append(p.plan.Cancel, k)
@@ -301,7 +301,7 @@ func (p *planner) outdated(m *member) {
 }
 
 // pull tells whether the member's image is at hand, asking for it if not.
-func (p *planner) pull(m *member) bool {
+func (p *planner) pull(m *containerState) bool {
 	if have, ok := p.obs.Images[m.c.Name]; ok && have.Name == m.c.Image {
 		return true
 	}
@@ -321,7 +321,7 @@ func (p *planner) hooks() bool {
 	if p.cur == nil {
 		return false
 	}
-	for _, m := range p.members {
+	for _, m := range p.allContainers {
 		if alive(m.cur) && needsPostStart(m.c) && !p.obs.PostStarted[m.cur.ID] {
 			if _, failed := p.obs.Failed[Key{PostStart, m.cur.ID}]; !failed {
 				p.emit(Action{Kind: PostStart, Container: m.c.Name, ID: m.cur.ID}, fact("container", "started"))
@@ -335,13 +335,13 @@ func needsPostStart(c *v1.Container) bool { return c.Lifecycle != nil && c.Lifec
 func needsPreStop(c *v1.Container) bool   { return c.Lifecycle != nil && c.Lifecycle.PreStop != nil }
 
 // settled: the container runs and its post-start hook is behind it.
-func (p *planner) settled(m *member) bool {
+func (p *planner) settled(m *containerState) bool {
 	return m.cur != nil && m.cur.State == runtime.Running &&
 		(!needsPostStart(m.c) || p.obs.PostStarted[m.cur.ID])
 }
 
 // started is what the next init container waits for from a sidecar.
-func (p *planner) started(m *member) bool {
+func (p *planner) started(m *containerState) bool {
 	return p.settled(m) && p.probe(m).Started
 }
 
@@ -349,7 +349,7 @@ func (p *planner) started(m *member) bool {
 // first result a container with a startup probe has not started and one with a
 // readiness probe is not ready, unless the status says so already: that is the
 // memory of an agent that was restarted.
-func (p *planner) probe(m *member) Probe {
+func (p *planner) probe(m *containerState) Probe {
 	if r, ok := p.obs.Probes[m.cur.ID]; ok {
 		return r
 	}
@@ -366,8 +366,8 @@ func (p *planner) idOf(c *runtime.Container) string { return p.obs.RuntimeName +
 
 // ephemeral starts each ephemeral container once.
 func (p *planner) ephemeral() bool {
-	for _, m := range p.members {
-		if m.role != ephemeralRole || m.last != nil || lastRan(&p.obs.Last, m.c.Name) {
+	for _, m := range p.allContainers {
+		if m.role != ephemeralContainer || m.last != nil || lastRan(&p.obs.Last, m.c.Name) {
 			continue
 		}
 		p.start(m, nil, fact("ephemeral container", "never started"))
@@ -378,8 +378,8 @@ func (p *planner) ephemeral() bool {
 // initialized: a main container was made in this sandbox, so no init
 // container runs in it again.
 func (p *planner) initialized() bool {
-	for _, m := range p.members {
-		if m.role == mainRole && (m.cur != nil || p.inFlight(Key{Start, m.c.Name})) {
+	for _, m := range p.allContainers {
+		if m.role == regularContainer && (m.cur != nil || p.inFlight(Key{Start, m.c.Name})) {
 			return true
 		}
 	}
@@ -390,16 +390,16 @@ func (p *planner) initialized() bool {
 // keeps the sidecars running.
 func (p *planner) initContainers() bool {
 	if p.initialized() {
-		for _, m := range p.members {
-			if m.role == sidecarRole && !p.check(m) {
+		for _, m := range p.allContainers {
+			if m.role == sidecarContainer && !p.check(m) {
 				p.run(m)
 			}
 		}
 		return true
 	}
-	for _, m := range p.members {
+	for _, m := range p.allContainers {
 		switch m.role {
-		case initRole:
+		case initContainer:
 			if exited(m.cur) && m.succeeded(m.cur) {
 				continue
 			}
@@ -409,7 +409,7 @@ func (p *planner) initContainers() bool {
 				p.check(m)
 			}
 			return false
-		case sidecarRole:
+		case sidecarContainer:
 			if !p.check(m) {
 				p.run(m)
 				return false
@@ -426,8 +426,8 @@ func (p *planner) initContainers() bool {
 // spec; the next does not wait for the previous to be ready, only for its
 // post-start hook.
 func (p *planner) mainContainers() bool {
-	for _, m := range p.members {
-		if m.role != mainRole {
+	for _, m := range p.allContainers {
+		if m.role != regularContainer {
 			continue
 		}
 		if p.check(m) {
@@ -444,7 +444,7 @@ func (p *planner) mainContainers() bool {
 	return true
 }
 
-func (p *planner) hookPending(m *member) bool { return p.givenOut(Key{PostStart, m.cur.ID}) }
+func (p *planner) hookPending(m *containerState) bool { return p.givenOut(Key{PostStart, m.cur.ID}) }
 
 func (p *planner) givenOut(k Key) bool {
 	for _, a := range p.plan.Actions {

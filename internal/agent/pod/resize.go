@@ -94,18 +94,18 @@ func (m *Memory) allocated(a Allocation) {
 	m.seen = nil
 }
 
-// resize asks for what the owner wants anew, and brings what runs to what was
+// resize asks for what the owner wants again, and brings what runs to what was
 // promised.
 func (p *planner) resize() bool {
 	if p.wantsResize() {
 		p.emit(Action{Kind: Allocate}, fact("resources", "changed in the spec"))
-		p.tellPending()
+		p.reportPending()
 	}
 	if !p.obs.Allocation.Actuating {
 		return true
 	}
 	for name, id := range p.obs.Allocation.Restart {
-		if m := p.memberNamed(name); m != nil && alive(m.cur) && m.cur.ID == id {
+		if m := p.containerNamed(name); m != nil && alive(m.cur) && m.cur.ID == id {
 			p.stop(m.cur, p.ownGrace(), fmt.Sprintf("Container %s resize requires restart", name), fact("resize", "requires a restart"))
 			return true
 		}
@@ -116,8 +116,8 @@ func (p *planner) resize() bool {
 	return true
 }
 
-// tellPending reports, once for each cause, that a change has to wait.
-func (p *planner) tellPending() {
+// reportPending reports, once for each cause, that a change has to wait.
+func (p *planner) reportPending() {
 	f, ok := p.obs.Failed[Key{Kind: Allocate}]
 	if !ok {
 		return
@@ -154,7 +154,7 @@ func (p *planner) resizeConditions(s *v1.PodStatus) {
 // must restart.
 func restarts(from *v1.Pod, to Resources, held *runtime.Pod) map[string]string {
 	out := map[string]string{}
-	for _, m := range members(from, held, currentSandbox(from, held)) {
+	for _, m := range allContainers(from, held, currentSandbox(from, held)) {
 		next, ok := to[m.c.Name]
 		if !ok || !alive(m.cur) {
 			continue
@@ -201,8 +201,8 @@ func (m *Manager) allocate(ctx context.Context, spec Spec) (*Allocation, *Failur
 func (m *Manager) actuate(ctx context.Context, pod *v1.Pod) *Failure {
 	running := map[string]string{}
 	held := m.cfg.Runtime.Pod(pod.UID)
-	for _, mem := range members(pod, held, currentSandbox(pod, held)) {
-		if mem.role != ephemeralRole && mem.cur != nil && mem.cur.State == runtime.Running {
+	for _, mem := range allContainers(pod, held, currentSandbox(pod, held)) {
+		if mem.role != ephemeralContainer && mem.cur != nil && mem.cur.State == runtime.Running {
 			running[mem.c.Name] = mem.cur.ID
 		}
 	}

@@ -14,7 +14,7 @@ import (
 
 // check looks at a member that may be running and ends it if it must not go
 // on; it tells whether something of it is alive.
-func (p *planner) check(m *member) bool {
+func (p *planner) check(m *containerState) bool {
 	c := m.cur
 	if !alive(c) {
 		return false
@@ -23,7 +23,7 @@ func (p *planner) check(m *member) bool {
 	probe := p.obs.Probes[c.ID]
 	_, hookFailed := p.obs.Failed[Key{PostStart, c.ID}]
 	kind := "Container"
-	if m.role == sidecarRole {
+	if m.role == sidecarContainer {
 		kind = "Init container"
 	}
 	switch {
@@ -45,7 +45,7 @@ func (p *planner) check(m *member) bool {
 
 // run starts a member that is not alive, when its back-off and the collaborators
 // allow it.
-func (p *planner) run(m *member) {
+func (p *planner) run(m *containerState) {
 	name := m.c.Name
 	c := m.last
 	if c == nil {
@@ -68,7 +68,7 @@ func (p *planner) run(m *member) {
 	if p.inFlight(Key{Start, name}) {
 		return // its back-off is of the time after this start
 	}
-	if m.cur == nil && m.role == initRole {
+	if m.cur == nil && m.role == initContainer {
 		p.start(m, nil, fact("sandbox", "new")) // init containers run once per sandbox
 		return
 	}
@@ -91,11 +91,11 @@ func (p *planner) run(m *member) {
 // vanishedRestarts: a container that the status says has run, and of which the
 // runtime knows nothing, is started again if its policy would restart it after
 // a failure.
-func (p *planner) vanishedRestarts(m *member) bool {
+func (p *planner) vanishedRestarts(m *containerState) bool {
 	return restartable(p.pod, m, &runtime.Container{State: runtime.Exited, ExitCode: unknownExit})
 }
 
-func (p *planner) crashWait(m *member, d time.Duration) {
+func (p *planner) crashWait(m *containerState, d time.Duration) {
 	pod := p.pod
 	id := fmt.Sprintf("%s_%s(%s)", pod.Name, pod.Namespace, pod.UID)
 	p.wait[m.c.Name] = &v1.ContainerStateWaiting{
@@ -111,7 +111,7 @@ func (p *planner) crashWait(m *member, d time.Duration) {
 
 // start gives out the start of a container once image, volumes and sandbox are
 // at hand.
-func (p *planner) start(m *member, entry *Backoff, because ...journal.Fact) {
+func (p *planner) start(m *containerState, entry *Backoff, because ...journal.Fact) {
 	name := m.c.Name
 	if f, ok := p.obs.Failed[Key{Start, name}]; ok {
 		p.wait[name] = &v1.ContainerStateWaiting{Reason: f.Reason, Message: f.Message}
@@ -123,7 +123,7 @@ func (p *planner) start(m *member, entry *Backoff, because ...journal.Fact) {
 }
 
 // attempt is the restart count of the next instance.
-func (p *planner) attempt(m *member) uint32 {
+func (p *planner) attempt(m *containerState) uint32 {
 	if m.last != nil {
 		return m.last.Attempt + 1
 	}

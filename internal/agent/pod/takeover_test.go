@@ -41,9 +41,9 @@ func recordedPods(t *testing.T) []v1.Pod {
 
 // takeover is the world of an agent that follows the kubelet, about to meet the
 // pod.
-func takeover(t *testing.T, p *v1.Pod) *world {
+func takeover(t *testing.T, p *v1.Pod) *fixture {
 	t.Helper()
-	w := newWorld(t)
+	w := newFixture(t)
 	w.now = recordedAt
 	text, err := os.ReadFile("testdata/kubelet-1.36.2/cri.json")
 	if err == nil {
@@ -69,7 +69,7 @@ func takeover(t *testing.T, p *v1.Pod) *world {
 }
 
 // rounds plans until there is nothing to do and returns every action.
-func (w *world) rounds() (all []Action) {
+func (w *fixture) rounds() (all []Action) {
 	for range 10 {
 		w.look()
 		if len(w.plan.Actions) == 0 {
@@ -109,7 +109,7 @@ func over(p *v1.Pod) bool { return p.Status.Phase == v1.PodSucceeded }
 
 var releases = map[Kind]bool{StopSandbox: true, Unmount: true, RemoveCgroup: true}
 
-// Where a definition did change, its container must be started anew: the hash is
+// Where a definition did change, its container must be started again: the hash is
 // read, not passed over.
 func TestTakeoverSeesAChangedImage(t *testing.T) {
 	for _, p := range recordedPods(t) {

@@ -77,20 +77,20 @@ func (p *planner) ending() *ending {
 // not count, they go with the rest.
 func (p *planner) completed() bool {
 	mains := false
-	for _, m := range p.members {
-		if m.role == mainRole {
+	for _, m := range p.allContainers {
+		if m.role == regularContainer {
 			mains = true
 		}
 	}
 	if !mains || p.busy(Start) {
 		return false
 	}
-	for _, m := range p.members {
+	for _, m := range p.allContainers {
 		failed := m.cur // in this sandbox, which may not be the first
 		if !p.anyMainRan() {
 			failed = m.last
 		}
-		if m.role == initRole && !p.initialized() && exited(failed) && !m.succeeded(failed) && !restartable(p.pod, m, failed) {
+		if m.role == initContainer && !p.initialized() && exited(failed) && !m.succeeded(failed) && !restartable(p.pod, m, failed) {
 			return true
 		}
 	}
@@ -100,8 +100,8 @@ func (p *planner) completed() bool {
 	if p.cur == nil && p.obs.Runtime != nil && len(p.obs.Runtime.Sandboxes) > 0 && !p.busy(CreateSandbox) && !p.wantsSandbox() {
 		return true // it lost its sandbox and nothing would run in a new one
 	}
-	for _, m := range p.members {
-		if m.role == mainRole && !p.finished(m) {
+	for _, m := range p.allContainers {
+		if m.role == regularContainer && !p.finished(m) {
 			return false
 		}
 	}
@@ -109,7 +109,7 @@ func (p *planner) completed() bool {
 }
 
 // finished: a main container that ended for good.
-func (p *planner) finished(m *member) bool {
+func (p *planner) finished(m *containerState) bool {
 	if m.last == nil {
 		return lastRan(&p.obs.Last, m.c.Name) && !p.vanishedRestarts(m)
 	}
@@ -229,9 +229,9 @@ func (p *planner) stopContainers() (done bool) {
 		over = p.now // shortened: no more waiting for others
 	}
 	blocked := false // by a later container that is still alive
-	byName := map[string]*member{}
-	for i := len(p.members) - 1; i >= 0; i-- {
-		m := p.members[i]
+	byName := map[string]*containerState{}
+	for i := len(p.allContainers) - 1; i >= 0; i-- {
+		m := p.allContainers[i]
 		byName[m.c.Name] = m
 		up := false
 		for _, c := range p.held() {
@@ -240,14 +240,14 @@ func (p *planner) stopContainers() (done bool) {
 			}
 			up = true
 			msg := "Stopping container " + m.c.Name
-			if m.role == sidecarRole && blocked && p.now.Before(over) {
+			if m.role == sidecarContainer && blocked && p.now.Before(over) {
 				p.preStop(m, c, p.deadlineFor(c, p.end.grace))
 				p.wakeAt(over)
 				continue
 			}
 			p.stop(c, p.end.grace, msg, fact("pod", p.end.why))
 		}
-		if m.role == mainRole || m.role == sidecarRole {
+		if m.role == regularContainer || m.role == sidecarContainer {
 			blocked = blocked || up
 		}
 	}
@@ -273,7 +273,7 @@ func (p *planner) stop(c *runtime.Container, grace int64, message string, becaus
 		if _, runs := p.obs.InFlight[hook]; runs {
 			p.plan.Cancel = append(p.plan.Cancel, hook)
 		}
-	} else if m := p.memberNamed(c.Name); m != nil && c.State == runtime.Running && grace > 0 && !p.preStop(m, c, at) {
+	} else if m := p.containerNamed(c.Name); m != nil && c.State == runtime.Running && grace > 0 && !p.preStop(m, c, at) {
 		return
 	}
 	p.emit(Action{
@@ -283,7 +283,7 @@ func (p *planner) stop(c *runtime.Container, grace int64, message string, becaus
 }
 
 // preStop runs a container's pre-stop hook and tells whether it is behind it.
-func (p *planner) preStop(m *member, c *runtime.Container, at time.Time) (over bool) {
+func (p *planner) preStop(m *containerState, c *runtime.Container, at time.Time) (over bool) {
 	if !needsPreStop(m.c) || p.obs.PreStopped[c.ID] {
 		return true
 	}
@@ -297,8 +297,8 @@ func (p *planner) preStop(m *member, c *runtime.Container, at time.Time) (over b
 	return false
 }
 
-func (p *planner) memberNamed(name string) *member {
-	for _, m := range p.members {
+func (p *planner) containerNamed(name string) *containerState {
+	for _, m := range p.allContainers {
 		if m.c.Name == name {
 			return m
 		}
@@ -320,7 +320,7 @@ func (p *planner) stopSandboxes() (done bool) {
 	return done
 }
 
-// clean removes what the runtime and the disk still hold of a pod that nobody
+// clean removes what the runtime and the disk still hold of a pod that no one
 // asks for any more.
 func (p *planner) clean() {
 	if p.obs.Runtime != nil {

@@ -31,7 +31,7 @@ func TestTranscripts(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			w := newWorld(t)
+			w := newFixture(t)
 			var out strings.Builder
 			for _, block := range strings.Split(strings.TrimSpace(string(text)), "\n\n") {
 				script, _, _ := strings.Cut(strings.Trim(block, "\n"), "\n----")
@@ -62,7 +62,7 @@ func comment(block string) bool {
 
 // diff shows the first line that differs and what follows it.
 // run performs one command of a script and returns what happened.
-func run(t *testing.T, w *world, script string) string {
+func run(t *testing.T, w *fixture, script string) string {
 	t.Helper()
 	var lines []string
 	for _, l := range strings.Split(script, "\n") {
@@ -82,7 +82,7 @@ func run(t *testing.T, w *world, script string) string {
 	return strings.Join(append(w.log, w.summary()), "\n") + "\n"
 }
 
-func command(w *world, name string, args []string, body string) error {
+func command(w *fixture, name string, args []string, body string) error {
 	arg := func(i int) string {
 		if i < len(args) {
 			return args[i]

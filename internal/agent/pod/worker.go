@@ -27,7 +27,7 @@ type worker struct {
 	mu     sync.Mutex
 	spec   Spec
 	mirror *v1.Pod // of a static pod, as the API holds it
-	// mirrored: there was one when the last source let go of the pod.
+	// mirrored: there was one when the last source released the pod.
 	mirrored bool
 	// leaving: the pod ends since no source has it. What a source asks for
 	// from then on is another life of it, which begins when this one is over.
@@ -79,8 +79,8 @@ func newWorker(m *Manager, spec Spec) *worker {
 	return w
 }
 
-// poke makes the loop look again.
-func (w *worker) poke() {
+// enqueue makes the loop look again.
+func (w *worker) enqueue() {
 	select {
 	case w.wake <- struct{}{}:
 	default:
@@ -92,14 +92,14 @@ func (w *worker) update(f func(*Spec)) {
 	w.mu.Lock()
 	f(&w.spec)
 	w.mu.Unlock()
-	w.poke()
+	w.enqueue()
 }
 
 func (w *worker) deliver(r Result) {
 	w.mu.Lock()
 	w.inbox = append(w.inbox, r)
 	w.mu.Unlock()
-	w.poke()
+	w.enqueue()
 }
 
 // run is the worker's life; it returns when nothing is left of the pod or ctx
@@ -127,7 +127,7 @@ func (w *worker) run(ctx context.Context) {
 		plan := Next(spec, &w.obs, now)
 		w.perform(ctx, spec, plan, now)
 		wakeAt := earliest(plan.WakeAt, w.publish(ctx, spec, plan, now))
-		w.tellEnd(&plan)
+		w.reportEnd(&plan)
 		w.m.metrics.workerRounds.WithLabelValues(roundType(first, &plan)).Observe(w.m.cfg.Now().Sub(now).Seconds())
 		if plan.Done && !w.pub.busy {
 			return
@@ -189,7 +189,7 @@ func (w *worker) observe(now time.Time) Spec {
 				w.pulling += r.took
 			}
 			w.obs.Done(r, now)
-			w.tellFailure(spec.Pod, r, now)
+			w.reportFailure(spec.Pod, r, now)
 		}
 	}
 	if w.retry.Swap(false) {
@@ -209,7 +209,7 @@ func (w *worker) observe(now time.Time) Spec {
 	} else {
 		w.obs.Acked = w.pub.base.Phase
 		if !spec.Static {
-			w.obs.heard(&w.pub.base)
+			w.obs.merge(&w.pub.base)
 		}
 		w.obs.Deleted = w.obs.Deleted || w.pub.gone
 	}
@@ -252,7 +252,7 @@ func (w *worker) perform(ctx context.Context, spec Spec, plan Plan, now time.Tim
 			f.cancel(errUnwanted)
 		}
 	}
-	w.tellStatus(spec.Pod, &plan, now)
+	w.reportStatus(spec.Pod, &plan, now)
 	w.obs.Accept(plan, now)
 	for _, e := range plan.Events {
 		if !w.fire(spec.Pod, e) {
@@ -302,15 +302,15 @@ func (w *worker) perform(ctx context.Context, spec Spec, plan Plan, now time.Tim
 	w.m.cfg.Probes.Sync(w.uid, w.targets(pod, plan))
 }
 
-// tellEnd tells those who wait for the pod's end how far it is.
-func (w *worker) tellEnd(plan *Plan) {
+// reportEnd tells those who wait for the pod's end how far it is.
+func (w *worker) reportEnd(plan *Plan) {
 	if (plan.Ended || plan.Done) && !closed(w.quiet) {
 		close(w.quiet)
 	}
 	ended := plan.Terminating && terminal(plan.Status.Phase)
-	// Without a target there is nobody to tell.
-	told := terminal(w.obs.Acked) || w.pub.target == ""
-	if (ended && w.obs.Unmounted && told || plan.Done) && !closed(w.reported) {
+	// Without a target there is no one to tell.
+	statusReported := terminal(w.obs.Acked) || w.pub.target == ""
+	if (ended && w.obs.Unmounted && statusReported || plan.Done) && !closed(w.reported) {
 		close(w.reported)
 	}
 }
@@ -332,7 +332,7 @@ func (w *worker) targets(pod *v1.Pod, plan Plan) []Target {
 	}
 	cur := currentSandbox(pod, held)
 	var out []Target
-	for _, m := range members(pod, held, cur) {
+	for _, m := range allContainers(pod, held, cur) {
 		if m.cur == nil || m.cur.State != runtime.Running || !hasProbes(m.c) {
 			continue
 		}
@@ -364,8 +364,8 @@ func (w *worker) fire(pod *v1.Pod, e Event) bool {
 	return true
 }
 
-// tellFailure writes down why an action did not work and when it is tried again.
-func (w *worker) tellFailure(pod *v1.Pod, r Result, now time.Time) {
+// reportFailure writes down why an action did not work and when it is tried again.
+func (w *worker) reportFailure(pod *v1.Pod, r Result, now time.Time) {
 	if r.Err == nil || r.Canceled {
 		return
 	}
@@ -374,8 +374,8 @@ func (w *worker) tellFailure(pod *v1.Pod, r Result, now time.Time) {
 		fact("in a row", strconv.Itoa(f.Count)), fact("next try in", f.RetryAt.Sub(now).Round(time.Millisecond).String()))
 }
 
-// tellEnds writes down how containers ended since the last look.
-func (w *worker) tellEnds(pod *v1.Pod, was, is *v1.PodStatus, now time.Time) {
+// reportEnds writes down how containers ended since the last look.
+func (w *worker) reportEnds(pod *v1.Pod, was, is *v1.PodStatus, now time.Time) {
 	for _, list := range [][]v1.ContainerStatus{is.InitContainerStatuses, is.ContainerStatuses, is.EphemeralContainerStatuses} {
 		for i := range list {
 			c, before := &list[i], lastStatus(was, list[i].Name)
@@ -397,10 +397,10 @@ func (w *worker) tellEnds(pod *v1.Pod, was, is *v1.PodStatus, now time.Time) {
 	}
 }
 
-// tellStatus writes down a change of phase or readiness.
-func (w *worker) tellStatus(pod *v1.Pod, plan *Plan, now time.Time) {
+// reportStatus writes down a change of phase or readiness.
+func (w *worker) reportStatus(pod *v1.Pod, plan *Plan, now time.Time) {
 	was, is := &w.obs.Last, &plan.Status
-	w.tellEnds(pod, was, is, now)
+	w.reportEnds(pod, was, is, now)
 	if was.Phase != is.Phase {
 		because := []journal.Fact{fact("before", string(was.Phase))}
 		if is.Reason != "" {

@@ -1,5 +1,5 @@
 // Package podresources serves the pod resources API (v1, and v1alpha1 for old
-// callers): which pod has which processors, memory, devices and claims.
+// callers): which pod has which CPUs, memory, devices and claims.
 package podresources
 
 import (
@@ -36,7 +36,7 @@ type Devices interface {
 	Offered() []*api.ContainerDevices
 }
 
-// Assignments are the node's processors and memory.
+// Assignments are the node's CPUs and memory.
 type Assignments interface {
 	CPUsOf(pod types.UID, container string) []int
 	MemoryOf(pod types.UID, container string) []memory.Block
@@ -136,7 +136,7 @@ func (l lister) Get(_ context.Context, req *api.GetPodResourcesRequest) (*api.Ge
 // leave what they had to these.
 func (l lister) of(pod *v1.Pod) *api.PodResources {
 	out := &api.PodResources{Name: pod.Name, Namespace: pod.Namespace}
-	for _, c := range lasting(pod) {
+	for _, c := range longRunning(pod) {
 		entry := &api.ContainerResources{Name: c.Name, Devices: l.cfg.Devices.HeldBy(pod.UID, c.Name), DynamicResources: l.cfg.Claims.HeldBy(pod, c)}
 		for _, cpu := range l.cfg.Assignments.CPUsOf(pod.UID, c.Name) {
 			entry.CpuIds = append(entry.CpuIds, int64(cpu))
@@ -147,7 +147,7 @@ func (l lister) of(pod *v1.Pod) *api.PodResources {
 	return out
 }
 
-func lasting(pod *v1.Pod) (out []*v1.Container) {
+func longRunning(pod *v1.Pod) (out []*v1.Container) {
 	for i := range pod.Spec.InitContainers {
 		if c := &pod.Spec.InitContainers[i]; c.RestartPolicy != nil && *c.RestartPolicy == v1.ContainerRestartPolicyAlways {
 			out = append(out, c)
@@ -190,7 +190,7 @@ func (l oldLister) List(context.Context, *v1alpha1.ListPodResourcesRequest) (*v1
 	response := &v1alpha1.ListPodResourcesResponse{}
 	for _, pod := range l.cfg.live() {
 		out := &v1alpha1.PodResources{Name: pod.Name, Namespace: pod.Namespace}
-		for _, c := range lasting(pod) {
+		for _, c := range longRunning(pod) {
 			entry := &v1alpha1.ContainerResources{Name: c.Name}
 			for _, d := range l.cfg.Devices.HeldBy(pod.UID, c.Name) {
 				entry.Devices = append(entry.Devices, &v1alpha1.ContainerDevices{ResourceName: d.ResourceName, DeviceIds: d.DeviceIds})

@@ -95,7 +95,7 @@ func serve(t *testing.T, registry prometheus.Registerer) *grpc.ClientConn {
 	return conn
 }
 
-func TestWhatIsTold(t *testing.T) {
+func TestWhatIsReported(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	conn := serve(t, registry)
 	client := api.NewPodResourcesListerClient(conn)

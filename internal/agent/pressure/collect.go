@@ -79,8 +79,8 @@ type CollectorConfig struct {
 
 // Collector removes dead containers, sandboxes, logs and unused images.
 type Collector struct {
-	cfg  CollectorConfig
-	kick chan struct{}
+	cfg        CollectorConfig
+	triggerRun chan struct{}
 
 	mu        sync.Mutex // one collection at a time
 	seen      map[string]imageTimes
@@ -100,7 +100,7 @@ func NewCollector(ctx context.Context, cfg CollectorConfig) (*Collector, error) 
 	if cfg.Journal == nil {
 		cfg.Journal = journal.Discard
 	}
-	c := &Collector{cfg: cfg, kick: make(chan struct{}, 1), seen: map[string]imageTimes{}}
+	c := &Collector{cfg: cfg, triggerRun: make(chan struct{}, 1), seen: map[string]imageTimes{}}
 	c.collected = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_image_garbage_collected_total", Help: "Total number of images garbage collected by the kubelet, whether through disk usage or image age."}, []string{"reason"})
 	if cfg.Metrics != nil {
 		if err := cfg.Metrics.Register(c.collected); err != nil {
@@ -125,7 +125,7 @@ func (c *Collector) ImageDir() string { return c.mount }
 func (c *Collector) Dedicated() bool { return c.dedicated }
 
 // Kick says that a pod ended.
-func (c *Collector) Kick() { signalOnce(c.kick) }
+func (c *Collector) Kick() { signalOnce(c.triggerRun) }
 
 func sameDevice(a, b string) bool {
 	var x, y unix.Stat_t
@@ -137,7 +137,7 @@ func (c *Collector) run(ctx context.Context) {
 	containers := time.NewTimer(containerPause)
 	defer images.Stop()
 	defer containers.Stop()
-	kicked := c.kick
+	kicked := c.triggerRun
 	for {
 		select {
 		case <-ctx.Done():
@@ -154,7 +154,7 @@ func (c *Collector) run(ctx context.Context) {
 				c.event("ContainerGCFailed", err.Error())
 			}
 			containers.Reset(containerNet)
-			kicked = c.kick
+			kicked = c.triggerRun
 		}
 	}
 }
@@ -176,7 +176,7 @@ func (c *Collector) Reclaim(ctx context.Context, containers, images bool) {
 		}
 		freed, removed := c.remove(ctx, UnusedImages(time.Now(), list, c.cfg.ImageLimits, -1), "space")
 		c.cfg.Log.Info("reclaimed unused images", "images", removed, "bytes", freed)
-		c.tellFreed(removed, freed)
+		c.reportFreed(removed, freed)
 	}
 }
 
@@ -219,7 +219,7 @@ func (c *Collector) collectImages(ctx context.Context) {
 	if freed >= wanted {
 		c.failures = 0
 		c.cfg.Log.Info("freed space by removing unused images", "images", removed, "bytes", freed, "wanted", wanted)
-		c.tellFreed(removed, freed)
+		c.reportFreed(removed, freed)
 		return
 	}
 	percent := 100 - available*100/capacity
@@ -480,8 +480,8 @@ func (c *Collector) event(reason, text string) {
 	c.cfg.Events.Event(nodeRef(c.cfg.NodeName), v1.EventTypeWarning, reason, text)
 }
 
-// tellFreed says what a search for space came to.
-func (c *Collector) tellFreed(removed int, freed int64) {
+// reportFreed says what a search for space came to.
+func (c *Collector) reportFreed(removed int, freed int64) {
 	if removed > 0 {
 		c.cfg.Events.Eventf(nodeRef(c.cfg.NodeName), v1.EventTypeNormal, "FreedDiskSpace", "Removed %d unused images (%s)", removed, amount(freed))
 	}

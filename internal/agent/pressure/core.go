@@ -68,9 +68,9 @@ type Decision struct {
 	// Evict are the pods to end: one at most for a shortage of the node, any
 	// number that are over limits of their own.
 	Evict []Eviction
-	// Hurry is a pod evicted before whose remaining grace would outlast the
+	// ForceKill is a pod evicted before whose remaining grace would outlast the
 	// memory that is left: it gets no more time. Nil for none.
-	Hurry *v1.Pod
+	ForceKill *v1.Pod
 	// NeedPods asks for a step with Pods filled.
 	NeedPods bool
 	// Wake is when to step again at the latest although nothing changes; zero
@@ -103,8 +103,8 @@ func NewCore(set Settings) *Core {
 // Reclaimed notes that what could be reclaimed for a signal was.
 func (c *Core) Reclaimed(signal Signal) { c.reclaimed[signal] = true }
 
-// Gone notes that nothing of a pod runs any more.
-func (c *Core) Gone(uid types.UID) {
+// Remove notes that nothing of a pod runs any more.
+func (c *Core) Remove(uid types.UID) {
 	delete(c.ending, uid)
 	if c.victim == uid {
 		c.victim, c.patient = "", nil
@@ -125,7 +125,7 @@ func (c *Core) Step(now time.Time, in Input) Decision {
 	if c.victim != "" {
 		if until := c.victimAt.Add(victimPatience); now.Before(until) {
 			decision.Wake = sooner(decision.Wake, until)
-			decision.Hurry = c.hurry(in.Readings)
+			decision.ForceKill = c.forceKill(in.Readings)
 			return decision
 		}
 		c.victim, c.patient = "", nil // it hangs; the shortage does not wait for it
@@ -194,10 +194,10 @@ type patience struct {
 	threshold Threshold
 }
 
-// hurry tells, once, that the victim's grace is over: half of what the
+// forceKill tells, once, that the victim's grace is over: half of what the
 // threshold kept back is gone although its containers were told to stop, and
 // when all of it is gone the kernel chooses what dies.
-func (c *Core) hurry(readings Readings) *v1.Pod {
+func (c *Core) forceKill(readings Readings) *v1.Pod {
 	if c.patient == nil {
 		return nil
 	}

@@ -101,7 +101,7 @@ func (s *script) run(words []string) {
 	case "gone":
 		for i := range s.pods {
 			if s.pods[i].Pod.Name == words[1] {
-				s.core.Gone(s.pods[i].Pod.UID)
+				s.core.Remove(s.pods[i].Pod.UID)
 				s.pods = append(s.pods[:i], s.pods[i+1:]...)
 				return
 			}
@@ -234,8 +234,8 @@ func (s *script) at(words []string) {
 		for _, eviction := range decision.Evict {
 			fmt.Fprintf(&s.out, "  evict %s grace=%v signal=%s disrupted=%v\n    %s\n", eviction.Pod.Name, eviction.Grace, eviction.Signal, eviction.Disrupted, eviction.Message)
 		}
-		if decision.Hurry != nil {
-			fmt.Fprintf(&s.out, "  no more time for %s\n", decision.Hurry.Name)
+		if decision.ForceKill != nil {
+			fmt.Fprintf(&s.out, "  no more time for %s\n", decision.ForceKill.Name)
 		}
 		fmt.Fprintf(&s.out, "  pressure %+v", decision.Pressure)
 		if !decision.Wake.IsZero() {

@@ -51,17 +51,17 @@ func (e Eviction) Kill() pod.Kill {
 
 // Gate shows what runs short on the Node and to the admission of pods.
 type Gate struct {
-	board Board
-	now   atomic.Pointer[node.Pressure]
+	status StatusSetter
+	now    atomic.Pointer[node.Pressure]
 }
 
 // NewGate makes a gate in front of the Node's board.
-func NewGate(board Board) *Gate { return &Gate{board: board} }
+func NewGate(status StatusSetter) *Gate { return &Gate{status: status} }
 
 // SetPressure takes in what runs short.
 func (g *Gate) SetPressure(p node.Pressure) {
 	g.now.Store(&p)
-	g.board.SetPressure(p)
+	g.status.SetPressure(p)
 }
 
 // Admit refuses new pods that the node has no room for.

@@ -58,9 +58,9 @@ func TestSystemOOM(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
-		ended <- Run(ctx, Config{Log: slog.New(slog.DiscardHandler), NodeName: "n1", Kubelet: &kubeletv1beta1.KubeletConfiguration{}, Board: &board{}, Pods: func() []*v1.Pod { return nil },
-			Usage: func(context.Context, []*v1.Pod, bool) ([]PodUsage, error) { return nil, nil }, Kill: func(*v1.Pod, Eviction) <-chan struct{} { return nil }, Hurry: func(*v1.Pod) {},
-			Events: events, Sensor: &Sensor{HostRoot: newMachine(t).root, RootDir: t.TempDir()}, KernelLog: log, StallFile: filepath.Join(t.TempDir(), "none")})
+		ended <- Run(ctx, Config{Log: slog.New(slog.DiscardHandler), NodeName: "n1", Kubelet: &kubeletv1beta1.KubeletConfiguration{}, Status: &status{}, Pods: func() []*v1.Pod { return nil },
+			Usage: func(context.Context, []*v1.Pod, bool) ([]PodUsage, error) { return nil, nil }, Kill: func(*v1.Pod, Eviction) <-chan struct{} { return nil }, ForceKill: func(*v1.Pod) {},
+			Events: events, Sensor: &Sensor{HostRoot: newHost(t).root, RootDir: t.TempDir()}, KernelLog: log, StallFile: filepath.Join(t.TempDir(), "none")})
 	}()
 	if _, err := writer.WriteString("3,1,1,-;Memory cgroup out of memory: Killed process 7 (pod) total-vm:1kB\n3,2,2,-;Out of memory: Killed process 8 (stress) total-vm:1kB\n SUBSYSTEM=x\n"); err != nil {
 		t.Fatal(err)

@@ -18,7 +18,7 @@ import (
 type decider interface {
 	Step(now time.Time, in Input) Decision
 	Reclaimed(Signal)
-	Gone(types.UID)
+	Remove(types.UID)
 }
 
 // TestProperties plays random shortages and checks what must never happen.
@@ -83,7 +83,7 @@ func TestPropertiesFindSeededMistakes(t *testing.T) {
 		},
 		"hurries whom it likes": func(e *evicting, _ Input, d *Decision) {
 			if len(e.pods) > 0 {
-				d.Hurry = e.pods[0].Pod
+				d.ForceKill = e.pods[0].Pod
 			}
 		},
 		"hides the pressure": func(_ *evicting, _ Input, d *Decision) { d.Pressure.Memory = false },
@@ -101,8 +101,8 @@ func TestPropertiesFindSeededMistakes(t *testing.T) {
 	}
 }
 
-// world is what happens outside of the core, and what must hold of it.
-type world struct {
+// fixture is what happens outside of the core, and what must hold of it.
+type fixture struct {
 	r          *rapid.T
 	core       decider
 	thresholds []Threshold
@@ -120,7 +120,7 @@ type world struct {
 
 // playShortages returns the first property that did not hold, or "".
 func playShortages(r *rapid.T, make func(Settings) decider) string {
-	w := newWorld(r, make)
+	w := newFixture(r, make)
 	for range rapid.IntRange(1, 60).Draw(r, "steps") {
 		w.now = w.now.Add(time.Duration(rapid.IntRange(0, 20_000).Draw(r, "ms")) * time.Millisecond)
 		for _, threshold := range w.thresholds {
@@ -130,7 +130,7 @@ func playShortages(r *rapid.T, make func(Settings) decider) string {
 			return wrong
 		}
 		if w.victim != "" && rapid.Bool().Draw(r, "gone") {
-			w.core.Gone(w.victim)
+			w.core.Remove(w.victim)
 			delete(w.pods, w.victim)
 			w.victim = ""
 			clear(w.reclaimed)
@@ -139,8 +139,8 @@ func playShortages(r *rapid.T, make func(Settings) decider) string {
 	return ""
 }
 
-func newWorld(r *rapid.T, make func(Settings) decider) *world {
-	w := &world{r: r, now: epoch, pods: map[types.UID]PodUsage{}, readings: Readings{}, crossedAt: map[Signal]time.Time{}, reclaimed: map[Signal]bool{}}
+func newFixture(r *rapid.T, make func(Settings) decider) *fixture {
+	w := &fixture{r: r, now: epoch, pods: map[types.UID]PodUsage{}, readings: Readings{}, crossedAt: map[Signal]time.Time{}, reclaimed: map[Signal]bool{}}
 	for _, signal := range []Signal{MemoryAvailable, NodeFSAvailable, ImageFSAvailable, PIDAvailable} {
 		threshold := Threshold{Signal: signal, Limit: config.Threshold{Quantity: *resource.NewQuantity(rapid.Int64Range(1, 400).Draw(r, "limit"), resource.BinarySI)}}
 		if rapid.Bool().Draw(r, "soft") {
@@ -163,7 +163,7 @@ func newWorld(r *rapid.T, make func(Settings) decider) *world {
 }
 
 // read notes what is available now, and since when it is too little.
-func (w *world) read(threshold Threshold, available int64) {
+func (w *fixture) read(threshold Threshold, available int64) {
 	w.readings[threshold.Signal] = Reading{Available: available, Capacity: 1000}
 	if available >= threshold.Limit.Of(1000)+threshold.Reclaim.Of(1000) {
 		delete(w.crossedAt, threshold.Signal)
@@ -174,7 +174,7 @@ func (w *world) read(threshold Threshold, available int64) {
 }
 
 // pass steps the core until it has nothing more to do now.
-func (w *world) pass() string {
+func (w *fixture) pass() string {
 	var usage []PodUsage
 	tried := map[Signal]bool{}
 	for range 6 {
@@ -205,9 +205,9 @@ func (w *world) pass() string {
 	return "the core does not come to an end"
 }
 
-// judgeHurry: only the one that is waited for is hurried, once, and only when
+// judgeForceKill: only the one that is waited for is hurried, once, and only when
 // half of what a hard memory threshold keeps is gone.
-func (w *world) judgeHurry(pod *v1.Pod) string {
+func (w *fixture) judgeForceKill(pod *v1.Pod) string {
 	if pod == nil {
 		return ""
 	}
@@ -223,8 +223,8 @@ func (w *world) judgeHurry(pod *v1.Pod) string {
 	return ""
 }
 
-func (w *world) judge(decision Decision) string {
-	if wrong := w.judgeHurry(decision.Hurry); wrong != "" {
+func (w *fixture) judge(decision Decision) string {
+	if wrong := w.judgeForceKill(decision.ForceKill); wrong != "" {
 		return wrong
 	}
 	if len(decision.Evict) > 1 {
@@ -235,7 +235,7 @@ func (w *world) judge(decision Decision) string {
 			return wrong
 		}
 		w.victim, w.victimAt, w.hurried = eviction.Pod.UID, w.now, false
-		clear(w.reclaimed) // also when it hangs: the next try begins anew
+		clear(w.reclaimed) // also when it hangs: the next try begins again
 	}
 	for signal, on := range map[Signal]bool{MemoryAvailable: decision.Pressure.Memory, NodeFSAvailable: decision.Pressure.Disk, PIDAvailable: decision.Pressure.PID} {
 		if _, short := w.crossedAt[signal]; short && !on {
@@ -245,7 +245,7 @@ func (w *world) judge(decision Decision) string {
 	return ""
 }
 
-func (w *world) judgeEviction(eviction Eviction) string {
+func (w *fixture) judgeEviction(eviction Eviction) string {
 	signal := Signal(eviction.Signal)
 	if *eviction.Pod.Spec.Priority >= criticalPriority || len(eviction.Pod.Annotations) > 0 {
 		return "evicts a critical or static pod"

@@ -23,12 +23,12 @@ import (
 // measured: writing is no event that anybody tells.
 const localLimitsEvery = 10 * time.Second
 
-// rankPause keeps a shortage that nobody can be evicted for from measuring all
+// rankPause keeps a shortage that no one can be evicted for from measuring all
 // pods again and again.
 const rankPause = time.Second
 
-// Board is where the node's pressure is shown.
-type Board interface{ SetPressure(node.Pressure) }
+// StatusSetter is where the node's pressure is shown.
+type StatusSetter interface{ SetPressure(node.Pressure) }
 
 // Config is all the role needs. Log, NodeName, Kubelet, Board, Pods, Usage,
 // Kill, Hurry, Events and Sensor are required.
@@ -36,7 +36,7 @@ type Config struct {
 	Log      *slog.Logger
 	NodeName string
 	Kubelet  *kubeletv1beta1.KubeletConfiguration
-	Board    Board
+	Status   StatusSetter
 	// Pods lists the pods of the node with their current status.
 	Pods func() []*v1.Pod
 	// Usage measures them. With disk what they store is measured too, which may
@@ -45,10 +45,10 @@ type Config struct {
 	// Kill ends a pod with the given status; the channel is closed when
 	// nothing of it runs any more, nil if there is no such pod.
 	Kill func(pod *v1.Pod, eviction Eviction) <-chan struct{}
-	// Hurry ends the grace of a pod that Kill is ending.
-	Hurry  func(pod *v1.Pod)
-	Events record.EventRecorder
-	Sensor *Sensor
+	// ForceKill ends the grace of a pod that Kill is ending.
+	ForceKill func(pod *v1.Pod)
+	Events    record.EventRecorder
+	Sensor    *Sensor
 	// Collector reclaims and collects garbage; nil leaves both out.
 	Collector *Collector
 	// PodsEvents is the memory.events file of the cgroup of all pods (version
@@ -64,7 +64,7 @@ type Config struct {
 
 // Run guards the node until the context ends.
 func Run(ctx context.Context, cfg Config) error {
-	if cfg.Log == nil || cfg.NodeName == "" || cfg.Kubelet == nil || cfg.Board == nil || cfg.Pods == nil || cfg.Usage == nil || cfg.Kill == nil || cfg.Hurry == nil || cfg.Events == nil || cfg.Sensor == nil {
+	if cfg.Log == nil || cfg.NodeName == "" || cfg.Kubelet == nil || cfg.Status == nil || cfg.Pods == nil || cfg.Usage == nil || cfg.Kill == nil || cfg.ForceKill == nil || cfg.Events == nil || cfg.Sensor == nil {
 		return errors.New("configuring the eviction manager: Log, NodeName, Kubelet, Board, Pods, Usage, Kill, Hurry, Events and Sensor are required")
 	}
 	if cfg.Journal == nil {
@@ -97,7 +97,7 @@ func Run(ctx context.Context, cfg Config) error {
 		}
 	})
 	wg.Go(func() {
-		if err := watchKernelLog(ctx, cfg.KernelLog, g.tellVictim); err != nil {
+		if err := watchKernelLog(ctx, cfg.KernelLog, g.reportVictim); err != nil {
 			cfg.Log.Info("the kernel's log cannot be read; there will be no SystemOOM events", "err", err)
 		}
 	})
@@ -152,7 +152,7 @@ func (g *guard) run(ctx context.Context) {
 		case <-timer.C:
 		case <-g.wake:
 		case uid := <-g.gone:
-			g.core.Gone(uid)
+			g.core.Remove(uid)
 		}
 		timer.Reset(g.pass(ctx))
 	}
@@ -179,7 +179,7 @@ func (g *guard) pass(ctx context.Context) time.Duration {
 	for range 4 {
 		decision := g.core.Step(now, Input{Readings: readings, Pods: pods, Limited: limited})
 		limited = nil
-		g.cfg.Board.SetPressure(decision.Pressure)
+		g.cfg.Status.SetPressure(decision.Pressure)
 		if !decision.Wake.IsZero() {
 			wait = min(wait, max(decision.Wake.Sub(now), paceMin))
 		}
@@ -194,7 +194,7 @@ func (g *guard) pass(ctx context.Context) time.Duration {
 			}
 			now = time.Now()
 		case decision.NeedPods && now.Before(g.rankedAt.Add(rankPause)):
-			return max(wait, rankPause) // there was nobody to evict a moment ago
+			return max(wait, rankPause) // there was no one to evict a moment ago
 		case decision.NeedPods:
 			g.rankedAt = now
 			pods = g.measure(ctx, anyPod, needsDisk(decision))
@@ -206,10 +206,10 @@ func (g *guard) pass(ctx context.Context) time.Duration {
 			for _, eviction := range decision.Evict {
 				g.evict(ctx, eviction)
 			}
-			if pod := decision.Hurry; pod != nil {
+			if pod := decision.ForceKill; pod != nil {
 				g.note(journal.Ref{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID)},
 					"its grace ended early: half of the memory kept back is gone", nil)
-				g.cfg.Hurry(pod)
+				g.cfg.ForceKill(pod)
 			}
 			return wait
 		}
@@ -271,7 +271,7 @@ func (g *guard) evict(ctx context.Context, eviction Eviction) {
 	g.cfg.Events.AnnotatedEventf(pod, eviction.Annotations, v1.EventTypeWarning, "Evicted", "%s", eviction.Message)
 	over := g.cfg.Kill(pod, eviction)
 	if over == nil {
-		g.core.Gone(pod.UID)
+		g.core.Remove(pod.UID)
 		return
 	}
 	go func() {

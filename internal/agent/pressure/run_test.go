@@ -22,13 +22,13 @@ import (
 	"github.com/berth-dev/berth/internal/agent/node"
 )
 
-// machine is a /proc whose memory is eaten by a hog.
-type machine struct {
+// host is a /proc whose memory is eaten by a hog.
+type host struct {
 	t    *testing.T
 	root string
 }
 
-func (m *machine) setFree(bytes int64) {
+func (m *host) setFree(bytes int64) {
 	m.t.Helper()
 	text := fmt.Sprintf("MemTotal: %d kB\nMemFree: %d kB\nInactive(file): 0 kB\n", 4<<20, bytes/1024)
 	path := filepath.Join(m.root, "proc/meminfo")
@@ -40,8 +40,8 @@ func (m *machine) setFree(bytes int64) {
 	}
 }
 
-func newMachine(t *testing.T) *machine {
-	m := &machine{t: t, root: t.TempDir()}
+func newHost(t *testing.T) *host {
+	m := &host{t: t, root: t.TempDir()}
 	for name, text := range map[string]string{"loadavg": "0 0 0 1/100 5\n", "sys/kernel/pid_max": "32768\n", "sys/kernel/threads-max": "32768\n"} {
 		path := filepath.Join(m.root, "proc", name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -55,12 +55,12 @@ func newMachine(t *testing.T) *machine {
 	return m
 }
 
-type board struct {
+type status struct {
 	mu   sync.Mutex
 	last node.Pressure
 }
 
-func (b *board) SetPressure(p node.Pressure) {
+func (b *status) SetPressure(p node.Pressure) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.last = p
@@ -70,7 +70,7 @@ func (b *board) SetPressure(p node.Pressure) {
 // within a second of crossing the threshold, and its neighbour spared.
 func TestHogIsEndedWithinASecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m, shown := newMachine(t), &board{}
+		m, shown := newHost(t), &status{}
 		pod := func(name string) *v1.Pod {
 			return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: metatypes.UID(name)},
 				Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c", Resources: v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceMemory: resource.MustParse("100Mi")}}}}}}
@@ -85,7 +85,7 @@ func TestHogIsEndedWithinASecond(t *testing.T) {
 		var mu sync.Mutex
 		used := int64(0)
 		cfg := Config{
-			Log: slog.New(slog.DiscardHandler), NodeName: "n1", Board: shown, Events: record.NewFakeRecorder(100), StallFile: filepath.Join(m.root, "none"), KernelLog: filepath.Join(m.root, "none"),
+			Log: slog.New(slog.DiscardHandler), NodeName: "n1", Status: shown, Events: record.NewFakeRecorder(100), StallFile: filepath.Join(m.root, "none"), KernelLog: filepath.Join(m.root, "none"),
 			Kubelet: &kubeletv1beta1.KubeletConfiguration{EvictionHard: map[string]string{"memory.available": "100Mi"}, EvictionPressureTransitionPeriod: metav1.Duration{Duration: time.Minute}},
 			Pods:    func() []*v1.Pod { return []*v1.Pod{neighbour, hog} },
 			Usage: func(context.Context, []*v1.Pod, bool) ([]PodUsage, error) {
@@ -100,8 +100,8 @@ func TestHogIsEndedWithinASecond(t *testing.T) {
 				}{pod, time.Now()}
 				return over
 			},
-			Hurry:  func(*v1.Pod) {},
-			Sensor: &Sensor{HostRoot: m.root, RootDir: m.root},
+			ForceKill: func(*v1.Pod) {},
+			Sensor:    &Sensor{HostRoot: m.root, RootDir: m.root},
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
@@ -182,7 +182,7 @@ func (s *store) drop(what string) error {
 	return nil
 }
 
-func TestReclaimTakesOnlyWhatNobodyNeeds(t *testing.T) {
+func TestReclaimTakesOnlyWhatIsUnused(t *testing.T) {
 	dir := t.TempDir()
 	exited, running := runtimeapi.ContainerState_CONTAINER_EXITED, runtimeapi.ContainerState_CONTAINER_RUNNING
 	container := func(id, uid, name, image string, state runtimeapi.ContainerState, created int64) *runtimeapi.Container {

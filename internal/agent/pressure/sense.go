@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Sensor reads the signals of this machine. Every read is one or two small
+// Sensor reads the signals of this host. Every read is one or two small
 // files of /proc or one statfs.
 type Sensor struct {
 	// HostRoot is where /proc is, default "/".

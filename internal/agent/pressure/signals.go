@@ -126,7 +126,7 @@ func Thresholds(cfg *kubeletv1beta1.KubeletConfiguration) ([]Threshold, error) {
 	if err := add(cfg.EvictionSoft, "evictionSoft", true); err != nil {
 		return nil, err
 	}
-	// The cgroup of all pods is guarded like the machine, where it has a limit.
+	// The cgroup of all pods is guarded like the host, where it has a limit.
 	if slices.Contains(cfg.EnforceNodeAllocatable, "pods") {
 		for _, t := range list {
 			if t.Signal == MemoryAvailable && !t.Soft {

@@ -75,7 +75,7 @@ func (p *Prober) Sync(uid types.UID, targets []pod.Target) {
 	}
 	p.schedule.Sync(p.cfg.Now(), uid, targets)
 	p.mu.Unlock()
-	p.poke()
+	p.trigger()
 }
 
 // Forget drops the figures of a pod that is gone.
@@ -97,7 +97,7 @@ func (p *Prober) Results(uid types.UID) map[string]pod.Probe {
 	return p.schedule.Results(uid)
 }
 
-func (p *Prober) poke() {
+func (p *Prober) trigger() {
 	select {
 	case p.wake <- struct{}{}:
 	default:
@@ -145,9 +145,9 @@ func (p *Prober) check(ctx context.Context, c Check) {
 	p.mu.Lock()
 	out := p.schedule.Done(now, c.Key, v, output)
 	p.mu.Unlock()
-	p.poke()
+	p.trigger()
 	if out.UID == "" {
-		return // nobody asks any more
+		return // no one asks any more
 	}
 	p.observe(c, v, now.Sub(began))
 	name := [...]string{"Startup", "Liveness", "Readiness"}[c.Key.Type]

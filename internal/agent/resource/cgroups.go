@@ -29,7 +29,7 @@ type Config struct {
 	PerQOS bool
 	// Pod shapes pod cgroups.
 	Pod PodOptions
-	// Exclusive tells whether containers of a pod own processors, which takes
+	// Exclusive tells whether containers of a pod own CPUs, which takes
 	// the quota off the pod; nil: none do.
 	Exclusive func(types.UID) bool
 	// Pods limits the cgroup of all pods: node capacity less reservations.

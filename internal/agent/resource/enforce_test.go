@@ -94,9 +94,9 @@ func TestSwapIsLeftAloneWhereTheKernelCannotBoundIt(t *testing.T) {
 	}
 }
 
-// TestPodsWithProcessorsOfTheirOwnHaveNoQuota: the quota would take back what
-// exclusive processors give.
-func TestPodsWithProcessorsOfTheirOwnHaveNoQuota(t *testing.T) {
+// TestPodsWithExclusiveCPUsHaveNoQuota: the quota would take back what
+// exclusive CPUs give.
+func TestPodsWithExclusiveCPUsHaveNoQuota(t *testing.T) {
 	dir := t.TempDir()
 	c, err := New(Config{Driver: Cgroupfs, PerQOS: true, Hierarchy: Hierarchy{Unified: dir}, Pod: PodOptions{CPUQuota: true}, Exclusive: func(uid types.UID) bool { return uid == "own" }})
 	if err != nil {

@@ -24,7 +24,7 @@ type Cache struct {
 	dead       map[string]struct{}
 	deadOrder  []string
 	notify     func(types.UID)
-	waiters    chan struct{} // closed at the next change; nil while nobody waits
+	waiters    chan struct{} // closed at the next change; nil while no one waits
 }
 
 // NewCache makes an empty cache. notify is called (outside all locks, from
@@ -57,7 +57,7 @@ func (c *Cache) Pods() []types.UID {
 }
 
 // tell passes on that a pod changed.
-func (c *Cache) tell(uid types.UID) {
+func (c *Cache) notifyPod(uid types.UID) {
 	c.mu.Lock()
 	if c.waiters != nil {
 		close(c.waiters)
@@ -112,7 +112,7 @@ func (c *Cache) SetSandbox(s *runtimeapi.PodSandboxStatus) (changed bool) {
 	changed = c.putSandbox(uid, namespace, name, b)
 	c.mu.Unlock()
 	if changed {
-		c.tell(uid)
+		c.notifyPod(uid)
 	}
 	return changed
 }
@@ -163,7 +163,7 @@ func (c *Cache) SetContainer(sandboxID string, s *runtimeapi.ContainerStatus) (c
 	changed = c.putContainer(uid, namespace, name, n)
 	c.mu.Unlock()
 	if changed {
-		c.tell(uid)
+		c.notifyPod(uid)
 	}
 	return changed
 }
@@ -218,7 +218,7 @@ func (c *Cache) Remove(id string) (changed bool) {
 	uid, changed := c.remove(id)
 	c.mu.Unlock()
 	if changed {
-		c.tell(uid)
+		c.notifyPod(uid)
 	}
 	return changed
 }
@@ -301,7 +301,7 @@ func (c *Cache) sweep(found map[string]struct{}, mark uint64) (removed int) {
 	}
 	c.mu.Unlock()
 	for _, uid := range touched {
-		c.tell(uid)
+		c.notifyPod(uid)
 	}
 	return removed
 }

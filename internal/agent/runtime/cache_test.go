@@ -73,8 +73,8 @@ func TestLateNews(t *testing.T) {
 // TestSweep: a relist removes what it did not find, but not what came while it
 // was being read.
 func TestSweep(t *testing.T) {
-	told := 0
-	c := NewCache(func(types.UID) { told++ })
+	notified := 0
+	c := NewCache(func(types.UID) { notified++ })
 	c.SetContainer("sb", newsOf("old", runtimeapi.ContainerState_CONTAINER_RUNNING))
 	c.SetContainer("sb", newsOf("kept", runtimeapi.ContainerState_CONTAINER_RUNNING))
 	mark := c.mark()
@@ -82,7 +82,7 @@ func TestSweep(t *testing.T) {
 	if n := c.sweep(map[string]struct{}{"kept": {}}, mark); n != 1 {
 		t.Errorf("%d were removed, want 1", n)
 	}
-	if got := fmt.Sprint(len(c.Pod("u").Containers), c.Pod("u").Newest("app") != nil, told); got != "2 true 4" {
+	if got := fmt.Sprint(len(c.Pod("u").Containers), c.Pod("u").Newest("app") != nil, notified); got != "2 true 4" {
 		t.Errorf("containers, newest, notices: %s", got)
 	}
 	if c.SetContainer("sb", newsOf("old", runtimeapi.ContainerState_CONTAINER_RUNNING)) {
@@ -93,16 +93,16 @@ func TestSweep(t *testing.T) {
 	}
 }
 
-// TestSameNews: what changes nothing wakes nobody.
+// TestSameNews: what changes nothing wakes no one.
 func TestSameNews(t *testing.T) {
-	told := 0
-	c := NewCache(func(types.UID) { told++ })
+	notified := 0
+	c := NewCache(func(types.UID) { notified++ })
 	for range 5 {
 		c.SetSandbox(sandbox(runtimeapi.PodSandboxState_SANDBOX_READY))
 		c.SetContainer("sb", newsOf("c", runtimeapi.ContainerState_CONTAINER_RUNNING))
 	}
-	if told != 2 {
-		t.Errorf("%d notices of 2 news", told)
+	if notified != 2 {
+		t.Errorf("%d notices of 2 news", notified)
 	}
 }
 
@@ -148,12 +148,12 @@ func FuzzAnswers(f *testing.F) {
 		if proto.Unmarshal(b, &e) != nil {
 			return
 		}
-		told := 0
-		c := NewCache(func(types.UID) { told++ })
+		notified := 0
+		c := NewCache(func(types.UID) { notified++ })
 		c.Event(&e)
-		first := told
+		first := notified
 		c.Event(&e)
-		if told != first && !contradicts(&e) {
+		if notified != first && !contradicts(&e) {
 			t.Errorf("the same answer twice is news: %v", &e)
 		}
 		for _, uid := range c.Pods() {

@@ -36,11 +36,11 @@ type WatcherConfig struct {
 // Watcher keeps a Cache true.
 type Watcher struct {
 	*Cache
-	svc    Service
-	log    *slog.Logger
-	synced chan struct{}
-	once   sync.Once
-	kick   chan struct{}
+	svc     Service
+	log     *slog.Logger
+	synced  chan struct{}
+	once    sync.Once
+	trigger chan struct{}
 
 	mu        sync.Mutex
 	streaming bool
@@ -61,7 +61,7 @@ func NewWatcher(cfg WatcherConfig) *Watcher {
 	}
 	w := &Watcher{
 		Cache: NewCache(cfg.Notify), svc: cfg.Service, log: cfg.Log,
-		synced: make(chan struct{}), kick: make(chan struct{}, 1),
+		synced: make(chan struct{}), trigger: make(chan struct{}, 1),
 		relists:     counter("relists_total", "Full lists of the runtime's sandboxes and containers."),
 		repairs:     counter("relist_repairs_total", "Differences that a relist found although the event stream was open."),
 		events:      counter("events_total", "Events received from the runtime."),
@@ -130,7 +130,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 		case <-timer.C:
-		case <-w.kick:
+		case <-w.trigger:
 			settled = false
 		}
 		timer.Stop()
@@ -193,7 +193,7 @@ func (w *Watcher) setStreaming(on bool) {
 	w.mu.Unlock()
 	if changed {
 		select {
-		case w.kick <- struct{}{}:
+		case w.trigger <- struct{}{}:
 		default:
 		}
 	}

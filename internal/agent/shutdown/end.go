@@ -15,7 +15,7 @@ type Pods interface {
 	Reported(uid types.UID) <-chan struct{}
 }
 
-// End ends pods because the host goes down. Once that is let go nobody could
+// End ends pods because the host goes down. Once that is released no one could
 // tell the API any more how a pod ended, so it is told before.
 func End(pods Pods) func(p *v1.Pod, grace time.Duration) <-chan struct{} {
 	return func(p *v1.Pod, grace time.Duration) <-chan struct{} {

@@ -21,7 +21,7 @@ const (
 	defaultDropIn = "/etc/systemd/logind.conf.d/99-kubelet.conf"
 )
 
-// Logind is the System of machines that run systemd-logind.
+// Logind is the System of hosts that run systemd-logind.
 type Logind struct {
 	// DropIn is the file that raises logind's limit, default in /etc.
 	DropIn string

@@ -51,7 +51,7 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// system is a machine whose shutdown the test begins.
+// system is a host whose shutdown the test begins.
 type system struct {
 	told chan bool
 	mu   sync.Mutex
@@ -80,17 +80,17 @@ func (s *system) holds() bool {
 	return s.held > 0
 }
 
-type board struct{ down bool }
+type status struct{ down bool }
 
-func (b *board) SetShuttingDown(down bool) { b.down = down }
+func (b *status) SetShuttingDown(down bool) { b.down = down }
 
 func TestShutdownEndsGroupsInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, b := &system{told: make(chan bool)}, &board{}
+		s, b := &system{told: make(chan bool)}, &status{}
 		begun := time.Now()
 		var order []string
 		m, err := New(Config{
-			Log: slog.New(slog.DiscardHandler), NodeName: "n1", System: s, Board: b, Events: record.NewFakeRecorder(10),
+			Log: slog.New(slog.DiscardHandler), NodeName: "n1", System: s, Status: b, Events: record.NewFakeRecorder(10),
 			Kubelet: &kubeletv1beta1.KubeletConfiguration{ShutdownGracePeriod: seconds(30), ShutdownGracePeriodCriticalPods: seconds(10)},
 			Pods: func() []*v1.Pod {
 				return []*v1.Pod{aPod("dns", criticalPriority, 60), aPod("web", 0, 5), aPod("stuck", 0, 60)}

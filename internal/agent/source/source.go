@@ -32,7 +32,7 @@ type Sink interface {
 	// Set tells of a new or changed pod.
 	Set(pod *v1.Pod, static bool)
 	// Gone tells that no source has the pod any more.
-	Gone(uid types.UID)
+	Remove(uid types.UID)
 	// SetMirror tells what the API holds as mirror of a static pod, or nil.
 	SetMirror(static types.UID, mirror *v1.Pod)
 	// SourcesReady tells, once, that every source has told all it has.
@@ -256,14 +256,14 @@ func (s *set) replace(source string, pods []*v1.Pod) {
 	s.mu.Unlock()
 
 	for _, p := range gone {
-		s.cfg.Sink.Gone(p.UID)
+		s.cfg.Sink.Remove(p.UID)
 	}
 	for _, p := range fresh {
 		s.cfg.Sink.Set(p, true)
 	}
 	for _, p := range append(gone, fresh...) {
 		s.touchMirror(nameOf(p))
-		s.tellMirror(nameOf(p))
+		s.reportMirror(nameOf(p))
 	}
 }
 
@@ -292,8 +292,8 @@ func (s *set) staticNamed(n types.NamespacedName) *v1.Pod {
 	return nil
 }
 
-// tellMirror passes on what the API holds for a static pod.
-func (s *set) tellMirror(n types.NamespacedName) {
+// reportMirror passes on what the API holds for a static pod.
+func (s *set) reportMirror(n types.NamespacedName) {
 	s.mu.Lock()
 	p, m := s.staticNamed(n), s.mirrors[n]
 	s.mu.Unlock()

@@ -46,7 +46,7 @@ func (e *ear) do(f func()) {
 	e.news <- struct{}{}
 }
 func (e *ear) Set(p *v1.Pod, _ bool)              { e.do(func() { e.pods[p.UID] = p }) }
-func (e *ear) Gone(uid types.UID)                 { e.do(func() { delete(e.pods, uid) }) }
+func (e *ear) Remove(uid types.UID)               { e.do(func() { delete(e.pods, uid) }) }
 func (e *ear) SetMirror(uid types.UID, m *v1.Pod) { e.do(func() { e.mirrors[uid] = m }) }
 func (e *ear) SourcesReady()                      { e.do(func() { e.ready++ }) }
 
@@ -280,8 +280,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// TestNobodyPassesForStatic: where a pod comes from is not what it says itself.
-func TestNobodyPassesForStatic(t *testing.T) {
+// TestNoPodPassesForStatic: where a pod comes from is not what it says itself.
+func TestNoPodPassesForStatic(t *testing.T) {
 	liar := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "liar", Namespace: "default", UID: "l", Annotations: map[string]string{AnnotationSource: "file"}}, Spec: v1.PodSpec{NodeName: "Node1"}}
 	e := start(t, Config{Client: fake.NewClientset(liar)})
 	e.until(t, "the pod", func() bool { return e.pods["l"] != nil })

@@ -204,12 +204,12 @@ func (p *Provider) WriteCAdvisor(ctx context.Context, out io.Writer) error {
 		if path == "" || err != nil {
 			continue
 		}
-		machine := row{id: path, usage: usage, started: p.machine.bootTime}
+		hostInfo := row{id: path, usage: usage, started: p.hostInfo.bootTime}
 		if path == "/" {
-			(&builder{p: p}).fixRoot(&machine.usage)
-			machine.network = readNetwork(hostProc(p.cfg.HostRoot), 1)
+			(&builder{p: p}).fixRoot(&hostInfo.usage)
+			hostInfo.network = readNetwork(hostProc(p.cfg.HostRoot), 1)
 		}
-		rows = append(rows, machine)
+		rows = append(rows, hostInfo)
 	}
 	for i := range pods {
 		rows = appendPodRows(rows, &pods[i], disk)
@@ -224,7 +224,7 @@ func (p *Provider) WriteCAdvisor(ctx context.Context, out io.Writer) error {
 	for i := range cadvisorMetrics {
 		f.rows(&cadvisorMetrics[i], rows, now)
 	}
-	f.machine(p.machine)
+	f.hostInfo(p.hostInfo)
 	return f.close()
 }
 
@@ -270,7 +270,7 @@ func (f *family) rows(m *metric, rows []row, now time.Time) {
 	}
 }
 
-func (f *family) machine(m machine) {
+func (f *family) hostInfo(m hostInfo) {
 	f.header("machine_cpu_cores", "gauge", "Number of logical CPU cores.")
 	f.sample("machine_cpu_cores", float64(m.cores), time.Time{})
 	f.header("machine_memory_bytes", "gauge", "Amount of memory installed on the machine.")

@@ -26,7 +26,7 @@ const (
 //
 // Opening and closing a file costs several times what reading it does, so files
 // stay open: a reading of a known cgroup is one system call per file, from its
-// beginning, for which the kernel makes the text anew.
+// beginning, for which the kernel makes the text again.
 type Reader struct {
 	mounts  Mounts
 	buffers sync.Pool
@@ -50,7 +50,7 @@ type cgroup struct {
 	files []keptFile
 	used  time.Time
 	// gone is set when the kernel removed the cgroup under an open file;
-	// dropped when the Reader forgot it: whoever still has it must ask again.
+	// dropped when the Reader forgot it: anyone who still has it must ask again.
 	gone, dropped bool
 }
 
@@ -70,7 +70,7 @@ func NewReader(mounts Mounts) *Reader {
 }
 
 // Read measures the cgroup at path, which is relative to the mounts ("/" is
-// the machine). Files that the kernel does not offer leave zeros. The error is
+// the host). Files that the kernel does not offer leave zeros. The error is
 // ErrGone if there is no such cgroup.
 func (r *Reader) Read(path string, parts Parts) (usage Usage, err error) {
 	err = r.with(path, func(c *cgroup, buf []byte) error {
@@ -138,7 +138,7 @@ func (r *Reader) drop(c *cgroup) {
 	}
 }
 
-// sweep closes the files of cgroups that nobody read lately, and comes again
+// sweep closes the files of cgroups that no one read lately, and comes again
 // while any are left.
 func (r *Reader) sweep(now time.Time) {
 	r.mu.Lock()

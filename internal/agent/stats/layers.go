@@ -13,7 +13,7 @@ import (
 
 // layers knows the directories that containers write to outside of volumes:
 // the upper directory of the overlay they see as their root. Runtimes measure
-// these on a period, whether or not somebody asks; we do when somebody does.
+// these on a period, whether or not someone asks; we do when someone does.
 type layers struct {
 	mu   sync.Mutex
 	dirs map[string]string // by container ID
@@ -82,7 +82,7 @@ func bareID(id string) string {
 }
 
 // overlayUpper is the upper directory of the root that a process sees, empty
-// if that is no overlay or is told relative to a directory nobody knows.
+// if that is no overlay or is told relative to a directory no one knows.
 func overlayUpper(proc string, pid int) string {
 	if pid == 0 {
 		return ""

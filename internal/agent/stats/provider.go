@@ -84,8 +84,8 @@ type Config struct {
 
 // Provider answers for the stats of a node. It is safe for concurrent use.
 type Provider struct {
-	cfg     Config
-	machine machine
+	cfg      Config
+	hostInfo hostInfo
 
 	disk   *disk
 	layers layers
@@ -121,11 +121,11 @@ func New(cfg Config) (*Provider, error) {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	machine, err := readMachine(cfg.HostRoot)
+	hostInfo, err := readHostInfo(cfg.HostRoot)
 	if err != nil {
 		return nil, err
 	}
-	p := &Provider{cfg: cfg, machine: machine, rates: map[string]sample{}}
+	p := &Provider{cfg: cfg, hostInfo: hostInfo, rates: map[string]sample{}}
 	p.disk = newDisk(cfg, p.writableDirs)
 	return p, nil
 }

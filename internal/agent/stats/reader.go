@@ -69,7 +69,7 @@ type Usage struct {
 
 	// PIDs are tasks, PIDsLimit is zero for none.
 	PIDs, PIDsLimit uint64
-	// CPUPeriod and CPUQuota are the limit of processor time, in microseconds; a
+	// CPUPeriod and CPUQuota are the limit of CPU time, in microseconds; a
 	// quota of zero is none.
 	CPUPeriod, CPUQuota uint64
 

@@ -95,7 +95,7 @@ func write(t testing.TB, path, text string) {
 	}
 }
 
-// host lays out a machine of the version with pods pods of two containers.
+// host lays out a host of the version with pods pods of two containers.
 func host(t testing.TB, version, pods int) (root string, mounts Mounts, list []*v1.Pod) {
 	t.Helper()
 	root = t.TempDir()
@@ -219,7 +219,7 @@ func TestBothVersionsReadTheSame(t *testing.T) {
 	}
 }
 
-func TestMissingCgroupIsTold(t *testing.T) {
+func TestMissingCgroupIsReported(t *testing.T) {
 	_, mounts, _ := host(t, 2, 0)
 	if _, err := NewReader(mounts).Read("/kubepods/none", Everything); err != ErrGone {
 		t.Errorf("got %v", err)
@@ -229,7 +229,7 @@ func TestMissingCgroupIsTold(t *testing.T) {
 func TestSummary(t *testing.T) {
 	for version := 1; version <= 2; version++ {
 		p := provider(t, version, 1, nil)
-		// Sizes of the file system under the test are nobody's business.
+		// Sizes of the file system under the test are no one's business.
 		p.disk.facts = &diskFacts{at: epoch, root: fsUsage{capacity: 1000, available: 400, used: 600, inodes: 100, inodesFree: 90, inodesUsed: 10},
 			image: &fsUsage{capacity: 2000, available: 1000, used: 700}, container: &fsUsage{capacity: 2000, available: 1000, used: 700},
 			writable: map[string]DiskUse{fmt.Sprintf("%064da", 0): {5000, 5}},
@@ -385,7 +385,7 @@ func (n noStats) ListContainerStats(context.Context, *runtimeapi.ContainerStatsF
 }
 
 // TestWritableLayersAreMeasuredHere finds what containers wrote in the upper
-// directory of their root, at the moment somebody wants to know, and what
+// directory of their root, at the moment someone wants to know, and what
 // images take although the runtime does not say.
 func TestWritableLayersAreMeasuredHere(t *testing.T) {
 	upper := t.TempDir()
@@ -447,8 +447,8 @@ func BenchmarkCAdvisor(b *testing.B) {
 	}
 }
 
-// TestThisMachine reads the real cgroups, whatever their version.
-func TestThisMachine(t *testing.T) {
+// TestThisHost reads the real cgroups, whatever their version.
+func TestThisHost(t *testing.T) {
 	mounts, err := FindMounts()
 	if err != nil {
 		t.Skipf("no cgroups on this host: %v", err)

@@ -28,7 +28,7 @@ func (s *slab) put(value uint64) *uint64 {
 func (p *Provider) Summary(ctx context.Context, onlyCPUAndMemory bool) (*statsapi.Summary, error) {
 	p.forgetRates()
 	parts := CPU | Memory
-	if p.machine.swapBytes > 0 {
+	if p.hostInfo.swapBytes > 0 {
 		parts |= Swap
 	}
 	if !onlyCPUAndMemory {
@@ -65,15 +65,15 @@ type builder struct {
 
 func (b *builder) node(parts Parts) (statsapi.NodeStats, error) {
 	p := b.p
-	node := statsapi.NodeStats{NodeName: p.cfg.NodeName, StartTime: metav1.NewTime(p.machine.bootTime)}
+	node := statsapi.NodeStats{NodeName: p.cfg.NodeName, StartTime: metav1.NewTime(p.hostInfo.bootTime)}
 	usage, err := p.cfg.Reader.Read("/", parts)
 	if err != nil {
 		return node, err
 	}
 	b.fixRoot(&usage)
-	node.CPU = b.cpu("/", usage, p.machine.bootTime)
-	node.Memory = b.memory(usage, p.machine.memoryBytes)
-	node.Swap = b.swap(usage.Swap, p.machine.swapBytes)
+	node.CPU = b.cpu("/", usage, p.hostInfo.bootTime)
+	node.Memory = b.memory(usage, p.hostInfo.memoryBytes)
+	node.Swap = b.swap(usage.Swap, p.hostInfo.swapBytes)
 	node.SystemContainers = b.systemContainers(parts)
 	if b.brief {
 		return node, nil
@@ -124,8 +124,8 @@ func (b *builder) systemContainers(parts Parts) []statsapi.ContainerStats {
 		if err != nil {
 			continue
 		}
-		stats := statsapi.ContainerStats{Name: name, StartTime: metav1.NewTime(b.p.machine.bootTime), Swap: b.swap(usage.Swap, usage.SwapLimit),
-			CPU: b.cpu(paths[name], usage, b.p.machine.bootTime), Memory: b.memory(usage, usage.MemoryLimit)}
+		stats := statsapi.ContainerStats{Name: name, StartTime: metav1.NewTime(b.p.hostInfo.bootTime), Swap: b.swap(usage.Swap, usage.SwapLimit),
+			CPU: b.cpu(paths[name], usage, b.p.hostInfo.bootTime), Memory: b.memory(usage, usage.MemoryLimit)}
 		if usage.IOPressure != nil && !b.brief {
 			stats.IO = &statsapi.IOStats{Time: b.stamp, PSI: usage.IOPressure}
 		}

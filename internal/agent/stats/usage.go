@@ -6,7 +6,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// PodUsage is what a pod uses, for whoever decides about it.
+// PodUsage is what a pod uses, for anyone who decides about it.
 type PodUsage struct {
 	Pod *v1.Pod
 	// Measured is false if the pod has no cgroup: nothing of it runs.

@@ -14,7 +14,7 @@ import (
 
 // How often agents are asked, and until when.
 const (
-	// Resolution is the time between two scrapes of a node while somebody asks.
+	// Resolution is the time between two scrapes of a node while someone asks.
 	Resolution = 15 * time.Second
 	// quick is the time between the first two scrapes, so that the first
 	// question gets an answer soon.
@@ -28,7 +28,7 @@ const (
 	parallel = 32
 )
 
-// Feed holds the usage of every node while somebody asks for it. The zero
+// Feed holds the usage of every node while someone asks for it. The zero
 // value of its optional fields is upstream's behaviour.
 type Feed struct {
 	// Nodes lists the names of all nodes, Ask returns what a node's agent
@@ -72,7 +72,7 @@ func (f *Feed) States(ctx context.Context) map[string]State {
 	return maps.Clone(f.states)
 }
 
-// Run asks the agents, while somebody asks, until ctx ends.
+// Run asks the agents, while someone asks, until ctx ends.
 func (f *Feed) Run(ctx context.Context) error {
 	f.init()
 	for {
@@ -87,7 +87,7 @@ func (f *Feed) Run(ctx context.Context) error {
 	}
 }
 
-// follow scrapes until nobody has asked for a while.
+// follow scrapes until no one has asked for a while.
 func (f *Feed) follow(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -114,7 +114,7 @@ func (f *Feed) follow(ctx context.Context) error {
 	}
 }
 
-// rest ends the feed when nobody asks any more: what it knew would be old when
+// rest ends the feed when no one asks any more: what it knew would be old when
 // it is asked again.
 func (f *Feed) rest(round int) bool {
 	f.mu.Lock()

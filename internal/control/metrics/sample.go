@@ -1,6 +1,6 @@
 // Package metrics serves metrics.k8s.io, the usage of nodes and pods, from
 // what the agents of the nodes measure: kubectl top and autoscalers need
-// nothing else. It asks the agents only while somebody asks it.
+// nothing else. It asks the agents only while someone asks it.
 package metrics
 
 import (
@@ -16,7 +16,7 @@ import (
 // Sample is what an agent measured of a node or a container at one time.
 type Sample struct {
 	At time.Time
-	// CPU is the processor time used so far, in seconds; Memory is the working
+	// CPU is the CPU time used so far, in seconds; Memory is the working
 	// set in bytes.
 	CPU, Memory float64
 	// Start is when the container started; zero for a node, or when unknown.

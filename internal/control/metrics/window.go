@@ -10,7 +10,7 @@ import (
 )
 
 // minAge is how old a container must be for its first sample to count against
-// its start: a younger one has used its processor time for starting up.
+// its start: a younger one has used its CPU time for starting up.
 const minAge = 10 * time.Second
 
 // Usage is what a node or container used on average between two times.
@@ -22,7 +22,7 @@ type Usage struct {
 }
 
 // Between is the usage between two samples. ok is false when the pair says
-// nothing: not later, or the counter began anew (a container that restarted).
+// nothing: not later, or the counter began again (a container that restarted).
 func Between(old, last Sample) (u Usage, ok bool) {
 	if !old.complete() || !last.complete() || !last.At.After(old.At) || last.CPU < old.CPU {
 		return u, false

@@ -149,7 +149,7 @@ func (e *embedded) watchSpace() {
 		defer close(e.tidied)
 		e.space.run(ctx)
 	}()
-	e.space.poke()
+	e.space.trigger()
 }
 
 // configure translates our needs into etcd's configuration.

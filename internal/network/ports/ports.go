@@ -54,7 +54,7 @@ func New(instance, bridge string, log *slog.Logger) *Checker {
 // ErrUnable says that this kernel cannot check where pods send from.
 var ErrUnable = errors.New("this kernel has no nftables for bridges (CONFIG_NF_TABLES_BRIDGE)")
 
-// Start makes the table anew and binds the ports that are there to what their
+// Start makes the table again and binds the ports that are there to what their
 // pods have now: these were made by an earlier run, or one that bound nothing.
 func (c *Checker) Start() error {
 	c.mu.Lock()
@@ -283,7 +283,7 @@ func (c *Checker) guard(addrs []netip.Addr) error {
 		return nil
 	}
 	if err := c.kernel.Apply(tx); err != nil {
-		c.ready = false // what stands is read anew
+		c.ready = false // what stands is read again
 		return err
 	}
 	for _, index := range gone {

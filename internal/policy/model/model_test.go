@@ -163,7 +163,7 @@ func TestRandomHistoriesDecideAsTheOracle(t *testing.T) {
 				whole.apply(h.Model.Snapshot())
 				for range 40 {
 					p := oracle.RandomPacket(h.Rand)
-					want := h.World.Allows(p)
+					want := h.Cluster.Allows(p)
 					if got := k.allows(p); got != want {
 						t.Fatalf("%+v: rows say %v, policies say %v\n%s", p, got, want, h.Model.Snapshot().Text())
 					}
@@ -176,10 +176,10 @@ func TestRandomHistoriesDecideAsTheOracle(t *testing.T) {
 						len(whole.rows), len(whole.sets), len(whole.chains), len(whole.to))
 				}
 			}
-			for key := range h.World.Pods {
+			for key := range h.Cluster.Pods {
 				h.Model.DeletePod(key)
 			}
-			for key := range h.World.Policies {
+			for key := range h.Cluster.Policies {
 				h.Model.DeletePolicy(key)
 			}
 			k.apply(h.Model.Commit())

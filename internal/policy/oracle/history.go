@@ -11,18 +11,18 @@ import (
 // History changes a World at random and tells a Model of each change.
 type History struct {
 	*rand.Rand
-	World World
-	Model *model.Model
+	Cluster Cluster
+	Model   *model.Model
 }
 
 // NewHistory is an empty one; equal seeds give equal histories.
 func NewHistory(seed uint64) *History {
-	return &History{rand.New(rand.NewPCG(seed, 1)), NewWorld(), model.New()}
+	return &History{rand.New(rand.NewPCG(seed, 1)), NewCluster(), model.New()}
 }
 
-// NewWorld is an empty cluster.
-func NewWorld() World {
-	return World{Namespaces: map[string]map[string]string{}, Pods: map[model.Key]model.Pod{}, Policies: map[model.Key]*networkingv1.NetworkPolicy{}}
+// NewCluster is an empty cluster.
+func NewCluster() Cluster {
+	return Cluster{Namespaces: map[string]map[string]string{}, Pods: map[model.Key]model.Pod{}, Policies: map[model.Key]*networkingv1.NetworkPolicy{}}
 }
 
 // Step makes one change.
@@ -30,28 +30,28 @@ func (h *History) Step() {
 	switch h.IntN(9) {
 	case 0, 1, 2:
 		p := RandomPod(h.Rand)
-		h.World.Pods[p.Key] = p
+		h.Cluster.Pods[p.Key] = p
 		h.Model.SetPod(p)
 	case 3:
 		k := RandomPod(h.Rand).Key
-		delete(h.World.Pods, k)
+		delete(h.Cluster.Pods, k)
 		h.Model.DeletePod(k)
 	case 4, 5:
 		np := RandomPolicy(h.Rand)
-		h.World.Policies[model.Key{Namespace: np.Namespace, Name: np.Name}] = np
+		h.Cluster.Policies[model.Key{Namespace: np.Namespace, Name: np.Name}] = np
 		h.Model.SetPolicy(np)
 	case 6:
 		np := RandomPolicy(h.Rand)
 		k := model.Key{Namespace: np.Namespace, Name: np.Name}
-		delete(h.World.Policies, k)
+		delete(h.Cluster.Policies, k)
 		h.Model.DeletePolicy(k)
 	case 7:
 		name, l := RandomPod(h.Rand).Namespace, RandomLabels(h.Rand)
-		h.World.Namespaces[name] = l
+		h.Cluster.Namespaces[name] = l
 		h.Model.SetNamespace(name, l)
 	case 8:
 		name := RandomPod(h.Rand).Namespace
-		delete(h.World.Namespaces, name)
+		delete(h.Cluster.Namespaces, name)
 		h.Model.DeleteNamespace(name)
 	}
 }

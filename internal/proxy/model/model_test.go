@@ -59,9 +59,9 @@ func (r mirror) sorted() mirror {
 		}
 		out[name] = map[string]string{}
 		for k, v := range rows {
-			front, index := k[:len(k)-4], k[len(k)-4:]
-			out[name][front+"index"+index] = ""
-			out[name][front+"pool"+index[3:]+v] = ""
+			vip, index := k[:len(k)-4], k[len(k)-4:]
+			out[name][vip+"index"+index] = ""
+			out[name][vip+"pool"+index[3:]+v] = ""
 		}
 	}
 	return out

@@ -181,7 +181,7 @@ func (c *Changes) Ordered() []Set {
 	})
 }
 
-// Count returns how many rows are taken away and added.
+// Count returns how many rows are removed and added.
 func (c *Changes) Count(f Family) (del, add int) {
 	for s, d := range c.Sets {
 		shape := s.Shape(f)
@@ -225,19 +225,19 @@ func getAddrPort(b []byte, f Family) netip.AddrPort {
 	return netip.AddrPortFrom(getAddr(b, f), binary.BigEndian.Uint16(b[f.AddrLen():]))
 }
 
-// frontKey identifies a frontend; the address of a node port is invalid.
-type frontKey struct {
+// vipKey identifies a frontend; the address of a node port is invalid.
+type vipKey struct {
 	addr  netip.Addr
 	proto byte
 	port  uint16
 }
 
-func (k frontKey) compare(o frontKey) int {
+func (k vipKey) compare(o vipKey) int {
 	return cmp.Or(k.addr.Compare(o.addr), cmp.Compare(k.proto, o.proto), cmp.Compare(k.port, o.port))
 }
 
 // put appends the frontend as the first fields of a key.
-func (k frontKey) put(b []byte, f Family) []byte {
+func (k vipKey) put(b []byte, f Family) []byte {
 	if k.addr.IsValid() {
 		b = putAddr(b, f, k.addr)
 	}
@@ -245,16 +245,16 @@ func (k frontKey) put(b []byte, f Family) []byte {
 }
 
 // of returns t for frontends with an address and its variant for node ports.
-func (k frontKey) of(t Table) Table {
+func (k vipKey) of(t Table) Table {
 	if !k.addr.IsValid() {
 		return t + 1
 	}
 	return t
 }
 
-func (k frontKey) addrPort() netip.AddrPort { return netip.AddrPortFrom(k.addr, k.port) }
+func (k vipKey) addrPort() netip.AddrPort { return netip.AddrPortFrom(k.addr, k.port) }
 
-func getFront(b []byte, f Family, nodePort bool) (k frontKey, rest []byte) {
+func getVIP(b []byte, f Family, nodePort bool) (k vipKey, rest []byte) {
 	if !nodePort {
 		k.addr, b = getAddr(b, f), b[f.AddrLen():]
 	}

@@ -20,8 +20,8 @@ const (
 	markerPrefix  = "layout-"
 	// cidrChain drops what goes to addresses of no Service.
 	cidrChain = "service-cidrs"
-	// draws is how often an index is drawn that nobody may have. At least
-	// every second one is somebody's, so endpoints at the low half of a pool
+	// draws is how often an index is drawn that no one may have. At least
+	// every second one is someone's, so endpoints at the low half of a pool
 	// are preferred by at most one connection in 2^draws.
 	draws = 8
 	// largestShared is the largest pool, rounded up, whose choosing chains
@@ -38,7 +38,7 @@ type Layout struct {
 	// MasqueradeAll masquerades all cluster IP traffic.
 	MasqueradeAll bool
 	// Local tells pods on this node from everybody else. At most one of
-	// the three is set; none means that nobody can be told.
+	// the three is set; none means that no one can be told.
 	LocalCIDRs  []netip.Prefix
 	LocalBridge string
 	LocalPrefix string

@@ -140,13 +140,13 @@ func (l *Lack) Error() string {
 
 // Probe tries what the rules of a family need, each in a table of its own, and
 // returns a *Lack that names what the kernel does not take. The tables stay:
-// k is a kernel nobody uses.
+// k is a kernel no one uses.
 func Probe(k nft.Kernel, f model.Family) error {
 	var missing []string
 	failed := map[string]bool{}
 	for i, x := range needs {
 		if failed[x.on] {
-			failed[x.name] = true // not known, and not what has to be mended first
+			failed[x.name] = true // not known, and not what has to be fixed first
 			continue
 		}
 		err := k.Apply(x.tx(f, fmt.Sprint("probe-", i)))
@@ -169,7 +169,7 @@ func Probe(k nft.Kernel, f model.Family) error {
 var ErrUntried = errors.New("no network namespace to try the kernel in")
 
 // ProbeHost probes the kernel in a network namespace that ends with the call, so
-// that no table, rule or counter of the machine's own is touched.
+// that no table, rule or counter of the host's own is touched.
 func ProbeHost(families ...model.Family) error {
 	done := make(chan error, 1)
 	go func() { done <- apart(func() error { return probeHere(families) }) }()

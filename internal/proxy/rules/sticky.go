@@ -17,7 +17,7 @@ import (
 // by the frontend (owner), the endpoint's by that and the client (known), and
 // then where that endpoint is (take). A number goes from one rule to the next in
 // the packet's priority, since nft cannot print a rule in which one lookup's
-// result is the key of another. Whoever is not known, or whose endpoint is gone,
+// result is the key of another. Anyone who is not known, or whose endpoint is gone,
 // is forgotten, given one by the draw and remembered.
 //
 // The rules of a chain that other chains jump to look into maps; the rules of

@@ -27,9 +27,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// machine has two NUMA nodes of four processors, 1000 bytes each.
-func machine() *topology.Machine {
-	m := &topology.Machine{}
+// host has two NUMA nodes of four CPUs, 1000 bytes each.
+func host() *topology.Host {
+	m := &topology.Host{}
 	for i := range 8 {
 		m.CPUs = append(m.CPUs, topology.CPU{ID: i, Core: i / 2, Cache: i / 4, NUMA: i / 4, Socket: i / 4})
 	}
@@ -63,8 +63,8 @@ func (n *near) Allocate(_ context.Context, p *v1.Pod, _ *v1.Container, nodes top
 func (n *near) Release(uid types.UID) { n.released = append(n.released, uid) }
 
 func config(t *testing.T, root string) Config {
-	m := machine()
-	return Config{Log: slog.New(slog.DiscardHandler), RootDir: root, Machine: m, CPUs: &cpus.Static{Machine: m, Reserved: cpuset.New(0)},
+	m := host()
+	return Config{Log: slog.New(slog.DiscardHandler), RootDir: root, Host: m, CPUs: &cpus.Static{Machine: m, Reserved: cpuset.New(0)},
 		Memory: memory.Reservation{0: {v1.ResourceMemory: 100}}, Topology: topology.Merger{Policy: topology.SingleNUMA},
 		Devices: &near{node: 1, given: map[types.UID]topology.Mask{}}}
 }
@@ -100,7 +100,7 @@ func TestResourcesLieTogether(t *testing.T) {
 	if p := m.Of("other", "c"); p != (Placement{CPUs: "0-3,6-7"}) {
 		t.Errorf("all others are at %+v", p)
 	}
-	// Five processors fit the machine, not a node.
+	// Five CPUs fit the host, not a node.
 	r := m.Admit(t.Context(), pod("wide", 5000, 10))
 	if r == nil || *r != (Refusal{"TopologyAffinityError", "Resources cannot be allocated with Topology locality"}) {
 		t.Errorf("refusal is %v", r)
@@ -239,7 +239,7 @@ func TestResizeOfPinnedPods(t *testing.T) {
 	}
 }
 
-// TestEverybodyMoves: when a pod gets processors of its own, running containers
+// TestEverybodyMoves: when a pod gets CPUs of its own, running containers
 // leave them, and come back when it is over; a failed move is tried again.
 func TestEverybodyMoves(t *testing.T) {
 	m := start(t, config(t, t.TempDir()))

@@ -22,7 +22,7 @@ type metrics struct {
 	perNode                      *prometheus.GaugeVec
 }
 
-// newMetrics shows zeros from the start; those of processors only where
+// newMetrics shows zeros from the start; those of CPUs only where
 // containers can own some (pinned).
 func newMetrics(registry prometheus.Registerer, pinned bool) (*metrics, error) {
 	counter := func(name, help string) prometheus.Counter {
@@ -71,7 +71,7 @@ func newMetrics(registry prometheus.Registerer, pinned bool) (*metrics, error) {
 	return m, nil
 }
 
-// measure shows the state; m.mu is held or nobody else knows m yet.
+// measure shows the state; m.mu is held or no one else knows m yet.
 func (m *Manager) measure() {
 	if m.cfg.CPUs == nil {
 		return
@@ -84,8 +84,8 @@ func (m *Manager) measure() {
 	}
 	m.metrics.exclusive.Set(float64(owned.Size()))
 	m.metrics.sharedMilli.Set(float64(m.cpus.Shared.Difference(m.cfg.CPUs.Reserved).Size() * 1000))
-	for _, n := range m.cfg.Machine.Nodes {
-		here := owned.Intersection(m.cfg.Machine.In(topology.Of(n.ID)))
+	for _, n := range m.cfg.Host.Nodes {
+		here := owned.Intersection(m.cfg.Host.In(topology.Of(n.ID)))
 		m.metrics.perNode.WithLabelValues(strconv.Itoa(n.ID)).Set(float64(here.Size()))
 	}
 }

@@ -124,7 +124,7 @@ func (t *try) allocateCPUs(c *v1.Container, hint topology.Hint) error {
 	if policy.Options.FullCores {
 		t.m.metrics.aligned.WithLabelValues("container", "physical_cpu").Inc()
 	}
-	if t.m.cfg.Machine.OneCache(t.cpus.Owned[uid][c.Name]) {
+	if t.m.cfg.Host.OneCache(t.cpus.Owned[uid][c.Name]) {
 		t.m.metrics.aligned.WithLabelValues("container", "uncore_cache").Inc()
 	}
 	return nil

@@ -16,10 +16,10 @@ import (
 	"github.com/berth-dev/berth/internal/agent/resource/topology"
 )
 
-// machine makes a regular machine; siblings are numbered side by side or in
+// host makes a regular machine; siblings are numbered side by side or in
 // halves.
-func machine(sockets, nodes, caches, cores, threads int, halves bool) *topology.Machine {
-	m := &topology.Machine{}
+func host(sockets, nodes, caches, cores, threads int, halves bool) *topology.Host {
+	m := &topology.Host{}
 	total := sockets * nodes * caches * cores
 	for core := range total {
 		cache := core / cores
@@ -39,11 +39,11 @@ func machine(sockets, nodes, caches, cores, threads int, halves bool) *topology.
 	return m
 }
 
-func randomMachine(rng *rand.Rand, most int) *topology.Machine {
+func randomHost(rng *rand.Rand, most int) *topology.Host {
 	for {
 		a, b, c, d, e := 1+rng.IntN(2), 1+rng.IntN(2), 1+rng.IntN(2), 1+rng.IntN(3), 1+rng.IntN(2)
 		if a*b*c*d*e <= most {
-			return machine(a, b, c, d, e, rng.IntN(2) == 0)
+			return host(a, b, c, d, e, rng.IntN(2) == 0)
 		}
 	}
 }
@@ -74,7 +74,7 @@ func subsets(ids []int, size int, f func([]int)) {
 }
 
 // price is what a good choice keeps low, most important first.
-func price(m *topology.Machine, o Options, free, set cpuset.CPUSet) []int {
+func price(m *topology.Host, o Options, free, set cpuset.CPUSet) []int {
 	count := func(unit func(topology.CPU) int) int { return units(m, set, unit) }
 	nodes := count(func(c topology.CPU) int { return c.NUMA })
 	sockets := count(func(c topology.CPU) int { return c.Socket })
@@ -97,7 +97,7 @@ func price(m *topology.Machine, o Options, free, set cpuset.CPUSet) []int {
 func TestTakeIsAsGoodAsTryingEverything(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	for round := range 1500 {
-		m := randomMachine(rng, 12)
+		m := randomHost(rng, 12)
 		free := randomSet(rng, m.All())
 		o := []Options{{}, {}, {SpreadCores: true}, {AlignCache: true}}[rng.IntN(4)]
 		n := rng.IntN(free.Size() + 2)
@@ -130,7 +130,7 @@ func TestSpreadIsEven(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	spread := 0
 	for round := range 3000 {
-		m := randomMachine(rng, 24)
+		m := randomHost(rng, 24)
 		free := randomSet(rng, m.All())
 		if free.IsEmpty() {
 			continue
@@ -211,14 +211,14 @@ func allocate(p *Static, s State, pod *v1.Pod, nodes topology.Mask) (State, erro
 	return s, nil
 }
 
-// TestBooksAreAlwaysInOrder runs random pods and checks that nobody who runs
-// at the same time shares processors, and that none get lost.
+// TestBooksAreAlwaysInOrder runs random pods and checks that no one who runs
+// at the same time shares CPUs, and that none get lost.
 func TestBooksAreAlwaysInOrder(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 8))
 	options := []Options{{}, {FullCores: true}, {StrictReserved: true}, {AlignSocket: true}, {SpreadCores: true}, {AlignCache: true}, {SpreadNUMA: true, FullCores: true}}
 	admitted := 0
 	for round := range 400 {
-		m := randomMachine(rng, 32)
+		m := randomHost(rng, 32)
 		p := &Static{Machine: m, Options: options[rng.IntN(len(options))]}
 		var err error
 		if p.Reserved, err = Reserve(m, "", 1+rng.Int64N(1000)); err != nil {
@@ -272,7 +272,7 @@ func checkBooks(t *testing.T, p *Static, s State, live map[string]*v1.Pod) {
 	t.Helper()
 	owner := map[int]string{}
 	for uid, q := range live {
-		beside := cpuset.New() // processors of containers that run to the end
+		beside := cpuset.New() // CPUs of containers that run to the end
 		for _, list := range [][]v1.Container{q.Spec.InitContainers, q.Spec.Containers} {
 			for i := range list {
 				c := &list[i]
@@ -316,12 +316,12 @@ func keysOf(owner map[int]string, uid string) (out []int) {
 }
 
 // TestHintsCanBeKept: a container that is given from hinted nodes gets all its
-// processors there, and nodes that are not hinted do not have them.
+// CPUs there, and nodes that are not hinted do not have them.
 func TestHintsCanBeKept(t *testing.T) {
 	rng := rand.New(rand.NewPCG(9, 10))
 	kept := 0
 	for round := range 2000 {
-		m := randomMachine(rng, 24)
+		m := randomHost(rng, 24)
 		p := &Static{Machine: m, Reserved: cpuset.New(0), Options: Options{FullCores: rng.IntN(3) == 0}}
 		s := p.Initial()
 		if first, err := allocate(p, s, randomPod(rng, "first"), 0); err == nil {
@@ -352,7 +352,7 @@ func TestHintsCanBeKept(t *testing.T) {
 }
 
 func TestStateFromDiskIsChecked(t *testing.T) {
-	m := machine(1, 1, 1, 4, 1, false)
+	m := host(1, 1, 1, 4, 1, false)
 	p := &Static{Machine: m, Reserved: cpuset.New(0)}
 	owned := func(set string) map[string]map[string]cpuset.CPUSet {
 		parsed, err := cpuset.Parse(set)
@@ -379,7 +379,7 @@ func TestStateFromDiskIsChecked(t *testing.T) {
 	}
 }
 
-func TestWhoOwnsProcessors(t *testing.T) {
+func TestWhoOwnsCPUs(t *testing.T) {
 	whole, half := container("c", 2000, false), container("c", 1500, false)
 	burstable := container("c", 2000, false)
 	burstable.Resources.Limits = v1.ResourceList{v1.ResourceCPU: resource.MustParse("3"), v1.ResourceMemory: resource.MustParse("1Mi")}
@@ -402,7 +402,7 @@ func TestWhoOwnsProcessors(t *testing.T) {
 }
 
 func TestReservation(t *testing.T) {
-	m := machine(2, 1, 1, 2, 2, false)
+	m := host(2, 1, 1, 2, 2, false)
 	for _, c := range []struct {
 		named string
 		milli int64

@@ -23,10 +23,10 @@ type Options struct {
 	// SpreadCores takes a thread of many cores before two of one
 	// (distribute-cpus-across-cores).
 	SpreadCores bool
-	// StrictReserved keeps everybody off the reserved processors
+	// StrictReserved keeps everybody off the reserved CPUs
 	// (strict-cpu-reservation).
 	StrictReserved bool
-	// AlignCache prefers processors behind one last-level cache
+	// AlignCache prefers CPUs behind one last-level cache
 	// (prefer-align-cpus-by-uncorecache).
 	AlignCache bool
 }

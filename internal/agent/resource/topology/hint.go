@@ -39,7 +39,7 @@ const MaxNodes = 8
 type Options struct {
 	// PreferClosest weighs how far nodes lie apart before their numbers.
 	PreferClosest bool
-	// MaxNodes is the most nodes that a machine may have; 0 is the default.
+	// MaxNodes is the most nodes that a host may have; 0 is the default.
 	MaxNodes int
 }
 
@@ -65,9 +65,9 @@ func ParseOptions(in map[string]string) (Options, error) {
 	return o, nil
 }
 
-// Merger merges hints for one machine.
+// Merger merges hints for one host.
 type Merger struct {
-	Machine *Machine
+	Machine *Host
 	Policy  Policy
 	Options Options
 }
@@ -91,7 +91,7 @@ func (m Merger) Merge(wishes []Wishes) (best Hint, admit bool) {
 	switch m.Policy {
 	case SingleNUMA:
 		if best.Mask == all {
-			best.Mask = 0 // nobody minds where
+			best.Mask = 0 // no one minds where
 		}
 		return best, best.Preferred
 	case Restricted:
@@ -100,7 +100,7 @@ func (m Merger) Merge(wishes []Wishes) (best Hint, admit bool) {
 	return best, true
 }
 
-// flatten makes one list per resource of every provider. What nobody cares
+// flatten makes one list per resource of every provider. What no one cares
 // about is preferred anywhere; what cannot be had is not preferred anywhere.
 func flatten(wishes []Wishes) [][]Hint {
 	var out [][]Hint

@@ -101,14 +101,14 @@ func Start(t testing.TB, longest time.Duration, dropIn string) *Logind {
 	return l
 }
 
-// Announce tells everybody that the machine goes down, or that it does not.
+// Announce tells everybody that the host goes down, or that it does not.
 func (l *Logind) Announce(begins bool) {
 	if err := l.conn.Emit(path, manager+".PrepareForShutdown", begins); err != nil {
 		l.t.Error(err)
 	}
 }
 
-// Lock is a delay lock: a descriptor that somebody holds for as long as the
+// Lock is a delay lock: a descriptor that someone holds for as long as the
 // shutdown has to wait.
 type Lock struct {
 	// Asked says what for: what, mode and who.
@@ -119,13 +119,13 @@ type Lock struct {
 	released chan struct{}
 }
 
-// Released is closed when nobody holds the lock any more.
+// Released is closed when no one holds the lock any more.
 func (l *Lock) Released() <-chan struct{} {
 	l.once.Do(func() {
 		l.released = make(chan struct{})
 		go func() {
 			defer close(l.released)
-			_, _ = io.Copy(io.Discard, l.ours) // until nobody holds the other end
+			_, _ = io.Copy(io.Discard, l.ours) // until no one holds the other end
 			_ = l.ours.Close()
 		}()
 	})

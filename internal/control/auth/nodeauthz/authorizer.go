@@ -154,8 +154,8 @@ func (a *Authorizer) change(f func(*Graph)) {
 	defer a.mu.Unlock()
 	f(a.graph)
 	for _, node := range a.graph.Gained() {
-		if heard := a.news[node]; heard != nil {
-			close(heard)
+		if received := a.news[node]; received != nil {
+			close(received)
 			delete(a.news, node)
 		}
 	}
@@ -215,12 +215,12 @@ func (a *Authorizer) holds(ctx context.Context, node string, q question) bool {
 	patience := time.NewTimer(a.patience)
 	defer patience.Stop()
 	for {
-		heard, yes := a.listen(node, q)
+		received, yes := a.listen(node, q)
 		if yes {
 			return true
 		}
 		select {
-		case <-heard:
+		case <-received:
 		case <-patience.C:
 			return false
 		case <-ctx.Done():
@@ -231,18 +231,18 @@ func (a *Authorizer) holds(ctx context.Context, node string, q question) bool {
 
 // listen asks once more and, if the answer is still no, returns what the next
 // news of the node will close: nothing can happen between the two.
-func (a *Authorizer) listen(node string, q question) (heard chan struct{}, yes bool) {
+func (a *Authorizer) listen(node string, q question) (received chan struct{}, yes bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.graph.answer(node, q) {
 		return nil, true
 	}
-	heard = a.news[node]
-	if heard == nil {
-		heard = make(chan struct{})
-		a.news[node] = heard
+	received = a.news[node]
+	if received == nil {
+		received = make(chan struct{})
+		a.news[node] = received
 	}
-	return heard, false
+	return received, false
 }
 
 func (g *Graph) answer(node string, q question) bool {

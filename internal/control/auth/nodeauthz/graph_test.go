@@ -8,14 +8,14 @@ import (
 	"github.com/berth-dev/berth/internal/control/auth/podref"
 )
 
-// world is what exists; reaches works out access by searching it, the obvious
+// cluster is what exists; reaches works out access by searching it, the obvious
 // way.
-type world struct {
+type cluster struct {
 	pods    map[PodKey]podEntry
 	volumes map[string]volumeEntry
 }
 
-func (w *world) reaches(node string, want podref.Ref) bool {
+func (w *cluster) reaches(node string, want podref.Ref) bool {
 	for _, pod := range w.pods {
 		if pod.node != node {
 			continue
@@ -75,7 +75,7 @@ func TestGraphAgreesWithSearch(t *testing.T) {
 	r := rand.New(rand.NewPCG(seed, 2))
 	nodes := []string{"n1", "n2", "n3"}
 	for range 300 {
-		g, w := NewGraph(), &world{map[PodKey]podEntry{}, map[string]volumeEntry{}}
+		g, w := NewGraph(), &cluster{map[PodKey]podEntry{}, map[string]volumeEntry{}}
 		before := map[string]int{}
 		for step := range 60 {
 			pod, volume := PodKey{"ns", pick(r, "p", "q", "s")}, pick(r, "v1", "v2", "v3")

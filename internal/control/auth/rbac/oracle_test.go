@@ -12,15 +12,15 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 )
 
-// world is what the oracle reads: plain lists, as they are stored.
-type world struct {
+// cluster is what the oracle reads: plain lists, as they are stored.
+type cluster struct {
 	roles    map[RoleKey][]rbacv1.PolicyRule
 	bindings map[BindingKey]rbacv1.RoleBinding
 }
 
 // allows is RBAC as the documentation tells it: go through all bindings, and
 // through all rules of the role of each that someNames the caller.
-func (w *world) allows(a authorizer.AttributesRecord) bool {
+func (w *cluster) allows(a authorizer.AttributesRecord) bool {
 	for key, b := range w.bindings {
 		if key.Namespace != "" && (!a.ResourceRequest || key.Namespace != a.Namespace) {
 			continue
@@ -94,7 +94,7 @@ func TestAgainstOracle(t *testing.T) {
 		}
 		return out
 	}
-	w := &world{map[RoleKey][]rbacv1.PolicyRule{}, map[BindingKey]rbacv1.RoleBinding{}}
+	w := &cluster{map[RoleKey][]rbacv1.PolicyRule{}, map[BindingKey]rbacv1.RoleBinding{}}
 	x := NewIndex()
 	rule := func() rbacv1.PolicyRule {
 		if r.IntN(4) == 0 {

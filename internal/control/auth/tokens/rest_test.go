@@ -23,7 +23,7 @@ func TestTokenRequests(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		spec   authenticationv1.TokenRequestSpec
-		change func(w *world)
+		change func(w *cluster)
 		// want is part of the error, or "" with the times below in seconds.
 		want                 string
 		code                 int32
@@ -38,9 +38,9 @@ func TestTokenRequests(t *testing.T) {
 		{name: "projected for another audience", spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: seconds(3607), Audiences: []string{"vault"}, BoundObjectRef: boundTo("Pod", "web", "")}, shown: 3607, exp: 3607},
 		{name: "projected but unbound", spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: seconds(3607)}, shown: 3607, exp: 3607},
 		{name: "pod of another incarnation", spec: authenticationv1.TokenRequestSpec{BoundObjectRef: boundTo("Pod", "web", "old")}, want: "does not match the UID in record", code: 409},
-		{name: "pod of another account", spec: authenticationv1.TokenRequestSpec{BoundObjectRef: boundTo("Pod", "web", "")}, change: func(w *world) { w.pod.Spec.ServiceAccountName = "else" }, want: "different serviceaccount name", code: 400},
+		{name: "pod of another account", spec: authenticationv1.TokenRequestSpec{BoundObjectRef: boundTo("Pod", "web", "")}, change: func(w *cluster) { w.pod.Spec.ServiceAccountName = "else" }, want: "different serviceaccount name", code: 400},
 		{name: "pod missing", spec: authenticationv1.TokenRequestSpec{BoundObjectRef: boundTo("Pod", "nope", "")}, want: "not found", code: 404},
-		{name: "account missing", change: func(w *world) { w.account = nil }, want: "not found", code: 404},
+		{name: "account missing", change: func(w *cluster) { w.account = nil }, want: "not found", code: 404},
 		{name: "node", spec: authenticationv1.TokenRequestSpec{BoundObjectRef: boundTo("Node", "n1", "n1-uid")}, shown: 3600, exp: 3600},
 		{name: "secret", spec: authenticationv1.TokenRequestSpec{BoundObjectRef: boundTo("Secret", "s", "bad")}, want: "UID", code: 409},
 		{name: "config map", spec: authenticationv1.TokenRequestSpec{BoundObjectRef: boundTo("ConfigMap", "c", "")}, want: "allowed are v1 Pod, Node and Secret", code: 400},
@@ -48,9 +48,9 @@ func TestTokenRequests(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			b := setUp(t, newKey(t, "ecdsa"))
 			if c.change != nil {
-				c.change(b.world)
+				c.change(b.cluster)
 			}
-			r := NewREST(RESTConfig{Generator: b.generator, Objects: b.world, Audiences: []string{"api"}, MaxExpiry: 48 * time.Hour, Now: func() time.Time { return start }})
+			r := NewREST(RESTConfig{Generator: b.generator, Objects: b.cluster, Audiences: []string{"api"}, MaxExpiry: 48 * time.Hour, Now: func() time.Time { return start }})
 			ctx := genericapirequest.WithNamespace(t.Context(), "team")
 			out, err := r.Create(ctx, "bot", &authenticationv1.TokenRequest{Spec: c.spec}, nil, &metav1.CreateOptions{})
 			if c.want != "" {
@@ -114,7 +114,7 @@ func TestBootstrapTokens(t *testing.T) {
 		{"group out of bounds", id + "." + secret, func(s *corev1.Secret) { s.Data["auth-extra-groups"] = []byte("system:masters") }, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newWorld()
+			w := newCluster()
 			w.secret = valid()
 			c.change(w.secret)
 			b := &Bootstrap{Objects: w, Now: func() time.Time { return start }}

@@ -29,8 +29,8 @@ const issuer = "https://berth.test"
 
 var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// world is an Objects over maps that tests change between uses.
-type world struct {
+// cluster is an Objects over maps that tests change between uses.
+type cluster struct {
 	account *corev1.ServiceAccount
 	pod     *corev1.Pod
 	secret  *corev1.Secret
@@ -47,16 +47,16 @@ func find[T any, P interface {
 	return o, nil
 }
 
-func (w *world) ServiceAccount(_ context.Context, _, name string, _ types.UID) (*corev1.ServiceAccount, error) {
+func (w *cluster) ServiceAccount(_ context.Context, _, name string, _ types.UID) (*corev1.ServiceAccount, error) {
 	return find(w.account, "serviceaccounts", name)
 }
-func (w *world) Pod(_ context.Context, _, name string, _ types.UID) (*corev1.Pod, error) {
+func (w *cluster) Pod(_ context.Context, _, name string, _ types.UID) (*corev1.Pod, error) {
 	return find(w.pod, "pods", name)
 }
-func (w *world) Secret(_ context.Context, _, name string, _ types.UID) (*corev1.Secret, error) {
+func (w *cluster) Secret(_ context.Context, _, name string, _ types.UID) (*corev1.Secret, error) {
 	return find(w.secret, "secrets", name)
 }
-func (w *world) Node(_ context.Context, name string, _ types.UID) (*corev1.Node, error) {
+func (w *cluster) Node(_ context.Context, name string, _ types.UID) (*corev1.Node, error) {
 	return find(w.node, "nodes", name)
 }
 
@@ -64,8 +64,8 @@ func meta(name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: "team", Name: name, UID: types.UID(name + "-uid")}
 }
 
-func newWorld() *world {
-	return &world{
+func newCluster() *cluster {
+	return &cluster{
 		account: &corev1.ServiceAccount{ObjectMeta: meta("bot")},
 		pod:     &corev1.Pod{ObjectMeta: meta("web"), Spec: corev1.PodSpec{NodeName: "n1", ServiceAccountName: "bot"}},
 		secret:  &corev1.Secret{ObjectMeta: meta("s")},
@@ -89,7 +89,7 @@ func newKey(t testing.TB, kind string) crypto.Signer {
 }
 
 type bench struct {
-	*world
+	*cluster
 	now       time.Time
 	generator *Generator
 	verifier  *Verifier
@@ -97,7 +97,7 @@ type bench struct {
 
 func setUp(t testing.TB, key crypto.Signer) *bench {
 	t.Helper()
-	b := &bench{world: newWorld(), now: start}
+	b := &bench{cluster: newCluster(), now: start}
 	set, err := NewKeySet(key.Public())
 	if err != nil {
 		t.Fatal(err)
@@ -106,7 +106,7 @@ func setUp(t testing.TB, key crypto.Signer) *bench {
 		t.Fatal(err)
 	}
 	b.verifier, err = NewVerifier(VerifierConfig{
-		Issuers: []string{issuer}, Audiences: []string{"api"}, Keys: set, Objects: b.world, Now: func() time.Time { return b.now },
+		Issuers: []string{issuer}, Audiences: []string{"api"}, Keys: set, Objects: b.cluster, Now: func() time.Time { return b.now },
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -272,7 +272,7 @@ func TestIdentityAndAudiences(t *testing.T) {
 }
 
 func TestClaimsOnTheWire(t *testing.T) {
-	w := newWorld()
+	w := newCluster()
 	terms := Terms{Audiences: []string{"api"}, IssuedAt: start, Expires: start.Add(time.Hour), WarnAfter: start.Add(time.Minute)}
 	for _, c := range []struct {
 		name string
@@ -322,7 +322,7 @@ func TestKeyFilesAndDiscovery(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w := newWorld()
+		w := newCluster()
 		v, err := NewVerifier(VerifierConfig{Issuers: []string{issuer}, Keys: set, Objects: w})
 		if err != nil {
 			t.Fatal(err)
