@@ -24,16 +24,17 @@ var machineYAML []byte
 // k8s.io modules.
 const KubernetesVersion = "v1.37.2+berth"
 
-// agentPart is the node agent as a part.
-func (u *up) agentPart(log *slog.Logger) (func(context.Context) error, error) {
+// configureAgent settles how the agent is launched.
+func (u *up) configureAgent(context.Context) (err error) {
 	if err := u.agentDirs(); err != nil {
-		return nil, err
+		return err
 	}
-	var err error
-	if u.agent, err = u.agentConfig(log); err != nil {
-		return nil, err
+	log, err := u.logs.part("agent")
+	if err != nil {
+		return err
 	}
-	return func(ctx context.Context) error { return launch.Run(ctx, u.agent) }, nil
+	u.agent, err = u.agentConfig(log)
+	return err
 }
 
 // requestsServing says whether the agent's API waits for a certificate that

@@ -23,6 +23,7 @@ import (
 	"github.com/berth-dev/berth/internal/cluster/containerd"
 	"github.com/berth-dev/berth/internal/cluster/host"
 	"github.com/berth-dev/berth/internal/control/api"
+	"github.com/berth-dev/berth/internal/controller"
 	podnetwork "github.com/berth-dev/berth/internal/network"
 	"github.com/berth-dev/berth/internal/nodes/cloud/inventory"
 	"github.com/berth-dev/berth/internal/nodes/health"
@@ -231,7 +232,7 @@ func (c *Config) validate() (err error) {
 	if c.CertificateLife != 0 && c.CertificateLife < minCertificateLife {
 		return fmt.Errorf("--certificate-lifetime %s: at least %s is needed to renew in time", c.CertificateLife, minCertificateLife)
 	}
-	_, _, err = chooseControllers(c.Controllers)
+	_, err = controller.Choose(c.Controllers, controllers()...)
 	return err
 }
 

@@ -36,7 +36,7 @@ func (c *Config) dnsIP() (net.IP, error) {
 // startDNS runs cluster DNS on this machine's address. The control plane
 // publishes the Service that pods are told of; a node says that its own server
 // answers, and its pods then ask that one.
-func (u *up) startDNS(parts context.Context) error {
+func (u *up) startDNS(context.Context) error {
 	log, err := u.logs.part("dns")
 	if err != nil {
 		return err
@@ -64,20 +64,20 @@ func (u *up) startDNS(parts context.Context) error {
 	answers := make(chan struct{})
 	told := sync.OnceFunc(func() { close(answers) })
 	cfg.Ready = func([]string) { told() }
-	u.crew.start(parts, part{"dns", func(ctx context.Context) error { return dns.Run(ctx, cfg) }})
+	u.keep("dns", func(ctx context.Context) error { return dns.Run(ctx, cfg) })
 	if u.Role.control() {
 		publisher := dns.Publisher{Client: u.client, Informers: u.informers, ClusterIP: ip, Host: u.NodeName, Own: at}
-		u.crew.start(parts, part{"dns service", publisher.Run})
+		u.keep("dns service", publisher.Run)
 	}
 	if u.Role.node() {
-		u.crew.start(parts, part{"dns of the node", func(ctx context.Context) error {
+		u.keep("dns of the node", func(ctx context.Context) error {
 			select {
 			case <-answers:
 			case <-ctx.Done():
 				return nil
 			}
 			return dns.Advertise(ctx, u.client, u.informers, u.NodeName, at)
-		}})
+		})
 	}
 	return nil
 }

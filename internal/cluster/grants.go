@@ -23,6 +23,9 @@ const (
 	kubeletAPIRole  = "berth:kubelet-api"
 )
 
+// grantIdentities is grant as a step of the start.
+func (u *up) grantIdentities(ctx context.Context) error { return grant(ctx, u.client) }
+
 // grant gives the identities that this process made certificates for the rights they need. It runs before anything uses
 // them, at every start, and is idempotent.
 func grant(ctx context.Context, client kubernetes.Interface) error {

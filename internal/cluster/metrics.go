@@ -49,13 +49,15 @@ func (r registry) MustRegister(cs ...prometheus.Collector) {
 
 // serveMetrics answers /metrics, /healthz, /livez and /readyz for controllers
 // and scheduler on loopback.
-func (u *up) serveMetrics(parts context.Context, gather prometheus.Gatherer) error {
+func (u *up) serveMetrics(context.Context) error {
+	u.metrics = newRegistry()
+	u.storeMetrics(u.metrics)
 	l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", u.Ports.Metrics))
 	if err != nil {
 		return fmt.Errorf("listening for the controllers' metrics: %w", err)
 	}
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(gather, promhttp.HandlerOpts{}))
+	mux.Handle("GET /metrics", guardMetrics(func() kubernetes.Interface { return u.client }, promhttp.HandlerFor(u.metrics, promhttp.HandlerOpts{})))
 	checks := []healthCheck{
 		{"ping", func(context.Context) error { return nil }},
 		{"api", func(ctx context.Context) error { return apiReady(ctx, u.client) }},
@@ -72,11 +74,11 @@ func (u *up) serveMetrics(parts context.Context, gather prometheus.Gatherer) err
 		}
 	}
 	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
-	u.crew.start(parts, part{"controllers' metrics", func(ctx context.Context) error {
+	u.keep("controllers' metrics", func(ctx context.Context) error {
 		stop := context.AfterFunc(ctx, func() { srv.Close() })
 		defer stop()
 		return srv.Serve(l)
-	}})
+	})
 	return nil
 }
 

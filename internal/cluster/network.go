@@ -101,7 +101,7 @@ func (c *Config) cni() (network.CNIOptions, error) {
 }
 
 // startNetwork connects this node's pods with those of others.
-func (u *up) startNetwork(parts context.Context) error {
+func (u *up) startNetwork(context.Context) error {
 	if u.Network == podnetwork.None {
 		return u.leaveNetwork()
 	}
@@ -115,13 +115,13 @@ func (u *up) startNetwork(parts context.Context) error {
 	}
 	cfg := podnetwork.Config{NodeName: u.NodeName, Informers: u.informers, Mode: u.Network, ClusterCIDRs: cidrs, Tunnel: u.Tunnel(), WireGuard: u.WireGuard(),
 		Client: u.client, Instance: u.Instance(), Log: log}
-	u.crew.start(parts, part{"network", func(ctx context.Context) error { return podnetwork.Run(ctx, cfg) }})
+	u.keep("network", func(ctx context.Context) error { return podnetwork.Run(ctx, cfg) })
 	return nil
 }
 
 // startPorts binds the ports of the pods' bridge to their pods' addresses. Links
 // of somebody else's network are theirs.
-func (u *up) startPorts() error {
+func (u *up) startPorts(context.Context) error {
 	if u.bridge() == "" {
 		return ports.Cleanup(u.Instance())
 	}
@@ -149,7 +149,7 @@ func (u *up) leaveNetwork() error {
 }
 
 // startPolicy enforces NetworkPolicy on this node's pods, if that is wanted.
-func (u *up) startPolicy(parts context.Context) error {
+func (u *up) startPolicy(context.Context) error {
 	if !u.NetworkPolicy {
 		return policy.Cleanup(u.Instance())
 	}
@@ -161,7 +161,7 @@ func (u *up) startPolicy(parts context.Context) error {
 	if err != nil {
 		return err
 	}
-	u.crew.start(parts, part{"network policy", u.policy.Run})
+	u.keep("network policy", u.policy.Run)
 	return nil
 }
 

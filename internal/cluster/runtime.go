@@ -11,12 +11,66 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/berth-dev/berth/internal/agent/volume"
 	"github.com/berth-dev/berth/internal/cluster/containerd"
 	"github.com/berth-dev/berth/internal/cluster/host"
 )
 
 // PauseImage is the sandbox image of the bundle.
 const PauseImage = "berth.dev/pause:1"
+
+// shareMounts comes before the runtime or the agent mounts anything there.
+func (u *up) shareMounts(context.Context) error {
+	if err := volume.ShareRoot(u.Path("agent")); err != nil {
+		u.notes = append(u.notes, "mounts do not propagate between containers and the node: "+err.Error())
+	}
+	return nil
+}
+
+// startRuntime starts the bundled containerd, or finds it running.
+func (u *up) startRuntime(ctx context.Context) error {
+	if u.RuntimeEndpoint != "" {
+		return nil
+	}
+	log, err := u.logs.part("runtime")
+	if err != nil {
+		return err
+	}
+	return u.clock.stage("runtime", func() (string, error) {
+		s, notes, err := u.supervisor(ctx, u.facts, log)
+		if err != nil {
+			return "", err
+		}
+		u.runtime, u.notes = s, append(u.notes, notes...)
+		pid, adopted, err := s.Ensure(ctx)
+		u.startedRuntime = !adopted
+		if err != nil {
+			return "", err
+		}
+		u.keep("runtime watch", func(ctx context.Context) error { s.Watch(ctx, pid); return ctx.Err() })
+		how := "started"
+		if adopted {
+			how = "found running"
+		}
+		return fmt.Sprintf("containerd %s, process %d", how, pid), nil
+	})
+}
+
+// loadImages fills the runtime, which may be one of the user's own.
+func (u *up) loadImages(ctx context.Context) error {
+	return u.clock.stage("images", func() (string, error) {
+		if u.runtime != nil {
+			return u.importImages(ctx, u.runtime.Socket())
+		}
+		detail, err := u.importImages(ctx, trimUnix(u.RuntimeEndpoint))
+		if err != nil && ctx.Err() == nil {
+			err = fmt.Errorf("%w: --container-runtime-endpoint %s must be the socket of a running containerd", err, u.RuntimeEndpoint)
+		}
+		return detail, err
+	})
+}
+
+func trimUnix(endpoint string) string { return strings.TrimPrefix(endpoint, "unix://") }
 
 // supervisor prepares the bundled runtime for this machine.
 func (c *Config) supervisor(ctx context.Context, facts host.Facts, log *slog.Logger) (*containerd.Supervisor, []string, error) {

@@ -17,22 +17,23 @@ import (
 	"github.com/berth-dev/berth/internal/journal"
 	"github.com/berth-dev/berth/internal/nodes/health"
 	"github.com/berth-dev/berth/internal/socket"
+	"github.com/berth-dev/berth/internal/supervise"
 )
 
 // Status is what a running cluster says of itself on its control socket.
 type Status struct {
-	PID      int           `json:"pid"`
-	Since    time.Time     `json:"since"`
-	DataDir  string        `json:"dataDir"`
-	Instance string        `json:"instance"`
-	Settings Settings      `json:"settings"`
-	NodeIP   string        `json:"nodeIP"`
-	Runtime  string        `json:"runtime"`
-	RuntimeP int           `json:"runtimePID,omitempty"`
-	Ready    bool          `json:"ready"`
-	ReadyIn  time.Duration `json:"readyIn,omitempty"`
-	Parts    []PartState   `json:"parts"`
-	Checks   []Check       `json:"checks"`
+	PID      int               `json:"pid"`
+	Since    time.Time         `json:"since"`
+	DataDir  string            `json:"dataDir"`
+	Instance string            `json:"instance"`
+	Settings Settings          `json:"settings"`
+	NodeIP   string            `json:"nodeIP"`
+	Runtime  string            `json:"runtime"`
+	RuntimeP int               `json:"runtimePID,omitempty"`
+	Ready    bool              `json:"ready"`
+	ReadyIn  time.Duration     `json:"readyIn,omitempty"`
+	Parts    []supervise.State `json:"parts"`
+	Checks   []Check           `json:"checks"`
 	// Certificates are those this machine renews, soonest first.
 	Certificates []CertificateEnd `json:"certificates,omitempty"`
 	// Notes are limits of the machine that berth adapted to.
@@ -59,7 +60,7 @@ type Check struct {
 func ControlSocket(dataDir string) string { return dataDir + "/run/berth.sock" }
 
 // serveStatus answers on the control socket until ctx ends.
-func (u *up) serveStatus(ctx context.Context) error {
+func (u *up) serveStatus(context.Context) error {
 	l, err := socket.Listen("control", ControlSocket(u.DataDir))
 	if err != nil {
 		return err
@@ -78,12 +79,63 @@ func (u *up) serveStatus(ctx context.Context) error {
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
-	u.crew.start(ctx, part{"control socket", func(ctx context.Context) error {
+	u.keep("control socket", func(ctx context.Context) error {
 		stop := context.AfterFunc(ctx, func() { srv.Close() })
 		defer stop()
 		return srv.Serve(l)
-	}})
+	})
 	return nil
+}
+
+// status gathers the answer of the control socket.
+func (u *up) status(ctx context.Context) Status {
+	u.mu.Lock()
+	ready, readyIn := u.ready, u.readyIn
+	u.mu.Unlock()
+	s := Status{
+		PID: os.Getpid(), Since: u.clock.began, DataDir: u.DataDir, Instance: u.Instance(), Settings: u.Settings, NodeIP: u.NodeIP,
+		Ready: ready, ReadyIn: readyIn, Parts: u.parts.States(), Notes: append(u.facts.Notes(), u.notes...),
+	}
+	if u.runtime != nil {
+		s.RuntimeP = u.runtime.PID()
+		s.Runtime = fmt.Sprintf("containerd (bundled), process %d, %s, %s", s.RuntimeP, u.runtime.OCIRuntime, u.runtime.Snapshotter)
+	} else {
+		s.Runtime = u.RuntimeEndpoint
+	}
+	if ends := u.ends.Load(); ends != nil {
+		s.Certificates = *ends
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	check := func(name string, err error) {
+		c := Check{Name: name, OK: err == nil}
+		if err != nil {
+			c.Detail = err.Error()
+		}
+		s.Checks = append(s.Checks, c)
+	}
+	if u.store != nil {
+		check("store", u.store.Health(ctx))
+		check("store room", u.store.HasRoom())
+		if usage := u.store.Usage(); usage.Warn() {
+			s.Notes = append(s.Notes, "the store is nearly full: "+usage.String())
+		}
+	}
+	_, err := u.client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
+	check("api", err)
+	for _, p := range []struct {
+		name, url string
+		here      bool
+	}{
+		{"controllers", fmt.Sprintf("http://127.0.0.1:%d/healthz", u.Ports.Metrics), u.Role.control()},
+		{"agent", fmt.Sprintf("http://127.0.0.1:%d/healthz", u.Ports.AgentHealthz), u.Role.node()},
+		{"proxy", fmt.Sprintf("http://127.0.0.1:%d/livez", u.Ports.ProxyHealthz), u.Role.node()},
+	} {
+		if p.here {
+			check(p.name, probe(ctx, p.url))
+		}
+	}
+	return s
 }
 
 // Ask returns the status of the cluster that runs on dataDir.

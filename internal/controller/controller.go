@@ -68,9 +68,8 @@ func Choose(words []string, known ...Controller) (Enabled, error) {
 	return func(name string) bool { return app.IsControllerEnabled(name, sets.NewString(), said) }, nil
 }
 
-// Clients makes the clients that a controller acts with, from the name of its
-// service account.
-type Clients func(account string) (kubernetes.Interface, metadata.Interface, error)
+// Clients makes the clients that a controller acts with.
+type Clients func(c Controller) (kubernetes.Interface, metadata.Interface, error)
 
 // Start returns what runs a controller with its own identity: e as its name and,
 // where clients is given, its client. Its event handlers end with it.
@@ -84,7 +83,7 @@ func (c Controller) Start(e Env, clients Clients) func(ctx context.Context) erro
 			if e.Reader == nil {
 				e.Reader = e.Client
 			}
-			client, md, err := clients(c.Account)
+			client, md, err := clients(c)
 			if err != nil {
 				return fmt.Errorf("making the client of %s: %w", c.Account, err)
 			}

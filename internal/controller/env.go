@@ -18,7 +18,6 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"github.com/berth-dev/berth/internal/journal"
-	"github.com/berth-dev/berth/internal/kube"
 )
 
 // Env is what a controller works with. Client, Informers and Log are required;
@@ -40,13 +39,25 @@ type Env struct {
 	// needs and that its account may not make.
 	Reader kubernetes.Interface
 	// Recorders write events as the controller; nil records nothing.
-	Recorders *kube.Recorders
+	Recorders Recorders
 	// Journal and Registerer may be nil.
 	Journal    journal.Sink
 	Registerer prometheus.Registerer
 	// Metrics counts syncs; may be nil.
 	Metrics *Metrics
 }
+
+// Recorders makes recorders by component, whose events a client writes;
+// *kube.Recorders is one.
+type Recorders interface {
+	As(client kubernetes.Interface) func(component string) record.EventRecorder
+}
+
+// RecorderFunc is Recorders that write in their own way, whoever asks.
+type RecorderFunc func(component string) record.EventRecorder
+
+// As is part of Recorders.
+func (f RecorderFunc) As(kubernetes.Interface) func(component string) record.EventRecorder { return f }
 
 // Check fails unless what every controller needs is there, and fills in what
 // may be left out.

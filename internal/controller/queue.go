@@ -212,6 +212,35 @@ func (e Env) Run(ctx context.Context, q *Queue, workers int, sync1 Sync) error {
 	}
 }
 
+// Outcome is what became of one key of a batch.
+type Outcome struct {
+	Again time.Duration
+	Err   error
+}
+
+// RunBatches is Run for a function that looks at up to most keys at once: all
+// that are due. A key without an outcome has succeeded.
+func (e Env) RunBatches(ctx context.Context, q *Queue, most int, f func(ctx context.Context, keys []string) map[string]Outcome) error {
+	for {
+		key, ok := q.next(ctx)
+		if !ok {
+			return nil
+		}
+		keys := []string{key}
+		for len(keys) < most {
+			if key, ok, _ = q.take(); !ok {
+				break
+			}
+			keys = append(keys, key)
+		}
+		outcomes := f(ctx, keys)
+		for _, key := range keys {
+			o := outcomes[key]
+			e.ended(ctx, q, key, o.Again, o.Err)
+		}
+	}
+}
+
 // next blocks until a key is to be run; ok is false when the context ended.
 func (q *Queue) next(ctx context.Context) (string, bool) {
 	for {
@@ -241,6 +270,11 @@ func (e Env) once(ctx context.Context, q *Queue, key string, f Sync) {
 	start := time.Now()
 	again, err := guarded(ctx, key, f)
 	e.Metrics.observe(e.Name, time.Since(start), err != nil && ctx.Err() == nil)
+	e.ended(ctx, q, key, again, err)
+}
+
+// ended notes the end of a sync and sees to the next one.
+func (e Env) ended(ctx context.Context, q *Queue, key string, again time.Duration, err error) {
 	if err != nil && ctx.Err() == nil {
 		// Somebody else wrote first: the object's own event is on its way.
 		level := e.Log.Warn

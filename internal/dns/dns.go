@@ -107,7 +107,7 @@ func Run(ctx context.Context, cfg Config) error {
 	group, ctx := errgroup.WithContext(ctx)
 	serving := sockets.serve(group, s)
 	group.Go(func() error {
-		if !cache.WaitForCacheSync(ctx.Done(), synced...) {
+		if !cache.WaitFor(ctx, "", synced...) {
 			return nil
 		}
 		known.setReady()

@@ -153,7 +153,7 @@ func follow(ctx context.Context, shared informers.SharedInformerFactory, inf cac
 	}
 	defer inf.RemoveEventHandler(reg) //nolint:errcheck // the informer may be gone
 	shared.Start(ctx.Done())
-	if !cache.WaitForCacheSync(ctx.Done(), reg.HasSynced) {
+	if !cache.WaitFor(ctx, "", reg.HasSyncedChecker()) {
 		return nil
 	}
 	for {

@@ -16,7 +16,7 @@ import (
 
 // watch feeds the records from the shared informers. The functions it returns
 // say when all that existed has been seen; undo stops the feed.
-func watch(f informers.SharedInformerFactory, pods bool, k *known) (undo func(), synced []cache.InformerSynced, err error) {
+func watch(f informers.SharedInformerFactory, pods bool, k *known) (undo func(), synced []cache.DoneChecker, err error) {
 	var undos []func()
 	undo = func() {
 		for _, u := range undos {
@@ -29,7 +29,7 @@ func watch(f informers.SharedInformerFactory, pods bool, k *known) (undo func(),
 			return fmt.Errorf("watching %s for DNS: %w", kind, err)
 		}
 		undos = append(undos, func() { inf.RemoveEventHandler(reg) }) //nolint:errcheck // the informer may be gone
-		synced = append(synced, reg.HasSynced)
+		synced = append(synced, reg.HasSyncedChecker())
 		return nil
 	}
 	err = errors.Join(

@@ -19,10 +19,11 @@ var floors = [][]string{
 	{"internal/cli"},
 	{"internal/cluster", "internal/fleet", "internal/sim"},
 	{"internal/clustermodel"},
-	{"internal/control", "internal/nodes", "internal/agent", "internal/proxy", "internal/network", "internal/policy", "internal/dns"},
+	{"internal/control", "internal/nodes", "internal/agent", "internal/proxy", "internal/network", "internal/policy", "internal/dns",
+		"internal/localvolume"},
 	{"internal/controller"},
 	{"internal/nft", "internal/podutil", "internal/kube"},
-	{"internal/heap", "internal/journal", "internal/memory", "internal/pki", "internal/socket", "internal/strict"},
+	{"internal/heap", "internal/journal", "internal/memory", "internal/pki", "internal/socket", "internal/strict", "internal/supervise"},
 }
 
 // agentFloors are the same inside the agent. Above all is launch, the only room

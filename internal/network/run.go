@@ -152,7 +152,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	defer inf.RemoveEventHandler(reg) //nolint:errcheck // the informer may be gone
 	cfg.Informers.Start(ctx.Done())
-	if !cache.WaitForCacheSync(ctx.Done(), reg.HasSynced) {
+	if !cache.WaitFor(ctx, "", reg.HasSyncedChecker()) {
 		return nil
 	}
 	return r.loop(ctx, changes)

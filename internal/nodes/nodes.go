@@ -7,17 +7,15 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/record"
 	cloudprovider "k8s.io/cloud-provider"
 
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/journal"
 	"github.com/berth-dev/berth/internal/nodes/cloud"
 	"github.com/berth-dev/berth/internal/nodes/eviction"
@@ -31,7 +29,7 @@ import (
 // DefaultKeepFinished is upstream's --terminated-pod-gc-threshold.
 const DefaultKeepFinished = 12500
 
-// Config is what the controllers need. Client, Informers, Log and Events are
+// Config is what the controllers need. Client, Informers, Log and Recorders are
 // required; Journal and Metrics may be nil.
 type Config struct {
 	Client    kubernetes.Interface
@@ -39,16 +37,15 @@ type Config struct {
 	Log       *slog.Logger
 	Journal   journal.Sink
 	Metrics   prometheus.Registerer
-	// ClientFor, if set, makes the client a controller writes with, from the
-	// name of upstream's service account for it; reading is done with Client.
-	ClientFor func(account string) (kubernetes.Interface, error)
-	// Events makes a recorder for a component; kube.Events is one.
-	Events func(component string) record.EventRecorder
+	// Clients, if set, makes what each controller writes with; reading is done
+	// with Client.
+	Clients controller.Clients
+	// Recorders make the recorders of events; kube.NewRecorders makes one.
+	Recorders controller.Recorders
 
-	// Enable selects controllers as --controllers does: "*" is all, "name" adds
-	// one, "-name" leaves one out; empty means all. A controller that lacks what
-	// it needs (ranges, a cloud) is left out all the same.
-	Enable []string
+	// Enabled selects controllers; nil means all. A controller that lacks what
+	// it needs (CIDRs, a cloud) is left out all the same.
+	Enabled controller.Enabled
 
 	// Health are the rules; the zero value means upstream's.
 	Health health.Settings
@@ -62,9 +59,6 @@ type Config struct {
 	KeepFinished int
 	// Cloud, if set, is followed.
 	Cloud *Cloud
-
-	// leases reads the nodes' leases, which a controller's own account may not.
-	leases kubernetes.Interface
 }
 
 // Cloud is a provider and how to use it. Zero values mean upstream's defaults.
@@ -88,72 +82,55 @@ type Controller struct {
 	Run  func(ctx context.Context) error
 }
 
-// entry is a line of the list before it has what it needs; run is nil where the
-// configuration has nothing for it to do.
-type entry struct {
-	name, alias, account string
-	run                  func(c *Config) func(context.Context) error
+// events is what it takes to record events.
+const events = "\ncreate,patch events"
+
+// controllers is every node controller, in the order they start. Run is nil
+// where the configuration has nothing for one to do.
+func controllers(c *Config) []controller.Controller {
+	return []controller.Controller{
+		{Name: "node-ipam-controller", Alias: "nodeipam", Account: "node-controller", Watches: "nodes", Writes: "patch nodes" + events, Run: runIPAM(c)},
+		{Name: "node-lifecycle-controller", Alias: "nodelifecycle", Account: "node-controller", Watches: "nodes pods leases.coordination.k8s.io",
+			Reads: "get nodes", Writes: "patch nodes nodes/status pods/status" + events, Run: func(ctx context.Context, e controller.Env) error {
+				return health.Run(ctx, health.Config{Client: e.Client, Leases: e.Reader, Informers: e.Informers, Log: e.Log, Events: e.Recorder("node-controller"),
+					Journal: e.Journal, Metrics: e.Registerer, Settings: c.Health, Board: c.Board})
+			}},
+		{Name: "taint-eviction-controller", Account: "node-controller", Watches: "nodes pods", Reads: "get nodes pods",
+			Writes: "patch pods/status\ndelete pods" + events, Run: eviction.Run},
+		{Name: "pod-garbage-collector-controller", Alias: "podgc", Account: "pod-garbage-collector", Watches: "nodes pods", Reads: "get nodes",
+			Writes: "patch pods/status\ndelete pods", Run: func(ctx context.Context, e controller.Env) error { return podgc.Run(ctx, e, c.KeepFinished) }},
+		{Name: "ttl-controller", Alias: "ttl", Account: "ttl-controller", Watches: "nodes", Writes: "patch nodes", Run: ttl.Run},
+		{Name: "cloud-node-controller", Alias: "cloud-node", Account: "cloud-node-controller", Watches: "nodes",
+			Writes: "patch nodes nodes/status" + events, Run: followCloud(c, cloud.RunNodes)},
+		{Name: "cloud-node-lifecycle-controller", Alias: "cloud-node-lifecycle", Account: "cloud-node-controller", Watches: "nodes", Reads: "get nodes",
+			Writes: "patch,delete nodes" + events, Run: followCloud(c, cloud.RunLifecycle)},
+		{Name: "node-route-controller", Alias: "route", Account: "route-controller", Watches: "nodes", Writes: "patch nodes/status" + events, Run: runRoutes(c)},
+	}
 }
 
-// list is every node controller, in the order they start.
-var list = []entry{
-	{"node-ipam-controller", "nodeipam", "node-controller", runIPAM},
-	{"node-lifecycle-controller", "nodelifecycle", "node-controller", func(c *Config) func(context.Context) error {
-		return func(ctx context.Context) error {
-			return health.Run(ctx, health.Config{Client: c.Client, Leases: c.leases, Informers: c.Informers, Log: c.Log, Events: c.Events("node-controller"),
-				Journal: c.Journal, Metrics: c.Metrics, Settings: c.Health, Board: c.Board})
-		}
-	}},
-	{"taint-eviction-controller", "", "node-controller", func(c *Config) func(context.Context) error {
-		return func(ctx context.Context) error {
-			return eviction.Run(ctx, eviction.Config{Client: c.Client, Informers: c.Informers, Log: c.Log, Events: c.Events("taint-eviction-controller"),
-				Journal: c.Journal, Metrics: c.Metrics})
-		}
-	}},
-	{"pod-garbage-collector-controller", "podgc", "pod-garbage-collector", func(c *Config) func(context.Context) error {
-		return func(ctx context.Context) error {
-			return podgc.Run(ctx, podgc.Config{Client: c.Client, Informers: c.Informers, Log: c.Log, Journal: c.Journal, Metrics: c.Metrics, Keep: c.KeepFinished})
-		}
-	}},
-	{"ttl-controller", "ttl", "ttl-controller", func(c *Config) func(context.Context) error {
-		return func(ctx context.Context) error {
-			return ttl.Run(ctx, ttl.Config{Client: c.Client, Informers: c.Informers, Log: c.Log})
-		}
-	}},
-	{"cloud-node-controller", "cloud-node", "cloud-node-controller", func(c *Config) func(context.Context) error {
-		return followCloud(c, "cloud-node-controller", cloud.RunNodes)
-	}},
-	{"cloud-node-lifecycle-controller", "cloud-node-lifecycle", "cloud-node-controller", func(c *Config) func(context.Context) error {
-		return followCloud(c, "cloud-node-lifecycle-controller", cloud.RunLifecycle)
-	}},
-	{"node-route-controller", "route", "route-controller", runRoutes},
-}
-
-func runIPAM(c *Config) func(context.Context) error {
+func runIPAM(c *Config) func(context.Context, controller.Env) error {
 	if len(c.Ranges) == 0 {
 		return nil
 	}
-	return func(ctx context.Context) error {
-		return ipam.Run(ctx, ipam.Config{Client: c.Client, Informers: c.Informers, Ranges: c.Ranges, Reserved: c.Reserved, Log: c.Log,
-			Events: c.Events("cidrAllocator"), Journal: c.Journal, Metrics: c.Metrics})
+	return func(ctx context.Context, e controller.Env) error {
+		return ipam.Run(ctx, e, ipam.Config{Ranges: c.Ranges, Reserved: c.Reserved})
 	}
 }
 
-func followCloud(c *Config, component string, run func(context.Context, cloud.Config) error) func(context.Context) error {
+func followCloud(c *Config, run func(context.Context, controller.Env, cloud.Config) error) func(context.Context, controller.Env) error {
 	if c.Cloud == nil {
 		return nil
 	}
-	return func(ctx context.Context) error {
+	return func(ctx context.Context, e controller.Env) error {
 		ask, err := cloud.NewAsker(c.Cloud.Provider, c.Cloud.Limits)
 		if err != nil {
 			return err
 		}
-		return run(ctx, cloud.Config{Client: c.Client, Informers: c.Informers, Log: c.Log, Events: c.Events(component), Journal: c.Journal, Metrics: c.Metrics,
-			Ask: ask, Refresh: c.Cloud.Refresh, Monitor: c.Cloud.Monitor, Workers: c.Cloud.Workers})
+		return run(ctx, e, cloud.Config{Ask: ask, Refresh: c.Cloud.Refresh, Monitor: c.Cloud.Monitor, Workers: c.Cloud.Workers})
 	}
 }
 
-func runRoutes(c *Config) func(context.Context) error {
+func runRoutes(c *Config) func(context.Context, controller.Env) error {
 	if c.Cloud == nil || !c.Cloud.Routes {
 		return nil
 	}
@@ -161,17 +138,19 @@ func runRoutes(c *Config) func(context.Context) error {
 	if !ok {
 		return nil
 	}
-	return func(ctx context.Context) error {
-		return route.Run(ctx, route.Config{Client: c.Client, Informers: c.Informers, Log: c.Log, Events: c.Events("route_controller"), Journal: c.Journal, Metrics: c.Metrics,
-			Routes: routes, ClusterName: c.Cloud.ClusterName, ClusterCIDRs: c.Cloud.ClusterCIDRs, Period: c.Cloud.RoutePeriod})
+	return func(ctx context.Context, e controller.Env) error {
+		return route.Run(ctx, e, route.Config{Routes: routes, ClusterName: c.Cloud.ClusterName, ClusterCIDRs: c.Cloud.ClusterCIDRs, Period: c.Cloud.RoutePeriod})
 	}
 }
 
+// List declares every node controller; what it returns does not run.
+func List() []controller.Controller { return controllers(&Config{}) }
+
 // Names lists the controllers in order.
 func Names() []string {
-	out := make([]string, len(list))
-	for i, e := range list {
-		out[i] = e.name
+	var out []string
+	for _, c := range List() {
+		out = append(out, c.Name)
 	}
 	return out
 }
@@ -179,9 +158,9 @@ func Names() []string {
 // Aliases maps the short names that old command lines use to the long ones.
 func Aliases() map[string]string {
 	out := map[string]string{}
-	for _, e := range list {
-		if e.alias != "" {
-			out[e.alias] = e.name
+	for _, c := range List() {
+		if c.Alias != "" {
+			out[c.Alias] = c.Name
 		}
 	}
 	return out
@@ -189,34 +168,17 @@ func Aliases() map[string]string {
 
 // Controllers are those that are enabled and have something to do.
 func Controllers(cfg Config) ([]Controller, error) {
-	if cfg.Client == nil || cfg.Informers == nil || cfg.Log == nil || cfg.Events == nil {
-		return nil, fmt.Errorf("node controllers: Client, Informers, Log and Events must be set")
-	}
-	if cfg.Journal == nil {
-		cfg.Journal = journal.Discard
+	if cfg.Client == nil || cfg.Informers == nil || cfg.Log == nil || cfg.Recorders == nil {
+		return nil, fmt.Errorf("node controllers: Client, Informers, Log and Recorders must be set")
 	}
 	if cfg.Cloud != nil {
 		cfg.Cloud = cfg.Cloud.complete()
 	}
-	on, err := enabled(cfg.Enable)
-	if err != nil {
-		return nil, err
-	}
+	env := controller.Env{Client: cfg.Client, Informers: cfg.Informers, Log: cfg.Log, Journal: cfg.Journal, Registerer: cfg.Metrics, Recorders: cfg.Recorders}
 	var out []Controller
-	for _, e := range list {
-		if !on[e.name] {
-			continue
-		}
-		c := cfg
-		c.Log = cfg.Log.With("controller", e.name)
-		c.leases = cfg.Client
-		if cfg.ClientFor != nil {
-			if c.Client, err = cfg.ClientFor(e.account); err != nil {
-				return nil, fmt.Errorf("%s: making its client: %w", e.name, err)
-			}
-		}
-		if run := e.run(&c); run != nil {
-			out = append(out, Controller{Name: e.name, Run: run})
+	for _, c := range controllers(&cfg) {
+		if c.Run != nil && (cfg.Enabled == nil || cfg.Enabled(c.Name)) {
+			out = append(out, Controller{Name: c.Name, Run: c.Start(env, cfg.Clients)})
 		}
 	}
 	return out, nil
@@ -240,35 +202,6 @@ func (c Cloud) complete() *Cloud {
 		c.RoutePeriod = route.DefaultPeriod
 	}
 	return &c
-}
-
-// enabled applies the selection; of several words about one controller the
-// first counts, as upstream.
-func enabled(selection []string) (map[string]bool, error) {
-	names, aliases := Names(), Aliases()
-	all := len(selection) == 0 || slices.Contains(selection, "*")
-	on := map[string]bool{}
-	for _, s := range selection {
-		n, off := strings.CutPrefix(s, "-")
-		if long, ok := aliases[n]; ok {
-			n = long
-		}
-		if s == "*" {
-			continue
-		}
-		if !slices.Contains(names, n) {
-			return nil, fmt.Errorf("--controllers: %q is not one of %s", n, strings.Join(names, ", "))
-		}
-		if _, said := on[n]; !said {
-			on[n] = !off
-		}
-	}
-	for _, n := range names {
-		if _, said := on[n]; !said {
-			on[n] = all
-		}
-	}
-	return on, nil
 }
 
 // Run runs the enabled controllers until ctx ends, or until one cannot go on

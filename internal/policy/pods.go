@@ -133,7 +133,7 @@ func addPorts(to []model.PodPort, ports []corev1.ContainerPort) []model.PodPort 
 }
 
 // watch registers the handlers; stop takes them away again.
-func (e *Enforcer) watch() (synced []cache.InformerSynced, stop func(), err error) {
+func (e *Enforcer) watch() (synced []cache.DoneChecker, stop func(), err error) {
 	var regs []func()
 	stop = func() {
 		for _, f := range regs {
@@ -154,7 +154,7 @@ func (e *Enforcer) watch() (synced []cache.InformerSynced, stop func(), err erro
 			return
 		}
 		regs = append(regs, func() { _ = inf.RemoveEventHandler(reg) })
-		synced = append(synced, reg.HasSynced)
+		synced = append(synced, reg.HasSyncedChecker())
 	}
 	core := e.cfg.Informers.Core().V1()
 	add(core.Pods().Informer(), e.setPod, e.deletePod)

@@ -124,7 +124,7 @@ func (e *Enforcer) Run(ctx context.Context) error {
 	}
 	defer stop()
 	e.cfg.Informers.Start(ctx.Done())
-	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
+	if !cache.WaitFor(ctx, "", synced...) {
 		return nil
 	}
 	e.loop(ctx)

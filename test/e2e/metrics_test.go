@@ -67,7 +67,7 @@ spec:
         - --secure-port=10250
         - --kubelet-preferred-address-types=InternalIP
         - --kubelet-use-node-status-port
-        - --kubelet-certificate-authority=/var/run/secrets/kubernetes.io/serviceaccount/ca.crt
+        - --kubelet-certificate-authority=/agents/ca.crt
         - --metric-resolution=10s
         - --kubelet-request-timeout=5s
         ports: [{name: https, containerPort: 10250}]
@@ -81,8 +81,8 @@ spec:
           runAsNonRoot: true
           runAsUser: 1000
           seccompProfile: {type: RuntimeDefault}
-        volumeMounts: [{name: tmp, mountPath: /tmp}]
-      volumes: [{name: tmp, emptyDir: {}}]
+        volumeMounts: [{name: tmp, mountPath: /tmp}, {name: agents, mountPath: /agents}]
+      volumes: [{name: tmp, emptyDir: {}}, {name: agents, configMap: {name: kubelet-serving-ca.crt}}]
 ---
 apiVersion: apiregistration.k8s.io/v1
 kind: APIService

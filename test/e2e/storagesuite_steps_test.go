@@ -278,7 +278,7 @@ func stepStorageAPI(a *apps) {
 		{"/apis/storage.k8s.io/v1/csidrivers", `{"kind":"CSIDriver","spec":{"attachRequired":false,"podInfoOnMount":true,"volumeLifecycleModes":["Ephemeral"]}}`},
 		{"/apis/storage.k8s.io/v1/csinodes", `{"kind":"CSINode","spec":{"drivers":[]}}`},
 		{"/apis/storage.k8s.io/v1/storageclasses", `{"kind":"StorageClass","provisioner":"e2e-fake-provisioner"}`},
-		{"/apis/storage.k8s.io/v1/volumeattributesclasses", `{"kind":"VolumeAttributesClass","driverName":"e2e-fake-csi-driver"}`},
+		{"/apis/storage.k8s.io/v1/volumeattributesclasses", `{"kind":"VolumeAttributesClass","driverName":"e2e-fake-csi-driver","parameters":{"speed":"fast"}}`},
 		{"/apis/storage.k8s.io/v1/volumeattachments", `{"kind":"VolumeAttachment","spec":{"attacher":"e2e-test.storage.k8s.io","nodeName":"` + node + `","source":{"persistentVolumeName":"pv-e2e"}}}`},
 		{"/apis/storage.k8s.io/v1/namespaces/" + a.ns + "/csistoragecapacities", `{"kind":"CSIStorageCapacity","storageClassName":"a","nodeTopology":{},"capacity":"1Gi"}`},
 		{"/apis/node.k8s.io/v1/runtimeclasses", `{"kind":"RuntimeClass","handler":"opaque"}`},

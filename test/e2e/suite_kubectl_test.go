@@ -52,7 +52,7 @@ func asksTheServer(a *apps) {
 	}
 	a.lacking("api-resources", a.k("api-resources", "--categories=all", "-o", "name"), "deployments.apps", "cronjobs.batch", "pods")
 	a.lacking("auth can-i", a.k("auth", "can-i", "create", "pods"), "yes")
-	a.lacking("auth whoami", a.k("auth", "whoami"), "Username", "system:masters")
+	a.lacking("auth whoami", a.k("auth", "whoami"), "Username", "berth:cluster-admins")
 	if out, _ := a.tryKubectl("", "-n", a.ns, "auth", "can-i", "list", "secrets", "--as", "system:serviceaccount:"+a.ns+":default"); strings.TrimSpace(out) != "no" {
 		a.t.Errorf("a service account may list secrets: %s", out)
 	}

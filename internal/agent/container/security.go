@@ -264,7 +264,7 @@ func beneath(dir, rel string) (string, error) {
 }
 
 func appArmorProfile(pod *v1.Pod, c *v1.Container, p *v1.AppArmorProfile) (*runtimeapi.SecurityProfile, string, error) {
-	if p == nil || c.SecurityContext == nil || c.SecurityContext.AppArmorProfile == nil {
+	if p == nil { // the annotation is older than the field, and PodSecurity judges the field
 		if legacy, ok := pod.Annotations[legacyAppArmor+c.Name]; ok {
 			var err error
 			if p, err = parseLegacyAppArmor(legacy); err != nil {

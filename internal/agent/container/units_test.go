@@ -10,6 +10,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apiresource "k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 func TestExpand(t *testing.T) {
@@ -98,6 +99,15 @@ func TestAppArmorAdmission(t *testing.T) {
 	}
 	if err := CheckAppArmor(local, true, map[string]bool{"mine": true}); err != nil {
 		t.Error(err)
+	}
+	// An annotation that came later does not undo what the pod's field says.
+	local.Annotations = map[string]string{legacyAppArmor + "c": "unconfined"}
+	c := &local.Spec.Containers[0]
+	if p, _, err := appArmorProfile(local, c, local.Spec.SecurityContext.AppArmorProfile); err != nil || p.ProfileType != runtimeapi.SecurityProfile_Localhost {
+		t.Errorf("annotation against the pod's field: %v, %v", p, err)
+	}
+	if p, _, err := appArmorProfile(local, c, nil); err != nil || p.ProfileType != runtimeapi.SecurityProfile_Unconfined {
+		t.Errorf("annotation alone: %v, %v", p, err)
 	}
 	bad := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{legacyAppArmor + "c": "odd"}}, Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c"}}}}
 	if err := CheckAppArmor(bad, true, nil); err == nil || !strings.Contains(err.Error(), `invalid AppArmor profile name: "odd"`) {

@@ -376,6 +376,17 @@ func TestBadRegistrationsAreRefused(t *testing.T) {
 			t.Errorf("%v was accepted", req)
 		}
 	}
+	// The API server would refuse the whole Node status because of these.
+	for _, name := range []string{"a/b/c", "x/ y", "/x", "x/", "kubernetes.io/x", "node.kubernetes.io/x", "requests.a/b", "a_b.example/x", strings.Repeat("a", 250) + "/x"} {
+		if checkResource(name) == nil {
+			t.Errorf("resource %q was accepted", name)
+		}
+	}
+	for _, name := range []string{thing, "nvidia.com/gpu", "squat.ai/video_0.1", "example.com/A-b"} {
+		if err := checkResource(name); err != nil {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
 }
 
 func TestDamagedCheckpointIsNoObstacle(t *testing.T) {

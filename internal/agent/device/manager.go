@@ -172,6 +172,11 @@ func (m *Manager) follow(ctx context.Context, p *plugin) error {
 		for _, d := range list.Devices {
 			device := Device{ID: d.ID, Healthy: d.Health == pluginapi.Healthy}
 			for _, numa := range d.GetTopology().GetNodes() {
+				if numa.ID < 0 || numa.ID >= topology.MaskBits {
+					m.cfg.Log.Warn("a device plugin names a NUMA node that cannot exist; the device counts as near to none of that name",
+						"resource", p.resource, "device", d.ID, "node", numa.ID)
+					continue
+				}
 				device.NUMA = append(device.NUMA, numa.ID)
 			}
 			devices = append(devices, device)

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/util/validation"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
@@ -36,8 +37,15 @@ func (r registration) Register(ctx context.Context, req *pluginapi.RegisterReque
 }
 
 func checkResource(name string) error {
-	if !strings.Contains(name, "/") || strings.HasPrefix(name, "kubernetes.io/") || strings.HasPrefix(name, "requests.") {
-		return fmt.Errorf("the ResourceName %q is invalid: want vendor-domain/resource", name)
+	domain, _, _ := strings.Cut(name, "/")
+	native := domain == name || domain == "kubernetes.io" || strings.HasSuffix(domain, ".kubernetes.io")
+	if native || strings.HasPrefix(name, "requests.") {
+		return fmt.Errorf("the ResourceName %q is invalid: want vendor-domain/resource, with a domain outside kubernetes.io", name)
+	}
+	// The API server refuses the whole Node status because of one bad name, and
+	// quota needs the name with its prefix to be good too.
+	if bad := validation.IsQualifiedName("requests." + name); len(bad) > 0 {
+		return fmt.Errorf("the ResourceName %q is invalid: %s", name, strings.Join(bad, "; "))
 	}
 	return nil
 }

@@ -269,6 +269,17 @@ providers:
 	if count() != 3 {
 		t.Errorf("%d runs, want 3", count())
 	}
+	if len(p.cache) != 1 {
+		t.Errorf("%d answers are kept; the expired one of s.example must go", len(p.cache))
+	}
+	for i := range maxCached + 10 {
+		p.cache[fmt.Sprint(i)] = cachedAuth{until: clk.Now().Add(time.Hour)}
+	}
+	ask("r.example/a", 1)
+	ask("t.example/a", 1)
+	if len(p.cache) > maxCached {
+		t.Errorf("%d answers are kept, want at most %d", len(p.cache), maxCached)
+	}
 
 	write("  tokenAttributes: {serviceAccountTokenAudience: aud, cacheType: ServiceAccount, requireServiceAccount: true, requiredServiceAccountAnnotationKeys: [role]}\n")
 	if _, err := LoadProviders(config, dir, nil, clk); err == nil {

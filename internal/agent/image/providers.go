@@ -6,9 +6,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strings"
 	"sync"
@@ -234,6 +236,7 @@ func (p *Providers) ask(ctx context.Context, c *ProviderConfig, pod *v1.Pod, rep
 	registry, _, _ := strings.Cut(repo, "/")
 	now := p.clock.Now()
 	p.mu.Lock()
+	p.forget(now)
 	for _, k := range []string{repo, registry, "*"} {
 		if hit, ok := p.cache[c.Name+"|"+scope+"|"+k]; ok && now.Before(hit.until) {
 			p.mu.Unlock()
@@ -263,9 +266,27 @@ func (p *Providers) ask(ctx context.Context, c *ProviderConfig, pod *v1.Pod, rep
 	if keep > 0 {
 		p.mu.Lock()
 		p.cache[c.Name+"|"+scope+"|"+keyed] = cachedAuth{entries, now.Add(keep)}
+		p.forget(now)
 		p.mu.Unlock()
 	}
 	return lend(entries, repo, source), nil
+}
+
+// maxCached bounds the answers that are kept. With tokens as keys each pod
+// may add some.
+const maxCached = 1000
+
+// forget drops expired credentials, and above the bound those that expire
+// first. The caller holds mu.
+func (p *Providers) forget(now time.Time) {
+	maps.DeleteFunc(p.cache, func(_ string, a cachedAuth) bool { return !now.Before(a.until) })
+	if len(p.cache) <= maxCached {
+		return
+	}
+	keys := slices.SortedFunc(maps.Keys(p.cache), func(a, b string) int { return p.cache[a].until.Compare(p.cache[b].until) })
+	for _, key := range keys[:len(keys)-maxCached] {
+		delete(p.cache, key)
+	}
 }
 
 func lend(entries []entry, repo string, source Source) []Credential {

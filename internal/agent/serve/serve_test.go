@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -637,5 +638,94 @@ func TestLogQuery(t *testing.T) {
 		if got := strings.Join(asked, " "); !strings.HasSuffix(got, test.args) {
 			t.Errorf("%s: the journal was asked %q", test.query, got)
 		}
+	}
+}
+
+// TestLogDirKeepsLinksInside: a pod that may write below the log directory
+// plants links and FIFOs; what lies inside is still shown, the absolute links
+// of containers/ included.
+func TestLogDirKeepsLinksInside(t *testing.T) {
+	on := true
+	h := start(t, func(cfg *Config) { cfg.Kubelet.EnableSystemLogQuery = &on })
+	dir := h.cfg.LogDir
+	secret := filepath.Join(t.TempDir(), "shadow")
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(secret, "root:secret")
+	write(filepath.Join(dir, "pods/p/0.log"), "a line\n")
+	for name, target := range map[string]string{
+		"evil": secret, "deep/evil": filepath.Dir(secret), "containers/c.log": filepath.Join(dir, "pods/p/0.log"), "near.log": "pods/p/0.log",
+	} {
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := syscall.Mkfifo(filepath.Join(dir, "fifo"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		path string
+		code int
+		want string
+	}{
+		{"/logs/evil", 500, ""},
+		{"/logs/deep/evil/shadow", 500, ""},
+		{"/logs/fifo", 403, ""},
+		{"/logs/?query=/evil", 404, "escapes"},
+		{"/logs/?query=/fifo", 404, "neither a file nor a directory"},
+		{"/logs/none", 404, ""},
+		{"/logs/pods/p/0.log", 200, "a line\n"},
+		{"/logs/containers/c.log", 200, "a line\n"},
+		{"/logs/near.log", 200, "a line\n"},
+		{"/logs/?query=/containers/c.log", 200, "a line\n"},
+		{"/logs/", 200, "pods/"},
+	} {
+		code, body := h.do(t, "api-server", "GET", test.path, "")
+		if code != test.code || !strings.Contains(body, test.want) || strings.Contains(body, "secret") {
+			t.Errorf("%s: got %d %q, want %d with %q", test.path, code, body, test.code, test.want)
+		}
+	}
+}
+
+// TestLogLinesAreBounded: neither a line without an end nor a long tail makes
+// the agent hold what somebody else wrote.
+func TestLogLinesAreBounded(t *testing.T) {
+	var out bytes.Buffer
+	f := &lineFilter{out: &out, tail: 100000}
+	block := bytes.Repeat([]byte("x"), 1<<16)
+	for range 1024 { // 64 MiB in one line
+		if _, err := f.Write(block); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if cap(f.line) > 4*maxLogLine {
+		t.Errorf("a line takes %d bytes", cap(f.line))
+	}
+	line := append(bytes.Repeat([]byte("y"), 1<<16), '\n')
+	for range 1024 {
+		if _, err := f.Write(line); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if f.held > maxLogTail {
+		t.Errorf("the tail holds %d bytes", f.held)
+	}
+	for _, text := range []string{"one\ntw", "o\nthree"} {
+		if _, err := f.Write([]byte(text)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := f.close(); err != nil || !strings.HasSuffix(out.String(), "one\ntwo\nthree") {
+		t.Errorf("the end of the tail: %v, %q", err, out.String()[max(0, out.Len()-20):])
 	}
 }

@@ -12,7 +12,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -26,7 +25,7 @@ const queryMax = 30 * time.Second
 func (s *server) systemLogs(w http.ResponseWriter, req *http.Request) {
 	query, asked := req.URL.Query()["query"]
 	if !asked {
-		http.StripPrefix("/logs/", http.FileServer(http.Dir(s.cfg.LogDir))).ServeHTTP(w, req)
+		http.StripPrefix("/logs/", http.FileServer(logDir(s.cfg.LogDir))).ServeHTTP(w, req)
 		return
 	}
 	if on := s.cfg.Kubelet.EnableSystemLogQuery; on == nil || !*on {
@@ -139,48 +138,36 @@ func (s *server) answerLogQuery(ctx context.Context, q *logQuery, out io.Writer)
 	if len(units) == 0 {
 		return nil
 	}
-	var lines bytes.Buffer
-	if err := s.cfg.Journal(ctx, journalArgs(q, units), &lines); err != nil {
+	lines := q.lines(out)
+	if err := s.cfg.Journal(ctx, journalArgs(q, units), lines); err != nil {
 		return failf(http.StatusInternalServerError, "asking the journal for %s: %v", strings.Join(units, ", "), err)
 	}
-	return q.write(lines.Bytes(), out)
+	return lines.close()
 }
 
 func (s *server) copyLog(q *logQuery, name string, out io.Writer) error {
-	root, err := os.OpenRoot(s.cfg.LogDir) // no link leads out of it
-	if err != nil {
-		return failf(http.StatusInternalServerError, "opening the log directory: %v", err)
-	}
-	defer root.Close()
 	if !q.since.IsZero() || !q.until.IsZero() || q.boot != nil {
 		return failf(http.StatusBadRequest, "sinceTime, untilTime and boot only apply to the journal, and %s is a file", name)
 	}
-	file, err := root.Open(strings.TrimPrefix(name, "/"))
+	file, err := logDir(s.cfg.LogDir).open(name)
 	if err != nil {
 		return failf(http.StatusNotFound, "opening log %s: %v", name, err)
 	}
 	defer file.Close()
-	text, err := io.ReadAll(file)
-	if err != nil {
+	info, err := file.Stat()
+	if err != nil || !info.Mode().IsRegular() {
+		return failf(http.StatusNotFound, "opening log %s: it is no regular file", name)
+	}
+	lines := q.lines(out)
+	// What is written meanwhile is not waited for.
+	if _, err := io.Copy(lines, io.LimitReader(file, info.Size())); err != nil {
 		return failf(http.StatusInternalServerError, "reading log %s: %v", name, err)
 	}
-	return q.write(text, out)
+	return lines.close()
 }
 
-// write sends the last lines that match.
-func (q *logQuery) write(text []byte, out io.Writer) error {
-	lines := bytes.SplitAfter(text, []byte{'\n'})
-	if q.pattern != nil {
-		lines = slices.DeleteFunc(lines, func(line []byte) bool { return !q.pattern.Match(line) })
-	}
-	if n := len(lines); n > 0 && len(lines[n-1]) == 0 {
-		lines = lines[:n-1]
-	}
-	if q.tail >= 0 && len(lines) > q.tail {
-		lines = lines[len(lines)-q.tail:]
-	}
-	_, err := out.Write(bytes.Join(lines, nil))
-	return err
+func (q *logQuery) lines(out io.Writer) *lineFilter {
+	return &lineFilter{out: out, pattern: q.pattern, tail: q.tail}
 }
 
 // journalArgs is the question as journalctl takes it.

@@ -48,7 +48,7 @@ func (s *set) runAPI(ctx context.Context) {
 		},
 	})
 	go func() {
-		if cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
+		if cache.WaitFor(ctx, "", informer.HasSyncedChecker()) {
 			s.reported("api")
 		}
 	}()

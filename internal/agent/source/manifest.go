@@ -254,7 +254,13 @@ func refersToAPI(p *v1.Pod) error {
 			return no("configmaps")
 		case v.PersistentVolumeClaim != nil, v.Ephemeral != nil:
 			return no("persistentvolumeclaims")
-		case v.CSI != nil && v.CSI.NodePublishSecretRef != nil:
+		case v.CSI != nil:
+			return no("csidrivers (volume " + v.Name + ")") // the driver's object decides what the driver learns
+		case v.Glusterfs != nil:
+			return no("endpoints (volume " + v.Name + ")")
+		case v.AzureFile != nil, v.CephFS != nil && v.CephFS.SecretRef != nil, v.RBD != nil && v.RBD.SecretRef != nil,
+			v.ISCSI != nil && v.ISCSI.SecretRef != nil, v.FlexVolume != nil && v.FlexVolume.SecretRef != nil,
+			v.ScaleIO != nil, v.StorageOS != nil && v.StorageOS.SecretRef != nil:
 			return no("secrets")
 		}
 		if v.Projected == nil {

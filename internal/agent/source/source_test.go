@@ -228,6 +228,11 @@ func TestRefused(t *testing.T) {
 		{`{containers: [{name: a, image: i}], volumes: [{name: v, projected: {sources: [{configMap: {name: c}}]}}]}`, "static pods may not reference configmaps"},
 		{`{containers: [{name: a, image: i, env: [{name: E, valueFrom: {secretKeyRef: {name: s, key: k}}}]}]}`, "static pods may not reference secrets"},
 		{`{containers: [{name: a, image: i}], volumes: [{name: v, projected: {sources: [{podCertificate: {signerName: a.b/c, keyType: ED25519, keyPath: k}}]}}]}`, "static pods may not reference podcertificates"},
+		{`{containers: [{name: a, image: i}], volumes: [{name: v, csi: {driver: d.example}}]}`, "static pods may not reference csidrivers (volume v)"},
+		{`{containers: [{name: a, image: i}], volumes: [{name: v, glusterfs: {endpoints: e, path: p}}]}`, "static pods may not reference endpoints"},
+		{`{containers: [{name: a, image: i}], volumes: [{name: v, projected: {sources: [{clusterTrustBundle: {name: b, path: p}}]}}]}`,
+			"static pods may not reference clustertrustbundles"},
+		{`{containers: [{name: a, image: i}], volumes: [{name: v, cephfs: {monitors: [m], secretRef: {name: s}}}]}`, "static pods may not reference secrets"},
 		{`{serviceAccountName: sa, containers: [{name: a, image: i}]}`, "static pods may not reference serviceaccounts"},
 		{`{containers: [{name: A_, image: i}]}`, `name of container "A_"`},
 	} {
@@ -235,6 +240,11 @@ func TestRefused(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: %v, want %q", tc.spec, err, tc.want)
 		}
+	}
+	good := "{containers: [{name: a, image: i}], volumes: [{name: h, hostPath: {path: /run}}, {name: e, emptyDir: {}}, " +
+		"{name: d, projected: {sources: [{downwardAPI: {items: [{path: name, fieldRef: {fieldPath: metadata.name}}]}}]}}]}"
+	if _, err := parse([]byte("apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec: "+good), &origin{node: "n", kind: "file", place: "f"}, false); err != nil {
+		t.Errorf("a static pod that needs no API object: %v", err)
 	}
 	if _, err := parse([]byte("apiVersion: apps/v1\nkind: Deployment\n"), &origin{node: "n", kind: "file", place: "f"}, false); err == nil {
 		t.Error("a Deployment is taken for a Pod")

@@ -17,14 +17,14 @@ import (
 // Services are what pods' environments name; they are watched.
 type Services struct {
 	lister corelisters.ServiceLister
-	synced cache.InformerSynced
+	synced cache.DoneChecker
 }
 
 // WatchServices watches the Services of all namespaces until ctx ends.
 func WatchServices(ctx context.Context, client kubernetes.Interface) *Services {
 	factory := informers.NewSharedInformerFactory(client, 0)
 	s := factory.Core().V1().Services()
-	out := &Services{lister: s.Lister(), synced: s.Informer().HasSynced}
+	out := &Services{lister: s.Lister(), synced: s.Informer().HasSyncedChecker()}
 	factory.Start(ctx.Done())
 	return out
 }
@@ -48,12 +48,12 @@ func (s *Services) of(ctx context.Context, p *v1.Pod) ([]*v1.Service, error) {
 
 // wait returns once the services were read for the first time.
 func (s *Services) wait(ctx context.Context) error {
-	if s.synced() {
+	if cache.IsDone(s.synced) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	if !cache.WaitForCacheSync(ctx.Done(), s.synced) {
+	if !cache.WaitFor(ctx, "", s.synced) {
 		return ctx.Err()
 	}
 	return nil

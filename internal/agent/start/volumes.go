@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -79,13 +81,23 @@ func (c *Starter) envFiles(ct *v1.Container, mounted map[string]volume.Mounted) 
 }
 
 func readLimited(root *os.Root, path string) (string, error) {
-	st, err := root.Stat(path)
+	// The pod may write there: opening a FIFO waits for a writer, and a file
+	// may change between two looks.
+	f, err := root.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	st, err := f.Stat()
 	if err != nil {
 		return "", err
 	}
 	if !st.Mode().IsRegular() || st.Size() > maxEnvFile {
 		return "", fmt.Errorf("it must be a regular file of at most %d bytes", maxEnvFile)
 	}
-	b, err := root.ReadFile(path)
+	b, err := io.ReadAll(io.LimitReader(f, maxEnvFile+1))
+	if err == nil && len(b) > maxEnvFile {
+		return "", fmt.Errorf("it must be a regular file of at most %d bytes", maxEnvFile)
+	}
 	return string(b), err
 }

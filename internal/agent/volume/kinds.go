@@ -1,8 +1,6 @@
 package volume
 
 import (
-	"io/fs"
-	"os"
 	"reflect"
 	"strings"
 
@@ -34,18 +32,3 @@ func unavailable(err error) bool {
 	return apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) || apierrors.IsServiceUnavailable(err) ||
 		apierrors.IsTooManyRequests(err) || apierrors.IsInternalError(err)
 }
-
-func dirInfo(dir string) fs.FileInfo {
-	info, err := os.Lstat(dir)
-	if err != nil {
-		return emptyInfo{}
-	}
-	return info
-}
-
-// emptyInfo stands for a directory that vanished; giving it away then fails
-// with the kernel's own error.
-type emptyInfo struct{ fs.FileInfo }
-
-func (emptyInfo) Mode() fs.FileMode { return fs.ModeDir | 0o777 }
-func (emptyInfo) IsDir() bool       { return true }

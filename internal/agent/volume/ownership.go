@@ -3,11 +3,14 @@ package volume
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"syscall"
 
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 )
 
@@ -37,44 +40,32 @@ func podGroup(pod *v1.Pod, readOnly bool) *ownership {
 	}
 }
 
-// apply walks dir without following links or leaving its device. The root is
-// done last, so that an interrupted walk is seen as a mismatch and redone.
+// apply gives dir and what is below it to the group, without following links
+// or leaving its device. The root is done last, so that an interrupted walk is
+// seen as a mismatch and redone.
+//
+// Pods may run on a shared volume meanwhile and swap its directories for links.
+// Everything is therefore opened beneath the directory it was found in, and
+// what was opened, not its name, is changed.
 func (o *ownership) apply(dir string) error {
 	if o == nil {
 		return nil
 	}
-	root, err := os.Lstat(dir)
+	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &fs.PathError{Op: "open", Path: dir, Err: err}
+	}
+	root := os.NewFile(uintptr(fd), dir)
+	defer root.Close()
+	info, err := root.Stat()
 	if err != nil {
 		return err
 	}
-	if o.onRootMismatch && o.matches(root) {
+	if o.onRootMismatch && o.matches(info) {
 		return nil
 	}
-	device := deviceOf(root)
-	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil // removed while we walk
-		}
-		if err != nil || path == dir {
-			return err
-		}
-		info, err := d.Info()
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		if deviceOf(info) != device {
-			if d.IsDir() {
-				return fs.SkipDir
-			}
-			return nil
-		}
-		return o.give(path, info)
-	})
-	if err == nil {
-		err = o.give(dir, root)
+	if err = o.walk(root, deviceOf(info)); err == nil {
+		err = o.give(fd, info)
 	}
 	if err != nil {
 		return fmt.Errorf("giving the volume to group %d: %w", o.group, err)
@@ -82,20 +73,87 @@ func (o *ownership) apply(dir string) error {
 	return nil
 }
 
-func (o *ownership) give(path string, info fs.FileInfo) error {
-	if err := os.Lchown(path, -1, int(o.group)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+// top gives a directory to the group, and nothing below it.
+func (o *ownership) top(dir string) error {
+	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &fs.PathError{Op: "open", Path: dir, Err: err}
+	}
+	root := os.NewFile(uintptr(fd), dir)
+	defer root.Close()
+	info, err := root.Stat()
+	if err != nil {
+		return err
+	}
+	return o.give(fd, info)
+}
+
+// entriesAtOnce bounds the names that a walk holds of one directory.
+const entriesAtOnce = 1024
+
+// walk changes what lies in an open directory, and below.
+func (o *ownership) walk(dir *os.File, device uint64) error {
+	for {
+		names, err := dir.Readdirnames(entriesAtOnce)
+		for _, name := range names {
+			if err := o.one(dir, name, device); err != nil {
+				return fmt.Errorf("%s: %w", filepath.Join(dir.Name(), name), err)
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// one changes one entry of a directory, and what is below it.
+func (o *ownership) one(dir *os.File, name string, device uint64) error {
+	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // removed while we walk
+	}
+	if err != nil {
+		return err
+	}
+	entry := os.NewFile(uintptr(fd), filepath.Join(dir.Name(), name))
+	defer entry.Close()
+	info, err := entry.Stat()
+	if err != nil {
+		return err
+	}
+	if deviceOf(info) != device {
+		return nil
+	}
+	if info.IsDir() {
+		inner, err := unix.Openat(fd, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		below := os.NewFile(uintptr(inner), entry.Name())
+		defer below.Close()
+		if err := o.walk(below, device); err != nil {
+			return err
+		}
+	}
+	return o.give(fd, info)
+}
+
+// give changes what a descriptor stands for.
+func (o *ownership) give(fd int, info fs.FileInfo) error {
+	if err := unix.Fchownat(fd, "", -1, int(o.group), unix.AT_EMPTY_PATH); err != nil {
 		return err
 	}
 	if info.Mode()&fs.ModeSymlink != 0 {
-		return nil // a link's mode means nothing, and chmod would follow it
+		return nil // a link's mode means nothing
 	}
 	mode := info.Mode()
 	// Changing the owner clears setuid and setgid of files; keep what was set.
 	want := mode.Perm() | mode&(fs.ModeSetuid|fs.ModeSetgid|fs.ModeSticky) | o.mask(info.IsDir())
-	if err := os.Chmod(path, want); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
+	// A descriptor of O_PATH has no fchmod; this name leads to what it holds.
+	return os.Chmod("/proc/self/fd/"+strconv.Itoa(fd), want)
 }
 
 func (o *ownership) mask(dir bool) fs.FileMode {

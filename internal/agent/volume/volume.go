@@ -414,7 +414,7 @@ func (m *Manager) payload(ctx context.Context, pod *v1.Pod, v *v1.Volume) (Mount
 	w := writer{k: m.k, dir: dir, now: m.cfg.Clock.Now, own: group.apply}
 	changed, err := w.write(want)
 	if err == nil && group != nil {
-		err = group.give(dir, dirInfo(dir))
+		err = group.top(dir)
 	}
 	if err != nil {
 		return out, time.Time{}, err

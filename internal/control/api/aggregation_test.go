@@ -77,8 +77,9 @@ func lighthouse(t *testing.T, env *apitest.Env) (port int32) {
 	return int32(number)
 }
 
-// available waits until the availability of a registration has a status and
-// returns the condition.
+// available waits until the availability of a registration has a status for
+// another reason than that its Service was not seen yet, and returns the
+// condition.
 func available(t *testing.T, client clientset.Interface, name string, want apiregistrationv1.ConditionStatus) apiregistrationv1.APIServiceCondition {
 	t.Helper()
 	w, err := client.ApiregistrationV1().APIServices().Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=" + name})
@@ -92,7 +93,7 @@ func available(t *testing.T, client clientset.Interface, name string, want apire
 			t.Fatalf("%s was deleted", name)
 		}
 		service := event.Object.(*apiregistrationv1.APIService)
-		if c := helper.GetAPIServiceConditionByType(service, apiregistrationv1.Available); c != nil && c.Status == want {
+		if c := helper.GetAPIServiceConditionByType(service, apiregistrationv1.Available); c != nil && c.Status == want && c.Reason != "ServiceNotFound" {
 			return *c
 		}
 	}

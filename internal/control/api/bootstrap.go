@@ -105,7 +105,7 @@ func (s *Server) watchKept(ctx context.Context, changed func()) {
 		UpdateFunc: func(_, _ any) { changed() },
 		DeleteFunc: func(any) { changed() },
 	}
-	var synced []cache.InformerSynced
+	var synced []cache.DoneChecker
 	run := func(client cache.Getter, resource, namespace string, which fields.Selector, example runtime.Object, h cache.ResourceEventHandler) {
 		_, informer := cache.NewInformerWithOptions(cache.InformerOptions{
 			ListerWatcher: cache.NewListWatchFromClient(client, resource, namespace, which),
@@ -113,7 +113,7 @@ func (s *Server) watchKept(ctx context.Context, changed func()) {
 			Handler:       h,
 		})
 		go informer.RunWithContext(ctx)
-		synced = append(synced, informer.HasSynced)
+		synced = append(synced, informer.HasSyncedChecker())
 	}
 	run(core, "namespaces", "", fields.Everything(), &corev1.Namespace{}, onDelete)
 	run(core, "services", metav1.NamespaceDefault, named, &corev1.Service{}, onDelete)
@@ -122,7 +122,7 @@ func (s *Server) watchKept(ctx context.Context, changed func()) {
 	run(discovery, "endpointslices", metav1.NamespaceDefault, named, &discoveryv1.EndpointSlice{}, onChange)
 	go func() {
 		// What went before the watches began is seen by nobody but this look.
-		if cache.WaitForCacheSync(ctx.Done(), synced...) {
+		if cache.WaitFor(ctx, "", synced...) {
 			changed()
 		}
 	}()

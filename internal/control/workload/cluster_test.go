@@ -6,11 +6,13 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -27,6 +29,7 @@ import (
 	"github.com/berth-dev/berth/internal/control/api/apitest"
 	"github.com/berth-dev/berth/internal/control/schedule"
 	"github.com/berth-dev/berth/internal/control/workload/certificate"
+	"github.com/berth-dev/berth/internal/testkit/rights"
 )
 
 // cluster is a real API server with the scheduler, all workload controllers
@@ -76,7 +79,7 @@ func newCluster(t *testing.T, nodes ...string) *cluster {
 	})
 	run("controllers", func() error {
 		return Run(ctx, Config{Client: c.client, Metadata: c.md, Discovery: c.client.Discovery(), Informers: f, Log: log,
-			RootCA: cert, SigningCert: cert, SigningKey: key, ServingSigningCert: c.agentCA, ServingSigningKey: agentKey,
+			Clients: asked.Clients(cfg), RootCA: cert, SigningCert: cert, SigningKey: key, ServingSigningCert: c.agentCA, ServingSigningKey: agentKey,
 			Serving: certificate.ServingRules{ClusterDomain: "cluster.local", ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}}})
 	})
 	wg.Go(func() { c.agent() })
@@ -342,4 +345,73 @@ func (c *cluster) endpoints(ns, svc string, want int) {
 		}
 		return ""
 	})
+}
+
+// asked is what the controllers of all tests asked of their servers.
+var asked rights.Recorder
+
+// No controller of any test uses a right that it did not declare, or that its
+// account does not have: the servers of these tests enforce RBAC.
+func TestMain(m *testing.M) {
+	code := m.Run()
+	for _, wrong := range asked.Wrong() {
+		fmt.Println("rights:", wrong)
+		code = 1
+	}
+	if os.Getenv("BERTH_TEST_LOG") != "" {
+		fmt.Println(strings.Join(asked.Used(), "\n"))
+	}
+	os.Exit(code)
+}
+
+// Each write carries the identity of the controller that makes it, as the
+// server sees it: a policy lets only the replica set controller create pods.
+func TestControllersActAsThemselves(t *testing.T) {
+	c := newCluster(t, "n")
+	rule := func(expression string) []admissionv1.Validation {
+		return []admissionv1.Validation{{Expression: expression}}
+	}
+	deny := admissionv1.Fail
+	_, err := c.client.AdmissionregistrationV1().ValidatingAdmissionPolicies().Create(c.ctx, &admissionv1.ValidatingAdmissionPolicy{
+		ObjectMeta: metav1.ObjectMeta{Name: "who"}, Spec: admissionv1.ValidatingAdmissionPolicySpec{FailurePolicy: &deny,
+			MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: admissionv1.RuleWithOperations{
+				Operations: []admissionv1.OperationType{admissionv1.Create},
+				Rule:       admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods"}}}}}},
+			Validations: rule(`request.userInfo.username == "system:serviceaccount:kube-system:replicaset-controller"`)}}, metav1.CreateOptions{})
+	c.must(err)
+	_, err = c.client.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Create(c.ctx, &admissionv1.ValidatingAdmissionPolicyBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "who"}, Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: "who",
+			ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}}}, metav1.CreateOptions{})
+	c.must(err)
+	pod := func(name string) *v1.Pod {
+		return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PodSpec{Containers: []v1.Container{{Name: "a", Image: "a"}}}}
+	}
+	// The policy holds once the server has seen it.
+	n := 0
+	c.until("the policy refuses a user's pod", func() string {
+		n++
+		if _, err := c.client.CoreV1().Pods("default").Create(c.ctx, pod(fmt.Sprintf("user-%d", n)), metav1.CreateOptions{}); apierrors.IsInvalid(err) || apierrors.IsForbidden(err) {
+			return ""
+		}
+		return "not yet"
+	})
+	labels := map[string]string{"app": "a"}
+	_, err = c.client.AppsV1().Deployments("default").Create(c.ctx, &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: appsv1.DeploymentSpec{
+		Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod("").Spec}}}, metav1.CreateOptions{})
+	c.must(err)
+	c.until("the replica set controller's pod is available", func() string {
+		d, err := c.client.AppsV1().Deployments("default").Get(c.ctx, "a", metav1.GetOptions{})
+		c.must(err)
+		if d.Status.AvailableReplicas != 1 {
+			return fmt.Sprintf("%+v", d.Status)
+		}
+		return ""
+	})
+	who := "system:serviceaccount:kube-system:"
+	for _, want := range []string{who + "deployment-controller deployment-controller create replicasets.apps", who + "replicaset-controller replicaset-controller create pods.",
+		who + "deployment-controller deployment-controller patch deployments/status.apps", who + "replicaset-controller replicaset-controller create events."} {
+		if !slices.Contains(asked.Used(), want) {
+			t.Errorf("nobody was seen as %q", want)
+		}
+	}
 }

@@ -108,17 +108,19 @@ func clusterControllers(c *Config) []controller.Controller {
 				if len(c.RootCA) == 0 {
 					return nil
 				}
-				return rootca.Run(ctx, e, c.RootCA)
+				return rootca.Run(ctx, e, c.RootCA, c.ServingSigningCert)
 			}},
-		{Name: "certificatesigningrequest-approving-controller", Account: "certificate-controller", Watches: "certificatesigningrequests.certificates.k8s.io",
-			Reads: "get,list nodes\nget leases.coordination.k8s.io\nlist configmaps\ncreate subjectaccessreviews.authorization.k8s.io",
+		{Name: "certificatesigningrequest-approving-controller", Account: "certificate-controller",
+			Watches: "certificatesigningrequests.certificates.k8s.io",
+			Reads:   "get,list nodes\nget leases.coordination.k8s.io\nlist configmaps\ncreate subjectaccessreviews.authorization.k8s.io",
 			Writes: "create,update configmaps\nupdate certificatesigningrequests.certificates.k8s.io/approval\n" +
-				"approve signers.certificates.k8s.io = kubernetes.io/kube-apiserver-client-kubelet", Run: func(ctx context.Context, e controller.Env) error {
-				return certificate.RunApprover(ctx, e, c.Serving)
-			}},
-		{Name: "certificatesigningrequest-signing-controller", Account: "certificate-controller", Watches: "certificatesigningrequests.certificates.k8s.io", Reads: "list nodes configmaps",
-			Writes: "patch certificatesigningrequests.certificates.k8s.io/status\nsign signers.certificates.k8s.io = kubernetes.io/kube-apiserver-client " +
-				"kubernetes.io/kube-apiserver-client-kubelet kubernetes.io/kubelet-serving kubernetes.io/legacy-unknown",
+				"approve signers.certificates.k8s.io = kubernetes.io/kube-apiserver-client-kubelet kubernetes.io/kubelet-serving",
+			Run: func(ctx context.Context, e controller.Env) error { return certificate.RunApprover(ctx, e, c.Serving) }},
+		{Name: "certificatesigningrequest-signing-controller", Account: "certificate-controller",
+			Watches: "certificatesigningrequests.certificates.k8s.io", Reads: "list nodes configmaps",
+			Writes: "create,update configmaps\npatch certificatesigningrequests.certificates.k8s.io/status\n" +
+				"sign signers.certificates.k8s.io = kubernetes.io/kube-apiserver-client kubernetes.io/kube-apiserver-client-kubelet " +
+				"kubernetes.io/kubelet-serving kubernetes.io/legacy-unknown",
 			Run: func(ctx context.Context, e controller.Env) error {
 				if len(c.SigningCert) == 0 {
 					return nil

@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/informers"
 
 	"github.com/berth-dev/berth/internal/control/admit/quota/recount"
+	"github.com/berth-dev/berth/internal/control/workload/rootca"
 	"github.com/berth-dev/berth/internal/controller"
 )
 
@@ -67,6 +68,13 @@ func testAccounts(c *cluster, ns string) {
 	_, err := maps.Patch(c.ctx, "kube-root-ca.crt", types.MergePatchType, []byte(`{"data":{"ca.crt":""}}`), metav1.PatchOptions{})
 	c.must(err)
 	c.until("they are as they were", whole)
+	c.until("kube-system has the CA of agents' serving certificates", func() string {
+		m, err := c.client.CoreV1().ConfigMaps(metav1.NamespaceSystem).Get(c.ctx, rootca.ServingName, metav1.GetOptions{})
+		if err == nil && (m.Data["ca.crt"] != string(c.agentCA) || len(m.Data) != 1) {
+			return "holds something else"
+		}
+		return text(err)
+	})
 	accounts := c.client.CoreV1().ServiceAccounts(ns)
 	_, err = accounts.Create(c.ctx, &v1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "mine", Labels: map[string]string{"mine": "yes"}}}, metav1.CreateOptions{})
 	c.must(err)

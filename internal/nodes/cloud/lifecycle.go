@@ -11,7 +11,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	cloudapi "k8s.io/cloud-provider/api"
 
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/kube"
 )
 
 // batch is how many machines are asked for at once.
@@ -23,87 +25,57 @@ type lifecycle struct{ *base }
 // RunLifecycle deletes silent nodes whose machine does not exist any more, and
 // keeps the shutdown taint right, until ctx ends. A cloud tells nobody that a
 // machine went: those of silent nodes are asked for again and again.
-func RunLifecycle(ctx context.Context, cfg Config) error {
-	c := &lifecycle{newBase(cfg, "cloud-node-lifecycle")}
+func RunLifecycle(ctx context.Context, e controller.Env, cfg Config) error {
+	b, err := newBase(e, cfg, "cloud-node-lifecycle", "cloud-node-lifecycle-controller")
+	if err != nil {
+		return err
+	}
+	c := &lifecycle{b}
 	return c.run(ctx, func(n *v1.Node, _ bool) {
 		if Silent(n) || Follow(n, Running) != Nothing {
 			c.queue.Add(n.Name)
 		}
-	}, c.work)
+	}, func(ctx context.Context) error { return e.RunBatches(ctx, c.queue, batch, c.syncAll) })
 }
 
-// work looks at nodes in batches, where kube.Work would look at each alone.
-func (c *lifecycle) work(ctx context.Context) {
-	defer context.AfterFunc(ctx, c.queue.ShutDown)()
-	for {
-		names, closed := c.take()
-		if closed {
-			return
-		}
-		c.syncAll(ctx, names)
-		for _, name := range names {
-			c.queue.Done(name)
-		}
-	}
-}
-
-// take waits for a node to look at, and takes others that are due with it.
-func (c *lifecycle) take() (names []string, closed bool) {
-	for len(names) == 0 || len(names) < batch && c.queue.Len() > 0 {
-		name, closed := c.queue.Get()
-		if closed {
-			return nil, true
-		}
-		names = append(names, name)
-	}
-	return names, false
-}
-
-func (c *lifecycle) syncAll(ctx context.Context, names []string) {
-	var silent, ready []*v1.Node
+// syncAll looks at nodes together, because a cloud tells of many machines as
+// cheaply as of one.
+func (c *lifecycle) syncAll(ctx context.Context, names []string) map[string]controller.Outcome {
+	out := map[string]controller.Outcome{}
+	var silent []*v1.Node
 	for _, name := range names {
 		switch n := c.node(name); {
 		case n == nil:
-			c.queue.Forget(name)
 		case Silent(n):
 			silent = append(silent, n)
 		default:
-			ready = append(ready, n)
+			out[name] = c.outcome(n, c.act(ctx, n, Follow(n, Running)))
 		}
-	}
-	for _, n := range ready {
-		c.done(ctx, n, c.act(ctx, n, Follow(n, Running)))
 	}
 	if len(silent) == 0 {
-		return
+		return out
 	}
 	machines, err := c.Ask.Machines(ctx, silent)
-	if err != nil && ctx.Err() == nil {
-		c.Log.Warn("asking for the machines of silent nodes", "error", err)
-	}
 	for _, n := range silent {
-		m, known := machines[n.Name]
-		if !known {
-			c.queue.AddRateLimited(n.Name)
-			continue
+		switch m, known := machines[n.Name]; {
+		case known:
+			out[n.Name] = c.outcome(n, c.act(ctx, n, Follow(n, m)))
+		case err != nil:
+			out[n.Name] = controller.Outcome{Err: fmt.Errorf("asking for the machine of a silent node: %w", err)}
+		default:
+			out[n.Name] = controller.Outcome{Err: errors.New("asking for the machine of a silent node: no answer about it")}
 		}
-		c.done(ctx, n, c.act(ctx, n, Follow(n, m)))
 	}
+	return out
 }
 
-// done sees to the next look at a node.
-func (c *lifecycle) done(ctx context.Context, n *v1.Node, err error) {
-	if err != nil && ctx.Err() == nil {
-		if !apierrors.IsConflict(err) {
-			c.Log.Warn("following a machine", "node", n.Name, "error", err)
-		}
-		c.queue.AddRateLimited(n.Name)
-		return
-	}
-	c.queue.Forget(n.Name)
+// outcome sees to the next look at a node.
+func (c *lifecycle) outcome(n *v1.Node, err error) controller.Outcome {
+	o := controller.Outcome{Err: err}
 	if Silent(n) {
-		c.queue.AddAfter(n.Name, c.Monitor)
+		o.Again = c.Monitor
 	}
+	return o
 }
 
 func (c *lifecycle) act(ctx context.Context, n *v1.Node, a Action) error {
@@ -114,13 +86,13 @@ func (c *lifecycle) act(ctx context.Context, n *v1.Node, a Action) error {
 		now := metav1.Now()
 		t := shutdownTaint
 		t.TimeAdded = &now
-		_, err := c.patch(ctx, n, map[string]any{"spec": map[string]any{"taints": append(without(n, t.Key), t)}})
+		_, err := c.patch(ctx, n, kube.Change{Spec: map[string]any{"taints": append(without(n, t.Key), t)}})
 		if err == nil {
 			c.note(n, "tainted "+t.Key+":"+string(t.Effect), journal.Fact{Name: "machine", Value: "is shut down"})
 		}
 		return ignoreGone(err)
 	case Untaint:
-		_, err := c.patch(ctx, n, map[string]any{"spec": map[string]any{"taints": without(n, cloudapi.TaintNodeShutdown)}})
+		_, err := c.patch(ctx, n, kube.Change{Spec: map[string]any{"taints": without(n, cloudapi.TaintNodeShutdown)}})
 		if err == nil {
 			c.note(n, "freed from its shutdown taint", journal.Fact{Name: "node", Value: "is ready"})
 		}

@@ -2,35 +2,24 @@ package cloud
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"log/slog"
 	"math/rand/v2"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/journal"
 	"github.com/berth-dev/berth/internal/kube"
 )
 
-// Config is what both controllers need. Events and Metrics may be nil.
+// Config is what both controllers need beside their environment.
 type Config struct {
-	Client    kubernetes.Interface
-	Informers informers.SharedInformerFactory
-	Log       *slog.Logger
-	Events    record.EventRecorder // component cloud-node-controller, or cloud-node-lifecycle-controller
-	Journal   journal.Sink
-	Metrics   prometheus.Registerer
-	Ask       *Asker
+	Ask *Asker
 	// Refresh is how often addresses are looked at; Monitor how often the
 	// machines of silent nodes are. A provider that tells of changes is asked
 	// at each as well.
@@ -43,39 +32,40 @@ const manager = "berth-cloud"
 
 // base is what the two controllers share.
 type base struct {
+	controller.Env
 	Config
-	queue kube.Queue[string]
-	nodes cache.Indexer
+	events record.EventRecorder
+	queue  *controller.Queue
+	nodes  cache.Indexer
 }
 
-func newBase(cfg Config, name string) *base {
-	return &base{Config: cfg, nodes: cfg.Informers.Core().V1().Nodes().Informer().GetIndexer(),
-		queue: kube.NewQueue[string](name, 100*time.Millisecond, 5*time.Minute)}
+func newBase(e controller.Env, cfg Config, name, component string) (*base, error) {
+	if err := e.Check(); err != nil {
+		return nil, err
+	}
+	return &base{Env: e, Config: cfg, events: e.Recorder(component), nodes: e.Informers.Core().V1().Nodes().Informer().GetIndexer(),
+		queue: controller.NewMeasuredQueue(name, controller.Backoff{First: 100 * time.Millisecond, Most: 5 * time.Minute})}, nil
 }
 
 // run feeds nodes to see and lets work work until ctx ends.
-func (b *base) run(ctx context.Context, see func(n *v1.Node, first bool), work func(context.Context)) error {
-	defer b.queue.ShutDown()
-	inf := b.Informers.Core().V1().Nodes().Informer()
-	reg, err := inf.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(o any) { see(o.(*v1.Node), true) },
-		UpdateFunc: func(_, o any) { see(o.(*v1.Node), false) },
+func (b *base) run(ctx context.Context, see func(n *v1.Node, first bool), work func(context.Context) error) error {
+	seen, err := controller.On(ctx, b.Informers.Core().V1().Nodes().Informer(), func(old, n *v1.Node, gone bool) {
+		if !gone {
+			see(n, old == nil)
+		}
 	})
 	if err != nil {
 		return fmt.Errorf("watching nodes: %w", err)
 	}
-	defer inf.RemoveEventHandler(reg) //nolint:errcheck // the informer may be gone
-	b.Informers.Start(ctx.Done())
-	if !kube.Synced(ctx, reg) {
-		return ctx.Err()
+	if err := b.Synced(ctx, seen); err != nil {
+		return err
 	}
 	defer b.Ask.notify(func() {
 		for _, name := range b.nodes.ListKeys() {
 			b.queue.Add(name)
 		}
 	})()
-	work(ctx)
-	return ctx.Err()
+	return work(ctx)
 }
 
 func (b *base) node(name string) *v1.Node {
@@ -86,18 +76,9 @@ func (b *base) node(name string) *v1.Node {
 }
 
 // patch writes part of a node as it was looked at: whoever wrote meanwhile wins.
-func (b *base) patch(ctx context.Context, n *v1.Node, body map[string]any, sub ...string) (*v1.Node, error) {
-	meta, _ := body["metadata"].(map[string]any)
-	if meta == nil {
-		meta = map[string]any{}
-		body["metadata"] = meta
-	}
-	meta["uid"], meta["resourceVersion"] = n.UID, n.ResourceVersion
-	data, err := json.Marshal(body)
-	if err != nil {
-		return nil, err
-	}
-	out, err := b.Client.CoreV1().Nodes().Patch(ctx, n.Name, types.MergePatchType, data, metav1.PatchOptions{FieldManager: manager}, sub...)
+func (b *base) patch(ctx context.Context, n *v1.Node, c kube.Change) (*v1.Node, error) {
+	c.Manager = manager
+	out, err := kube.Patch(ctx, b.Client.CoreV1().Nodes(), n, kube.Unchanged, c)
 	if err != nil {
 		return nil, fmt.Errorf("patching Node %s: %w", n.Name, err)
 	}
@@ -105,14 +86,11 @@ func (b *base) patch(ctx context.Context, n *v1.Node, body map[string]any, sub .
 }
 
 func (b *base) event(n *v1.Node, kind, reason, message string) {
-	if b.Events != nil {
-		b.Events.Event(&v1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: n.Name, UID: n.UID}, kind, reason, message)
-	}
+	b.Tell(controller.Note{Kind: "Node", Object: n, Event: controller.Event{To: b.events, Type: kind, Reason: reason, Message: message}})
 }
 
 func (b *base) note(n *v1.Node, decision string, because ...journal.Fact) {
-	b.Log.Info(decision, "node", n.Name)
-	b.Journal.Append(journal.Record{Time: time.Now(), Part: "cloud", Object: journal.Ref{Kind: "Node", Name: n.Name, UID: string(n.UID)}, Decision: decision, Because: because})
+	b.Tell(controller.Note{Part: "cloud", Kind: "Node", Object: n, Decision: decision, Because: because})
 }
 
 // initialiser is the controller behind RunNodes.
@@ -123,15 +101,18 @@ type initialiser struct {
 
 // RunNodes initialises nodes that wait for their cloud, and keeps the addresses
 // of the others as the cloud knows them, until ctx ends.
-func RunNodes(ctx context.Context, cfg Config) error {
-	c := &initialiser{base: newBase(cfg, "cloud-node")}
+func RunNodes(ctx context.Context, e controller.Env, cfg Config) error {
+	b, err := newBase(e, cfg, "cloud-node", "cloud-node-controller")
+	if err != nil {
+		return err
+	}
+	c := &initialiser{base: b}
 	buckets := prometheus.ExponentialBuckets(1, 4, 6)
-	var err error
-	if c.synced, err = kube.Registered(cfg.Metrics, prometheus.NewHistogram(prometheus.HistogramOpts{
+	if c.synced, err = kube.Registered(e.Registerer, prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "node_controller_initial_node_sync_delay_seconds", Help: "Time from a node's creation to the end of its initialisation.", Buckets: buckets})); err != nil {
 		return err
 	}
-	if c.untainted, err = kube.Registered(cfg.Metrics, prometheus.NewHistogram(prometheus.HistogramOpts{
+	if c.untainted, err = kube.Registered(e.Registerer, prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "node_controller_cloud_provider_taint_removal_delay_seconds", Help: "Time from a node's creation to the removal of its uninitialized taint.", Buckets: buckets})); err != nil {
 		return err
 	}
@@ -140,54 +121,48 @@ func RunNodes(ctx context.Context, cfg Config) error {
 		case Uninitialized(n):
 			c.queue.Add(n.Name)
 		case first:
-			c.queue.AddAfter(n.Name, rand.N(cfg.Refresh))
+			c.queue.After(n.Name, rand.N(cfg.Refresh))
 		}
-	}, func(ctx context.Context) {
-		kube.Work(ctx, c.queue, cfg.Workers, c.Log, "making a node agree with its machine", c.sync)
-	})
+	}, func(ctx context.Context) error { return e.Run(ctx, c.queue, cfg.Workers, c.sync) })
 }
 
-func (c *initialiser) sync(ctx context.Context, name string) error {
+func (c *initialiser) sync(ctx context.Context, name string) (time.Duration, error) {
 	n := c.node(name)
 	if n == nil {
-		return nil
+		return 0, nil
 	}
 	m, err := c.Ask.Metadata(ctx, n)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	// Addresses come first: once the taint is off, pods may come.
 	addresses, changed, err := Addresses(n, m.NodeAddresses)
 	if err != nil {
-		return fmt.Errorf("addresses of Node %s: %w", name, err)
+		return 0, fmt.Errorf("addresses of Node %s: %w", name, err)
 	}
 	waits := Uninitialized(n)
 	var id Identity
 	if waits {
 		if id, err = Initialise(n, m); err != nil {
-			return fmt.Errorf("initialising Node %s: %w", name, err)
+			return 0, fmt.Errorf("initialising Node %s: %w", name, err)
 		}
 	}
 	if changed {
-		if n, err = c.patch(ctx, n, map[string]any{"status": map[string]any{"addresses": addresses}}, "status"); err != nil {
-			return ignoreGone(err)
+		if n, err = c.patch(ctx, n, kube.Change{Status: map[string]any{"addresses": addresses}, Subresource: "status"}); err != nil {
+			return 0, ignoreGone(err)
 		}
 	}
 	if waits {
 		if err := c.initialise(ctx, n, id); err != nil {
-			return ignoreGone(err)
+			return 0, ignoreGone(err)
 		}
 	}
 	// At random around the period: nodes seen together are not asked for together.
-	c.queue.AddAfter(name, c.Refresh/2+rand.N(c.Refresh))
-	return nil
+	return c.Refresh/2 + rand.N(c.Refresh), nil
 }
 
 func (c *initialiser) initialise(ctx context.Context, n *v1.Node, id Identity) error {
-	_, err := c.patch(ctx, n, map[string]any{
-		"metadata": map[string]any{"labels": id.Labels},
-		"spec":     map[string]any{"providerID": id.ProviderID, "taints": id.Taints},
-	})
+	_, err := c.patch(ctx, n, kube.Change{Labels: kube.Texts(id.Labels), Spec: map[string]any{"providerID": id.ProviderID, "taints": id.Taints}})
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // Plan is what follows from a node's taints for one pod.
@@ -30,8 +32,12 @@ func Decide(taints []v1.Taint, tolerations []v1.Toleration, since func(v1.Taint)
 		if t.Effect != v1.TaintEffectNoExecute {
 			continue
 		}
-		seconds, tolerated := tolerates(tolerations, t)
-		at := since(t)
+		by := podutil.Toleration(tolerations, &t)
+		var seconds *int64
+		tolerated, at := by != nil, since(t)
+		if tolerated {
+			seconds = by.TolerationSeconds
+		}
 		switch {
 		case tolerated && seconds == nil:
 			continue
@@ -80,23 +86,4 @@ func bound(p *v1.Pod) time.Time {
 func Due(p *v1.Pod, n *v1.Node, first, now time.Time) (Plan, bool) {
 	plan := For(p, n, first, now)
 	return plan, plan.Evict && !plan.At.After(now)
-}
-
-func tolerates(list []v1.Toleration, taint v1.Taint) (seconds *int64, ok bool) {
-	for _, t := range list {
-		if t.Effect != "" && t.Effect != taint.Effect || t.Key != "" && t.Key != taint.Key {
-			continue
-		}
-		switch t.Operator {
-		case v1.TolerationOpExists:
-		case "", v1.TolerationOpEqual:
-			if t.Value != taint.Value {
-				continue
-			}
-		default:
-			continue
-		}
-		return t.TolerationSeconds, true
-	}
-	return nil, false
 }

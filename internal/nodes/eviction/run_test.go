@@ -15,6 +15,8 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
+
+	"github.com/berth-dev/berth/internal/controller"
 )
 
 func TestShellEvictsWhenTheTolerationRunsOut(t *testing.T) {
@@ -27,7 +29,7 @@ func TestShellEvictsWhenTheTolerationRunsOut(t *testing.T) {
 		shared := informers.NewSharedInformerFactory(client, 0)
 		done := make(chan error, 1)
 		go func() {
-			done <- Run(ctx, Config{Client: client, Informers: shared, Log: slog.New(slog.DiscardHandler)})
+			done <- Run(ctx, controller.Env{Client: client, Informers: shared, Log: slog.New(slog.DiscardHandler)})
 		}()
 		for _, c := range []struct {
 			wait time.Duration
@@ -60,7 +62,7 @@ func TestTaintGoneInTheAPIAlone_139992(t *testing.T) {
 		shared := informers.NewSharedInformerFactory(client, 0)
 		done := make(chan error, 1)
 		go func() {
-			done <- Run(ctx, Config{Client: client, Informers: shared, Log: slog.New(slog.DiscardHandler)})
+			done <- Run(ctx, controller.Env{Client: client, Informers: shared, Log: slog.New(slog.DiscardHandler)})
 		}()
 		time.Sleep(time.Minute) // virtual
 		synctest.Wait()
@@ -102,7 +104,7 @@ func TestEditedTolerationMovesTheDeadline(t *testing.T) {
 		shared := informers.NewSharedInformerFactory(client, 0)
 		done := make(chan error, 1)
 		go func() {
-			done <- Run(ctx, Config{Client: client, Informers: shared, Log: slog.New(slog.DiscardHandler)})
+			done <- Run(ctx, controller.Env{Client: client, Informers: shared, Log: slog.New(slog.DiscardHandler)})
 		}()
 		left := func(at time.Duration, want ...string) {
 			t.Helper()
@@ -158,7 +160,7 @@ func TestRestartKeepsDeadlines(t *testing.T) {
 			shared := informers.NewSharedInformerFactory(client, 0)
 			done := make(chan error, 1)
 			go func() {
-				done <- Run(ctx, Config{Client: client, Informers: shared, Log: slog.New(slog.DiscardHandler)})
+				done <- Run(ctx, controller.Env{Client: client, Informers: shared, Log: slog.New(slog.DiscardHandler)})
 			}()
 			time.Sleep(time.Until(added.Add(c.until))) // virtual
 			synctest.Wait()

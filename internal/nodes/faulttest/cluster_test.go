@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/informers"
 
 	"github.com/berth-dev/berth/internal/clustermodel"
-	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/nodes/eviction"
 	"github.com/berth-dev/berth/internal/nodes/health"
 	"github.com/berth-dev/berth/internal/nodes/ipam"
@@ -136,13 +136,13 @@ func (l *instance) run() {
 		func() error {
 			return health.Run(l.ctx, health.Config{Client: api, Informers: shared, Log: log, Settings: settings})
 		},
-		func() error { return eviction.Run(l.ctx, eviction.Config{Client: api, Informers: shared, Log: log}) },
+		func() error { return eviction.Run(l.ctx, controller.Env{Client: api, Informers: shared, Log: log}) },
 		func() error {
-			return podgc.Run(l.ctx, podgc.Config{Client: api, Informers: shared, Log: log, Journal: journal.Discard})
+			return podgc.Run(l.ctx, controller.Env{Client: api, Informers: shared, Log: log}, 0)
 		},
 		func() error {
-			return ipam.Run(l.ctx, ipam.Config{Client: api, Informers: shared, Log: log,
-				Ranges: []ipam.Range{{Cluster: netip.MustParsePrefix("10.0.0.0/24"), NodeBits: 28}}})
+			return ipam.Run(l.ctx, controller.Env{Client: api, Informers: shared, Log: log},
+				ipam.Config{Ranges: []ipam.Range{{Cluster: netip.MustParsePrefix("10.0.0.0/24"), NodeBits: 28}}})
 		},
 	}
 	var wg sync.WaitGroup

@@ -2,7 +2,6 @@ package ipam
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -11,42 +10,36 @@ import (
 	"sync"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes"
+	applyv1 "k8s.io/client-go/applyconfigurations/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/journal"
 	"github.com/berth-dev/berth/internal/kube"
 )
 
-// Config is what the controller needs. Ranges are at most one per address
-// family, in the order their parts shall have in spec.podCIDRs; nothing is
-// given out that overlaps Reserved. Events, Journal and Metrics may be nil.
+// Config is what the controller needs beside its environment. Ranges are at most
+// one per address family, in the order their parts shall have in spec.podCIDRs;
+// nothing is given out that overlaps Reserved.
 type Config struct {
-	Client    kubernetes.Interface
-	Informers informers.SharedInformerFactory
-	Ranges    []Range
-	Reserved  []netip.Prefix
-	Events    record.EventRecorder // component cidrAllocator
-	Log       *slog.Logger
-	Journal   journal.Sink
-	Metrics   prometheus.Registerer
+	Ranges   []Range
+	Reserved []netip.Prefix
 }
 
 // workers write nodes at the same time.
 const workers = 8
 
-type controller struct {
-	Config
-	queue kube.Queue[string]
-	nodes cache.Indexer
-	meter *meter
+type reconciler struct {
+	controller.Env
+	events record.EventRecorder
+	queue  *controller.Queue
+	nodes  cache.Indexer
+	meter  *meter
 
 	// mu guards what follows. No API call is made while it is held.
 	mu    sync.Mutex
@@ -59,37 +52,27 @@ type controller struct {
 
 // Run allocates until ctx ends. Before the first allocation it learns every
 // range that a node has already, so a restart never gives one out twice.
-func Run(ctx context.Context, cfg Config) error {
-	c := &controller{Config: cfg, owned: map[string][]netip.Prefix{}, waiting: map[string]bool{},
-		queue: kube.NewQueue[string]("node-ipam", 50*time.Millisecond, time.Minute)}
-	defer c.queue.ShutDown()
-	if c.Journal == nil {
-		c.Journal = journal.Discard
+func Run(ctx context.Context, e controller.Env, cfg Config) error {
+	if err := e.Check(); err != nil {
+		return err
 	}
+	c := &reconciler{Env: e, events: e.Recorder("cidrAllocator"), owned: map[string][]netip.Prefix{}, waiting: map[string]bool{},
+		queue: controller.NewMeasuredQueue("node-ipam", controller.Backoff{First: 50 * time.Millisecond, Most: time.Minute})}
 	var err error
 	if c.pools, err = Pools(cfg.Ranges, cfg.Reserved); err != nil {
 		return err
 	}
-	if c.meter, err = newMeter(cfg.Metrics); err != nil {
+	if c.meter, err = newMeter(e.Registerer); err != nil {
 		return err
 	}
-	inf := cfg.Informers.Core().V1().Nodes().Informer()
+	inf := e.Informers.Core().V1().Nodes().Informer()
 	c.nodes = inf.GetIndexer()
-	enqueue := func(obj any) {
-		if key, err := cache.DeletionHandlingObjectToName(obj); err == nil {
-			c.queue.Add(key.Name)
-		}
-	}
-	reg, err := inf.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: enqueue, UpdateFunc: func(_, obj any) { enqueue(obj) }, DeleteFunc: enqueue,
-	})
+	seen, err := controller.On(ctx, inf, func(_, n *v1.Node, _ bool) { c.queue.Add(n.Name) })
 	if err != nil {
 		return fmt.Errorf("watching nodes: %w", err)
 	}
-	defer inf.RemoveEventHandler(reg) //nolint:errcheck // the informer may be gone
-	cfg.Informers.Start(ctx.Done())
-	if !kube.Synced(ctx, reg) {
-		return ctx.Err()
+	if err := e.Synced(ctx, seen); err != nil {
+		return err
 	}
 	for _, obj := range c.nodes.List() {
 		if err := c.learn(obj.(*v1.Node)); err != nil {
@@ -97,27 +80,26 @@ func Run(ctx context.Context, cfg Config) error {
 		}
 	}
 	c.measure()
-	kube.Work(ctx, c.queue, workers, c.Log, "allocating pod CIDRs", c.look)
-	return ctx.Err()
+	return e.Run(ctx, c.queue, workers, c.look)
 }
 
 // look makes a node of the cache, or its absence, true in the pools.
-func (c *controller) look(ctx context.Context, name string) error {
+func (c *reconciler) look(ctx context.Context, name string) (time.Duration, error) {
 	obj, found, err := c.nodes.GetByKey(name)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	if !found {
 		c.release(name)
-		return nil
+		return 0, nil
 	}
-	return c.sync(ctx, obj.(*v1.Node))
+	return 0, c.sync(ctx, obj.(*v1.Node))
 }
 
 // learn makes the pools agree with what a node has, which nobody can change
 // any more. A range outside the cluster's is an error at start: the flags and
 // the cluster contradict each other.
-func (c *controller) learn(n *v1.Node) error {
+func (c *reconciler) learn(n *v1.Node) error {
 	var has []netip.Prefix
 	for _, text := range n.Spec.PodCIDRs {
 		p, err := netip.ParsePrefix(text)
@@ -142,7 +124,7 @@ func (c *controller) learn(n *v1.Node) error {
 	return nil
 }
 
-func (c *controller) occupy(p netip.Prefix) error {
+func (c *reconciler) occupy(p netip.Prefix) error {
 	err := errors.New("no cluster CIDR is configured")
 	for _, pool := range c.pools {
 		if err = pool.Occupy(p); err == nil {
@@ -152,7 +134,7 @@ func (c *controller) occupy(p netip.Prefix) error {
 	return err
 }
 
-func (c *controller) free(ps []netip.Prefix) {
+func (c *reconciler) free(ps []netip.Prefix) {
 	for _, p := range ps {
 		for _, pool := range c.pools {
 			if pool.Release(p) == nil {
@@ -164,7 +146,7 @@ func (c *controller) free(ps []netip.Prefix) {
 }
 
 // release gives back what a deleted node had and wakes those that wait.
-func (c *controller) release(name string) {
+func (c *reconciler) release(name string) {
 	c.mu.Lock()
 	had := c.owned[name]
 	delete(c.owned, name)
@@ -186,7 +168,7 @@ func (c *controller) release(name string) {
 	}
 }
 
-func (c *controller) sync(ctx context.Context, n *v1.Node) error {
+func (c *reconciler) sync(ctx context.Context, n *v1.Node) error {
 	if len(n.Spec.PodCIDRs) > 0 {
 		c.mu.Lock()
 		delete(c.waiting, n.Name)
@@ -197,7 +179,7 @@ func (c *controller) sync(ctx context.Context, n *v1.Node) error {
 	if err != nil {
 		if first {
 			c.event(n, "CIDRNotAvailable")
-			c.note(n.Name, string(n.UID), "got no pod CIDR", "cause", err.Error(), nil)
+			c.note(n.Name, n.UID, "got no pod CIDR", "cause", err.Error(), nil)
 		}
 		return nil // the release of a range asks again
 	}
@@ -211,14 +193,14 @@ func (c *controller) sync(ctx context.Context, n *v1.Node) error {
 		c.event(n, "CIDRAssignmentFailed")
 		return fmt.Errorf("writing spec.podCIDRs of Node %s: %w", n.Name, err)
 	}
-	c.note(n.Name, string(n.UID), "got its pod CIDRs", "cause", "spec.podCIDRs was empty", got)
+	c.note(n.Name, n.UID, "got its pod CIDRs", "cause", "spec.podCIDRs was empty", got)
 	return nil
 }
 
 // allocate takes one range of each pool for a node. A range taken before but
 // not seen in the cache yet stays its own: writing it again changes nothing.
 // first says that this is the first time the node finds a pool empty.
-func (c *controller) allocate(name string) (got []netip.Prefix, first bool, err error) {
+func (c *reconciler) allocate(name string) (got []netip.Prefix, first bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if got = c.owned[name]; len(got) > 0 {
@@ -241,29 +223,21 @@ func (c *controller) allocate(name string) (got []netip.Prefix, first bool, err 
 }
 
 // patch writes the ranges, only to the very node they were allocated for.
-func (c *controller) patch(ctx context.Context, n *v1.Node, got []netip.Prefix) error {
+func (c *reconciler) patch(ctx context.Context, n *v1.Node, got []netip.Prefix) error {
 	texts := make([]string, len(got))
 	for i, p := range got {
 		texts[i] = p.String()
 	}
-	body, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"uid": n.UID},
-		"spec":     map[string]any{"podCIDR": texts[0], "podCIDRs": texts},
-	})
-	if err != nil {
-		return err
-	}
-	_, err = c.Client.CoreV1().Nodes().Patch(ctx, n.Name, types.StrategicMergePatchType, body, metav1.PatchOptions{FieldManager: "berth-ipam"})
+	_, err := kube.Patch(ctx, c.Client.CoreV1().Nodes(), n, kube.SameObject,
+		kube.Change{Spec: applyv1.NodeSpec().WithPodCIDR(texts[0]).WithPodCIDRs(texts...), Strategic: true, Manager: "berth-ipam"})
 	return err
 }
 
-func (c *controller) event(n *v1.Node, reason string) {
-	if c.Events != nil {
-		c.Events.Eventf(&v1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: n.Name, UID: n.UID}, v1.EventTypeNormal, reason, "Node %s status is now: %s", n.Name, reason)
-	}
+func (c *reconciler) event(n *v1.Node, reason string) {
+	c.Tell(controller.Note{Kind: "Node", Object: n, Event: controller.Event{To: c.events, Reason: reason, Message: fmt.Sprintf("Node %s status is now: %s", n.Name, reason)}})
 }
 
-func (c *controller) note(name, uid, decision, fact, value string, got []netip.Prefix) {
+func (c *reconciler) note(name string, uid types.UID, decision, fact, value string, got []netip.Prefix) {
 	because := []journal.Fact{{Name: fact, Value: value}}
 	for _, p := range got {
 		because = append(because, journal.Fact{Name: "range", Value: p.String()})
@@ -273,5 +247,5 @@ func (c *controller) note(name, uid, decision, fact, value string, got []netip.P
 		because = append(because, journal.Fact{Name: "taken of " + pool.cluster.String(), Value: fmt.Sprintf("%d of %d", pool.Taken(), pool.Total())})
 	}
 	c.mu.Unlock()
-	c.Journal.Append(journal.Record{Time: time.Now(), Part: "ipam", Object: journal.Ref{Kind: "Node", Name: name, UID: uid}, Decision: decision, Because: because})
+	c.Tell(controller.Note{Part: "ipam", Kind: "Node", Object: &metav1.ObjectMeta{Name: name, UID: uid}, Decision: decision, Because: because, Level: slog.LevelDebug})
 }

@@ -15,6 +15,8 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/record"
+
+	"github.com/berth-dev/berth/internal/controller"
 )
 
 func four(cluster string, bits int) Range {
@@ -37,9 +39,10 @@ type rig struct {
 func (r *rig) run(cfg Config, during func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	shared := informers.NewSharedInformerFactory(r.client, 0)
-	cfg.Client, cfg.Informers, cfg.Log, cfg.Events = r.client, shared, slog.New(slog.DiscardHandler), r.events
+	e := controller.Env{Client: r.client, Informers: shared, Log: slog.New(slog.DiscardHandler),
+		Recorders: controller.RecorderFunc(func(string) record.EventRecorder { return r.events })}
 	done := make(chan error, 1)
-	go func() { done <- Run(ctx, cfg) }()
+	go func() { done <- Run(ctx, e, cfg) }()
 	r.settle()
 	during()
 	r.settle()

@@ -13,8 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/util/workqueue"
 
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/journal"
 )
 
@@ -28,18 +28,11 @@ func history(t *testing.T, client *fake.Clientset, seed uint64, bug string) stri
 		_ = client.CoreV1().Nodes().Delete(ctx, fmt.Sprintf("n%d", i), metav1.DeleteOptions{}) // of the history before, if there
 	}
 	client.ClearActions()
-	var c *controller
-	end := func() {
-		if c != nil {
-			c.queue.ShutDown()
-		}
-	}
-	defer func() { end() }()
+	var c *reconciler
 	start := func() {
-		end()
-		c = &controller{Config: Config{Client: client, Log: slog.New(slog.DiscardHandler), Journal: journal.Discard}, owned: map[string][]netip.Prefix{}, waiting: map[string]bool{},
+		c = &reconciler{Env: controller.Env{Client: client, Log: slog.New(slog.DiscardHandler), Journal: journal.Discard}, owned: map[string][]netip.Prefix{}, waiting: map[string]bool{},
 			nodes: cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil),
-			queue: workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]())}
+			queue: controller.NewQueue()}
 		var err error
 		if c.pools, err = Pools([]Range{four("10.0.0.0/21", 24)}, nil); err != nil {
 			t.Fatal(err)

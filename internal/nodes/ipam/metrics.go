@@ -52,7 +52,7 @@ func (m *meter) level(p *Pool) {
 }
 
 // measure shows the pools as they are at start.
-func (c *controller) measure() {
+func (c *reconciler) measure() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, p := range c.pools {

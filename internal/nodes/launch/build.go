@@ -8,8 +8,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/record"
 
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/journal"
 	"github.com/berth-dev/berth/internal/nodes"
 	"github.com/berth-dev/berth/internal/nodes/cloud"
@@ -21,12 +21,12 @@ import (
 // their own or one with other roles. See nodes.Config for what may be left out.
 type Shared struct {
 	Client    kubernetes.Interface
-	ClientFor func(account string) (kubernetes.Interface, error)
+	Clients   controller.Clients
 	Informers informers.SharedInformerFactory
 	Log       *slog.Logger
 	Journal   journal.Sink
 	Metrics   prometheus.Registerer
-	Events    func(component string) record.EventRecorder
+	Recorders controller.Recorders
 	Board     *health.Board
 }
 
@@ -38,9 +38,13 @@ func (o *Options) Build(ctx context.Context, s Shared) (cfg nodes.Config, watch 
 	if err != nil {
 		return cfg, nil, err
 	}
+	enabled, err := controller.Choose(o.Generic.Controllers, nodes.List()...)
+	if err != nil {
+		return cfg, nil, err
+	}
 	cfg = nodes.Config{
-		Client: s.Client, ClientFor: s.ClientFor, Informers: s.Informers, Log: s.Log, Journal: s.Journal, Metrics: s.Metrics, Events: s.Events,
-		Enable: o.Generic.Controllers, Health: o.Health, Board: s.Board, Ranges: ranges, Reserved: reserved, KeepFinished: o.KeepFinished,
+		Client: s.Client, Clients: s.Clients, Informers: s.Informers, Log: s.Log, Journal: s.Journal, Metrics: s.Metrics, Recorders: s.Recorders,
+		Enabled: enabled, Health: o.Health, Board: s.Board, Ranges: ranges, Reserved: reserved, KeepFinished: o.KeepFinished,
 	}
 	given := o.Shared.CloudProvider
 	switch given.Name {

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apiserver/pkg/server/statusz"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/leaderelection"
@@ -29,6 +30,7 @@ import (
 	"k8s.io/controller-manager/pkg/clientbuilder"
 	cmhealthz "k8s.io/controller-manager/pkg/healthz"
 
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/journal"
 	"github.com/berth-dev/berth/internal/kube"
 	"github.com/berth-dev/berth/internal/nodes"
@@ -110,11 +112,14 @@ func clientConfig(o *Options) (*rest.Config, error) {
 func (p *process) control(ctx context.Context) error {
 	shared := Shared{
 		Client: p.client, Informers: informers.NewSharedInformerFactoryWithOptions(p.client, 0, informers.WithTransform(unmanaged)),
-		Log: p.log, Journal: p.journal, Metrics: legacyregistry.Registerer(), Events: kube.Events(ctx, p.client), Board: &p.board,
+		Log: p.log, Journal: p.journal, Metrics: legacyregistry.Registerer(), Recorders: kube.NewRecorders(ctx), Board: &p.board,
 	}
 	if p.Shared.UseServiceAccountCredentials {
 		builder := clientbuilder.NewDynamicClientBuilder(rest.AnonymousClientConfig(p.config), p.client.CoreV1(), "kube-system")
-		shared.ClientFor = func(account string) (kubernetes.Interface, error) { return builder.Client(account) }
+		shared.Clients = func(c controller.Controller) (kubernetes.Interface, metadata.Interface, error) {
+			client, err := builder.Client(c.Account)
+			return client, nil, err
+		}
 	}
 	defer shared.Informers.Shutdown()
 	ctx, cancel := context.WithCancel(ctx)

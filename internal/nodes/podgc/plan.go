@@ -9,6 +9,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/berth-dev/berth/internal/heap"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // Reason is why a pod goes, as metrics name it.
@@ -39,22 +40,13 @@ type Node struct {
 
 // NodeOf reads a Node.
 func NodeOf(n *v1.Node) Node {
-	return Node{Known: true, Dead: outOfService(n) && !ready(n)}
+	return Node{Known: true, Dead: outOfService(n) && !podutil.NodeReady(n)}
 }
 
 func outOfService(n *v1.Node) bool {
 	for _, t := range n.Spec.Taints {
 		if t.Key == v1.TaintNodeOutOfService {
 			return true
-		}
-	}
-	return false
-}
-
-func ready(n *v1.Node) bool {
-	for _, c := range n.Status.Conditions {
-		if c.Type == v1.NodeReady {
-			return c.Status == v1.ConditionTrue
 		}
 	}
 	return false
@@ -79,15 +71,6 @@ func Judge(p *v1.Pod, n Node) (why Reason, from time.Time) {
 		return OutOfService, time.Time{}
 	}
 	return None, time.Time{}
-}
-
-// finished says that no container of the pod will run again.
-func finished(p *v1.Pod) bool {
-	switch p.Status.Phase {
-	case v1.PodPending, v1.PodRunning, v1.PodUnknown, "":
-		return false
-	}
-	return true
 }
 
 // Finished are the finished pods there are, in the order they should go:
@@ -125,7 +108,7 @@ func first(a, b *entry) bool {
 // See takes a pod in, or notes its change.
 func (f *Finished) See(key string, p *v1.Pod) {
 	e := f.byKey[key]
-	if !finished(p) {
+	if !podutil.Terminal(p) {
 		f.Forget(key)
 		return
 	}

@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
 
-	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/controller"
 )
 
 func pod(name, node string, phase v1.PodPhase, terminating bool) *v1.Pod {
@@ -133,7 +133,7 @@ func rig(t *testing.T, keep int, objects []runtime.Object, during func(*fake.Cli
 		shared := informers.NewSharedInformerFactory(client, 0)
 		done := make(chan error, 1)
 		go func() {
-			done <- Run(ctx, Config{Client: client, Informers: shared, Log: slog.New(slog.DiscardHandler), Journal: journal.Discard, Keep: keep})
+			done <- Run(ctx, controller.Env{Client: client, Informers: shared, Log: slog.New(slog.DiscardHandler)}, keep)
 		}()
 		synctest.Wait()
 		during(client)

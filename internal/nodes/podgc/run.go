@@ -2,9 +2,7 @@ package podgc
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"log/slog"
 	"sync"
 	"time"
 
@@ -12,34 +10,24 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes"
+	applyv1 "k8s.io/client-go/applyconfigurations/core/v1"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/journal"
 	"github.com/berth-dev/berth/internal/kube"
+	"github.com/berth-dev/berth/internal/podutil"
 )
-
-// Config is what the collector needs. Metrics may be nil. Keep is how many
-// finished pods may stay, 0 for all.
-type Config struct {
-	Client    kubernetes.Interface
-	Informers informers.SharedInformerFactory
-	Log       *slog.Logger
-	Journal   journal.Sink
-	Metrics   prometheus.Registerer
-	Keep      int
-}
 
 const (
 	manager = "berth-pod-gc"
 	workers = 4
 )
 
-type shell struct {
-	Config
-	queue        kube.Queue[string]
+type reconciler struct {
+	controller.Env
+	keep         int
+	queue        *controller.Queue
 	pods, nodes  cache.Indexer
 	deleted, bad *prometheus.CounterVec
 
@@ -48,60 +36,66 @@ type shell struct {
 	finished *Finished
 }
 
-// Run collects until ctx ends. It starts with no memory: a node that is
-// missing at its start gets the whole quarantine again.
-func Run(ctx context.Context, cfg Config) error {
-	s := &shell{Config: cfg, missing: map[string]time.Time{}, finished: NewFinished(),
-		queue: kube.NewQueue[string]("pod-gc", 50*time.Millisecond, time.Minute)}
-	defer s.queue.ShutDown()
+// Run collects until ctx ends; keep is how many finished pods may stay, 0 for
+// all. It starts with no memory: a node that is missing at its start gets the
+// whole quarantine again.
+func Run(ctx context.Context, e controller.Env, keep int) error {
+	if err := e.Check(); err != nil {
+		return err
+	}
+	s := &reconciler{Env: e, keep: keep, missing: map[string]time.Time{}, finished: NewFinished(),
+		queue: controller.NewMeasuredQueue("pod-gc", controller.Backoff{First: 50 * time.Millisecond, Most: time.Minute})}
 	if err := s.measure(); err != nil {
 		return err
 	}
-	podInf, nodeInf := cfg.Informers.Core().V1().Pods().Informer(), cfg.Informers.Core().V1().Nodes().Informer()
+	podInf, nodeInf := e.Informers.Core().V1().Pods().Informer(), e.Informers.Core().V1().Nodes().Informer()
 	if err := kube.IndexPodsByNode(podInf); err != nil {
 		return err
 	}
 	s.pods, s.nodes = podInf.GetIndexer(), nodeInf.GetIndexer()
-	nodeReg, err := nodeInf.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: s.seeNode, UpdateFunc: func(old, o any) { s.seeNodeAgain(old, o) }, DeleteFunc: s.loseNode})
+	nodes, err := controller.On(ctx, nodeInf, s.onNode)
 	if err != nil {
 		return fmt.Errorf("watching nodes: %w", err)
 	}
-	defer nodeInf.RemoveEventHandler(nodeReg) //nolint:errcheck // the informer may be gone
-	cfg.Informers.Start(ctx.Done())
 	// A pod whose node is not listed yet is no orphan: nodes come first.
-	if !kube.Synced(ctx, nodeReg) {
-		return ctx.Err()
+	if err := e.Synced(ctx, nodes); err != nil {
+		return err
 	}
-	podReg, err := podInf.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: s.seePod, UpdateFunc: func(_, o any) { s.seePod(o) }, DeleteFunc: s.losePod})
+	pods, err := controller.On(ctx, podInf, func(_, p *v1.Pod, gone bool) {
+		if gone {
+			s.forget(p)
+			return
+		}
+		s.see(p)
+	})
 	if err != nil {
 		return fmt.Errorf("watching pods: %w", err)
 	}
-	defer podInf.RemoveEventHandler(podReg) //nolint:errcheck // the informer may be gone
-	cfg.Informers.Start(ctx.Done())
-	if !kube.Synced(ctx, podReg) {
-		return ctx.Err()
+	if err := e.Synced(ctx, pods); err != nil {
+		return err
 	}
-	kube.Work(ctx, s.queue, workers, s.Log, "collecting a pod", s.sync)
-	return ctx.Err()
+	return e.Run(ctx, s.queue, workers, s.sync)
 }
 
-func (s *shell) measure() (err error) {
+func (s *reconciler) measure() (err error) {
 	labels := []string{"namespace", "reason"}
-	if s.deleted, err = kube.Registered(s.Metrics, prometheus.NewCounterVec(prometheus.CounterOpts{
+	if s.deleted, err = kube.Registered(s.Registerer, prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "pod_gc_collector_force_delete_pods_total", Help: "Pods deleted without grace."}, labels)); err != nil {
 		return err
 	}
-	s.bad, err = kube.Registered(s.Metrics, prometheus.NewCounterVec(prometheus.CounterOpts{
+	s.bad, err = kube.Registered(s.Registerer, prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "pod_gc_collector_force_delete_pod_errors_total", Help: "Failures to delete pods without grace."}, labels))
 	return err
 }
 
-// seeNode ends a node's absence, and asks again about its pods.
-func (s *shell) seeNode(o any) {
-	n, ok := o.(*v1.Node)
-	if !ok {
+// onNode ends a node's absence, and asks again about its pods where that may
+// matter.
+func (s *reconciler) onNode(old, n *v1.Node, gone bool) {
+	switch {
+	case gone:
+		s.ask(n.Name)
+		return
+	case old != nil && NodeOf(old) == NodeOf(n):
 		return
 	}
 	s.mu.Lock()
@@ -112,40 +106,22 @@ func (s *shell) seeNode(o any) {
 	}
 }
 
-func (s *shell) seeNodeAgain(old, o any) {
-	a, ok := old.(*v1.Node)
-	b, ok2 := o.(*v1.Node)
-	if ok && ok2 && NodeOf(a) != NodeOf(b) {
-		s.seeNode(o)
-	}
-}
-
-func (s *shell) loseNode(o any) {
-	if name, err := cache.DeletionHandlingObjectToName(o); err == nil {
-		s.ask(name.Name)
-	}
-}
-
 // ask looks at every pod of a node.
-func (s *shell) ask(node string) {
+func (s *reconciler) ask(node string) {
 	keys, err := s.pods.IndexKeys(kube.ByNode, node)
 	if err != nil {
-		s.Log.Error("finding the pods of a node", "node", node, "error", err)
+		s.Log.Error("finding the pods of a node", "node", node, "err", err)
 	}
 	for _, key := range keys {
 		s.queue.Add(key)
 	}
 }
 
-func (s *shell) seePod(o any) {
-	p, ok := o.(*v1.Pod)
-	if !ok {
-		return
-	}
-	key := cache.ObjectName{Namespace: p.Namespace, Name: p.Name}.String()
+func (s *reconciler) see(p *v1.Pod) {
+	key := controller.Key(p)
 	s.mu.Lock()
 	s.finished.See(key, p)
-	over := s.finished.Over(s.Keep)
+	over := s.finished.Over(s.keep)
 	s.mu.Unlock()
 	for _, k := range over {
 		s.queue.Add(k)
@@ -155,16 +131,14 @@ func (s *shell) seePod(o any) {
 	}
 }
 
-func (s *shell) losePod(o any) {
-	if name, err := cache.DeletionHandlingObjectToName(o); err == nil {
-		s.mu.Lock()
-		s.finished.Forget(name.String())
-		s.mu.Unlock()
-	}
+func (s *reconciler) forget(p *v1.Pod) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.finished.Forget(controller.Key(p))
 }
 
 // node is what the cache knows of a node.
-func (s *shell) node(name string) Node {
+func (s *reconciler) node(name string) Node {
 	if name == "" {
 		return Node{}
 	}
@@ -181,10 +155,10 @@ func (s *shell) node(name string) Node {
 	return Node{Missing: since}
 }
 
-func (s *shell) sync(ctx context.Context, key string) error {
+func (s *reconciler) sync(ctx context.Context, key string) (time.Duration, error) {
 	o, found, err := s.pods.GetByKey(key)
 	if err != nil || !found {
-		return err
+		return 0, err
 	}
 	p := o.(*v1.Pod)
 	why, from := Judge(p, s.node(p.Spec.NodeName))
@@ -195,26 +169,25 @@ func (s *shell) sync(ctx context.Context, key string) error {
 	case why == None && picked:
 		why = Terminated
 	case why == None:
-		return nil
+		return 0, nil
 	case why == Orphaned:
 		if wait := time.Until(from); wait > 0 {
-			s.queue.AddAfter(key, wait)
-			return nil
+			return wait, nil
 		}
 	}
 	if sure, err := s.sure(ctx, p, why); err != nil || !sure {
-		return err
+		return 0, err
 	}
 	if err := s.collect(ctx, p, why); err != nil {
 		s.bad.WithLabelValues(p.Namespace, string(why)).Inc()
-		return err
+		return 0, err
 	}
-	return nil
+	return 0, nil
 }
 
 // sure looks at the node in the API itself before its pods go: a cache may be
 // late (kubernetes/kubernetes#142331).
-func (s *shell) sure(ctx context.Context, p *v1.Pod, why Reason) (bool, error) {
+func (s *reconciler) sure(ctx context.Context, p *v1.Pod, why Reason) (bool, error) {
 	if why != Orphaned && why != OutOfService {
 		return true, nil
 	}
@@ -230,19 +203,15 @@ func (s *shell) sure(ctx context.Context, p *v1.Pod, why Reason) (bool, error) {
 
 // collect marks the pod Failed, so that its owners see an end, and deletes it
 // without grace. Both only reach the very pod that was judged.
-func (s *shell) collect(ctx context.Context, p *v1.Pod, why Reason) error {
+func (s *reconciler) collect(ctx context.Context, p *v1.Pod, why Reason) error {
 	pods := s.Client.CoreV1().Pods(p.Namespace)
-	if !finished(p) {
-		status := map[string]any{"phase": v1.PodFailed}
+	if !podutil.Terminal(p) {
+		status := applyv1.PodStatus().WithPhase(v1.PodFailed)
 		if why == Orphaned {
-			status["conditions"] = []v1.PodCondition{{Type: v1.DisruptionTarget, Status: v1.ConditionTrue, LastTransitionTime: metav1.Now(),
-				ObservedGeneration: p.Generation, Reason: "DeletionByPodGC", Message: "PodGC: node no longer exists"}}
+			status.WithConditions(applyv1.PodCondition().WithType(v1.DisruptionTarget).WithStatus(v1.ConditionTrue).WithLastTransitionTime(metav1.Now()).
+				WithObservedGeneration(p.Generation).WithReason("DeletionByPodGC").WithMessage("PodGC: node no longer exists"))
 		}
-		body, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": p.UID}, "status": status})
-		if err != nil {
-			return err
-		}
-		_, err = pods.Patch(ctx, p.Name, types.StrategicMergePatchType, body, metav1.PatchOptions{FieldManager: manager}, "status")
+		_, err := kube.Patch(ctx, pods, p, kube.SameObject, kube.Change{Status: status, Subresource: "status", Strategic: true, Manager: manager})
 		if kube.Gone(err) {
 			return nil
 		}
@@ -259,8 +228,7 @@ func (s *shell) collect(ctx context.Context, p *v1.Pod, why Reason) error {
 		return fmt.Errorf("deleting Pod %s/%s: %w", p.Namespace, p.Name, err)
 	}
 	s.deleted.WithLabelValues(p.Namespace, string(why)).Inc()
-	s.Log.Info("collected a pod", "pod", p.Namespace+"/"+p.Name, "reason", why)
-	s.Journal.Append(journal.Record{Time: time.Now(), Part: "podgc", Object: journal.Ref{Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: string(p.UID)},
-		Decision: "deleted without grace", Because: []journal.Fact{{Name: "reason", Value: string(why)}, {Name: "node", Value: p.Spec.NodeName}}})
+	s.Tell(controller.Note{Part: "podgc", Kind: "Pod", Object: p, Decision: "deleted without grace",
+		Because: []journal.Fact{{Name: "reason", Value: string(why)}, {Name: "node", Value: p.Spec.NodeName}}})
 	return nil
 }

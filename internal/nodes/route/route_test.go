@@ -20,7 +20,7 @@ import (
 	"k8s.io/client-go/tools/record"
 	cloudprovider "k8s.io/cloud-provider"
 
-	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/controller"
 )
 
 var cluster = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/48")}
@@ -116,8 +116,8 @@ func TestShellKeepsRoutesAndSaysSo(t *testing.T) {
 		events := record.NewFakeRecorder(100)
 		done := make(chan error, 1)
 		go func() {
-			done <- Run(ctx, Config{Client: client, Informers: shared, Log: slog.New(slog.DiscardHandler), Events: events, Journal: journal.Discard,
-				Routes: cloud, ClusterName: "c", ClusterCIDRs: cluster, Period: DefaultPeriod})
+			done <- Run(ctx, controller.Env{Client: client, Informers: shared, Log: slog.New(slog.DiscardHandler),
+				Recorders: controller.RecorderFunc(func(string) record.EventRecorder { return events })}, Config{Routes: cloud, ClusterName: "c", ClusterCIDRs: cluster, Period: DefaultPeriod})
 		}()
 		check := func(status v1.ConditionStatus, reason string) {
 			t.Helper()

@@ -2,10 +2,8 @@ package route
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/netip"
 	"slices"
 	"sync"
@@ -15,13 +13,11 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 	cloudprovider "k8s.io/cloud-provider"
 
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/journal"
 	"github.com/berth-dev/berth/internal/kube"
 )
@@ -29,15 +25,9 @@ import (
 // DefaultPeriod is upstream's --route-reconciliation-period.
 const DefaultPeriod = 10 * time.Second
 
-// Config is what the controller needs. Events and Metrics may be nil.
+// Config is what the controller needs beside its environment.
 type Config struct {
-	Client    kubernetes.Interface
-	Informers informers.SharedInformerFactory
-	Log       *slog.Logger
-	Events    record.EventRecorder // component route_controller
-	Journal   journal.Sink
-	Metrics   prometheus.Registerer
-	Routes    cloudprovider.Routes
+	Routes cloudprovider.Routes
 	// ClusterName tells the cloud whose routes they are; ClusterCIDRs are the
 	// ranges in which every route is ours.
 	ClusterName  string
@@ -50,20 +40,26 @@ type Config struct {
 // atOnce bounds the calls to the cloud.
 const atOnce = 20
 
-type shell struct {
+type reconciler struct {
+	controller.Env
 	Config
-	nodes cache.Indexer
-	syncs prometheus.Counter
-	wake  chan struct{}
+	events record.EventRecorder
+	nodes  cache.Indexer
+	syncs  prometheus.Counter
+	wake   chan struct{}
 }
 
 // Run keeps the routes right until ctx ends: at each change of a node's ranges
 // or addresses, and every period.
-func Run(ctx context.Context, cfg Config) error {
-	inf := cfg.Informers.Core().V1().Nodes().Informer()
-	s := &shell{Config: cfg, nodes: inf.GetIndexer(), wake: make(chan struct{}, 1)}
+func Run(ctx context.Context, e controller.Env, cfg Config) error {
+	if err := e.Check(); err != nil {
+		return err
+	}
+	inf := e.Informers.Core().V1().Nodes().Informer()
+	s := &reconciler{Env: e, Config: cfg, events: e.Recorder("route_controller"), nodes: inf.GetIndexer(), wake: make(chan struct{}, 1)}
 	var err error
-	if s.syncs, err = kube.Registered(cfg.Metrics, prometheus.NewCounter(prometheus.CounterOpts{Name: "route_controller_route_sync_total", Help: "Comparisons of the cloud's routes with the nodes."})); err != nil {
+	if s.syncs, err = kube.Registered(e.Registerer, prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "route_controller_route_sync_total", Help: "Comparisons of the cloud's routes with the nodes."})); err != nil {
 		return err
 	}
 	wake := func() {
@@ -72,27 +68,21 @@ func Run(ctx context.Context, cfg Config) error {
 		default:
 		}
 	}
-	reg, err := inf.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { wake() }, DeleteFunc: func(any) { wake() },
-		UpdateFunc: func(old, o any) {
-			a, b := old.(*v1.Node), o.(*v1.Node)
-			if !slices.Equal(a.Spec.PodCIDRs, b.Spec.PodCIDRs) || !slices.Equal(a.Status.Addresses, b.Status.Addresses) {
-				wake()
-			}
-		},
+	seen, err := controller.On(ctx, inf, func(old, n *v1.Node, gone bool) {
+		if gone || old == nil || !slices.Equal(old.Spec.PodCIDRs, n.Spec.PodCIDRs) || !slices.Equal(old.Status.Addresses, n.Status.Addresses) {
+			wake()
+		}
 	})
 	if err != nil {
 		return fmt.Errorf("watching nodes: %w", err)
 	}
-	defer inf.RemoveEventHandler(reg) //nolint:errcheck // the informer may be gone
-	cfg.Informers.Start(ctx.Done())
-	if !kube.Synced(ctx, reg) {
-		return ctx.Err()
+	if err := e.Synced(ctx, seen); err != nil {
+		return err
 	}
 	for ctx.Err() == nil {
 		s.syncs.Inc()
 		if err := s.reconcile(ctx); err != nil && ctx.Err() == nil {
-			s.Log.Warn("reconciling routes", "error", err)
+			s.Log.Warn("reconciling routes", "err", err)
 		}
 		timer := time.NewTimer(cfg.Period)
 		select {
@@ -105,7 +95,7 @@ func Run(ctx context.Context, cfg Config) error {
 	return ctx.Err()
 }
 
-func (s *shell) reconcile(ctx context.Context) error {
+func (s *reconciler) reconcile(ctx context.Context) error {
 	have, err := s.Routes.ListRoutes(ctx, s.ClusterName)
 	if err != nil {
 		return fmt.Errorf("listing the cloud's routes: %w", err)
@@ -152,7 +142,7 @@ func (s *shell) reconcile(ctx context.Context) error {
 }
 
 // each calls do for all routes, a few at a time.
-func (s *shell) each(routes []*cloudprovider.Route, do func(*cloudprovider.Route) error) error {
+func (s *reconciler) each(routes []*cloudprovider.Route, do func(*cloudprovider.Route) error) error {
 	errs := make([]error, len(routes))
 	slots := make(chan struct{}, atOnce)
 	var wg sync.WaitGroup
@@ -167,43 +157,36 @@ func (s *shell) each(routes []*cloudprovider.Route, do func(*cloudprovider.Route
 	return errors.Join(errs...)
 }
 
-func (s *shell) delete(ctx context.Context, r *cloudprovider.Route) error {
+func (s *reconciler) delete(ctx context.Context, r *cloudprovider.Route) error {
 	if err := s.Routes.DeleteRoute(ctx, s.ClusterName, r); err != nil {
 		return fmt.Errorf("deleting route %s to %s: %w", r.DestinationCIDR, r.TargetNode, err)
 	}
-	s.note(string(r.TargetNode), "", "deleted its route", r)
+	s.note(&metav1.ObjectMeta{Name: string(r.TargetNode)}, "deleted its route", r)
 	return nil
 }
 
-func (s *shell) create(ctx context.Context, n *v1.Node, r *cloudprovider.Route) error {
+func (s *reconciler) create(ctx context.Context, n *v1.Node, r *cloudprovider.Route) error {
 	if err := s.Routes.CreateRoute(ctx, s.ClusterName, string(n.UID), r); err != nil {
 		err = fmt.Errorf("creating route %s to %s: %w", r.DestinationCIDR, r.TargetNode, err)
-		if s.Events != nil {
-			s.Events.Event(&v1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: n.Name, UID: n.UID}, v1.EventTypeWarning, "FailedToCreateRoute", err.Error())
-		}
+		s.Tell(controller.Note{Kind: "Node", Object: n, Event: controller.Event{To: s.events, Type: v1.EventTypeWarning, Reason: "FailedToCreateRoute", Message: err.Error()}})
 		return err
 	}
-	s.note(n.Name, string(n.UID), "created its route", r)
+	s.note(n, "created its route", r)
 	return nil
 }
 
-func (s *shell) note(name, uid, decision string, r *cloudprovider.Route) {
-	s.Log.Info(decision, "node", name, "route", r.DestinationCIDR)
-	s.Journal.Append(journal.Record{Time: time.Now(), Part: "route", Object: journal.Ref{Kind: "Node", Name: name, UID: uid}, Decision: decision,
-		Because: []journal.Fact{{Name: "route", Value: r.DestinationCIDR}}})
+func (s *reconciler) note(n metav1.Object, decision string, r *cloudprovider.Route) {
+	s.Tell(controller.Note{Part: "route", Kind: "Node", Object: n, Decision: decision, Because: []journal.Fact{{Name: "route", Value: r.DestinationCIDR}}})
 }
 
 // condition writes the one condition that is this controller's.
-func (s *shell) condition(ctx context.Context, n *v1.Node, want v1.NodeCondition) error {
+func (s *reconciler) condition(ctx context.Context, n *v1.Node, want v1.NodeCondition) error {
 	if says(n, want) {
 		return nil
 	}
 	want.LastHeartbeatTime, want.LastTransitionTime = metav1.Now(), metav1.Now()
-	body, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": n.UID}, "status": map[string]any{"conditions": []v1.NodeCondition{want}}})
-	if err != nil {
-		return err
-	}
-	_, err = s.Client.CoreV1().Nodes().Patch(ctx, n.Name, types.StrategicMergePatchType, body, metav1.PatchOptions{FieldManager: "berth-route"}, "status")
+	_, err := kube.Patch(ctx, s.Client.CoreV1().Nodes(), n, kube.SameObject, kube.Change{
+		Status: kube.Conditions[v1.NodeCondition]{Conditions: []v1.NodeCondition{want}}, Subresource: "status", Strategic: true, Manager: "berth-route"})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("patching condition NetworkUnavailable of Node %s: %w", n.Name, err)
 	}

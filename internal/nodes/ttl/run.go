@@ -2,34 +2,22 @@ package ttl
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"log/slog"
 	"strconv"
 	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/kube"
 )
 
-// Config is what the controller needs.
-type Config struct {
-	Client    kubernetes.Interface
-	Informers informers.SharedInformerFactory
-	Log       *slog.Logger
-}
-
-type shell struct {
-	Config
-	queue kube.Queue[string]
+type reconciler struct {
+	controller.Env
+	queue *controller.Queue
 	nodes cache.Indexer
 
 	mu    sync.Mutex
@@ -40,29 +28,29 @@ type shell struct {
 // Run annotates nodes until ctx ends. When the step changes, each node is
 // rewritten at its next change (a status every five minutes at the latest) and
 // not all of them at once.
-func Run(ctx context.Context, cfg Config) error {
-	s := &shell{Config: cfg, queue: kube.NewQueue[string]("node-ttl", 50*time.Millisecond, time.Minute)}
-	defer s.queue.ShutDown()
-	inf := cfg.Informers.Core().V1().Nodes().Informer()
-	s.nodes = inf.GetIndexer()
-	reg, err := inf.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(o any) { s.resize(1); s.see(o) },
-		UpdateFunc: func(_, o any) { s.see(o) },
-		DeleteFunc: func(any) { s.resize(-1) },
+func Run(ctx context.Context, e controller.Env) error {
+	inf := e.Informers.Core().V1().Nodes().Informer()
+	s := &reconciler{Env: e, nodes: inf.GetIndexer(), queue: controller.NewMeasuredQueue("node-ttl", controller.Backoff{First: 50 * time.Millisecond, Most: time.Minute})}
+	seen, err := controller.On(ctx, inf, func(old, n *v1.Node, gone bool) {
+		switch {
+		case gone:
+			s.resize(-1)
+			return
+		case old == nil:
+			s.resize(1)
+		}
+		s.see(n)
 	})
 	if err != nil {
 		return fmt.Errorf("watching nodes: %w", err)
 	}
-	defer inf.RemoveEventHandler(reg) //nolint:errcheck // the informer may be gone
-	cfg.Informers.Start(ctx.Done())
-	if !kube.Synced(ctx, reg) {
-		return ctx.Err()
+	if err := e.Synced(ctx, seen); err != nil {
+		return err
 	}
-	kube.Work(ctx, s.queue, 1, s.Log, "annotating a node with its ttl", s.sync)
-	return ctx.Err()
+	return e.Run(ctx, s.queue, 1, s.sync)
 }
 
-func (s *shell) resize(by int) {
+func (s *reconciler) resize(by int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.count += by
@@ -70,34 +58,31 @@ func (s *shell) resize(by int) {
 }
 
 // want is the annotation's value now.
-func (s *shell) want() string {
+func (s *reconciler) want() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return strconv.Itoa(s.step.Seconds())
 }
 
-func (s *shell) see(o any) {
-	if n, ok := o.(*v1.Node); ok && n.Annotations[Annotation] != s.want() {
+func (s *reconciler) see(n *v1.Node) {
+	if n.Annotations[Annotation] != s.want() {
 		s.queue.Add(n.Name)
 	}
 }
 
-func (s *shell) sync(ctx context.Context, name string) error {
+func (s *reconciler) sync(ctx context.Context, name string) (time.Duration, error) {
 	o, found, err := s.nodes.GetByKey(name)
 	if err != nil || !found {
-		return err
+		return 0, err
 	}
 	n, want := o.(*v1.Node), s.want()
 	if n.Annotations[Annotation] == want {
-		return nil
+		return 0, nil
 	}
-	body, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": n.UID, "annotations": map[string]string{Annotation: want}}})
-	if err != nil {
-		return err
-	}
-	_, err = s.Client.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: "berth-node-ttl"})
+	_, err = kube.Patch(ctx, s.Client.CoreV1().Nodes(), n, kube.SameObject,
+		kube.Change{Annotations: map[string]*string{Annotation: &want}, Manager: "berth-node-ttl"})
 	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("patching Node %s: %w", name, err)
+		return 0, fmt.Errorf("patching Node %s: %w", name, err)
 	}
-	return nil
+	return 0, nil
 }

@@ -12,6 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/berth-dev/berth/internal/controller"
 )
 
 func TestSteps(t *testing.T) {
@@ -38,7 +40,7 @@ func TestShellAnnotatesAndFollowsTheCount(t *testing.T) {
 		shared := informers.NewSharedInformerFactory(client, 0)
 		done := make(chan error, 1)
 		go func() {
-			done <- Run(ctx, Config{Client: client, Informers: shared, Log: slog.New(slog.DiscardHandler)})
+			done <- Run(ctx, controller.Env{Client: client, Informers: shared, Log: slog.New(slog.DiscardHandler)})
 		}()
 		value := func(name string) string {
 			time.Sleep(time.Second)

@@ -93,12 +93,15 @@ func externalIPs(s *corev1.Service, f Family) []netip.Addr {
 
 // sourceRanges returns the disjoint ranges that may reach the load balancer
 // addresses, and whether there is a limit at all: a range of every address
-// takes the limit away.
+// takes the limit away. A Service whose ranges are all of the other family
+// lets nobody in through this one: whoever limits sources does not mean to
+// leave half of the Internet out of it.
 func sourceRanges(s *corev1.Service, f Family) ([]netip.Prefix, bool) {
 	if s.Spec.Type != corev1.ServiceTypeLoadBalancer {
 		return nil, false
 	}
 	var out []netip.Prefix
+	other, otherAll := false, false
 	for _, r := range s.Spec.LoadBalancerSourceRanges {
 		// ParseCIDRSloppy takes what the API server has let in for years.
 		_, n, err := utilnet.ParseCIDRSloppy(strings.TrimSpace(r))
@@ -107,7 +110,11 @@ func sourceRanges(s *corev1.Service, f Family) ([]netip.Prefix, bool) {
 		}
 		ones, _ := n.Mask.Size()
 		a, ok := netip.AddrFromSlice(n.IP)
-		if !ok || !f.Has(a) {
+		if !ok {
+			continue
+		}
+		if !f.Has(a) {
+			other, otherAll = true, otherAll || ones == 0
 			continue
 		}
 		if ones == 0 {
@@ -115,7 +122,7 @@ func sourceRanges(s *corev1.Service, f Family) ([]netip.Prefix, bool) {
 		}
 		out = append(out, netip.PrefixFrom(a.Unmap(), ones).Masked())
 	}
-	return disjoint(out), len(out) > 0
+	return disjoint(out), len(out) > 0 || other && !otherAll
 }
 
 // disjoint drops the prefixes that lie within another one: the kernel

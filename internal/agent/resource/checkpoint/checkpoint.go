@@ -11,6 +11,7 @@ import (
 	"hash/fnv"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"k8s.io/utils/dump"
@@ -69,10 +70,22 @@ func Write(path string, v any) error {
 	if err == nil {
 		err = os.Rename(f.Name(), path)
 	}
+	if err == nil {
+		err = syncDir(filepath.Dir(path)) // else a power cut may take the new name away
+	}
 	if err != nil {
 		return fmt.Errorf("writing the checkpoint %s: %w", path, err)
 	}
 	return nil
+}
+
+// syncDir puts a directory's names on disk. A variable, for tests.
+var syncDir = func(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
 }
 
 // Read reads a file into v; found is false where there is none.

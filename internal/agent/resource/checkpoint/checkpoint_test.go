@@ -55,3 +55,20 @@ func TestFilesOfKubeletsAreRead(t *testing.T) {
 		}
 	}
 }
+
+// TestDirectoryIsOnDisk: a file whose name is lost with the power is lost.
+func TestDirectoryIsOnDisk(t *testing.T) {
+	dir, real := t.TempDir(), syncDir
+	defer func() { syncDir = real }()
+	synced := ""
+	syncDir = func(d string) error {
+		if _, err := os.Stat(filepath.Join(dir, "state")); err != nil {
+			t.Errorf("synced before the file has its name: %v", err)
+		}
+		synced = d
+		return real(d)
+	}
+	if err := Write(filepath.Join(dir, "state"), 1); err != nil || synced != dir {
+		t.Errorf("%v; synced %q", err, synced)
+	}
+}

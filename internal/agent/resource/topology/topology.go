@@ -135,22 +135,28 @@ func (m *Host) Distance(nodes Mask) float64 {
 // 0 and this package refuses hosts with a node above 63.
 type Mask uint64
 
-// Of is the mask of the given nodes.
+// MaskBits is how many nodes a Mask can hold.
+const MaskBits = 64
+
+// Of is the mask of the given nodes. It leaves out what is no node: device
+// plugins name nodes too.
 func Of(nodes ...int) Mask {
 	var m Mask
 	for _, n := range nodes {
-		m |= 1 << n
+		if n >= 0 && n < MaskBits {
+			m |= 1 << n
+		}
 	}
 	return m
 }
 
 // Has tells whether a node is in the mask.
-func (m Mask) Has(node int) bool { return node >= 0 && node < 64 && m&(1<<node) != 0 }
+func (m Mask) Has(node int) bool { return node >= 0 && node < MaskBits && m&(1<<node) != 0 }
 
 // Nodes lists the nodes, sorted.
 func (m Mask) Nodes() []int {
 	var out []int
-	for i := range 64 {
+	for i := range MaskBits {
 		if m.Has(i) {
 			out = append(out, i)
 		}

@@ -216,3 +216,10 @@ func TestOptionsOfPolicies(t *testing.T) {
 		}
 	}
 }
+
+// TestNodesThatCannotBe: a device plugin may claim any node.
+func TestNodesThatCannotBe(t *testing.T) {
+	if got := Of(-1, 64, 1<<40, 0, 63); got != 1|1<<63 {
+		t.Errorf("got %v", got)
+	}
+}

@@ -90,7 +90,8 @@ type reader struct {
 	out  io.Writer
 	left int64 // bytes that may still be written; negative is no limit
 
-	pending   []byte // an incomplete last line of the file
+	pending   []byte // an incomplete last line of the file, at most maxLine
+	skipping  bool   // the line is longer than that; it is left out
 	lineStart bool   // the next output begins a line
 }
 
@@ -172,10 +173,14 @@ func (r *reader) reopen() (bool, error) {
 		return false, err
 	}
 	r.file.Close()
-	r.file, r.pending = file, nil
+	r.file, r.pending, r.skipping = file, nil, false
 	r.buf.Reset(file)
 	return true, nil
 }
+
+// maxLine bounds a line in memory. Runtimes cut a container's lines into
+// records of 16 KiB; a longer line is none of theirs.
+const maxLine = 1 << 20
 
 // drain writes all complete lines up to the end of the file.
 func (r *reader) drain(ctx context.Context) error {
@@ -184,7 +189,10 @@ func (r *reader) drain(ctx context.Context) error {
 			return nil
 		}
 		chunk, err := r.buf.ReadSlice('\n')
-		if len(r.pending) > 0 || err != nil {
+		if len(r.pending)+len(chunk) > maxLine {
+			r.skipping, r.pending = true, nil
+		}
+		if !r.skipping && (len(r.pending) > 0 || err != nil) {
 			r.pending = append(r.pending, chunk...)
 			chunk = r.pending
 		}
@@ -196,10 +204,12 @@ func (r *reader) drain(ctx context.Context) error {
 		case err != nil:
 			return fmt.Errorf("reading %s: %w", r.path, err)
 		}
-		if err := r.line(chunk); err != nil {
-			return err
+		if !r.skipping {
+			if err := r.line(chunk); err != nil {
+				return err
+			}
 		}
-		r.pending = r.pending[:0]
+		r.skipping, r.pending = false, r.pending[:0]
 	}
 }
 

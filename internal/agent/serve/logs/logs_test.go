@@ -1,6 +1,7 @@
 package logs
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"fmt"
@@ -166,5 +167,29 @@ func BenchmarkRead(b *testing.B) {
 		if err := Read(context.Background(), path, Options{Tail: -1, Limit: -1}, io.Discard); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// TestEndlessLineIsLeftOut: what no runtime writes does not fill memory, and
+// the lines around it are there.
+func TestEndlessLineIsLeftOut(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "c.log")
+	const stamp = "2016-10-06T00:17:09.669794202Z stdout F "
+	text := stamp + "before\n" + stamp + strings.Repeat("x", 4*maxLine) + "\n" + stamp + "after\n"
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	file, err := open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	var out strings.Builder
+	r := &reader{path: path, file: file, buf: bufio.NewReader(file), out: &out, left: -1, lineStart: true}
+	if err := r.drain(t.Context()); err != nil || out.String() != "before\nafter\n" {
+		t.Errorf("%v, %d bytes", err, out.Len())
+	}
+	if cap(r.pending) > 2*maxLine {
+		t.Errorf("%d bytes are held", cap(r.pending))
 	}
 }

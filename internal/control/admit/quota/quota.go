@@ -49,7 +49,7 @@ func Evaluators(cfg Config) []quotav1.Evaluator {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	all := []quotav1.Evaluator{podEvaluator(cfg), serviceEvaluator(cfg), claimEvaluator(cfg)}
+	all := []quotav1.Evaluator{podEvaluator(cfg), serviceEvaluator(cfg), claimEvaluator(cfg), deviceEvaluator(cfg)}
 	for _, name := range counted {
 		all = append(all, generic.NewObjectCountEvaluator(schema.GroupResource{Resource: name}, cfg.list(name), corev1.ResourceName(name)))
 	}
@@ -57,18 +57,23 @@ func Evaluators(cfg Config) []quotav1.Evaluator {
 }
 
 func (c Config) list(resource string) generic.ListFuncByNamespace {
+	return c.listOf(schema.GroupVersionResource{Version: "v1", Resource: resource})
+}
+
+func (c Config) listOf(resource schema.GroupVersionResource) generic.ListFuncByNamespace {
 	if c.Lister == nil {
 		return func(string) ([]runtime.Object, error) {
-			return nil, fmt.Errorf("counting %s: no lister was configured", resource)
+			return nil, fmt.Errorf("counting %s: no lister was configured", resource.Resource)
 		}
 	}
-	return generic.ListResourceUsingListerFunc(c.Lister, schema.GroupVersionResource{Version: "v1", Resource: resource})
+	return generic.ListResourceUsingListerFunc(c.Lister, resource)
 }
 
 // evaluator judges one kind by functions.
 type evaluator struct {
-	resource string
-	list     generic.ListFuncByNamespace
+	group, resource string
+
+	list generic.ListFuncByNamespace
 	// tracks says which quota names this kind counts towards.
 	tracks func(corev1.ResourceName) bool
 	// changes says which requests can change the count.
@@ -80,7 +85,7 @@ type evaluator struct {
 }
 
 func (e *evaluator) GroupResource() schema.GroupResource {
-	return schema.GroupResource{Resource: e.resource}
+	return schema.GroupResource{Group: e.group, Resource: e.resource}
 }
 
 func (e *evaluator) Handles(a admission.Attributes) bool { return e.changes(a) }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -73,6 +74,13 @@ func TestUsage(t *testing.T) {
 			"count/services=1 services.loadbalancers=1 services.nodeports=1 services=1"},
 		{"claim", text(ClaimUsage(&corev1.PersistentVolumeClaim{Spec: corev1.PersistentVolumeClaimSpec{StorageClassName: ptr.To("fast"), Resources: corev1.VolumeResourceRequirements{Requests: list("storage", "10Gi")}}})),
 			"count/persistentvolumeclaims=1 fast.storageclass.storage.k8s.io/persistentvolumeclaims=1 fast.storageclass.storage.k8s.io/requests.storage=10Gi persistentvolumeclaims=1 requests.storage=10Gi"},
+		{"devices", text(DeviceUsage(&resourcev1.ResourceClaim{Spec: resourcev1.ResourceClaimSpec{Devices: resourcev1.DeviceClaim{Requests: []resourcev1.DeviceRequest{
+			{Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: "gpu", AllocationMode: "ExactCount", Count: 2}},
+			{Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: "nic", AllocationMode: "All"}},
+			{FirstAvailable: []resourcev1.DeviceSubRequest{{DeviceClassName: "gpu", AllocationMode: "ExactCount", Count: 1}, {DeviceClassName: "gpu", AllocationMode: "ExactCount", Count: 3},
+				{DeviceClassName: "slow", AllocationMode: "ExactCount", Count: 4}}},
+		}}}})),
+			"count/resourceclaims.resource.k8s.io=1 gpu.deviceclass.resource.k8s.io/devices=5 nic.deviceclass.resource.k8s.io/devices=32 slow.deviceclass.resource.k8s.io/devices=4"},
 		{"shrinking claim", text(ClaimUsage(&corev1.PersistentVolumeClaim{Spec: corev1.PersistentVolumeClaimSpec{Resources: corev1.VolumeResourceRequirements{Requests: list("storage", "10Gi")}}, Status: corev1.PersistentVolumeClaimStatus{AllocatedResources: list("storage", "20Gi")}})),
 			"count/persistentvolumeclaims=1 persistentvolumeclaims=1 requests.storage=20Gi"},
 	} {

@@ -135,17 +135,17 @@ func Run(ctx context.Context, cfg Config) error {
 		// Only a released address can change a verdict.
 		{ips.Informer(), cache.ResourceEventHandlerFuncs{DeleteFunc: func(any) { poke() }}},
 	}
-	var synced []cache.InformerSynced
+	var synced []cache.DoneChecker
 	for _, w := range watched {
 		handle, err := w.informer.AddEventHandler(w.handler)
 		if err != nil {
 			return fmt.Errorf("watching service ranges: %w", err)
 		}
 		defer w.informer.RemoveEventHandler(handle) //nolint:errcheck // the informer is going away too
-		synced = append(synced, w.informer.HasSynced)
+		synced = append(synced, w.informer.HasSyncedChecker())
 	}
 	cfg.Informers.Start(ctx.Done())
-	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
+	if !cache.WaitFor(ctx, "", synced...) {
 		return nil
 	}
 	poke()

@@ -149,7 +149,7 @@ func (f *Front) register(cfg Config, aggregator *apiserver.APIAggregator) error 
 		go func() {
 			// A stored registration whose definition is not known yet would be
 			// taken for a leftover.
-			if cache.WaitForCacheSync(ctx.Done(), handler.HasSynced) {
+			if cache.WaitFor(ctx, "", handler.HasSyncedChecker()) {
 				keeper.Run(registerWorkers, ctx.Done())
 			}
 		}()

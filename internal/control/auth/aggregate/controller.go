@@ -55,7 +55,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	// The handler must not outlive the queue it feeds.
 	defer func() { _ = roles.Informer().RemoveEventHandler(registration) }()
-	if !cache.WaitForCacheSync(ctx.Done(), registration.HasSynced) {
+	if !cache.WaitFor(ctx, "", registration.HasSyncedChecker()) {
 		return nil
 	}
 	stop := context.AfterFunc(ctx, c.queue.ShutDown)

@@ -153,6 +153,59 @@ var controllerRoles = []entry{
 		get,patch,update validatingadmissionpolicies.admissionregistration.k8s.io/status`},
 }
 
+// berthRoles are what our controllers need beside upstream's roles, each named
+// berth:controller:<account>: most write a patch where upstream's update a whole
+// object. TestControllersHaveTheRightsTheyDeclare holds both lists together.
+var berthRoles = []entry{
+	{name: "certificate-controller", rules: `
+		get,list nodes
+		get leases.coordination.k8s.io
+		approve signers.certificates.k8s.io = kubernetes.io/kubelet-serving
+		patch certificatesigningrequests.certificates.k8s.io/status`},
+	{name: "cloud-node-controller", rules: `
+		create,patch events
+		delete,get,patch nodes
+		patch nodes/status`},
+	{name: "cronjob-controller", rules: `
+		patch cronjobs.batch/status`},
+	{name: "daemon-set-controller", rules: `
+		patch daemonsets.apps/status`},
+	{name: "deployment-controller", rules: `
+		patch deployments.apps deployments.apps/status`},
+	{name: "disruption-controller", rules: `
+		patch poddisruptionbudgets.policy/status`},
+	{name: "endpoint-controller", rules: `
+		patch endpoints`},
+	{name: "endpointslicemirroring-controller", rules: `
+		patch endpointslices.discovery.k8s.io`},
+	{name: "horizontal-pod-autoscaler", rules: `
+		patch horizontalpodautoscalers.autoscaling/status`},
+	{name: "job-controller", rules: `
+		patch jobs.batch/status`},
+	{name: "namespace-controller", rules: `
+		patch namespaces/status`},
+	{name: "persistent-volume-binder", rules: `
+		patch persistentvolumes/status persistentvolumeclaims/status`},
+	{name: "pv-protection-controller", rules: `
+		patch persistentvolumes`},
+	{name: "pvc-protection-controller", rules: `
+		patch persistentvolumeclaims`},
+	{name: "replicaset-controller", rules: `
+		patch replicasets.apps/status`},
+	{name: "replication-controller", rules: `
+		patch replicationcontrollers/status`},
+	{name: "resourcequota-controller", rules: `
+		patch resourcequotas/status`},
+	{name: "root-ca-cert-publisher", rules: `
+		patch configmaps`},
+	{name: "statefulset-controller", rules: `
+		patch persistentvolumeclaims
+		patch statefulsets.apps/status`},
+	{name: "volumeattributesclass-protection-controller", rules: `
+		list persistentvolumeclaims persistentvolumes
+		patch volumeattributesclasses.storage.k8s.io`},
+}
+
 // namespacedEntry is a Role and, where it has subjects, its RoleBinding.
 type namespacedEntry struct {
 	namespace, name, rules string
@@ -181,6 +234,12 @@ var namespacedRoles = []namespacedEntry{
 		get,list,watch configmaps
 		update configmaps = cluster-info
 		` + event},
+	{namespace: "kube-public", name: "berth:controller:bootstrap-signer",
+		subjects: []string{"account:kube-system/bootstrap-signer"}, rules: `
+		patch configmaps = cluster-info`},
+	{namespace: "kube-system", name: "berth:controller:certificate-controller",
+		subjects: []string{"account:kube-system/certificate-controller"}, rules: `
+		create,list,update configmaps`},
 	{namespace: "kube-system", name: "system:controller:cloud-provider",
 		subjects: []string{"account:kube-system/cloud-provider"}, rules: `
 		create,get,list,watch configmaps`},

@@ -17,6 +17,7 @@ const (
 	bootstrapValue   = "rbac-defaults"
 	aggregatePrefix  = "rbac.authorization.k8s.io/aggregate-to-"
 	controllerPrefix = "system:controller:"
+	berthPrefix      = "berth:controller:"
 )
 
 // Policy is a set of RBAC objects. Its objects are the caller's to change.
@@ -41,6 +42,11 @@ func Default() (*Policy, error) {
 	for _, e := range controllerRoles {
 		e.subjects = []string{"account:kube-system/" + e.name}
 		e.name = controllerPrefix + e.name
+		p.addCluster(e)
+	}
+	for _, e := range berthRoles {
+		e.subjects = []string{"account:kube-system/" + e.name}
+		e.name = berthPrefix + e.name
 		p.addCluster(e)
 	}
 	for _, e := range namespacedRoles {

@@ -9,6 +9,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/component-helpers/auth/rbac/validation"
+
+	"github.com/berth-dev/berth/internal/kube"
 )
 
 func mustDefault(t testing.TB) *Policy {
@@ -107,7 +109,7 @@ func TestNobodyIsSystemNode(t *testing.T) {
 
 func TestParseRefusesMistakes(t *testing.T) {
 	for _, text := range []string{"get", "get .apps", "get pods /healthz"} {
-		if rules, err := parse(text); err == nil {
+		if rules, err := kube.ParseRules(text); err == nil {
 			t.Errorf("%q is accepted as %v", text, rules)
 		}
 	}

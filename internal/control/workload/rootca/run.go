@@ -1,5 +1,6 @@
 // Package rootca publishes the cluster's CA certificate in every namespace, as
-// the config map pods mount next to their token.
+// the config map pods mount next to their token, and the one that signs what
+// agents serve with in kube-system, for those who scrape agents.
 package rootca
 
 import (
@@ -8,6 +9,7 @@ import (
 	"fmt"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -23,6 +25,12 @@ const (
 	Key  = "ca.crt"
 )
 
+// ServingName is the config map in kube-system with the CA of agents' serving
+// certificates. It is no name of upstream's, where each cluster has its own way.
+const ServingName = "kubelet-serving-ca.crt"
+
+const servingDescription = "Contains the CA bundle that verifies the serving certificates of the nodes' agents (kubelets), port 10250."
+
 const description = "Contains a CA bundle that can be used to verify the kube-apiserver when using internal endpoints such as the internal service IP or kubernetes.default.svc. No other usage is guaranteed across distributions of Kubernetes clusters."
 
 // Want returns the data a namespace's config map should have; ok is false when
@@ -37,23 +45,45 @@ func Want(ns *v1.Namespace, have *v1.ConfigMap, ca []byte) (data map[string]stri
 	return map[string]string{Key: string(ca)}, true
 }
 
-// Run publishes the PEM-encoded ca until the context ends.
-func Run(ctx context.Context, e controller.Env, ca []byte) error {
+// Run publishes the PEM-encoded ca, and serving unless it is empty, until the
+// context ends.
+func Run(ctx context.Context, e controller.Env, ca, serving []byte) error {
 	if len(ca) == 0 {
 		return fmt.Errorf("%s: no CA certificate given", e.Name)
 	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return publish(ctx, e, bundle{name: Name, text: ca, description: description}) })
+	if len(serving) > 0 {
+		group.Go(func() error {
+			return publish(ctx, e, bundle{name: ServingName, only: metav1.NamespaceSystem, text: serving, description: servingDescription})
+		})
+	}
+	return group.Wait()
+}
+
+// bundle is one config map to keep, in every namespace or in one only.
+type bundle struct {
+	name, only, description string
+	text                    []byte
+}
+
+func publish(ctx context.Context, e controller.Env, p bundle) error {
 	// Only config maps of this one name are cached.
-	own := informers.NewSharedInformerFactoryWithOptions(e.Reader, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
-		o.FieldSelector = "metadata.name=" + Name
+	own := informers.NewSharedInformerFactoryWithOptions(e.Reader, 0, informers.WithNamespace(p.only), informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+		o.FieldSelector = "metadata.name=" + p.name
 	}))
 	defer own.Shutdown()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	q := controller.NewQueue()
 	namespaces, maps := e.Informers.Core().V1().Namespaces(), own.Core().V1().ConfigMaps()
-	a, err1 := controller.On(ctx, namespaces.Informer(), func(_, ns *v1.Namespace, _ bool) { q.Add(ns.Name) })
+	a, err1 := controller.On(ctx, namespaces.Informer(), func(_, ns *v1.Namespace, _ bool) {
+		if p.only == "" || ns.Name == p.only {
+			q.Add(ns.Name)
+		}
+	})
 	b, err2 := controller.On(ctx, maps.Informer(), func(_, m *v1.ConfigMap, _ bool) {
-		if m.Name == Name {
+		if m.Name == p.name {
 			q.Add(m.Namespace)
 		}
 	})
@@ -69,27 +99,27 @@ func Run(ctx context.Context, e controller.Env, ca []byte) error {
 		if apierrors.IsNotFound(err) {
 			return 0, nil
 		}
-		have, getErr := maps.Lister().ConfigMaps(key).Get(Name)
+		have, getErr := maps.Lister().ConfigMaps(key).Get(p.name)
 		if apierrors.IsNotFound(getErr) {
 			have, getErr = nil, nil
 		}
 		if err := errors.Join(err, getErr); err != nil {
 			return 0, err
 		}
-		data, ok := Want(ns, have, ca)
+		data, ok := Want(ns, have, p.text)
 		if !ok {
 			return 0, nil
 		}
-		return 0, write(ctx, e, key, have, data)
+		return 0, p.write(ctx, e, key, have, data)
 	})
 }
 
-func write(ctx context.Context, e controller.Env, ns string, have *v1.ConfigMap, data map[string]string) error {
+func (p bundle) write(ctx context.Context, e controller.Env, ns string, have *v1.ConfigMap, data map[string]string) error {
 	api := e.Client.CoreV1().ConfigMaps(ns)
 	var err error
 	if have == nil {
-		_, err = api.Create(ctx, &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: Name,
-			Annotations: map[string]string{"kubernetes.io/description": description}}, Data: data}, metav1.CreateOptions{})
+		_, err = api.Create(ctx, &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: p.name,
+			Annotations: map[string]string{"kubernetes.io/description": p.description}}, Data: data}, metav1.CreateOptions{})
 		if apierrors.IsAlreadyExists(err) || apierrors.HasStatusCause(err, v1.NamespaceTerminatingCause) || apierrors.IsNotFound(err) {
 			return nil
 		}
@@ -97,7 +127,7 @@ func write(ctx context.Context, e controller.Env, ns string, have *v1.ConfigMap,
 		_, err = kube.Patch(ctx, api, have, kube.Unchanged, kube.Change{Fields: map[string]any{"data": kube.Instead(have.Data, data), "binaryData": nil}})
 	}
 	if err != nil {
-		return fmt.Errorf("publishing config map %s/%s: %w", ns, Name, err)
+		return fmt.Errorf("publishing config map %s/%s: %w", ns, p.name, err)
 	}
 	return nil
 }

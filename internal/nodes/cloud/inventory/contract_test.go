@@ -28,7 +28,7 @@ import (
 	cloudapi "k8s.io/cloud-provider/api"
 	cloudfake "k8s.io/cloud-provider/fake"
 
-	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/nodes/cloud"
 )
 
@@ -223,11 +223,12 @@ func contract(t *testing.T, make func(*testing.T, map[string]State) world) {
 	ctx, cancel := context.WithCancel(context.Background())
 	shared := informers.NewSharedInformerFactory(client, 0)
 	events := record.NewFakeRecorder(1000)
-	cfg := cloud.Config{Client: client, Informers: shared, Log: slog.New(slog.DiscardHandler), Events: events, Journal: journal.Discard,
-		Ask: ask, Refresh: time.Minute, Monitor: 50 * time.Millisecond, Workers: 2}
+	env := controller.Env{Client: client, Informers: shared, Log: slog.New(slog.DiscardHandler),
+		Recorders: controller.RecorderFunc(func(string) record.EventRecorder { return events })}
+	cfg := cloud.Config{Ask: ask, Refresh: time.Minute, Monitor: 50 * time.Millisecond, Workers: 2}
 	var wg sync.WaitGroup
-	wg.Go(func() { cloud.RunNodes(ctx, cfg) })     //nolint:errcheck // ends with ctx
-	wg.Go(func() { cloud.RunLifecycle(ctx, cfg) }) //nolint:errcheck // ends with ctx
+	wg.Go(func() { cloud.RunNodes(ctx, env, cfg) })     //nolint:errcheck // ends with ctx
+	wg.Go(func() { cloud.RunLifecycle(ctx, env, cfg) }) //nolint:errcheck // ends with ctx
 	defer func() {
 		cancel()
 		wg.Wait()

@@ -46,6 +46,7 @@ var counted = []schema.GroupVersionResource{
 	{Group: "batch", Version: "v1", Resource: "jobs"},
 	{Group: "batch", Version: "v1", Resource: "cronjobs"},
 	{Group: "networking.k8s.io", Version: "v1", Resource: "ingresses"},
+	{Group: "resource.k8s.io", Version: "v1", Resource: "resourceclaims"},
 }
 
 // Run counts until ctx ends.
