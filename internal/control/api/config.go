@@ -1,3 +1,5 @@
+// Package api is the API server: the kinds of package kinds, turned into
+// storages and served by the generic API server library over etcd.
 package api
 
 import (

@@ -34,12 +34,10 @@ import (
 	"github.com/berth-dev/berth/internal/control/api/aggregation"
 	"github.com/berth-dev/berth/internal/control/api/certificates"
 	"github.com/berth-dev/berth/internal/control/api/encryption"
+	"github.com/berth-dev/berth/internal/control/api/kinds"
 	"github.com/berth-dev/berth/internal/control/api/openapi"
+	"github.com/berth-dev/berth/internal/control/api/registry"
 	"github.com/berth-dev/berth/internal/control/api/scheme"
-	"github.com/berth-dev/berth/internal/control/api/selectable"
-	"github.com/berth-dev/berth/internal/control/api/storebase"
-	"github.com/berth-dev/berth/internal/control/api/table"
-	"github.com/berth-dev/berth/internal/control/api/validate"
 	"github.com/berth-dev/berth/internal/control/auth"
 	"github.com/berth-dev/berth/internal/control/auth/aggregate"
 	"github.com/berth-dev/berth/internal/control/metrics"
@@ -141,8 +139,8 @@ func build(cfg Config, set *scheme.Set, conf *genericapiserver.Config) (*Server,
 	if err := s.encrypt(conf); err != nil {
 		return nil, err
 	}
-	rows := Rows()
-	s.backend = newBackend(set, s.cfg.Store, rows, s.encryption)
+	all := kinds.All()
+	s.backend = newBackend(set, s.cfg.Store, all, s.encryption)
 	// All servers fill one list of what there is.
 	conf.AggregatedDiscoveryGroupManager = aggregated.NewResourceManager("apis")
 	outer := *conf // completing changes it
@@ -159,7 +157,7 @@ func build(cfg Config, set *scheme.Set, conf *genericapiserver.Config) (*Server,
 	}
 	s.generic.RegisterDestroyFunc(s.backend.close)
 	s.customSynced = custom.GenericAPIServer.MuxAndDiscoveryCompleteSignals()["CRDInformerHasNotSynced"]
-	if err := s.furnish(set, rows, outer, custom); err != nil {
+	if err := s.furnish(set, all, outer, custom); err != nil {
 		s.generic.Destroy()
 		return nil, err
 	}
@@ -167,8 +165,8 @@ func build(cfg Config, set *scheme.Set, conf *genericapiserver.Config) (*Server,
 }
 
 // furnish hangs everything into the empty server and puts the front before it.
-func (s *Server) furnish(set *scheme.Set, rows []Row, outer genericapiserver.Config, custom *customserver.CustomResourceDefinitions) error {
-	groups, err := s.install(set, rows)
+func (s *Server) furnish(set *scheme.Set, all []registry.Resource, outer genericapiserver.Config, custom *customserver.CustomResourceDefinitions) error {
+	groups, err := s.install(set, all)
 	if err != nil {
 		return err
 	}
@@ -310,24 +308,22 @@ func add(to storages, gv schema.GroupVersion, more map[string]rest.Storage) {
 	maps.Copy(to[gv], more)
 }
 
-// install builds the storages of all rows and specials and hangs them into the
-// server. It returns the groups in the order of discovery.
-func (s *Server) install(set *scheme.Set, rows []Row) ([]aggregation.Group, error) {
+// install builds the storages of all kinds and hangs them into the server. It
+// returns the groups in the order of discovery.
+func (s *Server) install(set *scheme.Set, all []registry.Resource) ([]aggregation.Group, error) {
 	made := storages{}
-	rules := checks{create: validate.Create, update: validate.Update, status: validate.StatusUpdate}
-	shown := looks{table: table.Convertor, attrs: selectable.Attrs}
-	for i := range rows {
-		storages, err := newStorages(&rows[i], set.Scheme, s.backend, rules, shown)
+	for _, kind := range all {
+		i := kind.Info()
+		if i.CustomStorage {
+			continue
+		}
+		named, err := kind.NewStorages(set.Scheme, s.backend)
 		if err != nil {
 			return nil, err
 		}
-		add(made, rows[i].GV, storages)
+		add(made, i.GroupVersion, named)
 	}
-	kit := storebase.Kit{
-		Scheme: set.Scheme, Table: table.Convertor, Attrs: selectable.Attrs,
-		Create: validate.Create, Update: validate.Update, Status: validate.StatusUpdate,
-	}
-	if err := s.specials(kit, made); err != nil {
+	if err := s.specials(set.Scheme, made); err != nil {
 		return nil, err
 	}
 	for _, named := range made {

@@ -16,7 +16,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/validation/field"
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/component-base/metrics/legacyregistry"
@@ -29,15 +28,12 @@ import (
 	"github.com/berth-dev/berth/internal/control/api/pods"
 	"github.com/berth-dev/berth/internal/control/api/scale"
 	"github.com/berth-dev/berth/internal/control/api/services"
-	"github.com/berth-dev/berth/internal/control/api/storebase"
-	"github.com/berth-dev/berth/internal/control/api/validate"
-	"github.com/berth-dev/berth/internal/control/api/volumes"
 )
 
 // specials adds the resources whose storages are written by hand, because they
 // do more than store, to those of the rows. A special may replace a row's
 // storage or add subresources to it.
-func (s *Server) specials(kit storebase.Kit, made storages) error {
+func (s *Server) specials(scheme *runtime.Scheme, made storages) error {
 	// Node agents are found through the node storage, which is only made below;
 	// nobody asks before a request comes.
 	var readNode func(context.Context, string) (*corev1.Node, error)
@@ -51,22 +47,18 @@ func (s *Server) specials(kit storebase.Kit, made storages) error {
 		make func() (map[string]rest.Storage, error)
 	}{
 		{"nodes", func() (map[string]rest.Storage, error) {
-			return nodes.NewStorage(opts, nodes.Deps{Kit: kit, Nodes: links, Authorizer: s.auth.Authorizer, ProxyLoopback: s.cfg.ProxyToLoopback})
+			return nodes.NewStorage(opts, nodes.Deps{Scheme: scheme, Nodes: links, Authorizer: s.auth.Authorizer, ProxyLoopback: s.cfg.ProxyToLoopback})
 		}},
 		{"namespaces", func() (map[string]rest.Storage, error) {
-			return namespaces.NewStorage(opts, namespaces.Deps{Kit: kit, Finalize: checking(validate.NamespaceFinalize)})
+			return namespaces.NewStorage(opts, namespaces.Deps{Scheme: scheme})
 		}},
 		{"pods", func() (map[string]rest.Storage, error) {
 			return pods.NewStorage(opts, pods.Deps{
-				Kit: kit, Resize: checking(validate.PodResize), Ephemeral: checking(validate.PodEphemeralContainers),
-				Disruptions: disruption.Client{API: s.client.PolicyV1()}, Nodes: links, Log: s.cfg.Log,
+				Scheme: scheme, Disruptions: disruption.Client{API: s.client.PolicyV1()}, Nodes: links, Log: s.cfg.Log,
 				ProxyLoopback: s.cfg.ProxyToLoopback, Authorizer: s.auth.Authorizer,
 			})
 		}},
-		{"volumes", func() (map[string]rest.Storage, error) {
-			return volumes.NewStorage(opts, volumes.Deps{Kit: kit})
-		}},
-		{"services", func() (map[string]rest.Storage, error) { return s.serviceStorages(kit, made) }},
+		{"services", func() (map[string]rest.Storage, error) { return s.serviceStorages(scheme, made) }},
 	} {
 		storages, err := special.make()
 		if err != nil {
@@ -76,7 +68,7 @@ func (s *Server) specials(kit storebase.Kit, made storages) error {
 	}
 	readNode = nodes.Getter(made[core])
 
-	requests, err := certificates.NewStorage(opts, certificates.Deps{Kit: kit, Approval: checking(validate.CSRApproval)})
+	requests, err := certificates.NewStorage(opts, certificates.Deps{Scheme: scheme})
 	if err != nil {
 		return fmt.Errorf("making storages of certificate signing requests: %w", err)
 	}
@@ -88,15 +80,9 @@ func (s *Server) specials(kit storebase.Kit, made storages) error {
 	return nil
 }
 
-// checking adapts a check of one kind to the storages, which give it objects of
-// that kind only.
-func checking[T runtime.Object](check func(changed, old T) field.ErrorList) storebase.ChangeCheck {
-	return func(changed, old runtime.Object) field.ErrorList { return check(changed.(T), old.(T)) }
-}
-
 // serviceStorages wires services to what they allocate from and what they lead
 // to, all through the storages beside them.
-func (s *Server) serviceStorages(kit storebase.Kit, made storages) (map[string]rest.Storage, error) {
+func (s *Server) serviceStorages(scheme *runtime.Scheme, made storages) (map[string]rest.Storage, error) {
 	ranges, err := parseRanges(s.cfg.ServiceCIDRs)
 	if err != nil {
 		return nil, err
@@ -105,15 +91,11 @@ func (s *Server) serviceStorages(kit storebase.Kit, made storages) (map[string]r
 	if err != nil {
 		return nil, err
 	}
-	network, err := addresses.NewStorage(s.backend, addresses.Deps{Kit: kit})
-	if err != nil {
-		return nil, err
-	}
-	add(made, networkingv1.SchemeGroupVersion, network)
+	network := made[networkingv1.SchemeGroupVersion]
 	slices := made[discoveryv1.SchemeGroupVersion]["endpointslices"].(rest.Lister)
 	endpoints := made[corev1.SchemeGroupVersion]["endpoints"].(rest.GracefulDeleter)
 	storages, err := services.NewStorage(s.backend, services.Deps{
-		Kit: kit, Ranges: ranges, NodePorts: ports, Log: s.cfg.Log, ProxyLoopback: s.cfg.ProxyToLoopback,
+		Scheme: scheme, Ranges: ranges, NodePorts: ports, Log: s.cfg.Log, ProxyLoopback: s.cfg.ProxyToLoopback,
 		Metrics:   legacyregistry.Registerer(),
 		Addresses: network["ipaddresses"].(services.AddressStore), MoreRanges: addresses.Ranges(network),
 		Slices: func(ctx context.Context, namespace, service string) ([]*discoveryv1.EndpointSlice, error) {

@@ -8,12 +8,9 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/kubernetes"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/registry/generic"
-	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
-	"k8s.io/apiserver/pkg/registry/rest"
 	serverstorage "k8s.io/apiserver/pkg/server/storage"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/cacher"
@@ -22,9 +19,9 @@ import (
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
 	"k8s.io/client-go/tools/cache"
-	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"github.com/berth-dev/berth/internal/control/api/encryption"
+	"github.com/berth-dev/berth/internal/control/api/registry"
 	"github.com/berth-dev/berth/internal/control/api/scheme"
 	"github.com/berth-dev/berth/internal/control/api/services"
 	"github.com/berth-dev/berth/internal/control/store"
@@ -53,7 +50,7 @@ type backend struct {
 	store     *store.Store
 	client    *kubernetes.Client
 	compactor etcd3.Compactor
-	// gvs is the stored version of each resource; resources without a row get
+	// gvs is the stored version of each resource; others get
 	// the preferred version of their group.
 	gvs     map[schema.GroupResource]schema.GroupVersion
 	noCache map[schema.GroupResource]bool
@@ -62,7 +59,7 @@ type backend struct {
 	close      func()
 }
 
-func newBackend(set *scheme.Set, st *store.Store, rows []Row, encrypted *encryption.Encryption) *backend {
+func newBackend(set *scheme.Set, st *store.Store, all []registry.Resource, encrypted *encryption.Encryption) *backend {
 	client := &kubernetes.Client{Client: st.Client()}
 	client.Kubernetes = client
 	compactor := etcd3.StartCompactorPerEndpoint(st.Client(), storagebackend.DefaultCompactInterval)
@@ -75,13 +72,13 @@ func newBackend(set *scheme.Set, st *store.Store, rows []Row, encrypted *encrypt
 		set: set, store: st, client: client, compactor: compactor, close: compactor.Stop, encryption: encrypted,
 		gvs: map[schema.GroupResource]schema.GroupVersion{}, noCache: map[schema.GroupResource]bool{},
 	}
-	for i := range rows {
-		gr := rows[i].groupResource()
-		if gr == rows[i].StoredAs {
-			continue // another version of a row that says how its objects are stored
+	for _, kind := range all {
+		i := kind.Info()
+		if i.GroupResource() == i.StoredAs {
+			continue // another version of a kind that says how its objects are stored
 		}
-		b.gvs[gr] = rows[i].GV
-		b.noCache[gr] = rows[i].NoCache
+		b.gvs[i.GroupResource()] = i.GroupVersion
+		b.noCache[i.GroupResource()] = i.NoWatchCache
 	}
 	b.noCache[services.PortRecords] = true // nobody watches it
 	return b
@@ -198,94 +195,4 @@ func (b *backend) cached(
 		c.Stop()
 		closeRaw()
 	}), nil
-}
-
-// object is the storage of a row's objects.
-type object struct {
-	*genericregistry.Store
-	row *Row
-}
-
-func (o *object) ShortNames() []string { return o.row.ShortNames }
-func (o *object) Categories() []string { return o.row.Categories }
-
-// subStatus is the storage of a row's status subresource. It shares the
-// object's underlying storage.
-type subStatus struct {
-	store *genericregistry.Store
-}
-
-func (s *subStatus) New() runtime.Object { return s.store.New() }
-
-// Destroy leaves the shared storage to the object.
-func (s *subStatus) Destroy() {}
-
-func (s *subStatus) Get(ctx context.Context, name string, options *metav1.GetOptions) (runtime.Object, error) {
-	return s.store.Get(ctx, name, options)
-}
-
-func (s *subStatus) Update(ctx context.Context, name string, info rest.UpdatedObjectInfo,
-	create rest.ValidateObjectFunc, update rest.ValidateObjectUpdateFunc, _ bool, options *metav1.UpdateOptions,
-) (runtime.Object, bool, error) {
-	// A status never creates its object, whatever the caller allows.
-	return s.store.Update(ctx, name, info, create, update, false, options)
-}
-
-func (s *subStatus) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
-	return s.store.GetResetFields()
-}
-
-func (s *subStatus) ConvertToTable(ctx context.Context, obj runtime.Object, options runtime.Object) (*metav1.Table, error) {
-	return s.store.ConvertToTable(ctx, obj, options)
-}
-
-// looks are the parts of a storage that decide how objects are found and
-// shown. Nil members mean the library's defaults.
-type looks struct {
-	table func(schema.GroupResource) rest.TableConvertor
-	attrs func(schema.GroupResource) storage.AttrFunc
-}
-
-// newStorages builds the storages of a row, keyed by URL part ("deployments",
-// "deployments/status").
-func newStorages(row *Row, s *runtime.Scheme, opts generic.RESTOptionsGetter, c checks, l looks) (map[string]rest.Storage, error) {
-	newObject, newList, err := row.newFuncs(s)
-	if err != nil {
-		return nil, err
-	}
-	strat := newStrategy(row, s, c)
-	st := &genericregistry.Store{
-		NewFunc:                   newObject,
-		NewListFunc:               newList,
-		DefaultQualifiedResource:  row.storageGroupResource(),
-		SingularQualifiedResource: schema.GroupResource{Group: row.storageGroupResource().Group, Resource: row.Singular},
-		CreateStrategy:            strat,
-		UpdateStrategy:            strat,
-		DeleteStrategy:            strat,
-		ResetFieldsStrategy:       strat,
-		ReturnDeletedObject:       row.ReturnDeleted,
-		TableConvertor:            rest.NewDefaultTableConvertor(row.groupResource()),
-	}
-	if l.table != nil {
-		st.TableConvertor = l.table(row.groupResource())
-	}
-	if row.TTL > 0 {
-		seconds := uint64(row.TTL.Seconds())
-		st.TTLFunc = func(runtime.Object, uint64, bool) (uint64, error) { return seconds, nil }
-	}
-	storeOptions := &generic.StoreOptions{RESTOptions: opts}
-	if l.attrs != nil {
-		storeOptions.AttrFunc = l.attrs(row.groupResource())
-	}
-	if err := st.CompleteWithOptions(storeOptions); err != nil {
-		return nil, fmt.Errorf("row %s: %w", row.groupResource(), err)
-	}
-	out := map[string]rest.Storage{row.Resource: &object{Store: st, row: row}}
-	if row.HasStatus {
-		status := *st
-		sub := newStatusStrategy(strat, newObject())
-		status.UpdateStrategy, status.ResetFieldsStrategy = sub, sub
-		out[row.Resource+"/status"] = &subStatus{store: &status}
-	}
-	return out, nil
 }

@@ -13,13 +13,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
-	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/registry/rest"
 	networkingclient "k8s.io/client-go/kubernetes/typed/networking/v1"
-
-	"github.com/berth-dev/berth/internal/control/api/storebase"
 )
 
 // DefaultRange is the name of the ServiceCIDR that mirrors the server's configuration.
@@ -28,48 +24,7 @@ const DefaultRange = "kubernetes"
 // protection keeps a ServiceCIDR while addresses of it are in use.
 const protection = "networking.k8s.io/service-cidr-finalizer"
 
-// Deps are the collaborators of the storages.
-type Deps struct{ Kit storebase.Kit }
-
-// NewStorage builds the endpoints of servicecidrs and ipaddresses.
-func NewStorage(opts generic.RESTOptionsGetter, deps Deps) (map[string]rest.Storage, error) {
-	ranges := deps.Kit.Base(false)
-	ranges.PrepareNew = func(_ context.Context, obj runtime.Object) {
-		obj.(*networkingv1.ServiceCIDR).Status = networkingv1.ServiceCIDRStatus{}
-	}
-	ranges.PrepareChange = func(_ context.Context, obj, old runtime.Object) {
-		obj.(*networkingv1.ServiceCIDR).Status = old.(*networkingv1.ServiceCIDR).Status
-	}
-	ranges.Reset = storebase.Fields("networking.k8s.io/v1", []string{"status"})
-	cidrs, err := deps.Kit.NewStore(opts, storebase.Spec{
-		Resource: networkingv1.Resource("servicecidrs"), Singular: "servicecidr",
-		New:      func() runtime.Object { return &networkingv1.ServiceCIDR{} },
-		NewList:  func() runtime.Object { return &networkingv1.ServiceCIDRList{} },
-		Strategy: ranges,
-	})
-	if err != nil {
-		return nil, err
-	}
-	status := deps.Kit.StatusOf(ranges, func(_ context.Context, obj, old runtime.Object) {
-		obj.(*networkingv1.ServiceCIDR).Spec = old.(*networkingv1.ServiceCIDR).Spec
-	}, storebase.Fields("networking.k8s.io/v1", []string{"spec"}))
-	ips, err := deps.Kit.NewStore(opts, storebase.Spec{
-		Resource: networkingv1.Resource("ipaddresses"), Singular: "ipaddress",
-		New:      func() runtime.Object { return &networkingv1.IPAddress{} },
-		NewList:  func() runtime.Object { return &networkingv1.IPAddressList{} },
-		Strategy: deps.Kit.Base(false),
-	})
-	if err != nil {
-		return nil, err
-	}
-	return map[string]rest.Storage{
-		"servicecidrs":        &storebase.Resource{Store: cidrs},
-		"servicecidrs/status": storebase.NewSubresource(cidrs, status),
-		"ipaddresses":         &storebase.Resource{Store: ips, Short: []string{"ip"}},
-	}, nil
-}
-
-// Ranges returns a reader of the ready ranges in storages, as built by NewStorage, oldest first.
+// Ranges returns a reader of the ready ranges in storages, oldest first.
 func Ranges(storages map[string]rest.Storage) func(ctx context.Context) ([]netip.Prefix, error) {
 	lister := storages["servicecidrs"].(rest.Lister)
 	return func(ctx context.Context) ([]netip.Prefix, error) {

@@ -19,15 +19,15 @@ import (
 	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/registry/rest"
 
-	"github.com/berth-dev/berth/internal/control/api/storebase"
+	certificateskinds "github.com/berth-dev/berth/internal/control/api/kinds/certificates"
+	"github.com/berth-dev/berth/internal/control/api/registry"
+	"github.com/berth-dev/berth/internal/control/api/validate"
 	"github.com/berth-dev/berth/internal/kube"
 )
 
 // Deps are the collaborators of the certificate request storage.
 type Deps struct {
-	Kit storebase.Kit
-	// Approval validates writes to /approval; nil means the kit's status validation.
-	Approval storebase.ChangeCheck
+	Scheme *runtime.Scheme
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
 }
@@ -37,59 +37,42 @@ type (
 	condition = certificatesv1.CertificateSigningRequestCondition
 )
 
-const version = "certificates.k8s.io/v1"
-
 // NewStorage builds the endpoints of certificatesigningrequests.
 func NewStorage(opts generic.RESTOptionsGetter, deps Deps) (map[string]rest.Storage, error) {
 	if deps.Now == nil {
 		deps.Now = time.Now
 	}
-	if deps.Approval == nil {
-		deps.Approval = deps.Kit.Status
-	}
-	base := deps.Kit.Base(false)
-	base.PrepareNew = func(ctx context.Context, obj runtime.Object) {
-		csr := obj.(*request)
-		csr.Status = certificatesv1.CertificateSigningRequestStatus{}
+	kind := certificateskinds.CertificateSigningRequest
+	kind.PrepareForCreate = func(ctx context.Context, csr *request) {
 		if who, ok := genericapirequest.UserFrom(ctx); ok {
 			identify(&csr.Spec, who)
 		}
 		recordSource(ctx, &csr.Spec)
 	}
 	// Nothing of a request changes after it was made but its metadata: approvers have read it.
-	base.PrepareChange = func(_ context.Context, obj, old runtime.Object) {
-		csr, was := obj.(*request), old.(*request)
-		csr.Spec, csr.Status = was.Spec, was.Status
+	kind.PrepareForUpdate = func(_ context.Context, csr, old *request) { csr.Spec = old.Spec }
+	kind.PrepareForStatusUpdate = func(_ context.Context, csr, old *request) {
+		csr.Status.Conditions = keepTypes(csr.Status.Conditions, old.Status.Conditions, certificatesv1.CertificateApproved, certificatesv1.CertificateDenied)
+		stamp(csr.Status.Conditions, old.Status.Conditions, metav1.NewTime(deps.Now()))
 	}
-	base.Reset = storebase.Fields(version, []string{"status"}, []string{"spec", "uid"}, []string{"spec", "username"},
-		[]string{"spec", "groups"}, []string{"spec", "extra"})
-	store, err := deps.Kit.NewStore(opts, storebase.Spec{
-		Resource: certificatesv1.Resource("certificatesigningrequests"), Singular: "certificatesigningrequest",
-		New:      func() runtime.Object { return &request{} },
-		NewList:  func() runtime.Object { return &certificatesv1.CertificateSigningRequestList{} },
-		Strategy: base,
-	})
+	store, err := kind.NewStore(deps.Scheme, opts)
 	if err != nil {
 		return nil, err
 	}
-	status := deps.Kit.StatusOf(base, func(_ context.Context, obj, old runtime.Object) {
-		csr, was := obj.(*request), old.(*request)
-		csr.Spec = was.Spec
-		csr.Status.Conditions = keepTypes(csr.Status.Conditions, was.Status.Conditions, certificatesv1.CertificateApproved, certificatesv1.CertificateDenied)
-		stamp(csr.Status.Conditions, was.Status.Conditions, metav1.NewTime(deps.Now()))
-	}, storebase.Fields(version, []string{"spec"}))
-	approval := deps.Kit.StatusOf(base, func(_ context.Context, obj, old runtime.Object) {
-		csr, was := obj.(*request), old.(*request)
-		csr.Spec = was.Spec
-		csr.Status.Certificate = was.Status.Certificate
-		csr.Status.Conditions = keepTypes(csr.Status.Conditions, was.Status.Conditions, certificatesv1.CertificateFailed)
-		stamp(csr.Status.Conditions, was.Status.Conditions, metav1.NewTime(deps.Now()))
-	}, storebase.Fields(version, []string{"spec"}, []string{"status", "certificate"}))
-	approval.CheckChange = deps.Approval
+	approval := kind.NewSubresource(store, registry.Endpoint[*request]{
+		PrepareForUpdate: func(_ context.Context, csr, old *request) {
+			csr.Spec = old.Spec
+			csr.Status.Certificate = old.Status.Certificate
+			csr.Status.Conditions = keepTypes(csr.Status.Conditions, old.Status.Conditions, certificatesv1.CertificateFailed)
+			stamp(csr.Status.Conditions, old.Status.Conditions, metav1.NewTime(deps.Now()))
+		},
+		ValidateUpdate: validate.CSRApproval,
+		ResetFields:    [][]string{{"spec"}, {"status", "certificate"}},
+	})
 	return map[string]rest.Storage{
-		"certificatesigningrequests":          &storebase.Resource{Store: store, Short: []string{"csr"}},
-		"certificatesigningrequests/status":   storebase.NewSubresource(store, status),
-		"certificatesigningrequests/approval": storebase.NewSubresource(store, approval),
+		"certificatesigningrequests":          store,
+		"certificatesigningrequests/status":   kind.NewStatus(store),
+		"certificatesigningrequests/approval": approval,
 	}, nil
 }
 

@@ -2,21 +2,13 @@ package defaults
 
 import (
 	apps "k8s.io/api/apps/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
 // historyLimit is how many old revisions a workload keeps for rollback.
 const historyLimit int32 = 10
 
-func addApps(s *runtime.Scheme) {
-	kind(s, deployment, func(l *apps.DeploymentList) []apps.Deployment { return l.Items })
-	kind(s, replicaSet, func(l *apps.ReplicaSetList) []apps.ReplicaSet { return l.Items })
-	kind(s, daemonSet, func(l *apps.DaemonSetList) []apps.DaemonSet { return l.Items })
-	kind(s, statefulSet, func(l *apps.StatefulSetList) []apps.StatefulSet { return l.Items })
-}
-
-func deployment(d *apps.Deployment) {
+func Deployment(d *apps.Deployment) {
 	podTemplate(&d.Spec.Template)
 	fill(&d.Spec.Replicas, 1)
 	fill(&d.Spec.RevisionHistoryLimit, historyLimit)
@@ -30,12 +22,12 @@ func deployment(d *apps.Deployment) {
 	}
 }
 
-func replicaSet(r *apps.ReplicaSet) {
+func ReplicaSet(r *apps.ReplicaSet) {
 	podTemplate(&r.Spec.Template)
 	fill(&r.Spec.Replicas, 1)
 }
 
-func daemonSet(d *apps.DaemonSet) {
+func DaemonSet(d *apps.DaemonSet) {
 	podTemplate(&d.Spec.Template)
 	fill(&d.Spec.RevisionHistoryLimit, historyLimit)
 	strategy := &d.Spec.UpdateStrategy
@@ -47,7 +39,7 @@ func daemonSet(d *apps.DaemonSet) {
 	}
 }
 
-func statefulSet(s *apps.StatefulSet) {
+func StatefulSet(s *apps.StatefulSet) {
 	podTemplate(&s.Spec.Template)
 	fill(&s.Spec.Replicas, 1)
 	fill(&s.Spec.RevisionHistoryLimit, historyLimit)
@@ -69,6 +61,6 @@ func statefulSet(s *apps.StatefulSet) {
 		template := &s.Spec.VolumeClaimTemplates[i]
 		// Clients see the kind of the templates although it is implied.
 		template.APIVersion, template.Kind = "v1", "PersistentVolumeClaim"
-		claim(template)
+		PersistentVolumeClaim(template)
 	}
 }

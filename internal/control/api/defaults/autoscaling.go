@@ -4,7 +4,6 @@ import (
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	autoscaling "k8s.io/api/autoscaling/v2"
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 )
 
 // What a HorizontalPodAutoscaler gets when it does not say: the share of requested CPU it aims at, in percent, and
@@ -16,16 +15,7 @@ const (
 	scalingPods    int32 = 4
 )
 
-func addAutoscaling(s *runtime.Scheme) {
-	kind(s, autoscaler, func(l *autoscaling.HorizontalPodAutoscalerList) []autoscaling.HorizontalPodAutoscaler { return l.Items })
-	// The metric of version 1 is filled in by its conversion, which knows the metrics that are in annotations.
-	kind(s, func(a *autoscalingv1.HorizontalPodAutoscaler) { fill(&a.Spec.MinReplicas, 1) },
-		func(l *autoscalingv1.HorizontalPodAutoscalerList) []autoscalingv1.HorizontalPodAutoscaler {
-			return l.Items
-		})
-}
-
-func autoscaler(a *autoscaling.HorizontalPodAutoscaler) {
+func HorizontalPodAutoscaler(a *autoscaling.HorizontalPodAutoscaler) {
 	fill(&a.Spec.MinReplicas, 1)
 	if len(a.Spec.Metrics) == 0 {
 		share := cpuUtilization
@@ -51,4 +41,10 @@ func scalingRules(r *autoscaling.HPAScalingRules, policies ...autoscaling.HPASca
 	if r.Policies == nil {
 		r.Policies = policies
 	}
+}
+
+// HorizontalPodAutoscalerV1 completes version 1. Its metric is filled in by its conversion, which knows the metrics
+// that are in annotations.
+func HorizontalPodAutoscalerV1(a *autoscalingv1.HorizontalPodAutoscaler) {
+	fill(&a.Spec.MinReplicas, 1)
 }

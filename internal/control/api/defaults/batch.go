@@ -5,15 +5,9 @@ import (
 
 	batch "k8s.io/api/batch/v1"
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 )
 
-func addBatch(s *runtime.Scheme) {
-	kind(s, job, func(l *batch.JobList) []batch.Job { return l.Items })
-	kind(s, cronJob, func(l *batch.CronJobList) []batch.CronJob { return l.Items })
-}
-
-func job(j *batch.Job) {
+func Job(j *batch.Job) {
 	spec := &j.Spec
 	podTemplate(&spec.Template)
 	if spec.Completions == nil && spec.Parallelism == nil {
@@ -42,9 +36,9 @@ func job(j *batch.Job) {
 	}
 }
 
-// cronJob leaves the job template's own fields unset: they are completed in
+// CronJob leaves the job template's own fields unset: they are completed in
 // each Job made from it.
-func cronJob(c *batch.CronJob) {
+func CronJob(c *batch.CronJob) {
 	podTemplate(&c.Spec.JobTemplate.Spec.Template)
 	zero(&c.Spec.ConcurrencyPolicy, batch.AllowConcurrent)
 	fill(&c.Spec.Suspend, false)

@@ -3,7 +3,6 @@ package defaults
 import (
 	authentication "k8s.io/api/authentication/v1"
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
@@ -11,23 +10,7 @@ import (
 // Service asks for ClientIP affinity without saying how long.
 const clientIPAffinity int32 = v1.DefaultClientIPServiceAffinitySeconds
 
-func addCore(s *runtime.Scheme) {
-	kind(s, pod, func(l *v1.PodList) []v1.Pod { return l.Items })
-	kind(s, func(t *v1.PodTemplate) { podTemplate(&t.Template) }, func(l *v1.PodTemplateList) []v1.PodTemplate { return l.Items })
-	kind(s, replicationController, func(l *v1.ReplicationControllerList) []v1.ReplicationController { return l.Items })
-	kind(s, service, func(l *v1.ServiceList) []v1.Service { return l.Items })
-	kind(s, endpoints, func(l *v1.EndpointsList) []v1.Endpoints { return l.Items })
-	kind(s, namespace, func(l *v1.NamespaceList) []v1.Namespace { return l.Items })
-	kind(s, node, func(l *v1.NodeList) []v1.Node { return l.Items })
-	kind(s, secret, func(l *v1.SecretList) []v1.Secret { return l.Items })
-	kind(s, limitRange, func(l *v1.LimitRangeList) []v1.LimitRange { return l.Items })
-	kind(s, resourceQuota, func(l *v1.ResourceQuotaList) []v1.ResourceQuota { return l.Items })
-	kind(s, persistentVolume, func(l *v1.PersistentVolumeList) []v1.PersistentVolume { return l.Items })
-	kind(s, claim, func(l *v1.PersistentVolumeClaimList) []v1.PersistentVolumeClaim { return l.Items })
-	single(s, func(r *authentication.TokenRequest) { fill(&r.Spec.ExpirationSeconds, tokenLifetime) })
-}
-
-func replicationController(rc *v1.ReplicationController) {
+func ReplicationController(rc *v1.ReplicationController) {
 	fill(&rc.Spec.Replicas, 1)
 	if rc.Spec.Template == nil {
 		return
@@ -45,7 +28,7 @@ func replicationController(rc *v1.ReplicationController) {
 	}
 }
 
-func service(svc *v1.Service) {
+func Service(svc *v1.Service) {
 	spec := &svc.Spec
 	zero(&spec.SessionAffinity, v1.ServiceAffinityNone)
 	switch spec.SessionAffinity {
@@ -92,7 +75,7 @@ func reachableFromOutside(spec *v1.ServiceSpec) bool {
 	return false
 }
 
-func endpoints(e *v1.Endpoints) {
+func Endpoints(e *v1.Endpoints) {
 	for i := range e.Subsets {
 		for j := range e.Subsets[i].Ports {
 			zero(&e.Subsets[i].Ports[j].Protocol, v1.ProtocolTCP)
@@ -100,9 +83,9 @@ func endpoints(e *v1.Endpoints) {
 	}
 }
 
-// namespace keeps the label that lets selectors pick namespaces by name; a
+// Namespace keeps the label that lets selectors pick namespaces by name; a
 // client cannot remove or change it.
-func namespace(ns *v1.Namespace) {
+func Namespace(ns *v1.Namespace) {
 	zero(&ns.Status.Phase, v1.NamespaceActive)
 	if ns.Name == "" {
 		return // the name is generated later, and defaulting runs again on the stored object
@@ -113,7 +96,7 @@ func namespace(ns *v1.Namespace) {
 	ns.Labels[v1.LabelMetadataName] = ns.Name
 }
 
-func node(n *v1.Node) {
+func Node(n *v1.Node) {
 	roundUp(n.Status.Capacity)
 	if n.Status.Allocatable == nil && n.Status.Capacity != nil {
 		n.Status.Allocatable = n.Status.Capacity.DeepCopy()
@@ -121,11 +104,11 @@ func node(n *v1.Node) {
 	roundUp(n.Status.Allocatable)
 }
 
-// secret moves stringData, which exists for writers only, into data, where it
+// Secret moves stringData, which exists for writers only, into data, where it
 // wins over the same key. It does so here and not when the object is stored so
 // that field management records data for the writer, and server-side apply of
 // the same manifest meets no conflict.
-func secret(s *v1.Secret) {
+func Secret(s *v1.Secret) {
 	zero(&s.Type, v1.SecretTypeOpaque)
 	if len(s.StringData) > 0 && s.Data == nil {
 		s.Data = make(map[string][]byte, len(s.StringData))
@@ -136,9 +119,9 @@ func secret(s *v1.Secret) {
 	s.StringData = nil
 }
 
-// limitRange completes the container rows: default limit from the maximum,
+// LimitRange completes the container rows: default limit from the maximum,
 // default request from the default limit or else from the minimum.
-func limitRange(l *v1.LimitRange) {
+func LimitRange(l *v1.LimitRange) {
 	for i := range l.Spec.Limits {
 		item := &l.Spec.Limits[i]
 		for _, list := range []v1.ResourceList{item.Max, item.Min, item.Default, item.DefaultRequest, item.MaxLimitRequestRatio} {
@@ -166,7 +149,7 @@ func complete(list, from v1.ResourceList) v1.ResourceList {
 	return list
 }
 
-func resourceQuota(q *v1.ResourceQuota) {
+func ResourceQuota(q *v1.ResourceQuota) {
 	roundUp(q.Spec.Hard)
 	roundUp(q.Status.Hard)
 	roundUp(q.Status.Used)
@@ -179,3 +162,8 @@ func copyMap(m map[string]string) map[string]string {
 	}
 	return c
 }
+
+func PodTemplate(t *v1.PodTemplate) { podTemplate(&t.Template) }
+
+// TokenRequest completes what is asked for a service account and never stored.
+func TokenRequest(r *authentication.TokenRequest) { fill(&r.Spec.ExpirationSeconds, tokenLifetime) }

@@ -1,4 +1,4 @@
-package defaults
+package defaults_test
 
 import (
 	"bytes"
@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/randfill"
 	"sigs.k8s.io/yaml"
 
+	"github.com/berth-dev/berth/internal/control/api/kinds"
 	"github.com/berth-dev/berth/internal/testkit/golden"
 )
 
@@ -26,7 +27,7 @@ func newScheme(t testing.TB) *runtime.Scheme {
 	if err := clientscheme.AddToScheme(s); err != nil {
 		t.Fatal(err)
 	}
-	if err := AddToScheme(s); err != nil {
+	if err := kinds.AddToScheme(s); err != nil {
 		t.Fatal(err)
 	}
 	return s

@@ -2,7 +2,6 @@ package defaults
 
 import (
 	flow "k8s.io/api/flowcontrol/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 )
 
 // What a FlowSchema and a limited priority level get when they do not say:
@@ -16,14 +15,7 @@ const (
 	queueLength       int32 = 50
 )
 
-func addFlow(s *runtime.Scheme) {
-	kind(s, func(f *flow.FlowSchema) {
-		zero(&f.Spec.MatchingPrecedence, schemaPrecedence)
-	}, func(l *flow.FlowSchemaList) []flow.FlowSchema { return l.Items })
-	kind(s, priorityLevel, func(l *flow.PriorityLevelConfigurationList) []flow.PriorityLevelConfiguration { return l.Items })
-}
-
-func priorityLevel(p *flow.PriorityLevelConfiguration) {
+func PriorityLevelConfiguration(p *flow.PriorityLevelConfiguration) {
 	if e := p.Spec.Exempt; e != nil {
 		fill(&e.NominalConcurrencyShares, 0)
 		fill(&e.LendablePercent, 0)
@@ -40,3 +32,5 @@ func priorityLevel(p *flow.PriorityLevelConfiguration) {
 		zero(&q.QueueLengthLimit, queueLength)
 	}
 }
+
+func FlowSchema(f *flow.FlowSchema) { zero(&f.Spec.MatchingPrecedence, schemaPrecedence) }

@@ -4,16 +4,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	networking "k8s.io/api/networking/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 )
 
-func addNetworking(s *runtime.Scheme) {
-	kind(s, networkPolicy, func(l *networking.NetworkPolicyList) []networking.NetworkPolicy { return l.Items })
-	kind(s, ingressClass, func(l *networking.IngressClassList) []networking.IngressClass { return l.Items })
-	kind(s, endpointSlice, func(l *discovery.EndpointSliceList) []discovery.EndpointSlice { return l.Items })
-}
-
-func networkPolicy(p *networking.NetworkPolicy) {
+func NetworkPolicy(p *networking.NetworkPolicy) {
 	if len(p.Spec.PolicyTypes) == 0 {
 		p.Spec.PolicyTypes = []networking.PolicyType{networking.PolicyTypeIngress}
 		if len(p.Spec.Egress) > 0 {
@@ -34,13 +27,13 @@ func policyPorts(ports []networking.NetworkPolicyPort) {
 	}
 }
 
-func ingressClass(c *networking.IngressClass) {
+func IngressClass(c *networking.IngressClass) {
 	if c.Spec.Parameters != nil {
 		fill(&c.Spec.Parameters.Scope, networking.IngressClassParametersReferenceScopeCluster)
 	}
 }
 
-func endpointSlice(e *discovery.EndpointSlice) {
+func EndpointSlice(e *discovery.EndpointSlice) {
 	for i := range e.Ports {
 		fill(&e.Ports[i].Name, "")
 		fill(&e.Ports[i].Protocol, v1.ProtocolTCP)

@@ -11,10 +11,10 @@ import (
 // projected volumes: rw-r--r--.
 const fileMode int32 = 0o644
 
-// pod fills a whole Pod. What is done here and not in podSpec holds for pods
+// Pod fills a whole Pod. What is done here and not in podSpec holds for pods
 // only: a template keeps those fields unset so that its author's intent stays
 // visible to the controllers that stamp pods from it.
-func pod(p *v1.Pod) {
+func Pod(p *v1.Pod) {
 	podSpec(&p.Spec)
 	fill(&p.Spec.EnableServiceLinks, v1.DefaultEnableServiceLinks)
 	for i := range p.Spec.Containers {

@@ -4,18 +4,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	rbac "k8s.io/api/rbac/v1"
 	scheduling "k8s.io/api/scheduling/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 )
-
-// addPolicy registers the kinds that say who may do what and who goes first.
-func addPolicy(s *runtime.Scheme) {
-	kind(s, func(b *rbac.RoleBinding) { binding(&b.RoleRef, b.Subjects) },
-		func(l *rbac.RoleBindingList) []rbac.RoleBinding { return l.Items })
-	kind(s, func(b *rbac.ClusterRoleBinding) { binding(&b.RoleRef, b.Subjects) },
-		func(l *rbac.ClusterRoleBindingList) []rbac.ClusterRoleBinding { return l.Items })
-	kind(s, func(c *scheduling.PriorityClass) { fill(&c.PreemptionPolicy, v1.PreemptLowerPriority) },
-		func(l *scheduling.PriorityClassList) []scheduling.PriorityClass { return l.Items })
-}
 
 func binding(role *rbac.RoleRef, subjects []rbac.Subject) {
 	zero(&role.APIGroup, rbac.GroupName)
@@ -26,3 +15,9 @@ func binding(role *rbac.RoleRef, subjects []rbac.Subject) {
 		}
 	}
 }
+
+func RoleBinding(b *rbac.RoleBinding) { binding(&b.RoleRef, b.Subjects) }
+
+func ClusterRoleBinding(b *rbac.ClusterRoleBinding) { binding(&b.RoleRef, b.Subjects) }
+
+func PriorityClass(c *scheduling.PriorityClass) { fill(&c.PreemptionPolicy, v1.PreemptLowerPriority) }

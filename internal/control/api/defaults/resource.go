@@ -2,16 +2,7 @@ package defaults
 
 import (
 	dra "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 )
-
-// addResource registers the claims of resource.k8s.io.
-func addResource(s *runtime.Scheme) {
-	kind(s, func(c *dra.ResourceClaim) { deviceClaim(&c.Spec.Devices) },
-		func(l *dra.ResourceClaimList) []dra.ResourceClaim { return l.Items })
-	kind(s, func(t *dra.ResourceClaimTemplate) { deviceClaim(&t.Spec.Spec.Devices) },
-		func(l *dra.ResourceClaimTemplateList) []dra.ResourceClaimTemplate { return l.Items })
-}
 
 func deviceClaim(c *dra.DeviceClaim) {
 	for i := range c.Requests {
@@ -35,3 +26,7 @@ func allocation(mode *dra.DeviceAllocationMode, count *int64, tolerations []dra.
 		zero(&tolerations[i].Operator, dra.DeviceTolerationOpEqual)
 	}
 }
+
+func ResourceClaim(c *dra.ResourceClaim) { deviceClaim(&c.Spec.Devices) }
+
+func ResourceClaimTemplate(t *dra.ResourceClaimTemplate) { deviceClaim(&t.Spec.Spec.Devices) }

@@ -3,20 +3,14 @@ package defaults
 import (
 	v1 "k8s.io/api/core/v1"
 	storage "k8s.io/api/storage/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 )
 
-func addStorage(s *runtime.Scheme) {
-	kind(s, storageClass, func(l *storage.StorageClassList) []storage.StorageClass { return l.Items })
-	kind(s, csiDriver, func(l *storage.CSIDriverList) []storage.CSIDriver { return l.Items })
-}
-
-func storageClass(c *storage.StorageClass) {
+func StorageClass(c *storage.StorageClass) {
 	fill(&c.ReclaimPolicy, v1.PersistentVolumeReclaimDelete)
 	fill(&c.VolumeBindingMode, storage.VolumeBindingImmediate)
 }
 
-func csiDriver(d *storage.CSIDriver) {
+func CSIDriver(d *storage.CSIDriver) {
 	fill(&d.Spec.AttachRequired, true)
 	fill(&d.Spec.PodInfoOnMount, false)
 	fill(&d.Spec.StorageCapacity, false)

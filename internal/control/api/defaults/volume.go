@@ -75,7 +75,7 @@ func azureDisk(d *v1.AzureDiskVolumeSource) {
 	fill(&d.ReadOnly, false)
 }
 
-func persistentVolume(pv *v1.PersistentVolume) {
+func PersistentVolume(pv *v1.PersistentVolume) {
 	zero(&pv.Status.Phase, v1.VolumePending)
 	zero(&pv.Spec.PersistentVolumeReclaimPolicy, v1.PersistentVolumeReclaimRetain)
 	fill(&pv.Spec.VolumeMode, v1.PersistentVolumeFilesystem)
@@ -99,7 +99,7 @@ func persistentVolume(pv *v1.PersistentVolume) {
 	azureDisk(source.AzureDisk)
 }
 
-func claim(c *v1.PersistentVolumeClaim) {
+func PersistentVolumeClaim(c *v1.PersistentVolumeClaim) {
 	zero(&c.Status.Phase, v1.ClaimPending)
 	claimSpec(&c.Spec)
 	roundUp(c.Status.Capacity)

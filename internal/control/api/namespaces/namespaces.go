@@ -12,21 +12,21 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/registry/generic"
-	"k8s.io/apiserver/pkg/registry/generic/registry"
+	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/storage"
 	storeerr "k8s.io/apiserver/pkg/storage/errors"
 	"k8s.io/apiserver/pkg/util/dryrun"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
-	"github.com/berth-dev/berth/internal/control/api/storebase"
+	"github.com/berth-dev/berth/internal/control/api/kinds/core"
+	"github.com/berth-dev/berth/internal/control/api/registry"
+	"github.com/berth-dev/berth/internal/control/api/validate"
 )
 
 // Deps are the collaborators of the namespace storage.
 type Deps struct {
-	Kit storebase.Kit
-	// Finalize validates writes to /finalize; nil accepts all.
-	Finalize storebase.ChangeCheck
+	Scheme *runtime.Scheme
 }
 
 var namespaceResource = v1.Resource("namespaces")
@@ -36,40 +36,30 @@ var Immortal = []string{metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.
 
 // NewStorage builds the endpoints of namespaces.
 func NewStorage(opts generic.RESTOptionsGetter, deps Deps) (map[string]rest.Storage, error) {
-	base := deps.Kit.Base(false)
-	base.PrepareNew = func(_ context.Context, obj runtime.Object) { prepareNew(obj.(*v1.Namespace)) }
-	base.PrepareChange = func(_ context.Context, obj, old runtime.Object) {
-		ns, was := obj.(*v1.Namespace), old.(*v1.Namespace)
-		ns.Spec.Finalizers, ns.Status = was.Spec.Finalizers, was.Status
+	kind := core.Namespace
+	kind.PrepareForCreate = func(_ context.Context, ns *v1.Namespace) { prepareNew(ns) }
+	kind.PrepareForUpdate = func(_ context.Context, ns, old *v1.Namespace) {
+		ns.Spec.Finalizers = old.Spec.Finalizers
 		label(ns)
 	}
-	base.Reset = storebase.Fields("v1", []string{"status"})
-	store, err := deps.Kit.NewStore(opts, storebase.Spec{
-		Resource: namespaceResource, Singular: "namespace",
-		New:           func() runtime.Object { return &v1.Namespace{} },
-		NewList:       func() runtime.Object { return &v1.NamespaceList{} },
-		Strategy:      base,
-		ReturnDeleted: true,
-	})
+	kind.PrepareForStatusUpdate = func(_ context.Context, ns, _ *v1.Namespace) { label(ns) }
+	store, err := kind.NewStore(deps.Scheme, opts)
 	if err != nil {
 		return nil, err
 	}
 	store.ShouldDeleteDuringUpdate = emptied
-	status := deps.Kit.StatusOf(base, func(_ context.Context, obj, old runtime.Object) {
-		ns := obj.(*v1.Namespace)
-		ns.Spec = old.(*v1.Namespace).Spec
-		label(ns)
-	}, storebase.Fields("v1", []string{"spec"}))
-	finalize := deps.Kit.StatusOf(base, func(_ context.Context, obj, old runtime.Object) {
-		ns := obj.(*v1.Namespace)
-		ns.Status = old.(*v1.Namespace).Status
-		label(ns)
-	}, storebase.Fields("v1", []string{"status"}))
-	finalize.CheckChange = deps.Finalize
+	finalize := kind.NewSubresource(store, registry.Endpoint[*v1.Namespace]{
+		PrepareForUpdate: func(_ context.Context, ns, old *v1.Namespace) {
+			ns.Status = old.Status
+			label(ns)
+		},
+		ValidateUpdate: validate.NamespaceFinalize,
+		ResetFields:    [][]string{{"status"}},
+	})
 	return map[string]rest.Storage{
-		"namespaces":          &REST{verbs: store, store: store},
-		"namespaces/status":   storebase.NewSubresource(store, status),
-		"namespaces/finalize": &finalizeREST{storebase.NewSubresource(store, finalize)},
+		"namespaces":          &REST{verbs: store, store: store.Store},
+		"namespaces/status":   kind.NewStatus(store),
+		"namespaces/finalize": &finalizeREST{finalize},
 	}, nil
 }
 
@@ -111,10 +101,10 @@ type verbs interface {
 // REST is the storage of namespaces.
 type REST struct {
 	verbs
-	store *registry.Store
+	store *genericregistry.Store
 }
 
-func (r *REST) ShortNames() []string             { return []string{"ns"} }
+func (r *REST) ShortNames() []string             { return core.Namespace.ShortNames }
 func (r *REST) DeleteReturnsDeletedObject() bool { return true }
 
 // Delete starts or continues the end of a namespace. The first request marks it; later ones answer with its state
@@ -215,7 +205,7 @@ func withPolicy(finalizers []string, options *metav1.DeleteOptions) []string {
 }
 
 // finalizeREST offers PUT only: what it replaces is the namespace's life.
-type finalizeREST struct{ sub *storebase.Subresource }
+type finalizeREST struct{ sub *registry.Subresource }
 
 func (r *finalizeREST) New() runtime.Object { return r.sub.New() }
 func (r *finalizeREST) Destroy()            {}

@@ -18,18 +18,18 @@ import (
 	"k8s.io/apimachinery/pkg/util/proxy"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/registry/generic"
-	"k8s.io/apiserver/pkg/registry/generic/registry"
+	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
 	"k8s.io/apiserver/pkg/registry/rest"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/berth-dev/berth/internal/control/api/kinds/core"
 	"github.com/berth-dev/berth/internal/control/api/nodelink"
-	"github.com/berth-dev/berth/internal/control/api/storebase"
 )
 
 // Deps are the collaborators of the node storage.
 type Deps struct {
-	Kit storebase.Kit
+	Scheme *runtime.Scheme
 	// Nodes finds the agent of a node. It may read nodes through the storage that NewStorage returns: it is only
 	// called when a request comes.
 	Nodes nodelink.Finder
@@ -46,31 +46,18 @@ func NewStorage(opts generic.RESTOptionsGetter, deps Deps) (map[string]rest.Stor
 	if deps.Proxy == nil {
 		deps.Proxy = nodelink.InsecureTransport()
 	}
-	base := deps.Kit.Base(false)
+	kind := core.Node
 	// The status of a new node stays: an agent registers itself with its addresses and capacity in one request.
-	base.PrepareNew = func(_ context.Context, obj runtime.Object) { alignCIDRs(&obj.(*v1.Node).Spec, nil) }
-	base.PrepareChange = func(_ context.Context, obj, old runtime.Object) {
-		node, was := obj.(*v1.Node), old.(*v1.Node)
-		node.Status = was.Status
-		alignCIDRs(&node.Spec, &was.Spec)
-	}
-	base.Reset = storebase.Fields("v1", []string{"status"})
-	store, err := deps.Kit.NewStore(opts, storebase.Spec{
-		Resource: v1.Resource("nodes"), Singular: "node",
-		New:      func() runtime.Object { return &v1.Node{} },
-		NewList:  func() runtime.Object { return &v1.NodeList{} },
-		Strategy: base,
-	})
+	kind.PrepareForCreate = func(_ context.Context, node *v1.Node) { alignCIDRs(&node.Spec, nil) }
+	kind.PrepareForUpdate = func(_ context.Context, node, old *v1.Node) { alignCIDRs(&node.Spec, &old.Spec) }
+	store, err := kind.NewStore(deps.Scheme, opts)
 	if err != nil {
 		return nil, err
 	}
-	status := deps.Kit.StatusOf(base, func(_ context.Context, obj, old runtime.Object) {
-		obj.(*v1.Node).Spec = old.(*v1.Node).Spec
-	}, storebase.Fields("v1", []string{"spec"}))
 	return map[string]rest.Storage{
-		"nodes":        &storebase.Resource{Store: store, Short: []string{"no"}},
-		"nodes/status": storebase.NewSubresource(store, status),
-		"nodes/proxy":  &proxyREST{store: store, deps: deps},
+		"nodes":        store,
+		"nodes/status": kind.NewStatus(store),
+		"nodes/proxy":  &proxyREST{store: store.Store, deps: deps},
 	}, nil
 }
 
@@ -103,7 +90,7 @@ func Getter(storages map[string]rest.Storage) func(ctx context.Context, name str
 // proxyREST forwards HTTP to a node: any method on nodes/{[scheme:]name[:port]}/proxy/path. Without a port, or with
 // the agent's, the request goes to the agent with the API server's identity.
 type proxyREST struct {
-	store *registry.Store
+	store *genericregistry.Store
 	deps  Deps
 }
 

@@ -12,7 +12,7 @@ import (
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/utils/lru"
 
-	"github.com/berth-dev/berth/internal/control/api/storebase"
+	"github.com/berth-dev/berth/internal/control/api/registry"
 	"github.com/berth-dev/berth/internal/control/auth/nodeauthz"
 )
 
@@ -23,14 +23,14 @@ const rememberedPeers = 1024
 // network policies take and nothing else: names, labels, addresses and named ports, never environment, command lines,
 // images or volumes. So a node may be granted list and watch of all pods and still learn of no workload but its own.
 type shown struct {
-	*storebase.Resource
+	*registry.Store
 	peers *lru.Cache
 }
 
-func newShown(r *storebase.Resource) *shown { return &shown{r, lru.New(rememberedPeers)} }
+func newShown(r *registry.Store) *shown { return &shown{r, lru.New(rememberedPeers)} }
 
 func (s *shown) List(ctx context.Context, options *metainternal.ListOptions) (runtime.Object, error) {
-	object, err := s.Resource.List(ctx, options)
+	object, err := s.Store.List(ctx, options)
 	node, isNode := callerNode(ctx)
 	if err != nil || !isNode {
 		return object, err
@@ -51,7 +51,7 @@ func (s *shown) List(ctx context.Context, options *metainternal.ListOptions) (ru
 }
 
 func (s *shown) Watch(ctx context.Context, options *metainternal.ListOptions) (watch.Interface, error) {
-	events, err := s.Resource.Watch(ctx, options)
+	events, err := s.Store.Watch(ctx, options)
 	node, isNode := callerNode(ctx)
 	if err != nil || !isNode {
 		return events, err

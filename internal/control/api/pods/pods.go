@@ -15,13 +15,15 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/registry/generic"
-	"k8s.io/apiserver/pkg/registry/generic/registry"
+	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/berth-dev/berth/internal/control/api/kinds/core"
 	"github.com/berth-dev/berth/internal/control/api/nodelink"
-	"github.com/berth-dev/berth/internal/control/api/storebase"
+	"github.com/berth-dev/berth/internal/control/api/registry"
+	"github.com/berth-dev/berth/internal/control/api/validate"
 )
 
 // Disruptions reads and spends disruption budgets; internal/control/api/disruption makes one from a client.
@@ -36,9 +38,7 @@ type Disruptions interface {
 
 // Deps are the collaborators of the pod storage.
 type Deps struct {
-	Kit storebase.Kit
-	// Resize and Ephemeral validate writes to those subresources; the kit validates all others.
-	Resize, Ephemeral storebase.ChangeCheck
+	Scheme *runtime.Scheme
 	// Disruptions guards evictions.
 	Disruptions Disruptions
 	// Nodes finds the kubelet of a node, for log, exec, attach and portforward.
@@ -57,15 +57,12 @@ type Deps struct {
 
 var podResource = v1.Resource("pods")
 
-// strategy adds graceful deletion to the ordinary strategy.
-type strategy struct{ storebase.Strategy }
-
-// CheckGracefulDelete fills in the grace period. Pods are always deleted gracefully, if only with a period of zero.
-func (strategy) CheckGracefulDelete(_ context.Context, obj runtime.Object, options *metav1.DeleteOptions) bool {
+// checkGracefulDelete fills in the grace period. Pods are always deleted gracefully, if only with a period of zero.
+func checkGracefulDelete(_ context.Context, pod *v1.Pod, options *metav1.DeleteOptions) bool {
 	if options == nil {
 		return false
 	}
-	grace := graceFor(obj.(*v1.Pod), options.GracePeriodSeconds)
+	grace := graceFor(pod, options.GracePeriodSeconds)
 	options.GracePeriodSeconds = &grace
 	return true
 }
@@ -73,46 +70,42 @@ func (strategy) CheckGracefulDelete(_ context.Context, obj runtime.Object, optio
 // NewStorage builds the endpoints of pods and bindings. The deprecated "bindings" resource shares the pod storage.
 func NewStorage(opts generic.RESTOptionsGetter, deps Deps) (map[string]rest.Storage, error) {
 	deps = withDefaults(deps)
-	base := deps.Kit.Base(true)
-	base.PrepareNew = func(_ context.Context, obj runtime.Object) { prepareNew(obj.(*v1.Pod), metav1.Now()) }
-	base.PrepareChange = changeBy(prepareChange)
-	base.WarnNew = warnings
-	base.Reset = storebase.Fields("v1", []string{"status"})
-
-	store, err := deps.Kit.NewStore(opts, storebase.Spec{
-		Resource: podResource, Singular: "pod",
-		New:           func() runtime.Object { return &v1.Pod{} },
-		NewList:       func() runtime.Object { return &v1.PodList{} },
-		Strategy:      strategy{base},
-		ReturnDeleted: true,
-		Options: generic.StoreOptions{
-			TriggerFunc: storage.IndexerFuncs{"spec.nodeName": nodeName},
-			Indexers:    &cache.Indexers{storage.FieldIndex("spec.nodeName"): nodeNameIndex},
-		},
-	})
+	kind := core.Pod
+	kind.PrepareForCreate = func(_ context.Context, pod *v1.Pod) { prepareNew(pod, metav1.Now()) }
+	kind.PrepareForUpdate = changeBy(prepareChange)
+	kind.WarningsOnCreate = warnings
+	kind.CheckGracefulDelete = checkGracefulDelete
+	kind.Options = generic.StoreOptions{
+		TriggerFunc: storage.IndexerFuncs{"spec.nodeName": nodeName},
+		Indexers:    &cache.Indexers{storage.FieldIndex("spec.nodeName"): nodeNameIndex},
+	}
+	main, err := kind.NewStore(deps.Scheme, opts)
 	if err != nil {
 		return nil, err
 	}
-
-	status := deps.Kit.StatusOf(base, changeBy(keepForStatus),
-		storebase.Fields("v1", []string{"spec"}, []string{"metadata", "deletionTimestamp"}, []string{"metadata", "ownerReferences"}))
-	statusREST := storebase.NewSubresource(store, strategy{status})
-
-	ephemeral := deps.Kit.StatusOf(base, changeBy(onlyEphemeral), storebase.Fields("v1", []string{"status"}))
-	ephemeral.CheckChange = deps.Ephemeral
-	resize := deps.Kit.StatusOf(base, changeBy(onlyResources), storebase.Fields("v1", []string{"status"}))
-	resize.CheckChange = checkResize(deps.Resize)
+	store := main.Store
+	status := kind.NewSubresource(main, registry.Endpoint[*v1.Pod]{
+		PrepareForUpdate: changeBy(keepForStatus),
+		ValidateUpdate:   func(pod, old *v1.Pod) field.ErrorList { return kind.CheckStatusUpdate(pod, old) },
+		ResetFields:      [][]string{{"spec"}, {"metadata", "deletionTimestamp"}, {"metadata", "ownerReferences"}},
+	})
+	ephemeral := kind.NewSubresource(main, registry.Endpoint[*v1.Pod]{
+		PrepareForUpdate: changeBy(onlyEphemeral), ValidateUpdate: validate.PodEphemeralContainers, ResetFields: [][]string{{"status"}},
+	})
+	resize := kind.NewSubresource(main, registry.Endpoint[*v1.Pod]{
+		PrepareForUpdate: changeBy(onlyResources), ValidateUpdate: checkResize, ResetFields: [][]string{{"status"}},
+	})
 
 	binding := &bindingREST{store: store, now: deps.Now}
 	looker := &looker{store: store, deps: deps}
 	return map[string]rest.Storage{
-		"pods":                     newShown(&storebase.Resource{Store: store, Short: []string{"po"}, In: []string{"all"}}),
-		"pods/status":              statusREST,
+		"pods":                     newShown(main),
+		"pods/status":              status,
 		"pods/binding":             binding,
 		"bindings":                 &legacyBindingREST{binding},
-		"pods/eviction":            &evictionREST{store: store, status: statusREST, deps: deps},
-		"pods/ephemeralcontainers": storebase.NewSubresource(store, strategy{ephemeral}),
-		"pods/resize":              storebase.NewSubresource(store, strategy{resize}),
+		"pods/eviction":            &evictionREST{store: store, status: status, deps: deps},
+		"pods/ephemeralcontainers": ephemeral,
+		"pods/resize":              resize,
 		"pods/log":                 &logREST{looker},
 		"pods/exec":                newExec(looker),
 		"pods/attach":              newAttach(looker),
@@ -134,22 +127,17 @@ func withDefaults(d Deps) Deps {
 	return d
 }
 
-func changeBy(f func(pod, old *v1.Pod)) func(context.Context, runtime.Object, runtime.Object) {
-	return func(_ context.Context, obj, old runtime.Object) { f(obj.(*v1.Pod), old.(*v1.Pod)) }
+func changeBy(f func(pod, old *v1.Pod)) func(context.Context, *v1.Pod, *v1.Pod) {
+	return func(_ context.Context, pod, old *v1.Pod) { f(pod, old) }
 }
 
-// checkResize adds to the kit's rules the one that needs the QoS arithmetic of this package.
-func checkResize(more storebase.ChangeCheck) storebase.ChangeCheck {
-	return func(obj, old runtime.Object) field.ErrorList {
-		var errs field.ErrorList
-		if more != nil {
-			errs = more(obj, old)
-		}
-		if was, is := QOS(old.(*v1.Pod)), QOS(obj.(*v1.Pod)); was != is && len(errs) == 0 {
-			errs = append(errs, field.Invalid(field.NewPath("spec"), is, "Pod QOS Class may not change as a result of resizing"))
-		}
-		return errs
+// checkResize adds to the rules the one that needs the QoS arithmetic of this package.
+func checkResize(pod, old *v1.Pod) field.ErrorList {
+	errs := validate.PodResize(pod, old)
+	if was, is := QOS(old), QOS(pod); was != is && len(errs) == 0 {
+		errs = append(errs, field.Invalid(field.NewPath("spec"), is, "Pod QOS Class may not change as a result of resizing"))
 	}
+	return errs
 }
 
 func nodeName(obj runtime.Object) string { return obj.(*v1.Pod).Spec.NodeName }
@@ -157,7 +145,7 @@ func nodeName(obj runtime.Object) string { return obj.(*v1.Pod).Spec.NodeName }
 func nodeNameIndex(obj any) ([]string, error) { return []string{obj.(*v1.Pod).Spec.NodeName}, nil }
 
 // getPod reads a pod for a subresource that acts on it.
-func getPod(ctx context.Context, store *registry.Store, name string) (*v1.Pod, error) {
+func getPod(ctx context.Context, store *genericregistry.Store, name string) (*v1.Pod, error) {
 	obj, err := store.Get(ctx, name, &metav1.GetOptions{})
 	if err != nil {
 		return nil, err

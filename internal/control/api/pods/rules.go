@@ -10,7 +10,6 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
 )
 
@@ -326,8 +325,7 @@ func ready(pod *v1.Pod) bool {
 }
 
 // warnings tells the author of a pod what will not do what it seems to.
-func warnings(_ context.Context, obj runtime.Object) []string {
-	pod := obj.(*v1.Pod)
+func warnings(_ context.Context, pod *v1.Pod) []string {
 	var out []string
 	if pod.Spec.TerminationGracePeriodSeconds != nil && *pod.Spec.TerminationGracePeriodSeconds < 0 {
 		out = append(out, "spec.terminationGracePeriodSeconds: must be >= 0; negative values are invalid and will be treated as 1")

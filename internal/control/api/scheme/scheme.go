@@ -39,16 +39,13 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 
-	"github.com/berth-dev/berth/internal/control/api/defaults"
-	"github.com/berth-dev/berth/internal/control/api/selectable"
+	"github.com/berth-dev/berth/internal/control/api/kinds"
 )
 
-// family is one group version: how its types are added, and which of them get
-// no internal twin here because another type is their hub.
+// family is one group version and how its types are added.
 type family struct {
-	gv      schema.GroupVersion
-	add     func(*runtime.Scheme) error
-	foreign []string // kinds whose hub is a type of another version or group
+	gv  schema.GroupVersion
+	add func(*runtime.Scheme) error
 }
 
 // families lists what is served (and admission/v1, which webhooks speak), in
@@ -61,12 +58,12 @@ var families = []family{
 	{gv: authenticationv1.SchemeGroupVersion, add: authenticationv1.AddToScheme},
 	{gv: authorizationv1.SchemeGroupVersion, add: authorizationv1.AddToScheme},
 	{gv: autoscalingv2.SchemeGroupVersion, add: autoscalingv2.AddToScheme},
-	{gv: autoscalingv1.SchemeGroupVersion, add: autoscalingv1.AddToScheme, foreign: []string{"HorizontalPodAutoscaler", "HorizontalPodAutoscalerList"}},
+	{gv: autoscalingv1.SchemeGroupVersion, add: autoscalingv1.AddToScheme},
 	{gv: batchv1.SchemeGroupVersion, add: batchv1.AddToScheme},
 	{gv: certificatesv1.SchemeGroupVersion, add: certificatesv1.AddToScheme},
 	{gv: coordinationv1.SchemeGroupVersion, add: coordinationv1.AddToScheme},
 	{gv: discoveryv1.SchemeGroupVersion, add: discoveryv1.AddToScheme},
-	{gv: eventsv1.SchemeGroupVersion, add: eventsv1.AddToScheme, foreign: []string{"Event", "EventList"}},
+	{gv: eventsv1.SchemeGroupVersion, add: eventsv1.AddToScheme},
 	{gv: flowcontrolv1.SchemeGroupVersion, add: flowcontrolv1.AddToScheme},
 	{gv: networkingv1.SchemeGroupVersion, add: networkingv1.AddToScheme},
 	{gv: nodev1.SchemeGroupVersion, add: nodev1.AddToScheme},
@@ -87,7 +84,7 @@ type Set struct {
 // Shared returns the process-wide Set, built on first use so that commands
 // that never serve the API do not pay for it.
 var Shared = sync.OnceValue(func() *Set {
-	set, err := New(defaults.AddToScheme, selectable.AddToScheme)
+	set, err := New(kinds.AddToScheme)
 	if err != nil {
 		panic(fmt.Sprintf("building the API scheme: %v", err))
 	}
@@ -109,12 +106,6 @@ func New(add ...func(*runtime.Scheme) error) (*Set, error) {
 			return nil, fmt.Errorf("registering %s: %w", f.gv, err)
 		}
 	}
-	if err := addEvents(s); err != nil {
-		return nil, err
-	}
-	if err := addAutoscaling(s); err != nil {
-		return nil, err
-	}
 	if err := addEviction(s); err != nil {
 		return nil, err
 	}
@@ -132,6 +123,17 @@ func New(add ...func(*runtime.Scheme) error) (*Set, error) {
 	return &Set{Scheme: s, Codecs: codecs, ParameterCodec: runtime.NewParameterCodec(s)}, nil
 }
 
+// foreign are the kinds of a group version whose hub is a type of another version or group.
+func foreign(gv schema.GroupVersion) map[string]bool {
+	out := map[string]bool{}
+	for _, k := range kinds.All() {
+		if i := k.Info(); i.GroupVersion == gv && !i.StoredAs.Empty() {
+			out[i.Kind], out[i.Kind+"List"] = true, true
+		}
+	}
+	return out
+}
+
 func (f family) register(s *runtime.Scheme) error {
 	if err := f.add(s); err != nil {
 		return err
@@ -139,14 +141,15 @@ func (f family) register(s *runtime.Scheme) error {
 	internal := schema.GroupVersion{Group: f.gv.Group, Version: runtime.APIVersionInternal}
 	metaPackage := reflect.TypeFor[metav1.ObjectMeta]().PkgPath()
 	types := s.KnownTypes(f.gv)
-	kinds := make([]string, 0, len(types))
+	elsewhere := foreign(f.gv)
+	names := make([]string, 0, len(types))
 	for kind, typ := range types {
-		if typ.PkgPath() != metaPackage && !slices.Contains(f.foreign, kind) {
-			kinds = append(kinds, kind)
+		if typ.PkgPath() != metaPackage && !elsewhere[kind] {
+			names = append(names, kind)
 		}
 	}
-	slices.SortFunc(kinds, strings.Compare)
-	for _, kind := range kinds {
+	slices.SortFunc(names, strings.Compare)
+	for _, kind := range names {
 		obj, ok := reflect.New(types[kind]).Interface().(runtime.Object)
 		if !ok {
 			return fmt.Errorf("%s is not an API object", types[kind])

@@ -18,17 +18,18 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/generic"
-	"k8s.io/apiserver/pkg/registry/generic/registry"
+	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/util/dryrun"
 
+	"github.com/berth-dev/berth/internal/control/api/kinds/core"
 	"github.com/berth-dev/berth/internal/control/api/nodelink"
-	"github.com/berth-dev/berth/internal/control/api/storebase"
+	"github.com/berth-dev/berth/internal/control/api/registry"
 )
 
 // Deps are the collaborators of the service storage.
 type Deps struct {
-	Kit storebase.Kit
+	Scheme *runtime.Scheme
 	// Addresses stores IPAddress objects, the record of cluster IPs.
 	Addresses AddressStore
 	// Ranges are the configured cluster IP ranges, primary family first; one or two, of different families.
@@ -57,7 +58,7 @@ var serviceResource = v1.Resource("services")
 
 // REST is the storage of services. Besides the REST verbs it has Run, the repair loop.
 type REST struct {
-	*storebase.Resource
+	*registry.Store
 	deps  Deps
 	alloc *allocator
 	// repairs counts what passes changed, by action; a healthy server leaves it at zero.
@@ -80,17 +81,9 @@ func NewStorage(opts generic.RESTOptionsGetter, deps Deps) (map[string]rest.Stor
 	if deps.Proxy == nil {
 		deps.Proxy = nodelink.InsecureTransport()
 	}
-	base := deps.Kit.Base(true)
-	base.CreateOnUpdate = true
-	base.PrepareNew = func(_ context.Context, obj runtime.Object) { obj.(*v1.Service).Status = v1.ServiceStatus{} }
-	base.PrepareChange = prepareChange
-	base.Reset = storebase.Fields("v1", []string{"status"})
-	store, err := deps.Kit.NewStore(opts, storebase.Spec{
-		Resource: serviceResource, Singular: "service",
-		New:      func() runtime.Object { return &v1.Service{} },
-		NewList:  func() runtime.Object { return &v1.ServiceList{} },
-		Strategy: base,
-	})
+	kind := core.Service
+	kind.PrepareForUpdate = prepareForUpdate
+	store, err := kind.NewStore(deps.Scheme, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -105,10 +98,10 @@ func NewStorage(opts generic.RESTOptionsGetter, deps Deps) (map[string]rest.Stor
 		return nil, err
 	}
 	r := &REST{
-		Resource: &storebase.Resource{Store: store, Short: []string{"svc"}, In: []string{"all"}},
-		deps:     deps,
-		repairs:  repairs,
-		close:    closePorts,
+		Store:   store,
+		deps:    deps,
+		repairs: repairs,
+		close:   closePorts,
 	}
 	r.alloc = &allocator{
 		ips:    newPool[netip.Addr](addressBook{deps.Addresses}),
@@ -116,16 +109,13 @@ func NewStorage(opts generic.RESTOptionsGetter, deps Deps) (map[string]rest.Stor
 		ranges: r.ranges,
 		port:   deps.NodePorts,
 	}
-	status := deps.Kit.StatusOf(base, func(_ context.Context, obj, old runtime.Object) {
-		obj.(*v1.Service).Spec = old.(*v1.Service).Spec
-	}, storebase.Fields("v1", []string{"spec"}))
-	statusREST := storebase.NewSubresource(store, status)
+	status := kind.NewStatus(store)
 	store.BeginCreate = r.beginCreate
 	store.BeginUpdate = r.beginUpdate
 	store.AfterDelete = r.afterDelete
 	return map[string]rest.Storage{
 		"services":        r,
-		"services/status": statusREST,
+		"services/status": status,
 		"services/proxy":  &proxyREST{r},
 	}, nil
 }
@@ -138,10 +128,8 @@ func (r *REST) Destroy() {
 	}
 }
 
-// prepareChange keeps the status; a service that is no load balancer any more loses what its balancer reported.
-func prepareChange(_ context.Context, obj, old runtime.Object) {
-	s := obj.(*v1.Service)
-	s.Status = *old.(*v1.Service).Status.DeepCopy()
+// prepareForUpdate keeps the status; a service that is no load balancer any more loses what its balancer reported.
+func prepareForUpdate(_ context.Context, s, _ *v1.Service) {
 	if s.Spec.Type != v1.ServiceTypeLoadBalancer {
 		s.Status.LoadBalancer = v1.LoadBalancerStatus{}
 	}
@@ -233,7 +221,7 @@ func done(context.Context, bool) {}
 
 // beginCreate completes a new service before it is validated and stored. The claims in the context, not the returned
 // function, undo it: the library calls that before the outcome is known.
-func (r *REST) beginCreate(ctx context.Context, obj runtime.Object, options *metav1.CreateOptions) (registry.FinishFunc, error) {
+func (r *REST) beginCreate(ctx context.Context, obj runtime.Object, options *metav1.CreateOptions) (genericregistry.FinishFunc, error) {
 	s := obj.(*v1.Service)
 	if s.Namespace == "" {
 		s.Namespace = genericapirequest.NamespaceValue(ctx)
@@ -246,7 +234,7 @@ func (r *REST) beginCreate(ctx context.Context, obj runtime.Object, options *met
 	return r.begin(ctx, s, nil, got, dryrun.IsDryRun(options.DryRun))
 }
 
-func (r *REST) beginUpdate(ctx context.Context, obj, old runtime.Object, options *metav1.UpdateOptions) (registry.FinishFunc, error) {
+func (r *REST) beginUpdate(ctx context.Context, obj, old runtime.Object, options *metav1.UpdateOptions) (genericregistry.FinishFunc, error) {
 	s, was := obj.(*v1.Service), old.(*v1.Service)
 	got, err := claimsFrom(ctx)
 	if err != nil {
@@ -259,7 +247,7 @@ func (r *REST) beginUpdate(ctx context.Context, obj, old runtime.Object, options
 	return r.begin(ctx, s, was, got, dryrun.IsDryRun(options.DryRun))
 }
 
-func (r *REST) begin(ctx context.Context, s, old *v1.Service, got *claims, dryRun bool) (registry.FinishFunc, error) {
+func (r *REST) begin(ctx context.Context, s, old *v1.Service, got *claims, dryRun bool) (genericregistry.FinishFunc, error) {
 	errs := resolveFamilies(s, old, r.available())
 	if len(errs) == 0 {
 		errs = r.alloc.allocate(ctx, s, old, got, dryRun)

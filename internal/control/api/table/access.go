@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 )
 
-var csrLayout = of(func(now time.Time, c *certificates.CertificateSigningRequest) []any {
+var CertificateSigningRequest = of(func(now time.Time, c *certificates.CertificateSigningRequest) []any {
 	asked := none
 	if c.Spec.ExpirationSeconds != nil {
 		asked = duration.HumanDuration(time.Duration(*c.Spec.ExpirationSeconds) * time.Second)
@@ -45,7 +45,7 @@ func csrCondition(c *certificates.CertificateSigningRequest) string {
 	return text
 }
 
-var podCertificateLayout = of(func(now time.Time, r *certificates.PodCertificateRequest) []any {
+var PodCertificateRequest = of(func(now time.Time, r *certificates.PodCertificateRequest) []any {
 	state := "Pending"
 	for _, c := range r.Status.Conditions {
 		state = c.Type // at most one, which is the answer
@@ -62,11 +62,11 @@ var bindingColumns = []metav1.TableColumnDefinition{nameColumn, text("Role", "Th
 	wide("Users", "Users it is granted to."), wide("Groups", "Groups it is granted to."),
 	wide("ServiceAccounts", "Service accounts it is granted to.")}
 
-var roleBindingLayout = of(func(now time.Time, b *rbac.RoleBinding) []any {
+var RoleBinding = of(func(now time.Time, b *rbac.RoleBinding) []any {
 	return bindingCells(b.Name, created(now, b), b.RoleRef, b.Subjects)
 }, bindingColumns...)
 
-var clusterRoleBindingLayout = of(func(now time.Time, b *rbac.ClusterRoleBinding) []any {
+var ClusterRoleBinding = of(func(now time.Time, b *rbac.ClusterRoleBinding) []any {
 	return bindingCells(b.Name, created(now, b), b.RoleRef, b.Subjects)
 }, bindingColumns...)
 
@@ -86,15 +86,15 @@ func bindingCells(name, created string, role rbac.RoleRef, subjects []rbac.Subje
 		strings.Join(users, ", "), strings.Join(groups, ", "), strings.Join(accounts, ", ")}
 }
 
-var validatingWebhookLayout = of(func(now time.Time, c *admission.ValidatingWebhookConfiguration) []any {
+var ValidatingWebhookConfiguration = of(func(now time.Time, c *admission.ValidatingWebhookConfiguration) []any {
 	return []any{c.Name, int64(len(c.Webhooks)), created(now, c)}
 }, nameColumn, number("Webhooks", "Number of webhooks."), ageColumn)
 
-var mutatingWebhookLayout = of(func(now time.Time, c *admission.MutatingWebhookConfiguration) []any {
+var MutatingWebhookConfiguration = of(func(now time.Time, c *admission.MutatingWebhookConfiguration) []any {
 	return []any{c.Name, int64(len(c.Webhooks)), created(now, c)}
 }, nameColumn, number("Webhooks", "Number of webhooks."), ageColumn)
 
-var validatingPolicyLayout = of(func(now time.Time, p *admission.ValidatingAdmissionPolicy) []any {
+var ValidatingAdmissionPolicy = of(func(now time.Time, p *admission.ValidatingAdmissionPolicy) []any {
 	param := unset
 	if k := p.Spec.ParamKind; k != nil {
 		param = k.APIVersion + "/" + k.Kind
@@ -102,7 +102,7 @@ var validatingPolicyLayout = of(func(now time.Time, p *admission.ValidatingAdmis
 	return []any{p.Name, int64(len(p.Spec.Validations)), param, created(now, p)}
 }, nameColumn, number("Validations", "Number of validations."), text("ParamKind", "Kind of the policy's parameters."), ageColumn)
 
-var validatingPolicyBindingLayout = of(func(now time.Time, b *admission.ValidatingAdmissionPolicyBinding) []any {
+var ValidatingAdmissionPolicyBinding = of(func(now time.Time, b *admission.ValidatingAdmissionPolicyBinding) []any {
 	param := unset
 	if r := b.Spec.ParamRef; r != nil {
 		switch {
@@ -117,7 +117,7 @@ var validatingPolicyBindingLayout = of(func(now time.Time, b *admission.Validati
 	return []any{b.Name, b.Spec.PolicyName, param, created(now, b)}
 }, nameColumn, text("PolicyName", "The policy it applies."), text("ParamRef", "The parameters it uses."), ageColumn)
 
-var flowSchemaLayout = of(func(now time.Time, f *flow.FlowSchema) []any {
+var FlowSchema = of(func(now time.Time, f *flow.FlowSchema) []any {
 	method := none
 	if m := f.Spec.DistinguisherMethod; m != nil {
 		method = string(m.Type)
@@ -136,7 +136,7 @@ var flowSchemaLayout = of(func(now time.Time, f *flow.FlowSchema) []any {
 	ageColumn,
 	text("MissingPL", "Whether the priority level does not exist."))
 
-var priorityLevelLayout = of(func(now time.Time, p *flow.PriorityLevelConfiguration) []any {
+var PriorityLevelConfiguration = of(func(now time.Time, p *flow.PriorityLevelConfiguration) []any {
 	var shares, queues, hand, length any = none, none, none, none
 	if e := p.Spec.Exempt; e != nil && e.NominalConcurrencyShares != nil {
 		shares = int64(*e.NominalConcurrencyShares)

@@ -13,7 +13,7 @@ import (
 // shownMetrics is how many metrics of an autoscaler have a place in its row.
 const shownMetrics = 2
 
-var autoscalerLayout = of(func(now time.Time, a *autoscaling.HorizontalPodAutoscaler) []any {
+var HorizontalPodAutoscaler = of(func(now time.Time, a *autoscaling.HorizontalPodAutoscaler) []any {
 	least := unset
 	if a.Spec.MinReplicas != nil {
 		least = fmt.Sprint(*a.Spec.MinReplicas)

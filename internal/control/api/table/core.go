@@ -13,29 +13,29 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-var namespaceLayout = of(func(now time.Time, n *v1.Namespace) []any {
+var Namespace = of(func(now time.Time, n *v1.Namespace) []any {
 	return []any{n.Name, string(n.Status.Phase), created(now, n)}
 }, nameColumn, text("Status", "Whether the namespace is in use or going away."), ageColumn)
 
-var configMapLayout = of(func(now time.Time, c *v1.ConfigMap) []any {
+var ConfigMap = of(func(now time.Time, c *v1.ConfigMap) []any {
 	return []any{c.Name, int64(len(c.Data) + len(c.BinaryData)), created(now, c)}
 }, nameColumn, text("Data", "Number of keys."), ageColumn)
 
-var secretLayout = of(func(now time.Time, s *v1.Secret) []any {
+var Secret = of(func(now time.Time, s *v1.Secret) []any {
 	return []any{s.Name, string(s.Type), int64(len(s.Data)), created(now, s)}
 }, nameColumn, text("Type", v1.Secret{}.SwaggerDoc()["type"]), text("Data", "Number of keys."), ageColumn)
 
-var serviceAccountLayout = of(func(now time.Time, s *v1.ServiceAccount) []any {
+var ServiceAccount = of(func(now time.Time, s *v1.ServiceAccount) []any {
 	return []any{s.Name, created(now, s)}
 }, nameColumn, ageColumn)
 
-var podTemplateLayout = of(func(_ time.Time, t *v1.PodTemplate) []any {
+var PodTemplate = of(func(_ time.Time, t *v1.PodTemplate) []any {
 	names, images := templateCells(&t.Template.Spec)
 	return []any{t.Name, names, images, labels.FormatLabels(t.Template.Labels)}
 }, nameColumn, text("Containers", containersColumn.Description), text("Images", imagesColumn.Description),
 	text("Pod Labels", "Labels of pods made from the template."))
 
-var quotaLayout = of(func(now time.Time, q *v1.ResourceQuota) []any {
+var ResourceQuota = of(func(now time.Time, q *v1.ResourceQuota) []any {
 	requests, limits := quotaUse(q)
 	return []any{q.Name, requests, limits, created(now, q)}
 }, nameColumn, text("Request", "Used and allowed requests and counts."), text("Limit", "Used and allowed limits."), ageColumn)
@@ -59,8 +59,8 @@ func quotaUse(q *v1.ResourceQuota) (requests, limits string) {
 	return strings.Join(r, ", "), strings.Join(l, ", ")
 }
 
-// eventLayout prints both spellings of an event.
-var eventLayout = layout{
+// Event prints both spellings of an event.
+var Event = Layout{
 	columns: []metav1.TableColumnDefinition{
 		text("Last Seen", "When it happened last."),
 		text("Type", v1.Event{}.SwaggerDoc()["type"]),

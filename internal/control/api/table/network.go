@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-var serviceLayout = of(func(now time.Time, s *v1.Service) []any {
+var Service = of(func(now time.Time, s *v1.Service) []any {
 	return []any{s.Name, string(s.Spec.Type), clusterIP(s), externalIP(s), servicePorts(s.Spec.Ports), created(now, s),
 		labels.FormatLabels(s.Spec.Selector)}
 }, nameColumn,
@@ -66,7 +66,7 @@ func servicePorts(ports []v1.ServicePort) string {
 	return joined(cells)
 }
 
-var endpointsLayout = of(func(now time.Time, e *v1.Endpoints) []any {
+var Endpoints = of(func(now time.Time, e *v1.Endpoints) []any {
 	var all []string
 	for i := range e.Subsets {
 		subset := &e.Subsets[i]
@@ -83,7 +83,7 @@ var endpointsLayout = of(func(now time.Time, e *v1.Endpoints) []any {
 	return []any{e.Name, some(all, none), created(now, e)}
 }, nameColumn, text("Endpoints", v1.Endpoints{}.SwaggerDoc()["subsets"]), ageColumn)
 
-var endpointSliceLayout = of(func(now time.Time, e *discovery.EndpointSlice) []any {
+var EndpointSlice = of(func(now time.Time, e *discovery.EndpointSlice) []any {
 	ports := make([]string, len(e.Ports))
 	for i, p := range e.Ports {
 		switch {
@@ -103,11 +103,11 @@ var endpointSliceLayout = of(func(now time.Time, e *discovery.EndpointSlice) []a
 	text("Ports", discovery.EndpointSlice{}.SwaggerDoc()["ports"]),
 	text("Endpoints", discovery.EndpointSlice{}.SwaggerDoc()["endpoints"]), ageColumn)
 
-var leaseLayout = of(func(now time.Time, l *coordination.Lease) []any {
+var Lease = of(func(now time.Time, l *coordination.Lease) []any {
 	return []any{l.Name, deref(l.Spec.HolderIdentity), created(now, l)}
 }, nameColumn, text("Holder", coordination.LeaseSpec{}.SwaggerDoc()["holderIdentity"]), ageColumn)
 
-var ingressLayout = of(func(now time.Time, i *networking.Ingress) []any {
+var Ingress = of(func(now time.Time, i *networking.Ingress) []any {
 	ports := "80"
 	if len(i.Spec.TLS) > 0 {
 		ports = "80, 443"
@@ -131,7 +131,7 @@ func ingressHosts(rules []networking.IngressRule) string {
 	return some(hosts, "*")
 }
 
-var ingressClassLayout = of(func(now time.Time, c *networking.IngressClass) []any {
+var IngressClass = of(func(now time.Time, c *networking.IngressClass) []any {
 	parameters := none
 	if p := c.Spec.Parameters; p != nil {
 		parameters = p.Kind
@@ -143,15 +143,15 @@ var ingressClassLayout = of(func(now time.Time, c *networking.IngressClass) []an
 	return []any{c.Name, c.Spec.Controller, parameters, created(now, c)}
 }, nameColumn, text("Controller", "The controller that serves the class."), text("Parameters", "Where the class is configured."), ageColumn)
 
-var networkPolicyLayout = of(func(now time.Time, p *networking.NetworkPolicy) []any {
+var NetworkPolicy = of(func(now time.Time, p *networking.NetworkPolicy) []any {
 	return []any{p.Name, metav1.FormatLabelSelector(&p.Spec.PodSelector), created(now, p)}
 }, nameColumn, text("Pod-Selector", networking.NetworkPolicySpec{}.SwaggerDoc()["podSelector"]), ageColumn)
 
-var serviceCIDRLayout = of(func(now time.Time, c *networking.ServiceCIDR) []any {
+var ServiceCIDR = of(func(now time.Time, c *networking.ServiceCIDR) []any {
 	return []any{c.Name, strings.Join(c.Spec.CIDRs, ","), created(now, c)}
 }, nameColumn, text("CIDRs", networking.ServiceCIDRSpec{}.SwaggerDoc()["cidrs"]), ageColumn)
 
-var ipAddressLayout = of(func(_ time.Time, a *networking.IPAddress) []any {
+var IPAddress = of(func(_ time.Time, a *networking.IPAddress) []any {
 	parent := none
 	if p := a.Spec.ParentRef; p != nil {
 		resource := schema.GroupResource{Group: p.Group, Resource: p.Resource}

@@ -8,7 +8,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-var nodeLayout = of(nodeCells,
+var Node = of(nodeCells,
 	nameColumn,
 	text("Status", "Whether the node is ready, and whether it takes new pods."),
 	text("Roles", "The roles of the node."),

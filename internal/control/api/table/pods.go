@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-var podLayout = layout{
+var Pod = Layout{
 	columns: []metav1.TableColumnDefinition{
 		nameColumn,
 		text("Ready", "Ready containers of all containers that are meant to keep running."),

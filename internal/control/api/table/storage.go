@@ -12,7 +12,7 @@ import (
 	storageutil "k8s.io/kubectl/pkg/util/storage"
 )
 
-var volumeLayout = of(func(now time.Time, pv *v1.PersistentVolume) []any {
+var PersistentVolume = of(func(now time.Time, pv *v1.PersistentVolume) []any {
 	claim := ""
 	if ref := pv.Spec.ClaimRef; ref != nil {
 		claim = ref.Namespace + "/" + ref.Name
@@ -38,7 +38,7 @@ var volumeLayout = of(func(now time.Time, pv *v1.PersistentVolume) []any {
 	ageColumn,
 	wide("VolumeMode", v1.PersistentVolumeSpec{}.SwaggerDoc()["volumeMode"]))
 
-var claimLayout = of(func(now time.Time, c *v1.PersistentVolumeClaim) []any {
+var PersistentVolumeClaim = of(func(now time.Time, c *v1.PersistentVolumeClaim) []any {
 	phase := string(c.Status.Phase)
 	if c.DeletionTimestamp != nil {
 		phase = "Terminating"
@@ -65,7 +65,7 @@ var claimLayout = of(func(now time.Time, c *v1.PersistentVolumeClaim) []any {
 // without one get.
 var isDefaultClass = []string{"storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class"}
 
-var storageClassLayout = of(func(now time.Time, c *storage.StorageClass) []any {
+var StorageClass = of(func(now time.Time, c *storage.StorageClass) []any {
 	name := c.Name
 	for _, key := range isDefaultClass {
 		if c.Annotations[key] == "true" {
@@ -80,11 +80,11 @@ var storageClassLayout = of(func(now time.Time, c *storage.StorageClass) []any {
 	text("VolumeBindingMode", storage.StorageClass{}.SwaggerDoc()["volumeBindingMode"]),
 	text("AllowVolumeExpansion", storage.StorageClass{}.SwaggerDoc()["allowVolumeExpansion"]), ageColumn)
 
-var csiNodeLayout = of(func(now time.Time, n *storage.CSINode) []any {
+var CSINode = of(func(now time.Time, n *storage.CSINode) []any {
 	return []any{n.Name, int64(len(n.Spec.Drivers)), created(now, n)}
 }, nameColumn, number("Drivers", "Number of drivers on the node."), ageColumn)
 
-var csiDriverLayout = of(func(now time.Time, d *storage.CSIDriver) []any {
+var CSIDriver = of(func(now time.Time, d *storage.CSIDriver) []any {
 	tokens := unset
 	if len(d.Spec.TokenRequests) > 0 {
 		audiences := make([]string, len(d.Spec.TokenRequests))
@@ -108,7 +108,7 @@ var csiDriverLayout = of(func(now time.Time, d *storage.CSIDriver) []any {
 	boolean("RequiresRepublish", storage.CSIDriverSpec{}.SwaggerDoc()["requiresRepublish"]),
 	text("Modes", storage.CSIDriverSpec{}.SwaggerDoc()["volumeLifecycleModes"]), ageColumn)
 
-var attachmentLayout = of(func(now time.Time, a *storage.VolumeAttachment) []any {
+var VolumeAttachment = of(func(now time.Time, a *storage.VolumeAttachment) []any {
 	return []any{a.Name, a.Spec.Attacher, deref(a.Spec.Source.PersistentVolumeName), a.Spec.NodeName, a.Status.Attached, created(now, a)}
 }, nameColumn,
 	text("Attacher", storage.VolumeAttachmentSpec{}.SwaggerDoc()["attacher"]),
@@ -116,11 +116,11 @@ var attachmentLayout = of(func(now time.Time, a *storage.VolumeAttachment) []any
 	text("Node", storage.VolumeAttachmentSpec{}.SwaggerDoc()["nodeName"]),
 	boolean("Attached", storage.VolumeAttachmentStatus{}.SwaggerDoc()["attached"]), ageColumn)
 
-var runtimeClassLayout = of(func(now time.Time, c *node.RuntimeClass) []any {
+var RuntimeClass = of(func(now time.Time, c *node.RuntimeClass) []any {
 	return []any{c.Name, c.Handler, created(now, c)}
 }, nameColumn, text("Handler", node.RuntimeClass{}.SwaggerDoc()["handler"]), ageColumn)
 
-var priorityClassLayout = of(func(now time.Time, c *scheduling.PriorityClass) []any {
+var PriorityClass = of(func(now time.Time, c *scheduling.PriorityClass) []any {
 	return []any{c.Name, int64(c.Value), c.GlobalDefault, created(now, c), string(deref(c.PreemptionPolicy))}
 }, nameColumn,
 	number("Value", scheduling.PriorityClass{}.SwaggerDoc()["value"]),
@@ -128,7 +128,7 @@ var priorityClassLayout = of(func(now time.Time, c *scheduling.PriorityClass) []
 	ageColumn,
 	text("PreemptionPolicy", scheduling.PriorityClass{}.SwaggerDoc()["preemptionPolicy"]))
 
-var resourceClaimLayout = of(func(now time.Time, c *resource.ResourceClaim) []any {
+var ResourceClaim = of(func(now time.Time, c *resource.ResourceClaim) []any {
 	var states []string
 	if c.DeletionTimestamp != nil {
 		states = append(states, "deleted")
@@ -145,22 +145,22 @@ var resourceClaimLayout = of(func(now time.Time, c *resource.ResourceClaim) []an
 	return []any{c.Name, strings.Join(states, ","), created(now, c)}
 }, nameColumn, text("State", "How far the claim has come."), ageColumn)
 
-var resourceSliceLayout = of(func(now time.Time, s *resource.ResourceSlice) []any {
+var ResourceSlice = of(func(now time.Time, s *resource.ResourceSlice) []any {
 	return []any{s.Name, or(deref(s.Spec.NodeName), unset), s.Spec.Driver, s.Spec.Pool.Name, created(now, s)}
 }, nameColumn,
 	text("Node", resource.ResourceSliceSpec{}.SwaggerDoc()["nodeName"]),
 	text("Driver", resource.ResourceSliceSpec{}.SwaggerDoc()["driver"]),
 	text("Pool", resource.ResourcePool{}.SwaggerDoc()["name"]), ageColumn)
 
-var deviceClassLayout = of(func(now time.Time, c *resource.DeviceClass) []any {
+var DeviceClass = of(func(now time.Time, c *resource.DeviceClass) []any {
 	return []any{c.Name, created(now, c)}
 }, nameColumn, ageColumn)
 
-var claimTemplateLayout = of(func(now time.Time, t *resource.ResourceClaimTemplate) []any {
+var ResourceClaimTemplate = of(func(now time.Time, t *resource.ResourceClaimTemplate) []any {
 	return []any{t.Name, created(now, t)}
 }, nameColumn, ageColumn)
 
-var attributesClassLayout = of(func(now time.Time, c *storage.VolumeAttributesClass) []any {
+var VolumeAttributesClass = of(func(now time.Time, c *storage.VolumeAttributesClass) []any {
 	return []any{c.Name, c.DriverName, created(now, c)}
 }, nameColumn,
 	text("DriverName", storage.VolumeAttributesClass{}.SwaggerDoc()["driverName"]),

@@ -17,26 +17,29 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 )
 
-// layout is how one resource is printed: its columns and, for an object of its
+// Layout is how one resource is printed: its columns and, for an object of its
 // kind, one row (false for any other object).
-type layout struct {
+type Layout struct {
 	columns []metav1.TableColumnDefinition
 	row     func(now time.Time, obj runtime.Object) (metav1.TableRow, bool)
 }
 
-// Convertor returns the table convertor of a resource. Resources without a
+// Empty says that there is no layout: objects print their name and creation time.
+func (l Layout) Empty() bool { return l.row == nil }
+
+// Convertor returns the table convertor of a resource. Resources with an empty
 // layout, and objects of another kind that pass through a resource's
 // subresources, print Name and Created At.
 //
 // Rows hold whole objects: the request handler replaces them by what the
 // client asked for with includeObject (None, Metadata, Object), as it does for
 // every convertor.
-func Convertor(gr schema.GroupResource) rest.TableConvertor {
-	return convertor{resource: gr, fallback: rest.NewDefaultTableConvertor(gr), now: time.Now}
+func Convertor(gr schema.GroupResource, l Layout) rest.TableConvertor {
+	return convertor{layout: l, fallback: rest.NewDefaultTableConvertor(gr), now: time.Now}
 }
 
 type convertor struct {
-	resource schema.GroupResource
+	layout   Layout
 	fallback rest.TableConvertor
 	now      func() time.Time
 }
@@ -44,18 +47,17 @@ type convertor struct {
 // ConvertToTable prints obj, which may be a list.
 func (c convertor) ConvertToTable(ctx context.Context, obj, options runtime.Object) (*metav1.Table, error) {
 	opts, _ := options.(*metav1.TableOptions)
-	if t, ok := Render(c.resource, c.now(), obj, opts != nil && opts.NoHeaders); ok {
+	if t, ok := Render(c.layout, c.now(), obj, opts != nil && opts.NoHeaders); ok {
 		return t, nil
 	}
 	return c.fallback.ConvertToTable(ctx, obj, options)
 }
 
-// Render prints an object or a list of the resource as it looks at time now,
-// without column definitions if noHeaders. It reports false if the resource has
-// no layout or if an object is not of the resource's kind.
-func Render(gr schema.GroupResource, now time.Time, obj runtime.Object, noHeaders bool) (*metav1.Table, bool) {
-	l, ok := layouts[gr]
-	if !ok {
+// Render prints an object or a list as it looks at time now,
+// without column definitions if noHeaders. It reports false if the layout is
+// empty or if an object is not of the resource's kind.
+func Render(l Layout, now time.Time, obj runtime.Object, noHeaders bool) (*metav1.Table, bool) {
+	if l.Empty() {
 		return nil, false
 	}
 	t := &metav1.Table{}
@@ -101,8 +103,8 @@ func Render(gr schema.GroupResource, now time.Time, obj runtime.Object, noHeader
 func of[T any, PT interface {
 	*T
 	runtime.Object
-}](cells func(now time.Time, obj PT) []any, columns ...metav1.TableColumnDefinition) layout {
-	return layout{columns: columns, row: func(now time.Time, obj runtime.Object) (metav1.TableRow, bool) {
+}](cells func(now time.Time, obj PT) []any, columns ...metav1.TableColumnDefinition) Layout {
+	return Layout{columns: columns, row: func(now time.Time, obj runtime.Object) (metav1.TableRow, bool) {
 		o, ok := obj.(PT)
 		if !ok {
 			return metav1.TableRow{}, false

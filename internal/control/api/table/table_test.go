@@ -1,4 +1,4 @@
-package table
+package table_test
 
 import (
 	"bytes"
@@ -17,8 +17,21 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/scheme"
 
+	"github.com/berth-dev/berth/internal/control/api/kinds"
+	"github.com/berth-dev/berth/internal/control/api/table"
 	"github.com/berth-dev/berth/internal/testkit/golden"
 )
+
+// layouts are the tables of the kinds that are stored and print more than their name.
+var layouts = func() map[schema.GroupResource]table.Layout {
+	all := map[schema.GroupResource]table.Layout{}
+	for _, k := range kinds.All() {
+		if i := k.Info(); !i.Table.Empty() {
+			all[i.GroupResource()] = i.Table
+		}
+	}
+	return all
+}()
 
 var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
@@ -52,17 +65,17 @@ func TestGolden(t *testing.T) {
 		var out bytes.Buffer
 		var last schema.GroupResource
 		for i, obj := range objects {
-			table, ok := Render(resources[i], now, obj, false)
+			printed, ok := table.Render(layouts[resources[i]], now, obj, false)
 			if !ok {
 				t.Fatalf("%s: no table for %s (%T)", file, resources[i], obj)
 			}
 			if resources[i] != last {
-				fmt.Fprintf(&out, "# %s\n%s\n", resources[i], header(table.ColumnDefinitions))
+				fmt.Fprintf(&out, "# %s\n%s\n", resources[i], header(printed.ColumnDefinitions))
 			}
 			last = resources[i]
 			seen[last] = true
-			check(t, resources[i], table)
-			for _, row := range table.Rows {
+			check(t, resources[i], printed)
+			for _, row := range printed.Rows {
 				fmt.Fprintln(&out, line(row))
 			}
 		}
@@ -138,25 +151,25 @@ func TestLists(t *testing.T) {
 	remaining := int64(7)
 	list := &v1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: "42", Continue: "next", RemainingItemCount: &remaining},
 		Items: []v1.Pod{{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, {ObjectMeta: metav1.ObjectMeta{Name: "b"}}}}
-	c := Convertor(schema.GroupResource{Resource: "pods"})
-	table, err := c.ConvertToTable(context.Background(), list, &metav1.TableOptions{})
+	c := table.Convertor(schema.GroupResource{Resource: "pods"}, table.Pod)
+	printed, err := c.ConvertToTable(context.Background(), list, &metav1.TableOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if table.ResourceVersion != "42" || table.Continue != "next" || *table.RemainingItemCount != 7 {
-		t.Errorf("list metadata got lost: %+v", table.ListMeta)
+	if printed.ResourceVersion != "42" || printed.Continue != "next" || *printed.RemainingItemCount != 7 {
+		t.Errorf("list metadata got lost: %+v", printed.ListMeta)
 	}
-	if len(table.Rows) != 2 || table.Rows[1].Cells[0] != "b" {
-		t.Fatalf("rows: %+v", table.Rows)
+	if len(printed.Rows) != 2 || printed.Rows[1].Cells[0] != "b" {
+		t.Fatalf("rows: %+v", printed.Rows)
 	}
-	if pod, ok := table.Rows[1].Object.Object.(*v1.Pod); !ok || pod.Name != "b" {
-		t.Errorf("the row does not hold its object: %+v", table.Rows[1].Object)
+	if pod, ok := printed.Rows[1].Object.Object.(*v1.Pod); !ok || pod.Name != "b" {
+		t.Errorf("the row does not hold its object: %+v", printed.Rows[1].Object)
 	}
-	table, err = c.ConvertToTable(context.Background(), &list.Items[0], &metav1.TableOptions{NoHeaders: true})
-	if err != nil || table.ColumnDefinitions != nil || len(table.Rows) != 1 {
-		t.Errorf("got %+v, %v", table, err)
+	printed, err = c.ConvertToTable(context.Background(), &list.Items[0], &metav1.TableOptions{NoHeaders: true})
+	if err != nil || printed.ColumnDefinitions != nil || len(printed.Rows) != 1 {
+		t.Errorf("got %+v, %v", printed, err)
 	}
-	if empty, _ := Render(schema.GroupResource{Resource: "pods"}, now, &v1.PodList{}, false); empty.Rows == nil {
+	if empty, _ := table.Render(table.Pod, now, &v1.PodList{}, false); empty.Rows == nil {
 		t.Error("rows of an empty list are null in JSON, clients expect []")
 	}
 }
@@ -173,18 +186,18 @@ func TestFallback(t *testing.T) {
 		{schema.GroupResource{Group: "apps", Resource: "deployments"}, &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "x", CreationTimestamp: made}}},
 		{schema.GroupResource{Group: "example.com", Resource: "things"}, &v1.LimitRangeList{Items: []v1.LimitRange{{ObjectMeta: metav1.ObjectMeta{Name: "x", CreationTimestamp: made}}}}},
 	} {
-		table, err := Convertor(c.gr).ConvertToTable(context.Background(), c.obj, nil)
+		printed, err := table.Convertor(c.gr, layouts[c.gr]).ConvertToTable(context.Background(), c.obj, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := header(table.ColumnDefinitions); got != "Name:stringname | Created At:date" {
+		if got := header(printed.ColumnDefinitions); got != "Name:stringname | Created At:date" {
 			t.Errorf("%s: columns %s", c.gr, got)
 		}
-		if got := line(table.Rows[0]); got != "x | 2026-03-01T12:00:00Z" {
+		if got := line(printed.Rows[0]); got != "x | 2026-03-01T12:00:00Z" {
 			t.Errorf("%s: row %s", c.gr, got)
 		}
 	}
-	if _, err := Convertor(schema.GroupResource{Resource: "pods"}).ConvertToTable(context.Background(), &metav1.Status{}, nil); err == nil {
+	if _, err := table.Convertor(schema.GroupResource{Resource: "pods"}, table.Pod).ConvertToTable(context.Background(), &metav1.Status{}, nil); err == nil {
 		t.Error("a Status was printed as a pod")
 	}
 }
@@ -193,7 +206,7 @@ func BenchmarkPodList(b *testing.B) {
 	b.ReportAllocs()
 	list := &v1.PodList{Items: make([]v1.Pod, 1000)}
 	for b.Loop() {
-		if _, ok := Render(schema.GroupResource{Resource: "pods"}, now, list, false); !ok {
+		if _, ok := table.Render(table.Pod, now, list, false); !ok {
 			b.Fatal("no table")
 		}
 	}

@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-var deploymentLayout = of(func(now time.Time, d *apps.Deployment) []any {
+var Deployment = of(func(now time.Time, d *apps.Deployment) []any {
 	names, images := templateCells(&d.Spec.Template.Spec)
 	return []any{d.Name, fmt.Sprintf("%d/%d", d.Status.ReadyReplicas, deref(d.Spec.Replicas)),
 		int64(d.Status.UpdatedReplicas), int64(d.Status.AvailableReplicas), created(now, d),
@@ -33,13 +33,13 @@ var replicaColumns = []metav1.TableColumnDefinition{nameColumn,
 	number("Ready", apps.ReplicaSetStatus{}.SwaggerDoc()["readyReplicas"]),
 	ageColumn, containersColumn, imagesColumn, selectorColumn}
 
-var replicaSetLayout = of(func(now time.Time, r *apps.ReplicaSet) []any {
+var ReplicaSet = of(func(now time.Time, r *apps.ReplicaSet) []any {
 	names, images := templateCells(&r.Spec.Template.Spec)
 	return []any{r.Name, int64(deref(r.Spec.Replicas)), int64(r.Status.Replicas), int64(r.Status.ReadyReplicas),
 		created(now, r), names, images, metav1.FormatLabelSelector(r.Spec.Selector)}
 }, replicaColumns...)
 
-var controllerLayout = of(func(now time.Time, r *v1.ReplicationController) []any {
+var ReplicationController = of(func(now time.Time, r *v1.ReplicationController) []any {
 	var names, images string
 	if r.Spec.Template != nil {
 		names, images = templateCells(&r.Spec.Template.Spec)
@@ -48,12 +48,12 @@ var controllerLayout = of(func(now time.Time, r *v1.ReplicationController) []any
 		created(now, r), names, images, labels.FormatLabels(r.Spec.Selector)}
 }, replicaColumns...)
 
-var statefulSetLayout = of(func(now time.Time, s *apps.StatefulSet) []any {
+var StatefulSet = of(func(now time.Time, s *apps.StatefulSet) []any {
 	names, images := templateCells(&s.Spec.Template.Spec)
 	return []any{s.Name, fmt.Sprintf("%d/%d", s.Status.ReadyReplicas, deref(s.Spec.Replicas)), created(now, s), names, images}
 }, nameColumn, text("Ready", "Ready pods of those wanted."), ageColumn, containersColumn, imagesColumn)
 
-var daemonSetLayout = of(func(now time.Time, d *apps.DaemonSet) []any {
+var DaemonSet = of(func(now time.Time, d *apps.DaemonSet) []any {
 	names, images := templateCells(&d.Spec.Template.Spec)
 	return []any{d.Name, int64(d.Status.DesiredNumberScheduled), int64(d.Status.CurrentNumberScheduled),
 		int64(d.Status.NumberReady), int64(d.Status.UpdatedNumberScheduled), int64(d.Status.NumberAvailable),
@@ -68,7 +68,7 @@ var daemonSetLayout = of(func(now time.Time, d *apps.DaemonSet) []any {
 	text("Node Selector", v1.PodSpec{}.SwaggerDoc()["nodeSelector"]),
 	ageColumn, containersColumn, imagesColumn, selectorColumn)
 
-var revisionLayout = of(func(now time.Time, r *apps.ControllerRevision) []any {
+var ControllerRevision = of(func(now time.Time, r *apps.ControllerRevision) []any {
 	owner := none
 	if o := metav1.GetControllerOf(r); o != nil {
 		group, _ := schema.ParseGroupVersion(o.APIVersion)
@@ -79,7 +79,7 @@ var revisionLayout = of(func(now time.Time, r *apps.ControllerRevision) []any {
 }, nameColumn, text("Controller", "What the revision belongs to."),
 	number("Revision", apps.ControllerRevision{}.SwaggerDoc()["revision"]), ageColumn)
 
-var jobLayout = of(func(now time.Time, j *batch.Job) []any {
+var Job = of(func(now time.Time, j *batch.Job) []any {
 	names, images := templateCells(&j.Spec.Template.Spec)
 	return []any{j.Name, jobStatus(j), jobCompletions(j), jobDuration(now, j), created(now, j),
 		names, images, metav1.FormatLabelSelector(j.Spec.Selector)}
@@ -134,7 +134,7 @@ func jobDuration(now time.Time, j *batch.Job) string {
 	return duration.HumanDuration(j.Status.CompletionTime.Sub(j.Status.StartTime.Time))
 }
 
-var cronJobLayout = of(func(now time.Time, c *batch.CronJob) []any {
+var CronJob = of(func(now time.Time, c *batch.CronJob) []any {
 	names, images := templateCells(&c.Spec.JobTemplate.Spec.Template.Spec)
 	last := none
 	if c.Status.LastScheduleTime != nil {
@@ -150,7 +150,7 @@ var cronJobLayout = of(func(now time.Time, c *batch.CronJob) []any {
 	text("Last Schedule", batch.CronJobStatus{}.SwaggerDoc()["lastScheduleTime"]),
 	ageColumn, containersColumn, imagesColumn, selectorColumn)
 
-var budgetLayout = of(func(now time.Time, b *policy.PodDisruptionBudget) []any {
+var PodDisruptionBudget = of(func(now time.Time, b *policy.PodDisruptionBudget) []any {
 	amount := func(v *intstr.IntOrString) string {
 		if v == nil {
 			return "N/A"

@@ -15,18 +15,6 @@ import (
 
 var isPathSegment = isName(pathvalidation.ValidatePathSegmentName)
 
-var accessKinds = []row{
-	kind[rbac.Role, *rbac.Role]{scope: namespaced, name: pathvalidation.ValidatePathSegmentName, create: roleGood, update: again(roleGood)},
-	kind[rbac.ClusterRole, *rbac.ClusterRole]{scope: cluster, name: pathvalidation.ValidatePathSegmentName, create: clusterRoleGood, update: again(clusterRoleGood)},
-	kind[rbac.RoleBinding, *rbac.RoleBinding]{scope: namespaced, name: pathvalidation.ValidatePathSegmentName, create: roleBindingGood, update: func(changed, old *rbac.RoleBinding) errs {
-		return append(roleBindingGood(changed), sameRole(changed.RoleRef, old.RoleRef)...)
-	}},
-	kind[rbac.ClusterRoleBinding, *rbac.ClusterRoleBinding]{scope: cluster, name: pathvalidation.ValidatePathSegmentName, create: clusterRoleBindingGood, update: func(changed, old *rbac.ClusterRoleBinding) errs {
-		return append(clusterRoleBindingGood(changed), sameRole(changed.RoleRef, old.RoleRef)...)
-	}},
-	kind[certificates.CertificateSigningRequest, *certificates.CertificateSigningRequest]{scope: cluster, name: pathvalidation.ValidatePathSegmentName, create: csrGood, update: csrUpdate, status: csrStatus},
-}
-
 func policyRules(p *field.Path, rules []rbac.PolicyRule, namespacedRole bool) errs {
 	var all errs
 	for i := range rules {
@@ -53,9 +41,9 @@ func policyRules(p *field.Path, rules []rbac.PolicyRule, namespacedRole bool) er
 	return all
 }
 
-func roleGood(r *rbac.Role) errs { return policyRules(field.NewPath("rules"), r.Rules, true) }
+func Role(r *rbac.Role) errs { return policyRules(field.NewPath("rules"), r.Rules, true) }
 
-func clusterRoleGood(r *rbac.ClusterRole) errs {
+func ClusterRole(r *rbac.ClusterRole) errs {
 	all := policyRules(field.NewPath("rules"), r.Rules, false)
 	if r.AggregationRule == nil {
 		return all
@@ -70,11 +58,11 @@ func clusterRoleGood(r *rbac.ClusterRole) errs {
 	return all
 }
 
-func roleBindingGood(b *rbac.RoleBinding) errs {
+func RoleBinding(b *rbac.RoleBinding) errs {
 	return append(roleRef(b.RoleRef, "Role", "ClusterRole"), subjects(b.Subjects, true)...)
 }
 
-func clusterRoleBindingGood(b *rbac.ClusterRoleBinding) errs {
+func ClusterRoleBinding(b *rbac.ClusterRoleBinding) errs {
 	return append(roleRef(b.RoleRef, "ClusterRole"), subjects(b.Subjects, false)...)
 }
 
@@ -124,7 +112,7 @@ const minCertificateSeconds = 600
 // legacyUnknown is the signer of requests that named none, in versions of the API that are gone; it looks at nothing.
 const legacyUnknown = "kubernetes.io/legacy-unknown"
 
-func csrGood(c *certificates.CertificateSigningRequest) errs {
+func CertificateSigningRequest(c *certificates.CertificateSigningRequest) errs {
 	s := &c.Spec
 	var all errs
 	at := specPath.Child("request")
@@ -199,13 +187,13 @@ func csrKept(changed, old *certificates.CertificateSigningRequest) errs {
 	return all
 }
 
-// csrUpdate: what was asked for does not change.
-func csrUpdate(changed, old *certificates.CertificateSigningRequest) errs {
+// CertificateSigningRequestUpdate: what was asked for does not change.
+func CertificateSigningRequestUpdate(changed, old *certificates.CertificateSigningRequest) errs {
 	return append(immutable(specPath, changed.Spec, old.Spec), csrKept(changed, old)...)
 }
 
-// csrStatus lets a signer put the certificate, once, or say that it failed.
-func csrStatus(changed, old *certificates.CertificateSigningRequest) errs {
+// CertificateSigningRequestStatusUpdate lets a signer put the certificate, once, or say that it failed.
+func CertificateSigningRequestStatusUpdate(changed, old *certificates.CertificateSigningRequest) errs {
 	all := append(csrConditions(changed.Status.Conditions), csrKept(changed, old)...)
 	at := field.NewPath("status", "certificate")
 	if len(old.Status.Certificate) > 0 {
@@ -235,7 +223,15 @@ func csrStatus(changed, old *certificates.CertificateSigningRequest) errs {
 // CSRApproval checks a change through the approval subresource: conditions
 // only, and no decision taken back.
 func CSRApproval(changed, old *certificates.CertificateSigningRequest) field.ErrorList {
-	all := append(metaUpdate(changed, old), csrConditions(changed.Status.Conditions)...)
+	all := append(ObjectMetaUpdate(changed, old), csrConditions(changed.Status.Conditions)...)
 	all = append(all, csrKept(changed, old)...)
 	return append(all, immutable(field.NewPath("status", "certificate"), changed.Status.Certificate, old.Status.Certificate)...)
+}
+
+func RoleBindingUpdate(changed, old *rbac.RoleBinding) errs {
+	return append(RoleBinding(changed), sameRole(changed.RoleRef, old.RoleRef)...)
+}
+
+func ClusterRoleBindingUpdate(changed, old *rbac.ClusterRoleBinding) errs {
+	return append(ClusterRoleBinding(changed), sameRole(changed.RoleRef, old.RoleRef)...)
 }

@@ -16,7 +16,7 @@ const (
 )
 
 // legacyIP wants an IP address without leading zeros and not IPv4 inside IPv6 (KEP-4858: others read such an address
-// as another one). A field that holds one from before may keep it; see ratcheted.
+// as another one). A field that holds one from before may keep it; see Ratcheted.
 func legacyIP(p *field.Path, ip string) errs {
 	return validation.IsValidIPForLegacyField(p, ip, true, nil).WithOrigin(ipOrigin)
 }
@@ -26,9 +26,9 @@ func legacyCIDR(p *field.Path, cidr string) errs {
 	return validation.IsValidCIDRForLegacyField(p, cidr, true, nil).WithOrigin(cidrOrigin)
 }
 
-// ratcheted is what check finds wrong with changed, without the odd addresses that the stored object has already: an
+// Ratcheted is what check finds wrong with changed, without the odd addresses that the stored object has already: an
 // object from before the rules became strict can still be changed elsewhere.
-func ratcheted[T any](check func(changed, old T) errs, changed, old T) errs {
+func Ratcheted[T any](check func(changed, old T) errs, changed, old T) errs {
 	all := check(changed, old)
 	known := map[any]bool{}
 	for _, e := range all {

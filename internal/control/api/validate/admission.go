@@ -14,17 +14,6 @@ import (
 	"k8s.io/apiserver/pkg/util/webhook"
 )
 
-var admissionKinds = []row{
-	kind[admission.ValidatingWebhookConfiguration, *admission.ValidatingWebhookConfiguration]{scope: cluster, create: validatingWebhooks, update: again(validatingWebhooks)},
-	kind[admission.MutatingWebhookConfiguration, *admission.MutatingWebhookConfiguration]{scope: cluster, create: mutatingWebhooks, update: again(mutatingWebhooks)},
-	kind[admission.ValidatingAdmissionPolicy, *admission.ValidatingAdmissionPolicy]{scope: cluster, create: validatingPolicy, update: again(validatingPolicy), status: validatingPolicyStatus},
-	kind[admission.ValidatingAdmissionPolicyBinding, *admission.ValidatingAdmissionPolicyBinding]{scope: cluster, create: validatingBinding, update: func(changed, old *admission.ValidatingAdmissionPolicyBinding) errs {
-		return append(validatingBinding(changed), immutable(specPath.Child("policyName"), changed.Spec.PolicyName, old.Spec.PolicyName)...)
-	}},
-	kind[admission.MutatingAdmissionPolicy, *admission.MutatingAdmissionPolicy]{scope: cluster, create: mutatingPolicy, update: again(mutatingPolicy)},
-	kind[admission.MutatingAdmissionPolicyBinding, *admission.MutatingAdmissionPolicyBinding]{scope: cluster, create: mutatingBinding, update: again(mutatingBinding)},
-}
-
 // hook is what both kinds of webhook have.
 type hook struct {
 	name        string
@@ -172,7 +161,7 @@ func ruleResources(p *field.Path, list []string) errs {
 
 var webhooksPath = field.NewPath("webhooks")
 
-func validatingWebhooks(c *admission.ValidatingWebhookConfiguration) errs {
+func ValidatingWebhookConfiguration(c *admission.ValidatingWebhookConfiguration) errs {
 	var all errs
 	names := unique[string]{}
 	for i := range c.Webhooks {
@@ -183,7 +172,7 @@ func validatingWebhooks(c *admission.ValidatingWebhookConfiguration) errs {
 	return all
 }
 
-func mutatingWebhooks(c *admission.MutatingWebhookConfiguration) errs {
+func MutatingWebhookConfiguration(c *admission.MutatingWebhookConfiguration) errs {
 	var all errs
 	names := unique[string]{}
 	for i := range c.Webhooks {
@@ -253,7 +242,7 @@ func paramKind(k *admission.ParamKind) errs {
 	return append(all, named(at.Child("kind"), k.Kind, func(v string) []string { return validation.IsDNS1035Label(strings.ToLower(v)) })...)
 }
 
-func validatingPolicy(o *admission.ValidatingAdmissionPolicy) errs {
+func ValidatingAdmissionPolicy(o *admission.ValidatingAdmissionPolicy) errs {
 	s := &o.Spec
 	all := oneOfIfSet(specPath.Child("failurePolicy"), s.FailurePolicy, admission.Fail, admission.Ignore)
 	all = append(all, paramKind(s.ParamKind)...)
@@ -285,8 +274,8 @@ func validatingPolicy(o *admission.ValidatingAdmissionPolicy) errs {
 	return all
 }
 
-// validatingPolicyStatus checks what type checking found.
-func validatingPolicyStatus(changed, _ *admission.ValidatingAdmissionPolicy) errs {
+// ValidatingAdmissionPolicyStatusUpdate checks what type checking found.
+func ValidatingAdmissionPolicyStatusUpdate(changed, _ *admission.ValidatingAdmissionPolicy) errs {
 	p := field.NewPath("status")
 	var all errs
 	if t := changed.Status.TypeChecking; t != nil {
@@ -301,7 +290,7 @@ func validatingPolicyStatus(changed, _ *admission.ValidatingAdmissionPolicy) err
 	return append(all, metavalidation.ValidateConditions(changed.Status.Conditions, p.Child("conditions"))...)
 }
 
-func mutatingPolicy(o *admission.MutatingAdmissionPolicy) errs {
+func MutatingAdmissionPolicy(o *admission.MutatingAdmissionPolicy) errs {
 	s := &o.Spec
 	all := oneOfIfSet(specPath.Child("failurePolicy"), s.FailurePolicy, admission.Fail, admission.Ignore)
 	all = append(all, paramKind(s.ParamKind)...)
@@ -351,7 +340,7 @@ func paramRef(r *admission.ParamRef) errs {
 	return append(all, oneOfIfSet(at.Child("parameterNotFoundAction"), r.ParameterNotFoundAction, admission.AllowAction, admission.DenyAction)...)
 }
 
-func validatingBinding(b *admission.ValidatingAdmissionPolicyBinding) errs {
+func ValidatingAdmissionPolicyBinding(b *admission.ValidatingAdmissionPolicyBinding) errs {
 	all := named(specPath.Child("policyName"), b.Spec.PolicyName, isSubdomain)
 	all = append(all, paramRef(b.Spec.ParamRef)...)
 	all = append(all, matchResources(specPath.Child("matchResources"), b.Spec.MatchResources)...)
@@ -370,8 +359,12 @@ func validatingBinding(b *admission.ValidatingAdmissionPolicyBinding) errs {
 	return all
 }
 
-func mutatingBinding(b *admission.MutatingAdmissionPolicyBinding) errs {
+func MutatingAdmissionPolicyBinding(b *admission.MutatingAdmissionPolicyBinding) errs {
 	all := named(specPath.Child("policyName"), b.Spec.PolicyName, isSubdomain)
 	all = append(all, paramRef(b.Spec.ParamRef)...)
 	return append(all, matchResources(specPath.Child("matchResources"), b.Spec.MatchResources)...)
+}
+
+func ValidatingAdmissionPolicyBindingUpdate(changed, old *admission.ValidatingAdmissionPolicyBinding) errs {
+	return append(ValidatingAdmissionPolicyBinding(changed), immutable(specPath.Child("policyName"), changed.Spec.PolicyName, old.Spec.PolicyName)...)
 }

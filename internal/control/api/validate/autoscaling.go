@@ -9,21 +9,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-var autoscalingKinds = []row{
-	kind[autoscaling.HorizontalPodAutoscaler, *autoscaling.HorizontalPodAutoscaler]{scope: namespaced,
-		create: func(a *autoscaling.HorizontalPodAutoscaler) errs { return autoscalerSpec(&a.Spec, 1) },
-		update: func(changed, old *autoscaling.HorizontalPodAutoscaler) errs {
-			fewest := int32(1)
-			if old.Spec.MinReplicas != nil && *old.Spec.MinReplicas == 0 {
-				fewest = 0 // what an earlier server let in may stay
-			}
-			return autoscalerSpec(&changed.Spec, fewest)
-		},
-		status: func(changed, _ *autoscaling.HorizontalPodAutoscaler) errs {
-			return counters(nil, []part{{"currentReplicas", changed.Status.CurrentReplicas}, {"desiredReplicas", changed.Status.DesiredReplicas}})
-		}},
-}
-
 // Bounds of the behavior of a HorizontalPodAutoscaler, in seconds.
 const (
 	maxScalingPeriod       = 1800
@@ -229,4 +214,20 @@ func metricTarget(p *field.Path, t autoscaling.MetricTarget) errs {
 		all = append(all, field.Invalid(p.Child("averageUtilization"), *t.AverageUtilization, "must be greater than 0"))
 	}
 	return all
+}
+
+func HorizontalPodAutoscaler(a *autoscaling.HorizontalPodAutoscaler) errs {
+	return autoscalerSpec(&a.Spec, 1)
+}
+
+func HorizontalPodAutoscalerUpdate(changed, old *autoscaling.HorizontalPodAutoscaler) errs {
+	fewest := int32(1)
+	if old.Spec.MinReplicas != nil && *old.Spec.MinReplicas == 0 {
+		fewest = 0 // what an earlier server let in may stay
+	}
+	return autoscalerSpec(&changed.Spec, fewest)
+}
+
+func HorizontalPodAutoscalerStatusUpdate(changed, _ *autoscaling.HorizontalPodAutoscaler) errs {
+	return counters(nil, []part{{"currentReplicas", changed.Status.CurrentReplicas}, {"desiredReplicas", changed.Status.DesiredReplicas}})
 }

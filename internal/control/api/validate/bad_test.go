@@ -1,4 +1,4 @@
-package validate
+package validate_test
 
 import (
 	"encoding/json"
@@ -86,7 +86,7 @@ func TestBad(t *testing.T) {
 			if first[kind] == nil {
 				t.Fatalf("no good object of kind %s", kind)
 			}
-			compare(t, Create(merged(t, first[kind], patch)), lines[1:])
+			compare(t, checkCreate(merged(t, first[kind], patch)), lines[1:])
 		})
 		tried[kind] = true
 	}
@@ -129,10 +129,10 @@ func FuzzPodSpec(f *testing.F) {
 		if err != nil {
 			return
 		}
-		Create(obj)
+		checkCreate(obj)
 		m.SetResourceVersion("1")
-		Update(obj, obj.DeepCopyObject())
-		StatusUpdate(obj, obj.DeepCopyObject())
+		checkUpdate(obj, obj.DeepCopyObject())
+		checkStatusUpdate(obj, obj.DeepCopyObject())
 		m.SetResourceVersion("")
 		if after, _ := json.Marshal(obj); string(after) != string(before) && !strings.Contains(string(before), "resourceVersion") {
 			t.Errorf("validation changed the object from %s to %s", before, after)
@@ -144,7 +144,7 @@ func BenchmarkPod(b *testing.B) {
 	b.ReportAllocs()
 	pod := goodObjects(b)[2]
 	for b.Loop() {
-		if e := Create(pod); len(e) > 0 {
+		if e := checkCreate(pod); len(e) > 0 {
 			b.Fatal(e)
 		}
 	}

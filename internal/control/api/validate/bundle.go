@@ -6,20 +6,15 @@ import (
 	"strings"
 
 	certificates "k8s.io/api/certificates/v1"
-	pathvalidation "k8s.io/apimachinery/pkg/api/validation/path"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
 // maxBundle bounds the anchors of one bundle, in bytes.
 const maxBundle = 1 << 20
 
-var bundleKinds = []row{
-	kind[certificates.ClusterTrustBundle, *certificates.ClusterTrustBundle]{scope: cluster, name: pathvalidation.ValidatePathSegmentName, create: bundleGood, update: bundleUpdate},
-}
-
-// bundleGood checks the name against the signer, which owns all names that begin
+// ClusterTrustBundle checks the name against the signer, which owns all names that begin
 // with its own, and that the anchors are certificate authorities, each once.
-func bundleGood(b *certificates.ClusterTrustBundle) errs {
+func ClusterTrustBundle(b *certificates.ClusterTrustBundle) errs {
 	var all errs
 	all = append(all, invalid(field.NewPath("metadata", "name"), b.Name, bundleName(b.Name, b.Spec.SignerName))...)
 	if b.Spec.SignerName != "" {
@@ -86,6 +81,6 @@ func anchorsGood(at *field.Path, text string) errs {
 	return nil
 }
 
-func bundleUpdate(changed, old *certificates.ClusterTrustBundle) errs {
-	return append(bundleGood(changed), immutable(specPath.Child("signerName"), changed.Spec.SignerName, old.Spec.SignerName)...)
+func ClusterTrustBundleUpdate(changed, old *certificates.ClusterTrustBundle) errs {
+	return append(ClusterTrustBundle(changed), immutable(specPath.Child("signerName"), changed.Spec.SignerName, old.Spec.SignerName)...)
 }

@@ -1,4 +1,4 @@
-package validate
+package validate_test
 
 import (
 	"crypto/ecdsa"
@@ -55,7 +55,7 @@ func TestTrustBundles(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := good.DeepCopy()
 			c.change(b)
-			if e := Create(b); len(e) != 1 || !strings.Contains(e.ToAggregate().Error(), c.want) {
+			if e := checkCreate(b); len(e) != 1 || !strings.Contains(e.ToAggregate().Error(), c.want) {
 				t.Errorf("%v, want %q", e.ToAggregate(), c.want)
 			}
 		})
@@ -64,7 +64,7 @@ func TestTrustBundles(t *testing.T) {
 	other.Name, other.ResourceVersion = good.Name, "1"
 	old := good.DeepCopy()
 	old.ResourceVersion = "1"
-	if e := Update(other, old); !strings.Contains(e.ToAggregate().Error(), "spec.signerName") {
+	if e := checkUpdate(other, old); !strings.Contains(e.ToAggregate().Error(), "spec.signerName") {
 		t.Errorf("the signer changed: %v", e.ToAggregate())
 	}
 }

@@ -2,7 +2,6 @@ package validate
 
 import (
 	"encoding/json"
-	"fmt"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -15,7 +14,7 @@ const maxData = v1.MaxSecretSize
 
 const frozen = "field is immutable when `immutable` is set"
 
-func secretGood(s *v1.Secret) errs {
+func Secret(s *v1.Secret) errs {
 	data := field.NewPath("data")
 	var all errs
 	total := 0
@@ -66,7 +65,7 @@ func secretGood(s *v1.Secret) errs {
 	return all
 }
 
-func secretUpdate(changed, old *v1.Secret) errs {
+func SecretUpdate(changed, old *v1.Secret) errs {
 	all := immutable(field.NewPath("type"), changed.Type, old.Type)
 	if deref(old.Immutable) {
 		if !deref(changed.Immutable) {
@@ -76,10 +75,10 @@ func secretUpdate(changed, old *v1.Secret) errs {
 			all = append(all, field.Forbidden(field.NewPath("data"), frozen))
 		}
 	}
-	return append(all, secretGood(changed)...)
+	return append(all, Secret(changed)...)
 }
 
-func configMapGood(c *v1.ConfigMap) errs {
+func ConfigMap(c *v1.ConfigMap) errs {
 	data, binary := field.NewPath("data"), field.NewPath("binaryData")
 	var all errs
 	total := 0
@@ -103,7 +102,7 @@ func configMapGood(c *v1.ConfigMap) errs {
 	return all
 }
 
-func configMapUpdate(changed, old *v1.ConfigMap) errs {
+func ConfigMapUpdate(changed, old *v1.ConfigMap) errs {
 	var all errs
 	if deref(old.Immutable) {
 		if !deref(changed.Immutable) {
@@ -116,10 +115,10 @@ func configMapUpdate(changed, old *v1.ConfigMap) errs {
 			all = append(all, field.Forbidden(field.NewPath("binaryData"), frozen))
 		}
 	}
-	return append(all, configMapGood(changed)...)
+	return append(all, ConfigMap(changed)...)
 }
 
-func endpointsGood(e *v1.Endpoints) errs {
+func Endpoints(e *v1.Endpoints) errs {
 	var all errs
 	for i := range e.Subsets {
 		at, s := field.NewPath("subsets").Index(i), &e.Subsets[i]
@@ -166,32 +165,3 @@ const (
 	maxEventWord    = 128
 	maxEventMessage = 1024
 )
-
-func eventGood(e *v1.Event) errs {
-	at, about := field.NewPath("involvedObject", "namespace"), e.InvolvedObject.Namespace
-	mismatch := errs{field.Invalid(at, about, "does not match event.namespace")}
-	if e.EventTime.IsZero() {
-		if (about == "" && e.Namespace != "" && e.Namespace != v1.NamespaceDefault) || (about != "" && e.Namespace != about) {
-			return mismatch
-		}
-		return nil
-	}
-	var all errs
-	if about == "" && e.Namespace != v1.NamespaceDefault && e.Namespace != "kube-system" {
-		all = append(all, mismatch...)
-	}
-	all = append(all, named(field.NewPath("reportingComponent"), e.ReportingController, validation.IsQualifiedName)...)
-	for _, word := range []struct{ name, value string }{{"reportingInstance", e.ReportingInstance}, {"action", e.Action}, {"reason", e.Reason}} {
-		p := field.NewPath(word.name)
-		switch {
-		case word.value == "":
-			all = append(all, field.Required(p, ""))
-		case len(word.value) > maxEventWord:
-			all = append(all, field.Invalid(p, "", fmt.Sprintf("can have at most %v characters", maxEventWord)))
-		}
-	}
-	if len(e.Message) > maxEventMessage {
-		all = append(all, field.Invalid(field.NewPath("message"), "", fmt.Sprintf("can have at most %v characters", maxEventMessage)))
-	}
-	return all
-}

@@ -20,40 +20,6 @@ import (
 	dracel "k8s.io/dynamic-resource-allocation/cel"
 )
 
-// The rules of resource.k8s.io come in two halves: those that its schema declares (schemaRules) and those of this file
-// and draslice.go, which a schema cannot say.
-var draKinds = []row{
-	kind[dra.ResourceClaim, *dra.ResourceClaim]{scope: namespaced,
-		create: func(c *dra.ResourceClaim) errs {
-			return both(schemaRules(specPath, &c.Spec, nil, dra.Validate_ResourceClaimSpec), deviceClaim(specPath.Child("devices"), &c.Spec.Devices))
-		},
-		update: func(changed, old *dra.ResourceClaim) errs { return immutable(specPath, changed.Spec, old.Spec) },
-		status: func(changed, old *dra.ResourceClaim) errs {
-			return both(schemaRules(field.NewPath("status"), &changed.Status, &old.Status, dra.Validate_ResourceClaimStatus), claimStatusDRA(changed, old))
-		}},
-	kind[dra.ResourceClaimTemplate, *dra.ResourceClaimTemplate]{scope: namespaced,
-		create: func(t *dra.ResourceClaimTemplate) errs {
-			all := templateMeta(specPath.Child("metadata"), &t.Spec.ObjectMeta)
-			all = append(all, deviceClaim(specPath.Child("spec", "devices"), &t.Spec.Spec.Devices)...)
-			return both(schemaRules(specPath, &t.Spec, nil, dra.Validate_ResourceClaimTemplateSpec), all)
-		},
-		update: func(changed, old *dra.ResourceClaimTemplate) errs { return immutable(specPath, changed.Spec, old.Spec) }},
-	kind[dra.DeviceClass, *dra.DeviceClass]{scope: cluster,
-		create: func(c *dra.DeviceClass) errs {
-			return both(schemaRules(specPath, &c.Spec, nil, dra.Validate_DeviceClassSpec), deviceClass(&c.Spec, nil))
-		},
-		update: func(changed, old *dra.DeviceClass) errs {
-			return both(schemaRules(specPath, &changed.Spec, &old.Spec, dra.Validate_DeviceClassSpec), deviceClass(&changed.Spec, &old.Spec))
-		}},
-	kind[dra.ResourceSlice, *dra.ResourceSlice]{scope: cluster,
-		create: func(s *dra.ResourceSlice) errs {
-			return both(schemaRules(specPath, &s.Spec, nil, dra.Validate_ResourceSliceSpec), resourceSlice(&s.Spec, nil))
-		},
-		update: func(changed, old *dra.ResourceSlice) errs {
-			return both(schemaRules(specPath, &changed.Spec, &old.Spec, dra.Validate_ResourceSliceSpec), resourceSlice(&changed.Spec, &old.Spec))
-		}},
-}
-
 // schemaOptions are the gates that the rules ask about. All are closed: what is
 // behind them is refused.
 var schemaOptions = map[string]bool{"DRAPartitionableDevicesType": false}
@@ -432,4 +398,45 @@ func deviceStatus(p *field.Path, d *dra.AllocatedDeviceStatus, allocated map[dev
 		}
 	}
 	return all
+}
+
+// The rules of resource.k8s.io come in two halves: those that its schema declares (schemaRules) and those of this file
+// and draslice.go, which a schema cannot say.
+
+func ResourceClaim(c *dra.ResourceClaim) errs {
+	return both(schemaRules(specPath, &c.Spec, nil, dra.Validate_ResourceClaimSpec), deviceClaim(specPath.Child("devices"), &c.Spec.Devices))
+}
+
+func ResourceClaimUpdate(changed, old *dra.ResourceClaim) errs {
+	return immutable(specPath, changed.Spec, old.Spec)
+}
+
+func ResourceClaimStatusUpdate(changed, old *dra.ResourceClaim) errs {
+	return both(schemaRules(field.NewPath("status"), &changed.Status, &old.Status, dra.Validate_ResourceClaimStatus), claimStatusDRA(changed, old))
+}
+
+func ResourceClaimTemplate(t *dra.ResourceClaimTemplate) errs {
+	all := templateMeta(specPath.Child("metadata"), &t.Spec.ObjectMeta)
+	all = append(all, deviceClaim(specPath.Child("spec", "devices"), &t.Spec.Spec.Devices)...)
+	return both(schemaRules(specPath, &t.Spec, nil, dra.Validate_ResourceClaimTemplateSpec), all)
+}
+
+func ResourceClaimTemplateUpdate(changed, old *dra.ResourceClaimTemplate) errs {
+	return immutable(specPath, changed.Spec, old.Spec)
+}
+
+func DeviceClass(c *dra.DeviceClass) errs {
+	return both(schemaRules(specPath, &c.Spec, nil, dra.Validate_DeviceClassSpec), deviceClass(&c.Spec, nil))
+}
+
+func DeviceClassUpdate(changed, old *dra.DeviceClass) errs {
+	return both(schemaRules(specPath, &changed.Spec, &old.Spec, dra.Validate_DeviceClassSpec), deviceClass(&changed.Spec, &old.Spec))
+}
+
+func ResourceSlice(s *dra.ResourceSlice) errs {
+	return both(schemaRules(specPath, &s.Spec, nil, dra.Validate_ResourceSliceSpec), resourceSlice(&s.Spec, nil))
+}
+
+func ResourceSliceUpdate(changed, old *dra.ResourceSlice) errs {
+	return both(schemaRules(specPath, &changed.Spec, &old.Spec, dra.Validate_ResourceSliceSpec), resourceSlice(&changed.Spec, &old.Spec))
 }

@@ -14,16 +14,6 @@ import (
 	"k8s.io/apiserver/pkg/util/shufflesharding"
 )
 
-var flowKinds = []row{
-	kind[flow.FlowSchema, *flow.FlowSchema]{scope: cluster, create: flowSchemaGood, update: again(flowSchemaGood), status: func(changed, _ *flow.FlowSchema) errs {
-		return flowConditions(changed.Status.Conditions, func(c flow.FlowSchemaCondition) string { return string(c.Type) })
-	}},
-	kind[flow.PriorityLevelConfiguration, *flow.PriorityLevelConfiguration]{scope: cluster, create: priorityLevelGood, update: again(priorityLevelGood),
-		status: func(changed, _ *flow.PriorityLevelConfiguration) errs {
-			return flowConditions(changed.Status.Conditions, func(c flow.PriorityLevelConfigurationCondition) string { return string(c.Type) })
-		}},
-}
-
 func flowConditions[C any](list []C, kind func(C) string) errs {
 	var all errs
 	seen := unique[string]{}
@@ -40,7 +30,7 @@ func flowConditions[C any](list []C, kind func(C) string) errs {
 // maxPrecedence is the precedence of the last of all schemas to be asked.
 const maxPrecedence = 10000
 
-func flowSchemaGood(f *flow.FlowSchema) errs {
+func FlowSchema(f *flow.FlowSchema) errs {
 	var all errs
 	at := specPath.Child("matchingPrecedence")
 	switch p := f.Spec.MatchingPrecedence; {
@@ -214,7 +204,7 @@ func flowURL(p *field.Path, url string) errs {
 // maxQueues bounds the queues of a priority level.
 const maxQueues = 10 * 1000 * 1000
 
-func priorityLevelGood(p *flow.PriorityLevelConfiguration) errs {
+func PriorityLevelConfiguration(p *flow.PriorityLevelConfiguration) errs {
 	s := &p.Spec
 	var all errs
 	if (p.Name == flow.PriorityLevelConfigurationNameExempt) != (s.Type == flow.PriorityLevelEnablementExempt) {
@@ -312,4 +302,12 @@ func levelQueues(p *field.Path, q *flow.QueuingConfiguration) errs {
 		}
 	}
 	return all
+}
+
+func FlowSchemaStatusUpdate(changed, _ *flow.FlowSchema) errs {
+	return flowConditions(changed.Status.Conditions, func(c flow.FlowSchemaCondition) string { return string(c.Type) })
+}
+
+func PriorityLevelConfigurationStatusUpdate(changed, _ *flow.PriorityLevelConfiguration) errs {
+	return flowConditions(changed.Status.Conditions, func(c flow.PriorityLevelConfigurationCondition) string { return string(c.Type) })
 }

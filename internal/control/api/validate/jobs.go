@@ -29,7 +29,7 @@ const (
 	maxManagedBy          = 63
 )
 
-func jobGood(j *batch.Job) errs {
+func Job(j *batch.Job) errs {
 	all := append(generatedSelector(j), jobAnyway(j)...)
 	if n := deref(j.Spec.Completions); deref(j.Spec.CompletionMode) == batch.IndexedCompletion && n > 0 {
 		// The pod of the last index is the one with the longest name.
@@ -304,7 +304,7 @@ func countIndexes(text string, completions int32) (int32, error) {
 	return count, nil
 }
 
-func jobUpdate(changed, old *batch.Job) errs {
+func JobUpdate(changed, old *batch.Job) errs {
 	all := jobAnyway(changed)
 	now, before := &changed.Spec, &old.Spec
 	elastic := deref(before.CompletionMode) == batch.IndexedCompletion && now.Completions != nil && now.Parallelism != nil && *now.Completions == *now.Parallelism
@@ -366,7 +366,7 @@ func sameResources(now, before []v1.Container) {
 	}
 }
 
-func jobStatus(changed, old *batch.Job) errs {
+func JobStatusUpdate(changed, old *batch.Job) errs {
 	s := &changed.Status
 	all := counters(nil, []part{{"active", s.Active}, {"succeeded", s.Succeeded}, {"failed", s.Failed}, {"ready", deref(s.Ready)}, {"terminating", deref(s.Terminating)}})
 	has := func(conditions []batch.JobCondition, kind batch.JobConditionType) bool {
@@ -384,7 +384,7 @@ func jobStatus(changed, old *batch.Job) errs {
 	return all
 }
 
-func cronJobGood(c *batch.CronJob) errs {
+func cronJob(c *batch.CronJob) errs {
 	s := &c.Spec
 	all := schedule(s)
 	all = append(all, notNegativeIfSet(specPath.Child("startingDeadlineSeconds"), s.StartingDeadlineSeconds)...)
@@ -401,8 +401,8 @@ func cronJobGood(c *batch.CronJob) errs {
 	return append(all, jobSpec(at, &s.JobTemplate.Spec)...)
 }
 
-func cronJobCreate(c *batch.CronJob) errs {
-	all := cronJobGood(c)
+func CronJob(c *batch.CronJob) errs {
+	all := cronJob(c)
 	if len(c.Name) > maxCronJobName {
 		all = append(all, field.Invalid(field.NewPath("metadata", "name"), c.Name, fmt.Sprintf("must be no more than %d characters", maxCronJobName)))
 	}
@@ -446,3 +446,5 @@ func parseSchedule(text string) (err error) {
 	_, err = cron.ParseStandard(text)
 	return err
 }
+
+func CronJobUpdate(changed, _ *batch.CronJob) errs { return cronJob(changed) }

@@ -15,22 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-var networkKinds = []row{
-	kind[discovery.EndpointSlice, *discovery.EndpointSlice]{scope: namespaced, create: sliceGood, update: func(changed, old *discovery.EndpointSlice) errs {
-		return append(sliceGood(changed), immutable(field.NewPath("addressType"), changed.AddressType, old.AddressType)...)
-	}},
-	kind[networking.NetworkPolicy, *networking.NetworkPolicy]{scope: namespaced, create: policyGood, update: again(policyGood)},
-	kind[networking.Ingress, *networking.Ingress]{scope: namespaced, create: ingressCreate, update: again(ingressGood), status: ingressStatus},
-	kind[networking.IngressClass, *networking.IngressClass]{scope: cluster, create: ingressClassGood, update: func(changed, old *networking.IngressClass) errs {
-		return append(ingressClassGood(changed), immutable(specPath.Child("controller"), changed.Spec.Controller, old.Spec.Controller)...)
-	}},
-	kind[networking.ServiceCIDR, *networking.ServiceCIDR]{scope: cluster, create: serviceCIDRGood, update: serviceCIDRUpdate},
-	kind[networking.IPAddress, *networking.IPAddress]{scope: cluster, name: addressName, create: addressGood, update: func(changed, old *networking.IPAddress) errs {
-		return append(addressGood(changed), immutable(specPath.Child("parentRef"), changed.Spec.ParentRef, old.Spec.ParentRef)...)
-	}},
-	kind[coordination.Lease, *coordination.Lease]{scope: namespaced, create: leaseGood, update: again(leaseGood)},
-}
-
 // Bounds of an EndpointSlice.
 const (
 	maxEndpoints     = 1000
@@ -39,7 +23,7 @@ const (
 	maxTopologyHints = 8
 )
 
-func sliceGood(s *discovery.EndpointSlice) errs {
+func EndpointSlice(s *discovery.EndpointSlice) errs {
 	all := mustBeOneOf(field.NewPath("addressType"), s.AddressType, discovery.AddressTypeIPv4, discovery.AddressTypeIPv6, discovery.AddressTypeFQDN)
 	at := field.NewPath("endpoints")
 	if n := len(s.Endpoints); n > maxEndpoints {
@@ -122,7 +106,7 @@ func endpoint(p *field.Path, e *discovery.Endpoint, kind discovery.AddressType) 
 	return all
 }
 
-func leaseGood(l *coordination.Lease) errs {
+func Lease(l *coordination.Lease) errs {
 	var all errs
 	if d := l.Spec.LeaseDurationSeconds; d != nil {
 		all = append(all, positive(specPath.Child("leaseDurationSeconds"), *d)...)
@@ -137,7 +121,7 @@ func leaseGood(l *coordination.Lease) errs {
 	return all
 }
 
-func policyGood(n *networking.NetworkPolicy) errs {
+func NetworkPolicy(n *networking.NetworkPolicy) errs {
 	all := selector(specPath.Child("podSelector"), &n.Spec.PodSelector)
 	for i, rule := range n.Spec.Ingress {
 		at := specPath.Child("ingress").Index(i)
@@ -216,9 +200,9 @@ func ipBlock(p *field.Path, b *networking.IPBlock) errs {
 	return all
 }
 
-// ingressCreate refuses two ways of naming the class in a new Ingress.
-func ingressCreate(i *networking.Ingress) errs {
-	all := ingressGood(i)
+// Ingress refuses two ways of naming the class in a new Ingress.
+func Ingress(i *networking.Ingress) errs {
+	all := ingress(i)
 	if value, ok := i.Annotations[ingressClassAnnotation]; ok && i.Spec.IngressClassName != nil {
 		at := field.NewPath("annotations").Child(ingressClassAnnotation)
 		all = append(all, field.Invalid(at, value, "can not be set when the class field is also set"))
@@ -229,7 +213,7 @@ func ingressCreate(i *networking.Ingress) errs {
 // ingressClassAnnotation named the class before there was a field for it.
 const ingressClassAnnotation = "kubernetes.io/ingress.class"
 
-func ingressGood(i *networking.Ingress) errs {
+func ingress(i *networking.Ingress) errs {
 	s := &i.Spec
 	var all errs
 	if len(s.Rules) == 0 && s.DefaultBackend == nil {
@@ -341,7 +325,7 @@ func typedReference(p *field.Path, group *string, kind, name string) errs {
 	return append(all, named(p.Child("name"), name, isPathSegment)...)
 }
 
-func ingressStatus(changed, _ *networking.Ingress) errs {
+func IngressStatusUpdate(changed, _ *networking.Ingress) errs {
 	var all errs
 	for i, in := range changed.Status.LoadBalancer.Ingress {
 		at := field.NewPath("status", "loadBalancer", "ingress").Index(i)
@@ -353,7 +337,7 @@ func ingressStatus(changed, _ *networking.Ingress) errs {
 	return all
 }
 
-func ingressClassGood(c *networking.IngressClass) errs {
+func IngressClass(c *networking.IngressClass) errs {
 	all := ingressController(c.Spec.Controller)
 	p := c.Spec.Parameters
 	if p == nil {
@@ -388,7 +372,7 @@ func ingressController(name string) errs {
 	return append(all, validation.IsDomainPrefixedPath(at, name)...)
 }
 
-func serviceCIDRGood(c *networking.ServiceCIDR) errs {
+func ServiceCIDR(c *networking.ServiceCIDR) errs {
 	at := specPath.Child("cidrs")
 	switch n := len(c.Spec.CIDRs); {
 	case n == 0:
@@ -410,17 +394,17 @@ func serviceCIDRGood(c *networking.ServiceCIDR) errs {
 	return all
 }
 
-// serviceCIDRUpdate lets a range of the other family be added.
-func serviceCIDRUpdate(changed, old *networking.ServiceCIDR) errs {
+// ServiceCIDRUpdate lets a range of the other family be added.
+func ServiceCIDRUpdate(changed, old *networking.ServiceCIDR) errs {
 	now, before := changed.Spec.CIDRs, old.Spec.CIDRs
 	if len(before) == 1 && len(now) == 2 && now[0] == before[0] {
-		return serviceCIDRGood(changed)
+		return ServiceCIDR(changed)
 	}
 	return immutable(specPath.Child("cidrs"), now, before)
 }
 
-// addressName wants the one spelling of an address that serves as its name.
-func addressName(name string, _ bool) []string {
+// IPAddressName wants the one spelling of an address that serves as its name.
+func IPAddressName(name string, _ bool) []string {
 	ip, err := netip.ParseAddr(name)
 	if err != nil {
 		return []string{"must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"}
@@ -431,7 +415,7 @@ func addressName(name string, _ bool) []string {
 	return nil
 }
 
-func addressGood(a *networking.IPAddress) errs {
+func IPAddress(a *networking.IPAddress) errs {
 	at, ref := specPath.Child("parentRef"), a.Spec.ParentRef
 	if ref == nil {
 		return errs{field.Required(at, "")}
@@ -448,3 +432,17 @@ func addressGood(a *networking.IPAddress) errs {
 	}
 	return all
 }
+
+func EndpointSliceUpdate(changed, old *discovery.EndpointSlice) errs {
+	return append(EndpointSlice(changed), immutable(field.NewPath("addressType"), changed.AddressType, old.AddressType)...)
+}
+
+func IngressClassUpdate(changed, old *networking.IngressClass) errs {
+	return append(IngressClass(changed), immutable(specPath.Child("controller"), changed.Spec.Controller, old.Spec.Controller)...)
+}
+
+func IPAddressUpdate(changed, old *networking.IPAddress) errs {
+	return append(IPAddress(changed), immutable(specPath.Child("parentRef"), changed.Spec.ParentRef, old.Spec.ParentRef)...)
+}
+
+func IngressUpdate(changed, _ *networking.Ingress) errs { return ingress(changed) }

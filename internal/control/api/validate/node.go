@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-func nodeGood(n *v1.Node) errs {
+func Node(n *v1.Node) errs {
 	all := taints(specPath.Child("taints"), n.Spec.Taints)
 	all = append(all, podCIDRs(&n.Spec)...)
 	all = append(all, avoided(n)...)
@@ -111,10 +111,10 @@ func capacity(n *v1.Node) errs {
 	return all
 }
 
-// nodeUpdate lets a node's spec change its taints and whether it is
+// NodeUpdate lets a node's spec change its taints and whether it is
 // schedulable; its CIDRs and provider are set once.
-func nodeUpdate(changed, old *v1.Node) errs {
-	all := nodeGood(changed)
+func NodeUpdate(changed, old *v1.Node) errs {
+	all := Node(changed)
 	if len(old.Spec.PodCIDRs) > 0 && !equality.Semantic.DeepEqual(changed.Spec.PodCIDRs, old.Spec.PodCIDRs) {
 		all = append(all, field.Forbidden(specPath.Child("podCIDRs"), "node updates may not change podCIDR except from \"\" to valid"))
 	}
@@ -124,7 +124,7 @@ func nodeUpdate(changed, old *v1.Node) errs {
 	return all
 }
 
-func nodeStatus(changed, _ *v1.Node) errs {
+func NodeStatusUpdate(changed, _ *v1.Node) errs {
 	all := capacity(changed)
 	all = append(all, features(changed.Status.DeclaredFeatures)...)
 	seen := unique[v1.NodeAddress]{}
@@ -158,7 +158,7 @@ func features(list []string) errs {
 
 var finalizersPath = specPath.Child("finalizers")
 
-func namespaceGood(n *v1.Namespace) errs {
+func Namespace(n *v1.Namespace) errs {
 	var all errs
 	for _, f := range n.Spec.Finalizers {
 		all = append(all, namespaceFinalizer(finalizersPath, string(f))...)
@@ -170,7 +170,7 @@ func namespaceFinalizer(p *field.Path, name string) errs {
 	return append(apivalidation.ValidateFinalizerName(name, p), finalizerOwner(p, name)...)
 }
 
-func namespaceStatus(changed, _ *v1.Namespace) errs {
+func NamespaceStatusUpdate(changed, _ *v1.Namespace) errs {
 	at := field.NewPath("status", "Phase")
 	switch leaving := changed.DeletionTimestamp != nil; {
 	case !leaving && changed.Status.Phase != v1.NamespaceActive:
@@ -183,7 +183,7 @@ func namespaceStatus(changed, _ *v1.Namespace) errs {
 
 // NamespaceFinalize checks a change through the finalize subresource.
 func NamespaceFinalize(changed, old *v1.Namespace) field.ErrorList {
-	all := metaUpdate(changed, old)
+	all := ObjectMetaUpdate(changed, old)
 	for i, f := range changed.Spec.Finalizers {
 		all = append(all, namespaceFinalizer(finalizersPath.Index(i), string(f))...)
 	}

@@ -13,13 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-var otherKinds = []row{
-	kind[scheduling.PriorityClass, *scheduling.PriorityClass]{scope: cluster, create: priorityGood, update: priorityUpdate},
-	kind[node.RuntimeClass, *node.RuntimeClass]{scope: cluster, create: runtimeClassGood, update: func(changed, old *node.RuntimeClass) errs {
-		return append(runtimeClassGood(changed), immutable(field.NewPath("handler"), changed.Handler, old.Handler)...)
-	}},
-}
-
 const systemPrefix = "system-"
 
 // systemPriorities are the classes above what users may have.
@@ -27,7 +20,7 @@ var systemPriorities = map[string]int32{"system-node-critical": 2000001000, "sys
 
 const highestUserPriority = 1000000000
 
-func priorityGood(c *scheduling.PriorityClass) errs {
+func PriorityClass(c *scheduling.PriorityClass) errs {
 	all := oneOfIfSet(field.NewPath("preemptionPolicy"), c.PreemptionPolicy, "PreemptLowerPriority", "Never")
 	if value, known := systemPriorities[c.Name]; known && value == c.Value {
 		return all
@@ -42,7 +35,7 @@ func priorityGood(c *scheduling.PriorityClass) errs {
 	return all
 }
 
-func priorityUpdate(changed, old *scheduling.PriorityClass) errs {
+func PriorityClassUpdate(changed, old *scheduling.PriorityClass) errs {
 	var all errs
 	if changed.Value != old.Value {
 		all = append(all, field.Forbidden(field.NewPath("value"), "may not be changed in an update."))
@@ -50,7 +43,7 @@ func priorityUpdate(changed, old *scheduling.PriorityClass) errs {
 	return append(all, immutable(field.NewPath("preemptionPolicy"), changed.PreemptionPolicy, old.PreemptionPolicy)...)
 }
 
-func runtimeClassGood(c *node.RuntimeClass) errs {
+func RuntimeClass(c *node.RuntimeClass) errs {
 	all := invalid(field.NewPath("handler"), c.Handler, validation.IsDNS1123Label(c.Handler))
 	if c.Overhead != nil {
 		for _, name := range sorted(c.Overhead.PodFixed) {
@@ -70,4 +63,8 @@ func runtimeClassGood(c *node.RuntimeClass) errs {
 		}
 	}
 	return all
+}
+
+func RuntimeClassUpdate(changed, old *node.RuntimeClass) errs {
+	return append(RuntimeClass(changed), immutable(field.NewPath("handler"), changed.Handler, old.Handler)...)
 }

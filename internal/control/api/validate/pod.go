@@ -10,8 +10,8 @@ import (
 // specPath is where the spec of most objects is.
 var specPath = field.NewPath("spec")
 
-// podCreate checks what is checked only of a pod that is new.
-func podCreate(p *v1.Pod) errs {
+// Pod checks what is checked only of a pod that is new.
+func Pod(p *v1.Pod) errs {
 	all := append(podGood(p), annotationsAgree(p)...)
 	if len(p.Spec.EphemeralContainers) > 0 {
 		all = append(all, field.Forbidden(specPath.Child("ephemeralContainers"), "cannot be set on create"))

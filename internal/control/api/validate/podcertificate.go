@@ -49,12 +49,7 @@ var PodKeyTypes = []string{"RSA3072", "RSA4096", "ECDSAP256", "ECDSAP384", "ECDS
 var podAnswers = []string{certificates.PodCertificateRequestConditionTypeIssued,
 	certificates.PodCertificateRequestConditionTypeDenied, certificates.PodCertificateRequestConditionTypeFailed}
 
-var podCertificateKinds = []row{
-	kind[certificates.PodCertificateRequest, *certificates.PodCertificateRequest]{scope: namespaced, create: podRequestGood,
-		update: podRequestUpdate, status: podRequestStatus},
-}
-
-func podRequestGood(r *certificates.PodCertificateRequest) errs {
+func PodCertificateRequest(r *certificates.PodCertificateRequest) errs {
 	s := &r.Spec
 	all := signerName(specPath.Child("signerName"), s.SignerName)
 	all = append(all, userAnnotations(specPath.Child("unverifiedUserAnnotations"), s.UnverifiedUserAnnotations)...)
@@ -172,14 +167,14 @@ func userAnnotations(p *field.Path, annotations map[string]string) errs {
 	return all
 }
 
-// podRequestUpdate: nothing but the metadata changes through the object itself.
-func podRequestUpdate(changed, old *certificates.PodCertificateRequest) errs {
+// PodCertificateRequestUpdate: nothing but the metadata changes through the object itself.
+func PodCertificateRequestUpdate(changed, old *certificates.PodCertificateRequest) errs {
 	return immutable(specPath, changed.Spec, old.Spec)
 }
 
-// podRequestStatus lets a signer answer once: with a certificate, or with one
+// PodCertificateRequestStatusUpdate lets a signer answer once: with a certificate, or with one
 // of the conditions that say why there is none.
-func podRequestStatus(changed, old *certificates.PodCertificateRequest) errs {
+func PodCertificateRequestStatusUpdate(changed, old *certificates.PodCertificateRequest) errs {
 	status := field.NewPath("status")
 	if all := podConditions(status.Child("conditions"), changed.Status.Conditions); len(all) > 0 {
 		return all

@@ -1,4 +1,4 @@
-package validate
+package validate_test
 
 import (
 	"crypto"
@@ -17,6 +17,8 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/internal/control/api/validate"
 )
 
 // stub is a request that its key signed.
@@ -101,7 +103,7 @@ func TestPodRequests(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := good.DeepCopy()
 			c.change(r)
-			switch e := Create(r); {
+			switch e := checkCreate(r); {
 			case c.want == "" && len(e) > 0:
 				t.Errorf("refused: %v", e.ToAggregate())
 			case c.want != "" && (len(e) != 1 || !strings.Contains(e.ToAggregate().Error(), c.want)):
@@ -112,7 +114,7 @@ func TestPodRequests(t *testing.T) {
 	changed := good.DeepCopy()
 	good.ResourceVersion, changed.ResourceVersion = "1", "1"
 	changed.Spec.PodName = "other"
-	if e := Update(changed, good); len(e) != 1 || !strings.Contains(e.ToAggregate().Error(), "field is immutable") {
+	if e := checkUpdate(changed, good); len(e) != 1 || !strings.Contains(e.ToAggregate().Error(), "field is immutable") {
 		t.Errorf("the spec changed: %v", e.ToAggregate())
 	}
 }
@@ -199,7 +201,7 @@ func TestPodRequestAnswers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := good.DeepCopy()
 			c.change(r)
-			e := append(StatusUpdate(r, asked), PodCertificateFresh(r, asked, now)...)
+			e := append(validate.PodCertificateRequestStatusUpdate(r, asked), validate.PodCertificateFresh(r, asked, now)...)
 			switch {
 			case c.want == "" && len(e) > 0:
 				t.Errorf("refused: %v", e.ToAggregate())
@@ -210,13 +212,13 @@ func TestPodRequestAnswers(t *testing.T) {
 	}
 	// An answer is the last word, and stays good when it is old.
 	later := now.Add(time.Hour)
-	if e := append(StatusUpdate(good, good), PodCertificateFresh(good, good, later)...); len(e) > 0 {
+	if e := append(validate.PodCertificateRequestStatusUpdate(good, good), validate.PodCertificateFresh(good, good, later)...); len(e) > 0 {
 		t.Errorf("written back: %v", e.ToAggregate())
 	}
 	denied := asked.DeepCopy()
 	condition("Denied", metav1.ConditionTrue)(denied)
 	for _, c := range []struct{ changed, old *request }{{denied, good}, {good, denied}, {asked, good}} {
-		if e := StatusUpdate(c.changed, c.old); len(e) != 1 || !strings.Contains(e.ToAggregate().Error(), "immutable after PodCertificateRequest is issued, denied, or failed") {
+		if e := checkStatusUpdate(c.changed, c.old); len(e) != 1 || !strings.Contains(e.ToAggregate().Error(), "immutable after PodCertificateRequest is issued, denied, or failed") {
 			t.Errorf("changed after the answer: %v", e.ToAggregate())
 		}
 	}

@@ -25,7 +25,7 @@ func isMirror(p *v1.Pod) bool {
 // containers and init containers, and their resize policies, nothing else, and
 // not so that the pod's quality of service changes.
 func PodResize(changed, old *v1.Pod) field.ErrorList {
-	all := append(metaUpdate(changed, old), podAnnotationsUpdate(changed, old)...)
+	all := append(ObjectMetaUpdate(changed, old), podAnnotationsUpdate(changed, old)...)
 	if isMirror(old) {
 		return append(all, field.Forbidden(field.NewPath(""), "static pods cannot be resized"))
 	}
@@ -36,7 +36,7 @@ func PodResize(changed, old *v1.Pod) field.ErrorList {
 	if len(others) > 0 {
 		return append(all, others...)
 	}
-	all = append(all, ratcheted(func(p, _ *v1.Pod) errs { return podGood(p) }, changed, old)...)
+	all = append(all, Ratcheted(func(p, _ *v1.Pod) errs { return podGood(p) }, changed, old)...)
 	if PodQOS(changed) != PodQOS(old) {
 		all = append(all, field.Invalid(specPath, PodQOS(changed), "Pod QOS Class may not change as a result of resizing"))
 	}
@@ -114,12 +114,12 @@ func restore(changed, old *v1.ResourceRequirements) {
 // PodEphemeralContainers checks a change through the ephemeralcontainers
 // subresource: containers come and never change or go.
 func PodEphemeralContainers(changed, old *v1.Pod) field.ErrorList {
-	all := append(metaUpdate(changed, old), podAnnotationsUpdate(changed, old)...)
+	all := append(ObjectMetaUpdate(changed, old), podAnnotationsUpdate(changed, old)...)
 	at := specPath.Child("ephemeralContainers")
 	if isMirror(old) {
 		return append(all, field.Forbidden(field.NewPath(""), "static pods do not support ephemeral containers"))
 	}
-	all = append(all, ratcheted(func(p, _ *v1.Pod) errs { return podGood(p) }, changed, old)...)
+	all = append(all, Ratcheted(func(p, _ *v1.Pod) errs { return podGood(p) }, changed, old)...)
 	now := map[string]*v1.EphemeralContainer{}
 	for i := range changed.Spec.EphemeralContainers {
 		now[changed.Spec.EphemeralContainers[i].Name] = &changed.Spec.EphemeralContainers[i]
@@ -136,8 +136,8 @@ func PodEphemeralContainers(changed, old *v1.Pod) field.ErrorList {
 	return all
 }
 
-// podStatus checks a change of a pod's status.
-func podStatus(changed, old *v1.Pod) errs {
+// PodStatusUpdate checks a change of a pod's status.
+func PodStatusUpdate(changed, old *v1.Pod) errs {
 	p := field.NewPath("status")
 	now, before := &changed.Status, &old.Status
 	all := podAnnotationsUpdate(changed, old)

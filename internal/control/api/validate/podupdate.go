@@ -18,10 +18,10 @@ var updatable = strings.Join([]string{
 	"`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)",
 }, ",")
 
-// podUpdate checks a change to a pod through its main resource. It makes a
+// PodUpdate checks a change to a pod through its main resource. It makes a
 // copy of the new spec, puts back what may change, and wants the rest to be as
 // it was.
-func podUpdate(changed, old *v1.Pod) errs {
+func PodUpdate(changed, old *v1.Pod) errs {
 	all := append(podAnnotationsUpdate(changed, old), podGood(changed)...)
 	if len(changed.Spec.Containers) != len(old.Spec.Containers) {
 		return append(all, field.Forbidden(specPath.Child("containers"), "pod updates may not add or remove containers"))

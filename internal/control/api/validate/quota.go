@@ -49,7 +49,7 @@ var quotaScopes = []v1.ResourceQuotaScope{v1.ResourceQuotaScopeTerminating, v1.R
 	v1.ResourceQuotaScopeNotBestEffort, v1.ResourceQuotaScopePriorityClass, v1.ResourceQuotaScopeCrossNamespacePodAffinity,
 	v1.ResourceQuotaScopeVolumeAttributesClass}
 
-func quotaGood(q *v1.ResourceQuota) errs {
+func ResourceQuota(q *v1.ResourceQuota) errs {
 	all := quotaAmounts(specPath.Child("hard"), q.Spec.Hard)
 	at := specPath.Child("scopes")
 	have := sets.New[v1.ResourceQuotaScope]()
@@ -82,20 +82,20 @@ func quotaGood(q *v1.ResourceQuota) errs {
 	return all
 }
 
-func quotaUpdate(changed, old *v1.ResourceQuota) errs {
-	all := quotaGood(changed)
+func ResourceQuotaUpdate(changed, old *v1.ResourceQuota) errs {
+	all := ResourceQuota(changed)
 	if !sets.New(changed.Spec.Scopes...).Equal(sets.New(old.Spec.Scopes...)) {
 		all = append(all, field.Invalid(specPath.Child("scopes"), changed.Spec.Scopes, "field is immutable"))
 	}
 	return all
 }
 
-func quotaStatus(changed, _ *v1.ResourceQuota) errs {
+func ResourceQuotaStatusUpdate(changed, _ *v1.ResourceQuota) errs {
 	at := field.NewPath("status")
 	return append(quotaAmounts(at.Child("hard"), changed.Status.Hard), quotaAmounts(at.Child("used"), changed.Status.Used)...)
 }
 
-func limitRangeGood(l *v1.LimitRange) errs {
+func LimitRange(l *v1.LimitRange) errs {
 	var all errs
 	types := unique[v1.LimitType]{}
 	for i := range l.Spec.Limits {

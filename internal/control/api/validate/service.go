@@ -14,9 +14,9 @@ import (
 // kubeletPort must not be reachable through a load balancer.
 const kubeletPort = 10250
 
-// serviceGood checks a Service by itself. Whether its addresses and node ports
+// Service checks a Service by itself. Whether its addresses and node ports
 // lie in the cluster's ranges and are free is up to the allocators.
-func serviceGood(s *v1.Service) errs {
+func Service(s *v1.Service) errs {
 	spec := &s.Spec
 	all := mustBeOneOf(specPath.Child("type"), spec.Type, v1.ServiceTypeClusterIP, v1.ServiceTypeNodePort, v1.ServiceTypeLoadBalancer, v1.ServiceTypeExternalName)
 	if len(spec.Ports) == 0 && spec.ClusterIP != v1.ClusterIPNone && spec.Type != v1.ServiceTypeExternalName {
@@ -221,10 +221,10 @@ func outside(spec *v1.ServiceSpec) errs {
 	return all
 }
 
-// serviceUpdate keeps what others rely on: addresses and families once given,
+// ServiceUpdate keeps what others rely on: addresses and families once given,
 // and the class of the load balancer.
-func serviceUpdate(changed, old *v1.Service) errs {
-	all := serviceGood(changed)
+func ServiceUpdate(changed, old *v1.Service) errs {
+	all := Service(changed)
 	now, before := &changed.Spec, &old.Spec
 	if now.Type != v1.ServiceTypeExternalName && before.Type != v1.ServiceTypeExternalName {
 		if len(before.ClusterIPs) > 0 && (len(now.ClusterIPs) == 0 || now.ClusterIPs[0] != before.ClusterIPs[0]) {
@@ -243,7 +243,7 @@ func serviceUpdate(changed, old *v1.Service) errs {
 	return all
 }
 
-func serviceStatus(changed, _ *v1.Service) errs {
+func ServiceStatusUpdate(changed, _ *v1.Service) errs {
 	at := field.NewPath("status", "loadBalancer", "ingress")
 	ingress := changed.Status.LoadBalancer.Ingress
 	if changed.Spec.Type != v1.ServiceTypeLoadBalancer && len(ingress) > 0 {

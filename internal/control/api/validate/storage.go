@@ -15,22 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-var storageKinds = []row{
-	kind[storage.StorageClass, *storage.StorageClass]{scope: cluster, create: storageClassGood, update: storageClassUpdate},
-	kind[storage.CSIDriver, *storage.CSIDriver]{scope: cluster, create: csiDriverGood, update: csiDriverUpdate},
-	kind[storage.VolumeAttributesClass, *storage.VolumeAttributesClass]{scope: cluster, create: attributesClassGood, update: attributesClassUpdate},
-	kind[storage.CSINode, *storage.CSINode]{scope: cluster, create: csiNodeGood, update: csiNodeUpdate},
-	kind[storage.VolumeAttachment, *storage.VolumeAttachment]{scope: cluster, create: attachmentGood, update: func(changed, old *storage.VolumeAttachment) errs {
-		return append(attachmentGood(changed), immutable(specPath, changed.Spec, old.Spec)...)
-	}},
-	kind[storage.CSIStorageCapacity, *storage.CSIStorageCapacity]{scope: namespaced, create: capacityGood, update: func(changed, old *storage.CSIStorageCapacity) errs {
-		all := append(capacityGood(changed), immutable(field.NewPath("nodeTopology"), changed.NodeTopology, old.NodeTopology)...)
-		return append(all, immutable(field.NewPath("storageClassName"), changed.StorageClassName, old.StorageClassName)...)
-	}},
-	kind[v1.PersistentVolume, *v1.PersistentVolume]{scope: cluster, create: persistentVolumeGood, update: persistentVolumeUpdate},
-	kind[v1.PersistentVolumeClaim, *v1.PersistentVolumeClaim]{scope: namespaced, create: func(c *v1.PersistentVolumeClaim) errs { return claimSpec(specPath, &c.Spec) }, update: claimUpdate, status: claimStatus},
-}
-
 func accessModes(p *field.Path, modes []v1.PersistentVolumeAccessMode) errs {
 	if len(modes) == 0 {
 		return errs{field.Required(p, "at least 1 access mode is required")}
@@ -94,9 +78,9 @@ func dataSource(p *field.Path, name, kind string, group *string) errs {
 	return all
 }
 
-// claimUpdate lets a claim get its volume, its class in retrospect, and, once
+// PersistentVolumeClaimUpdate lets a claim get its volume, its class in retrospect, and, once
 // bound, more room or another attributes class.
-func claimUpdate(changed, old *v1.PersistentVolumeClaim) errs {
+func PersistentVolumeClaimUpdate(changed, old *v1.PersistentVolumeClaim) errs {
 	all := claimSpec(specPath, &changed.Spec)
 	rest, before := changed.Spec.DeepCopy(), &old.Spec
 	if before.VolumeName == "" {
@@ -153,7 +137,7 @@ func attributesClassChange(now, was *string) errs {
 	return nil
 }
 
-func claimStatus(changed, _ *v1.PersistentVolumeClaim) errs {
+func PersistentVolumeClaimStatusUpdate(changed, _ *v1.PersistentVolumeClaim) errs {
 	at := field.NewPath("status", "capacity")
 	var all errs
 	for _, name := range sorted(changed.Status.Capacity) {
@@ -188,7 +172,7 @@ func claimResource(p *field.Path, name v1.ResourceName) errs {
 	return nil
 }
 
-func persistentVolumeGood(pv *v1.PersistentVolume) errs {
+func PersistentVolume(pv *v1.PersistentVolume) errs {
 	s := &pv.Spec
 	all := accessModes(specPath.Child("accessModes"), s.AccessModes)
 	if len(s.Capacity) == 0 {
@@ -306,8 +290,8 @@ func volumeSecret(p *field.Path, ref *v1.SecretReference) errs {
 	return append(present(p.Child("name"), ref.Name), present(p.Child("namespace"), ref.Namespace)...)
 }
 
-func persistentVolumeUpdate(changed, old *v1.PersistentVolume) errs {
-	all := persistentVolumeGood(changed)
+func PersistentVolumeUpdate(changed, old *v1.PersistentVolume) errs {
+	all := PersistentVolume(changed)
 	now, before := changed.Spec.PersistentVolumeSource.DeepCopy(), old.Spec.PersistentVolumeSource.DeepCopy()
 	if now.CSI != nil && before.CSI != nil {
 		// The secrets that are needed to make a volume larger may come later; once there, they stay.
@@ -349,7 +333,7 @@ func relabelled(now, before *v1.VolumeNodeAffinity) bool {
 	return equality.Semantic.DeepEqual(now, moved)
 }
 
-func storageClassGood(c *storage.StorageClass) errs {
+func StorageClass(c *storage.StorageClass) errs {
 	all := provisioner(field.NewPath("provisioner"), c.Provisioner)
 	all = append(all, parameters(c.Parameters, false)...)
 	if deref(c.ReclaimPolicy) != "" {
@@ -393,8 +377,8 @@ func topologyText(t *v1.TopologySelectorTerm) string {
 	return strings.Join(parts, ";")
 }
 
-func storageClassUpdate(changed, old *storage.StorageClass) errs {
-	all := storageClassGood(changed)
+func StorageClassUpdate(changed, old *storage.StorageClass) errs {
+	all := StorageClass(changed)
 	all = append(all, forbidChange([]given{
 		{"parameters", !equality.Semantic.DeepEqual(changed.Parameters, old.Parameters)},
 		{"provisioner", changed.Provisioner != old.Provisioner},
@@ -434,11 +418,11 @@ func parameters(m map[string]string, wanted bool) errs {
 	return all
 }
 
-func attributesClassGood(c *storage.VolumeAttributesClass) errs {
+func VolumeAttributesClass(c *storage.VolumeAttributesClass) errs {
 	return append(provisioner(field.NewPath("driverName"), c.DriverName), parameters(c.Parameters, true)...)
 }
 
-func attributesClassUpdate(changed, old *storage.VolumeAttributesClass) errs {
+func VolumeAttributesClassUpdate(changed, old *storage.VolumeAttributesClass) errs {
 	return forbidChange([]given{{"driverName", changed.DriverName != old.DriverName},
 		{"parameters", !equality.Semantic.DeepEqual(changed.Parameters, old.Parameters)}})
 }
@@ -467,7 +451,7 @@ func csiDriverName(p *field.Path, name string) errs {
 	return append(all, invalid(p, name, validation.IsDNS1123Subdomain(strings.ToLower(name)))...)
 }
 
-func csiDriverGood(d *storage.CSIDriver) errs {
+func CSIDriver(d *storage.CSIDriver) errs {
 	all := oneOfIfSet(specPath.Child("fsGroupPolicy"), d.Spec.FSGroupPolicy, storage.ReadWriteOnceWithFSTypeFSGroupPolicy, storage.FileFSGroupPolicy, storage.NoneFSGroupPolicy)
 	audiences := unique[string]{}
 	for i, r := range d.Spec.TokenRequests {
@@ -492,15 +476,15 @@ func csiDriverGood(d *storage.CSIDriver) errs {
 // minAllocatablePeriod is how often, at most, a node is asked anew how many volumes fit, in seconds.
 const minAllocatablePeriod = 10
 
-func csiDriverUpdate(changed, old *storage.CSIDriver) errs {
-	all := csiDriverGood(changed)
+func CSIDriverUpdate(changed, old *storage.CSIDriver) errs {
+	all := CSIDriver(changed)
 	all = append(all, immutable(specPath.Child("attachedRequired"), changed.Spec.AttachRequired, old.Spec.AttachRequired)...)
 	return append(all, immutable(specPath.Child("volumeLifecycleModes"), changed.Spec.VolumeLifecycleModes, old.Spec.VolumeLifecycleModes)...)
 }
 
 const maxNodeID = 256
 
-func csiNodeGood(n *storage.CSINode) errs {
+func CSINode(n *storage.CSINode) errs {
 	var all errs
 	names := unique[string]{}
 	for i, d := range n.Spec.Drivers {
@@ -523,8 +507,8 @@ func csiNodeGood(n *storage.CSINode) errs {
 	return all
 }
 
-func csiNodeUpdate(changed, old *storage.CSINode) errs {
-	all := csiNodeGood(changed)
+func CSINodeUpdate(changed, old *storage.CSINode) errs {
+	all := CSINode(changed)
 	before := map[string]storage.CSINodeDriver{}
 	for _, d := range old.Spec.Drivers {
 		before[d.Name] = d
@@ -540,7 +524,7 @@ func csiNodeUpdate(changed, old *storage.CSINode) errs {
 	return all
 }
 
-func attachmentGood(a *storage.VolumeAttachment) errs {
+func VolumeAttachment(a *storage.VolumeAttachment) errs {
 	all := csiDriverName(specPath.Child("attacher"), a.Spec.Attacher)
 	all = append(all, named(specPath.Child("nodeName"), a.Spec.NodeName, isSubdomain)...)
 	at, s := specPath.Child("source"), &a.Spec.Source
@@ -574,7 +558,7 @@ func inlineVolume(p *field.Path, s *v1.PersistentVolumeSpec) errs {
 	return append(all, persistentSource(p, s)...)
 }
 
-func capacityGood(c *storage.CSIStorageCapacity) errs {
+func CSIStorageCapacity(c *storage.CSIStorageCapacity) errs {
 	all := named(field.NewPath("storageClassName"), c.StorageClassName, isSubdomain)
 	for _, q := range []struct {
 		name     string
@@ -585,4 +569,15 @@ func capacityGood(c *storage.CSIStorageCapacity) errs {
 		}
 	}
 	return append(all, selector(field.NewPath("nodeTopology"), c.NodeTopology)...)
+}
+
+func PersistentVolumeClaim(c *v1.PersistentVolumeClaim) errs { return claimSpec(specPath, &c.Spec) }
+
+func VolumeAttachmentUpdate(changed, old *storage.VolumeAttachment) errs {
+	return append(VolumeAttachment(changed), immutable(specPath, changed.Spec, old.Spec)...)
+}
+
+func CSIStorageCapacityUpdate(changed, old *storage.CSIStorageCapacity) errs {
+	all := append(CSIStorageCapacity(changed), immutable(field.NewPath("nodeTopology"), changed.NodeTopology, old.NodeTopology)...)
+	return append(all, immutable(field.NewPath("storageClassName"), changed.StorageClassName, old.StorageClassName)...)
 }

@@ -1,4 +1,4 @@
-package validate
+package validate_test
 
 import (
 	"os"
@@ -9,6 +9,8 @@ import (
 	dra "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-dev/berth/internal/control/api/validate"
 )
 
 // TestUpdates reads testdata/updates.txt: what may change, and what clients are
@@ -34,7 +36,7 @@ func TestUpdates(t *testing.T) {
 			}
 			old := merged(t, first[kind], before)
 			old.(metav1.Object).SetResourceVersion("1")
-			compare(t, Update(merged(t, old, after), old), lines[1:])
+			compare(t, checkUpdate(merged(t, old, after), old), lines[1:])
 		})
 	}
 }
@@ -87,7 +89,7 @@ func TestResize(t *testing.T) {
 			old := makePod(t, c.old)
 			changed := old.DeepCopy()
 			c.change(changed)
-			got := PodResize(changed, old)
+			got := validate.PodResize(changed, old)
 			if c.name == "static" {
 				if len(got) != 1 || !strings.Contains(got[0].Error(), "static pods cannot be resized") {
 					t.Errorf("got %v", got)
@@ -104,15 +106,15 @@ func TestEphemeralContainers(t *testing.T) {
 	added := old.DeepCopy()
 	added.Spec.EphemeralContainers = append(added.Spec.EphemeralContainers, *old.Spec.EphemeralContainers[0].DeepCopy())
 	added.Spec.EphemeralContainers[1].Name = "f"
-	compare(t, PodEphemeralContainers(added, old), nil)
+	compare(t, validate.PodEphemeralContainers(added, old), nil)
 	added.Spec.EphemeralContainers[1].Name = "a"
-	compare(t, PodEphemeralContainers(added, old), []string{"spec.ephemeralContainers[1].name: Duplicate value: \"a\""})
+	compare(t, validate.PodEphemeralContainers(added, old), []string{"spec.ephemeralContainers[1].name: Duplicate value: \"a\""})
 	gone := old.DeepCopy()
 	gone.Spec.EphemeralContainers = nil
-	compare(t, PodEphemeralContainers(gone, old), []string{"spec.ephemeralContainers: Forbidden: existing ephemeral containers \"e\" may not be removed"})
+	compare(t, validate.PodEphemeralContainers(gone, old), []string{"spec.ephemeralContainers: Forbidden: existing ephemeral containers \"e\" may not be removed"})
 	other := old.DeepCopy()
 	other.Spec.EphemeralContainers[0].Image = "y"
-	compare(t, PodEphemeralContainers(other, old), []string{"spec.ephemeralContainers: Forbidden: existing ephemeral containers \"e\" may not be changed"})
+	compare(t, validate.PodEphemeralContainers(other, old), []string{"spec.ephemeralContainers: Forbidden: existing ephemeral containers \"e\" may not be changed"})
 }
 
 func TestPodStatus(t *testing.T) {
@@ -138,7 +140,7 @@ func TestPodStatus(t *testing.T) {
 			changed := old.DeepCopy()
 			old.Status.ContainerStatuses = []v1.ContainerStatus{c.before}
 			changed.Status.ContainerStatuses = []v1.ContainerStatus{again}
-			compare(t, StatusUpdate(changed, old), c.want)
+			compare(t, checkStatusUpdate(changed, old), c.want)
 		})
 	}
 	old := makePod(t, `{"spec":{"nodeName":"n"}}`)
@@ -147,7 +149,7 @@ func TestPodStatus(t *testing.T) {
 	changed.Status.QOSClass = v1.PodQOSBurstable
 	changed.Status.NominatedNodeName = "other"
 	changed.Status.PodIPs = []v1.PodIP{{IP: "10.0.0.1"}, {IP: "10.0.0.2"}, {IP: "x"}}
-	compare(t, StatusUpdate(changed, old), []string{
+	compare(t, checkStatusUpdate(changed, old), []string{
 		"status.qosClass: Invalid value: \"Burstable\": field is immutable",
 		"status.nominatedNodeName: Forbidden: may not be set once the pod is bound to a node",
 		"status.podIPs[2]: Invalid value: \"x\"",
@@ -157,9 +159,9 @@ func TestPodStatus(t *testing.T) {
 
 func TestBinding(t *testing.T) {
 	b := &v1.Binding{Target: v1.ObjectReference{Kind: "Node", Name: "n"}}
-	compare(t, PodBinding(b), nil)
+	compare(t, validate.PodBinding(b), nil)
 	b.Target = v1.ObjectReference{Kind: "Pod"}
-	compare(t, PodBinding(b), []string{"target.kind: Unsupported value: \"Pod\"", "target.name: Required value"})
+	compare(t, validate.PodBinding(b), []string{"target.kind: Unsupported value: \"Pod\"", "target.name: Required value"})
 }
 
 func TestNamespaces(t *testing.T) {
@@ -167,15 +169,15 @@ func TestNamespaces(t *testing.T) {
 	ns.ResourceVersion = "1"
 	ending := ns.DeepCopy()
 	ending.Status.Phase = v1.NamespaceTerminating
-	compare(t, StatusUpdate(ending, ns), []string{"status.Phase: Invalid value: \"Terminating\": may only be 'Active' if `deletionTimestamp` is empty"})
+	compare(t, checkStatusUpdate(ending, ns), []string{"status.Phase: Invalid value: \"Terminating\": may only be 'Active' if `deletionTimestamp` is empty"})
 	odd := ns.DeepCopy()
 	odd.Spec.Finalizers = []v1.FinalizerName{"not good"}
-	if len(NamespaceFinalize(odd, ns)) == 0 {
+	if len(validate.NamespaceFinalize(odd, ns)) == 0 {
 		t.Error("a finalizer with a space was accepted")
 	}
 	empty := ns.DeepCopy()
 	empty.Spec.Finalizers = nil
-	compare(t, NamespaceFinalize(empty, ns), nil)
+	compare(t, validate.NamespaceFinalize(empty, ns), nil)
 }
 
 // A writer of pods/status can hide a pod's containers no more than one of the pod can.
@@ -183,12 +185,12 @@ func TestStatusKeepsAnnotations(t *testing.T) {
 	old := makePod(t, `{"spec":{"nodeName":"n"}}`)
 	hidden := old.DeepCopy()
 	hidden.Annotations = map[string]string{v1.MirrorPodAnnotationKey: "x"}
-	compare(t, StatusUpdate(hidden, old), []string{"metadata.annotations[kubernetes.io/config.mirror]: Forbidden: may not add mirror pod annotation"})
-	compare(t, PodEphemeralContainers(hidden, old), []string{"metadata.annotations[kubernetes.io/config.mirror]: Forbidden: may not add mirror pod annotation"})
-	compare(t, PodResize(hidden, old), []string{"metadata.annotations[kubernetes.io/config.mirror]: Forbidden: may not add mirror pod annotation"})
+	compare(t, checkStatusUpdate(hidden, old), []string{"metadata.annotations[kubernetes.io/config.mirror]: Forbidden: may not add mirror pod annotation"})
+	compare(t, validate.PodEphemeralContainers(hidden, old), []string{"metadata.annotations[kubernetes.io/config.mirror]: Forbidden: may not add mirror pod annotation"})
+	compare(t, validate.PodResize(hidden, old), []string{"metadata.annotations[kubernetes.io/config.mirror]: Forbidden: may not add mirror pod annotation"})
 	noted := old.DeepCopy()
 	noted.Annotations = map[string]string{"note": "x"}
-	compare(t, StatusUpdate(noted, old), nil)
+	compare(t, checkStatusUpdate(noted, old), nil)
 }
 
 // The addresses of a pod from before the rules became strict may stay in its status.
@@ -197,10 +199,10 @@ func TestStatusAddresses(t *testing.T) {
 	old.Status.PodIPs = []v1.PodIP{{IP: "010.0.0.1"}}
 	same := old.DeepCopy()
 	same.Status.Message = "x"
-	compare(t, StatusUpdate(same, old), nil)
+	compare(t, checkStatusUpdate(same, old), nil)
 	other := old.DeepCopy()
 	other.Status.PodIPs = []v1.PodIP{{IP: "010.0.0.2"}}
-	compare(t, StatusUpdate(other, old), []string{"status.podIPs[0]: Invalid value: \"010.0.0.2\": must not have leading 0s"})
+	compare(t, checkStatusUpdate(other, old), []string{"status.podIPs[0]: Invalid value: \"010.0.0.2\": must not have leading 0s"})
 }
 
 // Results are of devices that were asked for, and only of those that were allocated.
@@ -213,11 +215,11 @@ func TestClaimStatus(t *testing.T) {
 		{Request: request, Driver: "d.example.com", Pool: "p", Device: "one"}}}}
 	changed.Status.Devices = []dra.AllocatedDeviceStatus{{Driver: "d.example.com", Pool: "p", Device: "one"}}
 	changed.Status.ReservedFor = []dra.ResourceClaimConsumerReference{{Resource: "pods", Name: "p", UID: "1"}}
-	compare(t, StatusUpdate(changed, old), nil)
+	compare(t, checkStatusUpdate(changed, old), nil)
 	changed.Status.Allocation.Devices.Results[0].Request = "gone"
 	changed.Status.Devices[0].Device = "two"
 	changed.Status.ReservedFor[0].UID = ""
-	compare(t, StatusUpdate(changed, old), []string{
+	compare(t, checkStatusUpdate(changed, old), []string{
 		"status.reservedFor[0].uid: Required value",
 		"status.devices[0]: Invalid value: \"d.example.com/p/two\": must be an allocated device in the claim",
 		"status.allocation.devices.results[0].request: Invalid value: \"gone\": must be the name of a request",

@@ -1,4 +1,4 @@
-package validate
+package validate_test
 
 import (
 	"crypto/ecdsa"
@@ -16,10 +16,45 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 
-	"github.com/berth-dev/berth/internal/control/api/defaults"
+	"github.com/berth-dev/berth/internal/control/api/kinds"
+	"github.com/berth-dev/berth/internal/control/api/registry"
 )
+
+// stored are the kinds by the type that is stored.
+var stored = func() map[reflect.Type]registry.Resource {
+	all := map[reflect.Type]registry.Resource{}
+	for _, k := range kinds.All() {
+		if i := k.Info(); i.StoredAs.Empty() {
+			all[i.Type] = k
+		}
+	}
+	return all
+}()
+
+func checkCreate(obj runtime.Object) field.ErrorList {
+	return stored[reflect.TypeOf(obj)].CheckCreate(obj)
+}
+
+func checkUpdate(changed, old runtime.Object) field.ErrorList {
+	return stored[reflect.TypeOf(old)].CheckUpdate(changed, old)
+}
+
+func checkStatusUpdate(changed, old runtime.Object) field.ErrorList {
+	return stored[reflect.TypeOf(old)].CheckStatusUpdate(changed, old)
+}
+
+// addDefaults registers what completes the kinds that are stored.
+func addDefaults(s *runtime.Scheme) error {
+	for _, k := range stored {
+		if err := k.Register(s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // scheme knows the built-in kinds and completes what it decodes, as the server
 // does.
@@ -28,7 +63,7 @@ var scheme = func() *runtime.Scheme {
 	if err := clientscheme.AddToScheme(s); err != nil {
 		panic(err)
 	}
-	if err := defaults.AddToScheme(s); err != nil {
+	if err := addDefaults(s); err != nil {
 		panic(err)
 	}
 	return s
@@ -82,7 +117,7 @@ func TestGood(t *testing.T) {
 	for _, obj := range goodObjects(t) {
 		kind := reflect.TypeOf(obj)
 		seen[kind] = true
-		if e := Create(obj); len(e) > 0 {
+		if e := checkCreate(obj); len(e) > 0 {
 			t.Errorf("%s: create: %v", kind, e.ToAggregate())
 		}
 		again := obj.DeepCopyObject()
@@ -93,21 +128,16 @@ func TestGood(t *testing.T) {
 		obj.(metav1.Object).SetResourceVersion("1")
 		changed := obj.DeepCopyObject()
 		changed.(metav1.Object).SetLabels(map[string]string{"new": "label", "a": "b"})
-		if e := Update(changed, obj); len(e) > 0 {
+		if e := checkUpdate(changed, obj); len(e) > 0 {
 			t.Errorf("%s: update: %v", kind, e.ToAggregate())
 		}
-		if e := StatusUpdate(changed, obj); len(e) > 0 {
+		if e := checkStatusUpdate(changed, obj); len(e) > 0 {
 			t.Errorf("%s: status update: %v", kind, e.ToAggregate())
 		}
 	}
-	asked := map[reflect.Type]bool{}
-	for _, r := range requestKinds {
-		kind, _ := r.rules()
-		asked[kind] = true // these have cases of their own
-	}
-	for kind := range kinds {
-		if !seen[kind] && !asked[kind] {
-			t.Errorf("%s has rules and no good example in testdata/good.yaml", kind)
+	for kind := range stored {
+		if !seen[kind] {
+			t.Errorf("%s has no good example in testdata/good.yaml", kind)
 		}
 	}
 }
@@ -117,7 +147,7 @@ func TestMetadata(t *testing.T) {
 	for _, obj := range goodObjects(t) {
 		unnamed := obj.DeepCopyObject()
 		unnamed.(metav1.Object).SetName("")
-		if len(Create(unnamed)) == 0 {
+		if len(checkCreate(unnamed)) == 0 {
 			t.Errorf("%T without a name was accepted", obj)
 		}
 		moved := obj.DeepCopyObject()
@@ -126,13 +156,13 @@ func TestMetadata(t *testing.T) {
 		} else {
 			m.SetNamespace("")
 		}
-		if len(Create(moved)) == 0 {
+		if len(checkCreate(moved)) == 0 {
 			t.Errorf("%T in the wrong scope was accepted", obj)
 		}
 		obj.(metav1.Object).SetResourceVersion("1")
 		renamed := obj.DeepCopyObject()
 		renamed.(metav1.Object).SetUID("other")
-		if e := Update(renamed, obj); len(e) == 0 && obj.(metav1.Object).GetUID() != "other" {
+		if e := checkUpdate(renamed, obj); len(e) == 0 && obj.(metav1.Object).GetUID() != "other" {
 			t.Errorf("%T changed its UID", obj)
 		}
 	}

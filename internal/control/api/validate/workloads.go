@@ -46,7 +46,7 @@ func runsForEver(p *field.Path, t *v1.PodTemplateSpec) errs {
 	return all
 }
 
-func deploymentGood(d *apps.Deployment) errs {
+func Deployment(d *apps.Deployment) errs {
 	s := &d.Spec
 	all := notNegativeIfSet(specPath.Child("replicas"), s.Replicas)
 	all = append(all, ownsTemplate("deployment", s.Selector, &s.Template)...)
@@ -99,7 +99,7 @@ type part = struct {
 	value int32
 }
 
-func deploymentStatus(d, _ *apps.Deployment) errs {
+func DeploymentStatusUpdate(d, _ *apps.Deployment) errs {
 	s := &d.Status
 	all := append(observed(s.ObservedGeneration), counters(nil, []part{{"replicas", s.Replicas}, {"unavailableReplicas", s.UnavailableReplicas}})...)
 	all = append(all, counters(&s.Replicas, []part{{"updatedReplicas", s.UpdatedReplicas}, {"readyReplicas", s.ReadyReplicas}, {"availableReplicas", s.AvailableReplicas}})...)
@@ -114,19 +114,19 @@ func observed(generation int64) errs {
 	return notNegative(field.NewPath("status", "observedGeneration"), generation)
 }
 
-func replicaSetGood(r *apps.ReplicaSet) errs {
+func ReplicaSet(r *apps.ReplicaSet) errs {
 	all := notNegativeIfSet(specPath.Child("replicas"), r.Spec.Replicas)
 	all = append(all, notNegative(specPath.Child("minReadySeconds"), r.Spec.MinReadySeconds)...)
 	return append(all, ownsTemplate("replicaset", r.Spec.Selector, &r.Spec.Template)...)
 }
 
-func replicaSetStatus(r, _ *apps.ReplicaSet) errs {
+func ReplicaSetStatusUpdate(r, _ *apps.ReplicaSet) errs {
 	s := &r.Status
 	all := append(observed(s.ObservedGeneration), counters(nil, []part{{"replicas", s.Replicas}})...)
 	return append(all, counters(&s.Replicas, []part{{"fullyLabeledReplicas", s.FullyLabeledReplicas}, {"readyReplicas", s.ReadyReplicas}, {"availableReplicas", s.AvailableReplicas}})...)
 }
 
-func controllerGood(rc *v1.ReplicationController) errs {
+func ReplicationController(rc *v1.ReplicationController) errs {
 	all := notNegativeIfSet(specPath.Child("replicas"), rc.Spec.Replicas)
 	all = append(all, notNegative(specPath.Child("minReadySeconds"), rc.Spec.MinReadySeconds)...)
 	if len(rc.Spec.Selector) == 0 {
@@ -143,8 +143,8 @@ func controllerGood(rc *v1.ReplicationController) errs {
 	return append(all, runsForEver(at, rc.Spec.Template)...)
 }
 
-// controllerStatus checks what the controller of a ReplicationController tells.
-func controllerStatus(rc, _ *v1.ReplicationController) errs {
+// ReplicationControllerStatusUpdate checks what the controller of a ReplicationController tells.
+func ReplicationControllerStatusUpdate(rc, _ *v1.ReplicationController) errs {
 	s := &rc.Status
 	all := append(observed(s.ObservedGeneration), counters(nil, []part{{"replicas", s.Replicas}})...)
 	all = append(all, counters(&s.Replicas, []part{{"fullyLabeledReplicas", s.FullyLabeledReplicas}, {"readyReplicas", s.ReadyReplicas},
@@ -155,7 +155,7 @@ func controllerStatus(rc, _ *v1.ReplicationController) errs {
 	return all
 }
 
-func daemonSetGood(d *apps.DaemonSet) errs {
+func DaemonSet(d *apps.DaemonSet) errs {
 	s := &d.Spec
 	all := ownsTemplate("daemonset", s.Selector, &s.Template)
 	all = append(all, notNegative(specPath.Child("minReadySeconds"), s.MinReadySeconds)...)
@@ -181,14 +181,14 @@ func daemonSetGood(d *apps.DaemonSet) errs {
 	return all
 }
 
-func daemonSetStatus(d, _ *apps.DaemonSet) errs {
+func DaemonSetStatusUpdate(d, _ *apps.DaemonSet) errs {
 	s := &d.Status
 	return append(observed(s.ObservedGeneration), counters(nil, []part{{"currentNumberScheduled", s.CurrentNumberScheduled}, {"numberMisscheduled", s.NumberMisscheduled},
 		{"desiredNumberScheduled", s.DesiredNumberScheduled}, {"numberReady", s.NumberReady}, {"updatedNumberScheduled", s.UpdatedNumberScheduled},
 		{"numberAvailable", s.NumberAvailable}, {"numberUnavailable", s.NumberUnavailable}})...)
 }
 
-func statefulSetGood(s *apps.StatefulSet) errs {
+func StatefulSet(s *apps.StatefulSet) errs {
 	spec := &s.Spec
 	all := ownsTemplate("statefulset", spec.Selector, withClaims(spec))
 	all = append(all, notNegativeIfSet(specPath.Child("replicas"), spec.Replicas)...)
@@ -250,8 +250,8 @@ func withClaims(s *apps.StatefulSetSpec) *v1.PodTemplateSpec {
 	return &whole
 }
 
-func statefulSetUpdate(changed, old *apps.StatefulSet) errs {
-	all := statefulSetGood(changed)
+func StatefulSetUpdate(changed, old *apps.StatefulSet) errs {
+	all := StatefulSet(changed)
 	rest := changed.Spec.DeepCopy()
 	before := &old.Spec
 	rest.Replicas, rest.Ordinals, rest.Template, rest.UpdateStrategy = before.Replicas, before.Ordinals, before.Template, before.UpdateStrategy
@@ -263,14 +263,14 @@ func statefulSetUpdate(changed, old *apps.StatefulSet) errs {
 	return all
 }
 
-func statefulSetStatus(s, _ *apps.StatefulSet) errs {
+func StatefulSetStatusUpdate(s, _ *apps.StatefulSet) errs {
 	st := &s.Status
 	all := append(observed(st.ObservedGeneration), counters(nil, []part{{"replicas", st.Replicas}})...)
 	return append(all, counters(&st.Replicas, []part{{"readyReplicas", st.ReadyReplicas}, {"currentReplicas", st.CurrentReplicas},
 		{"updatedReplicas", st.UpdatedReplicas}, {"availableReplicas", st.AvailableReplicas}})...)
 }
 
-func budgetGood(b *policy.PodDisruptionBudget) errs {
+func PodDisruptionBudget(b *policy.PodDisruptionBudget) errs {
 	s := &b.Spec
 	var all errs
 	if s.MinAvailable != nil && s.MaxUnavailable != nil {
@@ -282,14 +282,14 @@ func budgetGood(b *policy.PodDisruptionBudget) errs {
 	return append(all, oneOfIfSet(specPath.Child("unhealthyPodEvictionPolicy"), s.UnhealthyPodEvictionPolicy, policy.IfHealthyBudget, policy.AlwaysAllow)...)
 }
 
-func budgetStatus(b, _ *policy.PodDisruptionBudget) errs {
+func PodDisruptionBudgetStatusUpdate(b, _ *policy.PodDisruptionBudget) errs {
 	s := &b.Status
 	all := metavalidation.ValidateConditions(s.Conditions, field.NewPath("status", "conditions"))
 	return append(all, counters(nil, []part{{"disruptionsAllowed", s.DisruptionsAllowed}, {"currentHealthy", s.CurrentHealthy},
 		{"desiredHealthy", s.DesiredHealthy}, {"expectedPods", s.ExpectedPods}})...)
 }
 
-func revisionGood(r *apps.ControllerRevision) errs {
+func ControllerRevision(r *apps.ControllerRevision) errs {
 	all := notNegative(field.NewPath("revision"), r.Revision)
 	if r.Data.Raw == nil && r.Data.Object == nil {
 		all = append(all, field.Required(field.NewPath("data"), "data is mandatory"))
@@ -297,6 +297,18 @@ func revisionGood(r *apps.ControllerRevision) errs {
 	return all
 }
 
-func revisionUpdate(changed, old *apps.ControllerRevision) errs {
-	return append(revisionGood(changed), immutable(field.NewPath("data"), changed.Data, old.Data)...)
+func ControllerRevisionUpdate(changed, old *apps.ControllerRevision) errs {
+	return append(ControllerRevision(changed), immutable(field.NewPath("data"), changed.Data, old.Data)...)
+}
+
+func DeploymentUpdate(changed, old *apps.Deployment) errs {
+	return append(Deployment(changed), immutable(specPath.Child("selector"), changed.Spec.Selector, old.Spec.Selector)...)
+}
+
+func ReplicaSetUpdate(changed, old *apps.ReplicaSet) errs {
+	return append(ReplicaSet(changed), immutable(specPath.Child("selector"), changed.Spec.Selector, old.Spec.Selector)...)
+}
+
+func DaemonSetUpdate(changed, old *apps.DaemonSet) errs {
+	return append(DaemonSet(changed), immutable(specPath.Child("selector"), changed.Spec.Selector, old.Spec.Selector)...)
 }
