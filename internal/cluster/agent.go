@@ -8,6 +8,7 @@ import (
 	"os"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/utils/ptr"
@@ -109,6 +110,24 @@ func (u *up) agentDirs() error {
 		}
 	}
 	return nil
+}
+
+// nodeClient is what the parts of a node use that write to its Node: it has the
+// node's own identity, also beside the control plane.
+func (u *up) nodeClient() (kubernetes.Interface, error) {
+	if !u.Role.control() {
+		return u.client, nil
+	}
+	return u.clientAs("system:node:"+u.NodeName, user.NodesGroup)
+}
+
+// clientAs acts as a user, with the connections of the control plane.
+func (u *up) clientAs(name string, groups ...string) (kubernetes.Interface, error) {
+	client, err := kubernetes.NewForConfig(u.api.As(name, append(groups, user.AllAuthenticated)...))
+	if err != nil {
+		return nil, fmt.Errorf("making a client that acts as %s: %w", name, err)
+	}
+	return client, nil
 }
 
 // memberClient is what the parts of a joined node use beside the agent: it has

@@ -37,13 +37,14 @@ func (u *up) startControllers(context.Context) error {
 		return err
 	}
 	registry, life := u.metrics, u.parts.Context()
+	as := controller.Acting(u.api.As)
 	enabled, err := controller.Choose(u.Controllers, controllers()...)
 	if err != nil {
 		return err
 	}
 	nodesConfig, watchCloud, err := u.nodeOptions(enabled).Build(life, nodeslaunch.Shared{
 		Client: u.client, Informers: u.informers, Log: log, Journal: u.journal, Metrics: registry,
-		Recorders: kube.NewRecorders(life), Clients: controller.Impersonating(u.admin), Board: &u.board,
+		Recorders: kube.NewRecorders(life), Clients: as, Board: &u.board,
 	})
 	if err != nil {
 		return err
@@ -59,15 +60,15 @@ func (u *up) startControllers(context.Context) error {
 	if err != nil {
 		return err
 	}
-	controllers.Enabled, controllers.Clients = enabled, controller.Impersonating(u.admin)
+	controllers.Enabled, controllers.Clients = enabled, as
 	var deciders []supervise.Part
 	for _, c := range nodeControllers {
 		deciders = append(deciders, supervise.Part{Name: c.Name, Run: c.Run, Restart: supervise.Always})
 	}
 	deciders = append(deciders,
-		supervise.Part{Name: "scheduler", Restart: supervise.Always, Run: func(ctx context.Context) error {
-			return schedule.Run(ctx, schedule.Config{Client: u.client, Informers: u.informers, Log: schedLog, Journal: u.journal, Metrics: registry})
-		}},
+		supervise.Part{Name: "scheduler", Restart: supervise.Always, Run: schedule.Controller(schedule.Config{
+			Client: u.client, Informers: u.informers, Log: schedLog, Journal: u.journal, Metrics: registry,
+		}).Start(controller.Env{Client: u.client, Informers: u.informers, Log: schedLog}, as)},
 		supervise.Part{Name: "controllers", Restart: supervise.Always, Run: func(ctx context.Context) error {
 			return workload.Run(ctx, controllers)
 		}})

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"sync"
 
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/dns"
 )
 
@@ -66,17 +67,21 @@ func (u *up) startDNS(context.Context) error {
 	cfg.Ready = func([]string) { told() }
 	u.keep("dns", func(ctx context.Context) error { return dns.Run(ctx, cfg) })
 	if u.Role.control() {
-		publisher := dns.Publisher{Client: u.client, Informers: u.informers, ClusterIP: ip, Host: u.NodeName, Own: at}
-		u.keep("dns service", publisher.Run)
+		publisher := dns.Publisher{ClusterIP: ip, Host: u.NodeName, Own: at}.Controller()
+		u.keep("dns service", publisher.Start(controller.Env{Client: u.client, Informers: u.informers, Log: log}, controller.Acting(u.api.As)))
 	}
 	if u.Role.node() {
+		self, err := u.nodeClient()
+		if err != nil {
+			return err
+		}
 		u.keep("dns of the node", func(ctx context.Context) error {
 			select {
 			case <-answers:
 			case <-ctx.Done():
 				return nil
 			}
-			return dns.Advertise(ctx, u.client, u.informers, u.NodeName, at)
+			return dns.Advertise(ctx, self, u.informers, u.NodeName, at)
 		})
 	}
 	return nil

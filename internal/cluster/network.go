@@ -113,8 +113,12 @@ func (u *up) startNetwork(context.Context) error {
 	if err != nil {
 		return err
 	}
+	self, err := u.nodeClient()
+	if err != nil {
+		return err
+	}
 	cfg := podnetwork.Config{NodeName: u.NodeName, Informers: u.informers, Mode: u.Network, ClusterCIDRs: cidrs, Tunnel: u.Tunnel(), WireGuard: u.WireGuard(),
-		Client: u.client, Instance: u.Instance(), Log: log}
+		Client: self, Instance: u.Instance(), Log: log}
 	u.keep("network", func(ctx context.Context) error { return podnetwork.Run(ctx, cfg) })
 	return nil
 }

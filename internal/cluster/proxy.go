@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 
+	"k8s.io/apiserver/pkg/authentication/user"
+
 	proxyconfig "github.com/berth-dev/berth/internal/proxy/config"
 	proxylaunch "github.com/berth-dev/berth/internal/proxy/launch"
 )
@@ -14,8 +16,14 @@ func (u *up) startProxy(context.Context) error {
 	if err != nil {
 		return err
 	}
+	client := u.client // a joined node's own
+	if u.Role.control() {
+		if client, err = u.clientAs(user.KubeProxy); err != nil {
+			return err
+		}
+	}
 	p := proxylaunch.Process{
-		NodeName: u.NodeName, Instance: u.Instance(), BridgeName: u.bridge(), Client: u.client, Informers: u.informers,
+		NodeName: u.NodeName, Instance: u.Instance(), BridgeName: u.bridge(), Client: client, Informers: u.informers,
 		Log: log, Metrics: newRegistry(), Journal: u.journal, Tracer: &u.tracer,
 	}
 	cfg := u.proxyConfig()

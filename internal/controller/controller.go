@@ -20,9 +20,9 @@ import (
 type Controller struct {
 	// Name and Alias are upstream's long and short name.
 	Name, Alias string
-	// Account is upstream's service account for it in kube-system; empty for
-	// one that writes nothing.
-	Account string
+	// Account is upstream's service account for it in kube-system. A component
+	// that is none of upstream's controllers acts as User instead.
+	Account, User string
 	// Watches are the resources it follows through the shared informers.
 	Watches string
 	// Reads are its live reads, Writes its writes; both go through a client
@@ -79,13 +79,13 @@ func (c Controller) Start(e Env, clients Clients) func(ctx context.Context) erro
 	return func(ctx context.Context) error {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		if clients != nil && c.Account != "" {
+		if clients != nil {
 			if e.Reader == nil {
 				e.Reader = e.Client
 			}
 			client, md, err := clients(c)
 			if err != nil {
-				return fmt.Errorf("making the client of %s: %w", c.Account, err)
+				return fmt.Errorf("making the client of %s: %w", c.Name, err)
 			}
 			e.Client, e.Metadata = client, md
 		}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
@@ -17,45 +18,71 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+	discoveryv1 "k8s.io/client-go/kubernetes/typed/discovery/v1"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/berth-dev/berth/internal/controller"
+	"github.com/berth-dev/berth/internal/kube"
 )
 
 // Publisher keeps the Service that pods are told of, and its endpoints.
 type Publisher struct {
-	Client    kubernetes.Interface
-	Informers informers.SharedInformerFactory
 	// ClusterIP is the Service's address.
 	ClusterIP net.IP
-	// Host and Own are the name of this host and where its own server
+	// Machine and Own are the name of this host and where its own server
 	// answers: asked while no node does.
 	Host string
-	Own  netip.AddrPort
+	Own     netip.AddrPort
 }
 
-// Run publishes until ctx ends, or an error does; then it may be run again.
-func (p Publisher) Run(ctx context.Context) error {
+// Controller declares the publisher; its rights are in Namespace.
+func (p Publisher) Controller() controller.Controller {
+	return controller.Controller{Name: "dns-publisher", Account: "dns-publisher", Watches: "nodes",
+		Reads:  "get services = " + ServiceName + "\nlist endpointslices.discovery.k8s.io",
+		Writes: "create services\npatch services = " + ServiceName + "\ncreate,delete,patch endpointslices.discovery.k8s.io", Run: p.Run}
+}
+
+// allSlices is the one key of the publisher's queue.
+const allSlices = "endpoint slices"
+
+// Run publishes until ctx ends. An error means that the Service cannot be had;
+// Run may be called again.
+func (p Publisher) Run(ctx context.Context, e controller.Env) error {
 	if (p.ClusterIP.To4() != nil) != p.Own.Addr().Is4() || !p.Own.IsValid() || p.Own.Port() == 0 {
 		return fmt.Errorf("publishing cluster DNS: service address %s and server %s are not an address and an address with a port of one family", p.ClusterIP, p.Own)
 	}
-	if err := Publish(ctx, p.Client, p.ClusterIP); err != nil {
+	if err := e.Check(); err != nil {
 		return err
 	}
-	nodes := p.Informers.Core().V1().Nodes()
-	return follow(ctx, p.Informers, nodes.Informer(), func(old, now *v1.Node) bool {
-		return old == nil || now == nil || old.Annotations[Annotation] != now.Annotations[Annotation] || ready(old) != ready(now) ||
-			!equality.Semantic.DeepEqual(old.Status.Addresses, now.Status.Addresses)
-	}, func() error {
+	if err := Publish(ctx, e.Client, p.ClusterIP); err != nil {
+		return err
+	}
+	q, nodes := controller.NewQueue(), e.Informers.Core().V1().Nodes()
+	q.Add(allSlices) // also without a node
+	seen, err := controller.On(ctx, nodes.Informer(), func(old, now *v1.Node, gone bool) {
+		if old == nil || gone || old.Annotations[Annotation] != now.Annotations[Annotation] || ready(old) != ready(now) ||
+			!equality.Semantic.DeepEqual(old.Status.Addresses, now.Status.Addresses) {
+			q.Add(allSlices)
+		}
+	})
+	if err != nil {
+		return fmt.Errorf("watching nodes for DNS: %w", err)
+	}
+	if err := e.Synced(ctx, seen); err != nil {
+		return nil
+	}
+	return e.Run(ctx, q, 1, func(ctx context.Context, _ string) (time.Duration, error) {
 		list, err := nodes.Lister().List(kubelabels.Everything())
 		if err != nil {
-			return fmt.Errorf("listing nodes: %w", err)
+			return 0, fmt.Errorf("listing nodes: %w", err)
 		}
-		return p.ensure(ctx, endpointsOf(list, p.Host, p.Own))
+		return 0, p.ensure(ctx, e.Client, endpointsOf(list, p.Host, p.Own))
 	})
 }
 
 // ensure makes the slices that are there those that are wanted.
-func (p Publisher) ensure(ctx context.Context, want []*discovery.EndpointSlice) error {
-	api := p.Client.DiscoveryV1().EndpointSlices(Namespace)
+func (p Publisher) ensure(ctx context.Context, client kubernetes.Interface, want []*discovery.EndpointSlice) error {
+	api := client.DiscoveryV1().EndpointSlices(Namespace)
 	have, err := api.List(ctx, metav1.ListOptions{LabelSelector: discovery.LabelManagedBy + "=" + manager})
 	if err != nil {
 		return fmt.Errorf("listing the endpoints of cluster DNS: %w", err)
@@ -68,7 +95,7 @@ func (p Publisher) ensure(ctx context.Context, want []*discovery.EndpointSlice) 
 	for _, w := range want {
 		h := held[w.Name]
 		delete(held, w.Name)
-		if err := p.put(ctx, h, w); err != nil {
+		if err := put(ctx, api, h, w); err != nil {
 			errs = append(errs, fmt.Errorf("publishing endpoints %s/%s: %w", Namespace, w.Name, err))
 		}
 	}
@@ -76,18 +103,17 @@ func (p Publisher) ensure(ctx context.Context, want []*discovery.EndpointSlice) 
 		if !abandoned(h, p.Host) {
 			continue
 		}
-		if err := api.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		if err := api.Delete(ctx, name, kube.SameUID(h)); err != nil && !apierrors.IsNotFound(err) {
 			errs = append(errs, fmt.Errorf("removing endpoints %s/%s: %w", Namespace, name, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (p Publisher) put(ctx context.Context, have, want *discovery.EndpointSlice) error {
-	api := p.Client.DiscoveryV1().EndpointSlices(Namespace)
+func put(ctx context.Context, api discoveryv1.EndpointSliceInterface, have, want *discovery.EndpointSlice) error {
 	if have != nil && have.AddressType != want.AddressType {
 		// The family of a slice cannot change.
-		if err := api.Delete(ctx, have.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &have.UID}}); err != nil && !apierrors.IsNotFound(err) {
+		if err := api.Delete(ctx, have.Name, kube.SameUID(have)); err != nil && !apierrors.IsNotFound(err) {
 			return err
 		}
 		have = nil
@@ -99,11 +125,8 @@ func (p Publisher) put(ctx context.Context, have, want *discovery.EndpointSlice)
 	if equality.Semantic.DeepEqual(have.Endpoints, want.Endpoints) && equality.Semantic.DeepEqual(have.Ports, want.Ports) {
 		return nil
 	}
-	body, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": want.Labels}, "endpoints": want.Endpoints, "ports": want.Ports})
-	if err != nil {
-		return fmt.Errorf("encoding the patch: %w", err)
-	}
-	_, err = api.Patch(ctx, want.Name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: manager})
+	_, err := kube.Patch(ctx, api, have, kube.SameObject, kube.Change{Labels: kube.Texts(want.Labels), Manager: manager,
+		Fields: map[string]any{"endpoints": want.Endpoints, "ports": want.Ports}})
 	return err
 }
 

@@ -3,6 +3,7 @@ package dns
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"slices"
@@ -16,6 +17,8 @@ import (
 	apiwatch "k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/berth-dev/berth/internal/controller"
 )
 
 func apiNode(name, ip string, ready v1.ConditionStatus, answers string) *v1.Node {
@@ -83,9 +86,10 @@ func TestPublisherFollowsNodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer seen.Stop()
-	p := Publisher{Client: client, Informers: shared, ClusterIP: net.ParseIP("10.96.0.10"), Host: "cp", Own: netip.MustParseAddrPort("192.0.2.1:10053")}
+	p := Publisher{ClusterIP: net.ParseIP("10.96.0.10"), Host: "cp", Own: netip.MustParseAddrPort("192.0.2.1:10053")}
 	ended := make(chan error, 2)
-	go func() { ended <- p.Run(ctx) }()
+	env := controller.Env{Client: client, Informers: shared, Log: slog.New(slog.DiscardHandler)}
+	go func() { ended <- p.Controller().Start(env, nil)(ctx) }()
 	at := netip.MustParseAddrPort("192.0.2.2:20053")
 	go func() { ended <- Advertise(ctx, client, shared, "a", at) }()
 	until := func(want string) {
@@ -150,8 +154,8 @@ func TestPublishRepairsTheService(t *testing.T) {
 	if err := Publish(ctx, client, net.ParseIP("10.96.0.11")); err == nil || !strings.Contains(err.Error(), "10.96.0.10") {
 		t.Errorf("another address: %v", err)
 	}
-	bad := Publisher{Client: client, ClusterIP: ip, Own: netip.MustParseAddrPort("[::1]:53")}
-	if err := bad.Run(ctx); err == nil {
+	bad := Publisher{ClusterIP: ip, Own: netip.MustParseAddrPort("[::1]:53")}
+	if err := bad.Run(ctx, controller.Env{}); err == nil {
 		t.Error("a server of another family than the Service is taken")
 	}
 }

@@ -86,6 +86,7 @@ func TestMainJob(t *testing.T) {
 			t.Errorf("configmap after down and up: %q", got)
 		}
 	})
+	step("the audit log says who did what", func(t *testing.T) { testAudit(t, c) })
 	step("purge leaves nothing", func(t *testing.T) {
 		c.disconnect()
 		c.berth("down", "--data-dir", c.dir, "--purge")

@@ -41,6 +41,7 @@ import (
 	"github.com/berth-dev/berth/internal/control/auth"
 	"github.com/berth-dev/berth/internal/control/auth/aggregate"
 	"github.com/berth-dev/berth/internal/control/metrics"
+	"github.com/berth-dev/berth/internal/controller"
 )
 
 // watchDrain bounds how long the end of open watches may take on shutdown.
@@ -118,9 +119,7 @@ func build(cfg Config, set *scheme.Set, conf *genericapiserver.Config) (*Server,
 	if err := s.admit(conf); err != nil {
 		return nil, err
 	}
-	s.background = append(s.background, task{"adding up cluster roles", func(ctx context.Context) error {
-		return aggregate.Run(ctx, aggregate.Config{Client: client, Informers: s.shared, Log: cfg.Log})
-	}})
+	s.control(aggregate.Controller())
 	settle(&s.cfg, set, conf)
 	if cfg.PriorityAndFairness {
 		s.shareFairly(conf)
@@ -499,6 +498,21 @@ func (s *Server) Ready() <-chan struct{} { return s.ready }
 // process. It works once Run serves.
 func (s *Server) LoopbackConfig() *restclient.Config {
 	return restclient.CopyConfig(s.front.LoopbackClientConfig)
+}
+
+// As is LoopbackConfig for a part of this process that acts as a user, with the
+// rights of that user.
+func (s *Server) As(name string, groups ...string) *restclient.Config {
+	cfg := s.LoopbackConfig()
+	cfg.BearerToken = s.auth.Insider(name, groups...)
+	return cfg
+}
+
+// control runs a controller beside the serving of requests, as its own account.
+func (s *Server) control(c controller.Controller) {
+	s.background = append(s.background, task{"running the " + c.Name, func(ctx context.Context) error {
+		return c.Start(controller.Env{Client: s.client, Informers: s.shared, Log: s.cfg.Log}, controller.Acting(s.As))(ctx)
+	}})
 }
 
 // Auth is who answers for identities, for parts that hand out tokens.

@@ -116,9 +116,8 @@ func (s *Server) serviceStorages(scheme *runtime.Scheme, made storages) (map[str
 	s.background = append(s.background, task{"repairing service allocations", func(ctx context.Context) error {
 		allocations.Run(ctx)
 		return nil
-	}}, task{"keeping service ranges", func(ctx context.Context) error {
-		return addresses.Run(ctx, addresses.Config{Client: s.client, Informers: s.shared, Log: s.cfg.Log})
 	}})
+	s.control(addresses.Controller())
 	return storages, nil
 }
 

@@ -117,9 +117,10 @@ type Auth struct {
 	// follow their files.
 	ClientCA dynamiccertificates.CAContentProvider
 
-	cfg     Config
-	objects *tokens.CachedObjects
-	node    *nodeauthz.Authorizer
+	cfg      Config
+	insiders insiders
+	objects  *tokens.CachedObjects
+	node     *nodeauthz.Authorizer
 }
 
 // New reads the keys and certificates and registers its informers. Requests

@@ -70,7 +70,8 @@ func (a *Auth) setUpTokens() error {
 }
 
 // setUpAuthenticator tries, in this order: the front proxy, which speaks for
-// others; client certificates; tokens; and nobody in particular.
+// others; client certificates; tokens of
+// this process's own parts; tokens; and nobody in particular.
 func (a *Auth) setUpAuthenticator() error {
 	var chain []authenticator.Request
 	proxy := a.frontProxy()
@@ -96,7 +97,7 @@ func (a *Auth) setUpAuthenticator() error {
 	}
 	// Certificates and proxies know no audience: they speak to this server.
 	certificates := rememberCertificates(x509.NewDynamic(clientCA.VerifyOptions, x509.CommonNameUserConversion), clientCA.VerifyOptions)
-	chain = append(chain, certificates, bearertoken.New(a.Tokens), websocket.NewProtocolAuthenticator(a.Tokens))
+	chain = append(chain, certificates, bearertoken.New(&a.insiders), bearertoken.New(a.Tokens), websocket.NewProtocolAuthenticator(a.Tokens))
 	known := group.NewAuthenticatedGroupAdder(unionrequest.New(chain...))
 	a.Authenticator = unionrequest.NewFailOnError(known, authenticator.RequestFunc(anonymous))
 	return nil

@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
@@ -64,6 +65,19 @@ func (c Config) withDefaults() (Config, error) {
 		c.VolumeTimeout = 10 * time.Minute
 	}
 	return c, nil
+}
+
+// Controller declares the scheduler, which acts as upstream's.
+func Controller(cfg Config) controller.Controller {
+	return controller.Controller{Name: "kube-scheduler", User: user.KubeScheduler,
+		Watches: "pods nodes namespaces and what pods of a kind, volumes and devices are",
+		Reads:   "get resourceclaims.resource.k8s.io",
+		Writes: "create pods/binding\ndelete pods\npatch pods/status persistentvolumes persistentvolumeclaims\n" +
+			"patch resourceclaims.resource.k8s.io resourceclaims.resource.k8s.io/status\ncreate,patch events",
+		Run: func(ctx context.Context, e controller.Env) error {
+			cfg.Client = e.Client
+			return Run(ctx, cfg)
+		}}
 }
 
 // Run places pods until the context ends.

@@ -29,6 +29,7 @@ import (
 	"github.com/berth-dev/berth/internal/control/api/apitest"
 	"github.com/berth-dev/berth/internal/control/schedule"
 	"github.com/berth-dev/berth/internal/control/workload/certificate"
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/testkit/rights"
 )
 
@@ -53,7 +54,8 @@ const exitAnnotation = "test/exit"
 
 func newCluster(t *testing.T, nodes ...string) *cluster {
 	t.Helper()
-	cfg := rest.CopyConfig(apitest.Start(t))
+	env := apitest.StartEnv(t)
+	cfg := rest.CopyConfig(env.Config)
 	cfg.QPS, cfg.Burst = -1, 0
 	ctx, cancel := context.WithCancel(t.Context())
 	c := &cluster{T: t, ctx: ctx, config: cfg, client: kubernetes.NewForConfigOrDie(cfg), md: metadata.NewForConfigOrDie(cfg)}
@@ -75,11 +77,12 @@ func newCluster(t *testing.T, nodes ...string) *cluster {
 		})
 	}
 	run("scheduler", func() error {
-		return schedule.Run(ctx, schedule.Config{Client: c.client, Informers: f, Log: log})
+		scheduler := schedule.Controller(schedule.Config{Client: c.client, Informers: f, Log: log})
+		return scheduler.Start(controller.Env{Client: c.client, Informers: f, Log: log}, asked.Clients(env.Server.As))(ctx)
 	})
 	run("controllers", func() error {
 		return Run(ctx, Config{Client: c.client, Metadata: c.md, Discovery: c.client.Discovery(), Informers: f, Log: log,
-			Clients: asked.Clients(cfg), RootCA: cert, SigningCert: cert, SigningKey: key, ServingSigningCert: c.agentCA, ServingSigningKey: agentKey,
+			Clients: asked.Clients(env.Server.As), RootCA: cert, SigningCert: cert, SigningKey: key, ServingSigningCert: c.agentCA, ServingSigningKey: agentKey,
 			Serving: certificate.ServingRules{ClusterDomain: "cluster.local", ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}}})
 	})
 	wg.Go(func() { c.agent() })

@@ -29,16 +29,21 @@ type Recorder struct {
 	used  map[string]bool
 }
 
-// Clients makes clients that act as each controller's account, as in product.
-func (r *Recorder) Clients(as *rest.Config) controller.Clients {
+// Clients makes clients that act as each controller's identity, of what makes a
+// configuration for one; api.Server.As is that.
+func (r *Recorder) Clients(as func(name string, groups ...string) *rest.Config) controller.Clients {
 	return func(c controller.Controller) (kubernetes.Interface, metadata.Interface, error) {
 		declared, err := kube.ParseRules(c.Reads + "\n" + c.Writes)
 		if err != nil {
 			return nil, nil, fmt.Errorf("reading what %s declares: %w", c.Name, err)
 		}
-		cfg := rest.CopyConfig(as)
-		cfg.Wrap(func(to http.RoundTripper) http.RoundTripper { return &spy{to: to, of: c, declared: declared, in: r} })
-		return controller.Impersonating(cfg)(c)
+		return controller.Acting(func(name string, groups ...string) *rest.Config {
+			cfg := as(name, groups...)
+			cfg.Wrap(func(to http.RoundTripper) http.RoundTripper {
+				return &spy{to: to, of: c, user: name, declared: declared, in: r}
+			})
+			return cfg
+		})(c)
 	}
 }
 
@@ -66,6 +71,7 @@ func note(in *map[string]bool, text string) {
 type spy struct {
 	to       http.RoundTripper
 	of       controller.Controller
+	user     string
 	declared []rbacv1.PolicyRule
 	in       *Recorder
 }
@@ -94,7 +100,7 @@ func (s *spy) RoundTrip(req *http.Request) (*http.Response, error) {
 		what = rule.Resources[0] + "." + info.APIGroup
 	}
 	text := fmt.Sprintf("%s %s %s", s.of.Name, info.Verb, what)
-	note(&s.in.used, req.Header.Get("Impersonate-User")+" "+text)
+	note(&s.in.used, s.user+" "+text)
 	if ok, _ := validation.Covers(s.declared, []rbacv1.PolicyRule{rule}); !ok {
 		note(&s.in.wrong, text+": not declared")
 	}

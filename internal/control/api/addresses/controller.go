@@ -2,10 +2,7 @@ package addresses
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"log/slog"
-	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"time"
@@ -15,21 +12,14 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
+
+	"github.com/berth-dev/berth/internal/controller"
+	"github.com/berth-dev/berth/internal/kube"
 )
 
 // settleTime is how long a range stays after its deletion was asked for: allocations that began before must have
 // become visible.
 const settleTime = 10 * time.Second
-
-// retry bounds the pause before ranges are looked at again after a failed write; it doubles from one to the other.
-const (
-	firstRetry = 200 * time.Millisecond
-	lastRetry  = 30 * time.Second
-)
 
 // Verdict is what a range needs.
 type Verdict struct {
@@ -98,100 +88,54 @@ func prefixes(r *networkingv1.ServiceCIDR) []netip.Prefix {
 	return out
 }
 
-// Config is what the range controller needs. The caller starts the informer factory after Run has been called, or
-// before and again after.
-type Config struct {
-	Client    kubernetes.Interface
-	Informers informers.SharedInformerFactory
-	Log       *slog.Logger
-	// Now is the clock; nil means time.Now.
-	Now func() time.Time
+// Controller declares what keeps ranges protected and their conditions true.
+func Controller() controller.Controller {
+	return controller.Controller{Name: "service-cidr-controller", Account: "service-cidrs-controller",
+		Watches: "servicecidrs.networking.k8s.io ipaddresses.networking.k8s.io",
+		Writes:  "patch servicecidrs.networking.k8s.io servicecidrs.networking.k8s.io/status", Run: Run}
 }
+
+// all is the one key of the queue: ranges are judged together.
+const all = "all"
 
 // Run keeps ranges protected and their conditions true, until ctx ends.
-func Run(ctx context.Context, cfg Config) error {
-	if cfg.Now == nil {
-		cfg.Now = time.Now
+func Run(ctx context.Context, e controller.Env) error {
+	if err := e.Check(); err != nil {
+		return err
 	}
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
+	q := controller.NewQueue()
+	ranges, err := controller.On(ctx, e.Informers.Networking().V1().ServiceCIDRs().Informer(), func(_, _ *networkingv1.ServiceCIDR, _ bool) { q.Add(all) })
+	if err != nil {
+		return fmt.Errorf("watching service ranges: %w", err)
 	}
-	ranges, ips := cfg.Informers.Networking().V1().ServiceCIDRs(), cfg.Informers.Networking().V1().IPAddresses()
-	wake := make(chan struct{}, 1)
-	poke := func() {
-		select {
-		case wake <- struct{}{}:
-		default:
+	ips, err := controller.On(ctx, e.Informers.Networking().V1().IPAddresses().Informer(), func(_, _ *networkingv1.IPAddress, gone bool) {
+		if gone { // only a released address can change a verdict
+			q.Add(all)
 		}
+	})
+	if err != nil {
+		return fmt.Errorf("watching service addresses: %w", err)
 	}
-	onAny := cache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { poke() }, UpdateFunc: func(_, _ any) { poke() }, DeleteFunc: func(any) { poke() },
-	}
-	watched := []struct {
-		informer cache.SharedIndexInformer
-		handler  cache.ResourceEventHandler
-	}{
-		{ranges.Informer(), onAny},
-		// Only a released address can change a verdict.
-		{ips.Informer(), cache.ResourceEventHandlerFuncs{DeleteFunc: func(any) { poke() }}},
-	}
-	var synced []cache.DoneChecker
-	for _, w := range watched {
-		handle, err := w.informer.AddEventHandler(w.handler)
-		if err != nil {
-			return fmt.Errorf("watching service ranges: %w", err)
-		}
-		defer w.informer.RemoveEventHandler(handle) //nolint:errcheck // the informer is going away too
-		synced = append(synced, w.informer.HasSyncedChecker())
-	}
-	cfg.Informers.Start(ctx.Done())
-	if !cache.WaitFor(ctx, "", synced...) {
+	if err := e.Synced(ctx, ranges, ips); err != nil {
 		return nil
 	}
-	poke()
-	pause := firstRetry
-	for {
-		next, err := cfg.pass(ctx)
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case err != nil:
-			cfg.Log.Warn("keeping service ranges", "error", err, "retry", pause)
-			next = cfg.Now().Add(pause + rand.N(pause/2))
-			pause = min(2*pause, lastRetry)
-		default:
-			pause = firstRetry
+	return e.Run(ctx, q, 1, func(ctx context.Context, _ string) (time.Duration, error) {
+		now := time.Now()
+		next, err := pass(ctx, e, now)
+		if err != nil || next.IsZero() {
+			return 0, err
 		}
-		if !sleep(ctx, wake, next, cfg.Now()) {
-			return nil
-		}
-	}
-}
-
-// sleep waits for an event or the deadline, and reports whether ctx goes on.
-func sleep(ctx context.Context, wake <-chan struct{}, deadline, now time.Time) bool {
-	var due <-chan time.Time
-	if !deadline.IsZero() {
-		timer := time.NewTimer(deadline.Sub(now))
-		defer timer.Stop()
-		due = timer.C
-	}
-	select {
-	case <-ctx.Done():
-		return false
-	case <-wake:
-	case <-due:
-	}
-	return true
+		return next.Sub(now), nil
+	})
 }
 
 // pass judges all ranges and writes what they need. It returns when to look again without an event.
-func (c Config) pass(ctx context.Context) (next time.Time, err error) {
-	all, err := c.Informers.Networking().V1().ServiceCIDRs().Lister().List(labels.Everything())
+func pass(ctx context.Context, e controller.Env, now time.Time) (next time.Time, err error) {
+	all, err := e.Informers.Networking().V1().ServiceCIDRs().Lister().List(labels.Everything())
 	if err != nil {
 		return next, err
 	}
-	addresses, err := c.Informers.Networking().V1().IPAddresses().Lister().List(labels.Everything())
+	addresses, err := e.Informers.Networking().V1().IPAddresses().Lister().List(labels.Everything())
 	if err != nil {
 		return next, err
 	}
@@ -202,11 +146,11 @@ func (c Config) pass(ctx context.Context) (next time.Time, err error) {
 		}
 	}
 	for _, r := range all {
-		v := Judge(r, all, used, c.Now())
+		v := Judge(r, all, used, now)
 		if !v.WakeAt.IsZero() && (next.IsZero() || v.WakeAt.Before(next)) {
 			next = v.WakeAt
 		}
-		if err := c.apply(ctx, r, v); err != nil {
+		if err := apply(ctx, e, r, v); err != nil {
 			return next, fmt.Errorf("service range %s: %w", r.Name, err)
 		}
 	}
@@ -214,14 +158,10 @@ func (c Config) pass(ctx context.Context) (next time.Time, err error) {
 }
 
 // apply writes a verdict. A lost race is no error: the winner's write is an event.
-func (c Config) apply(ctx context.Context, r *networkingv1.ServiceCIDR, v Verdict) error {
-	client := c.Client.NetworkingV1().ServiceCIDRs()
-	patch := func(body map[string]any, sub ...string) error {
-		raw, err := json.Marshal(body)
-		if err != nil {
-			return err
-		}
-		_, err = client.Patch(ctx, r.Name, types.MergePatchType, raw, metav1.PatchOptions{FieldManager: "service-ranges"}, sub...)
+func apply(ctx context.Context, e controller.Env, r *networkingv1.ServiceCIDR, v Verdict) error {
+	patch := func(c kube.Change) error {
+		c.Manager = "service-ranges"
+		_, err := kube.Patch(ctx, e.Client.NetworkingV1().ServiceCIDRs(), r, kube.Unchanged, c)
 		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 			return nil
 		}
@@ -230,14 +170,11 @@ func (c Config) apply(ctx context.Context, r *networkingv1.ServiceCIDR, v Verdic
 	conditions := slices.Clone(r.Status.Conditions)
 	if r.Name != DefaultRange || r.DeletionTimestamp != nil { // the default range is judged by Publish while it lives
 		if meta.SetStatusCondition(&conditions, v.Condition) {
-			return patch(map[string]any{
-				"metadata": map[string]any{"resourceVersion": r.ResourceVersion},
-				"status":   map[string]any{"conditions": conditions},
-			}, "status")
+			return patch(kube.Change{Status: kube.Conditions[metav1.Condition]{Conditions: conditions}, Subresource: "status"})
 		}
 	}
 	if v.Finalizers == nil {
 		return nil
 	}
-	return patch(map[string]any{"metadata": map[string]any{"resourceVersion": r.ResourceVersion, "finalizers": v.Finalizers}})
+	return patch(kube.Change{Finalizers: &v.Finalizers})
 }

@@ -12,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/berth-dev/berth/internal/controller"
 )
 
 func part(name, label, resource string) *rbacv1.ClusterRole {
@@ -70,7 +72,7 @@ func TestControllerFollowsChanges(t *testing.T) {
 	factory.Start(ctx.Done())
 	factory.WaitForCacheSync(ctx.Done())
 	go func() {
-		done <- Run(ctx, Config{Client: client, Informers: factory, Log: slog.New(slog.DiscardHandler)})
+		done <- Run(ctx, controller.Env{Client: client, Informers: factory, Log: slog.New(slog.DiscardHandler)})
 	}()
 	await(t, seen, "pods ")
 	if _, err := client.RbacV1().ClusterRoles().Create(ctx, part("q", "a", "nodes"), metav1.CreateOptions{}); err != nil {

@@ -13,89 +13,51 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	applyrbacv1 "k8s.io/client-go/applyconfigurations/rbac/v1"
-	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/util/workqueue"
 
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/journal"
 )
 
 // FieldManager owns the rules of aggregated ClusterRoles.
 const FieldManager = "clusterrole-aggregation-controller"
 
-// Config is what the controller needs. The caller starts Informers.
-type Config struct {
-	Client    kubernetes.Interface
-	Informers informers.SharedInformerFactory
-	Log       *slog.Logger
-	// Journal may be nil.
-	Journal journal.Sink
+// Controller declares what keeps every aggregated ClusterRole the sum of its
+// parts. It may grant what it does not have: upstream's role lets it escalate.
+func Controller() controller.Controller {
+	return controller.Controller{Name: FieldManager, Account: "clusterrole-aggregation-controller",
+		Watches: "clusterroles.rbac.authorization.k8s.io", Writes: "patch,escalate clusterroles.rbac.authorization.k8s.io", Run: Run}
 }
 
-// Run keeps every aggregated ClusterRole the sum of its parts until ctx ends.
-func Run(ctx context.Context, cfg Config) error {
-	if cfg.Client == nil || cfg.Informers == nil || cfg.Log == nil {
-		return errors.New("starting ClusterRole aggregation: Client, Informers and Log are required")
-	}
-	if cfg.Journal == nil {
-		cfg.Journal = journal.Discard
-	}
-	roles := cfg.Informers.Rbac().V1().ClusterRoles()
-	c := &controller{Config: cfg, list: func() ([]*rbacv1.ClusterRole, error) { return roles.Lister().List(labels.Everything()) }}
-	c.queue = workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]())
-	defer c.queue.ShutDown()
-	registration, err := roles.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(any) { c.wake() },
-		UpdateFunc: func(any, any) { c.wake() },
-		DeleteFunc: func(any) { c.wake() },
-	})
-	if err != nil {
-		return fmt.Errorf("watching ClusterRoles: %w", err)
-	}
-	// The handler must not outlive the queue it feeds.
-	defer func() { _ = roles.Informer().RemoveEventHandler(registration) }()
-	if !cache.WaitFor(ctx, "", registration.HasSyncedChecker()) {
-		return nil
-	}
-	stop := context.AfterFunc(ctx, c.queue.ShutDown)
-	defer stop()
-	for c.next(ctx) {
-	}
-	return nil
-}
-
-type controller struct {
-	Config
-	list  func() ([]*rbacv1.ClusterRole, error)
-	queue workqueue.TypedRateLimitingInterface[string]
-}
-
-// everything is the one queue entry: any change may concern any sum, and a
+// everything is the one key of the queue: any change may concern any sum, and a
 // burst of changes is worth one pass.
 const everything = "all"
 
-func (c *controller) wake() { c.queue.Add(everything) }
-
-func (c *controller) next(ctx context.Context) bool {
-	item, stopped := c.queue.Get()
-	if stopped {
-		return false
+// Run keeps every aggregated ClusterRole the sum of its parts until ctx ends.
+func Run(ctx context.Context, e controller.Env) error {
+	if err := e.Check(); err != nil {
+		return err
 	}
-	defer c.queue.Done(item)
-	if err := c.pass(ctx); err != nil {
-		c.Log.Warn("aggregating ClusterRoles; will try again", "err", err)
-		c.queue.AddRateLimited(item)
-		return true
+	roles, q := e.Informers.Rbac().V1().ClusterRoles(), controller.NewQueue()
+	seen, err := controller.On(ctx, roles.Informer(), func(_, _ *rbacv1.ClusterRole, _ bool) { q.Add(everything) })
+	if err != nil {
+		return fmt.Errorf("watching ClusterRoles: %w", err)
 	}
-	c.queue.Forget(item)
-	return true
+	if err := e.Synced(ctx, seen); err != nil {
+		return nil
+	}
+	a := &aggregator{Env: e, list: func() ([]*rbacv1.ClusterRole, error) { return roles.Lister().List(labels.Everything()) }}
+	return e.Run(ctx, q, 1, a.pass)
 }
 
-func (c *controller) pass(ctx context.Context) error {
+type aggregator struct {
+	controller.Env
+	list func() ([]*rbacv1.ClusterRole, error)
+}
+
+func (c *aggregator) pass(ctx context.Context, _ string) (time.Duration, error) {
 	all, err := c.list()
 	if err != nil {
-		return fmt.Errorf("listing ClusterRoles: %w", err)
+		return 0, fmt.Errorf("listing ClusterRoles: %w", err)
 	}
 	var failed []error
 	for _, role := range all {
@@ -109,10 +71,10 @@ func (c *controller) pass(ctx context.Context) error {
 		}
 		failed = append(failed, c.write(ctx, role, sum))
 	}
-	return errors.Join(failed...)
+	return 0, errors.Join(failed...)
 }
 
-func (c *controller) write(ctx context.Context, role *rbacv1.ClusterRole, sum []rbacv1.PolicyRule) error {
+func (c *aggregator) write(ctx context.Context, role *rbacv1.ClusterRole, sum []rbacv1.PolicyRule) error {
 	want := applyrbacv1.ClusterRole(role.Name).WithUID(role.UID)
 	want.Rules = []applyrbacv1.PolicyRuleApplyConfiguration{}
 	for i := range sum {
@@ -128,12 +90,8 @@ func (c *controller) write(ctx context.Context, role *rbacv1.ClusterRole, sum []
 	if err != nil {
 		return fmt.Errorf("applying the rules of ClusterRole %q: %w", role.Name, err)
 	}
-	c.Journal.Append(journal.Record{
-		Time: time.Now(), Part: "rbac", Object: journal.Ref{Kind: "ClusterRole", Name: role.Name, UID: string(role.UID)},
-		Decision: "aggregated rules",
-		Because: []journal.Fact{
-			{Name: "rules before", Value: fmt.Sprint(len(role.Rules))}, {Name: "rules of its parts", Value: fmt.Sprint(len(sum))},
-		},
-	})
+	c.Tell(controller.Note{Part: "rbac", Kind: "ClusterRole", Object: role, Decision: "aggregated rules", Level: slog.LevelDebug, Because: []journal.Fact{
+		{Name: "rules before", Value: fmt.Sprint(len(role.Rules))}, {Name: "rules of its parts", Value: fmt.Sprint(len(sum))},
+	}})
 	return nil
 }

@@ -240,6 +240,11 @@ var namespacedRoles = []namespacedEntry{
 	{namespace: "kube-system", name: "berth:controller:certificate-controller",
 		subjects: []string{"account:kube-system/certificate-controller"}, rules: `
 		create,list,update configmaps`},
+	{namespace: "kube-system", name: "berth:controller:dns-publisher",
+		subjects: []string{"account:kube-system/dns-publisher"}, rules: `
+		create services
+		get,patch services = kube-dns
+		create,delete,list,patch endpointslices.discovery.k8s.io`},
 	{namespace: "kube-system", name: "system:controller:cloud-provider",
 		subjects: []string{"account:kube-system/cloud-provider"}, rules: `
 		create,get,list,watch configmaps`},
