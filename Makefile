@@ -27,7 +27,7 @@ all: build
 
 help:
 	@sed -n 's/^# //p' Makefile | head -20
-	@echo "targets: up down build test unit live race e2e bench bench-up bench-agent bench-proxy bench-fleet bench-nodes soak vm vm-test lint generate clean"
+	@echo "targets: up down build test unit live race e2e bench bench-up bench-agent bench-proxy bench-fleet bench-nodes soak fuzz vuln cis vm vm-test lint generate clean"
 
 install:
 	@hack/install.sh
@@ -128,6 +128,32 @@ vm-test: vm build
 	for p in internal/agent/resource internal/agent/resource/topology internal/agent/shutdown internal/proxy internal/policy internal/policy/kernel internal/network test/e2e; do \
 		$(GO) test -tags vm -c -o $(BIN)/t/$$(basename $$p).test ./$$p || exit 1; done
 	$(GO) run ./test/vm test $(CHECKS)
+
+# Every parser of bytes that others wrote, FUZZTIME each; what fails is kept
+# in testdata/fuzz beside the test.
+.PHONY: fuzz vuln cis
+FUZZTIME ?= 10m
+fuzz:
+	@grep -rl --include='*_test.go' '^func Fuzz' internal | sort | while read -r file; do \
+		grep -o '^func Fuzz[A-Za-z]*' $$file | cut -c6- | while read -r target; do \
+			echo "== $$(dirname $$file) $$target"; \
+			$(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) ./$$(dirname $$file) </dev/null || exit 1; \
+		done || exit 1; \
+	done
+
+# Known vulnerabilities in what berth calls. VULNDB is the database: an address,
+# or a copy of it as file:///path (go.dev/security/vuln/database) where there is
+# no network.
+VULNDB ?= https://vuln.go.dev
+GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.1.4
+vuln:
+	$(GO) run $(GOVULNCHECK) -db $(VULNDB) ./cmd/... ./internal/...
+	cd runtime && $(GO) run $(GOVULNCHECK) -db $(VULNDB) ./...
+
+# The checks of the CIS Kubernetes benchmark, sections 1 to 4, on a cluster that
+# is started for it with no flags of its own.
+cis: berth
+	BERTH_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -v -run '^TestCIS$$' ./test/e2e/...
 
 lint:
 	@test -z "$$(gofmt -l cmd internal test runtime)" || { gofmt -l cmd internal test runtime; echo "run gofmt -w on these"; exit 1; }

@@ -72,6 +72,8 @@ type Config struct {
 	Guard GuardFunc
 	// AppArmor tells that the host can enforce profiles.
 	AppArmor bool
+	// DropCapabilities are taken from containers that do not ask for them.
+	DropCapabilities []string
 
 	// TLS serves the agent's API on Kubelet's port; nil serves none.
 	TLS *tls.Config

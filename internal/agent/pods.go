@@ -36,7 +36,7 @@ func hostOf(b *base, hierarchy resource.Hierarchy, cgroups *resource.Cgroups) st
 		CgroupVersion: hierarchy.Version(), CPUQuota: k.CPUCFSQuota == nil || *k.CPUCFSQuota, SeccompDefault: k.SeccompDefault != nil && *k.SeccompDefault,
 		SingleProcessOOMKill: hierarchy.Version() == 1 || k.SingleProcessOOMKill != nil && *k.SingleProcessOOMKill,
 		NoSwapController:     !cgroups.SwapControlled(),
-		AllowedUnsafeSysctls: k.AllowedUnsafeSysctls, AppArmor: cfg.AppArmor,
+		AllowedUnsafeSysctls: k.AllowedUnsafeSysctls, DropCapabilities: cfg.DropCapabilities, AppArmor: cfg.AppArmor,
 		SwapLimited: k.MemorySwap.SwapBehavior == config.LimitedSwap, SwapCapacity: machine.SwapBytes,
 	}
 	if hierarchy.Has("hugetlb") { // a runtime refuses limits it cannot set (CRI-O does)

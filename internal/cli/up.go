@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
+	"github.com/berth-dev/berth/internal/agent/container"
 	"github.com/berth-dev/berth/internal/cluster"
 	"github.com/berth-dev/berth/internal/cluster/host"
 	"github.com/berth-dev/berth/internal/nodes/health"
@@ -125,6 +126,7 @@ func nodeFlags(f *pflag.FlagSet, cfg *cluster.Config) {
 	f.IntVar(&cfg.Ports.ProxyMetrics, "proxy-metrics-port", 0, "port of the proxy's metrics on loopback (default 10249)")
 	f.IntVar(&cfg.Ports.WireGuard, "wireguard-port", 0, "UDP port of this node with network wireguard (default 51820)")
 	f.BoolVar(&cfg.NetworkPolicy, "network-policy", true, "enforce NetworkPolicy on this node's pods")
+	f.BoolVar(&cfg.Hardened, "hardened", false, "containers lack "+strings.Join(container.RuntimeExtras, ", ")+" unless their capabilities.add names them (or ALL) or they are privileged")
 	f.StringVar(&cfg.BundleDir, "bundle-dir", "", "directory of the runtime bundle (default: that of this program)")
 	f.StringVar(&cfg.ImagesDir, "images-dir", "", "directory of OCI archives to import (default: images in the bundle)")
 	f.StringVar(&cfg.RuntimeEndpoint, "container-runtime-endpoint", "", "CRI socket of a runtime that is already there, instead of the bundled one")
@@ -212,6 +214,7 @@ func foreground(ctx context.Context, cfg *cluster.Config, child bool) error {
 			}
 		}()
 	}
+	cfg.Restart = func() error { return again(manager) }
 	var shown atomic.Bool
 	err = cluster.Up(ctx, cfg, func(e cluster.Event) {
 		if e.State == "fail" {
@@ -224,6 +227,21 @@ func foreground(ctx context.Context, cfg *cluster.Config, child bool) error {
 		emit(cluster.Event{Stage: "start", State: "fail", Detail: err.Error()})
 	}
 	return err
+}
+
+// again replaces this process by a new one with the same arguments. Nobody
+// waits for its progress any more.
+func again(manager notifier) error {
+	exe, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("finding this program: %w", err)
+	}
+	args := slices.DeleteFunc(slices.Clone(os.Args), func(a string) bool { return a == "--progress-fd" })
+	env := os.Environ()
+	if manager.socket != "" {
+		env = append(env, "NOTIFY_SOCKET="+manager.socket)
+	}
+	return fmt.Errorf("starting %s anew: %w", exe, syscall.Exec(exe, args, env))
 }
 
 // detached starts this program again in a session of its own and follows its

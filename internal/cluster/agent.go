@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/kubernetes"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/agent"
 	"github.com/berth-dev/berth/internal/agent/config"
+	"github.com/berth-dev/berth/internal/agent/container"
 	"github.com/berth-dev/berth/internal/agent/launch"
 )
 
@@ -63,6 +65,9 @@ func (u *up) agentConfig(log *slog.Logger) (launch.Config, error) {
 		HostnameOverride: u.NodeName, NodeIP: u.NodeIP, MaxDeadPerContainer: 1, MaxDeadContainers: -1,
 		ImageCredentialConfig: u.CredentialProviders, ImageCredentialDir: u.CredentialProviderDir,
 	}
+	if u.Hardened {
+		effective.Agent.DropCapabilities = container.RuntimeExtras
+	}
 	cfg := launch.Config{
 		Effective: effective, Log: log, Version: KubernetesVersion, Journal: u.journal, Metrics: newRegistry(),
 		CNIConfDir: u.cniConfDir(), CNI: cni, Guard: u.guard(),
@@ -78,6 +83,15 @@ func (u *up) agentConfig(log *slog.Logger) (launch.Config, error) {
 	cfg.LogLinkDir = launch.HostLogLinks
 	effective.Kubelet.RotateCertificates, effective.Kubelet.ServerTLSBootstrap = true, true
 	return cfg, nil
+}
+
+// noSeccomp says why containers cannot have the runtime's seccomp profile;
+// empty where they can, as far as can be told of a runtime of the user's own.
+func (u *up) noSeccomp() string {
+	if err := unix.Prctl(unix.PR_GET_SECCOMP, 0, 0, 0, 0); err != nil {
+		return "this kernel has no seccomp (CONFIG_SECCOMP_FILTER)"
+	}
+	return u.runtimeLacks
 }
 
 func (u *up) runtimeEndpoint() string {
@@ -157,6 +171,10 @@ func (u *up) kubelet() (*config.Effective, error) {
 		return nil, fmt.Errorf("reading the agent's configuration: %w", err)
 	}
 	k := effective.Kubelet
+	if why := u.noSeccomp(); why != "" && ptr.Deref(k.SeccompDefault, false) {
+		u.notes = append(u.notes, "containers that name no seccomp profile run without one: "+why)
+		k.SeccompDefault = ptr.To(false)
+	}
 	k.Port = int32(u.Ports.Agent)
 	k.HealthzPort = ptr.To(int32(u.Ports.AgentHealthz))
 	k.StaticPodPath = u.Path("agent", "manifests")

@@ -113,6 +113,12 @@ type Config struct {
 	CloudProvider, CloudConfig string
 	// Controllers says which controllers run, as --controllers does.
 	Controllers []string
+	// Restart replaces this process by a new one of the same command, and
+	// returns only if it cannot; nil ends the cluster where it would be called.
+	Restart func() error
+	// Hardened takes from containers the capabilities that the runtime gives by
+	// default and few programs need, unless they ask for them.
+	Hardened bool
 	// BundleDir holds containerd, its shim, the CNI plugins and images/.
 	BundleDir string
 	// ImagesDir holds the OCI archives to import; empty: BundleDir/images.

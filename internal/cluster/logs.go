@@ -10,6 +10,8 @@ import (
 
 	"github.com/go-logr/logr"
 	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/internal/logfile"
 )
 
 // logs hands out one logger per part, each with a file of its own below the
@@ -20,7 +22,7 @@ type logs struct {
 	level  slog.Level
 
 	mu    sync.Mutex
-	files []*os.File
+	files []*logfile.File
 }
 
 // newLogs checks format and level before anything is written.
@@ -57,7 +59,7 @@ func logLevel(name string) (slog.Level, error) {
 
 // part opens PART.log and returns its logger.
 func (l *logs) part(name string) (*slog.Logger, error) {
-	f, err := os.OpenFile(l.dir+"/"+name+".log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o640)
+	f, err := logfile.Open(l.dir+"/"+name+".log", logfile.DefaultLimits)
 	if err != nil {
 		return nil, fmt.Errorf("opening the log of %s: %w", name, err)
 	}

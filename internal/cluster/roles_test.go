@@ -48,7 +48,8 @@ evictionHard: {memory.available: 1Gi, nodefs.available: 7%, nodefs.inodesFree: 7
 imageGCHighThresholdPercent: 70
 imageGCLowThresholdPercent: 60
 maxPods: 42
-seccompDefault: true
+seccompDefault: false
+podPidsLimit: 321
 systemReserved: {cpu: 100m, memory: 100Mi}
 `
 
@@ -208,6 +209,42 @@ func compareAgent(t *testing.T, got, want agent.Config) {
 			}
 		case !reflect.DeepEqual(x.Interface(), y.Interface()):
 			t.Errorf("%s is %+v, and of the stand-alone agent %+v", name, x.Interface(), y.Interface())
+		}
+	}
+}
+
+// TestPodsOfAMachineAreConfined: what a cluster of our own gives pods that name
+// nothing, that a file wins over it, and that a host without seccomp says so
+// instead of refusing pods.
+func TestPodsOfAMachineAreConfined(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "kubelet.yaml")
+	if err := os.WriteFile(file, []byte("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nseccompDefault: false\npodPidsLimit: -1\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		name, file, lacks string
+		hardened, seccomp bool
+		pids              int64
+		notes             int
+	}{
+		{name: "defaults", seccomp: true, pids: 4096},
+		{name: "a file wins", file: file, pids: -1},
+		{name: "no seccomp", lacks: "runc applies no profile", pids: 4096, notes: 1},
+		{name: "no seccomp, none asked for", file: file, lacks: "runc applies no profile", pids: -1},
+		{name: "hardened", hardened: true, seccomp: true, pids: 4096},
+	} {
+		u := newMachine(t, RoleWhole, test.file)
+		u.Hardened, u.runtimeLacks = test.hardened, test.lacks
+		cfg, err := u.agentConfig(u.log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		k := cfg.Effective.Kubelet
+		if *k.SeccompDefault != test.seccomp || *k.PodPidsLimit != test.pids || len(u.notes) != test.notes {
+			t.Errorf("%s: seccompDefault %v, podPidsLimit %d, notes %q", test.name, *k.SeccompDefault, *k.PodPidsLimit, u.notes)
+		}
+		if got := buildAgent(t, cfg).DropCapabilities; (len(got) > 0) != test.hardened {
+			t.Errorf("%s: dropped %v", test.name, got)
 		}
 	}
 }

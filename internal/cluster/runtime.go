@@ -38,6 +38,9 @@ func (u *up) startRuntime(ctx context.Context) error {
 	}
 	return u.clock.stage("runtime", func() (string, error) {
 		s, notes, err := u.supervisor(ctx, u.facts, log)
+		if s != nil {
+			u.runtimeLacks = s.NoSeccomp
+		}
 		if err != nil {
 			return "", err
 		}
@@ -104,9 +107,10 @@ func (c *Config) supervisor(ctx context.Context, facts host.Facts, log *slog.Log
 			RestrictOOM:   !facts.LowersOOMScore,
 			Hugetlb:       facts.Hugetlb,
 		},
-		Binary:  filepath.Join(c.BundleDir, "containerd"),
-		LogFile: c.Path("logs", "containerd.log"),
-		Log:     log,
+		Binary:    filepath.Join(c.BundleDir, "containerd"),
+		LogFile:   c.Path("logs", "containerd.log"),
+		NoSeccomp: chosen.NoSeccomp,
+		Log:       log,
 	}, notes, nil
 }
 

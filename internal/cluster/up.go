@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"runtime/debug"
 	"sync"
@@ -45,10 +44,12 @@ type up struct {
 	// startedRuntime is true if this run started containerd; a failed start
 	// then stops it again.
 	startedRuntime bool
-	server         *api.Options
-	serverLog      *slog.Logger
-	store          *store.Store
-	api            *api.Server
+	// runtimeLacks says what keeps the bundled runtime from seccomp profiles.
+	runtimeLacks string
+	server       *api.Options
+	serverLog    *slog.Logger
+	store        *store.Store
+	api          *api.Server
 	// serverChoices are set once api is; the control socket asks for both.
 	serverChoices atomic.Pointer[api.Options]
 	admin         *rest.Config
@@ -130,7 +131,7 @@ func (u *up) steps() []step {
 // closed once the node is Ready. A failing start stops what it started and
 // removes what it made.
 func Up(ctx context.Context, cfg *Config, emit Progress, ready chan<- struct{}) (err error) {
-	debug.SetGCPercent(memory.GCPercent)
+	debug.SetGCPercent(memory.StartGCPercent)
 	u := &up{Config: cfg, clock: clock{began: time.Now(), emit: emit}}
 	undo, err := u.prepare()
 	if err != nil {
@@ -173,7 +174,7 @@ func Up(ctx context.Context, cfg *Config, emit Progress, ready chan<- struct{}) 
 	case <-u.parts.Context().Done():
 		return u.parts.Wait()
 	case <-stopped:
-		return errors.New("the store stopped: see logs/etcd.log in the data directory")
+		return u.outliveStore(ctx)
 	}
 }
 

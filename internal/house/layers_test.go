@@ -23,7 +23,7 @@ var floors = [][]string{
 		"internal/localvolume"},
 	{"internal/controller"},
 	{"internal/nft", "internal/podutil", "internal/kube"},
-	{"internal/heap", "internal/journal", "internal/memory", "internal/pki", "internal/socket", "internal/strict", "internal/supervise"},
+	{"internal/heap", "internal/journal", "internal/logfile", "internal/memory", "internal/pki", "internal/socket", "internal/strict", "internal/supervise"},
 }
 
 // agentFloors are the same inside the agent. Above all is launch, the only room

@@ -25,6 +25,9 @@ type Agent struct {
 	RootDir          string
 	CloudProvider    string
 
+	// DropCapabilities are the agent's; no flag sets them.
+	DropCapabilities []string
+
 	ImageCredentialConfig, ImageCredentialDir string
 	RuntimeCgroups                            string
 	LockFile                                  string

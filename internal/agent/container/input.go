@@ -153,6 +153,9 @@ type NodeSettings struct {
 	CPUPeriodMicros int64
 	// SeccompDefault gives containers without a profile the runtime's default.
 	SeccompDefault bool
+	// DropCapabilities are taken from containers that do not ask for them, and
+	// are not privileged; in upper case, without CAP_.
+	DropCapabilities []string
 	// SingleProcessOOMKill kills only the offending process on v2.
 	SingleProcessOOMKill bool
 	// ThrottleFactor is where, between its request and its limit, a container

@@ -103,6 +103,9 @@ func containerSecurity(in Input, c *v1.Container) (*runtimeapi.LinuxContainerSec
 		SelinuxOptions:   selinux(e.selinux),
 		Capabilities:     capabilities(e.own.Capabilities),
 	}
+	if !out.Privileged {
+		out.Capabilities = drop(out.Capabilities, in.Node.DropCapabilities)
+	}
 	switch {
 	case e.runAsUser != nil:
 		out.RunAsUser = &runtimeapi.Int64Value{Value: *e.runAsUser}
@@ -150,6 +153,32 @@ func capabilities(c *v1.Capabilities) *runtimeapi.Capability {
 		out.DropCapabilities = append(out.DropCapabilities, string(name))
 	}
 	return out
+}
+
+// RuntimeExtras are the capabilities that runtimes give containers by default
+// and that few programs need: packets and ARP answers of one's own making,
+// device nodes, files that carry capabilities, chroot, records in the host's
+// audit log. CRI-O leaves them out of its defaults.
+var RuntimeExtras = []string{"AUDIT_WRITE", "MKNOD", "NET_RAW", "SETFCAP", "SYS_CHROOT"}
+
+// drop takes away what a container did not ask for by name or as ALL.
+func drop(c *runtimeapi.Capability, unasked []string) *runtimeapi.Capability {
+	if len(unasked) == 0 {
+		return c
+	}
+	if c == nil {
+		c = &runtimeapi.Capability{}
+	}
+	asked := map[string]bool{}
+	for _, name := range slices.Concat(c.AddCapabilities, c.DropCapabilities) {
+		asked[strings.TrimPrefix(strings.ToUpper(name), "CAP_")] = true
+	}
+	for _, name := range unasked {
+		if !asked["ALL"] && !asked[name] {
+			c.DropCapabilities = append(c.DropCapabilities, name)
+		}
+	}
+	return c
 }
 
 // groups are the supplemental groups: fsGroup, the pod's own, and those that

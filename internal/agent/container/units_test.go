@@ -216,3 +216,48 @@ func BenchmarkContainerConfig(b *testing.B) {
 		}
 	}
 }
+
+// TestCapabilitiesMustBeAskedFor: on a hardened node.
+func TestCapabilitiesMustBeAskedFor(t *testing.T) {
+	privileged := true
+	for _, test := range []struct {
+		name string
+		own  *v1.SecurityContext
+		want string
+	}{
+		{"nothing said", nil, "AUDIT_WRITE MKNOD NET_RAW SETFCAP SYS_CHROOT"},
+		{"one asked for", &v1.SecurityContext{Capabilities: &v1.Capabilities{Add: []v1.Capability{"NET_RAW"}}}, "AUDIT_WRITE MKNOD SETFCAP SYS_CHROOT"},
+		{"with its prefix", &v1.SecurityContext{Capabilities: &v1.Capabilities{Add: []v1.Capability{"cap_net_raw"}}}, "AUDIT_WRITE MKNOD SETFCAP SYS_CHROOT"},
+		{"all asked for", &v1.SecurityContext{Capabilities: &v1.Capabilities{Add: []v1.Capability{"ALL"}}}, ""},
+		{"all dropped", &v1.SecurityContext{Capabilities: &v1.Capabilities{Drop: []v1.Capability{"ALL"}}}, "ALL"},
+		{"privileged", &v1.SecurityContext{Privileged: &privileged}, ""},
+	} {
+		in := baseInput()
+		in.Node.DropCapabilities = RuntimeExtras
+		c := &v1.Container{Name: "c", SecurityContext: test.own}
+		in.Pod = &v1.Pod{Spec: v1.PodSpec{Containers: []v1.Container{*c}}}
+		out, err := containerSecurity(in, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(out.Capabilities.GetDropCapabilities(), " "); got != test.want {
+			t.Errorf("%s: drops %q, want %q", test.name, got, test.want)
+		}
+	}
+}
+
+// FuzzEnvFile takes in any file that a pod left for its variables.
+func FuzzEnvFile(f *testing.F) {
+	f.Add("A='one'\nB=two # x\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		vars, err := ParseEnvFile(text)
+		if err != nil {
+			return
+		}
+		for name := range vars {
+			if name == "" || strings.ContainsAny(name, "=\n") {
+				t.Errorf("a variable %q", name)
+			}
+		}
+	})
+}

@@ -17,10 +17,12 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/proto"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	"pgregory.net/rapid"
 
@@ -499,6 +501,36 @@ func TestNoDeviceIsHeldTwice(t *testing.T) {
 							main[id] = list[i].Name
 						}
 					}
+				}
+			}
+		}
+	})
+}
+
+// FuzzPluginMessages takes in whatever a device plugin may send.
+func FuzzPluginMessages(f *testing.F) {
+	for _, m := range []*pluginapi.ListAndWatchResponse{
+		{}, {Devices: []*pluginapi.Device{{ID: "a", Health: pluginapi.Healthy, Topology: &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: -1}, {ID: 64}, {ID: 1}}}}, {}}},
+	} {
+		b, err := proto.Marshal(m)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b, "vendor.example/thing")
+	}
+	m := &Manager{cfg: Config{Log: slog.New(slog.DiscardHandler)}}
+	f.Fuzz(func(t *testing.T, message []byte, name string) {
+		if err := checkResource(name); err == nil && len(validation.IsQualifiedName(name)) > 0 {
+			t.Errorf("%q was accepted", name)
+		}
+		var list pluginapi.ListAndWatchResponse
+		if proto.Unmarshal(message, &list) != nil {
+			return
+		}
+		for _, d := range m.devicesOf(name, &list) {
+			for _, n := range d.NUMA {
+				if !topology.Of(int(n)).Has(int(n)) {
+					t.Errorf("device %q is near to node %d", d.ID, n)
 				}
 			}
 		}

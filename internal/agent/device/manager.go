@@ -156,6 +156,24 @@ func (m *Manager) dial(ctx context.Context, p *plugin) error {
 	return nil
 }
 
+// devicesOf is what a plugin lists, without what cannot be.
+func (m *Manager) devicesOf(resource string, list *pluginapi.ListAndWatchResponse) []Device {
+	devices := make([]Device, 0, len(list.GetDevices()))
+	for _, d := range list.GetDevices() {
+		device := Device{ID: d.GetID(), Healthy: d.GetHealth() == pluginapi.Healthy}
+		for _, numa := range d.GetTopology().GetNodes() {
+			if numa.GetID() < 0 || numa.GetID() >= topology.MaskBits {
+				m.cfg.Log.Warn("a device plugin names a NUMA node that cannot exist; it is left out",
+					"resource", resource, "device", d.GetID(), "node", numa.GetID())
+				continue
+			}
+			device.NUMA = append(device.NUMA, numa.GetID())
+		}
+		devices = append(devices, device)
+	}
+	return devices
+}
+
 // follow keeps the ledger as the plugin says until its stream ends.
 func (m *Manager) follow(ctx context.Context, p *plugin) error {
 	defer p.conn.Close()
@@ -168,19 +186,7 @@ func (m *Manager) follow(ctx context.Context, p *plugin) error {
 		if err != nil {
 			return fmt.Errorf("listing devices: %w", err)
 		}
-		devices := make([]Device, 0, len(list.Devices))
-		for _, d := range list.Devices {
-			device := Device{ID: d.ID, Healthy: d.Health == pluginapi.Healthy}
-			for _, numa := range d.GetTopology().GetNodes() {
-				if numa.ID < 0 || numa.ID >= topology.MaskBits {
-					m.cfg.Log.Warn("a device plugin names a NUMA node that cannot exist; the device counts as near to none of that name",
-						"resource", p.resource, "device", d.ID, "node", numa.ID)
-					continue
-				}
-				device.NUMA = append(device.NUMA, numa.ID)
-			}
-			devices = append(devices, device)
-		}
+		devices := m.devicesOf(p.resource, list)
 		m.mu.Lock()
 		p.devices, p.listed = devices, true
 		charge := m.inCharge(p.resource) == p

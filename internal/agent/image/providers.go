@@ -371,8 +371,14 @@ func (c *ProviderConfig) run(ctx context.Context, req map[string]any) (*provider
 	if err := cmd.Run(); err != nil {
 		return nil, fmt.Errorf("running the plugin: %w", err)
 	}
+	return c.answer(stdout.Bytes())
+}
+
+// answer reads what a plugin said. Errors do not repeat it: it may hold a
+// password.
+func (c *ProviderConfig) answer(text []byte) (*providerResponse, error) {
 	var out providerResponse
-	if err := json.Unmarshal(stdout.Bytes(), &out); err != nil {
+	if err := json.Unmarshal(text, &out); err != nil {
 		return nil, errors.New("the plugin's answer is not JSON of kind CredentialProviderResponse")
 	}
 	if out.Kind != "CredentialProviderResponse" || out.APIVersion != c.APIVersion {

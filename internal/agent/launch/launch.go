@@ -138,7 +138,8 @@ func Build(ctx context.Context, cfg Config) (agent.Config, []func(context.Contex
 			MinimumAge: flags.MinimumContainerTTL, PerContainer: int(flags.MaxDeadPerContainer), Total: int(flags.MaxDeadContainers),
 		},
 		CNIConfDir: cfg.CNIConfDir, CNI: cfg.CNI, Guard: cfg.Guard, AppArmor: appArmor("/"),
-		Log: cfg.Log, Metrics: registry, Journal: cfg.Journal,
+		DropCapabilities: flags.DropCapabilities,
+		Log:              cfg.Log, Metrics: registry, Journal: cfg.Journal,
 	}
 	out.Serve.Gather = registry
 	if !cfg.BesideServer {

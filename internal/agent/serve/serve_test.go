@@ -729,3 +729,35 @@ func TestLogLinesAreBounded(t *testing.T) {
 		t.Errorf("the end of the tail: %v, %q", err, out.String()[max(0, out.Len()-20):])
 	}
 }
+
+// FuzzLogQuery takes in any query of logs, and any text for it to filter.
+func FuzzLogQuery(f *testing.F) {
+	f.Add("query=kubelet&pattern=a&tailLines=3", "a\nb\nca")
+	f.Add("query=/x/../y&sinceTime=2026-01-02T03:04:05Z&boot=-1", "\n\n")
+	f.Fuzz(func(t *testing.T, query, text string) {
+		values, err := url.ParseQuery(query)
+		if err != nil {
+			return
+		}
+		q, err := readLogQuery(values["query"], values)
+		if err != nil {
+			return
+		}
+		for _, arg := range journalArgs(q, q.services)[3:] {
+			if strings.ContainsAny(arg, "\n\x00") {
+				t.Errorf("%q reaches the command line", arg)
+			}
+		}
+		if strings.Contains(q.file, "/../") {
+			t.Errorf("%q leaves the log directory", q.file)
+		}
+		var out bytes.Buffer
+		lines := q.lines(&out)
+		if _, err := io.WriteString(lines, text); err != nil || lines.close() != nil {
+			t.Fatal(err)
+		}
+		if q.pattern == nil && q.tail < 0 && out.String() != text {
+			t.Errorf("%q became %q", text, out.String())
+		}
+	})
+}

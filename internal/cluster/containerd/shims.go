@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/internal/logfile"
 )
 
 // shimName is the program that containerd starts for each pod.
@@ -60,6 +62,10 @@ func (s *Supervisor) sweep(ctx context.Context) {
 			return
 		case <-tick.C:
 			s.endLostShims()
+			// containerd outlives this process, so its output is no pipe to here.
+			if err := logfile.Truncate(s.LogFile, logfile.DefaultLimits); err != nil {
+				s.Log.Warn("containerd's log cannot be rotated", "file", s.LogFile, "err", err)
+			}
 		}
 	}
 }

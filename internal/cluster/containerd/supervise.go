@@ -29,6 +29,8 @@ type Supervisor struct {
 	Options
 	// Binary is containerd's path; its shim is found beside it.
 	Binary string
+	// NoSeccomp says why the OCI runtime applies no seccomp profile; empty if it does.
+	NoSeccomp string
 	// LogFile receives its output.
 	LogFile string
 	Log     *slog.Logger

@@ -24,6 +24,9 @@ type Trial struct {
 	Path string
 	// Err is empty for a runtime that ran a container, otherwise its words.
 	Err string
+	// NoSeccomp is empty for a runtime that applied a seccomp profile, otherwise
+	// its words.
+	NoSeccomp string `json:",omitempty"`
 }
 
 // ChooseOCIRuntime runs a real container with each candidate, best first, and
@@ -52,10 +55,13 @@ func ChooseOCIRuntime(ctx context.Context, memo, cgroup, bootID string) (chosen 
 			continue
 		}
 		t := Trial{Name: name, Path: path}
-		if terr := tryRuntime(ctx, path, cgroup+"/trial-"+name); terr != nil {
-			t.Err = terr.Error()
-			all = append(all, t)
-			continue
+		if terr := tryRuntime(ctx, path, cgroup+"/trial-"+name, true); terr != nil {
+			t.NoSeccomp = fmt.Sprintf("%s applies no profile on this machine (%v)", name, terr)
+			if terr := tryRuntime(ctx, path, cgroup+"/trial-"+name, false); terr != nil {
+				t.Err, t.NoSeccomp = terr.Error(), ""
+				all = append(all, t)
+				continue
+			}
 		}
 		all = append(all, t)
 		data, _ := json.Marshal(struct {
@@ -85,7 +91,7 @@ func lookPath(name string) (string, error) {
 
 func trialKey(bootID string) string {
 	var b strings.Builder
-	b.WriteString(bootID)
+	b.WriteString("seccomp " + bootID) // what is tried, and where
 	for _, name := range Candidates {
 		if p, err := lookPath(name); err == nil {
 			if st, err := os.Stat(p); err == nil {
@@ -97,8 +103,9 @@ func trialKey(bootID string) string {
 }
 
 // tryRuntime runs /bin/true in a container with its own namespaces, the
-// host's programs mounted read-only, and limits of its own below cgroup.
-func tryRuntime(ctx context.Context, path, cgroup string) error {
+// host's programs mounted read-only, limits of its own below cgroup, and with
+// seccomp a profile that refuses one system call.
+func tryRuntime(ctx context.Context, path, cgroup string, seccomp bool) error {
 	dir, err := os.MkdirTemp("", "berth-trial")
 	if err != nil {
 		return err
@@ -144,6 +151,10 @@ func tryRuntime(ctx context.Context, path, cgroup string) error {
 			"resources":   obj{"memory": obj{"limit": 64 << 20}, "pids": obj{"limit": 32}, "cpu": obj{"shares": 128}},
 			"namespaces":  []obj{{"type": "pid"}, {"type": "mount"}, {"type": "ipc"}, {"type": "uts"}, {"type": "network"}},
 		},
+	}
+	if seccomp {
+		refused := obj{"names": []string{"swapon"}, "action": "SCMP_ACT_ERRNO"}
+		spec["linux"].(obj)["seccomp"] = obj{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": []obj{refused}}
 	}
 	data, err := json.Marshal(spec)
 	if err != nil {

@@ -1,8 +1,10 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"expvar"
 	"fmt"
 	"net/url"
 	"os"
@@ -18,25 +20,23 @@ import (
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3rpc"
 	"go.etcd.io/etcd/server/v3/proxy/grpcproxy/adapter"
+	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/raftpb"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+
+	"github.com/berth-dev/berth/internal/logfile"
 )
 
 const (
 	// tick and election decide how long a lone member waits before it elects
-	// itself: between one and five ticks. Nothing else depends on them, since
+	// itself unless elect is faster: between one and five ticks. Nothing else depends on them, since
 	// there is no other member to send heartbeats to; but each tick is a
 	// wake-up, so they are not too short either.
 	tick     = 40 * time.Millisecond
 	election = 5 * tick
-	// maxReplay is how many committed entries may await replay for elect to be
-	// safe: etcd trims its in-memory log when it has applied a hundred, and an
-	// election begun from outside between the trimming and its acknowledgement
-	// would ask for trimmed entries.
-	maxReplay = 90
 	// electEvery is how often a starting member is told to lead, until it does.
 	electEvery = 3 * time.Millisecond
 
@@ -78,6 +78,8 @@ type embedded struct {
 	stopTidy  context.CancelFunc
 	tidied    chan struct{} // closed when the last tidying ended
 	closing   sync.Once
+	failure   *failure
+	over      chan struct{} // closed when etcd stopped or failed
 }
 
 // startEmbedded takes the directory, starts etcd in it and waits for it to
@@ -90,7 +92,7 @@ func startEmbedded(ctx context.Context, cfg Config) (_ *embedded, err error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &embedded{space: &space{log: cfg.Log, changed: cfg.SpaceChanged, wake: make(chan struct{}, 1)}}
+	e := &embedded{failure: newFailure(), over: make(chan struct{}), space: &space{log: cfg.Log, changed: cfg.SpaceChanged, wake: make(chan struct{}, 1)}}
 	if cfg.Quota == 0 {
 		cfg.Quota = DefaultQuota
 	}
@@ -130,6 +132,14 @@ func startEmbedded(ctx context.Context, cfg Config) (_ *embedded, err error) {
 		e.etcd.Close()
 		return nil, err
 	}
+	e.failure.contain()
+	go func() {
+		select {
+		case <-e.etcd.Server.StopNotify():
+		case <-e.failure.happened:
+		}
+		close(e.over)
+	}()
 	e.watchSpace()
 	return e, nil
 }
@@ -166,7 +176,7 @@ func (e *embedded) configure(dir string, cfg Config) (*embed.Config, error) {
 	if logFile == "" {
 		logFile = filepath.Join(dir, "etcd.log")
 	}
-	if e.log, err = openLog(logFile); err != nil {
+	if e.log, err = openLog(logFile, e.failure); err != nil {
 		return nil, err
 	}
 
@@ -179,7 +189,7 @@ func (e *embedded) configure(dir string, cfg Config) (*embed.Config, error) {
 	c.ListenPeerUrls, c.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
 	c.InitialCluster = c.InitialClusterFromName(c.Name)
 	c.InitialClusterToken = "berth"
-	c.TickMs, c.ElectionMs = uint(tick.Milliseconds()), uint(election.Milliseconds())
+	c.TickMs, c.ElectionMs = uint(tick.Milliseconds()), uint(cmp.Or(cfg.electionTimeout, election).Milliseconds())
 	c.SnapshotCount, c.SnapshotCatchUpEntries = snapshotEvery, snapshotCatchUp
 	c.BackendBatchInterval, c.BackendBatchLimit = batchInterval, batchLimit
 	c.QuotaBackendBytes = cfg.Quota
@@ -258,23 +268,18 @@ func (e *embedded) waitReady(ctx context.Context) error {
 	}
 }
 
-// elect makes the only member of a young cluster its leader without waiting
-// for the election timeout, and reports whether it is done. It sends the
-// message a leader sends to its chosen successor; a member that is not ready to
-// lead yet (its own membership is not applied) ignores it.
+// elect makes the only member of a cluster its leader without waiting for the
+// election timeout, and reports whether it is done. It sends the message a
+// leader sends to its chosen successor.
 func (e *embedded) elect(ctx context.Context) (done bool) {
 	server := e.etcd.Server
 	if server.Leader() != 0 || len(server.Cluster().Members()) > 1 {
 		return true
 	}
-	committed := server.CommittedIndex()
-	if committed == 0 {
-		return false // what there is to replay is not known yet
-	}
-	if committed > maxReplay {
-		return true // the election timeout will do it
-	}
 	self := uint64(server.MemberID())
+	if !replayed(self) {
+		return false
+	}
 	err := server.Process(ctx, &raftpb.Message{Type: raftpb.MsgTimeoutNow.Enum(), To: &self, From: &self})
 	if err != nil {
 		e.log.Warn("electing itself", zap.Error(err))
@@ -283,13 +288,30 @@ func (e *embedded) elect(ctx context.Context) (done bool) {
 	return false
 }
 
+// replayed says whether a member has applied and acknowledged all that its log
+// holds as committed. An election begun from outside before that could ask for
+// entries that etcd, which trims its log while it applies it, holds no more. The
+// library shows raft's own state of the member started last and of no other.
+func replayed(member uint64) bool {
+	show, ok := expvar.Get("raft.status").(expvar.Func)
+	if !ok {
+		return false
+	}
+	status, ok := show().(raft.Status)
+	return ok && status.ID == member && status.Applied > 0 && status.Applied >= status.HardState.GetCommit()
+}
+
 func (e *embedded) client() *clientv3.Client { return e.inProcess }
 
-func (e *embedded) stopped() <-chan struct{} { return e.etcd.Server.StopNotify() }
+func (e *embedded) stopped() <-chan struct{} { return e.over }
 
 func (e *embedded) close() {
 	e.closing.Do(func() {
 		e.stopTidy()
+		if e.failure.err() != nil {
+			e.release() // nobody waits for what was held in the middle of a write
+			return
+		}
 		<-e.tidied
 		e.etcd.Close()
 		e.release()
@@ -309,21 +331,21 @@ func (e *embedded) release() {
 	}
 }
 
-// openLog gives etcd a quiet logger of its own. A fatal entry panics instead
-// of exiting, see startGuarded.
-func openLog(path string) (*zap.Logger, error) {
+// openLog gives etcd a quiet logger of its own, with files of bounded size.
+// A fatal entry does not end the process, see failure.
+func openLog(path string, failure *failure) (*zap.Logger, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("creating etcd log directory: %w", err)
 	}
-	c := zap.NewProductionConfig()
-	c.Level = zap.NewAtomicLevelAt(zapcore.WarnLevel)
-	c.EncoderConfig.EncodeTime = zapcore.RFC3339NanoTimeEncoder
-	c.OutputPaths, c.ErrorOutputPaths = []string{path}, []string{path}
-	log, err := c.Build(zap.WithFatalHook(zapcore.WriteThenPanic))
+	file, err := logfile.Open(path, logfile.DefaultLimits)
 	if err != nil {
 		return nil, fmt.Errorf("opening etcd log: %w", err)
 	}
-	return log, nil
+	c := zap.NewProductionEncoderConfig()
+	c.EncodeTime = zapcore.RFC3339NanoTimeEncoder
+	core := zapcore.NewCore(zapcore.NewJSONEncoder(c), file, zap.NewAtomicLevelAt(zapcore.WarnLevel))
+	return zap.New(core, zap.ErrorOutput(file), zap.AddCaller(), zap.AddStacktrace(zapcore.ErrorLevel),
+		zap.WithFatalHook(failure), zap.WithPanicHook(failure)), nil
 }
 
 // lockDir makes the directory ours until the returned file is closed or the

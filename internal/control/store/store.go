@@ -43,6 +43,9 @@ type Config struct {
 	// SpaceChanged is called when the embedded database gets short of room, and when it no longer is. It may be nil.
 	SpaceChanged func(Usage)
 	Log          *slog.Logger
+
+	// electionTimeout is changed by tests; 0 is election.
+	electionTimeout time.Duration
 }
 
 // Store is a running database connection. It is safe for concurrent use.
@@ -158,6 +161,9 @@ func (s *Store) Embedded() bool { return s.embedded != nil }
 // Health reads one key through consensus, so an error means that the store
 // cannot serve consistent requests now.
 func (s *Store) Health(ctx context.Context) error {
+	if err := s.Failure(); err != nil {
+		return err
+	}
 	if _, err := s.client.Get(ctx, "/registry/health", clientv3.WithCountOnly()); err != nil {
 		return fmt.Errorf("reading from etcd: %w", err)
 	}
