@@ -32,7 +32,7 @@ type Publisher struct {
 	// Machine and Own are the name of this host and where its own server
 	// answers: asked while no node does.
 	Host string
-	Own     netip.AddrPort
+	Own  netip.AddrPort
 }
 
 // Controller declares the publisher; its rights are in Namespace.
