@@ -42,8 +42,8 @@ func slice(ns, name, of string, endpoints ...string) *discovery.EndpointSlice {
 
 var http80 = []v1.ServicePort{{Name: "http", Port: 80, Protocol: v1.ProtocolTCP}}
 
-func example() *Records {
-	r := NewRecords("cluster.local", false)
+func example() *records {
+	r := newRecords("cluster.local", false)
 	r.SetService(svc(Namespace, ServiceName, v1.ServiceSpec{ClusterIP: "10.96.0.10"}))
 	r.SetService(svc("default", "web", v1.ServiceSpec{ClusterIP: "10.96.0.20", ClusterIPs: []string{"10.96.0.20", "fd00::20"}, Ports: http80}))
 	r.SetSlice(slice("default", "web-1", "web", "10.244.0.9"))
@@ -57,7 +57,7 @@ func example() *Records {
 }
 
 // show is a reply as one line, without owners, TTLs and the order of records.
-func show(reply Reply) string {
+func show(reply reply) string {
 	if !reply.Mine {
 		return "forward"
 	}
@@ -143,7 +143,7 @@ func TestRandomHistory(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rnd := rand.New(rand.NewPCG(seed, 1))
-	r := NewRecords("cluster.local", false)
+	r := newRecords("cluster.local", false)
 	services, sls := map[string]*v1.Service{}, map[string]*discovery.EndpointSlice{}
 	for step := range 3000 {
 		name, id := fmt.Sprint("s", rnd.IntN(4)), fmt.Sprint("e", rnd.IntN(8))
@@ -166,7 +166,7 @@ func TestRandomHistory(t *testing.T) {
 			delete(sls, id)
 			r.DeleteSlice("ns", id)
 		}
-		fresh := NewRecords("cluster.local", false)
+		fresh := newRecords("cluster.local", false)
 		for _, s := range services {
 			fresh.SetService(s)
 		}
@@ -205,7 +205,7 @@ func FuzzAnswer(f *testing.F) {
 }
 
 func BenchmarkAnswer10000Services(b *testing.B) {
-	r := NewRecords("cluster.local", false)
+	r := newRecords("cluster.local", false)
 	for i := range 10_000 {
 		ip := netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}).String()
 		r.SetService(svc("default", fmt.Sprint("s", i), v1.ServiceSpec{ClusterIP: ip, Ports: http80}))

@@ -108,7 +108,7 @@ func TestAnswersAreTheZone(t *testing.T) {
 		services, sls := randomObjects(r)
 		others, otherSlices := randomObjects(r)
 		want, elsewhere := zone(services, sls), zone(others, otherSlices)
-		records := NewRecords("cluster.local", false)
+		records := newRecords("cluster.local", false)
 		for _, s := range services {
 			records.SetService(s)
 		}

@@ -23,10 +23,10 @@ const (
 	manager = "berth-dns"
 )
 
-// Publish makes, or repairs, the Service kube-system/kube-dns with address
+// publish makes, or repairs, the Service kube-system/kube-dns with address
 // clusterIP. It may be called any number of times. The Service's address
 // cannot change: if there is one with another address, that is an error.
-func Publish(ctx context.Context, client kubernetes.Interface, clusterIP net.IP) error {
+func publish(ctx context.Context, client kubernetes.Interface, clusterIP net.IP) error {
 	if clusterIP == nil {
 		return errors.New("publishing cluster DNS: the service's address is missing")
 	}

@@ -54,7 +54,7 @@ func (p Publisher) Run(ctx context.Context, e controller.Env) error {
 	if err := e.Check(); err != nil {
 		return err
 	}
-	if err := Publish(ctx, e.Client, p.ClusterIP); err != nil {
+	if err := publish(ctx, e.Client, p.ClusterIP); err != nil {
 		return err
 	}
 	q, nodes := controller.NewQueue(), e.Informers.Core().V1().Nodes()

@@ -143,7 +143,7 @@ func TestPublishRepairsTheService(t *testing.T) {
 	client, ctx := fake.NewClientset(), t.Context()
 	ip := net.ParseIP("10.96.0.10")
 	for range 2 {
-		if err := Publish(ctx, client, ip); err != nil {
+		if err := publish(ctx, client, ip); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -151,7 +151,7 @@ func TestPublishRepairsTheService(t *testing.T) {
 	if err != nil || s.Spec.ClusterIP != "10.96.0.10" || len(s.Spec.Ports) != 2 {
 		t.Errorf("%v, %v", s, err)
 	}
-	if err := Publish(ctx, client, net.ParseIP("10.96.0.11")); err == nil || !strings.Contains(err.Error(), "10.96.0.10") {
+	if err := publish(ctx, client, net.ParseIP("10.96.0.11")); err == nil || !strings.Contains(err.Error(), "10.96.0.10") {
 		t.Errorf("another address: %v", err)
 	}
 	bad := Publisher{ClusterIP: ip, Own: netip.MustParseAddrPort("[::1]:53")}

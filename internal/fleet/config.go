@@ -45,7 +45,7 @@ type Config struct {
 	RegisterRate float64
 	// Version is what nodes say their agent's is.
 	Version string
-	Script  Script
+	Script  script
 	// Duration ends the fleet; 0 runs until the context does.
 	Duration time.Duration
 	// Keep leaves Nodes, leases and pods behind.

@@ -23,7 +23,7 @@ import (
 
 // hollow is one node.
 type hollow struct {
-	f               *Fleet
+	f               *fleet
 	name, zone      string
 	ip              string
 	number          int
@@ -45,7 +45,7 @@ type hollow struct {
 // requestTimeout is how long an agent waits for the API to take a write.
 const requestTimeout = 10 * time.Second
 
-func (f *Fleet) newHollow(i int) *hollow {
+func (f *fleet) newHollow(i int) *hollow {
 	h := &hollow{f: f, number: i, name: fmt.Sprintf("%s-%d", f.cfg.Prefix, i)}
 	h.ip = fmt.Sprintf("10.%d.%d.%d", 128+i>>16, i>>8&255, i&255)
 	if f.cfg.Zones > 0 {

@@ -72,12 +72,12 @@ func (s *stats) interval() (ready, renewals int, p50, p99 time.Duration) {
 	return ready, len(took), p50, p99
 }
 
-func (f *Fleet) say(format string, args ...any) {
+func (f *fleet) say(format string, args ...any) {
 	fmt.Fprintf(f.cfg.Out, "%8s  %s\n", time.Since(f.stats.began).Round(100*time.Millisecond), fmt.Sprintf(format, args...))
 }
 
 // progress prints a line now and then.
-func (f *Fleet) progress(ctx context.Context) {
+func (f *fleet) progress(ctx context.Context) {
 	t := time.NewTicker(f.cfg.ProgressEvery)
 	defer t.Stop()
 	for {
@@ -93,7 +93,7 @@ func (f *Fleet) progress(ctx context.Context) {
 	}
 }
 
-func (f *Fleet) pods() (running, all int) {
+func (f *fleet) pods() (running, all int) {
 	for _, h := range f.nodes {
 		for _, p := range h.podList() {
 			p.mu.Lock()
@@ -108,7 +108,7 @@ func (f *Fleet) pods() (running, all int) {
 }
 
 // memory is what this process holds, divided by the nodes.
-func (f *Fleet) memory() string {
+func (f *fleet) memory() string {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	text := fmt.Sprintf("heap %.1f KiB a node", float64(m.HeapAlloc)/1024/float64(len(f.nodes)))
@@ -132,7 +132,7 @@ func residentKiB() (int64, bool) {
 	return pages * int64(os.Getpagesize()) / 1024, err == nil
 }
 
-func (f *Fleet) summary() {
+func (f *fleet) summary() {
 	s := &f.stats
 	s.mu.Lock()
 	renewals, slowest, most, allAt, lapses := s.renewals, s.slowest, s.most, s.allAt, s.lapses

@@ -59,18 +59,18 @@ func whole[T any](list func() ([]T, error)) (out []T, err error) {
 }
 
 // links lists the interfaces and their addresses.
-func (m *hostNetwork) links() ([]Link, error) {
+func (m *hostNetwork) links() ([]link, error) {
 	list, err := whole(m.handle.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("listing the machine's links: %w", err)
 	}
-	var out []Link
+	var out []link
 	for _, l := range list {
 		addrs, err := whole(func() ([]netlink.Addr, error) { return m.handle.AddrList(l, netlink.FAMILY_ALL) })
 		if err != nil {
 			return nil, fmt.Errorf("listing the addresses of %s: %w", l.Attrs().Name, err)
 		}
-		link := Link{Name: l.Attrs().Name, Index: l.Attrs().Index, MTU: l.Attrs().MTU}
+		link := link{Name: l.Attrs().Name, Index: l.Attrs().Index, MTU: l.Attrs().MTU}
 		for _, a := range addrs {
 			if p, ok := prefix(a.IPNet); ok {
 				link.Addrs = append(link.Addrs, p)
@@ -96,7 +96,7 @@ func ipNet(p netip.Prefix) *net.IPNet {
 
 // apply makes the host look as planned. It changes only what differs, so it
 // may be repeated; changed counts what it did.
-func (m *hostNetwork) apply(p Plan) (changed int, err error) {
+func (m *hostNetwork) apply(p plan) (changed int, err error) {
 	did := func(n int, e error) bool {
 		changed += n
 		err = errors.Join(err, e)
@@ -113,7 +113,7 @@ func (m *hostNetwork) apply(p Plan) (changed int, err error) {
 		// What is not encrypted must end all the same: ways of another mode go,
 		// and those through the device lead to known peers or nowhere.
 		if _, err := m.handle.LinkByName(p.Guard.Name); err != nil {
-			routes = slices.DeleteFunc(slices.Clone(routes), func(r Route) bool { return !r.Unreachable })
+			routes = slices.DeleteFunc(slices.Clone(routes), func(r route) bool { return !r.Unreachable })
 		}
 	}
 	if !did(m.ensureRoutes(routes)) {
@@ -146,7 +146,7 @@ func (m *hostNetwork) removeLink(name string) (changed int, err error) {
 }
 
 // ensureTunnel makes the device, or makes it again if it is another one.
-func (m *hostNetwork) ensureTunnel(t Tunnel) (netlink.Link, int, error) {
+func (m *hostNetwork) ensureTunnel(t tunnel) (netlink.Link, int, error) {
 	mac, err := net.ParseMAC(t.MAC)
 	if err != nil {
 		return nil, 0, err
@@ -249,7 +249,7 @@ func (m *hostNetwork) ensureAddrs(l netlink.Link, want []netip.Addr) (changed in
 }
 
 // ensurePeers fills the tunnel's two tables and empties them of others.
-func (m *hostNetwork) ensurePeers(l netlink.Link, p Plan) (changed int, err error) {
+func (m *hostNetwork) ensurePeers(l netlink.Link, p plan) (changed int, err error) {
 	want := map[string]netlink.Neigh{}
 	for _, n := range p.Neighbours {
 		family := unix.AF_INET
@@ -314,7 +314,7 @@ type way struct {
 // ensureRoutes makes the routes and removes those of ours that are not wanted,
 // first: they may lead where nothing must be sent any more. One that cannot be
 // made stands in no other's way.
-func (m *hostNetwork) ensureRoutes(want []Route) (changed int, err error) {
+func (m *hostNetwork) ensureRoutes(want []route) (changed int, err error) {
 	have, err := m.ours()
 	if err != nil {
 		return 0, err
@@ -347,7 +347,7 @@ func (m *hostNetwork) ensureRoutes(want []Route) (changed int, err error) {
 	return changed, err
 }
 
-func (m *hostNetwork) ensureRoute(w Route, old netlink.Route, is bool) (changed int, err error) {
+func (m *hostNetwork) ensureRoute(w route, old netlink.Route, is bool) (changed int, err error) {
 	r := &netlink.Route{Dst: ipNet(w.Dst), Protocol: protocol, Type: unix.RTN_UNREACHABLE, Priority: lastResort}
 	if !w.Unreachable {
 		link, err := m.handle.LinkByName(w.Link)

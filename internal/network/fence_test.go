@@ -81,7 +81,7 @@ func TestOnlyNodesSendIntoTheTunnel(t *testing.T) {
 	nodes := []Node{nodeOf(apiNode("a", "192.0.2.1", "10.244.0.0/24")), nodeOf(apiNode("b", "192.0.2.2", "10.244.1.0/24"))}
 	links, err := m.links()
 	w.must(err)
-	p := Decide(cfg.Mode, "a", nodes, links, Names{Tunnel: "vx-test", VNI: 77})
+	p := decide(cfg.Mode, "a", nodes, links, Names{Tunnel: "vx-test", VNI: 77})
 	r := &runner{cfg: cfg}
 	w.must(r.fence(p.Tunnel, nodes))
 	_, err = m.apply(p)
@@ -89,8 +89,8 @@ func TestOnlyNodesSendIntoTheTunnel(t *testing.T) {
 	w.ip(a, "link add vx-other type vxlan id 99 dstport 4789 local 192.0.2.1 nolearning", "link set vx-other up")
 	ours, others := w.capture(a, "vx-test"), w.capture(a, "vx-other")
 
-	w.inject(w.router, 77, MACOf("a"), "forged")
-	w.inject(w.node["b"], 77, MACOf("a"), "honest")
+	w.inject(w.router, 77, macOf("a"), "forged")
+	w.inject(w.node["b"], 77, macOf("a"), "honest")
 	if w.captured(ours, "forged", "honest") {
 		t.Error("somebody who is no node sends into the tunnel")
 	}
@@ -103,8 +103,8 @@ func TestOnlyNodesSendIntoTheTunnel(t *testing.T) {
 	// A node that comes later is let in, one that went is not.
 	nodes[1] = nodeOf(apiNode("r", "192.0.2.254", "10.244.3.0/24"))
 	w.must(r.fence(p.Tunnel, nodes))
-	w.inject(w.node["b"], 77, MACOf("a"), "gone")
-	w.inject(w.router, 77, MACOf("a"), "come")
+	w.inject(w.node["b"], 77, macOf("a"), "gone")
+	w.inject(w.router, 77, macOf("a"), "come")
 	if w.captured(ours, "gone", "come") {
 		t.Error("a node that is gone sends into the tunnel")
 	}

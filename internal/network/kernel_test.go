@@ -285,7 +285,7 @@ func TestAgainAndAway(t *testing.T) {
 	step := func() int {
 		links, err := m.links()
 		w.must(err)
-		p := Decide(cfg.Mode, "a", nodes, links, Names{Tunnel: "vx-test", VNI: 77})
+		p := decide(cfg.Mode, "a", nodes, links, Names{Tunnel: "vx-test", VNI: 77})
 		w.must(cfg.masquerade(p.Own, p.guardName()))
 		n, err := m.apply(p)
 		w.must(err)

@@ -60,7 +60,7 @@ func masquerade(k nft.Kernel, table string, own, cluster []netip.Prefix, guard s
 // asks no one who they are. Other tunnels at the same port, told apart by their
 // number, are not touched. The tables are replaced in one transaction; without a
 // tunnel they are removed.
-func fence(k nft.Kernel, table string, tunnel *Tunnel, nodes []netip.Addr) error {
+func fence(k nft.Kernel, table string, tunnel *tunnel, nodes []netip.Addr) error {
 	var txs []*nft.Tx
 	for _, f := range families {
 		if tunnel == nil || !f.Has(tunnel.Local) {

@@ -20,11 +20,11 @@ func node(name, at string, pods ...string) Node {
 }
 
 var (
-	lan   = []Link{{Name: "eth0", Index: 2, MTU: 1500, Addrs: []netip.Prefix{cidr("192.0.2.1/24")}}, {Name: "lo", Index: 1, Addrs: []netip.Prefix{cidr("127.0.0.1/8")}}}
+	lan   = []link{{Name: "eth0", Index: 2, MTU: 1500, Addrs: []netip.Prefix{cidr("192.0.2.1/24")}}, {Name: "lo", Index: 1, Addrs: []netip.Prefix{cidr("127.0.0.1/8")}}}
 	names = Names{Tunnel: "vx", VNI: 7}
 )
 
-func text(p Plan) string {
+func text(p plan) string {
 	var b strings.Builder
 	for _, r := range p.Routes {
 		switch {
@@ -59,7 +59,7 @@ func text(p Plan) string {
 
 func TestDecide(t *testing.T) {
 	a, b, c := node("a", "192.0.2.1", "10.244.0.0/24"), node("b", "192.0.2.2", "10.244.1.0/24"), node("c", "198.51.100.3", "10.244.2.0/24")
-	macB, macC := MACOf("b"), MACOf("c")
+	macB, macC := macOf("b"), macOf("c")
 	for _, tc := range []struct {
 		name  string
 		mode  Mode
@@ -83,7 +83,7 @@ func TestDecide(t *testing.T) {
 		{"no common family", VXLAN, []Node{a, node("b", "2001:db8::2", "10.244.1.0/24")}, "problem: node b ([2001:db8::2]) has no address of a family that this node ([192.0.2.1]) has\n"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			if got := text(Decide(tc.mode, "a", tc.nodes, lan, names)); got != tc.want {
+			if got := text(decide(tc.mode, "a", tc.nodes, lan, names)); got != tc.want {
 				t.Errorf("got:\n%swant:\n%s", got, tc.want)
 			}
 		})
@@ -96,19 +96,19 @@ func TestEveryNodeFindsEveryOther(t *testing.T) {
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 7))
 		var nodes []Node
-		links := map[string][]Link{}
+		links := map[string][]link{}
 		for i := range 2 + r.IntN(6) {
 			name := fmt.Sprintf("n%d", i)
 			subnet := r.IntN(3)
 			at := fmt.Sprintf("192.0.%d.%d", subnet, 10+i)
 			nodes = append(nodes, guarded(name, at, fmt.Sprintf("10.244.%d.0/24", i), fmt.Sprintf("fd00:0:0:%x::/64", i+1)))
-			links[name] = []Link{{Name: "eth0", MTU: 1500, Addrs: []netip.Prefix{cidr(at + "/24")}}}
+			links[name] = []link{{Name: "eth0", MTU: 1500, Addrs: []netip.Prefix{cidr(at + "/24")}}}
 		}
 		mode := []Mode{Auto, VXLAN, WireGuard}[r.IntN(3)]
-		plans := map[string]Plan{}
+		plans := map[string]plan{}
 		for _, n := range slices.Clone(nodes) {
 			r.Shuffle(len(nodes), func(i, j int) { nodes[i], nodes[j] = nodes[j], nodes[i] })
-			plans[n.Name] = Decide(mode, n.Name, nodes, links[n.Name], guardNames(n.Name))
+			plans[n.Name] = decide(mode, n.Name, nodes, links[n.Name], guardNames(n.Name))
 		}
 		for _, from := range nodes {
 			for _, to := range nodes {
@@ -126,8 +126,8 @@ func TestEveryNodeFindsEveryOther(t *testing.T) {
 }
 
 // arrives is the way of a packet, as the kernel would take it.
-func arrives(from, to Plan, sender, receiver Node, dst netip.Addr) string {
-	var r Route
+func arrives(from, to plan, sender, receiver Node, dst netip.Addr) string {
+	var r route
 	for _, x := range from.Routes {
 		if x.Dst.Contains(dst) && (!r.Dst.IsValid() || x.Dst.Bits() > r.Dst.Bits()) {
 			r = x
@@ -145,11 +145,11 @@ func arrives(from, to Plan, sender, receiver Node, dst netip.Addr) string {
 		}
 		return ""
 	}
-	n := slices.IndexFunc(from.Neighbours, func(n Neighbour) bool { return n.IP == r.Via })
+	n := slices.IndexFunc(from.Neighbours, func(n neighbour) bool { return n.IP == r.Via })
 	if n < 0 {
 		return "nobody knows " + r.Via.String()
 	}
-	f := slices.IndexFunc(from.Forwards, func(f Forward) bool { return f.MAC == from.Neighbours[n].MAC })
+	f := slices.IndexFunc(from.Forwards, func(f forward) bool { return f.MAC == from.Neighbours[n].MAC })
 	switch {
 	case f < 0:
 		return "no node has " + from.Neighbours[n].MAC
@@ -165,12 +165,12 @@ func arrives(from, to Plan, sender, receiver Node, dst netip.Addr) string {
 
 // unlocks is the way of a packet through WireGuard: the sender's device picks
 // the peer by destination, the receiver's takes it by source.
-func unlocks(from, to Guard, sender, receiver Node, dst netip.Addr) string {
-	holds := func(p Peer, ip netip.Addr) bool {
+func unlocks(from, to guard, sender, receiver Node, dst netip.Addr) string {
+	holds := func(p peer, ip netip.Addr) bool {
 		return slices.ContainsFunc(p.Allowed, func(r netip.Prefix) bool { return r.Contains(ip) })
 	}
-	i := slices.IndexFunc(from.Peers, func(p Peer) bool { return holds(p, dst) })
-	j := slices.IndexFunc(to.Peers, func(p Peer) bool { return p.PublicKey == from.PublicKey })
+	i := slices.IndexFunc(from.Peers, func(p peer) bool { return holds(p, dst) })
+	j := slices.IndexFunc(to.Peers, func(p peer) bool { return p.PublicKey == from.PublicKey })
 	switch {
 	case i < 0 || from.Peers[i].PublicKey != to.PublicKey:
 		return "encrypted for another"
@@ -200,8 +200,8 @@ func TestRoomForTunnels(t *testing.T) {
 }
 
 func TestNumbersOfClusters(t *testing.T) {
-	a, b := VNIOf([]netip.Prefix{cidr("10.244.0.0/16")}), VNIOf([]netip.Prefix{cidr("10.245.0.0/16")})
-	if a == b || a < 1 || a > 1<<24-1 || a != VNIOf([]netip.Prefix{cidr("10.244.3.4/16")}) {
+	a, b := vniOf([]netip.Prefix{cidr("10.244.0.0/16")}), vniOf([]netip.Prefix{cidr("10.245.0.0/16")})
+	if a == b || a < 1 || a > 1<<24-1 || a != vniOf([]netip.Prefix{cidr("10.244.3.4/16")}) {
 		t.Errorf("numbers %d and %d: they must differ, fit 24 bits and follow the range alone", a, b)
 	}
 	if _, err := ParseMode("ipsec"); err == nil || !strings.Contains(err.Error(), "allowed are") {

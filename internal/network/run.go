@@ -65,11 +65,11 @@ type Config struct {
 	namespace *netns.NsHandle
 }
 
-// Table is the name of an instance's tables.
-func Table(instance string) string { return instance + "-egress" }
+// table is the name of an instance's tables.
+func table(instance string) string { return instance + "-egress" }
 
-// TunnelTable is the name of the tables that let nodes alone into the tunnel.
-func TunnelTable(instance string) string { return instance + "-tunnel" }
+// tunnelTable is the name of the tables that let nodes alone into the tunnel.
+func tunnelTable(instance string) string { return instance + "-tunnel" }
 
 func (c *Config) complete() error {
 	if c.NodeName == "" || c.Informers == nil || c.Tunnel == "" || c.Instance == "" || len(c.ClusterCIDRs) == 0 {
@@ -121,12 +121,12 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	defer m.close()
-	names := Names{Tunnel: cfg.Tunnel, VNI: VNIOf(cfg.ClusterCIDRs), Cluster: cfg.ClusterCIDRs, Guard: cfg.WireGuard.Name}
+	names := Names{Tunnel: cfg.Tunnel, VNI: vniOf(cfg.ClusterCIDRs), Cluster: cfg.ClusterCIDRs, Guard: cfg.WireGuard.Name}
 	if cfg.Mode == WireGuard {
 		if m.guard.key, err = loadKey(cfg.WireGuard.KeyFile, cfg.Log); err != nil {
 			return err
 		}
-		names.Published = Published{m.guard.key.public(), cfg.WireGuard.Port}
+		names.published = published{m.guard.key.public(), cfg.WireGuard.Port}
 	}
 	r := &runner{names: names, cfg: cfg, hostNetwork: m, nodes: cfg.Informers.Core().V1().Nodes().Lister(), wake: make(chan struct{}, 1)}
 	ctx, stop := context.WithCancel(ctx)
@@ -269,7 +269,7 @@ func (r *runner) step(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p := Decide(r.cfg.Mode, r.cfg.NodeName, nodes, links, r.names)
+	p := decide(r.cfg.Mode, r.cfg.NodeName, nodes, links, r.names)
 	if !slices.Equal(p.Problems, r.problems) {
 		for _, problem := range p.Problems {
 			r.cfg.Log.Warn("pods of a node cannot be reached", "because", problem)
@@ -297,7 +297,7 @@ func (r *runner) step(ctx context.Context) error {
 
 // fence keeps the table of those who may send into the tunnel as the nodes are.
 // It is written before the tunnel is made.
-func (r *runner) fence(t *Tunnel, nodes []Node) error {
+func (r *runner) fence(t *tunnel, nodes []Node) error {
 	var from []netip.Addr
 	for _, n := range nodes {
 		if n.Name != r.cfg.NodeName {
@@ -320,13 +320,13 @@ func (r *runner) fence(t *Tunnel, nodes []Node) error {
 	return nil
 }
 
-func (c *Config) fence(t *Tunnel, from []netip.Addr) error {
+func (c *Config) fence(t *tunnel, from []netip.Addr) error {
 	k, err := c.tables()
 	if err != nil {
 		return err
 	}
 	defer k.Close()
-	return fence(k, TunnelTable(c.Instance), t, from)
+	return fence(k, tunnelTable(c.Instance), t, from)
 }
 
 // masquerade writes the tables for these ranges of own pods, or removes them if
@@ -337,7 +337,7 @@ func (c *Config) masquerade(own []netip.Prefix, guard string) error {
 		return err
 	}
 	defer k.Close()
-	return masquerade(k, Table(c.Instance), own, c.ClusterCIDRs, guard)
+	return masquerade(k, table(c.Instance), own, c.ClusterCIDRs, guard)
 }
 
 // publishFor is how long a node waits for the API to take its annotation;
@@ -346,11 +346,11 @@ const publishFor = 10 * time.Second
 
 // publish tells the others of this node's WireGuard device, or that it has none
 // any more. Only this one annotation is touched.
-func (r *runner) publish(ctx context.Context, g *Guard, nodes []Node) error {
+func (r *runner) publish(ctx context.Context, g *guard, nodes []Node) error {
 	var want *string // null removes it
 	have := ""
 	if g != nil {
-		s := g.Published.String()
+		s := g.published.String()
 		want = &s
 	}
 	if i := slices.IndexFunc(nodes, func(n Node) bool { return n.Name == r.cfg.NodeName }); i >= 0 {
@@ -409,7 +409,7 @@ func (c *Config) cleanup() error {
 		return err
 	}
 	defer m.close()
-	_, err = m.apply(Plan{})
+	_, err = m.apply(plan{})
 	return errors.Join(err, c.masquerade(nil, ""), c.fence(nil, nil))
 }
 

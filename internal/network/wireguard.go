@@ -46,12 +46,12 @@ func (g *guardian) close() {
 
 // ensureGuard makes the device and carries into it what differs. Nothing that
 // is right is touched: sessions go on.
-func (m *hostNetwork) ensureGuard(w Guard) (changed int, err error) {
+func (m *hostNetwork) ensureGuard(w guard) (changed int, err error) {
 	link, changed, err := m.guardLink(w)
 	if err != nil {
 		return changed, err
 	}
-	n, err := m.guard.configure(w.GuardState)
+	n, err := m.guard.configure(w.guardState)
 	changed += n
 	if err != nil {
 		return changed, fmt.Errorf("configuring the WireGuard device %s: %w", w.Name, err)
@@ -72,7 +72,7 @@ func (m *hostNetwork) ensureGuard(w Guard) (changed int, err error) {
 
 // guardLink makes the link. A userspace device of that name is as good as the
 // kernel's; it is its owner's to start.
-func (m *hostNetwork) guardLink(w Guard) (link netlink.Link, changed int, err error) {
+func (m *hostNetwork) guardLink(w guard) (link netlink.Link, changed int, err error) {
 	link, err = m.handle.LinkByName(w.Name)
 	if err == nil && !guards(link) {
 		changed++
@@ -132,7 +132,7 @@ func CheckWireGuard(d Device) error {
 
 // configure brings peers, key and port to what they should be with one
 // request, or none.
-func (g *guardian) configure(want GuardState) (changed int, err error) {
+func (g *guardian) configure(want guardState) (changed int, err error) {
 	defer func() {
 		if err != nil {
 			g.close() // the next try opens it again
@@ -182,7 +182,7 @@ func (g *guardian) open() (c *wgctrl.Client, err error) {
 
 // state reads the device. What is read holds the private key, too: it goes no
 // further than this.
-func (g *guardian) state() (s GuardState, err error) {
+func (g *guardian) state() (s guardState, err error) {
 	d, err := g.client.Device(g.name)
 	if errors.Is(err, os.ErrNotExist) {
 		return s, errors.New("neither the kernel nor a program with a socket in /var/run/wireguard knows it")
@@ -190,9 +190,9 @@ func (g *guardian) state() (s GuardState, err error) {
 	if err != nil {
 		return s, fmt.Errorf("reading it: %w", err)
 	}
-	s.Published = Published{d.PublicKey, d.ListenPort}
+	s.published = published{d.PublicKey, d.ListenPort}
 	for _, p := range d.Peers {
-		peer := Peer{PublicKey: p.PublicKey, Keepalive: p.PersistentKeepaliveInterval}
+		peer := peer{PublicKey: p.PublicKey, Keepalive: p.PersistentKeepaliveInterval}
 		if p.Endpoint != nil {
 			ap := p.Endpoint.AddrPort()
 			peer.Endpoint = netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
@@ -207,7 +207,7 @@ func (g *guardian) state() (s GuardState, err error) {
 	return s, nil
 }
 
-func (g *guardian) request(c GuardChanges, want GuardState) (cfg wgtypes.Config) {
+func (g *guardian) request(c guardChanges, want guardState) (cfg wgtypes.Config) {
 	if c.Key {
 		secret := g.key.reveal()
 		cfg.PrivateKey = &secret

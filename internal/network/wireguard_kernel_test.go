@@ -79,7 +79,7 @@ func TestPodsBehindWireGuard(t *testing.T) {
 		for _, name := range []string{"a", "c"} {
 			w.until("the new key of b on "+name, func() bool {
 				s := w.state(name)
-				return len(s.Peers) == 2 && !slices.ContainsFunc(s.Peers, func(p Peer) bool { return p.PublicKey == old })
+				return len(s.Peers) == 2 && !slices.ContainsFunc(s.Peers, func(p peer) bool { return p.PublicKey == old })
 			})
 		}
 		w.reached(w.askAgain)
@@ -158,7 +158,7 @@ func (w *fortress) restart() {
 	}
 	links, err := m.links()
 	w.must(err)
-	p := Decide(WireGuard, "a", nodes, links, Names{Guard: cfg.WireGuard.Name, Cluster: cfg.ClusterCIDRs, Published: Published{m.guard.key.public(), 51820}})
+	p := decide(WireGuard, "a", nodes, links, Names{Guard: cfg.WireGuard.Name, Cluster: cfg.ClusterCIDRs, published: published{m.guard.key.public(), 51820}})
 	if n, err := m.apply(p); n != 0 || err != nil {
 		t.Errorf("%d changes (%v) where nothing differs", n, err)
 	}
@@ -298,10 +298,10 @@ func TestClosedWithoutDevice(t *testing.T) {
 	defer m.close()
 	m.guard.key, err = loadKey(cfg.WireGuard.KeyFile, cfg.Log)
 	w.must(err)
-	plan := func(mode Mode) Plan {
+	plan := func(mode Mode) plan {
 		links, err := m.links()
 		w.must(err)
-		return Decide(mode, "a", nodes, links, Names{Tunnel: "vx-test", VNI: 7, Guard: cfg.WireGuard.Name, Cluster: cfg.ClusterCIDRs, Published: Published{m.guard.key.public(), 51820}})
+		return decide(mode, "a", nodes, links, Names{Tunnel: "vx-test", VNI: 7, Guard: cfg.WireGuard.Name, Cluster: cfg.ClusterCIDRs, published: published{m.guard.key.public(), 51820}})
 	}
 	_, err = m.apply(plan(VXLAN))
 	w.must(err)

@@ -136,19 +136,19 @@ func (w *fortress) start(name string, mode Mode) {
 }
 
 // state reads a node's device.
-func (w *fortress) state(name string) GuardState {
+func (w *fortress) state(name string) guardState {
 	w.t.Helper()
 	g := guardian{name: w.device(name).Name, space: []netns.NsHandle{w.node[name]}}
 	var err error
 	if g.client, err = g.open(); err == nil {
 		defer g.close()
-		var s GuardState
+		var s guardState
 		if s, err = g.state(); err == nil {
 			return s
 		}
 	}
 	w.t.Logf("device of %s: %v", name, err)
-	return GuardState{}
+	return guardState{}
 }
 
 // untilSix waits until the kernel has looked for duplicates of the addresses

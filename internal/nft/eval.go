@@ -37,8 +37,8 @@ type Packet struct {
 	Random func(n uint32) uint32
 }
 
-// Outcome is what became of it.
-type Outcome struct {
+// outcome is what became of it.
+type outcome struct {
 	// Verdict is "accept", "drop" or "reject".
 	Verdict string
 	// To is the destination, which is the original one without translation.
@@ -51,9 +51,9 @@ type Outcome struct {
 
 // Connect sends a packet through a table's chains: those where it comes in or
 // starts, those where it is forwarded, and those where it leaves.
-func (k *Fake) Connect(f row.Family, table string, p Packet) (Outcome, error) {
+func (k *Fake) Connect(f row.Family, table string, p Packet) (outcome, error) {
 	t := k.tables[tableKey{f, table}]
-	out := Outcome{Verdict: "accept", To: p.Dst, Mark: p.Mark, Priority: p.Priority}
+	out := outcome{Verdict: "accept", To: p.Dst, Mark: p.Mark, Priority: p.Priority}
 	if t == nil {
 		return out, nil
 	}
@@ -100,7 +100,7 @@ type evaluator struct {
 	oif    string
 	// to is the chain that a lookup led to.
 	to   string
-	out  *Outcome
+	out  *outcome
 	regs [64 + 16*4]byte
 }
 

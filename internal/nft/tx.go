@@ -239,6 +239,6 @@ func IsUnable(err error) bool {
 	return false
 }
 
-// IsExist and IsNotExist tell the two errors a caller may want to know.
-func IsExist(err error) bool    { return errors.Is(err, errExist) }
+// isExist and IsNotExist tell the two errors a caller may want to know.
+func isExist(err error) bool    { return errors.Is(err, errExist) }
 func IsNotExist(err error) bool { return errors.Is(err, errNotExist) }

@@ -67,8 +67,8 @@ type Node interface {
 	Fetch(ctx context.Context) *v1.Node
 }
 
-// Pods are the pods that the agent has; pod.Signals has it.
-type Pods interface {
+// pods are the pods that the agent has; pod.Signals has it.
+type pods interface {
 	List() []*v1.Pod
 	Get(uid types.UID) (*v1.Pod, bool)
 	Kill(uid types.UID, k pod.Kill) <-chan struct{}
@@ -80,7 +80,7 @@ type Pods interface {
 // Config is what an Admission works with; all of it is required.
 type Config struct {
 	Node Node
-	Pods Pods
+	Pods pods
 	// Runtime is what the runtime holds of a pod.
 	Runtime interface {
 		Pod(uid types.UID) *runtime.Pod

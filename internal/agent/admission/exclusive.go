@@ -19,7 +19,7 @@ type Exclusive struct {
 	Devices  *device.Manager
 	Assigned *assign.Manager
 	Claims   *dra.Manager
-	Pods     Pods
+	Pods     pods
 	// AllKnown is closed once all pods of the node are known: before that nothing
 	// is taken back of pods that no one has named.
 	AllKnown <-chan struct{}

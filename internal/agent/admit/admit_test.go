@@ -127,7 +127,7 @@ func TestVictims(t *testing.T) {
 		if !MayPreempt(p, refusals) {
 			continue
 		}
-		without := func(gone func(*v1.Pod) bool) []Refusal {
+		without := func(gone func(*v1.Pod) bool) []refusal {
 			return Refusals(p, n, slices.DeleteFunc(slices.Clone(running), gone))
 		}
 		got, err := Victims(p, refusals, running)
@@ -170,7 +170,7 @@ func TestMayPreempt(t *testing.T) {
 	if MayPreempt(big, Refusals(big, n, nil)) {
 		t.Error("a pod preempts on a node that is wrong for it")
 	}
-	if _, err := Victims(big, []Refusal{{Resource: v1.ResourceCPU, Missing: 100}}, nil); err == nil || !strings.Contains(err.Error(), "(res: cpu, q: 100)") {
+	if _, err := Victims(big, []refusal{{Resource: v1.ResourceCPU, Missing: 100}}, nil); err == nil || !strings.Contains(err.Error(), "(res: cpu, q: 100)") {
 		t.Errorf("nobody to preempt: %v", err)
 	}
 }

@@ -215,14 +215,14 @@ type RotationConfig struct {
 	Failures certificate.Counter
 }
 
-// Rotation renews the client certificate at 70 to 90 % of its lifetime.
-type Rotation struct {
+// rotation renews the client certificate at 70 to 90 % of its lifetime.
+type rotation struct {
 	cfg     RotationConfig
 	manager certificate.Manager
 }
 
 // NewRotation returns a Rotation that has read the current certificate.
-func NewRotation(cfg RotationConfig) (*Rotation, error) {
+func NewRotation(cfg RotationConfig) (*rotation, error) {
 	store, err := certificate.NewFileStore(clientPrefix, cfg.CertDir, cfg.CertDir, cfg.Kubeconfig.CertFile, cfg.Kubeconfig.KeyFile)
 	if err != nil {
 		return nil, fmt.Errorf("opening --cert-dir: %w", err)
@@ -230,7 +230,7 @@ func NewRotation(cfg RotationConfig) (*Rotation, error) {
 	if err := forgetExpired(store, cfg.Kubeconfig.CertData); err != nil {
 		return nil, err
 	}
-	r := &Rotation{cfg: cfg}
+	r := &rotation{cfg: cfg}
 	r.manager, err = certificate.NewManager(&certificate.Config{
 		Name:                    "kubelet-client",
 		ClientsetFn:             func(*tls.Certificate) (kubernetes.Interface, error) { return cfg.Client() },
@@ -267,7 +267,7 @@ func forgetExpired(store certificate.FileStore, kubeconfig []byte) error {
 }
 
 // Current is the certificate to use now, nil if there is none.
-func (r *Rotation) Current() *tls.Certificate { return r.manager.Current() }
+func (r *rotation) Current() *tls.Certificate { return r.manager.Current() }
 
 // expiryPatience is how long an agent goes on with an expired certificate: its
 // renewal may be just behind an API server that comes up.
@@ -276,7 +276,7 @@ const expiryPatience = 5 * time.Minute
 // Run renews until the context ends. It ends with an error when the
 // certificate has been expired for some minutes: the process cannot do
 // anything any more and should be started again, to bootstrap again.
-func (r *Rotation) Run(ctx context.Context) error {
+func (r *rotation) Run(ctx context.Context) error {
 	r.manager.Start()
 	defer r.manager.Stop()
 	last := r.manager.Current()

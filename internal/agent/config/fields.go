@@ -2,12 +2,12 @@ package config
 
 import "strings"
 
-// Support says what berth does with a field.
-type Support int
+// support says what berth does with a field.
+type support int
 
 const (
 	// Honoured: the field has its documented effect.
-	Honoured Support = iota
+	Honoured support = iota
 	// Subsumed: berth does at least what the field asks for, in another way;
 	// the value is accepted and a note says so at start.
 	Subsumed
@@ -15,15 +15,15 @@ const (
 	Refused
 )
 
-func (s Support) String() string {
+func (s support) String() string {
 	return [...]string{"honoured", "subsumed", "refused"}[s]
 }
 
-// Field is one row of the table: a path (a field, or a struct for all below)
+// field is one row of the table: a path (a field, or a struct for all below)
 // and what berth does with it.
-type Field struct {
+type field struct {
 	Path    string
-	Support Support
+	Support support
 	// Note says what honours the field, what happens instead, or what to use.
 	Note string
 }
@@ -31,7 +31,7 @@ type Field struct {
 const noFilter = "the agent writes no packet filter rules; `berth proxy` owns them"
 
 // Fields is the table of all fields of KubeletConfiguration v1beta1.
-var Fields = []Field{
+var Fields = []field{
 	{"enableServer", Honoured, "API on `port`"},
 	{"staticPodPath", Honoured, "static pods, noticed at once"},
 	{"podLogsDir", Honoured, ""},
@@ -168,7 +168,7 @@ var Fields = []Field{
 }
 
 // fieldFor finds the row of a leaf: its own, or that of a struct above it.
-func fieldFor(path string) (Field, bool) {
+func fieldFor(path string) (field, bool) {
 	for {
 		for _, field := range Fields {
 			if field.Path == path {
@@ -177,7 +177,7 @@ func fieldFor(path string) (Field, bool) {
 		}
 		dot := strings.LastIndexByte(path, '.')
 		if dot < 0 {
-			return Field{}, false
+			return field{}, false
 		}
 		path = path[:dot]
 	}

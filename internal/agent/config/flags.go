@@ -40,8 +40,8 @@ type Agent struct {
 	CheckConfig         bool
 }
 
-// Flags collects what the command line gives.
-type Flags struct {
+// flags collects what the command line gives.
+type flags struct {
 	Agent Agent
 	set   *pflag.FlagSet
 }
@@ -53,8 +53,8 @@ type fieldFlag struct {
 }
 
 // AddFlags declares the agent's flags in fs; Load reads them after parsing.
-func AddFlags(fs *pflag.FlagSet) *Flags {
-	f := &Flags{set: fs}
+func AddFlags(fs *pflag.FlagSet) *flags {
+	f := &flags{set: fs}
 	a := &f.Agent
 	fs.StringVar(&a.ConfigFile, "config", "", "file with a KubeletConfiguration")
 	fs.StringVar(&a.ConfigDir, "config-dir", "", "directory of *.conf files laid over --config in order of their names")
@@ -259,7 +259,7 @@ func taints(value string) (any, error) {
 
 // layers returns one layer per flag that was given, so that each field knows
 // its flag.
-func (f *Flags) layers() ([]layer, error) {
+func (f *flags) layers() ([]layer, error) {
 	var layers []layer
 	var failed error
 	byName := map[string]fieldFlag{"v": {name: "v", path: "logging.verbosity", parse: number}}

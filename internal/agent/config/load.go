@@ -78,7 +78,7 @@ type layer struct {
 
 // Load reads the file and the drop-in directory that the flags name and lays
 // the flags that were given over them. Everything wrong is reported at once.
-func Load(flags *Flags) (*Effective, error) {
+func Load(flags *flags) (*Effective, error) {
 	var layers []layer
 	if path := flags.Agent.ConfigFile; path != "" {
 		read, err := readLayer(path)

@@ -155,24 +155,24 @@ func MemoryQoS(cfg *kubeletv1beta1.KubeletConfiguration) (on bool, factor float6
 	return true, factor, cfg.MemoryReservationPolicy == kubeletv1beta1.TieredReservationMemoryReservationPolicy
 }
 
-// Feature is a feature gate as it is in effect. One with a stage can be
+// feature is a feature gate as it is in effect. One with a stage can be
 // switched.
-type Feature struct {
+type feature struct {
 	Name, Stage string
 	Enabled     bool
 }
 
 // Features are the gates that a configuration may name, by name.
-func Features(cfg *kubeletv1beta1.KubeletConfiguration) []Feature {
+func Features(cfg *kubeletv1beta1.KubeletConfiguration) []feature {
 	if cfg == nil {
 		return nil
 	}
 	on, _, _ := MemoryQoS(cfg)
-	list := []Feature{{memoryQoS, "ALPHA", on}}
+	list := []feature{{memoryQoS, "ALPHA", on}}
 	for name, only := range gateValues {
-		list = append(list, Feature{Name: name, Enabled: only})
+		list = append(list, feature{Name: name, Enabled: only})
 	}
-	slices.SortFunc(list, func(a, b Feature) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(list, func(a, b feature) int { return strings.Compare(a.Name, b.Name) })
 	return list
 }
 

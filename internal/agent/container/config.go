@@ -218,7 +218,7 @@ func subPath(vm *v1.VolumeMount, lookup func(string) (string, bool)) (string, er
 	sub := vm.SubPath
 	if vm.SubPathExpr != "" {
 		var missing string
-		if sub, missing = ExpandStrict(vm.SubPathExpr, lookup); missing != "" {
+		if sub, missing = expandStrict(vm.SubPathExpr, lookup); missing != "" {
 			return "", configErrorf("missing value for %q", missing)
 		}
 	}

@@ -65,7 +65,7 @@ func transcript(t *testing.T, s script) []byte {
 	t.Helper()
 	in := s.Input
 	in.Pod, in.Services, in.Volumes, in.Images, in.SubPaths = &s.Pod, s.Services, s.Volumes, s.Images, s.SubPaths
-	in.Objects = Objects{ConfigMaps: s.ConfigMaps, Secrets: s.Secrets}
+	in.Objects = objects{ConfigMaps: s.ConfigMaps, Secrets: s.Secrets}
 	var out bytes.Buffer
 	write := func(title string, v any) {
 		b, err := json.MarshalIndent(v, "", "  ")

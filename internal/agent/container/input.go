@@ -69,8 +69,8 @@ type Input struct {
 	// Services is for service variables: those of the pod's namespace and
 	// "kubernetes" of the default namespace. Others are ignored.
 	Services []*v1.Service
-	// Objects holds the ConfigMaps and Secrets that environments refer to.
-	Objects Objects
+	// objects holds the ConfigMaps and Secrets that environments refer to.
+	Objects objects
 
 	// Volumes by name, as mounted.
 	Volumes map[string]Volume

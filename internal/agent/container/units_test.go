@@ -25,7 +25,7 @@ func TestExpand(t *testing.T) {
 			t.Errorf("%q: got %q, want %q", c[0], got, c[1])
 		}
 	}
-	if _, missing := ExpandStrict("$(A)/$(X)/$(Y)", lookup); missing != "X" {
+	if _, missing := expandStrict("$(A)/$(X)/$(Y)", lookup); missing != "X" {
 		t.Errorf("missing %q", missing)
 	}
 }
@@ -40,7 +40,7 @@ func FuzzExpand(f *testing.F) {
 		if got := Expand(strings.ReplaceAll(s, "$", "$$"), none); got != s {
 			t.Errorf("escaped %q came back as %q", s, got)
 		}
-		all, _ := ExpandStrict(s, func(string) (string, bool) { return "v", true })
+		all, _ := expandStrict(s, func(string) (string, bool) { return "v", true })
 		if !strings.Contains(s, "$") && all != s {
 			t.Errorf("%q became %q", s, all)
 		}
@@ -142,19 +142,19 @@ func TestOOMScores(t *testing.T) {
 		{"half", &v1.Pod{Spec: v1.PodSpec{Containers: []v1.Container{{Resources: res("500Mi", "")}}}}, 500},
 		{"all", &v1.Pod{Spec: v1.PodSpec{Containers: []v1.Container{{Resources: res("1000Mi", "")}}}}, 3},
 	} {
-		if got := OOMScoreAdj(c.pod, &c.pod.Spec.Containers[0], capacity); got != c.want {
+		if got := oomScoreAdj(c.pod, &c.pod.Spec.Containers[0], capacity); got != c.want {
 			t.Errorf("%s: %d, want %d", c.name, got, c.want)
 		}
 	}
 }
 
 func TestEnvFiles(t *testing.T) {
-	got, err := ParseEnvFile("# comment\nA='one'\n\nB=two\nC='a\nb # not a comment' # one\n")
+	got, err := parseEnvFile("# comment\nA='one'\n\nB=two\nC='a\nb # not a comment' # one\n")
 	if err != nil || got["A"] != "one" || got["B"] != "two" || got["C"] != "a\nb # not a comment" || len(got) != 3 {
 		t.Errorf("%q, %v", got, err)
 	}
 	for _, bad := range []string{"A", "=x", "A B=x", "A='open\nstill", "A='x' y"} {
-		if _, err := ParseEnvFile(bad); err == nil {
+		if _, err := parseEnvFile(bad); err == nil {
 			t.Errorf("%q was accepted", bad)
 		}
 	}
@@ -166,7 +166,7 @@ func TestFilesAreWrittenInPlace(t *testing.T) {
 	in.RootDir = dir
 	in.Pod = &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "n", UID: "u"}}
 	c := &v1.Container{Name: "c", TerminationMessagePath: "/dev/termination-log"}
-	write := func() []File {
+	write := func() []file {
 		files, err := Files(in, c, 2)
 		if err != nil {
 			t.Fatal(err)
@@ -250,7 +250,7 @@ func TestCapabilitiesMustBeAskedFor(t *testing.T) {
 func FuzzEnvFile(f *testing.F) {
 	f.Add("A='one'\nB=two # x\n")
 	f.Fuzz(func(t *testing.T, text string) {
-		vars, err := ParseEnvFile(text)
+		vars, err := parseEnvFile(text)
 		if err != nil {
 			return
 		}

@@ -97,7 +97,7 @@ func (m *Manager) Keep(keep func(types.UID) bool) error {
 }
 
 // ask lets the plugin prefer and allocate.
-func (m *Manager) ask(ctx context.Context, client pluginapi.DevicePluginClient, options *pluginapi.DevicePluginOptions, want Want) (Share, error) {
+func (m *Manager) ask(ctx context.Context, client pluginapi.DevicePluginClient, options *pluginapi.DevicePluginOptions, want want) (Share, error) {
 	ctx, cancel := context.WithTimeout(ctx, callMax)
 	defer cancel()
 	var preferred []string

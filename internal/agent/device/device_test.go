@@ -405,7 +405,7 @@ func TestDamagedCheckpointIsNoObstacle(t *testing.T) {
 }
 
 // giveAll allocates for every container of a pod, near random nodes.
-func giveAll(r *rapid.T, ledger *Ledger, pod *v1.Pod) bool {
+func giveAll(r *rapid.T, ledger *ledger, pod *v1.Pod) bool {
 	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for i := range list {
 			nodes := topology.Mask(rapid.IntRange(0, 3).Draw(r, "nodes"))
@@ -430,7 +430,7 @@ func giveAll(r *rapid.T, ledger *Ledger, pod *v1.Pod) bool {
 }
 
 // nearest checks that no one was taken from afar while someone near was free.
-func nearest(ledger *Ledger, pod *v1.Pod, c *v1.Container, nodes topology.Mask, chosen []string) error {
+func nearest(ledger *ledger, pod *v1.Pod, c *v1.Container, nodes topology.Mask, chosen []string) error {
 	if nodes == 0 {
 		return nil
 	}
@@ -460,10 +460,10 @@ func nearest(ledger *Ledger, pod *v1.Pod, c *v1.Container, nodes topology.Mask, 
 // containers that can run at the same time never share a device.
 func TestNoDeviceIsHeldTwice(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
-		ledger := NewLedger()
-		var devices []Device
+		ledger := newLedger()
+		var devices []device
 		for i := range rapid.IntRange(0, 10).Draw(r, "devices") {
-			devices = append(devices, Device{ID: fmt.Sprint(i), Healthy: rapid.Bool().Draw(r, "healthy"), NUMA: rapid.SliceOfN(rapid.Int64Range(0, 1), 0, 1).Draw(r, "near")})
+			devices = append(devices, device{ID: fmt.Sprint(i), Healthy: rapid.Bool().Draw(r, "healthy"), NUMA: rapid.SliceOfN(rapid.Int64Range(0, 1), 0, 1).Draw(r, "near")})
 		}
 		ledger.Know(thing, devices)
 		var pods []*v1.Pod

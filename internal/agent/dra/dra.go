@@ -150,9 +150,9 @@ func (m *Manager) prepareWith(ctx context.Context, driver string, claims []*drav
 		if result.Error != "" {
 			return fmt.Errorf("NodePrepareResources of driver %s failed for claim %s/%s: %s", driver, claim.Namespace, claim.Name, result.Error)
 		}
-		state := DriverState{}
+		state := driverState{}
 		for _, d := range result.Devices {
-			device := Device{PoolName: d.PoolName, DeviceName: d.DeviceName, RequestNames: d.RequestNames, CDIDeviceIDs: d.CdiDeviceIds}
+			device := device{PoolName: d.PoolName, DeviceName: d.DeviceName, RequestNames: d.RequestNames, CDIDeviceIDs: d.CdiDeviceIds}
 			if d.ShareId != nil {
 				id := types.UID(*d.ShareId)
 				device.ShareID = &id
@@ -332,7 +332,7 @@ func (m *Manager) HeldBy(pod *v1.Pod, c *v1.Container) []*podresourcesapi.Dynami
 	return out
 }
 
-func listed(driver string, d Device) *podresourcesapi.ClaimResource {
+func listed(driver string, d device) *podresourcesapi.ClaimResource {
 	out := &podresourcesapi.ClaimResource{DriverName: driver, PoolName: d.PoolName, DeviceName: d.DeviceName}
 	if d.ShareID != nil {
 		id := string(*d.ShareID)

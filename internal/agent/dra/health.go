@@ -66,7 +66,7 @@ func (m *Manager) Health(pod *v1.Pod, now time.Time) map[string][]v1.ResourceSta
 }
 
 // devices are those of a claim for one request of it.
-func (c *ClaimInfo) devices(request string) (out []deviceKey) {
+func (c *claimInfo) devices(request string) (out []deviceKey) {
 	for _, driver := range slices.Sorted(maps.Keys(c.DriverState)) {
 		for _, d := range c.DriverState[driver].Devices {
 			if d.serves(request) {

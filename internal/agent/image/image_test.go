@@ -237,7 +237,7 @@ func newPuller(t *testing.T, cfg Config) *Puller {
 	return p
 }
 
-func ensure(p *Puller, pod *v1.Pod, image string, policy v1.PullPolicy) (Result, error) {
+func ensure(p *Puller, pod *v1.Pod, image string, policy v1.PullPolicy) (result, error) {
 	return p.Ensure(context.Background(), pod, &v1.Container{Name: "c", Image: image, ImagePullPolicy: policy})
 }
 

@@ -313,7 +313,7 @@ func FuzzProviderAnswer(f *testing.F) {
 	f.Add([]byte(`{"kind":"CredentialProviderResponse","apiVersion":"credentialprovider.kubelet.k8s.io/v1","cacheKeyType":"Registry","cacheDuration":"1m",` +
 		`"auth":{"*.example":{"username":"u","password":"hunter2"}}}`))
 	f.Add([]byte(`{"kind":"hunter2"`))
-	c := &ProviderConfig{APIVersion: providerVersions[0]}
+	c := &providerConfig{APIVersion: providerVersions[0]}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		answer, err := c.answer(text)
 		if err != nil {

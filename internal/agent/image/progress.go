@@ -18,7 +18,7 @@ const (
 
 // awaited tells the pod's user, until stop is called, that its image is still
 // being pulled and for how long.
-func (p *Puller) awaited(ctx context.Context, r Request, since time.Time) (stop func()) {
+func (p *Puller) awaited(ctx context.Context, r request, since time.Time) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {

@@ -94,8 +94,8 @@ func checkNodeIP(ip netip.Addr, interfaces []netip.Addr) error {
 // must not come up seconds later for it.
 const lookupBudget = 300 * time.Millisecond
 
-// GatherHost asks the kernel, and DNS where lookup says so.
-func GatherHost(ctx context.Context, name string, lookup bool) (Host, error) {
+// gatherHost asks the kernel, and DNS where lookup says so.
+func gatherHost(ctx context.Context, name string, lookup bool) (Host, error) {
 	var host Host
 	var err error
 	if host.Interfaces, err = upAddresses(); err != nil {

@@ -47,9 +47,9 @@ type Limits struct {
 	PodsPerCore int64
 }
 
-// EvictionReservation picks from hard eviction thresholds those that reduce
+// evictionReservation picks from hard eviction thresholds those that reduce
 // what the node offers.
-func EvictionReservation(evictionHard map[string]string) (map[v1.ResourceName]config.Threshold, error) {
+func evictionReservation(evictionHard map[string]string) (map[v1.ResourceName]config.Threshold, error) {
 	out := map[v1.ResourceName]config.Threshold{}
 	for signal, name := range map[string]v1.ResourceName{
 		"memory.available": v1.ResourceMemory,
@@ -133,8 +133,8 @@ func floorZero(quantity resource.Quantity) resource.Quantity {
 	return quantity
 }
 
-// CheckReservation refuses reservations larger than the host.
-func CheckReservation(capacity v1.ResourceList, reserved Reservation) error {
+// checkReservation refuses reservations larger than the host.
+func checkReservation(capacity v1.ResourceList, reserved Reservation) error {
 	names := make([]string, 0, len(capacity))
 	for name := range capacity {
 		names = append(names, string(name))

@@ -132,7 +132,7 @@ func (f *facts) runImages(ctx context.Context) {
 	for {
 		wait := f.cfg.ReportEvery
 		if failures > 0 {
-			wait = Backoff(failures, 0.5)
+			wait = backoff(failures, 0.5)
 		}
 		waitFor(ctx, wait, f.cfg.Board.imagesCh)
 		if ctx.Err() != nil {
@@ -149,7 +149,7 @@ func (f *facts) runImages(ctx context.Context) {
 			continue
 		}
 		failures = 0
-		images := Images(list, f.cfg.Settings.MaxImages)
+		images := images(list, f.cfg.Settings.MaxImages)
 		f.set(func(in *Inputs) { in.Images = images })
 	}
 }
@@ -165,7 +165,7 @@ func (f *facts) runHost(ctx context.Context) {
 	for {
 		wait := f.cfg.ReportEvery
 		if !f.readHost(ctx) {
-			wait = Backoff(failures+3, 0)
+			wait = backoff(failures+3, 0)
 			failures++
 		} else {
 			failures = 0
@@ -230,7 +230,7 @@ func (f *facts) runRootFS(ctx context.Context) {
 		err := unix.Statfs(f.cfg.RootDir, &stat)
 		if err != nil {
 			err = fmt.Errorf("measuring the file system of %s: %w", f.cfg.RootDir, err)
-			wait = Backoff(failures, 0)
+			wait = backoff(failures, 0)
 			failures++
 		} else {
 			failures = 0

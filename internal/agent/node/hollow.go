@@ -51,7 +51,7 @@ func (s *Hollows) New(id Identity, hostInfo Inputs, statusInputs *StatusInputs) 
 	cfg.Settings.Identity, cfg.Board = id, statusInputs
 	h := &Hollow{seen: &seen{}}
 	h.report = reporter{cfg: cfg, facts: &facts{cfg: Config{Board: statusInputs}, inputs: hostInfo}, seen: h.seen, metrics: s.metrics,
-		cadence: Cadence{Every: cfg.ReportEvery, Slow: cfg.UpdateEvery}, started: time.Now()}
+		cadence: cadence{Every: cfg.ReportEvery, Slow: cfg.UpdateEvery}, started: time.Now()}
 	h.leaseRenewer = leaseRenewer{name: id.Name, seconds: cfg.LeaseSeconds, leases: cfg.Leases.Leases(v1.NamespaceNodeLease), log: cfg.Log, metrics: s.metrics, uid: h.seen.uid}
 	return h
 }

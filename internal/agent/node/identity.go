@@ -91,12 +91,12 @@ func ParseLabels(value string) (map[string]string, error) {
 		key, val, _ := strings.Cut(entry, "=")
 		labels[strings.TrimSpace(key)] = strings.TrimSpace(val)
 	}
-	return labels, CheckLabels(labels)
+	return labels, checkLabels(labels)
 }
 
-// CheckLabels refuses labels in the kubernetes.io and k8s.io domains that a
+// checkLabels refuses labels in the kubernetes.io and k8s.io domains that a
 // node may not set on itself (the rule of the NodeRestriction admission).
-func CheckLabels(labels map[string]string) error {
+func checkLabels(labels map[string]string) error {
 	var bad []string
 	for key := range labels {
 		if !selfLabelAllowed(key) {
@@ -134,9 +134,9 @@ func inDomain(namespace, domain string) bool {
 	return namespace == domain || strings.HasSuffix(namespace, "."+domain)
 }
 
-// Initial is the Node object to create if the cluster has none yet, without
+// initial is the Node object to create if the cluster has none yet, without
 // its status.
-func Initial(id Identity) *v1.Node {
+func initial(id Identity) *v1.Node {
 	node := &v1.Node{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: id.Name,

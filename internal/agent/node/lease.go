@@ -103,7 +103,7 @@ func (h *leaseRenewer) step(ctx context.Context) (wait time.Duration, ok bool) {
 	h.metrics.leaseErrors.Inc()
 	h.log.Warn("renewing the node lease", "node", h.name, "err", err)
 	// Never wait longer than a renewal: the lease is running out.
-	wait = min(Backoff(h.failures+1, rand.Float64()), renewDelay(h.seconds, false, 0))
+	wait = min(backoff(h.failures+1, rand.Float64()), renewDelay(h.seconds, false, 0))
 	h.failures++
 	return wait, true
 }

@@ -54,7 +54,7 @@ func ReadHostInfo(root string) (*HostInfo, error) {
 	if err != nil {
 		return nil, fmt.Errorf("counting processors: %w", err)
 	}
-	cpus, err := ParseCPUList(strings.TrimSpace(string(online)))
+	cpus, err := parseCPUList(strings.TrimSpace(string(online)))
 	if err != nil {
 		return nil, fmt.Errorf("counting processors: %w", err)
 	}
@@ -118,8 +118,8 @@ func (m *HostInfo) readHugePages(dir string) error {
 	return nil
 }
 
-// ParseCPUList reads the kernel's list format, "0-3,7".
-func ParseCPUList(text string) ([]int, error) {
+// parseCPUList reads the kernel's list format, "0-3,7".
+func parseCPUList(text string) ([]int, error) {
 	var cpus []int
 	if text == "" {
 		return nil, nil

@@ -47,7 +47,7 @@ func TestCheckLabels(t *testing.T) {
 		"mine": true, "example.com/x": true, "kubernetes.io/arch": true, "topology.kubernetes.io/zone": true, "node.kubernetes.io/anything": true,
 		"x.kubelet.kubernetes.io/y": true, "node-role.kubernetes.io/worker": false, "node-restriction.kubernetes.io/x": false, "x.k8s.io/y": false, "kubernetes.io/x": false,
 	} {
-		if err := CheckLabels(map[string]string{key: "v"}); (err == nil) != allowed {
+		if err := checkLabels(map[string]string{key: "v"}); (err == nil) != allowed {
 			t.Errorf("%s: %v", key, err)
 		}
 	}
@@ -55,8 +55,8 @@ func TestCheckLabels(t *testing.T) {
 
 func TestReconcileTouchesOnlyItsOwn(t *testing.T) {
 	id := Identity{Name: "n1", AttachDetach: true, Labels: map[string]string{v1.LabelTopologyZone: "a", "mine": "x"}}
-	existing := Initial(id)
-	if change := Reconcile(id, existing); !change.Empty() {
+	existing := initial(id)
+	if change := reconcile(id, existing); !change.Empty() {
 		t.Errorf("nothing to correct, got %+v", change)
 	}
 	existing.Labels[v1.LabelHostname] = "wrong"
@@ -65,7 +65,7 @@ func TestReconcileTouchesOnlyItsOwn(t *testing.T) {
 	delete(existing.Labels, "mine")
 	delete(existing.Annotations, annotationAttachDetach)
 	existing.Annotations[annotationProvidedNodeIP] = "192.0.2.1"
-	change := Reconcile(id, existing)
+	change := reconcile(id, existing)
 	if len(change.Labels) != 1 || *change.Labels[v1.LabelHostname] != "n1" {
 		t.Errorf("labels: %v", change.Labels)
 	}
@@ -76,7 +76,7 @@ func TestReconcileTouchesOnlyItsOwn(t *testing.T) {
 
 func TestExternalCloudLeavesAddressesToItsController(t *testing.T) {
 	id := Identity{Name: "n1", ExternalCloud: true, NodeIPs: addrs("192.0.2.1", "2001:db8::1")}
-	node := Initial(id)
+	node := initial(id)
 	if !hasTaint(node.Spec.Taints, taintUninitialized, v1.TaintEffectNoSchedule) || node.Annotations[annotationProvidedNodeIP] != "192.0.2.1,2001:db8::1" {
 		t.Errorf("initial: %+v", node)
 	}
@@ -141,7 +141,7 @@ func TestCapacityAndAllocatable(t *testing.T) {
 		}
 	}
 	set.Reserved.System[v1.ResourceMemory] = resource.MustParse("20Gi")
-	if err := CheckReservation(capacity, set.Reserved); err == nil || !strings.Contains(err.Error(), `Resource "memory" has a reservation of`) {
+	if err := checkReservation(capacity, set.Reserved); err == nil || !strings.Contains(err.Error(), `Resource "memory" has a reservation of`) {
 		t.Errorf("too much reserved: %v", err)
 	}
 }
@@ -161,19 +161,19 @@ func TestNotReadyNamesEveryCause(t *testing.T) {
 		"going down":    {Inputs{Host: &HostInfo{}, Runtime: RuntimeView{LastAnswer: epoch, Status: ready}, ShuttingDown: true, OtherCauses: []string{"CSINode is not yet initialized"}}, full, "[CSINode is not yet initialized, node is shutting down]"},
 		"nothing known": {Inputs{Runtime: RuntimeView{LastAnswer: epoch, Status: ready}, MachineErr: errors.New("no /proc")}, Capacity(nil, nil, Limits{}, nil), "missing node capacity for resources: cpu, memory, ephemeral-storage (no /proc)"},
 	} {
-		if got := joinCauses(NotReady(test.in, test.capacity, epoch)); got != test.want {
+		if got := joinCauses(notReady(test.in, test.capacity, epoch)); got != test.want {
 			t.Errorf("%s: %s, want %s", name, got, test.want)
 		}
 	}
 }
 
 func TestConditionsAndTheirEvents(t *testing.T) {
-	first, events := Conditions("n1", nil, Pressure{}, nil, epoch)
+	first, events := conditions("n1", nil, Pressure{}, nil, epoch)
 	if len(first) != 4 || first[3].Type != v1.NodeReady || len(events) != 3 {
 		t.Fatalf("first: %v %v", first, events)
 	}
 	later := epoch.Add(time.Minute)
-	second, events := Conditions("n1", first, Pressure{Memory: true}, []string{"a", "b"}, later)
+	second, events := conditions("n1", first, Pressure{Memory: true}, []string{"a", "b"}, later)
 	if len(events) != 2 || events[0].Reason != "NodeHasInsufficientMemory" || events[1].Text != "Node n1 status is now: NodeNotReady" {
 		t.Errorf("events: %v", events)
 	}
@@ -184,7 +184,7 @@ func TestConditionsAndTheirEvents(t *testing.T) {
 
 func TestRebootIsAnEvent(t *testing.T) {
 	previous := v1.NodeStatus{NodeInfo: v1.NodeSystemInfo{BootID: "one"}}
-	_, events := Status(previous, Settings{Identity: Identity{Name: "n1"}}, Inputs{Host: &HostInfo{BootID: "two"}}, epoch)
+	_, events := status(previous, Settings{Identity: Identity{Name: "n1"}}, Inputs{Host: &HostInfo{BootID: "two"}}, epoch)
 	if len(events) == 0 || events[0].Reason != "Rebooted" || events[0].Text != "Node n1 has been rebooted, boot id: two" {
 		t.Errorf("events: %v", events)
 	}
@@ -192,11 +192,11 @@ func TestRebootIsAnEvent(t *testing.T) {
 
 func TestImages(t *testing.T) {
 	list := []*runtimeapi.Image{{Id: "small", Size: 1, RepoTags: []string{"s"}}, {Id: "big", Size: 9, RepoDigests: []string{"d1", "d2"}, RepoTags: []string{"t1", "t2", "t3", "t4"}}, {Id: "mid", Size: 5}}
-	got := Images(list, 2)
+	got := images(list, 2)
 	if len(got) != 2 || got[0].SizeBytes != 9 || !reflect.DeepEqual(got[0].Names, []string{"d1", "d2", "t1", "t2", "t3"}) {
 		t.Errorf("got %v", got)
 	}
-	if len(Images(list, -1)) != 3 || Images(nil, 5) == nil {
+	if len(images(list, -1)) != 3 || images(nil, 5) == nil {
 		t.Error("no limit, or nothing, is handled wrongly")
 	}
 }
@@ -216,7 +216,7 @@ func TestStatusPatchGivesTheStatus(t *testing.T) {
 			return status
 		}
 		from, to := draw("from"), draw("to")
-		patch, err := StatusPatch(from, to)
+		patch, err := statusPatch(from, to)
 		if err != nil {
 			r.Fatal(err)
 		}
@@ -249,14 +249,14 @@ func TestStatusPatchGivesTheStatus(t *testing.T) {
 }
 
 func TestCadence(t *testing.T) {
-	c := Cadence{Every: 5 * time.Minute, Slow: 10 * time.Second}
+	c := cadence{Every: 5 * time.Minute, Slow: 10 * time.Second}
 	if !c.Due(epoch, NoChange) {
 		t.Error("the first status is not due")
 	}
 	c.Posted(epoch, true, 0.5)
 	for _, test := range []struct {
 		after  time.Duration
-		change Change
+		change change
 		want   bool
 	}{{time.Second, NoChange, false}, {time.Second, SlowChange, false}, {11 * time.Second, SlowChange, true}, {time.Second, UrgentChange, true}, {301 * time.Second, NoChange, true}} {
 		if got := c.Due(epoch.Add(test.after), test.change); got != test.want {
@@ -268,7 +268,7 @@ func TestCadence(t *testing.T) {
 		t.Error("a failure does not back off")
 	}
 	for n := range 20 {
-		if delay := Backoff(n, 0); delay > 7*time.Second || n > 0 && delay < Backoff(n-1, 0) {
+		if delay := backoff(n, 0); delay > 7*time.Second || n > 0 && delay < backoff(n-1, 0) {
 			t.Errorf("try %d waits %v", n, delay)
 		}
 	}

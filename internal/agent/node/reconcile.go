@@ -16,23 +16,23 @@ var reconciledLabels = []string{
 	v1.LabelOSStable, v1.LabelArchStable, kubeletapis.LabelOS, kubeletapis.LabelArch,
 }
 
-// MetaChange is what to correct in the metadata of an existing Node. A nil
+// metaChange is what to correct in the metadata of an existing Node. A nil
 // value removes the key.
-type MetaChange struct {
+type metaChange struct {
 	Labels      map[string]*string
 	Annotations map[string]*string
 }
 
 // Empty tells whether nothing is to be corrected.
-func (c MetaChange) Empty() bool { return len(c.Labels) == 0 && len(c.Annotations) == 0 }
+func (c metaChange) Empty() bool { return len(c.Labels) == 0 && len(c.Annotations) == 0 }
 
-// Reconcile compares an existing Node with the one this agent would register
+// reconcile compares an existing Node with the one this agent would register
 // and returns what to correct. Taints, the provider ID and labels outside a
 // fixed list are only set at creation: afterwards people and controllers own
 // them.
-func Reconcile(id Identity, existing *v1.Node) MetaChange {
-	want := Initial(id)
-	change := MetaChange{Labels: map[string]*string{}, Annotations: map[string]*string{}}
+func reconcile(id Identity, existing *v1.Node) metaChange {
+	want := initial(id)
+	change := metaChange{Labels: map[string]*string{}, Annotations: map[string]*string{}}
 	for _, key := range reconciledLabels {
 		// Without a wish of our own the value is another party's: a cloud
 		// controller's zone, or one that a person set.
@@ -49,10 +49,10 @@ func Reconcile(id Identity, existing *v1.Node) MetaChange {
 // unlike others they are corrected at any time, as in a kubelet.
 var hostLabels = []string{v1.LabelOSStable, v1.LabelArchStable}
 
-// ReconcileHost is Reconcile for the labels of the host alone.
-func ReconcileHost(id Identity, existing *v1.Node) MetaChange {
-	want := Initial(id)
-	change := MetaChange{Labels: map[string]*string{}}
+// reconcileHost is Reconcile for the labels of the host alone.
+func reconcileHost(id Identity, existing *v1.Node) metaChange {
+	want := initial(id)
+	change := metaChange{Labels: map[string]*string{}}
 	for _, key := range hostLabels {
 		correct(change.Labels, existing.Labels, key, want.Labels[key])
 	}

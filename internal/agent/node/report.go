@@ -28,7 +28,7 @@ type reporter struct {
 	facts   *facts
 	seen    *seen
 	metrics *metrics
-	cadence Cadence
+	cadence cadence
 
 	started      time.Time
 	startup      startup
@@ -75,7 +75,7 @@ func (r *reporter) pass(ctx context.Context) time.Time {
 			if ctx.Err() == nil {
 				r.cfg.Log.Warn("registering the node", "node", r.cfg.Settings.Identity.Name, "try", r.tries+1, "err", err)
 			}
-			r.registerNext = time.Now().Add(Backoff(r.tries, rand.Float64()))
+			r.registerNext = time.Now().Add(backoff(r.tries, rand.Float64()))
 			r.tries++
 			return r.registerNext
 		}
@@ -86,9 +86,9 @@ func (r *reporter) pass(ctx context.Context) time.Time {
 		}
 	}
 	r.registered = true
-	compare := ReconcileHost
+	compare := reconcileHost
 	if r.reconciled != node.UID {
-		compare = Reconcile
+		compare = reconcile
 	}
 	if change := compare(r.cfg.Settings.Identity, node); r.reconciled != node.UID || !change.Empty() {
 		if err := r.reconcile(ctx, node, change); err != nil {
@@ -106,15 +106,15 @@ func (r *reporter) pass(ctx context.Context) time.Time {
 func (r *reporter) post(ctx context.Context, node *v1.Node) time.Time {
 	now := time.Now()
 	in := r.facts.snapshot()
-	status, transitions := Status(node.Status, r.cfg.Settings, in, now)
-	change := Compare(node.Status, status)
+	status, transitions := status(node.Status, r.cfg.Settings, in, now)
+	change := compare(node.Status, status)
 	if until, hold := r.hold(node, status, in, now); hold {
 		return until
 	}
 	if !r.cadence.Due(now, change) {
 		return earliest(r.cadence.Wake(change), runtimeDeadline(in, now))
 	}
-	patch, err := StatusPatch(node.Status, status)
+	patch, err := statusPatch(node.Status, status)
 	if err == nil {
 		asking, cancel := context.WithTimeout(ctx, requestTimeout)
 		var written *v1.Node
@@ -152,7 +152,7 @@ func (r *reporter) hold(node *v1.Node, status v1.NodeStatus, in Inputs, now time
 	return until, !r.wasReady
 }
 
-func (r *reporter) posted(before, written *v1.Node, transitions []Transition, changed bool) {
+func (r *reporter) posted(before, written *v1.Node, transitions []transition, changed bool) {
 	now := time.Now()
 	r.cadence.Posted(now, changed, rand.Float64())
 	r.seen.learn(written)
@@ -198,10 +198,10 @@ func (r *reporter) register(ctx context.Context) error {
 	case !r.cfg.Register:
 		return fmt.Errorf("reading node %q: it does not exist and registerNode is false: create it", id.Name)
 	}
-	node := Initial(id)
+	node := initial(id)
 	in := r.facts.snapshot()
-	var transitions []Transition
-	node.Status, transitions = Status(node.Status, r.cfg.Settings, in, time.Now())
+	var transitions []transition
+	node.Status, transitions = status(node.Status, r.cfg.Settings, in, time.Now())
 	created, err := nodes.Create(asking, node, metav1.CreateOptions{})
 	if err != nil {
 		return fmt.Errorf("creating node %q: %w", id.Name, err)
@@ -216,11 +216,11 @@ func (r *reporter) register(ctx context.Context) error {
 	return nil
 }
 
-func (r *reporter) reconcile(ctx context.Context, node *v1.Node, change MetaChange) error {
+func (r *reporter) reconcile(ctx context.Context, node *v1.Node, change metaChange) error {
 	if change.Empty() {
 		return nil
 	}
-	patch, err := MetaPatch(change)
+	patch, err := metaPatch(change)
 	if err != nil {
 		return err
 	}

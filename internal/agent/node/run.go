@@ -29,8 +29,8 @@ type Runtime interface {
 	UpdateRuntimeConfig(ctx context.Context, config *runtimeapi.RuntimeConfig) error
 }
 
-// ImageLister is the part of a CRI image client that the Node needs.
-type ImageLister interface {
+// imageLister is the part of a CRI image client that the Node needs.
+type imageLister interface {
 	ListImages(ctx context.Context, filter *runtimeapi.ImageFilter) ([]*runtimeapi.Image, error)
 }
 
@@ -43,7 +43,7 @@ type Config struct {
 	// the other one delays the heartbeat. Default: Client's.
 	Leases  coordination.LeasesGetter
 	Runtime Runtime
-	Images  ImageLister
+	Images  imageLister
 	Board   *StatusInputs
 	Events  record.EventRecorder
 	// Journal defaults to journal.Discard.
@@ -59,7 +59,7 @@ type Config struct {
 	RootDir string
 	// HostRoot is where /proc, /sys and /etc are found, default "/".
 	HostRoot string
-	// Host gathers addresses, default GatherHost.
+	// Host gathers addresses, default gatherHost.
 	Host func(ctx context.Context, name string, lookup bool) (Host, error)
 	// HostChanges returns a channel that is signalled when an interface's
 	// address changes, until the context ends. Default: the kernel's
@@ -109,7 +109,7 @@ func (c *Config) defaults() {
 		}
 	}
 	if c.Host == nil {
-		c.Host = GatherHost
+		c.Host = gatherHost
 	}
 	if c.ReportEvery == 0 {
 		c.ReportEvery = 5 * time.Minute
@@ -137,7 +137,7 @@ func Run(ctx context.Context, cfg Config) error {
 	facts.readHostInfo()
 	if facts.hostInfo != nil {
 		capacity := Capacity(facts.hostInfo, nil, cfg.Settings.Limits, nil)
-		if err := CheckReservation(capacity, cfg.Settings.Reserved); err != nil {
+		if err := checkReservation(capacity, cfg.Settings.Reserved); err != nil {
 			return err
 		}
 	}
@@ -147,7 +147,7 @@ func Run(ctx context.Context, cfg Config) error {
 		uid: seen.uid, woken: seen.renewCh,
 	}
 	report := &reporter{cfg: cfg, facts: facts, seen: seen, metrics: metrics,
-		cadence: Cadence{Every: cfg.ReportEvery, Slow: cfg.UpdateEvery}}
+		cadence: cadence{Every: cfg.ReportEvery, Slow: cfg.UpdateEvery}}
 
 	cfg.Events.Event(nodeRef(cfg.Settings.Identity.Name), v1.EventTypeNormal, "Starting", "Starting kubelet.")
 	var wg sync.WaitGroup

@@ -69,19 +69,19 @@ type Inputs struct {
 	OtherCauses []string
 }
 
-// Status computes the status to report from the previous one and the facts.
+// status computes the status to report from the previous one and the facts.
 // Parts the agent does not own (attached volumes, foreign conditions, cloud
 // addresses) are carried over as they are.
-func Status(previous v1.NodeStatus, set Settings, in Inputs, now time.Time) (v1.NodeStatus, []Transition) {
+func status(previous v1.NodeStatus, set Settings, in Inputs, now time.Time) (v1.NodeStatus, []transition) {
 	status := *previous.DeepCopy()
-	var transitions []Transition
+	var transitions []transition
 
 	if addresses := reportAddresses(set.Identity, previous, in); len(addresses) > 0 {
 		status.Addresses = addresses
 	}
 	if in.Host != nil {
 		if previous.NodeInfo.BootID != "" && in.Host.BootID != "" && previous.NodeInfo.BootID != in.Host.BootID {
-			transitions = append(transitions, Transition{Type: v1.EventTypeWarning, Reason: "Rebooted",
+			transitions = append(transitions, transition{Type: v1.EventTypeWarning, Reason: "Rebooted",
 				Text: "Node " + set.Identity.Name + " has been rebooted, boot id: " + in.Host.BootID})
 		}
 		status.NodeInfo.MachineID = in.Host.MachineID
@@ -121,13 +121,13 @@ func Status(previous v1.NodeStatus, set Settings, in Inputs, now time.Time) (v1.
 	}
 	status.DeclaredFeatures = set.Features
 
-	conditions, changed := Conditions(set.Identity.Name, previous.Conditions, in.Pressure, NotReady(in, capacity, now), now)
+	conditions, changed := conditions(set.Identity.Name, previous.Conditions, in.Pressure, notReady(in, capacity, now), now)
 	status.Conditions = mergeConditions(previous.Conditions, conditions)
 	return status, append(transitions, changed...)
 }
 
-// NotReady lists every cause for the node not to be ready, in a fixed order.
-func NotReady(in Inputs, capacity v1.ResourceList, now time.Time) []string {
+// notReady lists every cause for the node not to be ready, in a fixed order.
+func notReady(in Inputs, capacity v1.ResourceList, now time.Time) []string {
 	var causes []string
 	view := in.Runtime
 	switch {
@@ -239,10 +239,10 @@ func runtimeFeatures(features *runtimeapi.RuntimeFeatures) *v1.NodeFeatures {
 	return &v1.NodeFeatures{SupplementalGroupsPolicy: &groups}
 }
 
-// Images turns the runtime's list into what the status shows: the biggest
+// images turns the runtime's list into what the status shows: the biggest
 // first, at most limit of them (-1 is all), at most five names each, digests
 // before tags. Never nil.
-func Images(list []*runtimeapi.Image, limit int) []v1.ContainerImage {
+func images(list []*runtimeapi.Image, limit int) []v1.ContainerImage {
 	sorted := append([]*runtimeapi.Image(nil), list...)
 	sort.SliceStable(sorted, func(i, j int) bool {
 		if sorted[i].Size != sorted[j].Size {
@@ -305,21 +305,21 @@ func mergeConditions(previous, ours []v1.NodeCondition) []v1.NodeCondition {
 	return out
 }
 
-// Change grades how much a new status differs from the posted one.
-type Change int
+// change grades how much a new status differs from the posted one.
+type change int
 
 const (
 	// NoChange: at most heartbeat times differ.
-	NoChange Change = iota
+	NoChange change = iota
 	// SlowChange: only the image list differs, which may wait.
 	SlowChange
 	// UrgentChange: something others act upon differs.
 	UrgentChange
 )
 
-// Compare grades the difference, ignoring heartbeat times and the order of
+// compare grades the difference, ignoring heartbeat times and the order of
 // conditions.
-func Compare(posted, computed v1.NodeStatus) Change {
+func compare(posted, computed v1.NodeStatus) change {
 	a, b := withoutHeartbeats(posted), withoutHeartbeats(computed)
 	imagesDiffer := !equality.Semantic.DeepEqual(a.Images, b.Images)
 	a.Images, b.Images = nil, nil

@@ -82,7 +82,7 @@ func (p *cidrPusher) run(ctx context.Context) {
 		if failures == 0 {
 			p.log.Warn("handing the pod CIDR to the runtime", "err", err)
 		}
-		waitFor(ctx, Backoff(failures, rand.Float64()), nil)
+		waitFor(ctx, backoff(failures, rand.Float64()), nil)
 		failures++
 	}
 }

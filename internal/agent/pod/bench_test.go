@@ -23,7 +23,7 @@ func BenchmarkNext(b *testing.B) {
 	w.settle()
 	b.ReportAllocs()
 	for b.Loop() {
-		Next(w.spec, &w.obs, w.now)
+		next(w.spec, &w.obs, w.now)
 	}
 }
 

@@ -16,8 +16,8 @@ import (
 // of a worker; but its runtime is a few fields in which everything succeeds at
 // once. It has no goroutine. It is not safe for concurrent use.
 type Hollow struct {
-	spec Spec
-	obs  Observed
+	spec spec
+	obs  observed
 	pub  publisher
 	held *runtime.Pod
 	ip   string
@@ -27,8 +27,8 @@ type Hollow struct {
 
 // NewHollow makes a pod that runs under an address on a node.
 func NewHollow(pod *v1.Pod, ip string, node Node, now time.Time) *Hollow {
-	return &Hollow{spec: Spec{Pod: pod}, ip: ip, held: &runtime.Pod{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name},
-		obs: Observed{Memory: NewMemory(pod.Status, now), RuntimeName: "hollow", Node: node}}
+	return &Hollow{spec: spec{Pod: pod}, ip: ip, held: &runtime.Pod{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name},
+		obs: observed{memory: newMemory(pod.Status, now), RuntimeName: "hollow", Node: node}}
 }
 
 // Set tells the pod's newest definition.
@@ -64,7 +64,7 @@ func (h *Hollow) Step(now time.Time) (write *Write, wake time.Time, over bool, e
 		h.done = h.done[:0]
 		h.obs.Acked = h.pub.base.Phase
 		h.obs.Deleted = h.obs.Deleted || h.pub.gone
-		plan := Next(h.obs.view(h.spec), &h.obs, now)
+		plan := next(h.obs.view(h.spec), &h.obs, now)
 		h.obs.Accept(plan, now)
 		if len(plan.Actions) == 0 {
 			body, again, err := h.pub.next(plan.Status, now)
@@ -96,7 +96,7 @@ func (h *Hollow) Wrote(w *Write, pod *v1.Pod, err error, now time.Time) {
 		h.done = append(h.done, patched{target: h.pub.target, pod: pod, err: err})
 		return
 	}
-	r := Result{Action: Action{Kind: Delete}}
+	r := result{Action: action{Kind: Delete}}
 	if err != nil {
 		r.Err = failure(err, "")
 	}
@@ -105,7 +105,7 @@ func (h *Hollow) Wrote(w *Write, pod *v1.Pod, err error, now time.Time) {
 
 // perform is the host: what is asked for is so. What the runtime holds is
 // replaced and never changed, as everywhere.
-func (h *Hollow) perform(a Action, now time.Time) (r Result) {
+func (h *Hollow) perform(a action, now time.Time) (r result) {
 	next := *h.held
 	next.Sandboxes, next.Containers = slices.Clone(h.held.Sandboxes), slices.Clone(h.held.Containers)
 	switch a.Kind {

@@ -93,7 +93,7 @@ func TestHollowPodLivesAndDies(t *testing.T) {
 }
 
 func factNames(h *Hollow) (out []string) {
-	for _, f := range Next(h.obs.view(h.spec), &h.obs, time.Time{}).Because {
+	for _, f := range next(h.obs.view(h.spec), &h.obs, time.Time{}).Because {
 		out = append(out, f.Name+"="+f.Value)
 	}
 	return out

@@ -29,14 +29,14 @@ type Config struct {
 	Runtime Runtime
 	// RuntimeName prefixes container IDs ("containerd").
 	RuntimeName string
-	Volumes     Volumes
+	Volumes     volumes
 	Images      Images
 	Configs     Configs
 	Cgroups     Cgroups
 	Admitter    Admitter
 	Resizer     Resizer
 	Hooks       Hooks
-	Probes      Probes
+	Probes      probes
 	// Signals, when set, reach the manager from now on.
 	Signals *Signals
 	// Devices, when set, returns the health of what a pod's containers were
@@ -195,9 +195,9 @@ func (m *Manager) Set(pod *v1.Pod, static bool) {
 		m.add(pod, static)
 		return
 	}
-	w.update(func(s *Spec) {
+	w.update(func(s *spec) {
 		if s.Orphan || w.leaving {
-			w.again = &Spec{Pod: pod, Static: static} // ended adds it
+			w.again = &spec{Pod: pod, Static: static} // ended adds it
 			return
 		}
 		s.Pod, s.Static, s.Removed = pod, static, false
@@ -217,7 +217,7 @@ func (m *Manager) add(pod *v1.Pod, static bool) {
 			}
 		}
 	}
-	w := newWorker(m, Spec{Pod: pod, Static: static})
+	w := newWorker(m, spec{Pod: pod, Static: static})
 	w.mirror = m.mirrors[pod.UID]
 	m.workers[pod.UID] = w
 	m.begin(w)
@@ -234,7 +234,7 @@ func (m *Manager) Remove(uid types.UID) {
 	}
 	delete(m.mirrors, uid)
 	if w := m.workers[uid]; w != nil {
-		w.update(func(s *Spec) {
+		w.update(func(s *spec) {
 			s.Removed, w.again = true, nil
 			w.mirrored = w.mirror != nil
 			w.mirror = nil // its status is not kept any more
@@ -253,7 +253,7 @@ func (m *Manager) SetMirror(static types.UID, mirror *v1.Pod) {
 		m.mirrors[static] = mirror
 	}
 	if w := m.workers[static]; w != nil {
-		w.update(func(*Spec) {
+		w.update(func(*spec) {
 			if !w.leaving { // else it stands for the pod's next life
 				w.mirror = mirror
 			}
@@ -270,7 +270,7 @@ func (m *Manager) Kill(uid types.UID, k Kill) <-chan struct{} {
 	if w == nil {
 		return nil
 	}
-	w.update(func(s *Spec) {
+	w.update(func(s *spec) {
 		if s.Kill != nil { // the first reason stays, the grace only shrinks
 			first := *s.Kill
 			if k.Grace != nil && (first.Grace == nil || *first.Grace > *k.Grace) {
@@ -395,7 +395,7 @@ func (m *Manager) orphan(uid types.UID) {
 		pod.Namespace, pod.Name = held.Namespace, held.Name
 	}
 	m.metrics.orphans.Inc()
-	w := newWorker(m, Spec{Pod: pod, Orphan: true})
+	w := newWorker(m, spec{Pod: pod, Orphan: true})
 	m.workers[uid] = w
 	m.begin(w)
 }
@@ -490,7 +490,7 @@ func (m *Manager) SandboxID(uid types.UID) (string, bool) {
 }
 
 // event reports an event about a pod or one of its containers.
-func (m *Manager) event(pod *v1.Pod, e Event) {
+func (m *Manager) event(pod *v1.Pod, e event) {
 	kind := v1.EventTypeNormal
 	if e.Warning {
 		kind = v1.EventTypeWarning

@@ -407,7 +407,7 @@ func TestStatusOfAPodThatWasReplaced(t *testing.T) {
 	} {
 		pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", UID: "u"}}
 		p := publisher{target: "u", busy: true}
-		p.take(Spec{Pod: pod}, nil, []patched{{target: "u", err: c.err}}, time.Now())
+		p.take(spec{Pod: pod}, nil, []patched{{target: "u", err: c.err}}, time.Now())
 		if p.gone != c.gone {
 			t.Errorf("after %v: gone is %v", c.err, p.gone)
 		}

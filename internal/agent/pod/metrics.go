@@ -165,7 +165,7 @@ func (m *Manager) Collect(out chan<- prometheus.Metric) {
 type work struct{ lifecycle, config, static string }
 
 // workOn says how far a pod is and who wants it.
-func workOn(spec Spec, phase v1.PodPhase, ending bool) work {
+func workOn(spec spec, phase v1.PodPhase, ending bool) work {
 	kind := work{"sync", "desired", isStatic(spec.Static)}
 	switch {
 	case terminal(phase):
@@ -215,7 +215,7 @@ func containerType(pod *v1.Pod, name string) string {
 
 // began notes a pod that has come up, once in the life of its worker. Only pods
 // that this agent brought up say something.
-func (w *worker) began(pod *v1.Pod, plan *Plan, now time.Time) {
+func (w *worker) began(pod *v1.Pod, plan *plan, now time.Time) {
 	if w.cameUp || !w.isNew || plan.Status.Phase != v1.PodRunning {
 		return
 	}
@@ -235,7 +235,7 @@ func (w *worker) began(pod *v1.Pod, plan *Plan, now time.Time) {
 }
 
 // waited is how long the start took because of image pulls and init containers.
-func (w *worker) waited(plan *Plan) time.Duration {
+func (w *worker) waited(plan *plan) time.Duration {
 	sum := w.pulling
 	for _, c := range plan.Status.InitContainerStatuses {
 		if t := c.State.Terminated; t != nil {

@@ -59,11 +59,11 @@ var phases = []struct {
 
 // planner is one evaluation of Plan.
 type planner struct {
-	spec Spec
+	spec spec
 	pod  *v1.Pod
-	obs  *Observed
+	obs  *observed
 	now  time.Time
-	plan Plan
+	plan plan
 
 	// cur is the sandbox that containers run in; nil while there is none.
 	cur           *runtime.Sandbox
@@ -75,9 +75,9 @@ type planner struct {
 	restartingNow bool
 }
 
-// Next decides what happens next to a pod and what its status is. It changes
+// next decides what happens next to a pod and what its status is. It changes
 // nothing it is given.
-func Next(spec Spec, obs *Observed, now time.Time) Plan {
+func next(spec spec, obs *observed, now time.Time) plan {
 	p := &planner{spec: spec, pod: spec.Pod, obs: obs, now: now, wait: map[string]*v1.ContainerStateWaiting{}}
 	p.cur = currentSandbox(spec.Pod, obs.Runtime)
 	p.allContainers = allContainers(spec.Pod, obs.Runtime, p.cur)
@@ -121,7 +121,7 @@ func (p *planner) inFlight(k Key) bool {
 }
 
 // busy tells whether any action of a kind is in flight.
-func (p *planner) busy(kinds ...Kind) bool {
+func (p *planner) busy(kinds ...kind) bool {
 	for k := range p.obs.InFlight {
 		for _, kind := range kinds {
 			if k.Kind == kind {
@@ -134,7 +134,7 @@ func (p *planner) busy(kinds ...Kind) bool {
 
 // emit gives out an action unless it is in flight already or failed a moment
 // ago; it tells whether it did.
-func (p *planner) emit(a Action, because ...journal.Fact) bool {
+func (p *planner) emit(a action, because ...journal.Fact) bool {
 	key := a.Key()
 	if p.givenOut(key) {
 		return false
@@ -162,7 +162,7 @@ func (p *planner) admit() bool {
 	if p.obs.Admitted {
 		return true
 	}
-	p.emit(Action{Kind: Admit}, fact("pod", "new on this node"))
+	p.emit(action{Kind: Admit}, fact("pod", "new on this node"))
 	return false
 }
 
@@ -186,13 +186,13 @@ func (p *planner) cgroup() bool {
 	if p.obs.CgroupReady {
 		return true
 	}
-	p.emit(Action{Kind: Cgroup}, fact("cgroup", "not made yet"))
+	p.emit(action{Kind: Cgroup}, fact("cgroup", "not made yet"))
 	return false
 }
 
 func (p *planner) volumes() bool {
 	if !p.obs.VolumesReady {
-		p.emit(Action{Kind: Mount}, fact("volumes", "not mounted yet"))
+		p.emit(action{Kind: Mount}, fact("volumes", "not mounted yet"))
 	}
 	return true
 }
@@ -220,8 +220,8 @@ func (p *planner) sandbox() bool {
 	for _, b := range old {
 		if !p.obs.Stopped[b.ID] {
 			clear = false
-			a := Action{Kind: StopSandbox, ID: b.ID}
-			a.Event = &Event{Reason: "SandboxChanged", Message: "Pod sandbox changed, it will be killed and re-created.", Key: "sandbox/" + b.ID}
+			a := action{Kind: StopSandbox, ID: b.ID}
+			a.Event = &event{Reason: "SandboxChanged", Message: "Pod sandbox changed, it will be killed and re-created.", Key: "sandbox/" + b.ID}
 			p.emit(a, fact("sandbox", "not usable"))
 		}
 	}
@@ -232,7 +232,7 @@ func (p *planner) sandbox() bool {
 	if len(old) > 0 {
 		attempt = old[0].Attempt + 1
 	}
-	p.emit(Action{Kind: CreateSandbox, Attempt: attempt}, fact("sandboxes before", strconv.Itoa(len(old))))
+	p.emit(action{Kind: CreateSandbox, Attempt: attempt}, fact("sandboxes before", strconv.Itoa(len(old))))
 	return true
 }
 
@@ -309,7 +309,7 @@ func (p *planner) pull(m *containerState) bool {
 	if p.inFlight(Key{Start, m.c.Name}) {
 		return true
 	}
-	p.emit(Action{Kind: Pull, Container: m.c.Name, image: m.c.Image}, fact("image", m.c.Image))
+	p.emit(action{Kind: Pull, Container: m.c.Name, image: m.c.Image}, fact("image", m.c.Image))
 	if f, ok := p.obs.Failed[key]; ok {
 		p.wait[m.c.Name] = &v1.ContainerStateWaiting{Reason: f.Reason, Message: f.Message}
 	}
@@ -324,7 +324,7 @@ func (p *planner) hooks() bool {
 	for _, m := range p.allContainers {
 		if alive(m.cur) && needsPostStart(m.c) && !p.obs.PostStarted[m.cur.ID] {
 			if _, failed := p.obs.Failed[Key{PostStart, m.cur.ID}]; !failed {
-				p.emit(Action{Kind: PostStart, Container: m.c.Name, ID: m.cur.ID}, fact("container", "started"))
+				p.emit(action{Kind: PostStart, Container: m.c.Name, ID: m.cur.ID}, fact("container", "started"))
 			}
 		}
 	}

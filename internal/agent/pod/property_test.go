@@ -49,7 +49,7 @@ type life struct {
 	*fixture
 	rnd     *rand.Rand
 	seed    int64
-	pending []Action
+	pending []action
 	story   []string
 	phase   v1.PodPhase // the furthest ever published
 	faults  bool
@@ -121,7 +121,7 @@ func (l *life) planNow() {
 		l.publish()
 	}
 	for _, k := range l.plan.Cancel {
-		l.pending = slices.DeleteFunc(l.pending, func(a Action) bool {
+		l.pending = slices.DeleteFunc(l.pending, func(a action) bool {
 			if a.Key() == k && l.rnd.Intn(2) == 0 {
 				// Giving up came too late: it happened all the same.
 				l.m.effect(context.Background(), nil, l.spec, a)
@@ -131,7 +131,7 @@ func (l *life) planNow() {
 		})
 	}
 	for _, a := range l.accept() {
-		l.pending = slices.DeleteFunc(l.pending, func(b Action) bool { return b.Key() == a.Key() })
+		l.pending = slices.DeleteFunc(l.pending, func(b action) bool { return b.Key() == a.Key() })
 		l.pending = append(l.pending, a)
 		l.logf("plan: %s", a)
 	}
@@ -321,7 +321,7 @@ func (l *life) come() {
 }
 
 // Acked is the phase the plan's status has.
-func (p Plan) Acked() v1.PodPhase { return p.Status.Phase }
+func (p plan) Acked() v1.PodPhase { return p.Status.Phase }
 
 // rest checks that an undisturbed pod is where its spec wants it.
 func (l *life) rest() {

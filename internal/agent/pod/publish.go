@@ -50,7 +50,7 @@ type patched struct {
 }
 
 // take learns what the API holds.
-func (p *publisher) take(spec Spec, mirror *v1.Pod, done []patched, now time.Time) {
+func (p *publisher) take(spec spec, mirror *v1.Pod, done []patched, now time.Time) {
 	held := spec.Pod
 	if spec.Static {
 		held = mirror
@@ -123,7 +123,7 @@ func (p *publisher) next(want v1.PodStatus, now time.Time) (body []byte, again t
 }
 
 // publish begins a PATCH if one is due and returns when to look again.
-func (w *worker) publish(ctx context.Context, spec Spec, plan Plan, now time.Time) (again time.Time) {
+func (w *worker) publish(ctx context.Context, spec spec, plan plan, now time.Time) (again time.Time) {
 	if w.m.cfg.Client == nil {
 		return time.Time{}
 	}

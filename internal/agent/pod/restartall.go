@@ -123,7 +123,7 @@ func (p *planner) restartAll() bool {
 		if m == nil || m.role == ephemeralContainer {
 			continue
 		}
-		a := Action{Kind: Remove, Container: c.Name, ID: c.ID, KeepLogs: true}
+		a := action{Kind: Remove, Container: c.Name, ID: c.ID, KeepLogs: true}
 		if asked[c.ID] != nil {
 			if others {
 				continue

@@ -58,7 +58,7 @@ func (p *planner) run(m *containerState) {
 	if c.State == runtime.Created {
 		// Made by an agent that died, or its start failed half-way.
 		if !p.inFlight(Key{Start, name}) {
-			p.emit(Action{Kind: Remove, Container: name, ID: c.ID}, fact("container", "created but never started"))
+			p.emit(action{Kind: Remove, Container: name, ID: c.ID}, fact("container", "created but never started"))
 		}
 		return
 	}
@@ -102,7 +102,7 @@ func (p *planner) crashWait(m *containerState, d time.Duration) {
 		Reason:  "CrashLoopBackOff",
 		Message: fmt.Sprintf("back-off %s restarting failed container=%s pod=%s", d.Round(time.Second), m.c.Name, id),
 	}
-	p.plan.Events = append(p.plan.Events, Event{
+	p.plan.Events = append(p.plan.Events, event{
 		Warning: true, Reason: "BackOff", Container: m.c.Name,
 		Message: fmt.Sprintf("Back-off restarting failed container %s in pod %s", m.c.Name, id),
 		Key:     fmt.Sprintf("backoff/%s/%d", m.c.Name, m.last.Attempt),
@@ -111,7 +111,7 @@ func (p *planner) crashWait(m *containerState, d time.Duration) {
 
 // start gives out the start of a container once image, volumes and sandbox are
 // at hand.
-func (p *planner) start(m *containerState, entry *Backoff, because ...journal.Fact) {
+func (p *planner) start(m *containerState, entry *backoff, because ...journal.Fact) {
 	name := m.c.Name
 	if f, ok := p.obs.Failed[Key{Start, name}]; ok {
 		p.wait[name] = &v1.ContainerStateWaiting{Reason: f.Reason, Message: f.Message}
@@ -119,7 +119,7 @@ func (p *planner) start(m *containerState, entry *Backoff, because ...journal.Fa
 	if p.cur == nil || !p.obs.VolumesReady || !p.pull(m) {
 		return
 	}
-	p.emit(Action{Kind: Start, Container: name, Attempt: p.attempt(m), Backoff: entry, image: p.obs.Images[name].Ref}, because...)
+	p.emit(action{Kind: Start, Container: name, Attempt: p.attempt(m), Backoff: entry, image: p.obs.Images[name].Ref}, because...)
 }
 
 // attempt is the restart count of the next instance.

@@ -162,20 +162,20 @@ func (p *planner) terminate() {
 	}
 	sandboxes := p.stopSandboxes()
 	if !p.obs.Unmounted {
-		p.emit(Action{Kind: Unmount}, fact("containers", "all ended"))
+		p.emit(action{Kind: Unmount}, fact("containers", "all ended"))
 	}
 	if !sandboxes || p.busy(Cgroup, CreateSandbox, Mount) {
 		return
 	}
 	if !p.obs.CgroupRemoved {
-		p.emit(Action{Kind: RemoveCgroup}, fact("sandbox", "stopped"))
+		p.emit(action{Kind: RemoveCgroup}, fact("sandbox", "stopped"))
 	}
 	if !p.obs.Unmounted || !p.obs.CgroupRemoved {
 		return
 	}
 	if p.pod.DeletionTimestamp != nil && !p.spec.Static && !p.spec.Orphan && !p.obs.Deleted && !p.spec.Removed {
 		if terminal(p.obs.Acked) {
-			p.emit(Action{Kind: Delete}, fact("status", "delivered"), fact("node", "holds nothing of it"))
+			p.emit(action{Kind: Delete}, fact("status", "delivered"), fact("node", "holds nothing of it"))
 		}
 		return
 	}
@@ -187,7 +187,7 @@ func (p *planner) terminate() {
 // endEvents reports what about the pod's end is worth an event of its own.
 func (p *planner) endEvents() {
 	if f := p.end.force; f != nil && f.Reason == deadlineReason && !terminal(p.obs.Last.Phase) {
-		p.plan.Events = append(p.plan.Events, Event{Reason: f.Reason, Message: f.Message, Key: f.Reason})
+		p.plan.Events = append(p.plan.Events, event{Reason: f.Reason, Message: f.Message, Key: f.Reason})
 	}
 	if p.spec.Kill == nil || p.obs.TerminatingSince.IsZero() || p.quiet() {
 		return
@@ -197,7 +197,7 @@ func (p *planner) endEvents() {
 		p.wakeAt(at)
 		return
 	}
-	p.plan.Events = append(p.plan.Events, Event{
+	p.plan.Events = append(p.plan.Events, event{
 		Warning: true, Reason: "ExceededGracePeriod", Key: "ExceededGracePeriod",
 		Message: "Container runtime did not kill the pod within specified grace period.",
 	})
@@ -276,9 +276,9 @@ func (p *planner) stop(c *runtime.Container, grace int64, message string, becaus
 	} else if m := p.containerNamed(c.Name); m != nil && c.State == runtime.Running && grace > 0 && !p.preStop(m, c, at) {
 		return
 	}
-	p.emit(Action{
+	p.emit(action{
 		Kind: Stop, Container: c.Name, ID: c.ID, Deadline: at, Now: now,
-		Event: &Event{Reason: "Killing", Message: message, Container: c.Name, Key: "killing/" + c.ID},
+		Event: &event{Reason: "Killing", Message: message, Container: c.Name, Key: "killing/" + c.ID},
 	}, append(because, fact("grace", fmt.Sprintf("%ds", grace)))...)
 }
 
@@ -290,9 +290,9 @@ func (p *planner) preStop(m *containerState, c *runtime.Container, at time.Time)
 	if _, stopping := p.obs.InFlight[Key{Stop, c.ID}]; stopping {
 		return true
 	}
-	p.emit(Action{
+	p.emit(action{
 		Kind: PreStop, Container: c.Name, ID: c.ID, Deadline: at,
-		Event: &Event{Reason: "Killing", Message: "Stopping container " + c.Name, Container: c.Name, Key: "killing/" + c.ID},
+		Event: &event{Reason: "Killing", Message: "Stopping container " + c.Name, Container: c.Name, Key: "killing/" + c.ID},
 	}, fact("pre-stop hook", "to run"))
 	return false
 }
@@ -314,7 +314,7 @@ func (p *planner) stopSandboxes() (done bool) {
 	for _, b := range p.obs.Runtime.Sandboxes {
 		if !p.obs.Stopped[b.ID] {
 			done = false
-			p.emit(Action{Kind: StopSandbox, ID: b.ID}, fact("containers", "all ended"))
+			p.emit(action{Kind: StopSandbox, ID: b.ID}, fact("containers", "all ended"))
 		}
 	}
 	return done
@@ -326,17 +326,17 @@ func (p *planner) clean() {
 	if p.obs.Runtime != nil {
 		for _, b := range p.obs.Runtime.Sandboxes {
 			// Removing a sandbox removes the containers in it.
-			p.emit(Action{Kind: RemoveSandbox, ID: b.ID}, fact("pod", p.end.why))
+			p.emit(action{Kind: RemoveSandbox, ID: b.ID}, fact("pod", p.end.why))
 		}
 		for _, c := range p.obs.Runtime.Containers {
 			if !p.hasSandbox(c.SandboxID) {
-				p.emit(Action{Kind: Remove, Container: c.Name, ID: c.ID}, fact("pod", p.end.why))
+				p.emit(action{Kind: Remove, Container: c.Name, ID: c.ID}, fact("pod", p.end.why))
 			}
 		}
 		return
 	}
 	if !p.obs.Cleaned {
-		p.emit(Action{Kind: Clean}, fact("runtime", "holds nothing of it"))
+		p.emit(action{Kind: Clean}, fact("runtime", "holds nothing of it"))
 		return
 	}
 	p.plan.Done = (p.spec.Removed || p.spec.Orphan) && len(p.obs.InFlight) == 0

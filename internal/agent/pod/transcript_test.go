@@ -156,10 +156,10 @@ func command(w *fixture, name string, args []string, body string) error {
 	case "wipe":
 		return w.rt.RemovePodSandbox(context.Background(), w.obs.Runtime.Sandboxes[0].ID)
 	case "hold":
-		w.hold[Kind(arg(0))] = true
+		w.hold[kind(arg(0))] = true
 	case "release", "let": // let: those held so far, the next ones are held again
 		if name == "release" {
-			w.hold = map[Kind]bool{}
+			w.hold = map[kind]bool{}
 		}
 		for _, a := range w.held {
 			w.log = append(w.log, "  "+a.String())

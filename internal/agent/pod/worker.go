@@ -25,15 +25,15 @@ type worker struct {
 	wake chan struct{}
 
 	mu     sync.Mutex
-	spec   Spec
+	spec   spec
 	mirror *v1.Pod // of a static pod, as the API holds it
 	// mirrored: there was one when the last source released the pod.
 	mirrored bool
 	// leaving: the pod ends since no source has it. What a source asks for
 	// from then on is another life of it, which begins when this one is over.
 	leaving bool
-	again   *Spec
-	inbox   []Result
+	again   *spec
+	inbox   []result
 	patches []patched
 
 	// current is the pod with the status planned last. quiet is closed when
@@ -48,7 +48,7 @@ type worker struct {
 	ending   atomic.Bool
 
 	// Owned by the loop.
-	obs     Observed
+	obs     observed
 	flights map[Key]*flight
 	fired   map[string]bool // keys of events sent
 	updated *v1.Pod         // the definition that volumes were told of last
@@ -70,7 +70,7 @@ type flight struct {
 // errUnwanted is why the context of an action ends that the plan gave up.
 var errUnwanted = errors.New("no longer wanted")
 
-func newWorker(m *Manager, spec Spec) *worker {
+func newWorker(m *Manager, spec spec) *worker {
 	w := &worker{
 		m: m, uid: spec.Pod.UID, wake: make(chan struct{}, 1), spec: spec,
 		seen: m.cfg.Now(), flights: map[Key]*flight{}, fired: map[string]bool{}, quiet: make(chan struct{}), reported: make(chan struct{}),
@@ -88,14 +88,14 @@ func (w *worker) enqueue() {
 }
 
 // update changes what the world asks of the pod.
-func (w *worker) update(f func(*Spec)) {
+func (w *worker) update(f func(*spec)) {
 	w.mu.Lock()
 	f(&w.spec)
 	w.mu.Unlock()
 	w.enqueue()
 }
 
-func (w *worker) deliver(r Result) {
+func (w *worker) deliver(r result) {
 	w.mu.Lock()
 	w.inbox = append(w.inbox, r)
 	w.mu.Unlock()
@@ -107,7 +107,7 @@ func (w *worker) deliver(r Result) {
 func (w *worker) run(ctx context.Context) {
 	defer w.wg.Wait()
 	last, known := w.firstStatus()
-	w.obs.Memory = NewMemory(last, w.m.cfg.Now())
+	w.obs.memory = newMemory(last, w.m.cfg.Now())
 	if !known {
 		w.obs.trustRunning(w.m.cfg.Runtime.Pod(w.uid))
 	}
@@ -124,7 +124,7 @@ func (w *worker) run(ctx context.Context) {
 			w.m.metrics.workerStart.Observe(now.Sub(w.seen).Seconds())
 		}
 		spec := w.observe(now)
-		plan := Next(spec, &w.obs, now)
+		plan := next(spec, &w.obs, now)
 		w.perform(ctx, spec, plan, now)
 		wakeAt := earliest(plan.WakeAt, w.publish(ctx, spec, plan, now))
 		w.reportEnd(&plan)
@@ -146,7 +146,7 @@ func (w *worker) run(ctx context.Context) {
 }
 
 // roundType is what metrics call one look at a pod.
-func roundType(first bool, plan *Plan) string {
+func roundType(first bool, plan *plan) string {
 	switch {
 	case plan.Terminating && terminal(plan.Status.Phase):
 		return "terminated"
@@ -173,7 +173,7 @@ func (w *worker) firstStatus() (status v1.PodStatus, known bool) {
 }
 
 // observe takes in everything that arrived since the last round.
-func (w *worker) observe(now time.Time) Spec {
+func (w *worker) observe(now time.Time) spec {
 	w.mu.Lock()
 	w.leaving = w.leaving || w.spec.Removed
 	spec, mirror := w.spec, w.mirror
@@ -245,7 +245,7 @@ func (w *worker) readMessages(containers int) {
 }
 
 // perform begins the plan's actions and tells the world about them.
-func (w *worker) perform(ctx context.Context, spec Spec, plan Plan, now time.Time) {
+func (w *worker) perform(ctx context.Context, spec spec, plan plan, now time.Time) {
 	for _, k := range plan.Cancel {
 		if f := w.flights[k]; f != nil {
 			f.canceled.Store(true)
@@ -303,7 +303,7 @@ func (w *worker) perform(ctx context.Context, spec Spec, plan Plan, now time.Tim
 }
 
 // reportEnd tells those who wait for the pod's end how far it is.
-func (w *worker) reportEnd(plan *Plan) {
+func (w *worker) reportEnd(plan *plan) {
 	if (plan.Ended || plan.Done) && !closed(w.quiet) {
 		close(w.quiet)
 	}
@@ -325,7 +325,7 @@ func closed(c <-chan struct{}) bool {
 }
 
 // targets lists the running containers for the prober.
-func (w *worker) targets(pod *v1.Pod, plan Plan) []Target {
+func (w *worker) targets(pod *v1.Pod, plan plan) []Target {
 	held := w.obs.Runtime
 	if held == nil {
 		return nil
@@ -350,7 +350,7 @@ func hasProbes(c *v1.Container) bool {
 }
 
 // fire sends an event, once per key, and tells whether it did.
-func (w *worker) fire(pod *v1.Pod, e Event) bool {
+func (w *worker) fire(pod *v1.Pod, e event) bool {
 	if e.Key != "" {
 		if w.fired[e.Key] {
 			return false
@@ -365,7 +365,7 @@ func (w *worker) fire(pod *v1.Pod, e Event) bool {
 }
 
 // reportFailure writes down why an action did not work and when it is tried again.
-func (w *worker) reportFailure(pod *v1.Pod, r Result, now time.Time) {
+func (w *worker) reportFailure(pod *v1.Pod, r result, now time.Time) {
 	if r.Err == nil || r.Canceled {
 		return
 	}
@@ -398,7 +398,7 @@ func (w *worker) reportEnds(pod *v1.Pod, was, is *v1.PodStatus, now time.Time) {
 }
 
 // reportStatus writes down a change of phase or readiness.
-func (w *worker) reportStatus(pod *v1.Pod, plan *Plan, now time.Time) {
+func (w *worker) reportStatus(pod *v1.Pod, plan *plan, now time.Time) {
 	was, is := &w.obs.Last, &plan.Status
 	w.reportEnds(pod, was, is, now)
 	if was.Phase != is.Phase {
@@ -421,7 +421,7 @@ func (w *worker) reportStatus(pod *v1.Pod, plan *Plan, now time.Time) {
 }
 
 // journal appends an action to the decision journal.
-func (m *Manager) journal(pod *v1.Pod, a Action, now time.Time) {
+func (m *Manager) journal(pod *v1.Pod, a action, now time.Time) {
 	m.record(pod, now, a.sentence(), a.Because...)
 	m.cfg.Log.Debug("pod action", "pod", pod.Namespace+"/"+pod.Name, "uid", pod.UID, "action", a.String())
 }

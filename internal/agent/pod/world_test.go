@@ -34,13 +34,13 @@ type fixture struct {
 	rt      *fake.Runtime
 	watcher *runtime.Watcher
 	m       *Manager
-	spec    Spec
-	obs     Observed
-	plan    Plan
+	spec    spec
+	obs     observed
+	plan    plan
 	events  []string
 	// hold keeps actions of a kind in flight instead of performing them.
-	hold   map[Kind]bool
-	held   []Action
+	hold   map[kind]bool
+	held   []action
 	probes map[string]Probe // by container name
 	hooks  func(Hook) error
 	// mounted and cgroup are the node's state, which outlives the agent.
@@ -54,7 +54,7 @@ type fixture struct {
 }
 
 func newFixture(t testing.TB) *fixture {
-	w := &fixture{t: t, now: epoch, hold: map[Kind]bool{}, probes: map[string]Probe{}, errors: map[string]error{}, fired: map[string]bool{}}
+	w := &fixture{t: t, now: epoch, hold: map[kind]bool{}, probes: map[string]Probe{}, errors: map[string]error{}, fired: map[string]bool{}}
 	w.rt = fake.New(func() time.Time { return w.now })
 	w.watcher = runtime.NewWatcher(runtime.WatcherConfig{Service: w.rt, Notify: func(types.UID) {}, Log: slog.New(slog.DiscardHandler)})
 	w.m = NewManager(Config{
@@ -67,8 +67,8 @@ func newFixture(t testing.TB) *fixture {
 }
 
 func (w *fixture) begin(pod *v1.Pod) {
-	w.spec = Spec{Pod: pod}
-	w.obs = Observed{Memory: NewMemory(pod.Status, w.now), RuntimeName: "fake", Messages: map[string]string{}}
+	w.spec = spec{Pod: pod}
+	w.obs = observed{memory: newMemory(pod.Status, w.now), RuntimeName: "fake", Messages: map[string]string{}}
 }
 
 // crash loses everything the agent knows but what the API, the runtime and the
@@ -78,7 +78,7 @@ func (w *fixture) crash() {
 	w.spec.Pod = w.spec.Pod.DeepCopy()
 	w.spec.Pod.Status = w.api
 	w.spec.Kill = nil
-	w.obs.Memory = NewMemory(w.api, w.now)
+	w.obs.memory = newMemory(w.api, w.now)
 	w.obs.Logged = w.m.loggedAttempts(w.spec.Pod.UID)
 	w.obs.Allocation = w.m.loadAllocation(w.spec.Pod.UID)
 	w.watcher = runtime.NewWatcher(runtime.WatcherConfig{Service: w.rt, Notify: func(types.UID) {}, Log: slog.New(slog.DiscardHandler)})
@@ -86,7 +86,7 @@ func (w *fixture) crash() {
 }
 
 // look refreshes the picture and plans.
-func (w *fixture) look() Plan {
+func (w *fixture) look() plan {
 	w.t.Helper()
 	before := w.rt.Before
 	w.rt.Before = nil
@@ -109,15 +109,15 @@ func (w *fixture) look() Plan {
 	if !w.spec.Static {
 		w.obs.merge(&w.api)
 	}
-	w.plan = Next(w.obs.view(w.spec), &w.obs, w.now)
+	w.plan = next(w.obs.view(w.spec), &w.obs, w.now)
 	return w.plan
 }
 
 // accept records the plan as begun and returns its actions.
-func (w *fixture) accept() []Action {
+func (w *fixture) accept() []action {
 	for _, k := range w.plan.Cancel {
-		w.obs.Done(Result{Action: w.obs.InFlight[k], Canceled: true}, w.now)
-		w.held = slices.DeleteFunc(w.held, func(a Action) bool { return a.Key() == k })
+		w.obs.Done(result{Action: w.obs.InFlight[k], Canceled: true}, w.now)
+		w.held = slices.DeleteFunc(w.held, func(a action) bool { return a.Key() == k })
 	}
 	w.obs.Accept(w.plan, w.now)
 	for _, e := range w.plan.Events {
@@ -127,11 +127,11 @@ func (w *fixture) accept() []Action {
 }
 
 // do performs one action and tells the memory.
-func (w *fixture) do(a Action) Result {
+func (w *fixture) do(a action) result {
 	if a.Kind == Delete {
 		w.deleted = true
-		w.obs.Done(Result{Action: a}, w.now)
-		return Result{Action: a}
+		w.obs.Done(result{Action: a}, w.now)
+		return result{Action: a}
 	}
 	r := w.m.effect(context.Background(), nil, w.obs.view(w.spec), a)
 	r.Action = a
@@ -155,7 +155,7 @@ func (w *fixture) settle() {
 				w.fire(*a.Event)
 			}
 			if w.hold[a.Kind] {
-				w.held = append(slices.DeleteFunc(w.held, func(h Action) bool { return h.Key() == a.Key() }), a)
+				w.held = append(slices.DeleteFunc(w.held, func(h action) bool { return h.Key() == a.Key() }), a)
 				w.log = append(w.log, "  "+a.String()+" ...")
 				continue
 			}
@@ -171,7 +171,7 @@ func (w *fixture) settle() {
 }
 
 // fire sends an event once per key, as the worker does.
-func (w *fixture) fire(e Event) {
+func (w *fixture) fire(e event) {
 	if e.Key == "" || !w.fired[e.Key] {
 		w.fired[e.Key] = true
 		w.m.event(w.spec.Pod, e)

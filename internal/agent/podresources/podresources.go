@@ -30,14 +30,14 @@ const (
 	burst     = 10
 )
 
-// Devices are the node's devices.
-type Devices interface {
+// devices are the node's devices.
+type devices interface {
 	HeldBy(pod types.UID, container string) []*api.ContainerDevices
 	Offered() []*api.ContainerDevices
 }
 
-// Assignments are the node's CPUs and memory.
-type Assignments interface {
+// assignments are the node's CPUs and memory.
+type assignments interface {
 	CPUsOf(pod types.UID, container string) []int
 	MemoryOf(pod types.UID, container string) []memory.Block
 	AllocatableCPUs() []int
@@ -55,8 +55,8 @@ type Config struct {
 	RootDir string
 	// Pods lists the pods of the node with their current status.
 	Pods        func() []*v1.Pod
-	Devices     Devices
-	Assignments Assignments
+	Devices     devices
+	Assignments assignments
 	Claims      Claims
 	Metrics     prometheus.Registerer
 }

@@ -36,8 +36,8 @@ const (
 	removeTimeout  = 2 * time.Minute
 )
 
-// Runtime is the part of a CRI runtime client that collecting needs.
-type Runtime interface {
+// runtime is the part of a CRI runtime client that collecting needs.
+type runtime interface {
 	ListContainers(context.Context, *runtimeapi.ContainerFilter) ([]*runtimeapi.Container, error)
 	RemoveContainer(ctx context.Context, containerID string) error
 	ListPodSandbox(context.Context, *runtimeapi.PodSandboxFilter) ([]*runtimeapi.PodSandbox, error)
@@ -45,8 +45,8 @@ type Runtime interface {
 	RemovePodSandbox(ctx context.Context, podSandboxID string) error
 }
 
-// ImageService is the part of a CRI image client that collecting needs.
-type ImageService interface {
+// imageService is the part of a CRI image client that collecting needs.
+type imageService interface {
 	ListImages(context.Context, *runtimeapi.ImageFilter) ([]*runtimeapi.Image, error)
 	RemoveImage(context.Context, *runtimeapi.ImageSpec) error
 	ImageFsInfo(context.Context) (*runtimeapi.ImageFsInfoResponse, error)
@@ -57,8 +57,8 @@ type ImageService interface {
 type CollectorConfig struct {
 	Log      *slog.Logger
 	NodeName string
-	Runtime  Runtime
-	Images   ImageService
+	Runtime  runtime
+	Images   imageService
 	Events   record.EventRecorder
 	// Pods lists the pods of the node with their current status. Nothing is
 	// collected while SourcesReady is false: a pod not heard of yet would look
@@ -174,7 +174,7 @@ func (c *Collector) Reclaim(ctx context.Context, containers, images bool) {
 			c.cfg.Log.Warn("reclaiming unused images", "err", err)
 			return
 		}
-		freed, removed := c.remove(ctx, UnusedImages(time.Now(), list, c.cfg.ImageLimits, -1), "space")
+		freed, removed := c.remove(ctx, unusedImages(time.Now(), list, c.cfg.ImageLimits, -1), "space")
 		c.cfg.Log.Info("reclaimed unused images", "images", removed, "bytes", freed)
 		c.reportFreed(removed, freed)
 	}
@@ -197,7 +197,7 @@ func (c *Collector) collectImages(ctx context.Context) {
 		}
 		return
 	}
-	c.remove(ctx, OldImages(now, list, c.cfg.ImageLimits), "age")
+	c.remove(ctx, oldImages(now, list, c.cfg.ImageLimits), "age")
 	var stat unix.Statfs_t
 	if err := unix.Statfs(c.mount, &stat); err != nil {
 		c.imagesFailed(fmt.Errorf("measuring %s: %w", c.mount, err))
@@ -210,12 +210,12 @@ func (c *Collector) collectImages(ctx context.Context) {
 		c.imagesFailed(fmt.Errorf("%s: %s", text, c.mount))
 		return
 	}
-	wanted := ToFree(capacity, available, c.cfg.HighPercent, c.cfg.LowPercent)
+	wanted := toFree(capacity, available, c.cfg.HighPercent, c.cfg.LowPercent)
 	if wanted == 0 {
 		c.failures = 0
 		return
 	}
-	freed, removed := c.remove(ctx, UnusedImages(now, list, c.cfg.ImageLimits, wanted), "space")
+	freed, removed := c.remove(ctx, unusedImages(now, list, c.cfg.ImageLimits, wanted), "space")
 	if freed >= wanted {
 		c.failures = 0
 		c.cfg.Log.Info("freed space by removing unused images", "images", removed, "bytes", freed, "wanted", wanted)
@@ -357,14 +357,14 @@ func (c *Collector) collectContainers(ctx context.Context, limits ContainerLimit
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	pods := map[types.UID]PodState{}
+	pods := map[types.UID]podState{}
 	for _, pod := range c.cfg.Pods() {
 		pods[pod.UID] = PodLive
 		if pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed {
 			pods[pod.UID] = PodOver
 		}
 	}
-	state := func(uid types.UID) PodState {
+	state := func(uid types.UID) podState {
 		if state, known := pods[uid]; known {
 			return state
 		}
@@ -376,7 +376,7 @@ func (c *Collector) collectContainers(ctx context.Context, limits ContainerLimit
 	}
 	var failed []error
 	removed := map[string]bool{}
-	for _, container := range DeadContainers(time.Now(), deadOf(containers), state, limits) {
+	for _, container := range deadContainers(time.Now(), deadOf(containers), state, limits) {
 		if err := c.cfg.Runtime.RemoveContainer(ctx, container.ID); err != nil {
 			failed = append(failed, fmt.Errorf("removing container %s: %w", container.ID, err))
 			continue
@@ -396,8 +396,8 @@ func (c *Collector) collectContainers(ctx context.Context, limits ContainerLimit
 	return errors.Join(failed...)
 }
 
-func deadOf(containers []*runtimeapi.Container) []DeadContainer {
-	var dead []DeadContainer
+func deadOf(containers []*runtimeapi.Container) []deadContainer {
+	var dead []deadContainer
 	for _, container := range containers {
 		if container.State != runtimeapi.ContainerState_CONTAINER_EXITED {
 			continue
@@ -406,7 +406,7 @@ func deadOf(containers []*runtimeapi.Container) []DeadContainer {
 		if uid == "" {
 			continue // not ours
 		}
-		dead = append(dead, DeadContainer{ID: container.Id, Pod: types.UID(uid), Name: container.Labels[labelContainerName],
+		dead = append(dead, deadContainer{ID: container.Id, Pod: types.UID(uid), Name: container.Labels[labelContainerName],
 			Ended: time.Unix(0, container.CreatedAt), Sandbox: container.PodSandboxId})
 	}
 	return dead
@@ -414,7 +414,7 @@ func deadOf(containers []*runtimeapi.Container) []DeadContainer {
 
 // collectSandboxes removes dead sandboxes without containers, except the
 // newest of a pod that is still known.
-func (c *Collector) collectSandboxes(ctx context.Context, state func(types.UID) PodState, occupied map[string]bool) error {
+func (c *Collector) collectSandboxes(ctx context.Context, state func(types.UID) podState, occupied map[string]bool) error {
 	sandboxes, err := c.cfg.Runtime.ListPodSandbox(ctx, nil)
 	if err != nil {
 		return fmt.Errorf("listing sandboxes: %w", err)
@@ -446,7 +446,7 @@ func (c *Collector) collectSandboxes(ctx context.Context, state func(types.UID) 
 
 // collectLogs removes log directories of pods that are gone, and links whose
 // log is.
-func (c *Collector) collectLogs(state func(types.UID) PodState) {
+func (c *Collector) collectLogs(state func(types.UID) podState) {
 	if c.cfg.LogsDir != "" {
 		entries, err := os.ReadDir(c.cfg.LogsDir)
 		if err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -35,8 +35,8 @@ func quantity(t testing.TB, text string) int64 {
 // script is a story told to a Core line by line.
 type script struct {
 	t    *testing.T
-	set  Settings
-	core *Core
+	set  settings
+	core *core
 	pods []PodUsage
 	out  bytes.Buffer
 }
@@ -61,7 +61,7 @@ func TestTranscripts(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			s := &script{t: t, set: Settings{Transition: 5 * time.Minute}}
+			s := &script{t: t, set: settings{Transition: 5 * time.Minute}}
 			scanner := bufio.NewScanner(bytes.NewReader(text))
 			for scanner.Scan() {
 				line := scanner.Text()
@@ -110,7 +110,7 @@ func (s *script) run(words []string) {
 	case "at":
 		s.at(words[1:])
 	case "limits":
-		for _, eviction := range s.core.Step(epoch.Add(s.duration(words[1])), Input{Limited: s.pods}).Evict {
+		for _, eviction := range s.core.Step(epoch.Add(s.duration(words[1])), input{Limited: s.pods}).Evict {
 			fmt.Fprintf(&s.out, "  evict %s grace=%v signal=%s disrupted=%v\n    %s\n", eviction.Pod.Name, eviction.Grace, eviction.Signal, eviction.Disrupted, eviction.Message)
 		}
 	default:
@@ -136,7 +136,7 @@ func (s *script) limit(text string) config.Threshold {
 
 func (s *script) threshold(words []string) {
 	signal, limit, _ := strings.Cut(words[0], "<")
-	threshold := Threshold{Signal: Signal(signal), Limit: s.limit(limit)}
+	threshold := threshold{Signal: Signal(signal), Limit: s.limit(limit)}
 	for words = words[1:]; len(words) > 1; words = words[2:] {
 		switch words[0] {
 		case "soft":
@@ -151,8 +151,8 @@ func (s *script) threshold(words []string) {
 func (s *script) pod(words []string) PodUsage {
 	name := words[0]
 	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)}, Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c", Resources: v1.ResourceRequirements{Requests: v1.ResourceList{}}}}}}
-	usage := PodUsage{Pod: pod, Measured: true, Containers: map[string]ContainerUsage{}, Volumes: map[string]Disk{}}
-	container := ContainerUsage{}
+	usage := PodUsage{Pod: pod, Measured: true, Containers: map[string]containerUsage{}, Volumes: map[string]Disk{}}
+	container := containerUsage{}
 	for _, word := range words[1:] {
 		key, value, _ := strings.Cut(word, "=")
 		used, request, _ := strings.Cut(value, "/")
@@ -196,7 +196,7 @@ func (s *script) pod(words []string) PodUsage {
 // at steps the core as the shell does and prints every decision.
 func (s *script) at(words []string) {
 	if s.core == nil {
-		s.core = NewCore(s.set)
+		s.core = newCore(s.set)
 	}
 	now := epoch.Add(s.duration(words[0]))
 	readings, after := Readings{}, Readings(nil)
@@ -211,11 +211,11 @@ func (s *script) at(words []string) {
 		}
 		signal, value, _ := strings.Cut(word, "=")
 		available, capacity, _ := strings.Cut(value, "/")
-		into[Signal(signal)] = Reading{Available: quantity(s.t, available), Capacity: quantity(s.t, capacity)}
+		into[Signal(signal)] = reading{Available: quantity(s.t, available), Capacity: quantity(s.t, capacity)}
 	}
 	var pods []PodUsage
 	for range 4 {
-		decision := s.core.Step(now, Input{Readings: readings, Pods: pods})
+		decision := s.core.Step(now, input{Readings: readings, Pods: pods})
 		if decision.Announce != "" {
 			fmt.Fprintf(&s.out, "  event: Attempting to reclaim %s\n", decision.Announce)
 		}
@@ -267,7 +267,7 @@ func TestImageProperties(t *testing.T) {
 		}
 		wanted := rapid.Int64Range(0, 500).Draw(r, "wanted")
 		freed, newest := int64(0), time.Time{}
-		picked := UnusedImages(now, images, limits, wanted)
+		picked := unusedImages(now, images, limits, wanted)
 		ids := map[string]bool{}
 		for i, image := range picked {
 			if image.InUse || image.Pinned || now.Sub(image.Detected) < limits.MinimumAge {
@@ -295,14 +295,14 @@ func TestContainerProperties(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		limits := ContainerLimits{PerContainer: rapid.IntRange(-1, 3).Draw(r, "per"), Total: rapid.IntRange(-1, 10).Draw(r, "total"),
 			MinimumAge: time.Duration(rapid.IntRange(0, 30).Draw(r, "age")) * time.Minute, Finished: rapid.Bool().Draw(r, "finished")}
-		states := map[types.UID]PodState{"live": PodLive, "over": PodOver, "gone": PodGone}
-		var dead []DeadContainer
+		states := map[types.UID]podState{"live": PodLive, "over": PodOver, "gone": PodGone}
+		var dead []deadContainer
 		for i := range rapid.IntRange(0, 30).Draw(r, "dead") {
-			dead = append(dead, DeadContainer{ID: fmt.Sprint(i), Pod: rapid.SampledFrom([]types.UID{"live", "over", "gone"}).Draw(r, "pod"),
+			dead = append(dead, deadContainer{ID: fmt.Sprint(i), Pod: rapid.SampledFrom([]types.UID{"live", "over", "gone"}).Draw(r, "pod"),
 				Name: rapid.SampledFrom([]string{"a", "b"}).Draw(r, "name"), Ended: epoch.Add(-time.Duration(rapid.IntRange(0, 60).Draw(r, "ended")) * time.Minute)})
 		}
 		removed := map[string]bool{}
-		for _, container := range DeadContainers(epoch, dead, func(uid types.UID) PodState { return states[uid] }, limits) {
+		for _, container := range deadContainers(epoch, dead, func(uid types.UID) podState { return states[uid] }, limits) {
 			if epoch.Sub(container.Ended) < limits.MinimumAge {
 				r.Fatalf("removes %s before its age", container.ID)
 			}
@@ -347,7 +347,7 @@ func TestContainerProperties(t *testing.T) {
 
 func TestToFree(t *testing.T) {
 	for _, test := range []struct{ capacity, available, want int64 }{{1000, 200, 0}, {1000, 150, 50}, {1000, 100, 100}, {1000, 0, 200}, {0, 0, 0}} {
-		if got := ToFree(test.capacity, test.available, 85, 80); got != test.want {
+		if got := toFree(test.capacity, test.available, 85, 80); got != test.want {
 			t.Errorf("capacity %d available %d: %d, want %d", test.capacity, test.available, got, test.want)
 		}
 	}
@@ -368,7 +368,7 @@ func TestNextReadIsInTime(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		limit := rapid.Int64Range(1, 1<<34).Draw(r, "limit")
 		available := rapid.Int64Range(1, 1<<40).Draw(r, "available")
-		thresholds := []Threshold{{Signal: MemoryAvailable, Limit: config.Threshold{Quantity: *resource.NewQuantity(limit, resource.BinarySI)}}}
+		thresholds := []threshold{{Signal: MemoryAvailable, Limit: config.Threshold{Quantity: *resource.NewQuantity(limit, resource.BinarySI)}}}
 		wait := nextRead(thresholds, Readings{MemoryAvailable: {Available: available, Capacity: 1 << 40}}, nil, 0)
 		if wait > paceMax || wait < paceMin {
 			r.Fatalf("waits %v", wait)

@@ -11,7 +11,7 @@ import (
 
 // overOwnLimits finds pods that store more on the node than they may,
 // whatever the node has left.
-func (c *Core) overOwnLimits(pods []PodUsage) []Eviction {
+func (c *core) overOwnLimits(pods []PodUsage) []Eviction {
 	var list []Eviction
 	for i := range pods {
 		pod := &pods[i]
@@ -76,9 +76,9 @@ func podLimit(pod *v1.Pod) (int64, bool) {
 	return total, len(pod.Spec.Containers) > 0
 }
 
-// LimitsLocalStorage tells whether a pod limits what it may store on the node,
+// limitsLocalStorage tells whether a pod limits what it may store on the node,
 // so that its disk usage is worth looking at.
-func LimitsLocalStorage(pod *v1.Pod) bool {
+func limitsLocalStorage(pod *v1.Pod) bool {
 	for i := range pod.Spec.Volumes {
 		if dir := pod.Spec.Volumes[i].EmptyDir; dir != nil && dir.SizeLimit != nil && dir.SizeLimit.Sign() > 0 && dir.Medium == v1.StorageMediumDefault {
 			return true

@@ -16,7 +16,7 @@ import (
 
 // decider is the core, or a broken one.
 type decider interface {
-	Step(now time.Time, in Input) Decision
+	Step(now time.Time, in input) decision
 	Reclaimed(Signal)
 	Remove(types.UID)
 }
@@ -24,7 +24,7 @@ type decider interface {
 // TestProperties plays random shortages and checks what must never happen.
 func TestProperties(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
-		if wrong := playShortages(r, func(set Settings) decider { return NewCore(set) }); wrong != "" {
+		if wrong := playShortages(r, func(set settings) decider { return newCore(set) }); wrong != "" {
 			r.Fatal(wrong)
 		}
 	})
@@ -32,16 +32,16 @@ func TestProperties(t *testing.T) {
 
 // evicting is a core with a mistake in how it evicts.
 type evicting struct {
-	*Core
-	change func(e *evicting, in Input, d *Decision)
+	*core
+	change func(e *evicting, in input, d *decision)
 	pods   []PodUsage
 }
 
-func (e *evicting) Step(now time.Time, in Input) Decision {
+func (e *evicting) Step(now time.Time, in input) decision {
 	if in.Pods != nil {
 		e.pods = in.Pods
 	}
-	d := e.Core.Step(now, in)
+	d := e.core.Step(now, in)
 	e.change(e, in, &d)
 	return d
 }
@@ -49,31 +49,31 @@ func (e *evicting) Step(now time.Time, in Input) Decision {
 // TestPropertiesFindSeededMistakes: each property catches the mistake it is
 // there for.
 func TestPropertiesFindSeededMistakes(t *testing.T) {
-	other := func(e *evicting, d *Decision, wanted func(*v1.Pod) bool) {
+	other := func(e *evicting, d *decision, wanted func(*v1.Pod) bool) {
 		for _, pod := range e.pods {
 			if len(d.Evict) > 0 && wanted(pod.Pod) {
 				d.Evict[0].Pod = pod.Pod
 			}
 		}
 	}
-	for name, change := range map[string]func(e *evicting, in Input, d *Decision){
-		"evicts a critical pod": func(e *evicting, _ Input, d *Decision) {
+	for name, change := range map[string]func(e *evicting, in input, d *decision){
+		"evicts a critical pod": func(e *evicting, _ input, d *decision) {
 			other(e, d, func(p *v1.Pod) bool { return p.Spec.Priority != nil && *p.Spec.Priority >= criticalPriority })
 		},
-		"evicts a static pod": func(e *evicting, _ Input, d *Decision) {
+		"evicts a static pod": func(e *evicting, _ input, d *decision) {
 			other(e, d, func(p *v1.Pod) bool { return len(p.Annotations) > 0 })
 		},
-		"evicts two at once": func(_ *evicting, _ Input, d *Decision) {
+		"evicts two at once": func(_ *evicting, _ input, d *decision) {
 			d.Evict = append(d.Evict, d.Evict...)
 		},
-		"does not wait for its victim": func(e *evicting, _ Input, _ *Decision) { e.victim = "" },
-		"evicts before it reclaims": func(e *evicting, _ Input, d *Decision) {
+		"does not wait for its victim": func(e *evicting, _ input, _ *decision) { e.victim = "" },
+		"evicts before it reclaims": func(e *evicting, _ input, d *decision) {
 			if d.Reclaim != "" {
 				e.Reclaimed(d.Reclaim)
 				d.Reclaim, d.NeedPods = "", true
 			}
 		},
-		"evicts although reclaiming sufficed": func(e *evicting, in Input, d *Decision) {
+		"evicts although reclaiming sufficed": func(e *evicting, in input, d *decision) {
 			for _, threshold := range e.set.Thresholds {
 				reading := in.Readings[threshold.Signal]
 				if len(d.Evict) == 0 && !d.NeedPods && d.Reclaim == "" && len(e.pods) > 0 && reading.Available >= threshold.Limit.Of(reading.Capacity) {
@@ -81,17 +81,17 @@ func TestPropertiesFindSeededMistakes(t *testing.T) {
 				}
 			}
 		},
-		"hurries whom it likes": func(e *evicting, _ Input, d *Decision) {
+		"hurries whom it likes": func(e *evicting, _ input, d *decision) {
 			if len(e.pods) > 0 {
 				d.ForceKill = e.pods[0].Pod
 			}
 		},
-		"hides the pressure": func(_ *evicting, _ Input, d *Decision) { d.Pressure.Memory = false },
+		"hides the pressure": func(_ *evicting, _ input, d *decision) { d.Pressure.Memory = false },
 	} {
 		t.Run(name, func(t *testing.T) {
 			found := false
 			rapid.Check(t, func(r *rapid.T) {
-				wrong := playShortages(r, func(set Settings) decider { return &evicting{Core: NewCore(set), change: change} })
+				wrong := playShortages(r, func(set settings) decider { return &evicting{core: newCore(set), change: change} })
 				found = found || wrong != ""
 			})
 			if !found {
@@ -105,7 +105,7 @@ func TestPropertiesFindSeededMistakes(t *testing.T) {
 type fixture struct {
 	r          *rapid.T
 	core       decider
-	thresholds []Threshold
+	thresholds []threshold
 	dedicated  bool
 	pods       map[types.UID]PodUsage
 
@@ -119,7 +119,7 @@ type fixture struct {
 }
 
 // playShortages returns the first property that did not hold, or "".
-func playShortages(r *rapid.T, make func(Settings) decider) string {
+func playShortages(r *rapid.T, make func(settings) decider) string {
 	w := newFixture(r, make)
 	for range rapid.IntRange(1, 60).Draw(r, "steps") {
 		w.now = w.now.Add(time.Duration(rapid.IntRange(0, 20_000).Draw(r, "ms")) * time.Millisecond)
@@ -139,10 +139,10 @@ func playShortages(r *rapid.T, make func(Settings) decider) string {
 	return ""
 }
 
-func newFixture(r *rapid.T, make func(Settings) decider) *fixture {
+func newFixture(r *rapid.T, make func(settings) decider) *fixture {
 	w := &fixture{r: r, now: epoch, pods: map[types.UID]PodUsage{}, readings: Readings{}, crossedAt: map[Signal]time.Time{}, reclaimed: map[Signal]bool{}}
 	for _, signal := range []Signal{MemoryAvailable, NodeFSAvailable, ImageFSAvailable, PIDAvailable} {
-		threshold := Threshold{Signal: signal, Limit: config.Threshold{Quantity: *resource.NewQuantity(rapid.Int64Range(1, 400).Draw(r, "limit"), resource.BinarySI)}}
+		threshold := threshold{Signal: signal, Limit: config.Threshold{Quantity: *resource.NewQuantity(rapid.Int64Range(1, 400).Draw(r, "limit"), resource.BinarySI)}}
 		if rapid.Bool().Draw(r, "soft") {
 			threshold.Soft, threshold.Grace = true, time.Duration(rapid.IntRange(1, 60).Draw(r, "grace"))*time.Second
 		}
@@ -150,7 +150,7 @@ func newFixture(r *rapid.T, make func(Settings) decider) *fixture {
 		w.thresholds = append(w.thresholds, threshold)
 	}
 	w.dedicated = rapid.Bool().Draw(r, "dedicated")
-	w.core = make(Settings{Thresholds: w.thresholds, Transition: time.Minute, DedicatedImageFS: w.dedicated})
+	w.core = make(settings{Thresholds: w.thresholds, Transition: time.Minute, DedicatedImageFS: w.dedicated})
 	for i := range rapid.IntRange(0, 8).Draw(r, "pods") {
 		priority := rapid.SampledFrom([]int32{0, 100, criticalPriority}).Draw(r, "priority")
 		pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(i), UID: types.UID(fmt.Sprint(i))}, Spec: v1.PodSpec{Priority: &priority}}
@@ -163,8 +163,8 @@ func newFixture(r *rapid.T, make func(Settings) decider) *fixture {
 }
 
 // read notes what is available now, and since when it is too little.
-func (w *fixture) read(threshold Threshold, available int64) {
-	w.readings[threshold.Signal] = Reading{Available: available, Capacity: 1000}
+func (w *fixture) read(threshold threshold, available int64) {
+	w.readings[threshold.Signal] = reading{Available: available, Capacity: 1000}
 	if available >= threshold.Limit.Of(1000)+threshold.Reclaim.Of(1000) {
 		delete(w.crossedAt, threshold.Signal)
 		delete(w.reclaimed, threshold.Signal)
@@ -178,7 +178,7 @@ func (w *fixture) pass() string {
 	var usage []PodUsage
 	tried := map[Signal]bool{}
 	for range 6 {
-		decision := w.core.Step(w.now, Input{Readings: w.readings, Pods: usage})
+		decision := w.core.Step(w.now, input{Readings: w.readings, Pods: usage})
 		switch {
 		case decision.Reclaim != "":
 			if tried[decision.Reclaim] {
@@ -223,7 +223,7 @@ func (w *fixture) judgeForceKill(pod *v1.Pod) string {
 	return ""
 }
 
-func (w *fixture) judge(decision Decision) string {
+func (w *fixture) judge(decision decision) string {
 	if wrong := w.judgeForceKill(decision.ForceKill); wrong != "" {
 		return wrong
 	}

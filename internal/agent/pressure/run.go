@@ -27,8 +27,8 @@ const localLimitsEvery = 10 * time.Second
 // pods again and again.
 const rankPause = time.Second
 
-// StatusSetter is where the node's pressure is shown.
-type StatusSetter interface{ SetPressure(node.Pressure) }
+// statusSetter is where the node's pressure is shown.
+type statusSetter interface{ SetPressure(node.Pressure) }
 
 // Config is all the role needs. Log, NodeName, Kubelet, Board, Pods, Usage,
 // Kill, Hurry, Events and Sensor are required.
@@ -36,7 +36,7 @@ type Config struct {
 	Log      *slog.Logger
 	NodeName string
 	Kubelet  *kubeletv1beta1.KubeletConfiguration
-	Status   StatusSetter
+	Status   statusSetter
 	// Pods lists the pods of the node with their current status.
 	Pods func() []*v1.Pod
 	// Usage measures them. With disk what they store is measured too, which may
@@ -76,15 +76,15 @@ func Run(ctx context.Context, cfg Config) error {
 	if cfg.KernelLog == "" {
 		cfg.KernelLog = "/dev/kmsg"
 	}
-	thresholds, err := Thresholds(cfg.Kubelet)
+	thresholds, err := thresholds(cfg.Kubelet)
 	if err != nil {
 		return err
 	}
-	g := &guard{cfg: cfg, thresholds: thresholds, wake: make(chan struct{}, 1), gone: make(chan types.UID, 16), last: map[Signal]Reading{}}
+	g := &guard{cfg: cfg, thresholds: thresholds, wake: make(chan struct{}, 1), gone: make(chan types.UID, 16), last: map[Signal]reading{}}
 	if err := g.registerMetrics(); err != nil {
 		return err
 	}
-	g.core = NewCore(Settings{
+	g.core = newCore(settings{
 		Thresholds: thresholds, Transition: cfg.Kubelet.EvictionPressureTransitionPeriod.Duration,
 		MaxPodGrace:       time.Duration(cfg.Kubelet.EvictionMaxPodGracePeriod) * time.Second,
 		DedicatedImageFS:  cfg.Collector != nil && cfg.Collector.Dedicated(),
@@ -114,8 +114,8 @@ func Run(ctx context.Context, cfg Config) error {
 
 type guard struct {
 	cfg        Config
-	thresholds []Threshold
-	core       *Core
+	thresholds []threshold
+	core       *core
 	wake       chan struct{}
 	gone       chan types.UID
 	last       Readings
@@ -171,13 +171,13 @@ func (g *guard) pass(ctx context.Context) time.Duration {
 	var pods, limited []PodUsage
 	if !now.Before(g.localAt.Add(localLimitsEvery)) {
 		g.localAt = now
-		limited = g.measure(ctx, LimitsLocalStorage, true)
+		limited = g.measure(ctx, limitsLocalStorage, true)
 		now = time.Now()
 	}
 	// A reclaim and a measurement each lead to one more step; more than a few
 	// in a row would be a mistake in the core.
 	for range 4 {
-		decision := g.core.Step(now, Input{Readings: readings, Pods: pods, Limited: limited})
+		decision := g.core.Step(now, input{Readings: readings, Pods: pods, Limited: limited})
 		limited = nil
 		g.cfg.Status.SetPressure(decision.Pressure)
 		if !decision.Wake.IsZero() {
@@ -223,7 +223,7 @@ func (g *guard) pass(ctx context.Context) time.Duration {
 func anyPod(*v1.Pod) bool { return true }
 
 // needsDisk tells whether the shortage is one of storage.
-func needsDisk(decision Decision) bool {
+func needsDisk(decision decision) bool {
 	for _, fact := range decision.Because {
 		if fact.Name == "signal" {
 			return strings.Contains(fact.Value, "fs.")
@@ -253,7 +253,7 @@ func (g *guard) measure(ctx context.Context, wanted func(*v1.Pod) bool, disk boo
 	return usage
 }
 
-func (g *guard) reclaim(ctx context.Context, decision Decision) {
+func (g *guard) reclaim(ctx context.Context, decision decision) {
 	g.note(journal.Ref{Kind: "Node", Name: g.cfg.NodeName}, "reclaimed dead containers and unused images", decision.Because)
 	if g.cfg.Collector != nil {
 		g.cfg.Collector.Reclaim(ctx, decision.Containers, decision.Images)

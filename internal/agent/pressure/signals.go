@@ -65,8 +65,8 @@ func rank(signal Signal) int {
 	return slices.IndexFunc(signalRows, func(row signalRow) bool { return row.signal == signal })
 }
 
-// Threshold is a limit that a signal must not fall below.
-type Threshold struct {
+// threshold is a limit that a signal must not fall below.
+type threshold struct {
 	Signal Signal
 	Limit  config.Threshold
 	// Grace is how long the signal may stay below; zero for a hard threshold.
@@ -77,17 +77,17 @@ type Threshold struct {
 	Reclaim config.Threshold
 }
 
-func (t Threshold) key() thresholdKey { return thresholdKey{t.Signal, t.Soft} }
+func (t threshold) key() thresholdKey { return thresholdKey{t.Signal, t.Soft} }
 
 type thresholdKey struct {
 	signal Signal
 	soft   bool
 }
 
-// Thresholds reads the thresholds of a configuration, in the order in which
+// thresholds reads the thresholds of a configuration, in the order in which
 // they are dealt with.
-func Thresholds(cfg *kubeletv1beta1.KubeletConfiguration) ([]Threshold, error) {
-	var list []Threshold
+func thresholds(cfg *kubeletv1beta1.KubeletConfiguration) ([]threshold, error) {
+	var list []threshold
 	add := func(texts map[string]string, field string, soft bool) error {
 		for name, text := range texts {
 			signal := Signal(name)
@@ -101,7 +101,7 @@ func Thresholds(cfg *kubeletv1beta1.KubeletConfiguration) ([]Threshold, error) {
 			if !on {
 				continue
 			}
-			t := Threshold{Signal: signal, Limit: limit, Soft: soft}
+			t := threshold{Signal: signal, Limit: limit, Soft: soft}
 			if soft {
 				if t.Grace, err = time.ParseDuration(cfg.EvictionSoftGracePeriod[name]); err != nil {
 					return fmt.Errorf("reading evictionSoftGracePeriod[%s]: %w", name, err)
@@ -142,14 +142,14 @@ func Thresholds(cfg *kubeletv1beta1.KubeletConfiguration) ([]Threshold, error) {
 	return list, nil
 }
 
-// Reading is a signal's amount at a time.
-type Reading struct {
+// reading is a signal's amount at a time.
+type reading struct {
 	Available, Capacity int64
 }
 
 // Readings are what is known of the signals now; a signal that cannot be read
 // is not in it.
-type Readings map[Signal]Reading
+type Readings map[Signal]reading
 
 // pressureOf spells conditions as the Node shows them.
 func pressureOf(conditions map[v1.NodeConditionType]bool) node.Pressure {

@@ -90,7 +90,7 @@ func TestChecks(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		h    v1.ProbeHandler
-		want Verdict
+		want verdict
 		text string
 	}{
 		{"http", get(port, "/ok", "HTTP"), Success, "fine"},
@@ -232,7 +232,7 @@ func FuzzSpec(f *testing.F) {
 		if p.HTTPGet == nil {
 			return
 		}
-		req, err := Request(context.Background(), c, "192.0.2.1", p.HTTPGet, "agent")
+		req, err := request(context.Background(), c, "192.0.2.1", p.HTTPGet, "agent")
 		if err != nil {
 			return
 		}

@@ -16,7 +16,7 @@ import (
 
 // Hooks runs lifecycle handlers.
 type Hooks struct {
-	Exec Exec
+	Exec exec
 	// Event reports a warning on a pod's container; nil reports nothing.
 	Event func(pod *v1.Pod, container, reason, message string)
 	// Fallbacks counts requests that meant HTTPS and were answered over HTTP;
@@ -54,7 +54,7 @@ func (h Hooks) Run(ctx context.Context, in pod.Hook) error {
 }
 
 func (h Hooks) get(ctx context.Context, in pod.Hook) error {
-	req, err := Request(ctx, in.Container, in.PodIP, in.Handler.HTTPGet, "kube-lifecycle/1.37")
+	req, err := request(ctx, in.Container, in.PodIP, in.Handler.HTTPGet, "kube-lifecycle/1.37")
 	if err != nil {
 		return err
 	}

@@ -132,7 +132,7 @@ func settingsV2(l Limits) []setting {
 	var out []setting
 	add := func(controller, file, value string) { out = append(out, setting{controller, file, value}) }
 	if l.CPUShares != 0 {
-		add("cpu", "cpu.weight", strconv.FormatUint(CPUWeight(l.CPUShares), 10))
+		add("cpu", "cpu.weight", strconv.FormatUint(cpuWeight(l.CPUShares), 10))
 	}
 	if l.CPUQuota != 0 {
 		period := l.CPUPeriod

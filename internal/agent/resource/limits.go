@@ -39,10 +39,10 @@ func CPUShares(milli int64) uint64 {
 	return uint64(max(minShares, milli*1024/1000))
 }
 
-// CPUWeight converts cpu.shares to the cgroup v2 cpu.weight that the agent
+// cpuWeight converts cpu.shares to the cgroup v2 cpu.weight that the agent
 // writes on the cgroups it owns: a straight line from [2, 262144] to [1, 10000].
 // Runtimes use another curve for containers.
-func CPUWeight(shares uint64) uint64 {
+func cpuWeight(shares uint64) uint64 {
 	if shares == 0 {
 		return 0
 	}

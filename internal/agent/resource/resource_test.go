@@ -50,7 +50,7 @@ func TestConversions(t *testing.T) {
 		if got := CPUShares(c.milli); got != c.shares {
 			t.Errorf("shares of %d: %d, want %d", c.milli, got, c.shares)
 		}
-		if got := CPUWeight(c.shares); got != c.weight {
+		if got := cpuWeight(c.shares); got != c.weight {
 			t.Errorf("weight of %d: %d, want %d", c.shares, got, c.weight)
 		}
 		if got := CPUQuota(c.milli, 100000); got != c.quota && c.milli < 1<<50 {
@@ -235,12 +235,12 @@ func TestV2TreeOnAPlainDirectory(t *testing.T) {
 
 type fakeUnits struct{ calls []string }
 
-func (f *fakeUnits) StartSlice(name string, props []Property) error {
+func (f *fakeUnits) StartSlice(name string, props []property) error {
 	f.calls = append(f.calls, fmt.Sprint("start ", name, " ", props))
 	return nil
 }
 
-func (f *fakeUnits) SetProperties(name string, props []Property) error {
+func (f *fakeUnits) SetProperties(name string, props []property) error {
 	f.calls = append(f.calls, fmt.Sprint("set ", name, " ", props))
 	return nil
 }

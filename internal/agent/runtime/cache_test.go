@@ -36,7 +36,7 @@ func TestLateNews(t *testing.T) {
 		&runtimeapi.ContainerEventResponse{ContainerId: "sb", PodSandboxStatus: sandbox(runtimeapi.PodSandboxState_SANDBOX_NOTREADY)})
 	for seed := range int64(200) {
 		rnd := rand.New(rand.NewSource(seed))
-		c := NewCache(func(types.UID) {})
+		c := newCache(func(types.UID) {})
 		var state State
 		ended, removed := false, false
 		for _, i := range append(rnd.Perm(len(events)), rnd.Perm(len(events))...) {
@@ -74,7 +74,7 @@ func TestLateNews(t *testing.T) {
 // was being read.
 func TestSweep(t *testing.T) {
 	notified := 0
-	c := NewCache(func(types.UID) { notified++ })
+	c := newCache(func(types.UID) { notified++ })
 	c.SetContainer("sb", newsOf("old", runtimeapi.ContainerState_CONTAINER_RUNNING))
 	c.SetContainer("sb", newsOf("kept", runtimeapi.ContainerState_CONTAINER_RUNNING))
 	mark := c.mark()
@@ -96,7 +96,7 @@ func TestSweep(t *testing.T) {
 // TestSameNews: what changes nothing wakes no one.
 func TestSameNews(t *testing.T) {
 	notified := 0
-	c := NewCache(func(types.UID) { notified++ })
+	c := newCache(func(types.UID) { notified++ })
 	for range 5 {
 		c.SetSandbox(sandbox(runtimeapi.PodSandboxState_SANDBOX_READY))
 		c.SetContainer("sb", newsOf("c", runtimeapi.ContainerState_CONTAINER_RUNNING))
@@ -107,7 +107,7 @@ func TestSameNews(t *testing.T) {
 }
 
 func BenchmarkEvent(b *testing.B) {
-	c := NewCache(func(types.UID) {})
+	c := newCache(func(types.UID) {})
 	e := &runtimeapi.ContainerEventResponse{ContainerId: "c", PodSandboxStatus: sandbox(runtimeapi.PodSandboxState_SANDBOX_READY), ContainersStatuses: []*runtimeapi.ContainerStatus{newsOf("c", runtimeapi.ContainerState_CONTAINER_RUNNING)}}
 	b.ReportAllocs()
 	for b.Loop() {
@@ -149,7 +149,7 @@ func FuzzAnswers(f *testing.F) {
 			return
 		}
 		notified := 0
-		c := NewCache(func(types.UID) { notified++ })
+		c := newCache(func(types.UID) { notified++ })
 		c.Event(&e)
 		first := notified
 		c.Event(&e)

@@ -35,7 +35,7 @@ type WatcherConfig struct {
 
 // Watcher keeps a Cache true.
 type Watcher struct {
-	*Cache
+	*cache
 	svc     Service
 	log     *slog.Logger
 	synced  chan struct{}
@@ -60,7 +60,7 @@ func NewWatcher(cfg WatcherConfig) *Watcher {
 		return prometheus.NewCounter(prometheus.CounterOpts{Namespace: "berth_agent", Subsystem: "runtime", Name: name, Help: help})
 	}
 	w := &Watcher{
-		Cache: NewCache(cfg.Notify), svc: cfg.Service, log: cfg.Log,
+		cache: newCache(cfg.Notify), svc: cfg.Service, log: cfg.Log,
 		synced: make(chan struct{}), trigger: make(chan struct{}, 1),
 		relists:     counter("relists_total", "Full lists of the runtime's sandboxes and containers."),
 		repairs:     counter("relist_repairs_total", "Differences that a relist found although the event stream was open."),

@@ -40,8 +40,8 @@ type System interface {
 	Watch(ctx context.Context) (<-chan bool, error)
 }
 
-// StatusSetter is where the node shows that it goes down.
-type StatusSetter interface{ SetShuttingDown(bool) }
+// statusSetter is where the node shows that it goes down.
+type statusSetter interface{ SetShuttingDown(bool) }
 
 // Config is all the role needs; Journal and Metrics may be nil.
 type Config struct {
@@ -49,7 +49,7 @@ type Config struct {
 	NodeName string
 	Kubelet  *kubeletv1beta1.KubeletConfiguration
 	System   System
-	Status   StatusSetter
+	Status   statusSetter
 	// Pods lists the pods of the node with their current status.
 	Pods func() []*v1.Pod
 	// Kill ends a pod within the grace; the channel is closed when nothing of
@@ -64,7 +64,7 @@ type Config struct {
 // Manager ends pods when the host goes down.
 type Manager struct {
 	cfg    Config
-	groups []Group
+	groups []group
 	down   atomic.Bool
 	start  prometheus.Gauge
 	end    prometheus.Gauge
@@ -76,7 +76,7 @@ func New(cfg Config) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	groups := Groups(cfg.Kubelet)
+	groups := groups(cfg.Kubelet)
 	if len(groups) == 0 {
 		return nil, nil
 	}
@@ -196,7 +196,7 @@ func (m *Manager) announce(text string, down bool) {
 // not end within its period does not hold up the next.
 func (m *Manager) endPods(ctx context.Context) {
 	m.start.SetToCurrentTime()
-	for _, stage := range Plan(m.groups, m.cfg.Pods()) {
+	for _, stage := range plan(m.groups, m.cfg.Pods()) {
 		var wg sync.WaitGroup
 		waiting, cancel := context.WithTimeout(ctx, stage.Period)
 		for _, victim := range stage.Victims {

@@ -38,7 +38,7 @@ func TestPlan(t *testing.T) {
 			[]string{"0/1m0s: low=1m0s web=5s", "1000/2m0s: mid=2m0s", "10000/20s: dns=20s"}},
 	} {
 		var got []string
-		for _, stage := range Plan(Groups(&test.cfg), pods) {
+		for _, stage := range plan(groups(&test.cfg), pods) {
 			text := fmt.Sprintf("%d/%v:", stage.Priority, stage.Period)
 			for _, victim := range stage.Victims {
 				text += fmt.Sprintf(" %s=%v", victim.Pod.Name, victim.Grace)

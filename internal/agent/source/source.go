@@ -26,9 +26,9 @@ const (
 	AnnotationMirror = "kubernetes.io/config.mirror"
 )
 
-// Sink takes the news. Calls come from several goroutines and must not block.
+// sink takes the news. Calls come from several goroutines and must not block.
 // Objects handed over are shared and never changed.
-type Sink interface {
+type sink interface {
 	// Set tells of a new or changed pod.
 	Set(pod *v1.Pod, static bool)
 	// Gone tells that no source has the pod any more.
@@ -40,15 +40,15 @@ type Sink interface {
 }
 
 // WhenReady has f called once every source has told all it has, behind the sink.
-func WhenReady(sink Sink, f func()) Sink { return readySink{sink, f} }
+func WhenReady(sink sink, f func()) sink { return readySink{sink, f} }
 
 type readySink struct {
-	Sink
+	sink
 	then func()
 }
 
 func (s readySink) SourcesReady() {
-	s.Sink.SourcesReady()
+	s.sink.SourcesReady()
 	s.then()
 }
 
@@ -78,7 +78,7 @@ type Config struct {
 	StatePath string
 	// Runtime tells under which UIDs static pods run already; nil: under none.
 	Runtime Runtime
-	Sink    Sink
+	Sink    sink
 	// Recorder gets an event for each manifest that is refused.
 	Recorder record.EventRecorder
 	Log      *slog.Logger

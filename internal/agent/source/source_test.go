@@ -261,7 +261,7 @@ func TestNextMirrorStep(t *testing.T) {
 	for i, tc := range []struct {
 		static, mirror *v1.Pod
 		complete       bool
-		want           MirrorStep
+		want           mirrorStep
 	}{
 		{nil, nil, true, MirrorKeep},
 		{nil, pod("", "1"), false, MirrorKeep},
@@ -271,7 +271,7 @@ func TestNextMirrorStep(t *testing.T) {
 		{pod("2", ""), pod("", "1"), true, MirrorDelete},
 		{pod("1", ""), ending, true, MirrorDelete},
 	} {
-		if got := NextMirrorStep(tc.static, tc.mirror, tc.complete); got != tc.want {
+		if got := nextMirrorStep(tc.static, tc.mirror, tc.complete); got != tc.want {
 			t.Errorf("case %d: %v, want %v", i, got, tc.want)
 		}
 	}

@@ -23,8 +23,8 @@ type Runtime interface {
 	ListContainerStats(context.Context, *runtimeapi.ContainerStatsFilter) ([]*runtimeapi.ContainerStats, error)
 }
 
-// ImageFS is the part of a CRI image client that measuring needs.
-type ImageFS interface {
+// imageFS is the part of a CRI image client that measuring needs.
+type imageFS interface {
 	ImageFsInfo(context.Context) (*runtimeapi.ImageFsInfoResponse, error)
 	ListImages(context.Context, *runtimeapi.ImageFilter) ([]*runtimeapi.Image, error)
 }
@@ -64,11 +64,11 @@ type Config struct {
 	// SystemCgroups name further cgroups to show, such as "kubelet" and
 	// "runtime".
 	SystemCgroups map[string]string
-	Reader        *Reader
+	Reader        *reader
 	// Runtime and Images may be nil: then nothing is known of writable layers
 	// and images.
 	Runtime Runtime
-	Images  ImageFS
+	Images  imageFS
 	// Volumes lists what of a pod's volumes is mounted; nil for none.
 	Volumes func(types.UID) []Volume
 	// RootDir is the agent's directory, LogsDir the one of pod logs (default
@@ -192,7 +192,7 @@ type measuredContainer struct {
 
 // wants is what to measure of pods.
 type wants struct {
-	parts   Parts
+	parts   parts
 	network bool
 	// processes asks for what the processes of containers have open.
 	processes bool

@@ -212,7 +212,7 @@ func TestBothVersionsReadTheSame(t *testing.T) {
 		Memory: 104857600, WorkingSet: 83886080, RSS: 52428800, Cache: 41943040, MappedFile: 4096000, Swap: 4096,
 		MemoryLimit: 209715200, SwapLimit: 8192, PageFaults: 1234, MajorFaults: 5, OOMKills: 1, PIDs: 7, PIDsLimit: 100,
 		MemoryPeak: 150000000, LimitHits: 3, Reservation: 4096, CPUPeriod: 100000, CPUQuota: 50000,
-		Devices:   []DeviceIO{{Major: 8, ReadBytes: 4096, WriteBytes: 8192}, {Major: 8, Minor: 16, ReadBytes: 100}},
+		Devices:   []deviceIO{{Major: 8, ReadBytes: 4096, WriteBytes: 8192}, {Major: 8, Minor: 16, ReadBytes: 100}},
 		ReadBytes: 4196, WriteBytes: 8192, Reads: 2, Writes: 2}
 	if !reflect.DeepEqual(got[2], want) {
 		t.Errorf("read\n%+v, want\n%+v", got[2], want)

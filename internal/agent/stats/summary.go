@@ -63,7 +63,7 @@ type builder struct {
 	disk  *diskFacts // nil if brief
 }
 
-func (b *builder) node(parts Parts) (statsapi.NodeStats, error) {
+func (b *builder) node(parts parts) (statsapi.NodeStats, error) {
 	p := b.p
 	node := statsapi.NodeStats{NodeName: p.cfg.NodeName, StartTime: metav1.NewTime(p.hostInfo.bootTime)}
 	usage, err := p.cfg.Reader.Read("/", parts)
@@ -105,7 +105,7 @@ func (b *builder) fixRoot(usage *Usage) {
 	usage.MemoryLimit = 0
 }
 
-func (b *builder) systemContainers(parts Parts) []statsapi.ContainerStats {
+func (b *builder) systemContainers(parts parts) []statsapi.ContainerStats {
 	paths := map[string]string{}
 	for name, path := range b.p.cfg.SystemCgroups {
 		paths[name] = path

@@ -38,7 +38,7 @@ type Feed struct {
 	Log   *slog.Logger
 
 	mu     sync.Mutex
-	states map[string]State
+	states map[string]state
 	asked  time.Time
 	// first is closed when every node was asked twice; nil while the feed
 	// rests.
@@ -48,12 +48,12 @@ type Feed struct {
 }
 
 func (f *Feed) init() {
-	f.once.Do(func() { f.start, f.states = make(chan struct{}, 1), map[string]State{} })
+	f.once.Do(func() { f.start, f.states = make(chan struct{}, 1), map[string]state{} })
 }
 
 // States returns what is known of the nodes, by name; the map is the caller's.
 // The first call after a rest waits for two quick scrapes, or the end of ctx.
-func (f *Feed) States(ctx context.Context) map[string]State {
+func (f *Feed) States(ctx context.Context) map[string]state {
 	f.init()
 	f.mu.Lock()
 	f.asked = time.Now()
@@ -122,7 +122,7 @@ func (f *Feed) rest(round int) bool {
 	if round < 2 || time.Since(f.asked) < idle {
 		return false
 	}
-	f.first, f.states = nil, map[string]State{}
+	f.first, f.states = nil, map[string]state{}
 	return true
 }
 
@@ -154,7 +154,7 @@ func (f *Feed) scrape(ctx context.Context) {
 	group.Wait() //nolint:errcheck // every failure was told above
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	next := make(map[string]State, len(answers))
+	next := make(map[string]state, len(answers))
 	for name, s := range answers {
 		next[name] = f.states[name].Next(s, Resolution)
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/berth-dev/berth/internal/nft/row"
 )
 
-// Binding is what the port of a pod may send from.
-type Binding struct {
+// binding is what the port of a pod may send from.
+type binding struct {
 	// Port is the index of the bridge's port, which the kernel never gives twice.
 	Port uint32
 	// MAC is nil for a port that may send nothing any more.
@@ -91,7 +91,7 @@ func build(tx *nft.Tx) {
 const bridgePreRouting = 0
 
 // rows appends the rows of a binding.
-func (b Binding) rows(tx *nft.Tx, verb nft.Verb) {
+func (b binding) rows(tx *nft.Tx, verb nft.Verb) {
 	port := binary.NativeEndian.AppendUint32(nil, b.Port)
 	var v4, v6 []byte
 	for _, a := range b.Addrs {

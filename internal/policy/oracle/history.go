@@ -8,16 +8,16 @@ import (
 	"github.com/berth-dev/berth/internal/policy/model"
 )
 
-// History changes a World at random and tells a Model of each change.
-type History struct {
+// history changes a World at random and tells a Model of each change.
+type history struct {
 	*rand.Rand
 	Cluster Cluster
 	Model   *model.Model
 }
 
 // NewHistory is an empty one; equal seeds give equal histories.
-func NewHistory(seed uint64) *History {
-	return &History{rand.New(rand.NewPCG(seed, 1)), NewCluster(), model.New()}
+func NewHistory(seed uint64) *history {
+	return &history{rand.New(rand.NewPCG(seed, 1)), NewCluster(), model.New()}
 }
 
 // NewCluster is an empty cluster.
@@ -26,31 +26,31 @@ func NewCluster() Cluster {
 }
 
 // Step makes one change.
-func (h *History) Step() {
+func (h *history) Step() {
 	switch h.IntN(9) {
 	case 0, 1, 2:
-		p := RandomPod(h.Rand)
+		p := randomPod(h.Rand)
 		h.Cluster.Pods[p.Key] = p
 		h.Model.SetPod(p)
 	case 3:
-		k := RandomPod(h.Rand).Key
+		k := randomPod(h.Rand).Key
 		delete(h.Cluster.Pods, k)
 		h.Model.DeletePod(k)
 	case 4, 5:
-		np := RandomPolicy(h.Rand)
+		np := randomPolicy(h.Rand)
 		h.Cluster.Policies[model.Key{Namespace: np.Namespace, Name: np.Name}] = np
 		h.Model.SetPolicy(np)
 	case 6:
-		np := RandomPolicy(h.Rand)
+		np := randomPolicy(h.Rand)
 		k := model.Key{Namespace: np.Namespace, Name: np.Name}
 		delete(h.Cluster.Policies, k)
 		h.Model.DeletePolicy(k)
 	case 7:
-		name, l := RandomPod(h.Rand).Namespace, RandomLabels(h.Rand)
+		name, l := randomPod(h.Rand).Namespace, randomLabels(h.Rand)
 		h.Cluster.Namespaces[name] = l
 		h.Model.SetNamespace(name, l)
 	case 8:
-		name := RandomPod(h.Rand).Namespace
+		name := randomPod(h.Rand).Namespace
 		delete(h.Cluster.Namespaces, name)
 		h.Model.DeleteNamespace(name)
 	}

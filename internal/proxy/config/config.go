@@ -99,9 +99,9 @@ func read(path string, into *KubeProxyConfiguration) error {
 	return nil
 }
 
-// Validate reports everything wrong or not supported in a completed
+// validate reports everything wrong or not supported in a completed
 // configuration, each with its field.
-func Validate(c *KubeProxyConfiguration) error {
+func validate(c *KubeProxyConfiguration) error {
 	v := &checks{}
 	v.unsupported(c)
 	v.one("mode", string(c.Mode), "nftables")

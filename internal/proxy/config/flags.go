@@ -108,7 +108,7 @@ func (f *Flags) Load() error {
 		}
 	}
 	Defaults(&f.Config)
-	return Validate(&f.Config)
+	return validate(&f.Config)
 }
 
 // All are the flags by name with the values they have now.

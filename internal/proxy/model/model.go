@@ -46,8 +46,8 @@ type Stale struct {
 	Gone, Keep []netip.AddrPort
 }
 
-// Trigger is the last-change annotation of one slice that was applied.
-type Trigger struct {
+// trigger is the last-change annotation of one slice that was applied.
+type trigger struct {
 	Service Name
 	Time    string
 }
@@ -67,7 +67,7 @@ type Model struct {
 	counts     [NumTables]map[string]int
 	changed    [NumTables]map[string]bool
 	seeds      map[vipKey]*[2][]netip.AddrPort
-	noLocal    NoLocal
+	noLocal    noLocal
 	changes    *Changes
 }
 
@@ -84,12 +84,12 @@ type service struct {
 	// triggers of slices changed since the last Commit.
 	triggers []string
 	health   HealthCheck
-	noLocal  NoLocal
+	noLocal  noLocal
 }
 
-// NoLocal counts Services with a Local policy for traffic from inside or
+// noLocal counts Services with a Local policy for traffic from inside or
 // outside the cluster and endpoints, but none on this node.
-type NoLocal struct{ Internal, External int }
+type noLocal struct{ Internal, External int }
 
 // New returns an empty Model.
 func New(cfg Config) *Model {
@@ -244,8 +244,8 @@ func (m *Model) service(n Name) *service {
 	return v
 }
 
-// NoLocal counts Services as of the last Commit.
-func (m *Model) NoLocal() NoLocal { return m.noLocal }
+// noLocal counts Services as of the last Commit.
+func (m *Model) NoLocal() noLocal { return m.noLocal }
 
 // Pending says that there is something to Commit.
 func (m *Model) Pending() bool {
@@ -337,7 +337,7 @@ func (m *Model) Reset() {
 		if v.spec == nil && len(v.slices) == 0 {
 			continue
 		}
-		v.ports, v.was, v.whole, v.noLocal = nil, nil, true, NoLocal{}
+		v.ports, v.was, v.whole, v.noLocal = nil, nil, true, noLocal{}
 		n.services[name], n.dirty[name] = v, v
 	}
 	for k := range m.counts[NodeAddrs] {

@@ -65,7 +65,7 @@ func (m *Model) update(v *service) {
 	}
 	m.sum(v)
 	for _, t := range v.triggers {
-		m.changes.Triggers = append(m.changes.Triggers, Trigger{v.name, t})
+		m.changes.Triggers = append(m.changes.Triggers, trigger{v.name, t})
 	}
 	v.triggers, v.was, v.whole = nil, nil, false
 }
@@ -138,7 +138,7 @@ func (m *Model) seed(p *port, vips []frontend) {
 
 // sum brings up to date what is told of a Service as a whole.
 func (m *Model) sum(v *service) {
-	var lacks NoLocal
+	var lacks noLocal
 	h := HealthCheck{Service: v.name}
 	if v.spec != nil && v.spec.Spec.Type == corev1.ServiceTypeLoadBalancer && v.spec.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal && len(v.ports) > 0 {
 		h.Port = v.spec.Spec.HealthCheckNodePort

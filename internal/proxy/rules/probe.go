@@ -138,10 +138,10 @@ func (l *Lack) Error() string {
 	return fmt.Sprintf("the kernel lacks what the service rules of %s need: %s", strings.Join(of, " and "), strings.Join(l.Features, "; "))
 }
 
-// Probe tries what the rules of a family need, each in a table of its own, and
+// probe tries what the rules of a family need, each in a table of its own, and
 // returns a *Lack that names what the kernel does not take. The tables stay:
 // k is a kernel no one uses.
-func Probe(k nft.Kernel, f model.Family) error {
+func probe(k nft.Kernel, f model.Family) error {
 	var missing []string
 	failed := map[string]bool{}
 	for i, x := range needs {
@@ -216,7 +216,7 @@ func probeAll(k nft.Kernel, families []model.Family) error {
 	var errs []error
 	var last *Lack
 	for _, f := range families {
-		err := Probe(k, f)
+		err := probe(k, f)
 		var lack *Lack
 		if errors.As(err, &lack) && last != nil && slices.Equal(last.Features, lack.Features) {
 			last.Families = append(last.Families, f)

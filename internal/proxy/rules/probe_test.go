@@ -74,7 +74,7 @@ func without(refuses func(o nft.Op, hooked bool) bool) *nft.Fake {
 // with what brings it, and nothing else is.
 func TestProbeNamesWhatIsMissing(t *testing.T) {
 	for _, f := range []model.Family{model.V4, model.V6} {
-		if err := Probe(nft.NewFake(), f); err != nil {
+		if err := probe(nft.NewFake(), f); err != nil {
 			t.Errorf("a kernel with everything: %v", err)
 		}
 		for _, n := range needs {
@@ -83,7 +83,7 @@ func TestProbeNamesWhatIsMissing(t *testing.T) {
 				t.Errorf("no kernel is tried without %s", n.name)
 				continue
 			}
-			err := Probe(without(refuses), f)
+			err := probe(without(refuses), f)
 			want := fmt.Sprintf("the kernel lacks what the service rules of %s need: %s (%s)", f, n.name, n.needs)
 			var lack *Lack
 			if !errors.As(err, &lack) || err.Error() != want {
@@ -91,7 +91,7 @@ func TestProbeNamesWhatIsMissing(t *testing.T) {
 			}
 		}
 	}
-	err := Probe(without(func(o nft.Op, h bool) bool { return lacking["random numbers"](o, h) || lacking["masquerading"](o, h) }), model.V4)
+	err := probe(without(func(o nft.Op, h bool) bool { return lacking["random numbers"](o, h) || lacking["masquerading"](o, h) }), model.V4)
 	if err == nil || !strings.Contains(err.Error(), "CONFIG_NFT_NUMGEN, Linux 4.9 or later); masquerading (CONFIG_NFT_MASQ)") {
 		t.Errorf("two things missing: %v", err)
 	}
@@ -118,7 +118,7 @@ func TestProbeWithoutRights(t *testing.T) {
 	k := nft.NewFake()
 	k.Fail = func(tx *nft.Tx) error { return nft.OpError(tx, 0, unix.EPERM) }
 	var lack *Lack
-	if err := Probe(k, model.V4); errors.As(err, &lack) || !errors.Is(err, unix.EPERM) {
+	if err := probe(k, model.V4); errors.As(err, &lack) || !errors.Is(err, unix.EPERM) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -219,7 +219,7 @@ func TestProbeHost(t *testing.T) {
 			return fmt.Errorf("the probe changed the tables of where it was started (%v)", err)
 		}
 		// Once where it is, to see that the tables are made at all.
-		if err := Probe(k, model.V6); err != nil {
+		if err := probe(k, model.V6); err != nil {
 			return err
 		}
 		chains, err := k.Chains(model.V6, "probe-1")

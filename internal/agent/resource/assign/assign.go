@@ -28,8 +28,8 @@ import (
 	"github.com/berth-dev/berth/internal/journal"
 )
 
-// Devices gives out devices; package device does.
-type Devices interface {
+// devices gives out devices; package device does.
+type devices interface {
 	// Hints for a container, or with c nil for the whole pod.
 	Hints(pod *v1.Pod, c *v1.Container) topology.Wishes
 	// Allocate gives a container its devices, near the nodes as far as they
@@ -51,8 +51,8 @@ type Config struct {
 	// Topology merges hints; PodScope does so for pods instead of containers.
 	Topology topology.Merger
 	PodScope bool
-	// Devices may be nil.
-	Devices Devices
+	// devices may be nil.
+	Devices devices
 	Metrics prometheus.Registerer
 	// Journal is told what pods got; nil: no one is.
 	Journal journal.Sink
@@ -177,11 +177,11 @@ func (m *Manager) saveMemory(s memory.State) error {
 	return checkpoint.Write(filepath.Join(m.cfg.RootDir, checkpoint.MemoryFile), checkpoint.NewMemory(m.memoryPolicy(), s))
 }
 
-// Refusal is why a pod is not taken.
-type Refusal struct{ Reason, Message string }
+// refusal is why a pod is not taken.
+type refusal struct{ Reason, Message string }
 
 // Admit gives a pod all it is to have alone, or nothing and says why.
-func (m *Manager) Admit(ctx context.Context, pod *v1.Pod) *Refusal {
+func (m *Manager) Admit(ctx context.Context, pod *v1.Pod) *refusal {
 	m.admitting.Lock()
 	defer m.admitting.Unlock()
 	began := time.Now()
@@ -256,18 +256,18 @@ func (m *Manager) Forget(pod types.UID) error {
 	return m.Keep(func(uid types.UID) bool { return uid != pod })
 }
 
-// Placement is where a container runs; empty lists leave that to the kernel.
-type Placement struct {
+// placement is where a container runs; empty lists leave that to the kernel.
+type placement struct {
 	CPUs, Mems string
 	// Exclusive: no one else runs on these CPUs.
 	Exclusive bool
 }
 
 // Of returns a container's placement.
-func (m *Manager) Of(pod types.UID, container string) Placement {
+func (m *Manager) Of(pod types.UID, container string) placement {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	var p Placement
+	var p placement
 	if m.cfg.CPUs != nil {
 		p.CPUs = m.cpus.Shared.String()
 		if own, ok := m.cpus.Owned[string(pod)][container]; ok {

@@ -94,15 +94,15 @@ func TestResourcesLieTogether(t *testing.T) {
 	if r := m.Admit(t.Context(), with); r != nil {
 		t.Fatal(r)
 	}
-	if p := m.Of("with", "c"); p != (Placement{CPUs: "4-5", Mems: "1", Exclusive: true}) || cfg.Devices.(*near).given["with"] != topology.Of(1) {
+	if p := m.Of("with", "c"); p != (placement{CPUs: "4-5", Mems: "1", Exclusive: true}) || cfg.Devices.(*near).given["with"] != topology.Of(1) {
 		t.Errorf("placed at %+v, device near %s", p, cfg.Devices.(*near).given["with"])
 	}
-	if p := m.Of("other", "c"); p != (Placement{CPUs: "0-3,6-7"}) {
+	if p := m.Of("other", "c"); p != (placement{CPUs: "0-3,6-7"}) {
 		t.Errorf("all others are at %+v", p)
 	}
 	// Five CPUs fit the host, not a node.
 	r := m.Admit(t.Context(), pod("wide", 5000, 10))
-	if r == nil || *r != (Refusal{"TopologyAffinityError", "Resources cannot be allocated with Topology locality"}) {
+	if r == nil || *r != (refusal{"TopologyAffinityError", "Resources cannot be allocated with Topology locality"}) {
 		t.Errorf("refusal is %v", r)
 	}
 	if released := cfg.Devices.(*near).released; len(released) != 1 || released[0] != "wide" {
@@ -145,11 +145,11 @@ func TestRefusalsSayWhy(t *testing.T) {
 	m := start(t, cfg)
 	for _, c := range []struct {
 		pod  *v1.Pod
-		want Refusal
+		want refusal
 	}{
-		{pod("odd", 3000, 10), Refusal{"SMTAlignmentError", "SMT Alignment Error: requested 3 cpus not multiple cpus per core = 2"}},
-		{pod("many", 8000, 10), Refusal{"SMTAlignmentError", "SMT Alignment Error: not enough free physical CPUs: available physical CPUs = 6, requested CPUs = 8, CPUs per core = 2"}},
-		{pod("much", 2000, 5000), Refusal{"UnexpectedAdmissionError", "Allocate failed due to [memorymanager] failed to get the default NUMA affinity, no NUMA nodes with enough memory is available, which is unexpected"}},
+		{pod("odd", 3000, 10), refusal{"SMTAlignmentError", "SMT Alignment Error: requested 3 cpus not multiple cpus per core = 2"}},
+		{pod("many", 8000, 10), refusal{"SMTAlignmentError", "SMT Alignment Error: not enough free physical CPUs: available physical CPUs = 6, requested CPUs = 8, CPUs per core = 2"}},
+		{pod("much", 2000, 5000), refusal{"UnexpectedAdmissionError", "Allocate failed due to [memorymanager] failed to get the default NUMA affinity, no NUMA nodes with enough memory is available, which is unexpected"}},
 	} {
 		if r := m.Admit(t.Context(), c.pod); r == nil || *r != c.want {
 			t.Errorf("%s: %v", c.pod.Name, r)

@@ -7,7 +7,7 @@ func BenchmarkTake(b *testing.B) {
 	m := host(2, 4, 2, 8, 2, true)
 	free := m.All()
 	for b.Loop() {
-		if _, err := Take(m, free, 20, Options{}); err != nil {
+		if _, err := take(m, free, 20, options{}); err != nil {
 			b.Fatal(err)
 		}
 	}

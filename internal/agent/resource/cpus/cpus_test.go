@@ -74,7 +74,7 @@ func subsets(ids []int, size int, f func([]int)) {
 }
 
 // price is what a good choice keeps low, most important first.
-func price(m *topology.Host, o Options, free, set cpuset.CPUSet) []int {
+func price(m *topology.Host, o options, free, set cpuset.CPUSet) []int {
 	count := func(unit func(topology.CPU) int) int { return units(m, set, unit) }
 	nodes := count(func(c topology.CPU) int { return c.NUMA })
 	sockets := count(func(c topology.CPU) int { return c.Socket })
@@ -99,9 +99,9 @@ func TestTakeIsAsGoodAsTryingEverything(t *testing.T) {
 	for round := range 1500 {
 		m := randomHost(rng, 12)
 		free := randomSet(rng, m.All())
-		o := []Options{{}, {}, {SpreadCores: true}, {AlignCache: true}}[rng.IntN(4)]
+		o := []options{{}, {}, {SpreadCores: true}, {AlignCache: true}}[rng.IntN(4)]
 		n := rng.IntN(free.Size() + 2)
-		got, err := Take(m, free, n, o)
+		got, err := take(m, free, n, o)
 		if n > free.Size() {
 			if err == nil || err.Error() != fmt.Sprintf("not enough cpus available to satisfy request: requested=%d, available=%d", n, free.Size()) {
 				t.Fatalf("round %d: took %s, %v", round, got, err)
@@ -117,7 +117,7 @@ func TestTakeIsAsGoodAsTryingEverything(t *testing.T) {
 				t.Fatalf("round %d, %+v: %d of %s: took %s at %v, %s costs %v", round, o, n, free, got, have, other, price(m, o, free, other))
 			}
 		})
-		again, _ := Take(m, free, n, o)
+		again, _ := take(m, free, n, o)
 		if !again.Equals(got) {
 			t.Fatalf("round %d: once %s, once %s", round, got, again)
 		}
@@ -135,13 +135,13 @@ func TestSpreadIsEven(t *testing.T) {
 		if free.IsEmpty() {
 			continue
 		}
-		o := Options{SpreadNUMA: true, FullCores: rng.IntN(2) == 0}
+		o := options{SpreadNUMA: true, FullCores: rng.IntN(2) == 0}
 		unit := 1
 		if o.FullCores {
 			free, unit = WholeCores(m, free), m.ThreadsPerCore()
 		}
 		n := unit * rng.IntN(free.Size()/unit+1)
-		got, err := Take(m, free, n, o)
+		got, err := take(m, free, n, o)
 		if err != nil || got.Size() != n || !got.IsSubsetOf(free) {
 			t.Fatalf("round %d: %d of %s: got %s, %v", round, n, free, got, err)
 		}
@@ -215,7 +215,7 @@ func allocate(p *Static, s State, pod *v1.Pod, nodes topology.Mask) (State, erro
 // at the same time shares CPUs, and that none get lost.
 func TestBooksAreAlwaysInOrder(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 8))
-	options := []Options{{}, {FullCores: true}, {StrictReserved: true}, {AlignSocket: true}, {SpreadCores: true}, {AlignCache: true}, {SpreadNUMA: true, FullCores: true}}
+	options := []options{{}, {FullCores: true}, {StrictReserved: true}, {AlignSocket: true}, {SpreadCores: true}, {AlignCache: true}, {SpreadNUMA: true, FullCores: true}}
 	admitted := 0
 	for round := range 400 {
 		m := randomHost(rng, 32)
@@ -231,7 +231,7 @@ func TestBooksAreAlwaysInOrder(t *testing.T) {
 				gone := fmt.Sprint("p", rng.IntN(i))
 				var released bool
 				s, released = p.Release(s, func(uid string) bool { return uid != gone })
-				if _, was := live[gone]; released != (was && PodCount(live[gone]) > 0) {
+				if _, was := live[gone]; released != (was && podCount(live[gone]) > 0) {
 					t.Fatalf("round %d: releasing %s: %v", round, gone, released)
 				}
 				delete(live, gone)
@@ -300,8 +300,8 @@ func checkBooks(t *testing.T, p *Static, s State, live map[string]*v1.Pod) {
 				}
 			}
 		}
-		if all := len(keysOf(owner, uid)); all > PodCount(q) {
-			t.Fatalf("%s has %d processors and needs %d at one time", uid, all, PodCount(q))
+		if all := len(keysOf(owner, uid)); all > podCount(q) {
+			t.Fatalf("%s has %d processors and needs %d at one time", uid, all, podCount(q))
 		}
 	}
 }
@@ -322,7 +322,7 @@ func TestHintsCanBeKept(t *testing.T) {
 	kept := 0
 	for round := range 2000 {
 		m := randomHost(rng, 24)
-		p := &Static{Machine: m, Reserved: cpuset.New(0), Options: Options{FullCores: rng.IntN(3) == 0}}
+		p := &Static{Machine: m, Reserved: cpuset.New(0), Options: options{FullCores: rng.IntN(3) == 0}}
 		s := p.Initial()
 		if first, err := allocate(p, s, randomPod(rng, "first"), 0); err == nil {
 			s = first

@@ -11,8 +11,8 @@ import (
 	"github.com/berth-dev/berth/internal/agent/resource/topology"
 )
 
-// Options of the static policy, named as in cpuManagerPolicyOptions.
-type Options struct {
+// options of the static policy, named as in cpuManagerPolicyOptions.
+type options struct {
 	// FullCores gives whole physical cores only (full-pcpus-only).
 	FullCores bool
 	// SpreadNUMA shares out evenly where one NUMA node does not do
@@ -33,8 +33,8 @@ type Options struct {
 
 // ParseOptions reads cpuManagerPolicyOptions and refuses what does not go
 // together.
-func ParseOptions(in map[string]string) (Options, error) {
-	var o Options
+func ParseOptions(in map[string]string) (options, error) {
+	var o options
 	switches := map[string]*bool{
 		"full-pcpus-only": &o.FullCores, "distribute-cpus-across-numa": &o.SpreadNUMA, "align-by-socket": &o.AlignSocket,
 		"distribute-cpus-across-cores": &o.SpreadCores, "strict-cpu-reservation": &o.StrictReserved,
@@ -53,7 +53,7 @@ func ParseOptions(in map[string]string) (Options, error) {
 	return o, o.check()
 }
 
-func (o Options) check() error {
+func (o options) check() error {
 	switch {
 	case o.FullCores && o.SpreadCores:
 		return errors.New("static policy options full-pcpus-only and distribute-cpus-across-cores can not be used at the same time")
@@ -66,7 +66,7 @@ func (o Options) check() error {
 }
 
 // CheckTopology refuses options that a topology policy makes pointless.
-func (o Options) CheckTopology(p topology.Policy) error {
+func (o options) CheckTopology(p topology.Policy) error {
 	if o.AlignSocket && p == topology.SingleNUMA {
 		return fmt.Errorf("topology manager policy %s is incompatible with CPUManager static policy option align-by-socket", p)
 	}

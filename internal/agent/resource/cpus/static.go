@@ -16,7 +16,7 @@ import (
 // Static is the static policy on one host.
 type Static struct {
 	Machine *topology.Host
-	Options Options
+	Options options
 	// Reserved CPUs are never given to anybody alone.
 	Reserved cpuset.CPUSet
 }
@@ -38,7 +38,7 @@ func Reserve(m *topology.Host, named string, milli int64) (cpuset.CPUSet, error)
 	if count == 0 {
 		return cpuset.New(), fmt.Errorf("cpuManagerPolicy static needs a cpu reservation above zero: set reservedSystemCPUs, or cpu in systemReserved or kubeReserved")
 	}
-	set, err := Take(m, m.All(), count, Options{})
+	set, err := take(m, m.All(), count, options{})
 	if err != nil {
 		return set, fmt.Errorf("reserving processors for the system: %w", err)
 	}
@@ -219,7 +219,7 @@ func (p *Static) take(free, again cpuset.CPUSet, count int, nodes topology.Mask)
 	out := cpuset.New()
 	for _, from := range []cpuset.CPUSet{near.Intersection(again), near, free} {
 		from = from.Difference(out)
-		some, err := Take(p.Machine, from, min(count-out.Size(), from.Size()), p.Options)
+		some, err := take(p.Machine, from, min(count-out.Size(), from.Size()), p.Options)
 		if err != nil {
 			return out, err
 		}
@@ -285,7 +285,7 @@ func (p *Static) Hints(s State, pod *v1.Pod, c *v1.Container) topology.Wishes {
 }
 
 func (p *Static) podHints(s State, pod *v1.Pod) topology.Wishes {
-	count := PodCount(pod)
+	count := podCount(pod)
 	if count == 0 {
 		return nil
 	}
@@ -299,8 +299,8 @@ func (p *Static) podHints(s State, pod *v1.Pod) topology.Wishes {
 	return p.hints(s.Shared.Difference(p.Reserved), cpuset.New(), count)
 }
 
-// PodCount is how many CPUs a pod owns at most at one time.
-func PodCount(pod *v1.Pod) int {
+// podCount is how many CPUs a pod owns at most at one time.
+func podCount(pod *v1.Pod) int {
 	sidecars, peak := 0, 0
 	for i := range pod.Spec.InitContainers {
 		c := &pod.Spec.InitContainers[i]

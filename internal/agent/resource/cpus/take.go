@@ -14,11 +14,11 @@ import (
 	"github.com/berth-dev/berth/internal/agent/resource/topology"
 )
 
-// Take picks count CPUs out of free so that they lie as close together
+// take picks count CPUs out of free so that they lie as close together
 // as they can: in the fewest NUMA nodes, then sockets, then (with AlignCache)
 // caches, in as many whole cores as possible, where least room is left over,
 // at the lowest numbers. SpreadNUMA and SpreadCores change what is close.
-func Take(m *topology.Host, free cpuset.CPUSet, count int, o Options) (cpuset.CPUSet, error) {
+func take(m *topology.Host, free cpuset.CPUSet, count int, o options) (cpuset.CPUSet, error) {
 	if free.Size() < count {
 		return cpuset.New(), fmt.Errorf("not enough cpus available to satisfy request: requested=%d, available=%d", count, free.Size())
 	}
@@ -41,7 +41,7 @@ func Take(m *topology.Host, free cpuset.CPUSet, count int, o Options) (cpuset.CP
 
 type taker struct {
 	host    *topology.Host
-	options Options
+	options options
 	free    map[int][]topology.CPU // by NUMA node
 }
 

@@ -35,8 +35,8 @@ var Policies = []string{string(None), string(BestEffort), string(Restricted), st
 // max-allowable-numa-nodes raises it: their number doubles with each node.
 const MaxNodes = 8
 
-// Options of the topology policies.
-type Options struct {
+// options of the topology policies.
+type options struct {
 	// PreferClosest weighs how far nodes lie apart before their numbers.
 	PreferClosest bool
 	// MaxNodes is the most nodes that a host may have; 0 is the default.
@@ -44,8 +44,8 @@ type Options struct {
 }
 
 // ParseOptions reads topologyManagerPolicyOptions.
-func ParseOptions(in map[string]string) (Options, error) {
-	o := Options{MaxNodes: MaxNodes}
+func ParseOptions(in map[string]string) (options, error) {
+	o := options{MaxNodes: MaxNodes}
 	for _, name := range slices.Sorted(maps.Keys(in)) {
 		var err error
 		switch name {
@@ -69,7 +69,7 @@ func ParseOptions(in map[string]string) (Options, error) {
 type Merger struct {
 	Machine *Host
 	Policy  Policy
-	Options Options
+	Options options
 }
 
 // Merge chooses nodes for a request. admit says whether the policy takes it.

@@ -177,7 +177,7 @@ func TestMergeIsWhatThePoliciesSay(t *testing.T) {
 	policies := []Policy{None, BestEffort, Restricted, SingleNUMA}
 	for round := range 20000 {
 		host := nodes(1 + rng.IntN(5))
-		m := Merger{Machine: host, Policy: policies[rng.IntN(4)], Options: Options{PreferClosest: rng.IntN(2) == 0}}
+		m := Merger{Machine: host, Policy: policies[rng.IntN(4)], Options: options{PreferClosest: rng.IntN(2) == 0}}
 		var wishes []Wishes
 		for range rng.IntN(4) {
 			w := Wishes{}

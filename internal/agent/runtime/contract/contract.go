@@ -19,8 +19,8 @@ import (
 	"github.com/berth-dev/berth/internal/agent/runtime"
 )
 
-// Subject is a runtime under test.
-type Subject struct {
+// subject is a runtime under test.
+type subject struct {
 	Service runtime.Service
 	Images  runtime.ImageService
 	// Image is present and has a shell that knows sleep and exit.
@@ -35,14 +35,14 @@ const patience = 60 * time.Second
 
 type run struct {
 	*testing.T
-	Subject
+	subject
 	ctx context.Context
 	uid string
 	dir string
 }
 
 // Run runs the suite. Everything it makes it also removes.
-func Run(t *testing.T, s Subject) {
+func Run(t *testing.T, s subject) {
 	tests := []struct {
 		name string
 		f    func(*run)
@@ -62,7 +62,7 @@ func Run(t *testing.T, s Subject) {
 			ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 			defer cancel()
 			dir := t.TempDir()
-			tc.f(&run{T: t, Subject: s, ctx: ctx, uid: fmt.Sprintf("contract-%d-%d", os.Getpid(), i), dir: dir})
+			tc.f(&run{T: t, subject: s, ctx: ctx, uid: fmt.Sprintf("contract-%d-%d", os.Getpid(), i), dir: dir})
 		})
 	}
 }

@@ -53,7 +53,7 @@ func TestSettle(t *testing.T) {
 	}
 	bad := sum("bad", "x")
 	bad.AggregationRule.ClusterRoleSelectors = []metav1.LabelSelector{{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "k", Operator: "Sometimes"}}}}
-	if _, err := Rules(bad, roles); err == nil {
+	if _, err := rules(bad, roles); err == nil {
 		t.Error("an unreadable selector gives no error")
 	}
 }
@@ -72,7 +72,7 @@ func TestControllerFollowsChanges(t *testing.T) {
 	factory.Start(ctx.Done())
 	factory.WaitForCacheSync(ctx.Done())
 	go func() {
-		done <- Run(ctx, controller.Env{Client: client, Informers: factory, Log: slog.New(slog.DiscardHandler)})
+		done <- run(ctx, controller.Env{Client: client, Informers: factory, Log: slog.New(slog.DiscardHandler)})
 	}()
 	await(t, seen, "pods ")
 	if _, err := client.RbacV1().ClusterRoles().Create(ctx, part("q", "a", "nodes"), metav1.CreateOptions{}); err != nil {

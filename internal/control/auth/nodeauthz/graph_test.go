@@ -11,7 +11,7 @@ import (
 // cluster is what exists; reaches works out access by searching it, the obvious
 // way.
 type cluster struct {
-	pods    map[PodKey]podEntry
+	pods    map[podKey]podEntry
 	volumes map[string]volumeEntry
 }
 
@@ -75,10 +75,10 @@ func TestGraphAgreesWithSearch(t *testing.T) {
 	r := rand.New(rand.NewPCG(seed, 2))
 	nodes := []string{"n1", "n2", "n3"}
 	for range 300 {
-		g, w := NewGraph(), &cluster{map[PodKey]podEntry{}, map[string]volumeEntry{}}
+		g, w := newGraph(), &cluster{map[podKey]podEntry{}, map[string]volumeEntry{}}
 		before := map[string]int{}
 		for step := range 60 {
-			pod, volume := PodKey{"ns", pick(r, "p", "q", "s")}, pick(r, "v1", "v2", "v3")
+			pod, volume := podKey{"ns", pick(r, "p", "q", "s")}, pick(r, "v1", "v2", "v3")
 			switch r.IntN(5) {
 			case 0, 1:
 				entry := podEntry{pick(r, append(nodes, "")...), someRefs(r, podref.Secret, podref.ConfigMap, podref.Claim, podref.ServiceAccount)}
@@ -133,11 +133,11 @@ func TestGraphAgreesWithSearch(t *testing.T) {
 	}
 }
 
-func fill(pods int) *Graph {
-	g := NewGraph()
+func fill(pods int) *graph {
+	g := newGraph()
 	for i := range pods {
 		ns := fmt.Sprintf("ns-%d", i%100)
-		g.SetPod(PodKey{ns, fmt.Sprintf("p-%d", i)}, fmt.Sprintf("n-%d", i%(pods/30+1)), []podref.Ref{
+		g.SetPod(podKey{ns, fmt.Sprintf("p-%d", i)}, fmt.Sprintf("n-%d", i%(pods/30+1)), []podref.Ref{
 			{Kind: podref.Secret, Namespace: ns, Name: fmt.Sprintf("s-%d", i)},
 			{Kind: podref.ConfigMap, Namespace: ns, Name: "kube-root-ca.crt"},
 			{Kind: podref.ServiceAccount, Namespace: ns, Name: "default"},
@@ -156,8 +156,8 @@ func BenchmarkPodComesAndGoes(b *testing.B) {
 			refs := []podref.Ref{{Kind: podref.Secret, Namespace: "ns-1", Name: "s"}, {Kind: podref.ConfigMap, Namespace: "ns-1", Name: "kube-root-ca.crt"}}
 			b.ReportAllocs()
 			for b.Loop() {
-				g.SetPod(PodKey{"ns-1", "new"}, "n-1", refs)
-				g.DeletePod(PodKey{"ns-1", "new"})
+				g.SetPod(podKey{"ns-1", "new"}, "n-1", refs)
+				g.DeletePod(podKey{"ns-1", "new"})
 				g.Gained()
 			}
 		})

@@ -133,7 +133,7 @@ func (a *Authorizer) Authorize(ctx context.Context, attributes authorizer.Attrib
 	return authorizer.DecisionNoOpinion, verdict.Reason, nil
 }
 
-func (a *Authorizer) judge(attributes authorizer.Attributes) Verdict {
+func (a *Authorizer) judge(attributes authorizer.Attributes) verdict {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
 	return a.index.Judge(attributes)

@@ -222,10 +222,10 @@ func TestReasons(t *testing.T) {
 	bot := &user.DefaultInfo{Name: "system:serviceaccount:team:bot", Groups: []string{"g"}}
 	for _, c := range []struct {
 		verb string
-		want Verdict
+		want verdict
 	}{
-		{"get", Verdict{true, `RBAC: allowed by RoleBinding "abe/team" of ClusterRole "view" to ServiceAccount "bot/team"`}},
-		{"list", Verdict{false, `RBAC: [clusterrole.rbac.authorization.k8s.io "lost" not found, role.rbac.authorization.k8s.io "lost" not found]`}},
+		{"get", verdict{true, `RBAC: allowed by RoleBinding "abe/team" of ClusterRole "view" to ServiceAccount "bot/team"`}},
+		{"list", verdict{false, `RBAC: [clusterrole.rbac.authorization.k8s.io "lost" not found, role.rbac.authorization.k8s.io "lost" not found]`}},
 	} {
 		got := x.Judge(authorizer.AttributesRecord{User: bot, Verb: c.verb, Namespace: "team", Resource: "pods", ResourceRequest: true})
 		got.Reason = strings.ReplaceAll(got.Reason, `ServiceAccount "bot"`, `ServiceAccount "bot/team"`)

@@ -37,7 +37,7 @@ var requestKind = authenticationv1.SchemeGroupVersion.WithKind("TokenRequest")
 // RESTConfig is what the serviceaccounts/token resource needs.
 type RESTConfig struct {
 	Generator *Generator
-	Objects   Objects
+	Objects   objects
 	// Audiences given to a token that asks for none.
 	Audiences []string
 	// MaxExpiry clips what clients ask for; 0 means no limit.

@@ -92,17 +92,17 @@ type bench struct {
 	*cluster
 	now       time.Time
 	generator *Generator
-	verifier  *Verifier
+	verifier  *verifier
 }
 
 func setUp(t testing.TB, key crypto.Signer) *bench {
 	t.Helper()
 	b := &bench{cluster: newCluster(), now: start}
-	set, err := NewKeySet(key.Public())
+	set, err := newKeySet(key.Public())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if b.generator, err = NewGeneratorFromKey(issuer, key); err != nil {
+	if b.generator, err = newGeneratorFromKey(issuer, key); err != nil {
 		t.Fatal(err)
 	}
 	b.verifier, err = NewVerifier(VerifierConfig{
@@ -181,7 +181,7 @@ func TestForeignAndForgedTokens(t *testing.T) {
 	good := b.token(t, Binding{}, "api")
 	parts := strings.Split(good, ".")
 	other := setUp(t, newKey(t, "rsa"))
-	foreign, err := NewGeneratorFromKey("https://elsewhere", key)
+	foreign, err := newGeneratorFromKey("https://elsewhere", key)
 	if err != nil {
 		t.Fatal(err)
 	}
