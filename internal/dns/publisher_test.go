@@ -23,7 +23,8 @@ import (
 
 func apiNode(name, ip string, ready v1.ConditionStatus, answers string) *v1.Node {
 	n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: v1.NodeStatus{
-		Addresses: []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: ip}}, Conditions: []v1.NodeCondition{{Type: v1.NodeReady, Status: ready}}}}
+		Addresses:  []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: ip}},
+		Conditions: []v1.NodeCondition{{Type: v1.NodeReady, Status: ready}}}}
 	if answers != "" {
 		n.Annotations = map[string]string{Annotation: answers}
 	}
@@ -52,15 +53,19 @@ func TestEndpointsOfClusterDNS(t *testing.T) {
 		want  string
 	}{
 		{"no node yet", nil, "kube-dns-cp 192.0.2.1:10053 ready=true"},
-		{"this machine is a node", []*v1.Node{apiNode("cp", "192.0.2.1", v1.ConditionTrue, "192.0.2.1:10053")}, "kube-dns-cp 192.0.2.1:10053 ready=true for cp"},
-		{"two nodes with ports of their own", []*v1.Node{apiNode("a", "192.0.2.2", v1.ConditionTrue, "192.0.2.2:10053"), apiNode("b", "192.0.2.3", v1.ConditionTrue, "192.0.2.3:53")},
+		{"this machine is a node", []*v1.Node{apiNode("cp", "192.0.2.1", v1.ConditionTrue, "192.0.2.1:10053")},
+			"kube-dns-cp 192.0.2.1:10053 ready=true for cp"},
+		{"two nodes with ports of their own", []*v1.Node{apiNode("a", "192.0.2.2", v1.ConditionTrue, "192.0.2.2:10053"),
+			apiNode("b", "192.0.2.3", v1.ConditionTrue, "192.0.2.3:53")},
 			"kube-dns-a 192.0.2.2:10053 ready=true for a\nkube-dns-b 192.0.2.3:53 ready=true for b"},
 		{"a node that does not say", []*v1.Node{apiNode("a", "192.0.2.2", v1.ConditionTrue, "")}, "kube-dns-cp 192.0.2.1:10053 ready=true"},
-		{"a lost node", []*v1.Node{apiNode("a", "192.0.2.2", v1.ConditionUnknown, "192.0.2.2:10053"), apiNode("b", "192.0.2.3", v1.ConditionTrue, "192.0.2.3:53")},
+		{"a lost node", []*v1.Node{apiNode("a", "192.0.2.2", v1.ConditionUnknown, "192.0.2.2:10053"),
+			apiNode("b", "192.0.2.3", v1.ConditionTrue, "192.0.2.3:53")},
 			"kube-dns-a 192.0.2.2:10053 ready=false for a\nkube-dns-b 192.0.2.3:53 ready=true for b"},
 		{"only lost nodes", []*v1.Node{apiNode("a", "192.0.2.2", v1.ConditionUnknown, "192.0.2.2:10053")},
 			"kube-dns-a 192.0.2.2:10053 ready=false for a\nkube-dns-cp 192.0.2.1:10053 ready=true"},
-		{"an address of somebody else", []*v1.Node{apiNode("a", "192.0.2.2", v1.ConditionTrue, "203.0.113.7:53"), apiNode("b", "192.0.2.3", v1.ConditionTrue, "nonsense")},
+		{"an address of somebody else", []*v1.Node{apiNode("a", "192.0.2.2", v1.ConditionTrue, "203.0.113.7:53"),
+			apiNode("b", "192.0.2.3", v1.ConditionTrue, "nonsense")},
 			"kube-dns-cp 192.0.2.1:10053 ready=true"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -123,7 +128,8 @@ func TestPublisherFollowsNodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	until("kube-dns-a 192.0.2.2:20053 ready=true for a" + elsewhere)
-	if _, err := client.CoreV1().Nodes().Update(ctx, apiNode("a", "192.0.2.2", v1.ConditionUnknown, at.String()), metav1.UpdateOptions{}); err != nil {
+	if _, err := client.CoreV1().Nodes().Update(ctx, apiNode("a", "192.0.2.2", v1.ConditionUnknown, at.String()),
+		metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	until("kube-dns-a 192.0.2.2:20053 ready=false for a\nkube-dns-cp 192.0.2.1:10053 ready=true" + elsewhere)

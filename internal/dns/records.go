@@ -133,7 +133,10 @@ func (r *records) SetSlice(obj *discovery.EndpointSlice) {
 		s = &service{}
 		r.services[k] = s
 	}
-	at, _ := slices.BinarySearchFunc(s.slices, obj.Name, func(e *discovery.EndpointSlice, name string) int { return strings.Compare(e.Name, name) })
+	at, _ := slices.BinarySearchFunc(s.slices, obj.Name, func(e *discovery.EndpointSlice, name string) int {
+		return strings.Compare(e.Name,
+			name)
+	})
 	s.slices = slices.Insert(s.slices, at, obj)
 	r.owner[key{obj.Namespace, obj.Name}] = k
 	if s.headless() {

@@ -35,7 +35,8 @@ func BenchmarkRenewal(b *testing.B) {
 		shared.Shutdown()
 	}()
 	wg.Go(func() {
-		_ = health.Run(ctx, health.Config{Client: client, Informers: shared, Log: slog.New(slog.DiscardHandler), Settings: health.Defaults()})
+		_ = health.Run(ctx, health.Config{Client: client, Informers: shared, Log: slog.New(slog.DiscardHandler),
+			Settings: health.Defaults()})
 	})
 	cfg := testConfig(env.Config)
 	cfg.Nodes, cfg.Pods, cfg.LeaseSeconds = 512, 0, 3600

@@ -71,7 +71,8 @@ func (c *Config) complete() error {
 	case c.Pods < 0 || int64(c.Pods) > c.MaxPods:
 		return fmt.Errorf("configuring a fleet: %d pods a node: must be from 0 to the %d that a node takes", c.Pods, c.MaxPods)
 	case c.CPUs < 1 || c.Memory.Sign() <= 0 || c.MaxPods < 1:
-		return fmt.Errorf("configuring a fleet: %d CPUs, memory %s, %d pods: each must be more than 0", c.CPUs, c.Memory.String(), c.MaxPods)
+		return fmt.Errorf("configuring a fleet: %d CPUs, memory %s, %d pods: each must be more than 0", c.CPUs, c.Memory.String(),
+			c.MaxPods)
 	case c.RegisterRate <= 0:
 		return fmt.Errorf("configuring a fleet: %g registrations a second: must be more than 0", c.RegisterRate)
 	}

@@ -125,7 +125,8 @@ func (h *hollow) brings(ctx context.Context) time.Time {
 		no := false
 		_, err := h.f.client.CoreV1().Pods(podNamespace).Create(ctx, &v1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", h.name, i), Labels: map[string]string{Label: h.f.cfg.Prefix}},
-			Spec:       v1.PodSpec{NodeName: h.name, AutomountServiceAccountToken: &no, Containers: []v1.Container{{Name: "main", Image: "hollow"}}},
+			Spec: v1.PodSpec{NodeName: h.name, AutomountServiceAccountToken: &no,
+				Containers: []v1.Container{{Name: "main", Image: "hollow"}}},
 		}, metav1.CreateOptions{})
 		if err != nil && !apierrors.IsAlreadyExists(err) && ctx.Err() == nil {
 			h.f.stats.podErrors.Add(1)
@@ -284,7 +285,8 @@ func (p *hollowPod) write(ctx context.Context, w *pod.Write) {
 	var err error
 	if w.Delete {
 		now := int64(0)
-		err = pods.Delete(ctx, o.Name, metav1.DeleteOptions{GracePeriodSeconds: &now, Preconditions: metav1.NewUIDPreconditions(string(o.UID))})
+		err = pods.Delete(ctx, o.Name, metav1.DeleteOptions{GracePeriodSeconds: &now,
+			Preconditions: metav1.NewUIDPreconditions(string(o.UID))})
 		if kube.Gone(err) {
 			err = nil
 		}

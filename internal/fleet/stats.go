@@ -138,5 +138,6 @@ func (f *fleet) summary() {
 	renewals, slowest, most, allAt, lapses := s.renewals, s.slowest, s.most, s.allAt, s.lapses
 	s.mu.Unlock()
 	f.say("at most %d of %d nodes Ready, after %s; %d lapses; %d renewals, the slowest took %s; %d failed pod writes; %s",
-		most, len(f.nodes), allAt.Round(100*time.Millisecond), lapses, renewals, slowest.Round(time.Millisecond), s.podErrors.Load(), f.memory())
+		most, len(f.nodes), allAt.Round(100*time.Millisecond), lapses, renewals, slowest.Round(time.Millisecond), s.podErrors.Load(),
+		f.memory())
 }

@@ -193,7 +193,8 @@ func (m *hostNetwork) ensureTunnel(t tunnel) (netlink.Link, int, error) {
 
 func sameTunnel(l netlink.Link, want *netlink.Vxlan) bool {
 	have, ok := l.(*netlink.Vxlan)
-	return ok && have.VxlanId == want.VxlanId && have.Port == want.Port && have.SrcAddr.Equal(want.SrcAddr) && have.VtepDevIndex == want.VtepDevIndex &&
+	return ok && have.VxlanId == want.VxlanId && have.Port == want.Port && have.SrcAddr.Equal(want.SrcAddr) &&
+		have.VtepDevIndex == want.VtepDevIndex &&
 		!have.Learning && have.MTU == want.MTU && have.HardwareAddr.String() == want.HardwareAddr.String()
 }
 
@@ -379,7 +380,8 @@ func (m *hostNetwork) ours() ([]netlink.Route, error) {
 	var out []netlink.Route
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		list, err := whole(func() ([]netlink.Route, error) {
-			return m.handle.RouteListFiltered(family, &netlink.Route{Protocol: protocol, Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_PROTOCOL|netlink.RT_FILTER_TABLE)
+			return m.handle.RouteListFiltered(family, &netlink.Route{Protocol: protocol, Table: unix.RT_TABLE_MAIN},
+				netlink.RT_FILTER_PROTOCOL|netlink.RT_FILTER_TABLE)
 		})
 		if err != nil {
 			return nil, fmt.Errorf("listing routes: %w", err)

@@ -41,7 +41,8 @@ func loadKey(file string, log *slog.Logger) (privateKey, error) {
 	}
 	st, err := os.Stat(file)
 	if err == nil && st.Mode().Perm()&0o077 != 0 {
-		log.Warn("this node's WireGuard key could be read by others: remove it and start again for a new one", "file", file, "mode", st.Mode().Perm())
+		log.Warn("this node's WireGuard key could be read by others: remove it and start again for a new one", "file", file, "mode",
+			st.Mode().Perm())
 		err = os.Chmod(file, 0o600)
 	}
 	if err != nil {

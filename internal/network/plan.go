@@ -211,7 +211,8 @@ func (d *decider) reach(n Node) {
 			return
 		}
 		if d.mode == Routes {
-			d.plan.Problems = append(d.plan.Problems, fmt.Sprintf("node %s (%v) is on no link of this node: use network auto or vxlan", n.Name, n.IPs))
+			d.plan.Problems = append(d.plan.Problems, fmt.Sprintf("node %s (%v) is on no link of this node: use network auto or vxlan",
+				n.Name, n.IPs))
 			return
 		}
 	}
@@ -249,7 +250,8 @@ func (d *decider) sharedLink(ip netip.Addr) string {
 func (d *decider) tunnel(n Node) {
 	local, remote, ok := d.endpoints(n)
 	if !ok {
-		d.plan.Problems = append(d.plan.Problems, fmt.Sprintf("node %s (%v) has no address of a family that this node (%v) has", n.Name, n.IPs, d.own.IPs))
+		d.plan.Problems = append(d.plan.Problems, fmt.Sprintf("node %s (%v) has no address of a family that this node (%v) has", n.Name,
+			n.IPs, d.own.IPs))
 		return
 	}
 	t := d.plan.Tunnel
@@ -261,7 +263,8 @@ func (d *decider) tunnel(n Node) {
 		d.plan.Tunnel = t
 	}
 	if t.Local.Is4() != remote.Is4() {
-		d.plan.Problems = append(d.plan.Problems, fmt.Sprintf("node %s (%s) cannot be reached through a tunnel from %s", n.Name, remote, t.Local))
+		d.plan.Problems = append(d.plan.Problems, fmt.Sprintf("node %s (%s) cannot be reached through a tunnel from %s", n.Name, remote,
+			t.Local))
 		return
 	}
 	mac := macOf(n.Name)

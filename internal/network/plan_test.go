@@ -20,7 +20,8 @@ func node(name, at string, pods ...string) Node {
 }
 
 var (
-	lan   = []link{{Name: "eth0", Index: 2, MTU: 1500, Addrs: []netip.Prefix{cidr("192.0.2.1/24")}}, {Name: "lo", Index: 1, Addrs: []netip.Prefix{cidr("127.0.0.1/8")}}}
+	lan = []link{{Name: "eth0", Index: 2, MTU: 1500, Addrs: []netip.Prefix{cidr("192.0.2.1/24")}},
+		{Name: "lo", Index: 1, Addrs: []netip.Prefix{cidr("127.0.0.1/8")}}}
 	names = Names{Tunnel: "vx", VNI: 7}
 )
 
@@ -71,16 +72,24 @@ func TestDecide(t *testing.T) {
 		{"a neighbour", Auto, []Node{a, b}, "10.244.1.0/24 via 192.0.2.2 dev eth0\n"},
 		{"beyond a router", Auto, []Node{a, b, c}, "10.244.1.0/24 via 192.0.2.2 dev eth0\n10.244.2.0/24 via 10.244.2.0 dev vx\n" +
 			"tunnel vx vni 7 from 192.0.2.1 mtu 1450 [10.244.0.0]\n10.244.2.0 is " + macC + "\n" + macC + " is behind 198.51.100.3\n"},
-		{"routes only", Routes, []Node{a, b, c}, "10.244.1.0/24 via 192.0.2.2 dev eth0\nproblem: node c ([198.51.100.3]) is on no link of this node: use network auto or vxlan\n"},
-		{"tunnels only", VXLAN, []Node{a, b}, "10.244.1.0/24 via 10.244.1.0 dev vx\ntunnel vx vni 7 from 192.0.2.1 mtu 1450 [10.244.0.0]\n10.244.1.0 is " + macB + "\n" + macB + " is behind 192.0.2.2\n"},
+		{"routes only", Routes, []Node{a, b, c},
+			"10.244.1.0/24 via 192.0.2.2 dev eth0\nproblem: node c ([198.51.100.3]) is on no link of this node: use network auto or " +
+				"vxlan\n"},
+		{"tunnels only", VXLAN, []Node{a, b},
+			"10.244.1.0/24 via 10.244.1.0 dev vx\ntunnel vx vni 7 from 192.0.2.1 mtu 1450 [10.244.0.0]\n10.244.1.0 is " + macB + "\n" +
+				macB + " is behind 192.0.2.2\n"},
 		{"a node without pods", Auto, []Node{a, node("b", "192.0.2.2")}, ""},
 		{"two nodes with one range", Auto, []Node{a, node("z", "192.0.2.9", "10.244.1.0/24"), b}, "10.244.1.0/24 via 192.0.2.2 dev eth0\n"},
-		{"both families through a tunnel of one", VXLAN, []Node{node("a", "192.0.2.1", "10.244.0.0/24", "fd00:0::/64"), node("b", "192.0.2.2", "10.244.1.0/24", "fd00:0:0:1::/64")},
-			"10.244.1.0/24 via 10.244.1.0 dev vx\nfd00:0:0:1::/64 via fd00:0:0:1:: dev vx\ntunnel vx vni 7 from 192.0.2.1 mtu 1450 [10.244.0.0 fd00::]\n" +
+		{"both families through a tunnel of one", VXLAN, []Node{node("a", "192.0.2.1", "10.244.0.0/24", "fd00:0::/64"),
+			node("b", "192.0.2.2", "10.244.1.0/24", "fd00:0:0:1::/64")},
+			"10.244.1.0/24 via 10.244.1.0 dev vx\nfd00:0:0:1::/64 via fd00:0:0:1:: dev vx\ntunnel vx vni 7 from 192.0.2.1 mtu 1450 " +
+				"[10.244.0.0 fd00::]\n" +
 				"10.244.1.0 is " + macB + "\nfd00:0:0:1:: is " + macB + "\n" + macB + " is behind 192.0.2.2\n"},
 		{"a range whose family no neighbour has", Auto, []Node{a, node("b", "192.0.2.2", "fd00:0:0:1::/64")},
-			"fd00:0:0:1::/64 via fd00:0:0:1:: dev vx\ntunnel vx vni 7 from 192.0.2.1 mtu 1450 [10.244.0.0]\nfd00:0:0:1:: is " + macB + "\n" + macB + " is behind 192.0.2.2\n"},
-		{"no common family", VXLAN, []Node{a, node("b", "2001:db8::2", "10.244.1.0/24")}, "problem: node b ([2001:db8::2]) has no address of a family that this node ([192.0.2.1]) has\n"},
+			"fd00:0:0:1::/64 via fd00:0:0:1:: dev vx\ntunnel vx vni 7 from 192.0.2.1 mtu 1450 [10.244.0.0]\nfd00:0:0:1:: is " + macB +
+				"\n" + macB + " is behind 192.0.2.2\n"},
+		{"no common family", VXLAN, []Node{a, node("b", "2001:db8::2", "10.244.1.0/24")},
+			"problem: node b ([2001:db8::2]) has no address of a family that this node ([192.0.2.1]) has\n"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if got := text(decide(tc.mode, "a", tc.nodes, lan, names)); got != tc.want {
@@ -155,7 +164,8 @@ func arrives(from, to plan, sender, receiver Node, dst netip.Addr) string {
 		return "no node has " + from.Neighbours[n].MAC
 	case !slices.Contains(receiver.IPs, from.Forwards[f].Node):
 		return "tunnelled to " + from.Forwards[f].Node.String()
-	case to.Tunnel == nil || to.Tunnel.MAC != from.Forwards[f].MAC || to.Tunnel.VNI != from.Tunnel.VNI || !slices.Contains(sender.IPs, from.Tunnel.Local):
+	case to.Tunnel == nil || to.Tunnel.MAC != from.Forwards[f].MAC || to.Tunnel.VNI != from.Tunnel.VNI || !slices.Contains(sender.IPs,
+		from.Tunnel.Local):
 		return "the other end is another"
 	case !slices.Contains(to.Tunnel.Addrs, r.Via):
 		return "the other end does not have " + r.Via.String()
@@ -192,7 +202,8 @@ func TestRoomForTunnels(t *testing.T) {
 		mode Mode
 		node string
 		want int
-	}{{Auto, "192.0.2.1", 50}, {"", "192.0.2.1", 50}, {VXLAN, "2001:db8::1", 70}, {WireGuard, "192.0.2.1", 60}, {WireGuard, "2001:db8::1", 80}, {Routes, "192.0.2.1", 0}, {None, "192.0.2.1", 0}} {
+	}{{Auto, "192.0.2.1", 50}, {"", "192.0.2.1", 50}, {VXLAN, "2001:db8::1", 70}, {WireGuard, "192.0.2.1", 60},
+		{WireGuard, "2001:db8::1", 80}, {Routes, "192.0.2.1", 0}, {None, "192.0.2.1", 0}} {
 		if got := tc.mode.Overhead(ip(tc.node)); got != tc.want {
 			t.Errorf("%q on %s takes %d bytes, want %d", tc.mode, tc.node, got, tc.want)
 		}

@@ -191,9 +191,12 @@ func (r *runner) subscribe(ctx context.Context) (<-chan struct{}, error) {
 		r.cfg.Log.Warn("listening to the machine's network", "err", err)
 	}
 	err := errors.Join(
-		netlink.LinkSubscribeWithOptions(links, ctx.Done(), netlink.LinkSubscribeOptions{ErrorCallback: failed, Namespace: r.cfg.namespace}),
-		netlink.AddrSubscribeWithOptions(addrs, ctx.Done(), netlink.AddrSubscribeOptions{ErrorCallback: failed, Namespace: r.cfg.namespace}),
-		netlink.RouteSubscribeWithOptions(routes, ctx.Done(), netlink.RouteSubscribeOptions{ErrorCallback: failed, Namespace: r.cfg.namespace}))
+		netlink.LinkSubscribeWithOptions(links, ctx.Done(), netlink.LinkSubscribeOptions{ErrorCallback: failed,
+			Namespace: r.cfg.namespace}),
+		netlink.AddrSubscribeWithOptions(addrs, ctx.Done(), netlink.AddrSubscribeOptions{ErrorCallback: failed,
+			Namespace: r.cfg.namespace}),
+		netlink.RouteSubscribeWithOptions(routes, ctx.Done(), netlink.RouteSubscribeOptions{ErrorCallback: failed,
+			Namespace: r.cfg.namespace}))
 	if err != nil {
 		cancel()
 		return nil, fmt.Errorf("listening to the machine's network: %w", err)
@@ -365,7 +368,8 @@ func (r *runner) publish(ctx context.Context, g *guard, nodes []Node) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, publishFor)
 	defer cancel()
-	_, err = r.cfg.Client.CoreV1().Nodes().Patch(ctx, r.cfg.NodeName, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: "berth-network"})
+	_, err = r.cfg.Client.CoreV1().Nodes().Patch(ctx, r.cfg.NodeName, types.MergePatchType, patch,
+		metav1.PatchOptions{FieldManager: "berth-network"})
 	if err != nil {
 		return fmt.Errorf("writing annotation %s of node %s, without which others do not send to it: %w", Annotation, r.cfg.NodeName, err)
 	}

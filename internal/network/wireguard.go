@@ -103,10 +103,12 @@ func (m *hostNetwork) guardLink(w guard) (link netlink.Link, changed int, err er
 
 func guards(l netlink.Link) bool { return l.Type() == "wireguard" || l.Type() == "tuntap" }
 
-var errNoWireGuard = errors.New("this kernel has no WireGuard: load its module (modprobe wireguard), use a kernel with CONFIG_WIREGUARD, or choose --network=vxlan, which does not encrypt")
+var errNoWireGuard = errors.New("this kernel has no WireGuard: load its module (modprobe wireguard), use a kernel with CONFIG_WIREGUARD, " +
+	"or choose --network=vxlan, which does not encrypt")
 
 func taken(port int, err error) error {
-	return fmt.Errorf("UDP port %d is taken (%w): stop what listens there, or choose another with --wireguard-port or --ports-from", port, err)
+	return fmt.Errorf("UDP port %d is taken (%w): stop what listens there, or choose another with --wireguard-port or --ports-from", port,
+		err)
 }
 
 // CheckWireGuard says whether this host can have the device, and changes
@@ -216,7 +218,8 @@ func (g *guardian) request(c guardChanges, want guardState) (cfg wgtypes.Config)
 		cfg.ListenPort = &want.Port
 	}
 	for _, p := range c.Peers {
-		out := wgtypes.PeerConfig{PublicKey: p.PublicKey, Remove: p.Remove, UpdateOnly: !p.New && !p.Remove, PersistentKeepaliveInterval: p.Keepalive}
+		out := wgtypes.PeerConfig{PublicKey: p.PublicKey, Remove: p.Remove, UpdateOnly: !p.New && !p.Remove,
+			PersistentKeepaliveInterval: p.Keepalive}
 		if p.Endpoint != nil {
 			out.Endpoint = net.UDPAddrFromAddrPort(*p.Endpoint)
 		}

@@ -86,7 +86,8 @@ func TestPodsBehindWireGuard(t *testing.T) {
 		tap.secret()
 	})
 	w.step("a new address", func() {
-		w.ip(w.node["c"], "addr del 198.51.100.3/24 dev eth0", "addr add 198.51.100.33/24 dev eth0", "route replace default via 198.51.100.254")
+		w.ip(w.node["c"], "addr del 198.51.100.3/24 dev eth0", "addr add 198.51.100.33/24 dev eth0",
+			"route replace default via 198.51.100.254")
 		n, err := w.client.CoreV1().Nodes().Get(t.Context(), "c", metav1.GetOptions{})
 		w.must(err)
 		n.Status.Addresses[0].Address = "198.51.100.33"
@@ -158,7 +159,8 @@ func (w *fortress) restart() {
 	}
 	links, err := m.links()
 	w.must(err)
-	p := decide(WireGuard, "a", nodes, links, Names{Guard: cfg.WireGuard.Name, Cluster: cfg.ClusterCIDRs, published: published{m.guard.key.public(), 51820}})
+	p := decide(WireGuard, "a", nodes, links, Names{Guard: cfg.WireGuard.Name, Cluster: cfg.ClusterCIDRs,
+		published: published{m.guard.key.public(), 51820}})
 	if n, err := m.apply(p); n != 0 || err != nil {
 		t.Errorf("%d changes (%v) where nothing differs", n, err)
 	}
@@ -213,12 +215,14 @@ func (w *fortress) overSix(tap *wiretap) {
 	for _, name := range []string{"a", "b"} {
 		w.until("the other address of the peer of "+name, func() bool {
 			s := w.state(name)
-			return len(s.Peers) == 1 && s.Peers[0].Endpoint.Addr().Is6() && strings.Contains(w.ip(w.node[name], "link show "+w.device(name).Name), "mtu 1420")
+			return len(s.Peers) == 1 && s.Peers[0].Endpoint.Addr().Is6() &&
+				strings.Contains(w.ip(w.node[name], "link show "+w.device(name).Name), "mtu 1420")
 		})
 	}
 	tap.captured()
 	for _, way := range []struct{ from, to, want string }{
-		{"a", "10.244.1.9", "10.244.0.9"}, {"a", "fd00:0:0:2::9", "fd00:0:0:1::9"}, {"b", "10.244.0.9", "10.244.1.9"}, {"b", "fd00:0:0:1::9", "fd00:0:0:2::9"},
+		{"a", "10.244.1.9", "10.244.0.9"}, {"a", "fd00:0:0:2::9", "fd00:0:0:1::9"}, {"b", "10.244.0.9", "10.244.1.9"},
+		{"b", "fd00:0:0:1::9", "fd00:0:0:2::9"},
 	} {
 		if seen, err := w.askAgain(w.pod[way.from], way.to); err != nil || seen != way.want {
 			w.t.Errorf("pod of %s -> %s: seen as %q (%v), want %s", way.from, way.to, seen, err, way.want)
@@ -291,7 +295,8 @@ func TestClosedWithoutDevice(t *testing.T) {
 	}
 	w := newFortress(t)
 	a := w.node["a"]
-	nodes := []Node{guarded("a", "192.0.2.1", "10.244.0.0/24", "fd00:0:0:1::/64"), guarded("b", "192.0.2.2", "10.244.1.0/24", "fd00:0:0:2::/64")}
+	nodes := []Node{guarded("a", "192.0.2.1", "10.244.0.0/24", "fd00:0:0:1::/64"), guarded("b", "192.0.2.2", "10.244.1.0/24",
+		"fd00:0:0:2::/64")}
 	cfg := w.config("a", WireGuard)
 	m, err := cfg.hostNetwork()
 	w.must(err)
@@ -301,7 +306,8 @@ func TestClosedWithoutDevice(t *testing.T) {
 	plan := func(mode Mode) plan {
 		links, err := m.links()
 		w.must(err)
-		return decide(mode, "a", nodes, links, Names{Tunnel: "vx-test", VNI: 7, Guard: cfg.WireGuard.Name, Cluster: cfg.ClusterCIDRs, published: published{m.guard.key.public(), 51820}})
+		return decide(mode, "a", nodes, links, Names{Tunnel: "vx-test", VNI: 7, Guard: cfg.WireGuard.Name, Cluster: cfg.ClusterCIDRs,
+			published: published{m.guard.key.public(), 51820}})
 	}
 	_, err = m.apply(plan(VXLAN))
 	w.must(err)
@@ -315,10 +321,12 @@ func TestClosedWithoutDevice(t *testing.T) {
 			t.Errorf("the error says nothing of %s: %v", word, err)
 		}
 	}
-	if out := w.routes("a") + w.ip(a, "-6 route show proto 98"); strings.Contains(out, " dev vx-test") || !strings.Contains(out, "unreachable 10.244.0.0/16") || !strings.Contains(out, "unreachable fd00::/56") {
+	if out := w.routes("a") + w.ip(a, "-6 route show proto 98"); strings.Contains(out, " dev vx-test") ||
+		!strings.Contains(out, "unreachable 10.244.0.0/16") || !strings.Contains(out, "unreachable fd00::/56") {
 		t.Errorf("with no device there must be no way:\n%s", out)
 	}
-	if err := netnstest.In(a, func() error { return CheckWireGuard(w.device("a")) }); err == nil || !strings.Contains(err.Error(), "CONFIG_WIREGUARD") {
+	if err := netnstest.In(a, func() error { return CheckWireGuard(w.device("a")) }); err == nil || !strings.Contains(err.Error(),
+		"CONFIG_WIREGUARD") {
 		t.Errorf("a start is told %v", err)
 	}
 
@@ -334,7 +342,8 @@ func TestClosedWithoutDevice(t *testing.T) {
 	}
 	w.must(cfg.cleanup())
 	w.must(cfg.cleanup())
-	if out := w.ip(a, "link show") + w.routes("a") + w.ip(a, "-6 route show proto 98"); strings.Contains(out, w.device("a").Name) || strings.Contains(out, "unreachable") || strings.Contains(out, "vx-test") {
+	if out := w.ip(a, "link show") + w.routes("a") + w.ip(a, "-6 route show proto 98"); strings.Contains(out, w.device("a").Name) ||
+		strings.Contains(out, "unreachable") || strings.Contains(out, "vx-test") {
 		t.Errorf("clean-up left:\n%s", out)
 	}
 	if err := netnstest.In(a, func() error { return exec.Command("nft", "list", "table", "ip", "test-egress").Run() }); err == nil {

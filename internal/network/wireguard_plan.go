@@ -128,7 +128,8 @@ func (d *decider) guard(n Node) {
 		return
 	}
 	if who, ok := d.keys[other.PublicKey]; ok {
-		problem("has the WireGuard key of node %s, so nothing is sent to its pods: was a data directory copied? Remove the key file of one and start it again", who)
+		problem("has the WireGuard key of node %s, so nothing is sent to its pods: was a data directory copied? Remove the key file of "+
+			"one and start it again", who)
 		return
 	}
 	local, remote, ok := d.endpoints(n)

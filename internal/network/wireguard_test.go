@@ -35,12 +35,14 @@ func guarded(name, at string, pods ...string) Node {
 }
 
 func guardNames(self string) Names {
-	return Names{Tunnel: "vx", VNI: 7, Guard: "wg", published: published{keyOf(self), 51820}, Cluster: []netip.Prefix{cidr("10.244.0.0/16"), cidr("fd00::/48")}}
+	return Names{Tunnel: "vx", VNI: 7, Guard: "wg", published: published{keyOf(self), 51820}, Cluster: []netip.Prefix{cidr("10.244.0.0/16"),
+		cidr("fd00::/48")}}
 }
 
 func TestDecideWireGuard(t *testing.T) {
 	const six = "fd00:0:0:1::/64"
-	a, b, c := guarded("a", "192.0.2.1", "10.244.0.0/24", "fd00::/64"), guarded("b", "192.0.2.2", "10.244.1.0/24", six), guarded("c", "198.51.100.3", "10.244.2.0/24")
+	a, b, c := guarded("a", "192.0.2.1", "10.244.0.0/24", "fd00::/64"), guarded("b", "192.0.2.2", "10.244.1.0/24", six),
+		guarded("c", "198.51.100.3", "10.244.2.0/24")
 	with := func(n Node, f func(*Node)) Node { f(&n); return n }
 	const closed = "unreachable 10.244.0.0/16\n"
 	const last = "unreachable fd00::/48\n"
@@ -56,26 +58,39 @@ func TestDecideWireGuard(t *testing.T) {
 		{"not there yet", []Node{b}, lan, ""},
 		{"without an address", []Node{{Name: "a", PodCIDRs: a.PodCIDRs}, b}, lan, ""},
 		{"a neighbour", []Node{a, b}, lan, closed + "10.244.1.0/24 dev wg\n" + last + six + " dev wg\n" + own + toB},
-		{"beyond a router", []Node{c, b, a}, lan, closed + "10.244.1.0/24 dev wg\n10.244.2.0/24 dev wg\n" + last + six + " dev wg\n" + own + toB +
+		{"beyond a router", []Node{c, b, a}, lan, closed + "10.244.1.0/24 dev wg\n10.244.2.0/24 dev wg\n" + last + six + " dev wg\n" + own +
+			toB +
 			"peer c at 198.51.100.3:51820 [10.244.2.0/24] every 0s\n"},
 		{"a port of its own", []Node{a, with(c, func(n *Node) { n.Published = published{keyOf("c"), 7007}.String() })}, lan,
 			closed + "10.244.2.0/24 dev wg\n" + last + own + "peer c at 198.51.100.3:7007 [10.244.2.0/24] every 0s\n"},
 		{"no key yet", []Node{a, with(c, func(n *Node) { n.Published = "" })}, lan,
-			closed + last + own + "problem: node c has no WireGuard key yet (annotation berth.dev/wireguard): nothing is sent to its pods until it runs in mode wireguard too\n"},
+			closed + last + own +
+				"problem: node c has no WireGuard key yet (annotation berth.dev/wireguard): nothing is sent to its pods until it runs in " +
+				"mode wireguard too\n"},
 		{"no key but nonsense", []Node{a, with(c, func(n *Node) { n.Published = `{"publicKey":"AAAA","port":1}` })}, lan,
-			closed + last + own + "problem: node c has a WireGuard key that cannot be read, so nothing is sent to its pods: annotation berth.dev/wireguard: publicKey: wgtypes: incorrect key size: 3\n"},
-		{"the key of another", []Node{a, b, with(c, func(n *Node) { n.Published = b.Published })}, lan, closed + "10.244.1.0/24 dev wg\n" + last + six + " dev wg\n" + own + toB +
-			"problem: node c has the WireGuard key of node b, so nothing is sent to its pods: was a data directory copied? Remove the key file of one and start it again\n"},
+			closed + last + own +
+				"problem: node c has a WireGuard key that cannot be read, so nothing is sent to its pods: annotation " +
+				"berth.dev/wireguard: publicKey: wgtypes: incorrect key size: 3\n"},
+		{"the key of another", []Node{a, b, with(c, func(n *Node) { n.Published = b.Published })}, lan, closed + "10.244.1.0/24 dev wg\n" +
+			last + six + " dev wg\n" + own + toB +
+			"problem: node c has the WireGuard key of node b, so nothing is sent to its pods: was a data directory copied? Remove the " +
+			"key file of one and start it again\n"},
 		{"our own key", []Node{a, with(c, func(n *Node) { n.Published = a.Published })}, lan, closed + last + own +
-			"problem: node c has the WireGuard key of node a, so nothing is sent to its pods: was a data directory copied? Remove the key file of one and start it again\n"},
-		{"two nodes with one range", []Node{a, guarded("z", "192.0.2.9", "10.244.1.0/24"), b}, lan, closed + "10.244.1.0/24 dev wg\n" + last + six + " dev wg\n" + own + toB +
+			"problem: node c has the WireGuard key of node a, so nothing is sent to its pods: was a data directory copied? Remove the " +
+			"key file of one and start it again\n"},
+		{"two nodes with one range", []Node{a, guarded("z", "192.0.2.9", "10.244.1.0/24"), b}, lan, closed + "10.244.1.0/24 dev wg\n" +
+			last + six + " dev wg\n" + own + toB +
 			"peer z at 192.0.2.9:51820 [] every 0s\n"},
-		{"a node with our range", []Node{a, guarded("z", "192.0.2.9", "10.244.0.0/24")}, lan, closed + last + own + "peer z at 192.0.2.9:51820 [] every 0s\n"},
-		{"behind an address that a router translates", []Node{a, b}, []link{{Name: "eth0", MTU: 1500, Addrs: []netip.Prefix{cidr("10.0.0.5/24")}}},
+		{"a node with our range", []Node{a, guarded("z", "192.0.2.9", "10.244.0.0/24")}, lan,
+			closed + last + own + "peer z at 192.0.2.9:51820 [] every 0s\n"},
+		{"behind an address that a router translates", []Node{a, b},
+			[]link{{Name: "eth0", MTU: 1500, Addrs: []netip.Prefix{cidr("10.0.0.5/24")}}},
 			closed + "10.244.1.0/24 dev wg\n" + last + six + " dev wg\n" + own + strings.Replace(toB, "0s", "25s", 1)},
-		{"a peer of the other family", []Node{with(a, func(n *Node) { n.IPs = append(n.IPs, ip("2001:db8::1")) }), guarded("b", "2001:db8::2", "10.244.1.0/24")},
+		{"a peer of the other family", []Node{with(a, func(n *Node) { n.IPs = append(n.IPs, ip("2001:db8::1")) }),
+			guarded("b", "2001:db8::2", "10.244.1.0/24")},
 			[]link{{Name: "eth0", MTU: 1500, Addrs: []netip.Prefix{cidr("192.0.2.1/24"), cidr("2001:db8::1/64")}}},
-			closed + "10.244.1.0/24 dev wg\n" + last + strings.Replace(own, "1440", "1420", 1) + "peer b at [2001:db8::2]:51820 [10.244.1.0/24] every 0s\n"},
+			closed + "10.244.1.0/24 dev wg\n" + last + strings.Replace(own, "1440", "1420", 1) +
+				"peer b at [2001:db8::2]:51820 [10.244.1.0/24] every 0s\n"},
 		{"no common family", []Node{a, guarded("b", "2001:db8::2", "10.244.1.0/24")}, lan,
 			closed + last + own + "problem: node b ([2001:db8::2]) has no address of a family that this node ([192.0.2.1]) has\n"},
 		{"a node without pods", []Node{a, guarded("b", "192.0.2.2")}, lan, closed + last + own},
@@ -94,7 +109,8 @@ func TestPublished(t *testing.T) {
 		t.Errorf("%s is read as %v (%v)", want, got, err)
 	}
 	zero := published{Port: 1}
-	for _, bad := range []string{"x", "{}", zero.String(), published{keyOf("a"), 0}.String(), published{keyOf("a"), 65536}.String(), `{"publicKey":"?","port":1}`} {
+	for _, bad := range []string{"x", "{}", zero.String(), published{keyOf("a"), 0}.String(), published{keyOf("a"), 65536}.String(),
+		`{"publicKey":"?","port":1}`} {
 		if got, err := parsePublished(bad); err == nil || !strings.Contains(err.Error(), Annotation) {
 			t.Errorf("%s is read as %v (%v)", bad, got, err)
 		}
@@ -131,7 +147,10 @@ func (s guardState) apply(t *testing.T, c guardChanges, want guardState) guardSt
 		}
 		if ch.Allowed != nil {
 			for j := range peers {
-				peers[j].Allowed = slices.DeleteFunc(slices.Clone(peers[j].Allowed), func(p netip.Prefix) bool { return j == i || slices.Contains(*ch.Allowed, p) })
+				peers[j].Allowed = slices.DeleteFunc(slices.Clone(peers[j].Allowed), func(p netip.Prefix) bool {
+					return j == i ||
+						slices.Contains(*ch.Allowed, p)
+				})
 			}
 			peers[i].Allowed = slices.Clone(*ch.Allowed)
 		}
@@ -189,7 +208,8 @@ func TestChangesOfDevices(t *testing.T) {
 			h := slices.IndexFunc(have.Peers, func(p peer) bool { return p.PublicKey == ch.PublicKey })
 			w := slices.IndexFunc(want.Peers, func(p peer) bool { return p.PublicKey == ch.PublicKey })
 			if h >= 0 && w >= 0 && (have.Peers[h].Endpoint == want.Peers[w].Endpoint && ch.Endpoint != nil ||
-				have.Peers[h].Keepalive == want.Peers[w].Keepalive && ch.Keepalive != nil || sameSet(have.Peers[h].Allowed, want.Peers[w].Allowed) && ch.Allowed != nil) {
+				have.Peers[h].Keepalive == want.Peers[w].Keepalive && ch.Keepalive != nil || sameSet(have.Peers[h].Allowed,
+				want.Peers[w].Allowed) && ch.Allowed != nil) {
 				t.Fatalf("seed %d: %s is told what it has", seed, nameOf[ch.PublicKey])
 			}
 		}
@@ -259,7 +279,8 @@ func TestKeyFile(t *testing.T) {
 	if err := os.Chmod(file, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if again, err = loadKey(file, log); err != nil || again.reveal() != first.reveal() || !strings.Contains(said.String(), "could be read by others") {
+	if again, err = loadKey(file, log); err != nil || again.reveal() != first.reveal() || !strings.Contains(said.String(),
+		"could be read by others") {
 		t.Errorf("a key for everybody: %v, said %q", err, said.String())
 	}
 	if st, err := os.Stat(file); err != nil || st.Mode().Perm() != 0o600 {

@@ -59,11 +59,13 @@ func (l *transcript) contains(s string) bool {
 }
 
 func newFortress(t *testing.T) *fortress {
-	w := &fortress{internet: newInternet(t), dir: t.TempDir(), said: &transcript{out: t.Output()}, runs: map[string]func(){}, stops: map[string]func(){}}
+	w := &fortress{internet: newInternet(t), dir: t.TempDir(), said: &transcript{out: t.Output()}, runs: map[string]func(){},
+		stops: map[string]func(){}}
 	for i, name := range []string{"a", "b", "c"} {
 		w.must(netnstest.In(w.node[name], func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0) }))
 		w.ip(w.node[name], fmt.Sprintf("addr add fd00:0:0:%x::1/64 dev br0 nodad", i+1))
-		w.ip(w.pod[name], fmt.Sprintf("addr add fd00:0:0:%x::9/64 dev eth0 nodad", i+1), fmt.Sprintf("route add default via fd00:0:0:%x::1", i+1))
+		w.ip(w.pod[name], fmt.Sprintf("addr add fd00:0:0:%x::9/64 dev eth0 nodad", i+1), fmt.Sprintf("route add default via fd00:0:0:%x::1",
+			i+1))
 		n := w.apiNode(name)
 		_, err := w.client.CoreV1().Nodes().Update(t.Context(), n, metav1.UpdateOptions{})
 		w.must(err)

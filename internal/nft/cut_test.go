@@ -37,7 +37,8 @@ func TestCutBatch(t *testing.T) {
 
 func cut(k *Netlink) error {
 	tx, shape := NewTx(row.V4, "cut"), row.Shape{Name: "ways", Key: 8, Value: 8}
-	tx.Add(Op{Verb: AddSet, Name: "ways", Set: &Set{Name: "ways", Key: []Type{FieldsOf(row.V4).Daddr, TypePort}, Value: []Type{FieldsOf(row.V4).Daddr, TypePort}}})
+	tx.Add(Op{Verb: AddSet, Name: "ways", Set: &Set{Name: "ways", Key: []Type{FieldsOf(row.V4).Daddr, TypePort},
+		Value: []Type{FieldsOf(row.V4).Daddr, TypePort}}})
 	tx.Add(Op{Verb: AddChain, Name: "drop"})
 	tx.Rule("drop", Daddr(row.V4, R0), &expr.Verdict{Kind: expr.VerdictDrop})
 	tx.Rule("enter", Jump("drop"))

@@ -34,7 +34,8 @@ const (
 	DeleteSet
 )
 
-var verbs = [...]string{"add table", "delete table", "add chain", "flush chain", "add rule", "add set", "add rows", "delete rows", "delete chain", "delete set"}
+var verbs = [...]string{"add table", "delete table", "add chain", "flush chain", "add rule", "add set", "add rows", "delete rows",
+	"delete chain", "delete set"}
 
 func (v Verb) String() string { return verbs[v] }
 

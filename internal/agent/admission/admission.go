@@ -109,7 +109,8 @@ func New(cfg Config) *Admission {
 		},
 		kill: func(p *v1.Pod) <-chan struct{} {
 			gone := cfg.Pods.Kill(p.UID, pod.Kill{
-				Phase: v1.PodFailed, Reason: admit.Preempting, Message: admit.PreemptingMessage, Condition: pod.Disrupted(admit.DisruptionMessage),
+				Phase: v1.PodFailed, Reason: admit.Preempting, Message: admit.PreemptingMessage,
+				Condition: pod.Disrupted(admit.DisruptionMessage),
 			})
 			if gone != nil {
 				cfg.Preempted(p, admit.Preempting, admit.PreemptingMessage)
@@ -223,7 +224,9 @@ func (a *Admission) decide(p *v1.Pod, node *v1.Node) (refused *pod.Rejection, fi
 	if len(refusals) > 0 && late == nil && admit.MayPreempt(p, refusals) {
 		victims, err := admit.Victims(p, refusals, others)
 		if err != nil {
-			return &pod.Rejection{Reason: "UnexpectedAdmissionError", Message: "Unexpected error while attempting to recover from admission failure: preemption: error finding a set of pods to preempt: " + err.Error()}, nil
+			return &pod.Rejection{Reason: "UnexpectedAdmissionError",
+				Message: "Unexpected error while attempting to recover from admission failure: preemption: error finding a set of pods " +
+					"to preempt: " + err.Error()}, nil
 		}
 		for _, v := range victims {
 			if gone := a.kill(v); gone != nil {
@@ -341,10 +344,13 @@ func (a *Admission) Forget(uid types.UID) {
 
 // rejectionLabels are the reasons that the metric tells apart.
 var rejectionLabels = map[string]bool{
-	"OutOfcpu": true, "OutOfmemory": true, "OutOfephemeral-storage": true, "OutOfpods": true, "NodeAffinity": true, "NodeName": true, "NodePorts": true,
-	"TaintToleration": true, "PodOSSelectorNodeLabelDoesNotMatch": true, "PodOSNotSupported": true, "SupplementalGroupsPolicyNotSupported": true,
-	"UnexpectedAdmissionError": true, "TopologyAffinityError": true, "SMTAlignmentError": true, "Evicted": true, "SysctlForbidden": true,
-	"AppArmor": true, "PodFeatureUnsupported": true, "NodeShutdown": true,
+	"OutOfcpu": true, "OutOfmemory": true, "OutOfephemeral-storage": true, "OutOfpods": true, "NodeAffinity": true, "NodeName": true,
+	"NodePorts":       true,
+	"TaintToleration": true, "PodOSSelectorNodeLabelDoesNotMatch": true, "PodOSNotSupported": true,
+	"SupplementalGroupsPolicyNotSupported": true,
+	"UnexpectedAdmissionError":             true, "TopologyAffinityError": true, "SMTAlignmentError": true, "Evicted": true,
+	"SysctlForbidden": true,
+	"AppArmor":        true, "PodFeatureUnsupported": true, "NodeShutdown": true,
 }
 
 func rejectionLabel(reason string) string {

@@ -44,7 +44,8 @@ func Refusals(p *v1.Pod, node *v1.Node, others []*v1.Pod) []refusal {
 	if os := p.Spec.OS; os != nil && os.Name != v1.Linux {
 		return refuse("PodOSNotSupported", "Failed to admit pod as the OS field %q doesn't match node OS", os.Name)
 	}
-	if s := p.Spec.SecurityContext; s != nil && s.SupplementalGroupsPolicy != nil && *s.SupplementalGroupsPolicy == v1.SupplementalGroupsPolicyStrict {
+	if s := p.Spec.SecurityContext; s != nil && s.SupplementalGroupsPolicy != nil &&
+		*s.SupplementalGroupsPolicy == v1.SupplementalGroupsPolicyStrict {
 		if f := node.Status.Features; f == nil || f.SupplementalGroupsPolicy == nil || !*f.SupplementalGroupsPolicy {
 			return refuse("SupplementalGroupsPolicyNotSupported", "SupplementalGroupsPolicy=Strict is not supported in this node")
 		}
@@ -62,7 +63,8 @@ func Refusals(p *v1.Pod, node *v1.Node, others []*v1.Pod) []refusal {
 	if !pod.IsStatic(p) {
 		evicts := func(t *v1.Taint) bool { return t.Effect == v1.TaintEffectNoExecute }
 		if _, bad := corev1.FindMatchingUntoleratedTaint(klog.Background(), node.Spec.Taints, p.Spec.Tolerations, evicts, true); bad {
-			out = append(out, refuse("TaintToleration", "Predicate TaintToleration failed: node(s) had taints that the pod didn't tolerate")...)
+			out = append(out, refuse("TaintToleration",
+				"Predicate TaintToleration failed: node(s) had taints that the pod didn't tolerate")...)
 		}
 	}
 	return out
@@ -114,7 +116,8 @@ func amount(name v1.ResourceName, q resource.Quantity) int64 {
 }
 
 func outOf(name v1.ResourceName, need, used, total int64) refusal {
-	r := refuse("OutOf"+string(name), "Node didn't have enough resource: %s, requested: %d, used: %d, capacity: %d", name, need, used, total)[0]
+	r := refuse("OutOf"+string(name), "Node didn't have enough resource: %s, requested: %d, used: %d, capacity: %d", name, need, used,
+		total)[0]
 	r.Resource, r.Missing = name, need+used-total
 	return r
 }

@@ -96,7 +96,8 @@ func closest(pods []*v1.Pod, need missing) (out []*v1.Pod) {
 	pods = slices.Clone(pods)
 	for len(need) > 0 && len(pods) > 0 {
 		best := slices.MinFunc(pods, func(a, b *v1.Pod) int {
-			return cmp.Or(cmp.Compare(need.distance(a), need.distance(b)), cmp.Compare(size(a, need), size(b, need)), strings.Compare(string(a.UID), string(b.UID)))
+			return cmp.Or(cmp.Compare(need.distance(a), need.distance(b)), cmp.Compare(size(a, need), size(b, need)),
+				strings.Compare(string(a.UID), string(b.UID)))
 		})
 		out = append(out, best)
 		need = need.less([]*v1.Pod{best})

@@ -55,7 +55,8 @@ func Bootstrap(ctx context.Context, cfg BootstrapConfig) error {
 		return nil
 	}
 	if cfg.Bootstrap == "" {
-		return fmt.Errorf("reading --kubeconfig %s: %w; and there is no --bootstrap-kubeconfig to get a new one with", cfg.Kubeconfig, unusable)
+		return fmt.Errorf("reading --kubeconfig %s: %w; and there is no --bootstrap-kubeconfig to get a new one with", cfg.Kubeconfig,
+			unusable)
 	}
 	boot, err := clientcmd.BuildConfigFromFlags("", cfg.Bootstrap)
 	if err != nil {
@@ -137,7 +138,8 @@ func request(ctx context.Context, cfg BootstrapConfig, client kubernetes.Interfa
 		return nil, err
 	}
 	for {
-		name, uid, err := csr.RequestCertificateWithContext(ctx, client, data, name, certificatesv1.KubeAPIServerClientKubeletSignerName, nil, usages(key), key)
+		name, uid, err := csr.RequestCertificateWithContext(ctx, client, data, name, certificatesv1.KubeAPIServerClientKubeletSignerName,
+			nil, usages(key), key)
 		if err != nil {
 			return nil, err
 		}
@@ -163,7 +165,8 @@ func usages(key any) []certificatesv1.KeyUsage {
 	if _, ok := key.(*ecdsa.PrivateKey); ok {
 		return []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth}
 	}
-	return []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageKeyEncipherment, certificatesv1.UsageClientAuth}
+	return []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageKeyEncipherment,
+		certificatesv1.UsageClientAuth}
 }
 
 // requestName is the same for the same key and subject, so that a restarted
@@ -294,7 +297,8 @@ func (r *rotation) Run(ctx context.Context) error {
 		case invalidSince.IsZero():
 			invalidSince = now
 		case now.Sub(invalidSince) > expiryPatience:
-			return errors.New("renewing the client certificate: it expired and the API server issued no new one; check the clock, approve the request (kubectl get csr), or bootstrap again")
+			return errors.New("renewing the client certificate: it expired and the API server issued no new one; check the clock, " +
+				"approve the request (kubectl get csr), or bootstrap again")
 		}
 		timer := time.NewTimer(pause(now, current))
 		select {

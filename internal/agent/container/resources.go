@@ -148,7 +148,8 @@ func memoryQuality(in Input, c *v1.Container, out *runtimeapi.LinuxContainerReso
 	request := c.Resources.Requests.Memory().Value()
 	if in.Node.ThrottleFactor > 0 {
 		value := "max" // after a resize there may be an older bound
-		if high := resource.MemoryHigh(request, out.MemoryLimitInBytes, in.Node.PodMemory, in.Node.PageSize, in.Node.ThrottleFactor); high > 0 {
+		if high := resource.MemoryHigh(request, out.MemoryLimitInBytes, in.Node.PodMemory, in.Node.PageSize,
+			in.Node.ThrottleFactor); high > 0 {
 			value = strconv.FormatInt(high, 10)
 		}
 		setUnified(out, unifiedMemoryHigh, value)

@@ -68,7 +68,8 @@ func dnsInput(in Input) network.DNSInput {
 func SandboxConfig(in Input) (*runtimeapi.PodSandboxConfig, error) {
 	pod := in.Pod
 	if u := pod.Spec.HostUsers; u != nil && !*u && (in.UserNamespace == nil || !in.Features.UserNamespaces) {
-		return nil, fmt.Errorf("pod %s/%s wants a user namespace (hostUsers: false): its runtime handler does not support them", pod.Namespace, pod.Name)
+		return nil, fmt.Errorf("pod %s/%s wants a user namespace (hostUsers: false): its runtime handler does not support them",
+			pod.Namespace, pod.Name)
 	}
 	dns, _, err := network.ComposeDNS(dnsInput(in))
 	if err != nil {

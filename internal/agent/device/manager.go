@@ -92,7 +92,8 @@ func New(cfg Config) (*Manager, error) {
 	if cfg.Log == nil || cfg.RootDir == "" || cfg.Offer == nil || cfg.Changed == nil {
 		return nil, errors.New("configuring device plugins: Log, RootDir, Offer and Changed are required")
 	}
-	m := &Manager{cfg: cfg, dir: filepath.Join(cfg.RootDir, "device-plugins"), ledger: newLedger(), plugins: map[string][]*plugin{}, gone: map[string]*plugin{}, running: make(chan struct{})}
+	m := &Manager{cfg: cfg, dir: filepath.Join(cfg.RootDir, "device-plugins"), ledger: newLedger(), plugins: map[string][]*plugin{},
+		gone: map[string]*plugin{}, running: make(chan struct{})}
 	var err error
 	if m.metrics, err = newMetrics(cfg.Metrics); err != nil {
 		return nil, err
@@ -140,7 +141,8 @@ func (m *Manager) Run(ctx context.Context) error {
 
 // dial connects to a plugin and asks for its options.
 func (m *Manager) dial(ctx context.Context, p *plugin) error {
-	conn, err := grpc.NewClient("unix:"+p.socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReceiveLen)))
+	conn, err := grpc.NewClient("unix:"+p.socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReceiveLen)))
 	if err != nil {
 		return fmt.Errorf("connecting to %s: %w", p.socket, err)
 	}

@@ -22,7 +22,8 @@ func TestPluginsTakeOver(t *testing.T) {
 	// One that does not tell its options is not taken, and changes nothing.
 	broken := serveNamed(t, dir, "broken.sock", "x")
 	broken.silent = true
-	if err := broken.tryRegister(); err == nil || !strings.Contains(err.Error(), "failed to get device plugin options") || !strings.Contains(err.Error(), "not yet") {
+	if err := broken.tryRegister(); err == nil || !strings.Contains(err.Error(), "failed to get device plugin options") ||
+		!strings.Contains(err.Error(), "not yet") {
 		t.Errorf("a plugin without options is answered %v", err)
 	}
 	if err := a.give(wants("between", nil, []int64{1})); err != nil {

@@ -43,7 +43,8 @@ func (l *ledger) Next(pod *v1.Pod, c *v1.Container, nodes topology.Mask) (want, 
 		}
 		if held, has := l.held[pod.UID][c.Name][name]; has {
 			if slices.ContainsFunc(held.IDs, func(id string) bool { return !l.devices[name][id].Healthy }) {
-				return want{}, false, fmt.Errorf("previously allocated devices are no longer healthy; cannot allocate unhealthy devices %s", name)
+				return want{}, false, fmt.Errorf("previously allocated devices are no longer healthy; cannot allocate unhealthy devices %s",
+					name)
 			}
 			continue
 		}
@@ -51,7 +52,8 @@ func (l *ledger) Next(pod *v1.Pod, c *v1.Container, nodes topology.Mask) (want, 
 		again := l.reusable(pod, c.Name, name)
 		free := l.free(name)
 		if have := len(again) + len(free); have < want.Count {
-			return want, false, fmt.Errorf("requested number of devices unavailable for %s. Requested: %d, Available: %d", name, want.Count, have)
+			return want, false, fmt.Errorf("requested number of devices unavailable for %s. Requested: %d, Available: %d", name, want.Count,
+				have)
 		}
 		want.Must = again[:min(len(again), want.Count)]
 		for _, group := range l.byDistance(name, free, nodes) {

@@ -148,7 +148,8 @@ func (m *Manager) prepareWith(ctx context.Context, driver string, claims []*drav
 			return fmt.Errorf("NodePrepareResources of driver %s said nothing of claim %s/%s", driver, claim.Namespace, claim.Name)
 		}
 		if result.Error != "" {
-			return fmt.Errorf("NodePrepareResources of driver %s failed for claim %s/%s: %s", driver, claim.Namespace, claim.Name, result.Error)
+			return fmt.Errorf("NodePrepareResources of driver %s failed for claim %s/%s: %s", driver, claim.Namespace, claim.Name,
+				result.Error)
 		}
 		state := driverState{}
 		for _, d := range result.Devices {
@@ -270,7 +271,8 @@ func (m *Manager) unprepareWith(ctx context.Context, driver string, claims []*dr
 			return fmt.Errorf("NodeUnprepareResources of driver %s said nothing of claim %s/%s", driver, claim.Namespace, claim.Name)
 		}
 		if result.GetError() != "" {
-			return fmt.Errorf("NodeUnprepareResources of driver %s failed for claim %s/%s: %s", driver, claim.Namespace, claim.Name, result.Error)
+			return fmt.Errorf("NodeUnprepareResources of driver %s failed for claim %s/%s: %s", driver, claim.Namespace, claim.Name,
+				result.Error)
 		}
 	}
 	return nil

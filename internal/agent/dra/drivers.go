@@ -58,7 +58,8 @@ func newDrivers(cfg Config) *drivers {
 // Register takes in a driver that the plugin directory's watcher found.
 func (m *Manager) Register(_ context.Context, name, endpoint string, versions []string) error {
 	d := m.drivers
-	conn, err := grpc.NewClient("unix:"+strings.TrimPrefix(endpoint, "unix://"), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUnaryInterceptor(m.metrics.measure(name)))
+	conn, err := grpc.NewClient("unix:"+strings.TrimPrefix(endpoint, "unix://"), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithUnaryInterceptor(m.metrics.measure(name)))
 	if err != nil {
 		return fmt.Errorf("connecting to driver %s: %w", name, err)
 	}
@@ -245,7 +246,8 @@ func (d *drivers) wipe(ctx context.Context, driver string) error {
 	if driver != "" {
 		selector[resourceapi.ResourceSliceSelectorDriver] = driver
 	}
-	err := d.cfg.Client.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: selector.String()})
+	err := d.cfg.Client.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{},
+		metav1.ListOptions{FieldSelector: selector.String()})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}

@@ -54,7 +54,8 @@ func (m *Manager) Health(pod *v1.Pod, now time.Time) map[string][]v1.ResourceSta
 				}
 				s := v1.ResourceStatus{Name: v1.ResourceName(use.status)}
 				for _, key := range info.devices(use.request) {
-					s.Resources = append(s.Resources, v1.ResourceHealth{ResourceID: v1.ResourceID(key.String()), Health: m.health[key].at(now)})
+					s.Resources = append(s.Resources, v1.ResourceHealth{ResourceID: v1.ResourceID(key.String()),
+						Health: m.health[key].at(now)})
 				}
 				if len(s.Resources) > 0 {
 					out[list[i].Name] = append(out[list[i].Name], s)

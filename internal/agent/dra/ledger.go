@@ -46,7 +46,8 @@ type ledger map[types.UID]*claimInfo
 func (l ledger) use(uid types.UID, namespace, name string, drivers []string, pod types.UID) (info *claimInfo, changed bool) {
 	info = l[uid]
 	if info == nil {
-		info = &claimInfo{ClaimUID: uid, ClaimName: name, Namespace: namespace, PodUIDs: map[string]struct{}{}, DriverState: map[string]driverState{}}
+		info = &claimInfo{ClaimUID: uid, ClaimName: name, Namespace: namespace, PodUIDs: map[string]struct{}{},
+			DriverState: map[string]driverState{}}
 		l[uid] = info
 		changed = true
 	}
@@ -149,7 +150,8 @@ func usedBy(pod *v1.Pod, c *v1.Container) (out []uses) {
 	if extended := pod.Status.ExtendedResourceClaimStatus; extended != nil {
 		for _, m := range extended.RequestMappings {
 			if m.ContainerName == c.Name {
-				out = append(out, uses{extended.ResourceClaimName, m.RequestName, "claim:" + extended.ResourceClaimName + "/" + m.RequestName})
+				out = append(out, uses{extended.ResourceClaimName, m.RequestName, "claim:" + extended.ResourceClaimName + "/" +
+					m.RequestName})
 			}
 		}
 	}

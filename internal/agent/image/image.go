@@ -28,7 +28,8 @@ import (
 // service is what is needed of the runtime's image service.
 type service interface {
 	ImageStatus(ctx context.Context, image *runtimeapi.ImageSpec, verbose bool) (*runtimeapi.ImageStatusResponse, error)
-	PullImage(ctx context.Context, image *runtimeapi.ImageSpec, auth *runtimeapi.AuthConfig, sandbox *runtimeapi.PodSandboxConfig) (string, error)
+	PullImage(ctx context.Context, image *runtimeapi.ImageSpec, auth *runtimeapi.AuthConfig, sandbox *runtimeapi.PodSandboxConfig) (string,
+		error)
 }
 
 // Waiting reasons of containers whose image is not there.
@@ -209,12 +210,14 @@ func (p *Puller) EnsureImage(ctx context.Context, r request) (result, error) {
 		}
 		message := fmt.Sprintf("Failed to inspect image %q: %v", image, err)
 		p.event(r, v1.EventTypeWarning, "InspectFailed", message)
-		return result{}, p.fail(r, &Error{Reason: ReasonImageInspectError, Message: message, Err: err, RetryAt: p.cfg.Clock.Now().Add(backoffInitial)})
+		return result{}, p.fail(r, &Error{Reason: ReasonImageInspectError, Message: message, Err: err,
+			RetryAt: p.cfg.Clock.Now().Add(backoffInitial)})
 	}
 	keys := p.keyring(r)
 	if present != nil && policy != v1.PullAlways {
 		if p.mayUse(image, present.ID, func() []credential { return keys(ctx) }) {
-			p.event(r, v1.EventTypeNormal, "Pulled", fmt.Sprintf("Container image %q already present on machine and can be accessed by the pod", r.Image))
+			p.event(r, v1.EventTypeNormal, "Pulled",
+				fmt.Sprintf("Container image %q already present on machine and can be accessed by the pod", r.Image))
 			return *present, nil
 		}
 		if policy == v1.PullNever {
@@ -289,8 +292,9 @@ func (p *Puller) fail(r request, e *Error) error {
 	}
 	p.cfg.Journal.Append(journal.Record{
 		Time: p.cfg.Clock.Now(), Part: "agent", Decision: "image not available",
-		Object:  journal.Ref{Kind: "Pod", Namespace: r.Pod.Namespace, Name: r.Pod.Name, UID: string(r.Pod.UID)},
-		Because: []journal.Fact{{Name: "container", Value: r.Container}, {Name: "image", Value: r.Image}, {Name: "reason", Value: e.Reason}},
+		Object: journal.Ref{Kind: "Pod", Namespace: r.Pod.Namespace, Name: r.Pod.Name, UID: string(r.Pod.UID)},
+		Because: []journal.Fact{{Name: "container", Value: r.Container}, {Name: "image", Value: r.Image},
+			{Name: "reason", Value: e.Reason}},
 	})
 	return e
 }
@@ -306,9 +310,11 @@ func classify(image string, err error) (reason, message string) {
 	case crierrors.IsNotFound(err):
 		return ReasonErrImagePull, text
 	case strings.Contains(text, crierrors.ErrRegistryUnavailable.Error()):
-		return ReasonRegistryUnavailable, fmt.Sprintf("image pull failed for %s because the registry is unavailable%s", image, suffix(crierrors.ErrRegistryUnavailable))
+		return ReasonRegistryUnavailable, fmt.Sprintf("image pull failed for %s because the registry is unavailable%s", image,
+			suffix(crierrors.ErrRegistryUnavailable))
 	case strings.Contains(text, crierrors.ErrSignatureValidationFailed.Error()):
-		return ReasonSignatureInvalid, fmt.Sprintf("image pull failed for %s because the signature validation failed%s", image, suffix(crierrors.ErrSignatureValidationFailed))
+		return ReasonSignatureInvalid, fmt.Sprintf("image pull failed for %s because the signature validation failed%s", image,
+			suffix(crierrors.ErrSignatureValidationFailed))
 	}
 	return ReasonErrImagePull, text
 }

@@ -35,7 +35,8 @@ type source struct {
 // already: a server's address beside it, which may hold globs or be no URL,
 // only gives runtimes a reason to refuse it.
 func (c *credential) auth() *runtimeapi.AuthConfig {
-	return &runtimeapi.AuthConfig{Username: c.Username, Password: c.Password, IdentityToken: c.IdentityToken, RegistryToken: c.RegistryToken}
+	return &runtimeapi.AuthConfig{Username: c.Username, Password: c.Password, IdentityToken: c.IdentityToken,
+		RegistryToken: c.RegistryToken}
 }
 
 // hash identifies a credential without revealing it.

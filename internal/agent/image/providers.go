@@ -163,7 +163,8 @@ func readProviders(file string) ([]providerConfig, error) {
 	}
 	group, _, _ := strings.Cut(cfg.APIVersion, "/")
 	if cfg.Kind != "CredentialProviderConfig" || group != "kubelet.config.k8s.io" {
-		return nil, fmt.Errorf("credential providers %s: kind %q of %q; want CredentialProviderConfig of kubelet.config.k8s.io/v1", file, cfg.Kind, cfg.APIVersion)
+		return nil, fmt.Errorf("credential providers %s: kind %q of %q; want CredentialProviderConfig of kubelet.config.k8s.io/v1", file,
+			cfg.Kind, cfg.APIVersion)
 	}
 	return cfg.Providers, nil
 }
@@ -382,7 +383,8 @@ func (c *providerConfig) answer(text []byte) (*providerResponse, error) {
 		return nil, errors.New("the plugin's answer is not JSON of kind CredentialProviderResponse")
 	}
 	if out.Kind != "CredentialProviderResponse" || out.APIVersion != c.APIVersion {
-		return nil, fmt.Errorf("the plugin answered with kind %q of %q; want CredentialProviderResponse of %q", out.Kind, out.APIVersion, c.APIVersion)
+		return nil, fmt.Errorf("the plugin answered with kind %q of %q; want CredentialProviderResponse of %q", out.Kind, out.APIVersion,
+			c.APIVersion)
 	}
 	return &out, nil
 }

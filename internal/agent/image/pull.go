@@ -33,7 +33,8 @@ type flight struct {
 	err  error
 }
 
-func (p *Puller) pullWithBackoff(ctx context.Context, r request, spec *runtimeapi.ImageSpec, named reference.Named, creds []credential) (result, error) {
+func (p *Puller) pullWithBackoff(ctx context.Context, r request, spec *runtimeapi.ImageSpec, named reference.Named,
+	creds []credential) (result, error) {
 	key := string(r.Pod.UID) + "_" + spec.Image
 	now := p.cfg.Clock.Now()
 	p.mu.Lock()
@@ -80,7 +81,8 @@ func (p *Puller) pullWithBackoff(ctx context.Context, r request, spec *runtimeap
 
 // pull gets the image through a slot of its registry, or joins a pull of the
 // same image with the same credentials that is on its way.
-func (p *Puller) pull(ctx context.Context, r request, spec *runtimeapi.ImageSpec, named reference.Named, creds []credential) (result, error) {
+func (p *Puller) pull(ctx context.Context, r request, spec *runtimeapi.ImageSpec, named reference.Named, creds []credential) (result,
+	error) {
 	key := spec.Image + "|" + spec.RuntimeHandler + "|" + fingerprint(creds)
 	start := p.cfg.Clock.Now()
 	for {
@@ -119,7 +121,8 @@ func (p *Puller) pull(ctx context.Context, r request, spec *runtimeapi.ImageSpec
 }
 
 // lead pulls for itself and anyone who joins.
-func (p *Puller) lead(ctx context.Context, r request, spec *runtimeapi.ImageSpec, named reference.Named, creds []credential, start time.Time) (result, error) {
+func (p *Puller) lead(ctx context.Context, r request, spec *runtimeapi.ImageSpec, named reference.Named, creds []credential,
+	start time.Time) (result, error) {
 	if r.absent {
 		// Another pod's pull may have ended between our look and our turn.
 		res, err := p.inspect(ctx, spec)
@@ -146,7 +149,8 @@ func (p *Puller) lead(ctx context.Context, r request, spec *runtimeapi.ImageSpec
 	if err != nil {
 		return result{}, err
 	}
-	res, err := p.inspect(ctx, &runtimeapi.ImageSpec{Image: spec.Image, UserSpecifiedImage: spec.UserSpecifiedImage, RuntimeHandler: spec.RuntimeHandler})
+	res, err := p.inspect(ctx, &runtimeapi.ImageSpec{Image: spec.Image, UserSpecifiedImage: spec.UserSpecifiedImage,
+		RuntimeHandler: spec.RuntimeHandler})
 	if err != nil {
 		return result{}, fmt.Errorf("inspecting the pulled image: %w", err)
 	}

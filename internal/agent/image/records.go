@@ -102,7 +102,8 @@ func (p *Puller) mayUse(image, id string, creds func() []credential) bool {
 			}
 		}
 		for _, a := range m.KubernetesServiceAccounts {
-			if c.Source.AccountUID != "" && a.UID == c.Source.AccountUID && a.Namespace == c.Source.AccountNamespace && a.Name == c.Source.Account {
+			if c.Source.AccountUID != "" && a.UID == c.Source.AccountUID && a.Namespace == c.Source.AccountNamespace &&
+				a.Name == c.Source.Account {
 				return true
 			}
 		}

@@ -33,7 +33,8 @@ type pinned struct {
 
 // NewStatusInputs returns an empty board.
 func NewStatusInputs() *StatusInputs {
-	return &StatusInputs{causes: map[string]string{}, statusCh: make(chan struct{}, 1), probeCh: make(chan struct{}, 1), imagesCh: make(chan struct{}, 1)}
+	return &StatusInputs{causes: map[string]string{}, statusCh: make(chan struct{}, 1), probeCh: make(chan struct{}, 1),
+		imagesCh: make(chan struct{}, 1)}
 }
 
 // SetPressure says which resources run short.
@@ -49,7 +50,8 @@ func (b *StatusInputs) SetPressure(pressure Pressure) {
 // before must stay in both lists with amount zero.
 func (b *StatusInputs) SetDevices(capacity, allocatable v1.ResourceList) {
 	b.change(func(p *pinned) bool {
-		changed := !equality.Semantic.DeepEqual(p.deviceCapacity, capacity) || !equality.Semantic.DeepEqual(p.deviceAllocatable, allocatable)
+		changed := !equality.Semantic.DeepEqual(p.deviceCapacity, capacity) || !equality.Semantic.DeepEqual(p.deviceAllocatable,
+			allocatable)
 		p.deviceCapacity, p.deviceAllocatable = capacity.DeepCopy(), allocatable.DeepCopy()
 		return changed
 	})

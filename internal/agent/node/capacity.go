@@ -152,7 +152,8 @@ func checkReservation(capacity v1.ResourceList, reserved Reservation) error {
 			total.Add(*resource.NewQuantity(threshold.Of(have.Value()), resource.BinarySI))
 		}
 		if total.Cmp(have) > 0 {
-			return fmt.Errorf("invalid Node Allocatable configuration. Resource %q has a reservation of %s but capacity of %s: lower systemReserved, kubeReserved or evictionHard",
+			return fmt.Errorf("invalid Node Allocatable configuration. Resource %q has a reservation of %s but capacity of %s: lower "+
+				"systemReserved, kubeReserved or evictionHard",
 				name, total.String(), have.String())
 		}
 	}

@@ -47,7 +47,8 @@ var pressureRows = []pressureRow{
 // conditions computes the conditions the agent owns (pressure and Ready, in
 // this order) from the previous ones, and the events their changes deserve.
 // Conditions of others are not returned: they stay untouched by the patch.
-func conditions(name string, previous []v1.NodeCondition, pressure Pressure, notReady []string, now time.Time) ([]v1.NodeCondition, []transition) {
+func conditions(name string, previous []v1.NodeCondition, pressure Pressure, notReady []string, now time.Time) ([]v1.NodeCondition,
+	[]transition) {
 	stamp := metav1.NewTime(now)
 	var conditions []v1.NodeCondition
 	var transitions []transition
@@ -64,7 +65,8 @@ func conditions(name string, previous []v1.NodeCondition, pressure Pressure, not
 		conditions = append(conditions, condition)
 	}
 
-	ready := v1.NodeCondition{Type: v1.NodeReady, Status: v1.ConditionTrue, Reason: "KubeletReady", Message: "kubelet is posting ready status"}
+	ready := v1.NodeCondition{Type: v1.NodeReady, Status: v1.ConditionTrue, Reason: "KubeletReady",
+		Message: "kubelet is posting ready status"}
 	event := "NodeReady"
 	if len(notReady) > 0 {
 		ready.Status, ready.Reason, ready.Message = v1.ConditionFalse, "KubeletNotReady", joinCauses(notReady)

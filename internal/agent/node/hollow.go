@@ -52,7 +52,8 @@ func (s *Hollows) New(id Identity, hostInfo Inputs, statusInputs *StatusInputs) 
 	h := &Hollow{seen: &seen{}}
 	h.report = reporter{cfg: cfg, facts: &facts{cfg: Config{Board: statusInputs}, inputs: hostInfo}, seen: h.seen, metrics: s.metrics,
 		cadence: cadence{Every: cfg.ReportEvery, Slow: cfg.UpdateEvery}, started: time.Now()}
-	h.leaseRenewer = leaseRenewer{name: id.Name, seconds: cfg.LeaseSeconds, leases: cfg.Leases.Leases(v1.NamespaceNodeLease), log: cfg.Log, metrics: s.metrics, uid: h.seen.uid}
+	h.leaseRenewer = leaseRenewer{name: id.Name, seconds: cfg.LeaseSeconds, leases: cfg.Leases.Leases(v1.NamespaceNodeLease), log: cfg.Log,
+		metrics: s.metrics, uid: h.seen.uid}
 	return h
 }
 

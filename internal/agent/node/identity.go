@@ -107,7 +107,8 @@ func checkLabels(labels map[string]string) error {
 		return nil
 	}
 	sort.Strings(bad)
-	return fmt.Errorf("checking --node-labels: a node may not set %s on itself; allowed in the kubernetes.io and k8s.io domains are %s, and anything below kubelet.kubernetes.io/ or node.kubernetes.io/",
+	return fmt.Errorf("checking --node-labels: a node may not set %s on itself; allowed in the kubernetes.io and k8s.io domains are %s, "+
+		"and anything below kubelet.kubernetes.io/ or node.kubernetes.io/",
 		strings.Join(bad, ", "), strings.Join(allowedSelfLabels, ", "))
 }
 

@@ -40,12 +40,13 @@ type FS struct {
 // error.
 func ReadHostInfo(root string) (*HostInfo, error) {
 	hostInfo := &HostInfo{
-		MachineID:  firstText(root, "etc/machine-id", "var/lib/dbus/machine-id"),
-		SystemUUID: firstText(root, "sys/class/dmi/id/product_uuid", "proc/device-tree/system-id", "proc/device-tree/vm,uuid", "etc/machine-id"),
-		BootID:     firstText(root, "proc/sys/kernel/random/boot_id"),
-		Kernel:     firstText(root, "proc/sys/kernel/osrelease"),
-		OSImage:    osImage(root),
-		HugePages:  map[int64]int64{},
+		MachineID: firstText(root, "etc/machine-id", "var/lib/dbus/machine-id"),
+		SystemUUID: firstText(root, "sys/class/dmi/id/product_uuid", "proc/device-tree/system-id", "proc/device-tree/vm,uuid",
+			"etc/machine-id"),
+		BootID:    firstText(root, "proc/sys/kernel/random/boot_id"),
+		Kernel:    firstText(root, "proc/sys/kernel/osrelease"),
+		OSImage:   osImage(root),
+		HugePages: map[int64]int64{},
 	}
 	if err := hostInfo.readMemory(filepath.Join(root, "proc/meminfo")); err != nil {
 		return nil, err

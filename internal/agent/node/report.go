@@ -118,7 +118,8 @@ func (r *reporter) post(ctx context.Context, node *v1.Node) time.Time {
 	if err == nil {
 		asking, cancel := context.WithTimeout(ctx, requestTimeout)
 		var written *v1.Node
-		written, err = r.cfg.Client.CoreV1().Nodes().Patch(asking, node.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+		written, err = r.cfg.Client.CoreV1().Nodes().Patch(asking, node.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{},
+			"status")
 		cancel()
 		if err == nil {
 			r.posted(node, written, transitions, change != NoChange)
@@ -190,7 +191,8 @@ func (r *reporter) register(ctx context.Context) error {
 	existing, err := nodes.Get(asking, id.Name, metav1.GetOptions{})
 	switch {
 	case err == nil:
-		r.note("found its Node object registered", journal.Fact{Name: "created", Value: existing.CreationTimestamp.UTC().Format(time.RFC3339)})
+		r.note("found its Node object registered",
+			journal.Fact{Name: "created", Value: existing.CreationTimestamp.UTC().Format(time.RFC3339)})
 		r.seen.learn(existing)
 		return nil
 	case !apierrors.IsNotFound(err):

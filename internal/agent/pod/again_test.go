@@ -69,7 +69,8 @@ func TestAgainWhileItEnds(t *testing.T) {
 		if !ok {
 			continue
 		}
-		if patch := string(write.GetPatch()); strings.Contains(patch, "mirror-2") && (strings.Contains(patch, `"Failed"`) || strings.Contains(patch, first)) {
+		if patch := string(write.GetPatch()); strings.Contains(patch, "mirror-2") && (strings.Contains(patch, `"Failed"`) ||
+			strings.Contains(patch, first)) {
 			t.Errorf("the mirror of the second life is told of the first: %s", patch)
 		}
 	}

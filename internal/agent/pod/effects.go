@@ -167,7 +167,8 @@ func (m *Manager) networkDown(ctx context.Context, pod *v1.Pod, err error) strin
 	}
 	for _, c := range st.GetStatus().GetConditions() {
 		if c.GetType() == runtimeapi.NetworkReady && !c.GetStatus() {
-			return fmt.Sprintf("container runtime network not ready: NetworkReady=false reason:%s message:%s", c.GetReason(), c.GetMessage())
+			return fmt.Sprintf("container runtime network not ready: NetworkReady=false reason:%s message:%s", c.GetReason(),
+				c.GetMessage())
 		}
 	}
 	return ""
@@ -229,7 +230,8 @@ func (m *Manager) startFailed(ctx context.Context, pod *v1.Pod, a action, f *Fai
 	if ctx.Err() == nil {
 		m.metrics.containerErrors.WithLabelValues(containerType(pod, a.Container), f.Reason).Inc()
 		m.event(pod, event{Warning: true, Reason: "Failed", Message: "Error: " + f.Message, Container: a.Container})
-		m.cfg.Log.Warn("starting a container", "pod", pod.Namespace+"/"+pod.Name, "container", a.Container, "reason", f.Reason, "err", f.Message)
+		m.cfg.Log.Warn("starting a container", "pod", pod.Namespace+"/"+pod.Name, "container", a.Container, "reason", f.Reason, "err",
+			f.Message)
 	}
 	return f
 }
@@ -258,7 +260,8 @@ func (m *Manager) startInput(w *worker, pod *v1.Pod, a action) (StartInput, *Fai
 	if target != "" {
 		c := held.Newest(target)
 		if !alive(c) {
-			return in, m.startFailed(context.Background(), pod, a, &Failure{Reason: "CreateContainerConfigError", Message: "unable to find target container " + target})
+			return in, m.startFailed(context.Background(), pod, a, &Failure{Reason: "CreateContainerConfigError",
+				Message: "unable to find target container " + target})
 		}
 		in.TargetID = c.ID
 	}

@@ -202,7 +202,8 @@ func TestAPIAwayMinutes(t *testing.T) {
 				was = now
 			}
 		}
-		if got := a.container("once"); a.phase("once") != v1.PodFailed || got.State.Terminated == nil || got.State.Terminated.ExitCode != 3 {
+		if got := a.container("once"); a.phase("once") != v1.PodFailed || got.State.Terminated == nil ||
+			got.State.Terminated.ExitCode != 3 {
 			t.Errorf("in the end the API holds %s, %+v", a.phase("once"), got)
 		}
 	})

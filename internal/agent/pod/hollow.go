@@ -112,7 +112,8 @@ func (h *Hollow) perform(a action, now time.Time) (r result) {
 	case Pull:
 		r.ImageRef = containerOf(h.spec.Pod, a.Container).Image
 	case CreateSandbox:
-		b := &runtime.Sandbox{ID: h.id("sandbox"), Attempt: a.Attempt, Ready: true, CreatedAt: now, HostNetwork: h.spec.Pod.Spec.HostNetwork}
+		b := &runtime.Sandbox{ID: h.id("sandbox"), Attempt: a.Attempt, Ready: true, CreatedAt: now,
+			HostNetwork: h.spec.Pod.Spec.HostNetwork}
 		if !b.HostNetwork {
 			b.IPs = []string{h.ip}
 		}
@@ -120,8 +121,10 @@ func (h *Hollow) perform(a action, now time.Time) (r result) {
 	case Start:
 		c := containerOf(h.spec.Pod, a.Container)
 		r.ContainerID = h.id(a.Container)
-		next.Containers = append([]*runtime.Container{{ID: r.ContainerID, SandboxID: next.Sandboxes[0].ID, Name: a.Container, Attempt: a.Attempt,
-			State: runtime.Running, CreatedAt: now, StartedAt: now, Image: c.Image, ImageRef: c.Image, Hash: container.Hash(c)}}, next.Containers...)
+		next.Containers = append([]*runtime.Container{{ID: r.ContainerID, SandboxID: next.Sandboxes[0].ID, Name: a.Container,
+			Attempt: a.Attempt,
+			State:   runtime.Running, CreatedAt: now, StartedAt: now, Image: c.Image, ImageRef: c.Image, Hash: container.Hash(c)}},
+			next.Containers...)
 	case Stop:
 		for i, c := range next.Containers {
 			if c.ID == a.ID && c.State != runtime.Exited {

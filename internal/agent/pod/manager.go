@@ -508,7 +508,8 @@ func Reference(pod *v1.Pod, container string) *v1.ObjectReference {
 	}
 	for _, m := range allContainers(pod, nil, nil) {
 		if m.c.Name == container {
-			field := map[role]string{initContainer: "initContainers", sidecarContainer: "initContainers", regularContainer: "containers", ephemeralContainer: "ephemeralContainers"}[m.role]
+			field := map[role]string{initContainer: "initContainers", sidecarContainer: "initContainers", regularContainer: "containers",
+				ephemeralContainer: "ephemeralContainers"}[m.role]
 			ref.FieldPath = "spec." + field + "{" + container + "}"
 		}
 	}

@@ -60,7 +60,8 @@ type Kill struct {
 // Disrupted is the condition of a pod that the node ends though it did no wrong.
 func Disrupted(message string) *v1.PodCondition {
 	return &v1.PodCondition{
-		Type: v1.DisruptionTarget, Status: v1.ConditionTrue, Reason: v1.PodReasonTerminationByKubelet, Message: message, LastTransitionTime: metav1.Now(),
+		Type: v1.DisruptionTarget, Status: v1.ConditionTrue, Reason: v1.PodReasonTerminationByKubelet, Message: message,
+		LastTransitionTime: metav1.Now(),
 	}
 }
 

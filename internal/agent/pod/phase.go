@@ -157,7 +157,8 @@ func (p *planner) initializedCondition(s *v1.PodStatus) (ok bool, reason, messag
 		return true, "PodCompleted", ""
 	}
 	for _, c := range s.ContainerStatuses {
-		if c.State.Running != nil || c.LastTerminationState.Terminated != nil || c.State.Terminated != nil && c.State.Terminated.Reason != unknownReason {
+		if c.State.Running != nil || c.LastTerminationState.Terminated != nil || c.State.Terminated != nil &&
+			c.State.Terminated.Reason != unknownReason {
 			return true, "", ""
 		}
 	}
@@ -212,7 +213,8 @@ func (p *planner) gates() (bad []string) {
 		case at < 0:
 			bad = append(bad, fmt.Sprintf("corresponding condition of pod readiness gate %q does not exist.", g.ConditionType))
 		case p.pod.Status.Conditions[at].Status != v1.ConditionTrue:
-			bad = append(bad, fmt.Sprintf("the status of pod readiness gate %q is not \"True\", but %v", g.ConditionType, p.pod.Status.Conditions[at].Status))
+			bad = append(bad, fmt.Sprintf("the status of pod readiness gate %q is not \"True\", but %v", g.ConditionType,
+				p.pod.Status.Conditions[at].Status))
 		}
 	}
 	return bad

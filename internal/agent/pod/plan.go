@@ -221,7 +221,8 @@ func (p *planner) sandbox() bool {
 		if !p.obs.Stopped[b.ID] {
 			clear = false
 			a := action{Kind: StopSandbox, ID: b.ID}
-			a.Event = &event{Reason: "SandboxChanged", Message: "Pod sandbox changed, it will be killed and re-created.", Key: "sandbox/" + b.ID}
+			a.Event = &event{Reason: "SandboxChanged", Message: "Pod sandbox changed, it will be killed and re-created.",
+				Key: "sandbox/" + b.ID}
 			p.emit(a, fact("sandbox", "not usable"))
 		}
 	}

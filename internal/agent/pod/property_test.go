@@ -73,7 +73,8 @@ func newLife(t *testing.T, s int64) *life {
 		pod.Spec.Containers[0].Lifecycle = &v1.Lifecycle{PreStop: h, PostStart: h}
 	}
 	if l.rnd.Intn(2) == 0 {
-		pod.Spec.Containers[0].ResizePolicy = []v1.ContainerResizePolicy{{ResourceName: v1.ResourceMemory, RestartPolicy: v1.RestartContainer}}
+		pod.Spec.Containers[0].ResizePolicy = []v1.ContainerResizePolicy{{ResourceName: v1.ResourceMemory,
+			RestartPolicy: v1.RestartContainer}}
 	}
 	if l.rnd.Intn(3) == 0 {
 		pod.Spec.Containers[0].RestartPolicy = &always
@@ -356,7 +357,8 @@ func (l *life) rest() {
 		case m.role == initContainer:
 		case alive(m.cur):
 		case m.role == regularContainer && exited(m.last) && !restartable(l.spec.Pod, m, m.last):
-		case m.role == regularContainer && m.last == nil && lastRan(&l.obs.Last, m.c.Name) && l.spec.Pod.Spec.RestartPolicy == v1.RestartPolicyNever:
+		case m.role == regularContainer && m.last == nil && lastRan(&l.obs.Last, m.c.Name) &&
+			l.spec.Pod.Spec.RestartPolicy == v1.RestartPolicyNever:
 		default:
 			l.t.Errorf("at rest container %s does not run: %s", m.c.Name, l.summary())
 		}
@@ -365,6 +367,7 @@ func (l *life) rest() {
 
 func (l *life) nothingLeft() {
 	if !l.deleted || !l.plan.Done || l.mounted || l.cgroup || len(l.watcher.Pods()) > 0 {
-		l.t.Errorf("after deletion: deleted=%v done=%v mounted=%v cgroup=%v runtime=%v", l.deleted, l.plan.Done, l.mounted, l.cgroup, l.watcher.Pods())
+		l.t.Errorf("after deletion: deleted=%v done=%v mounted=%v cgroup=%v runtime=%v", l.deleted, l.plan.Done, l.mounted, l.cgroup,
+			l.watcher.Pods())
 	}
 }

@@ -160,7 +160,8 @@ func restarts(from *v1.Pod, to resources, held *runtime.Pod) map[string]string {
 			continue
 		}
 		for _, policy := range m.c.ResizePolicy {
-			changed := !quantityEqual(m.c.Resources.Limits, next.Limits, policy.ResourceName) || !quantityEqual(m.c.Resources.Requests, next.Requests, policy.ResourceName)
+			changed := !quantityEqual(m.c.Resources.Limits, next.Limits, policy.ResourceName) || !quantityEqual(m.c.Resources.Requests,
+				next.Requests, policy.ResourceName)
 			if changed && policy.RestartPolicy == v1.RestartContainer {
 				out[m.c.Name] = m.cur.ID
 			}

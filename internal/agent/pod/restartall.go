@@ -131,7 +131,8 @@ func (p *planner) restartAll() bool {
 			_, entry := p.restartAt(m, c)
 			a.Backoff = &entry
 		}
-		p.emit(a, fact("restart of all containers", "asked for by "+askers[0].c.Name), fact("exit code", strconv.Itoa(int(askers[0].cur.ExitCode))))
+		p.emit(a, fact("restart of all containers", "asked for by "+askers[0].c.Name),
+			fact("exit code", strconv.Itoa(int(askers[0].cur.ExitCode))))
 	}
 	return false
 }

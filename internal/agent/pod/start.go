@@ -28,7 +28,8 @@ func (p *planner) check(m *containerState) bool {
 	}
 	switch {
 	case c.State == runtime.Unknown:
-		p.stop(c, p.ownGrace(), fmt.Sprintf("Container %s is in unknown state, try killing it before restart", name), fact("state", "unknown"))
+		p.stop(c, p.ownGrace(), fmt.Sprintf("Container %s is in unknown state, try killing it before restart", name),
+			fact("state", "unknown"))
 	case !container.SameDefinition(c.Hash, m.c):
 		p.stop(c, p.ownGrace(), fmt.Sprintf("Container %s definition changed, will be restarted", name), fact("definition", "changed"))
 	case probe.Failed != "":
@@ -85,7 +86,8 @@ func (p *planner) run(m *containerState) {
 	if p.obs.endedUnseen(p.idOf(c), c) {
 		ended = "ended while no agent was looking"
 	}
-	p.start(m, &entry, fact("container", ended), fact("exit code", strconv.Itoa(int(c.ExitCode))), fact("restarts", strconv.Itoa(int(c.Attempt))))
+	p.start(m, &entry, fact("container", ended), fact("exit code", strconv.Itoa(int(c.ExitCode))),
+		fact("restarts", strconv.Itoa(int(c.Attempt))))
 }
 
 // vanishedRestarts: a container that the status says has run, and of which the

@@ -186,15 +186,17 @@ func (p *planner) lostContainer(m *containerState, s *v1.ContainerStatus, last *
 		return
 	case m.role == initContainer && p.anyMainRan():
 		s.State.Terminated = &v1.ContainerStateTerminated{
-			Reason:      "Completed",
-			Message:     "Unable to get init container status from container runtime and pod has been initialized, treat it as exited normally",
+			Reason: "Completed",
+			Message: "Unable to get init container status from container runtime and pod has been initialized, treat it as exited " +
+				"normally",
 			ContainerID: last.ContainerID,
 		}
 		s.Ready = true
 		return
 	}
 	if last.State.Running != nil {
-		s.LastTerminationState = unknownState("The container could not be located when the pod was deleted.  The container used to be Running")
+		s.LastTerminationState = unknownState(
+			"The container could not be located when the pod was deleted.  The container used to be Running")
 		if p.pod.DeletionTimestamp == nil {
 			s.RestartCount++
 		}

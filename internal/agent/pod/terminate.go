@@ -46,7 +46,8 @@ func (p *planner) ending() *ending {
 		e.why = "already " + string(p.obs.Last.Phase)
 	case p.overDeadline():
 		e.why = "over its active deadline"
-		e.force = &Kill{Phase: v1.PodFailed, Reason: deadlineReason, Message: "Pod was active on the node longer than the specified deadline"}
+		e.force = &Kill{Phase: v1.PodFailed, Reason: deadlineReason,
+			Message: "Pod was active on the node longer than the specified deadline"}
 	case p.completed():
 		e.why = "all containers ended"
 	}

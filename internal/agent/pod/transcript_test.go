@@ -200,7 +200,8 @@ func command(w *fixture, name string, args []string, body string) error {
 		w.api.Phase, w.api.Reason = v1.PodPhase(arg(0)), arg(1)
 	case "condition":
 		w.spec.Pod = w.spec.Pod.DeepCopy()
-		w.spec.Pod.Status.Conditions = append(w.spec.Pod.Status.Conditions, v1.PodCondition{Type: v1.PodConditionType(arg(0)), Status: v1.ConditionStatus(arg(1))})
+		w.spec.Pod.Status.Conditions = append(w.spec.Pod.Status.Conditions, v1.PodCondition{Type: v1.PodConditionType(arg(0)),
+			Status: v1.ConditionStatus(arg(1))})
 	default:
 		return errors.New("no such command")
 	}

@@ -336,7 +336,8 @@ func (w *worker) targets(pod *v1.Pod, plan plan) []Target {
 		if m.cur == nil || m.cur.State != runtime.Running || !hasProbes(m.c) {
 			continue
 		}
-		t := Target{Pod: pod, Container: m.c, ContainerID: m.cur.ID, PodIP: pod.Status.PodIP, StartedAt: m.cur.StartedAt, Ending: plan.Terminating}
+		t := Target{Pod: pod, Container: m.c, ContainerID: m.cur.ID, PodIP: pod.Status.PodIP, StartedAt: m.cur.StartedAt,
+			Ending: plan.Terminating}
 		if s := lastStatus(&plan.Status, m.c.Name); s != nil {
 			t.Before = Probe{Started: s.Started != nil && *s.Started, Ready: s.Ready}
 		}

@@ -194,7 +194,8 @@ func (w *fixture) summary() string {
 		fmt.Fprintf(&b, "(%s)", s.Reason)
 	}
 	for _, c := range s.Conditions {
-		short := map[v1.PodConditionType]string{v1.PodReadyToStartContainers: "sandbox", v1.PodInitialized: "init", v1.PodReady: "ready"}[c.Type]
+		short := map[v1.PodConditionType]string{v1.PodReadyToStartContainers: "sandbox", v1.PodInitialized: "init",
+			v1.PodReady: "ready"}[c.Type]
 		if short != "" && c.Status == v1.ConditionTrue {
 			b.WriteString(" " + short)
 		}
@@ -309,10 +310,12 @@ func (c configs) Sandbox(_ context.Context, pod *v1.Pod, attempt uint32) (*runti
 	return &runtimeapi.PodSandboxConfig{
 		Metadata: &runtimeapi.PodSandboxMetadata{Name: pod.Name, Namespace: pod.Namespace, Uid: string(pod.UID), Attempt: attempt},
 		Labels: map[string]string{
-			kubelettypes.KubernetesPodNameLabel: pod.Name, kubelettypes.KubernetesPodNamespaceLabel: pod.Namespace, kubelettypes.KubernetesPodUIDLabel: string(pod.UID),
+			kubelettypes.KubernetesPodNameLabel: pod.Name, kubelettypes.KubernetesPodNamespaceLabel: pod.Namespace,
+			kubelettypes.KubernetesPodUIDLabel: string(pod.UID),
 		},
 		LogDirectory: c.w.m.cfg.LogDir + "/" + pod.Namespace + "_" + pod.Name + "_" + string(pod.UID),
-		Linux:        &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{NamespaceOptions: &runtimeapi.NamespaceOption{Network: mode}}},
+		Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
+			NamespaceOptions: &runtimeapi.NamespaceOption{Network: mode}}},
 	}, "", c.w.errors["sandbox config"]
 }
 
@@ -354,7 +357,8 @@ func (w *fixture) AnnotatedEventf(o apiruntime.Object, _ map[string]string, kind
 }
 
 func testPod(policy v1.RestartPolicy, names ...string) *v1.Pod {
-	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default", UID: "u1", Generation: 1}, Spec: v1.PodSpec{RestartPolicy: policy}}
+	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default", UID: "u1", Generation: 1},
+		Spec: v1.PodSpec{RestartPolicy: policy}}
 	for _, n := range names {
 		pod.Spec.Containers = append(pod.Spec.Containers, v1.Container{Name: n, Image: "img"})
 	}

@@ -80,7 +80,8 @@ func Run(ctx context.Context, cfg Config) error {
 		return fmt.Errorf("serving pod resources: %w", err)
 	}
 	limiter := rate.NewLimiter(perSecond, burst)
-	server := grpc.NewServer(grpc.UnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	server := grpc.NewServer(grpc.UnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo,
+		next grpc.UnaryHandler) (any, error) {
 		if !limiter.Allow() {
 			return nil, status.Error(codes.ResourceExhausted, "the pod resources API is asked too often")
 		}
@@ -137,7 +138,8 @@ func (l lister) Get(_ context.Context, req *api.GetPodResourcesRequest) (*api.Ge
 func (l lister) of(pod *v1.Pod) *api.PodResources {
 	out := &api.PodResources{Name: pod.Name, Namespace: pod.Namespace}
 	for _, c := range longRunning(pod) {
-		entry := &api.ContainerResources{Name: c.Name, Devices: l.cfg.Devices.HeldBy(pod.UID, c.Name), DynamicResources: l.cfg.Claims.HeldBy(pod, c)}
+		entry := &api.ContainerResources{Name: c.Name, Devices: l.cfg.Devices.HeldBy(pod.UID, c.Name),
+			DynamicResources: l.cfg.Claims.HeldBy(pod, c)}
 		for _, cpu := range l.cfg.Assignments.CPUsOf(pod.UID, c.Name) {
 			entry.CpuIds = append(entry.CpuIds, int64(cpu))
 		}

@@ -94,14 +94,16 @@ type imageTimes struct{ detected, used time.Time }
 
 // NewCollector returns a Collector. It asks the runtime where it keeps images.
 func NewCollector(ctx context.Context, cfg CollectorConfig) (*Collector, error) {
-	if cfg.Log == nil || cfg.Runtime == nil || cfg.Images == nil || cfg.Events == nil || cfg.Pods == nil || cfg.SourcesReady == nil || cfg.RootDir == "" {
+	if cfg.Log == nil || cfg.Runtime == nil || cfg.Images == nil || cfg.Events == nil || cfg.Pods == nil || cfg.SourcesReady == nil ||
+		cfg.RootDir == "" {
 		return nil, errors.New("configuring garbage collection: Log, Runtime, Images, Events, Pods, SourcesReady and RootDir are required")
 	}
 	if cfg.Journal == nil {
 		cfg.Journal = journal.Discard
 	}
 	c := &Collector{cfg: cfg, triggerRun: make(chan struct{}, 1), seen: map[string]imageTimes{}}
-	c.collected = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_image_garbage_collected_total", Help: "Total number of images garbage collected by the kubelet, whether through disk usage or image age."}, []string{"reason"})
+	c.collected = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_image_garbage_collected_total",
+		Help: "Total number of images garbage collected by the kubelet, whether through disk usage or image age."}, []string{"reason"})
 	if cfg.Metrics != nil {
 		if err := cfg.Metrics.Register(c.collected); err != nil {
 			return nil, fmt.Errorf("registering garbage collection metrics: %w", err)
@@ -223,7 +225,8 @@ func (c *Collector) collectImages(ctx context.Context) {
 		return
 	}
 	percent := 100 - available*100/capacity
-	text := fmt.Sprintf("Insufficient free disk space on the node's image filesystem (%d%% of %s used). Failed to free sufficient space by deleting unused images (freed %d bytes). "+
+	text := fmt.Sprintf("Insufficient free disk space on the node's image filesystem (%d%% of %s used). Failed to free sufficient space "+
+		"by deleting unused images (freed %d bytes). "+
 		"Consider resizing the disk or deleting unused files.", percent, amount(capacity), freed)
 	c.event("FreeDiskSpaceFailed", text)
 	c.imagesFailed(errors.New(text))
@@ -266,7 +269,8 @@ func (c *Collector) inventory(ctx context.Context, now time.Time) ([]Image, erro
 			times.used = now
 		}
 		seen[image.Id] = times
-		list = append(list, Image{ID: image.Id, Bytes: int64(image.Size), Pinned: image.Pinned, InUse: inUse, Detected: times.detected, LastUsed: times.used})
+		list = append(list, Image{ID: image.Id, Bytes: int64(image.Size), Pinned: image.Pinned, InUse: inUse, Detected: times.detected,
+			LastUsed: times.used})
 	}
 	c.seen = seen
 	return list, nil
@@ -295,7 +299,8 @@ func usedImages(containers []*runtimeapi.Container, pods []*v1.Pod) map[string]b
 				used[normalized(source.Reference)] = true
 			}
 		}
-		for _, list := range [][]v1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses, pod.Status.EphemeralContainerStatuses} {
+		for _, list := range [][]v1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses,
+			pod.Status.EphemeralContainerStatuses} {
 			for i := range list {
 				used[strings.TrimPrefix(list[i].ImageID, "docker-pullable://")] = true
 			}
@@ -343,8 +348,10 @@ func (c *Collector) remove(ctx context.Context, images []Image, reason string) (
 		removed++
 	}
 	if removed > 0 {
-		c.cfg.Journal.Append(journal.Record{Time: time.Now(), Part: "agent", Object: journal.Ref{Kind: "Node", Name: c.cfg.NodeName}, Decision: "removed unused images",
-			Because: []journal.Fact{{Name: "reason", Value: reason}, {Name: "images", Value: fmt.Sprint(removed)}, {Name: "freed", Value: amount(freed)}}})
+		c.cfg.Journal.Append(journal.Record{Time: time.Now(), Part: "agent", Object: journal.Ref{Kind: "Node", Name: c.cfg.NodeName},
+			Decision: "removed unused images",
+			Because: []journal.Fact{{Name: "reason", Value: reason}, {Name: "images", Value: fmt.Sprint(removed)},
+				{Name: "freed", Value: amount(freed)}}})
 	}
 	return freed, removed
 }
@@ -430,7 +437,8 @@ func (c *Collector) collectSandboxes(ctx context.Context, state func(types.UID) 
 	for _, sandbox := range sandboxes {
 		uid := types.UID(sandbox.GetMetadata().GetUid())
 		known := state(uid) != PodGone
-		if sandbox.State == runtimeapi.PodSandboxState_SANDBOX_READY || occupied[sandbox.Id] || sandbox.Labels[labelPodUID] == "" || known && newest[uid] == sandbox {
+		if sandbox.State == runtimeapi.PodSandboxState_SANDBOX_READY || occupied[sandbox.Id] || sandbox.Labels[labelPodUID] == "" ||
+			known && newest[uid] == sandbox {
 			continue
 		}
 		if err := c.cfg.Runtime.StopPodSandbox(ctx, sandbox.Id); err != nil {
@@ -483,6 +491,7 @@ func (c *Collector) event(reason, text string) {
 // reportFreed says what a search for space came to.
 func (c *Collector) reportFreed(removed int, freed int64) {
 	if removed > 0 {
-		c.cfg.Events.Eventf(nodeRef(c.cfg.NodeName), v1.EventTypeNormal, "FreedDiskSpace", "Removed %d unused images (%s)", removed, amount(freed))
+		c.cfg.Events.Eventf(nodeRef(c.cfg.NodeName), v1.EventTypeNormal, "FreedDiskSpace", "Removed %d unused images (%s)", removed,
+			amount(freed))
 	}
 }

@@ -97,7 +97,8 @@ type core struct {
 
 // newCore returns a Core that has seen nothing yet.
 func newCore(set settings) *core {
-	return &core{set: set, firstMet: map[thresholdKey]time.Time{}, last: map[v1.NodeConditionType]time.Time{}, reclaimed: map[Signal]bool{}, announced: map[Signal]bool{}, ending: map[types.UID]bool{}}
+	return &core{set: set, firstMet: map[thresholdKey]time.Time{}, last: map[v1.NodeConditionType]time.Time{}, reclaimed: map[Signal]bool{},
+		announced: map[Signal]bool{}, ending: map[types.UID]bool{}}
 }
 
 // Reclaimed notes that what could be reclaimed for a signal was.

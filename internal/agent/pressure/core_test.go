@@ -111,7 +111,8 @@ func (s *script) run(words []string) {
 		s.at(words[1:])
 	case "limits":
 		for _, eviction := range s.core.Step(epoch.Add(s.duration(words[1])), input{Limited: s.pods}).Evict {
-			fmt.Fprintf(&s.out, "  evict %s grace=%v signal=%s disrupted=%v\n    %s\n", eviction.Pod.Name, eviction.Grace, eviction.Signal, eviction.Disrupted, eviction.Message)
+			fmt.Fprintf(&s.out, "  evict %s grace=%v signal=%s disrupted=%v\n    %s\n", eviction.Pod.Name, eviction.Grace, eviction.Signal,
+				eviction.Disrupted, eviction.Message)
 		}
 	default:
 		s.t.Fatalf("unknown line %q", words)
@@ -150,7 +151,8 @@ func (s *script) threshold(words []string) {
 
 func (s *script) pod(words []string) PodUsage {
 	name := words[0]
-	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)}, Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c", Resources: v1.ResourceRequirements{Requests: v1.ResourceList{}}}}}}
+	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)},
+		Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c", Resources: v1.ResourceRequirements{Requests: v1.ResourceList{}}}}}}
 	usage := PodUsage{Pod: pod, Measured: true, Containers: map[string]containerUsage{}, Volumes: map[string]Disk{}}
 	container := containerUsage{}
 	for _, word := range words[1:] {
@@ -181,7 +183,8 @@ func (s *script) pod(words []string) PodUsage {
 			pod.Annotations = map[string]string{"kubernetes.io/config.source": "file"}
 		case "emptydir":
 			limit := resource.MustParse(request)
-			pod.Spec.Volumes = []v1.Volume{{Name: "v", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{SizeLimit: &limit}}}}
+			pod.Spec.Volumes = []v1.Volume{{Name: "v",
+				VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{SizeLimit: &limit}}}}
 			usage.Volumes["v"] = Disk{Bytes: quantity(s.t, used)}
 		case "unmeasured":
 			usage.Measured = false
@@ -232,7 +235,8 @@ func (s *script) at(words []string) {
 			continue
 		}
 		for _, eviction := range decision.Evict {
-			fmt.Fprintf(&s.out, "  evict %s grace=%v signal=%s disrupted=%v\n    %s\n", eviction.Pod.Name, eviction.Grace, eviction.Signal, eviction.Disrupted, eviction.Message)
+			fmt.Fprintf(&s.out, "  evict %s grace=%v signal=%s disrupted=%v\n    %s\n", eviction.Pod.Name, eviction.Grace, eviction.Signal,
+				eviction.Disrupted, eviction.Message)
 		}
 		if decision.ForceKill != nil {
 			fmt.Fprintf(&s.out, "  no more time for %s\n", decision.ForceKill.Name)
@@ -255,7 +259,8 @@ func TestImageProperties(t *testing.T) {
 		var images []Image
 		total := int64(0)
 		for i := range rapid.IntRange(0, 20).Draw(r, "images") {
-			image := Image{ID: fmt.Sprint(i), Bytes: rapid.Int64Range(1, 100).Draw(r, "bytes"), Pinned: rapid.Bool().Draw(r, "pinned"), InUse: rapid.Bool().Draw(r, "used"),
+			image := Image{ID: fmt.Sprint(i), Bytes: rapid.Int64Range(1, 100).Draw(r, "bytes"), Pinned: rapid.Bool().Draw(r, "pinned"),
+				InUse:    rapid.Bool().Draw(r, "used"),
 				Detected: now.Add(-time.Duration(rapid.IntRange(0, 120).Draw(r, "age")) * time.Minute)}
 			if rapid.Bool().Draw(r, "ever") {
 				image.LastUsed = now.Add(-time.Duration(rapid.IntRange(0, 120).Draw(r, "last")) * time.Minute)
@@ -284,7 +289,8 @@ func TestImageProperties(t *testing.T) {
 			r.Fatalf("frees %d of %d wanted, %d were possible", freed, wanted, total)
 		}
 		for _, image := range images {
-			if !ids[image.ID] && len(picked) > 0 && !image.InUse && !image.Pinned && now.Sub(image.Detected) >= limits.MinimumAge && image.LastUsed.Before(newest) {
+			if !ids[image.ID] && len(picked) > 0 && !image.InUse && !image.Pinned && now.Sub(image.Detected) >= limits.MinimumAge &&
+				image.LastUsed.Before(newest) {
 				r.Fatalf("leaves %s, which was used longer ago than what it picks", image.ID)
 			}
 		}
@@ -299,7 +305,8 @@ func TestContainerProperties(t *testing.T) {
 		var dead []deadContainer
 		for i := range rapid.IntRange(0, 30).Draw(r, "dead") {
 			dead = append(dead, deadContainer{ID: fmt.Sprint(i), Pod: rapid.SampledFrom([]types.UID{"live", "over", "gone"}).Draw(r, "pod"),
-				Name: rapid.SampledFrom([]string{"a", "b"}).Draw(r, "name"), Ended: epoch.Add(-time.Duration(rapid.IntRange(0, 60).Draw(r, "ended")) * time.Minute)})
+				Name:  rapid.SampledFrom([]string{"a", "b"}).Draw(r, "name"),
+				Ended: epoch.Add(-time.Duration(rapid.IntRange(0, 60).Draw(r, "ended")) * time.Minute)})
 		}
 		removed := map[string]bool{}
 		for _, container := range deadContainers(epoch, dead, func(uid types.UID) podState { return states[uid] }, limits) {
@@ -346,7 +353,8 @@ func TestContainerProperties(t *testing.T) {
 }
 
 func TestToFree(t *testing.T) {
-	for _, test := range []struct{ capacity, available, want int64 }{{1000, 200, 0}, {1000, 150, 50}, {1000, 100, 100}, {1000, 0, 200}, {0, 0, 0}} {
+	for _, test := range []struct{ capacity, available, want int64 }{{1000, 200, 0}, {1000, 150, 50}, {1000, 100, 100}, {1000, 0, 200},
+		{0, 0, 0}} {
 		if got := toFree(test.capacity, test.available, 85, 80); got != test.want {
 			t.Errorf("capacity %d available %d: %d, want %d", test.capacity, test.available, got, test.want)
 		}
@@ -354,7 +362,8 @@ func TestToFree(t *testing.T) {
 }
 
 func TestNormalized(t *testing.T) {
-	for name, want := range map[string]string{"nginx": "docker.io/library/nginx:latest", "a/b:1": "docker.io/a/b:1", "localhost/x": "localhost/x:latest",
+	for name, want := range map[string]string{"nginx": "docker.io/library/nginx:latest", "a/b:1": "docker.io/a/b:1",
+		"localhost/x":          "localhost/x:latest",
 		"r.io:5000/x@sha256:1": "r.io:5000/x@sha256:1", "berth.local/pause:1": "berth.local/pause:1", "": ""} {
 		if got := normalized(name); got != want {
 			t.Errorf("%s: %s, want %s", name, got, want)
@@ -368,7 +377,8 @@ func TestNextReadIsInTime(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		limit := rapid.Int64Range(1, 1<<34).Draw(r, "limit")
 		available := rapid.Int64Range(1, 1<<40).Draw(r, "available")
-		thresholds := []threshold{{Signal: MemoryAvailable, Limit: config.Threshold{Quantity: *resource.NewQuantity(limit, resource.BinarySI)}}}
+		thresholds := []threshold{{Signal: MemoryAvailable,
+			Limit: config.Threshold{Quantity: *resource.NewQuantity(limit, resource.BinarySI)}}}
 		wait := nextRead(thresholds, Readings{MemoryAvailable: {Available: available, Capacity: 1 << 40}}, nil, 0)
 		if wait > paceMax || wait < paceMin {
 			r.Fatalf("waits %v", wait)

@@ -90,5 +90,6 @@ func (g *guard) reportVictim(v victim) {
 	g.cfg.Log.Warn("the kernel ran out of memory and ended a process", "process", v.name, "pid", v.pid)
 	g.note(journal.Ref{Kind: "Node", Name: g.cfg.NodeName}, "saw the kernel end a process for lack of memory",
 		[]journal.Fact{{Name: "process", Value: v.name}, {Name: "pid", Value: strconv.Itoa(v.pid)}})
-	g.cfg.Events.Eventf(nodeRef(g.cfg.NodeName), v1.EventTypeWarning, "SystemOOM", "System OOM encountered, victim process: %s, pid: %d", v.name, v.pid)
+	g.cfg.Events.Eventf(nodeRef(g.cfg.NodeName), v1.EventTypeWarning, "SystemOOM", "System OOM encountered, victim process: %s, pid: %d",
+		v.name, v.pid)
 }

@@ -76,7 +76,8 @@ func TestPropertiesFindSeededMistakes(t *testing.T) {
 		"evicts although reclaiming sufficed": func(e *evicting, in input, d *decision) {
 			for _, threshold := range e.set.Thresholds {
 				reading := in.Readings[threshold.Signal]
-				if len(d.Evict) == 0 && !d.NeedPods && d.Reclaim == "" && len(e.pods) > 0 && reading.Available >= threshold.Limit.Of(reading.Capacity) {
+				if len(d.Evict) == 0 && !d.NeedPods && d.Reclaim == "" && len(e.pods) > 0 &&
+					reading.Available >= threshold.Limit.Of(reading.Capacity) {
 					d.Evict = []Eviction{{Pod: e.pods[0].Pod, Signal: string(threshold.Signal)}}
 				}
 			}
@@ -140,9 +141,11 @@ func playShortages(r *rapid.T, make func(settings) decider) string {
 }
 
 func newFixture(r *rapid.T, make func(settings) decider) *fixture {
-	w := &fixture{r: r, now: epoch, pods: map[types.UID]PodUsage{}, readings: Readings{}, crossedAt: map[Signal]time.Time{}, reclaimed: map[Signal]bool{}}
+	w := &fixture{r: r, now: epoch, pods: map[types.UID]PodUsage{}, readings: Readings{}, crossedAt: map[Signal]time.Time{},
+		reclaimed: map[Signal]bool{}}
 	for _, signal := range []Signal{MemoryAvailable, NodeFSAvailable, ImageFSAvailable, PIDAvailable} {
-		threshold := threshold{Signal: signal, Limit: config.Threshold{Quantity: *resource.NewQuantity(rapid.Int64Range(1, 400).Draw(r, "limit"), resource.BinarySI)}}
+		threshold := threshold{Signal: signal,
+			Limit: config.Threshold{Quantity: *resource.NewQuantity(rapid.Int64Range(1, 400).Draw(r, "limit"), resource.BinarySI)}}
 		if rapid.Bool().Draw(r, "soft") {
 			threshold.Soft, threshold.Grace = true, time.Duration(rapid.IntRange(1, 60).Draw(r, "grace"))*time.Second
 		}
@@ -153,7 +156,8 @@ func newFixture(r *rapid.T, make func(settings) decider) *fixture {
 	w.core = make(settings{Thresholds: w.thresholds, Transition: time.Minute, DedicatedImageFS: w.dedicated})
 	for i := range rapid.IntRange(0, 8).Draw(r, "pods") {
 		priority := rapid.SampledFrom([]int32{0, 100, criticalPriority}).Draw(r, "priority")
-		pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(i), UID: types.UID(fmt.Sprint(i))}, Spec: v1.PodSpec{Priority: &priority}}
+		pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(i), UID: types.UID(fmt.Sprint(i))},
+			Spec: v1.PodSpec{Priority: &priority}}
 		if rapid.IntRange(0, 4).Draw(r, "static") == 0 {
 			pod.Annotations = map[string]string{"kubernetes.io/config.source": "file"}
 		}
@@ -237,7 +241,8 @@ func (w *fixture) judge(decision decision) string {
 		w.victim, w.victimAt, w.hurried = eviction.Pod.UID, w.now, false
 		clear(w.reclaimed) // also when it hangs: the next try begins again
 	}
-	for signal, on := range map[Signal]bool{MemoryAvailable: decision.Pressure.Memory, NodeFSAvailable: decision.Pressure.Disk, PIDAvailable: decision.Pressure.PID} {
+	for signal, on := range map[Signal]bool{MemoryAvailable: decision.Pressure.Memory, NodeFSAvailable: decision.Pressure.Disk,
+		PIDAvailable: decision.Pressure.PID} {
 		if _, short := w.crossedAt[signal]; short && !on {
 			return fmt.Sprintf("%s is short and no condition says so", signal)
 		}

@@ -213,7 +213,8 @@ func explain(threshold threshold, reading reading, victim PodUsage) (string, map
 		if usage <= request {
 			continue
 		}
-		fmt.Fprintf(&text, "Container %s was using %s, request is %s, has larger consumption of %s. ", container.Name, amount(usage), amount(request), row.resource)
+		fmt.Fprintf(&text, "Container %s was using %s, request is %s, has larger consumption of %s. ", container.Name, amount(usage),
+			amount(request), row.resource)
 		names = append(names, container.Name)
 		usages = append(usages, amount(usage))
 	}

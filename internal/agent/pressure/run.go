@@ -64,8 +64,10 @@ type Config struct {
 
 // Run guards the node until the context ends.
 func Run(ctx context.Context, cfg Config) error {
-	if cfg.Log == nil || cfg.NodeName == "" || cfg.Kubelet == nil || cfg.Status == nil || cfg.Pods == nil || cfg.Usage == nil || cfg.Kill == nil || cfg.ForceKill == nil || cfg.Events == nil || cfg.Sensor == nil {
-		return errors.New("configuring the eviction manager: Log, NodeName, Kubelet, Board, Pods, Usage, Kill, Hurry, Events and Sensor are required")
+	if cfg.Log == nil || cfg.NodeName == "" || cfg.Kubelet == nil || cfg.Status == nil || cfg.Pods == nil || cfg.Usage == nil ||
+		cfg.Kill == nil || cfg.ForceKill == nil || cfg.Events == nil || cfg.Sensor == nil {
+		return errors.New("configuring the eviction manager: Log, NodeName, Kubelet, Board, Pods, Usage, Kill, Hurry, Events and Sensor " +
+			"are required")
 	}
 	if cfg.Journal == nil {
 		cfg.Journal = journal.Discard
@@ -130,9 +132,11 @@ type guard struct {
 }
 
 func (g *guard) registerMetrics() error {
-	g.evictions = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_evictions", Help: "Cumulative number of pod evictions by eviction signal"}, []string{"eviction_signal"})
+	g.evictions = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_evictions",
+		Help: "Cumulative number of pod evictions by eviction signal"}, []string{"eviction_signal"})
 	g.statsAge = prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "kubelet_eviction_stats_age_seconds",
-		Help: "Seconds from the beginning of measuring pods to the eviction of one by that, by eviction signal."}, []string{"eviction_signal"})
+		Help: "Seconds from the beginning of measuring pods to the eviction of one by that, by eviction signal."},
+		[]string{"eviction_signal"})
 	if g.cfg.Metrics == nil {
 		return nil
 	}
@@ -184,7 +188,8 @@ func (g *guard) pass(ctx context.Context) time.Duration {
 			wait = min(wait, max(decision.Wake.Sub(now), paceMin))
 		}
 		if decision.Announce != "" {
-			g.cfg.Events.Event(nodeRef(g.cfg.NodeName), v1.EventTypeWarning, "EvictionThresholdMet", "Attempting to reclaim "+decision.Announce)
+			g.cfg.Events.Event(nodeRef(g.cfg.NodeName), v1.EventTypeWarning, "EvictionThresholdMet",
+				"Attempting to reclaim "+decision.Announce)
 		}
 		switch {
 		case decision.Reclaim != "":

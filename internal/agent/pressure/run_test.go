@@ -42,7 +42,8 @@ func (m *host) setFree(bytes int64) {
 
 func newHost(t *testing.T) *host {
 	m := &host{t: t, root: t.TempDir()}
-	for name, text := range map[string]string{"loadavg": "0 0 0 1/100 5\n", "sys/kernel/pid_max": "32768\n", "sys/kernel/threads-max": "32768\n"} {
+	for name, text := range map[string]string{"loadavg": "0 0 0 1/100 5\n", "sys/kernel/pid_max": "32768\n",
+		"sys/kernel/threads-max": "32768\n"} {
 		path := filepath.Join(m.root, "proc", name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
@@ -73,7 +74,8 @@ func TestHogIsEndedWithinASecond(t *testing.T) {
 		m, shown := newHost(t), &status{}
 		pod := func(name string) *v1.Pod {
 			return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: metatypes.UID(name)},
-				Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c", Resources: v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceMemory: resource.MustParse("100Mi")}}}}}}
+				Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c",
+					Resources: v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceMemory: resource.MustParse("100Mi")}}}}}}
 		}
 		hog, neighbour := pod("hog"), pod("neighbour")
 		killed := make(chan struct {
@@ -85,9 +87,11 @@ func TestHogIsEndedWithinASecond(t *testing.T) {
 		var mu sync.Mutex
 		used := int64(0)
 		cfg := Config{
-			Log: slog.New(slog.DiscardHandler), NodeName: "n1", Status: shown, Events: record.NewFakeRecorder(100), StallFile: filepath.Join(m.root, "none"), KernelLog: filepath.Join(m.root, "none"),
-			Kubelet: &kubeletv1beta1.KubeletConfiguration{EvictionHard: map[string]string{"memory.available": "100Mi"}, EvictionPressureTransitionPeriod: metav1.Duration{Duration: time.Minute}},
-			Pods:    func() []*v1.Pod { return []*v1.Pod{neighbour, hog} },
+			Log: slog.New(slog.DiscardHandler), NodeName: "n1", Status: shown, Events: record.NewFakeRecorder(100),
+			StallFile: filepath.Join(m.root, "none"), KernelLog: filepath.Join(m.root, "none"),
+			Kubelet: &kubeletv1beta1.KubeletConfiguration{EvictionHard: map[string]string{"memory.available": "100Mi"},
+				EvictionPressureTransitionPeriod: metav1.Duration{Duration: time.Minute}},
+			Pods: func() []*v1.Pod { return []*v1.Pod{neighbour, hog} },
 			Usage: func(context.Context, []*v1.Pod, bool) ([]PodUsage, error) {
 				mu.Lock()
 				defer mu.Unlock()
@@ -175,7 +179,8 @@ func (s *store) RemoveImage(_ context.Context, spec *runtimeapi.ImageSpec) error
 	return s.drop("image " + spec.Image)
 }
 func (s *store) ImageFsInfo(context.Context) (*runtimeapi.ImageFsInfoResponse, error) {
-	return &runtimeapi.ImageFsInfoResponse{ImageFilesystems: []*runtimeapi.FilesystemUsage{{FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: s.mount}}}}, nil
+	return &runtimeapi.ImageFsInfoResponse{ImageFilesystems: []*runtimeapi.FilesystemUsage{
+		{FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: s.mount}}}}, nil
 }
 func (s *store) drop(what string) error {
 	s.removed = append(s.removed, what)
@@ -186,19 +191,23 @@ func TestReclaimTakesOnlyWhatIsUnused(t *testing.T) {
 	dir := t.TempDir()
 	exited, running := runtimeapi.ContainerState_CONTAINER_EXITED, runtimeapi.ContainerState_CONTAINER_RUNNING
 	container := func(id, uid, name, image string, state runtimeapi.ContainerState, created int64) *runtimeapi.Container {
-		return &runtimeapi.Container{Id: id, PodSandboxId: "s-" + uid, State: state, CreatedAt: created, ImageRef: image, Image: &runtimeapi.ImageSpec{Image: image},
+		return &runtimeapi.Container{Id: id, PodSandboxId: "s-" + uid, State: state, CreatedAt: created, ImageRef: image,
+			Image:  &runtimeapi.ImageSpec{Image: image},
 			Labels: map[string]string{labelPodUID: uid, labelContainerName: name}}
 	}
 	sandbox := func(uid string, state runtimeapi.PodSandboxState) *runtimeapi.PodSandbox {
-		return &runtimeapi.PodSandbox{Id: "s-" + uid, State: state, Metadata: &runtimeapi.PodSandboxMetadata{Uid: uid}, Labels: map[string]string{labelPodUID: uid}}
+		return &runtimeapi.PodSandbox{Id: "s-" + uid, State: state, Metadata: &runtimeapi.PodSandboxMetadata{Uid: uid},
+			Labels: map[string]string{labelPodUID: uid}}
 	}
 	s := &store{mount: dir,
 		containers: []*runtimeapi.Container{
-			container("run", "live", "a", "sha-used", running, 3), container("dead1", "live", "a", "sha-used", exited, 1), container("dead2", "live", "a", "sha-used", exited, 2),
+			container("run", "live", "a", "sha-used", running, 3), container("dead1", "live", "a", "sha-used", exited, 1),
+			container("dead2", "live", "a", "sha-used", exited, 2),
 			container("done", "over", "a", "sha-done", exited, 1), container("lost", "gone", "a", "sha-lost", exited, 1),
 			{Id: "foreign", State: exited},
 		},
-		sandboxes: []*runtimeapi.PodSandbox{sandbox("live", runtimeapi.PodSandboxState_SANDBOX_READY), sandbox("gone", runtimeapi.PodSandboxState_SANDBOX_NOTREADY)},
+		sandboxes: []*runtimeapi.PodSandbox{sandbox("live", runtimeapi.PodSandboxState_SANDBOX_READY),
+			sandbox("gone", runtimeapi.PodSandboxState_SANDBOX_NOTREADY)},
 		images: []*runtimeapi.Image{{Id: "sha-used"}, {Id: "sha-pinned", Pinned: true}, {Id: "sha-idle", Size: 5},
 			{Id: "sha-spec", RepoTags: []string{"docker.io/library/wanted:latest"}}, {Id: "sha-done"}},
 	}
@@ -213,8 +222,9 @@ func TestReclaimTakesOnlyWhatIsUnused(t *testing.T) {
 		}
 	}
 	ready := false
-	c, err := NewCollector(t.Context(), CollectorConfig{Log: slog.New(slog.DiscardHandler), NodeName: "n1", Runtime: s, Images: s, Events: record.NewFakeRecorder(10),
-		Pods: func() []*v1.Pod { return pods }, SourcesReady: func() bool { return ready }, RootDir: dir, LogsDir: logs})
+	c, err := NewCollector(t.Context(), CollectorConfig{Log: slog.New(slog.DiscardHandler), NodeName: "n1", Runtime: s, Images: s,
+		Events: record.NewFakeRecorder(10),
+		Pods:   func() []*v1.Pod { return pods }, SourcesReady: func() bool { return ready }, RootDir: dir, LogsDir: logs})
 	if err != nil {
 		t.Fatal(err)
 	}

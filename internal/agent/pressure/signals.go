@@ -47,8 +47,10 @@ var signalRows = []signalRow{
 	{signal: AllocatableMemoryAvailable, resource: "memory", condition: v1.NodeMemoryPressure},
 	{signal: NodeFSAvailable, resource: "ephemeral-storage", condition: v1.NodeDiskPressure, shared: reclaim{true, true}},
 	{signal: NodeFSInodesFree, resource: "inodes", condition: v1.NodeDiskPressure, shared: reclaim{true, true}},
-	{signal: ImageFSAvailable, resource: "ephemeral-storage", condition: v1.NodeDiskPressure, shared: reclaim{true, true}, dedicated: reclaim{true, true}},
-	{signal: ImageFSInodesFree, resource: "inodes", condition: v1.NodeDiskPressure, shared: reclaim{true, true}, dedicated: reclaim{true, true}},
+	{signal: ImageFSAvailable, resource: "ephemeral-storage", condition: v1.NodeDiskPressure, shared: reclaim{true, true},
+		dedicated: reclaim{true, true}},
+	{signal: ImageFSInodesFree, resource: "inodes", condition: v1.NodeDiskPressure, shared: reclaim{true, true},
+		dedicated: reclaim{true, true}},
 	{signal: PIDAvailable, resource: "pids", condition: v1.NodePIDPressure},
 }
 
@@ -153,5 +155,6 @@ type Readings map[Signal]reading
 
 // pressureOf spells conditions as the Node shows them.
 func pressureOf(conditions map[v1.NodeConditionType]bool) node.Pressure {
-	return node.Pressure{Memory: conditions[v1.NodeMemoryPressure], Disk: conditions[v1.NodeDiskPressure], PID: conditions[v1.NodePIDPressure]}
+	return node.Pressure{Memory: conditions[v1.NodeMemoryPressure], Disk: conditions[v1.NodeDiskPressure],
+		PID: conditions[v1.NodePIDPressure]}
 }

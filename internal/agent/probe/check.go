@@ -272,7 +272,8 @@ func runHTTP(ctx context.Context, s subject, h *v1.HTTPGetAction) (verdict, stri
 
 func runGRPC(ctx context.Context, s subject, h *v1.GRPCAction, timeout time.Duration) (verdict, string, error) {
 	addr := net.JoinHostPort(s.podIP, strconv.Itoa(int(h.Port)))
-	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithUserAgent(userAgent), grpc.WithTransportCredentials(insecure.NewCredentials()),
+	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithUserAgent(userAgent),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, a string) (net.Conn, error) { return dialer().DialContext(ctx, "tcp", a) }))
 	if err != nil {
 		return Errored, "", err
@@ -289,11 +290,13 @@ func runGRPC(ctx context.Context, s subject, h *v1.GRPCAction, timeout time.Dura
 	case err == nil:
 		return Failure, fmt.Sprintf("service unhealthy (responded with %q)", resp.GetStatus().String()), nil
 	case code == codes.Unimplemented:
-		return Failure, fmt.Sprintf("error: this server does not implement the grpc health protocol (grpc.health.v1.Health): %s", status.Convert(err).Message()), nil
+		return Failure, fmt.Sprintf("error: this server does not implement the grpc health protocol (grpc.health.v1.Health): %s",
+			status.Convert(err).Message()), nil
 	case code == codes.DeadlineExceeded:
 		return Failure, fmt.Sprintf("timeout: health rpc did not complete within %v", timeout), nil
 	case code == codes.Unavailable:
-		return Failure, fmt.Sprintf("timeout: failed to connect service %q within %v: %s", addr, timeout, status.Convert(err).Message()), nil
+		return Failure, fmt.Sprintf("timeout: failed to connect service %q within %v: %s", addr, timeout, status.Convert(err).Message()),
+			nil
 	}
 	return Failure, fmt.Sprintf("error: health rpc probe failed: %v", err), nil
 }

@@ -35,7 +35,8 @@ func (h Hooks) Run(ctx context.Context, in pod.Hook) error {
 			return fmt.Errorf("running %q in container %q: %w", strings.Join(in.Handler.Exec.Command, " "), in.Container.Name, err)
 		}
 		if code != 0 {
-			return fmt.Errorf("running %q in container %q: it exited with %d: %s", strings.Join(in.Handler.Exec.Command, " "), in.Container.Name, code, cut(out))
+			return fmt.Errorf("running %q in container %q: it exited with %d: %s", strings.Join(in.Handler.Exec.Command, " "),
+				in.Container.Name, code, cut(out))
 		}
 		return nil
 	case in.Handler.Sleep != nil:
@@ -67,7 +68,8 @@ func (h Hooks) get(ctx context.Context, in pod.Hook) error {
 		plain.URL.Scheme = "http"
 		plain.Header.Del("Authorization")
 		if h.Event != nil {
-			h.Event(in.Pod, in.Container.Name, "LifecycleHTTPFallback", fmt.Sprintf("request to HTTPS lifecycle hook %s got HTTP response, retried with HTTP", req.URL.Host))
+			h.Event(in.Pod, in.Container.Name, "LifecycleHTTPFallback",
+				fmt.Sprintf("request to HTTPS lifecycle hook %s got HTTP response, retried with HTTP", req.URL.Host))
 		}
 		resp, err = client.Do(plain)
 		if err == nil && h.Fallbacks != nil {

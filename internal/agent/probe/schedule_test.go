@@ -96,7 +96,8 @@ func TestRestartedAgent(t *testing.T) {
 	s := newSchedule(epoch)
 	const n = 1000
 	for i := range n {
-		tg := targetOf(fmt.Sprint("c", i), v1.Container{Name: "app", StartupProbe: probeOf(10, 3), ReadinessProbe: probeOf(10, 3)}, epoch.Add(-time.Hour))
+		tg := targetOf(fmt.Sprint("c", i), v1.Container{Name: "app", StartupProbe: probeOf(10, 3), ReadinessProbe: probeOf(10, 3)},
+			epoch.Add(-time.Hour))
 		tg.Before = pod.Probe{Started: true, Ready: true}
 		s.Sync(epoch, types.UID(fmt.Sprint("u", i)), []pod.Target{tg})
 	}
@@ -132,7 +133,8 @@ func BenchmarkSchedule(b *testing.B) {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			s := newSchedule(epoch)
 			for i := range n {
-				s.Sync(epoch, types.UID(fmt.Sprint(i)), []pod.Target{targetOf(fmt.Sprint("c", i), v1.Container{ReadinessProbe: probeOf(10, 3)}, epoch.Add(-time.Hour))})
+				s.Sync(epoch, types.UID(fmt.Sprint(i)),
+					[]pod.Target{targetOf(fmt.Sprint("c", i), v1.Container{ReadinessProbe: probeOf(10, 3)}, epoch.Add(-time.Hour))})
 			}
 			b.ReportAllocs()
 			for b.Loop() {

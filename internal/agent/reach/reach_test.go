@@ -182,7 +182,8 @@ func TestWithAllServersHungTheRequestWaits(t *testing.T) {
 func TestHashKeyIsStableAndEven(t *testing.T) {
 	counts := map[int]int{}
 	for i := range 300 {
-		cfg := Config{Log: slog.New(slog.DiscardHandler), Base: &rest.Config{Host: "https://a:1"}, Servers: []string{"https://b:1", "https://c:1"}, HashKey: fmt.Sprint("node-", i)}
+		cfg := Config{Log: slog.New(slog.DiscardHandler), Base: &rest.Config{Host: "https://a:1"}, Servers: []string{"https://b:1",
+			"https://c:1"}, HashKey: fmt.Sprint("node-", i)}
 		first, err := New(cfg)
 		if err != nil {
 			t.Fatal(err)
@@ -204,7 +205,8 @@ func TestHashKeyIsStableAndEven(t *testing.T) {
 }
 
 func TestBadAddressIsNamed(t *testing.T) {
-	if _, err := New(Config{Base: &rest.Config{Host: "https://a"}, Servers: []string{"http://[bad"}}); err == nil || !strings.Contains(err.Error(), "[bad") {
+	if _, err := New(Config{Base: &rest.Config{Host: "https://a"}, Servers: []string{"http://[bad"}}); err == nil ||
+		!strings.Contains(err.Error(), "[bad") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -20,9 +20,11 @@ type restMetrics struct {
 // them to themselves.
 func NewRESTMetrics(registry prometheus.Registerer) (*restMetrics, error) {
 	m := &restMetrics{
-		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "rest_client_requests_total", Help: "Requests to API servers, by status code, method and host."},
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "rest_client_requests_total",
+			Help: "Requests to API servers, by status code, method and host."},
 			[]string{"code", "method", "host"}),
-		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "rest_client_request_duration_seconds", Help: "Seconds until an API server began to answer, by verb and host.",
+		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "rest_client_request_duration_seconds",
+			Help:    "Seconds until an API server began to answer, by verb and host.",
 			Buckets: []float64{.005, .025, .1, .25, .5, 1, 2, 4, 8, 15, 30, 60}}, []string{"verb", "host"}),
 	}
 	if registry == nil {

@@ -79,7 +79,8 @@ func New(cfg Config) (*Cgroups, error) {
 	if cfg.Hierarchy.Version() == 1 {
 		for _, c := range []string{"cpu", "memory"} {
 			if cfg.Hierarchy.V1[c] == "" {
-				return nil, fmt.Errorf("cgroup v1 controller %q is not mounted; mount it below /sys/fs/cgroup or enable it on the kernel command line", c)
+				return nil, fmt.Errorf("cgroup v1 controller %q is not mounted; mount it below /sys/fs/cgroup or enable it on the kernel "+
+					"command line", c)
 			}
 		}
 	}

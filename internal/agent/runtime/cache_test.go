@@ -11,14 +11,17 @@ import (
 	kubelettypes "k8s.io/kubelet/pkg/types"
 )
 
-var labels = map[string]string{kubelettypes.KubernetesPodUIDLabel: "u", kubelettypes.KubernetesPodNameLabel: "p", kubelettypes.KubernetesContainerNameLabel: "app"}
+var labels = map[string]string{kubelettypes.KubernetesPodUIDLabel: "u", kubelettypes.KubernetesPodNameLabel: "p",
+	kubelettypes.KubernetesContainerNameLabel: "app"}
 
 func newsOf(id string, state runtimeapi.ContainerState) *runtimeapi.ContainerStatus {
-	return &runtimeapi.ContainerStatus{Id: id, State: state, CreatedAt: 1, Labels: labels, Metadata: &runtimeapi.ContainerMetadata{Name: "app"}}
+	return &runtimeapi.ContainerStatus{Id: id, State: state, CreatedAt: 1, Labels: labels,
+		Metadata: &runtimeapi.ContainerMetadata{Name: "app"}}
 }
 
 func sandbox(state runtimeapi.PodSandboxState) *runtimeapi.PodSandboxStatus {
-	return &runtimeapi.PodSandboxStatus{Id: "sb", State: state, CreatedAt: 1, Labels: labels, Metadata: &runtimeapi.PodSandboxMetadata{}, Network: &runtimeapi.PodSandboxNetworkStatus{Ip: "10.0.0.1"}}
+	return &runtimeapi.PodSandboxStatus{Id: "sb", State: state, CreatedAt: 1, Labels: labels, Metadata: &runtimeapi.PodSandboxMetadata{},
+		Network: &runtimeapi.PodSandboxNetworkStatus{Ip: "10.0.0.1"}}
 }
 
 // TestLateNews: whatever the order in which the same events arrive, and however
@@ -64,7 +67,8 @@ func TestLateNews(t *testing.T) {
 				ended = ended || !p.Sandboxes[0].Ready
 			}
 		}
-		if p := c.Pod("u"); len(p.Containers) != 1 || p.Containers[0].State != Exited || p.Sandboxes[0].Ready || p.Sandboxes[0].IPs[0] != "10.0.0.1" {
+		if p := c.Pod("u"); len(p.Containers) != 1 || p.Containers[0].State != Exited || p.Sandboxes[0].Ready ||
+			p.Sandboxes[0].IPs[0] != "10.0.0.1" {
 			t.Fatalf("seed %d: the picture ends as %+v", seed, p)
 		}
 	}
@@ -108,7 +112,8 @@ func TestSameNews(t *testing.T) {
 
 func BenchmarkEvent(b *testing.B) {
 	c := newCache(func(types.UID) {})
-	e := &runtimeapi.ContainerEventResponse{ContainerId: "c", PodSandboxStatus: sandbox(runtimeapi.PodSandboxState_SANDBOX_READY), ContainersStatuses: []*runtimeapi.ContainerStatus{newsOf("c", runtimeapi.ContainerState_CONTAINER_RUNNING)}}
+	e := &runtimeapi.ContainerEventResponse{ContainerId: "c", PodSandboxStatus: sandbox(runtimeapi.PodSandboxState_SANDBOX_READY),
+		ContainersStatuses: []*runtimeapi.ContainerStatus{newsOf("c", runtimeapi.ContainerState_CONTAINER_RUNNING)}}
 	b.ReportAllocs()
 	for b.Loop() {
 		c.Event(e)
@@ -134,8 +139,10 @@ func FuzzAnswers(f *testing.F) {
 		{},
 		{ContainerId: "c", ContainersStatuses: []*runtimeapi.ContainerStatus{{}}},
 		{PodSandboxStatus: &runtimeapi.PodSandboxStatus{}, ContainersStatuses: []*runtimeapi.ContainerStatus{{Labels: labels}}},
-		{PodSandboxStatus: &runtimeapi.PodSandboxStatus{Labels: labels}, ContainerEventType: runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT},
-		{PodSandboxStatus: sandbox(runtimeapi.PodSandboxState_SANDBOX_READY), ContainersStatuses: []*runtimeapi.ContainerStatus{newsOf("c", 1), newsOf("", 77)}},
+		{PodSandboxStatus: &runtimeapi.PodSandboxStatus{Labels: labels},
+			ContainerEventType: runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT},
+		{PodSandboxStatus: sandbox(runtimeapi.PodSandboxState_SANDBOX_READY),
+			ContainersStatuses: []*runtimeapi.ContainerStatus{newsOf("c", 1), newsOf("", 77)}},
 	} {
 		b, err := proto.Marshal(e)
 		if err != nil {

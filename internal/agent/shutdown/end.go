@@ -21,7 +21,8 @@ func End(pods pods) func(p *v1.Pod, grace time.Duration) <-chan struct{} {
 	return func(p *v1.Pod, grace time.Duration) <-chan struct{} {
 		seconds := int64(grace / time.Second)
 		reported := pods.Reported(p.UID) // asked for first: it may be gone after
-		pods.Kill(p.UID, pod.Kill{Grace: &seconds, Phase: v1.PodFailed, Reason: Reason, Message: Message, Condition: pod.Disrupted(Message)})
+		pods.Kill(p.UID, pod.Kill{Grace: &seconds, Phase: v1.PodFailed, Reason: Reason, Message: Message,
+			Condition: pod.Disrupted(Message)})
 		return reported
 	}
 }

@@ -24,7 +24,8 @@ func TestShutdownOverTheBus(t *testing.T) {
 	over := make(chan struct{})
 	killed := make(chan string, 10)
 	m, err := New(Config{
-		Log: slog.New(slog.DiscardHandler), NodeName: "n1", System: &Logind{DropIn: dropIn}, Status: &status{}, Events: record.NewFakeRecorder(10),
+		Log: slog.New(slog.DiscardHandler), NodeName: "n1", System: &Logind{DropIn: dropIn}, Status: &status{},
+		Events:  record.NewFakeRecorder(10),
 		Kubelet: &kubeletv1beta1.KubeletConfiguration{ShutdownGracePeriod: seconds(30), ShutdownGracePeriodCriticalPods: seconds(10)},
 		Pods:    func() []*v1.Pod { return []*v1.Pod{aPod("dns", criticalPriority, 5), aPod("web", 0, 5)} },
 		Kill: func(p *v1.Pod, _ time.Duration) <-chan struct{} {

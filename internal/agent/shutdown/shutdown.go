@@ -80,7 +80,8 @@ func New(cfg Config) (*Manager, error) {
 	if len(groups) == 0 {
 		return nil, nil
 	}
-	if cfg.Log == nil || cfg.NodeName == "" || cfg.System == nil || cfg.Status == nil || cfg.Pods == nil || cfg.Kill == nil || cfg.Events == nil {
+	if cfg.Log == nil || cfg.NodeName == "" || cfg.System == nil || cfg.Status == nil || cfg.Pods == nil || cfg.Kill == nil ||
+		cfg.Events == nil {
 		return nil, errors.New("configuring graceful shutdown: Log, NodeName, System, Board, Pods, Kill and Events are required")
 	}
 	if cfg.Journal == nil {
@@ -92,8 +93,10 @@ func New(cfg Config) (*Manager, error) {
 // gauges are registered whether or not there will be a graceful shutdown: a
 // node without one shows 0.
 func gauges(registry prometheus.Registerer) (start, end prometheus.Gauge, err error) {
-	start = prometheus.NewGauge(prometheus.GaugeOpts{Name: "kubelet_graceful_shutdown_start_time_seconds", Help: "Last graceful shutdown start time since unix epoch in seconds"})
-	end = prometheus.NewGauge(prometheus.GaugeOpts{Name: "kubelet_graceful_shutdown_end_time_seconds", Help: "Last graceful shutdown end time since unix epoch in seconds"})
+	start = prometheus.NewGauge(prometheus.GaugeOpts{Name: "kubelet_graceful_shutdown_start_time_seconds",
+		Help: "Last graceful shutdown start time since unix epoch in seconds"})
+	end = prometheus.NewGauge(prometheus.GaugeOpts{Name: "kubelet_graceful_shutdown_end_time_seconds",
+		Help: "Last graceful shutdown end time since unix epoch in seconds"})
 	if registry == nil {
 		return start, end, nil
 	}
@@ -188,7 +191,8 @@ func (m *Manager) watch(ctx context.Context) error {
 func (m *Manager) announce(text string, down bool) {
 	m.down.Store(down)
 	m.cfg.Status.SetShuttingDown(down)
-	m.cfg.Events.Event(&v1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: m.cfg.NodeName, UID: types.UID(m.cfg.NodeName)}, v1.EventTypeNormal, "Shutdown", text)
+	m.cfg.Events.Event(&v1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: m.cfg.NodeName, UID: types.UID(m.cfg.NodeName)},
+		v1.EventTypeNormal, "Shutdown", text)
 	m.note(text)
 }
 
@@ -217,11 +221,13 @@ func (m *Manager) endPods(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		m.note("ended pods for the shutdown", journal.Fact{Name: "priority", Value: fmt.Sprint(stage.Priority)}, journal.Fact{Name: "pods", Value: fmt.Sprint(len(stage.Victims))})
+		m.note("ended pods for the shutdown", journal.Fact{Name: "priority", Value: fmt.Sprint(stage.Priority)},
+			journal.Fact{Name: "pods", Value: fmt.Sprint(len(stage.Victims))})
 	}
 	m.end.SetToCurrentTime()
 }
 
 func (m *Manager) note(decision string, because ...journal.Fact) {
-	m.cfg.Journal.Append(journal.Record{Time: time.Now(), Part: "agent", Object: journal.Ref{Kind: "Node", Name: m.cfg.NodeName}, Decision: decision, Because: because})
+	m.cfg.Journal.Append(journal.Record{Time: time.Now(), Part: "agent", Object: journal.Ref{Kind: "Node", Name: m.cfg.NodeName},
+		Decision: decision, Because: because})
 }

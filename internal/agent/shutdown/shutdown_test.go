@@ -33,8 +33,10 @@ func TestPlan(t *testing.T) {
 		"off": {},
 		"two periods": {kubeletv1beta1.KubeletConfiguration{ShutdownGracePeriod: seconds(30), ShutdownGracePeriodCriticalPods: seconds(10)},
 			[]string{"0/20s: low=20s web=5s mid=20s", "2000000000/10s: dns=10s"}},
-		"by priority": {kubeletv1beta1.KubeletConfiguration{ShutdownGracePeriodByPodPriority: []kubeletv1beta1.ShutdownGracePeriodByPodPriority{
-			{Priority: 10000, ShutdownGracePeriodSeconds: 20}, {Priority: 1000, ShutdownGracePeriodSeconds: 120}, {Priority: 0, ShutdownGracePeriodSeconds: 60}}},
+		"by priority": {kubeletv1beta1.KubeletConfiguration{
+			ShutdownGracePeriodByPodPriority: []kubeletv1beta1.ShutdownGracePeriodByPodPriority{
+				{Priority: 10000, ShutdownGracePeriodSeconds: 20}, {Priority: 1000, ShutdownGracePeriodSeconds: 120},
+				{Priority: 0, ShutdownGracePeriodSeconds: 60}}},
 			[]string{"0/1m0s: low=1m0s web=5s", "1000/2m0s: mid=2m0s", "10000/20s: dns=20s"}},
 	} {
 		var got []string

@@ -17,7 +17,8 @@ import (
 type mirrorQueue = workqueue.TypedRateLimitingInterface[types.NamespacedName]
 
 func newMirrorQueue() *mirrorQueue {
-	q := workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[types.NamespacedName](50*time.Millisecond, 10*time.Second))
+	q := workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[types.NamespacedName](50*time.Millisecond,
+		10*time.Second))
 	return &q
 }
 
@@ -108,7 +109,8 @@ func (s *set) syncMirror(ctx context.Context, name types.NamespacedName, waits *
 		if s.outlived(parent, name, mirror, waits) {
 			return nil
 		}
-		err := pods.Delete(ctx, name.Name, metav1.DeleteOptions{GracePeriodSeconds: zero, Preconditions: metav1.NewUIDPreconditions(string(mirror.UID))})
+		err := pods.Delete(ctx, name.Name, metav1.DeleteOptions{GracePeriodSeconds: zero,
+			Preconditions: metav1.NewUIDPreconditions(string(mirror.UID))})
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 			return fmt.Errorf("deleting mirror pod %s: %w", name, err)
 		}

@@ -95,7 +95,8 @@ func Run(ctx context.Context, cfg Config) error {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	s := &set{cfg: cfg, statics: map[types.UID]*v1.Pod{}, mirrors: map[types.NamespacedName]*v1.Pod{}, bySource: map[string]map[types.UID]bool{}, awaited: map[types.NamespacedName]bool{}, met: make(chan struct{})}
+	s := &set{cfg: cfg, statics: map[types.UID]*v1.Pod{}, mirrors: map[types.NamespacedName]*v1.Pod{},
+		bySource: map[string]map[types.UID]bool{}, awaited: map[types.NamespacedName]bool{}, met: make(chan struct{})}
 	var err error
 	if s.ids, err = openIdentities(cfg.StatePath); err != nil {
 		cfg.Log.Warn("static pods get their UIDs from the runtime or anew", "err", err)
@@ -271,7 +272,8 @@ func (s *set) replace(source string, pods []*v1.Pod) {
 func (s *set) refuse(p *v1.Pod, why string) {
 	s.cfg.Log.Error("refusing a static pod", "pod", p.Namespace+"/"+p.Name, "why", why)
 	if s.cfg.Recorder != nil {
-		s.cfg.Recorder.Event(p, v1.EventTypeWarning, "FailedValidation", "Error validating pod "+p.Namespace+"/"+p.Name+": "+why+", ignoring")
+		s.cfg.Recorder.Event(p, v1.EventTypeWarning, "FailedValidation", "Error validating pod "+p.Namespace+"/"+p.Name+": "+why+
+			", ignoring")
 	}
 }
 

@@ -28,7 +28,8 @@ func TestWhatASummaryCosts(t *testing.T) {
 			cost[i] = p.cfg.Reader.calls.Load() - before
 		}
 		if most := pods*perPod + hostInfo; cost[2] > most || cost[2] < pods*perPod/2 {
-			t.Errorf("version %d: summaries of %d pods made %v system calls, want at most %d when pods are known", version, pods, cost, most)
+			t.Errorf("version %d: summaries of %d pods made %v system calls, want at most %d when pods are known", version, pods, cost,
+				most)
 		}
 		before := p.cfg.Reader.calls.Load()
 		if err := p.WriteResource(t.Context(), io.Discard); err != nil {
@@ -172,7 +173,8 @@ func TestNetworkFollowsTheContainer(t *testing.T) {
 	if err := os.RemoveAll(filepath.Join(p.cfg.HostRoot, "proc/4242")); err != nil {
 		t.Fatal(err)
 	}
-	write(t, filepath.Join(p.cfg.HostRoot, "proc/4243/net/dev"), string(bytes.ReplaceAll([]byte(netDev), []byte("1000000"), []byte("2000000"))))
+	write(t, filepath.Join(p.cfg.HostRoot, "proc/4243/net/dev"),
+		string(bytes.ReplaceAll([]byte(netDev), []byte("1000000"), []byte("2000000"))))
 	for _, name := range []string{"a", "b"} {
 		write(t, filepath.Join(p.cfg.Reader.mounts.Unified, "kubepods/poduid-0", fmt.Sprintf("%064d%s", 0, name), "cgroup.procs"), "4243\n")
 	}

@@ -64,7 +64,8 @@ func (l *layers) set(dirs map[string]string) {
 // runningIDs are the bare IDs of a pod's containers that run.
 func runningIDs(pod *v1.Pod) []string {
 	var ids []string
-	for _, list := range [][]v1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses, pod.Status.EphemeralContainerStatuses} {
+	for _, list := range [][]v1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses,
+		pod.Status.EphemeralContainerStatuses} {
 		for i := range list {
 			if list[i].State.Running != nil {
 				ids = append(ids, bareID(list[i].ContainerID))

@@ -244,7 +244,8 @@ func (p *Provider) measurePod(pod *v1.Pod, w wants) measured {
 	result := measured{pod: pod, path: path, usage: usage, containers: make([]measuredContainer, 0, len(pod.Status.ContainerStatuses))}
 	network := w.network && !pod.Spec.HostNetwork
 	find := finder{p: p, pod: path}
-	for _, list := range [][]v1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses, pod.Status.EphemeralContainerStatuses} {
+	for _, list := range [][]v1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses,
+		pod.Status.EphemeralContainerStatuses} {
 		for i := range list {
 			status := &list[i]
 			if status.State.Running == nil {
@@ -268,7 +269,8 @@ func (p *Provider) measurePod(pod *v1.Pod, w wants) measured {
 				facts = p.processesOf(place.path)
 			}
 			result.containers = append(result.containers, measuredContainer{
-				inside: facts, name: status.Name, id: id, image: status.Image, path: place.path, started: status.State.Running.StartedAt.Time, usage: used})
+				inside: facts, name: status.Name, id: id, image: status.Image, path: place.path,
+				started: status.State.Running.StartedAt.Time, usage: used})
 		}
 	}
 	return result

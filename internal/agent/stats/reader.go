@@ -35,7 +35,8 @@ func FindMounts() (Mounts, error) {
 			continue
 		}
 		for _, option := range strings.Split(info.VFSOptions, ",") {
-			for controller, field := range map[string]*string{"cpu": &m.CPU, "cpuacct": &m.CPUAcct, "memory": &m.Memory, "pids": &m.PIDs, "blkio": &m.BlkIO} {
+			for controller, field := range map[string]*string{"cpu": &m.CPU, "cpuacct": &m.CPUAcct, "memory": &m.Memory, "pids": &m.PIDs,
+				"blkio": &m.BlkIO} {
 				if option == controller && *field == "" {
 					*field = info.Mountpoint
 				}

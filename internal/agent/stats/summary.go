@@ -124,8 +124,9 @@ func (b *builder) systemContainers(parts parts) []statsapi.ContainerStats {
 		if err != nil {
 			continue
 		}
-		stats := statsapi.ContainerStats{Name: name, StartTime: metav1.NewTime(b.p.hostInfo.bootTime), Swap: b.swap(usage.Swap, usage.SwapLimit),
-			CPU: b.cpu(paths[name], usage, b.p.hostInfo.bootTime), Memory: b.memory(usage, usage.MemoryLimit)}
+		stats := statsapi.ContainerStats{Name: name, StartTime: metav1.NewTime(b.p.hostInfo.bootTime),
+			Swap: b.swap(usage.Swap, usage.SwapLimit),
+			CPU:  b.cpu(paths[name], usage, b.p.hostInfo.bootTime), Memory: b.memory(usage, usage.MemoryLimit)}
 		if usage.IOPressure != nil && !b.brief {
 			stats.IO = &statsapi.IOStats{Time: b.stamp, PSI: usage.IOPressure}
 		}
@@ -221,7 +222,8 @@ func (b *builder) cpu(path string, usage Usage, birth time.Time) *statsapi.CPUSt
 // below.
 func (b *builder) memory(usage Usage, limit uint64) *statsapi.MemoryStats {
 	stats := &statsapi.MemoryStats{Time: b.stamp, UsageBytes: b.slab.put(usage.Memory), WorkingSetBytes: b.slab.put(usage.WorkingSet),
-		RSSBytes: b.slab.put(usage.RSS), PageFaults: b.slab.put(usage.PageFaults), MajorPageFaults: b.slab.put(usage.MajorFaults), PSI: usage.MemoryPressure}
+		RSSBytes: b.slab.put(usage.RSS), PageFaults: b.slab.put(usage.PageFaults), MajorPageFaults: b.slab.put(usage.MajorFaults),
+		PSI: usage.MemoryPressure}
 	if limit > 0 {
 		stats.AvailableBytes = b.slab.put(below(limit, usage.WorkingSet))
 	}

@@ -103,10 +103,12 @@ func TestNext(t *testing.T) {
 }
 
 func runningPod(ns, name, node string, containers ...string) *v1.Pod {
-	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name, Labels: map[string]string{"app": name}}, Spec: v1.PodSpec{NodeName: node},
+	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name, Labels: map[string]string{"app": name}},
+		Spec:   v1.PodSpec{NodeName: node},
 		Status: v1.PodStatus{Phase: v1.PodRunning}}
 	for _, c := range containers {
-		p.Status.ContainerStatuses = append(p.Status.ContainerStatuses, v1.ContainerStatus{Name: c, State: v1.ContainerState{Running: &v1.ContainerStateRunning{}}})
+		p.Status.ContainerStatuses = append(p.Status.ContainerStatuses,
+			v1.ContainerStatus{Name: c, State: v1.ContainerState{Running: &v1.ContainerStateRunning{}}})
 	}
 	return p
 }
@@ -117,9 +119,11 @@ func TestPodMetrics(t *testing.T) {
 	}
 	state := state{Containers: map[Container]pair{{"ns", "a", "web"}: known(1010), {"ns", "a", "log"}: known(1005), {"ns", "b", "web"}: {}}}
 	p := runningPod("ns", "a", "n", "web", "log")
-	p.Status.ContainerStatuses = append(p.Status.ContainerStatuses, v1.ContainerStatus{Name: "over", State: v1.ContainerState{Terminated: &v1.ContainerStateTerminated{}}})
+	p.Status.ContainerStatuses = append(p.Status.ContainerStatuses, v1.ContainerStatus{Name: "over",
+		State: v1.ContainerState{Terminated: &v1.ContainerStateTerminated{}}})
 	m := podMetrics(p, state, time.Unix(2000, 0))
-	if m == nil || len(m.Containers) != 2 || m.Timestamp.Unix() != 1005 || m.Containers[0].Usage.Cpu().String() != "12345679n" || m.Containers[0].Usage.Memory().String() != "1Mi" {
+	if m == nil || len(m.Containers) != 2 || m.Timestamp.Unix() != 1005 || m.Containers[0].Usage.Cpu().String() != "12345679n" ||
+		m.Containers[0].Usage.Memory().String() != "1Mi" {
 		t.Errorf("%+v", m)
 	}
 	for why, p := range map[string]*v1.Pod{
@@ -142,14 +146,15 @@ func TestPodMetrics(t *testing.T) {
 func TestFeedAsksOnlyWhileAsked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var scrapes atomic.Int64
-		f := &Feed{Log: slog.New(slog.DiscardHandler), Nodes: func() []string { return []string{"a", "lost"} }, Ask: func(ctx context.Context, node string) (Scrape, error) {
-			if node == "lost" {
-				<-ctx.Done()
-				return Scrape{}, ctx.Err()
-			}
-			n := scrapes.Add(1)
-			return Scrape{Node: sample{At: time.Now(), CPU: float64(n), Memory: 1}}, nil
-		}}
+		f := &Feed{Log: slog.New(slog.DiscardHandler), Nodes: func() []string { return []string{"a", "lost"} },
+			Ask: func(ctx context.Context, node string) (Scrape, error) {
+				if node == "lost" {
+					<-ctx.Done()
+					return Scrape{}, ctx.Err()
+				}
+				n := scrapes.Add(1)
+				return Scrape{Node: sample{At: time.Now(), CPU: float64(n), Memory: 1}}, nil
+			}}
 		ctx, stop := context.WithCancel(t.Context())
 		go f.Run(ctx) //nolint:errcheck // ends with ctx
 		synctest.Wait()
@@ -196,10 +201,11 @@ func TestStorage(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	feed := &Feed{Log: slog.New(slog.DiscardHandler), Nodes: func() []string { return []string{"a", "b"} }, Ask: func(_ context.Context, node string) (Scrape, error) {
-		s := sample{At: time.Now(), CPU: float64(time.Now().UnixNano()) / 1e10, Memory: 1 << 30, Start: time.Unix(1, 0)}
-		return Scrape{Node: s, Containers: map[Container]sample{{"ns", "b", "web"}: s}}, nil
-	}}
+	feed := &Feed{Log: slog.New(slog.DiscardHandler), Nodes: func() []string { return []string{"a", "b"} },
+		Ask: func(_ context.Context, node string) (Scrape, error) {
+			s := sample{At: time.Now(), CPU: float64(time.Now().UnixNano()) / 1e10, Memory: 1 << 30, Start: time.Unix(1, 0)}
+			return Scrape{Node: s, Containers: map[Container]sample{{"ns", "b", "web"}: s}}, nil
+		}}
 	go feed.Run(t.Context()) //nolint:errcheck // ends with the test
 	src := Source{Feed: feed, Nodes: corelisters.NewNodeLister(nodes), Pods: corelisters.NewPodLister(pods)}
 	n, p, ctx := &nodeREST{src: src}, &podREST{src: src}, genericapirequest.WithNamespace(t.Context(), "ns")

@@ -171,5 +171,6 @@ func (r *podREST) List(ctx context.Context, o *metainternal.ListOptions) (runtim
 }
 
 func podFields(p *v1.Pod) fields.Set {
-	return fields.Set{"metadata.name": p.Name, "metadata.namespace": p.Namespace, "spec.nodeName": p.Spec.NodeName, "status.phase": string(p.Status.Phase)}
+	return fields.Set{"metadata.name": p.Name, "metadata.namespace": p.Namespace, "spec.nodeName": p.Spec.NodeName,
+		"status.phase": string(p.Status.Phase)}
 }

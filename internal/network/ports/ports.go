@@ -157,7 +157,8 @@ func (c *Checker) read() (map[uint32]binding, error) {
 		a, _ := netip.AddrFromSlice(key)
 		b.Addrs = append(b.Addrs, a)
 	}
-	err := errors.Join(each(bound.Name, func(*binding, []byte) {}), each(macs.Name, func(b *binding, key []byte) { b.MAC = slices.Clone(key[:6]) }), each(addrs4.Name, addr), each(addrs6.Name, addr))
+	err := errors.Join(each(bound.Name, func(*binding, []byte) {}),
+		each(macs.Name, func(b *binding, key []byte) { b.MAC = slices.Clone(key[:6]) }), each(addrs4.Name, addr), each(addrs6.Name, addr))
 	return out, err
 }
 

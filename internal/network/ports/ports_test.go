@@ -63,11 +63,13 @@ func newNode(t *testing.T) *node {
 	n.in(func() error {
 		for _, f := range []string{"iptables", "ip6tables", "arptables"} {
 			// The file is not there where the kernel has no br_netfilter.
-			if err := os.WriteFile("/proc/sys/net/bridge/bridge-nf-call-"+f, []byte("0"), 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			if err := os.WriteFile("/proc/sys/net/bridge/bridge-nf-call-"+f, []byte("0"), 0); err != nil &&
+				!errors.Is(err, fs.ErrNotExist) {
 				return err
 			}
 		}
-		return run("link set lo up", "link add br0 type bridge mcast_snooping 0", "addr add 10.0.0.1/24 dev br0", "addr add fd00::1/64 dev br0 nodad", "link set br0 up")
+		return run("link set lo up", "link add br0 type bridge mcast_snooping 0", "addr add 10.0.0.1/24 dev br0",
+			"addr add fd00::1/64 dev br0 nodad", "link set br0 up")
 	})
 	n.c = New("test", "br0", nil)
 	t.Cleanup(n.c.Close)

@@ -40,7 +40,8 @@ var (
 // are looked at; these send nothing but IPv4, IPv6 and ARP.
 func build(tx *nft.Tx) {
 	v4, v6 := nft.FieldsOf(row.V4).Saddr, nft.FieldsOf(row.V6).Saddr
-	for name, key := range map[string][]nft.Type{bound.Name: {nft.TypeLink}, macs.Name: {nft.TypeLink, nft.TypeMAC}, addrs4.Name: {nft.TypeLink, v4}, addrs6.Name: {nft.TypeLink, v6}} {
+	for name, key := range map[string][]nft.Type{bound.Name: {nft.TypeLink}, macs.Name: {nft.TypeLink, nft.TypeMAC},
+		addrs4.Name: {nft.TypeLink, v4}, addrs6.Name: {nft.TypeLink, v6}} {
 		tx.Add(nft.Op{Verb: nft.AddSet, Name: name, Set: &nft.Set{Name: name, Key: key}})
 	}
 	for _, c := range []string{"check", "ipv4", "arp", "ipv6"} {

@@ -21,7 +21,8 @@ type kernel struct {
 }
 
 func newKernel(t *testing.T) *kernel {
-	return &kernel{t, map[string]model.Set{model.SelfSet: {Name: model.SelfSet, Kind: model.Selves}}, map[model.Row]bool{}, map[string][]model.Rule{}, map[model.Guard]bool{}, map[model.Guard]string{}}
+	return &kernel{t, map[string]model.Set{model.SelfSet: {Name: model.SelfSet, Kind: model.Selves}}, map[model.Row]bool{},
+		map[string][]model.Rule{}, map[model.Guard]bool{}, map[model.Guard]string{}}
 }
 
 func (k *kernel) must(ok bool, format string, args ...any) {
@@ -171,8 +172,10 @@ func TestRandomHistoriesDecideAsTheOracle(t *testing.T) {
 						t.Fatalf("%+v: snapshot says %v, policies say %v", p, got, want)
 					}
 				}
-				if len(k.rows) != len(whole.rows) || len(k.sets) != len(whole.sets) || len(k.chains) != len(whole.chains) || len(k.to) != len(whole.to) {
-					t.Fatalf("history left %d rows, %d sets, %d chains, %d guards; a snapshot has %d, %d, %d, %d", len(k.rows), len(k.sets), len(k.chains), len(k.to),
+				if len(k.rows) != len(whole.rows) || len(k.sets) != len(whole.sets) || len(k.chains) != len(whole.chains) ||
+					len(k.to) != len(whole.to) {
+					t.Fatalf("history left %d rows, %d sets, %d chains, %d guards; a snapshot has %d, %d, %d, %d", len(k.rows), len(k.sets),
+						len(k.chains), len(k.to),
 						len(whole.rows), len(whole.sets), len(whole.chains), len(whole.to))
 				}
 			}

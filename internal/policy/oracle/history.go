@@ -22,7 +22,8 @@ func NewHistory(seed uint64) *history {
 
 // NewCluster is an empty cluster.
 func NewCluster() Cluster {
-	return Cluster{Namespaces: map[string]map[string]string{}, Pods: map[model.Key]model.Pod{}, Policies: map[model.Key]*networkingv1.NetworkPolicy{}}
+	return Cluster{Namespaces: map[string]map[string]string{}, Pods: map[model.Key]model.Pod{},
+		Policies: map[model.Key]*networkingv1.NetworkPolicy{}}
 }
 
 // Step makes one change.

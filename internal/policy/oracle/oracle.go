@@ -34,7 +34,8 @@ func (w Cluster) Allows(p Packet) bool {
 		return true
 	}
 	src, dst := w.owner(p.Src), w.owner(p.Dst)
-	return w.passes(networkingv1.PolicyTypeEgress, src, dst, p.Dst, dst, p) && w.passes(networkingv1.PolicyTypeIngress, dst, src, p.Src, dst, p)
+	return w.passes(networkingv1.PolicyTypeEgress, src, dst, p.Dst, dst, p) && w.passes(networkingv1.PolicyTypeIngress, dst, src, p.Src,
+		dst, p)
 }
 
 func (w Cluster) owner(ip netip.Addr) *model.Pod {
@@ -142,7 +143,8 @@ func ports(allowed []networkingv1.NetworkPolicyPort, target *model.Pod, p Packet
 		case a.Port == nil:
 			return true
 		case a.Port.Type == intstr.String:
-			return target != nil && slices.Contains(target.Ports, model.PodPort{Name: model.Name{Name: a.Port.StrVal, Proto: proto}, Value: p.Port})
+			return target != nil && slices.Contains(target.Ports, model.PodPort{Name: model.Name{Name: a.Port.StrVal, Proto: proto},
+				Value: p.Port})
 		case a.EndPort != nil:
 			return int32(p.Port) >= a.Port.IntVal && int32(p.Port) <= *a.EndPort
 		}

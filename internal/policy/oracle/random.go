@@ -41,7 +41,8 @@ func randomPod(r *rand.Rand) model.Pod {
 	}
 	for _, name := range someNames {
 		if r.IntN(2) == 0 {
-			p.Ports = append(p.Ports, model.PodPort{Name: model.Name{Name: name, Proto: Protocols[randomProtocol(r)]}, Value: uint16(80 + r.IntN(3))})
+			p.Ports = append(p.Ports, model.PodPort{Name: model.Name{Name: name, Proto: Protocols[randomProtocol(r)]},
+				Value: uint16(80 + r.IntN(3))})
 		}
 	}
 	return p
@@ -78,9 +79,11 @@ func randomSelector(r *rand.Rand) *metav1.LabelSelector {
 	case 0, 1:
 		s.MatchLabels = map[string]string{"pod": pick(r, someLabels)}
 	case 2:
-		s.MatchExpressions = []metav1.LabelSelectorRequirement{{Key: "tier", Operator: metav1.LabelSelectorOpIn, Values: []string{"a", "b"}}}
+		s.MatchExpressions = []metav1.LabelSelectorRequirement{{Key: "tier", Operator: metav1.LabelSelectorOpIn,
+			Values: []string{"a", "b"}}}
 	case 3:
-		s.MatchExpressions = []metav1.LabelSelectorRequirement{{Key: "pod", Operator: metav1.LabelSelectorOpNotIn, Values: []string{pick(r, someLabels)}},
+		s.MatchExpressions = []metav1.LabelSelectorRequirement{{Key: "pod", Operator: metav1.LabelSelectorOpNotIn,
+			Values: []string{pick(r, someLabels)}},
 			{Key: "tier", Operator: metav1.LabelSelectorOpExists}}
 	}
 	return s

@@ -40,12 +40,14 @@ func (m *Model) Explain(p Packet, from Origin) []Step {
 	switch {
 	case fr != nil:
 	case m.counts[ClusterIPs][m.addrKey(p.Destination)] > 0:
-		e.row(ClusterIPs, putAddr(nil, m.cfg.Family, p.Destination), "%s is a cluster IP, but no Service has %s: refused", p.Destination, vipText(key))
+		e.row(ClusterIPs, putAddr(nil, m.cfg.Family, p.Destination), "%s is a cluster IP, but no Service has %s: refused", p.Destination,
+			vipText(key))
 		return e.steps
 	case m.counts[NodeAddrs][m.addrKey(p.Destination)] > 0:
 		key.addr = netip.Addr{}
 		if fr = m.vips[key]; fr != nil {
-			e.row(NodeAddrs, putAddr(nil, m.cfg.Family, p.Destination), "%s is an address of this node on which node ports answer", p.Destination)
+			e.row(NodeAddrs, putAddr(nil, m.cfg.Family, p.Destination), "%s is an address of this node on which node ports answer",
+				p.Destination)
 		}
 	}
 	if fr == nil {
@@ -93,7 +95,8 @@ func vipText(k vipKey) string {
 
 func (e *explainer) vip(key vipKey, fr *vip) {
 	s := Set{Table: key.of(VIPs), Class: fr.class}
-	e.steps = append(e.steps, Step{Text: fmt.Sprintf("%s belongs to port %q of Service %s, class %s", vipText(key), fr.owner.key.port, fr.owner.key.service, fr.class.Name()),
+	e.steps = append(e.steps, Step{Text: fmt.Sprintf("%s belongs to port %q of Service %s, class %s", vipText(key), fr.owner.key.port,
+		fr.owner.key.service, fr.class.Name()),
 		Set: &s, Key: key.put(nil, e.m.cfg.Family)})
 	for _, c := range fr.claims {
 		if c.port != fr.owner {
@@ -137,7 +140,8 @@ func (e *explainer) pool(key vipKey, fr *vip, pool Pool) {
 	p := fr.owner
 	e.mode(p, pool)
 	if fr.class.Timeout > 0 {
-		e.row(key.of(Sticky), key.put(nil, e.m.cfg.Family), "ClientIP affinity: a client seen within %d s returns to the endpoint it had", p.timeout)
+		e.row(key.of(Sticky), key.put(nil, e.m.cfg.Family), "ClientIP affinity: a client seen within %d s returns to the endpoint it had",
+			p.timeout)
 	}
 	at := p.pools[pool].at
 	if len(at) == 0 {
@@ -181,7 +185,8 @@ func (m *Model) Describe(n Name) []Step {
 	e := explainer{m: m}
 	v := m.services[n]
 	if v == nil || v.spec == nil {
-		e.say("%s: no Service %s is proxied; it does not exist, has no cluster IP of this family, or carries the label %s", m.cfg.Family, n, labelProxyName)
+		e.say("%s: no Service %s is proxied; it does not exist, has no cluster IP of this family, or carries the label %s", m.cfg.Family, n,
+			labelProxyName)
 		return e.steps
 	}
 	for _, p := range v.ports {
@@ -206,7 +211,8 @@ func (e *explainer) port(p *port) {
 		used[ClusterPool] = used[ClusterPool] || fr.class.uses(ClusterPool)
 		used[LocalPool] = used[LocalPool] || fr.class.uses(LocalPool)
 		if fr.class.Kind != Spread {
-			e.say("%s", map[Kind]string{Reject: "connections are refused: there is no endpoint", Drop: "connections are dropped: the policy is Local and no endpoint is on this node"}[fr.class.Kind])
+			e.say("%s", map[Kind]string{Reject: "connections are refused: there is no endpoint",
+				Drop: "connections are dropped: the policy is Local and no endpoint is on this node"}[fr.class.Kind])
 		}
 	}
 	for _, pool := range []Pool{ClusterPool, LocalPool} {

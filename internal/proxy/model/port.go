@@ -85,7 +85,8 @@ func (m *Model) updateWhole(v *service) {
 	if v.spec != nil {
 		for i := range v.spec.Spec.Ports {
 			sp := &v.spec.Spec.Ports[i]
-			if k := (portKey{v.name, sp.Name, protoOf(&sp.Protocol)}); protoNum(sp.Protocol) != 0 && sp.Port >= 1 && sp.Port <= 65535 && find(k) == nil {
+			if k := (portKey{v.name, sp.Name, protoOf(&sp.Protocol)}); protoNum(sp.Protocol) != 0 && sp.Port >= 1 && sp.Port <= 65535 &&
+				find(k) == nil {
 				want = append(want, wanted{k, sp})
 			}
 		}
@@ -140,7 +141,8 @@ func (m *Model) seed(p *port, vips []frontend) {
 func (m *Model) sum(v *service) {
 	var lacks noLocal
 	h := HealthCheck{Service: v.name}
-	if v.spec != nil && v.spec.Spec.Type == corev1.ServiceTypeLoadBalancer && v.spec.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal && len(v.ports) > 0 {
+	if v.spec != nil && v.spec.Spec.Type == corev1.ServiceTypeLoadBalancer &&
+		v.spec.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal && len(v.ports) > 0 {
 		h.Port = v.spec.Spec.HealthCheckNodePort
 	}
 	here := map[netip.Addr]bool{}

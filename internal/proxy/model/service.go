@@ -156,7 +156,8 @@ func affinity(s *corev1.Service) int32 {
 	if s.Spec.SessionAffinity != corev1.ServiceAffinityClientIP {
 		return 0
 	}
-	if c := s.Spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil && *c.ClientIP.TimeoutSeconds > 0 {
+	if c := s.Spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil &&
+		*c.ClientIP.TimeoutSeconds > 0 {
 		return *c.ClientIP.TimeoutSeconds
 	}
 	return corev1.DefaultClientIPServiceAffinitySeconds
@@ -186,7 +187,8 @@ func frontends(s *corev1.Service, sp *corev1.ServicePort, cfg Config, p *port, t
 	_, limited := sourceRanges(s, f)
 
 	class := func(external, nodePort, ranges bool) Class {
-		c := Class{NodePort: nodePort, External: external, Ranges: ranges, LocalPolicy: internalLocal && !external || externalLocal && external, Timeout: int(timeout)}
+		c := Class{NodePort: nodePort, External: external, Ranges: ranges, LocalPolicy: internalLocal && !external || externalLocal &&
+			external, Timeout: int(timeout)}
 		if c.LocalPolicy {
 			c.Local = bucket(len(p.pools[LocalPool].at))
 		}

@@ -93,7 +93,8 @@ func (b builder) draw(nodePort bool, pool model.Pool, mod int) []expr.Any {
 		t = model.NodePortEndpoints
 	}
 	return append(b.key(nodePort, r0),
-		&expr.Numgen{Register: b.afterKey(nodePort), Modulus: uint32(mod), Type: unix.NFT_NG_RANDOM, Offset: uint32(pool) * model.LocalBase},
+		&expr.Numgen{Register: b.afterKey(nodePort), Modulus: uint32(mod), Type: unix.NFT_NG_RANDOM,
+			Offset: uint32(pool) * model.LocalBase},
 		find(t, b.Family), b.dnat())
 }
 

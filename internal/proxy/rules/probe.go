@@ -50,11 +50,13 @@ var needs = []need{
 		b.set(model.Set{Table: model.Sticky})
 		b.set(model.Set{Table: model.Hairpin})
 		b.chain("a", []any{b.key(false, r0), find(model.Sticky, b.Family)},
-			[]any{b.saddr(r0), b.daddr(r0 + b.regs()), &expr.Lookup{SourceRegister: r0, SetName: model.Hairpin.Shape(b.Family).Name}, &expr.Verdict{Kind: expr.VerdictDrop}})
+			[]any{b.saddr(r0), b.daddr(r0 + b.regs()), &expr.Lookup{SourceRegister: r0, SetName: model.Hairpin.Shape(b.Family).Name},
+				&expr.Verdict{Kind: expr.VerdictDrop}})
 	}},
 	{name: "ranges in sets of several fields", needs: "Linux 5.6 or later", on: plainMaps, try: func(b builder) {
 		b.set(model.Set{Table: model.Ranges})
-		b.chain("a", []any{b.key(false, r0), b.saddr(r0 + 2 + b.regs()), &expr.Lookup{SourceRegister: r0, SetName: model.Ranges.Shape(b.Family).Name, Invert: true}, nft.Goto("b")})
+		b.chain("a", []any{b.key(false, r0), b.saddr(r0 + 2 + b.regs()), &expr.Lookup{SourceRegister: r0,
+			SetName: model.Ranges.Shape(b.Family).Name, Invert: true}, nft.Goto("b")})
 	}},
 	{name: "random numbers", needs: "CONFIG_NFT_NUMGEN, Linux 4.9 or later", on: tables, try: func(b builder) {
 		b.chain("a", []any{&expr.Numgen{Register: r0, Modulus: 2, Type: unix.NFT_NG_RANDOM, Offset: 1}})
@@ -66,17 +68,19 @@ var needs = []need{
 	{name: "masquerading", needs: "CONFIG_NFT_MASQ", on: natChains, try: func(b builder) {
 		b.hooked("postrouting", &expr.Masq{FullyRandom: true})
 	}},
-	{name: "telling the node's own addresses", needs: "CONFIG_NFT_FIB_IPV4 and CONFIG_NFT_FIB_IPV6, Linux 4.10 or later", on: natChains, try: func(b builder) {
-		for _, c := range baseChains[:2] {
-			b.hooked(c, b.toHere(), b.fromHere())
-		}
-	}},
-	{name: "refusing before routing", needs: "CONFIG_NFT_REJECT_IPV4 and CONFIG_NFT_REJECT_IPV6, Linux 5.9 or later", on: natChains, try: func(b builder) {
-		for _, c := range baseChains[:2] {
-			b.hooked(c, nft.Proto(unix.IPPROTO_TCP), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
-			b.rule(c, b.unreachable())
-		}
-	}},
+	{name: "telling the node's own addresses", needs: "CONFIG_NFT_FIB_IPV4 and CONFIG_NFT_FIB_IPV6, Linux 4.10 or later", on: natChains,
+		try: func(b builder) {
+			for _, c := range baseChains[:2] {
+				b.hooked(c, b.toHere(), b.fromHere())
+			}
+		}},
+	{name: "refusing before routing", needs: "CONFIG_NFT_REJECT_IPV4 and CONFIG_NFT_REJECT_IPV6, Linux 5.9 or later", on: natChains,
+		try: func(b builder) {
+			for _, c := range baseChains[:2] {
+				b.hooked(c, nft.Proto(unix.IPPROTO_TCP), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
+				b.rule(c, b.unreachable())
+			}
+		}},
 	{name: "the state of connections", needs: "CONFIG_NFT_CT", on: natChains, try: func(b builder) {
 		b.hooked("postrouting", &expr.Ct{Key: expr.CtKeySTATUS, Register: rTmp})
 	}},

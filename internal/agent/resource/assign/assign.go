@@ -77,7 +77,8 @@ func New(cfg Config) (*Manager, error) {
 		return nil, errors.New("configuring resource assignment: Log, RootDir and Machine are required")
 	}
 	if limit := max(cfg.Topology.Options.MaxNodes, topology.MaxNodes); len(cfg.Host.Nodes) > limit && cfg.Topology.Policy != topology.None {
-		return nil, fmt.Errorf("unsupported on machines with more than %d NUMA Nodes: this one has %d; set topologyManagerPolicy none or topologyManagerPolicyOptions[max-allowable-numa-nodes]", limit, len(cfg.Host.Nodes))
+		return nil, fmt.Errorf("unsupported on machines with more than %d NUMA Nodes: this one has %d; set topologyManagerPolicy none or "+
+			"topologyManagerPolicyOptions[max-allowable-numa-nodes]", limit, len(cfg.Host.Nodes))
 	}
 	if cfg.Journal == nil {
 		cfg.Journal = journal.Discard
@@ -119,7 +120,8 @@ func (m *Manager) loadCPUs() error {
 		return err
 	}
 	if found && file.PolicyName != m.cpuPolicy() {
-		return fmt.Errorf("could not restore state from checkpoint: configured policy %q differs from state checkpoint policy %q, please drain this node and delete the CPU manager checkpoint file %q before restarting Kubelet", m.cpuPolicy(), file.PolicyName, path)
+		return fmt.Errorf("could not restore state from checkpoint: configured policy %q differs from state checkpoint policy %q, please "+
+			"drain this node and delete the CPU manager checkpoint file %q before restarting Kubelet", m.cpuPolicy(), file.PolicyName, path)
 	}
 	if m.cfg.CPUs == nil {
 		return m.saveCPUs(cpus.State{})
@@ -152,7 +154,9 @@ func (m *Manager) loadMemory() error {
 		return err
 	}
 	if found && file.PolicyName != m.memoryPolicy() {
-		return fmt.Errorf("could not restore state from checkpoint: [memorymanager] configured policy %q differs from state checkpoint policy %q, please drain this node and delete the memory manager checkpoint file %q before restarting Kubelet", m.memoryPolicy(), file.PolicyName, path)
+		return fmt.Errorf("could not restore state from checkpoint: [memorymanager] configured policy %q differs from state checkpoint "+
+			"policy %q, please drain this node and delete the memory manager checkpoint file %q before restarting Kubelet",
+			m.memoryPolicy(), file.PolicyName, path)
 	}
 	if m.cfg.Memory == nil {
 		return m.saveMemory(memory.State{})

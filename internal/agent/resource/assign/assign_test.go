@@ -70,7 +70,8 @@ func config(t *testing.T, root string) Config {
 }
 
 func pod(name string, cpu, mem int64) *v1.Pod {
-	l := v1.ResourceList{v1.ResourceCPU: *resource.NewMilliQuantity(cpu, resource.DecimalSI), v1.ResourceMemory: *resource.NewQuantity(mem, resource.BinarySI)}
+	l := v1.ResourceList{v1.ResourceCPU: *resource.NewMilliQuantity(cpu, resource.DecimalSI), v1.ResourceMemory: *resource.NewQuantity(mem,
+		resource.BinarySI)}
 	return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), Labels: map[string]string{}},
 		Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c", Resources: v1.ResourceRequirements{Requests: l, Limits: l}}}}}
 }
@@ -94,7 +95,8 @@ func TestResourcesLieTogether(t *testing.T) {
 	if r := m.Admit(t.Context(), with); r != nil {
 		t.Fatal(r)
 	}
-	if p := m.Of("with", "c"); p != (placement{CPUs: "4-5", Mems: "1", Exclusive: true}) || cfg.Devices.(*near).given["with"] != topology.Of(1) {
+	if p := m.Of("with", "c"); p != (placement{CPUs: "4-5", Mems: "1", Exclusive: true}) ||
+		cfg.Devices.(*near).given["with"] != topology.Of(1) {
 		t.Errorf("placed at %+v, device near %s", p, cfg.Devices.(*near).given["with"])
 	}
 	if p := m.Of("other", "c"); p != (placement{CPUs: "0-3,6-7"}) {
@@ -132,8 +134,10 @@ kubelet_topology_manager_admission_errors_total 1
 # TYPE kubelet_topology_manager_admission_requests_total counter
 kubelet_topology_manager_admission_requests_total 2
 `
-	if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "kubelet_container_aligned_compute_resources_count", "kubelet_cpu_manager_allocation_per_numa", "kubelet_cpu_manager_exclusive_cpu_allocation_count",
-		"kubelet_cpu_manager_shared_pool_size_millicores", "kubelet_topology_manager_admission_errors_total", "kubelet_topology_manager_admission_requests_total"); err != nil {
+	if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "kubelet_container_aligned_compute_resources_count",
+		"kubelet_cpu_manager_allocation_per_numa", "kubelet_cpu_manager_exclusive_cpu_allocation_count",
+		"kubelet_cpu_manager_shared_pool_size_millicores", "kubelet_topology_manager_admission_errors_total",
+		"kubelet_topology_manager_admission_requests_total"); err != nil {
 		t.Error(err)
 	}
 }
@@ -148,8 +152,12 @@ func TestRefusalsSayWhy(t *testing.T) {
 		want refusal
 	}{
 		{pod("odd", 3000, 10), refusal{"SMTAlignmentError", "SMT Alignment Error: requested 3 cpus not multiple cpus per core = 2"}},
-		{pod("many", 8000, 10), refusal{"SMTAlignmentError", "SMT Alignment Error: not enough free physical CPUs: available physical CPUs = 6, requested CPUs = 8, CPUs per core = 2"}},
-		{pod("much", 2000, 5000), refusal{"UnexpectedAdmissionError", "Allocate failed due to [memorymanager] failed to get the default NUMA affinity, no NUMA nodes with enough memory is available, which is unexpected"}},
+		{pod("many", 8000, 10),
+			refusal{"SMTAlignmentError",
+				"SMT Alignment Error: not enough free physical CPUs: available physical CPUs = 6, requested CPUs = 8, CPUs per core = 2"}},
+		{pod("much", 2000, 5000), refusal{"UnexpectedAdmissionError",
+			"Allocate failed due to [memorymanager] failed to get the default NUMA affinity, no NUMA nodes with enough memory is " +
+				"available, which is unexpected"}},
 	} {
 		if r := m.Admit(t.Context(), c.pod); r == nil || *r != c.want {
 			t.Errorf("%s: %v", c.pod.Name, r)
@@ -207,7 +215,8 @@ func TestAnotherPolicyIsRefused(t *testing.T) {
 		cfg := config(t, root)
 		change(&cfg)
 		_, err := New(cfg)
-		if err == nil || !strings.Contains(err.Error(), "differs from state checkpoint policy") || !strings.Contains(err.Error(), filepath.Join(root, file)) {
+		if err == nil || !strings.Contains(err.Error(), "differs from state checkpoint policy") || !strings.Contains(err.Error(),
+			filepath.Join(root, file)) {
 			t.Errorf("%s: %v", file, err)
 		}
 		if err := os.Remove(filepath.Join(root, file)); err != nil {

@@ -55,7 +55,8 @@ func staticCPUs(m *topology.Host, k *kubeletv1beta1.KubeletConfiguration, reserv
 	return &cpus.Static{Machine: m, Options: options, Reserved: kept}, nil
 }
 
-func staticMemory(m *topology.Host, k *kubeletv1beta1.KubeletConfiguration, reserved node.Reservation, capacity int64) (memory.Reservation, error) {
+func staticMemory(m *topology.Host, k *kubeletv1beta1.KubeletConfiguration, reserved node.Reservation, capacity int64) (memory.Reservation,
+	error) {
 	out := memory.Reservation{}
 	for _, r := range k.ReservedMemory {
 		out[int(r.NumaNode)] = map[v1.ResourceName]uint64{}

@@ -164,7 +164,8 @@ func (t *try) explain(now time.Time) {
 			}
 		}
 	}
-	t.m.cfg.Journal.Append(journal.Record{Time: now, Part: "agent", Object: journal.Ref{Kind: "Pod", Namespace: t.pod.Namespace, Name: t.pod.Name, UID: uid},
+	t.m.cfg.Journal.Append(journal.Record{Time: now, Part: "agent", Object: journal.Ref{Kind: "Pod", Namespace: t.pod.Namespace,
+		Name: t.pod.Name, UID: uid},
 		Decision: "gave it resources of its own", Because: because})
 }
 

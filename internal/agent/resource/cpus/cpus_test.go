@@ -103,7 +103,8 @@ func TestTakeIsAsGoodAsTryingEverything(t *testing.T) {
 		n := rng.IntN(free.Size() + 2)
 		got, err := take(m, free, n, o)
 		if n > free.Size() {
-			if err == nil || err.Error() != fmt.Sprintf("not enough cpus available to satisfy request: requested=%d, available=%d", n, free.Size()) {
+			if err == nil || err.Error() != fmt.Sprintf("not enough cpus available to satisfy request: requested=%d, available=%d", n,
+				free.Size()) {
 				t.Fatalf("round %d: took %s, %v", round, got, err)
 			}
 			continue
@@ -114,7 +115,8 @@ func TestTakeIsAsGoodAsTryingEverything(t *testing.T) {
 		have := price(m, o, free, got)
 		subsets(free.List(), n, func(ids []int) {
 			if other := cpuset.New(ids...); slices.Compare(price(m, o, free, other), have) < 0 {
-				t.Fatalf("round %d, %+v: %d of %s: took %s at %v, %s costs %v", round, o, n, free, got, have, other, price(m, o, free, other))
+				t.Fatalf("round %d, %+v: %d of %s: took %s at %v, %s costs %v", round, o, n, free, got, have, other,
+					price(m, o, free, other))
 			}
 		})
 		again, _ := take(m, free, n, o)
@@ -184,7 +186,8 @@ func TestSpreadIsEven(t *testing.T) {
 }
 
 func container(name string, milli int64, always bool) v1.Container {
-	q := v1.ResourceList{v1.ResourceCPU: *resource.NewMilliQuantity(milli, resource.DecimalSI), v1.ResourceMemory: resource.MustParse("1Mi")}
+	q := v1.ResourceList{v1.ResourceCPU: *resource.NewMilliQuantity(milli, resource.DecimalSI),
+		v1.ResourceMemory: resource.MustParse("1Mi")}
 	c := v1.Container{Name: name, Resources: v1.ResourceRequirements{Requests: q, Limits: q}}
 	if always {
 		policy := v1.ContainerRestartPolicyAlways
@@ -194,7 +197,8 @@ func container(name string, milli int64, always bool) v1.Container {
 }
 
 func pod(name string, inits []v1.Container, mains ...v1.Container) *v1.Pod {
-	return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)}, Spec: v1.PodSpec{InitContainers: inits, Containers: mains}}
+	return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)}, Spec: v1.PodSpec{InitContainers: inits,
+		Containers: mains}}
 }
 
 // allocate serves all containers of a pod.
@@ -215,7 +219,8 @@ func allocate(p *Static, s State, pod *v1.Pod, nodes topology.Mask) (State, erro
 // at the same time shares CPUs, and that none get lost.
 func TestBooksAreAlwaysInOrder(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 8))
-	options := []options{{}, {FullCores: true}, {StrictReserved: true}, {AlignSocket: true}, {SpreadCores: true}, {AlignCache: true}, {SpreadNUMA: true, FullCores: true}}
+	options := []options{{}, {FullCores: true}, {StrictReserved: true}, {AlignSocket: true}, {SpreadCores: true}, {AlignCache: true},
+		{SpreadNUMA: true, FullCores: true}}
 	admitted := 0
 	for round := range 400 {
 		m := randomHost(rng, 32)
@@ -407,7 +412,8 @@ func TestReservation(t *testing.T) {
 		named string
 		milli int64
 		want  string
-	}{{"", 500, "0"}, {"", 1500, "0-1"}, {"6-7", 500, "6-7"}, {"", 0, "needs a cpu reservation"}, {"9", 0, "only processors 0-7 are online"}, {"", 99000, "not enough"}} {
+	}{{"", 500, "0"}, {"", 1500, "0-1"}, {"6-7", 500, "6-7"}, {"", 0, "needs a cpu reservation"},
+		{"9", 0, "only processors 0-7 are online"}, {"", 99000, "not enough"}} {
 		set, err := Reserve(m, c.named, c.milli)
 		if got := fmt.Sprint(set, err); !strings.Contains(got, c.want) {
 			t.Errorf("%+v: %s", c, got)

@@ -43,7 +43,8 @@ func ParseOptions(in map[string]string) (options, error) {
 	for _, name := range slices.Sorted(maps.Keys(in)) {
 		on, known := switches[name]
 		if !known {
-			return o, fmt.Errorf("cpuManagerPolicyOptions[%s] is not known: allowed are %s", name, strings.Join(slices.Sorted(maps.Keys(switches)), ", "))
+			return o, fmt.Errorf("cpuManagerPolicyOptions[%s] is not known: allowed are %s", name,
+				strings.Join(slices.Sorted(maps.Keys(switches)), ", "))
 		}
 		var err error
 		if *on, err = strconv.ParseBool(in[name]); err != nil {
@@ -58,9 +59,11 @@ func (o options) check() error {
 	case o.FullCores && o.SpreadCores:
 		return errors.New("static policy options full-pcpus-only and distribute-cpus-across-cores can not be used at the same time")
 	case o.AlignCache && (o.SpreadNUMA || o.SpreadCores):
-		return errors.New("static policy options prefer-align-cpus-by-uncorecache and distribute-cpus-across-numa or distribute-cpus-across-cores can not be used at the same time")
+		return errors.New("static policy options prefer-align-cpus-by-uncorecache and distribute-cpus-across-numa or " +
+			"distribute-cpus-across-cores can not be used at the same time")
 	case o.SpreadNUMA && o.SpreadCores:
-		return errors.New("static policy options distribute-cpus-across-numa and distribute-cpus-across-cores can not be used at the same time")
+		return errors.New("static policy options distribute-cpus-across-numa and distribute-cpus-across-cores can not be used at the " +
+			"same time")
 	}
 	return nil
 }

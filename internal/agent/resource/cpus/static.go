@@ -36,7 +36,8 @@ func Reserve(m *topology.Host, named string, milli int64) (cpuset.CPUSet, error)
 	}
 	count := int((milli + 999) / 1000)
 	if count == 0 {
-		return cpuset.New(), fmt.Errorf("cpuManagerPolicy static needs a cpu reservation above zero: set reservedSystemCPUs, or cpu in systemReserved or kubeReserved")
+		return cpuset.New(), fmt.Errorf("cpuManagerPolicy static needs a cpu reservation above zero: set reservedSystemCPUs, or cpu in " +
+			"systemReserved or kubeReserved")
 	}
 	set, err := take(m, m.All(), count, options{})
 	if err != nil {
@@ -125,7 +126,8 @@ type AlignmentError struct {
 
 func (e *AlignmentError) Error() string {
 	if e.Available >= 0 {
-		return fmt.Sprintf("SMT Alignment Error: not enough free physical CPUs: available physical CPUs = %d, requested CPUs = %d, CPUs per core = %d", e.Available, e.Requested, e.Threads)
+		return fmt.Sprintf("SMT Alignment Error: not enough free physical CPUs: available physical CPUs = %d, requested CPUs = %d, CPUs "+
+			"per core = %d", e.Available, e.Requested, e.Threads)
 	}
 	return fmt.Sprintf("SMT Alignment Error: requested %d cpus not multiple cpus per core = %d", e.Requested, e.Threads)
 }

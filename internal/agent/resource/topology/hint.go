@@ -56,7 +56,8 @@ func ParseOptions(in map[string]string) (options, error) {
 				err = fmt.Errorf("must be %d to 16", MaxNodes)
 			}
 		default:
-			return o, fmt.Errorf("topologyManagerPolicyOptions[%s] is not known: allowed are max-allowable-numa-nodes and prefer-closest-numa-nodes", name)
+			return o, fmt.Errorf("topologyManagerPolicyOptions[%s] is not known: allowed are max-allowable-numa-nodes and "+
+				"prefer-closest-numa-nodes", name)
 		}
 		if err != nil {
 			return o, fmt.Errorf("topologyManagerPolicyOptions[%s] is %q: %w", name, in[name], err)

@@ -83,7 +83,8 @@ func (r *run) sandboxConfig(attempt uint32) *runtimeapi.PodSandboxConfig {
 		Metadata:     &runtimeapi.PodSandboxMetadata{Name: "pod", Namespace: "contract", Uid: r.uid, Attempt: attempt},
 		LogDirectory: r.dir,
 		Labels: map[string]string{
-			kubelettypes.KubernetesPodNameLabel: "pod", kubelettypes.KubernetesPodNamespaceLabel: "contract", kubelettypes.KubernetesPodUIDLabel: r.uid,
+			kubelettypes.KubernetesPodNameLabel: "pod", kubelettypes.KubernetesPodNamespaceLabel: "contract",
+			kubelettypes.KubernetesPodUIDLabel: r.uid,
 		},
 		Annotations: map[string]string{"contract.example/kept": "yes"},
 		Linux:       &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{NamespaceOptions: ns}},
@@ -158,7 +159,8 @@ func (r *run) sandbox() {
 	if !r.Host && b.GetNetwork().GetIp() == "" {
 		r.Error("a sandbox on the pod network has no address")
 	}
-	if b.GetLabels()[kubelettypes.KubernetesPodUIDLabel] != r.uid || b.GetAnnotations()["contract.example/kept"] != "yes" || b.GetCreatedAt() == 0 {
+	if b.GetLabels()[kubelettypes.KubernetesPodUIDLabel] != r.uid || b.GetAnnotations()["contract.example/kept"] != "yes" ||
+		b.GetCreatedAt() == 0 {
 		r.Errorf("labels, annotations or time of creation are lost: %v", b)
 	}
 	// containerd refuses, CRI-O answers with the one that is there.
@@ -182,7 +184,8 @@ func (r *run) container() {
 	sandbox := r.newSandbox()
 	id := r.newContainer(sandbox, "app", "sleep 3600", 3)
 	st := r.wantState(id, runtimeapi.ContainerState_CONTAINER_CREATED)
-	if st.GetMetadata().GetAttempt() != 3 || st.GetAnnotations()[runtime.AnnotationHash] != "h" || st.GetLogPath() != filepath.Join(r.dir, "app/3.log") {
+	if st.GetMetadata().GetAttempt() != 3 || st.GetAnnotations()[runtime.AnnotationHash] != "h" || st.GetLogPath() != filepath.Join(r.dir,
+		"app/3.log") {
 		r.Errorf("attempt, annotations or log path are lost: %v", st)
 	}
 	r.must(r.Service.StartContainer(r.ctx, id))

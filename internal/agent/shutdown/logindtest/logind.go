@@ -31,9 +31,12 @@ func startBus(t testing.TB) (address string) {
 	t.Helper()
 	dir := t.TempDir()
 	conf := filepath.Join(dir, "bus.conf")
-	if err := os.WriteFile(conf, fmt.Appendf(nil, `<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN" "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
+	if err := os.WriteFile(conf,
+		fmt.Appendf(nil, `<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN" `+
+			`"http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
 <busconfig><type>system</type><listen>unix:path=%s/bus</listen><auth>EXTERNAL</auth>
-<policy context="default"><allow send_destination="*" eavesdrop="true"/><allow eavesdrop="true"/><allow own="*"/><allow user="*"/></policy></busconfig>`, dir), 0o600); err != nil {
+<policy context="default"><allow send_destination="*" eavesdrop="true"/><allow eavesdrop="true"/><allow own="*"/><allow `+
+			`user="*"/></policy></busconfig>`, dir), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	daemon := exec.Command("dbus-daemon", "--config-file="+conf, "--nofork", "--print-address=1")

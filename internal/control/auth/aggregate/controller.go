@@ -90,8 +90,9 @@ func (c *aggregator) write(ctx context.Context, role *rbacv1.ClusterRole, sum []
 	if err != nil {
 		return fmt.Errorf("applying the rules of ClusterRole %q: %w", role.Name, err)
 	}
-	c.Tell(controller.Note{Part: "rbac", Kind: "ClusterRole", Object: role, Decision: "aggregated rules", Level: slog.LevelDebug, Because: []journal.Fact{
-		{Name: "rules before", Value: fmt.Sprint(len(role.Rules))}, {Name: "rules of its parts", Value: fmt.Sprint(len(sum))},
-	}})
+	c.Tell(controller.Note{Part: "rbac", Kind: "ClusterRole", Object: role, Decision: "aggregated rules", Level: slog.LevelDebug,
+		Because: []journal.Fact{
+			{Name: "rules before", Value: fmt.Sprint(len(role.Rules))}, {Name: "rules of its parts", Value: fmt.Sprint(len(sum))},
+		}})
 	return nil
 }

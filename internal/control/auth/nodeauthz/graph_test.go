@@ -81,7 +81,8 @@ func TestGraphAgreesWithSearch(t *testing.T) {
 			pod, volume := podKey{"ns", pick(r, "p", "q", "s")}, pick(r, "v1", "v2", "v3")
 			switch r.IntN(5) {
 			case 0, 1:
-				entry := podEntry{pick(r, append(nodes, "")...), someRefs(r, podref.Secret, podref.ConfigMap, podref.Claim, podref.ServiceAccount)}
+				entry := podEntry{pick(r, append(nodes, "")...), someRefs(r, podref.Secret, podref.ConfigMap, podref.Claim,
+					podref.ServiceAccount)}
 				g.SetPod(pod, entry.node, entry.refs)
 				if w.pods[pod] = entry; entry.node == "" {
 					delete(w.pods, pod)
@@ -90,7 +91,8 @@ func TestGraphAgreesWithSearch(t *testing.T) {
 				g.DeletePod(pod)
 				delete(w.pods, pod)
 			case 3:
-				entry := volumeEntry{podref.Ref{Kind: podref.Claim, Namespace: "ns", Name: pick(r, "a", "b", "c", "")}, someRefs(r, podref.Secret)}
+				entry := volumeEntry{podref.Ref{Kind: podref.Claim, Namespace: "ns", Name: pick(r, "a", "b", "c", "")},
+					someRefs(r, podref.Secret)}
 				g.SetVolume(volume, "ns", entry.claim.Name, entry.secrets)
 				if w.volumes[volume] = entry; entry.claim.Name == "" {
 					delete(w.volumes, volume)
@@ -153,7 +155,8 @@ func BenchmarkPodComesAndGoes(b *testing.B) {
 	for _, size := range []int{1_000, 150_000} {
 		b.Run(fmt.Sprintf("pods=%d", size), func(b *testing.B) {
 			g := fill(size)
-			refs := []podref.Ref{{Kind: podref.Secret, Namespace: "ns-1", Name: "s"}, {Kind: podref.ConfigMap, Namespace: "ns-1", Name: "kube-root-ca.crt"}}
+			refs := []podref.Ref{{Kind: podref.Secret, Namespace: "ns-1", Name: "s"}, {Kind: podref.ConfigMap, Namespace: "ns-1",
+				Name: "kube-root-ca.crt"}}
 			b.ReportAllocs()
 			for b.Loop() {
 				g.SetPod(podKey{"ns-1", "new"}, "n-1", refs)

@@ -137,8 +137,10 @@ func TestTokenLife(t *testing.T) {
 		{name: "expired within leeway", change: func(b *bench) { b.now = start.Add(time.Hour + 59*time.Second) }},
 		{name: "not yet valid", change: func(b *bench) { b.now = start.Add(-61 * time.Second) }, want: "not valid yet"},
 		{name: "account gone", change: func(b *bench) { b.account = nil }, want: `service account "bot"`},
-		{name: "account made anew", change: func(b *bench) { b.account = &corev1.ServiceAccount{ObjectMeta: meta("bot")}; b.account.UID = "new" }, want: "UID new"},
-		{name: "account deleted long ago", change: func(b *bench) { b.account.DeletionTimestamp = deleted; b.now = start.Add(12 * time.Minute) }, want: "is deleted"},
+		{name: "account made anew",
+			change: func(b *bench) { b.account = &corev1.ServiceAccount{ObjectMeta: meta("bot")}; b.account.UID = "new" }, want: "UID new"},
+		{name: "account deleted long ago",
+			change: func(b *bench) { b.account.DeletionTimestamp = deleted; b.now = start.Add(12 * time.Minute) }, want: "is deleted"},
 		{name: "account deleted just now", change: func(b *bench) {
 			b.account.DeletionTimestamp = deleted
 			b.now = start.Add(10*time.Minute + 59*time.Second)
@@ -146,10 +148,13 @@ func TestTokenLife(t *testing.T) {
 		{name: "pod there", bind: ofPod, change: func(*bench) {}},
 		{name: "pod gone", bind: ofPod, change: func(b *bench) { b.pod = nil }, want: `pod "web"`},
 		{name: "pod made anew", bind: ofPod, change: func(b *bench) { b.pod.UID = "new" }, want: "UID new"},
-		{name: "pod deleted", bind: ofPod, change: func(b *bench) { b.pod.DeletionTimestamp = deleted; b.now = start.Add(12 * time.Minute) }, want: "is deleted"},
+		{name: "pod deleted", bind: ofPod,
+			change: func(b *bench) { b.pod.DeletionTimestamp = deleted; b.now = start.Add(12 * time.Minute) }, want: "is deleted"},
 		{name: "node of pod gone", bind: ofPod, change: func(b *bench) { b.node = nil }},
-		{name: "node gone", bind: func(b *bench) Binding { return Binding{Node: b.node} }, change: func(b *bench) { b.node = nil }, want: `node "n1"`},
-		{name: "secret gone", bind: func(b *bench) Binding { return Binding{Secret: b.secret} }, change: func(b *bench) { b.secret = nil }, want: `secret "s"`},
+		{name: "node gone", bind: func(b *bench) Binding { return Binding{Node: b.node} }, change: func(b *bench) { b.node = nil },
+			want: `node "n1"`},
+		{name: "secret gone", bind: func(b *bench) Binding { return Binding{Secret: b.secret} }, change: func(b *bench) { b.secret = nil },
+			want: `secret "s"`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := setUp(t, newKey(t, "ecdsa"))
@@ -197,7 +202,8 @@ func TestForeignAndForgedTokens(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	confused, err := jwt.Signed(hmac).Claims(claimsFor(issuer, "x", Binding{ServiceAccount: b.account}, Terms{Expires: start.Add(time.Hour)})).CompactSerialize()
+	confused, err := jwt.Signed(hmac).Claims(claimsFor(issuer, "x", Binding{ServiceAccount: b.account},
+		Terms{Expires: start.Add(time.Hour)})).CompactSerialize()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -222,7 +228,8 @@ func TestForeignAndForgedTokens(t *testing.T) {
 		{"not a JWT", "hello", ""},
 		{"another issuer", foreignToken, ""},
 		{"another key", other.token(t, Binding{}, "api"), "no known key"},
-		{"payload swapped", parts[0] + "." + strings.Split(b.token(t, Binding{Pod: b.pod}, "api"), ".")[1] + "." + parts[2], "no known key"},
+		{"payload swapped", parts[0] + "." + strings.Split(b.token(t, Binding{Pod: b.pod}, "api"), ".")[1] + "." + parts[2],
+			"no known key"},
 		{"public key as HMAC secret", confused, "no known key"},
 		{"legacy token", legacy, "names no service account"},
 		{"subject is someone else", misnamed, "not its service account"},
@@ -279,9 +286,15 @@ func TestClaimsOnTheWire(t *testing.T) {
 		to   Binding
 		want string
 	}{
-		{"pod", Binding{w.account, w.pod, nil, w.node}, `{"namespace":"team","serviceaccount":{"name":"bot","uid":"bot-uid"},"pod":{"name":"web","uid":"web-uid"},"node":{"name":"n1","uid":"n1-uid"},"warnafter":1767323105}`},
-		{"pod on lost node", Binding{w.account, w.pod, nil, nil}, `{"namespace":"team","serviceaccount":{"name":"bot","uid":"bot-uid"},"pod":{"name":"web","uid":"web-uid"},"node":{"name":"n1"},"warnafter":1767323105}`},
-		{"secret", Binding{w.account, nil, w.secret, nil}, `{"namespace":"team","serviceaccount":{"name":"bot","uid":"bot-uid"},"secret":{"name":"s","uid":"s-uid"},"warnafter":1767323105}`},
+		{"pod", Binding{w.account, w.pod, nil, w.node},
+			`{"namespace":"team","serviceaccount":{"name":"bot","uid":"bot-uid"},"pod":{"name":"web","uid":"web-uid"},` +
+				`"node":{"name":"n1","uid":"n1-uid"},"warnafter":1767323105}`},
+		{"pod on lost node", Binding{w.account, w.pod, nil, nil},
+			`{"namespace":"team","serviceaccount":{"name":"bot","uid":"bot-uid"},"pod":{"name":"web","uid":"web-uid"},` +
+				`"node":{"name":"n1"},"warnafter":1767323105}`},
+		{"secret", Binding{w.account, nil, w.secret, nil},
+			`{"namespace":"team","serviceaccount":{"name":"bot","uid":"bot-uid"},"secret":{"name":"s","uid":"s-uid"},` +
+				`"warnafter":1767323105}`},
 	} {
 		got, err := json.Marshal(claimsFor(issuer, "id", c.to, terms))
 		if err != nil {
@@ -327,7 +340,8 @@ func TestKeyFilesAndDiscovery(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		token, _, err := g.Generate(Binding{ServiceAccount: w.account}, Terms{Audiences: []string{issuer}, IssuedAt: time.Now(), Expires: time.Now().Add(time.Hour)})
+		token, _, err := g.Generate(Binding{ServiceAccount: w.account}, Terms{Audiences: []string{issuer}, IssuedAt: time.Now(),
+			Expires: time.Now().Add(time.Hour)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -339,7 +353,8 @@ func TestKeyFilesAndDiscovery(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := `{"issuer":"https://berth.test/","jwks_uri":"https://berth.test/openid/v1/jwks","response_types_supported":["id_token"],"subject_types_supported":["public"],"id_token_signing_alg_values_supported":["ES256","RS256"]}`
+	want := `{"issuer":"https://berth.test/","jwks_uri":"https://berth.test/openid/v1/jwks","response_types_supported":["id_token"],` +
+		`"subject_types_supported":["public"],"id_token_signing_alg_values_supported":["ES256","RS256"]}`
 	if string(d.Configuration) != want {
 		t.Errorf("configuration\n got %s\nwant %s", d.Configuration, want)
 	}
