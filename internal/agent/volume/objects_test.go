@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -303,6 +304,42 @@ func (m multi) Unwrap() error {
 		return me.Errs[0]
 	}
 	return m.err
+}
+
+// A token belongs to the user that all containers run as, and to the volume's group, each where there is one.
+func TestOwnersOfTokens(t *testing.T) {
+	needRoot(t)
+	user, other, group := int64(1000), int64(1001), int64(4321)
+	for name, c := range map[string]struct {
+		pod, container *int64
+		group          *int64
+		uid, gid       uint32
+		mode           os.FileMode
+	}{
+		"nobody":              {nil, nil, nil, 0, 0, 0o644},
+		"user":                {&user, nil, nil, 1000, 0, 0o600},
+		"user and group":      {&user, nil, &group, 1000, 4321, 0o640},
+		"group":               {nil, nil, &group, 0, 4321, 0o640},
+		"container's user":    {nil, &user, &group, 1000, 4321, 0o640},
+		"container's instead": {&user, &other, &group, 1001, 4321, 0o640},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newTestManager(t, Config{Client: newCluster(t, true, configMap("ca", "CA", 1))})
+			pod := testPod("a", tokenVolume("api"))
+			pod.Spec.SecurityContext = &v1.PodSecurityContext{RunAsUser: c.pod, FSGroup: c.group}
+			for i := range pod.Spec.Containers {
+				pod.Spec.Containers[i].SecurityContext = &v1.SecurityContext{RunAsUser: c.container}
+			}
+			info, err := os.Stat(filepath.Join(mustMount(t, m, pod)["api"].HostPath, "token"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if is := info.Sys().(*syscall.Stat_t); is.Uid != c.uid || is.Gid != c.gid || info.Mode().Perm() != c.mode {
+				t.Errorf("the token is %v of %d:%d, want %v of %d:%d", info.Mode().Perm(), is.Uid, is.Gid, c.mode, c.uid, c.gid)
+			}
+			mustUnmount(t, m, "a")
+		})
+	}
 }
 
 func TestTokensRotateAndSurviveARestart(t *testing.T) {

@@ -250,14 +250,10 @@ func (c *collector) token(ctx context.Context, out payload, p *v1.ServiceAccount
 // credentialFile is a file that no one but the pod's own user or group may
 // read.
 func (c *collector) credentialFile(data []byte, mode *int32) file {
-	f := file{data: data, mode: modeOr(nil, mode)}
-	user := commonUser(c.pod)
+	f := file{data: data, mode: modeOr(nil, mode), uid: commonUser(c.pod)}
 	group := c.pod.Spec.SecurityContext != nil && c.pod.Spec.SecurityContext.FSGroup != nil
-	if user != nil || group {
-		f.mode = 0o600
-		if !group {
-			f.uid = user
-		}
+	if f.uid != nil || group {
+		f.mode = 0o600 // the volume's group gets its rights with the volume
 	}
 	return f
 }

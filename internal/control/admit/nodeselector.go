@@ -61,15 +61,8 @@ func decodeStrictly(from io.Reader, into any) error {
 }
 
 func (p *podNodeSelector) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
-	pod := podOf(a)
-	if pod == nil {
-		return nil
-	}
-	ofNamespace, err := p.selectorOf(ctx, a)
-	if err != nil {
-		return err
-	}
-	if err := agree(a, pod, ofNamespace); err != nil {
+	pod, ofNamespace, err := p.podAndSelector(ctx, a)
+	if pod == nil || err != nil {
 		return err
 	}
 	if len(ofNamespace) > 0 && pod.Spec.NodeSelector == nil {
@@ -80,15 +73,8 @@ func (p *podNodeSelector) Admit(ctx context.Context, a admission.Attributes, _ a
 }
 
 func (p *podNodeSelector) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
-	pod := podOf(a)
-	if pod == nil {
-		return nil
-	}
-	ofNamespace, err := p.selectorOf(ctx, a)
-	if err != nil {
-		return err
-	}
-	if err := agree(a, pod, ofNamespace); err != nil {
+	pod, _, err := p.podAndSelector(ctx, a)
+	if pod == nil || err != nil {
 		return err
 	}
 	allowed, err := labels.ConvertSelectorToLabelsMap(p.selectors[a.GetNamespace()])
@@ -105,6 +91,20 @@ func (p *podNodeSelector) Validate(ctx context.Context, a admission.Attributes, 
 		}
 	}
 	return nil
+}
+
+// podAndSelector are the pod of a request, nil if it is about none, and what its namespace demands, which the pod does
+// not contradict.
+func (p *podNodeSelector) podAndSelector(ctx context.Context, a admission.Attributes) (*corev1.Pod, labels.Set, error) {
+	pod := podOf(a)
+	if pod == nil {
+		return nil, nil, nil
+	}
+	ofNamespace, err := p.selectorOf(ctx, a)
+	if err != nil {
+		return nil, nil, err
+	}
+	return pod, ofNamespace, agree(a, pod, ofNamespace)
 }
 
 func agree(a admission.Attributes, pod *corev1.Pod, ofNamespace labels.Set) error {

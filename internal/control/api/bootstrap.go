@@ -33,17 +33,20 @@ const (
 // number of times, also beside another server's.
 func (s *Server) bootstrap(ctx context.Context) error {
 	// The other objects live in the namespaces.
-	if err := s.ensureNamespaces(ctx); err != nil {
+	if err := s.finishing(stepNamespaces, s.ensureNamespaces)(ctx); err != nil {
 		return err
 	}
 	// The rest is independent of each other, and writes at once share a sync of
 	// the disk.
 	parts := []func(context.Context) error{
-		s.ensurePriorityClasses, s.ensureAPIService, s.ensureServiceCIDR, s.ensureTrust,
-		func(ctx context.Context) error { return auth.EnsurePolicy(ctx, s.client) },
+		s.finishing(stepPriorityClasses, s.ensurePriorityClasses),
+		s.finishing(stepAPIService, s.ensureAPIService),
+		s.finishing(stepServiceCIDR, s.ensureServiceCIDR),
+		s.finishing(stepTrust, s.ensureTrust),
+		s.finishing(stepRoles, func(ctx context.Context) error { return auth.EnsurePolicy(ctx, s.client) }),
 	}
 	if s.cfg.PriorityAndFairness {
-		parts = append(parts, s.ensureFairness)
+		parts = append(parts, s.finishing(stepFairness, s.ensureFairness))
 	}
 	errs := make([]error, len(parts))
 	var wg sync.WaitGroup

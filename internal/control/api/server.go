@@ -9,13 +9,13 @@ import (
 	"time"
 
 	nooptrace "go.opentelemetry.io/otel/trace/noop"
+	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	customserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
-	openapinamer "k8s.io/apiserver/pkg/endpoints/openapi"
 	"k8s.io/apiserver/pkg/registry/rest"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/filters"
@@ -27,7 +27,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	restclient "k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
-	registrationscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
 	openapicommon "k8s.io/kube-openapi/pkg/common"
 
 	"github.com/berth-dev/berth/internal/control/admit"
@@ -35,12 +34,10 @@ import (
 	"github.com/berth-dev/berth/internal/control/api/certificates"
 	"github.com/berth-dev/berth/internal/control/api/encryption"
 	"github.com/berth-dev/berth/internal/control/api/kinds"
-	"github.com/berth-dev/berth/internal/control/api/openapi"
 	"github.com/berth-dev/berth/internal/control/api/registry"
 	"github.com/berth-dev/berth/internal/control/api/scheme"
 	"github.com/berth-dev/berth/internal/control/auth"
 	"github.com/berth-dev/berth/internal/control/auth/aggregate"
-	"github.com/berth-dev/berth/internal/control/metrics"
 	"github.com/berth-dev/berth/internal/controller"
 )
 
@@ -79,6 +76,8 @@ type Server struct {
 	caches     []rest.StorageWithReadiness
 	openAPI    []*openapicommon.OpenAPIV3Config
 	ready      chan struct{}
+	// steps are the parts of the start by the names of their health checks.
+	steps map[string]*step
 	// customSynced closes when all custom resource definitions are known.
 	customSynced <-chan struct{}
 }
@@ -111,6 +110,7 @@ func build(cfg Config, set *scheme.Set, conf *genericapiserver.Config) (*Server,
 		client: client,
 		shared: informers.NewSharedInformerFactory(client, 0),
 		ready:  make(chan struct{}),
+		steps:  newSteps(cfg.PriorityAndFairness),
 		life:   wait.ContextForChannel(conf.DrainedNotify()),
 	}
 	if err := s.identify(conf); err != nil {
@@ -173,9 +173,7 @@ func (s *Server) furnish(set *scheme.Set, all []registry.Resource, outer generic
 	if err != nil {
 		return err
 	}
-	for path, handler := range s.auth.Discovery.Handlers() {
-		s.generic.Handler.NonGoRestfulMux.Handle(path, handler)
-	}
+	issuerDiscovery(s.generic.Handler.GoRestfulContainer, s.auth.Discovery.Handlers())
 	s.front, err = aggregation.New(aggregation.Config{
 		Generic: outer, Behind: s.generic, Storage: registrationOptions(s.backend), Informers: s.shared,
 		Definitions: custom.Informers.Apiextensions().V1().CustomResourceDefinitions(),
@@ -250,11 +248,7 @@ func settle(cfg *Config, set *scheme.Set, conf *genericapiserver.Config) {
 	conf.LongRunningFunc = filters.BasicLongRunningRequestCheck(
 		sets.NewString("watch", "proxy"),
 		sets.NewString("attach", "exec", "proxy", "log", "portforward"))
-	namer := openapinamer.NewDefinitionNamer(set.Scheme, registrationscheme.Scheme, metrics.Scheme)
-	conf.OpenAPIConfig = genericapiserver.DefaultOpenAPIConfig(openapi.GetOpenAPIDefinitions, namer)
-	conf.OpenAPIConfig.Info.Title = "Kubernetes"
-	conf.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(openapi.GetOpenAPIDefinitions, namer)
-	conf.OpenAPIV3Config.Info.Title = "Kubernetes"
+	describe(conf, set.Scheme)
 	conf.SkipOpenAPIInstallation = true // see serveOpenAPI
 	conf.EnableProfiling = false
 	conf.BuildHandlerChainFunc = func(next http.Handler, c *genericapiserver.Config) http.Handler {
@@ -322,6 +316,7 @@ func (s *Server) install(set *scheme.Set, all []registry.Resource) ([]aggregatio
 		}
 		add(made, i.GroupVersion, named)
 	}
+	add(made, corev1.SchemeGroupVersion, map[string]rest.Storage{"componentstatuses": &componentStatuses{etcd: s.cfg.Store.Health}})
 	if err := s.specials(set.Scheme, made); err != nil {
 		return nil, err
 	}
@@ -415,11 +410,12 @@ func (s *Server) addHooks() error {
 		for _, task := range s.background {
 			go s.runTask(ctx, task)
 		}
+		s.finish(stepServiceRepair)
 		return nil
 	}); err != nil {
 		return fmt.Errorf("adding bootstrap hook: %w", err)
 	}
-	return nil
+	return s.addSteps()
 }
 
 // announce closes ready when /readyz answers well, so that whoever starts a

@@ -2,6 +2,7 @@ package quota
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -106,7 +107,7 @@ func claimEvaluator(cfg Config) *evaluator {
 			if s.ScopeName != corev1.ResourceQuotaScopeVolumeAttributesClass {
 				return false, nil
 			}
-			return oneOf(ptr.Deref(claim.Spec.VolumeAttributesClassName, ""), s)
+			return attributesClassScope(claim, s)
 		},
 		usage: func(item runtime.Object) (corev1.ResourceList, error) {
 			claim, ok := item.(*corev1.PersistentVolumeClaim)
@@ -116,6 +117,25 @@ func claimEvaluator(cfg Config) *evaluator {
 			return ClaimUsage(claim), nil
 		},
 	}
+}
+
+// attributesClassScope says whether any of the classes that a claim has, wants or is moved to is in the scope: while it
+// changes, it counts in both.
+func attributesClassScope(claim *corev1.PersistentVolumeClaim, s corev1.ScopedResourceSelectorRequirement) (bool, error) {
+	names := []string{ptr.Deref(claim.Spec.VolumeAttributesClassName, ""), ptr.Deref(claim.Status.CurrentVolumeAttributesClassName, "")}
+	if m := claim.Status.ModifyVolumeStatus; m != nil {
+		names = append(names, m.TargetVolumeAttributesClassName)
+	}
+	names = slices.DeleteFunc(names, func(name string) bool { return name == "" })
+	if len(names) == 0 {
+		return oneOf("", s)
+	}
+	for _, name := range names {
+		if in, err := oneOf(name, s); in || err != nil {
+			return in, err
+		}
+	}
+	return false, nil
 }
 
 // ClaimUsage returns what a claim costs, in all and in its storage class.

@@ -47,7 +47,7 @@ func podEvaluator(cfg Config) *evaluator {
 	return &evaluator{
 		resource: "pods", list: cfg.list("pods"), tracks: podTracks, lacks: podLacks, scope: podScope,
 		changes: func(a admission.Attributes) bool {
-			return a.GetSubresource() == "" && a.GetOperation() == admission.Create ||
+			return a.GetSubresource() == "" && (a.GetOperation() == admission.Create || movesBetweenScopes(a)) ||
 				a.GetSubresource() == "resize" && a.GetOperation() == admission.Update
 		},
 		usage: func(item runtime.Object) (corev1.ResourceList, error) {
@@ -58,6 +58,15 @@ func podEvaluator(cfg Config) *evaluator {
 			return PodUsage(pod, cfg.Now()), nil
 		},
 	}
+}
+
+// movesBetweenScopes says whether an update takes a pod into or out of a scope. Of all that the scopes ask about only
+// the deadline can change in a pod; any other update leaves the count alone and must not fail because of a quota.
+func movesBetweenScopes(a admission.Attributes) bool {
+	pod, isPod := a.GetObject().(*corev1.Pod)
+	old, wasPod := a.GetOldObject().(*corev1.Pod)
+	return a.GetOperation() == admission.Update && isPod && wasPod &&
+		(pod.Spec.ActiveDeadlineSeconds == nil) != (old.Spec.ActiveDeadlineSeconds == nil)
 }
 
 // PodUsage returns what a pod costs at a moment. A pod that has ended, or

@@ -11,7 +11,9 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/admission"
 	quotav1 "k8s.io/apiserver/pkg/quota/v1"
 	"k8s.io/apiserver/pkg/quota/v1/generic"
 	"k8s.io/client-go/informers"
@@ -115,6 +117,57 @@ func TestScopes(t *testing.T) {
 		if got, err := podScope(c.scope, c.pod); got != c.want || err != nil {
 			t.Errorf("%+v: got %v, %v, want %v", c.scope, got, err, c.want)
 		}
+	}
+}
+
+// An update counts where it can move a pod between scopes, and nowhere else: old pods that a quota would refuse can still
+// be labeled.
+func TestUpdatesThatCount(t *testing.T) {
+	plain := podWith(nil, container("c", nil, nil))
+	due := podWith(func(p *corev1.Pod) { p.Spec.ActiveDeadlineSeconds = ptr.To[int64](5) }, container("c", nil, nil))
+	later := podWith(func(p *corev1.Pod) { p.Spec.ActiveDeadlineSeconds = ptr.To[int64](4) }, container("c", nil, nil))
+	for _, c := range []struct {
+		op          admission.Operation
+		changed, is *corev1.Pod
+		subresource string
+		want        bool
+	}{
+		{admission.Create, plain, nil, "", true}, {admission.Update, plain, plain, "", false}, {admission.Update, due, plain, "", true},
+		{admission.Update, plain, due, "", true}, {admission.Update, later, due, "", false}, {admission.Update, due, plain, "status", false},
+		{admission.Update, plain, plain, "resize", true}, {admission.Delete, nil, plain, "", false},
+	} {
+		var changed, is runtime.Object
+		if c.changed != nil {
+			changed = c.changed
+		}
+		if c.is != nil {
+			is = c.is
+		}
+		a := admission.NewAttributesRecord(changed, is, corev1.SchemeGroupVersion.WithKind("Pod"), "ns", "p",
+			corev1.SchemeGroupVersion.WithResource("pods"), c.subresource, c.op, nil, false, nil)
+		if got := podEvaluator(Config{}).Handles(a); got != c.want {
+			t.Errorf("%s %q from %v to %v: counts %v, want %v", c.op, c.subresource, c.is, c.changed, got, c.want)
+		}
+	}
+}
+
+// A claim that is moved to another attributes class counts in the scope of each.
+func TestClaimsBetweenAttributesClasses(t *testing.T) {
+	in := func(name string) corev1.ScopedResourceSelectorRequirement {
+		return corev1.ScopedResourceSelectorRequirement{ScopeName: corev1.ResourceQuotaScopeVolumeAttributesClass, Operator: "In", Values: []string{name}}
+	}
+	claim := &corev1.PersistentVolumeClaim{Spec: corev1.PersistentVolumeClaimSpec{VolumeAttributesClassName: ptr.To("wanted")},
+		Status: corev1.PersistentVolumeClaimStatus{CurrentVolumeAttributesClassName: ptr.To("had"),
+			ModifyVolumeStatus: &corev1.ModifyVolumeStatus{TargetVolumeAttributesClassName: "target"}}}
+	scope := claimEvaluator(Config{}).scope
+	for name, want := range map[string]bool{"wanted": true, "had": true, "target": true, "other": false} {
+		if got, err := scope(in(name), claim); got != want || err != nil {
+			t.Errorf("class %s: in scope %v, %v, want %v", name, got, err, want)
+		}
+	}
+	none := corev1.ScopedResourceSelectorRequirement{ScopeName: corev1.ResourceQuotaScopeVolumeAttributesClass, Operator: "DoesNotExist"}
+	if got, _ := scope(none, &corev1.PersistentVolumeClaim{}); !got {
+		t.Error("a claim without a class is not in the scope of those without")
 	}
 }
 

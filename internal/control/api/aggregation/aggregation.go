@@ -144,7 +144,7 @@ func (f *Front) register(cfg Config, aggregator *apiserver.APIAggregator) error 
 	if err != nil {
 		return fmt.Errorf("watching custom resource definitions: %w", err)
 	}
-	return f.AddPostStartHook("register-groups", func(ctx genericapiserver.PostStartHookContext) error {
+	return f.AddPostStartHook("kube-apiserver-autoregistration", func(ctx genericapiserver.PostStartHookContext) error {
 		go yielding.run(ctx, known.Done())
 		go func() {
 			// A stored registration whose definition is not known yet would be

@@ -1,7 +1,6 @@
 package defaults
 
 import (
-	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	autoscaling "k8s.io/api/autoscaling/v2"
 	v1 "k8s.io/api/core/v1"
 )
@@ -41,10 +40,4 @@ func scalingRules(r *autoscaling.HPAScalingRules, policies ...autoscaling.HPASca
 	if r.Policies == nil {
 		r.Policies = policies
 	}
-}
-
-// HorizontalPodAutoscalerV1 completes version 1. Its metric is filled in by its conversion, which knows the metrics
-// that are in annotations.
-func HorizontalPodAutoscalerV1(a *autoscalingv1.HorizontalPodAutoscaler) {
-	fill(&a.Spec.MinReplicas, 1)
 }

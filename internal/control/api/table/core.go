@@ -125,3 +125,19 @@ func coreEvent(e *events.Event) *v1.Event {
 	}
 	return c
 }
+
+// ComponentStatus shows the condition that the component is healthy.
+var ComponentStatus = of(func(_ time.Time, c *v1.ComponentStatus) []any {
+	status, message, problem := "Unknown", "", ""
+	for _, condition := range c.Conditions {
+		if condition.Type != v1.ComponentHealthy {
+			continue
+		}
+		status, message, problem = "Unhealthy", condition.Message, condition.Error
+		if condition.Status == v1.ConditionTrue {
+			status = "Healthy"
+		}
+	}
+	return []any{c.Name, status, message, problem}
+}, nameColumn, text("Status", "Status of the component conditions"), text("Message", "Message of the component conditions"),
+	text("Error", "Error of the component conditions"))

@@ -11,11 +11,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
+
+	"github.com/berth-dev/berth/internal/control/api/validate"
 )
 
 // create is a storage that can only create: a review is answered, not kept.
@@ -52,8 +53,7 @@ func NewSubjectAccessReview(a authorizer.UnconditionalAuthorizer) rest.Storage {
 		singular: "subjectaccessreview",
 		empty:    func() *authorizationv1.SubjectAccessReview { return &authorizationv1.SubjectAccessReview{} },
 		answer: func(ctx context.Context, r *authorizationv1.SubjectAccessReview) (runtime.Object, error) {
-			errs := append(validateSubject(&r.Spec), validateAttributes(r.Spec.ResourceAttributes, r.Spec.NonResourceAttributes)...)
-			if len(errs) > 0 {
+			if errs := validate.SubjectAccessReview(r); len(errs) > 0 {
 				return nil, apierrors.NewInvalid(kind("SubjectAccessReview"), "", errs)
 			}
 			r.Status = decide(ctx, a, subjectOf(&r.Spec), r.Spec.ResourceAttributes, r.Spec.NonResourceAttributes)
@@ -68,9 +68,7 @@ func NewLocalSubjectAccessReview(a authorizer.UnconditionalAuthorizer) rest.Stor
 		singular: "localsubjectaccessreview", namespaced: true,
 		empty: func() *authorizationv1.LocalSubjectAccessReview { return &authorizationv1.LocalSubjectAccessReview{} },
 		answer: func(ctx context.Context, r *authorizationv1.LocalSubjectAccessReview) (runtime.Object, error) {
-			errs := append(validateSubject(&r.Spec), validateAttributes(r.Spec.ResourceAttributes, r.Spec.NonResourceAttributes)...)
-			errs = append(errs, validateLocal(r)...)
-			if len(errs) > 0 {
+			if errs := validate.LocalSubjectAccessReview(r); len(errs) > 0 {
 				return nil, apierrors.NewInvalid(kind("LocalSubjectAccessReview"), "", errs)
 			}
 			if namespace := genericapirequest.NamespaceValue(ctx); namespace != r.Spec.ResourceAttributes.Namespace {
@@ -88,7 +86,7 @@ func NewSelfSubjectAccessReview(a authorizer.UnconditionalAuthorizer) rest.Stora
 		singular: "selfsubjectaccessreview",
 		empty:    func() *authorizationv1.SelfSubjectAccessReview { return &authorizationv1.SelfSubjectAccessReview{} },
 		answer: func(ctx context.Context, r *authorizationv1.SelfSubjectAccessReview) (runtime.Object, error) {
-			if errs := validateAttributes(r.Spec.ResourceAttributes, r.Spec.NonResourceAttributes); len(errs) > 0 {
+			if errs := validate.SelfSubjectAccessReview(r); len(errs) > 0 {
 				return nil, apierrors.NewInvalid(kind("SelfSubjectAccessReview"), "", errs)
 			}
 			who, known := genericapirequest.UserFrom(ctx)
@@ -138,35 +136,6 @@ func NewSelfSubjectRulesReview(resolver authorizer.RuleResolver) rest.Storage {
 
 func kind(name string) schema.GroupKind {
 	return schema.GroupKind{Group: authorizationv1.GroupName, Kind: name}
-}
-
-func validateSubject(spec *authorizationv1.SubjectAccessReviewSpec) field.ErrorList {
-	if spec.User == "" && len(spec.Groups) == 0 {
-		return field.ErrorList{field.Invalid(field.NewPath("spec").Child("user"), spec.User, "at least one of user or group must be specified")}
-	}
-	return nil
-}
-
-func validateAttributes(resource *authorizationv1.ResourceAttributes, path *authorizationv1.NonResourceAttributes) field.ErrorList {
-	at := field.NewPath("spec")
-	switch {
-	case resource != nil && path != nil:
-		return field.ErrorList{field.Invalid(at.Child("nonResourceAttributes"), path, "cannot be specified in combination with resourceAttributes")}
-	case resource == nil && path == nil:
-		return field.ErrorList{field.Invalid(at.Child("resourceAttributes"), resource, "exactly one of nonResourceAttributes or resourceAttributes must be specified")}
-	case resource == nil:
-		return nil
-	}
-	at = at.Child("resourceAttributes")
-	return append(validateFieldSelector(resource.FieldSelector, at.Child("fieldSelector")),
-		validateLabelSelector(resource.LabelSelector, at.Child("labelSelector"))...)
-}
-
-func validateLocal(r *authorizationv1.LocalSubjectAccessReview) field.ErrorList {
-	if r.Spec.NonResourceAttributes != nil {
-		return field.ErrorList{field.Invalid(field.NewPath("spec").Child("nonResourceAttributes"), r.Spec.NonResourceAttributes, "disallowed on this kind of request")}
-	}
-	return nil
 }
 
 func subjectOf(spec *authorizationv1.SubjectAccessReviewSpec) user.Info {

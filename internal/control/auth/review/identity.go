@@ -29,8 +29,11 @@ func NewTokenReview(tokens authenticator.Token, audiences []string) rest.Storage
 			}
 			who, authenticated, err := tokens.AuthenticateToken(authenticator.WithAudiences(ctx, wanted), r.Spec.Token)
 			r.Status = authenticationv1.TokenReviewStatus{Authenticated: authenticated}
-			if err != nil {
+			switch {
+			case err != nil:
 				r.Status.Error = err.Error()
+			case !authenticated:
+				r.Status.Error = "invalid bearer token"
 			}
 			if authenticated && who != nil && who.User != nil {
 				r.Status.User = userInfo(who.User)

@@ -109,7 +109,7 @@ func TestAccessReviewsThatAreRefused(t *testing.T) {
 			NonResourceAttributes: p}}
 	}
 	local := func(r *authorizationv1.ResourceAttributes, p *authorizationv1.NonResourceAttributes) runtime.Object {
-		return &authorizationv1.LocalSubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{User: "u", ResourceAttributes: r,
+		return &authorizationv1.LocalSubjectAccessReview{ObjectMeta: metav1.ObjectMeta{Namespace: "shop"}, Spec: authorizationv1.SubjectAccessReviewSpec{User: "u", ResourceAttributes: r,
 			NonResourceAttributes: p}}
 	}
 	for name, c := range map[string]struct {
@@ -123,7 +123,7 @@ func TestAccessReviewsThatAreRefused(t *testing.T) {
 		"selector twice":      {NewSubjectAccessReview, subject("u", raw, nil), "may not specified at the same time"},
 		"empty selector":      {NewSubjectAccessReview, subject("u", empty, nil), "requirements or rawSelector is required"},
 		"path in a namespace": {NewLocalSubjectAccessReview, local(nil, path), "disallowed on this kind of request"},
-		"another namespace":   {NewLocalSubjectAccessReview, local(getPods("other"), nil), "must match namespace: shop"},
+		"another namespace":   {NewLocalSubjectAccessReview, local(getPods("other"), nil), "must match metadata.namespace"},
 		"self without a user": {NewSelfSubjectAccessReview,
 			&authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: pods}},
 			"no user present"},
@@ -264,6 +264,9 @@ type tokens struct{ audiences authenticator.Audiences }
 
 func (k *tokens) AuthenticateToken(ctx context.Context, token string) (*authenticator.Response, bool, error) {
 	k.audiences, _ = authenticator.AudiencesFrom(ctx)
+	if token == "nobody's" {
+		return nil, false, nil
+	}
 	if token != "good" {
 		return nil, false, errors.New("unknown token")
 	}
@@ -297,6 +300,9 @@ func TestTokenReview(t *testing.T) {
 	bad, err := review("bad")
 	if err != nil || bad.Status.Authenticated || bad.Status.Error != "unknown token" || bad.Status.User.Username != "" {
 		t.Errorf("an unknown token: %v, %+v", err, bad)
+	}
+	if none, err := review("nobody's"); err != nil || none.Status.Authenticated || none.Status.Error != "invalid bearer token" {
+		t.Errorf("a token that nobody knows: %v, %+v", err, none)
 	}
 	if _, err := review(""); !apierrors.IsBadRequest(err) {
 		t.Errorf("no token: %v", err)

@@ -9,32 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
-	"k8s.io/apimachinery/pkg/util/validation/field"
 )
-
-func validateFieldSelector(s *authorizationv1.FieldSelectorAttributes, at *field.Path) field.ErrorList {
-	if s == nil {
-		return nil
-	}
-	return validateSelector(s.RawSelector, len(s.Requirements), at)
-}
-
-func validateLabelSelector(s *authorizationv1.LabelSelectorAttributes, at *field.Path) field.ErrorList {
-	if s == nil {
-		return nil
-	}
-	return validateSelector(s.RawSelector, len(s.Requirements), at)
-}
-
-func validateSelector(raw string, requirements int, at *field.Path) field.ErrorList {
-	switch {
-	case raw != "" && requirements > 0:
-		return field.ErrorList{field.Invalid(at.Child("rawSelector"), raw, "may not specified at the same time as requirements")}
-	case raw == "" && requirements == 0:
-		return field.ErrorList{field.Required(at.Child("requirements"), "when "+at.String()+" is specified, requirements or rawSelector is required")}
-	}
-	return nil
-}
 
 // fieldRequirements turns what can be expressed into requirements. A
 // requirement left out only makes the request look wider than it is, so

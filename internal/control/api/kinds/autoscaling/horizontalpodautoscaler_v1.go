@@ -10,8 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/utils/ptr"
 
-	"github.com/berth-dev/berth/internal/control/api/defaults"
 	"github.com/berth-dev/berth/internal/control/api/registry"
 	"github.com/berth-dev/berth/internal/control/api/table"
 	"github.com/berth-dev/berth/internal/control/api/validate"
@@ -47,12 +47,12 @@ const cpuUtilization int32 = 80
 // one field for the share of CPU; everything else is in annotations.
 func addV1(s *runtime.Scheme) error {
 	s.AddTypeDefaultingFunc(&autoscalingv1.HorizontalPodAutoscaler{}, func(o any) {
-		defaults.HorizontalPodAutoscalerV1(o.(*autoscalingv1.HorizontalPodAutoscaler))
+		defaultV1(o.(*autoscalingv1.HorizontalPodAutoscaler))
 	})
 	s.AddTypeDefaultingFunc(&autoscalingv1.HorizontalPodAutoscalerList{}, func(o any) {
 		items := o.(*autoscalingv1.HorizontalPodAutoscalerList).Items
 		for i := range items {
-			defaults.HorizontalPodAutoscalerV1(&items[i])
+			defaultV1(&items[i])
 		}
 	})
 	if err := registry.Convert(s, autoscalerToHub, autoscalerFromHub); err != nil {
@@ -67,6 +67,14 @@ func addV1(s *runtime.Scheme) error {
 			out.ListMeta = in.ListMeta
 			out.Items = registry.ConvertItems(in.Items, autoscalerFromHub)
 		})
+}
+
+// defaultV1 completes version 1. Its metric is filled in by the conversion, which knows the metrics that are in
+// annotations.
+func defaultV1(a *autoscalingv1.HorizontalPodAutoscaler) {
+	if a.Spec.MinReplicas == nil {
+		a.Spec.MinReplicas = ptr.To[int32](1)
+	}
 }
 
 // plainAnnotations are a copy of annotations without the four, nil if there were none at all.

@@ -1,6 +1,8 @@
 package storage
 
 import (
+	"context"
+
 	storage "k8s.io/api/storage/v1"
 
 	"github.com/berth-dev/berth/internal/control/api/defaults"
@@ -14,7 +16,9 @@ var csiDriver = registry.Kind[*storage.CSIDriver]{
 	Resource:            "csidrivers",
 	ReturnDeletedObject: true,
 	Generation:          registry.OnSpec,
-	Default:             defaults.CSIDriver,
-	Validate:            validate.CSIDriver, ValidateUpdate: validate.CSIDriverUpdate,
+	// The generation counts changes from zero.
+	PrepareForCreate: func(_ context.Context, d *storage.CSIDriver) { d.Generation = 0 },
+	Default:          defaults.CSIDriver,
+	Validate:         validate.CSIDriver, ValidateUpdate: validate.CSIDriverUpdate,
 	Table: table.CSIDriver,
 }
