@@ -42,7 +42,7 @@ func Work[K comparable](ctx context.Context, queue Queue[K], workers int, log *s
 					queue.Forget(key)
 				default:
 					if !apierrors.IsConflict(err) {
-						log.Warn(doing, "key", key, "err", err)
+						log.Warn(doing, "key", key, "error", err)
 					}
 					queue.AddRateLimited(key)
 				}
