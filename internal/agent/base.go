@@ -24,8 +24,8 @@ type base struct {
 	images      runtime.ImageService
 	runtimeName string
 	exec        runtime.ExecFunc
-	machine     *node.Machine
-	board       *node.Board
+	machine     *node.HostInfo
+	board       *node.StatusInputs
 	view        *node.View
 	events      telemetry.Events
 	tracer      trace.TracerProvider // nil: nothing is traced
@@ -45,7 +45,7 @@ func openBase(ctx context.Context, cfg *Config) (b *base, closeAll func(), err e
 			closers[i]()
 		}
 	}
-	b = &base{Config: cfg, board: node.NewBoard(), pods: &pod.Signals{}, told: make(chan struct{}), register: telemetry.Registrar(cfg.Metrics, cfg.Log)}
+	b = &base{Config: cfg, board: node.NewStatusInputs(), pods: &pod.Signals{}, told: make(chan struct{}), register: telemetry.Registrar(cfg.Metrics, cfg.Log)}
 	b.view = newView(cfg, b.board)
 	var stop func()
 	if b.tracer, stop, err = telemetry.Trace(ctx, cfg.Kubelet.Tracing, cfg.NodeName, cfg.Log); err != nil {
@@ -71,7 +71,7 @@ func openBase(ctx context.Context, cfg *Config) (b *base, closeAll func(), err e
 		b.events, stop = telemetry.NewEvents(cfg.Client, cfg.Kubelet, cfg.NodeName)
 		closers = append(closers, stop)
 	}
-	if b.machine, err = node.ReadMachine("/"); err != nil {
+	if b.machine, err = node.ReadHostInfo("/"); err != nil {
 		return nil, closeAll, fmt.Errorf("reading the machine: %w", err)
 	}
 	version, err := b.runtime.Version(ctx, "0.1.0")
@@ -84,7 +84,7 @@ func openBase(ctx context.Context, cfg *Config) (b *base, closeAll func(), err e
 
 // newView is this node as it is told of, with the pod network's configuration
 // behind it.
-func newView(cfg *Config, board *node.Board) *node.View {
+func newView(cfg *Config, board *node.StatusInputs) *node.View {
 	var ask func(context.Context) (*v1.Node, error)
 	if cfg.Client != nil {
 		ask = func(ctx context.Context) (*v1.Node, error) {

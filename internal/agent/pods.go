@@ -125,7 +125,7 @@ func sources(b *base, pods *pod.Manager) source.Config {
 		header[http.CanonicalHeaderKey(name)] = values
 	}
 	return source.Config{
-		NodeName: b.NodeName, Client: b.Client, Node: b.view.UID, NodeReady: b.view.Ready(), Ending: pods.Left,
+		NodeName: b.NodeName, Client: b.Client, Node: b.view.UID, NodeReady: b.view.Ready(), Ending: pods.Terminated,
 		Path: k.StaticPodPath, PathPeriod: k.FileCheckFrequency.Duration, URL: k.StaticPodURL, Header: header, URLPeriod: k.HTTPCheckFrequency.Duration,
 		StatePath: filepath.Join(b.RootDir, "static_pods_state"), Runtime: b.runtime,
 		Sink: source.WhenReady(pods, sync.OnceFunc(func() { close(b.told) })), Recorder: b.events, Log: b.Log,

@@ -27,19 +27,19 @@ func exclusive(b *base) (out start.Exclusive, err error) {
 			return out, err
 		}
 		cfg.Log.Info("the machine does not tell its topology; nothing needs it", "err", err)
-		layout = &topology.Machine{}
+		layout = &topology.Host{}
 	}
 	if out.Devices, err = device.New(device.Config{
-		Log: cfg.Log, RootDir: cfg.RootDir, Offer: b.board.SetDevices, Nodes: layout.NodeMask(), Changed: b.pods.Poke, Metrics: cfg.Metrics,
+		Log: cfg.Log, RootDir: cfg.RootDir, Offer: b.board.SetDevices, Nodes: layout.NodeMask(), Changed: b.pods.Enqueue, Metrics: cfg.Metrics,
 	}); err != nil {
 		return out, err
 	}
 	if out.Claims, err = dra.New(dra.Config{
-		Log: cfg.Log, RootDir: cfg.RootDir, NodeName: cfg.NodeName, Client: cfg.Client, Changed: b.pods.Poke, Metrics: cfg.Metrics,
+		Log: cfg.Log, RootDir: cfg.RootDir, NodeName: cfg.NodeName, Client: cfg.Client, Changed: b.pods.Enqueue, Metrics: cfg.Metrics,
 	}); err != nil {
 		return out, err
 	}
-	give := assign.Config{Log: cfg.Log, RootDir: cfg.RootDir, Machine: layout, Devices: out.Devices, Metrics: cfg.Metrics, Journal: cfg.Journal}
+	give := assign.Config{Log: cfg.Log, RootDir: cfg.RootDir, Host: layout, Devices: out.Devices, Metrics: cfg.Metrics, Journal: cfg.Journal}
 	if err := give.Policies(k, cfg.Node.Reserved, b.machine.MemoryBytes); err != nil {
 		return out, err
 	}

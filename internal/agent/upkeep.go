@@ -100,20 +100,20 @@ func newGuard(ctx context.Context, b *base, measured *stats.Provider, cgroups *r
 		return int64(used), int64(limited), nil
 	}
 	out.eviction = pressure.Config{
-		Log: cfg.Log, NodeName: cfg.NodeName, Kubelet: k, Board: out.gate, Pods: b.pods.List,
+		Log: cfg.Log, NodeName: cfg.NodeName, Kubelet: k, Status: out.gate, Pods: b.pods.List,
 		Usage: func(ctx context.Context, pods []*v1.Pod, disk bool) ([]pressure.PodUsage, error) {
 			return pressure.Measure(ctx, measured, pods, disk)
 		},
-		Kill:   func(p *v1.Pod, e pressure.Eviction) <-chan struct{} { return b.pods.Kill(p.UID, e.Kill()) },
-		Hurry:  func(p *v1.Pod) { b.pods.Kill(p.UID, pod.Kill{Now: true}) },
-		Events: b.events, Sensor: &pressure.Sensor{RootDir: cfg.RootDir, ImageDir: out.collector.ImageDir(), Allocatable: allocatable},
+		Kill:      func(p *v1.Pod, e pressure.Eviction) <-chan struct{} { return b.pods.Kill(p.UID, e.Kill()) },
+		ForceKill: func(p *v1.Pod) { b.pods.Kill(p.UID, pod.Kill{Now: true}) },
+		Events:    b.events, Sensor: &pressure.Sensor{RootDir: cfg.RootDir, ImageDir: out.collector.ImageDir(), Allocatable: allocatable},
 		Collector: out.collector, Journal: cfg.Journal, Metrics: cfg.Metrics,
 	}
 	if mounts, err := stats.FindMounts(); err == nil && mounts.Unified != "" {
 		out.eviction.PodsEvents = filepath.Join(mounts.Unified, cgroups.PodsPath(), "memory.events")
 	}
 	out.shutdown, err = shutdown.New(shutdown.Config{
-		Log: cfg.Log, NodeName: cfg.NodeName, Kubelet: k, System: &shutdown.Logind{}, Board: b.board, Pods: b.pods.List, Kill: shutdown.End(b.pods),
+		Log: cfg.Log, NodeName: cfg.NodeName, Kubelet: k, System: &shutdown.Logind{}, Status: b.board, Pods: b.pods.List, Kill: shutdown.End(b.pods),
 		Events: b.events, Journal: cfg.Journal, Metrics: cfg.Metrics,
 	})
 	return out, err

@@ -69,7 +69,7 @@ func wire(ctx context.Context, b *base) (list []part, in inside, err error) {
 		return nil, in, err
 	}
 	probes := prometheus.NewRegistry() // they have a path of their own
-	prober := probe.New(probe.Config{Exec: b.exec, Changed: b.pods.Poke, Log: cfg.Log, Metrics: probes, Event: b.events.Warn})
+	prober := probe.New(probe.Config{Exec: b.exec, Changed: b.pods.Enqueue, Log: cfg.Log, Metrics: probes, Event: b.events.Warn})
 	in.watcher = runtime.NewWatcher(runtime.WatcherConfig{Service: b.runtime, Notify: b.pods.RuntimeChanged, Log: cfg.Log, Metrics: cfg.Metrics})
 	host := hostOf(b, hierarchy, cgroups)
 	starter := newStarter(ctx, b, host, start.Config{

@@ -67,7 +67,7 @@ func (u *up) startDNS(context.Context) error {
 	cfg.Ready = func([]string) { told() }
 	u.keep("dns", func(ctx context.Context) error { return dns.Run(ctx, cfg) })
 	if u.Role.control() {
-		publisher := dns.Publisher{ClusterIP: ip, Machine: u.NodeName, Own: at}.Controller()
+		publisher := dns.Publisher{ClusterIP: ip, Host: u.NodeName, Own: at}.Controller()
 		u.keep("dns service", publisher.Start(controller.Env{Client: u.client, Informers: u.informers, Log: log}, controller.Acting(u.api.As)))
 	}
 	if u.Role.node() {

@@ -22,8 +22,8 @@ const (
 	maxHops = 8
 )
 
-// Reply is what the records say to a question.
-type Reply struct {
+// reply is what the records say to a question.
+type reply struct {
 	// Mine is false if the name is not the cluster's: others must be asked.
 	Mine              bool
 	Rcode             int
@@ -34,7 +34,7 @@ type Reply struct {
 }
 
 // Answer answers one question of class IN. It changes nothing.
-func (r *Records) Answer(q mdns.Question) Reply {
+func (r *records) Answer(q mdns.Question) reply {
 	name := mdns.CanonicalName(q.Name)
 	if mdns.IsSubDomain(r.zone, name) {
 		return r.inZone(q, name, 0)
@@ -42,12 +42,12 @@ func (r *Records) Answer(q mdns.Question) Reply {
 	if ip, ok := reverse(name); ok {
 		return r.pointer(q, ip)
 	}
-	return Reply{}
+	return reply{}
 }
 
 // inZone answers a name that ends in the cluster domain; name is q.Name in
 // lower case.
-func (r *Records) inZone(q mdns.Question, name string, hops int) Reply {
+func (r *records) inZone(q mdns.Question, name string, hops int) reply {
 	if name == r.zone {
 		return r.apex(q)
 	}
@@ -91,7 +91,7 @@ func (r *Records) inZone(q mdns.Question, name string, hops int) Reply {
 }
 
 // apex answers for the cluster domain itself.
-func (r *Records) apex(q mdns.Question) Reply {
+func (r *records) apex(q mdns.Question) reply {
 	switch q.Qtype {
 	case mdns.TypeSOA:
 		return r.done([]mdns.RR{r.soa(q.Name)})
@@ -106,7 +106,7 @@ func (r *Records) apex(q mdns.Question) Reply {
 
 // service answers a name at or below a Service; below are the labels left of
 // the Service's.
-func (r *Records) service(q mdns.Question, k key, below []string, hops int) Reply {
+func (r *records) service(q mdns.Question, k key, below []string, hops int) reply {
 	s := r.services[k]
 	if s == nil || s.object == nil {
 		return r.nothing(mdns.RcodeNameError)
@@ -149,7 +149,7 @@ func (r *Records) service(q mdns.Question, k key, below []string, hops int) Repl
 
 // external answers with the CNAME of a Service of type ExternalName, and with
 // what it points to if that is a name of the cluster too.
-func (r *Records) external(q mdns.Question, target string, hops int) Reply {
+func (r *records) external(q mdns.Question, target string, hops int) reply {
 	target = mdns.CanonicalName(target)
 	reply := r.done([]mdns.RR{&mdns.CNAME{Hdr: header(q.Name, mdns.TypeCNAME), Target: target}})
 	if q.Qtype == mdns.TypeCNAME {
@@ -170,8 +170,8 @@ func (r *Records) external(q mdns.Question, target string, hops int) Reply {
 
 // ports answers SRV: one record per port of a Service with a virtual address,
 // one per port and endpoint of a headless one.
-func (r *Records) ports(q mdns.Question, s *service, full string, want func(name string, proto v1.Protocol) bool) Reply {
-	var out Reply
+func (r *records) ports(q mdns.Question, s *service, full string, want func(name string, proto v1.Protocol) bool) reply {
+	var out reply
 	add := func(target string, port uint16) {
 		out.Answer = append(out.Answer, &mdns.SRV{Hdr: header(q.Name, mdns.TypeSRV), Port: port, Target: target})
 	}
@@ -226,7 +226,7 @@ func (r *Records) ports(q mdns.Question, s *service, full string, want func(name
 }
 
 // pod answers 1-2-3-4.namespace.pod.
-func (r *Records) pod(q mdns.Question, namespace, name string) Reply {
+func (r *records) pod(q mdns.Question, namespace, name string) reply {
 	text := strings.ReplaceAll(name, "-", ".")
 	if strings.Count(name, "-") != 3 || strings.Contains(name, "--") {
 		text = strings.ReplaceAll(name, "-", ":")
@@ -241,7 +241,7 @@ func (r *Records) pod(q mdns.Question, namespace, name string) Reply {
 // pointer answers a reverse name: a Service's for a virtual address, an
 // endpoint's for an address behind a headless Service. All others are not the
 // cluster's to know.
-func (r *Records) pointer(q mdns.Question, ip netip.Addr) Reply {
+func (r *records) pointer(q mdns.Question, ip netip.Addr) reply {
 	var names []string
 	for _, k := range r.byIP[ip] {
 		names = append(names, k.name+"."+k.namespace+".svc."+r.zone)
@@ -250,20 +250,20 @@ func (r *Records) pointer(q mdns.Question, ip netip.Addr) Reply {
 		names = r.endpointNames(ip)
 	}
 	if len(names) == 0 {
-		return Reply{}
+		return reply{}
 	}
 	if q.Qtype != mdns.TypePTR {
-		return Reply{Mine: true, Ns: []mdns.RR{r.soa(mdns.CanonicalName(q.Name))}}
+		return reply{Mine: true, Ns: []mdns.RR{r.soa(mdns.CanonicalName(q.Name))}}
 	}
 	slices.Sort(names)
-	reply := Reply{Mine: true}
+	reply := reply{Mine: true}
 	for _, n := range slices.Compact(names) {
 		reply.Answer = append(reply.Answer, &mdns.PTR{Hdr: header(q.Name, mdns.TypePTR), Ptr: n})
 	}
 	return reply
 }
 
-func (r *Records) endpointNames(ip netip.Addr) (names []string) {
+func (r *records) endpointNames(ip netip.Addr) (names []string) {
 	for _, k := range r.endpointIPs[ip] {
 		for _, sl := range r.services[k].slices {
 			eachEndpoint(sl, func(e *discovery.Endpoint, at netip.Addr) bool {
@@ -327,19 +327,19 @@ func deref(s *string) string {
 }
 
 // done is a good answer, or NODATA if there is no record.
-func (r *Records) done(answer []mdns.RR) Reply {
+func (r *records) done(answer []mdns.RR) reply {
 	if len(answer) == 0 {
 		return r.nothing(mdns.RcodeSuccess)
 	}
-	return Reply{Mine: true, Answer: answer}
+	return reply{Mine: true, Answer: answer}
 }
 
 // nothing is NXDOMAIN or NODATA, with the SOA that lets resolvers remember it.
-func (r *Records) nothing(rcode int) Reply {
-	return Reply{Mine: true, Rcode: rcode, Ns: []mdns.RR{r.soa(r.zone)}}
+func (r *records) nothing(rcode int) reply {
+	return reply{Mine: true, Rcode: rcode, Ns: []mdns.RR{r.soa(r.zone)}}
 }
 
-func (r *Records) soa(owner string) *mdns.SOA {
+func (r *records) soa(owner string) *mdns.SOA {
 	return &mdns.SOA{
 		Hdr: header(owner, mdns.TypeSOA), Ns: "ns.dns." + r.zone, Mbox: "hostmaster." + r.zone, Serial: r.serial,
 		Refresh: 7200, Retry: 1800, Expire: 86400, Minttl: ttl,

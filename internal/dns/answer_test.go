@@ -42,10 +42,11 @@ func slice(ns, name, of string, endpoints ...string) *discovery.EndpointSlice {
 
 var http80 = []v1.ServicePort{{Name: "http", Port: 80, Protocol: v1.ProtocolTCP}}
 
-func example() *Records {
-	r := NewRecords("cluster.local", false)
+func example() *records {
+	r := newRecords("cluster.local", false)
 	r.SetService(svc(Namespace, ServiceName, v1.ServiceSpec{ClusterIP: "10.96.0.10"}))
-	r.SetService(svc("default", "web", v1.ServiceSpec{ClusterIP: "10.96.0.20", ClusterIPs: []string{"10.96.0.20", "fd00::20"}, Ports: http80}))
+	r.SetService(svc("default", "web", v1.ServiceSpec{ClusterIP: "10.96.0.20", ClusterIPs: []string{"10.96.0.20", "fd00::20"},
+		Ports: http80}))
 	r.SetSlice(slice("default", "web-1", "web", "10.244.0.9"))
 	r.SetSlice(slice("default", "db-1", "db", "db-0=10.244.0.5", "10.244.0.6", "!db-2=10.244.0.7")) // before its Service
 	r.SetService(svc("default", "db", v1.ServiceSpec{ClusterIP: v1.ClusterIPNone, Ports: http80}))
@@ -57,7 +58,7 @@ func example() *Records {
 }
 
 // show is a reply as one line, without owners, TTLs and the order of records.
-func show(reply Reply) string {
+func show(reply reply) string {
 	if !reply.Mine {
 		return "forward"
 	}
@@ -102,7 +103,8 @@ func TestAnswer(t *testing.T) {
 		{"db-0.db.default.svc" + z, mdns.TypeAAAA, nodata},
 		{"db-2.db.default.svc" + z, mdns.TypeA, nxdomain},
 		{"10-244-0-6.db.default.svc" + z, mdns.TypeA, "NOERROR: A 10.244.0.6"},
-		{"_http._tcp.db.default.svc" + z, mdns.TypeSRV, "NOERROR: SRV 0 50 8080 10-244-0-6.db.default.svc.cluster.local.; SRV 0 50 8080 db-0.db.default.svc.cluster.local.; glue 2"},
+		{"_http._tcp.db.default.svc" + z, mdns.TypeSRV,
+			"NOERROR: SRV 0 50 8080 10-244-0-6.db.default.svc.cluster.local.; SRV 0 50 8080 db-0.db.default.svc.cluster.local.; glue 2"},
 		{"empty.default.svc" + z, mdns.TypeA, nxdomain},
 		{"_http._tcp.empty.default.svc" + z, mdns.TypeSRV, nxdomain},
 		{"out.default.svc" + z, mdns.TypeA, "NOERROR: CNAME www.example.org.; chase www.example.org."},
@@ -124,7 +126,8 @@ func TestAnswer(t *testing.T) {
 		{"20.0.96.10.in-addr.arpa.", mdns.TypeA, "NOERROR: soa 20.0.96.10.in-addr.arpa."},
 		{"5.0.244.10.in-addr.arpa.", mdns.TypePTR, "NOERROR: PTR db-0.db.default.svc.cluster.local."},
 		{"9.0.244.10.in-addr.arpa.", mdns.TypePTR, "forward"},
-		{"0.2.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.d.f.ip6.arpa.", mdns.TypePTR, "NOERROR: PTR web.default.svc.cluster.local."},
+		{"0.2.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.d.f.ip6.arpa.", mdns.TypePTR,
+			"NOERROR: PTR web.default.svc.cluster.local."},
 		{"www.example.org.", mdns.TypeA, "forward"},
 		{"notcluster.local.", mdns.TypeA, "forward"},
 	} {
@@ -132,7 +135,8 @@ func TestAnswer(t *testing.T) {
 			t.Errorf("%s %s:\n got %s\nwant %s", c.name, mdns.TypeToString[c.kind], got, c.want)
 		}
 	}
-	if got := r.Answer(mdns.Question{Name: "loop.default.svc.cluster.local.", Qtype: mdns.TypeA, Qclass: 1}); got.Rcode != mdns.RcodeServerFailure {
+	if got := r.Answer(mdns.Question{Name: "loop.default.svc.cluster.local.", Qtype: mdns.TypeA,
+		Qclass: 1}); got.Rcode != mdns.RcodeServerFailure {
 		t.Errorf("a loop of external names: %s", show(got))
 	}
 }
@@ -143,7 +147,7 @@ func TestRandomHistory(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rnd := rand.New(rand.NewPCG(seed, 1))
-	r := NewRecords("cluster.local", false)
+	r := newRecords("cluster.local", false)
 	services, sls := map[string]*v1.Service{}, map[string]*discovery.EndpointSlice{}
 	for step := range 3000 {
 		name, id := fmt.Sprint("s", rnd.IntN(4)), fmt.Sprint("e", rnd.IntN(8))
@@ -166,7 +170,7 @@ func TestRandomHistory(t *testing.T) {
 			delete(sls, id)
 			r.DeleteSlice("ns", id)
 		}
-		fresh := NewRecords("cluster.local", false)
+		fresh := newRecords("cluster.local", false)
 		for _, s := range services {
 			fresh.SetService(s)
 		}
@@ -205,7 +209,7 @@ func FuzzAnswer(f *testing.F) {
 }
 
 func BenchmarkAnswer10000Services(b *testing.B) {
-	r := NewRecords("cluster.local", false)
+	r := newRecords("cluster.local", false)
 	for i := range 10_000 {
 		ip := netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}).String()
 		r.SetService(svc("default", fmt.Sprint("s", i), v1.ServiceSpec{ClusterIP: ip, Ports: http80}))

@@ -69,7 +69,7 @@ func (a *answers) put(now time.Time, q question, msg *mdns.Msg) {
 
 // get returns a copy with the time that has passed taken off its TTLs, nil if
 // there is none. fresh is false for an answer that has ended but may still
-// serve when nobody else answers.
+// serve when no one else answers.
 func (a *answers) get(now time.Time, q question) (msg *mdns.Msg, fresh bool) {
 	el, ok := a.entries[q]
 	if !ok {

@@ -81,7 +81,7 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return fmt.Errorf("registering DNS metrics: %w", err)
 	}
-	known := &known{records: NewRecords(cfg.Domain, cfg.VerifyPods)}
+	known := &known{records: newRecords(cfg.Domain, cfg.VerifyPods)}
 	s := &server{
 		records: known, metrics: m, log: cfg.Log, now: time.Now, clients: cfg.Clients, isNode: func(netip.Addr) bool { return false },
 		forward: newForwarder(cfg.Upstreams, known.isSelf, cfg.Log, m),
@@ -137,11 +137,11 @@ func Run(ctx context.Context, cfg Config) error {
 // known guards the records: informers write, questions read.
 type known struct {
 	mu      sync.RWMutex
-	records *Records
+	records *records
 	ready   bool
 }
 
-func (k *known) change(f func(*Records)) {
+func (k *known) change(f func(*records)) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	f(k.records)
@@ -154,7 +154,7 @@ func (k *known) setReady() {
 }
 
 // answer asks the records; ready is false while they are not complete.
-func (k *known) answer(q mdns.Question) (r Reply, ready bool) {
+func (k *known) answer(q mdns.Question) (r reply, ready bool) {
 	k.mu.RLock()
 	defer k.mu.RUnlock()
 	return k.records.Answer(q), k.ready

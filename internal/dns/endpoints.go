@@ -14,9 +14,9 @@ import (
 // Annotation is where a node says at which address and port its DNS answers.
 const Annotation = "berth.dev/dns"
 
-// sliceName is that of the slice of one machine.
-func sliceName(machine string) string {
-	name := ServiceName + "-" + machine
+// sliceName is that of the slice of one host.
+func sliceName(hostName string) string {
+	name := ServiceName + "-" + hostName
 	return strings.TrimRight(name[:min(len(name), 253)], "-.")
 }
 
@@ -24,7 +24,7 @@ func sliceName(machine string) string {
 // that answers, since their ports may differ. The hints keep every pod's
 // questions on its own node as long as that answers. While no node does, own
 // is asked: the server in the process of the control plane.
-func endpointsOf(nodes []*v1.Node, machine string, own netip.AddrPort) []*discovery.EndpointSlice {
+func endpointsOf(nodes []*v1.Node, hostName string, own netip.AddrPort) []*discovery.EndpointSlice {
 	var out []*discovery.EndpointSlice
 	answered := false
 	for _, n := range nodes {
@@ -32,14 +32,14 @@ func endpointsOf(nodes []*v1.Node, machine string, own netip.AddrPort) []*discov
 		if err != nil || at.Addr().Is4() != own.Addr().Is4() || !has(n, at.Addr()) {
 			continue
 		}
-		s := machineSlice(sliceName(n.Name), at, ready(n))
+		s := hostSlice(sliceName(n.Name), at, ready(n))
 		s.Endpoints[0].NodeName = ptr.To(n.Name)
 		s.Endpoints[0].Hints = &discovery.EndpointHints{ForNodes: []discovery.ForNode{{Name: n.Name}}}
 		answered = answered || ready(n)
 		out = append(out, s)
 	}
-	if !answered && !slices.ContainsFunc(out, func(s *discovery.EndpointSlice) bool { return s.Name == sliceName(machine) }) {
-		out = append(out, machineSlice(sliceName(machine), own, true))
+	if !answered && !slices.ContainsFunc(out, func(s *discovery.EndpointSlice) bool { return s.Name == sliceName(hostName) }) {
+		out = append(out, hostSlice(sliceName(hostName), own, true))
 	}
 	slices.SortFunc(out, func(a, b *discovery.EndpointSlice) int { return strings.Compare(a.Name, b.Name) })
 	return out
@@ -58,7 +58,7 @@ func ready(n *v1.Node) bool {
 	})
 }
 
-func machineSlice(name string, at netip.AddrPort, ready bool) *discovery.EndpointSlice {
+func hostSlice(name string, at netip.AddrPort, ready bool) *discovery.EndpointSlice {
 	family := discovery.AddressTypeIPv4
 	if at.Addr().Is6() {
 		family = discovery.AddressTypeIPv6
@@ -81,7 +81,7 @@ func machineSlice(name string, at netip.AddrPort, ready bool) *discovery.Endpoin
 }
 
 // abandoned says whether a slice of ours that is not wanted may go: one of a node,
-// or of this machine. Others are of other machines' control planes.
-func abandoned(s *discovery.EndpointSlice, machine string) bool {
-	return s.Name == sliceName(machine) || s.Name == ServiceName || len(s.Endpoints) == 0 || s.Endpoints[0].NodeName != nil
+// or of this host. Others are of other hosts' control planes.
+func abandoned(s *discovery.EndpointSlice, hostName string) bool {
+	return s.Name == sliceName(hostName) || s.Name == ServiceName || len(s.Endpoints) == 0 || s.Endpoints[0].NodeName != nil
 }

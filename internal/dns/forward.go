@@ -190,7 +190,7 @@ func (f *forwarder) look(now time.Time) {
 	if err != nil {
 		// While a network manager replaces it the last servers are right.
 		if !errors.Is(err, fs.ErrNotExist) {
-			f.log.Warn("looking at the upstream servers", "file", f.path, "error", err)
+			f.log.Warn("looking at the upstream servers", "file", f.path, "err", err)
 		}
 		return
 	}
@@ -199,7 +199,7 @@ func (f *forwarder) look(now time.Time) {
 	}
 	c, err := mdns.ClientConfigFromFile(f.path)
 	if err != nil {
-		f.log.Warn("reading the upstream servers; keeping those known", "file", f.path, "error", err)
+		f.log.Warn("reading the upstream servers; keeping those known", "file", f.path, "err", err)
 		return
 	}
 	f.conf.stamp, f.conf.size, f.conf.servers = st.ModTime(), st.Size(), nil

@@ -69,7 +69,8 @@ func newTestForwarder(t *testing.T, servers ...*upstream) *forwarder {
 }
 
 func good(m *mdns.Msg, _ bool) {
-	m.Answer = []mdns.RR{&mdns.A{Hdr: mdns.RR_Header{Name: m.Question[0].Name, Rrtype: mdns.TypeA, Class: 1, Ttl: 60}, A: net.IPv4(192, 0, 2, 7)}}
+	m.Answer = []mdns.RR{&mdns.A{Hdr: mdns.RR_Header{Name: m.Question[0].Name, Rrtype: mdns.TypeA, Class: 1, Ttl: 60},
+		A: net.IPv4(192, 0, 2, 7)}}
 }
 
 func ask(t *testing.T, f *forwarder, name string) *mdns.Msg {
@@ -119,12 +120,14 @@ func TestForwardTakesWhatDoesNotFitOverTCP(t *testing.T) {
 // TestForwardRemembersThatThereIsNothing: NXDOMAIN and NODATA for as long as
 // their SOA says, and not without one.
 func TestForwardRemembersThatThereIsNothing(t *testing.T) {
-	soa := []mdns.RR{&mdns.SOA{Hdr: mdns.RR_Header{Name: "example.", Rrtype: mdns.TypeSOA, Class: 1, Ttl: 300}, Ns: "ns.example.", Mbox: "m.example.", Minttl: 20}}
+	soa := []mdns.RR{&mdns.SOA{Hdr: mdns.RR_Header{Name: "example.", Rrtype: mdns.TypeSOA, Class: 1, Ttl: 300}, Ns: "ns.example.",
+		Mbox: "m.example.", Minttl: 20}}
 	for name, tc := range map[string]struct {
 		rcode int
 		ns    []mdns.RR
 		asked int32
-	}{"NXDOMAIN": {mdns.RcodeNameError, soa, 1}, "NODATA": {mdns.RcodeSuccess, soa, 1}, "NXDOMAIN without SOA": {mdns.RcodeNameError, nil, 2}} {
+	}{"NXDOMAIN": {mdns.RcodeNameError, soa, 1}, "NODATA": {mdns.RcodeSuccess, soa, 1}, "NXDOMAIN without SOA": {mdns.RcodeNameError, nil,
+		2}} {
 		t.Run(name, func(t *testing.T) {
 			u := newUpstream(t, func(m *mdns.Msg, _ bool) { m.Rcode, m.Ns = tc.rcode, tc.ns })
 			f := newTestForwarder(t, u)
@@ -179,7 +182,8 @@ func TestResolvConfIsReadAgain(t *testing.T) {
 // FuzzWire gives the server any bytes that parse as a message: it must answer
 // with a message that parses, to the same question, without waiting.
 func FuzzWire(f *testing.F) {
-	for _, q := range []string{"web.default.svc.cluster.local.", "_http._tcp.db.default.svc.cluster.local.", "5.0.244.10.in-addr.arpa.", "alias.default.svc.cluster.local."} {
+	for _, q := range []string{"web.default.svc.cluster.local.", "_http._tcp.db.default.svc.cluster.local.", "5.0.244.10.in-addr.arpa.",
+		"alias.default.svc.cluster.local."} {
 		for _, kind := range []uint16{mdns.TypeA, mdns.TypeSRV, mdns.TypePTR, mdns.TypeANY} {
 			b, err := new(mdns.Msg).SetQuestion(q, kind).SetEdns0(1232, true).Pack()
 			if err != nil {
@@ -192,7 +196,8 @@ func FuzzWire(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	s := &server{ctx: context.Background(), records: &known{records: example(), ready: true}, metrics: m, log: slog.New(slog.DiscardHandler), now: time.Now,
+	s := &server{ctx: context.Background(), records: &known{records: example(), ready: true}, metrics: m,
+		log: slog.New(slog.DiscardHandler), now: time.Now,
 		forward: newForwarder("", func(string) bool { return false }, slog.New(slog.DiscardHandler), m)}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		req := new(mdns.Msg)

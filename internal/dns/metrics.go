@@ -22,14 +22,21 @@ type metrics struct {
 
 func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 	m := &metrics{
-		requests:        prometheus.NewCounterVec(prometheus.CounterOpts{Name: "coredns_dns_requests_total", Help: "Questions by transport and type."}, []string{"proto", "type"}),
-		responses:       prometheus.NewCounterVec(prometheus.CounterOpts{Name: "coredns_dns_responses_total", Help: "Answers by response code."}, []string{"rcode"}),
-		duration:        prometheus.NewHistogram(prometheus.HistogramOpts{Name: "coredns_dns_request_duration_seconds", Help: "Time to answer a question.", Buckets: prometheus.ExponentialBuckets(0.00005, 4, 9)}),
-		cacheHits:       prometheus.NewCounter(prometheus.CounterOpts{Name: "coredns_cache_hits_total", Help: "Forwarded questions answered from the cache."}),
-		cacheMisses:     prometheus.NewCounter(prometheus.CounterOpts{Name: "coredns_cache_misses_total", Help: "Forwarded questions the cache could not answer."}),
-		servedStale:     prometheus.NewCounter(prometheus.CounterOpts{Name: "coredns_cache_served_stale_total", Help: "Ended answers given because no upstream answered."}),
-		cacheEntries:    prometheus.NewGauge(prometheus.GaugeOpts{Name: "coredns_cache_entries", Help: "Answers in the cache."}),
-		forwardFailures: prometheus.NewCounter(prometheus.CounterOpts{Name: "berth_dns_forward_failures_total", Help: "Forwarded questions that no upstream answered."}),
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "coredns_dns_requests_total",
+			Help: "Questions by transport and type."}, []string{"proto", "type"}),
+		responses: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "coredns_dns_responses_total",
+			Help: "Answers by response code."}, []string{"rcode"}),
+		duration: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "coredns_dns_request_duration_seconds",
+			Help: "Time to answer a question.", Buckets: prometheus.ExponentialBuckets(0.00005, 4, 9)}),
+		cacheHits: prometheus.NewCounter(prometheus.CounterOpts{Name: "coredns_cache_hits_total",
+			Help: "Forwarded questions answered from the cache."}),
+		cacheMisses: prometheus.NewCounter(prometheus.CounterOpts{Name: "coredns_cache_misses_total",
+			Help: "Forwarded questions the cache could not answer."}),
+		servedStale: prometheus.NewCounter(prometheus.CounterOpts{Name: "coredns_cache_served_stale_total",
+			Help: "Ended answers given because no upstream answered."}),
+		cacheEntries: prometheus.NewGauge(prometheus.GaugeOpts{Name: "coredns_cache_entries", Help: "Answers in the cache."}),
+		forwardFailures: prometheus.NewCounter(prometheus.CounterOpts{Name: "berth_dns_forward_failures_total",
+			Help: "Forwarded questions that no upstream answered."}),
 	}
 	// Run may be called again after it failed: then the metrics go on.
 	return m, errors.Join(register(reg, &m.requests), register(reg, &m.responses), register(reg, &m.duration), register(reg, &m.cacheHits),
@@ -50,7 +57,8 @@ func register[C prometheus.Collector](reg prometheus.Registerer, c *C) error {
 
 // usual are the types that have a series of their own; a client chooses the
 // type, so others share one.
-var usual = map[uint16]bool{mdns.TypeA: true, mdns.TypeAAAA: true, mdns.TypeSRV: true, mdns.TypePTR: true, mdns.TypeCNAME: true, mdns.TypeMX: true,
+var usual = map[uint16]bool{mdns.TypeA: true, mdns.TypeAAAA: true, mdns.TypeSRV: true, mdns.TypePTR: true, mdns.TypeCNAME: true,
+	mdns.TypeMX: true,
 	mdns.TypeNS: true, mdns.TypeSOA: true, mdns.TypeTXT: true, mdns.TypeANY: true, mdns.TypeHTTPS: true}
 
 func (m *metrics) served(proto string, req, resp *mdns.Msg, took time.Duration) {

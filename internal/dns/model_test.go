@@ -108,7 +108,7 @@ func TestAnswersAreTheZone(t *testing.T) {
 		services, sls := randomObjects(r)
 		others, otherSlices := randomObjects(r)
 		want, elsewhere := zone(services, sls), zone(others, otherSlices)
-		records := NewRecords("cluster.local", false)
+		records := newRecords("cluster.local", false)
 		for _, s := range services {
 			records.SetService(s)
 		}
@@ -159,7 +159,8 @@ func TestAnswersAreTheZone(t *testing.T) {
 					at := k[strings.Index(k, " ")+1:]
 					exists = exists || at == name || strings.HasSuffix(at, "."+name)
 				}
-				if nx := reply.Rcode == mdns.RcodeNameError; nx == exists && !lenient(services, name, func(*v1.Service) bool { return true }) {
+				if nx := reply.Rcode == mdns.RcodeNameError; nx == exists &&
+					!lenient(services, name, func(*v1.Service) bool { return true }) {
 					t.Fatalf("seed %d: %s %s: rcode %s, exists %t", seed, kind, name, mdns.RcodeToString[reply.Rcode], exists)
 				}
 			}
@@ -183,7 +184,8 @@ func lenient(services []*v1.Service, name string, of func(*v1.Service) bool) boo
 func randomObjects(r *rand.Rand) (services []*v1.Service, sls []*discovery.EndpointSlice) {
 	for i := range 5 {
 		name := fmt.Sprint("s", i)
-		spec := v1.ServiceSpec{ClusterIP: v1.ClusterIPNone, Ports: []v1.ServicePort{{Name: "http", Port: 80, Protocol: v1.ProtocolTCP}, {Name: "dns", Port: 53, Protocol: v1.ProtocolUDP}}}
+		spec := v1.ServiceSpec{ClusterIP: v1.ClusterIPNone, Ports: []v1.ServicePort{{Name: "http", Port: 80, Protocol: v1.ProtocolTCP},
+			{Name: "dns", Port: 53, Protocol: v1.ProtocolUDP}}}
 		switch r.IntN(4) {
 		case 0:
 			spec.ClusterIP = fmt.Sprintf("10.96.0.%d", 20+i)
@@ -204,7 +206,8 @@ func randomObjects(r *rand.Rand) (services []*v1.Service, sls []*discovery.Endpo
 				endpoints = append(endpoints, []string{"", "!", "h=", "other="}[r.IntN(4)]+fmt.Sprintf("10.244.%d.%d", i, r.IntN(4)))
 			}
 			sl := slice("ns", fmt.Sprint(name, "-", j), name, endpoints...)
-			sl.Ports = []discovery.EndpointPort{{Name: ptr.To("http"), Port: ptr.To(int32(8080)), Protocol: ptr.To(v1.ProtocolTCP)}, {Name: ptr.To("dns"), Port: ptr.To(int32(5353)), Protocol: ptr.To(v1.ProtocolUDP)}}
+			sl.Ports = []discovery.EndpointPort{{Name: ptr.To("http"), Port: ptr.To(int32(8080)), Protocol: ptr.To(v1.ProtocolTCP)},
+				{Name: ptr.To("dns"), Port: ptr.To(int32(5353)), Protocol: ptr.To(v1.ProtocolUDP)}}
 			sls = append(sls, sl)
 		}
 	}

@@ -23,10 +23,10 @@ const (
 	manager = "berth-dns"
 )
 
-// Publish makes, or mends, the Service kube-system/kube-dns with address
+// publish makes, or repairs, the Service kube-system/kube-dns with address
 // clusterIP. It may be called any number of times. The Service's address
 // cannot change: if there is one with another address, that is an error.
-func Publish(ctx context.Context, client kubernetes.Interface, clusterIP net.IP) error {
+func publish(ctx context.Context, client kubernetes.Interface, clusterIP net.IP) error {
 	if clusterIP == nil {
 		return errors.New("publishing cluster DNS: the service's address is missing")
 	}
@@ -46,7 +46,8 @@ func wantedService(clusterIP net.IP) *v1.Service {
 		Spec: v1.ServiceSpec{
 			Type: v1.ServiceTypeClusterIP, ClusterIP: clusterIP.String(), ClusterIPs: []string{clusterIP.String()},
 			// No selector: the endpoints are parts of nodes, not pods.
-			Ports: []v1.ServicePort{{Name: "dns", Protocol: v1.ProtocolUDP, Port: 53}, {Name: "dns-tcp", Protocol: v1.ProtocolTCP, Port: 53}},
+			Ports: []v1.ServicePort{{Name: "dns", Protocol: v1.ProtocolUDP, Port: 53}, {Name: "dns-tcp", Protocol: v1.ProtocolTCP,
+				Port: 53}},
 		},
 	}
 }
@@ -64,7 +65,8 @@ func ensureService(ctx context.Context, client kubernetes.Interface, want *v1.Se
 		return fmt.Errorf("%w (and reading it: %w)", err, getErr)
 	}
 	if have.Spec.ClusterIP != want.Spec.ClusterIP {
-		return fmt.Errorf("it has address %s and must have %s, which pods are told: delete it and it is made again", have.Spec.ClusterIP, want.Spec.ClusterIP)
+		return fmt.Errorf("it has address %s and must have %s, which pods are told: delete it and it is made again", have.Spec.ClusterIP,
+			want.Spec.ClusterIP)
 	}
 	// selector: null takes a foreign selector away, which would give the
 	// Service other endpoints.

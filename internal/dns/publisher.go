@@ -29,10 +29,10 @@ import (
 type Publisher struct {
 	// ClusterIP is the Service's address.
 	ClusterIP net.IP
-	// Machine and Own are the name of this machine and where its own server
+	// Machine and Own are the name of this host and where its own server
 	// answers: asked while no node does.
-	Machine string
-	Own     netip.AddrPort
+	Host string
+	Own  netip.AddrPort
 }
 
 // Controller declares the publisher; its rights are in Namespace.
@@ -49,12 +49,13 @@ const allSlices = "endpoint slices"
 // Run may be called again.
 func (p Publisher) Run(ctx context.Context, e controller.Env) error {
 	if (p.ClusterIP.To4() != nil) != p.Own.Addr().Is4() || !p.Own.IsValid() || p.Own.Port() == 0 {
-		return fmt.Errorf("publishing cluster DNS: service address %s and server %s are not an address and an address with a port of one family", p.ClusterIP, p.Own)
+		return fmt.Errorf("publishing cluster DNS: service address %s and server %s are not an address and an address with a port of "+
+			"one family", p.ClusterIP, p.Own)
 	}
 	if err := e.Check(); err != nil {
 		return err
 	}
-	if err := Publish(ctx, e.Client, p.ClusterIP); err != nil {
+	if err := publish(ctx, e.Client, p.ClusterIP); err != nil {
 		return err
 	}
 	q, nodes := controller.NewQueue(), e.Informers.Core().V1().Nodes()
@@ -76,7 +77,7 @@ func (p Publisher) Run(ctx context.Context, e controller.Env) error {
 		if err != nil {
 			return 0, fmt.Errorf("listing nodes: %w", err)
 		}
-		return 0, p.ensure(ctx, e.Client, endpointsOf(list, p.Machine, p.Own))
+		return 0, p.ensure(ctx, e.Client, endpointsOf(list, p.Host, p.Own))
 	})
 }
 
@@ -100,7 +101,7 @@ func (p Publisher) ensure(ctx context.Context, client kubernetes.Interface, want
 		}
 	}
 	for name, h := range held {
-		if !abandoned(h, p.Machine) {
+		if !abandoned(h, p.Host) {
 			continue
 		}
 		if err := api.Delete(ctx, name, kube.SameUID(h)); err != nil && !apierrors.IsNotFound(err) {
@@ -132,7 +133,8 @@ func put(ctx context.Context, api discoveryv1.EndpointSliceInterface, have, want
 
 // Advertise keeps the annotation of a node that says where its DNS answers,
 // until ctx ends, or an error does. The Node may come later.
-func Advertise(ctx context.Context, client kubernetes.Interface, shared informers.SharedInformerFactory, node string, at netip.AddrPort) error {
+func Advertise(ctx context.Context, client kubernetes.Interface, shared informers.SharedInformerFactory, node string,
+	at netip.AddrPort) error {
 	nodes := shared.Core().V1().Nodes()
 	return follow(ctx, shared, nodes.Informer(), func(_, now *v1.Node) bool {
 		return now != nil && now.Name == node && now.Annotations[Annotation] != at.String()
@@ -155,7 +157,8 @@ func Advertise(ctx context.Context, client kubernetes.Interface, shared informer
 
 // follow calls act once all nodes are known and after every change that
 // matters; old or now is nil when a node comes or goes.
-func follow(ctx context.Context, shared informers.SharedInformerFactory, inf cache.SharedIndexInformer, matters func(old, now *v1.Node) bool, act func() error) error {
+func follow(ctx context.Context, shared informers.SharedInformerFactory, inf cache.SharedIndexInformer,
+	matters func(old, now *v1.Node) bool, act func() error) error {
 	wake := make(chan struct{}, 1)
 	tell := func(old, now any) {
 		was, _ := old.(*v1.Node)

@@ -23,7 +23,8 @@ import (
 
 func apiNode(name, ip string, ready v1.ConditionStatus, answers string) *v1.Node {
 	n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: v1.NodeStatus{
-		Addresses: []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: ip}}, Conditions: []v1.NodeCondition{{Type: v1.NodeReady, Status: ready}}}}
+		Addresses:  []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: ip}},
+		Conditions: []v1.NodeCondition{{Type: v1.NodeReady, Status: ready}}}}
 	if answers != "" {
 		n.Annotations = map[string]string{Annotation: answers}
 	}
@@ -52,15 +53,19 @@ func TestEndpointsOfClusterDNS(t *testing.T) {
 		want  string
 	}{
 		{"no node yet", nil, "kube-dns-cp 192.0.2.1:10053 ready=true"},
-		{"this machine is a node", []*v1.Node{apiNode("cp", "192.0.2.1", v1.ConditionTrue, "192.0.2.1:10053")}, "kube-dns-cp 192.0.2.1:10053 ready=true for cp"},
-		{"two nodes with ports of their own", []*v1.Node{apiNode("a", "192.0.2.2", v1.ConditionTrue, "192.0.2.2:10053"), apiNode("b", "192.0.2.3", v1.ConditionTrue, "192.0.2.3:53")},
+		{"this machine is a node", []*v1.Node{apiNode("cp", "192.0.2.1", v1.ConditionTrue, "192.0.2.1:10053")},
+			"kube-dns-cp 192.0.2.1:10053 ready=true for cp"},
+		{"two nodes with ports of their own", []*v1.Node{apiNode("a", "192.0.2.2", v1.ConditionTrue, "192.0.2.2:10053"),
+			apiNode("b", "192.0.2.3", v1.ConditionTrue, "192.0.2.3:53")},
 			"kube-dns-a 192.0.2.2:10053 ready=true for a\nkube-dns-b 192.0.2.3:53 ready=true for b"},
 		{"a node that does not say", []*v1.Node{apiNode("a", "192.0.2.2", v1.ConditionTrue, "")}, "kube-dns-cp 192.0.2.1:10053 ready=true"},
-		{"a lost node", []*v1.Node{apiNode("a", "192.0.2.2", v1.ConditionUnknown, "192.0.2.2:10053"), apiNode("b", "192.0.2.3", v1.ConditionTrue, "192.0.2.3:53")},
+		{"a lost node", []*v1.Node{apiNode("a", "192.0.2.2", v1.ConditionUnknown, "192.0.2.2:10053"),
+			apiNode("b", "192.0.2.3", v1.ConditionTrue, "192.0.2.3:53")},
 			"kube-dns-a 192.0.2.2:10053 ready=false for a\nkube-dns-b 192.0.2.3:53 ready=true for b"},
 		{"only lost nodes", []*v1.Node{apiNode("a", "192.0.2.2", v1.ConditionUnknown, "192.0.2.2:10053")},
 			"kube-dns-a 192.0.2.2:10053 ready=false for a\nkube-dns-cp 192.0.2.1:10053 ready=true"},
-		{"an address of somebody else", []*v1.Node{apiNode("a", "192.0.2.2", v1.ConditionTrue, "203.0.113.7:53"), apiNode("b", "192.0.2.3", v1.ConditionTrue, "nonsense")},
+		{"an address of somebody else", []*v1.Node{apiNode("a", "192.0.2.2", v1.ConditionTrue, "203.0.113.7:53"),
+			apiNode("b", "192.0.2.3", v1.ConditionTrue, "nonsense")},
 			"kube-dns-cp 192.0.2.1:10053 ready=true"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -74,8 +79,8 @@ func TestEndpointsOfClusterDNS(t *testing.T) {
 // TestPublisherFollowsNodes waits for events of the slices, not for time.
 func TestPublisherFollowsNodes(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
-	old := machineSlice(ServiceName, netip.MustParseAddrPort("192.0.2.1:10053"), true)
-	other := machineSlice(sliceName("cp2"), netip.MustParseAddrPort("192.0.2.9:10053"), true)
+	old := hostSlice(ServiceName, netip.MustParseAddrPort("192.0.2.1:10053"), true)
+	other := hostSlice(sliceName("cp2"), netip.MustParseAddrPort("192.0.2.9:10053"), true)
 	client := fake.NewClientset(old, other)
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
@@ -86,7 +91,7 @@ func TestPublisherFollowsNodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer seen.Stop()
-	p := Publisher{ClusterIP: net.ParseIP("10.96.0.10"), Machine: "cp", Own: netip.MustParseAddrPort("192.0.2.1:10053")}
+	p := Publisher{ClusterIP: net.ParseIP("10.96.0.10"), Host: "cp", Own: netip.MustParseAddrPort("192.0.2.1:10053")}
 	ended := make(chan error, 2)
 	env := controller.Env{Client: client, Informers: shared, Log: slog.New(slog.DiscardHandler)}
 	go func() { ended <- p.Controller().Start(env, nil)(ctx) }()
@@ -123,7 +128,8 @@ func TestPublisherFollowsNodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	until("kube-dns-a 192.0.2.2:20053 ready=true for a" + elsewhere)
-	if _, err := client.CoreV1().Nodes().Update(ctx, apiNode("a", "192.0.2.2", v1.ConditionUnknown, at.String()), metav1.UpdateOptions{}); err != nil {
+	if _, err := client.CoreV1().Nodes().Update(ctx, apiNode("a", "192.0.2.2", v1.ConditionUnknown, at.String()),
+		metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	until("kube-dns-a 192.0.2.2:20053 ready=false for a\nkube-dns-cp 192.0.2.1:10053 ready=true" + elsewhere)
@@ -139,11 +145,11 @@ func TestPublisherFollowsNodes(t *testing.T) {
 	}
 }
 
-func TestPublishMendsTheService(t *testing.T) {
+func TestPublishRepairsTheService(t *testing.T) {
 	client, ctx := fake.NewClientset(), t.Context()
 	ip := net.ParseIP("10.96.0.10")
 	for range 2 {
-		if err := Publish(ctx, client, ip); err != nil {
+		if err := publish(ctx, client, ip); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -151,7 +157,7 @@ func TestPublishMendsTheService(t *testing.T) {
 	if err != nil || s.Spec.ClusterIP != "10.96.0.10" || len(s.Spec.Ports) != 2 {
 		t.Errorf("%v, %v", s, err)
 	}
-	if err := Publish(ctx, client, net.ParseIP("10.96.0.11")); err == nil || !strings.Contains(err.Error(), "10.96.0.10") {
+	if err := publish(ctx, client, net.ParseIP("10.96.0.11")); err == nil || !strings.Contains(err.Error(), "10.96.0.10") {
 		t.Errorf("another address: %v", err)
 	}
 	bad := Publisher{ClusterIP: ip, Own: netip.MustParseAddrPort("[::1]:53")}

@@ -25,9 +25,9 @@ func (s *service) headless() bool {
 	return s.object != nil && s.object.Spec.Type != v1.ServiceTypeExternalName && s.object.Spec.ClusterIP == v1.ClusterIPNone
 }
 
-// Records are the names of one cluster. They are not safe for concurrent use:
+// records are the names of one cluster. They are not safe for concurrent use:
 // the caller orders changes and answers.
-type Records struct {
+type records struct {
 	zone   string // lower case, with final dot
 	serial uint32
 
@@ -49,10 +49,10 @@ type podIP struct {
 	ip        netip.Addr
 }
 
-// NewRecords are the records of an empty cluster. With verifyPods only pods
+// newRecords are the records of an empty cluster. With verifyPods only pods
 // given by SetPod have names.
-func NewRecords(domain string, verifyPods bool) *Records {
-	return &Records{
+func newRecords(domain string, verifyPods bool) *records {
+	return &records{
 		zone:     mdns.CanonicalName(domain),
 		services: map[key]*service{}, namespaces: map[string]int{}, owner: map[key]key{},
 		byIP: map[netip.Addr][]key{}, endpointIPs: map[netip.Addr][]key{},
@@ -61,7 +61,7 @@ func NewRecords(domain string, verifyPods bool) *Records {
 }
 
 // SetService adds or replaces a Service.
-func (r *Records) SetService(obj *v1.Service) {
+func (r *records) SetService(obj *v1.Service) {
 	k := key{obj.Namespace, obj.Name}
 	s := r.services[k]
 	if s == nil {
@@ -83,7 +83,7 @@ func (r *Records) SetService(obj *v1.Service) {
 }
 
 // DeleteService removes a Service; its slices stay until they are deleted.
-func (r *Records) DeleteService(namespace, name string) {
+func (r *records) DeleteService(namespace, name string) {
 	k := key{namespace, name}
 	s := r.services[k]
 	if s == nil || s.object == nil {
@@ -95,7 +95,7 @@ func (r *Records) DeleteService(namespace, name string) {
 }
 
 // drop takes what the Service object itself put into the indexes out again.
-func (r *Records) drop(k key, s *service) {
+func (r *records) drop(k key, s *service) {
 	if s.object == nil {
 		return
 	}
@@ -113,7 +113,7 @@ func (r *Records) drop(k key, s *service) {
 	s.object = nil
 }
 
-func (r *Records) forget(k key, s *service) {
+func (r *records) forget(k key, s *service) {
 	if s.object == nil && len(s.slices) == 0 {
 		delete(r.services, k)
 	}
@@ -121,7 +121,7 @@ func (r *Records) forget(k key, s *service) {
 
 // SetSlice adds or replaces an EndpointSlice; the label
 // kubernetes.io/service-name says whose it is.
-func (r *Records) SetSlice(obj *discovery.EndpointSlice) {
+func (r *records) SetSlice(obj *discovery.EndpointSlice) {
 	r.DeleteSlice(obj.Namespace, obj.Name)
 	name := obj.Labels[discovery.LabelServiceName]
 	if name == "" || obj.AddressType == discovery.AddressTypeFQDN {
@@ -133,7 +133,10 @@ func (r *Records) SetSlice(obj *discovery.EndpointSlice) {
 		s = &service{}
 		r.services[k] = s
 	}
-	at, _ := slices.BinarySearchFunc(s.slices, obj.Name, func(e *discovery.EndpointSlice, name string) int { return strings.Compare(e.Name, name) })
+	at, _ := slices.BinarySearchFunc(s.slices, obj.Name, func(e *discovery.EndpointSlice, name string) int {
+		return strings.Compare(e.Name,
+			name)
+	})
 	s.slices = slices.Insert(s.slices, at, obj)
 	r.owner[key{obj.Namespace, obj.Name}] = k
 	if s.headless() {
@@ -143,7 +146,7 @@ func (r *Records) SetSlice(obj *discovery.EndpointSlice) {
 }
 
 // DeleteSlice removes an EndpointSlice.
-func (r *Records) DeleteSlice(namespace, name string) {
+func (r *records) DeleteSlice(namespace, name string) {
 	id := key{namespace, name}
 	k, ok := r.owner[id]
 	if !ok {
@@ -160,14 +163,14 @@ func (r *Records) DeleteSlice(namespace, name string) {
 	r.serial++
 }
 
-func (r *Records) indexEndpoints(k key, sl *discovery.EndpointSlice) {
+func (r *records) indexEndpoints(k key, sl *discovery.EndpointSlice) {
 	eachEndpoint(sl, func(_ *discovery.Endpoint, ip netip.Addr) bool {
 		r.endpointIPs[ip] = append(r.endpointIPs[ip], k)
 		return true
 	})
 }
 
-func (r *Records) unindexEndpoints(k key, sl *discovery.EndpointSlice) {
+func (r *records) unindexEndpoints(k key, sl *discovery.EndpointSlice) {
 	eachEndpoint(sl, func(_ *discovery.Endpoint, ip netip.Addr) bool {
 		remove(r.endpointIPs, ip, k)
 		return true
@@ -189,7 +192,7 @@ func remove(index map[netip.Addr][]key, ip netip.Addr, k key) {
 
 // SetPod adds or replaces a pod's addresses. Without verifyPods it does
 // nothing.
-func (r *Records) SetPod(obj *v1.Pod) {
+func (r *records) SetPod(obj *v1.Pod) {
 	if !r.verifyPods {
 		return
 	}
@@ -210,7 +213,7 @@ func (r *Records) SetPod(obj *v1.Pod) {
 }
 
 // DeletePod removes a pod.
-func (r *Records) DeletePod(namespace, name string) {
+func (r *records) DeletePod(namespace, name string) {
 	k := key{namespace, name}
 	for _, ip := range r.pods[k] {
 		at := podIP{namespace, ip}
@@ -222,7 +225,7 @@ func (r *Records) DeletePod(namespace, name string) {
 }
 
 // serverIPs are the addresses of the cluster's DNS Service.
-func (r *Records) serverIPs() []netip.Addr {
+func (r *records) serverIPs() []netip.Addr {
 	if s := r.services[key{Namespace, ServiceName}]; s != nil && s.object != nil {
 		return clusterIPs(s.object)
 	}

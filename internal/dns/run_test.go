@@ -28,7 +28,8 @@ func TestRun(t *testing.T) {
 	for i := range 200 {
 		many = append(many, net.IPv4(10, 244, 1, byte(i)).String())
 	}
-	if _, err := client.DiscoveryV1().EndpointSlices("default").Create(t.Context(), slice("default", "db-1", "db", many...), metav1.CreateOptions{}); err != nil {
+	if _, err := client.DiscoveryV1().EndpointSlices("default").Create(t.Context(), slice("default", "db-1", "db", many...),
+		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -40,7 +41,8 @@ func TestRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	go func() {
-		ended <- Run(ctx, Config{Listen: []string{"127.0.0.1:0"}, Domain: "cluster.local", Informers: factory, Upstreams: empty, Ready: func(a []string) { ready <- a }})
+		ended <- Run(ctx, Config{Listen: []string{"127.0.0.1:0"}, Domain: "cluster.local", Informers: factory, Upstreams: empty,
+			Ready: func(a []string) { ready <- a }})
 	}()
 	addr := (<-ready)[0]
 	ask := func(network, name string, size uint16) *mdns.Msg {

@@ -46,7 +46,7 @@ func (s *server) ServeDNS(w mdns.ResponseWriter, req *mdns.Msg) {
 	resp.Truncate(limit(proto, req))
 	s.metrics.served(proto, req, resp, s.now().Sub(began))
 	if err := w.WriteMsg(resp); err != nil {
-		s.log.Debug("answering a DNS question", "client", w.RemoteAddr(), "error", err)
+		s.log.Debug("answering a DNS question", "client", w.RemoteAddr(), "err", err)
 	}
 }
 
@@ -141,7 +141,7 @@ func (s *server) upstream(ctx context.Context, req, resp *mdns.Msg, name string)
 		dnssec: opt != nil && opt.Do(), checking: req.CheckingDisabled,
 	})
 	if err != nil {
-		s.log.Debug("forwarding a DNS question", "name", name, "error", err)
+		s.log.Debug("forwarding a DNS question", "name", name, "err", err)
 		resp.Rcode = mdns.RcodeServerFailure
 		return
 	}

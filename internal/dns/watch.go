@@ -33,10 +33,10 @@ func watch(f informers.SharedInformerFactory, pods bool, k *known) (undo func(),
 		return nil
 	}
 	err = errors.Join(
-		add("services", f.Core().V1().Services().Informer(), feed(k, (*Records).SetService, (*Records).DeleteService)),
-		add("endpoint slices", f.Discovery().V1().EndpointSlices().Informer(), feed(k, (*Records).SetSlice, (*Records).DeleteSlice)))
+		add("services", f.Core().V1().Services().Informer(), feed(k, (*records).SetService, (*records).DeleteService)),
+		add("endpoint slices", f.Discovery().V1().EndpointSlices().Informer(), feed(k, (*records).SetSlice, (*records).DeleteSlice)))
 	if err == nil && pods {
-		err = add("pods", f.Core().V1().Pods().Informer(), feed(k, (*Records).SetPod, (*Records).DeletePod))
+		err = add("pods", f.Core().V1().Pods().Informer(), feed(k, (*records).SetPod, (*records).DeletePod))
 	}
 	if err != nil {
 		undo()
@@ -47,7 +47,7 @@ func watch(f informers.SharedInformerFactory, pods bool, k *known) (undo func(),
 
 // nodeAddresses says whether an address is that of a node: pods that ask
 // another node's server are hidden behind their own. It looks through all
-// nodes, which only questions from outside the pod ranges need.
+// nodes, which only questions from outside the pod CIDRs need.
 func nodeAddresses(f informers.SharedInformerFactory) func(netip.Addr) bool {
 	nodes := f.Core().V1().Nodes().Lister()
 	return func(ip netip.Addr) bool {
@@ -60,10 +60,10 @@ func nodeAddresses(f informers.SharedInformerFactory) func(netip.Addr) bool {
 func feed[T interface {
 	*v1.Service | *discovery.EndpointSlice | *v1.Pod
 	metav1.Object
-}](k *known, set func(*Records, T), remove func(r *Records, namespace, name string)) cache.ResourceEventHandlerFuncs {
+}](k *known, set func(*records, T), remove func(r *records, namespace, name string)) cache.ResourceEventHandlerFuncs {
 	apply := func(obj any) {
 		if o, ok := obj.(T); ok {
-			k.change(func(r *Records) { set(r, o) })
+			k.change(func(r *records) { set(r, o) })
 		}
 	}
 	return cache.ResourceEventHandlerFuncs{
@@ -80,7 +80,7 @@ func feed[T interface {
 				obj = t.Obj
 			}
 			if o, ok := obj.(T); ok {
-				k.change(func(r *Records) { remove(r, o.GetNamespace(), o.GetName()) })
+				k.change(func(r *records) { remove(r, o.GetNamespace(), o.GetName()) })
 			}
 		},
 	}

@@ -1,6 +1,6 @@
 // Package fleet runs thousands of hollow nodes in one process: Node objects
 // that register, renew their leases, post their status and run pods by the
-// agent's own code, on machines that are not there.
+// agent's own code, on hosts that are not there.
 package fleet
 
 import (
@@ -35,7 +35,7 @@ type Config struct {
 	LeaseSeconds int32
 	// ReportEvery is how often an unchanged status is posted.
 	ReportEvery time.Duration
-	// CPUs, Memory and MaxPods are each machine's.
+	// CPUs, Memory and MaxPods are each host's.
 	CPUs    int
 	Memory  resource.Quantity
 	MaxPods int64
@@ -45,7 +45,7 @@ type Config struct {
 	RegisterRate float64
 	// Version is what nodes say their agent's is.
 	Version string
-	Script  Script
+	Script  script
 	// Duration ends the fleet; 0 runs until the context does.
 	Duration time.Duration
 	// Keep leaves Nodes, leases and pods behind.
@@ -71,7 +71,8 @@ func (c *Config) complete() error {
 	case c.Pods < 0 || int64(c.Pods) > c.MaxPods:
 		return fmt.Errorf("configuring a fleet: %d pods a node: must be from 0 to the %d that a node takes", c.Pods, c.MaxPods)
 	case c.CPUs < 1 || c.Memory.Sign() <= 0 || c.MaxPods < 1:
-		return fmt.Errorf("configuring a fleet: %d CPUs, memory %s, %d pods: each must be more than 0", c.CPUs, c.Memory.String(), c.MaxPods)
+		return fmt.Errorf("configuring a fleet: %d CPUs, memory %s, %d pods: each must be more than 0", c.CPUs, c.Memory.String(),
+			c.MaxPods)
 	case c.RegisterRate <= 0:
 		return fmt.Errorf("configuring a fleet: %g registrations a second: must be more than 0", c.RegisterRate)
 	}

@@ -23,18 +23,18 @@ const (
 	restWorkers  = 32
 )
 
-// Fleet is a number of hollow nodes that share clients, watches, workers and
+// fleet is a number of hollow nodes that share clients, watches, workers and
 // one timing wheel.
-type Fleet struct {
-	cfg     Config
-	client  kubernetes.Interface
-	agents  *node.Hollows
-	machine node.Inputs
+type fleet struct {
+	cfg    Config
+	client kubernetes.Interface
+	agents *node.Hollows
+	host   node.Inputs
 	// well and unwell are the boards of agents that are ready and that say
 	// they are not.
-	well, unwell *node.Board
+	well, unwell *node.StatusInputs
 	clock        *clock
-	leases, rest *crew
+	leases, rest *pool
 	nodes        []*hollow
 	byName       map[string]*hollow
 	podIPs       atomic.Uint32
@@ -62,14 +62,14 @@ func clients(base *rest.Config) (all, leases kubernetes.Interface, err error) {
 	return all, leases, err
 }
 
-func newFleet(cfg Config) (*Fleet, error) {
+func newFleet(cfg Config) (*fleet, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
-	f := &Fleet{cfg: cfg, clock: newClock(), byName: map[string]*hollow{}, well: node.NewBoard(), unwell: node.NewBoard(),
-		machine: machineOf(&cfg)}
+	f := &fleet{cfg: cfg, clock: newClock(), byName: map[string]*hollow{}, well: node.NewStatusInputs(), unwell: node.NewStatusInputs(),
+		host: hostOf(&cfg)}
 	f.unwell.SetNotReady("fleet", "the fleet's script says so")
-	f.leases, f.rest = newCrew(f.clock), newCrew(f.clock)
+	f.leases, f.rest = newPool(f.clock), newPool(f.clock)
 	var err error
 	var leases kubernetes.Interface
 	if f.client, leases, err = clients(cfg.Client); err != nil {
@@ -105,7 +105,7 @@ func Run(ctx context.Context, cfg Config) error {
 	return err
 }
 
-func (f *Fleet) run(ctx context.Context) error {
+func (f *fleet) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	if f.cfg.Duration > 0 {
 		ctx, cancel = context.WithTimeout(ctx, f.cfg.Duration)
@@ -137,7 +137,7 @@ func (f *Fleet) run(ctx context.Context) error {
 }
 
 // play carries out the script.
-func (f *Fleet) play(ctx context.Context) {
+func (f *fleet) play(ctx context.Context) {
 	for i := range f.cfg.Script {
 		a := &f.cfg.Script[i]
 		t := time.NewTimer(time.Until(f.stats.began.Add(a.At.D())))
@@ -156,7 +156,7 @@ func (f *Fleet) play(ctx context.Context) {
 	}
 }
 
-func (f *Fleet) act(h *hollow, verb string) {
+func (f *fleet) act(h *hollow, verb string) {
 	switch verb {
 	case "stop":
 		h.hush()
@@ -165,7 +165,7 @@ func (f *Fleet) act(h *hollow, verb string) {
 		h.hush()
 	case "notReady":
 		h.unwell.Store(true)
-		f.rest.kick(&h.report)
+		f.rest.trigger(&h.report)
 	case "resume":
 		h.resume()
 	}
@@ -175,7 +175,7 @@ func (f *Fleet) act(h *hollow, verb string) {
 const podNamespace = metav1.NamespaceDefault
 
 // each calls do for every node, several at a time, and returns the first error.
-func (f *Fleet) each(ctx context.Context, do func(*hollow) error) error {
+func (f *fleet) each(ctx context.Context, do func(*hollow) error) error {
 	work := make(chan *hollow)
 	var wg sync.WaitGroup
 	var once sync.Once
@@ -205,7 +205,7 @@ const cleanupTimeout = 2 * time.Minute
 
 // cleanup deletes what the fleet made: pods at once, since no agent is left to
 // agree, then Nodes and leases.
-func (f *Fleet) cleanup(ctx context.Context) error {
+func (f *fleet) cleanup(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, cleanupTimeout)
 	defer cancel()
 	f.say("deleting %d Nodes, their leases and pods", len(f.nodes))

@@ -49,14 +49,14 @@ func verifyEnded(t *testing.T) {
 	}
 }
 
-// TestCrew: a job never runs twice at a time, a kick while it runs makes it run
+// TestPool: a job never runs twice at a time, a kick while it runs makes it run
 // once more, and workers end with their context.
-func TestCrew(t *testing.T) {
+func TestPool(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	ctx, cancel := context.WithCancel(t.Context())
-	c := newCrew(newClock())
+	c := newPool(newClock())
 	inside, twice, runs := atomic.Int32{}, atomic.Bool{}, make(chan struct{})
-	j := &job{crew: c, step: func(ctx context.Context) time.Time {
+	j := &job{pool: c, step: func(ctx context.Context) time.Time {
 		if inside.Add(1) > 1 {
 			twice.Store(true)
 		}
@@ -70,9 +70,9 @@ func TestCrew(t *testing.T) {
 	done := make(chan struct{})
 	go func() { c.run(ctx, 4); close(done) }()
 	for range 100 {
-		c.kick(j) // at rest, queued, or running
+		c.trigger(j) // at rest, queued, or running
 		<-runs
-		c.kick(j)
+		c.trigger(j)
 	}
 	cancel()
 	<-done
@@ -185,7 +185,7 @@ func isRunning(p *v1.Pod) bool {
 	return false
 }
 
-// containers tells how often those of the first node began anew.
+// containers tells how often those of the first node began again.
 func (o *observer) containers(when string) (ids []string) {
 	o.Helper()
 	list, err := o.client.CoreV1().Pods("").List(o.ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=h-0"})
@@ -254,8 +254,8 @@ func TestFleet(t *testing.T) {
 	o.await("Ready", 12, isReady)
 	o.awaitPods("running", 24, isRunning)
 
-	// Whoever is cut off goes on meanwhile; whoever stops starts its containers
-	// anew.
+	// Anyone who is cut off goes on meanwhile; anyone who stops starts its containers
+	// again.
 	var before, after []string
 	for _, verb := range []string{"cut", "stop"} {
 		before = o.containers(verb)
@@ -275,12 +275,12 @@ func TestFleet(t *testing.T) {
 	act("resume", Select{})
 	o.await("Ready", 12, isReady)
 
-	// A Node that somebody deletes registers anew.
+	// A Node that someone deletes registers again.
 	if err := client.CoreV1().Nodes().Delete(ctx, "h-0", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	o.await("Ready", 12, isReady)
-	// A pod that somebody deletes is ended and confirmed.
+	// A pod that someone deletes is ended and confirmed.
 	if err := client.CoreV1().Pods("default").Delete(ctx, "h-1-0", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}

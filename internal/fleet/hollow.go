@@ -23,14 +23,14 @@ import (
 
 // hollow is one node.
 type hollow struct {
-	f            *Fleet
-	name, zone   string
-	ip           string
-	number       int
-	agent        *node.Hollow
-	begun        types.UID // the Node that beats began for; owned by report
-	beat, report job
-	bring        job // makes the pods that the fleet brings with it
+	f               *fleet
+	name, zone      string
+	ip              string
+	number          int
+	agent           *node.Hollow
+	begun           types.UID // the Node that renewals began for; owned by report
+	renewal, report job
+	bring           job // makes the pods that the fleet brings with it
 	// silent: stopped or cut off, and thus does nothing.
 	silent atomic.Bool
 	// unwell: it says of itself that it is not ready.
@@ -45,16 +45,16 @@ type hollow struct {
 // requestTimeout is how long an agent waits for the API to take a write.
 const requestTimeout = 10 * time.Second
 
-func (f *Fleet) newHollow(i int) *hollow {
+func (f *fleet) newHollow(i int) *hollow {
 	h := &hollow{f: f, number: i, name: fmt.Sprintf("%s-%d", f.cfg.Prefix, i)}
 	h.ip = fmt.Sprintf("10.%d.%d.%d", 128+i>>16, i>>8&255, i&255)
 	if f.cfg.Zones > 0 {
 		h.zone = "zone-" + string(rune('a'+i%f.cfg.Zones))
 	}
 	h.agent = h.newAgent()
-	h.beat = job{crew: f.leases, step: h.beats}
-	h.report = job{crew: f.rest, step: h.reports}
-	h.bring = job{crew: f.rest, step: h.brings}
+	h.renewal = job{pool: f.leases, step: h.renewals}
+	h.report = job{pool: f.rest, step: h.reports}
+	h.bring = job{pool: f.rest, step: h.brings}
 	return h
 }
 
@@ -65,18 +65,18 @@ func (h *hollow) newAgent() *node.Hollow {
 		labels[v1.LabelTopologyZone] = h.zone
 	}
 	maps.Copy(labels, h.f.cfg.Labels)
-	in := h.f.machine
+	in := h.f.host
 	in.Addresses = []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: h.ip}, {Type: v1.NodeHostName, Address: h.name}}
 	return h.f.agents.New(node.Identity{Name: h.name, Labels: labels}, in, h.f.well)
 }
 
-// machineOf is what every machine says of itself.
-func machineOf(cfg *Config) node.Inputs {
+// hostOf is what every machine says of itself.
+func hostOf(cfg *Config) node.Inputs {
 	yes := func(kind string) *runtimeapi.RuntimeCondition {
 		return &runtimeapi.RuntimeCondition{Type: kind, Status: true}
 	}
 	return node.Inputs{
-		Machine: &node.Machine{CPUs: cfg.CPUs, MemoryBytes: cfg.Memory.Value(), MachineID: "hollow", SystemUUID: "hollow", BootID: "hollow",
+		Host: &node.HostInfo{CPUs: cfg.CPUs, MemoryBytes: cfg.Memory.Value(), MachineID: "hollow", SystemUUID: "hollow", BootID: "hollow",
 			Kernel: "hollow", OSImage: "hollow"},
 		RootFS: &node.FS{CapacityBytes: 100 << 30, Inodes: 1 << 20},
 		Images: []v1.ContainerImage{},
@@ -86,17 +86,17 @@ func machineOf(cfg *Config) node.Inputs {
 	}
 }
 
-// beats renews the lease.
-func (h *hollow) beats(ctx context.Context) time.Time {
+// renewals renews the lease.
+func (h *hollow) renewals(ctx context.Context) time.Time {
 	if h.silent.Load() {
 		return time.Time{}
 	}
 	began := time.Now()
-	wait, ok := h.agent.Beat(ctx)
+	wait, ok := h.agent.RenewLease(ctx)
 	if !ok {
 		return time.Time{} // until it is registered
 	}
-	h.f.stats.beat(time.Since(began))
+	h.f.stats.renewal(time.Since(began))
 	return time.Now().Add(wait)
 }
 
@@ -113,8 +113,8 @@ func (h *hollow) reports(ctx context.Context) time.Time {
 	next := h.agent.Report(ctx)
 	if uid := h.agent.UID(); uid != "" && uid != h.begun {
 		h.begun = uid
-		h.f.leases.kick(&h.beat)
-		h.f.rest.kick(&h.bring)
+		h.f.leases.trigger(&h.renewal)
+		h.f.rest.trigger(&h.bring)
 	}
 	return next
 }
@@ -125,7 +125,8 @@ func (h *hollow) brings(ctx context.Context) time.Time {
 		no := false
 		_, err := h.f.client.CoreV1().Pods(podNamespace).Create(ctx, &v1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", h.name, i), Labels: map[string]string{Label: h.f.cfg.Prefix}},
-			Spec:       v1.PodSpec{NodeName: h.name, AutomountServiceAccountToken: &no, Containers: []v1.Container{{Name: "main", Image: "hollow"}}},
+			Spec: v1.PodSpec{NodeName: h.name, AutomountServiceAccountToken: &no,
+				Containers: []v1.Container{{Name: "main", Image: "hollow"}}},
 		}, metav1.CreateOptions{})
 		if err != nil && !apierrors.IsAlreadyExists(err) && ctx.Err() == nil {
 			h.f.stats.podErrors.Add(1)
@@ -147,7 +148,7 @@ func (h *hollow) learn(n *v1.Node) {
 	if h.ready.Swap(ready) != ready {
 		h.f.stats.turned(ready, h.silent.Load())
 	}
-	h.f.rest.kick(&h.report)
+	h.f.rest.trigger(&h.report)
 }
 
 // gone takes in that the Node object was deleted.
@@ -156,20 +157,20 @@ func (h *hollow) gone() {
 		h.f.stats.turned(false, h.silent.Load())
 	}
 	h.agent.Forget("")
-	h.f.rest.kick(&h.report)
+	h.f.rest.trigger(&h.report)
 }
 
 // hush makes the node do nothing.
 func (h *hollow) hush() { h.silent.Store(true) }
 
-// resume ends every fault. On a machine that was off every pod begins anew.
+// resume ends every fault. On a host that was off every pod begins again.
 func (h *hollow) resume() {
 	h.unwell.Store(false)
-	h.f.rest.kick(&h.report)
+	h.f.rest.trigger(&h.report)
 	if h.silent.Swap(false) {
-		h.f.leases.kick(&h.beat)
+		h.f.leases.trigger(&h.renewal)
 		for _, p := range h.podList() {
-			h.f.rest.kick(&p.job)
+			h.f.rest.trigger(&p.job)
 		}
 	}
 }
@@ -204,7 +205,7 @@ func (h *hollow) seePod(o *v1.Pod) {
 	p := h.pods[o.UID]
 	if p == nil {
 		p = &hollowPod{h: h}
-		p.job = job{crew: h.f.rest, step: p.step}
+		p.job = job{pool: h.f.rest, step: p.step}
 		if h.pods == nil {
 			h.pods = map[types.UID]*hollowPod{}
 		}
@@ -214,7 +215,7 @@ func (h *hollow) seePod(o *v1.Pod) {
 	p.mu.Lock()
 	p.newest = o
 	p.mu.Unlock()
-	h.f.rest.kick(&p.job)
+	h.f.rest.trigger(&p.job)
 }
 
 func (h *hollow) losePod(uid types.UID) {
@@ -227,7 +228,7 @@ func (h *hollow) losePod(uid types.UID) {
 	p.mu.Lock()
 	p.gone = true
 	p.mu.Unlock()
-	h.f.rest.kick(&p.job)
+	h.f.rest.trigger(&p.job)
 }
 
 // powerOff ends what runs.
@@ -284,7 +285,8 @@ func (p *hollowPod) write(ctx context.Context, w *pod.Write) {
 	var err error
 	if w.Delete {
 		now := int64(0)
-		err = pods.Delete(ctx, o.Name, metav1.DeleteOptions{GracePeriodSeconds: &now, Preconditions: metav1.NewUIDPreconditions(string(o.UID))})
+		err = pods.Delete(ctx, o.Name, metav1.DeleteOptions{GracePeriodSeconds: &now,
+			Preconditions: metav1.NewUIDPreconditions(string(o.UID))})
 		if kube.Gone(err) {
 			err = nil
 		}

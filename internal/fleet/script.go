@@ -9,13 +9,13 @@ import (
 	"github.com/berth-dev/berth/internal/strict"
 )
 
-// Script is what befalls the fleet, in order of time.
-type Script []Act
+// script is what befalls the fleet, in order of time.
+type script []act
 
-// Act is what happens At a time after the start: exactly one of the others.
-type Act struct {
+// act is what happens At a time after the start: exactly one of the others.
+type act struct {
 	At strict.Duration `json:"at"`
-	// Stop takes machines away, with what ran on them.
+	// Stop takes hosts away, with what ran on them.
 	Stop *Select `json:"stop,omitempty"`
 	// Cut takes the network away; pods run on.
 	Cut *Select `json:"cut,omitempty"`
@@ -35,8 +35,8 @@ type Select struct {
 }
 
 // ParseScript reads a script from YAML.
-func ParseScript(text []byte) (Script, error) {
-	var s Script
+func ParseScript(text []byte) (script, error) {
+	var s script
 	if err := strict.Unmarshal(text, &s); err != nil {
 		return nil, fmt.Errorf("script: %w", err)
 	}
@@ -45,12 +45,12 @@ func ParseScript(text []byte) (Script, error) {
 			return nil, fmt.Errorf("script: [%d]: %w", i, err)
 		}
 	}
-	slices.SortStableFunc(s, func(a, b Act) int { return int(a.At - b.At) })
+	slices.SortStableFunc(s, func(a, b act) int { return int(a.At - b.At) })
 	return s, nil
 }
 
 // what is the act's name and its nodes.
-func (a *Act) what() (verb string, nodes *Select, n int) {
+func (a *act) what() (verb string, nodes *Select, n int) {
 	for _, x := range []struct {
 		verb string
 		sel  *Select
@@ -63,7 +63,7 @@ func (a *Act) what() (verb string, nodes *Select, n int) {
 	return verb, nodes, n
 }
 
-func (a *Act) check() error {
+func (a *act) check() error {
 	_, sel, n := a.what()
 	switch {
 	case n != 1:
@@ -77,7 +77,7 @@ func (a *Act) check() error {
 }
 
 // choose lists the nodes that a selection names.
-func (f *Fleet) choose(s *Select) []*hollow {
+func (f *fleet) choose(s *Select) []*hollow {
 	var all []*hollow
 	for _, h := range f.nodes {
 		if (s.Zone == "" || h.zone == s.Zone) && (len(s.Names) == 0 || slices.Contains(s.Names, h.name)) {

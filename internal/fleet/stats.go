@@ -20,9 +20,9 @@ type stats struct {
 	began     time.Time
 	podErrors atomic.Int64
 
-	mu    sync.Mutex
-	beats int
-	// took holds the times of the beats since the last report, in turn.
+	mu       sync.Mutex
+	renewals int
+	// took holds the times of the renewals since the last report, in turn.
 	took []time.Duration
 	// slowest is the worst time of all.
 	slowest time.Duration
@@ -34,10 +34,10 @@ type stats struct {
 	allAt  time.Duration
 }
 
-func (s *stats) beat(took time.Duration) {
+func (s *stats) renewal(took time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.beats++
+	s.renewals++
 	s.took = append(s.took, took)
 	s.slowest = max(s.slowest, took)
 }
@@ -58,8 +58,8 @@ func (s *stats) turned(ready, silent bool) {
 	}
 }
 
-// interval takes the beats since the last call.
-func (s *stats) interval() (ready, beats int, p50, p99 time.Duration) {
+// interval takes the renewals since the last call.
+func (s *stats) interval() (ready, renewals int, p50, p99 time.Duration) {
 	s.mu.Lock()
 	took := s.took
 	s.took = make([]time.Duration, 0, len(took))
@@ -72,12 +72,12 @@ func (s *stats) interval() (ready, beats int, p50, p99 time.Duration) {
 	return ready, len(took), p50, p99
 }
 
-func (f *Fleet) say(format string, args ...any) {
+func (f *fleet) say(format string, args ...any) {
 	fmt.Fprintf(f.cfg.Out, "%8s  %s\n", time.Since(f.stats.began).Round(100*time.Millisecond), fmt.Sprintf(format, args...))
 }
 
 // progress prints a line now and then.
-func (f *Fleet) progress(ctx context.Context) {
+func (f *fleet) progress(ctx context.Context) {
 	t := time.NewTicker(f.cfg.ProgressEvery)
 	defer t.Stop()
 	for {
@@ -86,14 +86,14 @@ func (f *Fleet) progress(ctx context.Context) {
 			return
 		case <-t.C:
 		}
-		ready, beats, p50, p99 := f.stats.interval()
+		ready, renewals, p50, p99 := f.stats.interval()
 		running, pods := f.pods()
 		f.say("%d of %d nodes Ready, %d of %d pods running; %.0f renewals/s, p50 %s, p99 %s; %s", ready, len(f.nodes), running, pods,
-			float64(beats)/f.cfg.ProgressEvery.Seconds(), p50.Round(100*time.Microsecond), p99.Round(100*time.Microsecond), f.memory())
+			float64(renewals)/f.cfg.ProgressEvery.Seconds(), p50.Round(100*time.Microsecond), p99.Round(100*time.Microsecond), f.memory())
 	}
 }
 
-func (f *Fleet) pods() (running, all int) {
+func (f *fleet) pods() (running, all int) {
 	for _, h := range f.nodes {
 		for _, p := range h.podList() {
 			p.mu.Lock()
@@ -108,7 +108,7 @@ func (f *Fleet) pods() (running, all int) {
 }
 
 // memory is what this process holds, divided by the nodes.
-func (f *Fleet) memory() string {
+func (f *fleet) memory() string {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	text := fmt.Sprintf("heap %.1f KiB a node", float64(m.HeapAlloc)/1024/float64(len(f.nodes)))
@@ -132,11 +132,12 @@ func residentKiB() (int64, bool) {
 	return pages * int64(os.Getpagesize()) / 1024, err == nil
 }
 
-func (f *Fleet) summary() {
+func (f *fleet) summary() {
 	s := &f.stats
 	s.mu.Lock()
-	beats, slowest, most, allAt, lapses := s.beats, s.slowest, s.most, s.allAt, s.lapses
+	renewals, slowest, most, allAt, lapses := s.renewals, s.slowest, s.most, s.allAt, s.lapses
 	s.mu.Unlock()
 	f.say("at most %d of %d nodes Ready, after %s; %d lapses; %d renewals, the slowest took %s; %d failed pod writes; %s",
-		most, len(f.nodes), allAt.Round(100*time.Millisecond), lapses, beats, slowest.Round(time.Millisecond), s.podErrors.Load(), f.memory())
+		most, len(f.nodes), allAt.Round(100*time.Millisecond), lapses, renewals, slowest.Round(time.Millisecond), s.podErrors.Load(),
+		f.memory())
 }

@@ -14,7 +14,7 @@ import (
 )
 
 // watchNodes follows the fleet's Node objects, with one watch for all.
-func (f *Fleet) watchNodes(ctx context.Context, listed func()) {
+func (f *fleet) watchNodes(ctx context.Context, listed func()) {
 	only := labels.SelectorFromSet(labels.Set{Label: f.cfg.Prefix}).String()
 	nodes := f.client.CoreV1().Nodes()
 	f.follow(ctx, &v1.Node{}, nodeStore{f, listed}, &cache.ListWatch{
@@ -30,7 +30,7 @@ func (f *Fleet) watchNodes(ctx context.Context, listed func()) {
 }
 
 // watchPods follows every pod that is bound, with one watch for all nodes.
-func (f *Fleet) watchPods(ctx context.Context) {
+func (f *fleet) watchPods(ctx context.Context) {
 	bound := fields.OneTermNotEqualSelector("spec.nodeName", "").String()
 	pods := f.client.CoreV1().Pods(metav1.NamespaceAll)
 	f.follow(ctx, &v1.Pod{}, podStore{f}, &cache.ListWatch{
@@ -45,7 +45,7 @@ func (f *Fleet) watchPods(ctx context.Context) {
 	})
 }
 
-func (f *Fleet) follow(ctx context.Context, kind runtime.Object, store cache.ReflectorStore, lw *cache.ListWatch) {
+func (f *fleet) follow(ctx context.Context, kind runtime.Object, store cache.ReflectorStore, lw *cache.ListWatch) {
 	cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(lw, f.client), kind, store,
 		cache.ReflectorOptions{Name: "fleet"}).RunWithContext(ctx)
 }
@@ -53,7 +53,7 @@ func (f *Fleet) follow(ctx context.Context, kind runtime.Object, store cache.Ref
 // nodeStore hands what a watch tells straight to the nodes. It keeps nothing:
 // each node keeps its own object.
 type nodeStore struct {
-	f      *Fleet
+	f      *fleet
 	listed func() // called when a whole list has arrived
 }
 
@@ -97,7 +97,7 @@ func (s nodeStore) Replace(list []any, _ string) error {
 func (nodeStore) Resync() error { return nil }
 
 // podStore does the same for pods.
-type podStore struct{ f *Fleet }
+type podStore struct{ f *fleet }
 
 func (s podStore) Add(o any) error {
 	if p, ok := o.(*v1.Pod); ok {

@@ -7,12 +7,12 @@ import (
 )
 
 // job is something that is done again and again: when it said it would be due,
-// or earlier if somebody kicks it. It never runs twice at a time.
+// or earlier if someone kicks it. It never runs twice at a time.
 type job struct {
 	// step does what is due and says when it is due again, zero for not by
 	// itself.
 	step func(ctx context.Context) time.Time
-	crew *crew
+	pool *pool
 
 	due   time.Time // zero: not planned
 	tick  int64     // the wheel's slot that counts for due
@@ -72,7 +72,7 @@ func (w *wheel) advance(now time.Time) (due []*job) {
 			list[i] = nil
 			switch {
 			case j.due.IsZero() || j.tick%slots != w.now%slots:
-				// It was planned anew, in another slot, or is not planned.
+				// It was planned again, in another slot, or is not planned.
 			case w.tickOf(j.due) <= w.now:
 				j.due = time.Time{}
 				due = append(due, j)
@@ -115,14 +115,14 @@ func (c *clock) run(ctx context.Context) {
 			due := c.wheel.advance(now)
 			c.mu.Unlock()
 			for _, j := range due {
-				j.crew.kick(j)
+				j.pool.trigger(j)
 			}
 		}
 	}
 }
 
-// crew is a number of workers and a queue of jobs for them.
-type crew struct {
+// pool is a number of workers and a queue of jobs for them.
+type pool struct {
 	clock *clock
 	mu    sync.Mutex
 	some  *sync.Cond
@@ -130,14 +130,14 @@ type crew struct {
 	ended bool
 }
 
-func newCrew(c *clock) *crew {
-	w := &crew{clock: c}
+func newPool(c *clock) *pool {
+	w := &pool{clock: c}
 	w.some = sync.NewCond(&w.mu)
 	return w
 }
 
-// kick makes a job run now, or once more if it runs.
-func (c *crew) kick(j *job) {
+// trigger makes a job run now, or once more if it runs.
+func (c *pool) trigger(j *job) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch j.state {
@@ -151,7 +151,7 @@ func (c *crew) kick(j *job) {
 }
 
 // run works with so many workers until ctx ends.
-func (c *crew) run(ctx context.Context, workers int) {
+func (c *pool) run(ctx context.Context, workers int) {
 	defer context.AfterFunc(ctx, func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -165,7 +165,7 @@ func (c *crew) run(ctx context.Context, workers int) {
 	wg.Wait()
 }
 
-func (c *crew) work(ctx context.Context) {
+func (c *pool) work(ctx context.Context) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for {

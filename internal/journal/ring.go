@@ -234,8 +234,8 @@ func (want Ref) matches(have Ref) bool {
 		(want.Name == "" || want.Name == have.Name) && (want.UID == "" || want.UID == have.UID)
 }
 
-// told is a record of a story, and of how many routine ones it is the last.
-type told struct {
+// entry is a record of a story, and of how many routine ones it is the last.
+type entry struct {
 	Record
 	times int
 	since time.Time
@@ -243,7 +243,7 @@ type told struct {
 
 // fold leaves of routine records that are alike (the same decision of the same
 // part about the same object) the last one, with how many there were.
-func fold(records []Record) []told {
+func fold(records []Record) []entry {
 	type kind struct {
 		object         Ref
 		part, decision string
@@ -257,22 +257,22 @@ func fold(records []Record) []told {
 		count[k]++
 	}
 	seen := map[kind]int{}
-	var out []told
+	var out []entry
 	for _, rec := range records {
 		k := kind{rec.Object, rec.Part, rec.Decision}
 		seen[k]++
 		switch {
 		case !rec.Routine:
-			out = append(out, told{Record: rec, times: 1})
+			out = append(out, entry{Record: rec, times: 1})
 		case seen[k] == count[k]:
-			out = append(out, told{rec, count[k], first[k]})
+			out = append(out, entry{rec, count[k], first[k]})
 		}
 	}
 	return out
 }
 
 // by is who decided, and how often if that is more than once.
-func (t *told) by() string {
+func (t *entry) by() string {
 	if t.times < 2 {
 		return t.Part
 	}

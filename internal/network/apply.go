@@ -15,8 +15,8 @@ import (
 // protocol marks routes as ours; the kernel leaves its meaning to us.
 const protocol = 98
 
-// machine is the network of one machine, or of one namespace in tests.
-type machine struct {
+// hostNetwork is the network of one host, or of one namespace in tests.
+type hostNetwork struct {
 	handle *netlink.Handle
 	// cluster are the ranges of all pods: only routes within are ours.
 	cluster []netip.Prefix
@@ -24,7 +24,7 @@ type machine struct {
 	guard   *guardian
 }
 
-func openMachine(cluster []netip.Prefix, tunnel, guard string, ns ...netns.NsHandle) (*machine, error) {
+func openHost(cluster []netip.Prefix, tunnel, guard string, ns ...netns.NsHandle) (*hostNetwork, error) {
 	var h *netlink.Handle
 	var err error
 	if len(ns) > 0 {
@@ -35,10 +35,10 @@ func openMachine(cluster []netip.Prefix, tunnel, guard string, ns ...netns.NsHan
 	if err != nil {
 		return nil, fmt.Errorf("opening the machine's network: %w", err)
 	}
-	return &machine{h, cluster, tunnel, &guardian{name: guard, space: ns}}, nil
+	return &hostNetwork{h, cluster, tunnel, &guardian{name: guard, space: ns}}, nil
 }
 
-func (m *machine) close() {
+func (m *hostNetwork) close() {
 	m.guard.close()
 	m.handle.Close()
 }
@@ -59,18 +59,18 @@ func whole[T any](list func() ([]T, error)) (out []T, err error) {
 }
 
 // links lists the interfaces and their addresses.
-func (m *machine) links() ([]Link, error) {
+func (m *hostNetwork) links() ([]link, error) {
 	list, err := whole(m.handle.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("listing the machine's links: %w", err)
 	}
-	var out []Link
+	var out []link
 	for _, l := range list {
 		addrs, err := whole(func() ([]netlink.Addr, error) { return m.handle.AddrList(l, netlink.FAMILY_ALL) })
 		if err != nil {
 			return nil, fmt.Errorf("listing the addresses of %s: %w", l.Attrs().Name, err)
 		}
-		link := Link{Name: l.Attrs().Name, Index: l.Attrs().Index, MTU: l.Attrs().MTU}
+		link := link{Name: l.Attrs().Name, Index: l.Attrs().Index, MTU: l.Attrs().MTU}
 		for _, a := range addrs {
 			if p, ok := prefix(a.IPNet); ok {
 				link.Addrs = append(link.Addrs, p)
@@ -94,9 +94,9 @@ func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// apply makes the machine look as planned. It changes only what differs, so it
+// apply makes the host look as planned. It changes only what differs, so it
 // may be repeated; changed counts what it did.
-func (m *machine) apply(p Plan) (changed int, err error) {
+func (m *hostNetwork) apply(p plan) (changed int, err error) {
 	did := func(n int, e error) bool {
 		changed += n
 		err = errors.Join(err, e)
@@ -113,7 +113,7 @@ func (m *machine) apply(p Plan) (changed int, err error) {
 		// What is not encrypted must end all the same: ways of another mode go,
 		// and those through the device lead to known peers or nowhere.
 		if _, err := m.handle.LinkByName(p.Guard.Name); err != nil {
-			routes = slices.DeleteFunc(slices.Clone(routes), func(r Route) bool { return !r.Unreachable })
+			routes = slices.DeleteFunc(slices.Clone(routes), func(r route) bool { return !r.Unreachable })
 		}
 	}
 	if !did(m.ensureRoutes(routes)) {
@@ -128,7 +128,7 @@ func (m *machine) apply(p Plan) (changed int, err error) {
 	return changed, err
 }
 
-func (m *machine) removeLink(name string) (changed int, err error) {
+func (m *hostNetwork) removeLink(name string) (changed int, err error) {
 	if name == "" {
 		return 0, nil
 	}
@@ -146,7 +146,7 @@ func (m *machine) removeLink(name string) (changed int, err error) {
 }
 
 // ensureTunnel makes the device, or makes it again if it is another one.
-func (m *machine) ensureTunnel(t Tunnel) (netlink.Link, int, error) {
+func (m *hostNetwork) ensureTunnel(t tunnel) (netlink.Link, int, error) {
 	mac, err := net.ParseMAC(t.MAC)
 	if err != nil {
 		return nil, 0, err
@@ -193,12 +193,13 @@ func (m *machine) ensureTunnel(t Tunnel) (netlink.Link, int, error) {
 
 func sameTunnel(l netlink.Link, want *netlink.Vxlan) bool {
 	have, ok := l.(*netlink.Vxlan)
-	return ok && have.VxlanId == want.VxlanId && have.Port == want.Port && have.SrcAddr.Equal(want.SrcAddr) && have.VtepDevIndex == want.VtepDevIndex &&
+	return ok && have.VxlanId == want.VxlanId && have.Port == want.Port && have.SrcAddr.Equal(want.SrcAddr) &&
+		have.VtepDevIndex == want.VtepDevIndex &&
 		!have.Learning && have.MTU == want.MTU && have.HardwareAddr.String() == want.HardwareAddr.String()
 }
 
 // linkOf is the index of the link that has an address.
-func (m *machine) linkOf(ip netip.Addr) (int, error) {
+func (m *hostNetwork) linkOf(ip netip.Addr) (int, error) {
 	links, err := m.links()
 	if err != nil {
 		return 0, err
@@ -211,7 +212,7 @@ func (m *machine) linkOf(ip netip.Addr) (int, error) {
 	return 0, fmt.Errorf("no link of this machine has the node's address %s", ip)
 }
 
-func (m *machine) ensureAddrs(l netlink.Link, want []netip.Addr) (changed int, err error) {
+func (m *hostNetwork) ensureAddrs(l netlink.Link, want []netip.Addr) (changed int, err error) {
 	have, err := whole(func() ([]netlink.Addr, error) { return m.handle.AddrList(l, netlink.FAMILY_ALL) })
 	if err != nil {
 		return 0, err
@@ -249,7 +250,7 @@ func (m *machine) ensureAddrs(l netlink.Link, want []netip.Addr) (changed int, e
 }
 
 // ensurePeers fills the tunnel's two tables and empties them of others.
-func (m *machine) ensurePeers(l netlink.Link, p Plan) (changed int, err error) {
+func (m *hostNetwork) ensurePeers(l netlink.Link, p plan) (changed int, err error) {
 	want := map[string]netlink.Neigh{}
 	for _, n := range p.Neighbours {
 		family := unix.AF_INET
@@ -314,7 +315,7 @@ type way struct {
 // ensureRoutes makes the routes and removes those of ours that are not wanted,
 // first: they may lead where nothing must be sent any more. One that cannot be
 // made stands in no other's way.
-func (m *machine) ensureRoutes(want []Route) (changed int, err error) {
+func (m *hostNetwork) ensureRoutes(want []route) (changed int, err error) {
 	have, err := m.ours()
 	if err != nil {
 		return 0, err
@@ -347,7 +348,7 @@ func (m *machine) ensureRoutes(want []Route) (changed int, err error) {
 	return changed, err
 }
 
-func (m *machine) ensureRoute(w Route, old netlink.Route, is bool) (changed int, err error) {
+func (m *hostNetwork) ensureRoute(w route, old netlink.Route, is bool) (changed int, err error) {
 	r := &netlink.Route{Dst: ipNet(w.Dst), Protocol: protocol, Type: unix.RTN_UNREACHABLE, Priority: lastResort}
 	if !w.Unreachable {
 		link, err := m.handle.LinkByName(w.Link)
@@ -375,11 +376,12 @@ func (m *machine) ensureRoute(w Route, old netlink.Route, is bool) (changed int,
 }
 
 // ours are the routes that some run of this cluster made.
-func (m *machine) ours() ([]netlink.Route, error) {
+func (m *hostNetwork) ours() ([]netlink.Route, error) {
 	var out []netlink.Route
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		list, err := whole(func() ([]netlink.Route, error) {
-			return m.handle.RouteListFiltered(family, &netlink.Route{Protocol: protocol, Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_PROTOCOL|netlink.RT_FILTER_TABLE)
+			return m.handle.RouteListFiltered(family, &netlink.Route{Protocol: protocol, Table: unix.RT_TABLE_MAIN},
+				netlink.RT_FILTER_PROTOCOL|netlink.RT_FILTER_TABLE)
 		})
 		if err != nil {
 			return nil, fmt.Errorf("listing routes: %w", err)

@@ -15,7 +15,7 @@ import (
 )
 
 // hear listens to all frames of a link.
-func (w *internet) hear(ns netns.NsHandle, link string) (fd int) {
+func (w *internet) capture(ns netns.NsHandle, link string) (fd int) {
 	w.t.Helper()
 	proto := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, unix.ETH_P_ALL))
 	w.must(netnstest.In(ns, func() error {
@@ -53,7 +53,7 @@ func (w *internet) inject(from netns.NsHandle, vni int, mac, word string) {
 }
 
 // heard reads frames until one with the last word, and says whether one had word.
-func (w *internet) heard(fd int, word, last string) (found bool) {
+func (w *internet) captured(fd int, word, last string) (found bool) {
 	w.t.Helper()
 	buf := make([]byte, 4096)
 	for {
@@ -69,43 +69,43 @@ func (w *internet) heard(fd int, word, last string) (found bool) {
 }
 
 // TestOnlyNodesSendIntoTheTunnel: what comes from an address of no node does not
-// leave the tunnel, what a node sends does; a tunnel of somebody else at the same
+// leave the tunnel, what a node sends does; a tunnel of another party at the same
 // port is not touched, and clean-up takes the fence away.
 func TestOnlyNodesSendIntoTheTunnel(t *testing.T) {
 	w := newInternet(t)
 	a := w.node["a"]
 	cfg := w.config("a", VXLAN)
-	m, err := cfg.machine()
+	m, err := cfg.hostNetwork()
 	w.must(err)
 	defer m.close()
 	nodes := []Node{nodeOf(apiNode("a", "192.0.2.1", "10.244.0.0/24")), nodeOf(apiNode("b", "192.0.2.2", "10.244.1.0/24"))}
 	links, err := m.links()
 	w.must(err)
-	p := Decide(cfg.Mode, "a", nodes, links, Names{Tunnel: "vx-test", VNI: 77})
+	p := decide(cfg.Mode, "a", nodes, links, Names{Tunnel: "vx-test", VNI: 77})
 	r := &runner{cfg: cfg}
 	w.must(r.fence(p.Tunnel, nodes))
 	_, err = m.apply(p)
 	w.must(err)
 	w.ip(a, "link add vx-other type vxlan id 99 dstport 4789 local 192.0.2.1 nolearning", "link set vx-other up")
-	ours, others := w.hear(a, "vx-test"), w.hear(a, "vx-other")
+	ours, others := w.capture(a, "vx-test"), w.capture(a, "vx-other")
 
-	w.inject(w.router, 77, MACOf("a"), "forged")
-	w.inject(w.node["b"], 77, MACOf("a"), "honest")
-	if w.heard(ours, "forged", "honest") {
+	w.inject(w.router, 77, macOf("a"), "forged")
+	w.inject(w.node["b"], 77, macOf("a"), "honest")
+	if w.captured(ours, "forged", "honest") {
 		t.Error("somebody who is no node sends into the tunnel")
 	}
 	w.inject(w.router, 99, "ff:ff:ff:ff:ff:ff", "stranger")
 	w.inject(w.router, 99, "ff:ff:ff:ff:ff:ff", "over")
-	if !w.heard(others, "stranger", "over") {
+	if !w.captured(others, "stranger", "over") {
 		t.Error("a tunnel of somebody else is cut")
 	}
 
 	// A node that comes later is let in, one that went is not.
 	nodes[1] = nodeOf(apiNode("r", "192.0.2.254", "10.244.3.0/24"))
 	w.must(r.fence(p.Tunnel, nodes))
-	w.inject(w.node["b"], 77, MACOf("a"), "gone")
-	w.inject(w.router, 77, MACOf("a"), "come")
-	if w.heard(ours, "gone", "come") {
+	w.inject(w.node["b"], 77, macOf("a"), "gone")
+	w.inject(w.router, 77, macOf("a"), "come")
+	if w.captured(ours, "gone", "come") {
 		t.Error("a node that is gone sends into the tunnel")
 	}
 	w.must(cfg.cleanup())

@@ -75,7 +75,8 @@ func (w *internet) ip(ns netns.NsHandle, commands ...string) string {
 func (w *internet) wire(a netns.NsHandle, nameA string, b netns.NsHandle, nameB string) {
 	w.t.Helper()
 	w.must(netnstest.In(a, func() error {
-		out, err := exec.Command("ip", "link", "add", nameA, "type", "veth", "peer", "name", nameB, "netns", fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), b)).CombinedOutput()
+		out, err := exec.Command("ip", "link", "add", nameA, "type", "veth", "peer", "name", nameB, "netns",
+			fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), b)).CombinedOutput()
 		if err != nil {
 			return fmt.Errorf("%w: %s", err, out)
 		}
@@ -110,11 +111,13 @@ func newInternet(t *testing.T) *internet {
 		w.ip(n, "link add br0 type bridge", fmt.Sprintf("addr add 10.244.%d.1/24 dev br0", i), "link set br0 up mtu 1450")
 		w.wire(n, "pod", p, "eth0")
 		w.ip(n, "link set pod master br0 mtu 1450")
-		w.ip(p, fmt.Sprintf("addr add 10.244.%d.9/24 dev eth0", i), "link set eth0 mtu 1450", fmt.Sprintf("route add default via 10.244.%d.1", i))
+		w.ip(p, fmt.Sprintf("addr add 10.244.%d.9/24 dev eth0", i), "link set eth0 mtu 1450",
+			fmt.Sprintf("route add default via 10.244.%d.1", i))
 		w.answer(p)
 	}
 	w.answer(w.router)
-	w.client = fake.NewClientset(apiNode("a", "192.0.2.1", "10.244.0.0/24"), apiNode("b", "192.0.2.2", "10.244.1.0/24"), apiNode("c", "198.51.100.3", "10.244.2.0/24"))
+	w.client = fake.NewClientset(apiNode("a", "192.0.2.1", "10.244.0.0/24"), apiNode("b", "192.0.2.2", "10.244.1.0/24"),
+		apiNode("c", "198.51.100.3", "10.244.2.0/24"))
 	w.shared = informers.NewSharedInformerFactory(w.client, 0)
 	return w
 }
@@ -234,7 +237,7 @@ func TestPodsOfThreeNodes(t *testing.T) {
 				t.Errorf("routes of a in mode %s:\n%s", mode, w.routes("a"))
 			}
 
-			// What somebody deletes comes back.
+			// What someone deletes comes back.
 			w.ip(w.node["a"], "route del 10.244.1.0/24")
 			w.until("the repair of a route", func() bool { return strings.Contains(w.routes("a"), "10.244.1.0/24") })
 			w.ip(w.node["c"], "link del vx-test")
@@ -242,7 +245,8 @@ func TestPodsOfThreeNodes(t *testing.T) {
 			w.connected()
 
 			// A node gets another address.
-			w.ip(w.node["c"], "addr del 198.51.100.3/24 dev eth0", "addr add 198.51.100.33/24 dev eth0", "route replace default via 198.51.100.254")
+			w.ip(w.node["c"], "addr del 198.51.100.3/24 dev eth0", "addr add 198.51.100.33/24 dev eth0",
+				"route replace default via 198.51.100.254")
 			_, err := w.client.CoreV1().Nodes().Update(ctx, apiNode("c", "198.51.100.33", "10.244.2.0/24"), metav1.UpdateOptions{})
 			w.must(err)
 			w.until("the new address of c", func() bool {
@@ -278,14 +282,15 @@ func TestAgainAndAway(t *testing.T) {
 	w.ip(a, "route add 203.0.113.0/24 via 192.0.2.2 proto 98", "route add 10.244.77.0/24 via 192.0.2.2 proto static")
 	before := w.ip(a, "route show")
 	cfg := w.config("a", VXLAN)
-	m, err := cfg.machine()
+	m, err := cfg.hostNetwork()
 	w.must(err)
 	defer m.close()
-	nodes := []Node{nodeOf(apiNode("a", "192.0.2.1", "10.244.0.0/24")), nodeOf(apiNode("b", "192.0.2.2", "10.244.1.0/24")), nodeOf(apiNode("c", "198.51.100.3", "10.244.2.0/24"))}
+	nodes := []Node{nodeOf(apiNode("a", "192.0.2.1", "10.244.0.0/24")), nodeOf(apiNode("b", "192.0.2.2", "10.244.1.0/24")),
+		nodeOf(apiNode("c", "198.51.100.3", "10.244.2.0/24"))}
 	step := func() int {
 		links, err := m.links()
 		w.must(err)
-		p := Decide(cfg.Mode, "a", nodes, links, Names{Tunnel: "vx-test", VNI: 77})
+		p := decide(cfg.Mode, "a", nodes, links, Names{Tunnel: "vx-test", VNI: 77})
 		w.must(cfg.masquerade(p.Own, p.guardName()))
 		n, err := m.apply(p)
 		w.must(err)
@@ -297,7 +302,8 @@ func TestAgainAndAway(t *testing.T) {
 	if n := step(); n != 0 {
 		t.Errorf("%d changes when nothing changed", n)
 	}
-	if out := w.ip(a, "-d link show vx-test"); !strings.Contains(out, "mtu 1450") || !strings.Contains(out, "dstport 4789") || !strings.Contains(out, "nolearning") || !strings.Contains(out, "vxlan id 77") {
+	if out := w.ip(a, "-d link show vx-test"); !strings.Contains(out, "mtu 1450") || !strings.Contains(out, "dstport 4789") ||
+		!strings.Contains(out, "nolearning") || !strings.Contains(out, "vxlan id 77") {
 		t.Errorf("the tunnel is another:\n%s", out)
 	}
 	w.must(netnstest.In(a, func() error { return exec.Command("nft", "list", "ruleset").Run() }))
@@ -318,7 +324,8 @@ func TestAgainAndAway(t *testing.T) {
 
 func TestConfigsRefused(t *testing.T) {
 	shared := informers.NewSharedInformerFactory(fake.NewClientset(), 0)
-	for _, cfg := range []Config{{}, {NodeName: "a", Informers: shared, Tunnel: "0123456789abcdef", Instance: "x", ClusterCIDRs: clusterCIDRs},
+	for _, cfg := range []Config{{}, {NodeName: "a", Informers: shared, Tunnel: "0123456789abcdef", Instance: "x",
+		ClusterCIDRs: clusterCIDRs},
 		{NodeName: "a", Informers: shared, Tunnel: "t", Instance: "x", ClusterCIDRs: clusterCIDRs, Mode: None}} {
 		if err := Run(t.Context(), cfg); err == nil {
 			t.Errorf("%+v is taken", cfg)

@@ -41,7 +41,8 @@ func loadKey(file string, log *slog.Logger) (privateKey, error) {
 	}
 	st, err := os.Stat(file)
 	if err == nil && st.Mode().Perm()&0o077 != 0 {
-		log.Warn("this node's WireGuard key could be read by others: remove it and start again for a new one", "file", file, "mode", st.Mode().Perm())
+		log.Warn("this node's WireGuard key could be read by others: remove it and start again for a new one", "file", file, "mode",
+			st.Mode().Perm())
 		err = os.Chmod(file, 0o600)
 	}
 	if err != nil {
@@ -51,7 +52,7 @@ func loadKey(file string, log *slog.Logger) (privateKey, error) {
 }
 
 // keep writes a new key so that at any instant there is none or all of it,
-// also after the machine lost its power.
+// also after the host lost its power.
 func keep(file string, k privateKey) error {
 	write := func() error {
 		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {

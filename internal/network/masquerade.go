@@ -14,7 +14,7 @@ import (
 // families have a table each.
 var families = []row.Family{row.V4, row.V6}
 
-// everybody are the multicast ranges: nobody answers to their addresses.
+// everybody are the multicast ranges: no one answers to their addresses.
 var everybody = []netip.Prefix{netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("ff00::/8")}
 
 // masquerade hides this node's pods behind the node where they leave the
@@ -57,10 +57,10 @@ func masquerade(k nft.Kernel, table string, own, cluster []netip.Prefix, guard s
 }
 
 // fence lets packets of this cluster's tunnel in from nodes alone: VXLAN itself
-// asks nobody who they are. Other tunnels at the same port, told apart by their
+// asks no one who they are. Other tunnels at the same port, told apart by their
 // number, are not touched. The tables are replaced in one transaction; without a
 // tunnel they are removed.
-func fence(k nft.Kernel, table string, tunnel *Tunnel, nodes []netip.Addr) error {
+func fence(k nft.Kernel, table string, tunnel *tunnel, nodes []netip.Addr) error {
 	var txs []*nft.Tx
 	for _, f := range families {
 		if tunnel == nil || !f.Has(tunnel.Local) {
@@ -87,8 +87,10 @@ func fence(k nft.Kernel, table string, tunnel *Tunnel, nodes []netip.Addr) error
 				&expr.Cmp{Op: expr.CmpOpEq, Register: nft.R0, Data: data}}
 		}
 		// The number is in the fifth to seventh byte of VXLAN's header (RFC 7348), behind UDP's 8.
-		tx.Rule(chain, nft.Proto(unix.IPPROTO_UDP), field(2, 2, Port>>8, Port&0xff), field(12, 3, byte(tunnel.VNI>>16), byte(tunnel.VNI>>8), byte(tunnel.VNI)),
-			nft.Saddr(f, nft.R0), &expr.Lookup{SourceRegister: nft.R0, SetName: set.Name, Invert: true}, &expr.Verdict{Kind: expr.VerdictDrop})
+		tx.Rule(chain, nft.Proto(unix.IPPROTO_UDP), field(2, 2, Port>>8, Port&0xff), field(12, 3, byte(tunnel.VNI>>16), byte(tunnel.VNI>>8),
+			byte(tunnel.VNI)),
+			nft.Saddr(f, nft.R0), &expr.Lookup{SourceRegister: nft.R0, SetName: set.Name, Invert: true},
+			&expr.Verdict{Kind: expr.VerdictDrop})
 	}
 	if err := k.Apply(txs...); err != nil {
 		return fmt.Errorf("letting only nodes into the tunnel: %w", err)

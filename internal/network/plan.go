@@ -26,7 +26,7 @@ const (
 	VXLAN Mode = "vxlan"
 	// WireGuard encrypts what goes to any node, and sends nothing in clear.
 	WireGuard Mode = "wireguard"
-	// None leaves the pod network to somebody else.
+	// None leaves the pod network to another party.
 	None Mode = "none"
 )
 
@@ -71,78 +71,78 @@ type Node struct {
 	Published string
 }
 
-// Link is an interface of this machine with its addresses.
-type Link struct {
+// link is an interface of this host with its addresses.
+type link struct {
 	Name  string
 	Index int
 	MTU   int
 	Addrs []netip.Prefix
 }
 
-// Route leads to the pods of another node.
-type Route struct {
+// route leads to the pods of another node.
+type route struct {
 	Dst  netip.Prefix
-	Via  netip.Addr // invalid: whoever is behind Link
+	Via  netip.Addr // invalid: what is behind Link
 	Link string
 	// Unreachable ends what no other route takes.
 	Unreachable bool
 }
 
-// Tunnel is the VXLAN device of this node.
-type Tunnel struct {
+// tunnel is the VXLAN device of this node.
+type tunnel struct {
 	Name  string
 	VNI   int
 	Local netip.Addr
 	MTU   int
 	MAC   string
 	// Addrs are what this node sends with and others send to through it: the
-	// first of its pod ranges, which no pod gets.
+	// first of its pod CIDRs, which no pod gets.
 	Addrs []netip.Addr
 }
 
-// Neighbour tells the tunnel which device an address belongs to.
-type Neighbour struct {
+// neighbour tells the tunnel which device an address belongs to.
+type neighbour struct {
 	IP  netip.Addr
 	MAC string
 }
 
-// Forward tells the tunnel which node a device is behind.
-type Forward struct {
+// forward tells the tunnel which node a device is behind.
+type forward struct {
 	MAC  string
 	Node netip.Addr
 }
 
-// Plan is what this machine's network must look like.
-type Plan struct {
-	Routes     []Route
-	Tunnel     *Tunnel
-	Neighbours []Neighbour
-	Forwards   []Forward
-	Guard      *Guard
+// plan is what this host's network must look like.
+type plan struct {
+	Routes     []route
+	Tunnel     *tunnel
+	Neighbours []neighbour
+	Forwards   []forward
+	Guard      *guard
 	// Own are the ranges of this node's pods.
 	Own []netip.Prefix
 	// Problems are nodes whose pods cannot be reached, and why.
 	Problems []string
 }
 
-// Names are those of this cluster on this machine.
+// Names are those of this cluster on this host.
 type Names struct {
 	// Tunnel is the name of the VXLAN device.
 	Tunnel string
 	// VNI is the same on every node, and differs between clusters that share
-	// a machine.
+	// a host.
 	VNI int
 	// Guard is the name of the WireGuard device.
 	Guard string
-	// Published is what this node tells others of it.
-	Published
+	// published is what this node tells others of it.
+	published
 	// Cluster are the ranges of all pods.
 	Cluster []netip.Prefix
 }
 
-// VNIOf derives the number of a cluster's tunnels from its pod ranges, which
+// vniOf derives the number of a cluster's tunnels from its pod CIDRs, which
 // all its nodes know and no cluster on the same machine shares.
-func VNIOf(clusterCIDRs []netip.Prefix) int {
+func vniOf(clusterCIDRs []netip.Prefix) int {
 	h := sha256.New()
 	for _, c := range clusterCIDRs {
 		fmt.Fprintln(h, c.Masked())
@@ -150,19 +150,19 @@ func VNIOf(clusterCIDRs []netip.Prefix) int {
 	return 1 + int(binary.BigEndian.Uint32(h.Sum(nil))%(1<<24-1))
 }
 
-// MACOf is the address of a node's tunnel device: derived from its name, so
-// that nobody has to publish it.
-func MACOf(node string) string {
+// macOf is the address of a node's tunnel device: derived from its name, so
+// that no one has to publish it.
+func macOf(node string) string {
 	sum := sha256.Sum256([]byte(node))
 	mac := net.HardwareAddr(sum[:6])
 	mac[0] = mac[0]&^1 | 2 // local, unicast
 	return mac.String()
 }
 
-// Decide says what the network of node self must look like. Before that node
+// decide says what the network of node self must look like. Before that node
 // has an address nothing is known of what it should reach.
-func Decide(mode Mode, self string, nodes []Node, links []Link, names Names) Plan {
-	var p Plan
+func decide(mode Mode, self string, nodes []Node, links []link, names Names) plan {
+	var p plan
 	at := slices.IndexFunc(nodes, func(n Node) bool { return n.Name == self })
 	if at < 0 || len(nodes[at].IPs) == 0 {
 		return p
@@ -179,21 +179,21 @@ func Decide(mode Mode, self string, nodes []Node, links []Link, names Names) Pla
 			d.reach(n)
 		}
 	}
-	slices.SortFunc(p.Routes, func(a, b Route) int {
+	slices.SortFunc(p.Routes, func(a, b route) int {
 		return cmp.Or(a.Dst.Addr().Compare(b.Dst.Addr()), cmp.Compare(a.Dst.Bits(), b.Dst.Bits()))
 	})
 	// A node that is on its way out may still hold the range that a new one
 	// was given: the first by name keeps it until the other is gone.
-	p.Routes = slices.CompactFunc(p.Routes, func(a, b Route) bool { return a.Dst == b.Dst && a.Unreachable == b.Unreachable })
+	p.Routes = slices.CompactFunc(p.Routes, func(a, b route) bool { return a.Dst == b.Dst && a.Unreachable == b.Unreachable })
 	return p
 }
 
 type decider struct {
 	mode  Mode
 	own   Node
-	links []Link
+	links []link
 	names Names
-	plan  *Plan
+	plan  *plan
 	// taken are the ranges that are on this node or behind a peer already, keys
 	// who has a key: in mode WireGuard only.
 	taken map[netip.Prefix]bool
@@ -211,23 +211,24 @@ func (d *decider) reach(n Node) {
 			return
 		}
 		if d.mode == Routes {
-			d.plan.Problems = append(d.plan.Problems, fmt.Sprintf("node %s (%v) is on no link of this node: use network auto or vxlan", n.Name, n.IPs))
+			d.plan.Problems = append(d.plan.Problems, fmt.Sprintf("node %s (%v) is on no link of this node: use network auto or vxlan",
+				n.Name, n.IPs))
 			return
 		}
 	}
 	d.tunnel(n)
 }
 
-// direct routes to a node that shares a link with this one; a pod range needs
+// direct routes to a node that shares a link with this one; a pod CIDR needs
 // a neighbour of its own family.
 func (d *decider) direct(n Node) bool {
-	var routes []Route
+	var routes []route
 	for _, cidr := range n.PodCIDRs {
 		i := slices.IndexFunc(n.IPs, func(ip netip.Addr) bool { return ip.Is4() == cidr.Addr().Is4() && d.sharedLink(ip) != "" })
 		if i < 0 {
 			return false
 		}
-		routes = append(routes, Route{Dst: cidr.Masked(), Via: n.IPs[i], Link: d.sharedLink(n.IPs[i])})
+		routes = append(routes, route{Dst: cidr.Masked(), Via: n.IPs[i], Link: d.sharedLink(n.IPs[i])})
 	}
 	d.plan.Routes = append(d.plan.Routes, routes...)
 	return true
@@ -249,27 +250,29 @@ func (d *decider) sharedLink(ip netip.Addr) string {
 func (d *decider) tunnel(n Node) {
 	local, remote, ok := d.endpoints(n)
 	if !ok {
-		d.plan.Problems = append(d.plan.Problems, fmt.Sprintf("node %s (%v) has no address of a family that this node (%v) has", n.Name, n.IPs, d.own.IPs))
+		d.plan.Problems = append(d.plan.Problems, fmt.Sprintf("node %s (%v) has no address of a family that this node (%v) has", n.Name,
+			n.IPs, d.own.IPs))
 		return
 	}
 	t := d.plan.Tunnel
 	if t == nil {
-		t = &Tunnel{Name: d.names.Tunnel, VNI: d.names.VNI, Local: local, MTU: d.mtu(local, VXLAN), MAC: MACOf(d.own.Name)}
+		t = &tunnel{Name: d.names.Tunnel, VNI: d.names.VNI, Local: local, MTU: d.mtu(local, VXLAN), MAC: macOf(d.own.Name)}
 		for _, c := range d.own.PodCIDRs {
 			t.Addrs = append(t.Addrs, c.Masked().Addr())
 		}
 		d.plan.Tunnel = t
 	}
 	if t.Local.Is4() != remote.Is4() {
-		d.plan.Problems = append(d.plan.Problems, fmt.Sprintf("node %s (%s) cannot be reached through a tunnel from %s", n.Name, remote, t.Local))
+		d.plan.Problems = append(d.plan.Problems, fmt.Sprintf("node %s (%s) cannot be reached through a tunnel from %s", n.Name, remote,
+			t.Local))
 		return
 	}
-	mac := MACOf(n.Name)
-	d.plan.Forwards = append(d.plan.Forwards, Forward{mac, remote})
+	mac := macOf(n.Name)
+	d.plan.Forwards = append(d.plan.Forwards, forward{mac, remote})
 	for _, c := range n.PodCIDRs {
 		via := c.Masked().Addr()
-		d.plan.Neighbours = append(d.plan.Neighbours, Neighbour{via, mac})
-		d.plan.Routes = append(d.plan.Routes, Route{Dst: c.Masked(), Via: via, Link: t.Name})
+		d.plan.Neighbours = append(d.plan.Neighbours, neighbour{via, mac})
+		d.plan.Routes = append(d.plan.Routes, route{Dst: c.Masked(), Via: via, Link: t.Name})
 	}
 }
 

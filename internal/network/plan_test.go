@@ -20,11 +20,12 @@ func node(name, at string, pods ...string) Node {
 }
 
 var (
-	lan   = []Link{{Name: "eth0", Index: 2, MTU: 1500, Addrs: []netip.Prefix{cidr("192.0.2.1/24")}}, {Name: "lo", Index: 1, Addrs: []netip.Prefix{cidr("127.0.0.1/8")}}}
+	lan = []link{{Name: "eth0", Index: 2, MTU: 1500, Addrs: []netip.Prefix{cidr("192.0.2.1/24")}},
+		{Name: "lo", Index: 1, Addrs: []netip.Prefix{cidr("127.0.0.1/8")}}}
 	names = Names{Tunnel: "vx", VNI: 7}
 )
 
-func text(p Plan) string {
+func text(p plan) string {
 	var b strings.Builder
 	for _, r := range p.Routes {
 		switch {
@@ -59,7 +60,7 @@ func text(p Plan) string {
 
 func TestDecide(t *testing.T) {
 	a, b, c := node("a", "192.0.2.1", "10.244.0.0/24"), node("b", "192.0.2.2", "10.244.1.0/24"), node("c", "198.51.100.3", "10.244.2.0/24")
-	macB, macC := MACOf("b"), MACOf("c")
+	macB, macC := macOf("b"), macOf("c")
 	for _, tc := range []struct {
 		name  string
 		mode  Mode
@@ -71,19 +72,27 @@ func TestDecide(t *testing.T) {
 		{"a neighbour", Auto, []Node{a, b}, "10.244.1.0/24 via 192.0.2.2 dev eth0\n"},
 		{"beyond a router", Auto, []Node{a, b, c}, "10.244.1.0/24 via 192.0.2.2 dev eth0\n10.244.2.0/24 via 10.244.2.0 dev vx\n" +
 			"tunnel vx vni 7 from 192.0.2.1 mtu 1450 [10.244.0.0]\n10.244.2.0 is " + macC + "\n" + macC + " is behind 198.51.100.3\n"},
-		{"routes only", Routes, []Node{a, b, c}, "10.244.1.0/24 via 192.0.2.2 dev eth0\nproblem: node c ([198.51.100.3]) is on no link of this node: use network auto or vxlan\n"},
-		{"tunnels only", VXLAN, []Node{a, b}, "10.244.1.0/24 via 10.244.1.0 dev vx\ntunnel vx vni 7 from 192.0.2.1 mtu 1450 [10.244.0.0]\n10.244.1.0 is " + macB + "\n" + macB + " is behind 192.0.2.2\n"},
+		{"routes only", Routes, []Node{a, b, c},
+			"10.244.1.0/24 via 192.0.2.2 dev eth0\nproblem: node c ([198.51.100.3]) is on no link of this node: use network auto or " +
+				"vxlan\n"},
+		{"tunnels only", VXLAN, []Node{a, b},
+			"10.244.1.0/24 via 10.244.1.0 dev vx\ntunnel vx vni 7 from 192.0.2.1 mtu 1450 [10.244.0.0]\n10.244.1.0 is " + macB + "\n" +
+				macB + " is behind 192.0.2.2\n"},
 		{"a node without pods", Auto, []Node{a, node("b", "192.0.2.2")}, ""},
 		{"two nodes with one range", Auto, []Node{a, node("z", "192.0.2.9", "10.244.1.0/24"), b}, "10.244.1.0/24 via 192.0.2.2 dev eth0\n"},
-		{"both families through a tunnel of one", VXLAN, []Node{node("a", "192.0.2.1", "10.244.0.0/24", "fd00:0::/64"), node("b", "192.0.2.2", "10.244.1.0/24", "fd00:0:0:1::/64")},
-			"10.244.1.0/24 via 10.244.1.0 dev vx\nfd00:0:0:1::/64 via fd00:0:0:1:: dev vx\ntunnel vx vni 7 from 192.0.2.1 mtu 1450 [10.244.0.0 fd00::]\n" +
+		{"both families through a tunnel of one", VXLAN, []Node{node("a", "192.0.2.1", "10.244.0.0/24", "fd00:0::/64"),
+			node("b", "192.0.2.2", "10.244.1.0/24", "fd00:0:0:1::/64")},
+			"10.244.1.0/24 via 10.244.1.0 dev vx\nfd00:0:0:1::/64 via fd00:0:0:1:: dev vx\ntunnel vx vni 7 from 192.0.2.1 mtu 1450 " +
+				"[10.244.0.0 fd00::]\n" +
 				"10.244.1.0 is " + macB + "\nfd00:0:0:1:: is " + macB + "\n" + macB + " is behind 192.0.2.2\n"},
 		{"a range whose family no neighbour has", Auto, []Node{a, node("b", "192.0.2.2", "fd00:0:0:1::/64")},
-			"fd00:0:0:1::/64 via fd00:0:0:1:: dev vx\ntunnel vx vni 7 from 192.0.2.1 mtu 1450 [10.244.0.0]\nfd00:0:0:1:: is " + macB + "\n" + macB + " is behind 192.0.2.2\n"},
-		{"no common family", VXLAN, []Node{a, node("b", "2001:db8::2", "10.244.1.0/24")}, "problem: node b ([2001:db8::2]) has no address of a family that this node ([192.0.2.1]) has\n"},
+			"fd00:0:0:1::/64 via fd00:0:0:1:: dev vx\ntunnel vx vni 7 from 192.0.2.1 mtu 1450 [10.244.0.0]\nfd00:0:0:1:: is " + macB +
+				"\n" + macB + " is behind 192.0.2.2\n"},
+		{"no common family", VXLAN, []Node{a, node("b", "2001:db8::2", "10.244.1.0/24")},
+			"problem: node b ([2001:db8::2]) has no address of a family that this node ([192.0.2.1]) has\n"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			if got := text(Decide(tc.mode, "a", tc.nodes, lan, names)); got != tc.want {
+			if got := text(decide(tc.mode, "a", tc.nodes, lan, names)); got != tc.want {
 				t.Errorf("got:\n%swant:\n%s", got, tc.want)
 			}
 		})
@@ -96,19 +105,19 @@ func TestEveryNodeFindsEveryOther(t *testing.T) {
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 7))
 		var nodes []Node
-		links := map[string][]Link{}
+		links := map[string][]link{}
 		for i := range 2 + r.IntN(6) {
 			name := fmt.Sprintf("n%d", i)
 			subnet := r.IntN(3)
 			at := fmt.Sprintf("192.0.%d.%d", subnet, 10+i)
 			nodes = append(nodes, guarded(name, at, fmt.Sprintf("10.244.%d.0/24", i), fmt.Sprintf("fd00:0:0:%x::/64", i+1)))
-			links[name] = []Link{{Name: "eth0", MTU: 1500, Addrs: []netip.Prefix{cidr(at + "/24")}}}
+			links[name] = []link{{Name: "eth0", MTU: 1500, Addrs: []netip.Prefix{cidr(at + "/24")}}}
 		}
 		mode := []Mode{Auto, VXLAN, WireGuard}[r.IntN(3)]
-		plans := map[string]Plan{}
+		plans := map[string]plan{}
 		for _, n := range slices.Clone(nodes) {
 			r.Shuffle(len(nodes), func(i, j int) { nodes[i], nodes[j] = nodes[j], nodes[i] })
-			plans[n.Name] = Decide(mode, n.Name, nodes, links[n.Name], guardNames(n.Name))
+			plans[n.Name] = decide(mode, n.Name, nodes, links[n.Name], guardNames(n.Name))
 		}
 		for _, from := range nodes {
 			for _, to := range nodes {
@@ -126,8 +135,8 @@ func TestEveryNodeFindsEveryOther(t *testing.T) {
 }
 
 // arrives is the way of a packet, as the kernel would take it.
-func arrives(from, to Plan, sender, receiver Node, dst netip.Addr) string {
-	var r Route
+func arrives(from, to plan, sender, receiver Node, dst netip.Addr) string {
+	var r route
 	for _, x := range from.Routes {
 		if x.Dst.Contains(dst) && (!r.Dst.IsValid() || x.Dst.Bits() > r.Dst.Bits()) {
 			r = x
@@ -145,17 +154,18 @@ func arrives(from, to Plan, sender, receiver Node, dst netip.Addr) string {
 		}
 		return ""
 	}
-	n := slices.IndexFunc(from.Neighbours, func(n Neighbour) bool { return n.IP == r.Via })
+	n := slices.IndexFunc(from.Neighbours, func(n neighbour) bool { return n.IP == r.Via })
 	if n < 0 {
 		return "nobody knows " + r.Via.String()
 	}
-	f := slices.IndexFunc(from.Forwards, func(f Forward) bool { return f.MAC == from.Neighbours[n].MAC })
+	f := slices.IndexFunc(from.Forwards, func(f forward) bool { return f.MAC == from.Neighbours[n].MAC })
 	switch {
 	case f < 0:
 		return "no node has " + from.Neighbours[n].MAC
 	case !slices.Contains(receiver.IPs, from.Forwards[f].Node):
 		return "tunnelled to " + from.Forwards[f].Node.String()
-	case to.Tunnel == nil || to.Tunnel.MAC != from.Forwards[f].MAC || to.Tunnel.VNI != from.Tunnel.VNI || !slices.Contains(sender.IPs, from.Tunnel.Local):
+	case to.Tunnel == nil || to.Tunnel.MAC != from.Forwards[f].MAC || to.Tunnel.VNI != from.Tunnel.VNI || !slices.Contains(sender.IPs,
+		from.Tunnel.Local):
 		return "the other end is another"
 	case !slices.Contains(to.Tunnel.Addrs, r.Via):
 		return "the other end does not have " + r.Via.String()
@@ -165,12 +175,12 @@ func arrives(from, to Plan, sender, receiver Node, dst netip.Addr) string {
 
 // unlocks is the way of a packet through WireGuard: the sender's device picks
 // the peer by destination, the receiver's takes it by source.
-func unlocks(from, to Guard, sender, receiver Node, dst netip.Addr) string {
-	holds := func(p Peer, ip netip.Addr) bool {
+func unlocks(from, to guard, sender, receiver Node, dst netip.Addr) string {
+	holds := func(p peer, ip netip.Addr) bool {
 		return slices.ContainsFunc(p.Allowed, func(r netip.Prefix) bool { return r.Contains(ip) })
 	}
-	i := slices.IndexFunc(from.Peers, func(p Peer) bool { return holds(p, dst) })
-	j := slices.IndexFunc(to.Peers, func(p Peer) bool { return p.PublicKey == from.PublicKey })
+	i := slices.IndexFunc(from.Peers, func(p peer) bool { return holds(p, dst) })
+	j := slices.IndexFunc(to.Peers, func(p peer) bool { return p.PublicKey == from.PublicKey })
 	switch {
 	case i < 0 || from.Peers[i].PublicKey != to.PublicKey:
 		return "encrypted for another"
@@ -192,7 +202,8 @@ func TestRoomForTunnels(t *testing.T) {
 		mode Mode
 		node string
 		want int
-	}{{Auto, "192.0.2.1", 50}, {"", "192.0.2.1", 50}, {VXLAN, "2001:db8::1", 70}, {WireGuard, "192.0.2.1", 60}, {WireGuard, "2001:db8::1", 80}, {Routes, "192.0.2.1", 0}, {None, "192.0.2.1", 0}} {
+	}{{Auto, "192.0.2.1", 50}, {"", "192.0.2.1", 50}, {VXLAN, "2001:db8::1", 70}, {WireGuard, "192.0.2.1", 60},
+		{WireGuard, "2001:db8::1", 80}, {Routes, "192.0.2.1", 0}, {None, "192.0.2.1", 0}} {
 		if got := tc.mode.Overhead(ip(tc.node)); got != tc.want {
 			t.Errorf("%q on %s takes %d bytes, want %d", tc.mode, tc.node, got, tc.want)
 		}
@@ -200,8 +211,8 @@ func TestRoomForTunnels(t *testing.T) {
 }
 
 func TestNumbersOfClusters(t *testing.T) {
-	a, b := VNIOf([]netip.Prefix{cidr("10.244.0.0/16")}), VNIOf([]netip.Prefix{cidr("10.245.0.0/16")})
-	if a == b || a < 1 || a > 1<<24-1 || a != VNIOf([]netip.Prefix{cidr("10.244.3.4/16")}) {
+	a, b := vniOf([]netip.Prefix{cidr("10.244.0.0/16")}), vniOf([]netip.Prefix{cidr("10.245.0.0/16")})
+	if a == b || a < 1 || a > 1<<24-1 || a != vniOf([]netip.Prefix{cidr("10.244.3.4/16")}) {
 		t.Errorf("numbers %d and %d: they must differ, fit 24 bits and follow the range alone", a, b)
 	}
 	if _, err := ParseMode("ipsec"); err == nil || !strings.Contains(err.Error(), "allowed are") {

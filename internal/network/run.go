@@ -1,5 +1,5 @@
 // Package network connects the pods of all nodes: it watches Nodes and keeps
-// this machine's routes to their pod ranges, through VXLAN where no link is
+// this host's routes to their pod CIDRs, through VXLAN where no link is
 // shared or WireGuard where all is encrypted, and masquerades what pods send
 // out of the cluster.
 //
@@ -36,7 +36,7 @@ import (
 const (
 	// retryAfter is how long a failed change rests.
 	retryAfter = time.Second
-	// lookEvery is how often the machine is looked at without any event: a
+	// lookEvery is how often the host is looked at without any event: a
 	// safety net.
 	lookEvery = 5 * time.Minute
 )
@@ -51,9 +51,9 @@ type Config struct {
 	// ClusterCIDRs hold the pods of all nodes, one range a family.
 	ClusterCIDRs []netip.Prefix
 	// Tunnel names the VXLAN device, Instance the tables
-	// ("<Instance>-egress"). Every cluster on one machine needs its own.
+	// ("<Instance>-egress"). Every cluster on one host needs its own.
 	Tunnel, Instance string
-	// WireGuard is the device of that mode, which every cluster on one machine
+	// WireGuard is the device of that mode, which every cluster on one host
 	// needs its own of, too; in other modes its name is that of one to remove.
 	WireGuard Device
 	// Client writes this node's Annotation: in mode WireGuard it is needed, in
@@ -65,11 +65,11 @@ type Config struct {
 	namespace *netns.NsHandle
 }
 
-// Table is the name of an instance's tables.
-func Table(instance string) string { return instance + "-egress" }
+// table is the name of an instance's tables.
+func table(instance string) string { return instance + "-egress" }
 
-// TunnelTable is the name of the tables that let nodes alone into the tunnel.
-func TunnelTable(instance string) string { return instance + "-tunnel" }
+// tunnelTable is the name of the tables that let nodes alone into the tunnel.
+func tunnelTable(instance string) string { return instance + "-tunnel" }
 
 func (c *Config) complete() error {
 	if c.NodeName == "" || c.Informers == nil || c.Tunnel == "" || c.Instance == "" || len(c.ClusterCIDRs) == 0 {
@@ -103,11 +103,11 @@ func (c *Config) tables() (*nft.Netlink, error) {
 	return nft.Open()
 }
 
-func (c *Config) machine() (*machine, error) {
+func (c *Config) hostNetwork() (*hostNetwork, error) {
 	if c.namespace != nil {
-		return openMachine(c.ClusterCIDRs, c.Tunnel, c.WireGuard.Name, *c.namespace)
+		return openHost(c.ClusterCIDRs, c.Tunnel, c.WireGuard.Name, *c.namespace)
 	}
-	return openMachine(c.ClusterCIDRs, c.Tunnel, c.WireGuard.Name)
+	return openHost(c.ClusterCIDRs, c.Tunnel, c.WireGuard.Name)
 }
 
 // Run keeps the network as the Nodes say until ctx ends. What it made stays: a
@@ -116,19 +116,19 @@ func Run(ctx context.Context, cfg Config) error {
 	if err := cfg.complete(); err != nil {
 		return err
 	}
-	m, err := cfg.machine()
+	m, err := cfg.hostNetwork()
 	if err != nil {
 		return err
 	}
 	defer m.close()
-	names := Names{Tunnel: cfg.Tunnel, VNI: VNIOf(cfg.ClusterCIDRs), Cluster: cfg.ClusterCIDRs, Guard: cfg.WireGuard.Name}
+	names := Names{Tunnel: cfg.Tunnel, VNI: vniOf(cfg.ClusterCIDRs), Cluster: cfg.ClusterCIDRs, Guard: cfg.WireGuard.Name}
 	if cfg.Mode == WireGuard {
 		if m.guard.key, err = loadKey(cfg.WireGuard.KeyFile, cfg.Log); err != nil {
 			return err
 		}
-		names.Published = Published{m.guard.key.public(), cfg.WireGuard.Port}
+		names.published = published{m.guard.key.public(), cfg.WireGuard.Port}
 	}
-	r := &runner{names: names, cfg: cfg, machine: m, nodes: cfg.Informers.Core().V1().Nodes().Lister(), wake: make(chan struct{}, 1)}
+	r := &runner{names: names, cfg: cfg, hostNetwork: m, nodes: cfg.Informers.Core().V1().Nodes().Lister(), wake: make(chan struct{}, 1)}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	changes, err := r.subscribe(ctx)
@@ -137,13 +137,13 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	inf := cfg.Informers.Core().V1().Nodes().Informer()
 	reg, err := inf.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { r.poke() }, DeleteFunc: func(any) { r.poke() },
+		AddFunc: func(any) { r.trigger() }, DeleteFunc: func(any) { r.trigger() },
 		UpdateFunc: func(old, now any) {
 			was, ok := old.(*corev1.Node)
 			is, ok2 := now.(*corev1.Node)
 			// Most updates are of other things.
 			if !ok || !ok2 || !same(nodeOf(was), nodeOf(is)) {
-				r.poke()
+				r.trigger()
 			}
 		},
 	})
@@ -159,11 +159,11 @@ func Run(ctx context.Context, cfg Config) error {
 }
 
 type runner struct {
-	cfg     Config
-	machine *machine
-	names   Names
-	nodes   corelisters.NodeLister
-	wake    chan struct{}
+	cfg         Config
+	hostNetwork *hostNetwork
+	names       Names
+	nodes       corelisters.NodeLister
+	wake        chan struct{}
 	// masked is what masquerade was last written for.
 	masked  []netip.Prefix
 	written bool
@@ -172,7 +172,7 @@ type runner struct {
 	problems []string
 }
 
-func (r *runner) poke() {
+func (r *runner) trigger() {
 	select {
 	case r.wake <- struct{}{}:
 	default:
@@ -191,9 +191,12 @@ func (r *runner) subscribe(ctx context.Context) (<-chan struct{}, error) {
 		r.cfg.Log.Warn("listening to the machine's network", "err", err)
 	}
 	err := errors.Join(
-		netlink.LinkSubscribeWithOptions(links, ctx.Done(), netlink.LinkSubscribeOptions{ErrorCallback: failed, Namespace: r.cfg.namespace}),
-		netlink.AddrSubscribeWithOptions(addrs, ctx.Done(), netlink.AddrSubscribeOptions{ErrorCallback: failed, Namespace: r.cfg.namespace}),
-		netlink.RouteSubscribeWithOptions(routes, ctx.Done(), netlink.RouteSubscribeOptions{ErrorCallback: failed, Namespace: r.cfg.namespace}))
+		netlink.LinkSubscribeWithOptions(links, ctx.Done(), netlink.LinkSubscribeOptions{ErrorCallback: failed,
+			Namespace: r.cfg.namespace}),
+		netlink.AddrSubscribeWithOptions(addrs, ctx.Done(), netlink.AddrSubscribeOptions{ErrorCallback: failed,
+			Namespace: r.cfg.namespace}),
+		netlink.RouteSubscribeWithOptions(routes, ctx.Done(), netlink.RouteSubscribeOptions{ErrorCallback: failed,
+			Namespace: r.cfg.namespace}))
 	if err != nil {
 		cancel()
 		return nil, fmt.Errorf("listening to the machine's network: %w", err)
@@ -208,21 +211,21 @@ func (r *runner) subscribe(ctx context.Context) (<-chan struct{}, error) {
 					links = nil
 					cancel() // the others must end too
 				} else if u.Link.Attrs().MasterIndex == 0 {
-					r.poke()
+					r.trigger()
 				}
 			case _, ok := <-addrs:
 				if !ok {
 					addrs = nil
 					cancel() // the others must end too
 				} else {
-					r.poke()
+					r.trigger()
 				}
 			case u, ok := <-routes:
 				if !ok {
 					routes = nil
 					cancel() // the others must end too
 				} else if u.Protocol == protocol {
-					r.poke()
+					r.trigger()
 				}
 			}
 		}
@@ -265,11 +268,11 @@ func (r *runner) step(ctx context.Context) error {
 	for _, n := range list {
 		nodes = append(nodes, nodeOf(n))
 	}
-	links, err := r.machine.links()
+	links, err := r.hostNetwork.links()
 	if err != nil {
 		return err
 	}
-	p := Decide(r.cfg.Mode, r.cfg.NodeName, nodes, links, r.names)
+	p := decide(r.cfg.Mode, r.cfg.NodeName, nodes, links, r.names)
 	if !slices.Equal(p.Problems, r.problems) {
 		for _, problem := range p.Problems {
 			r.cfg.Log.Warn("pods of a node cannot be reached", "because", problem)
@@ -288,7 +291,7 @@ func (r *runner) step(ctx context.Context) error {
 	if len(p.Own) == 0 {
 		return nil // not a node yet: nothing is known of what it should reach
 	}
-	changed, err := r.machine.apply(p)
+	changed, err := r.hostNetwork.apply(p)
 	if changed > 0 {
 		r.cfg.Log.Info("changed the pod network", "changes", changed, "routes", len(p.Routes), "tunnelled nodes", len(p.Forwards)+p.peers())
 	}
@@ -297,7 +300,7 @@ func (r *runner) step(ctx context.Context) error {
 
 // fence keeps the table of those who may send into the tunnel as the nodes are.
 // It is written before the tunnel is made.
-func (r *runner) fence(t *Tunnel, nodes []Node) error {
+func (r *runner) fence(t *tunnel, nodes []Node) error {
 	var from []netip.Addr
 	for _, n := range nodes {
 		if n.Name != r.cfg.NodeName {
@@ -320,13 +323,13 @@ func (r *runner) fence(t *Tunnel, nodes []Node) error {
 	return nil
 }
 
-func (c *Config) fence(t *Tunnel, from []netip.Addr) error {
+func (c *Config) fence(t *tunnel, from []netip.Addr) error {
 	k, err := c.tables()
 	if err != nil {
 		return err
 	}
 	defer k.Close()
-	return fence(k, TunnelTable(c.Instance), t, from)
+	return fence(k, tunnelTable(c.Instance), t, from)
 }
 
 // masquerade writes the tables for these ranges of own pods, or removes them if
@@ -337,7 +340,7 @@ func (c *Config) masquerade(own []netip.Prefix, guard string) error {
 		return err
 	}
 	defer k.Close()
-	return masquerade(k, Table(c.Instance), own, c.ClusterCIDRs, guard)
+	return masquerade(k, table(c.Instance), own, c.ClusterCIDRs, guard)
 }
 
 // publishFor is how long a node waits for the API to take its annotation;
@@ -346,11 +349,11 @@ const publishFor = 10 * time.Second
 
 // publish tells the others of this node's WireGuard device, or that it has none
 // any more. Only this one annotation is touched.
-func (r *runner) publish(ctx context.Context, g *Guard, nodes []Node) error {
+func (r *runner) publish(ctx context.Context, g *guard, nodes []Node) error {
 	var want *string // null removes it
 	have := ""
 	if g != nil {
-		s := g.Published.String()
+		s := g.published.String()
 		want = &s
 	}
 	if i := slices.IndexFunc(nodes, func(n Node) bool { return n.Name == r.cfg.NodeName }); i >= 0 {
@@ -365,7 +368,8 @@ func (r *runner) publish(ctx context.Context, g *Guard, nodes []Node) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, publishFor)
 	defer cancel()
-	_, err = r.cfg.Client.CoreV1().Nodes().Patch(ctx, r.cfg.NodeName, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: "berth-network"})
+	_, err = r.cfg.Client.CoreV1().Nodes().Patch(ctx, r.cfg.NodeName, types.MergePatchType, patch,
+		metav1.PatchOptions{FieldManager: "berth-network"})
 	if err != nil {
 		return fmt.Errorf("writing annotation %s of node %s, without which others do not send to it: %w", Annotation, r.cfg.NodeName, err)
 	}
@@ -404,12 +408,12 @@ func Cleanup(instance, tunnel, wireguard string, clusterCIDRs []netip.Prefix) er
 }
 
 func (c *Config) cleanup() error {
-	m, err := c.machine()
+	m, err := c.hostNetwork()
 	if err != nil {
 		return err
 	}
 	defer m.close()
-	_, err = m.apply(Plan{})
+	_, err = m.apply(plan{})
 	return errors.Join(err, c.masquerade(nil, ""), c.fence(nil, nil))
 }
 
@@ -417,7 +421,7 @@ func (c *Config) cleanup() error {
 // they send fits through every way of the mode. An address that no link has
 // (one that a router translates) is taken to be behind Ethernet.
 func PodMTU(mode Mode, node netip.Addr) (int, error) {
-	m, err := openMachine(nil, "", "")
+	m, err := openHost(nil, "", "")
 	if err != nil {
 		return 0, err
 	}

@@ -33,8 +33,8 @@ type guardian struct {
 	// client is opened when there is a device: it would not find the kernel's
 	// part before that is loaded.
 	client *wgctrl.Client
-	// told are the endpoints that were set; see Changes.
-	told map[wgtypes.Key]netip.AddrPort
+	// reported are the endpoints that were set; see Changes.
+	reported map[wgtypes.Key]netip.AddrPort
 }
 
 func (g *guardian) close() {
@@ -46,12 +46,12 @@ func (g *guardian) close() {
 
 // ensureGuard makes the device and carries into it what differs. Nothing that
 // is right is touched: sessions go on.
-func (m *machine) ensureGuard(w Guard) (changed int, err error) {
+func (m *hostNetwork) ensureGuard(w guard) (changed int, err error) {
 	link, changed, err := m.guardLink(w)
 	if err != nil {
 		return changed, err
 	}
-	n, err := m.guard.configure(w.GuardState)
+	n, err := m.guard.configure(w.guardState)
 	changed += n
 	if err != nil {
 		return changed, fmt.Errorf("configuring the WireGuard device %s: %w", w.Name, err)
@@ -72,7 +72,7 @@ func (m *machine) ensureGuard(w Guard) (changed int, err error) {
 
 // guardLink makes the link. A userspace device of that name is as good as the
 // kernel's; it is its owner's to start.
-func (m *machine) guardLink(w Guard) (link netlink.Link, changed int, err error) {
+func (m *hostNetwork) guardLink(w guard) (link netlink.Link, changed int, err error) {
 	link, err = m.handle.LinkByName(w.Name)
 	if err == nil && !guards(link) {
 		changed++
@@ -103,13 +103,15 @@ func (m *machine) guardLink(w Guard) (link netlink.Link, changed int, err error)
 
 func guards(l netlink.Link) bool { return l.Type() == "wireguard" || l.Type() == "tuntap" }
 
-var errNoWireGuard = errors.New("this kernel has no WireGuard: load its module (modprobe wireguard), use a kernel with CONFIG_WIREGUARD, or choose --network=vxlan, which does not encrypt")
+var errNoWireGuard = errors.New("this kernel has no WireGuard: load its module (modprobe wireguard), use a kernel with CONFIG_WIREGUARD, " +
+	"or choose --network=vxlan, which does not encrypt")
 
 func taken(port int, err error) error {
-	return fmt.Errorf("UDP port %d is taken (%w): stop what listens there, or choose another with --wireguard-port or --ports-from", port, err)
+	return fmt.Errorf("UDP port %d is taken (%w): stop what listens there, or choose another with --wireguard-port or --ports-from", port,
+		err)
 }
 
-// CheckWireGuard says whether this machine can have the device, and changes
+// CheckWireGuard says whether this host can have the device, and changes
 // nothing. A device that is there already, from an earlier run or in
 // userspace, will do.
 func CheckWireGuard(d Device) error {
@@ -132,7 +134,7 @@ func CheckWireGuard(d Device) error {
 
 // configure brings peers, key and port to what they should be with one
 // request, or none.
-func (g *guardian) configure(want GuardState) (changed int, err error) {
+func (g *guardian) configure(want guardState) (changed int, err error) {
 	defer func() {
 		if err != nil {
 			g.close() // the next try opens it again
@@ -147,7 +149,7 @@ func (g *guardian) configure(want GuardState) (changed int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	c := want.Changes(have, g.told)
+	c := want.Changes(have, g.reported)
 	if c.Count() > 0 {
 		if err := g.client.ConfigureDevice(g.name, g.request(c, want)); err != nil {
 			if errors.Is(err, unix.EADDRINUSE) {
@@ -156,9 +158,9 @@ func (g *guardian) configure(want GuardState) (changed int, err error) {
 			return 0, err
 		}
 	}
-	g.told = map[wgtypes.Key]netip.AddrPort{}
+	g.reported = map[wgtypes.Key]netip.AddrPort{}
 	for _, p := range want.Peers {
-		g.told[p.PublicKey] = p.Endpoint
+		g.reported[p.PublicKey] = p.Endpoint
 	}
 	return c.Count(), nil
 }
@@ -182,7 +184,7 @@ func (g *guardian) open() (c *wgctrl.Client, err error) {
 
 // state reads the device. What is read holds the private key, too: it goes no
 // further than this.
-func (g *guardian) state() (s GuardState, err error) {
+func (g *guardian) state() (s guardState, err error) {
 	d, err := g.client.Device(g.name)
 	if errors.Is(err, os.ErrNotExist) {
 		return s, errors.New("neither the kernel nor a program with a socket in /var/run/wireguard knows it")
@@ -190,9 +192,9 @@ func (g *guardian) state() (s GuardState, err error) {
 	if err != nil {
 		return s, fmt.Errorf("reading it: %w", err)
 	}
-	s.Published = Published{d.PublicKey, d.ListenPort}
+	s.published = published{d.PublicKey, d.ListenPort}
 	for _, p := range d.Peers {
-		peer := Peer{PublicKey: p.PublicKey, Keepalive: p.PersistentKeepaliveInterval}
+		peer := peer{PublicKey: p.PublicKey, Keepalive: p.PersistentKeepaliveInterval}
 		if p.Endpoint != nil {
 			ap := p.Endpoint.AddrPort()
 			peer.Endpoint = netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
@@ -207,7 +209,7 @@ func (g *guardian) state() (s GuardState, err error) {
 	return s, nil
 }
 
-func (g *guardian) request(c GuardChanges, want GuardState) (cfg wgtypes.Config) {
+func (g *guardian) request(c guardChanges, want guardState) (cfg wgtypes.Config) {
 	if c.Key {
 		secret := g.key.reveal()
 		cfg.PrivateKey = &secret
@@ -216,7 +218,8 @@ func (g *guardian) request(c GuardChanges, want GuardState) (cfg wgtypes.Config)
 		cfg.ListenPort = &want.Port
 	}
 	for _, p := range c.Peers {
-		out := wgtypes.PeerConfig{PublicKey: p.PublicKey, Remove: p.Remove, UpdateOnly: !p.New && !p.Remove, PersistentKeepaliveInterval: p.Keepalive}
+		out := wgtypes.PeerConfig{PublicKey: p.PublicKey, Remove: p.Remove, UpdateOnly: !p.New && !p.Remove,
+			PersistentKeepaliveInterval: p.Keepalive}
 		if p.Endpoint != nil {
 			out.Endpoint = net.UDPAddrFromAddrPort(*p.Endpoint)
 		}

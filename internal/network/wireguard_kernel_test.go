@@ -45,7 +45,7 @@ func TestPodsBehindWireGuard(t *testing.T) {
 		if seen, err := w.ask(w.pod["a"], "198.51.100.254"); err != nil || seen != "192.0.2.1" {
 			w.t.Errorf("seen as %q (%v), want 192.0.2.1", seen, err)
 		}
-		tap.heard()
+		tap.captured()
 	})
 	w.step("who sends with another address of the node", func() {
 		// As a Service's client on the node does, whose address was chosen
@@ -79,14 +79,15 @@ func TestPodsBehindWireGuard(t *testing.T) {
 		for _, name := range []string{"a", "c"} {
 			w.until("the new key of b on "+name, func() bool {
 				s := w.state(name)
-				return len(s.Peers) == 2 && !slices.ContainsFunc(s.Peers, func(p Peer) bool { return p.PublicKey == old })
+				return len(s.Peers) == 2 && !slices.ContainsFunc(s.Peers, func(p peer) bool { return p.PublicKey == old })
 			})
 		}
 		w.reached(w.askAgain)
 		tap.secret()
 	})
 	w.step("a new address", func() {
-		w.ip(w.node["c"], "addr del 198.51.100.3/24 dev eth0", "addr add 198.51.100.33/24 dev eth0", "route replace default via 198.51.100.254")
+		w.ip(w.node["c"], "addr del 198.51.100.3/24 dev eth0", "addr add 198.51.100.33/24 dev eth0",
+			"route replace default via 198.51.100.254")
 		n, err := w.client.CoreV1().Nodes().Get(t.Context(), "c", metav1.GetOptions{})
 		w.must(err)
 		n.Status.Addresses[0].Address = "198.51.100.33"
@@ -103,11 +104,11 @@ func TestPodsBehindWireGuard(t *testing.T) {
 		w.must(w.client.CoreV1().Nodes().Delete(t.Context(), "c", metav1.DeleteOptions{}))
 		w.untilPeers("a", 1)
 		w.untilPeers("b", 1)
-		tap.heard()
+		tap.captured()
 		if _, err := w.ask(w.pod["a"], "10.244.2.9"); err == nil {
 			w.t.Error("its pod still answers")
 		}
-		if h := tap.heard(); h.pods > 0 {
+		if h := tap.captured(); h.pods > 0 {
 			w.t.Errorf("%d frames to its pods went out in clear", h.pods)
 		}
 	})
@@ -145,7 +146,7 @@ func (w *fortress) restart() {
 	w.runs["a"]()
 	// What is there is what is wanted: asked as a run asks.
 	cfg := w.config("a", WireGuard)
-	m, err := cfg.machine()
+	m, err := cfg.hostNetwork()
 	w.must(err)
 	defer m.close()
 	m.guard.key, err = loadKey(cfg.WireGuard.KeyFile, cfg.Log)
@@ -158,7 +159,8 @@ func (w *fortress) restart() {
 	}
 	links, err := m.links()
 	w.must(err)
-	p := Decide(WireGuard, "a", nodes, links, Names{Guard: cfg.WireGuard.Name, Cluster: cfg.ClusterCIDRs, Published: Published{m.guard.key.public(), 51820}})
+	p := decide(WireGuard, "a", nodes, links, Names{Guard: cfg.WireGuard.Name, Cluster: cfg.ClusterCIDRs,
+		published: published{m.guard.key.public(), 51820}})
 	if n, err := m.apply(p); n != 0 || err != nil {
 		t.Errorf("%d changes (%v) where nothing differs", n, err)
 	}
@@ -180,21 +182,21 @@ func (w *fortress) keyless(tap *wiretap) {
 	w.until("the word of it", func() bool {
 		return w.said.contains("node d has no WireGuard key yet")
 	})
-	tap.heard()
+	tap.captured()
 	if _, err := w.ask(w.pod["a"], "10.244.3.9"); !errors.Is(err, unix.EHOSTUNREACH) && !errors.Is(err, unix.ENETUNREACH) {
 		t.Errorf("a pod that asks there learns %v", err)
 	}
 	if _, err := w.ask(w.node["a"], "10.244.3.9"); !errors.Is(err, unix.EHOSTUNREACH) {
 		t.Errorf("a node that asks there learns %v", err)
 	}
-	if h := tap.heard(); h.pods > 0 {
+	if h := tap.captured(); h.pods > 0 {
 		t.Errorf("%d frames to pods of a node without a key went out", h.pods)
 	}
 	w.must(w.client.CoreV1().Nodes().Delete(t.Context(), "d", metav1.DeleteOptions{}))
 }
 
 // overSix: two nodes whose addresses are of the other family now, and whose
-// machines began anew. (The library of the devices sends to wrong addresses for
+// hosts began again. (The library of the devices sends to wrong addresses for
 // a while if it sent to the other family before.)
 func (w *fortress) overSix(tap *wiretap) {
 	for i, name := range []string{"a", "b"} {
@@ -213,12 +215,14 @@ func (w *fortress) overSix(tap *wiretap) {
 	for _, name := range []string{"a", "b"} {
 		w.until("the other address of the peer of "+name, func() bool {
 			s := w.state(name)
-			return len(s.Peers) == 1 && s.Peers[0].Endpoint.Addr().Is6() && strings.Contains(w.ip(w.node[name], "link show "+w.device(name).Name), "mtu 1420")
+			return len(s.Peers) == 1 && s.Peers[0].Endpoint.Addr().Is6() &&
+				strings.Contains(w.ip(w.node[name], "link show "+w.device(name).Name), "mtu 1420")
 		})
 	}
-	tap.heard()
+	tap.captured()
 	for _, way := range []struct{ from, to, want string }{
-		{"a", "10.244.1.9", "10.244.0.9"}, {"a", "fd00:0:0:2::9", "fd00:0:0:1::9"}, {"b", "10.244.0.9", "10.244.1.9"}, {"b", "fd00:0:0:1::9", "fd00:0:0:2::9"},
+		{"a", "10.244.1.9", "10.244.0.9"}, {"a", "fd00:0:0:2::9", "fd00:0:0:1::9"}, {"b", "10.244.0.9", "10.244.1.9"},
+		{"b", "fd00:0:0:1::9", "fd00:0:0:2::9"},
 	} {
 		if seen, err := w.askAgain(w.pod[way.from], way.to); err != nil || seen != way.want {
 			w.t.Errorf("pod of %s -> %s: seen as %q (%v), want %s", way.from, way.to, seen, err, way.want)
@@ -259,16 +263,16 @@ func TestToWireGuardAndBack(t *testing.T) {
 				return n.Annotations[Annotation] == ""
 			})
 		}
-		tap.heard()
+		tap.captured()
 	}
 	for _, mode := range []Mode{VXLAN, WireGuard, Auto, WireGuard, VXLAN} {
 		change(mode)
 		w.until("the ways of mode "+string(mode), func() bool { _, err := w.ask(w.pod["a"], "10.244.2.9"); return err == nil })
-		tap.heard()
+		tap.captured()
 		w.connected()
 		if mode == WireGuard {
 			tap.secret()
-		} else if h := tap.heard(); h.words == 0 || h.encrypted > 0 {
+		} else if h := tap.captured(); h.words == 0 || h.encrypted > 0 {
 			t.Errorf("mode %s: %+v: the wiretap is deaf, or something is still encrypted", mode, h)
 		}
 	}
@@ -291,17 +295,19 @@ func TestClosedWithoutDevice(t *testing.T) {
 	}
 	w := newFortress(t)
 	a := w.node["a"]
-	nodes := []Node{guarded("a", "192.0.2.1", "10.244.0.0/24", "fd00:0:0:1::/64"), guarded("b", "192.0.2.2", "10.244.1.0/24", "fd00:0:0:2::/64")}
+	nodes := []Node{guarded("a", "192.0.2.1", "10.244.0.0/24", "fd00:0:0:1::/64"), guarded("b", "192.0.2.2", "10.244.1.0/24",
+		"fd00:0:0:2::/64")}
 	cfg := w.config("a", WireGuard)
-	m, err := cfg.machine()
+	m, err := cfg.hostNetwork()
 	w.must(err)
 	defer m.close()
 	m.guard.key, err = loadKey(cfg.WireGuard.KeyFile, cfg.Log)
 	w.must(err)
-	plan := func(mode Mode) Plan {
+	plan := func(mode Mode) plan {
 		links, err := m.links()
 		w.must(err)
-		return Decide(mode, "a", nodes, links, Names{Tunnel: "vx-test", VNI: 7, Guard: cfg.WireGuard.Name, Cluster: cfg.ClusterCIDRs, Published: Published{m.guard.key.public(), 51820}})
+		return decide(mode, "a", nodes, links, Names{Tunnel: "vx-test", VNI: 7, Guard: cfg.WireGuard.Name, Cluster: cfg.ClusterCIDRs,
+			published: published{m.guard.key.public(), 51820}})
 	}
 	_, err = m.apply(plan(VXLAN))
 	w.must(err)
@@ -315,10 +321,12 @@ func TestClosedWithoutDevice(t *testing.T) {
 			t.Errorf("the error says nothing of %s: %v", word, err)
 		}
 	}
-	if out := w.routes("a") + w.ip(a, "-6 route show proto 98"); strings.Contains(out, " dev vx-test") || !strings.Contains(out, "unreachable 10.244.0.0/16") || !strings.Contains(out, "unreachable fd00::/56") {
+	if out := w.routes("a") + w.ip(a, "-6 route show proto 98"); strings.Contains(out, " dev vx-test") ||
+		!strings.Contains(out, "unreachable 10.244.0.0/16") || !strings.Contains(out, "unreachable fd00::/56") {
 		t.Errorf("with no device there must be no way:\n%s", out)
 	}
-	if err := netnstest.In(a, func() error { return CheckWireGuard(w.device("a")) }); err == nil || !strings.Contains(err.Error(), "CONFIG_WIREGUARD") {
+	if err := netnstest.In(a, func() error { return CheckWireGuard(w.device("a")) }); err == nil || !strings.Contains(err.Error(),
+		"CONFIG_WIREGUARD") {
 		t.Errorf("a start is told %v", err)
 	}
 
@@ -334,7 +342,8 @@ func TestClosedWithoutDevice(t *testing.T) {
 	}
 	w.must(cfg.cleanup())
 	w.must(cfg.cleanup())
-	if out := w.ip(a, "link show") + w.routes("a") + w.ip(a, "-6 route show proto 98"); strings.Contains(out, w.device("a").Name) || strings.Contains(out, "unreachable") || strings.Contains(out, "vx-test") {
+	if out := w.ip(a, "link show") + w.routes("a") + w.ip(a, "-6 route show proto 98"); strings.Contains(out, w.device("a").Name) ||
+		strings.Contains(out, "unreachable") || strings.Contains(out, "vx-test") {
 		t.Errorf("clean-up left:\n%s", out)
 	}
 	if err := netnstest.In(a, func() error { return exec.Command("nft", "list", "table", "ip", "test-egress").Run() }); err == nil {

@@ -18,8 +18,8 @@ const Annotation = "berth.dev/wireguard"
 // something, so that the router goes on letting answers in.
 const keepalive = 25 * time.Second
 
-// Published is what a node tells others of its WireGuard device.
-type Published struct {
+// published is what a node tells others of its WireGuard device.
+type published struct {
 	PublicKey wgtypes.Key
 	Port      int
 }
@@ -30,13 +30,13 @@ type publishedJSON struct {
 }
 
 // String is the annotation's value.
-func (p Published) String() string {
+func (p published) String() string {
 	b, _ := json.Marshal(publishedJSON{p.PublicKey.String(), p.Port}) // text and a number
 	return string(b)
 }
 
-// ParsePublished reads the annotation's value.
-func ParsePublished(s string) (p Published, err error) {
+// parsePublished reads the annotation's value.
+func parsePublished(s string) (p published, err error) {
 	var j publishedJSON
 	if err := json.Unmarshal([]byte(s), &j); err != nil {
 		return p, fmt.Errorf("annotation %s: %w", Annotation, err)
@@ -54,24 +54,24 @@ func ParsePublished(s string) (p Published, err error) {
 	return p, nil
 }
 
-// Guard is the WireGuard device of this node.
-type Guard struct {
+// guard is the WireGuard device of this node.
+type guard struct {
 	Name string
 	MTU  int
 	// Addrs are what this node sends with and others send to through it, as
 	// Tunnel.Addrs are.
 	Addrs []netip.Addr
-	GuardState
+	guardState
 }
 
-// GuardState is what WireGuard itself knows of a device.
-type GuardState struct {
-	Published // this node's own
-	Peers     []Peer
+// guardState is what WireGuard itself knows of a device.
+type guardState struct {
+	published // this node's own
+	Peers     []peer
 }
 
-// Peer is another node, as WireGuard knows it.
-type Peer struct {
+// peer is another node, as WireGuard knows it.
+type peer struct {
 	PublicKey wgtypes.Key
 	// Endpoint is where its packets are sent first; where it answers from is
 	// where they go then.
@@ -82,14 +82,14 @@ type Peer struct {
 }
 
 // guardName is the name of the WireGuard device; empty if there is none.
-func (p Plan) guardName() string {
+func (p plan) guardName() string {
 	if p.Guard == nil {
 		return ""
 	}
 	return p.Guard.Name
 }
 
-func (p Plan) peers() int {
+func (p plan) peers() int {
 	if p.Guard == nil {
 		return 0
 	}
@@ -98,15 +98,15 @@ func (p Plan) peers() int {
 
 // startGuard plans the device and closes every way that is not encrypted: what
 // no other route takes, such as packets to a node whose key is not known, ends
-// here instead of at the machine's router.
+// here instead of at the host's router.
 func (d *decider) startGuard() {
-	g := &Guard{Name: d.names.Guard, MTU: d.mtu(d.own.IPs[0], WireGuard), GuardState: GuardState{Published: d.names.Published}}
+	g := &guard{Name: d.names.Guard, MTU: d.mtu(d.own.IPs[0], WireGuard), guardState: guardState{published: d.names.published}}
 	for _, c := range d.own.PodCIDRs {
 		g.Addrs = append(g.Addrs, c.Masked().Addr())
 		d.taken[c.Masked()] = true
 	}
 	for _, c := range d.names.Cluster {
-		d.plan.Routes = append(d.plan.Routes, Route{Dst: c.Masked(), Unreachable: true})
+		d.plan.Routes = append(d.plan.Routes, route{Dst: c.Masked(), Unreachable: true})
 	}
 	d.plan.Guard = g
 	d.keys = map[wgtypes.Key]string{d.names.PublicKey: d.own.Name}
@@ -122,13 +122,14 @@ func (d *decider) guard(n Node) {
 		problem("has no WireGuard key yet (annotation %s): nothing is sent to its pods until it runs in mode wireguard too", Annotation)
 		return
 	}
-	other, err := ParsePublished(n.Published)
+	other, err := parsePublished(n.Published)
 	if err != nil {
 		problem("has a WireGuard key that cannot be read, so nothing is sent to its pods: %v", err)
 		return
 	}
 	if who, ok := d.keys[other.PublicKey]; ok {
-		problem("has the WireGuard key of node %s, so nothing is sent to its pods: was a data directory copied? Remove the key file of one and start it again", who)
+		problem("has the WireGuard key of node %s, so nothing is sent to its pods: was a data directory copied? Remove the key file of "+
+			"one and start it again", who)
 		return
 	}
 	local, remote, ok := d.endpoints(n)
@@ -137,7 +138,7 @@ func (d *decider) guard(n Node) {
 		return
 	}
 	d.keys[other.PublicKey] = n.Name
-	p := Peer{PublicKey: other.PublicKey, Endpoint: netip.AddrPortFrom(remote, uint16(other.Port))}
+	p := peer{PublicKey: other.PublicKey, Endpoint: netip.AddrPortFrom(remote, uint16(other.Port))}
 	if !d.held(local) {
 		p.Keepalive = keepalive
 	}
@@ -146,23 +147,23 @@ func (d *decider) guard(n Node) {
 		if c = c.Masked(); !d.taken[c] {
 			d.taken[c] = true
 			p.Allowed = append(p.Allowed, c)
-			d.plan.Routes = append(d.plan.Routes, Route{Dst: c, Link: d.plan.Guard.Name})
+			d.plan.Routes = append(d.plan.Routes, route{Dst: c, Link: d.plan.Guard.Name})
 		}
 	}
 	d.plan.Guard.MTU = min(d.plan.Guard.MTU, d.mtu(local, WireGuard))
 	d.plan.Guard.Peers = append(d.plan.Guard.Peers, p)
 }
 
-// held says whether a link of this machine has an address; a router translates
+// held says whether a link of this host has an address; a router translates
 // it otherwise.
 func (d *decider) held(ip netip.Addr) bool {
-	return slices.ContainsFunc(d.links, func(l Link) bool {
+	return slices.ContainsFunc(d.links, func(l link) bool {
 		return slices.ContainsFunc(l.Addrs, func(a netip.Prefix) bool { return a.Addr() == ip })
 	})
 }
 
-// PeerChange is what must happen to a peer; what is nil is right as it is.
-type PeerChange struct {
+// peerChange is what must happen to a peer; what is nil is right as it is.
+type peerChange struct {
 	PublicKey wgtypes.Key
 	// Remove excludes everything else, New comes with everything else.
 	Remove, New bool
@@ -171,14 +172,14 @@ type PeerChange struct {
 	Keepalive   *time.Duration
 }
 
-// GuardChanges lead from one state of a device to another.
-type GuardChanges struct {
+// guardChanges lead from one state of a device to another.
+type guardChanges struct {
 	Key, Port bool
-	Peers     []PeerChange
+	Peers     []peerChange
 }
 
 // Count is the number of changes.
-func (c GuardChanges) Count() int {
+func (c guardChanges) Count() int {
 	n := len(c.Peers)
 	if c.Key {
 		n++
@@ -191,20 +192,20 @@ func (c GuardChanges) Count() int {
 
 // Changes lead from what a device has to what it should have. told are the
 // endpoints that were set before: a peer that answers from another address
-// moved there, which is right for as long as nobody says that it lives
+// moved there, which is right for as long as no one says that it lives
 // elsewhere now.
-func (g GuardState) Changes(have GuardState, told map[wgtypes.Key]netip.AddrPort) GuardChanges {
-	c := GuardChanges{Key: have.PublicKey != g.PublicKey, Port: have.Port != g.Port}
-	left := map[wgtypes.Key]Peer{}
+func (g guardState) Changes(have guardState, reported map[wgtypes.Key]netip.AddrPort) guardChanges {
+	c := guardChanges{Key: have.PublicKey != g.PublicKey, Port: have.Port != g.Port}
+	left := map[wgtypes.Key]peer{}
 	for _, p := range have.Peers {
 		left[p.PublicKey] = p
 	}
-	var later []PeerChange
+	var later []peerChange
 	for _, w := range g.Peers {
 		h, ok := left[w.PublicKey]
 		delete(left, w.PublicKey)
-		ch := PeerChange{PublicKey: w.PublicKey, New: !ok}
-		if !ok || h.Endpoint != w.Endpoint && (!h.Endpoint.IsValid() || told[w.PublicKey] != w.Endpoint) {
+		ch := peerChange{PublicKey: w.PublicKey, New: !ok}
+		if !ok || h.Endpoint != w.Endpoint && (!h.Endpoint.IsValid() || reported[w.PublicKey] != w.Endpoint) {
 			ch.Endpoint = &w.Endpoint
 		}
 		if !ok || !sameSet(h.Allowed, w.Allowed) {
@@ -220,7 +221,7 @@ func (g GuardState) Changes(have GuardState, told map[wgtypes.Key]netip.AddrPort
 	// Those that go make room first: a range belongs to one peer.
 	for _, p := range have.Peers {
 		if _, gone := left[p.PublicKey]; gone {
-			c.Peers = append(c.Peers, PeerChange{PublicKey: p.PublicKey, Remove: true})
+			c.Peers = append(c.Peers, peerChange{PublicKey: p.PublicKey, Remove: true})
 		}
 	}
 	c.Peers = append(c.Peers, later...)

@@ -30,17 +30,19 @@ var nameOf = map[wgtypes.Key]string{}
 // guarded is a node that has published its key.
 func guarded(name, at string, pods ...string) Node {
 	n := node(name, at, pods...)
-	n.Published = Published{keyOf(name), 51820}.String()
+	n.Published = published{keyOf(name), 51820}.String()
 	return n
 }
 
 func guardNames(self string) Names {
-	return Names{Tunnel: "vx", VNI: 7, Guard: "wg", Published: Published{keyOf(self), 51820}, Cluster: []netip.Prefix{cidr("10.244.0.0/16"), cidr("fd00::/48")}}
+	return Names{Tunnel: "vx", VNI: 7, Guard: "wg", published: published{keyOf(self), 51820}, Cluster: []netip.Prefix{cidr("10.244.0.0/16"),
+		cidr("fd00::/48")}}
 }
 
 func TestDecideWireGuard(t *testing.T) {
 	const six = "fd00:0:0:1::/64"
-	a, b, c := guarded("a", "192.0.2.1", "10.244.0.0/24", "fd00::/64"), guarded("b", "192.0.2.2", "10.244.1.0/24", six), guarded("c", "198.51.100.3", "10.244.2.0/24")
+	a, b, c := guarded("a", "192.0.2.1", "10.244.0.0/24", "fd00::/64"), guarded("b", "192.0.2.2", "10.244.1.0/24", six),
+		guarded("c", "198.51.100.3", "10.244.2.0/24")
 	with := func(n Node, f func(*Node)) Node { f(&n); return n }
 	const closed = "unreachable 10.244.0.0/16\n"
 	const last = "unreachable fd00::/48\n"
@@ -49,39 +51,52 @@ func TestDecideWireGuard(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
 		nodes []Node
-		links []Link
+		links []link
 		want  string
 	}{
 		{"alone", []Node{a}, lan, closed + last + own},
 		{"not there yet", []Node{b}, lan, ""},
 		{"without an address", []Node{{Name: "a", PodCIDRs: a.PodCIDRs}, b}, lan, ""},
 		{"a neighbour", []Node{a, b}, lan, closed + "10.244.1.0/24 dev wg\n" + last + six + " dev wg\n" + own + toB},
-		{"beyond a router", []Node{c, b, a}, lan, closed + "10.244.1.0/24 dev wg\n10.244.2.0/24 dev wg\n" + last + six + " dev wg\n" + own + toB +
+		{"beyond a router", []Node{c, b, a}, lan, closed + "10.244.1.0/24 dev wg\n10.244.2.0/24 dev wg\n" + last + six + " dev wg\n" + own +
+			toB +
 			"peer c at 198.51.100.3:51820 [10.244.2.0/24] every 0s\n"},
-		{"a port of its own", []Node{a, with(c, func(n *Node) { n.Published = Published{keyOf("c"), 7007}.String() })}, lan,
+		{"a port of its own", []Node{a, with(c, func(n *Node) { n.Published = published{keyOf("c"), 7007}.String() })}, lan,
 			closed + "10.244.2.0/24 dev wg\n" + last + own + "peer c at 198.51.100.3:7007 [10.244.2.0/24] every 0s\n"},
 		{"no key yet", []Node{a, with(c, func(n *Node) { n.Published = "" })}, lan,
-			closed + last + own + "problem: node c has no WireGuard key yet (annotation berth.dev/wireguard): nothing is sent to its pods until it runs in mode wireguard too\n"},
+			closed + last + own +
+				"problem: node c has no WireGuard key yet (annotation berth.dev/wireguard): nothing is sent to its pods until it runs in " +
+				"mode wireguard too\n"},
 		{"no key but nonsense", []Node{a, with(c, func(n *Node) { n.Published = `{"publicKey":"AAAA","port":1}` })}, lan,
-			closed + last + own + "problem: node c has a WireGuard key that cannot be read, so nothing is sent to its pods: annotation berth.dev/wireguard: publicKey: wgtypes: incorrect key size: 3\n"},
-		{"the key of another", []Node{a, b, with(c, func(n *Node) { n.Published = b.Published })}, lan, closed + "10.244.1.0/24 dev wg\n" + last + six + " dev wg\n" + own + toB +
-			"problem: node c has the WireGuard key of node b, so nothing is sent to its pods: was a data directory copied? Remove the key file of one and start it again\n"},
+			closed + last + own +
+				"problem: node c has a WireGuard key that cannot be read, so nothing is sent to its pods: annotation " +
+				"berth.dev/wireguard: publicKey: wgtypes: incorrect key size: 3\n"},
+		{"the key of another", []Node{a, b, with(c, func(n *Node) { n.Published = b.Published })}, lan, closed + "10.244.1.0/24 dev wg\n" +
+			last + six + " dev wg\n" + own + toB +
+			"problem: node c has the WireGuard key of node b, so nothing is sent to its pods: was a data directory copied? Remove the " +
+			"key file of one and start it again\n"},
 		{"our own key", []Node{a, with(c, func(n *Node) { n.Published = a.Published })}, lan, closed + last + own +
-			"problem: node c has the WireGuard key of node a, so nothing is sent to its pods: was a data directory copied? Remove the key file of one and start it again\n"},
-		{"two nodes with one range", []Node{a, guarded("z", "192.0.2.9", "10.244.1.0/24"), b}, lan, closed + "10.244.1.0/24 dev wg\n" + last + six + " dev wg\n" + own + toB +
+			"problem: node c has the WireGuard key of node a, so nothing is sent to its pods: was a data directory copied? Remove the " +
+			"key file of one and start it again\n"},
+		{"two nodes with one range", []Node{a, guarded("z", "192.0.2.9", "10.244.1.0/24"), b}, lan, closed + "10.244.1.0/24 dev wg\n" +
+			last + six + " dev wg\n" + own + toB +
 			"peer z at 192.0.2.9:51820 [] every 0s\n"},
-		{"a node with our range", []Node{a, guarded("z", "192.0.2.9", "10.244.0.0/24")}, lan, closed + last + own + "peer z at 192.0.2.9:51820 [] every 0s\n"},
-		{"behind an address that a router translates", []Node{a, b}, []Link{{Name: "eth0", MTU: 1500, Addrs: []netip.Prefix{cidr("10.0.0.5/24")}}},
+		{"a node with our range", []Node{a, guarded("z", "192.0.2.9", "10.244.0.0/24")}, lan,
+			closed + last + own + "peer z at 192.0.2.9:51820 [] every 0s\n"},
+		{"behind an address that a router translates", []Node{a, b},
+			[]link{{Name: "eth0", MTU: 1500, Addrs: []netip.Prefix{cidr("10.0.0.5/24")}}},
 			closed + "10.244.1.0/24 dev wg\n" + last + six + " dev wg\n" + own + strings.Replace(toB, "0s", "25s", 1)},
-		{"a peer of the other family", []Node{with(a, func(n *Node) { n.IPs = append(n.IPs, ip("2001:db8::1")) }), guarded("b", "2001:db8::2", "10.244.1.0/24")},
-			[]Link{{Name: "eth0", MTU: 1500, Addrs: []netip.Prefix{cidr("192.0.2.1/24"), cidr("2001:db8::1/64")}}},
-			closed + "10.244.1.0/24 dev wg\n" + last + strings.Replace(own, "1440", "1420", 1) + "peer b at [2001:db8::2]:51820 [10.244.1.0/24] every 0s\n"},
+		{"a peer of the other family", []Node{with(a, func(n *Node) { n.IPs = append(n.IPs, ip("2001:db8::1")) }),
+			guarded("b", "2001:db8::2", "10.244.1.0/24")},
+			[]link{{Name: "eth0", MTU: 1500, Addrs: []netip.Prefix{cidr("192.0.2.1/24"), cidr("2001:db8::1/64")}}},
+			closed + "10.244.1.0/24 dev wg\n" + last + strings.Replace(own, "1440", "1420", 1) +
+				"peer b at [2001:db8::2]:51820 [10.244.1.0/24] every 0s\n"},
 		{"no common family", []Node{a, guarded("b", "2001:db8::2", "10.244.1.0/24")}, lan,
 			closed + last + own + "problem: node b ([2001:db8::2]) has no address of a family that this node ([192.0.2.1]) has\n"},
 		{"a node without pods", []Node{a, guarded("b", "192.0.2.2")}, lan, closed + last + own},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			if got := text(Decide(WireGuard, "a", tc.nodes, tc.links, guardNames("a"))); got != tc.want {
+			if got := text(decide(WireGuard, "a", tc.nodes, tc.links, guardNames("a"))); got != tc.want {
 				t.Errorf("got:\n%swant:\n%s", got, tc.want)
 			}
 		})
@@ -89,13 +104,14 @@ func TestDecideWireGuard(t *testing.T) {
 }
 
 func TestPublished(t *testing.T) {
-	want := Published{keyOf("a"), 51821}
-	if got, err := ParsePublished(want.String()); err != nil || got != want {
+	want := published{keyOf("a"), 51821}
+	if got, err := parsePublished(want.String()); err != nil || got != want {
 		t.Errorf("%s is read as %v (%v)", want, got, err)
 	}
-	zero := Published{Port: 1}
-	for _, bad := range []string{"x", "{}", zero.String(), Published{keyOf("a"), 0}.String(), Published{keyOf("a"), 65536}.String(), `{"publicKey":"?","port":1}`} {
-		if got, err := ParsePublished(bad); err == nil || !strings.Contains(err.Error(), Annotation) {
+	zero := published{Port: 1}
+	for _, bad := range []string{"x", "{}", zero.String(), published{keyOf("a"), 0}.String(), published{keyOf("a"), 65536}.String(),
+		`{"publicKey":"?","port":1}`} {
+		if got, err := parsePublished(bad); err == nil || !strings.Contains(err.Error(), Annotation) {
 			t.Errorf("%s is read as %v (%v)", bad, got, err)
 		}
 	}
@@ -103,7 +119,7 @@ func TestPublished(t *testing.T) {
 
 // apply is what a device does with changes, as wg(8) tells it: a range goes to
 // whom it was given last.
-func (s GuardState) apply(t *testing.T, c GuardChanges, want GuardState) GuardState {
+func (s guardState) apply(t *testing.T, c guardChanges, want guardState) guardState {
 	if c.Key {
 		s.PublicKey = want.PublicKey
 	}
@@ -112,7 +128,7 @@ func (s GuardState) apply(t *testing.T, c GuardChanges, want GuardState) GuardSt
 	}
 	peers := slices.Clone(s.Peers)
 	for _, ch := range c.Peers {
-		i := slices.IndexFunc(peers, func(p Peer) bool { return p.PublicKey == ch.PublicKey })
+		i := slices.IndexFunc(peers, func(p peer) bool { return p.PublicKey == ch.PublicKey })
 		if ch.New != (i < 0) {
 			t.Fatalf("%s: new is %t", nameOf[ch.PublicKey], ch.New)
 		}
@@ -121,7 +137,7 @@ func (s GuardState) apply(t *testing.T, c GuardChanges, want GuardState) GuardSt
 			continue
 		}
 		if i < 0 {
-			peers, i = append(peers, Peer{PublicKey: ch.PublicKey}), len(peers)
+			peers, i = append(peers, peer{PublicKey: ch.PublicKey}), len(peers)
 		}
 		if ch.Endpoint != nil {
 			peers[i].Endpoint = *ch.Endpoint
@@ -131,7 +147,10 @@ func (s GuardState) apply(t *testing.T, c GuardChanges, want GuardState) GuardSt
 		}
 		if ch.Allowed != nil {
 			for j := range peers {
-				peers[j].Allowed = slices.DeleteFunc(slices.Clone(peers[j].Allowed), func(p netip.Prefix) bool { return j == i || slices.Contains(*ch.Allowed, p) })
+				peers[j].Allowed = slices.DeleteFunc(slices.Clone(peers[j].Allowed), func(p netip.Prefix) bool {
+					return j == i ||
+						slices.Contains(*ch.Allowed, p)
+				})
 			}
 			peers[i].Allowed = slices.Clone(*ch.Allowed)
 		}
@@ -140,7 +159,7 @@ func (s GuardState) apply(t *testing.T, c GuardChanges, want GuardState) GuardSt
 	return s
 }
 
-func (s GuardState) text() string {
+func (s guardState) text() string {
 	var lines []string
 	for _, p := range s.Peers {
 		var allowed []string
@@ -151,17 +170,17 @@ func (s GuardState) text() string {
 		lines = append(lines, fmt.Sprint(nameOf[p.PublicKey], p.Endpoint, allowed, p.Keepalive))
 	}
 	slices.Sort(lines)
-	return fmt.Sprint(s.Published, lines)
+	return fmt.Sprint(s.published, lines)
 }
 
-func randomState(r *rand.Rand) GuardState {
-	s := GuardState{Published: Published{keyOf([]string{"a", "A"}[r.IntN(2)]), 51820 + r.IntN(2)}}
+func randomState(r *rand.Rand) guardState {
+	s := guardState{published: published{keyOf([]string{"a", "A"}[r.IntN(2)]), 51820 + r.IntN(2)}}
 	owner := r.Perm(8)
 	for i := range 6 {
 		if r.IntN(3) == 0 {
 			continue
 		}
-		p := Peer{PublicKey: keyOf(fmt.Sprint("n", i)), Keepalive: time.Duration(r.IntN(2)) * keepalive}
+		p := peer{PublicKey: keyOf(fmt.Sprint("n", i)), Keepalive: time.Duration(r.IntN(2)) * keepalive}
 		if r.IntN(8) > 0 {
 			p.Endpoint = netip.AddrPortFrom(ip(fmt.Sprintf("192.0.2.%d", r.IntN(3))), 51820)
 		}
@@ -186,10 +205,11 @@ func TestChangesOfDevices(t *testing.T) {
 		}
 		changes := want.Changes(have, nil)
 		for _, ch := range changes.Peers {
-			h := slices.IndexFunc(have.Peers, func(p Peer) bool { return p.PublicKey == ch.PublicKey })
-			w := slices.IndexFunc(want.Peers, func(p Peer) bool { return p.PublicKey == ch.PublicKey })
+			h := slices.IndexFunc(have.Peers, func(p peer) bool { return p.PublicKey == ch.PublicKey })
+			w := slices.IndexFunc(want.Peers, func(p peer) bool { return p.PublicKey == ch.PublicKey })
 			if h >= 0 && w >= 0 && (have.Peers[h].Endpoint == want.Peers[w].Endpoint && ch.Endpoint != nil ||
-				have.Peers[h].Keepalive == want.Peers[w].Keepalive && ch.Keepalive != nil || sameSet(have.Peers[h].Allowed, want.Peers[w].Allowed) && ch.Allowed != nil) {
+				have.Peers[h].Keepalive == want.Peers[w].Keepalive && ch.Keepalive != nil || sameSet(have.Peers[h].Allowed,
+				want.Peers[w].Allowed) && ch.Allowed != nil) {
 				t.Fatalf("seed %d: %s is told what it has", seed, nameOf[ch.PublicKey])
 			}
 		}
@@ -208,13 +228,13 @@ func TestChangesOfDevices(t *testing.T) {
 func TestPeersThatMove(t *testing.T) {
 	at := func(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }
 	k := keyOf("b")
-	state := func(endpoint string) GuardState {
-		return GuardState{Peers: []Peer{{PublicKey: k, Endpoint: at(endpoint)}}}
+	state := func(endpoint string) guardState {
+		return guardState{Peers: []peer{{PublicKey: k, Endpoint: at(endpoint)}}}
 	}
 	const node, moved, now = "192.0.2.2:51820", "203.0.113.7:4000", "192.0.2.9:51820"
 	for _, tc := range []struct {
-		name, have, want, told string
-		changed                bool
+		name, have, want, reported string
+		changed                    bool
 	}{
 		{"as it was set", node, node, node, false},
 		{"moved", moved, node, node, false},
@@ -223,11 +243,11 @@ func TestPeersThatMove(t *testing.T) {
 		{"moved, and another address of the node", moved, now, node, true},
 		{"moved to where the node is now", now, now, node, false},
 	} {
-		told := map[wgtypes.Key]netip.AddrPort{}
-		if tc.told != "" {
-			told[k] = at(tc.told)
+		reported := map[wgtypes.Key]netip.AddrPort{}
+		if tc.reported != "" {
+			reported[k] = at(tc.reported)
 		}
-		c := state(tc.want).Changes(state(tc.have), told)
+		c := state(tc.want).Changes(state(tc.have), reported)
 		if (c.Count() > 0) != tc.changed || tc.changed && *c.Peers[0].Endpoint != at(tc.want) {
 			t.Errorf("%s: %+v", tc.name, c)
 		}
@@ -259,7 +279,8 @@ func TestKeyFile(t *testing.T) {
 	if err := os.Chmod(file, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if again, err = loadKey(file, log); err != nil || again.reveal() != first.reveal() || !strings.Contains(said.String(), "could be read by others") {
+	if again, err = loadKey(file, log); err != nil || again.reveal() != first.reveal() || !strings.Contains(said.String(),
+		"could be read by others") {
 		t.Errorf("a key for everybody: %v, said %q", err, said.String())
 	}
 	if st, err := os.Stat(file); err != nil || st.Mode().Perm() != 0o600 {
@@ -288,7 +309,7 @@ func TestKeysStaySecret(t *testing.T) {
 	k := hide(secret)
 	g := guardian{name: "wg", key: k}
 	var out bytes.Buffer
-	for _, v := range []any{k, &k, g, &g, machine{guard: &g}, struct{ K privateKey }{k}} {
+	for _, v := range []any{k, &k, g, &g, hostNetwork{guard: &g}, struct{ K privateKey }{k}} {
 		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%x", "%d"} {
 			fmt.Fprintf(&out, verb+"\n", v)
 		}

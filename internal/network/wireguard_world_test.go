@@ -59,11 +59,13 @@ func (l *transcript) contains(s string) bool {
 }
 
 func newFortress(t *testing.T) *fortress {
-	w := &fortress{internet: newInternet(t), dir: t.TempDir(), said: &transcript{out: t.Output()}, runs: map[string]func(){}, stops: map[string]func(){}}
+	w := &fortress{internet: newInternet(t), dir: t.TempDir(), said: &transcript{out: t.Output()}, runs: map[string]func(){},
+		stops: map[string]func(){}}
 	for i, name := range []string{"a", "b", "c"} {
 		w.must(netnstest.In(w.node[name], func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0) }))
 		w.ip(w.node[name], fmt.Sprintf("addr add fd00:0:0:%x::1/64 dev br0 nodad", i+1))
-		w.ip(w.pod[name], fmt.Sprintf("addr add fd00:0:0:%x::9/64 dev eth0 nodad", i+1), fmt.Sprintf("route add default via fd00:0:0:%x::1", i+1))
+		w.ip(w.pod[name], fmt.Sprintf("addr add fd00:0:0:%x::9/64 dev eth0 nodad", i+1), fmt.Sprintf("route add default via fd00:0:0:%x::1",
+			i+1))
 		n := w.apiNode(name)
 		_, err := w.client.CoreV1().Nodes().Update(t.Context(), n, metav1.UpdateOptions{})
 		w.must(err)
@@ -136,19 +138,19 @@ func (w *fortress) start(name string, mode Mode) {
 }
 
 // state reads a node's device.
-func (w *fortress) state(name string) GuardState {
+func (w *fortress) state(name string) guardState {
 	w.t.Helper()
 	g := guardian{name: w.device(name).Name, space: []netns.NsHandle{w.node[name]}}
 	var err error
 	if g.client, err = g.open(); err == nil {
 		defer g.close()
-		var s GuardState
+		var s guardState
 		if s, err = g.state(); err == nil {
 			return s
 		}
 	}
 	w.t.Logf("device of %s: %v", name, err)
-	return GuardState{}
+	return guardState{}
 }
 
 // untilSix waits until the kernel has looked for duplicates of the addresses
@@ -168,7 +170,7 @@ func (w *fortress) untilPeers(name string, n int) {
 	w.until("the routes of "+name, func() bool { return strings.Count(w.routes(name), "dev "+w.device(name).Name) == n })
 }
 
-// askAgain asks as long as nobody answers, within bounds: a device that did not
+// askAgain asks as long as no one answers, within bounds: a device that did not
 // get an answer to its first words to a peer, because that did not know it yet,
 // says them again after five seconds.
 func (w *fortress) askAgain(from netns.NsHandle, to string) (seen string, err error) {
@@ -226,14 +228,14 @@ func (w *fortress) tap() *wiretap {
 	return tap
 }
 
-// heard is what was in the frames since the last time.
-type heard struct {
+// captured is what was in the frames since the last time.
+type captured struct {
 	encrypted int // UDP to port 51820
 	words     int // frames with what pods said
 	pods      int // frames from or to pods' addresses, outermost
 }
 
-func (tap *wiretap) heard() (h heard) {
+func (tap *wiretap) captured() (h captured) {
 	tap.w.t.Helper()
 	buf := make([]byte, 1<<17)
 	pods := []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00::/56")}
@@ -274,7 +276,7 @@ func (tap *wiretap) heard() (h heard) {
 // secret says that what was said since went over the underlay encrypted.
 func (tap *wiretap) secret() {
 	tap.w.t.Helper()
-	if h := tap.heard(); h.encrypted == 0 || h.words > 0 || h.pods > 0 {
+	if h := tap.captured(); h.encrypted == 0 || h.words > 0 || h.pods > 0 {
 		tap.w.t.Errorf("on the underlay: %+v: want encrypted ones, and nothing else of pods", h)
 	}
 }

@@ -97,7 +97,7 @@ func (t *Tx) Rule(chain string, parts ...any) {
 	t.Add(Op{Verb: AddRule, Name: chain, Rule: es})
 }
 
-// Replace begins a transaction that makes a table anew, whatever stands:
+// Replace begins a transaction that makes a table again, whatever stands:
 // adding it first makes the deletion succeed on what is not there.
 func Replace(f row.Family, table string) *Tx {
 	tx := Remove(f, table)

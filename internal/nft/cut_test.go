@@ -37,7 +37,8 @@ func TestCutBatch(t *testing.T) {
 
 func cut(k *Netlink) error {
 	tx, shape := NewTx(row.V4, "cut"), row.Shape{Name: "ways", Key: 8, Value: 8}
-	tx.Add(Op{Verb: AddSet, Name: "ways", Set: &Set{Name: "ways", Key: []Type{FieldsOf(row.V4).Daddr, TypePort}, Value: []Type{FieldsOf(row.V4).Daddr, TypePort}}})
+	tx.Add(Op{Verb: AddSet, Name: "ways", Set: &Set{Name: "ways", Key: []Type{FieldsOf(row.V4).Daddr, TypePort},
+		Value: []Type{FieldsOf(row.V4).Daddr, TypePort}}})
 	tx.Add(Op{Verb: AddChain, Name: "drop"})
 	tx.Rule("drop", Daddr(row.V4, R0), &expr.Verdict{Kind: expr.VerdictDrop})
 	tx.Rule("enter", Jump("drop"))
@@ -54,7 +55,7 @@ func cut(k *Netlink) error {
 		at += (int(binary.NativeEndian.Uint32(k.buf[at:])) + 3) / 4 * 4
 	}
 	for i := range ends[:len(ends)-1] {
-		// Encoded anew each time: the kernel asks for numbers that rise.
+		// Encoded again each time: the kernel asks for numbers that rise.
 		if _, _, err := k.batch(tx); err != nil {
 			return err
 		}

@@ -25,7 +25,7 @@ type Packet struct {
 	Mark, Priority uint32
 	// Now is the time in seconds, for affinity.
 	Now float64
-	// Here says whether an address is the machine's own.
+	// Here says whether an address is the host's own.
 	Here func(netip.Addr) bool
 	// Out tells the interface a packet to an address leaves through.
 	Out func(netip.Addr) string
@@ -37,13 +37,13 @@ type Packet struct {
 	Random func(n uint32) uint32
 }
 
-// Outcome is what became of it.
-type Outcome struct {
+// outcome is what became of it.
+type outcome struct {
 	// Verdict is "accept", "drop" or "reject".
 	Verdict string
 	// To is the destination, which is the original one without translation.
 	To netip.AddrPort
-	// Masqueraded says that the source became the machine's own.
+	// Masqueraded says that the source became the host's own.
 	Masqueraded bool
 	// Mark and Priority are the packet's as it leaves.
 	Mark, Priority uint32
@@ -51,9 +51,9 @@ type Outcome struct {
 
 // Connect sends a packet through a table's chains: those where it comes in or
 // starts, those where it is forwarded, and those where it leaves.
-func (k *Fake) Connect(f row.Family, table string, p Packet) (Outcome, error) {
+func (k *Fake) Connect(f row.Family, table string, p Packet) (outcome, error) {
 	t := k.tables[tableKey{f, table}]
-	out := Outcome{Verdict: "accept", To: p.Dst, Mark: p.Mark, Priority: p.Priority}
+	out := outcome{Verdict: "accept", To: p.Dst, Mark: p.Mark, Priority: p.Priority}
 	if t == nil {
 		return out, nil
 	}
@@ -61,7 +61,7 @@ func (k *Fake) Connect(f row.Family, table string, p Packet) (Outcome, error) {
 	if p.In == "" {
 		way = []uint32{unix.NF_INET_LOCAL_OUT, unix.NF_INET_POST_ROUTING}
 	}
-	m := &machine{table: t, family: f, p: p, out: &out}
+	m := &evaluator{table: t, family: f, p: p, out: &out}
 	for i, h := range way {
 		if i > 0 {
 			if p.Here(out.To.Addr()) {
@@ -93,14 +93,14 @@ func (t *fakeTable) at(hook uint32) (chains []*fakeChain) {
 }
 
 // machine evaluates rules.
-type machine struct {
+type evaluator struct {
 	table  *fakeTable
 	family row.Family
 	p      Packet
 	oif    string
 	// to is the chain that a lookup led to.
 	to   string
-	out  *Outcome
+	out  *outcome
 	regs [64 + 16*4]byte
 }
 
@@ -116,7 +116,7 @@ const (
 const maxDepth = 16
 
 // chain runs a chain's rules.
-func (m *machine) chain(c *fakeChain, depth int) (signal, error) {
+func (m *evaluator) chain(c *fakeChain, depth int) (signal, error) {
 	if depth > maxDepth {
 		return stop, fmt.Errorf("chains lead deeper than %d", maxDepth)
 	}
@@ -137,21 +137,21 @@ func (m *machine) chain(c *fakeChain, depth int) (signal, error) {
 
 // reg is where a register's bytes begin: 1..4 are of 16 bytes, those from
 // NFT_REG32_00 on of four.
-func (m *machine) reg(r uint32) []byte {
+func (m *evaluator) reg(r uint32) []byte {
 	if r >= unix.NFT_REG32_00 {
 		return m.regs[4*(r-unix.NFT_REG32_00):]
 	}
 	return m.regs[16*(r-1):]
 }
 
-func (m *machine) load(r uint32, b []byte) {
+func (m *evaluator) load(r uint32, b []byte) {
 	to := m.reg(r)
 	clear(to[:(len(b)+3)/4*4])
 	copy(to, b)
 }
 
 // rule runs one rule; next also stands for "did not match".
-func (m *machine) rule(r Op, depth int) (signal, error) {
+func (m *evaluator) rule(r Op, depth int) (signal, error) {
 	for _, e := range r.Rule {
 		switch e := e.(type) {
 		case *expr.Verdict:
@@ -184,7 +184,7 @@ func (m *machine) rule(r Op, depth int) (signal, error) {
 	return next, nil
 }
 
-func (m *machine) verdict(kind expr.VerdictKind, chain string, depth int) (signal, error) {
+func (m *evaluator) verdict(kind expr.VerdictKind, chain string, depth int) (signal, error) {
 	switch kind {
 	case expr.VerdictAccept:
 		return stop, nil
@@ -205,7 +205,7 @@ func (m *machine) verdict(kind expr.VerdictKind, chain string, depth int) (signa
 	return stop, fmt.Errorf("unknown verdict %d", kind)
 }
 
-func (m *machine) lookup(e *expr.Lookup) (found bool, err error) {
+func (m *evaluator) lookup(e *expr.Lookup) (found bool, err error) {
 	s := m.table.sets[e.SetName]
 	if s == nil {
 		return false, fmt.Errorf("no set %s", e.SetName)
@@ -225,7 +225,7 @@ func (m *machine) lookup(e *expr.Lookup) (found bool, err error) {
 }
 
 // step runs an expression that ends nothing, and says whether it matched.
-func (m *machine) step(e expr.Any) (bool, error) {
+func (m *evaluator) step(e expr.Any) (bool, error) {
 	switch e := e.(type) {
 	case *expr.Payload:
 		b, err := m.payload(e)
@@ -303,7 +303,7 @@ func compared(op expr.CmpOp, order int) (bool, error) {
 }
 
 // ct is what connection tracking knows of the packet.
-func (m *machine) ct(key expr.CtKey) uint32 {
+func (m *evaluator) ct(key expr.CtKey) uint32 {
 	switch {
 	case key == expr.CtKeySTATE && m.p.Known:
 		return expr.CtStateBitESTABLISHED
@@ -315,7 +315,7 @@ func (m *machine) ct(key expr.CtKey) uint32 {
 	return 0
 }
 
-func (m *machine) payload(e *expr.Payload) ([]byte, error) {
+func (m *evaluator) payload(e *expr.Payload) ([]byte, error) {
 	src, dst := Saddr(m.family, 0).(*expr.Payload).Offset, Daddr(m.family, 0).(*expr.Payload).Offset
 	switch {
 	case e.Base == expr.PayloadBaseNetworkHeader && e.Offset == src:
@@ -330,7 +330,7 @@ func (m *machine) payload(e *expr.Payload) ([]byte, error) {
 	return nil, fmt.Errorf("payload at %d of header %d is unknown", e.Offset, e.Base)
 }
 
-func (m *machine) meta(e *expr.Meta) error {
+func (m *evaluator) meta(e *expr.Meta) error {
 	switch {
 	case e.Key == expr.MetaKeyMARK && e.SourceRegister:
 		m.out.Mark = binary.NativeEndian.Uint32(m.reg(e.Register))

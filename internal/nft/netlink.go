@@ -66,7 +66,7 @@ func OpenAt(fd int) (*Netlink, error) {
 	var k *Netlink
 	done := make(chan error)
 	go func() {
-		// The thread is never unlocked: it ends with the goroutine, and nobody
+		// The thread is never unlocked: it ends with the goroutine, and no one
 		// else runs in the namespace.
 		runtime.LockOSThread()
 		err := unix.Setns(fd, unix.CLONE_NEWNET)

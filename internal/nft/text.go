@@ -71,7 +71,8 @@ func exprText(e expr.Any) string {
 		}
 		return fmt.Sprintf("[dnat r%d : r%d]", reg(e.RegAddrMin), reg(e.RegProtoMin))
 	case *expr.Dynset:
-		op, known := map[uint32]string{unix.NFT_DYNSET_OP_ADD: "add", unix.NFT_DYNSET_OP_UPDATE: "update", DynsetDelete: "delete"}[e.Operation]
+		op, known := map[uint32]string{unix.NFT_DYNSET_OP_ADD: "add", unix.NFT_DYNSET_OP_UPDATE: "update",
+			DynsetDelete: "delete"}[e.Operation]
 		if !known {
 			op = fmt.Sprint("operation ", e.Operation)
 		}

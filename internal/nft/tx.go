@@ -34,7 +34,8 @@ const (
 	DeleteSet
 )
 
-var verbs = [...]string{"add table", "delete table", "add chain", "flush chain", "add rule", "add set", "add rows", "delete rows", "delete chain", "delete set"}
+var verbs = [...]string{"add table", "delete table", "add chain", "flush chain", "add rule", "add set", "add rows", "delete rows",
+	"delete chain", "delete set"}
 
 func (v Verb) String() string { return verbs[v] }
 
@@ -95,7 +96,7 @@ func (o Op) String() string {
 	return fmt.Sprintf("%s %s", o.Verb, o.Name)
 }
 
-// Says prints what a rule does, whoever made it: two rules with one text do
+// Says prints what a rule does, no matter who made it: two rules with one text do
 // the same.
 func (o Op) Says() string { return ruleText(o.Rule) }
 
@@ -239,6 +240,6 @@ func IsUnable(err error) bool {
 	return false
 }
 
-// IsExist and IsNotExist tell the two errors a caller may want to know.
-func IsExist(err error) bool    { return errors.Is(err, errExist) }
+// isExist and IsNotExist tell the two errors a caller may want to know.
+func isExist(err error) bool    { return errors.Is(err, errExist) }
 func IsNotExist(err error) bool { return errors.Is(err, errNotExist) }

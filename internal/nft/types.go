@@ -44,15 +44,15 @@ var (
 	TypeIndex = Type{4, 4, typeof(exprNumgen, 1, 4, 0)}
 )
 
-// Fields are the fields that depend on the family.
-type Fields struct{ Saddr, Daddr Type }
+// fields are the fields that depend on the family.
+type fields struct{ Saddr, Daddr Type }
 
 // FieldsOf returns the source and destination address of a family.
-func FieldsOf(f row.Family) Fields {
+func FieldsOf(f row.Family) fields {
 	if f == row.V6 {
-		return Fields{Type{8, 16, typeof(exprPayload, descIP6, 8)}, Type{8, 16, typeof(exprPayload, descIP6, 9)}}
+		return fields{Type{8, 16, typeof(exprPayload, descIP6, 8)}, Type{8, 16, typeof(exprPayload, descIP6, 9)}}
 	}
-	return Fields{Type{7, 4, typeof(exprPayload, descIP, 11)}, Type{7, 4, typeof(exprPayload, descIP, 12)}}
+	return fields{Type{7, 4, typeof(exprPayload, descIP, 11)}, Type{7, 4, typeof(exprPayload, descIP, 12)}}
 }
 
 // tlv is an attribute of what nft stores with a set.

@@ -19,7 +19,7 @@ import (
 )
 
 // TestNoStartWithoutEnforcement: where bridged packets pass policies by, a pod
-// that one selects does not start, with a reason, until that is mended; others,
+// that one selects does not start, with a reason, until that is fixed; others,
 // and pods that hang on no bridge of ours, start as ever.
 func TestNoStartWithoutEnforcement(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "bridge") // not there, as without br_netfilter

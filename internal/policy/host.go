@@ -14,7 +14,7 @@ const bridgeSettings = "/proc/sys/net/bridge"
 
 // seeBridges has packets between two ports of a bridge pass the hooks that
 // policies stand at. The tables of the bridge family would do without, but
-// they cannot track connections on many kernels. It looks anew each time: the
+// they cannot track connections on many kernels. It looks again each time: the
 // module may be loaded later.
 func seeBridges(dir string, v4, v6 bool) error {
 	var errs []error

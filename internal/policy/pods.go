@@ -39,7 +39,7 @@ func (e *Enforcer) Guard(ctx context.Context, p *corev1.Pod, ips []string) error
 	e.early[key] = early{p.UID, ips}
 	e.mu.Unlock()
 	done := make(chan bool, 1)
-	e.push(event{func(m *model.Model) { e.tell(m, e.newest(p)) }, key, done})
+	e.push(event{func(m *model.Model) { e.reportTo(m, e.newest(p)) }, key, done})
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	select {
@@ -73,8 +73,8 @@ func (e *Enforcer) newest(p *corev1.Pod) *corev1.Pod {
 	return seen
 }
 
-// tell gives a pod to the model, or takes it away if it is nobody's peer.
-func (e *Enforcer) tell(m *model.Model, p *corev1.Pod) {
+// reportTo gives a pod to the model, or takes it away if it is no one's peer.
+func (e *Enforcer) reportTo(m *model.Model, p *corev1.Pod) {
 	out, ok := e.pod(p)
 	if !ok {
 		m.DeletePod(model.Key{Namespace: p.Namespace, Name: p.Name})
@@ -194,7 +194,7 @@ func (e *Enforcer) setPod(old, o any) {
 			return
 		}
 	}
-	e.push(event{change: func(m *model.Model) { e.tell(m, p) }})
+	e.push(event{change: func(m *model.Model) { e.reportTo(m, p) }})
 }
 
 func (e *Enforcer) deletePod(o any) {

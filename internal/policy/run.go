@@ -24,10 +24,10 @@ import (
 )
 
 const (
-	// retryAfter is how long a failed write rests before all is written anew.
+	// retryAfter is how long a failed write rests before all is written again.
 	retryAfter = time.Second
 	// lookEvery is how often the kernel is compared with what was written: a
-	// safety net, for nobody else should touch the tables.
+	// safety net, for no one else should touch the tables.
 	lookEvery = 5 * time.Minute
 )
 
@@ -47,7 +47,7 @@ type Config struct {
 	// where the kernel passes bridged packets to netfilter.
 	Bridge bool
 
-	// kernel opens another kernel than the machine's, in tests.
+	// kernel opens another kernel than the host's, in tests.
 	kernel kernel.Open
 	// settings is another directory than the kernel's of bridges, in tests.
 	settings string
@@ -165,7 +165,7 @@ func (e *Enforcer) loop(ctx context.Context) {
 	}
 }
 
-// look finds out whether somebody else changed the tables.
+// look finds out whether another party changed the tables.
 func (e *Enforcer) look() {
 	if !e.synced {
 		return

@@ -159,7 +159,7 @@ func TestStepRepairs(t *testing.T) {
 	}
 
 	// A write that fails leaves those who wait waiting, and all is
-	// written anew by the next.
+	// written again by the next.
 	if err := e.writer.Remove(); err != nil {
 		t.Fatal(err)
 	}

@@ -60,9 +60,9 @@ func benchWriter(b *testing.B) (*writer, *nft.Netlink, func(func() error)) {
 	return &writer{kernel: k, layout: l, table: "berth-bench", model: model.New(model.Config{Family: model.V4, NodeName: nodeName})}, k, do
 }
 
-// processorTime is what this process has used, outside and in the kernel: a
+// cpuTime is what this process has used, outside and in the kernel: a
 // busy machine changes it less than what the clock says.
-func processorTime(b *testing.B) (user, sys time.Duration) {
+func cpuTime(b *testing.B) (user, sys time.Duration) {
 	var r unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &r); err != nil {
 		b.Fatal(err)
@@ -81,11 +81,11 @@ func BenchmarkColdSync(b *testing.B) {
 				w, _, do := benchWriter(b)
 				fill(w.model, size[0], size[1])
 				runtime.GC()
-				u, s := processorTime(b)
+				u, s := cpuTime(b)
 				b.StartTimer()
 				do(func() error { _, err := w.sync(); return err })
 				b.StopTimer()
-				u2, s2 := processorTime(b)
+				u2, s2 := cpuTime(b)
 				user, sys = user+u2-u, sys+s2-s
 				b.StartTimer()
 			}

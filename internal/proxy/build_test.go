@@ -23,7 +23,7 @@ func large(k nft.Kernel) *writer {
 }
 
 // TestNewTableInParts: no packet enters a new table before it is whole, and one
-// whose writer died between two parts is begun anew.
+// whose writer died between two parts is begun again.
 func TestNewTableInParts(t *testing.T) {
 	dead := errors.New("dead")
 	for dies := range 10 {

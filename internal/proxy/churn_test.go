@@ -39,7 +39,7 @@ func (a arrival) late(away []absence, grace time.Duration) bool {
 // kernel acknowledged its removal. A slow machine makes both easier to keep,
 // not harder: moments are compared, not measured.
 func TestKernelChurn(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	m := w.w.model
 	m.SetService(svc("a", "10.96.0.1", 80, nil))
 	m.SetService(svc("b", "10.96.0.2", 80, func(s *corev1.Service) { s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP }))
@@ -90,7 +90,7 @@ func TestKernelChurn(t *testing.T) {
 
 // startClients connects to every address until the function it returns is
 // called, which returns what came of it.
-func startClients(w *world, to ...string) (stop func() []arrival) {
+func startClients(w *fixture, to ...string) (stop func() []arrival) {
 	var mu sync.Mutex
 	var all []arrival
 	var wg sync.WaitGroup

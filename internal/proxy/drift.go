@@ -164,7 +164,7 @@ func (r *runner) checkDrift(ctx context.Context, k *nft.Netlink) error {
 		r.mu.Lock()
 		r.recheck = true
 		r.mu.Unlock()
-		r.stir()
+		r.trigger()
 	}
 	return nil
 }

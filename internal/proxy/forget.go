@@ -43,7 +43,7 @@ func forget(f model.Family, stale []model.Stale) (int, error) {
 	var errs []error
 	for _, proto := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_SCTP} {
 		of := newStaleFlows(proto, stale)
-		if len(of.fronts) == 0 {
+		if len(of.byVIP) == 0 {
 			continue
 		}
 		filters := []conntrack.Filter{{Proto: proto}}
@@ -66,7 +66,7 @@ func forget(f model.Family, stale []model.Stale) (int, error) {
 
 // staleFlows finds the rule for a flow by its destination.
 type staleFlows struct {
-	fronts map[netip.AddrPort][]model.Stale
+	byVIP map[netip.AddrPort][]model.Stale
 	// gone are the addresses that answer stale flows, if those are all
 	// that is looked for; else it is nil.
 	gone map[netip.Addr]bool
@@ -79,7 +79,7 @@ func newStaleFlows(proto byte, stale []model.Stale) staleFlows {
 			continue
 		}
 		for _, a := range x.Fronts {
-			s.fronts[a] = append(s.fronts[a], x)
+			s.byVIP[a] = append(s.byVIP[a], x)
 		}
 		if len(x.Gone) == 0 {
 			s.gone = nil
@@ -97,9 +97,9 @@ func newStaleFlows(proto byte, stale []model.Stale) staleFlows {
 // that is not an endpoint of it any more. What goes to a node's own socket
 // on a number that is also a node port is no concern.
 func (s staleFlows) match(f conntrack.Flow) bool {
-	rules := s.fronts[f.Destination]
+	rules := s.byVIP[f.Destination]
 	if f.Answers != f.Destination {
-		rules = append(slices.Clone(rules), s.fronts[netip.AddrPortFrom(netip.Addr{}, f.Destination.Port())]...)
+		rules = append(slices.Clone(rules), s.byVIP[netip.AddrPortFrom(netip.Addr{}, f.Destination.Port())]...)
 	}
 	return slices.ContainsFunc(rules, func(r model.Stale) bool {
 		if len(r.Gone) > 0 {

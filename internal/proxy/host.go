@@ -138,7 +138,7 @@ func forward(cfg Config) error {
 	return nil
 }
 
-// ownAddress says whether an address is this machine's.
+// ownAddress says whether an address is this host's.
 func ownAddress(a netip.Addr) bool {
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {

@@ -29,9 +29,9 @@ import (
 	"github.com/berth-dev/berth/internal/testkit/testtimeout"
 )
 
-// world is a node with a bridge and two pods on it, each in a network
+// fixture is a node with a bridge and two pods on it, each in a network
 // namespace of its own.
-type world struct {
+type fixture struct {
 	t    *testing.T
 	node netns.NsHandle
 	pods []netns.NsHandle
@@ -42,7 +42,7 @@ type world struct {
 
 const nodeName = "here"
 
-func (w *world) must(err error) {
+func (w *fixture) must(err error) {
 	w.t.Helper()
 	if err != nil {
 		w.t.Fatal(err)
@@ -57,8 +57,8 @@ func run(args ...string) error {
 	return nil
 }
 
-func newWorld(t *testing.T) *world {
-	w := &world{t: t, node: netnstest.New(t), patience: testtimeout.Scale(time.Second)}
+func newFixture(t *testing.T) *fixture {
+	w := &fixture{t: t, node: netnstest.New(t), patience: testtimeout.Scale(time.Second)}
 	w.must(netnstest.In(w.node, func() error {
 		err := errors.Join(run("ip", "link", "set", "lo", "up"), run("ip", "link", "add", "br0", "type", "bridge"),
 			run("ip", "addr", "add", "10.244.0.1/24", "dev", "br0"), run("ip", "link", "set", "br0", "up"),
@@ -96,7 +96,7 @@ func newWorld(t *testing.T) *world {
 }
 
 // open makes a new writer, as a new process would.
-func (w *world) open() {
+func (w *fixture) open() {
 	var k *nft.Netlink
 	same := ""
 	w.must(netnstest.In(w.node, func() (err error) {
@@ -114,7 +114,7 @@ func (w *world) open() {
 }
 
 // answer serves "<id> <client address>" on TCP and UDP port 8080 of a pod.
-func (w *world) answer(pod netns.NsHandle, addr, id string) {
+func (w *fixture) answer(pod netns.NsHandle, addr, id string) {
 	var l net.Listener
 	var u net.PacketConn
 	w.must(netnstest.In(pod, func() (err error) {
@@ -151,7 +151,7 @@ func (w *world) answer(pod netns.NsHandle, addr, id string) {
 
 // ask connects from a namespace and returns what answered, "refused" or
 // "silence".
-func (w *world) ask(from netns.NsHandle, network, addr string) string {
+func (w *fixture) ask(from netns.NsHandle, network, addr string) string {
 	w.t.Helper()
 	if network == "sctp" {
 		return w.askSCTP(from, netip.MustParseAddrPort(addr), 0)
@@ -187,7 +187,7 @@ func (w *world) ask(from netns.NsHandle, network, addr string) string {
 	return got
 }
 
-func (w *world) sync() result {
+func (w *fixture) sync() result {
 	w.t.Helper()
 	var res result
 	w.must(netnstest.In(w.node, func() (err error) {
@@ -233,7 +233,7 @@ func expect(t *testing.T, what, got string, want ...string) {
 
 // TestKernelTraffic sends real packets through a real kernel.
 func TestKernelTraffic(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	m := w.w.model
 	m.SetService(svc("a", "10.96.0.1", 80, nil))
 	m.SetSlice(slice("a", "10.244.0.10"))
@@ -324,7 +324,7 @@ func TestKernelTraffic(t *testing.T) {
 // TestKernelRollingUpdate replaces endpoints all the time under connections:
 // none is refused or lost while an endpoint is ready.
 func TestKernelRollingUpdate(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	m := w.w.model
 	m.SetService(svc("a", "10.96.0.1", 80, nil))
 	m.SetSlice(slice("a", "10.244.0.10", "10.244.0.11", "10.244.0.12"))

@@ -80,7 +80,7 @@ func (s *suite) answers(place string, to netip.AddrPort, want string) {
 	s.t.Helper()
 	got := s.asked(place, to)
 	if got != want {
-		w := *s.world
+		w := *s.fixture
 		w.patience = 10 * s.patience
 		got = s.words(place, w.ask(s.spaces[place], "tcp", to.String()))
 	}
@@ -159,7 +159,7 @@ func TestNodeCIDRComesAndChanges(t *testing.T) {
 	if err := <-r.ended; err == nil || !strings.Contains(err.Error(), "spec.podCIDRs of node here changed") {
 		t.Errorf("another pod CIDR: ended with %v", err)
 	}
-	// The rules stay for whoever starts the proxy again.
+	// The rules stay for anyone who starts the proxy again.
 	expect(t, "pod to the cluster IP", s.asked("pod", clusterIPOf(svc, s.plan)), "b kept")
 }
 
@@ -170,8 +170,8 @@ func TestNodePortAddresses(t *testing.T) {
 	for _, c := range []struct {
 		addresses []string
 		// second says whether the node's second address counts: when the
-		// machine has it, and when the Node object names it.
-		machine, node bool
+		// onHost has it, and when the Node object names it.
+		onHost, node bool
 	}{
 		{[]string{"192.0.2.0/24", "fd00::/8"}, true, true},
 		{[]string{"primary"}, false, true},
@@ -200,7 +200,7 @@ func TestNodePortAddresses(t *testing.T) {
 			}
 			check(s.nodeIP, true)
 			s.must(netnstest.In(s.node, func() error { return run("ip", "addr", "add", second.String()+"/24", "dev", "eth0") }))
-			check(second, c.machine)
+			check(second, c.onHost)
 			n := s.nodeObject()
 			n.ResourceVersion = "2"
 			n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: second.String()})
@@ -208,7 +208,7 @@ func TestNodePortAddresses(t *testing.T) {
 			s.must(err)
 			check(second, c.node)
 			check(s.nodeIP, true)
-			if c.machine != c.node {
+			if c.onHost != c.node {
 				return
 			}
 			s.must(netnstest.In(s.node, func() error { return run("ip", "addr", "del", second.String()+"/24", "dev", "eth0") }))

@@ -76,6 +76,6 @@ func unload(t *testing.T) {
 		if time.Now().After(deadline) {
 			t.Fatalf("still loaded: %v", left)
 		}
-		time.Sleep(10 * time.Millisecond) // the kernel tells nobody when a namespace is gone
+		time.Sleep(10 * time.Millisecond) // the kernel tells no one when a namespace is gone
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/berth-dev/berth/internal/proxy/rules"
 )
 
-// CheckKernel tries, apart from the machine's own network, whether the kernel
+// CheckKernel tries, apart from the host's own network, whether the kernel
 // takes what the rules of its address families are made of; the error names all
 // that is missing. A process that may make no network namespace learns nothing:
 // then the first rules that are written tell.

@@ -1,5 +1,5 @@
 // Package proxy makes Services reachable: it watches Services, EndpointSlices
-// and the own Node, and keeps nftables equal to them.
+// and its own Node, and keeps nftables equal to them.
 //
 // The model decides (internal/proxy/model), the nft package writes; here is
 // the loop between them, which sleeps until an event arrives.
@@ -35,10 +35,10 @@ type Config struct {
 	// Informers is shared with other roles; Run starts what it asks for.
 	Informers informers.SharedInformerFactory
 	// Nodes, if set, is used instead of the one in Informers: an informer
-	// that sees the own Node only.
+	// that sees its own Node only.
 	Nodes cache.SharedIndexInformer
 	// Instance names the nftables tables, "berth" if empty. Every cluster
-	// on one machine needs its own.
+	// on one host needs its own.
 	Instance string
 	// ClusterCIDR holds the pods' addresses, one CIDR a family, separated
 	// by a comma. It overrides the one in Config.
@@ -73,8 +73,8 @@ const podCIDRWait = 5 * time.Minute
 
 // event is something to tell the Model, and what kind of thing it is.
 type event struct {
-	kind string
-	tell func(*writer)
+	kind   string
+	change func(*writer)
 }
 
 // Kinds of events that are counted.
@@ -202,14 +202,14 @@ type runner struct {
 	others   others        // owned by the drift check
 }
 
-func (r *runner) push(kind string, tell func(*writer)) {
+func (r *runner) push(kind string, change func(*writer)) {
 	now := time.Now()
 	r.mu.Lock()
-	r.queue = append(r.queue, event{kind, tell})
+	r.queue = append(r.queue, event{kind, change})
 	r.late(now)
 	r.mu.Unlock()
 	r.metrics.queued(kind, now)
-	r.stir()
+	r.trigger()
 }
 
 // late remembers since when families lack something; r.mu is held.
@@ -221,7 +221,7 @@ func (r *runner) late(now time.Time) {
 	}
 }
 
-func (r *runner) stir() {
+func (r *runner) trigger() {
 	select {
 	case r.wake <- struct{}{}:
 	default:
@@ -293,7 +293,7 @@ func (r *runner) step() error {
 	var right []model.Family
 	for _, w := range r.families {
 		for _, e := range queue {
-			e.tell(w)
+			e.change(w)
 		}
 		w.synced = w.synced && !recheck
 		if err := r.sync(w); err != nil {
@@ -385,5 +385,5 @@ func (r *runner) ask(f func()) {
 	r.mu.Lock()
 	r.asked = append(r.asked, f)
 	r.mu.Unlock()
-	r.stir()
+	r.trigger()
 }

@@ -28,9 +28,9 @@ import (
 	"github.com/berth-dev/berth/internal/testkit/testtimeout"
 )
 
-type told chan journal.Record
+type reported chan journal.Record
 
-func (c told) Append(r journal.Record) {
+func (c reported) Append(r journal.Record) {
 	select {
 	case c <- r:
 	default:
@@ -38,7 +38,7 @@ func (c told) Append(r journal.Record) {
 }
 
 // get asks an HTTP server in the node's namespace.
-func (w *world) get(url string) (status int, body string, header http.Header) {
+func (w *fixture) get(url string) (status int, body string, header http.Header) {
 	// The transport dials on a goroutine, that is a namespace, of its own.
 	dial := func(ctx context.Context, network, addr string) (c net.Conn, err error) {
 		err = netnstest.In(w.node, func() (err error) { c, err = (&net.Dialer{}).DialContext(ctx, network, addr); return err })
@@ -58,7 +58,7 @@ func (w *world) get(url string) (status int, body string, header http.Header) {
 }
 
 // until waits for something that must come to be true.
-func (w *world) until(what string, cond func() bool) {
+func (w *fixture) until(what string, cond func() bool) {
 	w.t.Helper()
 	limit := testtimeout.Scale(20 * time.Second)
 	deadline := time.Now().Add(limit)
@@ -72,7 +72,7 @@ func (w *world) until(what string, cond func() bool) {
 
 // TestRun starts the whole proxy against a fake API server and a real kernel.
 func TestRun(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	leaks := goleak.IgnoreCurrent()
 	balanced := svc("lb", "10.96.0.9", 80, func(s *corev1.Service) {
 		s.Spec.Type, s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = corev1.ServiceTypeLoadBalancer, corev1.ServiceExternalTrafficPolicyLocal, 32001
@@ -81,7 +81,7 @@ func TestRun(t *testing.T) {
 	client := fake.NewClientset(svc("a", "10.96.0.1", 80, nil), slice("a", "10.244.0.10"), balanced, slice("lb", "10.244.0.10", "10.244.0.11"), node)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	written, ended, tracer := make(told, 10), make(chan error, 1), &Tracer{}
+	written, ended, tracer := make(reported, 10), make(chan error, 1), &Tracer{}
 	go func() {
 		ended <- netnstest.In(w.node, func() error {
 			return Run(ctx, Config{NodeName: nodeName, Client: client, Informers: informers.NewSharedInformerFactory(client, 0), Instance: "berth-run", Metrics: prometheus.NewRegistry(),
@@ -175,7 +175,7 @@ func TestDescribe(t *testing.T) {
 }
 
 // testHealthCheckPort goes from two local endpoints to none that is ready.
-func testHealthCheckPort(t *testing.T, w *world, client *fake.Clientset) {
+func testHealthCheckPort(t *testing.T, w *fixture, client *fake.Clientset) {
 	const url = "http://192.0.2.10:32001/any/path"
 	w.until("the health check port", func() bool { code, _, _ := w.get(url); return code != 0 })
 	code, body, header := w.get(url)
@@ -197,8 +197,8 @@ func testHealthCheckPort(t *testing.T, w *world, client *fake.Clientset) {
 }
 
 // testHealth lets the autoscaler mark the node: load balancers must turn
-// away, and nobody may restart the proxy.
-func testHealth(t *testing.T, w *world, client *fake.Clientset, node *corev1.Node) {
+// away, and no one may restart the proxy.
+func testHealth(t *testing.T, w *fixture, client *fake.Clientset, node *corev1.Node) {
 	code, body, _ := w.get("http://127.0.0.1:10256/healthz")
 	var got map[string]any
 	if err := json.Unmarshal([]byte(body), &got); err != nil || code != 200 || got["healthy"] != true || got["nodeEligible"] != true || got["status"] == nil {
@@ -216,7 +216,7 @@ func testHealth(t *testing.T, w *world, client *fake.Clientset, node *corev1.Nod
 	}
 }
 
-func testMetrics(t *testing.T, w *world) {
+func testMetrics(t *testing.T, w *fixture) {
 	if _, body, _ := w.get("http://127.0.0.1:10249/proxyMode"); body != "nftables" {
 		t.Errorf("proxyMode: %s", body)
 	}
@@ -249,9 +249,9 @@ func testMetrics(t *testing.T, w *world) {
 	}
 }
 
-// testPortTaken has somebody else on the health check port of a Service: an
+// testPortTaken has another party on the health check port of a Service: an
 // Event tells it, and the port is opened once it is free.
-func testPortTaken(t *testing.T, w *world, client *fake.Clientset) {
+func testPortTaken(t *testing.T, w *fixture, client *fake.Clientset) {
 	var other net.Listener
 	w.must(netnstest.In(w.node, func() (err error) { other, err = net.Listen("tcp", "192.0.2.10:32002"); return err }))
 	defer other.Close()
@@ -289,7 +289,7 @@ func testPortTaken(t *testing.T, w *world, client *fake.Clientset) {
 
 // testLatency changes an endpoint and says when: the time until it is in the
 // kernel is measured, but not for what happened before the proxy's start.
-func testLatency(t *testing.T, w *world, client *fake.Clientset) {
+func testLatency(t *testing.T, w *fixture, client *fake.Clientset) {
 	const count = `kubeproxy_network_programming_duration_seconds_count{ip_family="IPv4"} `
 	for i, at := range []time.Time{time.Now().Add(-time.Hour), time.Now()} {
 		s := slice("a", fmt.Sprintf("10.244.0.%d", 11+i))
@@ -387,7 +387,7 @@ func TestEligible(t *testing.T) {
 
 // TestBusyPort checks both answers to an address that is taken.
 func TestBusyPort(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	client := fake.NewClientset()
 	for _, hard := range []bool{true, false} {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -396,7 +396,7 @@ func TestBusyPort(t *testing.T) {
 		cfg := Config{NodeName: nodeName, Client: client, Informers: informers.NewSharedInformerFactory(client, 0), Instance: "berth-busy", Synced: func() { close(synced) }}
 		cfg.defaults()
 		cfg.Config.BindAddressHardFail = hard
-		cfg.HealthzBind = "203.0.113.77:10256" // no address of this machine
+		cfg.HealthzBind = "203.0.113.77:10256" // no address of this host
 		go func() { ended <- netnstest.In(w.node, func() error { return Run(ctx, cfg) }) }()
 		select {
 		case err := <-ended:

@@ -85,7 +85,7 @@ func raw(ns netns.NsHandle, addr netip.Addr, icmp bool) (c *net.IPConn, err erro
 }
 
 // answerSCTP answers INITs at port 8080 of an address with "<id> <client>".
-func (w *world) answerSCTP(ns netns.NsHandle, addr, id string) {
+func (w *fixture) answerSCTP(ns netns.NsHandle, addr, id string) {
 	c, err := raw(ns, netip.MustParseAddr(addr), false)
 	w.must(err)
 	w.t.Cleanup(func() { c.Close() })
@@ -107,7 +107,7 @@ func (w *world) answerSCTP(ns netns.NsHandle, addr, id string) {
 
 // askSCTP sends an INIT from a namespace and returns what the INIT ACK says,
 // "refused" or "silence". A source port of 0 is any.
-func (w *world) askSCTP(from netns.NsHandle, to netip.AddrPort, src uint16) string {
+func (w *fixture) askSCTP(from netns.NsHandle, to netip.AddrPort, src uint16) string {
 	w.t.Helper()
 	if src == 0 {
 		src = uint16(20000 + sctpPorts.Add(1)%40000)

@@ -42,7 +42,7 @@ func (k rowsFirst) Apply(txs ...*nft.Tx) error {
 	return k.Fake.Apply(others)
 }
 
-// asker sends packets of clients on other machines to 10.96.0.1 and tells which
+// asker sends packets of clients on other hosts to 10.96.0.1 and tells which
 // endpoint gets them.
 type asker struct {
 	t    *testing.T

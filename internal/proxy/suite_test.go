@@ -31,7 +31,7 @@ var rewrite = flag.Bool("rewrite", false, "write the table of the packet suite a
 const tableFile = "../../docs/proxy-packets.md"
 
 // from are the places packets come from: the node itself, a pod on it, the
-// endpoint "a" on it, and a machine outside.
+// endpoint "a" on it, and a host outside.
 var from = []string{"node", "pod", "a", "outside"}
 
 // where endpoints are: a and b on the node, far on another one.
@@ -364,20 +364,20 @@ func (p plan) fakeAsk(t *testing.T, k *nft.Fake, c kase, place string, proto byt
 		}
 	}
 	if p.nodeIP == out.To.Addr() {
-		return "refused" // nobody listens there
+		return "refused" // no one listens there
 	}
-	return "silence" // nobody has the address
+	return "silence" // no one has the address
 }
 
-// suite is a node with three pods, a machine outside and a pod on another node.
+// suite is a node with three pods, a host outside and a pod on another node.
 type suite struct {
 	plan
-	*world
+	*fixture
 	spaces map[string]netns.NsHandle
 }
 
 func newSuite(t *testing.T, f model.Family) *suite {
-	s := &suite{plan: planOf(f), world: &world{t: t, node: netnstest.New(t), patience: testtimeout.Scale(time.Second)}, spaces: map[string]netns.NsHandle{}}
+	s := &suite{plan: planOf(f), fixture: &fixture{t: t, node: netnstest.New(t), patience: testtimeout.Scale(time.Second)}, spaces: map[string]netns.NsHandle{}}
 	s.spaces["node"] = s.node
 	ip := func(args ...string) error {
 		if f == model.V6 {
@@ -519,7 +519,7 @@ func (s *suite) askAll(network string) results {
 }
 
 func (s *suite) askCase(network string, c kase, place string, patience time.Duration) string {
-	w := *s.world
+	w := *s.fixture
 	w.patience = patience
 	answers := map[string]bool{}
 	for range testtimeout.Rounds(24, 10) {

@@ -74,7 +74,7 @@ func (w *writer) wrote(c *model.Changes) result {
 	return result{added: add, deleted: del, changes: c}
 }
 
-// build makes the table anew, whatever stands. If packets enter that, it is
+// build makes the table again, whatever stands. If packets enter that, it is
 // replaced in one transaction, which every packet sees whole or not at all.
 func (w *writer) build(entered bool) (result, error) {
 	tx, c := nft.Replace(w.layout.Family, w.table), w.model.Commit()
@@ -264,7 +264,7 @@ func (w *writer) sets() ([]model.Set, error) {
 }
 
 // complete says whether every chain has the rules it should have; cidrs, that
-// the one that drops what goes to nobody is looked at too.
+// the one that drops what goes to no one is looked at too.
 func (w *writer) complete(c *contents, cidrs bool) bool {
 	var classes []model.Class
 	for s := range c.rows {

@@ -64,8 +64,8 @@ func (r *runner) watch(ctx context.Context) (synced []cache.DoneChecker, stop fu
 		}})
 	if r.servesServiceCIDRs() {
 		inf := r.cfg.Informers.Networking().V1().ServiceCIDRs()
-		told := func(any) { r.setServiceCIDRs(inf.Informer().GetStore()) }
-		add(inf.Informer(), cache.ResourceEventHandlerFuncs{AddFunc: told, UpdateFunc: func(_, o any) { told(o) }, DeleteFunc: told})
+		reported := func(any) { r.setServiceCIDRs(inf.Informer().GetStore()) }
+		add(inf.Informer(), cache.ResourceEventHandlerFuncs{AddFunc: reported, UpdateFunc: func(_, o any) { reported(o) }, DeleteFunc: reported})
 	}
 	if err == nil {
 		err = r.watchAddresses(ctx)
@@ -144,7 +144,7 @@ func (r *runner) setNode(o any) {
 			r.cidrs = n.Spec.PodCIDRs
 			close(r.nodeSeen)
 		} else if r.cfg.Config.DetectLocalMode == "NodeCIDR" && !slices.Equal(r.cidrs, n.Spec.PodCIDRs) {
-			// Every rule that tells local traffic would be wrong: start anew.
+			// Every rule that tells local traffic would be wrong: start again.
 			r.fail(fmt.Errorf("spec.podCIDRs of node %s changed from %v to %v: the proxy must be started again", n.Name, r.cidrs, n.Spec.PodCIDRs))
 		}
 	}
@@ -190,7 +190,7 @@ func (cfg *Config) primaryOnly() bool {
 const kubeProxyPrimary = "primary"
 
 // nodePortAddrs are the addresses node ports answer on: the node's own, or
-// those of this machine within the configured CIDRs.
+// those of this host within the configured CIDRs.
 func (r *runner) nodePortAddrs(nodeIPs []netip.Addr) []netip.Addr {
 	if r.cfg.primaryOnly() {
 		return nodeIPs
@@ -216,7 +216,7 @@ func (r *runner) nodePortAddrs(nodeIPs []netip.Addr) []netip.Addr {
 	return out
 }
 
-// watchAddresses follows the machine's addresses where node ports answer on
+// watchAddresses follows the host's addresses where node ports answer on
 // those within CIDRs.
 func (r *runner) watchAddresses(ctx context.Context) error {
 	if r.cfg.primaryOnly() {

@@ -20,7 +20,7 @@ const (
 	renewJitter = 0.04
 )
 
-func (w *world) startRenewals() {
+func (w *simulation) startRenewals() {
 	interval := w.renewEvery()
 	for _, n := range w.nodes {
 		n.renewed = -time.Duration(w.random.Float64() * float64(interval))
@@ -29,7 +29,7 @@ func (w *world) startRenewals() {
 	}
 }
 
-func (w *world) renewEvery() time.Duration {
+func (w *simulation) renewEvery() time.Duration {
 	return time.Duration(float64(w.set.leaseSeconds) * renewShare * float64(time.Second))
 }
 
@@ -51,7 +51,7 @@ func (n *node) Do() {
 
 // renew writes the lease once. A request that takes longer than the agent
 // waits for it counts as not made.
-func (w *world) renew(n *node) {
+func (w *simulation) renew(n *node) {
 	if w.api.down > 0 || !n.talks(w.Now) {
 		return
 	}
@@ -64,7 +64,7 @@ func (w *world) renew(n *node) {
 	w.renewed(n)
 }
 
-func (w *world) renewed(n *node) {
+func (w *simulation) renewed(n *node) {
 	if !n.talks(w.Now) {
 		return
 	}
@@ -84,7 +84,7 @@ func (w *world) renewed(n *node) {
 }
 
 // post writes the node's status as the agent sees it.
-func (w *world) post(n *node) {
+func (w *simulation) post(n *node) {
 	w.api.do(writeNodeStatus, func() {
 		if !n.talks(w.Now) {
 			return
@@ -98,7 +98,7 @@ func (w *world) post(n *node) {
 }
 
 // writeNode stores a changed Node and lets everybody know.
-func (w *world) writeNode(n *node, change func(*v1.Node)) {
+func (w *simulation) writeNode(n *node, change func(*v1.Node)) {
 	if n.deleted {
 		return
 	}
@@ -107,11 +107,11 @@ func (w *world) writeNode(n *node, change func(*v1.Node)) {
 	spec := next.Spec.Unschedulable != n.obj.Spec.Unschedulable || !slices.Equal(next.Spec.Taints, n.obj.Spec.Taints)
 	n.obj = &next
 	w.refreshNode(n)
-	w.tell(func() { w.seeNode(n, spec) })
+	w.notify(func() { w.seeNode(n, spec) })
 }
 
 // seeNode is what the controllers do about a Node that changed.
-func (w *world) seeNode(n *node, spec bool) {
+func (w *simulation) seeNode(n *node, spec bool) {
 	if n.deleted {
 		return
 	}
@@ -128,7 +128,7 @@ func (w *world) seeNode(n *node, spec bool) {
 
 // speaksAgain is the agent after a silence: it renews its lease, corrects what
 // the API says of the node, and looks after its pods.
-func (w *world) speaksAgain(n *node) {
+func (w *simulation) speaksAgain(n *node) {
 	if !n.talks(w.Now) {
 		return
 	}
@@ -138,13 +138,13 @@ func (w *world) speaksAgain(n *node) {
 }
 
 // syncPods does for every pod of the node what the API asks for.
-func (w *world) syncPods(n *node) {
+func (w *simulation) syncPods(n *node) {
 	for _, p := range n.pods {
 		w.syncPod(p)
 	}
 }
 
-func (w *world) syncPod(p *pod) {
+func (w *simulation) syncPod(p *pod) {
 	n := p.node
 	switch {
 	case p.gone || n == nil || !n.talks(w.Now):
@@ -157,7 +157,7 @@ func (w *world) syncPod(p *pod) {
 	}
 }
 
-func (w *world) startPod(p *pod) {
+func (w *simulation) startPod(p *pod) {
 	p.run++
 	run := p.run
 	w.After(w.vary(w.sc.Cluster.PodStart.D(), 0.5), func() {
@@ -174,7 +174,7 @@ func (w *world) startPod(p *pod) {
 }
 
 // report writes that a running pod is ready.
-func (w *world) report(p *pod) {
+func (w *simulation) report(p *pod) {
 	if !p.node.talks(w.Now) {
 		return
 	}
@@ -186,12 +186,12 @@ func (w *world) report(p *pod) {
 		p.setReady(v1.ConditionTrue, w.Time())
 		w.refreshPod(p)
 		// A pod that gets ready on a node given up is marked again.
-		w.tell(func() { w.health.seePod(p) })
+		w.notify(func() { w.health.seePod(p) })
 	})
 }
 
 // finishPod ends a Job's pod that has done its work.
-func (w *world) finishPod(p *pod, run uint32) {
+func (w *simulation) finishPod(p *pod, run uint32) {
 	if p.gone || !p.running || p.run != run {
 		return
 	}
@@ -209,7 +209,7 @@ func (w *world) finishPod(p *pod, run uint32) {
 }
 
 // endPod is the agent's part of a deletion.
-func (w *world) endPod(p *pod) {
+func (w *simulation) endPod(p *pod) {
 	if p.ending {
 		return
 	}
@@ -229,7 +229,7 @@ func (w *world) endPod(p *pod) {
 
 // deletePod is what a DELETE does to a pod: it goes at once if no agent has to
 // agree, and else when that has ended it.
-func (w *world) deletePod(p *pod) {
+func (w *simulation) deletePod(p *pod) {
 	switch {
 	case p.gone:
 	case p.node == nil || p.node.deleted || p.obj.Status.Phase == v1.PodSucceeded || p.obj.Status.Phase == v1.PodFailed:
@@ -238,13 +238,13 @@ func (w *world) deletePod(p *pod) {
 		at := metav1.NewTime(w.Time().Add(30 * time.Second))
 		p.obj.DeletionTimestamp = &at
 		w.podChanged(p)
-		w.tell(func() { w.gc.look(p) })
+		w.notify(func() { w.gc.look(p) })
 		w.After(w.sc.Cluster.WatchLatency.D(), func() { w.syncPod(p) })
 	}
 }
 
 // removePod takes a pod out of the API.
-func (w *world) removePod(p *pod) {
+func (w *simulation) removePod(p *pod) {
 	if p.gone {
 		return
 	}
@@ -256,7 +256,7 @@ func (w *world) removePod(p *pod) {
 	}
 	p.set.pods = without(p.set.pods, p)
 	w.refreshPod(p)
-	w.tell(func() {
+	w.notify(func() {
 		w.scheduler.podGone(p)
 		p.set.changed()
 	})
@@ -264,9 +264,9 @@ func (w *world) removePod(p *pod) {
 
 // podChanged is what its owner does about a pod that was deleted or ended. No
 // owner acts on readiness: that only matters to rollouts, and there are none.
-func (w *world) podChanged(p *pod) {
+func (w *simulation) podChanged(p *pod) {
 	w.refreshPod(p)
-	w.tell(p.set.changed)
+	w.notify(p.set.changed)
 }
 
 func without(list []*pod, p *pod) []*pod {

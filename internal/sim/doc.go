@@ -3,7 +3,7 @@
 //
 // Real are the node health Monitor, the taint eviction rule, the scheduler's
 // placement, and the plans of ReplicaSets, StatefulSets, Jobs and DaemonSets:
-// the very code that `berth up` runs. Modelled are machines, networks, the API
+// the very code that `berth up` runs. Modelled are hosts, networks, the API
 // server (a latency and an on/off switch) and what agents do with pods. One
 // event heap orders everything; the same scenario and seed give the same run
 // to the last byte.

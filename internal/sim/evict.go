@@ -12,7 +12,7 @@ const evictors = 4
 
 // evictor is the shell of internal/nodes/eviction in virtual time.
 type evictor struct {
-	w    *world
+	w    *simulation
 	pool pool
 	// marked are pods under a taint that will evict them, with when this was
 	// first seen.

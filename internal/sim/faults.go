@@ -13,7 +13,7 @@ import (
 )
 
 // choose lists the nodes that a selection names, in their order.
-func (w *world) choose(s *Select) ([]*node, error) {
+func (w *simulation) choose(s *Select) ([]*node, error) {
 	var out []*node
 	for _, n := range w.nodes {
 		if n.deleted || s.Zone != "" && n.obj.Labels[v1.LabelTopologyZone] != s.Zone || s.Rack != "" && n.obj.Labels[rackLabel] != s.Rack ||
@@ -71,7 +71,7 @@ func (s *Select) String() string {
 }
 
 // change applies a fault or its end to a node, and does what follows on it.
-func (w *world) change(n *node, apply func(*node)) {
+func (w *simulation) change(n *node, apply func(*node)) {
 	if n.deleted {
 		return
 	}
@@ -101,7 +101,7 @@ func (w *world) change(n *node, apply func(*node)) {
 
 // boots is an agent's first moment after its machine started: its pods are not
 // running, and it says so before it starts them.
-func (w *world) boots(n *node) {
+func (w *simulation) boots(n *node) {
 	if !n.Works(w.Now) {
 		return
 	}
@@ -119,7 +119,7 @@ func (w *world) boots(n *node) {
 }
 
 // inflict begins a fault on nodes and plans its end.
-func (w *world) inflict(what string, f *Fault, nodes []*node, begin, end func(*node)) {
+func (w *simulation) inflict(what string, f *Fault, nodes []*node, begin, end func(*node)) {
 	text := fmt.Sprintf("%s %s (%s)", what, &f.Select, hit(nodes))
 	if f.For > 0 {
 		text += " for " + f.For.D().String()
@@ -160,7 +160,7 @@ func hit(nodes []*node) string {
 }
 
 // happens begins one event of the scenario.
-func (w *world) happens(e *Event) error {
+func (w *simulation) happens(e *Event) error {
 	var nodes []*node
 	if s := e.sel(); s != nil {
 		var err error
@@ -219,7 +219,7 @@ func addTaint(key string, effect v1.TaintEffect, now time.Time) func(*v1.Node) {
 	}
 }
 
-func (w *world) heal(s *Select, nodes []*node) {
+func (w *simulation) heal(s *Select, nodes []*node) {
 	w.notes.fact(w, "event", fmt.Sprintf("healed: %s (%s)", s, hit(nodes)))
 	for _, n := range nodes {
 		if n.Faulty() {
@@ -233,7 +233,7 @@ func (w *world) heal(s *Select, nodes []*node) {
 	}
 }
 
-func (w *world) flap(f *Flap, nodes []*node) {
+func (w *simulation) flap(f *Flap, nodes []*node) {
 	w.notes.fact(w, "event", fmt.Sprintf("network flaps, %s down and %s up: %s (%s) for %s", f.Down.D(), f.Up.D(), &f.Select, hit(nodes),
 		f.For.D()))
 	for _, n := range nodes {
@@ -261,12 +261,12 @@ func (w *world) flap(f *Flap, nodes []*node) {
 	}
 }
 
-func (w *world) deleteNode(n *node) {
+func (w *simulation) deleteNode(n *node) {
 	w.change(n, func(n *node) { n.Off++ })
 	w.api.do(writeNodeStatus, func() {
 		n.deleted = true
 		w.refreshNode(n)
-		w.tell(func() {
+		w.notify(func() {
 			w.health.observe(health.Event{Kind: health.NodeGone, Node: n.obj.Name})
 			w.scheduler.snap.RemoveNode(n.obj.Name)
 			w.gc.nodeGone(n)
@@ -274,7 +274,7 @@ func (w *world) deleteNode(n *node) {
 	})
 }
 
-func (w *world) restartControllers(d time.Duration) {
+func (w *simulation) restartControllers(d time.Duration) {
 	w.notes.fact(w, "event", "controllers and scheduler stop for "+d.String())
 	w.down++
 	w.health.stop()
@@ -289,7 +289,7 @@ func (w *world) restartControllers(d time.Duration) {
 	})
 }
 
-func (w *world) stallWatch(d time.Duration) {
+func (w *simulation) stallWatch(d time.Duration) {
 	w.notes.fact(w, "event", "the controllers' watches go stale for "+d.String()+"; the API works")
 	w.stalled++
 	w.health.deaf = true
@@ -304,7 +304,7 @@ func (w *world) stallWatch(d time.Duration) {
 }
 
 // listAgain is what every controller but health does with a fresh list.
-func (w *world) listAgain() {
+func (w *simulation) listAgain() {
 	for _, n := range w.nodes {
 		if !n.deleted {
 			w.eviction.seeNode(n)
@@ -320,12 +320,12 @@ func (w *world) listAgain() {
 	w.scheduler.listAgain()
 }
 
-func (w *world) faultAPI(f *API) {
+func (w *simulation) faultAPI(f *API) {
 	if f.Down {
 		w.notes.fact(w, "event", "the API is down for "+f.For.D().String())
 		w.api.down++
 		w.After(w.api.latency(), func() {
-			if w.api.down > 0 { // the watch of the leases broke and cannot be begun anew
+			if w.api.down > 0 { // the watch of the leases broke and cannot be begun again
 				w.health.observe(health.Event{Kind: health.Unanswered})
 			}
 		})

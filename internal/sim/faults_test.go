@@ -77,7 +77,7 @@ func TestWhatEachFaultDoes(t *testing.T) {
 }
 
 // A node that dies while the controllers, the API or the watches are away is found
-// out when they are back, and nobody else is marked.
+// out when they are back, and no one else is marked.
 func TestNodesThatDieUnseen(t *testing.T) {
 	for name, c := range map[string]struct {
 		event string
@@ -182,7 +182,7 @@ func TestSelect(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, err := newWorld(sc)
+	w, err := newSimulation(sc)
 	if err != nil {
 		t.Fatal(err)
 	}

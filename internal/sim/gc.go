@@ -10,7 +10,7 @@ import (
 // podGC is the shell of internal/nodes/podgc in virtual time. Finished pods
 // over a limit are not its concern here: Jobs of a scenario are few.
 type podGC struct {
-	w       *world
+	w       *simulation
 	missing map[*node]time.Duration // by when they were first seen gone
 }
 

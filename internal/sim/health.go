@@ -18,7 +18,7 @@ const healthMarkers, healthFollowers, healthSilencers = 16, 6, 6
 // it feeds the Monitor, asks its verdicts what has to be written, and makes the
 // writes as slowly as the API of the scenario takes them.
 type healthShell struct {
-	w       *world
+	w       *simulation
 	monitor *health.Monitor
 	// urgent marks silent nodes Unknown; rest taints them, unready marks their
 	// pods.
@@ -106,7 +106,7 @@ func (h *healthShell) advance() {
 		case health.Confirm:
 			h.confirm()
 		case health.StaleWatch:
-			h.watchAnew()
+			h.watchAgain()
 		}
 		if n := h.w.byName[d.Node]; n != nil {
 			h.queue(n)
@@ -135,8 +135,8 @@ func (h *healthShell) confirm() {
 	})
 }
 
-// watchAnew begins another lease watch in place of one that told nothing.
-func (h *healthShell) watchAnew() {
+// watchAgain begins another lease watch in place of one that told nothing.
+func (h *healthShell) watchAgain() {
 	life := h.life
 	h.w.After(h.w.api.latency(), func() {
 		if h.life == life {
@@ -149,7 +149,7 @@ func (h *healthShell) watchAnew() {
 // queue hands a node to the writers that mark it, and by them to the others.
 func (h *healthShell) queue(n *node) { h.hand(n, &n.marking, &h.urgent, h.mark) }
 
-// hand gives a node to a pool once: whoever asks while it waits is served with
+// hand gives a node to a pool once: anyone who asks while it waits is served with
 // it.
 func (h *healthShell) hand(n *node, waiting *bool, to *pool, next func(*node) (writeKind, func())) {
 	if *waiting || h.w.down > 0 {
@@ -160,7 +160,7 @@ func (h *healthShell) hand(n *node, waiting *bool, to *pool, next func(*node) (w
 }
 
 // write makes a node fit its verdict, one API write after the other. Each looks
-// at what is there anew.
+// at what is there again.
 func (h *healthShell) write(n *node, waiting *bool, next func(*node) (writeKind, func()), done func()) {
 	life := h.life
 	var kind writeKind
@@ -235,7 +235,7 @@ func (h *healthShell) follow(n *node) (writeKind, func()) {
 	}
 }
 
-// markPod takes a pod out of service because nobody vouches for its node. An
+// markPod takes a pod out of service because no one vouches for its node. An
 // agent that still talks disagrees, and says so.
 func (h *healthShell) markPod(p *pod) {
 	if p.gone || !p.ready() {

@@ -34,7 +34,7 @@ func (sc *Scenario) Import(nodes []*v1.Node, pods []*v1.Pod) (*Scenario, error) 
 }
 
 // load builds the world of a snapshot.
-func (s *snapshot) load(w *world) error {
+func (s *snapshot) load(w *simulation) error {
 	for _, o := range s.nodes {
 		w.loadNode(o)
 	}
@@ -72,7 +72,7 @@ func (s *snapshot) load(w *world) error {
 }
 
 // loadNode takes a node over, as it says it is.
-func (w *world) loadNode(o *v1.Node) {
+func (w *simulation) loadNode(o *v1.Node) {
 	ready := v1.ConditionUnknown
 	for _, c := range o.Status.Conditions {
 		if c.Type == v1.NodeReady {
@@ -101,7 +101,7 @@ func ownerOf(o *v1.Pod) (key, kind, name string) {
 	return string(ref.UID), kindDeployment, ref.Name
 }
 
-func (w *world) loadWorkload(kind, name string, first *v1.Pod) *workload {
+func (w *simulation) loadWorkload(kind, name string, first *v1.Pod) *workload {
 	spec := &Workload{Name: name, Kind: kind}
 	if first.Spec.Priority != nil {
 		spec.Priority = *first.Spec.Priority
@@ -125,7 +125,7 @@ func (w *world) loadWorkload(kind, name string, first *v1.Pod) *workload {
 }
 
 // loadPod puts a pod where it was found.
-func (w *world) loadPod(s *workload, o *v1.Pod) error {
+func (w *simulation) loadPod(s *workload, o *v1.Pod) error {
 	p := &pod{set: s, obj: v1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: o.Name, Namespace: o.Namespace, Labels: o.Labels, OwnerReferences: s.owner},
 		Spec:       *o.Spec.DeepCopy(), Status: v1.PodStatus{Phase: o.Status.Phase}}}
@@ -141,7 +141,7 @@ func (w *world) loadPod(s *workload, o *v1.Pod) error {
 	n := w.byName[o.Spec.NodeName]
 	if n == nil {
 		w.refreshPod(p)
-		w.tell(func() { w.scheduler.add(p) })
+		w.notify(func() { w.scheduler.add(p) })
 		return nil
 	}
 	w.bind(p, n)

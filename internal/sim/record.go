@@ -16,7 +16,7 @@ type nodeState uint8
 const (
 	nodeReady nodeState = iota
 	nodeCordoned
-	nodeUnnoticed // the API says ready, but nobody is there
+	nodeUnnoticed // the API says ready, but no one is there
 	nodeNotReady  // it says so itself
 	nodeUnknown   // marked Unknown
 	nodeEvicting  // and tainted NoExecute
@@ -29,13 +29,13 @@ type podState uint8
 const (
 	podServing     podState = iota
 	podDead                 // the API says ready, but it does not run
-	podNotReady             // starting, or nobody vouches for it
+	podNotReady             // starting, or no one vouches for it
 	podTerminating          // deleted, waiting for its agent
 	podPending              // on no node
 	podNowhere              // gone, or done
 )
 
-func (w *world) nodeState(n *node) nodeState {
+func (w *simulation) nodeState(n *node) nodeState {
 	if n.deleted {
 		return nodeNowhere
 	}
@@ -82,7 +82,7 @@ func (p *pod) stands() podState {
 }
 
 // refreshNode keeps the books about a node that may stand differently now.
-func (w *world) refreshNode(n *node) {
+func (w *simulation) refreshNode(n *node) {
 	r := &w.notes
 	was, is := n.state, w.nodeState(n)
 	if was == is {
@@ -103,7 +103,7 @@ func (w *world) refreshNode(n *node) {
 }
 
 // refreshPod keeps the books about a pod that may stand differently now.
-func (w *world) refreshPod(p *pod) {
+func (w *simulation) refreshPod(p *pod) {
 	r := &w.notes
 	was, is := p.state, p.stands()
 	if was == is {
@@ -114,7 +114,7 @@ func (w *world) refreshPod(p *pod) {
 	r.pods[was]--
 	r.pods[is]++
 	switch {
-	case p.set.spec.Kind == kindJob: // works, and serves nobody
+	case p.set.spec.Kind == kindJob: // works, and serves no one
 	case was == podServing:
 		p.set.lost = append(p.set.lost, w.Now)
 		r.lost++
@@ -186,11 +186,11 @@ var bursts = map[string]struct{ kind, thing, verb string }{
 	"unschedule": {"pods", "attempt", "to place a pod failed"},
 }
 
-func (r *recorder) fact(w *world, kind, text string) {
+func (r *recorder) fact(w *simulation, kind, text string) {
 	r.entries = append(r.entries, &Entry{At: Duration(w.Now), Kind: kind, What: text})
 }
 
-func (r *recorder) burst(w *world, what, zone, name string) *Entry {
+func (r *recorder) burst(w *simulation, what, zone, name string) *Entry {
 	key := what + "/" + zone
 	e := r.open[key]
 	if e == nil || w.Now-max(e.At, e.Until).D() > burstGap {
@@ -226,7 +226,7 @@ func zoneName(key string) string {
 	return "(none)"
 }
 
-func (r *recorder) unknown(w *world, n *node) {
+func (r *recorder) unknown(w *simulation, n *node) {
 	if n.silent < 0 {
 		r.falseUnknown++
 		r.burst(w, "false", zoneOf(n), n.obj.Name)
@@ -240,7 +240,7 @@ func (r *recorder) unknown(w *world, n *node) {
 }
 
 // taints notes which of the NoExecute taints of health came or went.
-func (r *recorder) taints(w *world, n *node, before *v1.Node) {
+func (r *recorder) taints(w *simulation, n *node, before *v1.Node) {
 	was, is := health.ViewOf(before), health.ViewOf(n.obj)
 	had, has := was.NotReady || was.Unreachable, is.NotReady || is.Unreachable
 	switch {
@@ -254,7 +254,7 @@ func (r *recorder) taints(w *world, n *node, before *v1.Node) {
 	}
 }
 
-func (r *recorder) evicted(w *world, p *pod) {
+func (r *recorder) evicted(w *simulation, p *pod) {
 	r.evictions++
 	if p.running {
 		r.needless++
@@ -262,21 +262,21 @@ func (r *recorder) evicted(w *world, p *pod) {
 	r.burst(w, "evicted", zoneOf(p.node), p.obj.Name)
 }
 
-func (r *recorder) collected(w *world, p *pod) {
+func (r *recorder) collected(w *simulation, p *pod) {
 	if !p.gone {
 		r.gced++
 		r.burst(w, "collected", zoneOf(p.node), p.obj.Name)
 	}
 }
 
-func (r *recorder) unschedulable(w *world, s *workload, why string) {
+func (r *recorder) unschedulable(w *simulation, s *workload, why string) {
 	e := r.burst(w, "unschedule", "", "")
 	e.Names = []string{s.name + ": " + why}
 }
 
 // decision notes those of the Monitor's decisions that concern more than one
 // node; the others show when they are written.
-func (r *recorder) decision(w *world, d health.Decision) {
+func (r *recorder) decision(w *simulation, d health.Decision) {
 	c := d.Cause
 	switch d.Kind {
 	case health.ZoneChanged:

@@ -32,7 +32,7 @@ type Result struct {
 
 // Run plays a scenario. The context ends it early, with the context's error.
 func Run(ctx context.Context, sc *Scenario) (*Result, error) {
-	w, err := newWorld(sc)
+	w, err := newSimulation(sc)
 	if err != nil {
 		return nil, err
 	}
@@ -42,12 +42,12 @@ func Run(ctx context.Context, sc *Scenario) (*Result, error) {
 	return w.play(ctx)
 }
 
-func newWorld(sc *Scenario) (*world, error) {
+func newSimulation(sc *Scenario) (*simulation, error) {
 	set, err := sc.settings()
 	if err != nil {
 		return nil, err
 	}
-	w := &world{sc: sc, set: set, random: rand.New(rand.NewPCG(sc.Seed, 1)), byName: map[string]*node{},
+	w := &simulation{sc: sc, set: set, random: rand.New(rand.NewPCG(sc.Seed, 1)), byName: map[string]*node{},
 		notes:     recorder{open: map[string]*Entry{}},
 		longReady: []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionTrue, LastTransitionTime: metav1.NewTime(clustermodel.Epoch)}}}
 	w.api.w = w
@@ -59,7 +59,7 @@ func newWorld(sc *Scenario) (*world, error) {
 	return w, nil
 }
 
-func (w *world) play(ctx context.Context) (*Result, error) {
+func (w *simulation) play(ctx context.Context) (*Result, error) {
 	nodes, pods := len(w.nodes), len(w.pods)
 	w.startRenewals()
 	w.health.start()
@@ -102,7 +102,7 @@ func (w *world) play(ctx context.Context) (*Result, error) {
 }
 
 // sample notes how things stand, and plans the next look.
-func (w *world) sample(step time.Duration) {
+func (w *simulation) sample(step time.Duration) {
 	r := &w.notes
 	s := Sample{At: Duration(w.Now), Nodes: r.nodeCounts(), Pods: r.podCounts(), Evictions: r.evictions}
 	from, to := int(max(w.Now-step, 0)/time.Second), int(w.Now/time.Second)

@@ -34,7 +34,7 @@ type Cluster struct {
 	APILatency   Duration `json:"apiLatency"`
 	WatchLatency Duration `json:"watchLatency"`
 	// PodStart and PodStop are how long an agent takes to bring a pod to Ready
-	// and to end it. Boot is a machine's time from power to a working agent.
+	// and to end it. Boot is a host's time from power to a working agent.
 	PodStart Duration `json:"podStart"`
 	PodStop  Duration `json:"podStop"`
 	Boot     Duration `json:"boot"`
@@ -51,11 +51,11 @@ type Zone struct {
 	Taints []v1.Taint        `json:"taints"`
 }
 
-// Workload is a number of pods that somebody keeps.
+// Workload is a number of pods that someone keeps.
 type Workload struct {
 	Name string `json:"name"`
 	// Kind is Deployment, StatefulSet, DaemonSet, Job or Pods: pods that
-	// nobody replaces.
+	// no one replaces.
 	Kind     string `json:"kind"`
 	Replicas int    `json:"replicas"`
 	// Count makes that many equal workloads, name-1 and so on.
@@ -95,9 +95,9 @@ type Event struct {
 	Flap *Flap `json:"flap,omitempty"`
 	// Heal ends every fault of the nodes it names; of all if it names none.
 	Heal *Select `json:"heal,omitempty"`
-	// Delete deletes Node objects whose machines are gone for good.
+	// Delete deletes Node objects whose hosts are gone for good.
 	Delete *Select `json:"delete,omitempty"`
-	// OutOfService taints dead nodes so that their pods are let go.
+	// OutOfService taints dead nodes so that their pods are released.
 	OutOfService *Select `json:"outOfService,omitempty"`
 	// Upgrade drains, reboots and frees nodes, Batch at a time.
 	Upgrade *Upgrade `json:"upgrade,omitempty"`

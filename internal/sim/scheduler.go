@@ -34,7 +34,7 @@ type class struct {
 
 // scheduler is the shell of internal/control/schedule in virtual time.
 type scheduler struct {
-	w       *world
+	w       *simulation
 	snap    *place.Snapshot
 	classes []*class
 	byKey   map[string]*class
@@ -54,11 +54,11 @@ func (s *scheduler) add(p *pod) {
 		s.classes = append(s.classes, c)
 	}
 	c.pods = append(c.pods, p)
-	s.kick()
+	s.trigger()
 }
 
 // kick starts the loop unless it runs.
-func (s *scheduler) kick() {
+func (s *scheduler) trigger() {
 	if s.busy || s.w.down > 0 {
 		return
 	}
@@ -94,7 +94,7 @@ func (s *scheduler) turn() {
 		return
 	}
 	s.place(best, best.pods[0])
-	s.kick()
+	s.trigger()
 }
 
 func (s *scheduler) place(c *class, p *pod) {
@@ -128,13 +128,13 @@ func (s *scheduler) place(c *class, p *pod) {
 		}
 		w.bind(p, n)
 		w.refreshPod(p)
-		w.tell(func() { w.eviction.consider(p) })
+		w.notify(func() { w.eviction.consider(p) })
 		w.After(w.sc.Cluster.WatchLatency.D(), func() { w.syncPod(p) })
 	})
 }
 
 // bind puts a pod on a node.
-func (w *world) bind(p *pod, n *node) {
+func (w *simulation) bind(p *pod, n *node) {
 	p.node = n
 	p.obj.Spec.NodeName = n.obj.Name
 	n.pods = append(n.pods, p)
@@ -162,12 +162,12 @@ func (s *scheduler) roomMade() {
 		c.retryAt = max(c.notBefore, s.w.Now) + 1
 		s.w.At(c.retryAt, func() {
 			c.parked, c.retryAt = false, 0
-			s.kick()
+			s.trigger()
 		})
 	}
 }
 
-// listAgain picks up the pods that became unbound while nobody listened.
+// listAgain picks up the pods that became unbound while no one listened.
 func (s *scheduler) listAgain() {
 	known := map[*pod]bool{}
 	for _, c := range s.classes {
@@ -181,7 +181,7 @@ func (s *scheduler) listAgain() {
 		}
 	}
 	s.roomMade()
-	s.kick()
+	s.trigger()
 }
 
 // tolerations are what admission gives a pod that says nothing of its own.

@@ -22,7 +22,7 @@ var writeNames = [writeKinds]string{"leases", "node status", "node taints", "pod
 
 // server is the API server: a latency, an on/off switch and a count of writes.
 type server struct {
-	w     *world
+	w     *simulation
 	down  int
 	extra time.Duration
 	// writes counts by kind and second of virtual time.
@@ -60,7 +60,7 @@ func (s *server) attempt(k writeKind, commit func(), pause time.Duration) {
 
 // tell lets the controllers hear of a change, unless they are away or their
 // watch is stale: then they hear of it when they list again.
-func (w *world) tell(hear func()) {
+func (w *simulation) notify(hear func()) {
 	w.After(w.sc.Cluster.WatchLatency.D(), func() {
 		if w.hearing() {
 			hear()
@@ -68,7 +68,7 @@ func (w *world) tell(hear func()) {
 	})
 }
 
-func (w *world) hearing() bool { return w.down == 0 && w.stalled == 0 }
+func (w *simulation) hearing() bool { return w.down == 0 && w.stalled == 0 }
 
 // pool is a number of workers with a queue. A job calls done when it is over.
 type pool struct {

@@ -24,7 +24,7 @@ type room struct {
 // settle fills the cluster as it is when the story begins: every pod has been
 // running for long, dealt out evenly over zones and nodes. What does not fit
 // is left to the scheduler.
-func (w *world) settle() error {
+func (w *simulation) settle() error {
 	rooms := make([]*room, len(w.nodes))
 	for i, n := range w.interleaved() {
 		a := n.obj.Status.Allocatable
@@ -54,7 +54,7 @@ func (w *world) settle() error {
 				w.addPod(p)
 				s.pods = append(s.pods, p)
 				w.refreshPod(p)
-				w.tell(func() { w.scheduler.add(p) })
+				w.notify(func() { w.scheduler.add(p) })
 				continue
 			}
 			w.place(p, rooms[(next+k)%len(rooms)])
@@ -77,7 +77,7 @@ func (w *world) settle() error {
 }
 
 // interleaved lists nodes so that neighbours are in different zones.
-func (w *world) interleaved() []*node {
+func (w *simulation) interleaved() []*node {
 	rank := map[*node]int{}
 	seen := map[string]int{}
 	for _, n := range w.nodes {
@@ -118,7 +118,7 @@ func (r *room) takes(s *workload) bool {
 }
 
 // place puts a pod on a node as if it had always been there.
-func (w *world) place(p *pod, r *room) {
+func (w *simulation) place(p *pod, r *room) {
 	request := &p.set.template.Spec.Containers[0].Resources.Requests
 	r.cpu -= request.Cpu().MilliValue()
 	r.mem -= request.Memory().Value()

@@ -20,7 +20,7 @@ import (
 // rackLabel is where a node of a scenario carries its rack.
 const rackLabel = "rack"
 
-// node is a machine and what the API holds of it.
+// node is a host and what the API holds of it.
 type node struct {
 	// obj is the Node in the API. It is replaced, never changed: the scheduler
 	// keeps what it was given.
@@ -28,7 +28,7 @@ type node struct {
 	pods []*pod
 
 	clustermodel.Host
-	w       *world
+	w       *simulation
 	faults  uint64 // grows when healed: what was due before is void
 	deleted bool
 
@@ -54,7 +54,7 @@ type pod struct {
 	parsed *place.Pod
 	set    *workload
 	node   *node // bound to
-	// running is the truth on the machine; run numbers its attempts, so that
+	// running is the truth on the host; run numbers its attempts, so that
 	// what was due in an earlier one is void.
 	running bool
 	run     uint32
@@ -70,8 +70,8 @@ func (p *pod) setReady(status v1.ConditionStatus, now time.Time) {
 	clustermodel.SetPodReady(&p.obj, status, clustermodel.Seconds(now))
 }
 
-// world is everything there is.
-type world struct {
+// simulation is everything there is.
+type simulation struct {
 	clustermodel.Clock
 	sc     *Scenario
 	set    settings
@@ -96,7 +96,7 @@ type world struct {
 	longReady []v1.PodCondition
 }
 
-func (w *world) podOf(o *v1.Pod) *pod {
+func (w *simulation) podOf(o *v1.Pod) *pod {
 	n, err := strconv.Atoi(string(o.UID))
 	if err != nil || n >= len(w.pods) {
 		return nil
@@ -105,7 +105,7 @@ func (w *world) podOf(o *v1.Pod) *pod {
 }
 
 // addPod gives a pod its number. The object's spec may be shared.
-func (w *world) addPod(p *pod) {
+func (w *simulation) addPod(p *pod) {
 	p.number, p.state = len(w.pods), podNowhere
 	p.obj.UID = types.UID(strconv.Itoa(p.number))
 	p.obj.CreationTimestamp = metav1.NewTime(w.Time())
@@ -116,11 +116,11 @@ func (w *world) addPod(p *pod) {
 }
 
 // vary is d give or take a share.
-func (w *world) vary(d time.Duration, share float64) time.Duration {
+func (w *simulation) vary(d time.Duration, share float64) time.Duration {
 	return d + time.Duration((w.random.Float64()*2-1)*share*float64(d))
 }
 
-func (w *world) build() error {
+func (w *simulation) build() error {
 	if w.sc.live != nil {
 		return w.sc.live.load(w)
 	}
@@ -165,7 +165,7 @@ func (c *Cluster) node(z *Zone, k int) *v1.Node {
 }
 
 // addNode adds a node that has been up and ready for a long time.
-func (w *world) addNode(obj *v1.Node) {
+func (w *simulation) addNode(obj *v1.Node) {
 	obj.UID = types.UID("node-" + obj.Name)
 	obj.CreationTimestamp = metav1.NewTime(clustermodel.Epoch.Add(-24 * time.Hour))
 	n := &node{w: w, obj: obj, silent: -1, back: -1, state: nodeNowhere}

@@ -62,7 +62,7 @@ func spread(list []time.Duration) Spread {
 	return Spread{Count: len(list), P50: at(0.5), P99: at(0.99), Max: at(1)}
 }
 
-func (w *world) summary(nodes, pods int) Summary {
+func (w *simulation) summary(nodes, pods int) Summary {
 	r := &w.notes
 	s := Summary{Nodes: nodes, Pods: pods,
 		Detection: spread(r.detected), Tainting: spread(r.tainted), NodeRecovery: spread(r.nodeBack), PodRecovery: spread(r.podBack),

@@ -19,14 +19,14 @@ const (
 // time.
 type upgrade struct {
 	*Upgrade
-	w     *world
+	w     *simulation
 	queue []*node
 	left  int
 	// late counts nodes whose drain timed out.
 	late int
 }
 
-func (w *world) upgrade(spec *Upgrade, nodes []*node) {
+func (w *simulation) upgrade(spec *Upgrade, nodes []*node) {
 	u := &upgrade{Upgrade: spec, w: w, queue: nodes, left: len(nodes)}
 	how := "drained first"
 	if u.NoDrain {

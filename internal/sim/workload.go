@@ -25,7 +25,7 @@ const creators = 32
 
 // workload is an owner of pods, with the API object its plan needs.
 type workload struct {
-	w    *world
+	w    *simulation
 	name string
 	spec *Workload
 	// class says which workloads are alike to the scheduler.
@@ -51,7 +51,7 @@ type workload struct {
 	lost []time.Duration
 }
 
-func (w *world) addWorkload(name string, spec *Workload) *workload {
+func (w *simulation) addWorkload(name string, spec *Workload) *workload {
 	s := &workload{w: w, name: name, spec: spec, class: spec.Name + "/" + spec.Kind}
 	labels := map[string]string{"app": name}
 	s.template = v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: v1.PodSpec{
@@ -250,7 +250,7 @@ func (s *workload) create(p *pod) {
 		s.w.addPod(p)
 		s.pods = append(s.pods, p)
 		s.w.refreshPod(p)
-		s.w.tell(func() { s.w.scheduler.add(p) })
+		s.w.notify(func() { s.w.scheduler.add(p) })
 	})
 }
 

@@ -89,7 +89,7 @@ func TestWherePodsGo(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w, err := newWorld(sc)
+		w, err := newSimulation(sc)
 		if err != nil {
 			t.Fatal(err)
 		}

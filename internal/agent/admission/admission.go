@@ -67,20 +67,20 @@ type Node interface {
 	Fetch(ctx context.Context) *v1.Node
 }
 
-// Pods are the pods that the agent has; pod.Signals has it.
-type Pods interface {
+// pods are the pods that the agent has; pod.Signals has it.
+type pods interface {
 	List() []*v1.Pod
 	Get(uid types.UID) (*v1.Pod, bool)
 	Kill(uid types.UID, k pod.Kill) <-chan struct{}
-	// Left is closed when nothing runs any more of a pod that no source has; nil
+	// Terminated is closed when nothing runs any more of a pod that no source has; nil
 	// for all others.
-	Left(uid types.UID) <-chan struct{}
+	Terminated(uid types.UID) <-chan struct{}
 }
 
 // Config is what an Admission works with; all of it is required.
 type Config struct {
 	Node Node
-	Pods Pods
+	Pods pods
 	// Runtime is what the runtime holds of a pod.
 	Runtime interface {
 		Pod(uid types.UID) *runtime.Pod
@@ -109,14 +109,15 @@ func New(cfg Config) *Admission {
 		},
 		kill: func(p *v1.Pod) <-chan struct{} {
 			gone := cfg.Pods.Kill(p.UID, pod.Kill{
-				Phase: v1.PodFailed, Reason: admit.Preempting, Message: admit.PreemptingMessage, Condition: pod.Disrupted(admit.DisruptionMessage),
+				Phase: v1.PodFailed, Reason: admit.Preempting, Message: admit.PreemptingMessage,
+				Condition: pod.Disrupted(admit.DisruptionMessage),
 			})
 			if gone != nil {
 				cfg.Preempted(p, admit.Preempting, admit.PreemptingMessage)
 			}
 			return gone
 		},
-		give: cfg.Exclusive.Give, left: cfg.Pods.Left, drop: cfg.Exclusive.Drop,
+		give: cfg.Exclusive.Give, left: cfg.Pods.Terminated, drop: cfg.Exclusive.Drop,
 		admitted: map[types.UID]*v1.Pod{}, leaving: map[types.UID]<-chan struct{}{}, waiting: map[types.UID]admit.Want{},
 	}
 	a.rejections = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_admission_rejections_total",
@@ -185,7 +186,7 @@ func await(ctx context.Context, list []<-chan struct{}) bool {
 }
 
 // adopt counts a pod that an agent before this one admitted. One that the
-// machine has to start anew, after a reboot, needs what it had alone anew: its
+// machine has to start again, after a reboot, needs what it had alone again: its
 // devices may not be there any more.
 func (a *Admission) adopt(p *v1.Pod) *pod.Rejection {
 	a.mu.Lock()
@@ -223,7 +224,9 @@ func (a *Admission) decide(p *v1.Pod, node *v1.Node) (refused *pod.Rejection, fi
 	if len(refusals) > 0 && late == nil && admit.MayPreempt(p, refusals) {
 		victims, err := admit.Victims(p, refusals, others)
 		if err != nil {
-			return &pod.Rejection{Reason: "UnexpectedAdmissionError", Message: "Unexpected error while attempting to recover from admission failure: preemption: error finding a set of pods to preempt: " + err.Error()}, nil
+			return &pod.Rejection{Reason: "UnexpectedAdmissionError",
+				Message: "Unexpected error while attempting to recover from admission failure: preemption: error finding a set of pods " +
+					"to preempt: " + err.Error()}, nil
 		}
 		for _, v := range victims {
 			if gone := a.kill(v); gone != nil {
@@ -301,7 +304,7 @@ func (a *Admission) others(but types.UID) []*v1.Pod {
 	var out []*v1.Pod
 	for _, now := range a.known() {
 		if gone := a.left(now.UID); gone != nil && a.leaving[now.UID] == nil {
-			// Whoever bound a pod here no longer saw this one.
+			// Anyone who bound a pod here no longer saw this one.
 			a.leaving[now.UID] = gone
 		}
 		phase := now.Status.Phase
@@ -341,10 +344,13 @@ func (a *Admission) Forget(uid types.UID) {
 
 // rejectionLabels are the reasons that the metric tells apart.
 var rejectionLabels = map[string]bool{
-	"OutOfcpu": true, "OutOfmemory": true, "OutOfephemeral-storage": true, "OutOfpods": true, "NodeAffinity": true, "NodeName": true, "NodePorts": true,
-	"TaintToleration": true, "PodOSSelectorNodeLabelDoesNotMatch": true, "PodOSNotSupported": true, "SupplementalGroupsPolicyNotSupported": true,
-	"UnexpectedAdmissionError": true, "TopologyAffinityError": true, "SMTAlignmentError": true, "Evicted": true, "SysctlForbidden": true,
-	"AppArmor": true, "PodFeatureUnsupported": true, "NodeShutdown": true,
+	"OutOfcpu": true, "OutOfmemory": true, "OutOfephemeral-storage": true, "OutOfpods": true, "NodeAffinity": true, "NodeName": true,
+	"NodePorts":       true,
+	"TaintToleration": true, "PodOSSelectorNodeLabelDoesNotMatch": true, "PodOSNotSupported": true,
+	"SupplementalGroupsPolicyNotSupported": true,
+	"UnexpectedAdmissionError":             true, "TopologyAffinityError": true, "SMTAlignmentError": true, "Evicted": true,
+	"SysctlForbidden": true,
+	"AppArmor":        true, "PodFeatureUnsupported": true, "NodeShutdown": true,
 }
 
 func rejectionLabel(reason string) string {

@@ -43,15 +43,17 @@ func smallNode(pods ...*v1.Pod) (*Admission, map[types.UID]chan struct{}) {
 
 func cpuPod(name, cpu string, priority int32) *v1.Pod {
 	return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)}, Spec: v1.PodSpec{
-		Priority: &priority, Containers: []v1.Container{{Name: "app", Resources: v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceCPU: apiresource.MustParse(cpu)}}}},
+		Priority: &priority, Containers: []v1.Container{{Name: "app",
+			Resources: v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceCPU: apiresource.MustParse(cpu)}}}},
 	}}
 }
 
 // TestPreemption: a critical pod gets room from another and waits until that
-// one is gone; nobody else is held up, and the room is not given away twice.
+// one is gone; no one else is held up, and the room is not given away twice.
 func TestPreemption(t *testing.T) {
 	ctx := context.Background()
-	low, critical, small, more := cpuPod("low", "900m", 0), cpuPod("critical", "500m", 2000001000), cpuPod("small", "0", 0), cpuPod("more", "600m", 0)
+	low, critical, small, more := cpuPod("low", "900m", 0), cpuPod("critical", "500m", 2000001000), cpuPod("small", "0", 0),
+		cpuPod("more", "600m", 0)
 	a, killed := smallNode(low, critical, small, more)
 	if r := a.Admit(ctx, low, false); r != nil {
 		t.Fatal(r)
@@ -124,7 +126,7 @@ func TestAdopted(t *testing.T) {
 }
 
 // TestAdoptedAfterAReboot: what runs goes on without asking; what has to be
-// started anew is asked for what it had alone, and is gone without it.
+// started again is asked for what it had alone, and is gone without it.
 func TestAdoptedAfterAReboot(t *testing.T) {
 	warm, cold := cpuPod("warm", "100m", 0), cpuPod("cold", "100m", 0)
 	a, _ := smallNode(warm, cold)

@@ -19,9 +19,9 @@ type Exclusive struct {
 	Devices  *device.Manager
 	Assigned *assign.Manager
 	Claims   *dra.Manager
-	Pods     Pods
+	Pods     pods
 	// AllKnown is closed once all pods of the node are known: before that nothing
-	// is taken back of pods that nobody has named.
+	// is taken back of pods that no one has named.
 	AllKnown <-chan struct{}
 	Log      *slog.Logger
 }

@@ -35,7 +35,7 @@ func DeclaredFeatures(r container.RuntimeFeatures) []string {
 }
 
 // unsupported refuses pods that need what the node does not declare: they were
-// placed by somebody who did not ask.
+// placed by someone who did not ask.
 func unsupported(p *v1.Pod, declared []string) (why, message string, ok bool) {
 	const reason = "PodFeatureUnsupported"
 	needs, err := features.DefaultFramework.InferForPodScheduling(&types.PodInfo{Spec: &p.Spec}, featureVersion)

@@ -21,7 +21,8 @@ func TestDeclaredFeatures(t *testing.T) {
 	}
 	p := &v1.Pod{}
 	p.Spec.Containers = []v1.Container{{Name: "c", VolumeMounts: []v1.VolumeMount{{Name: "v", BindMountOptions: []string{"noexec"}}}}}
-	if why, message, ok := unsupported(p, plain); ok || why != "PodFeatureUnsupported" || message != "Pod requires node features that are not available: VolumeBindMountOptions" {
+	if why, message, ok := unsupported(p, plain); ok || why != "PodFeatureUnsupported" ||
+		message != "Pod requires node features that are not available: VolumeBindMountOptions" {
 		t.Errorf("a pod with mount options: %v %s %s", ok, why, message)
 	}
 	if _, message, ok := unsupported(p, mounts); !ok {

@@ -64,15 +64,19 @@ func TestRefusals(t *testing.T) {
 	}{
 		{asks("fits", "cpu=500m"), ""},
 		{asks("cpu", "cpu=501m"), "OutOfcpu: Node didn't have enough resource: cpu, requested: 501, used: 1500, capacity: 2000"},
-		{asks("mem", "memory=1Gi"), "OutOfmemory: Node didn't have enough resource: memory, requested: 1073741824, used: 104857600, capacity: 1073741824"},
-		{asks("gpu", "example.com/gpu=2"), "OutOfexample.com/gpu: Node didn't have enough resource: example.com/gpu, requested: 2, used: 0, capacity: 1"},
+		{asks("mem", "memory=1Gi"),
+			"OutOfmemory: Node didn't have enough resource: memory, requested: 1073741824, used: 104857600, capacity: 1073741824"},
+		{asks("gpu", "example.com/gpu=2"),
+			"OutOfexample.com/gpu: Node didn't have enough resource: example.com/gpu, requested: 2, used: 0, capacity: 1"},
 		{asks("unknown", "example.com/other=2"), ""},
 		{asks("selector", "", func(p *v1.Pod) { p.Spec.NodeSelector = map[string]string{"zone": "b"} }),
 			"NodeAffinity: Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector"},
-		{asks("name", "", func(p *v1.Pod) { p.Spec.NodeName = "n2" }), "NodeName: Predicate NodeName failed: node(s) didn't match the requested node name"},
+		{asks("name", "", func(p *v1.Pod) { p.Spec.NodeName = "n2" }),
+			"NodeName: Predicate NodeName failed: node(s) didn't match the requested node name"},
 		{asks("port", "", port(80)), "NodePorts: Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports"},
 		{asks("other port", "", port(81)), ""},
-		{asks("os", "", func(p *v1.Pod) { p.Spec.OS = &v1.PodOS{Name: v1.Windows} }), "PodOSNotSupported: Failed to admit pod as the OS field \"windows\" doesn't match node OS"},
+		{asks("os", "", func(p *v1.Pod) { p.Spec.OS = &v1.PodOS{Name: v1.Windows} }),
+			"PodOSNotSupported: Failed to admit pod as the OS field \"windows\" doesn't match node OS"},
 		{asks("label", "", func(p *v1.Pod) { p.Labels = map[string]string{v1.LabelOSStable: "windows"} }),
 			"PodOSSelectorNodeLabelDoesNotMatch: Failed to admit pod as the `kubernetes.io/os` label doesn't match node label"},
 		{asks("groups", "", func(p *v1.Pod) {
@@ -88,7 +92,8 @@ func TestRefusals(t *testing.T) {
 		}
 	}
 	full := append(others, asks("o2", ""), asks("o3", ""))
-	if r := Fit(asks("one too many", ""), theNode(), full); r == nil || r.Reason != "OutOfpods" || !strings.Contains(r.Message, "requested: 1, used: 3, capacity: 3") {
+	if r := Fit(asks("one too many", ""), theNode(), full); r == nil || r.Reason != "OutOfpods" || !strings.Contains(r.Message,
+		"requested: 1, used: 3, capacity: 3") {
 		t.Errorf("a full node answers %+v", r)
 	}
 	n := theNode()
@@ -127,7 +132,7 @@ func TestVictims(t *testing.T) {
 		if !MayPreempt(p, refusals) {
 			continue
 		}
-		without := func(gone func(*v1.Pod) bool) []Refusal {
+		without := func(gone func(*v1.Pod) bool) []refusal {
 			return Refusals(p, n, slices.DeleteFunc(slices.Clone(running), gone))
 		}
 		got, err := Victims(p, refusals, running)
@@ -146,7 +151,8 @@ func TestVictims(t *testing.T) {
 			if !lessImportant(v, p) {
 				t.Fatalf("seed %d: %s went for a less important pod", seed, v.Name)
 			}
-			if resource.QOS(v) == v1.PodQOSGuaranteed && len(without(func(o *v1.Pod) bool { return lessImportant(o, p) && resource.QOS(o) != v1.PodQOSGuaranteed })) == 0 {
+			if resource.QOS(v) == v1.PodQOSGuaranteed &&
+				len(without(func(o *v1.Pod) bool { return lessImportant(o, p) && resource.QOS(o) != v1.PodQOSGuaranteed })) == 0 {
 				t.Fatalf("seed %d: a guaranteed pod went although others would do", seed)
 			}
 		}
@@ -170,12 +176,13 @@ func TestMayPreempt(t *testing.T) {
 	if MayPreempt(big, Refusals(big, n, nil)) {
 		t.Error("a pod preempts on a node that is wrong for it")
 	}
-	if _, err := Victims(big, []Refusal{{Resource: v1.ResourceCPU, Missing: 100}}, nil); err == nil || !strings.Contains(err.Error(), "(res: cpu, q: 100)") {
+	if _, err := Victims(big, []refusal{{Resource: v1.ResourceCPU, Missing: 100}}, nil); err == nil || !strings.Contains(err.Error(),
+		"(res: cpu, q: 100)") {
 		t.Errorf("nobody to preempt: %v", err)
 	}
 }
 
-// TestResizeOrder: room goes to who is first in the order, whoever asks first.
+// TestResizeOrder: room goes to who is first in the order, no matter who asks first.
 func TestResizeOrder(t *testing.T) {
 	n := theNode()
 	has := func(name string) *v1.Pod { return asks(name, "cpu=500m memory=10Mi") }
@@ -202,7 +209,7 @@ func TestResizeOrder(t *testing.T) {
 	if r := Resize("a", two, n, admitted); r == nil || r.Reason != "OutOfcpu" {
 		t.Errorf("room that is another's was given away: %+v", r)
 	}
-	// What would not fit anyway holds nobody up.
+	// What would not fit anyway holds no one up.
 	two[1].Wants = asks("b", "cpu=10")
 	if r := Resize("a", two, n, admitted); r != nil {
 		t.Errorf("a hopeless wish holds up another: %+v", r)

@@ -22,8 +22,8 @@ import (
 // not match.
 const NodeAffinity = "NodeAffinity"
 
-// Refusal is one thing that speaks against a pod on a node.
-type Refusal struct {
+// refusal is one thing that speaks against a pod on a node.
+type refusal struct {
 	pod.Rejection
 	// Resource is what there is too little of, and Missing how much, in the
 	// unit of messages (milli for cpu); empty for anything else.
@@ -31,20 +31,21 @@ type Refusal struct {
 	Missing  int64
 }
 
-func refuse(reason, format string, args ...any) []Refusal {
-	return []Refusal{{Rejection: pod.Rejection{Reason: reason, Message: fmt.Sprintf(format, args...)}}}
+func refuse(reason, format string, args ...any) []refusal {
+	return []refusal{{Rejection: pod.Rejection{Reason: reason, Message: fmt.Sprintf(format, args...)}}}
 }
 
 // Refusals lists what speaks against a pod on a node beside others, which are
 // the pods admitted before that are not over. The first is the one to tell.
-func Refusals(p *v1.Pod, node *v1.Node, others []*v1.Pod) []Refusal {
+func Refusals(p *v1.Pod, node *v1.Node, others []*v1.Pod) []refusal {
 	if os, ok := p.Labels[v1.LabelOSStable]; ok && os != "linux" {
 		return refuse("PodOSSelectorNodeLabelDoesNotMatch", "Failed to admit pod as the `kubernetes.io/os` label doesn't match node label")
 	}
 	if os := p.Spec.OS; os != nil && os.Name != v1.Linux {
 		return refuse("PodOSNotSupported", "Failed to admit pod as the OS field %q doesn't match node OS", os.Name)
 	}
-	if s := p.Spec.SecurityContext; s != nil && s.SupplementalGroupsPolicy != nil && *s.SupplementalGroupsPolicy == v1.SupplementalGroupsPolicyStrict {
+	if s := p.Spec.SecurityContext; s != nil && s.SupplementalGroupsPolicy != nil &&
+		*s.SupplementalGroupsPolicy == v1.SupplementalGroupsPolicyStrict {
 		if f := node.Status.Features; f == nil || f.SupplementalGroupsPolicy == nil || !*f.SupplementalGroupsPolicy {
 			return refuse("SupplementalGroupsPolicyNotSupported", "SupplementalGroupsPolicy=Strict is not supported in this node")
 		}
@@ -62,7 +63,8 @@ func Refusals(p *v1.Pod, node *v1.Node, others []*v1.Pod) []Refusal {
 	if !pod.IsStatic(p) {
 		evicts := func(t *v1.Taint) bool { return t.Effect == v1.TaintEffectNoExecute }
 		if _, bad := corev1.FindMatchingUntoleratedTaint(klog.Background(), node.Spec.Taints, p.Spec.Tolerations, evicts, true); bad {
-			out = append(out, refuse("TaintToleration", "Predicate TaintToleration failed: node(s) had taints that the pod didn't tolerate")...)
+			out = append(out, refuse("TaintToleration",
+				"Predicate TaintToleration failed: node(s) had taints that the pod didn't tolerate")...)
 		}
 	}
 	return out
@@ -77,7 +79,7 @@ func Fit(p *v1.Pod, node *v1.Node, others []*v1.Pod) *pod.Rejection {
 }
 
 // lacking lists the resources of which there is not enough.
-func lacking(p *v1.Pod, node *v1.Node, others []*v1.Pod) (out []Refusal) {
+func lacking(p *v1.Pod, node *v1.Node, others []*v1.Pod) (out []refusal) {
 	room := node.Status.Allocatable
 	if limit, ok := room[v1.ResourcePods]; ok && int64(len(others))+1 > limit.Value() {
 		out = append(out, outOf(v1.ResourcePods, 1, int64(len(others)), limit.Value()))
@@ -113,8 +115,9 @@ func amount(name v1.ResourceName, q resource.Quantity) int64 {
 	return q.Value()
 }
 
-func outOf(name v1.ResourceName, need, used, total int64) Refusal {
-	r := refuse("OutOf"+string(name), "Node didn't have enough resource: %s, requested: %d, used: %d, capacity: %d", name, need, used, total)[0]
+func outOf(name v1.ResourceName, need, used, total int64) refusal {
+	r := refuse("OutOf"+string(name), "Node didn't have enough resource: %s, requested: %d, used: %d, capacity: %d", name, need, used,
+		total)[0]
 	r.Resource, r.Missing = name, need+used-total
 	return r
 }

@@ -22,11 +22,11 @@ const (
 
 // MayPreempt tells whether others may have to go for a refused pod: it is
 // critical and there is only too little of something.
-func MayPreempt(p *v1.Pod, refusals []Refusal) bool {
+func MayPreempt(p *v1.Pod, refusals []refusal) bool {
 	if !container.Critical(p) || len(refusals) == 0 {
 		return false
 	}
-	return !slices.ContainsFunc(refusals, func(r Refusal) bool { return r.Resource == "" })
+	return !slices.ContainsFunc(refusals, func(r refusal) bool { return r.Resource == "" })
 }
 
 // missing is how much of each resource is still to be freed.
@@ -57,7 +57,7 @@ func uses(p *v1.Pod, name v1.ResourceName) int64 {
 // Victims chooses which of the running pods go for a critical one, as few and
 // of as low a quality of service as will do. Only pods that are less important
 // are considered. An error means that all of them would not be enough.
-func Victims(p *v1.Pod, refusals []Refusal, running []*v1.Pod) ([]*v1.Pod, error) {
+func Victims(p *v1.Pod, refusals []refusal, running []*v1.Pod) ([]*v1.Pod, error) {
 	need := missing{}
 	for _, r := range refusals {
 		need[r.Resource] = r.Missing
@@ -96,7 +96,8 @@ func closest(pods []*v1.Pod, need missing) (out []*v1.Pod) {
 	pods = slices.Clone(pods)
 	for len(need) > 0 && len(pods) > 0 {
 		best := slices.MinFunc(pods, func(a, b *v1.Pod) int {
-			return cmp.Or(cmp.Compare(need.distance(a), need.distance(b)), cmp.Compare(size(a, need), size(b, need)), strings.Compare(string(a.UID), string(b.UID)))
+			return cmp.Or(cmp.Compare(need.distance(a), need.distance(b)), cmp.Compare(size(a, need), size(b, need)),
+				strings.Compare(string(a.UID), string(b.UID)))
 		})
 		out = append(out, best)
 		need = need.less([]*v1.Pod{best})

@@ -55,7 +55,7 @@ func priority(p *v1.Pod) int32 {
 }
 
 // Resize decides whether the pod of that UID, one of wants, gets what it asks
-// for. Room that somebody before it in the order could use is not given away.
+// for. Room that someone before it in the order could use is not given away.
 // admitted are all pods of the node with what they were promised.
 func Resize(uid types.UID, wants []Want, node *v1.Node, admitted []*v1.Pod) *pod.Rejection {
 	wants = slices.Clone(wants)

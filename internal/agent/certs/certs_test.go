@@ -60,7 +60,8 @@ func (s *signer) sign(public crypto.PublicKey, subject pkix.Name, template *x509
 	if err != nil {
 		return nil, err
 	}
-	cert := &x509.Certificate{SerialNumber: serial, Subject: subject, NotBefore: time.Now().Add(-time.Second), NotAfter: time.Now().Add(s.lifetime),
+	cert := &x509.Certificate{SerialNumber: serial, Subject: subject, NotBefore: time.Now().Add(-time.Second),
+		NotAfter: time.Now().Add(s.lifetime),
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}}
 	if template != nil {
 		cert.DNSNames, cert.IPAddresses = template.DNSNames, template.IPAddresses
@@ -90,8 +91,11 @@ func (s *signer) run(ctx context.Context, t *testing.T, client kubernetes.Interf
 			t.Error(err)
 			continue
 		}
-		request.Status.Conditions = append(request.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{Type: certificatesv1.CertificateApproved, Status: v1.ConditionTrue, Reason: "Test"})
-		approved, err := client.CertificatesV1().CertificateSigningRequests().UpdateApproval(ctx, request.Name, request, metav1.UpdateOptions{})
+		request.Status.Conditions = append(request.Status.Conditions,
+			certificatesv1.CertificateSigningRequestCondition{Type: certificatesv1.CertificateApproved, Status: v1.ConditionTrue,
+				Reason: "Test"})
+		approved, err := client.CertificatesV1().CertificateSigningRequests().UpdateApproval(ctx, request.Name, request,
+			metav1.UpdateOptions{})
 		if err != nil {
 			t.Error(err)
 			continue
@@ -110,9 +114,11 @@ func (s *signer) run(ctx context.Context, t *testing.T, client kubernetes.Interf
 func writeBootstrap(t *testing.T, cfg *rest.Config, path string) {
 	t.Helper()
 	out := clientcmdapi.Config{
-		Clusters:  map[string]*clientcmdapi.Cluster{"c": {Server: cfg.Host, CertificateAuthority: cfg.CAFile, CertificateAuthorityData: cfg.CAData}},
-		AuthInfos: map[string]*clientcmdapi.AuthInfo{"u": {ClientCertificate: cfg.CertFile, ClientCertificateData: cfg.CertData, ClientKey: cfg.KeyFile, ClientKeyData: cfg.KeyData}},
-		Contexts:  map[string]*clientcmdapi.Context{"x": {Cluster: "c", AuthInfo: "u"}}, CurrentContext: "x",
+		Clusters: map[string]*clientcmdapi.Cluster{"c": {Server: cfg.Host, CertificateAuthority: cfg.CAFile,
+			CertificateAuthorityData: cfg.CAData}},
+		AuthInfos: map[string]*clientcmdapi.AuthInfo{"u": {ClientCertificate: cfg.CertFile, ClientCertificateData: cfg.CertData,
+			ClientKey: cfg.KeyFile, ClientKeyData: cfg.KeyData}},
+		Contexts: map[string]*clientcmdapi.Context{"x": {Cluster: "c", AuthInfo: "u"}}, CurrentContext: "x",
 	}
 	if err := clientcmd.WriteToFile(out, path); err != nil {
 		t.Fatal(err)
@@ -129,7 +135,8 @@ func TestBootstrapAndRotation(t *testing.T) {
 	defer wg.Wait()
 	defer cancel()
 	dir := t.TempDir()
-	cfg := BootstrapConfig{Log: slog.New(slog.DiscardHandler), NodeName: "n1", Kubeconfig: filepath.Join(dir, "kubeconfig"), Bootstrap: filepath.Join(dir, "bootstrap"), CertDir: filepath.Join(dir, "pki")}
+	cfg := BootstrapConfig{Log: slog.New(slog.DiscardHandler), NodeName: "n1", Kubeconfig: filepath.Join(dir, "kubeconfig"),
+		Bootstrap: filepath.Join(dir, "bootstrap"), CertDir: filepath.Join(dir, "pki")}
 	writeBootstrap(t, admin, cfg.Bootstrap)
 	if err := Bootstrap(ctx, cfg); err != nil {
 		t.Fatal(err)
@@ -145,7 +152,8 @@ func TestBootstrapAndRotation(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if subject := pair.Leaf.Subject; subject.CommonName != "system:node:n1" || len(subject.Organization) != 1 || subject.Organization[0] != "system:nodes" {
+	if subject := pair.Leaf.Subject; subject.CommonName != "system:node:n1" || len(subject.Organization) != 1 ||
+		subject.Organization[0] != "system:nodes" {
 		t.Errorf("subject is %v", subject)
 	}
 	if _, err := os.Stat(filepath.Join(cfg.CertDir, "kubelet-client.key.tmp")); !errors.Is(err, os.ErrNotExist) {
@@ -169,13 +177,15 @@ func TestBootstrapAndRotation(t *testing.T) {
 		}
 	})
 	<-renewed
-	if second := rotation.Current(); second == first || !second.Leaf.NotAfter.After(first.Leaf.NotAfter) || time.Now().After(first.Leaf.NotAfter) {
+	if second := rotation.Current(); second == first || !second.Leaf.NotAfter.After(first.Leaf.NotAfter) ||
+		time.Now().After(first.Leaf.NotAfter) {
 		t.Errorf("renewed from %v to %v at %v", first.Leaf.NotAfter, second.Leaf.NotAfter, time.Now())
 	}
 }
 
 func TestBootstrapNeedsCredentials(t *testing.T) {
-	err := Bootstrap(t.Context(), BootstrapConfig{Log: slog.New(slog.DiscardHandler), NodeName: "n1", Kubeconfig: filepath.Join(t.TempDir(), "none")})
+	err := Bootstrap(t.Context(), BootstrapConfig{Log: slog.New(slog.DiscardHandler), NodeName: "n1", Kubeconfig: filepath.Join(t.TempDir(),
+		"none")})
 	if err == nil || !strings.Contains(err.Error(), "--bootstrap-kubeconfig") {
 		t.Errorf("got %v", err)
 	}
@@ -205,7 +215,8 @@ func TestRequestNameIsStable(t *testing.T) {
 
 func TestSelfSignedServing(t *testing.T) {
 	dir := t.TempDir()
-	cfg := ServingConfig{Log: slog.New(slog.DiscardHandler), NodeName: "n1", CertDir: dir, Kubelet: &kubeletv1beta1.KubeletConfiguration{TLSMinVersion: "VersionTLS13"}}
+	cfg := ServingConfig{Log: slog.New(slog.DiscardHandler), NodeName: "n1", CertDir: dir,
+		Kubelet: &kubeletv1beta1.KubeletConfiguration{TLSMinVersion: "VersionTLS13"}}
 	for range 2 { // the second start finds the first one's certificate
 		serving, err := NewServing(cfg)
 		if err != nil {
@@ -226,14 +237,16 @@ func TestServingRequestWaitsForAddresses(t *testing.T) {
 	if servingTemplate("n1", nil) != nil {
 		t.Error("requests without addresses")
 	}
-	template := servingTemplate("n1", []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: "192.0.2.1"}, {Type: v1.NodeHostName, Address: "n1"}})
+	template := servingTemplate("n1", []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: "192.0.2.1"},
+		{Type: v1.NodeHostName, Address: "n1"}})
 	if template == nil || len(template.IPAddresses) != 1 || len(template.DNSNames) != 1 {
 		t.Errorf("template is %+v", template)
 	}
 }
 
 func TestExplainSaysWhatToDo(t *testing.T) {
-	for text, want := range map[string]string{"x509: certificate has expired or is not yet valid: current time": "clock", "x509: certificate signed by unknown authority": "certificate-authority", "Unauthorized": "token", "other": "other"} {
+	for text, want := range map[string]string{"x509: certificate has expired or is not yet valid: current time": "clock",
+		"x509: certificate signed by unknown authority": "certificate-authority", "Unauthorized": "token", "other": "other"} {
 		if got := Explain(errors.New(text)).Error(); !strings.Contains(got, want) {
 			t.Errorf("%s: %s", text, got)
 		}

@@ -55,7 +55,8 @@ func Bootstrap(ctx context.Context, cfg BootstrapConfig) error {
 		return nil
 	}
 	if cfg.Bootstrap == "" {
-		return fmt.Errorf("reading --kubeconfig %s: %w; and there is no --bootstrap-kubeconfig to get a new one with", cfg.Kubeconfig, unusable)
+		return fmt.Errorf("reading --kubeconfig %s: %w; and there is no --bootstrap-kubeconfig to get a new one with", cfg.Kubeconfig,
+			unusable)
 	}
 	boot, err := clientcmd.BuildConfigFromFlags("", cfg.Bootstrap)
 	if err != nil {
@@ -137,7 +138,8 @@ func request(ctx context.Context, cfg BootstrapConfig, client kubernetes.Interfa
 		return nil, err
 	}
 	for {
-		name, uid, err := csr.RequestCertificateWithContext(ctx, client, data, name, certificatesv1.KubeAPIServerClientKubeletSignerName, nil, usages(key), key)
+		name, uid, err := csr.RequestCertificateWithContext(ctx, client, data, name, certificatesv1.KubeAPIServerClientKubeletSignerName,
+			nil, usages(key), key)
 		if err != nil {
 			return nil, err
 		}
@@ -163,7 +165,8 @@ func usages(key any) []certificatesv1.KeyUsage {
 	if _, ok := key.(*ecdsa.PrivateKey); ok {
 		return []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth}
 	}
-	return []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageKeyEncipherment, certificatesv1.UsageClientAuth}
+	return []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageKeyEncipherment,
+		certificatesv1.UsageClientAuth}
 }
 
 // requestName is the same for the same key and subject, so that a restarted
@@ -215,14 +218,14 @@ type RotationConfig struct {
 	Failures certificate.Counter
 }
 
-// Rotation renews the client certificate at 70 to 90 % of its lifetime.
-type Rotation struct {
+// rotation renews the client certificate at 70 to 90 % of its lifetime.
+type rotation struct {
 	cfg     RotationConfig
 	manager certificate.Manager
 }
 
 // NewRotation returns a Rotation that has read the current certificate.
-func NewRotation(cfg RotationConfig) (*Rotation, error) {
+func NewRotation(cfg RotationConfig) (*rotation, error) {
 	store, err := certificate.NewFileStore(clientPrefix, cfg.CertDir, cfg.CertDir, cfg.Kubeconfig.CertFile, cfg.Kubeconfig.KeyFile)
 	if err != nil {
 		return nil, fmt.Errorf("opening --cert-dir: %w", err)
@@ -230,7 +233,7 @@ func NewRotation(cfg RotationConfig) (*Rotation, error) {
 	if err := forgetExpired(store, cfg.Kubeconfig.CertData); err != nil {
 		return nil, err
 	}
-	r := &Rotation{cfg: cfg}
+	r := &rotation{cfg: cfg}
 	r.manager, err = certificate.NewManager(&certificate.Config{
 		Name:                    "kubelet-client",
 		ClientsetFn:             func(*tls.Certificate) (kubernetes.Interface, error) { return cfg.Client() },
@@ -249,7 +252,7 @@ func NewRotation(cfg RotationConfig) (*Rotation, error) {
 }
 
 // forgetExpired removes a stored certificate that has expired where the
-// kubeconfig holds a good one: somebody else renewed that while the agent did
+// kubeconfig holds a good one: another party renewed that while the agent did
 // not run, and the stored one would be taken before it.
 func forgetExpired(store certificate.FileStore, kubeconfig []byte) error {
 	stored, err := store.Current()
@@ -267,7 +270,7 @@ func forgetExpired(store certificate.FileStore, kubeconfig []byte) error {
 }
 
 // Current is the certificate to use now, nil if there is none.
-func (r *Rotation) Current() *tls.Certificate { return r.manager.Current() }
+func (r *rotation) Current() *tls.Certificate { return r.manager.Current() }
 
 // expiryPatience is how long an agent goes on with an expired certificate: its
 // renewal may be just behind an API server that comes up.
@@ -275,8 +278,8 @@ const expiryPatience = 5 * time.Minute
 
 // Run renews until the context ends. It ends with an error when the
 // certificate has been expired for some minutes: the process cannot do
-// anything any more and should be started again, to bootstrap anew.
-func (r *Rotation) Run(ctx context.Context) error {
+// anything any more and should be started again, to bootstrap again.
+func (r *rotation) Run(ctx context.Context) error {
 	r.manager.Start()
 	defer r.manager.Stop()
 	last := r.manager.Current()
@@ -294,7 +297,8 @@ func (r *Rotation) Run(ctx context.Context) error {
 		case invalidSince.IsZero():
 			invalidSince = now
 		case now.Sub(invalidSince) > expiryPatience:
-			return errors.New("renewing the client certificate: it expired and the API server issued no new one; check the clock, approve the request (kubectl get csr), or bootstrap again")
+			return errors.New("renewing the client certificate: it expired and the API server issued no new one; check the clock, " +
+				"approve the request (kubectl get csr), or bootstrap again")
 		}
 		timer := time.NewTimer(pause(now, current))
 		select {
@@ -307,7 +311,7 @@ func (r *Rotation) Run(ctx context.Context) error {
 }
 
 // pause is a small part of the certificate's lifetime, within bounds: the
-// library that renews tells nobody when it did.
+// library that renews tells no one when it did.
 func pause(now time.Time, current *tls.Certificate) time.Duration {
 	if current == nil || current.Leaf == nil {
 		return time.Second

@@ -41,8 +41,8 @@ type ServingConfig struct {
 	Failures certificate.Counter
 }
 
-// Serving is the serving certificate with what keeps it current.
-type Serving struct {
+// serving is the serving certificate with what keeps it current.
+type serving struct {
 	TLS *tls.Config
 	// Run keeps the certificate current until the context ends.
 	Run func(context.Context) error
@@ -50,7 +50,7 @@ type Serving struct {
 
 // NewServing sets up TLS for the agent's API: the configured files, else a
 // certificate requested from the API server, else a self-signed one.
-func NewServing(cfg ServingConfig) (*Serving, error) {
+func NewServing(cfg ServingConfig) (*serving, error) {
 	base, err := tlsSettings(cfg.Kubelet)
 	if err != nil {
 		return nil, err
@@ -92,17 +92,17 @@ func tlsSettings(cfg *kubeletv1beta1.KubeletConfiguration) (*tls.Config, error) 
 }
 
 // fromFiles serves what the files hold now.
-func fromFiles(base *tls.Config, certFile, keyFile string) (*Serving, error) {
+func fromFiles(base *tls.Config, certFile, keyFile string) (*serving, error) {
 	pair, err := WatchPair("serving", certFile, keyFile, func() {})
 	if err != nil {
 		return nil, err
 	}
 	base.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return pair.Current(), nil }
-	return &Serving{TLS: base, Run: pair.Run}, nil
+	return &serving{TLS: base, Run: pair.Run}, nil
 }
 
-// Pair is a certificate with its key in files that somebody else renews.
-type Pair struct {
+// pair is a certificate with its key in files that another party renews.
+type pair struct {
 	content *dynamiccertificates.DynamicCertKeyPairContent
 	current atomic.Pointer[tls.Certificate]
 }
@@ -110,12 +110,12 @@ type Pair struct {
 // WatchPair reads a pair of files; purpose names it in errors, such as
 // "serving". While Run runs, changed is called after each new pair. A pair that
 // is broken keeps the last good one.
-func WatchPair(purpose, certFile, keyFile string, changed func()) (*Pair, error) {
+func WatchPair(purpose, certFile, keyFile string, changed func()) (*pair, error) {
 	content, err := dynamiccertificates.NewDynamicServingContentFromFiles(purpose+"-cert", certFile, keyFile)
 	if err != nil {
 		return nil, fmt.Errorf("loading the %s certificate: %w", purpose, err)
 	}
-	p := &Pair{content: content}
+	p := &pair{content: content}
 	if err := p.load(); err != nil {
 		return nil, fmt.Errorf("loading the %s certificate: %w", purpose, err)
 	}
@@ -127,7 +127,7 @@ func WatchPair(purpose, certFile, keyFile string, changed func()) (*Pair, error)
 	return p, nil
 }
 
-func (p *Pair) load() error {
+func (p *pair) load() error {
 	pair, err := tls.X509KeyPair(p.content.CurrentCertKeyContent())
 	if err == nil {
 		p.current.Store(&pair)
@@ -136,10 +136,10 @@ func (p *Pair) load() error {
 }
 
 // Current is the last good pair.
-func (p *Pair) Current() *tls.Certificate { return p.current.Load() }
+func (p *pair) Current() *tls.Certificate { return p.current.Load() }
 
 // Run follows the files until the context ends.
-func (p *Pair) Run(ctx context.Context) error {
+func (p *pair) Run(ctx context.Context) error {
 	p.content.Run(ctx, 1)
 	return nil
 }
@@ -169,8 +169,8 @@ func selfSigned(nodeName, certFile, keyFile string) error {
 
 // requested serves a certificate that the API server issues. Until it is
 // approved handshakes fail: the agent does not fall back to a certificate that
-// nobody can check.
-func requested(cfg ServingConfig, base *tls.Config) (*Serving, error) {
+// no one can check.
+func requested(cfg ServingConfig, base *tls.Config) (*serving, error) {
 	store, err := certificate.NewFileStore(servingPrefix, cfg.CertDir, cfg.CertDir, "", "")
 	if err != nil {
 		return nil, fmt.Errorf("opening --cert-dir: %w", err)
@@ -192,7 +192,7 @@ func requested(cfg ServingConfig, base *tls.Config) (*Serving, error) {
 		}
 		return nil, errors.New("no serving certificate yet: approve the request of this node (kubectl get csr)")
 	}
-	return &Serving{TLS: base, Run: func(ctx context.Context) error {
+	return &serving{TLS: base, Run: func(ctx context.Context) error {
 		manager.Start()
 		<-ctx.Done()
 		manager.Stop()

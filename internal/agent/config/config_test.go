@@ -45,7 +45,7 @@ func load(t *testing.T, files map[string]string, args ...string) (*Effective, er
 const header = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
 
 // TestEveryFieldHasARow polices the table: a field that a new version of the
-// API brings fails here until somebody decides about it.
+// API brings fails here until someone decides about it.
 func TestEveryFieldHasARow(t *testing.T) {
 	used := map[string]bool{}
 	for _, leaf := range leaves(reflect.TypeFor[kubeletv1beta1.KubeletConfiguration](), "") {
@@ -100,8 +100,10 @@ func TestEveryFlagIsUsed(t *testing.T) {
 
 func TestDocumentation(t *testing.T) {
 	var out bytes.Buffer
-	out.WriteString("# KubeletConfiguration v1beta1 in berth\n\nGenerated from the table in the code by `go test ./internal/agent/config -args -rewrite`.\n\n" +
-		"- **honoured**: has its documented effect\n- **subsumed**: accepted, with a note at start: berth does at least that in another way\n" +
+	out.WriteString("# KubeletConfiguration v1beta1 in berth\n\nGenerated from the table in the code by `go test ./internal/agent/config " +
+		"-args -rewrite`.\n\n" +
+		"- **honoured**: has its documented effect\n- **subsumed**: accepted, with a note at start: berth does at least that in " +
+		"another way\n" +
 		"- **refused**: any value but the default stops the agent at start, naming the field\n\n| field | berth | note |\n|---|---|---|\n")
 	for _, field := range Fields {
 		fmt.Fprintf(&out, "| `%s` | %s | %s |\n", field.Path, field.Support, field.Note)
@@ -120,7 +122,8 @@ func TestDefaultsAreSecure(t *testing.T) {
 			t.Fatal(err)
 		}
 		k := e.Kubelet
-		if *k.Authentication.Anonymous.Enabled || !*k.Authentication.Webhook.Enabled || k.Authorization.Mode != "Webhook" || k.ReadOnlyPort != 0 {
+		if *k.Authentication.Anonymous.Enabled || !*k.Authentication.Webhook.Enabled || k.Authorization.Mode != "Webhook" ||
+			k.ReadOnlyPort != 0 {
 			t.Errorf("%s: %+v %+v", name, k.Authentication, k.Authorization)
 		}
 		if k.EvictionHard["memory.available"] != "100Mi" || k.NodeStatusReportFrequency.Duration != 5*time.Minute || k.Port != 10250 {
@@ -186,7 +189,8 @@ volumeStatsAggPeriod: 0s
 		t.Fatal(err)
 	}
 	k := e.Kubelet
-	if k.CgroupDriver != "systemd" || k.EvictionPressureTransitionPeriod.Duration != 5*time.Minute || k.Authorization.Webhook.CacheAuthorizedTTL.Duration != 5*time.Minute ||
+	if k.CgroupDriver != "systemd" || k.EvictionPressureTransitionPeriod.Duration != 5*time.Minute ||
+		k.Authorization.Webhook.CacheAuthorizedTTL.Duration != 5*time.Minute ||
 		k.ContainerRuntimeEndpoint != "unix:///run/containerd/containerd.sock" || !k.RotateCertificates {
 		t.Errorf("effective: %+v", k)
 	}
@@ -197,7 +201,8 @@ volumeStatsAggPeriod: 0s
 
 func TestLayersAndSources(t *testing.T) {
 	e, err := load(t, map[string]string{
-		"c.yaml":       header + "maxPods: 10\nport: 1000\nclusterDNS: [1.1.1.1, 2.2.2.2]\nevictionHard: {memory.available: 1Gi}\nsystemReserved: {cpu: 100m}\n",
+		"c.yaml": header +
+			"maxPods: 10\nport: 1000\nclusterDNS: [1.1.1.1, 2.2.2.2]\nevictionHard: {memory.available: 1Gi}\nsystemReserved: {cpu: 100m}\n",
 		"d/10.conf":    header + "maxPods: 20\nclusterDNS: [3.3.3.3]\nsystemReserved: {memory: 1Gi}\n",
 		"d/20.conf":    header + "port: 2000\n",
 		"d/readme.txt": "not a configuration",
@@ -206,7 +211,8 @@ func TestLayersAndSources(t *testing.T) {
 		t.Fatal(err)
 	}
 	k := e.Kubelet
-	if k.MaxPods != 30 || k.Port != 2000 || len(k.ClusterDNS) != 1 || k.ClusterDNS[0] != "3.3.3.3" || len(k.SystemReserved) != 2 || k.Logging.Verbosity != 4 {
+	if k.MaxPods != 30 || k.Port != 2000 || len(k.ClusterDNS) != 1 || k.ClusterDNS[0] != "3.3.3.3" || len(k.SystemReserved) != 2 ||
+		k.Logging.Verbosity != 4 {
 		t.Errorf("effective: %+v", k)
 	}
 	if len(k.EvictionHard) != 1 {
@@ -215,7 +221,8 @@ func TestLayersAndSources(t *testing.T) {
 	if len(k.RegisterWithTaints) != 1 || k.RegisterWithTaints[0].Key != "a" {
 		t.Errorf("taints are %v", k.RegisterWithTaints)
 	}
-	for path, want := range map[string]string{"maxPods": "--max-pods", "port": "20.conf", "systemReserved.cpu": "c.yaml", "systemReserved.memory": "10.conf", "address": "default"} {
+	for path, want := range map[string]string{"maxPods": "--max-pods", "port": "20.conf", "systemReserved.cpu": "c.yaml",
+		"systemReserved.memory": "10.conf", "address": "default"} {
 		if got := e.Sources[path]; !strings.HasSuffix(got, want) {
 			t.Errorf("source of %s is %q, want %q", path, got, want)
 		}
@@ -226,7 +233,8 @@ func TestLayersAndSources(t *testing.T) {
 }
 
 func TestEvictionDefaultsCanBeMerged(t *testing.T) {
-	e, err := load(t, map[string]string{"c.yaml": header + "mergeDefaultEvictionSettings: true\nevictionHard: {memory.available: 1Gi}\n"}, "--config=DIR/c.yaml")
+	e, err := load(t, map[string]string{"c.yaml": header + "mergeDefaultEvictionSettings: true\nevictionHard: {memory.available: 1Gi}\n"},
+		"--config=DIR/c.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -277,10 +285,11 @@ func TestRefusals(t *testing.T) {
 		"enforceNodeAllocatable: [kube-reserved]":                      "needs kubeReservedCgroup",
 		"systemReserved: {gpu: '1'}":                                   "systemReserved.gpu",
 		"imagePullCredentialsVerificationPolicy: Sometimes":            "allowed are [NeverVerify NeverVerifyPreloadedImages",
-		"preloadedImagesVerificationAllowlist: [r.example/a]":          "needs imagePullCredentialsVerificationPolicy NeverVerifyAllowlistedImages",
-		"tlsCertFile: a":                                               "must be set together",
-		"shutdownGracePeriodCriticalPods: 5s":                          "must not be above shutdownGracePeriod",
-		"registerWithTaints: [{key: a, effect: X}]":                    "allowed are NoSchedule",
+		"preloadedImagesVerificationAllowlist: [r.example/a]": "needs imagePullCredentialsVerificationPolicy " +
+			"NeverVerifyAllowlistedImages",
+		"tlsCertFile: a":                            "must be set together",
+		"shutdownGracePeriodCriticalPods: 5s":       "must not be above shutdownGracePeriod",
+		"registerWithTaints: [{key: a, effect: X}]": "allowed are NoSchedule",
 	} {
 		_, err := load(t, map[string]string{"c.yaml": header + text + "\n"}, "--config=DIR/c.yaml")
 		if err == nil || !strings.Contains(err.Error(), want) {

@@ -31,9 +31,11 @@ func TestFeatures(t *testing.T) {
 // TestGatesOfWhatIsAlwaysOn: naming a feature that is part of berth is no
 // mistake, switching it off is.
 func TestGatesOfWhatIsAlwaysOn(t *testing.T) {
-	for _, gate := range []string{"ImageMaximumGCAge", "KubeletEnsureSecretPulledImages", "PodReadyToStartContainersCondition", "UserNamespacesSupport", "KubeletPodResourcesGet"} {
+	for _, gate := range []string{"ImageMaximumGCAge", "KubeletEnsureSecretPulledImages", "PodReadyToStartContainersCondition",
+		"UserNamespacesSupport", "KubeletPodResourcesGet"} {
 		for on, want := range map[bool]string{true: "", false: "featureGates." + gate + " cannot be false"} {
-			_, err := load(t, map[string]string{"c.yaml": fmt.Sprintf("%sfeatureGates: {%s: %v}\n", header, gate, on)}, "--config=DIR/c.yaml")
+			_, err := load(t, map[string]string{"c.yaml": fmt.Sprintf("%sfeatureGates: {%s: %v}\n", header, gate, on)},
+				"--config=DIR/c.yaml")
 			if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 				t.Errorf("%s %v: %v", gate, on, err)
 			}

@@ -2,12 +2,12 @@ package config
 
 import "strings"
 
-// Support says what berth does with a field.
-type Support int
+// support says what berth does with a field.
+type support int
 
 const (
 	// Honoured: the field has its documented effect.
-	Honoured Support = iota
+	Honoured support = iota
 	// Subsumed: berth does at least what the field asks for, in another way;
 	// the value is accepted and a note says so at start.
 	Subsumed
@@ -15,15 +15,15 @@ const (
 	Refused
 )
 
-func (s Support) String() string {
+func (s support) String() string {
 	return [...]string{"honoured", "subsumed", "refused"}[s]
 }
 
-// Field is one row of the table: a path (a field, or a struct for all below)
+// field is one row of the table: a path (a field, or a struct for all below)
 // and what berth does with it.
-type Field struct {
+type field struct {
 	Path    string
-	Support Support
+	Support support
 	// Note says what honours the field, what happens instead, or what to use.
 	Note string
 }
@@ -31,7 +31,7 @@ type Field struct {
 const noFilter = "the agent writes no packet filter rules; `berth proxy` owns them"
 
 // Fields is the table of all fields of KubeletConfiguration v1beta1.
-var Fields = []Field{
+var Fields = []field{
 	{"enableServer", Honoured, "API on `port`"},
 	{"staticPodPath", Honoured, "static pods, noticed at once"},
 	{"podLogsDir", Honoured, ""},
@@ -85,7 +85,8 @@ var Fields = []Field{
 	{"cpuManagerPolicy", Honoured, "none or static; a change needs `cpu_manager_state` removed"},
 	{"singleProcessOOMKill", Honoured, ""},
 	{"cpuManagerPolicyOptions", Honoured, "all six options; no gate is needed"},
-	{"cpuManagerReconcilePeriod", Honoured, "containers move when the shared processors change; this is how often all are set anew without a reason"},
+	{"cpuManagerReconcilePeriod", Honoured,
+		"containers move when the shared processors change; this is how often all are set anew without a reason"},
 	{"memoryManagerPolicy", Honoured, "None or Static; a change needs `memory_manager_state` removed"},
 	{"topologyManagerPolicy", Honoured, ""},
 	{"topologyManagerScope", Honoured, ""},
@@ -155,8 +156,10 @@ var Fields = []Field{
 	{"enableProfilingHandler", Honoured, ""},
 	{"enableDebugFlagsHandler", Honoured, ""},
 	{"seccompDefault", Honoured, ""},
-	{"memoryThrottlingFactor", Honoured, "memory.high of containers; with featureGates.MemoryQoS, on cgroup v2; refused by name without them"},
-	{"memoryReservationPolicy", Honoured, "memory.min and memory.low; with featureGates.MemoryQoS, on cgroup v2; refused by name without them"},
+	{"memoryThrottlingFactor", Honoured,
+		"memory.high of containers; with featureGates.MemoryQoS, on cgroup v2; refused by name without them"},
+	{"memoryReservationPolicy", Honoured,
+		"memory.min and memory.low; with featureGates.MemoryQoS, on cgroup v2; refused by name without them"},
 	{"registerWithTaints", Honoured, ""},
 	{"registerNode", Honoured, ""},
 	{"tracing", Honoured, "spans of requests to `port` and of calls of the runtime, over OTLP (gRPC, in plain text)"},
@@ -168,7 +171,7 @@ var Fields = []Field{
 }
 
 // fieldFor finds the row of a leaf: its own, or that of a struct above it.
-func fieldFor(path string) (Field, bool) {
+func fieldFor(path string) (field, bool) {
 	for {
 		for _, field := range Fields {
 			if field.Path == path {
@@ -177,7 +180,7 @@ func fieldFor(path string) (Field, bool) {
 		}
 		dot := strings.LastIndexByte(path, '.')
 		if dot < 0 {
-			return Field{}, false
+			return field{}, false
 		}
 		path = path[:dot]
 	}

@@ -40,8 +40,8 @@ type Agent struct {
 	CheckConfig         bool
 }
 
-// Flags collects what the command line gives.
-type Flags struct {
+// flags collects what the command line gives.
+type flags struct {
 	Agent Agent
 	set   *pflag.FlagSet
 }
@@ -53,13 +53,14 @@ type fieldFlag struct {
 }
 
 // AddFlags declares the agent's flags in fs; Load reads them after parsing.
-func AddFlags(fs *pflag.FlagSet) *Flags {
-	f := &Flags{set: fs}
+func AddFlags(fs *pflag.FlagSet) *flags {
+	f := &flags{set: fs}
 	a := &f.Agent
 	fs.StringVar(&a.ConfigFile, "config", "", "file with a KubeletConfiguration")
 	fs.StringVar(&a.ConfigDir, "config-dir", "", "directory of *.conf files laid over --config in order of their names")
 	fs.StringVar(&a.Kubeconfig, "kubeconfig", "", "how to reach the API server; without it only static pods run")
-	fs.StringVar(&a.BootstrapKubeconfig, "bootstrap-kubeconfig", "", "credentials to request a client certificate with if --kubeconfig does not exist yet")
+	fs.StringVar(&a.BootstrapKubeconfig, "bootstrap-kubeconfig", "",
+		"credentials to request a client certificate with if --kubeconfig does not exist yet")
 	fs.StringSliceVar(&a.APIServers, "api-servers", nil, "further addresses of the API server, for failover")
 	fs.StringVar(&a.HostnameOverride, "hostname-override", "", "the node's name instead of the host name")
 	fs.StringVar(&a.NodeIP, "node-ip", "", "the node's address, or two of different families; 0.0.0.0 or :: picks the default route's")
@@ -133,7 +134,8 @@ var fieldFlags = []fieldFlag{
 	{"enforce-node-allocatable", "enforceNodeAllocatable", "what to bound: pods, system-reserved, kube-reserved, ...", list},
 	{"eviction-hard", "evictionHard", "hard thresholds, memory.available<100Mi,...", mapOf("<")},
 	{"eviction-soft", "evictionSoft", "soft thresholds, memory.available<500Mi,...", mapOf("<")},
-	{"eviction-soft-grace-period", "evictionSoftGracePeriod", "how long a soft threshold may be crossed, memory.available=1m,...", mapOf("=")},
+	{"eviction-soft-grace-period", "evictionSoftGracePeriod", "how long a soft threshold may be crossed, memory.available=1m,...",
+		mapOf("=")},
 	{"eviction-minimum-reclaim", "evictionMinimumReclaim", "how much to free beyond a threshold, imagefs.available=1Gi,...", mapOf("=")},
 	{"eviction-pressure-transition-period", "evictionPressureTransitionPeriod", "how long pressure conditions stay", duration},
 	{"eviction-max-pod-grace-period", "evictionMaxPodGracePeriod", "most grace in soft evictions, seconds", number},
@@ -259,7 +261,7 @@ func taints(value string) (any, error) {
 
 // layers returns one layer per flag that was given, so that each field knows
 // its flag.
-func (f *Flags) layers() ([]layer, error) {
+func (f *flags) layers() ([]layer, error) {
 	var layers []layer
 	var failed error
 	byName := map[string]fieldFlag{"v": {name: "v", path: "logging.verbosity", parse: number}}

@@ -41,7 +41,8 @@ func decodeStrict(name string, text []byte) (*kubeletv1beta1.KubeletConfiguratio
 		return nil, fmt.Errorf("reading %s: %s", name, strings.Join(texts, "; "))
 	}
 	if cfg.Kind != "KubeletConfiguration" || cfg.APIVersion != kubeletv1beta1.SchemeGroupVersion.String() {
-		return nil, fmt.Errorf("reading %s: kind is %q and apiVersion %q, want KubeletConfiguration and %s", name, cfg.Kind, cfg.APIVersion, kubeletv1beta1.SchemeGroupVersion)
+		return nil, fmt.Errorf("reading %s: kind is %q and apiVersion %q, want KubeletConfiguration and %s", name, cfg.Kind, cfg.APIVersion,
+			kubeletv1beta1.SchemeGroupVersion)
 	}
 	return cfg, nil
 }

@@ -18,7 +18,7 @@ import (
 //go:embed defaults.yaml
 var defaultsYAML []byte
 
-// SourceDefault is the source of a value that nobody set.
+// SourceDefault is the source of a value that no one set.
 const SourceDefault = "default"
 
 // Effective is the configuration that applies, with what it was made from.
@@ -36,7 +36,7 @@ type Effective struct {
 	values map[string]any
 }
 
-// DefaultEvictionHard are the hard eviction thresholds that apply if nobody
+// DefaultEvictionHard are the hard eviction thresholds that apply if no one
 // sets any.
 func DefaultEvictionHard() map[string]string {
 	return map[string]string{
@@ -78,7 +78,7 @@ type layer struct {
 
 // Load reads the file and the drop-in directory that the flags name and lays
 // the flags that were given over them. Everything wrong is reported at once.
-func Load(flags *Flags) (*Effective, error) {
+func Load(flags *flags) (*Effective, error) {
 	var layers []layer
 	if path := flags.Agent.ConfigFile; path != "" {
 		read, err := readLayer(path)

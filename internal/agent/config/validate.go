@@ -61,7 +61,8 @@ var gateValues = map[string]bool{
 }
 
 // evictionSignals are the signals that thresholds may name.
-var evictionSignals = []string{"imagefs.available", "imagefs.inodesFree", "memory.available", "nodefs.available", "nodefs.inodesFree", "pid.available"}
+var evictionSignals = []string{"imagefs.available", "imagefs.inodesFree", "memory.available", "nodefs.available", "nodefs.inodesFree",
+	"pid.available"}
 
 // problems collects what is wrong, a line each.
 type problems []string
@@ -75,10 +76,12 @@ func (p *problems) check(bad bool, format string, args ...any) {
 // images checks who may use images that are on the node already.
 func (p *problems) images(cfg *kubeletv1beta1.KubeletConfiguration) {
 	policies := []kubeletv1beta1.ImagePullCredentialsVerificationPolicy{
-		kubeletv1beta1.NeverVerify, kubeletv1beta1.NeverVerifyPreloadedImages, kubeletv1beta1.NeverVerifyAllowlistedImages, kubeletv1beta1.AlwaysVerify,
+		kubeletv1beta1.NeverVerify, kubeletv1beta1.NeverVerifyPreloadedImages, kubeletv1beta1.NeverVerifyAllowlistedImages,
+		kubeletv1beta1.AlwaysVerify,
 	}
 	policy := cfg.ImagePullCredentialsVerificationPolicy
-	p.check(policy != "" && !slices.Contains(policies, policy), "imagePullCredentialsVerificationPolicy is %q: allowed are %v", policy, policies)
+	p.check(policy != "" && !slices.Contains(policies, policy), "imagePullCredentialsVerificationPolicy is %q: allowed are %v", policy,
+		policies)
 	p.check(len(cfg.PreloadedImagesVerificationAllowlist) > 0 && policy != kubeletv1beta1.NeverVerifyAllowlistedImages,
 		"preloadedImagesVerificationAllowlist needs imagePullCredentialsVerificationPolicy %s", kubeletv1beta1.NeverVerifyAllowlistedImages)
 }
@@ -99,10 +102,13 @@ func validate(cfg *kubeletv1beta1.KubeletConfiguration) []string {
 	p.check(cfg.PodsPerCore < 0, "podsPerCore is %d: must not be negative", cfg.PodsPerCore)
 	p.check(cfg.NodeLeaseDurationSeconds <= 0, "nodeLeaseDurationSeconds is %d: must be positive", cfg.NodeLeaseDurationSeconds)
 	p.check(*cfg.NodeStatusMaxImages < -1, "nodeStatusMaxImages is %d: must be -1 (all) or more", *cfg.NodeStatusMaxImages)
-	p.check(!slices.Contains([]string{"cgroupfs", "systemd"}, cfg.CgroupDriver), "cgroupDriver is %q: allowed are cgroupfs and systemd", cfg.CgroupDriver)
-	p.check(!slices.Contains([]string{"Webhook", "AlwaysAllow"}, string(cfg.Authorization.Mode)), "authorization.mode is %q: allowed are Webhook and AlwaysAllow", cfg.Authorization.Mode)
+	p.check(!slices.Contains([]string{"cgroupfs", "systemd"}, cfg.CgroupDriver), "cgroupDriver is %q: allowed are cgroupfs and systemd",
+		cfg.CgroupDriver)
+	p.check(!slices.Contains([]string{"Webhook", "AlwaysAllow"}, string(cfg.Authorization.Mode)),
+		"authorization.mode is %q: allowed are Webhook and AlwaysAllow", cfg.Authorization.Mode)
 	p.check((cfg.TLSCertFile == "") != (cfg.TLSPrivateKeyFile == ""), "tlsCertFile and tlsPrivateKeyFile must be set together")
-	p.check(!slices.Contains([]string{"text", "json"}, cfg.Logging.Format), "logging.format is %q: allowed are text and json", cfg.Logging.Format)
+	p.check(!slices.Contains([]string{"text", "json"}, cfg.Logging.Format), "logging.format is %q: allowed are text and json",
+		cfg.Logging.Format)
 	high, low := *cfg.ImageGCHighThresholdPercent, *cfg.ImageGCLowThresholdPercent
 	p.check(high < 0 || high > 100, "imageGCHighThresholdPercent is %d: allowed are 0 to 100", high)
 	p.check(low < 0 || low > 100, "imageGCLowThresholdPercent is %d: allowed are 0 to 100", low)
@@ -126,7 +132,8 @@ func validate(cfg *kubeletv1beta1.KubeletConfiguration) []string {
 	}
 	for i, taint := range cfg.RegisterWithTaints {
 		p.check(taint.Key == "", "registerWithTaints[%d] has no key", i)
-		p.check(!slices.Contains([]v1.TaintEffect{v1.TaintEffectNoSchedule, v1.TaintEffectPreferNoSchedule, v1.TaintEffectNoExecute}, taint.Effect),
+		p.check(!slices.Contains([]v1.TaintEffect{v1.TaintEffectNoSchedule, v1.TaintEffectPreferNoSchedule, v1.TaintEffectNoExecute},
+			taint.Effect),
 			"registerWithTaints[%d] has effect %q: allowed are NoSchedule, PreferNoSchedule and NoExecute", i, taint.Effect)
 	}
 	validateMemoryQoS(&p, cfg)
@@ -155,29 +162,30 @@ func MemoryQoS(cfg *kubeletv1beta1.KubeletConfiguration) (on bool, factor float6
 	return true, factor, cfg.MemoryReservationPolicy == kubeletv1beta1.TieredReservationMemoryReservationPolicy
 }
 
-// Feature is a feature gate as it is in effect. One with a stage can be
+// feature is a feature gate as it is in effect. One with a stage can be
 // switched.
-type Feature struct {
+type feature struct {
 	Name, Stage string
 	Enabled     bool
 }
 
 // Features are the gates that a configuration may name, by name.
-func Features(cfg *kubeletv1beta1.KubeletConfiguration) []Feature {
+func Features(cfg *kubeletv1beta1.KubeletConfiguration) []feature {
 	if cfg == nil {
 		return nil
 	}
 	on, _, _ := MemoryQoS(cfg)
-	list := []Feature{{memoryQoS, "ALPHA", on}}
+	list := []feature{{memoryQoS, "ALPHA", on}}
 	for name, only := range gateValues {
-		list = append(list, Feature{Name: name, Enabled: only})
+		list = append(list, feature{Name: name, Enabled: only})
 	}
-	slices.SortFunc(list, func(a, b Feature) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(list, func(a, b feature) int { return strings.Compare(a.Name, b.Name) })
 	return list
 }
 
 func validateMemoryQoS(p *problems, cfg *kubeletv1beta1.KubeletConfiguration) {
-	policies := []kubeletv1beta1.MemoryReservationPolicy{kubeletv1beta1.NoneMemoryReservationPolicy, kubeletv1beta1.TieredReservationMemoryReservationPolicy}
+	policies := []kubeletv1beta1.MemoryReservationPolicy{kubeletv1beta1.NoneMemoryReservationPolicy,
+		kubeletv1beta1.TieredReservationMemoryReservationPolicy}
 	p.check(cfg.MemoryReservationPolicy != "" && !slices.Contains(policies, cfg.MemoryReservationPolicy),
 		"memoryReservationPolicy is %q: allowed are %v", cfg.MemoryReservationPolicy, policies)
 	if f := cfg.MemoryThrottlingFactor; f != nil {
@@ -197,14 +205,16 @@ func validateTracing(p *problems, cfg *kubeletv1beta1.KubeletConfiguration) {
 	}
 	if endpoint := cfg.Tracing.Endpoint; endpoint != nil {
 		_, _, err := net.SplitHostPort(*endpoint)
-		p.check(err != nil && !strings.Contains(*endpoint, "://"), "tracing.endpoint is %q: must be host:port of a collector's gRPC receiver", *endpoint)
+		p.check(err != nil && !strings.Contains(*endpoint, "://"),
+			"tracing.endpoint is %q: must be host:port of a collector's gRPC receiver", *endpoint)
 	}
 }
 
 func validateReserved(p *problems, cfg *kubeletv1beta1.KubeletConfiguration) {
 	for name, reserved := range map[string]map[string]string{"systemReserved": cfg.SystemReserved, "kubeReserved": cfg.KubeReserved} {
 		for _, key := range slices.Sorted(maps.Keys(reserved)) {
-			p.check(!slices.Contains([]string{"cpu", "memory", "ephemeral-storage", "pid"}, key), "%s.%s: allowed are cpu, memory, ephemeral-storage and pid", name, key)
+			p.check(!slices.Contains([]string{"cpu", "memory", "ephemeral-storage", "pid"}, key),
+				"%s.%s: allowed are cpu, memory, ephemeral-storage and pid", name, key)
 			quantity, err := resource.ParseQuantity(reserved[key])
 			p.check(err != nil || quantity.Sign() < 0, "%s.%s is %q: must be a quantity that is not negative", name, key, reserved[key])
 		}
@@ -212,9 +222,11 @@ func validateReserved(p *problems, cfg *kubeletv1beta1.KubeletConfiguration) {
 }
 
 func validateEviction(p *problems, cfg *kubeletv1beta1.KubeletConfiguration) {
-	for name, thresholds := range map[string]map[string]string{"evictionHard": cfg.EvictionHard, "evictionSoft": cfg.EvictionSoft, "evictionMinimumReclaim": cfg.EvictionMinimumReclaim} {
+	for name, thresholds := range map[string]map[string]string{"evictionHard": cfg.EvictionHard, "evictionSoft": cfg.EvictionSoft,
+		"evictionMinimumReclaim": cfg.EvictionMinimumReclaim} {
 		for _, signal := range slices.Sorted(maps.Keys(thresholds)) {
-			p.check(!slices.Contains(evictionSignals, signal), "%s.%s is no signal: allowed are %s", name, signal, strings.Join(evictionSignals, ", "))
+			p.check(!slices.Contains(evictionSignals, signal), "%s.%s is no signal: allowed are %s", name, signal,
+				strings.Join(evictionSignals, ", "))
 			if _, _, err := ParseThreshold(thresholds[signal]); err != nil {
 				p.check(true, "%s.%s: %v", name, signal, err)
 			}
@@ -226,7 +238,8 @@ func validateEviction(p *problems, cfg *kubeletv1beta1.KubeletConfiguration) {
 	}
 	for _, signal := range slices.Sorted(maps.Keys(cfg.EvictionSoftGracePeriod)) {
 		period, err := time.ParseDuration(cfg.EvictionSoftGracePeriod[signal])
-		p.check(err != nil || period < 0, "evictionSoftGracePeriod.%s is %q: must be a duration that is not negative", signal, cfg.EvictionSoftGracePeriod[signal])
+		p.check(err != nil || period < 0, "evictionSoftGracePeriod.%s is %q: must be a duration that is not negative", signal,
+			cfg.EvictionSoftGracePeriod[signal])
 		_, ok := cfg.EvictionSoft[signal]
 		p.check(!ok, "evictionSoftGracePeriod.%s has no evictionSoft.%s", signal, signal)
 	}

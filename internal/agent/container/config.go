@@ -175,7 +175,8 @@ func volumeMount(in Input, c *v1.Container, i int, lookup func(string) (string, 
 		MountOptions:   vm.BindMountOptions,
 	}
 	if len(vm.BindMountOptions) > 0 && !in.Features.MountOptions {
-		return nil, configErrorf("volumeMount %q of container %q: bindMountOptions are not supported by the container runtime", vm.Name, c.Name)
+		return nil, configErrorf("volumeMount %q of container %q: bindMountOptions are not supported by the container runtime", vm.Name,
+			c.Name)
 	}
 	sub, err := subPath(vm, lookup)
 	if err != nil {
@@ -218,7 +219,7 @@ func subPath(vm *v1.VolumeMount, lookup func(string) (string, bool)) (string, er
 	sub := vm.SubPath
 	if vm.SubPathExpr != "" {
 		var missing string
-		if sub, missing = ExpandStrict(vm.SubPathExpr, lookup); missing != "" {
+		if sub, missing = expandStrict(vm.SubPathExpr, lookup); missing != "" {
 			return "", configErrorf("missing value for %q", missing)
 		}
 	}
@@ -258,7 +259,8 @@ func recursiveReadOnly(in Input, c *v1.Container, vm *v1.VolumeMount, readOnly b
 		return in.Features.RecursiveReadOnly && readOnly, nil
 	}
 	if mode != v1.RecursiveReadOnlyEnabled {
-		return false, configErrorf("volumeMount %q of container %q: recursiveReadOnly %q: allowed are Disabled, IfPossible and Enabled", vm.Name, c.Name, mode)
+		return false, configErrorf("volumeMount %q of container %q: recursiveReadOnly %q: allowed are Disabled, IfPossible and Enabled",
+			vm.Name, c.Name, mode)
 	}
 	if !readOnly {
 		return false, configErrorf("volumeMount %q of container %q: recursiveReadOnly requires readOnly", vm.Name, c.Name)
@@ -267,7 +269,8 @@ func recursiveReadOnly(in Input, c *v1.Container, vm *v1.VolumeMount, readOnly b
 		return false, configErrorf("volumeMount %q of container %q: recursiveReadOnly requires mountPropagation None", vm.Name, c.Name)
 	}
 	if !in.Features.RecursiveReadOnly {
-		return false, configErrorf("volumeMount %q of container %q: recursive read-only mount is not supported by the container runtime", vm.Name, c.Name)
+		return false, configErrorf("volumeMount %q of container %q: recursive read-only mount is not supported by the container runtime",
+			vm.Name, c.Name)
 	}
 	return true, nil
 }

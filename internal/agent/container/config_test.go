@@ -32,7 +32,8 @@ func baseInput() Input {
 	return Input{
 		NodeName: "node-1", NodeIPs: []string{"192.0.2.7"}, PodIPs: []string{"10.1.0.5"},
 		ClusterDNS: []string{"10.96.0.10"}, ClusterDomain: "cluster.local",
-		HostResolver:   network.Resolver{Servers: []string{"192.0.2.1"}, Searches: []string{"corp.example"}, Options: []string{"timeout:1"}},
+		HostResolver: network.Resolver{Servers: []string{"192.0.2.1"}, Searches: []string{"corp.example"},
+			Options: []string{"timeout:1"}},
 		HostHosts:      "127.0.0.1 localhost\n",
 		MemoryCapacity: 8 << 30, RootDir: "/agent", CgroupParent: "/kubepods/podX",
 		Node: NodeSettings{CgroupVersion: 1, CPUQuota: true, HugepageSizes: []string{"2MB"}, Kernel: [2]int{6, 1}},
@@ -65,7 +66,7 @@ func transcript(t *testing.T, s script) []byte {
 	t.Helper()
 	in := s.Input
 	in.Pod, in.Services, in.Volumes, in.Images, in.SubPaths = &s.Pod, s.Services, s.Volumes, s.Images, s.SubPaths
-	in.Objects = Objects{ConfigMaps: s.ConfigMaps, Secrets: s.Secrets}
+	in.Objects = objects{ConfigMaps: s.ConfigMaps, Secrets: s.Secrets}
 	var out bytes.Buffer
 	write := func(title string, v any) {
 		b, err := json.MarshalIndent(v, "", "  ")

@@ -17,7 +17,7 @@ type EnvVar struct {
 }
 
 // Env is the environment of a container: envFrom in order, then env in order,
-// then those service variables that nobody set. The order of the result is
+// then those service variables that no one set. The order of the result is
 // the order in which names first appeared, service variables sorted last.
 func Env(in Input, c *v1.Container) ([]EnvVar, error) {
 	b := envBuilder{in: in, c: c, values: map[string]string{}, services: serviceEnv(in)}
@@ -136,7 +136,7 @@ func (b *envBuilder) valueFrom(s *v1.EnvVarSource) (value string, found bool, er
 	pod := b.in.Pod
 	switch {
 	case s.FieldRef != nil:
-		value, err = EnvField(pod, b.facts(), s.FieldRef.FieldPath)
+		value, err = envField(pod, b.facts(), s.FieldRef.FieldPath)
 	case s.ResourceFieldRef != nil:
 		value, err = ResourceField(pod, b.c.Name, s.ResourceFieldRef, b.in.Allocatable)
 	case s.ConfigMapKeyRef != nil:
@@ -156,10 +156,10 @@ func (b *envBuilder) valueFrom(s *v1.EnvVarSource) (value string, found bool, er
 
 // facts are the addresses as downward fields see them: on the node's network
 // the pod's addresses are the node's.
-func (b *envBuilder) facts() FieldFacts { return FactsOf(b.in) }
+func (b *envBuilder) facts() FieldFacts { return factsOf(b.in) }
 
-// FactsOf are the downward facts of a pod.
-func FactsOf(in Input) FieldFacts {
+// factsOf are the downward facts of a pod.
+func factsOf(in Input) FieldFacts {
 	f := FieldFacts{NodeName: in.NodeName, HostIPs: in.NodeIPs, PodIPs: in.PodIPs}
 	if in.Pod.Spec.HostNetwork && len(f.PodIPs) == 0 {
 		f.PodIPs = in.NodeIPs
@@ -205,7 +205,7 @@ func (b *envBuilder) fileKey(r *v1.FileKeySelector) (string, bool, error) {
 		}
 		return "", false, configErrorf("environment file %q not found in volume %q", r.Path, r.VolumeName)
 	}
-	vars, err := ParseEnvFile(content)
+	vars, err := parseEnvFile(content)
 	if err != nil {
 		return "", false, configErrorf("environment file %q in volume %q: %w", r.Path, r.VolumeName, err)
 	}
@@ -216,9 +216,9 @@ func (b *envBuilder) fileKey(r *v1.FileKeySelector) (string, bool, error) {
 	return v, ok, nil
 }
 
-// ParseEnvFile reads KEY='value' lines. Blank lines and comments are skipped;
+// parseEnvFile reads KEY='value' lines. Blank lines and comments are skipped;
 // a value in single quotes may span lines and holds no escapes.
-func ParseEnvFile(content string) (map[string]string, error) {
+func parseEnvFile(content string) (map[string]string, error) {
 	out := map[string]string{}
 	sc := bufio.NewScanner(strings.NewReader(content))
 	sc.Buffer(nil, 1<<20)

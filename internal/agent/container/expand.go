@@ -9,8 +9,8 @@ func Expand(s string, lookup func(name string) (string, bool)) string {
 	return out
 }
 
-// ExpandStrict is Expand that reports the first name without a value.
-func ExpandStrict(s string, lookup func(name string) (string, bool)) (out, missing string) {
+// expandStrict is Expand that reports the first name without a value.
+func expandStrict(s string, lookup func(name string) (string, bool)) (out, missing string) {
 	return expand(s, lookup)
 }
 

@@ -19,8 +19,8 @@ type FieldFacts struct {
 	PodIPs   []string
 }
 
-// EnvField is the value of a downward field in an environment variable.
-func EnvField(pod *v1.Pod, f FieldFacts, path string) (string, error) {
+// envField is the value of a downward field in an environment variable.
+func envField(pod *v1.Pod, f FieldFacts, path string) (string, error) {
 	switch path {
 	case "spec.nodeName":
 		if pod.Spec.NodeName != "" {

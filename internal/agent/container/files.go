@@ -11,8 +11,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// File is a file that must exist before a container is created.
-type File struct {
+// file is a file that must exist before a container is created.
+type file struct {
 	Path    string
 	Content string
 	Mode    fs.FileMode
@@ -24,8 +24,8 @@ type File struct {
 
 // Files are the host files that ContainerConfig of the same arguments mounts:
 // the pod's hosts file and the container's termination message.
-func Files(in Input, c *v1.Container, attempt uint32) ([]File, error) {
-	var out []File
+func Files(in Input, c *v1.Container, attempt uint32) ([]file, error) {
+	var out []file
 	uid, gid := 0, 0
 	if u := in.UserNamespace; u != nil && len(u.UIDs) > 0 && len(u.GIDs) > 0 {
 		uid, gid = int(u.UIDs[0].HostID), int(u.GIDs[0].HostID)
@@ -35,18 +35,18 @@ func Files(in Input, c *v1.Container, attempt uint32) ([]File, error) {
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, File{Path: hostsPath(in), Content: content, Mode: 0o644, UID: uid, GID: gid})
+		out = append(out, file{Path: hostsPath(in), Content: content, Mode: 0o644, UID: uid, GID: gid})
 	}
 	if c.TerminationMessagePath != "" {
 		// Any user of the container may report its end.
-		out = append(out, File{Path: terminationFile(in, c, attempt), Mode: 0o666, Keep: true, UID: uid, GID: gid})
+		out = append(out, file{Path: terminationFile(in, c, attempt), Mode: 0o666, Keep: true, UID: uid, GID: gid})
 	}
 	return out, nil
 }
 
 // WriteFiles makes files in place: running containers have them bind mounted,
 // so a replaced file would not be seen.
-func WriteFiles(files []File) error {
+func WriteFiles(files []file) error {
 	for _, f := range files {
 		if err := writeFile(f); err != nil {
 			return fmt.Errorf("writing %s: %w", filepath.Base(f.Path), err)
@@ -55,7 +55,7 @@ func WriteFiles(files []File) error {
 	return nil
 }
 
-func writeFile(f File) error {
+func writeFile(f file) error {
 	if err := os.MkdirAll(filepath.Dir(f.Path), 0o750); err != nil {
 		return err
 	}

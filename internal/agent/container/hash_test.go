@@ -26,7 +26,8 @@ func TestHashIsTheKubelets(t *testing.T) {
 		if !SameDefinition(v.want, c) || !SameDefinition("", c) || v.older != "" && !SameDefinition(v.older, c) {
 			t.Errorf("%s with %s: a container of the same definition is taken for another", v.name, v.image)
 		}
-		if other := (&v1.Container{Name: v.name, Image: v.image + "0"}); SameDefinition(v.want, other) || v.older != "" && SameDefinition(v.older, other) {
+		if other := (&v1.Container{Name: v.name, Image: v.image + "0"}); SameDefinition(v.want, other) || v.older != "" &&
+			SameDefinition(v.older, other) {
 			t.Errorf("%s: another image than %s is taken for the same definition", v.name, v.image)
 		}
 	}

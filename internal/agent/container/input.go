@@ -69,8 +69,8 @@ type Input struct {
 	// Services is for service variables: those of the pod's namespace and
 	// "kubernetes" of the default namespace. Others are ignored.
 	Services []*v1.Service
-	// Objects holds the ConfigMaps and Secrets that environments refer to.
-	Objects Objects
+	// objects holds the ConfigMaps and Secrets that environments refer to.
+	Objects objects
 
 	// Volumes by name, as mounted.
 	Volumes map[string]Volume
@@ -108,7 +108,7 @@ type EnvFile struct {
 }
 
 // CPUSet are the CPUs and memory nodes of a container in list form ("0-1,4").
-// Exclusive says that nobody else runs there, so that no quota applies.
+// Exclusive says that no one else runs there, so that no quota applies.
 type CPUSet struct {
 	CPUs, Mems string
 	Exclusive  bool
@@ -165,7 +165,7 @@ type NodeSettings struct {
 	PodMemory, PageSize int64
 	// ReserveMemory protects requests of memory from reclaim on v2.
 	ReserveMemory bool
-	// HugepageSizes are the page sizes of the machine in kernel names.
+	// HugepageSizes are the page sizes of the host in kernel names.
 	HugepageSizes []string
 	// SwapLimited gives burstable pods a share of the node's swap
 	// (LimitedSwap); SwapCapacity is the node's swap in bytes.

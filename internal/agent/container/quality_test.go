@@ -35,8 +35,10 @@ func TestMemoryQuality(t *testing.T) {
 		{name: "memory is bounded, processors are not", request: "100Mi", limit: "100Mi", high: "max", min: "0", low: "104857600"},
 		{name: "guaranteed", cpu: "1", request: "100Mi", limit: "100Mi", high: "max", min: "104857600", low: "0"},
 		{name: "best effort", high: "max", min: "0", low: "0"},
-		{name: "no throttling", request: "100Mi", limit: "200Mi", change: func(n *NodeSettings) { n.ThrottleFactor = 0 }, min: "0", low: "104857600"},
-		{name: "no reservation", request: "100Mi", limit: "200Mi", change: func(n *NodeSettings) { n.ReserveMemory = false }, high: "199229440"},
+		{name: "no throttling", request: "100Mi", limit: "200Mi", change: func(n *NodeSettings) { n.ThrottleFactor = 0 }, min: "0",
+			low: "104857600"},
+		{name: "no reservation", request: "100Mi", limit: "200Mi", change: func(n *NodeSettings) { n.ReserveMemory = false },
+			high: "199229440"},
 		{name: "cgroup v1", request: "100Mi", limit: "200Mi", change: func(n *NodeSettings) { n.CgroupVersion = 1 }},
 	} {
 		node := NodeSettings{CgroupVersion: 2, ThrottleFactor: 0.9, ReserveMemory: true, PodMemory: 1024 * mib, PageSize: 4096}
@@ -44,10 +46,12 @@ func TestMemoryQuality(t *testing.T) {
 			c.change(&node)
 		}
 		in := Input{MemoryCapacity: 2048 * mib, Node: node, Pod: &v1.Pod{Spec: v1.PodSpec{
-			Containers: []v1.Container{{Name: "c", Resources: v1.ResourceRequirements{Requests: list(c.cpu, c.request), Limits: list(c.cpu, c.limit)}}}}}}
+			Containers: []v1.Container{{Name: "c", Resources: v1.ResourceRequirements{Requests: list(c.cpu, c.request),
+				Limits: list(c.cpu, c.limit)}}}}}}
 		got := Resources(in, &in.Pod.Spec.Containers[0]).Unified
 		if got["memory.high"] != c.high || got["memory.min"] != c.min || got["memory.low"] != c.low {
-			t.Errorf("%s: high %q, min %q, low %q; want %q, %q, %q", c.name, got["memory.high"], got["memory.min"], got["memory.low"], c.high, c.min, c.low)
+			t.Errorf("%s: high %q, min %q, low %q; want %q, %q, %q", c.name, got["memory.high"], got["memory.min"], got["memory.low"],
+				c.high, c.min, c.low)
 		}
 	}
 }

@@ -7,9 +7,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/errors"
 )
 
-// Objects holds the ConfigMaps and Secrets of the pod's namespace by name. A
+// objects holds the ConfigMaps and Secrets of the pod's namespace by name. A
 // name that was looked for and not found is present with a nil value.
-type Objects struct {
+type objects struct {
 	ConfigMaps map[string]*v1.ConfigMap
 	Secrets    map[string]*v1.Secret
 }
@@ -56,8 +56,8 @@ func References(containers ...*v1.Container) (configMaps, secrets []string) {
 
 // Resolve fetches what the environment of c needs. Objects that do not exist
 // are recorded as such: whether that is an error depends on who refers to them.
-func Resolve(ctx context.Context, get Getter, pod *v1.Pod, c *v1.Container) (Objects, error) {
-	out := Objects{ConfigMaps: map[string]*v1.ConfigMap{}, Secrets: map[string]*v1.Secret{}}
+func Resolve(ctx context.Context, get Getter, pod *v1.Pod, c *v1.Container) (objects, error) {
+	out := objects{ConfigMaps: map[string]*v1.ConfigMap{}, Secrets: map[string]*v1.Secret{}}
 	configMaps, secrets := References(c)
 	for _, name := range configMaps {
 		o, err := get.ConfigMap(ctx, pod.Namespace, name)

@@ -35,9 +35,9 @@ func Critical(pod *v1.Pod) bool {
 	return pod.Spec.Priority != nil && *pod.Spec.Priority >= criticalMin
 }
 
-// OOMScoreAdj is how readily the kernel kills a container when the node runs
+// oomScoreAdj is how readily the kernel kills a container when the node runs
 // out of memory. capacity is the node's memory in bytes.
-func OOMScoreAdj(pod *v1.Pod, c *v1.Container, capacity int64) int64 {
+func oomScoreAdj(pod *v1.Pod, c *v1.Container, capacity int64) int64 {
 	if Critical(pod) && pod.Spec.PriorityClassName == nodeCritical {
 		return guaranteedOOM
 	}
@@ -110,7 +110,7 @@ func Resources(in Input, c *v1.Container) *runtimeapi.LinuxContainerResources {
 	cpuLimit := limits.Cpu()
 	out := &runtimeapi.LinuxContainerResources{
 		MemoryLimitInBytes: limits.Memory().Value(),
-		OomScoreAdj:        OOMScoreAdj(in.Pod, c, in.MemoryCapacity),
+		OomScoreAdj:        oomScoreAdj(in.Pod, c, in.MemoryCapacity),
 	}
 	milli := request.MilliValue()
 	if !hasRequest && !cpuLimit.IsZero() {
@@ -148,7 +148,8 @@ func memoryQuality(in Input, c *v1.Container, out *runtimeapi.LinuxContainerReso
 	request := c.Resources.Requests.Memory().Value()
 	if in.Node.ThrottleFactor > 0 {
 		value := "max" // after a resize there may be an older bound
-		if high := resource.MemoryHigh(request, out.MemoryLimitInBytes, in.Node.PodMemory, in.Node.PageSize, in.Node.ThrottleFactor); high > 0 {
+		if high := resource.MemoryHigh(request, out.MemoryLimitInBytes, in.Node.PodMemory, in.Node.PageSize,
+			in.Node.ThrottleFactor); high > 0 {
 			value = strconv.FormatInt(high, 10)
 		}
 		setUnified(out, unifiedMemoryHigh, value)

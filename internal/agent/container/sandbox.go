@@ -34,15 +34,15 @@ const (
 // DefaultLogsDir is where pod logs go when the input names no directory.
 const DefaultLogsDir = "/var/log/pods"
 
-// LogDir is the directory of a pod's logs.
-func LogDir(logsDir string, pod *v1.Pod) string {
+// logDir is the directory of a pod's logs.
+func logDir(logsDir string, pod *v1.Pod) string {
 	if logsDir == "" {
 		logsDir = DefaultLogsDir
 	}
 	return filepath.Join(logsDir, pod.Namespace+"_"+pod.Name+"_"+string(pod.UID))
 }
 
-// LogPath is a container's log file relative to LogDir.
+// LogPath is a container's log file relative to logDir.
 func LogPath(container string, attempt uint32) string {
 	return filepath.Join(container, strconv.FormatUint(uint64(attempt), 10)+".log")
 }
@@ -68,7 +68,8 @@ func dnsInput(in Input) network.DNSInput {
 func SandboxConfig(in Input) (*runtimeapi.PodSandboxConfig, error) {
 	pod := in.Pod
 	if u := pod.Spec.HostUsers; u != nil && !*u && (in.UserNamespace == nil || !in.Features.UserNamespaces) {
-		return nil, fmt.Errorf("pod %s/%s wants a user namespace (hostUsers: false): its runtime handler does not support them", pod.Namespace, pod.Name)
+		return nil, fmt.Errorf("pod %s/%s wants a user namespace (hostUsers: false): its runtime handler does not support them",
+			pod.Namespace, pod.Name)
 	}
 	dns, _, err := network.ComposeDNS(dnsInput(in))
 	if err != nil {
@@ -78,7 +79,7 @@ func SandboxConfig(in Input) (*runtimeapi.PodSandboxConfig, error) {
 		Metadata: &runtimeapi.PodSandboxMetadata{
 			Name: pod.Name, Namespace: pod.Namespace, Uid: string(pod.UID), Attempt: in.Attempt,
 		},
-		LogDirectory: LogDir(in.LogsDir, pod),
+		LogDirectory: logDir(in.LogsDir, pod),
 		DnsConfig:    &runtimeapi.DNSConfig{Servers: dns.Servers, Searches: dns.Searches, Options: dns.Options},
 		Labels:       podLabels(pod),
 		Annotations:  copyMap(pod.Annotations),

@@ -78,7 +78,8 @@ func checkNonRoot(pod *v1.Pod, c *v1.Container, e effective, img Image) error {
 	case e.runAsUser != nil:
 		return nil
 	case img.UID == nil && img.Username != "":
-		return configErrorf("container has runAsNonRoot and image has non-numeric user (%s), cannot verify user is non-root %s", img.Username, who)
+		return configErrorf("container has runAsNonRoot and image has non-numeric user (%s), cannot verify user is non-root %s",
+			img.Username, who)
 	case img.UID == nil || *img.UID == 0:
 		return configErrorf("container has runAsNonRoot and image will run as root %s", who)
 	}

@@ -29,19 +29,24 @@ func TestSwap(t *testing.T) {
 		{name: "no limit", request: "2Gi", max: "1073741824"},
 		{name: "request is the limit", request: "2Gi", limit: "2Gi", max: "0", limitBytes: 2 * gib},
 		{name: "best effort", max: "0"},
-		{name: "critical", request: "2Gi", limit: "4Gi", change: func(in *Input) { in.Pod.Spec.Priority = &high }, max: "0", limitBytes: 4 * gib},
-		{name: "NoSwap", request: "2Gi", limit: "4Gi", change: func(in *Input) { in.Node.SwapLimited = false }, max: "0", limitBytes: 4 * gib},
+		{name: "critical", request: "2Gi", limit: "4Gi", change: func(in *Input) { in.Pod.Spec.Priority = &high }, max: "0",
+			limitBytes: 4 * gib},
+		{name: "NoSwap", request: "2Gi", limit: "4Gi", change: func(in *Input) { in.Node.SwapLimited = false }, max: "0",
+			limitBytes: 4 * gib},
 		{name: "no controller", request: "2Gi", limit: "4Gi", change: func(in *Input) { in.Node.NoSwapController = true }},
 		{name: "cgroup v1", request: "2Gi", limit: "4Gi", change: func(in *Input) { in.Node.CgroupVersion = 1 }, limitBytes: 4 * gib},
 	} {
-		in := Input{MemoryCapacity: 16 * gib, Node: NodeSettings{CgroupVersion: 2, SwapLimited: true, SwapCapacity: 8 * gib}, Pod: &v1.Pod{Spec: v1.PodSpec{
-			Containers: []v1.Container{{Name: "c", Resources: v1.ResourceRequirements{Requests: list(c.request), Limits: list(c.limit)}}}}}}
+		in := Input{MemoryCapacity: 16 * gib, Node: NodeSettings{CgroupVersion: 2, SwapLimited: true, SwapCapacity: 8 * gib},
+			Pod: &v1.Pod{Spec: v1.PodSpec{
+				Containers: []v1.Container{{Name: "c", Resources: v1.ResourceRequirements{Requests: list(c.request),
+					Limits: list(c.limit)}}}}}}
 		if c.change != nil {
 			c.change(&in)
 		}
 		got := Resources(in, &in.Pod.Spec.Containers[0])
 		if got.Unified[unifiedSwapMax] != c.max || got.MemorySwapLimitInBytes != c.limitBytes {
-			t.Errorf("%s: memory.swap.max %q and limit %d, want %q and %d", c.name, got.Unified[unifiedSwapMax], got.MemorySwapLimitInBytes, c.max, c.limitBytes)
+			t.Errorf("%s: memory.swap.max %q and limit %d, want %q and %d", c.name, got.Unified[unifiedSwapMax], got.MemorySwapLimitInBytes,
+				c.max, c.limitBytes)
 		}
 	}
 }

@@ -25,7 +25,7 @@ func TestExpand(t *testing.T) {
 			t.Errorf("%q: got %q, want %q", c[0], got, c[1])
 		}
 	}
-	if _, missing := ExpandStrict("$(A)/$(X)/$(Y)", lookup); missing != "X" {
+	if _, missing := expandStrict("$(A)/$(X)/$(Y)", lookup); missing != "X" {
 		t.Errorf("missing %q", missing)
 	}
 }
@@ -40,7 +40,7 @@ func FuzzExpand(f *testing.F) {
 		if got := Expand(strings.ReplaceAll(s, "$", "$$"), none); got != s {
 			t.Errorf("escaped %q came back as %q", s, got)
 		}
-		all, _ := ExpandStrict(s, func(string) (string, bool) { return "v", true })
+		all, _ := expandStrict(s, func(string) (string, bool) { return "v", true })
 		if !strings.Contains(s, "$") && all != s {
 			t.Errorf("%q became %q", s, all)
 		}
@@ -88,10 +88,12 @@ func TestSysctlAdmission(t *testing.T) {
 func TestAppArmorAdmission(t *testing.T) {
 	name := "mine"
 	local := &v1.Pod{Spec: v1.PodSpec{
-		SecurityContext: &v1.PodSecurityContext{AppArmorProfile: &v1.AppArmorProfile{Type: v1.AppArmorProfileTypeLocalhost, LocalhostProfile: &name}},
-		Containers:      []v1.Container{{Name: "c"}},
+		SecurityContext: &v1.PodSecurityContext{AppArmorProfile: &v1.AppArmorProfile{Type: v1.AppArmorProfileTypeLocalhost,
+			LocalhostProfile: &name}},
+		Containers: []v1.Container{{Name: "c"}},
 	}}
-	if err := CheckAppArmor(local, false, nil); err == nil || err.Error() != "Cannot enforce AppArmor: AppArmor is not enabled on the host" {
+	if err := CheckAppArmor(local, false, nil); err == nil ||
+		err.Error() != "Cannot enforce AppArmor: AppArmor is not enabled on the host" {
 		t.Errorf("host without it: %v", err)
 	}
 	if err := CheckAppArmor(local, true, map[string]bool{}); err == nil {
@@ -103,13 +105,15 @@ func TestAppArmorAdmission(t *testing.T) {
 	// An annotation that came later does not undo what the pod's field says.
 	local.Annotations = map[string]string{legacyAppArmor + "c": "unconfined"}
 	c := &local.Spec.Containers[0]
-	if p, _, err := appArmorProfile(local, c, local.Spec.SecurityContext.AppArmorProfile); err != nil || p.ProfileType != runtimeapi.SecurityProfile_Localhost {
+	if p, _, err := appArmorProfile(local, c, local.Spec.SecurityContext.AppArmorProfile); err != nil ||
+		p.ProfileType != runtimeapi.SecurityProfile_Localhost {
 		t.Errorf("annotation against the pod's field: %v, %v", p, err)
 	}
 	if p, _, err := appArmorProfile(local, c, nil); err != nil || p.ProfileType != runtimeapi.SecurityProfile_Unconfined {
 		t.Errorf("annotation alone: %v, %v", p, err)
 	}
-	bad := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{legacyAppArmor + "c": "odd"}}, Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c"}}}}
+	bad := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{legacyAppArmor + "c": "odd"}},
+		Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c"}}}}
 	if err := CheckAppArmor(bad, true, nil); err == nil || !strings.Contains(err.Error(), `invalid AppArmor profile name: "odd"`) {
 		t.Errorf("odd name: %v", err)
 	}
@@ -137,24 +141,25 @@ func TestOOMScores(t *testing.T) {
 	}{
 		{"best effort", &v1.Pod{Spec: v1.PodSpec{Containers: []v1.Container{{}}}}, 1000},
 		{"guaranteed", &v1.Pod{Spec: v1.PodSpec{Containers: []v1.Container{{Resources: res("1Mi", "1Mi")}}}}, -997},
-		{"node critical", &v1.Pod{Spec: v1.PodSpec{Priority: &high, PriorityClassName: nodeCritical, Containers: []v1.Container{{}}}}, -997},
+		{"node critical", &v1.Pod{Spec: v1.PodSpec{Priority: &high, PriorityClassName: nodeCritical, Containers: []v1.Container{{}}}},
+			-997},
 		{"tiny", &v1.Pod{Spec: v1.PodSpec{Containers: []v1.Container{{Resources: res("1", "")}}}}, 999},
 		{"half", &v1.Pod{Spec: v1.PodSpec{Containers: []v1.Container{{Resources: res("500Mi", "")}}}}, 500},
 		{"all", &v1.Pod{Spec: v1.PodSpec{Containers: []v1.Container{{Resources: res("1000Mi", "")}}}}, 3},
 	} {
-		if got := OOMScoreAdj(c.pod, &c.pod.Spec.Containers[0], capacity); got != c.want {
+		if got := oomScoreAdj(c.pod, &c.pod.Spec.Containers[0], capacity); got != c.want {
 			t.Errorf("%s: %d, want %d", c.name, got, c.want)
 		}
 	}
 }
 
 func TestEnvFiles(t *testing.T) {
-	got, err := ParseEnvFile("# comment\nA='one'\n\nB=two\nC='a\nb # not a comment' # one\n")
+	got, err := parseEnvFile("# comment\nA='one'\n\nB=two\nC='a\nb # not a comment' # one\n")
 	if err != nil || got["A"] != "one" || got["B"] != "two" || got["C"] != "a\nb # not a comment" || len(got) != 3 {
 		t.Errorf("%q, %v", got, err)
 	}
 	for _, bad := range []string{"A", "=x", "A B=x", "A='open\nstill", "A='x' y"} {
-		if _, err := ParseEnvFile(bad); err == nil {
+		if _, err := parseEnvFile(bad); err == nil {
 			t.Errorf("%q was accepted", bad)
 		}
 	}
@@ -166,7 +171,7 @@ func TestFilesAreWrittenInPlace(t *testing.T) {
 	in.RootDir = dir
 	in.Pod = &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "n", UID: "u"}}
 	c := &v1.Container{Name: "c", TerminationMessagePath: "/dev/termination-log"}
-	write := func() []File {
+	write := func() []file {
 		files, err := Files(in, c, 2)
 		if err != nil {
 			t.Fatal(err)
@@ -199,7 +204,8 @@ func TestFilesAreWrittenInPlace(t *testing.T) {
 	if info, _ := os.Stat(files[1].Path); info.Mode().Perm() != 0o666 {
 		t.Errorf("termination message mode %v", info.Mode())
 	}
-	if files[1].Path != terminationFile(Input{RootDir: dir, Pod: in.Pod}, c, 2) || filepath.Dir(files[1].Path) != filepath.Join(dir, "pods/u/containers/c") {
+	if files[1].Path != terminationFile(Input{RootDir: dir, Pod: in.Pod}, c, 2) || filepath.Dir(files[1].Path) != filepath.Join(dir,
+		"pods/u/containers/c") {
 		t.Errorf("termination message at %s", files[1].Path)
 	}
 }
@@ -208,7 +214,8 @@ func mustQuantity(s string) apiresource.Quantity { return apiresource.MustParse(
 
 func BenchmarkContainerConfig(b *testing.B) {
 	in := baseInput()
-	in.Pod = &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "n", UID: "u"}, Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c", Image: "i"}}}}
+	in.Pod = &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "n", UID: "u"},
+		Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c", Image: "i"}}}}
 	b.ReportAllocs()
 	for b.Loop() {
 		if _, err := ContainerConfig(in, &in.Pod.Spec.Containers[0], 0); err != nil {
@@ -226,8 +233,10 @@ func TestCapabilitiesMustBeAskedFor(t *testing.T) {
 		want string
 	}{
 		{"nothing said", nil, "AUDIT_WRITE MKNOD NET_RAW SETFCAP SYS_CHROOT"},
-		{"one asked for", &v1.SecurityContext{Capabilities: &v1.Capabilities{Add: []v1.Capability{"NET_RAW"}}}, "AUDIT_WRITE MKNOD SETFCAP SYS_CHROOT"},
-		{"with its prefix", &v1.SecurityContext{Capabilities: &v1.Capabilities{Add: []v1.Capability{"cap_net_raw"}}}, "AUDIT_WRITE MKNOD SETFCAP SYS_CHROOT"},
+		{"one asked for", &v1.SecurityContext{Capabilities: &v1.Capabilities{Add: []v1.Capability{"NET_RAW"}}},
+			"AUDIT_WRITE MKNOD SETFCAP SYS_CHROOT"},
+		{"with its prefix", &v1.SecurityContext{Capabilities: &v1.Capabilities{Add: []v1.Capability{"cap_net_raw"}}},
+			"AUDIT_WRITE MKNOD SETFCAP SYS_CHROOT"},
 		{"all asked for", &v1.SecurityContext{Capabilities: &v1.Capabilities{Add: []v1.Capability{"ALL"}}}, ""},
 		{"all dropped", &v1.SecurityContext{Capabilities: &v1.Capabilities{Drop: []v1.Capability{"ALL"}}}, "ALL"},
 		{"privileged", &v1.SecurityContext{Privileged: &privileged}, ""},
@@ -250,7 +259,7 @@ func TestCapabilitiesMustBeAskedFor(t *testing.T) {
 func FuzzEnvFile(f *testing.F) {
 	f.Add("A='one'\nB=two # x\n")
 	f.Fuzz(func(t *testing.T, text string) {
-		vars, err := ParseEnvFile(text)
+		vars, err := parseEnvFile(text)
 		if err != nil {
 			return
 		}

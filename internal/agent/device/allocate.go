@@ -72,7 +72,7 @@ func (m *Manager) clientOf(resource string) (pluginapi.DevicePluginClient, *plug
 }
 
 // Release takes back what a pod holds. That it stays on disk until the next
-// change is noted harms nobody: a pod that is gone is not kept on start.
+// change is noted harms no one: a pod that is gone is not kept on start.
 func (m *Manager) Release(pod types.UID) {
 	m.mu.Lock()
 	had := m.ledger.Take(pod)
@@ -97,13 +97,16 @@ func (m *Manager) Keep(keep func(types.UID) bool) error {
 }
 
 // ask lets the plugin prefer and allocate.
-func (m *Manager) ask(ctx context.Context, client pluginapi.DevicePluginClient, options *pluginapi.DevicePluginOptions, want Want) (Share, error) {
+func (m *Manager) ask(ctx context.Context, client pluginapi.DevicePluginClient, options *pluginapi.DevicePluginOptions, want want) (Share,
+	error) {
 	ctx, cancel := context.WithTimeout(ctx, callMax)
 	defer cancel()
 	var preferred []string
 	if options.GetGetPreferredAllocationAvailable() {
-		answer, err := client.GetPreferredAllocation(ctx, &pluginapi.PreferredAllocationRequest{ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{{
-			AvailableDeviceIDs: append(slices.Clone(want.Must), want.Available...), MustIncludeDeviceIDs: want.Must, AllocationSize: int32(want.Count)}}})
+		answer, err := client.GetPreferredAllocation(ctx,
+			&pluginapi.PreferredAllocationRequest{ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{{
+				AvailableDeviceIDs: append(slices.Clone(want.Must), want.Available...), MustIncludeDeviceIDs: want.Must,
+				AllocationSize: int32(want.Count)}}})
 		if err != nil {
 			return Share{}, fmt.Errorf("device plugin GetPreferredAllocation of %s failed: %w", want.Resource, err)
 		}
@@ -113,13 +116,15 @@ func (m *Manager) ask(ctx context.Context, client pluginapi.DevicePluginClient, 
 	}
 	ids := want.Choose(preferred)
 	began := time.Now()
-	answer, err := client.Allocate(ctx, &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}}})
+	answer, err := client.Allocate(ctx,
+		&pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}}})
 	m.metrics.allocation.WithLabelValues(want.Resource).Observe(time.Since(began).Seconds())
 	if err != nil {
 		return Share{}, fmt.Errorf("device plugin Allocate of %s failed: %w", want.Resource, err)
 	}
 	if len(answer.GetContainerResponses()) != 1 {
-		return Share{}, fmt.Errorf("device plugin of %s answered with %d responses instead of 1", want.Resource, len(answer.GetContainerResponses()))
+		return Share{}, fmt.Errorf("device plugin of %s answered with %d responses instead of 1", want.Resource,
+			len(answer.GetContainerResponses()))
 	}
 	response, err := proto.Marshal(protoadapt.MessageV2Of(answer.ContainerResponses[0]))
 	if err != nil {
@@ -141,10 +146,12 @@ func (m *Manager) Grant(pod types.UID, name string) (container.DeviceGrant, erro
 		maps.Copy(grant.Envs, response.Envs)
 		maps.Copy(grant.Annotations, response.Annotations)
 		for _, d := range response.Devices {
-			grant.Devices = append(grant.Devices, container.Device{HostPath: d.HostPath, ContainerPath: d.ContainerPath, Permissions: d.Permissions})
+			grant.Devices = append(grant.Devices, container.Device{HostPath: d.HostPath, ContainerPath: d.ContainerPath,
+				Permissions: d.Permissions})
 		}
 		for _, mount := range response.Mounts {
-			grant.Mounts = append(grant.Mounts, container.Mount{HostPath: mount.HostPath, ContainerPath: mount.ContainerPath, ReadOnly: mount.ReadOnly})
+			grant.Mounts = append(grant.Mounts, container.Mount{HostPath: mount.HostPath, ContainerPath: mount.ContainerPath,
+				ReadOnly: mount.ReadOnly})
 		}
 		for _, cdi := range response.CdiDevices {
 			grant.CDI = append(grant.CDI, cdi.Name)

@@ -96,7 +96,8 @@ func (s *sample) tryRegister() error {
 		s.t.Fatal(err)
 	}
 	defer conn.Close()
-	_, err = pluginapi.NewRegistrationClient(conn).Register(s.t.Context(), &pluginapi.RegisterRequest{Version: pluginapi.Version, Endpoint: filepath.Base(s.socket), ResourceName: thing}, grpc.WaitForReady(true))
+	_, err = pluginapi.NewRegistrationClient(conn).Register(s.t.Context(), &pluginapi.RegisterRequest{Version: pluginapi.Version,
+		Endpoint: filepath.Base(s.socket), ResourceName: thing}, grpc.WaitForReady(true))
 	return err
 }
 
@@ -111,7 +112,8 @@ func (s *sample) fail(refuse bool) {
 func (s *sample) show(names ...string) {
 	var list []*pluginapi.Device
 	for _, name := range names {
-		device := &pluginapi.Device{ID: strings.TrimSuffix(name, "!"), Health: pluginapi.Healthy, Topology: &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: 1}}}}
+		device := &pluginapi.Device{ID: strings.TrimSuffix(name, "!"), Health: pluginapi.Healthy,
+			Topology: &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: 1}}}}
 		if strings.HasSuffix(name, "!") {
 			device.Health = pluginapi.Unhealthy
 		}
@@ -143,10 +145,12 @@ func (s *sample) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSer
 	}
 }
 
-func (s *sample) GetPreferredAllocation(context.Context, *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
+func (s *sample) GetPreferredAllocation(context.Context, *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse,
+	error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return &pluginapi.PreferredAllocationResponse{ContainerResponses: []*pluginapi.ContainerPreferredAllocationResponse{{DeviceIDs: s.prefer}}}, nil
+	return &pluginapi.PreferredAllocationResponse{ContainerResponses: []*pluginapi.ContainerPreferredAllocationResponse{
+		{DeviceIDs: s.prefer}}}, nil
 }
 
 func (s *sample) Allocate(_ context.Context, req *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
@@ -158,12 +162,14 @@ func (s *sample) Allocate(_ context.Context, req *pluginapi.AllocateRequest) (*p
 	ids := req.ContainerRequests[0].DevicesIds
 	return &pluginapi.AllocateResponse{ContainerResponses: []*pluginapi.ContainerAllocateResponse{{
 		Envs: map[string]string{"THINGS": strings.Join(ids, ",")}, Annotations: map[string]string{"thing": "yes"},
-		Devices: []*pluginapi.DeviceSpec{{HostPath: "/dev/null", ContainerPath: "/dev/thing", Permissions: "rw"}},
-		Mounts:  []*pluginapi.Mount{{HostPath: "/h", ContainerPath: "/c", ReadOnly: true}}, CdiDevices: []*pluginapi.CDIDevice{{Name: "example.com/thing=" + ids[0]}},
+		Devices:    []*pluginapi.DeviceSpec{{HostPath: "/dev/null", ContainerPath: "/dev/thing", Permissions: "rw"}},
+		Mounts:     []*pluginapi.Mount{{HostPath: "/h", ContainerPath: "/c", ReadOnly: true}},
+		CdiDevices: []*pluginapi.CDIDevice{{Name: "example.com/thing=" + ids[0]}},
 	}}}, nil
 }
 
-func (s *sample) PreStartContainer(_ context.Context, req *pluginapi.PreStartContainerRequest) (*pluginapi.PreStartContainerResponse, error) {
+func (s *sample) PreStartContainer(_ context.Context, req *pluginapi.PreStartContainerRequest) (*pluginapi.PreStartContainerResponse,
+	error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.prepared = append(s.prepared, req.DevicesIds...)
@@ -243,7 +249,8 @@ func (a *agent) await(want string) {
 func wants(name string, inits, mains []int64) *v1.Pod {
 	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID(name)}}
 	limits := func(n int64) v1.ResourceRequirements {
-		return v1.ResourceRequirements{Limits: v1.ResourceList{thing: *resource.NewQuantity(n, resource.DecimalSI), "other.example.com/x": resource.MustParse("1")}}
+		return v1.ResourceRequirements{Limits: v1.ResourceList{thing: *resource.NewQuantity(n, resource.DecimalSI),
+			"other.example.com/x": resource.MustParse("1")}}
 	}
 	for i, n := range inits {
 		pod.Spec.InitContainers = append(pod.Spec.InitContainers, v1.Container{Name: fmt.Sprint("init", i), Resources: limits(n)})
@@ -273,10 +280,12 @@ func TestLifeOfADevice(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The init container's device is used again, then the preferred one.
-	if grant.Envs["THINGS"] != "c,b" || grant.Devices[0].ContainerPath != "/dev/thing" || !grant.Mounts[0].ReadOnly || grant.CDI[0] != "example.com/thing=c" || grant.Annotations["thing"] != "yes" {
+	if grant.Envs["THINGS"] != "c,b" || grant.Devices[0].ContainerPath != "/dev/thing" || !grant.Mounts[0].ReadOnly ||
+		grant.CDI[0] != "example.com/thing=c" || grant.Annotations["thing"] != "yes" {
 		t.Errorf("granted %+v", grant)
 	}
-	if err := a.give(second); err == nil || err.Error() != "requested number of devices unavailable for example.com/thing. Requested: 2, Available: 1" {
+	if err := a.give(second); err == nil ||
+		err.Error() != "requested number of devices unavailable for example.com/thing. Requested: 2, Available: 1" {
 		t.Errorf("the second pod: %v", err)
 	}
 	if err := a.PreStart(t.Context(), "first", "main0"); err != nil || len(s.prepared) != 2 {
@@ -338,7 +347,8 @@ func TestLifeOfADevice(t *testing.T) {
 func (a *agent) health(want v1.ResourceHealthStatus) {
 	a.t.Helper()
 	got := a.Health("first")["main0"]
-	if len(got) != 1 || got[0].Name != thing || len(got[0].Resources) != 2 || got[0].Resources[0].ResourceID != "b" || got[0].Resources[0].Health != want {
+	if len(got) != 1 || got[0].Name != thing || len(got[0].Resources) != 2 || got[0].Resources[0].ResourceID != "b" ||
+		got[0].Resources[0].Health != want {
 		a.t.Errorf("health is %+v, want %s", got, want)
 	}
 }
@@ -379,7 +389,8 @@ func TestBadRegistrationsAreRefused(t *testing.T) {
 		}
 	}
 	// The API server would refuse the whole Node status because of these.
-	for _, name := range []string{"a/b/c", "x/ y", "/x", "x/", "kubernetes.io/x", "node.kubernetes.io/x", "requests.a/b", "a_b.example/x", strings.Repeat("a", 250) + "/x"} {
+	for _, name := range []string{"a/b/c", "x/ y", "/x", "x/", "kubernetes.io/x", "node.kubernetes.io/x", "requests.a/b", "a_b.example/x",
+		strings.Repeat("a", 250) + "/x"} {
 		if checkResource(name) == nil {
 			t.Errorf("resource %q was accepted", name)
 		}
@@ -396,16 +407,18 @@ func TestDamagedCheckpointIsNoObstacle(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(root, "device-plugins"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(root, "device-plugins", checkpointName), []byte(`{"entries":[{"pod":"p"}],"checksum":"wrong"}`), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(root, "device-plugins", checkpointName), []byte(`{"entries":[{"pod":"p"}],"checksum":"wrong"}`),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := New(Config{Log: slog.New(slog.DiscardHandler), RootDir: root, Offer: func(v1.ResourceList, v1.ResourceList) {}, Changed: func(types.UID) {}}); err != nil {
+	if _, err := New(Config{Log: slog.New(slog.DiscardHandler), RootDir: root, Offer: func(v1.ResourceList, v1.ResourceList) {},
+		Changed: func(types.UID) {}}); err != nil {
 		t.Error(err)
 	}
 }
 
 // giveAll allocates for every container of a pod, near random nodes.
-func giveAll(r *rapid.T, ledger *Ledger, pod *v1.Pod) bool {
+func giveAll(r *rapid.T, ledger *ledger, pod *v1.Pod) bool {
 	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for i := range list {
 			nodes := topology.Mask(rapid.IntRange(0, 3).Draw(r, "nodes"))
@@ -429,8 +442,8 @@ func giveAll(r *rapid.T, ledger *Ledger, pod *v1.Pod) bool {
 	return true
 }
 
-// nearest checks that nobody was taken from afar while somebody near was free.
-func nearest(ledger *Ledger, pod *v1.Pod, c *v1.Container, nodes topology.Mask, chosen []string) error {
+// nearest checks that no one was taken from afar while someone near was free.
+func nearest(ledger *ledger, pod *v1.Pod, c *v1.Container, nodes topology.Mask, chosen []string) error {
 	if nodes == 0 {
 		return nil
 	}
@@ -460,10 +473,11 @@ func nearest(ledger *Ledger, pod *v1.Pod, c *v1.Container, nodes topology.Mask, 
 // containers that can run at the same time never share a device.
 func TestNoDeviceIsHeldTwice(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
-		ledger := NewLedger()
-		var devices []Device
+		ledger := newLedger()
+		var devices []device
 		for i := range rapid.IntRange(0, 10).Draw(r, "devices") {
-			devices = append(devices, Device{ID: fmt.Sprint(i), Healthy: rapid.Bool().Draw(r, "healthy"), NUMA: rapid.SliceOfN(rapid.Int64Range(0, 1), 0, 1).Draw(r, "near")})
+			devices = append(devices, device{ID: fmt.Sprint(i), Healthy: rapid.Bool().Draw(r, "healthy"),
+				NUMA: rapid.SliceOfN(rapid.Int64Range(0, 1), 0, 1).Draw(r, "near")})
 		}
 		ledger.Know(thing, devices)
 		var pods []*v1.Pod
@@ -510,7 +524,8 @@ func TestNoDeviceIsHeldTwice(t *testing.T) {
 // FuzzPluginMessages takes in whatever a device plugin may send.
 func FuzzPluginMessages(f *testing.F) {
 	for _, m := range []*pluginapi.ListAndWatchResponse{
-		{}, {Devices: []*pluginapi.Device{{ID: "a", Health: pluginapi.Healthy, Topology: &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: -1}, {ID: 64}, {ID: 1}}}}, {}}},
+		{}, {Devices: []*pluginapi.Device{{ID: "a", Health: pluginapi.Healthy,
+			Topology: &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: -1}, {ID: 64}, {ID: 1}}}}, {}}},
 	} {
 		b, err := proto.Marshal(m)
 		if err != nil {

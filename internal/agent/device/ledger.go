@@ -11,15 +11,15 @@ import (
 	"github.com/berth-dev/berth/internal/agent/resource/topology"
 )
 
-// Device is one device of a resource.
-type Device struct {
+// device is one device of a resource.
+type device struct {
 	ID      string
 	Healthy bool
 	// NUMA are the nodes it is near to; empty if it does not say.
 	NUMA []int64
 }
 
-func (d Device) near() (out topology.Mask) {
+func (d device) near() (out topology.Mask) {
 	for _, n := range d.NUMA {
 		out |= topology.Of(int(n))
 	}
@@ -37,24 +37,24 @@ type Share struct {
 	Response []byte
 }
 
-// Ledger knows the devices there are and who holds them. It is not safe for
+// ledger knows the devices there are and who holds them. It is not safe for
 // concurrent use; Manager guards it.
-type Ledger struct {
+type ledger struct {
 	// devices by resource and ID. A resource whose plugin went stays, with all
 	// devices unhealthy, until it is dropped; then it stays without devices.
-	devices map[string]map[string]Device
+	devices map[string]map[string]device
 	// held by pod, container and resource.
 	held map[types.UID]map[string]map[string]Share
 }
 
-// NewLedger returns an empty Ledger.
-func NewLedger() *Ledger {
-	return &Ledger{devices: map[string]map[string]Device{}, held: map[types.UID]map[string]map[string]Share{}}
+// newLedger returns an empty Ledger.
+func newLedger() *ledger {
+	return &ledger{devices: map[string]map[string]device{}, held: map[types.UID]map[string]map[string]Share{}}
 }
 
 // Know sets the devices of a resource.
-func (l *Ledger) Know(resource string, devices []Device) {
-	byID := map[string]Device{}
+func (l *ledger) Know(resource string, devices []device) {
+	byID := map[string]device{}
 	for _, device := range devices {
 		byID[device.ID] = device
 	}
@@ -63,7 +63,7 @@ func (l *Ledger) Know(resource string, devices []Device) {
 
 // Lose makes all devices of a resource unhealthy. A resource whose plugin never
 // listed any is known from then on, with none.
-func (l *Ledger) Lose(resource string) {
+func (l *ledger) Lose(resource string) {
 	if l.devices[resource] == nil {
 		l.Drop(resource)
 	}
@@ -74,10 +74,10 @@ func (l *Ledger) Lose(resource string) {
 }
 
 // Drop forgets the devices of a resource, not the resource.
-func (l *Ledger) Drop(resource string) { l.devices[resource] = map[string]Device{} }
+func (l *ledger) Drop(resource string) { l.devices[resource] = map[string]device{} }
 
 // Counts returns all devices and the healthy ones, by resource.
-func (l *Ledger) Counts() (all, healthy map[string]int64) {
+func (l *ledger) Counts() (all, healthy map[string]int64) {
 	all, healthy = map[string]int64{}, map[string]int64{}
 	for resource, devices := range l.devices {
 		all[resource], healthy[resource] = int64(len(devices)), 0
@@ -91,15 +91,15 @@ func (l *Ledger) Counts() (all, healthy map[string]int64) {
 }
 
 // Held returns what a container holds, sorted by resource.
-func (l *Ledger) Held(pod types.UID, container string) []Share {
+func (l *ledger) Held(pod types.UID, container string) []Share {
 	return slices.SortedFunc(maps.Values(l.held[pod][container]), func(a, b Share) int { return strings.Compare(a.Resource, b.Resource) })
 }
 
 // Containers returns the names of the containers of a pod that hold devices.
-func (l *Ledger) Containers(pod types.UID) []string { return slices.Sorted(maps.Keys(l.held[pod])) }
+func (l *ledger) Containers(pod types.UID) []string { return slices.Sorted(maps.Keys(l.held[pod])) }
 
 // Holders are the pods that hold devices of a resource.
-func (l *Ledger) Holders(resource string) []types.UID {
+func (l *ledger) Holders(resource string) []types.UID {
 	var out []types.UID
 	for pod, containers := range l.held {
 		for _, shares := range containers {
@@ -114,7 +114,7 @@ func (l *Ledger) Holders(resource string) []types.UID {
 }
 
 // Give notes that a container holds devices.
-func (l *Ledger) Give(pod types.UID, container string, share Share) {
+func (l *ledger) Give(pod types.UID, container string, share Share) {
 	if l.held[pod] == nil {
 		l.held[pod] = map[string]map[string]Share{}
 	}
@@ -125,7 +125,7 @@ func (l *Ledger) Give(pod types.UID, container string, share Share) {
 }
 
 // Take takes back everything a pod holds, and tells whether there was any.
-func (l *Ledger) Take(pod types.UID) bool {
+func (l *ledger) Take(pod types.UID) bool {
 	_, had := l.held[pod]
 	delete(l.held, pod)
 	return had
@@ -133,7 +133,7 @@ func (l *Ledger) Take(pod types.UID) bool {
 
 // Keep takes back what pods hold that are not to be kept, and tells whether
 // there were any.
-func (l *Ledger) Keep(keep func(types.UID) bool) bool {
+func (l *ledger) Keep(keep func(types.UID) bool) bool {
 	changed := false
 	for pod := range l.held {
 		if !keep(pod) {
@@ -145,7 +145,7 @@ func (l *Ledger) Keep(keep func(types.UID) bool) bool {
 
 // Health is the health of the devices that a container holds, in the words of
 // the pod's status.
-func (l *Ledger) Health(pod types.UID, container string) []v1.ResourceStatus {
+func (l *ledger) Health(pod types.UID, container string) []v1.ResourceStatus {
 	var out []v1.ResourceStatus
 	for _, share := range l.Held(pod, container) {
 		status := v1.ResourceStatus{Name: v1.ResourceName(share.Resource)}

@@ -45,7 +45,7 @@ type Config struct {
 	// Offer is told what there is; a resource that was offered stays in both
 	// lists, with amount zero when it is gone.
 	Offer func(capacity, allocatable v1.ResourceList)
-	// Nodes are the machine's NUMA nodes.
+	// Nodes are the host's NUMA nodes.
 	Nodes topology.Mask
 	// Changed is told of pods whose devices' health may have changed.
 	Changed func(types.UID)
@@ -65,7 +65,7 @@ type Manager struct {
 	allocating sync.Mutex // one container at a time
 	saving     sync.Mutex
 	mu         sync.Mutex
-	ledger     *Ledger
+	ledger     *ledger
 	// plugins are the connected ones by resource, the newest last: that one is
 	// in charge, and when it goes the one before it is again.
 	plugins map[string][]*plugin
@@ -83,7 +83,7 @@ type plugin struct {
 	options  *pluginapi.DevicePluginOptions
 	stop     context.CancelFunc
 	// devices are those it listed last; it says nothing until listed is true.
-	devices []Device
+	devices []device
 	listed  bool
 }
 
@@ -92,7 +92,8 @@ func New(cfg Config) (*Manager, error) {
 	if cfg.Log == nil || cfg.RootDir == "" || cfg.Offer == nil || cfg.Changed == nil {
 		return nil, errors.New("configuring device plugins: Log, RootDir, Offer and Changed are required")
 	}
-	m := &Manager{cfg: cfg, dir: filepath.Join(cfg.RootDir, "device-plugins"), ledger: NewLedger(), plugins: map[string][]*plugin{}, gone: map[string]*plugin{}, running: make(chan struct{})}
+	m := &Manager{cfg: cfg, dir: filepath.Join(cfg.RootDir, "device-plugins"), ledger: newLedger(), plugins: map[string][]*plugin{},
+		gone: map[string]*plugin{}, running: make(chan struct{})}
 	var err error
 	if m.metrics, err = newMetrics(cfg.Metrics); err != nil {
 		return nil, err
@@ -140,7 +141,8 @@ func (m *Manager) Run(ctx context.Context) error {
 
 // dial connects to a plugin and asks for its options.
 func (m *Manager) dial(ctx context.Context, p *plugin) error {
-	conn, err := grpc.NewClient("unix:"+p.socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReceiveLen)))
+	conn, err := grpc.NewClient("unix:"+p.socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReceiveLen)))
 	if err != nil {
 		return fmt.Errorf("connecting to %s: %w", p.socket, err)
 	}
@@ -157,10 +159,10 @@ func (m *Manager) dial(ctx context.Context, p *plugin) error {
 }
 
 // devicesOf is what a plugin lists, without what cannot be.
-func (m *Manager) devicesOf(resource string, list *pluginapi.ListAndWatchResponse) []Device {
-	devices := make([]Device, 0, len(list.GetDevices()))
+func (m *Manager) devicesOf(resource string, list *pluginapi.ListAndWatchResponse) []device {
+	devices := make([]device, 0, len(list.GetDevices()))
 	for _, d := range list.GetDevices() {
-		device := Device{ID: d.GetID(), Healthy: d.GetHealth() == pluginapi.Healthy}
+		device := device{ID: d.GetID(), Healthy: d.GetHealth() == pluginapi.Healthy}
 		for _, numa := range d.GetTopology().GetNodes() {
 			if numa.GetID() < 0 || numa.GetID() >= topology.MaskBits {
 				m.cfg.Log.Warn("a device plugin names a NUMA node that cannot exist; it is left out",
@@ -211,7 +213,7 @@ func (m *Manager) inCharge(resource string) *plugin {
 }
 
 // lost lets the plugin before it answer for the resource again. Without one
-// the devices are unhealthy, and gone if nobody comes for a while.
+// the devices are unhealthy, and gone if no one comes for a while.
 func (m *Manager) lost(p *plugin) {
 	m.mu.Lock()
 	at := slices.Index(m.plugins[p.resource], p)
@@ -241,7 +243,7 @@ func (m *Manager) lost(p *plugin) {
 	}
 }
 
-// drop forgets the devices of a plugin that nobody follows in time.
+// drop forgets the devices of a plugin that no one follows in time.
 func (m *Manager) drop(ctx context.Context, p *plugin) {
 	timer := time.NewTimer(lingering)
 	defer timer.Stop()

@@ -14,8 +14,10 @@ type metrics struct {
 
 func newMetrics(registry prometheus.Registerer) (*metrics, error) {
 	m := &metrics{
-		registrations: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_device_plugin_registration_total", Help: "Registrations of device plugins, by resource."}, []string{"resource_name"}),
-		allocation: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "kubelet_device_plugin_alloc_duration_seconds", Help: "Seconds a device plugin took to allocate, by resource.",
+		registrations: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_device_plugin_registration_total",
+			Help: "Registrations of device plugins, by resource."}, []string{"resource_name"}),
+		allocation: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "kubelet_device_plugin_alloc_duration_seconds",
+			Help:    "Seconds a device plugin took to allocate, by resource.",
 			Buckets: prometheus.DefBuckets}, []string{"resource_name"}),
 	}
 	if registry == nil {

@@ -19,7 +19,7 @@ type registration struct {
 }
 
 // Register takes in a plugin that tells its options; else its registration
-// fails, and whoever offered the resource so far goes on.
+// fails, and anyone who offered the resource so far goes on.
 func (r registration) Register(ctx context.Context, req *pluginapi.RegisterRequest) (*pluginapi.Empty, error) {
 	if req.Version != pluginapi.Version {
 		return nil, fmt.Errorf("device plugin API version %q is not supported: want %s", req.Version, pluginapi.Version)

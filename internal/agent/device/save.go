@@ -23,7 +23,8 @@ func (m *Manager) save() error {
 	for _, pod := range slices.Sorted(maps.Keys(m.ledger.held)) {
 		for _, name := range m.ledger.Containers(pod) {
 			for _, share := range m.ledger.Held(pod, name) {
-				e := checkpoint.PodDevicesEntry{PodUID: string(pod), ContainerName: name, ResourceName: share.Resource, DeviceIDs: checkpoint.DevicesPerNUMA{}, AllocResp: share.Response}
+				e := checkpoint.PodDevicesEntry{PodUID: string(pod), ContainerName: name, ResourceName: share.Resource,
+					DeviceIDs: checkpoint.DevicesPerNUMA{}, AllocResp: share.Response}
 				for _, id := range share.IDs {
 					node, ok := share.Nodes[id]
 					if !ok {

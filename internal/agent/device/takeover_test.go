@@ -22,7 +22,8 @@ func TestPluginsTakeOver(t *testing.T) {
 	// One that does not tell its options is not taken, and changes nothing.
 	broken := serveNamed(t, dir, "broken.sock", "x")
 	broken.silent = true
-	if err := broken.tryRegister(); err == nil || !strings.Contains(err.Error(), "failed to get device plugin options") || !strings.Contains(err.Error(), "not yet") {
+	if err := broken.tryRegister(); err == nil || !strings.Contains(err.Error(), "failed to get device plugin options") ||
+		!strings.Contains(err.Error(), "not yet") {
 		t.Errorf("a plugin without options is answered %v", err)
 	}
 	if err := a.give(wants("between", nil, []int64{1})); err != nil {
@@ -77,7 +78,7 @@ func TestPluginThatListsNothing(t *testing.T) {
 // TestDevicesAreNotThereAfterAReboot: what a pod held counts only while it is
 // healthy.
 func TestDevicesAreNotThereAfterAReboot(t *testing.T) {
-	l, pod := NewLedger(), wants("p", nil, []int64{1})
+	l, pod := newLedger(), wants("p", nil, []int64{1})
 	next := func() string {
 		_, _, err := l.Next(pod, &pod.Spec.Containers[0], 0)
 		if err != nil {
@@ -90,11 +91,11 @@ func TestDevicesAreNotThereAfterAReboot(t *testing.T) {
 	if got := next(); got != "no healthy devices present; cannot allocate unhealthy devices example.com/thing" {
 		t.Errorf("without the plugin: %q", got)
 	}
-	l.Know(thing, []Device{{ID: "a"}, {ID: "b", Healthy: true}})
+	l.Know(thing, []device{{ID: "a"}, {ID: "b", Healthy: true}})
 	if got := next(); got != "previously allocated devices are no longer healthy; cannot allocate unhealthy devices example.com/thing" {
 		t.Errorf("with the device broken: %q", got)
 	}
-	l.Know(thing, []Device{{ID: "a", Healthy: true}})
+	l.Know(thing, []device{{ID: "a", Healthy: true}})
 	if got := next(); got != "" {
 		t.Errorf("with the device: %q", got)
 	}

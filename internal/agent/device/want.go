@@ -10,8 +10,8 @@ import (
 	"github.com/berth-dev/berth/internal/agent/resource/topology"
 )
 
-// Want is what one container is to get of one resource.
-type Want struct {
+// want is what one container is to get of one resource.
+type want struct {
 	Container, Resource string
 	Count               int
 	// Must are taken before all others: those of the pod's own init containers,
@@ -21,7 +21,7 @@ type Want struct {
 }
 
 // asked are the resources of device plugins that a container asks for.
-func (l *Ledger) asked(c *v1.Container) map[string]int {
+func (l *ledger) asked(c *v1.Container) map[string]int {
 	out := map[string]int{}
 	for name, quantity := range c.Resources.Limits {
 		if _, known := l.devices[string(name)]; known && quantity.Value() > 0 {
@@ -35,23 +35,25 @@ func (l *Ledger) asked(c *v1.Container) map[string]int {
 // (0: anywhere), or false when it has all it asks for. What it has from before a
 // restart counts only while it is healthy: after a reboot of the machine the
 // plugin may not have come back, or without that device.
-func (l *Ledger) Next(pod *v1.Pod, c *v1.Container, nodes topology.Mask) (Want, bool, error) {
+func (l *ledger) Next(pod *v1.Pod, c *v1.Container, nodes topology.Mask) (want, bool, error) {
 	asked := l.asked(c)
 	for _, name := range slices.Sorted(maps.Keys(asked)) {
 		if l.healthy(name) == 0 {
-			return Want{}, false, fmt.Errorf("no healthy devices present; cannot allocate unhealthy devices %s", name)
+			return want{}, false, fmt.Errorf("no healthy devices present; cannot allocate unhealthy devices %s", name)
 		}
 		if held, has := l.held[pod.UID][c.Name][name]; has {
 			if slices.ContainsFunc(held.IDs, func(id string) bool { return !l.devices[name][id].Healthy }) {
-				return Want{}, false, fmt.Errorf("previously allocated devices are no longer healthy; cannot allocate unhealthy devices %s", name)
+				return want{}, false, fmt.Errorf("previously allocated devices are no longer healthy; cannot allocate unhealthy devices %s",
+					name)
 			}
 			continue
 		}
-		want := Want{Container: c.Name, Resource: name, Count: asked[name]}
+		want := want{Container: c.Name, Resource: name, Count: asked[name]}
 		again := l.reusable(pod, c.Name, name)
 		free := l.free(name)
 		if have := len(again) + len(free); have < want.Count {
-			return want, false, fmt.Errorf("requested number of devices unavailable for %s. Requested: %d, Available: %d", name, want.Count, have)
+			return want, false, fmt.Errorf("requested number of devices unavailable for %s. Requested: %d, Available: %d", name, want.Count,
+				have)
 		}
 		want.Must = again[:min(len(again), want.Count)]
 		for _, group := range l.byDistance(name, free, nodes) {
@@ -63,11 +65,11 @@ func (l *Ledger) Next(pod *v1.Pod, c *v1.Container, nodes topology.Mask) (Want, 
 		}
 		return want, true, nil
 	}
-	return Want{}, false, nil
+	return want{}, false, nil
 }
 
-// healthy counts the devices of a resource that work, whoever holds them.
-func (l *Ledger) healthy(resource string) (n int) {
+// healthy counts the devices of a resource that work, no matter who holds them.
+func (l *ledger) healthy(resource string) (n int) {
 	for _, device := range l.devices[resource] {
 		if device.Healthy {
 			n++
@@ -77,8 +79,8 @@ func (l *Ledger) healthy(resource string) (n int) {
 }
 
 // reusable are devices of init containers that end before a container starts
-// and that nobody beside it took.
-func (l *Ledger) reusable(pod *v1.Pod, name, resource string) []string {
+// and that no one beside it took.
+func (l *ledger) reusable(pod *v1.Pod, name, resource string) []string {
 	again := map[string]bool{}
 	add := func(container string, have bool) {
 		for _, id := range l.held[pod.UID][container][resource].IDs {
@@ -111,7 +113,7 @@ func sidecar(c *v1.Container) bool {
 
 // byDistance splits devices into those near the nodes, those that do not say,
 // and those elsewhere.
-func (l *Ledger) byDistance(resource string, ids []string, nodes topology.Mask) [][]string {
+func (l *ledger) byDistance(resource string, ids []string, nodes topology.Mask) [][]string {
 	if nodes == 0 {
 		return [][]string{ids}
 	}
@@ -129,8 +131,8 @@ func (l *Ledger) byDistance(resource string, ids []string, nodes topology.Mask) 
 	return groups
 }
 
-// free are the healthy devices of a resource that nobody holds.
-func (l *Ledger) free(resource string) []string {
+// free are the healthy devices of a resource that no one holds.
+func (l *ledger) free(resource string) []string {
 	busy := map[string]bool{}
 	for _, containers := range l.held {
 		for _, shares := range containers {
@@ -150,7 +152,7 @@ func (l *Ledger) free(resource string) []string {
 }
 
 // Choose picks the devices: those that must, then those preferred, then any.
-func (w Want) Choose(preferred []string) []string {
+func (w want) Choose(preferred []string) []string {
 	chosen := slices.Clone(w.Must)
 	for _, list := range [][]string{preferred, w.Available} {
 		for _, id := range list {
@@ -166,7 +168,7 @@ func (w Want) Choose(preferred []string) []string {
 }
 
 // nodesOf are the NUMA nodes of devices, as a Share keeps them.
-func (l *Ledger) nodesOf(resource string, ids []string) map[string]int64 {
+func (l *ledger) nodesOf(resource string, ids []string) map[string]int64 {
 	out := map[string]int64{}
 	for _, id := range ids {
 		if near := l.devices[resource][id].NUMA; len(near) > 0 {
@@ -176,10 +178,10 @@ func (l *Ledger) nodesOf(resource string, ids []string) map[string]int64 {
 	return out
 }
 
-// Hints are the sets of the machine's nodes that have enough devices for a
+// Hints are the sets of the host's nodes that have enough devices for a
 // container (or, with c nil, for the whole pod). Resources whose devices say
 // nothing of nodes have no preference.
-func (l *Ledger) Hints(machine topology.Mask, pod *v1.Pod, c *v1.Container) topology.Wishes {
+func (l *ledger) Hints(machine topology.Mask, pod *v1.Pod, c *v1.Container) topology.Wishes {
 	out := topology.Wishes{}
 	if c != nil {
 		for name, count := range l.asked(c) {
@@ -201,7 +203,7 @@ func (l *Ledger) Hints(machine topology.Mask, pod *v1.Pod, c *v1.Container) topo
 }
 
 // podAsks is what a pod holds of each resource at most at one time.
-func (l *Ledger) podAsks(pod *v1.Pod) map[string]int {
+func (l *ledger) podAsks(pod *v1.Pod) map[string]int {
 	peak, beside := map[string]int{}, map[string]int{}
 	for i := range pod.Spec.InitContainers {
 		c := &pod.Spec.InitContainers[i]
@@ -224,8 +226,8 @@ func (l *Ledger) podAsks(pod *v1.Pod) map[string]int {
 	return peak
 }
 
-func (l *Ledger) hints(machine topology.Mask, resource string, count int, held []string, has bool, again []string) []topology.Hint {
-	if !slices.ContainsFunc(slices.Collect(maps.Values(l.devices[resource])), func(d Device) bool { return len(d.NUMA) > 0 }) {
+func (l *ledger) hints(machine topology.Mask, resource string, count int, held []string, has bool, again []string) []topology.Hint {
+	if !slices.ContainsFunc(slices.Collect(maps.Values(l.devices[resource])), func(d device) bool { return len(d.NUMA) > 0 }) {
 		return nil
 	}
 	usable := append(l.free(resource), again...)
@@ -248,7 +250,7 @@ func (l *Ledger) hints(machine topology.Mask, resource string, count int, held [
 }
 
 // within counts the devices near any of the nodes.
-func (l *Ledger) within(resource string, ids []string, nodes topology.Mask) (n int) {
+func (l *ledger) within(resource string, ids []string, nodes topology.Mask) (n int) {
 	for _, id := range ids {
 		if l.devices[resource][id].near()&nodes != 0 {
 			n++

@@ -148,11 +148,12 @@ func (m *Manager) prepareWith(ctx context.Context, driver string, claims []*drav
 			return fmt.Errorf("NodePrepareResources of driver %s said nothing of claim %s/%s", driver, claim.Namespace, claim.Name)
 		}
 		if result.Error != "" {
-			return fmt.Errorf("NodePrepareResources of driver %s failed for claim %s/%s: %s", driver, claim.Namespace, claim.Name, result.Error)
+			return fmt.Errorf("NodePrepareResources of driver %s failed for claim %s/%s: %s", driver, claim.Namespace, claim.Name,
+				result.Error)
 		}
-		state := DriverState{}
+		state := driverState{}
 		for _, d := range result.Devices {
-			device := Device{PoolName: d.PoolName, DeviceName: d.DeviceName, RequestNames: d.RequestNames, CDIDeviceIDs: d.CdiDeviceIds}
+			device := device{PoolName: d.PoolName, DeviceName: d.DeviceName, RequestNames: d.RequestNames, CDIDeviceIDs: d.CdiDeviceIds}
 			if d.ShareId != nil {
 				id := types.UID(*d.ShareId)
 				device.ShareID = &id
@@ -270,7 +271,8 @@ func (m *Manager) unprepareWith(ctx context.Context, driver string, claims []*dr
 			return fmt.Errorf("NodeUnprepareResources of driver %s said nothing of claim %s/%s", driver, claim.Namespace, claim.Name)
 		}
 		if result.GetError() != "" {
-			return fmt.Errorf("NodeUnprepareResources of driver %s failed for claim %s/%s: %s", driver, claim.Namespace, claim.Name, result.Error)
+			return fmt.Errorf("NodeUnprepareResources of driver %s failed for claim %s/%s: %s", driver, claim.Namespace, claim.Name,
+				result.Error)
 		}
 	}
 	return nil
@@ -332,7 +334,7 @@ func (m *Manager) HeldBy(pod *v1.Pod, c *v1.Container) []*podresourcesapi.Dynami
 	return out
 }
 
-func listed(driver string, d Device) *podresourcesapi.ClaimResource {
+func listed(driver string, d device) *podresourcesapi.ClaimResource {
 	out := &podresourcesapi.ClaimResource{DriverName: driver, PoolName: d.PoolName, DeviceName: d.DeviceName}
 	if d.ShareID != nil {
 		id := string(*d.ShareID)

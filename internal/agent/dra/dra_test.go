@@ -68,7 +68,8 @@ func startDriver(t *testing.T) *driver {
 	return d
 }
 
-func (d *driver) NodeWatchResources(_ *healthv1.NodeWatchResourcesRequest, stream grpc.ServerStreamingServer[healthv1.NodeWatchResourcesResponse]) error {
+func (d *driver) NodeWatchResources(_ *healthv1.NodeWatchResourcesRequest,
+	stream grpc.ServerStreamingServer[healthv1.NodeWatchResourcesResponse]) error {
 	for {
 		select {
 		case <-stream.Context().Done():
@@ -91,18 +92,22 @@ func (d *driver) note(call, name string) string {
 	return d.fail
 }
 
-func (d *driver) NodePrepareResources(_ context.Context, req *drav1.NodePrepareResourcesRequest) (*drav1.NodePrepareResourcesResponse, error) {
+func (d *driver) NodePrepareResources(_ context.Context, req *drav1.NodePrepareResourcesRequest) (*drav1.NodePrepareResourcesResponse,
+	error) {
 	out := &drav1.NodePrepareResourcesResponse{Claims: map[string]*drav1.NodePrepareResourceResponse{}}
 	for _, c := range req.Claims {
 		out.Claims[c.Uid] = &drav1.NodePrepareResourceResponse{Error: d.note("prepare", c.Name), Devices: []*drav1.Device{
-			{RequestNames: []string{"big"}, PoolName: "n1", DeviceName: "gpu-0", CdiDeviceIds: []string{"example.com/gpu=" + c.Name + "-0"}},
-			{RequestNames: []string{"small/first"}, PoolName: "n1", DeviceName: "gpu-1", CdiDeviceIds: []string{"example.com/gpu=" + c.Name + "-1"}},
+			{RequestNames: []string{"big"}, PoolName: "n1", DeviceName: "gpu-0",
+				CdiDeviceIds: []string{"example.com/gpu=" + c.Name + "-0"}},
+			{RequestNames: []string{"small/first"}, PoolName: "n1", DeviceName: "gpu-1",
+				CdiDeviceIds: []string{"example.com/gpu=" + c.Name + "-1"}},
 		}}
 	}
 	return out, nil
 }
 
-func (d *driver) NodeUnprepareResources(_ context.Context, req *drav1.NodeUnprepareResourcesRequest) (*drav1.NodeUnprepareResourcesResponse, error) {
+func (d *driver) NodeUnprepareResources(_ context.Context, req *drav1.NodeUnprepareResourcesRequest) (*drav1.NodeUnprepareResourcesResponse,
+	error) {
 	out := &drav1.NodeUnprepareResourcesResponse{Claims: map[string]*drav1.NodeUnprepareResourceResponse{}}
 	for _, c := range req.Claims {
 		out.Claims[c.Uid] = &drav1.NodeUnprepareResourceResponse{Error: d.note("unprepare", c.Name)}
@@ -125,21 +130,26 @@ type old struct {
 	d *driver
 }
 
-func (o old) NodePrepareResources(_ context.Context, req *drav1beta1.NodePrepareResourcesRequest) (*drav1beta1.NodePrepareResourcesResponse, error) {
+func (o old) NodePrepareResources(_ context.Context, req *drav1beta1.NodePrepareResourcesRequest) (*drav1beta1.NodePrepareResourcesResponse,
+	error) {
 	out := &drav1beta1.NodePrepareResourcesResponse{Claims: map[string]*drav1beta1.NodePrepareResourceResponse{}}
 	for _, c := range req.Claims {
 		o.d.note("old prepare", c.Name)
-		out.Claims[c.Uid] = &drav1beta1.NodePrepareResourceResponse{Devices: []*drav1beta1.Device{{PoolName: "n1", DeviceName: "gpu-0", CdiDeviceIds: []string{"example.com/gpu=old"}}}}
+		out.Claims[c.Uid] = &drav1beta1.NodePrepareResourceResponse{Devices: []*drav1beta1.Device{{PoolName: "n1", DeviceName: "gpu-0",
+			CdiDeviceIds: []string{"example.com/gpu=old"}}}}
 	}
 	return out, nil
 }
 
 func claim(name string, reserved ...string) *resourceapi.ResourceClaim {
 	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID("uid-" + name)}}
-	c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{
-		{Request: "big", Driver: driverName, Pool: "n1", Device: "gpu-0"}, {Request: "small/first", Driver: driverName, Pool: "n1", Device: "gpu-1"}}}}
+	c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+		Results: []resourceapi.DeviceRequestAllocationResult{
+			{Request: "big", Driver: driverName, Pool: "n1", Device: "gpu-0"}, {Request: "small/first", Driver: driverName, Pool: "n1",
+				Device: "gpu-1"}}}}
 	for _, pod := range reserved {
-		c.Status.ReservedFor = append(c.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: pod, UID: types.UID(pod)})
+		c.Status.ReservedFor = append(c.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: pod,
+			UID: types.UID(pod)})
 	}
 	return c
 }
@@ -158,7 +168,8 @@ func pod(name, claim string) *v1.Pod {
 
 func start(t *testing.T, root string, d *driver, versions []string, objects ...runtime.Object) *Manager {
 	t.Helper()
-	m, err := New(Config{Log: slog.New(slog.DiscardHandler), RootDir: root, NodeName: "n1", Client: fake.NewClientset(objects...), Changed: func(types.UID) {}})
+	m, err := New(Config{Log: slog.New(slog.DiscardHandler), RootDir: root, NodeName: "n1", Client: fake.NewClientset(objects...),
+		Changed: func(types.UID) {}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -184,10 +195,11 @@ func TestLifeOfAClaim(t *testing.T) {
 			t.Errorf("container %s gets %s, %v; want %s", first.Spec.Containers[i].Name, got, err, want)
 		}
 	}
-	if held := m.HeldBy(first, &first.Spec.Containers[1]); len(held) != 1 || held[0].ClaimName != "gpu" || len(held[0].ClaimResources) != 1 || held[0].ClaimResources[0].DeviceName != "gpu-1" {
+	if held := m.HeldBy(first, &first.Spec.Containers[1]); len(held) != 1 || held[0].ClaimName != "gpu" ||
+		len(held[0].ClaimResources) != 1 || held[0].ClaimResources[0].DeviceName != "gpu-1" {
 		t.Errorf("pod resources: %v", held)
 	}
-	// Preparing again asks nobody; a second pod shares what is prepared.
+	// Preparing again asks no one; a second pod shares what is prepared.
 	if err := errors.Join(m.Prepare(t.Context(), first), m.Prepare(t.Context(), second)); err != nil {
 		t.Fatal(err)
 	}
@@ -259,7 +271,8 @@ func TestClaimsThatCannotBeUsed(t *testing.T) {
 		t.Error(err)
 	}
 	m.Deregister(driverName, d.socket)
-	if err := m.Prepare(t.Context(), pod("lost", "gpu")); err == nil || !strings.Contains(err.Error(), "driver gpu.example.com is not registered") {
+	if err := m.Prepare(t.Context(), pod("lost", "gpu")); err == nil || !strings.Contains(err.Error(),
+		"driver gpu.example.com is not registered") {
 		t.Error(err)
 	}
 }
@@ -278,7 +291,8 @@ func TestSlicesOfAbsentDriversAreRemoved(t *testing.T) {
 		deleted <- a.(ktesting.DeleteCollectionAction).GetListRestrictions().Fields.String()
 		return true, nil, nil
 	})
-	m, err := New(Config{Log: slog.New(slog.DiscardHandler), RootDir: t.TempDir(), NodeName: "n1", Client: client, Changed: func(types.UID) {}})
+	m, err := New(Config{Log: slog.New(slog.DiscardHandler), RootDir: t.TempDir(), NodeName: "n1", Client: client,
+		Changed: func(types.UID) {}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -311,7 +325,11 @@ func TestSlicesOfAbsentDriversAreRemoved(t *testing.T) {
 }
 
 func TestFileOfAKubeletIsRead(t *testing.T) {
-	const recorded = `{"Data":"{\"kind\":\"DRACheckpoint\",\"apiVersion\":\"checkpoint.dra.kubelet.k8s.io/v1\",\"ClaimInfoStateList\":[{\"ClaimUID\":\"067798be-454e-4be4-9047-1aa06aea63f7\",\"ClaimName\":\"example\",\"Namespace\":\"default\",\"PodUIDs\":{\"139cdb46-f989-4f17-9561-ca10cfb509a6\":{}},\"DriverState\":{\"test-driver.cdi.k8s.io\":{\"Devices\":[{\"PoolName\":\"worker-1\",\"DeviceName\":\"dev-1\",\"RequestNames\":[\"test request\"],\"CDIDeviceIDs\":[\"example.com/example=cdi-example\"]}]}}}]}","Checksum":1656016162}`
+	const recorded = `{"Data":"{\"kind\":\"DRACheckpoint\",\"apiVersion\":\"checkpoint.dra.kubelet.k8s.io/v1\",` +
+		`\"ClaimInfoStateList\":[{\"ClaimUID\":\"067798be-454e-4be4-9047-1aa06aea63f7\",\"ClaimName\":\"example\",` +
+		`\"Namespace\":\"default\",\"PodUIDs\":{\"139cdb46-f989-4f17-9561-ca10cfb509a6\":{}},` +
+		`\"DriverState\":{\"test-driver.cdi.k8s.io\":{\"Devices\":[{\"PoolName\":\"worker-1\",\"DeviceName\":\"dev-1\",` +
+		`\"RequestNames\":[\"test request\"],\"CDIDeviceIDs\":[\"example.com/example=cdi-example\"]}]}}}]}","Checksum":1656016162}`
 	path := filepath.Join(t.TempDir(), fileName)
 	if err := os.WriteFile(path, []byte(recorded), 0o600); err != nil {
 		t.Fatal(err)

@@ -58,7 +58,8 @@ func newDrivers(cfg Config) *drivers {
 // Register takes in a driver that the plugin directory's watcher found.
 func (m *Manager) Register(_ context.Context, name, endpoint string, versions []string) error {
 	d := m.drivers
-	conn, err := grpc.NewClient("unix:"+strings.TrimPrefix(endpoint, "unix://"), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUnaryInterceptor(m.metrics.measure(name)))
+	conn, err := grpc.NewClient("unix:"+strings.TrimPrefix(endpoint, "unix://"), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithUnaryInterceptor(m.metrics.measure(name)))
 	if err != nil {
 		return fmt.Errorf("connecting to driver %s: %w", name, err)
 	}
@@ -122,7 +123,7 @@ func (d *drivers) client(name string) (drav1.DRAPluginClient, error) {
 }
 
 // Run removes what drivers that are not here published of this node: all of it
-// at the start, since drivers publish anew when they register, and that of a
+// at the start, since drivers publish again when they register, and that of a
 // driver some time after it went.
 func (m *Manager) Run(ctx context.Context) error {
 	d := m.drivers
@@ -245,7 +246,8 @@ func (d *drivers) wipe(ctx context.Context, driver string) error {
 	if driver != "" {
 		selector[resourceapi.ResourceSliceSelectorDriver] = driver
 	}
-	err := d.cfg.Client.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: selector.String()})
+	err := d.cfg.Client.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{},
+		metav1.ListOptions{FieldSelector: selector.String()})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}

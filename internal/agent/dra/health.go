@@ -54,7 +54,8 @@ func (m *Manager) Health(pod *v1.Pod, now time.Time) map[string][]v1.ResourceSta
 				}
 				s := v1.ResourceStatus{Name: v1.ResourceName(use.status)}
 				for _, key := range info.devices(use.request) {
-					s.Resources = append(s.Resources, v1.ResourceHealth{ResourceID: v1.ResourceID(key.String()), Health: m.health[key].at(now)})
+					s.Resources = append(s.Resources, v1.ResourceHealth{ResourceID: v1.ResourceID(key.String()),
+						Health: m.health[key].at(now)})
 				}
 				if len(s.Resources) > 0 {
 					out[list[i].Name] = append(out[list[i].Name], s)
@@ -66,7 +67,7 @@ func (m *Manager) Health(pod *v1.Pod, now time.Time) map[string][]v1.ResourceSta
 }
 
 // devices are those of a claim for one request of it.
-func (c *ClaimInfo) devices(request string) (out []deviceKey) {
+func (c *claimInfo) devices(request string) (out []deviceKey) {
 	for _, driver := range slices.Sorted(maps.Keys(c.DriverState)) {
 		for _, d := range c.DriverState[driver].Devices {
 			if d.serves(request) {
@@ -142,7 +143,7 @@ func (m *Manager) listen(ctx context.Context, driver string, client healthv1.DRA
 			now := time.Now()
 			expiry.Reset(m.hear(driver, word, now).Sub(now) + time.Millisecond)
 		case <-expiry.C:
-			m.tell(driver)
+			m.notify(driver)
 		}
 	}
 }
@@ -170,7 +171,7 @@ func (m *Manager) hear(driver string, word *healthv1.NodeWatchResourcesResponse,
 		}
 	}
 	m.mu.Unlock()
-	m.tell(driver)
+	m.notify(driver)
 	return next
 }
 
@@ -179,11 +180,11 @@ func (m *Manager) silent(driver string) {
 	m.mu.Lock()
 	maps.DeleteFunc(m.health, func(key deviceKey, _ deviceHealth) bool { return key.driver == driver })
 	m.mu.Unlock()
-	m.tell(driver)
+	m.notify(driver)
 }
 
-// tell tells of the pods that have devices of a driver.
-func (m *Manager) tell(driver string) {
+// notify tells of the pods that have devices of a driver.
+func (m *Manager) notify(driver string) {
 	m.mu.Lock()
 	pods := map[types.UID]bool{}
 	for _, info := range m.claims {

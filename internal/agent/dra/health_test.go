@@ -25,7 +25,8 @@ func TestHealthOfClaimedDevices(t *testing.T) {
 		t.Run(version, func(t *testing.T) {
 			d := startDriver(t)
 			changed := make(chan types.UID, 10)
-			m, err := New(Config{Log: slog.New(slog.DiscardHandler), RootDir: t.TempDir(), NodeName: "n1", Client: fake.NewClientset(claim("gpu", "p")), Changed: func(uid types.UID) { changed <- uid }})
+			m, err := New(Config{Log: slog.New(slog.DiscardHandler), RootDir: t.TempDir(), NodeName: "n1",
+				Client: fake.NewClientset(claim("gpu", "p")), Changed: func(uid types.UID) { changed <- uid }})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -62,7 +63,8 @@ func TestHealthOfClaimedDevices(t *testing.T) {
 			d.words <- word(healthv1.HealthStatus_HEALTHY, 0)
 			<-changed
 			expect(time.Now(), "Healthy")
-			if all := m.Health(p, time.Now())["all"]; len(all) != 1 || all[0].Name != "claim:gpu" || len(all[0].Resources) != 2 || all[0].Resources[0].Health != "Unknown" {
+			if all := m.Health(p, time.Now())["all"]; len(all) != 1 || all[0].Name != "claim:gpu" || len(all[0].Resources) != 2 ||
+				all[0].Resources[0].Health != "Unknown" {
 				t.Errorf("the container with all devices: %v", all)
 			}
 			cancel()

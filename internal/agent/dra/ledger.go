@@ -9,9 +9,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Device is one device of a claim, as its driver prepared it. Field names here
+// device is one device of a claim, as its driver prepared it. Field names here
 // and below are those of the kubelet's state file.
-type Device struct {
+type device struct {
 	PoolName     string
 	DeviceName   string
 	ShareID      *types.UID `json:",omitempty"`
@@ -19,20 +19,20 @@ type Device struct {
 	CDIDeviceIDs []string
 }
 
-// DriverState is what one driver prepared for a claim.
-type DriverState struct {
-	Devices []Device
+// driverState is what one driver prepared for a claim.
+type driverState struct {
+	Devices []device
 }
 
-// ClaimInfo is one claim in use on this node.
-type ClaimInfo struct {
+// claimInfo is one claim in use on this node.
+type claimInfo struct {
 	ClaimUID  types.UID
 	ClaimName string
 	Namespace string
 	// PodUIDs use the claim.
 	PodUIDs map[string]struct{}
-	// DriverState has an entry per driver of the allocation.
-	DriverState map[string]DriverState
+	// driverState has an entry per driver of the allocation.
+	DriverState map[string]driverState
 
 	// prepared: every driver has done its part. Not kept: preparing again is
 	// harmless, and after a restart it is the way to find out.
@@ -40,13 +40,14 @@ type ClaimInfo struct {
 }
 
 // ledger knows the claims in use by UID. It is not safe for concurrent use.
-type ledger map[types.UID]*ClaimInfo
+type ledger map[types.UID]*claimInfo
 
 // use notes that a pod uses a claim, and whether that is news.
-func (l ledger) use(uid types.UID, namespace, name string, drivers []string, pod types.UID) (info *ClaimInfo, changed bool) {
+func (l ledger) use(uid types.UID, namespace, name string, drivers []string, pod types.UID) (info *claimInfo, changed bool) {
 	info = l[uid]
 	if info == nil {
-		info = &ClaimInfo{ClaimUID: uid, ClaimName: name, Namespace: namespace, PodUIDs: map[string]struct{}{}, DriverState: map[string]DriverState{}}
+		info = &claimInfo{ClaimUID: uid, ClaimName: name, Namespace: namespace, PodUIDs: map[string]struct{}{},
+			DriverState: map[string]driverState{}}
 		l[uid] = info
 		changed = true
 	}
@@ -56,16 +57,16 @@ func (l ledger) use(uid types.UID, namespace, name string, drivers []string, pod
 	}
 	for _, driver := range drivers {
 		if _, ok := info.DriverState[driver]; !ok {
-			info.DriverState[driver] = DriverState{}
+			info.DriverState[driver] = driverState{}
 			info.prepared, changed = false, true
 		}
 	}
 	return info, changed
 }
 
-// leave takes a pod from the claims it uses and returns those that nobody uses
+// leave takes a pod from the claims it uses and returns those that no one uses
 // any more, sorted. They stay until they are dropped.
-func (l ledger) leave(pod types.UID) (unused []*ClaimInfo) {
+func (l ledger) leave(pod types.UID) (unused []*claimInfo) {
 	for _, uid := range slices.Sorted(maps.Keys(l)) {
 		info := l[uid]
 		if _, ok := info.PodUIDs[string(pod)]; !ok {
@@ -92,7 +93,7 @@ func (l ledger) pods() []types.UID {
 }
 
 // byName finds a claim that a pod uses.
-func (l ledger) byName(pod *v1.Pod, claim string) *ClaimInfo {
+func (l ledger) byName(pod *v1.Pod, claim string) *claimInfo {
 	for _, info := range l {
 		if _, uses := info.PodUIDs[string(pod.UID)]; uses && info.Namespace == pod.Namespace && info.ClaimName == claim {
 			return info
@@ -102,7 +103,7 @@ func (l ledger) byName(pod *v1.Pod, claim string) *ClaimInfo {
 }
 
 // ids are the CDI names of a claim's devices for one request of it ("": all).
-func (c *ClaimInfo) ids(request string) (out []string) {
+func (c *claimInfo) ids(request string) (out []string) {
 	for _, driver := range slices.Sorted(maps.Keys(c.DriverState)) {
 		for _, d := range c.DriverState[driver].Devices {
 			if d.serves(request) {
@@ -116,7 +117,7 @@ func (c *ClaimInfo) ids(request string) (out []string) {
 // serves tells whether a device is for a request. Names of requests may have a
 // part that tells which alternative was taken; a device that names none is for
 // all.
-func (d Device) serves(request string) bool {
+func (d device) serves(request string) bool {
 	if request == "" || len(d.RequestNames) == 0 {
 		return true
 	}
@@ -149,7 +150,8 @@ func usedBy(pod *v1.Pod, c *v1.Container) (out []uses) {
 	if extended := pod.Status.ExtendedResourceClaimStatus; extended != nil {
 		for _, m := range extended.RequestMappings {
 			if m.ContainerName == c.Name {
-				out = append(out, uses{extended.ResourceClaimName, m.RequestName, "claim:" + extended.ResourceClaimName + "/" + m.RequestName})
+				out = append(out, uses{extended.ResourceClaimName, m.RequestName, "claim:" + extended.ResourceClaimName + "/" +
+					m.RequestName})
 			}
 		}
 	}

@@ -25,13 +25,16 @@ func newMetrics(registry prometheus.Registerer, m *Manager) (*metrics, error) {
 		return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "dra_" + name, Help: help, Buckets: prometheus.DefBuckets}, labels)
 	}
 	out := &metrics{
-		operations: histogram("operations_duration_seconds", "Seconds to prepare or give back all claims of a pod, by what was done and whether it failed.", "operation_name", "is_error"),
-		calls:      histogram("grpc_operations_duration_seconds", "Seconds of calls of drivers, by driver, method and answer.", "driver_name", "method_name", "grpc_status_code"),
+		operations: histogram("operations_duration_seconds",
+			"Seconds to prepare or give back all claims of a pod, by what was done and whether it failed.", "operation_name", "is_error"),
+		calls: histogram("grpc_operations_duration_seconds", "Seconds of calls of drivers, by driver, method and answer.",
+			"driver_name", "method_name", "grpc_status_code"),
 	}
 	if registry == nil {
 		return out, nil
 	}
-	inUse := &claimsInUse{m: m, desc: prometheus.NewDesc("dra_resource_claims_in_use", "Resource claims that pods of this node use, by driver, and all of them as "+anyDriver+".", []string{"driver_name"}, nil)}
+	inUse := &claimsInUse{m: m, desc: prometheus.NewDesc("dra_resource_claims_in_use",
+		"Resource claims that pods of this node use, by driver, and all of them as "+anyDriver+".", []string{"driver_name"}, nil)}
 	if err := errors.Join(registry.Register(out.operations), registry.Register(out.calls), registry.Register(inUse)); err != nil {
 		return nil, fmt.Errorf("registering the metrics of resource claims: %w", err)
 	}
@@ -45,7 +48,8 @@ func (m *metrics) done(operation string, began time.Time, err error) {
 
 // measure notes each call of a driver.
 func (m *metrics) measure(driver string) grpc.UnaryClientInterceptor {
-	return func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	return func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker,
+		opts ...grpc.CallOption) error {
 		began := time.Now()
 		err := invoke(ctx, method, req, reply, conn, opts...)
 		m.calls.WithLabelValues(driver, method, status.Code(err).String()).Observe(time.Since(began).Seconds())

@@ -14,7 +14,8 @@ import (
 // TestMetrics: what upstream's node suite reads of a pod with a claim.
 func TestMetrics(t *testing.T) {
 	registry, d := prometheus.NewRegistry(), startDriver(t)
-	m, err := New(Config{Log: slog.New(slog.DiscardHandler), RootDir: t.TempDir(), NodeName: "n1", Client: fake.NewClientset(claim("gpu", "p")),
+	m, err := New(Config{Log: slog.New(slog.DiscardHandler), RootDir: t.TempDir(), NodeName: "n1",
+		Client:  fake.NewClientset(claim("gpu", "p")),
 		Changed: func(types.UID) {}, Metrics: registry})
 	if err != nil {
 		t.Fatal(err)
@@ -35,7 +36,8 @@ func TestMetrics(t *testing.T) {
 			t.Errorf("got:\n%s\nwant:\n%s", got, want)
 		}
 	}
-	const prepared = `dra_grpc_operations_duration_seconds driver_name=` + driverName + ` grpc_status_code=OK method_name=/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources 1
+	const prepared = `dra_grpc_operations_duration_seconds driver_name=` + driverName +
+		` grpc_status_code=OK method_name=/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources 1
 `
 	check(prepared + `dra_operations_duration_seconds is_error=false operation_name=PrepareResources 1
 dra_operations_duration_seconds is_error=true operation_name=PrepareResources 1
@@ -45,7 +47,8 @@ dra_resource_claims_in_use driver_name=` + driverName + ` 1
 	if err := m.Unprepare(t.Context(), "p"); err != nil {
 		t.Fatal(err)
 	}
-	check(prepared + strings.ReplaceAll(prepared, "NodePrepare", "NodeUnprepare") + `dra_operations_duration_seconds is_error=false operation_name=PrepareResources 1
+	check(prepared + strings.ReplaceAll(prepared, "NodePrepare", "NodeUnprepare") +
+		`dra_operations_duration_seconds is_error=false operation_name=PrepareResources 1
 dra_operations_duration_seconds is_error=false operation_name=UnprepareResources 1
 dra_operations_duration_seconds is_error=true operation_name=PrepareResources 1
 dra_resource_claims_in_use driver_name=<any> 0

@@ -22,7 +22,7 @@ type file struct {
 type fileData struct {
 	Kind       string       `json:"kind"`
 	APIVersion string       `json:"apiVersion"`
-	Entries    []*ClaimInfo `json:"ClaimInfoStateList"`
+	Entries    []*claimInfo `json:"ClaimInfoStateList"`
 }
 
 const (
@@ -34,7 +34,7 @@ var errContent = errors.New("it does not hold what it should")
 
 func (m *Manager) save() error {
 	m.mu.Lock()
-	data := fileData{Kind: fileKind, APIVersion: fileVersion, Entries: []*ClaimInfo{}}
+	data := fileData{Kind: fileKind, APIVersion: fileVersion, Entries: []*claimInfo{}}
 	for _, uid := range slices.Sorted(maps.Keys(m.claims)) {
 		data.Entries = append(data.Entries, m.claims[uid])
 	}

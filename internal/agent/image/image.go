@@ -25,10 +25,11 @@ import (
 	"github.com/berth-dev/berth/internal/journal"
 )
 
-// Service is what is needed of the runtime's image service.
-type Service interface {
+// service is what is needed of the runtime's image service.
+type service interface {
 	ImageStatus(ctx context.Context, image *runtimeapi.ImageSpec, verbose bool) (*runtimeapi.ImageStatusResponse, error)
-	PullImage(ctx context.Context, image *runtimeapi.ImageSpec, auth *runtimeapi.AuthConfig, sandbox *runtimeapi.PodSandboxConfig) (string, error)
+	PullImage(ctx context.Context, image *runtimeapi.ImageSpec, auth *runtimeapi.AuthConfig, sandbox *runtimeapi.PodSandboxConfig) (string,
+		error)
 }
 
 // Waiting reasons of containers whose image is not there.
@@ -54,8 +55,8 @@ type Error struct {
 func (e *Error) Error() string { return e.Reason + ": " + e.Message }
 func (e *Error) Unwrap() error { return e.Err }
 
-// Result is an image that is on the node.
-type Result struct {
+// result is an image that is on the node.
+type result struct {
 	// Ref is what the runtime is told to run.
 	Ref string
 	// ID is the runtime's id of the image.
@@ -71,7 +72,7 @@ type Result struct {
 
 // Config configures a Puller.
 type Config struct {
-	Service Service
+	Service service
 	// Secret reads pull secrets, usually from the volume manager's cache.
 	Secret func(ctx context.Context, namespace, name string) (*v1.Secret, error)
 	// Event reports to the pod's user, on one of its containers. It must not
@@ -146,8 +147,8 @@ func New(cfg Config) (*Puller, error) {
 	return p, nil
 }
 
-// Request names an image that a pod needs.
-type Request struct {
+// request names an image that a pod needs.
+type request struct {
 	Pod *v1.Pod
 	// Container is where events are reported.
 	Container string
@@ -165,21 +166,21 @@ type Request struct {
 
 // Ensure makes the image of a container available. Errors are *Error unless
 // ctx ended.
-func (p *Puller) Ensure(ctx context.Context, pod *v1.Pod, c *v1.Container) (Result, error) {
-	return p.EnsureImage(ctx, Request{Pod: pod, Container: c.Name, Image: c.Image, Policy: c.ImagePullPolicy})
+func (p *Puller) Ensure(ctx context.Context, pod *v1.Pod, c *v1.Container) (result, error) {
+	return p.EnsureImage(ctx, request{Pod: pod, Container: c.Name, Image: c.Image, Policy: c.ImagePullPolicy})
 }
 
 // EnsureVolumes makes the images of a pod's image volumes available, for one
 // of its containers, and returns them by volume name.
-func (p *Puller) EnsureVolumes(ctx context.Context, pod *v1.Pod, c *v1.Container) (map[string]Result, error) {
-	out := map[string]Result{}
+func (p *Puller) EnsureVolumes(ctx context.Context, pod *v1.Pod, c *v1.Container) (map[string]result, error) {
+	out := map[string]result{}
 	for _, m := range c.VolumeMounts {
 		for i := range pod.Spec.Volumes {
 			v := &pod.Spec.Volumes[i]
 			if v.Name != m.Name || v.Image == nil || v.Image.Reference == "" {
 				continue
 			}
-			r, err := p.EnsureImage(ctx, Request{Pod: pod, Container: c.Name, Image: v.Image.Reference, Policy: v.Image.PullPolicy})
+			r, err := p.EnsureImage(ctx, request{Pod: pod, Container: c.Name, Image: v.Image.Reference, Policy: v.Image.PullPolicy})
 			if err != nil {
 				return nil, err
 			}
@@ -190,12 +191,12 @@ func (p *Puller) EnsureVolumes(ctx context.Context, pod *v1.Pod, c *v1.Container
 }
 
 // EnsureImage makes one image available to a pod.
-func (p *Puller) EnsureImage(ctx context.Context, r Request) (Result, error) {
+func (p *Puller) EnsureImage(ctx context.Context, r request) (result, error) {
 	image, named, err := normalize(r.Image)
 	if err != nil {
 		message := fmt.Sprintf("Failed to apply default image tag %q: %v", r.Image, err)
 		p.event(r, v1.EventTypeWarning, "InspectFailed", message)
-		return Result{}, p.fail(r, &Error{Reason: ReasonInvalidImageName, Message: message, Err: err})
+		return result{}, p.fail(r, &Error{Reason: ReasonInvalidImageName, Message: message, Err: err})
 	}
 	policy := r.Policy
 	if policy == "" {
@@ -205,16 +206,18 @@ func (p *Puller) EnsureImage(ctx context.Context, r Request) (Result, error) {
 	present, err := p.inspect(ctx, spec)
 	if err != nil {
 		if ctx.Err() != nil {
-			return Result{}, fmt.Errorf("inspecting image %q: %w", image, ctx.Err())
+			return result{}, fmt.Errorf("inspecting image %q: %w", image, ctx.Err())
 		}
 		message := fmt.Sprintf("Failed to inspect image %q: %v", image, err)
 		p.event(r, v1.EventTypeWarning, "InspectFailed", message)
-		return Result{}, p.fail(r, &Error{Reason: ReasonImageInspectError, Message: message, Err: err, RetryAt: p.cfg.Clock.Now().Add(backoffInitial)})
+		return result{}, p.fail(r, &Error{Reason: ReasonImageInspectError, Message: message, Err: err,
+			RetryAt: p.cfg.Clock.Now().Add(backoffInitial)})
 	}
 	keys := p.keyring(r)
 	if present != nil && policy != v1.PullAlways {
-		if p.mayUse(image, present.ID, func() []Credential { return keys(ctx) }) {
-			p.event(r, v1.EventTypeNormal, "Pulled", fmt.Sprintf("Container image %q already present on machine and can be accessed by the pod", r.Image))
+		if p.mayUse(image, present.ID, func() []credential { return keys(ctx) }) {
+			p.event(r, v1.EventTypeNormal, "Pulled",
+				fmt.Sprintf("Container image %q already present on machine and can be accessed by the pod", r.Image))
 			return *present, nil
 		}
 		if policy == v1.PullNever {
@@ -224,14 +227,14 @@ func (p *Puller) EnsureImage(ctx context.Context, r Request) (Result, error) {
 	if policy == v1.PullNever {
 		message := fmt.Sprintf("Container image %q is not present with pull policy of Never", r.Image)
 		p.event(r, v1.EventTypeWarning, ReasonErrImageNeverPull, message)
-		return Result{}, p.fail(r, &Error{Reason: ReasonErrImageNeverPull, Message: message})
+		return result{}, p.fail(r, &Error{Reason: ReasonErrImageNeverPull, Message: message})
 	}
 	r.absent = present == nil && policy != v1.PullAlways
 	return p.pullWithBackoff(ctx, r, spec, named, keys(ctx))
 }
 
 // inspect asks the runtime for an image; nil means that it is not there.
-func (p *Puller) inspect(ctx context.Context, spec *runtimeapi.ImageSpec) (*Result, error) {
+func (p *Puller) inspect(ctx context.Context, spec *runtimeapi.ImageSpec) (*result, error) {
 	resp, err := p.cfg.Service.ImageStatus(ctx, spec, false)
 	if err != nil {
 		return nil, err
@@ -240,7 +243,7 @@ func (p *Puller) inspect(ctx context.Context, spec *runtimeapi.ImageSpec) (*Resu
 	if img == nil || img.Id == "" {
 		return nil, nil
 	}
-	out := &Result{Ref: img.Id, ID: img.Id, Username: img.Username, Size: img.Size}
+	out := &result{Ref: img.Id, ID: img.Id, Username: img.Username, Size: img.Size}
 	if img.Uid != nil {
 		uid := img.Uid.Value
 		out.UID = &uid
@@ -276,21 +279,22 @@ func defaultPolicy(named reference.Named) v1.PullPolicy {
 	return v1.PullIfNotPresent
 }
 
-func (p *Puller) event(r Request, eventType, reason, message string) {
+func (p *Puller) event(r request, eventType, reason, message string) {
 	if p.cfg.Event != nil {
 		p.cfg.Event(r.Pod, r.Container, eventType, reason, message)
 	}
 }
 
 // fail reports a waiting reason as the container's own event and in the journal.
-func (p *Puller) fail(r Request, e *Error) error {
+func (p *Puller) fail(r request, e *Error) error {
 	if e.Reason != ReasonErrImageNeverPull {
 		p.event(r, v1.EventTypeWarning, "Failed", "Error: "+e.Reason)
 	}
 	p.cfg.Journal.Append(journal.Record{
 		Time: p.cfg.Clock.Now(), Part: "agent", Decision: "image not available",
-		Object:  journal.Ref{Kind: "Pod", Namespace: r.Pod.Namespace, Name: r.Pod.Name, UID: string(r.Pod.UID)},
-		Because: []journal.Fact{{Name: "container", Value: r.Container}, {Name: "image", Value: r.Image}, {Name: "reason", Value: e.Reason}},
+		Object: journal.Ref{Kind: "Pod", Namespace: r.Pod.Namespace, Name: r.Pod.Name, UID: string(r.Pod.UID)},
+		Because: []journal.Fact{{Name: "container", Value: r.Container}, {Name: "image", Value: r.Image},
+			{Name: "reason", Value: e.Reason}},
 	})
 	return e
 }
@@ -306,9 +310,11 @@ func classify(image string, err error) (reason, message string) {
 	case crierrors.IsNotFound(err):
 		return ReasonErrImagePull, text
 	case strings.Contains(text, crierrors.ErrRegistryUnavailable.Error()):
-		return ReasonRegistryUnavailable, fmt.Sprintf("image pull failed for %s because the registry is unavailable%s", image, suffix(crierrors.ErrRegistryUnavailable))
+		return ReasonRegistryUnavailable, fmt.Sprintf("image pull failed for %s because the registry is unavailable%s", image,
+			suffix(crierrors.ErrRegistryUnavailable))
 	case strings.Contains(text, crierrors.ErrSignatureValidationFailed.Error()):
-		return ReasonSignatureInvalid, fmt.Sprintf("image pull failed for %s because the signature validation failed%s", image, suffix(crierrors.ErrSignatureValidationFailed))
+		return ReasonSignatureInvalid, fmt.Sprintf("image pull failed for %s because the signature validation failed%s", image,
+			suffix(crierrors.ErrSignatureValidationFailed))
 	}
 	return ReasonErrImagePull, text
 }

@@ -120,7 +120,8 @@ func (f *fakeRuntime) ImageStatus(_ context.Context, spec *runtimeapi.ImageSpec,
 	return &runtimeapi.ImageStatusResponse{Image: f.images[spec.Image]}, nil
 }
 
-func (f *fakeRuntime) PullImage(ctx context.Context, spec *runtimeapi.ImageSpec, auth *runtimeapi.AuthConfig, _ *runtimeapi.PodSandboxConfig) (string, error) {
+func (f *fakeRuntime) PullImage(ctx context.Context, spec *runtimeapi.ImageSpec, auth *runtimeapi.AuthConfig,
+	_ *runtimeapi.PodSandboxConfig) (string, error) {
 	f.mu.Lock()
 	f.pulls = append(f.pulls, spec.Image+" as "+auth.GetUsername())
 	f.running++
@@ -237,7 +238,7 @@ func newPuller(t *testing.T, cfg Config) *Puller {
 	return p
 }
 
-func ensure(p *Puller, pod *v1.Pod, image string, policy v1.PullPolicy) (Result, error) {
+func ensure(p *Puller, pod *v1.Pod, image string, policy v1.PullPolicy) (result, error) {
 	return p.Ensure(context.Background(), pod, &v1.Container{Name: "c", Image: image, ImagePullPolicy: policy})
 }
 
@@ -257,13 +258,15 @@ func TestPoliciesAndNames(t *testing.T) {
 
 	_, err := ensure(p, testPod("a"), "Not//Valid", "")
 	wantError(t, err, ReasonInvalidImageName, `Failed to apply default image tag "Not//Valid": couldn't parse image name "Not//Valid": `)
-	if got := ev.take(); !strings.HasPrefix(got, "Warning InspectFailed Failed to apply") || !strings.HasSuffix(got, "Warning Failed Error: InvalidImageName") {
+	if got := ev.take(); !strings.HasPrefix(got, "Warning InspectFailed Failed to apply") ||
+		!strings.HasSuffix(got, "Warning Failed Error: InvalidImageName") {
 		t.Errorf("events:\n%s", got)
 	}
 
 	_, err = ensure(p, testPod("a"), image, v1.PullNever)
 	wantError(t, err, ReasonErrImageNeverPull, fmt.Sprintf("Container image %q is not present with pull policy of Never", image))
-	if got := ev.take(); got != fmt.Sprintf("Warning ErrImageNeverPull Container image %q is not present with pull policy of Never", image) {
+	if got := ev.take(); got != fmt.Sprintf("Warning ErrImageNeverPull Container image %q is not present with pull policy of Never",
+		image) {
 		t.Errorf("events:\n%s", got)
 	}
 
@@ -272,12 +275,14 @@ func TestPoliciesAndNames(t *testing.T) {
 		t.Fatalf("%+v, %v", res, err)
 	}
 	got := ev.take()
-	if !strings.HasPrefix(got, fmt.Sprintf("Normal Pulling Pulling image %q\nNormal Pulled Successfully pulled image %q in ", image, image)) || !strings.HasSuffix(got, "including waiting). Image size: 1234 bytes.") {
+	if !strings.HasPrefix(got, fmt.Sprintf("Normal Pulling Pulling image %q\nNormal Pulled Successfully pulled image %q in ", image,
+		image)) || !strings.HasSuffix(got, "including waiting). Image size: 1234 bytes.") {
 		t.Errorf("events:\n%s", got)
 	}
 
 	res, err = ensure(p, testPod("a"), image, v1.PullIfNotPresent)
-	if err != nil || res.Pulled || ev.take() != fmt.Sprintf("Normal Pulled Container image %q already present on machine and can be accessed by the pod", image) {
+	if err != nil || res.Pulled ||
+		ev.take() != fmt.Sprintf("Normal Pulled Container image %q already present on machine and can be accessed by the pod", image) {
 		t.Errorf("%+v, %v", res, err)
 	}
 	if _, err := ensure(p, testPod("a"), image, v1.PullNever); err != nil {
@@ -325,7 +330,8 @@ func TestBackOffDoublesAndEnds(t *testing.T) {
 		if got := e.RetryAt.Sub(clk.Now()); got != delay*time.Second {
 			t.Fatalf("retry after %v, want %ds", got, delay)
 		}
-		if got := ev.take(); !strings.Contains(got, fmt.Sprintf("Warning Failed Failed to pull image %q: ", image)) || !strings.HasSuffix(got, "Warning Failed Error: ErrImagePull") {
+		if got := ev.take(); !strings.Contains(got, fmt.Sprintf("Warning Failed Failed to pull image %q: ", image)) ||
+			!strings.HasSuffix(got, "Warning Failed Error: ErrImagePull") {
 			t.Fatalf("events:\n%s", got)
 		}
 		_, err = ensure(p, pod, image, v1.PullIfNotPresent)
@@ -366,7 +372,9 @@ func TestPullSecretsAndRecords(t *testing.T) {
 	if strings.Contains(e.Message, "pw:with") {
 		t.Error("the message reveals a password")
 	}
-	if !strings.Contains(ev.take(), "Warning FailedToRetrieveImagePullSecret Unable to retrieve some image pull secrets (missing); attempting to pull the image may not succeed.") {
+	if !strings.Contains(ev.take(),
+		"Warning FailedToRetrieveImagePullSecret Unable to retrieve some image pull secrets (missing); attempting to pull the image may "+
+			"not succeed.") {
 		t.Error("the missing secret is not reported")
 	}
 	res, err := ensure(p, testPod("b", "other-path", "wrong", "right"), image, v1.PullIfNotPresent)
@@ -400,7 +408,7 @@ func TestPullSecretsAndRecords(t *testing.T) {
 	if _, err := ensure(newPuller(t, cfg), testPod("e"), image, v1.PullNever); err != nil {
 		t.Errorf("allowlisted: %v", err)
 	}
-	// An image that nobody pulled is free by default, and not with AlwaysVerify.
+	// An image that no one pulled is free by default, and not with AlwaysVerify.
 	rt.images["imported:1"] = &runtimeapi.Image{Id: "sha256:imported"}
 	if _, err := ensure(p, testPod("e"), "imported:1", v1.PullNever); err != nil {
 		t.Errorf("preloaded: %v", err)
@@ -491,9 +499,11 @@ func TestQPSLimit(t *testing.T) {
 
 func TestClassify(t *testing.T) {
 	for text, want := range map[string]string{
-		"rpc error: code = Unknown desc = RegistryUnavailable: timeout":      "RegistryUnavailable|image pull failed for i because the registry is unavailable: timeout",
-		"rpc error: code = Unknown desc = SignatureValidationFailed: no key": "SignatureValidationFailed|image pull failed for i because the signature validation failed: no key",
-		"rpc error: code = Unknown desc = disk full":                         "ErrImagePull|rpc error: code = Unknown desc = disk full",
+		"rpc error: code = Unknown desc = RegistryUnavailable: timeout": "RegistryUnavailable|image pull failed for i because the " +
+			"registry is unavailable: timeout",
+		"rpc error: code = Unknown desc = SignatureValidationFailed: no key": "SignatureValidationFailed|image pull failed for i because " +
+			"the signature validation failed: no key",
+		"rpc error: code = Unknown desc = disk full": "ErrImagePull|rpc error: code = Unknown desc = disk full",
 	} {
 		reason, message := classify("i", errors.New(text))
 		if got := reason + "|" + message; got != want {

@@ -17,16 +17,16 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Credential is what a registry may be shown, and where it came from.
-type Credential struct {
+// credential is what a registry may be shown, and where it came from.
+type credential struct {
 	Username, Password, IdentityToken, RegistryToken string
-	// Source says who lends it.
-	Source Source
+	// source says who lends it.
+	Source source
 }
 
-// Source is the origin of a credential: a pull secret, a service account (by
+// source is the origin of a credential: a pull secret, a service account (by
 // way of a provider plugin), or the node itself when both are empty.
-type Source struct {
+type source struct {
 	SecretUID, SecretNamespace, SecretName string
 	AccountUID, AccountNamespace, Account  string
 }
@@ -34,12 +34,13 @@ type Source struct {
 // auth is the credential as the runtime takes it. It was chosen for the image
 // already: a server's address beside it, which may hold globs or be no URL,
 // only gives runtimes a reason to refuse it.
-func (c *Credential) auth() *runtimeapi.AuthConfig {
-	return &runtimeapi.AuthConfig{Username: c.Username, Password: c.Password, IdentityToken: c.IdentityToken, RegistryToken: c.RegistryToken}
+func (c *credential) auth() *runtimeapi.AuthConfig {
+	return &runtimeapi.AuthConfig{Username: c.Username, Password: c.Password, IdentityToken: c.IdentityToken,
+		RegistryToken: c.RegistryToken}
 }
 
 // hash identifies a credential without revealing it.
-func (c *Credential) hash() string {
+func (c *credential) hash() string {
 	h := sha256.New()
 	for _, s := range []string{c.Username, c.Password, c.IdentityToken, c.RegistryToken} {
 		fmt.Fprintf(h, "%d:%s", len(s), s)
@@ -48,7 +49,7 @@ func (c *Credential) hash() string {
 }
 
 // fingerprint identifies a list of credentials.
-func fingerprint(list []Credential) string {
+func fingerprint(list []credential) string {
 	h := sha256.New()
 	for i := range list {
 		fmt.Fprintln(h, list[i].hash())
@@ -59,7 +60,7 @@ func fingerprint(list []Credential) string {
 // entry is one line of a docker configuration.
 type entry struct {
 	server string
-	cred   Credential
+	cred   credential
 }
 
 // dockerAuth is one registry of a docker configuration file.
@@ -91,7 +92,7 @@ func parseDockerConfig(b []byte, legacy bool) ([]entry, error) {
 	}
 	var out []entry
 	for server, a := range auths {
-		c := Credential{Username: a.Username, Password: a.Password, IdentityToken: a.IdentityToken, RegistryToken: a.RegistryToken}
+		c := credential{Username: a.Username, Password: a.Password, IdentityToken: a.IdentityToken, RegistryToken: a.RegistryToken}
 		if a.Auth != "" {
 			user, password, err := decodeAuth(a.Auth)
 			if err != nil {
@@ -196,10 +197,10 @@ func specificity(server string) (int, int) {
 // keyring returns how to find the credentials that a pod may show for an
 // image: its pull secrets, then the node's files, then provider plugins. They
 // are looked up at most once, and only if something needs them.
-func (p *Puller) keyring(r Request) func(context.Context) []Credential {
-	var found []Credential
+func (p *Puller) keyring(r request) func(context.Context) []credential {
+	var found []credential
 	done := false
-	return func(ctx context.Context) []Credential {
+	return func(ctx context.Context) []credential {
 		if !done {
 			found, done = p.credentials(ctx, r), true
 		}
@@ -207,7 +208,7 @@ func (p *Puller) keyring(r Request) func(context.Context) []Credential {
 	}
 }
 
-func (p *Puller) credentials(ctx context.Context, r Request) []Credential {
+func (p *Puller) credentials(ctx context.Context, r request) []credential {
 	_, named, err := normalize(r.Image)
 	if err != nil {
 		return nil
@@ -221,7 +222,7 @@ func (p *Puller) credentials(ctx context.Context, r Request) []Credential {
 		}
 		entries, err := parseDockerConfig(b, false)
 		if err != nil {
-			p.cfg.Log.Warn("reading node credentials", "file", file, "error", err)
+			p.cfg.Log.Warn("reading node credentials", "file", file, "err", err)
 			continue
 		}
 		out = append(out, matching(entries, repo)...)
@@ -229,18 +230,18 @@ func (p *Puller) credentials(ctx context.Context, r Request) []Credential {
 	if p.cfg.Providers != nil {
 		more, err := p.cfg.Providers.credentials(ctx, r.Pod, repo)
 		if err != nil {
-			p.cfg.Log.Warn("asking credential providers", "image", r.Image, "error", err)
+			p.cfg.Log.Warn("asking credential providers", "image", r.Image, "err", err)
 		}
 		out = append(out, more...)
 	}
 	return dedup(out)
 }
 
-func (p *Puller) secretCredentials(ctx context.Context, r Request, repo string) []Credential {
+func (p *Puller) secretCredentials(ctx context.Context, r request, repo string) []credential {
 	if p.cfg.Secret == nil || r.Pod == nil {
 		return nil
 	}
-	var out []Credential
+	var out []credential
 	var missing []string
 	for _, ref := range r.Pod.Spec.ImagePullSecrets {
 		if ref.Name == "" {
@@ -253,11 +254,11 @@ func (p *Puller) secretCredentials(ctx context.Context, r Request, repo string) 
 		}
 		entries, err := secretEntries(s)
 		if err != nil {
-			p.cfg.Log.Warn("reading pull secret", "secret", s.Namespace+"/"+s.Name, "error", err)
+			p.cfg.Log.Warn("reading pull secret", "secret", s.Namespace+"/"+s.Name, "err", err)
 			continue
 		}
 		for _, c := range matching(entries, repo) {
-			c.Source = Source{SecretUID: string(s.UID), SecretNamespace: s.Namespace, SecretName: s.Name}
+			c.Source = source{SecretUID: string(s.UID), SecretNamespace: s.Namespace, SecretName: s.Name}
 			out = append(out, c)
 		}
 	}
@@ -279,7 +280,7 @@ func secretEntries(s *v1.Secret) ([]entry, error) {
 }
 
 // matching picks the credentials for a repository, most specific first.
-func matching(entries []entry, repo string) []Credential {
+func matching(entries []entry, repo string) []credential {
 	var hits []entry
 	for _, e := range entries {
 		if matchServer(e.server, repo) {
@@ -291,7 +292,7 @@ func matching(entries []entry, repo string) []Credential {
 		lj, gj := specificity(hits[j].server)
 		return li > lj || li == lj && gi > gj
 	})
-	out := make([]Credential, 0, len(hits))
+	out := make([]credential, 0, len(hits))
 	for _, e := range hits {
 		out = append(out, e.cred)
 	}
@@ -299,9 +300,9 @@ func matching(entries []entry, repo string) []Credential {
 }
 
 // dedup drops credentials that would be shown twice.
-func dedup(list []Credential) []Credential {
+func dedup(list []credential) []credential {
 	seen := map[string]bool{}
-	var out []Credential
+	var out []credential
 	for _, c := range list {
 		k := c.hash() + "|" + c.Source.SecretUID + "|" + c.Source.AccountUID
 		if !seen[k] {

@@ -219,7 +219,8 @@ func TestProviders(t *testing.T) {
 	plugin := `#!/bin/sh
 cat >> ` + runs + `
 echo >> ` + runs + `
-echo '{"kind":"CredentialProviderResponse","apiVersion":"credentialprovider.kubelet.k8s.io/v1","cacheKeyType":"Registry","cacheDuration":"1m","auth":{"*.example":{"username":"'$WHO'","password":"p"}}}'
+echo '{"kind":"CredentialProviderResponse","apiVersion":"credentialprovider.kubelet.k8s.io/v1","cacheKeyType":"Registry",` +
+		`"cacheDuration":"1m","auth":{"*.example":{"username":"'$WHO'","password":"p"}}}'
 `
 	if err := os.WriteFile(filepath.Join(dir, "plug"), []byte(plugin), 0o755); err != nil {
 		t.Fatal(err)
@@ -281,7 +282,8 @@ providers:
 		t.Errorf("%d answers are kept, want at most %d", len(p.cache), maxCached)
 	}
 
-	write("  tokenAttributes: {serviceAccountTokenAudience: aud, cacheType: ServiceAccount, requireServiceAccount: true, requiredServiceAccountAnnotationKeys: [role]}\n")
+	write("  tokenAttributes: {serviceAccountTokenAudience: aud, cacheType: ServiceAccount, requireServiceAccount: true, " +
+		"requiredServiceAccountAnnotationKeys: [role]}\n")
 	if _, err := LoadProviders(config, dir, nil, clk); err == nil {
 		t.Error("tokens without an API server were accepted")
 	}
@@ -297,7 +299,8 @@ providers:
 	if err != nil || len(creds) != 1 || creds[0].Source.AccountUID != "sa-uid" {
 		t.Errorf("with one: %v, %v", creds, err)
 	}
-	if b, _ := os.ReadFile(runs); !strings.Contains(string(b), `"serviceAccountToken":"token-for-aud"`) || !strings.Contains(string(b), `"role":"r1"`) {
+	if b, _ := os.ReadFile(runs); !strings.Contains(string(b), `"serviceAccountToken":"token-for-aud"`) || !strings.Contains(string(b),
+		`"role":"r1"`) {
 		t.Errorf("the plugin was told %s", b)
 	}
 	for _, bad := range []string{"  unknown: 1\n", "- name: plug\n"} {
@@ -310,10 +313,11 @@ providers:
 
 // FuzzProviderAnswer takes in whatever a credential provider plugin may print.
 func FuzzProviderAnswer(f *testing.F) {
-	f.Add([]byte(`{"kind":"CredentialProviderResponse","apiVersion":"credentialprovider.kubelet.k8s.io/v1","cacheKeyType":"Registry","cacheDuration":"1m",` +
+	f.Add([]byte(`{"kind":"CredentialProviderResponse","apiVersion":"credentialprovider.kubelet.k8s.io/v1","cacheKeyType":"Registry",` +
+		`"cacheDuration":"1m",` +
 		`"auth":{"*.example":{"username":"u","password":"hunter2"}}}`))
 	f.Add([]byte(`{"kind":"hunter2"`))
-	c := &ProviderConfig{APIVersion: providerVersions[0]}
+	c := &providerConfig{APIVersion: providerVersions[0]}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		answer, err := c.answer(text)
 		if err != nil {

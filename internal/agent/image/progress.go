@@ -18,7 +18,7 @@ const (
 
 // awaited tells the pod's user, until stop is called, that its image is still
 // being pulled and for how long.
-func (p *Puller) awaited(ctx context.Context, r Request, since time.Time) (stop func()) {
+func (p *Puller) awaited(ctx context.Context, r request, since time.Time) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {
@@ -32,7 +32,8 @@ func (p *Puller) awaited(ctx context.Context, r Request, since time.Time) (stop 
 				return
 			case <-timer.C:
 			}
-			p.event(r, v1.EventTypeNormal, "Pulling", fmt.Sprintf("Still pulling image %q after %v", r.Image, p.cfg.Clock.Since(since).Round(time.Second)))
+			p.event(r, v1.EventTypeNormal, "Pulling", fmt.Sprintf("Still pulling image %q after %v", r.Image,
+				p.cfg.Clock.Since(since).Round(time.Second)))
 			pause = min(2*pause, leastProgress)
 			timer.Reset(pause)
 		}

@@ -12,7 +12,7 @@ import (
 )
 
 // slowRuntime takes ten minutes for a pull and holds no image before.
-type slowRuntime struct{ Service }
+type slowRuntime struct{ service }
 
 func (slowRuntime) ImageStatus(context.Context, *runtimeapi.ImageSpec, bool) (*runtimeapi.ImageStatusResponse, error) {
 	return &runtimeapi.ImageStatusResponse{}, nil
@@ -54,7 +54,8 @@ func TestLongPullsAreTold(t *testing.T) {
 			want []string
 		}{{first.take(), []string{"30s", "1m30s", "3m30s", "7m30s"}}, {second.take(), []string{"30s", "1m30s", "3m30s", "7m30s"}}} {
 			lines := strings.Split(c.got, "\n")
-			if len(lines) != len(c.want)+2 || !strings.HasPrefix(lines[0], "Normal Pulling Pulling image") || !strings.HasPrefix(lines[len(lines)-1], "Normal Pulled Successfully") {
+			if len(lines) != len(c.want)+2 || !strings.HasPrefix(lines[0], "Normal Pulling Pulling image") ||
+				!strings.HasPrefix(lines[len(lines)-1], "Normal Pulled Successfully") {
 				t.Fatalf("events:\n%s", c.got)
 			}
 			for i, after := range c.want {

@@ -46,8 +46,8 @@ type Accounts interface {
 	Token(ctx context.Context, pod *v1.Pod, audience string) (string, error)
 }
 
-// ProviderConfig is one plugin of a CredentialProviderConfig file.
-type ProviderConfig struct {
+// providerConfig is one plugin of a CredentialProviderConfig file.
+type providerConfig struct {
 	Name                 string          `json:"name"`
 	MatchImages          []string        `json:"matchImages"`
 	DefaultCacheDuration string          `json:"defaultCacheDuration"`
@@ -75,7 +75,7 @@ type tokenAttribute struct {
 
 // Providers runs credential provider plugins and caches their answers.
 type Providers struct {
-	list     []ProviderConfig
+	list     []providerConfig
 	accounts Accounts
 	clock    clock.PassiveClock
 
@@ -148,7 +148,7 @@ func providerFiles(path string) ([]string, error) {
 	return out, nil
 }
 
-func readProviders(file string) ([]ProviderConfig, error) {
+func readProviders(file string) ([]providerConfig, error) {
 	b, err := os.ReadFile(file)
 	if err != nil {
 		return nil, fmt.Errorf("reading credential providers: %w", err)
@@ -156,19 +156,20 @@ func readProviders(file string) ([]ProviderConfig, error) {
 	var cfg struct {
 		Kind       string           `json:"kind"`
 		APIVersion string           `json:"apiVersion"`
-		Providers  []ProviderConfig `json:"providers"`
+		Providers  []providerConfig `json:"providers"`
 	}
 	if err := yaml.UnmarshalStrict(b, &cfg); err != nil {
 		return nil, fmt.Errorf("parsing credential providers %s: %w", file, err)
 	}
 	group, _, _ := strings.Cut(cfg.APIVersion, "/")
 	if cfg.Kind != "CredentialProviderConfig" || group != "kubelet.config.k8s.io" {
-		return nil, fmt.Errorf("credential providers %s: kind %q of %q; want CredentialProviderConfig of kubelet.config.k8s.io/v1", file, cfg.Kind, cfg.APIVersion)
+		return nil, fmt.Errorf("credential providers %s: kind %q of %q; want CredentialProviderConfig of kubelet.config.k8s.io/v1", file,
+			cfg.Kind, cfg.APIVersion)
 	}
 	return cfg.Providers, nil
 }
 
-func (c *ProviderConfig) complete(binDir string) error {
+func (c *providerConfig) complete(binDir string) error {
 	if c.Name == "" || c.Name != filepath.Base(c.Name) || strings.ContainsAny(c.Name, " ") || c.Name == "." || c.Name == ".." {
 		return errors.New("name must be a plain file name")
 	}
@@ -195,8 +196,8 @@ func (c *ProviderConfig) complete(binDir string) error {
 }
 
 // credentials asks every plugin that matches the repository.
-func (p *Providers) credentials(ctx context.Context, pod *v1.Pod, repo string) ([]Credential, error) {
-	var out []Credential
+func (p *Providers) credentials(ctx context.Context, pod *v1.Pod, repo string) ([]credential, error) {
+	var out []credential
 	var errs []error
 	for i := range p.list {
 		c := &p.list[i]
@@ -212,7 +213,7 @@ func (p *Providers) credentials(ctx context.Context, pod *v1.Pod, repo string) (
 	return out, errors.Join(errs...)
 }
 
-func (c *ProviderConfig) matches(repo string) bool {
+func (c *providerConfig) matches(repo string) bool {
 	for _, pattern := range c.MatchImages {
 		if matchServer(pattern, repo) {
 			return true
@@ -222,9 +223,9 @@ func (c *ProviderConfig) matches(repo string) bool {
 }
 
 // ask runs one plugin unless an earlier answer still holds.
-func (p *Providers) ask(ctx context.Context, c *ProviderConfig, pod *v1.Pod, repo string) ([]Credential, error) {
+func (p *Providers) ask(ctx context.Context, c *providerConfig, pod *v1.Pod, repo string) ([]credential, error) {
 	req := map[string]any{"kind": "CredentialProviderRequest", "apiVersion": c.APIVersion, "image": repo}
-	var source Source
+	var source source
 	scope := ""
 	if c.TokenAttributes != nil {
 		src, extra, err := p.account(ctx, c, pod, req)
@@ -250,7 +251,7 @@ func (p *Providers) ask(ctx context.Context, c *ProviderConfig, pod *v1.Pod, rep
 	}
 	var entries []entry
 	for server, a := range resp.Auth {
-		entries = append(entries, entry{server: server, cred: Credential{Username: a.Username, Password: a.Password}})
+		entries = append(entries, entry{server: server, cred: credential{Username: a.Username, Password: a.Password}})
 	}
 	sort.Slice(entries, func(i, j int) bool { return entries[i].server < entries[j].server })
 	keep := c.cacheFor
@@ -289,7 +290,7 @@ func (p *Providers) forget(now time.Time) {
 	}
 }
 
-func lend(entries []entry, repo string, source Source) []Credential {
+func lend(entries []entry, repo string, source source) []credential {
 	out := matching(entries, repo)
 	for i := range out {
 		out[i].Source = source
@@ -299,14 +300,14 @@ func lend(entries []entry, repo string, source Source) []Credential {
 
 // account adds the pod's service account to a request. A nil source means
 // that this plugin has nothing to do for this pod.
-func (p *Providers) account(ctx context.Context, c *ProviderConfig, pod *v1.Pod, req map[string]any) (*Source, string, error) {
+func (p *Providers) account(ctx context.Context, c *providerConfig, pod *v1.Pod, req map[string]any) (*source, string, error) {
 	t := c.TokenAttributes
 	name := pod.Spec.ServiceAccountName
 	if name == "" {
 		if t.RequireAccount != nil && *t.RequireAccount {
 			return nil, "", nil
 		}
-		return &Source{}, "", nil
+		return &source{}, "", nil
 	}
 	a, err := p.accounts.Account(ctx, pod.Namespace, name)
 	if err != nil {
@@ -333,9 +334,9 @@ func (p *Providers) account(ctx context.Context, c *ProviderConfig, pod *v1.Pod,
 	req["serviceAccountAnnotations"] = annotations
 	scope := string(a.UID) + "/" + pod.Namespace + "/" + name
 	if t.CacheType == "Token" {
-		scope += "/" + (&Credential{RegistryToken: token}).hash()
+		scope += "/" + (&credential{RegistryToken: token}).hash()
 	}
-	return &Source{AccountUID: string(a.UID), AccountNamespace: pod.Namespace, Account: name}, scope, nil
+	return &source{AccountUID: string(a.UID), AccountNamespace: pod.Namespace, Account: name}, scope, nil
 }
 
 type providerResponse struct {
@@ -353,7 +354,7 @@ type providerAuth struct {
 
 // run executes the plugin once. What it prints may hold secrets and is never
 // part of an error.
-func (c *ProviderConfig) run(ctx context.Context, req map[string]any) (*providerResponse, error) {
+func (c *providerConfig) run(ctx context.Context, req map[string]any) (*providerResponse, error) {
 	in, err := json.Marshal(req)
 	if err != nil {
 		return nil, err
@@ -376,13 +377,14 @@ func (c *ProviderConfig) run(ctx context.Context, req map[string]any) (*provider
 
 // answer reads what a plugin said. Errors do not repeat it: it may hold a
 // password.
-func (c *ProviderConfig) answer(text []byte) (*providerResponse, error) {
+func (c *providerConfig) answer(text []byte) (*providerResponse, error) {
 	var out providerResponse
 	if err := json.Unmarshal(text, &out); err != nil {
 		return nil, errors.New("the plugin's answer is not JSON of kind CredentialProviderResponse")
 	}
 	if out.Kind != "CredentialProviderResponse" || out.APIVersion != c.APIVersion {
-		return nil, fmt.Errorf("the plugin answered with kind %q of %q; want CredentialProviderResponse of %q", out.Kind, out.APIVersion, c.APIVersion)
+		return nil, fmt.Errorf("the plugin answered with kind %q of %q; want CredentialProviderResponse of %q", out.Kind, out.APIVersion,
+			c.APIVersion)
 	}
 	return &out, nil
 }

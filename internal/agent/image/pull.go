@@ -29,11 +29,12 @@ type backoff struct {
 // for its end instead of pulling too.
 type flight struct {
 	done chan struct{}
-	res  Result
+	res  result
 	err  error
 }
 
-func (p *Puller) pullWithBackoff(ctx context.Context, r Request, spec *runtimeapi.ImageSpec, named reference.Named, creds []Credential) (Result, error) {
+func (p *Puller) pullWithBackoff(ctx context.Context, r request, spec *runtimeapi.ImageSpec, named reference.Named,
+	creds []credential) (result, error) {
 	key := string(r.Pod.UID) + "_" + spec.Image
 	now := p.cfg.Clock.Now()
 	p.mu.Lock()
@@ -48,7 +49,7 @@ func (p *Puller) pullWithBackoff(ctx context.Context, r Request, spec *runtimeap
 		p.mu.Unlock()
 		message := fmt.Sprintf("Back-off pulling image %q", r.Image)
 		p.event(r, v1.EventTypeNormal, "BackOff", message)
-		return Result{}, p.fail(r, &Error{Reason: ReasonImagePullBackOff, Message: message + ": " + cause, RetryAt: until})
+		return result{}, p.fail(r, &Error{Reason: ReasonImagePullBackOff, Message: message + ": " + cause, RetryAt: until})
 	}
 	p.mu.Unlock()
 
@@ -60,7 +61,7 @@ func (p *Puller) pullWithBackoff(ctx context.Context, r Request, spec *runtimeap
 		return res, nil
 	}
 	if ctx.Err() != nil {
-		return Result{}, fmt.Errorf("pulling image %q: %w", r.Image, ctx.Err())
+		return result{}, fmt.Errorf("pulling image %q: %w", r.Image, ctx.Err())
 	}
 	reason, message := classify(r.Image, err)
 	p.event(r, v1.EventTypeWarning, "Failed", fmt.Sprintf("Failed to pull image %q: %v", r.Image, message))
@@ -75,12 +76,13 @@ func (p *Puller) pullWithBackoff(ctx context.Context, r Request, spec *runtimeap
 	b.until, b.cause = now.Add(b.delay), reason+": "+message
 	until := b.until
 	p.mu.Unlock()
-	return Result{}, p.fail(r, &Error{Reason: reason, Message: message, Err: err, RetryAt: until})
+	return result{}, p.fail(r, &Error{Reason: reason, Message: message, Err: err, RetryAt: until})
 }
 
 // pull gets the image through a slot of its registry, or joins a pull of the
 // same image with the same credentials that is on its way.
-func (p *Puller) pull(ctx context.Context, r Request, spec *runtimeapi.ImageSpec, named reference.Named, creds []Credential) (Result, error) {
+func (p *Puller) pull(ctx context.Context, r request, spec *runtimeapi.ImageSpec, named reference.Named, creds []credential) (result,
+	error) {
 	key := spec.Image + "|" + spec.RuntimeHandler + "|" + fingerprint(creds)
 	start := p.cfg.Clock.Now()
 	for {
@@ -105,7 +107,7 @@ func (p *Puller) pull(ctx context.Context, r Request, spec *runtimeapi.ImageSpec
 			over()
 		case <-ctx.Done():
 			over()
-			return Result{}, ctx.Err()
+			return result{}, ctx.Err()
 		}
 		// The leader's pod may have gone away in the middle: not our failure.
 		if errors.Is(f.err, context.Canceled) || errors.Is(f.err, context.DeadlineExceeded) {
@@ -118,23 +120,24 @@ func (p *Puller) pull(ctx context.Context, r Request, spec *runtimeapi.ImageSpec
 	}
 }
 
-// lead pulls for itself and whoever joins.
-func (p *Puller) lead(ctx context.Context, r Request, spec *runtimeapi.ImageSpec, named reference.Named, creds []Credential, start time.Time) (Result, error) {
+// lead pulls for itself and anyone who joins.
+func (p *Puller) lead(ctx context.Context, r request, spec *runtimeapi.ImageSpec, named reference.Named, creds []credential,
+	start time.Time) (result, error) {
 	if r.absent {
 		// Another pod's pull may have ended between our look and our turn.
 		res, err := p.inspect(ctx, spec)
-		if err == nil && res != nil && p.mayUse(spec.Image, res.ID, func() []Credential { return creds }) {
+		if err == nil && res != nil && p.mayUse(spec.Image, res.ID, func() []credential { return creds }) {
 			p.pulled(r, *res, 0, p.cfg.Clock.Since(start))
 			return *res, nil
 		}
 	}
 	release, err := p.slots.acquire(ctx, reference.Domain(named))
 	if err != nil {
-		return Result{}, err
+		return result{}, err
 	}
 	defer release()
 	if p.limiter != nil && !p.limiter.AllowN(p.cfg.Clock.Now(), 1) {
-		return Result{}, errQPS
+		return result{}, errQPS
 	}
 	p.event(r, v1.EventTypeNormal, "Pulling", fmt.Sprintf("Pulling image %q", r.Image))
 	begun := p.cfg.Clock.Now()
@@ -144,35 +147,36 @@ func (p *Puller) lead(ctx context.Context, r Request, spec *runtimeapi.ImageSpec
 	took := p.cfg.Clock.Since(begun)
 	p.metrics.observe(took, err)
 	if err != nil {
-		return Result{}, err
+		return result{}, err
 	}
-	res, err := p.inspect(ctx, &runtimeapi.ImageSpec{Image: spec.Image, UserSpecifiedImage: spec.UserSpecifiedImage, RuntimeHandler: spec.RuntimeHandler})
+	res, err := p.inspect(ctx, &runtimeapi.ImageSpec{Image: spec.Image, UserSpecifiedImage: spec.UserSpecifiedImage,
+		RuntimeHandler: spec.RuntimeHandler})
 	if err != nil {
-		return Result{}, fmt.Errorf("inspecting the pulled image: %w", err)
+		return result{}, fmt.Errorf("inspecting the pulled image: %w", err)
 	}
 	if res == nil {
-		res = &Result{Ref: ref, ID: ref}
+		res = &result{Ref: ref, ID: ref}
 	}
 	res.Pulled = true
 	p.metrics.pulled(took, res.Size)
 	if p.records != nil {
 		if err := p.records.pulled(res.ID, repository(named), used, p.cfg.Clock.Now()); err != nil {
 			// The image is there; without a record it is verified again.
-			p.cfg.Log.Warn("recording a pulled image", "image", r.Image, "error", err)
+			p.cfg.Log.Warn("recording a pulled image", "image", r.Image, "err", err)
 		}
 	}
 	p.pulled(r, *res, took, p.cfg.Clock.Since(start))
 	return *res, nil
 }
 
-func (p *Puller) pulled(r Request, res Result, took, total time.Duration) {
+func (p *Puller) pulled(r request, res result, took, total time.Duration) {
 	p.event(r, v1.EventTypeNormal, "Pulled", fmt.Sprintf("Successfully pulled image %q in %v (%v including waiting). Image size: %v bytes.",
 		r.Image, took.Truncate(time.Millisecond), total.Truncate(time.Millisecond), res.Size))
 }
 
 // tryAll pulls with each credential until one works, and without any last. It
 // returns the credential that worked, nil for none.
-func (p *Puller) tryAll(ctx context.Context, r Request, spec *runtimeapi.ImageSpec, creds []Credential) (string, *Credential, error) {
+func (p *Puller) tryAll(ctx context.Context, r request, spec *runtimeapi.ImageSpec, creds []credential) (string, *credential, error) {
 	if p.records != nil {
 		done, err := p.records.intend(spec.Image)
 		if err != nil {

@@ -66,7 +66,7 @@ func (v Verification) exempt(repo string, recorded bool) bool {
 // mayUse says whether a pod with these credentials may run an image that is on
 // the node: it was pulled without a secret, or with one that the pod has too.
 // creds is asked only when that decides.
-func (p *Puller) mayUse(image, id string, creds func() []Credential) bool {
+func (p *Puller) mayUse(image, id string, creds func() []credential) bool {
 	if p.records == nil {
 		return true
 	}
@@ -77,10 +77,10 @@ func (p *Puller) mayUse(image, id string, creds func() []Credential) bool {
 	repo := repository(named)
 	rec, err := p.records.read(id)
 	if err != nil {
-		p.cfg.Log.Warn("reading the record of an image", "image", image, "error", err)
+		p.cfg.Log.Warn("reading the record of an image", "image", image, "err", err)
 	}
 	// An intent without a record is a pull that a crash interrupted after the
-	// runtime had the image: whose it is, nobody knows.
+	// runtime had the image: whose it is, no one knows.
 	if p.cfg.Verification.exempt(repo, rec != nil || err != nil || p.records.intended(image)) {
 		return true
 	}
@@ -102,7 +102,8 @@ func (p *Puller) mayUse(image, id string, creds func() []Credential) bool {
 			}
 		}
 		for _, a := range m.KubernetesServiceAccounts {
-			if c.Source.AccountUID != "" && a.UID == c.Source.AccountUID && a.Namespace == c.Source.AccountNamespace && a.Name == c.Source.Account {
+			if c.Source.AccountUID != "" && a.UID == c.Source.AccountUID && a.Namespace == c.Source.AccountNamespace &&
+				a.Name == c.Source.Account {
 				return true
 			}
 		}
@@ -219,7 +220,7 @@ func (r *records) read(id string) (*record, error) {
 // pulled adds to an image's record what brought it; used is nil for a pull
 // without credentials, which makes the image free for all pods, as does a
 // credential of the node itself.
-func (r *records) pulled(id, repo string, used *Credential, now time.Time) error {
+func (r *records) pulled(id, repo string, used *credential, now time.Time) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	rec, err := r.read(id)

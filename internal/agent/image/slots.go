@@ -7,7 +7,7 @@ import (
 
 // slots bounds pulls at a time and hands free slots to registries in turn, so
 // that a slow registry with a long queue cannot starve the others. One
-// registry may use all slots while nobody else wants them; when others wait,
+// registry may use all slots while no one else wants them; when others wait,
 // it gets no new slot before they do.
 type slots struct {
 	mu   sync.Mutex
@@ -84,7 +84,7 @@ func (s *slots) put(registry string) {
 		}
 	}
 	next := s.order[best]
-	// To the end of the line; trim drops it when nobody is left.
+	// To the end of the line; trim drops it when no one is left.
 	s.order = append(append(s.order[:best:best], s.order[best+1:]...), next)
 	ready := s.waiters[next][0]
 	s.waiters[next] = s.waiters[next][1:]

@@ -112,7 +112,7 @@ func (c *credentials) connect(ctx context.Context, out *agent.Config) error {
 	if err != nil {
 		return err
 	}
-	paths := reach.Config{Log: c.cfg.Log, Base: base, Servers: flags.APIServers, Spread: c.id.Name, Requests: requests, Certificate: current}
+	paths := reach.Config{Log: c.cfg.Log, Base: base, Servers: flags.APIServers, HashKey: c.id.Name, Requests: requests, Certificate: current}
 	if out.ClientCertificate = current; current == nil {
 		if pair, err := keyPair(base); err == nil {
 			out.ClientCertificate = func() *tls.Certificate { return &pair }

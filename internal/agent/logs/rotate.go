@@ -66,13 +66,13 @@ func Run(ctx context.Context, cfg Config) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-ticker.C:
-			Pass(ctx, cfg)
+			pass(ctx, cfg)
 		}
 	}
 }
 
-// Pass looks at every log once.
-func Pass(ctx context.Context, cfg Config) {
+// pass looks at every log once.
+func pass(ctx context.Context, cfg Config) {
 	limit := make(chan struct{}, max(cfg.Workers, 1))
 	var wg sync.WaitGroup
 	defer wg.Wait()

@@ -52,7 +52,7 @@ func TestRotation(t *testing.T) {
 		fail = step.fail
 		if step.small {
 			touch(path, nil)
-			Pass(t.Context(), cfg)
+			pass(t.Context(), cfg)
 			if got := files(); len(got) != 1 {
 				t.Errorf("a small log was rotated: %v", got)
 			}
@@ -60,7 +60,7 @@ func TestRotation(t *testing.T) {
 		}
 		now = now.Add(time.Second)
 		write(now.Second())
-		Pass(t.Context(), cfg)
+		pass(t.Context(), cfg)
 		if got := fmt.Sprint(files()); got != step.want {
 			t.Errorf("at %d s there are %s, want %s", now.Second(), got, step.want)
 		}

@@ -99,7 +99,7 @@ type cniPortmap struct {
 	Backend      string          `json:"backend,omitempty"`
 }
 
-// CNIConfig is the network configuration list for a node's pod ranges: a
+// CNIConfig is the network configuration list for a node's pod CIDRs: a
 // bridge with addresses from host-local, and host ports.
 func CNIConfig(podCIDRs []string, o CNIOptions) ([]byte, error) {
 	o = o.withDefaults()

@@ -12,7 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Host is what the machine's network says about addresses.
+// Host is what the host's network says about addresses.
 type Host struct {
 	// Interfaces are the addresses of interfaces that are up.
 	Interfaces []netip.Addr
@@ -90,12 +90,12 @@ func checkNodeIP(ip netip.Addr, interfaces []netip.Addr) error {
 	return fmt.Errorf("node IP: %q not found in the host's network interfaces", ip)
 }
 
-// lookupBudget bounds the DNS question: a machine without a reachable server
+// lookupBudget bounds the DNS question: a host without a reachable server
 // must not come up seconds later for it.
 const lookupBudget = 300 * time.Millisecond
 
-// GatherHost asks the kernel, and DNS where lookup says so.
-func GatherHost(ctx context.Context, name string, lookup bool) (Host, error) {
+// gatherHost asks the kernel, and DNS where lookup says so.
+func gatherHost(ctx context.Context, name string, lookup bool) (Host, error) {
 	var host Host
 	var err error
 	if host.Interfaces, err = upAddresses(); err != nil {
@@ -190,7 +190,7 @@ func addressChanges(ctx context.Context) (<-chan struct{}, error) {
 	go func() {
 		for update := range updates { // closed when the context ends
 			if !update.LinkAddress.IP.IsLinkLocalUnicast() {
-				kick(changed)
+				trigger(changed)
 			}
 		}
 	}()

@@ -18,7 +18,8 @@ func awaitNode(t *testing.T, client kubernetes.Interface, what string, wanted fu
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	events, err := client.CoreV1().Nodes().Watch(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", "n1").String()})
+	events, err := client.CoreV1().Nodes().Watch(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name",
+		"n1").String()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,8 +61,10 @@ func TestAgainstTheRealServer(t *testing.T) {
 	if _, err := admin.CoreV1().Nodes().Patch(t.Context(), "n1", "application/merge-patch+json", patch, metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	foreign := []byte(`{"status":{"conditions":[{"type":"NetworkUnavailable","status":"False","reason":"RouteCreated"}],"capacity":{"example.com/thing":"3"}}}`)
-	if _, err := admin.CoreV1().Nodes().Patch(t.Context(), "n1", "application/strategic-merge-patch+json", foreign, metav1.PatchOptions{}, "status"); err != nil {
+	foreign := []byte(`{"status":{"conditions":[{"type":"NetworkUnavailable","status":"False","reason":"RouteCreated"}],` +
+		`"capacity":{"example.com/thing":"3"}}}`)
+	if _, err := admin.CoreV1().Nodes().Patch(t.Context(), "n1", "application/strategic-merge-patch+json", foreign, metav1.PatchOptions{},
+		"status"); err != nil {
 		t.Fatal(err)
 	}
 	cfg.Board.SetPressure(Pressure{Disk: true})
@@ -70,7 +73,8 @@ func TestAgainstTheRealServer(t *testing.T) {
 		return disk != nil && disk.Status == v1.ConditionTrue
 	})
 	thing := node.Status.Capacity["example.com/thing"]
-	if findCondition(node.Status.Conditions, v1.NodeNetworkUnavailable) == nil || thing.Value() != 3 || node.Labels["mine"] != "yes" || !node.Spec.Unschedulable {
+	if findCondition(node.Status.Conditions, v1.NodeNetworkUnavailable) == nil || thing.Value() != 3 || node.Labels["mine"] != "yes" ||
+		!node.Spec.Unschedulable {
 		t.Errorf("something of others was lost: %+v", node)
 	}
 
@@ -123,7 +127,8 @@ func awaitLease(t *testing.T, client kubernetes.Interface, node *v1.Node) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(lease.OwnerReferences) != 1 || lease.OwnerReferences[0].UID != node.UID || *lease.Spec.HolderIdentity != "n1" || *lease.Spec.LeaseDurationSeconds != 40 {
+		if len(lease.OwnerReferences) != 1 || lease.OwnerReferences[0].UID != node.UID || *lease.Spec.HolderIdentity != "n1" ||
+			*lease.Spec.LeaseDurationSeconds != 40 {
 			t.Errorf("lease is %+v", lease)
 		}
 		return

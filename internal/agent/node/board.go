@@ -9,11 +9,11 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 )
 
-// Board is where the agent's other parts pin what the Node's status must say.
+// StatusInputs is where the agent's other parts pin what the Node's status must say.
 // Every method is safe for concurrent use, returns at once, and wakes the
 // reporter only if something changed. The zero Board is not usable; see
-// NewBoard.
-type Board struct {
+// NewStatusInputs.
+type StatusInputs struct {
 	mu       sync.Mutex
 	pinned   pinned
 	causes   map[string]string
@@ -31,13 +31,14 @@ type pinned struct {
 	shuttingDown      bool
 }
 
-// NewBoard returns an empty board.
-func NewBoard() *Board {
-	return &Board{causes: map[string]string{}, statusCh: make(chan struct{}, 1), probeCh: make(chan struct{}, 1), imagesCh: make(chan struct{}, 1)}
+// NewStatusInputs returns an empty board.
+func NewStatusInputs() *StatusInputs {
+	return &StatusInputs{causes: map[string]string{}, statusCh: make(chan struct{}, 1), probeCh: make(chan struct{}, 1),
+		imagesCh: make(chan struct{}, 1)}
 }
 
 // SetPressure says which resources run short.
-func (b *Board) SetPressure(pressure Pressure) {
+func (b *StatusInputs) SetPressure(pressure Pressure) {
 	b.change(func(p *pinned) bool {
 		changed := p.pressure != pressure
 		p.pressure = pressure
@@ -47,9 +48,10 @@ func (b *Board) SetPressure(pressure Pressure) {
 
 // SetDevices says what device plugins offer. A resource that was offered
 // before must stay in both lists with amount zero.
-func (b *Board) SetDevices(capacity, allocatable v1.ResourceList) {
+func (b *StatusInputs) SetDevices(capacity, allocatable v1.ResourceList) {
 	b.change(func(p *pinned) bool {
-		changed := !equality.Semantic.DeepEqual(p.deviceCapacity, capacity) || !equality.Semantic.DeepEqual(p.deviceAllocatable, allocatable)
+		changed := !equality.Semantic.DeepEqual(p.deviceCapacity, capacity) || !equality.Semantic.DeepEqual(p.deviceAllocatable,
+			allocatable)
 		p.deviceCapacity, p.deviceAllocatable = capacity.DeepCopy(), allocatable.DeepCopy()
 		return changed
 	})
@@ -57,7 +59,7 @@ func (b *Board) SetDevices(capacity, allocatable v1.ResourceList) {
 
 // SetVolumesInUse lists the attachable volumes in use, in any order. Until the
 // first call the Node's list is left alone.
-func (b *Board) SetVolumesInUse(volumes []v1.UniqueVolumeName) {
+func (b *StatusInputs) SetVolumesInUse(volumes []v1.UniqueVolumeName) {
 	sorted := slices.Clone(volumes)
 	slices.Sort(sorted)
 	b.change(func(p *pinned) bool {
@@ -67,9 +69,9 @@ func (b *Board) SetVolumesInUse(volumes []v1.UniqueVolumeName) {
 	})
 }
 
-// SetShuttingDown says that the machine is about to go down (or, if false,
+// SetShuttingDown says that the host is about to go down (or, if false,
 // that it will not after all).
-func (b *Board) SetShuttingDown(shuttingDown bool) {
+func (b *StatusInputs) SetShuttingDown(shuttingDown bool) {
 	b.change(func(p *pinned) bool {
 		changed := p.shuttingDown != shuttingDown
 		p.shuttingDown = shuttingDown
@@ -79,7 +81,7 @@ func (b *Board) SetShuttingDown(shuttingDown bool) {
 
 // SetNotReady names why part keeps the node from being ready; an empty cause
 // takes it back. The text goes into the Ready condition as it is.
-func (b *Board) SetNotReady(part, cause string) {
+func (b *StatusInputs) SetNotReady(part, cause string) {
 	b.mu.Lock()
 	changed := b.causes[part] != cause
 	if cause == "" {
@@ -89,28 +91,28 @@ func (b *Board) SetNotReady(part, cause string) {
 	}
 	b.mu.Unlock()
 	if changed {
-		kick(b.statusCh)
+		trigger(b.statusCh)
 	}
 }
 
 // ProbeRuntime asks the runtime for its status now instead of at the next
 // deadline: the CNI configuration was written, the connection was lost, ...
-func (b *Board) ProbeRuntime() { kick(b.probeCh) }
+func (b *StatusInputs) ProbeRuntime() { trigger(b.probeCh) }
 
 // ImagesChanged makes the image list be read again.
-func (b *Board) ImagesChanged() { kick(b.imagesCh) }
+func (b *StatusInputs) ImagesChanged() { trigger(b.imagesCh) }
 
-func (b *Board) change(apply func(*pinned) bool) {
+func (b *StatusInputs) change(apply func(*pinned) bool) {
 	b.mu.Lock()
 	changed := apply(&b.pinned)
 	b.mu.Unlock()
 	if changed {
-		kick(b.statusCh)
+		trigger(b.statusCh)
 	}
 }
 
 // fill copies what is pinned into the inputs.
-func (b *Board) fill(in *Inputs) {
+func (b *StatusInputs) fill(in *Inputs) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	in.Pressure = b.pinned.pressure
@@ -128,7 +130,7 @@ func (b *Board) fill(in *Inputs) {
 	}
 }
 
-func kick(ch chan struct{}) {
+func trigger(ch chan struct{}) {
 	select {
 	case ch <- struct{}{}:
 	default:

@@ -2,9 +2,9 @@ package node
 
 import "time"
 
-// Cadence decides when a status is posted. The zero value with both intervals
+// cadence decides when a status is posted. The zero value with both intervals
 // set is ready to use; it has posted nothing yet.
-type Cadence struct {
+type cadence struct {
 	// Every is how often an unchanged status is posted (nodeStatusReportFrequency).
 	Every time.Duration
 	// Slow is the least time between posts that only slow changes ask for
@@ -24,7 +24,7 @@ const (
 
 // Due tells whether to post now, given how the computed status differs from
 // the posted one.
-func (c *Cadence) Due(now time.Time, change Change) bool {
+func (c *cadence) Due(now time.Time, change change) bool {
 	if now.Before(c.retry) {
 		return false
 	}
@@ -38,7 +38,7 @@ func (c *Cadence) Due(now time.Time, change Change) bool {
 }
 
 // Wake is the latest time to ask again, for a status that differs by change.
-func (c *Cadence) Wake(change Change) time.Time {
+func (c *cadence) Wake(change change) time.Time {
 	at := c.forced
 	if slow := c.posted.Add(c.Slow); change == SlowChange && slow.Before(at) {
 		at = slow
@@ -55,7 +55,7 @@ func (c *Cadence) Wake(change Change) time.Time {
 // Posted notes a success. After a changed status the next forced post is
 // spread over half an interval to either side by jitter in [0, 1), so that a
 // fleet that changed together does not report together ever after.
-func (c *Cadence) Posted(now time.Time, changed bool, jitter float64) {
+func (c *cadence) Posted(now time.Time, changed bool, jitter float64) {
 	delay := c.Every
 	if changed {
 		delay += time.Duration((jitter - 0.5) * float64(c.Every))
@@ -65,14 +65,14 @@ func (c *Cadence) Posted(now time.Time, changed bool, jitter float64) {
 
 // Failed notes a failure and backs off, doubling up to seven seconds; jitter
 // in [0, 1) takes up to half of the delay off.
-func (c *Cadence) Failed(now time.Time, jitter float64) {
-	c.retry = now.Add(Backoff(c.failures, jitter))
+func (c *cadence) Failed(now time.Time, jitter float64) {
+	c.retry = now.Add(backoff(c.failures, jitter))
 	c.failures++
 }
 
-// Backoff is the delay before try n (from 0): 100 ms doubling to 7 s, less up
+// backoff is the delay before try n (from 0): 100 ms doubling to 7 s, less up
 // to half of it by jitter in [0, 1).
-func Backoff(n int, jitter float64) time.Duration {
+func backoff(n int, jitter float64) time.Duration {
 	delay := retryCap
 	if n < 7 {
 		delay = min(retryFirst<<n, retryCap)

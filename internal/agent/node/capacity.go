@@ -13,7 +13,7 @@ import (
 	"github.com/berth-dev/berth/internal/agent/config"
 )
 
-// Reservation is what of the machine is kept away from pods.
+// Reservation is what of the host is kept away from pods.
 type Reservation struct {
 	// System and Kube are systemReserved and kubeReserved.
 	System, Kube v1.ResourceList
@@ -22,7 +22,7 @@ type Reservation struct {
 	EvictionHard map[v1.ResourceName]config.Threshold
 }
 
-// NameCPUs makes the reservation of processors the named ones ("0-1,4"); ""
+// NameCPUs makes the reservation of CPUs the named ones ("0-1,4"); ""
 // leaves it alone.
 func (r *Reservation) NameCPUs(list string) error {
 	if list == "" {
@@ -47,9 +47,9 @@ type Limits struct {
 	PodsPerCore int64
 }
 
-// EvictionReservation picks from hard eviction thresholds those that reduce
+// evictionReservation picks from hard eviction thresholds those that reduce
 // what the node offers.
-func EvictionReservation(evictionHard map[string]string) (map[v1.ResourceName]config.Threshold, error) {
+func evictionReservation(evictionHard map[string]string) (map[v1.ResourceName]config.Threshold, error) {
 	out := map[v1.ResourceName]config.Threshold{}
 	for signal, name := range map[string]v1.ResourceName{
 		"memory.available": v1.ResourceMemory,
@@ -70,21 +70,21 @@ func EvictionReservation(evictionHard map[string]string) (map[v1.ResourceName]co
 	return out, nil
 }
 
-// Capacity is everything the machine has. Without machine facts (nil) it
+// Capacity is everything the host has. Without machine facts (nil) it
 // offers no cpu and no memory, so that nothing is scheduled on a guess.
-func Capacity(machine *Machine, rootFS *FS, limits Limits, devices v1.ResourceList) v1.ResourceList {
+func Capacity(hostInfo *HostInfo, rootFS *FS, limits Limits, devices v1.ResourceList) v1.ResourceList {
 	capacity := v1.ResourceList{
 		v1.ResourceCPU:    *resource.NewMilliQuantity(0, resource.DecimalSI),
 		v1.ResourceMemory: *resource.NewQuantity(0, resource.BinarySI),
 		v1.ResourcePods:   *resource.NewQuantity(limits.MaxPods, resource.DecimalSI),
 	}
-	if machine != nil {
-		capacity[v1.ResourceCPU] = *resource.NewMilliQuantity(int64(machine.CPUs)*1000, resource.DecimalSI)
-		capacity[v1.ResourceMemory] = *resource.NewQuantity(machine.MemoryBytes, resource.BinarySI)
-		if perCore := limits.PodsPerCore * int64(machine.CPUs); limits.PodsPerCore > 0 && perCore < limits.MaxPods {
+	if hostInfo != nil {
+		capacity[v1.ResourceCPU] = *resource.NewMilliQuantity(int64(hostInfo.CPUs)*1000, resource.DecimalSI)
+		capacity[v1.ResourceMemory] = *resource.NewQuantity(hostInfo.MemoryBytes, resource.BinarySI)
+		if perCore := limits.PodsPerCore * int64(hostInfo.CPUs); limits.PodsPerCore > 0 && perCore < limits.MaxPods {
 			capacity[v1.ResourcePods] = *resource.NewQuantity(perCore, resource.DecimalSI)
 		}
-		for size, count := range machine.HugePages {
+		for size, count := range hostInfo.HugePages {
 			name := v1.ResourceName(v1.ResourceHugePagesPrefix + resource.NewQuantity(size, resource.BinarySI).String())
 			capacity[name] = *resource.NewQuantity(size*count, resource.BinarySI)
 		}
@@ -133,8 +133,8 @@ func floorZero(quantity resource.Quantity) resource.Quantity {
 	return quantity
 }
 
-// CheckReservation refuses reservations larger than the machine.
-func CheckReservation(capacity v1.ResourceList, reserved Reservation) error {
+// checkReservation refuses reservations larger than the host.
+func checkReservation(capacity v1.ResourceList, reserved Reservation) error {
 	names := make([]string, 0, len(capacity))
 	for name := range capacity {
 		names = append(names, string(name))
@@ -152,7 +152,8 @@ func CheckReservation(capacity v1.ResourceList, reserved Reservation) error {
 			total.Add(*resource.NewQuantity(threshold.Of(have.Value()), resource.BinarySI))
 		}
 		if total.Cmp(have) > 0 {
-			return fmt.Errorf("invalid Node Allocatable configuration. Resource %q has a reservation of %s but capacity of %s: lower systemReserved, kubeReserved or evictionHard",
+			return fmt.Errorf("invalid Node Allocatable configuration. Resource %q has a reservation of %s but capacity of %s: lower "+
+				"systemReserved, kubeReserved or evictionHard",
 				name, total.String(), have.String())
 		}
 	}

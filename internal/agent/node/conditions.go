@@ -12,8 +12,8 @@ import (
 // Pressure says which resources run short, as the eviction manager sees it.
 type Pressure struct{ Memory, Disk, PID bool }
 
-// Transition is an event to record on the Node because its state changed.
-type Transition struct {
+// transition is an event to record on the Node because its state changed.
+type transition struct {
 	Type   string // v1.EventTypeNormal or v1.EventTypeWarning
 	Reason string
 	Text   string
@@ -44,13 +44,14 @@ var pressureRows = []pressureRow{
 		"NodeHasInsufficientPID", "NodeHasSufficientPID"},
 }
 
-// Conditions computes the conditions the agent owns (pressure and Ready, in
+// conditions computes the conditions the agent owns (pressure and Ready, in
 // this order) from the previous ones, and the events their changes deserve.
 // Conditions of others are not returned: they stay untouched by the patch.
-func Conditions(name string, previous []v1.NodeCondition, pressure Pressure, notReady []string, now time.Time) ([]v1.NodeCondition, []Transition) {
+func conditions(name string, previous []v1.NodeCondition, pressure Pressure, notReady []string, now time.Time) ([]v1.NodeCondition,
+	[]transition) {
 	stamp := metav1.NewTime(now)
 	var conditions []v1.NodeCondition
-	var transitions []Transition
+	var transitions []transition
 	for _, row := range pressureRows {
 		status, reason, text, event := v1.ConditionFalse, row.good, row.goodText, row.okEvent
 		if row.on(pressure) {
@@ -64,7 +65,8 @@ func Conditions(name string, previous []v1.NodeCondition, pressure Pressure, not
 		conditions = append(conditions, condition)
 	}
 
-	ready := v1.NodeCondition{Type: v1.NodeReady, Status: v1.ConditionTrue, Reason: "KubeletReady", Message: "kubelet is posting ready status"}
+	ready := v1.NodeCondition{Type: v1.NodeReady, Status: v1.ConditionTrue, Reason: "KubeletReady",
+		Message: "kubelet is posting ready status"}
 	event := "NodeReady"
 	if len(notReady) > 0 {
 		ready.Status, ready.Reason, ready.Message = v1.ConditionFalse, "KubeletNotReady", joinCauses(notReady)
@@ -91,8 +93,8 @@ func next(previous *v1.NodeCondition, condition v1.NodeCondition, now metav1.Tim
 	return condition, false
 }
 
-func statusEvent(name, reason string) Transition {
-	return Transition{Type: v1.EventTypeNormal, Reason: reason, Text: fmt.Sprintf("Node %s status is now: %s", name, reason)}
+func statusEvent(name, reason string) transition {
+	return transition{Type: v1.EventTypeNormal, Reason: reason, Text: fmt.Sprintf("Node %s status is now: %s", name, reason)}
 }
 
 func findCondition(conditions []v1.NodeCondition, kind v1.NodeConditionType) *v1.NodeCondition {

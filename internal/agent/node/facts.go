@@ -27,9 +27,9 @@ type facts struct {
 	cfg     Config
 	changed chan struct{}
 
-	mu      sync.Mutex
-	machine *Machine
-	inputs  Inputs // all but what the Board pins
+	mu       sync.Mutex
+	hostInfo *HostInfo
+	inputs   Inputs // all but what the Board pins
 }
 
 func newFacts(cfg Config) *facts {
@@ -49,16 +49,16 @@ func (f *facts) set(apply func(*Inputs)) {
 	f.mu.Lock()
 	apply(&f.inputs)
 	f.mu.Unlock()
-	kick(f.changed)
+	trigger(f.changed)
 }
 
-func (f *facts) readMachine() {
-	machine, err := ReadMachine(f.cfg.HostRoot)
+func (f *facts) readHostInfo() {
+	hostInfo, err := ReadHostInfo(f.cfg.HostRoot)
 	if err != nil {
 		f.cfg.Log.Error("reading machine facts", "err", err)
 	}
-	f.machine = machine
-	f.set(func(in *Inputs) { in.Machine, in.MachineErr = machine, err })
+	f.hostInfo = hostInfo
+	f.set(func(in *Inputs) { in.Host, in.MachineErr = hostInfo, err })
 }
 
 // runProbe asks the runtime for its status: rarely while it is well, quickly
@@ -103,7 +103,7 @@ func (f *facts) probe(ctx context.Context) bool {
 	}
 	firstAnswer := view.Status == nil
 	f.set(func(in *Inputs) {
-		in.Runtime.Heard, in.Runtime.Status, in.Runtime.Version, in.Runtime.Err = time.Now(), status, view.Version, nil
+		in.Runtime.LastAnswer, in.Runtime.Status, in.Runtime.Version, in.Runtime.Err = time.Now(), status, view.Version, nil
 	})
 	if firstAnswer {
 		f.cfg.Board.ImagesChanged()
@@ -121,18 +121,18 @@ func (f *facts) noteRuntimeError(ctx context.Context, err error) {
 	f.mu.Unlock()
 	if was == nil || was.Error() != err.Error() {
 		f.cfg.Log.Warn("container runtime does not answer", "err", err)
-		kick(f.changed)
+		trigger(f.changed)
 	}
 }
 
 // runImages lists images when told that they changed, and before each forced
-// report in case nobody told.
+// report in case no one told.
 func (f *facts) runImages(ctx context.Context) {
 	failures := 0
 	for {
 		wait := f.cfg.ReportEvery
 		if failures > 0 {
-			wait = Backoff(failures, 0.5)
+			wait = backoff(failures, 0.5)
 		}
 		waitFor(ctx, wait, f.cfg.Board.imagesCh)
 		if ctx.Err() != nil {
@@ -149,7 +149,7 @@ func (f *facts) runImages(ctx context.Context) {
 			continue
 		}
 		failures = 0
-		images := Images(list, f.cfg.Settings.MaxImages)
+		images := images(list, f.cfg.Settings.MaxImages)
 		f.set(func(in *Inputs) { in.Images = images })
 	}
 }
@@ -165,7 +165,7 @@ func (f *facts) runHost(ctx context.Context) {
 	for {
 		wait := f.cfg.ReportEvery
 		if !f.readHost(ctx) {
-			wait = Backoff(failures+3, 0)
+			wait = backoff(failures+3, 0)
 			failures++
 		} else {
 			failures = 0
@@ -230,7 +230,7 @@ func (f *facts) runRootFS(ctx context.Context) {
 		err := unix.Statfs(f.cfg.RootDir, &stat)
 		if err != nil {
 			err = fmt.Errorf("measuring the file system of %s: %w", f.cfg.RootDir, err)
-			wait = Backoff(failures, 0)
+			wait = backoff(failures, 0)
 			failures++
 		} else {
 			failures = 0

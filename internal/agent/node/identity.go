@@ -18,7 +18,7 @@ const (
 	taintUninitialized       = "node.cloudprovider.kubernetes.io/uninitialized"
 )
 
-// Identity is what the machine's administrator decided about the Node object.
+// Identity is what the host's administrator decided about the Node object.
 type Identity struct {
 	// Name is the Node's name, see Name.
 	Name string
@@ -91,12 +91,12 @@ func ParseLabels(value string) (map[string]string, error) {
 		key, val, _ := strings.Cut(entry, "=")
 		labels[strings.TrimSpace(key)] = strings.TrimSpace(val)
 	}
-	return labels, CheckLabels(labels)
+	return labels, checkLabels(labels)
 }
 
-// CheckLabels refuses labels in the kubernetes.io and k8s.io domains that a
+// checkLabels refuses labels in the kubernetes.io and k8s.io domains that a
 // node may not set on itself (the rule of the NodeRestriction admission).
-func CheckLabels(labels map[string]string) error {
+func checkLabels(labels map[string]string) error {
 	var bad []string
 	for key := range labels {
 		if !selfLabelAllowed(key) {
@@ -107,7 +107,8 @@ func CheckLabels(labels map[string]string) error {
 		return nil
 	}
 	sort.Strings(bad)
-	return fmt.Errorf("checking --node-labels: a node may not set %s on itself; allowed in the kubernetes.io and k8s.io domains are %s, and anything below kubelet.kubernetes.io/ or node.kubernetes.io/",
+	return fmt.Errorf("checking --node-labels: a node may not set %s on itself; allowed in the kubernetes.io and k8s.io domains are %s, "+
+		"and anything below kubelet.kubernetes.io/ or node.kubernetes.io/",
 		strings.Join(bad, ", "), strings.Join(allowedSelfLabels, ", "))
 }
 
@@ -134,9 +135,9 @@ func inDomain(namespace, domain string) bool {
 	return namespace == domain || strings.HasSuffix(namespace, "."+domain)
 }
 
-// Initial is the Node object to create if the cluster has none yet, without
+// initial is the Node object to create if the cluster has none yet, without
 // its status.
-func Initial(id Identity) *v1.Node {
+func initial(id Identity) *v1.Node {
 	node := &v1.Node{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: id.Name,

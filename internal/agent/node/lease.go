@@ -50,8 +50,8 @@ func renewDelay(seconds int32, first bool, random float64) time.Duration {
 }
 
 // heart renews the Lease. It owns its client, waits for nothing but the Node's
-// UID, and therefore beats whatever else hangs.
-type heart struct {
+// UID, and therefore renewals whatever else hangs.
+type leaseRenewer struct {
 	name    string
 	seconds int32
 	leases  coordination.LeaseInterface
@@ -62,12 +62,12 @@ type heart struct {
 	// woken is signalled when uid changed.
 	woken <-chan struct{}
 
-	held     *coordinationv1.Lease
-	beaten   bool // it was renewed at least once
-	failures int
+	held        *coordinationv1.Lease
+	renewedOnce bool // it was renewed at least once
+	failures    int
 }
 
-func (h *heart) run(ctx context.Context) {
+func (h *leaseRenewer) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -85,17 +85,17 @@ func (h *heart) run(ctx context.Context) {
 
 // step renews the lease if there is a Node to renew it for, and says how long
 // to wait before the next; ok is false for as long as there is none.
-func (h *heart) step(ctx context.Context) (wait time.Duration, ok bool) {
+func (h *leaseRenewer) step(ctx context.Context) (wait time.Duration, ok bool) {
 	uid := h.uid()
 	if uid == "" {
 		h.held = nil // the garbage collector takes the Lease with the Node
 		return 0, false
 	}
-	err := h.beat(ctx, uid)
+	err := h.renew(ctx, uid)
 	switch {
 	case err == nil:
-		wait = renewDelay(h.seconds, !h.beaten, rand.Float64())
-		h.failures, h.beaten = 0, true
+		wait = renewDelay(h.seconds, !h.renewedOnce, rand.Float64())
+		h.failures, h.renewedOnce = 0, true
 		return wait, true
 	case ctx.Err() != nil:
 		return 0, false
@@ -103,14 +103,14 @@ func (h *heart) step(ctx context.Context) (wait time.Duration, ok bool) {
 	h.metrics.leaseErrors.Inc()
 	h.log.Warn("renewing the node lease", "node", h.name, "err", err)
 	// Never wait longer than a renewal: the lease is running out.
-	wait = min(Backoff(h.failures+1, rand.Float64()), renewDelay(h.seconds, false, 0))
+	wait = min(backoff(h.failures+1, rand.Float64()), renewDelay(h.seconds, false, 0))
 	h.failures++
 	return wait, true
 }
 
 // beat writes the Lease once. The lease's own resourceVersion guards the
 // write; after a conflict it is read again.
-func (h *heart) beat(ctx context.Context, uid types.UID) error {
+func (h *leaseRenewer) renew(ctx context.Context, uid types.UID) error {
 	interval := renewDelay(h.seconds, false, 0)
 	for range 2 {
 		asking, cancel := context.WithTimeout(ctx, interval)

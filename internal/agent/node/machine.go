@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// Machine is what does not change while the machine runs.
-type Machine struct {
+// HostInfo is what does not change while the host runs.
+type HostInfo struct {
 	CPUs        int
 	MemoryBytes int64
 	SwapBytes   int64
@@ -35,35 +35,36 @@ type FS struct {
 	Inodes        int64
 }
 
-// ReadMachine gathers the facts below root, which is "/" except in tests.
-// Identifiers that the machine lacks stay empty; missing cpu or memory is an
+// ReadHostInfo gathers the facts below root, which is "/" except in tests.
+// Identifiers that the host lacks stay empty; missing cpu or memory is an
 // error.
-func ReadMachine(root string) (*Machine, error) {
-	machine := &Machine{
-		MachineID:  firstText(root, "etc/machine-id", "var/lib/dbus/machine-id"),
-		SystemUUID: firstText(root, "sys/class/dmi/id/product_uuid", "proc/device-tree/system-id", "proc/device-tree/vm,uuid", "etc/machine-id"),
-		BootID:     firstText(root, "proc/sys/kernel/random/boot_id"),
-		Kernel:     firstText(root, "proc/sys/kernel/osrelease"),
-		OSImage:    osImage(root),
-		HugePages:  map[int64]int64{},
+func ReadHostInfo(root string) (*HostInfo, error) {
+	hostInfo := &HostInfo{
+		MachineID: firstText(root, "etc/machine-id", "var/lib/dbus/machine-id"),
+		SystemUUID: firstText(root, "sys/class/dmi/id/product_uuid", "proc/device-tree/system-id", "proc/device-tree/vm,uuid",
+			"etc/machine-id"),
+		BootID:    firstText(root, "proc/sys/kernel/random/boot_id"),
+		Kernel:    firstText(root, "proc/sys/kernel/osrelease"),
+		OSImage:   osImage(root),
+		HugePages: map[int64]int64{},
 	}
-	if err := machine.readMemory(filepath.Join(root, "proc/meminfo")); err != nil {
+	if err := hostInfo.readMemory(filepath.Join(root, "proc/meminfo")); err != nil {
 		return nil, err
 	}
 	online, err := os.ReadFile(filepath.Join(root, "sys/devices/system/cpu/online"))
 	if err != nil {
 		return nil, fmt.Errorf("counting processors: %w", err)
 	}
-	cpus, err := ParseCPUList(strings.TrimSpace(string(online)))
+	cpus, err := parseCPUList(strings.TrimSpace(string(online)))
 	if err != nil {
 		return nil, fmt.Errorf("counting processors: %w", err)
 	}
-	machine.CPUs = len(cpus)
-	machine.MaxPIDs, _ = strconv.ParseInt(firstText(root, "proc/sys/kernel/pid_max"), 10, 64)
-	return machine, machine.readHugePages(filepath.Join(root, "sys/kernel/mm/hugepages"))
+	hostInfo.CPUs = len(cpus)
+	hostInfo.MaxPIDs, _ = strconv.ParseInt(firstText(root, "proc/sys/kernel/pid_max"), 10, 64)
+	return hostInfo, hostInfo.readHugePages(filepath.Join(root, "sys/kernel/mm/hugepages"))
 }
 
-func (m *Machine) readMemory(path string) error {
+func (m *HostInfo) readMemory(path string) error {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return fmt.Errorf("reading memory size: %w", err)
@@ -90,7 +91,7 @@ func (m *Machine) readMemory(path string) error {
 	return nil
 }
 
-func (m *Machine) readHugePages(dir string) error {
+func (m *HostInfo) readHugePages(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -118,8 +119,8 @@ func (m *Machine) readHugePages(dir string) error {
 	return nil
 }
 
-// ParseCPUList reads the kernel's list format, "0-3,7".
-func ParseCPUList(text string) ([]int, error) {
+// parseCPUList reads the kernel's list format, "0-3,7".
+func parseCPUList(text string) ([]int, error) {
 	var cpus []int
 	if text == "" {
 		return nil, nil

@@ -22,23 +22,32 @@ func newMetrics(registry prometheus.Registerer, node string) (*metrics, error) {
 		return prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
 	}
 	m := &metrics{
-		statusErrors: prometheus.NewCounter(prometheus.CounterOpts{Name: "berth_agent_node_status_errors_total", Help: "Node status posts that failed."}),
-		leaseErrors:  prometheus.NewCounter(prometheus.CounterOpts{Name: "berth_agent_node_lease_errors_total", Help: "Lease renewals that failed."}),
-		ready:        gauge("berth_agent_node_ready_seconds", "Seconds from the start of the agent to the first Ready status it posted."),
+		statusErrors: prometheus.NewCounter(prometheus.CounterOpts{Name: "berth_agent_node_status_errors_total",
+			Help: "Node status posts that failed."}),
+		leaseErrors: prometheus.NewCounter(prometheus.CounterOpts{Name: "berth_agent_node_lease_errors_total",
+			Help: "Lease renewals that failed."}),
+		ready: gauge("berth_agent_node_ready_seconds", "Seconds from the start of the agent to the first Ready status it posted."),
 
-		preAgent:         gauge("kubelet_node_startup_pre_kubelet_duration_seconds", "Seconds from the machine's boot to the agent's start. Like the other phases 0 unless this agent made the Node."),
-		preRegistration:  gauge("kubelet_node_startup_pre_registration_duration_seconds", "Seconds from the agent's start to its first try to register the Node."),
-		registration:     gauge("kubelet_node_startup_registration_duration_seconds", "Seconds from the first try to register the Node to its being there."),
-		postRegistration: gauge("kubelet_node_startup_post_registration_duration_seconds", "Seconds from the Node's registration to its first being Ready."),
-		startup:          gauge("kubelet_node_startup_duration_seconds", "Seconds from the machine's boot to the Node's first being Ready."),
+		preAgent: gauge("kubelet_node_startup_pre_kubelet_duration_seconds",
+			"Seconds from the machine's boot to the agent's start. Like the other phases 0 unless this agent made the Node."),
+		preRegistration: gauge("kubelet_node_startup_pre_registration_duration_seconds",
+			"Seconds from the agent's start to its first try to register the Node."),
+		registration: gauge("kubelet_node_startup_registration_duration_seconds",
+			"Seconds from the first try to register the Node to its being there."),
+		postRegistration: gauge("kubelet_node_startup_post_registration_duration_seconds",
+			"Seconds from the Node's registration to its first being Ready."),
+		startup: gauge("kubelet_node_startup_duration_seconds",
+			"Seconds from the machine's boot to the Node's first being Ready."),
 
-		name: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "kubelet_node_name", Help: "The node's name. The count is always 1."}, []string{"node"}),
+		name: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "kubelet_node_name", Help: "The node's name. The count is always 1."},
+			[]string{"node"}),
 	}
 	m.name.WithLabelValues(node).Set(1)
 	if registry == nil {
 		return m, nil
 	}
-	for _, collector := range []prometheus.Collector{m.statusErrors, m.leaseErrors, m.ready, m.name, m.preAgent, m.preRegistration, m.registration, m.postRegistration, m.startup} {
+	for _, collector := range []prometheus.Collector{m.statusErrors, m.leaseErrors, m.ready, m.name, m.preAgent, m.preRegistration,
+		m.registration, m.postRegistration, m.startup} {
 		if err := registry.Register(collector); err != nil {
 			return nil, err
 		}

@@ -22,7 +22,8 @@ func TestPhasesOfAStart(t *testing.T) {
 	}
 	m.show(startup{booted: at(0), began: at(20), asked: at(21), registered: at(23), ready: at(30)})
 	for i, want := range []float64{20, 1, 2, 7, 30} {
-		if got := testutil.ToFloat64([]prometheus.Collector{m.preAgent, m.preRegistration, m.registration, m.postRegistration, m.startup}[i]); got != want {
+		if got := testutil.ToFloat64([]prometheus.Collector{m.preAgent, m.preRegistration, m.registration, m.postRegistration,
+			m.startup}[i]); got != want {
 			t.Errorf("phase %d is %v s, want %v", i, got, want)
 		}
 	}

@@ -8,8 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 )
 
-// MetaPatch writes a metadata correction as a merge patch.
-func MetaPatch(change MetaChange) ([]byte, error) {
+// metaPatch writes a metadata correction as a merge patch.
+func metaPatch(change metaChange) ([]byte, error) {
 	meta := map[string]any{}
 	if len(change.Labels) > 0 {
 		meta["labels"] = change.Labels
@@ -24,10 +24,10 @@ func MetaPatch(change MetaChange) ([]byte, error) {
 	return patch, nil
 }
 
-// StatusPatch writes the difference between two statuses as a strategic merge
+// statusPatch writes the difference between two statuses as a strategic merge
 // patch that touches nothing else. Addresses are replaced as a whole: their
 // merge key is the type, which two addresses of one type would share.
-func StatusPatch(from, to v1.NodeStatus) ([]byte, error) {
+func statusPatch(from, to v1.NodeStatus) ([]byte, error) {
 	before, after := &v1.Node{Status: from}, &v1.Node{Status: to}
 	addressesDiffer := !sameAddresses(from.Addresses, to.Addresses)
 	before.Status.Addresses, after.Status.Addresses = nil, nil

@@ -7,7 +7,7 @@ import (
 
 // reconciledLabels are the labels the agent keeps equal to what it would
 // register with, where it would register any; an empty value removes them. All
-// others belong to somebody else once the object exists.
+// others belong to another party once the object exists.
 var reconciledLabels = []string{
 	v1.LabelHostname,
 	v1.LabelTopologyZone, v1.LabelTopologyRegion,
@@ -16,25 +16,25 @@ var reconciledLabels = []string{
 	v1.LabelOSStable, v1.LabelArchStable, kubeletapis.LabelOS, kubeletapis.LabelArch,
 }
 
-// MetaChange is what to correct in the metadata of an existing Node. A nil
+// metaChange is what to correct in the metadata of an existing Node. A nil
 // value removes the key.
-type MetaChange struct {
+type metaChange struct {
 	Labels      map[string]*string
 	Annotations map[string]*string
 }
 
 // Empty tells whether nothing is to be corrected.
-func (c MetaChange) Empty() bool { return len(c.Labels) == 0 && len(c.Annotations) == 0 }
+func (c metaChange) Empty() bool { return len(c.Labels) == 0 && len(c.Annotations) == 0 }
 
-// Reconcile compares an existing Node with the one this agent would register
+// reconcile compares an existing Node with the one this agent would register
 // and returns what to correct. Taints, the provider ID and labels outside a
 // fixed list are only set at creation: afterwards people and controllers own
 // them.
-func Reconcile(id Identity, existing *v1.Node) MetaChange {
-	want := Initial(id)
-	change := MetaChange{Labels: map[string]*string{}, Annotations: map[string]*string{}}
+func reconcile(id Identity, existing *v1.Node) metaChange {
+	want := initial(id)
+	change := metaChange{Labels: map[string]*string{}, Annotations: map[string]*string{}}
 	for _, key := range reconciledLabels {
-		// Without a wish of our own the value is somebody else's: a cloud
+		// Without a wish of our own the value is another party's: a cloud
 		// controller's zone, or one that a person set.
 		if value, wished := want.Labels[key]; wished {
 			correct(change.Labels, existing.Labels, key, value)
@@ -45,15 +45,15 @@ func Reconcile(id Identity, existing *v1.Node) MetaChange {
 	return change
 }
 
-// machineLabels say what the machine is. Nobody can mean anything else by them:
+// hostLabels say what the host is. No one can mean anything else by them:
 // unlike others they are corrected at any time, as in a kubelet.
-var machineLabels = []string{v1.LabelOSStable, v1.LabelArchStable}
+var hostLabels = []string{v1.LabelOSStable, v1.LabelArchStable}
 
-// ReconcileMachine is Reconcile for the labels of the machine alone.
-func ReconcileMachine(id Identity, existing *v1.Node) MetaChange {
-	want := Initial(id)
-	change := MetaChange{Labels: map[string]*string{}}
-	for _, key := range machineLabels {
+// reconcileHost is Reconcile for the labels of the host alone.
+func reconcileHost(id Identity, existing *v1.Node) metaChange {
+	want := initial(id)
+	change := metaChange{Labels: map[string]*string{}}
+	for _, key := range hostLabels {
 		correct(change.Labels, existing.Labels, key, want.Labels[key])
 	}
 	return change

@@ -28,7 +28,7 @@ type reporter struct {
 	facts   *facts
 	seen    *seen
 	metrics *metrics
-	cadence Cadence
+	cadence cadence
 
 	started      time.Time
 	startup      startup
@@ -75,7 +75,7 @@ func (r *reporter) pass(ctx context.Context) time.Time {
 			if ctx.Err() == nil {
 				r.cfg.Log.Warn("registering the node", "node", r.cfg.Settings.Identity.Name, "try", r.tries+1, "err", err)
 			}
-			r.registerNext = time.Now().Add(Backoff(r.tries, rand.Float64()))
+			r.registerNext = time.Now().Add(backoff(r.tries, rand.Float64()))
 			r.tries++
 			return r.registerNext
 		}
@@ -86,9 +86,9 @@ func (r *reporter) pass(ctx context.Context) time.Time {
 		}
 	}
 	r.registered = true
-	compare := ReconcileMachine
+	compare := reconcileHost
 	if r.reconciled != node.UID {
-		compare = Reconcile
+		compare = reconcile
 	}
 	if change := compare(r.cfg.Settings.Identity, node); r.reconciled != node.UID || !change.Empty() {
 		if err := r.reconcile(ctx, node, change); err != nil {
@@ -106,23 +106,24 @@ func (r *reporter) pass(ctx context.Context) time.Time {
 func (r *reporter) post(ctx context.Context, node *v1.Node) time.Time {
 	now := time.Now()
 	in := r.facts.snapshot()
-	status, transitions := Status(node.Status, r.cfg.Settings, in, now)
-	change := Compare(node.Status, status)
+	status, transitions := status(node.Status, r.cfg.Settings, in, now)
+	change := compare(node.Status, status)
 	if until, hold := r.hold(node, status, in, now); hold {
 		return until
 	}
 	if !r.cadence.Due(now, change) {
-		return earliest(r.cadence.Wake(change), silenceDeadline(in, now))
+		return earliest(r.cadence.Wake(change), runtimeDeadline(in, now))
 	}
-	patch, err := StatusPatch(node.Status, status)
+	patch, err := statusPatch(node.Status, status)
 	if err == nil {
 		asking, cancel := context.WithTimeout(ctx, requestTimeout)
 		var written *v1.Node
-		written, err = r.cfg.Client.CoreV1().Nodes().Patch(asking, node.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+		written, err = r.cfg.Client.CoreV1().Nodes().Patch(asking, node.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{},
+			"status")
 		cancel()
 		if err == nil {
 			r.posted(node, written, transitions, change != NoChange)
-			return earliest(r.cadence.Wake(NoChange), silenceDeadline(in, now))
+			return earliest(r.cadence.Wake(NoChange), runtimeDeadline(in, now))
 		}
 	}
 	if apierrors.IsNotFound(err) {
@@ -144,7 +145,7 @@ func (r *reporter) hold(node *v1.Node, status v1.NodeStatus, in Inputs, now time
 	if !now.Before(until) || in.ShuttingDown {
 		return until, false
 	}
-	rebooted := in.Machine != nil && node.Status.NodeInfo.BootID != in.Machine.BootID
+	rebooted := in.Host != nil && node.Status.NodeInfo.BootID != in.Host.BootID
 	was, is := findCondition(node.Status.Conditions, v1.NodeReady), findCondition(status.Conditions, v1.NodeReady)
 	if rebooted || was == nil || was.Status != v1.ConditionTrue || is.Status == v1.ConditionTrue {
 		return until, false
@@ -152,7 +153,7 @@ func (r *reporter) hold(node *v1.Node, status v1.NodeStatus, in Inputs, now time
 	return until, !r.wasReady
 }
 
-func (r *reporter) posted(before, written *v1.Node, transitions []Transition, changed bool) {
+func (r *reporter) posted(before, written *v1.Node, transitions []transition, changed bool) {
 	now := time.Now()
 	r.cadence.Posted(now, changed, rand.Float64())
 	r.seen.learn(written)
@@ -190,7 +191,8 @@ func (r *reporter) register(ctx context.Context) error {
 	existing, err := nodes.Get(asking, id.Name, metav1.GetOptions{})
 	switch {
 	case err == nil:
-		r.note("found its Node object registered", journal.Fact{Name: "created", Value: existing.CreationTimestamp.UTC().Format(time.RFC3339)})
+		r.note("found its Node object registered",
+			journal.Fact{Name: "created", Value: existing.CreationTimestamp.UTC().Format(time.RFC3339)})
 		r.seen.learn(existing)
 		return nil
 	case !apierrors.IsNotFound(err):
@@ -198,10 +200,10 @@ func (r *reporter) register(ctx context.Context) error {
 	case !r.cfg.Register:
 		return fmt.Errorf("reading node %q: it does not exist and registerNode is false: create it", id.Name)
 	}
-	node := Initial(id)
+	node := initial(id)
 	in := r.facts.snapshot()
-	var transitions []Transition
-	node.Status, transitions = Status(node.Status, r.cfg.Settings, in, time.Now())
+	var transitions []transition
+	node.Status, transitions = status(node.Status, r.cfg.Settings, in, time.Now())
 	created, err := nodes.Create(asking, node, metav1.CreateOptions{})
 	if err != nil {
 		return fmt.Errorf("creating node %q: %w", id.Name, err)
@@ -216,11 +218,11 @@ func (r *reporter) register(ctx context.Context) error {
 	return nil
 }
 
-func (r *reporter) reconcile(ctx context.Context, node *v1.Node, change MetaChange) error {
+func (r *reporter) reconcile(ctx context.Context, node *v1.Node, change metaChange) error {
 	if change.Empty() {
 		return nil
 	}
-	patch, err := MetaPatch(change)
+	patch, err := metaPatch(change)
 	if err != nil {
 		return err
 	}
@@ -254,14 +256,14 @@ func (r *reporter) note(decision string, because ...journal.Fact) {
 		Object: journal.Ref{Kind: "Node", Name: r.cfg.Settings.Identity.Name}, Decision: decision, Because: because})
 }
 
-// silenceDeadline is when the runtime's silence becomes a cause of its own;
+// runtimeDeadline is when the runtime's silence becomes a cause of its own;
 // zero if that has happened already.
-func silenceDeadline(in Inputs, now time.Time) time.Time {
-	since := in.Runtime.Heard
+func runtimeDeadline(in Inputs, now time.Time) time.Time {
+	since := in.Runtime.LastAnswer
 	if since.IsZero() {
 		since = in.Runtime.Asked
 	}
-	deadline := since.Add(runtimeSilence)
+	deadline := since.Add(runtimeTimeout)
 	if since.IsZero() || deadline.Before(now) {
 		return time.Time{}
 	}

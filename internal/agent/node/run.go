@@ -29,8 +29,8 @@ type Runtime interface {
 	UpdateRuntimeConfig(ctx context.Context, config *runtimeapi.RuntimeConfig) error
 }
 
-// ImageLister is the part of a CRI image client that the Node needs.
-type ImageLister interface {
+// imageLister is the part of a CRI image client that the Node needs.
+type imageLister interface {
 	ListImages(ctx context.Context, filter *runtimeapi.ImageFilter) ([]*runtimeapi.Image, error)
 }
 
@@ -43,8 +43,8 @@ type Config struct {
 	// the other one delays the heartbeat. Default: Client's.
 	Leases  coordination.LeasesGetter
 	Runtime Runtime
-	Images  ImageLister
-	Board   *Board
+	Images  imageLister
+	Board   *StatusInputs
 	Events  record.EventRecorder
 	// Journal defaults to journal.Discard.
 	Journal journal.Sink
@@ -52,14 +52,14 @@ type Config struct {
 	Metrics prometheus.Registerer
 
 	Settings Settings
-	// Register is false if somebody else creates the Node object.
+	// Register is false if another party creates the Node object.
 	Register bool
 	// RootDir is the agent's directory; its file system is the node's
 	// ephemeral storage.
 	RootDir string
 	// HostRoot is where /proc, /sys and /etc are found, default "/".
 	HostRoot string
-	// Host gathers addresses, default GatherHost.
+	// Host gathers addresses, default gatherHost.
 	Host func(ctx context.Context, name string, lookup bool) (Host, error)
 	// HostChanges returns a channel that is signalled when an interface's
 	// address changes, until the context ends. Default: the kernel's
@@ -69,7 +69,7 @@ type Config struct {
 	// ReportEvery is nodeStatusReportFrequency, default 5 min.
 	ReportEvery time.Duration
 	// UpdateEvery is nodeStatusUpdateFrequency, default 10 s: the least time
-	// between posts of changes that nobody acts upon.
+	// between posts of changes that no one acts upon.
 	UpdateEvery time.Duration
 	// LeaseSeconds is nodeLeaseDurationSeconds, default 40.
 	LeaseSeconds int32
@@ -109,7 +109,7 @@ func (c *Config) defaults() {
 		}
 	}
 	if c.Host == nil {
-		c.Host = GatherHost
+		c.Host = gatherHost
 	}
 	if c.ReportEvery == 0 {
 		c.ReportEvery = 5 * time.Minute
@@ -134,25 +134,25 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	seen := newSeen(cfg.OnNode)
 	facts := newFacts(cfg)
-	facts.readMachine()
-	if facts.machine != nil {
-		capacity := Capacity(facts.machine, nil, cfg.Settings.Limits, nil)
-		if err := CheckReservation(capacity, cfg.Settings.Reserved); err != nil {
+	facts.readHostInfo()
+	if facts.hostInfo != nil {
+		capacity := Capacity(facts.hostInfo, nil, cfg.Settings.Limits, nil)
+		if err := checkReservation(capacity, cfg.Settings.Reserved); err != nil {
 			return err
 		}
 	}
-	beat := &heart{
+	renew := &leaseRenewer{
 		name: cfg.Settings.Identity.Name, seconds: cfg.LeaseSeconds,
 		leases: cfg.Leases.Leases(v1.NamespaceNodeLease), log: cfg.Log, metrics: metrics,
-		uid: seen.uid, woken: seen.heartCh,
+		uid: seen.uid, woken: seen.renewCh,
 	}
 	report := &reporter{cfg: cfg, facts: facts, seen: seen, metrics: metrics,
-		cadence: Cadence{Every: cfg.ReportEvery, Slow: cfg.UpdateEvery}}
+		cadence: cadence{Every: cfg.ReportEvery, Slow: cfg.UpdateEvery}}
 
 	cfg.Events.Event(nodeRef(cfg.Settings.Identity.Name), v1.EventTypeNormal, "Starting", "Starting kubelet.")
 	var wg sync.WaitGroup
 	for _, part := range []func(context.Context){
-		beat.run,
+		renew.run,
 		report.run,
 		facts.runProbe,
 		facts.runImages,
@@ -173,19 +173,19 @@ func nodeRef(name string) *v1.ObjectReference {
 	return &v1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: name, UID: types.UID(name)}
 }
 
-// seen is the newest known state of the own Node object, from the watch or
+// seen is the newest known state of its own Node object, from the watch or
 // from the answer to a write, whichever is newer.
 type seen struct {
 	mu       sync.Mutex
 	node     *v1.Node
 	onNode   func(*v1.Node)
-	heartCh  chan struct{}
+	renewCh  chan struct{}
 	statusCh chan struct{}
 	cidrCh   chan struct{}
 }
 
 func newSeen(onNode func(*v1.Node)) *seen {
-	return &seen{onNode: onNode, heartCh: make(chan struct{}, 1), statusCh: make(chan struct{}, 1), cidrCh: make(chan struct{}, 1)}
+	return &seen{onNode: onNode, renewCh: make(chan struct{}, 1), statusCh: make(chan struct{}, 1), cidrCh: make(chan struct{}, 1)}
 }
 
 func (s *seen) get() *v1.Node {
@@ -215,10 +215,10 @@ func (s *seen) learn(node *v1.Node) {
 	}
 	s.mu.Unlock()
 	if !known {
-		kick(s.heartCh)
+		trigger(s.renewCh)
 	}
-	kick(s.statusCh)
-	kick(s.cidrCh)
+	trigger(s.statusCh)
+	trigger(s.cidrCh)
 }
 
 // forget notes that the Node with this UID is gone; an empty UID means any.
@@ -233,7 +233,7 @@ func (s *seen) forget(uid types.UID) {
 		s.onNode(nil)
 	}
 	s.mu.Unlock()
-	kick(s.statusCh)
+	trigger(s.statusCh)
 }
 
 // newer compares resource versions of one object, which are decimal numbers;

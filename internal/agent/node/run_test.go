@@ -99,8 +99,9 @@ func newClient() *fake.Clientset {
 func testConfig(t *testing.T, cri *fakeRuntime, client kubernetes.Interface) Config {
 	return Config{
 		Log: slog.New(slog.DiscardHandler), Client: client, Runtime: cri, Images: cri,
-		Board: NewBoard(), Events: record.NewFakeRecorder(1000), Register: true, RootDir: t.TempDir(),
-		Settings: Settings{Identity: Identity{Name: "n1", AttachDetach: true}, Limits: Limits{MaxPods: 110}, Port: 10250, Version: "v1.37.2", MaxImages: 50},
+		Board: NewStatusInputs(), Events: record.NewFakeRecorder(1000), Register: true, RootDir: t.TempDir(),
+		Settings: Settings{Identity: Identity{Name: "n1", AttachDetach: true}, Limits: Limits{MaxPods: 110}, Port: 10250,
+			Version: "v1.37.2", MaxImages: 50},
 		Host: func(context.Context, string, bool) (Host, error) {
 			ip := netip.MustParseAddr("192.0.2.7")
 			return Host{Interfaces: []netip.Addr{ip}, Default4: ip}, nil
@@ -174,7 +175,7 @@ func TestNodeBecomesReadyAsSoonAsItsNetworkIs(t *testing.T) {
 	})
 }
 
-func TestLeaseBeatsWhileTheRuntimeHangs(t *testing.T) {
+func TestLeaseIsRenewedWhileTheRuntimeHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cri, client := &fakeRuntime{network: true}, newClient()
 		defer start(t, testConfig(t, cri, client))()
@@ -194,7 +195,8 @@ func TestLeaseBeatsWhileTheRuntimeHangs(t *testing.T) {
 			t.Errorf("the longest gap between renewals was %v, want at most %v", longest, limit)
 		}
 		ready := readyOf(getNode(t, client))
-		if ready.Status != v1.ConditionFalse || ready.Reason != "KubeletNotReady" || ready.Message[:45] != "container runtime is down: no answer to Status"[:45] {
+		if ready.Status != v1.ConditionFalse || ready.Reason != "KubeletNotReady" ||
+			ready.Message[:45] != "container runtime is down: no answer to Status"[:45] {
 			t.Errorf("Ready is %+v", ready)
 		}
 	})
@@ -215,20 +217,22 @@ func TestNodeIsRegisteredAgainAfterDeletion(t *testing.T) {
 	})
 }
 
-// What the machine is, is corrected while the agent runs; other labels belong to
-// whoever changes them.
-func TestMachineLabelsAreCorrectedAtOnce(t *testing.T) {
+// What the host is, is corrected while the agent runs; other labels belong to
+// no matter who changes them.
+func TestHostLabelsAreCorrectedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cri, client := &fakeRuntime{network: true}, newClient()
 		defer start(t, testConfig(t, cri, client))()
 		time.Sleep(time.Minute)
 		patch := `{"metadata":{"labels":{"kubernetes.io/os":"dummy","kubernetes.io/arch":"dummy","kubernetes.io/hostname":"changed"}}}`
-		if _, err := client.CoreV1().Nodes().Patch(context.Background(), "n1", types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+		if _, err := client.CoreV1().Nodes().Patch(context.Background(), "n1", types.MergePatchType, []byte(patch),
+			metav1.PatchOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()
 		labels := getNode(t, client).Labels
-		if labels[v1.LabelOSStable] != goruntime.GOOS || labels[v1.LabelArchStable] != goruntime.GOARCH || labels[v1.LabelHostname] != "changed" {
+		if labels[v1.LabelOSStable] != goruntime.GOOS || labels[v1.LabelArchStable] != goruntime.GOARCH ||
+			labels[v1.LabelHostname] != "changed" {
 			t.Errorf("labels are %v", labels)
 		}
 	})

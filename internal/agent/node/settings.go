@@ -32,7 +32,7 @@ func SettingsFor(cfg *kubeletv1beta1.KubeletConfiguration, id Identity, version 
 	if hard == nil {
 		hard = config.DefaultEvictionHard()
 	}
-	set.Reserved.EvictionHard, err = EvictionReservation(hard)
+	set.Reserved.EvictionHard, err = evictionReservation(hard)
 	return set, err
 }
 
@@ -86,7 +86,7 @@ func (s *Settings) Complete(k *kubeletv1beta1.KubeletConfiguration) error {
 		return err
 	}
 	if s.Reserved.EvictionHard == nil {
-		s.Reserved.EvictionHard, err = EvictionReservation(k.EvictionHard)
+		s.Reserved.EvictionHard, err = evictionReservation(k.EvictionHard)
 	}
 	return err
 }

@@ -14,9 +14,9 @@ import (
 )
 
 const (
-	// runtimeSilence is how long the runtime may leave Status unanswered
+	// runtimeTimeout is how long the runtime may leave Status unanswered
 	// before the node stops calling itself ready.
-	runtimeSilence = 30 * time.Second
+	runtimeTimeout = 30 * time.Second
 	namesPerImage  = 5
 )
 
@@ -36,10 +36,10 @@ type Settings struct {
 type RuntimeView struct {
 	// Asked is when the first question was sent; zero before that.
 	Asked time.Time
-	// Heard is when the last answer arrived; zero if none ever did.
-	Heard   time.Time
-	Status  *runtimeapi.StatusResponse
-	Version *runtimeapi.VersionResponse
+	// LastAnswer is when the last answer arrived; zero if none ever did.
+	LastAnswer time.Time
+	Status     *runtimeapi.StatusResponse
+	Version    *runtimeapi.VersionResponse
 	// Err is the error of the last question, nil if it was answered.
 	Err error
 }
@@ -47,7 +47,7 @@ type RuntimeView struct {
 // Inputs are all facts a status follows from. Nil pointers are facts not
 // gathered yet.
 type Inputs struct {
-	Machine *Machine
+	Host *HostInfo
 	// MachineErr tells why Machine is nil.
 	MachineErr error
 	RootFS     *FS
@@ -69,33 +69,33 @@ type Inputs struct {
 	OtherCauses []string
 }
 
-// Status computes the status to report from the previous one and the facts.
+// status computes the status to report from the previous one and the facts.
 // Parts the agent does not own (attached volumes, foreign conditions, cloud
 // addresses) are carried over as they are.
-func Status(previous v1.NodeStatus, set Settings, in Inputs, now time.Time) (v1.NodeStatus, []Transition) {
+func status(previous v1.NodeStatus, set Settings, in Inputs, now time.Time) (v1.NodeStatus, []transition) {
 	status := *previous.DeepCopy()
-	var transitions []Transition
+	var transitions []transition
 
 	if addresses := reportAddresses(set.Identity, previous, in); len(addresses) > 0 {
 		status.Addresses = addresses
 	}
-	if in.Machine != nil {
-		if previous.NodeInfo.BootID != "" && in.Machine.BootID != "" && previous.NodeInfo.BootID != in.Machine.BootID {
-			transitions = append(transitions, Transition{Type: v1.EventTypeWarning, Reason: "Rebooted",
-				Text: "Node " + set.Identity.Name + " has been rebooted, boot id: " + in.Machine.BootID})
+	if in.Host != nil {
+		if previous.NodeInfo.BootID != "" && in.Host.BootID != "" && previous.NodeInfo.BootID != in.Host.BootID {
+			transitions = append(transitions, transition{Type: v1.EventTypeWarning, Reason: "Rebooted",
+				Text: "Node " + set.Identity.Name + " has been rebooted, boot id: " + in.Host.BootID})
 		}
-		status.NodeInfo.MachineID = in.Machine.MachineID
-		status.NodeInfo.SystemUUID = in.Machine.SystemUUID
-		status.NodeInfo.BootID = in.Machine.BootID
-		status.NodeInfo.KernelVersion = in.Machine.Kernel
-		status.NodeInfo.OSImage = in.Machine.OSImage
+		status.NodeInfo.MachineID = in.Host.MachineID
+		status.NodeInfo.SystemUUID = in.Host.SystemUUID
+		status.NodeInfo.BootID = in.Host.BootID
+		status.NodeInfo.KernelVersion = in.Host.Kernel
+		status.NodeInfo.OSImage = in.Host.OSImage
 		status.NodeInfo.Swap = nil
-		if in.Machine.SwapBytes > 0 {
-			swap := in.Machine.SwapBytes
+		if in.Host.SwapBytes > 0 {
+			swap := in.Host.SwapBytes
 			status.NodeInfo.Swap = &v1.NodeSwapStatus{Capacity: &swap}
 		}
 	}
-	capacity := Capacity(in.Machine, in.RootFS, set.Limits, in.DeviceCapacity)
+	capacity := Capacity(in.Host, in.RootFS, set.Limits, in.DeviceCapacity)
 	if in.RootFS == nil {
 		keep(capacity, previous.Capacity, v1.ResourceEphemeralStorage)
 	}
@@ -121,22 +121,22 @@ func Status(previous v1.NodeStatus, set Settings, in Inputs, now time.Time) (v1.
 	}
 	status.DeclaredFeatures = set.Features
 
-	conditions, changed := Conditions(set.Identity.Name, previous.Conditions, in.Pressure, NotReady(in, capacity, now), now)
+	conditions, changed := conditions(set.Identity.Name, previous.Conditions, in.Pressure, notReady(in, capacity, now), now)
 	status.Conditions = mergeConditions(previous.Conditions, conditions)
 	return status, append(transitions, changed...)
 }
 
-// NotReady lists every cause for the node not to be ready, in a fixed order.
-func NotReady(in Inputs, capacity v1.ResourceList, now time.Time) []string {
+// notReady lists every cause for the node not to be ready, in a fixed order.
+func notReady(in Inputs, capacity v1.ResourceList, now time.Time) []string {
 	var causes []string
 	view := in.Runtime
 	switch {
-	case view.Heard.IsZero() && (view.Asked.IsZero() || now.Sub(view.Asked) < runtimeSilence):
+	case view.LastAnswer.IsZero() && (view.Asked.IsZero() || now.Sub(view.Asked) < runtimeTimeout):
 		causes = append(causes, "container runtime status check may not have completed yet")
-	case view.Heard.IsZero():
+	case view.LastAnswer.IsZero():
 		causes = append(causes, "container runtime is down: no answer to Status since "+stampText(view.Asked)+errText(view.Err))
-	case now.Sub(view.Heard) >= runtimeSilence:
-		causes = append(causes, "container runtime is down: no answer to Status since "+stampText(view.Heard)+errText(view.Err))
+	case now.Sub(view.LastAnswer) >= runtimeTimeout:
+		causes = append(causes, "container runtime is down: no answer to Status since "+stampText(view.LastAnswer)+errText(view.Err))
 	}
 	causes = append(causes, runtimeConditions(view.Status)...)
 	causes = append(causes, in.OtherCauses...)
@@ -176,7 +176,7 @@ func missingCapacity(in Inputs, capacity v1.ResourceList) []string {
 	var missing []string
 	for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory, v1.ResourcePods, v1.ResourceEphemeralStorage} {
 		quantity, ok := capacity[name]
-		if !ok || (in.Machine == nil && (name == v1.ResourceCPU || name == v1.ResourceMemory) && quantity.IsZero()) {
+		if !ok || (in.Host == nil && (name == v1.ResourceCPU || name == v1.ResourceMemory) && quantity.IsZero()) {
 			missing = append(missing, string(name))
 		}
 	}
@@ -239,10 +239,10 @@ func runtimeFeatures(features *runtimeapi.RuntimeFeatures) *v1.NodeFeatures {
 	return &v1.NodeFeatures{SupplementalGroupsPolicy: &groups}
 }
 
-// Images turns the runtime's list into what the status shows: the biggest
+// images turns the runtime's list into what the status shows: the biggest
 // first, at most limit of them (-1 is all), at most five names each, digests
 // before tags. Never nil.
-func Images(list []*runtimeapi.Image, limit int) []v1.ContainerImage {
+func images(list []*runtimeapi.Image, limit int) []v1.ContainerImage {
 	sorted := append([]*runtimeapi.Image(nil), list...)
 	sort.SliceStable(sorted, func(i, j int) bool {
 		if sorted[i].Size != sorted[j].Size {
@@ -305,21 +305,21 @@ func mergeConditions(previous, ours []v1.NodeCondition) []v1.NodeCondition {
 	return out
 }
 
-// Change grades how much a new status differs from the posted one.
-type Change int
+// change grades how much a new status differs from the posted one.
+type change int
 
 const (
 	// NoChange: at most heartbeat times differ.
-	NoChange Change = iota
+	NoChange change = iota
 	// SlowChange: only the image list differs, which may wait.
 	SlowChange
 	// UrgentChange: something others act upon differs.
 	UrgentChange
 )
 
-// Compare grades the difference, ignoring heartbeat times and the order of
+// compare grades the difference, ignoring heartbeat times and the order of
 // conditions.
-func Compare(posted, computed v1.NodeStatus) Change {
+func compare(posted, computed v1.NodeStatus) change {
 	a, b := withoutHeartbeats(posted), withoutHeartbeats(computed)
 	imagesDiffer := !equality.Semantic.DeepEqual(a.Images, b.Images)
 	a.Images, b.Images = nil, nil

@@ -111,7 +111,7 @@ func (v *View) IPs() []string {
 	return out
 }
 
-// NotReady says that the API calls the node not ready, whoever wrote that. A
+// NotReady says that the API calls the node not ready, no matter who wrote that. A
 // Node that was not seen, or that says nothing yet, is not called anything.
 func (v *View) NotReady() bool {
 	if n := v.Get(); n != nil {

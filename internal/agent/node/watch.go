@@ -16,7 +16,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// watch follows the own Node object and nothing else.
+// watch follows its own Node object and nothing else.
 type watch struct {
 	informer cache.SharedIndexInformer
 	seen     *seen
@@ -82,7 +82,7 @@ func (p *cidrPusher) run(ctx context.Context) {
 		if failures == 0 {
 			p.log.Warn("handing the pod CIDR to the runtime", "err", err)
 		}
-		waitFor(ctx, Backoff(failures, rand.Float64()), nil)
+		waitFor(ctx, backoff(failures, rand.Float64()), nil)
 		failures++
 	}
 }

@@ -90,7 +90,7 @@ func Run(ctx context.Context, cfg Config) error {
 				return errors.New("watching the plugin directory: the watch ended")
 			}
 			// An overflow lost events: look at everything again.
-			cfg.Log.Warn("watching the plugin directory", "error", err)
+			cfg.Log.Warn("watching the plugin directory", "err", err)
 			if err := w.scan(ctx, cfg.Dir); err != nil {
 				return err
 			}
@@ -138,7 +138,7 @@ func (w *watcher) event(ctx context.Context, ev fsnotify.Event) {
 	case ev.Has(fsnotify.Create):
 		if info, err := os.Lstat(ev.Name); err == nil && info.IsDir() {
 			if err := w.scan(ctx, ev.Name); err != nil {
-				w.cfg.Log.Warn("scanning a plugin directory", "dir", ev.Name, "error", err)
+				w.cfg.Log.Warn("scanning a plugin directory", "dir", ev.Name, "err", err)
 			}
 			return
 		}
@@ -214,7 +214,7 @@ func (w *watcher) serve(ctx context.Context, path string) {
 		if ctx.Err() != nil {
 			return
 		}
-		w.cfg.Log.Warn("registering plugin", "socket", path, "error", err, "retry", delay)
+		w.cfg.Log.Warn("registering plugin", "socket", path, "err", err, "retry", delay)
 		t := w.cfg.Clock.NewTimer(delay)
 		select {
 		case <-ctx.Done():
@@ -260,7 +260,7 @@ func (w *watcher) register(ctx context.Context, path string) (*registration.Plug
 	defer cancel()
 	if _, nerr := client.NotifyRegistrationStatus(nctx, status); nerr != nil && err == nil {
 		// It is registered; a plugin that does not listen will ask again.
-		w.cfg.Log.Warn("telling a plugin that it is registered", "name", info.Name, "error", nerr)
+		w.cfg.Log.Warn("telling a plugin that it is registered", "name", info.Name, "err", nerr)
 	}
 	return info, err
 }

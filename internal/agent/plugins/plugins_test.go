@@ -107,7 +107,7 @@ func TestPluginsComeAndGo(t *testing.T) {
 	want(h.calls, "register p at late.sock")
 	want(late.status, "registered")
 
-	// A type that nobody speaks is told so.
+	// A type that no one speaks is told so.
 	odd, stopOdd := serve(t, filepath.Join(dir, "odd.sock"), "Odd")
 	defer stopOdd()
 	want(odd.status, `plugin type "Odd" is not handled by this node`)

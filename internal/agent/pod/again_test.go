@@ -51,9 +51,9 @@ func TestAgainWhileItEnds(t *testing.T) {
 	mirror("mirror-1")
 	first := a.await("web", isRunning).Status.ContainerStatuses[0].ContainerID
 
-	a.m.Gone(static.UID)
+	a.m.Remove(static.UID)
 	select {
-	case <-a.m.Left(static.UID):
+	case <-a.m.Terminated(static.UID):
 	case <-time.After(patience):
 		t.Fatal("it never ends")
 	}
@@ -69,7 +69,8 @@ func TestAgainWhileItEnds(t *testing.T) {
 		if !ok {
 			continue
 		}
-		if patch := string(write.GetPatch()); strings.Contains(patch, "mirror-2") && (strings.Contains(patch, `"Failed"`) || strings.Contains(patch, first)) {
+		if patch := string(write.GetPatch()); strings.Contains(patch, "mirror-2") && (strings.Contains(patch, `"Failed"`) ||
+			strings.Contains(patch, first)) {
 			t.Errorf("the mirror of the second life is told of the first: %s", patch)
 		}
 	}

@@ -16,9 +16,9 @@ const (
 	crashReset = 10 * time.Minute
 )
 
-// Backoff is one container's crash-loop entry. Key is what the definition was:
+// backoff is one container's crash-loop entry. Key is what the definition was:
 // another image or other resources start afresh.
-type Backoff struct {
+type backoff struct {
 	Delay time.Duration
 	At    time.Time
 	Key   string
@@ -26,13 +26,13 @@ type Backoff struct {
 
 // restartAt tells when an ended instance may be started again and the entry
 // that doing so leaves behind.
-func (p *planner) restartAt(m *member, c *runtime.Container) (time.Time, Backoff) {
+func (p *planner) restartAt(m *containerState, c *runtime.Container) (time.Time, backoff) {
 	limit := p.obs.Node.CrashLimit
 	if limit <= 0 {
 		limit = crashLimit
 	}
 	key := backoffKey(p.pod, m.c)
-	fresh := Backoff{Delay: min(crashInitial, limit), At: p.now, Key: key}
+	fresh := backoff{Delay: min(crashInitial, limit), At: p.now, Key: key}
 	b, known := p.obs.Backoff[m.c.Name]
 	switch {
 	case known && b.Key != key, !known && c.Attempt == 0:
@@ -43,15 +43,15 @@ func (p *planner) restartAt(m *member, c *runtime.Container) (time.Time, Backoff
 	if c.FinishedAt.Sub(b.At) > crashReset {
 		return p.now, fresh
 	}
-	next := Backoff{Delay: min(2*b.Delay, limit), At: p.now, Key: key}
+	next := backoff{Delay: min(2*b.Delay, limit), At: p.now, Key: key}
 	if !known && p.obs.endedUnseen(p.idOf(c), c) {
-		// Whoever killed the agent killed it too, most likely: an agent that
+		// Anyone who killed the agent killed it too, most likely: an agent that
 		// remembered would not have made it wait.
 		next.Delay = b.Delay
 		return p.now, next
 	}
 	if c.FinishedAt.After(p.now.Add(b.Delay)) {
-		return p.now, next // the clock went back: nobody knows how long it waited
+		return p.now, next // the clock went back: no one knows how long it waited
 	}
 	return c.FinishedAt.Add(b.Delay), next
 }
@@ -59,8 +59,8 @@ func (p *planner) restartAt(m *member, c *runtime.Container) (time.Time, Backoff
 // rebuilt is the entry of an agent that has just been started, read from what
 // the runtime kept: the pause before this instance is the delay that held then,
 // and twice that holds now. older is the instance before, if it is still there.
-func rebuilt(c, older *runtime.Container, limit time.Duration) Backoff {
-	b := Backoff{Delay: min(crashInitial, limit), At: c.CreatedAt}
+func rebuilt(c, older *runtime.Container, limit time.Duration) backoff {
+	b := backoff{Delay: min(crashInitial, limit), At: c.CreatedAt}
 	if !exited(older) {
 		return b
 	}

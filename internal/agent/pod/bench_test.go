@@ -18,19 +18,19 @@ import (
 
 // BenchmarkNext is the cost of one look at a running pod with two containers.
 func BenchmarkNext(b *testing.B) {
-	w := newWorld(b)
+	w := newFixture(b)
 	w.begin(testPod(v1.RestartPolicyAlways, "app", "side"))
 	w.settle()
 	b.ReportAllocs()
 	for b.Loop() {
-		Next(w.spec, &w.obs, w.now)
+		next(w.spec, &w.obs, w.now)
 	}
 }
 
 // BenchmarkStatusPatch is the cost of finding that nothing is to be written,
 // and of writing one change.
 func BenchmarkStatusPatch(b *testing.B) {
-	w := newWorld(b)
+	w := newFixture(b)
 	w.begin(testPod(v1.RestartPolicyAlways, "app", "side"))
 	w.settle()
 	b.Run("same", func(b *testing.B) {
@@ -98,7 +98,7 @@ func BenchmarkPodLife(b *testing.B) {
 				a.m.Set(last, false)
 				<-gone
 				ends = append(ends, time.Since(began))
-				a.m.Gone(p.UID)
+				a.m.Remove(p.UID)
 			}
 			report := func(what string, took []time.Duration) {
 				slices.Sort(took)

@@ -14,14 +14,14 @@ import (
 type role int
 
 const (
-	initRole role = iota
-	sidecarRole
-	mainRole
-	ephemeralRole
+	initContainer role = iota
+	sidecarContainer
+	regularContainer
+	ephemeralContainer
 )
 
-// member is one container of the spec together with what runs of it.
-type member struct {
+// containerState is one container of the spec together with what runs of it.
+type containerState struct {
 	c    *v1.Container
 	role role
 	// target is the container an ephemeral one shares processes with.
@@ -32,23 +32,23 @@ type member struct {
 }
 
 // members lists the containers of a pod in the order init, main, ephemeral.
-func members(pod *v1.Pod, held *runtime.Pod, sandbox *runtime.Sandbox) []*member {
+func allContainers(pod *v1.Pod, held *runtime.Pod, sandbox *runtime.Sandbox) []*containerState {
 	n := len(pod.Spec.InitContainers) + len(pod.Spec.Containers) + len(pod.Spec.EphemeralContainers)
-	out := make([]*member, 0, n)
+	out := make([]*containerState, 0, n)
 	for i := range pod.Spec.InitContainers {
-		m := &member{c: &pod.Spec.InitContainers[i], role: initRole}
+		m := &containerState{c: &pod.Spec.InitContainers[i], role: initContainer}
 		if p := m.c.RestartPolicy; p != nil && *p == v1.ContainerRestartPolicyAlways {
-			m.role = sidecarRole
+			m.role = sidecarContainer
 		}
 		out = append(out, m)
 	}
 	for i := range pod.Spec.Containers {
-		out = append(out, &member{c: &pod.Spec.Containers[i], role: mainRole})
+		out = append(out, &containerState{c: &pod.Spec.Containers[i], role: regularContainer})
 	}
 	for i := range pod.Spec.EphemeralContainers {
 		e := &pod.Spec.EphemeralContainers[i]
 		c := v1.Container(e.EphemeralContainerCommon)
-		out = append(out, &member{c: &c, role: ephemeralRole, target: e.TargetContainerName})
+		out = append(out, &containerState{c: &c, role: ephemeralContainer, target: e.TargetContainerName})
 	}
 	if held == nil {
 		return out
@@ -70,7 +70,7 @@ func members(pod *v1.Pod, held *runtime.Pod, sandbox *runtime.Sandbox) []*member
 }
 
 // ran tells whether an instance exists that got further than being created.
-func (m *member) ran() bool { return m.last != nil && m.last.State != runtime.Created }
+func (m *containerState) ran() bool { return m.last != nil && m.last.State != runtime.Created }
 
 func alive(c *runtime.Container) bool {
 	return c != nil && (c.State == runtime.Running || c.State == runtime.Unknown)
@@ -80,17 +80,17 @@ func exited(c *runtime.Container) bool { return c != nil && c.State == runtime.E
 
 // succeeded is how an exit counts; an init container that ran out of memory
 // failed whatever its code says.
-func (m *member) succeeded(c *runtime.Container) bool {
-	return c.ExitCode == 0 && !((m.role == initRole) && c.Reason == "OOMKilled")
+func (m *containerState) succeeded(c *runtime.Container) bool {
+	return c.ExitCode == 0 && !((m.role == initContainer) && c.Reason == "OOMKilled")
 }
 
 // restartable applies the restart policy that holds for the container, its own
 // before the pod's, to an ended instance.
-func restartable(pod *v1.Pod, m *member, c *runtime.Container) bool {
+func restartable(pod *v1.Pod, m *containerState, c *runtime.Container) bool {
 	switch m.role {
-	case sidecarRole:
+	case sidecarContainer:
 		return true
-	case ephemeralRole:
+	case ephemeralContainer:
 		return false
 	}
 	if action := ruleFor(m.c, c.ExitCode); action != "" {
@@ -107,7 +107,7 @@ func restartable(pod *v1.Pod, m *member, c *runtime.Container) bool {
 		return !m.succeeded(c)
 	}
 	// Always (the default): an init container that succeeded is done all the same.
-	return m.role != initRole || !m.succeeded(c)
+	return m.role != initContainer || !m.succeeded(c)
 }
 
 // ruleFor returns the action of the first restart rule that an exit code

@@ -12,10 +12,10 @@ import (
 	"github.com/berth-dev/berth/internal/agent/runtime"
 )
 
-// Volumes brings a pod's volumes to the node and away again. Every call may
+// volumes brings a pod's volumes to the node and away again. Every call may
 // take as long as it must (it hangs one pod only), ends when its context does
 // and may be repeated.
-type Volumes interface {
+type volumes interface {
 	// Mount returns once every volume of the pod is there.
 	Mount(ctx context.Context, pod *v1.Pod) error
 	// Unmount removes all volumes of a pod; what is not there is no error.
@@ -104,8 +104,8 @@ type Target struct {
 	Ending bool
 }
 
-// Probes watches running containers.
-type Probes interface {
+// probes watches running containers.
+type probes interface {
 	// Sync replaces the containers watched for a pod; none ends the watch. It
 	// must not block.
 	Sync(uid types.UID, targets []Target)

@@ -33,7 +33,8 @@ func FuzzTail(f *testing.F) {
 
 func TestTail(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "0.log")
-	log := "2026-01-01T12:00:00Z stdout F one\n2026-01-01T12:00:00Z stdout P tw\n2026-01-01T12:00:00Z stdout F o\n2026-01-01T12:00:00Z stderr F three\n"
+	log := "2026-01-01T12:00:00Z stdout F one\n2026-01-01T12:00:00Z stdout P tw\n2026-01-01T12:00:00Z stdout F o\n2026-01-01T12:00:00Z " +
+		"stderr F three\n"
 	if err := os.WriteFile(path, []byte(log), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -47,8 +48,9 @@ func TestTail(t *testing.T) {
 
 // TestLoggedAttempts: restart counts outlive the runtime in the names of logs.
 func TestLoggedAttempts(t *testing.T) {
-	w := newWorld(t)
-	for _, name := range []string{"default_web_u1/app/0.log", "default_web_u1/app/3.log", "default_web_u1/app/2.log.20260101-120000", "default_web_u1/side/x.log", "default_web_u2/app/9.log"} {
+	w := newFixture(t)
+	for _, name := range []string{"default_web_u1/app/0.log", "default_web_u1/app/3.log", "default_web_u1/app/2.log.20260101-120000",
+		"default_web_u1/side/x.log", "default_web_u2/app/9.log"} {
 		path := filepath.Join(w.m.cfg.LogDir, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)

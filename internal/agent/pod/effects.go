@@ -23,15 +23,15 @@ const stopFloor = 2 * time.Second
 
 // effect performs one action. It may be repeated after a crash at any point of
 // it: everything it leaves behind is found again by its labels.
-func (m *Manager) effect(ctx context.Context, w *worker, spec Spec, a Action) Result {
+func (m *Manager) effect(ctx context.Context, w *worker, spec spec, a action) result {
 	pod := spec.Pod
-	var r Result
+	var r result
 	switch a.Kind {
 	case Admit:
 		adopted := !m.cfg.Runtime.Pod(pod.UID).Empty() || pod.Status.StartTime != nil && pod.Status.Phase == v1.PodRunning
 		r.Rejected = m.cfg.Admitter.Admit(ctx, pod, adopted)
 		if r.Rejected != nil {
-			m.event(pod, Event{Warning: true, Reason: r.Rejected.Reason, Message: r.Rejected.Message})
+			m.event(pod, event{Warning: true, Reason: r.Rejected.Reason, Message: r.Rejected.Message})
 		}
 	case Cgroup:
 		r.Err = m.fail(pod, m.cfg.Cgroups.Ensure(pod), "FailedCreatePodContainer", "unable to ensure pod container exists: ")
@@ -89,18 +89,18 @@ func (m *Manager) fail(pod *v1.Pod, err error, reason, prefix string) *Failure {
 	if !canceled(err) {
 		m.cfg.Log.Warn("pod action failed", "pod", pod.Namespace+"/"+pod.Name, "reason", f.Reason, "err", err)
 		if reason != "" {
-			m.event(pod, Event{Warning: true, Reason: reason, Message: prefix + f.Message})
+			m.event(pod, event{Warning: true, Reason: reason, Message: prefix + f.Message})
 		}
 	}
 	return f
 }
 
-// canceled: the call was given up by whoever made it, which is nobody's failure.
+// canceled: the call was canceled by its caller, which is no one's failure.
 func canceled(err error) bool {
 	return errors.Is(err, context.Canceled) || status.Code(err) == codes.Canceled
 }
 
-func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, a Action) *Failure {
+func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, a action) *Failure {
 	cfg, handler, err := m.cfg.Configs.Sandbox(ctx, pod, a.Attempt)
 	if err == nil {
 		err = os.MkdirAll(cfg.GetLogDirectory(), 0o755)
@@ -128,7 +128,7 @@ func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, a Action) *Fai
 		return nil
 	}
 	if down := m.networkDown(ctx, pod, err); down != "" {
-		m.event(pod, Event{Warning: true, Reason: "NetworkNotReady", Message: "network is not ready: " + down})
+		m.event(pod, event{Warning: true, Reason: "NetworkNotReady", Message: "network is not ready: " + down})
 		f := failure(err, "NetworkNotReady")
 		f.RetryAt = m.cfg.Now().Add(250 * time.Millisecond)
 		return f
@@ -167,13 +167,14 @@ func (m *Manager) networkDown(ctx context.Context, pod *v1.Pod, err error) strin
 	}
 	for _, c := range st.GetStatus().GetConditions() {
 		if c.GetType() == runtimeapi.NetworkReady && !c.GetStatus() {
-			return fmt.Sprintf("container runtime network not ready: NetworkReady=false reason:%s message:%s", c.GetReason(), c.GetMessage())
+			return fmt.Sprintf("container runtime network not ready: NetworkReady=false reason:%s message:%s", c.GetReason(),
+				c.GetMessage())
 		}
 	}
 	return ""
 }
 
-func (m *Manager) pull(ctx context.Context, pod *v1.Pod, a Action) (string, *Failure) {
+func (m *Manager) pull(ctx context.Context, pod *v1.Pod, a action) (string, *Failure) {
 	c := containerOf(pod, a.Container)
 	if c == nil {
 		return "", &Failure{Reason: "InvalidImageName", Message: "no such container: " + a.Container}
@@ -186,7 +187,7 @@ func (m *Manager) pull(ctx context.Context, pod *v1.Pod, a Action) (string, *Fai
 }
 
 func containerOf(pod *v1.Pod, name string) *v1.Container {
-	for _, m := range members(pod, nil, nil) {
+	for _, m := range allContainers(pod, nil, nil) {
 		if m.c.Name == name {
 			return m.c
 		}
@@ -195,7 +196,7 @@ func containerOf(pod *v1.Pod, name string) *v1.Container {
 }
 
 // start creates and starts a container.
-func (m *Manager) start(ctx context.Context, w *worker, pod *v1.Pod, a Action) (string, *Failure) {
+func (m *Manager) start(ctx context.Context, w *worker, pod *v1.Pod, a action) (string, *Failure) {
 	m.metrics.startedContainers.WithLabelValues(containerType(pod, a.Container)).Inc()
 	in, f := m.startInput(w, pod, a)
 	if f != nil {
@@ -212,7 +213,7 @@ func (m *Manager) start(ctx context.Context, w *worker, pod *v1.Pod, a Action) (
 	if err != nil {
 		return "", m.startFailed(ctx, pod, a, &Failure{Reason: "CreateContainerError", Message: status.Convert(err).Message()})
 	}
-	m.event(pod, Event{Reason: "Created", Message: "Container created", Container: a.Container})
+	m.event(pod, event{Reason: "Created", Message: "Container created", Container: a.Container})
 	if err := m.cfg.Service.StartContainer(ctx, id); err != nil {
 		_, _ = m.cfg.Runtime.RefreshContainer(ctx, in.SandboxID, id)
 		return id, m.startFailed(ctx, pod, a, &Failure{Reason: "RunContainerError", Message: status.Convert(err).Message()})
@@ -220,22 +221,23 @@ func (m *Manager) start(ctx context.Context, w *worker, pod *v1.Pod, a Action) (
 	if _, err := m.cfg.Runtime.RefreshContainer(ctx, in.SandboxID, id); err != nil && ctx.Err() == nil {
 		m.cfg.Log.Warn("reading a container just started", "id", id, "err", err)
 	}
-	m.event(pod, Event{Reason: "Started", Message: "Container started", Container: a.Container})
+	m.event(pod, event{Reason: "Started", Message: "Container started", Container: a.Container})
 	m.link(pod, a.Container, id, filepath.Join(sandboxCfg.GetLogDirectory(), cfg.LogPath))
 	return id, nil
 }
 
-func (m *Manager) startFailed(ctx context.Context, pod *v1.Pod, a Action, f *Failure) *Failure {
+func (m *Manager) startFailed(ctx context.Context, pod *v1.Pod, a action, f *Failure) *Failure {
 	if ctx.Err() == nil {
 		m.metrics.containerErrors.WithLabelValues(containerType(pod, a.Container), f.Reason).Inc()
-		m.event(pod, Event{Warning: true, Reason: "Failed", Message: "Error: " + f.Message, Container: a.Container})
-		m.cfg.Log.Warn("starting a container", "pod", pod.Namespace+"/"+pod.Name, "container", a.Container, "reason", f.Reason, "err", f.Message)
+		m.event(pod, event{Warning: true, Reason: "Failed", Message: "Error: " + f.Message, Container: a.Container})
+		m.cfg.Log.Warn("starting a container", "pod", pod.Namespace+"/"+pod.Name, "container", a.Container, "reason", f.Reason, "err",
+			f.Message)
 	}
 	return f
 }
 
 // startInput gathers what a container's configuration depends on.
-func (m *Manager) startInput(w *worker, pod *v1.Pod, a Action) (StartInput, *Failure) {
+func (m *Manager) startInput(w *worker, pod *v1.Pod, a action) (StartInput, *Failure) {
 	in := StartInput{Pod: pod, Attempt: a.Attempt, ImageRef: a.image}
 	held := m.cfg.Runtime.Pod(pod.UID)
 	sandbox := currentSandbox(pod, held)
@@ -247,7 +249,7 @@ func (m *Manager) startInput(w *worker, pod *v1.Pod, a Action) (StartInput, *Fai
 		in.PodIPs = m.cfg.Node().IPs
 	}
 	var target string
-	for _, mem := range members(pod, held, sandbox) {
+	for _, mem := range allContainers(pod, held, sandbox) {
 		if mem.c.Name == a.Container {
 			in.Container, target = mem.c, mem.target
 		}
@@ -258,7 +260,8 @@ func (m *Manager) startInput(w *worker, pod *v1.Pod, a Action) (StartInput, *Fai
 	if target != "" {
 		c := held.Newest(target)
 		if !alive(c) {
-			return in, m.startFailed(context.Background(), pod, a, &Failure{Reason: "CreateContainerConfigError", Message: "unable to find target container " + target})
+			return in, m.startFailed(context.Background(), pod, a, &Failure{Reason: "CreateContainerConfigError",
+				Message: "unable to find target container " + target})
 		}
 		in.TargetID = c.ID
 	}
@@ -279,7 +282,7 @@ func (m *Manager) link(pod *v1.Pod, container, id, path string) {
 	}
 }
 
-func (m *Manager) hook(ctx context.Context, pod *v1.Pod, a Action) *Failure {
+func (m *Manager) hook(ctx context.Context, pod *v1.Pod, a action) *Failure {
 	c := containerOf(pod, a.Container)
 	if c == nil || c.Lifecycle == nil {
 		return nil
@@ -299,7 +302,7 @@ func (m *Manager) hook(ctx context.Context, pod *v1.Pod, a Action) *Failure {
 		return nil
 	}
 	if !errors.Is(ctx.Err(), context.Canceled) {
-		m.event(pod, Event{Warning: true, Reason: reason, Message: text, Container: a.Container})
+		m.event(pod, event{Warning: true, Reason: reason, Message: text, Container: a.Container})
 	}
 	f := failure(err, "PostStartHookError")
 	return f
@@ -315,7 +318,7 @@ func (m *Manager) podIP(pod *v1.Pod) string {
 	return ""
 }
 
-func (m *Manager) stop(ctx context.Context, a Action) *Failure {
+func (m *Manager) stop(ctx context.Context, a action) *Failure {
 	left := max(a.Deadline.Sub(m.cfg.Now()), stopFloor)
 	if a.Now {
 		left = 0
@@ -330,7 +333,7 @@ func (m *Manager) stop(ctx context.Context, a Action) *Failure {
 	return nil
 }
 
-func (m *Manager) remove(ctx context.Context, a Action) *Failure {
+func (m *Manager) remove(ctx context.Context, a action) *Failure {
 	st, err := m.cfg.Service.ContainerStatus(ctx, a.ID, false)
 	if err == nil {
 		err = m.cfg.Service.RemoveContainer(ctx, a.ID)
@@ -359,7 +362,7 @@ func (m *Manager) dropLinks(id string) {
 	}
 }
 
-func (m *Manager) removeSandbox(ctx context.Context, pod *v1.Pod, a Action) *Failure {
+func (m *Manager) removeSandbox(ctx context.Context, pod *v1.Pod, a action) *Failure {
 	if err := m.cfg.Service.RemovePodSandbox(ctx, a.ID); err != nil && !runtime.IsNotFound(err) {
 		return failure(err, "RemovePodSandboxError")
 	}

@@ -20,7 +20,7 @@ import (
 	"github.com/berth-dev/berth/internal/agent/runtime/fake"
 )
 
-// fault runs a manager in virtual time: a sleep ends once nobody has anything
+// fault runs a manager in virtual time: a sleep ends once no one has anything
 // left to do before it.
 func fault(t *testing.T, change func(*Config, *fake.Runtime), story func(*agentUnderTest)) {
 	synctest.Test(t, func(t *testing.T) {
@@ -157,7 +157,7 @@ func TestClockJumps(t *testing.T) {
 					t.Fatalf("%d restarts before the jump", got)
 				}
 				shift.Store(int64(jump))
-				a.m.Poke("uid-bad")
+				a.m.Enqueue("uid-bad")
 				time.Sleep(time.Minute)
 				if got := a.container("bad").RestartCount; got < 3 {
 					t.Errorf("a minute after the jump still %d restarts", got)
@@ -202,7 +202,8 @@ func TestAPIAwayMinutes(t *testing.T) {
 				was = now
 			}
 		}
-		if got := a.container("once"); a.phase("once") != v1.PodFailed || got.State.Terminated == nil || got.State.Terminated.ExitCode != 3 {
+		if got := a.container("once"); a.phase("once") != v1.PodFailed || got.State.Terminated == nil ||
+			got.State.Terminated.ExitCode != 3 {
 			t.Errorf("in the end the API holds %s, %+v", a.phase("once"), got)
 		}
 	})

@@ -11,13 +11,13 @@ import (
 	"github.com/berth-dev/berth/internal/agent/runtime"
 )
 
-// Hollow is a pod on a machine that is not there: what happens to it is
+// Hollow is a pod on a host that is not there: what happens to it is
 // planned, and what it says of itself is computed and published, by the code
 // of a worker; but its runtime is a few fields in which everything succeeds at
 // once. It has no goroutine. It is not safe for concurrent use.
 type Hollow struct {
-	spec Spec
-	obs  Observed
+	spec spec
+	obs  observed
 	pub  publisher
 	held *runtime.Pod
 	ip   string
@@ -27,8 +27,8 @@ type Hollow struct {
 
 // NewHollow makes a pod that runs under an address on a node.
 func NewHollow(pod *v1.Pod, ip string, node Node, now time.Time) *Hollow {
-	return &Hollow{spec: Spec{Pod: pod}, ip: ip, held: &runtime.Pod{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name},
-		obs: Observed{Memory: NewMemory(pod.Status, now), RuntimeName: "hollow", Node: node}}
+	return &Hollow{spec: spec{Pod: pod}, ip: ip, held: &runtime.Pod{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name},
+		obs: observed{memory: newMemory(pod.Status, now), RuntimeName: "hollow", Node: node}}
 }
 
 // Set tells the pod's newest definition.
@@ -64,7 +64,7 @@ func (h *Hollow) Step(now time.Time) (write *Write, wake time.Time, over bool, e
 		h.done = h.done[:0]
 		h.obs.Acked = h.pub.base.Phase
 		h.obs.Deleted = h.obs.Deleted || h.pub.gone
-		plan := Next(h.obs.view(h.spec), &h.obs, now)
+		plan := next(h.obs.view(h.spec), &h.obs, now)
 		h.obs.Accept(plan, now)
 		if len(plan.Actions) == 0 {
 			body, again, err := h.pub.next(plan.Status, now)
@@ -96,23 +96,24 @@ func (h *Hollow) Wrote(w *Write, pod *v1.Pod, err error, now time.Time) {
 		h.done = append(h.done, patched{target: h.pub.target, pod: pod, err: err})
 		return
 	}
-	r := Result{Action: Action{Kind: Delete}}
+	r := result{Action: action{Kind: Delete}}
 	if err != nil {
 		r.Err = failure(err, "")
 	}
 	h.obs.Done(r, now)
 }
 
-// perform is the machine: what is asked for is so. What the runtime holds is
+// perform is the host: what is asked for is so. What the runtime holds is
 // replaced and never changed, as everywhere.
-func (h *Hollow) perform(a Action, now time.Time) (r Result) {
+func (h *Hollow) perform(a action, now time.Time) (r result) {
 	next := *h.held
 	next.Sandboxes, next.Containers = slices.Clone(h.held.Sandboxes), slices.Clone(h.held.Containers)
 	switch a.Kind {
 	case Pull:
 		r.ImageRef = containerOf(h.spec.Pod, a.Container).Image
 	case CreateSandbox:
-		b := &runtime.Sandbox{ID: h.id("sandbox"), Attempt: a.Attempt, Ready: true, CreatedAt: now, HostNetwork: h.spec.Pod.Spec.HostNetwork}
+		b := &runtime.Sandbox{ID: h.id("sandbox"), Attempt: a.Attempt, Ready: true, CreatedAt: now,
+			HostNetwork: h.spec.Pod.Spec.HostNetwork}
 		if !b.HostNetwork {
 			b.IPs = []string{h.ip}
 		}
@@ -120,8 +121,10 @@ func (h *Hollow) perform(a Action, now time.Time) (r Result) {
 	case Start:
 		c := containerOf(h.spec.Pod, a.Container)
 		r.ContainerID = h.id(a.Container)
-		next.Containers = append([]*runtime.Container{{ID: r.ContainerID, SandboxID: next.Sandboxes[0].ID, Name: a.Container, Attempt: a.Attempt,
-			State: runtime.Running, CreatedAt: now, StartedAt: now, Image: c.Image, ImageRef: c.Image, Hash: container.Hash(c)}}, next.Containers...)
+		next.Containers = append([]*runtime.Container{{ID: r.ContainerID, SandboxID: next.Sandboxes[0].ID, Name: a.Container,
+			Attempt: a.Attempt,
+			State:   runtime.Running, CreatedAt: now, StartedAt: now, Image: c.Image, ImageRef: c.Image, Hash: container.Hash(c)}},
+			next.Containers...)
 	case Stop:
 		for i, c := range next.Containers {
 			if c.ID == a.ID && c.State != runtime.Exited {
@@ -146,7 +149,7 @@ func (h *Hollow) perform(a Action, now time.Time) (r Result) {
 	case Allocate, Resize:
 		r.Err = &Failure{Reason: v1.PodReasonInfeasible, Message: "a hollow node resizes no pods"}
 	case Admit, Cgroup, Mount, PostStart, PreStop, Unmount, RemoveCgroup, Clean:
-		// There is nothing to it on a machine that is not there.
+		// There is nothing to it on a host that is not there.
 	default:
 		r.Err = &Failure{Reason: "Unknown", Message: "a hollow node cannot perform " + string(a.Kind)}
 	}

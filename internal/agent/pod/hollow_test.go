@@ -53,7 +53,8 @@ func TestHollowPodLivesAndDies(t *testing.T) {
 	}
 	pod = answer(t, pod, w)
 	h.Wrote(w, pod, nil, now)
-	if pod.Status.Phase != v1.PodRunning || pod.Status.PodIP != "10.1.2.3" || !ready(&pod.Status) || len(pod.Status.ContainerStatuses) != 2 {
+	if pod.Status.Phase != v1.PodRunning || pod.Status.PodIP != "10.1.2.3" || !ready(&pod.Status) ||
+		len(pod.Status.ContainerStatuses) != 2 {
 		t.Errorf("the status is %+v", pod.Status)
 	}
 	if w, wake, over, err = h.Step(now); w != nil || !wake.IsZero() || over || err != nil {
@@ -93,7 +94,7 @@ func TestHollowPodLivesAndDies(t *testing.T) {
 }
 
 func factNames(h *Hollow) (out []string) {
-	for _, f := range Next(h.obs.view(h.spec), &h.obs, time.Time{}).Because {
+	for _, f := range next(h.obs.view(h.spec), &h.obs, time.Time{}).Because {
 		out = append(out, f.Name+"="+f.Value)
 	}
 	return out

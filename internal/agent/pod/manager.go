@@ -29,14 +29,14 @@ type Config struct {
 	Runtime Runtime
 	// RuntimeName prefixes container IDs ("containerd").
 	RuntimeName string
-	Volumes     Volumes
+	Volumes     volumes
 	Images      Images
 	Configs     Configs
 	Cgroups     Cgroups
 	Admitter    Admitter
 	Resizer     Resizer
 	Hooks       Hooks
-	Probes      Probes
+	Probes      probes
 	// Signals, when set, reach the manager from now on.
 	Signals *Signals
 	// Devices, when set, returns the health of what a pod's containers were
@@ -56,7 +56,7 @@ type Config struct {
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
 	// SandboxPatience is how long the creation of a sandbox may go on that is
-	// not wanted any more, 20 s by default. On a machine at ease it takes a
+	// not wanted any more, 20 s by default. On a host at ease it takes a
 	// tenth of one; a runtime whose caller hangs up while it starts a shim may
 	// forget the process. An agent that ends waits a quarter of that.
 	SandboxPatience time.Duration
@@ -75,7 +75,7 @@ type Manager struct {
 	blocked map[types.NamespacedName]*v1.Pod
 	// mirrors are what the API holds of static pods, by the static pod.
 	mirrors map[types.UID]*v1.Pod
-	// ready: all sources have reported, so what nobody knows is an orphan.
+	// ready: all sources have reported, so what no one knows is an orphan.
 	ready    bool
 	nodeSaid string
 }
@@ -176,7 +176,7 @@ func (m *Manager) roomMade() {
 	for _, w := range m.workers {
 		if w.deferred.Load() {
 			w.retry.Store(true)
-			w.poke()
+			w.enqueue()
 		}
 	}
 }
@@ -195,9 +195,9 @@ func (m *Manager) Set(pod *v1.Pod, static bool) {
 		m.add(pod, static)
 		return
 	}
-	w.update(func(s *Spec) {
+	w.update(func(s *spec) {
 		if s.Orphan || w.leaving {
-			w.again = &Spec{Pod: pod, Static: static} // ended adds it
+			w.again = &spec{Pod: pod, Static: static} // ended adds it
 			return
 		}
 		s.Pod, s.Static, s.Removed = pod, static, false
@@ -217,14 +217,14 @@ func (m *Manager) add(pod *v1.Pod, static bool) {
 			}
 		}
 	}
-	w := newWorker(m, Spec{Pod: pod, Static: static})
+	w := newWorker(m, spec{Pod: pod, Static: static})
 	w.mirror = m.mirrors[pod.UID]
 	m.workers[pod.UID] = w
 	m.begin(w)
 }
 
-// Gone tells that no source has the pod any more.
-func (m *Manager) Gone(uid types.UID) {
+// Remove tells that no source has the pod any more.
+func (m *Manager) Remove(uid types.UID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for name, pod := range m.blocked {
@@ -234,7 +234,7 @@ func (m *Manager) Gone(uid types.UID) {
 	}
 	delete(m.mirrors, uid)
 	if w := m.workers[uid]; w != nil {
-		w.update(func(s *Spec) {
+		w.update(func(s *spec) {
 			s.Removed, w.again = true, nil
 			w.mirrored = w.mirror != nil
 			w.mirror = nil // its status is not kept any more
@@ -253,7 +253,7 @@ func (m *Manager) SetMirror(static types.UID, mirror *v1.Pod) {
 		m.mirrors[static] = mirror
 	}
 	if w := m.workers[static]; w != nil {
-		w.update(func(*Spec) {
+		w.update(func(*spec) {
 			if !w.leaving { // else it stands for the pod's next life
 				w.mirror = mirror
 			}
@@ -270,7 +270,7 @@ func (m *Manager) Kill(uid types.UID, k Kill) <-chan struct{} {
 	if w == nil {
 		return nil
 	}
-	w.update(func(s *Spec) {
+	w.update(func(s *spec) {
 		if s.Kill != nil { // the first reason stays, the grace only shrinks
 			first := *s.Kill
 			if k.Grace != nil && (first.Grace == nil || *first.Grace > *k.Grace) {
@@ -285,9 +285,9 @@ func (m *Manager) Kill(uid types.UID, k Kill) <-chan struct{} {
 	return w.quiet
 }
 
-// Left returns a channel that is closed once nothing runs any more of a pod that
+// Terminated returns a channel that is closed once nothing runs any more of a pod that
 // no source has; nil while a source has it, and when there is no such pod.
-func (m *Manager) Left(uid types.UID) <-chan struct{} {
+func (m *Manager) Terminated(uid types.UID) <-chan struct{} {
 	m.mu.Lock()
 	w := m.workers[uid]
 	m.mu.Unlock()
@@ -318,18 +318,18 @@ func (m *Manager) RuntimeChanged(uid types.UID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if w := m.workers[uid]; w != nil {
-		w.poke()
+		w.enqueue()
 	} else if m.ready && m.ctx != nil {
 		m.orphan(uid)
 	}
 }
 
-// Poke makes a pod's worker look again, for example because a probe has news.
-func (m *Manager) Poke(uid types.UID) {
+// Enqueue makes a pod's worker look again, for example because a probe has news.
+func (m *Manager) Enqueue(uid types.UID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if w := m.workers[uid]; w != nil {
-		w.poke()
+		w.enqueue()
 	}
 }
 
@@ -340,7 +340,7 @@ func (m *Manager) Retry(uid types.UID) {
 	defer m.mu.Unlock()
 	if w := m.workers[uid]; w != nil {
 		w.retry.Store(true)
-		w.poke()
+		w.enqueue()
 	}
 }
 
@@ -355,7 +355,7 @@ func (m *Manager) NodeChanged() {
 	}
 	m.nodeSaid = said
 	for _, w := range m.workers {
-		w.poke()
+		w.enqueue()
 	}
 }
 
@@ -395,7 +395,7 @@ func (m *Manager) orphan(uid types.UID) {
 		pod.Namespace, pod.Name = held.Namespace, held.Name
 	}
 	m.metrics.orphans.Inc()
-	w := newWorker(m, Spec{Pod: pod, Orphan: true})
+	w := newWorker(m, spec{Pod: pod, Orphan: true})
 	m.workers[uid] = w
 	m.begin(w)
 }
@@ -490,7 +490,7 @@ func (m *Manager) SandboxID(uid types.UID) (string, bool) {
 }
 
 // event reports an event about a pod or one of its containers.
-func (m *Manager) event(pod *v1.Pod, e Event) {
+func (m *Manager) event(pod *v1.Pod, e event) {
 	kind := v1.EventTypeNormal
 	if e.Warning {
 		kind = v1.EventTypeWarning
@@ -506,9 +506,10 @@ func Reference(pod *v1.Pod, container string) *v1.ObjectReference {
 	if container == "" {
 		return ref
 	}
-	for _, m := range members(pod, nil, nil) {
+	for _, m := range allContainers(pod, nil, nil) {
 		if m.c.Name == container {
-			field := map[role]string{initRole: "initContainers", sidecarRole: "initContainers", mainRole: "containers", ephemeralRole: "ephemeralContainers"}[m.role]
+			field := map[role]string{initContainer: "initContainers", sidecarContainer: "initContainers", regularContainer: "containers",
+				ephemeralContainer: "ephemeralContainers"}[m.role]
 			ref.FieldPath = "spec." + field + "{" + container + "}"
 		}
 	}

@@ -64,14 +64,15 @@ func newAgent(t *testing.T, prepare ...func(*fake.Runtime)) *agentUnderTest {
 
 // startAgent runs a manager; stop ends it and everything of it.
 func startAgent(t testing.TB, change func(*Config, *fake.Runtime)) (a *agentUnderTest, stop func()) {
-	w := newWorld(t) // for its collaborators
+	w := newFixture(t) // for its collaborators
 	cfg := w.m.cfg
 	cfg.Now, cfg.SandboxPatience = time.Now, 100*time.Millisecond
 	a = &agentUnderTest{TB: t, rt: fake.New(func() time.Time { return cfg.Now() }), api: clientset.NewClientset()}
-	a.watcher = runtime.NewWatcher(runtime.WatcherConfig{Service: a.rt, Log: slog.New(slog.DiscardHandler), Notify: func(uid types.UID) { a.m.RuntimeChanged(uid) }})
+	a.watcher = runtime.NewWatcher(runtime.WatcherConfig{Service: a.rt, Log: slog.New(slog.DiscardHandler),
+		Notify: func(uid types.UID) { a.m.RuntimeChanged(uid) }})
 	cfg.Client, cfg.Service, cfg.Runtime, cfg.Recorder = a.api, a.rt, a.watcher, &record.FakeRecorder{}
 	cfg.Volumes, cfg.Images, cfg.Cgroups, cfg.Admitter, cfg.Hooks = calm{}, calmImages{}, calmCgroups{}, calm{}, hooks{w}
-	cfg.Configs, cfg.Probes, cfg.Journal = configs{&world{m: w.m, mounted: true}}, noProbes{}, journal.Discard
+	cfg.Configs, cfg.Probes, cfg.Journal = configs{&fixture{m: w.m, mounted: true}}, noProbes{}, journal.Discard
 	change(&cfg, a.rt)
 	a.m = NewManager(cfg)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -347,7 +348,8 @@ func TestMetrics(t *testing.T) {
 		names[f.GetName()] = true
 	}
 	for _, want := range []string{
-		"kubelet_running_pods", "kubelet_running_containers", "kubelet_desired_pods", "kubelet_active_pods", "kubelet_mirror_pods", "kubelet_working_pods",
+		"kubelet_running_pods", "kubelet_running_containers", "kubelet_desired_pods", "kubelet_active_pods", "kubelet_mirror_pods",
+		"kubelet_working_pods",
 		"kubelet_pod_start_duration_seconds", "kubelet_pod_start_sli_duration_seconds", "kubelet_pod_start_total_duration_seconds",
 		"kubelet_pod_worker_duration_seconds", "kubelet_pod_status_sync_duration_seconds", "kubelet_run_podsandbox_duration_seconds",
 		"kubelet_started_pods_total", "kubelet_started_containers_total", "kubelet_orphaned_runtime_pods_total",
@@ -358,12 +360,13 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// TestMarkOfTheNodeController: while its node is not ready, a pod that somebody
+// TestMarkOfTheNodeController: while its node is not ready, a pod that someone
 // else took out of service stays out; the agent's own word is not held back, and
 // as soon as the node is ready the pod is back.
 func TestMarkOfTheNodeController(t *testing.T) {
 	says := func(s v1.ConditionStatus, reason string) v1.PodStatus {
-		return v1.PodStatus{Phase: v1.PodRunning, Conditions: []v1.PodCondition{{Type: v1.ContainersReady, Status: v1.ConditionTrue}, {Type: v1.PodReady, Status: s, Reason: reason}}}
+		return v1.PodStatus{Phase: v1.PodRunning, Conditions: []v1.PodCondition{{Type: v1.ContainersReady, Status: v1.ConditionTrue},
+			{Type: v1.PodReady, Status: s, Reason: reason}}}
 	}
 	up, marked, failing := says(v1.ConditionTrue, ""), says(v1.ConditionFalse, ""), says(v1.ConditionFalse, "ContainersNotReady")
 	for _, c := range []struct {
@@ -394,7 +397,8 @@ func TestMarkOfTheNodeController(t *testing.T) {
 // the name ends the writing; an answer that means anything else does not.
 func TestStatusOfAPodThatWasReplaced(t *testing.T) {
 	invalid := func(f string) error {
-		return apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "p", field.ErrorList{field.Invalid(field.NewPath("metadata", f), "u", "field is immutable")})
+		return apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "p", field.ErrorList{field.Invalid(field.NewPath("metadata", f), "u",
+			"field is immutable")})
 	}
 	for _, c := range []struct {
 		err  error
@@ -407,7 +411,7 @@ func TestStatusOfAPodThatWasReplaced(t *testing.T) {
 	} {
 		pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", UID: "u"}}
 		p := publisher{target: "u", busy: true}
-		p.take(Spec{Pod: pod}, nil, []patched{{target: "u", err: c.err}}, time.Now())
+		p.take(spec{Pod: pod}, nil, []patched{{target: "u", err: c.err}}, time.Now())
 		if p.gone != c.gone {
 			t.Errorf("after %v: gone is %v", c.err, p.gone)
 		}

@@ -10,10 +10,10 @@ import (
 	"github.com/berth-dev/berth/internal/agent/runtime"
 )
 
-// Memory is what the agent itself did for a pod. It is lost when the agent
+// memory is what the agent itself did for a pod. It is lost when the agent
 // dies; Plan must converge from an empty one.
-type Memory struct {
-	InFlight map[Key]Action
+type memory struct {
+	InFlight map[Key]action
 	Failed   map[Key]Failure
 
 	Admitted bool
@@ -23,8 +23,8 @@ type Memory struct {
 	VolumesReady bool
 	// Images are what pulls ended with, by container name; used up by the
 	// container's next start.
-	Images  map[string]Image
-	Backoff map[string]Backoff
+	Images  map[string]image
+	Backoff map[string]backoff
 	// Met is when this agent met the pod; ranThen are the containers (by the ID
 	// that statuses use) that were taken for running until then.
 	Met     time.Time
@@ -40,11 +40,11 @@ type Memory struct {
 	// StopBy is when a container that is being stopped was promised to be gone.
 	StopBy map[string]time.Time
 
-	// Allocation is what the node promised; without resources it is the spec.
-	Allocation Allocation
+	// allocation is what the node promised; without resources it is the spec.
+	Allocation allocation
 	seen       *v1.Pod // the spec that promised was made from
 	promised   *v1.Pod
-	asked      Resources // what the spec wanted when it was last looked at
+	asked      resources // what the spec wanted when it was last looked at
 
 	// TerminatingSince is when termination was first planned.
 	TerminatingSince time.Time
@@ -61,13 +61,13 @@ type Memory struct {
 	Acked v1.PodPhase
 }
 
-// Image is what a pull ended with: the name that was asked for and the
+// image is what a pull ended with: the name that was asked for and the
 // reference to run. A container may ask for another image meanwhile.
-type Image struct{ Name, Ref string }
+type image struct{ Name, Ref string }
 
-// Result is how an action ended.
-type Result struct {
-	Action Action
+// result is how an action ended.
+type result struct {
+	Action action
 	// Err, when set, is the failure in the words of the status.
 	Err *Failure
 	// Canceled: the action was given up because the plan asked to; it is
@@ -78,16 +78,16 @@ type Result struct {
 	// ContainerID is what a start made.
 	ContainerID string
 	Rejected    *Rejection
-	// Allocation is the promise that was made.
-	Allocation *Allocation
+	// allocation is the promise that was made.
+	Allocation *allocation
 
 	took   time.Duration
 	flight *flight // which attempt of the worker this is the end of
 }
 
-// NewMemory is the memory of an agent that meets a pod now, of which the API
+// newMemory is the memory of an agent that meets a pod now, of which the API
 // holds the status last.
-func NewMemory(last v1.PodStatus, now time.Time) Memory {
+func newMemory(last v1.PodStatus, now time.Time) memory {
 	ran, hooked := map[string]bool{}, map[string]bool{}
 	for _, list := range [][]v1.ContainerStatus{last.InitContainerStatuses, last.ContainerStatuses} {
 		for i := range list {
@@ -97,10 +97,10 @@ func NewMemory(last v1.PodStatus, now time.Time) Memory {
 			}
 		}
 	}
-	return Memory{
+	return memory{
 		Met: now, ranThen: ran,
-		InFlight: map[Key]Action{}, Failed: map[Key]Failure{}, Images: map[string]Image{},
-		Backoff: map[string]Backoff{}, PostStarted: hooked, PreStopped: map[string]bool{}, StopBy: map[string]time.Time{},
+		InFlight: map[Key]action{}, Failed: map[Key]Failure{}, Images: map[string]image{},
+		Backoff: map[string]backoff{}, PostStarted: hooked, PreStopped: map[string]bool{}, StopBy: map[string]time.Time{},
 		Stopped: map[string]bool{}, Last: last, Acked: last.Phase,
 	}
 }
@@ -108,7 +108,7 @@ func NewMemory(last v1.PodStatus, now time.Time) Memory {
 // trustRunning takes all that runs for past its post-start hook: there is no
 // status to ask, and a hook that runs again in a container that serves does more
 // harm than one that an agent's crash cut short.
-func (m *Memory) trustRunning(held *runtime.Pod) {
+func (m *memory) trustRunning(held *runtime.Pod) {
 	if held == nil {
 		return
 	}
@@ -120,20 +120,20 @@ func (m *Memory) trustRunning(held *runtime.Pod) {
 }
 
 // heard takes in the status that the API holds: a pod that is over there is
-// over, whoever said so.
-func (m *Memory) heard(api *v1.PodStatus) {
+// over, no matter who said so.
+func (m *memory) merge(api *v1.PodStatus) {
 	if terminal(api.Phase) && !terminal(m.Last.Phase) {
 		m.Last.Phase, m.Last.Reason, m.Last.Message = api.Phase, api.Reason, api.Message
 	}
 }
 
 // endedUnseen: the container ended while no agent was looking.
-func (m *Memory) endedUnseen(id string, c *runtime.Container) bool {
+func (m *memory) endedUnseen(id string, c *runtime.Container) bool {
 	return m.ranThen[id] && !c.FinishedAt.After(m.Met)
 }
 
 // Accept records that the actions of a plan have begun.
-func (m *Memory) Accept(p Plan, now time.Time) {
+func (m *memory) Accept(p plan, now time.Time) {
 	if p.Terminating && m.TerminatingSince.IsZero() {
 		m.TerminatingSince = now
 	}
@@ -151,7 +151,7 @@ func (m *Memory) Accept(p Plan, now time.Time) {
 
 // retry is the pause before an action that failed is tried again: from, times
 // two for each failure in a row, up to.
-var retry = map[Kind]struct{ from, upTo time.Duration }{
+var retry = map[kind]struct{ from, upTo time.Duration }{
 	Mount:         {50 * time.Millisecond, 2*time.Minute + 2*time.Second},
 	CreateSandbox: {500 * time.Millisecond, 20 * time.Second},
 	Pull:          {10 * time.Second, 5 * time.Minute},
@@ -162,7 +162,7 @@ var retry = map[Kind]struct{ from, upTo time.Duration }{
 	Resize:        {time.Second, time.Minute},
 }
 
-func retryAfter(k Kind, count int) time.Duration {
+func retryAfter(k kind, count int) time.Duration {
 	r, ok := retry[k]
 	if !ok {
 		r.from, r.upTo = 500*time.Millisecond, 30*time.Second
@@ -175,7 +175,7 @@ func retryAfter(k Kind, count int) time.Duration {
 }
 
 // Done records how an action ended.
-func (m *Memory) Done(r Result, now time.Time) {
+func (m *memory) Done(r result, now time.Time) {
 	key := r.Action.Key()
 	delete(m.InFlight, key)
 	if r.Canceled {
@@ -202,7 +202,7 @@ func (m *Memory) Done(r Result, now time.Time) {
 	case Mount:
 		m.VolumesReady = true
 	case Pull:
-		m.Images[a.Container] = Image{Name: a.image, Ref: r.ImageRef}
+		m.Images[a.Container] = image{Name: a.image, Ref: r.ImageRef}
 		maps.DeleteFunc(m.Failed, func(k Key, _ Failure) bool { return k.Kind == Pull && strings.HasPrefix(k.Name, a.Container+" ") })
 	case Start:
 		delete(m.Images, a.Container)
@@ -225,7 +225,7 @@ func (m *Memory) Done(r Result, now time.Time) {
 		m.allocated(*r.Allocation)
 		delete(m.Failed, Key{Kind: Resize})
 	case Resize:
-		m.allocated(Allocation{Resources: m.Allocation.Resources})
+		m.allocated(allocation{Resources: m.Allocation.Resources})
 	case Clean:
 		m.Cleaned = true
 	case Delete:
@@ -234,7 +234,7 @@ func (m *Memory) Done(r Result, now time.Time) {
 }
 
 // retryNow ends the pause after failures of what waits for others.
-func (m *Memory) retryNow(now time.Time) {
+func (m *memory) retryNow(now time.Time) {
 	for k, f := range m.Failed {
 		if (k.Kind == Mount || k.Kind == Start || k.Kind == Allocate) && f.RetryAt.After(now) {
 			f.RetryAt = now
@@ -244,7 +244,7 @@ func (m *Memory) retryNow(now time.Time) {
 }
 
 // failed records the few things that a failure settles.
-func (m *Memory) failed(r Result) {
+func (m *memory) failed(r result) {
 	switch r.Action.Kind {
 	case PreStop, PostStart:
 		// A hook runs once: a failed pre-stop hook does not hold up the stop,
@@ -259,7 +259,7 @@ func (m *Memory) failed(r Result) {
 }
 
 // forget drops what is remembered about containers that no longer exist.
-func (m *Memory) forget(p *runtime.Pod) {
+func (m *memory) forget(p *runtime.Pod) {
 	alive := map[string]bool{}
 	if p != nil {
 		for _, c := range p.Containers {

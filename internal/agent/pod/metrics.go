@@ -27,10 +27,12 @@ type metrics struct {
 
 func newMetrics() *metrics {
 	histogram := func(name, help string, labels ...string) *prometheus.HistogramVec {
-		return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: prometheus.ExponentialBuckets(0.001, 2.5, 14)}, labels)
+		return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: prometheus.ExponentialBuckets(0.001,
+			2.5, 14)}, labels)
 	}
 	starting := func(name, help string) prometheus.Histogram {
-		return prometheus.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, Buckets: []float64{0.1, 0.25, 0.5, 1, 2, 3, 4, 5, 6, 8, 10, 20, 30, 45, 60, 120, 180, 240, 300, 360, 480, 600, 900, 1200, 1800, 2700, 3600}})
+		return prometheus.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, Buckets: []float64{0.1, 0.25, 0.5, 1, 2, 3, 4, 5, 6,
+			8, 10, 20, 30, 45, 60, 120, 180, 240, 300, 360, 480, 600, 900, 1200, 1800, 2700, 3600}})
 	}
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
@@ -39,26 +41,35 @@ func newMetrics() *metrics {
 		return prometheus.NewDesc(name, help, labels, nil)
 	}
 	out := &metrics{
-		actions:      histogram("berth_agent_pod_action_duration_seconds", "Time an action on a pod took, by kind.", "kind"),
-		workerRounds: histogram("kubelet_pod_worker_duration_seconds", "Seconds that one look at a pod took, by what it was for.", "operation_type"),
-		statusSync:   histogram("kubelet_pod_status_sync_duration_seconds", "Seconds from a changed status to the API's answer."),
-		sandboxes:    histogram("kubelet_run_podsandbox_duration_seconds", "Seconds that starting a sandbox took.", "runtime_handler"),
-		start:        starting("kubelet_pod_start_duration_seconds", "Seconds from first seeing a pod to its containers running."),
-		startSLI:     starting("kubelet_pod_start_sli_duration_seconds", "Seconds from a pod's creation to its containers running, without pulling images and running init containers."),
-		workerStart: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "kubelet_pod_worker_start_duration_seconds", Help: "Seconds from seeing a pod to its first round of work.",
+		actions: histogram("berth_agent_pod_action_duration_seconds", "Time an action on a pod took, by kind.", "kind"),
+		workerRounds: histogram("kubelet_pod_worker_duration_seconds", "Seconds that one look at a pod took, by what it was for.",
+			"operation_type"),
+		statusSync: histogram("kubelet_pod_status_sync_duration_seconds", "Seconds from a changed status to the API's answer."),
+		sandboxes:  histogram("kubelet_run_podsandbox_duration_seconds", "Seconds that starting a sandbox took.", "runtime_handler"),
+		start:      starting("kubelet_pod_start_duration_seconds", "Seconds from first seeing a pod to its containers running."),
+		startSLI: starting("kubelet_pod_start_sli_duration_seconds",
+			"Seconds from a pod's creation to its containers running, without pulling images and running init containers."),
+		workerStart: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "kubelet_pod_worker_start_duration_seconds",
+			Help:    "Seconds from seeing a pod to its first round of work.",
 			Buckets: prometheus.ExponentialBuckets(0.0001, 4, 10)}),
 		startTotal: starting("kubelet_pod_start_total_duration_seconds", "Seconds from a pod's creation to its containers running."),
 
 		resizes: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "kubelet_pod_resize_duration_milliseconds",
-			Help: "Milliseconds that giving running containers other resources took.", Buckets: prometheus.ExponentialBuckets(1, 2.5, 12)}, []string{"success"}),
+			Help: "Milliseconds that giving running containers other resources took.", Buckets: prometheus.ExponentialBuckets(1, 2.5, 12)},
+			[]string{"success"}),
 
-		startedPods:       prometheus.NewCounter(prometheus.CounterOpts{Name: "kubelet_started_pods_total", Help: "Sandboxes that were to be started."}),
-		startedPodErrors:  prometheus.NewCounter(prometheus.CounterOpts{Name: "kubelet_started_pods_errors_total", Help: "Sandboxes that could not be started."}),
-		orphans:           prometheus.NewCounter(prometheus.CounterOpts{Name: "kubelet_orphaned_runtime_pods_total", Help: "Pods found in the runtime or on disk that nobody asked for."}),
+		startedPods: prometheus.NewCounter(prometheus.CounterOpts{Name: "kubelet_started_pods_total",
+			Help: "Sandboxes that were to be started."}),
+		startedPodErrors: prometheus.NewCounter(prometheus.CounterOpts{Name: "kubelet_started_pods_errors_total",
+			Help: "Sandboxes that could not be started."}),
+		orphans: prometheus.NewCounter(prometheus.CounterOpts{Name: "kubelet_orphaned_runtime_pods_total",
+			Help: "Pods found in the runtime or on disk that nobody asked for."}),
 		startedContainers: counter("kubelet_started_containers_total", "Containers that were to be started, by kind.", "container_type"),
-		containerErrors:   counter("kubelet_started_containers_errors_total", "Containers that could not be started, by kind and reason.", "container_type", "code"),
-		terminated:        counter("kubelet_terminated_containers_total", "Containers that ended, by kind, exit code and reason.", "container_type", "exit_code", "reason"),
-		restartedPods:     counter("kubelet_restarted_pods_total", "Pods that came back under the same UID.", "static"),
+		containerErrors: counter("kubelet_started_containers_errors_total", "Containers that could not be started, by kind and reason.",
+			"container_type", "code"),
+		terminated: counter("kubelet_terminated_containers_total", "Containers that ended, by kind, exit code and reason.",
+			"container_type", "exit_code", "reason"),
+		restartedPods: counter("kubelet_restarted_pods_total", "Pods that came back under the same UID.", "static"),
 
 		runningPods:       desc("kubelet_running_pods", "Pods with a running sandbox."),
 		runningContainers: desc("kubelet_running_containers", "Containers in the runtime, by state.", "container_state"),
@@ -76,17 +87,19 @@ func newMetrics() *metrics {
 }
 
 func (x *metrics) all() []prometheus.Collector {
-	return []prometheus.Collector{x.actions, x.workerRounds, x.statusSync, x.sandboxes, x.start, x.startSLI, x.startTotal, x.workerStart, x.startedPods, x.startedPodErrors, x.resizes,
+	return []prometheus.Collector{x.actions, x.workerRounds, x.statusSync, x.sandboxes, x.start, x.startSLI, x.startTotal, x.workerStart,
+		x.startedPods, x.startedPodErrors, x.resizes,
 		x.orphans, x.startedContainers, x.containerErrors, x.terminated, x.restartedPods}
 }
 
 // Describe and Collect make the manager a collector of what is true just now:
-// counted when somebody asks, so that nothing has to be kept in step.
+// counted when someone asks, so that nothing has to be kept in step.
 
 // Describe lists what Collect gives.
 func (m *Manager) Describe(out chan<- *prometheus.Desc) {
 	x := m.metrics
-	for _, d := range []*prometheus.Desc{x.runningPods, x.runningContainers, x.desiredPods, x.activePods, x.mirrorPods, x.workingPods, x.pendingResizes, x.resizesUnderWay} {
+	for _, d := range []*prometheus.Desc{x.runningPods, x.runningContainers, x.desiredPods, x.activePods, x.mirrorPods, x.workingPods,
+		x.pendingResizes, x.resizesUnderWay} {
 		out <- d
 	}
 }
@@ -165,7 +178,7 @@ func (m *Manager) Collect(out chan<- prometheus.Metric) {
 type work struct{ lifecycle, config, static string }
 
 // workOn says how far a pod is and who wants it.
-func workOn(spec Spec, phase v1.PodPhase, ending bool) work {
+func workOn(spec spec, phase v1.PodPhase, ending bool) work {
 	kind := work{"sync", "desired", isStatic(spec.Static)}
 	switch {
 	case terminal(phase):
@@ -182,7 +195,7 @@ func workOn(spec Spec, phase v1.PodPhase, ending bool) work {
 	return kind
 }
 
-// noWork has every kind of work, so that those which nobody does are shown.
+// noWork has every kind of work, so that those which no one does are shown.
 func noWork() map[work]int {
 	out := map[work]int{}
 	for _, lifecycle := range []string{"sync", "terminating", "terminated"} {
@@ -205,9 +218,10 @@ func isStatic(static bool) string {
 
 // containerType is what metrics call a container's role.
 func containerType(pod *v1.Pod, name string) string {
-	for _, m := range members(pod, nil, nil) {
+	for _, m := range allContainers(pod, nil, nil) {
 		if m.c.Name == name {
-			return map[role]string{initRole: "init_container", sidecarRole: "init_container", mainRole: "container", ephemeralRole: "ephemeral_container"}[m.role]
+			return map[role]string{initContainer: "init_container", sidecarContainer: "init_container", regularContainer: "container",
+				ephemeralContainer: "ephemeral_container"}[m.role]
 		}
 	}
 	return "container"
@@ -215,7 +229,7 @@ func containerType(pod *v1.Pod, name string) string {
 
 // began notes a pod that has come up, once in the life of its worker. Only pods
 // that this agent brought up say something.
-func (w *worker) began(pod *v1.Pod, plan *Plan, now time.Time) {
+func (w *worker) began(pod *v1.Pod, plan *plan, now time.Time) {
 	if w.cameUp || !w.isNew || plan.Status.Phase != v1.PodRunning {
 		return
 	}
@@ -235,7 +249,7 @@ func (w *worker) began(pod *v1.Pod, plan *Plan, now time.Time) {
 }
 
 // waited is how long the start took because of image pulls and init containers.
-func (w *worker) waited(plan *Plan) time.Duration {
+func (w *worker) waited(plan *plan) time.Duration {
 	sum := w.pulling
 	for _, c := range plan.Status.InitContainerStatuses {
 		if t := c.State.Terminated; t != nil {

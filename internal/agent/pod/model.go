@@ -18,8 +18,8 @@ import (
 	"github.com/berth-dev/berth/internal/journal"
 )
 
-// Spec is what the world asks of one pod.
-type Spec struct {
+// spec is what the world asks of one pod.
+type spec struct {
 	// Pod is the newest definition. For an orphan it is a skeleton that carries
 	// only name, namespace and UID.
 	Pod *v1.Pod
@@ -60,46 +60,47 @@ type Kill struct {
 // Disrupted is the condition of a pod that the node ends though it did no wrong.
 func Disrupted(message string) *v1.PodCondition {
 	return &v1.PodCondition{
-		Type: v1.DisruptionTarget, Status: v1.ConditionTrue, Reason: v1.PodReasonTerminationByKubelet, Message: message, LastTransitionTime: metav1.Now(),
+		Type: v1.DisruptionTarget, Status: v1.ConditionTrue, Reason: v1.PodReasonTerminationByKubelet, Message: message,
+		LastTransitionTime: metav1.Now(),
 	}
 }
 
-// Kind is what an action does.
-type Kind string
+// kind is what an action does.
+type kind string
 
 // The kinds of actions. The comment says what Action fields it uses.
 const (
-	Admit         Kind = "admit"          // decide whether the node takes the pod
-	Cgroup        Kind = "cgroup"         // make the pod's cgroup
-	Mount         Kind = "mount"          // mount all volumes
-	CreateSandbox Kind = "create-sandbox" // Attempt
-	Pull          Kind = "pull"           // Container: make its image present
-	Start         Kind = "start"          // Container, Attempt: create and start
-	PostStart     Kind = "post-start"     // Container, ID
-	PreStop       Kind = "pre-stop"       // Container, ID, Deadline
-	Stop          Kind = "stop"           // Container, ID, Deadline
-	Allocate      Kind = "allocate"       // find room for changed resources
-	Resize        Kind = "resize"         // apply the allocated resources to what runs
-	Remove        Kind = "remove"         // Container, ID: remove an ended container
-	StopSandbox   Kind = "stop-sandbox"   // ID
-	RemoveSandbox Kind = "remove-sandbox" // ID
-	Unmount       Kind = "unmount"        // unmount all volumes
-	RemoveCgroup  Kind = "remove-cgroup"
-	Clean         Kind = "clean"  // remove the pod's directories and logs
-	Delete        Kind = "delete" // delete the Pod object from the API
+	Admit         kind = "admit"          // decide whether the node takes the pod
+	Cgroup        kind = "cgroup"         // make the pod's cgroup
+	Mount         kind = "mount"          // mount all volumes
+	CreateSandbox kind = "create-sandbox" // Attempt
+	Pull          kind = "pull"           // Container: make its image present
+	Start         kind = "start"          // Container, Attempt: create and start
+	PostStart     kind = "post-start"     // Container, ID
+	PreStop       kind = "pre-stop"       // Container, ID, Deadline
+	Stop          kind = "stop"           // Container, ID, Deadline
+	Allocate      kind = "allocate"       // find room for changed resources
+	Resize        kind = "resize"         // apply the allocated resources to what runs
+	Remove        kind = "remove"         // Container, ID: remove an ended container
+	StopSandbox   kind = "stop-sandbox"   // ID
+	RemoveSandbox kind = "remove-sandbox" // ID
+	Unmount       kind = "unmount"        // unmount all volumes
+	RemoveCgroup  kind = "remove-cgroup"
+	Clean         kind = "clean"  // remove the pod's directories and logs
+	Delete        kind = "delete" // delete the Pod object from the API
 )
 
 // Key identifies an action: at most one with the same key is in flight.
 type Key struct {
-	Kind Kind
+	Kind kind
 	// Name is the container's name for a start, with the image for a pull, the
 	// runtime ID for what concerns one container or sandbox, else empty.
 	Name string
 }
 
-// Action is one thing to do. Kind says which fields matter.
-type Action struct {
-	Kind      Kind
+// action is one thing to do. Kind says which fields matter.
+type action struct {
+	Kind      kind
 	Container string
 	ID        string
 	Attempt   uint32
@@ -109,19 +110,19 @@ type Action struct {
 	Deadline time.Time
 	// Now makes a stop kill at once.
 	Now bool
-	// Backoff is the back-off entry that performing a start creates.
-	Backoff *Backoff
+	// backoff is the back-off entry that performing a start creates.
+	Backoff *backoff
 	// KeepLogs makes a removal leave the container's logs.
 	KeepLogs bool
-	// Event to report when the action begins, if any.
-	Event   *Event
+	// event to report when the action begins, if any.
+	Event   *event
 	Because []journal.Fact
 
 	image string // name that a pull asks for, reference that a start runs
 }
 
 // Key returns the action's identity.
-func (a Action) Key() Key {
+func (a action) Key() Key {
 	switch a.Kind {
 	case Pull:
 		return pullKey(a.Container, a.image)
@@ -138,7 +139,7 @@ func (a Action) Key() Key {
 func pullKey(container, image string) Key { return Key{Pull, container + " " + image} }
 
 // String is the action as transcripts and the journal print it.
-func (a Action) String() string {
+func (a action) String() string {
 	s := string(a.Kind)
 	if a.Container != "" {
 		s += " " + a.Container
@@ -153,9 +154,9 @@ func (a Action) String() string {
 	return s
 }
 
-// Event is a Kubernetes event about the pod or, with Container set, about one
+// event is a Kubernetes event about the pod or, with Container set, about one
 // of its containers. Key, when set, makes it fire once per distinct key.
-type Event struct {
+type event struct {
 	Warning         bool
 	Reason, Message string
 	Container       string
@@ -195,9 +196,9 @@ type Node struct {
 	NotReady bool
 }
 
-// Observed is everything known about one pod besides its Spec.
-type Observed struct {
-	Memory
+// observed is everything known about one pod besides its Spec.
+type observed struct {
+	memory
 	// Runtime is what the runtime holds; nil when nothing.
 	Runtime *runtime.Pod
 	// RuntimeName prefixes container IDs ("containerd").
@@ -212,14 +213,14 @@ type Observed struct {
 	Messages map[string]string
 }
 
-// Plan is what to do next and what the pod's status is now.
-type Plan struct {
-	Actions []Action
+// plan is what to do next and what the pod's status is now.
+type plan struct {
+	Actions []action
 	// Cancel names actions in flight whose result is no longer wanted.
 	Cancel []Key
 	Status v1.PodStatus
 	// Events to report that belong to no action.
-	Events []Event
+	Events []event
 	// Because is the chain of facts behind the pod's present situation.
 	Because []journal.Fact
 	// WakeAt is when the plan changes if nothing else happens; zero: never.
@@ -236,7 +237,7 @@ type Plan struct {
 }
 
 // verbs name the actions as the journal tells them.
-var verbs = map[Kind]string{
+var verbs = map[kind]string{
 	Admit: "asking for admission", Cgroup: "making the cgroup", Mount: "mounting volumes", CreateSandbox: "creating the sandbox",
 	Pull: "fetching the image of", Start: "starting", PostStart: "running the post-start hook of", PreStop: "running the pre-stop hook of",
 	Stop: "stopping", Allocate: "asking for changed resources", Resize: "applying changed resources", Remove: "removing",
@@ -245,7 +246,7 @@ var verbs = map[Kind]string{
 }
 
 // sentence is the action as the journal tells it.
-func (a Action) sentence() string {
+func (a action) sentence() string {
 	switch {
 	case a.Kind == Start && a.Attempt > 0:
 		return fmt.Sprintf("restarting container %s (restart %d)", a.Container, a.Attempt)

@@ -8,17 +8,17 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Room removes what one part of the agent has left of pods that are not known.
-type Room func(ctx context.Context, known func(types.UID) bool) error
+// room removes what one part of the agent has left of pods that are not known.
+type room func(ctx context.Context, known func(types.UID) bool) error
 
 // ClearOrphans removes, once told is closed because every source has told its
 // pods, what each room has left of pods that no source has. Pods that left a
 // directory or something in the runtime are the manager's own to clear.
-func (m *Manager) ClearOrphans(ctx context.Context, told <-chan struct{}, rooms ...Room) error {
+func (m *Manager) ClearOrphans(ctx context.Context, statusReported <-chan struct{}, rooms ...room) error {
 	select {
 	case <-ctx.Done():
 		return nil
-	case <-told:
+	case <-statusReported:
 	}
 	for pause := time.Second; ; pause = min(2*pause, 5*time.Minute) {
 		var errs []error

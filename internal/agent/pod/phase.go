@@ -40,7 +40,7 @@ func (p *planner) setPhase(s *v1.PodStatus, final bool) {
 // asked to end has no outcome of its own: it only fails if its containers did.
 func (p *planner) outcome(s *v1.PodStatus) v1.PodPhase {
 	for _, c := range s.InitContainerStatuses {
-		if t := c.State.Terminated; t != nil && t.ExitCode != 0 && p.roleOf(c.Name) == initRole {
+		if t := c.State.Terminated; t != nil && t.ExitCode != 0 && p.containerTypeOf(c.Name) == initContainer {
 			return v1.PodFailed
 		}
 	}
@@ -52,11 +52,11 @@ func (p *planner) outcome(s *v1.PodStatus) v1.PodPhase {
 	return v1.PodSucceeded
 }
 
-func (p *planner) roleOf(name string) role {
-	if m := p.memberNamed(name); m != nil {
+func (p *planner) containerTypeOf(name string) role {
+	if m := p.containerNamed(name); m != nil {
 		return m.role
 	}
-	return mainRole
+	return regularContainer
 }
 
 // livePhase is the phase of a pod that is not over.
@@ -74,11 +74,11 @@ func (p *planner) livePhase(s *v1.PodStatus) v1.PodPhase {
 	}
 	pendingInit := false
 	for _, c := range s.InitContainerStatuses {
-		switch p.roleOf(c.Name) {
-		case initRole:
+		switch p.containerTypeOf(c.Name) {
+		case initContainer:
 			t := c.State.Terminated
 			pendingInit = pendingInit || t == nil || t.ExitCode != 0
-		case sidecarRole:
+		case sidecarContainer:
 			if c.State.Running != nil {
 				running++
 			}
@@ -101,7 +101,7 @@ func (p *planner) readyToStart() bool {
 	if p.cur == nil || p.end != nil && p.obs.Stopped[p.cur.ID] {
 		return false
 	}
-	return p.obs.VolumesReady || slices.ContainsFunc(p.members, func(m *member) bool { return m.cur != nil })
+	return p.obs.VolumesReady || slices.ContainsFunc(p.allContainers, func(m *containerState) bool { return m.cur != nil })
 }
 
 // conditions computes the conditions that the agent owns, in a fixed order.
@@ -157,14 +157,15 @@ func (p *planner) initializedCondition(s *v1.PodStatus) (ok bool, reason, messag
 		return true, "PodCompleted", ""
 	}
 	for _, c := range s.ContainerStatuses {
-		if c.State.Running != nil || c.LastTerminationState.Terminated != nil || c.State.Terminated != nil && c.State.Terminated.Reason != unknownReason {
+		if c.State.Running != nil || c.LastTerminationState.Terminated != nil || c.State.Terminated != nil &&
+			c.State.Terminated.Reason != unknownReason {
 			return true, "", ""
 		}
 	}
 	var incomplete []string
 	for _, c := range s.InitContainerStatuses {
 		done := c.Ready
-		if p.roleOf(c.Name) == sidecarRole {
+		if p.containerTypeOf(c.Name) == sidecarContainer {
 			done = c.Started != nil && *c.Started
 		}
 		if !done {
@@ -186,7 +187,7 @@ func (p *planner) containersReady(s *v1.PodStatus) (ok bool, reason, message str
 	}
 	var unready []string
 	for _, c := range s.InitContainerStatuses {
-		if p.roleOf(c.Name) == sidecarRole && !c.Ready {
+		if p.containerTypeOf(c.Name) == sidecarContainer && !c.Ready {
 			unready = append(unready, c.Name)
 		}
 	}
@@ -212,7 +213,8 @@ func (p *planner) gates() (bad []string) {
 		case at < 0:
 			bad = append(bad, fmt.Sprintf("corresponding condition of pod readiness gate %q does not exist.", g.ConditionType))
 		case p.pod.Status.Conditions[at].Status != v1.ConditionTrue:
-			bad = append(bad, fmt.Sprintf("the status of pod readiness gate %q is not \"True\", but %v", g.ConditionType, p.pod.Status.Conditions[at].Status))
+			bad = append(bad, fmt.Sprintf("the status of pod readiness gate %q is not \"True\", but %v", g.ConditionType,
+				p.pod.Status.Conditions[at].Status))
 		}
 	}
 	return bad

@@ -59,15 +59,15 @@ var phases = []struct {
 
 // planner is one evaluation of Plan.
 type planner struct {
-	spec Spec
+	spec spec
 	pod  *v1.Pod
-	obs  *Observed
+	obs  *observed
 	now  time.Time
-	plan Plan
+	plan plan
 
 	// cur is the sandbox that containers run in; nil while there is none.
-	cur     *runtime.Sandbox
-	members []*member
+	cur           *runtime.Sandbox
+	allContainers []*containerState
 	// wait is why a container that should run does not, for its status.
 	wait map[string]*v1.ContainerStateWaiting
 	end  *ending
@@ -75,12 +75,12 @@ type planner struct {
 	restartingNow bool
 }
 
-// Next decides what happens next to a pod and what its status is. It changes
+// next decides what happens next to a pod and what its status is. It changes
 // nothing it is given.
-func Next(spec Spec, obs *Observed, now time.Time) Plan {
+func next(spec spec, obs *observed, now time.Time) plan {
 	p := &planner{spec: spec, pod: spec.Pod, obs: obs, now: now, wait: map[string]*v1.ContainerStateWaiting{}}
 	p.cur = currentSandbox(spec.Pod, obs.Runtime)
-	p.members = members(spec.Pod, obs.Runtime, p.cur)
+	p.allContainers = allContainers(spec.Pod, obs.Runtime, p.cur)
 	if p.end = p.ending(); p.end != nil {
 		p.terminate()
 	} else {
@@ -121,7 +121,7 @@ func (p *planner) inFlight(k Key) bool {
 }
 
 // busy tells whether any action of a kind is in flight.
-func (p *planner) busy(kinds ...Kind) bool {
+func (p *planner) busy(kinds ...kind) bool {
 	for k := range p.obs.InFlight {
 		for _, kind := range kinds {
 			if k.Kind == kind {
@@ -134,7 +134,7 @@ func (p *planner) busy(kinds ...Kind) bool {
 
 // emit gives out an action unless it is in flight already or failed a moment
 // ago; it tells whether it did.
-func (p *planner) emit(a Action, because ...journal.Fact) bool {
+func (p *planner) emit(a action, because ...journal.Fact) bool {
 	key := a.Key()
 	if p.givenOut(key) {
 		return false
@@ -162,7 +162,7 @@ func (p *planner) admit() bool {
 	if p.obs.Admitted {
 		return true
 	}
-	p.emit(Action{Kind: Admit}, fact("pod", "new on this node"))
+	p.emit(action{Kind: Admit}, fact("pod", "new on this node"))
 	return false
 }
 
@@ -186,13 +186,13 @@ func (p *planner) cgroup() bool {
 	if p.obs.CgroupReady {
 		return true
 	}
-	p.emit(Action{Kind: Cgroup}, fact("cgroup", "not made yet"))
+	p.emit(action{Kind: Cgroup}, fact("cgroup", "not made yet"))
 	return false
 }
 
 func (p *planner) volumes() bool {
 	if !p.obs.VolumesReady {
-		p.emit(Action{Kind: Mount}, fact("volumes", "not mounted yet"))
+		p.emit(action{Kind: Mount}, fact("volumes", "not mounted yet"))
 	}
 	return true
 }
@@ -220,8 +220,9 @@ func (p *planner) sandbox() bool {
 	for _, b := range old {
 		if !p.obs.Stopped[b.ID] {
 			clear = false
-			a := Action{Kind: StopSandbox, ID: b.ID}
-			a.Event = &Event{Reason: "SandboxChanged", Message: "Pod sandbox changed, it will be killed and re-created.", Key: "sandbox/" + b.ID}
+			a := action{Kind: StopSandbox, ID: b.ID}
+			a.Event = &event{Reason: "SandboxChanged", Message: "Pod sandbox changed, it will be killed and re-created.",
+				Key: "sandbox/" + b.ID}
 			p.emit(a, fact("sandbox", "not usable"))
 		}
 	}
@@ -232,7 +233,7 @@ func (p *planner) sandbox() bool {
 	if len(old) > 0 {
 		attempt = old[0].Attempt + 1
 	}
-	p.emit(Action{Kind: CreateSandbox, Attempt: attempt}, fact("sandboxes before", strconv.Itoa(len(old))))
+	p.emit(action{Kind: CreateSandbox, Attempt: attempt}, fact("sandboxes before", strconv.Itoa(len(old))))
 	return true
 }
 
@@ -240,14 +241,14 @@ func (p *planner) sandbox() bool {
 // would run in it.
 func (p *planner) wantsSandbox() bool {
 	anyRan := false
-	for _, m := range p.members {
-		anyRan = anyRan || m.role != ephemeralRole && m.ran()
+	for _, m := range p.allContainers {
+		anyRan = anyRan || m.role != ephemeralContainer && m.ran()
 	}
 	if !anyRan || p.startingOver() {
 		return true
 	}
-	for _, m := range p.members {
-		if m.role == mainRole && p.startable(m) {
+	for _, m := range p.allContainers {
+		if m.role == regularContainer && p.startable(m) {
 			return true
 		}
 	}
@@ -255,7 +256,7 @@ func (p *planner) wantsSandbox() bool {
 }
 
 // startable: a main container that would be started in a new sandbox.
-func (p *planner) startable(m *member) bool {
+func (p *planner) startable(m *containerState) bool {
 	if m.last == nil || m.last.State != runtime.Exited {
 		return p.pod.Spec.RestartPolicy != v1.RestartPolicyNever || m.last == nil && !p.anyMainRan()
 	}
@@ -263,8 +264,8 @@ func (p *planner) startable(m *member) bool {
 }
 
 func (p *planner) anyMainRan() bool {
-	for _, m := range p.members {
-		if m.role == mainRole && m.ran() {
+	for _, m := range p.allContainers {
+		if m.role == regularContainer && m.ran() {
 			return true
 		}
 	}
@@ -282,9 +283,9 @@ func (p *planner) held() []*runtime.Container {
 // images makes the images of everything that has not started yet present,
 // alongside the sandbox. What is restarted asks again at its start.
 func (p *planner) images() bool {
-	for _, m := range p.members {
+	for _, m := range p.allContainers {
 		p.outdated(m)
-		if m.role != ephemeralRole && m.cur == nil && m.last == nil {
+		if m.role != ephemeralContainer && m.cur == nil && m.last == nil {
 			p.pull(m)
 		}
 	}
@@ -292,7 +293,7 @@ func (p *planner) images() bool {
 }
 
 // outdated gives up pulls of images that the container asked for before.
-func (p *planner) outdated(m *member) {
+func (p *planner) outdated(m *containerState) {
 	for k, a := range p.obs.InFlight {
 		if k.Kind == Pull && a.Container == m.c.Name && a.image != m.c.Image {
 			p.plan.Cancel = append(p.plan.Cancel, k)
@@ -301,7 +302,7 @@ func (p *planner) outdated(m *member) {
 }
 
 // pull tells whether the member's image is at hand, asking for it if not.
-func (p *planner) pull(m *member) bool {
+func (p *planner) pull(m *containerState) bool {
 	if have, ok := p.obs.Images[m.c.Name]; ok && have.Name == m.c.Image {
 		return true
 	}
@@ -309,7 +310,7 @@ func (p *planner) pull(m *member) bool {
 	if p.inFlight(Key{Start, m.c.Name}) {
 		return true
 	}
-	p.emit(Action{Kind: Pull, Container: m.c.Name, image: m.c.Image}, fact("image", m.c.Image))
+	p.emit(action{Kind: Pull, Container: m.c.Name, image: m.c.Image}, fact("image", m.c.Image))
 	if f, ok := p.obs.Failed[key]; ok {
 		p.wait[m.c.Name] = &v1.ContainerStateWaiting{Reason: f.Reason, Message: f.Message}
 	}
@@ -321,10 +322,10 @@ func (p *planner) hooks() bool {
 	if p.cur == nil {
 		return false
 	}
-	for _, m := range p.members {
+	for _, m := range p.allContainers {
 		if alive(m.cur) && needsPostStart(m.c) && !p.obs.PostStarted[m.cur.ID] {
 			if _, failed := p.obs.Failed[Key{PostStart, m.cur.ID}]; !failed {
-				p.emit(Action{Kind: PostStart, Container: m.c.Name, ID: m.cur.ID}, fact("container", "started"))
+				p.emit(action{Kind: PostStart, Container: m.c.Name, ID: m.cur.ID}, fact("container", "started"))
 			}
 		}
 	}
@@ -335,13 +336,13 @@ func needsPostStart(c *v1.Container) bool { return c.Lifecycle != nil && c.Lifec
 func needsPreStop(c *v1.Container) bool   { return c.Lifecycle != nil && c.Lifecycle.PreStop != nil }
 
 // settled: the container runs and its post-start hook is behind it.
-func (p *planner) settled(m *member) bool {
+func (p *planner) settled(m *containerState) bool {
 	return m.cur != nil && m.cur.State == runtime.Running &&
 		(!needsPostStart(m.c) || p.obs.PostStarted[m.cur.ID])
 }
 
 // started is what the next init container waits for from a sidecar.
-func (p *planner) started(m *member) bool {
+func (p *planner) started(m *containerState) bool {
 	return p.settled(m) && p.probe(m).Started
 }
 
@@ -349,7 +350,7 @@ func (p *planner) started(m *member) bool {
 // first result a container with a startup probe has not started and one with a
 // readiness probe is not ready, unless the status says so already: that is the
 // memory of an agent that was restarted.
-func (p *planner) probe(m *member) Probe {
+func (p *planner) probe(m *containerState) Probe {
 	if r, ok := p.obs.Probes[m.cur.ID]; ok {
 		return r
 	}
@@ -366,8 +367,8 @@ func (p *planner) idOf(c *runtime.Container) string { return p.obs.RuntimeName +
 
 // ephemeral starts each ephemeral container once.
 func (p *planner) ephemeral() bool {
-	for _, m := range p.members {
-		if m.role != ephemeralRole || m.last != nil || lastRan(&p.obs.Last, m.c.Name) {
+	for _, m := range p.allContainers {
+		if m.role != ephemeralContainer || m.last != nil || lastRan(&p.obs.Last, m.c.Name) {
 			continue
 		}
 		p.start(m, nil, fact("ephemeral container", "never started"))
@@ -378,8 +379,8 @@ func (p *planner) ephemeral() bool {
 // initialized: a main container was made in this sandbox, so no init
 // container runs in it again.
 func (p *planner) initialized() bool {
-	for _, m := range p.members {
-		if m.role == mainRole && (m.cur != nil || p.inFlight(Key{Start, m.c.Name})) {
+	for _, m := range p.allContainers {
+		if m.role == regularContainer && (m.cur != nil || p.inFlight(Key{Start, m.c.Name})) {
 			return true
 		}
 	}
@@ -390,16 +391,16 @@ func (p *planner) initialized() bool {
 // keeps the sidecars running.
 func (p *planner) initContainers() bool {
 	if p.initialized() {
-		for _, m := range p.members {
-			if m.role == sidecarRole && !p.check(m) {
+		for _, m := range p.allContainers {
+			if m.role == sidecarContainer && !p.check(m) {
 				p.run(m)
 			}
 		}
 		return true
 	}
-	for _, m := range p.members {
+	for _, m := range p.allContainers {
 		switch m.role {
-		case initRole:
+		case initContainer:
 			if exited(m.cur) && m.succeeded(m.cur) {
 				continue
 			}
@@ -409,7 +410,7 @@ func (p *planner) initContainers() bool {
 				p.check(m)
 			}
 			return false
-		case sidecarRole:
+		case sidecarContainer:
 			if !p.check(m) {
 				p.run(m)
 				return false
@@ -426,8 +427,8 @@ func (p *planner) initContainers() bool {
 // spec; the next does not wait for the previous to be ready, only for its
 // post-start hook.
 func (p *planner) mainContainers() bool {
-	for _, m := range p.members {
-		if m.role != mainRole {
+	for _, m := range p.allContainers {
+		if m.role != regularContainer {
 			continue
 		}
 		if p.check(m) {
@@ -444,7 +445,7 @@ func (p *planner) mainContainers() bool {
 	return true
 }
 
-func (p *planner) hookPending(m *member) bool { return p.givenOut(Key{PostStart, m.cur.ID}) }
+func (p *planner) hookPending(m *containerState) bool { return p.givenOut(Key{PostStart, m.cur.ID}) }
 
 func (p *planner) givenOut(k Key) bool {
 	for _, a := range p.plan.Actions {

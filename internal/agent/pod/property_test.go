@@ -46,17 +46,17 @@ func TestRandomLives(t *testing.T) {
 
 // life is one random history.
 type life struct {
-	*world
+	*fixture
 	rnd     *rand.Rand
 	seed    int64
-	pending []Action
+	pending []action
 	story   []string
 	phase   v1.PodPhase // the furthest ever published
 	faults  bool
 }
 
 func newLife(t *testing.T, s int64) *life {
-	l := &life{world: newWorld(t), rnd: rand.New(rand.NewSource(s)), seed: s}
+	l := &life{fixture: newFixture(t), rnd: rand.New(rand.NewSource(s)), seed: s}
 	policies := []v1.RestartPolicy{v1.RestartPolicyAlways, v1.RestartPolicyOnFailure, v1.RestartPolicyNever}
 	pod := testPod(policies[l.rnd.Intn(3)], "a", "b"[:l.rnd.Intn(2)])
 	pod.Spec.Containers = slices.DeleteFunc(pod.Spec.Containers, func(c v1.Container) bool { return c.Name == "" })
@@ -73,7 +73,8 @@ func newLife(t *testing.T, s int64) *life {
 		pod.Spec.Containers[0].Lifecycle = &v1.Lifecycle{PreStop: h, PostStart: h}
 	}
 	if l.rnd.Intn(2) == 0 {
-		pod.Spec.Containers[0].ResizePolicy = []v1.ContainerResizePolicy{{ResourceName: v1.ResourceMemory, RestartPolicy: v1.RestartContainer}}
+		pod.Spec.Containers[0].ResizePolicy = []v1.ContainerResizePolicy{{ResourceName: v1.ResourceMemory,
+			RestartPolicy: v1.RestartContainer}}
 	}
 	if l.rnd.Intn(3) == 0 {
 		pod.Spec.Containers[0].RestartPolicy = &always
@@ -86,7 +87,7 @@ func newLife(t *testing.T, s int64) *life {
 	l.rt.Run = func(cfg *runtimeapi.ContainerConfig) (int32, bool) {
 		// Plain init containers end by themselves; some fail at first.
 		name := cfg.GetMetadata().GetName()
-		if m := l.find(name); m == nil || m.role != initRole {
+		if m := l.find(name); m == nil || m.role != initContainer {
 			return 0, false
 		}
 		return int32(l.rnd.Intn(2)), l.rnd.Intn(2) == 0
@@ -97,12 +98,12 @@ func newLife(t *testing.T, s int64) *life {
 		}
 		return nil
 	}
-	l.tell("a pod with policy %s, init %d, main %d", pod.Spec.RestartPolicy, len(pod.Spec.InitContainers), len(pod.Spec.Containers))
+	l.logf("a pod with policy %s, init %d, main %d", pod.Spec.RestartPolicy, len(pod.Spec.InitContainers), len(pod.Spec.Containers))
 	return l
 }
 
-func (l *life) find(name string) *member {
-	for _, m := range members(l.spec.Pod, nil, nil) {
+func (l *life) find(name string) *containerState {
+	for _, m := range allContainers(l.spec.Pod, nil, nil) {
 		if m.c.Name == name {
 			return m
 		}
@@ -110,7 +111,7 @@ func (l *life) find(name string) *member {
 	return nil
 }
 
-func (l *life) tell(format string, args ...any) {
+func (l *life) logf(format string, args ...any) {
 	l.story = append(l.story, fmt.Sprintf(format, args...))
 }
 
@@ -121,19 +122,19 @@ func (l *life) planNow() {
 		l.publish()
 	}
 	for _, k := range l.plan.Cancel {
-		l.pending = slices.DeleteFunc(l.pending, func(a Action) bool {
+		l.pending = slices.DeleteFunc(l.pending, func(a action) bool {
 			if a.Key() == k && l.rnd.Intn(2) == 0 {
 				// Giving up came too late: it happened all the same.
 				l.m.effect(context.Background(), nil, l.spec, a)
-				l.tell("effect of what was given up: %s", a)
+				l.logf("effect of what was given up: %s", a)
 			}
 			return a.Key() == k
 		})
 	}
 	for _, a := range l.accept() {
-		l.pending = slices.DeleteFunc(l.pending, func(b Action) bool { return b.Key() == a.Key() })
+		l.pending = slices.DeleteFunc(l.pending, func(b action) bool { return b.Key() == a.Key() })
 		l.pending = append(l.pending, a)
-		l.tell("plan: %s", a)
+		l.logf("plan: %s", a)
 	}
 }
 
@@ -149,7 +150,7 @@ func (l *life) perform() {
 	if r.Err != nil && strings.Contains(r.Err.Message, "INVARIANT") {
 		l.t.Errorf("%s: %s", a, r.Err.Message)
 	}
-	l.tell("done: %s %v", a, r.Err)
+	l.logf("done: %s %v", a, r.Err)
 }
 
 // die kills the agent, now and then in the middle of an action whose effect
@@ -158,12 +159,12 @@ func (l *life) die() {
 	for _, a := range l.pending {
 		if l.rnd.Intn(2) == 0 && a.Kind != Delete {
 			l.m.effect(context.Background(), nil, l.spec, a)
-			l.tell("effect without result: %s", a)
+			l.logf("effect without result: %s", a)
 		}
 	}
 	l.pending = nil
 	l.crash()
-	l.tell("the agent dies")
+	l.logf("the agent dies")
 }
 
 func (l *life) live() {
@@ -178,11 +179,11 @@ func (l *life) live() {
 			names := []string{"a", "b", "i0", "i1"}
 			name, code := names[l.rnd.Intn(4)], int32(l.rnd.Intn(3))
 			if l.rt.ExitByName("u1", name, code, "Error") {
-				l.tell("%s exits with %d", name, code)
+				l.logf("%s exits with %d", name, code)
 			}
 		case n < 84:
 			if l.rt.LoseSandbox("u1") {
-				l.tell("the sandbox dies")
+				l.logf("the sandbox dies")
 			}
 		case n < 87:
 			l.die()
@@ -232,7 +233,7 @@ func (l *life) ask() {
 	if l.rnd.Intn(4) == 0 {
 		l.errors["resize"] = errors.New("the kernel refuses")
 	}
-	l.tell("its first container should get %s; the node says %v, the kernel %v", want.String(), l.reject, l.errors["resize"])
+	l.logf("its first container should get %s; the node says %v, the kernel %v", want.String(), l.reject, l.errors["resize"])
 }
 
 func (l *life) remove(grace int64) {
@@ -242,7 +243,7 @@ func (l *life) remove(grace int64) {
 	l.spec.Pod = l.spec.Pod.DeepCopy()
 	at := metav1.NewTime(l.now.Add(time.Duration(grace) * time.Second))
 	l.spec.Pod.DeletionTimestamp, l.spec.Pod.DeletionGracePeriodSeconds = &at, &grace
-	l.tell("deleted with grace %d", grace)
+	l.logf("deleted with grace %d", grace)
 }
 
 // check is what must hold at every moment.
@@ -321,13 +322,13 @@ func (l *life) come() {
 }
 
 // Acked is the phase the plan's status has.
-func (p Plan) Acked() v1.PodPhase { return p.Status.Phase }
+func (p plan) Acked() v1.PodPhase { return p.Status.Phase }
 
 // rest checks that an undisturbed pod is where its spec wants it.
 func (l *life) rest() {
 	l.rt.Run = func(cfg *runtimeapi.ContainerConfig) (int32, bool) {
 		m := l.find(cfg.GetMetadata().GetName())
-		return 0, m != nil && m.role == initRole
+		return 0, m != nil && m.role == initContainer
 	}
 	l.reject = nil
 	delete(l.errors, "resize")
@@ -337,7 +338,7 @@ func (l *life) rest() {
 		l.come()
 		again := false
 		for _, c := range l.spec.Pod.Spec.InitContainers {
-			if m := l.find(c.Name); m.role == initRole && l.rt.ExitByName("u1", c.Name, 0, "Completed") {
+			if m := l.find(c.Name); m.role == initContainer && l.rt.ExitByName("u1", c.Name, 0, "Completed") {
 				again = true
 			}
 		}
@@ -351,12 +352,13 @@ func (l *life) rest() {
 	if !sameResources(l.obs.Allocation.Resources, resourcesOf(l.spec.Pod)) || l.obs.Allocation.Actuating {
 		l.t.Errorf("at rest the pod wants %v and was promised %+v", resourcesOf(l.spec.Pod), l.obs.Allocation)
 	}
-	for _, m := range members(l.spec.Pod, l.obs.Runtime, currentSandbox(l.spec.Pod, l.obs.Runtime)) {
+	for _, m := range allContainers(l.spec.Pod, l.obs.Runtime, currentSandbox(l.spec.Pod, l.obs.Runtime)) {
 		switch {
-		case m.role == initRole:
+		case m.role == initContainer:
 		case alive(m.cur):
-		case m.role == mainRole && exited(m.last) && !restartable(l.spec.Pod, m, m.last):
-		case m.role == mainRole && m.last == nil && lastRan(&l.obs.Last, m.c.Name) && l.spec.Pod.Spec.RestartPolicy == v1.RestartPolicyNever:
+		case m.role == regularContainer && exited(m.last) && !restartable(l.spec.Pod, m, m.last):
+		case m.role == regularContainer && m.last == nil && lastRan(&l.obs.Last, m.c.Name) &&
+			l.spec.Pod.Spec.RestartPolicy == v1.RestartPolicyNever:
 		default:
 			l.t.Errorf("at rest container %s does not run: %s", m.c.Name, l.summary())
 		}
@@ -365,6 +367,7 @@ func (l *life) rest() {
 
 func (l *life) nothingLeft() {
 	if !l.deleted || !l.plan.Done || l.mounted || l.cgroup || len(l.watcher.Pods()) > 0 {
-		l.t.Errorf("after deletion: deleted=%v done=%v mounted=%v cgroup=%v runtime=%v", l.deleted, l.plan.Done, l.mounted, l.cgroup, l.watcher.Pods())
+		l.t.Errorf("after deletion: deleted=%v done=%v mounted=%v cgroup=%v runtime=%v", l.deleted, l.plan.Done, l.mounted, l.cgroup,
+			l.watcher.Pods())
 	}
 }

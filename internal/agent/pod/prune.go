@@ -11,7 +11,7 @@ func (p *planner) prune() bool {
 			keep[c.SandboxID] = true
 			continue
 		}
-		p.emit(Action{Kind: Remove, Container: c.Name, ID: c.ID}, fact("instances kept", "2"))
+		p.emit(action{Kind: Remove, Container: c.Name, ID: c.ID}, fact("instances kept", "2"))
 	}
 	if p.cur == nil {
 		return true
@@ -20,9 +20,9 @@ func (p *planner) prune() bool {
 		switch {
 		case b.ID == p.cur.ID || keep[b.ID]:
 		case !p.obs.Stopped[b.ID]:
-			p.emit(Action{Kind: StopSandbox, ID: b.ID}, fact("sandbox", "not the current one"))
+			p.emit(action{Kind: StopSandbox, ID: b.ID}, fact("sandbox", "not the current one"))
 		case !p.holds(b.ID):
-			p.emit(Action{Kind: RemoveSandbox, ID: b.ID}, fact("sandbox", "not the current one"))
+			p.emit(action{Kind: RemoveSandbox, ID: b.ID}, fact("sandbox", "not the current one"))
 		}
 	}
 	return true

@@ -20,7 +20,7 @@ import (
 	"github.com/berth-dev/berth/internal/kube"
 )
 
-// patient is how long a change that nobody acts on (a step on the way to
+// patient is how long a change that no one acts on (a step on the way to
 // Running, say) waits for others to share its PATCH. On a busy machine a start
 // takes about as long.
 const patient = time.Second
@@ -50,7 +50,7 @@ type patched struct {
 }
 
 // take learns what the API holds.
-func (p *publisher) take(spec Spec, mirror *v1.Pod, done []patched, now time.Time) {
+func (p *publisher) take(spec spec, mirror *v1.Pod, done []patched, now time.Time) {
 	held := spec.Pod
 	if spec.Static {
 		held = mirror
@@ -123,7 +123,7 @@ func (p *publisher) next(want v1.PodStatus, now time.Time) (body []byte, again t
 }
 
 // publish begins a PATCH if one is due and returns when to look again.
-func (w *worker) publish(ctx context.Context, spec Spec, plan Plan, now time.Time) (again time.Time) {
+func (w *worker) publish(ctx context.Context, spec spec, plan plan, now time.Time) (again time.Time) {
 	if w.m.cfg.Client == nil {
 		return time.Time{}
 	}
@@ -151,12 +151,12 @@ func (w *worker) publish(ctx context.Context, spec Spec, plan Plan, now time.Tim
 		w.mu.Lock()
 		w.patches = append(w.patches, patched{target: target, pod: got, err: err})
 		w.mu.Unlock()
-		w.poke()
+		w.enqueue()
 	})
 	return time.Time{}
 }
 
-// urgent tells whether somebody acts on the difference: endpoints, owners and
+// urgent tells whether someone acts on the difference: endpoints, owners and
 // people wait for phase and readiness.
 func urgent(base, want v1.PodStatus) bool {
 	from := base.Phase
@@ -175,8 +175,8 @@ func ready(s *v1.PodStatus) bool {
 	return false
 }
 
-// heed leaves a pod out of service while its node is not ready, if somebody else
-// took it out: whoever watches nodes marks the pods of one that says it is not
+// heed leaves a pod out of service while its node is not ready, if another party
+// took it out: anyone who watches nodes marks the pods of one that says it is not
 // ready, and what probes found before that counts no more. The agent gives a
 // reason each time it calls a pod not ready itself; a mark has none.
 func heed(base, want v1.PodStatus, node Node) v1.PodStatus {

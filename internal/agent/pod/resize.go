@@ -18,14 +18,14 @@ import (
 	"github.com/berth-dev/berth/internal/agent/runtime"
 )
 
-// Resources are what a pod's containers get, by container name; what the pod as
+// resources are what a pod's containers get, by container name; what the pod as
 // a whole gets has the name "".
-type Resources map[string]v1.ResourceRequirements
+type resources map[string]v1.ResourceRequirements
 
-// Allocation is what the node promised a pod. It outlives the agent: until a
+// allocation is what the node promised a pod. It outlives the agent: until a
 // change of the spec is accepted, the pod goes on with what it has.
-type Allocation struct {
-	Resources Resources `json:"resources"`
+type allocation struct {
+	Resources resources `json:"resources"`
 	// Actuating: the promise is newer than what the runtime enforces.
 	Actuating bool `json:"actuating,omitempty"`
 	// Restart names containers, with the instance to end, that must be
@@ -33,8 +33,8 @@ type Allocation struct {
 	Restart map[string]string `json:"restart,omitempty"`
 }
 
-func resourcesOf(pod *v1.Pod) Resources {
-	out := Resources{}
+func resourcesOf(pod *v1.Pod) resources {
+	out := resources{}
 	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for i := range list {
 			out[list[i].Name] = list[i].Resources
@@ -46,11 +46,11 @@ func resourcesOf(pod *v1.Pod) Resources {
 	return out
 }
 
-func sameResources(a, b Resources) bool { return apiequality.Semantic.DeepEqual(a, b) }
+func sameResources(a, b resources) bool { return apiequality.Semantic.DeepEqual(a, b) }
 
 // withResources is the pod as it was promised: the same object where nothing
 // differs.
-func withResources(pod *v1.Pod, r Resources) *v1.Pod {
+func withResources(pod *v1.Pod, r resources) *v1.Pod {
 	if sameResources(resourcesOf(pod), r) {
 		return pod
 	}
@@ -70,7 +70,7 @@ func withResources(pod *v1.Pod, r Resources) *v1.Pod {
 
 // view is the spec as the planner sees it: the pod with what it was promised,
 // and beside it what its owner wants now.
-func (m *Memory) view(spec Spec) Spec {
+func (m *memory) view(spec spec) spec {
 	if spec.Static || spec.Orphan {
 		return spec
 	}
@@ -89,40 +89,40 @@ func (m *Memory) view(spec Spec) Spec {
 }
 
 // allocated takes in a promise that was made.
-func (m *Memory) allocated(a Allocation) {
+func (m *memory) allocated(a allocation) {
 	m.Allocation = a
 	m.seen = nil
 }
 
-// resize asks for what the owner wants anew, and brings what runs to what was
+// resize asks for what the owner wants again, and brings what runs to what was
 // promised.
 func (p *planner) resize() bool {
 	if p.wantsResize() {
-		p.emit(Action{Kind: Allocate}, fact("resources", "changed in the spec"))
-		p.tellPending()
+		p.emit(action{Kind: Allocate}, fact("resources", "changed in the spec"))
+		p.reportPending()
 	}
 	if !p.obs.Allocation.Actuating {
 		return true
 	}
 	for name, id := range p.obs.Allocation.Restart {
-		if m := p.memberNamed(name); m != nil && alive(m.cur) && m.cur.ID == id {
+		if m := p.containerNamed(name); m != nil && alive(m.cur) && m.cur.ID == id {
 			p.stop(m.cur, p.ownGrace(), fmt.Sprintf("Container %s resize requires restart", name), fact("resize", "requires a restart"))
 			return true
 		}
 	}
 	if !p.busy(Start, Stop) {
-		p.emit(Action{Kind: Resize}, fact("resources", "promised, not enforced yet"))
+		p.emit(action{Kind: Resize}, fact("resources", "promised, not enforced yet"))
 	}
 	return true
 }
 
-// tellPending reports, once for each cause, that a change has to wait.
-func (p *planner) tellPending() {
+// reportPending reports, once for each cause, that a change has to wait.
+func (p *planner) reportPending() {
 	f, ok := p.obs.Failed[Key{Kind: Allocate}]
 	if !ok {
 		return
 	}
-	p.plan.Events = append(p.plan.Events, Event{
+	p.plan.Events = append(p.plan.Events, event{
 		Warning: true, Reason: "Resize" + f.Reason, Key: fmt.Sprintf("resize/%d/%s/%s", p.pod.Generation, f.Reason, f.Message),
 		Message: fmt.Sprintf("Pod resize %s: %s", f.Reason, resizeText(p.spec.Desired, f.Message)),
 	})
@@ -152,15 +152,16 @@ func (p *planner) resizeConditions(s *v1.PodStatus) {
 
 // restarts lists the instances that a change from a pod's resources to others
 // must restart.
-func restarts(from *v1.Pod, to Resources, held *runtime.Pod) map[string]string {
+func restarts(from *v1.Pod, to resources, held *runtime.Pod) map[string]string {
 	out := map[string]string{}
-	for _, m := range members(from, held, currentSandbox(from, held)) {
+	for _, m := range allContainers(from, held, currentSandbox(from, held)) {
 		next, ok := to[m.c.Name]
 		if !ok || !alive(m.cur) {
 			continue
 		}
 		for _, policy := range m.c.ResizePolicy {
-			changed := !quantityEqual(m.c.Resources.Limits, next.Limits, policy.ResourceName) || !quantityEqual(m.c.Resources.Requests, next.Requests, policy.ResourceName)
+			changed := !quantityEqual(m.c.Resources.Limits, next.Limits, policy.ResourceName) || !quantityEqual(m.c.Resources.Requests,
+				next.Requests, policy.ResourceName)
 			if changed && policy.RestartPolicy == v1.RestartContainer {
 				out[m.c.Name] = m.cur.ID
 			}
@@ -175,12 +176,12 @@ func quantityEqual(a, b v1.ResourceList, name v1.ResourceName) bool {
 }
 
 // allocate asks for room and writes down the promise before anybody acts on it.
-func (m *Manager) allocate(ctx context.Context, spec Spec) (*Allocation, *Failure) {
+func (m *Manager) allocate(ctx context.Context, spec spec) (*allocation, *Failure) {
 	if spec.Desired == nil {
 		return nil, &Failure{Reason: v1.PodReasonInfeasible, Message: "In-place resize of static-pods is not supported"}
 	}
 	if r := m.cfg.Admitter.Resize(ctx, spec.Desired); r != nil {
-		if err := m.saveAllocation(spec.Pod.UID, Allocation{Resources: resourcesOf(spec.Pod)}); err != nil {
+		if err := m.saveAllocation(spec.Pod.UID, allocation{Resources: resourcesOf(spec.Pod)}); err != nil {
 			return nil, failure(err, "Deferred")
 		}
 		if r.Reason != v1.PodReasonInfeasible {
@@ -189,11 +190,11 @@ func (m *Manager) allocate(ctx context.Context, spec Spec) (*Allocation, *Failur
 		return nil, &Failure{Reason: r.Reason, Message: r.Message}
 	}
 	to := resourcesOf(spec.Desired)
-	a := Allocation{Resources: to, Actuating: true, Restart: restarts(spec.Pod, to, m.cfg.Runtime.Pod(spec.Pod.UID))}
+	a := allocation{Resources: to, Actuating: true, Restart: restarts(spec.Pod, to, m.cfg.Runtime.Pod(spec.Pod.UID))}
 	if err := m.saveAllocation(spec.Pod.UID, a); err != nil {
 		return nil, failure(err, "Deferred")
 	}
-	m.event(spec.Pod, Event{Reason: "ResizeStarted", Message: "Pod resize started: " + resizeText(spec.Desired, "")})
+	m.event(spec.Pod, event{Reason: "ResizeStarted", Message: "Pod resize started: " + resizeText(spec.Desired, "")})
 	return &a, nil
 }
 
@@ -201,8 +202,8 @@ func (m *Manager) allocate(ctx context.Context, spec Spec) (*Allocation, *Failur
 func (m *Manager) actuate(ctx context.Context, pod *v1.Pod) *Failure {
 	running := map[string]string{}
 	held := m.cfg.Runtime.Pod(pod.UID)
-	for _, mem := range members(pod, held, currentSandbox(pod, held)) {
-		if mem.role != ephemeralRole && mem.cur != nil && mem.cur.State == runtime.Running {
+	for _, mem := range allContainers(pod, held, currentSandbox(pod, held)) {
+		if mem.role != ephemeralContainer && mem.cur != nil && mem.cur.State == runtime.Running {
 			running[mem.c.Name] = mem.cur.ID
 		}
 	}
@@ -216,13 +217,13 @@ func (m *Manager) actuate(ctx context.Context, pod *v1.Pod) *Failure {
 		}
 	}
 	if err == nil {
-		err = m.saveAllocation(pod.UID, Allocation{Resources: resourcesOf(pod)})
+		err = m.saveAllocation(pod.UID, allocation{Resources: resourcesOf(pod)})
 	}
 	if err != nil {
-		m.event(pod, Event{Warning: true, Reason: "ResizeError", Message: "Pod resize error: " + resizeText(pod, err.Error())})
+		m.event(pod, event{Warning: true, Reason: "ResizeError", Message: "Pod resize error: " + resizeText(pod, err.Error())})
 		return failure(err, v1.PodReasonError)
 	}
-	m.event(pod, Event{Reason: "ResizeCompleted", Message: "Pod resize completed: " + resizeText(pod, "")})
+	m.event(pod, event{Reason: "ResizeCompleted", Message: "Pod resize completed: " + resizeText(pod, "")})
 	return nil
 }
 
@@ -257,7 +258,7 @@ func (m *Manager) allocationFile(uid types.UID) string {
 }
 
 // saveAllocation replaces the promise on disk as a whole.
-func (m *Manager) saveAllocation(uid types.UID, a Allocation) error {
+func (m *Manager) saveAllocation(uid types.UID, a allocation) error {
 	b, err := json.Marshal(a)
 	if err != nil {
 		return fmt.Errorf("marshalling the allocation of pod %s: %w", uid, err)
@@ -277,17 +278,17 @@ func (m *Manager) saveAllocation(uid types.UID, a Allocation) error {
 
 // loadAllocation reads the promise back; pods that were never resized have
 // none on disk.
-func (m *Manager) loadAllocation(uid types.UID) (a Allocation) {
+func (m *Manager) loadAllocation(uid types.UID) (a allocation) {
 	b, err := os.ReadFile(m.allocationFile(uid))
 	if errors.Is(err, fs.ErrNotExist) {
-		return Allocation{}
+		return allocation{}
 	}
 	if err == nil {
 		err = json.Unmarshal(b, &a)
 	}
 	if err != nil {
 		m.cfg.Log.Error("reading what a pod was promised, taking its spec instead", "uid", uid, "err", err)
-		return Allocation{}
+		return allocation{}
 	}
 	return a
 }

@@ -17,9 +17,9 @@ const (
 
 // askers are the containers whose exit asks for all of the pod's containers to
 // start over in place.
-func (p *planner) askers() (out []*member) {
-	for _, m := range p.members {
-		if (m.role == mainRole || m.role == initRole || m.role == sidecarRole) && exited(m.cur) && m.cur == m.last &&
+func (p *planner) askers() (out []*containerState) {
+	for _, m := range p.allContainers {
+		if (m.role == regularContainer || m.role == initContainer || m.role == sidecarContainer) && exited(m.cur) && m.cur == m.last &&
 			ruleFor(m.c, m.cur.ExitCode) == v1.ContainerRestartRuleActionRestartAllContainers {
 			out = append(out, m)
 		}
@@ -29,7 +29,7 @@ func (p *planner) askers() (out []*member) {
 
 // mayRestartAll: some container of the pod has such a rule.
 func (p *planner) mayRestartAll() bool {
-	for _, m := range p.members {
+	for _, m := range p.allContainers {
 		for _, r := range m.c.RestartPolicyRules {
 			if r.Action == v1.ContainerRestartRuleActionRestartAllContainers {
 				return true
@@ -52,8 +52,8 @@ func (p *planner) startingOver() bool {
 	if !on {
 		return false
 	}
-	for _, m := range p.members {
-		if m.role == mainRole && m.last == nil {
+	for _, m := range p.allContainers {
+		if m.role == regularContainer && m.last == nil {
 			return true
 		}
 	}
@@ -70,16 +70,16 @@ func (p *planner) saidRestarting() bool {
 	return false
 }
 
-// clearing: containers are already being taken away to start over, so there is
+// clearing: containers are already being removed to start over, so there is
 // no waiting any more, whatever the back-off says to another restart.
-func (p *planner) clearing(askers []*member) bool {
+func (p *planner) clearing(askers []*containerState) bool {
 	for _, m := range askers {
 		if p.inFlight(Key{Remove, m.cur.ID}) {
 			return true
 		}
 	}
-	for _, m := range p.members {
-		if m.role != ephemeralRole && m.last == nil && p.saidRestarting() {
+	for _, m := range p.allContainers {
+		if m.role != ephemeralContainer && m.last == nil && p.saidRestarting() {
 			return true
 		}
 	}
@@ -94,7 +94,7 @@ func (p *planner) restartAll() bool {
 	if len(askers) == 0 || p.cur == nil {
 		return true
 	}
-	asked := map[string]*member{}
+	asked := map[string]*containerState{}
 	for _, m := range askers {
 		at, _ := p.restartAt(m, m.cur)
 		if p.now.Before(at) && !p.clearing(askers) {
@@ -105,8 +105,8 @@ func (p *planner) restartAll() bool {
 	p.restartingNow = true
 	up, others := false, false
 	for _, c := range p.held() {
-		m := p.memberNamed(c.Name)
-		if m == nil || m.role == ephemeralRole || asked[c.ID] != nil {
+		m := p.containerNamed(c.Name)
+		if m == nil || m.role == ephemeralContainer || asked[c.ID] != nil {
 			continue
 		}
 		others = true
@@ -119,11 +119,11 @@ func (p *planner) restartAll() bool {
 		return false
 	}
 	for _, c := range p.held() {
-		m := p.memberNamed(c.Name)
-		if m == nil || m.role == ephemeralRole {
+		m := p.containerNamed(c.Name)
+		if m == nil || m.role == ephemeralContainer {
 			continue
 		}
-		a := Action{Kind: Remove, Container: c.Name, ID: c.ID, KeepLogs: true}
+		a := action{Kind: Remove, Container: c.Name, ID: c.ID, KeepLogs: true}
 		if asked[c.ID] != nil {
 			if others {
 				continue
@@ -131,7 +131,8 @@ func (p *planner) restartAll() bool {
 			_, entry := p.restartAt(m, c)
 			a.Backoff = &entry
 		}
-		p.emit(a, fact("restart of all containers", "asked for by "+askers[0].c.Name), fact("exit code", strconv.Itoa(int(askers[0].cur.ExitCode))))
+		p.emit(a, fact("restart of all containers", "asked for by "+askers[0].c.Name),
+			fact("exit code", strconv.Itoa(int(askers[0].cur.ExitCode))))
 	}
 	return false
 }

@@ -12,10 +12,10 @@ import (
 // Manager's Config. Until the Manager is made there are no pods.
 type Signals struct{ manager atomic.Pointer[Manager] }
 
-// Poke makes a pod's worker look again, for example because a probe has news.
-func (s *Signals) Poke(uid types.UID) {
+// Enqueue makes a pod's worker look again, for example because a probe has news.
+func (s *Signals) Enqueue(uid types.UID) {
 	if m := s.manager.Load(); m != nil {
-		m.Poke(uid)
+		m.Enqueue(uid)
 	}
 }
 
@@ -41,11 +41,11 @@ func (s *Signals) Kill(uid types.UID, k Kill) <-chan struct{} {
 	return nil
 }
 
-// Left returns a channel that is closed once nothing runs any more of a pod that
+// Terminated returns a channel that is closed once nothing runs any more of a pod that
 // no source has; nil for all others.
-func (s *Signals) Left(uid types.UID) <-chan struct{} {
+func (s *Signals) Terminated(uid types.UID) <-chan struct{} {
 	if m := s.manager.Load(); m != nil {
-		return m.Left(uid)
+		return m.Terminated(uid)
 	}
 	return nil
 }

@@ -14,7 +14,7 @@ import (
 
 // check looks at a member that may be running and ends it if it must not go
 // on; it tells whether something of it is alive.
-func (p *planner) check(m *member) bool {
+func (p *planner) check(m *containerState) bool {
 	c := m.cur
 	if !alive(c) {
 		return false
@@ -23,12 +23,13 @@ func (p *planner) check(m *member) bool {
 	probe := p.obs.Probes[c.ID]
 	_, hookFailed := p.obs.Failed[Key{PostStart, c.ID}]
 	kind := "Container"
-	if m.role == sidecarRole {
+	if m.role == sidecarContainer {
 		kind = "Init container"
 	}
 	switch {
 	case c.State == runtime.Unknown:
-		p.stop(c, p.ownGrace(), fmt.Sprintf("Container %s is in unknown state, try killing it before restart", name), fact("state", "unknown"))
+		p.stop(c, p.ownGrace(), fmt.Sprintf("Container %s is in unknown state, try killing it before restart", name),
+			fact("state", "unknown"))
 	case !container.SameDefinition(c.Hash, m.c):
 		p.stop(c, p.ownGrace(), fmt.Sprintf("Container %s definition changed, will be restarted", name), fact("definition", "changed"))
 	case probe.Failed != "":
@@ -45,7 +46,7 @@ func (p *planner) check(m *member) bool {
 
 // run starts a member that is not alive, when its back-off and the collaborators
 // allow it.
-func (p *planner) run(m *member) {
+func (p *planner) run(m *containerState) {
 	name := m.c.Name
 	c := m.last
 	if c == nil {
@@ -58,7 +59,7 @@ func (p *planner) run(m *member) {
 	if c.State == runtime.Created {
 		// Made by an agent that died, or its start failed half-way.
 		if !p.inFlight(Key{Start, name}) {
-			p.emit(Action{Kind: Remove, Container: name, ID: c.ID}, fact("container", "created but never started"))
+			p.emit(action{Kind: Remove, Container: name, ID: c.ID}, fact("container", "created but never started"))
 		}
 		return
 	}
@@ -68,7 +69,7 @@ func (p *planner) run(m *member) {
 	if p.inFlight(Key{Start, name}) {
 		return // its back-off is of the time after this start
 	}
-	if m.cur == nil && m.role == initRole {
+	if m.cur == nil && m.role == initContainer {
 		p.start(m, nil, fact("sandbox", "new")) // init containers run once per sandbox
 		return
 	}
@@ -85,24 +86,25 @@ func (p *planner) run(m *member) {
 	if p.obs.endedUnseen(p.idOf(c), c) {
 		ended = "ended while no agent was looking"
 	}
-	p.start(m, &entry, fact("container", ended), fact("exit code", strconv.Itoa(int(c.ExitCode))), fact("restarts", strconv.Itoa(int(c.Attempt))))
+	p.start(m, &entry, fact("container", ended), fact("exit code", strconv.Itoa(int(c.ExitCode))),
+		fact("restarts", strconv.Itoa(int(c.Attempt))))
 }
 
 // vanishedRestarts: a container that the status says has run, and of which the
 // runtime knows nothing, is started again if its policy would restart it after
 // a failure.
-func (p *planner) vanishedRestarts(m *member) bool {
+func (p *planner) vanishedRestarts(m *containerState) bool {
 	return restartable(p.pod, m, &runtime.Container{State: runtime.Exited, ExitCode: unknownExit})
 }
 
-func (p *planner) crashWait(m *member, d time.Duration) {
+func (p *planner) crashWait(m *containerState, d time.Duration) {
 	pod := p.pod
 	id := fmt.Sprintf("%s_%s(%s)", pod.Name, pod.Namespace, pod.UID)
 	p.wait[m.c.Name] = &v1.ContainerStateWaiting{
 		Reason:  "CrashLoopBackOff",
 		Message: fmt.Sprintf("back-off %s restarting failed container=%s pod=%s", d.Round(time.Second), m.c.Name, id),
 	}
-	p.plan.Events = append(p.plan.Events, Event{
+	p.plan.Events = append(p.plan.Events, event{
 		Warning: true, Reason: "BackOff", Container: m.c.Name,
 		Message: fmt.Sprintf("Back-off restarting failed container %s in pod %s", m.c.Name, id),
 		Key:     fmt.Sprintf("backoff/%s/%d", m.c.Name, m.last.Attempt),
@@ -111,7 +113,7 @@ func (p *planner) crashWait(m *member, d time.Duration) {
 
 // start gives out the start of a container once image, volumes and sandbox are
 // at hand.
-func (p *planner) start(m *member, entry *Backoff, because ...journal.Fact) {
+func (p *planner) start(m *containerState, entry *backoff, because ...journal.Fact) {
 	name := m.c.Name
 	if f, ok := p.obs.Failed[Key{Start, name}]; ok {
 		p.wait[name] = &v1.ContainerStateWaiting{Reason: f.Reason, Message: f.Message}
@@ -119,11 +121,11 @@ func (p *planner) start(m *member, entry *Backoff, because ...journal.Fact) {
 	if p.cur == nil || !p.obs.VolumesReady || !p.pull(m) {
 		return
 	}
-	p.emit(Action{Kind: Start, Container: name, Attempt: p.attempt(m), Backoff: entry, image: p.obs.Images[name].Ref}, because...)
+	p.emit(action{Kind: Start, Container: name, Attempt: p.attempt(m), Backoff: entry, image: p.obs.Images[name].Ref}, because...)
 }
 
 // attempt is the restart count of the next instance.
-func (p *planner) attempt(m *member) uint32 {
+func (p *planner) attempt(m *containerState) uint32 {
 	if m.last != nil {
 		return m.last.Attempt + 1
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/berth-dev/berth/internal/agent/runtime"
 )
 
-// What the status shows for a container that nobody can find.
+// What the status shows for a container that no one can find.
 const (
 	unknownExit   = 137
 	unknownReason = "ContainerStatusUnknown"
@@ -43,7 +43,7 @@ func lastRan(s *v1.PodStatus, name string) bool {
 }
 
 // status computes the pod's whole status. What a pod was told before and cannot
-// be known anew (start time, transition times, a lost container) is taken from
+// be known again (start time, transition times, a lost container) is taken from
 // the last status.
 func (p *planner) status() v1.PodStatus {
 	last := &p.obs.Last
@@ -61,17 +61,17 @@ func (p *planner) status() v1.PodStatus {
 	p.wholeResources(&s)
 	final := p.end != nil && p.quiet()
 	p.plan.Ended = final
-	for _, m := range p.members {
+	for _, m := range p.allContainers {
 		if p.end != nil && p.end.rejected {
 			break // nothing of it was ever meant to run here
 		}
 		c := p.containerStatus(m, final)
 		switch m.role {
-		case initRole, sidecarRole:
+		case initContainer, sidecarContainer:
 			s.InitContainerStatuses = append(s.InitContainerStatuses, c)
-		case mainRole:
+		case regularContainer:
 			s.ContainerStatuses = append(s.ContainerStatuses, c)
-		case ephemeralRole:
+		case ephemeralContainer:
 			s.EphemeralContainerStatuses = append(s.EphemeralContainerStatuses, c)
 		}
 	}
@@ -82,7 +82,7 @@ func (p *planner) status() v1.PodStatus {
 }
 
 // unmounting: a deleted pod whose volumes are about to go. Its end is told when
-// they are gone, so that whoever waits for it finds nothing left; volumes that
+// they are gone, so that anyone who waits for it finds nothing left; volumes that
 // cannot be unmounted hold up its deletion, not its end.
 func (p *planner) unmounting() bool {
 	if p.pod.DeletionTimestamp == nil || p.spec.Static || p.spec.Orphan || p.spec.Removed || p.obs.Unmounted {
@@ -142,10 +142,10 @@ func (p *planner) wholeResources(s *v1.PodStatus) {
 }
 
 // containerStatus describes one container.
-func (p *planner) containerStatus(m *member, final bool) v1.ContainerStatus {
+func (p *planner) containerStatus(m *containerState, final bool) v1.ContainerStatus {
 	last := lastStatus(&p.obs.Last, m.c.Name)
 	s := v1.ContainerStatus{Name: m.c.Name, Image: m.c.Image}
-	if m.role != ephemeralRole {
+	if m.role != ephemeralContainer {
 		s.Started = ptr.To(false)
 	}
 	if last != nil {
@@ -156,7 +156,7 @@ func (p *planner) containerStatus(m *member, final bool) v1.ContainerStatus {
 		p.lostContainer(m, &s, last, final)
 	case m.last == nil || m.last.State == runtime.Created && p.previous(m.last) == nil:
 		s.State.Waiting = p.waiting(m)
-		if final && (m.role == mainRole || m.role == sidecarRole) && p.initDone() {
+		if final && (m.role == regularContainer || m.role == sidecarContainer) && p.initDone() {
 			s.State = unknownState("The container could not be located when the pod was terminated")
 		}
 	default:
@@ -174,7 +174,7 @@ func unknownState(message string) v1.ContainerState {
 
 // lostContainer describes a container that the status has seen and the runtime
 // does not hold.
-func (p *planner) lostContainer(m *member, s *v1.ContainerStatus, last *v1.ContainerStatus, final bool) {
+func (p *planner) lostContainer(m *containerState, s *v1.ContainerStatus, last *v1.ContainerStatus, final bool) {
 	s.Image, s.ImageID, s.ContainerID = last.Image, last.ImageID, last.ContainerID
 	switch {
 	case p.startingOver():
@@ -182,24 +182,26 @@ func (p *planner) lostContainer(m *member, s *v1.ContainerStatus, last *v1.Conta
 		return
 	case last.State.Terminated != nil:
 		s.State = last.State
-		s.Ready = m.role == initRole && last.State.Terminated.ExitCode == 0
+		s.Ready = m.role == initContainer && last.State.Terminated.ExitCode == 0
 		return
-	case m.role == initRole && p.anyMainRan():
+	case m.role == initContainer && p.anyMainRan():
 		s.State.Terminated = &v1.ContainerStateTerminated{
-			Reason:      "Completed",
-			Message:     "Unable to get init container status from container runtime and pod has been initialized, treat it as exited normally",
+			Reason: "Completed",
+			Message: "Unable to get init container status from container runtime and pod has been initialized, treat it as exited " +
+				"normally",
 			ContainerID: last.ContainerID,
 		}
 		s.Ready = true
 		return
 	}
 	if last.State.Running != nil {
-		s.LastTerminationState = unknownState("The container could not be located when the pod was deleted.  The container used to be Running")
+		s.LastTerminationState = unknownState(
+			"The container could not be located when the pod was deleted.  The container used to be Running")
 		if p.pod.DeletionTimestamp == nil {
 			s.RestartCount++
 		}
 	}
-	if final || m.role == mainRole && p.finished(m) {
+	if final || m.role == regularContainer && p.finished(m) {
 		s.State = unknownState("The container could not be located when the pod was terminated")
 		return
 	}
@@ -222,7 +224,7 @@ func (p *planner) previous(c *runtime.Container) *runtime.Container {
 }
 
 // knownContainer describes a container by what the runtime holds of it.
-func (p *planner) knownContainer(m *member, s *v1.ContainerStatus, final bool) {
+func (p *planner) knownContainer(m *containerState, s *v1.ContainerStatus, final bool) {
 	c := m.last
 	older := p.previous(c)
 	if c.State == runtime.Created {
@@ -240,7 +242,7 @@ func (p *planner) knownContainer(m *member, s *v1.ContainerStatus, final bool) {
 		s.State.Running = &v1.ContainerStateRunning{StartedAt: stamp(c.StartedAt)}
 		if c == m.cur {
 			probe := p.probe(m)
-			s.Ready = probe.Ready && (m.role == mainRole || m.role == sidecarRole)
+			s.Ready = probe.Ready && (m.role == regularContainer || m.role == sidecarContainer)
 			if s.Started != nil {
 				s.Started = &probe.Started
 			}
@@ -248,7 +250,7 @@ func (p *planner) knownContainer(m *member, s *v1.ContainerStatus, final bool) {
 		s.User = user(c)
 	case c.State == runtime.Exited:
 		s.State.Terminated = p.terminated(c)
-		s.Ready = m.role == initRole && m.succeeded(c)
+		s.Ready = m.role == initContainer && m.succeeded(c)
 		if w := p.wait[m.c.Name]; w != nil && !final && p.end == nil {
 			s.LastTerminationState, s.State = s.State, v1.ContainerState{Waiting: w}
 		}
@@ -282,12 +284,12 @@ func (p *planner) terminated(c *runtime.Container) *v1.ContainerStateTerminated 
 }
 
 // waiting says why a container that has not run yet does not run.
-func (p *planner) waiting(m *member) *v1.ContainerStateWaiting {
+func (p *planner) waiting(m *containerState) *v1.ContainerStateWaiting {
 	// A container's own trouble shows once its turn has come.
 	if w := p.wait[m.c.Name]; w != nil && p.initDoneBefore(m) {
 		return w
 	}
-	if len(p.pod.Spec.InitContainers) > 0 && m.role != ephemeralRole {
+	if len(p.pod.Spec.InitContainers) > 0 && m.role != ephemeralContainer {
 		return &v1.ContainerStateWaiting{Reason: "PodInitializing"}
 	}
 	return &v1.ContainerStateWaiting{Reason: "ContainerCreating"}
@@ -298,17 +300,17 @@ func (p *planner) initDone() bool { return p.initDoneBefore(nil) }
 
 // initDoneBefore: those init containers have done their part that come before a
 // member, which is all for one that is none itself.
-func (p *planner) initDoneBefore(until *member) bool {
-	for _, m := range p.members {
-		if m == until || until != nil && until.role == ephemeralRole {
+func (p *planner) initDoneBefore(until *containerState) bool {
+	for _, m := range p.allContainers {
+		if m == until || until != nil && until.role == ephemeralContainer {
 			return true
 		}
 		switch m.role {
-		case initRole:
+		case initContainer:
 			if !(exited(m.cur) && m.succeeded(m.cur)) && !p.initialized() {
 				return false
 			}
-		case sidecarRole:
+		case sidecarContainer:
 			if !p.initialized() && !(alive(m.cur) && p.started(m)) {
 				return false
 			}
@@ -318,7 +320,7 @@ func (p *planner) initDoneBefore(until *member) bool {
 }
 
 // shape adds what the spec says about mounts and resources.
-func (p *planner) shape(m *member, s *v1.ContainerStatus) {
+func (p *planner) shape(m *containerState, s *v1.ContainerStatus) {
 	for _, vm := range m.c.VolumeMounts {
 		st := v1.VolumeMountStatus{Name: vm.Name, MountPath: vm.MountPath, ReadOnly: vm.ReadOnly}
 		if vm.ReadOnly {
@@ -330,7 +332,7 @@ func (p *planner) shape(m *member, s *v1.ContainerStatus) {
 		}
 		s.VolumeMounts = append(s.VolumeMounts, st)
 	}
-	if m.role == ephemeralRole {
+	if m.role == ephemeralContainer {
 		return
 	}
 	s.AllocatedResourcesStatus = p.obs.Devices[m.c.Name]
@@ -348,7 +350,7 @@ func (p *planner) shape(m *member, s *v1.ContainerStatus) {
 }
 
 // actual replaces limits and requests by what the runtime enforces.
-func (p *planner) actual(m *member, s *v1.ContainerStatus) {
+func (p *planner) actual(m *containerState, s *v1.ContainerStatus) {
 	l := m.cur.Resources.GetLinux()
 	if l == nil || s.Resources == nil {
 		return

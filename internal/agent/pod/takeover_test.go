@@ -23,7 +23,7 @@ import (
 var recordedAt = time.Date(2026, 11, 22, 16, 32, 50, 0, time.UTC)
 
 // restless are actions that change what runs.
-var restless = map[Kind]bool{CreateSandbox: true, Start: true, Stop: true, Remove: true, StopSandbox: true, RemoveSandbox: true,
+var restless = map[kind]bool{CreateSandbox: true, Start: true, Stop: true, Remove: true, StopSandbox: true, RemoveSandbox: true,
 	PostStart: true, PreStop: true, Pull: true, Resize: true, Unmount: true, RemoveCgroup: true, Clean: true, Delete: true}
 
 func recordedPods(t *testing.T) []v1.Pod {
@@ -41,9 +41,9 @@ func recordedPods(t *testing.T) []v1.Pod {
 
 // takeover is the world of an agent that follows the kubelet, about to meet the
 // pod.
-func takeover(t *testing.T, p *v1.Pod) *world {
+func takeover(t *testing.T, p *v1.Pod) *fixture {
 	t.Helper()
-	w := newWorld(t)
+	w := newFixture(t)
 	w.now = recordedAt
 	text, err := os.ReadFile("testdata/kubelet-1.36.2/cri.json")
 	if err == nil {
@@ -55,21 +55,21 @@ func takeover(t *testing.T, p *v1.Pod) *world {
 	}
 	w.m.cfg.Service = w.rt
 	w.api, w.mounted, w.cgroup = p.Status, true, true
-	w.spec = Spec{Pod: p}
+	w.spec = spec{Pod: p}
 	if uid := p.Annotations["kubernetes.io/config.mirror"]; uid != "" {
 		static := p.DeepCopy()
 		static.UID = types.UID(uid)
 		static.Status = v1.PodStatus{}
-		w.spec = Spec{Pod: static, Static: true}
+		w.spec = spec{Pod: static, Static: true}
 	}
-	w.obs = Observed{RuntimeName: "containerd", Messages: map[string]string{}}
+	w.obs = observed{RuntimeName: "containerd", Messages: map[string]string{}}
 	w.crash()
 	w.obs.Allocation = w.m.loadAllocation(w.spec.Pod.UID)
 	return w
 }
 
 // rounds plans until there is nothing to do and returns every action.
-func (w *world) rounds() (all []Action) {
+func (w *fixture) rounds() (all []action) {
 	for range 10 {
 		w.look()
 		if len(w.plan.Actions) == 0 {
@@ -107,9 +107,9 @@ func TestTakeoverTouchesNothingThatRuns(t *testing.T) {
 // over tells that a pod has ended; what it held is released, as by a kubelet.
 func over(p *v1.Pod) bool { return p.Status.Phase == v1.PodSucceeded }
 
-var releases = map[Kind]bool{StopSandbox: true, Unmount: true, RemoveCgroup: true}
+var releases = map[kind]bool{StopSandbox: true, Unmount: true, RemoveCgroup: true}
 
-// Where a definition did change, its container must be started anew: the hash is
+// Where a definition did change, its container must be started again: the hash is
 // read, not passed over.
 func TestTakeoverSeesAChangedImage(t *testing.T) {
 	for _, p := range recordedPods(t) {

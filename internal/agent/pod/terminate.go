@@ -46,7 +46,8 @@ func (p *planner) ending() *ending {
 		e.why = "already " + string(p.obs.Last.Phase)
 	case p.overDeadline():
 		e.why = "over its active deadline"
-		e.force = &Kill{Phase: v1.PodFailed, Reason: deadlineReason, Message: "Pod was active on the node longer than the specified deadline"}
+		e.force = &Kill{Phase: v1.PodFailed, Reason: deadlineReason,
+			Message: "Pod was active on the node longer than the specified deadline"}
 	case p.completed():
 		e.why = "all containers ended"
 	}
@@ -77,20 +78,20 @@ func (p *planner) ending() *ending {
 // not count, they go with the rest.
 func (p *planner) completed() bool {
 	mains := false
-	for _, m := range p.members {
-		if m.role == mainRole {
+	for _, m := range p.allContainers {
+		if m.role == regularContainer {
 			mains = true
 		}
 	}
 	if !mains || p.busy(Start) {
 		return false
 	}
-	for _, m := range p.members {
+	for _, m := range p.allContainers {
 		failed := m.cur // in this sandbox, which may not be the first
 		if !p.anyMainRan() {
 			failed = m.last
 		}
-		if m.role == initRole && !p.initialized() && exited(failed) && !m.succeeded(failed) && !restartable(p.pod, m, failed) {
+		if m.role == initContainer && !p.initialized() && exited(failed) && !m.succeeded(failed) && !restartable(p.pod, m, failed) {
 			return true
 		}
 	}
@@ -100,8 +101,8 @@ func (p *planner) completed() bool {
 	if p.cur == nil && p.obs.Runtime != nil && len(p.obs.Runtime.Sandboxes) > 0 && !p.busy(CreateSandbox) && !p.wantsSandbox() {
 		return true // it lost its sandbox and nothing would run in a new one
 	}
-	for _, m := range p.members {
-		if m.role == mainRole && !p.finished(m) {
+	for _, m := range p.allContainers {
+		if m.role == regularContainer && !p.finished(m) {
 			return false
 		}
 	}
@@ -109,7 +110,7 @@ func (p *planner) completed() bool {
 }
 
 // finished: a main container that ended for good.
-func (p *planner) finished(m *member) bool {
+func (p *planner) finished(m *containerState) bool {
 	if m.last == nil {
 		return lastRan(&p.obs.Last, m.c.Name) && !p.vanishedRestarts(m)
 	}
@@ -162,20 +163,20 @@ func (p *planner) terminate() {
 	}
 	sandboxes := p.stopSandboxes()
 	if !p.obs.Unmounted {
-		p.emit(Action{Kind: Unmount}, fact("containers", "all ended"))
+		p.emit(action{Kind: Unmount}, fact("containers", "all ended"))
 	}
 	if !sandboxes || p.busy(Cgroup, CreateSandbox, Mount) {
 		return
 	}
 	if !p.obs.CgroupRemoved {
-		p.emit(Action{Kind: RemoveCgroup}, fact("sandbox", "stopped"))
+		p.emit(action{Kind: RemoveCgroup}, fact("sandbox", "stopped"))
 	}
 	if !p.obs.Unmounted || !p.obs.CgroupRemoved {
 		return
 	}
 	if p.pod.DeletionTimestamp != nil && !p.spec.Static && !p.spec.Orphan && !p.obs.Deleted && !p.spec.Removed {
 		if terminal(p.obs.Acked) {
-			p.emit(Action{Kind: Delete}, fact("status", "delivered"), fact("node", "holds nothing of it"))
+			p.emit(action{Kind: Delete}, fact("status", "delivered"), fact("node", "holds nothing of it"))
 		}
 		return
 	}
@@ -187,7 +188,7 @@ func (p *planner) terminate() {
 // endEvents reports what about the pod's end is worth an event of its own.
 func (p *planner) endEvents() {
 	if f := p.end.force; f != nil && f.Reason == deadlineReason && !terminal(p.obs.Last.Phase) {
-		p.plan.Events = append(p.plan.Events, Event{Reason: f.Reason, Message: f.Message, Key: f.Reason})
+		p.plan.Events = append(p.plan.Events, event{Reason: f.Reason, Message: f.Message, Key: f.Reason})
 	}
 	if p.spec.Kill == nil || p.obs.TerminatingSince.IsZero() || p.quiet() {
 		return
@@ -197,7 +198,7 @@ func (p *planner) endEvents() {
 		p.wakeAt(at)
 		return
 	}
-	p.plan.Events = append(p.plan.Events, Event{
+	p.plan.Events = append(p.plan.Events, event{
 		Warning: true, Reason: "ExceededGracePeriod", Key: "ExceededGracePeriod",
 		Message: "Container runtime did not kill the pod within specified grace period.",
 	})
@@ -229,9 +230,9 @@ func (p *planner) stopContainers() (done bool) {
 		over = p.now // shortened: no more waiting for others
 	}
 	blocked := false // by a later container that is still alive
-	byName := map[string]*member{}
-	for i := len(p.members) - 1; i >= 0; i-- {
-		m := p.members[i]
+	byName := map[string]*containerState{}
+	for i := len(p.allContainers) - 1; i >= 0; i-- {
+		m := p.allContainers[i]
 		byName[m.c.Name] = m
 		up := false
 		for _, c := range p.held() {
@@ -240,14 +241,14 @@ func (p *planner) stopContainers() (done bool) {
 			}
 			up = true
 			msg := "Stopping container " + m.c.Name
-			if m.role == sidecarRole && blocked && p.now.Before(over) {
+			if m.role == sidecarContainer && blocked && p.now.Before(over) {
 				p.preStop(m, c, p.deadlineFor(c, p.end.grace))
 				p.wakeAt(over)
 				continue
 			}
 			p.stop(c, p.end.grace, msg, fact("pod", p.end.why))
 		}
-		if m.role == mainRole || m.role == sidecarRole {
+		if m.role == regularContainer || m.role == sidecarContainer {
 			blocked = blocked || up
 		}
 	}
@@ -273,32 +274,32 @@ func (p *planner) stop(c *runtime.Container, grace int64, message string, becaus
 		if _, runs := p.obs.InFlight[hook]; runs {
 			p.plan.Cancel = append(p.plan.Cancel, hook)
 		}
-	} else if m := p.memberNamed(c.Name); m != nil && c.State == runtime.Running && grace > 0 && !p.preStop(m, c, at) {
+	} else if m := p.containerNamed(c.Name); m != nil && c.State == runtime.Running && grace > 0 && !p.preStop(m, c, at) {
 		return
 	}
-	p.emit(Action{
+	p.emit(action{
 		Kind: Stop, Container: c.Name, ID: c.ID, Deadline: at, Now: now,
-		Event: &Event{Reason: "Killing", Message: message, Container: c.Name, Key: "killing/" + c.ID},
+		Event: &event{Reason: "Killing", Message: message, Container: c.Name, Key: "killing/" + c.ID},
 	}, append(because, fact("grace", fmt.Sprintf("%ds", grace)))...)
 }
 
 // preStop runs a container's pre-stop hook and tells whether it is behind it.
-func (p *planner) preStop(m *member, c *runtime.Container, at time.Time) (over bool) {
+func (p *planner) preStop(m *containerState, c *runtime.Container, at time.Time) (over bool) {
 	if !needsPreStop(m.c) || p.obs.PreStopped[c.ID] {
 		return true
 	}
 	if _, stopping := p.obs.InFlight[Key{Stop, c.ID}]; stopping {
 		return true
 	}
-	p.emit(Action{
+	p.emit(action{
 		Kind: PreStop, Container: c.Name, ID: c.ID, Deadline: at,
-		Event: &Event{Reason: "Killing", Message: "Stopping container " + c.Name, Container: c.Name, Key: "killing/" + c.ID},
+		Event: &event{Reason: "Killing", Message: "Stopping container " + c.Name, Container: c.Name, Key: "killing/" + c.ID},
 	}, fact("pre-stop hook", "to run"))
 	return false
 }
 
-func (p *planner) memberNamed(name string) *member {
-	for _, m := range p.members {
+func (p *planner) containerNamed(name string) *containerState {
+	for _, m := range p.allContainers {
 		if m.c.Name == name {
 			return m
 		}
@@ -314,29 +315,29 @@ func (p *planner) stopSandboxes() (done bool) {
 	for _, b := range p.obs.Runtime.Sandboxes {
 		if !p.obs.Stopped[b.ID] {
 			done = false
-			p.emit(Action{Kind: StopSandbox, ID: b.ID}, fact("containers", "all ended"))
+			p.emit(action{Kind: StopSandbox, ID: b.ID}, fact("containers", "all ended"))
 		}
 	}
 	return done
 }
 
-// clean removes what the runtime and the disk still hold of a pod that nobody
+// clean removes what the runtime and the disk still hold of a pod that no one
 // asks for any more.
 func (p *planner) clean() {
 	if p.obs.Runtime != nil {
 		for _, b := range p.obs.Runtime.Sandboxes {
 			// Removing a sandbox removes the containers in it.
-			p.emit(Action{Kind: RemoveSandbox, ID: b.ID}, fact("pod", p.end.why))
+			p.emit(action{Kind: RemoveSandbox, ID: b.ID}, fact("pod", p.end.why))
 		}
 		for _, c := range p.obs.Runtime.Containers {
 			if !p.hasSandbox(c.SandboxID) {
-				p.emit(Action{Kind: Remove, Container: c.Name, ID: c.ID}, fact("pod", p.end.why))
+				p.emit(action{Kind: Remove, Container: c.Name, ID: c.ID}, fact("pod", p.end.why))
 			}
 		}
 		return
 	}
 	if !p.obs.Cleaned {
-		p.emit(Action{Kind: Clean}, fact("runtime", "holds nothing of it"))
+		p.emit(action{Kind: Clean}, fact("runtime", "holds nothing of it"))
 		return
 	}
 	p.plan.Done = (p.spec.Removed || p.spec.Orphan) && len(p.obs.InFlight) == 0

@@ -31,7 +31,7 @@ func TestTranscripts(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			w := newWorld(t)
+			w := newFixture(t)
 			var out strings.Builder
 			for _, block := range strings.Split(strings.TrimSpace(string(text)), "\n\n") {
 				script, _, _ := strings.Cut(strings.Trim(block, "\n"), "\n----")
@@ -62,7 +62,7 @@ func comment(block string) bool {
 
 // diff shows the first line that differs and what follows it.
 // run performs one command of a script and returns what happened.
-func run(t *testing.T, w *world, script string) string {
+func run(t *testing.T, w *fixture, script string) string {
 	t.Helper()
 	var lines []string
 	for _, l := range strings.Split(script, "\n") {
@@ -82,7 +82,7 @@ func run(t *testing.T, w *world, script string) string {
 	return strings.Join(append(w.log, w.summary()), "\n") + "\n"
 }
 
-func command(w *world, name string, args []string, body string) error {
+func command(w *fixture, name string, args []string, body string) error {
 	arg := func(i int) string {
 		if i < len(args) {
 			return args[i]
@@ -156,10 +156,10 @@ func command(w *world, name string, args []string, body string) error {
 	case "wipe":
 		return w.rt.RemovePodSandbox(context.Background(), w.obs.Runtime.Sandboxes[0].ID)
 	case "hold":
-		w.hold[Kind(arg(0))] = true
+		w.hold[kind(arg(0))] = true
 	case "release", "let": // let: those held so far, the next ones are held again
 		if name == "release" {
-			w.hold = map[Kind]bool{}
+			w.hold = map[kind]bool{}
 		}
 		for _, a := range w.held {
 			w.log = append(w.log, "  "+a.String())
@@ -200,7 +200,8 @@ func command(w *world, name string, args []string, body string) error {
 		w.api.Phase, w.api.Reason = v1.PodPhase(arg(0)), arg(1)
 	case "condition":
 		w.spec.Pod = w.spec.Pod.DeepCopy()
-		w.spec.Pod.Status.Conditions = append(w.spec.Pod.Status.Conditions, v1.PodCondition{Type: v1.PodConditionType(arg(0)), Status: v1.ConditionStatus(arg(1))})
+		w.spec.Pod.Status.Conditions = append(w.spec.Pod.Status.Conditions, v1.PodCondition{Type: v1.PodConditionType(arg(0)),
+			Status: v1.ConditionStatus(arg(1))})
 	default:
 		return errors.New("no such command")
 	}

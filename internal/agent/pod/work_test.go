@@ -10,17 +10,17 @@ import (
 // suite reads one by one, zeros too.
 func TestWork(t *testing.T) {
 	for _, c := range []struct {
-		spec   Spec
+		spec   spec
 		phase  v1.PodPhase
 		ending bool
 		want   work
 	}{
-		{Spec{}, v1.PodRunning, false, work{"sync", "desired", ""}},
-		{Spec{Static: true}, v1.PodRunning, false, work{"sync", "desired", "true"}},
-		{Spec{}, v1.PodRunning, true, work{"terminating", "desired", ""}},
-		{Spec{Static: true, Removed: true}, v1.PodRunning, true, work{"terminating", "orphan", "true"}},
-		{Spec{}, v1.PodSucceeded, true, work{"terminated", "desired", ""}},
-		{Spec{Orphan: true}, v1.PodRunning, true, work{"terminating", "runtime_only", "unknown"}},
+		{spec{}, v1.PodRunning, false, work{"sync", "desired", ""}},
+		{spec{Static: true}, v1.PodRunning, false, work{"sync", "desired", "true"}},
+		{spec{}, v1.PodRunning, true, work{"terminating", "desired", ""}},
+		{spec{Static: true, Removed: true}, v1.PodRunning, true, work{"terminating", "orphan", "true"}},
+		{spec{}, v1.PodSucceeded, true, work{"terminated", "desired", ""}},
+		{spec{Orphan: true}, v1.PodRunning, true, work{"terminating", "runtime_only", "unknown"}},
 	} {
 		got := workOn(c.spec, c.phase, c.ending)
 		if got != c.want {

@@ -25,15 +25,15 @@ type worker struct {
 	wake chan struct{}
 
 	mu     sync.Mutex
-	spec   Spec
+	spec   spec
 	mirror *v1.Pod // of a static pod, as the API holds it
-	// mirrored: there was one when the last source let go of the pod.
+	// mirrored: there was one when the last source released the pod.
 	mirrored bool
 	// leaving: the pod ends since no source has it. What a source asks for
 	// from then on is another life of it, which begins when this one is over.
 	leaving bool
-	again   *Spec
-	inbox   []Result
+	again   *spec
+	inbox   []result
 	patches []patched
 
 	// current is the pod with the status planned last. quiet is closed when
@@ -48,7 +48,7 @@ type worker struct {
 	ending   atomic.Bool
 
 	// Owned by the loop.
-	obs     Observed
+	obs     observed
 	flights map[Key]*flight
 	fired   map[string]bool // keys of events sent
 	updated *v1.Pod         // the definition that volumes were told of last
@@ -70,7 +70,7 @@ type flight struct {
 // errUnwanted is why the context of an action ends that the plan gave up.
 var errUnwanted = errors.New("no longer wanted")
 
-func newWorker(m *Manager, spec Spec) *worker {
+func newWorker(m *Manager, spec spec) *worker {
 	w := &worker{
 		m: m, uid: spec.Pod.UID, wake: make(chan struct{}, 1), spec: spec,
 		seen: m.cfg.Now(), flights: map[Key]*flight{}, fired: map[string]bool{}, quiet: make(chan struct{}), reported: make(chan struct{}),
@@ -79,8 +79,8 @@ func newWorker(m *Manager, spec Spec) *worker {
 	return w
 }
 
-// poke makes the loop look again.
-func (w *worker) poke() {
+// enqueue makes the loop look again.
+func (w *worker) enqueue() {
 	select {
 	case w.wake <- struct{}{}:
 	default:
@@ -88,18 +88,18 @@ func (w *worker) poke() {
 }
 
 // update changes what the world asks of the pod.
-func (w *worker) update(f func(*Spec)) {
+func (w *worker) update(f func(*spec)) {
 	w.mu.Lock()
 	f(&w.spec)
 	w.mu.Unlock()
-	w.poke()
+	w.enqueue()
 }
 
-func (w *worker) deliver(r Result) {
+func (w *worker) deliver(r result) {
 	w.mu.Lock()
 	w.inbox = append(w.inbox, r)
 	w.mu.Unlock()
-	w.poke()
+	w.enqueue()
 }
 
 // run is the worker's life; it returns when nothing is left of the pod or ctx
@@ -107,7 +107,7 @@ func (w *worker) deliver(r Result) {
 func (w *worker) run(ctx context.Context) {
 	defer w.wg.Wait()
 	last, known := w.firstStatus()
-	w.obs.Memory = NewMemory(last, w.m.cfg.Now())
+	w.obs.memory = newMemory(last, w.m.cfg.Now())
 	if !known {
 		w.obs.trustRunning(w.m.cfg.Runtime.Pod(w.uid))
 	}
@@ -124,10 +124,10 @@ func (w *worker) run(ctx context.Context) {
 			w.m.metrics.workerStart.Observe(now.Sub(w.seen).Seconds())
 		}
 		spec := w.observe(now)
-		plan := Next(spec, &w.obs, now)
+		plan := next(spec, &w.obs, now)
 		w.perform(ctx, spec, plan, now)
 		wakeAt := earliest(plan.WakeAt, w.publish(ctx, spec, plan, now))
-		w.tellEnd(&plan)
+		w.reportEnd(&plan)
 		w.m.metrics.workerRounds.WithLabelValues(roundType(first, &plan)).Observe(w.m.cfg.Now().Sub(now).Seconds())
 		if plan.Done && !w.pub.busy {
 			return
@@ -146,7 +146,7 @@ func (w *worker) run(ctx context.Context) {
 }
 
 // roundType is what metrics call one look at a pod.
-func roundType(first bool, plan *Plan) string {
+func roundType(first bool, plan *plan) string {
 	switch {
 	case plan.Terminating && terminal(plan.Status.Phase):
 		return "terminated"
@@ -173,7 +173,7 @@ func (w *worker) firstStatus() (status v1.PodStatus, known bool) {
 }
 
 // observe takes in everything that arrived since the last round.
-func (w *worker) observe(now time.Time) Spec {
+func (w *worker) observe(now time.Time) spec {
 	w.mu.Lock()
 	w.leaving = w.leaving || w.spec.Removed
 	spec, mirror := w.spec, w.mirror
@@ -189,7 +189,7 @@ func (w *worker) observe(now time.Time) Spec {
 				w.pulling += r.took
 			}
 			w.obs.Done(r, now)
-			w.tellFailure(spec.Pod, r, now)
+			w.reportFailure(spec.Pod, r, now)
 		}
 	}
 	if w.retry.Swap(false) {
@@ -209,7 +209,7 @@ func (w *worker) observe(now time.Time) Spec {
 	} else {
 		w.obs.Acked = w.pub.base.Phase
 		if !spec.Static {
-			w.obs.heard(&w.pub.base)
+			w.obs.merge(&w.pub.base)
 		}
 		w.obs.Deleted = w.obs.Deleted || w.pub.gone
 	}
@@ -245,14 +245,14 @@ func (w *worker) readMessages(containers int) {
 }
 
 // perform begins the plan's actions and tells the world about them.
-func (w *worker) perform(ctx context.Context, spec Spec, plan Plan, now time.Time) {
+func (w *worker) perform(ctx context.Context, spec spec, plan plan, now time.Time) {
 	for _, k := range plan.Cancel {
 		if f := w.flights[k]; f != nil {
 			f.canceled.Store(true)
 			f.cancel(errUnwanted)
 		}
 	}
-	w.tellStatus(spec.Pod, &plan, now)
+	w.reportStatus(spec.Pod, &plan, now)
 	w.obs.Accept(plan, now)
 	for _, e := range plan.Events {
 		if !w.fire(spec.Pod, e) {
@@ -302,15 +302,15 @@ func (w *worker) perform(ctx context.Context, spec Spec, plan Plan, now time.Tim
 	w.m.cfg.Probes.Sync(w.uid, w.targets(pod, plan))
 }
 
-// tellEnd tells those who wait for the pod's end how far it is.
-func (w *worker) tellEnd(plan *Plan) {
+// reportEnd tells those who wait for the pod's end how far it is.
+func (w *worker) reportEnd(plan *plan) {
 	if (plan.Ended || plan.Done) && !closed(w.quiet) {
 		close(w.quiet)
 	}
 	ended := plan.Terminating && terminal(plan.Status.Phase)
-	// Without a target there is nobody to tell.
-	told := terminal(w.obs.Acked) || w.pub.target == ""
-	if (ended && w.obs.Unmounted && told || plan.Done) && !closed(w.reported) {
+	// Without a target there is no one to tell.
+	statusReported := terminal(w.obs.Acked) || w.pub.target == ""
+	if (ended && w.obs.Unmounted && statusReported || plan.Done) && !closed(w.reported) {
 		close(w.reported)
 	}
 }
@@ -325,18 +325,19 @@ func closed(c <-chan struct{}) bool {
 }
 
 // targets lists the running containers for the prober.
-func (w *worker) targets(pod *v1.Pod, plan Plan) []Target {
+func (w *worker) targets(pod *v1.Pod, plan plan) []Target {
 	held := w.obs.Runtime
 	if held == nil {
 		return nil
 	}
 	cur := currentSandbox(pod, held)
 	var out []Target
-	for _, m := range members(pod, held, cur) {
+	for _, m := range allContainers(pod, held, cur) {
 		if m.cur == nil || m.cur.State != runtime.Running || !hasProbes(m.c) {
 			continue
 		}
-		t := Target{Pod: pod, Container: m.c, ContainerID: m.cur.ID, PodIP: pod.Status.PodIP, StartedAt: m.cur.StartedAt, Ending: plan.Terminating}
+		t := Target{Pod: pod, Container: m.c, ContainerID: m.cur.ID, PodIP: pod.Status.PodIP, StartedAt: m.cur.StartedAt,
+			Ending: plan.Terminating}
 		if s := lastStatus(&plan.Status, m.c.Name); s != nil {
 			t.Before = Probe{Started: s.Started != nil && *s.Started, Ready: s.Ready}
 		}
@@ -350,7 +351,7 @@ func hasProbes(c *v1.Container) bool {
 }
 
 // fire sends an event, once per key, and tells whether it did.
-func (w *worker) fire(pod *v1.Pod, e Event) bool {
+func (w *worker) fire(pod *v1.Pod, e event) bool {
 	if e.Key != "" {
 		if w.fired[e.Key] {
 			return false
@@ -364,8 +365,8 @@ func (w *worker) fire(pod *v1.Pod, e Event) bool {
 	return true
 }
 
-// tellFailure writes down why an action did not work and when it is tried again.
-func (w *worker) tellFailure(pod *v1.Pod, r Result, now time.Time) {
+// reportFailure writes down why an action did not work and when it is tried again.
+func (w *worker) reportFailure(pod *v1.Pod, r result, now time.Time) {
 	if r.Err == nil || r.Canceled {
 		return
 	}
@@ -374,8 +375,8 @@ func (w *worker) tellFailure(pod *v1.Pod, r Result, now time.Time) {
 		fact("in a row", strconv.Itoa(f.Count)), fact("next try in", f.RetryAt.Sub(now).Round(time.Millisecond).String()))
 }
 
-// tellEnds writes down how containers ended since the last look.
-func (w *worker) tellEnds(pod *v1.Pod, was, is *v1.PodStatus, now time.Time) {
+// reportEnds writes down how containers ended since the last look.
+func (w *worker) reportEnds(pod *v1.Pod, was, is *v1.PodStatus, now time.Time) {
 	for _, list := range [][]v1.ContainerStatus{is.InitContainerStatuses, is.ContainerStatuses, is.EphemeralContainerStatuses} {
 		for i := range list {
 			c, before := &list[i], lastStatus(was, list[i].Name)
@@ -397,10 +398,10 @@ func (w *worker) tellEnds(pod *v1.Pod, was, is *v1.PodStatus, now time.Time) {
 	}
 }
 
-// tellStatus writes down a change of phase or readiness.
-func (w *worker) tellStatus(pod *v1.Pod, plan *Plan, now time.Time) {
+// reportStatus writes down a change of phase or readiness.
+func (w *worker) reportStatus(pod *v1.Pod, plan *plan, now time.Time) {
 	was, is := &w.obs.Last, &plan.Status
-	w.tellEnds(pod, was, is, now)
+	w.reportEnds(pod, was, is, now)
 	if was.Phase != is.Phase {
 		because := []journal.Fact{fact("before", string(was.Phase))}
 		if is.Reason != "" {
@@ -421,7 +422,7 @@ func (w *worker) tellStatus(pod *v1.Pod, plan *Plan, now time.Time) {
 }
 
 // journal appends an action to the decision journal.
-func (m *Manager) journal(pod *v1.Pod, a Action, now time.Time) {
+func (m *Manager) journal(pod *v1.Pod, a action, now time.Time) {
 	m.record(pod, now, a.sentence(), a.Because...)
 	m.cfg.Log.Debug("pod action", "pod", pod.Namespace+"/"+pod.Name, "uid", pod.UID, "action", a.String())
 }

@@ -26,21 +26,21 @@ import (
 // epoch is when every test world begins.
 var epoch = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 
-// world is one pod on a fake node, stepped by hand: Next decides, the real
+// fixture is one pod on a fake node, stepped by hand: Next decides, the real
 // effects run against the fake runtime, and nothing happens between steps.
-type world struct {
+type fixture struct {
 	t       testing.TB
 	now     time.Time
 	rt      *fake.Runtime
 	watcher *runtime.Watcher
 	m       *Manager
-	spec    Spec
-	obs     Observed
-	plan    Plan
+	spec    spec
+	obs     observed
+	plan    plan
 	events  []string
 	// hold keeps actions of a kind in flight instead of performing them.
-	hold   map[Kind]bool
-	held   []Action
+	hold   map[kind]bool
+	held   []action
 	probes map[string]Probe // by container name
 	hooks  func(Hook) error
 	// mounted and cgroup are the node's state, which outlives the agent.
@@ -53,8 +53,8 @@ type world struct {
 	fired           map[string]bool
 }
 
-func newWorld(t testing.TB) *world {
-	w := &world{t: t, now: epoch, hold: map[Kind]bool{}, probes: map[string]Probe{}, errors: map[string]error{}, fired: map[string]bool{}}
+func newFixture(t testing.TB) *fixture {
+	w := &fixture{t: t, now: epoch, hold: map[kind]bool{}, probes: map[string]Probe{}, errors: map[string]error{}, fired: map[string]bool{}}
 	w.rt = fake.New(func() time.Time { return w.now })
 	w.watcher = runtime.NewWatcher(runtime.WatcherConfig{Service: w.rt, Notify: func(types.UID) {}, Log: slog.New(slog.DiscardHandler)})
 	w.m = NewManager(Config{
@@ -66,19 +66,19 @@ func newWorld(t testing.TB) *world {
 	return w
 }
 
-func (w *world) begin(pod *v1.Pod) {
-	w.spec = Spec{Pod: pod}
-	w.obs = Observed{Memory: NewMemory(pod.Status, w.now), RuntimeName: "fake", Messages: map[string]string{}}
+func (w *fixture) begin(pod *v1.Pod) {
+	w.spec = spec{Pod: pod}
+	w.obs = observed{memory: newMemory(pod.Status, w.now), RuntimeName: "fake", Messages: map[string]string{}}
 }
 
 // crash loses everything the agent knows but what the API, the runtime and the
 // disk hold.
-func (w *world) crash() {
+func (w *fixture) crash() {
 	w.held, w.fired = nil, map[string]bool{}
 	w.spec.Pod = w.spec.Pod.DeepCopy()
 	w.spec.Pod.Status = w.api
 	w.spec.Kill = nil
-	w.obs.Memory = NewMemory(w.api, w.now)
+	w.obs.memory = newMemory(w.api, w.now)
 	w.obs.Logged = w.m.loggedAttempts(w.spec.Pod.UID)
 	w.obs.Allocation = w.m.loadAllocation(w.spec.Pod.UID)
 	w.watcher = runtime.NewWatcher(runtime.WatcherConfig{Service: w.rt, Notify: func(types.UID) {}, Log: slog.New(slog.DiscardHandler)})
@@ -86,7 +86,7 @@ func (w *world) crash() {
 }
 
 // look refreshes the picture and plans.
-func (w *world) look() Plan {
+func (w *fixture) look() plan {
 	w.t.Helper()
 	before := w.rt.Before
 	w.rt.Before = nil
@@ -107,17 +107,17 @@ func (w *world) look() Plan {
 	}
 	w.obs.Acked, w.obs.Deleted = w.api.Phase, w.deleted
 	if !w.spec.Static {
-		w.obs.heard(&w.api)
+		w.obs.merge(&w.api)
 	}
-	w.plan = Next(w.obs.view(w.spec), &w.obs, w.now)
+	w.plan = next(w.obs.view(w.spec), &w.obs, w.now)
 	return w.plan
 }
 
 // accept records the plan as begun and returns its actions.
-func (w *world) accept() []Action {
+func (w *fixture) accept() []action {
 	for _, k := range w.plan.Cancel {
-		w.obs.Done(Result{Action: w.obs.InFlight[k], Canceled: true}, w.now)
-		w.held = slices.DeleteFunc(w.held, func(a Action) bool { return a.Key() == k })
+		w.obs.Done(result{Action: w.obs.InFlight[k], Canceled: true}, w.now)
+		w.held = slices.DeleteFunc(w.held, func(a action) bool { return a.Key() == k })
 	}
 	w.obs.Accept(w.plan, w.now)
 	for _, e := range w.plan.Events {
@@ -127,11 +127,11 @@ func (w *world) accept() []Action {
 }
 
 // do performs one action and tells the memory.
-func (w *world) do(a Action) Result {
+func (w *fixture) do(a action) result {
 	if a.Kind == Delete {
 		w.deleted = true
-		w.obs.Done(Result{Action: a}, w.now)
-		return Result{Action: a}
+		w.obs.Done(result{Action: a}, w.now)
+		return result{Action: a}
 	}
 	r := w.m.effect(context.Background(), nil, w.obs.view(w.spec), a)
 	r.Action = a
@@ -140,7 +140,7 @@ func (w *world) do(a Action) Result {
 }
 
 // settle steps until the plan wants nothing more now.
-func (w *world) settle() {
+func (w *fixture) settle() {
 	w.t.Helper()
 	for range 200 {
 		w.look()
@@ -155,7 +155,7 @@ func (w *world) settle() {
 				w.fire(*a.Event)
 			}
 			if w.hold[a.Kind] {
-				w.held = append(slices.DeleteFunc(w.held, func(h Action) bool { return h.Key() == a.Key() }), a)
+				w.held = append(slices.DeleteFunc(w.held, func(h action) bool { return h.Key() == a.Key() }), a)
 				w.log = append(w.log, "  "+a.String()+" ...")
 				continue
 			}
@@ -171,7 +171,7 @@ func (w *world) settle() {
 }
 
 // fire sends an event once per key, as the worker does.
-func (w *world) fire(e Event) {
+func (w *fixture) fire(e event) {
 	if e.Key == "" || !w.fired[e.Key] {
 		w.fired[e.Key] = true
 		w.m.event(w.spec.Pod, e)
@@ -179,14 +179,14 @@ func (w *world) fire(e Event) {
 }
 
 // publish is an API that takes every status at once.
-func (w *world) publish() {
+func (w *fixture) publish() {
 	if !w.deleted {
 		w.api = mergedStatus(w.api, w.plan.Status)
 	}
 }
 
 // summary is the status in one line.
-func (w *world) summary() string {
+func (w *fixture) summary() string {
 	s := &w.plan.Status
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s", s.Phase)
@@ -194,7 +194,8 @@ func (w *world) summary() string {
 		fmt.Fprintf(&b, "(%s)", s.Reason)
 	}
 	for _, c := range s.Conditions {
-		short := map[v1.PodConditionType]string{v1.PodReadyToStartContainers: "sandbox", v1.PodInitialized: "init", v1.PodReady: "ready"}[c.Type]
+		short := map[v1.PodConditionType]string{v1.PodReadyToStartContainers: "sandbox", v1.PodInitialized: "init",
+			v1.PodReady: "ready"}[c.Type]
 		if short != "" && c.Status == v1.ConditionTrue {
 			b.WriteString(" " + short)
 		}
@@ -239,7 +240,7 @@ func stateText(s v1.ContainerState) string {
 
 // The collaborators of the fake node.
 
-func (w *world) Mount(context.Context, *v1.Pod) error {
+func (w *fixture) Mount(context.Context, *v1.Pod) error {
 	if err := w.errors["mount"]; err != nil {
 		return err
 	}
@@ -247,7 +248,7 @@ func (w *world) Mount(context.Context, *v1.Pod) error {
 	return nil
 }
 
-func (w *world) Unmount(context.Context, types.UID) error {
+func (w *fixture) Unmount(context.Context, types.UID) error {
 	if err := w.errors["unmount"]; err != nil {
 		return err
 	}
@@ -255,9 +256,9 @@ func (w *world) Unmount(context.Context, types.UID) error {
 	return nil
 }
 
-func (w *world) Update(*v1.Pod) {}
+func (w *fixture) Update(*v1.Pod) {}
 
-type images struct{ w *world }
+type images struct{ w *fixture }
 
 func (i images) Ensure(_ context.Context, _ *v1.Pod, c *v1.Container) (string, error) {
 	if err := i.w.errors["pull "+c.Name]; err != nil {
@@ -266,12 +267,12 @@ func (i images) Ensure(_ context.Context, _ *v1.Pod, c *v1.Container) (string, e
 	return c.Image, nil
 }
 
-type cgroups struct{ w *world }
+type cgroups struct{ w *fixture }
 
 func (c cgroups) Ensure(*v1.Pod) error   { c.w.cgroup = true; return c.w.errors["cgroup"] }
 func (c cgroups) Remove(types.UID) error { c.w.cgroup = false; return nil }
 
-type admitter struct{ w *world }
+type admitter struct{ w *fixture }
 
 func (a admitter) Admit(_ context.Context, _ *v1.Pod, adopted bool) *Rejection {
 	if adopted {
@@ -283,14 +284,14 @@ func (admitter) Forget(types.UID)                             {}
 func (admitter) Settled(types.UID)                            {}
 func (a admitter) Resize(context.Context, *v1.Pod) *Rejection { return a.w.reject }
 
-type resizer struct{ w *world }
+type resizer struct{ w *fixture }
 
 func (r resizer) Resize(_ context.Context, p *v1.Pod, running map[string]string) error {
 	r.w.log = append(r.w.log, fmt.Sprintf("  enforcing %s on %v", p.Spec.Containers[0].Resources.Limits.Memory(), running))
 	return r.w.errors["resize"]
 }
 
-type hooks struct{ w *world }
+type hooks struct{ w *fixture }
 
 func (h hooks) Run(_ context.Context, in Hook) error {
 	if h.w.hooks != nil {
@@ -299,7 +300,7 @@ func (h hooks) Run(_ context.Context, in Hook) error {
 	return h.w.errors["hook "+in.Container.Name]
 }
 
-type configs struct{ w *world }
+type configs struct{ w *fixture }
 
 func (c configs) Sandbox(_ context.Context, pod *v1.Pod, attempt uint32) (*runtimeapi.PodSandboxConfig, string, error) {
 	mode := runtimeapi.NamespaceMode_POD
@@ -309,10 +310,12 @@ func (c configs) Sandbox(_ context.Context, pod *v1.Pod, attempt uint32) (*runti
 	return &runtimeapi.PodSandboxConfig{
 		Metadata: &runtimeapi.PodSandboxMetadata{Name: pod.Name, Namespace: pod.Namespace, Uid: string(pod.UID), Attempt: attempt},
 		Labels: map[string]string{
-			kubelettypes.KubernetesPodNameLabel: pod.Name, kubelettypes.KubernetesPodNamespaceLabel: pod.Namespace, kubelettypes.KubernetesPodUIDLabel: string(pod.UID),
+			kubelettypes.KubernetesPodNameLabel: pod.Name, kubelettypes.KubernetesPodNamespaceLabel: pod.Namespace,
+			kubelettypes.KubernetesPodUIDLabel: string(pod.UID),
 		},
 		LogDirectory: c.w.m.cfg.LogDir + "/" + pod.Namespace + "_" + pod.Name + "_" + string(pod.UID),
-		Linux:        &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{NamespaceOptions: &runtimeapi.NamespaceOption{Network: mode}}},
+		Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
+			NamespaceOptions: &runtimeapi.NamespaceOption{Network: mode}}},
 	}, "", c.w.errors["sandbox config"]
 }
 
@@ -340,21 +343,22 @@ func (c configs) Container(ctx context.Context, in StartInput) (*runtimeapi.Cont
 
 // Event and its sisters make the world its own event recorder.
 
-func (w *world) Event(_ apiruntime.Object, kind, reason, message string) {
+func (w *fixture) Event(_ apiruntime.Object, kind, reason, message string) {
 	w.events = append(w.events, kind+" "+reason+": "+message)
 	w.log = append(w.log, "  event "+kind+" "+reason+": "+message)
 }
 
-func (w *world) Eventf(o apiruntime.Object, kind, reason, format string, args ...any) {
+func (w *fixture) Eventf(o apiruntime.Object, kind, reason, format string, args ...any) {
 	w.Event(o, kind, reason, fmt.Sprintf(format, args...))
 }
 
-func (w *world) AnnotatedEventf(o apiruntime.Object, _ map[string]string, kind, reason, format string, args ...any) {
+func (w *fixture) AnnotatedEventf(o apiruntime.Object, _ map[string]string, kind, reason, format string, args ...any) {
 	w.Event(o, kind, reason, fmt.Sprintf(format, args...))
 }
 
 func testPod(policy v1.RestartPolicy, names ...string) *v1.Pod {
-	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default", UID: "u1", Generation: 1}, Spec: v1.PodSpec{RestartPolicy: policy}}
+	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default", UID: "u1", Generation: 1},
+		Spec: v1.PodSpec{RestartPolicy: policy}}
 	for _, n := range names {
 		pod.Spec.Containers = append(pod.Spec.Containers, v1.Container{Name: n, Image: "img"})
 	}

@@ -19,9 +19,11 @@ var methods = map[string]string{"List": "list", "Get": "get", "GetAllocatableRes
 
 func newMetrics(registry prometheus.Registerer) (*metrics, error) {
 	counter := func(name, help string) *prometheus.CounterVec {
-		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_pod_resources_endpoint_" + name, Help: help}, []string{"server_api_version"})
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_pod_resources_endpoint_" + name, Help: help},
+			[]string{"server_api_version"})
 	}
-	m := &metrics{all: counter("requests_total", "Requests to the pod resources API."), requests: map[string]*prometheus.CounterVec{}, failed: map[string]*prometheus.CounterVec{}}
+	m := &metrics{all: counter("requests_total", "Requests to the pod resources API."), requests: map[string]*prometheus.CounterVec{},
+		failed: map[string]*prometheus.CounterVec{}}
 	list := []prometheus.Collector{m.all}
 	for method, name := range methods {
 		m.requests[method] = counter("requests_"+name, method+" requests to the pod resources API.")

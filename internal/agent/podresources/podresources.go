@@ -1,5 +1,5 @@
 // Package podresources serves the pod resources API (v1, and v1alpha1 for old
-// callers): which pod has which processors, memory, devices and claims.
+// callers): which pod has which CPUs, memory, devices and claims.
 package podresources
 
 import (
@@ -30,14 +30,14 @@ const (
 	burst     = 10
 )
 
-// Devices are the node's devices.
-type Devices interface {
+// devices are the node's devices.
+type devices interface {
 	HeldBy(pod types.UID, container string) []*api.ContainerDevices
 	Offered() []*api.ContainerDevices
 }
 
-// Assignments are the node's processors and memory.
-type Assignments interface {
+// assignments are the node's CPUs and memory.
+type assignments interface {
 	CPUsOf(pod types.UID, container string) []int
 	MemoryOf(pod types.UID, container string) []memory.Block
 	AllocatableCPUs() []int
@@ -55,8 +55,8 @@ type Config struct {
 	RootDir string
 	// Pods lists the pods of the node with their current status.
 	Pods        func() []*v1.Pod
-	Devices     Devices
-	Assignments Assignments
+	Devices     devices
+	Assignments assignments
 	Claims      Claims
 	Metrics     prometheus.Registerer
 }
@@ -80,7 +80,8 @@ func Run(ctx context.Context, cfg Config) error {
 		return fmt.Errorf("serving pod resources: %w", err)
 	}
 	limiter := rate.NewLimiter(perSecond, burst)
-	server := grpc.NewServer(grpc.UnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	server := grpc.NewServer(grpc.UnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo,
+		next grpc.UnaryHandler) (any, error) {
 		if !limiter.Allow() {
 			return nil, status.Error(codes.ResourceExhausted, "the pod resources API is asked too often")
 		}
@@ -136,8 +137,9 @@ func (l lister) Get(_ context.Context, req *api.GetPodResourcesRequest) (*api.Ge
 // leave what they had to these.
 func (l lister) of(pod *v1.Pod) *api.PodResources {
 	out := &api.PodResources{Name: pod.Name, Namespace: pod.Namespace}
-	for _, c := range lasting(pod) {
-		entry := &api.ContainerResources{Name: c.Name, Devices: l.cfg.Devices.HeldBy(pod.UID, c.Name), DynamicResources: l.cfg.Claims.HeldBy(pod, c)}
+	for _, c := range longRunning(pod) {
+		entry := &api.ContainerResources{Name: c.Name, Devices: l.cfg.Devices.HeldBy(pod.UID, c.Name),
+			DynamicResources: l.cfg.Claims.HeldBy(pod, c)}
 		for _, cpu := range l.cfg.Assignments.CPUsOf(pod.UID, c.Name) {
 			entry.CpuIds = append(entry.CpuIds, int64(cpu))
 		}
@@ -147,7 +149,7 @@ func (l lister) of(pod *v1.Pod) *api.PodResources {
 	return out
 }
 
-func lasting(pod *v1.Pod) (out []*v1.Container) {
+func longRunning(pod *v1.Pod) (out []*v1.Container) {
 	for i := range pod.Spec.InitContainers {
 		if c := &pod.Spec.InitContainers[i]; c.RestartPolicy != nil && *c.RestartPolicy == v1.ContainerRestartPolicyAlways {
 			out = append(out, c)
@@ -190,7 +192,7 @@ func (l oldLister) List(context.Context, *v1alpha1.ListPodResourcesRequest) (*v1
 	response := &v1alpha1.ListPodResourcesResponse{}
 	for _, pod := range l.cfg.live() {
 		out := &v1alpha1.PodResources{Name: pod.Name, Namespace: pod.Namespace}
-		for _, c := range lasting(pod) {
+		for _, c := range longRunning(pod) {
 			entry := &v1alpha1.ContainerResources{Name: c.Name}
 			for _, d := range l.cfg.Devices.HeldBy(pod.UID, c.Name) {
 				entry.Devices = append(entry.Devices, &v1alpha1.ContainerDevices{ResourceName: d.ResourceName, DeviceIds: d.DeviceIds})

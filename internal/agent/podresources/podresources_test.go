@@ -37,7 +37,8 @@ func (node) HeldBy(_ types.UID, c string) []*api.ContainerDevices {
 }
 
 func (node) Offered() []*api.ContainerDevices {
-	return []*api.ContainerDevices{{ResourceName: "example.com/thing", DeviceIds: []string{"a"}}, {ResourceName: "example.com/thing", DeviceIds: []string{"b"}}}
+	return []*api.ContainerDevices{{ResourceName: "example.com/thing", DeviceIds: []string{"a"}}, {ResourceName: "example.com/thing",
+		DeviceIds: []string{"b"}}}
 }
 
 func (node) CPUsOf(_ types.UID, c string) []int {
@@ -73,15 +74,18 @@ func serve(t *testing.T, registry prometheus.Registerer) *grpc.ClientConn {
 	t.Helper()
 	always := v1.ContainerRestartPolicyAlways
 	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default", UID: "u"}, Spec: v1.PodSpec{
-		InitContainers: []v1.Container{{Name: "init"}, {Name: "sidecar", RestartPolicy: &always}}, Containers: []v1.Container{{Name: "own"}, {Name: "shared"}}}}
+		InitContainers: []v1.Container{{Name: "init"}, {Name: "sidecar", RestartPolicy: &always}}, Containers: []v1.Container{{Name: "own"},
+			{Name: "shared"}}}}
 	over := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "over", Namespace: "default"}, Status: v1.PodStatus{Phase: v1.PodSucceeded}}
 	root := t.TempDir()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {
-		done <- Run(ctx, Config{Log: slog.New(slog.DiscardHandler), RootDir: root, Pods: func() []*v1.Pod { return []*v1.Pod{pod, over} }, Devices: node{}, Assignments: node{}, Claims: claims{}, Metrics: registry})
+		done <- Run(ctx, Config{Log: slog.New(slog.DiscardHandler), RootDir: root, Pods: func() []*v1.Pod { return []*v1.Pod{pod, over} },
+			Devices: node{}, Assignments: node{}, Claims: claims{}, Metrics: registry})
 	}()
-	conn, err := grpc.NewClient("unix:"+filepath.Join(root, "pod-resources", "kubelet.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix:"+filepath.Join(root, "pod-resources", "kubelet.sock"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +99,7 @@ func serve(t *testing.T, registry prometheus.Registerer) *grpc.ClientConn {
 	return conn
 }
 
-func TestWhatIsTold(t *testing.T) {
+func TestWhatIsReported(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	conn := serve(t, registry)
 	client := api.NewPodResourcesListerClient(conn)
@@ -103,7 +107,8 @@ func TestWhatIsTold(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const want = `sidecar [] [] [] []; own [2 3] [resource_name:"example.com/thing" device_ids:"a"] [memory_type:"memory" size:64 topology:{nodes:{} nodes:{ID:1}}] [claim_name:"gpu" claim_namespace:"default"]; shared [] [] [] []; `
+	const want = `sidecar [] [] [] []; own [2 3] [resource_name:"example.com/thing" device_ids:"a"] [memory_type:"memory" size:64 ` +
+		`topology:{nodes:{} nodes:{ID:1}}] [claim_name:"gpu" claim_namespace:"default"]; shared [] [] [] []; `
 	text := ""
 	for _, p := range list.PodResources {
 		for _, c := range p.Containers {
@@ -119,7 +124,8 @@ func TestWhatIsTold(t *testing.T) {
 		t.Errorf("one pod: %v, %v", one, err)
 	}
 	for _, name := range []string{"none", "over"} {
-		if _, err := client.Get(t.Context(), &api.GetPodResourcesRequest{PodNamespace: "default", PodName: name}); status.Code(err) != codes.NotFound {
+		if _, err := client.Get(t.Context(), &api.GetPodResourcesRequest{PodNamespace: "default", PodName: name}); status.Code(
+			err) != codes.NotFound {
 			t.Errorf("pod %s: %v", name, err)
 		}
 	}
@@ -140,7 +146,8 @@ kubelet_pod_resources_endpoint_errors_get{server_api_version="v1"} 2
 kubelet_pod_resources_endpoint_requests_list{server_api_version="v1"} 1
 kubelet_pod_resources_endpoint_requests_list{server_api_version="v1alpha1"} 1
 `
-	if err := testutil.GatherAndCompare(registry, strings.NewReader(counts), "kubelet_pod_resources_endpoint_errors_get", "kubelet_pod_resources_endpoint_requests_list"); err != nil {
+	if err := testutil.GatherAndCompare(registry, strings.NewReader(counts), "kubelet_pod_resources_endpoint_errors_get",
+		"kubelet_pod_resources_endpoint_requests_list"); err != nil {
 		t.Error(err)
 	}
 }

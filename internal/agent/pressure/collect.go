@@ -36,8 +36,8 @@ const (
 	removeTimeout  = 2 * time.Minute
 )
 
-// Runtime is the part of a CRI runtime client that collecting needs.
-type Runtime interface {
+// runtime is the part of a CRI runtime client that collecting needs.
+type runtime interface {
 	ListContainers(context.Context, *runtimeapi.ContainerFilter) ([]*runtimeapi.Container, error)
 	RemoveContainer(ctx context.Context, containerID string) error
 	ListPodSandbox(context.Context, *runtimeapi.PodSandboxFilter) ([]*runtimeapi.PodSandbox, error)
@@ -45,8 +45,8 @@ type Runtime interface {
 	RemovePodSandbox(ctx context.Context, podSandboxID string) error
 }
 
-// ImageService is the part of a CRI image client that collecting needs.
-type ImageService interface {
+// imageService is the part of a CRI image client that collecting needs.
+type imageService interface {
 	ListImages(context.Context, *runtimeapi.ImageFilter) ([]*runtimeapi.Image, error)
 	RemoveImage(context.Context, *runtimeapi.ImageSpec) error
 	ImageFsInfo(context.Context) (*runtimeapi.ImageFsInfoResponse, error)
@@ -57,8 +57,8 @@ type ImageService interface {
 type CollectorConfig struct {
 	Log      *slog.Logger
 	NodeName string
-	Runtime  Runtime
-	Images   ImageService
+	Runtime  runtime
+	Images   imageService
 	Events   record.EventRecorder
 	// Pods lists the pods of the node with their current status. Nothing is
 	// collected while SourcesReady is false: a pod not heard of yet would look
@@ -79,8 +79,8 @@ type CollectorConfig struct {
 
 // Collector removes dead containers, sandboxes, logs and unused images.
 type Collector struct {
-	cfg  CollectorConfig
-	kick chan struct{}
+	cfg        CollectorConfig
+	triggerRun chan struct{}
 
 	mu        sync.Mutex // one collection at a time
 	seen      map[string]imageTimes
@@ -94,14 +94,16 @@ type imageTimes struct{ detected, used time.Time }
 
 // NewCollector returns a Collector. It asks the runtime where it keeps images.
 func NewCollector(ctx context.Context, cfg CollectorConfig) (*Collector, error) {
-	if cfg.Log == nil || cfg.Runtime == nil || cfg.Images == nil || cfg.Events == nil || cfg.Pods == nil || cfg.SourcesReady == nil || cfg.RootDir == "" {
+	if cfg.Log == nil || cfg.Runtime == nil || cfg.Images == nil || cfg.Events == nil || cfg.Pods == nil || cfg.SourcesReady == nil ||
+		cfg.RootDir == "" {
 		return nil, errors.New("configuring garbage collection: Log, Runtime, Images, Events, Pods, SourcesReady and RootDir are required")
 	}
 	if cfg.Journal == nil {
 		cfg.Journal = journal.Discard
 	}
-	c := &Collector{cfg: cfg, kick: make(chan struct{}, 1), seen: map[string]imageTimes{}}
-	c.collected = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_image_garbage_collected_total", Help: "Total number of images garbage collected by the kubelet, whether through disk usage or image age."}, []string{"reason"})
+	c := &Collector{cfg: cfg, triggerRun: make(chan struct{}, 1), seen: map[string]imageTimes{}}
+	c.collected = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_image_garbage_collected_total",
+		Help: "Total number of images garbage collected by the kubelet, whether through disk usage or image age."}, []string{"reason"})
 	if cfg.Metrics != nil {
 		if err := cfg.Metrics.Register(c.collected); err != nil {
 			return nil, fmt.Errorf("registering garbage collection metrics: %w", err)
@@ -125,7 +127,7 @@ func (c *Collector) ImageDir() string { return c.mount }
 func (c *Collector) Dedicated() bool { return c.dedicated }
 
 // Kick says that a pod ended.
-func (c *Collector) Kick() { signalOnce(c.kick) }
+func (c *Collector) Kick() { signalOnce(c.triggerRun) }
 
 func sameDevice(a, b string) bool {
 	var x, y unix.Stat_t
@@ -137,7 +139,7 @@ func (c *Collector) run(ctx context.Context) {
 	containers := time.NewTimer(containerPause)
 	defer images.Stop()
 	defer containers.Stop()
-	kicked := c.kick
+	kicked := c.triggerRun
 	for {
 		select {
 		case <-ctx.Done():
@@ -154,7 +156,7 @@ func (c *Collector) run(ctx context.Context) {
 				c.event("ContainerGCFailed", err.Error())
 			}
 			containers.Reset(containerNet)
-			kicked = c.kick
+			kicked = c.triggerRun
 		}
 	}
 }
@@ -174,9 +176,9 @@ func (c *Collector) Reclaim(ctx context.Context, containers, images bool) {
 			c.cfg.Log.Warn("reclaiming unused images", "err", err)
 			return
 		}
-		freed, removed := c.remove(ctx, UnusedImages(time.Now(), list, c.cfg.ImageLimits, -1), "space")
+		freed, removed := c.remove(ctx, unusedImages(time.Now(), list, c.cfg.ImageLimits, -1), "space")
 		c.cfg.Log.Info("reclaimed unused images", "images", removed, "bytes", freed)
-		c.tellFreed(removed, freed)
+		c.reportFreed(removed, freed)
 	}
 }
 
@@ -197,7 +199,7 @@ func (c *Collector) collectImages(ctx context.Context) {
 		}
 		return
 	}
-	c.remove(ctx, OldImages(now, list, c.cfg.ImageLimits), "age")
+	c.remove(ctx, oldImages(now, list, c.cfg.ImageLimits), "age")
 	var stat unix.Statfs_t
 	if err := unix.Statfs(c.mount, &stat); err != nil {
 		c.imagesFailed(fmt.Errorf("measuring %s: %w", c.mount, err))
@@ -210,20 +212,21 @@ func (c *Collector) collectImages(ctx context.Context) {
 		c.imagesFailed(fmt.Errorf("%s: %s", text, c.mount))
 		return
 	}
-	wanted := ToFree(capacity, available, c.cfg.HighPercent, c.cfg.LowPercent)
+	wanted := toFree(capacity, available, c.cfg.HighPercent, c.cfg.LowPercent)
 	if wanted == 0 {
 		c.failures = 0
 		return
 	}
-	freed, removed := c.remove(ctx, UnusedImages(now, list, c.cfg.ImageLimits, wanted), "space")
+	freed, removed := c.remove(ctx, unusedImages(now, list, c.cfg.ImageLimits, wanted), "space")
 	if freed >= wanted {
 		c.failures = 0
 		c.cfg.Log.Info("freed space by removing unused images", "images", removed, "bytes", freed, "wanted", wanted)
-		c.tellFreed(removed, freed)
+		c.reportFreed(removed, freed)
 		return
 	}
 	percent := 100 - available*100/capacity
-	text := fmt.Sprintf("Insufficient free disk space on the node's image filesystem (%d%% of %s used). Failed to free sufficient space by deleting unused images (freed %d bytes). "+
+	text := fmt.Sprintf("Insufficient free disk space on the node's image filesystem (%d%% of %s used). Failed to free sufficient space "+
+		"by deleting unused images (freed %d bytes). "+
 		"Consider resizing the disk or deleting unused files.", percent, amount(capacity), freed)
 	c.event("FreeDiskSpaceFailed", text)
 	c.imagesFailed(errors.New(text))
@@ -266,7 +269,8 @@ func (c *Collector) inventory(ctx context.Context, now time.Time) ([]Image, erro
 			times.used = now
 		}
 		seen[image.Id] = times
-		list = append(list, Image{ID: image.Id, Bytes: int64(image.Size), Pinned: image.Pinned, InUse: inUse, Detected: times.detected, LastUsed: times.used})
+		list = append(list, Image{ID: image.Id, Bytes: int64(image.Size), Pinned: image.Pinned, InUse: inUse, Detected: times.detected,
+			LastUsed: times.used})
 	}
 	c.seen = seen
 	return list, nil
@@ -295,7 +299,8 @@ func usedImages(containers []*runtimeapi.Container, pods []*v1.Pod) map[string]b
 				used[normalized(source.Reference)] = true
 			}
 		}
-		for _, list := range [][]v1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses, pod.Status.EphemeralContainerStatuses} {
+		for _, list := range [][]v1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses,
+			pod.Status.EphemeralContainerStatuses} {
 			for i := range list {
 				used[strings.TrimPrefix(list[i].ImageID, "docker-pullable://")] = true
 			}
@@ -343,8 +348,10 @@ func (c *Collector) remove(ctx context.Context, images []Image, reason string) (
 		removed++
 	}
 	if removed > 0 {
-		c.cfg.Journal.Append(journal.Record{Time: time.Now(), Part: "agent", Object: journal.Ref{Kind: "Node", Name: c.cfg.NodeName}, Decision: "removed unused images",
-			Because: []journal.Fact{{Name: "reason", Value: reason}, {Name: "images", Value: fmt.Sprint(removed)}, {Name: "freed", Value: amount(freed)}}})
+		c.cfg.Journal.Append(journal.Record{Time: time.Now(), Part: "agent", Object: journal.Ref{Kind: "Node", Name: c.cfg.NodeName},
+			Decision: "removed unused images",
+			Because: []journal.Fact{{Name: "reason", Value: reason}, {Name: "images", Value: fmt.Sprint(removed)},
+				{Name: "freed", Value: amount(freed)}}})
 	}
 	return freed, removed
 }
@@ -357,14 +364,14 @@ func (c *Collector) collectContainers(ctx context.Context, limits ContainerLimit
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	pods := map[types.UID]PodState{}
+	pods := map[types.UID]podState{}
 	for _, pod := range c.cfg.Pods() {
 		pods[pod.UID] = PodLive
 		if pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed {
 			pods[pod.UID] = PodOver
 		}
 	}
-	state := func(uid types.UID) PodState {
+	state := func(uid types.UID) podState {
 		if state, known := pods[uid]; known {
 			return state
 		}
@@ -376,7 +383,7 @@ func (c *Collector) collectContainers(ctx context.Context, limits ContainerLimit
 	}
 	var failed []error
 	removed := map[string]bool{}
-	for _, container := range DeadContainers(time.Now(), deadOf(containers), state, limits) {
+	for _, container := range deadContainers(time.Now(), deadOf(containers), state, limits) {
 		if err := c.cfg.Runtime.RemoveContainer(ctx, container.ID); err != nil {
 			failed = append(failed, fmt.Errorf("removing container %s: %w", container.ID, err))
 			continue
@@ -396,8 +403,8 @@ func (c *Collector) collectContainers(ctx context.Context, limits ContainerLimit
 	return errors.Join(failed...)
 }
 
-func deadOf(containers []*runtimeapi.Container) []DeadContainer {
-	var dead []DeadContainer
+func deadOf(containers []*runtimeapi.Container) []deadContainer {
+	var dead []deadContainer
 	for _, container := range containers {
 		if container.State != runtimeapi.ContainerState_CONTAINER_EXITED {
 			continue
@@ -406,7 +413,7 @@ func deadOf(containers []*runtimeapi.Container) []DeadContainer {
 		if uid == "" {
 			continue // not ours
 		}
-		dead = append(dead, DeadContainer{ID: container.Id, Pod: types.UID(uid), Name: container.Labels[labelContainerName],
+		dead = append(dead, deadContainer{ID: container.Id, Pod: types.UID(uid), Name: container.Labels[labelContainerName],
 			Ended: time.Unix(0, container.CreatedAt), Sandbox: container.PodSandboxId})
 	}
 	return dead
@@ -414,7 +421,7 @@ func deadOf(containers []*runtimeapi.Container) []DeadContainer {
 
 // collectSandboxes removes dead sandboxes without containers, except the
 // newest of a pod that is still known.
-func (c *Collector) collectSandboxes(ctx context.Context, state func(types.UID) PodState, occupied map[string]bool) error {
+func (c *Collector) collectSandboxes(ctx context.Context, state func(types.UID) podState, occupied map[string]bool) error {
 	sandboxes, err := c.cfg.Runtime.ListPodSandbox(ctx, nil)
 	if err != nil {
 		return fmt.Errorf("listing sandboxes: %w", err)
@@ -430,7 +437,8 @@ func (c *Collector) collectSandboxes(ctx context.Context, state func(types.UID) 
 	for _, sandbox := range sandboxes {
 		uid := types.UID(sandbox.GetMetadata().GetUid())
 		known := state(uid) != PodGone
-		if sandbox.State == runtimeapi.PodSandboxState_SANDBOX_READY || occupied[sandbox.Id] || sandbox.Labels[labelPodUID] == "" || known && newest[uid] == sandbox {
+		if sandbox.State == runtimeapi.PodSandboxState_SANDBOX_READY || occupied[sandbox.Id] || sandbox.Labels[labelPodUID] == "" ||
+			known && newest[uid] == sandbox {
 			continue
 		}
 		if err := c.cfg.Runtime.StopPodSandbox(ctx, sandbox.Id); err != nil {
@@ -446,7 +454,7 @@ func (c *Collector) collectSandboxes(ctx context.Context, state func(types.UID) 
 
 // collectLogs removes log directories of pods that are gone, and links whose
 // log is.
-func (c *Collector) collectLogs(state func(types.UID) PodState) {
+func (c *Collector) collectLogs(state func(types.UID) podState) {
 	if c.cfg.LogsDir != "" {
 		entries, err := os.ReadDir(c.cfg.LogsDir)
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -480,9 +488,10 @@ func (c *Collector) event(reason, text string) {
 	c.cfg.Events.Event(nodeRef(c.cfg.NodeName), v1.EventTypeWarning, reason, text)
 }
 
-// tellFreed says what a search for space came to.
-func (c *Collector) tellFreed(removed int, freed int64) {
+// reportFreed says what a search for space came to.
+func (c *Collector) reportFreed(removed int, freed int64) {
 	if removed > 0 {
-		c.cfg.Events.Eventf(nodeRef(c.cfg.NodeName), v1.EventTypeNormal, "FreedDiskSpace", "Removed %d unused images (%s)", removed, amount(freed))
+		c.cfg.Events.Eventf(nodeRef(c.cfg.NodeName), v1.EventTypeNormal, "FreedDiskSpace", "Removed %d unused images (%s)", removed,
+			amount(freed))
 	}
 }

@@ -16,9 +16,9 @@ import (
 // gone: what it held is not free before.
 const victimPatience = 30 * time.Second
 
-// Settings are what configuration decides about evictions.
-type Settings struct {
-	Thresholds []Threshold
+// settings are what configuration decides about evictions.
+type settings struct {
+	Thresholds []threshold
 	// Transition is how long a pressure condition stays after its shortage.
 	Transition time.Duration
 	// MaxPodGrace bounds the grace of evictions for soft thresholds.
@@ -29,8 +29,8 @@ type Settings struct {
 	IgnoreLocalLimits bool
 }
 
-// Input is what a step decides on.
-type Input struct {
+// input is what a step decides on.
+type input struct {
 	Readings Readings
 	// Pods are those that run, with what they use. They are asked for only
 	// when NeedPods said so; nil otherwise.
@@ -54,8 +54,8 @@ type Eviction struct {
 	Because   []journal.Fact
 }
 
-// Decision is what a step asks for.
-type Decision struct {
+// decision is what a step asks for.
+type decision struct {
 	Pressure node.Pressure
 	// Announce is a shortage that begins to be dealt with, empty for none: the
 	// resource's name for the event.
@@ -68,9 +68,9 @@ type Decision struct {
 	// Evict are the pods to end: one at most for a shortage of the node, any
 	// number that are over limits of their own.
 	Evict []Eviction
-	// Hurry is a pod evicted before whose remaining grace would outlast the
+	// ForceKill is a pod evicted before whose remaining grace would outlast the
 	// memory that is left: it gets no more time. Nil for none.
-	Hurry *v1.Pod
+	ForceKill *v1.Pod
 	// NeedPods asks for a step with Pods filled.
 	NeedPods bool
 	// Wake is when to step again at the latest although nothing changes; zero
@@ -80,10 +80,10 @@ type Decision struct {
 	Because []journal.Fact
 }
 
-// Core is the state of the node's shortages. It is not safe for concurrent
+// core is the state of the node's shortages. It is not safe for concurrent
 // use; everything comes in through its methods.
-type Core struct {
-	set Settings
+type core struct {
+	set settings
 
 	firstMet  map[thresholdKey]time.Time // shortage -> since when
 	last      map[v1.NodeConditionType]time.Time
@@ -95,16 +95,17 @@ type Core struct {
 	ending    map[types.UID]bool // all that were evicted and still run
 }
 
-// NewCore returns a Core that has seen nothing yet.
-func NewCore(set Settings) *Core {
-	return &Core{set: set, firstMet: map[thresholdKey]time.Time{}, last: map[v1.NodeConditionType]time.Time{}, reclaimed: map[Signal]bool{}, announced: map[Signal]bool{}, ending: map[types.UID]bool{}}
+// newCore returns a Core that has seen nothing yet.
+func newCore(set settings) *core {
+	return &core{set: set, firstMet: map[thresholdKey]time.Time{}, last: map[v1.NodeConditionType]time.Time{}, reclaimed: map[Signal]bool{},
+		announced: map[Signal]bool{}, ending: map[types.UID]bool{}}
 }
 
 // Reclaimed notes that what could be reclaimed for a signal was.
-func (c *Core) Reclaimed(signal Signal) { c.reclaimed[signal] = true }
+func (c *core) Reclaimed(signal Signal) { c.reclaimed[signal] = true }
 
-// Gone notes that nothing of a pod runs any more.
-func (c *Core) Gone(uid types.UID) {
+// Remove notes that nothing of a pod runs any more.
+func (c *core) Remove(uid types.UID) {
 	delete(c.ending, uid)
 	if c.victim == uid {
 		c.victim, c.patient = "", nil
@@ -113,9 +114,9 @@ func (c *Core) Gone(uid types.UID) {
 }
 
 // Step decides what to do now.
-func (c *Core) Step(now time.Time, in Input) Decision {
+func (c *core) Step(now time.Time, in input) decision {
 	met := c.observe(now, in.Readings)
-	decision := Decision{Pressure: c.conditions(now)}
+	decision := decision{Pressure: c.conditions(now)}
 	decision.Wake = c.nextWake(now, met)
 	if in.Limited != nil && !c.set.IgnoreLocalLimits {
 		if decision.Evict = c.overOwnLimits(in.Limited); len(decision.Evict) > 0 {
@@ -125,7 +126,7 @@ func (c *Core) Step(now time.Time, in Input) Decision {
 	if c.victim != "" {
 		if until := c.victimAt.Add(victimPatience); now.Before(until) {
 			decision.Wake = sooner(decision.Wake, until)
-			decision.Hurry = c.hurry(in.Readings)
+			decision.ForceKill = c.forceKill(in.Readings)
 			return decision
 		}
 		c.victim, c.patient = "", nil // it hangs; the shortage does not wait for it
@@ -142,7 +143,7 @@ func (c *Core) Step(now time.Time, in Input) Decision {
 }
 
 // act deals with one shortage: reclaim first, then one pod.
-func (c *Core) act(now time.Time, threshold Threshold, in Input, decision *Decision) {
+func (c *core) act(now time.Time, threshold threshold, in input, decision *decision) {
 	row := rowOf(threshold.Signal)
 	reading := in.Readings[threshold.Signal]
 	decision.Because = []journal.Fact{
@@ -191,13 +192,13 @@ func (c *Core) act(now time.Time, threshold Threshold, in Input, decision *Decis
 // patience is for a victim whose memory cannot be waited for.
 type patience struct {
 	pod       *v1.Pod
-	threshold Threshold
+	threshold threshold
 }
 
-// hurry tells, once, that the victim's grace is over: half of what the
+// forceKill tells, once, that the victim's grace is over: half of what the
 // threshold kept back is gone although its containers were told to stop, and
 // when all of it is gone the kernel chooses what dies.
-func (c *Core) hurry(readings Readings) *v1.Pod {
+func (c *core) forceKill(readings Readings) *v1.Pod {
 	if c.patient == nil {
 		return nil
 	}
@@ -212,8 +213,8 @@ func (c *Core) hurry(readings Readings) *v1.Pod {
 
 // observe updates since when which threshold is crossed and returns those that
 // are, in order.
-func (c *Core) observe(now time.Time, readings Readings) []Threshold {
-	var met []Threshold
+func (c *core) observe(now time.Time, readings Readings) []threshold {
+	var met []threshold
 	stillShort := map[Signal]bool{}
 	for _, threshold := range c.set.Thresholds {
 		reading, known := readings[threshold.Signal]
@@ -252,7 +253,7 @@ func (c *Core) observe(now time.Time, readings Readings) []Threshold {
 }
 
 // conditions are on for as long as their shortage lasts and Transition longer.
-func (c *Core) conditions(now time.Time) node.Pressure {
+func (c *core) conditions(now time.Time) node.Pressure {
 	on := map[v1.NodeConditionType]bool{}
 	for condition, last := range c.last {
 		if now.Sub(last) < c.set.Transition || now.Equal(last) {
@@ -263,7 +264,7 @@ func (c *Core) conditions(now time.Time) node.Pressure {
 }
 
 // nextWake is when a grace or a transition period ends.
-func (c *Core) nextWake(now time.Time, met []Threshold) time.Time {
+func (c *core) nextWake(now time.Time, met []threshold) time.Time {
 	var wake time.Time
 	for _, threshold := range met {
 		if end := c.firstMet[threshold.key()].Add(threshold.Grace); end.After(now) {
@@ -286,8 +287,8 @@ func sooner(a, b time.Time) time.Time {
 	return a
 }
 
-// Admit decides whether a new pod may start under pressure.
-func Admit(pod *v1.Pod, pressure node.Pressure) (reason, message string, ok bool) {
+// admit decides whether a new pod may start under pressure.
+func admit(pod *v1.Pod, pressure node.Pressure) (reason, message string, ok bool) {
 	if !pressure.Memory && !pressure.Disk && !pressure.PID || critical(pod) {
 		return "", "", true
 	}

@@ -35,8 +35,8 @@ func quantity(t testing.TB, text string) int64 {
 // script is a story told to a Core line by line.
 type script struct {
 	t    *testing.T
-	set  Settings
-	core *Core
+	set  settings
+	core *core
 	pods []PodUsage
 	out  bytes.Buffer
 }
@@ -61,7 +61,7 @@ func TestTranscripts(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			s := &script{t: t, set: Settings{Transition: 5 * time.Minute}}
+			s := &script{t: t, set: settings{Transition: 5 * time.Minute}}
 			scanner := bufio.NewScanner(bytes.NewReader(text))
 			for scanner.Scan() {
 				line := scanner.Text()
@@ -101,7 +101,7 @@ func (s *script) run(words []string) {
 	case "gone":
 		for i := range s.pods {
 			if s.pods[i].Pod.Name == words[1] {
-				s.core.Gone(s.pods[i].Pod.UID)
+				s.core.Remove(s.pods[i].Pod.UID)
 				s.pods = append(s.pods[:i], s.pods[i+1:]...)
 				return
 			}
@@ -110,8 +110,9 @@ func (s *script) run(words []string) {
 	case "at":
 		s.at(words[1:])
 	case "limits":
-		for _, eviction := range s.core.Step(epoch.Add(s.duration(words[1])), Input{Limited: s.pods}).Evict {
-			fmt.Fprintf(&s.out, "  evict %s grace=%v signal=%s disrupted=%v\n    %s\n", eviction.Pod.Name, eviction.Grace, eviction.Signal, eviction.Disrupted, eviction.Message)
+		for _, eviction := range s.core.Step(epoch.Add(s.duration(words[1])), input{Limited: s.pods}).Evict {
+			fmt.Fprintf(&s.out, "  evict %s grace=%v signal=%s disrupted=%v\n    %s\n", eviction.Pod.Name, eviction.Grace, eviction.Signal,
+				eviction.Disrupted, eviction.Message)
 		}
 	default:
 		s.t.Fatalf("unknown line %q", words)
@@ -136,7 +137,7 @@ func (s *script) limit(text string) config.Threshold {
 
 func (s *script) threshold(words []string) {
 	signal, limit, _ := strings.Cut(words[0], "<")
-	threshold := Threshold{Signal: Signal(signal), Limit: s.limit(limit)}
+	threshold := threshold{Signal: Signal(signal), Limit: s.limit(limit)}
 	for words = words[1:]; len(words) > 1; words = words[2:] {
 		switch words[0] {
 		case "soft":
@@ -150,9 +151,10 @@ func (s *script) threshold(words []string) {
 
 func (s *script) pod(words []string) PodUsage {
 	name := words[0]
-	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)}, Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c", Resources: v1.ResourceRequirements{Requests: v1.ResourceList{}}}}}}
-	usage := PodUsage{Pod: pod, Measured: true, Containers: map[string]ContainerUsage{}, Volumes: map[string]Disk{}}
-	container := ContainerUsage{}
+	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)},
+		Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c", Resources: v1.ResourceRequirements{Requests: v1.ResourceList{}}}}}}
+	usage := PodUsage{Pod: pod, Measured: true, Containers: map[string]containerUsage{}, Volumes: map[string]Disk{}}
+	container := containerUsage{}
 	for _, word := range words[1:] {
 		key, value, _ := strings.Cut(word, "=")
 		used, request, _ := strings.Cut(value, "/")
@@ -181,7 +183,8 @@ func (s *script) pod(words []string) PodUsage {
 			pod.Annotations = map[string]string{"kubernetes.io/config.source": "file"}
 		case "emptydir":
 			limit := resource.MustParse(request)
-			pod.Spec.Volumes = []v1.Volume{{Name: "v", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{SizeLimit: &limit}}}}
+			pod.Spec.Volumes = []v1.Volume{{Name: "v",
+				VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{SizeLimit: &limit}}}}
 			usage.Volumes["v"] = Disk{Bytes: quantity(s.t, used)}
 		case "unmeasured":
 			usage.Measured = false
@@ -196,7 +199,7 @@ func (s *script) pod(words []string) PodUsage {
 // at steps the core as the shell does and prints every decision.
 func (s *script) at(words []string) {
 	if s.core == nil {
-		s.core = NewCore(s.set)
+		s.core = newCore(s.set)
 	}
 	now := epoch.Add(s.duration(words[0]))
 	readings, after := Readings{}, Readings(nil)
@@ -211,11 +214,11 @@ func (s *script) at(words []string) {
 		}
 		signal, value, _ := strings.Cut(word, "=")
 		available, capacity, _ := strings.Cut(value, "/")
-		into[Signal(signal)] = Reading{Available: quantity(s.t, available), Capacity: quantity(s.t, capacity)}
+		into[Signal(signal)] = reading{Available: quantity(s.t, available), Capacity: quantity(s.t, capacity)}
 	}
 	var pods []PodUsage
 	for range 4 {
-		decision := s.core.Step(now, Input{Readings: readings, Pods: pods})
+		decision := s.core.Step(now, input{Readings: readings, Pods: pods})
 		if decision.Announce != "" {
 			fmt.Fprintf(&s.out, "  event: Attempting to reclaim %s\n", decision.Announce)
 		}
@@ -232,10 +235,11 @@ func (s *script) at(words []string) {
 			continue
 		}
 		for _, eviction := range decision.Evict {
-			fmt.Fprintf(&s.out, "  evict %s grace=%v signal=%s disrupted=%v\n    %s\n", eviction.Pod.Name, eviction.Grace, eviction.Signal, eviction.Disrupted, eviction.Message)
+			fmt.Fprintf(&s.out, "  evict %s grace=%v signal=%s disrupted=%v\n    %s\n", eviction.Pod.Name, eviction.Grace, eviction.Signal,
+				eviction.Disrupted, eviction.Message)
 		}
-		if decision.Hurry != nil {
-			fmt.Fprintf(&s.out, "  no more time for %s\n", decision.Hurry.Name)
+		if decision.ForceKill != nil {
+			fmt.Fprintf(&s.out, "  no more time for %s\n", decision.ForceKill.Name)
 		}
 		fmt.Fprintf(&s.out, "  pressure %+v", decision.Pressure)
 		if !decision.Wake.IsZero() {
@@ -255,7 +259,8 @@ func TestImageProperties(t *testing.T) {
 		var images []Image
 		total := int64(0)
 		for i := range rapid.IntRange(0, 20).Draw(r, "images") {
-			image := Image{ID: fmt.Sprint(i), Bytes: rapid.Int64Range(1, 100).Draw(r, "bytes"), Pinned: rapid.Bool().Draw(r, "pinned"), InUse: rapid.Bool().Draw(r, "used"),
+			image := Image{ID: fmt.Sprint(i), Bytes: rapid.Int64Range(1, 100).Draw(r, "bytes"), Pinned: rapid.Bool().Draw(r, "pinned"),
+				InUse:    rapid.Bool().Draw(r, "used"),
 				Detected: now.Add(-time.Duration(rapid.IntRange(0, 120).Draw(r, "age")) * time.Minute)}
 			if rapid.Bool().Draw(r, "ever") {
 				image.LastUsed = now.Add(-time.Duration(rapid.IntRange(0, 120).Draw(r, "last")) * time.Minute)
@@ -267,7 +272,7 @@ func TestImageProperties(t *testing.T) {
 		}
 		wanted := rapid.Int64Range(0, 500).Draw(r, "wanted")
 		freed, newest := int64(0), time.Time{}
-		picked := UnusedImages(now, images, limits, wanted)
+		picked := unusedImages(now, images, limits, wanted)
 		ids := map[string]bool{}
 		for i, image := range picked {
 			if image.InUse || image.Pinned || now.Sub(image.Detected) < limits.MinimumAge {
@@ -284,7 +289,8 @@ func TestImageProperties(t *testing.T) {
 			r.Fatalf("frees %d of %d wanted, %d were possible", freed, wanted, total)
 		}
 		for _, image := range images {
-			if !ids[image.ID] && len(picked) > 0 && !image.InUse && !image.Pinned && now.Sub(image.Detected) >= limits.MinimumAge && image.LastUsed.Before(newest) {
+			if !ids[image.ID] && len(picked) > 0 && !image.InUse && !image.Pinned && now.Sub(image.Detected) >= limits.MinimumAge &&
+				image.LastUsed.Before(newest) {
 				r.Fatalf("leaves %s, which was used longer ago than what it picks", image.ID)
 			}
 		}
@@ -295,14 +301,15 @@ func TestContainerProperties(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		limits := ContainerLimits{PerContainer: rapid.IntRange(-1, 3).Draw(r, "per"), Total: rapid.IntRange(-1, 10).Draw(r, "total"),
 			MinimumAge: time.Duration(rapid.IntRange(0, 30).Draw(r, "age")) * time.Minute, Finished: rapid.Bool().Draw(r, "finished")}
-		states := map[types.UID]PodState{"live": PodLive, "over": PodOver, "gone": PodGone}
-		var dead []DeadContainer
+		states := map[types.UID]podState{"live": PodLive, "over": PodOver, "gone": PodGone}
+		var dead []deadContainer
 		for i := range rapid.IntRange(0, 30).Draw(r, "dead") {
-			dead = append(dead, DeadContainer{ID: fmt.Sprint(i), Pod: rapid.SampledFrom([]types.UID{"live", "over", "gone"}).Draw(r, "pod"),
-				Name: rapid.SampledFrom([]string{"a", "b"}).Draw(r, "name"), Ended: epoch.Add(-time.Duration(rapid.IntRange(0, 60).Draw(r, "ended")) * time.Minute)})
+			dead = append(dead, deadContainer{ID: fmt.Sprint(i), Pod: rapid.SampledFrom([]types.UID{"live", "over", "gone"}).Draw(r, "pod"),
+				Name:  rapid.SampledFrom([]string{"a", "b"}).Draw(r, "name"),
+				Ended: epoch.Add(-time.Duration(rapid.IntRange(0, 60).Draw(r, "ended")) * time.Minute)})
 		}
 		removed := map[string]bool{}
-		for _, container := range DeadContainers(epoch, dead, func(uid types.UID) PodState { return states[uid] }, limits) {
+		for _, container := range deadContainers(epoch, dead, func(uid types.UID) podState { return states[uid] }, limits) {
 			if epoch.Sub(container.Ended) < limits.MinimumAge {
 				r.Fatalf("removes %s before its age", container.ID)
 			}
@@ -346,15 +353,17 @@ func TestContainerProperties(t *testing.T) {
 }
 
 func TestToFree(t *testing.T) {
-	for _, test := range []struct{ capacity, available, want int64 }{{1000, 200, 0}, {1000, 150, 50}, {1000, 100, 100}, {1000, 0, 200}, {0, 0, 0}} {
-		if got := ToFree(test.capacity, test.available, 85, 80); got != test.want {
+	for _, test := range []struct{ capacity, available, want int64 }{{1000, 200, 0}, {1000, 150, 50}, {1000, 100, 100}, {1000, 0, 200},
+		{0, 0, 0}} {
+		if got := toFree(test.capacity, test.available, 85, 80); got != test.want {
 			t.Errorf("capacity %d available %d: %d, want %d", test.capacity, test.available, got, test.want)
 		}
 	}
 }
 
 func TestNormalized(t *testing.T) {
-	for name, want := range map[string]string{"nginx": "docker.io/library/nginx:latest", "a/b:1": "docker.io/a/b:1", "localhost/x": "localhost/x:latest",
+	for name, want := range map[string]string{"nginx": "docker.io/library/nginx:latest", "a/b:1": "docker.io/a/b:1",
+		"localhost/x":          "localhost/x:latest",
 		"r.io:5000/x@sha256:1": "r.io:5000/x@sha256:1", "berth.local/pause:1": "berth.local/pause:1", "": ""} {
 		if got := normalized(name); got != want {
 			t.Errorf("%s: %s, want %s", name, got, want)
@@ -368,7 +377,8 @@ func TestNextReadIsInTime(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		limit := rapid.Int64Range(1, 1<<34).Draw(r, "limit")
 		available := rapid.Int64Range(1, 1<<40).Draw(r, "available")
-		thresholds := []Threshold{{Signal: MemoryAvailable, Limit: config.Threshold{Quantity: *resource.NewQuantity(limit, resource.BinarySI)}}}
+		thresholds := []threshold{{Signal: MemoryAvailable,
+			Limit: config.Threshold{Quantity: *resource.NewQuantity(limit, resource.BinarySI)}}}
 		wait := nextRead(thresholds, Readings{MemoryAvailable: {Available: available, Capacity: 1 << 40}}, nil, 0)
 		if wait > paceMax || wait < paceMin {
 			r.Fatalf("waits %v", wait)

@@ -1,5 +1,5 @@
 // Package pressure keeps the node alive when memory, disk or processes run
-// short: it reclaims what nobody needs, then ends the pod that is most to
+// short: it reclaims what no one needs, then ends the pod that is most to
 // blame, one at a time; and it collects garbage before it comes to that.
 //
 // The decisions are pure: core.go (what to do about a shortage), rank.go (who

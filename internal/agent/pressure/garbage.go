@@ -30,10 +30,10 @@ type ImageLimits struct {
 	MaximumAge time.Duration
 }
 
-// UnusedImages picks the images to remove until the wanted bytes are free,
+// unusedImages picks the images to remove until the wanted bytes are free,
 // the one longest out of use first; a negative amount wants all. An image that
 // is in use or pinned is never picked.
-func UnusedImages(now time.Time, images []Image, limits ImageLimits, wanted int64) []Image {
+func unusedImages(now time.Time, images []Image, limits ImageLimits, wanted int64) []Image {
 	candidates := removable(now, images, limits)
 	slices.SortFunc(candidates, func(a, b Image) int {
 		if order := a.LastUsed.Compare(b.LastUsed); order != 0 {
@@ -55,8 +55,8 @@ func UnusedImages(now time.Time, images []Image, limits ImageLimits, wanted int6
 	return picked
 }
 
-// OldImages picks the images that were not used for the maximum age.
-func OldImages(now time.Time, images []Image, limits ImageLimits) []Image {
+// oldImages picks the images that were not used for the maximum age.
+func oldImages(now time.Time, images []Image, limits ImageLimits) []Image {
 	if limits.MaximumAge == 0 {
 		return nil
 	}
@@ -83,9 +83,9 @@ func removable(now time.Time, images []Image, limits ImageLimits) []Image {
 	return list
 }
 
-// ToFree is how many bytes must go for a file system to be below the low
+// toFree is how many bytes must go for a file system to be below the low
 // threshold again, or 0 if it is not above the high one.
-func ToFree(capacity, available int64, highPercent, lowPercent int32) int64 {
+func toFree(capacity, available int64, highPercent, lowPercent int32) int64 {
 	if capacity <= 0 {
 		return 0
 	}
@@ -96,8 +96,8 @@ func ToFree(capacity, available int64, highPercent, lowPercent int32) int64 {
 	return max(capacity*(100-int64(lowPercent))/100-available, 0)
 }
 
-// DeadContainer is a container that ended.
-type DeadContainer struct {
+// deadContainer is a container that ended.
+type deadContainer struct {
 	ID      string
 	Pod     types.UID
 	Name    string
@@ -105,12 +105,12 @@ type DeadContainer struct {
 	Sandbox string
 }
 
-// PodState is what the collector needs to know of a pod.
-type PodState int
+// podState is what the collector needs to know of a pod.
+type podState int
 
 const (
 	// PodLive may start containers again.
-	PodLive PodState = iota
+	PodLive podState = iota
 	// PodOver is terminal or evicted but still known: its last containers stay
 	// for their logs.
 	PodOver
@@ -129,17 +129,17 @@ type ContainerLimits struct {
 	Finished bool
 }
 
-// DeadContainers picks the dead containers to remove: all of pods that are
+// deadContainers picks the dead containers to remove: all of pods that are
 // gone, what is over the limit per container, and then the oldest until the
 // total fits. The last instance of a live pod's container stays whatever the
 // limits say: it is the proof that the container ran.
-func DeadContainers(now time.Time, dead []DeadContainer, state func(types.UID) PodState, limits ContainerLimits) []DeadContainer {
+func deadContainers(now time.Time, dead []deadContainer, state func(types.UID) podState, limits ContainerLimits) []deadContainer {
 	type unit struct {
 		pod  types.UID
 		name string
 	}
-	var picked, kept []DeadContainer
-	units := map[unit][]DeadContainer{}
+	var picked, kept []deadContainer
+	units := map[unit][]deadContainer{}
 	var order []unit
 	proof := 0
 	for _, container := range dead {
@@ -180,7 +180,7 @@ func DeadContainers(now time.Time, dead []DeadContainer, state func(types.UID) P
 	return picked
 }
 
-func newestFirst(a, b DeadContainer) int {
+func newestFirst(a, b deadContainer) int {
 	if order := b.Ended.Compare(a.Ended); order != 0 {
 		return order
 	}

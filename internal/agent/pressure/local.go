@@ -11,7 +11,7 @@ import (
 
 // overOwnLimits finds pods that store more on the node than they may,
 // whatever the node has left.
-func (c *Core) overOwnLimits(pods []PodUsage) []Eviction {
+func (c *core) overOwnLimits(pods []PodUsage) []Eviction {
 	var list []Eviction
 	for i := range pods {
 		pod := &pods[i]
@@ -33,7 +33,8 @@ func overLimit(pod *PodUsage) (signal, text string, because []journal.Fact) {
 			continue
 		}
 		if used, known := pod.Volumes[volume.Name]; known && used.Bytes > volume.EmptyDir.SizeLimit.Value() {
-			return "emptydirfs.limit", fmt.Sprintf("Usage of EmptyDir volume %q exceeds the limit %q. ", volume.Name, volume.EmptyDir.SizeLimit.String()),
+			return "emptydirfs.limit", fmt.Sprintf("Usage of EmptyDir volume %q exceeds the limit %q. ", volume.Name,
+					volume.EmptyDir.SizeLimit.String()),
 				[]journal.Fact{{Name: "volume " + volume.Name, Value: amount(used.Bytes)}}
 		}
 	}
@@ -47,7 +48,8 @@ func overLimit(pod *PodUsage) (signal, text string, because []journal.Fact) {
 		}
 	}
 	if limit, all := podLimit(pod.Pod); all && total.Bytes > limit {
-		return "ephemeralpodfs.limit", fmt.Sprintf("Pod ephemeral local storage usage exceeds the total limit of containers %s. ", amount(limit)),
+		return "ephemeralpodfs.limit", fmt.Sprintf("Pod ephemeral local storage usage exceeds the total limit of containers %s. ",
+				amount(limit)),
 			[]journal.Fact{{Name: "stored", Value: amount(total.Bytes)}}
 	}
 	for i := range pod.Pod.Spec.Containers {
@@ -55,7 +57,8 @@ func overLimit(pod *PodUsage) (signal, text string, because []journal.Fact) {
 		limit, ok := container.Resources.Limits[v1.ResourceEphemeralStorage]
 		used := pod.Containers[container.Name]
 		if stored := used.Rootfs.Bytes + used.Logs.Bytes; ok && stored > limit.Value() {
-			return "ephemeralcontainerfs.limit", fmt.Sprintf("Container %s exceeded its local ephemeral storage limit %q. ", container.Name, limit.String()),
+			return "ephemeralcontainerfs.limit", fmt.Sprintf("Container %s exceeded its local ephemeral storage limit %q. ", container.Name,
+					limit.String()),
 				[]journal.Fact{{Name: "container " + container.Name, Value: amount(stored)}}
 		}
 	}
@@ -76,11 +79,12 @@ func podLimit(pod *v1.Pod) (int64, bool) {
 	return total, len(pod.Spec.Containers) > 0
 }
 
-// LimitsLocalStorage tells whether a pod limits what it may store on the node,
+// limitsLocalStorage tells whether a pod limits what it may store on the node,
 // so that its disk usage is worth looking at.
-func LimitsLocalStorage(pod *v1.Pod) bool {
+func limitsLocalStorage(pod *v1.Pod) bool {
 	for i := range pod.Spec.Volumes {
-		if dir := pod.Spec.Volumes[i].EmptyDir; dir != nil && dir.SizeLimit != nil && dir.SizeLimit.Sign() > 0 && dir.Medium == v1.StorageMediumDefault {
+		if dir := pod.Spec.Volumes[i].EmptyDir; dir != nil && dir.SizeLimit != nil && dir.SizeLimit.Sign() > 0 &&
+			dir.Medium == v1.StorageMediumDefault {
 			return true
 		}
 	}

@@ -23,9 +23,9 @@ func Measure(ctx context.Context, from *stats.Provider, pods []*v1.Pod, disk boo
 	for i := range measured {
 		m := &measured[i]
 		u := PodUsage{Pod: m.Pod, Measured: m.Measured, Memory: int64(m.WorkingSet), Processes: int64(m.Processes),
-			Containers: map[string]ContainerUsage{}, Volumes: map[string]Disk{}}
+			Containers: map[string]containerUsage{}, Volumes: map[string]Disk{}}
 		for name, c := range m.Containers {
-			u.Containers[name] = ContainerUsage{Memory: int64(c.WorkingSet), Rootfs: diskOf(c.Rootfs), Logs: diskOf(c.Logs)}
+			u.Containers[name] = containerUsage{Memory: int64(c.WorkingSet), Rootfs: diskOf(c.Rootfs), Logs: diskOf(c.Logs)}
 		}
 		for name, v := range m.Volumes {
 			u.Volumes[name] = diskOf(v)
@@ -51,17 +51,17 @@ func (e Eviction) Kill() pod.Kill {
 
 // Gate shows what runs short on the Node and to the admission of pods.
 type Gate struct {
-	board Board
-	now   atomic.Pointer[node.Pressure]
+	status statusSetter
+	now    atomic.Pointer[node.Pressure]
 }
 
 // NewGate makes a gate in front of the Node's board.
-func NewGate(board Board) *Gate { return &Gate{board: board} }
+func NewGate(status statusSetter) *Gate { return &Gate{status: status} }
 
 // SetPressure takes in what runs short.
 func (g *Gate) SetPressure(p node.Pressure) {
 	g.now.Store(&p)
-	g.board.SetPressure(p)
+	g.status.SetPressure(p)
 }
 
 // Admit refuses new pods that the node has no room for.
@@ -70,5 +70,5 @@ func (g *Gate) Admit(p *v1.Pod) (reason, message string, ok bool) {
 	if now == nil {
 		return "", "", true
 	}
-	return Admit(p, *now)
+	return admit(p, *now)
 }

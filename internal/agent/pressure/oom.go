@@ -16,7 +16,7 @@ import (
 	"github.com/berth-dev/berth/internal/journal"
 )
 
-// victim is a process that the kernel ended because the machine, not one
+// victim is a process that the kernel ended because the host, not one
 // cgroup, was out of memory.
 type victim struct {
 	pid  int
@@ -85,10 +85,11 @@ func watchKernelLog(ctx context.Context, path string, found func(victim)) error 
 	}
 }
 
-// tellVictim says that the machine ran out of memory.
-func (g *guard) tellVictim(v victim) {
+// reportVictim says that the host ran out of memory.
+func (g *guard) reportVictim(v victim) {
 	g.cfg.Log.Warn("the kernel ran out of memory and ended a process", "process", v.name, "pid", v.pid)
 	g.note(journal.Ref{Kind: "Node", Name: g.cfg.NodeName}, "saw the kernel end a process for lack of memory",
 		[]journal.Fact{{Name: "process", Value: v.name}, {Name: "pid", Value: strconv.Itoa(v.pid)}})
-	g.cfg.Events.Eventf(nodeRef(g.cfg.NodeName), v1.EventTypeWarning, "SystemOOM", "System OOM encountered, victim process: %s, pid: %d", v.name, v.pid)
+	g.cfg.Events.Eventf(nodeRef(g.cfg.NodeName), v1.EventTypeWarning, "SystemOOM", "System OOM encountered, victim process: %s, pid: %d",
+		v.name, v.pid)
 }

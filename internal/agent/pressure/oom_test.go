@@ -23,12 +23,14 @@ func TestSystemVictim(t *testing.T) {
 		want   victim
 		ok     bool
 	}{
-		{"3,1203,99887766,-;Out of memory: Killed process 4211 (stress) total-vm:812340kB, anon-rss:790000kB, file-rss:0kB, shmem-rss:0kB, UID:0 pgtables:1600kB oom_score_adj:0", victim{4211, "stress"}, true},
+		{"3,1203,99887766,-;Out of memory: Killed process 4211 (stress) total-vm:812340kB, anon-rss:790000kB, file-rss:0kB, " +
+			"shmem-rss:0kB, UID:0 pgtables:1600kB oom_score_adj:0", victim{4211, "stress"}, true},
 		{"3,7,5,-,caller=T17;Out of memory: Killed process 17 (a) b) total-vm:1kB", victim{17, "a) b"}, true},
 		{"3,1203,99887766,-;Out of memory: Kill process 99 (my app) score 912 or sacrifice child", victim{99, "my app"}, true},
 		{"3,8,1,-;Out of memory (oom_kill_allocating_task): Killed process 5 (java) total-vm:1kB", victim{5, "java"}, true},
 		{"3,1204,99887767,-;Memory cgroup out of memory: Killed process 4212 (stress) total-vm:812340kB", victim{}, false},
-		{"6,1202,99887765,-;oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,task_memcg=/,task=stress,pid=4211,uid=0", victim{}, false},
+		{"6,1202,99887765,-;oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,task_memcg=/," +
+			"task=stress,pid=4211,uid=0", victim{}, false},
 		{"12,1205,1,-;Out of memory: Killed process 1 (forged) total-vm:1kB", victim{}, false}, // facility 1: a program wrote it
 		{" SUBSYSTEM=memory", victim{}, false},
 		{"Out of memory: Killed process 1 (bare) ", victim{}, false},
@@ -58,11 +60,15 @@ func TestSystemOOM(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
-		ended <- Run(ctx, Config{Log: slog.New(slog.DiscardHandler), NodeName: "n1", Kubelet: &kubeletv1beta1.KubeletConfiguration{}, Board: &board{}, Pods: func() []*v1.Pod { return nil },
-			Usage: func(context.Context, []*v1.Pod, bool) ([]PodUsage, error) { return nil, nil }, Kill: func(*v1.Pod, Eviction) <-chan struct{} { return nil }, Hurry: func(*v1.Pod) {},
-			Events: events, Sensor: &Sensor{HostRoot: newMachine(t).root, RootDir: t.TempDir()}, KernelLog: log, StallFile: filepath.Join(t.TempDir(), "none")})
+		ended <- Run(ctx, Config{Log: slog.New(slog.DiscardHandler), NodeName: "n1", Kubelet: &kubeletv1beta1.KubeletConfiguration{},
+			Status: &status{}, Pods: func() []*v1.Pod { return nil },
+			Usage: func(context.Context, []*v1.Pod, bool) ([]PodUsage, error) { return nil, nil },
+			Kill:  func(*v1.Pod, Eviction) <-chan struct{} { return nil }, ForceKill: func(*v1.Pod) {},
+			Events: events, Sensor: &Sensor{HostRoot: newHost(t).root, RootDir: t.TempDir()}, KernelLog: log,
+			StallFile: filepath.Join(t.TempDir(), "none")})
 	}()
-	if _, err := writer.WriteString("3,1,1,-;Memory cgroup out of memory: Killed process 7 (pod) total-vm:1kB\n3,2,2,-;Out of memory: Killed process 8 (stress) total-vm:1kB\n SUBSYSTEM=x\n"); err != nil {
+	if _, err := writer.WriteString("3,1,1,-;Memory cgroup out of memory: Killed process 7 (pod) total-vm:1kB\n3,2,2,-;Out of memory: " +
+		"Killed process 8 (stress) total-vm:1kB\n SUBSYSTEM=x\n"); err != nil {
 		t.Fatal(err)
 	}
 	select {
@@ -93,8 +99,10 @@ func TestKernelLogThatCannotBeRead(t *testing.T) {
 func TestDiskWithoutSize(t *testing.T) {
 	events := record.NewFakeRecorder(10)
 	s := &store{mount: "/proc", images: []*runtimeapi.Image{{Id: "sha-idle", Size: 5}}}
-	c, err := NewCollector(t.Context(), CollectorConfig{Log: slog.New(slog.DiscardHandler), NodeName: "n1", Runtime: s, Images: s, Events: events,
-		Pods: func() []*v1.Pod { return nil }, SourcesReady: func() bool { return true }, RootDir: t.TempDir(), HighPercent: 85, LowPercent: 80})
+	c, err := NewCollector(t.Context(), CollectorConfig{Log: slog.New(slog.DiscardHandler), NodeName: "n1", Runtime: s, Images: s,
+		Events: events,
+		Pods:   func() []*v1.Pod { return nil }, SourcesReady: func() bool { return true }, RootDir: t.TempDir(), HighPercent: 85,
+		LowPercent: 80})
 	if err != nil {
 		t.Fatal(err)
 	}

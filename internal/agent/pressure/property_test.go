@@ -16,15 +16,15 @@ import (
 
 // decider is the core, or a broken one.
 type decider interface {
-	Step(now time.Time, in Input) Decision
+	Step(now time.Time, in input) decision
 	Reclaimed(Signal)
-	Gone(types.UID)
+	Remove(types.UID)
 }
 
 // TestProperties plays random shortages and checks what must never happen.
 func TestProperties(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
-		if wrong := playShortages(r, func(set Settings) decider { return NewCore(set) }); wrong != "" {
+		if wrong := playShortages(r, func(set settings) decider { return newCore(set) }); wrong != "" {
 			r.Fatal(wrong)
 		}
 	})
@@ -32,16 +32,16 @@ func TestProperties(t *testing.T) {
 
 // evicting is a core with a mistake in how it evicts.
 type evicting struct {
-	*Core
-	change func(e *evicting, in Input, d *Decision)
+	*core
+	change func(e *evicting, in input, d *decision)
 	pods   []PodUsage
 }
 
-func (e *evicting) Step(now time.Time, in Input) Decision {
+func (e *evicting) Step(now time.Time, in input) decision {
 	if in.Pods != nil {
 		e.pods = in.Pods
 	}
-	d := e.Core.Step(now, in)
+	d := e.core.Step(now, in)
 	e.change(e, in, &d)
 	return d
 }
@@ -49,49 +49,50 @@ func (e *evicting) Step(now time.Time, in Input) Decision {
 // TestPropertiesFindSeededMistakes: each property catches the mistake it is
 // there for.
 func TestPropertiesFindSeededMistakes(t *testing.T) {
-	other := func(e *evicting, d *Decision, wanted func(*v1.Pod) bool) {
+	other := func(e *evicting, d *decision, wanted func(*v1.Pod) bool) {
 		for _, pod := range e.pods {
 			if len(d.Evict) > 0 && wanted(pod.Pod) {
 				d.Evict[0].Pod = pod.Pod
 			}
 		}
 	}
-	for name, change := range map[string]func(e *evicting, in Input, d *Decision){
-		"evicts a critical pod": func(e *evicting, _ Input, d *Decision) {
+	for name, change := range map[string]func(e *evicting, in input, d *decision){
+		"evicts a critical pod": func(e *evicting, _ input, d *decision) {
 			other(e, d, func(p *v1.Pod) bool { return p.Spec.Priority != nil && *p.Spec.Priority >= criticalPriority })
 		},
-		"evicts a static pod": func(e *evicting, _ Input, d *Decision) {
+		"evicts a static pod": func(e *evicting, _ input, d *decision) {
 			other(e, d, func(p *v1.Pod) bool { return len(p.Annotations) > 0 })
 		},
-		"evicts two at once": func(_ *evicting, _ Input, d *Decision) {
+		"evicts two at once": func(_ *evicting, _ input, d *decision) {
 			d.Evict = append(d.Evict, d.Evict...)
 		},
-		"does not wait for its victim": func(e *evicting, _ Input, _ *Decision) { e.victim = "" },
-		"evicts before it reclaims": func(e *evicting, _ Input, d *Decision) {
+		"does not wait for its victim": func(e *evicting, _ input, _ *decision) { e.victim = "" },
+		"evicts before it reclaims": func(e *evicting, _ input, d *decision) {
 			if d.Reclaim != "" {
 				e.Reclaimed(d.Reclaim)
 				d.Reclaim, d.NeedPods = "", true
 			}
 		},
-		"evicts although reclaiming sufficed": func(e *evicting, in Input, d *Decision) {
+		"evicts although reclaiming sufficed": func(e *evicting, in input, d *decision) {
 			for _, threshold := range e.set.Thresholds {
 				reading := in.Readings[threshold.Signal]
-				if len(d.Evict) == 0 && !d.NeedPods && d.Reclaim == "" && len(e.pods) > 0 && reading.Available >= threshold.Limit.Of(reading.Capacity) {
+				if len(d.Evict) == 0 && !d.NeedPods && d.Reclaim == "" && len(e.pods) > 0 &&
+					reading.Available >= threshold.Limit.Of(reading.Capacity) {
 					d.Evict = []Eviction{{Pod: e.pods[0].Pod, Signal: string(threshold.Signal)}}
 				}
 			}
 		},
-		"hurries whom it likes": func(e *evicting, _ Input, d *Decision) {
+		"hurries whom it likes": func(e *evicting, _ input, d *decision) {
 			if len(e.pods) > 0 {
-				d.Hurry = e.pods[0].Pod
+				d.ForceKill = e.pods[0].Pod
 			}
 		},
-		"hides the pressure": func(_ *evicting, _ Input, d *Decision) { d.Pressure.Memory = false },
+		"hides the pressure": func(_ *evicting, _ input, d *decision) { d.Pressure.Memory = false },
 	} {
 		t.Run(name, func(t *testing.T) {
 			found := false
 			rapid.Check(t, func(r *rapid.T) {
-				wrong := playShortages(r, func(set Settings) decider { return &evicting{Core: NewCore(set), change: change} })
+				wrong := playShortages(r, func(set settings) decider { return &evicting{core: newCore(set), change: change} })
 				found = found || wrong != ""
 			})
 			if !found {
@@ -101,11 +102,11 @@ func TestPropertiesFindSeededMistakes(t *testing.T) {
 	}
 }
 
-// world is what happens outside of the core, and what must hold of it.
-type world struct {
+// fixture is what happens outside of the core, and what must hold of it.
+type fixture struct {
 	r          *rapid.T
 	core       decider
-	thresholds []Threshold
+	thresholds []threshold
 	dedicated  bool
 	pods       map[types.UID]PodUsage
 
@@ -119,8 +120,8 @@ type world struct {
 }
 
 // playShortages returns the first property that did not hold, or "".
-func playShortages(r *rapid.T, make func(Settings) decider) string {
-	w := newWorld(r, make)
+func playShortages(r *rapid.T, make func(settings) decider) string {
+	w := newFixture(r, make)
 	for range rapid.IntRange(1, 60).Draw(r, "steps") {
 		w.now = w.now.Add(time.Duration(rapid.IntRange(0, 20_000).Draw(r, "ms")) * time.Millisecond)
 		for _, threshold := range w.thresholds {
@@ -130,7 +131,7 @@ func playShortages(r *rapid.T, make func(Settings) decider) string {
 			return wrong
 		}
 		if w.victim != "" && rapid.Bool().Draw(r, "gone") {
-			w.core.Gone(w.victim)
+			w.core.Remove(w.victim)
 			delete(w.pods, w.victim)
 			w.victim = ""
 			clear(w.reclaimed)
@@ -139,10 +140,12 @@ func playShortages(r *rapid.T, make func(Settings) decider) string {
 	return ""
 }
 
-func newWorld(r *rapid.T, make func(Settings) decider) *world {
-	w := &world{r: r, now: epoch, pods: map[types.UID]PodUsage{}, readings: Readings{}, crossedAt: map[Signal]time.Time{}, reclaimed: map[Signal]bool{}}
+func newFixture(r *rapid.T, make func(settings) decider) *fixture {
+	w := &fixture{r: r, now: epoch, pods: map[types.UID]PodUsage{}, readings: Readings{}, crossedAt: map[Signal]time.Time{},
+		reclaimed: map[Signal]bool{}}
 	for _, signal := range []Signal{MemoryAvailable, NodeFSAvailable, ImageFSAvailable, PIDAvailable} {
-		threshold := Threshold{Signal: signal, Limit: config.Threshold{Quantity: *resource.NewQuantity(rapid.Int64Range(1, 400).Draw(r, "limit"), resource.BinarySI)}}
+		threshold := threshold{Signal: signal,
+			Limit: config.Threshold{Quantity: *resource.NewQuantity(rapid.Int64Range(1, 400).Draw(r, "limit"), resource.BinarySI)}}
 		if rapid.Bool().Draw(r, "soft") {
 			threshold.Soft, threshold.Grace = true, time.Duration(rapid.IntRange(1, 60).Draw(r, "grace"))*time.Second
 		}
@@ -150,10 +153,11 @@ func newWorld(r *rapid.T, make func(Settings) decider) *world {
 		w.thresholds = append(w.thresholds, threshold)
 	}
 	w.dedicated = rapid.Bool().Draw(r, "dedicated")
-	w.core = make(Settings{Thresholds: w.thresholds, Transition: time.Minute, DedicatedImageFS: w.dedicated})
+	w.core = make(settings{Thresholds: w.thresholds, Transition: time.Minute, DedicatedImageFS: w.dedicated})
 	for i := range rapid.IntRange(0, 8).Draw(r, "pods") {
 		priority := rapid.SampledFrom([]int32{0, 100, criticalPriority}).Draw(r, "priority")
-		pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(i), UID: types.UID(fmt.Sprint(i))}, Spec: v1.PodSpec{Priority: &priority}}
+		pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(i), UID: types.UID(fmt.Sprint(i))},
+			Spec: v1.PodSpec{Priority: &priority}}
 		if rapid.IntRange(0, 4).Draw(r, "static") == 0 {
 			pod.Annotations = map[string]string{"kubernetes.io/config.source": "file"}
 		}
@@ -163,8 +167,8 @@ func newWorld(r *rapid.T, make func(Settings) decider) *world {
 }
 
 // read notes what is available now, and since when it is too little.
-func (w *world) read(threshold Threshold, available int64) {
-	w.readings[threshold.Signal] = Reading{Available: available, Capacity: 1000}
+func (w *fixture) read(threshold threshold, available int64) {
+	w.readings[threshold.Signal] = reading{Available: available, Capacity: 1000}
 	if available >= threshold.Limit.Of(1000)+threshold.Reclaim.Of(1000) {
 		delete(w.crossedAt, threshold.Signal)
 		delete(w.reclaimed, threshold.Signal)
@@ -174,11 +178,11 @@ func (w *world) read(threshold Threshold, available int64) {
 }
 
 // pass steps the core until it has nothing more to do now.
-func (w *world) pass() string {
+func (w *fixture) pass() string {
 	var usage []PodUsage
 	tried := map[Signal]bool{}
 	for range 6 {
-		decision := w.core.Step(w.now, Input{Readings: w.readings, Pods: usage})
+		decision := w.core.Step(w.now, input{Readings: w.readings, Pods: usage})
 		switch {
 		case decision.Reclaim != "":
 			if tried[decision.Reclaim] {
@@ -205,9 +209,9 @@ func (w *world) pass() string {
 	return "the core does not come to an end"
 }
 
-// judgeHurry: only the one that is waited for is hurried, once, and only when
+// judgeForceKill: only the one that is waited for is hurried, once, and only when
 // half of what a hard memory threshold keeps is gone.
-func (w *world) judgeHurry(pod *v1.Pod) string {
+func (w *fixture) judgeForceKill(pod *v1.Pod) string {
 	if pod == nil {
 		return ""
 	}
@@ -223,8 +227,8 @@ func (w *world) judgeHurry(pod *v1.Pod) string {
 	return ""
 }
 
-func (w *world) judge(decision Decision) string {
-	if wrong := w.judgeHurry(decision.Hurry); wrong != "" {
+func (w *fixture) judge(decision decision) string {
+	if wrong := w.judgeForceKill(decision.ForceKill); wrong != "" {
 		return wrong
 	}
 	if len(decision.Evict) > 1 {
@@ -235,9 +239,10 @@ func (w *world) judge(decision Decision) string {
 			return wrong
 		}
 		w.victim, w.victimAt, w.hurried = eviction.Pod.UID, w.now, false
-		clear(w.reclaimed) // also when it hangs: the next try begins anew
+		clear(w.reclaimed) // also when it hangs: the next try begins again
 	}
-	for signal, on := range map[Signal]bool{MemoryAvailable: decision.Pressure.Memory, NodeFSAvailable: decision.Pressure.Disk, PIDAvailable: decision.Pressure.PID} {
+	for signal, on := range map[Signal]bool{MemoryAvailable: decision.Pressure.Memory, NodeFSAvailable: decision.Pressure.Disk,
+		PIDAvailable: decision.Pressure.PID} {
 		if _, short := w.crossedAt[signal]; short && !on {
 			return fmt.Sprintf("%s is short and no condition says so", signal)
 		}
@@ -245,7 +250,7 @@ func (w *world) judge(decision Decision) string {
 	return ""
 }
 
-func (w *world) judgeEviction(eviction Eviction) string {
+func (w *fixture) judgeEviction(eviction Eviction) string {
 	signal := Signal(eviction.Signal)
 	if *eviction.Pod.Spec.Priority >= criticalPriority || len(eviction.Pod.Annotations) > 0 {
 		return "evicts a critical or static pod"

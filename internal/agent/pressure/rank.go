@@ -27,12 +27,12 @@ type PodUsage struct {
 	Memory    int64 // working set in bytes
 	Processes int64
 	// Containers are by name, Volumes (emptyDirs on disk) too.
-	Containers map[string]ContainerUsage
+	Containers map[string]containerUsage
 	Volumes    map[string]Disk
 }
 
-// ContainerUsage is what one container uses.
-type ContainerUsage struct {
+// containerUsage is what one container uses.
+type containerUsage struct {
 	Memory       int64
 	Rootfs, Logs Disk
 }
@@ -182,7 +182,7 @@ func boolFirst(a, b bool) int {
 
 // explain writes the status message of an evicted pod and the annotations of
 // its event, in the established words.
-func explain(threshold Threshold, reading Reading, victim PodUsage) (string, map[string]string) {
+func explain(threshold threshold, reading reading, victim PodUsage) (string, map[string]string) {
 	row := rowOf(threshold.Signal)
 	var text strings.Builder
 	fmt.Fprintf(&text, "The node was low on resource: %s. ", row.resource)
@@ -213,7 +213,8 @@ func explain(threshold Threshold, reading Reading, victim PodUsage) (string, map
 		if usage <= request {
 			continue
 		}
-		fmt.Fprintf(&text, "Container %s was using %s, request is %s, has larger consumption of %s. ", container.Name, amount(usage), amount(request), row.resource)
+		fmt.Fprintf(&text, "Container %s was using %s, request is %s, has larger consumption of %s. ", container.Name, amount(usage),
+			amount(request), row.resource)
 		names = append(names, container.Name)
 		usages = append(usages, amount(usage))
 	}

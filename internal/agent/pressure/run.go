@@ -23,12 +23,12 @@ import (
 // measured: writing is no event that anybody tells.
 const localLimitsEvery = 10 * time.Second
 
-// rankPause keeps a shortage that nobody can be evicted for from measuring all
+// rankPause keeps a shortage that no one can be evicted for from measuring all
 // pods again and again.
 const rankPause = time.Second
 
-// Board is where the node's pressure is shown.
-type Board interface{ SetPressure(node.Pressure) }
+// statusSetter is where the node's pressure is shown.
+type statusSetter interface{ SetPressure(node.Pressure) }
 
 // Config is all the role needs. Log, NodeName, Kubelet, Board, Pods, Usage,
 // Kill, Hurry, Events and Sensor are required.
@@ -36,7 +36,7 @@ type Config struct {
 	Log      *slog.Logger
 	NodeName string
 	Kubelet  *kubeletv1beta1.KubeletConfiguration
-	Board    Board
+	Status   statusSetter
 	// Pods lists the pods of the node with their current status.
 	Pods func() []*v1.Pod
 	// Usage measures them. With disk what they store is measured too, which may
@@ -45,10 +45,10 @@ type Config struct {
 	// Kill ends a pod with the given status; the channel is closed when
 	// nothing of it runs any more, nil if there is no such pod.
 	Kill func(pod *v1.Pod, eviction Eviction) <-chan struct{}
-	// Hurry ends the grace of a pod that Kill is ending.
-	Hurry  func(pod *v1.Pod)
-	Events record.EventRecorder
-	Sensor *Sensor
+	// ForceKill ends the grace of a pod that Kill is ending.
+	ForceKill func(pod *v1.Pod)
+	Events    record.EventRecorder
+	Sensor    *Sensor
 	// Collector reclaims and collects garbage; nil leaves both out.
 	Collector *Collector
 	// PodsEvents is the memory.events file of the cgroup of all pods (version
@@ -64,8 +64,10 @@ type Config struct {
 
 // Run guards the node until the context ends.
 func Run(ctx context.Context, cfg Config) error {
-	if cfg.Log == nil || cfg.NodeName == "" || cfg.Kubelet == nil || cfg.Board == nil || cfg.Pods == nil || cfg.Usage == nil || cfg.Kill == nil || cfg.Hurry == nil || cfg.Events == nil || cfg.Sensor == nil {
-		return errors.New("configuring the eviction manager: Log, NodeName, Kubelet, Board, Pods, Usage, Kill, Hurry, Events and Sensor are required")
+	if cfg.Log == nil || cfg.NodeName == "" || cfg.Kubelet == nil || cfg.Status == nil || cfg.Pods == nil || cfg.Usage == nil ||
+		cfg.Kill == nil || cfg.ForceKill == nil || cfg.Events == nil || cfg.Sensor == nil {
+		return errors.New("configuring the eviction manager: Log, NodeName, Kubelet, Board, Pods, Usage, Kill, Hurry, Events and Sensor " +
+			"are required")
 	}
 	if cfg.Journal == nil {
 		cfg.Journal = journal.Discard
@@ -76,15 +78,15 @@ func Run(ctx context.Context, cfg Config) error {
 	if cfg.KernelLog == "" {
 		cfg.KernelLog = "/dev/kmsg"
 	}
-	thresholds, err := Thresholds(cfg.Kubelet)
+	thresholds, err := thresholds(cfg.Kubelet)
 	if err != nil {
 		return err
 	}
-	g := &guard{cfg: cfg, thresholds: thresholds, wake: make(chan struct{}, 1), gone: make(chan types.UID, 16), last: map[Signal]Reading{}}
+	g := &guard{cfg: cfg, thresholds: thresholds, wake: make(chan struct{}, 1), gone: make(chan types.UID, 16), last: map[Signal]reading{}}
 	if err := g.registerMetrics(); err != nil {
 		return err
 	}
-	g.core = NewCore(Settings{
+	g.core = newCore(settings{
 		Thresholds: thresholds, Transition: cfg.Kubelet.EvictionPressureTransitionPeriod.Duration,
 		MaxPodGrace:       time.Duration(cfg.Kubelet.EvictionMaxPodGracePeriod) * time.Second,
 		DedicatedImageFS:  cfg.Collector != nil && cfg.Collector.Dedicated(),
@@ -97,7 +99,7 @@ func Run(ctx context.Context, cfg Config) error {
 		}
 	})
 	wg.Go(func() {
-		if err := watchKernelLog(ctx, cfg.KernelLog, g.tellVictim); err != nil {
+		if err := watchKernelLog(ctx, cfg.KernelLog, g.reportVictim); err != nil {
 			cfg.Log.Info("the kernel's log cannot be read; there will be no SystemOOM events", "err", err)
 		}
 	})
@@ -114,8 +116,8 @@ func Run(ctx context.Context, cfg Config) error {
 
 type guard struct {
 	cfg        Config
-	thresholds []Threshold
-	core       *Core
+	thresholds []threshold
+	core       *core
 	wake       chan struct{}
 	gone       chan types.UID
 	last       Readings
@@ -130,9 +132,11 @@ type guard struct {
 }
 
 func (g *guard) registerMetrics() error {
-	g.evictions = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_evictions", Help: "Cumulative number of pod evictions by eviction signal"}, []string{"eviction_signal"})
+	g.evictions = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_evictions",
+		Help: "Cumulative number of pod evictions by eviction signal"}, []string{"eviction_signal"})
 	g.statsAge = prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "kubelet_eviction_stats_age_seconds",
-		Help: "Seconds from the beginning of measuring pods to the eviction of one by that, by eviction signal."}, []string{"eviction_signal"})
+		Help: "Seconds from the beginning of measuring pods to the eviction of one by that, by eviction signal."},
+		[]string{"eviction_signal"})
 	if g.cfg.Metrics == nil {
 		return nil
 	}
@@ -152,7 +156,7 @@ func (g *guard) run(ctx context.Context) {
 		case <-timer.C:
 		case <-g.wake:
 		case uid := <-g.gone:
-			g.core.Gone(uid)
+			g.core.Remove(uid)
 		}
 		timer.Reset(g.pass(ctx))
 	}
@@ -171,20 +175,21 @@ func (g *guard) pass(ctx context.Context) time.Duration {
 	var pods, limited []PodUsage
 	if !now.Before(g.localAt.Add(localLimitsEvery)) {
 		g.localAt = now
-		limited = g.measure(ctx, LimitsLocalStorage, true)
+		limited = g.measure(ctx, limitsLocalStorage, true)
 		now = time.Now()
 	}
 	// A reclaim and a measurement each lead to one more step; more than a few
 	// in a row would be a mistake in the core.
 	for range 4 {
-		decision := g.core.Step(now, Input{Readings: readings, Pods: pods, Limited: limited})
+		decision := g.core.Step(now, input{Readings: readings, Pods: pods, Limited: limited})
 		limited = nil
-		g.cfg.Board.SetPressure(decision.Pressure)
+		g.cfg.Status.SetPressure(decision.Pressure)
 		if !decision.Wake.IsZero() {
 			wait = min(wait, max(decision.Wake.Sub(now), paceMin))
 		}
 		if decision.Announce != "" {
-			g.cfg.Events.Event(nodeRef(g.cfg.NodeName), v1.EventTypeWarning, "EvictionThresholdMet", "Attempting to reclaim "+decision.Announce)
+			g.cfg.Events.Event(nodeRef(g.cfg.NodeName), v1.EventTypeWarning, "EvictionThresholdMet",
+				"Attempting to reclaim "+decision.Announce)
 		}
 		switch {
 		case decision.Reclaim != "":
@@ -194,7 +199,7 @@ func (g *guard) pass(ctx context.Context) time.Duration {
 			}
 			now = time.Now()
 		case decision.NeedPods && now.Before(g.rankedAt.Add(rankPause)):
-			return max(wait, rankPause) // there was nobody to evict a moment ago
+			return max(wait, rankPause) // there was no one to evict a moment ago
 		case decision.NeedPods:
 			g.rankedAt = now
 			pods = g.measure(ctx, anyPod, needsDisk(decision))
@@ -206,10 +211,10 @@ func (g *guard) pass(ctx context.Context) time.Duration {
 			for _, eviction := range decision.Evict {
 				g.evict(ctx, eviction)
 			}
-			if pod := decision.Hurry; pod != nil {
+			if pod := decision.ForceKill; pod != nil {
 				g.note(journal.Ref{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID)},
 					"its grace ended early: half of the memory kept back is gone", nil)
-				g.cfg.Hurry(pod)
+				g.cfg.ForceKill(pod)
 			}
 			return wait
 		}
@@ -223,7 +228,7 @@ func (g *guard) pass(ctx context.Context) time.Duration {
 func anyPod(*v1.Pod) bool { return true }
 
 // needsDisk tells whether the shortage is one of storage.
-func needsDisk(decision Decision) bool {
+func needsDisk(decision decision) bool {
 	for _, fact := range decision.Because {
 		if fact.Name == "signal" {
 			return strings.Contains(fact.Value, "fs.")
@@ -253,7 +258,7 @@ func (g *guard) measure(ctx context.Context, wanted func(*v1.Pod) bool, disk boo
 	return usage
 }
 
-func (g *guard) reclaim(ctx context.Context, decision Decision) {
+func (g *guard) reclaim(ctx context.Context, decision decision) {
 	g.note(journal.Ref{Kind: "Node", Name: g.cfg.NodeName}, "reclaimed dead containers and unused images", decision.Because)
 	if g.cfg.Collector != nil {
 		g.cfg.Collector.Reclaim(ctx, decision.Containers, decision.Images)
@@ -271,7 +276,7 @@ func (g *guard) evict(ctx context.Context, eviction Eviction) {
 	g.cfg.Events.AnnotatedEventf(pod, eviction.Annotations, v1.EventTypeWarning, "Evicted", "%s", eviction.Message)
 	over := g.cfg.Kill(pod, eviction)
 	if over == nil {
-		g.core.Gone(pod.UID)
+		g.core.Remove(pod.UID)
 		return
 	}
 	go func() {

@@ -22,13 +22,13 @@ import (
 	"github.com/berth-dev/berth/internal/agent/node"
 )
 
-// machine is a /proc whose memory is eaten by a hog.
-type machine struct {
+// host is a /proc whose memory is eaten by a hog.
+type host struct {
 	t    *testing.T
 	root string
 }
 
-func (m *machine) setFree(bytes int64) {
+func (m *host) setFree(bytes int64) {
 	m.t.Helper()
 	text := fmt.Sprintf("MemTotal: %d kB\nMemFree: %d kB\nInactive(file): 0 kB\n", 4<<20, bytes/1024)
 	path := filepath.Join(m.root, "proc/meminfo")
@@ -40,9 +40,10 @@ func (m *machine) setFree(bytes int64) {
 	}
 }
 
-func newMachine(t *testing.T) *machine {
-	m := &machine{t: t, root: t.TempDir()}
-	for name, text := range map[string]string{"loadavg": "0 0 0 1/100 5\n", "sys/kernel/pid_max": "32768\n", "sys/kernel/threads-max": "32768\n"} {
+func newHost(t *testing.T) *host {
+	m := &host{t: t, root: t.TempDir()}
+	for name, text := range map[string]string{"loadavg": "0 0 0 1/100 5\n", "sys/kernel/pid_max": "32768\n",
+		"sys/kernel/threads-max": "32768\n"} {
 		path := filepath.Join(m.root, "proc", name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
@@ -55,12 +56,12 @@ func newMachine(t *testing.T) *machine {
 	return m
 }
 
-type board struct {
+type status struct {
 	mu   sync.Mutex
 	last node.Pressure
 }
 
-func (b *board) SetPressure(p node.Pressure) {
+func (b *status) SetPressure(p node.Pressure) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.last = p
@@ -70,10 +71,11 @@ func (b *board) SetPressure(p node.Pressure) {
 // within a second of crossing the threshold, and its neighbour spared.
 func TestHogIsEndedWithinASecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m, shown := newMachine(t), &board{}
+		m, shown := newHost(t), &status{}
 		pod := func(name string) *v1.Pod {
 			return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: metatypes.UID(name)},
-				Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c", Resources: v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceMemory: resource.MustParse("100Mi")}}}}}}
+				Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c",
+					Resources: v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceMemory: resource.MustParse("100Mi")}}}}}}
 		}
 		hog, neighbour := pod("hog"), pod("neighbour")
 		killed := make(chan struct {
@@ -85,9 +87,11 @@ func TestHogIsEndedWithinASecond(t *testing.T) {
 		var mu sync.Mutex
 		used := int64(0)
 		cfg := Config{
-			Log: slog.New(slog.DiscardHandler), NodeName: "n1", Board: shown, Events: record.NewFakeRecorder(100), StallFile: filepath.Join(m.root, "none"), KernelLog: filepath.Join(m.root, "none"),
-			Kubelet: &kubeletv1beta1.KubeletConfiguration{EvictionHard: map[string]string{"memory.available": "100Mi"}, EvictionPressureTransitionPeriod: metav1.Duration{Duration: time.Minute}},
-			Pods:    func() []*v1.Pod { return []*v1.Pod{neighbour, hog} },
+			Log: slog.New(slog.DiscardHandler), NodeName: "n1", Status: shown, Events: record.NewFakeRecorder(100),
+			StallFile: filepath.Join(m.root, "none"), KernelLog: filepath.Join(m.root, "none"),
+			Kubelet: &kubeletv1beta1.KubeletConfiguration{EvictionHard: map[string]string{"memory.available": "100Mi"},
+				EvictionPressureTransitionPeriod: metav1.Duration{Duration: time.Minute}},
+			Pods: func() []*v1.Pod { return []*v1.Pod{neighbour, hog} },
 			Usage: func(context.Context, []*v1.Pod, bool) ([]PodUsage, error) {
 				mu.Lock()
 				defer mu.Unlock()
@@ -100,8 +104,8 @@ func TestHogIsEndedWithinASecond(t *testing.T) {
 				}{pod, time.Now()}
 				return over
 			},
-			Hurry:  func(*v1.Pod) {},
-			Sensor: &Sensor{HostRoot: m.root, RootDir: m.root},
+			ForceKill: func(*v1.Pod) {},
+			Sensor:    &Sensor{HostRoot: m.root, RootDir: m.root},
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
@@ -175,30 +179,35 @@ func (s *store) RemoveImage(_ context.Context, spec *runtimeapi.ImageSpec) error
 	return s.drop("image " + spec.Image)
 }
 func (s *store) ImageFsInfo(context.Context) (*runtimeapi.ImageFsInfoResponse, error) {
-	return &runtimeapi.ImageFsInfoResponse{ImageFilesystems: []*runtimeapi.FilesystemUsage{{FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: s.mount}}}}, nil
+	return &runtimeapi.ImageFsInfoResponse{ImageFilesystems: []*runtimeapi.FilesystemUsage{
+		{FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: s.mount}}}}, nil
 }
 func (s *store) drop(what string) error {
 	s.removed = append(s.removed, what)
 	return nil
 }
 
-func TestReclaimTakesOnlyWhatNobodyNeeds(t *testing.T) {
+func TestReclaimTakesOnlyWhatIsUnused(t *testing.T) {
 	dir := t.TempDir()
 	exited, running := runtimeapi.ContainerState_CONTAINER_EXITED, runtimeapi.ContainerState_CONTAINER_RUNNING
 	container := func(id, uid, name, image string, state runtimeapi.ContainerState, created int64) *runtimeapi.Container {
-		return &runtimeapi.Container{Id: id, PodSandboxId: "s-" + uid, State: state, CreatedAt: created, ImageRef: image, Image: &runtimeapi.ImageSpec{Image: image},
+		return &runtimeapi.Container{Id: id, PodSandboxId: "s-" + uid, State: state, CreatedAt: created, ImageRef: image,
+			Image:  &runtimeapi.ImageSpec{Image: image},
 			Labels: map[string]string{labelPodUID: uid, labelContainerName: name}}
 	}
 	sandbox := func(uid string, state runtimeapi.PodSandboxState) *runtimeapi.PodSandbox {
-		return &runtimeapi.PodSandbox{Id: "s-" + uid, State: state, Metadata: &runtimeapi.PodSandboxMetadata{Uid: uid}, Labels: map[string]string{labelPodUID: uid}}
+		return &runtimeapi.PodSandbox{Id: "s-" + uid, State: state, Metadata: &runtimeapi.PodSandboxMetadata{Uid: uid},
+			Labels: map[string]string{labelPodUID: uid}}
 	}
 	s := &store{mount: dir,
 		containers: []*runtimeapi.Container{
-			container("run", "live", "a", "sha-used", running, 3), container("dead1", "live", "a", "sha-used", exited, 1), container("dead2", "live", "a", "sha-used", exited, 2),
+			container("run", "live", "a", "sha-used", running, 3), container("dead1", "live", "a", "sha-used", exited, 1),
+			container("dead2", "live", "a", "sha-used", exited, 2),
 			container("done", "over", "a", "sha-done", exited, 1), container("lost", "gone", "a", "sha-lost", exited, 1),
 			{Id: "foreign", State: exited},
 		},
-		sandboxes: []*runtimeapi.PodSandbox{sandbox("live", runtimeapi.PodSandboxState_SANDBOX_READY), sandbox("gone", runtimeapi.PodSandboxState_SANDBOX_NOTREADY)},
+		sandboxes: []*runtimeapi.PodSandbox{sandbox("live", runtimeapi.PodSandboxState_SANDBOX_READY),
+			sandbox("gone", runtimeapi.PodSandboxState_SANDBOX_NOTREADY)},
 		images: []*runtimeapi.Image{{Id: "sha-used"}, {Id: "sha-pinned", Pinned: true}, {Id: "sha-idle", Size: 5},
 			{Id: "sha-spec", RepoTags: []string{"docker.io/library/wanted:latest"}}, {Id: "sha-done"}},
 	}
@@ -213,8 +222,9 @@ func TestReclaimTakesOnlyWhatNobodyNeeds(t *testing.T) {
 		}
 	}
 	ready := false
-	c, err := NewCollector(t.Context(), CollectorConfig{Log: slog.New(slog.DiscardHandler), NodeName: "n1", Runtime: s, Images: s, Events: record.NewFakeRecorder(10),
-		Pods: func() []*v1.Pod { return pods }, SourcesReady: func() bool { return ready }, RootDir: dir, LogsDir: logs})
+	c, err := NewCollector(t.Context(), CollectorConfig{Log: slog.New(slog.DiscardHandler), NodeName: "n1", Runtime: s, Images: s,
+		Events: record.NewFakeRecorder(10),
+		Pods:   func() []*v1.Pod { return pods }, SourcesReady: func() bool { return ready }, RootDir: dir, LogsDir: logs})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Sensor reads the signals of this machine. Every read is one or two small
+// Sensor reads the signals of this host. Every read is one or two small
 // files of /proc or one statfs.
 type Sensor struct {
 	// HostRoot is where /proc is, default "/".
@@ -44,7 +44,7 @@ func (s *Sensor) Read() (Readings, error) {
 		case err != nil:
 			failed = append(failed, err)
 		case limit > 0:
-			readings[AllocatableMemoryAvailable] = Reading{Available: max(limit-used, 0), Capacity: limit}
+			readings[AllocatableMemoryAvailable] = reading{Available: max(limit-used, 0), Capacity: limit}
 		}
 	}
 	for _, fs := range []struct {
@@ -59,9 +59,9 @@ func (s *Sensor) Read() (Readings, error) {
 			failed = append(failed, fmt.Errorf("measuring the file system of %s: %w", fs.dir, err))
 			continue
 		}
-		readings[fs.bytes] = Reading{Available: int64(stat.Bavail) * stat.Bsize, Capacity: int64(stat.Blocks) * stat.Bsize}
+		readings[fs.bytes] = reading{Available: int64(stat.Bavail) * stat.Bsize, Capacity: int64(stat.Blocks) * stat.Bsize}
 		if stat.Files > 0 { // some file systems have no fixed number
-			readings[fs.inodes] = Reading{Available: int64(stat.Ffree), Capacity: int64(stat.Files)}
+			readings[fs.inodes] = reading{Available: int64(stat.Ffree), Capacity: int64(stat.Files)}
 		}
 	}
 	if reading, err := s.pids(); err != nil {
@@ -81,10 +81,10 @@ func (s *Sensor) path(name string) string {
 
 // memory is what is free plus what the kernel can drop at once: page cache
 // that was not touched lately.
-func (s *Sensor) memory() (Reading, error) {
+func (s *Sensor) memory() (reading, error) {
 	text, err := os.ReadFile(s.path("proc/meminfo"))
 	if err != nil {
-		return Reading{}, fmt.Errorf("reading memory: %w", err)
+		return reading{}, fmt.Errorf("reading memory: %w", err)
 	}
 	var total, free, inactive int64
 	for line := range bytes.Lines(text) {
@@ -102,44 +102,44 @@ func (s *Sensor) memory() (Reading, error) {
 		}
 		number, _, _ := strings.Cut(strings.TrimSpace(string(rest)), " ")
 		if *into, err = strconv.ParseInt(number, 10, 64); err != nil {
-			return Reading{}, fmt.Errorf("reading memory: %w", err)
+			return reading{}, fmt.Errorf("reading memory: %w", err)
 		}
 	}
 	if total == 0 {
-		return Reading{}, errors.New("reading memory: no MemTotal in /proc/meminfo")
+		return reading{}, errors.New("reading memory: no MemTotal in /proc/meminfo")
 	}
-	return Reading{Available: (free + inactive) * 1024, Capacity: total * 1024}, nil
+	return reading{Available: (free + inactive) * 1024, Capacity: total * 1024}, nil
 }
 
-func (s *Sensor) pids() (Reading, error) {
+func (s *Sensor) pids() (reading, error) {
 	text, err := os.ReadFile(s.path("proc/loadavg"))
 	if err != nil {
-		return Reading{}, fmt.Errorf("reading the number of processes: %w", err)
+		return reading{}, fmt.Errorf("reading the number of processes: %w", err)
 	}
 	fields := strings.Fields(string(text))
 	if len(fields) < 4 {
-		return Reading{}, fmt.Errorf("reading the number of processes: %q has no fourth field", text)
+		return reading{}, fmt.Errorf("reading the number of processes: %q has no fourth field", text)
 	}
 	_, total, _ := strings.Cut(fields[3], "/")
 	used, err := strconv.ParseInt(total, 10, 64)
 	if err != nil {
-		return Reading{}, fmt.Errorf("reading the number of processes: %w", err)
+		return reading{}, fmt.Errorf("reading the number of processes: %w", err)
 	}
 	limit := int64(0)
 	for _, name := range []string{"proc/sys/kernel/pid_max", "proc/sys/kernel/threads-max"} {
 		text, err := os.ReadFile(s.path(name))
 		if err != nil {
-			return Reading{}, fmt.Errorf("reading the limit of processes: %w", err)
+			return reading{}, fmt.Errorf("reading the limit of processes: %w", err)
 		}
 		value, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
 		if err != nil {
-			return Reading{}, fmt.Errorf("reading the limit of processes: %w", err)
+			return reading{}, fmt.Errorf("reading the limit of processes: %w", err)
 		}
 		if limit == 0 || value < limit {
 			limit = value
 		}
 	}
-	return Reading{Available: max(limit-used, 0), Capacity: limit}, nil
+	return reading{Available: max(limit-used, 0), Capacity: limit}, nil
 }
 
 // pace says when to read again. A signal far from its threshold cannot cross
@@ -158,7 +158,7 @@ const (
 
 // nextRead is the time until some threshold could be crossed. Before holds the
 // readings an elapsed time ago, to see how fast they fall.
-func nextRead(thresholds []Threshold, readings, before Readings, elapsed time.Duration) time.Duration {
+func nextRead(thresholds []threshold, readings, before Readings, elapsed time.Duration) time.Duration {
 	wait := paceMax
 	for _, threshold := range thresholds {
 		reading, ok := readings[threshold.Signal]

@@ -47,8 +47,10 @@ var signalRows = []signalRow{
 	{signal: AllocatableMemoryAvailable, resource: "memory", condition: v1.NodeMemoryPressure},
 	{signal: NodeFSAvailable, resource: "ephemeral-storage", condition: v1.NodeDiskPressure, shared: reclaim{true, true}},
 	{signal: NodeFSInodesFree, resource: "inodes", condition: v1.NodeDiskPressure, shared: reclaim{true, true}},
-	{signal: ImageFSAvailable, resource: "ephemeral-storage", condition: v1.NodeDiskPressure, shared: reclaim{true, true}, dedicated: reclaim{true, true}},
-	{signal: ImageFSInodesFree, resource: "inodes", condition: v1.NodeDiskPressure, shared: reclaim{true, true}, dedicated: reclaim{true, true}},
+	{signal: ImageFSAvailable, resource: "ephemeral-storage", condition: v1.NodeDiskPressure, shared: reclaim{true, true},
+		dedicated: reclaim{true, true}},
+	{signal: ImageFSInodesFree, resource: "inodes", condition: v1.NodeDiskPressure, shared: reclaim{true, true},
+		dedicated: reclaim{true, true}},
 	{signal: PIDAvailable, resource: "pids", condition: v1.NodePIDPressure},
 }
 
@@ -65,8 +67,8 @@ func rank(signal Signal) int {
 	return slices.IndexFunc(signalRows, func(row signalRow) bool { return row.signal == signal })
 }
 
-// Threshold is a limit that a signal must not fall below.
-type Threshold struct {
+// threshold is a limit that a signal must not fall below.
+type threshold struct {
 	Signal Signal
 	Limit  config.Threshold
 	// Grace is how long the signal may stay below; zero for a hard threshold.
@@ -77,17 +79,17 @@ type Threshold struct {
 	Reclaim config.Threshold
 }
 
-func (t Threshold) key() thresholdKey { return thresholdKey{t.Signal, t.Soft} }
+func (t threshold) key() thresholdKey { return thresholdKey{t.Signal, t.Soft} }
 
 type thresholdKey struct {
 	signal Signal
 	soft   bool
 }
 
-// Thresholds reads the thresholds of a configuration, in the order in which
+// thresholds reads the thresholds of a configuration, in the order in which
 // they are dealt with.
-func Thresholds(cfg *kubeletv1beta1.KubeletConfiguration) ([]Threshold, error) {
-	var list []Threshold
+func thresholds(cfg *kubeletv1beta1.KubeletConfiguration) ([]threshold, error) {
+	var list []threshold
 	add := func(texts map[string]string, field string, soft bool) error {
 		for name, text := range texts {
 			signal := Signal(name)
@@ -101,7 +103,7 @@ func Thresholds(cfg *kubeletv1beta1.KubeletConfiguration) ([]Threshold, error) {
 			if !on {
 				continue
 			}
-			t := Threshold{Signal: signal, Limit: limit, Soft: soft}
+			t := threshold{Signal: signal, Limit: limit, Soft: soft}
 			if soft {
 				if t.Grace, err = time.ParseDuration(cfg.EvictionSoftGracePeriod[name]); err != nil {
 					return fmt.Errorf("reading evictionSoftGracePeriod[%s]: %w", name, err)
@@ -126,7 +128,7 @@ func Thresholds(cfg *kubeletv1beta1.KubeletConfiguration) ([]Threshold, error) {
 	if err := add(cfg.EvictionSoft, "evictionSoft", true); err != nil {
 		return nil, err
 	}
-	// The cgroup of all pods is guarded like the machine, where it has a limit.
+	// The cgroup of all pods is guarded like the host, where it has a limit.
 	if slices.Contains(cfg.EnforceNodeAllocatable, "pods") {
 		for _, t := range list {
 			if t.Signal == MemoryAvailable && !t.Soft {
@@ -142,16 +144,17 @@ func Thresholds(cfg *kubeletv1beta1.KubeletConfiguration) ([]Threshold, error) {
 	return list, nil
 }
 
-// Reading is a signal's amount at a time.
-type Reading struct {
+// reading is a signal's amount at a time.
+type reading struct {
 	Available, Capacity int64
 }
 
 // Readings are what is known of the signals now; a signal that cannot be read
 // is not in it.
-type Readings map[Signal]Reading
+type Readings map[Signal]reading
 
 // pressureOf spells conditions as the Node shows them.
 func pressureOf(conditions map[v1.NodeConditionType]bool) node.Pressure {
-	return node.Pressure{Memory: conditions[v1.NodeMemoryPressure], Disk: conditions[v1.NodeDiskPressure], PID: conditions[v1.NodePIDPressure]}
+	return node.Pressure{Memory: conditions[v1.NodeMemoryPressure], Disk: conditions[v1.NodeDiskPressure],
+		PID: conditions[v1.NodePIDPressure]}
 }

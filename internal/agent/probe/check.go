@@ -30,21 +30,21 @@ const maxOutput = 10 << 10
 // userAgent is how probes present themselves.
 const userAgent = "kube-probe/1.37"
 
-// Verdict is how one check ended.
-type Verdict int
+// verdict is how one check ended.
+type verdict int
 
 // The verdicts. Errored means that the check could not be made; it counts as
 // nothing.
 const (
-	Errored Verdict = iota
+	Errored verdict = iota
 	Success
 	Failure
 	// Warned is a success that is reported all the same.
 	Warned
 )
 
-// Exec runs a command in a container; code is its exit code.
-type Exec func(ctx context.Context, containerID string, cmd []string, timeout time.Duration) (output []byte, code int, err error)
+// exec runs a command in a container; code is its exit code.
+type exec func(ctx context.Context, containerID string, cmd []string, timeout time.Duration) (output []byte, code int, err error)
 
 // subject is what one check is made on.
 type subject struct {
@@ -55,7 +55,7 @@ type subject struct {
 }
 
 // run makes one check.
-func run(ctx context.Context, exec Exec, s subject) (Verdict, string, error) {
+func run(ctx context.Context, exec exec, s subject) (verdict, string, error) {
 	timeout := time.Duration(max(s.probe.TimeoutSeconds, 1)) * time.Second
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -72,7 +72,7 @@ func run(ctx context.Context, exec Exec, s subject) (Verdict, string, error) {
 	return Errored, "", fmt.Errorf("container %q: the probe has no handler, allowed are exec, httpGet, tcpSocket and grpc", s.c.Name)
 }
 
-func runExec(ctx context.Context, exec Exec, s subject, command []string, timeout time.Duration) (Verdict, string, error) {
+func runExec(ctx context.Context, exec exec, s subject, command []string, timeout time.Duration) (verdict, string, error) {
 	out, code, err := exec(ctx, s.containerID, expand(command, s.c.Env), timeout)
 	text := cut(out)
 	switch {
@@ -161,7 +161,7 @@ func dialer() *net.Dialer {
 	}}
 }
 
-func runTCP(ctx context.Context, s subject, h *v1.TCPSocketAction) (Verdict, string, error) {
+func runTCP(ctx context.Context, s subject, h *v1.TCPSocketAction) (verdict, string, error) {
 	port, err := PortOf(s.c, h.Port)
 	if err != nil {
 		return Errored, "", err
@@ -178,8 +178,8 @@ func runTCP(ctx context.Context, s subject, h *v1.TCPSocketAction) (Verdict, str
 	return Success, "", nil
 }
 
-// Request makes the HTTP request that a handler describes.
-func Request(ctx context.Context, c *v1.Container, podIP string, h *v1.HTTPGetAction, agent string) (*http.Request, error) {
+// request makes the HTTP request that a handler describes.
+func request(ctx context.Context, c *v1.Container, podIP string, h *v1.HTTPGetAction, agent string) (*http.Request, error) {
 	port, err := PortOf(c, h.Port)
 	if err != nil {
 		return nil, err
@@ -246,8 +246,8 @@ func stayOnHost(next *http.Request, via []*http.Request) error {
 	return nil
 }
 
-func runHTTP(ctx context.Context, s subject, h *v1.HTTPGetAction) (Verdict, string, error) {
-	req, err := Request(ctx, s.c, s.podIP, h, userAgent)
+func runHTTP(ctx context.Context, s subject, h *v1.HTTPGetAction) (verdict, string, error) {
+	req, err := request(ctx, s.c, s.podIP, h, userAgent)
 	if err != nil {
 		return Errored, "", err
 	}
@@ -270,9 +270,10 @@ func runHTTP(ctx context.Context, s subject, h *v1.HTTPGetAction) (Verdict, stri
 	return Failure, fmt.Sprintf("HTTP probe failed with statuscode: %d", resp.StatusCode), nil
 }
 
-func runGRPC(ctx context.Context, s subject, h *v1.GRPCAction, timeout time.Duration) (Verdict, string, error) {
+func runGRPC(ctx context.Context, s subject, h *v1.GRPCAction, timeout time.Duration) (verdict, string, error) {
 	addr := net.JoinHostPort(s.podIP, strconv.Itoa(int(h.Port)))
-	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithUserAgent(userAgent), grpc.WithTransportCredentials(insecure.NewCredentials()),
+	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithUserAgent(userAgent),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, a string) (net.Conn, error) { return dialer().DialContext(ctx, "tcp", a) }))
 	if err != nil {
 		return Errored, "", err
@@ -289,11 +290,13 @@ func runGRPC(ctx context.Context, s subject, h *v1.GRPCAction, timeout time.Dura
 	case err == nil:
 		return Failure, fmt.Sprintf("service unhealthy (responded with %q)", resp.GetStatus().String()), nil
 	case code == codes.Unimplemented:
-		return Failure, fmt.Sprintf("error: this server does not implement the grpc health protocol (grpc.health.v1.Health): %s", status.Convert(err).Message()), nil
+		return Failure, fmt.Sprintf("error: this server does not implement the grpc health protocol (grpc.health.v1.Health): %s",
+			status.Convert(err).Message()), nil
 	case code == codes.DeadlineExceeded:
 		return Failure, fmt.Sprintf("timeout: health rpc did not complete within %v", timeout), nil
 	case code == codes.Unavailable:
-		return Failure, fmt.Sprintf("timeout: failed to connect service %q within %v: %s", addr, timeout, status.Convert(err).Message()), nil
+		return Failure, fmt.Sprintf("timeout: failed to connect service %q within %v: %s", addr, timeout, status.Convert(err).Message()),
+			nil
 	}
 	return Failure, fmt.Sprintf("error: health rpc probe failed: %v", err), nil
 }

@@ -90,7 +90,7 @@ func TestChecks(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		h    v1.ProbeHandler
-		want Verdict
+		want verdict
 		text string
 	}{
 		{"http", get(port, "/ok", "HTTP"), Success, "fine"},
@@ -103,7 +103,8 @@ func TestChecks(t *testing.T) {
 		{"tcp", v1.ProbeHandler{TCPSocket: &v1.TCPSocketAction{Port: intstr.FromInt32(port)}}, Success, ""},
 		{"tcp closed", v1.ProbeHandler{TCPSocket: &v1.TCPSocketAction{Port: intstr.FromInt32(shut)}}, Failure, "refused"},
 		{"grpc", v1.ProbeHandler{GRPC: &v1.GRPCAction{Port: portOf(t, lis.Addr().String())}}, Success, "healthy"},
-		{"grpc sick", v1.ProbeHandler{GRPC: &v1.GRPCAction{Port: portOf(t, lis.Addr().String()), Service: &sick}}, Failure, `service unhealthy (responded with "NOT_SERVING")`},
+		{"grpc sick", v1.ProbeHandler{GRPC: &v1.GRPCAction{Port: portOf(t, lis.Addr().String()), Service: &sick}}, Failure,
+			`service unhealthy (responded with "NOT_SERVING")`},
 		{"grpc closed", v1.ProbeHandler{GRPC: &v1.GRPCAction{Port: shut}}, Failure, "failed to connect service"},
 		{"exec", command("echo", "$(WHO)", "$$x", "$(NOBODY)"), Success, "echo me $x $(NOBODY)"},
 		{"exec false", command("false"), Failure, "no"},
@@ -111,7 +112,8 @@ func TestChecks(t *testing.T) {
 		{"exec broken", command("broken"), Errored, ""},
 		{"nothing", v1.ProbeHandler{}, Errored, ""},
 	} {
-		c := &v1.Container{Name: "app", Ports: []v1.ContainerPort{{Name: "web", ContainerPort: port}}, Env: []v1.EnvVar{{Name: "WHO", Value: "me"}}}
+		c := &v1.Container{Name: "app", Ports: []v1.ContainerPort{{Name: "web", ContainerPort: port}},
+			Env: []v1.EnvVar{{Name: "WHO", Value: "me"}}}
 		v, text, err := run(t.Context(), exec, subject{c: c, podIP: "127.0.0.1", probe: &v1.Probe{ProbeHandler: tc.h, TimeoutSeconds: 5}})
 		if v != tc.want || !strings.Contains(text, tc.text) || (v == Errored) != (err != nil) {
 			t.Errorf("%s: %v %q %v, want %v %q", tc.name, v, text, err, tc.want, tc.text)
@@ -120,15 +122,21 @@ func TestChecks(t *testing.T) {
 	if seen.Get("User-Agent") != userAgent || seen.Get("Accept") != "*/*" || seen.Get("Accept-Encoding") != "" {
 		t.Errorf("headers of a probe: %v", seen)
 	}
-	h := &v1.HTTPGetAction{Port: intstr.FromInt32(port), Path: "/ok", HTTPHeaders: []v1.HTTPHeader{{Name: "Host", Value: "my.example"}, {Name: "Accept", Value: ""}}}
-	if _, _, err := run(t.Context(), exec, subject{c: &v1.Container{}, podIP: "127.0.0.1", probe: &v1.Probe{ProbeHandler: v1.ProbeHandler{HTTPGet: h}}}); err != nil || host != "my.example" || seen["Accept"] != nil {
+	h := &v1.HTTPGetAction{Port: intstr.FromInt32(port), Path: "/ok", HTTPHeaders: []v1.HTTPHeader{{Name: "Host", Value: "my.example"},
+		{Name: "Accept", Value: ""}}}
+	if _, _, err := run(t.Context(), exec, subject{c: &v1.Container{}, podIP: "127.0.0.1",
+		probe: &v1.Probe{ProbeHandler: v1.ProbeHandler{HTTPGet: h}}}); err != nil || host != "my.example" || seen["Accept"] != nil {
 		t.Errorf("headers of the pod's own: host %q, %v, %v", host, seen, err)
 	}
 }
 
 func TestHooks(t *testing.T) {
 	var auth string
-	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { auth = r.Header.Get("Authorization"); w.WriteHeader(500) }))
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter,
+		r *http.Request) {
+		auth = r.Header.Get("Authorization")
+		w.WriteHeader(500)
+	}))
 	defer srv.Close()
 	warned := ""
 	fallbacks := prometheus.NewCounter(prometheus.CounterOpts{Name: "fallbacks"})
@@ -146,7 +154,8 @@ func TestHooks(t *testing.T) {
 		return h.Run(ctx, pod.Hook{Pod: &v1.Pod{}, Container: &v1.Container{Name: "app"}, PodIP: "127.0.0.1", Handler: &lh})
 	}
 	get := func(scheme v1.URIScheme) v1.LifecycleHandler {
-		return v1.LifecycleHandler{HTTPGet: &v1.HTTPGetAction{Port: intstr.FromInt32(portOf(t, srv.Listener.Addr().String())), Scheme: scheme,
+		return v1.LifecycleHandler{HTTPGet: &v1.HTTPGetAction{Port: intstr.FromInt32(portOf(t, srv.Listener.Addr().String())),
+			Scheme:      scheme,
 			HTTPHeaders: []v1.HTTPHeader{{Name: "Authorization", Value: "secret"}}}}
 	}
 	if err := do(t.Context(), v1.LifecycleHandler{Exec: &v1.ExecAction{Command: []string{"x"}}}); err != nil {
@@ -189,7 +198,8 @@ func TestProber(t *testing.T) {
 			}
 			return nil, 0, nil
 		},
-		Changed: func(uid types.UID) { changed <- uid }, Event: func(*v1.Pod, string, string, string) {}, Log: slog.New(slog.DiscardHandler),
+		Changed: func(uid types.UID) { changed <- uid }, Event: func(*v1.Pod, string, string, string) {},
+		Log: slog.New(slog.DiscardHandler),
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
@@ -210,7 +220,8 @@ func TestProber(t *testing.T) {
 func FuzzSpec(f *testing.F) {
 	for _, s := range []string{
 		`{"httpGet":{"port":80}}`,
-		`{"httpGet":{"port":"web","path":"//x?a=b#c","host":"::1","scheme":"HTTPS","httpHeaders":[{"name":"Host","value":""},{"name":"\n","value":"\u0000"}]}}`,
+		`{"httpGet":{"port":"web","path":"//x?a=b#c","host":"::1","scheme":"HTTPS","httpHeaders":[{"name":"Host","value":""},` +
+			`{"name":"\n","value":"\u0000"}]}}`,
 		`{"httpGet":{"port":"0","path":"%zz"}}`,
 		`{"tcpSocket":{"port":99999}}`,
 		`{"exec":{"command":["$(A)$$(B","$("]}}`,
@@ -218,7 +229,8 @@ func FuzzSpec(f *testing.F) {
 	} {
 		f.Add([]byte(s))
 	}
-	c := &v1.Container{Name: "app", Ports: []v1.ContainerPort{{Name: "web", ContainerPort: 8080}}, Env: []v1.EnvVar{{Name: "A", Value: "$(A)"}}}
+	c := &v1.Container{Name: "app", Ports: []v1.ContainerPort{{Name: "web", ContainerPort: 8080}},
+		Env: []v1.EnvVar{{Name: "A", Value: "$(A)"}}}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var p v1.Probe
 		if json.Unmarshal(b, &p) != nil {
@@ -232,7 +244,7 @@ func FuzzSpec(f *testing.F) {
 		if p.HTTPGet == nil {
 			return
 		}
-		req, err := Request(context.Background(), c, "192.0.2.1", p.HTTPGet, "agent")
+		req, err := request(context.Background(), c, "192.0.2.1", p.HTTPGet, "agent")
 		if err != nil {
 			return
 		}

@@ -16,7 +16,7 @@ import (
 
 // Hooks runs lifecycle handlers.
 type Hooks struct {
-	Exec Exec
+	Exec exec
 	// Event reports a warning on a pod's container; nil reports nothing.
 	Event func(pod *v1.Pod, container, reason, message string)
 	// Fallbacks counts requests that meant HTTPS and were answered over HTTP;
@@ -35,7 +35,8 @@ func (h Hooks) Run(ctx context.Context, in pod.Hook) error {
 			return fmt.Errorf("running %q in container %q: %w", strings.Join(in.Handler.Exec.Command, " "), in.Container.Name, err)
 		}
 		if code != 0 {
-			return fmt.Errorf("running %q in container %q: it exited with %d: %s", strings.Join(in.Handler.Exec.Command, " "), in.Container.Name, code, cut(out))
+			return fmt.Errorf("running %q in container %q: it exited with %d: %s", strings.Join(in.Handler.Exec.Command, " "),
+				in.Container.Name, code, cut(out))
 		}
 		return nil
 	case in.Handler.Sleep != nil:
@@ -54,7 +55,7 @@ func (h Hooks) Run(ctx context.Context, in pod.Hook) error {
 }
 
 func (h Hooks) get(ctx context.Context, in pod.Hook) error {
-	req, err := Request(ctx, in.Container, in.PodIP, in.Handler.HTTPGet, "kube-lifecycle/1.37")
+	req, err := request(ctx, in.Container, in.PodIP, in.Handler.HTTPGet, "kube-lifecycle/1.37")
 	if err != nil {
 		return err
 	}
@@ -67,7 +68,8 @@ func (h Hooks) get(ctx context.Context, in pod.Hook) error {
 		plain.URL.Scheme = "http"
 		plain.Header.Del("Authorization")
 		if h.Event != nil {
-			h.Event(in.Pod, in.Container.Name, "LifecycleHTTPFallback", fmt.Sprintf("request to HTTPS lifecycle hook %s got HTTP response, retried with HTTP", req.URL.Host))
+			h.Event(in.Pod, in.Container.Name, "LifecycleHTTPFallback",
+				fmt.Sprintf("request to HTTPS lifecycle hook %s got HTTP response, retried with HTTP", req.URL.Host))
 		}
 		resp, err = client.Do(plain)
 		if err == nil && h.Fallbacks != nil {

@@ -16,7 +16,7 @@ import (
 
 // Config is what a Prober works with.
 type Config struct {
-	Exec Exec
+	Exec exec
 	// Changed tells that a pod's results changed; it must not block.
 	Changed func(uid types.UID)
 	// Event reports a warning on a pod's container; it must not block.
@@ -27,25 +27,25 @@ type Config struct {
 	Now func() time.Time
 }
 
-// Prober keeps the probes of a node going.
-type Prober struct {
+// prober keeps the probes of a node going.
+type prober struct {
 	cfg      Config
 	total    *prometheus.CounterVec
 	duration *prometheus.HistogramVec
 
 	mu       sync.Mutex
-	schedule *Schedule
+	schedule *schedule
 	names    map[types.UID]types.NamespacedName // of pods with figures
 	wake     chan struct{}
 }
 
 // New makes a prober; nothing is probed until Run.
-func New(cfg Config) *Prober {
+func New(cfg Config) *prober {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	p := &Prober{
-		cfg: cfg, schedule: NewSchedule(cfg.Now()), names: map[types.UID]types.NamespacedName{}, wake: make(chan struct{}, 1),
+	p := &prober{
+		cfg: cfg, schedule: newSchedule(cfg.Now()), names: map[types.UID]types.NamespacedName{}, wake: make(chan struct{}, 1),
 		total: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: "prober", Subsystem: "probe", Name: "total", Help: "Probes made, by result.",
 		}, []string{"probe_type", "result", "container", "pod", "namespace", "pod_uid"}),
@@ -64,7 +64,7 @@ func New(cfg Config) *Prober {
 }
 
 // Sync replaces the containers watched for a pod.
-func (p *Prober) Sync(uid types.UID, targets []pod.Target) {
+func (p *prober) Sync(uid types.UID, targets []pod.Target) {
 	p.mu.Lock()
 	if len(targets) == 0 && p.schedule.pods[uid] == nil {
 		p.mu.Unlock()
@@ -75,11 +75,11 @@ func (p *Prober) Sync(uid types.UID, targets []pod.Target) {
 	}
 	p.schedule.Sync(p.cfg.Now(), uid, targets)
 	p.mu.Unlock()
-	p.poke()
+	p.trigger()
 }
 
 // Forget drops the figures of a pod that is gone.
-func (p *Prober) Forget(uid types.UID) {
+func (p *prober) Forget(uid types.UID) {
 	p.mu.Lock()
 	name, known := p.names[uid]
 	delete(p.names, uid)
@@ -91,13 +91,13 @@ func (p *Prober) Forget(uid types.UID) {
 }
 
 // Results returns what is known by container ID.
-func (p *Prober) Results(uid types.UID) map[string]pod.Probe {
+func (p *prober) Results(uid types.UID) map[string]pod.Probe {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.schedule.Results(uid)
 }
 
-func (p *Prober) poke() {
+func (p *prober) trigger() {
 	select {
 	case p.wake <- struct{}{}:
 	default:
@@ -105,7 +105,7 @@ func (p *Prober) poke() {
 }
 
 // Run probes until ctx ends and returns when every check has ended.
-func (p *Prober) Run(ctx context.Context) error {
+func (p *prober) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	timer := time.NewTimer(time.Hour)
@@ -134,7 +134,7 @@ func (p *Prober) Run(ctx context.Context) error {
 }
 
 // check makes one probe and takes in its result.
-func (p *Prober) check(ctx context.Context, c Check) {
+func (p *prober) check(ctx context.Context, c check) {
 	t := c.Target
 	began := p.cfg.Now()
 	v, output, err := run(ctx, p.cfg.Exec, subject{c: t.Container, containerID: t.ContainerID, podIP: t.PodIP, probe: c.Probe})
@@ -145,9 +145,9 @@ func (p *Prober) check(ctx context.Context, c Check) {
 	p.mu.Lock()
 	out := p.schedule.Done(now, c.Key, v, output)
 	p.mu.Unlock()
-	p.poke()
+	p.trigger()
 	if out.UID == "" {
-		return // nobody asks any more
+		return // no one asks any more
 	}
 	p.observe(c, v, now.Sub(began))
 	name := [...]string{"Startup", "Liveness", "Readiness"}[c.Key.Type]
@@ -164,7 +164,7 @@ func (p *Prober) check(ctx context.Context, c Check) {
 	}
 }
 
-func (p *Prober) observe(c Check, v Verdict, took time.Duration) {
+func (p *prober) observe(c check, v verdict, took time.Duration) {
 	result := [...]string{"unknown", "successful", "failed", "successful"}[v]
 	t := c.Target
 	name := map[Type]string{Startup: "Startup", Liveness: "Liveness", Readiness: "Readiness"}[c.Key.Type]

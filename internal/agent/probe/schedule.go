@@ -32,15 +32,15 @@ const (
 // String names the probe as reasons and metrics do.
 func (t Type) String() string { return [...]string{"startup", "liveness", "readiness"}[t] }
 
-// Key names one probe of one container.
-type Key struct {
+// key names one probe of one container.
+type key struct {
 	ContainerID string
 	Type        Type
 }
 
 // entry is one probe.
 type entry struct {
-	key   Key
+	key   key
 	uid   types.UID
 	probe *v1.Probe
 	due   time.Time
@@ -60,11 +60,11 @@ type entry struct {
 // warmFirst is the first such pause; each next one is twice as long.
 const warmFirst = 250 * time.Millisecond
 
-// Schedule holds all probes of a node. It is pure: time comes in, due probes
+// schedule holds all probes of a node. It is pure: time comes in, due probes
 // come out.
-type Schedule struct {
+type schedule struct {
 	due     *heap.Heap[*entry]
-	entries map[Key]*entry
+	entries map[key]*entry
 	targets map[string]*target // by container ID
 	pods    map[types.UID][]string
 	// born is when the agent started.
@@ -79,14 +79,14 @@ type target struct {
 	known bool
 }
 
-// NewSchedule makes an empty schedule for an agent that started at born.
-func NewSchedule(born time.Time) *Schedule {
+// newSchedule makes an empty schedule for an agent that started at born.
+func newSchedule(born time.Time) *schedule {
 	due := heap.New(func(a, b *entry) bool { return a.due.Before(b.due) }, func(e *entry) *heap.Place { return &e.place })
-	return &Schedule{due: due, entries: map[Key]*entry{}, targets: map[string]*target{}, pods: map[types.UID][]string{}, born: born}
+	return &schedule{due: due, entries: map[key]*entry{}, targets: map[string]*target{}, pods: map[types.UID][]string{}, born: born}
 }
 
 // Sync replaces the containers of a pod.
-func (s *Schedule) Sync(now time.Time, uid types.UID, targets []pod.Target) {
+func (s *schedule) Sync(now time.Time, uid types.UID, targets []pod.Target) {
 	keep := map[string]bool{}
 	ids := make([]string, 0, len(targets))
 	for _, t := range targets {
@@ -97,8 +97,8 @@ func (s *Schedule) Sync(now time.Time, uid types.UID, targets []pod.Target) {
 			have.Target = t
 			have.Before = before
 			if t.Ending {
-				s.drop(Key{t.ContainerID, Startup})
-				s.drop(Key{t.ContainerID, Liveness})
+				s.drop(key{t.ContainerID, Startup})
+				s.drop(key{t.ContainerID, Liveness})
 				have.result.Failed = ""
 			}
 			continue
@@ -110,7 +110,7 @@ func (s *Schedule) Sync(now time.Time, uid types.UID, targets []pod.Target) {
 			continue
 		}
 		for _, typ := range []Type{Startup, Liveness, Readiness} {
-			s.drop(Key{id, typ})
+			s.drop(key{id, typ})
 		}
 		delete(s.targets, id)
 	}
@@ -121,7 +121,7 @@ func (s *Schedule) Sync(now time.Time, uid types.UID, targets []pod.Target) {
 	}
 }
 
-func (s *Schedule) add(now time.Time, uid types.UID, t pod.Target) {
+func (s *schedule) add(now time.Time, uid types.UID, t pod.Target) {
 	tg := &target{Target: t}
 	tg.result = pod.Probe{
 		Started: t.Container.StartupProbe == nil || t.Before.Started,
@@ -137,7 +137,7 @@ func (s *Schedule) add(now time.Time, uid types.UID, t pod.Target) {
 }
 
 // afterStart begins liveness and readiness.
-func (s *Schedule) afterStart(now time.Time, uid types.UID, t *target) {
+func (s *schedule) afterStart(now time.Time, uid types.UID, t *target) {
 	if t.Container.LivenessProbe != nil && !t.Ending {
 		s.addProbe(now, uid, t.Target, Liveness, t.Container.LivenessProbe)
 	}
@@ -146,11 +146,11 @@ func (s *Schedule) afterStart(now time.Time, uid types.UID, t *target) {
 	}
 }
 
-func (s *Schedule) addProbe(now time.Time, uid types.UID, t pod.Target, typ Type, p *v1.Probe) {
+func (s *schedule) addProbe(now time.Time, uid types.UID, t pod.Target, typ Type, p *v1.Probe) {
 	if p == nil {
 		return
 	}
-	e := &entry{key: Key{t.ContainerID, typ}, uid: uid, probe: p, again: 3}
+	e := &entry{key: key{t.ContainerID, typ}, uid: uid, probe: p, again: 3}
 	first := t.StartedAt.Add(time.Duration(p.InitialDelaySeconds) * time.Second)
 	if first.Before(now) {
 		first = now
@@ -173,14 +173,14 @@ func periodOf(p *v1.Probe) time.Duration {
 }
 
 // spread is a probe's own place within a period.
-func spread(k Key, period time.Duration) time.Duration {
+func spread(k key, period time.Duration) time.Duration {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(k.ContainerID))
 	_, _ = h.Write([]byte{byte(k.Type)})
 	return time.Duration(h.Sum64() % uint64(period))
 }
 
-func (s *Schedule) drop(k Key) {
+func (s *schedule) drop(k key) {
 	e := s.entries[k]
 	if e == nil {
 		return
@@ -190,33 +190,33 @@ func (s *Schedule) drop(k Key) {
 }
 
 // Next is when the next probe is due; ok is false when none is.
-func (s *Schedule) Next() (at time.Time, ok bool) {
+func (s *schedule) Next() (at time.Time, ok bool) {
 	if s.due.Len() == 0 {
 		return time.Time{}, false
 	}
 	return s.due.First().due, true
 }
 
-// Check is a probe to be made now.
-type Check struct {
-	Key    Key
+// check is a probe to be made now.
+type check struct {
+	Key    key
 	Target pod.Target
 	Probe  *v1.Probe
 }
 
 // Due takes out the probes that are due. Each comes back through Done.
-func (s *Schedule) Due(now time.Time) []Check {
-	var out []Check
+func (s *schedule) Due(now time.Time) []check {
+	var out []check
 	for s.due.Len() > 0 && !s.due.First().due.After(now) {
 		e := s.due.Pop()
 		e.running = true
-		out = append(out, Check{Key: e.key, Target: s.targets[e.key.ContainerID].Target, Probe: e.probe})
+		out = append(out, check{Key: e.key, Target: s.targets[e.key.ContainerID].Target, Probe: e.probe})
 	}
 	return out
 }
 
-// Outcome is what a finished check changed.
-type Outcome struct {
+// outcome is what a finished check changed.
+type outcome struct {
 	UID types.UID
 	// Changed: the container's result is another one than before.
 	Changed bool
@@ -225,14 +225,14 @@ type Outcome struct {
 }
 
 // Done records how a check ended and plans the next one.
-func (s *Schedule) Done(now time.Time, k Key, v Verdict, output string) Outcome {
+func (s *schedule) Done(now time.Time, k key, v verdict, output string) outcome {
 	e := s.entries[k]
 	if e == nil {
-		return Outcome{}
+		return outcome{}
 	}
 	e.running = false
 	t := s.targets[k.ContainerID]
-	out := Outcome{UID: e.uid}
+	out := outcome{UID: e.uid}
 	if v == Errored {
 		if e.again--; e.again > 0 {
 			e.due = now
@@ -265,7 +265,7 @@ func (s *Schedule) Done(now time.Time, k Key, v Verdict, output string) Outcome 
 
 // sooner asks a container that has never been ready again before its next
 // tick, so that one that needs a moment to listen does not lose a whole period.
-func (s *Schedule) sooner(e *entry, now time.Time, ready bool) {
+func (s *schedule) sooner(e *entry, now time.Time, ready bool) {
 	if ready || e.warm >= periodOf(e.probe) {
 		e.warm = 0
 		return
@@ -277,7 +277,7 @@ func (s *Schedule) sooner(e *entry, now time.Time, ready bool) {
 }
 
 // judge applies the thresholds.
-func (s *Schedule) judge(now time.Time, e *entry, t *target, output string) {
+func (s *schedule) judge(now time.Time, e *entry, t *target, output string) {
 	passed := e.successes >= int(max(e.probe.SuccessThreshold, 1))
 	failed := e.failures >= int(max(e.probe.FailureThreshold, 1))
 	switch e.key.Type {
@@ -308,14 +308,14 @@ func (s *Schedule) judge(now time.Time, e *entry, t *target, output string) {
 
 // nextTick keeps probes on the ticks they began with, skipping those that a
 // slow check ran over.
-func (s *Schedule) nextTick(e *entry, now time.Time) {
+func (s *schedule) nextTick(e *entry, now time.Time) {
 	period := periodOf(e.probe)
 	n := now.Sub(e.epoch)/period + 1
 	e.due = e.epoch.Add(n * period)
 }
 
 // Results returns what is known of a pod's containers.
-func (s *Schedule) Results(uid types.UID) map[string]pod.Probe {
+func (s *schedule) Results(uid types.UID) map[string]pod.Probe {
 	ids := s.pods[uid]
 	if len(ids) == 0 {
 		return nil

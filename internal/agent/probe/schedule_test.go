@@ -22,7 +22,7 @@ func targetOf(id string, c v1.Container, started time.Time) pod.Target {
 }
 
 // step makes all probes due at a moment, with one verdict, and returns them.
-func step(s *Schedule, now time.Time, v Verdict) (made []string) {
+func step(s *schedule, now time.Time, v verdict) (made []string) {
 	for _, c := range s.Due(now) {
 		made = append(made, c.Key.Type.String())
 		s.Done(now, c.Key, v, "out")
@@ -31,7 +31,7 @@ func step(s *Schedule, now time.Time, v Verdict) (made []string) {
 }
 
 func TestOrderOfProbes(t *testing.T) {
-	s := NewSchedule(epoch.Add(-time.Hour))
+	s := newSchedule(epoch.Add(-time.Hour))
 	c := v1.Container{Name: "app", StartupProbe: probeOf(5, 3), LivenessProbe: probeOf(10, 2), ReadinessProbe: probeOf(10, 2)}
 	s.Sync(epoch, "u", []pod.Target{targetOf("c1", c, epoch)})
 	result := func() pod.Probe { return s.Results("u")["c1"] }
@@ -75,7 +75,7 @@ func TestOrderOfProbes(t *testing.T) {
 }
 
 func TestErrorsCountAsNothing(t *testing.T) {
-	s := NewSchedule(epoch.Add(-time.Hour))
+	s := newSchedule(epoch.Add(-time.Hour))
 	c := v1.Container{Name: "app", LivenessProbe: probeOf(10, 1)}
 	s.Sync(epoch, "u", []pod.Target{targetOf("c1", c, epoch)})
 	n := 0
@@ -93,10 +93,11 @@ func TestErrorsCountAsNothing(t *testing.T) {
 
 // TestRestartedAgent: what was known is kept, and the first round is spread.
 func TestRestartedAgent(t *testing.T) {
-	s := NewSchedule(epoch)
+	s := newSchedule(epoch)
 	const n = 1000
 	for i := range n {
-		tg := targetOf(fmt.Sprint("c", i), v1.Container{Name: "app", StartupProbe: probeOf(10, 3), ReadinessProbe: probeOf(10, 3)}, epoch.Add(-time.Hour))
+		tg := targetOf(fmt.Sprint("c", i), v1.Container{Name: "app", StartupProbe: probeOf(10, 3), ReadinessProbe: probeOf(10, 3)},
+			epoch.Add(-time.Hour))
 		tg.Before = pod.Probe{Started: true, Ready: true}
 		s.Sync(epoch, types.UID(fmt.Sprint("u", i)), []pod.Target{tg})
 	}
@@ -115,7 +116,7 @@ func TestRestartedAgent(t *testing.T) {
 }
 
 func TestSlowChecksSkipTicks(t *testing.T) {
-	s := NewSchedule(epoch.Add(-time.Hour))
+	s := newSchedule(epoch.Add(-time.Hour))
 	s.Sync(epoch, "u", []pod.Target{targetOf("c1", v1.Container{Name: "app", ReadinessProbe: probeOf(2, 3)}, epoch)})
 	c := s.Due(epoch)[0]
 	if again := s.Due(epoch.Add(4 * time.Second)); len(again) != 0 {
@@ -130,9 +131,10 @@ func TestSlowChecksSkipTicks(t *testing.T) {
 func BenchmarkSchedule(b *testing.B) {
 	for _, n := range []int{100, 10000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			s := NewSchedule(epoch)
+			s := newSchedule(epoch)
 			for i := range n {
-				s.Sync(epoch, types.UID(fmt.Sprint(i)), []pod.Target{targetOf(fmt.Sprint("c", i), v1.Container{ReadinessProbe: probeOf(10, 3)}, epoch.Add(-time.Hour))})
+				s.Sync(epoch, types.UID(fmt.Sprint(i)),
+					[]pod.Target{targetOf(fmt.Sprint("c", i), v1.Container{ReadinessProbe: probeOf(10, 3)}, epoch.Add(-time.Hour))})
 			}
 			b.ReportAllocs()
 			for b.Loop() {
@@ -148,7 +150,7 @@ func BenchmarkSchedule(b *testing.B) {
 // TestReadinessAtStart: a container that needs a moment to listen does not wait
 // for its next period, and one that was ready once is asked on its ticks alone.
 func TestReadinessAtStart(t *testing.T) {
-	s := NewSchedule(epoch.Add(-time.Hour))
+	s := newSchedule(epoch.Add(-time.Hour))
 	c := v1.Container{Name: "app", ReadinessProbe: probeOf(10, 3)}
 	s.Sync(epoch, "u", []pod.Target{targetOf("c1", c, epoch)})
 	var asked []time.Duration

@@ -37,7 +37,7 @@ const (
 type Config struct {
 	Log *slog.Logger
 	// Base is a client configuration: its host is the first address, its
-	// authority and credentials are used for all.
+	// CA and credentials are used for all.
 	Base *rest.Config
 	// Servers are further addresses, such as https://10.0.0.2:6443.
 	Servers []string
@@ -46,16 +46,16 @@ type Config struct {
 	Certificate func() *tls.Certificate
 	// Spread picks the first address to use by this text, so that a fleet
 	// spreads over the servers; empty takes Base's.
-	Spread string
+	HashKey string
 	// Requests, if set, counts the requests; see NewRequests.
 	Requests *prometheus.CounterVec
 }
 
 // Reach chooses the address. It is safe for concurrent use.
 type Reach struct {
-	cfg  Config
-	tls  *tls.Config
-	kick chan struct{}
+	cfg     Config
+	tls     *tls.Config
+	trigger chan struct{}
 
 	mu      sync.Mutex
 	servers []*server
@@ -69,7 +69,7 @@ type server struct {
 	transport *http.Transport
 }
 
-// renew forgets the connections; they go on until somebody closes them.
+// renew forgets the connections; they go on until someone closes them.
 func (s *server) renew(r *Reach) {
 	s.dialer = connrotation.NewDialer((&net.Dialer{Timeout: dialMax, KeepAlive: 30 * time.Second}).DialContext)
 	s.transport = r.newTransport(s.dialer)
@@ -93,7 +93,7 @@ func New(cfg Config) (*Reach, error) {
 			return &tls.Certificate{}, nil
 		}
 	}
-	r := &Reach{cfg: cfg, tls: settings, kick: make(chan struct{}, 1)}
+	r := &Reach{cfg: cfg, tls: settings, trigger: make(chan struct{}, 1)}
 	for _, address := range append([]string{cfg.Base.Host}, cfg.Servers...) {
 		if !strings.Contains(address, "://") {
 			address = "https://" + address
@@ -106,9 +106,9 @@ func New(cfg Config) (*Reach, error) {
 		s.renew(r)
 		r.servers = append(r.servers, s)
 	}
-	if cfg.Spread != "" {
+	if cfg.HashKey != "" {
 		hash := fnv.New32a()
-		io.WriteString(hash, cfg.Spread)
+		io.WriteString(hash, cfg.HashKey)
 		r.current = int(hash.Sum32() % uint32(len(r.servers)))
 	}
 	return r, nil
@@ -257,7 +257,7 @@ func (r *Reach) moveTo(to int, cause error) {
 
 func (r *Reach) suspect() {
 	select {
-	case r.kick <- struct{}{}:
+	case r.trigger <- struct{}{}:
 	default:
 	}
 }
@@ -276,7 +276,7 @@ func (r *Reach) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-ticker.C:
-		case <-r.kick:
+		case <-r.trigger:
 		}
 		at, _, _ := r.pick()
 		if err := r.probe(ctx, at); err != nil && ctx.Err() == nil {

@@ -148,7 +148,7 @@ func TestHungServerIsReplaced(t *testing.T) {
 	}
 	t.Logf("failover took %v", time.Since(hung))
 	a.wake()
-	// The first server is back: nobody runs to it.
+	// The first server is back: no one runs to it.
 	for range 3 {
 		if got := get(t, client, "/x"); got != "b" {
 			t.Errorf("the answer is from %s", got)
@@ -179,10 +179,11 @@ func TestWithAllServersHungTheRequestWaits(t *testing.T) {
 	<-answered
 }
 
-func TestSpreadIsStableAndEven(t *testing.T) {
+func TestHashKeyIsStableAndEven(t *testing.T) {
 	counts := map[int]int{}
 	for i := range 300 {
-		cfg := Config{Log: slog.New(slog.DiscardHandler), Base: &rest.Config{Host: "https://a:1"}, Servers: []string{"https://b:1", "https://c:1"}, Spread: fmt.Sprint("node-", i)}
+		cfg := Config{Log: slog.New(slog.DiscardHandler), Base: &rest.Config{Host: "https://a:1"}, Servers: []string{"https://b:1",
+			"https://c:1"}, HashKey: fmt.Sprint("node-", i)}
 		first, err := New(cfg)
 		if err != nil {
 			t.Fatal(err)
@@ -204,7 +205,8 @@ func TestSpreadIsStableAndEven(t *testing.T) {
 }
 
 func TestBadAddressIsNamed(t *testing.T) {
-	if _, err := New(Config{Base: &rest.Config{Host: "https://a"}, Servers: []string{"http://[bad"}}); err == nil || !strings.Contains(err.Error(), "[bad") {
+	if _, err := New(Config{Base: &rest.Config{Host: "https://a"}, Servers: []string{"http://[bad"}}); err == nil ||
+		!strings.Contains(err.Error(), "[bad") {
 		t.Errorf("got %v", err)
 	}
 }

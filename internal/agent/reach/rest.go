@@ -8,21 +8,23 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// RESTMetrics count requests to API servers under the names that every
+// restMetrics count requests to API servers under the names that every
 // Kubernetes component has for them. client-go's own are of the whole process:
 // they serve where an agent is one.
-type RESTMetrics struct {
+type restMetrics struct {
 	requests *prometheus.CounterVec
 	duration *prometheus.HistogramVec
 }
 
 // NewRESTMetrics returns metrics that are registered; a nil registry keeps
 // them to themselves.
-func NewRESTMetrics(registry prometheus.Registerer) (*RESTMetrics, error) {
-	m := &RESTMetrics{
-		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "rest_client_requests_total", Help: "Requests to API servers, by status code, method and host."},
+func NewRESTMetrics(registry prometheus.Registerer) (*restMetrics, error) {
+	m := &restMetrics{
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "rest_client_requests_total",
+			Help: "Requests to API servers, by status code, method and host."},
 			[]string{"code", "method", "host"}),
-		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "rest_client_request_duration_seconds", Help: "Seconds until an API server began to answer, by verb and host.",
+		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "rest_client_request_duration_seconds",
+			Help:    "Seconds until an API server began to answer, by verb and host.",
 			Buckets: []float64{.005, .025, .1, .25, .5, 1, 2, 4, 8, 15, 30, 60}}, []string{"verb", "host"}),
 	}
 	if registry == nil {
@@ -37,13 +39,13 @@ func NewRESTMetrics(registry prometheus.Registerer) (*RESTMetrics, error) {
 }
 
 // Wrap counts what goes through a transport. It fits rest.Config.Wrap.
-func (m *RESTMetrics) Wrap(next http.RoundTripper) http.RoundTripper {
+func (m *restMetrics) Wrap(next http.RoundTripper) http.RoundTripper {
 	return counting{next, m}
 }
 
 type counting struct {
 	next    http.RoundTripper
-	metrics *RESTMetrics
+	metrics *restMetrics
 }
 
 // RoundTrip sends the request. One without an answer counts as "<error>".

@@ -29,7 +29,7 @@ type Config struct {
 	PerQOS bool
 	// Pod shapes pod cgroups.
 	Pod PodOptions
-	// Exclusive tells whether containers of a pod own processors, which takes
+	// Exclusive tells whether containers of a pod own CPUs, which takes
 	// the quota off the pod; nil: none do.
 	Exclusive func(types.UID) bool
 	// Pods limits the cgroup of all pods: node capacity less reservations.
@@ -79,7 +79,8 @@ func New(cfg Config) (*Cgroups, error) {
 	if cfg.Hierarchy.Version() == 1 {
 		for _, c := range []string{"cpu", "memory"} {
 			if cfg.Hierarchy.V1[c] == "" {
-				return nil, fmt.Errorf("cgroup v1 controller %q is not mounted; mount it below /sys/fs/cgroup or enable it on the kernel command line", c)
+				return nil, fmt.Errorf("cgroup v1 controller %q is not mounted; mount it below /sys/fs/cgroup or enable it on the kernel "+
+					"command line", c)
 			}
 		}
 	}

@@ -14,7 +14,7 @@ import (
 const PIDs v1.ResourceName = "pid"
 
 // ReservedLimits bounds a cgroup by what is reserved for it. compressible
-// leaves out all but processor time, whose lack slows but does not kill.
+// leaves out all but CPU time, whose lack slows but does not kill.
 func ReservedLimits(reserved v1.ResourceList, compressible bool) Limits {
 	var l Limits
 	if q, ok := reserved[v1.ResourceCPU]; ok {
@@ -40,9 +40,9 @@ func ReservedLimits(reserved v1.ResourceList, compressible bool) Limits {
 	return l
 }
 
-// Enforce bounds a cgroup that somebody else made, named as in the
+// Enforce bounds a cgroup that another party made, named as in the
 // configuration ("/system", "system.slice"). One that does not exist is an
-// error: making an empty one would bound nobody.
+// error: making an empty one would bound no one.
 func (c *Cgroups) Enforce(name string, l Limits) error {
 	n, err := newNames(c.cfg.Driver, name)
 	if err != nil {

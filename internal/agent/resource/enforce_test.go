@@ -12,7 +12,9 @@ import (
 )
 
 func TestReservedCgroupsAreBounded(t *testing.T) {
-	reserved := v1.ResourceList{"cpu": apiresource.MustParse("500m"), "memory": apiresource.MustParse("1Gi"), "pid": apiresource.MustParse("100"), "hugepages-2Mi": apiresource.MustParse("4Mi"), "ephemeral-storage": apiresource.MustParse("1Gi")}
+	reserved := v1.ResourceList{"cpu": apiresource.MustParse("500m"), "memory": apiresource.MustParse("1Gi"),
+		"pid": apiresource.MustParse("100"), "hugepages-2Mi": apiresource.MustParse("4Mi"),
+		"ephemeral-storage": apiresource.MustParse("1Gi")}
 	for _, c := range []struct {
 		name         string
 		version      int
@@ -21,8 +23,10 @@ func TestReservedCgroupsAreBounded(t *testing.T) {
 		compressible bool
 		want         string
 	}{
-		{"v1", 1, Cgroupfs, "/sys/kube", false, "cpu.shares=512 hugetlb.2MB.limit_in_bytes=4194304 memory.limit_in_bytes=1073741824 pids.max=100"},
-		{"v2", 2, Cgroupfs, "sys/kube", false, "cpu.weight=20 hugetlb.2MB.max=4194304 hugetlb.2MB.rsvd.max=4194304 memory.max=1073741824 pids.max=100"},
+		{"v1", 1, Cgroupfs, "/sys/kube", false,
+			"cpu.shares=512 hugetlb.2MB.limit_in_bytes=4194304 memory.limit_in_bytes=1073741824 pids.max=100"},
+		{"v2", 2, Cgroupfs, "sys/kube", false,
+			"cpu.weight=20 hugetlb.2MB.max=4194304 hugetlb.2MB.rsvd.max=4194304 memory.max=1073741824 pids.max=100"},
 		{"v2 cpu alone", 2, Cgroupfs, "/sys/kube", true, "cpu.weight=20"},
 		{"v1 cpu alone", 1, Cgroupfs, "/sys/kube", true, "cpu.shares=512"},
 		{"systemd", 2, Systemd, "/sys.slice/sys-kube.slice", true, "cpu.weight=20"},
@@ -94,17 +98,19 @@ func TestSwapIsLeftAloneWhereTheKernelCannotBoundIt(t *testing.T) {
 	}
 }
 
-// TestPodsWithProcessorsOfTheirOwnHaveNoQuota: the quota would take back what
-// exclusive processors give.
-func TestPodsWithProcessorsOfTheirOwnHaveNoQuota(t *testing.T) {
+// TestPodsWithExclusiveCPUsHaveNoQuota: the quota would take back what
+// exclusive CPUs give.
+func TestPodsWithExclusiveCPUsHaveNoQuota(t *testing.T) {
 	dir := t.TempDir()
-	c, err := New(Config{Driver: Cgroupfs, PerQOS: true, Hierarchy: Hierarchy{Unified: dir}, Pod: PodOptions{CPUQuota: true}, Exclusive: func(uid types.UID) bool { return uid == "own" }})
+	c, err := New(Config{Driver: Cgroupfs, PerQOS: true, Hierarchy: Hierarchy{Unified: dir}, Pod: PodOptions{CPUQuota: true},
+		Exclusive: func(uid types.UID) bool { return uid == "own" }})
 	if err != nil {
 		t.Fatal(err)
 	}
 	c.create = true
 	for uid, want := range map[types.UID]string{"own": "max 100000", "shared": "200000 100000"} {
-		pod := podOf(string(uid), v1.ResourceRequirements{Limits: req("cpu", "2", "memory", "1Mi"), Requests: req("cpu", "2", "memory", "1Mi")})
+		pod := podOf(string(uid), v1.ResourceRequirements{Limits: req("cpu", "2", "memory", "1Mi"), Requests: req("cpu", "2", "memory",
+			"1Mi")})
 		if _, err := c.EnsurePod(pod); err != nil {
 			t.Fatal(err)
 		}

@@ -90,7 +90,8 @@ func pickHierarchy(mounts []*mountinfo.Info, controllers func(dir string) string
 	if h.Unified != "" {
 		return h, nil
 	}
-	return h, errors.New("finding cgroups: neither cgroup v2 with its memory controller nor cgroup v1 cpu and memory are mounted; mount cgroup2 on /sys/fs/cgroup or enable the controllers on the kernel command line")
+	return h, errors.New("finding cgroups: neither cgroup v2 with its memory controller nor cgroup v1 cpu and memory are mounted; mount " +
+		"cgroup2 on /sys/fs/cgroup or enable the controllers on the kernel command line")
 }
 
 // setting is one control file of a cgroup and the value it gets. Controller
@@ -132,7 +133,7 @@ func settingsV2(l Limits) []setting {
 	var out []setting
 	add := func(controller, file, value string) { out = append(out, setting{controller, file, value}) }
 	if l.CPUShares != 0 {
-		add("cpu", "cpu.weight", strconv.FormatUint(CPUWeight(l.CPUShares), 10))
+		add("cpu", "cpu.weight", strconv.FormatUint(cpuWeight(l.CPUShares), 10))
 	}
 	if l.CPUQuota != 0 {
 		period := l.CPUPeriod

@@ -39,10 +39,10 @@ func CPUShares(milli int64) uint64 {
 	return uint64(max(minShares, milli*1024/1000))
 }
 
-// CPUWeight converts cpu.shares to the cgroup v2 cpu.weight that the agent
+// cpuWeight converts cpu.shares to the cgroup v2 cpu.weight that the agent
 // writes on the cgroups it owns: a straight line from [2, 262144] to [1, 10000].
 // Runtimes use another curve for containers.
-func CPUWeight(shares uint64) uint64 {
+func cpuWeight(shares uint64) uint64 {
 	if shares == 0 {
 		return 0
 	}
@@ -157,7 +157,7 @@ type PodOptions struct {
 	CPUPeriodMicros int64
 	// PidsLimit bounds processes per pod; 0 or less means no limit.
 	PidsLimit int64
-	// HugepageSizes are the page sizes of this machine, in kernel names. Sizes
+	// HugepageSizes are the page sizes of this host, in kernel names. Sizes
 	// that the pod does not ask for are set to zero.
 	HugepageSizes []string
 	// ReserveMemory protects what pods asked for from reclaim, on v2 alone.
@@ -223,7 +223,7 @@ const (
 
 // Reservation is what protects a request of a pod, or of one of its
 // containers: guaranteed pods keep it whatever happens, burstable ones as long
-// as there is memory nobody asked for, best-effort ones have none.
+// as there is memory no one asked for, best-effort ones have none.
 func Reservation(qos v1.PodQOSClass, request int64) map[string]string {
 	out := map[string]string{memoryMin: "0", memoryLow: "0"}
 	switch qos {

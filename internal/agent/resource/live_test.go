@@ -30,7 +30,8 @@ func TestUnified(t *testing.T) {
 		t.Run(string(driver), func(t *testing.T) {
 			root := fmt.Sprintf("/live-%d", os.Getpid())
 			c, err := New(Config{Driver: driver, Root: root, PerQOS: true, Hierarchy: h, Units: units,
-				Pod: PodOptions{CPUQuota: true, PidsLimit: 50, HugepageSizes: []string{"2MB"}, ReserveMemory: true}, Pods: Limits{MemoryLimit: 1 << 30, CPUShares: 1024, PidsLimit: 900}})
+				Pod:  PodOptions{CPUQuota: true, PidsLimit: 50, HugepageSizes: []string{"2MB"}, ReserveMemory: true},
+				Pods: Limits{MemoryLimit: 1 << 30, CPUShares: 1024, PidsLimit: 900}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -59,7 +60,8 @@ func TestUnified(t *testing.T) {
 			read(c.PodsPath(), "pids.max", "900")
 			pod := podOf("real", v1.ResourceRequirements{Requests: req("cpu", "300m", "memory", "8Mi", "hugepages-2Mi", "4Mi"),
 				Limits: req("cpu", "500m", "memory", "16Mi", "hugepages-2Mi", "4Mi")})
-			safe := podOf("safe", v1.ResourceRequirements{Requests: req("cpu", "100m", "memory", "4Mi"), Limits: req("cpu", "100m", "memory", "4Mi")})
+			safe := podOf("safe", v1.ResourceRequirements{Requests: req("cpu", "100m", "memory", "4Mi"),
+				Limits: req("cpu", "100m", "memory", "4Mi")})
 			check := func(quota, memory string) {
 				t.Helper()
 				read(c.PodPath(safe), "memory.min", "4194304")

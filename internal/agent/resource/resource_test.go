@@ -50,7 +50,7 @@ func TestConversions(t *testing.T) {
 		if got := CPUShares(c.milli); got != c.shares {
 			t.Errorf("shares of %d: %d, want %d", c.milli, got, c.shares)
 		}
-		if got := CPUWeight(c.shares); got != c.weight {
+		if got := cpuWeight(c.shares); got != c.weight {
 			t.Errorf("weight of %d: %d, want %d", c.shares, got, c.weight)
 		}
 		if got := CPUQuota(c.milli, 100000); got != c.quota && c.milli < 1<<50 {
@@ -60,7 +60,8 @@ func TestConversions(t *testing.T) {
 			t.Errorf("quota of %d overflowed to %d", c.milli, got)
 		}
 	}
-	for name, want := range map[v1.ResourceName]string{"hugepages-2Mi": "2MB", "hugepages-1Gi": "1GB", "hugepages-64Ki": "64KB", "cpu": "", "hugepages-x": ""} {
+	for name, want := range map[v1.ResourceName]string{"hugepages-2Mi": "2MB", "hugepages-1Gi": "1GB", "hugepages-64Ki": "64KB", "cpu": "",
+		"hugepages-x": ""} {
 		if got, ok := HugepageSize(name); got != want || ok != (want != "") {
 			t.Errorf("%s: %q %v", name, got, ok)
 		}
@@ -87,7 +88,8 @@ func TestQOS(t *testing.T) {
 		{"one of two", podOf("x", whole, v1.ResourceRequirements{}), v1.PodQOSBurstable},
 		{"init without", withInit, v1.PodQOSBurstable},
 		{"pod level", level, v1.PodQOSGuaranteed},
-		{"less than limit", podOf("x", v1.ResourceRequirements{Requests: req("cpu", "500m", "memory", "1Gi"), Limits: whole.Limits}), v1.PodQOSBurstable},
+		{"less than limit", podOf("x", v1.ResourceRequirements{Requests: req("cpu", "500m", "memory", "1Gi"), Limits: whole.Limits}),
+			v1.PodQOSBurstable},
 	} {
 		if got := QOS(c.pod); got != c.want {
 			t.Errorf("%s: %s, want %s", c.name, got, c.want)
@@ -102,13 +104,17 @@ func TestPodLimits(t *testing.T) {
 		pod  *v1.Pod
 		want string
 	}{
-		{"best effort", podOf("x", v1.ResourceRequirements{}), "cpu.shares=2 pids.max=100 hugetlb.1GB.limit_in_bytes=0 hugetlb.2MB.limit_in_bytes=0"},
+		{"best effort", podOf("x", v1.ResourceRequirements{}),
+			"cpu.shares=2 pids.max=100 hugetlb.1GB.limit_in_bytes=0 hugetlb.2MB.limit_in_bytes=0"},
 		{
-			"guaranteed", podOf("x", v1.ResourceRequirements{Limits: req("cpu", "2", "memory", "1Mi"), Requests: req("cpu", "2", "memory", "1Mi", "hugepages-2Mi", "4Mi")}),
-			"cpu.shares=2048 cpu.cfs_period_us=100000 cpu.cfs_quota_us=200000 memory.limit_in_bytes=1048576 pids.max=100 hugetlb.1GB.limit_in_bytes=0 hugetlb.2MB.limit_in_bytes=4194304",
+			"guaranteed", podOf("x", v1.ResourceRequirements{Limits: req("cpu", "2", "memory", "1Mi"), Requests: req("cpu", "2", "memory",
+				"1Mi", "hugepages-2Mi", "4Mi")}),
+			"cpu.shares=2048 cpu.cfs_period_us=100000 cpu.cfs_quota_us=200000 memory.limit_in_bytes=1048576 pids.max=100 " +
+				"hugetlb.1GB.limit_in_bytes=0 hugetlb.2MB.limit_in_bytes=4194304",
 		},
 		{
-			"one container without limits", podOf("x", v1.ResourceRequirements{Limits: req("cpu", "1", "memory", "1Mi"), Requests: req("cpu", "1")}, v1.ResourceRequirements{Requests: req("cpu", "500m")}),
+			"one container without limits", podOf("x", v1.ResourceRequirements{Limits: req("cpu", "1", "memory", "1Mi"),
+				Requests: req("cpu", "1")}, v1.ResourceRequirements{Requests: req("cpu", "500m")}),
 			"cpu.shares=1536 pids.max=100 hugetlb.1GB.limit_in_bytes=0 hugetlb.2MB.limit_in_bytes=0",
 		},
 	} {
@@ -121,10 +127,12 @@ func TestPodLimits(t *testing.T) {
 		}
 	}
 	var got []string
-	for _, s := range settings(2, Limits{CPUShares: 1024, CPUQuota: Unlimited, MemoryLimit: Unlimited, PidsLimit: 7, Hugepages: map[string]int64{"2MB": 5}, Unified: map[string]string{"memory.high": "9"}}) {
+	for _, s := range settings(2, Limits{CPUShares: 1024, CPUQuota: Unlimited, MemoryLimit: Unlimited, PidsLimit: 7,
+		Hugepages: map[string]int64{"2MB": 5}, Unified: map[string]string{"memory.high": "9"}}) {
 		got = append(got, s.controller+":"+s.file+"="+s.value)
 	}
-	want := "cpu:cpu.weight=39 cpu:cpu.max=max 100000 memory:memory.max=max pids:pids.max=7 hugetlb:hugetlb.2MB.max=5 hugetlb:hugetlb.2MB.rsvd.max=5 memory:memory.high=9"
+	want := "cpu:cpu.weight=39 cpu:cpu.max=max 100000 memory:memory.max=max pids:pids.max=7 hugetlb:hugetlb.2MB.max=5 " +
+		"hugetlb:hugetlb.2MB.rsvd.max=5 memory:memory.high=9"
 	if text := strings.Join(got, " "); text != want {
 		t.Errorf("v2:\n got %s\nwant %s", text, want)
 	}
@@ -143,7 +151,8 @@ func TestNames(t *testing.T) {
 		{Systemd, "", v1.PodQOSGuaranteed, "/kubepods.slice/kubepods-pod1234_ab_cd.slice"},
 		{Systemd, "/", v1.PodQOSBestEffort, "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod1234_ab_cd.slice"},
 		{Systemd, "/berth-1", v1.PodQOSGuaranteed, "/berth_1.slice/berth_1-kubepods.slice/berth_1-kubepods-pod1234_ab_cd.slice"},
-		{Systemd, "/berth.slice", v1.PodQOSBurstable, "/berth.slice/berth-kubepods.slice/berth-kubepods-burstable.slice/berth-kubepods-burstable-pod1234_ab_cd.slice"},
+		{Systemd, "/berth.slice", v1.PodQOSBurstable,
+			"/berth.slice/berth-kubepods.slice/berth-kubepods-burstable.slice/berth-kubepods-burstable-pod1234_ab_cd.slice"},
 	} {
 		n, err := newNames(c.driver, c.root)
 		if err != nil {
@@ -174,7 +183,8 @@ func TestHierarchyChoice(t *testing.T) {
 	if err != nil || h.Version() != 2 || h.Unified != "/u" {
 		t.Errorf("unified: %+v %v", h, err)
 	}
-	hybrid := []*mountinfo.Info{m("cgroup", "/c", "rw,cpu,cpuacct"), m("cgroup", "/m", "rw,memory"), m("cgroup", "/s", "rw,name=systemd"), m("cgroup2", "/u", "rw")}
+	hybrid := []*mountinfo.Info{m("cgroup", "/c", "rw,cpu,cpuacct"), m("cgroup", "/m", "rw,memory"), m("cgroup", "/s", "rw,name=systemd"),
+		m("cgroup2", "/u", "rw")}
 	h, err = pickHierarchy(hybrid, with("\n"))
 	if err != nil || h.Version() != 1 || h.V1["cpu"] != "/c" || !slices.Equal(h.Others, []string{"/s", "/u"}) {
 		t.Errorf("hybrid: %+v %v", h, err)
@@ -191,7 +201,8 @@ func TestV2TreeOnAPlainDirectory(t *testing.T) {
 	if err := os.WriteFile(controllers, []byte("cpu memory pids\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	c, err := New(Config{Driver: Cgroupfs, PerQOS: true, Hierarchy: Hierarchy{Unified: dir}, Pod: PodOptions{CPUQuota: true}, Pods: Limits{MemoryLimit: 1 << 30, CPUShares: 2048}})
+	c, err := New(Config{Driver: Cgroupfs, PerQOS: true, Hierarchy: Hierarchy{Unified: dir}, Pod: PodOptions{CPUQuota: true},
+		Pods: Limits{MemoryLimit: 1 << 30, CPUShares: 2048}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -235,12 +246,12 @@ func TestV2TreeOnAPlainDirectory(t *testing.T) {
 
 type fakeUnits struct{ calls []string }
 
-func (f *fakeUnits) StartSlice(name string, props []Property) error {
+func (f *fakeUnits) StartSlice(name string, props []property) error {
 	f.calls = append(f.calls, fmt.Sprint("start ", name, " ", props))
 	return nil
 }
 
-func (f *fakeUnits) SetProperties(name string, props []Property) error {
+func (f *fakeUnits) SetProperties(name string, props []property) error {
 	f.calls = append(f.calls, fmt.Sprint("set ", name, " ", props))
 	return nil
 }
@@ -252,7 +263,8 @@ func (f *fakeUnits) StopSlice(name string) error {
 
 func TestSystemdSlices(t *testing.T) {
 	dir, units := t.TempDir(), &fakeUnits{}
-	c, err := New(Config{Driver: Systemd, PerQOS: true, Hierarchy: Hierarchy{Unified: dir}, Units: units, Pod: PodOptions{CPUQuota: true, ReserveMemory: true}})
+	c, err := New(Config{Driver: Systemd, PerQOS: true, Hierarchy: Hierarchy{Unified: dir}, Units: units,
+		Pod: PodOptions{CPUQuota: true, ReserveMemory: true}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -265,7 +277,8 @@ func TestSystemdSlices(t *testing.T) {
 		t.Fatal(err)
 	}
 	// 15 ms of a second round up to 2 % of a CPU.
-	want := "start kubepods-podu_1.slice [{CPUWeight 1} {CPUQuotaPerSecUSec 20000} {CPUQuotaPeriodUSec 100000} {MemoryMax 1048576} {MemoryMin 1048576} {MemoryLow 0}]"
+	want := "start kubepods-podu_1.slice [{CPUWeight 1} {CPUQuotaPerSecUSec 20000} {CPUQuotaPeriodUSec 100000} {MemoryMax 1048576} " +
+		"{MemoryMin 1048576} {MemoryLow 0}]"
 	if !slices.Contains(units.calls, want) {
 		t.Errorf("got  %v\nwant %s", units.calls, want)
 	}
@@ -295,7 +308,8 @@ func realV1(t *testing.T) (*Cgroups, Hierarchy) {
 			}
 		}
 	})
-	c, err := New(Config{Driver: Cgroupfs, Root: root, PerQOS: true, Hierarchy: h, Pod: PodOptions{CPUQuota: true, PidsLimit: 50}, Pods: Limits{MemoryLimit: 1 << 30, CPUShares: 1024}})
+	c, err := New(Config{Driver: Cgroupfs, Root: root, PerQOS: true, Hierarchy: h, Pod: PodOptions{CPUQuota: true, PidsLimit: 50},
+		Pods: Limits{MemoryLimit: 1 << 30, CPUShares: 1024}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -307,7 +321,8 @@ func TestRealV1(t *testing.T) {
 	if err := c.EnsureRoot(); err != nil {
 		t.Fatal(err)
 	}
-	pod := podOf("real", v1.ResourceRequirements{Requests: req("cpu", "300m", "memory", "8Mi"), Limits: req("cpu", "500m", "memory", "16Mi")})
+	pod := podOf("real", v1.ResourceRequirements{Requests: req("cpu", "300m", "memory", "8Mi"), Limits: req("cpu", "500m", "memory",
+		"16Mi")})
 	for range 2 {
 		if _, err := c.EnsurePod(pod); err != nil {
 			t.Fatal(err)
@@ -315,14 +330,16 @@ func TestRealV1(t *testing.T) {
 	}
 	p := c.PodPath(pod)
 	for _, w := range []struct{ controller, file, want string }{
-		{"cpu", "cpu.shares", "307"}, {"cpu", "cpu.cfs_quota_us", "50000"}, {"memory", "memory.limit_in_bytes", "16777216"}, {"pids", "pids.max", "50"},
+		{"cpu", "cpu.shares", "307"}, {"cpu", "cpu.cfs_quota_us", "50000"}, {"memory", "memory.limit_in_bytes", "16777216"},
+		{"pids", "pids.max", "50"},
 	} {
 		b, err := os.ReadFile(filepath.Join(h.V1[w.controller], p, w.file))
 		if err != nil || strings.TrimSpace(string(b)) != w.want {
 			t.Errorf("%s: %q %v, want %s", w.file, b, err, w.want)
 		}
 	}
-	if b, _ := os.ReadFile(filepath.Join(h.V1["cpu"], c.names.class(v1.PodQOSBurstable), "cpu.shares")); strings.TrimSpace(string(b)) != "307" {
+	if b, _ := os.ReadFile(filepath.Join(h.V1["cpu"], c.names.class(v1.PodQOSBurstable), "cpu.shares")); strings.TrimSpace(
+		string(b)) != "307" {
 		t.Errorf("the burstable class weighs %s", b)
 	}
 

@@ -11,8 +11,8 @@ import (
 	"github.com/godbus/dbus/v5"
 )
 
-// Property is one setting of a systemd unit.
-type Property struct {
+// property is one setting of a systemd unit.
+type property struct {
 	Name  string
 	Value any
 }
@@ -21,22 +21,22 @@ type Property struct {
 // through it because systemd resets cgroups that it did not make itself.
 type Units interface {
 	// StartSlice makes a slice with properties; one that exists is no error.
-	StartSlice(name string, props []Property) error
+	StartSlice(name string, props []property) error
 	// SetProperties changes a running slice, until the next boot only.
-	SetProperties(name string, props []Property) error
+	SetProperties(name string, props []property) error
 	// StopSlice ends a slice and all below it; one that is gone is no error.
 	StopSlice(name string) error
 }
 
 // unitProperties spells limits as systemd properties. Limits without one
 // (huge pages) are only written to their files, by the caller.
-func unitProperties(version int, l Limits) []Property {
-	var out []Property
+func unitProperties(version int, l Limits) []property {
+	var out []property
 	if l.CPUShares != 0 {
 		if version == 2 {
-			out = append(out, Property{"CPUWeight", CPUWeight(l.CPUShares)})
+			out = append(out, property{"CPUWeight", cpuWeight(l.CPUShares)})
 		} else {
-			out = append(out, Property{"CPUShares", l.CPUShares})
+			out = append(out, property{"CPUShares", l.CPUShares})
 		}
 	}
 	if l.CPUQuota != 0 {
@@ -53,17 +53,17 @@ func unitProperties(version int, l Limits) []Property {
 				perSec += 10_000 - rest
 			}
 		}
-		out = append(out, Property{"CPUQuotaPerSecUSec", perSec}, Property{"CPUQuotaPeriodUSec", period})
+		out = append(out, property{"CPUQuotaPerSecUSec", perSec}, property{"CPUQuotaPeriodUSec", period})
 	}
 	if l.MemoryLimit != 0 {
 		name := "MemoryMax"
 		if version == 1 {
 			name = "MemoryLimit"
 		}
-		out = append(out, Property{name, unlimitedOr(l.MemoryLimit)})
+		out = append(out, property{name, unlimitedOr(l.MemoryLimit)})
 	}
 	if l.PidsLimit != 0 {
-		out = append(out, Property{"TasksMax", unlimitedOr(l.PidsLimit)})
+		out = append(out, property{"TasksMax", unlimitedOr(l.PidsLimit)})
 	}
 	if version == 2 {
 		out = append(out, protection(l.Unified)...)
@@ -73,11 +73,11 @@ func unitProperties(version int, l Limits) []Property {
 
 // protection spells what guards memory from reclaim. systemd writes its own
 // idea of it whenever it writes a slice again: unless told, none.
-func protection(unified map[string]string) []Property {
-	var out []Property
+func protection(unified map[string]string) []property {
+	var out []property
 	for _, p := range []struct{ file, property string }{{memoryMin, "MemoryMin"}, {memoryLow, "MemoryLow"}} {
 		if n, err := strconv.ParseUint(unified[p.file], 10, 64); err == nil {
-			out = append(out, Property{p.property, n})
+			out = append(out, property{p.property, n})
 		}
 	}
 	return out
@@ -90,27 +90,27 @@ func unlimitedOr(v int64) uint64 {
 	return uint64(v)
 }
 
-// SystemdUnits is Units over the system bus.
-type SystemdUnits struct {
+// systemdUnits is Units over the system bus.
+type systemdUnits struct {
 	conn *systemd.Conn
 	// timeout bounds each call: a hung systemd costs one pod one call.
 	timeout time.Duration
 }
 
 // ConnectSystemd opens the system bus. Close it with Close.
-func ConnectSystemd(ctx context.Context) (*SystemdUnits, error) {
+func ConnectSystemd(ctx context.Context) (*systemdUnits, error) {
 	conn, err := systemd.NewWithContext(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("connecting to systemd: %w; set the cgroup driver to %q on hosts without systemd", err, Cgroupfs)
 	}
-	return &SystemdUnits{conn: conn, timeout: 30 * time.Second}, nil
+	return &systemdUnits{conn: conn, timeout: 30 * time.Second}, nil
 }
 
 // Close ends the connection.
-func (s *SystemdUnits) Close() { s.conn.Close() }
+func (s *systemdUnits) Close() { s.conn.Close() }
 
 // StartSlice makes the slice and waits for the job's result.
-func (s *SystemdUnits) StartSlice(name string, props []Property) error {
+func (s *systemdUnits) StartSlice(name string, props []property) error {
 	ctx, cancel := context.WithTimeout(context.Background(), s.timeout)
 	defer cancel()
 	all := append(busProperties(props),
@@ -133,14 +133,14 @@ func (s *SystemdUnits) StartSlice(name string, props []Property) error {
 }
 
 // SetProperties changes the running unit.
-func (s *SystemdUnits) SetProperties(name string, props []Property) error {
+func (s *systemdUnits) SetProperties(name string, props []property) error {
 	ctx, cancel := context.WithTimeout(context.Background(), s.timeout)
 	defer cancel()
 	return s.conn.SetUnitPropertiesContext(ctx, name, true, busProperties(props)...)
 }
 
 // StopSlice stops the unit and waits for the job's result.
-func (s *SystemdUnits) StopSlice(name string) error {
+func (s *systemdUnits) StopSlice(name string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), s.timeout)
 	defer cancel()
 	done := make(chan string, 1)
@@ -154,7 +154,7 @@ func (s *SystemdUnits) StopSlice(name string) error {
 	return s.finish(ctx, name, done)
 }
 
-func (s *SystemdUnits) finish(ctx context.Context, name string, done <-chan string) error {
+func (s *systemdUnits) finish(ctx context.Context, name string, done <-chan string) error {
 	select {
 	case result := <-done:
 		if result != "done" {
@@ -166,7 +166,7 @@ func (s *SystemdUnits) finish(ctx context.Context, name string, done <-chan stri
 	}
 }
 
-func busProperties(props []Property) []systemd.Property {
+func busProperties(props []property) []systemd.Property {
 	out := make([]systemd.Property, 0, len(props))
 	for _, p := range props {
 		out = append(out, systemd.Property{Name: p.Name, Value: dbus.MakeVariant(p.Value)})

@@ -13,9 +13,9 @@ import (
 // removal and delivered after it does not bring them back.
 const maxTombstones = 1024
 
-// Cache is the picture of what runs. All methods are safe for concurrent use
+// cache is the picture of what runs. All methods are safe for concurrent use
 // and cost what changed, not what is stored.
-type Cache struct {
+type cache struct {
 	mu         sync.RWMutex
 	pods       map[types.UID]*Pod
 	owner      map[string]types.UID // container or sandbox ID -> pod
@@ -24,28 +24,28 @@ type Cache struct {
 	dead       map[string]struct{}
 	deadOrder  []string
 	notify     func(types.UID)
-	waiters    chan struct{} // closed at the next change; nil while nobody waits
+	waiters    chan struct{} // closed at the next change; nil while no one waits
 }
 
-// NewCache makes an empty cache. notify is called (outside all locks, from
+// newCache makes an empty cache. notify is called (outside all locks, from
 // whatever goroutine brought the news) once per change with the pod's UID; it
 // must not block.
-func NewCache(notify func(types.UID)) *Cache {
-	return &Cache{
+func newCache(notify func(types.UID)) *cache {
+	return &cache{
 		pods: map[types.UID]*Pod{}, owner: map[string]types.UID{}, born: map[string]uint64{},
 		dead: map[string]struct{}{}, notify: notify,
 	}
 }
 
 // Pod returns the snapshot of one pod, or nil when the runtime holds nothing.
-func (c *Cache) Pod(uid types.UID) *Pod {
+func (c *cache) Pod(uid types.UID) *Pod {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	return c.pods[uid]
 }
 
 // Pods returns the UIDs of all pods that the runtime holds something of.
-func (c *Cache) Pods() []types.UID {
+func (c *cache) Pods() []types.UID {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	out := make([]types.UID, 0, len(c.pods))
@@ -57,7 +57,7 @@ func (c *Cache) Pods() []types.UID {
 }
 
 // tell passes on that a pod changed.
-func (c *Cache) tell(uid types.UID) {
+func (c *cache) notifyPod(uid types.UID) {
 	c.mu.Lock()
 	if c.waiters != nil {
 		close(c.waiters)
@@ -68,7 +68,7 @@ func (c *Cache) tell(uid types.UID) {
 }
 
 // Changed returns a channel that is closed at the next change of anything.
-func (c *Cache) Changed() <-chan struct{} {
+func (c *cache) Changed() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.waiters == nil {
@@ -78,7 +78,7 @@ func (c *Cache) Changed() <-chan struct{} {
 }
 
 // Running returns every running container, in no order.
-func (c *Cache) Running() []*Container {
+func (c *cache) Running() []*Container {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	var out []*Container
@@ -93,7 +93,7 @@ func (c *Cache) Running() []*Container {
 }
 
 // Owner tells which pod a container or sandbox ID belongs to.
-func (c *Cache) Owner(id string) (types.UID, bool) {
+func (c *cache) Owner(id string) (types.UID, bool) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	uid, ok := c.owner[id]
@@ -102,7 +102,7 @@ func (c *Cache) Owner(id string) (types.UID, bool) {
 
 // SetSandbox takes in a sandbox status. A ready status never replaces a
 // not-ready one of the same sandbox: that would be an old event.
-func (c *Cache) SetSandbox(s *runtimeapi.PodSandboxStatus) (changed bool) {
+func (c *cache) SetSandbox(s *runtimeapi.PodSandboxStatus) (changed bool) {
 	uid, namespace, name, ok := podOf(s.GetLabels())
 	if !ok || s.GetId() == "" {
 		return false
@@ -112,12 +112,12 @@ func (c *Cache) SetSandbox(s *runtimeapi.PodSandboxStatus) (changed bool) {
 	changed = c.putSandbox(uid, namespace, name, b)
 	c.mu.Unlock()
 	if changed {
-		c.tell(uid)
+		c.notifyPod(uid)
 	}
 	return changed
 }
 
-func (c *Cache) putSandbox(uid types.UID, namespace, name string, b *Sandbox) bool {
+func (c *cache) putSandbox(uid types.UID, namespace, name string, b *Sandbox) bool {
 	if _, gone := c.dead[b.ID]; gone {
 		return false
 	}
@@ -153,7 +153,7 @@ func sameSandbox(a, b *Sandbox) bool {
 
 // SetContainer takes in a container status. Older news about a container than
 // what is known is dropped.
-func (c *Cache) SetContainer(sandboxID string, s *runtimeapi.ContainerStatus) (changed bool) {
+func (c *cache) SetContainer(sandboxID string, s *runtimeapi.ContainerStatus) (changed bool) {
 	uid, namespace, name, ok := podOf(s.GetLabels())
 	if !ok || s.GetId() == "" {
 		return false // nothing could be asked of it
@@ -163,12 +163,12 @@ func (c *Cache) SetContainer(sandboxID string, s *runtimeapi.ContainerStatus) (c
 	changed = c.putContainer(uid, namespace, name, n)
 	c.mu.Unlock()
 	if changed {
-		c.tell(uid)
+		c.notifyPod(uid)
 	}
 	return changed
 }
 
-func (c *Cache) putContainer(uid types.UID, namespace, name string, n *Container) bool {
+func (c *cache) putContainer(uid types.UID, namespace, name string, n *Container) bool {
 	if _, gone := c.dead[n.ID]; gone {
 		return false
 	}
@@ -205,7 +205,7 @@ func sameContainer(a, b *Container) bool {
 		a.Resources.String() == b.Resources.String()
 }
 
-func (c *Cache) enter(id string, uid types.UID) {
+func (c *cache) enter(id string, uid types.UID) {
 	if _, known := c.owner[id]; !known {
 		c.born[id] = c.generation
 	}
@@ -213,17 +213,17 @@ func (c *Cache) enter(id string, uid types.UID) {
 }
 
 // Remove forgets a container or sandbox that the runtime removed.
-func (c *Cache) Remove(id string) (changed bool) {
+func (c *cache) Remove(id string) (changed bool) {
 	c.mu.Lock()
 	uid, changed := c.remove(id)
 	c.mu.Unlock()
 	if changed {
-		c.tell(uid)
+		c.notifyPod(uid)
 	}
 	return changed
 }
 
-func (c *Cache) remove(id string) (types.UID, bool) {
+func (c *cache) remove(id string) (types.UID, bool) {
 	c.bury(id)
 	uid, known := c.owner[id]
 	if !known {
@@ -251,7 +251,7 @@ func (c *Cache) remove(id string) (types.UID, bool) {
 	return uid, true
 }
 
-func (c *Cache) bury(id string) {
+func (c *cache) bury(id string) {
 	if _, ok := c.dead[id]; ok {
 		return
 	}
@@ -265,7 +265,7 @@ func (c *Cache) bury(id string) {
 
 // Event takes in one event of the runtime's stream, which carries the whole
 // sandbox: nothing needs to be asked.
-func (c *Cache) Event(e *runtimeapi.ContainerEventResponse) {
+func (c *cache) Event(e *runtimeapi.ContainerEventResponse) {
 	if b := e.GetPodSandboxStatus(); b != nil {
 		c.SetSandbox(b)
 		for _, s := range e.GetContainersStatuses() {
@@ -279,7 +279,7 @@ func (c *Cache) Event(e *runtimeapi.ContainerEventResponse) {
 
 // mark opens a relist: what enters the cache from now on is newer than the
 // list that is about to be read.
-func (c *Cache) mark() uint64 {
+func (c *cache) mark() uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.generation++
@@ -287,7 +287,7 @@ func (c *Cache) mark() uint64 {
 }
 
 // sweep removes what a relist did not find, except what entered since mark.
-func (c *Cache) sweep(found map[string]struct{}, mark uint64) (removed int) {
+func (c *cache) sweep(found map[string]struct{}, mark uint64) (removed int) {
 	var touched []types.UID
 	c.mu.Lock()
 	for id := range c.owner {
@@ -301,13 +301,13 @@ func (c *Cache) sweep(found map[string]struct{}, mark uint64) (removed int) {
 	}
 	c.mu.Unlock()
 	for _, uid := range touched {
-		c.tell(uid)
+		c.notifyPod(uid)
 	}
 	return removed
 }
 
 // stateOf tells what is known of an ID without building anything.
-func (c *Cache) stateOf(id string) (ready bool, state State, known bool) {
+func (c *cache) stateOf(id string) (ready bool, state State, known bool) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	pod := c.pods[c.owner[id]]

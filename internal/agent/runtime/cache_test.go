@@ -11,14 +11,17 @@ import (
 	kubelettypes "k8s.io/kubelet/pkg/types"
 )
 
-var labels = map[string]string{kubelettypes.KubernetesPodUIDLabel: "u", kubelettypes.KubernetesPodNameLabel: "p", kubelettypes.KubernetesContainerNameLabel: "app"}
+var labels = map[string]string{kubelettypes.KubernetesPodUIDLabel: "u", kubelettypes.KubernetesPodNameLabel: "p",
+	kubelettypes.KubernetesContainerNameLabel: "app"}
 
 func newsOf(id string, state runtimeapi.ContainerState) *runtimeapi.ContainerStatus {
-	return &runtimeapi.ContainerStatus{Id: id, State: state, CreatedAt: 1, Labels: labels, Metadata: &runtimeapi.ContainerMetadata{Name: "app"}}
+	return &runtimeapi.ContainerStatus{Id: id, State: state, CreatedAt: 1, Labels: labels,
+		Metadata: &runtimeapi.ContainerMetadata{Name: "app"}}
 }
 
 func sandbox(state runtimeapi.PodSandboxState) *runtimeapi.PodSandboxStatus {
-	return &runtimeapi.PodSandboxStatus{Id: "sb", State: state, CreatedAt: 1, Labels: labels, Metadata: &runtimeapi.PodSandboxMetadata{}, Network: &runtimeapi.PodSandboxNetworkStatus{Ip: "10.0.0.1"}}
+	return &runtimeapi.PodSandboxStatus{Id: "sb", State: state, CreatedAt: 1, Labels: labels, Metadata: &runtimeapi.PodSandboxMetadata{},
+		Network: &runtimeapi.PodSandboxNetworkStatus{Ip: "10.0.0.1"}}
 }
 
 // TestLateNews: whatever the order in which the same events arrive, and however
@@ -36,7 +39,7 @@ func TestLateNews(t *testing.T) {
 		&runtimeapi.ContainerEventResponse{ContainerId: "sb", PodSandboxStatus: sandbox(runtimeapi.PodSandboxState_SANDBOX_NOTREADY)})
 	for seed := range int64(200) {
 		rnd := rand.New(rand.NewSource(seed))
-		c := NewCache(func(types.UID) {})
+		c := newCache(func(types.UID) {})
 		var state State
 		ended, removed := false, false
 		for _, i := range append(rnd.Perm(len(events)), rnd.Perm(len(events))...) {
@@ -64,7 +67,8 @@ func TestLateNews(t *testing.T) {
 				ended = ended || !p.Sandboxes[0].Ready
 			}
 		}
-		if p := c.Pod("u"); len(p.Containers) != 1 || p.Containers[0].State != Exited || p.Sandboxes[0].Ready || p.Sandboxes[0].IPs[0] != "10.0.0.1" {
+		if p := c.Pod("u"); len(p.Containers) != 1 || p.Containers[0].State != Exited || p.Sandboxes[0].Ready ||
+			p.Sandboxes[0].IPs[0] != "10.0.0.1" {
 			t.Fatalf("seed %d: the picture ends as %+v", seed, p)
 		}
 	}
@@ -73,8 +77,8 @@ func TestLateNews(t *testing.T) {
 // TestSweep: a relist removes what it did not find, but not what came while it
 // was being read.
 func TestSweep(t *testing.T) {
-	told := 0
-	c := NewCache(func(types.UID) { told++ })
+	notified := 0
+	c := newCache(func(types.UID) { notified++ })
 	c.SetContainer("sb", newsOf("old", runtimeapi.ContainerState_CONTAINER_RUNNING))
 	c.SetContainer("sb", newsOf("kept", runtimeapi.ContainerState_CONTAINER_RUNNING))
 	mark := c.mark()
@@ -82,7 +86,7 @@ func TestSweep(t *testing.T) {
 	if n := c.sweep(map[string]struct{}{"kept": {}}, mark); n != 1 {
 		t.Errorf("%d were removed, want 1", n)
 	}
-	if got := fmt.Sprint(len(c.Pod("u").Containers), c.Pod("u").Newest("app") != nil, told); got != "2 true 4" {
+	if got := fmt.Sprint(len(c.Pod("u").Containers), c.Pod("u").Newest("app") != nil, notified); got != "2 true 4" {
 		t.Errorf("containers, newest, notices: %s", got)
 	}
 	if c.SetContainer("sb", newsOf("old", runtimeapi.ContainerState_CONTAINER_RUNNING)) {
@@ -93,22 +97,23 @@ func TestSweep(t *testing.T) {
 	}
 }
 
-// TestSameNews: what changes nothing wakes nobody.
+// TestSameNews: what changes nothing wakes no one.
 func TestSameNews(t *testing.T) {
-	told := 0
-	c := NewCache(func(types.UID) { told++ })
+	notified := 0
+	c := newCache(func(types.UID) { notified++ })
 	for range 5 {
 		c.SetSandbox(sandbox(runtimeapi.PodSandboxState_SANDBOX_READY))
 		c.SetContainer("sb", newsOf("c", runtimeapi.ContainerState_CONTAINER_RUNNING))
 	}
-	if told != 2 {
-		t.Errorf("%d notices of 2 news", told)
+	if notified != 2 {
+		t.Errorf("%d notices of 2 news", notified)
 	}
 }
 
 func BenchmarkEvent(b *testing.B) {
-	c := NewCache(func(types.UID) {})
-	e := &runtimeapi.ContainerEventResponse{ContainerId: "c", PodSandboxStatus: sandbox(runtimeapi.PodSandboxState_SANDBOX_READY), ContainersStatuses: []*runtimeapi.ContainerStatus{newsOf("c", runtimeapi.ContainerState_CONTAINER_RUNNING)}}
+	c := newCache(func(types.UID) {})
+	e := &runtimeapi.ContainerEventResponse{ContainerId: "c", PodSandboxStatus: sandbox(runtimeapi.PodSandboxState_SANDBOX_READY),
+		ContainersStatuses: []*runtimeapi.ContainerStatus{newsOf("c", runtimeapi.ContainerState_CONTAINER_RUNNING)}}
 	b.ReportAllocs()
 	for b.Loop() {
 		c.Event(e)
@@ -134,8 +139,10 @@ func FuzzAnswers(f *testing.F) {
 		{},
 		{ContainerId: "c", ContainersStatuses: []*runtimeapi.ContainerStatus{{}}},
 		{PodSandboxStatus: &runtimeapi.PodSandboxStatus{}, ContainersStatuses: []*runtimeapi.ContainerStatus{{Labels: labels}}},
-		{PodSandboxStatus: &runtimeapi.PodSandboxStatus{Labels: labels}, ContainerEventType: runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT},
-		{PodSandboxStatus: sandbox(runtimeapi.PodSandboxState_SANDBOX_READY), ContainersStatuses: []*runtimeapi.ContainerStatus{newsOf("c", 1), newsOf("", 77)}},
+		{PodSandboxStatus: &runtimeapi.PodSandboxStatus{Labels: labels},
+			ContainerEventType: runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT},
+		{PodSandboxStatus: sandbox(runtimeapi.PodSandboxState_SANDBOX_READY),
+			ContainersStatuses: []*runtimeapi.ContainerStatus{newsOf("c", 1), newsOf("", 77)}},
 	} {
 		b, err := proto.Marshal(e)
 		if err != nil {
@@ -148,12 +155,12 @@ func FuzzAnswers(f *testing.F) {
 		if proto.Unmarshal(b, &e) != nil {
 			return
 		}
-		told := 0
-		c := NewCache(func(types.UID) { told++ })
+		notified := 0
+		c := newCache(func(types.UID) { notified++ })
 		c.Event(&e)
-		first := told
+		first := notified
 		c.Event(&e)
-		if told != first && !contradicts(&e) {
+		if notified != first && !contradicts(&e) {
 			t.Errorf("the same answer twice is news: %v", &e)
 		}
 		for _, uid := range c.Pods() {

@@ -20,8 +20,10 @@ type operations struct {
 func Measure(svc Service, images ImageService) (Service, ImageService, []prometheus.Collector) {
 	label := []string{"operation_type"}
 	o := &operations{
-		total:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_runtime_operations_total", Help: "Calls to the container runtime, by kind."}, label),
-		errors: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_runtime_operations_errors_total", Help: "Calls to the container runtime that failed, by kind."}, label),
+		total: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_runtime_operations_total",
+			Help: "Calls to the container runtime, by kind."}, label),
+		errors: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_runtime_operations_errors_total",
+			Help: "Calls to the container runtime that failed, by kind."}, label),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "kubelet_runtime_operations_duration_seconds", Help: "Seconds that calls to the container runtime took, by kind.",
 			Buckets: prometheus.ExponentialBuckets(0.005, 2.5, 14),
@@ -88,8 +90,12 @@ func (m measured) ListPodSandbox(ctx context.Context, filter *runtimeapi.PodSand
 	return timed(m.operations, "list_podsandbox", func() ([]*runtimeapi.PodSandbox, error) { return m.Service.ListPodSandbox(ctx, filter) })
 }
 
-func (m measured) CreateContainer(ctx context.Context, sandbox string, config *runtimeapi.ContainerConfig, sandboxConfig *runtimeapi.PodSandboxConfig) (string, error) {
-	return timed(m.operations, "create_container", func() (string, error) { return m.Service.CreateContainer(ctx, sandbox, config, sandboxConfig) })
+func (m measured) CreateContainer(ctx context.Context, sandbox string, config *runtimeapi.ContainerConfig,
+	sandboxConfig *runtimeapi.PodSandboxConfig) (string, error) {
+	return timed(m.operations, "create_container", func() (string, error) {
+		return m.Service.CreateContainer(ctx, sandbox, config,
+			sandboxConfig)
+	})
 }
 
 func (m measured) StartContainer(ctx context.Context, id string) error {
@@ -151,13 +157,15 @@ func (m measuredImages) ListImages(ctx context.Context, filter *runtimeapi.Image
 	return timed(m.operations, "list_images", func() ([]*runtimeapi.Image, error) { return m.ImageService.ListImages(ctx, filter) })
 }
 
-func (m measuredImages) ImageStatus(ctx context.Context, image *runtimeapi.ImageSpec, verbose bool) (*runtimeapi.ImageStatusResponse, error) {
+func (m measuredImages) ImageStatus(ctx context.Context, image *runtimeapi.ImageSpec, verbose bool) (*runtimeapi.ImageStatusResponse,
+	error) {
 	return timed(m.operations, "image_status", func() (*runtimeapi.ImageStatusResponse, error) {
 		return m.ImageService.ImageStatus(ctx, image, verbose)
 	})
 }
 
-func (m measuredImages) PullImage(ctx context.Context, image *runtimeapi.ImageSpec, auth *runtimeapi.AuthConfig, sandbox *runtimeapi.PodSandboxConfig) (string, error) {
+func (m measuredImages) PullImage(ctx context.Context, image *runtimeapi.ImageSpec, auth *runtimeapi.AuthConfig,
+	sandbox *runtimeapi.PodSandboxConfig) (string, error) {
 	return timed(m.operations, "pull_image", func() (string, error) { return m.ImageService.PullImage(ctx, image, auth, sandbox) })
 }
 

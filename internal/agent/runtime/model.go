@@ -53,8 +53,8 @@ func (s State) String() string {
 	return "state(" + strconv.Itoa(int(s)) + ")"
 }
 
-// Mount is one mount of a container: where it comes from and where it is seen.
-type Mount struct {
+// mount is one mount of a container: where it comes from and where it is seen.
+type mount struct {
 	HostPath, ContainerPath string
 }
 
@@ -85,7 +85,7 @@ type Container struct {
 	TerminationPath, TerminationPolicy string
 
 	LogPath   string
-	Mounts    []Mount
+	Mounts    []mount
 	Resources *runtimeapi.ContainerResources
 	User      *runtimeapi.ContainerUser
 }
@@ -180,7 +180,7 @@ func newContainer(s *runtimeapi.ContainerStatus, sandboxID string) *Container {
 		c.Attempt = uint32(n)
 	}
 	for _, m := range s.GetMounts() {
-		c.Mounts = append(c.Mounts, Mount{HostPath: m.GetHostPath(), ContainerPath: m.GetContainerPath()})
+		c.Mounts = append(c.Mounts, mount{HostPath: m.GetHostPath(), ContainerPath: m.GetContainerPath()})
 	}
 	return c
 }

@@ -35,12 +35,12 @@ type WatcherConfig struct {
 
 // Watcher keeps a Cache true.
 type Watcher struct {
-	*Cache
-	svc    Service
-	log    *slog.Logger
-	synced chan struct{}
-	once   sync.Once
-	kick   chan struct{}
+	*cache
+	svc     Service
+	log     *slog.Logger
+	synced  chan struct{}
+	once    sync.Once
+	trigger chan struct{}
 
 	mu        sync.Mutex
 	streaming bool
@@ -60,15 +60,19 @@ func NewWatcher(cfg WatcherConfig) *Watcher {
 		return prometheus.NewCounter(prometheus.CounterOpts{Namespace: "berth_agent", Subsystem: "runtime", Name: name, Help: help})
 	}
 	w := &Watcher{
-		Cache: NewCache(cfg.Notify), svc: cfg.Service, log: cfg.Log,
-		synced: make(chan struct{}), kick: make(chan struct{}, 1),
-		relists:     counter("relists_total", "Full lists of the runtime's sandboxes and containers."),
-		repairs:     counter("relist_repairs_total", "Differences that a relist found although the event stream was open."),
-		events:      counter("events_total", "Events received from the runtime."),
-		discards:    prometheus.NewCounter(prometheus.CounterOpts{Name: "kubelet_pleg_discard_events", Help: "Events of the runtime that nobody could take. There are none: what changed is looked up, not queued."}),
-		relistTime:  prometheus.NewHistogram(prometheus.HistogramOpts{Name: "kubelet_pleg_relist_duration_seconds", Help: "Seconds that a full list of the runtime took."}),
-		relistPause: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "kubelet_pleg_relist_interval_seconds", Help: "Seconds between full lists of the runtime.", Buckets: []float64{.1, .5, 1, 2, 5, 10, 30, 60, 120, 300}}),
-		seen:        prometheus.NewGauge(prometheus.GaugeOpts{Name: "kubelet_pleg_last_seen_seconds", Help: "Unix time of the last full list of the runtime that succeeded."}),
+		cache: newCache(cfg.Notify), svc: cfg.Service, log: cfg.Log,
+		synced: make(chan struct{}), trigger: make(chan struct{}, 1),
+		relists: counter("relists_total", "Full lists of the runtime's sandboxes and containers."),
+		repairs: counter("relist_repairs_total", "Differences that a relist found although the event stream was open."),
+		events:  counter("events_total", "Events received from the runtime."),
+		discards: prometheus.NewCounter(prometheus.CounterOpts{Name: "kubelet_pleg_discard_events",
+			Help: "Events of the runtime that nobody could take. There are none: what changed is looked up, not queued."}),
+		relistTime: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "kubelet_pleg_relist_duration_seconds",
+			Help: "Seconds that a full list of the runtime took."}),
+		relistPause: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "kubelet_pleg_relist_interval_seconds",
+			Help: "Seconds between full lists of the runtime.", Buckets: []float64{.1, .5, 1, 2, 5, 10, 30, 60, 120, 300}}),
+		seen: prometheus.NewGauge(prometheus.GaugeOpts{Name: "kubelet_pleg_last_seen_seconds",
+			Help: "Unix time of the last full list of the runtime that succeeded."}),
 	}
 	if cfg.Metrics != nil {
 		for _, m := range []prometheus.Collector{w.relists, w.repairs, w.events, w.discards, w.relistTime, w.relistPause, w.seen} {
@@ -130,7 +134,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 		case <-timer.C:
-		case <-w.kick:
+		case <-w.trigger:
 			settled = false
 		}
 		timer.Stop()
@@ -193,7 +197,7 @@ func (w *Watcher) setStreaming(on bool) {
 	w.mu.Unlock()
 	if changed {
 		select {
-		case w.kick <- struct{}{}:
+		case w.trigger <- struct{}{}:
 		default:
 		}
 	}

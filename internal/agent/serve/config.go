@@ -20,7 +20,7 @@ import (
 )
 
 // Pods is what the API shows of the pods of this node. Objects are shared:
-// nobody changes them.
+// no one changes them.
 type Pods interface {
 	// List returns the pods the node should run, static ones included, with
 	// their current status.

@@ -119,7 +119,7 @@ func (s *server) handler() http.Handler {
 		handler = s.counted(route, allowMethods(route.methods, handler))
 		mux.Handle(route.pattern, s.traced(route, s.access.guard(route.verb, route.subresources, handler)))
 	}
-	// What does not exist is nobody's business without permission.
+	// What does not exist is no one's business without permission.
 	mux.Handle("/", s.access.guard("", []string{"proxy"}, http.NotFoundHandler()))
 	return mux
 }

@@ -186,7 +186,7 @@ func (s *server) listen() (endpoints []endpoint, err error) {
 	return endpoints, nil
 }
 
-// tlsConfig asks for client certificates and names the accepted authorities;
+// tlsConfig asks for client certificates and names the accepted CAs;
 // they are verified per request, so that tokens work too.
 func (s *server) tlsConfig() *tls.Config {
 	base := s.cfg.TLS.Clone()

@@ -567,7 +567,7 @@ func TestHealthzPortIsPlainAndOpen(t *testing.T) {
 	}
 }
 
-func TestTakenPortIsToldAtStart(t *testing.T) {
+func TestTakenPortIsReportedAtStart(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

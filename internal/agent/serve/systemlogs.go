@@ -46,7 +46,7 @@ func (s *server) systemLogs(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// logQuery is what somebody wants to know of the node's services.
+// logQuery is what someone wants to know of the node's services.
 type logQuery struct {
 	services     []string
 	file         string // instead of services: below the log directory

@@ -9,19 +9,20 @@ import (
 	"github.com/berth-dev/berth/internal/agent/pod"
 )
 
-// Pods are the pods that a shutdown ends; pod.Signals has it.
-type Pods interface {
+// pods are the pods that a shutdown ends; pod.Signals has it.
+type pods interface {
 	Kill(uid types.UID, k pod.Kill) <-chan struct{}
 	Reported(uid types.UID) <-chan struct{}
 }
 
-// End ends pods because the host goes down. Once that is let go nobody could
+// End ends pods because the host goes down. Once that is released no one could
 // tell the API any more how a pod ended, so it is told before.
-func End(pods Pods) func(p *v1.Pod, grace time.Duration) <-chan struct{} {
+func End(pods pods) func(p *v1.Pod, grace time.Duration) <-chan struct{} {
 	return func(p *v1.Pod, grace time.Duration) <-chan struct{} {
 		seconds := int64(grace / time.Second)
 		reported := pods.Reported(p.UID) // asked for first: it may be gone after
-		pods.Kill(p.UID, pod.Kill{Grace: &seconds, Phase: v1.PodFailed, Reason: Reason, Message: Message, Condition: pod.Disrupted(Message)})
+		pods.Kill(p.UID, pod.Kill{Grace: &seconds, Phase: v1.PodFailed, Reason: Reason, Message: Message,
+			Condition: pod.Disrupted(Message)})
 		return reported
 	}
 }

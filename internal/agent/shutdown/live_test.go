@@ -44,7 +44,7 @@ func TestRealLogind(t *testing.T) {
 		t.Error("the first word was not of a shutdown")
 	}
 	release()
-	// The machine goes down now; the next start shows that it did.
+	// The host goes down now; the next start shows that it did.
 	<-ctx.Done()
 	t.Error("the machine was not let go")
 }

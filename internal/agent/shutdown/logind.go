@@ -21,7 +21,7 @@ const (
 	defaultDropIn = "/etc/systemd/logind.conf.d/99-kubelet.conf"
 )
 
-// Logind is the System of machines that run systemd-logind.
+// Logind is the System of hosts that run systemd-logind.
 type Logind struct {
 	// DropIn is the file that raises logind's limit, default in /etc.
 	DropIn string
@@ -65,7 +65,8 @@ func (l *Logind) Delay(ctx context.Context, need time.Duration) (time.Duration, 
 		}
 	}
 	var fd dbus.UnixFD
-	call := conn.Object(logindName, logindPath).CallWithContext(ctx, logindInterface+".Inhibit", 0, "shutdown", "kubelet", "Kubelet needs time to handle node shutdown", "delay")
+	call := conn.Object(logindName, logindPath).CallWithContext(ctx, logindInterface+".Inhibit", 0, "shutdown", "kubelet",
+		"Kubelet needs time to handle node shutdown", "delay")
 	if err := call.Store(&fd); err != nil {
 		return 0, nil, fmt.Errorf("taking logind's delay lock: %w", err)
 	}
@@ -99,7 +100,8 @@ func (l *Logind) raiseDelay(ctx context.Context, conn *dbus.Conn, need time.Dura
 	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
 		return fmt.Errorf("raising logind's longest delay: %w", err)
 	}
-	call := conn.Object("org.freedesktop.systemd1", "/org/freedesktop/systemd1").CallWithContext(ctx, "org.freedesktop.systemd1.Manager.KillUnit", 0,
+	call := conn.Object("org.freedesktop.systemd1", "/org/freedesktop/systemd1").CallWithContext(ctx,
+		"org.freedesktop.systemd1.Manager.KillUnit", 0,
 		"systemd-logind.service", "all", int32(syscall.SIGHUP))
 	if call.Err != nil {
 		return fmt.Errorf("having logind read its configuration: %w", call.Err)
@@ -127,7 +129,8 @@ func (l *Logind) Watch(ctx context.Context) (<-chan bool, error) {
 	if err != nil {
 		return nil, err
 	}
-	match := []dbus.MatchOption{dbus.WithMatchInterface(logindInterface), dbus.WithMatchMember("PrepareForShutdown"), dbus.WithMatchObjectPath(logindPath)}
+	match := []dbus.MatchOption{dbus.WithMatchInterface(logindInterface), dbus.WithMatchMember("PrepareForShutdown"),
+		dbus.WithMatchObjectPath(logindPath)}
 	if err := conn.AddMatchSignalContext(ctx, match...); err != nil {
 		return nil, fmt.Errorf("watching for shutdowns: %w", err)
 	}

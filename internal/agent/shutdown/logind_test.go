@@ -17,14 +17,15 @@ import (
 )
 
 // TestShutdownOverTheBus takes a delay lock over a real message bus, raises the
-// limit first, ends pods when the signal comes, and lets the machine go after.
+// limit first, ends pods when the signal comes, and lets the host go after.
 func TestShutdownOverTheBus(t *testing.T) {
 	dropIn := filepath.Join(t.TempDir(), "logind.conf.d", "99.conf")
 	logind := logindtest.Start(t, 5*time.Second, dropIn)
 	over := make(chan struct{})
 	killed := make(chan string, 10)
 	m, err := New(Config{
-		Log: slog.New(slog.DiscardHandler), NodeName: "n1", System: &Logind{DropIn: dropIn}, Board: &board{}, Events: record.NewFakeRecorder(10),
+		Log: slog.New(slog.DiscardHandler), NodeName: "n1", System: &Logind{DropIn: dropIn}, Status: &status{},
+		Events:  record.NewFakeRecorder(10),
 		Kubelet: &kubeletv1beta1.KubeletConfiguration{ShutdownGracePeriod: seconds(30), ShutdownGracePeriodCriticalPods: seconds(10)},
 		Pods:    func() []*v1.Pod { return []*v1.Pod{aPod("dns", criticalPriority, 5), aPod("web", 0, 5)} },
 		Kill: func(p *v1.Pod, _ time.Duration) <-chan struct{} {

@@ -12,30 +12,30 @@ import (
 // criticalPriority is the least priority of system-cluster-critical pods.
 const criticalPriority = 2_000_000_000
 
-// Group is the pods from a priority up to that of the next group, with the
+// group is the pods from a priority up to that of the next group, with the
 // time they get to end.
-type Group struct {
+type group struct {
 	Priority int32
 	Period   time.Duration
 }
 
-// Groups reads the configuration, in the order in which groups end. None means
+// groups reads the configuration, in the order in which groups end. None means
 // that graceful shutdown is off.
-func Groups(cfg *kubeletv1beta1.KubeletConfiguration) []Group {
-	var groups []Group
+func groups(cfg *kubeletv1beta1.KubeletConfiguration) []group {
+	var groups []group
 	if len(cfg.ShutdownGracePeriodByPodPriority) > 0 {
 		for _, entry := range cfg.ShutdownGracePeriodByPodPriority {
-			groups = append(groups, Group{Priority: entry.Priority, Period: time.Duration(entry.ShutdownGracePeriodSeconds) * time.Second})
+			groups = append(groups, group{Priority: entry.Priority, Period: time.Duration(entry.ShutdownGracePeriodSeconds) * time.Second})
 		}
 	} else if all := cfg.ShutdownGracePeriod.Duration; all > 0 {
 		critical := cfg.ShutdownGracePeriodCriticalPods.Duration
-		groups = []Group{{Priority: 0, Period: all - critical}, {Priority: criticalPriority, Period: critical}}
+		groups = []group{{Priority: 0, Period: all - critical}, {Priority: criticalPriority, Period: critical}}
 	}
-	slices.SortStableFunc(groups, func(a, b Group) int { return cmp.Compare(a.Priority, b.Priority) })
+	slices.SortStableFunc(groups, func(a, b group) int { return cmp.Compare(a.Priority, b.Priority) })
 	return groups
 }
 
-func total(groups []Group) time.Duration {
+func total(groups []group) time.Duration {
 	sum := time.Duration(0)
 	for _, group := range groups {
 		sum += group.Period
@@ -43,24 +43,24 @@ func total(groups []Group) time.Duration {
 	return sum
 }
 
-// Victim is a pod with the time it gets.
-type Victim struct {
+// victim is a pod with the time it gets.
+type victim struct {
 	Pod   *v1.Pod
 	Grace time.Duration
 }
 
-// Stage is a group with pods in it.
-type Stage struct {
-	Group
-	Victims []Victim
+// stage is a group with pods in it.
+type stage struct {
+	group
+	Victims []victim
 }
 
-// Plan sorts the pods that still run into their groups; empty groups are left
+// plan sorts the pods that still run into their groups; empty groups are left
 // out. A pod gets its own grace period, but no more than its group's.
-func Plan(groups []Group, pods []*v1.Pod) []Stage {
-	stages := make([]Stage, len(groups))
+func plan(groups []group, pods []*v1.Pod) []stage {
+	stages := make([]stage, len(groups))
 	for i := range groups {
-		stages[i].Group = groups[i]
+		stages[i].group = groups[i]
 	}
 	for _, pod := range pods {
 		if len(stages) == 0 || pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed {
@@ -80,7 +80,7 @@ func Plan(groups []Group, pods []*v1.Pod) []Stage {
 		if own := pod.Spec.TerminationGracePeriodSeconds; own != nil {
 			grace = min(grace, time.Duration(*own)*time.Second)
 		}
-		stages[at].Victims = append(stages[at].Victims, Victim{Pod: pod, Grace: grace})
+		stages[at].Victims = append(stages[at].Victims, victim{Pod: pod, Grace: grace})
 	}
-	return slices.DeleteFunc(stages, func(stage Stage) bool { return len(stage.Victims) == 0 })
+	return slices.DeleteFunc(stages, func(stage stage) bool { return len(stage.Victims) == 0 })
 }

@@ -1,4 +1,4 @@
-// Package shutdown ends pods in order when the machine goes down, within the
+// Package shutdown ends pods in order when the host goes down, within the
 // time the system gives.
 //
 // plan.go decides which pods end when (pure); this file performs; logind.go
@@ -29,7 +29,7 @@ const (
 	Message = "Pod was terminated in response to imminent node shutdown."
 )
 
-// System delays the machine's shutdown and tells when one begins.
+// System delays the host's shutdown and tells when one begins.
 type System interface {
 	// Delay makes sure that the system waits for at least need before it goes
 	// down, from now on until release is called. It returns what the system
@@ -40,8 +40,8 @@ type System interface {
 	Watch(ctx context.Context) (<-chan bool, error)
 }
 
-// Board is where the node shows that it goes down.
-type Board interface{ SetShuttingDown(bool) }
+// statusSetter is where the node shows that it goes down.
+type statusSetter interface{ SetShuttingDown(bool) }
 
 // Config is all the role needs; Journal and Metrics may be nil.
 type Config struct {
@@ -49,7 +49,7 @@ type Config struct {
 	NodeName string
 	Kubelet  *kubeletv1beta1.KubeletConfiguration
 	System   System
-	Board    Board
+	Status   statusSetter
 	// Pods lists the pods of the node with their current status.
 	Pods func() []*v1.Pod
 	// Kill ends a pod within the grace; the channel is closed when nothing of
@@ -61,10 +61,10 @@ type Config struct {
 	Metrics prometheus.Registerer
 }
 
-// Manager ends pods when the machine goes down.
+// Manager ends pods when the host goes down.
 type Manager struct {
 	cfg    Config
-	groups []Group
+	groups []group
 	down   atomic.Bool
 	start  prometheus.Gauge
 	end    prometheus.Gauge
@@ -76,11 +76,12 @@ func New(cfg Config) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	groups := Groups(cfg.Kubelet)
+	groups := groups(cfg.Kubelet)
 	if len(groups) == 0 {
 		return nil, nil
 	}
-	if cfg.Log == nil || cfg.NodeName == "" || cfg.System == nil || cfg.Board == nil || cfg.Pods == nil || cfg.Kill == nil || cfg.Events == nil {
+	if cfg.Log == nil || cfg.NodeName == "" || cfg.System == nil || cfg.Status == nil || cfg.Pods == nil || cfg.Kill == nil ||
+		cfg.Events == nil {
 		return nil, errors.New("configuring graceful shutdown: Log, NodeName, System, Board, Pods, Kill and Events are required")
 	}
 	if cfg.Journal == nil {
@@ -92,8 +93,10 @@ func New(cfg Config) (*Manager, error) {
 // gauges are registered whether or not there will be a graceful shutdown: a
 // node without one shows 0.
 func gauges(registry prometheus.Registerer) (start, end prometheus.Gauge, err error) {
-	start = prometheus.NewGauge(prometheus.GaugeOpts{Name: "kubelet_graceful_shutdown_start_time_seconds", Help: "Last graceful shutdown start time since unix epoch in seconds"})
-	end = prometheus.NewGauge(prometheus.GaugeOpts{Name: "kubelet_graceful_shutdown_end_time_seconds", Help: "Last graceful shutdown end time since unix epoch in seconds"})
+	start = prometheus.NewGauge(prometheus.GaugeOpts{Name: "kubelet_graceful_shutdown_start_time_seconds",
+		Help: "Last graceful shutdown start time since unix epoch in seconds"})
+	end = prometheus.NewGauge(prometheus.GaugeOpts{Name: "kubelet_graceful_shutdown_end_time_seconds",
+		Help: "Last graceful shutdown end time since unix epoch in seconds"})
 	if registry == nil {
 		return start, end, nil
 	}
@@ -103,7 +106,7 @@ func gauges(registry prometheus.Registerer) (start, end prometheus.Gauge, err er
 	return start, end, nil
 }
 
-// Admit refuses new pods while the machine goes down.
+// Admit refuses new pods while the host goes down.
 func (m *Manager) Admit(*v1.Pod) (reason, message string, ok bool) {
 	if m.down.Load() {
 		return "NodeShutdown", "Pod was rejected as the node is shutting down.", false
@@ -179,7 +182,7 @@ func (m *Manager) watch(ctx context.Context) error {
 				}(done)
 			case !begins:
 				m.announce("Shutdown manager detected shutdown cancellation", false)
-				return nil // begin anew, with a new delay
+				return nil // begin again, with a new delay
 			}
 		}
 	}
@@ -187,8 +190,9 @@ func (m *Manager) watch(ctx context.Context) error {
 
 func (m *Manager) announce(text string, down bool) {
 	m.down.Store(down)
-	m.cfg.Board.SetShuttingDown(down)
-	m.cfg.Events.Event(&v1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: m.cfg.NodeName, UID: types.UID(m.cfg.NodeName)}, v1.EventTypeNormal, "Shutdown", text)
+	m.cfg.Status.SetShuttingDown(down)
+	m.cfg.Events.Event(&v1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: m.cfg.NodeName, UID: types.UID(m.cfg.NodeName)},
+		v1.EventTypeNormal, "Shutdown", text)
 	m.note(text)
 }
 
@@ -196,7 +200,7 @@ func (m *Manager) announce(text string, down bool) {
 // not end within its period does not hold up the next.
 func (m *Manager) endPods(ctx context.Context) {
 	m.start.SetToCurrentTime()
-	for _, stage := range Plan(m.groups, m.cfg.Pods()) {
+	for _, stage := range plan(m.groups, m.cfg.Pods()) {
 		var wg sync.WaitGroup
 		waiting, cancel := context.WithTimeout(ctx, stage.Period)
 		for _, victim := range stage.Victims {
@@ -217,11 +221,13 @@ func (m *Manager) endPods(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		m.note("ended pods for the shutdown", journal.Fact{Name: "priority", Value: fmt.Sprint(stage.Priority)}, journal.Fact{Name: "pods", Value: fmt.Sprint(len(stage.Victims))})
+		m.note("ended pods for the shutdown", journal.Fact{Name: "priority", Value: fmt.Sprint(stage.Priority)},
+			journal.Fact{Name: "pods", Value: fmt.Sprint(len(stage.Victims))})
 	}
 	m.end.SetToCurrentTime()
 }
 
 func (m *Manager) note(decision string, because ...journal.Fact) {
-	m.cfg.Journal.Append(journal.Record{Time: time.Now(), Part: "agent", Object: journal.Ref{Kind: "Node", Name: m.cfg.NodeName}, Decision: decision, Because: because})
+	m.cfg.Journal.Append(journal.Record{Time: time.Now(), Part: "agent", Object: journal.Ref{Kind: "Node", Name: m.cfg.NodeName},
+		Decision: decision, Because: because})
 }

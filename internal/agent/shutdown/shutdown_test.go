@@ -33,12 +33,14 @@ func TestPlan(t *testing.T) {
 		"off": {},
 		"two periods": {kubeletv1beta1.KubeletConfiguration{ShutdownGracePeriod: seconds(30), ShutdownGracePeriodCriticalPods: seconds(10)},
 			[]string{"0/20s: low=20s web=5s mid=20s", "2000000000/10s: dns=10s"}},
-		"by priority": {kubeletv1beta1.KubeletConfiguration{ShutdownGracePeriodByPodPriority: []kubeletv1beta1.ShutdownGracePeriodByPodPriority{
-			{Priority: 10000, ShutdownGracePeriodSeconds: 20}, {Priority: 1000, ShutdownGracePeriodSeconds: 120}, {Priority: 0, ShutdownGracePeriodSeconds: 60}}},
+		"by priority": {kubeletv1beta1.KubeletConfiguration{
+			ShutdownGracePeriodByPodPriority: []kubeletv1beta1.ShutdownGracePeriodByPodPriority{
+				{Priority: 10000, ShutdownGracePeriodSeconds: 20}, {Priority: 1000, ShutdownGracePeriodSeconds: 120},
+				{Priority: 0, ShutdownGracePeriodSeconds: 60}}},
 			[]string{"0/1m0s: low=1m0s web=5s", "1000/2m0s: mid=2m0s", "10000/20s: dns=20s"}},
 	} {
 		var got []string
-		for _, stage := range Plan(Groups(&test.cfg), pods) {
+		for _, stage := range plan(groups(&test.cfg), pods) {
 			text := fmt.Sprintf("%d/%v:", stage.Priority, stage.Period)
 			for _, victim := range stage.Victims {
 				text += fmt.Sprintf(" %s=%v", victim.Pod.Name, victim.Grace)
@@ -51,7 +53,7 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// system is a machine whose shutdown the test begins.
+// system is a host whose shutdown the test begins.
 type system struct {
 	told chan bool
 	mu   sync.Mutex
@@ -80,17 +82,17 @@ func (s *system) holds() bool {
 	return s.held > 0
 }
 
-type board struct{ down bool }
+type status struct{ down bool }
 
-func (b *board) SetShuttingDown(down bool) { b.down = down }
+func (b *status) SetShuttingDown(down bool) { b.down = down }
 
 func TestShutdownEndsGroupsInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, b := &system{told: make(chan bool)}, &board{}
+		s, b := &system{told: make(chan bool)}, &status{}
 		begun := time.Now()
 		var order []string
 		m, err := New(Config{
-			Log: slog.New(slog.DiscardHandler), NodeName: "n1", System: s, Board: b, Events: record.NewFakeRecorder(10),
+			Log: slog.New(slog.DiscardHandler), NodeName: "n1", System: s, Status: b, Events: record.NewFakeRecorder(10),
 			Kubelet: &kubeletv1beta1.KubeletConfiguration{ShutdownGracePeriod: seconds(30), ShutdownGracePeriodCriticalPods: seconds(10)},
 			Pods: func() []*v1.Pod {
 				return []*v1.Pod{aPod("dns", criticalPriority, 60), aPod("web", 0, 5), aPod("stuck", 0, 60)}

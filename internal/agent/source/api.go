@@ -56,7 +56,7 @@ func (s *set) runAPI(ctx context.Context) {
 }
 
 // fromAPI drops managed fields, which are of no use here and half of the
-// object, and what a pod says of where it comes from: whoever may create pods
+// object, and what a pod says of where it comes from: anyone who may create pods
 // could else make one that passes for static, which nothing evicts.
 func fromAPI(p *v1.Pod) {
 	p.ManagedFields = nil
@@ -76,13 +76,13 @@ func (s *set) apiPod(p *v1.Pod) {
 	s.mu.Lock()
 	s.mirrors[nameOf(p)] = p
 	s.mu.Unlock()
-	s.tellMirror(nameOf(p))
+	s.reportMirror(nameOf(p))
 	s.touchMirror(nameOf(p))
 }
 
 func (s *set) apiPodGone(p *v1.Pod) {
 	if !isMirror(p) {
-		s.cfg.Sink.Gone(p.UID)
+		s.cfg.Sink.Remove(p.UID)
 		return
 	}
 	s.mu.Lock()
@@ -90,6 +90,6 @@ func (s *set) apiPodGone(p *v1.Pod) {
 		delete(s.mirrors, nameOf(p))
 	}
 	s.mu.Unlock()
-	s.tellMirror(nameOf(p))
+	s.reportMirror(nameOf(p))
 	s.touchMirror(nameOf(p))
 }

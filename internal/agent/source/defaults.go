@@ -48,7 +48,8 @@ func defaultContainer(c *v1.Container, hostNetwork bool) {
 	fill(&c.TerminationMessagePath, v1.TerminationMessagePathDefault)
 	fill(&c.TerminationMessagePolicy, v1.TerminationMessageReadFile)
 	policy := v1.PullIfNotPresent
-	if ref := c.Image[strings.LastIndex(c.Image, "/")+1:]; !strings.Contains(ref, "@") && (!strings.Contains(ref, ":") || strings.HasSuffix(ref, ":latest")) {
+	if ref := c.Image[strings.LastIndex(c.Image, "/")+1:]; !strings.Contains(ref, "@") &&
+		(!strings.Contains(ref, ":") || strings.HasSuffix(ref, ":latest")) {
 		policy = v1.PullAlways
 	}
 	fill(&c.ImagePullPolicy, policy)

@@ -91,7 +91,8 @@ func TestStaticPodKeepsTheUIDOfAKubelet(t *testing.T) {
 		t.Fatalf("the static pod that runs as %s is taken for %s", webUID, uid)
 	}
 	n.rt = fake.New(nil) // all of it is gone, as after a boot
-	n.manifest(t, "web.yaml", "# a comment\n"+strings.Replace(webText, "{name: static-web, namespace: kube-system}", "{namespace: kube-system, name: static-web}", 1), time.Now())
+	n.manifest(t, "web.yaml", "# a comment\n"+strings.Replace(webText, "{name: static-web, namespace: kube-system}",
+		"{namespace: kube-system, name: static-web}", 1), time.Now())
 	if uid := n.uid(t, "static-web-lab-n1"); uid != webUID {
 		t.Errorf("the manifest says what it said, but the pod is %s", uid)
 	}
@@ -157,7 +158,8 @@ func TestStaticPodFollowsTheAgentThatRanItLast(t *testing.T) {
 
 func TestOwnUIDOfAManifestStays(t *testing.T) {
 	n := newStaticNode(t)
-	n.manifest(t, "uid.yaml", strings.Replace(webText, "name: static-web,", "name: static-web, uid: 11111111-2222-3333-4444-555555555555,", 1), madeAt)
+	n.manifest(t, "uid.yaml", strings.Replace(webText, "name: static-web,", "name: static-web, uid: 11111111-2222-3333-4444-555555555555,",
+		1), madeAt)
 	if uid := n.uid(t, "static-web-lab-n1"); uid != "11111111-2222-3333-4444-555555555555" {
 		t.Errorf("the manifest's own UID became %s", uid)
 	}

@@ -17,24 +17,25 @@ import (
 type mirrorQueue = workqueue.TypedRateLimitingInterface[types.NamespacedName]
 
 func newMirrorQueue() *mirrorQueue {
-	q := workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[types.NamespacedName](50*time.Millisecond, 10*time.Second))
+	q := workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[types.NamespacedName](50*time.Millisecond,
+		10*time.Second))
 	return &q
 }
 
-// MirrorStep is what a mirror pod needs next.
-type MirrorStep int
+// mirrorStep is what a mirror pod needs next.
+type mirrorStep int
 
 // The steps.
 const (
-	MirrorKeep MirrorStep = iota
+	MirrorKeep mirrorStep = iota
 	MirrorCreate
 	MirrorDelete
 )
 
-// NextMirrorStep decides about the mirror of one name. static is the pod that
+// nextMirrorStep decides about the mirror of one name. static is the pod that
 // runs here or nil, mirror what the API holds or nil; complete tells whether
 // all static sources have reported, before which nothing is an orphan.
-func NextMirrorStep(static, mirror *v1.Pod, complete bool) MirrorStep {
+func nextMirrorStep(static, mirror *v1.Pod, complete bool) mirrorStep {
 	switch {
 	case static == nil && mirror != nil && complete:
 		return MirrorDelete
@@ -98,9 +99,9 @@ func (s *set) syncMirror(ctx context.Context, name types.NamespacedName, waits *
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
 	pods := s.cfg.Client.CoreV1().Pods(name.Namespace)
-	switch NextMirrorStep(static, mirror, complete) {
+	switch nextMirrorStep(static, mirror, complete) {
 	case MirrorCreate:
-		_, err := pods.Create(ctx, NewMirror(static, s.cfg.NodeName, s.cfg.Node()), metav1.CreateOptions{})
+		_, err := pods.Create(ctx, newMirror(static, s.cfg.NodeName, s.cfg.Node()), metav1.CreateOptions{})
 		if err != nil && !apierrors.IsAlreadyExists(err) {
 			return fmt.Errorf("creating mirror pod %s: %w", name, err)
 		}
@@ -108,7 +109,8 @@ func (s *set) syncMirror(ctx context.Context, name types.NamespacedName, waits *
 		if s.outlived(parent, name, mirror, waits) {
 			return nil
 		}
-		err := pods.Delete(ctx, name.Name, metav1.DeleteOptions{GracePeriodSeconds: zero, Preconditions: metav1.NewUIDPreconditions(string(mirror.UID))})
+		err := pods.Delete(ctx, name.Name, metav1.DeleteOptions{GracePeriodSeconds: zero,
+			Preconditions: metav1.NewUIDPreconditions(string(mirror.UID))})
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 			return fmt.Errorf("deleting mirror pod %s: %w", name, err)
 		}
@@ -151,8 +153,8 @@ func (s *set) outlived(ctx context.Context, name types.NamespacedName, mirror *v
 	return true
 }
 
-// NewMirror is the API object that stands for a static pod.
-func NewMirror(static *v1.Pod, nodeName string, node types.UID) *v1.Pod {
+// newMirror is the API object that stands for a static pod.
+func newMirror(static *v1.Pod, nodeName string, node types.UID) *v1.Pod {
 	m := &v1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: static.Name, Namespace: static.Namespace,

@@ -26,13 +26,13 @@ const (
 	AnnotationMirror = "kubernetes.io/config.mirror"
 )
 
-// Sink takes the news. Calls come from several goroutines and must not block.
+// sink takes the news. Calls come from several goroutines and must not block.
 // Objects handed over are shared and never changed.
-type Sink interface {
+type sink interface {
 	// Set tells of a new or changed pod.
 	Set(pod *v1.Pod, static bool)
 	// Gone tells that no source has the pod any more.
-	Gone(uid types.UID)
+	Remove(uid types.UID)
 	// SetMirror tells what the API holds as mirror of a static pod, or nil.
 	SetMirror(static types.UID, mirror *v1.Pod)
 	// SourcesReady tells, once, that every source has told all it has.
@@ -40,15 +40,15 @@ type Sink interface {
 }
 
 // WhenReady has f called once every source has told all it has, behind the sink.
-func WhenReady(sink Sink, f func()) Sink { return readySink{sink, f} }
+func WhenReady(sink sink, f func()) sink { return readySink{sink, f} }
 
 type readySink struct {
-	Sink
+	sink
 	then func()
 }
 
 func (s readySink) SourcesReady() {
-	s.Sink.SourcesReady()
+	s.sink.SourcesReady()
 	s.then()
 }
 
@@ -78,7 +78,7 @@ type Config struct {
 	StatePath string
 	// Runtime tells under which UIDs static pods run already; nil: under none.
 	Runtime Runtime
-	Sink    Sink
+	Sink    sink
 	// Recorder gets an event for each manifest that is refused.
 	Recorder record.EventRecorder
 	Log      *slog.Logger
@@ -95,7 +95,8 @@ func Run(ctx context.Context, cfg Config) error {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	s := &set{cfg: cfg, statics: map[types.UID]*v1.Pod{}, mirrors: map[types.NamespacedName]*v1.Pod{}, bySource: map[string]map[types.UID]bool{}, awaited: map[types.NamespacedName]bool{}, met: make(chan struct{})}
+	s := &set{cfg: cfg, statics: map[types.UID]*v1.Pod{}, mirrors: map[types.NamespacedName]*v1.Pod{},
+		bySource: map[string]map[types.UID]bool{}, awaited: map[types.NamespacedName]bool{}, met: make(chan struct{})}
 	var err error
 	if s.ids, err = openIdentities(cfg.StatePath); err != nil {
 		cfg.Log.Warn("static pods get their UIDs from the runtime or anew", "err", err)
@@ -256,14 +257,14 @@ func (s *set) replace(source string, pods []*v1.Pod) {
 	s.mu.Unlock()
 
 	for _, p := range gone {
-		s.cfg.Sink.Gone(p.UID)
+		s.cfg.Sink.Remove(p.UID)
 	}
 	for _, p := range fresh {
 		s.cfg.Sink.Set(p, true)
 	}
 	for _, p := range append(gone, fresh...) {
 		s.touchMirror(nameOf(p))
-		s.tellMirror(nameOf(p))
+		s.reportMirror(nameOf(p))
 	}
 }
 
@@ -271,7 +272,8 @@ func (s *set) replace(source string, pods []*v1.Pod) {
 func (s *set) refuse(p *v1.Pod, why string) {
 	s.cfg.Log.Error("refusing a static pod", "pod", p.Namespace+"/"+p.Name, "why", why)
 	if s.cfg.Recorder != nil {
-		s.cfg.Recorder.Event(p, v1.EventTypeWarning, "FailedValidation", "Error validating pod "+p.Namespace+"/"+p.Name+": "+why+", ignoring")
+		s.cfg.Recorder.Event(p, v1.EventTypeWarning, "FailedValidation", "Error validating pod "+p.Namespace+"/"+p.Name+": "+why+
+			", ignoring")
 	}
 }
 
@@ -292,8 +294,8 @@ func (s *set) staticNamed(n types.NamespacedName) *v1.Pod {
 	return nil
 }
 
-// tellMirror passes on what the API holds for a static pod.
-func (s *set) tellMirror(n types.NamespacedName) {
+// reportMirror passes on what the API holds for a static pod.
+func (s *set) reportMirror(n types.NamespacedName) {
 	s.mu.Lock()
 	p, m := s.staticNamed(n), s.mirrors[n]
 	s.mu.Unlock()

@@ -46,7 +46,7 @@ func (e *ear) do(f func()) {
 	e.news <- struct{}{}
 }
 func (e *ear) Set(p *v1.Pod, _ bool)              { e.do(func() { e.pods[p.UID] = p }) }
-func (e *ear) Gone(uid types.UID)                 { e.do(func() { delete(e.pods, uid) }) }
+func (e *ear) Remove(uid types.UID)               { e.do(func() { delete(e.pods, uid) }) }
 func (e *ear) SetMirror(uid types.UID, m *v1.Pod) { e.do(func() { e.mirrors[uid] = m }) }
 func (e *ear) SourcesReady()                      { e.do(func() { e.ready++ }) }
 
@@ -127,7 +127,8 @@ func TestDirectory(t *testing.T) {
 	e.until(t, "the first pod", func() bool { return e.ready == 1 && e.named("a-node1") != nil })
 	p := e.named("a-node1")
 	if len(e.pods) != 1 || p.Namespace != "default" || p.Spec.NodeName != "Node1" || p.Spec.RestartPolicy != v1.RestartPolicyAlways ||
-		p.Spec.Containers[0].Resources.Requests.Cpu().String() != "1" || p.Annotations[AnnotationSource] != "file" || p.Annotations[AnnotationHash] != string(p.UID) ||
+		p.Spec.Containers[0].Resources.Requests.Cpu().String() != "1" || p.Annotations[AnnotationSource] != "file" ||
+		p.Annotations[AnnotationHash] != string(p.UID) ||
 		p.Spec.Tolerations[0].Effect != v1.TaintEffectNoExecute {
 		t.Errorf("the pod is not completed: %+v", p)
 	}
@@ -184,7 +185,8 @@ func TestMirror(t *testing.T) {
 	api := fake.NewClientset(
 		&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "plain", Namespace: "default", UID: "p"}, Spec: v1.PodSpec{NodeName: "Node1"}},
 		&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "other", Namespace: "default", UID: "o"}, Spec: v1.PodSpec{NodeName: "another"}},
-		&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "stale-node1", Namespace: "default", UID: "s", Annotations: map[string]string{AnnotationMirror: "x"}}, Spec: v1.PodSpec{NodeName: "Node1"}},
+		&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "stale-node1", Namespace: "default", UID: "s",
+			Annotations: map[string]string{AnnotationMirror: "x"}}, Spec: v1.PodSpec{NodeName: "Node1"}},
 	)
 	write(t, dir+"/a.yaml", "a", "one:1")
 	e := start(t, Config{Client: api, Path: dir, PathPeriod: time.Hour})
@@ -225,25 +227,33 @@ func TestRefused(t *testing.T) {
 		{`{containers: [{name: a, image: i}, {name: a, image: i}]}`, "there twice"},
 		{`{containers: [{name: a, image: i, volumeMounts: [{name: v, mountPath: /v}]}]}`, `mounts volume "v"`},
 		{`{containers: [{name: a, image: i}], volumes: [{name: v, secret: {secretName: s}}]}`, "static pods may not reference secrets"},
-		{`{containers: [{name: a, image: i}], volumes: [{name: v, projected: {sources: [{configMap: {name: c}}]}}]}`, "static pods may not reference configmaps"},
-		{`{containers: [{name: a, image: i, env: [{name: E, valueFrom: {secretKeyRef: {name: s, key: k}}}]}]}`, "static pods may not reference secrets"},
-		{`{containers: [{name: a, image: i}], volumes: [{name: v, projected: {sources: [{podCertificate: {signerName: a.b/c, keyType: ED25519, keyPath: k}}]}}]}`, "static pods may not reference podcertificates"},
-		{`{containers: [{name: a, image: i}], volumes: [{name: v, csi: {driver: d.example}}]}`, "static pods may not reference csidrivers (volume v)"},
-		{`{containers: [{name: a, image: i}], volumes: [{name: v, glusterfs: {endpoints: e, path: p}}]}`, "static pods may not reference endpoints"},
+		{`{containers: [{name: a, image: i}], volumes: [{name: v, projected: {sources: [{configMap: {name: c}}]}}]}`,
+			"static pods may not reference configmaps"},
+		{`{containers: [{name: a, image: i, env: [{name: E, valueFrom: {secretKeyRef: {name: s, key: k}}}]}]}`,
+			"static pods may not reference secrets"},
+		{`{containers: [{name: a, image: i}], volumes: [{name: v, projected: {sources: [{podCertificate: {signerName: a.b/c, keyType: ` +
+			`ED25519, keyPath: k}}]}}]}`, "static pods may not reference podcertificates"},
+		{`{containers: [{name: a, image: i}], volumes: [{name: v, csi: {driver: d.example}}]}`,
+			"static pods may not reference csidrivers (volume v)"},
+		{`{containers: [{name: a, image: i}], volumes: [{name: v, glusterfs: {endpoints: e, path: p}}]}`,
+			"static pods may not reference endpoints"},
 		{`{containers: [{name: a, image: i}], volumes: [{name: v, projected: {sources: [{clusterTrustBundle: {name: b, path: p}}]}}]}`,
 			"static pods may not reference clustertrustbundles"},
-		{`{containers: [{name: a, image: i}], volumes: [{name: v, cephfs: {monitors: [m], secretRef: {name: s}}}]}`, "static pods may not reference secrets"},
+		{`{containers: [{name: a, image: i}], volumes: [{name: v, cephfs: {monitors: [m], secretRef: {name: s}}}]}`,
+			"static pods may not reference secrets"},
 		{`{serviceAccountName: sa, containers: [{name: a, image: i}]}`, "static pods may not reference serviceaccounts"},
 		{`{containers: [{name: A_, image: i}]}`, `name of container "A_"`},
 	} {
-		_, err := parse([]byte("apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec: "+tc.spec), &origin{node: "n", kind: "file", place: "f"}, false)
+		_, err := parse([]byte("apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec: "+tc.spec), &origin{node: "n", kind: "file",
+			place: "f"}, false)
 		if err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: %v, want %q", tc.spec, err, tc.want)
 		}
 	}
 	good := "{containers: [{name: a, image: i}], volumes: [{name: h, hostPath: {path: /run}}, {name: e, emptyDir: {}}, " +
 		"{name: d, projected: {sources: [{downwardAPI: {items: [{path: name, fieldRef: {fieldPath: metadata.name}}]}}]}}]}"
-	if _, err := parse([]byte("apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec: "+good), &origin{node: "n", kind: "file", place: "f"}, false); err != nil {
+	if _, err := parse([]byte("apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec: "+good), &origin{node: "n", kind: "file", place: "f"},
+		false); err != nil {
 		t.Errorf("a static pod that needs no API object: %v", err)
 	}
 	if _, err := parse([]byte("apiVersion: apps/v1\nkind: Deployment\n"), &origin{node: "n", kind: "file", place: "f"}, false); err == nil {
@@ -261,7 +271,7 @@ func TestNextMirrorStep(t *testing.T) {
 	for i, tc := range []struct {
 		static, mirror *v1.Pod
 		complete       bool
-		want           MirrorStep
+		want           mirrorStep
 	}{
 		{nil, nil, true, MirrorKeep},
 		{nil, pod("", "1"), false, MirrorKeep},
@@ -271,7 +281,7 @@ func TestNextMirrorStep(t *testing.T) {
 		{pod("2", ""), pod("", "1"), true, MirrorDelete},
 		{pod("1", ""), ending, true, MirrorDelete},
 	} {
-		if got := NextMirrorStep(tc.static, tc.mirror, tc.complete); got != tc.want {
+		if got := nextMirrorStep(tc.static, tc.mirror, tc.complete); got != tc.want {
 			t.Errorf("case %d: %v, want %v", i, got, tc.want)
 		}
 	}
@@ -279,7 +289,8 @@ func TestNextMirrorStep(t *testing.T) {
 
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(fmt.Sprintf(podText, "a", "i")))
-	f.Add([]byte("apiVersion: v1\nkind: PodList\nitems: [{metadata: {name: a}, spec: {containers: [{name: a, image: i, env: [{name: E, valueFrom: {}}]}]}}]"))
+	f.Add([]byte("apiVersion: v1\nkind: PodList\nitems: [{metadata: {name: a}, spec: {containers: [{name: a, image: i, env: [{name: E, " +
+		"valueFrom: {}}]}]}}]"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		pods, _ := parse(data, &origin{node: "n", kind: "file", place: "f"}, true)
 		for _, p := range pods {
@@ -290,9 +301,10 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// TestNobodyPassesForStatic: where a pod comes from is not what it says itself.
-func TestNobodyPassesForStatic(t *testing.T) {
-	liar := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "liar", Namespace: "default", UID: "l", Annotations: map[string]string{AnnotationSource: "file"}}, Spec: v1.PodSpec{NodeName: "Node1"}}
+// TestNoPodPassesForStatic: where a pod comes from is not what it says itself.
+func TestNoPodPassesForStatic(t *testing.T) {
+	liar := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "liar", Namespace: "default", UID: "l",
+		Annotations: map[string]string{AnnotationSource: "file"}}, Spec: v1.PodSpec{NodeName: "Node1"}}
 	e := start(t, Config{Client: fake.NewClientset(liar)})
 	e.until(t, "the pod", func() bool { return e.pods["l"] != nil })
 	e.mu.Lock()

@@ -68,7 +68,7 @@ type resizing struct {
 }
 
 // shrinkFirst orders containers so that those which give memory back, and then
-// those which give processors back, come before those which take: together they
+// those which give CPUs back, come before those which take: together they
 // never have more than the larger of before and after.
 func shrinkFirst(a, b resizing) int {
 	return cmp.Or(cmp.Compare(a.memory(), b.memory()), cmp.Compare(a.cpu(), b.cpu()))

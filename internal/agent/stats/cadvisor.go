@@ -52,7 +52,8 @@ var cadvisorMetrics = []metric{
 		value: func(r *row) (float64, bool) { return float64(r.usage.ThrottledPeriods), r.usage.Periods > 0 }},
 	{name: "container_cpu_cfs_throttled_seconds_total", kind: "counter", help: "Total time duration the container has been throttled.",
 		value: func(r *row) (float64, bool) { return seconds(r.usage.ThrottledNanos), r.usage.Periods > 0 }},
-	{name: "container_memory_usage_bytes", kind: "gauge", help: "Current memory usage in bytes, including all memory regardless of when it was accessed",
+	{name: "container_memory_usage_bytes", kind: "gauge",
+		help:  "Current memory usage in bytes, including all memory regardless of when it was accessed",
 		value: func(r *row) (float64, bool) { return always(float64(r.usage.Memory)) }},
 	{name: "container_memory_working_set_bytes", kind: "gauge", help: "Current working set in bytes.",
 		value: func(r *row) (float64, bool) { return always(float64(r.usage.WorkingSet)) }},
@@ -82,13 +83,15 @@ var cadvisorMetrics = []metric{
 		value: ofProcesses(func(f *processFacts) uint64 { return f.descriptors })},
 	{name: "container_sockets", kind: "gauge", help: "Number of open sockets for the container.",
 		value: ofProcesses(func(f *processFacts) uint64 { return f.sockets })},
-	{name: "container_ulimits_soft", kind: "gauge", help: "Soft ulimit values for the container root process. Unlimited if -1, except priority and nice",
+	{name: "container_ulimits_soft", kind: "gauge",
+		help: "Soft ulimit values for the container root process. Unlimited if -1, except priority and nice",
 		each: func(r *row, emit func(float64, ...string)) {
 			if r.inside != nil && r.inside.processes > 0 {
 				emit(r.inside.openFiles, "ulimit", "max_open_files")
 			}
 		}},
-	{name: "container_threads_max", kind: "gauge", help: "Maximum number of threads allowed inside the container, infinity if value is zero",
+	{name: "container_threads_max", kind: "gauge",
+		help:  "Maximum number of threads allowed inside the container, infinity if value is zero",
 		value: func(r *row) (float64, bool) { return always(float64(r.usage.PIDsLimit)) }},
 	{name: "container_memory_failcnt", kind: "counter", help: "Number of memory usage hits limits",
 		value: func(r *row) (float64, bool) { return always(float64(r.usage.LimitHits)) }},
@@ -120,20 +123,40 @@ var cadvisorMetrics = []metric{
 				emit(float64(r.disk.Bytes), "device", "")
 			}
 		}},
-	{name: "container_network_receive_bytes_total", kind: "counter", help: "Cumulative count of bytes received", each: perLink(func(n *netInterface) uint64 { return n.rxBytes })},
-	{name: "container_network_receive_packets_total", kind: "counter", help: "Cumulative count of packets received", each: perLink(func(n *netInterface) uint64 { return n.rxPackets })},
-	{name: "container_network_receive_errors_total", kind: "counter", help: "Cumulative count of errors encountered while receiving", each: perLink(func(n *netInterface) uint64 { return n.rxErrors })},
-	{name: "container_network_receive_packets_dropped_total", kind: "counter", help: "Cumulative count of packets dropped while receiving", each: perLink(func(n *netInterface) uint64 { return n.rxDropped })},
-	{name: "container_network_transmit_bytes_total", kind: "counter", help: "Cumulative count of bytes transmitted", each: perLink(func(n *netInterface) uint64 { return n.txBytes })},
-	{name: "container_network_transmit_packets_total", kind: "counter", help: "Cumulative count of packets transmitted", each: perLink(func(n *netInterface) uint64 { return n.txPackets })},
-	{name: "container_network_transmit_errors_total", kind: "counter", help: "Cumulative count of errors encountered while transmitting", each: perLink(func(n *netInterface) uint64 { return n.txErrors })},
-	{name: "container_network_transmit_packets_dropped_total", kind: "counter", help: "Cumulative count of packets dropped while transmitting", each: perLink(func(n *netInterface) uint64 { return n.txDropped })},
-	{name: "container_pressure_cpu_waiting_seconds_total", kind: "counter", help: "Total time duration tasks in the container have waited due to CPU congestion.", value: stall(func(u *Usage) *statsapi.PSIStats { return u.CPUPressure }, false)},
-	{name: "container_pressure_cpu_stalled_seconds_total", kind: "counter", help: "Total time duration no tasks in the container could make progress due to CPU congestion.", value: stall(func(u *Usage) *statsapi.PSIStats { return u.CPUPressure }, true)},
-	{name: "container_pressure_memory_waiting_seconds_total", kind: "counter", help: "Total time duration tasks in the container have waited due to memory congestion.", value: stall(func(u *Usage) *statsapi.PSIStats { return u.MemoryPressure }, false)},
-	{name: "container_pressure_memory_stalled_seconds_total", kind: "counter", help: "Total time duration no tasks in the container could make progress due to memory congestion.", value: stall(func(u *Usage) *statsapi.PSIStats { return u.MemoryPressure }, true)},
-	{name: "container_pressure_io_waiting_seconds_total", kind: "counter", help: "Total time duration tasks in the container have waited due to IO congestion.", value: stall(func(u *Usage) *statsapi.PSIStats { return u.IOPressure }, false)},
-	{name: "container_pressure_io_stalled_seconds_total", kind: "counter", help: "Total time duration no tasks in the container could make progress due to IO congestion.", value: stall(func(u *Usage) *statsapi.PSIStats { return u.IOPressure }, true)},
+	{name: "container_network_receive_bytes_total", kind: "counter", help: "Cumulative count of bytes received",
+		each: perLink(func(n *netInterface) uint64 { return n.rxBytes })},
+	{name: "container_network_receive_packets_total", kind: "counter", help: "Cumulative count of packets received",
+		each: perLink(func(n *netInterface) uint64 { return n.rxPackets })},
+	{name: "container_network_receive_errors_total", kind: "counter", help: "Cumulative count of errors encountered while receiving",
+		each: perLink(func(n *netInterface) uint64 { return n.rxErrors })},
+	{name: "container_network_receive_packets_dropped_total", kind: "counter", help: "Cumulative count of packets dropped while receiving",
+		each: perLink(func(n *netInterface) uint64 { return n.rxDropped })},
+	{name: "container_network_transmit_bytes_total", kind: "counter", help: "Cumulative count of bytes transmitted",
+		each: perLink(func(n *netInterface) uint64 { return n.txBytes })},
+	{name: "container_network_transmit_packets_total", kind: "counter", help: "Cumulative count of packets transmitted",
+		each: perLink(func(n *netInterface) uint64 { return n.txPackets })},
+	{name: "container_network_transmit_errors_total", kind: "counter", help: "Cumulative count of errors encountered while transmitting",
+		each: perLink(func(n *netInterface) uint64 { return n.txErrors })},
+	{name: "container_network_transmit_packets_dropped_total", kind: "counter",
+		help: "Cumulative count of packets dropped while transmitting", each: perLink(func(n *netInterface) uint64 { return n.txDropped })},
+	{name: "container_pressure_cpu_waiting_seconds_total", kind: "counter",
+		help:  "Total time duration tasks in the container have waited due to CPU congestion.",
+		value: stall(func(u *Usage) *statsapi.PSIStats { return u.CPUPressure }, false)},
+	{name: "container_pressure_cpu_stalled_seconds_total", kind: "counter",
+		help:  "Total time duration no tasks in the container could make progress due to CPU congestion.",
+		value: stall(func(u *Usage) *statsapi.PSIStats { return u.CPUPressure }, true)},
+	{name: "container_pressure_memory_waiting_seconds_total", kind: "counter",
+		help:  "Total time duration tasks in the container have waited due to memory congestion.",
+		value: stall(func(u *Usage) *statsapi.PSIStats { return u.MemoryPressure }, false)},
+	{name: "container_pressure_memory_stalled_seconds_total", kind: "counter",
+		help:  "Total time duration no tasks in the container could make progress due to memory congestion.",
+		value: stall(func(u *Usage) *statsapi.PSIStats { return u.MemoryPressure }, true)},
+	{name: "container_pressure_io_waiting_seconds_total", kind: "counter",
+		help:  "Total time duration tasks in the container have waited due to IO congestion.",
+		value: stall(func(u *Usage) *statsapi.PSIStats { return u.IOPressure }, false)},
+	{name: "container_pressure_io_stalled_seconds_total", kind: "counter",
+		help:  "Total time duration no tasks in the container could make progress due to IO congestion.",
+		value: stall(func(u *Usage) *statsapi.PSIStats { return u.IOPressure }, true)},
 	{name: "container_spec_cpu_period", kind: "gauge", help: "CPU period of the container.",
 		value: func(r *row) (float64, bool) { return float64(r.usage.CPUPeriod), r.usage.CPUPeriod > 0 }},
 	{name: "container_spec_cpu_quota", kind: "gauge", help: "CPU quota of the container.",
@@ -204,12 +227,12 @@ func (p *Provider) WriteCAdvisor(ctx context.Context, out io.Writer) error {
 		if path == "" || err != nil {
 			continue
 		}
-		machine := row{id: path, usage: usage, started: p.machine.bootTime}
+		hostInfo := row{id: path, usage: usage, started: p.hostInfo.bootTime}
 		if path == "/" {
-			(&builder{p: p}).fixRoot(&machine.usage)
-			machine.network = readNetwork(hostProc(p.cfg.HostRoot), 1)
+			(&builder{p: p}).fixRoot(&hostInfo.usage)
+			hostInfo.network = readNetwork(hostProc(p.cfg.HostRoot), 1)
 		}
-		rows = append(rows, machine)
+		rows = append(rows, hostInfo)
 	}
 	for i := range pods {
 		rows = appendPodRows(rows, &pods[i], disk)
@@ -219,12 +242,13 @@ func (p *Provider) WriteCAdvisor(ctx context.Context, out io.Writer) error {
 	for i := range rows {
 		r := &rows[i]
 		r.seen = now
-		r.labels = appendLabels(nil, "container", r.container, "id", r.id, "image", r.image, "name", r.name, "namespace", r.namespace, "pod", r.pod)
+		r.labels = appendLabels(nil, "container", r.container, "id", r.id, "image", r.image, "name", r.name, "namespace", r.namespace,
+			"pod", r.pod)
 	}
 	for i := range cadvisorMetrics {
 		f.rows(&cadvisorMetrics[i], rows, now)
 	}
-	f.machine(p.machine)
+	f.hostInfo(p.hostInfo)
 	return f.close()
 }
 
@@ -270,7 +294,7 @@ func (f *family) rows(m *metric, rows []row, now time.Time) {
 	}
 }
 
-func (f *family) machine(m machine) {
+func (f *family) hostInfo(m hostInfo) {
 	f.header("machine_cpu_cores", "gauge", "Number of logical CPU cores.")
 	f.sample("machine_cpu_cores", float64(m.cores), time.Time{})
 	f.header("machine_memory_bytes", "gauge", "Amount of memory installed on the machine.")

@@ -1,5 +1,5 @@
 // Package stats measures the node, its pods and their containers when
-// somebody asks: from cgroup files, and from the runtime for what only it
+// someone asks: from cgroup files, and from the runtime for what only it
 // knows (writable layers, the image file system).
 //
 // Nothing here runs on a period. Reading cgroups is cheap enough for each

@@ -22,12 +22,12 @@ const (
 	keptIdle = 2 * time.Minute
 )
 
-// Reader reads cgroup files. It is safe for concurrent use.
+// reader reads cgroup files. It is safe for concurrent use.
 //
 // Opening and closing a file costs several times what reading it does, so files
 // stay open: a reading of a known cgroup is one system call per file, from its
-// beginning, for which the kernel makes the text anew.
-type Reader struct {
+// beginning, for which the kernel makes the text again.
+type reader struct {
 	mounts  Mounts
 	buffers sync.Pool
 	// calls counts system calls that read, open or close.
@@ -43,14 +43,14 @@ type Reader struct {
 
 // cgroup is one cgroup with its open files, or a directory of files like it.
 type cgroup struct {
-	r    *Reader
+	r    *reader
 	path string
 
 	mu    sync.Mutex
 	files []keptFile
 	used  time.Time
 	// gone is set when the kernel removed the cgroup under an open file;
-	// dropped when the Reader forgot it: whoever still has it must ask again.
+	// dropped when the Reader forgot it: anyone who still has it must ask again.
 	gone, dropped bool
 }
 
@@ -62,17 +62,17 @@ type keptFile struct {
 }
 
 // NewReader returns a Reader of the trees at the mounts.
-func NewReader(mounts Mounts) *Reader {
-	return &Reader{mounts: mounts, most: keptMost, cgroups: map[string]*cgroup{}, buffers: sync.Pool{New: func() any {
+func NewReader(mounts Mounts) *reader {
+	return &reader{mounts: mounts, most: keptMost, cgroups: map[string]*cgroup{}, buffers: sync.Pool{New: func() any {
 		buf := make([]byte, 16<<10)
 		return &buf
 	}}}
 }
 
 // Read measures the cgroup at path, which is relative to the mounts ("/" is
-// the machine). Files that the kernel does not offer leave zeros. The error is
+// the host). Files that the kernel does not offer leave zeros. The error is
 // ErrGone if there is no such cgroup.
-func (r *Reader) Read(path string, parts Parts) (usage Usage, err error) {
+func (r *reader) Read(path string, parts parts) (usage Usage, err error) {
 	err = r.with(path, func(c *cgroup, buf []byte) error {
 		usage = Usage{}
 		if r.mounts.Unified != "" {
@@ -85,7 +85,7 @@ func (r *Reader) Read(path string, parts Parts) (usage Usage, err error) {
 
 // with calls do with the cgroup locked, again if the cgroup turns out to have
 // been removed since its files were opened: there may be another of its name.
-func (r *Reader) with(path string, do func(*cgroup, []byte) error) error {
+func (r *reader) with(path string, do func(*cgroup, []byte) error) error {
 	pooled := r.buffers.Get().(*[]byte)
 	defer r.buffers.Put(pooled)
 	for {
@@ -108,7 +108,7 @@ func (r *Reader) with(path string, do func(*cgroup, []byte) error) error {
 	}
 }
 
-func (r *Reader) cgroup(path string) *cgroup {
+func (r *reader) cgroup(path string) *cgroup {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	c := r.cgroups[path]
@@ -123,7 +123,7 @@ func (r *Reader) cgroup(path string) *cgroup {
 }
 
 // drop closes a cgroup's files. The caller holds its lock.
-func (r *Reader) drop(c *cgroup) {
+func (r *reader) drop(c *cgroup) {
 	for _, file := range c.files {
 		if file.fd >= 0 {
 			unix.Close(file.fd)
@@ -138,9 +138,9 @@ func (r *Reader) drop(c *cgroup) {
 	}
 }
 
-// sweep closes the files of cgroups that nobody read lately, and comes again
+// sweep closes the files of cgroups that no one read lately, and comes again
 // while any are left.
-func (r *Reader) sweep(now time.Time) {
+func (r *reader) sweep(now time.Time) {
 	r.mu.Lock()
 	all := make([]*cgroup, 0, len(r.cgroups))
 	for _, c := range r.cgroups {

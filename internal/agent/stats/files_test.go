@@ -16,7 +16,7 @@ import (
 // A known pod costs one system call per file, three for its network, and
 // nothing of the runtime.
 func TestWhatASummaryCosts(t *testing.T) {
-	const pods, machine = 20, 30
+	const pods, hostInfo = 20, 30
 	for version, perPod := range map[int]int64{1: 5 + 2*4 + 3, 2: 8 + 2*7 + 3} {
 		p := provider(t, version, pods, func(c *Config) { c.Runtime, c.DiskAge = nil, time.Hour })
 		var cost [3]int64
@@ -27,14 +27,15 @@ func TestWhatASummaryCosts(t *testing.T) {
 			}
 			cost[i] = p.cfg.Reader.calls.Load() - before
 		}
-		if most := pods*perPod + machine; cost[2] > most || cost[2] < pods*perPod/2 {
-			t.Errorf("version %d: summaries of %d pods made %v system calls, want at most %d when pods are known", version, pods, cost, most)
+		if most := pods*perPod + hostInfo; cost[2] > most || cost[2] < pods*perPod/2 {
+			t.Errorf("version %d: summaries of %d pods made %v system calls, want at most %d when pods are known", version, pods, cost,
+				most)
 		}
 		before := p.cfg.Reader.calls.Load()
 		if err := p.WriteResource(t.Context(), io.Discard); err != nil {
 			t.Fatal(err)
 		}
-		if cost := p.cfg.Reader.calls.Load() - before; cost > pods*perPod+machine {
+		if cost := p.cfg.Reader.calls.Load() - before; cost > pods*perPod+hostInfo {
 			t.Errorf("version %d: /metrics/resource made %d system calls", version, cost)
 		}
 	}
@@ -63,7 +64,7 @@ func TestKeptFilesAreBounded(t *testing.T) {
 	}
 }
 
-// Files of cgroups that nobody reads are closed.
+// Files of cgroups that no one reads are closed.
 func TestIdleFilesAreClosed(t *testing.T) {
 	_, mounts, _ := host(t, 1, 2)
 	r := NewReader(mounts)
@@ -164,7 +165,7 @@ func TestNetworkFollowsTheContainer(t *testing.T) {
 		}
 		return *summary.Pods[0].Network.RxBytes
 	}
-	for range 2 { // asked for anew, then kept
+	for range 2 { // asked for again, then kept
 		if got := rx(); got != 1000000 {
 			t.Errorf("received %d, want what the first process sees", got)
 		}
@@ -172,7 +173,8 @@ func TestNetworkFollowsTheContainer(t *testing.T) {
 	if err := os.RemoveAll(filepath.Join(p.cfg.HostRoot, "proc/4242")); err != nil {
 		t.Fatal(err)
 	}
-	write(t, filepath.Join(p.cfg.HostRoot, "proc/4243/net/dev"), string(bytes.ReplaceAll([]byte(netDev), []byte("1000000"), []byte("2000000"))))
+	write(t, filepath.Join(p.cfg.HostRoot, "proc/4243/net/dev"),
+		string(bytes.ReplaceAll([]byte(netDev), []byte("1000000"), []byte("2000000"))))
 	for _, name := range []string{"a", "b"} {
 		write(t, filepath.Join(p.cfg.Reader.mounts.Unified, "kubepods/poduid-0", fmt.Sprintf("%064d%s", 0, name), "cgroup.procs"), "4243\n")
 	}

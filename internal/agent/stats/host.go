@@ -13,18 +13,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// machine is what does not change while the machine runs.
-type machine struct {
+// hostInfo is what does not change while the host runs.
+type hostInfo struct {
 	bootTime    time.Time
 	memoryBytes uint64
 	swapBytes   uint64
 	cores       int
-	// kernel and system are versions, empty if the machine does not say.
+	// kernel and system are versions, empty if the host does not say.
 	kernel, system string
 }
 
-func readMachine(root string) (machine, error) {
-	var m machine
+func readHostInfo(root string) (hostInfo, error) {
+	var m hostInfo
 	stat, err := os.ReadFile(filepath.Join(root, "proc/stat"))
 	if err != nil {
 		return m, fmt.Errorf("reading the boot time: %w", err)
@@ -153,7 +153,7 @@ func statFS(path string) (fsUsage, error) {
 }
 
 // OwnCgroup is the cgroup that this process is in, empty for the root of the
-// tree: that is the machine.
+// tree: that is the host.
 func OwnCgroup(m Mounts) string {
 	text, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {

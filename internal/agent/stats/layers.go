@@ -13,7 +13,7 @@ import (
 
 // layers knows the directories that containers write to outside of volumes:
 // the upper directory of the overlay they see as their root. Runtimes measure
-// these on a period, whether or not somebody asks; we do when somebody does.
+// these on a period, whether or not someone asks; we do when someone does.
 type layers struct {
 	mu   sync.Mutex
 	dirs map[string]string // by container ID
@@ -64,7 +64,8 @@ func (l *layers) set(dirs map[string]string) {
 // runningIDs are the bare IDs of a pod's containers that run.
 func runningIDs(pod *v1.Pod) []string {
 	var ids []string
-	for _, list := range [][]v1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses, pod.Status.EphemeralContainerStatuses} {
+	for _, list := range [][]v1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses,
+		pod.Status.EphemeralContainerStatuses} {
 		for i := range list {
 			if list[i].State.Running != nil {
 				ids = append(ids, bareID(list[i].ContainerID))
@@ -82,7 +83,7 @@ func bareID(id string) string {
 }
 
 // overlayUpper is the upper directory of the root that a process sees, empty
-// if that is no overlay or is told relative to a directory nobody knows.
+// if that is no overlay or is told relative to a directory no one knows.
 func overlayUpper(proc string, pid int) string {
 	if pid == 0 {
 		return ""

@@ -15,7 +15,8 @@ type logMetrics struct {
 // LogMetrics shows what the logs of each container occupy, from the last
 // reading of disks.
 func (p *Provider) LogMetrics() prometheus.Collector {
-	return &logMetrics{p, prometheus.NewDesc("kubelet_container_log_filesystem_used_bytes", "Bytes used by the container's logs on the filesystem.",
+	return &logMetrics{p, prometheus.NewDesc("kubelet_container_log_filesystem_used_bytes",
+		"Bytes used by the container's logs on the filesystem.",
 		[]string{"uid", "namespace", "pod", "container"}, nil)}
 }
 
@@ -25,7 +26,8 @@ func (l *logMetrics) Collect(out chan<- prometheus.Metric) {
 	facts := l.provider.disk.get(context.Background())
 	for _, pod := range l.provider.cfg.Pods() {
 		for container, size := range facts.logs[pod.UID] {
-			out <- prometheus.MustNewConstMetric(l.desc, prometheus.GaugeValue, float64(size.Bytes), string(pod.UID), pod.Namespace, pod.Name, container)
+			out <- prometheus.MustNewConstMetric(l.desc, prometheus.GaugeValue, float64(size.Bytes), string(pod.UID), pod.Namespace,
+				pod.Name, container)
 		}
 	}
 }

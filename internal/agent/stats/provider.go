@@ -23,8 +23,8 @@ type Runtime interface {
 	ListContainerStats(context.Context, *runtimeapi.ContainerStatsFilter) ([]*runtimeapi.ContainerStats, error)
 }
 
-// ImageFS is the part of a CRI image client that measuring needs.
-type ImageFS interface {
+// imageFS is the part of a CRI image client that measuring needs.
+type imageFS interface {
 	ImageFsInfo(context.Context) (*runtimeapi.ImageFsInfoResponse, error)
 	ListImages(context.Context, *runtimeapi.ImageFilter) ([]*runtimeapi.Image, error)
 }
@@ -64,11 +64,11 @@ type Config struct {
 	// SystemCgroups name further cgroups to show, such as "kubelet" and
 	// "runtime".
 	SystemCgroups map[string]string
-	Reader        *Reader
+	Reader        *reader
 	// Runtime and Images may be nil: then nothing is known of writable layers
 	// and images.
 	Runtime Runtime
-	Images  ImageFS
+	Images  imageFS
 	// Volumes lists what of a pod's volumes is mounted; nil for none.
 	Volumes func(types.UID) []Volume
 	// RootDir is the agent's directory, LogsDir the one of pod logs (default
@@ -84,8 +84,8 @@ type Config struct {
 
 // Provider answers for the stats of a node. It is safe for concurrent use.
 type Provider struct {
-	cfg     Config
-	machine machine
+	cfg      Config
+	hostInfo hostInfo
 
 	disk   *disk
 	layers layers
@@ -121,11 +121,11 @@ func New(cfg Config) (*Provider, error) {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	machine, err := readMachine(cfg.HostRoot)
+	hostInfo, err := readHostInfo(cfg.HostRoot)
 	if err != nil {
 		return nil, err
 	}
-	p := &Provider{cfg: cfg, machine: machine, rates: map[string]sample{}}
+	p := &Provider{cfg: cfg, hostInfo: hostInfo, rates: map[string]sample{}}
 	p.disk = newDisk(cfg, p.writableDirs)
 	return p, nil
 }
@@ -192,7 +192,7 @@ type measuredContainer struct {
 
 // wants is what to measure of pods.
 type wants struct {
-	parts   Parts
+	parts   parts
 	network bool
 	// processes asks for what the processes of containers have open.
 	processes bool
@@ -244,7 +244,8 @@ func (p *Provider) measurePod(pod *v1.Pod, w wants) measured {
 	result := measured{pod: pod, path: path, usage: usage, containers: make([]measuredContainer, 0, len(pod.Status.ContainerStatuses))}
 	network := w.network && !pod.Spec.HostNetwork
 	find := finder{p: p, pod: path}
-	for _, list := range [][]v1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses, pod.Status.EphemeralContainerStatuses} {
+	for _, list := range [][]v1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses,
+		pod.Status.EphemeralContainerStatuses} {
 		for i := range list {
 			status := &list[i]
 			if status.State.Running == nil {
@@ -268,7 +269,8 @@ func (p *Provider) measurePod(pod *v1.Pod, w wants) measured {
 				facts = p.processesOf(place.path)
 			}
 			result.containers = append(result.containers, measuredContainer{
-				inside: facts, name: status.Name, id: id, image: status.Image, path: place.path, started: status.State.Running.StartedAt.Time, usage: used})
+				inside: facts, name: status.Name, id: id, image: status.Image, path: place.path,
+				started: status.State.Running.StartedAt.Time, usage: used})
 		}
 	}
 	return result

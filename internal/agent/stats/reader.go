@@ -35,7 +35,8 @@ func FindMounts() (Mounts, error) {
 			continue
 		}
 		for _, option := range strings.Split(info.VFSOptions, ",") {
-			for controller, field := range map[string]*string{"cpu": &m.CPU, "cpuacct": &m.CPUAcct, "memory": &m.Memory, "pids": &m.PIDs, "blkio": &m.BlkIO} {
+			for controller, field := range map[string]*string{"cpu": &m.CPU, "cpuacct": &m.CPUAcct, "memory": &m.Memory, "pids": &m.PIDs,
+				"blkio": &m.BlkIO} {
 				if option == controller && *field == "" {
 					*field = info.Mountpoint
 				}
@@ -69,32 +70,32 @@ type Usage struct {
 
 	// PIDs are tasks, PIDsLimit is zero for none.
 	PIDs, PIDsLimit uint64
-	// CPUPeriod and CPUQuota are the limit of processor time, in microseconds; a
+	// CPUPeriod and CPUQuota are the limit of CPU time, in microseconds; a
 	// quota of zero is none.
 	CPUPeriod, CPUQuota uint64
 
 	ReadBytes, WriteBytes, Reads, Writes uint64
 	// Devices are the same by block device.
-	Devices []DeviceIO
+	Devices []deviceIO
 
 	// Pressure is nil where the kernel does not tell.
 	CPUPressure, MemoryPressure, IOPressure *statsapi.PSIStats
 }
 
-// DeviceIO is what went to and from one block device.
-type DeviceIO struct {
+// deviceIO is what went to and from one block device.
+type deviceIO struct {
 	Major, Minor          uint64
 	ReadBytes, WriteBytes uint64
 }
 
-// Parts choose what to read of a cgroup.
-type Parts uint16
+// parts choose what to read of a cgroup.
+type parts uint16
 
 // The parts, to be combined with "|". Each costs files to be read: on a full
 // node these add up, so ask for what is shown only.
 const (
 	// CPU is the time used; how it is divided and throttled is CPUDetail.
-	CPU Parts = 1 << iota
+	CPU parts = 1 << iota
 	CPUDetail
 	Memory
 	PIDs
@@ -104,7 +105,7 @@ const (
 	Events
 	// Limits are bounds, and how close to them things came.
 	Limits
-	Everything Parts = 0xffff
+	Everything parts = 0xffff
 )
 
 // ErrGone says that a cgroup does not exist (any more).
@@ -124,7 +125,7 @@ type files struct {
 func (f files) read(name string, buf []byte) []byte   { return f.c.read(f.mount, name, buf) }
 func (f files) number(name string, buf []byte) uint64 { return f.c.number(f.mount, name, buf) }
 
-func (c *cgroup) readV2(parts Parts, usage *Usage, buf []byte) error {
+func (c *cgroup) readV2(parts parts, usage *Usage, buf []byte) error {
 	d := files{c, c.r.mounts.Unified}
 	if err := c.exists(d.mount); err != nil {
 		return err
@@ -176,7 +177,7 @@ func (c *cgroup) readV2(parts Parts, usage *Usage, buf []byte) error {
 	}
 	if parts&IO != 0 {
 		eachLine(d.read("io.stat", buf), func(line []byte) {
-			device := DeviceIO{}
+			device := deviceIO{}
 			device.Major, device.Minor, line = parseDevice(line)
 			defer func() { usage.Devices = append(usage.Devices, device) }()
 			for len(line) > 0 {
@@ -237,7 +238,7 @@ func readMemoryV2(d files, usage *Usage, buf []byte) {
 	usage.MemoryLimit = d.number("memory.max", buf) // "max" parses as 0
 }
 
-func (c *cgroup) readV1(parts Parts, usage *Usage, buf []byte) error {
+func (c *cgroup) readV1(parts parts, usage *Usage, buf []byte) error {
 	m := &c.r.mounts
 	if parts&(CPU|CPUDetail) != 0 {
 		d := files{c, m.CPUAcct}
@@ -293,7 +294,7 @@ func (c *cgroup) readV1(parts Parts, usage *Usage, buf []byte) error {
 			usage.WriteBytes += written
 			last := len(usage.Devices) - 1
 			if last < 0 || usage.Devices[last].Major != major || usage.Devices[last].Minor != minor {
-				usage.Devices = append(usage.Devices, DeviceIO{Major: major, Minor: minor})
+				usage.Devices = append(usage.Devices, deviceIO{Major: major, Minor: minor})
 				last++
 			}
 			usage.Devices[last].ReadBytes += read
@@ -342,14 +343,14 @@ func readMemoryV1(d files, usage *Usage, buf []byte) {
 
 // firstPID returns the first process in the cgroup, or 0. The list is opened
 // each time: version 1 keeps showing an open file the list it made for it.
-func (r *Reader) firstPID(path string) int {
+func (r *reader) firstPID(path string) int {
 	r.calls.Add(3)
 	line, _ := cut(readFile(filepath.Join(r.tree(), path, "cgroup.procs"), make([]byte, 64)), '\n')
 	return int(parseUint(line))
 }
 
 // tree is the mount whose directories list the cgroups.
-func (r *Reader) tree() string {
+func (r *reader) tree() string {
 	if r.mounts.Unified != "" {
 		return r.mounts.Unified
 	}

@@ -34,49 +34,58 @@ var epoch = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 // files of one cgroup as Linux 6.8 shows them with version 2.
 var unifiedFiles = map[string]string{
-	"cpu.stat":            "usage_usec 2000000\nuser_usec 1500000\nsystem_usec 500000\nnice_usec 0\ncore_sched.force_idle_usec 0\nnr_periods 40\nnr_throttled 4\nthrottled_usec 2500\nnr_bursts 0\nburst_usec 0\n",
+	"cpu.stat": "usage_usec 2000000\nuser_usec 1500000\nsystem_usec 500000\nnice_usec 0\ncore_sched.force_idle_usec " +
+		"0\nnr_periods 40\nnr_throttled 4\nthrottled_usec 2500\nnr_bursts 0\nburst_usec 0\n",
 	"memory.current":      "104857600\n",
 	"memory.max":          "209715200\n",
 	"memory.swap.current": "4096\n",
 	"memory.swap.max":     "8192\n",
-	"memory.stat":         "anon 52428800\nfile 41943040\nkernel 1048576\nslab 524288\nfile_mapped 4096000\ninactive_anon 0\nactive_anon 52428800\ninactive_file 20971520\nactive_file 20971520\npgfault 1234\npgmajfault 5\n",
-	"memory.events":       "low 0\nhigh 0\nmax 3\noom 1\noom_kill 1\noom_group_kill 0\n",
-	"memory.pressure":     "some avg10=0.10 avg60=0.20 avg300=0.30 total=1000\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=500\n",
-	"cpu.pressure":        "some avg10=1.50 avg60=0.00 avg300=0.00 total=7000\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n",
-	"io.pressure":         "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n",
-	"io.stat":             "8:0 rbytes=4096 wbytes=8192 rios=1 wios=2 dbytes=0 dios=0\n8:16 rbytes=100 wbytes=0 rios=1 wios=0 dbytes=0 dios=0\n",
-	"pids.current":        "7\n",
-	"pids.max":            "100\n",
-	"memory.peak":         "150000000\n",
-	"memory.low":          "4096\n",
-	"cpu.max":             "50000 100000\n",
-	"cgroup.procs":        "4242\n4243\n",
+	"memory.stat": "anon 52428800\nfile 41943040\nkernel 1048576\nslab 524288\nfile_mapped 4096000\ninactive_anon 0\nactive_anon " +
+		"52428800\ninactive_file 20971520\nactive_file 20971520\npgfault 1234\npgmajfault 5\n",
+	"memory.events":   "low 0\nhigh 0\nmax 3\noom 1\noom_kill 1\noom_group_kill 0\n",
+	"memory.pressure": "some avg10=0.10 avg60=0.20 avg300=0.30 total=1000\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=500\n",
+	"cpu.pressure":    "some avg10=1.50 avg60=0.00 avg300=0.00 total=7000\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n",
+	"io.pressure":     "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n",
+	"io.stat": "8:0 rbytes=4096 wbytes=8192 rios=1 wios=2 dbytes=0 dios=0\n8:16 rbytes=100 wbytes=0 rios=1 wios=0 dbytes=0 " +
+		"dios=0\n",
+	"pids.current": "7\n",
+	"pids.max":     "100\n",
+	"memory.peak":  "150000000\n",
+	"memory.low":   "4096\n",
+	"cpu.max":      "50000 100000\n",
+	"cgroup.procs": "4242\n4243\n",
 }
 
 // the same usage as version 1 shows it, by hierarchy.
 var legacyFiles = map[string]map[string]string{
-	"cpu":     {"cpu.cfs_period_us": "100000\n", "cpu.cfs_quota_us": "50000\n", "cpu.stat": "nr_periods 40\nnr_throttled 4\nthrottled_time 2500000\n"},
+	"cpu": {"cpu.cfs_period_us": "100000\n", "cpu.cfs_quota_us": "50000\n",
+		"cpu.stat": "nr_periods 40\nnr_throttled 4\nthrottled_time 2500000\n"},
 	"cpuacct": {"cpuacct.usage": "2000000000\n", "cpuacct.usage_user": "1500000000\n", "cpuacct.usage_sys": "500000000\n"},
 	"memory": {
 		"memory.usage_in_bytes": "104857600\n", "memory.limit_in_bytes": "209715200\n",
 		"memory.max_usage_in_bytes": "150000000\n", "memory.failcnt": "3\n", "memory.soft_limit_in_bytes": "4096\n",
-		"memory.stat":        "cache 1\nrss 1\ntotal_cache 41943040\ntotal_rss 52428800\ntotal_mapped_file 4096000\ntotal_swap 4096\ntotal_pgfault 1234\ntotal_pgmajfault 5\ntotal_inactive_file 20971520\n",
+		"memory.stat": "cache 1\nrss 1\ntotal_cache 41943040\ntotal_rss 52428800\ntotal_mapped_file 4096000\ntotal_swap " +
+			"4096\ntotal_pgfault 1234\ntotal_pgmajfault 5\ntotal_inactive_file 20971520\n",
 		"memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n",
 		"cgroup.procs":       "4242\n4243\n",
 	},
-	"pids":  {"pids.current": "7\n", "pids.max": "100\n"},
-	"blkio": {"blkio.throttle.io_service_bytes_recursive": "8:0 Read 4096\n8:0 Write 8192\n8:0 Total 12288\n8:16 Read 100\nTotal 12388\n", "blkio.throttle.io_serviced_recursive": "8:0 Read 1\n8:0 Write 2\n8:16 Read 1\nTotal 4\n"},
+	"pids": {"pids.current": "7\n", "pids.max": "100\n"},
+	"blkio": {"blkio.throttle.io_service_bytes_recursive": "8:0 Read 4096\n8:0 Write 8192\n8:0 Total 12288\n8:16 Read 100\nTotal 12388\n",
+		"blkio.throttle.io_serviced_recursive": "8:0 Read 1\n8:0 Write 2\n8:16 Read 1\nTotal 4\n"},
 }
 
 var procFiles = map[string]string{
-	"proc/stat":                   "cpu  1 2 3\ncpu0 1 2 3\ncpu1 1 2 3\nintr 5\nbtime 1767322000\n",
-	"proc/meminfo":                "MemTotal:       4194304 kB\nMemFree:        1048576 kB\nInactive(file):  524288 kB\nAnonPages:       262144 kB\nSwapTotal:            0 kB\nSwapFree:             0 kB\n",
+	"proc/stat": "cpu  1 2 3\ncpu0 1 2 3\ncpu1 1 2 3\nintr 5\nbtime 1767322000\n",
+	"proc/meminfo": "MemTotal:       4194304 kB\nMemFree:        1048576 kB\nInactive(file):  524288 kB\nAnonPages:       " +
+		"262144 kB\nSwapTotal:            0 kB\nSwapFree:             0 kB\n",
 	"proc/loadavg":                "0.10 0.20 0.30 2/345 6789\n",
 	"proc/sys/kernel/pid_max":     "4194304\n",
 	"proc/sys/kernel/threads-max": "100000\n",
 	"proc/1/net/dev":              netDev,
 	"proc/4242/net/dev":           netDev,
-	"proc/4242/limits":            "Limit                     Soft Limit           Hard Limit           Units     \nMax processes             unlimited            unlimited            processes \nMax open files            1024                 4096                 files     \n",
+	"proc/4242/limits": "Limit                     Soft Limit           Hard Limit           Units     \nMax processes        " +
+		"     unlimited            unlimited            processes \nMax open files            1024                 4096                 " +
+		"files     \n",
 }
 
 const netDev = `Inter-|   Receive                                                |  Transmit
@@ -95,7 +104,7 @@ func write(t testing.TB, path, text string) {
 	}
 }
 
-// host lays out a machine of the version with pods pods of two containers.
+// host lays out a host of the version with pods pods of two containers.
 func host(t testing.TB, version, pods int) (root string, mounts Mounts, list []*v1.Pod) {
 	t.Helper()
 	root = t.TempDir()
@@ -136,15 +145,17 @@ func host(t testing.TB, version, pods int) (root string, mounts Mounts, list []*
 	for i := range pods {
 		uid := fmt.Sprintf("uid-%d", i)
 		pod := &v1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("pod-%d", i), Namespace: "default", UID: types.UID(uid), CreationTimestamp: metav1.NewTime(epoch.Add(-time.Hour))},
-			Spec:       v1.PodSpec{Containers: []v1.Container{{Name: "a"}, {Name: "b"}}},
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("pod-%d", i), Namespace: "default", UID: types.UID(uid),
+				CreationTimestamp: metav1.NewTime(epoch.Add(-time.Hour))},
+			Spec: v1.PodSpec{Containers: []v1.Container{{Name: "a"}, {Name: "b"}}},
 		}
 		cgroup("kubepods/pod" + uid)
 		for _, name := range []string{"a", "b"} {
 			id := fmt.Sprintf("%064d%s", i, name)
 			cgroup("kubepods/pod" + uid + "/" + id)
-			pod.Status.ContainerStatuses = append(pod.Status.ContainerStatuses, v1.ContainerStatus{Name: name, Image: "image-" + name, ContainerID: "containerd://" + id,
-				State: v1.ContainerState{Running: &v1.ContainerStateRunning{StartedAt: metav1.NewTime(epoch.Add(-time.Hour))}}})
+			pod.Status.ContainerStatuses = append(pod.Status.ContainerStatuses, v1.ContainerStatus{Name: name, Image: "image-" + name,
+				ContainerID: "containerd://" + id,
+				State:       v1.ContainerState{Running: &v1.ContainerStateRunning{StartedAt: metav1.NewTime(epoch.Add(-time.Hour))}}})
 		}
 		list = append(list, pod)
 	}
@@ -164,15 +175,18 @@ func (f fakeCRI) ListImages(context.Context, *runtimeapi.ImageFilter) ([]*runtim
 
 func (f fakeCRI) ListContainerStats(context.Context, *runtimeapi.ContainerStatsFilter) ([]*runtimeapi.ContainerStats, error) {
 	return []*runtimeapi.ContainerStats{{Attributes: &runtimeapi.ContainerAttributes{Id: fmt.Sprintf("%064da", 0)},
-		WritableLayer: &runtimeapi.FilesystemUsage{UsedBytes: &runtimeapi.UInt64Value{Value: 5000}, InodesUsed: &runtimeapi.UInt64Value{Value: 5}}}}, nil
+		WritableLayer: &runtimeapi.FilesystemUsage{UsedBytes: &runtimeapi.UInt64Value{Value: 5000},
+			InodesUsed: &runtimeapi.UInt64Value{Value: 5}}}}, nil
 }
 
 func (f fakeCRI) ImageFsInfo(context.Context) (*runtimeapi.ImageFsInfoResponse, error) {
 	if f.lazy {
-		return &runtimeapi.ImageFsInfoResponse{ImageFilesystems: []*runtimeapi.FilesystemUsage{{FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: f.dir}}}}, nil
+		return &runtimeapi.ImageFsInfoResponse{ImageFilesystems: []*runtimeapi.FilesystemUsage{
+			{FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: f.dir}}}}, nil
 	}
 	return &runtimeapi.ImageFsInfoResponse{ImageFilesystems: []*runtimeapi.FilesystemUsage{{
-		FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: f.dir}, UsedBytes: &runtimeapi.UInt64Value{Value: 77777}, InodesUsed: &runtimeapi.UInt64Value{Value: 7}}}}, nil
+		FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: f.dir}, UsedBytes: &runtimeapi.UInt64Value{Value: 77777},
+		InodesUsed: &runtimeapi.UInt64Value{Value: 7}}}}, nil
 }
 
 func provider(t testing.TB, version, pods int, change func(*Config)) *Provider {
@@ -181,7 +195,8 @@ func provider(t testing.TB, version, pods int, change func(*Config)) *Provider {
 	cfg := Config{
 		Log: slog.New(slog.DiscardHandler), NodeName: "n1", Pods: func() []*v1.Pod { return list },
 		PodCgroup: func(pod *v1.Pod) string { return "/kubepods/pod" + string(pod.UID) }, PodsCgroup: "/kubepods",
-		Reader: NewReader(mounts), Runtime: fakeCRI{dir: root}, Images: fakeCRI{dir: root}, RootDir: root, LogsDir: filepath.Join(root, "logs"), HostRoot: root,
+		Reader: NewReader(mounts), Runtime: fakeCRI{dir: root}, Images: fakeCRI{dir: root}, RootDir: root,
+		LogsDir: filepath.Join(root, "logs"), HostRoot: root,
 		Now: func() time.Time { return epoch },
 	}
 	if change != nil {
@@ -212,14 +227,14 @@ func TestBothVersionsReadTheSame(t *testing.T) {
 		Memory: 104857600, WorkingSet: 83886080, RSS: 52428800, Cache: 41943040, MappedFile: 4096000, Swap: 4096,
 		MemoryLimit: 209715200, SwapLimit: 8192, PageFaults: 1234, MajorFaults: 5, OOMKills: 1, PIDs: 7, PIDsLimit: 100,
 		MemoryPeak: 150000000, LimitHits: 3, Reservation: 4096, CPUPeriod: 100000, CPUQuota: 50000,
-		Devices:   []DeviceIO{{Major: 8, ReadBytes: 4096, WriteBytes: 8192}, {Major: 8, Minor: 16, ReadBytes: 100}},
+		Devices:   []deviceIO{{Major: 8, ReadBytes: 4096, WriteBytes: 8192}, {Major: 8, Minor: 16, ReadBytes: 100}},
 		ReadBytes: 4196, WriteBytes: 8192, Reads: 2, Writes: 2}
 	if !reflect.DeepEqual(got[2], want) {
 		t.Errorf("read\n%+v, want\n%+v", got[2], want)
 	}
 }
 
-func TestMissingCgroupIsTold(t *testing.T) {
+func TestMissingCgroupIsReported(t *testing.T) {
 	_, mounts, _ := host(t, 2, 0)
 	if _, err := NewReader(mounts).Read("/kubepods/none", Everything); err != ErrGone {
 		t.Errorf("got %v", err)
@@ -229,12 +244,14 @@ func TestMissingCgroupIsTold(t *testing.T) {
 func TestSummary(t *testing.T) {
 	for version := 1; version <= 2; version++ {
 		p := provider(t, version, 1, nil)
-		// Sizes of the file system under the test are nobody's business.
-		p.disk.facts = &diskFacts{at: epoch, root: fsUsage{capacity: 1000, available: 400, used: 600, inodes: 100, inodesFree: 90, inodesUsed: 10},
+		// Sizes of the file system under the test are no one's business.
+		p.disk.facts = &diskFacts{at: epoch, root: fsUsage{capacity: 1000, available: 400, used: 600, inodes: 100, inodesFree: 90,
+			inodesUsed: 10},
 			image: &fsUsage{capacity: 2000, available: 1000, used: 700}, container: &fsUsage{capacity: 2000, available: 1000, used: 700},
 			writable: map[string]DiskUse{fmt.Sprintf("%064da", 0): {5000, 5}},
 			logs:     map[types.UID]map[string]DiskUse{"uid-0": {"a": {300, 3}}},
-			volumes: map[types.UID][]volumeUsage{"uid-0": {{Volume: Volume{Name: "v", Claim: "claim"}, usage: fsUsage{capacity: 10, used: 4, available: 6}, at: epoch},
+			volumes: map[types.UID][]volumeUsage{"uid-0": {{Volume: Volume{Name: "v", Claim: "claim"}, usage: fsUsage{capacity: 10, used: 4,
+				available: 6}, at: epoch},
 				{Volume: Volume{Name: "e", Shared: true}, usage: fsUsage{capacity: 1000, used: 44, inodesUsed: 2}, at: epoch}}}}
 		summary, err := p.Summary(t.Context(), false)
 		if err != nil {
@@ -259,7 +276,8 @@ func TestSummary(t *testing.T) {
 // make none.
 func TestVolumeMetrics(t *testing.T) {
 	p := provider(t, 2, 2, nil)
-	claim := volumeUsage{Volume: Volume{Name: "v", Claim: "data"}, usage: fsUsage{capacity: 10, available: 6, used: 4, inodes: 9, inodesFree: 7, inodesUsed: 2}}
+	claim := volumeUsage{Volume: Volume{Name: "v", Claim: "data"}, usage: fsUsage{capacity: 10, available: 6, used: 4, inodes: 9,
+		inodesFree: 7, inodesUsed: 2}}
 	p.disk.facts = &diskFacts{at: epoch, volumes: map[types.UID][]volumeUsage{
 		"uid-0": {claim, {Volume: Volume{Name: "e", Shared: true}, usage: fsUsage{used: 44}}}, "uid-1": {claim},
 	}}
@@ -284,7 +302,8 @@ func TestVolumeMetrics(t *testing.T) {
 
 func TestLogMetrics(t *testing.T) {
 	p := provider(t, 2, 2, nil)
-	p.disk.facts = &diskFacts{at: epoch, logs: map[types.UID]map[string]DiskUse{"uid-1": {"a": {Bytes: 300, Inodes: 3}}, "gone": {"a": {Bytes: 1}}}}
+	p.disk.facts = &diskFacts{at: epoch, logs: map[types.UID]map[string]DiskUse{"uid-1": {"a": {Bytes: 300, Inodes: 3}},
+		"gone": {"a": {Bytes: 1}}}}
 	want := `# HELP kubelet_container_log_filesystem_used_bytes Bytes used by the container's logs on the filesystem.
 # TYPE kubelet_container_log_filesystem_used_bytes gauge
 kubelet_container_log_filesystem_used_bytes{container="a",namespace="default",pod="pod-1",uid="uid-1"} 300
@@ -298,7 +317,10 @@ kubelet_container_log_filesystem_used_bytes{container="a",namespace="default",po
 func TestDriverKnowsTheSize(t *testing.T) {
 	p := provider(t, 2, 1, func(c *Config) {
 		c.Volumes = func(types.UID) []Volume {
-			return []Volume{{Name: "v", Path: "/nowhere", Measure: func(context.Context) (VolumeSize, error) { return VolumeSize{Capacity: 10, Used: 4}, nil }}}
+			return []Volume{{Name: "v", Path: "/nowhere", Measure: func(context.Context) (VolumeSize,
+				error) {
+				return VolumeSize{Capacity: 10, Used: 4}, nil
+			}}}
 		}
 	})
 	usage, ok := p.disk.readVolume(t.Context(), p.cfg.Volumes("uid-0")[0])
@@ -314,7 +336,8 @@ func TestBriefSummaryHasNothingElse(t *testing.T) {
 		t.Fatal(err)
 	}
 	pod := summary.Pods[0]
-	if summary.Node.CPU == nil || summary.Node.Fs != nil || pod.Network != nil || pod.EphemeralStorage != nil || pod.Containers[0].Memory == nil || pod.Containers[0].Rootfs != nil {
+	if summary.Node.CPU == nil || summary.Node.Fs != nil || pod.Network != nil || pod.EphemeralStorage != nil ||
+		pod.Containers[0].Memory == nil || pod.Containers[0].Rootfs != nil {
 		t.Errorf("brief summary is %+v", summary)
 	}
 }
@@ -322,7 +345,8 @@ func TestBriefSummaryHasNothingElse(t *testing.T) {
 func TestMetricsText(t *testing.T) {
 	p := provider(t, 2, 1, nil)
 	p.disk.facts = &diskFacts{at: epoch, writable: map[string]DiskUse{fmt.Sprintf("%064da", 0): {5000, 5}}}
-	for name, write := range map[string]func(context.Context, io.Writer) error{"resource.txt": p.WriteResource, "cadvisor.txt": p.WriteCAdvisor} {
+	for name, write := range map[string]func(context.Context, io.Writer) error{"resource.txt": p.WriteResource,
+		"cadvisor.txt": p.WriteCAdvisor} {
 		var out bytes.Buffer
 		if err := write(t.Context(), &out); err != nil {
 			t.Fatal(err)
@@ -385,13 +409,14 @@ func (n noStats) ListContainerStats(context.Context, *runtimeapi.ContainerStatsF
 }
 
 // TestWritableLayersAreMeasuredHere finds what containers wrote in the upper
-// directory of their root, at the moment somebody wants to know, and what
+// directory of their root, at the moment someone wants to know, and what
 // images take although the runtime does not say.
 func TestWritableLayersAreMeasuredHere(t *testing.T) {
 	upper := t.TempDir()
 	p := provider(t, 1, 1, func(cfg *Config) {
 		write(t, filepath.Join(cfg.HostRoot, "proc/4242/mountinfo"), fmt.Sprintf(
-			"1 0 8:1 / / rw - ext4 /dev/sda rw\n2 1 0:5 / / rw - overlay overlay rw,lowerdir=/l,upperdir=%s,workdir=/w\n3 2 0:6 / /proc rw - proc proc rw\n", upper))
+			"1 0 8:1 / / rw - ext4 /dev/sda rw\n2 1 0:5 / / rw - overlay overlay rw,lowerdir=/l,upperdir=%s,workdir=/w\n3 2 0:6 / /proc "+
+				"rw - proc proc rw\n", upper))
 		cfg.Runtime, cfg.Images = noStats{t}, fakeCRI{dir: cfg.RootDir, lazy: true}
 	})
 	summary, err := p.Summary(t.Context(), false)
@@ -447,8 +472,8 @@ func BenchmarkCAdvisor(b *testing.B) {
 	}
 }
 
-// TestThisMachine reads the real cgroups, whatever their version.
-func TestThisMachine(t *testing.T) {
+// TestThisHost reads the real cgroups, whatever their version.
+func TestThisHost(t *testing.T) {
 	mounts, err := FindMounts()
 	if err != nil {
 		t.Skipf("no cgroups on this host: %v", err)

@@ -28,7 +28,7 @@ func (s *slab) put(value uint64) *uint64 {
 func (p *Provider) Summary(ctx context.Context, onlyCPUAndMemory bool) (*statsapi.Summary, error) {
 	p.forgetRates()
 	parts := CPU | Memory
-	if p.machine.swapBytes > 0 {
+	if p.hostInfo.swapBytes > 0 {
 		parts |= Swap
 	}
 	if !onlyCPUAndMemory {
@@ -63,17 +63,17 @@ type builder struct {
 	disk  *diskFacts // nil if brief
 }
 
-func (b *builder) node(parts Parts) (statsapi.NodeStats, error) {
+func (b *builder) node(parts parts) (statsapi.NodeStats, error) {
 	p := b.p
-	node := statsapi.NodeStats{NodeName: p.cfg.NodeName, StartTime: metav1.NewTime(p.machine.bootTime)}
+	node := statsapi.NodeStats{NodeName: p.cfg.NodeName, StartTime: metav1.NewTime(p.hostInfo.bootTime)}
 	usage, err := p.cfg.Reader.Read("/", parts)
 	if err != nil {
 		return node, err
 	}
 	b.fixRoot(&usage)
-	node.CPU = b.cpu("/", usage, p.machine.bootTime)
-	node.Memory = b.memory(usage, p.machine.memoryBytes)
-	node.Swap = b.swap(usage.Swap, p.machine.swapBytes)
+	node.CPU = b.cpu("/", usage, p.hostInfo.bootTime)
+	node.Memory = b.memory(usage, p.hostInfo.memoryBytes)
+	node.Swap = b.swap(usage.Swap, p.hostInfo.swapBytes)
 	node.SystemContainers = b.systemContainers(parts)
 	if b.brief {
 		return node, nil
@@ -105,7 +105,7 @@ func (b *builder) fixRoot(usage *Usage) {
 	usage.MemoryLimit = 0
 }
 
-func (b *builder) systemContainers(parts Parts) []statsapi.ContainerStats {
+func (b *builder) systemContainers(parts parts) []statsapi.ContainerStats {
 	paths := map[string]string{}
 	for name, path := range b.p.cfg.SystemCgroups {
 		paths[name] = path
@@ -124,8 +124,9 @@ func (b *builder) systemContainers(parts Parts) []statsapi.ContainerStats {
 		if err != nil {
 			continue
 		}
-		stats := statsapi.ContainerStats{Name: name, StartTime: metav1.NewTime(b.p.machine.bootTime), Swap: b.swap(usage.Swap, usage.SwapLimit),
-			CPU: b.cpu(paths[name], usage, b.p.machine.bootTime), Memory: b.memory(usage, usage.MemoryLimit)}
+		stats := statsapi.ContainerStats{Name: name, StartTime: metav1.NewTime(b.p.hostInfo.bootTime),
+			Swap: b.swap(usage.Swap, usage.SwapLimit),
+			CPU:  b.cpu(paths[name], usage, b.p.hostInfo.bootTime), Memory: b.memory(usage, usage.MemoryLimit)}
 		if usage.IOPressure != nil && !b.brief {
 			stats.IO = &statsapi.IOStats{Time: b.stamp, PSI: usage.IOPressure}
 		}
@@ -221,7 +222,8 @@ func (b *builder) cpu(path string, usage Usage, birth time.Time) *statsapi.CPUSt
 // below.
 func (b *builder) memory(usage Usage, limit uint64) *statsapi.MemoryStats {
 	stats := &statsapi.MemoryStats{Time: b.stamp, UsageBytes: b.slab.put(usage.Memory), WorkingSetBytes: b.slab.put(usage.WorkingSet),
-		RSSBytes: b.slab.put(usage.RSS), PageFaults: b.slab.put(usage.PageFaults), MajorPageFaults: b.slab.put(usage.MajorFaults), PSI: usage.MemoryPressure}
+		RSSBytes: b.slab.put(usage.RSS), PageFaults: b.slab.put(usage.PageFaults), MajorPageFaults: b.slab.put(usage.MajorFaults),
+		PSI: usage.MemoryPressure}
 	if limit > 0 {
 		stats.AvailableBytes = b.slab.put(below(limit, usage.WorkingSet))
 	}

@@ -136,7 +136,8 @@ func (p *Provider) WriteResource(ctx context.Context, out io.Writer) error {
 	f.header("container_memory_working_set_bytes", "gauge", "[STABLE] Current working set of the container in bytes")
 	f.containers(pods, now, "container_memory_working_set_bytes", func(c *measuredContainer) float64 { return float64(c.usage.WorkingSet) })
 	f.header("container_start_time_seconds", "gauge", "[STABLE] Start time of the container since unix epoch in seconds")
-	f.containers(pods, now, "container_start_time_seconds", func(c *measuredContainer) float64 { return float64(c.started.UnixNano()) / 1e9 })
+	f.containers(pods, now, "container_start_time_seconds",
+		func(c *measuredContainer) float64 { return float64(c.started.UnixNano()) / 1e9 })
 	f.header("container_swap_limit_bytes", "gauge", "[ALPHA] Current amount of the container swap limit in bytes")
 	f.containers(pods, now, "container_swap_limit_bytes", func(c *measuredContainer) float64 { return float64(c.usage.SwapLimit) })
 	f.header("container_swap_usage_bytes", "gauge", "[ALPHA] Current amount of the container swap usage in bytes")

@@ -6,20 +6,20 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// PodUsage is what a pod uses, for whoever decides about it.
-type PodUsage struct {
+// podUsage is what a pod uses, for anyone who decides about it.
+type podUsage struct {
 	Pod *v1.Pod
 	// Measured is false if the pod has no cgroup: nothing of it runs.
 	Measured   bool
 	WorkingSet uint64
 	Processes  uint64
-	Containers map[string]ContainerUse
+	Containers map[string]containerUse
 	// Volumes are those on the agent's file system.
 	Volumes map[string]DiskUse
 }
 
-// ContainerUse is what one container uses.
-type ContainerUse struct {
+// containerUse is what one container uses.
+type containerUse struct {
 	WorkingSet   uint64
 	Rootfs, Logs DiskUse
 }
@@ -30,24 +30,24 @@ type DiskUse struct{ Bytes, Inodes uint64 }
 // Usage measures the given pods. With storage their logs, volumes and writable
 // layers are walked now; layers that only the runtime can measure are at most
 // DiskAge old.
-func (p *Provider) Usage(ctx context.Context, pods []*v1.Pod, storage bool) ([]PodUsage, error) {
+func (p *Provider) Usage(ctx context.Context, pods []*v1.Pod, storage bool) ([]podUsage, error) {
 	var facts *diskFacts
 	var dirs map[string]string
 	if storage {
 		facts = p.disk.get(ctx)
 		dirs, _ = p.writableDirs()
 	}
-	list := make([]PodUsage, 0, len(pods))
+	list := make([]podUsage, 0, len(pods))
 	for _, pod := range pods {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
 		m := p.measurePod(pod, wants{parts: Memory | PIDs})
-		usage := PodUsage{Pod: pod, Measured: m.pod != nil, WorkingSet: m.usage.WorkingSet, Processes: m.usage.PIDs,
-			Containers: map[string]ContainerUse{}, Volumes: map[string]DiskUse{}}
+		usage := podUsage{Pod: pod, Measured: m.pod != nil, WorkingSet: m.usage.WorkingSet, Processes: m.usage.PIDs,
+			Containers: map[string]containerUse{}, Volumes: map[string]DiskUse{}}
 		for i := range m.containers {
 			container := &m.containers[i]
-			use := ContainerUse{WorkingSet: container.usage.WorkingSet}
+			use := containerUse{WorkingSet: container.usage.WorkingSet}
 			if facts != nil {
 				use.Rootfs = facts.writable[container.id]
 				if dir := dirs[container.id]; dir != "" {
@@ -66,7 +66,7 @@ func (p *Provider) Usage(ctx context.Context, pods []*v1.Pod, storage bool) ([]P
 	return list, nil
 }
 
-func (p *Provider) storage(ctx context.Context, usage *PodUsage) {
+func (p *Provider) storage(ctx context.Context, usage *podUsage) {
 	for name, size := range p.disk.readLogs(usage.Pod) {
 		container := usage.Containers[name]
 		container.Logs = size

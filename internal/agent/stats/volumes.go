@@ -23,7 +23,8 @@ type volumeSeries struct {
 // for it longer than the first reading may take.
 func (p *Provider) VolumeMetrics() prometheus.Collector {
 	series := func(name, help string, value func(*fsUsage) uint64) volumeSeries {
-		return volumeSeries{prometheus.NewDesc("kubelet_volume_stats_"+name, help, []string{"namespace", "persistentvolumeclaim"}, nil), value}
+		return volumeSeries{prometheus.NewDesc("kubelet_volume_stats_"+name, help, []string{"namespace", "persistentvolumeclaim"}, nil),
+			value}
 	}
 	return &volumeMetrics{provider: p, series: []volumeSeries{
 		series("capacity_bytes", "Capacity of the volume in bytes.", func(u *fsUsage) uint64 { return u.capacity }),
@@ -54,7 +55,8 @@ func (v *volumeMetrics) Collect(out chan<- prometheus.Metric) {
 			}
 			seen[claim] = true
 			for _, s := range v.series {
-				out <- prometheus.MustNewConstMetric(s.desc, prometheus.GaugeValue, float64(s.value(&volume.usage)), claim.Namespace, claim.Name)
+				out <- prometheus.MustNewConstMetric(s.desc, prometheus.GaugeValue, float64(s.value(&volume.usage)), claim.Namespace,
+					claim.Name)
 			}
 		}
 	}

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestWarningsOfAMachine(t *testing.T) {
+func TestWarningsOfAHost(t *testing.T) {
 	for _, c := range []struct {
 		facts Host
 		want  []string

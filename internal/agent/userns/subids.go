@@ -16,7 +16,7 @@ import (
 // owner is the user whose subordinate ids pods get.
 const owner = "kubelet"
 
-// Subordinate reads which host ids the machine's administrator set aside for
+// Subordinate reads which host ids the host's administrator set aside for
 // pods: the subordinate ids of the user "kubelet", from getsubids or, where
 // that tool is missing, from the files it reads. 0 and 0 mean that there is no
 // such user, so that nothing was set aside.

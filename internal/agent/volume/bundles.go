@@ -44,7 +44,7 @@ func (b *bundles) watchAll(ctx context.Context) (started bool, err error) {
 		return false, err
 	}
 	defer w.Stop()
-	b.wake() // what changed while nobody watched
+	b.wake() // what changed while no one watched
 	for {
 		ev, ok := next(ctx, w)
 		if !ok {

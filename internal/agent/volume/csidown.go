@@ -94,7 +94,7 @@ func (c *csi) used(r *record) bool {
 	return false
 }
 
-// unstageUnused unstages what a crash left staged for nobody. Volumes of
+// unstageUnused unstages what a crash left staged for no one. Volumes of
 // drivers that are not here wait until theirs registers.
 func (c *csi) unstageUnused(ctx context.Context) error {
 	var errs []error

@@ -149,7 +149,7 @@ func (d *Drivers) introduce(ctx context.Context, dr *driver) error {
 	return d.publish(ctx, dr.name, info)
 }
 
-// checkInfo refuses what the API could not hold or nobody could act upon.
+// checkInfo refuses what the API could not hold or no one could act upon.
 func checkInfo(info *spec.NodeGetInfoResponse) error {
 	if id := info.GetNodeId(); id == "" || len(id) > 192 {
 		return fmt.Errorf("the driver's id of the node has %d characters: allowed are 1 to 192", len(id))
@@ -180,7 +180,7 @@ func (d *Drivers) renew(ctx context.Context, dr *driver) {
 		err = retryConflict(ctx, func() error { return d.publishCSINode(ctx, dr.name, info) })
 	}
 	if err != nil && ctx.Err() == nil {
-		d.log.Warn("renewing what a CSI driver says of the node", "driver", dr.name, "error", err)
+		d.log.Warn("renewing what a CSI driver says of the node", "driver", dr.name, "err", err)
 	}
 }
 
@@ -202,7 +202,7 @@ func (d *Drivers) Deregister(name, endpoint string) {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	if err := d.publish(ctx, name, nil); err != nil {
-		d.log.Warn("withdrawing a CSI driver from the node", "driver", name, "error", err)
+		d.log.Warn("withdrawing a CSI driver from the node", "driver", name, "err", err)
 	}
 }
 

@@ -74,7 +74,7 @@ func (m *Manager) expand(ctx context.Context, r *request, pvc *v1.PersistentVolu
 	switch status.Code(err) {
 	case codes.InvalidArgument, codes.NotFound, codes.OutOfRange:
 		if _, err := m.setResizing(ctx, pvc, v1.PersistentVolumeClaimNodeResizeInfeasible); err != nil {
-			m.cfg.Log.Warn("reporting that a volume cannot grow", "claim", pvc.Namespace+"/"+pvc.Name, "error", err)
+			m.cfg.Log.Warn("reporting that a volume cannot grow", "claim", pvc.Namespace+"/"+pvc.Name, "err", err)
 		}
 	}
 }

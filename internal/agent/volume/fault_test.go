@@ -17,7 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 )
 
-// A disk that is full fails the pod that needs room, by name, and nobody else.
+// A disk that is full fails the pod that needs room, by name, and no one else.
 func TestFullDiskFailsOnePod(t *testing.T) {
 	needRoot(t)
 	root := t.TempDir()
@@ -72,7 +72,7 @@ func TestHungDriverHoldsUpOnePod(t *testing.T) {
 	mustUnmount(t, m, "other")
 	mustUnmount(t, m, "same")
 	cancel()
-	// Whoever notices first: the caller's context or the call to the driver.
+	// Anyone who notices first: the caller's context or the call to the driver.
 	if err := <-failed; !errors.Is(err, context.Canceled) && status.Code(err) != codes.Canceled {
 		t.Errorf("the pod's own mount: %v", err)
 	}

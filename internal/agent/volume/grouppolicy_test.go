@@ -11,7 +11,7 @@ import (
 )
 
 // TestGroupChangePolicy: what a second pod finds of a volume whose files
-// somebody gave to other groups, by policy and by group of both pods.
+// someone gave to other groups, by policy and by group of both pods.
 func TestGroupChangePolicy(t *testing.T) {
 	needRoot(t)
 	for _, c := range []struct {

@@ -212,7 +212,7 @@ func (m *Manager) startRefresh(uid types.UID, pod *v1.Pod) {
 		defer cancel()
 		err := m.exclusive(ctx, uid, func(ctx context.Context, st *podState) error { return m.refresh(ctx, st, pod) })
 		if err != nil && m.ctx.Err() == nil {
-			m.cfg.Log.Warn("refreshing volumes", "pod", uid, "error", err)
+			m.cfg.Log.Warn("refreshing volumes", "pod", uid, "err", err)
 		}
 	})
 }
@@ -329,13 +329,13 @@ func (m *Manager) fire(now time.Time) (next time.Time) {
 func (m *Manager) NodeChanged() { m.wakeWaiting() }
 
 // driverCame has pods try again that may have waited for a driver, grows what
-// waited to grow, and unstages what a crash left staged for nobody.
+// waited to grow, and unstages what a crash left staged for no one.
 func (m *Manager) driverCame() {
 	m.wakeWaiting()
 	m.growAll()
 	m.background(func() {
 		if err := m.csi.unstageUnused(m.ctx); err != nil && m.ctx.Err() == nil {
-			m.cfg.Log.Warn("unstaging volumes that no pod uses", "error", err)
+			m.cfg.Log.Warn("unstaging volumes that no pod uses", "err", err)
 		}
 	})
 }

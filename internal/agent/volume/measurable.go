@@ -48,7 +48,7 @@ func (in Inventory) Measurable(uid types.UID) []stats.Volume {
 				return stats.VolumeSize(size), err
 			}
 		case driven || m.Block:
-			continue // nobody knows
+			continue // no one knows
 		}
 		list = append(list, out)
 	}

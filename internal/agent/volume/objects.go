@@ -47,7 +47,7 @@ type content struct {
 // An identity that may list and watch a whole kind (the cluster's own admin)
 // gets one watch for it, which starts at a version and so transfers only
 // changes; an identity held by the Node authorizer gets one watch per
-// referenced object, because that is all it may have. Objects nobody refers to
+// referenced object, because that is all it may have. Objects no one refers to
 // are never kept.
 type objects struct {
 	client kubernetes.Interface

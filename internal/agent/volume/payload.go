@@ -247,7 +247,7 @@ func (c *collector) token(ctx context.Context, out payload, p *v1.ServiceAccount
 	return nil
 }
 
-// credentialFile is a file that nobody but the pod's own user or group may
+// credentialFile is a file that no one but the pod's own user or group may
 // read.
 func (c *collector) credentialFile(data []byte, mode *int32) file {
 	f := file{data: data, mode: modeOr(nil, mode), uid: commonUser(c.pod)}

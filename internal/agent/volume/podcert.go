@@ -32,7 +32,7 @@ type certKey struct {
 
 // certs asks for pods' certificates, follows the answers with one watch of this
 // node's requests, and keeps keys and chains in memory only: an agent that
-// starts anew asks anew.
+// starts again asks again.
 type certs struct {
 	following
 	client   kubernetes.Interface

@@ -29,7 +29,7 @@ import (
 )
 
 // testSigner answers requests as a signer would: with a chain of a leaf and its
-// authority.
+// CA.
 type testSigner struct {
 	key  crypto.Signer
 	cert *x509.Certificate
@@ -253,7 +253,7 @@ func readBundle(pair tls.Certificate) string {
 	return out
 }
 
-// step moves the clock once somebody waits for it.
+// step moves the clock once someone waits for it.
 func step(t *testing.T, clk *clocktesting.FakeClock, d time.Duration) {
 	t.Helper()
 	until(t, clk.HasWaiters)
@@ -312,7 +312,7 @@ func TestDeletedPodCertificateRequest(t *testing.T) {
 	mustUnmount(t, r.Manager, "a")
 }
 
-// An agent that starts anew has no key: the pod goes on with what its volume
+// An agent that starts again has no key: the pod goes on with what its volume
 // holds until there is another certificate.
 func TestPodCertificateAfterRestart(t *testing.T) {
 	needRoot(t)

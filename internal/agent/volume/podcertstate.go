@@ -79,7 +79,7 @@ type certPlan struct {
 // plan says what to do at the time now.
 func (s *certState) plan(now time.Time) certPlan {
 	if s.held == nil {
-		// Whoever mounts tries again by itself, at its own pace.
+		// Anyone who mounts tries again by itself, at its own pace.
 		return certPlan{ask: s.asked == nil && s.refused == nil}
 	}
 	p := certPlan{held: true}

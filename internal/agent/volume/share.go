@@ -58,7 +58,7 @@ func ShareRoot(dir string) error {
 }
 
 // UnshareRoot takes down the mount that ShareRoot made, if it made one and
-// nothing is mounted below any more. A file system that somebody else put there
+// nothing is mounted below any more. A file system that another party put there
 // stays.
 func UnshareRoot(dir string) error {
 	dir, err := filepath.EvalSymlinks(dir)

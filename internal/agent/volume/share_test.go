@@ -43,7 +43,7 @@ func TestShareRoot(t *testing.T) {
 	if list, _ := mountsBelow(root); len(list) != 0 {
 		t.Errorf("unsharing left %d mounts", len(list))
 	}
-	// A disk that somebody mounted there is not ours to take down.
+	// A disk that someone mounted there is not ours to take down.
 	if err := unix.Mount("tmpfs", root, "tmpfs", 0, ""); err != nil {
 		t.Fatal(err)
 	}

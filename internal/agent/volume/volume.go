@@ -384,7 +384,7 @@ func (m *Manager) payload(ctx context.Context, pod *v1.Pod, v *v1.Volume) (Mount
 	want, err := c.collect(ctx, v)
 	if err != nil {
 		// While the API server cannot be asked, or a signer has no certificate
-		// for an agent that started anew, what the volume holds is the best
+		// for an agent that started again, what the volume holds is the best
 		// there is; a pod that ran goes on.
 		answer := errors.Is(err, errNotIssued)
 		if held, herr := m.holds(dir, plugin); held && herr == nil && (answer || unavailable(err)) {
@@ -397,7 +397,7 @@ func (m *Manager) payload(ctx context.Context, pod *v1.Pod, v *v1.Volume) (Mount
 		return out, time.Time{}, err
 	}
 	if c.degraded != nil {
-		m.cfg.Log.Warn("volume contents are not fresh", "pod", pod.Namespace+"/"+pod.Name, "volume", v.Name, "error", c.degraded)
+		m.cfg.Log.Warn("volume contents are not fresh", "pod", pod.Namespace+"/"+pod.Name, "volume", v.Name, "err", c.degraded)
 	}
 	if err := m.k.mkdirAll(dir, 0o750); err != nil {
 		return out, time.Time{}, err

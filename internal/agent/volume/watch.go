@@ -24,7 +24,7 @@ func (o *objects) runKind(kd kind, sh *sharing) {
 			sh.all = all
 			break
 		}
-		o.log.Debug("asking what may be watched", "kind", kd, "error", err)
+		o.log.Debug("asking what may be watched", "kind", kd, "err", err)
 		o.undecided(kd, sh, fmt.Errorf("asking the API server what may be watched: %w", err))
 		if !o.pause(o.ctx, attempt) {
 			return
@@ -42,7 +42,7 @@ func (o *objects) runKind(kd kind, sh *sharing) {
 			attempt = 0
 		}
 		if err != nil {
-			o.log.Debug("watch ended", "kind", kd, "error", err)
+			o.log.Debug("watch ended", "kind", kd, "err", err)
 		}
 		if !o.pause(o.ctx, attempt) {
 			return

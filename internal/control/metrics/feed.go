@@ -14,7 +14,7 @@ import (
 
 // How often agents are asked, and until when.
 const (
-	// Resolution is the time between two scrapes of a node while somebody asks.
+	// Resolution is the time between two scrapes of a node while someone asks.
 	Resolution = 15 * time.Second
 	// quick is the time between the first two scrapes, so that the first
 	// question gets an answer soon.
@@ -28,7 +28,7 @@ const (
 	parallel = 32
 )
 
-// Feed holds the usage of every node while somebody asks for it. The zero
+// Feed holds the usage of every node while someone asks for it. The zero
 // value of its optional fields is upstream's behaviour.
 type Feed struct {
 	// Nodes lists the names of all nodes, Ask returns what a node's agent
@@ -38,7 +38,7 @@ type Feed struct {
 	Log   *slog.Logger
 
 	mu     sync.Mutex
-	states map[string]State
+	states map[string]state
 	asked  time.Time
 	// first is closed when every node was asked twice; nil while the feed
 	// rests.
@@ -48,12 +48,12 @@ type Feed struct {
 }
 
 func (f *Feed) init() {
-	f.once.Do(func() { f.start, f.states = make(chan struct{}, 1), map[string]State{} })
+	f.once.Do(func() { f.start, f.states = make(chan struct{}, 1), map[string]state{} })
 }
 
 // States returns what is known of the nodes, by name; the map is the caller's.
 // The first call after a rest waits for two quick scrapes, or the end of ctx.
-func (f *Feed) States(ctx context.Context) map[string]State {
+func (f *Feed) States(ctx context.Context) map[string]state {
 	f.init()
 	f.mu.Lock()
 	f.asked = time.Now()
@@ -72,7 +72,7 @@ func (f *Feed) States(ctx context.Context) map[string]State {
 	return maps.Clone(f.states)
 }
 
-// Run asks the agents, while somebody asks, until ctx ends.
+// Run asks the agents, while someone asks, until ctx ends.
 func (f *Feed) Run(ctx context.Context) error {
 	f.init()
 	for {
@@ -87,7 +87,7 @@ func (f *Feed) Run(ctx context.Context) error {
 	}
 }
 
-// follow scrapes until nobody has asked for a while.
+// follow scrapes until no one has asked for a while.
 func (f *Feed) follow(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -114,7 +114,7 @@ func (f *Feed) follow(ctx context.Context) error {
 	}
 }
 
-// rest ends the feed when nobody asks any more: what it knew would be old when
+// rest ends the feed when no one asks any more: what it knew would be old when
 // it is asked again.
 func (f *Feed) rest(round int) bool {
 	f.mu.Lock()
@@ -122,7 +122,7 @@ func (f *Feed) rest(round int) bool {
 	if round < 2 || time.Since(f.asked) < idle {
 		return false
 	}
-	f.first, f.states = nil, map[string]State{}
+	f.first, f.states = nil, map[string]state{}
 	return true
 }
 
@@ -154,7 +154,7 @@ func (f *Feed) scrape(ctx context.Context) {
 	group.Wait() //nolint:errcheck // every failure was told above
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	next := make(map[string]State, len(answers))
+	next := make(map[string]state, len(answers))
 	for name, s := range answers {
 		next[name] = f.states[name].Next(s, Resolution)
 	}

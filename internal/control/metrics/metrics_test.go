@@ -41,10 +41,10 @@ func TestParse(t *testing.T) {
 		t.Fatal(err)
 	}
 	at := time.UnixMilli(1000000)
-	if want := (Sample{At: at, CPU: 100, Memory: 2.5e8}); s.Node != want {
+	if want := (sample{At: at, CPU: 100, Memory: 2.5e8}); s.Node != want {
 		t.Errorf("node %+v, want %+v", s.Node, want)
 	}
-	web := Sample{At: at, CPU: 4.5, Memory: 1 << 20, Start: time.UnixMilli(970500)}
+	web := sample{At: at, CPU: 4.5, Memory: 1 << 20, Start: time.UnixMilli(970500)}
 	if got := s.Containers[Container{"default", "a", "web"}]; got != web || len(s.Containers) != 1 {
 		t.Errorf("containers %+v, want %+v alone", s.Containers, web)
 	}
@@ -60,35 +60,35 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, s string) {
 		scrape, err := Parse(strings.NewReader(s))
 		if err == nil {
-			State{}.Next(scrape, Resolution).Next(scrape, Resolution)
+			state{}.Next(scrape, Resolution).Next(scrape, Resolution)
 		}
 	})
 }
 
 // at is a sample at a second.
-func at(second int, cpu float64, start int) Sample {
-	return Sample{At: time.Unix(int64(second), 0), CPU: cpu, Memory: 100, Start: time.Unix(int64(start), 0)}
+func at(second int, cpu float64, start int) sample {
+	return sample{At: time.Unix(int64(second), 0), CPU: cpu, Memory: 100, Start: time.Unix(int64(start), 0)}
 }
 
 func TestNext(t *testing.T) {
 	for name, c := range map[string]struct {
-		samples []Sample
+		samples []sample
 		want    string
 	}{
-		"one sample of an old container":       {[]Sample{at(1000, 5, 100)}, "unknown"},
-		"two samples":                          {[]Sample{at(1000, 5, 100), at(1010, 7, 100)}, "0.2 cores over 10s"},
-		"the last two count":                   {[]Sample{at(1000, 5, 100), at(1010, 7, 100), at(1020, 7.5, 100)}, "0.05 cores over 10s"},
-		"one sample of a fresh container":      {[]Sample{at(1000, 3, 988)}, "0.25 cores over 12s"},
-		"one sample of a container in its run": {[]Sample{at(1000, 3, 995)}, "unknown"},
-		"a restart begins anew":                {[]Sample{at(1000, 50, 100), at(1010, 3, 998)}, "0.25 cores over 12s"},
-		"a restart with a greater counter":     {[]Sample{at(1000, 1, 100), at(1010, 3, 998)}, "0.25 cores over 12s"},
-		"a restart a moment ago":               {[]Sample{at(1000, 50, 100), at(1010, 60, 100), at(1020, 1, 1018)}, "unknown"},
-		"the same sample twice":                {[]Sample{at(1000, 5, 100), at(1010, 7, 100), at(1010, 7, 100)}, "0.2 cores over 10s"},
-		"an earlier sample":                    {[]Sample{at(1010, 7, 100), at(1000, 5, 100)}, "unknown"},
-		"a sample without a counter":           {[]Sample{at(1000, 5, 100), at(1005, 0, 100), at(1010, 7, 100)}, "0.2 cores over 10s"},
-		"a counter that shrank by itself":      {[]Sample{at(1000, 5, 100), at(1010, 4, 100)}, "unknown"},
+		"one sample of an old container":       {[]sample{at(1000, 5, 100)}, "unknown"},
+		"two samples":                          {[]sample{at(1000, 5, 100), at(1010, 7, 100)}, "0.2 cores over 10s"},
+		"the last two count":                   {[]sample{at(1000, 5, 100), at(1010, 7, 100), at(1020, 7.5, 100)}, "0.05 cores over 10s"},
+		"one sample of a fresh container":      {[]sample{at(1000, 3, 988)}, "0.25 cores over 12s"},
+		"one sample of a container in its run": {[]sample{at(1000, 3, 995)}, "unknown"},
+		"a restart begins anew":                {[]sample{at(1000, 50, 100), at(1010, 3, 998)}, "0.25 cores over 12s"},
+		"a restart with a greater counter":     {[]sample{at(1000, 1, 100), at(1010, 3, 998)}, "0.25 cores over 12s"},
+		"a restart a moment ago":               {[]sample{at(1000, 50, 100), at(1010, 60, 100), at(1020, 1, 1018)}, "unknown"},
+		"the same sample twice":                {[]sample{at(1000, 5, 100), at(1010, 7, 100), at(1010, 7, 100)}, "0.2 cores over 10s"},
+		"an earlier sample":                    {[]sample{at(1010, 7, 100), at(1000, 5, 100)}, "unknown"},
+		"a sample without a counter":           {[]sample{at(1000, 5, 100), at(1005, 0, 100), at(1010, 7, 100)}, "0.2 cores over 10s"},
+		"a counter that shrank by itself":      {[]sample{at(1000, 5, 100), at(1010, 4, 100)}, "unknown"},
 	} {
-		var p Pair
+		var p pair
 		for _, s := range c.samples {
 			p = p.Next(s, Resolution)
 		}
@@ -103,23 +103,27 @@ func TestNext(t *testing.T) {
 }
 
 func runningPod(ns, name, node string, containers ...string) *v1.Pod {
-	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name, Labels: map[string]string{"app": name}}, Spec: v1.PodSpec{NodeName: node},
+	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name, Labels: map[string]string{"app": name}},
+		Spec:   v1.PodSpec{NodeName: node},
 		Status: v1.PodStatus{Phase: v1.PodRunning}}
 	for _, c := range containers {
-		p.Status.ContainerStatuses = append(p.Status.ContainerStatuses, v1.ContainerStatus{Name: c, State: v1.ContainerState{Running: &v1.ContainerStateRunning{}}})
+		p.Status.ContainerStatuses = append(p.Status.ContainerStatuses,
+			v1.ContainerStatus{Name: c, State: v1.ContainerState{Running: &v1.ContainerStateRunning{}}})
 	}
 	return p
 }
 
 func TestPodMetrics(t *testing.T) {
-	known := func(end int) Pair {
-		return Pair{Known: true, Usage: Usage{At: time.Unix(int64(end), 0), Window: 10 * time.Second, CPU: 0.0123456789, Memory: 1 << 20}}
+	known := func(end int) pair {
+		return pair{Known: true, Usage: usage{At: time.Unix(int64(end), 0), Window: 10 * time.Second, CPU: 0.0123456789, Memory: 1 << 20}}
 	}
-	state := State{Containers: map[Container]Pair{{"ns", "a", "web"}: known(1010), {"ns", "a", "log"}: known(1005), {"ns", "b", "web"}: {}}}
+	state := state{Containers: map[Container]pair{{"ns", "a", "web"}: known(1010), {"ns", "a", "log"}: known(1005), {"ns", "b", "web"}: {}}}
 	p := runningPod("ns", "a", "n", "web", "log")
-	p.Status.ContainerStatuses = append(p.Status.ContainerStatuses, v1.ContainerStatus{Name: "over", State: v1.ContainerState{Terminated: &v1.ContainerStateTerminated{}}})
-	m := PodMetrics(p, state, time.Unix(2000, 0))
-	if m == nil || len(m.Containers) != 2 || m.Timestamp.Unix() != 1005 || m.Containers[0].Usage.Cpu().String() != "12345679n" || m.Containers[0].Usage.Memory().String() != "1Mi" {
+	p.Status.ContainerStatuses = append(p.Status.ContainerStatuses, v1.ContainerStatus{Name: "over",
+		State: v1.ContainerState{Terminated: &v1.ContainerStateTerminated{}}})
+	m := podMetrics(p, state, time.Unix(2000, 0))
+	if m == nil || len(m.Containers) != 2 || m.Timestamp.Unix() != 1005 || m.Containers[0].Usage.Cpu().String() != "12345679n" ||
+		m.Containers[0].Usage.Memory().String() != "1Mi" {
 		t.Errorf("%+v", m)
 	}
 	for why, p := range map[string]*v1.Pod{
@@ -128,12 +132,12 @@ func TestPodMetrics(t *testing.T) {
 		"no running container":         runningPod("ns", "a", "n"),
 		"a pod of which nothing comes": runningPod("ns", "c", "n", "web"),
 	} {
-		if m := PodMetrics(p, state, time.Now()); m != nil {
+		if m := podMetrics(p, state, time.Now()); m != nil {
 			t.Errorf("%s: %+v", why, m)
 		}
 	}
 	p.Status.Phase = v1.PodPending
-	if m := PodMetrics(p, state, time.Now()); m != nil {
+	if m := podMetrics(p, state, time.Now()); m != nil {
 		t.Errorf("a pending pod has %+v", m)
 	}
 }
@@ -142,14 +146,15 @@ func TestPodMetrics(t *testing.T) {
 func TestFeedAsksOnlyWhileAsked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var scrapes atomic.Int64
-		f := &Feed{Log: slog.New(slog.DiscardHandler), Nodes: func() []string { return []string{"a", "lost"} }, Ask: func(ctx context.Context, node string) (Scrape, error) {
-			if node == "lost" {
-				<-ctx.Done()
-				return Scrape{}, ctx.Err()
-			}
-			n := scrapes.Add(1)
-			return Scrape{Node: Sample{At: time.Now(), CPU: float64(n), Memory: 1}}, nil
-		}}
+		f := &Feed{Log: slog.New(slog.DiscardHandler), Nodes: func() []string { return []string{"a", "lost"} },
+			Ask: func(ctx context.Context, node string) (Scrape, error) {
+				if node == "lost" {
+					<-ctx.Done()
+					return Scrape{}, ctx.Err()
+				}
+				n := scrapes.Add(1)
+				return Scrape{Node: sample{At: time.Now(), CPU: float64(n), Memory: 1}}, nil
+			}}
 		ctx, stop := context.WithCancel(t.Context())
 		go f.Run(ctx) //nolint:errcheck // ends with ctx
 		synctest.Wait()
@@ -196,10 +201,11 @@ func TestStorage(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	feed := &Feed{Log: slog.New(slog.DiscardHandler), Nodes: func() []string { return []string{"a", "b"} }, Ask: func(_ context.Context, node string) (Scrape, error) {
-		s := Sample{At: time.Now(), CPU: float64(time.Now().UnixNano()) / 1e10, Memory: 1 << 30, Start: time.Unix(1, 0)}
-		return Scrape{Node: s, Containers: map[Container]Sample{{"ns", "b", "web"}: s}}, nil
-	}}
+	feed := &Feed{Log: slog.New(slog.DiscardHandler), Nodes: func() []string { return []string{"a", "b"} },
+		Ask: func(_ context.Context, node string) (Scrape, error) {
+			s := sample{At: time.Now(), CPU: float64(time.Now().UnixNano()) / 1e10, Memory: 1 << 30, Start: time.Unix(1, 0)}
+			return Scrape{Node: s, Containers: map[Container]sample{{"ns", "b", "web"}: s}}, nil
+		}}
 	go feed.Run(t.Context()) //nolint:errcheck // ends with the test
 	src := Source{Feed: feed, Nodes: corelisters.NewNodeLister(nodes), Pods: corelisters.NewPodLister(pods)}
 	n, p, ctx := &nodeREST{src: src}, &podREST{src: src}, genericapirequest.WithNamespace(t.Context(), "ns")

@@ -1,6 +1,6 @@
 // Package metrics serves metrics.k8s.io, the usage of nodes and pods, from
 // what the agents of the nodes measure: kubectl top and autoscalers need
-// nothing else. It asks the agents only while somebody asks it.
+// nothing else. It asks the agents only while someone asks it.
 package metrics
 
 import (
@@ -13,10 +13,10 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// Sample is what an agent measured of a node or a container at one time.
-type Sample struct {
+// sample is what an agent measured of a node or a container at one time.
+type sample struct {
 	At time.Time
-	// CPU is the processor time used so far, in seconds; Memory is the working
+	// CPU is the CPU time used so far, in seconds; Memory is the working
 	// set in bytes.
 	CPU, Memory float64
 	// Start is when the container started; zero for a node, or when unknown.
@@ -25,15 +25,15 @@ type Sample struct {
 
 // complete says whether a sample can be used. A container that is just being
 // made has zero for what the agent could not read yet.
-func (s Sample) complete() bool { return !s.At.IsZero() && s.CPU > 0 && s.Memory > 0 }
+func (s sample) complete() bool { return !s.At.IsZero() && s.CPU > 0 && s.Memory > 0 }
 
 // Container names a container of the node that was asked.
 type Container struct{ Namespace, Pod, Name string }
 
 // Scrape is one answer of one agent.
 type Scrape struct {
-	Node       Sample
-	Containers map[Container]Sample
+	Node       sample
+	Containers map[Container]sample
 }
 
 // Parse reads an agent's /metrics/resource.
@@ -43,14 +43,14 @@ func Parse(text io.Reader) (Scrape, error) {
 	if err != nil {
 		return Scrape{}, fmt.Errorf("reading resource metrics: %w", err)
 	}
-	out := Scrape{Containers: map[Container]Sample{}}
+	out := Scrape{Containers: map[Container]sample{}}
 	for _, m := range families["node_cpu_usage_seconds_total"].GetMetric() {
 		out.Node.CPU, out.Node.At = value(m), stamp(m)
 	}
 	for _, m := range families["node_memory_working_set_bytes"].GetMetric() {
 		out.Node.Memory = value(m)
 	}
-	of := func(family string, set func(s *Sample, m *dto.Metric)) {
+	of := func(family string, set func(s *sample, m *dto.Metric)) {
 		for _, m := range families[family].GetMetric() {
 			c := container(m)
 			s := out.Containers[c]
@@ -58,9 +58,9 @@ func Parse(text io.Reader) (Scrape, error) {
 			out.Containers[c] = s
 		}
 	}
-	of("container_cpu_usage_seconds_total", func(s *Sample, m *dto.Metric) { s.CPU, s.At = value(m), stamp(m) })
-	of("container_memory_working_set_bytes", func(s *Sample, m *dto.Metric) { s.Memory = value(m) })
-	of("container_start_time_seconds", func(s *Sample, m *dto.Metric) {
+	of("container_cpu_usage_seconds_total", func(s *sample, m *dto.Metric) { s.CPU, s.At = value(m), stamp(m) })
+	of("container_memory_working_set_bytes", func(s *sample, m *dto.Metric) { s.Memory = value(m) })
+	of("container_start_time_seconds", func(s *sample, m *dto.Metric) {
 		if v := value(m); v > 0 {
 			s.Start = time.UnixMilli(int64(v * 1000))
 		}

@@ -57,7 +57,7 @@ func Group(src Source) *genericapiserver.APIGroupInfo {
 // ask bounds how long a request waits for the first scrapes.
 const ask = 8 * time.Second
 
-func (s Source) states(ctx context.Context) map[string]State {
+func (s Source) states(ctx context.Context) map[string]state {
 	ctx, cancel := context.WithTimeout(ctx, ask)
 	defer cancel()
 	return s.Feed.States(ctx)
@@ -98,7 +98,7 @@ func (r *nodeREST) Get(ctx context.Context, name string, _ *metav1.GetOptions) (
 	if err != nil {
 		return nil, err
 	}
-	if m := NodeMetrics(n, r.src.states(ctx)[name], time.Now()); m != nil {
+	if m := nodeMetrics(n, r.src.states(ctx)[name], time.Now()); m != nil {
 		return m, nil
 	}
 	return nil, apierrors.NewNotFound(metrics.Resource("nodemetrics"), name)
@@ -112,7 +112,7 @@ func (r *nodeREST) List(ctx context.Context, o *metainternal.ListOptions) (runti
 	}
 	states, now, out := r.src.states(ctx), time.Now(), &metrics.NodeMetricsList{Items: []metrics.NodeMetrics{}}
 	for _, n := range nodes {
-		if m := NodeMetrics(n, states[n.Name], now); m != nil && byField.Matches(fields.Set{"metadata.name": n.Name}) {
+		if m := nodeMetrics(n, states[n.Name], now); m != nil && byField.Matches(fields.Set{"metadata.name": n.Name}) {
 			out.Items = append(out.Items, *m)
 		}
 	}
@@ -143,7 +143,7 @@ func (r *podREST) Get(ctx context.Context, name string, _ *metav1.GetOptions) (r
 	if err != nil {
 		return nil, err
 	}
-	if m := PodMetrics(p, r.src.states(ctx)[p.Spec.NodeName], time.Now()); m != nil {
+	if m := podMetrics(p, r.src.states(ctx)[p.Spec.NodeName], time.Now()); m != nil {
 		return m, nil
 	}
 	return nil, apierrors.NewNotFound(metrics.Resource("podmetrics"), ns+"/"+name)
@@ -157,7 +157,7 @@ func (r *podREST) List(ctx context.Context, o *metainternal.ListOptions) (runtim
 	}
 	states, now, out := r.src.states(ctx), time.Now(), &metrics.PodMetricsList{Items: []metrics.PodMetrics{}}
 	for _, p := range pods {
-		if m := PodMetrics(p, states[p.Spec.NodeName], now); m != nil && byField.Matches(podFields(p)) {
+		if m := podMetrics(p, states[p.Spec.NodeName], now); m != nil && byField.Matches(podFields(p)) {
 			out.Items = append(out.Items, *m)
 		}
 	}
@@ -171,5 +171,6 @@ func (r *podREST) List(ctx context.Context, o *metainternal.ListOptions) (runtim
 }
 
 func podFields(p *v1.Pod) fields.Set {
-	return fields.Set{"metadata.name": p.Name, "metadata.namespace": p.Namespace, "spec.nodeName": p.Spec.NodeName, "status.phase": string(p.Status.Phase)}
+	return fields.Set{"metadata.name": p.Name, "metadata.namespace": p.Namespace, "spec.nodeName": p.Spec.NodeName,
+		"status.phase": string(p.Status.Phase)}
 }

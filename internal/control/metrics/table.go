@@ -84,7 +84,8 @@ func addRow(t *metav1.Table, obj runtime.Object, usage v1.ResourceList, window m
 		}
 		return q.String()
 	}
-	t.Rows = append(t.Rows, metav1.TableRow{Cells: []any{m.GetName(), show(v1.ResourceCPU), show(v1.ResourceMemory), window.Duration.String()},
+	t.Rows = append(t.Rows, metav1.TableRow{Cells: []any{m.GetName(), show(v1.ResourceCPU), show(v1.ResourceMemory),
+		window.Duration.String()},
 		Object: runtime.RawExtension{Object: obj}})
 	return nil
 }

@@ -75,7 +75,7 @@ func (l *loop) markUnschedulable(ctx context.Context, pod *v1.Pod, msg, nominate
 	l.beside(ctx, func(ctx context.Context) {
 		_, err := kube.Patch(ctx, l.Client.CoreV1().Pods(pod.Namespace), pod, kube.SameObject, change)
 		if err != nil && !apierrors.IsNotFound(err) && ctx.Err() == nil {
-			l.Log.Warn("marking a pod unschedulable failed", "pod", controller.Key(pod), "error", err)
+			l.Log.Warn("marking a pod unschedulable failed", "pod", controller.Key(pod), "err", err)
 		}
 	})
 }
@@ -96,7 +96,7 @@ func (l *loop) preempt(ctx context.Context, pod *v1.Pod, p *place.Preemption) {
 				err = pods.Delete(ctx, victim.Name, kube.SameUID(victim))
 			}
 			if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-				l.Log.Warn("preempting a pod failed", "pod", controller.Key(victim), "for", controller.Key(pod), "error", err)
+				l.Log.Warn("preempting a pod failed", "pod", controller.Key(victim), "for", controller.Key(pod), "err", err)
 				return
 			}
 			l.recorder.Eventf(victim, v1.EventTypeNormal, "Preempted", "Preempted by pod %s on node %s", pod.UID, p.Node)
@@ -183,7 +183,7 @@ func (l *loop) clearSelectedNode(ctx context.Context, f *flight) {
 		change := kube.Change{Annotations: map[string]*string{volumehelper.AnnSelectedNode: nil}}
 		l.beside(ctx, func(ctx context.Context) {
 			if _, err := kube.Patch(ctx, l.Client.CoreV1().PersistentVolumeClaims(c.Namespace), c, kube.Unchanged, change); err != nil {
-				l.Log.Warn("clearing the selected node of a claim failed", "claim", controller.Key(c), "error", err)
+				l.Log.Warn("clearing the selected node of a claim failed", "claim", controller.Key(c), "err", err)
 			}
 		})
 	}

@@ -156,14 +156,14 @@ func (l *loop) tryGive(ctx context.Context, pod *v1.Pod, claim *resourceapi.Reso
 	return kube.Patch(ctx, api, claim, kube.Unchanged, kube.Change{Status: status, Subresource: "status"})
 }
 
-// releaseDevices gives back the devices of a claim that nobody uses, so that
+// releaseDevices gives back the devices of a claim that no one uses, so that
 // the next attempt may choose others.
 func (l *loop) releaseDevices(ctx context.Context, key types.NamespacedName) {
 	claim := l.snap.ResourceClaim(key)
 	change := kube.Change{Status: map[string]any{"allocation": nil, "reservedFor": nil}, Subresource: "status"}
 	l.beside(ctx, func(ctx context.Context) {
 		if _, err := kube.Patch(ctx, l.Client.ResourceV1().ResourceClaims(key.Namespace), claim, kube.Unchanged, change); err != nil && ctx.Err() == nil {
-			l.Log.Warn("giving back the devices of a claim that keeps a pod from every node failed", "claim", controller.Key(claim), "error", err)
+			l.Log.Warn("giving back the devices of a claim that keeps a pod from every node failed", "claim", controller.Key(claim), "err", err)
 		}
 	})
 }

@@ -44,7 +44,7 @@ type Config struct {
 	// InFlight is how many API calls may run beside the loop; 0 means 64.
 	InFlight int
 	// VolumeTimeout is how long a placed pod may wait for its volumes to be
-	// bound before it is placed anew; 0 means 10 minutes.
+	// bound before it is placed again; 0 means 10 minutes.
 	VolumeTimeout time.Duration
 }
 
@@ -259,7 +259,7 @@ func (l *loop) failed(uid types.UID, why string) {
 	l.landed(f)
 	l.snap.RemovePod(uid)
 	l.metrics.attempts.WithLabelValues("error").Inc()
-	l.Log.Warn("placing a pod failed, will try again", "pod", controller.Key(f.pod.Obj), "node", f.node, "error", why)
+	l.Log.Warn("placing a pod failed, will try again", "pod", controller.Key(f.pod.Obj), "node", f.node, "err", why)
 	l.backlog.items[uid] = f.waiting
 	l.backlog.failed(f.waiting, 0, time.Now())
 	l.backlog.happened(podGone, time.Now())

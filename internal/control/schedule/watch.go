@@ -94,7 +94,7 @@ func (l *loop) arrived(p *v1.Pod) {
 	}
 	fresh := !l.snap.Placed(p.UID)
 	if err := l.snap.SetPod(p); err != nil {
-		l.Log.Warn("a bound pod's constraints cannot be read and count for nothing", "pod", controller.Key(p), "error", err)
+		l.Log.Warn("a bound pod's constraints cannot be read and count for nothing", "pod", controller.Key(p), "err", err)
 	}
 	if fresh {
 		l.backlog.happened(podAdded, time.Now())

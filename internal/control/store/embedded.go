@@ -159,7 +159,7 @@ func (e *embedded) watchSpace() {
 		defer close(e.tidied)
 		e.space.run(ctx)
 	}()
-	e.space.poke()
+	e.space.trigger()
 }
 
 // configure translates our needs into etcd's configuration.

@@ -20,7 +20,7 @@ import (
 )
 
 // How the room of the embedded database is shared out. etcd refuses every write but deletes when the file reaches its quota, until
-// somebody compacts, defragments and disarms an alarm: nodes' Leases end and the cluster is lost. So a tenth of the quota is kept
+// someone compacts, defragments and disarms an alarm: nodes' Leases end and the cluster is lost. So a tenth of the quota is kept
 // back: beyond it new objects and large changes are refused, Leases and what deletes take are not.
 const (
 	// DefaultQuota is the size the database may have, in bytes.
@@ -154,7 +154,7 @@ func (s *space) judge(request any) error {
 	waiting := s.pending.Load()
 	u.Size, u.InUse = u.Size+waiting, u.InUse+waiting
 	if u.Warn() || s.warned.Load() || u.Size*100 >= u.Quota*fullPercent {
-		s.poke()
+		s.trigger()
 	}
 	if err := admits(u, puts); err != nil {
 		return err
@@ -165,7 +165,7 @@ func (s *space) judge(request any) error {
 	return nil
 }
 
-func (s *space) poke() {
+func (s *space) trigger() {
 	select {
 	case s.wake <- struct{}{}:
 	default: // it is about to look
@@ -184,7 +184,7 @@ func (s *space) run(ctx context.Context) {
 		err := s.tidy(bounded)
 		cancel()
 		if err != nil && ctx.Err() == nil {
-			s.log.Error("making room in the store", "error", err, "usage", s.usage().String())
+			s.log.Error("making room in the store", "err", err, "usage", s.usage().String())
 		}
 		s.report()
 		pause := time.NewTimer(tidyPause)

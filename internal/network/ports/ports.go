@@ -25,8 +25,8 @@ import (
 	"github.com/berth-dev/berth/internal/nft/row"
 )
 
-// Table is the name of an instance's table.
-func Table(instance string) string { return instance + "-ports" }
+// table is the name of an instance's table.
+func table(instance string) string { return instance + "-ports" }
 
 // Checker binds the ports of one bridge.
 type Checker struct {
@@ -39,7 +39,7 @@ type Checker struct {
 	links  *netlink.Handle
 	peers  *asker
 	// bound are the ports in the table.
-	bound map[uint32]Binding
+	bound map[uint32]binding
 }
 
 // New returns a Checker; the kernel is not touched before Start or Guard, which
@@ -48,13 +48,13 @@ func New(instance, bridge string, log *slog.Logger) *Checker {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return &Checker{table: Table(instance), bridge: bridge, log: log}
+	return &Checker{table: table(instance), bridge: bridge, log: log}
 }
 
 // ErrUnable says that this kernel cannot check where pods send from.
 var ErrUnable = errors.New("this kernel has no nftables for bridges (CONFIG_NF_TABLES_BRIDGE)")
 
-// Start makes the table anew and binds the ports that are there to what their
+// Start makes the table again and binds the ports that are there to what their
 // pods have now: these were made by an earlier run, or one that bound nothing.
 func (c *Checker) Start() error {
 	c.mu.Lock()
@@ -79,7 +79,7 @@ func (c *Checker) start() error {
 	}
 	tx := nft.Replace(row.Bridge, c.table)
 	build(tx)
-	c.bound = map[uint32]Binding{}
+	c.bound = map[uint32]binding{}
 	for _, l := range ports {
 		// What was bound stays so: the pod may have changed its link since.
 		b, there := held[uint32(l.Attrs().Index)]
@@ -137,9 +137,9 @@ func (c *Checker) Close() {
 }
 
 // read lists what an earlier run bound.
-func (c *Checker) read() (map[uint32]Binding, error) {
-	out := map[uint32]Binding{}
-	each := func(set string, take func(b *Binding, key []byte)) error {
+func (c *Checker) read() (map[uint32]binding, error) {
+	out := map[uint32]binding{}
+	each := func(set string, take func(b *binding, key []byte)) error {
 		err := c.kernel.Rows(row.Bridge, c.table, set, func(key, _ []byte) bool {
 			port := binary.NativeEndian.Uint32(key)
 			b := out[port]
@@ -153,11 +153,12 @@ func (c *Checker) read() (map[uint32]Binding, error) {
 		}
 		return err
 	}
-	addr := func(b *Binding, key []byte) {
+	addr := func(b *binding, key []byte) {
 		a, _ := netip.AddrFromSlice(key)
 		b.Addrs = append(b.Addrs, a)
 	}
-	err := errors.Join(each(bound.Name, func(*Binding, []byte) {}), each(macs.Name, func(b *Binding, key []byte) { b.MAC = slices.Clone(key[:6]) }), each(addrs4.Name, addr), each(addrs6.Name, addr))
+	err := errors.Join(each(bound.Name, func(*binding, []byte) {}),
+		each(macs.Name, func(b *binding, key []byte) { b.MAC = slices.Clone(key[:6]) }), each(addrs4.Name, addr), each(addrs6.Name, addr))
 	return out, err
 }
 
@@ -188,7 +189,7 @@ func (c *Checker) ports() ([]netlink.Link, error) {
 
 // bind is what a port may send from: the pod's addresses and those by which its
 // link finds neighbours.
-func bind(l netlink.Link, p peer, addrs []netip.Addr) Binding {
+func bind(l netlink.Link, p peer, addrs []netip.Addr) binding {
 	all := append(slices.Clone(addrs), linkLocal(p.mac))
 	for _, a := range p.addrs {
 		if a.Is6() && a.IsLinkLocalUnicast() {
@@ -196,7 +197,7 @@ func bind(l netlink.Link, p peer, addrs []netip.Addr) Binding {
 		}
 	}
 	slices.SortFunc(all, netip.Addr.Compare)
-	return Binding{Port: uint32(l.Attrs().Index), MAC: p.mac, Addrs: slices.Compact(all)}
+	return binding{Port: uint32(l.Attrs().Index), MAC: p.mac, Addrs: slices.Compact(all)}
 }
 
 // Guard binds the port of a pod with these addresses. The agent calls it before
@@ -234,7 +235,7 @@ func (c *Checker) guard(addrs []netip.Addr) error {
 		return err
 	}
 	here := map[uint32]bool{}
-	var found *Binding
+	var found *binding
 	for _, l := range ports {
 		index := uint32(l.Attrs().Index)
 		here[index] = true
@@ -252,7 +253,7 @@ func (c *Checker) guard(addrs []netip.Addr) error {
 	}
 	tx := nft.NewTx(row.Bridge, c.table)
 	var gone []uint32
-	var silent []Binding
+	var silent []binding
 	bound := false
 	for index, b := range c.bound {
 		holds := slices.ContainsFunc(b.Addrs, func(a netip.Addr) bool { return slices.Contains(addrs, a) })
@@ -264,7 +265,7 @@ func (c *Checker) guard(addrs []netip.Addr) error {
 			gone = append(gone, index)
 		case holds && found != nil:
 			b.rows(tx, nft.DeleteRows)
-			b = Binding{Port: index}
+			b = binding{Port: index}
 			b.rows(tx, nft.AddRows)
 			silent = append(silent, b)
 		case holds:
@@ -283,7 +284,7 @@ func (c *Checker) guard(addrs []netip.Addr) error {
 		return nil
 	}
 	if err := c.kernel.Apply(tx); err != nil {
-		c.ready = false // what stands is read anew
+		c.ready = false // what stands is read again
 		return err
 	}
 	for _, index := range gone {
@@ -305,7 +306,7 @@ func Cleanup(instance string) error {
 		return err
 	}
 	defer k.Close()
-	if err := k.Apply(nft.Remove(row.Bridge, Table(instance))); err != nil && !nft.IsUnable(err) {
+	if err := k.Apply(nft.Remove(row.Bridge, table(instance))); err != nil && !nft.IsUnable(err) {
 		return err
 	}
 	return nil

@@ -63,11 +63,13 @@ func newNode(t *testing.T) *node {
 	n.in(func() error {
 		for _, f := range []string{"iptables", "ip6tables", "arptables"} {
 			// The file is not there where the kernel has no br_netfilter.
-			if err := os.WriteFile("/proc/sys/net/bridge/bridge-nf-call-"+f, []byte("0"), 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			if err := os.WriteFile("/proc/sys/net/bridge/bridge-nf-call-"+f, []byte("0"), 0); err != nil &&
+				!errors.Is(err, fs.ErrNotExist) {
 				return err
 			}
 		}
-		return run("link set lo up", "link add br0 type bridge mcast_snooping 0", "addr add 10.0.0.1/24 dev br0", "addr add fd00::1/64 dev br0 nodad", "link set br0 up")
+		return run("link set lo up", "link add br0 type bridge mcast_snooping 0", "addr add 10.0.0.1/24 dev br0",
+			"addr add fd00::1/64 dev br0 nodad", "link set br0 up")
 	})
 	n.c = New("test", "br0", nil)
 	t.Cleanup(n.c.Close)
@@ -113,8 +115,8 @@ func (n *node) add(name string, ips ...string) *pod {
 // moment after its link is up. Each look waits for a frame, not for time.
 func (n *node) forwards(p *pod) {
 	n.t.Helper()
-	heard, out := n.raw(n.ns, "br0"), n.raw(p.ns, "eth0")
-	n.must(unix.SetsockoptTimeval(heard, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 50000}))
+	received, out := n.raw(n.ns, "br0"), n.raw(p.ns, "eth0")
+	n.must(unix.SetsockoptTimeval(received, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 50000}))
 	hello, buf := "hello-"+p.name, make([]byte, 4096)
 	for range testtimeout.Attempts(400) {
 		_, err := unix.Write(out, append(ether(p.mac, 0x0800, ipv4(p.ips[0], 17)), hello...))
@@ -122,7 +124,7 @@ func (n *node) forwards(p *pod) {
 			n.t.Fatal(err)
 		}
 		for size := 1; size > 0; {
-			if size, err = unix.Read(heard, buf); err == nil && strings.Contains(string(buf[:size]), hello) {
+			if size, err = unix.Read(received, buf); err == nil && strings.Contains(string(buf[:size]), hello) {
 				return
 			}
 		}
@@ -165,7 +167,7 @@ func htons(v uint16) uint16 {
 // whether the first came to the bridge before the second.
 func (n *node) passes(from *pod, frame []byte) bool {
 	n.t.Helper()
-	heard, out := n.raw(n.ns, "br0"), n.raw(from.ns, "eth0")
+	received, out := n.raw(n.ns, "br0"), n.raw(from.ns, "eth0")
 	n.seq++
 	mark := fmt.Appendf(nil, "mark-%d", n.seq)
 	end := fmt.Appendf(nil, "over-%d", n.seq)
@@ -177,7 +179,7 @@ func (n *node) passes(from *pod, frame []byte) bool {
 	buf := make([]byte, 4096)
 	passed := false
 	for {
-		size, err := unix.Read(heard, buf)
+		size, err := unix.Read(received, buf)
 		n.must(err)
 		switch got := string(buf[:size]); {
 		case strings.Contains(got, string(mark)):
@@ -236,7 +238,7 @@ func TestNobodySendsAsAnother(t *testing.T) {
 	n := newNode(t)
 	n.voice = n.add("voice", "10.0.0.99")
 	a, b := n.add("a", "10.0.0.2", "fd00::2"), n.add("b", "10.0.0.3", "fd00::3")
-	// Before the port is bound everything passes: this is what is mended.
+	// Before the port is bound everything passes: this is what is fixed.
 	if !n.passes(a, ether(a.mac, 0x0800, ipv4("10.0.0.3", 17))) {
 		t.Fatal("a frame is not heard at all")
 	}
@@ -278,7 +280,7 @@ func TestNobodySendsAsAnother(t *testing.T) {
 	for _, ip := range []string{"10.0.0.1", "10.0.0.3", "fd00::1", "fd00::3"} {
 		n.must(netnstest.In(a.ns, func() error {
 			c, err := net.DialTimeout("tcp", net.JoinHostPort(ip, "9"), testtimeout.Scale(20*time.Second))
-			if !errors.Is(err, unix.ECONNREFUSED) { // nobody listens there, and says so
+			if !errors.Is(err, unix.ECONNREFUSED) { // no one listens there, and says so
 				return fmt.Errorf("the pod does not reach %s: %v, %w", ip, c, err)
 			}
 			return nil

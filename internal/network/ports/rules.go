@@ -12,8 +12,8 @@ import (
 	"github.com/berth-dev/berth/internal/nft/row"
 )
 
-// Binding is what the port of a pod may send from.
-type Binding struct {
+// binding is what the port of a pod may send from.
+type binding struct {
 	// Port is the index of the bridge's port, which the kernel never gives twice.
 	Port uint32
 	// MAC is nil for a port that may send nothing any more.
@@ -40,7 +40,8 @@ var (
 // are looked at; these send nothing but IPv4, IPv6 and ARP.
 func build(tx *nft.Tx) {
 	v4, v6 := nft.FieldsOf(row.V4).Saddr, nft.FieldsOf(row.V6).Saddr
-	for name, key := range map[string][]nft.Type{bound.Name: {nft.TypeLink}, macs.Name: {nft.TypeLink, nft.TypeMAC}, addrs4.Name: {nft.TypeLink, v4}, addrs6.Name: {nft.TypeLink, v6}} {
+	for name, key := range map[string][]nft.Type{bound.Name: {nft.TypeLink}, macs.Name: {nft.TypeLink, nft.TypeMAC},
+		addrs4.Name: {nft.TypeLink, v4}, addrs6.Name: {nft.TypeLink, v6}} {
 		tx.Add(nft.Op{Verb: nft.AddSet, Name: name, Set: &nft.Set{Name: name, Key: key}})
 	}
 	for _, c := range []string{"check", "ipv4", "arp", "ipv6"} {
@@ -91,7 +92,7 @@ func build(tx *nft.Tx) {
 const bridgePreRouting = 0
 
 // rows appends the rows of a binding.
-func (b Binding) rows(tx *nft.Tx, verb nft.Verb) {
+func (b binding) rows(tx *nft.Tx, verb nft.Verb) {
 	port := binary.NativeEndian.AppendUint32(nil, b.Port)
 	var v4, v6 []byte
 	for _, a := range b.Addrs {

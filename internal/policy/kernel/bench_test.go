@@ -56,7 +56,7 @@ func BenchmarkStart(b *testing.B) {
 }
 
 // BenchmarkRestart is a start where tables are in force, which a copy stands in
-// for while they are written anew.
+// for while they are written again.
 func BenchmarkRestart(b *testing.B) {
 	for _, size := range []int{1000, 10000, 50000} {
 		b.Run(fmt.Sprint(size), func(b *testing.B) {
@@ -77,7 +77,7 @@ func BenchmarkRestart(b *testing.B) {
 }
 
 // BenchmarkStartLarge is a start where one policy allows every pod, so that one
-// set holds them all: the kernel's part of it, in processor time.
+// set holds them all: the kernel's part of it, in CPU time.
 func BenchmarkStartLarge(b *testing.B) {
 	for _, size := range []int{10000, 50000, 200000} {
 		b.Run(fmt.Sprint(size), func(b *testing.B) {

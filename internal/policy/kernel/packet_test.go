@@ -22,7 +22,7 @@ import (
 func cluster(n *node) (all []oracle.Packet) {
 	var ips []netip.Addr
 	for i, ns := range []string{"x", "y", "z"} {
-		n.world.Namespaces[ns] = map[string]string{"ns": ns}
+		n.fixture.Namespaces[ns] = map[string]string{"ns": ns}
 		n.model.SetNamespace(ns, map[string]string{"ns": ns})
 		for j, name := range []string{"a", "b", "c"} {
 			p := model.Pod{Key: model.Key{Namespace: ns, Name: name}, Labels: map[string]string{"pod": name}, Local: true,
@@ -147,7 +147,7 @@ var matrix = []struct {
 }
 
 // printable has the nft program list all tables and read its own list: other
-// tools of a machine do both.
+// tools of a host do both.
 func (n *node) printable() {
 	n.t.Helper()
 	if n.fake != nil {

@@ -13,8 +13,8 @@ import (
 // A packet that is under way while a transaction takes effect can pass the new
 // chain before it holds and the old one when it holds no more. So while one
 // table is exchanged for another, a copy under another name stands beside it:
-// what it forbids, nobody else can allow. Each is written while no packet enters
-// it, and none is taken away that nothing stands in for: that of the two which
+// what it forbids, no one else can allow. Each is written while no packet enters
+// it, and none is removed that nothing stands in for: that of the two which
 // packets enter stays until the other one is whole, also if a process died
 // between.
 func (w *Writer) Replace(snapshot *model.Changes) error {

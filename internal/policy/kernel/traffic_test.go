@@ -37,7 +37,7 @@ func randomHistories(t *testing.T, n *node) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			n.t = t
 			h := oracle.NewHistory(1000 + seed)
-			n.model, n.world = h.Model, h.World
+			n.model, n.fixture = h.Model, h.Cluster
 			n.model.Commit()
 			n.must(n.w.Replace(n.model.Snapshot()))
 			for range 25 {
@@ -179,13 +179,13 @@ func TestReplacedWithoutAGap(t *testing.T) {
 			}
 			// A new process knows nothing of the old one's numbers.
 			m := model.New()
-			for name, l := range n.world.Namespaces {
+			for name, l := range n.fixture.Namespaces {
 				m.SetNamespace(name, l)
 			}
-			for _, p := range n.world.Pods {
+			for _, p := range n.fixture.Pods {
 				m.SetPod(p)
 			}
-			for _, np := range n.world.Policies {
+			for _, np := range n.fixture.Policies {
 				m.SetPolicy(np)
 			}
 			m.SetPolicy(policy("x", "q", networkingv1.NetworkPolicySpec{PodSelector: *pods("b"), Ingress: from(peers{{PodSelector: pods("a")}}, port("UDP", intstr.FromInt32(int32(i%60000))))}))

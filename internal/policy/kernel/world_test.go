@@ -30,14 +30,14 @@ import (
 // their own. Packets are noted before and after the policies' tables, so that
 // a packet that was dropped is known without waiting for it.
 type node struct {
-	t      testing.TB
-	ns     netns.NsHandle
-	pods   map[netip.Addr]netns.NsHandle
-	links  int
-	source uint16
-	w      *Writer
-	model  *model.Model
-	world  oracle.World
+	t       testing.TB
+	ns      netns.NsHandle
+	pods    map[netip.Addr]netns.NsHandle
+	links   int
+	source  uint16
+	w       *Writer
+	model   *model.Model
+	fixture oracle.Cluster
 	// fake, if set, is the kernel that packets go through.
 	fake *nft.Fake
 	// k reads what the observer noted.
@@ -52,7 +52,7 @@ func onBoth(t *testing.T, test func(*testing.T, *node)) {
 
 // newFakeNode is a node whose kernel is in memory; its pods have no wires.
 func newFakeNode(t testing.TB) *node {
-	n := &node{t: t, pods: map[netip.Addr]netns.NsHandle{}, model: model.New(), world: oracle.NewWorld(), fake: nft.NewFake()}
+	n := &node{t: t, pods: map[netip.Addr]netns.NsHandle{}, model: model.New(), fixture: oracle.NewCluster(), fake: nft.NewFake()}
 	var err error
 	n.w, err = New("test-policy", func() (nft.Kernel, error) { return n.fake, nil })
 	n.must(err)
@@ -107,7 +107,7 @@ table ip6 observe {
 }`
 
 func newNode(t testing.TB) *node {
-	n := &node{t: t, pods: map[netip.Addr]netns.NsHandle{}, source: 10000, model: model.New(), world: oracle.NewWorld()}
+	n := &node{t: t, pods: map[netip.Addr]netns.NsHandle{}, source: 10000, model: model.New(), fixture: oracle.NewCluster()}
 	n.ns = netnstest.New(n.t)
 	n.must(netnstest.In(n.ns, func() error {
 		write := func(file, what string) error { return os.WriteFile("/proc/sys/net/"+file, []byte(what), 0) }
@@ -165,18 +165,18 @@ func (n *node) addPod(ips ...netip.Addr) netns.NsHandle {
 }
 
 func (n *node) setPod(p model.Pod) {
-	n.world.Pods[p.Key] = p
+	n.fixture.Pods[p.Key] = p
 	n.model.SetPod(p)
 }
 
 func (n *node) setPolicy(np *networkingv1.NetworkPolicy) {
-	n.world.Policies[model.Key{Namespace: np.Namespace, Name: np.Name}] = np
+	n.fixture.Policies[model.Key{Namespace: np.Namespace, Name: np.Name}] = np
 	n.model.SetPolicy(np)
 }
 
 func (n *node) deletePolicy(namespace, name string) {
 	k := model.Key{Namespace: namespace, Name: name}
-	delete(n.world.Policies, k)
+	delete(n.fixture.Policies, k)
 	n.model.DeletePolicy(k)
 }
 
@@ -325,7 +325,7 @@ func (n *node) agree(what []oracle.Packet) (allowed int) {
 	got := n.probe(what)
 	wrong := 0
 	for i, p := range what {
-		want := n.world.Allows(p)
+		want := n.fixture.Allows(p)
 		if want {
 			allowed++
 		}

@@ -28,7 +28,7 @@ type Writer struct {
 	// after a grace period, some 10 ms.
 	kernel   nft.Kernel
 	families []*family
-	// cover stands in for the tables while Replace writes them anew.
+	// cover stands in for the tables while Replace writes them again.
 	cover []*family
 	// before, if set, is asked before every transaction of a change; its
 	// error is returned in place of taking it.

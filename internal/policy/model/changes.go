@@ -31,7 +31,7 @@ const SelfSet = "self"
 type Set struct {
 	Name   string
 	Kind   Kind
-	Blocks []AddrRange
+	Blocks []addrRange
 }
 
 // Rule is one rule of a chain: jump if Jump is set; else accept, if Accept is
@@ -46,7 +46,7 @@ type Rule struct {
 	// Ports are written into the rule and not a set: a set of intervals of
 	// two fields has no rows yet when the rules of its transaction begin to
 	// hold (Linux 6.18), so that packets would be dropped in between.
-	Ports PortRange
+	Ports portRange
 }
 
 // Chain is a chain the kernel must have. Fresh chains are new; others lose

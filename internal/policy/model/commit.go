@@ -121,7 +121,7 @@ func (m *Model) Commit() *Changes {
 	return out
 }
 
-// sweep drops what nobody uses any more.
+// sweep drops what no one uses any more.
 func (m *Model) sweep() {
 	for len(m.idle) > 0 {
 		for u := range m.idle {

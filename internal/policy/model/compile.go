@@ -34,8 +34,8 @@ func (p peer) String() string {
 type rule struct {
 	anyPeer, anyPort bool
 	peers            []peer
-	blocks           []AddrRange
-	ports            []PortRange
+	blocks           []addrRange
+	ports            []portRange
 	names            []Name
 }
 
@@ -125,7 +125,7 @@ func (r *rule) addPort(p networkingv1.NetworkPolicyPort) error {
 	case err != nil:
 		return err
 	case p.Port == nil:
-		r.ports = append(r.ports, PortRange{n, 0, 65535})
+		r.ports = append(r.ports, portRange{n, 0, 65535})
 	case p.Port.Type == intstr.String:
 		r.names = append(r.names, Name{p.Port.StrVal, n})
 	default:
@@ -136,7 +136,7 @@ func (r *rule) addPort(p networkingv1.NetworkPolicyPort) error {
 		if first < 0 || last > 65535 || last < first {
 			return fmt.Errorf("%d-%d is not a range within 0-65535", first, last)
 		}
-		r.ports = append(r.ports, PortRange{n, uint16(first), uint16(last)})
+		r.ports = append(r.ports, portRange{n, uint16(first), uint16(last)})
 	}
 	return nil
 }
@@ -161,21 +161,21 @@ func compareNames(a, b Name) int {
 	return int(a.Proto) - int(b.Proto)
 }
 
-// PortRange is a protocol and its ports from First to Last, both included.
-type PortRange struct {
+// portRange is a protocol and its ports from First to Last, both included.
+type portRange struct {
 	Proto       uint8
 	First, Last uint16
 }
 
 // mergePorts sorts ranges and joins those that touch: each is a rule.
-func mergePorts(in []PortRange) []PortRange {
-	slices.SortFunc(in, func(a, b PortRange) int {
+func mergePorts(in []portRange) []portRange {
+	slices.SortFunc(in, func(a, b portRange) int {
 		if a.Proto != b.Proto {
 			return int(a.Proto) - int(b.Proto)
 		}
 		return int(a.First) - int(b.First)
 	})
-	var out []PortRange
+	var out []portRange
 	for _, r := range in {
 		if n := len(out); n > 0 && out[n-1].Proto == r.Proto && int(r.First) <= int(out[n-1].Last)+1 {
 			out[n-1].Last = max(out[n-1].Last, r.Last)
@@ -186,27 +186,27 @@ func mergePorts(in []PortRange) []PortRange {
 	return out
 }
 
-// AddrRange is the addresses from First to Last, both included, of one
+// addrRange is the addresses from First to Last, both included, of one
 // family.
-type AddrRange struct{ First, Last netip.Addr }
+type addrRange struct{ First, Last netip.Addr }
 
-func rangeOf(p netip.Prefix) AddrRange {
+func rangeOf(p netip.Prefix) addrRange {
 	b := p.Masked().Addr().AsSlice()
 	for i := p.Bits(); i < len(b)*8; i++ {
 		b[i/8] |= 0x80 >> (i % 8)
 	}
 	last, _ := netip.AddrFromSlice(b)
-	return AddrRange{p.Masked().Addr(), last}
+	return addrRange{p.Masked().Addr(), last}
 }
 
 // blockRanges is an ipBlock without its exceptions. With an exception that
 // cannot be understood the whole block allows nothing.
-func blockRanges(b *networkingv1.IPBlock) ([]AddrRange, error) {
+func blockRanges(b *networkingv1.IPBlock) ([]addrRange, error) {
 	cidr, err := netip.ParsePrefix(b.CIDR)
 	if err != nil {
 		return nil, fmt.Errorf("cidr %q: %w", b.CIDR, err)
 	}
-	rest := []AddrRange{rangeOf(cidr)}
+	rest := []addrRange{rangeOf(cidr)}
 	for _, s := range b.Except {
 		except, err := netip.ParsePrefix(s)
 		if err != nil {
@@ -216,17 +216,17 @@ func blockRanges(b *networkingv1.IPBlock) ([]AddrRange, error) {
 			continue
 		}
 		hole := rangeOf(except)
-		var left []AddrRange
+		var left []addrRange
 		for _, r := range rest {
 			if hole.Last.Less(r.First) || r.Last.Less(hole.First) {
 				left = append(left, r)
 				continue
 			}
 			if r.First.Less(hole.First) {
-				left = append(left, AddrRange{r.First, hole.First.Prev()})
+				left = append(left, addrRange{r.First, hole.First.Prev()})
 			}
 			if hole.Last.Less(r.Last) {
-				left = append(left, AddrRange{hole.Last.Next(), r.Last})
+				left = append(left, addrRange{hole.Last.Next(), r.Last})
 			}
 		}
 		rest = left
@@ -236,9 +236,9 @@ func blockRanges(b *networkingv1.IPBlock) ([]AddrRange, error) {
 
 // mergeAddrs sorts ranges and joins those that touch: the kernel's sets do
 // not take overlaps.
-func mergeAddrs(in []AddrRange) []AddrRange {
-	slices.SortFunc(in, func(a, b AddrRange) int { return a.First.Compare(b.First) })
-	var out []AddrRange
+func mergeAddrs(in []addrRange) []addrRange {
+	slices.SortFunc(in, func(a, b addrRange) int { return a.First.Compare(b.First) })
+	var out []addrRange
 	for _, r := range in {
 		if n := len(out); n > 0 && out[n-1].First.BitLen() == r.First.BitLen() {
 			// Next of the very last address is not valid, and less than all.

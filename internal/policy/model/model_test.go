@@ -21,7 +21,8 @@ type kernel struct {
 }
 
 func newKernel(t *testing.T) *kernel {
-	return &kernel{t, map[string]model.Set{model.SelfSet: {Name: model.SelfSet, Kind: model.Selves}}, map[model.Row]bool{}, map[string][]model.Rule{}, map[model.Guard]bool{}, map[model.Guard]string{}}
+	return &kernel{t, map[string]model.Set{model.SelfSet: {Name: model.SelfSet, Kind: model.Selves}}, map[model.Row]bool{},
+		map[string][]model.Rule{}, map[model.Guard]bool{}, map[model.Guard]string{}}
 }
 
 func (k *kernel) must(ok bool, format string, args ...any) {
@@ -163,7 +164,7 @@ func TestRandomHistoriesDecideAsTheOracle(t *testing.T) {
 				whole.apply(h.Model.Snapshot())
 				for range 40 {
 					p := oracle.RandomPacket(h.Rand)
-					want := h.World.Allows(p)
+					want := h.Cluster.Allows(p)
 					if got := k.allows(p); got != want {
 						t.Fatalf("%+v: rows say %v, policies say %v\n%s", p, got, want, h.Model.Snapshot().Text())
 					}
@@ -171,15 +172,17 @@ func TestRandomHistoriesDecideAsTheOracle(t *testing.T) {
 						t.Fatalf("%+v: snapshot says %v, policies say %v", p, got, want)
 					}
 				}
-				if len(k.rows) != len(whole.rows) || len(k.sets) != len(whole.sets) || len(k.chains) != len(whole.chains) || len(k.to) != len(whole.to) {
-					t.Fatalf("history left %d rows, %d sets, %d chains, %d guards; a snapshot has %d, %d, %d, %d", len(k.rows), len(k.sets), len(k.chains), len(k.to),
+				if len(k.rows) != len(whole.rows) || len(k.sets) != len(whole.sets) || len(k.chains) != len(whole.chains) ||
+					len(k.to) != len(whole.to) {
+					t.Fatalf("history left %d rows, %d sets, %d chains, %d guards; a snapshot has %d, %d, %d, %d", len(k.rows), len(k.sets),
+						len(k.chains), len(k.to),
 						len(whole.rows), len(whole.sets), len(whole.chains), len(whole.to))
 				}
 			}
-			for key := range h.World.Pods {
+			for key := range h.Cluster.Pods {
 				h.Model.DeletePod(key)
 			}
-			for key := range h.World.Policies {
+			for key := range h.Cluster.Policies {
 				h.Model.DeletePolicy(key)
 			}
 			k.apply(h.Model.Commit())

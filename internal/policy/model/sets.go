@@ -129,7 +129,7 @@ func (s *names) drop(m *Model) {
 	m.out.DropSets = append(m.out.DropSets, Set{Name: s.set, Kind: Named})
 }
 
-func (m *Model) blocksOf(ranges []AddrRange) *blocks {
+func (m *Model) blocksOf(ranges []addrRange) *blocks {
 	set := Set{Kind: Blocks, Blocks: ranges}
 	key := set.contents()
 	s := m.blocks[key]

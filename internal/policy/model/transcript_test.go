@@ -15,7 +15,8 @@ import (
 )
 
 func web(name, ip string, local bool) model.Pod {
-	return model.Pod{Key: model.Key{Namespace: "x", Name: name}, Labels: map[string]string{"app": "web"}, Local: local, IPs: []netip.Addr{netip.MustParseAddr(ip)},
+	return model.Pod{Key: model.Key{Namespace: "x", Name: name}, Labels: map[string]string{"app": "web"}, Local: local,
+		IPs:   []netip.Addr{netip.MustParseAddr(ip)},
 		Ports: []model.PodPort{{Name: model.Name{Name: "http", Proto: 6}, Value: 8080}}}
 }
 
@@ -28,7 +29,8 @@ func TestTranscript(t *testing.T) {
 	named, low, high := intstr.FromString("http"), intstr.FromInt32(9000), int32(9100)
 	udp := corev1.ProtocolUDP
 	friends := networkingv1.NetworkPolicySpec{Ingress: []networkingv1.NetworkPolicyIngressRule{{
-		From: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{}}, {NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"team": "a"}}},
+		From: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{}},
+			{NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"team": "a"}}},
 			{IPBlock: &networkingv1.IPBlock{CIDR: "192.0.2.0/24", Except: []string{"192.0.2.128/25"}}}},
 		Ports: []networkingv1.NetworkPolicyPort{{Port: &named}, {Protocol: &udp, Port: &low, EndPort: &high}}}}}
 	m := model.New()
@@ -52,7 +54,8 @@ func TestTranscript(t *testing.T) {
 		{"the first policy changes", func() {
 			m.SetPolicy(np("friends", networkingv1.NetworkPolicySpec{Ingress: []networkingv1.NetworkPolicyIngressRule{{}}}))
 		}},
-		{"a pod goes, another gets its address", func() { m.DeletePod(model.Key{Namespace: "x", Name: "d"}); m.SetPod(web("f", "10.0.0.4", true)) }},
+		{"a pod goes, another gets its address",
+			func() { m.DeletePod(model.Key{Namespace: "x", Name: "d"}); m.SetPod(web("f", "10.0.0.4", true)) }},
 		{"nothing changes", func() { m.SetPod(web("a", "10.0.0.1", true)) }},
 		{"the policies go", func() {
 			m.DeletePolicy(model.Key{Namespace: "x", Name: "friends"})
@@ -75,8 +78,11 @@ func TestWhatCannotBeUnderstoodAllowsNothing(t *testing.T) {
 		says string
 		rule networkingv1.NetworkPolicyIngressRule
 	}{
-		{`cidr "nonsense"`, networkingv1.NetworkPolicyIngressRule{From: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: "nonsense"}}}}},
-		{`except "10.0.0.300"`, networkingv1.NetworkPolicyIngressRule{From: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: "10.0.0.0/8", Except: []string{"10.0.0.300"}}}}}},
+		{`cidr "nonsense"`, networkingv1.NetworkPolicyIngressRule{From: []networkingv1.NetworkPolicyPeer{
+			{IPBlock: &networkingv1.IPBlock{CIDR: "nonsense"}}}}},
+		{`except "10.0.0.300"`,
+			networkingv1.NetworkPolicyIngressRule{From: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: "10.0.0.0/8",
+				Except: []string{"10.0.0.300"}}}}}},
 		{"a podSelector", networkingv1.NetworkPolicyIngressRule{From: []networkingv1.NetworkPolicyPeer{{PodSelector: broken}}}},
 		{"a namespaceSelector", networkingv1.NetworkPolicyIngressRule{From: []networkingv1.NetworkPolicyPeer{{NamespaceSelector: broken}}}},
 		{`protocol "ICMP"`, networkingv1.NetworkPolicyIngressRule{Ports: []networkingv1.NetworkPolicyPort{{Protocol: &icmp}}}},
@@ -87,7 +93,8 @@ func TestWhatCannotBeUnderstoodAllowsNothing(t *testing.T) {
 			m.SetPod(web("a", "10.0.0.1", true))
 			m.SetPolicy(np("p", networkingv1.NetworkPolicySpec{Ingress: []networkingv1.NetworkPolicyIngressRule{tc.rule}}))
 			c := m.Commit()
-			if len(c.Problems) != 1 || !strings.Contains(c.Problems[0].Error(), tc.says) || !strings.Contains(c.Problems[0].Error(), "x/p") {
+			if len(c.Problems) != 1 || !strings.Contains(c.Problems[0].Error(), tc.says) || !strings.Contains(c.Problems[0].Error(),
+				"x/p") {
 				t.Errorf("problems %v, want one that says %s", c.Problems, tc.says)
 			}
 			if len(c.Guard) != 1 || len(c.Add) != 1 {

@@ -8,50 +8,51 @@ import (
 	"github.com/berth-dev/berth/internal/policy/model"
 )
 
-// History changes a World at random and tells a Model of each change.
-type History struct {
+// history changes a World at random and tells a Model of each change.
+type history struct {
 	*rand.Rand
-	World World
-	Model *model.Model
+	Cluster Cluster
+	Model   *model.Model
 }
 
 // NewHistory is an empty one; equal seeds give equal histories.
-func NewHistory(seed uint64) *History {
-	return &History{rand.New(rand.NewPCG(seed, 1)), NewWorld(), model.New()}
+func NewHistory(seed uint64) *history {
+	return &history{rand.New(rand.NewPCG(seed, 1)), NewCluster(), model.New()}
 }
 
-// NewWorld is an empty cluster.
-func NewWorld() World {
-	return World{Namespaces: map[string]map[string]string{}, Pods: map[model.Key]model.Pod{}, Policies: map[model.Key]*networkingv1.NetworkPolicy{}}
+// NewCluster is an empty cluster.
+func NewCluster() Cluster {
+	return Cluster{Namespaces: map[string]map[string]string{}, Pods: map[model.Key]model.Pod{},
+		Policies: map[model.Key]*networkingv1.NetworkPolicy{}}
 }
 
 // Step makes one change.
-func (h *History) Step() {
+func (h *history) Step() {
 	switch h.IntN(9) {
 	case 0, 1, 2:
-		p := RandomPod(h.Rand)
-		h.World.Pods[p.Key] = p
+		p := randomPod(h.Rand)
+		h.Cluster.Pods[p.Key] = p
 		h.Model.SetPod(p)
 	case 3:
-		k := RandomPod(h.Rand).Key
-		delete(h.World.Pods, k)
+		k := randomPod(h.Rand).Key
+		delete(h.Cluster.Pods, k)
 		h.Model.DeletePod(k)
 	case 4, 5:
-		np := RandomPolicy(h.Rand)
-		h.World.Policies[model.Key{Namespace: np.Namespace, Name: np.Name}] = np
+		np := randomPolicy(h.Rand)
+		h.Cluster.Policies[model.Key{Namespace: np.Namespace, Name: np.Name}] = np
 		h.Model.SetPolicy(np)
 	case 6:
-		np := RandomPolicy(h.Rand)
+		np := randomPolicy(h.Rand)
 		k := model.Key{Namespace: np.Namespace, Name: np.Name}
-		delete(h.World.Policies, k)
+		delete(h.Cluster.Policies, k)
 		h.Model.DeletePolicy(k)
 	case 7:
-		name, l := RandomPod(h.Rand).Namespace, RandomLabels(h.Rand)
-		h.World.Namespaces[name] = l
+		name, l := randomPod(h.Rand).Namespace, randomLabels(h.Rand)
+		h.Cluster.Namespaces[name] = l
 		h.Model.SetNamespace(name, l)
 	case 8:
-		name := RandomPod(h.Rand).Namespace
-		delete(h.World.Namespaces, name)
+		name := randomPod(h.Rand).Namespace
+		delete(h.Cluster.Namespaces, name)
 		h.Model.DeleteNamespace(name)
 	}
 }

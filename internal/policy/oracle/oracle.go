@@ -14,8 +14,8 @@ import (
 	"github.com/berth-dev/berth/internal/policy/model"
 )
 
-// World is a cluster as one node sees it.
-type World struct {
+// Cluster is a cluster as one node sees it.
+type Cluster struct {
 	Namespaces map[string]map[string]string
 	Pods       map[model.Key]model.Pod
 	Policies   map[model.Key]*networkingv1.NetworkPolicy
@@ -29,15 +29,16 @@ type Packet struct {
 }
 
 // Allows says whether this node lets a packet pass.
-func (w World) Allows(p Packet) bool {
+func (w Cluster) Allows(p Packet) bool {
 	if p.Src == p.Dst {
 		return true
 	}
 	src, dst := w.owner(p.Src), w.owner(p.Dst)
-	return w.passes(networkingv1.PolicyTypeEgress, src, dst, p.Dst, dst, p) && w.passes(networkingv1.PolicyTypeIngress, dst, src, p.Src, dst, p)
+	return w.passes(networkingv1.PolicyTypeEgress, src, dst, p.Dst, dst, p) && w.passes(networkingv1.PolicyTypeIngress, dst, src, p.Src,
+		dst, p)
 }
 
-func (w World) owner(ip netip.Addr) *model.Pod {
+func (w Cluster) owner(ip netip.Addr) *model.Pod {
 	var best *model.Pod
 	for _, p := range w.Pods {
 		if !slices.Contains(p.IPs, ip) {
@@ -63,7 +64,7 @@ func (w World) owner(ip netip.Addr) *model.Pod {
 
 // passes asks the policies of one side of a packet; other is who is on the
 // other side, if a pod is.
-func (w World) passes(side networkingv1.PolicyType, guarded, other *model.Pod, otherIP netip.Addr, target *model.Pod, p Packet) bool {
+func (w Cluster) passes(side networkingv1.PolicyType, guarded, other *model.Pod, otherIP netip.Addr, target *model.Pod, p Packet) bool {
 	if guarded == nil || !guarded.Local {
 		return true
 	}
@@ -102,7 +103,7 @@ func selects(s *metav1.LabelSelector, l map[string]string) bool {
 	return err == nil && sel.Matches(labels.Set(l))
 }
 
-func (w World) peers(namespace string, peers []networkingv1.NetworkPolicyPeer, pod *model.Pod, ip netip.Addr) bool {
+func (w Cluster) peers(namespace string, peers []networkingv1.NetworkPolicyPeer, pod *model.Pod, ip netip.Addr) bool {
 	if len(peers) == 0 {
 		return true
 	}
@@ -142,7 +143,8 @@ func ports(allowed []networkingv1.NetworkPolicyPort, target *model.Pod, p Packet
 		case a.Port == nil:
 			return true
 		case a.Port.Type == intstr.String:
-			return target != nil && slices.Contains(target.Ports, model.PodPort{Name: model.Name{Name: a.Port.StrVal, Proto: proto}, Value: p.Port})
+			return target != nil && slices.Contains(target.Ports, model.PodPort{Name: model.Name{Name: a.Port.StrVal, Proto: proto},
+				Value: p.Port})
 		case a.EndPort != nil:
 			return int32(p.Port) >= a.Port.IntVal && int32(p.Port) <= *a.EndPort
 		}

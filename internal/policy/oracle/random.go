@@ -24,31 +24,32 @@ var (
 
 func pick[T any](r *rand.Rand, from []T) T { return from[r.IntN(len(from))] }
 
-// RandomLabels are few, so that selectors often match.
-func RandomLabels(r *rand.Rand) map[string]string {
+// randomLabels are few, so that selectors often match.
+func randomLabels(r *rand.Rand) map[string]string {
 	return map[string]string{"pod": pick(r, someLabels), "tier": pick(r, someLabels)}
 }
 
-// RandomPod is a pod with one of few keys and addresses.
-func RandomPod(r *rand.Rand) model.Pod {
+// randomPod is a pod with one of few keys and addresses.
+func randomPod(r *rand.Rand) model.Pod {
 	p := model.Pod{
-		Key: model.Key{Namespace: pick(r, someNamespaces), Name: pick(r, someLabels)}, Labels: RandomLabels(r),
+		Key: model.Key{Namespace: pick(r, someNamespaces), Name: pick(r, someLabels)}, Labels: randomLabels(r),
 		Local: r.IntN(3) > 0, Leaving: r.IntN(4) == 0, Created: r.Int64N(3),
-		IPs: []netip.Addr{RandomAddr(r)},
+		IPs: []netip.Addr{randomAddr(r)},
 	}
 	if r.IntN(2) == 0 {
 		p.IPs = append(p.IPs, randomAddr6(r))
 	}
 	for _, name := range someNames {
 		if r.IntN(2) == 0 {
-			p.Ports = append(p.Ports, model.PodPort{Name: model.Name{Name: name, Proto: Protocols[randomProtocol(r)]}, Value: uint16(80 + r.IntN(3))})
+			p.Ports = append(p.Ports, model.PodPort{Name: model.Name{Name: name, Proto: Protocols[randomProtocol(r)]},
+				Value: uint16(80 + r.IntN(3))})
 		}
 	}
 	return p
 }
 
-// RandomAddr is one that a pod may have.
-func RandomAddr(r *rand.Rand) netip.Addr {
+// randomAddr is one that a pod may have.
+func randomAddr(r *rand.Rand) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, 0, byte(r.IntN(2)), byte(2 + r.IntN(8))})
 }
 
@@ -58,7 +59,7 @@ func randomAddr6(r *rand.Rand) netip.Addr {
 
 // RandomPacket is between addresses that pods may have, or others.
 func RandomPacket(r *rand.Rand) Packet {
-	p := Packet{Src: RandomAddr(r), Dst: RandomAddr(r), Proto: Protocols[randomProtocol(r)], Port: uint16(79 + r.IntN(6))}
+	p := Packet{Src: randomAddr(r), Dst: randomAddr(r), Proto: Protocols[randomProtocol(r)], Port: uint16(79 + r.IntN(6))}
 	if r.IntN(3) == 0 {
 		p.Src, p.Dst = randomAddr6(r), randomAddr6(r)
 	}
@@ -78,16 +79,18 @@ func randomSelector(r *rand.Rand) *metav1.LabelSelector {
 	case 0, 1:
 		s.MatchLabels = map[string]string{"pod": pick(r, someLabels)}
 	case 2:
-		s.MatchExpressions = []metav1.LabelSelectorRequirement{{Key: "tier", Operator: metav1.LabelSelectorOpIn, Values: []string{"a", "b"}}}
+		s.MatchExpressions = []metav1.LabelSelectorRequirement{{Key: "tier", Operator: metav1.LabelSelectorOpIn,
+			Values: []string{"a", "b"}}}
 	case 3:
-		s.MatchExpressions = []metav1.LabelSelectorRequirement{{Key: "pod", Operator: metav1.LabelSelectorOpNotIn, Values: []string{pick(r, someLabels)}},
+		s.MatchExpressions = []metav1.LabelSelectorRequirement{{Key: "pod", Operator: metav1.LabelSelectorOpNotIn,
+			Values: []string{pick(r, someLabels)}},
 			{Key: "tier", Operator: metav1.LabelSelectorOpExists}}
 	}
 	return s
 }
 
-// RandomPolicy is a policy with one of few keys and anything the API allows.
-func RandomPolicy(r *rand.Rand) *networkingv1.NetworkPolicy {
+// randomPolicy is a policy with one of few keys and anything the API allows.
+func randomPolicy(r *rand.Rand) *networkingv1.NetworkPolicy {
 	np := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: pick(r, someNamespaces), Name: pick(r, someLabels)}}
 	np.Spec.PodSelector = *randomSelector(r)
 	switch r.IntN(4) {

@@ -99,9 +99,9 @@ func read(path string, into *KubeProxyConfiguration) error {
 	return nil
 }
 
-// Validate reports everything wrong or not supported in a completed
+// validate reports everything wrong or not supported in a completed
 // configuration, each with its field.
-func Validate(c *KubeProxyConfiguration) error {
+func validate(c *KubeProxyConfiguration) error {
 	v := &checks{}
 	v.unsupported(c)
 	v.one("mode", string(c.Mode), "nftables")
@@ -110,7 +110,8 @@ func Validate(c *KubeProxyConfiguration) error {
 	case LocalByBridge:
 		v.check(c.DetectLocal.BridgeInterface != "", "detectLocal.bridgeInterface", "must be set with detectLocalMode BridgeInterface")
 	case LocalByPrefix:
-		v.check(c.DetectLocal.InterfaceNamePrefix != "", "detectLocal.interfaceNamePrefix", "must be set with detectLocalMode InterfaceNamePrefix")
+		v.check(c.DetectLocal.InterfaceNamePrefix != "", "detectLocal.interfaceNamePrefix",
+			"must be set with detectLocalMode InterfaceNamePrefix")
 	}
 	v.check(len(c.DetectLocal.BridgeInterface) <= 15, "detectLocal.bridgeInterface", "is longer than an interface name can be (15)")
 	v.check(len(c.DetectLocal.InterfaceNamePrefix) <= 15, "detectLocal.interfaceNamePrefix", "is longer than an interface name can be (15)")
@@ -129,14 +130,16 @@ func Validate(c *KubeProxyConfiguration) error {
 	n := c.NFTables
 	v.check(*n.MasqueradeBit >= 0 && *n.MasqueradeBit <= 31, "nftables.masqueradeBit", "%d is not within 0..31", *n.MasqueradeBit)
 	v.check(n.SyncPeriod.Duration > 0, "nftables.syncPeriod", "must be greater than 0")
-	v.check(n.MinSyncPeriod.Duration >= 0 && n.MinSyncPeriod.Duration <= n.SyncPeriod.Duration, "nftables.minSyncPeriod", "must be between 0 and nftables.syncPeriod")
+	v.check(n.MinSyncPeriod.Duration >= 0 && n.MinSyncPeriod.Duration <= n.SyncPeriod.Duration, "nftables.minSyncPeriod",
+		"must be between 0 and nftables.syncPeriod")
 	v.check(c.ConfigSyncPeriod.Duration > 0, "configSyncPeriod", "must be greater than 0")
 	v.check(*c.OOMScoreAdj >= -1000 && *c.OOMScoreAdj <= 1000, "oomScoreAdj", "%d is not within -1000..1000", *c.OOMScoreAdj)
 	t := c.Conntrack
 	v.check(*t.MaxPerCore >= 0, "conntrack.maxPerCore", "must not be negative")
 	v.check(*t.Min >= 0, "conntrack.min", "must not be negative")
-	for name, d := range map[string]time.Duration{"tcpEstablishedTimeout": t.TCPEstablishedTimeout.Duration, "tcpCloseWaitTimeout": t.TCPCloseWaitTimeout.Duration,
-		"udpTimeout": t.UDPTimeout.Duration, "udpStreamTimeout": t.UDPStreamTimeout.Duration} {
+	for name, d := range map[string]time.Duration{"tcpEstablishedTimeout": t.TCPEstablishedTimeout.Duration,
+		"tcpCloseWaitTimeout": t.TCPCloseWaitTimeout.Duration,
+		"udpTimeout":          t.UDPTimeout.Duration, "udpStreamTimeout": t.UDPStreamTimeout.Duration} {
 		v.check(d >= 0, "conntrack."+name, "must not be negative")
 	}
 	v.one("logging.format", c.Logging.Format, "text", "json")
@@ -162,14 +165,16 @@ func (v *checks) unsupported(c *KubeProxyConfiguration) {
 	p := c.IPVS
 	fixed(p.SyncPeriod.Duration, 30*time.Second, "ipvs.syncPeriod")
 	no(p.MinSyncPeriod.Duration != 0, "ipvs.minSyncPeriod", "it is of another mode")
-	no(p.Scheduler != "" || len(p.ExcludeCIDRs) > 0 || p.StrictARP || p.TCPTimeout.Duration != 0 || p.TCPFinTimeout.Duration != 0 || p.UDPTimeout.Duration != 0, "ipvs",
+	no(p.Scheduler != "" || len(p.ExcludeCIDRs) > 0 || p.StrictARP || p.TCPTimeout.Duration != 0 || p.TCPFinTimeout.Duration != 0 ||
+		p.UDPTimeout.Duration != 0, "ipvs",
 		"the only mode is nftables")
 	no(c.Winkernel != kubeproxyconfigv1alpha1.KubeProxyWinkernelConfiguration{}, "winkernel", "the only mode is nftables")
 	no(c.WindowsRunAsService, "windowsRunAsService", "this is Linux")
 	no(c.ShowHiddenMetricsForVersion != "", "showHiddenMetricsForVersion", "there are no hidden metrics")
 	no(len(c.Logging.VModule) > 0, "logging.vmodule", "set logging.verbosity")
 	text, json := c.Logging.Options.Text, c.Logging.Options.JSON
-	no(text.SplitStream || json.SplitStream || text.InfoBufferSize.Value() != 0 || json.InfoBufferSize.Value() != 0, "logging.options", "everything goes to standard error, unbuffered")
+	no(text.SplitStream || json.SplitStream || text.InfoBufferSize.Value() != 0 || json.InfoBufferSize.Value() != 0, "logging.options",
+		"everything goes to standard error, unbuffered")
 	no(c.PortRange != "", "portRange", "it has had no effect since userspace mode went")
 }
 

@@ -17,7 +17,8 @@ func load(t *testing.T, file string, args ...string) (*Flags, error) {
 	f := AddFlags(set)
 	if file != "" {
 		path := filepath.Join(t.TempDir(), "config.yaml")
-		if err := os.WriteFile(path, []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"+file), 0o600); err != nil {
+		if err := os.WriteFile(path, []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"+file),
+			0o600); err != nil {
 			t.Fatal(err)
 		}
 		args = append(args, "--config", path)
@@ -34,9 +35,12 @@ func TestDefaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := f.Config
-	if c.HealthzBindAddress != "0.0.0.0:10256" || c.MetricsBindAddress != "127.0.0.1:10249" || c.Mode != "nftables" || *c.NFTables.MasqueradeBit != 14 || *c.OOMScoreAdj != -999 ||
-		c.ClientConnection.QPS != 5 || c.ClientConnection.Burst != 10 || c.NFTables.SyncPeriod.Duration != 30*time.Second || *c.Conntrack.MaxPerCore != 32768 ||
-		c.Conntrack.TCPEstablishedTimeout.Duration != 24*time.Hour || c.DetectLocalMode != "ClusterCIDR" || c.ConfigSyncPeriod.Duration != 15*time.Minute {
+	if c.HealthzBindAddress != "0.0.0.0:10256" || c.MetricsBindAddress != "127.0.0.1:10249" || c.Mode != "nftables" ||
+		*c.NFTables.MasqueradeBit != 14 || *c.OOMScoreAdj != -999 ||
+		c.ClientConnection.QPS != 5 || c.ClientConnection.Burst != 10 || c.NFTables.SyncPeriod.Duration != 30*time.Second ||
+		*c.Conntrack.MaxPerCore != 32768 ||
+		c.Conntrack.TCPEstablishedTimeout.Duration != 24*time.Hour || c.DetectLocalMode != "ClusterCIDR" ||
+		c.ConfigSyncPeriod.Duration != 15*time.Minute {
 		t.Errorf("defaults: %+v", c)
 	}
 	if f, err = load(t, "bindAddress: '::'"); err != nil || f.Config.HealthzBindAddress != "[::]:10256" {
@@ -46,14 +50,18 @@ func TestDefaults(t *testing.T) {
 
 // TestFlagsOverFile checks that given flags win over the file, and others not.
 func TestFlagsOverFile(t *testing.T) {
-	f, err := load(t, "clusterCIDR: 10.1.0.0/16\nhostnameOverride: filed\nnodePortAddresses: [10.0.0.0/8]\nnftables: {syncPeriod: 5s}\nfeatureGates: {AllowServiceExternalIPs: false}\n",
-		"--hostname-override=given", "--conntrack-max-per-core=0", "--nodeport-addresses=192.0.2.0/24,fd00::/8", "--conntrack-tcp-timeout-established=5m", "-v=4")
+	f, err := load(t, "clusterCIDR: 10.1.0.0/16\nhostnameOverride: filed\nnodePortAddresses: [10.0.0.0/8]\nnftables: {syncPeriod: "+
+		"5s}\nfeatureGates: {AllowServiceExternalIPs: false}\n",
+		"--hostname-override=given", "--conntrack-max-per-core=0", "--nodeport-addresses=192.0.2.0/24,fd00::/8",
+		"--conntrack-tcp-timeout-established=5m", "-v=4")
 	if err != nil {
 		t.Fatal(err)
 	}
 	c := f.Config
-	if c.HostnameOverride != "given" || c.ClusterCIDR != "10.1.0.0/16" || *c.Conntrack.MaxPerCore != 0 || strings.Join(c.NodePortAddresses, " ") != "192.0.2.0/24 fd00::/8" ||
-		c.Conntrack.TCPEstablishedTimeout.Duration != 5*time.Minute || c.NFTables.SyncPeriod.Duration != 5*time.Second || c.Logging.Verbosity != 4 || c.FeatureGates["AllowServiceExternalIPs"] {
+	if c.HostnameOverride != "given" || c.ClusterCIDR != "10.1.0.0/16" || *c.Conntrack.MaxPerCore != 0 || strings.Join(c.NodePortAddresses,
+		" ") != "192.0.2.0/24 fd00::/8" ||
+		c.Conntrack.TCPEstablishedTimeout.Duration != 5*time.Minute || c.NFTables.SyncPeriod.Duration != 5*time.Second ||
+		c.Logging.Verbosity != 4 || c.FeatureGates["AllowServiceExternalIPs"] {
 		t.Errorf("got %+v", c)
 	}
 }

@@ -45,7 +45,8 @@ func AddFlags(set *pflag.FlagSet) *Flags {
 	set.StringVar(&f.Master, "master", "", "URL of the API server, overriding the kubeconfig")
 	set.StringVar(&c.ClientConnection.Kubeconfig, "kubeconfig", "", "kubeconfig file (default: the service account of the pod)")
 	set.BoolVar(&f.Cleanup, "cleanup", false, "remove the proxy's tables and exit")
-	set.BoolVar(&f.CleanupKubeProxy, "cleanup-kube-proxy", false, "remove what kube-proxy left in iptables, nftables and IPVS; exits unless the proxy runs")
+	set.BoolVar(&f.CleanupKubeProxy, "cleanup-kube-proxy", false,
+		"remove what kube-proxy left in iptables, nftables and IPVS; exits unless the proxy runs")
 	set.BoolVar(&f.InitOnly, "init-only", false, "do what needs privileges on the host and exit")
 	set.StringVar(&f.WriteTo, "write-config-to", "", "write the configuration that applies to a file and exit")
 	set.StringVar(&f.Instance, "instance", "berth", "name of the nftables tables")
@@ -69,13 +70,16 @@ func AddFlags(set *pflag.FlagSet) *Flags {
 	duration(set, &c.NFTables.MinSyncPeriod, "nftables-min-sync-period", "least time between two changes of the rules")
 	duration(set, &c.ConfigSyncPeriod, "config-sync-period", "how often the watched objects are gone through again (default 15m)")
 	set.Var(number{&c.OOMScoreAdj}, "oom-score-adj", "of this process (default -999)")
-	set.Var(number{&c.Conntrack.MaxPerCore}, "conntrack-max-per-core", "tracked connections per core; 0 leaves the limit alone (default 32768)")
+	set.Var(number{&c.Conntrack.MaxPerCore}, "conntrack-max-per-core",
+		"tracked connections per core; 0 leaves the limit alone (default 32768)")
 	set.Var(number{&c.Conntrack.Min}, "conntrack-min", "least limit of tracked connections (default 131072)")
 	set.BoolVar(&c.Conntrack.TCPBeLiberal, "conntrack-tcp-be-liberal", false, "let TCP packets outside the window pass")
-	f.optional(&c.Conntrack.TCPEstablishedTimeout, "conntrack-tcp-timeout-established", "idle time of TCP connections; 0 leaves it alone (default 24h)")
+	f.optional(&c.Conntrack.TCPEstablishedTimeout, "conntrack-tcp-timeout-established",
+		"idle time of TCP connections; 0 leaves it alone (default 24h)")
 	f.optional(&c.Conntrack.TCPCloseWaitTimeout, "conntrack-tcp-timeout-close-wait", "time in CLOSE_WAIT; 0 leaves it alone (default 1h)")
 	duration(set, &c.Conntrack.UDPTimeout, "conntrack-udp-timeout", "idle time of UDP flows; 0 leaves it alone")
-	duration(set, &c.Conntrack.UDPStreamTimeout, "conntrack-udp-timeout-stream", "idle time of UDP flows that were answered; 0 leaves it alone")
+	duration(set, &c.Conntrack.UDPStreamTimeout, "conntrack-udp-timeout-stream",
+		"idle time of UDP flows that were answered; 0 leaves it alone")
 	set.StringVar(&c.ClientConnection.ContentType, "kube-api-content-type", "", "content type of requests (default protobuf)")
 	set.Float32Var(&c.ClientConnection.QPS, "kube-api-qps", 0, "requests per second (default 5)")
 	set.Int32Var(&c.ClientConnection.Burst, "kube-api-burst", 0, "requests at once (default 10)")
@@ -108,7 +112,7 @@ func (f *Flags) Load() error {
 		}
 	}
 	Defaults(&f.Config)
-	return Validate(&f.Config)
+	return validate(&f.Config)
 }
 
 // All are the flags by name with the values they have now.

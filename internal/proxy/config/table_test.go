@@ -20,14 +20,16 @@ bindAddressHardFail: false
 clientConnection: {acceptContentTypes: "", burst: 0, contentType: "", kubeconfig: /var/lib/kube-proxy/kubeconfig.conf, qps: 0}
 clusterCIDR: 10.244.0.0/16
 configSyncPeriod: 0s
-conntrack: {maxPerCore: null, min: null, tcpBeLiberal: false, tcpCloseWaitTimeout: null, tcpEstablishedTimeout: null, udpStreamTimeout: 0s, udpTimeout: 0s}
+conntrack: {maxPerCore: null, min: null, tcpBeLiberal: false, tcpCloseWaitTimeout: null, tcpEstablishedTimeout: null, udpStreamTimeout: ` +
+	`0s, udpTimeout: 0s}
 detectLocal: {bridgeInterface: "", interfaceNamePrefix: ""}
 detectLocalMode: ""
 enableProfiling: false
 healthzBindAddress: ""
 hostnameOverride: ""
 iptables: {localhostNodePorts: null, masqueradeAll: false, masqueradeBit: null, minSyncPeriod: 0s, syncPeriod: 0s}
-ipvs: {excludeCIDRs: null, minSyncPeriod: 0s, scheduler: "", strictARP: false, syncPeriod: 0s, tcpFinTimeout: 0s, tcpTimeout: 0s, udpTimeout: 0s}
+ipvs: {excludeCIDRs: null, minSyncPeriod: 0s, scheduler: "", strictARP: false, syncPeriod: 0s, tcpFinTimeout: 0s, tcpTimeout: 0s, ` +
+	`udpTimeout: 0s}
 logging: {flushFrequency: 0, options: {json: {infoBufferSize: "0"}, text: {infoBufferSize: "0"}}, verbosity: 0}
 metricsBindAddress: ""
 mode: ""
@@ -46,8 +48,10 @@ func TestKubeadm(t *testing.T) {
 	if _, err := load(t, kubeadm); err != nil {
 		t.Error(err)
 	}
-	defaulted := strings.NewReplacer("localhostNodePorts: null", "localhostNodePorts: true", "minSyncPeriod: 0s, syncPeriod: 0s}\nipvs", "minSyncPeriod: 1s, syncPeriod: 30s}\nipvs",
-		"strictARP: false, syncPeriod: 0s", "strictARP: false, syncPeriod: 30s", "masqueradeBit: null", "masqueradeBit: 14", "flushFrequency: 0", "flushFrequency: 5s").Replace(kubeadm)
+	defaulted := strings.NewReplacer("localhostNodePorts: null", "localhostNodePorts: true", "minSyncPeriod: 0s, syncPeriod: 0s}\nipvs",
+		"minSyncPeriod: 1s, syncPeriod: 30s}\nipvs",
+		"strictARP: false, syncPeriod: 0s", "strictARP: false, syncPeriod: 30s", "masqueradeBit: null", "masqueradeBit: 14",
+		"flushFrequency: 0", "flushFrequency: 5s").Replace(kubeadm)
 	if _, err := load(t, defaulted); err != nil {
 		t.Error(err)
 	}
@@ -57,9 +61,11 @@ func TestKubeadm(t *testing.T) {
 // does not say one that is valid.
 var samples = map[string]string{
 	"mode": `"nftables"`, "bindAddress": `"192.0.2.1"`, "healthzBindAddress": `"127.0.0.1:10256"`, "metricsBindAddress": `"0.0.0.0:10249"`,
-	"clusterCIDR": `"10.1.0.0/16"`, "nodePortAddresses": `["192.0.2.0/24"]`, "detectLocalMode": `"NodeCIDR"`, "featureGates": `{AllowServiceExternalIPs: false}`,
-	"logging.format": `"json"`, "logging.vmodule": `[{filePattern: a, verbosity: 1}]`, "logging.flushFrequency": "7s", "nftables.minSyncPeriod": "2s",
-	"oomScoreAdj": "-7", "ipvs.excludeCIDRs": `["192.0.2.0/24"]`, "ipvs.syncPeriod": "7s",
+	"clusterCIDR": `"10.1.0.0/16"`, "nodePortAddresses": `["192.0.2.0/24"]`, "detectLocalMode": `"NodeCIDR"`,
+	"featureGates":   `{AllowServiceExternalIPs: false}`,
+	"logging.format": `"json"`, "logging.vmodule": `[{filePattern: a, verbosity: 1}]`, "logging.flushFrequency": "7s",
+	"nftables.minSyncPeriod": "2s",
+	"oomScoreAdj":            "-7", "ipvs.excludeCIDRs": `["192.0.2.0/24"]`, "ipvs.syncPeriod": "7s",
 }
 
 // fields lists every leaf of a configuration with a value for it.

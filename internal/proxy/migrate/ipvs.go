@@ -43,7 +43,7 @@ func removeIPVS(log *slog.Logger) error {
 	var errs []error
 	if !none {
 		if err := removeServers(link, nodePorts(sets), log); err != nil {
-			// Without its interface nobody could tell which are left.
+			// Without its interface no one could tell which are left.
 			return err
 		}
 		if err := netlink.LinkDel(link); err != nil {

@@ -31,7 +31,7 @@ func RemoveKubeProxy(ctx context.Context, log *slog.Logger) error {
 }
 
 // iptablesVariants are the iptables programs to be asked: rules of the legacy
-// and of the nftables variant do not see each other, and nobody knows which
+// and of the nftables variant do not see each other, and no one knows which
 // one kube-proxy's image had. Plain names are one of the two, or all there is.
 func iptablesVariants(look func(string) (string, error), log *slog.Logger) (out []string) {
 	for _, family := range []string{"iptables", "ip6tables"} {

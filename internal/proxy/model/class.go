@@ -113,7 +113,7 @@ func ClassByName(name string) (Class, bool) {
 }
 
 // bucket rounds a pool's size up to a power of two. A chain draws an index
-// below the bucket and draws again when nobody has it, so that most changes
+// below the bucket and draws again when no one has it, so that most changes
 // of a pool's size leave its class alone.
 func bucket(n int) int {
 	if n <= 1 {

@@ -35,24 +35,26 @@ type Origin struct {
 // Explain tells, from what was last committed, where a packet goes and why.
 func (m *Model) Explain(p Packet, from Origin) []Step {
 	e := explainer{m: m}
-	key := frontKey{p.Destination, p.Proto, p.Port}
-	fr := m.fronts[key]
+	key := vipKey{p.Destination, p.Proto, p.Port}
+	fr := m.vips[key]
 	switch {
 	case fr != nil:
 	case m.counts[ClusterIPs][m.addrKey(p.Destination)] > 0:
-		e.row(ClusterIPs, putAddr(nil, m.cfg.Family, p.Destination), "%s is a cluster IP, but no Service has %s: refused", p.Destination, frontText(key))
+		e.row(ClusterIPs, putAddr(nil, m.cfg.Family, p.Destination), "%s is a cluster IP, but no Service has %s: refused", p.Destination,
+			vipText(key))
 		return e.steps
 	case m.counts[NodeAddrs][m.addrKey(p.Destination)] > 0:
 		key.addr = netip.Addr{}
-		if fr = m.fronts[key]; fr != nil {
-			e.row(NodeAddrs, putAddr(nil, m.cfg.Family, p.Destination), "%s is an address of this node on which node ports answer", p.Destination)
+		if fr = m.vips[key]; fr != nil {
+			e.row(NodeAddrs, putAddr(nil, m.cfg.Family, p.Destination), "%s is an address of this node on which node ports answer",
+				p.Destination)
 		}
 	}
 	if fr == nil {
 		e.say("no Service has %s on port %d: the packet goes on as it is", p.Destination, p.Port)
 		return e.steps
 	}
-	e.front(key, fr)
+	e.vip(key, fr)
 	if fr.class.Ranges && !slices.ContainsFunc(fr.ranges, func(r netip.Prefix) bool { return r.Contains(p.Source) }) {
 		e.say("loadBalancerSourceRanges let in %v, not %s: dropped", fr.ranges, p.Source)
 		return e.steps
@@ -83,7 +85,7 @@ func (e *explainer) row(t Table, key []byte, format string, args ...any) {
 	e.steps = append(e.steps, Step{Text: fmt.Sprintf(format, args...), Set: &Set{Table: t}, Key: key})
 }
 
-func frontText(k frontKey) string {
+func vipText(k vipKey) string {
 	name := map[byte]string{6: "tcp", 17: "udp", 132: "sctp"}[k.proto]
 	if !k.addr.IsValid() {
 		return fmt.Sprintf("node port %d/%s", k.port, name)
@@ -91,9 +93,10 @@ func frontText(k frontKey) string {
 	return fmt.Sprintf("%s/%s", k.addrPort(), name)
 }
 
-func (e *explainer) front(key frontKey, fr *front) {
+func (e *explainer) vip(key vipKey, fr *vip) {
 	s := Set{Table: key.of(VIPs), Class: fr.class}
-	e.steps = append(e.steps, Step{Text: fmt.Sprintf("%s belongs to port %q of Service %s, class %s", frontText(key), fr.owner.key.port, fr.owner.key.service, fr.class.Name()),
+	e.steps = append(e.steps, Step{Text: fmt.Sprintf("%s belongs to port %q of Service %s, class %s", vipText(key), fr.owner.key.port,
+		fr.owner.key.service, fr.class.Name()),
 		Set: &s, Key: key.put(nil, e.m.cfg.Family)})
 	for _, c := range fr.claims {
 		if c.port != fr.owner {
@@ -133,11 +136,12 @@ func (e *explainer) policy(c Class, from Origin) Pool {
 	return ClusterPool
 }
 
-func (e *explainer) pool(key frontKey, fr *front, pool Pool) {
+func (e *explainer) pool(key vipKey, fr *vip, pool Pool) {
 	p := fr.owner
 	e.mode(p, pool)
 	if fr.class.Timeout > 0 {
-		e.row(key.of(Sticky), key.put(nil, e.m.cfg.Family), "ClientIP affinity: a client seen within %d s returns to the endpoint it had", p.timeout)
+		e.row(key.of(Sticky), key.put(nil, e.m.cfg.Family), "ClientIP affinity: a client seen within %d s returns to the endpoint it had",
+			p.timeout)
 	}
 	at := p.pools[pool].at
 	if len(at) == 0 {
@@ -181,7 +185,8 @@ func (m *Model) Describe(n Name) []Step {
 	e := explainer{m: m}
 	v := m.services[n]
 	if v == nil || v.spec == nil {
-		e.say("%s: no Service %s is proxied; it does not exist, has no cluster IP of this family, or carries the label %s", m.cfg.Family, n, labelProxyName)
+		e.say("%s: no Service %s is proxied; it does not exist, has no cluster IP of this family, or carries the label %s", m.cfg.Family, n,
+			labelProxyName)
 		return e.steps
 	}
 	for _, p := range v.ports {
@@ -193,20 +198,21 @@ func (m *Model) Describe(n Name) []Step {
 func (e *explainer) port(p *port) {
 	e.say("port %q (%s), %d endpoints in %s", p.key.port, p.key.proto, len(p.eps), e.m.cfg.Family)
 	used := map[Pool]bool{}
-	for _, f := range p.fronts {
-		fr := e.m.fronts[f.key]
+	for _, f := range p.vips {
+		fr := e.m.vips[f.key]
 		if fr == nil {
 			continue
 		}
 		if fr.owner != p {
-			e.say("%s belongs to Service %s, which is older", frontText(f.key), fr.owner.key.service)
+			e.say("%s belongs to Service %s, which is older", vipText(f.key), fr.owner.key.service)
 			continue
 		}
-		e.front(f.key, fr)
+		e.vip(f.key, fr)
 		used[ClusterPool] = used[ClusterPool] || fr.class.uses(ClusterPool)
 		used[LocalPool] = used[LocalPool] || fr.class.uses(LocalPool)
 		if fr.class.Kind != Spread {
-			e.say("%s", map[Kind]string{Reject: "connections are refused: there is no endpoint", Drop: "connections are dropped: the policy is Local and no endpoint is on this node"}[fr.class.Kind])
+			e.say("%s", map[Kind]string{Reject: "connections are refused: there is no endpoint",
+				Drop: "connections are dropped: the policy is Local and no endpoint is on this node"}[fr.class.Kind])
 		}
 	}
 	for _, pool := range []Pool{ClusterPool, LocalPool} {

@@ -1,4 +1,4 @@
-// Package model turns Services, EndpointSlices and the own Node into the rows
+// Package model turns Services, EndpointSlices and its own Node into the rows
 // of a few shared kernel maps, incrementally and without side effects.
 //
 // A shell tells it what changed (SetService, SetSlice, SetNode, ...) and asks
@@ -46,8 +46,8 @@ type Stale struct {
 	Gone, Keep []netip.AddrPort
 }
 
-// Trigger is the last-change annotation of one slice that was applied.
-type Trigger struct {
+// trigger is the last-change annotation of one slice that was applied.
+type trigger struct {
 	Service Name
 	Time    string
 }
@@ -62,12 +62,12 @@ type Model struct {
 	// ids are the numbers of service ports with affinity.
 	ids        map[uint32]portKey
 	stuckSeeds stuckSeeds
-	fronts     map[frontKey]*front
-	touched    map[frontKey]struct{}
+	vips       map[vipKey]*vip
+	touched    map[vipKey]struct{}
 	counts     [NumTables]map[string]int
 	changed    [NumTables]map[string]bool
-	seeds      map[frontKey]*[2][]netip.AddrPort
-	noLocal    NoLocal
+	seeds      map[vipKey]*[2][]netip.AddrPort
+	noLocal    noLocal
 	changes    *Changes
 }
 
@@ -84,18 +84,18 @@ type service struct {
 	// triggers of slices changed since the last Commit.
 	triggers []string
 	health   HealthCheck
-	noLocal  NoLocal
+	noLocal  noLocal
 }
 
-// NoLocal counts Services with a Local policy for traffic from inside or
+// noLocal counts Services with a Local policy for traffic from inside or
 // outside the cluster and endpoints, but none on this node.
-type NoLocal struct{ Internal, External int }
+type noLocal struct{ Internal, External int }
 
 // New returns an empty Model.
 func New(cfg Config) *Model {
 	m := &Model{
 		cfg: cfg, services: map[Name]*service{}, dirty: map[Name]*service{}, ids: map[uint32]portKey{},
-		fronts: map[frontKey]*front{}, touched: map[frontKey]struct{}{}, seeds: map[frontKey]*[2][]netip.AddrPort{},
+		vips: map[vipKey]*vip{}, touched: map[vipKey]struct{}{}, seeds: map[vipKey]*[2][]netip.AddrPort{},
 	}
 	for _, t := range []Table{Hairpin, ClusterIPs, ExternalIPs, NodeAddrs} {
 		m.counts[t], m.changed[t] = map[string]int{}, map[string]bool{}
@@ -115,13 +115,13 @@ func (m *Model) Seed(t Table, key, value []byte) {
 		m.seedSticky(t, key, value)
 		return
 	}
-	front, rest := getFront(key, m.cfg.Family, t == NodePortEndpoints)
+	vip, rest := getVIP(key, m.cfg.Family, t == NodePortEndpoints)
 	index := binary.NativeEndian.Uint32(rest)
 	at := getAddrPort(value, m.cfg.Family)
-	s := m.seeds[front]
+	s := m.seeds[vip]
 	if s == nil {
 		s = &[2][]netip.AddrPort{}
-		m.seeds[front] = s
+		m.seeds[vip] = s
 	}
 	pool := &s[ClusterPool]
 	if index >= LocalBase {
@@ -203,7 +203,7 @@ func (m *Model) slice(v *service, name string, now *discoveryv1.EndpointSlice) {
 	m.dirty[v.name] = v
 }
 
-// SetNode says which zone the own Node is in and which addresses it has. A
+// SetNode says which zone its own Node is in and which addresses it has. A
 // new zone means that every Service is looked at again.
 func (m *Model) SetNode(zone string, ips []netip.Addr) {
 	if zone == m.zone && slices.Equal(ips, m.nodeIPs) {
@@ -244,8 +244,8 @@ func (m *Model) service(n Name) *service {
 	return v
 }
 
-// NoLocal counts Services as of the last Commit.
-func (m *Model) NoLocal() NoLocal { return m.noLocal }
+// noLocal counts Services as of the last Commit.
+func (m *Model) NoLocal() noLocal { return m.noLocal }
 
 // Pending says that there is something to Commit.
 func (m *Model) Pending() bool {
@@ -278,7 +278,7 @@ func (m *Model) Commit() *Changes {
 			delete(m.services, n)
 		}
 	}
-	m.settleFronts()
+	m.settleVIPs()
 	for _, n := range names {
 		for _, p := range m.dirty[n].ports {
 			p.settled()
@@ -286,7 +286,7 @@ func (m *Model) Commit() *Changes {
 	}
 	m.settleCounts()
 	// New maps: clearing one costs what it held at its largest, for ever.
-	m.dirty, m.seeds = map[Name]*service{}, map[frontKey]*[2][]netip.AddrPort{}
+	m.dirty, m.seeds = map[Name]*service{}, map[vipKey]*[2][]netip.AddrPort{}
 	m.stuckSeeds = stuckSeeds{}
 	m.changes = nil
 	return c
@@ -337,7 +337,7 @@ func (m *Model) Reset() {
 		if v.spec == nil && len(v.slices) == 0 {
 			continue
 		}
-		v.ports, v.was, v.whole, v.noLocal = nil, nil, true, NoLocal{}
+		v.ports, v.was, v.whole, v.noLocal = nil, nil, true, noLocal{}
 		n.services[name], n.dirty[name] = v, v
 	}
 	for k := range m.counts[NodeAddrs] {

@@ -59,9 +59,9 @@ func (r mirror) sorted() mirror {
 		}
 		out[name] = map[string]string{}
 		for k, v := range rows {
-			front, index := k[:len(k)-4], k[len(k)-4:]
-			out[name][front+"index"+index] = ""
-			out[name][front+"pool"+index[3:]+v] = ""
+			vip, index := k[:len(k)-4], k[len(k)-4:]
+			out[name][vip+"index"+index] = ""
+			out[name][vip+"pool"+index[3:]+v] = ""
 		}
 	}
 	return out
@@ -70,7 +70,8 @@ func (r mirror) sorted() mirror {
 func randomService(r *rand.Rand, i int) *corev1.Service {
 	pick := func(n int) bool { return r.Intn(n) == 0 }
 	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprint("s", i)}, Spec: corev1.ServiceSpec{
-		ClusterIP: fmt.Sprintf("10.96.0.%d", i+1), Type: []corev1.ServiceType{"ClusterIP", "NodePort", "LoadBalancer", "ExternalName"}[r.Intn(4)]}}
+		ClusterIP: fmt.Sprintf("10.96.0.%d", i+1), Type: []corev1.ServiceType{"ClusterIP", "NodePort", "LoadBalancer",
+			"ExternalName"}[r.Intn(4)]}}
 	s.CreationTimestamp = metav1.Unix(int64(i%3), 0)
 	for p := range 1 + r.Intn(2) {
 		sp := corev1.ServicePort{Name: fmt.Sprint("p", p), Port: int32(80 + p), Protocol: []corev1.Protocol{"TCP", "UDP"}[r.Intn(2)]}
@@ -102,7 +103,8 @@ func randomService(r *rand.Rand, i int) *corev1.Service {
 }
 
 func randomSlice(r *rand.Rand, svc, i int) *discoveryv1.EndpointSlice {
-	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprintf("s%d-%d", svc, i), Labels: map[string]string{discoveryv1.LabelServiceName: fmt.Sprint("s", svc)}}, AddressType: discoveryv1.AddressTypeIPv4}
+	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprintf("s%d-%d", svc, i),
+		Labels: map[string]string{discoveryv1.LabelServiceName: fmt.Sprint("s", svc)}}, AddressType: discoveryv1.AddressTypeIPv4}
 	if r.Intn(8) == 0 {
 		s.Labels[labelHeadless] = ""
 	}
@@ -114,7 +116,8 @@ func randomSlice(r *rand.Rand, svc, i int) *discoveryv1.EndpointSlice {
 	}
 	for range r.Intn(6) {
 		ready, term := r.Intn(3) > 0, r.Intn(3) == 0
-		e := discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.244.0.%d", r.Intn(10))}, Conditions: discoveryv1.EndpointConditions{Ready: &ready, Terminating: &term}}
+		e := discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.244.0.%d", r.Intn(10))},
+			Conditions: discoveryv1.EndpointConditions{Ready: &ready, Terminating: &term}}
 		node := []string{"here", "there"}[r.Intn(2)]
 		e.NodeName = &node
 		if r.Intn(3) > 0 {
@@ -218,7 +221,8 @@ func TestSlotsMoveFew(t *testing.T) {
 
 // TestClassNames checks that a class can be read back from its name.
 func TestClassNames(t *testing.T) {
-	for _, c := range []Class{{Kind: Reject}, {Kind: Drop, NodePort: true, Ranges: true}, {External: true, LocalPolicy: true, Cluster: 4, Local: 1, Timeout: 10800}, {Cluster: 64}, {Local: 2, LocalPolicy: true}} {
+	for _, c := range []Class{{Kind: Reject}, {Kind: Drop, NodePort: true, Ranges: true}, {External: true, LocalPolicy: true, Cluster: 4,
+		Local: 1, Timeout: 10800}, {Cluster: 64}, {Local: 2, LocalPolicy: true}} {
 		if got, ok := ClassByName(c.Name()); !ok || got != c {
 			t.Errorf("%s: got %+v, want %+v", c.Name(), got, c)
 		}

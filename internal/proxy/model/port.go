@@ -25,7 +25,7 @@ type port struct {
 	counts counts
 	pools  [2]slots
 	seeds  [2][]netip.AddrPort
-	fronts []frontend
+	vips   []frontend
 	ranges []netip.Prefix
 	// timeout is how long, in seconds, clients return to their endpoint.
 	timeout int32
@@ -65,7 +65,7 @@ func (m *Model) update(v *service) {
 	}
 	m.sum(v)
 	for _, t := range v.triggers {
-		m.changes.Triggers = append(m.changes.Triggers, Trigger{v.name, t})
+		m.changes.Triggers = append(m.changes.Triggers, trigger{v.name, t})
 	}
 	v.triggers, v.was, v.whole = nil, nil, false
 }
@@ -85,7 +85,8 @@ func (m *Model) updateWhole(v *service) {
 	if v.spec != nil {
 		for i := range v.spec.Spec.Ports {
 			sp := &v.spec.Spec.Ports[i]
-			if k := (portKey{v.name, sp.Name, protoOf(&sp.Protocol)}); protoNum(sp.Protocol) != 0 && sp.Port >= 1 && sp.Port <= 65535 && find(k) == nil {
+			if k := (portKey{v.name, sp.Name, protoOf(&sp.Protocol)}); protoNum(sp.Protocol) != 0 && sp.Port >= 1 && sp.Port <= 65535 &&
+				find(k) == nil {
 				want = append(want, wanted{k, sp})
 			}
 		}
@@ -115,7 +116,7 @@ func (m *Model) updateWhole(v *service) {
 	})
 	for _, p := range v.ports {
 		was, sp := p.counts.any(), find(p.key)
-		if len(p.fronts) == 0 {
+		if len(p.vips) == 0 {
 			m.seed(p, frontends(v.spec, sp, m.cfg, p, 0))
 		}
 		m.merge(v, p, all, true)
@@ -124,8 +125,8 @@ func (m *Model) updateWhole(v *service) {
 }
 
 // seed remembers the kernel's order of a port's endpoints.
-func (m *Model) seed(p *port, fronts []frontend) {
-	for _, f := range fronts {
+func (m *Model) seed(p *port, vips []frontend) {
+	for _, f := range vips {
 		if s := m.seeds[f.key]; s != nil {
 			for i := range s {
 				if len(p.seeds[i]) == 0 {
@@ -138,14 +139,15 @@ func (m *Model) seed(p *port, fronts []frontend) {
 
 // sum brings up to date what is told of a Service as a whole.
 func (m *Model) sum(v *service) {
-	var lacks NoLocal
+	var lacks noLocal
 	h := HealthCheck{Service: v.name}
-	if v.spec != nil && v.spec.Spec.Type == corev1.ServiceTypeLoadBalancer && v.spec.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal && len(v.ports) > 0 {
+	if v.spec != nil && v.spec.Spec.Type == corev1.ServiceTypeLoadBalancer &&
+		v.spec.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal && len(v.ports) > 0 {
 		h.Port = v.spec.Spec.HealthCheckNodePort
 	}
 	here := map[netip.Addr]bool{}
 	for _, p := range v.ports {
-		for _, f := range p.fronts {
+		for _, f := range p.vips {
 			if p.counts.any() && f.class.LocalPolicy && f.class.Local == 0 || f.class.Kind == Drop {
 				if f.external {
 					lacks.External = 1
@@ -187,7 +189,7 @@ func (p *port) spec(s *corev1.Service) *corev1.ServicePort {
 func (m *Model) apply(v *service, p *port, sp *corev1.ServicePort, hadAny bool) {
 	p.pools[0].settle()
 	p.pools[1].settle()
-	var fronts []frontend
+	var vips []frontend
 	var ranges []netip.Prefix
 	var timeout int32
 	if sp != nil {
@@ -196,23 +198,23 @@ func (m *Model) apply(v *service, p *port, sp *corev1.ServicePort, hadAny bool) 
 				timeout = 0
 			}
 		}
-		fronts = frontends(v.spec, sp, m.cfg, p, timeout)
-		ranges = m.ranges(v.spec, fronts)
+		vips = frontends(v.spec, sp, m.cfg, p, timeout)
+		ranges = m.ranges(v.spec, vips)
 	}
-	m.stale(v, p, fronts, hadAny)
-	for _, f := range p.fronts {
-		m.countFront(f, -1)
+	m.stale(v, p, vips, hadAny)
+	for _, f := range p.vips {
+		m.countVIP(f, -1)
 	}
-	for _, f := range fronts {
-		m.countFront(f, 1)
+	for _, f := range vips {
+		m.countVIP(f, 1)
 	}
 	p.timeout = timeout
-	m.stick(p, fronts)
-	m.claim(p, p.fronts, fronts, v.spec)
-	p.fronts, p.ranges = fronts, ranges
+	m.stick(p, vips)
+	m.claim(p, p.vips, vips, v.spec)
+	p.vips, p.ranges = vips, ranges
 }
 
-func (m *Model) countFront(f frontend, by int) {
+func (m *Model) countVIP(f frontend, by int) {
 	switch {
 	case !f.key.addr.IsValid():
 	case f.external:
@@ -223,24 +225,24 @@ func (m *Model) countFront(f frontend, by int) {
 }
 
 // stale notes the connections of a port that ends no connection by itself.
-func (m *Model) stale(v *service, p *port, fronts []frontend, hadAny bool) {
+func (m *Model) stale(v *service, p *port, vips []frontend, hadAny bool) {
 	if p.key.proto != corev1.ProtocolUDP && p.key.proto != corev1.ProtocolSCTP {
 		return
 	}
-	is := func(fs []frontend, k frontKey) bool {
+	is := func(fs []frontend, k vipKey) bool {
 		return slices.ContainsFunc(fs, func(f frontend) bool { return f.key == k })
 	}
 	// New frontends may have had their packets sent elsewhere before.
 	var stay, come, leave []netip.AddrPort
-	for _, f := range fronts {
-		if is(p.fronts, f.key) && (hadAny || !p.counts.any()) {
+	for _, f := range vips {
+		if is(p.vips, f.key) && (hadAny || !p.counts.any()) {
 			stay = append(stay, f.key.addrPort())
 		} else {
 			come = append(come, f.key.addrPort())
 		}
 	}
-	for _, f := range p.fronts {
-		if !is(fronts, f.key) {
+	for _, f := range p.vips {
+		if !is(vips, f.key) {
 			leave = append(leave, f.key.addrPort())
 		}
 	}
@@ -264,8 +266,8 @@ func (m *Model) stale(v *service, p *port, fronts []frontend, hadAny bool) {
 // ranges are the sources let in to the load balancer addresses of s. A range
 // that holds one of the node's addresses lets the load balancer's own
 // addresses in too, since that is how the node reaches itself through it.
-func (m *Model) ranges(s *corev1.Service, fronts []frontend) []netip.Prefix {
-	limited := slices.ContainsFunc(fronts, func(f frontend) bool { return f.class.Ranges })
+func (m *Model) ranges(s *corev1.Service, vips []frontend) []netip.Prefix {
+	limited := slices.ContainsFunc(vips, func(f frontend) bool { return f.class.Ranges })
 	if !limited {
 		return nil
 	}

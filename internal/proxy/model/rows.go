@@ -20,8 +20,8 @@ const (
 	V6 = row.V6
 )
 
-// Shape tells how long the rows of a table are, in bytes.
-type Shape = row.Shape
+// shape tells how long the rows of a table are, in bytes.
+type shape = row.Shape
 
 // Table names a kind of kernel map or set. In a key or value every field is
 // padded to four bytes, as the kernel wants it in concatenations.
@@ -81,38 +81,38 @@ const (
 
 func (p Pool) base() uint32 { return uint32(p) * LocalBase }
 
-// Shape returns the shape of table t for addresses of family f.
-func (t Table) Shape(f Family) Shape {
+// shape returns the shape of table t for addresses of family f.
+func (t Table) Shape(f Family) shape {
 	a := f.AddrLen()
 	switch t {
 	case VIPs:
-		return Shape{Key: a + 8}
+		return shape{Key: a + 8}
 	case NodePorts:
-		return Shape{Key: 8}
+		return shape{Key: 8}
 	case Endpoints:
-		return Shape{Name: "endpoints", Key: a + 12, Value: a + 4}
+		return shape{Name: "endpoints", Key: a + 12, Value: a + 4}
 	case NodePortEndpoints:
-		return Shape{Name: "nodeport-endpoints", Key: 12, Value: a + 4}
+		return shape{Name: "nodeport-endpoints", Key: 12, Value: a + 4}
 	case Sticky:
-		return Shape{Name: "sticky", Key: a + 8, Value: 4}
+		return shape{Name: "sticky", Key: a + 8, Value: 4}
 	case StickyNodePorts:
-		return Shape{Name: "nodeport-sticky", Key: 8, Value: 4}
+		return shape{Name: "nodeport-sticky", Key: 8, Value: 4}
 	case Picks:
-		return Shape{Name: "sticky-picks", Key: 8, Value: 4}
+		return shape{Name: "sticky-picks", Key: 8, Value: 4}
 	case StickyEndpoints:
-		return Shape{Name: "sticky-endpoints", Key: 4, Value: a + 4}
+		return shape{Name: "sticky-endpoints", Key: 4, Value: a + 4}
 	case StickyLocal:
-		return Shape{Name: "sticky-endpoints-local", Key: 4, Value: a + 4}
+		return shape{Name: "sticky-endpoints-local", Key: 4, Value: a + 4}
 	case Hairpin:
-		return Shape{Name: "hairpin", Key: 2 * a}
+		return shape{Name: "hairpin", Key: 2 * a}
 	case ClusterIPs:
-		return Shape{Name: "cluster-ips", Key: a}
+		return shape{Name: "cluster-ips", Key: a}
 	case ExternalIPs:
-		return Shape{Name: "external-ips", Key: a}
+		return shape{Name: "external-ips", Key: a}
 	case NodeAddrs:
-		return Shape{Name: "nodeport-ips", Key: a}
+		return shape{Name: "nodeport-ips", Key: a}
 	case Ranges:
-		return Shape{Name: "source-ranges", Key: 2*a + 8, Interval: true}
+		return shape{Name: "source-ranges", Key: 2*a + 8, Interval: true}
 	}
 	panic("model: a table without a shape")
 }
@@ -124,8 +124,8 @@ type Set struct {
 	Class Class
 }
 
-// Shape returns the shape of the set's rows, with its name.
-func (s Set) Shape(f Family) Shape {
+// shape returns the shape of the set's rows, with its name.
+func (s Set) Shape(f Family) shape {
 	shape := s.Table.Shape(f)
 	if s.Table == VIPs || s.Table == NodePorts {
 		shape.Name = s.Class.Name()
@@ -145,7 +145,7 @@ type Changes struct {
 	Stale []Stale
 	// Triggers are the trigger times of the slices that led here, for the
 	// programming latency metric.
-	Triggers []Trigger
+	Triggers []trigger
 	// Health are the health check ports of changed Services.
 	Health []HealthCheck
 	// Services and Slices count what was looked at again because it changed.
@@ -181,7 +181,7 @@ func (c *Changes) Ordered() []Set {
 	})
 }
 
-// Count returns how many rows are taken away and added.
+// Count returns how many rows are removed and added.
 func (c *Changes) Count(f Family) (del, add int) {
 	for s, d := range c.Sets {
 		shape := s.Shape(f)
@@ -225,19 +225,19 @@ func getAddrPort(b []byte, f Family) netip.AddrPort {
 	return netip.AddrPortFrom(getAddr(b, f), binary.BigEndian.Uint16(b[f.AddrLen():]))
 }
 
-// frontKey identifies a frontend; the address of a node port is invalid.
-type frontKey struct {
+// vipKey identifies a frontend; the address of a node port is invalid.
+type vipKey struct {
 	addr  netip.Addr
 	proto byte
 	port  uint16
 }
 
-func (k frontKey) compare(o frontKey) int {
+func (k vipKey) compare(o vipKey) int {
 	return cmp.Or(k.addr.Compare(o.addr), cmp.Compare(k.proto, o.proto), cmp.Compare(k.port, o.port))
 }
 
 // put appends the frontend as the first fields of a key.
-func (k frontKey) put(b []byte, f Family) []byte {
+func (k vipKey) put(b []byte, f Family) []byte {
 	if k.addr.IsValid() {
 		b = putAddr(b, f, k.addr)
 	}
@@ -245,16 +245,16 @@ func (k frontKey) put(b []byte, f Family) []byte {
 }
 
 // of returns t for frontends with an address and its variant for node ports.
-func (k frontKey) of(t Table) Table {
+func (k vipKey) of(t Table) Table {
 	if !k.addr.IsValid() {
 		return t + 1
 	}
 	return t
 }
 
-func (k frontKey) addrPort() netip.AddrPort { return netip.AddrPortFrom(k.addr, k.port) }
+func (k vipKey) addrPort() netip.AddrPort { return netip.AddrPortFrom(k.addr, k.port) }
 
-func getFront(b []byte, f Family, nodePort bool) (k frontKey, rest []byte) {
+func getVIP(b []byte, f Family, nodePort bool) (k vipKey, rest []byte) {
 	if !nodePort {
 		k.addr, b = getAddr(b, f), b[f.AddrLen():]
 	}

@@ -156,7 +156,8 @@ func affinity(s *corev1.Service) int32 {
 	if s.Spec.SessionAffinity != corev1.ServiceAffinityClientIP {
 		return 0
 	}
-	if c := s.Spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil && *c.ClientIP.TimeoutSeconds > 0 {
+	if c := s.Spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil &&
+		*c.ClientIP.TimeoutSeconds > 0 {
 		return *c.ClientIP.TimeoutSeconds
 	}
 	return corev1.DefaultClientIPServiceAffinitySeconds
@@ -164,7 +165,7 @@ func affinity(s *corev1.Service) int32 {
 
 // frontend is one way into a service port.
 type frontend struct {
-	key   frontKey
+	key   vipKey
 	class Class
 	// external: the key's address is not the cluster IP.
 	external bool
@@ -186,7 +187,8 @@ func frontends(s *corev1.Service, sp *corev1.ServicePort, cfg Config, p *port, t
 	_, limited := sourceRanges(s, f)
 
 	class := func(external, nodePort, ranges bool) Class {
-		c := Class{NodePort: nodePort, External: external, Ranges: ranges, LocalPolicy: internalLocal && !external || externalLocal && external, Timeout: int(timeout)}
+		c := Class{NodePort: nodePort, External: external, Ranges: ranges, LocalPolicy: internalLocal && !external || externalLocal &&
+			external, Timeout: int(timeout)}
 		if c.LocalPolicy {
 			c.Local = bucket(len(p.pools[LocalPool].at))
 		}
@@ -201,7 +203,7 @@ func frontends(s *corev1.Service, sp *corev1.ServicePort, cfg Config, p *port, t
 		}
 		return c
 	}
-	out := []frontend{{frontKey{cip, proto, uint16(sp.Port)}, class(false, false, false), false}}
+	out := []frontend{{vipKey{cip, proto, uint16(sp.Port)}, class(false, false, false), false}}
 	seen := map[netip.Addr]bool{cip: true}
 	external := externalIPs(s, f)
 	if cfg.IgnoreExternalIPs {
@@ -211,12 +213,12 @@ func frontends(s *corev1.Service, sp *corev1.ServicePort, cfg Config, p *port, t
 		for _, a := range ips {
 			if !seen[a] {
 				seen[a] = true
-				out = append(out, frontend{frontKey{a, proto, uint16(sp.Port)}, class(true, false, limited && i == 0), true})
+				out = append(out, frontend{vipKey{a, proto, uint16(sp.Port)}, class(true, false, limited && i == 0), true})
 			}
 		}
 	}
 	if sp.NodePort > 0 && (s.Spec.Type == corev1.ServiceTypeNodePort || s.Spec.Type == corev1.ServiceTypeLoadBalancer) {
-		out = append(out, frontend{frontKey{netip.Addr{}, proto, uint16(sp.NodePort)}, class(true, true, false), true})
+		out = append(out, frontend{vipKey{netip.Addr{}, proto, uint16(sp.NodePort)}, class(true, true, false), true})
 	}
 	return out
 }

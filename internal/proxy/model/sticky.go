@@ -38,7 +38,7 @@ type stuck struct {
 
 // stuckSeeds are the numbers that stand in the kernel.
 type stuckSeeds struct {
-	ports     map[frontKey]uint32
+	ports     map[vipKey]uint32
 	taken     map[uint32]bool
 	endpoints map[uint32]stuckSeed
 }
@@ -50,13 +50,13 @@ type stuckSeed map[netip.AddrPort]uint32
 func (m *Model) seedSticky(t Table, key, value []byte) {
 	s := &m.stuckSeeds
 	if s.ports == nil {
-		*s = stuckSeeds{map[frontKey]uint32{}, map[uint32]bool{}, map[uint32]stuckSeed{}}
+		*s = stuckSeeds{map[vipKey]uint32{}, map[uint32]bool{}, map[uint32]stuckSeed{}}
 	}
 	switch t {
 	case Sticky, StickyNodePorts:
-		front, _ := getFront(key, m.cfg.Family, t == StickyNodePorts)
+		vip, _ := getVIP(key, m.cfg.Family, t == StickyNodePorts)
 		if id := binary.NativeEndian.Uint32(value); id > StickyFlag && id&^StickyPort == 0 {
-			s.ports[front], s.taken[id] = id, true
+			s.ports[vip], s.taken[id] = id, true
 		}
 	case StickyEndpoints, StickyLocal:
 		n := binary.NativeEndian.Uint32(key)
@@ -152,13 +152,13 @@ func (s *stuck) forget(a netip.AddrPort) {
 // stick brings the rows of a port with affinity up to date: where a drawn index
 // leads to, and where the endpoints are. What one endpoint costs does not depend
 // on how many there are.
-func (m *Model) stick(p *port, fronts []frontend) {
+func (m *Model) stick(p *port, vips []frontend) {
 	if p.stuck == nil {
 		return
 	}
 	var left []netip.AddrPort
 	for pool := range p.pools {
-		used := p.timeout > 0 && slices.ContainsFunc(fronts, func(f frontend) bool { return f.class.uses(Pool(pool)) })
+		used := p.timeout > 0 && slices.ContainsFunc(vips, func(f frontend) bool { return f.class.uses(Pool(pool)) })
 		diff := p.pools[pool].diff
 		switch was := p.sticks[pool]; {
 		case was && used:

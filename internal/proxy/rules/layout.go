@@ -20,8 +20,8 @@ const (
 	markerPrefix  = "layout-"
 	// cidrChain drops what goes to addresses of no Service.
 	cidrChain = "service-cidrs"
-	// draws is how often an index is drawn that nobody may have. At least
-	// every second one is somebody's, so endpoints at the low half of a pool
+	// draws is how often an index is drawn that no one may have. At least
+	// every second one is someone's, so endpoints at the low half of a pool
 	// are preferred by at most one connection in 2^draws.
 	draws = 8
 	// largestShared is the largest pool, rounded up, whose choosing chains
@@ -38,7 +38,7 @@ type Layout struct {
 	// MasqueradeAll masquerades all cluster IP traffic.
 	MasqueradeAll bool
 	// Local tells pods on this node from everybody else. At most one of
-	// the three is set; none means that nobody can be told.
+	// the three is set; none means that no one can be told.
 	LocalCIDRs  []netip.Prefix
 	LocalBridge string
 	LocalPrefix string
@@ -218,7 +218,8 @@ func (b builder) class(name string, c model.Class) {
 	if c.Ranges {
 		key, next := b.key(c.NodePort, r0), r0+2+b.regs()
 		b.rule(name, key, b.saddr(next),
-			&expr.Lookup{SourceRegister: r0, SetName: model.Ranges.Shape(b.Family).Name, Invert: true}, &expr.Verdict{Kind: expr.VerdictDrop})
+			&expr.Lookup{SourceRegister: r0, SetName: model.Ranges.Shape(b.Family).Name, Invert: true},
+			&expr.Verdict{Kind: expr.VerdictDrop})
 	}
 	switch c.Kind {
 	case model.Reject:
@@ -301,11 +302,13 @@ func (b builder) unreachable() expr.Any {
 }
 
 func (b builder) toHere() []expr.Any {
-	return []expr.Any{&expr.Fib{Register: rTmp, ResultADDRTYPE: true, FlagDADDR: true}, &expr.Cmp{Op: expr.CmpOpEq, Register: rTmp, Data: nft.Num(unix.RTN_LOCAL)}}
+	return []expr.Any{&expr.Fib{Register: rTmp, ResultADDRTYPE: true, FlagDADDR: true}, &expr.Cmp{Op: expr.CmpOpEq, Register: rTmp,
+		Data: nft.Num(unix.RTN_LOCAL)}}
 }
 
 func (b builder) fromHere() []expr.Any {
-	return []expr.Any{&expr.Fib{Register: rTmp, ResultADDRTYPE: true, FlagSADDR: true}, &expr.Cmp{Op: expr.CmpOpEq, Register: rTmp, Data: nft.Num(unix.RTN_LOCAL)}}
+	return []expr.Any{&expr.Fib{Register: rTmp, ResultADDRTYPE: true, FlagSADDR: true}, &expr.Cmp{Op: expr.CmpOpEq, Register: rTmp,
+		Data: nft.Num(unix.RTN_LOCAL)}}
 }
 
 // setMark sets our bit of the packet's mark to bit, and no other.
@@ -327,9 +330,11 @@ func (b builder) isLocal(want bool) []expr.Any {
 	}
 	switch {
 	case b.LocalBridge != "":
-		return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: rTmp}, &expr.Cmp{Op: op, Register: rTmp, Data: nft.Ifname(b.LocalBridge)}}
+		return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: rTmp}, &expr.Cmp{Op: op, Register: rTmp,
+			Data: nft.Ifname(b.LocalBridge)}}
 	case b.LocalPrefix != "":
-		return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: rTmp}, &expr.Cmp{Op: op, Register: rTmp, Data: []byte(b.LocalPrefix)}}
+		return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: rTmp}, &expr.Cmp{Op: op, Register: rTmp,
+			Data: []byte(b.LocalPrefix)}}
 	}
 	// One CIDR a family: the configuration allows no more.
 	return nft.Within(b.saddr(r0), b.LocalCIDRs[0].Masked(), want)

@@ -75,7 +75,7 @@ func choose(n int, draw func(mod int)) {
 		for range draws {
 			draw(n)
 		}
-		// The lower half of the indexes is always somebody's.
+		// The lower half of the indexes is always someone's.
 		n /= 2
 	}
 	// More than once, since a row that is being replaced can be missed, and
@@ -86,14 +86,15 @@ func choose(n int, draw func(mod int)) {
 }
 
 // draw looks a random index of a pool up and sends the connection to the
-// endpoint that has it; the rule ends if nobody has.
+// endpoint that has it; the rule ends if no one has.
 func (b builder) draw(nodePort bool, pool model.Pool, mod int) []expr.Any {
 	t := model.Endpoints
 	if nodePort {
 		t = model.NodePortEndpoints
 	}
 	return append(b.key(nodePort, r0),
-		&expr.Numgen{Register: b.afterKey(nodePort), Modulus: uint32(mod), Type: unix.NFT_NG_RANDOM, Offset: uint32(pool) * model.LocalBase},
+		&expr.Numgen{Register: b.afterKey(nodePort), Modulus: uint32(mod), Type: unix.NFT_NG_RANDOM,
+			Offset: uint32(pool) * model.LocalBase},
 		find(t, b.Family), b.dnat())
 }
 

@@ -50,11 +50,13 @@ var needs = []need{
 		b.set(model.Set{Table: model.Sticky})
 		b.set(model.Set{Table: model.Hairpin})
 		b.chain("a", []any{b.key(false, r0), find(model.Sticky, b.Family)},
-			[]any{b.saddr(r0), b.daddr(r0 + b.regs()), &expr.Lookup{SourceRegister: r0, SetName: model.Hairpin.Shape(b.Family).Name}, &expr.Verdict{Kind: expr.VerdictDrop}})
+			[]any{b.saddr(r0), b.daddr(r0 + b.regs()), &expr.Lookup{SourceRegister: r0, SetName: model.Hairpin.Shape(b.Family).Name},
+				&expr.Verdict{Kind: expr.VerdictDrop}})
 	}},
 	{name: "ranges in sets of several fields", needs: "Linux 5.6 or later", on: plainMaps, try: func(b builder) {
 		b.set(model.Set{Table: model.Ranges})
-		b.chain("a", []any{b.key(false, r0), b.saddr(r0 + 2 + b.regs()), &expr.Lookup{SourceRegister: r0, SetName: model.Ranges.Shape(b.Family).Name, Invert: true}, nft.Goto("b")})
+		b.chain("a", []any{b.key(false, r0), b.saddr(r0 + 2 + b.regs()), &expr.Lookup{SourceRegister: r0,
+			SetName: model.Ranges.Shape(b.Family).Name, Invert: true}, nft.Goto("b")})
 	}},
 	{name: "random numbers", needs: "CONFIG_NFT_NUMGEN, Linux 4.9 or later", on: tables, try: func(b builder) {
 		b.chain("a", []any{&expr.Numgen{Register: r0, Modulus: 2, Type: unix.NFT_NG_RANDOM, Offset: 1}})
@@ -66,17 +68,19 @@ var needs = []need{
 	{name: "masquerading", needs: "CONFIG_NFT_MASQ", on: natChains, try: func(b builder) {
 		b.hooked("postrouting", &expr.Masq{FullyRandom: true})
 	}},
-	{name: "telling the node's own addresses", needs: "CONFIG_NFT_FIB_IPV4 and CONFIG_NFT_FIB_IPV6, Linux 4.10 or later", on: natChains, try: func(b builder) {
-		for _, c := range baseChains[:2] {
-			b.hooked(c, b.toHere(), b.fromHere())
-		}
-	}},
-	{name: "refusing before routing", needs: "CONFIG_NFT_REJECT_IPV4 and CONFIG_NFT_REJECT_IPV6, Linux 5.9 or later", on: natChains, try: func(b builder) {
-		for _, c := range baseChains[:2] {
-			b.hooked(c, nft.Proto(unix.IPPROTO_TCP), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
-			b.rule(c, b.unreachable())
-		}
-	}},
+	{name: "telling the node's own addresses", needs: "CONFIG_NFT_FIB_IPV4 and CONFIG_NFT_FIB_IPV6, Linux 4.10 or later", on: natChains,
+		try: func(b builder) {
+			for _, c := range baseChains[:2] {
+				b.hooked(c, b.toHere(), b.fromHere())
+			}
+		}},
+	{name: "refusing before routing", needs: "CONFIG_NFT_REJECT_IPV4 and CONFIG_NFT_REJECT_IPV6, Linux 5.9 or later", on: natChains,
+		try: func(b builder) {
+			for _, c := range baseChains[:2] {
+				b.hooked(c, nft.Proto(unix.IPPROTO_TCP), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
+				b.rule(c, b.unreachable())
+			}
+		}},
 	{name: "the state of connections", needs: "CONFIG_NFT_CT", on: natChains, try: func(b builder) {
 		b.hooked("postrouting", &expr.Ct{Key: expr.CtKeySTATUS, Register: rTmp})
 	}},
@@ -138,15 +142,15 @@ func (l *Lack) Error() string {
 	return fmt.Sprintf("the kernel lacks what the service rules of %s need: %s", strings.Join(of, " and "), strings.Join(l.Features, "; "))
 }
 
-// Probe tries what the rules of a family need, each in a table of its own, and
+// probe tries what the rules of a family need, each in a table of its own, and
 // returns a *Lack that names what the kernel does not take. The tables stay:
-// k is a kernel nobody uses.
-func Probe(k nft.Kernel, f model.Family) error {
+// k is a kernel no one uses.
+func probe(k nft.Kernel, f model.Family) error {
 	var missing []string
 	failed := map[string]bool{}
 	for i, x := range needs {
 		if failed[x.on] {
-			failed[x.name] = true // not known, and not what has to be mended first
+			failed[x.name] = true // not known, and not what has to be fixed first
 			continue
 		}
 		err := k.Apply(x.tx(f, fmt.Sprint("probe-", i)))
@@ -169,7 +173,7 @@ func Probe(k nft.Kernel, f model.Family) error {
 var ErrUntried = errors.New("no network namespace to try the kernel in")
 
 // ProbeHost probes the kernel in a network namespace that ends with the call, so
-// that no table, rule or counter of the machine's own is touched.
+// that no table, rule or counter of the host's own is touched.
 func ProbeHost(families ...model.Family) error {
 	done := make(chan error, 1)
 	go func() { done <- apart(func() error { return probeHere(families) }) }()
@@ -216,7 +220,7 @@ func probeAll(k nft.Kernel, families []model.Family) error {
 	var errs []error
 	var last *Lack
 	for _, f := range families {
-		err := Probe(k, f)
+		err := probe(k, f)
 		var lack *Lack
 		if errors.As(err, &lack) && last != nil && slices.Equal(last.Features, lack.Features) {
 			last.Families = append(last.Families, f)

@@ -41,8 +41,11 @@ var lacking = map[string]func(o nft.Op, hooked bool) bool{
 	"translating destinations":         func(o nft.Op, _ bool) bool { return has(o, func(*expr.NAT) bool { return true }) },
 	"masquerading":                     func(o nft.Op, _ bool) bool { return has(o, func(*expr.Masq) bool { return true }) },
 	"telling the node's own addresses": func(o nft.Op, _ bool) bool { return has(o, func(*expr.Fib) bool { return true }) },
-	"refusing before routing":          func(o nft.Op, hooked bool) bool { return hooked && has(o, func(*expr.Reject) bool { return true }) },
-	"the state of connections":         func(o nft.Op, _ bool) bool { return has(o, func(*expr.Ct) bool { return true }) },
+	"refusing before routing": func(o nft.Op, hooked bool) bool {
+		return hooked &&
+			has(o, func(*expr.Reject) bool { return true })
+	},
+	"the state of connections": func(o nft.Op, _ bool) bool { return has(o, func(*expr.Ct) bool { return true }) },
 	"marks and priorities that rules write": func(o nft.Op, hooked bool) bool {
 		return hooked && has(o, func(m *expr.Meta) bool { return m.SourceRegister })
 	},
@@ -74,7 +77,7 @@ func without(refuses func(o nft.Op, hooked bool) bool) *nft.Fake {
 // with what brings it, and nothing else is.
 func TestProbeNamesWhatIsMissing(t *testing.T) {
 	for _, f := range []model.Family{model.V4, model.V6} {
-		if err := Probe(nft.NewFake(), f); err != nil {
+		if err := probe(nft.NewFake(), f); err != nil {
 			t.Errorf("a kernel with everything: %v", err)
 		}
 		for _, n := range needs {
@@ -83,7 +86,7 @@ func TestProbeNamesWhatIsMissing(t *testing.T) {
 				t.Errorf("no kernel is tried without %s", n.name)
 				continue
 			}
-			err := Probe(without(refuses), f)
+			err := probe(without(refuses), f)
 			want := fmt.Sprintf("the kernel lacks what the service rules of %s need: %s (%s)", f, n.name, n.needs)
 			var lack *Lack
 			if !errors.As(err, &lack) || err.Error() != want {
@@ -91,7 +94,7 @@ func TestProbeNamesWhatIsMissing(t *testing.T) {
 			}
 		}
 	}
-	err := Probe(without(func(o nft.Op, h bool) bool { return lacking["random numbers"](o, h) || lacking["masquerading"](o, h) }), model.V4)
+	err := probe(without(func(o nft.Op, h bool) bool { return lacking["random numbers"](o, h) || lacking["masquerading"](o, h) }), model.V4)
 	if err == nil || !strings.Contains(err.Error(), "CONFIG_NFT_NUMGEN, Linux 4.9 or later); masquerading (CONFIG_NFT_MASQ)") {
 		t.Errorf("two things missing: %v", err)
 	}
@@ -102,13 +105,15 @@ func TestProbeOfBothFamilies(t *testing.T) {
 	of := func(refuses func(o nft.Op, hooked bool) bool) string {
 		return fmt.Sprint(probeAll(without(refuses), []model.Family{model.V4, model.V6}))
 	}
-	if got, want := of(lacking["masquerading"]), "the kernel lacks what the service rules of IPv4 and IPv6 need: masquerading (CONFIG_NFT_MASQ)"; got != want {
+	if got, want := of(lacking["masquerading"]),
+		"the kernel lacks what the service rules of IPv4 and IPv6 need: masquerading (CONFIG_NFT_MASQ)"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 	got := of(func(o nft.Op, _ bool) bool {
 		return has(o, func(r *expr.Reject) bool { return r.Type == unix.NFT_REJECT_ICMP_UNREACH && r.Code == 4 })
 	})
-	if !strings.HasPrefix(got, "the kernel lacks what the service rules of IPv6 need: refusing before routing") || strings.Contains(got, "IPv4 need") {
+	if !strings.HasPrefix(got, "the kernel lacks what the service rules of IPv6 need: refusing before routing") ||
+		strings.Contains(got, "IPv4 need") {
 		t.Errorf("only IPv6 lacks something: %s", got)
 	}
 }
@@ -118,7 +123,7 @@ func TestProbeWithoutRights(t *testing.T) {
 	k := nft.NewFake()
 	k.Fail = func(tx *nft.Tx) error { return nft.OpError(tx, 0, unix.EPERM) }
 	var lack *Lack
-	if err := Probe(k, model.V4); errors.As(err, &lack) || !errors.Is(err, unix.EPERM) {
+	if err := probe(k, model.V4); errors.As(err, &lack) || !errors.Is(err, unix.EPERM) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -135,14 +140,16 @@ func TestProbeTriesEverything(t *testing.T) {
 		if f == model.V6 {
 			local = netip.MustParsePrefix("fd00::/8")
 		}
-		for _, l := range []Layout{{AllNodePorts: true}, {LocalCIDRs: []netip.Prefix{local}}, {LocalBridge: "b"}, {LocalPrefix: "p"}, {SameBridge: "b", MasqueradeAll: true}} {
+		for _, l := range []Layout{{AllNodePorts: true}, {LocalCIDRs: []netip.Prefix{local}}, {LocalBridge: "b"}, {LocalPrefix: "p"},
+			{SameBridge: "b", MasqueradeAll: true}} {
 			l.Family, l.MarkBit = f, 1
 			tx, used := nft.NewTx(f, "t"), map[string]bool{}
 			l.Build(tx)
 			l.AddTimeout(tx, 60)
 			for _, kind := range []model.Kind{model.Spread, model.Reject, model.Drop} {
 				for i := range 32 {
-					l.AddClass(tx, model.Class{Kind: kind, NodePort: i&1 > 0, External: i&2 > 0, LocalPolicy: i&4 > 0, Ranges: i&8 > 0, Timeout: 60 * (i & 16) / 16, Cluster: 4096, Local: 2})
+					l.AddClass(tx, model.Class{Kind: kind, NodePort: i&1 > 0, External: i&2 > 0, LocalPolicy: i&4 > 0, Ranges: i&8 > 0,
+						Timeout: 60 * (i & 16) / 16, Cluster: 4096, Local: 2})
 				}
 			}
 			l.DropCIDRs(tx, []netip.Prefix{local})
@@ -162,7 +169,8 @@ func kinds(tx *nft.Tx, into map[string]bool) {
 	for _, o := range tx.Ops {
 		switch {
 		case o.Set != nil:
-			into[fmt.Sprintf("a set: several fields %t, map %t, ranges %t, written by rules %t", len(o.Set.Key) > 1, len(o.Set.Value) > 0, o.Set.Interval, o.Set.Dynamic)] = true
+			into[fmt.Sprintf("a set: several fields %t, map %t, ranges %t, written by rules %t", len(o.Set.Key) > 1, len(o.Set.Value) > 0,
+				o.Set.Interval, o.Set.Dynamic)] = true
 		case o.Hook != nil:
 			into[fmt.Sprintf("hook %d", o.Hook.Num)] = true
 		}
@@ -219,7 +227,7 @@ func TestProbeHost(t *testing.T) {
 			return fmt.Errorf("the probe changed the tables of where it was started (%v)", err)
 		}
 		// Once where it is, to see that the tables are made at all.
-		if err := Probe(k, model.V6); err != nil {
+		if err := probe(k, model.V6); err != nil {
 			return err
 		}
 		chains, err := k.Chains(model.V6, "probe-1")

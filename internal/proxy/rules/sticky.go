@@ -17,7 +17,7 @@ import (
 // by the frontend (owner), the endpoint's by that and the client (known), and
 // then where that endpoint is (take). A number goes from one rule to the next in
 // the packet's priority, since nft cannot print a rule in which one lookup's
-// result is the key of another. Whoever is not known, or whose endpoint is gone,
+// result is the key of another. Anyone who is not known, or whose endpoint is gone,
 // is forgotten, given one by the draw and remembered.
 //
 // The rules of a chain that other chains jump to look into maps; the rules of
@@ -66,7 +66,8 @@ func setNumber(reg uint32) expr.Any {
 
 // port loads the part of the number that tells the service port.
 func port(reg uint32) []expr.Any {
-	return []expr.Any{number(reg), &expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: nft.Num(model.StickyPort), Xor: nft.Num(0)}}
+	return []expr.Any{number(reg), &expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: nft.Num(model.StickyPort),
+		Xor: nft.Num(0)}}
 }
 
 func noNumber() []expr.Any {
@@ -114,7 +115,8 @@ func (b builder) sharedSticky() {
 // toss draws an index of a pool, once, and sets the number to that of the
 // endpoint that has it. After one that hit nothing comes of others.
 func (b builder) toss(pool model.Pool, n int) []expr.Any {
-	return []expr.Any{number(r0), &expr.Numgen{Register: r0 + 1, Modulus: uint32(n), Type: unix.NFT_NG_RANDOM, Offset: uint32(pool) * model.LocalBase},
+	return []expr.Any{number(r0), &expr.Numgen{Register: r0 + 1, Modulus: uint32(n), Type: unix.NFT_NG_RANDOM,
+		Offset: uint32(pool) * model.LocalBase},
 		find(model.Picks, b.Family), setNumber(r0)}
 }
 
@@ -129,19 +131,22 @@ func (l Layout) AddTimeout(tx *nft.Tx, seconds int) {
 	for _, pool := range pools {
 		b.chain(takeName(pool, seconds), []any{nft.Jump(rememberName(seconds))}, []any{nft.Jump(dialName(pool))})
 		b.chain(knownName(pool, seconds), []any{number(r0), b.saddr(r0 + 1),
-			&expr.Lookup{SourceRegister: r0, SetName: name, DestRegister: r0, IsDestRegSet: true}, setNumber(r0), nft.Jump(takeName(pool, seconds))})
+			&expr.Lookup{SourceRegister: r0, SetName: name, DestRegister: r0, IsDestRegSet: true}, setNumber(r0),
+			nft.Jump(takeName(pool, seconds))})
 	}
 }
 
 // affinitySet is a map of the endpoints that clients had.
 func affinitySet(name string, f model.Family) *nft.Set {
-	return &nft.Set{Name: name, Key: []nft.Type{nft.TypePriority, nft.FieldsOf(f).Saddr}, Value: []nft.Type{nft.TypePriority}, Dynamic: true}
+	return &nft.Set{Name: name, Key: []nft.Type{nft.TypePriority, nft.FieldsOf(f).Saddr}, Value: []nft.Type{nft.TypePriority},
+		Dynamic: true}
 }
 
 // write changes the entry of the packet's client in such a map.
 func (b builder) write(set string, op uint32, timeout time.Duration) []any {
 	data := r0 + 1 + b.regs()
-	return []any{port(r0), b.saddr(r0 + 1), number(data), &expr.Dynset{SrcRegKey: r0, SrcRegData: data, SetName: set, Operation: op, Timeout: timeout}}
+	return []any{port(r0), b.saddr(r0 + 1), number(data), &expr.Dynset{SrcRegKey: r0, SrcRegData: data, SetName: set, Operation: op,
+		Timeout: timeout}}
 }
 
 // stick appends the rules that send a connection of a class with affinity to

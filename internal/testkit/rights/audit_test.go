@@ -74,7 +74,7 @@ func start(t *testing.T, policy string) *recorded {
 	t.Cleanup(func() { cancel(); wg.Wait(); shared.Shutdown() })
 	base := controller.Env{Client: r.client, Informers: shared, Log: log}
 	run("scheduler", schedule.Controller(schedule.Config{Client: r.client, Informers: shared, Log: log}).Start(base, as))
-	publisher := dns.Publisher{ClusterIP: net.ParseIP("10.0.0.10"), Machine: "m", Own: netip.MustParseAddrPort("192.0.2.1:53")}
+	publisher := dns.Publisher{ClusterIP: net.ParseIP("10.0.0.10"), Host: "m", Own: netip.MustParseAddrPort("192.0.2.1:53")}
 	run("dns", publisher.Controller().Start(base, as))
 	run("controllers", func(ctx context.Context) error {
 		return workload.Run(ctx, workload.Config{Client: r.client, Metadata: metadata.NewForConfigOrDie(env.Config), Discovery: r.client.Discovery(),

@@ -1,6 +1,6 @@
-// Package assign gives containers the processors, memory and devices that are
+// Package assign gives containers the CPUs, memory and devices that are
 // theirs alone, together where the topology policy wants them together, and
-// keeps the processors of all others off them. The decisions are those of the
+// keeps the CPUs of all others off them. The decisions are those of the
 // packages cpus, memory and topology; this one holds the state and its files.
 package assign
 
@@ -28,8 +28,8 @@ import (
 	"github.com/berth-dev/berth/internal/journal"
 )
 
-// Devices gives out devices; package device does.
-type Devices interface {
+// devices gives out devices; package device does.
+type devices interface {
 	// Hints for a container, or with c nil for the whole pod.
 	Hints(pod *v1.Pod, c *v1.Container) topology.Wishes
 	// Allocate gives a container its devices, near the nodes as far as they
@@ -43,7 +43,7 @@ type Devices interface {
 type Config struct {
 	Log     *slog.Logger
 	RootDir string
-	Machine *topology.Machine
+	Host    *topology.Host
 	// CPUs is the static policy; nil is policy none.
 	CPUs *cpus.Static
 	// Memory is the reservation of policy Static; nil is policy None.
@@ -51,10 +51,10 @@ type Config struct {
 	// Topology merges hints; PodScope does so for pods instead of containers.
 	Topology topology.Merger
 	PodScope bool
-	// Devices may be nil.
-	Devices Devices
+	// devices may be nil.
+	Devices devices
 	Metrics prometheus.Registerer
-	// Journal is told what pods got; nil: nobody is.
+	// Journal is told what pods got; nil: no one is.
 	Journal journal.Sink
 }
 
@@ -67,23 +67,24 @@ type Manager struct {
 	mu        sync.Mutex
 	cpus      cpus.State
 	memory    memory.State
-	// changed is closed and replaced when the shared processors change.
+	// changed is closed and replaced when the shared CPUs change.
 	changed chan struct{}
 }
 
 // New takes up the state that a former agent left, or says why it cannot.
 func New(cfg Config) (*Manager, error) {
-	if cfg.Log == nil || cfg.RootDir == "" || cfg.Machine == nil {
+	if cfg.Log == nil || cfg.RootDir == "" || cfg.Host == nil {
 		return nil, errors.New("configuring resource assignment: Log, RootDir and Machine are required")
 	}
-	if limit := max(cfg.Topology.Options.MaxNodes, topology.MaxNodes); len(cfg.Machine.Nodes) > limit && cfg.Topology.Policy != topology.None {
-		return nil, fmt.Errorf("unsupported on machines with more than %d NUMA Nodes: this one has %d; set topologyManagerPolicy none or topologyManagerPolicyOptions[max-allowable-numa-nodes]", limit, len(cfg.Machine.Nodes))
+	if limit := max(cfg.Topology.Options.MaxNodes, topology.MaxNodes); len(cfg.Host.Nodes) > limit && cfg.Topology.Policy != topology.None {
+		return nil, fmt.Errorf("unsupported on machines with more than %d NUMA Nodes: this one has %d; set topologyManagerPolicy none or "+
+			"topologyManagerPolicyOptions[max-allowable-numa-nodes]", limit, len(cfg.Host.Nodes))
 	}
 	if cfg.Journal == nil {
 		cfg.Journal = journal.Discard
 	}
 	m := &Manager{cfg: cfg, changed: make(chan struct{})}
-	m.cfg.Topology.Machine = cfg.Machine
+	m.cfg.Topology.Machine = cfg.Host
 	var err error
 	if m.metrics, err = newMetrics(cfg.Metrics, cfg.CPUs != nil); err != nil {
 		return nil, err
@@ -119,7 +120,8 @@ func (m *Manager) loadCPUs() error {
 		return err
 	}
 	if found && file.PolicyName != m.cpuPolicy() {
-		return fmt.Errorf("could not restore state from checkpoint: configured policy %q differs from state checkpoint policy %q, please drain this node and delete the CPU manager checkpoint file %q before restarting Kubelet", m.cpuPolicy(), file.PolicyName, path)
+		return fmt.Errorf("could not restore state from checkpoint: configured policy %q differs from state checkpoint policy %q, please "+
+			"drain this node and delete the CPU manager checkpoint file %q before restarting Kubelet", m.cpuPolicy(), file.PolicyName, path)
 	}
 	if m.cfg.CPUs == nil {
 		return m.saveCPUs(cpus.State{})
@@ -152,12 +154,14 @@ func (m *Manager) loadMemory() error {
 		return err
 	}
 	if found && file.PolicyName != m.memoryPolicy() {
-		return fmt.Errorf("could not restore state from checkpoint: [memorymanager] configured policy %q differs from state checkpoint policy %q, please drain this node and delete the memory manager checkpoint file %q before restarting Kubelet", m.memoryPolicy(), file.PolicyName, path)
+		return fmt.Errorf("could not restore state from checkpoint: [memorymanager] configured policy %q differs from state checkpoint "+
+			"policy %q, please drain this node and delete the memory manager checkpoint file %q before restarting Kubelet",
+			m.memoryPolicy(), file.PolicyName, path)
 	}
 	if m.cfg.Memory == nil {
 		return m.saveMemory(memory.State{})
 	}
-	initial := memory.Initial(m.cfg.Machine, m.cfg.Memory)
+	initial := memory.Initial(m.cfg.Host, m.cfg.Memory)
 	m.memory = initial
 	if !found || len(file.MachineState) == 0 {
 		return m.saveMemory(m.memory)
@@ -177,11 +181,11 @@ func (m *Manager) saveMemory(s memory.State) error {
 	return checkpoint.Write(filepath.Join(m.cfg.RootDir, checkpoint.MemoryFile), checkpoint.NewMemory(m.memoryPolicy(), s))
 }
 
-// Refusal is why a pod is not taken.
-type Refusal struct{ Reason, Message string }
+// refusal is why a pod is not taken.
+type refusal struct{ Reason, Message string }
 
 // Admit gives a pod all it is to have alone, or nothing and says why.
-func (m *Manager) Admit(ctx context.Context, pod *v1.Pod) *Refusal {
+func (m *Manager) Admit(ctx context.Context, pod *v1.Pod) *refusal {
 	m.admitting.Lock()
 	defer m.admitting.Unlock()
 	began := time.Now()
@@ -256,18 +260,18 @@ func (m *Manager) Forget(pod types.UID) error {
 	return m.Keep(func(uid types.UID) bool { return uid != pod })
 }
 
-// Placement is where a container runs; empty lists leave that to the kernel.
-type Placement struct {
+// placement is where a container runs; empty lists leave that to the kernel.
+type placement struct {
 	CPUs, Mems string
-	// Exclusive: nobody else runs on these processors.
+	// Exclusive: no one else runs on these CPUs.
 	Exclusive bool
 }
 
 // Of returns a container's placement.
-func (m *Manager) Of(pod types.UID, container string) Placement {
+func (m *Manager) Of(pod types.UID, container string) placement {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	var p Placement
+	var p placement
 	if m.cfg.CPUs != nil {
 		p.CPUs = m.cpus.Shared.String()
 		if own, ok := m.cpus.Owned[string(pod)][container]; ok {
@@ -280,14 +284,14 @@ func (m *Manager) Of(pod types.UID, container string) Placement {
 	return p
 }
 
-// Exclusive tells whether a container of the pod owns processors.
+// Exclusive tells whether a container of the pod owns CPUs.
 func (m *Manager) Exclusive(pod types.UID) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return len(m.cpus.Owned[string(pod)]) > 0
 }
 
-// CPUsOf are the processors a container owns.
+// CPUsOf are the CPUs a container owns.
 func (m *Manager) CPUsOf(pod types.UID, container string) []int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -306,7 +310,7 @@ func (m *Manager) AllocatableCPUs() []int {
 	if m.cfg.CPUs == nil {
 		return nil
 	}
-	return m.cfg.Machine.All().Difference(m.cfg.CPUs.Reserved).List()
+	return m.cfg.Host.All().Difference(m.cfg.CPUs.Reserved).List()
 }
 
 // AllocatableMemory is all that containers may own, a block per node and kind.
@@ -314,7 +318,7 @@ func (m *Manager) AllocatableMemory() []memory.Block {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var out []memory.Block
-	for _, n := range m.cfg.Machine.Nodes {
+	for _, n := range m.cfg.Host.Nodes {
 		state := m.memory.Nodes[n.ID]
 		if state == nil {
 			continue
@@ -329,7 +333,7 @@ func (m *Manager) AllocatableMemory() []memory.Block {
 }
 
 // ResizeRefusal tells why a pod can never be resized in place, or "". Which
-// processors and memory are a Guaranteed pod's own is settled when it is
+// CPUs and memory are a Guaranteed pod's own is settled when it is
 // admitted, so what they depend on cannot change later.
 func (m *Manager) ResizeRefusal(now, desired *v1.Pod) string {
 	if resource.QOS(now) != v1.PodQOSGuaranteed {
@@ -359,7 +363,7 @@ func differs(a, b *v1.Pod, name v1.ResourceName) bool {
 	return !maps.Equal(amounts(a), amounts(b))
 }
 
-// Changed is closed when the shared processors change.
+// Changed is closed when the shared CPUs change.
 func (m *Manager) Changed() <-chan struct{} {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -27,9 +27,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// machine has two NUMA nodes of four processors, 1000 bytes each.
-func machine() *topology.Machine {
-	m := &topology.Machine{}
+// host has two NUMA nodes of four CPUs, 1000 bytes each.
+func host() *topology.Host {
+	m := &topology.Host{}
 	for i := range 8 {
 		m.CPUs = append(m.CPUs, topology.CPU{ID: i, Core: i / 2, Cache: i / 4, NUMA: i / 4, Socket: i / 4})
 	}
@@ -63,14 +63,15 @@ func (n *near) Allocate(_ context.Context, p *v1.Pod, _ *v1.Container, nodes top
 func (n *near) Release(uid types.UID) { n.released = append(n.released, uid) }
 
 func config(t *testing.T, root string) Config {
-	m := machine()
-	return Config{Log: slog.New(slog.DiscardHandler), RootDir: root, Machine: m, CPUs: &cpus.Static{Machine: m, Reserved: cpuset.New(0)},
+	m := host()
+	return Config{Log: slog.New(slog.DiscardHandler), RootDir: root, Host: m, CPUs: &cpus.Static{Machine: m, Reserved: cpuset.New(0)},
 		Memory: memory.Reservation{0: {v1.ResourceMemory: 100}}, Topology: topology.Merger{Policy: topology.SingleNUMA},
 		Devices: &near{node: 1, given: map[types.UID]topology.Mask{}}}
 }
 
 func pod(name string, cpu, mem int64) *v1.Pod {
-	l := v1.ResourceList{v1.ResourceCPU: *resource.NewMilliQuantity(cpu, resource.DecimalSI), v1.ResourceMemory: *resource.NewQuantity(mem, resource.BinarySI)}
+	l := v1.ResourceList{v1.ResourceCPU: *resource.NewMilliQuantity(cpu, resource.DecimalSI), v1.ResourceMemory: *resource.NewQuantity(mem,
+		resource.BinarySI)}
 	return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), Labels: map[string]string{}},
 		Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c", Resources: v1.ResourceRequirements{Requests: l, Limits: l}}}}}
 }
@@ -94,15 +95,16 @@ func TestResourcesLieTogether(t *testing.T) {
 	if r := m.Admit(t.Context(), with); r != nil {
 		t.Fatal(r)
 	}
-	if p := m.Of("with", "c"); p != (Placement{CPUs: "4-5", Mems: "1", Exclusive: true}) || cfg.Devices.(*near).given["with"] != topology.Of(1) {
+	if p := m.Of("with", "c"); p != (placement{CPUs: "4-5", Mems: "1", Exclusive: true}) ||
+		cfg.Devices.(*near).given["with"] != topology.Of(1) {
 		t.Errorf("placed at %+v, device near %s", p, cfg.Devices.(*near).given["with"])
 	}
-	if p := m.Of("other", "c"); p != (Placement{CPUs: "0-3,6-7"}) {
+	if p := m.Of("other", "c"); p != (placement{CPUs: "0-3,6-7"}) {
 		t.Errorf("all others are at %+v", p)
 	}
-	// Five processors fit the machine, not a node.
+	// Five CPUs fit the host, not a node.
 	r := m.Admit(t.Context(), pod("wide", 5000, 10))
-	if r == nil || *r != (Refusal{"TopologyAffinityError", "Resources cannot be allocated with Topology locality"}) {
+	if r == nil || *r != (refusal{"TopologyAffinityError", "Resources cannot be allocated with Topology locality"}) {
 		t.Errorf("refusal is %v", r)
 	}
 	if released := cfg.Devices.(*near).released; len(released) != 1 || released[0] != "wide" {
@@ -132,8 +134,10 @@ kubelet_topology_manager_admission_errors_total 1
 # TYPE kubelet_topology_manager_admission_requests_total counter
 kubelet_topology_manager_admission_requests_total 2
 `
-	if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "kubelet_container_aligned_compute_resources_count", "kubelet_cpu_manager_allocation_per_numa", "kubelet_cpu_manager_exclusive_cpu_allocation_count",
-		"kubelet_cpu_manager_shared_pool_size_millicores", "kubelet_topology_manager_admission_errors_total", "kubelet_topology_manager_admission_requests_total"); err != nil {
+	if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "kubelet_container_aligned_compute_resources_count",
+		"kubelet_cpu_manager_allocation_per_numa", "kubelet_cpu_manager_exclusive_cpu_allocation_count",
+		"kubelet_cpu_manager_shared_pool_size_millicores", "kubelet_topology_manager_admission_errors_total",
+		"kubelet_topology_manager_admission_requests_total"); err != nil {
 		t.Error(err)
 	}
 }
@@ -145,11 +149,15 @@ func TestRefusalsSayWhy(t *testing.T) {
 	m := start(t, cfg)
 	for _, c := range []struct {
 		pod  *v1.Pod
-		want Refusal
+		want refusal
 	}{
-		{pod("odd", 3000, 10), Refusal{"SMTAlignmentError", "SMT Alignment Error: requested 3 cpus not multiple cpus per core = 2"}},
-		{pod("many", 8000, 10), Refusal{"SMTAlignmentError", "SMT Alignment Error: not enough free physical CPUs: available physical CPUs = 6, requested CPUs = 8, CPUs per core = 2"}},
-		{pod("much", 2000, 5000), Refusal{"UnexpectedAdmissionError", "Allocate failed due to [memorymanager] failed to get the default NUMA affinity, no NUMA nodes with enough memory is available, which is unexpected"}},
+		{pod("odd", 3000, 10), refusal{"SMTAlignmentError", "SMT Alignment Error: requested 3 cpus not multiple cpus per core = 2"}},
+		{pod("many", 8000, 10),
+			refusal{"SMTAlignmentError",
+				"SMT Alignment Error: not enough free physical CPUs: available physical CPUs = 6, requested CPUs = 8, CPUs per core = 2"}},
+		{pod("much", 2000, 5000), refusal{"UnexpectedAdmissionError",
+			"Allocate failed due to [memorymanager] failed to get the default NUMA affinity, no NUMA nodes with enough memory is " +
+				"available, which is unexpected"}},
 	} {
 		if r := m.Admit(t.Context(), c.pod); r == nil || *r != c.want {
 			t.Errorf("%s: %v", c.pod.Name, r)
@@ -207,7 +215,8 @@ func TestAnotherPolicyIsRefused(t *testing.T) {
 		cfg := config(t, root)
 		change(&cfg)
 		_, err := New(cfg)
-		if err == nil || !strings.Contains(err.Error(), "differs from state checkpoint policy") || !strings.Contains(err.Error(), filepath.Join(root, file)) {
+		if err == nil || !strings.Contains(err.Error(), "differs from state checkpoint policy") || !strings.Contains(err.Error(),
+			filepath.Join(root, file)) {
 			t.Errorf("%s: %v", file, err)
 		}
 		if err := os.Remove(filepath.Join(root, file)); err != nil {
@@ -239,7 +248,7 @@ func TestResizeOfPinnedPods(t *testing.T) {
 	}
 }
 
-// TestEverybodyMoves: when a pod gets processors of its own, running containers
+// TestEverybodyMoves: when a pod gets CPUs of its own, running containers
 // leave them, and come back when it is over; a failed move is tried again.
 func TestEverybodyMoves(t *testing.T) {
 	m := start(t, config(t, t.TempDir()))

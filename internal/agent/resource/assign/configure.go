@@ -21,12 +21,12 @@ func (c *Config) Policies(k *kubeletv1beta1.KubeletConfiguration, reserved node.
 	c.Topology = topology.Merger{Policy: topology.Policy(k.TopologyManagerPolicy), Options: options}
 	c.PodScope = k.TopologyManagerScope == "pod"
 	if k.CPUManagerPolicy == "static" {
-		if c.CPUs, err = staticCPUs(c.Machine, k, reserved); err != nil {
+		if c.CPUs, err = staticCPUs(c.Host, k, reserved); err != nil {
 			return err
 		}
 	}
 	if k.MemoryManagerPolicy == kubeletv1beta1.StaticMemoryManagerPolicy {
-		if c.Memory, err = staticMemory(c.Machine, k, reserved, memoryBytes); err != nil {
+		if c.Memory, err = staticMemory(c.Host, k, reserved, memoryBytes); err != nil {
 			return err
 		}
 	}
@@ -39,7 +39,7 @@ func Pinning(k *kubeletv1beta1.KubeletConfiguration) bool {
 		k.TopologyManagerPolicy != "" && k.TopologyManagerPolicy != string(topology.None)
 }
 
-func staticCPUs(m *topology.Machine, k *kubeletv1beta1.KubeletConfiguration, reserved node.Reservation) (*cpus.Static, error) {
+func staticCPUs(m *topology.Host, k *kubeletv1beta1.KubeletConfiguration, reserved node.Reservation) (*cpus.Static, error) {
 	options, err := cpus.ParseOptions(k.CPUManagerPolicyOptions)
 	if err != nil {
 		return nil, err
@@ -55,7 +55,8 @@ func staticCPUs(m *topology.Machine, k *kubeletv1beta1.KubeletConfiguration, res
 	return &cpus.Static{Machine: m, Options: options, Reserved: kept}, nil
 }
 
-func staticMemory(m *topology.Machine, k *kubeletv1beta1.KubeletConfiguration, reserved node.Reservation, capacity int64) (memory.Reservation, error) {
+func staticMemory(m *topology.Host, k *kubeletv1beta1.KubeletConfiguration, reserved node.Reservation, capacity int64) (memory.Reservation,
+	error) {
 	out := memory.Reservation{}
 	for _, r := range k.ReservedMemory {
 		out[int(r.NumaNode)] = map[v1.ResourceName]uint64{}

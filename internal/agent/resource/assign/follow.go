@@ -15,12 +15,12 @@ type Running struct {
 }
 
 // Follower keeps running containers where they belong: when the shared
-// processors change, everybody who owns none moves.
+// CPUs change, everybody who owns none moves.
 type Follower struct {
 	Manager *Manager
 	// Period is how often everything is looked at without a reason.
 	Period time.Duration
-	// Ready is closed once all pods of the node are known: before that nobody
+	// Ready is closed once all pods of the node are known: before that no one
 	// can be told to be gone.
 	Ready <-chan struct{}
 	// Keep tells whether a pod still needs what it has.
@@ -29,7 +29,7 @@ type Follower struct {
 	// have.
 	Running func() []Running
 	Changed func() <-chan struct{}
-	// Move sets the processors of a running container.
+	// Move sets the CPUs of a running container.
 	Move func(ctx context.Context, id, cpus string) error
 }
 
@@ -40,7 +40,7 @@ func (f *Follower) Run(ctx context.Context) error {
 		return nil
 	case <-f.Ready:
 	}
-	at := map[string]string{} // processors by container ID, as last set
+	at := map[string]string{} // CPUs by container ID, as last set
 	ticker := time.NewTicker(f.Period)
 	defer ticker.Stop()
 	for {
@@ -53,7 +53,7 @@ func (f *Follower) Run(ctx context.Context) error {
 		case <-shared:
 		case <-containers:
 		case <-ticker.C:
-			clear(at) // somebody else may have moved them
+			clear(at) // another party may have moved them
 		}
 	}
 }

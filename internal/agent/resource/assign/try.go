@@ -25,7 +25,7 @@ type try struct {
 
 // run serves the containers in the order in which they start, so that what
 // init containers leave can be used again.
-func (t *try) run(ctx context.Context) *Refusal {
+func (t *try) run(ctx context.Context) *refusal {
 	var whole topology.Hint
 	if t.m.cfg.PodScope {
 		hint, refusal := t.align(nil)
@@ -38,7 +38,7 @@ func (t *try) run(ctx context.Context) *Refusal {
 		for i := range list {
 			hint := whole
 			if !t.m.cfg.PodScope {
-				var refusal *Refusal
+				var refusal *refusal
 				if hint, refusal = t.align(&list[i]); refusal != nil {
 					return refusal
 				}
@@ -53,7 +53,7 @@ func (t *try) run(ctx context.Context) *Refusal {
 
 // align asks everybody where a container (nil: the pod) could be served and
 // lets the policy choose.
-func (t *try) align(c *v1.Container) (topology.Hint, *Refusal) {
+func (t *try) align(c *v1.Container) (topology.Hint, *refusal) {
 	policy := t.m.cfg.Topology.Policy
 	if policy == topology.None || policy == "" {
 		return topology.Hint{}, nil
@@ -75,7 +75,7 @@ func (t *try) align(c *v1.Container) (topology.Hint, *Refusal) {
 		if guaranteed {
 			t.m.metrics.misaligned.WithLabelValues(t.scope(), "numa_node").Inc()
 		}
-		return hint, &Refusal{Reason: "TopologyAffinityError", Message: "Resources cannot be allocated with Topology locality"}
+		return hint, &refusal{Reason: "TopologyAffinityError", Message: "Resources cannot be allocated with Topology locality"}
 	}
 	if policy == topology.SingleNUMA {
 		t.m.metrics.aligned.WithLabelValues(t.scope(), "numa_node").Inc()
@@ -124,7 +124,7 @@ func (t *try) allocateCPUs(c *v1.Container, hint topology.Hint) error {
 	if policy.Options.FullCores {
 		t.m.metrics.aligned.WithLabelValues("container", "physical_cpu").Inc()
 	}
-	if t.m.cfg.Machine.OneCache(t.cpus.Owned[uid][c.Name]) {
+	if t.m.cfg.Host.OneCache(t.cpus.Owned[uid][c.Name]) {
 		t.m.metrics.aligned.WithLabelValues("container", "uncore_cache").Inc()
 	}
 	return nil
@@ -164,18 +164,19 @@ func (t *try) explain(now time.Time) {
 			}
 		}
 	}
-	t.m.cfg.Journal.Append(journal.Record{Time: now, Part: "agent", Object: journal.Ref{Kind: "Pod", Namespace: t.pod.Namespace, Name: t.pod.Name, UID: uid},
+	t.m.cfg.Journal.Append(journal.Record{Time: now, Part: "agent", Object: journal.Ref{Kind: "Pod", Namespace: t.pod.Namespace,
+		Name: t.pod.Name, UID: uid},
 		Decision: "gave it resources of its own", Because: because})
 }
 
-func refusalOf(err error) *Refusal {
+func refusalOf(err error) *refusal {
 	var alignment *cpus.AlignmentError
 	if errors.As(err, &alignment) {
-		return &Refusal{Reason: "SMTAlignmentError", Message: err.Error()}
+		return &refusal{Reason: "SMTAlignmentError", Message: err.Error()}
 	}
 	return unexpected(err)
 }
 
-func unexpected(err error) *Refusal {
-	return &Refusal{Reason: "UnexpectedAdmissionError", Message: fmt.Sprintf("Allocate failed due to %v, which is unexpected", err)}
+func unexpected(err error) *refusal {
+	return &refusal{Reason: "UnexpectedAdmissionError", Message: fmt.Sprintf("Allocate failed due to %v, which is unexpected", err)}
 }

@@ -16,10 +16,10 @@ import (
 	"github.com/berth-dev/berth/internal/agent/resource/topology"
 )
 
-// machine makes a regular machine; siblings are numbered side by side or in
+// host makes a regular machine; siblings are numbered side by side or in
 // halves.
-func machine(sockets, nodes, caches, cores, threads int, halves bool) *topology.Machine {
-	m := &topology.Machine{}
+func host(sockets, nodes, caches, cores, threads int, halves bool) *topology.Host {
+	m := &topology.Host{}
 	total := sockets * nodes * caches * cores
 	for core := range total {
 		cache := core / cores
@@ -39,11 +39,11 @@ func machine(sockets, nodes, caches, cores, threads int, halves bool) *topology.
 	return m
 }
 
-func randomMachine(rng *rand.Rand, most int) *topology.Machine {
+func randomHost(rng *rand.Rand, most int) *topology.Host {
 	for {
 		a, b, c, d, e := 1+rng.IntN(2), 1+rng.IntN(2), 1+rng.IntN(2), 1+rng.IntN(3), 1+rng.IntN(2)
 		if a*b*c*d*e <= most {
-			return machine(a, b, c, d, e, rng.IntN(2) == 0)
+			return host(a, b, c, d, e, rng.IntN(2) == 0)
 		}
 	}
 }
@@ -74,7 +74,7 @@ func subsets(ids []int, size int, f func([]int)) {
 }
 
 // price is what a good choice keeps low, most important first.
-func price(m *topology.Machine, o Options, free, set cpuset.CPUSet) []int {
+func price(m *topology.Host, o options, free, set cpuset.CPUSet) []int {
 	count := func(unit func(topology.CPU) int) int { return units(m, set, unit) }
 	nodes := count(func(c topology.CPU) int { return c.NUMA })
 	sockets := count(func(c topology.CPU) int { return c.Socket })
@@ -97,13 +97,14 @@ func price(m *topology.Machine, o Options, free, set cpuset.CPUSet) []int {
 func TestTakeIsAsGoodAsTryingEverything(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	for round := range 1500 {
-		m := randomMachine(rng, 12)
+		m := randomHost(rng, 12)
 		free := randomSet(rng, m.All())
-		o := []Options{{}, {}, {SpreadCores: true}, {AlignCache: true}}[rng.IntN(4)]
+		o := []options{{}, {}, {SpreadCores: true}, {AlignCache: true}}[rng.IntN(4)]
 		n := rng.IntN(free.Size() + 2)
-		got, err := Take(m, free, n, o)
+		got, err := take(m, free, n, o)
 		if n > free.Size() {
-			if err == nil || err.Error() != fmt.Sprintf("not enough cpus available to satisfy request: requested=%d, available=%d", n, free.Size()) {
+			if err == nil || err.Error() != fmt.Sprintf("not enough cpus available to satisfy request: requested=%d, available=%d", n,
+				free.Size()) {
 				t.Fatalf("round %d: took %s, %v", round, got, err)
 			}
 			continue
@@ -114,10 +115,11 @@ func TestTakeIsAsGoodAsTryingEverything(t *testing.T) {
 		have := price(m, o, free, got)
 		subsets(free.List(), n, func(ids []int) {
 			if other := cpuset.New(ids...); slices.Compare(price(m, o, free, other), have) < 0 {
-				t.Fatalf("round %d, %+v: %d of %s: took %s at %v, %s costs %v", round, o, n, free, got, have, other, price(m, o, free, other))
+				t.Fatalf("round %d, %+v: %d of %s: took %s at %v, %s costs %v", round, o, n, free, got, have, other,
+					price(m, o, free, other))
 			}
 		})
-		again, _ := Take(m, free, n, o)
+		again, _ := take(m, free, n, o)
 		if !again.Equals(got) {
 			t.Fatalf("round %d: once %s, once %s", round, got, again)
 		}
@@ -130,18 +132,18 @@ func TestSpreadIsEven(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	spread := 0
 	for round := range 3000 {
-		m := randomMachine(rng, 24)
+		m := randomHost(rng, 24)
 		free := randomSet(rng, m.All())
 		if free.IsEmpty() {
 			continue
 		}
-		o := Options{SpreadNUMA: true, FullCores: rng.IntN(2) == 0}
+		o := options{SpreadNUMA: true, FullCores: rng.IntN(2) == 0}
 		unit := 1
 		if o.FullCores {
 			free, unit = WholeCores(m, free), m.ThreadsPerCore()
 		}
 		n := unit * rng.IntN(free.Size()/unit+1)
-		got, err := Take(m, free, n, o)
+		got, err := take(m, free, n, o)
 		if err != nil || got.Size() != n || !got.IsSubsetOf(free) {
 			t.Fatalf("round %d: %d of %s: got %s, %v", round, n, free, got, err)
 		}
@@ -184,7 +186,8 @@ func TestSpreadIsEven(t *testing.T) {
 }
 
 func container(name string, milli int64, always bool) v1.Container {
-	q := v1.ResourceList{v1.ResourceCPU: *resource.NewMilliQuantity(milli, resource.DecimalSI), v1.ResourceMemory: resource.MustParse("1Mi")}
+	q := v1.ResourceList{v1.ResourceCPU: *resource.NewMilliQuantity(milli, resource.DecimalSI),
+		v1.ResourceMemory: resource.MustParse("1Mi")}
 	c := v1.Container{Name: name, Resources: v1.ResourceRequirements{Requests: q, Limits: q}}
 	if always {
 		policy := v1.ContainerRestartPolicyAlways
@@ -194,7 +197,8 @@ func container(name string, milli int64, always bool) v1.Container {
 }
 
 func pod(name string, inits []v1.Container, mains ...v1.Container) *v1.Pod {
-	return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)}, Spec: v1.PodSpec{InitContainers: inits, Containers: mains}}
+	return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)}, Spec: v1.PodSpec{InitContainers: inits,
+		Containers: mains}}
 }
 
 // allocate serves all containers of a pod.
@@ -211,14 +215,15 @@ func allocate(p *Static, s State, pod *v1.Pod, nodes topology.Mask) (State, erro
 	return s, nil
 }
 
-// TestBooksAreAlwaysInOrder runs random pods and checks that nobody who runs
-// at the same time shares processors, and that none get lost.
+// TestBooksAreAlwaysInOrder runs random pods and checks that no one who runs
+// at the same time shares CPUs, and that none get lost.
 func TestBooksAreAlwaysInOrder(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 8))
-	options := []Options{{}, {FullCores: true}, {StrictReserved: true}, {AlignSocket: true}, {SpreadCores: true}, {AlignCache: true}, {SpreadNUMA: true, FullCores: true}}
+	options := []options{{}, {FullCores: true}, {StrictReserved: true}, {AlignSocket: true}, {SpreadCores: true}, {AlignCache: true},
+		{SpreadNUMA: true, FullCores: true}}
 	admitted := 0
 	for round := range 400 {
-		m := randomMachine(rng, 32)
+		m := randomHost(rng, 32)
 		p := &Static{Machine: m, Options: options[rng.IntN(len(options))]}
 		var err error
 		if p.Reserved, err = Reserve(m, "", 1+rng.Int64N(1000)); err != nil {
@@ -231,7 +236,7 @@ func TestBooksAreAlwaysInOrder(t *testing.T) {
 				gone := fmt.Sprint("p", rng.IntN(i))
 				var released bool
 				s, released = p.Release(s, func(uid string) bool { return uid != gone })
-				if _, was := live[gone]; released != (was && PodCount(live[gone]) > 0) {
+				if _, was := live[gone]; released != (was && podCount(live[gone]) > 0) {
 					t.Fatalf("round %d: releasing %s: %v", round, gone, released)
 				}
 				delete(live, gone)
@@ -272,7 +277,7 @@ func checkBooks(t *testing.T, p *Static, s State, live map[string]*v1.Pod) {
 	t.Helper()
 	owner := map[int]string{}
 	for uid, q := range live {
-		beside := cpuset.New() // processors of containers that run to the end
+		beside := cpuset.New() // CPUs of containers that run to the end
 		for _, list := range [][]v1.Container{q.Spec.InitContainers, q.Spec.Containers} {
 			for i := range list {
 				c := &list[i]
@@ -300,8 +305,8 @@ func checkBooks(t *testing.T, p *Static, s State, live map[string]*v1.Pod) {
 				}
 			}
 		}
-		if all := len(keysOf(owner, uid)); all > PodCount(q) {
-			t.Fatalf("%s has %d processors and needs %d at one time", uid, all, PodCount(q))
+		if all := len(keysOf(owner, uid)); all > podCount(q) {
+			t.Fatalf("%s has %d processors and needs %d at one time", uid, all, podCount(q))
 		}
 	}
 }
@@ -316,13 +321,13 @@ func keysOf(owner map[int]string, uid string) (out []int) {
 }
 
 // TestHintsCanBeKept: a container that is given from hinted nodes gets all its
-// processors there, and nodes that are not hinted do not have them.
+// CPUs there, and nodes that are not hinted do not have them.
 func TestHintsCanBeKept(t *testing.T) {
 	rng := rand.New(rand.NewPCG(9, 10))
 	kept := 0
 	for round := range 2000 {
-		m := randomMachine(rng, 24)
-		p := &Static{Machine: m, Reserved: cpuset.New(0), Options: Options{FullCores: rng.IntN(3) == 0}}
+		m := randomHost(rng, 24)
+		p := &Static{Machine: m, Reserved: cpuset.New(0), Options: options{FullCores: rng.IntN(3) == 0}}
 		s := p.Initial()
 		if first, err := allocate(p, s, randomPod(rng, "first"), 0); err == nil {
 			s = first
@@ -352,7 +357,7 @@ func TestHintsCanBeKept(t *testing.T) {
 }
 
 func TestStateFromDiskIsChecked(t *testing.T) {
-	m := machine(1, 1, 1, 4, 1, false)
+	m := host(1, 1, 1, 4, 1, false)
 	p := &Static{Machine: m, Reserved: cpuset.New(0)}
 	owned := func(set string) map[string]map[string]cpuset.CPUSet {
 		parsed, err := cpuset.Parse(set)
@@ -379,7 +384,7 @@ func TestStateFromDiskIsChecked(t *testing.T) {
 	}
 }
 
-func TestWhoOwnsProcessors(t *testing.T) {
+func TestWhoOwnsCPUs(t *testing.T) {
 	whole, half := container("c", 2000, false), container("c", 1500, false)
 	burstable := container("c", 2000, false)
 	burstable.Resources.Limits = v1.ResourceList{v1.ResourceCPU: resource.MustParse("3"), v1.ResourceMemory: resource.MustParse("1Mi")}
@@ -402,12 +407,13 @@ func TestWhoOwnsProcessors(t *testing.T) {
 }
 
 func TestReservation(t *testing.T) {
-	m := machine(2, 1, 1, 2, 2, false)
+	m := host(2, 1, 1, 2, 2, false)
 	for _, c := range []struct {
 		named string
 		milli int64
 		want  string
-	}{{"", 500, "0"}, {"", 1500, "0-1"}, {"6-7", 500, "6-7"}, {"", 0, "needs a cpu reservation"}, {"9", 0, "only processors 0-7 are online"}, {"", 99000, "not enough"}} {
+	}{{"", 500, "0"}, {"", 1500, "0-1"}, {"6-7", 500, "6-7"}, {"", 0, "needs a cpu reservation"},
+		{"9", 0, "only processors 0-7 are online"}, {"", 99000, "not enough"}} {
 		set, err := Reserve(m, c.named, c.milli)
 		if got := fmt.Sprint(set, err); !strings.Contains(got, c.want) {
 			t.Errorf("%+v: %s", c, got)

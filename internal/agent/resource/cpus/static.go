@@ -13,17 +13,17 @@ import (
 	"github.com/berth-dev/berth/internal/agent/resource/topology"
 )
 
-// Static is the static policy on one machine.
+// Static is the static policy on one host.
 type Static struct {
-	Machine *topology.Machine
-	Options Options
-	// Reserved processors are never given to anybody alone.
+	Machine *topology.Host
+	Options options
+	// Reserved CPUs are never given to anybody alone.
 	Reserved cpuset.CPUSet
 }
 
-// Reserve picks the processors that are kept for the system: the named ones,
+// Reserve picks the CPUs that are kept for the system: the named ones,
 // or, where none are named, as many whole ones as milli asks for.
-func Reserve(m *topology.Machine, named string, milli int64) (cpuset.CPUSet, error) {
+func Reserve(m *topology.Host, named string, milli int64) (cpuset.CPUSet, error) {
 	if named != "" {
 		set, err := cpuset.Parse(named)
 		if err != nil {
@@ -36,9 +36,10 @@ func Reserve(m *topology.Machine, named string, milli int64) (cpuset.CPUSet, err
 	}
 	count := int((milli + 999) / 1000)
 	if count == 0 {
-		return cpuset.New(), fmt.Errorf("cpuManagerPolicy static needs a cpu reservation above zero: set reservedSystemCPUs, or cpu in systemReserved or kubeReserved")
+		return cpuset.New(), fmt.Errorf("cpuManagerPolicy static needs a cpu reservation above zero: set reservedSystemCPUs, or cpu in " +
+			"systemReserved or kubeReserved")
 	}
-	set, err := Take(m, m.All(), count, Options{})
+	set, err := take(m, m.All(), count, options{})
 	if err != nil {
 		return set, fmt.Errorf("reserving processors for the system: %w", err)
 	}
@@ -47,7 +48,7 @@ func Reserve(m *topology.Machine, named string, milli int64) (cpuset.CPUSet, err
 
 // State is who owns what.
 type State struct {
-	// Shared are the processors of everybody who owns none.
+	// Shared are the CPUs of everybody who owns none.
 	Shared cpuset.CPUSet
 	// Owned by pod and container.
 	Owned map[string]map[string]cpuset.CPUSet
@@ -58,7 +59,7 @@ func (p *Static) Initial() State {
 	return State{Shared: p.all(), Owned: map[string]map[string]cpuset.CPUSet{}}
 }
 
-// all is what the policy deals with: strictly reserved processors are nobody's.
+// all is what the policy deals with: strictly reserved CPUs are no one's.
 func (p *Static) all() cpuset.CPUSet {
 	if p.Options.StrictReserved {
 		return p.Machine.All().Difference(p.Reserved)
@@ -75,7 +76,7 @@ func (s State) Clone() State {
 	return out
 }
 
-// Check tells why a state from disk does not fit this machine and policy.
+// Check tells why a state from disk does not fit this host and policy.
 func (p *Static) Check(s State) error {
 	if p.Options.StrictReserved {
 		if both := p.Reserved.Intersection(s.Shared); !both.IsEmpty() {
@@ -99,7 +100,7 @@ func (p *Static) Check(s State) error {
 	return nil
 }
 
-// Count is how many processors a container is to own: all it asks for, if its
+// Count is how many CPUs a container is to own: all it asks for, if its
 // pod is Guaranteed and it asks for whole ones. Containers of a pod that asks
 // as a whole share what it has and own none.
 func Count(pod *v1.Pod, c *v1.Container) int {
@@ -108,7 +109,7 @@ func Count(pod *v1.Pod, c *v1.Container) int {
 	}
 	asked, ok := c.Resources.Requests[v1.ResourceCPU]
 	if !ok {
-		asked = c.Resources.Limits[v1.ResourceCPU] // a static pod that nobody defaulted
+		asked = c.Resources.Limits[v1.ResourceCPU] // a static pod that no one defaulted
 	}
 	if asked.MilliValue()%1000 != 0 {
 		return 0
@@ -119,18 +120,19 @@ func Count(pod *v1.Pod, c *v1.Container) int {
 // AlignmentError is a request that full-pcpus-only cannot satisfy.
 type AlignmentError struct {
 	Requested, Threads int
-	// Available whole cores' processors; -1 if they are not what lacks.
+	// Available whole cores' CPUs; -1 if they are not what lacks.
 	Available int
 }
 
 func (e *AlignmentError) Error() string {
 	if e.Available >= 0 {
-		return fmt.Sprintf("SMT Alignment Error: not enough free physical CPUs: available physical CPUs = %d, requested CPUs = %d, CPUs per core = %d", e.Available, e.Requested, e.Threads)
+		return fmt.Sprintf("SMT Alignment Error: not enough free physical CPUs: available physical CPUs = %d, requested CPUs = %d, CPUs "+
+			"per core = %d", e.Available, e.Requested, e.Threads)
 	}
 	return fmt.Sprintf("SMT Alignment Error: requested %d cpus not multiple cpus per core = %d", e.Requested, e.Threads)
 }
 
-// free are processors that a container of the pod may own: those nobody does,
+// free are CPUs that a container of the pod may own: those no one does,
 // and those that the pod's init containers before it leave to it.
 func (p *Static) free(s State, pod *v1.Pod, c *v1.Container) (free, again cpuset.CPUSet) {
 	again = reusable(pod, c.Name, s.Owned[string(pod.UID)])
@@ -167,7 +169,7 @@ func sidecar(c *v1.Container) bool {
 	return c.RestartPolicy != nil && *c.RestartPolicy == v1.ContainerRestartPolicyAlways
 }
 
-// Allocate gives a container its processors, from the given nodes as far as
+// Allocate gives a container its CPUs, from the given nodes as far as
 // they have any (0: anywhere). What it owns already it keeps. s is changed.
 func (p *Static) Allocate(s State, pod *v1.Pod, c *v1.Container, nodes topology.Mask) (State, error) {
 	uid := string(pod.UID)
@@ -219,7 +221,7 @@ func (p *Static) take(free, again cpuset.CPUSet, count int, nodes topology.Mask)
 	out := cpuset.New()
 	for _, from := range []cpuset.CPUSet{near.Intersection(again), near, free} {
 		from = from.Difference(out)
-		some, err := Take(p.Machine, from, min(count-out.Size(), from.Size()), p.Options)
+		some, err := take(p.Machine, from, min(count-out.Size(), from.Size()), p.Options)
 		if err != nil {
 			return out, err
 		}
@@ -264,7 +266,7 @@ func (p *Static) Release(s State, keep func(pod string) bool) (State, bool) {
 	return s, gone
 }
 
-// Hints are the sets of NUMA nodes that have count processors for a container
+// Hints are the sets of NUMA nodes that have count CPUs for a container
 // (or, for a whole pod, with c nil).
 func (p *Static) Hints(s State, pod *v1.Pod, c *v1.Container) topology.Wishes {
 	if c == nil {
@@ -285,7 +287,7 @@ func (p *Static) Hints(s State, pod *v1.Pod, c *v1.Container) topology.Wishes {
 }
 
 func (p *Static) podHints(s State, pod *v1.Pod) topology.Wishes {
-	count := PodCount(pod)
+	count := podCount(pod)
 	if count == 0 {
 		return nil
 	}
@@ -299,8 +301,8 @@ func (p *Static) podHints(s State, pod *v1.Pod) topology.Wishes {
 	return p.hints(s.Shared.Difference(p.Reserved), cpuset.New(), count)
 }
 
-// PodCount is how many processors a pod owns at most at one time.
-func PodCount(pod *v1.Pod) int {
+// podCount is how many CPUs a pod owns at most at one time.
+func podCount(pod *v1.Pod) int {
 	sidecars, peak := 0, 0
 	for i := range pod.Spec.InitContainers {
 		c := &pod.Spec.InitContainers[i]
@@ -318,7 +320,7 @@ func PodCount(pod *v1.Pod) int {
 	return max(sum, peak)
 }
 
-// hints lists the masks with enough free; those no wider than the machine
+// hints lists the masks with enough free; those no wider than the host
 // needs for so many are preferred. What must be used again must be inside.
 func (p *Static) hints(free, again cpuset.CPUSet, count int) topology.Wishes {
 	if p.Options.FullCores {
@@ -343,8 +345,8 @@ func (p *Static) hints(free, again cpuset.CPUSet, count int) topology.Wishes {
 	return topology.Wishes{string(v1.ResourceCPU): out}
 }
 
-// leastSockets is how many sockets a request of so many processors needs.
-func leastSockets(m *topology.Machine, count int) int {
+// leastSockets is how many sockets a request of so many CPUs needs.
+func leastSockets(m *topology.Host, count int) int {
 	least := 0
 	topology.Subsets(m.NodeMask(), func(nodes topology.Mask) {
 		if n := len(m.Sockets(nodes)); m.In(nodes).Size() >= count && (least == 0 || n < least) {

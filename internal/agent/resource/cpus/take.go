@@ -1,4 +1,4 @@
-// Package cpus decides which processors containers own (the static policy of
+// Package cpus decides which CPUs containers own (the static policy of
 // the CPU manager): which to take, what that leaves for all others, and what
 // the topology manager should know of it. It is pure; package assign keeps
 // what it decides.
@@ -14,18 +14,18 @@ import (
 	"github.com/berth-dev/berth/internal/agent/resource/topology"
 )
 
-// Take picks count processors out of free so that they lie as close together
+// take picks count CPUs out of free so that they lie as close together
 // as they can: in the fewest NUMA nodes, then sockets, then (with AlignCache)
 // caches, in as many whole cores as possible, where least room is left over,
 // at the lowest numbers. SpreadNUMA and SpreadCores change what is close.
-func Take(m *topology.Machine, free cpuset.CPUSet, count int, o Options) (cpuset.CPUSet, error) {
+func take(m *topology.Host, free cpuset.CPUSet, count int, o options) (cpuset.CPUSet, error) {
 	if free.Size() < count {
 		return cpuset.New(), fmt.Errorf("not enough cpus available to satisfy request: requested=%d, available=%d", count, free.Size())
 	}
 	if count <= 0 {
 		return cpuset.New(), nil
 	}
-	t := taker{machine: m, options: o, free: map[int][]topology.CPU{}}
+	t := taker{host: m, options: o, free: map[int][]topology.CPU{}}
 	for _, c := range m.CPUs {
 		if free.Contains(c.ID) {
 			t.free[c.NUMA] = append(t.free[c.NUMA], c)
@@ -40,8 +40,8 @@ func Take(m *topology.Machine, free cpuset.CPUSet, count int, o Options) (cpuset
 }
 
 type taker struct {
-	machine *topology.Machine
-	options Options
+	host    *topology.Host
+	options options
 	free    map[int][]topology.CPU // by NUMA node
 }
 
@@ -56,7 +56,7 @@ func (t *taker) in(nodes topology.Mask) (out []topology.CPU) {
 func (t *taker) packed(count int) cpuset.CPUSet {
 	var best cpuset.CPUSet
 	var cost []int
-	topology.Subsets(t.machine.NodeMask(), func(nodes topology.Mask) {
+	topology.Subsets(t.host.NodeMask(), func(nodes topology.Mask) {
 		if cost != nil && nodes.Count() > cost[0] {
 			return // narrowest come first
 		}
@@ -83,12 +83,12 @@ func (t *taker) within(nodes topology.Mask, there []topology.CPU, count int) (cp
 	set := cpuset.New(ids...)
 	caches := 0
 	if t.options.AlignCache {
-		caches = units(t.machine, set, func(c topology.CPU) int { return c.Cache })
+		caches = units(t.host, set, func(c topology.CPU) int { return c.Cache })
 	}
-	sockets := units(t.machine, set, func(c topology.CPU) int { return c.Socket })
-	cost := []int{nodes.Count(), sockets, caches, -wholeCores(t.machine, set), len(there) - count}
+	sockets := units(t.host, set, func(c topology.CPU) int { return c.Socket })
+	cost := []int{nodes.Count(), sockets, caches, -wholeCores(t.host, set), len(there) - count}
 	if t.options.SpreadCores {
-		cost[3] = -units(t.machine, set, func(c topology.CPU) int { return c.Core })
+		cost[3] = -units(t.host, set, func(c topology.CPU) int { return c.Core })
 	}
 	return set, cost
 }
@@ -124,7 +124,7 @@ func (t *taker) pick(there []topology.CPU, count int) []int {
 // packCores takes whole cores first, then threads of cores that are broken
 // already, and breaks a core last.
 func (t *taker) packCores(there []topology.CPU, count int) []int {
-	threads := t.machine.ThreadsPerCore()
+	threads := t.host.ThreadsPerCore()
 	var whole, broken [][]topology.CPU
 	for _, core := range group(there, func(c topology.CPU) int { return c.Core }) {
 		if len(core) == threads {
@@ -166,14 +166,14 @@ func spreadCores(there []topology.CPU, count int) []int {
 func (t *taker) spread(count int) (cpuset.CPUSet, bool) {
 	unit := 1
 	if t.options.FullCores {
-		unit = t.machine.ThreadsPerCore()
+		unit = t.host.ThreadsPerCore()
 	}
 	if count%unit != 0 {
 		return cpuset.New(), false
 	}
 	var best map[int]int
 	bestNodes, balance := 0, 0
-	topology.Subsets(t.machine.NodeMask(), func(nodes topology.Mask) {
+	topology.Subsets(t.host.NodeMask(), func(nodes topology.Mask) {
 		if best != nil && nodes.Count() > bestNodes {
 			return
 		}
@@ -228,7 +228,7 @@ func keys(m map[int]int) []int {
 	return out
 }
 
-// group splits processors by a unit, in the order the units are met.
+// group splits CPUs by a unit, in the order the units are met.
 func group(list []topology.CPU, unit func(topology.CPU) int) [][]topology.CPU {
 	index := map[int]int{}
 	var out [][]topology.CPU
@@ -253,7 +253,7 @@ func numbers(list []topology.CPU) []int {
 }
 
 // units counts the distinct units that a set touches.
-func units(m *topology.Machine, set cpuset.CPUSet, unit func(topology.CPU) int) int {
+func units(m *topology.Host, set cpuset.CPUSet, unit func(topology.CPU) int) int {
 	seen := map[int]bool{}
 	for _, c := range m.CPUs {
 		if set.Contains(c.ID) {
@@ -264,12 +264,12 @@ func units(m *topology.Machine, set cpuset.CPUSet, unit func(topology.CPU) int) 
 }
 
 // wholeCores counts the cores that a set has all threads of.
-func wholeCores(m *topology.Machine, set cpuset.CPUSet) int {
+func wholeCores(m *topology.Host, set cpuset.CPUSet) int {
 	return WholeCores(m, set).Size() / m.ThreadsPerCore()
 }
 
-// WholeCores are the processors of a set whose siblings are all in the set.
-func WholeCores(m *topology.Machine, set cpuset.CPUSet) cpuset.CPUSet {
+// WholeCores are the CPUs of a set whose siblings are all in the set.
+func WholeCores(m *topology.Host, set cpuset.CPUSet) cpuset.CPUSet {
 	var ids []int
 	for _, core := range group(m.CPUs, func(c topology.CPU) int { return c.Core }) {
 		if all := cpuset.New(numbers(core)...); all.IsSubsetOf(set) {

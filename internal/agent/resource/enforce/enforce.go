@@ -24,7 +24,7 @@ import (
 type Config struct {
 	Kubelet *kubeletv1beta1.KubeletConfiguration
 	Node    node.Settings
-	Machine *node.Machine
+	Machine *node.HostInfo
 	// Runtime knows how it names cgroups.
 	Runtime interface {
 		RuntimeConfig(ctx context.Context) (*runtimeapi.RuntimeConfigResponse, error)
@@ -102,25 +102,25 @@ func (cfg *Config) driver(ctx context.Context) resource.Driver {
 	return resource.Cgroupfs
 }
 
-// HugepageSizes are the names of the sizes of huge pages that a machine has.
-func HugepageSizes(m *node.Machine) (out []string) {
+// HugepageSizes are the names of the sizes of huge pages that a host has.
+func HugepageSizes(m *node.HostInfo) (out []string) {
 	for size := range m.HugePages {
 		out = append(out, resource.HugepageName(size))
 	}
 	return out
 }
 
-// PodsLimits bounds all pods together by what the machine has less what is
+// PodsLimits bounds all pods together by what the host has less what is
 // reserved for the system: node allocatable enforcement. Eviction thresholds
 // are not taken off; they are for acting before this limit strikes.
-func PodsLimits(k *kubeletv1beta1.KubeletConfiguration, set node.Settings, machine *node.Machine) resource.Limits {
+func PodsLimits(k *kubeletv1beta1.KubeletConfiguration, set node.Settings, host *node.HostInfo) resource.Limits {
 	if !slices.Contains(k.EnforceNodeAllocatable, config.EnforcePods) {
 		return resource.Limits{}
 	}
 	reserved := set.Reserved
 	reserved.EvictionHard = nil
-	left := node.Allocatable(node.Capacity(machine, nil, set.Limits, nil), reserved, nil)
-	out := resource.Limits{CPUShares: resource.CPUShares(left.Cpu().MilliValue()), MemoryLimit: left.Memory().Value(), PidsLimit: machine.MaxPIDs,
+	left := node.Allocatable(node.Capacity(host, nil, set.Limits, nil), reserved, nil)
+	out := resource.Limits{CPUShares: resource.CPUShares(left.Cpu().MilliValue()), MemoryLimit: left.Memory().Value(), PidsLimit: host.MaxPIDs,
 		Hugepages: map[string]int64{}}
 	for _, part := range []v1.ResourceList{reserved.System, reserved.Kube} {
 		q := part[resource.PIDs]

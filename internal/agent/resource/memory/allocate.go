@@ -89,7 +89,7 @@ func (s State) violates(m topology.Mask) bool {
 }
 
 // reusable is what init containers before a container leave to it of one
-// group: what they hold and nobody after them took over.
+// group: what they hold and no one after them took over.
 func reusable(s State, pod *v1.Pod, name string, m topology.Mask, kind v1.ResourceName) uint64 {
 	var out uint64
 	for b := range s.leftBefore(pod, name, m, kind) {

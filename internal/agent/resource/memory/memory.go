@@ -81,7 +81,7 @@ type Reservation map[int]map[v1.ResourceName]uint64
 
 // CheckReservation demands that what the nodes reserve is what the node as a
 // whole reserves, which is what keeps both books in step.
-func CheckReservation(m *topology.Machine, r Reservation, whole v1.ResourceList) error {
+func CheckReservation(m *topology.Host, r Reservation, whole v1.ResourceList) error {
 	sum := map[v1.ResourceName]uint64{}
 	for id, kinds := range r {
 		if !m.NodeMask().Has(id) {
@@ -112,7 +112,7 @@ func CheckReservation(m *topology.Machine, r Reservation, whole v1.ResourceList)
 }
 
 // Initial is the state of a node without pods.
-func Initial(m *topology.Machine, reserved Reservation) State {
+func Initial(m *topology.Host, reserved Reservation) State {
 	s := State{Nodes: map[int]*NodeState{}, Owned: map[string]map[string][]Block{}}
 	for _, n := range m.Nodes {
 		state := &NodeState{MemoryMap: map[v1.ResourceName]*Table{}, Cells: []int{n.ID}}
@@ -137,7 +137,7 @@ func table(total, reserved, elsewhere uint64) *Table {
 	return t
 }
 
-// Check tells why a state from disk does not fit the machine.
+// Check tells why a state from disk does not fit the host.
 func Check(s, initial State) error {
 	if len(s.Nodes) != len(initial.Nodes) {
 		return fmt.Errorf("the state has %d NUMA nodes, the machine %d", len(s.Nodes), len(initial.Nodes))

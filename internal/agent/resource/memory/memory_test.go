@@ -16,8 +16,8 @@ import (
 
 const huge v1.ResourceName = "hugepages-2Mi"
 
-func machine(nodes int, memory, pages uint64) *topology.Machine {
-	m := &topology.Machine{}
+func host(nodes int, memory, pages uint64) *topology.Host {
+	m := &topology.Host{}
 	for i := range nodes {
 		m.Nodes = append(m.Nodes, topology.Node{ID: i, Memory: memory, HugePages: map[int64]uint64{2 << 20: pages}})
 	}
@@ -70,7 +70,7 @@ func TestBooksAreAlwaysInOrder(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	admitted, wide := 0, 0
 	for round := range 500 {
-		m := machine(1+rng.IntN(4), 200, 60)
+		m := host(1+rng.IntN(4), 200, 60)
 		reserved := Reservation{0: {v1.ResourceMemory: 20}}
 		initial := Initial(m, reserved)
 		merger := topology.Merger{Machine: m, Policy: topology.None}
@@ -157,7 +157,7 @@ func TestHintsCanBeKept(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	kept := 0
 	for round := range 1000 {
-		m := machine(1+rng.IntN(4), 200, 60)
+		m := host(1+rng.IntN(4), 200, 60)
 		merger := topology.Merger{Machine: m, Policy: topology.None}
 		s := Initial(m, Reservation{})
 		for i := range rng.IntN(4) {
@@ -188,7 +188,7 @@ func TestHintsCanBeKept(t *testing.T) {
 }
 
 func TestReservationAddsUp(t *testing.T) {
-	m := machine(2, 1000, 0)
+	m := host(2, 1000, 0)
 	whole := v1.ResourceList{v1.ResourceMemory: resource.MustParse("300")}
 	for _, c := range []struct {
 		r    Reservation

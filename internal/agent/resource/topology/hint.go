@@ -35,17 +35,17 @@ var Policies = []string{string(None), string(BestEffort), string(Restricted), st
 // max-allowable-numa-nodes raises it: their number doubles with each node.
 const MaxNodes = 8
 
-// Options of the topology policies.
-type Options struct {
+// options of the topology policies.
+type options struct {
 	// PreferClosest weighs how far nodes lie apart before their numbers.
 	PreferClosest bool
-	// MaxNodes is the most nodes that a machine may have; 0 is the default.
+	// MaxNodes is the most nodes that a host may have; 0 is the default.
 	MaxNodes int
 }
 
 // ParseOptions reads topologyManagerPolicyOptions.
-func ParseOptions(in map[string]string) (Options, error) {
-	o := Options{MaxNodes: MaxNodes}
+func ParseOptions(in map[string]string) (options, error) {
+	o := options{MaxNodes: MaxNodes}
 	for _, name := range slices.Sorted(maps.Keys(in)) {
 		var err error
 		switch name {
@@ -56,7 +56,8 @@ func ParseOptions(in map[string]string) (Options, error) {
 				err = fmt.Errorf("must be %d to 16", MaxNodes)
 			}
 		default:
-			return o, fmt.Errorf("topologyManagerPolicyOptions[%s] is not known: allowed are max-allowable-numa-nodes and prefer-closest-numa-nodes", name)
+			return o, fmt.Errorf("topologyManagerPolicyOptions[%s] is not known: allowed are max-allowable-numa-nodes and "+
+				"prefer-closest-numa-nodes", name)
 		}
 		if err != nil {
 			return o, fmt.Errorf("topologyManagerPolicyOptions[%s] is %q: %w", name, in[name], err)
@@ -65,11 +66,11 @@ func ParseOptions(in map[string]string) (Options, error) {
 	return o, nil
 }
 
-// Merger merges hints for one machine.
+// Merger merges hints for one host.
 type Merger struct {
-	Machine *Machine
+	Machine *Host
 	Policy  Policy
-	Options Options
+	Options options
 }
 
 // Merge chooses nodes for a request. admit says whether the policy takes it.
@@ -91,7 +92,7 @@ func (m Merger) Merge(wishes []Wishes) (best Hint, admit bool) {
 	switch m.Policy {
 	case SingleNUMA:
 		if best.Mask == all {
-			best.Mask = 0 // nobody minds where
+			best.Mask = 0 // no one minds where
 		}
 		return best, best.Preferred
 	case Restricted:
@@ -100,7 +101,7 @@ func (m Merger) Merge(wishes []Wishes) (best Hint, admit bool) {
 	return best, true
 }
 
-// flatten makes one list per resource of every provider. What nobody cares
+// flatten makes one list per resource of every provider. What no one cares
 // about is preferred anywhere; what cannot be had is not preferred anywhere.
 func flatten(wishes []Wishes) [][]Hint {
 	var out [][]Hint

@@ -4,7 +4,7 @@ package topology
 
 import "testing"
 
-// TestTwoNodes reads the test machine (docs/vm.md): four processors and 3 GiB
+// TestTwoNodes reads the test machine (docs/vm.md): four CPUs and 3 GiB
 // on two NUMA nodes.
 func TestTwoNodes(t *testing.T) {
 	m, err := Read("/")

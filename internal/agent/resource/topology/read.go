@@ -13,15 +13,15 @@ import (
 	"k8s.io/utils/cpuset"
 )
 
-// Read finds the machine's topology below root, which is "/" except in tests.
-// A machine without NUMA is one node.
-func Read(root string) (*Machine, error) {
+// Read finds the host's topology below root, which is "/" except in tests.
+// A host without NUMA is one node.
+func Read(root string) (*Host, error) {
 	r := reader{root: root, cores: map[[3]int]int{}, caches: map[string]int{}}
 	online, err := r.set("sys/devices/system/cpu/online")
 	if err != nil {
 		return nil, fmt.Errorf("reading the machine's processors: %w", err)
 	}
-	m := &Machine{}
+	m := &Host{}
 	if m.Nodes, err = r.nodes(); err != nil {
 		return nil, fmt.Errorf("reading the machine's NUMA nodes: %w", err)
 	}
@@ -37,9 +37,9 @@ func Read(root string) (*Machine, error) {
 
 type reader struct {
 	root string
-	// nodeOf is the NUMA node of each processor.
+	// nodeOf is the NUMA node of each CPU.
 	nodeOf map[int]int
-	// cores and caches give units a number unique in the machine: the kernel
+	// cores and caches give units a number unique in the host: the kernel
 	// repeats core ids per socket, and does not number every cache.
 	cores  map[[3]int]int
 	caches map[string]int
@@ -108,7 +108,7 @@ func (r *reader) cpu(id int) (CPU, error) {
 	return out, nil
 }
 
-// lastCache is the list of processors that share the level 3 cache with one;
+// lastCache is the list of CPUs that share the level 3 cache with one;
 // without such a cache it is the whole NUMA node.
 func (r *reader) lastCache(dir string, id int) (string, error) {
 	found, err := filepath.Glob(filepath.Join(r.root, dir, "cache/index*"))

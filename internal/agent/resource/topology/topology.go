@@ -1,4 +1,4 @@
-// Package topology knows how the machine's processors and memory lie to each
+// Package topology knows how the host's CPUs and memory lie to each
 // other, and merges what several resources would like (hints) into one choice
 // of NUMA nodes. Only Read touches files; the rest is pure.
 package topology
@@ -11,7 +11,7 @@ import (
 	"k8s.io/utils/cpuset"
 )
 
-// CPU is one logical processor and the units it belongs to. IDs of cores,
+// CPU is one logical CPU and the units it belongs to. IDs of cores,
 // caches and sockets are unique over the whole machine.
 type CPU struct {
 	ID, Core, Cache, Socket, NUMA int
@@ -24,19 +24,19 @@ type Node struct {
 	Memory uint64
 	// HugePages is bytes reserved per page size in bytes.
 	HugePages map[int64]uint64
-	// Distances to the nodes of the machine, in the order of Machine.Nodes.
+	// Distances to the nodes of the host, in the order of Machine.Nodes.
 	Distances []int
 }
 
-// Machine is the online processors, sorted by ID, and the NUMA nodes, sorted
+// Host is the online CPUs, sorted by ID, and the NUMA nodes, sorted
 // by ID.
-type Machine struct {
+type Host struct {
 	CPUs  []CPU
 	Nodes []Node
 }
 
-// All is every online processor.
-func (m *Machine) All() cpuset.CPUSet {
+// All is every online CPU.
+func (m *Host) All() cpuset.CPUSet {
 	ids := make([]int, 0, len(m.CPUs))
 	for _, c := range m.CPUs {
 		ids = append(ids, c.ID)
@@ -44,9 +44,9 @@ func (m *Machine) All() cpuset.CPUSet {
 	return cpuset.New(ids...)
 }
 
-// ThreadsPerCore is how many processors a core has; 1 on a machine that does
+// ThreadsPerCore is how many CPUs a core has; 1 on a host that does
 // not divide evenly.
-func (m *Machine) ThreadsPerCore() int {
+func (m *Host) ThreadsPerCore() int {
 	cores := map[int]bool{}
 	for _, c := range m.CPUs {
 		cores[c.Core] = true
@@ -58,7 +58,7 @@ func (m *Machine) ThreadsPerCore() int {
 }
 
 // NodeMask has a bit per NUMA node.
-func (m *Machine) NodeMask() Mask {
+func (m *Host) NodeMask() Mask {
 	var out Mask
 	for _, n := range m.Nodes {
 		out |= Of(n.ID)
@@ -66,8 +66,8 @@ func (m *Machine) NodeMask() Mask {
 	return out
 }
 
-// In returns the processors of the NUMA nodes.
-func (m *Machine) In(nodes Mask) cpuset.CPUSet {
+// In returns the CPUs of the NUMA nodes.
+func (m *Host) In(nodes Mask) cpuset.CPUSet {
 	var ids []int
 	for _, c := range m.CPUs {
 		if nodes.Has(c.NUMA) {
@@ -77,8 +77,8 @@ func (m *Machine) In(nodes Mask) cpuset.CPUSet {
 	return cpuset.New(ids...)
 }
 
-// NodesOf are the NUMA nodes of processors.
-func (m *Machine) NodesOf(set cpuset.CPUSet) Mask {
+// NodesOf are the NUMA nodes of CPUs.
+func (m *Host) NodesOf(set cpuset.CPUSet) Mask {
 	var out Mask
 	for _, c := range m.CPUs {
 		if set.Contains(c.ID) {
@@ -88,8 +88,8 @@ func (m *Machine) NodesOf(set cpuset.CPUSet) Mask {
 	return out
 }
 
-// OneCache tells whether processors lie behind one last-level cache.
-func (m *Machine) OneCache(set cpuset.CPUSet) bool {
+// OneCache tells whether CPUs lie behind one last-level cache.
+func (m *Host) OneCache(set cpuset.CPUSet) bool {
 	caches := map[int]bool{}
 	for _, c := range m.CPUs {
 		if set.Contains(c.ID) {
@@ -100,7 +100,7 @@ func (m *Machine) OneCache(set cpuset.CPUSet) bool {
 }
 
 // Sockets are the sockets that the NUMA nodes lie in.
-func (m *Machine) Sockets(nodes Mask) map[int]bool {
+func (m *Host) Sockets(nodes Mask) map[int]bool {
 	out := map[int]bool{}
 	for _, c := range m.CPUs {
 		if nodes.Has(c.NUMA) {
@@ -111,8 +111,8 @@ func (m *Machine) Sockets(nodes Mask) map[int]bool {
 }
 
 // Distance is the mean distance between the nodes of a mask, a node to itself
-// included; 0 where the machine does not tell.
-func (m *Machine) Distance(nodes Mask) float64 {
+// included; 0 where the host does not tell.
+func (m *Host) Distance(nodes Mask) float64 {
 	sum, count := 0, 0
 	for i, from := range m.Nodes {
 		if !nodes.Has(from.ID) {
@@ -132,7 +132,7 @@ func (m *Machine) Distance(nodes Mask) float64 {
 }
 
 // Mask is a set of NUMA nodes; node i is bit i. The kernel numbers nodes from
-// 0 and this package refuses machines with a node above 63.
+// 0 and this package refuses hosts with a node above 63.
 type Mask uint64
 
 // MaskBits is how many nodes a Mask can hold.
@@ -205,8 +205,8 @@ func Subsets(of Mask, f func(Mask)) {
 	}
 }
 
-// describe is for errors and tests: a line per processor.
-func (m *Machine) describe() string {
+// describe is for errors and tests: a line per CPU.
+func (m *Host) describe() string {
 	var b strings.Builder
 	for _, c := range m.CPUs {
 		fmt.Fprintf(&b, "cpu %d core %d cache %d socket %d numa %d\n", c.ID, c.Core, c.Cache, c.Socket, c.NUMA)

@@ -13,9 +13,9 @@ import (
 	"github.com/berth-dev/berth/internal/testkit/golden"
 )
 
-// TestMachines reads the trees of testdata, which lay machines out as sysfs
+// TestHosts reads the trees of testdata, which lay hosts out as sysfs
 // does, and compares with what is noted in them.
-func TestMachines(t *testing.T) {
+func TestHosts(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txtar")
 	if err != nil || len(files) == 0 {
 		t.Fatal("no machines", err)
@@ -62,9 +62,9 @@ func TestReadSaysWhatIsMissing(t *testing.T) {
 	}
 }
 
-// nodes makes a machine of n NUMA nodes with a processor each.
-func nodes(n int) *Machine {
-	m := &Machine{}
+// nodes makes a host of n NUMA nodes with a CPU each.
+func nodes(n int) *Host {
+	m := &Host{}
 	for i := range n {
 		m.CPUs = append(m.CPUs, CPU{ID: i, Core: i, Cache: i, Socket: i / 2, NUMA: i})
 		d := make([]int, n)
@@ -176,8 +176,8 @@ func TestMergeIsWhatThePoliciesSay(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	policies := []Policy{None, BestEffort, Restricted, SingleNUMA}
 	for round := range 20000 {
-		machine := nodes(1 + rng.IntN(5))
-		m := Merger{Machine: machine, Policy: policies[rng.IntN(4)], Options: Options{PreferClosest: rng.IntN(2) == 0}}
+		host := nodes(1 + rng.IntN(5))
+		m := Merger{Machine: host, Policy: policies[rng.IntN(4)], Options: options{PreferClosest: rng.IntN(2) == 0}}
 		var wishes []Wishes
 		for range rng.IntN(4) {
 			w := Wishes{}
@@ -189,7 +189,7 @@ func TestMergeIsWhatThePoliciesSay(t *testing.T) {
 					hints = []Hint{}
 				default:
 					for range 1 + rng.IntN(4) {
-						hints = append(hints, Hint{Mask: Mask(rng.Uint64N(1 << len(machine.Nodes))), Preferred: rng.IntN(2) == 0})
+						hints = append(hints, Hint{Mask: Mask(rng.Uint64N(1 << len(host.Nodes))), Preferred: rng.IntN(2) == 0})
 					}
 				}
 				w[fmt.Sprint("r", r)] = hints

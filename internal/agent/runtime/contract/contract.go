@@ -19,8 +19,8 @@ import (
 	"github.com/berth-dev/berth/internal/agent/runtime"
 )
 
-// Subject is a runtime under test.
-type Subject struct {
+// subject is a runtime under test.
+type subject struct {
 	Service runtime.Service
 	Images  runtime.ImageService
 	// Image is present and has a shell that knows sleep and exit.
@@ -35,14 +35,14 @@ const patience = 60 * time.Second
 
 type run struct {
 	*testing.T
-	Subject
+	subject
 	ctx context.Context
 	uid string
 	dir string
 }
 
 // Run runs the suite. Everything it makes it also removes.
-func Run(t *testing.T, s Subject) {
+func Run(t *testing.T, s subject) {
 	tests := []struct {
 		name string
 		f    func(*run)
@@ -62,7 +62,7 @@ func Run(t *testing.T, s Subject) {
 			ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 			defer cancel()
 			dir := t.TempDir()
-			tc.f(&run{T: t, Subject: s, ctx: ctx, uid: fmt.Sprintf("contract-%d-%d", os.Getpid(), i), dir: dir})
+			tc.f(&run{T: t, subject: s, ctx: ctx, uid: fmt.Sprintf("contract-%d-%d", os.Getpid(), i), dir: dir})
 		})
 	}
 }
@@ -83,7 +83,8 @@ func (r *run) sandboxConfig(attempt uint32) *runtimeapi.PodSandboxConfig {
 		Metadata:     &runtimeapi.PodSandboxMetadata{Name: "pod", Namespace: "contract", Uid: r.uid, Attempt: attempt},
 		LogDirectory: r.dir,
 		Labels: map[string]string{
-			kubelettypes.KubernetesPodNameLabel: "pod", kubelettypes.KubernetesPodNamespaceLabel: "contract", kubelettypes.KubernetesPodUIDLabel: r.uid,
+			kubelettypes.KubernetesPodNameLabel: "pod", kubelettypes.KubernetesPodNamespaceLabel: "contract",
+			kubelettypes.KubernetesPodUIDLabel: r.uid,
 		},
 		Annotations: map[string]string{"contract.example/kept": "yes"},
 		Linux:       &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{NamespaceOptions: ns}},
@@ -158,7 +159,8 @@ func (r *run) sandbox() {
 	if !r.Host && b.GetNetwork().GetIp() == "" {
 		r.Error("a sandbox on the pod network has no address")
 	}
-	if b.GetLabels()[kubelettypes.KubernetesPodUIDLabel] != r.uid || b.GetAnnotations()["contract.example/kept"] != "yes" || b.GetCreatedAt() == 0 {
+	if b.GetLabels()[kubelettypes.KubernetesPodUIDLabel] != r.uid || b.GetAnnotations()["contract.example/kept"] != "yes" ||
+		b.GetCreatedAt() == 0 {
 		r.Errorf("labels, annotations or time of creation are lost: %v", b)
 	}
 	// containerd refuses, CRI-O answers with the one that is there.
@@ -182,7 +184,8 @@ func (r *run) container() {
 	sandbox := r.newSandbox()
 	id := r.newContainer(sandbox, "app", "sleep 3600", 3)
 	st := r.wantState(id, runtimeapi.ContainerState_CONTAINER_CREATED)
-	if st.GetMetadata().GetAttempt() != 3 || st.GetAnnotations()[runtime.AnnotationHash] != "h" || st.GetLogPath() != filepath.Join(r.dir, "app/3.log") {
+	if st.GetMetadata().GetAttempt() != 3 || st.GetAnnotations()[runtime.AnnotationHash] != "h" || st.GetLogPath() != filepath.Join(r.dir,
+		"app/3.log") {
 		r.Errorf("attempt, annotations or log path are lost: %v", st)
 	}
 	r.must(r.Service.StartContainer(r.ctx, id))

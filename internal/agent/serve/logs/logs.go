@@ -215,7 +215,7 @@ func (r *reader) drain(ctx context.Context) error {
 
 // line writes one line of the file if it is wanted.
 func (r *reader) line(raw []byte) error {
-	record, err := Parse(raw)
+	record, err := parse(raw)
 	if err != nil {
 		return nil // a torn line after a crash; the next one is whole
 	}
@@ -257,8 +257,8 @@ func (r *reader) flush() {
 	}
 }
 
-// Record is one line of a log file.
-type Record struct {
+// record is one line of a log file.
+type record struct {
 	// Stamp is the time as written, Time the same parsed.
 	Stamp  string
 	Time   time.Time
@@ -269,28 +269,28 @@ type Record struct {
 	Text []byte
 }
 
-// Parse reads a line of the CRI log format:
+// parse reads a line of the CRI log format:
 // "2016-10-06T00:17:09.669794202Z stdout F text\n", where F (full) or P
 // (partial) may be followed by further tags after colons.
-func Parse(line []byte) (Record, error) {
+func parse(line []byte) (record, error) {
 	stamp, rest, ok := bytes.Cut(line, []byte{' '})
 	if !ok {
-		return Record{}, fmt.Errorf("parsing log line: no time stamp")
+		return record{}, fmt.Errorf("parsing log line: no time stamp")
 	}
 	at, err := time.Parse(time.RFC3339Nano, string(stamp))
 	if err != nil {
-		return Record{}, fmt.Errorf("parsing log line: %w", err)
+		return record{}, fmt.Errorf("parsing log line: %w", err)
 	}
 	stream, rest, ok := bytes.Cut(rest, []byte{' '})
 	if !ok || string(stream) != "stdout" && string(stream) != "stderr" {
-		return Record{}, fmt.Errorf("parsing log line: stream %q is neither stdout nor stderr", stream)
+		return record{}, fmt.Errorf("parsing log line: stream %q is neither stdout nor stderr", stream)
 	}
 	tags, text, ok := bytes.Cut(rest, []byte{' '})
 	if !ok {
-		return Record{}, fmt.Errorf("parsing log line: no tags")
+		return record{}, fmt.Errorf("parsing log line: no tags")
 	}
 	first, _, _ := bytes.Cut(tags, []byte{':'})
-	record := Record{Stamp: string(stamp), Time: at, Stream: string(stream), Text: text}
+	record := record{Stamp: string(stamp), Time: at, Stream: string(stream), Text: text}
 	if string(first) == "P" {
 		record.Partial = true
 		record.Text = bytes.TrimSuffix(text, []byte{'\n'})

@@ -199,7 +199,8 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte("2016-10-06T00:17:09.669794202Z stdout F text\n"))
 	f.Add([]byte("2016-10-06T00:17:09Z stderr P:x \n"))
 	f.Fuzz(func(t *testing.T, line []byte) {
-		if r, err := Parse(line); err == nil && (r.Stream != "stdout" && r.Stream != "stderr" || r.Time.IsZero() && !strings.HasPrefix(r.Stamp, "0001")) {
+		if r, err := parse(line); err == nil && (r.Stream != "stdout" && r.Stream != "stderr" || r.Time.IsZero() &&
+			!strings.HasPrefix(r.Stamp, "0001")) {
 			t.Errorf("%q is %+v", line, r)
 		}
 	})

@@ -31,9 +31,12 @@ func startBus(t testing.TB) (address string) {
 	t.Helper()
 	dir := t.TempDir()
 	conf := filepath.Join(dir, "bus.conf")
-	if err := os.WriteFile(conf, fmt.Appendf(nil, `<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN" "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
+	if err := os.WriteFile(conf,
+		fmt.Appendf(nil, `<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN" `+
+			`"http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
 <busconfig><type>system</type><listen>unix:path=%s/bus</listen><auth>EXTERNAL</auth>
-<policy context="default"><allow send_destination="*" eavesdrop="true"/><allow eavesdrop="true"/><allow own="*"/><allow user="*"/></policy></busconfig>`, dir), 0o600); err != nil {
+<policy context="default"><allow send_destination="*" eavesdrop="true"/><allow eavesdrop="true"/><allow own="*"/><allow `+
+			`user="*"/></policy></busconfig>`, dir), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	daemon := exec.Command("dbus-daemon", "--config-file="+conf, "--nofork", "--print-address=1")
@@ -58,30 +61,30 @@ func startBus(t testing.TB) (address string) {
 	return address
 }
 
-// Logind is the fake, with the bit of systemd that makes logind read its
+// logind is the fake, with the bit of systemd that makes logind read its
 // configuration.
-type Logind struct {
+type logind struct {
 	// Locks gets each delay lock that is taken.
-	Locks <-chan *Lock
+	Locks <-chan *lock
 
 	t      testing.TB
 	conn   *dbus.Conn
 	props  *prop.Properties
 	dropIn string
-	locks  chan *Lock
+	locks  chan *lock
 }
 
 // Start runs a logind that delays shutdowns for at most longest; dropIn is the
 // file that it reads another limit from.
-func Start(t testing.TB, longest time.Duration, dropIn string) *Logind {
+func Start(t testing.TB, longest time.Duration, dropIn string) *logind {
 	t.Helper()
 	conn, err := dbus.Connect(startBus(t))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	locks := make(chan *Lock, 4)
-	l := &Logind{Locks: locks, t: t, conn: conn, dropIn: dropIn, locks: locks}
+	locks := make(chan *lock, 4)
+	l := &logind{Locks: locks, t: t, conn: conn, dropIn: dropIn, locks: locks}
 	if err := conn.Export(calls{l}, path, manager); err != nil {
 		t.Fatal(err)
 	}
@@ -101,16 +104,16 @@ func Start(t testing.TB, longest time.Duration, dropIn string) *Logind {
 	return l
 }
 
-// Announce tells everybody that the machine goes down, or that it does not.
-func (l *Logind) Announce(begins bool) {
+// Announce tells everybody that the host goes down, or that it does not.
+func (l *logind) Announce(begins bool) {
 	if err := l.conn.Emit(path, manager+".PrepareForShutdown", begins); err != nil {
 		l.t.Error(err)
 	}
 }
 
-// Lock is a delay lock: a descriptor that somebody holds for as long as the
+// lock is a delay lock: a descriptor that someone holds for as long as the
 // shutdown has to wait.
-type Lock struct {
+type lock struct {
 	// Asked says what for: what, mode and who.
 	Asked string
 
@@ -119,13 +122,13 @@ type Lock struct {
 	released chan struct{}
 }
 
-// Released is closed when nobody holds the lock any more.
-func (l *Lock) Released() <-chan struct{} {
+// Released is closed when no one holds the lock any more.
+func (l *lock) Released() <-chan struct{} {
 	l.once.Do(func() {
 		l.released = make(chan struct{})
 		go func() {
 			defer close(l.released)
-			_, _ = io.Copy(io.Discard, l.ours) // until nobody holds the other end
+			_, _ = io.Copy(io.Discard, l.ours) // until no one holds the other end
 			_ = l.ours.Close()
 		}()
 	})
@@ -133,7 +136,7 @@ func (l *Lock) Released() <-chan struct{} {
 }
 
 // calls are logind's methods on the bus.
-type calls struct{ logind *Logind }
+type calls struct{ logind *logind }
 
 // Inhibit hands out a delay lock.
 func (c calls) Inhibit(what, who, _, mode string) (dbus.UnixFD, *dbus.Error) {
@@ -141,14 +144,14 @@ func (c calls) Inhibit(what, who, _, mode string) (dbus.UnixFD, *dbus.Error) {
 	if err != nil {
 		return 0, dbus.MakeFailedError(err)
 	}
-	c.logind.locks <- &Lock{Asked: what + " " + mode + " " + who, ours: ours}
+	c.logind.locks <- &lock{Asked: what + " " + mode + " " + who, ours: ours}
 	// The message carries a copy; ours of their end must go, or the lock would
 	// seem held for ever.
 	time.AfterFunc(time.Second, func() { theirs.Close() })
 	return dbus.UnixFD(theirs.Fd()), nil
 }
 
-type systemd struct{ logind *Logind }
+type systemd struct{ logind *logind }
 
 // KillUnit is how logind is told to read its configuration again.
 func (s systemd) KillUnit(unit, _ string, signal int32) *dbus.Error {

@@ -13,10 +13,10 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// Rules works out what role's rules should be, given all ClusterRoles: those
+// rules works out what role's rules should be, given all ClusterRoles: those
 // of each selector in turn, roles by name, every distinct rule once. The role
 // itself never counts. It returns nil, nil for a role that is no sum.
-func Rules(role *rbacv1.ClusterRole, all []*rbacv1.ClusterRole) ([]rbacv1.PolicyRule, error) {
+func rules(role *rbacv1.ClusterRole, all []*rbacv1.ClusterRole) ([]rbacv1.PolicyRule, error) {
 	if role.AggregationRule == nil {
 		return nil, nil
 	}
@@ -54,7 +54,7 @@ func Settle(roles []*rbacv1.ClusterRole) error {
 	for range roles {
 		changed := false
 		for _, role := range roles {
-			sum, err := Rules(role, roles)
+			sum, err := rules(role, roles)
 			if err != nil {
 				return err
 			}

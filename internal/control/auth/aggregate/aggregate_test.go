@@ -24,9 +24,11 @@ func part(name, label, resource string) *rbacv1.ClusterRole {
 }
 
 func sum(name, label string, selects ...string) *rbacv1.ClusterRole {
-	r := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{label: "true"}}, AggregationRule: &rbacv1.AggregationRule{}}
+	r := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{label: "true"}},
+		AggregationRule: &rbacv1.AggregationRule{}}
 	for _, s := range selects {
-		r.AggregationRule.ClusterRoleSelectors = append(r.AggregationRule.ClusterRoleSelectors, metav1.LabelSelector{MatchLabels: map[string]string{s: "true"}})
+		r.AggregationRule.ClusterRoleSelectors = append(r.AggregationRule.ClusterRoleSelectors,
+			metav1.LabelSelector{MatchLabels: map[string]string{s: "true"}})
 	}
 	return r
 }
@@ -41,7 +43,8 @@ func resources(r *rbacv1.ClusterRole) string {
 
 func TestSettle(t *testing.T) {
 	top, middle := sum("top", "x", "b", "a"), sum("middle", "a", "c", "a")
-	roles := []*rbacv1.ClusterRole{top, middle, part("z", "c", "pods"), part("y", "c", "nodes"), part("x", "b", "pods"), part("w", "none", "secrets")}
+	roles := []*rbacv1.ClusterRole{top, middle, part("z", "c", "pods"), part("y", "c", "nodes"), part("x", "b", "pods"),
+		part("w", "none", "secrets")}
 	if err := Settle(roles); err != nil {
 		t.Fatal(err)
 	}
@@ -52,8 +55,9 @@ func TestSettle(t *testing.T) {
 		t.Errorf("top has %s, want selector order and no rule twice", got)
 	}
 	bad := sum("bad", "x")
-	bad.AggregationRule.ClusterRoleSelectors = []metav1.LabelSelector{{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "k", Operator: "Sometimes"}}}}
-	if _, err := Rules(bad, roles); err == nil {
+	bad.AggregationRule.ClusterRoleSelectors = []metav1.LabelSelector{{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "k",
+		Operator: "Sometimes"}}}}
+	if _, err := rules(bad, roles); err == nil {
 		t.Error("an unreadable selector gives no error")
 	}
 }
@@ -72,7 +76,7 @@ func TestControllerFollowsChanges(t *testing.T) {
 	factory.Start(ctx.Done())
 	factory.WaitForCacheSync(ctx.Done())
 	go func() {
-		done <- Run(ctx, controller.Env{Client: client, Informers: factory, Log: slog.New(slog.DiscardHandler)})
+		done <- run(ctx, controller.Env{Client: client, Informers: factory, Log: slog.New(slog.DiscardHandler)})
 	}()
 	await(t, seen, "pods ")
 	if _, err := client.RbacV1().ClusterRoles().Create(ctx, part("q", "a", "nodes"), metav1.CreateOptions{}); err != nil {

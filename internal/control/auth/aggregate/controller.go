@@ -25,15 +25,15 @@ const FieldManager = "clusterrole-aggregation-controller"
 // parts. It may grant what it does not have: upstream's role lets it escalate.
 func Controller() controller.Controller {
 	return controller.Controller{Name: FieldManager, Account: "clusterrole-aggregation-controller",
-		Watches: "clusterroles.rbac.authorization.k8s.io", Writes: "patch,escalate clusterroles.rbac.authorization.k8s.io", Run: Run}
+		Watches: "clusterroles.rbac.authorization.k8s.io", Writes: "patch,escalate clusterroles.rbac.authorization.k8s.io", Run: run}
 }
 
 // everything is the one key of the queue: any change may concern any sum, and a
 // burst of changes is worth one pass.
 const everything = "all"
 
-// Run keeps every aggregated ClusterRole the sum of its parts until ctx ends.
-func Run(ctx context.Context, e controller.Env) error {
+// run keeps every aggregated ClusterRole the sum of its parts until ctx ends.
+func run(ctx context.Context, e controller.Env) error {
 	if err := e.Check(); err != nil {
 		return err
 	}
@@ -61,7 +61,7 @@ func (c *aggregator) pass(ctx context.Context, _ string) (time.Duration, error) 
 	}
 	var failed []error
 	for _, role := range all {
-		sum, err := Rules(role, all)
+		sum, err := rules(role, all)
 		if err != nil {
 			failed = append(failed, err)
 			continue
@@ -90,8 +90,9 @@ func (c *aggregator) write(ctx context.Context, role *rbacv1.ClusterRole, sum []
 	if err != nil {
 		return fmt.Errorf("applying the rules of ClusterRole %q: %w", role.Name, err)
 	}
-	c.Tell(controller.Note{Part: "rbac", Kind: "ClusterRole", Object: role, Decision: "aggregated rules", Level: slog.LevelDebug, Because: []journal.Fact{
-		{Name: "rules before", Value: fmt.Sprint(len(role.Rules))}, {Name: "rules of its parts", Value: fmt.Sprint(len(sum))},
-	}})
+	c.Tell(controller.Note{Part: "rbac", Kind: "ClusterRole", Object: role, Decision: "aggregated rules", Level: slog.LevelDebug,
+		Because: []journal.Fact{
+			{Name: "rules before", Value: fmt.Sprint(len(role.Rules))}, {Name: "rules of its parts", Value: fmt.Sprint(len(sum))},
+		}})
 	return nil
 }

@@ -46,7 +46,7 @@ type Authorizer struct {
 	waiting  atomic.Int64
 
 	mu    sync.RWMutex
-	graph *Graph
+	graph *graph
 	// news holds a channel for each node somebody waits for; it is closed when
 	// the node reaches something new.
 	news map[string]chan struct{}
@@ -58,7 +58,7 @@ const maxWaiting = 512
 
 // New registers handlers on the factory's informers.
 func New(cfg Config) (*Authorizer, error) {
-	a := &Authorizer{patience: cfg.Patience, static: rbac.NewIndex(), graph: NewGraph(), news: map[string]chan struct{}{}}
+	a := &Authorizer{patience: cfg.Patience, static: rbac.NewIndex(), graph: newGraph(), news: map[string]chan struct{}{}}
 	a.static.SetRole(rbac.RoleKey{Name: "system:node"}, policy.NodeRules())
 	a.static.SetBinding(rbac.BindingKey{Name: "system:node"}, rbacv1.RoleRef{Kind: "ClusterRole", Name: "system:node"},
 		[]rbacv1.Subject{{Kind: rbacv1.GroupKind, Name: user.NodesGroup}})
@@ -99,10 +99,10 @@ func (a *Authorizer) set(obj any) {
 	switch o := obj.(type) {
 	case *corev1.Pod:
 		refs := refsOf(o)
-		a.change(func(g *Graph) { g.SetPod(PodKey{o.Namespace, o.Name}, o.Spec.NodeName, refs) })
+		a.change(func(g *graph) { g.SetPod(podKey{o.Namespace, o.Name}, o.Spec.NodeName, refs) })
 	case *corev1.PersistentVolume:
 		secrets := podref.SecretsOfVolume(o)
-		a.change(func(g *Graph) {
+		a.change(func(g *graph) {
 			if claim := o.Spec.ClaimRef; claim != nil {
 				g.SetVolume(o.Name, claim.Namespace, claim.Name, secrets)
 			} else {
@@ -110,15 +110,15 @@ func (a *Authorizer) set(obj any) {
 			}
 		})
 	case *storagev1.VolumeAttachment:
-		a.change(func(g *Graph) { g.SetOwned(Owned{Attachment, o.Name}, o.Spec.NodeName) })
+		a.change(func(g *graph) { g.SetOwned(owned{Attachment, o.Name}, o.Spec.NodeName) })
 	case *resourcev1.ResourceSlice:
 		node := ""
 		if o.Spec.NodeName != nil {
 			node = *o.Spec.NodeName
 		}
-		a.change(func(g *Graph) { g.SetOwned(Owned{Slice, o.Name}, node) })
+		a.change(func(g *graph) { g.SetOwned(owned{Slice, o.Name}, node) })
 	case *certificatesv1.PodCertificateRequest:
-		a.change(func(g *Graph) { g.SetOwned(Owned{PodCertificate, o.Namespace + "/" + o.Name}, string(o.Spec.NodeName)) })
+		a.change(func(g *graph) { g.SetOwned(owned{PodCertificate, o.Namespace + "/" + o.Name}, string(o.Spec.NodeName)) })
 	}
 }
 
@@ -137,25 +137,25 @@ func (a *Authorizer) forget(obj any) {
 	}
 	switch o := obj.(type) {
 	case *corev1.Pod:
-		a.change(func(g *Graph) { g.DeletePod(PodKey{o.Namespace, o.Name}) })
+		a.change(func(g *graph) { g.DeletePod(podKey{o.Namespace, o.Name}) })
 	case *corev1.PersistentVolume:
-		a.change(func(g *Graph) { g.DeleteVolume(o.Name) })
+		a.change(func(g *graph) { g.DeleteVolume(o.Name) })
 	case *storagev1.VolumeAttachment:
-		a.change(func(g *Graph) { g.SetOwned(Owned{Attachment, o.Name}, "") })
+		a.change(func(g *graph) { g.SetOwned(owned{Attachment, o.Name}, "") })
 	case *resourcev1.ResourceSlice:
-		a.change(func(g *Graph) { g.SetOwned(Owned{Slice, o.Name}, "") })
+		a.change(func(g *graph) { g.SetOwned(owned{Slice, o.Name}, "") })
 	case *certificatesv1.PodCertificateRequest:
-		a.change(func(g *Graph) { g.SetOwned(Owned{PodCertificate, o.Namespace + "/" + o.Name}, "") })
+		a.change(func(g *graph) { g.SetOwned(owned{PodCertificate, o.Namespace + "/" + o.Name}, "") })
 	}
 }
 
-func (a *Authorizer) change(f func(*Graph)) {
+func (a *Authorizer) change(f func(*graph)) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	f(a.graph)
 	for _, node := range a.graph.Gained() {
-		if heard := a.news[node]; heard != nil {
-			close(heard)
+		if received := a.news[node]; received != nil {
+			close(received)
 			delete(a.news, node)
 		}
 	}
@@ -194,7 +194,8 @@ func (a *Authorizer) ConditionsAwareAuthorize(ctx context.Context, attributes au
 }
 
 // EvaluateConditions refuses: this authorizer never hands out conditions.
-func (a *Authorizer) EvaluateConditions(context.Context, authorizer.ConditionsAwareDecision, authorizer.ConditionsData) (authorizer.Decision, string, error) {
+func (a *Authorizer) EvaluateConditions(context.Context, authorizer.ConditionsAwareDecision,
+	authorizer.ConditionsData) (authorizer.Decision, string, error) {
 	return authorizer.DecisionDeny, "", authorizer.ErrorConditionEvaluationNotSupported
 }
 
@@ -215,12 +216,12 @@ func (a *Authorizer) holds(ctx context.Context, node string, q question) bool {
 	patience := time.NewTimer(a.patience)
 	defer patience.Stop()
 	for {
-		heard, yes := a.listen(node, q)
+		received, yes := a.listen(node, q)
 		if yes {
 			return true
 		}
 		select {
-		case <-heard:
+		case <-received:
 		case <-patience.C:
 			return false
 		case <-ctx.Done():
@@ -231,21 +232,21 @@ func (a *Authorizer) holds(ctx context.Context, node string, q question) bool {
 
 // listen asks once more and, if the answer is still no, returns what the next
 // news of the node will close: nothing can happen between the two.
-func (a *Authorizer) listen(node string, q question) (heard chan struct{}, yes bool) {
+func (a *Authorizer) listen(node string, q question) (received chan struct{}, yes bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.graph.answer(node, q) {
 		return nil, true
 	}
-	heard = a.news[node]
-	if heard == nil {
-		heard = make(chan struct{})
-		a.news[node] = heard
+	received = a.news[node]
+	if received == nil {
+		received = make(chan struct{})
+		a.news[node] = received
 	}
-	return heard, false
+	return received, false
 }
 
-func (g *Graph) answer(node string, q question) bool {
+func (g *graph) answer(node string, q question) bool {
 	switch {
 	case q.ref != nil:
 		return g.Reaches(node, *q.ref)

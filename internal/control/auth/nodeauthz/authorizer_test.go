@@ -24,7 +24,8 @@ func podOn(node, name, secret string) *corev1.Pod {
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
 		Spec: corev1.PodSpec{NodeName: node, ServiceAccountName: "sa-" + name, Volumes: []corev1.Volume{
 			{Name: "s", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: secret}}},
-			{Name: "c", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "claim-" + name}}},
+			{Name: "c", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{
+				ClaimName: "claim-" + name}}},
 		}},
 	}
 }
@@ -56,13 +57,16 @@ func TestRules(t *testing.T) {
 				ControllerPublishSecretRef: &corev1.SecretReference{Namespace: "storage", Name: "controller"},
 			}},
 		}},
-		&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "v2"}, Spec: corev1.PersistentVolumeSpec{ClaimRef: &corev1.ObjectReference{Namespace: "ns", Name: "claim-theirs"}}},
+		&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "v2"},
+			Spec: corev1.PersistentVolumeSpec{ClaimRef: &corev1.ObjectReference{Namespace: "ns", Name: "claim-theirs"}}},
 		&storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: "va1"}, Spec: storagev1.VolumeAttachmentSpec{NodeName: "n1"}},
 		&storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: "va2"}, Spec: storagev1.VolumeAttachmentSpec{NodeName: "n2"}},
 		&resourcev1.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "slice1"}, Spec: resourcev1.ResourceSliceSpec{NodeName: &own}},
 		&resourcev1.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "slice2"}, Spec: resourcev1.ResourceSliceSpec{NodeName: &other}},
-		&certificatesv1.PodCertificateRequest{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "r1"}, Spec: certificatesv1.PodCertificateRequestSpec{NodeName: "n1"}},
-		&certificatesv1.PodCertificateRequest{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "r2"}, Spec: certificatesv1.PodCertificateRequestSpec{NodeName: "n2"}},
+		&certificatesv1.PodCertificateRequest{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "r1"},
+			Spec: certificatesv1.PodCertificateRequestSpec{NodeName: "n1"}},
+		&certificatesv1.PodCertificateRequest{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "r2"},
+			Spec: certificatesv1.PodCertificateRequestSpec{NodeName: "n2"}},
 	} {
 		a.set(obj)
 	}

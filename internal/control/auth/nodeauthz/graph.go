@@ -12,15 +12,15 @@ import (
 	"github.com/berth-dev/berth/internal/control/auth/podref"
 )
 
-// Graph knows, for every object, which nodes may reach it and how many times
+// graph knows, for every object, which nodes may reach it and how many times
 // over. It holds the answer itself and not the edges to search, so a question
 // costs one lookup and a change costs only what it touches. It is plain data:
 // not safe for concurrent use.
 //
 // Node N reaches object O when a pod on N refers to O, when O is the volume
 // bound to a claim that N reaches, or a secret of such a volume.
-type Graph struct {
-	pods    map[PodKey]podEntry
+type graph struct {
+	pods    map[podKey]podEntry
 	volumes map[string]volumeEntry
 	// byClaim finds the volumes bound to a claim.
 	byClaim map[podref.Ref]map[string]struct{}
@@ -29,25 +29,25 @@ type Graph struct {
 	holders map[podref.Ref]map[string]int
 	// owned maps volume attachments, resource slices and certificate
 	// requests of pods to their node.
-	owned map[Owned]string
+	owned map[owned]string
 	// gained collects nodes that came to reach something new.
 	gained map[string]struct{}
 }
 
-// PodKey names a pod.
-type PodKey struct{ Namespace, Name string }
+// podKey names a pod.
+type podKey struct{ Namespace, Name string }
 
-// Owned names an object that says itself which node it is for.
-type Owned struct {
-	Kind OwnedKind
+// owned names an object that says itself which node it is for.
+type owned struct {
+	Kind ownedKind
 	Name string
 }
 
-// OwnedKind is a kind whose objects name their node.
-type OwnedKind uint8
+// ownedKind is a kind whose objects name their node.
+type ownedKind uint8
 
 const (
-	Attachment OwnedKind = iota + 1
+	Attachment ownedKind = iota + 1
 	Slice
 	// PodCertificate is a PodCertificateRequest, named namespace/name.
 	PodCertificate
@@ -63,18 +63,18 @@ type volumeEntry struct {
 	secrets []podref.Ref
 }
 
-// NewGraph returns an empty Graph.
-func NewGraph() *Graph {
-	return &Graph{
-		pods: map[PodKey]podEntry{}, volumes: map[string]volumeEntry{},
+// newGraph returns an empty Graph.
+func newGraph() *graph {
+	return &graph{
+		pods: map[podKey]podEntry{}, volumes: map[string]volumeEntry{},
 		byClaim: map[podref.Ref]map[string]struct{}{}, holders: map[podref.Ref]map[string]int{},
-		owned: map[Owned]string{}, gained: map[string]struct{}{},
+		owned: map[owned]string{}, gained: map[string]struct{}{},
 	}
 }
 
 // SetPod records that a pod runs on node and refers to refs. A pod that is on
 // no node yet gives access to nothing.
-func (g *Graph) SetPod(key PodKey, node string, refs []podref.Ref) {
+func (g *graph) SetPod(key podKey, node string, refs []podref.Ref) {
 	old, known := g.pods[key]
 	if known && old.node == node && slices.Equal(old.refs, refs) {
 		return
@@ -95,9 +95,9 @@ func (g *Graph) SetPod(key PodKey, node string, refs []podref.Ref) {
 }
 
 // DeletePod forgets a pod.
-func (g *Graph) DeletePod(key PodKey) { g.SetPod(key, "", nil) }
+func (g *graph) DeletePod(key podKey) { g.SetPod(key, "", nil) }
 
-func (g *Graph) hold(ref podref.Ref, node string) {
+func (g *graph) hold(ref podref.Ref, node string) {
 	nodes := g.holders[ref]
 	if nodes == nil {
 		nodes = map[string]int{}
@@ -115,14 +115,14 @@ func (g *Graph) hold(ref podref.Ref, node string) {
 	}
 }
 
-func (g *Graph) holdVolume(name, node string) {
+func (g *graph) holdVolume(name, node string) {
 	g.hold(podref.Ref{Kind: podref.Volume, Name: name}, node)
 	for _, secret := range g.volumes[name].secrets {
 		g.hold(secret, node)
 	}
 }
 
-func (g *Graph) drop(ref podref.Ref, node string) {
+func (g *graph) drop(ref podref.Ref, node string) {
 	nodes := g.holders[ref]
 	if nodes[node] > 1 {
 		nodes[node]--
@@ -139,7 +139,7 @@ func (g *Graph) drop(ref podref.Ref, node string) {
 	}
 }
 
-func (g *Graph) dropVolume(name, node string) {
+func (g *graph) dropVolume(name, node string) {
 	g.drop(podref.Ref{Kind: podref.Volume, Name: name}, node)
 	for _, secret := range g.volumes[name].secrets {
 		g.drop(secret, node)
@@ -148,7 +148,7 @@ func (g *Graph) dropVolume(name, node string) {
 
 // SetVolume records which claim a PersistentVolume is bound to and which
 // secrets mounting it takes. claimName is empty for an unbound volume.
-func (g *Graph) SetVolume(name, claimNamespace, claimName string, secrets []podref.Ref) {
+func (g *graph) SetVolume(name, claimNamespace, claimName string, secrets []podref.Ref) {
 	entry := volumeEntry{claim: podref.Ref{Kind: podref.Claim, Namespace: claimNamespace, Name: claimName}, secrets: secrets}
 	old, known := g.volumes[name]
 	if known && old.claim == entry.claim && slices.Equal(old.secrets, secrets) {
@@ -171,7 +171,7 @@ func (g *Graph) SetVolume(name, claimNamespace, claimName string, secrets []podr
 }
 
 // DeleteVolume forgets a PersistentVolume.
-func (g *Graph) DeleteVolume(name string) {
+func (g *graph) DeleteVolume(name string) {
 	entry, known := g.volumes[name]
 	if !known {
 		return
@@ -188,7 +188,7 @@ func (g *Graph) DeleteVolume(name string) {
 }
 
 // SetOwned records which node an object is for; an empty node forgets it.
-func (g *Graph) SetOwned(o Owned, node string) {
+func (g *graph) SetOwned(o owned, node string) {
 	if node == "" {
 		delete(g.owned, o)
 		return
@@ -200,20 +200,20 @@ func (g *Graph) SetOwned(o Owned, node string) {
 }
 
 // Reaches says whether node may read the object.
-func (g *Graph) Reaches(node string, ref podref.Ref) bool { return g.holders[ref][node] > 0 }
+func (g *graph) Reaches(node string, ref podref.Ref) bool { return g.holders[ref][node] > 0 }
 
 // RunsOn says whether the pod is on node.
-func (g *Graph) RunsOn(node string, pod PodKey) bool {
+func (g *graph) RunsOn(node string, pod podKey) bool {
 	entry, known := g.pods[pod]
 	return known && entry.node == node
 }
 
 // Owns says whether the object is for node.
-func (g *Graph) Owns(node string, o Owned) bool { return g.owned[o] == node }
+func (g *graph) Owns(node string, o owned) bool { return g.owned[o] == node }
 
 // Gained returns the nodes that came to reach something since the last call,
 // each once, and forgets them.
-func (g *Graph) Gained() []string {
+func (g *graph) Gained() []string {
 	if len(g.gained) == 0 {
 		return nil
 	}

@@ -8,14 +8,14 @@ import (
 	"github.com/berth-dev/berth/internal/control/auth/podref"
 )
 
-// world is what exists; reaches works out access by searching it, the obvious
+// cluster is what exists; reaches works out access by searching it, the obvious
 // way.
-type world struct {
-	pods    map[PodKey]podEntry
+type cluster struct {
+	pods    map[podKey]podEntry
 	volumes map[string]volumeEntry
 }
 
-func (w *world) reaches(node string, want podref.Ref) bool {
+func (w *cluster) reaches(node string, want podref.Ref) bool {
 	for _, pod := range w.pods {
 		if pod.node != node {
 			continue
@@ -75,13 +75,14 @@ func TestGraphAgreesWithSearch(t *testing.T) {
 	r := rand.New(rand.NewPCG(seed, 2))
 	nodes := []string{"n1", "n2", "n3"}
 	for range 300 {
-		g, w := NewGraph(), &world{map[PodKey]podEntry{}, map[string]volumeEntry{}}
+		g, w := newGraph(), &cluster{map[podKey]podEntry{}, map[string]volumeEntry{}}
 		before := map[string]int{}
 		for step := range 60 {
-			pod, volume := PodKey{"ns", pick(r, "p", "q", "s")}, pick(r, "v1", "v2", "v3")
+			pod, volume := podKey{"ns", pick(r, "p", "q", "s")}, pick(r, "v1", "v2", "v3")
 			switch r.IntN(5) {
 			case 0, 1:
-				entry := podEntry{pick(r, append(nodes, "")...), someRefs(r, podref.Secret, podref.ConfigMap, podref.Claim, podref.ServiceAccount)}
+				entry := podEntry{pick(r, append(nodes, "")...), someRefs(r, podref.Secret, podref.ConfigMap, podref.Claim,
+					podref.ServiceAccount)}
 				g.SetPod(pod, entry.node, entry.refs)
 				if w.pods[pod] = entry; entry.node == "" {
 					delete(w.pods, pod)
@@ -90,7 +91,8 @@ func TestGraphAgreesWithSearch(t *testing.T) {
 				g.DeletePod(pod)
 				delete(w.pods, pod)
 			case 3:
-				entry := volumeEntry{podref.Ref{Kind: podref.Claim, Namespace: "ns", Name: pick(r, "a", "b", "c", "")}, someRefs(r, podref.Secret)}
+				entry := volumeEntry{podref.Ref{Kind: podref.Claim, Namespace: "ns", Name: pick(r, "a", "b", "c", "")},
+					someRefs(r, podref.Secret)}
 				g.SetVolume(volume, "ns", entry.claim.Name, entry.secrets)
 				if w.volumes[volume] = entry; entry.claim.Name == "" {
 					delete(w.volumes, volume)
@@ -133,11 +135,11 @@ func TestGraphAgreesWithSearch(t *testing.T) {
 	}
 }
 
-func fill(pods int) *Graph {
-	g := NewGraph()
+func fill(pods int) *graph {
+	g := newGraph()
 	for i := range pods {
 		ns := fmt.Sprintf("ns-%d", i%100)
-		g.SetPod(PodKey{ns, fmt.Sprintf("p-%d", i)}, fmt.Sprintf("n-%d", i%(pods/30+1)), []podref.Ref{
+		g.SetPod(podKey{ns, fmt.Sprintf("p-%d", i)}, fmt.Sprintf("n-%d", i%(pods/30+1)), []podref.Ref{
 			{Kind: podref.Secret, Namespace: ns, Name: fmt.Sprintf("s-%d", i)},
 			{Kind: podref.ConfigMap, Namespace: ns, Name: "kube-root-ca.crt"},
 			{Kind: podref.ServiceAccount, Namespace: ns, Name: "default"},
@@ -153,11 +155,12 @@ func BenchmarkPodComesAndGoes(b *testing.B) {
 	for _, size := range []int{1_000, 150_000} {
 		b.Run(fmt.Sprintf("pods=%d", size), func(b *testing.B) {
 			g := fill(size)
-			refs := []podref.Ref{{Kind: podref.Secret, Namespace: "ns-1", Name: "s"}, {Kind: podref.ConfigMap, Namespace: "ns-1", Name: "kube-root-ca.crt"}}
+			refs := []podref.Ref{{Kind: podref.Secret, Namespace: "ns-1", Name: "s"}, {Kind: podref.ConfigMap, Namespace: "ns-1",
+				Name: "kube-root-ca.crt"}}
 			b.ReportAllocs()
 			for b.Loop() {
-				g.SetPod(PodKey{"ns-1", "new"}, "n-1", refs)
-				g.DeletePod(PodKey{"ns-1", "new"})
+				g.SetPod(podKey{"ns-1", "new"}, "n-1", refs)
+				g.DeletePod(podKey{"ns-1", "new"})
 				g.Gained()
 			}
 		})

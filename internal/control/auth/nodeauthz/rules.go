@@ -30,8 +30,8 @@ type question struct {
 	reason  string
 	// For ask: exactly one of these.
 	ref   *podref.Ref
-	pod   *PodKey
-	owned *Owned
+	pod   *podKey
+	owned *owned
 }
 
 type verdict uint8
@@ -117,14 +117,14 @@ func reachable(a authorizer.Attributes, kind podref.Kind, verbs ...string) quest
 	return question{verdict: ask, ref: &ref, reason: "no relationship found between node and this object"}
 }
 
-func ownedByName(a authorizer.Attributes, kind OwnedKind, verbs ...string) question {
+func ownedByName(a authorizer.Attributes, kind ownedKind, verbs ...string) question {
 	if refused := checkVerb(a, verbs); refused != "" || a.GetSubresource() != "" {
 		return no("can only " + strings.Join(verbs, "/") + " individual resources of this type")
 	}
 	if a.GetName() == "" {
 		return no("No Object name found")
 	}
-	return question{verdict: ask, owned: &Owned{kind, a.GetName()}, reason: "no relationship found between node and this object"}
+	return question{verdict: ask, owned: &owned{kind, a.GetName()}, reason: "no relationship found between node and this object"}
 }
 
 func checkVerb(a authorizer.Attributes, verbs []string) string {
@@ -179,7 +179,7 @@ func examinePods(node string, a authorizer.Attributes) question {
 }
 
 func onThisNode(a authorizer.Attributes) question {
-	return question{verdict: ask, pod: &PodKey{a.GetNamespace(), a.GetName()}, reason: "no relationship found between node and this object"}
+	return question{verdict: ask, pod: &podKey{a.GetNamespace(), a.GetName()}, reason: "no relationship found between node and this object"}
 }
 
 // ownName allows one object named like the node. A create request does not
@@ -232,7 +232,7 @@ func examinePodCertificates(node string, a authorizer.Attributes) question {
 		if a.GetName() == "" {
 			return no("No Object name found")
 		}
-		return question{verdict: ask, owned: &Owned{PodCertificate, a.GetNamespace() + "/" + a.GetName()},
+		return question{verdict: ask, owned: &owned{PodCertificate, a.GetNamespace() + "/" + a.GetName()},
 			reason: "no relationship found between node and this object"}
 	case "list", "watch":
 		if selects(a, "spec.nodeName", node) {

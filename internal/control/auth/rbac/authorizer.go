@@ -133,7 +133,7 @@ func (a *Authorizer) Authorize(ctx context.Context, attributes authorizer.Attrib
 	return authorizer.DecisionNoOpinion, verdict.Reason, nil
 }
 
-func (a *Authorizer) judge(attributes authorizer.Attributes) Verdict {
+func (a *Authorizer) judge(attributes authorizer.Attributes) verdict {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
 	return a.index.Judge(attributes)
@@ -145,7 +145,8 @@ func (a *Authorizer) ConditionsAwareAuthorize(ctx context.Context, attributes au
 }
 
 // EvaluateConditions refuses: this authorizer never hands out conditions.
-func (a *Authorizer) EvaluateConditions(context.Context, authorizer.ConditionsAwareDecision, authorizer.ConditionsData) (authorizer.Decision, string, error) {
+func (a *Authorizer) EvaluateConditions(context.Context, authorizer.ConditionsAwareDecision,
+	authorizer.ConditionsData) (authorizer.Decision, string, error) {
 	return authorizer.DecisionDeny, "", authorizer.ErrorConditionEvaluationNotSupported
 }
 
@@ -171,7 +172,8 @@ func (a *Authorizer) RoleRules(key RoleKey) ([]rbacv1.PolicyRule, bool) {
 
 // RulesFor lists the user's rules in the form reviews show. Incomplete is
 // true when a bound role does not exist.
-func (a *Authorizer) RulesFor(_ context.Context, who user.Info, namespace string) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
+func (a *Authorizer) RulesFor(_ context.Context, who user.Info, namespace string) ([]authorizer.ResourceRuleInfo,
+	[]authorizer.NonResourceRuleInfo, bool, error) {
 	rules, err := a.Rules(who, namespace)
 	var resources []authorizer.ResourceRuleInfo
 	var paths []authorizer.NonResourceRuleInfo

@@ -209,17 +209,17 @@ func (x *Index) DeleteBinding(key BindingKey) {
 	x.release(b.role)
 }
 
-// Verdict is the answer to one request. Reason names the binding, role and
+// verdict is the answer to one request. Reason names the binding, role and
 // subject that allowed it; when nothing did, it names roles that the
 // requester is bound to but that do not exist.
-type Verdict struct {
+type verdict struct {
 	Allowed bool
 	Reason  string
 }
 
 // Judge says whether the request is allowed: first by cluster-wide grants,
 // then, for a request in a namespace, by that namespace's.
-func (x *Index) Judge(a authorizer.Attributes) Verdict {
+func (x *Index) Judge(a authorizer.Attributes) verdict {
 	t := targetOf(a)
 	resource := a.IsResourceRequest()
 	var missing []RoleKey
@@ -234,9 +234,9 @@ func (x *Index) Judge(a authorizer.Attributes) Verdict {
 		return found == nil
 	})
 	if found == nil {
-		return Verdict{Reason: missingReason(missing)}
+		return verdict{Reason: missingReason(missing)}
 	}
-	return Verdict{Allowed: true, Reason: fmt.Sprintf("RBAC: allowed by %s of %s to %s %q",
+	return verdict{Allowed: true, Reason: fmt.Sprintf("RBAC: allowed by %s of %s to %s %q",
 		found.bindings[0], found.role.key, found.subject.Kind, subjectText(found.subject))}
 }
 

@@ -215,17 +215,20 @@ func mutate(r *rand.Rand, fast *Index, obvious *slow) {
 func TestReasons(t *testing.T) {
 	x := NewIndex()
 	x.SetRole(RoleKey{Name: "view"}, []rbacv1.PolicyRule{{Verbs: []string{"get"}, APIGroups: []string{""}, Resources: []string{"pods"}}})
-	x.SetBinding(BindingKey{"team", "zed"}, rbacv1.RoleRef{Kind: "ClusterRole", Name: "view"}, []rbacv1.Subject{{Kind: "ServiceAccount", Name: "bot"}})
-	x.SetBinding(BindingKey{"team", "abe"}, rbacv1.RoleRef{Kind: "ClusterRole", Name: "view"}, []rbacv1.Subject{{Kind: "ServiceAccount", Name: "bot", Namespace: "team"}})
+	x.SetBinding(BindingKey{"team", "zed"}, rbacv1.RoleRef{Kind: "ClusterRole", Name: "view"},
+		[]rbacv1.Subject{{Kind: "ServiceAccount", Name: "bot"}})
+	x.SetBinding(BindingKey{"team", "abe"}, rbacv1.RoleRef{Kind: "ClusterRole", Name: "view"},
+		[]rbacv1.Subject{{Kind: "ServiceAccount", Name: "bot", Namespace: "team"}})
 	x.SetBinding(BindingKey{"", "gone"}, rbacv1.RoleRef{Kind: "ClusterRole", Name: "lost"}, []rbacv1.Subject{{Kind: "Group", Name: "g"}})
 	x.SetBinding(BindingKey{"team", "gone"}, rbacv1.RoleRef{Kind: "Role", Name: "lost"}, []rbacv1.Subject{{Kind: "Group", Name: "g"}})
 	bot := &user.DefaultInfo{Name: "system:serviceaccount:team:bot", Groups: []string{"g"}}
 	for _, c := range []struct {
 		verb string
-		want Verdict
+		want verdict
 	}{
-		{"get", Verdict{true, `RBAC: allowed by RoleBinding "abe/team" of ClusterRole "view" to ServiceAccount "bot/team"`}},
-		{"list", Verdict{false, `RBAC: [clusterrole.rbac.authorization.k8s.io "lost" not found, role.rbac.authorization.k8s.io "lost" not found]`}},
+		{"get", verdict{true, `RBAC: allowed by RoleBinding "abe/team" of ClusterRole "view" to ServiceAccount "bot/team"`}},
+		{"list", verdict{false, `RBAC: [clusterrole.rbac.authorization.k8s.io "lost" not found, role.rbac.authorization.k8s.io "lost" ` +
+			`not found]`}},
 	} {
 		got := x.Judge(authorizer.AttributesRecord{User: bot, Verb: c.verb, Namespace: "team", Resource: "pods", ResourceRequest: true})
 		got.Reason = strings.ReplaceAll(got.Reason, `ServiceAccount "bot"`, `ServiceAccount "bot/team"`)
@@ -248,7 +251,8 @@ func BenchmarkJudge(b *testing.B) {
 			x := NewIndex()
 			for i := range size {
 				role := RoleKey{Name: fmt.Sprintf("role-%d", i%1000)}
-				x.SetRole(role, []rbacv1.PolicyRule{{Verbs: []string{"get"}, APIGroups: []string{""}, Resources: []string{"pods", "pods/log"}}})
+				x.SetRole(role, []rbacv1.PolicyRule{{Verbs: []string{"get"}, APIGroups: []string{""},
+					Resources: []string{"pods", "pods/log"}}})
 				x.SetBinding(BindingKey{fmt.Sprintf("ns-%d", i%500), fmt.Sprintf("b-%d", i)},
 					rbacv1.RoleRef{Kind: "ClusterRole", Name: role.Name}, []rbacv1.Subject{{Kind: "User", Name: fmt.Sprintf("u-%d", i)}})
 			}

@@ -12,15 +12,15 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 )
 
-// world is what the oracle reads: plain lists, as they are stored.
-type world struct {
+// cluster is what the oracle reads: plain lists, as they are stored.
+type cluster struct {
 	roles    map[RoleKey][]rbacv1.PolicyRule
 	bindings map[BindingKey]rbacv1.RoleBinding
 }
 
 // allows is RBAC as the documentation tells it: go through all bindings, and
 // through all rules of the role of each that someNames the caller.
-func (w *world) allows(a authorizer.AttributesRecord) bool {
+func (w *cluster) allows(a authorizer.AttributesRecord) bool {
 	for key, b := range w.bindings {
 		if key.Namespace != "" && (!a.ResourceRequest || key.Namespace != a.Namespace) {
 			continue
@@ -94,17 +94,19 @@ func TestAgainstOracle(t *testing.T) {
 		}
 		return out
 	}
-	w := &world{map[RoleKey][]rbacv1.PolicyRule{}, map[BindingKey]rbacv1.RoleBinding{}}
+	w := &cluster{map[RoleKey][]rbacv1.PolicyRule{}, map[BindingKey]rbacv1.RoleBinding{}}
 	x := NewIndex()
 	rule := func() rbacv1.PolicyRule {
 		if r.IntN(4) == 0 {
-			return rbacv1.PolicyRule{Verbs: some("get", "post", "*"), NonResourceURLs: some("/healthz", "/healthz/*", "/metrics", "*", "/api*")}
+			return rbacv1.PolicyRule{Verbs: some("get", "post", "*"), NonResourceURLs: some("/healthz", "/healthz/*", "/metrics", "*",
+				"/api*")}
 		}
 		return rbacv1.PolicyRule{Verbs: some("get", "create", "*"), APIGroups: some("", "apps", "*"),
 			Resources: some("pods", "pods/exec", "deployments", "*", "*/exec", "*/status"), ResourceNames: some("a", "b")}
 	}
 	subject := func() rbacv1.Subject {
-		return rbacv1.Subject{Kind: one("User", "Group", "ServiceAccount", "Robot"), Name: one("ann", "devs", "bot"), Namespace: one("", "", "x", "y")}
+		return rbacv1.Subject{Kind: one("User", "Group", "ServiceAccount", "Robot"), Name: one("ann", "devs", "bot"),
+			Namespace: one("", "", "x", "y")}
 	}
 	allowed := 0
 	for step := range 20000 {
@@ -129,7 +131,8 @@ func TestAgainstOracle(t *testing.T) {
 			x.DeleteBinding(key)
 		default:
 			a := authorizer.AttributesRecord{
-				User: &user.DefaultInfo{Name: one("ann", "eve", "system:serviceaccount:x:bot", "system:serviceaccount:y:bot"), Groups: some("devs", "ops")},
+				User: &user.DefaultInfo{Name: one("ann", "eve", "system:serviceaccount:x:bot", "system:serviceaccount:y:bot"),
+					Groups: some("devs", "ops")},
 				Verb: one("get", "create", "post"), ResourceRequest: r.IntN(4) > 0, Namespace: one("", "x", "y"), APIGroup: one("", "apps"),
 				Resource: one("pods", "deployments", "nodes"), Subresource: one("", "exec", "status"), Name: one("", "a", "c"),
 				Path: one("/healthz", "/healthz/etcd", "/metrics", "/apis"),
@@ -139,7 +142,8 @@ func TestAgainstOracle(t *testing.T) {
 			}
 			got, want := x.Judge(a).Allowed, w.allows(a)
 			if got != want {
-				t.Fatalf("seed %d, step %d: the index says %v, the rules say %v: %s", seed, step, got, want, fmt.Sprintf("%+v by %+v", a, a.User))
+				t.Fatalf("seed %d, step %d: the index says %v, the rules say %v: %s", seed, step, got, want,
+					fmt.Sprintf("%+v by %+v", a, a.User))
 			}
 			if want {
 				allowed++

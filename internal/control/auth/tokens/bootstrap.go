@@ -19,7 +19,7 @@ import (
 // Bootstrap authenticates tokens of the form "<id>.<secret>" held in Secrets
 // named bootstrap-token-<id> in kube-system. Safe for concurrent use.
 type Bootstrap struct {
-	Objects Objects
+	Objects objects
 	// Now defaults to time.Now.
 	Now func() time.Time
 }

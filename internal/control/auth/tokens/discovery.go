@@ -21,7 +21,7 @@ type Discovery struct {
 
 // NewDiscovery writes the documents. jwksURI is where clients find the key
 // set; empty means JWKSPath under the issuer.
-func NewDiscovery(issuer, jwksURI string, keys *KeySet) (*Discovery, error) {
+func NewDiscovery(issuer, jwksURI string, keys *keySet) (*Discovery, error) {
 	if jwksURI == "" {
 		jwksURI = strings.TrimSuffix(issuer, "/") + JWKSPath
 	}

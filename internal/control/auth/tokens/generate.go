@@ -64,8 +64,8 @@ func NewGenerator(issuer, keyFile string) (*Generator, error) {
 	return &Generator{issuer: issuer, signer: signer}, nil
 }
 
-// NewGeneratorFromKey is NewGenerator for a key already in memory.
-func NewGeneratorFromKey(issuer string, key crypto.Signer) (*Generator, error) {
+// newGeneratorFromKey is NewGenerator for a key already in memory.
+func newGeneratorFromKey(issuer string, key crypto.Signer) (*Generator, error) {
 	signer, err := newSigner(key)
 	if err != nil {
 		return nil, err

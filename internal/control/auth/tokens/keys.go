@@ -19,9 +19,9 @@ import (
 	"k8s.io/client-go/util/keyutil"
 )
 
-// KeySet holds the public keys that service account tokens are checked with,
+// keySet holds the public keys that service account tokens are checked with,
 // by key ID. It is immutable.
-type KeySet struct {
+type keySet struct {
 	byID map[string]publicKey
 	ids  []string // in the order of the files, first occurrence
 }
@@ -33,7 +33,7 @@ type publicKey struct {
 
 // LoadKeySet reads PEM files holding public keys, or private keys whose
 // public half is used. Only RSA and ECDSA (P-256, P-384, P-521) keys work.
-func LoadKeySet(files ...string) (*KeySet, error) {
+func LoadKeySet(files ...string) (*keySet, error) {
 	var keys []crypto.PublicKey
 	for _, file := range files {
 		found, err := keyutil.PublicKeysFromFile(file)
@@ -44,12 +44,12 @@ func LoadKeySet(files ...string) (*KeySet, error) {
 			keys = append(keys, key)
 		}
 	}
-	return NewKeySet(keys...)
+	return newKeySet(keys...)
 }
 
-// NewKeySet is LoadKeySet for keys already in memory.
-func NewKeySet(keys ...crypto.PublicKey) (*KeySet, error) {
-	set := &KeySet{byID: map[string]publicKey{}}
+// newKeySet is LoadKeySet for keys already in memory.
+func newKeySet(keys ...crypto.PublicKey) (*keySet, error) {
+	set := &keySet{byID: map[string]publicKey{}}
 	for _, key := range keys {
 		alg, err := algorithmFor(key)
 		if err != nil {
@@ -101,7 +101,7 @@ func keyID(key crypto.PublicKey) (string, error) {
 
 // candidates returns the keys a token with this key ID may be signed with:
 // the named one, or every key when the token names none.
-func (s *KeySet) candidates(id string) []publicKey {
+func (s *keySet) candidates(id string) []publicKey {
 	if id != "" {
 		if key, known := s.byID[id]; known {
 			return []publicKey{key}
@@ -116,7 +116,7 @@ func (s *KeySet) candidates(id string) []publicKey {
 }
 
 // JWKS is the key set as a JSON Web Key Set document.
-func (s *KeySet) JWKS() ([]byte, error) {
+func (s *keySet) JWKS() ([]byte, error) {
 	doc := jose.JSONWebKeySet{}
 	for _, id := range s.ids {
 		key := s.byID[id]
@@ -129,7 +129,7 @@ func (s *KeySet) JWKS() ([]byte, error) {
 	return out, nil
 }
 
-func (s *KeySet) algorithms() []string {
+func (s *keySet) algorithms() []string {
 	var out []string
 	for _, id := range s.ids {
 		out = append(out, string(s.byID[id].alg))

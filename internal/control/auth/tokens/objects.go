@@ -15,11 +15,11 @@ import (
 
 type object = metav1.Object
 
-// Objects looks up what tokens are bound to. UID is the incarnation asked
+// objects looks up what tokens are bound to. UID is the incarnation asked
 // for, "" for any: it only says when a cached answer is too old to use, the
 // object returned may still have another. A missing object is a NotFound
 // error. Returned objects are shared and must not be modified.
-type Objects interface {
+type objects interface {
 	ServiceAccount(ctx context.Context, namespace, name string, uid types.UID) (*corev1.ServiceAccount, error)
 	Pod(ctx context.Context, namespace, name string, uid types.UID) (*corev1.Pod, error)
 	Secret(ctx context.Context, namespace, name string, uid types.UID) (*corev1.Secret, error)

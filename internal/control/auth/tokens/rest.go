@@ -37,7 +37,7 @@ var requestKind = authenticationv1.SchemeGroupVersion.WithKind("TokenRequest")
 // RESTConfig is what the serviceaccounts/token resource needs.
 type RESTConfig struct {
 	Generator *Generator
-	Objects   Objects
+	Objects   objects
 	// Audiences given to a token that asks for none.
 	Audiences []string
 	// MaxExpiry clips what clients ask for; 0 means no limit.
@@ -67,7 +67,8 @@ func (r *REST) GroupVersionKind(schema.GroupVersion) schema.GroupVersionKind { r
 
 // Create issues a token for the named service account and returns the request
 // with its status filled in.
-func (r *REST) Create(ctx context.Context, name string, obj runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (runtime.Object, error) {
+func (r *REST) Create(ctx context.Context, name string, obj runtime.Object, validate rest.ValidateObjectFunc,
+	options *metav1.CreateOptions) (runtime.Object, error) {
 	req, ok := obj.(*authenticationv1.TokenRequest)
 	if !ok {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("creating a service account token: body is a %T, it must be a TokenRequest", obj))
@@ -205,7 +206,8 @@ func sameIncarnation(resource string, to *authenticationv1.BoundObjectReference,
 		return nil
 	}
 	return apierrors.NewConflict(schema.GroupResource{Resource: resource}, to.Name, fmt.Errorf(
-		"the UID in the bound object reference (%s) does not match the UID in record. The object might have been deleted and then recreated", to.UID))
+		"the UID in the bound object reference (%s) does not match the UID in record. The object might have been deleted and then "+
+			"recreated", to.UID))
 }
 
 // terms works out the token's times and the expiry to show for it.

@@ -29,8 +29,8 @@ const issuer = "https://berth.test"
 
 var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// world is an Objects over maps that tests change between uses.
-type world struct {
+// cluster is an Objects over maps that tests change between uses.
+type cluster struct {
 	account *corev1.ServiceAccount
 	pod     *corev1.Pod
 	secret  *corev1.Secret
@@ -47,16 +47,16 @@ func find[T any, P interface {
 	return o, nil
 }
 
-func (w *world) ServiceAccount(_ context.Context, _, name string, _ types.UID) (*corev1.ServiceAccount, error) {
+func (w *cluster) ServiceAccount(_ context.Context, _, name string, _ types.UID) (*corev1.ServiceAccount, error) {
 	return find(w.account, "serviceaccounts", name)
 }
-func (w *world) Pod(_ context.Context, _, name string, _ types.UID) (*corev1.Pod, error) {
+func (w *cluster) Pod(_ context.Context, _, name string, _ types.UID) (*corev1.Pod, error) {
 	return find(w.pod, "pods", name)
 }
-func (w *world) Secret(_ context.Context, _, name string, _ types.UID) (*corev1.Secret, error) {
+func (w *cluster) Secret(_ context.Context, _, name string, _ types.UID) (*corev1.Secret, error) {
 	return find(w.secret, "secrets", name)
 }
-func (w *world) Node(_ context.Context, name string, _ types.UID) (*corev1.Node, error) {
+func (w *cluster) Node(_ context.Context, name string, _ types.UID) (*corev1.Node, error) {
 	return find(w.node, "nodes", name)
 }
 
@@ -64,8 +64,8 @@ func meta(name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: "team", Name: name, UID: types.UID(name + "-uid")}
 }
 
-func newWorld() *world {
-	return &world{
+func newCluster() *cluster {
+	return &cluster{
 		account: &corev1.ServiceAccount{ObjectMeta: meta("bot")},
 		pod:     &corev1.Pod{ObjectMeta: meta("web"), Spec: corev1.PodSpec{NodeName: "n1", ServiceAccountName: "bot"}},
 		secret:  &corev1.Secret{ObjectMeta: meta("s")},
@@ -89,24 +89,24 @@ func newKey(t testing.TB, kind string) crypto.Signer {
 }
 
 type bench struct {
-	*world
+	*cluster
 	now       time.Time
 	generator *Generator
-	verifier  *Verifier
+	verifier  *verifier
 }
 
 func setUp(t testing.TB, key crypto.Signer) *bench {
 	t.Helper()
-	b := &bench{world: newWorld(), now: start}
-	set, err := NewKeySet(key.Public())
+	b := &bench{cluster: newCluster(), now: start}
+	set, err := newKeySet(key.Public())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if b.generator, err = NewGeneratorFromKey(issuer, key); err != nil {
+	if b.generator, err = newGeneratorFromKey(issuer, key); err != nil {
 		t.Fatal(err)
 	}
 	b.verifier, err = NewVerifier(VerifierConfig{
-		Issuers: []string{issuer}, Audiences: []string{"api"}, Keys: set, Objects: b.world, Now: func() time.Time { return b.now },
+		Issuers: []string{issuer}, Audiences: []string{"api"}, Keys: set, Objects: b.cluster, Now: func() time.Time { return b.now },
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -137,8 +137,10 @@ func TestTokenLife(t *testing.T) {
 		{name: "expired within leeway", change: func(b *bench) { b.now = start.Add(time.Hour + 59*time.Second) }},
 		{name: "not yet valid", change: func(b *bench) { b.now = start.Add(-61 * time.Second) }, want: "not valid yet"},
 		{name: "account gone", change: func(b *bench) { b.account = nil }, want: `service account "bot"`},
-		{name: "account made anew", change: func(b *bench) { b.account = &corev1.ServiceAccount{ObjectMeta: meta("bot")}; b.account.UID = "new" }, want: "UID new"},
-		{name: "account deleted long ago", change: func(b *bench) { b.account.DeletionTimestamp = deleted; b.now = start.Add(12 * time.Minute) }, want: "is deleted"},
+		{name: "account made anew",
+			change: func(b *bench) { b.account = &corev1.ServiceAccount{ObjectMeta: meta("bot")}; b.account.UID = "new" }, want: "UID new"},
+		{name: "account deleted long ago",
+			change: func(b *bench) { b.account.DeletionTimestamp = deleted; b.now = start.Add(12 * time.Minute) }, want: "is deleted"},
 		{name: "account deleted just now", change: func(b *bench) {
 			b.account.DeletionTimestamp = deleted
 			b.now = start.Add(10*time.Minute + 59*time.Second)
@@ -146,10 +148,13 @@ func TestTokenLife(t *testing.T) {
 		{name: "pod there", bind: ofPod, change: func(*bench) {}},
 		{name: "pod gone", bind: ofPod, change: func(b *bench) { b.pod = nil }, want: `pod "web"`},
 		{name: "pod made anew", bind: ofPod, change: func(b *bench) { b.pod.UID = "new" }, want: "UID new"},
-		{name: "pod deleted", bind: ofPod, change: func(b *bench) { b.pod.DeletionTimestamp = deleted; b.now = start.Add(12 * time.Minute) }, want: "is deleted"},
+		{name: "pod deleted", bind: ofPod,
+			change: func(b *bench) { b.pod.DeletionTimestamp = deleted; b.now = start.Add(12 * time.Minute) }, want: "is deleted"},
 		{name: "node of pod gone", bind: ofPod, change: func(b *bench) { b.node = nil }},
-		{name: "node gone", bind: func(b *bench) Binding { return Binding{Node: b.node} }, change: func(b *bench) { b.node = nil }, want: `node "n1"`},
-		{name: "secret gone", bind: func(b *bench) Binding { return Binding{Secret: b.secret} }, change: func(b *bench) { b.secret = nil }, want: `secret "s"`},
+		{name: "node gone", bind: func(b *bench) Binding { return Binding{Node: b.node} }, change: func(b *bench) { b.node = nil },
+			want: `node "n1"`},
+		{name: "secret gone", bind: func(b *bench) Binding { return Binding{Secret: b.secret} }, change: func(b *bench) { b.secret = nil },
+			want: `secret "s"`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := setUp(t, newKey(t, "ecdsa"))
@@ -181,7 +186,7 @@ func TestForeignAndForgedTokens(t *testing.T) {
 	good := b.token(t, Binding{}, "api")
 	parts := strings.Split(good, ".")
 	other := setUp(t, newKey(t, "rsa"))
-	foreign, err := NewGeneratorFromKey("https://elsewhere", key)
+	foreign, err := newGeneratorFromKey("https://elsewhere", key)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -197,7 +202,8 @@ func TestForeignAndForgedTokens(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	confused, err := jwt.Signed(hmac).Claims(claimsFor(issuer, "x", Binding{ServiceAccount: b.account}, Terms{Expires: start.Add(time.Hour)})).CompactSerialize()
+	confused, err := jwt.Signed(hmac).Claims(claimsFor(issuer, "x", Binding{ServiceAccount: b.account},
+		Terms{Expires: start.Add(time.Hour)})).CompactSerialize()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -222,7 +228,8 @@ func TestForeignAndForgedTokens(t *testing.T) {
 		{"not a JWT", "hello", ""},
 		{"another issuer", foreignToken, ""},
 		{"another key", other.token(t, Binding{}, "api"), "no known key"},
-		{"payload swapped", parts[0] + "." + strings.Split(b.token(t, Binding{Pod: b.pod}, "api"), ".")[1] + "." + parts[2], "no known key"},
+		{"payload swapped", parts[0] + "." + strings.Split(b.token(t, Binding{Pod: b.pod}, "api"), ".")[1] + "." + parts[2],
+			"no known key"},
 		{"public key as HMAC secret", confused, "no known key"},
 		{"legacy token", legacy, "names no service account"},
 		{"subject is someone else", misnamed, "not its service account"},
@@ -272,16 +279,22 @@ func TestIdentityAndAudiences(t *testing.T) {
 }
 
 func TestClaimsOnTheWire(t *testing.T) {
-	w := newWorld()
+	w := newCluster()
 	terms := Terms{Audiences: []string{"api"}, IssuedAt: start, Expires: start.Add(time.Hour), WarnAfter: start.Add(time.Minute)}
 	for _, c := range []struct {
 		name string
 		to   Binding
 		want string
 	}{
-		{"pod", Binding{w.account, w.pod, nil, w.node}, `{"namespace":"team","serviceaccount":{"name":"bot","uid":"bot-uid"},"pod":{"name":"web","uid":"web-uid"},"node":{"name":"n1","uid":"n1-uid"},"warnafter":1767323105}`},
-		{"pod on lost node", Binding{w.account, w.pod, nil, nil}, `{"namespace":"team","serviceaccount":{"name":"bot","uid":"bot-uid"},"pod":{"name":"web","uid":"web-uid"},"node":{"name":"n1"},"warnafter":1767323105}`},
-		{"secret", Binding{w.account, nil, w.secret, nil}, `{"namespace":"team","serviceaccount":{"name":"bot","uid":"bot-uid"},"secret":{"name":"s","uid":"s-uid"},"warnafter":1767323105}`},
+		{"pod", Binding{w.account, w.pod, nil, w.node},
+			`{"namespace":"team","serviceaccount":{"name":"bot","uid":"bot-uid"},"pod":{"name":"web","uid":"web-uid"},` +
+				`"node":{"name":"n1","uid":"n1-uid"},"warnafter":1767323105}`},
+		{"pod on lost node", Binding{w.account, w.pod, nil, nil},
+			`{"namespace":"team","serviceaccount":{"name":"bot","uid":"bot-uid"},"pod":{"name":"web","uid":"web-uid"},` +
+				`"node":{"name":"n1"},"warnafter":1767323105}`},
+		{"secret", Binding{w.account, nil, w.secret, nil},
+			`{"namespace":"team","serviceaccount":{"name":"bot","uid":"bot-uid"},"secret":{"name":"s","uid":"s-uid"},` +
+				`"warnafter":1767323105}`},
 	} {
 		got, err := json.Marshal(claimsFor(issuer, "id", c.to, terms))
 		if err != nil {
@@ -322,12 +335,13 @@ func TestKeyFilesAndDiscovery(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w := newWorld()
+		w := newCluster()
 		v, err := NewVerifier(VerifierConfig{Issuers: []string{issuer}, Keys: set, Objects: w})
 		if err != nil {
 			t.Fatal(err)
 		}
-		token, _, err := g.Generate(Binding{ServiceAccount: w.account}, Terms{Audiences: []string{issuer}, IssuedAt: time.Now(), Expires: time.Now().Add(time.Hour)})
+		token, _, err := g.Generate(Binding{ServiceAccount: w.account}, Terms{Audiences: []string{issuer}, IssuedAt: time.Now(),
+			Expires: time.Now().Add(time.Hour)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -339,7 +353,8 @@ func TestKeyFilesAndDiscovery(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := `{"issuer":"https://berth.test/","jwks_uri":"https://berth.test/openid/v1/jwks","response_types_supported":["id_token"],"subject_types_supported":["public"],"id_token_signing_alg_values_supported":["ES256","RS256"]}`
+	want := `{"issuer":"https://berth.test/","jwks_uri":"https://berth.test/openid/v1/jwks","response_types_supported":["id_token"],` +
+		`"subject_types_supported":["public"],"id_token_signing_alg_values_supported":["ES256","RS256"]}`
 	if string(d.Configuration) != want {
 		t.Errorf("configuration\n got %s\nwant %s", d.Configuration, want)
 	}

@@ -22,17 +22,17 @@ type VerifierConfig struct {
 	Issuers []string
 	// Audiences that this API server answers to.
 	Audiences []string
-	Keys      *KeySet
-	Objects   Objects
+	Keys      *keySet
+	Objects   objects
 	// Now defaults to time.Now.
 	Now func() time.Time
 }
 
-// Verifier authenticates service account tokens. A signature is checked once
+// verifier authenticates service account tokens. A signature is checked once
 // per token and remembered; times and bound objects are checked at each use,
 // so a token ends the moment the server sees its pod, secret, node or service
 // account go. Safe for concurrent use.
-type Verifier struct {
+type verifier struct {
 	VerifierConfig
 	// signed remembers tokens whose signature held, by digest.
 	signed *lru.Cache
@@ -45,7 +45,7 @@ const rememberedSignatures = 4096
 const clockLeeway = time.Minute
 
 // NewVerifier checks the configuration.
-func NewVerifier(cfg VerifierConfig) (*Verifier, error) {
+func NewVerifier(cfg VerifierConfig) (*verifier, error) {
 	switch {
 	case len(cfg.Issuers) == 0 || slices.Contains(cfg.Issuers, ""):
 		return nil, errors.New("setting up service account tokens: issuer is required")
@@ -60,12 +60,12 @@ func NewVerifier(cfg VerifierConfig) (*Verifier, error) {
 	if len(cfg.Audiences) == 0 {
 		cfg.Audiences = cfg.Issuers[:1]
 	}
-	return &Verifier{VerifierConfig: cfg, signed: lru.New(rememberedSignatures)}, nil
+	return &verifier{VerifierConfig: cfg, signed: lru.New(rememberedSignatures)}, nil
 }
 
 // AuthenticateToken answers (nil, false, nil) for a token that is not one of
 // ours, and an error for one that is ours but not valid (any more).
-func (v *Verifier) AuthenticateToken(ctx context.Context, token string) (*authenticator.Response, bool, error) {
+func (v *verifier) AuthenticateToken(ctx context.Context, token string) (*authenticator.Response, bool, error) {
 	c, ours, err := v.signatureHolds(token)
 	if !ours || err != nil {
 		return nil, false, err
@@ -88,7 +88,7 @@ func (v *Verifier) AuthenticateToken(ctx context.Context, token string) (*authen
 	return &authenticator.Response{User: c.identity().UserInfo(), Audiences: audiences}, true, nil
 }
 
-func (v *Verifier) signatureHolds(token string) (*claims, bool, error) {
+func (v *verifier) signatureHolds(token string) (*claims, bool, error) {
 	digest := sha256.Sum256([]byte(token))
 	if known, hit := v.signed.Get(digest); hit {
 		return known.(*claims), true, nil
@@ -141,7 +141,7 @@ func (c *claims) valid(now time.Time) error {
 	return nil
 }
 
-func (v *Verifier) audiencesOf(ctx context.Context, c *claims) (authenticator.Audiences, error) {
+func (v *verifier) audiencesOf(ctx context.Context, c *claims) (authenticator.Audiences, error) {
 	wanted, asked := authenticator.AudiencesFrom(ctx)
 	if !asked {
 		wanted = v.Audiences
@@ -158,7 +158,7 @@ func (v *Verifier) audiencesOf(ctx context.Context, c *claims) (authenticator.Au
 	return shared, nil
 }
 
-func (v *Verifier) boundObjectsExist(ctx context.Context, k *bound, now time.Time) error {
+func (v *verifier) boundObjectsExist(ctx context.Context, k *bound, now time.Time) error {
 	checks := []struct {
 		kind string
 		ref  *ref

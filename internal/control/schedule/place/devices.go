@@ -370,7 +370,7 @@ func (c *cycle) planDevices(n *v1.Node) DevicePlan {
 }
 
 // releaseDevices names a claim whose devices keep the pod from every node and
-// that nobody else uses: giving them back may make room. A promised one is not
+// that no one else uses: giving them back may make room. A promised one is not
 // given back: its placement is under way.
 func (c *cycle) releaseDevices() *types.NamespacedName {
 	if c.devices == nil {

@@ -26,7 +26,7 @@ type Decision struct {
 	// Devices must be written to resource claims before the pod is bound.
 	Devices DevicePlan
 	// Release names a claim whose devices no node that would do can reach, and
-	// that nobody uses: giving them back may help. Nil when there is none.
+	// that no one uses: giving them back may help. Nil when there is none.
 	Release *types.NamespacedName
 
 	// Everywhere is the one reason that holds on every node; when it is set,

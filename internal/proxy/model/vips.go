@@ -10,8 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// front is one frontend key with the rows last given out for it.
-type front struct {
+// vip is one frontend key with the rows last given out for it.
+type vip struct {
 	owner  *port
 	class  Class
 	ranges []netip.Prefix
@@ -42,15 +42,15 @@ func (m *Model) claim(p *port, old, next []frontend, s *corev1.Service) {
 		if slices.ContainsFunc(next, func(n frontend) bool { return n.key == f.key }) {
 			continue
 		}
-		fr := m.fronts[f.key]
+		fr := m.vips[f.key]
 		fr.claims = slices.DeleteFunc(fr.claims, func(c claim) bool { return c.port == p })
 		m.touched[f.key] = struct{}{}
 	}
 	for _, f := range next {
-		fr := m.fronts[f.key]
+		fr := m.vips[f.key]
 		if fr == nil {
-			fr = &front{}
-			m.fronts[f.key] = fr
+			fr = &vip{}
+			m.vips[f.key] = fr
 		}
 		i := slices.IndexFunc(fr.claims, func(c claim) bool { return c.port == p })
 		if i < 0 {
@@ -63,7 +63,7 @@ func (m *Model) claim(p *port, old, next []frontend, s *corev1.Service) {
 }
 
 // winner is the claim that has the frontend; its port is nil when there is none.
-func (fr *front) winner() claim {
+func (fr *vip) winner() claim {
 	if len(fr.claims) == 0 {
 		return claim{}
 	}
@@ -72,9 +72,9 @@ func (fr *front) winner() claim {
 	})
 }
 
-func (m *Model) settleFronts() {
-	for _, key := range slices.SortedFunc(maps.Keys(m.touched), frontKey.compare) {
-		fr := m.fronts[key]
+func (m *Model) settleVIPs() {
+	for _, key := range slices.SortedFunc(maps.Keys(m.touched), vipKey.compare) {
+		fr := m.vips[key]
 		w := fr.winner()
 		m.settleClass(key, fr, w)
 		m.settleSticky(key, fr, w)
@@ -87,14 +87,14 @@ func (m *Model) settleFronts() {
 		}
 		m.settleRanges(key, fr.ranges, ranges)
 		if fr.owner, fr.class, fr.ranges = w.port, w.class, ranges; w.port == nil {
-			delete(m.fronts, key)
+			delete(m.vips, key)
 		}
 	}
-	m.touched = map[frontKey]struct{}{}
+	m.touched = map[vipKey]struct{}{}
 }
 
 // settleClass moves a frontend between the sets of classes.
-func (m *Model) settleClass(key frontKey, fr *front, w claim) {
+func (m *Model) settleClass(key vipKey, fr *vip, w claim) {
 	if fr.owner != nil && w.port != nil && fr.class == w.class {
 		return
 	}
@@ -109,7 +109,7 @@ func (m *Model) settleClass(key frontKey, fr *front, w claim) {
 }
 
 // settlePool writes what changes among the endpoints of one frontend.
-func (m *Model) settlePool(key frontKey, pool Pool, fr *front, w claim) {
+func (m *Model) settlePool(key vipKey, pool Pool, fr *vip, w claim) {
 	had, has := fr.owner != nil && fr.class.uses(pool), w.port != nil && w.class.uses(pool)
 	d := func() *Delta { return m.changes.table(key.of(Endpoints)) }
 	if had && has && fr.owner == w.port {
@@ -131,7 +131,7 @@ func (m *Model) settlePool(key frontKey, pool Pool, fr *front, w claim) {
 }
 
 // settleSticky writes which service port's clients those of a frontend are.
-func (m *Model) settleSticky(key frontKey, fr *front, w claim) {
+func (m *Model) settleSticky(key vipKey, fr *vip, w claim) {
 	was, now := fr.number, uint32(0)
 	if w.port != nil && w.class.Timeout > 0 {
 		now = w.port.stuck.id
@@ -148,7 +148,7 @@ func (m *Model) settleSticky(key frontKey, fr *front, w claim) {
 	}
 }
 
-func (m *Model) endpoint(key frontKey, pool Pool, d *Delta, c slotChange) {
+func (m *Model) endpoint(key vipKey, pool Pool, d *Delta, c slotChange) {
 	row := func(b []byte) []byte { return putNum(key.put(b, m.cfg.Family), pool.base()+uint32(c.index)) }
 	if c.old.IsValid() {
 		d.Del, d.Was = row(d.Del), putPort(putAddr(d.Was, m.cfg.Family, c.old.Addr()), c.old.Port())
@@ -158,7 +158,7 @@ func (m *Model) endpoint(key frontKey, pool Pool, d *Delta, c slotChange) {
 	}
 }
 
-func (m *Model) settleRanges(key frontKey, old, next []netip.Prefix) {
+func (m *Model) settleRanges(key vipKey, old, next []netip.Prefix) {
 	row := func(b []byte, p netip.Prefix) []byte {
 		b = putAddr(key.put(b, m.cfg.Family), m.cfg.Family, p.Addr())
 		return putAddr(key.put(b, m.cfg.Family), m.cfg.Family, lastOf(p))

@@ -1,0 +1,43 @@
+package house
+
+import (
+	"go/ast"
+	"go/token"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestIndexOfEndToEndTests: test/e2e/README.md lists every end-to-end test, with
+// its file, and none that does not exist.
+func TestIndexOfEndToEndTests(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(root, "test/e2e/README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := map[string]string{} // by test
+	for _, line := range strings.Split(string(text), "\n") {
+		if name, rest, ok := strings.Cut(strings.TrimPrefix(line, "| `"), "` | "); ok && strings.HasPrefix(line, "| `Test") {
+			rows[name] = rest
+		}
+	}
+	goFiles(t, func(path string, file *ast.File, _ *token.FileSet) {
+		if !strings.HasPrefix(path, "test/e2e/") || !strings.HasSuffix(path, "_test.go") {
+			return
+		}
+		for _, d := range file.Decls {
+			fn, ok := d.(*ast.FuncDecl)
+			if !ok || fn.Recv != nil || !strings.HasPrefix(fn.Name.Name, "Test") || fn.Name.Name == "TestMain" {
+				continue
+			}
+			if row, ok := rows[fn.Name.Name]; !ok || !strings.HasSuffix(row, "| "+filepath.Base(path)+" |") {
+				t.Errorf("test/e2e/README.md does not list %s of %s", fn.Name.Name, filepath.Base(path))
+			}
+			delete(rows, fn.Name.Name)
+		}
+	})
+	for name := range rows {
+		t.Errorf("test/e2e/README.md lists %s, which is no test", name)
+	}
+}
