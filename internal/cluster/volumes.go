@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"path/filepath"
 
+	"github.com/berth-dev/berth/internal/kube"
 	"github.com/berth-dev/berth/internal/localvolume"
 )
 
@@ -33,7 +34,7 @@ func (u *up) startVolumes(context.Context) error {
 	if err != nil {
 		return err
 	}
-	u.volumes, err = localvolume.Open(localvolume.Config{Dir: dir, Node: u.NodeName, Version: KubernetesVersion, Log: log})
+	u.volumes, err = localvolume.Open(localvolume.Config{Dir: dir, Node: u.NodeName, Version: kube.Version, Log: log})
 	if err != nil {
 		return fmt.Errorf("--volumes-dir: %w", err)
 	}
