@@ -6,6 +6,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // Faults overlap: the end of one is not the end of another.
@@ -79,8 +81,8 @@ func TestSetPodReady(t *testing.T) {
 	shared := []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionTrue}}
 	a, b := &v1.Pod{Status: v1.PodStatus{Conditions: shared}}, &v1.Pod{Status: v1.PodStatus{Conditions: shared}}
 	SetPodReady(a, v1.ConditionFalse, metav1.Time{})
-	if PodReady(a) || !PodReady(b) || PodReady(&v1.Pod{}) {
-		t.Errorf("ready: %v, %v", PodReady(a), PodReady(b))
+	if podutil.Ready(a) || !podutil.Ready(b) || podutil.Ready(&v1.Pod{}) {
+		t.Errorf("ready: %v, %v", podutil.Ready(a), podutil.Ready(b))
 	}
 }
 

@@ -76,16 +76,6 @@ func Evicts(n *v1.Node) bool {
 	})
 }
 
-// PodReady says whether a pod counts as ready.
-func PodReady(p *v1.Pod) bool {
-	for i := range p.Status.Conditions {
-		if p.Status.Conditions[i].Type == v1.PodReady {
-			return p.Status.Conditions[i].Status == v1.ConditionTrue
-		}
-	}
-	return false
-}
-
 // SetPodReady gives a pod a new list of conditions: pods made together share one.
 func SetPodReady(p *v1.Pod, status v1.ConditionStatus, at metav1.Time) {
 	p.Status.Conditions = []v1.PodCondition{{Type: v1.PodReady, Status: status, LastTransitionTime: at}}

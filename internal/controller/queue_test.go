@@ -8,6 +8,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"go.uber.org/goleak"
 )
 
 func env() Env {
@@ -88,6 +90,31 @@ func TestFailuresBackOffAndDeadlinesHold(t *testing.T) {
 			t.Errorf("came back after %s, want an hour", gap)
 		}
 	})
+}
+
+// Run ends with its context however soon that ends, and leaves nothing behind.
+func TestRunEndsWithItsContext(t *testing.T) {
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	for range 200 { // the end may come before, while and after the first syncs start
+		ctx, cancel := context.WithCancel(context.Background())
+		q := NewMeasuredQueue("ends", Backoff{First: time.Millisecond, Most: time.Second})
+		tries := make(chan struct{}, 3)
+		q.Add("a")
+		go func() {
+			<-tries
+			<-tries
+			cancel()
+		}()
+		if err := env().Run(ctx, q, 3, func(context.Context, string) (time.Duration, error) {
+			select {
+			case tries <- struct{}{}:
+			default:
+			}
+			return 0, errors.New("again")
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 func TestEarlierDeadlineWins(t *testing.T) {

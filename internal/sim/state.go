@@ -14,6 +14,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/clustermodel"
 	"github.com/berth-dev/berth/internal/control/schedule/place"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // rackLabel is where a node of a scenario carries its rack.
@@ -63,7 +64,7 @@ type pod struct {
 	done    bool // it ended by itself
 }
 
-func (p *pod) ready() bool { return clustermodel.PodReady(&p.obj) }
+func (p *pod) ready() bool { return podutil.Ready(&p.obj) }
 
 func (p *pod) setReady(status v1.ConditionStatus, now time.Time) {
 	clustermodel.SetPodReady(&p.obj, status, clustermodel.Seconds(now))

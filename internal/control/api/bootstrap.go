@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -20,14 +19,11 @@ import (
 
 	"github.com/berth-dev/berth/internal/control/api/addresses"
 	"github.com/berth-dev/berth/internal/control/auth"
+	"github.com/berth-dev/berth/internal/controller"
 )
 
-const (
-	// keepFirstRetry and keepLastRetry bound the pause between attempts to put
-	// a missing object back; it doubles from one to the other, with jitter.
-	keepFirstRetry = 100 * time.Millisecond
-	keepLastRetry  = 30 * time.Second
-)
+// keepRetry is the pause between attempts to put a missing object back.
+var keepRetry = controller.Backoff{First: 100 * time.Millisecond, Most: 30 * time.Second}
 
 // bootstrap creates the objects every cluster starts with. It can run any
 // number of times, also beside another server's.
@@ -82,7 +78,8 @@ func (s *Server) keep(ctx context.Context) {
 
 // bootstrapUntilDone repeats bootstrap until it succeeds (true) or ctx ends.
 func (s *Server) bootstrapUntilDone(ctx context.Context) bool {
-	for pause := keepFirstRetry; ; pause = min(2*pause, keepLastRetry) {
+	retry := controller.Retry{Backoff: keepRetry}
+	for {
 		err := s.bootstrap(ctx)
 		if err == nil {
 			return true
@@ -90,11 +87,12 @@ func (s *Server) bootstrapUntilDone(ctx context.Context) bool {
 		if ctx.Err() != nil {
 			return false
 		}
+		pause := retry.Failed()
 		s.cfg.Log.Warn("creating the cluster's own objects", "error", err, "retry", pause)
 		select {
 		case <-ctx.Done():
 			return false
-		case <-time.After(pause + rand.N(pause/2)):
+		case <-time.After(pause):
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/control/schedule/place"
 	"github.com/berth-dev/berth/internal/controller"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // watch subscribes to everything placement depends on and returns once all
@@ -59,7 +60,7 @@ func (l *loop) node(n *v1.Node, gone bool) {
 }
 
 func (l *loop) pod(ctx context.Context, p *v1.Pod, gone bool) {
-	ended := gone || p.Status.Phase == v1.PodSucceeded || p.Status.Phase == v1.PodFailed
+	ended := gone || podutil.Terminal(p)
 	switch {
 	case ended:
 		l.leave(p)

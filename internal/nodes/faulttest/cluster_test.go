@@ -24,6 +24,7 @@ import (
 	"github.com/berth-dev/berth/internal/nodes/health"
 	"github.com/berth-dev/berth/internal/nodes/ipam"
 	"github.com/berth-dev/berth/internal/nodes/podgc"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // The rules all schedules run under.
@@ -246,7 +247,7 @@ func (w *cluster) tick(m *host) {
 		case nodeOfPod(name) != m.name:
 		case p.DeletionTimestamp != nil:
 			s.put(pods, name, nil, nil)
-		case m.NotReady == 0 && !clustermodel.PodReady(p):
+		case m.NotReady == 0 && !podutil.Ready(p):
 			p = p.DeepCopy()
 			for i := range p.Status.Conditions {
 				if c := &p.Status.Conditions[i]; c.Type == v1.PodReady {

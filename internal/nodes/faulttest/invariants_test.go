@@ -8,6 +8,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/berth-dev/berth/internal/clustermodel"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // What real shells may add to what the cores decide: in virtual time and a quiet
@@ -375,7 +376,7 @@ func (f *invariantChecker) check() {
 		}
 		if unknown && now.Sub(since) > most && now.Sub(f.quiet) > most && now.Sub(l.began) > most {
 			for _, name := range sortedKeys(w.store.objects[pods]) {
-				if p := w.store.objects[pods][name].(*v1.Pod); nodeOfPod(name) == m.name && clustermodel.PodReady(p) {
+				if p := w.store.objects[pods][name].(*v1.Pod); nodeOfPod(name) == m.name && podutil.Ready(p) {
 					f.breaks("ready pod", "%s has counted as ready for %s on a node that is Unknown", name, now.Sub(since))
 				}
 			}

@@ -7,6 +7,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/berth-dev/berth/internal/clustermodel"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // verdict looks at a world that had long enough to come to rest.
@@ -69,8 +70,8 @@ func (f *invariantChecker) podsAtRest(m *host, ready, end bool) {
 		case nodeOfPod(name) != m.name:
 		case f.w.store.objects[nodes][m.name] == nil:
 			f.breaks("convergence", "%s is still there, its node is not", name)
-		case clustermodel.PodReady(p) != ready:
-			f.breaks("convergence", "%s counts as ready: %v, on a node that is: %v", name, clustermodel.PodReady(p), ready)
+		case podutil.Ready(p) != ready:
+			f.breaks("convergence", "%s counts as ready: %v, on a node that is: %v", name, podutil.Ready(p), ready)
 		case end && p.DeletionTimestamp == nil:
 			f.breaks("forgotten", "%s bears its node's taint for %d s only and is still there", name, *p.Spec.Tolerations[0].TolerationSeconds)
 		}
@@ -83,7 +84,7 @@ func short(o object) string {
 	case *v1.Node:
 		return fmt.Sprintf("Ready %q, %s, taints %v", clustermodel.NodeReady(o), o.Spec.PodCIDR, o.Spec.Taints)
 	case *v1.Pod:
-		return fmt.Sprintf("ready %v, going %v", clustermodel.PodReady(o), o.DeletionTimestamp != nil)
+		return fmt.Sprintf("ready %v, going %v", podutil.Ready(o), o.DeletionTimestamp != nil)
 	}
 	return "gone"
 }

@@ -316,7 +316,6 @@ func TestOlderNodeIsNoNews(t *testing.T) {
 func TestPodSeenLateIsMarked(t *testing.T) {
 	m := NewMonitor(Defaults())
 	s := &shell{monitor: m, unready: newQueue("late"), wake: make(chan struct{}, 1)}
-	defer s.unready.ShutDown()
 	m.Observe(t0, Event{Kind: NodeSeen, Node: "n", View: View{UID: "1", Ready: True}, Version: 5})
 	m.Observe(t0, Event{Kind: Synced})
 	m.Observe(t0, Event{Kind: NodeSeen, Node: "n", View: View{UID: "1", Ready: False, Heartbeat: t0}, Version: 10})

@@ -3,6 +3,8 @@ package health
 import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // What is to be written of a node and its pods so that they fit a verdict. These
@@ -53,7 +55,7 @@ func (v Verdict) Taints(n *v1.Node, now metav1.Time, acquire func() bool) TaintW
 }
 
 // MarksPod says that a pod of the node has to become not ready.
-func (v Verdict) MarksPod(p *v1.Pod) bool { return v.PodsNotReady && podReady(p) }
+func (v Verdict) MarksPod(p *v1.Pod) bool { return v.PodsNotReady && podutil.Ready(p) }
 
 // MarksUpdatedPod says that for a pod that changed from was to p. What a node that
 // still renews its lease reports of its pods later is left alone; a lost node
@@ -61,13 +63,4 @@ func (v Verdict) MarksPod(p *v1.Pod) bool { return v.PodsNotReady && podReady(p)
 func (v Verdict) MarksUpdatedPod(was, p *v1.Pod) bool {
 	older := v.Turned != 0 && version(p.ResourceVersion) != 0 && version(p.ResourceVersion) < v.Turned // and seen late
 	return v.MarksPod(p) && (v.Ready == Unknown || was.Spec.NodeName == "" || older)
-}
-
-func podReady(p *v1.Pod) bool {
-	for i := range p.Status.Conditions {
-		if p.Status.Conditions[i].Type == v1.PodReady {
-			return p.Status.Conditions[i].Status == v1.ConditionTrue
-		}
-	}
-	return false
 }

@@ -14,8 +14,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/journal"
-	"github.com/berth-dev/berth/internal/kube"
 )
 
 // Config is what the shell needs. Events, Journal and Metrics may be nil; the
@@ -45,7 +45,7 @@ type shell struct {
 	// urgent are nodes whose conditions may have to become Unknown; rest are
 	// nodes whose taints and labels may have to follow; unready are nodes whose
 	// pods may have to.
-	urgent, rest, unready kube.Queue[string]
+	urgent, rest, unready *controller.Queue
 	pods, nodes           cache.Indexer
 	fresh                 fresh
 	holding               bool // only the loop touches it
@@ -58,8 +58,8 @@ type shell struct {
 	monitor *Monitor
 }
 
-func newQueue(name string) kube.Queue[string] {
-	return kube.NewQueue[string](name, 20*time.Millisecond, 10*time.Second)
+func newQueue(name string) *controller.Queue {
+	return controller.NewMeasuredQueue(name, controller.Backoff{First: 20 * time.Millisecond, Most: 10 * time.Second})
 }
 
 // Run keeps conditions, taints and pods of every node in step with what is
@@ -79,7 +79,6 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	s := &shell{Config: cfg, monitor: NewMonitor(cfg.Settings), wake: make(chan struct{}, 1), stale: make(chan struct{}, 1),
 		urgent: newQueue("node-health"), rest: newQueue("node-health-rest"), unready: newQueue("node-health-pods")}
-	defer s.close()
 	var err error
 	if s.meter, err = newMeter(cfg.Metrics); err != nil {
 		return err
@@ -102,10 +101,10 @@ func Run(ctx context.Context, cfg Config) error {
 		return ctx.Err()
 	}
 	s.observe(Event{Kind: Synced})
-	work := func(queue kube.Queue[string], workers int, do func(context.Context, *v1.Node, Verdict) error) {
+	env := controller.Env{Name: "node-lifecycle-controller", Log: s.Log}
+	work := func(queue *controller.Queue, workers int, do func(context.Context, *v1.Node, Verdict) error) {
 		wg.Go(func() {
-			kube.Work(ctx, queue, workers, s.Log, "writing what is known of a node",
-				func(ctx context.Context, node string) error { return s.write(ctx, node, do) })
+			_ = env.Run(ctx, queue, workers, func(ctx context.Context, node string) (time.Duration, error) { return 0, s.write(ctx, node, do) })
 		})
 	}
 	work(s.urgent, marking, s.mark)
@@ -118,12 +117,6 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	s.loop(ctx, &wg)
 	return ctx.Err()
-}
-
-func (s *shell) close() {
-	s.urgent.ShutDown()
-	s.rest.ShutDown()
-	s.unready.ShutDown()
 }
 
 func (s *shell) explain(node string) (journal.Record, bool) {

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/berth-dev/berth/internal/kube"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // watch feeds the Monitor with nodes and pods and returns once it knows
@@ -207,7 +208,7 @@ func version(word string) uint64 {
 // onPodAdd catches a ready pod newly bound to a node that is not ready.
 func (s *shell) onPodAdd(o any) {
 	p, ok := o.(*v1.Pod)
-	if ok && p.Spec.NodeName != "" && podReady(p) && s.verdict(p.Spec.NodeName).MarksPod(p) {
+	if ok && p.Spec.NodeName != "" && podutil.Ready(p) && s.verdict(p.Spec.NodeName).MarksPod(p) {
 		s.unready.Add(p.Spec.NodeName)
 	}
 }
@@ -216,7 +217,7 @@ func (s *shell) onPodAdd(o any) {
 func (s *shell) onPodUpdate(old, o any) {
 	was, ok := old.(*v1.Pod)
 	p, ok2 := o.(*v1.Pod)
-	if ok && ok2 && podReady(p) && s.verdict(p.Spec.NodeName).MarksUpdatedPod(was, p) {
+	if ok && ok2 && podutil.Ready(p) && s.verdict(p.Spec.NodeName).MarksUpdatedPod(was, p) {
 		s.unready.Add(p.Spec.NodeName)
 	}
 }

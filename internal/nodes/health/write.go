@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/internal/kube"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 const manager = "berth-node-health"
@@ -179,7 +180,7 @@ func (s *shell) markPods(ctx context.Context, n *v1.Node, v Verdict) error {
 	var errs []error
 	for _, obj := range pods {
 		p := obj.(*v1.Pod)
-		if !podReady(p) {
+		if !podutil.Ready(p) {
 			continue
 		}
 		body, err := json.Marshal(map[string]any{

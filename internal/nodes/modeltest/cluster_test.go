@@ -15,6 +15,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/clustermodel"
 	"github.com/berth-dev/berth/internal/nodes/health"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // The rules all histories run under, known to the invariant checker on its own
@@ -155,7 +156,7 @@ func (w *cluster) tick(m *host) {
 	}
 	if want == v1.ConditionTrue {
 		w.eachPod(m.name, func(p *v1.Pod) {
-			if !clustermodel.PodReady(p) {
+			if !podutil.Ready(p) {
 				w.setPodReady(p.Name, v1.ConditionTrue)
 			}
 		})

@@ -10,6 +10,7 @@ import (
 	"github.com/berth-dev/berth/internal/clustermodel"
 	"github.com/berth-dev/berth/internal/nodes/eviction"
 	"github.com/berth-dev/berth/internal/nodes/health"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // controller is one instance of the controllers: the cores that production runs,
@@ -189,7 +190,7 @@ func (c *controller) takePod(name string, p *v1.Pod) {
 		return
 	}
 	c.pods[name] = p
-	if clustermodel.PodReady(p) && c.m.Verdict(p.Spec.NodeName).PodsNotReady {
+	if podutil.Ready(p) && c.m.Verdict(p.Spec.NodeName).PodsNotReady {
 		c.write(p.Spec.NodeName)
 	}
 	c.consider(name)

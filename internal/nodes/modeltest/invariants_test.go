@@ -8,6 +8,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/berth-dev/berth/internal/clustermodel"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // tolerance is how late in virtual time a decision may be.
@@ -223,7 +224,7 @@ func (f *invariantChecker) check() {
 		}
 		if w.Time().Sub(since) > settled {
 			w.eachPod(name, func(p *v1.Pod) {
-				if clustermodel.PodReady(p) {
+				if podutil.Ready(p) {
 					f.broken("ready pod", "%s has counted as ready for %s on %s, which is Unknown", p.Name, w.Time().Sub(since), name)
 				}
 			})
@@ -334,8 +335,8 @@ func (f *invariantChecker) verdict() {
 }
 
 func (f *invariantChecker) atRest(n *v1.Node, p *v1.Pod, good bool) {
-	if clustermodel.PodReady(p) != good {
-		f.broken("convergence", "%s counts as ready: %v, on a node that is: %v", p.Name, clustermodel.PodReady(p), good)
+	if podutil.Ready(p) != good {
+		f.broken("convergence", "%s counts as ready: %v, on a node that is: %v", p.Name, podutil.Ready(p), good)
 	}
 	for _, t := range n.Spec.Taints {
 		for _, bears := range p.Spec.Tolerations {

@@ -12,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/admission"
 	resourcehelper "k8s.io/component-helpers/resource"
+
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 const (
@@ -98,7 +100,7 @@ func PodUsage(pod *corev1.Pod, now time.Time) corev1.ResourceList {
 }
 
 func over(pod *corev1.Pod, now time.Time) bool {
-	if pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded {
+	if podutil.Terminal(pod) {
 		return true
 	}
 	// The deletion timestamp is when the grace should have ended; a node that

@@ -5,6 +5,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // cycle is what one call of Place computes once and then asks per node: the
@@ -272,7 +274,7 @@ func (w *view) eachPod(f func(*Pod) bool) {
 func untolerated(taints []v1.Taint, tolerations []v1.Toleration) *v1.Taint {
 	for i := range taints {
 		t := &taints[i]
-		if (t.Effect == v1.TaintEffectNoSchedule || t.Effect == v1.TaintEffectNoExecute) && !tolerates(tolerations, t) {
+		if (t.Effect == v1.TaintEffectNoSchedule || t.Effect == v1.TaintEffectNoExecute) && !podutil.Tolerates(tolerations, t) {
 			return t
 		}
 	}

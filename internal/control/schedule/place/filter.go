@@ -6,6 +6,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // verdict is why a node cannot take a pod. Final reasons are ones that taking
@@ -81,7 +83,7 @@ func (c *cycle) unschedulable(w *view) verdict {
 		return verdict{}
 	}
 	taint := v1.Taint{Key: v1.TaintNodeUnschedulable, Effect: v1.TaintEffectNoSchedule}
-	if tolerates(c.pod.Obj.Spec.Tolerations, &taint) {
+	if podutil.Tolerates(c.pod.Obj.Spec.Tolerations, &taint) {
 		return verdict{}
 	}
 	return never("node(s) were unschedulable")

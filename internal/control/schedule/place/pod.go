@@ -257,28 +257,6 @@ func (t *term) matches(p *v1.Pod, nsLabels labels.Set) bool {
 	return t.selector.Matches(labels.Set(p.Labels))
 }
 
-// tolerates says whether any toleration lets the taint pass.
-func tolerates(tolerations []v1.Toleration, taint *v1.Taint) bool {
-	for i := range tolerations {
-		t := &tolerations[i]
-		if t.Effect != "" && t.Effect != taint.Effect {
-			continue
-		}
-		if t.Key != "" && t.Key != taint.Key {
-			continue
-		}
-		switch t.Operator {
-		case v1.TolerationOpExists:
-			return true
-		case "", v1.TolerationOpEqual:
-			if t.Value == taint.Value {
-				return true
-			}
-		}
-	}
-	return false
-}
-
 // pinned returns the node names a pod's required node affinity allows when
 // every term pins metadata.name, as daemon pods do; ok is false otherwise.
 func pinned(pod *v1.Pod) (names map[string]bool, ok bool) {

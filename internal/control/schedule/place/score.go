@@ -5,6 +5,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // maxScore is the best score one scorer gives.
@@ -100,7 +102,7 @@ func (c *cycle) softTaints(n *node) int64 {
 	var count int64
 	for i := range n.obj.Spec.Taints {
 		t := &n.obj.Spec.Taints[i]
-		if t.Effect == v1.TaintEffectPreferNoSchedule && !tolerates(c.pod.Obj.Spec.Tolerations, t) {
+		if t.Effect == v1.TaintEffectPreferNoSchedule && !podutil.Tolerates(c.pod.Obj.Spec.Tolerations, t) {
 			count++
 		}
 	}

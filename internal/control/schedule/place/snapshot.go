@@ -9,6 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // Snapshot is the scheduler's view of the cluster. It is kept up to date one
@@ -169,7 +171,7 @@ func (s *Snapshot) drop(n *node) {
 // of it. A pod without a node, or whose containers have all ended, holds
 // nothing and is removed.
 func (s *Snapshot) SetPod(pod *v1.Pod) error {
-	if pod.Spec.NodeName == "" || pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed {
+	if pod.Spec.NodeName == "" || podutil.Terminal(pod) {
 		s.RemovePod(pod.UID)
 		return nil
 	}

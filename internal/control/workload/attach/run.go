@@ -20,6 +20,7 @@ import (
 	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/journal"
 	"github.com/berth-dev/berth/internal/kube"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // managed is the annotation by which a node leaves attaching to this
@@ -114,7 +115,7 @@ func usesClaims(p *v1.Pod) bool {
 
 // holds says whether a pod needs its volumes: until it has ended.
 func holds(p *v1.Pod) bool {
-	return p.Status.Phase != v1.PodSucceeded && p.Status.Phase != v1.PodFailed
+	return !podutil.Terminal(p)
 }
 
 // claimChanged looks at the nodes of the pods that use a claim.

@@ -56,24 +56,13 @@ func ShouldRun(ds *appsv1.DaemonSet, n *v1.Node) (run, stay bool) {
 	run, stay = true, true
 	for i := range n.Spec.Taints {
 		t := &n.Spec.Taints[i]
-		if t.Effect == v1.TaintEffectPreferNoSchedule || tolerated(pod.Spec.Tolerations, t) {
+		if t.Effect == v1.TaintEffectPreferNoSchedule || podutil.Tolerates(pod.Spec.Tolerations, t) {
 			continue
 		}
 		run = false
 		stay = stay && t.Effect != v1.TaintEffectNoExecute
 	}
 	return run, stay
-}
-
-func tolerated(list []v1.Toleration, taint *v1.Taint) bool {
-	for i := range list {
-		t := &list[i]
-		if (t.Effect == "" || t.Effect == taint.Effect) && (t.Key == "" || t.Key == taint.Key) &&
-			(t.Operator == v1.TolerationOpExists || ((t.Operator == "" || t.Operator == v1.TolerationOpEqual) && t.Value == taint.Value)) {
-			return true
-		}
-	}
-	return false
 }
 
 // PodFor makes the pod for one node: pinned to it by affinity, tolerating what

@@ -80,7 +80,7 @@ func (c *reconciler) setChanged(old, s *appsv1.ReplicaSet, gone bool) {
 // podChanged wakes a Recreate deployment when an old pod has ended: its set's
 // status does not tell, as it never counts terminating pods.
 func (c *reconciler) podChanged(_, p *v1.Pod, gone bool) {
-	if !gone && p.Status.Phase != v1.PodFailed && p.Status.Phase != v1.PodSucceeded {
+	if !gone && !podutil.Terminal(p) {
 		return
 	}
 	ref := metav1.GetControllerOfNoCopy(p)

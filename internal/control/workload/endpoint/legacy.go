@@ -19,6 +19,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/kube"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 const (
@@ -69,7 +70,7 @@ func Subsets(svc *v1.Service, pods []*v1.Pod) (out []v1.EndpointSubset, truncate
 		if endpointutil.ShouldSetHostname(p, svc) {
 			a.Hostname = p.Spec.Hostname
 		}
-		if svc.Spec.PublishNotReadyAddresses || endpointutil.IsPodReady(p) {
+		if svc.Spec.PublishNotReadyAddresses || podutil.Ready(p) {
 			g.ready = append(g.ready, a)
 		} else {
 			g.notReady = append(g.notReady, a)

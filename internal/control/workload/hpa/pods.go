@@ -7,6 +7,8 @@ import (
 	"slices"
 
 	v1 "k8s.io/api/core/v1"
+
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // groups are the pods of a target by what can be said of their usage.
@@ -42,11 +44,10 @@ func (r *round) group(name v1.ResourceName, values map[string]PodValue) groups {
 
 // starting says whether a pod's processor time is that of its start.
 func (r *round) starting(p *v1.Pod, value PodValue) bool {
-	i := slices.IndexFunc(p.Status.Conditions, func(c v1.PodCondition) bool { return c.Type == v1.PodReady })
-	if i < 0 || p.Status.StartTime == nil {
+	c := podutil.Condition(p, v1.PodReady)
+	if c == nil || p.Status.StartTime == nil {
 		return true
 	}
-	c := p.Status.Conditions[i]
 	if p.Status.StartTime.Add(r.in.Settings.CPUInitialization).After(r.in.Now) {
 		return c.Status == v1.ConditionFalse || value.At.Before(c.LastTransitionTime.Add(value.Window))
 	}
@@ -57,9 +58,7 @@ func (r *round) starting(p *v1.Pod, value PodValue) bool {
 func readyPods(pods []*v1.Pod) int {
 	n := 0
 	for _, p := range pods {
-		if p.Status.Phase == v1.PodRunning && slices.ContainsFunc(p.Status.Conditions, func(c v1.PodCondition) bool {
-			return c.Type == v1.PodReady && c.Status == v1.ConditionTrue
-		}) {
+		if p.Status.Phase == v1.PodRunning && podutil.Ready(p) {
 			n++
 		}
 	}

@@ -169,7 +169,7 @@ func (p *planner) sort() {
 		default:
 			p.active = append(p.active, pod)
 		}
-		if pod.DeletionTimestamp != nil && pod.Status.Phase != v1.PodSucceeded && pod.Status.Phase != v1.PodFailed {
+		if pod.DeletionTimestamp != nil && !podutil.Terminal(pod) {
 			p.terminating = append(p.terminating, pod)
 		}
 	}

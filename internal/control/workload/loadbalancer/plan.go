@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
+
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // Class is the loadBalancerClass of Services that want the addresses of nodes;
@@ -224,7 +226,7 @@ func podHolds(pods []*v1.Pod, node string, ports []Port) string {
 // containers, which are all their ports when the pod uses the node's network.
 // A pod that has ended holds none.
 func HostPorts(p *v1.Pod) []Port {
-	if p.Spec.NodeName == "" || p.Status.Phase == v1.PodSucceeded || p.Status.Phase == v1.PodFailed {
+	if p.Spec.NodeName == "" || podutil.Terminal(p) {
 		return nil
 	}
 	var out []Port

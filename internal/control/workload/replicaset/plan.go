@@ -83,7 +83,7 @@ func countStatus(s *Set, pods []*v1.Pod, now time.Time) Status {
 	var leaving int32
 	for _, pod := range pods {
 		if !podutil.Active(pod) {
-			if pod.DeletionTimestamp != nil && pod.Status.Phase != v1.PodFailed && pod.Status.Phase != v1.PodSucceeded {
+			if pod.DeletionTimestamp != nil && !podutil.Terminal(pod) {
 				leaving++
 			}
 			continue

@@ -14,13 +14,14 @@ import (
 	dra "k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/berth-dev/berth/internal/control/workload/podcontrol"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // Ended says that a pod uses no devices any more: all its containers have
 // ended for good (the node agent says so after it gave the devices back), or
 // it is deleted and never got to a node.
 func Ended(p *v1.Pod) bool {
-	return p.Status.Phase == v1.PodSucceeded || p.Status.Phase == v1.PodFailed || p.DeletionTimestamp != nil && p.Spec.NodeName == ""
+	return podutil.Terminal(p) || p.DeletionTimestamp != nil && p.Spec.NodeName == ""
 }
 
 // Wanted is one claim of a pod that is to come from a template: Have is the

@@ -125,10 +125,6 @@ func (p *planner) partition() int {
 	return 0
 }
 
-func ended(pod *v1.Pod) bool {
-	return pod.Status.Phase == v1.PodFailed || pod.Status.Phase == v1.PodSucceeded
-}
-
 // healthy says whether a pod lets the next step begin: running, ready, for
 // minReadySeconds, and not on its way out.
 func (p *planner) healthy(pod *v1.Pod) bool {
@@ -152,7 +148,7 @@ func (p *planner) fill() bool {
 			if p.ordered {
 				return false
 			}
-		case ended(pod) && pod.DeletionTimestamp == nil:
+		case podutil.Terminal(pod) && pod.DeletionTimestamp == nil:
 			p.plan.Delete, p.plan.Ended = append(p.plan.Delete, pod), append(p.plan.Ended, pod)
 			if p.ordered {
 				return false
@@ -182,7 +178,7 @@ func (p *planner) shrink() bool {
 			}
 			continue
 		}
-		if p.ordered && pod != first && !ended(pod) && !p.healthy(pod) {
+		if p.ordered && pod != first && !podutil.Terminal(pod) && !p.healthy(pod) {
 			return false
 		}
 		p.plan.Delete = append(p.plan.Delete, pod)

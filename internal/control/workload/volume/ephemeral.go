@@ -12,12 +12,13 @@ import (
 	"k8s.io/component-helpers/storage/ephemeral"
 
 	"github.com/berth-dev/berth/internal/controller"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // EphemeralClaims makes the claims of a pod's ephemeral volumes: owned by the
 // pod, so that they go with it. A pod that is ending gets none.
 func EphemeralClaims(p *v1.Pod) (out []*v1.PersistentVolumeClaim) {
-	if p.DeletionTimestamp != nil || p.Status.Phase == v1.PodSucceeded || p.Status.Phase == v1.PodFailed {
+	if !podutil.Active(p) {
 		return nil
 	}
 	yes := true

@@ -25,7 +25,7 @@ const (
 // Uses says whether a pod keeps a claim from going: it is on a node, or may
 // still get there, and has not ended.
 func Uses(p *v1.Pod, claim string) bool {
-	if p.Status.Phase == v1.PodSucceeded || p.Status.Phase == v1.PodFailed {
+	if podutil.Terminal(p) {
 		return false
 	}
 	for _, v := range p.Spec.Volumes {
