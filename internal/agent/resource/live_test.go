@@ -55,7 +55,7 @@ func TestUnified(t *testing.T) {
 				}
 			}
 			// 1024 shares weigh 39 of systemd's and the kernel's 10,000.
-			read(c.PodsPath(), "cpu.weight", fmt.Sprint(CPUWeight(1024)))
+			read(c.PodsPath(), "cpu.weight", fmt.Sprint(cpuWeight(1024)))
 			read(c.PodsPath(), "memory.max", "1073741824")
 			read(c.PodsPath(), "pids.max", "900")
 			pod := podOf("real", v1.ResourceRequirements{Requests: req("cpu", "300m", "memory", "8Mi", "hugepages-2Mi", "4Mi"),
@@ -70,12 +70,12 @@ func TestUnified(t *testing.T) {
 				read(c.names.class(v1.PodQOSBurstable), "memory.low", "8388608")
 				p := c.PodPath(pod)
 				read(p, "memory.low", "8388608")
-				read(p, "cpu.weight", fmt.Sprint(CPUWeight(CPUShares(300))))
+				read(p, "cpu.weight", fmt.Sprint(cpuWeight(CPUShares(300))))
 				read(p, "cpu.max", quota+" 100000")
 				read(p, "memory.max", memory)
 				read(p, "pids.max", "50")
 				read(p, "hugetlb.2MB.max", "4194304")
-				read(c.names.class(v1.PodQOSBurstable), "cpu.weight", fmt.Sprint(CPUWeight(CPUShares(300))))
+				read(c.names.class(v1.PodQOSBurstable), "cpu.weight", fmt.Sprint(cpuWeight(CPUShares(300))))
 				read(c.names.class(v1.PodQOSBestEffort), "cpu.weight", "1")
 			}
 			for range 2 {
