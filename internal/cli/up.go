@@ -118,6 +118,7 @@ func controlFlags(f *pflag.FlagSet, cfg *cluster.Config) {
 
 func nodeFlags(f *pflag.FlagSet, cfg *cluster.Config) {
 	f.StringVar(&cfg.AgentConfig, "agent-config", "", "file with a KubeletConfiguration; what the cluster itself sets (ports, paths, DNS, authority, cgroups) wins over it")
+	f.StringVar(&cfg.VolumesDir, "volumes-dir", "", "directory of this node's local volumes (StorageClass local), or none (default: volumes in the data directory)")
 	f.StringVar(&cfg.CredentialProviders, "image-credential-provider-config", "", "file or directory with a CredentialProviderConfig, for registries whose passwords a plugin knows")
 	f.StringVar(&cfg.CredentialProviderDir, "image-credential-provider-bin-dir", "", "directory of credential provider plugins")
 	f.IntVar(&cfg.Ports.Agent, "agent-port", 0, "port of the node agent (default 10250)")

@@ -72,6 +72,9 @@ func (u *up) agentConfig(log *slog.Logger) (launch.Config, error) {
 		Effective: effective, Log: log, Version: KubernetesVersion, Journal: u.journal, Metrics: newRegistry(),
 		CNIConfDir: u.cniConfDir(), CNI: cni, Guard: u.guard(),
 	}
+	if u.volumes != nil {
+		cfg.LocalVolumes = u.volumes
+	}
 	if u.Role.control() {
 		cfg.BesideServer = true
 		cfg.Files = launch.Files{

@@ -71,6 +71,8 @@ type Settings struct {
 	Ports   Ports           `json:"ports"`
 	// LoadBalancer is who gives addresses to Services; empty is "node".
 	LoadBalancer string `json:"loadBalancer,omitempty"`
+	// VolumesDir holds this node's local volumes; "none" is a node without.
+	VolumesDir string `json:"volumesDir,omitempty"`
 	// RuntimeEndpoint is a CRI socket of a runtime that is already there;
 	// empty: the bundled containerd. It is kept because `berth down` must find
 	// the containers again.
@@ -335,6 +337,7 @@ func (s *Settings) merge(kept Settings) error {
 		{"--node-name", &s.NodeName, &kept.NodeName},
 		{"server", &s.ServerURL, &kept.ServerURL},
 		{"--container-runtime-endpoint", &s.RuntimeEndpoint, &kept.RuntimeEndpoint},
+		{"--volumes-dir", &s.VolumesDir, &kept.VolumesDir},
 	} {
 		switch {
 		case *f.given == "":

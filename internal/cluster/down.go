@@ -21,6 +21,7 @@ import (
 	"github.com/berth-dev/berth/internal/agent/volume"
 	"github.com/berth-dev/berth/internal/cluster/containerd"
 	"github.com/berth-dev/berth/internal/cluster/host"
+	"github.com/berth-dev/berth/internal/localvolume"
 	"github.com/berth-dev/berth/internal/proxy"
 )
 
@@ -278,6 +279,9 @@ func (c *Config) purge(keep ...string) error {
 		errs = append(errs, err)
 	}
 	errs = append(errs, c.cleanNetwork()...)
+	if dir := c.volumesDir(); dir != "" {
+		errs = append(errs, localvolume.Purge(dir))
+	}
 	if dir := c.Layout().SocketDir(); dir != c.Path("run", "s") {
 		if err := os.RemoveAll(dir); err != nil {
 			errs = append(errs, fmt.Errorf("removing %s: %w", dir, err))

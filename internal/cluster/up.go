@@ -19,6 +19,7 @@ import (
 	"github.com/berth-dev/berth/internal/control/api"
 	"github.com/berth-dev/berth/internal/control/store"
 	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/localvolume"
 	"github.com/berth-dev/berth/internal/memory"
 	"github.com/berth-dev/berth/internal/network/ports"
 	"github.com/berth-dev/berth/internal/nodes/health"
@@ -62,7 +63,9 @@ type up struct {
 	board  health.Board
 	policy *policy.Enforcer // nil without network policies
 	ports  *ports.Checker   // nil where the pod network is somebody else's
-	agent  launch.Config
+	// volumes is the driver of local volumes; nil for a node without.
+	volumes *localvolume.Driver
+	agent   launch.Config
 	// metrics are those of controllers, scheduler and DNS.
 	metrics registry
 
@@ -121,6 +124,7 @@ func (u *up) steps() []step {
 		{last, node, u.startNetwork},
 		{last, node, u.startPorts},
 		{last, node, u.startPolicy},
+		{last, node, u.startVolumes},
 		{last, node, u.configureAgent},
 		{last, node, u.startProxy},
 		{last, node, u.startAgent},

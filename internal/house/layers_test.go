@@ -19,10 +19,9 @@ var floors = [][]string{
 	{"internal/cli"},
 	{"internal/cluster", "internal/fleet", "internal/sim"},
 	{"internal/clustermodel"},
-	{"internal/control", "internal/nodes", "internal/agent", "internal/proxy", "internal/network", "internal/policy", "internal/dns",
-		"internal/localvolume"},
+	{"internal/control", "internal/nodes", "internal/agent", "internal/proxy", "internal/network", "internal/policy", "internal/dns"},
 	{"internal/controller"},
-	{"internal/nft", "internal/podutil", "internal/kube"},
+	{"internal/nft", "internal/podutil", "internal/kube", "internal/localvolume"},
 	{"internal/heap", "internal/journal", "internal/logfile", "internal/memory", "internal/pki", "internal/socket", "internal/strict", "internal/supervise"},
 }
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -52,6 +53,9 @@ type Config struct {
 	CNI        network.CNIOptions
 	// Guard is the agent's.
 	Guard agent.GuardFunc
+	// LocalVolumes answers the calls of the cluster's controller to the driver of
+	// local volumes; nil where this node has none.
+	LocalVolumes http.Handler
 }
 
 // Files are certificates in files, which are read again when they change. What
@@ -141,6 +145,7 @@ func Build(ctx context.Context, cfg Config) (agent.Config, []func(context.Contex
 		DropCapabilities: flags.DropCapabilities,
 		Log:              cfg.Log, Metrics: registry, Journal: cfg.Journal,
 	}
+	out.Serve.LocalVolumes = cfg.LocalVolumes
 	out.Serve.Gather = registry
 	if !cfg.BesideServer {
 		out.Serve.Gather = prometheus.Gatherers{registry, legacyregistry.DefaultGatherer}

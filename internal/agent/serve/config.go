@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/http"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -82,6 +83,9 @@ type Config struct {
 	Probes prometheus.Gatherer
 	// Metrics takes the role's own metrics; nil is none.
 	Metrics prometheus.Registerer
+	// LocalVolumes answers the calls of the cluster's controller to this node's
+	// driver of local volumes; nil is none.
+	LocalVolumes http.Handler
 	// Checks are added to "ping" on /healthz.
 	Checks []Check
 	// Tracer takes a span of each request; nil takes none.

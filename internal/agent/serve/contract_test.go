@@ -20,7 +20,7 @@ func TestSubresources(t *testing.T) {
 		"/healthz": "healthz proxy", "/pods": "pods proxy", "/runningpods": "pods proxy", "/configz": "configz proxy", "/statusz": "statusz proxy", "/flagz": "configz proxy",
 		"/stats/summary": "stats", "/metrics": "metrics", "/metrics/probes": "metrics", "/metrics/resource": "metrics", "/metrics/cadvisor": "metrics", "/metrics/slis": "metrics",
 		"/checkpoint": "checkpoint", "/logs": "log",
-		"/containerLogs": "proxy", "/exec": "exec proxy", "/attach": "attach proxy", "/portForward": "portforward proxy", "/run": "run proxy", "/debug/pprof": "proxy", "/debug/flags/v": "proxy",
+		"/containerLogs": "proxy", "/exec": "exec proxy", "/csi/local.berth.dev": "localvolumes proxy", "/attach": "attach proxy", "/portForward": "portforward proxy", "/run": "run proxy", "/debug/pprof": "proxy", "/debug/flags/v": "proxy",
 	}
 	s, err := newServer(start(t, nil).cfg)
 	if err != nil {

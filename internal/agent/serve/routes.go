@@ -8,6 +8,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"k8s.io/component-base/tracing"
+
+	"github.com/berth-dev/berth/internal/localvolume"
 )
 
 // gate says which configuration field can switch a route off.
@@ -71,10 +73,20 @@ func (s *server) routes() []route {
 		{pattern: "/portForward/{namespace}/{pod}/{uid}", methods: getPost, verb: "create", subresources: []string{"portforward", "proxy"}, gate: debugging, long: true, handler: s.portForward},
 		{pattern: "/run/{namespace}/{pod}/{container}", methods: []string{http.MethodPost}, verb: "create", subresources: []string{"run", "proxy"}, gate: debugging, handler: s.run},
 		{pattern: "/run/{namespace}/{pod}/{uid}/{container}", methods: []string{http.MethodPost}, verb: "create", subresources: []string{"run", "proxy"}, gate: debugging, handler: s.run},
+		{pattern: localvolume.Path + "{call}", methods: []string{http.MethodPost}, verb: "create", subresources: []string{"localvolumes", "proxy"}, handler: s.localVolumes},
 		{pattern: "/logs/", methods: get, subresources: log, gate: systemLogs, handler: s.systemLogs},
 		{pattern: "/debug/pprof/", methods: getPost, subresources: proxy, gate: profiling, handler: profile},
 		{pattern: "/debug/flags/v", methods: []string{http.MethodPut}, subresources: proxy, gate: flags, handler: s.setVerbosity},
 	}
+}
+
+// localVolumes hands a call on to the driver of local volumes.
+func (s *server) localVolumes(w http.ResponseWriter, req *http.Request) {
+	if s.cfg.LocalVolumes == nil {
+		http.Error(w, "this node has no local volumes", http.StatusNotFound)
+		return
+	}
+	s.cfg.LocalVolumes.ServeHTTP(w, req)
 }
 
 // open tells whether configuration leaves a route on.

@@ -34,6 +34,8 @@ func (l *loop) watch(ctx context.Context) error {
 	sub(controller.On(ctx, core.PersistentVolumes().Informer(), func(_, v *v1.PersistentVolume, gone bool) { l.post(func() { l.volume(v, gone) }) }))
 	sub(controller.On(ctx, storage.StorageClasses().Informer(), func(_, c *storagev1.StorageClass, gone bool) { l.post(func() { l.class(c, gone) }) }))
 	sub(controller.On(ctx, storage.CSINodes().Informer(), func(_, c *storagev1.CSINode, gone bool) { l.post(func() { l.csiNode(c, gone) }) }))
+	sub(controller.On(ctx, storage.CSIDrivers().Informer(), func(_, d *storagev1.CSIDriver, gone bool) { l.post(func() { l.csiDriver(d, gone) }) }))
+	sub(controller.On(ctx, storage.CSIStorageCapacities().Informer(), func(_, c *storagev1.CSIStorageCapacity, gone bool) { l.post(func() { l.capacity(c, gone) }) }))
 	sub(controller.On(ctx, l.Informers.Policy().V1().PodDisruptionBudgets().Informer(), func(_, b *policyv1.PodDisruptionBudget, gone bool) { l.post(func() { l.budget(b, gone) }) }))
 	dra := l.Informers.Resource().V1()
 	sub(controller.On(ctx, dra.ResourceSlices().Informer(), func(_, s *resourceapi.ResourceSlice, gone bool) { l.post(func() { l.slice(s, gone) }) }))
@@ -156,6 +158,24 @@ func (l *loop) csiNode(c *storagev1.CSINode, gone bool) {
 	}
 	l.snap.SetCSINode(c)
 	l.backlog.happened(nodeChanged, time.Now())
+}
+
+func (l *loop) csiDriver(d *storagev1.CSIDriver, gone bool) {
+	if gone {
+		l.snap.RemoveCSIDriver(d.Name)
+	} else {
+		l.snap.SetCSIDriver(d)
+	}
+	l.backlog.happened(volumeChanged, time.Now())
+}
+
+func (l *loop) capacity(c *storagev1.CSIStorageCapacity, gone bool) {
+	if gone {
+		l.snap.RemoveCapacity(c)
+		return
+	}
+	l.snap.SetCapacity(c)
+	l.backlog.happened(volumeChanged, time.Now())
 }
 
 func (l *loop) budget(b *policyv1.PodDisruptionBudget, gone bool) {

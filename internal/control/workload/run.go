@@ -29,6 +29,7 @@ import (
 	"github.com/berth-dev/berth/internal/control/workload/job"
 	"github.com/berth-dev/berth/internal/control/workload/loadbalancer"
 	"github.com/berth-dev/berth/internal/control/workload/namespace"
+	"github.com/berth-dev/berth/internal/control/workload/provision"
 	"github.com/berth-dev/berth/internal/control/workload/replicaset"
 	"github.com/berth-dev/berth/internal/control/workload/resourceclaim"
 	"github.com/berth-dev/berth/internal/control/workload/rootca"
@@ -78,6 +79,10 @@ type Config struct {
 	NoLoadBalancer bool
 	ReservedPorts  map[loadbalancer.Port]string
 
+	// LocalVolumes asks the drivers of local volumes; nil asks through the API
+	// server.
+	LocalVolumes provision.Post
+
 	// Enabled selects controllers; nil means all.
 	Enabled controller.Enabled
 }
@@ -86,7 +91,7 @@ type Config struct {
 // write is what their account may: upstream's roles (system:controller:*) and,
 // where ours writes in another way, berth:controller:* beside them.
 func controllers(c *Config) []controller.Controller {
-	return slices.Concat(clusterControllers(c), networkControllers(c), podControllers(), storageControllers(), []controller.Controller{
+	return slices.Concat(clusterControllers(c), networkControllers(c), podControllers(), storageControllers(c), []controller.Controller{
 		{Name: "garbage-collector-controller", Account: "generic-garbage-collector",
 			Reads: "get,list,watch *.*", Writes: "delete,patch *.*",
 			Run: func(ctx context.Context, e controller.Env) error { return garbage.Run(ctx, e, c.Discovery) }},
@@ -201,11 +206,16 @@ func podControllers() []controller.Controller {
 	}
 }
 
-func storageControllers() []controller.Controller {
+func storageControllers(c *Config) []controller.Controller {
 	return []controller.Controller{
 		{Name: "persistentvolume-binder-controller", Account: "persistent-volume-binder", Watches: "persistentvolumes persistentvolumeclaims storageclasses.storage.k8s.io",
 			Reads: "get persistentvolumeclaims", Writes: "patch persistentvolumes persistentvolumes/status persistentvolumeclaims persistentvolumeclaims/status" + events,
 			Run: volume.RunBinder},
+		{Name: "local-volume-controller", Account: "local-volume-provisioner", Watches: "persistentvolumeclaims persistentvolumes nodes storageclasses.storage.k8s.io " +
+			"csinodes.storage.k8s.io csidrivers.storage.k8s.io csistoragecapacities.storage.k8s.io",
+			Reads: "get persistentvolumes configmaps", Writes: "create nodes/proxy\ncreate,delete,patch persistentvolumes csistoragecapacities.storage.k8s.io\n" +
+				"patch persistentvolumeclaims persistentvolumeclaims/status\ncreate csidrivers.storage.k8s.io storageclasses.storage.k8s.io configmaps" + events,
+			Run: func(ctx context.Context, e controller.Env) error { return provision.Run(ctx, e, c.LocalVolumes) }},
 		{Name: "ephemeral-volume-controller", Account: "ephemeral-volume-controller", Watches: "pods persistentvolumeclaims",
 			Writes: "create persistentvolumeclaims" + events, Run: volume.RunEphemeral},
 		{Name: "persistentvolumeclaim-protection-controller", Account: "pvc-protection-controller", Watches: "persistentvolumeclaims pods",

@@ -182,6 +182,13 @@ var berthRoles = []entry{
 		patch horizontalpodautoscalers.autoscaling/status`},
 	{name: "job-controller", rules: `
 		patch jobs.batch/status`},
+	{name: "local-volume-provisioner", rules: `
+		create,patch events
+		create nodes/proxy
+		create,delete,get,patch persistentvolumes
+		create,delete,patch csistoragecapacities.storage.k8s.io
+		patch persistentvolumeclaims persistentvolumeclaims/status
+		create csidrivers.storage.k8s.io storageclasses.storage.k8s.io`},
 	{name: "namespace-controller", rules: `
 		patch namespaces/status`},
 	{name: "persistent-volume-binder", rules: `
@@ -240,6 +247,9 @@ var namespacedRoles = []namespacedEntry{
 	{namespace: "kube-system", name: "berth:controller:certificate-controller",
 		subjects: []string{"account:kube-system/certificate-controller"}, rules: `
 		create,list,update configmaps`},
+	{namespace: "kube-system", name: "berth:controller:local-volume-provisioner",
+		subjects: []string{"account:kube-system/local-volume-provisioner"}, rules: `
+		create,get configmaps`},
 	{namespace: "kube-system", name: "berth:controller:dns-publisher",
 		subjects: []string{"account:kube-system/dns-publisher"}, rules: `
 		create services

@@ -9,3 +9,8 @@ func storageClass(name, mode, provisioner string) *storagev1.StorageClass {
 	m := storagev1.VolumeBindingMode(mode)
 	return &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: provisioner, VolumeBindingMode: &m}
 }
+
+func tellsRoom(name string) *storagev1.CSIDriver {
+	yes := true
+	return &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: storagev1.CSIDriverSpec{StorageCapacity: &yes}}
+}

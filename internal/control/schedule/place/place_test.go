@@ -12,6 +12,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -75,6 +76,9 @@ type transcript struct {
 	Classes []struct {
 		Name, Mode, Provisioner string
 	}
+	// Drivers tell their room, Rooms what it is.
+	Drivers []string
+	Rooms   []storagev1.CSIStorageCapacity
 	Budgets []policyv1.PodDisruptionBudget
 	// Slices, DeviceClasses and ResourceClaims are of dynamic resource
 	// allocation.
@@ -121,6 +125,12 @@ func runTranscript(t *testing.T, file string) string {
 	}
 	for _, c := range in.Classes {
 		s.SetClass(storageClass(c.Name, c.Mode, c.Provisioner))
+	}
+	for _, name := range in.Drivers {
+		s.SetCSIDriver(tellsRoom(name))
+	}
+	for i := range in.Rooms {
+		s.SetCapacity(&in.Rooms[i])
 	}
 	for i := range in.Budgets {
 		s.SetBudget(&in.Budgets[i])

@@ -37,7 +37,11 @@ type Snapshot struct {
 	volumes    map[string]*v1.PersistentVolume
 	classes    map[string]*storagev1.StorageClass
 	limits     map[string]map[string]int64 // node -> CSI driver -> volumes
-	budgets    map[types.NamespacedName]*policyv1.PodDisruptionBudget
+	// roomy are the CSI drivers that tell their room, rooms what they tell, by
+	// StorageClass.
+	roomy   map[string]bool
+	rooms   map[string]map[types.NamespacedName]room
+	budgets map[types.NamespacedName]*policyv1.PodDisruptionBudget
 	// assumedClaims maps a volume to the claim a placement in flight will bind
 	// it to, so that two pods are not promised one volume.
 	assumedClaims map[string]types.NamespacedName
@@ -81,7 +85,7 @@ func NewSnapshot() *Snapshot {
 		nominated: map[string]map[types.UID]*Pod{}, nominations: map[types.UID]string{},
 		namespaces: map[string]labels.Set{},
 		claims:     map[types.NamespacedName]*v1.PersistentVolumeClaim{},
-		volumes:    map[string]*v1.PersistentVolume{}, classes: map[string]*storagev1.StorageClass{},
+		volumes:    map[string]*v1.PersistentVolume{}, classes: map[string]*storagev1.StorageClass{}, roomy: map[string]bool{}, rooms: map[string]map[types.NamespacedName]room{},
 		limits:        map[string]map[string]int64{},
 		budgets:       map[types.NamespacedName]*policyv1.PodDisruptionBudget{},
 		assumedClaims: map[string]types.NamespacedName{},

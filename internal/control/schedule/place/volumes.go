@@ -140,6 +140,9 @@ func (c *cycle) planVolumes(n *v1.Node) (VolumePlan, verdict) {
 		if need.class == nil || need.class.Provisioner == volumehelper.NotSupportedProvisioner || !topologyAllows(need.class, n) {
 			return plan, never("node(s) didn't find available persistent volumes to bind")
 		}
+		if !c.s.hasRoom(need, n) {
+			return plan, never("node(s) did not have enough free storage")
+		}
 		plan.Provision = append(plan.Provision, key)
 	}
 	return plan, verdict{}

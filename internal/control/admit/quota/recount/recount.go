@@ -71,6 +71,7 @@ type reconciler struct {
 	quotas   corelisters.ResourceQuotaLister
 	registry quotav1.Registry
 	queue    *controller.Queue
+	charges  charges
 }
 
 // watch adds handlers to every counted kind and fills the registry with their
@@ -117,8 +118,12 @@ func (c *reconciler) added(obj any, initial bool) {
 
 func (c *reconciler) updated(before, after any) {
 	if now, ok := after.(*corev1.ResourceQuota); ok {
+		was, ok := before.(*corev1.ResourceQuota)
+		if ok {
+			c.charges.seen(controller.Key(now), was.Status.Used, now.Status.Used, time.Now())
+		}
 		// Somebody else may have written limits into the status.
-		if was, ok := before.(*corev1.ResourceQuota); ok && (!equality.Semantic.DeepEqual(was.Spec, now.Spec) || !quotav1.Equals(now.Status.Hard, now.Spec.Hard)) {
+		if ok && (!equality.Semantic.DeepEqual(was.Spec, now.Spec) || !quotav1.Equals(now.Status.Hard, now.Spec.Hard)) {
 			c.queue.Add(controller.Key(now))
 		}
 		return
@@ -179,9 +184,11 @@ func (c *reconciler) count(ctx context.Context, key string) (time.Duration, erro
 	if err != nil {
 		return 0, fmt.Errorf("counting for quota %s: %w", key, err)
 	}
+	pending := c.charges.since(key, time.Now().Add(-settle))
+	used, again := withPending(used, q.Status.Used, pending)
 	status := statusChange(q, used)
 	if status == nil {
-		return 0, nil
+		return again, nil
 	}
 	// Admission adds to the same numbers: the version guards both.
 	_, err = kube.Patch(ctx, c.Client.CoreV1().ResourceQuotas(namespace), q, kube.Unchanged, kube.Change{Status: status, Subresource: "status"})
@@ -193,7 +200,7 @@ func (c *reconciler) count(ctx context.Context, key string) (time.Duration, erro
 	}
 	c.Tell(controller.Note{Part: "quota", Kind: "ResourceQuota", Object: q, Decision: "counted usage again", Level: slog.LevelDebug,
 		Because: []journal.Fact{{Name: "used", Value: fmt.Sprint(quotaText(used))}}})
-	return 0, nil
+	return again, nil
 }
 
 func quotaText(list corev1.ResourceList) map[string]string {
