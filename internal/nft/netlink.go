@@ -14,10 +14,7 @@ import (
 	"github.com/berth-dev/berth/internal/nft/row"
 )
 
-var (
-	errExist    error = unix.EEXIST
-	errNotExist error = unix.ENOENT
-)
+var errNotExist error = unix.ENOENT
 
 // chunk is how many bytes of elements go into one message: one attribute
 // holds 64 KiB at most.

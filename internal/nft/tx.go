@@ -240,6 +240,5 @@ func IsUnable(err error) bool {
 	return false
 }
 
-// isExist and IsNotExist tell the two errors a caller may want to know.
-func isExist(err error) bool    { return errors.Is(err, errExist) }
+// IsNotExist tells the error that a caller may want to know.
 func IsNotExist(err error) bool { return errors.Is(err, errNotExist) }

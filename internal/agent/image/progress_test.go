@@ -12,7 +12,7 @@ import (
 )
 
 // slowRuntime takes ten minutes for a pull and holds no image before.
-type slowRuntime struct{ service }
+type slowRuntime struct{}
 
 func (slowRuntime) ImageStatus(context.Context, *runtimeapi.ImageSpec, bool) (*runtimeapi.ImageStatusResponse, error) {
 	return &runtimeapi.ImageStatusResponse{}, nil

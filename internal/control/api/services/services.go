@@ -54,8 +54,6 @@ type Deps struct {
 	Metrics prometheus.Registerer
 }
 
-var serviceResource = v1.Resource("services")
-
 // REST is the storage of services. Besides the REST verbs it has Run, the repair loop.
 type REST struct {
 	*registry.Store
