@@ -17,22 +17,22 @@ import (
 	"k8s.io/utils/dump"
 )
 
-// checksum guards a file against truncation and hands; it is no secret.
-type checksum uint64
+// Checksum guards a file against truncation and hands; it is no secret.
+type Checksum uint64
 
 // naming is how one of our types prints, and how the kubelet's prints.
 type naming struct{ ours, theirs string }
 
 // sum is the checksum of a value as the kubelet computes it: over a dump that
 // contains type names, which are therefore part of the format.
-func sum(v any, names ...naming) checksum {
+func sum(v any, names ...naming) Checksum {
 	text := dump.ForHash(v)
 	for _, n := range names {
 		text = strings.ReplaceAll(text, n.ours, n.theirs)
 	}
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(text)) // a hash never fails
-	return checksum(h.Sum32())
+	return Checksum(h.Sum32())
 }
 
 // CRC is the checksum of formats that keep their data as text.

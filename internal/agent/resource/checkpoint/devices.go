@@ -19,22 +19,22 @@ type checkpointData struct {
 	RegisteredDevices map[string][]string
 }
 
-// devices is the content of the device manager's file.
-type devices struct {
+// Devices is the content of the device manager's file.
+type Devices struct {
 	Data     checkpointData
-	Checksum checksum
+	Checksum Checksum
 }
 
 // NewDevices makes the content of the device manager's file.
-func NewDevices(entries []PodDevicesEntry, registered map[string][]string) *devices {
-	d := &devices{Data: checkpointData{entries, registered}}
+func NewDevices(entries []PodDevicesEntry, registered map[string][]string) *Devices {
+	d := &Devices{Data: checkpointData{entries, registered}}
 	d.Checksum = sum(d.Data)
 	return d
 }
 
 // ReadDevices reads the device manager's file.
 func ReadDevices(path string) (entries []PodDevicesEntry, registered map[string][]string, err error) {
-	d := &devices{}
+	d := &Devices{}
 	found, err := Read(path, d)
 	if err != nil || !found {
 		return nil, nil, err

@@ -14,12 +14,12 @@ const (
 
 // Names and order of fields are part of the checksum.
 
-// cpuManagerCheckpoint is the content of CPUFile.
-type cpuManagerCheckpoint struct {
+// CPUManagerCheckpoint is the content of CPUFile.
+type CPUManagerCheckpoint struct {
 	PolicyName    string                       `json:"policyName"`
 	DefaultCPUSet string                       `json:"defaultCpuSet"`
 	Entries       map[string]map[string]string `json:"entries,omitempty"`
-	Checksum      checksum                     `json:"checksum"`
+	Checksum      Checksum                     `json:"checksum"`
 }
 
 var stateNames = []naming{
@@ -34,8 +34,8 @@ var stateNames = []naming{
 }
 
 // NewCPU makes the content of CPUFile.
-func NewCPU(policy string, shared cpuset.CPUSet, owned map[string]map[string]cpuset.CPUSet) *cpuManagerCheckpoint {
-	c := &cpuManagerCheckpoint{PolicyName: policy, DefaultCPUSet: shared.String(), Entries: map[string]map[string]string{}}
+func NewCPU(policy string, shared cpuset.CPUSet, owned map[string]map[string]cpuset.CPUSet) *CPUManagerCheckpoint {
+	c := &CPUManagerCheckpoint{PolicyName: policy, DefaultCPUSet: shared.String(), Entries: map[string]map[string]string{}}
 	for pod, containers := range owned {
 		c.Entries[pod] = map[string]string{}
 		for name, set := range containers {
@@ -47,8 +47,8 @@ func NewCPU(policy string, shared cpuset.CPUSet, owned map[string]map[string]cpu
 }
 
 // ReadCPU reads CPUFile.
-func ReadCPU(path string) (*cpuManagerCheckpoint, bool, error) {
-	c := &cpuManagerCheckpoint{Entries: map[string]map[string]string{}}
+func ReadCPU(path string) (*CPUManagerCheckpoint, bool, error) {
+	c := &CPUManagerCheckpoint{Entries: map[string]map[string]string{}}
 	found, err := Read(path, c)
 	if err != nil || !found {
 		return nil, false, err
@@ -61,23 +61,23 @@ func ReadCPU(path string) (*cpuManagerCheckpoint, bool, error) {
 	return c, true, nil
 }
 
-// numaNodeMap and containerMemoryAssignments name types of the format.
+// NUMANodeMap and ContainerMemoryAssignments name types of the format.
 type (
-	numaNodeMap                map[int]*memory.NodeState
-	containerMemoryAssignments map[string]map[string][]memory.Block
+	NUMANodeMap                map[int]*memory.NodeState
+	ContainerMemoryAssignments map[string]map[string][]memory.Block
 )
 
-// memoryManagerCheckpoint is the content of MemoryFile.
-type memoryManagerCheckpoint struct {
+// MemoryManagerCheckpoint is the content of MemoryFile.
+type MemoryManagerCheckpoint struct {
 	PolicyName   string                     `json:"policyName"`
-	MachineState numaNodeMap                `json:"machineState"`
-	Entries      containerMemoryAssignments `json:"entries,omitempty"`
-	Checksum     checksum                   `json:"checksum"`
+	MachineState NUMANodeMap                `json:"machineState"`
+	Entries      ContainerMemoryAssignments `json:"entries,omitempty"`
+	Checksum     Checksum                   `json:"checksum"`
 }
 
 // NewMemory makes the content of MemoryFile.
-func NewMemory(policy string, s memory.State) *memoryManagerCheckpoint {
-	c := &memoryManagerCheckpoint{PolicyName: policy, MachineState: numaNodeMap{}, Entries: containerMemoryAssignments{}}
+func NewMemory(policy string, s memory.State) *MemoryManagerCheckpoint {
+	c := &MemoryManagerCheckpoint{PolicyName: policy, MachineState: NUMANodeMap{}, Entries: ContainerMemoryAssignments{}}
 	for id, n := range s.Nodes {
 		c.MachineState[id] = n
 	}
@@ -89,8 +89,8 @@ func NewMemory(policy string, s memory.State) *memoryManagerCheckpoint {
 }
 
 // ReadMemory reads MemoryFile.
-func ReadMemory(path string) (*memoryManagerCheckpoint, bool, error) {
-	c := &memoryManagerCheckpoint{MachineState: numaNodeMap{}, Entries: containerMemoryAssignments{}}
+func ReadMemory(path string) (*MemoryManagerCheckpoint, bool, error) {
+	c := &MemoryManagerCheckpoint{MachineState: NUMANodeMap{}, Entries: ContainerMemoryAssignments{}}
 	found, err := Read(path, c)
 	if err != nil || !found {
 		return nil, false, err
