@@ -109,6 +109,8 @@ func TestForeignEndpoints(t *testing.T) {
 		return &discoveryv1.EndpointSlice{ObjectMeta: named("ns", "s"), Endpoints: []discoveryv1.Endpoint{{Addresses: ips}}}
 	}
 	const resource = "endpointslices.discovery.k8s.io"
+	dnsSlice := slice("192.0.2.1")
+	dnsSlice.Namespace = "kube-system"
 	for _, c := range []struct {
 		name string
 		request
@@ -122,6 +124,8 @@ func TestForeignEndpoints(t *testing.T) {
 		{"node", request{resource: resource, now: slice("192.0.2.1")}, "it is the address of node n"},
 		{"stored before", request{resource: resource, now: slice("10.1.0.2"), old: slice("10.1.0.2")}, ""},
 		{"controller", request{resource: resource, now: slice("10.1.0.2"), user: &user.DefaultInfo{Name: "controller"}}, ""},
+		{"publisher of DNS", request{resource: resource, now: dnsSlice, user: &user.DefaultInfo{Name: dnsPublisher}}, ""},
+		{"publisher of DNS elsewhere", request{resource: resource, now: slice("192.0.2.1"), user: &user.DefaultInfo{Name: dnsPublisher}}, "node n"},
 		{"legacy endpoints", request{resource: "endpoints", now: &corev1.Endpoints{ObjectMeta: named("ns", "s"), //nolint:staticcheck // it is still served
 			Subsets: []corev1.EndpointSubset{{NotReadyAddresses: []corev1.EndpointAddress{{IP: "10.1.0.2"}}}}}}, "another namespace"}, //nolint:staticcheck // see above
 	} {
