@@ -263,7 +263,10 @@ func (d *Driver) make(ctx context.Context, folder string, r, from *record) (err 
 	if err != nil {
 		return err
 	}
-	return os.Rename(dir, d.path(folder, r.ID))
+	if err := os.Rename(dir, d.path(folder, r.ID)); err != nil {
+		return err
+	}
+	return syncDir(d.path(folder))
 }
 
 // allocate makes the folder of a volume with all the space it was promised.

@@ -125,7 +125,21 @@ func writeRecord(dir string, r *record) (err error) {
 	if err = f.Close(); err != nil {
 		return err
 	}
-	return os.Rename(f.Name(), filepath.Join(dir, recordFile))
+	if err = os.Rename(f.Name(), filepath.Join(dir, recordFile)); err != nil {
+		return err
+	}
+	return syncDir(dir)
+}
+
+// syncDir makes the names in a directory survive a loss of power: the API must
+// not know of a volume that is not there after it.
+func syncDir(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return f.Sync()
 }
 
 // list reads the records of all folders below dir. One that cannot be read is
