@@ -69,8 +69,9 @@ func load(patterns []string) (*repository, error) {
 		patterns = []string{"./..."}
 	}
 	m := &repository{fset: token.NewFileSet()}
-	cfg := &packages.Config{Fset: m.fset, Tests: true, Mode: packages.NeedName | packages.NeedFiles | packages.NeedSyntax | packages.NeedTypes |
-		packages.NeedTypesInfo | packages.NeedDeps | packages.NeedImports}
+	cfg := &packages.Config{Fset: m.fset, Tests: true,
+		Mode: packages.NeedName | packages.NeedFiles | packages.NeedSyntax | packages.NeedTypes |
+			packages.NeedTypesInfo | packages.NeedDeps | packages.NeedImports}
 	var err error
 	if m.pkgs, err = packages.Load(cfg, patterns...); err != nil {
 		return nil, err
@@ -129,7 +130,8 @@ func (m *repository) list() {
 		}
 		for _, n := range p.Types.Scope().Names() {
 			obj := p.Types.Scope().Lookup(n)
-			if !obj.Exported() || strings.HasSuffix(m.fset.Position(obj.Pos()).Filename, "_test.go") || strings.Contains(m.fset.Position(obj.Pos()).Filename, "zz_") {
+			if !obj.Exported() || strings.HasSuffix(m.fset.Position(obj.Pos()).Filename, "_test.go") ||
+				strings.Contains(m.fset.Position(obj.Pos()).Filename, "zz_") {
 				continue
 			}
 			known[m.at(obj.Pos())] = name{folder(p), kind(obj), n, m.at(obj.Pos())}
@@ -149,9 +151,78 @@ func (m *repository) list() {
 	slices.SortFunc(out, func(a, b name) int {
 		return cmp.Or(cmp.Compare(a.folder, b.folder), cmp.Compare(a.kind, b.kind), cmp.Compare(a.name, b.name))
 	})
+	held := m.held(used)
 	for _, n := range out {
-		fmt.Println(n.folder, n.kind, n.name)
+		word := ""
+		if held[n.at] {
+			word = "held"
+		}
+		fmt.Println(strings.TrimSpace(strings.Join([]string{n.folder, n.kind, n.name, word}, " ")))
 	}
+}
+
+// held are the places of types that other packages have in hand without naming
+// them: functions, methods and fields that they use give or take them.
+func (m *repository) held(used map[string]bool) map[string]bool {
+	out := map[string]bool{}
+	var walk func(t types.Type)
+	walk = func(t types.Type) {
+		switch t := t.(type) {
+		case *types.Named:
+			out[m.at(t.Obj().Pos())] = true
+			for i := range t.TypeArgs().Len() {
+				walk(t.TypeArgs().At(i))
+			}
+		case *types.Signature:
+			for v := range t.Params().Variables() {
+				walk(v.Type())
+			}
+			for v := range t.Results().Variables() {
+				walk(v.Type())
+			}
+		case interface{ Elem() types.Type }:
+			if k, ok := t.(*types.Map); ok {
+				walk(k.Key())
+			}
+			walk(t.Elem())
+		case *types.Struct:
+			for f := range t.Fields() {
+				if f.Exported() {
+					walk(f.Type())
+				}
+			}
+		case *types.Interface:
+			for f := range t.Methods() {
+				if f.Exported() {
+					walk(f.Type())
+				}
+			}
+		}
+	}
+	for more := true; more; {
+		before := len(out)
+		for _, p := range m.pkgs {
+			for _, n := range p.Types.Scope().Names() {
+				obj := p.Types.Scope().Lookup(n)
+				if at := m.at(obj.Pos()); !used[at] && !out[at] {
+					continue
+				}
+				named, ok := obj.Type().(*types.Named)
+				if _, isType := obj.(*types.TypeName); !ok || !isType {
+					walk(obj.Type())
+					continue
+				}
+				walk(named.Underlying())
+				for f := range named.Methods() {
+					if f.Exported() {
+						walk(f.Type())
+					}
+				}
+			}
+		}
+		more = len(out) > before
+	}
+	return out
 }
 
 func kind(o types.Object) string {
@@ -329,7 +400,8 @@ func rewrite(file string, list []edit, _ map[string]rename) error {
 		}
 		for old, new := range names {
 			head := regexp.MustCompile(`^(\s*// )` + old + `\b`)
-			if i+1 < len(lines) && (i == 0 || comment(lines[i-1]) != 0 || !whole(lines[i-1])) && head.MatchString(l) && declares(lines[i:], new) {
+			if i+1 < len(lines) && (i == 0 || comment(lines[i-1]) != 0 || !whole(lines[i-1])) && head.MatchString(l) &&
+				declares(lines[i:], new) {
 				l = head.ReplaceAllString(l, "${1}"+new)
 			}
 			if camel(old) {

@@ -106,7 +106,8 @@ func (c *cluster) start() {
 		Kubelet: &kubeletv1beta1.KubeletConfiguration{
 			StaticPodPath: c.root + "/manifests", CgroupRoot: "/berth-test", ClusterDomain: "cluster.local",
 			// How full the machine's disk is must not decide.
-			EvictionHard:                map[string]string{"memory.available": "1Mi", "nodefs.available": "1Mi", "imagefs.available": "1Mi"},
+			EvictionHard: map[string]string{"memory.available": "1Mi", "nodefs.available": "1Mi",
+				"imagefs.available": "1Mi"},
 			ImageGCHighThresholdPercent: ptr.To(int32(100)),
 		},
 		Register: true, Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})), Events: &record.FakeRecorder{},
@@ -155,7 +156,8 @@ func (c *cluster) create(name, script string, change ...func(*v1.Pod)) *v1.Pod {
 	c.Helper()
 	grace := int64(30)
 	p := &v1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID(fmt.Sprintf("%s-%d", name, time.Now().UnixNano())), Generation: 1},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID(fmt.Sprintf("%s-%d", name, time.Now().UnixNano())),
+			Generation: 1},
 		Spec: v1.PodSpec{
 			NodeName: "n1", RestartPolicy: v1.RestartPolicyAlways, TerminationGracePeriodSeconds: &grace, DNSPolicy: v1.DNSDefault,
 			Containers: []v1.Container{{
@@ -264,7 +266,9 @@ func TestRestart(t *testing.T) {
 	for i := range pods {
 		c.create(fmt.Sprintf("p%d", i), "while true; do sleep 3600; done", func(p *v1.Pod) {
 			if i == 0 {
-				p.Spec.Containers[0].ReadinessProbe = &v1.Probe{ProbeHandler: v1.ProbeHandler{Exec: &v1.ExecAction{Command: []string{"/bin/sh", "-c", "exit 0"}}}, TimeoutSeconds: 60} // not the load, but the restart is tried
+				// not the load, but the restart is tried
+				p.Spec.Containers[0].ReadinessProbe = &v1.Probe{
+					ProbeHandler: v1.ProbeHandler{Exec: &v1.ExecAction{Command: []string{"/bin/sh", "-c", "exit 0"}}}, TimeoutSeconds: 60}
 			}
 		})
 	}
@@ -283,7 +287,8 @@ func TestRestart(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !running(p) || p.Status.ContainerStatuses[0].ContainerID != was.ContainerStatuses[0].ContainerID || p.Status.ContainerStatuses[0].RestartCount != 0 {
+		if !running(p) || p.Status.ContainerStatuses[0].ContainerID != was.ContainerStatuses[0].ContainerID ||
+			p.Status.ContainerStatuses[0].RestartCount != 0 {
 			t.Errorf("pod %s was disturbed: %+v", name, p.Status)
 		}
 	}
@@ -352,7 +357,8 @@ func TestCrashLoop(t *testing.T) {
 			p.Status.ContainerStatuses[0].State.Waiting.Reason == "CrashLoopBackOff"
 	})
 	s := p.Status.ContainerStatuses[0]
-	if s.RestartCount != 1 || s.LastTerminationState.Terminated == nil || s.LastTerminationState.Terminated.ExitCode != 7 || s.LastTerminationState.Terminated.Message != "sorry" {
+	if s.RestartCount != 1 || s.LastTerminationState.Terminated == nil || s.LastTerminationState.Terminated.ExitCode != 7 ||
+		s.LastTerminationState.Terminated.Message != "sorry" {
 		t.Errorf("the crash is told as %+v", s)
 	}
 }
@@ -405,7 +411,8 @@ func TestResize(t *testing.T) {
 		l := v1.ResourceList{v1.ResourceMemory: resource.MustParse(n), v1.ResourceCPU: resource.MustParse(cpu)}
 		// Not guaranteed: such a pod's oom_score_adj may be one that a runtime
 		// without CAP_SYS_RESOURCE cannot set.
-		return v1.ResourceRequirements{Limits: l, Requests: v1.ResourceList{v1.ResourceMemory: resource.MustParse(n), v1.ResourceCPU: resource.MustParse("10m")}}
+		return v1.ResourceRequirements{Limits: l, Requests: v1.ResourceList{v1.ResourceMemory: resource.MustParse(n),
+			v1.ResourceCPU: resource.MustParse("10m")}}
 	}
 	c.create("web", forever, func(p *v1.Pod) { p.Spec.Containers[0].Resources = limit("64Mi", "100m") })
 	p := c.await("web", "running", running)
@@ -422,7 +429,8 @@ func TestResize(t *testing.T) {
 		}
 		p = c.await("web", "resized", func(p *v1.Pod) bool {
 			s := p.Status.ContainerStatuses[0]
-			return s.AllocatedResources.Memory().String() == to.memory && s.Resources != nil && s.Resources.Limits.Memory().String() == to.memory
+			return s.AllocatedResources.Memory().String() == to.memory && s.Resources != nil &&
+				s.Resources.Limits.Memory().String() == to.memory
 		})
 		if s := p.Status.ContainerStatuses[0]; s.ContainerID != id || s.RestartCount != 0 {
 			t.Errorf("the container was restarted: %+v", s)

@@ -45,7 +45,8 @@ func openBase(ctx context.Context, cfg *Config) (b *base, closeAll func(), err e
 			closers[i]()
 		}
 	}
-	b = &base{Config: cfg, board: node.NewStatusInputs(), pods: &pod.Signals{}, told: make(chan struct{}), register: telemetry.Registrar(cfg.Metrics, cfg.Log)}
+	b = &base{Config: cfg, board: node.NewStatusInputs(), pods: &pod.Signals{}, told: make(chan struct{}),
+		register: telemetry.Registrar(cfg.Metrics, cfg.Log)}
 	b.view = newView(cfg, b.board)
 	var stop func()
 	if b.tracer, stop, err = telemetry.Trace(ctx, cfg.Kubelet.Tracing, cfg.NodeName, cfg.Log); err != nil {

@@ -16,14 +16,17 @@ import (
 
 // direct starts a pod by the CRI calls alone, with no agent: the floor.
 func (c *cluster) direct(name string) (remove func(), err error) {
-	labels := map[string]string{kubelettypes.KubernetesPodNameLabel: name, kubelettypes.KubernetesPodNamespaceLabel: "floor", kubelettypes.KubernetesContainerNameLabel: "app"}
+	labels := map[string]string{kubelettypes.KubernetesPodNameLabel: name, kubelettypes.KubernetesPodNamespaceLabel: "floor",
+		kubelettypes.KubernetesContainerNameLabel: "app"}
 	dir := filepath.Join(c.root, "floor", name)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
 	sb := &runtimeapi.PodSandboxConfig{
-		Metadata: &runtimeapi.PodSandboxMetadata{Name: name, Namespace: "floor", Uid: name}, LogDirectory: dir, Labels: labels, Hostname: name,
-		Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{NamespaceOptions: &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER}}},
+		Metadata: &runtimeapi.PodSandboxMetadata{Name: name, Namespace: "floor", Uid: name}, LogDirectory: dir, Labels: labels,
+		Hostname: name,
+		Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
+			NamespaceOptions: &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER}}},
 	}
 	id, err := c.agent.runtime.RunPodSandbox(c.ctx, sb, "")
 	if err != nil {
@@ -36,7 +39,9 @@ func (c *cluster) direct(name string) (remove func(), err error) {
 	ct, err := c.agent.runtime.CreateContainer(c.ctx, id, &runtimeapi.ContainerConfig{
 		Metadata: &runtimeapi.ContainerMetadata{Name: "app"}, Image: &runtimeapi.ImageSpec{Image: "berth.dev/toolbox:1"},
 		Command: []string{"/bin/sh", "-c", forever}, LogPath: "app.log", Labels: labels,
-		Linux: &runtimeapi.LinuxContainerConfig{Resources: &runtimeapi.LinuxContainerResources{OomScoreAdj: 1000}, SecurityContext: &runtimeapi.LinuxContainerSecurityContext{NamespaceOptions: &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER}}},
+		Linux: &runtimeapi.LinuxContainerConfig{Resources: &runtimeapi.LinuxContainerResources{OomScoreAdj: 1000},
+			SecurityContext: &runtimeapi.LinuxContainerSecurityContext{NamespaceOptions: &runtimeapi.NamespaceOption{
+				Pid: runtimeapi.NamespaceMode_CONTAINER}}},
 	}, sb)
 	if err != nil {
 		return remove, err
@@ -104,5 +109,6 @@ func report(t *testing.T, what string, floor, whole []time.Duration) {
 	slices.Sort(floor)
 	slices.Sort(whole)
 	f, w := floor[len(floor)/2], whole[len(whole)/2]
-	t.Logf("%s: direct p50 %s, through the agent p50 %s max %s: %.2f times", what, f.Round(time.Millisecond), w.Round(time.Millisecond), whole[len(whole)-1].Round(time.Millisecond), float64(w)/float64(f))
+	t.Logf("%s: direct p50 %s, through the agent p50 %s max %s: %.2f times", what, f.Round(time.Millisecond), w.Round(time.Millisecond),
+		whole[len(whole)-1].Round(time.Millisecond), float64(w)/float64(f))
 }

@@ -54,10 +54,12 @@ func startDriver(t *testing.T, socket, device string) *driver {
 }
 
 func (d *driver) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
-	return &registerapi.PluginInfo{Type: registerapi.DRAPlugin, Name: claimDriver, Endpoint: d.socket, SupportedVersions: []string{drav1.DRAPluginService}}, nil
+	return &registerapi.PluginInfo{Type: registerapi.DRAPlugin, Name: claimDriver, Endpoint: d.socket,
+		SupportedVersions: []string{drav1.DRAPluginService}}, nil
 }
 
-func (d *driver) NotifyRegistrationStatus(context.Context, *registerapi.RegistrationStatus) (*registerapi.RegistrationStatusResponse, error) {
+func (d *driver) NotifyRegistrationStatus(context.Context, *registerapi.RegistrationStatus) (*registerapi.RegistrationStatusResponse,
+	error) {
 	return &registerapi.RegistrationStatusResponse{}, nil
 }
 
@@ -67,16 +69,19 @@ func (d *driver) note(call string) {
 	d.calls = append(d.calls, call)
 }
 
-func (d *driver) NodePrepareResources(_ context.Context, req *drav1.NodePrepareResourcesRequest) (*drav1.NodePrepareResourcesResponse, error) {
+func (d *driver) NodePrepareResources(_ context.Context, req *drav1.NodePrepareResourcesRequest) (*drav1.NodePrepareResourcesResponse,
+	error) {
 	out := &drav1.NodePrepareResourcesResponse{Claims: map[string]*drav1.NodePrepareResourceResponse{}}
 	for _, c := range req.Claims {
 		d.note("prepare " + c.Name)
-		out.Claims[c.Uid] = &drav1.NodePrepareResourceResponse{Devices: []*drav1.Device{{PoolName: "n1", DeviceName: "one", CdiDeviceIds: []string{d.device}}}}
+		out.Claims[c.Uid] = &drav1.NodePrepareResourceResponse{Devices: []*drav1.Device{{PoolName: "n1", DeviceName: "one",
+			CdiDeviceIds: []string{d.device}}}}
 	}
 	return out, nil
 }
 
-func (d *driver) NodeUnprepareResources(_ context.Context, req *drav1.NodeUnprepareResourcesRequest) (*drav1.NodeUnprepareResourcesResponse, error) {
+func (d *driver) NodeUnprepareResources(_ context.Context, req *drav1.NodeUnprepareResourcesRequest) (*drav1.NodeUnprepareResourcesResponse,
+	error) {
 	out := &drav1.NodeUnprepareResourcesResponse{Claims: map[string]*drav1.NodeUnprepareResourceResponse{}}
 	for _, c := range req.Claims {
 		d.note("unprepare " + c.Name)
@@ -108,7 +113,8 @@ func TestClaimedDevice(t *testing.T) {
 		p.Spec.RestartPolicy = v1.RestartPolicyNever
 	})
 	allocated := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: claim, Namespace: "default", UID: "claim-uid"}}
-	allocated.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{{Request: "r", Driver: claimDriver, Pool: "n1", Device: "one"}}}}
+	allocated.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+		Results: []resourceapi.DeviceRequestAllocationResult{{Request: "r", Driver: claimDriver, Pool: "n1", Device: "one"}}}}
 	allocated.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: p.Name, UID: p.UID}}
 	if err := c.api.Tracker().Add(allocated); err != nil {
 		t.Fatal(err)

@@ -191,7 +191,8 @@ authentication: {x509: {clientCAFile: %s/pki/ca.crt}}
 	}
 	set := pflag.NewFlagSet("agent", pflag.ContinueOnError)
 	flags := config.AddFlags(set)
-	if err := set.Parse([]string{"--config", file, "--kubeconfig", kubeconfig, "--root-dir", filepath.Join(dir, "root"), "--cert-dir", filepath.Join(dir, "pki"), "--hostname-override", "n1"}); err != nil {
+	if err := set.Parse([]string{"--config", file, "--kubeconfig", kubeconfig, "--root-dir", filepath.Join(dir, "root"), "--cert-dir",
+		filepath.Join(dir, "pki"), "--hostname-override", "n1"}); err != nil {
 		t.Fatal(err)
 	}
 	effective, err := config.Load(flags)
@@ -201,7 +202,9 @@ authentication: {x509: {clientCAFile: %s/pki/ca.crt}}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	done := make(chan error, 1)
 	go func() {
-		done <- launch.Run(ctx, launch.Config{Effective: effective, Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError})), Version: "v1.37.2+berth", Metrics: registry})
+		done <- launch.Run(ctx, launch.Config{Effective: effective,
+			Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError})), Version: "v1.37.2+berth",
+			Metrics: registry})
 	}()
 	for {
 		n, err := admin.CoreV1().Nodes().Get(ctx, "n1", metav1.GetOptions{})

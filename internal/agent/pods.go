@@ -33,7 +33,8 @@ import (
 func hostOf(b *base, hierarchy resource.Hierarchy, cgroups *resource.Cgroups) start.Host {
 	cfg, k, machine := b.Config, b.Kubelet, b.machine
 	settings := container.NodeSettings{
-		CgroupVersion: hierarchy.Version(), CPUQuota: k.CPUCFSQuota == nil || *k.CPUCFSQuota, SeccompDefault: k.SeccompDefault != nil && *k.SeccompDefault,
+		CgroupVersion: hierarchy.Version(), CPUQuota: k.CPUCFSQuota == nil || *k.CPUCFSQuota, SeccompDefault: k.SeccompDefault != nil &&
+			*k.SeccompDefault,
 		SingleProcessOOMKill: hierarchy.Version() == 1 || k.SingleProcessOOMKill != nil && *k.SingleProcessOOMKill,
 		NoSwapController:     !cgroups.SwapControlled(),
 		AllowedUnsafeSysctls: k.AllowedUnsafeSysctls, DropCapabilities: cfg.DropCapabilities, AppArmor: cfg.AppArmor,
@@ -126,7 +127,8 @@ func sources(b *base, pods *pod.Manager) source.Config {
 	}
 	return source.Config{
 		NodeName: b.NodeName, Client: b.Client, Node: b.view.UID, NodeReady: b.view.Ready(), Ending: pods.Terminated,
-		Path: k.StaticPodPath, PathPeriod: k.FileCheckFrequency.Duration, URL: k.StaticPodURL, Header: header, URLPeriod: k.HTTPCheckFrequency.Duration,
+		Path: k.StaticPodPath, PathPeriod: k.FileCheckFrequency.Duration, URL: k.StaticPodURL, Header: header,
+		URLPeriod: k.HTTPCheckFrequency.Duration,
 		StatePath: filepath.Join(b.RootDir, "static_pods_state"), Runtime: b.runtime,
 		Sink: source.WhenReady(pods, sync.OnceFunc(func() { close(b.told) })), Recorder: b.events, Log: b.Log,
 	}

@@ -30,7 +30,8 @@ func exclusive(b *base) (out start.Exclusive, err error) {
 		layout = &topology.Host{}
 	}
 	if out.Devices, err = device.New(device.Config{
-		Log: cfg.Log, RootDir: cfg.RootDir, Offer: b.board.SetDevices, Nodes: layout.NodeMask(), Changed: b.pods.Enqueue, Metrics: cfg.Metrics,
+		Log: cfg.Log, RootDir: cfg.RootDir, Offer: b.board.SetDevices, Nodes: layout.NodeMask(), Changed: b.pods.Enqueue,
+		Metrics: cfg.Metrics,
 	}); err != nil {
 		return out, err
 	}
@@ -39,7 +40,8 @@ func exclusive(b *base) (out start.Exclusive, err error) {
 	}); err != nil {
 		return out, err
 	}
-	give := assign.Config{Log: cfg.Log, RootDir: cfg.RootDir, Host: layout, Devices: out.Devices, Metrics: cfg.Metrics, Journal: cfg.Journal}
+	give := assign.Config{Log: cfg.Log, RootDir: cfg.RootDir, Host: layout, Devices: out.Devices, Metrics: cfg.Metrics,
+		Journal: cfg.Journal}
 	if err := give.Policies(k, cfg.Node.Reserved, b.machine.MemoryBytes); err != nil {
 		return out, err
 	}
@@ -87,9 +89,10 @@ func (s storage) plugins(b *base, given start.Exclusive) func(context.Context) e
 	return func(ctx context.Context) error {
 		defer s.drivers.Close()
 		b.board.SetVolumesInUse(s.volumes.VolumesInUse())
-		return plugins.Run(ctx, plugins.Config{Dir: filepath.Join(b.RootDir, "plugins_registry"), Log: b.Log, Handlers: map[string]plugins.Handler{
-			plugins.CSIPlugin: s.drivers, plugins.DevicePlugin: device.Watched{Manager: given.Devices}, plugins.DRAPlugin: given.Claims,
-		}})
+		return plugins.Run(ctx, plugins.Config{Dir: filepath.Join(b.RootDir, "plugins_registry"), Log: b.Log,
+			Handlers: map[string]plugins.Handler{
+				plugins.CSIPlugin: s.drivers, plugins.DevicePlugin: device.Watched{Manager: given.Devices}, plugins.DRAPlugin: given.Claims,
+			}})
 	}
 }
 
@@ -109,8 +112,9 @@ func newImages(b *base, volumes *volume.Manager) (*start.Images, error) {
 		return nil, err
 	}
 	puller, err := image.New(image.Config{
-		Service: b.images, Secret: volumes.Secret, Providers: providers, Event: b.events.Container, MaxParallel: parallel, QPS: qps, Burst: int(k.RegistryBurst),
-		Dir: cfg.RootDir, NodeCredentials: []string{filepath.Join(cfg.RootDir, "config.json"), "/root/.docker/config.json"},
+		Service: b.images, Secret: volumes.Secret, Providers: providers, Event: b.events.Container, MaxParallel: parallel, QPS: qps,
+		Burst: int(k.RegistryBurst),
+		Dir:   cfg.RootDir, NodeCredentials: []string{filepath.Join(cfg.RootDir, "config.json"), "/root/.docker/config.json"},
 		Verification: image.Verification{
 			Policy: image.Policy(k.ImagePullCredentialsVerificationPolicy), Allowlist: k.PreloadedImagesVerificationAllowlist,
 		},

@@ -38,8 +38,10 @@ func TestStorage(t *testing.T) {
 	c.api.PrependReactor("create", "selfsubjectaccessreviews", func(ktesting.Action) (bool, runtime.Object, error) {
 		return true, &authorization.SelfSubjectAccessReview{}, nil // denied, as to any node
 	})
-	cm := &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "settings", ResourceVersion: "1"}, Data: map[string]string{"color": "red"}}
-	sec := &v1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "creds", ResourceVersion: "2"}, Data: map[string][]byte{"password": []byte("hunter2")}}
+	cm := &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "settings", ResourceVersion: "1"},
+		Data: map[string]string{"color": "red"}}
+	sec := &v1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "creds", ResourceVersion: "2"},
+		Data: map[string][]byte{"password": []byte("hunter2")}}
 	if _, err := c.api.CoreV1().ConfigMaps("default").Create(c.ctx, cm, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -53,16 +55,21 @@ func TestStorage(t *testing.T) {
 		p.Spec.SecurityContext = &v1.PodSecurityContext{FSGroup: &group, RunAsUser: &user}
 		p.Spec.Volumes = []v1.Volume{
 			{Name: "mem", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{Medium: v1.StorageMediumMemory}}},
-			{Name: "cm", VolumeSource: v1.VolumeSource{ConfigMap: &v1.ConfigMapVolumeSource{LocalObjectReference: v1.LocalObjectReference{Name: "settings"}}}},
+			{Name: "cm", VolumeSource: v1.VolumeSource{ConfigMap: &v1.ConfigMapVolumeSource{LocalObjectReference: v1.LocalObjectReference{
+				Name: "settings"}}}},
 			{Name: "sec", VolumeSource: v1.VolumeSource{Secret: &v1.SecretVolumeSource{SecretName: "creds"}}},
-			{Name: "token", VolumeSource: v1.VolumeSource{Projected: &v1.ProjectedVolumeSource{Sources: []v1.VolumeProjection{{ServiceAccountToken: &v1.ServiceAccountTokenProjection{Path: "token"}}}}}},
-			{Name: "info", VolumeSource: v1.VolumeSource{DownwardAPI: &v1.DownwardAPIVolumeSource{Items: []v1.DownwardAPIVolumeFile{{Path: "labels", FieldRef: &v1.ObjectFieldSelector{FieldPath: "metadata.labels"}}}}}},
+			{Name: "token", VolumeSource: v1.VolumeSource{Projected: &v1.ProjectedVolumeSource{
+				Sources: []v1.VolumeProjection{{ServiceAccountToken: &v1.ServiceAccountTokenProjection{Path: "token"}}}}}},
+			{Name: "info", VolumeSource: v1.VolumeSource{DownwardAPI: &v1.DownwardAPIVolumeSource{Items: []v1.DownwardAPIVolumeFile{
+				{Path: "labels", FieldRef: &v1.ObjectFieldSelector{FieldPath: "metadata.labels"}}}}}},
 			{Name: "host", VolumeSource: v1.VolumeSource{HostPath: &v1.HostPathVolumeSource{Path: host}}},
 		}
 		ctr := &p.Spec.Containers[0]
 		ctr.Env = []v1.EnvVar{
 			{Name: "ME", ValueFrom: &v1.EnvVarSource{FieldRef: &v1.ObjectFieldSelector{FieldPath: "metadata.name"}}},
-			{Name: "PASSWORD", ValueFrom: &v1.EnvVarSource{SecretKeyRef: &v1.SecretKeySelector{LocalObjectReference: v1.LocalObjectReference{Name: "creds"}, Key: "password"}}},
+			{Name: "PASSWORD",
+				ValueFrom: &v1.EnvVarSource{SecretKeyRef: &v1.SecretKeySelector{LocalObjectReference: v1.LocalObjectReference{
+					Name: "creds"}, Key: "password"}}},
 			{Name: "GREETING", Value: "hello $(ME)"},
 		}
 		ctr.VolumeMounts = []v1.VolumeMount{
@@ -88,7 +95,8 @@ func TestStorage(t *testing.T) {
 		t.Errorf("environment:\n%s", env)
 	}
 	c.run(p, "/bin/sh", "-c", "echo mine > /scratch/file")
-	if b, err := os.ReadFile(filepath.Join(c.root, "pods", string(p.UID), "volumes/kubernetes.io~empty-dir/mem/for/store/file")); err != nil || strings.TrimSpace(string(b)) != "mine" {
+	if b, err := os.ReadFile(filepath.Join(c.root, "pods", string(p.UID),
+		"volumes/kubernetes.io~empty-dir/mem/for/store/file")); err != nil || strings.TrimSpace(string(b)) != "mine" {
 		t.Errorf("the subPath is elsewhere: %q, %v", b, err)
 	}
 

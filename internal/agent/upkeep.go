@@ -23,7 +23,8 @@ import (
 
 // tell reports what the agent is and what its host lacks.
 func tell(b *base, cgroupVersion int) error {
-	own := telemetry.Own{Kubelet: b.Kubelet, Version: b.Node.Version, CgroupVersion: cgroupVersion, TLS: b.TLS, ClientCertificate: b.ClientCertificate}
+	own := telemetry.Own{Kubelet: b.Kubelet, Version: b.Node.Version, CgroupVersion: cgroupVersion, TLS: b.TLS,
+		ClientCertificate: b.ClientCertificate}
 	if err := own.Register(b.Metrics); err != nil {
 		return err
 	}
@@ -113,7 +114,8 @@ func newGuard(ctx context.Context, b *base, measured *stats.Provider, cgroups *r
 		out.eviction.PodsEvents = filepath.Join(mounts.Unified, cgroups.PodsPath(), "memory.events")
 	}
 	out.shutdown, err = shutdown.New(shutdown.Config{
-		Log: cfg.Log, NodeName: cfg.NodeName, Kubelet: k, System: &shutdown.Logind{}, Status: b.board, Pods: b.pods.List, Kill: shutdown.End(b.pods),
+		Log: cfg.Log, NodeName: cfg.NodeName, Kubelet: k, System: &shutdown.Logind{}, Status: b.board, Pods: b.pods.List,
+		Kill:   shutdown.End(b.pods),
 		Events: b.events, Journal: cfg.Journal, Metrics: cfg.Metrics,
 	})
 	return out, err

@@ -42,7 +42,8 @@ func wire(ctx context.Context, b *base) (list []part, in inside, err error) {
 		return nil, in, err
 	}
 	cgroups, hierarchy, err := enforce.Open(ctx, enforce.Config{
-		Kubelet: k, Node: cfg.Node, Machine: b.machine, Runtime: b.runtime, Exclusive: given.Assigned.Exclusive, Event: b.events.Node, Log: cfg.Log,
+		Kubelet: k, Node: cfg.Node, Machine: b.machine, Runtime: b.runtime, Exclusive: given.Assigned.Exclusive, Event: b.events.Node,
+		Log: cfg.Log,
 	})
 	if err != nil {
 		return nil, in, err
@@ -70,10 +71,12 @@ func wire(ctx context.Context, b *base) (list []part, in inside, err error) {
 	}
 	probes := prometheus.NewRegistry() // they have a path of their own
 	prober := probe.New(probe.Config{Exec: b.exec, Changed: b.pods.Enqueue, Log: cfg.Log, Metrics: probes, Event: b.events.Warn})
-	in.watcher = runtime.NewWatcher(runtime.WatcherConfig{Service: b.runtime, Notify: b.pods.RuntimeChanged, Log: cfg.Log, Metrics: cfg.Metrics})
+	in.watcher = runtime.NewWatcher(runtime.WatcherConfig{Service: b.runtime, Notify: b.pods.RuntimeChanged, Log: cfg.Log,
+		Metrics: cfg.Metrics})
 	host := hostOf(b, hierarchy, cgroups)
 	starter := newStarter(ctx, b, host, start.Config{
-		Held: in.watcher, Handlers: handlers, Volumes: store.volumes, Users: store.users, Cgroups: cgroups, Images: images, Mounts: mounts, Exclusive: given,
+		Held: in.watcher, Handlers: handlers, Volumes: store.volumes, Users: store.users, Cgroups: cgroups, Images: images, Mounts: mounts,
+		Exclusive: given,
 		MemoryUsed: func(p *v1.Pod) (int64, error) {
 			used, _, err := measured.Memory(cgroups.PodPath(p))
 			return int64(used), err
@@ -83,7 +86,8 @@ func wire(ctx context.Context, b *base) (list []part, in inside, err error) {
 	if err != nil {
 		return nil, in, err
 	}
-	alone := &admission.Exclusive{Devices: given.Devices, Assigned: given.Assigned, Claims: given.Claims, Pods: b.pods, AllKnown: b.told, Log: cfg.Log}
+	alone := &admission.Exclusive{Devices: given.Devices, Assigned: given.Assigned, Claims: given.Claims, Pods: b.pods, AllKnown: b.told,
+		Log: cfg.Log}
 	in.pods = newPods(b, pod.Config{
 		Runtime: in.watcher, Volumes: starter, Images: images, Configs: starter, Resizer: starter, Probes: prober, Devices: alone.Health,
 		Cgroups: start.NewCgroups(cgroups, b.register), Admitter: newAdmission(b, host, guard, alone, in.watcher),

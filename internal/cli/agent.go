@@ -17,8 +17,9 @@ func agentCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "agent",
 		Short: "run the node agent against any conformant API server",
-		Long:  "Reads a KubeletConfiguration (v1beta1) and the flags people use with it. Fields that are not supported are refused by name.",
-		Args:  cobra.NoArgs,
+		Long: "Reads a KubeletConfiguration (v1beta1) and the flags people use with it. Fields that are not supported are refused " +
+			"by name.",
+		Args: cobra.NoArgs,
 	}
 	flags := config.AddFlags(cmd.Flags())
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

@@ -62,12 +62,13 @@ func rootCommand() *cobra.Command {
 		simulateCommand(),
 		fleetCommand(),
 		// Listed for help; Main runs it before cobra sees its flags.
-		&cobra.Command{Use: "kubectl", Short: "the real kubectl, wired to this cluster", DisableFlagParsing: true, RunE: func(_ *cobra.Command, args []string) error {
-			if kubectl(args) != 0 {
-				return errSilent
-			}
-			return nil
-		}},
+		&cobra.Command{Use: "kubectl", Short: "the real kubectl, wired to this cluster", DisableFlagParsing: true,
+			RunE: func(_ *cobra.Command, args []string) error {
+				if kubectl(args) != 0 {
+					return errSilent
+				}
+				return nil
+			}},
 	)
 	return root
 }

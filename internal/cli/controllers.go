@@ -18,7 +18,8 @@ func controllersCommand() *cobra.Command {
 		Use:   "controllers",
 		Short: "run the node controllers alone, against any conformant API server",
 		Long: "Takes the place of the node controllers of kube-controller-manager and cloud-controller-manager, with their flags. " +
-			"Start those with --controllers=*,-node-lifecycle-controller,-taint-eviction-controller,-node-ipam-controller,-pod-garbage-collector-controller,-ttl-controller.",
+			"Start those with --controllers=*,-node-lifecycle-controller,-taint-eviction-controller,-node-ipam-controller," +
+			"-pod-garbage-collector-controller,-ttl-controller.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			handler := stderrLog(o.LogFormat, verbosity(o.Verbosity))

@@ -25,8 +25,9 @@ func proxyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "proxy",
 		Short: "run the service proxy against any conformant API server",
-		Long:  "Reads a KubeProxyConfiguration (v1alpha1) and the flags people use with kube-proxy. Fields that are not supported are refused by name.",
-		Args:  cobra.NoArgs,
+		Long: "Reads a KubeProxyConfiguration (v1alpha1) and the flags people use with kube-proxy. Fields that are not supported are " +
+			"refused by name.",
+		Args: cobra.NoArgs,
 	}
 	flags := config.AddFlags(cmd.Flags())
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -62,7 +63,8 @@ func traceCommand() *cobra.Command {
 		},
 	}
 	dataDirFlag(cmd, &dataDir)
-	cmd.Flags().StringVar(&socket, "socket", "", "socket of a `berth proxy` (default: the cluster of --data-dir if it runs, else "+config.DefaultSocket+")")
+	cmd.Flags().StringVar(&socket, "socket", "", "socket of a `berth proxy` (default: the cluster of --data-dir if it runs, else "+
+		config.DefaultSocket+")")
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
 	return cmd
 }

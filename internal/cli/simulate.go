@@ -39,7 +39,8 @@ func simulateCommand() *cobra.Command {
 	f.BoolVar(&o.json, "json", false, "print everything as JSON")
 	f.BoolVar(&o.summary, "summary", false, "print the numbers only, no timeline")
 	f.StringVar(&o.svg, "svg", "", "write a plot to this file")
-	f.StringVar(&o.kubeconfig, "from-kubeconfig", "", "take nodes, workloads and pods of the live cluster that this kubeconfig names; they are only read")
+	f.StringVar(&o.kubeconfig, "from-kubeconfig", "",
+		"take nodes, workloads and pods of the live cluster that this kubeconfig names; they are only read")
 	return cmd
 }
 

@@ -66,7 +66,9 @@ func checkTTL(w io.Writer, ttl time.Duration) error {
 	case ttl < 0:
 		return fmt.Errorf("--ttl %s: at least 1s, or 0 for a token that never ends", ttl)
 	case ttl == 0:
-		_, err := fmt.Fprintln(w, "warning: with --ttl 0 the token never ends, and whoever has it can add nodes to the cluster: revoke it with `berth token delete ID` when it is not needed any more")
+		_, err := fmt.Fprintln(w,
+			"warning: with --ttl 0 the token never ends, and whoever has it can add nodes to the cluster: revoke it with `berth token "+
+				"delete ID` when it is not needed any more")
 		return err
 	}
 	return nil

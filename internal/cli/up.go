@@ -95,31 +95,44 @@ func startCommand(cmd *cobra.Command, role cluster.Role) *cobra.Command {
 }
 
 func controlFlags(f *pflag.FlagSet, cfg *cluster.Config) {
-	f.StringVar(&cfg.ClusterCIDR, "cluster-cidr", "", "range of pod addresses, or one of each family with a comma between (default 10.244.0.0/16)")
-	f.StringVar(&cfg.ServiceCIDR, "service-cidr", "", "range of service addresses, or one of each family, the main one first (default 10.96.0.0/16)")
+	f.StringVar(&cfg.ClusterCIDR, "cluster-cidr", "",
+		"range of pod addresses, or one of each family with a comma between (default 10.244.0.0/16)")
+	f.StringVar(&cfg.ServiceCIDR, "service-cidr", "",
+		"range of service addresses, or one of each family, the main one first (default 10.96.0.0/16)")
 	f.StringVar(&cfg.ClusterDomain, "cluster-domain", "", "DNS domain of the cluster (default cluster.local)")
-	f.StringVar((*string)(&cfg.Network), "network", "", "way of pods' packets to other nodes: auto (routes, VXLAN beyond a router), routes, vxlan, wireguard (all of it encrypted), or none to leave it to a CNI of your own (default auto)")
-	f.StringVar(&cfg.LoadBalancer, "load-balancer", "", "who gives addresses to Services of type LoadBalancer: node (the addresses of the nodes) or none (default node)")
+	f.StringVar((*string)(&cfg.Network), "network", "",
+		"way of pods' packets to other nodes: auto (routes, VXLAN beyond a router), routes, vxlan, wireguard (all of it encrypted), or "+
+			"none to leave it to a CNI of your own (default auto)")
+	f.StringVar(&cfg.LoadBalancer, "load-balancer", "",
+		"who gives addresses to Services of type LoadBalancer: node (the addresses of the nodes) or none (default node)")
 	f.StringSliceVar(&cfg.ServerNames, "tls-san", nil, "further names and addresses in the API server's certificate")
 	f.IntVar(&cfg.Ports.API, "api-port", 0, "port of the API server (default 6443)")
-	f.DurationVar(&cfg.CertificateLife, "certificate-lifetime", 0, "how long certificates are valid; they are renewed while the cluster runs (default 8760h)")
-	f.BoolVar(&cfg.ManualServing, "manual-serving-approval", false, "leave the approval of agents' serving certificates to people (kubectl certificate approve)")
+	f.DurationVar(&cfg.CertificateLife, "certificate-lifetime", 0,
+		"how long certificates are valid; they are renewed while the cluster runs (default 8760h)")
+	f.BoolVar(&cfg.ManualServing, "manual-serving-approval", false,
+		"leave the approval of agents' serving certificates to people (kubectl certificate approve)")
 	f.StringSliceVar(&cfg.EtcdServers, "etcd-servers", nil, "URLs of an external etcd cluster, instead of the embedded store")
 	f.StringVar(&cfg.EtcdCAFile, "etcd-cafile", "", "authority of the external etcd")
 	f.StringVar(&cfg.EtcdCertFile, "etcd-certfile", "", "client certificate for the external etcd")
 	f.StringVar(&cfg.EtcdKeyFile, "etcd-keyfile", "", "client key for the external etcd")
-	f.StringVar(&cfg.CloudProvider, "cloud-provider", "", "inventory: follow a list of machines, and delete nodes that are silent and not on it (default: no cloud)")
+	f.StringVar(&cfg.CloudProvider, "cloud-provider", "",
+		"inventory: follow a list of machines, and delete nodes that are silent and not on it (default: no cloud)")
 	f.StringVar(&cfg.CloudConfig, "cloud-config", "", "the list of machines: a file or an https:// address")
-	f.StringSliceVar(&cfg.Controllers, "controllers", nil, "controllers to run: * is all, NAME adds one, -NAME leaves one out (default *); `berth controllers` runs node controllers elsewhere")
+	f.StringSliceVar(&cfg.Controllers, "controllers", nil,
+		"controllers to run: * is all, NAME adds one, -NAME leaves one out (default *); `berth controllers` runs node controllers "+
+			"elsewhere")
 	cfg.NodeHealth = health.Defaults()
 	cfg.NodeHealth.AddFlags(f)
 	cfg.AddServerFlags(f)
 }
 
 func nodeFlags(f *pflag.FlagSet, cfg *cluster.Config) {
-	f.StringVar(&cfg.AgentConfig, "agent-config", "", "file with a KubeletConfiguration; what the cluster itself sets (ports, paths, DNS, authority, cgroups) wins over it")
-	f.StringVar(&cfg.VolumesDir, "volumes-dir", "", "directory of this node's local volumes (StorageClass local), or none (default: volumes in the data directory)")
-	f.StringVar(&cfg.CredentialProviders, "image-credential-provider-config", "", "file or directory with a CredentialProviderConfig, for registries whose passwords a plugin knows")
+	f.StringVar(&cfg.AgentConfig, "agent-config", "",
+		"file with a KubeletConfiguration; what the cluster itself sets (ports, paths, DNS, authority, cgroups) wins over it")
+	f.StringVar(&cfg.VolumesDir, "volumes-dir", "",
+		"directory of this node's local volumes (StorageClass local), or none (default: volumes in the data directory)")
+	f.StringVar(&cfg.CredentialProviders, "image-credential-provider-config", "",
+		"file or directory with a CredentialProviderConfig, for registries whose passwords a plugin knows")
 	f.StringVar(&cfg.CredentialProviderDir, "image-credential-provider-bin-dir", "", "directory of credential provider plugins")
 	f.IntVar(&cfg.Ports.Agent, "agent-port", 0, "port of the node agent (default 10250)")
 	f.IntVar(&cfg.Ports.AgentHealthz, "agent-healthz-port", 0, "port of the agent's health check on loopback (default 10248)")
@@ -127,10 +140,12 @@ func nodeFlags(f *pflag.FlagSet, cfg *cluster.Config) {
 	f.IntVar(&cfg.Ports.ProxyMetrics, "proxy-metrics-port", 0, "port of the proxy's metrics on loopback (default 10249)")
 	f.IntVar(&cfg.Ports.WireGuard, "wireguard-port", 0, "UDP port of this node with network wireguard (default 51820)")
 	f.BoolVar(&cfg.NetworkPolicy, "network-policy", true, "enforce NetworkPolicy on this node's pods")
-	f.BoolVar(&cfg.Hardened, "hardened", false, "containers lack "+strings.Join(container.RuntimeExtras, ", ")+" unless their capabilities.add names them (or ALL) or they are privileged")
+	f.BoolVar(&cfg.Hardened, "hardened", false, "containers lack "+strings.Join(container.RuntimeExtras, ", ")+
+		" unless their capabilities.add names them (or ALL) or they are privileged")
 	f.StringVar(&cfg.BundleDir, "bundle-dir", "", "directory of the runtime bundle (default: that of this program)")
 	f.StringVar(&cfg.ImagesDir, "images-dir", "", "directory of OCI archives to import (default: images in the bundle)")
-	f.StringVar(&cfg.RuntimeEndpoint, "container-runtime-endpoint", "", "CRI socket of a runtime that is already there, instead of the bundled one")
+	f.StringVar(&cfg.RuntimeEndpoint, "container-runtime-endpoint", "",
+		"CRI socket of a runtime that is already there, instead of the bundled one")
 }
 
 func joinFlags(f *pflag.FlagSet, cfg *cluster.Config) {
@@ -170,7 +185,8 @@ func (s starter) run(ctx context.Context, cfg *cluster.Config) error {
 }
 
 func dataDirFlag(cmd *cobra.Command, into *string) {
-	cmd.Flags().StringVar(into, "data-dir", envOr("BERTH_DATA_DIR", host.DefaultDataDir), "directory of everything the cluster writes (environment: BERTH_DATA_DIR)")
+	cmd.Flags().StringVar(into, "data-dir", envOr("BERTH_DATA_DIR", host.DefaultDataDir),
+		"directory of everything the cluster writes (environment: BERTH_DATA_DIR)")
 }
 
 func envOr(name, otherwise string) string {
@@ -317,7 +333,8 @@ func alreadyUp(ctx context.Context, dataDir string, pid int) error {
 	if err != nil {
 		return fmt.Errorf("a cluster is running on %s (process %d) but does not answer: %w", dataDir, pid, err)
 	}
-	fmt.Printf("already up: %s, node %s, API on port %d, %s old, process %d\n", s.Instance, s.Settings.NodeName, s.Settings.Ports.API, time.Since(s.Since).Round(time.Second), s.PID)
+	fmt.Printf("already up: %s, node %s, API on port %d, %s old, process %d\n", s.Instance, s.Settings.NodeName, s.Settings.Ports.API,
+		time.Since(s.Since).Round(time.Second), s.PID)
 	return nil
 }
 

@@ -23,8 +23,10 @@ import (
 
 // kinds are the words users type for what the journal knows.
 var kinds = map[string]string{
-	"node": "Node", "no": "Node", "pod": "Pod", "po": "Pod", "service": "Service", "svc": "Service", "deployment": "Deployment", "deploy": "Deployment",
-	"replicaset": "ReplicaSet", "rs": "ReplicaSet", "daemonset": "DaemonSet", "ds": "DaemonSet", "statefulset": "StatefulSet", "sts": "StatefulSet", "job": "Job", "cronjob": "CronJob", "cj": "CronJob",
+	"node": "Node", "no": "Node", "pod": "Pod", "po": "Pod", "service": "Service", "svc": "Service", "deployment": "Deployment",
+	"deploy":     "Deployment",
+	"replicaset": "ReplicaSet", "rs": "ReplicaSet", "daemonset": "DaemonSet", "ds": "DaemonSet", "statefulset": "StatefulSet",
+	"sts": "StatefulSet", "job": "Job", "cronjob": "CronJob", "cj": "CronJob",
 }
 
 func whyCommand() *cobra.Command {
@@ -36,7 +38,8 @@ func whyCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			kind, ok := kinds[strings.ToLower(args[0])]
 			if !ok {
-				return fmt.Errorf("why %q: the journal knows node, pod, service, deployment, replicaset, daemonset, statefulset, job and cronjob", args[0])
+				return fmt.Errorf("why %q: the journal knows node, pod, service, deployment, replicaset, daemonset, statefulset, job and "+
+					"cronjob", args[0])
 			}
 			if output != "text" && output != "json" {
 				return fmt.Errorf("--output %q: allowed are text and json", output)
@@ -68,7 +71,8 @@ func whyCommand() *cobra.Command {
 	dataDirFlag(cmd, &dataDir)
 	cmd.Flags().StringVarP(&namespace, "namespace", "n", "default", "namespace of the object")
 	cmd.Flags().StringVar(&socket, "socket", "", "for services: socket of a `berth proxy` outside a cluster of ours")
-	cmd.Flags().StringVar(&kubeconfig, "kubeconfig", "", "for services, where no proxy answers: the API to ask (default: admin.kubeconfig of --data-dir)")
+	cmd.Flags().StringVar(&kubeconfig, "kubeconfig", "",
+		"for services, where no proxy answers: the API to ask (default: admin.kubeconfig of --data-dir)")
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
 	return cmd
 }
@@ -99,7 +103,8 @@ func whyService(cmd *cobra.Command, dataDir, socket, kubeconfig, output string, 
 		}
 	}
 	if failed != nil && len(records) == 0 {
-		return fmt.Errorf("nothing can be told of Service %s/%s: %w\nstart the proxy (berth up, berth proxy), or name its --socket or a --kubeconfig", ref.Namespace, ref.Name, failed)
+		return fmt.Errorf("nothing can be told of Service %s/%s: %w\nstart the proxy (berth up, berth proxy), or name its --socket or a "+
+			"--kubeconfig", ref.Namespace, ref.Name, failed)
 	}
 	if output == "json" {
 		return json.NewEncoder(cmd.OutOrStdout()).Encode(map[string]any{"proxy": lines, "journal": records})

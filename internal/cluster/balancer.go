@@ -18,10 +18,12 @@ const (
 // administrator off.
 func (u *up) reservedPorts() map[loadbalancer.Port]string {
 	out := map[loadbalancer.Port]string{{Protocol: v1.ProtocolTCP, Number: 22}: "ssh of the hosts"}
-	for n, holder := range map[int]string{u.Ports.API: "the API server", u.Ports.Agent: "the node agents", u.Ports.ProxyHealthz: "the proxies' health check", u.Ports.DNS: "cluster DNS"} {
+	for n, holder := range map[int]string{u.Ports.API: "the API server", u.Ports.Agent: "the node agents",
+		u.Ports.ProxyHealthz: "the proxies' health check", u.Ports.DNS: "cluster DNS"} {
 		out[loadbalancer.Port{Protocol: v1.ProtocolTCP, Number: int32(n)}] = holder
 	}
-	for n, holder := range map[int]string{u.Ports.DNS: "cluster DNS", u.Ports.WireGuard: "WireGuard between the nodes", podnetwork.Port: "VXLAN between the nodes"} {
+	for n, holder := range map[int]string{u.Ports.DNS: "cluster DNS", u.Ports.WireGuard: "WireGuard between the nodes",
+		podnetwork.Port: "VXLAN between the nodes"} {
 		out[loadbalancer.Port{Protocol: v1.ProtocolUDP, Number: int32(n)}] = holder
 	}
 	return out

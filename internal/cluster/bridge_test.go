@@ -27,7 +27,8 @@ func TestRemoveBridge(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, master := range map[string]int{pod: br.Index, other: 0} {
-		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name, MasterIndex: master}, PeerName: name + "p"}); err != nil {
+		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name, MasterIndex: master},
+			PeerName: name + "p"}); err != nil {
 			t.Fatal(err)
 		}
 	}

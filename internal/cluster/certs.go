@@ -19,9 +19,9 @@ import (
 // pair is a certificate file and its key file.
 type pair struct{ Cert, Key string }
 
-// Files are the certificates, keys and kubeconfigs of a cluster, all below
+// clusterFiles are the certificates, keys and kubeconfigs of a cluster, all below
 // pki/ but for those of the administrators, which users look for.
-type Files struct {
+type clusterFiles struct {
 	CA, FrontProxyCA pair
 	// AgentCA signs what agents serve with. It is not published to pods
 	// (kube-root-ca.crt): what it signs is no server of the cluster to them.
@@ -42,12 +42,12 @@ type Files struct {
 	AgentKubeconfig      string
 	ProxyKubeconfig      string
 	// Ends are those of the leaves, soonest first.
-	Ends []CertificateEnd
+	Ends []certificateEnd
 }
 
-// CertificateEnd says until when a certificate is valid and when it will be
+// certificateEnd says until when a certificate is valid and when it will be
 // renewed.
-type CertificateEnd struct {
+type certificateEnd struct {
 	Name    string    `json:"name"`
 	End     time.Time `json:"end"`
 	Renewal time.Time `json:"renewal"`
@@ -62,7 +62,7 @@ type leafSpec struct {
 }
 
 // certificates makes what is missing and renews what nears its end.
-func (c *Config) certificates(now time.Time) (f Files, wrote int, err error) {
+func (c *Config) certificates(now time.Time) (f clusterFiles, wrote int, err error) {
 	dir := c.Path("pki")
 	used := c.used()
 	cas := map[string]*pki.Authority{}
@@ -121,7 +121,7 @@ func (c *Config) certificates(now time.Time) (f Files, wrote int, err error) {
 		}
 		f.Ends = append(f.Ends, end)
 	}
-	slices.SortFunc(f.Ends, func(a, b CertificateEnd) int { return a.Renewal.Compare(b.Renewal) })
+	slices.SortFunc(f.Ends, func(a, b certificateEnd) int { return a.Renewal.Compare(b.Renewal) })
 	// A joining node finds the authority it pinned in what the server shows.
 	if f.API.Cert, err = pki.WriteChain(dir, "apiserver", ca); err != nil {
 		return f, wrote, err
@@ -189,12 +189,12 @@ func (c *Config) serverNames() []string {
 	return []string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc." + c.ClusterDomain}
 }
 
-func endOf(name, certFile string) (CertificateEnd, error) {
+func endOf(name, certFile string) (certificateEnd, error) {
 	cert, err := pki.ReadCertificate(certFile)
 	if err != nil {
-		return CertificateEnd{}, err
+		return certificateEnd{}, err
 	}
-	return CertificateEnd{Name: name, End: cert.NotAfter, Renewal: pki.RenewAt(cert)}, nil
+	return certificateEnd{Name: name, End: cert.NotAfter, Renewal: pki.RenewAt(cert)}, nil
 }
 
 // oldServing is how long agents of a cluster that had one CA for everything may
@@ -234,7 +234,8 @@ func (c *Config) kubeconfig(file, user, caFile string, cred pair) error {
 	}
 	name := c.Instance()
 	cfg := clientcmdapi.Config{
-		Clusters:       map[string]*clientcmdapi.Cluster{name: {Server: fmt.Sprintf("https://127.0.0.1:%d", c.Ports.API), CertificateAuthorityData: ca}},
+		Clusters: map[string]*clientcmdapi.Cluster{name: {Server: fmt.Sprintf("https://127.0.0.1:%d", c.Ports.API),
+			CertificateAuthorityData: ca}},
 		AuthInfos:      map[string]*clientcmdapi.AuthInfo{user: {ClientCertificateData: cert, ClientKeyData: key}},
 		Contexts:       map[string]*clientcmdapi.Context{name: {Cluster: name, AuthInfo: user}},
 		CurrentContext: name,

@@ -25,8 +25,8 @@ const (
 	nodeRole = "berth:node"
 )
 
-// Shared is what every machine of a cluster must know alike.
-type Shared struct {
+// shared is what every machine of a cluster must know alike.
+type shared struct {
 	ClusterCIDR   string `json:"clusterCIDR"`
 	ServiceCIDR   string `json:"serviceCIDR"`
 	ClusterDomain string `json:"clusterDomain"`
@@ -36,7 +36,7 @@ type Shared struct {
 
 // publishClusterInfo lets other machines join: it grants what a bootstrap token and a node
 // need, and publishes what they must know. It is idempotent.
-func publishClusterInfo(ctx context.Context, client kubernetes.Interface, shared Shared) error {
+func publishClusterInfo(ctx context.Context, client kubernetes.Interface, shared shared) error {
 	facts, err := json.Marshal(shared)
 	if err != nil {
 		return fmt.Errorf("encoding the cluster's facts: %w", err)
@@ -95,7 +95,7 @@ func publishClusterInfo(ctx context.Context, client kubernetes.Interface, shared
 // startClusterInfo publishes it as a part of its own, which tries again until
 // the API takes it.
 func (u *up) startClusterInfo(context.Context) error {
-	shared := Shared{ClusterCIDR: u.ClusterCIDR, ServiceCIDR: u.ServiceCIDR, ClusterDomain: u.ClusterDomain, Network: u.Network}
+	shared := shared{ClusterCIDR: u.ClusterCIDR, ServiceCIDR: u.ServiceCIDR, ClusterDomain: u.ClusterDomain, Network: u.Network}
 	u.keep("cluster info", func(ctx context.Context) error {
 		if err := publishClusterInfo(ctx, u.client, shared); err != nil {
 			return err

@@ -47,11 +47,13 @@ type Ports struct {
 }
 
 // DefaultPorts are the ports upstream's parts use.
-var DefaultPorts = Ports{API: 6443, Agent: 10250, AgentHealthz: 10248, ProxyHealthz: 10256, ProxyMetrics: 10249, Metrics: 10257, DNS: 10053, WireGuard: 51820}
+var DefaultPorts = Ports{API: 6443, Agent: 10250, AgentHealthz: 10248, ProxyHealthz: 10256, ProxyMetrics: 10249, Metrics: 10257, DNS: 10053,
+	WireGuard: 51820}
 
 // PortsFrom gives consecutive ports starting at first.
 func PortsFrom(first int) Ports {
-	return Ports{API: first, Agent: first + 1, AgentHealthz: first + 2, ProxyHealthz: first + 3, ProxyMetrics: first + 4, Metrics: first + 5, DNS: first + 6, WireGuard: first + 7}
+	return Ports{API: first, Agent: first + 1, AgentHealthz: first + 2, ProxyHealthz: first + 3, ProxyMetrics: first + 4,
+		Metrics: first + 5, DNS: first + 6, WireGuard: first + 7}
 }
 
 // Settings are what a cluster keeps for life: they are written to the data
@@ -148,14 +150,16 @@ func (c *Config) Complete() error {
 	}
 	c.DataDir = abs
 	if n := len(containerd.Layout{DataDir: abs}.Socket()) + len(".ttrpc"); n > 107 {
-		return fmt.Errorf("--data-dir %s: the path is %d bytes too long for the sockets below it (the kernel allows 107 bytes): choose a shorter one", abs, n-107)
+		return fmt.Errorf("--data-dir %s: the path is %d bytes too long for the sockets below it (the kernel allows 107 bytes): choose a "+
+			"shorter one", abs, n-107)
 	}
 	kept, err := c.stored()
 	if err != nil {
 		return err
 	}
 	for flag, path := range map[string]*string{
-		"agent-config": &c.AgentConfig, "image-credential-provider-config": &c.CredentialProviders, "image-credential-provider-bin-dir": &c.CredentialProviderDir,
+		"agent-config": &c.AgentConfig, "image-credential-provider-config": &c.CredentialProviders,
+		"image-credential-provider-bin-dir": &c.CredentialProviderDir,
 	} {
 		if *path != "" {
 			if *path, err = filepath.Abs(*path); err != nil {
@@ -305,7 +309,8 @@ func (c *Config) stored() (Settings, error) {
 		return s, fmt.Errorf("reading the cluster's settings from %s: %w", c.settingsFile(), err)
 	}
 	if s.Version > dataVersion {
-		return s, fmt.Errorf("data directory %s was written by a newer berth (layout %d, this one knows %d): use the newer berth, or another --data-dir", c.DataDir, s.Version, dataVersion)
+		return s, fmt.Errorf("data directory %s was written by a newer berth (layout %d, this one knows %d): use the newer berth, or "+
+			"another --data-dir", c.DataDir, s.Version, dataVersion)
 	}
 	return s, nil
 }
@@ -343,7 +348,8 @@ func (s *Settings) merge(kept Settings) error {
 		case *f.given == "":
 			*f.given = *f.old
 		case *f.old != "" && *f.given != *f.old:
-			return fmt.Errorf("%s %s: this cluster was made with %s and its objects depend on it; use that, or another --data-dir", f.flag, *f.given, *f.old)
+			return fmt.Errorf("%s %s: this cluster was made with %s and its objects depend on it; use that, or another --data-dir", f.flag,
+				*f.given, *f.old)
 		}
 	}
 	if s.Network == "" {

@@ -113,7 +113,8 @@ func (u *up) startDeciders(log *slog.Logger, deciders []supervise.Part) {
 
 // workloadConfig gives the workload controllers the cluster's client and CA.
 func (u *up) workloadConfig(log *slog.Logger, metrics prometheus.Registerer) (workload.Config, error) {
-	cfg := workload.Config{Client: u.client, Discovery: u.client.Discovery(), Informers: u.informers, Log: log, Journal: u.journal, Metrics: metrics}
+	cfg := workload.Config{Client: u.client, Discovery: u.client.Discovery(), Informers: u.informers, Log: log, Journal: u.journal,
+		Metrics: metrics}
 	var err error
 	if cfg.Metadata, err = metadata.NewForConfig(u.admin); err != nil {
 		return cfg, fmt.Errorf("making the controllers' client: %w", err)

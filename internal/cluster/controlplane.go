@@ -28,7 +28,8 @@ func (u *up) configureServer(context.Context) (err error) {
 // startStore opens the embedded store or connects to an external one.
 func (u *up) startStore(ctx context.Context) error {
 	return u.clock.stage("store", func() (string, error) {
-		cfg := store.Config{DataDir: u.Path("etcd"), Servers: u.EtcdServers, CAFile: u.EtcdCAFile, CertFile: u.EtcdCertFile, KeyFile: u.EtcdKeyFile,
+		cfg := store.Config{DataDir: u.Path("etcd"), Servers: u.EtcdServers, CAFile: u.EtcdCAFile, CertFile: u.EtcdCertFile,
+			KeyFile: u.EtcdKeyFile,
 			LogFile: u.Path("logs", "etcd.log"), Log: u.serverLog, SpaceChanged: u.tellSpace}
 		var err error
 		u.store, err = store.Start(ctx, cfg)

@@ -57,7 +57,8 @@ func (u *up) startDNS(context.Context) error {
 	cfg := dns.Config{
 		// The node's address may be on an open network: a resolver for
 		// strangers would be a tool for attacks.
-		Clients: append(pods, netip.PrefixFrom(node, node.BitLen()), netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")), Nodes: true,
+		Clients: append(pods, netip.PrefixFrom(node, node.BitLen()), netip.MustParsePrefix("127.0.0.0/8"),
+			netip.MustParsePrefix("::1/128")), Nodes: true,
 		Listen: []string{net.JoinHostPort(u.NodeIP, strconv.Itoa(u.Ports.DNS))}, Domain: u.ClusterDomain,
 		Informers: u.informers, Upstreams: resolvConf, Log: log, Metrics: u.metrics,
 	}
@@ -68,7 +69,8 @@ func (u *up) startDNS(context.Context) error {
 	u.keep("dns", func(ctx context.Context) error { return dns.Run(ctx, cfg) })
 	if u.Role.control() {
 		publisher := dns.Publisher{ClusterIP: ip, Host: u.NodeName, Own: at}.Controller()
-		u.keep("dns service", publisher.Start(controller.Env{Client: u.client, Informers: u.informers, Log: log}, controller.Acting(u.api.As)))
+		u.keep("dns service", publisher.Start(controller.Env{Client: u.client, Informers: u.informers, Log: log},
+			controller.Acting(u.api.As)))
 	}
 	if u.Role.node() {
 		self, err := u.nodeClient()

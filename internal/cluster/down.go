@@ -45,7 +45,8 @@ func Down(ctx context.Context, dataDir string, purge bool, emit Progress) error 
 		return nil
 	}
 	if _, err := os.Stat(cfg.settingsFile()); errors.Is(err, os.ErrNotExist) && purge && !onlyOurs(dataDir) {
-		return fmt.Errorf("--data-dir %s: this directory has no cluster.json and holds files that are not a cluster's: remove it by hand if it may go", dataDir)
+		return fmt.Errorf("--data-dir %s: this directory has no cluster.json and holds files that are not a cluster's: remove it by hand "+
+			"if it may go", dataDir)
 	}
 	if cfg.Settings, err = cfg.stored(); err != nil {
 		return err
@@ -198,7 +199,8 @@ func listSandboxes(ctx context.Context, rt runtimeapi.RuntimeServiceClient) (*ru
 // belongs picks the sandboxes whose log directory is below prefix. CRI has no
 // field for that, but the runtime's verbose answer holds the configuration the
 // sandbox was made with.
-func belongs(ctx context.Context, rt runtimeapi.RuntimeServiceClient, all []*runtimeapi.PodSandbox, prefix string) (map[string]*runtimeapi.PodSandbox, error) {
+func belongs(ctx context.Context, rt runtimeapi.RuntimeServiceClient, all []*runtimeapi.PodSandbox,
+	prefix string) (map[string]*runtimeapi.PodSandbox, error) {
 	out := make(map[string]*runtimeapi.PodSandbox, len(all))
 	for _, sb := range all {
 		if prefix != "" {

@@ -36,7 +36,8 @@ func (c *Config) completeJoin() error {
 	u, err := url.Parse(c.ServerURL)
 	switch {
 	case c.ServerURL == "":
-		return errors.New("which cluster? give its server: berth join https://SERVER:6443 --token TOKEN --ca-hash HASH (`berth token create` prints the whole line)")
+		return errors.New("which cluster? give its server: berth join https://SERVER:6443 --token TOKEN --ca-hash HASH (`berth token " +
+			"create` prints the whole line)")
 	case err != nil || u.Scheme != "https" || u.Host == "" || strings.Trim(u.Path, "/") != "":
 		return fmt.Errorf("server %q: not an address such as https://10.0.0.1:6443", c.ServerURL)
 	}
@@ -75,7 +76,7 @@ func (u *up) credentials(ctx context.Context) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("making the directory of keys: %w", err)
 	}
-	u.files = Files{CA: pair{Cert: u.Path("pki", "ca.crt")}, AgentKubeconfig: u.Path("pki", "agent.kubeconfig")}
+	u.files = clusterFiles{CA: pair{Cert: u.Path("pki", "ca.crt")}, AgentKubeconfig: u.Path("pki", "agent.kubeconfig")}
 	boot := ""
 	if u.Join.Token != "" {
 		boot = u.Path("pki", "bootstrap.kubeconfig")
@@ -90,7 +91,8 @@ func (u *up) credentials(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	err = certs.Bootstrap(ctx, certs.BootstrapConfig{Log: log, NodeName: u.NodeName, Kubeconfig: u.files.AgentKubeconfig, Bootstrap: boot, CertDir: dir})
+	err = certs.Bootstrap(ctx, certs.BootstrapConfig{Log: log, NodeName: u.NodeName, Kubeconfig: u.files.AgentKubeconfig, Bootstrap: boot,
+		CertDir: dir})
 	if err != nil && boot == "" {
 		return fmt.Errorf("%w: give a --token (`berth token create` on the server makes one)", err)
 	}
@@ -129,7 +131,8 @@ func (u *up) authority(ctx context.Context) ([]byte, error) {
 		return ca, nil
 	}
 	if u.Join.AuthorityHash == "" {
-		return nil, errors.New("give --ca-hash or --ca-file with --token: without it anybody could pose as the server (`berth token create` on the server prints both)")
+		return nil, errors.New("give --ca-hash or --ca-file with --token: without it anybody could pose as the server (`berth token " +
+			"create` on the server prints both)")
 	}
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
@@ -140,7 +143,8 @@ func (u *up) authority(ctx context.Context) ([]byte, error) {
 // them whose public key has the hash. Nothing is sent before: a server that is
 // not the right one learns nothing.
 func pinned(ctx context.Context, address, hash string) ([]byte, error) {
-	dialer := tls.Dialer{Config: &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true}} //nolint:gosec // the chain is checked below, against the pin
+	dialer := tls.Dialer{Config: &tls.Config{MinVersion: tls.VersionTLS12,
+		InsecureSkipVerify: true}} //nolint:gosec // the chain is checked below, against the pin
 	conn, err := dialer.DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("reaching the server: %w", err)
@@ -166,7 +170,8 @@ func pinned(ctx context.Context, address, hash string) ([]byte, error) {
 		}
 		return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw}), nil
 	}
-	return nil, fmt.Errorf("the server at %s does not belong to an authority with --ca-hash %s: it is another cluster, or somebody poses as it; if the server is not berth's, give --ca-file", address, hash)
+	return nil, fmt.Errorf("the server at %s does not belong to an authority with --ca-hash %s: it is another cluster, or somebody poses "+
+		"as it; if the server is not berth's, give --ca-file", address, hash)
 }
 
 // learn reads what all machines of the cluster must know alike, and keeps it.
@@ -181,7 +186,7 @@ func (u *up) learn(ctx context.Context) error {
 		}
 		return certs.Explain(fmt.Errorf("reading the cluster's facts: %w", err))
 	}
-	var shared Shared
+	var shared shared
 	if err := json.Unmarshal([]byte(cm.Data[factsKey]), &shared); err != nil {
 		return fmt.Errorf("reading the cluster's facts from ConfigMap %s/%s: %w", factsNamespace, factsName, err)
 	}

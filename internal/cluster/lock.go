@@ -18,7 +18,8 @@ type ErrRunning struct {
 }
 
 func (e *ErrRunning) Error() string {
-	return fmt.Sprintf("a cluster is already running on %s (process %d): see `berth status`, stop it with `berth down`, or choose another --data-dir", e.DataDir, e.PID)
+	return fmt.Sprintf("a cluster is already running on %s (process %d): see `berth status`, stop it with `berth down`, or choose "+
+		"another --data-dir", e.DataDir, e.PID)
 }
 
 // lock takes the data directory for this process until release. The kernel

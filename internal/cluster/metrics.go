@@ -57,7 +57,8 @@ func (u *up) serveMetrics(context.Context) error {
 		return fmt.Errorf("listening for the controllers' metrics: %w", err)
 	}
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", guardMetrics(func() kubernetes.Interface { return u.client }, promhttp.HandlerFor(u.metrics, promhttp.HandlerOpts{})))
+	mux.Handle("GET /metrics", guardMetrics(func() kubernetes.Interface { return u.client },
+		promhttp.HandlerFor(u.metrics, promhttp.HandlerOpts{})))
 	checks := []healthCheck{
 		{"ping", func(context.Context) error { return nil }},
 		{"api", func(ctx context.Context) error { return apiReady(ctx, u.client) }},

@@ -18,7 +18,8 @@ func guardMetrics(client func() kubernetes.Interface, next http.Handler) http.Ha
 		scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 		if !strings.EqualFold(scheme, "Bearer") || token == "" {
 			w.Header().Set("WWW-Authenticate", "Bearer")
-			http.Error(w, "metrics need a token: Authorization: Bearer $(berth kubectl create token ACCOUNT), of an account that may get /metrics", http.StatusUnauthorized)
+			http.Error(w, "metrics need a token: Authorization: Bearer $(berth kubectl create token ACCOUNT), of an account that may get "+
+				"/metrics", http.StatusUnauthorized)
 			return
 		}
 		review, err := client().AuthenticationV1().TokenReviews().Create(r.Context(),
@@ -45,7 +46,8 @@ func guardMetrics(client func() kubernetes.Interface, next http.Handler) http.Ha
 			return
 		}
 		if !access.Status.Allowed {
-			http.Error(w, "user "+user.Username+" may not get /metrics: bind it to a ClusterRole with nonResourceURLs [/metrics], verbs [get]", http.StatusForbidden)
+			http.Error(w, "user "+user.Username+
+				" may not get /metrics: bind it to a ClusterRole with nonResourceURLs [/metrics], verbs [get]", http.StatusForbidden)
 			return
 		}
 		next.ServeHTTP(w, r)

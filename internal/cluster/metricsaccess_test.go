@@ -20,7 +20,8 @@ func TestMetricsNeedARight(t *testing.T) {
 	client.PrependReactor("create", "tokenreviews", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		review := a.(clienttesting.CreateAction).GetObject().(*authenticationv1.TokenReview)
 		if review.Spec.Token != "made-up" {
-			review.Status = authenticationv1.TokenReviewStatus{Authenticated: true, User: authenticationv1.UserInfo{Username: review.Spec.Token}}
+			review.Status = authenticationv1.TokenReviewStatus{Authenticated: true,
+				User: authenticationv1.UserInfo{Username: review.Spec.Token}}
 		}
 		return true, review, nil
 	})
@@ -31,7 +32,8 @@ func TestMetricsNeedARight(t *testing.T) {
 		return true, review, nil
 	})
 	h := guardMetrics(func() kubernetes.Interface { return client }, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {}))
-	for header, want := range map[string]int{"": 401, "Basic abc": 401, "Bearer made-up": 401, "Bearer nobody": 403, "Bearer prometheus": 200} {
+	for header, want := range map[string]int{"": 401, "Basic abc": 401, "Bearer made-up": 401, "Bearer nobody": 403,
+		"Bearer prometheus": 200} {
 		r := httptest.NewRequest("GET", "/metrics", nil)
 		if header != "" {
 			r.Header.Set("Authorization", header)

@@ -88,7 +88,8 @@ func (c *Config) cniConfDir() string {
 // cni shapes the pods' links. Masquerade is the node network's: the bridge
 // plugin would do it to what goes to other nodes' pods, too.
 func (c *Config) cni() (network.CNIOptions, error) {
-	o := network.CNIOptions{Name: c.Instance(), Bridge: c.Bridge(), DataDir: c.Path("agent", "cni-leases"), OneStep: c.RuntimeEndpoint == ""}
+	o := network.CNIOptions{Name: c.Instance(), Bridge: c.Bridge(), DataDir: c.Path("agent", "cni-leases"),
+		OneStep: c.RuntimeEndpoint == ""}
 	if c.Network == podnetwork.None {
 		return o, nil
 	}
@@ -117,8 +118,9 @@ func (u *up) startNetwork(context.Context) error {
 	if err != nil {
 		return err
 	}
-	cfg := podnetwork.Config{NodeName: u.NodeName, Informers: u.informers, Mode: u.Network, ClusterCIDRs: cidrs, Tunnel: u.Tunnel(), WireGuard: u.WireGuard(),
-		Client: self, Instance: u.Instance(), Log: log}
+	cfg := podnetwork.Config{NodeName: u.NodeName, Informers: u.informers, Mode: u.Network, ClusterCIDRs: cidrs, Tunnel: u.Tunnel(),
+		WireGuard: u.WireGuard(),
+		Client:    self, Instance: u.Instance(), Log: log}
 	u.keep("network", func(ctx context.Context) error { return podnetwork.Run(ctx, cfg) })
 	return nil
 }
@@ -149,7 +151,8 @@ func (u *up) leaveNetwork() error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(network.RemoveCNI(u.Layout().CNIConfDir(), o), podnetwork.Cleanup(u.Instance(), u.Tunnel(), u.WireGuard().Name, cidrs))
+	return errors.Join(network.RemoveCNI(u.Layout().CNIConfDir(), o), podnetwork.Cleanup(u.Instance(), u.Tunnel(), u.WireGuard().Name,
+		cidrs))
 }
 
 // startPolicy enforces NetworkPolicy on this node's pods, if that is wanted.
@@ -161,7 +164,8 @@ func (u *up) startPolicy(context.Context) error {
 	if err != nil {
 		return err
 	}
-	u.policy, err = policy.New(policy.Config{NodeName: u.NodeName, Informers: u.informers, Instance: u.Instance(), Log: log, Metrics: u.metrics, Journal: u.journal, Bridge: u.bridge() != ""})
+	u.policy, err = policy.New(policy.Config{NodeName: u.NodeName, Informers: u.informers, Instance: u.Instance(), Log: log,
+		Metrics: u.metrics, Journal: u.journal, Bridge: u.bridge() != ""})
 	if err != nil {
 		return err
 	}

@@ -87,7 +87,8 @@ func (u *up) waitServing(ctx context.Context) error {
 // itself (NodeRestriction), so the cluster does it.
 func (u *up) nameRole(ctx context.Context) error {
 	patch := []byte(`{"metadata":{"labels":{"node-role.kubernetes.io/control-plane":""}}}`)
-	_, err := u.client.CoreV1().Nodes().Patch(ctx, u.NodeName, types.StrategicMergePatchType, patch, metav1.PatchOptions{FieldManager: "berth-up"})
+	_, err := u.client.CoreV1().Nodes().Patch(ctx, u.NodeName, types.StrategicMergePatchType, patch,
+		metav1.PatchOptions{FieldManager: "berth-up"})
 	if err != nil {
 		return fmt.Errorf("labelling the node: %w", err)
 	}

@@ -41,7 +41,8 @@ func (c *Config) preflight() (host.Facts, error) {
 		return facts, errors.New("root is needed to start containers: run it as root, for example with sudo")
 	}
 	if missing := facts.Missing(); len(missing) > 0 {
-		return facts, fmt.Errorf("cgroup controller %s is missing (%s layout): enable it in the kernel or delegate it to this machine", strings.Join(missing, ", "), facts.Cgroups)
+		return facts, fmt.Errorf("cgroup controller %s is missing (%s layout): enable it in the kernel or delegate it to this machine",
+			strings.Join(missing, ", "), facts.Cgroups)
 	}
 	if err := proxy.CheckKernel(slog.New(slog.DiscardHandler)); err != nil {
 		return facts, fmt.Errorf("this machine cannot serve Services: %w", err)
@@ -52,7 +53,8 @@ func (c *Config) preflight() (host.Facts, error) {
 	if c.RuntimeEndpoint == "" {
 		for _, name := range []string{"containerd", "containerd-shim-runc-v2", "berth-net", "bridge", "host-local", "portmap"} {
 			if _, err := os.Stat(filepath.Join(c.BundleDir, name)); err != nil {
-				return facts, fmt.Errorf("the runtime bundle in %s has no %s: run `make build`, or use a runtime that is already there with --container-runtime-endpoint", c.BundleDir, name)
+				return facts, fmt.Errorf("the runtime bundle in %s has no %s: run `make build`, or use a runtime that is already there "+
+					"with --container-runtime-endpoint", c.BundleDir, name)
 			}
 		}
 	}
@@ -98,7 +100,8 @@ func (c *Config) checkPorts() error {
 		}
 		l, err := net.Listen("tcp", net.JoinHostPort(p.ip, fmt.Sprint(p.port)))
 		if err != nil {
-			return fmt.Errorf("port %d is taken (%w): stop what listens there, or choose another with %s or --ports-from", p.port, err, p.flag)
+			return fmt.Errorf("port %d is taken (%w): stop what listens there, or choose another with %s or --ports-from", p.port, err,
+				p.flag)
 		}
 		l.Close()
 	}
@@ -109,7 +112,8 @@ func (c *Config) checkPorts() error {
 func (c *Config) checkDNSPort() error {
 	addr := net.JoinHostPort(c.NodeIP, fmt.Sprint(c.Ports.DNS))
 	taken := func(transport string, err error) error {
-		return fmt.Errorf("port %d is taken for DNS over %s (%w): stop what listens there, or choose another with --dns-port or --ports-from", c.Ports.DNS, transport, err)
+		return fmt.Errorf("port %d is taken for DNS over %s (%w): stop what listens there, or choose another with --dns-port or "+
+			"--ports-from", c.Ports.DNS, transport, err)
 	}
 	l, err := net.Listen("tcp", addr)
 	if err != nil {

@@ -67,7 +67,8 @@ func unmountBelow(dir string) error {
 			return nil
 		}
 		for i := len(mounts) - 1; i >= 0; i-- {
-			if err := unix.Unmount(mounts[i].Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+			if err := unix.Unmount(mounts[i].Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil &&
+				!errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 				return fmt.Errorf("unmounting %s: %w", mounts[i].Mountpoint, err)
 			}
 		}

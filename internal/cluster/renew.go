@@ -57,7 +57,8 @@ func (u *up) servingConfig(cfg *workload.Config) (err error) {
 		return err
 	}
 	cfg.Serving = certificate.ServingRules{
-		ClusterDomain: u.ClusterDomain, ServiceCIDRs: services, ServerNames: append(u.serverNames(), u.ServerNames...), Manual: u.ManualServing,
+		ClusterDomain: u.ClusterDomain, ServiceCIDRs: services, ServerNames: append(u.serverNames(), u.ServerNames...),
+		Manual: u.ManualServing,
 	}
 	return nil
 }

@@ -50,11 +50,12 @@ func newControlPlane(t *testing.T, life time.Duration) *controlPlane {
 	}
 	f := u.files
 	c := &controlPlane{up: u}
-	c.server, err = api.New(api.Config{Store: u.store, Listener: l, AdvertiseAddress: net.IPv4(192, 0, 2, 10), ServiceCIDRs: []string{cfg.ServiceCIDR}, PKI: api.PKI{
-		ClientCA: f.CA.Cert, ServingCert: f.API.Cert, ServingKey: f.API.Key, ServiceAccountKey: f.ServiceAccountKey,
-		KubeletCA: f.AgentTrust, KubeletClientCert: f.KubeletClient.Cert, KubeletClientKey: f.KubeletClient.Key,
-		FrontProxyCA: f.FrontProxyCA.Cert, FrontProxyCert: f.FrontProxyClient.Cert, FrontProxyKey: f.FrontProxyClient.Key,
-	}})
+	c.server, err = api.New(api.Config{Store: u.store, Listener: l, AdvertiseAddress: net.IPv4(192, 0, 2, 10),
+		ServiceCIDRs: []string{cfg.ServiceCIDR}, PKI: api.PKI{
+			ClientCA: f.CA.Cert, ServingCert: f.API.Cert, ServingKey: f.API.Key, ServiceAccountKey: f.ServiceAccountKey,
+			KubeletCA: f.AgentTrust, KubeletClientCert: f.KubeletClient.Cert, KubeletClientKey: f.KubeletClient.Key,
+			FrontProxyCA: f.FrontProxyCA.Cert, FrontProxyCert: f.FrontProxyClient.Cert, FrontProxyKey: f.FrontProxyClient.Key,
+		}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -275,7 +276,7 @@ func TestLockIsPrivate(t *testing.T) {
 
 func TestStatusTellsTheNextEnd(t *testing.T) {
 	at := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
-	s := &Status{Certificates: []CertificateEnd{{Name: "apiserver", End: at, Renewal: at.Add(-time.Hour)}}}
+	s := &Status{Certificates: []certificateEnd{{Name: "apiserver", End: at, Renewal: at.Add(-time.Hour)}}}
 	data, err := json.Marshal(s)
 	if err != nil || !strings.Contains(string(data), `"end":"2030-01-02T03:04:05Z"`) {
 		t.Errorf("%s, %v", data, err)

@@ -105,7 +105,8 @@ func TestRolesHonourTheSameConfiguration(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	alone := buildAgent(t, launch.Config{Effective: effective, Log: slog.New(slog.DiscardHandler), Version: kube.Version, Metrics: newRegistry(),
+	alone := buildAgent(t, launch.Config{Effective: effective, Log: slog.New(slog.DiscardHandler), Version: kube.Version,
+		Metrics:    newRegistry(),
 		LogLinkDir: launch.HostLogLinks})
 
 	for role, got := range built {
@@ -120,8 +121,9 @@ func TestRolesHonourTheSameConfiguration(t *testing.T) {
 func newMachine(t *testing.T, role Role, agentConfig string) *up {
 	t.Helper()
 	u := &up{Config: &Config{
-		Settings: Settings{Role: role, NodeName: "n1", ClusterCIDR: "10.1.0.0/16", ServiceCIDR: "10.2.0.0/16", ClusterDomain: "cluster.local",
-			Network: podnetwork.None, Ports: DefaultPorts, AgentConfig: agentConfig, RuntimeEndpoint: "unix:///run/cri.sock"},
+		Settings: Settings{Role: role, NodeName: "n1", ClusterCIDR: "10.1.0.0/16", ServiceCIDR: "10.2.0.0/16",
+			ClusterDomain: "cluster.local",
+			Network:       podnetwork.None, Ports: DefaultPorts, AgentConfig: agentConfig, RuntimeEndpoint: "unix:///run/cri.sock"},
 		DataDir: t.TempDir(), NodeIP: "192.0.2.7",
 	}, log: slog.New(slog.DiscardHandler)}
 	if err := os.MkdirAll(u.Path("pki"), 0o700); err != nil {
@@ -219,7 +221,9 @@ func compareAgent(t *testing.T, got, want agent.Config) {
 // instead of refusing pods.
 func TestPodsOfAMachineAreConfined(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "kubelet.yaml")
-	if err := os.WriteFile(file, []byte("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nseccompDefault: false\npodPidsLimit: -1\n"), 0o600); err != nil {
+	if err := os.WriteFile(file,
+		[]byte("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nseccompDefault: false\npodPidsLimit: -1\n"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	for _, test := range []struct {

@@ -94,7 +94,8 @@ func (c *Config) supervisor(ctx context.Context, facts host.Facts, log *slog.Log
 	snapshotter := "overlayfs"
 	if onOverlay(c.DataDir) {
 		snapshotter = "native"
-		notes = append(notes, "the data directory is itself on overlayfs: images are copied, not layered, which is slower and takes more space")
+		notes = append(notes, "the data directory is itself on overlayfs: images are copied, not layered, which is slower and takes "+
+			"more space")
 	}
 	return &containerd.Supervisor{
 		Options: containerd.Options{

@@ -23,7 +23,8 @@ import (
 func (c *Config) AddServerFlags(f *pflag.FlagSet) {
 	c.APIServer = api.NewOptions()
 	c.APIServer.AddFlags(f)
-	f.Lookup("audit-log-path").Usage = "file of the audit log, - for standard output, or empty for none (default: logs/audit.log in the data directory)"
+	f.Lookup("audit-log-path").Usage = "file of the audit log, - for standard output, or empty for none (default: logs/audit.log in the " +
+		"data directory)"
 }
 
 // encryptionFile holds the keys of a cluster that brought none. It lies with
@@ -89,7 +90,8 @@ type Rotation struct {
 func (u *up) rotate(ctx context.Context, options *api.Options) (Rotation, error) {
 	r := Rotation{File: options.EncryptionConfig, NewKey: options.EncryptionConfig == u.encryptionFile()}
 	if r.NewKey && len(u.EtcdServers) > 0 {
-		return r, errors.New("servers that share an etcd must change their keys one after the other: see \"Keys of several servers\" in docs/security.md")
+		return r, errors.New("servers that share an etcd must change their keys one after the other: see \"Keys of several servers\" in " +
+			"docs/security.md")
 	}
 	if r.NewKey {
 		if err := encryption.AddKey(r.File); err != nil {

@@ -35,7 +35,7 @@ type Status struct {
 	Parts    []supervise.State `json:"parts"`
 	Checks   []Check           `json:"checks"`
 	// Certificates are those this machine renews, soonest first.
-	Certificates []CertificateEnd `json:"certificates,omitempty"`
+	Certificates []certificateEnd `json:"certificates,omitempty"`
 	// Notes are limits of the machine that berth adapted to.
 	Notes []string `json:"notes,omitempty"`
 }
@@ -197,9 +197,11 @@ func (s *Status) Print(w io.Writer, now time.Time) {
 	} else {
 		fmt.Fprintf(w, "api       %s\n", s.APIURL())
 	}
-	fmt.Fprintf(w, "node      %s at %s, pods %s, services %s, domain %s\n", s.Settings.NodeName, s.NodeIP, s.Settings.ClusterCIDR, s.Settings.ServiceCIDR, s.Settings.ClusterDomain)
+	fmt.Fprintf(w, "node      %s at %s, pods %s, services %s, domain %s\n", s.Settings.NodeName, s.NodeIP, s.Settings.ClusterCIDR,
+		s.Settings.ServiceCIDR, s.Settings.ClusterDomain)
 	p := s.Settings.Ports
-	fmt.Fprintf(w, "ports     api %d, agent %d (health %d), proxy health %d, proxy metrics %d, controllers %d\n", p.API, p.Agent, p.AgentHealthz, p.ProxyHealthz, p.ProxyMetrics, p.Metrics)
+	fmt.Fprintf(w, "ports     api %d, agent %d (health %d), proxy health %d, proxy metrics %d, controllers %d\n", p.API, p.Agent,
+		p.AgentHealthz, p.ProxyHealthz, p.ProxyMetrics, p.Metrics)
 	fmt.Fprintf(w, "runtime   %s\n", s.Runtime)
 	for _, c := range s.Checks {
 		mark := "ok"
@@ -217,7 +219,8 @@ func (s *Status) Print(w io.Writer, now time.Time) {
 	}
 	if len(s.Certificates) > 0 {
 		c := s.Certificates[0]
-		fmt.Fprintf(w, "certs     next end %s (%s), renewed by itself from %s\n", c.End.Local().Format(time.DateTime), c.Name, c.Renewal.Local().Format(time.DateTime))
+		fmt.Fprintf(w, "certs     next end %s (%s), renewed by itself from %s\n", c.End.Local().Format(time.DateTime), c.Name,
+			c.Renewal.Local().Format(time.DateTime))
 	}
 	for _, n := range s.Notes {
 		fmt.Fprintf(w, "note      %s\n", n)

@@ -14,13 +14,15 @@ import (
 func TestStatusText(t *testing.T) {
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.Local)
 	s := Status{
-		PID: 7, Since: now.Add(-time.Hour), DataDir: "/var/lib/berth", Instance: "berth", NodeIP: "192.0.2.2", Ready: true, ReadyIn: 310 * time.Millisecond,
-		Settings: Settings{Role: RoleWhole, NodeName: "a", ClusterCIDR: "10.244.0.0/16", ServiceCIDR: "10.96.0.0/16", ClusterDomain: "cluster.local", Ports: PortsFrom(7000)},
-		Runtime:  "containerd (bundled)",
+		PID: 7, Since: now.Add(-time.Hour), DataDir: "/var/lib/berth", Instance: "berth", NodeIP: "192.0.2.2", Ready: true,
+		ReadyIn: 310 * time.Millisecond,
+		Settings: Settings{Role: RoleWhole, NodeName: "a", ClusterCIDR: "10.244.0.0/16", ServiceCIDR: "10.96.0.0/16",
+			ClusterDomain: "cluster.local", Ports: PortsFrom(7000)},
+		Runtime: "containerd (bundled)",
 		Parts: []supervise.State{{Name: "api server", Since: now.Add(-time.Hour)},
 			{Name: "proxy", Since: now.Add(-time.Minute), Restarts: 2, LastError: "broken"}},
 		Checks:       []Check{{Name: "store", OK: true}, {Name: "api", Detail: "refused"}},
-		Certificates: []CertificateEnd{{Name: "api", End: now.Add(24 * time.Hour), Renewal: now.Add(20 * time.Hour)}},
+		Certificates: []certificateEnd{{Name: "api", End: now.Add(24 * time.Hour), Renewal: now.Add(20 * time.Hour)}},
 		Notes:        []string{"no cgroup v2"},
 	}
 	var out strings.Builder
@@ -45,7 +47,8 @@ func TestStatusText(t *testing.T) {
 	node := Status{Settings: Settings{Role: RoleNode, ServerURL: "https://192.0.2.1:6443"}}
 	out.Reset()
 	node.Print(&out, now)
-	if !strings.Contains(out.String(), "api       https://192.0.2.1:6443\n") || !strings.Contains(out.String(), ", starting,") || strings.Contains(out.String(), "admin.kubeconfig") {
+	if !strings.Contains(out.String(), "api       https://192.0.2.1:6443\n") || !strings.Contains(out.String(), ", starting,") ||
+		strings.Contains(out.String(), "admin.kubeconfig") {
 		t.Errorf("a node that starts:\n%s", out.String())
 	}
 }

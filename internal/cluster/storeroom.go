@@ -21,10 +21,13 @@ func (u *up) storeMetrics(registry prometheus.Registerer) {
 		value      func(store.Usage) int64
 	}{
 		{"berth_store_size_bytes", "Size of the embedded store's file.", func(u store.Usage) int64 { return u.Size }},
-		{"berth_store_in_use_bytes", "Bytes of the embedded store's file that hold something.", func(u store.Usage) int64 { return u.InUse }},
-		{"berth_store_quota_bytes", "Size the embedded store may have; at 90 % of it no new objects are taken.", func(u store.Usage) int64 { return u.Quota }},
+		{"berth_store_in_use_bytes", "Bytes of the embedded store's file that hold something.",
+			func(u store.Usage) int64 { return u.InUse }},
+		{"berth_store_quota_bytes", "Size the embedded store may have; at 90 % of it no new objects are taken.",
+			func(u store.Usage) int64 { return u.Quota }},
 	} {
-		registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: g.name, Help: g.help}, func() float64 { return float64(g.value(u.store.Usage())) }))
+		registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: g.name, Help: g.help},
+			func() float64 { return float64(g.value(u.store.Usage())) }))
 	}
 }
 

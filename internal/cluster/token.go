@@ -55,7 +55,8 @@ func CreateToken(ctx context.Context, client kubernetes.Interface, ttl time.Dura
 
 // Tokens lists the bootstrap tokens without their secrets.
 func Tokens(ctx context.Context, client kubernetes.Interface) ([]Token, error) {
-	list, err := client.CoreV1().Secrets(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{FieldSelector: "type=" + string(api.SecretTypeBootstrapToken)})
+	list, err := client.CoreV1().Secrets(metav1.NamespaceSystem).List(ctx,
+		metav1.ListOptions{FieldSelector: "type=" + string(api.SecretTypeBootstrapToken)})
 	if err != nil {
 		return nil, fmt.Errorf("listing tokens: %w", err)
 	}

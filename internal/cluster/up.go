@@ -39,7 +39,7 @@ type up struct {
 	parts *supervise.Group
 
 	facts   host.Facts
-	files   Files
+	files   clusterFiles
 	notes   []string
 	runtime *containerd.Supervisor // nil with a runtime of the user's own
 	// startedRuntime is true if this run started containerd; a failed start
@@ -70,7 +70,7 @@ type up struct {
 	metrics registry
 
 	// ends are those of the certificates of this machine.
-	ends atomic.Pointer[[]CertificateEnd]
+	ends atomic.Pointer[[]certificateEnd]
 
 	mu      sync.Mutex
 	ready   bool

@@ -11,11 +11,11 @@ var Epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 // the hosts themselves.
 type Task interface{ Do() }
 
-// Func is a function as a Task.
-type Func func()
+// taskFunc is a function as a Task.
+type taskFunc func()
 
 // Do calls f.
-func (f Func) Do() { f() }
+func (f taskFunc) Do() { f() }
 
 type event struct {
 	at   time.Duration
@@ -38,10 +38,10 @@ type Clock struct {
 func (c *Clock) Time() time.Time { return Epoch.Add(c.Now) }
 
 // At schedules run for a time since Epoch, or for now if that has passed.
-func (c *Clock) At(when time.Duration, run func()) { c.Schedule(when, Func(run)) }
+func (c *Clock) At(when time.Duration, run func()) { c.Schedule(when, taskFunc(run)) }
 
 // After schedules run for a time from now.
-func (c *Clock) After(d time.Duration, run func()) { c.Schedule(c.Now+d, Func(run)) }
+func (c *Clock) After(d time.Duration, run func()) { c.Schedule(c.Now+d, taskFunc(run)) }
 
 // Schedule is At for a Task.
 func (c *Clock) Schedule(when time.Duration, task Task) {

@@ -24,7 +24,8 @@ import (
 // Of several words about one controller the first counts, wherever "*" stands,
 // as in kube-controller-manager.
 func TestChoose(t *testing.T) {
-	known := []Controller{{Name: "job-controller", Alias: "job"}, {Name: "ttl-controller", Alias: "ttl"}, {Name: "token-cleaner-controller"}}
+	known := []Controller{{Name: "job-controller", Alias: "job"}, {Name: "ttl-controller", Alias: "ttl"},
+		{Name: "token-cleaner-controller"}}
 	for words, want := range map[string]string{
 		"":                                  "job-controller ttl-controller token-cleaner-controller",
 		"*":                                 "job-controller ttl-controller token-cleaner-controller",
@@ -51,14 +52,16 @@ func TestChoose(t *testing.T) {
 			t.Errorf("%q runs %v, want %s", words, got, want)
 		}
 	}
-	if _, err := Choose([]string{"*", "-jobs"}, known...); err == nil || !strings.Contains(err.Error(), `"jobs"`) || !strings.Contains(err.Error(), "ttl-controller") {
+	if _, err := Choose([]string{"*", "-jobs"}, known...); err == nil || !strings.Contains(err.Error(), `"jobs"`) ||
+		!strings.Contains(err.Error(), "ttl-controller") {
 		t.Errorf("an unknown name: %v", err)
 	}
 }
 
 func TestBackoffDoublesUpToItsMost(t *testing.T) {
 	b := Backoff{First: 20 * time.Millisecond, Most: time.Second}
-	for failures, want := range map[int]time.Duration{1: 20 * time.Millisecond, 2: 40 * time.Millisecond, 6: 640 * time.Millisecond, 7: time.Second, 5000: time.Second} {
+	for failures, want := range map[int]time.Duration{1: 20 * time.Millisecond, 2: 40 * time.Millisecond, 6: 640 * time.Millisecond,
+		7: time.Second, 5000: time.Second} {
 		if got := b.Delay(failures); got != want {
 			t.Errorf("after %d failures: %s, want %s", failures, got, want)
 		}
@@ -104,7 +107,8 @@ func TestHandlersEndWithTheController(t *testing.T) {
 			t.Fatal(err)
 		}
 		synctest.Wait()
-		if _, err := client.CoreV1().Nodes().Create(life, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "later"}}, metav1.CreateOptions{}); err != nil {
+		if _, err := client.CoreV1().Nodes().Create(life, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "later"}},
+			metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()
@@ -126,7 +130,8 @@ func TestOneNoteIsJournalLogAndEvent(t *testing.T) {
 	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", UID: "u"}}
 	e.Tell(Note{Kind: "Pod", Object: pod, Decision: "deleted", Because: []journal.Fact{{Name: "node", Value: "n"}},
 		Event: Event{To: events, Reason: "Gone", Message: "it went"}})
-	if len(k) != 1 || k[0].Part != "test" || k[0].Object != (journal.Ref{Kind: "Pod", Namespace: "ns", Name: "p", UID: "u"}) || k[0].Decision != "deleted" {
+	if len(k) != 1 || k[0].Part != "test" || k[0].Object != (journal.Ref{Kind: "Pod", Namespace: "ns", Name: "p", UID: "u"}) ||
+		k[0].Decision != "deleted" {
 		t.Errorf("journal: %+v", k)
 	}
 	if !strings.Contains(out.String(), "msg=deleted kind=Pod object=ns/p node=n") {

@@ -16,7 +16,8 @@ func (c Controller) Identity() (name string, groups []string) {
 	if c.User != "" {
 		return c.User, []string{user.AllAuthenticated}
 	}
-	return serviceaccount.MakeUsername(metav1.NamespaceSystem, c.Account), append(serviceaccount.MakeGroupNames(metav1.NamespaceSystem), user.AllAuthenticated)
+	return serviceaccount.MakeUsername(metav1.NamespaceSystem, c.Account), append(serviceaccount.MakeGroupNames(metav1.NamespaceSystem),
+		user.AllAuthenticated)
 }
 
 // Acting makes clients with which each controller acts as its own identity, of

@@ -123,8 +123,10 @@ func newQueueMetrics(name string) *queueMetrics {
 		latency: histogram("queue_duration_seconds", "How long in seconds an item stays in workqueue before being requested."),
 		working: histogram("work_duration_seconds", "How long in seconds processing an item from workqueue takes."),
 		unfinished: gauge("unfinished_work_seconds", "How many seconds of work has done that is in progress and hasn't been observed by "+
-			"work_duration. Large values indicate stuck threads. One can deduce the number of stuck threads by observing the rate at which this increases."),
-		longest: gauge("longest_running_processor_seconds", "How many seconds has the longest running processor for workqueue been running."),
+			"work_duration. Large values indicate stuck threads. One can deduce the number of stuck threads by observing the rate at "+
+			"which this increases."),
+		longest: gauge("longest_running_processor_seconds",
+			"How many seconds has the longest running processor for workqueue been running."),
 	}
 }
 

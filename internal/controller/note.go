@@ -66,7 +66,8 @@ func (e Env) Tell(n Note) {
 	if kind == "" {
 		kind = v1.EventTypeNormal
 	}
-	n.Event.To.Event(&v1.ObjectReference{Kind: n.Kind, APIVersion: version, Namespace: ref.Namespace, Name: ref.Name, UID: n.Object.GetUID()},
+	n.Event.To.Event(&v1.ObjectReference{Kind: n.Kind, APIVersion: version, Namespace: ref.Namespace, Name: ref.Name,
+		UID: n.Object.GetUID()},
 		kind, n.Event.Reason, n.Event.Message)
 }
 

@@ -108,7 +108,8 @@ func missing(name string, tests map[string]string) string {
 			files, _ := filepath.Glob("../../test/e2e/" + glob)
 			for _, file := range files {
 				b, err := os.ReadFile(file)
-				if s := string(b); err == nil && (strings.Contains(s, "{name: "+part+",") || strings.Contains(s, `{"`+part+`"`) || strings.Contains(s, `name: "`+part+`"`)) {
+				if s := string(b); err == nil && (strings.Contains(s, "{name: "+part+",") || strings.Contains(s, `{"`+part+`"`) ||
+					strings.Contains(s, `name: "`+part+`"`)) {
 					return ""
 				}
 			}

@@ -95,11 +95,13 @@ var impureFiles = map[string]string{
 
 // forbiddenCalls read clocks or start work.
 var forbiddenCalls = map[string]bool{
-	"time.Now": true, "time.After": true, "time.Sleep": true, "time.NewTimer": true, "time.Tick": true, "time.NewTicker": true, "time.Since": true, "time.Until": true, "time.AfterFunc": true,
+	"time.Now": true, "time.After": true, "time.Sleep": true, "time.NewTimer": true, "time.Tick": true, "time.NewTicker": true,
+	"time.Since": true, "time.Until": true, "time.AfterFunc": true,
 }
 
 // forbiddenImports of pure code.
-var forbiddenImports = []string{"k8s.io/client-go/", "google.golang.org/grpc", "net/http", "os/exec", "github.com/vishvananda/netlink", "github.com/google/nftables", "sync"}
+var forbiddenImports = []string{"k8s.io/client-go/", "google.golang.org/grpc", "net/http", "os/exec", "github.com/vishvananda/netlink",
+	"github.com/google/nftables", "sync"}
 
 // sources are all Go files of the repository's packages, read once.
 var sources struct {

@@ -22,7 +22,8 @@ var floors = [][]string{
 	{"internal/control", "internal/nodes", "internal/agent", "internal/proxy", "internal/network", "internal/policy", "internal/dns"},
 	{"internal/controller"},
 	{"internal/nft", "internal/podutil", "internal/kube", "internal/localvolume"},
-	{"internal/heap", "internal/journal", "internal/logfile", "internal/memory", "internal/pki", "internal/socket", "internal/strict", "internal/supervise"},
+	{"internal/heap", "internal/journal", "internal/logfile", "internal/memory", "internal/pki", "internal/socket", "internal/strict",
+		"internal/supervise"},
 }
 
 // agentFloors are the same inside the agent. Above all is launch, the only room
@@ -37,8 +38,10 @@ var agentFloors = [][]string{
 		"internal/agent/source", "internal/agent/telemetry"},
 	{"internal/agent/pod", "internal/agent/userns", "internal/agent/volume", "internal/agent/podresources"},
 	{"internal/agent/config", "internal/agent/resource/checkpoint"},
-	{"internal/agent/container", "internal/agent/stats", "internal/agent/resource/cpus", "internal/agent/resource/memory", "internal/agent/serve"},
-	{"internal/agent/runtime", "internal/agent/resource", "internal/agent/network", "internal/agent/resource/topology", "internal/agent/serve/logs",
+	{"internal/agent/container", "internal/agent/stats", "internal/agent/resource/cpus", "internal/agent/resource/memory",
+		"internal/agent/serve"},
+	{"internal/agent/runtime", "internal/agent/resource", "internal/agent/network", "internal/agent/resource/topology",
+		"internal/agent/serve/logs",
 		"internal/agent/image", "internal/agent/logs", "internal/agent/plugins", "internal/agent/reach", "internal/agent/certs"},
 }
 
@@ -78,7 +81,8 @@ func checkFloors(t *testing.T, list [][]string, top string) {
 				continue
 			}
 			if other, floor := floorOf(list, to); floor >= 0 && other != room && floor <= from {
-				t.Errorf("%s imports %s: %s stands no lower than %s; arrows point down only (floors in internal/house/layers_test.go)", path, name, other, room)
+				t.Errorf("%s imports %s: %s stands no lower than %s; arrows point down only (floors in internal/house/layers_test.go)",
+					path, name, other, room)
 			}
 		}
 	})
@@ -100,7 +104,8 @@ func TestEveryRoomHasAFloor(t *testing.T) {
 		}
 		for _, e := range entries {
 			dir := l.top + "/" + e.Name()
-			if _, floor := floorOf(l.rooms, dir); e.IsDir() && (floor < 0 || l.top == "internal/agent" && !listed(l.rooms, dir)) && !slices.Contains(unbound, dir) {
+			if _, floor := floorOf(l.rooms, dir); e.IsDir() && (floor < 0 || l.top == "internal/agent" && !listed(l.rooms, dir)) &&
+				!slices.Contains(unbound, dir) {
 				t.Errorf("%s has no floor: give it one in internal/house/layers_test.go", dir)
 			}
 		}
@@ -120,7 +125,8 @@ func TestOneRoomBuildsTheAgentsConfig(t *testing.T) {
 		if strings.HasSuffix(path, "_test.go") || slices.Contains(configBuilders, filepath.Dir(path)) {
 			return
 		}
-		known := slices.ContainsFunc(file.Imports, func(imp *ast.ImportSpec) bool { return imp.Path.Value == strconv.Quote(module+"internal/agent") })
+		known := slices.ContainsFunc(file.Imports,
+			func(imp *ast.ImportSpec) bool { return imp.Path.Value == strconv.Quote(module+"internal/agent") })
 		ast.Inspect(file, func(n ast.Node) bool {
 			lit, ok := n.(*ast.CompositeLit)
 			if !ok || !known {

@@ -287,7 +287,8 @@ func Story(w io.Writer, records []Record) error {
 		if rec.Object.Namespace != "" {
 			object = rec.Object.Kind + " " + rec.Object.Namespace + "/" + rec.Object.Name
 		}
-		if _, err := fmt.Fprintf(w, "%s  %s: %s (%s)\n", rec.Time.UTC().Format(time.RFC3339Nano), object, rec.Decision, rec.by()); err != nil {
+		if _, err := fmt.Fprintf(w, "%s  %s: %s (%s)\n", rec.Time.UTC().Format(time.RFC3339Nano), object, rec.Decision,
+			rec.by()); err != nil {
 			return err
 		}
 		for _, f := range rec.Because {

@@ -14,7 +14,8 @@ func TestRingKeepsTheNewestAcrossRestarts(t *testing.T) {
 	limits := Limits{SegmentBytes: 500, Segments: 3}
 	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	rec := func(i int) Record {
-		return Record{Time: at, Part: "health", Object: Ref{Kind: "Node", Name: fmt.Sprintf("n%d", i%2)}, Decision: fmt.Sprint("decided ", i),
+		return Record{Time: at, Part: "health", Object: Ref{Kind: "Node", Name: fmt.Sprintf("n%d", i%2)}, Decision: fmt.Sprint("decided ",
+			i),
 			Because: []Fact{{"number", fmt.Sprint(i)}}}
 	}
 	for start := 0; start < 100; start += 50 {

@@ -18,7 +18,8 @@ import (
 func TestEventsAfterTheEnd(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	var said bytes.Buffer
-	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&said)))))
+	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(),
+		textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&said)))))
 	client := fake.NewClientset()
 	written := make(chan struct{}, 10)
 	client.PrependReactor("create", "events", func(k8stesting.Action) (bool, runtime.Object, error) {

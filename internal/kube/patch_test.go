@@ -20,13 +20,15 @@ func TestPatchesAreGuarded(t *testing.T) {
 		change Change
 		want   string
 	}{
-		{SameObject, Change{Annotations: map[string]*string{"a": To("1"), "b": nil}}, `{"metadata":{"annotations":{"a":"1","b":null},"uid":"u"}}`},
+		{SameObject, Change{Annotations: map[string]*string{"a": To("1"), "b": nil}},
+			`{"metadata":{"annotations":{"a":"1","b":null},"uid":"u"}}`},
 		{Unchanged, Change{Finalizers: &none}, `{"metadata":{"finalizers":[],"resourceVersion":"7","uid":"u"}}`},
 		{Unchanged, Change{Owners: &[]metav1.OwnerReference{}}, `{"metadata":{"ownerReferences":[],"resourceVersion":"7","uid":"u"}}`},
 		{SameObject, Change{Unfinalize: "f", Strategic: true}, `{"metadata":{"$deleteFromPrimitiveList/finalizers":["f"],"uid":"u"}}`},
 		{SameObject, Change{Spec: applyv1.NodeSpec().WithPodCIDR("10.0.0.0/24"), Labels: Texts(map[string]string{"l": "x"})},
 			`{"metadata":{"labels":{"l":"x"},"uid":"u"},"spec":{"podCIDR":"10.0.0.0/24"}}`},
-		{Unchanged, Change{Fields: map[string]any{"data": Instead(map[string]string{"old": "1", "same": "2"}, map[string]string{"same": "3"})}},
+		{Unchanged, Change{Fields: map[string]any{"data": Instead(map[string]string{"old": "1", "same": "2"},
+			map[string]string{"same": "3"})}},
 			`{"data":{"old":null,"same":"3"},"metadata":{"resourceVersion":"7","uid":"u"}}`},
 	} {
 		got, err := c.change.Body(obj, c.guard)
@@ -45,14 +47,17 @@ func TestPatchStatusWritesTheDifferenceOnly(t *testing.T) {
 	})
 	obj := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "u", ResourceVersion: "7"}, Status: v1.NodeStatus{Phase: v1.NodePending}}
 	want := obj.Status.DeepCopy()
-	if _, changed, err := PatchStatus(context.Background(), client.CoreV1().Nodes(), obj, obj.Status, *want); changed || err != nil || len(sent) > 0 {
+	if _, changed, err := PatchStatus(context.Background(), client.CoreV1().Nodes(), obj, obj.Status, *want); changed || err != nil ||
+		len(sent) > 0 {
 		t.Errorf("no difference: %v %v %v", changed, err, sent)
 	}
 	want.Phase = v1.NodeRunning
-	if _, changed, err := PatchStatus(context.Background(), client.CoreV1().Nodes(), obj, obj.Status, *want); !changed || err != nil || len(sent) != 1 {
+	if _, changed, err := PatchStatus(context.Background(), client.CoreV1().Nodes(), obj, obj.Status, *want); !changed || err != nil ||
+		len(sent) != 1 {
 		t.Fatalf("a difference: %v %v %v", changed, err, sent)
 	}
-	if got := string(sent[0].GetPatch()); sent[0].GetSubresource() != "status" || got != `{"metadata":{"resourceVersion":"7","uid":"u"},"status":{"phase":"Running"}}` {
+	if got := string(sent[0].GetPatch()); sent[0].GetSubresource() != "status" ||
+		got != `{"metadata":{"resourceVersion":"7","uid":"u"},"status":{"phase":"Running"}}` {
 		t.Errorf("sent %s to %q", got, sent[0].GetSubresource())
 	}
 }

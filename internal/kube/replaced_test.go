@@ -13,7 +13,8 @@ import (
 func TestGone(t *testing.T) {
 	pods := schema.GroupResource{Resource: "pods"}
 	invalid := func(path string) error {
-		return apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "p", field.ErrorList{field.Invalid(field.NewPath("metadata", path), "x", "field is immutable")})
+		return apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "p", field.ErrorList{field.Invalid(field.NewPath("metadata", path), "x",
+			"field is immutable")})
 	}
 	for _, c := range []struct {
 		err            error

@@ -32,7 +32,8 @@ func (d *Driver) GetPluginCapabilities(context.Context, *spec.GetPluginCapabilit
 	}
 	return &spec.GetPluginCapabilitiesResponse{Capabilities: []*spec.PluginCapability{
 		service(spec.PluginCapability_Service_CONTROLLER_SERVICE), service(spec.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS),
-		{Type: &spec.PluginCapability_VolumeExpansion_{VolumeExpansion: &spec.PluginCapability_VolumeExpansion{Type: spec.PluginCapability_VolumeExpansion_ONLINE}}},
+		{Type: &spec.PluginCapability_VolumeExpansion_{VolumeExpansion: &spec.PluginCapability_VolumeExpansion{
+			Type: spec.PluginCapability_VolumeExpansion_ONLINE}}},
 	}}, nil
 }
 
@@ -42,7 +43,8 @@ func (d *Driver) Probe(context.Context, *spec.ProbeRequest) (*spec.ProbeResponse
 }
 
 // ControllerGetCapabilities lists what the controller service can do.
-func (d *Driver) ControllerGetCapabilities(context.Context, *spec.ControllerGetCapabilitiesRequest) (*spec.ControllerGetCapabilitiesResponse, error) {
+func (d *Driver) ControllerGetCapabilities(context.Context, *spec.ControllerGetCapabilitiesRequest) (
+	*spec.ControllerGetCapabilitiesResponse, error) {
 	out := &spec.ControllerGetCapabilitiesResponse{}
 	for _, t := range []spec.ControllerServiceCapability_RPC_Type{
 		spec.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME, spec.ControllerServiceCapability_RPC_LIST_VOLUMES,
@@ -143,7 +145,8 @@ func (d *Driver) CreateVolume(ctx context.Context, req *spec.CreateVolumeRequest
 		limit := req.GetCapacityRange().GetLimitBytes()
 		if have.Name != want.Name || have.Kind != want.Kind || have.Block != want.Block || have.Source != want.Source ||
 			have.Bytes < req.GetCapacityRange().GetRequiredBytes() || limit > 0 && have.Bytes > limit {
-			return nil, status.Errorf(codes.AlreadyExists, "volume %q exists and is another: a %s of %d bytes", want.Name, have.Kind, have.Bytes)
+			return nil, status.Errorf(codes.AlreadyExists, "volume %q exists and is another: a %s of %d bytes", want.Name, have.Kind,
+				have.Bytes)
 		}
 		return &spec.CreateVolumeResponse{Volume: d.describe(have, req.GetVolumeContentSource())}, nil
 	case !errors.Is(err, fs.ErrNotExist):
@@ -175,9 +178,10 @@ func (d *Driver) request(req *spec.CreateVolumeRequest) (*record, error) {
 	if block {
 		kind = Image // a directory is no device
 	}
-	if needed := req.GetAccessibilityRequirements().GetRequisite(); len(needed) > 0 && !slices.ContainsFunc(needed, func(t *spec.Topology) bool {
-		return t.GetSegments()[TopologyKey] == d.cfg.Node
-	}) {
+	if needed := req.GetAccessibilityRequirements().GetRequisite(); len(needed) > 0 && !slices.ContainsFunc(needed,
+		func(t *spec.Topology) bool {
+			return t.GetSegments()[TopologyKey] == d.cfg.Node
+		}) {
 		return nil, status.Errorf(codes.ResourceExhausted, "the volume may not be on node %s", d.cfg.Node)
 	}
 	least, limit := req.GetCapacityRange().GetRequiredBytes(), req.GetCapacityRange().GetLimitBytes()
@@ -187,7 +191,8 @@ func (d *Driver) request(req *spec.CreateVolumeRequest) (*record, error) {
 	want := &record{ID: idOf(req.GetName()), Name: req.GetName(), Kind: kind, Block: block, Bytes: max(least, 1<<20), Created: now()}
 	if kind == Image {
 		if lacks := missingTools(); len(lacks) > 0 && !block {
-			return nil, status.Errorf(codes.FailedPrecondition, "node %s lacks %s for volumes of type %s: install e2fsprogs", d.cfg.Node, strings.Join(lacks, " and "), Image)
+			return nil, status.Errorf(codes.FailedPrecondition, "node %s lacks %s for volumes of type %s: install e2fsprogs", d.cfg.Node,
+				strings.Join(lacks, " and "), Image)
 		}
 		want.Bytes = roundImage(want.Bytes)
 	}
@@ -279,7 +284,8 @@ func (d *Driver) allocate(dir, folder string, r *record) error {
 		return err
 	}
 	if free < r.Bytes && folder == "volumes" {
-		return status.Errorf(codes.ResourceExhausted, "node %s has room for %d bytes of local volumes, %d are asked for", d.cfg.Node, free, r.Bytes)
+		return status.Errorf(codes.ResourceExhausted, "node %s has room for %d bytes of local volumes, %d are asked for", d.cfg.Node, free,
+			r.Bytes)
 	}
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
@@ -360,7 +366,9 @@ func (d *Driver) freeze(source string, from *record) (thaw func(), err error) {
 		return func() {}, nil
 	}
 	if !canShare(d.cfg.Dir) {
-		return nil, status.Errorf(codes.FailedPrecondition, "volume %s is in use, and the filesystem of node %s cannot copy it at once (no reflinks): stop its pods first", from.ID, d.cfg.Node)
+		return nil, status.Errorf(codes.FailedPrecondition,
+			"volume %s is in use, and the filesystem of node %s cannot copy it at once (no reflinks): stop its pods first", from.ID,
+			d.cfg.Node)
 	}
 	if from.Block {
 		return func() {}, nil // what a device holds is the pod's business
@@ -387,7 +395,8 @@ const freezeFilesystem, thawFilesystem = 0xc0045877, 0xc0045878
 // describe is a volume as CSI has it.
 func (d *Driver) describe(r *record, source *spec.VolumeContentSource) *spec.Volume {
 	return &spec.Volume{
-		VolumeId: r.ID, CapacityBytes: r.Bytes, VolumeContext: map[string]string{EnforcedContext: strconv.FormatBool(r.Enforced), TypeParameter: string(r.Kind)},
+		VolumeId: r.ID, CapacityBytes: r.Bytes, VolumeContext: map[string]string{EnforcedContext: strconv.FormatBool(r.Enforced),
+			TypeParameter: string(r.Kind)},
 		ContentSource: source, AccessibleTopology: []*spec.Topology{{Segments: map[string]string{TopologyKey: d.cfg.Node}}},
 	}
 }
@@ -433,7 +442,8 @@ func ignore(err error, code codes.Code) error {
 }
 
 // ValidateVolumeCapabilities tells whether a volume can do what is asked.
-func (d *Driver) ValidateVolumeCapabilities(_ context.Context, req *spec.ValidateVolumeCapabilitiesRequest) (*spec.ValidateVolumeCapabilitiesResponse, error) {
+func (d *Driver) ValidateVolumeCapabilities(_ context.Context, req *spec.ValidateVolumeCapabilitiesRequest) (
+	*spec.ValidateVolumeCapabilitiesResponse, error) {
 	if len(req.GetVolumeCapabilities()) == 0 {
 		return nil, status.Error(codes.InvalidArgument, "volume capabilities are missing")
 	}
@@ -473,7 +483,8 @@ func (d *Driver) GetCapacity(_ context.Context, req *spec.GetCapacityRequest) (*
 
 // ControllerExpandVolume grows a volume, in use or not; nothing is left to do
 // on the node.
-func (d *Driver) ControllerExpandVolume(ctx context.Context, req *spec.ControllerExpandVolumeRequest) (*spec.ControllerExpandVolumeResponse, error) {
+func (d *Driver) ControllerExpandVolume(ctx context.Context, req *spec.ControllerExpandVolumeRequest) (*spec.ControllerExpandVolumeResponse,
+	error) {
 	r, err := d.find("volumes", req.GetVolumeId())
 	if err != nil {
 		return nil, err
@@ -512,7 +523,8 @@ func (d *Driver) grow(ctx context.Context, r *record, bytes int64) error {
 		return err
 	}
 	if more := bytes - r.Bytes; free < more {
-		return status.Errorf(codes.ResourceExhausted, "node %s has room for %d more bytes of local volumes, %d are asked for", d.cfg.Node, free, more)
+		return status.Errorf(codes.ResourceExhausted, "node %s has room for %d more bytes of local volumes, %d are asked for", d.cfg.Node,
+			free, more)
 	}
 	dir := d.path("volumes", r.ID)
 	switch {
@@ -523,7 +535,8 @@ func (d *Driver) grow(ctx context.Context, r *record, bytes int64) error {
 			return err
 		}
 		if used && !r.Block && !mayResize() {
-			return status.Errorf(codes.FailedPrecondition, "node %s may not let a filesystem in use grow (no CAP_SYS_RESOURCE): the volume grows when its pods have ended", d.cfg.Node)
+			return status.Errorf(codes.FailedPrecondition,
+				"node %s may not let a filesystem in use grow (no CAP_SYS_RESOURCE): the volume grows when its pods have ended", d.cfg.Node)
 		}
 		if err := growImage(ctx, image, used, bytes); err != nil {
 			return err

@@ -164,10 +164,12 @@ type registrar struct {
 }
 
 func (r registrar) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
-	return &registration.PluginInfo{Type: registration.CSIPlugin, Name: Name, Endpoint: r.endpoint, SupportedVersions: []string{"1.0.0"}}, nil
+	return &registration.PluginInfo{Type: registration.CSIPlugin, Name: Name, Endpoint: r.endpoint, SupportedVersions: []string{"1.0.0"}},
+		nil
 }
 
-func (r registrar) NotifyRegistrationStatus(_ context.Context, s *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
+func (r registrar) NotifyRegistrationStatus(_ context.Context, s *registration.RegistrationStatus) (
+	*registration.RegistrationStatusResponse, error) {
 	if !s.PluginRegistered {
 		r.log.Warn("the agent did not take the driver of local volumes; it tries again", "err", s.Error)
 	}

@@ -64,7 +64,8 @@ func (d *Driver) mustCreate(t *testing.T, name string, bytes int64, kind Kind) *
 
 func mustPublish(t *testing.T, d *Driver, id, target string) {
 	t.Helper()
-	if _, err := d.NodePublishVolume(t.Context(), &spec.NodePublishVolumeRequest{VolumeId: id, TargetPath: target, VolumeCapability: mounted[0]}); err != nil {
+	if _, err := d.NodePublishVolume(t.Context(), &spec.NodePublishVolumeRequest{VolumeId: id, TargetPath: target,
+		VolumeCapability: mounted[0]}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Unmount(target, unix.MNT_DETACH) })
@@ -95,22 +96,26 @@ func TestRefusals(t *testing.T) {
 		err  error
 		want codes.Code
 	}{
-		"parameter": {create(func(r *spec.CreateVolumeRequest) { r.Parameters = map[string]string{"path": "/etc"} }), codes.InvalidArgument},
-		"type":      {create(func(r *spec.CreateVolumeRequest) { r.Parameters = map[string]string{"type": "nfs"} }), codes.InvalidArgument},
+		"parameter": {create(func(r *spec.CreateVolumeRequest) { r.Parameters = map[string]string{"path": "/etc"} }),
+			codes.InvalidArgument},
+		"type": {create(func(r *spec.CreateVolumeRequest) { r.Parameters = map[string]string{"type": "nfs"} }), codes.InvalidArgument},
 		"many nodes": {create(func(r *spec.CreateVolumeRequest) {
 			r.VolumeCapabilities = []*spec.VolumeCapability{{AccessType: mounted[0].AccessType,
 				AccessMode: &spec.VolumeCapability_AccessMode{Mode: spec.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER}}}
 		}), codes.InvalidArgument},
 		"other node": {create(func(r *spec.CreateVolumeRequest) {
-			r.AccessibilityRequirements = &spec.TopologyRequirement{Requisite: []*spec.Topology{{Segments: map[string]string{TopologyKey: "n2"}}}}
+			r.AccessibilityRequirements = &spec.TopologyRequirement{
+				Requisite: []*spec.Topology{{Segments: map[string]string{TopologyKey: "n2"}}}}
 		}), codes.ResourceExhausted},
-		"too large": {create(func(r *spec.CreateVolumeRequest) { r.CapacityRange = &spec.CapacityRange{RequiredBytes: 1 << 60} }), codes.ResourceExhausted},
+		"too large": {create(func(r *spec.CreateVolumeRequest) { r.CapacityRange = &spec.CapacityRange{RequiredBytes: 1 << 60} }),
+			codes.ResourceExhausted},
 		"snapshot above": {create(func(r *spec.CreateVolumeRequest) {
 			r.VolumeContentSource = &spec.VolumeContentSource{Type: &spec.VolumeContentSource_Snapshot{
 				Snapshot: &spec.VolumeContentSource_SnapshotSource{SnapshotId: "../../outside"}}}
 		}), codes.NotFound},
 		"publish above": {func() error {
-			_, err := d.NodePublishVolume(t.Context(), &spec.NodePublishVolumeRequest{VolumeId: "../../outside", TargetPath: outside + "-t", VolumeCapability: mounted[0]})
+			_, err := d.NodePublishVolume(t.Context(), &spec.NodePublishVolumeRequest{VolumeId: "../../outside", TargetPath: outside + "-t",
+				VolumeCapability: mounted[0]})
 			return err
 		}(), codes.NotFound},
 		"snapshot of nothing": {func() error {
@@ -154,12 +159,15 @@ func TestDirectory(t *testing.T) {
 	mustPublish(t, d, v.VolumeId, target)
 	mustPublish(t, d, v.VolumeId, target)
 	write(t, filepath.Join(target, "file"), "kept")
-	if _, err := d.DeleteVolume(t.Context(), &spec.DeleteVolumeRequest{VolumeId: v.VolumeId}); status.Code(err) != codes.FailedPrecondition {
+	if _, err := d.DeleteVolume(t.Context(), &spec.DeleteVolumeRequest{VolumeId: v.VolumeId}); status.Code(
+		err) != codes.FailedPrecondition {
 		t.Errorf("deleting a volume in use: %v", err)
 	}
 	second := filepath.Join(t.TempDir(), "second")
-	alone := &spec.VolumeCapability{AccessType: mounted[0].AccessType, AccessMode: &spec.VolumeCapability_AccessMode{Mode: spec.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER}}
-	if _, err := d.NodePublishVolume(t.Context(), &spec.NodePublishVolumeRequest{VolumeId: v.VolumeId, TargetPath: second, VolumeCapability: alone}); status.Code(err) != codes.FailedPrecondition {
+	alone := &spec.VolumeCapability{AccessType: mounted[0].AccessType,
+		AccessMode: &spec.VolumeCapability_AccessMode{Mode: spec.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER}}
+	if _, err := d.NodePublishVolume(t.Context(), &spec.NodePublishVolumeRequest{VolumeId: v.VolumeId, TargetPath: second,
+		VolumeCapability: alone}); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("a volume for one pod in a second: %v", err)
 	}
 	stats, err := d.NodeGetVolumeStats(t.Context(), &spec.NodeGetVolumeStatsRequest{VolumeId: v.VolumeId, VolumePath: target})
@@ -168,7 +176,8 @@ func TestDirectory(t *testing.T) {
 	}
 	d = open(t, d.cfg.Dir) // as after a crash
 	for range 2 {
-		if _, err := d.NodeUnpublishVolume(t.Context(), &spec.NodeUnpublishVolumeRequest{VolumeId: v.VolumeId, TargetPath: target}); err != nil {
+		if _, err := d.NodeUnpublishVolume(t.Context(), &spec.NodeUnpublishVolumeRequest{VolumeId: v.VolumeId,
+			TargetPath: target}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -176,7 +185,8 @@ func TestDirectory(t *testing.T) {
 	if text, _ := os.ReadFile(filepath.Join(target, "file")); string(text) != "kept" {
 		t.Errorf("the file holds %q", text)
 	}
-	if _, err := d.NodeUnpublishVolume(t.Context(), &spec.NodeUnpublishVolumeRequest{VolumeId: v.VolumeId, TargetPath: target}); err != nil {
+	if _, err := d.NodeUnpublishVolume(t.Context(), &spec.NodeUnpublishVolumeRequest{VolumeId: v.VolumeId,
+		TargetPath: target}); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
@@ -238,12 +248,14 @@ func TestImage(t *testing.T) {
 	}
 	unpublish := func() {
 		t.Helper()
-		if _, err := d.NodeUnpublishVolume(t.Context(), &spec.NodeUnpublishVolumeRequest{VolumeId: v.VolumeId, TargetPath: target}); err != nil {
+		if _, err := d.NodeUnpublishVolume(t.Context(), &spec.NodeUnpublishVolumeRequest{VolumeId: v.VolumeId,
+			TargetPath: target}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	grow := func() error {
-		_, err := d.ControllerExpandVolume(t.Context(), &spec.ControllerExpandVolumeRequest{VolumeId: v.VolumeId, CapacityRange: &spec.CapacityRange{RequiredBytes: 64 << 20}})
+		_, err := d.ControllerExpandVolume(t.Context(), &spec.ControllerExpandVolumeRequest{VolumeId: v.VolumeId,
+			CapacityRange: &spec.CapacityRange{RequiredBytes: 64 << 20}})
 		return err
 	}
 	switch err := grow(); {
@@ -271,12 +283,15 @@ func TestImage(t *testing.T) {
 		t.Errorf("%q is still on the image: %v", dev, err)
 	}
 	// At rest it grows too, and a copy may be larger than what it is of.
-	if _, err := d.ControllerExpandVolume(t.Context(), &spec.ControllerExpandVolumeRequest{VolumeId: v.VolumeId, CapacityRange: &spec.CapacityRange{RequiredBytes: 80 << 20}}); err != nil {
+	if _, err := d.ControllerExpandVolume(t.Context(), &spec.ControllerExpandVolumeRequest{VolumeId: v.VolumeId,
+		CapacityRange: &spec.CapacityRange{RequiredBytes: 80 << 20}}); err != nil {
 		t.Fatal(err)
 	}
-	got, err := d.CreateVolume(t.Context(), &spec.CreateVolumeRequest{Name: "copy", VolumeCapabilities: mounted, Parameters: map[string]string{TypeParameter: string(Image)},
-		CapacityRange:       &spec.CapacityRange{RequiredBytes: 96 << 20},
-		VolumeContentSource: &spec.VolumeContentSource{Type: &spec.VolumeContentSource_Volume{Volume: &spec.VolumeContentSource_VolumeSource{VolumeId: v.VolumeId}}}})
+	got, err := d.CreateVolume(t.Context(), &spec.CreateVolumeRequest{Name: "copy", VolumeCapabilities: mounted,
+		Parameters:    map[string]string{TypeParameter: string(Image)},
+		CapacityRange: &spec.CapacityRange{RequiredBytes: 96 << 20},
+		VolumeContentSource: &spec.VolumeContentSource{Type: &spec.VolumeContentSource_Volume{
+			Volume: &spec.VolumeContentSource_VolumeSource{VolumeId: v.VolumeId}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -286,7 +301,8 @@ func TestImage(t *testing.T) {
 	if info, err := os.Stat(filepath.Join(other, "large")); err != nil || info.Size() != 20<<20 {
 		t.Errorf("the copy holds %v, %v", info, err)
 	}
-	if _, err := d.NodeUnpublishVolume(t.Context(), &spec.NodeUnpublishVolumeRequest{VolumeId: got.Volume.VolumeId, TargetPath: other}); err != nil {
+	if _, err := d.NodeUnpublishVolume(t.Context(), &spec.NodeUnpublishVolumeRequest{VolumeId: got.Volume.VolumeId,
+		TargetPath: other}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -311,11 +327,13 @@ func TestPromises(t *testing.T) {
 	if slack := int64(1 << 20); err != nil || before-after < 2*size-slack || before-after > 2*size+slack {
 		t.Errorf("two volumes of 1 GiB took %d bytes of what may be promised: %v", before-after, err)
 	}
-	_, err = d.CreateVolume(t.Context(), &spec.CreateVolumeRequest{Name: "c", VolumeCapabilities: mounted, CapacityRange: &spec.CapacityRange{RequiredBytes: after + 1}})
+	_, err = d.CreateVolume(t.Context(), &spec.CreateVolumeRequest{Name: "c", VolumeCapabilities: mounted,
+		CapacityRange: &spec.CapacityRange{RequiredBytes: after + 1}})
 	if status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("more than there is: %v", err)
 	}
-	if _, err := d.ControllerExpandVolume(t.Context(), &spec.ControllerExpandVolumeRequest{VolumeId: b.VolumeId, CapacityRange: &spec.CapacityRange{RequiredBytes: 2 * size}}); err != nil {
+	if _, err := d.ControllerExpandVolume(t.Context(), &spec.ControllerExpandVolumeRequest{VolumeId: b.VolumeId,
+		CapacityRange: &spec.CapacityRange{RequiredBytes: 2 * size}}); err != nil {
 		t.Fatal(err)
 	}
 	r, err := readRecord(d.path("volumes", b.VolumeId))
@@ -451,7 +469,8 @@ func describe(t *testing.T, dir, path string) string {
 		t.Fatal(err)
 	}
 	rel, _ := filepath.Rel(dir, path)
-	out := rel + " " + os.FileMode(st.Mode).String() + " " + time.Duration(st.Nlink).String() + " " + time.Duration(st.Uid).String() + time.Duration(st.Gid).String()
+	out := rel + " " + os.FileMode(st.Mode).String() + " " + time.Duration(st.Nlink).String() + " " + time.Duration(st.Uid).String() +
+		time.Duration(st.Gid).String()
 	if st.Mode&unix.S_IFMT == unix.S_IFREG {
 		out += time.Duration(st.Size).String() + " " + time.Duration(st.Blocks/256).String() + time.Unix(st.Mtim.Sec, 0).String()
 	}

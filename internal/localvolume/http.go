@@ -79,7 +79,8 @@ func (d *Driver) dispatch(ctx context.Context, name string, body io.Reader) (pro
 // Call makes one call through post, which sends a body to the agent's Path+call
 // and returns what came back with its HTTP status. The error has the code of
 // CSI, or Unavailable when the agent could not be asked.
-func Call(ctx context.Context, post func(ctx context.Context, path string, body []byte) (int, []byte, error), call string, in, out proto.Message) error {
+func Call(ctx context.Context, post func(ctx context.Context, path string, body []byte) (int, []byte, error), call string, in,
+	out proto.Message) error {
 	body, err := protojson.Marshal(in)
 	if err != nil {
 		return err

@@ -42,7 +42,8 @@ func reserve(f *os.File, bytes int64) error {
 		case errors.Is(err, unix.EINTR):
 			continue
 		case errors.Is(err, unix.EOPNOTSUPP):
-			return fmt.Errorf("the filesystem of %s cannot reserve space for an image: use one that can (ext4, XFS, btrfs, tmpfs): %w", filepath.Dir(f.Name()), err)
+			return fmt.Errorf("the filesystem of %s cannot reserve space for an image: use one that can (ext4, XFS, btrfs, tmpfs): %w",
+				filepath.Dir(f.Name()), err)
 		}
 		return os.NewSyscallError("fallocate", err)
 	}

@@ -16,7 +16,8 @@ import (
 
 // NodeGetInfo says where volumes made here can be used: here.
 func (d *Driver) NodeGetInfo(context.Context, *spec.NodeGetInfoRequest) (*spec.NodeGetInfoResponse, error) {
-	return &spec.NodeGetInfoResponse{NodeId: d.cfg.Node, AccessibleTopology: &spec.Topology{Segments: map[string]string{TopologyKey: d.cfg.Node}}}, nil
+	return &spec.NodeGetInfoResponse{NodeId: d.cfg.Node,
+		AccessibleTopology: &spec.Topology{Segments: map[string]string{TopologyKey: d.cfg.Node}}}, nil
 }
 
 // NodeGetCapabilities lists what the node service can do.
@@ -25,7 +26,8 @@ func (d *Driver) NodeGetCapabilities(context.Context, *spec.NodeGetCapabilitiesR
 	for _, t := range []spec.NodeServiceCapability_RPC_Type{
 		spec.NodeServiceCapability_RPC_GET_VOLUME_STATS, spec.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 	} {
-		out.Capabilities = append(out.Capabilities, &spec.NodeServiceCapability{Type: &spec.NodeServiceCapability_Rpc{Rpc: &spec.NodeServiceCapability_RPC{Type: t}}})
+		out.Capabilities = append(out.Capabilities,
+			&spec.NodeServiceCapability{Type: &spec.NodeServiceCapability_Rpc{Rpc: &spec.NodeServiceCapability_RPC{Type: t}}})
 	}
 	return out, nil
 }
@@ -190,8 +192,10 @@ func (d *Driver) NodeGetVolumeStats(_ context.Context, req *spec.NodeGetVolumeSt
 	if err := unix.Statfs(req.GetVolumePath(), &st); err != nil {
 		return nil, failed("measuring volume "+r.ID, &os.PathError{Op: "statfs", Path: req.GetVolumePath(), Err: err})
 	}
-	bytes := &spec.VolumeUsage{Unit: spec.VolumeUsage_BYTES, Total: int64(st.Blocks) * st.Bsize, Available: int64(st.Bavail) * st.Bsize, Used: int64(st.Blocks-st.Bfree) * st.Bsize}
-	inodes := &spec.VolumeUsage{Unit: spec.VolumeUsage_INODES, Total: int64(st.Files), Available: int64(st.Ffree), Used: int64(st.Files - st.Ffree)}
+	bytes := &spec.VolumeUsage{Unit: spec.VolumeUsage_BYTES, Total: int64(st.Blocks) * st.Bsize, Available: int64(st.Bavail) * st.Bsize,
+		Used: int64(st.Blocks-st.Bfree) * st.Bsize}
+	inodes := &spec.VolumeUsage{Unit: spec.VolumeUsage_INODES, Total: int64(st.Files), Available: int64(st.Ffree),
+		Used: int64(st.Files - st.Ffree)}
 	if !r.Enforced {
 		m, err := d.sizes.of(d.path("volumes", r.ID, dataDir), now())
 		if errors.Is(err, fs.ErrNotExist) {

@@ -37,7 +37,8 @@ func (d *Driver) CreateSnapshot(ctx context.Context, req *spec.CreateSnapshotReq
 	if err != nil {
 		return nil, err
 	}
-	r := &record{ID: id, Name: req.GetName(), Kind: from.Kind, Block: from.Block, Bytes: from.Bytes, Source: "volumes/" + from.ID, Created: now()}
+	r := &record{ID: id, Name: req.GetName(), Kind: from.Kind, Block: from.Block, Bytes: from.Bytes, Source: "volumes/" + from.ID,
+		Created: now()}
 	if err := d.make(ctx, "snapshots", r, from); err != nil {
 		return nil, failed(fmt.Sprintf("making snapshot %q", r.Name), err)
 	}
@@ -45,7 +46,8 @@ func (d *Driver) CreateSnapshot(ctx context.Context, req *spec.CreateSnapshotReq
 }
 
 func describeSnapshot(r *record) *spec.Snapshot {
-	return &spec.Snapshot{SnapshotId: r.ID, SourceVolumeId: r.Source[len("volumes/"):], SizeBytes: r.Bytes, CreationTime: timestamppb.New(r.Created), ReadyToUse: true}
+	return &spec.Snapshot{SnapshotId: r.ID, SourceVolumeId: r.Source[len("volumes/"):], SizeBytes: r.Bytes,
+		CreationTime: timestamppb.New(r.Created), ReadyToUse: true}
 }
 
 // DeleteSnapshot removes a snapshot; one that is not there is removed already.
@@ -69,7 +71,8 @@ func (d *Driver) ListSnapshots(_ context.Context, req *spec.ListSnapshotsRequest
 	}
 	some := all[:0]
 	for _, r := range all {
-		if (req.GetSnapshotId() == "" || r.ID == req.GetSnapshotId()) && (req.GetSourceVolumeId() == "" || r.Source == "volumes/"+req.GetSourceVolumeId()) {
+		if (req.GetSnapshotId() == "" || r.ID == req.GetSnapshotId()) && (req.GetSourceVolumeId() == "" || r.Source == "volumes/"+
+			req.GetSourceVolumeId()) {
 			some = append(some, r)
 		}
 	}

@@ -78,10 +78,10 @@ func TestOnlyNodesSendIntoTheTunnel(t *testing.T) {
 	m, err := cfg.hostNetwork()
 	w.must(err)
 	defer m.close()
-	nodes := []Node{nodeOf(apiNode("a", "192.0.2.1", "10.244.0.0/24")), nodeOf(apiNode("b", "192.0.2.2", "10.244.1.0/24"))}
+	nodes := []clusterNode{nodeOf(apiNode("a", "192.0.2.1", "10.244.0.0/24")), nodeOf(apiNode("b", "192.0.2.2", "10.244.1.0/24"))}
 	links, err := m.links()
 	w.must(err)
-	p := decide(cfg.Mode, "a", nodes, links, Names{Tunnel: "vx-test", VNI: 77})
+	p := decide(cfg.Mode, "a", nodes, links, linkNames{Tunnel: "vx-test", VNI: 77})
 	r := &runner{cfg: cfg}
 	w.must(r.fence(p.Tunnel, nodes))
 	_, err = m.apply(p)

@@ -285,12 +285,12 @@ func TestAgainAndAway(t *testing.T) {
 	m, err := cfg.hostNetwork()
 	w.must(err)
 	defer m.close()
-	nodes := []Node{nodeOf(apiNode("a", "192.0.2.1", "10.244.0.0/24")), nodeOf(apiNode("b", "192.0.2.2", "10.244.1.0/24")),
+	nodes := []clusterNode{nodeOf(apiNode("a", "192.0.2.1", "10.244.0.0/24")), nodeOf(apiNode("b", "192.0.2.2", "10.244.1.0/24")),
 		nodeOf(apiNode("c", "198.51.100.3", "10.244.2.0/24"))}
 	step := func() int {
 		links, err := m.links()
 		w.must(err)
-		p := decide(cfg.Mode, "a", nodes, links, Names{Tunnel: "vx-test", VNI: 77})
+		p := decide(cfg.Mode, "a", nodes, links, linkNames{Tunnel: "vx-test", VNI: 77})
 		w.must(cfg.masquerade(p.Own, p.guardName()))
 		n, err := m.apply(p)
 		w.must(err)

@@ -61,8 +61,8 @@ func (m Mode) Overhead(node netip.Addr) int {
 	return ip + 8 + 22 // UDP 8, VXLAN 8, Ethernet 14
 }
 
-// Node is what the network knows of a node.
-type Node struct {
+// clusterNode is what the network knows of a node.
+type clusterNode struct {
 	Name string
 	// IPs are its internal addresses, the main one first.
 	IPs      []netip.Addr
@@ -125,8 +125,8 @@ type plan struct {
 	Problems []string
 }
 
-// Names are those of this cluster on this host.
-type Names struct {
+// linkNames are those of this cluster on this host.
+type linkNames struct {
 	// Tunnel is the name of the VXLAN device.
 	Tunnel string
 	// VNI is the same on every node, and differs between clusters that share
@@ -161,9 +161,9 @@ func macOf(node string) string {
 
 // decide says what the network of node self must look like. Before that node
 // has an address nothing is known of what it should reach.
-func decide(mode Mode, self string, nodes []Node, links []link, names Names) plan {
+func decide(mode Mode, self string, nodes []clusterNode, links []link, names linkNames) plan {
 	var p plan
-	at := slices.IndexFunc(nodes, func(n Node) bool { return n.Name == self })
+	at := slices.IndexFunc(nodes, func(n clusterNode) bool { return n.Name == self })
 	if at < 0 || len(nodes[at].IPs) == 0 {
 		return p
 	}
@@ -173,7 +173,7 @@ func decide(mode Mode, self string, nodes []Node, links []link, names Names) pla
 	if mode == WireGuard {
 		d.startGuard()
 	}
-	nodes = slices.SortedFunc(slices.Values(nodes), func(a, b Node) int { return strings.Compare(a.Name, b.Name) })
+	nodes = slices.SortedFunc(slices.Values(nodes), func(a, b clusterNode) int { return strings.Compare(a.Name, b.Name) })
 	for _, n := range nodes {
 		if n.Name != self && len(n.PodCIDRs) > 0 {
 			d.reach(n)
@@ -190,9 +190,9 @@ func decide(mode Mode, self string, nodes []Node, links []link, names Names) pla
 
 type decider struct {
 	mode  Mode
-	own   Node
+	own   clusterNode
 	links []link
-	names Names
+	names linkNames
 	plan  *plan
 	// taken are the ranges that are on this node or behind a peer already, keys
 	// who has a key: in mode WireGuard only.
@@ -201,7 +201,7 @@ type decider struct {
 }
 
 // reach adds the way to one node.
-func (d *decider) reach(n Node) {
+func (d *decider) reach(n clusterNode) {
 	if d.mode == WireGuard {
 		d.guard(n)
 		return
@@ -221,7 +221,7 @@ func (d *decider) reach(n Node) {
 
 // direct routes to a node that shares a link with this one; a pod CIDR needs
 // a neighbour of its own family.
-func (d *decider) direct(n Node) bool {
+func (d *decider) direct(n clusterNode) bool {
 	var routes []route
 	for _, cidr := range n.PodCIDRs {
 		i := slices.IndexFunc(n.IPs, func(ip netip.Addr) bool { return ip.Is4() == cidr.Addr().Is4() && d.sharedLink(ip) != "" })
@@ -247,7 +247,7 @@ func (d *decider) sharedLink(ip netip.Addr) string {
 }
 
 // tunnel sends to a node through VXLAN.
-func (d *decider) tunnel(n Node) {
+func (d *decider) tunnel(n clusterNode) {
 	local, remote, ok := d.endpoints(n)
 	if !ok {
 		d.plan.Problems = append(d.plan.Problems, fmt.Sprintf("node %s (%v) has no address of a family that this node (%v) has", n.Name,
@@ -276,7 +276,7 @@ func (d *decider) tunnel(n Node) {
 	}
 }
 
-func (d *decider) endpoints(n Node) (local, remote netip.Addr, ok bool) {
+func (d *decider) endpoints(n clusterNode) (local, remote netip.Addr, ok bool) {
 	for _, local := range d.own.IPs {
 		for _, remote := range n.IPs {
 			if local.Is4() == remote.Is4() {

@@ -11,8 +11,8 @@ import (
 
 func ip(s string) netip.Addr     { return netip.MustParseAddr(s) }
 func cidr(s string) netip.Prefix { return netip.MustParsePrefix(s) }
-func node(name, at string, pods ...string) Node {
-	n := Node{Name: name, IPs: []netip.Addr{ip(at)}}
+func node(name, at string, pods ...string) clusterNode {
+	n := clusterNode{Name: name, IPs: []netip.Addr{ip(at)}}
 	for _, p := range pods {
 		n.PodCIDRs = append(n.PodCIDRs, cidr(p))
 	}
@@ -22,7 +22,7 @@ func node(name, at string, pods ...string) Node {
 var (
 	lan = []link{{Name: "eth0", Index: 2, MTU: 1500, Addrs: []netip.Prefix{cidr("192.0.2.1/24")}},
 		{Name: "lo", Index: 1, Addrs: []netip.Prefix{cidr("127.0.0.1/8")}}}
-	names = Names{Tunnel: "vx", VNI: 7}
+	names = linkNames{Tunnel: "vx", VNI: 7}
 )
 
 func text(p plan) string {
@@ -64,31 +64,32 @@ func TestDecide(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
 		mode  Mode
-		nodes []Node
+		nodes []clusterNode
 		want  string
 	}{
-		{"alone", Auto, []Node{a}, ""},
-		{"not there yet", Auto, []Node{b}, ""},
-		{"a neighbour", Auto, []Node{a, b}, "10.244.1.0/24 via 192.0.2.2 dev eth0\n"},
-		{"beyond a router", Auto, []Node{a, b, c}, "10.244.1.0/24 via 192.0.2.2 dev eth0\n10.244.2.0/24 via 10.244.2.0 dev vx\n" +
+		{"alone", Auto, []clusterNode{a}, ""},
+		{"not there yet", Auto, []clusterNode{b}, ""},
+		{"a neighbour", Auto, []clusterNode{a, b}, "10.244.1.0/24 via 192.0.2.2 dev eth0\n"},
+		{"beyond a router", Auto, []clusterNode{a, b, c}, "10.244.1.0/24 via 192.0.2.2 dev eth0\n10.244.2.0/24 via 10.244.2.0 dev vx\n" +
 			"tunnel vx vni 7 from 192.0.2.1 mtu 1450 [10.244.0.0]\n10.244.2.0 is " + macC + "\n" + macC + " is behind 198.51.100.3\n"},
-		{"routes only", Routes, []Node{a, b, c},
+		{"routes only", Routes, []clusterNode{a, b, c},
 			"10.244.1.0/24 via 192.0.2.2 dev eth0\nproblem: node c ([198.51.100.3]) is on no link of this node: use network auto or " +
 				"vxlan\n"},
-		{"tunnels only", VXLAN, []Node{a, b},
+		{"tunnels only", VXLAN, []clusterNode{a, b},
 			"10.244.1.0/24 via 10.244.1.0 dev vx\ntunnel vx vni 7 from 192.0.2.1 mtu 1450 [10.244.0.0]\n10.244.1.0 is " + macB + "\n" +
 				macB + " is behind 192.0.2.2\n"},
-		{"a node without pods", Auto, []Node{a, node("b", "192.0.2.2")}, ""},
-		{"two nodes with one range", Auto, []Node{a, node("z", "192.0.2.9", "10.244.1.0/24"), b}, "10.244.1.0/24 via 192.0.2.2 dev eth0\n"},
-		{"both families through a tunnel of one", VXLAN, []Node{node("a", "192.0.2.1", "10.244.0.0/24", "fd00:0::/64"),
+		{"a node without pods", Auto, []clusterNode{a, node("b", "192.0.2.2")}, ""},
+		{"two nodes with one range", Auto, []clusterNode{a, node("z", "192.0.2.9", "10.244.1.0/24"), b},
+			"10.244.1.0/24 via 192.0.2.2 dev eth0\n"},
+		{"both families through a tunnel of one", VXLAN, []clusterNode{node("a", "192.0.2.1", "10.244.0.0/24", "fd00:0::/64"),
 			node("b", "192.0.2.2", "10.244.1.0/24", "fd00:0:0:1::/64")},
 			"10.244.1.0/24 via 10.244.1.0 dev vx\nfd00:0:0:1::/64 via fd00:0:0:1:: dev vx\ntunnel vx vni 7 from 192.0.2.1 mtu 1450 " +
 				"[10.244.0.0 fd00::]\n" +
 				"10.244.1.0 is " + macB + "\nfd00:0:0:1:: is " + macB + "\n" + macB + " is behind 192.0.2.2\n"},
-		{"a range whose family no neighbour has", Auto, []Node{a, node("b", "192.0.2.2", "fd00:0:0:1::/64")},
+		{"a range whose family no neighbour has", Auto, []clusterNode{a, node("b", "192.0.2.2", "fd00:0:0:1::/64")},
 			"fd00:0:0:1::/64 via fd00:0:0:1:: dev vx\ntunnel vx vni 7 from 192.0.2.1 mtu 1450 [10.244.0.0]\nfd00:0:0:1:: is " + macB +
 				"\n" + macB + " is behind 192.0.2.2\n"},
-		{"no common family", VXLAN, []Node{a, node("b", "2001:db8::2", "10.244.1.0/24")},
+		{"no common family", VXLAN, []clusterNode{a, node("b", "2001:db8::2", "10.244.1.0/24")},
 			"problem: node b ([2001:db8::2]) has no address of a family that this node ([192.0.2.1]) has\n"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -104,7 +105,7 @@ func TestDecide(t *testing.T) {
 func TestEveryNodeFindsEveryOther(t *testing.T) {
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 7))
-		var nodes []Node
+		var nodes []clusterNode
 		links := map[string][]link{}
 		for i := range 2 + r.IntN(6) {
 			name := fmt.Sprintf("n%d", i)
@@ -135,7 +136,7 @@ func TestEveryNodeFindsEveryOther(t *testing.T) {
 }
 
 // arrives is the way of a packet, as the kernel would take it.
-func arrives(from, to plan, sender, receiver Node, dst netip.Addr) string {
+func arrives(from, to plan, sender, receiver clusterNode, dst netip.Addr) string {
 	var r route
 	for _, x := range from.Routes {
 		if x.Dst.Contains(dst) && (!r.Dst.IsValid() || x.Dst.Bits() > r.Dst.Bits()) {
@@ -175,7 +176,7 @@ func arrives(from, to plan, sender, receiver Node, dst netip.Addr) string {
 
 // unlocks is the way of a packet through WireGuard: the sender's device picks
 // the peer by destination, the receiver's takes it by source.
-func unlocks(from, to guard, sender, receiver Node, dst netip.Addr) string {
+func unlocks(from, to guard, sender, receiver clusterNode, dst netip.Addr) string {
 	holds := func(p peer, ip netip.Addr) bool {
 		return slices.ContainsFunc(p.Allowed, func(r netip.Prefix) bool { return r.Contains(ip) })
 	}

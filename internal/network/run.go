@@ -121,7 +121,7 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	defer m.close()
-	names := Names{Tunnel: cfg.Tunnel, VNI: vniOf(cfg.ClusterCIDRs), Cluster: cfg.ClusterCIDRs, Guard: cfg.WireGuard.Name}
+	names := linkNames{Tunnel: cfg.Tunnel, VNI: vniOf(cfg.ClusterCIDRs), Cluster: cfg.ClusterCIDRs, Guard: cfg.WireGuard.Name}
 	if cfg.Mode == WireGuard {
 		if m.guard.key, err = loadKey(cfg.WireGuard.KeyFile, cfg.Log); err != nil {
 			return err
@@ -161,7 +161,7 @@ func Run(ctx context.Context, cfg Config) error {
 type runner struct {
 	cfg         Config
 	hostNetwork *hostNetwork
-	names       Names
+	names       linkNames
 	nodes       corelisters.NodeLister
 	wake        chan struct{}
 	// masked is what masquerade was last written for.
@@ -264,7 +264,7 @@ func (r *runner) step(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("listing nodes: %w", err)
 	}
-	var nodes []Node
+	var nodes []clusterNode
 	for _, n := range list {
 		nodes = append(nodes, nodeOf(n))
 	}
@@ -300,7 +300,7 @@ func (r *runner) step(ctx context.Context) error {
 
 // fence keeps the table of those who may send into the tunnel as the nodes are.
 // It is written before the tunnel is made.
-func (r *runner) fence(t *tunnel, nodes []Node) error {
+func (r *runner) fence(t *tunnel, nodes []clusterNode) error {
 	var from []netip.Addr
 	for _, n := range nodes {
 		if n.Name != r.cfg.NodeName {
@@ -349,14 +349,14 @@ const publishFor = 10 * time.Second
 
 // publish tells the others of this node's WireGuard device, or that it has none
 // any more. Only this one annotation is touched.
-func (r *runner) publish(ctx context.Context, g *guard, nodes []Node) error {
+func (r *runner) publish(ctx context.Context, g *guard, nodes []clusterNode) error {
 	var want *string // null removes it
 	have := ""
 	if g != nil {
 		s := g.published.String()
 		want = &s
 	}
-	if i := slices.IndexFunc(nodes, func(n Node) bool { return n.Name == r.cfg.NodeName }); i >= 0 {
+	if i := slices.IndexFunc(nodes, func(n clusterNode) bool { return n.Name == r.cfg.NodeName }); i >= 0 {
 		have = nodes[i].Published
 	}
 	if have == ptr.Deref(want, "") || r.cfg.Client == nil {
@@ -377,8 +377,8 @@ func (r *runner) publish(ctx context.Context, g *guard, nodes []Node) error {
 }
 
 // nodeOf picks what the network must know of a Node.
-func nodeOf(n *corev1.Node) Node {
-	out := Node{Name: n.Name, Published: n.Annotations[Annotation]}
+func nodeOf(n *corev1.Node) clusterNode {
+	out := clusterNode{Name: n.Name, Published: n.Annotations[Annotation]}
 	for _, a := range n.Status.Addresses {
 		if ip, err := netip.ParseAddr(a.Address); err == nil && a.Type == corev1.NodeInternalIP {
 			out.IPs = append(out.IPs, ip.Unmap())
@@ -396,7 +396,7 @@ func nodeOf(n *corev1.Node) Node {
 	return out
 }
 
-func same(a, b Node) bool {
+func same(a, b clusterNode) bool {
 	return a.Name == b.Name && slices.Equal(a.IPs, b.IPs) && slices.Equal(a.PodCIDRs, b.PodCIDRs) && a.Published == b.Published
 }
 

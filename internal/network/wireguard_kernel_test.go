@@ -151,7 +151,7 @@ func (w *fortress) restart() {
 	defer m.close()
 	m.guard.key, err = loadKey(cfg.WireGuard.KeyFile, cfg.Log)
 	w.must(err)
-	var nodes []Node
+	var nodes []clusterNode
 	list, err := w.client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
 	w.must(err)
 	for _, n := range list.Items {
@@ -159,7 +159,7 @@ func (w *fortress) restart() {
 	}
 	links, err := m.links()
 	w.must(err)
-	p := decide(WireGuard, "a", nodes, links, Names{Guard: cfg.WireGuard.Name, Cluster: cfg.ClusterCIDRs,
+	p := decide(WireGuard, "a", nodes, links, linkNames{Guard: cfg.WireGuard.Name, Cluster: cfg.ClusterCIDRs,
 		published: published{m.guard.key.public(), 51820}})
 	if n, err := m.apply(p); n != 0 || err != nil {
 		t.Errorf("%d changes (%v) where nothing differs", n, err)
@@ -295,7 +295,7 @@ func TestClosedWithoutDevice(t *testing.T) {
 	}
 	w := newFortress(t)
 	a := w.node["a"]
-	nodes := []Node{guarded("a", "192.0.2.1", "10.244.0.0/24", "fd00:0:0:1::/64"), guarded("b", "192.0.2.2", "10.244.1.0/24",
+	nodes := []clusterNode{guarded("a", "192.0.2.1", "10.244.0.0/24", "fd00:0:0:1::/64"), guarded("b", "192.0.2.2", "10.244.1.0/24",
 		"fd00:0:0:2::/64")}
 	cfg := w.config("a", WireGuard)
 	m, err := cfg.hostNetwork()
@@ -306,7 +306,7 @@ func TestClosedWithoutDevice(t *testing.T) {
 	plan := func(mode Mode) plan {
 		links, err := m.links()
 		w.must(err)
-		return decide(mode, "a", nodes, links, Names{Tunnel: "vx-test", VNI: 7, Guard: cfg.WireGuard.Name, Cluster: cfg.ClusterCIDRs,
+		return decide(mode, "a", nodes, links, linkNames{Tunnel: "vx-test", VNI: 7, Guard: cfg.WireGuard.Name, Cluster: cfg.ClusterCIDRs,
 			published: published{m.guard.key.public(), 51820}})
 	}
 	_, err = m.apply(plan(VXLAN))

@@ -114,7 +114,7 @@ func (d *decider) startGuard() {
 
 // guard sends to a node through WireGuard, or says why it cannot: then nothing
 // is sent to it at all.
-func (d *decider) guard(n Node) {
+func (d *decider) guard(n clusterNode) {
 	problem := func(format string, args ...any) {
 		d.plan.Problems = append(d.plan.Problems, "node "+n.Name+" "+fmt.Sprintf(format, args...))
 	}

@@ -28,72 +28,76 @@ func keyOf(name string) wgtypes.Key {
 var nameOf = map[wgtypes.Key]string{}
 
 // guarded is a node that has published its key.
-func guarded(name, at string, pods ...string) Node {
+func guarded(name, at string, pods ...string) clusterNode {
 	n := node(name, at, pods...)
 	n.Published = published{keyOf(name), 51820}.String()
 	return n
 }
 
-func guardNames(self string) Names {
-	return Names{Tunnel: "vx", VNI: 7, Guard: "wg", published: published{keyOf(self), 51820}, Cluster: []netip.Prefix{cidr("10.244.0.0/16"),
-		cidr("fd00::/48")}}
+func guardNames(self string) linkNames {
+	return linkNames{Tunnel: "vx", VNI: 7, Guard: "wg", published: published{keyOf(self), 51820},
+		Cluster: []netip.Prefix{cidr("10.244.0.0/16"),
+			cidr("fd00::/48")}}
 }
 
 func TestDecideWireGuard(t *testing.T) {
 	const six = "fd00:0:0:1::/64"
 	a, b, c := guarded("a", "192.0.2.1", "10.244.0.0/24", "fd00::/64"), guarded("b", "192.0.2.2", "10.244.1.0/24", six),
 		guarded("c", "198.51.100.3", "10.244.2.0/24")
-	with := func(n Node, f func(*Node)) Node { f(&n); return n }
+	with := func(n clusterNode, f func(*clusterNode)) clusterNode { f(&n); return n }
 	const closed = "unreachable 10.244.0.0/16\n"
 	const last = "unreachable fd00::/48\n"
 	const own = "guard wg port 51820 mtu 1440 [10.244.0.0 fd00::]\n"
 	const toB = "peer b at 192.0.2.2:51820 [10.244.1.0/24 " + six + "] every 0s\n"
 	for _, tc := range []struct {
 		name  string
-		nodes []Node
+		nodes []clusterNode
 		links []link
 		want  string
 	}{
-		{"alone", []Node{a}, lan, closed + last + own},
-		{"not there yet", []Node{b}, lan, ""},
-		{"without an address", []Node{{Name: "a", PodCIDRs: a.PodCIDRs}, b}, lan, ""},
-		{"a neighbour", []Node{a, b}, lan, closed + "10.244.1.0/24 dev wg\n" + last + six + " dev wg\n" + own + toB},
-		{"beyond a router", []Node{c, b, a}, lan, closed + "10.244.1.0/24 dev wg\n10.244.2.0/24 dev wg\n" + last + six + " dev wg\n" + own +
+		{"alone", []clusterNode{a}, lan, closed + last + own},
+		{"not there yet", []clusterNode{b}, lan, ""},
+		{"without an address", []clusterNode{{Name: "a", PodCIDRs: a.PodCIDRs}, b}, lan, ""},
+		{"a neighbour", []clusterNode{a, b}, lan, closed + "10.244.1.0/24 dev wg\n" + last + six + " dev wg\n" + own + toB},
+		{"beyond a router", []clusterNode{c, b, a}, lan, closed + "10.244.1.0/24 dev wg\n10.244.2.0/24 dev wg\n" + last + six +
+			" dev wg\n" + own +
 			toB +
 			"peer c at 198.51.100.3:51820 [10.244.2.0/24] every 0s\n"},
-		{"a port of its own", []Node{a, with(c, func(n *Node) { n.Published = published{keyOf("c"), 7007}.String() })}, lan,
+		{"a port of its own", []clusterNode{a, with(c, func(n *clusterNode) { n.Published = published{keyOf("c"), 7007}.String() })}, lan,
 			closed + "10.244.2.0/24 dev wg\n" + last + own + "peer c at 198.51.100.3:7007 [10.244.2.0/24] every 0s\n"},
-		{"no key yet", []Node{a, with(c, func(n *Node) { n.Published = "" })}, lan,
+		{"no key yet", []clusterNode{a, with(c, func(n *clusterNode) { n.Published = "" })}, lan,
 			closed + last + own +
 				"problem: node c has no WireGuard key yet (annotation berth.dev/wireguard): nothing is sent to its pods until it runs in " +
 				"mode wireguard too\n"},
-		{"no key but nonsense", []Node{a, with(c, func(n *Node) { n.Published = `{"publicKey":"AAAA","port":1}` })}, lan,
+		{"no key but nonsense", []clusterNode{a, with(c, func(n *clusterNode) { n.Published = `{"publicKey":"AAAA","port":1}` })}, lan,
 			closed + last + own +
 				"problem: node c has a WireGuard key that cannot be read, so nothing is sent to its pods: annotation " +
 				"berth.dev/wireguard: publicKey: wgtypes: incorrect key size: 3\n"},
-		{"the key of another", []Node{a, b, with(c, func(n *Node) { n.Published = b.Published })}, lan, closed + "10.244.1.0/24 dev wg\n" +
-			last + six + " dev wg\n" + own + toB +
-			"problem: node c has the WireGuard key of node b, so nothing is sent to its pods: was a data directory copied? Remove the " +
-			"key file of one and start it again\n"},
-		{"our own key", []Node{a, with(c, func(n *Node) { n.Published = a.Published })}, lan, closed + last + own +
+		{"the key of another", []clusterNode{a, b, with(c, func(n *clusterNode) { n.Published = b.Published })}, lan,
+			closed + "10.244.1.0/24 dev wg\n" +
+				last + six + " dev wg\n" + own + toB +
+				"problem: node c has the WireGuard key of node b, so nothing is sent to its pods: was a data directory copied? " +
+				"Remove the key file of one and start it again\n"},
+		{"our own key", []clusterNode{a, with(c, func(n *clusterNode) { n.Published = a.Published })}, lan, closed + last + own +
 			"problem: node c has the WireGuard key of node a, so nothing is sent to its pods: was a data directory copied? Remove the " +
 			"key file of one and start it again\n"},
-		{"two nodes with one range", []Node{a, guarded("z", "192.0.2.9", "10.244.1.0/24"), b}, lan, closed + "10.244.1.0/24 dev wg\n" +
-			last + six + " dev wg\n" + own + toB +
-			"peer z at 192.0.2.9:51820 [] every 0s\n"},
-		{"a node with our range", []Node{a, guarded("z", "192.0.2.9", "10.244.0.0/24")}, lan,
+		{"two nodes with one range", []clusterNode{a, guarded("z", "192.0.2.9", "10.244.1.0/24"), b}, lan,
+			closed + "10.244.1.0/24 dev wg\n" +
+				last + six + " dev wg\n" + own + toB +
+				"peer z at 192.0.2.9:51820 [] every 0s\n"},
+		{"a node with our range", []clusterNode{a, guarded("z", "192.0.2.9", "10.244.0.0/24")}, lan,
 			closed + last + own + "peer z at 192.0.2.9:51820 [] every 0s\n"},
-		{"behind an address that a router translates", []Node{a, b},
+		{"behind an address that a router translates", []clusterNode{a, b},
 			[]link{{Name: "eth0", MTU: 1500, Addrs: []netip.Prefix{cidr("10.0.0.5/24")}}},
 			closed + "10.244.1.0/24 dev wg\n" + last + six + " dev wg\n" + own + strings.Replace(toB, "0s", "25s", 1)},
-		{"a peer of the other family", []Node{with(a, func(n *Node) { n.IPs = append(n.IPs, ip("2001:db8::1")) }),
+		{"a peer of the other family", []clusterNode{with(a, func(n *clusterNode) { n.IPs = append(n.IPs, ip("2001:db8::1")) }),
 			guarded("b", "2001:db8::2", "10.244.1.0/24")},
 			[]link{{Name: "eth0", MTU: 1500, Addrs: []netip.Prefix{cidr("192.0.2.1/24"), cidr("2001:db8::1/64")}}},
 			closed + "10.244.1.0/24 dev wg\n" + last + strings.Replace(own, "1440", "1420", 1) +
 				"peer b at [2001:db8::2]:51820 [10.244.1.0/24] every 0s\n"},
-		{"no common family", []Node{a, guarded("b", "2001:db8::2", "10.244.1.0/24")}, lan,
+		{"no common family", []clusterNode{a, guarded("b", "2001:db8::2", "10.244.1.0/24")}, lan,
 			closed + last + own + "problem: node b ([2001:db8::2]) has no address of a family that this node ([192.0.2.1]) has\n"},
-		{"a node without pods", []Node{a, guarded("b", "192.0.2.2")}, lan, closed + last + own},
+		{"a node without pods", []clusterNode{a, guarded("b", "192.0.2.2")}, lan, closed + last + own},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if got := text(decide(WireGuard, "a", tc.nodes, tc.links, guardNames("a"))); got != tc.want {

@@ -89,22 +89,32 @@ const events = "\ncreate,patch events"
 // where the configuration has nothing for one to do.
 func controllers(c *Config) []controller.Controller {
 	return []controller.Controller{
-		{Name: "node-ipam-controller", Alias: "nodeipam", Account: "node-controller", Watches: "nodes", Writes: "patch nodes" + events, Run: runIPAM(c)},
-		{Name: "node-lifecycle-controller", Alias: "nodelifecycle", Account: "node-controller", Watches: "nodes pods leases.coordination.k8s.io",
-			Reads: "get nodes", Writes: "patch nodes nodes/status pods/status" + events, Run: func(ctx context.Context, e controller.Env) error {
-				return health.Run(ctx, health.Config{Client: e.Client, Leases: e.Reader, Informers: e.Informers, Log: e.Log, Events: e.Recorder("node-controller"),
+		{Name: "node-ipam-controller", Alias: "nodeipam", Account: "node-controller", Watches: "nodes", Writes: "patch nodes" + events,
+			Run: runIPAM(c)},
+		{Name: "node-lifecycle-controller", Alias: "nodelifecycle", Account: "node-controller",
+			Watches: "nodes pods leases.coordination.k8s.io",
+			Reads:   "get nodes", Writes: "patch nodes nodes/status pods/status" + events,
+			Run: func(ctx context.Context, e controller.Env) error {
+				return health.Run(ctx, health.Config{Client: e.Client, Leases: e.Reader, Informers: e.Informers, Log: e.Log,
+					Events:  e.Recorder("node-controller"),
 					Journal: e.Journal, Metrics: e.Registerer, Settings: c.Health, Board: c.Board})
 			}},
 		{Name: "taint-eviction-controller", Account: "node-controller", Watches: "nodes pods", Reads: "get nodes pods",
 			Writes: "patch pods/status\ndelete pods" + events, Run: eviction.Run},
-		{Name: "pod-garbage-collector-controller", Alias: "podgc", Account: "pod-garbage-collector", Watches: "nodes pods", Reads: "get nodes",
-			Writes: "patch pods/status\ndelete pods", Run: func(ctx context.Context, e controller.Env) error { return podgc.Run(ctx, e, c.KeepFinished) }},
+		{Name: "pod-garbage-collector-controller", Alias: "podgc", Account: "pod-garbage-collector", Watches: "nodes pods",
+			Reads:  "get nodes",
+			Writes: "patch pods/status\ndelete pods", Run: func(ctx context.Context, e controller.Env) error {
+				return podgc.Run(ctx, e,
+					c.KeepFinished)
+			}},
 		{Name: "ttl-controller", Alias: "ttl", Account: "ttl-controller", Watches: "nodes", Writes: "patch nodes", Run: ttl.Run},
 		{Name: "cloud-node-controller", Alias: "cloud-node", Account: "cloud-node-controller", Watches: "nodes",
 			Writes: "patch nodes nodes/status" + events, Run: followCloud(c, cloud.RunNodes)},
-		{Name: "cloud-node-lifecycle-controller", Alias: "cloud-node-lifecycle", Account: "cloud-node-controller", Watches: "nodes", Reads: "get nodes",
+		{Name: "cloud-node-lifecycle-controller", Alias: "cloud-node-lifecycle", Account: "cloud-node-controller", Watches: "nodes",
+			Reads:  "get nodes",
 			Writes: "patch,delete nodes" + events, Run: followCloud(c, cloud.RunLifecycle)},
-		{Name: "node-route-controller", Alias: "route", Account: "route-controller", Watches: "nodes", Writes: "patch nodes/status" + events, Run: runRoutes(c)},
+		{Name: "node-route-controller", Alias: "route", Account: "route-controller", Watches: "nodes", Writes: "patch nodes/status" +
+			events, Run: runRoutes(c)},
 	}
 }
 
@@ -139,7 +149,8 @@ func runRoutes(c *Config) func(context.Context, controller.Env) error {
 		return nil
 	}
 	return func(ctx context.Context, e controller.Env) error {
-		return route.Run(ctx, e, route.Config{Routes: routes, ClusterName: c.Cloud.ClusterName, ClusterCIDRs: c.Cloud.ClusterCIDRs, Period: c.Cloud.RoutePeriod})
+		return route.Run(ctx, e, route.Config{Routes: routes, ClusterName: c.Cloud.ClusterName, ClusterCIDRs: c.Cloud.ClusterCIDRs,
+			Period: c.Cloud.RoutePeriod})
 	}
 }
 
@@ -174,7 +185,8 @@ func Controllers(cfg Config) ([]Controller, error) {
 	if cfg.Cloud != nil {
 		cfg.Cloud = cfg.Cloud.complete()
 	}
-	env := controller.Env{Client: cfg.Client, Informers: cfg.Informers, Log: cfg.Log, Journal: cfg.Journal, Registerer: cfg.Metrics, Recorders: cfg.Recorders}
+	env := controller.Env{Client: cfg.Client, Informers: cfg.Informers, Log: cfg.Log, Journal: cfg.Journal, Registerer: cfg.Metrics,
+		Recorders: cfg.Recorders}
 	var out []Controller
 	for _, c := range controllers(&cfg) {
 		if c.Run != nil && (cfg.Enabled == nil || cfg.Enabled(c.Name)) {

@@ -66,7 +66,8 @@ type LostError struct {
 }
 
 func (e *LostError) Error() string {
-	return fmt.Sprintf("%s: missing, but %s. A new CA would cut off every node and kubeconfig, so none is made: restore pki/ from a backup, "+
+	return fmt.Sprintf("%s: missing, but %s. A new CA would cut off every node and kubeconfig, so none is made: restore pki/ from a "+
+		"backup, "+
 		"or start with a new data directory", strings.Join(e.Missing, " and "), e.Because)
 }
 
@@ -284,10 +285,12 @@ func EnsureKeyPair(dir, name string) (keyFile, pubFile string, err error) {
 func validAt(cert *x509.Certificate, now time.Time, file string) error {
 	switch {
 	case now.Before(cert.NotBefore):
-		return fmt.Errorf("certificate %s is not valid before %s but this machine's clock says %s: set the clock, or remove the data directory if the certificates were made with a wrong clock",
+		return fmt.Errorf("certificate %s is not valid before %s but this machine's clock says %s: set the clock, or remove the data "+
+			"directory if the certificates were made with a wrong clock",
 			file, cert.NotBefore.Format(time.RFC3339), now.UTC().Format(time.RFC3339))
 	case now.After(cert.NotAfter):
-		return fmt.Errorf("certificate %s ended at %s and this machine's clock says %s: set the clock if it is wrong, otherwise start with a new data directory",
+		return fmt.Errorf("certificate %s ended at %s and this machine's clock says %s: set the clock if it is wrong, otherwise start "+
+			"with a new data directory",
 			file, cert.NotAfter.Format(time.RFC3339), now.UTC().Format(time.RFC3339))
 	}
 	return nil

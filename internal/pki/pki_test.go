@@ -29,8 +29,10 @@ func TestLeafIsKeptUntilItNoLongerFits(t *testing.T) {
 	}{
 		{"first", noon, want, true},
 		{"again", noon.Add(time.Hour), want, false},
-		{"new address", noon.Add(time.Hour), Leaf{CommonName: "kube-apiserver", Names: []string{"localhost"}, IPs: []net.IP{net.IPv4(10, 0, 0, 9)}, Server: true}, true},
-		{"near its end", noon.Add(DefaultLeafLife - 60*24*time.Hour + 2*time.Hour), Leaf{CommonName: "kube-apiserver", IPs: []net.IP{net.IPv4(10, 0, 0, 9)}, Server: true}, true},
+		{"new address", noon.Add(time.Hour), Leaf{CommonName: "kube-apiserver", Names: []string{"localhost"},
+			IPs: []net.IP{net.IPv4(10, 0, 0, 9)}, Server: true}, true},
+		{"near its end", noon.Add(DefaultLeafLife - 60*24*time.Hour + 2*time.Hour), Leaf{CommonName: "kube-apiserver",
+			IPs: []net.IP{net.IPv4(10, 0, 0, 9)}, Server: true}, true},
 		{"other identity", noon, Leaf{CommonName: "someone", Client: true}, true},
 	}
 	for _, s := range steps {
@@ -47,7 +49,8 @@ func TestLeafVerifiesAndKeyIsPrivate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	crt, key, _, err := ca.EnsureLeaf(dir, "node", Leaf{CommonName: "system:node:a", Organization: []string{"system:nodes"}, Client: true}, noon)
+	crt, key, _, err := ca.EnsureLeaf(dir, "node", Leaf{CommonName: "system:node:a", Organization: []string{"system:nodes"}, Client: true},
+		noon)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +60,8 @@ func TestLeafVerifiesAndKeyIsPrivate(t *testing.T) {
 	}
 	pool := x509.NewCertPool()
 	pool.AddCert(ca.Cert)
-	if _, err := pair.Leaf.Verify(x509.VerifyOptions{Roots: pool, CurrentTime: noon, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
+	if _, err := pair.Leaf.Verify(x509.VerifyOptions{Roots: pool, CurrentTime: noon,
+		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
 		t.Fatal(err)
 	}
 	if st, _ := os.Stat(key); st.Mode().Perm() != 0o600 {
@@ -95,13 +99,14 @@ func TestLostAuthorityIsNotReplaced(t *testing.T) {
 		harm func(dir string) error
 		want string
 	}{
-		"key lost":           {"", true, func(d string) error { return os.Remove(filepath.Join(d, "ca.key")) }, "ca.key: missing, but"},
-		"certificate lost":   {"", true, func(d string) error { return os.Remove(filepath.Join(d, "ca.crt")) }, "ca.crt: missing, but"},
-		"key lost, unused":   {"", false, func(d string) error { return os.Remove(filepath.Join(d, "ca.key")) }, "ca.key: missing, but"},
-		"both lost, leaves":  {"", true, loseBoth, "leaf.crt was signed by it"},
-		"both lost, data":    {"etcd holds a cluster", false, loseBoth, "etcd holds a cluster"},
-		"key empty":          {"", true, func(d string) error { return os.WriteFile(filepath.Join(d, "ca.key"), nil, 0o600) }, "(0 bytes)"},
-		"certificate empty":  {"", true, func(d string) error { return os.WriteFile(filepath.Join(d, "ca.crt"), nil, 0o600) }, "restore it from a backup"},
+		"key lost":          {"", true, func(d string) error { return os.Remove(filepath.Join(d, "ca.key")) }, "ca.key: missing, but"},
+		"certificate lost":  {"", true, func(d string) error { return os.Remove(filepath.Join(d, "ca.crt")) }, "ca.crt: missing, but"},
+		"key lost, unused":  {"", false, func(d string) error { return os.Remove(filepath.Join(d, "ca.key")) }, "ca.key: missing, but"},
+		"both lost, leaves": {"", true, loseBoth, "leaf.crt was signed by it"},
+		"both lost, data":   {"etcd holds a cluster", false, loseBoth, "etcd holds a cluster"},
+		"key empty":         {"", true, func(d string) error { return os.WriteFile(filepath.Join(d, "ca.key"), nil, 0o600) }, "(0 bytes)"},
+		"certificate empty": {"", true, func(d string) error { return os.WriteFile(filepath.Join(d, "ca.crt"), nil, 0o600) },
+			"restore it from a backup"},
 		"both lost, new":     {"", false, loseBoth, ""},
 		"first start broken": {"", false, func(d string) error { return os.Remove(filepath.Join(d, "ca.crt")) }, ""},
 	} {

@@ -19,8 +19,8 @@ func Terminal(p *v1.Pod) bool {
 // being deleted.
 func Active(p *v1.Pod) bool { return !Terminal(p) && p.DeletionTimestamp == nil }
 
-// IsMirror says whether the pod stands in the API for a static one of its node.
-func IsMirror(p *v1.Pod) bool {
+// isMirror says whether the pod stands in the API for a static one of its node.
+func isMirror(p *v1.Pod) bool {
 	_, ok := p.Annotations[v1.MirrorPodAnnotationKey]
 	return ok
 }

@@ -8,7 +8,8 @@ import (
 )
 
 func TestPhases(t *testing.T) {
-	for phase, terminal := range map[v1.PodPhase]bool{"": false, v1.PodPending: false, v1.PodRunning: false, v1.PodUnknown: false, v1.PodSucceeded: true, v1.PodFailed: true} {
+	for phase, terminal := range map[v1.PodPhase]bool{"": false, v1.PodPending: false, v1.PodRunning: false, v1.PodUnknown: false,
+		v1.PodSucceeded: true, v1.PodFailed: true} {
 		p := &v1.Pod{Status: v1.PodStatus{Phase: phase}}
 		if Terminal(p) != terminal || Active(p) == terminal {
 			t.Errorf("%q: terminal %v, active %v", phase, Terminal(p), Active(p))
@@ -18,10 +19,10 @@ func TestPhases(t *testing.T) {
 			t.Errorf("%q and being deleted: active", phase)
 		}
 	}
-	if p := (&v1.Pod{}); IsMirror(p) || Ready(p) {
+	if p := (&v1.Pod{}); isMirror(p) || Ready(p) {
 		t.Error("an empty pod is a mirror or ready")
 	}
-	if p := (&v1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{v1.MirrorPodAnnotationKey: ""}}}); !IsMirror(p) {
+	if p := (&v1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{v1.MirrorPodAnnotationKey: ""}}}); !isMirror(p) {
 		t.Error("a mirror pod is none")
 	}
 }
@@ -39,8 +40,10 @@ func TestTolerations(t *testing.T) {
 		{"another value", []v1.Toleration{{Key: "load", Value: "71"}}, -1},
 		{"another effect", []v1.Toleration{{Key: "load", Value: "70", Effect: v1.TaintEffectNoSchedule}}, -1},
 		{"everything", []v1.Toleration{{Operator: v1.TolerationOpExists}}, 0},
-		{"the second", []v1.Toleration{{Key: "other", Operator: v1.TolerationOpExists}, {Key: "load", Operator: v1.TolerationOpEqual, Value: "70"}}, 1},
-		{"the first of two", []v1.Toleration{{Key: "load", Operator: v1.TolerationOpExists, TolerationSeconds: &long}, {Operator: v1.TolerationOpExists}}, 0},
+		{"the second", []v1.Toleration{{Key: "other", Operator: v1.TolerationOpExists}, {Key: "load", Operator: v1.TolerationOpEqual,
+			Value: "70"}}, 1},
+		{"the first of two", []v1.Toleration{{Key: "load", Operator: v1.TolerationOpExists, TolerationSeconds: &long},
+			{Operator: v1.TolerationOpExists}}, 0},
 		{"a load below 80", []v1.Toleration{{Key: "load", Operator: v1.TolerationOpLt, Value: "80"}}, 0},
 		{"a load below 70", []v1.Toleration{{Key: "load", Operator: v1.TolerationOpLt, Value: "70"}}, -1},
 		{"a load above 9", []v1.Toleration{{Key: "load", Operator: v1.TolerationOpGt, Value: "9"}}, 0},

@@ -26,7 +26,8 @@ func TestNoStartWithoutEnforcement(t *testing.T) {
 	start := func(bridge bool) *Enforcer {
 		t.Helper()
 		k := nft.NewFake()
-		e, err := New(Config{NodeName: "here", Informers: informers.NewSharedInformerFactory(fake.NewClientset(), 0), Instance: "t", Bridge: bridge, settings: dir,
+		e, err := New(Config{NodeName: "here", Informers: informers.NewSharedInformerFactory(fake.NewClientset(), 0), Instance: "t",
+			Bridge: bridge, settings: dir,
 			kernel: func() (nft.Kernel, error) { return k, nil }})
 		if err != nil {
 			t.Fatal(err)

@@ -21,7 +21,8 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 	}
 	m := &metrics{
 		duration: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "berth_network_policy_sync_duration_seconds",
-			Help: "Time from the decision on changed pods and policies to the kernel having it.", Buckets: prometheus.ExponentialBuckets(0.0001, 2, 16)}),
+			Help:    "Time from the decision on changed pods and policies to the kernel having it.",
+			Buckets: prometheus.ExponentialBuckets(0.0001, 2, 16)}),
 		failures: counter("sync_failures_total", "Writes that the kernel refused."),
 		repairs:  counter("repairs_total", "Times that the kernel did not hold what was written."),
 		rows:     counter("rows_written_total", "Rows added to or deleted from sets and maps."),

@@ -59,7 +59,8 @@ func (e *Enforcer) enforceable(key model.Key, selected bool, ips []string) error
 	v6 := slices.ContainsFunc(ips, func(ip string) bool { return strings.Contains(ip, ":") })
 	v4 := slices.ContainsFunc(ips, func(ip string) bool { return !strings.Contains(ip, ":") })
 	if err := seeBridges(e.cfg.settings, v4, v6); err != nil {
-		return fmt.Errorf("pod %s is selected by a NetworkPolicy that node %s cannot enforce, so it does not start: %w", key, e.cfg.NodeName, err)
+		return fmt.Errorf("pod %s is selected by a NetworkPolicy that node %s cannot enforce, so it does not start: %w", key,
+			e.cfg.NodeName, err)
 	}
 	return nil
 }

@@ -53,8 +53,8 @@ type Config struct {
 	settings string
 }
 
-// Table is the name of an instance's tables.
-func Table(instance string) string { return instance + "-policy" }
+// tableName is the name of an instance's tables.
+func tableName(instance string) string { return instance + "-policy" }
 
 // Enforcer keeps the kernel equal to the policies while Run runs.
 type Enforcer struct {
@@ -100,7 +100,7 @@ func New(cfg Config) (*Enforcer, error) {
 	if cfg.kernel == nil {
 		cfg.kernel = kernel.Host
 	}
-	w, err := kernel.New(Table(cfg.Instance), cfg.kernel)
+	w, err := kernel.New(tableName(cfg.Instance), cfg.kernel)
 	if err != nil {
 		return nil, err
 	}
@@ -116,7 +116,8 @@ func New(cfg Config) (*Enforcer, error) {
 func (e *Enforcer) Run(ctx context.Context) error {
 	e.model, e.synced = model.New(), false
 	if err := seeBridges(e.cfg.settings, true, true); err != nil && e.cfg.Bridge {
-		e.cfg.Log.Warn("network policies do not hold between pods on one bridge of this node: pods that one selects do not start", "err", err)
+		e.cfg.Log.Warn("network policies do not hold between pods on one bridge of this node: pods that one selects do not start", "err",
+			err)
 	}
 	synced, stop, err := e.watch()
 	if err != nil {
@@ -183,7 +184,7 @@ func (e *Enforcer) look() {
 	if !ok {
 		e.metrics.repairs.Inc()
 		e.synced = false
-		e.cfg.Log.Warn("somebody changed the tables of network policies: writing them anew", "table", Table(e.cfg.Instance))
+		e.cfg.Log.Warn("somebody changed the tables of network policies: writing them anew", "table", tableName(e.cfg.Instance))
 	}
 }
 
@@ -221,7 +222,8 @@ func (e *Enforcer) step() error {
 	}
 	if !e.synced {
 		e.synced = true
-		e.cfg.Log.Info("network policies are in force", "table", Table(e.cfg.Instance), "chains", len(c.Chains), "rows", len(c.Add), "took", time.Since(began))
+		e.cfg.Log.Info("network policies are in force", "table", tableName(e.cfg.Instance), "chains", len(c.Chains), "rows", len(c.Add),
+			"took", time.Since(began))
 	}
 	for _, ev := range queue {
 		if ev.done != nil {
@@ -240,7 +242,8 @@ func (e *Enforcer) report(c *model.Changes) {
 	}
 	e.cfg.Journal.Append(journal.Record{Time: time.Now(), Part: "network policy", Object: journal.Ref{Kind: "Node", Name: e.cfg.NodeName},
 		Decision: "changed network policy rules", Because: []journal.Fact{
-			{Name: "pod addresses guarded", Value: fmt.Sprint(len(c.Guard))}, {Name: "pod addresses let go", Value: fmt.Sprint(len(c.Unguard))},
+			{Name: "pod addresses guarded", Value: fmt.Sprint(len(c.Guard))},
+			{Name: "pod addresses let go", Value: fmt.Sprint(len(c.Unguard))},
 			{Name: "chains written", Value: fmt.Sprint(len(c.Chains))}, {Name: "rows", Value: fmt.Sprint(len(c.Add) + len(c.Del))}}})
 }
 
@@ -250,7 +253,7 @@ func Cleanup(instance string) error {
 	if instance == "" {
 		return errors.New("removing the tables of network policies: the instance has no name")
 	}
-	w, err := kernel.New(Table(instance), kernel.Host)
+	w, err := kernel.New(tableName(instance), kernel.Host)
 	if err != nil {
 		return err
 	}

@@ -55,8 +55,10 @@ func until(t *testing.T, ns netns.NsHandle, what string, ok func(string) bool) {
 }
 
 func pod(name, ip, node string) *corev1.Pod {
-	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "x", Name: name, UID: types.UID(name), Labels: map[string]string{"pod": name}},
-		Spec:   corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "c", Ports: []corev1.ContainerPort{{Name: "web", ContainerPort: 80}}}}},
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "x", Name: name, UID: types.UID(name),
+		Labels: map[string]string{"pod": name}},
+		Spec: corev1.PodSpec{NodeName: node,
+			Containers: []corev1.Container{{Name: "c", Ports: []corev1.ContainerPort{{Name: "web", ContainerPort: 80}}}}},
 		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: ip, PodIPs: []corev1.PodIP{{IP: ip}}}}
 }
 
@@ -69,18 +71,24 @@ func TestFollowsTheCluster(t *testing.T) {
 	finished.Status.Phase = corev1.PodSucceeded
 	host := pod("host", "10.0.0.8", "other")
 	host.Spec.HostNetwork = true
-	client := fake.NewClientset(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "x"}}, pod("b", "10.0.0.2", "here"), pod("c", "10.0.0.3", "other"), finished, host)
+	client := fake.NewClientset(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "x"}}, pod("b", "10.0.0.2", "here"),
+		pod("c", "10.0.0.3", "other"), finished, host)
 	shared := informers.NewSharedInformerFactory(client, 0)
-	e, err := New(Config{NodeName: "here", Informers: shared, Instance: "t", Log: slog.New(slog.NewTextHandler(t.Output(), nil)), kernel: func() (nft.Kernel, error) { return nft.OpenAt(int(ns)) }})
+	e, err := New(Config{NodeName: "here", Informers: shared, Instance: "t", Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+		kernel: func() (nft.Kernel, error) { return nft.OpenAt(int(ns)) }})
 	if err != nil {
 		t.Fatal(err)
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- e.Run(ctx) }()
-	until(t, ns, "a table without policies", func(s string) bool { return strings.Contains(s, "table ip t-policy") && !strings.Contains(s, "goto") })
+	until(t, ns, "a table without policies", func(s string) bool {
+		return strings.Contains(s, "table ip t-policy") &&
+			!strings.Contains(s, "goto")
+	})
 
 	np := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "x", Name: "p"},
-		Spec: networkingv1.NetworkPolicySpec{Ingress: []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{}}}}}}}
+		Spec: networkingv1.NetworkPolicySpec{Ingress: []networkingv1.NetworkPolicyIngressRule{
+			{From: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{}}}}}}}
 	if _, err := client.NetworkingV1().NetworkPolicies("x").Create(ctx, np, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +141,8 @@ func TestFollowsTheCluster(t *testing.T) {
 // TestStepRepairs drives the loop's steps by hand.
 func TestStepRepairs(t *testing.T) {
 	ns := netnstest.New(t)
-	e, err := New(Config{NodeName: "here", Informers: informers.NewSharedInformerFactory(fake.NewClientset(), 0), Instance: "t", kernel: func() (nft.Kernel, error) { return nft.OpenAt(int(ns)) }})
+	e, err := New(Config{NodeName: "here", Informers: informers.NewSharedInformerFactory(fake.NewClientset(), 0), Instance: "t",
+		kernel: func() (nft.Kernel, error) { return nft.OpenAt(int(ns)) }})
 	if err != nil {
 		t.Fatal(err)
 	}

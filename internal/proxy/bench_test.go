@@ -106,7 +106,8 @@ func BenchmarkAdopt(b *testing.B) {
 			do(func() error { _, err := w.sync(); return err })
 			for range b.N {
 				b.StopTimer()
-				again := &writer{kernel: k, layout: w.layout, table: w.table, model: model.New(model.Config{Family: model.V4, NodeName: nodeName})}
+				again := &writer{kernel: k, layout: w.layout, table: w.table,
+					model: model.New(model.Config{Family: model.V4, NodeName: nodeName})}
 				fill(again.model, size[0], size[1])
 				runtime.GC()
 				b.StartTimer()

@@ -12,7 +12,8 @@ import (
 
 // large is a writer of more rows than one part of a new table holds.
 func large(k nft.Kernel) *writer {
-	w := &writer{kernel: k, layout: rules.Layout{Family: model.V4, MarkBit: 1 << 14}, table: "berth-large", model: model.New(model.Config{Family: model.V4, NodeName: "elsewhere"})}
+	w := &writer{kernel: k, layout: rules.Layout{Family: model.V4, MarkBit: 1 << 14}, table: "berth-large",
+		model: model.New(model.Config{Family: model.V4, NodeName: "elsewhere"})}
 	for i := range 250 {
 		s := svc(fmt.Sprint("s", i), fmt.Sprintf("10.96.0.%d", i), 80, nil)
 		s.Spec.Ports = s.Spec.Ports[:1]

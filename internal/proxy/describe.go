@@ -23,7 +23,8 @@ func Describe(ctx context.Context, client kubernetes.Interface, node string, n m
 	if err != nil {
 		return nil, fmt.Errorf("reading Service %s: %w", n, err)
 	}
-	slices, err := client.DiscoveryV1().EndpointSlices(n.Namespace).List(ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + n.Name})
+	slices, err := client.DiscoveryV1().EndpointSlices(n.Namespace).List(ctx,
+		metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + n.Name})
 	if err != nil {
 		return nil, fmt.Errorf("reading the EndpointSlices of Service %s: %w", n, err)
 	}

@@ -145,7 +145,8 @@ func TestAffinityEnds(t *testing.T) {
 	draw := uint32(0)
 	ask := func(now float64, to netip.AddrPort) netip.Addr {
 		out, err := k.Connect(model.V4, w.table, nft.Packet{Proto: 6, Src: netip.AddrPortFrom(p.outside, 1), Dst: to, In: "eth0", Now: now,
-			Here: func(a netip.Addr) bool { return a == p.nodeIP }, Out: func(netip.Addr) string { return "veth" }, Random: func(n uint32) uint32 { return draw % n }})
+			Here: func(a netip.Addr) bool { return a == p.nodeIP }, Out: func(netip.Addr) string { return "veth" },
+			Random: func(n uint32) uint32 { return draw % n }})
 		if err != nil || out.Verdict != "accept" {
 			t.Fatalf("%+v %v", out, err)
 		}

@@ -138,7 +138,8 @@ func (r *runner) metricsMux() http.Handler {
 	})
 	slis.SLIMetricsWithReset{}.Install(m)
 	flagz.Install(m, componentName, flagReader(r.cfg.Flags))
-	statusz.Install(m, componentName, statusz.NewRegistry(nil, statusz.WithListedPaths([]string{"/configz", "/flagz", "/healthz", "/metrics", "/proxyMode"})))
+	statusz.Install(m, componentName,
+		statusz.NewRegistry(nil, statusz.WithListedPaths([]string{"/configz", "/flagz", "/healthz", "/metrics", "/proxyMode"})))
 	m.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		fmt.Fprint(w, "nftables")

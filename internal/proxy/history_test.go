@@ -408,7 +408,8 @@ func otherEndpoint() error {
 	}
 	key := slices.Clone(row[:s.Key])
 	row[s.Key+3]++
-	return other(nft.Op{Verb: nft.DeleteRows, Name: s.Name, Shape: s, Rows: key}, nft.Op{Verb: nft.AddRows, Name: s.Name, Shape: s, Rows: row})
+	return other(nft.Op{Verb: nft.DeleteRows, Name: s.Name, Shape: s, Rows: key}, nft.Op{Verb: nft.AddRows, Name: s.Name, Shape: s,
+		Rows: row})
 }
 
 // otherRules changes what the rules of a chain do, and not how many there are.

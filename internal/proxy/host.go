@@ -44,7 +44,8 @@ func (cfg *Config) layouts() ([]rules.Layout, error) {
 	case "NodeCIDR":
 		cidrs = "" // the Node tells, once it is seen
 	default:
-		return nil, fmt.Errorf("reading detectLocalMode: %q is not supported, use ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix", c.DetectLocalMode)
+		return nil, fmt.Errorf("reading detectLocalMode: %q is not supported, use ClusterCIDR, NodeCIDR, BridgeInterface or "+
+			"InterfaceNamePrefix", c.DetectLocalMode)
 	}
 	var out []rules.Layout
 	for _, f := range families() {
@@ -82,7 +83,8 @@ func (cfg *Config) layouts() ([]rules.Layout, error) {
 		l.AllNodePorts = l.AllNodePorts || len(c.NodePortAddresses) > 0 && mine == 0
 		if cfg.BridgeName != "" && !bridgeFiltered(f) {
 			l.SameBridge = cfg.BridgeName
-			cfg.Log.Info("the kernel does not pass bridged packets to netfilter: connections between pods on the bridge through a Service are masqueraded",
+			cfg.Log.Info("the kernel does not pass bridged packets to netfilter: connections between pods on the bridge through a "+
+				"Service are masqueraded",
 				"bridge", cfg.BridgeName, "family", f)
 		}
 		out = append(out, l)

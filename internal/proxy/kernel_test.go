@@ -62,11 +62,13 @@ func newFixture(t *testing.T) *fixture {
 	w.must(netnstest.In(w.node, func() error {
 		err := errors.Join(run("ip", "link", "set", "lo", "up"), run("ip", "link", "add", "br0", "type", "bridge"),
 			run("ip", "addr", "add", "10.244.0.1/24", "dev", "br0"), run("ip", "link", "set", "br0", "up"),
-			run("ip", "link", "add", "eth0", "type", "bridge"), run("ip", "addr", "add", "192.0.2.10/24", "dev", "eth0"), run("ip", "link", "set", "eth0", "up"),
+			run("ip", "link", "add", "eth0", "type", "bridge"), run("ip", "addr", "add", "192.0.2.10/24", "dev", "eth0"),
+			run("ip", "link", "set", "eth0", "up"),
 			run("ip", "route", "add", "default", "via", "192.0.2.1"))
 		// Refusals to one client are limited, and a redirect, which the kernel
 		// sends where bridged packets do not pass netfilter, counts as one.
-		return errors.Join(err, os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0), os.WriteFile("/proc/sys/net/ipv4/icmp_ratelimit", []byte("0"), 0))
+		return errors.Join(err, os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0),
+			os.WriteFile("/proc/sys/net/ipv4/icmp_ratelimit", []byte("0"), 0))
 	}))
 	for i := range 3 {
 		pod := netnstest.New(t)
@@ -107,7 +109,8 @@ func (w *fixture) open() {
 		return err
 	}))
 	w.t.Cleanup(func() { k.Close() })
-	l := rules.Layout{Family: model.V4, MarkBit: 1 << 14, LocalCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, SameBridge: same}
+	l := rules.Layout{Family: model.V4, MarkBit: 1 << 14, LocalCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
+		SameBridge: same}
 	w.w = &writer{kernel: k, layout: l, table: "berth-test", model: model.New(model.Config{Family: model.V4, NodeName: nodeName})}
 	w.w.model.SetNode("", []netip.Addr{netip.MustParseAddr("192.0.2.10")})
 	w.w.model.SetNodePortAddrs([]netip.Addr{netip.MustParseAddr("192.0.2.10")})
@@ -198,10 +201,11 @@ func (w *fixture) sync() result {
 }
 
 func svc(name, ip string, port int32, edit func(*corev1.Service)) *corev1.Service {
-	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}, Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP, ClusterIP: ip, ClusterIPs: []string{ip},
-		IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol}, Ports: []corev1.ServicePort{
-			{Name: "t", Protocol: corev1.ProtocolTCP, Port: port, TargetPort: intstr.FromInt32(8080)},
-			{Name: "u", Protocol: corev1.ProtocolUDP, Port: port, TargetPort: intstr.FromInt32(8080)}}}}
+	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
+		Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP, ClusterIP: ip, ClusterIPs: []string{ip},
+			IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol}, Ports: []corev1.ServicePort{
+				{Name: "t", Protocol: corev1.ProtocolTCP, Port: port, TargetPort: intstr.FromInt32(8080)},
+				{Name: "u", Protocol: corev1.ProtocolUDP, Port: port, TargetPort: intstr.FromInt32(8080)}}}}
 	if edit != nil {
 		edit(s)
 	}
@@ -209,7 +213,8 @@ func svc(name, ip string, port int32, edit func(*corev1.Service)) *corev1.Servic
 }
 
 func slice(name string, ips ...string) *discoveryv1.EndpointSlice {
-	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: name}}, AddressType: discoveryv1.AddressTypeIPv4}
+	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name + "-1",
+		Labels: map[string]string{discoveryv1.LabelServiceName: name}}, AddressType: discoveryv1.AddressTypeIPv4}
 	for n, p := range map[string]corev1.Protocol{"t": corev1.ProtocolTCP, "u": corev1.ProtocolUDP} {
 		port := int32(8080)
 		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: &n, Protocol: &p, Port: &port})

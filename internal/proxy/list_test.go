@@ -30,8 +30,10 @@ func TestKernelListing(t *testing.T) {
 		}
 		var first string
 		w.must(netnstest.In(w.node, func() error { first = list("list", "ruleset"); return nil }))
-		for _, want := range []string{"numgen random mod 2 map @endpoints", "numgen random mod 1 map @nodeport-endpoints", "th dport map @sticky", "meta priority . numgen random mod 2 map @sticky-picks",
-			"meta priority . numgen random mod 1 offset 16777216 map @sticky-picks", "to meta priority map @sticky-endpoints", "timeout 3h : meta priority }", "delete @affinity-10800", "meta priority >= c000:0 meta priority set none",
+		for _, want := range []string{"numgen random mod 2 map @endpoints", "numgen random mod 1 map @nodeport-endpoints",
+			"th dport map @sticky", "meta priority . numgen random mod 2 map @sticky-picks",
+			"meta priority . numgen random mod 1 offset 16777216 map @sticky-picks", "to meta priority map @sticky-endpoints",
+			"timeout 3h : meta priority }", "delete @affinity-10800", "meta priority >= c000:0 meta priority set none",
 			"th dport @vip-2 goto vip-2", "!= @source-ranges drop", "masquerade fully-random", "th dport . numgen random mod 4 :"} {
 			if !strings.Contains(first, want) {
 				t.Errorf("%s: the listing has no %q", f, want)

@@ -33,7 +33,8 @@ func TestMessagesPerChange(t *testing.T) {
 					want += perSticky
 				}
 				if most > want {
-					t.Errorf("%d Services of %d endpoints, affinity %t: %d messages, want at most %d", services, endpoints, affinity, most, want)
+					t.Errorf("%d Services of %d endpoints, affinity %t: %d messages, want at most %d", services, endpoints, affinity, most,
+						want)
 				}
 			}
 		}
@@ -49,7 +50,8 @@ func messages(t *testing.T, services, endpoints int, affinity bool) (most int) {
 			return err
 		}
 		defer k.Close()
-		w := &writer{kernel: k, layout: rules.Layout{Family: model.V4, MarkBit: 1 << 14}, table: "berth-messages", model: model.New(model.Config{Family: model.V4, NodeName: "elsewhere"})}
+		w := &writer{kernel: k, layout: rules.Layout{Family: model.V4, MarkBit: 1 << 14}, table: "berth-messages",
+			model: model.New(model.Config{Family: model.V4, NodeName: "elsewhere"})}
 		for i := range services {
 			s := svc(fmt.Sprint("s", i), fmt.Sprintf("10.96.%d.%d", i>>8, i&255), 80, nil)
 			if s.Spec.Ports = s.Spec.Ports[:1]; affinity {

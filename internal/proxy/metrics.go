@@ -27,10 +27,12 @@ type metrics struct {
 func newMetrics(reg prometheus.Registerer) *metrics {
 	m := &metrics{started: time.Now(), pending: map[string]prometheus.Gauge{}, total: map[string]prometheus.Counter{}}
 	hist := func(name, help string, buckets []float64) *prometheus.HistogramVec {
-		return register(reg, prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: "kubeproxy", Name: name, Help: help, Buckets: buckets}, []string{"ip_family"}))
+		return register(reg, prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: "kubeproxy", Name: name, Help: help,
+			Buckets: buckets}, []string{"ip_family"}))
 	}
 	counters := func(name, help, label string) *prometheus.CounterVec {
-		return register(reg, prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "kubeproxy", Name: name, Help: help}, []string{label}))
+		return register(reg, prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "kubeproxy", Name: name, Help: help},
+			[]string{label}))
 	}
 	counter := func(namespace, name, help string) prometheus.Counter {
 		return register(reg, prometheus.NewCounter(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help}))
@@ -45,10 +47,12 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	m.sync = hist("sync_proxy_rules_duration_seconds", "Time to bring the kernel up to date, in seconds.", short)
 	m.full = hist("sync_full_proxy_rules_duration_seconds", "Time of syncs that look at everything, in seconds.", short)
 	m.partial = hist("sync_partial_proxy_rules_duration_seconds", "Time of syncs of what changed, in seconds.", short)
-	m.programming = hist("network_programming_duration_seconds", "Time from a change of an endpoint to the kernel, in seconds.", programmingBuckets())
+	m.programming = hist("network_programming_duration_seconds", "Time from a change of an endpoint to the kernel, in seconds.",
+		programmingBuckets())
 	m.last = gauges("sync_proxy_rules_last_timestamp_seconds", "When rules were last in order.", "ip_family")
 	m.lastQueued = gauge("sync_proxy_rules_last_queued_timestamp_seconds", "When a change was last queued.")
-	m.noLocal = gauges("sync_proxy_rules_no_local_endpoints_total", "Services with a Local policy and no endpoint on this node.", "ip_family", "traffic_policy")
+	m.noLocal = gauges("sync_proxy_rules_no_local_endpoints_total", "Services with a Local policy and no endpoint on this node.",
+		"ip_family", "traffic_policy")
 	for _, kind := range []string{serviceChange, endpointChange} {
 		m.pending[kind] = gauge("sync_proxy_rules_"+kind+"_changes_pending", "Changes of a "+kind+" that are not in the kernel yet.")
 		m.total[kind] = counter("kubeproxy", "sync_proxy_rules_"+kind+"_changes_total", "Changes of a "+kind+" seen.")

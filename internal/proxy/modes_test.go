@@ -40,7 +40,8 @@ func (s *suite) start(c kubeProxy, objects ...runtime.Object) *running {
 	r.stop = cancel
 	go func() {
 		r.ended <- netnstest.In(s.node, func() error {
-			return Run(ctx, Config{NodeName: nodeName, Client: r.client, Informers: informers.NewSharedInformerFactory(r.client, 0), Instance: "berth-modes", Metrics: prometheus.NewRegistry(),
+			return Run(ctx, Config{NodeName: nodeName, Client: r.client, Informers: informers.NewSharedInformerFactory(r.client, 0),
+				Instance: "berth-modes", Metrics: prometheus.NewRegistry(),
 				HealthzBind: "127.0.0.1:10256", Config: &c, Synced: func() { close(r.synced) }})
 		})
 	}()
@@ -95,7 +96,8 @@ func TestLocalTraffic(t *testing.T) {
 	inside := kase{name: "ClusterIP, internal Local", ends: []where{"b"}}
 	balanced := kase{name: "LoadBalancer, external Local, endpoints elsewhere", edit: both(balancer, externalLocal), ends: []where{"far"}}
 	prefix := func(n string) kubeProxy {
-		return kubeProxy{DetectLocalMode: "InterfaceNamePrefix", DetectLocal: kubeproxyconfigv1alpha1.DetectLocalConfiguration{InterfaceNamePrefix: n}}
+		return kubeProxy{DetectLocalMode: "InterfaceNamePrefix",
+			DetectLocal: kubeproxyconfigv1alpha1.DetectLocalConfiguration{InterfaceNamePrefix: n}}
 	}
 	type want struct{ pod, a, outside string }
 	all := want{"b kept", "b kept", "b node"}
@@ -109,13 +111,17 @@ func TestLocalTraffic(t *testing.T) {
 			in, out  want
 		}{
 			{"ClusterCIDR", kubeProxy{DetectLocalMode: "ClusterCIDR", ClusterCIDR: both}, nil, all, reached},
-			{"ClusterCIDR without any", kubeProxy{DetectLocalMode: "ClusterCIDR"}, nil, want{"b kept", "b kept", "b kept"}, want{"silence", "silence", "silence"}},
+			{"ClusterCIDR without any", kubeProxy{DetectLocalMode: "ClusterCIDR"}, nil, want{"b kept", "b kept", "b kept"},
+				want{"silence", "silence", "silence"}},
 			{"NodeCIDR", kubeProxy{DetectLocalMode: "NodeCIDR", ClusterCIDR: "172.16.0.0/12"}, strings.Split(both, ","), all, reached},
-			{"BridgeInterface", kubeProxy{DetectLocalMode: "BridgeInterface", DetectLocal: kubeproxyconfigv1alpha1.DetectLocalConfiguration{BridgeInterface: "veth2"}}, nil,
+			{"BridgeInterface", kubeProxy{DetectLocalMode: "BridgeInterface",
+				DetectLocal: kubeproxyconfigv1alpha1.DetectLocalConfiguration{BridgeInterface: "veth2"}}, nil,
 				want{"b kept", "b node", "b node"}, want{"far kept", "silence", "silence"}},
 			{"InterfaceNamePrefix", prefix("veth"), nil, all, reached},
-			{"InterfaceNamePrefix of others", prefix("cali"), nil, want{"b node", "b node", "b node"}, want{"silence", "silence", "silence"}},
-			{"masqueradeAll", kubeProxy{DetectLocalMode: "ClusterCIDR", ClusterCIDR: both, NFTables: kubeproxyconfigv1alpha1.KubeProxyNFTablesConfiguration{MasqueradeAll: true}}, nil,
+			{"InterfaceNamePrefix of others", prefix("cali"), nil, want{"b node", "b node", "b node"},
+				want{"silence", "silence", "silence"}},
+			{"masqueradeAll", kubeProxy{DetectLocalMode: "ClusterCIDR", ClusterCIDR: both,
+				NFTables: kubeproxyconfigv1alpha1.KubeProxyNFTablesConfiguration{MasqueradeAll: true}}, nil,
 				want{"b node", "b node", "b node"}, reached},
 		} {
 			t.Run(fmt.Sprint(f, " ", c.name), func(t *testing.T) {
@@ -125,7 +131,8 @@ func TestLocalTraffic(t *testing.T) {
 				r := s.start(c.config, s.nodeObject(c.podCIDRs...), in, inside.slice(s.plan), out, balanced.slice(s.plan))
 				r.wait()
 				defer r.end()
-				for place, w := range map[string][2]string{"pod": {c.in.pod, c.out.pod}, "a": {c.in.a, c.out.a}, "outside": {c.in.outside, c.out.outside}} {
+				for place, w := range map[string][2]string{"pod": {c.in.pod, c.out.pod}, "a": {c.in.a, c.out.a},
+					"outside": {c.in.outside, c.out.outside}} {
 					s.answers(place, clusterIPOf(in, s.plan), w[0])
 					s.answers(place, lbOf(out, s.plan), w[1])
 				}

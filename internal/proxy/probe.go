@@ -24,7 +24,8 @@ func CheckKernel(log *slog.Logger) error {
 		log.Info("not trying beforehand whether the kernel takes the service rules", "err", err)
 		return nil
 	case errors.As(err, &lack):
-		return fmt.Errorf("checking Linux %s: %w: load the modules, or start a kernel that has this (%s is the least that is tested)", release(), err, leastTested)
+		return fmt.Errorf("checking Linux %s: %w: load the modules, or start a kernel that has this (%s is the least that is tested)",
+			release(), err, leastTested)
 	}
 	return err
 }

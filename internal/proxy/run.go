@@ -95,7 +95,8 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	defer k.Close()
-	r := &runner{cfg: cfg, kernel: k, wake: make(chan struct{}, 1), metrics: newMetrics(cfg.Metrics), fail: cancel, nodeSeen: make(chan struct{}), everywhere: map[model.Family]bool{}, oldest: map[model.Family]time.Time{}}
+	r := &runner{cfg: cfg, kernel: k, wake: make(chan struct{}, 1), metrics: newMetrics(cfg.Metrics), fail: cancel,
+		nodeSeen: make(chan struct{}), everywhere: map[model.Family]bool{}, oldest: map[model.Family]time.Time{}}
 	base, err := cfg.layouts()
 	if err != nil {
 		return err

@@ -44,7 +44,8 @@ func (w *fixture) get(url string) (status int, body string, header http.Header) 
 		err = netnstest.In(w.node, func() (err error) { c, err = (&net.Dialer{}).DialContext(ctx, network, addr); return err })
 		return c, err
 	}
-	client := &http.Client{Timeout: testtimeout.Scale(5 * time.Second), Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial}}
+	client := &http.Client{Timeout: testtimeout.Scale(5 * time.Second), Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: dial}}
 	resp, err := client.Get(url)
 	if err != nil {
 		return 0, err.Error(), nil
@@ -75,17 +76,22 @@ func TestRun(t *testing.T) {
 	w := newFixture(t)
 	leaks := goleak.IgnoreCurrent()
 	balanced := svc("lb", "10.96.0.9", 80, func(s *corev1.Service) {
-		s.Spec.Type, s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = corev1.ServiceTypeLoadBalancer, corev1.ServiceExternalTrafficPolicyLocal, 32001
+		s.Spec.Type, s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = corev1.ServiceTypeLoadBalancer,
+			corev1.ServiceExternalTrafficPolicyLocal, 32001
 	})
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}, Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.10"}}}}
-	client := fake.NewClientset(svc("a", "10.96.0.1", 80, nil), slice("a", "10.244.0.10"), balanced, slice("lb", "10.244.0.10", "10.244.0.11"), node)
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName},
+		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.10"}}}}
+	client := fake.NewClientset(svc("a", "10.96.0.1", 80, nil), slice("a", "10.244.0.10"), balanced,
+		slice("lb", "10.244.0.10", "10.244.0.11"), node)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	written, ended, tracer := make(reported, 10), make(chan error, 1), &Tracer{}
 	go func() {
 		ended <- netnstest.In(w.node, func() error {
-			return Run(ctx, Config{NodeName: nodeName, Client: client, Informers: informers.NewSharedInformerFactory(client, 0), Instance: "berth-run", Metrics: prometheus.NewRegistry(),
-				ClusterCIDR: "10.244.0.0/16", BridgeName: "br0", HealthzBind: "127.0.0.1:10256", MetricsBind: "127.0.0.1:10249", Journal: written, Tracer: tracer,
+			return Run(ctx, Config{NodeName: nodeName, Client: client, Informers: informers.NewSharedInformerFactory(client, 0),
+				Instance: "berth-run", Metrics: prometheus.NewRegistry(),
+				ClusterCIDR: "10.244.0.0/16", BridgeName: "br0", HealthzBind: "127.0.0.1:10256", MetricsBind: "127.0.0.1:10249",
+				Journal: written, Tracer: tracer,
 				Flags: map[string]string{"cluster-cidr": "10.244.0.0/16"}})
 		})
 	}()
@@ -148,9 +154,12 @@ func testTrace(t *testing.T, tracer *Tracer) {
 // TestParsePacket takes what people type, and names what is wrong with the rest.
 func TestParsePacket(t *testing.T) {
 	for _, c := range [][4]string{
-		{"10.0.0.1", "10.0.0.2", "80", ""}, {"10.0.0.1", "10.0.0.2", "53/UDP", ""}, {"fd00::1", "fd00::2", "9/sctp", ""}, {"::ffff:10.0.0.1", "10.0.0.2", "80/tcp", ""},
-		{"here", "10.0.0.2", "80", "source"}, {"10.0.0.1", "", "80", "destination"}, {"10.0.0.1", "10.0.0.0/8", "80", "destination"}, {"10.0.0.1", "fd00::2", "80", "two address families"},
-		{"10.0.0.1", "10.0.0.2", "0", "1..65535"}, {"10.0.0.1", "10.0.0.2", "65536", "1..65535"}, {"10.0.0.1", "10.0.0.2", "-1", "1..65535"}, {"10.0.0.1", "10.0.0.2", "http", "1..65535"},
+		{"10.0.0.1", "10.0.0.2", "80", ""}, {"10.0.0.1", "10.0.0.2", "53/UDP", ""}, {"fd00::1", "fd00::2", "9/sctp", ""},
+		{"::ffff:10.0.0.1", "10.0.0.2", "80/tcp", ""},
+		{"here", "10.0.0.2", "80", "source"}, {"10.0.0.1", "", "80", "destination"}, {"10.0.0.1", "10.0.0.0/8", "80", "destination"},
+		{"10.0.0.1", "fd00::2", "80", "two address families"},
+		{"10.0.0.1", "10.0.0.2", "0", "1..65535"}, {"10.0.0.1", "10.0.0.2", "65536", "1..65535"},
+		{"10.0.0.1", "10.0.0.2", "-1", "1..65535"}, {"10.0.0.1", "10.0.0.2", "http", "1..65535"},
 		{"10.0.0.1", "10.0.0.2", "80/icmp", "protocol"}, {"10.0.0.1", "10.0.0.2", "80/tcp/udp", "protocol"},
 	} {
 		p, err := ParsePacket(c[0], c[1], c[2])
@@ -191,7 +200,8 @@ func testHealthCheckPort(t *testing.T, w *fixture, client *fake.Clientset) {
 		t.Fatal(err)
 	}
 	w.until("the last endpoint terminates", func() bool { code, _, _ := w.get(url); return code == 503 })
-	if _, body, header := w.get(url); header.Get("X-Load-Balancing-Endpoint-Weight") != "0" || !strings.Contains(body, `"localEndpoints":0`) {
+	if _, body, header := w.get(url); header.Get("X-Load-Balancing-Endpoint-Weight") != "0" ||
+		!strings.Contains(body, `"localEndpoints":0`) {
 		t.Errorf("no ready endpoint: %s %v", body, header)
 	}
 }
@@ -201,7 +211,8 @@ func testHealthCheckPort(t *testing.T, w *fixture, client *fake.Clientset) {
 func testHealth(t *testing.T, w *fixture, client *fake.Clientset, node *corev1.Node) {
 	code, body, _ := w.get("http://127.0.0.1:10256/healthz")
 	var got map[string]any
-	if err := json.Unmarshal([]byte(body), &got); err != nil || code != 200 || got["healthy"] != true || got["nodeEligible"] != true || got["status"] == nil {
+	if err := json.Unmarshal([]byte(body), &got); err != nil || code != 200 || got["healthy"] != true || got["nodeEligible"] != true ||
+		got["status"] == nil {
 		t.Errorf("healthz: %d %s", code, body)
 	}
 	marked := node.DeepCopy()
@@ -226,7 +237,8 @@ func testMetrics(t *testing.T, w *fixture) {
 	if code, body, _ := w.get("http://127.0.0.1:10249/healthz"); code != 200 || body != "ok" {
 		t.Errorf("healthz beside the metrics: %d %s", code, body)
 	}
-	for path, want := range map[string]string{"/metrics/slis": `kubernetes_healthcheck{name="ping",type="healthz"} 1`, "/flagz": "10.244.0.0/16", "/statusz": "kube-proxy statusz"} {
+	for path, want := range map[string]string{"/metrics/slis": `kubernetes_healthcheck{name="ping",type="healthz"} 1`,
+		"/flagz": "10.244.0.0/16", "/statusz": "kube-proxy statusz"} {
 		if code, body, _ := w.get("http://127.0.0.1:10249" + path); code != 200 || !strings.Contains(body, want) {
 			t.Errorf("%s: %d, lacks %q:\n%s", path, code, want, body)
 		}
@@ -235,14 +247,21 @@ func testMetrics(t *testing.T, w *fixture) {
 		t.Errorf("profiles are served without enableProfiling: %d", code)
 	}
 	_, body, _ := w.get("http://127.0.0.1:10249/metrics")
-	for _, name := range []string{"sync_proxy_rules_duration_seconds_count", "sync_full_proxy_rules_duration_seconds_count", "sync_partial_proxy_rules_duration_seconds_count", "sync_proxy_rules_last_timestamp_seconds",
-		"sync_proxy_rules_nftables_cleanup_failures_total", `conntrack_reconciler_deleted_entries_total{ip_family="IPv4"}`, `conntrack_reconciler_sync_duration_seconds_count{ip_family="IPv4"}`,
-		`network_programming_duration_seconds_bucket{ip_family="IPv4",le="0.25"}`, `network_programming_duration_seconds_bucket{ip_family="IPv4",le="59"}`,
-		`network_programming_duration_seconds_bucket{ip_family="IPv4",le="115"}`, `network_programming_duration_seconds_bucket{ip_family="IPv4",le="300"}`,
+	for _, name := range []string{"sync_proxy_rules_duration_seconds_count", "sync_full_proxy_rules_duration_seconds_count",
+		"sync_partial_proxy_rules_duration_seconds_count", "sync_proxy_rules_last_timestamp_seconds",
+		"sync_proxy_rules_nftables_cleanup_failures_total", `conntrack_reconciler_deleted_entries_total{ip_family="IPv4"}`,
+		`conntrack_reconciler_sync_duration_seconds_count{ip_family="IPv4"}`,
+		`network_programming_duration_seconds_bucket{ip_family="IPv4",le="0.25"}`,
+		`network_programming_duration_seconds_bucket{ip_family="IPv4",le="59"}`,
+		`network_programming_duration_seconds_bucket{ip_family="IPv4",le="115"}`,
+		`network_programming_duration_seconds_bucket{ip_family="IPv4",le="300"}`,
 		`sync_proxy_rules_duration_seconds_bucket{ip_family="IPv4",le="16.384"}`,
-		`sync_proxy_rules_no_local_endpoints_total{ip_family="IPv4",traffic_policy="internal"}`, `sync_proxy_rules_no_local_endpoints_total{ip_family="IPv4",traffic_policy="external"}`,
-		"sync_proxy_rules_last_queued_timestamp_seconds", "sync_proxy_rules_endpoint_changes_pending", "sync_proxy_rules_endpoint_changes_total", "sync_proxy_rules_service_changes_pending",
-		"sync_proxy_rules_service_changes_total", "sync_proxy_rules_no_local_endpoints_total", "sync_proxy_rules_nftables_sync_failures_total", `proxy_healthz_total{code="503"}`, `proxy_livez_total{code="200"}`} {
+		`sync_proxy_rules_no_local_endpoints_total{ip_family="IPv4",traffic_policy="internal"}`,
+		`sync_proxy_rules_no_local_endpoints_total{ip_family="IPv4",traffic_policy="external"}`,
+		"sync_proxy_rules_last_queued_timestamp_seconds", "sync_proxy_rules_endpoint_changes_pending",
+		"sync_proxy_rules_endpoint_changes_total", "sync_proxy_rules_service_changes_pending",
+		"sync_proxy_rules_service_changes_total", "sync_proxy_rules_no_local_endpoints_total",
+		"sync_proxy_rules_nftables_sync_failures_total", `proxy_healthz_total{code="503"}`, `proxy_livez_total{code="200"}`} {
 		if !strings.Contains(body, "kubeproxy_"+name) {
 			t.Errorf("the metrics lack %s", name)
 		}
@@ -256,7 +275,8 @@ func testPortTaken(t *testing.T, w *fixture, client *fake.Clientset) {
 	w.must(netnstest.In(w.node, func() (err error) { other, err = net.Listen("tcp", "192.0.2.10:32002"); return err }))
 	defer other.Close()
 	clash := svc("clash", "10.96.0.10", 80, func(s *corev1.Service) {
-		s.Spec.Type, s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = corev1.ServiceTypeLoadBalancer, corev1.ServiceExternalTrafficPolicyLocal, 32002
+		s.Spec.Type, s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = corev1.ServiceTypeLoadBalancer,
+			corev1.ServiceExternalTrafficPolicyLocal, 32002
 	})
 	if _, err := client.CoreV1().Services("ns").Create(t.Context(), clash, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -276,11 +296,13 @@ func testPortTaken(t *testing.T, w *fixture, client *fake.Clientset) {
 		return out
 	}
 	e := find("ns", "FailedToStartServiceHealthcheck")
-	if e.Type != corev1.EventTypeWarning || e.Regarding.Kind != "Service" || e.Regarding.Name != "clash" || e.ReportingController != "kube-proxy" ||
+	if e.Type != corev1.EventTypeWarning || e.Regarding.Kind != "Service" || e.Regarding.Name != "clash" ||
+		e.ReportingController != "kube-proxy" ||
 		!strings.Contains(e.Note, nodeName) || !strings.Contains(e.Note, "32002") || !strings.Contains(e.Note, "address already in use") {
 		t.Errorf("the event of a taken port: %+v", e)
 	}
-	if e := find("default", "Starting"); e.Type != corev1.EventTypeNormal || e.Action != "StartKubeProxy" || e.Regarding.Kind != "Node" || e.Regarding.Name != nodeName {
+	if e := find("default", "Starting"); e.Type != corev1.EventTypeNormal || e.Action != "StartKubeProxy" || e.Regarding.Kind != "Node" ||
+		e.Regarding.Name != nodeName {
 		t.Errorf("the event of the start: %+v", e)
 	}
 	w.must(other.Close())
@@ -315,7 +337,8 @@ func testLatency(t *testing.T, w *fixture, client *fake.Clientset) {
 // written: it is late from twice the sync period on, and alone.
 func TestHealthPerFamily(t *testing.T) {
 	now := time.Now()
-	r := &runner{does: []model.Family{model.V4, model.V6}, oldest: map[model.Family]time.Time{}, metrics: newMetrics(nil), wake: make(chan struct{}, 1)}
+	r := &runner{does: []model.Family{model.V4, model.V6}, oldest: map[model.Family]time.Time{}, metrics: newMetrics(nil),
+		wake: make(chan struct{}, 1)}
 	r.cfg.defaults()
 	r.late(now.Add(-time.Hour))
 	if b, _ := r.health(now); !b.Healthy {
@@ -328,7 +351,8 @@ func TestHealthPerFamily(t *testing.T) {
 		t.Errorf("just before it is late: %+v", b)
 	}
 	b, ok := r.health(now.Add(1))
-	if b.Healthy || ok || b.Status["IPv4"].Healthy || !b.Status["IPv6"].Healthy || !b.LastUpdated.Equal(r.oldest[model.V4]) || !b.Status["IPv6"].LastUpdated.Equal(now.Add(1)) {
+	if b.Healthy || ok || b.Status["IPv4"].Healthy || !b.Status["IPv6"].Healthy || !b.LastUpdated.Equal(r.oldest[model.V4]) ||
+		!b.Status["IPv6"].LastUpdated.Equal(now.Add(1)) {
 		t.Errorf("late: %+v", b)
 	}
 	r.cfg.Config.NFTables.SyncPeriod.Duration = time.Hour
@@ -341,7 +365,8 @@ func TestHealthPerFamily(t *testing.T) {
 func TestLateFamily(t *testing.T) {
 	broken := nft.NewFake()
 	broken.Fail = func(*nft.Tx) error { return syscall.ENOMEM }
-	r := &runner{does: []model.Family{model.V4, model.V6}, oldest: map[model.Family]time.Time{}, metrics: newMetrics(nil), wake: make(chan struct{}, 1)}
+	r := &runner{does: []model.Family{model.V4, model.V6}, oldest: map[model.Family]time.Time{}, metrics: newMetrics(nil),
+		wake: make(chan struct{}, 1)}
 	r.cfg.defaults()
 	r.checks = newHealthChecks(r)
 	r.families = []*writer{planOf(model.V4).writer(broken), planOf(model.V6).writer(nft.NewFake())}
@@ -393,7 +418,8 @@ func TestBusyPort(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		synced := make(chan struct{})
 		ended := make(chan error, 1)
-		cfg := Config{NodeName: nodeName, Client: client, Informers: informers.NewSharedInformerFactory(client, 0), Instance: "berth-busy", Synced: func() { close(synced) }}
+		cfg := Config{NodeName: nodeName, Client: client, Informers: informers.NewSharedInformerFactory(client, 0), Instance: "berth-busy",
+			Synced: func() { close(synced) }}
 		cfg.defaults()
 		cfg.Config.BindAddressHardFail = hard
 		cfg.HealthzBind = "203.0.113.77:10256" // no address of this host

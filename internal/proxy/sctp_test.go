@@ -100,7 +100,8 @@ func (w *fixture) answerSCTP(ns netns.NsHandle, addr, id string) {
 			if !sctpRight(b, sctpInit) || binary.BigEndian.Uint16(b[2:]) != 8080 {
 				continue
 			}
-			_, _ = c.WriteTo(sctpChunk(8080, binary.BigEndian.Uint16(b), binary.BigEndian.Uint32(b[16:]), sctpInitAck, id+" "+from.String()), from)
+			_, _ = c.WriteTo(sctpChunk(8080, binary.BigEndian.Uint16(b), binary.BigEndian.Uint32(b[16:]), sctpInitAck,
+				id+" "+from.String()), from)
 		}
 	}()
 }
@@ -143,7 +144,8 @@ func (w *fixture) askSCTP(from netns.NsHandle, to netip.AddrPort, src uint16) st
 		})
 	}
 	read(answers, func(b []byte, from net.Addr) {
-		if sctpRight(b, sctpInitAck) && from.String() == to.Addr().String() && binary.BigEndian.Uint16(b) == to.Port() && binary.BigEndian.Uint16(b[2:]) == src {
+		if sctpRight(b, sctpInitAck) && from.String() == to.Addr().String() && binary.BigEndian.Uint16(b) == to.Port() &&
+			binary.BigEndian.Uint16(b[2:]) == src {
 			size := int(binary.BigEndian.Uint16(b[sctpFixed+2:]))
 			say(string(b[sctpFixed+4 : sctpFixed+size]))
 		}
@@ -154,7 +156,8 @@ func (w *fixture) askSCTP(from netns.NsHandle, to netip.AddrPort, src uint16) st
 		if to.Addr().Is6() {
 			unreachable, inner = len(b) > 8 && b[0] == 1 && b[1] == 4, 8+40
 		}
-		if unreachable && len(b) >= inner+4 && binary.BigEndian.Uint16(b[inner:]) == src && binary.BigEndian.Uint16(b[inner+2:]) == to.Port() {
+		if unreachable && len(b) >= inner+4 && binary.BigEndian.Uint16(b[inner:]) == src &&
+			binary.BigEndian.Uint16(b[inner+2:]) == to.Port() {
 			say("refused")
 		}
 	})

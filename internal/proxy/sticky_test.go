@@ -54,7 +54,8 @@ type asker struct {
 func (a *asker) ask(client int, to string) netip.Addr {
 	a.t.Helper()
 	out, err := a.fake.Connect(model.V4, "berth-sticky", nft.Packet{Proto: 6, Priority: 6,
-		Src: netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 51, byte(client >> 8), byte(client)}), 40000), Dst: netip.MustParseAddrPort(to), In: "eth0", Now: a.now,
+		Src: netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 51, byte(client >> 8), byte(client)}), 40000),
+		Dst: netip.MustParseAddrPort(to), In: "eth0", Now: a.now,
 		Here: func(at netip.Addr) bool { return at == netip.MustParseAddr("192.0.2.10") }, Out: func(netip.Addr) string { return "veth" },
 		Random: func(n uint32) uint32 { a.draw = a.draw*1664525 + 1013904223; return a.draw >> 8 % n }})
 	if err != nil {
@@ -70,7 +71,8 @@ func (a *asker) ask(client int, to string) netip.Addr {
 }
 
 func stickyWriter(k nft.Kernel) *writer {
-	w := &writer{kernel: k, layout: rules.Layout{Family: model.V4, MarkBit: 1 << 14}, table: "berth-sticky", model: model.New(model.Config{Family: model.V4, NodeName: nodeName})}
+	w := &writer{kernel: k, layout: rules.Layout{Family: model.V4, MarkBit: 1 << 14}, table: "berth-sticky",
+		model: model.New(model.Config{Family: model.V4, NodeName: nodeName})}
 	w.model.SetNodePortAddrs([]netip.Addr{netip.MustParseAddr("192.0.2.10")})
 	return w
 }

@@ -61,12 +61,16 @@ func planOf(f model.Family) plan {
 	a := netip.MustParseAddr
 	if f == model.V6 {
 		return plan{f, a("2001:db8::10"), a("2001:db8::20"), a("2001:db8::30"), a("fd00:10:244::1"),
-			map[string]netip.Addr{"a": a("fd00:10:244::10"), "b": a("fd00:10:244::11"), "pod": a("fd00:10:244::12"), "far": a("fd00:10:244:1::10")},
-			netip.MustParsePrefix("fd00:10:244::/64"), netip.MustParsePrefix("fd00:10:244:1::/64"), netip.MustParsePrefix("fd00:10:96::/112"), netip.MustParsePrefix("2001:db8:f::/64"), netip.MustParsePrefix("2001:db8::/64"), 128}
+			map[string]netip.Addr{"a": a("fd00:10:244::10"), "b": a("fd00:10:244::11"), "pod": a("fd00:10:244::12"),
+				"far": a("fd00:10:244:1::10")},
+			netip.MustParsePrefix("fd00:10:244::/64"), netip.MustParsePrefix("fd00:10:244:1::/64"),
+			netip.MustParsePrefix("fd00:10:96::/112"), netip.MustParsePrefix("2001:db8:f::/64"), netip.MustParsePrefix("2001:db8::/64"),
+			128}
 	}
 	return plan{f, a("192.0.2.10"), a("192.0.2.20"), a("192.0.2.30"), a("10.244.0.1"),
 		map[string]netip.Addr{"a": a("10.244.0.10"), "b": a("10.244.0.11"), "pod": a("10.244.0.12"), "far": a("10.244.1.10")},
-		netip.MustParsePrefix("10.244.0.0/24"), netip.MustParsePrefix("10.244.1.0/24"), netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("203.0.113.0/24"), netip.MustParsePrefix("192.0.2.0/24"), 32}
+		netip.MustParsePrefix("10.244.0.0/24"), netip.MustParsePrefix("10.244.1.0/24"), netip.MustParsePrefix("10.96.0.0/16"),
+		netip.MustParsePrefix("203.0.113.0/24"), netip.MustParsePrefix("192.0.2.0/24"), 32}
 }
 
 func nth(p netip.Prefix, n int) netip.Addr {
@@ -269,7 +273,8 @@ func (r results) table() string {
 	var b strings.Builder
 	b.WriteString("# What the proxy does with a new connection\n\n")
 	b.WriteString("Written by `go test ./internal/proxy -run TestPackets -rewrite`; the fake and the real kernel\n")
-	b.WriteString("(IPv4 and IPv6; TCP, UDP and SCTP) are held to it. Endpoints `a` and `b` are pods on the node, `far` is one on another node; local\ntraffic is told by the node's pod CIDR. ")
+	b.WriteString("(IPv4 and IPv6; TCP, UDP and SCTP) are held to it. Endpoints `a` and `b` are pods on the node, `far` is one on " +
+		"another node; local\ntraffic is told by the node's pod CIDR. ")
 	b.WriteString("In brackets: whether the endpoint sees the client (kept) or the node (node) as the source.\n\n")
 	b.WriteString("| Service and address asked | from the node | from a pod here | from `a` | from outside |\n|---|---|---|---|---|\n")
 	for _, c := range cases {
@@ -334,7 +339,8 @@ func (p plan) fakeAsk(t *testing.T, k *nft.Fake, c kase, place string, proto byt
 	src := map[string]netip.Addr{"node": p.nodeIP, "pod": p.podIP["pod"], "a": p.podIP["a"], "outside": p.outside}[place]
 	in := map[string]string{"pod": "veth2", "a": "veth0", "outside": "eth0"}[place]
 	draw := uint32(try)
-	out, err := k.Connect(p.family, "berth-suite", nft.Packet{Proto: proto, Src: netip.AddrPortFrom(src, 40000), Dst: c.ask(c.service(p), p), In: in, Mark: 1, Now: float64(try) * 1e6,
+	out, err := k.Connect(p.family, "berth-suite", nft.Packet{Proto: proto, Src: netip.AddrPortFrom(src, 40000),
+		Dst: c.ask(c.service(p), p), In: in, Mark: 1, Now: float64(try) * 1e6,
 		Here: func(a netip.Addr) bool { return a == p.nodeIP || a == p.gateway || a.IsLoopback() },
 		Out: func(a netip.Addr) string {
 			if p.local.Contains(a) {
@@ -377,7 +383,8 @@ type suite struct {
 }
 
 func newSuite(t *testing.T, f model.Family) *suite {
-	s := &suite{plan: planOf(f), fixture: &fixture{t: t, node: netnstest.New(t), patience: testtimeout.Scale(time.Second)}, spaces: map[string]netns.NsHandle{}}
+	s := &suite{plan: planOf(f), fixture: &fixture{t: t, node: netnstest.New(t), patience: testtimeout.Scale(time.Second)},
+		spaces: map[string]netns.NsHandle{}}
 	s.spaces["node"] = s.node
 	ip := func(args ...string) error {
 		if f == model.V6 {
@@ -399,12 +406,15 @@ func newSuite(t *testing.T, f model.Family) *suite {
 			forwarding, limit = "/proc/sys/net/ipv6/conf/all/forwarding", "/proc/sys/net/ipv6/icmp/ratelimit"
 		}
 		// A node tells one client of few refusals a second; here many ask at once.
-		return errors.Join(run("ip", "link", "set", "lo", "up"), os.WriteFile(forwarding, []byte("1"), 0), os.WriteFile(limit, []byte("0"), 0))
+		return errors.Join(run("ip", "link", "set", "lo", "up"), os.WriteFile(forwarding, []byte("1"), 0), os.WriteFile(limit, []byte("0"),
+			0))
 	}
 	wide := fmt.Sprintf("/%d", s.here.Bits())
 	s.must(netnstest.In(s.node, func() error {
-		return errors.Join(up(), run("ip", "link", "add", "eth0", "type", "bridge"), run("ip", "link", "set", "eth0", "up"), addr(s.nodeIP.String()+wide, "eth0"),
-			ip("route", "add", s.pods16.String(), "via", s.other.String()), ip("route", "add", "default", "via", nth(s.here, 0xfe).String()))
+		return errors.Join(up(), run("ip", "link", "add", "eth0", "type", "bridge"), run("ip", "link", "set", "eth0", "up"),
+			addr(s.nodeIP.String()+wide, "eth0"),
+			ip("route", "add", s.pods16.String(), "via", s.other.String()), ip("route", "add", "default", "via",
+				nth(s.here, 0xfe).String()))
 	}))
 	link := func(name, nodeEnd string, setup func() error) {
 		ns := netnstest.New(t)
@@ -420,7 +430,8 @@ func newSuite(t *testing.T, f model.Family) *suite {
 			return netlink.LinkSetNsFd(peer, int(ns))
 		}))
 		s.must(netnstest.In(ns, func() error {
-			return errors.Join(up(), run("ip", "link", "set", "peer"+nodeEnd, "name", "eth0"), run("ip", "link", "set", "eth0", "up"), setup())
+			return errors.Join(up(), run("ip", "link", "set", "peer"+nodeEnd, "name", "eth0"), run("ip", "link", "set", "eth0", "up"),
+				setup())
 		}))
 	}
 	for i, name := range []string{"a", "b", "pod"} {
@@ -430,7 +441,8 @@ func newSuite(t *testing.T, f model.Family) *suite {
 				ip("route", "add", "default", "via", s.gateway.String(), "dev", "eth0"))
 		})
 		s.must(netnstest.In(s.node, func() error {
-			return errors.Join(run("ip", "link", "set", end, "up"), addr(s.gateway.String()+host, end), ip("route", "add", s.podIP[name].String()+host, "dev", end))
+			return errors.Join(run("ip", "link", "set", end, "up"), addr(s.gateway.String()+host, end),
+				ip("route", "add", s.podIP[name].String()+host, "dev", end))
 		}))
 	}
 	outer := func(name, end string, setup func() error) {
@@ -441,7 +453,8 @@ func newSuite(t *testing.T, f model.Family) *suite {
 		return errors.Join(addr(s.outside.String()+wide, "eth0"), ip("route", "add", "default", "via", s.nodeIP.String()))
 	})
 	outer("far", "out1", func() error {
-		return errors.Join(addr(s.other.String()+wide, "eth0"), addr(s.podIP["far"].String()+host, "lo"), ip("route", "add", s.local.String(), "via", s.nodeIP.String()))
+		return errors.Join(addr(s.other.String()+wide, "eth0"), addr(s.podIP["far"].String()+host, "lo"),
+			ip("route", "add", s.local.String(), "via", s.nodeIP.String()))
 	})
 	for _, name := range []string{"a", "b", "far"} {
 		s.answer(s.spaces[name], s.podIP[name].String(), name)

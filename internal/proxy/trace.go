@@ -110,7 +110,8 @@ func (w *writer) explain(p model.Packet, r *runner) []model.Step {
 		from.Pod = !from.Node && routesTo(p.Source, l.LocalBridge, l.LocalPrefix)
 	}
 	steps = append(steps, w.model.Explain(p, from)...)
-	if len(steps) == 1 && slices.ContainsFunc(w.cidrs, func(c netip.Prefix) bool { return c.Contains(p.Destination) }) && steps[0].Set == nil {
+	if len(steps) == 1 && slices.ContainsFunc(w.cidrs, func(c netip.Prefix) bool { return c.Contains(p.Destination) }) &&
+		steps[0].Set == nil {
 		return []model.Step{{Text: fmt.Sprintf("%s is an address of a Service range that no Service has: dropped", p.Destination)}}
 	}
 	return steps

@@ -65,7 +65,8 @@ func (r *runner) watch(ctx context.Context) (synced []cache.DoneChecker, stop fu
 	if r.servesServiceCIDRs() {
 		inf := r.cfg.Informers.Networking().V1().ServiceCIDRs()
 		reported := func(any) { r.setServiceCIDRs(inf.Informer().GetStore()) }
-		add(inf.Informer(), cache.ResourceEventHandlerFuncs{AddFunc: reported, UpdateFunc: func(_, o any) { reported(o) }, DeleteFunc: reported})
+		add(inf.Informer(), cache.ResourceEventHandlerFuncs{AddFunc: reported, UpdateFunc: func(_, o any) { reported(o) },
+			DeleteFunc: reported})
 	}
 	if err == nil {
 		err = r.watchAddresses(ctx)
@@ -145,7 +146,8 @@ func (r *runner) setNode(o any) {
 			close(r.nodeSeen)
 		} else if r.cfg.Config.DetectLocalMode == "NodeCIDR" && !slices.Equal(r.cidrs, n.Spec.PodCIDRs) {
 			// Every rule that tells local traffic would be wrong: start again.
-			r.fail(fmt.Errorf("spec.podCIDRs of node %s changed from %v to %v: the proxy must be started again", n.Name, r.cidrs, n.Spec.PodCIDRs))
+			r.fail(fmt.Errorf("spec.podCIDRs of node %s changed from %v to %v: the proxy must be started again", n.Name, r.cidrs,
+				n.Spec.PodCIDRs))
 		}
 	}
 	r.mu.Unlock()

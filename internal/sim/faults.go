@@ -13,7 +13,7 @@ import (
 )
 
 // choose lists the nodes that a selection names, in their order.
-func (w *simulation) choose(s *Select) ([]*node, error) {
+func (w *simulation) choose(s *selection) ([]*node, error) {
 	var out []*node
 	for _, n := range w.nodes {
 		if n.deleted || s.Zone != "" && n.obj.Labels[v1.LabelTopologyZone] != s.Zone || s.Rack != "" && n.obj.Labels[rackLabel] != s.Rack ||
@@ -46,7 +46,7 @@ func (w *simulation) choose(s *Select) ([]*node, error) {
 }
 
 // String is the selection in words.
-func (s *Select) String() string {
+func (s *selection) String() string {
 	var parts []string
 	if s.Percent > 0 {
 		parts = append(parts, fmt.Sprintf("%g %% of", s.Percent))
@@ -119,8 +119,8 @@ func (w *simulation) boots(n *node) {
 }
 
 // inflict begins a fault on nodes and plans its end.
-func (w *simulation) inflict(what string, f *Fault, nodes []*node, begin, end func(*node)) {
-	text := fmt.Sprintf("%s %s (%s)", what, &f.Select, hit(nodes))
+func (w *simulation) inflict(what string, f *fault, nodes []*node, begin, end func(*node)) {
+	text := fmt.Sprintf("%s %s (%s)", what, &f.selection, hit(nodes))
 	if f.For > 0 {
 		text += " for " + f.For.D().String()
 	}
@@ -160,7 +160,7 @@ func hit(nodes []*node) string {
 }
 
 // happens begins one event of the scenario.
-func (w *simulation) happens(e *Event) error {
+func (w *simulation) happens(e *clusterEvent) error {
 	var nodes []*node
 	if s := e.sel(); s != nil {
 		var err error
@@ -184,7 +184,7 @@ func (w *simulation) happens(e *Event) error {
 		}
 		w.inflict("not ready by their own word:", e.NotReady, nodes, say(1), say(-1))
 	case e.Slow != nil:
-		w.inflict("heartbeats only every "+e.Slow.Every.D().String()+":", &e.Slow.Fault, nodes,
+		w.inflict("heartbeats only every "+e.Slow.Every.D().String()+":", &e.Slow.fault, nodes,
 			func(n *node) { n.RenewEvery = e.Slow.Every.D() }, func(n *node) { n.RenewEvery = 0 })
 	case e.Flap != nil:
 		w.flap(e.Flap, nodes)
@@ -219,7 +219,7 @@ func addTaint(key string, effect v1.TaintEffect, now time.Time) func(*v1.Node) {
 	}
 }
 
-func (w *simulation) heal(s *Select, nodes []*node) {
+func (w *simulation) heal(s *selection, nodes []*node) {
 	w.notes.fact(w, "event", fmt.Sprintf("healed: %s (%s)", s, hit(nodes)))
 	for _, n := range nodes {
 		if n.Faulty() {
@@ -233,8 +233,8 @@ func (w *simulation) heal(s *Select, nodes []*node) {
 	}
 }
 
-func (w *simulation) flap(f *Flap, nodes []*node) {
-	w.notes.fact(w, "event", fmt.Sprintf("network flaps, %s down and %s up: %s (%s) for %s", f.Down.D(), f.Up.D(), &f.Select, hit(nodes),
+func (w *simulation) flap(f *flap, nodes []*node) {
+	w.notes.fact(w, "event", fmt.Sprintf("network flaps, %s down and %s up: %s (%s) for %s", f.Down.D(), f.Up.D(), &f.selection, hit(nodes),
 		f.For.D()))
 	for _, n := range nodes {
 		faults := n.faults
@@ -320,7 +320,7 @@ func (w *simulation) listAgain() {
 	w.scheduler.listAgain()
 }
 
-func (w *simulation) faultAPI(f *API) {
+func (w *simulation) faultAPI(f *api) {
 	if f.Down {
 		w.notes.fact(w, "event", "the API is down for "+f.For.D().String())
 		w.api.down++

@@ -89,7 +89,8 @@ func TestNodesThatDieUnseen(t *testing.T) {
 	} {
 		r := play(t, plain+"- at: 2m\n  "+c.event+"\n- at: 125s\n  kill: {names: [b-3]}\n")
 		if s := &r.Summary; s.Detection.Count != 1 || s.FalseUnknown != 0 || s.Detection.Max.D() > c.most || s.EndPods.Serving != 60 {
-			t.Errorf("%s: %d marked after %s, %d though alive; want 1 within %s; %+v", name, s.Detection.Count, s.Detection.Max.D(), s.FalseUnknown,
+			t.Errorf("%s: %d marked after %s, %d though alive; want 1 within %s; %+v", name, s.Detection.Count, s.Detection.Max.D(),
+				s.FalseUnknown,
 				c.most, s.EndPods)
 		}
 	}
@@ -117,7 +118,8 @@ func TestAllZonesDisrupted(t *testing.T) {
 func TestZoneRates(t *testing.T) {
 	whole := play(t, plain+"- at: 2m\n  kill: {zone: a}\n")
 	if s := &whole.Summary; s.Tainting.Count != 10 || s.Tainting.Max.D()-s.Tainting.P50.D() < 40*time.Second {
-		t.Errorf("a zone of 10: %d tainted, the median after %s, the last after %s; want 10, 10 s apart", s.Tainting.Count, s.Tainting.P50.D(),
+		t.Errorf("a zone of 10: %d tainted, the median after %s, the last after %s; want 10, 10 s apart", s.Tainting.Count,
+			s.Tainting.P50.D(),
 			s.Tainting.Max.D())
 	}
 	part := play(t, plain+"- at: 2m\n  kill: {zone: a, count: 7}\n")
@@ -190,16 +192,16 @@ func TestSelect(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
-		s          Select
+		s          selection
 		want, text string
 	}{
-		{Select{Zone: "a", Count: 3}, "a-1 a-4 a-7", "3 of zone a"},
-		{Select{Zone: "a", Percent: 20}, "a-1 a-6", "20 % of zone a"},
-		{Select{Zone: "a", Percent: 1}, "a-1", "1 % of zone a"}, // at least one
-		{Select{Rack: "a-r2"}, "a-2 a-4 a-6 a-8 a-10", "rack a-r2"},
-		{Select{Names: []string{"c-2", "b-1"}}, "b-1 c-2", "c-2, b-1"},
-		{Select{Labels: map[string]string{"disk": "ssd"}, Count: 2}, "b-1 b-6", "2 of nodes labelled disk=ssd"},
-		{Select{Zone: "z"}, "", "zone z"},
+		{selection{Zone: "a", Count: 3}, "a-1 a-4 a-7", "3 of zone a"},
+		{selection{Zone: "a", Percent: 20}, "a-1 a-6", "20 % of zone a"},
+		{selection{Zone: "a", Percent: 1}, "a-1", "1 % of zone a"}, // at least one
+		{selection{Rack: "a-r2"}, "a-2 a-4 a-6 a-8 a-10", "rack a-r2"},
+		{selection{Names: []string{"c-2", "b-1"}}, "b-1 c-2", "c-2, b-1"},
+		{selection{Labels: map[string]string{"disk": "ssd"}, Count: 2}, "b-1 b-6", "2 of nodes labelled disk=ssd"},
+		{selection{Zone: "z"}, "", "zone z"},
 	} {
 		nodes, err := w.choose(&c.s)
 		var names []string

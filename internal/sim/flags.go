@@ -21,7 +21,8 @@ type settings struct {
 }
 
 func defaults() settings {
-	return settings{health: health.Defaults(), notReadySeconds: 300, unreachableSeconds: 300, leaseSeconds: 40, statusEvery: 5 * time.Minute}
+	return settings{health: health.Defaults(), notReadySeconds: 300, unreachableSeconds: 300, leaseSeconds: 40,
+		statusEvery: 5 * time.Minute}
 }
 
 // flags are the names that a scenario may set, with what they set.
@@ -67,13 +68,13 @@ func whole(of func(*settings) *int64) func(*settings, string) error {
 	return func(s *settings, v string) (err error) { *of(s), err = strconv.ParseInt(v, 10, 64); return err }
 }
 
-// Flags lists the flags that a scenario may set.
-func Flags() []string { return slices.Sorted(maps.Keys(flags)) }
+// allFlags lists the flags that a scenario may set.
+func allFlags() []string { return slices.Sorted(maps.Keys(flags)) }
 
 func (s *settings) set(name, value string) error {
 	f := flags[name]
 	if f == nil {
-		return fmt.Errorf("flags: %q is not one that the simulation knows; allowed are %s", name, strings.Join(Flags(), ", "))
+		return fmt.Errorf("flags: %q is not one that the simulation knows; allowed are %s", name, strings.Join(allFlags(), ", "))
 	}
 	if err := f(s, value); err != nil {
 		return fmt.Errorf("flags: %s=%s: %w", name, value, err)

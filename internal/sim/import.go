@@ -102,7 +102,7 @@ func ownerOf(o *v1.Pod) (key, kind, name string) {
 }
 
 func (w *simulation) loadWorkload(kind, name string, first *v1.Pod) *workload {
-	spec := &Workload{Name: name, Kind: kind}
+	spec := &workloadSpec{Name: name, Kind: kind}
 	if first.Spec.Priority != nil {
 		spec.Priority = *first.Spec.Priority
 	}

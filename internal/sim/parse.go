@@ -68,17 +68,17 @@ func fill[T comparable](at *T, value T) {
 }
 
 func (sc *Scenario) fillDefaults() {
-	fill(&sc.Duration, Duration(time.Hour))
+	fill(&sc.Duration, duration(time.Hour))
 	fill(&sc.Seed, 1)
 	c := &sc.Cluster
 	fill(&c.CPU, "32")
 	fill(&c.Memory, "128Gi")
 	fill(&c.MaxPods, 110)
-	fill(&c.APILatency, Duration(10*time.Millisecond))
-	fill(&c.WatchLatency, Duration(10*time.Millisecond))
-	fill(&c.PodStart, Duration(3*time.Second))
-	fill(&c.PodStop, Duration(2*time.Second))
-	fill(&c.Boot, Duration(time.Minute))
+	fill(&c.APILatency, duration(10*time.Millisecond))
+	fill(&c.WatchLatency, duration(10*time.Millisecond))
+	fill(&c.PodStart, duration(3*time.Second))
+	fill(&c.PodStop, duration(2*time.Second))
+	fill(&c.Boot, duration(time.Minute))
 	for i := range sc.Workloads {
 		w := &sc.Workloads[i]
 		fill(&w.Count, 1)
@@ -86,7 +86,7 @@ func (sc *Scenario) fillDefaults() {
 		fill(&w.Memory, "128Mi")
 		if w.Kind == kindJob {
 			fill(&w.Completions, w.Replicas)
-			fill(&w.RunsFor, Duration(10*time.Minute))
+			fill(&w.RunsFor, duration(10*time.Minute))
 		}
 	}
 }
@@ -135,7 +135,7 @@ func (sc *Scenario) checkCluster() error {
 	return nil
 }
 
-func (w *Workload) check() error {
+func (w *workloadSpec) check() error {
 	switch {
 	case w.Name == "":
 		return errors.New("name is empty")
@@ -160,7 +160,7 @@ func (w *Workload) check() error {
 	return nil
 }
 
-func (e *Event) check(end Duration) error {
+func (e *clusterEvent) check(end duration) error {
 	v := reflect.ValueOf(*e)
 	var set, all []string
 	for i := range v.NumField() {
@@ -201,22 +201,22 @@ func (e *Event) check(end Duration) error {
 }
 
 // sel is the event's choice of nodes, nil for events that have none.
-func (e *Event) sel() *Select {
+func (e *clusterEvent) sel() *selection {
 	switch {
 	case e.Kill != nil:
-		return &e.Kill.Select
+		return &e.Kill.selection
 	case e.Cut != nil:
-		return &e.Cut.Select
+		return &e.Cut.selection
 	case e.Pause != nil:
-		return &e.Pause.Select
+		return &e.Pause.selection
 	case e.Slow != nil:
-		return &e.Slow.Select
+		return &e.Slow.selection
 	case e.NotReady != nil:
-		return &e.NotReady.Select
+		return &e.NotReady.selection
 	case e.Flap != nil:
-		return &e.Flap.Select
+		return &e.Flap.selection
 	case e.Upgrade != nil:
-		return &e.Upgrade.Select
+		return &e.Upgrade.selection
 	case e.Heal != nil:
 		return e.Heal
 	case e.Delete != nil:

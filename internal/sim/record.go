@@ -138,9 +138,9 @@ type recorder struct {
 
 	falseUnknown, evictions, needless, drained, gced int
 
-	entries []*Entry
-	open    map[string]*Entry
-	samples []Sample
+	entries []*entry
+	open    map[string]*entry
+	samples []sample
 }
 
 // pass adds up what lasted until now.
@@ -151,10 +151,10 @@ func (r *recorder) pass(now time.Duration) {
 	r.deadFor += d * time.Duration(r.pods[podDead])
 }
 
-// Entry is one line of the timeline: a fact, or a burst of equal ones.
-type Entry struct {
-	At    Duration `json:"at"`
-	Until Duration `json:"until,omitempty"`
+// entry is one line of the timeline: a fact, or a burst of equal ones.
+type entry struct {
+	At    duration `json:"at"`
+	Until duration `json:"until,omitempty"`
 	// Kind is event, health, pods or nodes.
 	Kind string `json:"kind"`
 	Zone string `json:"zone,omitempty"`
@@ -187,15 +187,15 @@ var bursts = map[string]struct{ kind, thing, verb string }{
 }
 
 func (r *recorder) fact(w *simulation, kind, text string) {
-	r.entries = append(r.entries, &Entry{At: Duration(w.Now), Kind: kind, What: text})
+	r.entries = append(r.entries, &entry{At: duration(w.Now), Kind: kind, What: text})
 }
 
-func (r *recorder) burst(w *simulation, what, zone, name string) *Entry {
+func (r *recorder) burst(w *simulation, what, zone, name string) *entry {
 	key := what + "/" + zone
 	e := r.open[key]
 	if e == nil || w.Now-max(e.At, e.Until).D() > burstGap {
 		b := bursts[what]
-		e = &Entry{At: Duration(w.Now), Kind: b.kind, Zone: zone, What: b.verb, seen: map[string]bool{}}
+		e = &entry{At: duration(w.Now), Kind: b.kind, Zone: zone, What: b.verb, seen: map[string]bool{}}
 		r.open[key] = e
 		r.entries = append(r.entries, e)
 	}
@@ -211,7 +211,7 @@ func (r *recorder) burst(w *simulation, what, zone, name string) *Entry {
 		e.Times = e.happened
 	}
 	if w.Now > e.At.D() {
-		e.Until = Duration(w.Now)
+		e.Until = duration(w.Now)
 	}
 	return e
 }
@@ -285,7 +285,7 @@ func (r *recorder) decision(w *simulation, d health.Decision) {
 		if z.State != health.Normal {
 			text += fmt.Sprintf("; %s", rate(z.Rate))
 		}
-		e := &Entry{At: Duration(w.Now), Kind: "health", Zone: zoneName(z.Name), What: text}
+		e := &entry{At: duration(w.Now), Kind: "health", Zone: zoneName(z.Name), What: text}
 		r.entries = append(r.entries, e)
 	case health.Suspend, health.Resume, health.StaleWatch:
 		r.fact(w, "health", d.Text())
@@ -310,18 +310,18 @@ func rate(perSecond float64) string {
 	return fmt.Sprintf("one node each %s may be tainted NoExecute", time.Duration(float64(time.Second)/perSecond).Round(time.Second))
 }
 
-// Sample is how things stood at one time; rates are over the step before it.
-type Sample struct {
-	At        Duration     `json:"at"`
-	Nodes     NodeCounts   `json:"nodes"`
-	Pods      PodCounts    `json:"pods"`
+// sample is how things stood at one time; rates are over the step before it.
+type sample struct {
+	At        duration     `json:"at"`
+	Nodes     nodeCounts   `json:"nodes"`
+	Pods      podCounts    `json:"pods"`
 	Evictions int          `json:"evictions"`
 	Writes    float64      `json:"writesPerSecond"`
-	Zones     []ZoneSample `json:"zones"`
+	Zones     []zoneSample `json:"zones"`
 }
 
-// NodeCounts are nodes by state.
-type NodeCounts struct {
+// nodeCounts are nodes by state.
+type nodeCounts struct {
 	Ready     int `json:"ready"`
 	Cordoned  int `json:"cordoned"`
 	Unnoticed int `json:"unnoticed"`
@@ -330,9 +330,9 @@ type NodeCounts struct {
 	Evicting  int `json:"evicting"`
 }
 
-// PodCounts are pods by state; Lost are those that stopped to serve and that
+// podCounts are pods by state; Lost are those that stopped to serve and that
 // no other makes up for yet.
-type PodCounts struct {
+type podCounts struct {
 	Serving     int `json:"serving"`
 	Dead        int `json:"dead"`
 	NotReady    int `json:"notReady"`
@@ -341,19 +341,19 @@ type PodCounts struct {
 	Lost        int `json:"lost"`
 }
 
-// ZoneSample is a zone's NoExecute rate, in nodes a second, and queue.
-type ZoneSample struct {
+// zoneSample is a zone's NoExecute rate, in nodes a second, and queue.
+type zoneSample struct {
 	Zone    string  `json:"zone"`
 	State   string  `json:"state"`
 	Rate    float64 `json:"rate"`
 	Waiting int     `json:"waiting"`
 }
 
-func (r *recorder) nodeCounts() NodeCounts {
-	return NodeCounts{r.nodes[nodeReady], r.nodes[nodeCordoned], r.nodes[nodeUnnoticed], r.nodes[nodeNotReady], r.nodes[nodeUnknown],
+func (r *recorder) nodeCounts() nodeCounts {
+	return nodeCounts{r.nodes[nodeReady], r.nodes[nodeCordoned], r.nodes[nodeUnnoticed], r.nodes[nodeNotReady], r.nodes[nodeUnknown],
 		r.nodes[nodeEvicting]}
 }
 
-func (r *recorder) podCounts() PodCounts {
-	return PodCounts{r.pods[podServing], r.pods[podDead], r.pods[podNotReady], r.pods[podTerminating], r.pods[podPending], r.lost}
+func (r *recorder) podCounts() podCounts {
+	return podCounts{r.pods[podServing], r.pods[podDead], r.pods[podNotReady], r.pods[podTerminating], r.pods[podPending], r.lost}
 }

@@ -22,12 +22,12 @@ const points = 720
 type Result struct {
 	Name     string   `json:"name"`
 	Seed     uint64   `json:"seed"`
-	Duration Duration `json:"duration"`
+	Duration duration `json:"duration"`
 	Flags    []string `json:"flags"`
-	Summary  Summary  `json:"summary"`
-	Timeline []*Entry `json:"timeline"`
-	Step     Duration `json:"step"`
-	Series   []Sample `json:"series"`
+	Summary  summary  `json:"summary"`
+	Timeline []*entry `json:"timeline"`
+	Step     duration `json:"step"`
+	Series   []sample `json:"series"`
 }
 
 // Run plays a scenario. The context ends it early, with the context's error.
@@ -48,7 +48,7 @@ func newSimulation(sc *Scenario) (*simulation, error) {
 		return nil, err
 	}
 	w := &simulation{sc: sc, set: set, random: rand.New(rand.NewPCG(sc.Seed, 1)), byName: map[string]*node{},
-		notes:     recorder{open: map[string]*Entry{}},
+		notes:     recorder{open: map[string]*entry{}},
 		longReady: []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionTrue, LastTransitionTime: metav1.NewTime(clustermodel.Epoch)}}}
 	w.api.w = w
 	w.health = healthShell{w: w, urgent: pool{size: healthMarkers}, rest: pool{size: healthFollowers}, unready: pool{size: healthSilencers}}
@@ -90,13 +90,13 @@ func (w *simulation) play(ctx context.Context) (*Result, error) {
 	}
 	w.Now = end
 	w.notes.pass(end)
-	r := &Result{Name: w.sc.Name, Seed: w.sc.Seed, Duration: w.sc.Duration, Timeline: w.notes.entries, Step: Duration(step),
+	r := &Result{Name: w.sc.Name, Seed: w.sc.Seed, Duration: w.sc.Duration, Timeline: w.notes.entries, Step: duration(step),
 		Series: w.notes.samples}
 	for name, value := range w.sc.Flags {
 		r.Flags = append(r.Flags, fmt.Sprintf("%s=%v", name, value))
 	}
 	slices.Sort(r.Flags)
-	slices.SortStableFunc(r.Timeline, func(a, b *Entry) int { return int(a.At - b.At) })
+	slices.SortStableFunc(r.Timeline, func(a, b *entry) int { return int(a.At - b.At) })
 	r.Summary = w.summary(nodes, pods)
 	return r, nil
 }
@@ -104,7 +104,7 @@ func (w *simulation) play(ctx context.Context) (*Result, error) {
 // sample notes how things stand, and plans the next look.
 func (w *simulation) sample(step time.Duration) {
 	r := &w.notes
-	s := Sample{At: Duration(w.Now), Nodes: r.nodeCounts(), Pods: r.podCounts(), Evictions: r.evictions}
+	s := sample{At: duration(w.Now), Nodes: r.nodeCounts(), Pods: r.podCounts(), Evictions: r.evictions}
 	from, to := int(max(w.Now-step, 0)/time.Second), int(w.Now/time.Second)
 	sum := 0
 	for _, list := range w.api.writes {
@@ -114,9 +114,9 @@ func (w *simulation) sample(step time.Duration) {
 	}
 	s.Writes = float64(sum) / step.Seconds()
 	for _, z := range w.health.monitor.Zones(w.Time()) {
-		s.Zones = append(s.Zones, ZoneSample{Zone: zoneName(z.Name), State: z.State.String(), Rate: z.Rate, Waiting: z.Waiting})
+		s.Zones = append(s.Zones, zoneSample{Zone: zoneName(z.Name), State: z.State.String(), Rate: z.Rate, Waiting: z.Waiting})
 	}
-	slices.SortFunc(s.Zones, func(a, b ZoneSample) int { return strings.Compare(a.Zone, b.Zone) })
+	slices.SortFunc(s.Zones, func(a, b zoneSample) int { return strings.Compare(a.Zone, b.Zone) })
 	r.samples = append(r.samples, s)
 	w.After(step, func() { w.sample(step) })
 }

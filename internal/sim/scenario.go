@@ -11,38 +11,38 @@ type Scenario struct {
 	// Name is the title of every output.
 	Name        string   `json:"name"`
 	Description string   `json:"description"`
-	Duration    Duration `json:"duration"`
+	Duration    duration `json:"duration"`
 	Seed        uint64   `json:"seed"`
 	Cluster     Cluster  `json:"cluster"`
 	// Flags are set by the names that the controllers and agents have for them.
 	Flags     map[string]any `json:"flags"`
-	Workloads []Workload     `json:"workloads"`
-	Events    []Event        `json:"events"`
+	Workloads []workloadSpec `json:"workloads"`
+	Events    []clusterEvent `json:"events"`
 
 	live *snapshot
 }
 
 // Cluster says how many nodes there are and what they are like.
 type Cluster struct {
-	Zones []Zone `json:"zones"`
+	Zones []zoneSpec `json:"zones"`
 	// CPU, Memory and MaxPods are each node's allocatable.
 	CPU     string `json:"cpu"`
 	Memory  string `json:"memory"`
 	MaxPods int64  `json:"maxPods"`
-	// APILatency is how long one API request takes, WatchLatency how long
+	// APILatency is how long one api request takes, WatchLatency how long
 	// after that the controllers and agents hear of it.
-	APILatency   Duration `json:"apiLatency"`
-	WatchLatency Duration `json:"watchLatency"`
+	APILatency   duration `json:"apiLatency"`
+	WatchLatency duration `json:"watchLatency"`
 	// PodStart and PodStop are how long an agent takes to bring a pod to Ready
 	// and to end it. Boot is a host's time from power to a working agent.
-	PodStart Duration `json:"podStart"`
-	PodStop  Duration `json:"podStop"`
-	Boot     Duration `json:"boot"`
+	PodStart duration `json:"podStart"`
+	PodStop  duration `json:"podStop"`
+	Boot     duration `json:"boot"`
 }
 
-// Zone is a group of nodes. Its nodes are named after it, zone-1 and so on,
+// zoneSpec is a group of nodes. Its nodes are named after it, zone-1 and so on,
 // and dealt out evenly over its racks, zone-r1 and so on.
-type Zone struct {
+type zoneSpec struct {
 	Name   string            `json:"name"`
 	Region string            `json:"region"`
 	Nodes  int               `json:"nodes"`
@@ -51,8 +51,8 @@ type Zone struct {
 	Taints []v1.Taint        `json:"taints"`
 }
 
-// Workload is a number of pods that someone keeps.
-type Workload struct {
+// workloadSpec is a number of pods that someone keeps.
+type workloadSpec struct {
 	Name string `json:"name"`
 	// Kind is Deployment, StatefulSet, DaemonSet, Job or Pods: pods that
 	// no one replaces.
@@ -74,45 +74,45 @@ type Workload struct {
 	MaxUnavailable int `json:"maxUnavailable"`
 	// RunsFor and Completions are for Jobs: each pod succeeds after RunsFor;
 	// Replicas run at a time.
-	RunsFor     Duration `json:"runsFor"`
+	RunsFor     duration `json:"runsFor"`
 	Completions int      `json:"completions"`
 }
 
-// Event is what happens At a time: exactly one of the other fields.
-type Event struct {
-	At Duration `json:"at"`
+// clusterEvent is what happens At a time: exactly one of the other fields.
+type clusterEvent struct {
+	At duration `json:"at"`
 	// Kill takes power away; nodes come back after For, or when healed.
-	Kill *Fault `json:"kill,omitempty"`
-	// Cut cuts the network between nodes and the API; pods run on.
-	Cut *Fault `json:"cut,omitempty"`
+	Kill *fault `json:"kill,omitempty"`
+	// Cut cuts the network between nodes and the api; pods run on.
+	Cut *fault `json:"cut,omitempty"`
 	// Pause stops the agent only: no heartbeats, pods run on.
-	Pause *Fault `json:"pause,omitempty"`
-	// Slow makes nodes renew their lease only every so often.
-	Slow *Slow `json:"slow,omitempty"`
+	Pause *fault `json:"pause,omitempty"`
+	// slow makes nodes renew their lease only every so often.
+	Slow *slow `json:"slow,omitempty"`
 	// NotReady makes nodes report that they are not ready.
-	NotReady *Fault `json:"notReady,omitempty"`
-	// Flap cuts and heals again and again, each node at its own times.
-	Flap *Flap `json:"flap,omitempty"`
+	NotReady *fault `json:"notReady,omitempty"`
+	// flap cuts and heals again and again, each node at its own times.
+	Flap *flap `json:"flap,omitempty"`
 	// Heal ends every fault of the nodes it names; of all if it names none.
-	Heal *Select `json:"heal,omitempty"`
+	Heal *selection `json:"heal,omitempty"`
 	// Delete deletes Node objects whose hosts are gone for good.
-	Delete *Select `json:"delete,omitempty"`
+	Delete *selection `json:"delete,omitempty"`
 	// OutOfService taints dead nodes so that their pods are released.
-	OutOfService *Select `json:"outOfService,omitempty"`
-	// Upgrade drains, reboots and frees nodes, Batch at a time.
-	Upgrade *Upgrade `json:"upgrade,omitempty"`
+	OutOfService *selection `json:"outOfService,omitempty"`
+	// upgradePlan drains, reboots and frees nodes, Batch at a time.
+	Upgrade *upgradePlan `json:"upgrade,omitempty"`
 	// RestartControllers takes all controllers and the scheduler away For a
 	// time.
-	RestartControllers *Span `json:"restartControllers,omitempty"`
-	// API makes every request take longer, or fail.
-	API *API `json:"api,omitempty"`
-	// StallWatch lets the controllers hear nothing, while the API works.
-	StallWatch *Span `json:"stallWatch,omitempty"`
+	RestartControllers *timeSpan `json:"restartControllers,omitempty"`
+	// api makes every request take longer, or fail.
+	API *api `json:"api,omitempty"`
+	// StallWatch lets the controllers hear nothing, while the api works.
+	StallWatch *timeSpan `json:"stallWatch,omitempty"`
 }
 
-// Select names nodes: those that fit all of Zone, Rack, Names and Labels, and
+// selection names nodes: those that fit all of Zone, Rack, Names and Labels, and
 // of these Count or Percent, taken evenly over the list.
-type Select struct {
+type selection struct {
 	Zone    string            `json:"zone"`
 	Rack    string            `json:"rack"`
 	Names   []string          `json:"names"`
@@ -121,48 +121,48 @@ type Select struct {
 	Percent float64           `json:"percent"`
 }
 
-// Fault befalls some nodes, For a time or until healed.
-type Fault struct {
-	Select `json:",inline"`
-	For    Duration `json:"for"`
+// fault befalls some nodes, For a time or until healed.
+type fault struct {
+	selection `json:",inline"`
+	For       duration `json:"for"`
 	// Stagger spreads the fault's beginning over nodes at random.
-	Stagger Duration `json:"stagger"`
+	Stagger duration `json:"stagger"`
 }
 
-// Slow makes heartbeats come every Every.
-type Slow struct {
-	Fault `json:",inline"`
-	Every Duration `json:"every"`
+// slow makes heartbeats come every Every.
+type slow struct {
+	fault `json:",inline"`
+	Every duration `json:"every"`
 }
 
-// Flap is Down and Up in turn, each a third shorter or longer at random.
-type Flap struct {
-	Fault `json:",inline"`
-	Down  Duration `json:"down"`
-	Up    Duration `json:"up"`
+// flap is Down and Up in turn, each a third shorter or longer at random.
+type flap struct {
+	fault `json:",inline"`
+	Down  duration `json:"down"`
+	Up    duration `json:"up"`
 }
 
-// Upgrade takes nodes through a reboot, Batch at a time.
-type Upgrade struct {
-	Select `json:",inline"`
-	Batch  int `json:"batch"`
+// upgradePlan takes nodes through a reboot, Batch at a time.
+type upgradePlan struct {
+	selection `json:",inline"`
+	Batch     int `json:"batch"`
 	// NoDrain reboots nodes under their pods.
 	NoDrain bool `json:"noDrain"`
 	// DrainTimeout ends the wait for pods that a budget holds back.
-	DrainTimeout Duration `json:"drainTimeout"`
+	DrainTimeout duration `json:"drainTimeout"`
 }
 
-// Span is a length of time.
-type Span struct {
-	For Duration `json:"for"`
+// timeSpan is a length of time.
+type timeSpan struct {
+	For duration `json:"for"`
 }
 
-// API is a fault of the API server.
-type API struct {
-	Latency Duration `json:"latency"`
+// api is a fault of the api server.
+type api struct {
+	Latency duration `json:"latency"`
 	Down    bool     `json:"down"`
-	For     Duration `json:"for"`
+	For     duration `json:"for"`
 }
 
-// Duration is a length of time as people write it.
-type Duration = strict.Duration
+// duration is a length of time as people write it.
+type duration = strict.Duration

@@ -200,7 +200,8 @@ func (s *settings) tolerations(own []v1.Toleration, seconds *int64) []v1.Tolerat
 			if seconds != nil {
 				n = *seconds
 			}
-			out = append(out, v1.Toleration{Key: d.key, Operator: v1.TolerationOpExists, Effect: v1.TaintEffectNoExecute, TolerationSeconds: &n})
+			out = append(out, v1.Toleration{Key: d.key, Operator: v1.TolerationOpExists, Effect: v1.TaintEffectNoExecute,
+				TolerationSeconds: &n})
 		}
 	}
 	return out

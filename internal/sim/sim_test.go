@@ -241,9 +241,11 @@ func TestImportLiveCluster(t *testing.T) {
 	}
 	yes := true
 	pod := func(name, owner, kind, node string) *v1.Pod {
-		p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "shop", UID: types.UID(name), Labels: map[string]string{"app": owner}},
+		p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "shop", UID: types.UID(name),
+			Labels: map[string]string{"app": owner}},
 			Spec: v1.PodSpec{NodeName: node, Containers: []v1.Container{{Name: "c", Image: "i"}}, Tolerations: []v1.Toleration{
-				{Key: v1.TaintNodeUnreachable, Operator: v1.TolerationOpExists, Effect: v1.TaintEffectNoExecute, TolerationSeconds: new(int64)}}},
+				{Key: v1.TaintNodeUnreachable, Operator: v1.TolerationOpExists, Effect: v1.TaintEffectNoExecute,
+					TolerationSeconds: new(int64)}}},
 			Status: v1.PodStatus{Phase: v1.PodRunning}}
 		if kind == "DaemonSet" {
 			p.Spec.Tolerations[0].TolerationSeconds = nil
@@ -257,7 +259,8 @@ func TestImportLiveCluster(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sc, err = sc.Import([]*v1.Node{node("n1", "a", v1.ConditionTrue), node("n2", "b", v1.ConditionTrue), node("n3", "b", v1.ConditionFalse)},
+	sc, err = sc.Import([]*v1.Node{node("n1", "a", v1.ConditionTrue), node("n2", "b", v1.ConditionTrue),
+		node("n3", "b", v1.ConditionFalse)},
 		[]*v1.Pod{pod("web-1", "web-abc", "ReplicaSet", "n1"), pod("web-2", "web-abc", "ReplicaSet", "n2"),
 			pod("db-0", "db", "StatefulSet", "n1"),
 			pod("log-1", "log", "DaemonSet", "n1"), pod("log-2", "log", "DaemonSet", "n2"), pod("lonely", "", "", "n1")})

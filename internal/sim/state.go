@@ -144,7 +144,7 @@ func (w *simulation) build() error {
 }
 
 // node makes the k-th node of a zone.
-func (c *Cluster) node(z *Zone, k int) *v1.Node {
+func (c *Cluster) node(z *zoneSpec, k int) *v1.Node {
 	labels := map[string]string{v1.LabelTopologyZone: z.Name, v1.LabelHostname: fmt.Sprintf("%s-%d", z.Name, k+1)}
 	if z.Region != "" {
 		labels[v1.LabelTopologyRegion] = z.Region

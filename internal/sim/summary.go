@@ -5,20 +5,20 @@ import (
 	"time"
 )
 
-// Summary is a run in numbers.
-type Summary struct {
+// summary is a run in numbers.
+type summary struct {
 	Nodes int `json:"nodes"`
 	Pods  int `json:"pods"`
 	// Detection is from a node's silence to its Unknown conditions, Tainting
 	// to its NoExecute taint, NodeRecovery from when it could talk again to
 	// Ready and free of taints.
-	Detection    Spread `json:"detection"`
-	Tainting     Spread `json:"tainting"`
-	NodeRecovery Spread `json:"nodeRecovery"`
+	Detection    spreadRule `json:"detection"`
+	Tainting     spreadRule `json:"tainting"`
+	NodeRecovery spreadRule `json:"nodeRecovery"`
 	// PodRecovery is from when a pod stops to serve until one of its workload
 	// serves in its place; Unrecovered are pods still missing at the end.
-	PodRecovery Spread `json:"podRecovery"`
-	Unrecovered int    `json:"unrecovered"`
+	PodRecovery spreadRule `json:"podRecovery"`
+	Unrecovered int        `json:"unrecovered"`
 	// FalseUnknown are nodes marked Unknown that were alive and could talk.
 	FalseUnknown int `json:"falseUnknown"`
 	// Evictions are pods deleted for taints; Needless of these ran well.
@@ -28,46 +28,47 @@ type Summary struct {
 	Collected int `json:"collected"`
 	// LostPodTime adds up how long pods were missing, DeadPodTime how long
 	// the API called pods ready that did not run: requests sent nowhere.
-	LostPodTime Duration       `json:"lostPodTime"`
-	DeadPodTime Duration       `json:"deadPodTime"`
+	LostPodTime duration       `json:"lostPodTime"`
+	DeadPodTime duration       `json:"deadPodTime"`
 	Writes      map[string]int `json:"writes"`
 	// PeakWrites is the most API writes in one second, which began PeakAt;
 	// SteadyWrites the mean of all seconds.
 	PeakWrites   int        `json:"peakWrites"`
-	PeakAt       Duration   `json:"peakAt"`
+	PeakAt       duration   `json:"peakAt"`
 	SteadyWrites float64    `json:"meanWritesPerSecond"`
-	EndNodes     NodeCounts `json:"endNodes"`
-	EndPods      PodCounts  `json:"endPods"`
+	EndNodes     nodeCounts `json:"endNodes"`
+	EndPods      podCounts  `json:"endPods"`
 	// Pending says of the workloads that have pods without a node why.
 	Pending map[string]string `json:"pending,omitempty"`
 }
 
-// Spread is how a number of durations is distributed.
-type Spread struct {
+// spreadRule is how a number of durations is distributed.
+type spreadRule struct {
 	Count int      `json:"count"`
-	P50   Duration `json:"p50"`
-	P99   Duration `json:"p99"`
-	Max   Duration `json:"max"`
+	P50   duration `json:"p50"`
+	P99   duration `json:"p99"`
+	Max   duration `json:"max"`
 }
 
-func spread(list []time.Duration) Spread {
+func spread(list []time.Duration) spreadRule {
 	if len(list) == 0 {
-		return Spread{}
+		return spreadRule{}
 	}
 	list = slices.Clone(list)
 	slices.Sort(list)
-	at := func(share float64) Duration {
-		return Duration(list[min(len(list)-1, int(share*float64(len(list))))].Round(time.Millisecond))
+	at := func(share float64) duration {
+		return duration(list[min(len(list)-1, int(share*float64(len(list))))].Round(time.Millisecond))
 	}
-	return Spread{Count: len(list), P50: at(0.5), P99: at(0.99), Max: at(1)}
+	return spreadRule{Count: len(list), P50: at(0.5), P99: at(0.99), Max: at(1)}
 }
 
-func (w *simulation) summary(nodes, pods int) Summary {
+func (w *simulation) summary(nodes, pods int) summary {
 	r := &w.notes
-	s := Summary{Nodes: nodes, Pods: pods,
+	s := summary{Nodes: nodes, Pods: pods,
 		Detection: spread(r.detected), Tainting: spread(r.tainted), NodeRecovery: spread(r.nodeBack), PodRecovery: spread(r.podBack),
-		Unrecovered: r.lost, FalseUnknown: r.falseUnknown, Evictions: r.evictions, Needless: r.needless, Drained: r.drained, Collected: r.gced,
-		LostPodTime: Duration(r.lostFor.Round(time.Second)), DeadPodTime: Duration(r.deadFor.Round(time.Second)),
+		Unrecovered: r.lost, FalseUnknown: r.falseUnknown, Evictions: r.evictions, Needless: r.needless, Drained: r.drained,
+		Collected:   r.gced,
+		LostPodTime: duration(r.lostFor.Round(time.Second)), DeadPodTime: duration(r.deadFor.Round(time.Second)),
 		Writes: map[string]int{}, EndNodes: r.nodeCounts(), EndPods: r.podCounts()}
 	seconds := int(w.sc.Duration.D() / time.Second)
 	sum := 0
@@ -80,7 +81,7 @@ func (w *simulation) summary(nodes, pods int) Summary {
 		}
 		sum += n
 		if n > s.PeakWrites {
-			s.PeakWrites, s.PeakAt = n, Duration(time.Duration(second)*time.Second)
+			s.PeakWrites, s.PeakAt = n, duration(time.Duration(second)*time.Second)
 		}
 	}
 	if seconds > 0 {

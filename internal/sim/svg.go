@@ -23,7 +23,7 @@ const (
 // band is one coloured area or line of a panel.
 type band struct {
 	name, color string
-	of          func(*Sample) float64
+	of          func(*sample) float64
 	line        bool
 }
 
@@ -70,29 +70,29 @@ func SVG(runs []*Result) []byte {
 func panelsOf(r *Result) []panel {
 	out := []panel{
 		{title: "nodes that are not simply Ready", bands: []band{
-			{name: "down, unnoticed", color: "#e0a100", of: func(s *Sample) float64 { return float64(s.Nodes.Unnoticed) }},
-			{name: "NotReady", color: "#f2777a", of: func(s *Sample) float64 { return float64(s.Nodes.NotReady) }},
-			{name: "Unknown", color: "#c0392b", of: func(s *Sample) float64 { return float64(s.Nodes.Unknown) }},
-			{name: "tainted NoExecute", color: "#5b2c83", of: func(s *Sample) float64 { return float64(s.Nodes.Evicting) }},
-			{name: "cordoned", color: "#9fb3c8", of: func(s *Sample) float64 { return float64(s.Nodes.Cordoned) }},
+			{name: "down, unnoticed", color: "#e0a100", of: func(s *sample) float64 { return float64(s.Nodes.Unnoticed) }},
+			{name: "NotReady", color: "#f2777a", of: func(s *sample) float64 { return float64(s.Nodes.NotReady) }},
+			{name: "Unknown", color: "#c0392b", of: func(s *sample) float64 { return float64(s.Nodes.Unknown) }},
+			{name: "tainted NoExecute", color: "#5b2c83", of: func(s *sample) float64 { return float64(s.Nodes.Evicting) }},
+			{name: "cordoned", color: "#9fb3c8", of: func(s *sample) float64 { return float64(s.Nodes.Cordoned) }},
 		}},
 		{title: "pods that do not serve", bands: []band{
-			{name: "dead, called ready", color: "#e0a100", of: func(s *Sample) float64 { return float64(s.Pods.Dead) }},
-			{name: "not ready", color: "#c0392b", of: func(s *Sample) float64 { return float64(s.Pods.NotReady) }},
-			{name: "terminating", color: "#7f8c8d", of: func(s *Sample) float64 { return float64(s.Pods.Terminating) }},
-			{name: "pending", color: "#2e86c1", of: func(s *Sample) float64 { return float64(s.Pods.Pending) }},
-			{name: "missing, not made up", color: "black", line: true, of: func(s *Sample) float64 { return float64(s.Pods.Lost) }},
-			{name: "deleted by taint, sum", color: "#5b2c83", line: true, of: func(s *Sample) float64 { return float64(s.Evictions) }},
+			{name: "dead, called ready", color: "#e0a100", of: func(s *sample) float64 { return float64(s.Pods.Dead) }},
+			{name: "not ready", color: "#c0392b", of: func(s *sample) float64 { return float64(s.Pods.NotReady) }},
+			{name: "terminating", color: "#7f8c8d", of: func(s *sample) float64 { return float64(s.Pods.Terminating) }},
+			{name: "pending", color: "#2e86c1", of: func(s *sample) float64 { return float64(s.Pods.Pending) }},
+			{name: "missing, not made up", color: "black", line: true, of: func(s *sample) float64 { return float64(s.Pods.Lost) }},
+			{name: "deleted by taint, sum", color: "#5b2c83", line: true, of: func(s *sample) float64 { return float64(s.Evictions) }},
 		}},
 	}
 	out = append(out, zonePanels(r)...)
 	for i := range out {
 		out[i].bands = slices.DeleteFunc(out[i].bands, func(b band) bool {
-			return !slices.ContainsFunc(r.Series, func(s Sample) bool { return b.of(&s) > 0 })
+			return !slices.ContainsFunc(r.Series, func(s sample) bool { return b.of(&s) > 0 })
 		})
 	}
 	return append(out, panel{title: fmt.Sprintf("API writes a second, mean over %s", r.Step.D()),
-		bands: []band{{name: "all writes", color: "#1e8449", of: func(s *Sample) float64 { return s.Writes }}}})
+		bands: []band{{name: "all writes", color: "#1e8449", of: func(s *sample) float64 { return s.Writes }}}})
 }
 
 // zoneColors are for zones in the order of their names; more than these share.
@@ -117,8 +117,8 @@ func zonePanels(r *Result) []panel {
 	}
 	for i, name := range names {
 		color := zoneColors[i%len(zoneColors)]
-		of := func(pick func(*ZoneSample) float64) func(*Sample) float64 {
-			return func(s *Sample) float64 {
+		of := func(pick func(*zoneSample) float64) func(*sample) float64 {
+			return func(s *sample) float64 {
 				for i := range s.Zones {
 					if s.Zones[i].Zone == name {
 						return pick(&s.Zones[i])
@@ -129,11 +129,11 @@ func zonePanels(r *Result) []panel {
 		}
 		if moved[name] || waited[name] {
 			rates.bands = append(rates.bands, band{name: name, color: color, line: true,
-				of: of(func(z *ZoneSample) float64 { return z.Rate * 3600 })})
+				of: of(func(z *zoneSample) float64 { return z.Rate * 3600 })})
 		}
 		if waited[name] {
 			queues.bands = append(queues.bands, band{name: name, color: color, line: true,
-				of: of(func(z *ZoneSample) float64 { return float64(z.Waiting) })})
+				of: of(func(z *zoneSample) float64 { return float64(z.Waiting) })})
 		}
 	}
 	var out []panel
@@ -189,7 +189,7 @@ func (d *drawing) head(i, n int) {
 	d.text(plotLeft, 43, `fill="#555"`, line)
 }
 
-func (d *drawing) x(at Duration) float64 {
+func (d *drawing) x(at duration) float64 {
 	return plotLeft + plotWidth*float64(at)/float64(d.r.Duration)
 }
 
@@ -242,7 +242,8 @@ func (d *drawing) panel(p panel, top int, high float64) {
 			fmt.Fprintf(d.b, `<line x1="%d" x2="%d" y1="%d" y2="%d" stroke="%s" stroke-width="2.5"/>`+"\n", plotLeft+plotWidth+14,
 				plotLeft+plotWidth+26, ly-4, ly-4, band.color)
 		} else {
-			fmt.Fprintf(d.b, `<rect x="%d" y="%d" width="12" height="12" fill="%s" fill-opacity="0.85"/>`+"\n", plotLeft+plotWidth+14, ly-10,
+			fmt.Fprintf(d.b, `<rect x="%d" y="%d" width="12" height="12" fill="%s" fill-opacity="0.85"/>`+"\n", plotLeft+plotWidth+14,
+				ly-10,
 				band.color)
 		}
 		d.text(plotLeft+plotWidth+32, ly, "", band.name)
@@ -263,7 +264,7 @@ func (d *drawing) times(bottom int) {
 		}
 	}
 	for t := time.Duration(0); t <= total; t += step {
-		x := int(d.x(Duration(t)))
+		x := int(d.x(duration(t)))
 		label := fmt.Sprintf("%d:%02d", int(t.Hours()), int(t.Minutes())%60)
 		if step < time.Minute {
 			label += fmt.Sprintf(":%02d", int(t.Seconds())%60)
@@ -273,7 +274,7 @@ func (d *drawing) times(bottom int) {
 }
 
 // eventsOf is what befell the cluster.
-func eventsOf(r *Result) (out []*Entry) {
+func eventsOf(r *Result) (out []*entry) {
 	for _, e := range r.Timeline {
 		if e.Kind == "event" {
 			out = append(out, e)

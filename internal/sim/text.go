@@ -35,7 +35,7 @@ func flagText(flags []string) string {
 }
 
 // line is an entry of the timeline as text.
-func (e *Entry) line() string {
+func (e *entry) line() string {
 	what := e.What
 	if e.Kind == "event" {
 		what = "== " + what
@@ -71,7 +71,7 @@ func (e *Entry) line() string {
 // SummaryText is the numbers of runs, one column each.
 func SummaryText(runs []*Result) string {
 	var b strings.Builder
-	row := func(name string, cell func(*Summary) string) {
+	row := func(name string, cell func(*summary) string) {
 		fmt.Fprintf(&b, "%-46s", name)
 		for _, r := range runs {
 			fmt.Fprintf(&b, " %26s", cell(&r.Summary))
@@ -85,8 +85,8 @@ func SummaryText(runs []*Result) string {
 		}
 		b.WriteString("\n")
 	}
-	spread := func(name string, of func(*Summary) Spread) {
-		row(name, func(s *Summary) string {
+	spread := func(name string, of func(*summary) spreadRule) {
+		row(name, func(s *summary) string {
 			d := of(s)
 			if d.Count == 0 {
 				return "-"
@@ -94,36 +94,36 @@ func SummaryText(runs []*Result) string {
 			return fmt.Sprintf("%s / %s / %s", short(d.P50), short(d.P99), short(d.Max))
 		})
 	}
-	number := func(name string, of func(*Summary) int) {
-		row(name, func(s *Summary) string { return thousands(of(s)) })
+	number := func(name string, of func(*summary) int) {
+		row(name, func(s *summary) string { return thousands(of(s)) })
 	}
-	row("cluster", func(s *Summary) string { return count(s.Nodes, "node") + ", " + count(s.Pods, "pod") })
+	row("cluster", func(s *summary) string { return count(s.Nodes, "node") + ", " + count(s.Pods, "pod") })
 	b.WriteString("how long (p50 / p99 / max)\n")
-	spread("  silent node -> marked Unknown", func(s *Summary) Spread { return s.Detection })
-	spread("  silent node -> tainted NoExecute", func(s *Summary) Spread { return s.Tainting })
-	spread("  node back -> Ready, free of taints", func(s *Summary) Spread { return s.NodeRecovery })
-	spread("  pod down -> one serves in its place", func(s *Summary) Spread { return s.PodRecovery })
+	spread("  silent node -> marked Unknown", func(s *summary) spreadRule { return s.Detection })
+	spread("  silent node -> tainted NoExecute", func(s *summary) spreadRule { return s.Tainting })
+	spread("  node back -> Ready, free of taints", func(s *summary) spreadRule { return s.NodeRecovery })
+	spread("  pod down -> one serves in its place", func(s *summary) spreadRule { return s.PodRecovery })
 	b.WriteString("how much\n")
-	number("  times a node was marked Unknown", func(s *Summary) int { return s.Detection.Count })
-	number("  times a node was, though alive", func(s *Summary) int { return s.FalseUnknown })
-	number("  times a node was tainted NoExecute", func(s *Summary) int { return s.Tainting.Count })
-	number("  pods deleted from tainted nodes", func(s *Summary) int { return s.Evictions })
-	number("    of these, still running well", func(s *Summary) int { return s.Needless })
-	number("  pods drained", func(s *Summary) int { return s.Drained })
-	number("  pods of deleted nodes removed", func(s *Summary) int { return s.Collected })
-	row("  pods missing, summed up", func(s *Summary) string { return podTime(s.LostPodTime) })
-	row("  pods called ready while dead, summed up", func(s *Summary) string { return podTime(s.DeadPodTime) })
+	number("  times a node was marked Unknown", func(s *summary) int { return s.Detection.Count })
+	number("  times a node was, though alive", func(s *summary) int { return s.FalseUnknown })
+	number("  times a node was tainted NoExecute", func(s *summary) int { return s.Tainting.Count })
+	number("  pods deleted from tainted nodes", func(s *summary) int { return s.Evictions })
+	number("    of these, still running well", func(s *summary) int { return s.Needless })
+	number("  pods drained", func(s *summary) int { return s.Drained })
+	number("  pods of deleted nodes removed", func(s *summary) int { return s.Collected })
+	row("  pods missing, summed up", func(s *summary) string { return podTime(s.LostPodTime) })
+	row("  pods called ready while dead, summed up", func(s *summary) string { return podTime(s.DeadPodTime) })
 	b.WriteString("API writes\n")
-	row("  mean a second", func(s *Summary) string { return fmt.Sprintf("%.0f", s.SteadyWrites) })
-	row("  peak a second", func(s *Summary) string { return thousands(s.PeakWrites) + " at " + stamp(s.PeakAt) })
+	row("  mean a second", func(s *summary) string { return fmt.Sprintf("%.0f", s.SteadyWrites) })
+	row("  peak a second", func(s *summary) string { return thousands(s.PeakWrites) + " at " + stamp(s.PeakAt) })
 	b.WriteString("at the end\n")
-	row("  nodes not Ready", func(s *Summary) string {
+	row("  nodes not Ready", func(s *summary) string {
 		n := s.EndNodes
 		return thousands(n.Unnoticed + n.NotReady + n.Unknown + n.Evicting)
 	})
-	number("  pods missing", func(s *Summary) int { return s.Unrecovered })
-	number("  pods pending", func(s *Summary) int { return s.EndPods.Pending })
-	number("  pods terminating", func(s *Summary) int { return s.EndPods.Terminating })
+	number("  pods missing", func(s *summary) int { return s.Unrecovered })
+	number("  pods pending", func(s *summary) int { return s.EndPods.Pending })
+	number("  pods terminating", func(s *summary) int { return s.EndPods.Terminating })
 	for i, r := range runs {
 		for _, name := range slices.Sorted(maps.Keys(r.Summary.Pending)) {
 			label := ""
@@ -147,7 +147,7 @@ func column(i int) string {
 	return fmt.Sprintf("compared %d", i)
 }
 
-func podTime(d Duration) string {
+func podTime(d duration) string {
 	hours := d.D().Hours()
 	switch {
 	case d == 0:

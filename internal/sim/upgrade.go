@@ -18,7 +18,7 @@ const (
 // upgrade takes nodes through cordon, drain, reboot and uncordon, so many at a
 // time.
 type upgrade struct {
-	*Upgrade
+	*upgradePlan
 	w     *simulation
 	queue []*node
 	left  int
@@ -26,13 +26,13 @@ type upgrade struct {
 	late int
 }
 
-func (w *simulation) upgrade(spec *Upgrade, nodes []*node) {
-	u := &upgrade{Upgrade: spec, w: w, queue: nodes, left: len(nodes)}
+func (w *simulation) upgrade(spec *upgradePlan, nodes []*node) {
+	u := &upgrade{upgradePlan: spec, w: w, queue: nodes, left: len(nodes)}
 	how := "drained first"
 	if u.NoDrain {
 		how = "without drain"
 	}
-	w.notes.fact(w, "event", fmt.Sprintf("rolling reboot of %s, %d at a time, %s", &u.Select, u.Batch, how))
+	w.notes.fact(w, "event", fmt.Sprintf("rolling reboot of %s, %d at a time, %s", &u.selection, u.Batch, how))
 	for range min(u.Batch, len(nodes)) {
 		u.next()
 	}
@@ -113,7 +113,7 @@ func (u *upgrade) await(n *node) {
 		}
 		u.cordon(n, false, func() {
 			if u.left--; u.left == 0 {
-				text := fmt.Sprintf("rolling reboot of %s is done", &u.Select)
+				text := fmt.Sprintf("rolling reboot of %s is done", &u.selection)
 				if u.late > 0 {
 					text += fmt.Sprintf("; %s rebooted with pods that their budgets held back", count(u.late, "node"))
 				}

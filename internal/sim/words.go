@@ -27,13 +27,13 @@ func thousands(n int) string {
 }
 
 // stamp is a virtual time as the timeline writes it: 00:05:50.2.
-func stamp(d Duration) string {
+func stamp(d duration) string {
 	t := d.D().Round(100 * time.Millisecond)
 	return fmt.Sprintf("%02d:%02d:%04.1f", int(t.Hours()), int(t.Minutes())%60, (t % time.Minute).Seconds())
 }
 
 // short is a duration with no more digits than it is worth.
-func short(d Duration) string {
+func short(d duration) string {
 	t := d.D()
 	switch {
 	case t < 100*time.Second:

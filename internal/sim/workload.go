@@ -27,7 +27,7 @@ const creators = 32
 type workload struct {
 	w    *simulation
 	name string
-	spec *Workload
+	spec *workloadSpec
 	// class says which workloads are alike to the scheduler.
 	class    string
 	template v1.PodTemplateSpec
@@ -51,7 +51,7 @@ type workload struct {
 	lost []time.Duration
 }
 
-func (w *simulation) addWorkload(name string, spec *Workload) *workload {
+func (w *simulation) addWorkload(name string, spec *workloadSpec) *workload {
 	s := &workload{w: w, name: name, spec: spec, class: spec.Name + "/" + spec.Kind}
 	labels := map[string]string{"app": name}
 	s.template = v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: v1.PodSpec{
@@ -86,7 +86,8 @@ func (s *workload) adopt() {
 		s.on = map[*node]*pod{}
 	case kindJob:
 		completions := int32(s.spec.Completions)
-		s.job = &batchv1.Job{ObjectMeta: meta, Spec: batchv1.JobSpec{Parallelism: &replicas, Completions: &completions, Template: s.template}}
+		s.job = &batchv1.Job{ObjectMeta: meta, Spec: batchv1.JobSpec{Parallelism: &replicas, Completions: &completions,
+			Template: s.template}}
 	case kindPods:
 		s.owner = nil
 	}
@@ -111,8 +112,9 @@ func (s *workload) parse(p *pod) error {
 // newPod makes one of the workload's pods, not yet in the API.
 func (s *workload) newPod() *pod {
 	return &pod{set: s, obj: v1.Pod{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: s.name + "-", Namespace: "default", Labels: s.template.Labels, OwnerReferences: s.owner},
-		Spec:       s.podSpec, Status: v1.PodStatus{Phase: v1.PodPending}}}
+		ObjectMeta: metav1.ObjectMeta{GenerateName: s.name + "-", Namespace: "default", Labels: s.template.Labels,
+			OwnerReferences: s.owner},
+		Spec: s.podSpec, Status: v1.PodStatus{Phase: v1.PodPending}}}
 }
 
 // changed makes the workload's controller look at it.

@@ -48,7 +48,7 @@ func TestJobCompletesDespiteANodeLoss(t *testing.T) {
 	for _, events := range []string{"", eventAt(1, "kill: {names: [a-1]}") + eventAt(2, "delete: {names: [a-1]}")} {
 		r := play(t, cluster("{name: j, kind: Job, replicas: 6, completions: 12, runsFor: 2m}", events))
 		s := &r.Summary
-		if s.EndPods != (PodCounts{}) {
+		if s.EndPods != (podCounts{}) {
 			t.Errorf("pods left at the end: %+v", s.EndPods)
 		}
 		if created := s.Writes["pod creations"]; created < 6 || events == "" && created != 6 {
@@ -145,11 +145,14 @@ func TestPodsOfDeletedNodes(t *testing.T) {
 
 func TestWords(t *testing.T) {
 	for _, c := range []struct{ got, want string }{
-		{count(1, "node"), "1 node"}, {count(0, "pod"), "0 pods"}, {count(12345678, "pod"), "12,345,678 pods"}, {thousands(-1234), "-1,234"},
-		{stamp(Duration(5*time.Minute + 50*time.Second + 240*time.Millisecond)), "00:05:50.2"}, {stamp(Duration(25 * time.Hour)), "25:00:00.0"},
-		{short(Duration(1234 * time.Millisecond)), "1.2s"}, {short(Duration(10*time.Minute + 400*time.Millisecond)), "10m"},
-		{short(Duration(3 * time.Hour)), "3h"}, {short(Duration(150*time.Minute + 20*time.Second)), "2h30m"},
-		{podTime(0), "none"}, {podTime(Duration(90 * time.Second)), "1.5 pod minutes"}, {podTime(Duration(36 * time.Hour)), "36.0 pod hours"},
+		{count(1, "node"), "1 node"}, {count(0, "pod"), "0 pods"}, {count(12345678, "pod"), "12,345,678 pods"},
+		{thousands(-1234), "-1,234"},
+		{stamp(duration(5*time.Minute + 50*time.Second + 240*time.Millisecond)), "00:05:50.2"}, {stamp(duration(25 * time.Hour)),
+			"25:00:00.0"},
+		{short(duration(1234 * time.Millisecond)), "1.2s"}, {short(duration(10*time.Minute + 400*time.Millisecond)), "10m"},
+		{short(duration(3 * time.Hour)), "3h"}, {short(duration(150*time.Minute + 20*time.Second)), "2h30m"},
+		{podTime(0), "none"}, {podTime(duration(90 * time.Second)), "1.5 pod minutes"}, {podTime(duration(36 * time.Hour)),
+			"36.0 pod hours"},
 		{rate(0), "no node may be tainted NoExecute"}, {rate(0.1), "one node each 10s may be tainted NoExecute"},
 		{rate(2), "2 nodes a second may be tainted NoExecute"}, {column(0), "as is"}, {column(1), "compared"}, {column(2), "compared 2"},
 	} {

@@ -22,14 +22,18 @@ func TestPolicy(t *testing.T) {
 		want         decision
 		nextPause    time.Duration
 	}{
-		"never, done":                     {Never, 0, 0, nil, decision{do: done}, 0},
-		"never, failed":                   {Never, 0, 0, broken, decision{do: endGroup, err: broken}, 0},
-		"on failure, done":                {OnFailure, 0, 0, nil, decision{do: done}, 0},
-		"on failure, failed":              {OnFailure, 0, 0, broken, decision{do: again, after: 625 * time.Millisecond, err: broken}, minPause},
-		"always, returned":                {Always, 0, 0, nil, decision{do: again, after: 625 * time.Millisecond, err: errEnded}, minPause},
-		"always, failed again":            {Always, minPause, time.Second, broken, decision{do: again, after: 1250 * time.Millisecond, err: broken}, time.Second},
-		"the pause has a limit":           {Always, maxPause, time.Second, broken, decision{do: again, after: 37500 * time.Millisecond, err: broken}, maxPause},
-		"a long life begins with a short": {Always, maxPause, 2 * time.Minute, broken, decision{do: again, after: 625 * time.Millisecond, err: broken}, minPause},
+		"never, done":      {Never, 0, 0, nil, decision{do: done}, 0},
+		"never, failed":    {Never, 0, 0, broken, decision{do: endGroup, err: broken}, 0},
+		"on failure, done": {OnFailure, 0, 0, nil, decision{do: done}, 0},
+		"on failure, failed": {OnFailure, 0, 0, broken, decision{do: again, after: 625 * time.Millisecond, err: broken},
+			minPause},
+		"always, returned": {Always, 0, 0, nil, decision{do: again, after: 625 * time.Millisecond, err: errEnded}, minPause},
+		"always, failed again": {Always, minPause, time.Second, broken, decision{do: again, after: 1250 * time.Millisecond,
+			err: broken}, time.Second},
+		"the pause has a limit": {Always, maxPause, time.Second, broken, decision{do: again, after: 37500 * time.Millisecond,
+			err: broken}, maxPause},
+		"a long life begins with a short": {Always, maxPause, 2 * time.Minute, broken, decision{do: again, after: 625 * time.Millisecond,
+			err: broken}, minPause},
 	} {
 		got, pause := c.policy.next(c.pause, c.lived, c.err, 0.5)
 		if got != c.want || pause != c.nextPause {
@@ -112,7 +116,8 @@ func TestFailureOfAPartEndsTheGroup(t *testing.T) {
 			t.Errorf("these ended: %v", d.lines)
 		}
 		// A part without a name passes its error on as it is.
-		if err := Run(t.Context(), slog.New(slog.DiscardHandler), Part{Run: func(context.Context) error { return broken }}); err != broken { //nolint:errorlint // as it is
+		if err := Run(t.Context(), slog.New(slog.DiscardHandler),
+			Part{Run: func(context.Context) error { return broken }}); err != broken { //nolint:errorlint // as it is
 			t.Errorf("a part without a name: %v", err)
 		}
 		// What the caller gave as the cause of the end is the result.

@@ -34,7 +34,8 @@ maxPods: 42
 	if err := json.Unmarshal([]byte(c.raw("configz")), &shown); err != nil {
 		t.Fatal(err)
 	}
-	if k := shown.Kubelet; k.TLSMinVersion != "VersionTLS13" || !k.RotateCertificates || !k.ServerTLSBootstrap || k.OOMScoreAdj == nil || *k.OOMScoreAdj != 77 || k.MaxPods != 42 {
+	if k := shown.Kubelet; k.TLSMinVersion != "VersionTLS13" || !k.RotateCertificates || !k.ServerTLSBootstrap || k.OOMScoreAdj == nil ||
+		*k.OOMScoreAdj != 77 || k.MaxPods != 42 {
 		t.Errorf("/configz shows %+v", k)
 	}
 	// One process is agent and proxy: the proxy's default does not win. A score
@@ -49,7 +50,8 @@ maxPods: 42
 		t.Fatalf("reading the CA of agents: %v", err)
 	}
 	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(c.first+1))
-	if conn, err := tls.Dial("tcp", address, &tls.Config{MaxVersion: tls.VersionTLS12, InsecureSkipVerify: true}); err == nil { //nolint:gosec // it must fail
+	if conn, err := tls.Dial("tcp", address, &tls.Config{MaxVersion: tls.VersionTLS12,
+		InsecureSkipVerify: true}); err == nil { //nolint:gosec // it must fail
 		conn.Close()
 		t.Error("the agent takes TLS 1.2 with tlsMinVersion: VersionTLS13")
 	}
@@ -64,7 +66,8 @@ maxPods: 42
 	if leaf := conn.ConnectionState().PeerCertificates[0]; leaf.VerifyHostname("127.0.0.1") == nil {
 		t.Error("serverTLSBootstrap has no effect: the agent shows the certificate that the cluster made")
 	}
-	if out := c.kubectl("get", "csr", "-o", "jsonpath={.items[*].spec.signerName}"); !strings.Contains(out, "kubernetes.io/kubelet-serving") {
+	if out := c.kubectl("get", "csr", "-o", "jsonpath={.items[*].spec.signerName}"); !strings.Contains(out,
+		"kubernetes.io/kubelet-serving") {
 		t.Errorf("no serving certificate was requested: %s", out)
 	}
 }

@@ -20,7 +20,8 @@ import (
 )
 
 // withoutNodeControllers leaves out what `berth controllers` takes over.
-const withoutNodeControllers = "--controllers=*,-node-lifecycle-controller,-taint-eviction-controller,-node-ipam-controller,-pod-garbage-collector-controller,-ttl-controller"
+const withoutNodeControllers = "--controllers=*,-node-lifecycle-controller,-taint-eviction-controller,-node-ipam-controller," +
+	"-pod-garbage-collector-controller,-ttl-controller"
 
 // bench is a rig seen as a cluster.
 type bench struct {
@@ -76,7 +77,8 @@ func (b *bench) clear(a *rig.Agent) {
 // serving waits until a health check answers.
 func (b *bench) serving(url string) {
 	b.t.Helper()
-	client := http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+	client := http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true,
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
 	b.eventually(url, func() (bool, string) {
 		resp, err := client.Get(url)
 		if err != nil {
@@ -217,7 +219,8 @@ func TestPartsAlone(t *testing.T) {
 	must(t, err)
 	proxy, err := b.StartProxy("lone", "10.203.0.0/16")
 	must(t, err)
-	controllers, err := b.StartControllers("10.203.0.0/16", "--leader-elect-lease-duration=3s", "--leader-elect-renew-deadline=2s", "--leader-elect-retry-period=500ms")
+	controllers, err := b.StartControllers("10.203.0.0/16", "--leader-elect-lease-duration=3s", "--leader-elect-renew-deadline=2s",
+		"--leader-elect-retry-period=500ms")
 	must(t, err)
 	health := map[*rig.Part]string{
 		agent.Part:       fmt.Sprintf("http://127.0.0.1:%d/healthz", agent.HealthzPort),

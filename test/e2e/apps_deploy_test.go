@@ -23,9 +23,15 @@ var deploymentTests = []appTest{
 
 var setTests = []appTest{
 	{"ReplicaSet adopt and release", func(a *apps) { adoptRelease(a, "apps/v1", "ReplicaSet", "replicasets", "{matchLabels: {app: s}}") }},
-	{"ReplicationController adopt and release", func(a *apps) { adoptRelease(a, "v1", "ReplicationController", "replicationcontrollers", "{app: s}") }},
+	{"ReplicationController adopt and release", func(a *apps) {
+		adoptRelease(a, "v1", "ReplicationController", "replicationcontrollers",
+			"{app: s}")
+	}},
 	{"ReplicaSet quota", func(a *apps) { quotaCondition(a, "apps/v1", "ReplicaSet", "replicasets", "{matchLabels: {app: s}}") }},
-	{"ReplicationController quota", func(a *apps) { quotaCondition(a, "v1", "ReplicationController", "replicationcontrollers", "{app: s}") }},
+	{"ReplicationController quota", func(a *apps) {
+		quotaCondition(a, "v1", "ReplicationController", "replicationcontrollers",
+			"{app: s}")
+	}},
 	{"ReplicaSet scale and status", func(a *apps) {
 		a.make(set("apps/v1", "ReplicaSet", "{matchLabels: {app: s}}", 1))
 		a.scaleEndpoint("replicaset/s", "app=s")
@@ -210,7 +216,9 @@ func deploymentHistory(a *apps) {
 	a.k("rollout", "pause", "deployment/d")
 	a.k("set", "env", "deployment/d", "N=9")
 	a.untilField("deployment/d", `{.status.conditions[?(@.type=="Progressing")].reason}`, "DeploymentPaused")
-	a.k("patch", "deployment/d", "-p", `{"spec":{"progressDeadlineSeconds":2,"template":{"spec":{"containers":[{"name":"c","image":"berth.dev/missing:1","imagePullPolicy":"Never"}]}}}}`)
+	a.k("patch", "deployment/d", "-p",
+		`{"spec":{"progressDeadlineSeconds":2,"template":{"spec":{"containers":[{"name":"c","image":"berth.dev/missing:1",`+
+			`"imagePullPolicy":"Never"}]}}}}`)
 	a.k("rollout", "resume", "deployment/d")
 	a.untilField("deployment/d", `{.status.conditions[?(@.type=="Progressing")].reason}`, "ProgressDeadlineExceeded")
 	a.untilField("deployment/d", `{.status.conditions[?(@.type=="Progressing")].status}`, "False")

@@ -24,12 +24,14 @@ var jobTests = []appTest{
 	}},
 	{"Job suspend and status", jobSuspend},
 	{"Job limits by index", func(a *apps) {
-		a.make(job("completionMode: Indexed\n  parallelism: 4\n  completions: 4\n  backoffLimitPerIndex: 1", "Never", `if [ $JOB_COMPLETION_INDEX = 1 ]; then exit 3; fi`))
+		a.make(job("completionMode: Indexed\n  parallelism: 4\n  completions: 4\n  backoffLimitPerIndex: 1", "Never",
+			`if [ $JOB_COMPLETION_INDEX = 1 ]; then exit 3; fi`))
 		a.untilField("job/j", "{.status.succeeded}/{.status.failed}/{.status.failedIndexes}/{.status.completedIndexes}", "3/2/1/0,2,3")
 		a.untilField("job/j", `{.status.conditions[?(@.type=="Failed")].reason}`, "FailedIndexes")
 	}},
 	{"Job success policy", func(a *apps) {
-		a.make(job("completionMode: Indexed\n  parallelism: 3\n  completions: 3\n  successPolicy: {rules: [{succeededIndexes: \"1\"}]}", "Never", `if [ $JOB_COMPLETION_INDEX = 1 ]; then exit 0; fi; exec sleep infinity`))
+		a.make(job("completionMode: Indexed\n  parallelism: 3\n  completions: 3\n  successPolicy: {rules: [{succeededIndexes: \"1\"}]}",
+			"Never", `if [ $JOB_COMPLETION_INDEX = 1 ]; then exit 0; fi; exec sleep infinity`))
 		a.untilField("job/j", `{.status.conditions[?(@.type=="Complete")].reason}/{.status.succeeded}`, "SuccessPolicy/1")
 		a.until("the others ended", func() string { return names(a.live("job-name=j")[min(1, len(a.live("job-name=j"))):]) })
 	}},
@@ -56,8 +58,10 @@ var jobTests = []appTest{
 	}},
 	{"Job waits for the end of failed pods", func(a *apps) {
 		// The hook keeps the pod ending for as long as a reader of the status needs.
-		slow := strings.Replace(job("podReplacementPolicy: Failed\n  backoffLimit: 3", "Never", `exec sleep infinity`), "GracePeriodSeconds: 0", "GracePeriodSeconds: 30", 1)
-		a.make(strings.Replace(slow, "        volumeMounts:", "        lifecycle: {preStop: {sleep: {seconds: 6}}}\n        volumeMounts:", 1))
+		slow := strings.Replace(job("podReplacementPolicy: Failed\n  backoffLimit: 3", "Never", `exec sleep infinity`),
+			"GracePeriodSeconds: 0", "GracePeriodSeconds: 30", 1)
+		a.make(strings.Replace(slow, "        volumeMounts:", "        lifecycle: {preStop: {sleep: {seconds: 6}}}\n        volumeMounts:",
+			1))
 		p := a.ready("job-name=j", 1)[0]
 		rule := func(pods []v1.Pod) string {
 			running := 0
@@ -98,12 +102,14 @@ var jobTests = []appTest{
 	{"Job limits", func(a *apps) {
 		a.make(strings.ReplaceAll(job("backoffLimit: 0", "Never", "exit 1"), "name: j", "name: one"))
 		a.untilField("job/one", `{.status.failed}/{.status.conditions[?(@.type=="Failed")].reason}`, "1/BackoffLimitExceeded")
-		a.make(strings.ReplaceAll(job("completionMode: Indexed\n  parallelism: 3\n  completions: 3\n  backoffLimitPerIndex: 0\n  maxFailedIndexes: 1", "Never", "[ $JOB_COMPLETION_INDEX = 2 ] && exec sleep infinity; exit 1"), "name: j", "name: two"))
+		a.make(strings.ReplaceAll(job("completionMode: Indexed\n  parallelism: 3\n  completions: 3\n  backoffLimitPerIndex: 0\n  "+
+			"maxFailedIndexes: 1", "Never", "[ $JOB_COMPLETION_INDEX = 2 ] && exec sleep infinity; exit 1"), "name: j", "name: two"))
 		a.untilField("job/two", `{.status.conditions[?(@.type=="Failed")].reason}`, "MaxFailedIndexesExceeded")
 		a.make(strings.ReplaceAll(job("managedBy: example.com/other", "Never", "exit 0"), "name: j", "name: three"))
 		a.make(strings.ReplaceAll(job("suspend: true", "Never", "exit 0"), "name: j", "name: four"))
 		a.untilField("job/four", `{.status.conditions[?(@.type=="Suspended")].status}`, "True")
-		a.k("patch", "job/four", "-p", `{"spec":{"template":{"metadata":{"labels":{"q":"r"}},"spec":{"nodeSelector":{"kubernetes.io/os":"linux"}}}}}`)
+		a.k("patch", "job/four", "-p",
+			`{"spec":{"template":{"metadata":{"labels":{"q":"r"}},"spec":{"nodeSelector":{"kubernetes.io/os":"linux"}}}}}`)
 		a.k("patch", "job/four", "-p", `{"spec":{"suspend":false}}`)
 		a.untilField("job/four", "{.status.succeeded}", "1")
 		if got := a.field("job/three", "{.status}"); got != "{}" && got != "" {
@@ -124,7 +130,8 @@ var budgetTests = []appTest{
 	{"PodDisruptionBudget", budgetBlocks},
 	{"PodDisruptionBudget of unready pods", func(a *apps) {
 		a.make(strings.ReplaceAll(deployment("d", 3, "", breakable), "\t", ""))
-		a.make("apiVersion: policy/v1\nkind: PodDisruptionBudget\nmetadata: {name: b}\nspec: {minAvailable: 3, selector: {matchLabels: {app: d}}}\n")
+		a.make("apiVersion: policy/v1\nkind: PodDisruptionBudget\nmetadata: {name: b}\nspec: {minAvailable: 3, selector: {matchLabels: " +
+			"{app: d}}}\n")
 		pods := a.ready("app=d", 3)
 		a.break_(pods[0].Name)
 		a.untilField("pdb/b", "{.status.currentHealthy}/{.status.disruptionsAllowed}", "2/0")
@@ -136,7 +143,9 @@ var budgetTests = []appTest{
 		a.ready("app=d", 3)
 		// A budget that counts unavailable pods has to know how many there ought to
 		// be: a pod of nobody makes it forbid everything.
-		a.make("apiVersion: v1\nkind: Pod\nmetadata: {name: bare, labels: {app: bare}}\nspec: {containers: [" + pauseC + "]}\n---\napiVersion: policy/v1\nkind: PodDisruptionBudget\nmetadata: {name: bare}\nspec: {maxUnavailable: 1, selector: {matchLabels: {app: bare}}}\n")
+		a.make("apiVersion: v1\nkind: Pod\nmetadata: {name: bare, labels: {app: bare}}\nspec: {containers: [" + pauseC +
+			"]}\n---\napiVersion: policy/v1\nkind: PodDisruptionBudget\nmetadata: {name: bare}\nspec: {maxUnavailable: 1, selector: " +
+			"{matchLabels: {app: bare}}}\n")
 		a.untilField("pod/bare", "{.status.phase}", "Running")
 		a.untilField("pdb/bare", `{.status.conditions[?(@.type=="DisruptionAllowed")].reason}`, "SyncFailed")
 		if err := a.tryEvict("bare"); !apierrors.IsTooManyRequests(err) {
@@ -184,7 +193,8 @@ func jobIndexed(a *apps) {
 		a.t.Errorf("indexes %v", seen)
 	}
 	// An elastic job grows after its end never, but while it runs.
-	if out, err := a.tryKubectl("", "-n", a.ns, "patch", "job/j", "-p", `{"spec":{"completions":6}}`); err == nil || !strings.Contains(out, "completions") {
+	if out, err := a.tryKubectl("", "-n", a.ns, "patch", "job/j", "-p", `{"spec":{"completions":6}}`); err == nil ||
+		!strings.Contains(out, "completions") {
 		a.t.Errorf("completions changed without parallelism: %s", out)
 	}
 }
@@ -200,11 +210,14 @@ func jobAdopts(a *apps) {
 }
 
 func jobFailsEarly(a *apps) {
-	a.make(job("backoffLimit: 6\n  parallelism: 2\n  completions: 2\n  podFailurePolicy: {rules: [{action: FailJob, onExitCodes: {operator: In, values: [42]}}]}", "Never",
+	a.make(job("backoffLimit: 6\n  parallelism: 2\n  completions: 2\n  podFailurePolicy: {rules: [{action: FailJob, onExitCodes: "+
+		"{operator: In, values: [42]}}]}", "Never",
 		`case $(hostname) in *) sleep 1; exit 42;; esac`))
-	a.untilField("job/j", `{.status.conditions[?(@.type=="FailureTarget")].reason}/{.status.conditions[?(@.type=="Failed")].reason}`, "PodFailurePolicy/PodFailurePolicy")
+	a.untilField("job/j", `{.status.conditions[?(@.type=="FailureTarget")].reason}/{.status.conditions[?(@.type=="Failed")].reason}`,
+		"PodFailurePolicy/PodFailurePolicy")
 	message := a.field("job/j", `{.status.conditions[?(@.type=="Failed")].message}`)
-	if !strings.Contains(message, "failed with exit code 42 matching FailJob rule at index 0") || !strings.Contains(message, "Container c for pod "+a.ns+"/j-") {
+	if !strings.Contains(message, "failed with exit code 42 matching FailJob rule at index 0") || !strings.Contains(message,
+		"Container c for pod "+a.ns+"/j-") {
 		a.t.Errorf("the message is %q", message)
 	}
 	if got := a.field("job/j", "{.status.failed}"); got != "1" && got != "2" {
@@ -216,8 +229,11 @@ func jobFailsEarly(a *apps) {
 // it completes.
 func jobIgnoresEvictions(a *apps) {
 	host := a.t.(*testing.T).TempDir()
-	a.make(strings.Replace(job("backoffLimit: 0\n  completionMode: Indexed\n  parallelism: 2\n  completions: 2\n  podFailurePolicy: {rules: [{action: Ignore, onPodConditions: [{type: DisruptionTarget}]}, {action: FailJob, onExitCodes: {operator: NotIn, values: [0]}}]}", "Never",
-		`if [ -e /keep/$JOB_COMPLETION_INDEX ]; then exit 0; fi; touch /keep/$JOB_COMPLETION_INDEX; exec sleep infinity`), "emptyDir: {}", "hostPath: {path: "+host+"}", 1))
+	a.make(strings.Replace(job("backoffLimit: 0\n  completionMode: Indexed\n  parallelism: 2\n  completions: 2\n  podFailurePolicy: "+
+		"{rules: [{action: Ignore, onPodConditions: [{type: DisruptionTarget}]}, {action: FailJob, onExitCodes: {operator: NotIn, "+
+		"values: [0]}}]}", "Never",
+		`if [ -e /keep/$JOB_COMPLETION_INDEX ]; then exit 0; fi; touch /keep/$JOB_COMPLETION_INDEX; exec sleep infinity`), "emptyDir: {}",
+		"hostPath: {path: "+host+"}", 1))
 	for _, p := range a.ready("job-name=j", 2) {
 		a.until("the first run left its mark", func() string {
 			if strings.Contains(a.k("exec", p.Name, "--", "ls", "/keep"), p.Annotations["batch.kubernetes.io/job-completion-index"]) {
@@ -237,7 +253,8 @@ func (a *apps) evict(pod string) {
 
 func (a *apps) tryEvict(pod string) error {
 	body := []byte(fmt.Sprintf(`{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":%q,"namespace":%q}}`, pod, a.ns))
-	return a.api.CoreV1().RESTClient().Post().AbsPath("/api/v1/namespaces", a.ns, "pods", pod, "eviction").SetHeader("Content-Type", "application/json").Body(body).Do(a.ctx).Error()
+	return a.api.CoreV1().RESTClient().Post().AbsPath("/api/v1/namespaces", a.ns, "pods", pod, "eviction").SetHeader("Content-Type",
+		"application/json").Body(body).Do(a.ctx).Error()
 }
 
 func jobSuspend(a *apps) {
@@ -257,8 +274,10 @@ func jobSuspend(a *apps) {
 func budgetBlocks(a *apps) {
 	a.make(deployment("d", 3, "", pauseC))
 	pods := a.ready("app=d", 3)
-	a.make("apiVersion: policy/v1\nkind: PodDisruptionBudget\nmetadata: {name: b, labels: {kind: budget}}\nspec: {minAvailable: 3, selector: {matchLabels: {app: d}}}\n")
-	a.untilField("pdb/b", "{.status.disruptionsAllowed}/{.status.currentHealthy}/{.status.desiredHealthy}/{.status.expectedPods}", "0/3/3/3")
+	a.make("apiVersion: policy/v1\nkind: PodDisruptionBudget\nmetadata: {name: b, labels: {kind: budget}}\nspec: {minAvailable: 3, " +
+		"selector: {matchLabels: {app: d}}}\n")
+	a.untilField("pdb/b", "{.status.disruptionsAllowed}/{.status.currentHealthy}/{.status.desiredHealthy}/{.status.expectedPods}",
+		"0/3/3/3")
 	err := a.tryEvict(pods[0].Name)
 	if !apierrors.IsTooManyRequests(err) || !apierrors.HasStatusCause(err, "DisruptionBudget") {
 		a.t.Errorf("the eviction answered %v, want 429 with the cause DisruptionBudget", err)
@@ -290,7 +309,8 @@ func startCrons(c *cluster) *crons {
 	c.kubectl("create", "namespace", "crons")
 	for name, spec := range map[string]string{
 		"allow": "concurrencyPolicy: Allow", "forbid": "concurrencyPolicy: Forbid", "replace": "concurrencyPolicy: Replace",
-		"suspended": "suspend: true", "zone": "timeZone: Asia/Kolkata", "good": "successfulJobsHistoryLimit: 1", "bad": "failedJobsHistoryLimit: 1",
+		"suspended": "suspend: true", "zone": "timeZone: Asia/Kolkata", "good": "successfulJobsHistoryLimit: 1",
+		"bad": "failedJobsHistoryLimit: 1",
 	} {
 		container := toolC
 		switch name {
@@ -337,7 +357,8 @@ func (cr *crons) check(t *testing.T) {
 	}
 	a.until("one that replaces has run its second job, alone", func() string {
 		reasons := a.k("get", "events", "--field-selector=involvedObject.name=replace", "-o", "jsonpath={.items[*].reason}")
-		if n := len(a.live("cron=replace")); n != 1 || strings.Count(reasons, "SuccessfulCreate") < 1 || !strings.Contains(reasons, "SuccessfulDelete") {
+		if n := len(a.live("cron=replace")); n != 1 || strings.Count(reasons, "SuccessfulCreate") < 1 || !strings.Contains(reasons,
+			"SuccessfulDelete") {
 			return fmt.Sprintf("%d pods, events %s", n, reasons)
 		}
 		return ""
@@ -349,7 +370,8 @@ func (cr *crons) check(t *testing.T) {
 			jobs, err := a.api.BatchV1().Jobs("crons").List(a.ctx, metav1.ListOptions{})
 			a.must(err)
 			for _, j := range jobs.Items {
-				if j.OwnerReferences[0].Name == name && j.Status.CompletionTime != nil || j.OwnerReferences[0].Name == name && j.Status.Failed > 0 {
+				if j.OwnerReferences[0].Name == name && j.Status.CompletionTime != nil || j.OwnerReferences[0].Name == name &&
+					j.Status.Failed > 0 {
 					left++
 				}
 			}

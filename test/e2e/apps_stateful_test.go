@@ -39,7 +39,8 @@ var daemonTests = []appTest{
 }
 
 // breakable is ready as long as it has its file.
-const breakable = `{name: c, image: "berth.dev/toolbox:1", command: [sh, -c, "touch /ok; exec sleep infinity"], readinessProbe: {exec: {command: [stat, /ok]}, periodSeconds: 1, failureThreshold: 1}}`
+const breakable = `{name: c, image: "berth.dev/toolbox:1", command: [sh, -c, "touch /ok; exec sleep infinity"], readinessProbe: {exec: ` +
+	`{command: [stat, /ok]}, periodSeconds: 1, failureThreshold: 1}}`
 
 func stateful(replicas int, spec string) string {
 	return fmt.Sprintf(`
@@ -258,7 +259,8 @@ spec:
   containers: [{name: c, image: berth.dev/pause:1, ports: [{containerPort: %d, hostPort: %d}]}]
 `, node, port, port))
 	a.untilField("pod/holder", "{.status.phase}", "Running")
-	set := strings.ReplaceAll(stateful(1, ""), "containers: [{", fmt.Sprintf("nodeName: %s, containers: [{ports: [{containerPort: %d, hostPort: %d}], ", node, port, port))
+	set := strings.ReplaceAll(stateful(1, ""), "containers: [{",
+		fmt.Sprintf("nodeName: %s, containers: [{ports: [{containerPort: %d, hostPort: %d}], ", node, port, port))
 	uids := map[string]bool{}
 	a.make(set)
 	a.until("a failed pod is made anew", func() string {
@@ -351,7 +353,8 @@ func daemonRevisions(a *apps) {
 	first := list.Items[0]
 	// A second record of the same template takes the first one's place.
 	copied := first.DeepCopy()
-	copied.ObjectMeta = metav1.ObjectMeta{Name: "by-hand", Labels: map[string]string{"app": "s", "mine": "yes"}, OwnerReferences: first.OwnerReferences}
+	copied.ObjectMeta = metav1.ObjectMeta{Name: "by-hand", Labels: map[string]string{"app": "s", "mine": "yes"},
+		OwnerReferences: first.OwnerReferences}
 	copied.Revision = 2
 	_, err = a.api.AppsV1().ControllerRevisions(a.ns).Create(a.ctx, copied, metav1.CreateOptions{})
 	a.must(err)

@@ -38,7 +38,8 @@ func testAudit(t *testing.T, c *cluster) {
 			what += "/" + e.ObjectRef.Subresource
 		}
 		delete(missing, e.User.Username+" "+e.Verb+" "+what)
-		ours := strings.HasPrefix(e.User.Username, account) || e.User.Username == "system:kube-scheduler" || e.User.Username == "system:kube-proxy"
+		ours := strings.HasPrefix(e.User.Username, account) || e.User.Username == "system:kube-scheduler" ||
+			e.User.Username == "system:kube-proxy"
 		if ours && e.ResponseStatus.Code == 403 {
 			t.Errorf("%s was refused: %s %s", e.User.Username, e.Verb, e.RequestURI)
 		}

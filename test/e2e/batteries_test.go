@@ -86,9 +86,11 @@ func TestBatteries(t *testing.T) {
 			body, err := io.ReadAll(resp.Body)
 			return err == nil && resp.StatusCode == http.StatusOK, fmt.Sprintf("%s %s %v", resp.Status, body, err)
 		})
-		for name, holder := range map[string]string{"ssh": "port 22/TCP belongs to ssh", "late": "belongs to the older Service default/web"} {
+		for name, holder := range map[string]string{"ssh": "port 22/TCP belongs to ssh",
+			"late": "belongs to the older Service default/web"} {
 			c.eventually("an event says who holds the port of "+name, func() (bool, string) {
-				out := c.kubectl("get", "events", "--field-selector", "involvedObject.kind=Service,involvedObject.name="+name, "-o", "jsonpath={.items[*].message}")
+				out := c.kubectl("get", "events", "--field-selector", "involvedObject.kind=Service,involvedObject.name="+name, "-o",
+					"jsonpath={.items[*].message}")
 				return strings.Contains(out, holder), out
 			})
 			if out := c.kubectl("get", "service", name, "-o", "jsonpath={.status.loadBalancer.ingress}"); out != "" {
@@ -125,7 +127,8 @@ func TestBatteries(t *testing.T) {
 			return strings.Contains(out, `"desiredReplicas":2`), out
 		})
 		c.waitReady("default", "app=burner", 2)
-		out := c.kubectl("get", "events", "--field-selector", "involvedObject.kind=HorizontalPodAutoscaler", "-o", "jsonpath={.items[*].message}")
+		out := c.kubectl("get", "events", "--field-selector", "involvedObject.kind=HorizontalPodAutoscaler", "-o",
+			"jsonpath={.items[*].message}")
 		if want := "New size: 2; reason: cpu resource utilization (percentage of request) above target"; !strings.Contains(out, want) {
 			t.Errorf("events: %s, want %s", out, want)
 		}

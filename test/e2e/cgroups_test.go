@@ -49,7 +49,8 @@ func readLimits(t *testing.T, path string) limits {
 		}
 		return n
 	}
-	return limits{weight: read("cpu", "cpu.shares", "cpu.weight"), memory: read("memory", "memory.limit_in_bytes", "memory.max"), pids: read("pids", "pids.max", "pids.max")}
+	return limits{weight: read("cpu", "cpu.shares", "cpu.weight"), memory: read("memory", "memory.limit_in_bytes", "memory.max"),
+		pids: read("pids", "pids.max", "pids.max")}
 }
 
 // reservedCgroup makes a cgroup as a node's own processes have one, a slice
@@ -61,7 +62,8 @@ func reservedCgroup(t *testing.T) string {
 			t.Skip("needs systemd on cgroup v2")
 		}
 		name := fmt.Sprintf("berthreserved%d", os.Getpid())
-		if out, err := exec.Command("systemd-run", "--collect", "--unit", name, "--slice", name+".slice", "sleep", "infinity").CombinedOutput(); err != nil {
+		if out, err := exec.Command("systemd-run", "--collect", "--unit", name, "--slice", name+".slice", "sleep",
+			"infinity").CombinedOutput(); err != nil {
 			t.Fatalf("making a slice: %v\n%s", err, out)
 		}
 		t.Cleanup(func() {

@@ -128,7 +128,8 @@ func (w *writer) run(ctx context.Context) {
 	}
 	for i := 0; ctx.Err() == nil; i++ {
 		name := fmt.Sprintf("%s-%06d", w.name, i)
-		cm, err := maps.Create(ctx, &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{"n": "1"}}, metav1.CreateOptions{})
+		cm, err := maps.Create(ctx, &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{"n": "1"}},
+			metav1.CreateOptions{})
 		if err != nil {
 			w.judge(ctx, err)
 			continue

@@ -85,9 +85,12 @@ var checks = []check{
 	{id: "1.1.9", title: "mode of CNI configuration", probe: below("agent/cni", 0o644)},
 	{id: "1.1.10", title: "owner of CNI configuration", probe: below("agent/cni", 0o644)},
 	{id: "1.1.11", title: "mode of etcd's data", probe: mode("etcd", 0o700)},
-	{id: "1.1.12", title: "owner of etcd's data", reason: "root, as the process: a user etcd would need a process of its own; 1.1.11 keeps all others out"},
-	{id: "1.1.13", title: "mode of administrators' kubeconfigs", probe: all(mode("admin.kubeconfig", 0o600), mode("super-admin.kubeconfig", 0o600))},
-	{id: "1.1.14", title: "owner of administrators' kubeconfigs", probe: all(mode("admin.kubeconfig", 0o600), mode("super-admin.kubeconfig", 0o600))},
+	{id: "1.1.12", title: "owner of etcd's data",
+		reason: "root, as the process: a user etcd would need a process of its own; 1.1.11 keeps all others out"},
+	{id: "1.1.13", title: "mode of administrators' kubeconfigs", probe: all(mode("admin.kubeconfig", 0o600),
+		mode("super-admin.kubeconfig", 0o600))},
+	{id: "1.1.14", title: "owner of administrators' kubeconfigs", probe: all(mode("admin.kubeconfig", 0o600),
+		mode("super-admin.kubeconfig", 0o600))},
 	{id: "1.1.15", title: "mode of the scheduler's kubeconfig", reason: "there is none: it runs in the server's process"},
 	{id: "1.1.16", title: "owner of the scheduler's kubeconfig", reason: "there is none: it runs in the server's process"},
 	{id: "1.1.17", title: "mode of the controller manager's kubeconfig", reason: "there is none: it runs in the server's process"},
@@ -106,17 +109,21 @@ spec: {externalIPs: [192.0.2.1], ports: [{port: 80}]}`, "external IP")},
 	{id: "1.2.4", title: "client certificate towards agents", probe: func(c *cis) error {
 		return status("https://"+c.at(1)+"/pods", http.StatusUnauthorized)
 	}},
-	{id: "1.2.5", title: "agents' certificates are verified", reason: "always: a CA of their own, and the name of the node (api/nodes TestAgentsCertificateIsTheNodes)"},
+	{id: "1.2.5", title: "agents' certificates are verified",
+		reason: "always: a CA of their own, and the name of the node (api/nodes TestAgentsCertificateIsTheNodes)"},
 	{id: "1.2.6", title: "not AlwaysAllow", probe: cannot("list", "secrets")},
 	{id: "1.2.7", title: "Node authorizer", probe: cannotNode},
 	{id: "1.2.8", title: "RBAC", probe: cannot("create", "clusterrolebindings")},
-	{id: "1.2.9", title: "EventRateLimit", reason: "wants limits that only the user knows, as upstream; --enable-admission-plugins=EventRateLimit; " +
-		"priority and fairness bounds every client by default"},
+	{id: "1.2.9", title: "EventRateLimit",
+		reason: "wants limits that only the user knows, as upstream; --enable-admission-plugins=EventRateLimit; " +
+			"priority and fairness bounds every client by default"},
 	{id: "1.2.10", title: "no AlwaysAdmit", probe: noText("AlwaysAdmit")},
-	{id: "1.2.11", title: "AlwaysPullImages", reason: "the agent lets a pod use a pulled image only with the credentials it was pulled with (KEP-2535), so a registry " +
-		"that is down stops no pod; --enable-admission-plugins=AlwaysPullImages"},
+	{id: "1.2.11", title: "AlwaysPullImages",
+		reason: "the agent lets a pod use a pulled image only with the credentials it was pulled with (KEP-2535), so a registry " +
+			"that is down stops no pod; --enable-admission-plugins=AlwaysPullImages"},
 	{id: "1.2.12", title: "ServiceAccount", probe: hasAccount},
-	{id: "1.2.13", title: "NamespaceLifecycle", probe: refuses("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: x, namespace: never-made}", "not found")},
+	{id: "1.2.13", title: "NamespaceLifecycle",
+		probe: refuses("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: x, namespace: never-made}", "not found")},
 	{id: "1.2.14", title: "NodeRestriction", probe: cannotNode},
 	{id: "1.2.15", title: "no profiling", probe: func(c *cis) error {
 		if out, err := c.tryKubectl("", "get", "--raw", "/debug/pprof/"); err == nil {
@@ -132,7 +139,10 @@ spec: {externalIPs: [192.0.2.1], ports: [{port: 80}]}`, "external IP")},
 	{id: "1.2.21", title: "service accounts are looked up", probe: lookup},
 	{id: "1.2.22", title: "key of service accounts", probe: keys},
 	{id: "1.2.23", title: "etcd client certificate", reason: noEtcdTLS},
-	{id: "1.2.24", title: "TLS certificate", probe: func(c *cis) error { return serves(c.at(0), &tls.Config{InsecureSkipVerify: true}, true) }}, //nolint:gosec // that it serves TLS
+	{id: "1.2.24", title: "TLS certificate", probe: func(c *cis) error {
+		return serves(c.at(0), &tls.Config{InsecureSkipVerify: true},
+			true)
+	}}, //nolint:gosec // that it serves TLS
 	{id: "1.2.25", title: "client CA", probe: anonymous},
 	{id: "1.2.26", title: "etcd CA", reason: noEtcdTLS},
 	{id: "1.2.27", title: "encryption at rest", probe: encrypted},
@@ -140,7 +150,10 @@ spec: {externalIPs: [192.0.2.1], ports: [{port: 80}]}`, "external IP")},
 	{id: "1.2.29", title: "strong ciphers of the API server", probe: ciphers(0)},
 
 	{id: "1.3.1", title: "bound of terminated pods", reason: "12500, upstream's default (nodes/podgc); `berth controllers` has the flag"},
-	{id: "1.3.2", title: "no profiling of controllers", probe: func(c *cis) error { return status("http://"+c.at(5)+"/debug/pprof/", http.StatusNotFound) }},
+	{id: "1.3.2", title: "no profiling of controllers", probe: func(c *cis) error {
+		return status("http://"+c.at(5)+"/debug/pprof/",
+			http.StatusNotFound)
+	}},
 	{id: "1.3.3", title: "each controller has an identity of its own", probe: identities},
 	{id: "1.3.4", title: "private key of service accounts", probe: keys},
 	{id: "1.3.5", title: "root CA for pods", probe: func(c *cis) error {
@@ -149,9 +162,13 @@ spec: {externalIPs: [192.0.2.1], ports: [{port: 80}]}`, "external IP")},
 		}
 		return nil
 	}},
-	{id: "1.3.6", title: "agents' serving certificates rotate", reason: "the cluster renews them while it runs (cluster TestCertificatesAreRenewedWhileRunning)"},
+	{id: "1.3.6", title: "agents' serving certificates rotate",
+		reason: "the cluster renews them while it runs (cluster TestCertificatesAreRenewedWhileRunning)"},
 	{id: "1.3.7", title: "controllers listen on loopback", probe: loopbackOnly(5)},
-	{id: "1.4.1", title: "no profiling of the scheduler", probe: func(c *cis) error { return status("http://"+c.at(5)+"/debug/pprof/", http.StatusNotFound) }},
+	{id: "1.4.1", title: "no profiling of the scheduler", probe: func(c *cis) error {
+		return status("http://"+c.at(5)+"/debug/pprof/",
+			http.StatusNotFound)
+	}},
 	{id: "1.4.2", title: "the scheduler listens on loopback", probe: loopbackOnly(5)},
 
 	{id: "2.1", title: "etcd's server certificate", probe: func(c *cis) error {
@@ -164,10 +181,12 @@ spec: {externalIPs: [192.0.2.1], ports: [{port: 80}]}`, "external IP")},
 	{id: "2.6", title: "etcd peers: no certificates of its own making", reason: noEtcdTLS + "; and it has no peers"},
 	{id: "2.7", title: "a CA of etcd's own", reason: noEtcdTLS},
 
-	{id: "3.1.1", title: "people have no client certificates", reason: "--oidc-* and --authentication-config are there; the everyday administrator's certificate is revoked by " +
-		"deleting one binding (cluster TestAdministratorsCanBeRevoked)"},
+	{id: "3.1.1", title: "people have no client certificates",
+		reason: "--oidc-* and --authentication-config are there; the everyday administrator's certificate is revoked by " +
+			"deleting one binding (cluster TestAdministratorsCanBeRevoked)"},
 	{id: "3.1.2", title: "people have no service account tokens", reason: "the user's to decide; berth makes none"},
-	{id: "3.1.3", title: "people have no bootstrap tokens", probe: cannotAs("system:bootstrap:abcdef", "system:bootstrappers", "list", "secrets")},
+	{id: "3.1.3", title: "people have no bootstrap tokens", probe: cannotAs("system:bootstrap:abcdef", "system:bootstrappers", "list",
+		"secrets")},
 	{id: "3.2.1", title: "a minimal audit policy", probe: audited},
 	{id: "3.2.2", title: "the audit policy covers key concerns", probe: audited},
 
@@ -181,26 +200,39 @@ spec: {externalIPs: [192.0.2.1], ports: [{port: 80}]}`, "external IP")},
 	{id: "4.1.8", title: "owner of the client CA", probe: mode("pki/ca.crt", 0o644)},
 	{id: "4.1.9", title: "mode of the agent's configuration", reason: "the file of --agent-config is the user's, and holds no secret"},
 	{id: "4.1.10", title: "owner of the agent's configuration", reason: "the file of --agent-config is the user's"},
-	{id: "4.2.1", title: "agent: no anonymous requests", probe: func(c *cis) error { return status("https://"+c.at(1)+"/pods", http.StatusUnauthorized) }},
-	{id: "4.2.2", title: "agent: not AlwaysAllow", probe: field(func(k *kubeletv1beta1.KubeletConfiguration) bool { return k.Authorization.Mode == "Webhook" })},
-	{id: "4.2.3", title: "agent: client CA", probe: field(func(k *kubeletv1beta1.KubeletConfiguration) bool { return k.Authentication.X509.ClientCAFile != "" })},
-	{id: "4.2.4", title: "agent: no read-only port", probe: field(func(k *kubeletv1beta1.KubeletConfiguration) bool { return k.ReadOnlyPort == 0 })},
+	{id: "4.2.1", title: "agent: no anonymous requests", probe: func(c *cis) error {
+		return status("https://"+c.at(1)+"/pods",
+			http.StatusUnauthorized)
+	}},
+	{id: "4.2.2", title: "agent: not AlwaysAllow",
+		probe: field(func(k *kubeletv1beta1.KubeletConfiguration) bool { return k.Authorization.Mode == "Webhook" })},
+	{id: "4.2.3", title: "agent: client CA",
+		probe: field(func(k *kubeletv1beta1.KubeletConfiguration) bool { return k.Authentication.X509.ClientCAFile != "" })},
+	{id: "4.2.4", title: "agent: no read-only port",
+		probe: field(func(k *kubeletv1beta1.KubeletConfiguration) bool { return k.ReadOnlyPort == 0 })},
 	{id: "4.2.5", title: "agent: streams time out", probe: field(func(k *kubeletv1beta1.KubeletConfiguration) bool {
 		return k.StreamingConnectionIdleTimeout.Duration != 0
 	})},
 	{id: "4.2.6", title: "agent: keeps its chains", probe: field(func(k *kubeletv1beta1.KubeletConfiguration) bool {
 		return k.MakeIPTablesUtilChains == nil || *k.MakeIPTablesUtilChains
 	})},
-	{id: "4.2.7", title: "agent: no name of its own", reason: "the name is the host's unless --node-name says otherwise; certificates name the same node"},
+	{id: "4.2.7", title: "agent: no name of its own",
+		reason: "the name is the host's unless --node-name says otherwise; certificates name the same node"},
 	{id: "4.2.8", title: "agent: rate of events", probe: field(func(k *kubeletv1beta1.KubeletConfiguration) bool {
 		return k.EventRecordQPS != nil && *k.EventRecordQPS > 0
 	})},
-	{id: "4.2.9", title: "agent: TLS certificate", probe: func(c *cis) error { return serves(c.at(1), &tls.Config{InsecureSkipVerify: true}, true) }}, //nolint:gosec // that it serves TLS
-	{id: "4.2.10", title: "agent: client certificate rotates", reason: "the cluster renews it while it runs (cluster TestCertificatesAreRenewedWhileRunning); joined nodes rotate their own"},
+	{id: "4.2.9", title: "agent: TLS certificate", probe: func(c *cis) error {
+		return serves(c.at(1), &tls.Config{InsecureSkipVerify: true},
+			true)
+	}}, //nolint:gosec // that it serves TLS
+	{id: "4.2.10", title: "agent: client certificate rotates",
+		reason: "the cluster renews it while it runs (cluster TestCertificatesAreRenewedWhileRunning); joined nodes rotate their own"},
 	{id: "4.2.11", title: "agent: serving certificate rotates", reason: "as 4.2.10"},
 	{id: "4.2.12", title: "agent: strong ciphers", probe: ciphers(1)},
-	{id: "4.2.13", title: "agent: limit of processes", probe: field(func(k *kubeletv1beta1.KubeletConfiguration) bool { return k.PodPidsLimit != nil && *k.PodPidsLimit > 0 })},
-	{id: "4.2.14", title: "agent: seccomp by default", probe: field(func(k *kubeletv1beta1.KubeletConfiguration) bool { return k.SeccompDefault != nil && *k.SeccompDefault })},
+	{id: "4.2.13", title: "agent: limit of processes",
+		probe: field(func(k *kubeletv1beta1.KubeletConfiguration) bool { return k.PodPidsLimit != nil && *k.PodPidsLimit > 0 })},
+	{id: "4.2.14", title: "agent: seccomp by default",
+		probe: field(func(k *kubeletv1beta1.KubeletConfiguration) bool { return k.SeccompDefault != nil && *k.SeccompDefault })},
 	{id: "4.2.15", title: "agent: IPAddressDeny", reason: "a setting of systemd for the user's service file; pods' packets do not pass it"},
 	{id: "4.3.1", title: "proxy: metrics on loopback", probe: loopbackOnly(4)},
 }
@@ -272,7 +304,8 @@ func socket(path string) error {
 }
 
 func status(url string, want int) error {
-	client := http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true}} //nolint:gosec // a stranger's view
+	client := http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
+		DisableKeepAlives: true}} //nolint:gosec // a stranger's view
 	answer, err := client.Get(url)
 	if err != nil {
 		return err
@@ -286,7 +319,8 @@ func status(url string, want int) error {
 }
 
 func anonymous(c *cis) error {
-	return errors.Join(status("https://"+c.at(0)+"/api/v1/namespaces", http.StatusUnauthorized), status("https://"+c.at(0)+"/livez", http.StatusOK))
+	return errors.Join(status("https://"+c.at(0)+"/api/v1/namespaces", http.StatusUnauthorized), status("https://"+c.at(0)+"/livez",
+		http.StatusOK))
 }
 
 func serves(address string, config *tls.Config, want bool) error {
@@ -308,9 +342,11 @@ func ciphers(port int) func(*cis) error {
 			if strings.Contains(suite.Name, "_CBC_SHA256") {
 				continue // this client cannot offer them alone
 			}
-			errs = append(errs, serves(c.at(port), &tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS12, CipherSuites: []uint16{suite.ID}}, false)) //nolint:gosec // to see it refused
+			errs = append(errs, serves(c.at(port), &tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS12,
+				CipherSuites: []uint16{suite.ID}}, false)) //nolint:gosec // to see it refused
 		}
-		errs = append(errs, serves(c.at(port), &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11}, false)) //nolint:gosec // to see it refused
+		errs = append(errs, serves(c.at(port), &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS10,
+			MaxVersion: tls.VersionTLS11}, false)) //nolint:gosec // to see it refused
 		return errors.Join(errs...)
 	}
 }
@@ -368,7 +404,8 @@ func cannot(verb, resource string) func(*cis) error {
 
 func cannotAs(user, group, verb, resource string) func(*cis) error {
 	return func(c *cis) error {
-		if out, err := c.tryKubectl("", "auth", "can-i", verb, resource, "--as="+user, "--as-group="+group, "-A"); err == nil || !strings.Contains(out, "no") {
+		if out, err := c.tryKubectl("", "auth", "can-i", verb, resource, "--as="+user, "--as-group="+group, "-A"); err == nil ||
+			!strings.Contains(out, "no") {
 			return fmt.Errorf("%s may %s %s: %s", user, verb, resource, out)
 		}
 		return nil
@@ -400,7 +437,8 @@ func lookup(c *cis) error {
 	c.kubectl("create", "serviceaccount", "gone")
 	token := strings.TrimSpace(c.kubectl("create", "token", "gone"))
 	who := func() (string, error) {
-		return c.tryKubectl("", "--token="+token, "--kubeconfig=/dev/null", "--server=https://"+c.at(0), "--insecure-skip-tls-verify", "auth", "whoami")
+		return c.tryKubectl("", "--token="+token, "--kubeconfig=/dev/null", "--server=https://"+c.at(0), "--insecure-skip-tls-verify",
+			"auth", "whoami")
 	}
 	if out, err := who(); err != nil {
 		return fmt.Errorf("the token is not good to begin with: %w %s", err, out)

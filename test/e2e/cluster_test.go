@@ -183,10 +183,12 @@ func (c *cluster) connect() {
 	c.changes = &broadcast{wake: make(chan struct{})}
 	f := informers.NewSharedInformerFactory(c.client, 0)
 	handler := cache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { c.changes.send() }, UpdateFunc: func(any, any) { c.changes.send() }, DeleteFunc: func(any) { c.changes.send() },
+		AddFunc: func(any) { c.changes.send() }, UpdateFunc: func(any, any) { c.changes.send() },
+		DeleteFunc: func(any) { c.changes.send() },
 	}
 	for _, inf := range []cache.SharedIndexInformer{
-		f.Core().V1().Pods().Informer(), f.Core().V1().Nodes().Informer(), f.Core().V1().Events().Informer(), f.Core().V1().Namespaces().Informer(),
+		f.Core().V1().Pods().Informer(), f.Core().V1().Nodes().Informer(), f.Core().V1().Events().Informer(),
+		f.Core().V1().Namespaces().Informer(),
 		f.Core().V1().ServiceAccounts().Informer(), f.Apps().V1().Deployments().Informer(), f.Discovery().V1().EndpointSlices().Informer(),
 	} {
 		if _, err := inf.AddEventHandler(handler); err != nil {

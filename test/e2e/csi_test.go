@@ -106,11 +106,13 @@ func sane(t *testing.T, tools string) {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	socket := filepath.Join(dir, "csi.sock")
-	start(t, filepath.Join(tools, "csihostpath"), "--node-id=n", "--endpoint="+socket, "--state-dir="+filepath.Join(dir, "state"), "--topology=zone=a", "--max-volumes=5")
+	start(t, filepath.Join(tools, "csihostpath"), "--node-id=n", "--endpoint="+socket, "--state-dir="+filepath.Join(dir, "state"),
+		"--topology=zone=a", "--max-volumes=5")
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, filepath.Join(tools, "csi-sanity"), "--csi.endpoint="+socket,
-		"--csi.mountdir="+filepath.Join(dir, "mount"), "--csi.stagingdir="+filepath.Join(dir, "stage"), "--ginkgo.no-color").CombinedOutput()
+		"--csi.mountdir="+filepath.Join(dir, "mount"), "--csi.stagingdir="+filepath.Join(dir, "stage"),
+		"--ginkgo.no-color").CombinedOutput()
 	if err != nil {
 		t.Fatalf("csi-sanity: %v\n%s", err, out)
 	}
@@ -135,7 +137,8 @@ func startDriver(t *testing.T, c *cluster, tools, node string) string {
 	socket := filepath.Join(c.dir, "agent", "plugins", csiDriver, "csi.sock")
 	config := filepath.Join(c.dir, "admin.kubeconfig")
 	start(t, filepath.Join(tools, "csihostpath"), "--node-id="+node, "--endpoint="+socket, "--state-dir="+state, "--max-volumes=3",
-		"--topology=topology.hostpath/node="+node, "--register="+filepath.Join(c.dir, "agent", "plugins_registry", "hostpath.sock"), "--kubeconfig="+config)
+		"--topology=topology.hostpath/node="+node, "--register="+filepath.Join(c.dir, "agent", "plugins_registry", "hostpath.sock"),
+		"--kubeconfig="+config)
 	start(t, filepath.Join(tools, "csi-attacher"), "--csi-address="+socket, "--kubeconfig="+config)
 	start(t, filepath.Join(tools, "csi-resizer"), "--csi-address="+socket, "--kubeconfig="+config)
 	return state
@@ -149,7 +152,8 @@ func testRegistration(t *testing.T, c *cluster, node string) {
 		}
 		for _, d := range n.Spec.Drivers {
 			if d.Name == csiDriver {
-				ok := d.NodeID == node && len(d.TopologyKeys) == 1 && d.TopologyKeys[0] == "topology.hostpath/node" && d.Allocatable != nil && *d.Allocatable.Count == 3
+				ok := d.NodeID == node && len(d.TopologyKeys) == 1 && d.TopologyKeys[0] == "topology.hostpath/node" &&
+					d.Allocatable != nil && *d.Allocatable.Count == 3
 				return ok, fmt.Sprint(d)
 			}
 		}
@@ -181,7 +185,8 @@ func testVolumes(t *testing.T, c *cluster) {
 	if got := c.kubectl("exec", "user", "--", "ls", "-l", "/dev/raw0"); !strings.HasPrefix(got, "D") && !strings.HasPrefix(got, "b") {
 		t.Errorf("/dev/raw0 is no block device: %s", got)
 	}
-	list, err := c.client.CoreV1().Events("default").List(context.Background(), metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(user.UID)})
+	list, err := c.client.CoreV1().Events("default").List(context.Background(),
+		metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(user.UID)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -215,7 +220,8 @@ func testGrowth(t *testing.T, c *cluster) {
 			if err != nil {
 				return false, err.Error()
 			}
-			sizes += claim.Status.Capacity.Storage().String() + fmt.Sprint(len(claim.Status.Conditions), len(claim.Status.AllocatedResourceStatuses), " ")
+			sizes += claim.Status.Capacity.Storage().String() + fmt.Sprint(len(claim.Status.Conditions),
+				len(claim.Status.AllocatedResourceStatuses), " ")
 		}
 		return sizes == "20Mi0 0 20Mi0 0 ", sizes
 	})
@@ -237,7 +243,8 @@ func testAttachLimit(t *testing.T, c *cluster) {
 		if err != nil {
 			return false, err.Error()
 		}
-		return p.Status.Phase == v1.PodFailed && p.Status.Reason == "VolumeAttachmentLimitExceeded", string(p.Status.Phase) + " " + p.Status.Reason + " " + p.Status.Message
+		return p.Status.Phase == v1.PodFailed && p.Status.Reason == "VolumeAttachmentLimitExceeded", string(p.Status.Phase) + " " +
+			p.Status.Reason + " " + p.Status.Message
 	})
 	c.told("beyond-2", "FailedAttachVolume", "AttachVolume.Attach failed for volume ")
 }
@@ -252,7 +259,8 @@ func testTearDown(t *testing.T, c *cluster, state string) {
 		if err1 != nil || err2 != nil || err3 != nil {
 			return false, fmt.Sprint(err1, err2, err3)
 		}
-		return len(attachments.Items)+len(volumes.Items)+len(data) == 0, fmt.Sprintf("%d attachments, %d volumes, %v", len(attachments.Items), len(volumes.Items), data)
+		return len(attachments.Items)+len(volumes.Items)+len(data) == 0, fmt.Sprintf("%d attachments, %d volumes, %v",
+			len(attachments.Items), len(volumes.Items), data)
 	})
 	mounts, err := os.ReadFile("/proc/self/mounts")
 	if err != nil {

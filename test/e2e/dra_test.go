@@ -37,7 +37,8 @@ func (d *sampleDriver) file(claim types.UID) string {
 	return filepath.Join("/var/run/cdi", d.name+"-"+string(claim)+".json")
 }
 
-func (d *sampleDriver) PrepareResourceClaims(_ context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+func (d *sampleDriver) PrepareResourceClaims(_ context.Context, claims []*resourceapi.ResourceClaim) (
+	map[types.UID]kubeletplugin.PrepareResult, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	out := map[types.UID]kubeletplugin.PrepareResult{}
@@ -51,11 +52,14 @@ func (d *sampleDriver) PrepareResourceClaims(_ context.Context, claims []*resour
 				}
 			}
 			names = append(names, r.Device)
-			result.Devices = append(result.Devices, kubeletplugin.Device{Requests: []string{r.Request}, PoolName: r.Pool, DeviceName: r.Device,
+			result.Devices = append(result.Devices, kubeletplugin.Device{Requests: []string{r.Request}, PoolName: r.Pool,
+				DeviceName:   r.Device,
 				CDIDeviceIDs: []string{d.kind() + "=" + string(claim.UID)}})
 		}
-		spec, err := json.Marshal(map[string]any{"cdiVersion": "0.6.0", "kind": d.kind(), "devices": []any{map[string]any{"name": string(claim.UID),
-			"containerEdits": map[string]any{"env": []string{"DEVICE=" + strings.Join(names, ",")}, "deviceNodes": []any{map[string]any{"path": "/dev/sample", "hostPath": "/dev/null"}}}}}})
+		spec, err := json.Marshal(map[string]any{"cdiVersion": "0.6.0", "kind": d.kind(),
+			"devices": []any{map[string]any{"name": string(claim.UID),
+				"containerEdits": map[string]any{"env": []string{"DEVICE=" + strings.Join(names, ",")},
+					"deviceNodes": []any{map[string]any{"path": "/dev/sample", "hostPath": "/dev/null"}}}}}})
 		if err == nil {
 			err = os.WriteFile(d.file(claim.UID), spec, 0o644)
 		}
@@ -105,8 +109,10 @@ func (c *cluster) startDriver() *sampleDriver {
 		}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	helper, err := kubeletplugin.Start(ctx, d, kubeletplugin.DriverName(d.name), kubeletplugin.NodeName(c.nodeName()), kubeletplugin.KubeClient(c.client),
-		kubeletplugin.RegistrarDirectoryPath(filepath.Join(c.dir, "agent", "plugins_registry")), kubeletplugin.PluginDataDirectoryPath(data), kubeletplugin.HealthService(false))
+	helper, err := kubeletplugin.Start(ctx, d, kubeletplugin.DriverName(d.name), kubeletplugin.NodeName(c.nodeName()),
+		kubeletplugin.KubeClient(c.client),
+		kubeletplugin.RegistrarDirectoryPath(filepath.Join(c.dir, "agent", "plugins_registry")),
+		kubeletplugin.PluginDataDirectoryPath(data), kubeletplugin.HealthService(false))
 	if err != nil {
 		cancel()
 		c.t.Fatal(err)
@@ -118,8 +124,9 @@ func (c *cluster) startDriver() *sampleDriver {
 			_ = os.Remove(d.file(claim))
 		}
 	})
-	err = helper.PublishResources(ctx, resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{c.nodeName(): {Slices: []resourceslice.Slice{{
-		Devices: []resourceapi.Device{{Name: "red"}, {Name: "blue"}}}}}}})
+	err = helper.PublishResources(ctx,
+		resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{c.nodeName(): {Slices: []resourceslice.Slice{{
+			Devices: []resourceapi.Device{{Name: "red"}, {Name: "blue"}}}}}}})
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -178,7 +185,8 @@ func TestResourceClaims(t *testing.T) {
 	c.up()
 	d := c.startDriver()
 	c.apply(d.manifests())
-	c.apply(claimingPod("own", "resourceClaimTemplateName: own") + "---" + claimingPod("a", "resourceClaimName: shared") + "---" + claimingPod("b", "resourceClaimName: shared"))
+	c.apply(claimingPod("own", "resourceClaimTemplateName: own") + "---" + claimingPod("a", "resourceClaimName: shared") + "---" +
+		claimingPod("b", "resourceClaimName: shared"))
 	for _, name := range []string{"own", "a", "b"} {
 		c.waitReady("default", "app="+name, 1)
 	}
@@ -208,7 +216,8 @@ func TestResourceClaims(t *testing.T) {
 			t.Errorf("after a restart the container of %s is %s, was %s", name, now.id, old.id)
 		}
 	}
-	if got := c.podResources().of("own").DynamicResources; len(got) != 1 || len(got[0].ClaimResources) != 1 || got[0].ClaimResources[0].DeviceName != own {
+	if got := c.podResources().of("own").DynamicResources; len(got) != 1 || len(got[0].ClaimResources) != 1 ||
+		got[0].ClaimResources[0].DeviceName != own {
 		t.Errorf("after a restart the pod resources API says %v", got)
 	}
 

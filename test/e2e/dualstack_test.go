@@ -21,7 +21,8 @@ func TestDualStack(t *testing.T) {
 	c.apply(twoFamilies)
 	pods := c.waitReady("default", "app=both", 2)
 	for _, p := range pods {
-		if len(p.Status.PodIPs) != 2 || netip.MustParseAddr(p.Status.PodIPs[0].IP).Is6() || netip.MustParseAddr(p.Status.PodIPs[1].IP).Is4() {
+		if len(p.Status.PodIPs) != 2 || netip.MustParseAddr(p.Status.PodIPs[0].IP).Is6() ||
+			netip.MustParseAddr(p.Status.PodIPs[1].IP).Is4() {
 			t.Fatalf("addresses of %s: %v", p.Name, p.Status.PodIPs)
 		}
 	}
@@ -66,7 +67,8 @@ func TestOnlyIPv6(t *testing.T) {
 	c.up()
 	c.apply(spread)
 	pods := c.waitReady("default", "app=spread", 1)
-	if ips := pods[0].Status.PodIPs; len(ips) != 1 || netip.MustParseAddr(ips[0].IP).Is4() || netip.MustParseAddr(pods[0].Status.HostIP).Is4() {
+	if ips := pods[0].Status.PodIPs; len(ips) != 1 || netip.MustParseAddr(ips[0].IP).Is4() ||
+		netip.MustParseAddr(pods[0].Status.HostIP).Is4() {
 		t.Errorf("addresses %v on %s", ips, pods[0].Status.HostIP)
 	}
 	c.eventually("the Service by name", func() (bool, string) { return c.reaches(&pods[0], "spread.default.svc.cluster.local:80") })

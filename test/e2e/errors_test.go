@@ -65,17 +65,20 @@ func TestFailingStarts(t *testing.T) {
 			write(t, filepath.Join(c.dir, "cluster.json"), `{"version": 1}`, 0o644)
 		}, []string{"not valid before", "clock", "set the clock"}},
 		{"node address", extra("--node-ip", "x"), []string{`--node-ip "x"`, "not an IP address"}},
-		{"overlapping ranges", extra("--cluster-cidr", "10.20.0.0/16", "--service-cidr", "10.20.128.0/20"), []string{"--cluster-cidr", "--service-cidr", "overlap", "choose"}},
+		{"overlapping ranges", extra("--cluster-cidr", "10.20.0.0/16", "--service-cidr", "10.20.128.0/20"),
+			[]string{"--cluster-cidr", "--service-cidr", "overlap", "choose"}},
 		{"not a range", extra("--service-cidr", "10.20.0.0"), []string{`--service-cidr "10.20.0.0"`, "not a CIDR"}},
 		{"log level", extra("--log-level", "loud"), []string{`--log-level "loud"`, "debug, info, warn and error"}},
 		{"log format", extra("--log-format", "xml"), []string{`--log-format "xml"`, "text and json"}},
 		{"runtime dies", func(t *testing.T, c *cluster) {
-			c.extra = append(c.extra, "--bundle-dir", bundle(t, c, "containerd", "#!/bin/sh\necho the sky fell on this machine >&2\nexit 1\n"))
+			c.extra = append(c.extra, "--bundle-dir",
+				bundle(t, c, "containerd", "#!/bin/sh\necho the sky fell on this machine >&2\nexit 1\n"))
 		}, []string{"containerd ended at start", "the sky fell on this machine", "containerd.log"}},
 		{"agent's configuration", func(t *testing.T, c *cluster) {
 			c.extra = append(c.extra, "--agent-config", agentConfig(t, "cpuManagerPolicy: static\n"))
 		}, []string{"the agent ended", "cpuManagerPolicy", "reserve", "agent.log"}},
-		{"no runtime on the given socket", extra("--container-runtime-endpoint", "unix:///nonexistent/cri.sock"), []string{"/nonexistent/cri.sock", "--container-runtime-endpoint", "must be the socket of a running"}},
+		{"no runtime on the given socket", extra("--container-runtime-endpoint", "unix:///nonexistent/cri.sock"),
+			[]string{"/nonexistent/cri.sock", "--container-runtime-endpoint", "must be the socket of a running"}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -103,7 +106,8 @@ func TestFailingStarts(t *testing.T) {
 					t.Errorf("up %s left:\n%s", mode, strings.Join(left, "\n"))
 				}
 				for _, f := range tree(t, c.dir) {
-					if !slices.Contains(files, f) && f != "logs" && !strings.HasPrefix(f, "logs/") && f != "lock" && f != "run" && f != "run/boot-id" {
+					if !slices.Contains(files, f) && f != "logs" && !strings.HasPrefix(f, "logs/") && f != "lock" && f != "run" &&
+						f != "run/boot-id" {
 						t.Errorf("up %s left the file %s", mode, f)
 					}
 				}
@@ -212,7 +216,8 @@ func TestSecondUp(t *testing.T) {
 		t.Errorf("detached: %v\n%s", err, out)
 	}
 	out, err = c.tryBerth("up", "--data-dir", c.dir, "--ports-from", strconv.Itoa(c.first))
-	if err == nil || !strings.Contains(out, "already running") || !strings.Contains(out, "berth down") || !strings.Contains(out, strconv.Itoa(pid)) {
+	if err == nil || !strings.Contains(out, "already running") || !strings.Contains(out, "berth down") ||
+		!strings.Contains(out, strconv.Itoa(pid)) {
 		t.Errorf("in the foreground: %v\n%s", err, out)
 	}
 	if c.pid() != pid {
@@ -226,7 +231,8 @@ func TestSecondUp(t *testing.T) {
 	// Settings that the stored objects depend on cannot be changed later.
 	c.disconnect()
 	c.down()
-	if out, err := c.tryUpWith("--cluster-cidr", "10.77.0.0/16"); err == nil || !strings.Contains(out, "--cluster-cidr 10.77.0.0/16: this cluster was made with") {
+	if out, err := c.tryUpWith("--cluster-cidr", "10.77.0.0/16"); err == nil ||
+		!strings.Contains(out, "--cluster-cidr 10.77.0.0/16: this cluster was made with") {
 		t.Errorf("another pod range: %v\n%s", err, out)
 	}
 }
@@ -248,7 +254,9 @@ func TestStatusAndDown(t *testing.T) {
 	}
 	c.up()
 	text := c.berth("status", "--data-dir", c.dir)
-	for _, want := range []string{c.dir, "ready (in ", "process " + strconv.Itoa(c.pid()), strconv.Itoa(c.first), "check     ok   store", "check     ok   api", "check     ok   agent", "part      scheduler", "part      agent", "containerd (bundled), process " + strconv.Itoa(c.runtimePID())} {
+	for _, want := range []string{c.dir, "ready (in ", "process " + strconv.Itoa(c.pid()), strconv.Itoa(c.first), "check     ok   store",
+		"check     ok   api", "check     ok   agent", "part      scheduler", "part      agent", "containerd (bundled), process " +
+			strconv.Itoa(c.runtimePID())} {
 		if !strings.Contains(text, want) {
 			t.Errorf("status lacks %q:\n%s", want, text)
 		}
@@ -268,7 +276,8 @@ func TestStatusAndDown(t *testing.T) {
 	if err := json.Unmarshal([]byte(raw), &s); err != nil {
 		t.Fatalf("status -o json: %v\n%s", err, raw)
 	}
-	if s.PID != c.pid() || s.RuntimePID != c.runtimePID() || s.DataDir != c.dir || !s.Ready || s.Settings.Ports.API != c.first || len(s.Parts) == 0 || len(s.Checks) == 0 {
+	if s.PID != c.pid() || s.RuntimePID != c.runtimePID() || s.DataDir != c.dir || !s.Ready || s.Settings.Ports.API != c.first ||
+		len(s.Parts) == 0 || len(s.Checks) == 0 {
 		t.Errorf("status -o json: %s", raw)
 	}
 	for _, check := range s.Checks {

@@ -26,7 +26,8 @@ metadata: {name: asks, labels: {app: asks}}
 spec:
   terminationGracePeriodSeconds: 0
   containers:
-  - {name: c, image: "berth.dev/toolbox:1", args: [serve], securityContext: {seccompProfile: {type: Unconfined}, capabilities: {add: [NET_RAW]}}}
+  - {name: c, image: "berth.dev/toolbox:1", args: [serve], securityContext: {seccompProfile: {type: Unconfined}, capabilities: {add: ` +
+	`[NET_RAW]}}}
 `
 
 // TestHardened: what the kernel says of containers of a hardened cluster. A pod

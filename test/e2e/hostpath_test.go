@@ -31,9 +31,12 @@ func TestHostpathDriver(t *testing.T) {
 	must(t, os.MkdirAll(filepath.Dir(socket), 0o750))
 	config := "--kubeconfig=" + filepath.Join(c.dir, "admin.kubeconfig")
 	state := t.TempDir()
-	start(t, filepath.Join(tools, "hostpathplugin"), "--endpoint=unix://"+socket, "--nodeid="+node, "--statedir="+state, "--enable-attach", "--drivername="+driver)
-	start(t, filepath.Join(tools, "registrar"), "--endpoint="+socket, "--register="+filepath.Join(c.dir, "agent", "plugins_registry", "upstream.sock"))
-	start(t, filepath.Join(tools, "csi-provisioner"), "--csi-address="+socket, config, "--feature-gates=Topology=true", "--node-deployment=false")
+	start(t, filepath.Join(tools, "hostpathplugin"), "--endpoint=unix://"+socket, "--nodeid="+node, "--statedir="+state, "--enable-attach",
+		"--drivername="+driver)
+	start(t, filepath.Join(tools, "registrar"), "--endpoint="+socket, "--register="+filepath.Join(c.dir, "agent", "plugins_registry",
+		"upstream.sock"))
+	start(t, filepath.Join(tools, "csi-provisioner"), "--csi-address="+socket, config, "--feature-gates=Topology=true",
+		"--node-deployment=false")
 	start(t, filepath.Join(tools, "csi-attacher"), "--csi-address="+socket, config)
 	start(t, filepath.Join(tools, "csi-resizer"), "--csi-address="+socket, config)
 	c.kubectl("apply", "-f", filepath.Join("testdata", "hostpath.yaml"))
@@ -75,7 +78,8 @@ func TestHostpathDriver(t *testing.T) {
 		if err1 != nil || err2 != nil {
 			return false, fmt.Sprint(err1, err2)
 		}
-		return len(attachments.Items)+len(volumes.Items) == 0, fmt.Sprintf("%d attachments, %d volumes", len(attachments.Items), len(volumes.Items))
+		return len(attachments.Items)+len(volumes.Items) == 0, fmt.Sprintf("%d attachments, %d volumes", len(attachments.Items),
+			len(volumes.Items))
 	})
 	left, err := exec.Command("losetup", "--list", "--noheadings", "--output", "BACK-FILE").CombinedOutput()
 	if err != nil || strings.Contains(string(left), state) {

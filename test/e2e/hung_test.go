@@ -20,12 +20,15 @@ func TestHungRuntime(t *testing.T) {
 	c := newCluster(t)
 	c.up()
 	pod := func(name string) {
-		c.apply(strings.ReplaceAll(`{apiVersion: v1, kind: Pod, metadata: {name: NAME, labels: {app: NAME}}, spec: {terminationGracePeriodSeconds: 0,
-containers: [{name: c, image: "berth.dev/toolbox:1", command: [serve], readinessProbe: {httpGet: {port: 8080}, periodSeconds: 1}}]}}`, "NAME", name))
+		c.apply(strings.ReplaceAll(`{apiVersion: v1, kind: Pod, metadata: {name: NAME, labels: {app: NAME}}, spec: `+
+			`{terminationGracePeriodSeconds: 0,
+containers: [{name: c, image: "berth.dev/toolbox:1", command: [serve], readinessProbe: {httpGet: {port: 8080}, periodSeconds: 1}}]}}`,
+			"NAME", name))
 	}
 	pod("steady")
 	before := c.waitReady("default", "app=steady", 1)[0]
-	changes, err := c.client.CoreV1().Pods("default").Watch(t.Context(), metav1.SingleObject(metav1.ObjectMeta{Name: "steady", ResourceVersion: before.ResourceVersion}))
+	changes, err := c.client.CoreV1().Pods("default").Watch(t.Context(),
+		metav1.SingleObject(metav1.ObjectMeta{Name: "steady", ResourceVersion: before.ResourceVersion}))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -109,7 +109,8 @@ func (c *cluster) waiting(pod string, reasons ...string) (message string) {
 func (c *cluster) told(pod, reason, text string) {
 	c.t.Helper()
 	c.eventually("event "+reason+" "+text, func() (bool, string) {
-		list, err := c.client.CoreV1().Events("default").List(context.Background(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + pod})
+		list, err := c.client.CoreV1().Events("default").List(context.Background(),
+			metav1.ListOptions{FieldSelector: "involvedObject.name=" + pod})
 		if err != nil {
 			return false, err.Error()
 		}
@@ -169,7 +170,8 @@ func testDigest(t *testing.T, c *cluster, r string) {
 
 func testImageRefusals(t *testing.T, c *cluster, r string) {
 	c.imagePod("never", r+"/open/absent:1", "Never", "")
-	if got := c.waiting("never", "ErrImageNeverPull"); got != fmt.Sprintf("Container image %q is not present with pull policy of Never", r+"/open/absent:1") {
+	if got := c.waiting("never", "ErrImageNeverPull"); got != fmt.Sprintf("Container image %q is not present with pull policy of Never",
+		r+"/open/absent:1") {
 		t.Errorf("message %q", got)
 	}
 	c.told("never", "ErrImageNeverPull", "is not present with pull policy of Never")
@@ -180,7 +182,8 @@ func testImageRefusals(t *testing.T, c *cluster, r string) {
 	c.waiting("absent", "ErrImagePull", "ImagePullBackOff")
 	c.told("absent", "Failed", fmt.Sprintf("Failed to pull image %q", r+"/open/absent:1"))
 	c.told("absent", "Failed", "Error: ErrImagePull")
-	if got, want := c.waiting("absent", "ImagePullBackOff"), fmt.Sprintf("Back-off pulling image %q: ErrImagePull: ", r+"/open/absent:1"); !strings.HasPrefix(got, want) {
+	if got, want := c.waiting("absent", "ImagePullBackOff"), fmt.Sprintf("Back-off pulling image %q: ErrImagePull: ",
+		r+"/open/absent:1"); !strings.HasPrefix(got, want) {
 		t.Errorf("message %q, want %q and the error", got, want)
 	}
 	c.told("absent", "BackOff", fmt.Sprintf("Back-off pulling image %q", r+"/open/absent:1"))
@@ -195,7 +198,8 @@ func testCredentials(t *testing.T, c *cluster, r string) {
 	c.imagePod("wrong", image, "IfNotPresent", "imagePullSecrets: [{name: wrong}],")
 	c.waiting("wrong", "ErrImagePull", "ImagePullBackOff")
 	c.imagePod("missing", image, "IfNotPresent", "imagePullSecrets: [{name: gone}],")
-	c.told("missing", "FailedToRetrieveImagePullSecret", "Unable to retrieve some image pull secrets (gone); attempting to pull the image may not succeed.")
+	c.told("missing", "FailedToRetrieveImagePullSecret",
+		"Unable to retrieve some image pull secrets (gone); attempting to pull the image may not succeed.")
 	c.imagePod("right", image, "IfNotPresent", "imagePullSecrets: [{name: wrong}, {name: right}],")
 	c.waitReady("default", "app=right", 1)
 	// A service account's secrets count as the pod's.
@@ -269,7 +273,9 @@ spec:
 // pull with for every image, also one that came with the node.
 func TestEveryImageIsVerified(t *testing.T) {
 	config := filepath.Join(t.TempDir(), "agent.yaml")
-	err := os.WriteFile(config, []byte("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nimagePullCredentialsVerificationPolicy: AlwaysVerify\n"), 0o644)
+	err := os.WriteFile(config,
+		[]byte("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nimagePullCredentialsVerificationPolicy: "+
+			"AlwaysVerify\n"), 0o644)
 	if err != nil {
 		t.Fatal(err)
 	}

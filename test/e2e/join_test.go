@@ -22,8 +22,10 @@ func TestJoin(t *testing.T) {
 		{"no token", []string{server}, []string{"give a --token"}},
 		{"token alone", []string{server, "--token", token}, []string{"--ca-hash or --ca-file"}},
 		{"not a token", []string{server, "--token", "abc", "--ca-hash", hash}, []string{"--token", "6 letters"}},
-		{"another cluster", []string{server, "--token", token, "--ca-hash", "sha256:" + strings.Repeat("0", 64)}, []string{"does not belong to an authority"}},
-		{"unknown token", []string{server, "--token", "aaaaaa.bbbbbbbbbbbbbbbb", "--ca-hash", hash}, []string{"credentials are not accepted"}},
+		{"another cluster", []string{server, "--token", token, "--ca-hash", "sha256:" + strings.Repeat("0", 64)},
+			[]string{"does not belong to an authority"}},
+		{"unknown token", []string{server, "--token", "aaaaaa.bbbbbbbbbbbbbbbb", "--ca-hash", hash},
+			[]string{"credentials are not accepted"}},
 	} {
 		out, err := a.tryJoin(wrong.args...)
 		if err == nil {

@@ -112,7 +112,8 @@ func (c *cluster) restarted(pod string, old container) {
 			return false, fmt.Sprint(len(pods), " pods")
 		}
 		cs := pods[0].Status.ContainerStatuses[0]
-		return podReady(&pods[0]) && cs.State.Running != nil && !strings.HasSuffix(cs.ContainerID, old.id) && pods[0].Status.Phase == v1.PodRunning, describe(&pods[0])
+		return podReady(&pods[0]) && cs.State.Running != nil && !strings.HasSuffix(cs.ContainerID, old.id) &&
+			pods[0].Status.Phase == v1.PodRunning, describe(&pods[0])
 	})
 	now := c.container(pod)
 	if now.restarts != old.restarts+1 {

@@ -24,7 +24,8 @@ type machine struct {
 // marks the processes of the cluster.
 func look(t testing.TB, dir string) machine {
 	t.Helper()
-	m := machine{mounts: map[string]bool{}, links: map[string]bool{}, tables: map[string]bool{}, cgroups: map[string]bool{}, processes: map[string]bool{}}
+	m := machine{mounts: map[string]bool{}, links: map[string]bool{}, tables: map[string]bool{}, cgroups: map[string]bool{},
+		processes: map[string]bool{}}
 	mounts, err := mountinfo.GetMounts(nil)
 	if err != nil {
 		t.Fatal(err)
@@ -92,7 +93,8 @@ func (m machine) left(before machine) []string {
 	for _, k := range []struct {
 		kind     string
 		now, old map[string]bool
-	}{{"mount", m.mounts, before.mounts}, {"link", m.links, before.links}, {"table", m.tables, before.tables}, {"cgroup", m.cgroups, before.cgroups}, {"process", m.processes, before.processes}} {
+	}{{"mount", m.mounts, before.mounts}, {"link", m.links, before.links}, {"table", m.tables, before.tables},
+		{"cgroup", m.cgroups, before.cgroups}, {"process", m.processes, before.processes}} {
 		for name := range k.now {
 			if !k.old[name] && !before.foreign(name) {
 				out = append(out, k.kind+" "+name)

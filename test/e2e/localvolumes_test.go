@@ -47,7 +47,8 @@ func TestLocalVolumes(t *testing.T) {
 		t.Errorf("the volumes hold %q", out)
 	}
 	// The image has 32 MiB, whatever the disk has.
-	if out, err := c.tryKubectl("", "exec", "keeper", "--", "fill", "/b/more", "48"); err == nil || !strings.Contains(out, "no space left") {
+	if out, err := c.tryKubectl("", "exec", "keeper", "--", "fill", "/b/more", "48"); err == nil ||
+		!strings.Contains(out, "no space left") {
 		t.Errorf("48 MiB into 32: %v, %s", err, out)
 	}
 	c.kubectl("exec", "keeper", "--", "rm", "/b/more")
@@ -124,7 +125,8 @@ func saneLocalVolumes(t *testing.T, c *cluster) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, filepath.Join(tools, "csi-sanity"), "--csi.endpoint="+sockets[0],
-		"--csi.mountdir="+filepath.Join(dir, "mount"), "--csi.stagingdir="+filepath.Join(dir, "stage"), "--ginkgo.no-color").CombinedOutput()
+		"--csi.mountdir="+filepath.Join(dir, "mount"), "--csi.stagingdir="+filepath.Join(dir, "stage"),
+		"--ginkgo.no-color").CombinedOutput()
 	if err != nil {
 		t.Fatalf("csi-sanity: %v\n%s", err, out)
 	}

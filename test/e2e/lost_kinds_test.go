@@ -32,7 +32,8 @@ func lostPod(app, restart, spread string) string {
       - {key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: 2}
       - {key: %[4]s, operator: Exists}
       topologySpreadConstraints:
-      - {maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: %[3]s, nodeTaintsPolicy: Honor, labelSelector: {matchLabels: {app: %[1]s}}}
+      - {maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: %[3]s, nodeTaintsPolicy: Honor, labelSelector: `+
+		`{matchLabels: {app: %[1]s}}}
       containers:
       - {name: c, image: "berth.dev/toolbox:1", args: [sleep, "100000"]}
 `, app, restart, spread, drill)
@@ -48,16 +49,22 @@ func lostKinds() string {
 		return head + "\nmetadata: {name: " + name + "}\nspec:\n  replicas: 3\n" + more + "  template:"
 	}
 	docs := []string{
-		always("apiVersion: apps/v1\nkind: Deployment", "deployment", "  selector: {matchLabels: {app: deployment}}\n") + lostPod("deployment", "Always", "ScheduleAnyway"),
+		always("apiVersion: apps/v1\nkind: Deployment", "deployment", "  selector: {matchLabels: {app: deployment}}\n") +
+			lostPod("deployment", "Always", "ScheduleAnyway"),
 		always("apiVersion: v1\nkind: ReplicationController", "controller", "") + lostPod("controller", "Always", "ScheduleAnyway"),
 		always("apiVersion: apps/v1\nkind: StatefulSet", "statefulset",
-			"  serviceName: statefulset\n  podManagementPolicy: Parallel\n  selector: {matchLabels: {app: statefulset}}\n") + lostPod("statefulset", "Always", "DoNotSchedule"),
+			"  serviceName: statefulset\n  podManagementPolicy: Parallel\n  selector: {matchLabels: {app: statefulset}}\n") +
+			lostPod("statefulset", "Always", "DoNotSchedule"),
 		job("job", ""),
 		job("patient", "  podReplacementPolicy: Failed\n"),
-		job("forgiving", "  podFailurePolicy: {rules: [{action: Ignore, onPodConditions: [{type: DisruptionTarget, status: \"True\"}]}]}\n"),
-		"apiVersion: batch/v1\nkind: CronJob\nmetadata: {name: cronjob}\nspec:\n  schedule: \"" + longAgo(1) + "\"\n  concurrencyPolicy: Replace\n  jobTemplate:\n" +
-			"    spec:\n      parallelism: 3\n      completions: 3\n      template:" + strings.ReplaceAll(lostPod("cronjob", "Never", "ScheduleAnyway"), "\n", "\n    "),
-		"apiVersion: policy/v1\nkind: PodDisruptionBudget\nmetadata: {name: statefulset}\nspec: {minAvailable: 2, selector: {matchLabels: {app: statefulset}}}\n",
+		job("forgiving",
+			"  podFailurePolicy: {rules: [{action: Ignore, onPodConditions: [{type: DisruptionTarget, status: \"True\"}]}]}\n"),
+		"apiVersion: batch/v1\nkind: CronJob\nmetadata: {name: cronjob}\nspec:\n  schedule: \"" + longAgo(1) +
+			"\"\n  concurrencyPolicy: Replace\n  jobTemplate:\n" +
+			"    spec:\n      parallelism: 3\n      completions: 3\n      template:" + strings.ReplaceAll(lostPod("cronjob", "Never",
+			"ScheduleAnyway"), "\n", "\n    "),
+		"apiVersion: policy/v1\nkind: PodDisruptionBudget\nmetadata: {name: statefulset}\nspec: {minAvailable: 2, selector: " +
+			"{matchLabels: {app: statefulset}}}\n",
 		`
 apiVersion: apps/v1
 kind: DaemonSet
@@ -140,7 +147,8 @@ func (r *room) startDrivers(t *testing.T, dir string) {
 	t.Helper()
 	for _, m := range r.nodes {
 		agent := filepath.Join(m.dir, "agent")
-		start(t, filepath.Join(dir, "csihostpath"), "--node-id="+m.name, "--endpoint="+filepath.Join(agent, "plugins", csiDriver, "csi.sock"),
+		start(t, filepath.Join(dir, "csihostpath"), "--node-id="+m.name, "--endpoint="+filepath.Join(agent, "plugins", csiDriver,
+			"csi.sock"),
 			"--state-dir="+filepath.Join(dir, m.name), "--register="+filepath.Join(agent, "plugins_registry", "hostpath.sock"),
 			"--kubeconfig="+filepath.Join(r.dir, "admin.kubeconfig"))
 	}
@@ -157,7 +165,8 @@ func (r *room) startDrivers(t *testing.T, dir string) {
 		defer w.Stop()
 		for e := range w.ResultChan() {
 			if va, ok := e.Object.(*storagev1.VolumeAttachment); ok && !va.Status.Attached && va.DeletionTimestamp == nil {
-				_, err := r.client.StorageV1().VolumeAttachments().Patch(ctx, va.Name, types.MergePatchType, []byte(`{"status":{"attached":true}}`), metav1.PatchOptions{}, "status")
+				_, err := r.client.StorageV1().VolumeAttachments().Patch(ctx, va.Name, types.MergePatchType,
+					[]byte(`{"status":{"attached":true}}`), metav1.PatchOptions{}, "status")
 				if err != nil && ctx.Err() == nil {
 					t.Logf("attaching: %v", err)
 				}

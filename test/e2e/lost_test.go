@@ -60,7 +60,8 @@ func newLost(t *testing.T) *lost {
 	driver := buildDriver(t)
 	r := newRoom(t, "--node-monitor-grace-period", "4s", "--node-startup-grace-period", "10s", "--node-eviction-rate", "10")
 	beat := filepath.Join(t.TempDir(), "agent.yaml")
-	must(t, os.WriteFile(beat, []byte("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nnodeLeaseDurationSeconds: 4\n"), 0o644))
+	must(t, os.WriteFile(beat, []byte("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: "+
+		"KubeletConfiguration\nnodeLeaseDurationSeconds: 4\n"), 0o644))
 	for _, name := range []string{"a", "b", "c"} {
 		r.machine(name).join("--agent-config", beat)
 	}
@@ -120,7 +121,8 @@ func (l *lost) unreachable(m *member) {
 			return true, ""
 		})
 	})
-	for kind, app := range map[string]string{"Deployment": "deployment", "ReplicationController": "controller", "Job": "job", "CronJob": "cronjob"} {
+	for kind, app := range map[string]string{"Deployment": "deployment", "ReplicationController": "controller", "Job": "job",
+		"CronJob": "cronjob"} {
 		l.cell(state, kind, func() {
 			l.ready(app, m.name, 3)
 			l.ending(app, m.name)
@@ -162,7 +164,8 @@ func (l *lost) unreachable(m *member) {
 			if p.Spec.NodeName == m.name {
 				continue
 			}
-			err := l.client.PolicyV1().Evictions("default").Evict(l.t.Context(), &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name}})
+			err := l.client.PolicyV1().Evictions("default").Evict(l.t.Context(),
+				&policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name}})
 			if !apierrors.IsTooManyRequests(err) {
 				l.t.Errorf("evicting %s says %v, want that there were too many", p.Name, err)
 			}
@@ -187,7 +190,8 @@ func (l *lost) returned(m *member) {
 	}
 	m.heal()
 	l.nodeIs(m.name, v1.ConditionTrue, "")
-	for kind, app := range map[string]string{"Deployment": "deployment", "ReplicationController": "controller", "Job": "job", "CronJob": "cronjob"} {
+	for kind, app := range map[string]string{"Deployment": "deployment", "ReplicationController": "controller", "Job": "job",
+		"CronJob": "cronjob"} {
 		l.cell(state, kind, func() {
 			for _, p := range l.waitReady("default", "app="+app, 3) {
 				if !slices.ContainsFunc(replacements[app], func(r v1.Pod) bool { return r.UID == p.UID }) {
@@ -236,7 +240,8 @@ func (l *lost) deleted(m *member) {
 	}
 	l.kubectl("delete", "node", m.name)
 	l.cell("tainted", "DaemonSet", func() { l.drill(l.nodes[0].name) }) // pods of the lost node go after 40 s
-	for kind, app := range map[string]string{"Deployment": "deployment", "ReplicationController": "controller", "CronJob": "cronjob", "StatefulSet": "statefulset"} {
+	for kind, app := range map[string]string{"Deployment": "deployment", "ReplicationController": "controller", "CronJob": "cronjob",
+		"StatefulSet": "statefulset"} {
 		l.cell(state, kind, func() { l.settled(app, m.name, 3) })
 	}
 	l.cell(state, "Job", func() {
@@ -276,7 +281,8 @@ func (l *lost) registered(m *member) {
 		l.waitReady("default", "app=static", 2)
 		l.outlived("static", m.name, false)
 	})
-	for kind, app := range map[string]string{"Deployment": "deployment", "ReplicationController": "controller", "CronJob": "cronjob", "StatefulSet": "statefulset"} {
+	for kind, app := range map[string]string{"Deployment": "deployment", "ReplicationController": "controller", "CronJob": "cronjob",
+		"StatefulSet": "statefulset"} {
 		l.cell(state, kind, func() { l.waitReady("default", "app="+app, 3) })
 	}
 	l.cell(state, "Job", func() {
@@ -301,7 +307,8 @@ func (l *lost) outOfService(m *member) {
 		l.failures[name] += int32(len(l.before[name]))
 	}
 	l.kubectl("taint", "nodes", m.name, v1.TaintNodeOutOfService+"=nodeshutdown:NoExecute")
-	for kind, app := range map[string]string{"Deployment": "deployment", "ReplicationController": "controller", "CronJob": "cronjob", "StatefulSet": "statefulset"} {
+	for kind, app := range map[string]string{"Deployment": "deployment", "ReplicationController": "controller", "CronJob": "cronjob",
+		"StatefulSet": "statefulset"} {
 		l.cell(state, kind, func() { l.settled(app, m.name, 3) })
 	}
 	l.cell(state, "Job", func() {
@@ -392,7 +399,8 @@ func (l *lost) ending(app, node string) {
 			return false, fmt.Sprintf("%d pods", len(pods))
 		}
 		p := &pods[0]
-		return p.UID == l.before[app][0].UID && p.DeletionTimestamp != nil && hasDisruption(p), fmt.Sprintf("%s, conditions %+v", describe(p), p.Status.Conditions)
+		return p.UID == l.before[app][0].UID && p.DeletionTimestamp != nil && hasDisruption(p), fmt.Sprintf("%s, conditions %+v",
+			describe(p), p.Status.Conditions)
 	})
 }
 
@@ -417,7 +425,8 @@ func (l *lost) outlived(app, node string, same bool) {
 			return false, fmt.Sprintf("%d pods", len(pods))
 		}
 		p := &pods[0]
-		return podReady(p) && (p.UID == old.UID) == same && p.Status.ContainerStatuses[0].ContainerID == old.Status.ContainerStatuses[0].ContainerID,
+		return podReady(p) && (p.UID == old.UID) == same &&
+				p.Status.ContainerStatuses[0].ContainerID == old.Status.ContainerStatuses[0].ContainerID,
 			describe(p) + " " + p.Status.ContainerStatuses[0].ContainerID
 	})
 }
@@ -460,7 +469,10 @@ func (l *lost) jobsOf(cron string) (names []string) {
 	list, err := l.client.BatchV1().Jobs("default").List(l.t.Context(), metav1.ListOptions{})
 	must(l.t, err)
 	for _, j := range list.Items {
-		over := slices.ContainsFunc(j.Status.Conditions, func(c batchv1.JobCondition) bool { return c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed })
+		over := slices.ContainsFunc(j.Status.Conditions, func(c batchv1.JobCondition) bool {
+			return c.Type == batchv1.JobComplete ||
+				c.Type == batchv1.JobFailed
+		})
 		if owner := metav1.GetControllerOf(&j); owner != nil && owner.Name == cron && !over && j.DeletionTimestamp == nil {
 			names = append(names, j.Name)
 		}
@@ -472,11 +484,13 @@ func (l *lost) jobsOf(cron string) (names []string) {
 // pod, that have it and should not, and whose pod is ready.
 func (l *lost) daemons(desired, misplaced, ready int32) {
 	l.t.Helper()
-	l.eventually(fmt.Sprintf("the DaemonSet wants %d pods, has %d out of place and %d ready", desired, misplaced, ready), func() (bool, string) {
-		d, err := l.client.AppsV1().DaemonSets("default").Get(l.t.Context(), "daemonset", metav1.GetOptions{})
-		must(l.t, err)
-		return d.Status.DesiredNumberScheduled == desired && d.Status.NumberMisscheduled == misplaced && d.Status.NumberReady == ready, fmt.Sprintf("%+v", d.Status)
-	})
+	l.eventually(fmt.Sprintf("the DaemonSet wants %d pods, has %d out of place and %d ready", desired, misplaced, ready),
+		func() (bool, string) {
+			d, err := l.client.AppsV1().DaemonSets("default").Get(l.t.Context(), "daemonset", metav1.GetOptions{})
+			must(l.t, err)
+			return d.Status.DesiredNumberScheduled == desired && d.Status.NumberMisscheduled == misplaced && d.Status.NumberReady == ready,
+				fmt.Sprintf("%+v", d.Status)
+		})
 }
 
 func (l *lost) budget(healthy, allowed int32) {
@@ -520,5 +534,8 @@ func (r *room) nodeIs(name string, ready v1.ConditionStatus, taint string) {
 }
 
 func hasDisruption(p *v1.Pod) bool {
-	return slices.ContainsFunc(p.Status.Conditions, func(c v1.PodCondition) bool { return c.Type == v1.DisruptionTarget && c.Status == v1.ConditionTrue })
+	return slices.ContainsFunc(p.Status.Conditions, func(c v1.PodCondition) bool {
+		return c.Type == v1.DisruptionTarget &&
+			c.Status == v1.ConditionTrue
+	})
 }

@@ -113,13 +113,15 @@ spec:
 func TestMetricsServer(t *testing.T) {
 	c := newCluster(t)
 	// A machine whose disk is nearly full is no concern of this test.
-	c.extra = append(c.extra, "--images-dir", metricsImages(t, c.bin), "--agent-config", agentConfig(t, "evictionHard: {memory.available: 100Mi}\n"))
+	c.extra = append(c.extra, "--images-dir", metricsImages(t, c.bin), "--agent-config",
+		agentConfig(t, "evictionHard: {memory.available: 100Mi}\n"))
 	c.up()
 	c.apply(burner + "---" + metricsServer)
 	c.waitReady("default", "", 1)
 	c.waitReady("kube-system", "k8s-app=metrics-server", 1)
 	c.eventually("the registration is available", func() (bool, string) {
-		out, err := c.tryKubectl("", "get", "apiservice", "v1beta1.metrics.k8s.io", "-o", `jsonpath={.status.conditions[?(@.type=="Available")]}`)
+		out, err := c.tryKubectl("", "get", "apiservice", "v1beta1.metrics.k8s.io", "-o",
+			`jsonpath={.status.conditions[?(@.type=="Available")]}`)
 		return err == nil && strings.Contains(out, `"status":"True"`), out
 	})
 	// Its first figures need two scrapes.
@@ -132,7 +134,8 @@ func TestMetricsServer(t *testing.T) {
 		return err == nil && scan == nil && name == "burner" && cpu >= 50 && cpu <= 150 && strings.HasSuffix(memory, "Mi"), out
 	})
 	out := c.kubectl("top", "nodes", "--no-headers")
-	if fields := strings.Fields(out); len(fields) != 5 || !strings.HasSuffix(fields[1], "m") || !strings.HasSuffix(fields[4], "%") || fields[1] == "0m" {
+	if fields := strings.Fields(out); len(fields) != 5 || !strings.HasSuffix(fields[1], "m") || !strings.HasSuffix(fields[4], "%") ||
+		fields[1] == "0m" {
 		t.Errorf("kubectl top nodes:\n%s", out)
 	}
 	if out := c.kubectl("top", "pods", "-A", "--containers"); !strings.Contains(out, "metrics-server") {
@@ -160,7 +163,8 @@ func metricsImages(t *testing.T, bin string) string {
 			t.Fatal(err)
 		}
 	}
-	make := exec.Command(filepath.Join(bin, "mkimage"), "-out", filepath.Join(dir, "metrics-server.tar"), "-name", "berth.dev/metrics-server:test",
+	make := exec.Command(filepath.Join(bin, "mkimage"), "-out", filepath.Join(dir, "metrics-server.tar"), "-name",
+		"berth.dev/metrics-server:test",
 		"-entrypoint", "/metrics-server", "-file", "/metrics-server="+program)
 	if out, err := make.CombinedOutput(); err != nil {
 		t.Fatalf("making the image: %v\n%s", err, out)

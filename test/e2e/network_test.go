@@ -30,7 +30,8 @@ func TestNetworkOfTwoMachines(t *testing.T) {
 			six := mode != "auto"
 			if six {
 				// The machines have IPv4 only: IPv6 of pods must go through it.
-				flags = append(flags, "--cluster-cidr", "10.224.0.0/16,fd00:10:224::/56", "--service-cidr", "10.225.0.0/16,fd00:10:225::/112")
+				flags = append(flags, "--cluster-cidr", "10.224.0.0/16,fd00:10:224::/56", "--service-cidr",
+					"10.225.0.0/16,fd00:10:225::/112")
 			}
 			r := newRoom(t, flags...)
 			a, b := r.machine("a"), r.machine("b")
@@ -41,20 +42,24 @@ func TestNetworkOfTwoMachines(t *testing.T) {
 			}
 			a.join()
 			b.join()
-			r.apply(strings.Replace(spread, `args: [serve, "8080"]`, `args: [serve, "8080"], ports: [{containerPort: 8080, hostPort: 18080}]`, 1))
+			r.apply(strings.Replace(spread, `args: [serve, "8080"]`,
+				`args: [serve, "8080"], ports: [{containerPort: 8080, hostPort: 18080}]`, 1))
 			pods := r.waitReady("default", "app=spread", 2)
 			for i := range pods {
 				from, to := &pods[i], &pods[1-i]
 				r.eventually("the way from "+from.Spec.NodeName, func() (bool, string) { return r.reaches(from, to.Status.PodIP+":8080") })
-				r.eventually("the Service from "+from.Spec.NodeName, func() (bool, string) { return r.reaches(from, "spread.default.svc.cluster.local:80") })
+				r.eventually("the Service from "+from.Spec.NodeName,
+					func() (bool, string) { return r.reaches(from, "spread.default.svc.cluster.local:80") })
 			}
 			r.otherWays(pods, map[string]string{"auto": "1450", "vxlan": "1450", "wireguard": "1440"}[mode], six, a, b)
 			a.reachesPods(pods)
-			if out := a.show("route", "show"); strings.Contains(out, " dev bvx") != (mode == "vxlan") || strings.Contains(out, " dev bwg") != (mode == "wireguard") {
+			if out := a.show("route", "show"); strings.Contains(out, " dev bvx") != (mode == "vxlan") ||
+				strings.Contains(out, " dev bwg") != (mode == "wireguard") {
 				t.Errorf("routes of a in mode %s:\n%s", mode, out)
 			}
 			r.eventually("DNS on both machines", func() (bool, string) {
-				out := r.kubectl("get", "endpointslices", "-n", "kube-system", "-l", "kubernetes.io/service-name=kube-dns", "-o", "jsonpath={range .items[*]}{.endpoints[0].nodeName}={.endpoints[0].conditions.ready} {end}")
+				out := r.kubectl("get", "endpointslices", "-n", "kube-system", "-l", "kubernetes.io/service-name=kube-dns", "-o",
+					"jsonpath={range .items[*]}{.endpoints[0].nodeName}={.endpoints[0].conditions.ready} {end}")
 				return out == "a=true b=true ", out
 			})
 
@@ -126,7 +131,8 @@ func (r *room) otherWays(pods []v1.Pod, mtu string, six bool, machines ...*membe
 			t.Fatalf("addresses of %s: %v", to.Name, to.Status.PodIPs)
 		}
 		if six {
-			r.eventually("IPv6 from "+from.Spec.NodeName, func() (bool, string) { return r.reaches(from, net.JoinHostPort(to.Status.PodIPs[1].IP, "8080")) })
+			r.eventually("IPv6 from "+from.Spec.NodeName,
+				func() (bool, string) { return r.reaches(from, net.JoinHostPort(to.Status.PodIPs[1].IP, "8080")) })
 		}
 		own := 0 // the machines by their place in the list
 		if machines[1].name == from.Spec.NodeName {
@@ -163,7 +169,8 @@ func (m *member) reachesPods(pods []v1.Pod) {
 		to = append(to, service)
 	}
 	for _, address := range to {
-		out, err := exec.Command("nsenter", "--net=/run/netns/"+m.space, filepath.Join(m.room.bin, "toolbox"), "wget", "-T", "5", "-O", "-", "http://"+address+"/").CombinedOutput()
+		out, err := exec.Command("nsenter", "--net=/run/netns/"+m.space, filepath.Join(m.room.bin, "toolbox"), "wget", "-T", "5", "-O", "-",
+			"http://"+address+"/").CombinedOutput()
 		if err != nil || !strings.Contains(string(out), "Hello") {
 			m.room.t.Errorf("machine %s -> %s: %v\n%s", m.name, address, err, out)
 		}
@@ -219,7 +226,8 @@ func (m *member) keepsItsKey() {
 			return nil
 		}))
 	}
-	if out := m.room.kubectl("get", "nodes,events,configmaps", "-A", "-o", "yaml"); strings.Contains(out, secret) || !strings.Contains(out, "berth.dev/wireguard") {
+	if out := m.room.kubectl("get", "nodes,events,configmaps", "-A", "-o", "yaml"); strings.Contains(out, secret) ||
+		!strings.Contains(out, "berth.dev/wireguard") {
 		t.Error("the API tells the private key, or not the public one")
 	}
 }

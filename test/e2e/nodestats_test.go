@@ -27,7 +27,9 @@ spec:
   containers:
   - name: box
     image: berth.dev/toolbox:1
-    command: [sh, -c, "echo some bytes | tee /outside; echo hello >> /volume/file; if [ $(cat /volume/file | wc -l) = 1 ] || [ ! -f /volume/again ]; then touch /volume/again; exit 0; fi; i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; wget -qO- http://127.0.0.1:1; while true; do nslookup kubernetes.default; sleep 1; done"]
+    command: [sh, -c, "echo some bytes | tee /outside; echo hello >> /volume/file; if [ $(cat /volume/file | wc -l) = 1 ] || [ ! -f ` +
+	`/volume/again ]; then touch /volume/again; exit 0; fi; i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; wget -qO- ` +
+	`http://127.0.0.1:1; while true; do nslookup kubernetes.default; sleep 1; done"]
     resources: {limits: {memory: 80M}}
     volumeMounts: [{name: volume, mountPath: /volume}]
   volumes: [{name: volume, emptyDir: {}}]
@@ -141,7 +143,10 @@ func testSummaryFields(t *testing.T, c *cluster) {
 		b := &bounds{}
 		b.node(&s.Node, node.Name, total)
 		for _, name := range []string{"stats-0", "stats-1"} {
-			at := slices.IndexFunc(s.Pods, func(p statsapi.PodStats) bool { return p.PodRef.Name == name && p.PodRef.Namespace == "default" })
+			at := slices.IndexFunc(s.Pods, func(p statsapi.PodStats) bool {
+				return p.PodRef.Name == name &&
+					p.PodRef.Namespace == "default"
+			})
 			if at < 0 {
 				b.wrong = append(b.wrong, "no pod "+name)
 				continue
@@ -159,7 +164,8 @@ func (b *bounds) node(n *statsapi.NodeStats, name string, total uint64) {
 	b.cpu("node", n.CPU, 100e3, 1e9, 1e15)
 	b.memory("node", n.Memory, 10e6, total, true)
 	b.fs("node.fs", n.Fs, 1000, 10e12)
-	if n.Runtime == nil || n.Network == nil || n.Network.Interfaces == nil || n.Rlimit == nil || n.Rlimit.MaxPID == nil || n.Rlimit.NumOfRunningProcesses == nil {
+	if n.Runtime == nil || n.Network == nil || n.Network.Interfaces == nil || n.Rlimit == nil || n.Rlimit.MaxPID == nil ||
+		n.Rlimit.NumOfRunningProcesses == nil {
 		b.wrong = append(b.wrong, "node lacks runtime, network or rlimit")
 		return
 	}
@@ -221,13 +227,20 @@ func (b *bounds) pod(p *statsapi.PodStats) {
 // cadvisorFamilies are those that must be there for a container, with the
 // least and the most that upstream's suite takes.
 var cadvisorFamilies = map[string][2]float64{
-	"container_cpu_system_seconds_total": {0, 100}, "container_cpu_usage_seconds_total": {0, 100}, "container_cpu_user_seconds_total": {0, 100},
-	"container_file_descriptors": {0, 100}, "container_sockets": {0, 10}, "container_processes": {0, 10}, "container_threads": {0, 20}, "container_threads_max": {0, 5e6},
-	"container_ulimits_soft": {0, 1073741816}, "container_fs_reads_bytes_total": {0, 1e8}, "container_fs_reads_total": {0, 1e4}, "container_fs_usage_bytes": {0, 1e6},
-	"container_fs_writes_bytes_total": {0, 1e6}, "container_fs_writes_total": {0, 200}, "container_memory_cache": {0, 80e6}, "container_memory_failcnt": {0, 0},
-	"container_memory_failures_total": {0, 1e6}, "container_memory_mapped_file": {0, 80e6}, "container_memory_max_usage_bytes": {0, 80e6}, "container_memory_rss": {10e3, 80e6},
-	"container_memory_swap": {0, 0}, "container_memory_usage_bytes": {10e3, 80e6}, "container_memory_working_set_bytes": {10e3, 80e6}, "container_oom_events_total": {0, 0},
-	"container_spec_cpu_period": {100000, 100000}, "container_spec_cpu_shares": {2, 2}, "container_spec_memory_limit_bytes": {79953920, 79998976},
+	"container_cpu_system_seconds_total": {0, 100}, "container_cpu_usage_seconds_total": {0, 100}, "container_cpu_user_seconds_total": {0,
+		100},
+	"container_file_descriptors": {0, 100}, "container_sockets": {0, 10}, "container_processes": {0, 10}, "container_threads": {0, 20},
+	"container_threads_max":  {0, 5e6},
+	"container_ulimits_soft": {0, 1073741816}, "container_fs_reads_bytes_total": {0, 1e8}, "container_fs_reads_total": {0, 1e4},
+	"container_fs_usage_bytes":        {0, 1e6},
+	"container_fs_writes_bytes_total": {0, 1e6}, "container_fs_writes_total": {0, 200}, "container_memory_cache": {0, 80e6},
+	"container_memory_failcnt":        {0, 0},
+	"container_memory_failures_total": {0, 1e6}, "container_memory_mapped_file": {0, 80e6}, "container_memory_max_usage_bytes": {0, 80e6},
+	"container_memory_rss":  {10e3, 80e6},
+	"container_memory_swap": {0, 0}, "container_memory_usage_bytes": {10e3, 80e6}, "container_memory_working_set_bytes": {10e3, 80e6},
+	"container_oom_events_total": {0, 0},
+	"container_spec_cpu_period":  {100000, 100000}, "container_spec_cpu_shares": {2, 2}, "container_spec_memory_limit_bytes": {79953920,
+		79998976},
 	"container_spec_memory_reservation_limit_bytes": {0, 0}, "container_spec_memory_swap_limit_bytes": {0, 80e6},
 	"container_last_seen": {1e9, 1e10}, "container_start_time_seconds": {1e9, 1e10},
 }
@@ -242,7 +255,8 @@ func testCAdvisorFamilies(t *testing.T, c *cluster) {
 			}
 		}
 		for _, family := range []string{"receive_bytes_total", "receive_packets_total", "transmit_bytes_total", "transmit_packets_total"} {
-			wrong = append(wrong, within(samples["container_network_"+family], family, `interface="eth0"`, `pod="stats-0"`, [2]float64{1, 10e6})...)
+			wrong = append(wrong, within(samples["container_network_"+family], family, `interface="eth0"`, `pod="stats-0"`,
+				[2]float64{1, 10e6})...)
 		}
 		return len(wrong) == 0, strings.Join(wrong, "\n")
 	})
@@ -256,9 +270,12 @@ func testResourceFamilies(t *testing.T, c *cluster) {
 		wrong = append(wrong, within(samples["resource_scrape_error"], "errors", "", "", [2]float64{0, 0})...)
 		for _, pod := range []string{"stats-0", "stats-1"} {
 			of := `pod="` + pod + `"`
-			wrong = append(wrong, within(samples["container_cpu_usage_seconds_total"], "container cpu", `container="box"`, of, [2]float64{0, 100})...)
-			wrong = append(wrong, within(samples["container_memory_working_set_bytes"], "container memory", `container="box"`, of, [2]float64{10e3, 80e6})...)
-			wrong = append(wrong, within(samples["container_start_time_seconds"], "container start", `container="box"`, of, [2]float64{float64(time.Now().Add(-time.Hour).Unix()), float64(time.Now().Unix())})...)
+			wrong = append(wrong, within(samples["container_cpu_usage_seconds_total"], "container cpu", `container="box"`, of,
+				[2]float64{0, 100})...)
+			wrong = append(wrong, within(samples["container_memory_working_set_bytes"], "container memory", `container="box"`, of,
+				[2]float64{10e3, 80e6})...)
+			wrong = append(wrong, within(samples["container_start_time_seconds"], "container start", `container="box"`, of,
+				[2]float64{float64(time.Now().Add(-time.Hour).Unix()), float64(time.Now().Unix())})...)
 			wrong = append(wrong, within(samples["pod_cpu_usage_seconds_total"], "pod cpu", "", of, [2]float64{0, 100})...)
 			wrong = append(wrong, within(samples["pod_memory_working_set_bytes"], "pod memory", "", of, [2]float64{10e3, 80e6})...)
 		}
@@ -309,7 +326,8 @@ func testLeaseFields(t *testing.T, c *cluster) {
 	}
 	lease := &list.Items[0]
 	owners := lease.OwnerReferences
-	if len(owners) != 1 || owners[0].Kind != "Node" || owners[0].APIVersion != "v1" || lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity != c.nodeName() ||
+	if len(owners) != 1 || owners[0].Kind != "Node" || owners[0].APIVersion != "v1" || lease.Spec.HolderIdentity == nil ||
+		*lease.Spec.HolderIdentity != c.nodeName() ||
 		lease.Spec.LeaseDurationSeconds == nil || lease.Spec.RenewTime == nil {
 		t.Errorf("the lease is %+v", lease)
 	}

@@ -44,11 +44,14 @@ func testRefusedByAPI(a *apps) {
 		{`setHostnameAsFQDN: true, hostnameOverride: h,`, "", "hostnameOverride"},
 		{`hostNetwork: true, hostnameOverride: h,`, "", "hostnameOverride"},
 		{`hostnameOverride: Not-RFC1123,`, "", "hostnameOverride"},
-		{`securityContext: {sysctls: [{name: foo-, value: bar}, {name: kernel.shmmax, value: "1"}, {name: safe-and-unsafe, value: "1"}, {name: bar.., value: "42"}]},`, "", `Invalid value: "foo-"`},
+		{`securityContext: {sysctls: [{name: foo-, value: bar}, {name: kernel.shmmax, value: "1"}, {name: safe-and-unsafe, value: "1"}, ` +
+			`{name: bar.., value: "42"}]},`, "", `Invalid value: "foo-"`},
 		{`securityContext: {sysctls: [{name: bar.., value: "42"}]},`, "", `Invalid value: "bar.."`},
-		{`volumes: [{name: s, secret: {secretName: s}}],`, `, env: [{name: A, valueFrom: {fileKeyRef: {volumeName: s, path: f, key: A}}}]`, "fileKeyRef"},
+		{`volumes: [{name: s, secret: {secretName: s}}],`, `, env: [{name: A, valueFrom: {fileKeyRef: {volumeName: s, path: f, key: A}}}]`,
+			"fileKeyRef"},
 		{``, `, env: [{name: A, valueFrom: {fileKeyRef: {volumeName: nope, path: f, key: A}}}]`, "fileKeyRef"},
-		{`volumes: [{name: w, emptyDir: {}}],`, `, env: [{name: A, valueFrom: {fileKeyRef: {volumeName: w, path: ../f, key: A}}}]`, "fileKeyRef"},
+		{`volumes: [{name: w, emptyDir: {}}],`, `, env: [{name: A, valueFrom: {fileKeyRef: {volumeName: w, path: ../f, key: A}}}]`,
+			"fileKeyRef"},
 		{`volumes: [{name: w, emptyDir: {}}],`, `, volumeMounts: [{name: w, mountPath: /w, subPath: ../up}]`, "subPath"},
 		{`runtimeClassName: nonexistent,`, "", `RuntimeClass "nonexistent" not found`},
 	} {
@@ -98,7 +101,8 @@ func (a *apps) messages(ws *websocket.Conn) (out [][]byte) {
 	a.must(ws.SetReadDeadline(time.Now().Add(patience)))
 	for {
 		_, m, err := ws.ReadMessage()
-		if websocket.IsCloseError(err, websocket.CloseNormalClosure, websocket.CloseNoStatusReceived) || err == io.EOF || websocket.IsUnexpectedCloseError(err) {
+		if websocket.IsCloseError(err, websocket.CloseNormalClosure, websocket.CloseNoStatusReceived) || err == io.EOF ||
+			websocket.IsUnexpectedCloseError(err) {
 			return out
 		}
 		if err != nil {
@@ -110,10 +114,12 @@ func (a *apps) messages(ws *websocket.Conn) (out [][]byte) {
 
 // testWebsockets: exec and logs in each of the protocols that clients speak.
 func testWebsockets(a *apps) {
-	a.create(`{metadata: {name: main}, spec: {terminationGracePeriodSeconds: 0, containers: [{name: main, image: berth.dev/toolbox:1, command: [sh, -c, echo container is alive; pause]}]}}`)
+	a.create(`{metadata: {name: main}, spec: {terminationGracePeriodSeconds: 0, containers: [{name: main, image: berth.dev/toolbox:1, ` +
+		`command: [sh, -c, echo container is alive; pause]}]}}`)
 	a.podRuns("main")
 	const query = "stdout=1&stderr=1&container=main&command=echo&command=remote+execution+test"
-	for _, protocol := range []string{"channel.k8s.io", "v4.channel.k8s.io", "v5.channel.k8s.io", "base64.channel.k8s.io", "v4.base64.channel.k8s.io"} {
+	for _, protocol := range []string{"channel.k8s.io", "v4.channel.k8s.io", "v5.channel.k8s.io", "base64.channel.k8s.io",
+		"v4.base64.channel.k8s.io"} {
 		ws := a.dial("main", "exec", strings.Replace(query, "command=echo", "command=sh&command=-c&command=echo+$0", 1), protocol)
 		if got := ws.Subprotocol(); got != protocol {
 			a.t.Errorf("asked for %s, got %s", protocol, got)
@@ -161,7 +167,8 @@ func testWebsockets(a *apps) {
 // testEphemeralContainers: two debuggers come into a pod one after the other;
 // what they do can be read, and the subresource tells of both.
 func testEphemeralContainers(a *apps) {
-	a.create(`{metadata: {name: target}, spec: {terminationGracePeriodSeconds: 0, containers: [{name: c, image: berth.dev/toolbox:1, command: [pause]}]}}`)
+	a.create(`{metadata: {name: target}, spec: {terminationGracePeriodSeconds: 0, containers: [{name: c, image: berth.dev/toolbox:1, ` +
+		`command: [pause]}]}}`)
 	p := a.podRuns("target")
 	for i, name := range []string{"debugger", "debugger2"} {
 		e := v1.EphemeralContainer{}
@@ -189,23 +196,27 @@ func testEphemeralContainers(a *apps) {
 		}
 		return ""
 	})
-	if got := strings.Fields(a.k("get", "pod", "target", "--subresource=ephemeralcontainers", "-o", "jsonpath={.spec.ephemeralContainers[*].name}")); len(got) != 2 {
+	if got := strings.Fields(a.k("get", "pod", "target", "--subresource=ephemeralcontainers", "-o",
+		"jsonpath={.spec.ephemeralContainers[*].name}")); len(got) != 2 {
 		a.t.Errorf("the subresource has %q", got)
 	}
 }
 
 func testServiceVariables(a *apps) {
-	a.make(`{apiVersion: v1, kind: Service, metadata: {name: fooservice}, spec: {ports: [{port: 8765, targetPort: 8080}], selector: {app: none}}}`)
+	a.make(`{apiVersion: v1, kind: Service, metadata: {name: fooservice}, spec: {ports: [{port: 8765, targetPort: 8080}], selector: ` +
+		`{app: none}}}`)
 	address := a.field("service/fooservice", "{.spec.clusterIP}")
 	a.until("a new pod has the variables", func() string {
-		a.create(`{metadata: {name: client}, spec: {restartPolicy: Never, containers: [{name: c, image: berth.dev/toolbox:1, command: [env]}]}}`)
+		a.create(`{metadata: {name: client}, spec: {restartPolicy: Never, containers: [{name: c, image: berth.dev/toolbox:1, command: ` +
+			`[env]}]}}`)
 		a.podUntil("client", "ended", func(p *v1.Pod) string { return strings.TrimPrefix(string(p.Status.Phase), "Succeeded") })
 		log := a.k("logs", "client")
 		a.k("delete", "pod", "client")
 		var wrong []string
 		for name, value := range map[string]string{
-			"SERVICE_HOST": address, "SERVICE_PORT": "8765", "PORT": "tcp://" + address + ":8765", "PORT_8765_TCP_PORT": "8765", "PORT_8765_TCP_PROTO": "tcp",
-			"PORT_8765_TCP": "tcp://" + address + ":8765", "PORT_8765_TCP_ADDR": address,
+			"SERVICE_HOST": address, "SERVICE_PORT": "8765", "PORT": "tcp://" + address + ":8765", "PORT_8765_TCP_PORT": "8765",
+			"PORT_8765_TCP_PROTO": "tcp",
+			"PORT_8765_TCP":       "tcp://" + address + ":8765", "PORT_8765_TCP_ADDR": address,
 		} {
 			if line := "FOOSERVICE_" + name + "=" + value + "\n"; !strings.Contains(log, line) {
 				wrong = append(wrong, line)
@@ -219,7 +230,8 @@ func testServiceVariables(a *apps) {
 // by others, its address and class are there.
 func testCollections(a *apps) {
 	for i := range 3 {
-		a.create(fmt.Sprintf(`{metadata: {name: p%d, labels: {type: Testing}}, spec: {terminationGracePeriodSeconds: 1, containers: [{name: c, image: berth.dev/pause:1,
+		a.create(fmt.Sprintf(`{metadata: {name: p%d, labels: {type: Testing}}, spec: {terminationGracePeriodSeconds: 1, containers: `+
+			`[{name: c, image: berth.dev/pause:1,
 			resources: {requests: {cpu: 10m, memory: 16Mi}, limits: {cpu: 10m, memory: 16Mi}}}]}}`, i))
 	}
 	for _, p := range a.ready("type=Testing", 3) {
@@ -260,19 +272,24 @@ func testRuntimeClasses(a *apps) {
 ---
 {apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: heavy-e2e}, handler: runc, overhead: {podFixed: {cpu: 10m, memory: 1Mi}}}
 ---
-{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: placed-e2e}, handler: runc, scheduling: {nodeSelector: {foo: bar}, tolerations: [{key: foo, operator: Equal, value: bar, effect: NoSchedule}]}}
+{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: placed-e2e}, handler: runc, scheduling: {nodeSelector: {foo: bar}, ` +
+		`tolerations: [{key: foo, operator: Equal, value: bar, effect: NoSchedule}]}}
 `)
 	defer a.k("delete", "runtimeclass", "heavy-e2e", "placed-e2e")
-	const pod = `{metadata: {name: %s}, spec: {terminationGracePeriodSeconds: 0, runtimeClassName: %s, %s containers: [{name: c, image: berth.dev/pause:1}]}}`
+	const pod = `{metadata: {name: %s}, spec: {terminationGracePeriodSeconds: 0, runtimeClassName: %s, %s containers: [{name: c, image: ` +
+		`berth.dev/pause:1}]}}`
 	if p := a.create(fmt.Sprintf(pod, "plain", "plain-e2e", "")); len(p.Spec.Overhead) > 0 {
 		a.t.Errorf("overhead %v", p.Spec.Overhead)
 	}
 	a.podRuns("plain")
-	if p := a.create(fmt.Sprintf(pod, "heavy", "heavy-e2e", "")); p.Spec.Overhead.Cpu().String() != "10m" || p.Spec.Overhead.Memory().String() != "1Mi" {
+	if p := a.create(fmt.Sprintf(pod, "heavy", "heavy-e2e", "")); p.Spec.Overhead.Cpu().String() != "10m" ||
+		p.Spec.Overhead.Memory().String() != "1Mi" {
 		a.t.Errorf("overhead %v", p.Spec.Overhead)
 	}
 	a.podRuns("heavy")
-	if p := a.create(fmt.Sprintf(pod, "placed", "placed-e2e", "nodeSelector: {fizz: buzz},")); p.Spec.NodeSelector["foo"] != "bar" || p.Spec.NodeSelector["fizz"] != "buzz" || !slices.ContainsFunc(p.Spec.Tolerations, func(t v1.Toleration) bool { return t.Key == "foo" && t.Value == "bar" }) {
+	if p := a.create(fmt.Sprintf(pod, "placed", "placed-e2e", "nodeSelector: {fizz: buzz},")); p.Spec.NodeSelector["foo"] != "bar" ||
+		p.Spec.NodeSelector["fizz"] != "buzz" || !slices.ContainsFunc(p.Spec.Tolerations,
+		func(t v1.Toleration) bool { return t.Key == "foo" && t.Value == "bar" }) {
 		a.t.Errorf("selector %v, tolerations %v", p.Spec.NodeSelector, p.Spec.Tolerations)
 	}
 	if _, err := a.tryCreate(fmt.Sprintf(pod, "torn", "placed-e2e", "nodeSelector: {foo: conflict},")); !apierrors.IsForbidden(err) {
@@ -295,7 +312,8 @@ func testRuntimeClasses(a *apps) {
 func testPayloadAPI(a *apps) {
 	for _, kind := range []string{"Secret", "ConfigMap"} {
 		for _, key := range []string{"", "..", "a/b"} {
-			if out, err := a.tryKubectl(fmt.Sprintf(`{apiVersion: v1, kind: %s, metadata: {name: odd}, data: {%q: dmFsdWU=}}`, kind, key), "create", "-n", a.ns, "-f", "-"); err == nil {
+			if out, err := a.tryKubectl(fmt.Sprintf(`{apiVersion: v1, kind: %s, metadata: {name: odd}, data: {%q: dmFsdWU=}}`, kind, key),
+				"create", "-n", a.ns, "-f", "-"); err == nil {
 				a.t.Errorf("%s with the key %q: %s", kind, key, out)
 			}
 		}
@@ -319,9 +337,12 @@ func testAgentAuthorization(a *apps) {
 		name := "may-" + sub
 		a.k("create", "serviceaccount", name)
 		a.make(fmt.Sprintf(`
-{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRole, metadata: {name: e2e-%[1]s}, rules: [{apiGroups: [""], verbs: [get], resources: [nodes/%[2]s]}]}
+{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRole, metadata: {name: e2e-%[1]s}, rules: [{apiGroups: [""], verbs: [get], `+
+			`resources: [nodes/%[2]s]}]}
 ---
-{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRoleBinding, metadata: {name: e2e-%[1]s}, roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: e2e-%[1]s}, subjects: [{kind: ServiceAccount, namespace: %[3]s, name: %[1]s}]}
+{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRoleBinding, metadata: {name: e2e-%[1]s}, roleRef: {apiGroup: `+
+			`rbac.authorization.k8s.io, kind: ClusterRole, name: e2e-%[1]s}, subjects: [{kind: ServiceAccount, namespace: %[3]s, name: `+
+			`%[1]s}]}
 `, name, sub, a.ns))
 		token, err := a.api.CoreV1().ServiceAccounts(a.ns).CreateToken(a.ctx, name, &authentication.TokenRequest{}, metav1.CreateOptions{})
 		a.must(err)
@@ -352,13 +373,15 @@ func testAgentAuthorization(a *apps) {
 // testAgentNumbers: containers that end are counted by their exit code; the
 // agent's pods can be read through the API server.
 func testAgentNumbers(a *apps) {
-	a.create(`{metadata: {name: crash}, spec: {restartPolicy: Never, containers: [{name: c, image: berth.dev/toolbox:1, command: [sh, -c, exit 139]}]}}`)
+	a.create(`{metadata: {name: crash}, spec: {restartPolicy: Never, containers: [{name: c, image: berth.dev/toolbox:1, command: [sh, -c,` +
+		` exit 139]}]}}`)
 	path := "/api/v1/nodes/" + a.nodeName() + "/proxy/"
 	a.until("the end is counted", func() string {
 		got, err := a.api.CoreV1().RESTClient().Get().AbsPath(path + "metrics").DoRaw(a.ctx)
 		a.must(err)
 		for l := range strings.Lines(string(got)) {
-			if strings.HasPrefix(l, "kubelet_terminated_containers_total{") && strings.Contains(l, `container_type="container"`) && strings.Contains(l, `exit_code="139"`) {
+			if strings.HasPrefix(l, "kubelet_terminated_containers_total{") && strings.Contains(l, `container_type="container"`) &&
+				strings.Contains(l, `exit_code="139"`) {
 				return ""
 			}
 		}
@@ -373,11 +396,14 @@ func testAgentNumbers(a *apps) {
 
 // testEventsOfAPod finds the events of scheduler and agent by their source.
 func testEventsOfAPod(a *apps) {
-	p := a.create(`{metadata: {name: watched}, spec: {terminationGracePeriodSeconds: 0, containers: [{name: c, image: berth.dev/pause:1}]}}`)
+	p := a.create(`{metadata: {name: watched}, spec: {terminationGracePeriodSeconds: 0, containers: [{name: c, image: ` +
+		`berth.dev/pause:1}]}}`)
 	a.podRuns("watched")
 	for source, reason := range map[string]string{"default-scheduler": "Scheduled", "kubelet": "Started"} {
 		a.until("an event of "+source, func() string {
-			list, err := a.api.CoreV1().Events(a.ns).List(a.ctx, metav1.ListOptions{FieldSelector: "involvedObject.kind=Pod,involvedObject.uid=" + string(p.UID) + ",involvedObject.namespace=" + a.ns + ",source=" + source})
+			list, err := a.api.CoreV1().Events(a.ns).List(a.ctx,
+				metav1.ListOptions{FieldSelector: "involvedObject.kind=Pod,involvedObject.uid=" + string(p.UID) +
+					",involvedObject.namespace=" + a.ns + ",source=" + source})
 			a.must(err)
 			for i := range list.Items {
 				if list.Items[i].Reason == reason {

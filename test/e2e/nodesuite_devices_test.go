@@ -80,7 +80,8 @@ spec:
 // but no init containers, which leave what they had to them; and no pod that is
 // over. What it had is free.
 func testPodResources(t *testing.T, c *cluster, _ *devicePlugin) {
-	c.apply(simplePod("plain", "") + "---" + strings.Replace(simplePod("over", oneThing), "args: [serve]", "command: [sh, -c, \"exit 0\"]", 1) + "  restartPolicy: Never\n")
+	c.apply(simplePod("plain", "") + "---" + strings.Replace(simplePod("over", oneThing), "args: [serve]", "command: [sh, -c, \"exit 0\"]",
+		1) + "  restartPolicy: Never\n")
 	c.waitReady("default", "app=plain", 1)
 	c.eventually("the end of over", func() (bool, string) {
 		p := c.pods("default", "app=over")
@@ -103,7 +104,8 @@ func (c *cluster) heldByPods() string {
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	list, err := podresourcesapi.NewPodResourcesListerClient(conn).List(ctx, &podresourcesapi.ListPodResourcesRequest{}, grpc.WaitForReady(true))
+	list, err := podresourcesapi.NewPodResourcesListerClient(conn).List(ctx, &podresourcesapi.ListPodResourcesRequest{},
+		grpc.WaitForReady(true))
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -129,7 +131,8 @@ func (c *cluster) heldByPods() string {
 func testProcessorFigures(t *testing.T, c *cluster, _ *devicePlugin) {
 	conn := dial(t, filepath.Join(c.dir, "agent", "pod-resources", "kubelet.sock"))
 	defer conn.Close()
-	all, err := podresourcesapi.NewPodResourcesListerClient(conn).GetAllocatableResources(t.Context(), &podresourcesapi.AllocatableResourcesRequest{}, grpc.WaitForReady(true))
+	all, err := podresourcesapi.NewPodResourcesListerClient(conn).GetAllocatableResources(t.Context(),
+		&podresourcesapi.AllocatableResourcesRequest{}, grpc.WaitForReady(true))
 	if err != nil || len(all.CpuIds) == 0 || len(all.Devices) != 2 {
 		t.Fatalf("allocatable: %v, %v", all, err)
 	}
@@ -223,7 +226,8 @@ func testDevicesAfterAReboot(t *testing.T, c *cluster, thing *devicePlugin) {
 		}
 		const want = "Allocate failed due to no healthy devices present; cannot allocate unhealthy devices example.com/thing"
 		s := p[0].Status
-		return s.Phase == v1.PodFailed && s.Reason == "UnexpectedAdmissionError" && strings.Contains(s.Message, want), fmt.Sprint(s.Phase, " ", s.Reason, ": ", s.Message)
+		return s.Phase == v1.PodFailed && s.Reason == "UnexpectedAdmissionError" && strings.Contains(s.Message, want),
+			fmt.Sprint(s.Phase, " ", s.Reason, ": ", s.Message)
 	})
 	c.waitReady("default", "app=plain", 1)
 	c.offered("example.com/thing", 0, 0)

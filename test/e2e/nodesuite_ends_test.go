@@ -17,7 +17,8 @@ import (
 func testDeletedVolumes(a *apps) {
 	for i := range 5 {
 		name := fmt.Sprint("going-", i)
-		a.create(`{metadata: {name: ` + name + `, finalizers: [e2e.example.com/hold]}, spec: {terminationGracePeriodSeconds: 2, volumes: [{name: data, emptyDir: {}}],
+		a.create(`{metadata: {name: ` + name +
+			`, finalizers: [e2e.example.com/hold]}, spec: {terminationGracePeriodSeconds: 2, volumes: [{name: data, emptyDir: {}}],
   containers: [{name: c, image: "berth.dev/toolbox:1", args: [serve], volumeMounts: [{name: data, mountPath: /data}]}]}}`)
 		p := a.podRuns(name)
 		dir := filepath.Join(a.dir, "agent", "pods", string(p.UID), "volumes", "kubernetes.io~empty-dir", "data")
@@ -48,7 +49,8 @@ func testCriticalPods(t *testing.T, c *cluster, _ *devicePlugin) {
 		t.Fatal(err)
 	}
 	p := &v1.Pod{}
-	if err := yaml.UnmarshalStrict([]byte(simplePod("vital", `{requests: {cpu: `+node.Status.Allocatable.Cpu().String()+`}}`)), p); err != nil {
+	if err := yaml.UnmarshalStrict([]byte(simplePod("vital", `{requests: {cpu: `+node.Status.Allocatable.Cpu().String()+`}}`)),
+		p); err != nil {
 		t.Fatal(err)
 	}
 	p.Annotations = map[string]string{"kubernetes.io/config.source": "file"}
@@ -75,8 +77,10 @@ func testCriticalPods(t *testing.T, c *cluster, _ *devicePlugin) {
 // until nothing of the pod runs.
 func testMirrorOutlives(t *testing.T, c *cluster, _ *devicePlugin) {
 	file := filepath.Join(c.dir, "agent", "manifests", "fixed.yaml")
-	manifest := strings.Replace(simplePod("fixed", ""), "args: [serve]", "command: [sleep, \"1000\"], lifecycle: {preStop: {sleep: {seconds: 2}}}", 1)
-	if err := os.WriteFile(file, []byte(strings.Replace(manifest, "terminationGracePeriodSeconds: 0", "terminationGracePeriodSeconds: 10", 1)), 0o600); err != nil {
+	manifest := strings.Replace(simplePod("fixed", ""), "args: [serve]",
+		"command: [sleep, \"1000\"], lifecycle: {preStop: {sleep: {seconds: 2}}}", 1)
+	if err := os.WriteFile(file, []byte(strings.Replace(manifest, "terminationGracePeriodSeconds: 0", "terminationGracePeriodSeconds: 10",
+		1)), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	before := c.container("fixed")

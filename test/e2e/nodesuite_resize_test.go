@@ -31,7 +31,8 @@ var resizeTests = []appTest{
 // testHooks: commands and requests before and after, of containers and of
 // sidecars, over HTTP and HTTPS, each told to a server that writes them down.
 func testHooks(a *apps) {
-	a.create(`{metadata: {name: server}, spec: {terminationGracePeriodSeconds: 0, containers: [{name: c, image: berth.dev/toolbox:1, command: [serve]}]}}`)
+	a.create(`{metadata: {name: server}, spec: {terminationGracePeriodSeconds: 0, containers: [{name: c, image: berth.dev/toolbox:1, ` +
+		`command: [serve]}]}}`)
 	server := a.podRuns("server").Status.PodIP
 	hook := func(kind, name string) string {
 		switch kind {
@@ -42,20 +43,24 @@ func testHooks(a *apps) {
 		case "https":
 			return fmt.Sprintf(`httpGet: {scheme: HTTPS, port: 8443, path: "/dial?to=%s:8080&path=echo%%3Fmsg=%s"}`, server, name)
 		}
-		return fmt.Sprintf(`httpGet: {host: %s, port: 8080, path: "/echo?msg=%s", httpHeaders: [{name: Host, value: chosen.example.com}]}`, server, name)
+		return fmt.Sprintf(`httpGet: {host: %s, port: 8080, path: "/echo?msg=%s", httpHeaders: [{name: Host, value: chosen.example.com}]}`,
+			server, name)
 	}
 	var names []string
 	for _, kind := range []string{"exec", "http", "https", "header"} {
 		for _, who := range []string{"main", "side"} {
 			name := kind + "-" + who
 			names = append(names, name)
-			hooked := fmt.Sprintf(`name: hooked, image: berth.dev/toolbox:1, command: [pause], lifecycle: {postStart: {%s}, preStop: {%s}}`, hook(kind, "post-"+name), hook(kind, "pre-"+name))
-			const relay = `{name: relay, image: berth.dev/toolbox:1, command: [serve, "8080", "tls:8443"], restartPolicy: Always, startupProbe: {periodSeconds: 1, failureThreshold: 30, httpGet: {scheme: HTTPS, port: 8443, path: "/echo?msg=startup"}}}`
+			hooked := fmt.Sprintf(`name: hooked, image: berth.dev/toolbox:1, command: [pause], lifecycle: {postStart: {%s}, preStop: {%s}}`,
+				hook(kind, "post-"+name), hook(kind, "pre-"+name))
+			const relay = `{name: relay, image: berth.dev/toolbox:1, command: [serve, "8080", "tls:8443"], restartPolicy: Always, ` +
+				`startupProbe: {periodSeconds: 1, failureThreshold: 30, httpGet: {scheme: HTTPS, port: 8443, path: "/echo?msg=startup"}}}`
 			init, main := relay, "{"+hooked+"}"
 			if who == "side" {
 				init, main = relay+", {"+hooked+", restartPolicy: Always}", "{name: c, image: berth.dev/pause:1}"
 			}
-			a.create(fmt.Sprintf(`{metadata: {name: %s}, spec: {terminationGracePeriodSeconds: 15, initContainers: [%s], containers: [%s]}}`, name, init, main))
+			a.create(fmt.Sprintf(`{metadata: {name: %s}, spec: {terminationGracePeriodSeconds: 15, initContainers: [%s], `+
+				`containers: [%s]}}`, name, init, main))
 		}
 	}
 	for _, n := range names {
@@ -85,22 +90,26 @@ func testHooks(a *apps) {
 // done; a hook longer than the grace does not hold it.
 func testHookIsWaitedFor(a *apps) {
 	for name, spec := range map[string]string{
-		"short": `terminationGracePeriodSeconds: 30, containers: [{name: c, image: berth.dev/toolbox:1, command: [pause], lifecycle: {preStop: {exec: {command: [sh, -c, "sleep 2; echo done > /proc/1/fd/1"]}}}}]`,
-		"zero":  `terminationGracePeriodSeconds: 30, containers: [{name: c, image: berth.dev/toolbox:1, command: [pause], lifecycle: {preStop: {sleep: {seconds: 0}}}}]`,
-		"long":  `terminationGracePeriodSeconds: 2, containers: [{name: c, image: berth.dev/toolbox:1, command: [pause], lifecycle: {preStop: {sleep: {seconds: 2}}}}]`,
+		"short": `terminationGracePeriodSeconds: 30, containers: [{name: c, image: berth.dev/toolbox:1, command: [pause], lifecycle: ` +
+			`{preStop: {exec: {command: [sh, -c, "sleep 2; echo done > /proc/1/fd/1"]}}}}]`,
+		"zero": `terminationGracePeriodSeconds: 30, containers: [{name: c, image: berth.dev/toolbox:1, command: [pause], lifecycle: ` +
+			`{preStop: {sleep: {seconds: 0}}}}]`,
+		"long": `terminationGracePeriodSeconds: 2, containers: [{name: c, image: berth.dev/toolbox:1, command: [pause], lifecycle: ` +
+			`{preStop: {sleep: {seconds: 2}}}}]`,
 	} {
 		p := a.create(fmt.Sprintf("{metadata: {name: %s}, spec: {%s}}", name, spec))
 		a.podRuns(name)
 		ran := 0
-		a.history(p, func() { a.k("delete", "pod", name, "--wait=false") }, func(*v1.Pod) bool { return false }, func(_, now *v1.Pod) string {
-			if now.DeletionTimestamp != nil && stateOf(containerStatus(now, "c")) == "running" {
-				ran++
-			}
-			if now.Status.Phase == v1.PodFailed && name != "long" && stateOf(containerStatus(now, "c")) == "terminated/StartError" {
-				return "failed"
-			}
-			return ""
-		})
+		a.history(p, func() { a.k("delete", "pod", name, "--wait=false") }, func(*v1.Pod) bool { return false },
+			func(_, now *v1.Pod) string {
+				if now.DeletionTimestamp != nil && stateOf(containerStatus(now, "c")) == "running" {
+					ran++
+				}
+				if now.Status.Phase == v1.PodFailed && name != "long" && stateOf(containerStatus(now, "c")) == "terminated/StartError" {
+					return "failed"
+				}
+				return ""
+			})
 		if ran == 0 {
 			a.t.Errorf("%s: not seen running while it was being deleted", name)
 		}
@@ -127,7 +136,8 @@ func (s sized) list(pairs ...string) v1.ResourceList {
 }
 
 func (s sized) requirements() v1.ResourceRequirements {
-	return v1.ResourceRequirements{Requests: s.list("cpu", s.cpu, "memory", s.memory), Limits: s.list("cpu", s.cpuLimit, "memory", s.memoryLimit)}
+	return v1.ResourceRequirements{Requests: s.list("cpu", s.cpu, "memory", s.memory), Limits: s.list("cpu", s.cpuLimit, "memory",
+		s.memoryLimit)}
 }
 
 func (s sized) yaml() string {
@@ -154,7 +164,8 @@ func (a *apps) sizedPod(name, more string, containers ...sized) *v1.Pod {
 		c := strings.TrimSuffix(s.yaml(), "}") + `, "image": "berth.dev/toolbox:1", "command": ["pause"]` + s.rest + "}"
 		list = append(list, c)
 	}
-	a.create(fmt.Sprintf(`{metadata: {name: %s}, spec: {restartPolicy: OnFailure, terminationGracePeriodSeconds: 0, %s containers: [%s]}}`, name, more, strings.Join(list, ", ")))
+	a.create(fmt.Sprintf(`{metadata: {name: %s}, spec: {restartPolicy: OnFailure, terminationGracePeriodSeconds: 0, %s containers: [%s]}}`,
+		name, more, strings.Join(list, ", ")))
 	a.podRuns(name)
 	return a.sizedAs(name, containers...)
 }
@@ -171,7 +182,8 @@ func (a *apps) sizedAs(name string, containers ...sized) *v1.Pod {
 		}
 		for _, s := range containers {
 			got, want := containerStatus(p, s.name), s.requirements()
-			if got.Resources == nil || !sameQuantities(got.Resources.Requests, want.Requests) || !sameQuantities(got.Resources.Limits, want.Limits) || !sameQuantities(got.AllocatedResources, want.Requests) {
+			if got.Resources == nil || !sameQuantities(got.Resources.Requests, want.Requests) || !sameQuantities(got.Resources.Limits,
+				want.Limits) || !sameQuantities(got.AllocatedResources, want.Requests) {
 				return fmt.Sprintf("%s has %+v, allocated %v, want %+v", s.name, got.Resources, got.AllocatedResources, want)
 			}
 		}
@@ -201,7 +213,8 @@ func sameQuantities(got, want v1.ResourceList) bool {
 // limited compares a container's cgroup with its limits.
 func (a *apps) limited(pod string, s sized) {
 	a.t.Helper()
-	const script = `if [ -e /sys/fs/cgroup/memory.max ]; then cat /sys/fs/cgroup/memory.max; cat /sys/fs/cgroup/cpu.max; else cat /sys/fs/cgroup/memory/memory.limit_in_bytes; cat /sys/fs/cgroup/cpu/cpu.cfs_quota_us; fi`
+	const script = `if [ -e /sys/fs/cgroup/memory.max ]; then cat /sys/fs/cgroup/memory.max; cat /sys/fs/cgroup/cpu.max; else cat ` +
+		`/sys/fs/cgroup/memory/memory.limit_in_bytes; cat /sys/fs/cgroup/cpu/cpu.cfs_quota_us; fi`
 	out := strings.Fields(a.k("exec", pod, "-c", s.name, "--", "sh", "-c", script))
 	if len(out) < 2 {
 		a.t.Fatalf("%s/%s: the cgroup says %q", pod, s.name, out)
@@ -235,7 +248,8 @@ func (a *apps) resize(name string, containers ...sized) error {
 			parts = append(parts, fmt.Sprintf("%q: [%s]", key, strings.Join(list, ", ")))
 		}
 	}
-	_, err := a.api.CoreV1().Pods(a.ns).Patch(a.ctx, name, types.StrategicMergePatchType, []byte(`{"spec": {`+strings.Join(parts, ", ")+`}}`), metav1.PatchOptions{}, "resize")
+	_, err := a.api.CoreV1().Pods(a.ns).Patch(a.ctx, name, types.StrategicMergePatchType,
+		[]byte(`{"spec": {`+strings.Join(parts, ", ")+`}}`), metav1.PatchOptions{}, "resize")
 	return err
 }
 
@@ -247,8 +261,10 @@ func testResizeGuaranteed(a *apps) {
 	for policy, restarts := range map[string]int32{"NotRequired": 0, "RestartContainer": 2} {
 		name := strings.ToLower(policy)
 		c := even("c", "20m", "35Mi")
-		c.rest = fmt.Sprintf(`, "resizePolicy": [{"resourceName": "cpu", "restartPolicy": %q}, {"resourceName": "memory", "restartPolicy": %[1]q}]`, policy)
-		a.sizedPod(name, `initContainers: [{name: side, image: berth.dev/toolbox:1, command: [pause], restartPolicy: Always, resources: {requests: {cpu: 20m, memory: 35Mi}, limits: {cpu: 20m, memory: 35Mi}}}],`, c)
+		c.rest = fmt.Sprintf(`, "resizePolicy": [{"resourceName": "cpu", "restartPolicy": %q}, {"resourceName": "memory", `+
+			`"restartPolicy": %[1]q}]`, policy)
+		a.sizedPod(name, `initContainers: [{name: side, image: berth.dev/toolbox:1, command: [pause], restartPolicy: Always, resources: `+
+			`{requests: {cpu: 20m, memory: 35Mi}, limits: {cpu: 20m, memory: 35Mi}}}],`, c)
 		a.must(a.resize(name, even("c", "25m", "30Mi")))
 		a.sizedAs(name, even("c", "25m", "30Mi"))
 		a.must(a.resize(name, even("c", "20m", "35Mi")))
@@ -277,15 +293,18 @@ func testResizeBurstable(a *apps) {
 	base := sized{"c", "20m", "30m", "35Mi", "45Mi", ""}
 	a.sizedPod("burst", "", base)
 	for _, to := range []sized{
-		{"c", "25m", "30m", "35Mi", "45Mi", ""}, {"c", "20m", "35m", "35Mi", "45Mi", ""}, {"c", "20m", "30m", "40Mi", "45Mi", ""}, {"c", "20m", "30m", "35Mi", "50Mi", ""},
+		{"c", "25m", "30m", "35Mi", "45Mi", ""}, {"c", "20m", "35m", "35Mi", "45Mi", ""}, {"c", "20m", "30m", "40Mi", "45Mi", ""},
+		{"c", "20m", "30m", "35Mi", "50Mi", ""},
 		{"c", "15m", "35m", "40Mi", "40Mi", ""}, base,
 	} {
 		a.must(a.resize("burst", to))
 		a.sizedAs("burst", to)
 	}
-	a.sizedPod("five", "", sized{name: "c1", cpu: "20m"}, sized{name: "c2", memory: "35Mi"}, sized{name: "c3", cpu: "20m", memory: "35Mi"}, sized{name: "c4", cpu: "20m"}, sized{name: "c5", memory: "35Mi"})
+	a.sizedPod("five", "", sized{name: "c1", cpu: "20m"}, sized{name: "c2", memory: "35Mi"}, sized{name: "c3", cpu: "20m", memory: "35Mi"},
+		sized{name: "c4", cpu: "20m"}, sized{name: "c5", memory: "35Mi"})
 	to := []sized{
-		{name: "c1", cpu: "25m", cpuLimit: "35m"}, {name: "c2", memory: "30Mi", memoryLimit: "50Mi"}, {name: "c3", cpu: "20m", memory: "30Mi"},
+		{name: "c1", cpu: "25m", cpuLimit: "35m"}, {name: "c2", memory: "30Mi", memoryLimit: "50Mi"},
+		{name: "c3", cpu: "20m", memory: "30Mi"},
 		{name: "c4", cpu: "15m", memory: "35Mi"}, {name: "c5", cpu: "20m", memory: "40Mi"},
 	}
 	a.must(a.resize("five", to...))
@@ -320,24 +339,33 @@ func testResizeRefused(a *apps) {
 	a.sizedPod("burst", "", sized{"c", "20m", "35m", "35Mi", "50Mi", ""})
 	a.sizedPod("requests", "", sized{name: "c", cpu: "20m", memory: "35Mi"}, sized{name: "d", cpu: "20m"})
 	for _, c := range []struct{ pod, patch, want string }{
-		{"best", `{"containers":[{"name":"c","resources":{"requests":{"memory":"35Mi"}}}]}`, "Pod QOS Class may not change as a result of resizing"},
-		{"best", `{"containers":[{"name":"c","resources":{"requests":{"cpu":"20m"}}}]}`, "Pod QOS Class may not change as a result of resizing"},
+		{"best", `{"containers":[{"name":"c","resources":{"requests":{"memory":"35Mi"}}}]}`,
+			"Pod QOS Class may not change as a result of resizing"},
+		{"best", `{"containers":[{"name":"c","resources":{"requests":{"cpu":"20m"}}}]}`,
+			"Pod QOS Class may not change as a result of resizing"},
 		{"guaranteed", `{"containers":[{"name":"c","resources":{"limits":null}}]}`, "resource limits cannot be removed"},
-		{"burst", `{"containers":[{"name":"c","resources":{"requests":{"cpu":"25m"},"limits":null}}]}`, "resource limits cannot be removed"},
-		{"burst", `{"containers":[{"name":"c","resources":{"requests":{"cpu":"35m","memory":"50Mi"}}}]}`, "Pod QOS Class may not change as a result of resizing"},
+		{"burst", `{"containers":[{"name":"c","resources":{"requests":{"cpu":"25m"},"limits":null}}]}`,
+			"resource limits cannot be removed"},
+		{"burst", `{"containers":[{"name":"c","resources":{"requests":{"cpu":"35m","memory":"50Mi"}}}]}`,
+			"Pod QOS Class may not change as a result of resizing"},
 		{"requests", `{"containers":[{"name":"c","resources":{"requests":{"memory":null}}}]}`, "resource requests cannot be removed"},
 		{"requests", `{"containers":[{"name":"d","resources":{"requests":null}}]}`, "resource requests cannot be removed"},
-		{"requests", `{"containers":[{"name":"c","resources":{"requests":{"ephemeral-storage":"3"}}}]}`, "only cpu and memory resources are mutable"},
-		{"requests", `{"$setElementOrder/containers":[{"name":"d"},{"name":"c"}]}`, "spec.containers[0].name: Forbidden: containers may not be renamed or reordered on resize"},
-		{"guaranteed", `{"containers":[{"name":"c","resources":{"requests":{"cpu":"4000"},"limits":{"cpu":"4000"}}}]}`, "node didn't have enough allocatable resources: cpu, requested: 4000000, allocatable: "},
+		{"requests", `{"containers":[{"name":"c","resources":{"requests":{"ephemeral-storage":"3"}}}]}`,
+			"only cpu and memory resources are mutable"},
+		{"requests", `{"$setElementOrder/containers":[{"name":"d"},{"name":"c"}]}`,
+			"spec.containers[0].name: Forbidden: containers may not be renamed or reordered on resize"},
+		{"guaranteed", `{"containers":[{"name":"c","resources":{"requests":{"cpu":"4000"},"limits":{"cpu":"4000"}}}]}`,
+			"node didn't have enough allocatable resources: cpu, requested: 4000000, allocatable: "},
 	} {
 		before := a.getPod(c.pod)
-		_, err := a.api.CoreV1().Pods(a.ns).Patch(a.ctx, c.pod, types.StrategicMergePatchType, []byte(`{"spec":`+c.patch+`}`), metav1.PatchOptions{}, "resize")
+		_, err := a.api.CoreV1().Pods(a.ns).Patch(a.ctx, c.pod, types.StrategicMergePatchType, []byte(`{"spec":`+c.patch+`}`),
+			metav1.PatchOptions{}, "resize")
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			a.t.Errorf("%s: %s: %v, want %q", c.pod, c.patch, err, c.want)
 		}
 		var status *apierrors.StatusError
-		if strings.HasPrefix(c.want, "node") && (!errors.As(err, &status) || status.ErrStatus.Reason != metav1.StatusReasonForbidden || len(status.ErrStatus.Details.Causes) == 0 || status.ErrStatus.Details.Causes[0].Type != "NodeCapacity") {
+		if strings.HasPrefix(c.want, "node") && (!errors.As(err, &status) || status.ErrStatus.Reason != metav1.StatusReasonForbidden ||
+			len(status.ErrStatus.Details.Causes) == 0 || status.ErrStatus.Details.Causes[0].Type != "NodeCapacity") {
 			a.t.Errorf("the refusal is %+v", status)
 		}
 		if after := a.getPod(c.pod); after.Generation != before.Generation {
@@ -359,7 +387,8 @@ func testResizeBelowUsage(a *apps) {
 			switch {
 			case c.Type == v1.PodResizePending:
 				return "pending"
-			case c.Type == v1.PodResizeInProgress && c.Reason == v1.PodReasonError && len(unmatched("message", `memory limit \(\d+\) below current usage`, []string{c.Message})) == 0:
+			case c.Type == v1.PodResizeInProgress && c.Reason == v1.PodReasonError &&
+				len(unmatched("message", `memory limit \(\d+\) below current usage`, []string{c.Message})) == 0:
 				return ""
 			}
 		}
@@ -373,8 +402,10 @@ func testResizeBelowUsage(a *apps) {
 }
 
 func testResizeInit(a *apps) {
-	a.create(`{metadata: {name: starting}, spec: {terminationGracePeriodSeconds: 0, initContainers: [{name: i, image: berth.dev/toolbox:1, command: [pause], resources: {requests: {cpu: 20m, memory: 35Mi}, limits: {cpu: 20m, memory: 35Mi}}}],
-		containers: [{name: c, image: berth.dev/pause:1, resources: {requests: {cpu: 20m, memory: 35Mi}, limits: {cpu: 20m, memory: 35Mi}}}]}}`)
+	a.create(`{metadata: {name: starting}, spec: {terminationGracePeriodSeconds: 0, initContainers: [{name: i, image: ` +
+		`berth.dev/toolbox:1, command: [pause], resources: {requests: {cpu: 20m, memory: 35Mi}, limits: {cpu: 20m, memory: 35Mi}}}],
+		containers: [{name: c, image: berth.dev/pause:1, resources: {requests: {cpu: 20m, memory: 35Mi}, limits: {cpu: 20m, memory: ` +
+		`35Mi}}}]}}`)
 	for _, to := range []sized{even("i", "20m", "35Mi"), even("i", "25m", "40Mi"), even("i", "20m", "35Mi")} {
 		to.rest = "init"
 		if p := a.getPod("starting"); p.Spec.InitContainers[0].Resources.Requests.Cpu().String() != to.cpu {
@@ -397,7 +428,8 @@ func testResizeQuota(a *apps) {
 	a.make(`
 {apiVersion: v1, kind: ResourceQuota, metadata: {name: resize-resource-quota}, spec: {hard: {cpu: 800m, memory: 800Mi}}}
 ---
-{apiVersion: v1, kind: LimitRange, metadata: {name: resize-limit-ranger}, spec: {limits: [{type: Container, max: {cpu: 750m, memory: 760Mi}, min: {cpu: 50m, memory: 50Mi}}]}}
+{apiVersion: v1, kind: LimitRange, metadata: {name: resize-limit-ranger}, spec: {limits: [{type: Container, max: {cpu: 750m, memory: ` +
+		`760Mi}, min: {cpu: 50m, memory: 50Mi}}]}}
 `)
 	a.untilField("resourcequota/resize-resource-quota", "{.status.hard.cpu}", "800m")
 	a.sizedPod("one", "", even("c", "300m", "300Mi"))
@@ -405,7 +437,8 @@ func testResizeQuota(a *apps) {
 	for _, c := range []struct{ cpu, memory, want string }{
 		{"600m", "400Mi", "exceeded quota: resize-resource-quota, requested: cpu=300m, used: cpu=600m, limited: cpu=800m"},
 		{"250m", "750Mi", "exceeded quota: resize-resource-quota, requested: memory=450Mi, used: memory=600Mi, limited: memory=800Mi"},
-		{"600m", "750Mi", "exceeded quota: resize-resource-quota, requested: cpu=300m,memory=450Mi, used: cpu=600m,memory=600Mi, limited: cpu=800m,memory=800Mi"},
+		{"600m", "750Mi", "exceeded quota: resize-resource-quota, requested: cpu=300m,memory=450Mi, used: cpu=600m,memory=600Mi, " +
+			"limited: cpu=800m,memory=800Mi"},
 		{"800m", "300Mi", "forbidden: maximum cpu usage per Container is 750m, but limit is 800m"},
 		{"10m", "300Mi", "forbidden: minimum cpu usage per Container is 50m, but request is 10m"},
 		{"10m", "10Mi", "minimum memory usage per Container is 50Mi, but request is 10Mi"},
@@ -502,14 +535,16 @@ func testPodLevelResources(a *apps) {
 	for _, c := range []struct{ name, pod, c1, class, memory string }{
 		{"containers", "", "{requests: {cpu: 50m, memory: 70Mi}, limits: {cpu: 50m, memory: 70Mi}}", "Guaranteed", "70Mi"},
 		{"pod-only", "{requests: {cpu: 100m, memory: 100Mi}, limits: {cpu: 100m, memory: 100Mi}}", "{}", "Guaranteed", "100Mi"},
-		{"both", "{requests: {cpu: 100m, memory: 100Mi}, limits: {cpu: 100m, memory: 100Mi}}", "{requests: {cpu: 50m, memory: 50Mi}, limits: {cpu: 100m, memory: 60Mi}}", "Guaranteed", "60Mi"},
+		{"both", "{requests: {cpu: 100m, memory: 100Mi}, limits: {cpu: 100m, memory: 100Mi}}",
+			"{requests: {cpu: 50m, memory: 50Mi}, limits: {cpu: 100m, memory: 60Mi}}", "Guaranteed", "60Mi"},
 		{"burst", "{requests: {cpu: 50m, memory: 50Mi}, limits: {cpu: 100m, memory: 100Mi}}", "{}", "Burstable", "100Mi"},
 	} {
 		more := ""
 		if c.pod != "" {
 			more = "resources: " + c.pod + ","
 		}
-		a.create(fmt.Sprintf(`{metadata: {name: %s}, spec: {terminationGracePeriodSeconds: 0, %s containers: [{name: c1, image: berth.dev/toolbox:1, command: [pause], resources: %s}]}}`, c.name, more, c.c1))
+		a.create(fmt.Sprintf(`{metadata: {name: %s}, spec: {terminationGracePeriodSeconds: 0, %s containers: [{name: c1, image: `+
+			`berth.dev/toolbox:1, command: [pause], resources: %s}]}}`, c.name, more, c.c1))
 		if p := a.podRuns(c.name); string(p.Status.QOSClass) != c.class {
 			a.t.Errorf("%s: class %s, want %s", c.name, p.Status.QOSClass, c.class)
 		}

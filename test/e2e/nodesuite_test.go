@@ -105,7 +105,8 @@ func (a *apps) podGone(name string) {
 // check sees each version and says what is wrong with it, given the one before.
 func (a *apps) history(p *v1.Pod, during func(), over func(*v1.Pod) bool, check func(before, now *v1.Pod) string) {
 	a.t.Helper()
-	w, err := a.api.CoreV1().Pods(a.ns).Watch(a.ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + p.Name, ResourceVersion: p.ResourceVersion})
+	w, err := a.api.CoreV1().Pods(a.ns).Watch(a.ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + p.Name,
+		ResourceVersion: p.ResourceVersion})
 	a.must(err)
 	defer w.Stop()
 	during()
@@ -146,7 +147,8 @@ func testQuickPods(a *apps) {
 		},
 	} {
 		for kind, containers := range map[string]string{"fail": fail, "init": initFail} {
-			p := a.create(fmt.Sprintf("{metadata: {name: %s-%s}, spec: {restartPolicy: Never, terminationGracePeriodSeconds: 1, %s}}", kind, moment, containers))
+			p := a.create(fmt.Sprintf("{metadata: {name: %s-%s}, spec: {restartPolicy: Never, terminationGracePeriodSeconds: 1, %s}}", kind,
+				moment, containers))
 			a.history(p, func() {
 				a.podUntil(p.Name, moment, func(p *v1.Pod) string {
 					if reached(p) {
@@ -175,7 +177,8 @@ func wrongQuickStatus(before, now *v1.Pod) string {
 	t := fail.State.Terminated
 	over := func(p *v1.Pod) bool { return p.Status.Phase == v1.PodFailed || p.Status.Phase == v1.PodSucceeded }
 	switch {
-	case blocked.Name != "" && (blocked.Started != nil && *blocked.Started || blocked.LastTerminationState.Terminated != nil || blocked.State.Waiting == nil && now.DeletionTimestamp == nil):
+	case blocked.Name != "" && (blocked.Started != nil && *blocked.Started || blocked.LastTerminationState.Terminated != nil ||
+		blocked.State.Waiting == nil && now.DeletionTimestamp == nil):
 		return "the blocked container was started"
 	case was.State.Terminated != nil && t == nil:
 		return "a terminated container came back"
@@ -210,21 +213,28 @@ func testInitStatuses(a *apps) {
 		}
 		return "none"
 	}
-	const again = `{metadata: {name: again}, spec: {terminationGracePeriodSeconds: 0, initContainers: [{name: init1, image: berth.dev/toolbox:1, command: [sh, -c, exit 1]},
+	const again = `{metadata: {name: again}, spec: {terminationGracePeriodSeconds: 0, initContainers: [{name: init1, image: ` +
+		`berth.dev/toolbox:1, command: [sh, -c, exit 1]},
 		{name: init2, image: berth.dev/toolbox:1, command: [id]}], containers: [{name: run1, image: berth.dev/pause:1}]}}`
-	a.history(a.create(again), func() {}, func(p *v1.Pod) bool { return containerStatus(p, "init1").RestartCount >= 2 }, func(_, p *v1.Pod) string {
-		if s := containerStatus(p, "init1"); s.State.Terminated != nil && s.State.Terminated.ExitCode == 0 {
-			return "init1 succeeded"
-		}
-		return waits(p, "init2", "run1")
-	})
-	if p := a.getPod("again"); condition(p) != "False ContainersNotInitialized containers with incomplete status: [init1 init2]" || p.Status.Phase != v1.PodPending || containerStatus(p, "init1").LastTerminationState.Terminated == nil {
+	a.history(a.create(again), func() {}, func(p *v1.Pod) bool { return containerStatus(p, "init1").RestartCount >= 2 },
+		func(_, p *v1.Pod) string {
+			if s := containerStatus(p, "init1"); s.State.Terminated != nil && s.State.Terminated.ExitCode == 0 {
+				return "init1 succeeded"
+			}
+			return waits(p, "init2", "run1")
+		})
+	if p := a.getPod("again"); condition(p) != "False ContainersNotInitialized containers with incomplete status: [init1 init2]" ||
+		p.Status.Phase != v1.PodPending || containerStatus(p, "init1").LastTerminationState.Terminated == nil {
 		a.t.Errorf("after two restarts: %s %s", p.Status.Phase, condition(p))
 	}
-	const never = `{metadata: {name: never}, spec: {restartPolicy: Never, initContainers: [{name: init1, image: berth.dev/toolbox:1, command: [id]},
-		{name: init2, image: berth.dev/toolbox:1, command: [sh, -c, exit 1]}], containers: [{name: run1, image: berth.dev/toolbox:1, command: [id]}]}}`
-	a.history(a.create(never), func() {}, func(p *v1.Pod) bool { return p.Status.Phase == v1.PodFailed }, func(_, p *v1.Pod) string { return waits(p, "run1") })
-	if p := a.getPod("never"); condition(p) != "False ContainersNotInitialized containers with incomplete status: [init2]" || len(p.Status.InitContainerStatuses) != 2 {
+	const never = `{metadata: {name: never}, spec: {restartPolicy: Never, initContainers: [{name: init1, image: berth.dev/toolbox:1, ` +
+		`command: [id]},
+		{name: init2, image: berth.dev/toolbox:1, command: [sh, -c, exit 1]}], containers: [{name: run1, image: berth.dev/toolbox:1, ` +
+		`command: [id]}]}}`
+	a.history(a.create(never), func() {}, func(p *v1.Pod) bool { return p.Status.Phase == v1.PodFailed },
+		func(_, p *v1.Pod) string { return waits(p, "run1") })
+	if p := a.getPod("never"); condition(p) != "False ContainersNotInitialized containers with incomplete status: [init2]" ||
+		len(p.Status.InitContainerStatuses) != 2 {
 		a.t.Errorf("failed: %s", condition(p))
 	}
 	for policy, phase := range map[string]v1.PodPhase{"Always": v1.PodRunning, "Never": v1.PodSucceeded} {
@@ -233,8 +243,10 @@ func testInitStatuses(a *apps) {
 		if policy == "Never" {
 			command = "id"
 		}
-		p := a.create(fmt.Sprintf(`{metadata: {name: %s}, spec: {restartPolicy: %s, terminationGracePeriodSeconds: 0, initContainers: [{name: init1, image: berth.dev/toolbox:1, command: [id]},
-			{name: init2, image: berth.dev/toolbox:1, command: [id]}], containers: [{name: run1, image: berth.dev/toolbox:1, command: [%s]}]}}`, name, policy, command))
+		p := a.create(fmt.Sprintf(`{metadata: {name: %s}, spec: {restartPolicy: %s, terminationGracePeriodSeconds: 0, initContainers: `+
+			`[{name: init1, image: berth.dev/toolbox:1, command: [id]},
+			{name: init2, image: berth.dev/toolbox:1, command: [id]}], containers: [{name: run1, image: berth.dev/toolbox:1, command: `+
+			`[%s]}]}}`, name, policy, command))
 		a.history(p, func() {}, func(p *v1.Pod) bool { return p.Status.Phase == phase }, func(_, p *v1.Pod) string {
 			if containerStatus(p, "init2").State.Terminated == nil {
 				return waits(p, "run1")
@@ -259,18 +271,24 @@ func testRestartAll(a *apps) {
 	const rules = `restartPolicyRules: [{action: RestartAllContainers, exitCodes: {operator: In, values: [42]}}]`
 	const once = `"if [ -e /w/done ]; then %s; else touch /w/done; exit 42; fi"`
 	c := func(name, command, rest string) string {
-		return fmt.Sprintf(`{name: %s, image: berth.dev/toolbox:1, command: [sh, -c, %s], volumeMounts: [{name: w, mountPath: /w}]%s}`, name, command, rest)
+		return fmt.Sprintf(`{name: %s, image: berth.dev/toolbox:1, command: [sh, -c, %s], volumeMounts: [{name: w, mountPath: /w}]%s}`,
+			name, command, rest)
 	}
 	for _, tt := range []struct{ name, init, main, all string }{
 		{"regular", c("init", "id", "") + "," + c("sidecar", "pause", ", restartPolicy: Always"),
-			c("source", fmt.Sprintf(once, "pause"), ", restartPolicy: Never, "+rules) + "," + c("regular", "pause", ""), "init sidecar source regular"},
-		{"sidecar", c("init", "id", "") + "," + c("sidecar", "pause", ", restartPolicy: Always") + "," + c("source", `"if [ -e /w/done ]; then pause; else touch /w/done; sleep 1; exit 42; fi"`, ", restartPolicy: Always, "+rules),
+			c("source", fmt.Sprintf(once, "pause"), ", restartPolicy: Never, "+rules) + "," + c("regular", "pause", ""),
+			"init sidecar source regular"},
+		{"sidecar", c("init", "id", "") + "," + c("sidecar", "pause", ", restartPolicy: Always") + "," + c("source",
+			`"if [ -e /w/done ]; then pause; else touch /w/done; sleep 1; exit 42; fi"`, ", restartPolicy: Always, "+rules),
 			c("regular", "pause", ""), "init sidecar source regular"},
-		{"init", c("sidecar", "pause", ", restartPolicy: Always") + "," + c("init", "id", "") + "," + c("source", fmt.Sprintf(once, "exit 0"), ", restartPolicy: Never, "+rules),
+		{"init", c("sidecar", "pause", ", restartPolicy: Always") + "," + c("init", "id", "") + "," + c("source",
+			fmt.Sprintf(once, "exit 0"), ", restartPolicy: Never, "+rules),
 			c("regular", "pause", ""), "init sidecar source"},
-		{"again", "", c("source", `"if [ -e /w/done ]; then pause; elif [ -e /w/one ]; then touch /w/done; exit 42; else touch /w/one; exit 1; fi"`, ", restartPolicy: Always, "+rules) + "," + c("regular", "pause", ""), "source regular"},
+		{"again", "", c("source", `"if [ -e /w/done ]; then pause; elif [ -e /w/one ]; then touch /w/done; exit 42; else touch /w/one; `+
+			`exit 1; fi"`, ", restartPolicy: Always, "+rules) + "," + c("regular", "pause", ""), "source regular"},
 	} {
-		a.create(fmt.Sprintf(`{metadata: {name: %s}, spec: {restartPolicy: Never, terminationGracePeriodSeconds: 0, volumes: [{name: w, emptyDir: {}}], initContainers: [%s], containers: [%s]}}`, tt.name, tt.init, tt.main))
+		a.create(fmt.Sprintf(`{metadata: {name: %s}, spec: {restartPolicy: Never, terminationGracePeriodSeconds: 0, volumes: [{name: w, `+
+			`emptyDir: {}}], initContainers: [%s], containers: [%s]}}`, tt.name, tt.init, tt.main))
 		a.podUntil(tt.name, "restarted all", func(p *v1.Pod) string {
 			for _, n := range strings.Fields(tt.all) {
 				if s := containerStatus(p, n); s.RestartCount == 0 || s.LastTerminationState.Terminated == nil {
@@ -286,7 +304,8 @@ func testRestartAll(a *apps) {
 }
 
 func testEvicted(a *apps) {
-	a.create(`{metadata: {name: greedy}, spec: {restartPolicy: OnFailure, terminationGracePeriodSeconds: 1, containers: [{name: c, image: berth.dev/toolbox:1,
+	a.create(`{metadata: {name: greedy}, spec: {restartPolicy: OnFailure, terminationGracePeriodSeconds: 1, containers: [{name: c, ` +
+		`image: berth.dev/toolbox:1,
 		command: [sh, -c, "fill /f 10; pause"], resources: {limits: {ephemeral-storage: 5Mi}}}]}}`)
 	p := a.podUntil("greedy", "is evicted", func(p *v1.Pod) string {
 		if p.Status.Phase != v1.PodFailed || p.Status.Reason != "Evicted" {
@@ -302,7 +321,8 @@ func testEvicted(a *apps) {
 // testGenerations: the generation counts changes of the spec and nothing else;
 // the status follows it.
 func testGenerations(a *apps) {
-	p := a.create(`{metadata: {name: counted, generation: 100}, spec: {terminationGracePeriodSeconds: -1, initContainers: [{name: i, image: berth.dev/toolbox:1, command: [id]}],
+	p := a.create(`{metadata: {name: counted, generation: 100}, spec: {terminationGracePeriodSeconds: -1, initContainers: [{name: i, ` +
+		`image: berth.dev/toolbox:1, command: [id]}],
 		containers: [{name: c, image: berth.dev/toolbox:1, command: [pause]}]}}`)
 	if p.Generation != 1 || *p.Spec.TerminationGracePeriodSeconds != 1 {
 		t := a.t
@@ -314,9 +334,12 @@ func testGenerations(a *apps) {
 		patch string
 		bump  bool
 	}{
-		{`{}`, false}, {`{"spec":{"tolerations":[{"key":"foo","operator":"Exists","effect":"NoSchedule"}]}}`, true}, {`{"spec":{"activeDeadlineSeconds":5000}}`, true},
-		{`{"spec":{"containers":[{"name":"c","image":"berth.dev/pause:1"}]}}`, true}, {`{"spec":{"initContainers":[{"name":"i","image":"berth.dev/pause:1"}]}}`, true},
-		{`{"metadata":{"annotations":{"key":"value"}}}`, false}, {`{"metadata":{"generation":1}}`, false}, {`{"spec":{"terminationGracePeriodSeconds":-1}}`, false},
+		{`{}`, false}, {`{"spec":{"tolerations":[{"key":"foo","operator":"Exists","effect":"NoSchedule"}]}}`, true},
+		{`{"spec":{"activeDeadlineSeconds":5000}}`, true},
+		{`{"spec":{"containers":[{"name":"c","image":"berth.dev/pause:1"}]}}`, true},
+		{`{"spec":{"initContainers":[{"name":"i","image":"berth.dev/pause:1"}]}}`, true},
+		{`{"metadata":{"annotations":{"key":"value"}}}`, false}, {`{"metadata":{"generation":1}}`, false},
+		{`{"spec":{"terminationGracePeriodSeconds":-1}}`, false},
 	} {
 		if c.bump {
 			want++
@@ -337,7 +360,8 @@ func testGenerations(a *apps) {
 		}
 		return ""
 	})
-	a.create(`{metadata: {name: going, finalizers: [e2e.example.com/hold]}, spec: {containers: [{name: c, image: berth.dev/toolbox:1, command: [pause]}]}}`)
+	a.create(`{metadata: {name: going, finalizers: [e2e.example.com/hold]}, spec: {containers: [{name: c, image: berth.dev/toolbox:1, ` +
+		`command: [pause]}]}}`)
 	a.podRuns("going")
 	a.k("delete", "pod", "going", "--grace-period=60", "--wait=false")
 	if g := a.getPod("going").Generation; g != 2 {
@@ -350,17 +374,20 @@ func testGenerations(a *apps) {
 // testRejected: a pod that no node has room for, bound all the same, is refused
 // with the status it had.
 func testRejected(a *apps) {
-	a.create(`{metadata: {name: huge}, spec: {containers: [{name: c, image: berth.dev/pause:1, resources: {requests: {cpu: "1000000000000"}}}]}}`)
+	a.create(`{metadata: {name: huge}, spec: {containers: [{name: c, image: berth.dev/pause:1, resources: {requests: {cpu: ` +
+		`"1000000000000"}}}]}}`)
 	p := a.podUntil("huge", "is unschedulable", func(p *v1.Pod) string {
 		if len(p.Status.Conditions) == 0 {
 			return "no condition"
 		}
 		return ""
 	})
-	if c := p.Status.Conditions; len(c) != 1 || c[0].Type != v1.PodScheduled || c[0].Reason != "Unschedulable" || c[0].ObservedGeneration != 1 {
+	if c := p.Status.Conditions; len(c) != 1 || c[0].Type != v1.PodScheduled || c[0].Reason != "Unschedulable" ||
+		c[0].ObservedGeneration != 1 {
 		a.t.Errorf("the conditions are %+v", c)
 	}
-	binding := &v1.Binding{ObjectMeta: metav1.ObjectMeta{Name: p.Name, Namespace: p.Namespace, UID: p.UID}, Target: v1.ObjectReference{Kind: "Node", Name: a.nodeName()}}
+	binding := &v1.Binding{ObjectMeta: metav1.ObjectMeta{Name: p.Name, Namespace: p.Namespace, UID: p.UID},
+		Target: v1.ObjectReference{Kind: "Node", Name: a.nodeName()}}
 	a.must(a.api.CoreV1().Pods(a.ns).Bind(a.ctx, binding, metav1.CreateOptions{}))
 	got := a.podUntil("huge", "is refused", func(p *v1.Pod) string {
 		if p.Status.Phase != v1.PodFailed || p.Status.Reason != "OutOfcpu" {
@@ -369,18 +396,22 @@ func testRejected(a *apps) {
 		return ""
 	})
 	if got.Status.QOSClass != p.Status.QOSClass || got.Generation != 1 || got.Status.ObservedGeneration != 1 {
-		a.t.Errorf("class %s, was %s; generation %d, observed %d: %+v", got.Status.QOSClass, p.Status.QOSClass, got.Generation, got.Status.ObservedGeneration, got.Status)
+		a.t.Errorf("class %s, was %s; generation %d, observed %d: %+v", got.Status.QOSClass, p.Status.QOSClass, got.Generation,
+			got.Status.ObservedGeneration, got.Status)
 	}
 }
 
 // testReadinessAtTheEnd: while a pod ends, a container that ended is not ready
 // and one that still works is; a readiness probe goes on, a liveness probe not.
 func testReadinessAtTheEnd(a *apps) {
-	a.create(`{metadata: {name: two}, spec: {terminationGracePeriodSeconds: 600, containers: [{name: quick, image: berth.dev/toolbox:1, command: [pause]},
+	a.create(`{metadata: {name: two}, spec: {terminationGracePeriodSeconds: 600, containers: [{name: quick, image: berth.dev/toolbox:1, ` +
+		`command: [pause]},
 		{name: slow, image: berth.dev/toolbox:1, command: [pause], lifecycle: {preStop: {sleep: {seconds: 500}}}}]}}`)
-	a.create(`{metadata: {name: probed}, spec: {terminationGracePeriodSeconds: 30, volumes: [{name: w, emptyDir: {}}], containers: [{name: c, image: berth.dev/toolbox:1, command: [sh, -c, touch /w/ready; pause],
+	a.create(`{metadata: {name: probed}, spec: {terminationGracePeriodSeconds: 30, volumes: [{name: w, emptyDir: {}}], containers: ` +
+		`[{name: c, image: berth.dev/toolbox:1, command: [sh, -c, touch /w/ready; pause],
 		volumeMounts: [{name: w, mountPath: /w}], lifecycle: {preStop: {exec: {command: [sh, -c, "rm /w/ready; sleep 4"]}}},
-		readinessProbe: {exec: {command: [cat, /w/ready]}, failureThreshold: 1, periodSeconds: 1}, livenessProbe: {exec: {command: [cat, /w/ready]}, initialDelaySeconds: 1, failureThreshold: 1, periodSeconds: 1}}]}}`)
+		readinessProbe: {exec: {command: [cat, /w/ready]}, failureThreshold: 1, periodSeconds: 1}, livenessProbe: {exec: {command: [cat, ` +
+		`/w/ready]}, initialDelaySeconds: 1, failureThreshold: 1, periodSeconds: 1}}]}}`)
 	a.podRuns("two")
 	probed := a.podRuns("probed")
 	a.k("delete", "pod", "two", "probed", "--wait=false")

@@ -57,7 +57,8 @@ func (m *member) finds(name, want string) (bool, string) {
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
-		out, err := exec.CommandContext(ctx, "nsenter", "-t", fmt.Sprint(pid), "-n", "-m", "/bin/toolbox", "nslookup", name).CombinedOutput()
+		out, err := exec.CommandContext(ctx, "nsenter", "-t", fmt.Sprint(pid), "-n", "-m", "/bin/toolbox", "nslookup",
+			name).CombinedOutput()
 		return strings.Contains(string(out), want), fmt.Sprintf("%s (%v)", out, err)
 	}
 	return false, "no container of the toolbox runs"
@@ -74,7 +75,8 @@ func TestNetworkOfSomebodyElse(t *testing.T) {
 	}
 	ready := func(want string) func() (bool, string) {
 		return func() (bool, string) {
-			got := c.kubectl("get", "nodes", "-o", `jsonpath={range .items[0].status.conditions[?(@.type=="Ready")]}{.status} {.message}{end}`)
+			got := c.kubectl("get", "nodes", "-o",
+				`jsonpath={range .items[0].status.conditions[?(@.type=="Ready")]}{.status} {.message}{end}`)
 			return strings.HasPrefix(got, want), got
 		}
 	}
@@ -87,8 +89,10 @@ func TestNetworkOfSomebodyElse(t *testing.T) {
 		}
 	})
 	must(t, os.MkdirAll(conf, 0o755))
-	must(t, os.WriteFile(filepath.Join(conf, "10-mine.conflist"), fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "mine", "plugins": [{"type": "bridge", "bridge": %q, "isGateway": true,
-		"ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.222.7.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}}]}`, bridge, filepath.Join(c.dir, "leases")), 0o644))
+	must(t, os.WriteFile(filepath.Join(conf, "10-mine.conflist"),
+		fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "mine", "plugins": [{"type": "bridge", "bridge": %q, "isGateway": true,
+		"ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.222.7.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}}]}`,
+			bridge, filepath.Join(c.dir, "leases")), 0o644))
 	c.eventually("the node is Ready", ready("True"))
 	pods := c.waitReady("default", "app=spread", 1)
 	if !strings.HasPrefix(pods[0].Status.PodIP, "10.222.7.") {

@@ -107,7 +107,8 @@ func (s *signer) serve(ctx context.Context) {
 }
 
 func (s *signer) answer(ctx context.Context, r *certificates.PodCertificateRequest) {
-	condition := metav1.Condition{Type: "Denied", Status: metav1.ConditionTrue, Reason: "UnsupportedKeyType", Message: "use RSA3072", LastTransitionTime: metav1.Now()}
+	condition := metav1.Condition{Type: "Denied", Status: metav1.ConditionTrue, Reason: "UnsupportedKeyType", Message: "use RSA3072",
+		LastTransitionTime: metav1.Now()}
 	if r.Spec.SignerName == "example.com/yes" {
 		condition.Type, condition.Reason, condition.Message = "Issued", "Signed", ""
 		s.sign(r)
@@ -172,7 +173,8 @@ spec:
     projected:
       sources:
       - podCertificate: {signerName: example.com/yes, keyType: ECDSAP256, maxExpirationSeconds: 3600, credentialBundlePath: bundle.pem}
-      - podCertificate: {signerName: example.com/yes, keyType: ED25519, keyPath: key.pem, certificateChainPath: chain.pem, userAnnotations: {example.com/a: b}}
+      - podCertificate: {signerName: example.com/yes, keyType: ED25519, keyPath: key.pem, certificateChainPath: chain.pem, ` +
+	`userAnnotations: {example.com/a: b}}
   containers: [{name: c, image: berth.dev/toolbox:1, command: [sleep, "10000"], volumeMounts: [{name: tls, mountPath: /tls}]}]
 ---
 apiVersion: v1
@@ -210,8 +212,10 @@ func TestPodCertificates(t *testing.T) {
 	})
 	c.kubectl("create", "clusterrole", "answer", "--verb=update,get", "--resource=podcertificaterequests/status")
 	c.kubectl("create", "clusterrolebinding", "answer", "--clusterrole=answer", "--user=stranger")
-	asked.Status.Conditions = []metav1.Condition{{Type: "Denied", Status: metav1.ConditionTrue, Reason: "R", LastTransitionTime: metav1.Now()}}
-	_, err := c.as(t, "stranger").CertificatesV1().PodCertificateRequests("default").UpdateStatus(context.Background(), asked, metav1.UpdateOptions{})
+	asked.Status.Conditions = []metav1.Condition{{Type: "Denied", Status: metav1.ConditionTrue, Reason: "R",
+		LastTransitionTime: metav1.Now()}}
+	_, err := c.as(t, "stranger").CertificatesV1().PodCertificateRequests("default").UpdateStatus(context.Background(), asked,
+		metav1.UpdateOptions{})
 	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), `is not permitted to "sign" for signer`) {
 		t.Errorf("a stranger answered: %v", err)
 	}
@@ -236,7 +240,8 @@ func TestPodCertificates(t *testing.T) {
 		p := c.pod("refused")
 		events := strings.Join(c.podEvents(p), "\n")
 		want := `PodCertificateRequest was permanently denied: reason="UnsupportedKeyType" message="use RSA3072"`
-		waits := p.Status.Phase == v1.PodPending && len(p.Status.ContainerStatuses) == 1 && p.Status.ContainerStatuses[0].State.Waiting != nil &&
+		waits := p.Status.Phase == v1.PodPending && len(p.Status.ContainerStatuses) == 1 &&
+			p.Status.ContainerStatuses[0].State.Waiting != nil &&
 			p.Status.ContainerStatuses[0].State.Waiting.Reason == "ContainerCreating"
 		return waits && strings.Contains(events, "FailedMount") && strings.Contains(events, want), describe(p) + "\n" + events
 	})

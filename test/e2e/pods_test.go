@@ -29,7 +29,8 @@ func TestPodFeatures(t *testing.T) {
 	if err := os.MkdirAll(filepath.Dir(profile), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(profile, []byte(`{"defaultAction":"SCMP_ACT_ALLOW","syscalls":[{"names":["acct"],"action":"SCMP_ACT_ERRNO"}]}`), 0o644); err != nil {
+	if err := os.WriteFile(profile, []byte(`{"defaultAction":"SCMP_ACT_ALLOW","syscalls":[{"names":["acct"],"action":"SCMP_ACT_ERRNO"}]}`),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
 	pidns, err := os.Readlink("/proc/self/ns/pid")
@@ -38,7 +39,8 @@ func TestPodFeatures(t *testing.T) {
 	}
 	c.apply(podFeatureObjects)
 	supported := hostSupports(node)
-	pods := featurePods(t, "pods.yaml", strings.NewReplacer("image: T", "image: berth.dev/toolbox:1", "reference: T", "reference: berth.dev/toolbox:1",
+	pods := featurePods(t, "pods.yaml", strings.NewReplacer("image: T", "image: berth.dev/toolbox:1", "reference: T",
+		"reference: berth.dev/toolbox:1",
 		"HOSTDIR", host, "HOSTPID", regexp.QuoteMeta(pidns), "nodeName: NODE", "nodeName: "+name))
 	pods = slices.DeleteFunc(pods, func(p *v1.Pod) bool {
 		on, matters := supported[p.Annotations["only"]]
@@ -211,7 +213,8 @@ func (c *cluster) differs(manifest *v1.Pod) (wrong []string) {
 
 // podEvents are a pod's events as "REASON message".
 func (c *cluster) podEvents(p *v1.Pod) (out []string) {
-	list, err := c.client.CoreV1().Events(p.Namespace).List(context.Background(), metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(p.UID)})
+	list, err := c.client.CoreV1().Events(p.Namespace).List(context.Background(),
+		metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(p.UID)})
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -239,7 +242,8 @@ func unmatched(what, patterns string, lines []string) (wrong []string) {
 }
 
 func containerStatus(p *v1.Pod, name string) *v1.ContainerStatus {
-	for _, list := range [][]v1.ContainerStatus{p.Status.InitContainerStatuses, p.Status.ContainerStatuses, p.Status.EphemeralContainerStatuses} {
+	for _, list := range [][]v1.ContainerStatus{p.Status.InitContainerStatuses, p.Status.ContainerStatuses,
+		p.Status.EphemeralContainerStatuses} {
 		for i := range list {
 			if list[i].Name == name {
 				return &list[i]

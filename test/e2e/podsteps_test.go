@@ -82,14 +82,17 @@ spec:
 	c.untilPod("gated", "is held back", func(p *v1.Pod) bool {
 		for _, cond := range p.Status.Conditions {
 			if cond.Type == v1.PodReady {
-				return cond.Reason == "ReadinessGatesNotReady" && strings.Contains(cond.Message, `readiness gate "example.com/one" does not exist`)
+				return cond.Reason == "ReadinessGatesNotReady" && strings.Contains(cond.Message,
+					`readiness gate "example.com/one" does not exist`)
 			}
 		}
 		return false
 	})
-	c.kubectl("patch", "pod", "gated", "--subresource=status", "-p", `{"status":{"conditions":[{"type":"example.com/one","status":"True"}]}}`)
+	c.kubectl("patch", "pod", "gated", "--subresource=status", "-p",
+		`{"status":{"conditions":[{"type":"example.com/one","status":"True"}]}}`)
 	c.untilPod("gated", "is ready", podReady)
-	c.kubectl("patch", "pod", "gated", "--subresource=status", "-p", `{"status":{"conditions":[{"type":"example.com/one","status":"False"}]}}`)
+	c.kubectl("patch", "pod", "gated", "--subresource=status", "-p",
+		`{"status":{"conditions":[{"type":"example.com/one","status":"False"}]}}`)
 	c.untilPod("gated", "is held back again", func(p *v1.Pod) bool { return !podReady(p) })
 }
 
@@ -98,7 +101,8 @@ func stepEphemeral(t *testing.T, c *cluster, _ string) {
 	e := v1.EphemeralContainer{TargetContainerName: "c"}
 	e.Name, e.Image, e.Command = "look", "berth.dev/toolbox:1", []string{"cat", "/proc/1/cmdline"}
 	p.Spec.EphemeralContainers = append(p.Spec.EphemeralContainers, e)
-	if _, err := c.client.CoreV1().Pods("default").UpdateEphemeralContainers(context.Background(), p.Name, p, metav1.UpdateOptions{}); err != nil {
+	if _, err := c.client.CoreV1().Pods("default").UpdateEphemeralContainers(context.Background(), p.Name, p,
+		metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	c.untilPod("late-ready", "has run it", func(p *v1.Pod) bool { return stateOf(containerStatus(p, "look")) == "terminated/Completed" })
@@ -131,7 +135,8 @@ spec:
 // resize is under way.
 func (c *cluster) resizeTo(name, cpu, memory string) *v1.Pod {
 	c.kubectl("patch", "pod", name, "--subresource=resize", "-p", fmt.Sprintf(
-		`{"spec":{"containers":[{"name":"c","resources":{"requests":{"cpu":%[1]q,"memory":%[2]q},"limits":{"cpu":%[1]q,"memory":%[2]q}}}]}}`, cpu, memory))
+		`{"spec":{"containers":[{"name":"c","resources":{"requests":{"cpu":%[1]q,"memory":%[2]q},"limits":{"cpu":%[1]q,`+
+			`"memory":%[2]q}}}]}}`, cpu, memory))
 	c.untilPod(name, "has "+cpu+" and "+memory, func(p *v1.Pod) bool {
 		for _, cond := range p.Status.Conditions {
 			if cond.Type == v1.PodResizePending || cond.Type == v1.PodResizeInProgress {
@@ -152,12 +157,16 @@ func stepResize(t *testing.T, c *cluster, _ string) {
 		if n := p.Status.ContainerStatuses[0].RestartCount; n != 0 {
 			t.Errorf("a resize in place restarted the container %d times", n)
 		}
-		got := c.kubectl("exec", "resized", "--", "sh", "-c", "if stat /sys/fs/cgroup/memory.max; then cat /sys/fs/cgroup/memory.max; else cat /sys/fs/cgroup/memory/memory.limit_in_bytes; fi")
+		got := c.kubectl("exec", "resized", "--", "sh", "-c",
+			"if stat /sys/fs/cgroup/memory.max; then cat /sys/fs/cgroup/memory.max; else cat "+
+				"/sys/fs/cgroup/memory/memory.limit_in_bytes; fi")
 		if !strings.Contains(got, to[2]) {
 			t.Errorf("the container's limit is %q, want %s", got, to[2])
 		}
 	}
-	wrong := unmatched("event", "ResizeStarted Pod resize started: {\"containers\":\nResizeCompleted Pod resize completed: {\"containers\":", c.podEvents(c.pod("resized")))
+	wrong := unmatched("event",
+		"ResizeStarted Pod resize started: {\"containers\":\nResizeCompleted Pod resize completed: {\"containers\":",
+		c.podEvents(c.pod("resized")))
 	if len(wrong) > 0 {
 		t.Error(wrong)
 	}
@@ -280,7 +289,8 @@ func stepTrustBundle(t *testing.T, c *cluster, _ string) {
 		}
 	}
 	bundles := c.client.CertificatesV1().ClusterTrustBundles()
-	bundle := &certificates.ClusterTrustBundle{ObjectMeta: metav1.ObjectMeta{Name: "example.com:one:v1", Labels: map[string]string{"l": "a"}}}
+	bundle := &certificates.ClusterTrustBundle{ObjectMeta: metav1.ObjectMeta{Name: "example.com:one:v1",
+		Labels: map[string]string{"l": "a"}}}
 	bundle.Spec = certificates.ClusterTrustBundleSpec{SignerName: "example.com/one", TrustBundle: authority()}
 	made, err := bundles.Create(context.Background(), bundle, metav1.CreateOptions{})
 	if err != nil {

@@ -136,7 +136,8 @@ evictionPressureTransitionPeriod: 3s
 	if end := hog.Status.ContainerStatuses[0].State.Terminated; end != nil && end.Reason == "OOMKilled" {
 		t.Errorf("the kernel ended the hog: %+v", end)
 	}
-	parts := regexp.MustCompile(`^The node was low on resource: memory\. Threshold quantity: 100Mi, available: (\S+)\. Container main was using (\S+), request is 0, has larger consumption of memory\. $`).
+	parts := regexp.MustCompile(`^The node was low on resource: memory\. Threshold quantity: 100Mi, available: (\S+)\. Container main ` +
+		`was using (\S+), request is 0, has larger consumption of memory\. $`).
 		FindStringSubmatch(hog.Status.Message)
 	if hog.Status.Reason != "Evicted" || parts == nil {
 		t.Fatalf("status is %s %q", hog.Status.Reason, hog.Status.Message)
@@ -146,19 +147,22 @@ evictionPressureTransitionPeriod: 3s
 	if least := int64(memoryThreshold-hogRate) * mib; left.Value() < least {
 		t.Errorf("noticed with %s left, which is more than a second late", left.String())
 	}
-	t.Logf("noticed with %s of %d MiB left, %d ms after the crossing", left.String(), memoryThreshold, (memoryThreshold*mib-left.Value())*1000/int64(hogRate*mib))
+	t.Logf("noticed with %s of %d MiB left, %d ms after the crossing", left.String(), memoryThreshold,
+		(memoryThreshold*mib-left.Value())*1000/int64(hogRate*mib))
 	if !disrupted(hog) {
 		t.Errorf("no condition DisruptionTarget: %+v", hog.Status.Conditions)
 	}
 	event := c.waitEvent("Pod", "hog", "Evicted")
-	if event.Message != hog.Status.Message || event.Annotations["starved_resource"] != "memory" || event.Annotations["offending_containers"] != "main" {
+	if event.Message != hog.Status.Message || event.Annotations["starved_resource"] != "memory" ||
+		event.Annotations["offending_containers"] != "main" {
 		t.Errorf("event is %q %v", event.Message, event.Annotations)
 	}
 	if e := c.waitEvent("Node", "", "EvictionThresholdMet"); e.Message != "Attempting to reclaim memory" || e.Type != v1.EventTypeWarning {
 		t.Errorf("event on the node is %s %q", e.Type, e.Message)
 	}
 	c.waitEvent("Node", "", "NodeHasInsufficientMemory")
-	if story := c.berth("why", "node", hog.Spec.NodeName, "--data-dir", c.dir); !strings.Contains(story, "evicted pod default/hog") || !strings.Contains(story, "signal: ") {
+	if story := c.berth("why", "node", hog.Spec.NodeName, "--data-dir", c.dir); !strings.Contains(story, "evicted pod default/hog") ||
+		!strings.Contains(story, "signal: ") {
 		t.Errorf("berth why node does not tell of the eviction:\n%s", story)
 	}
 	c.eventually("the shortage ends", func() (bool, string) {
@@ -289,7 +293,8 @@ volumeStatsAggPeriod: 5s
 		t.Logf("filling the disk: %v: %s", err, out)
 	}
 	writer := c.evicted("writer")
-	if !regexp.MustCompile(`^The node was low on resource: ephemeral-storage\. Threshold quantity: 400Mi, available: \S+\. Container main was using \S+, request is 0, has larger consumption of ephemeral-storage\. $`).
+	if !regexp.MustCompile(`^The node was low on resource: ephemeral-storage\. Threshold quantity: 400Mi, available: \S+\. Container `+
+		`main was using \S+, request is 0, has larger consumption of ephemeral-storage\. $`).
 		MatchString(writer.Status.Message) || writer.Status.Reason != "Evicted" || !disrupted(writer) {
 		t.Errorf("status is %s %q %v", writer.Status.Reason, writer.Status.Message, writer.Status.Conditions)
 	}

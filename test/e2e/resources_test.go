@@ -119,7 +119,8 @@ func (c *cluster) podResources() resources {
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	list, err := podresourcesapi.NewPodResourcesListerClient(conn).List(ctx, &podresourcesapi.ListPodResourcesRequest{}, grpc.WaitForReady(true))
+	list, err := podresourcesapi.NewPodResourcesListerClient(conn).List(ctx, &podresourcesapi.ListPodResourcesRequest{},
+		grpc.WaitForReady(true))
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -191,7 +192,8 @@ func (p *devicePlugin) set(health string, ids ...string) {
 	defer p.mu.Unlock()
 	p.devices = nil
 	for _, id := range ids {
-		p.devices = append(p.devices, &pluginapi.Device{ID: id, Health: health, Topology: &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: 0}}}})
+		p.devices = append(p.devices, &pluginapi.Device{ID: id, Health: health,
+			Topology: &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: 0}}}})
 	}
 	close(p.changed)
 	p.changed = make(chan struct{})
@@ -204,16 +206,19 @@ func (p *devicePlugin) register() {
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	if _, err := pluginapi.NewRegistrationClient(conn).Register(ctx, &pluginapi.RegisterRequest{Version: pluginapi.Version, Endpoint: filepath.Base(p.socket), ResourceName: p.resource}, grpc.WaitForReady(true)); err != nil {
+	if _, err := pluginapi.NewRegistrationClient(conn).Register(ctx, &pluginapi.RegisterRequest{Version: pluginapi.Version,
+		Endpoint: filepath.Base(p.socket), ResourceName: p.resource}, grpc.WaitForReady(true)); err != nil {
 		p.t.Fatal(err)
 	}
 }
 
 func (p *devicePlugin) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
-	return &registerapi.PluginInfo{Type: registerapi.DevicePlugin, Name: p.resource, Endpoint: p.socket, SupportedVersions: []string{pluginapi.Version}}, nil
+	return &registerapi.PluginInfo{Type: registerapi.DevicePlugin, Name: p.resource, Endpoint: p.socket,
+		SupportedVersions: []string{pluginapi.Version}}, nil
 }
 
-func (p *devicePlugin) NotifyRegistrationStatus(context.Context, *registerapi.RegistrationStatus) (*registerapi.RegistrationStatusResponse, error) {
+func (p *devicePlugin) NotifyRegistrationStatus(context.Context, *registerapi.RegistrationStatus) (*registerapi.RegistrationStatusResponse,
+	error) {
 	return &registerapi.RegistrationStatusResponse{}, nil
 }
 
@@ -274,10 +279,12 @@ func TestDevicePlugin(t *testing.T) {
 	c.health("user", v1.ResourceHealthStatusHealthy)
 
 	// There is one left: a pod that wants two is refused by the node.
-	c.apply(strings.Replace(simplePod("greedy", `{limits: {example.com/thing: "2"}}`), "spec:\n", "spec:\n  nodeName: "+c.nodeName()+"\n", 1))
+	c.apply(strings.Replace(simplePod("greedy", `{limits: {example.com/thing: "2"}}`), "spec:\n", "spec:\n  nodeName: "+c.nodeName()+"\n",
+		1))
 	c.eventually("the refusal", func() (bool, string) {
 		p := c.pods("default", "app=greedy")[0]
-		want := "Pod was rejected: Allocate failed due to requested number of devices unavailable for example.com/thing. Requested: 2, Available: 1, which is unexpected"
+		want := "Pod was rejected: Allocate failed due to requested number of devices unavailable for example.com/thing. Requested: 2, " +
+			"Available: 1, which is unexpected"
 		return p.Status.Reason == "UnexpectedAdmissionError" && p.Status.Message == want, p.Status.Reason + ": " + p.Status.Message
 	})
 
@@ -299,7 +306,8 @@ func TestDevicePlugin(t *testing.T) {
 	if now := c.container("user"); now.id != before.id {
 		t.Errorf("the container was %s, is %s", before.id, now.id)
 	}
-	if got := c.podResources().of("user").Devices; len(got) != 1 || got[0].ResourceName != thing.resource || !slices.Equal(got[0].DeviceIds, []string{"a"}) {
+	if got := c.podResources().of("user").Devices; len(got) != 1 || got[0].ResourceName != thing.resource || !slices.Equal(got[0].DeviceIds,
+		[]string{"a"}) {
 		t.Errorf("the pod resources API says %v", got)
 	}
 
@@ -377,17 +385,20 @@ kubeReservedCgroup: `+name+"\n")...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := limits{weight: weightOf(node.Status.Capacity.Cpu().MilliValue() - 250), memory: (capacity - (256+128)*mib) / 4096 * 4096, pids: pids - 500}
+	want := limits{weight: weightOf(node.Status.Capacity.Cpu().MilliValue() - 250), memory: (capacity - (256+128)*mib) / 4096 * 4096,
+		pids: pids - 500}
 	if got := readLimits(t, c.podsCgroup()); got != want {
 		t.Errorf("all pods are bounded by %+v, want %+v", got, want)
 	}
 	for _, want := range []string{"Updated Node Allocatable limit across pods", "Updated limits on kube reserved cgroup " + name} {
 		c.eventually("event "+want, func() (bool, string) {
-			events, err := c.client.CoreV1().Events("").List(context.Background(), metav1.ListOptions{FieldSelector: "reason=NodeAllocatableEnforced"})
+			events, err := c.client.CoreV1().Events("").List(context.Background(),
+				metav1.ListOptions{FieldSelector: "reason=NodeAllocatableEnforced"})
 			if err != nil {
 				return false, err.Error()
 			}
-			return slices.ContainsFunc(events.Items, func(e v1.Event) bool { return e.Message == want }), fmt.Sprint(len(events.Items), " such events")
+			return slices.ContainsFunc(events.Items, func(e v1.Event) bool { return e.Message == want }),
+				fmt.Sprint(len(events.Items), " such events")
 		})
 	}
 }

@@ -52,7 +52,8 @@ type member struct {
 func (r *room) machine(name string) *member {
 	r.t.Helper()
 	n := len(r.nodes) + 2
-	m := &member{room: r, name: name, ip: fmt.Sprintf("%s.%d", r.subnet, n), space: fmt.Sprintf("be%d-%s", os.Getpid(), name), link: fmt.Sprintf("be%d-%d", os.Getpid(), n)}
+	m := &member{room: r, name: name, ip: fmt.Sprintf("%s.%d", r.subnet, n), space: fmt.Sprintf("be%d-%s", os.Getpid(), name),
+		link: fmt.Sprintf("be%d-%d", os.Getpid(), n)}
 	r.nodes = append(r.nodes, m)
 	dir, err := os.MkdirTemp("", "bn")
 	must(r.t, err)
@@ -92,7 +93,8 @@ func (r *room) machine(name string) *member {
 func (m *member) try(args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"--net=/run/netns/" + m.space, filepath.Join(m.room.bin, "berth")}, args...)...)
+	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"--net=/run/netns/" + m.space, filepath.Join(m.room.bin, "berth")},
+		args...)...)
 	cmd.WaitDelay = time.Second
 	out, err := cmd.CombinedOutput()
 	return string(out), err

@@ -84,7 +84,8 @@ func (s served) patch(kind, name, patch string) {
 // alias becomes a Service with an address and a name only again.
 func (s served) alias() {
 	s.reach("alias:80", true)
-	s.patch("service", "alias", `{"spec":{"type":"NodePort","externalName":null,"selector":{"app":"web"},"ports":[{"port":81,"targetPort":8080}]}}`)
+	s.patch("service", "alias",
+		`{"spec":{"type":"NodePort","externalName":null,"selector":{"app":"web"},"ports":[{"port":81,"targetPort":8080}]}}`)
 	s.reach("alias:81", true)
 	svc := s.service("alias")
 	ip, port := svc.Spec.ClusterIP, svc.Spec.Ports[0].NodePort
@@ -168,7 +169,8 @@ func (s served) distribution() {
 	s.kubectl("label", "node", s.nodeName(), "topology.kubernetes.io/zone=here", "--overwrite")
 	defer s.kubectl("label", "node", s.nodeName(), "topology.kubernetes.io/zone-")
 	zone, node := "here", s.nodeName()
-	for _, x := range []struct{ prefers, zone, node string }{{"PreferClose", zone, ""}, {"PreferSameZone", zone, ""}, {"PreferSameNode", zone, node}} {
+	for _, x := range []struct{ prefers, zone, node string }{{"PreferClose", zone, ""}, {"PreferSameZone", zone, ""},
+		{"PreferSameNode", zone, node}} {
 		s.patch("service", "web", fmt.Sprintf(`{"spec":{"trafficDistribution":%q}}`, x.prefers))
 		s.hinted(x.prefers, 2, x.zone, x.node)
 		s.reach("web:80", true)
@@ -181,7 +183,8 @@ func (s served) distribution() {
 func (s served) hinted(what string, endpoints int, zone, node string) {
 	s.t.Helper()
 	s.eventually("hints of "+what, func() (bool, string) {
-		list, err := s.client.DiscoveryV1().EndpointSlices("default").List(s.t.Context(), metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=web"})
+		list, err := s.client.DiscoveryV1().EndpointSlices("default").List(s.t.Context(),
+			metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=web"})
 		if err != nil {
 			return false, err.Error()
 		}
@@ -216,7 +219,8 @@ func (s served) balanced() {
 		s.t.Fatal("no port for health checks")
 	}
 	for _, mode := range []v1.LoadBalancerIPMode{v1.LoadBalancerIPModeVIP, v1.LoadBalancerIPModeProxy, v1.LoadBalancerIPModeVIP} {
-		s.kubectl("patch", "service", "web", "--subresource=status", "--type=merge", "-p", fmt.Sprintf(`{"status":{"loadBalancer":{"ingress":[{"ip":%q,"ipMode":%q}]}}}`, ip, mode))
+		s.kubectl("patch", "service", "web", "--subresource=status", "--type=merge", "-p",
+			fmt.Sprintf(`{"status":{"loadBalancer":{"ingress":[{"ip":%q,"ipMode":%q}]}}}`, ip, mode))
 		s.reach(ip+":80", mode == v1.LoadBalancerIPModeVIP)
 	}
 	s.patch("service", "web", `{"spec":{"loadBalancerSourceRanges":["203.0.113.0/24"]}}`)

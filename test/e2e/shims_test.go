@@ -28,7 +28,8 @@ func TestShimsEndWithTheirPods(t *testing.T) {
 	for round := range 8 {
 		for i := range 8 {
 			name := fmt.Sprintf("brief-%d-%d", round, i)
-			pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c", Image: "berth.dev/toolbox:1", Command: []string{"pause"}}}}}
+			pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name},
+				Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c", Image: "berth.dev/toolbox:1", Command: []string{"pause"}}}}}
 			if _, err := pods.Create(ctx, pod, metav1.CreateOptions{}); err != nil {
 				t.Fatal(err)
 			}

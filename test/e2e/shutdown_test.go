@@ -65,7 +65,8 @@ func TestNodeShutdown(t *testing.T) {
 	for name, phase := range map[string]v1.PodPhase{"web": v1.PodFailed, "vital": v1.PodSucceeded} {
 		p, err := b.client.CoreV1().Pods("kube-system").Get(t.Context(), name, metav1.GetOptions{})
 		must(t, err)
-		if p.Status.Phase != phase || p.Status.Reason != "Terminated" || p.Status.ContainerStatuses[0].State.Terminated == nil || !disrupted(p) {
+		if p.Status.Phase != phase || p.Status.Reason != "Terminated" || p.Status.ContainerStatuses[0].State.Terminated == nil ||
+			!disrupted(p) {
 			t.Errorf("%s: %s, reason %q, %s, conditions %v", name, p.Status.Phase, p.Status.Reason, describe(p), p.Status.Conditions)
 		}
 	}

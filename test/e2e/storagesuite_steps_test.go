@@ -61,8 +61,10 @@ spec:
   - name: c
     image: berth.dev/toolbox:1
     command: [pause]
-    volumeMounts: [{name: c, mountPath: /configmap/coming}, {name: ch, mountPath: /configmap/changing}, {name: g, mountPath: /configmap/going},
-      {name: sc, mountPath: /secret/coming}, {name: sch, mountPath: /secret/changing}, {name: sg, mountPath: /secret/going}, {name: p, mountPath: /projected}]
+    volumeMounts: [{name: c, mountPath: /configmap/coming}, {name: ch, mountPath: /configmap/changing}, {name: g, mountPath: ` +
+		`/configmap/going},
+      {name: sc, mountPath: /secret/coming}, {name: sch, mountPath: /secret/changing}, {name: sg, mountPath: /secret/going}, {name: p, ` +
+		`mountPath: /projected}]
   volumes:
   - {name: c, configMap: {name: coming, optional: true}}
   - {name: ch, configMap: {name: changing, optional: true}}
@@ -72,9 +74,12 @@ spec:
   - {name: sg, secret: {secretName: going, optional: true}}
   - name: p
     projected: {sources: [
-      {configMap: {name: coming, optional: true, items: [{key: data-1, path: configmap/coming}]}}, {configMap: {name: changing, optional: true, items: [{key: data-1, path: configmap/changing}]}},
-      {configMap: {name: going, optional: true, items: [{key: data-1, path: configmap/going}]}}, {secret: {name: coming, optional: true, items: [{key: data-1, path: secret/coming}]}},
-      {secret: {name: changing, optional: true, items: [{key: data-1, path: secret/changing}]}}, {secret: {name: going, optional: true, items: [{key: data-1, path: secret/going}]}}]}
+      {configMap: {name: coming, optional: true, items: [{key: data-1, path: configmap/coming}]}}, {configMap: {name: changing, ` +
+		`optional: true, items: [{key: data-1, path: configmap/changing}]}},
+      {configMap: {name: going, optional: true, items: [{key: data-1, path: configmap/going}]}}, {secret: {name: coming, optional: true, ` +
+		`items: [{key: data-1, path: secret/coming}]}},
+      {secret: {name: changing, optional: true, items: [{key: data-1, path: secret/changing}]}}, {secret: {name: going, optional: true, ` +
+		`items: [{key: data-1, path: secret/going}]}}]}
 ---
 {apiVersion: v1, kind: ConfigMap, metadata: {name: changing}, data: {data-1: value-1}}
 ---
@@ -93,7 +98,8 @@ spec:
 		if kind == "configmap" {
 			data = "data"
 		}
-		a.make(fmt.Sprintf("{apiVersion: v1, kind: %s, metadata: {name: coming}, %s: {data-1: value-1}}", map[string]string{"configmap": "ConfigMap", "secret": "Secret"}[kind], data))
+		a.make(fmt.Sprintf("{apiVersion: v1, kind: %s, metadata: {name: coming}, %s: {data-1: value-1}}",
+			map[string]string{"configmap": "ConfigMap", "secret": "Secret"}[kind], data))
 		a.k("patch", kind, "changing", "-p", fmt.Sprintf(`{%q:{"data-1":"value-2"}}`, data))
 		a.k("delete", kind, "going")
 	}
@@ -118,7 +124,8 @@ func (a *apps) notReady(name string) string {
 }
 
 func stepDownwardUpdates(a *apps) {
-	const fields = `[{path: labels, fieldRef: {fieldPath: metadata.labels}}, {path: annotations, fieldRef: {fieldPath: metadata.annotations}}]`
+	const fields = `[{path: labels, fieldRef: {fieldPath: metadata.labels}}, {path: annotations, fieldRef: {fieldPath: ` +
+		`metadata.annotations}}]`
 	a.make(`
 apiVersion: v1
 kind: Pod
@@ -162,7 +169,8 @@ func stepImmutable(a *apps) {
 			patch string
 			ok    bool
 		}{
-			{`{"data":{"key":"dmFsdWUtMg=="}}`, true}, {`{"immutable":true}`, true}, {`{"data":{"key":"dmFsdWUtMw=="}}`, false}, {`{"immutable":null}`, false},
+			{`{"data":{"key":"dmFsdWUtMg=="}}`, true}, {`{"immutable":true}`, true}, {`{"data":{"key":"dmFsdWUtMw=="}}`, false},
+			{`{"immutable":null}`, false},
 			{`{"immutable":false}`, false}, {`{"metadata":{"labels":{"a":"b"}}}`, true},
 		} {
 			if err := patch(c.patch); err == nil != c.ok {
@@ -275,18 +283,32 @@ spec:
 func stepStorageAPI(a *apps) {
 	node := a.nodeName()
 	for _, o := range []struct{ path, manifest string }{
-		{"/apis/storage.k8s.io/v1/csidrivers", `{"kind":"CSIDriver","spec":{"attachRequired":false,"podInfoOnMount":true,"volumeLifecycleModes":["Ephemeral"]}}`},
+		{"/apis/storage.k8s.io/v1/csidrivers",
+			`{"kind":"CSIDriver","spec":{"attachRequired":false,"podInfoOnMount":true,"volumeLifecycleModes":["Ephemeral"]}}`},
 		{"/apis/storage.k8s.io/v1/csinodes", `{"kind":"CSINode","spec":{"drivers":[]}}`},
 		{"/apis/storage.k8s.io/v1/storageclasses", `{"kind":"StorageClass","provisioner":"e2e-fake-provisioner"}`},
-		{"/apis/storage.k8s.io/v1/volumeattributesclasses", `{"kind":"VolumeAttributesClass","driverName":"e2e-fake-csi-driver","parameters":{"speed":"fast"}}`},
-		{"/apis/storage.k8s.io/v1/volumeattachments", `{"kind":"VolumeAttachment","spec":{"attacher":"e2e-test.storage.k8s.io","nodeName":"` + node + `","source":{"persistentVolumeName":"pv-e2e"}}}`},
-		{"/apis/storage.k8s.io/v1/namespaces/" + a.ns + "/csistoragecapacities", `{"kind":"CSIStorageCapacity","storageClassName":"a","nodeTopology":{},"capacity":"1Gi"}`},
+		{"/apis/storage.k8s.io/v1/volumeattributesclasses",
+			`{"kind":"VolumeAttributesClass","driverName":"e2e-fake-csi-driver","parameters":{"speed":"fast"}}`},
+		{"/apis/storage.k8s.io/v1/volumeattachments",
+			`{"kind":"VolumeAttachment","spec":{"attacher":"e2e-test.storage.k8s.io","nodeName":"` + node +
+				`","source":{"persistentVolumeName":"pv-e2e"}}}`},
+		{"/apis/storage.k8s.io/v1/namespaces/" + a.ns + "/csistoragecapacities",
+			`{"kind":"CSIStorageCapacity","storageClassName":"a","nodeTopology":{},"capacity":"1Gi"}`},
 		{"/apis/node.k8s.io/v1/runtimeclasses", `{"kind":"RuntimeClass","handler":"opaque"}`},
-		{"/api/v1/persistentvolumes", `{"kind":"PersistentVolume","spec":{"storageClassName":"e2e-none","accessModes":["ReadWriteOnce"],"capacity":{"storage":"2Gi"},"persistentVolumeReclaimPolicy":"Retain","hostPath":{"path":"/tmp/unused"}}}`},
-		{"/api/v1/namespaces/" + a.ns + "/persistentvolumeclaims", `{"kind":"PersistentVolumeClaim","spec":{"storageClassName":"e2e-none-either","accessModes":["ReadWriteOnce"],"resources":{"requests":{"storage":"1Gi"}}}}`},
-		{"/api/v1/namespaces/" + a.ns + "/podtemplates", `{"kind":"PodTemplate","template":{"spec":{"containers":[{"name":"c","image":"x"}]}}}`},
-		{"/apis/coordination.k8s.io/v1/namespaces/" + a.ns + "/leases", `{"kind":"Lease","spec":{"holderIdentity":"holder","leaseDurationSeconds":30,"acquireTime":"2026-01-01T00:00:00.000001Z","renewTime":"2026-01-01T00:00:05.000000Z","leaseTransitions":0}}`},
-		{"/api/v1/namespaces/" + a.ns + "/pods", `{"kind":"Pod","spec":{"nodeName":"nowhere","containers":[{"name":"c","image":"x"}],"volumes":[{"name":"v","csi":{"driver":"e2e.example.com"}}]}}`},
+		{"/api/v1/persistentvolumes",
+			`{"kind":"PersistentVolume","spec":{"storageClassName":"e2e-none","accessModes":["ReadWriteOnce"],` +
+				`"capacity":{"storage":"2Gi"},"persistentVolumeReclaimPolicy":"Retain","hostPath":{"path":"/tmp/unused"}}}`},
+		{"/api/v1/namespaces/" + a.ns + "/persistentvolumeclaims",
+			`{"kind":"PersistentVolumeClaim","spec":{"storageClassName":"e2e-none-either","accessModes":["ReadWriteOnce"],` +
+				`"resources":{"requests":{"storage":"1Gi"}}}}`},
+		{"/api/v1/namespaces/" + a.ns + "/podtemplates",
+			`{"kind":"PodTemplate","template":{"spec":{"containers":[{"name":"c","image":"x"}]}}}`},
+		{"/apis/coordination.k8s.io/v1/namespaces/" + a.ns + "/leases",
+			`{"kind":"Lease","spec":{"holderIdentity":"holder","leaseDurationSeconds":30,"acquireTime":"2026-01-01T00:00:00.000001Z",` +
+				`"renewTime":"2026-01-01T00:00:05.000000Z","leaseTransitions":0}}`},
+		{"/api/v1/namespaces/" + a.ns + "/pods",
+			`{"kind":"Pod","spec":{"nodeName":"nowhere","containers":[{"name":"c","image":"x"}],"volumes":[{"name":"v",` +
+				`"csi":{"driver":"e2e.example.com"}}]}}`},
 	} {
 		a.lifecycle(o.path, o.manifest)
 	}
@@ -348,7 +370,8 @@ func (a *apps) lifecycle(path, manifest string) {
 		a.t.Errorf("%s: read %s, made %s", path, got.GetUID(), made.GetUID())
 	}
 	for _, kind := range []types.PatchType{types.StrategicMergePatchType, types.MergePatchType} {
-		if got := call("PATCH", "/one", string(kind), `{"metadata":{"labels":{"`+mark+`":"patched"}}}`); got.GetLabels()[mark] != "patched" {
+		if got := call("PATCH", "/one", string(kind), `{"metadata":{"labels":{"`+mark+
+			`":"patched"}}}`); got.GetLabels()[mark] != "patched" {
 			a.t.Errorf("%s: patched to %v", path, got.GetLabels())
 		}
 	}
@@ -396,11 +419,14 @@ func (a *apps) lifecycle(path, manifest string) {
 // volume and a claim.
 func stepVolumeStatus(a *apps) {
 	a.make(`
-{apiVersion: storage.k8s.io/v1, kind: VolumeAttachment, metadata: {name: status-e2e}, spec: {attacher: e2e-test.storage.k8s.io, nodeName: ` + a.nodeName() + `, source: {persistentVolumeName: pv-none}}}
+{apiVersion: storage.k8s.io/v1, kind: VolumeAttachment, metadata: {name: status-e2e}, spec: {attacher: e2e-test.storage.k8s.io, ` +
+		`nodeName: ` + a.nodeName() + `, source: {persistentVolumeName: pv-none}}}
 ---
-{apiVersion: v1, kind: PersistentVolume, metadata: {name: status-e2e}, spec: {storageClassName: e2e-status, accessModes: [ReadWriteOnce], capacity: {storage: 2Gi}, hostPath: {path: /tmp/unused}}}
+{apiVersion: v1, kind: PersistentVolume, metadata: {name: status-e2e}, spec: {storageClassName: e2e-status, accessModes: [ReadWriteOnce],` +
+		` capacity: {storage: 2Gi}, hostPath: {path: /tmp/unused}}}
 ---
-{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: status-e2e}, spec: {storageClassName: e2e-status, volumeName: status-e2e, accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}}
+{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: status-e2e}, spec: {storageClassName: e2e-status, volumeName: status-e2e, ` +
+		`accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}}
 `)
 	// A change of phase clears the message, so the volume is bound first.
 	a.untilField("pvc/status-e2e", "{.status.phase}", "Bound")
@@ -409,7 +435,8 @@ func stepVolumeStatus(a *apps) {
 		{"volumeattachment/status-e2e", `{"status":{"attached":true}}`, "{.status.attached}", "true"},
 		{"volumeattachment/status-e2e", `{"status":{"attached":false}}`, "{.status.attached}", "false"},
 		{"pv/status-e2e", `{"status":{"message":"StatusPatched","reason":"E2E patchedStatus"}}`, "{.status.message}", "StatusPatched"},
-		{"pvc/status-e2e", `{"status":{"conditions":[{"type":"StatusPatched","status":"True","reason":"E2E"}]}}`, `{.status.conditions[?(@.type=="StatusPatched")].status}`, "True"},
+		{"pvc/status-e2e", `{"status":{"conditions":[{"type":"StatusPatched","status":"True","reason":"E2E"}]}}`,
+			`{.status.conditions[?(@.type=="StatusPatched")].status}`, "True"},
 	} {
 		a.k("patch", c.object, "--subresource=status", "--type=merge", "-p", c.patch)
 		if got := a.k("get", c.object, "--subresource=status", "-o", "jsonpath="+c.path); got != c.want {

@@ -98,7 +98,8 @@ spec:
   containers: [{name: c, image: berth.dev/toolbox:1, command: [sh, -c, %q], resources: %s, env: %s, volumeMounts: [{name: v, %s}]}]
 `, m.name, m.security, m.volume, m.run, m.limits, m.env, m.mount)
 	if m.init != "" {
-		text += fmt.Sprintf("  initContainers: [{name: i, image: berth.dev/toolbox:1, command: [sh, -c, %q], volumeMounts: [{name: v, mountPath: /v}]}]\n", m.init)
+		text += fmt.Sprintf("  initContainers: [{name: i, image: berth.dev/toolbox:1, command: [sh, -c, %q], volumeMounts: [{name: v, "+
+			"mountPath: /v}]}]\n", m.init)
 	}
 	if err := yaml.UnmarshalStrict([]byte(text), p); err != nil {
 		t.Fatalf("%s: %v\n%s", m.name, err, text)
@@ -141,25 +142,40 @@ func payloadCases() (out []mountCase) {
 		const user, group, both = "{runAsUser: 1000}", "{fsGroup: 1001}", "{runAsUser: 1000, fsGroup: 1001}"
 		out = append(out,
 			mountCase{name: k.name, volume: k.volume("", ""), run: "look /v/data-1", expect: sees(line("data-1", "-rw-r--r--", 0))},
-			mountCase{name: k.name + "-mode", volume: k.volume("defaultMode: 256, ", ""), run: "look /v/data-1", expect: sees(line("data-1", "-r--------", 0))},
-			mountCase{name: k.name + "-mode-group", volume: k.volume("defaultMode: 288, ", ""), security: both, run: "look /v/data-1", expect: sees(line("data-1", "-r--r-----", 1001))},
-			mountCase{name: k.name + "-nonroot", volume: k.volume("", ""), security: user, run: "look /v/data-1", expect: sees(line("data-1", "-rw-r--r--", 0))},
-			mountCase{name: k.name + "-nonroot-group", volume: k.volume("", ""), security: both, run: "look /v/data-1", expect: sees(line("data-1", "-rw-r--r--", 1001))},
-			mountCase{name: k.name + "-group", volume: k.volume("", ""), security: group, run: "look /v/data-1", expect: sees(line("data-1", "-rw-r--r--", 1001))},
-			mountCase{name: k.name + "-mapped", volume: k.volume("", mapped), run: "look /v/path/to/data-2; ls /v", expect: sees(line("path/to/data-2", "-rw-r--r--", 0), "^path$", "! data-1")},
-			mountCase{name: k.name + "-mapped-mode", volume: k.volume("", mappedMode), run: "look /v/path/to/data-2", expect: sees(line("path/to/data-2", "-r--------", 0))},
-			mountCase{name: k.name + "-mapped-nonroot", volume: k.volume("", mapped), security: both, run: "look /v/path/to/data-2", expect: sees(line("path/to/data-2", "-rw-r--r--", 1001))},
+			mountCase{name: k.name + "-mode", volume: k.volume("defaultMode: 256, ", ""), run: "look /v/data-1",
+				expect: sees(line("data-1", "-r--------", 0))},
+			mountCase{name: k.name + "-mode-group", volume: k.volume("defaultMode: 288, ", ""), security: both, run: "look /v/data-1",
+				expect: sees(line("data-1", "-r--r-----", 1001))},
+			mountCase{name: k.name + "-nonroot", volume: k.volume("", ""), security: user, run: "look /v/data-1",
+				expect: sees(line("data-1", "-rw-r--r--", 0))},
+			mountCase{name: k.name + "-nonroot-group", volume: k.volume("", ""), security: both, run: "look /v/data-1",
+				expect: sees(line("data-1", "-rw-r--r--", 1001))},
+			mountCase{name: k.name + "-group", volume: k.volume("", ""), security: group, run: "look /v/data-1",
+				expect: sees(line("data-1", "-rw-r--r--", 1001))},
+			mountCase{name: k.name + "-mapped", volume: k.volume("", mapped), run: "look /v/path/to/data-2; ls /v",
+				expect: sees(line("path/to/data-2", "-rw-r--r--", 0), "^path$", "! data-1")},
+			mountCase{name: k.name + "-mapped-mode", volume: k.volume("", mappedMode), run: "look /v/path/to/data-2",
+				expect: sees(line("path/to/data-2", "-r--------", 0))},
+			mountCase{name: k.name + "-mapped-nonroot", volume: k.volume("", mapped), security: both, run: "look /v/path/to/data-2",
+				expect: sees(line("path/to/data-2", "-rw-r--r--", 1001))},
 			mountCase{
 				name: k.name + "-no-key", volume: k.volume("", "items: [{key: absent, path: x}]"), run: "id",
-				expect: map[string]string{"phase": "Pending", "state": "c=waiting/ContainerCreating", "event": `FailedMount MountVolume.SetUp failed for volume "v" : .*references non-existent .*key`},
+				expect: map[string]string{"phase": "Pending", "state": "c=waiting/ContainerCreating",
+					"event": `FailedMount MountVolume.SetUp failed for volume "v" : .*references non-existent .*key`},
 			},
-			mountCase{name: k.name + "-optional", volume: strings.ReplaceAll(k.volume("", "optional: true"), "conf,", "nope,"), run: "ls /v; id", expect: sees("^uid=0")},
+			mountCase{name: k.name + "-optional", volume: strings.ReplaceAll(k.volume("", "optional: true"), "conf,", "nope,"),
+				run: "ls /v; id", expect: sees("^uid=0")},
 		)
 	}
 	return append(out,
-		mountCase{name: "configmap-binary", volume: "configMap: {name: conf}", run: "look /v/dump.bin; stat /v/..data/dump.bin", expect: sees("^/v/dump.bin disk -rw-r--r-- 0 0 ", " 4 ")},
-		mountCase{name: "configmap-absent", volume: "configMap: {name: nope}", run: "id", expect: map[string]string{"phase": "Pending", "state": "c=waiting/ContainerCreating", "event": `FailedMount MountVolume.SetUp failed for volume "v" : configmap "nope" not found`}},
-		mountCase{name: "secret-absent", volume: "secret: {secretName: nope}", run: "id", expect: map[string]string{"phase": "Pending", "state": "c=waiting/ContainerCreating", "event": `FailedMount MountVolume.SetUp failed for volume "v" : secret "nope" not found`}},
+		mountCase{name: "configmap-binary", volume: "configMap: {name: conf}", run: "look /v/dump.bin; stat /v/..data/dump.bin",
+			expect: sees("^/v/dump.bin disk -rw-r--r-- 0 0 ", " 4 ")},
+		mountCase{name: "configmap-absent", volume: "configMap: {name: nope}", run: "id", expect: map[string]string{"phase": "Pending",
+			"state": "c=waiting/ContainerCreating",
+			"event": `FailedMount MountVolume.SetUp failed for volume "v" : configmap "nope" not found`}},
+		mountCase{name: "secret-absent", volume: "secret: {secretName: nope}", run: "id", expect: map[string]string{"phase": "Pending",
+			"state": "c=waiting/ContainerCreating",
+			"event": `FailedMount MountVolume.SetUp failed for volume "v" : secret "nope" not found`}},
 		mountCase{
 			name: "projected-all", run: "look /v/all/podname /v/all/secret-data /v/all/configmap-data", volume: `projected: {sources: [
 				{downwardAPI: {items: [{path: all/podname, fieldRef: {fieldPath: metadata.name}}]}},
@@ -175,7 +191,8 @@ var downwardCases = []mountCase{
 		name: "downward", limits: "{requests: {cpu: 250m, memory: 32Mi}, limits: {cpu: 1250m, memory: 64Mi}}",
 		volume: `downwardAPI: {items: [
 			{path: podname, fieldRef: {fieldPath: metadata.name}}, {path: mode, mode: 256, fieldRef: {fieldPath: metadata.name}},
-			{path: cpu_limit, resourceFieldRef: {containerName: c, resource: limits.cpu}}, {path: memory_limit, resourceFieldRef: {containerName: c, resource: limits.memory}},
+			{path: cpu_limit, resourceFieldRef: {containerName: c, resource: limits.cpu}}, {path: memory_limit, resourceFieldRef: ` +
+			`{containerName: c, resource: limits.memory}},
 			{path: cpu_request, resourceFieldRef: {containerName: c, resource: requests.cpu, divisor: 1m}},
 			{path: memory_request, resourceFieldRef: {containerName: c, resource: requests.memory}}]}`,
 		run: "look /v/podname /v/mode /v/cpu_limit /v/memory_limit /v/cpu_request /v/memory_request",
@@ -184,8 +201,10 @@ var downwardCases = []mountCase{
 	},
 	{
 		name: "downward-defaults", volume: `downwardAPI: {defaultMode: 256, items: [
-			{path: cpu_limit, resourceFieldRef: {containerName: c, resource: limits.cpu}}, {path: memory_limit, resourceFieldRef: {containerName: c, resource: limits.memory}}]}`,
-		run: "look /v/cpu_limit /v/memory_limit", expect: sees("/cpu_limit tmpfs -r-------- 0 0 [1-9][0-9]*$", "/memory_limit tmpfs -r-------- 0 0 [1-9][0-9]{8,}$"),
+			{path: cpu_limit, resourceFieldRef: {containerName: c, resource: limits.cpu}}, {path: memory_limit, resourceFieldRef: ` +
+			`{containerName: c, resource: limits.memory}}]}`,
+		run: "look /v/cpu_limit /v/memory_limit", expect: sees("/cpu_limit tmpfs -r-------- 0 0 [1-9][0-9]*$",
+			"/memory_limit tmpfs -r-------- 0 0 [1-9][0-9]{8,}$"),
 	},
 	{
 		name: "downward-group", security: "{runAsUser: 1000, fsGroup: 1001}", run: "look /v/podname",
@@ -201,27 +220,35 @@ var downwardCases = []mountCase{
 
 // emptyDirCases: every medium, user and mode; and with a group.
 func emptyDirCases() (out []mountCase) {
-	for _, medium := range []struct{ name, source, disk string }{{"default", "emptyDir: {}", "disk"}, {"memory", "emptyDir: {medium: Memory}", "tmpfs"}} {
+	for _, medium := range []struct{ name, source, disk string }{{"default", "emptyDir: {}", "disk"},
+		{"memory", "emptyDir: {medium: Memory}", "tmpfs"}} {
 		for _, user := range []string{"0", "1001"} {
 			name := "empty-" + medium.name + "-" + user
 			out = append(out,
 				mountCase{
-					name: name, volume: medium.source, security: "{runAsUser: " + user + "}", run: "look /v; for m in 644 666 777; do put 0$m /v/$m text; look /v/$m; done",
-					expect: sees("^/v "+medium.disk+" drwxrwxrwx 0 0", "^/v/644 "+medium.disk+" -rw-r--r-- "+user+" 0 text$", "^/v/666 .* -rw-rw-rw- ", "^/v/777 .* -rwxrwxrwx "),
+					name: name, volume: medium.source, security: "{runAsUser: " + user + "}",
+					run: "look /v; for m in 644 666 777; do put 0$m /v/$m text; look /v/$m; done",
+					expect: sees("^/v "+medium.disk+" drwxrwxrwx 0 0", "^/v/644 "+medium.disk+" -rw-r--r-- "+user+" 0 text$",
+						"^/v/666 .* -rw-rw-rw- ", "^/v/777 .* -rwxrwxrwx "),
 				},
 				mountCase{
-					name: name + "-group", volume: medium.source, security: "{runAsUser: " + user + ", fsGroup: 123}", run: "put 0644 /v/f text; mkdir /v/d; look /v /v/f /v/d",
-					expect: sees("^/v "+medium.disk+" dgrwxrwxrwx 0 123", "^/v/f "+medium.disk+" -rw-r--r-- "+user+" 123 text$", "^/v/d .* "+user+" 123"),
+					name: name + "-group", volume: medium.source, security: "{runAsUser: " + user + ", fsGroup: 123}",
+					run: "put 0644 /v/f text; mkdir /v/d; look /v /v/f /v/d",
+					expect: sees("^/v "+medium.disk+" dgrwxrwxrwx 0 123", "^/v/f "+medium.disk+" -rw-r--r-- "+user+" 123 text$",
+						"^/v/d .* "+user+" 123"),
 				},
 				mountCase{
-					name: name + "-sub", volume: medium.source, security: "{runAsUser: " + user + ", fsGroup: 123}", mount: "mountPath: /v, subPath: made/here", run: "look /v; put 0644 /v/f text; look /v/f",
+					name: name + "-sub", volume: medium.source, security: "{runAsUser: " + user + ", fsGroup: 123}",
+					mount: "mountPath: /v, subPath: made/here", run: "look /v; put 0644 /v/f text; look /v/f",
 					expect: sees("^/v "+medium.disk+" dgrwxrwxrwx 0 123", "^/v/f "+medium.disk+" -rw-r--r-- "+user+" 123 text$"),
 				})
 		}
 	}
 	return append(out,
-		mountCase{name: "empty-sized", volume: "emptyDir: {medium: Memory, sizeLimit: 10Mi}", run: "grep ' /v ' /proc/self/mounts; fill /v/f 11", expect: map[string]string{"phase": "Failed", "log": "size=10240k"}},
-		mountCase{name: "empty-limited", volume: "emptyDir: {medium: Memory}", limits: "{limits: {memory: 32Mi}}", run: "grep ' /v ' /proc/self/mounts", expect: sees("size=32768k")},
+		mountCase{name: "empty-sized", volume: "emptyDir: {medium: Memory, sizeLimit: 10Mi}",
+			run: "grep ' /v ' /proc/self/mounts; fill /v/f 11", expect: map[string]string{"phase": "Failed", "log": "size=10240k"}},
+		mountCase{name: "empty-limited", volume: "emptyDir: {medium: Memory}", limits: "{limits: {memory: 32Mi}}",
+			run: "grep ' /v ' /proc/self/mounts", expect: sees("size=32768k")},
 	)
 }
 
@@ -239,12 +266,14 @@ func hostPathTree(t *testing.T) string {
 }
 
 func hostPathCases(host string) (out []mountCase) {
-	kinds := map[string]string{"Directory": "directory", "File": "file", "Socket": "socket", "CharDevice": "character device", "BlockDevice": "block device"}
+	kinds := map[string]string{"Directory": "directory", "File": "file", "Socket": "socket", "CharDevice": "character device",
+		"BlockDevice": "block device"}
 	are := map[string]string{"dir": "Directory", "file": "File", "socket": "Socket", "char": "CharDevice", "absent": ""}
 	for name, is := range are {
 		for want, word := range kinds {
 			m := mountCase{
-				name: "host-" + name + "-" + strings.ToLower(want), run: "id", volume: fmt.Sprintf("hostPath: {path: %s/%s, type: %s}", host, name, want),
+				name: "host-" + name + "-" + strings.ToLower(want), run: "id", volume: fmt.Sprintf("hostPath: {path: %s/%s, type: %s}",
+					host, name, want),
 				expect: map[string]string{"phase": "Pending", "event": fmt.Sprintf(`FailedMount .*%s/%s is not a %s`, host, name, word)},
 			}
 			if want == is {
@@ -254,11 +283,15 @@ func hostPathCases(host string) (out []mountCase) {
 		}
 	}
 	return append(out,
-		mountCase{name: "host-any", volume: "hostPath: {path: " + host + "/dir}", run: "look /v; put 0644 /v/f text; look /v/f", expect: sees("^/v disk dtrwxrwxrwx ", "^/v/f disk -rw-r--r-- 0 0 text$")},
+		mountCase{name: "host-any", volume: "hostPath: {path: " + host + "/dir}", run: "look /v; put 0644 /v/f text; look /v/f",
+			expect: sees("^/v disk dtrwxrwxrwx ", "^/v/f disk -rw-r--r-- 0 0 text$")},
 		mountCase{name: "host-socket", volume: "hostPath: {path: " + host + "/socket}", run: "stat /v", expect: sees("^S")},
-		mountCase{name: "host-made-dir", volume: "hostPath: {path: " + host + "/new/dir, type: DirectoryOrCreate}", run: "look /v", expect: sees("^/v disk drwxr-xr-x 0 0")},
-		mountCase{name: "host-made-file", volume: "hostPath: {path: " + host + "/newfile, type: FileOrCreate}", run: "look /v", expect: sees("^/v disk -rw-r--r-- 0 0")},
-		mountCase{name: "host-sub", volume: "hostPath: {path: " + host + "}", mount: "mountPath: /v, subPath: sub/path", run: "put 0644 /v/f text; look /v/f", expect: sees("^/v/f disk -rw-r--r-- 0 0 text$")},
+		mountCase{name: "host-made-dir", volume: "hostPath: {path: " + host + "/new/dir, type: DirectoryOrCreate}", run: "look /v",
+			expect: sees("^/v disk drwxr-xr-x 0 0")},
+		mountCase{name: "host-made-file", volume: "hostPath: {path: " + host + "/newfile, type: FileOrCreate}", run: "look /v",
+			expect: sees("^/v disk -rw-r--r-- 0 0")},
+		mountCase{name: "host-sub", volume: "hostPath: {path: " + host + "}", mount: "mountPath: /v, subPath: sub/path",
+			run: "put 0644 /v/f text; look /v/f", expect: sees("^/v/f disk -rw-r--r-- 0 0 text$")},
 	)
 }
 
@@ -267,21 +300,37 @@ func refusedSub(message string) map[string]string {
 }
 
 var subPathCases = []mountCase{
-	{name: "sub-absent", volume: "emptyDir: {}", mount: "mountPath: /v, subPath: not/yet", run: "put 0644 /v/f text; look /v/f", expect: sees("^/v/f disk -rw-r--r-- 0 0 text$")},
-	{name: "sub-dir", volume: "emptyDir: {}", init: "mkdir /v/d; put 0644 /v/d/f text", mount: "mountPath: /v, subPath: d", run: "look /v/f", expect: sees("^/v/f disk .* text$")},
-	{name: "sub-file", volume: "emptyDir: {}", init: "put 0644 /v/f text", mount: "mountPath: /v, subPath: f", run: "look /v", expect: sees("^/v disk -rw-r--r-- 0 0 text$")},
-	{name: "sub-file-readonly", volume: "emptyDir: {}", init: "put 0644 /v/f text", mount: "mountPath: /v, subPath: f, readOnly: true", run: "look /v; put 0644 /v other", expect: map[string]string{"phase": "Failed", "log": "^/v disk .* text$\nread-only file system"}},
-	{name: "sub-dir-readonly", volume: "emptyDir: {}", init: "mkdir /v/d; put 0644 /v/d/f text", mount: "mountPath: /v, subPath: d, readOnly: true", run: "look /v/f; touch /v/g", expect: map[string]string{"phase": "Failed", "log": "^/v/f disk .* text$\nread-only file system"}},
-	{name: "sub-link-out", volume: "emptyDir: {}", init: "ln -s /bin /v/l", mount: "mountPath: /v, subPath: l", run: "id", expect: refusedSub("^failed to prepare subPath for volumeMount \"v\" of container \"c\"$")},
-	{name: "sub-link-out-file", volume: "emptyDir: {}", init: "ln -s /bin/sh /v/l", mount: "mountPath: /v, subPath: l", run: "id", expect: refusedSub("subPath")},
-	{name: "sub-link-absent", volume: "emptyDir: {}", init: "ln -s /bin/notanexistingpath /v/l", mount: "mountPath: /v, subPath: l", run: "id", expect: refusedSub("subPath")},
-	{name: "sub-link-back", volume: "emptyDir: {}", init: "ln -s ../ /v/l", mount: "mountPath: /v, subPath: l", run: "id", expect: refusedSub("subPath")},
-	{name: "sub-secret", volume: "secret: {secretName: conf}", mount: "mountPath: /v, subPath: data-1", run: "look /v", expect: sees("^/v tmpfs .* value-1$")},
-	{name: "sub-configmap", volume: "configMap: {name: conf}", mount: "mountPath: /v, subPath: data-1", run: "look /v", expect: sees("^/v disk .* value-1$")},
-	{name: "sub-configmap-file", volume: "configMap: {name: conf}", mount: "mountPath: /etc/resolv.conf, subPath: data-1", run: "look /etc/resolv.conf", expect: sees("^/etc/resolv.conf disk .* value-1$")},
-	{name: "sub-downward", volume: "downwardAPI: {items: [{path: down/podname, fieldRef: {fieldPath: metadata.name}}]}", mount: "mountPath: /v, subPath: down/podname", run: "look /v", expect: sees("^/v tmpfs .* sub-downward$")},
-	{name: "sub-projected", volume: "projected: {sources: [{configMap: {name: conf, items: [{key: data-1, path: p/data}]}}]}", mount: "mountPath: /v, subPath: p/data", run: "look /v", expect: sees("^/v tmpfs .* value-1$")},
-	{name: "sub-expr-up", volume: "emptyDir: {}", mount: "mountPath: /v, subPathExpr: $(P)", run: "id", env: "[{name: P, value: ..}]", expect: refusedSub("subPath|SubPath")},
+	{name: "sub-absent", volume: "emptyDir: {}", mount: "mountPath: /v, subPath: not/yet", run: "put 0644 /v/f text; look /v/f",
+		expect: sees("^/v/f disk -rw-r--r-- 0 0 text$")},
+	{name: "sub-dir", volume: "emptyDir: {}", init: "mkdir /v/d; put 0644 /v/d/f text", mount: "mountPath: /v, subPath: d",
+		run: "look /v/f", expect: sees("^/v/f disk .* text$")},
+	{name: "sub-file", volume: "emptyDir: {}", init: "put 0644 /v/f text", mount: "mountPath: /v, subPath: f", run: "look /v",
+		expect: sees("^/v disk -rw-r--r-- 0 0 text$")},
+	{name: "sub-file-readonly", volume: "emptyDir: {}", init: "put 0644 /v/f text", mount: "mountPath: /v, subPath: f, readOnly: true",
+		run: "look /v; put 0644 /v other", expect: map[string]string{"phase": "Failed", "log": "^/v disk .* text$\nread-only file system"}},
+	{name: "sub-dir-readonly", volume: "emptyDir: {}", init: "mkdir /v/d; put 0644 /v/d/f text",
+		mount: "mountPath: /v, subPath: d, readOnly: true", run: "look /v/f; touch /v/g", expect: map[string]string{"phase": "Failed",
+			"log": "^/v/f disk .* text$\nread-only file system"}},
+	{name: "sub-link-out", volume: "emptyDir: {}", init: "ln -s /bin /v/l", mount: "mountPath: /v, subPath: l", run: "id",
+		expect: refusedSub("^failed to prepare subPath for volumeMount \"v\" of container \"c\"$")},
+	{name: "sub-link-out-file", volume: "emptyDir: {}", init: "ln -s /bin/sh /v/l", mount: "mountPath: /v, subPath: l", run: "id",
+		expect: refusedSub("subPath")},
+	{name: "sub-link-absent", volume: "emptyDir: {}", init: "ln -s /bin/notanexistingpath /v/l", mount: "mountPath: /v, subPath: l",
+		run: "id", expect: refusedSub("subPath")},
+	{name: "sub-link-back", volume: "emptyDir: {}", init: "ln -s ../ /v/l", mount: "mountPath: /v, subPath: l", run: "id",
+		expect: refusedSub("subPath")},
+	{name: "sub-secret", volume: "secret: {secretName: conf}", mount: "mountPath: /v, subPath: data-1", run: "look /v",
+		expect: sees("^/v tmpfs .* value-1$")},
+	{name: "sub-configmap", volume: "configMap: {name: conf}", mount: "mountPath: /v, subPath: data-1", run: "look /v",
+		expect: sees("^/v disk .* value-1$")},
+	{name: "sub-configmap-file", volume: "configMap: {name: conf}", mount: "mountPath: /etc/resolv.conf, subPath: data-1",
+		run: "look /etc/resolv.conf", expect: sees("^/etc/resolv.conf disk .* value-1$")},
+	{name: "sub-downward", volume: "downwardAPI: {items: [{path: down/podname, fieldRef: {fieldPath: metadata.name}}]}",
+		mount: "mountPath: /v, subPath: down/podname", run: "look /v", expect: sees("^/v tmpfs .* sub-downward$")},
+	{name: "sub-projected", volume: "projected: {sources: [{configMap: {name: conf, items: [{key: data-1, path: p/data}]}}]}",
+		mount: "mountPath: /v, subPath: p/data", run: "look /v", expect: sees("^/v tmpfs .* value-1$")},
+	{name: "sub-expr-up", volume: "emptyDir: {}", mount: "mountPath: /v, subPathExpr: $(P)", run: "id", env: "[{name: P, value: ..}]",
+		expect: refusedSub("subPath|SubPath")},
 }
 
 func claimPod(name, claim, command, extra string) string {
@@ -302,12 +351,15 @@ spec:
 // to, stay until they are free; a pod for a claim that is going stays pending.
 func stepClaimsInUse(a *apps) {
 	a.make(`
-{apiVersion: v1, kind: PersistentVolume, metadata: {name: in-use}, spec: {storageClassName: e2e-in-use, accessModes: [ReadWriteOnce], capacity: {storage: 2Gi}, hostPath: {path: ` + a.t.TempDir() + `}}}
+{apiVersion: v1, kind: PersistentVolume, metadata: {name: in-use}, spec: {storageClassName: e2e-in-use, accessModes: [ReadWriteOnce], ` +
+		`capacity: {storage: 2Gi}, hostPath: {path: ` + a.t.TempDir() + `}}}
 ---
-{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: in-use}, spec: {storageClassName: e2e-in-use, accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}}
+{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: in-use}, spec: {storageClassName: e2e-in-use, accessModes: ` +
+		`[ReadWriteOnce], resources: {requests: {storage: 1Gi}}}}
 ---` + claimPod("user", "in-use", "pause", ""))
 	a.until("the user runs", func() string { return a.notReady("user") })
-	for object, finalizer := range map[string]string{"pvc/in-use": "kubernetes.io/pvc-protection", "pv/in-use": "kubernetes.io/pv-protection"} {
+	for object, finalizer := range map[string]string{"pvc/in-use": "kubernetes.io/pvc-protection",
+		"pv/in-use": "kubernetes.io/pv-protection"} {
 		if got := a.field(object, "{.metadata.finalizers}"); !strings.Contains(got, finalizer) {
 			a.t.Errorf("%s has the finalizers %s", object, got)
 		}
@@ -344,16 +396,20 @@ func stepClaimsInUse(a *apps) {
 func stepLocalVolumes(a *apps) {
 	local := func(name, node string) string {
 		return fmt.Sprintf(`
-{apiVersion: v1, kind: PersistentVolume, metadata: {name: %[1]s}, spec: {storageClassName: e2e-%[1]s, accessModes: [ReadWriteOnce], capacity: {storage: 2Gi}, local: {path: %[2]s},
+{apiVersion: v1, kind: PersistentVolume, metadata: {name: %[1]s}, spec: {storageClassName: e2e-%[1]s, accessModes: [ReadWriteOnce], `+
+			`capacity: {storage: 2Gi}, local: {path: %[2]s},
   nodeAffinity: {required: {nodeSelectorTerms: [{matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [%[3]s]}]}]}}}}
 ---
-{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: %[1]s}, spec: {storageClassName: e2e-%[1]s, accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}}
+{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: %[1]s}, spec: {storageClassName: e2e-%[1]s, accessModes: [ReadWriteOnce], `+
+			`resources: {requests: {storage: 1Gi}}}}
 ---`, name, a.t.TempDir(), node)
 	}
-	a.make(local("here", a.nodeName()) + claimPod("one", "here", "put 0644 /v/f text; pause", "securityContext: {fsGroup: 1234}") + "---" + claimPod("two", "here", "pause", "securityContext: {fsGroup: 1234}"))
+	a.make(local("here", a.nodeName()) + claimPod("one", "here", "put 0644 /v/f text; pause", "securityContext: {fsGroup: 1234}") + "---" +
+		claimPod("two", "here", "pause", "securityContext: {fsGroup: 1234}"))
 	a.until("both run", func() string { return a.notReady("one") + a.notReady("two") })
 	a.until("they share", func() string {
-		if got := a.exec("two", "look", "/v/f"); !strings.Contains(got, "-rw-rw-r-- 0 1234 text") && !strings.Contains(got, "-rw-r--r-- 0 1234 text") {
+		if got := a.exec("two", "look", "/v/f"); !strings.Contains(got, "-rw-rw-r-- 0 1234 text") &&
+			!strings.Contains(got, "-rw-r--r-- 0 1234 text") {
 			return got
 		}
 		return ""
@@ -369,7 +425,8 @@ func stepLocalVolumes(a *apps) {
 		p, err := a.api.CoreV1().Pods(a.ns).Get(a.ctx, "four", metav1.GetOptions{})
 		a.must(err)
 		events := a.podEvents(p)
-		if wrong := unmatched("event", "FailedMount .*(no matching NodeSelectorTerms|cannot be used on this node)", events); len(wrong) > 0 || p.Status.Phase != v1.PodPending {
+		if wrong := unmatched("event", "FailedMount .*(no matching NodeSelectorTerms|cannot be used on this node)",
+			events); len(wrong) > 0 || p.Status.Phase != v1.PodPending {
 			return fmt.Sprint(p.Status.Phase, wrong)
 		}
 		return ""

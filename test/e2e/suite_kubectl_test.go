@@ -47,13 +47,15 @@ func asksTheServer(a *apps) {
 	a.lacking("api-versions", "\n"+a.k("api-versions"), "\nv1\n", "\napps/v1\n", "\nautoscaling/v2\n")
 	a.lacking("cluster-info", a.k("cluster-info"), "Kubernetes control plane", "is running at")
 	a.lacking("version", a.k("version"), "Client Version: ", "Server Version: ")
-	if out := a.k("version", "-o", "json"); !regexp.MustCompile(`"major": "\d+"[^}]*"minor": "\d+"`).MatchString(out[strings.Index(out, "serverVersion"):]) {
+	if out := a.k("version", "-o", "json"); !regexp.MustCompile(`"major": "\d+"[^}]*"minor": "\d+"`).MatchString(
+		out[strings.Index(out, "serverVersion"):]) {
 		a.t.Errorf("the server's version is %s", out)
 	}
 	a.lacking("api-resources", a.k("api-resources", "--categories=all", "-o", "name"), "deployments.apps", "cronjobs.batch", "pods")
 	a.lacking("auth can-i", a.k("auth", "can-i", "create", "pods"), "yes")
 	a.lacking("auth whoami", a.k("auth", "whoami"), "Username", "berth:cluster-admins")
-	if out, _ := a.tryKubectl("", "-n", a.ns, "auth", "can-i", "list", "secrets", "--as", "system:serviceaccount:"+a.ns+":default"); strings.TrimSpace(out) != "no" {
+	if out, _ := a.tryKubectl("", "-n", a.ns, "auth", "can-i", "list", "secrets", "--as", "system:serviceaccount:"+a.ns+
+		":default"); strings.TrimSpace(out) != "no" {
 		a.t.Errorf("a service account may list secrets: %s", out)
 	}
 }
@@ -80,17 +82,24 @@ spec: {selector: {app: agnhost, role: primary}, ports: [{port: 6379, targetPort:
 func describes(a *apps) {
 	a.make(agnhost)
 	pod := a.ready("app=agnhost", 1)[0].Name
-	a.lacking("describe pod", a.k("describe", "pod", pod), "Name:", "Namespace:", "Labels:", "app=agnhost", "role=primary", "Annotations:", "Status:", "Running", "IP:", "Controlled By:", "ReplicationController/primary",
+	a.lacking("describe pod", a.k("describe", "pod", pod), "Name:", "Namespace:", "Labels:", "app=agnhost", "role=primary", "Annotations:",
+		"Status:", "Running", "IP:", "Controlled By:", "ReplicationController/primary",
 		"Image:", "State:", "QoS Class:", "BestEffort", "Successfully assigned")
-	a.lacking("describe rc", a.k("describe", "rc", "primary"), "Name:", "Namespace:", "Selector:", "app=agnhost,role=primary", "Labels:", "Annotations:", "Replicas:", "1 current", "1 desired", "Pods Status:", "1 Running", "0 Waiting", "0 Succeeded", "0 Failed",
+	a.lacking("describe rc", a.k("describe", "rc", "primary"), "Name:", "Namespace:", "Selector:", "app=agnhost,role=primary", "Labels:",
+		"Annotations:", "Replicas:", "1 current", "1 desired", "Pods Status:", "1 Running", "0 Waiting", "0 Succeeded", "0 Failed",
 		"Pod Template:", "Image:", "Events:", "Created pod")
-	a.lacking("describe service", a.k("describe", "service", "primary"), "Name:", "Namespace:", "Labels:", "Annotations:", "Selector:", "Type:", "ClusterIP", "IP:", "Port:", "<unset>", "6379/TCP", "Endpoints:", "Session Affinity:")
-	a.lacking("describe node", a.k("describe", "node", a.nodeName()), "Name:", "Labels:", "Annotations:", "CreationTimestamp:", "Conditions:", "Type", "Status", "LastHeartbeatTime", "LastTransitionTime", "Reason", "Message",
-		"Addresses:", "Capacity:", "Allocatable:", "Kernel Version:", "OS Image:", "Container Runtime Version:", "Kubelet Version:", "Allocated resources:")
+	a.lacking("describe service", a.k("describe", "service", "primary"), "Name:", "Namespace:", "Labels:", "Annotations:", "Selector:",
+		"Type:", "ClusterIP", "IP:", "Port:", "<unset>", "6379/TCP", "Endpoints:", "Session Affinity:")
+	a.lacking("describe node", a.k("describe", "node", a.nodeName()), "Name:", "Labels:", "Annotations:", "CreationTimestamp:",
+		"Conditions:", "Type", "Status", "LastHeartbeatTime", "LastTransitionTime", "Reason", "Message",
+		"Addresses:", "Capacity:", "Allocatable:", "Kernel Version:", "OS Image:", "Container Runtime Version:", "Kubelet Version:",
+		"Allocated resources:")
 	a.lacking("describe namespace", a.k("describe", "namespace", a.ns), "Name:", a.ns, "Labels:", "Annotations:", "Status:", "Active")
 	a.lacking("events", a.k("events", "--for", "pod/"+pod), "Scheduled", "Started")
-	a.make(`{apiVersion: batch/v1, kind: CronJob, metadata: {name: cron}, spec: {schedule: "0 0 1 1 *", jobTemplate: {spec: {template: {spec: {restartPolicy: OnFailure, containers: [{name: c, image: "berth.dev/toolbox:1"}]}}}}}}`)
-	a.lacking("describe cronjob", a.k("describe", "cronjob", "cron"), "Schedule:", "Concurrency Policy:", "Suspend:", "Successful Job History Limit:", "Failed Job History Limit:", "Starting Deadline Seconds:", "Selector:", "Labels:")
+	a.make(`{apiVersion: batch/v1, kind: CronJob, metadata: {name: cron}, spec: {schedule: "0 0 1 1 *", jobTemplate: {spec: {template: ` +
+		`{spec: {restartPolicy: OnFailure, containers: [{name: c, image: "berth.dev/toolbox:1"}]}}}}}}`)
+	a.lacking("describe cronjob", a.k("describe", "cronjob", "cron"), "Schedule:", "Concurrency Policy:", "Suspend:",
+		"Successful Job History Limit:", "Failed Job History Limit:", "Starting Deadline Seconds:", "Selector:", "Labels:")
 	a.k("label", "pods", pod, "testing-label=testing-label-value")
 	a.lacking("a label column", a.k("get", "pod", pod, "-L", "testing-label"), "testing-label-value")
 	a.k("label", "pods", pod, "testing-label-")
@@ -108,7 +117,8 @@ func changesAPod(a *apps) {
 	if got := image(); got != "berth.dev/toolbox:1" {
 		a.t.Errorf("a dry run changed the image to %s", got)
 	}
-	manifest := strings.ReplaceAll(a.k("get", "pod", "runs", "-o", "json"), `"image": "berth.dev/toolbox:1"`, `"image": "example.com/other:1"`)
+	manifest := strings.ReplaceAll(a.k("get", "pod", "runs", "-o", "json"), `"image": "berth.dev/toolbox:1"`,
+		`"image": "example.com/other:1"`)
 	if out, err := a.tryKubectl(manifest, "-n", a.ns, "replace", "-f", "-"); err != nil {
 		a.t.Errorf("replace: %s", out)
 	}
@@ -119,9 +129,11 @@ func changesAPod(a *apps) {
 	if err != nil {
 		a.t.Errorf("replace --force: %v %s", err, out)
 	}
-	d := `{apiVersion: apps/v1, kind: Deployment, metadata: {name: httpd}, spec: {replicas: 0, selector: {matchLabels: {app: httpd}}, template: {metadata: {labels: {app: httpd}}, spec: {containers: [{name: httpd, image: "example.com/%s:1"}]}}}}`
+	d := `{apiVersion: apps/v1, kind: Deployment, metadata: {name: httpd}, spec: {replicas: 0, selector: {matchLabels: {app: httpd}}, ` +
+		`template: {metadata: {labels: {app: httpd}}, spec: {containers: [{name: httpd, image: "example.com/%s:1"}]}}}}`
 	a.make(fmt.Sprintf(d, "httpd"))
-	if out, err := a.tryKubectl(fmt.Sprintf(d, "busybox"), "-n", a.ns, "diff", "-f", "-"); err == nil || !regexp.MustCompile(`(?s)-.*image: example.com/httpd:1\n\+.*image: example.com/busybox:1`).MatchString(out) {
+	if out, err := a.tryKubectl(fmt.Sprintf(d, "busybox"), "-n", a.ns, "diff", "-f", "-"); err == nil ||
+		!regexp.MustCompile(`(?s)-.*image: example.com/httpd:1\n\+.*image: example.com/busybox:1`).MatchString(out) {
 		a.t.Errorf("diff: %v\n%s", err, out)
 	}
 	a.kubectl("taint", "node", a.nodeName(), "suite=a:PreferNoSchedule")
@@ -143,14 +155,16 @@ func scalesAndExposes(a *apps) {
 			a.t.Errorf("service %s: %s", name, got)
 		}
 		a.until("endpoints of "+name, func() string {
-			out := a.k("get", "endpointslices", "-l", "kubernetes.io/service-name="+name, "-o", "jsonpath={.items[*].ports[0].port} {.items[*].endpoints[*].targetRef.name}")
+			out := a.k("get", "endpointslices", "-l", "kubernetes.io/service-name="+name, "-o",
+				"jsonpath={.items[*].ports[0].port} {.items[*].endpoints[*].targetRef.name}")
 			if strings.HasPrefix(out, "6379 primary-") {
 				return ""
 			}
 			return out
 		})
 	}
-	a.make(`{apiVersion: apps/v1, kind: Deployment, metadata: {name: d}, spec: {replicas: 0, selector: {matchLabels: {app: d}}, template: {metadata: {labels: {app: d}}, spec: {containers: [{name: c, image: "berth.dev/toolbox:1"}]}}}}`)
+	a.make(`{apiVersion: apps/v1, kind: Deployment, metadata: {name: d}, spec: {replicas: 0, selector: {matchLabels: {app: d}}, ` +
+		`template: {metadata: {labels: {app: d}}, spec: {containers: [{name: c, image: "berth.dev/toolbox:1"}]}}}}`)
 	a.k("autoscale", "deployment", "d", "--min=1", "--max=3", "--cpu=50%")
 	a.lacking("the autoscaler", a.k("get", "hpa", "d"), "Deployment/d", "3")
 	a.k("delete", "rc,service", "-l", "app=agnhost", "--wait")
@@ -158,7 +172,8 @@ func scalesAndExposes(a *apps) {
 }
 
 func filtersLogs(a *apps) {
-	a.make(`{apiVersion: v1, kind: Pod, metadata: {name: logs, labels: {app: logs}}, spec: {restartPolicy: Never, containers: [{name: c, image: "berth.dev/toolbox:1", args: [sh, -c, "for i in 1 2 3 4 5 6 7 8 9 10; do echo line $i; done"]}]}}`)
+	a.make(`{apiVersion: v1, kind: Pod, metadata: {name: logs, labels: {app: logs}}, spec: {restartPolicy: Never, containers: [{name: c, ` +
+		`image: "berth.dev/toolbox:1", args: [sh, -c, "for i in 1 2 3 4 5 6 7 8 9 10; do echo line $i; done"]}]}}`)
 	a.untilField("pod/logs", "{.status.phase}", "Succeeded")
 	if got := a.k("logs", "logs", "c", "--tail=1"); got != "line 10\n" {
 		a.t.Errorf("the last line is %q", got)
@@ -192,7 +207,8 @@ func kubectlProxies(a *apps) {
 			a.t.Fatalf("%v says %q", args, sc.Text())
 		}
 		address := strings.TrimPrefix(sc.Text(), "Starting to serve on ")
-		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _,
+			_ string) (net.Conn, error) {
 			network := "tcp"
 			if strings.HasPrefix(address, "/") {
 				network = "unix"
@@ -233,13 +249,15 @@ func makesObjects(a *apps) {
 		a.t.Errorf("apply --server-side: %s", out)
 	}
 	a.fails("conflict", m("2"), "apply", "--server-side", "--field-manager=two", "-f", "-")
-	if out, err := a.tryKubectl(m("2"), "-n", a.ns, "apply", "--server-side", "--field-manager=two", "--force-conflicts", "-f", "-"); err != nil {
+	if out, err := a.tryKubectl(m("2"), "-n", a.ns, "apply", "--server-side", "--field-manager=two", "--force-conflicts", "-f",
+		"-"); err != nil {
 		a.t.Errorf("apply --force-conflicts: %s", out)
 	}
 	if got := a.field("configmap/applied", "{.data.a}"); got != "2" {
 		a.t.Errorf("applied: %q", got)
 	}
-	a.fails(`unknown field "spec.unknown"`, `{apiVersion: v1, kind: Service, metadata: {name: x}, spec: {unknown: 1, ports: [{port: 1}]}}`, "create", "-f", "-")
+	a.fails(`unknown field "spec.unknown"`, `{apiVersion: v1, kind: Service, metadata: {name: x}, spec: {unknown: 1, ports: [{port: 1}]}}`,
+		"create", "-f", "-")
 }
 
 // kubectlAndDefinitions: kubectl checks custom objects against the published
@@ -262,7 +280,9 @@ spec:
         description: Foo CRD for Testing
         type: object
         properties:
-          spec: {type: object, description: Specification of Foo, properties: {bars: {type: array, description: List of Bars and their specs., items: {type: object, required: [name], properties: {name: {type: string, description: Name of Bar.}, age: {type: string}}}}}}
+          spec: {type: object, description: Specification of Foo, properties: {bars: {type: array, description: List of Bars and their ` +
+		`specs., items: {type: object, required: [name], properties: {name: {type: string, description: Name of Bar.}, age: {type: ` +
+		`string}}}}}}
           free: {type: object, x-kubernetes-preserve-unknown-fields: true, description: Anything.}
 `)
 	a.t.Cleanup(func() { _, _ = a.tryKubectl("", "delete", "crd", "foos.suite.example.com") })

@@ -78,11 +78,13 @@ metadata: {name: elsewhere}
 spec: {type: ExternalName, externalName: foo.example.com}
 `)
 	a.pod("querier", "hostname: querier-2\nsubdomain: group", "")
-	a.pod("own", "dnsPolicy: None\ndnsConfig: {nameservers: [1.1.1.1], searches: [resolv.conf.local], options: [{name: ndots, value: \"2\"}]}", "")
+	a.pod("own", "dnsPolicy: None\ndnsConfig: {nameservers: [1.1.1.1], searches: [resolv.conf.local], options: [{name: ndots, value: "+
+		"\"2\"}]}", "")
 	a.ready("app=querier", 1)
 	a.ready("app=own", 1)
 	full := "querier-2.group." + a.ns + ".svc.cluster.local"
-	if got := a.from("querier", "cat /etc/hosts; hostname"); !strings.Contains(got, full+"\tquerier-2") || !strings.HasSuffix(got, "\nquerier-2") {
+	if got := a.from("querier", "cat /etc/hosts; hostname"); !strings.Contains(got, full+"\tquerier-2") ||
+		!strings.HasSuffix(got, "\nquerier-2") {
 		a.t.Errorf("the pod knows itself as %q", got)
 	}
 	ip := a.field("pod/querier", "{.status.podIP}")
@@ -93,12 +95,15 @@ spec: {type: ExternalName, externalName: foo.example.com}
 	for _, name := range []string{"regular", "regular." + a.ns, "regular." + a.ns + ".svc", "regular." + a.ns + ".svc.cluster.local"} {
 		a.answers("querier", "nslookup "+name, regular)
 	}
-	a.answers("querier", "nslookup kubernetes.default", a.kubectl("get", "service", "kubernetes", "-n", "default", "-o", "jsonpath={.spec.clusterIP}"))
-	if got := a.from("own", "cat /etc/resolv.conf"); !strings.Contains(got, "nameserver 1.1.1.1") || !strings.Contains(got, "search resolv.conf.local") || !strings.Contains(got, "ndots:2") || strings.Contains(got, "cluster.local") {
+	a.answers("querier", "nslookup kubernetes.default", a.kubectl("get", "service", "kubernetes", "-n", "default", "-o",
+		"jsonpath={.spec.clusterIP}"))
+	if got := a.from("own", "cat /etc/resolv.conf"); !strings.Contains(got, "nameserver 1.1.1.1") ||
+		!strings.Contains(got, "search resolv.conf.local") || !strings.Contains(got, "ndots:2") || strings.Contains(got, "cluster.local") {
 		a.t.Errorf("a pod with its own settings has %q", got)
 	}
 	// A name that becomes a Service has an address from then on.
-	a.k("patch", "service", "elsewhere", "--type=merge", "-p", `{"spec":{"type":"ClusterIP","externalName":null,"ports":[{"port":80,"name":"http","protocol":"TCP"}]}}`)
+	a.k("patch", "service", "elsewhere", "--type=merge", "-p",
+		`{"spec":{"type":"ClusterIP","externalName":null,"ports":[{"port":80,"name":"http","protocol":"TCP"}]}}`)
 	a.answers("querier", "nslookup elsewhere", a.field("service/elsewhere", "{.spec.clusterIP}"))
 }
 
@@ -109,14 +114,16 @@ func onePortTwoProtocols(a *apps) {
 apiVersion: v1
 kind: Service
 metadata: {name: both}
-spec: {selector: {app: server}, ports: [{name: tcp, port: 80, protocol: TCP, targetPort: 8080}, {name: udp, port: 80, protocol: UDP, targetPort: 8080}]}
+spec: {selector: {app: server}, ports: [{name: tcp, port: 80, protocol: TCP, targetPort: 8080}, {name: udp, port: 80, protocol: UDP, ` +
+		`targetPort: 8080}]}
 `)
 	a.pod("client", "", "")
 	a.ready("app in (server, client)", 2)
 	tcp, udp := "wget -T 1 -O - http://both/hostname", "echo hello | nc -u both 80"
 	a.answers("client", tcp, "server")
 	a.answers("client", udp, "server hello")
-	a.k("patch", "service", "both", "--type=merge", "-p", `{"spec":{"ports":[{"name":"tcp","port":80,"protocol":"TCP","targetPort":8080}]}}`)
+	a.k("patch", "service", "both", "--type=merge", "-p",
+		`{"spec":{"ports":[{"name":"tcp","port":80,"protocol":"TCP","targetPort":8080}]}}`)
 	a.until("UDP is served no more", func() string {
 		if out := a.from("client", udp); strings.Contains(out, "server hello") {
 			return out
@@ -124,7 +131,8 @@ spec: {selector: {app: server}, ports: [{name: tcp, port: 80, protocol: TCP, tar
 		return ""
 	})
 	a.answers("client", tcp, "server")
-	a.k("patch", "service", "both", "--type=merge", "-p", `{"spec":{"ports":[{"name":"udp","port":80,"protocol":"UDP","targetPort":8080}]}}`)
+	a.k("patch", "service", "both", "--type=merge", "-p",
+		`{"spec":{"ports":[{"name":"udp","port":80,"protocol":"UDP","targetPort":8080}]}}`)
 	a.answers("client", udp, "server hello")
 	a.until("TCP is served no more", func() string {
 		if out := a.from("client", tcp); out == "server" {
@@ -145,7 +153,8 @@ spec: {selector: {app: server}, ports: [{name: portname1, port: 80, targetPort: 
 `)
 	a.ready("app=server", 1)
 	base := "/api/v1/namespaces/" + a.ns
-	for _, path := range []string{"/services/front:portname1/proxy/hostname", "/services/http:front:portname2/proxy/hostname", "/services/front:80/proxy/hostname", "/pods/server/proxy/hostname", "/pods/http:server:8080/proxy/hostname"} {
+	for _, path := range []string{"/services/front:portname1/proxy/hostname", "/services/http:front:portname2/proxy/hostname",
+		"/services/front:80/proxy/hostname", "/pods/server/proxy/hostname", "/pods/http:server:8080/proxy/hostname"} {
 		a.until("proxy "+path, func() string {
 			out, err := a.tryKubectl("", "get", "--raw", base+path)
 			if err != nil || strings.TrimSpace(out) != "server" {

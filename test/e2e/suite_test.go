@@ -60,7 +60,8 @@ func (a *apps) pod(name, spec, container string) {
 func (a *apps) unplaced(name, why string) {
 	a.t.Helper()
 	a.until("an event that "+name+" fits nowhere", func() string {
-		out, _ := a.tryKubectl("", "-n", a.ns, "get", "events", "--field-selector", "involvedObject.name="+name+",reason=FailedScheduling", "-o", "jsonpath={.items[*].message}")
+		out, _ := a.tryKubectl("", "-n", a.ns, "get", "events", "--field-selector", "involvedObject.name="+name+",reason=FailedScheduling",
+			"-o", "jsonpath={.items[*].message}")
 		if strings.Contains(out, why) {
 			return ""
 		}
@@ -209,17 +210,21 @@ func (a *apps) running(selector string, n int) string {
 func classesAndLimits(a *apps) {
 	a.make(classOf("suite-class", 5))
 	defer a.kubectl("delete", "priorityclass", "suite-class")
-	if out, err := a.tryKubectl("", "patch", "priorityclass", "suite-class", "--type=merge", "-p", `{"value":6}`); err == nil || !strings.Contains(out, "value") {
+	if out, err := a.tryKubectl("", "patch", "priorityclass", "suite-class", "--type=merge", "-p", `{"value":6}`); err == nil ||
+		!strings.Contains(out, "value") {
 		a.t.Errorf("the value of a class was changed: %s", out)
 	}
 	a.kubectl("patch", "priorityclass", "suite-class", "--type=merge", "-p", `{"description":"words"}`)
-	a.make(`{apiVersion: v1, kind: LimitRange, metadata: {name: limits}, spec: {limits: [{type: Container, min: {cpu: 50m, memory: 10Mi}, max: {cpu: 500m, memory: 500Mi}, default: {cpu: 300m, memory: 50Mi}, defaultRequest: {cpu: 100m, memory: 20Mi}}]}}`)
+	a.make(`{apiVersion: v1, kind: LimitRange, metadata: {name: limits}, spec: {limits: [{type: Container, min: {cpu: 50m, memory: 10Mi},` +
+		` max: {cpu: 500m, memory: 500Mi}, default: {cpu: 300m, memory: 50Mi}, defaultRequest: {cpu: 100m, memory: 20Mi}}]}}`)
 	a.pod("plain", "", "")
-	if got := a.field("pod/plain", "{.spec.containers[0].resources.requests.cpu} {.spec.containers[0].resources.limits.memory}"); got != "100m 50Mi" {
+	if got := a.field("pod/plain",
+		"{.spec.containers[0].resources.requests.cpu} {.spec.containers[0].resources.limits.memory}"); got != "100m 50Mi" {
 		a.t.Errorf("defaults are %q", got)
 	}
 	for _, cpu := range []string{"10m", "600m"} {
-		m := strings.ReplaceAll(sleeper("refused", ""), "CONTAINER", fmt.Sprintf(`, resources: {requests: {cpu: %s}, limits: {cpu: %s}}`, cpu, cpu))
+		m := strings.ReplaceAll(sleeper("refused", ""), "CONTAINER", fmt.Sprintf(`, resources: {requests: {cpu: %s}, limits: {cpu: %s}}`,
+			cpu, cpu))
 		if out, err := a.tryKubectl(m, "-n", a.ns, "apply", "-f", "-"); err == nil || !strings.Contains(out, "cpu usage per Container is") {
 			a.t.Errorf("a pod with %s of CPU: %v %s", cpu, err, out)
 		}

@@ -68,7 +68,8 @@ func (c *cluster) checkTree() {
 	pod := func(name, class string) (pod, container string) {
 		container = c.cgroupOf(name)
 		pod = filepath.Dir(container)
-		if want := class + "-pod" + strings.ReplaceAll(string(c.pod(name).UID), "-", "_") + ".slice"; !strings.HasSuffix(filepath.Base(pod), want) {
+		if want := class + "-pod" + strings.ReplaceAll(string(c.pod(name).UID), "-", "_") + ".slice"; !strings.HasSuffix(filepath.Base(pod),
+			want) {
 			c.t.Errorf("%s is in %s, want ...%s", name, pod, want)
 		}
 		read(pod, "pids.max", "77")
@@ -118,7 +119,8 @@ func (c *cluster) noWarnings() {
 func (c *cluster) pressureIsTold() {
 	c.t.Helper()
 	node := c.nodeName()
-	for path, want := range map[string]string{"stats/summary": `"psi":{"full":`, "metrics/cadvisor": "container_pressure_memory_waiting_seconds_total{"} {
+	for path, want := range map[string]string{"stats/summary": `"psi":{"full":`,
+		"metrics/cadvisor": "container_pressure_memory_waiting_seconds_total{"} {
 		if out := c.kubectl("get", "--raw", fmt.Sprintf("/api/v1/nodes/%s/proxy/%s", node, path)); !strings.Contains(out, want) {
 			c.t.Errorf("%s says nothing of %s", path, want)
 		}
@@ -135,7 +137,8 @@ func (c *cluster) groupIsKilled() {
 		c.t.Errorf("taking 100 of 32 MiB: %s", out)
 	}
 	c.restarted("group", before)
-	if end := c.pod("group").Status.ContainerStatuses[0].LastTerminationState.Terminated; end == nil || end.Reason != "OOMKilled" || end.ExitCode != 137 {
+	if end := c.pod("group").Status.ContainerStatuses[0].LastTerminationState.Terminated; end == nil || end.Reason != "OOMKilled" ||
+		end.ExitCode != 137 {
 		c.t.Errorf("the container ended as %+v", end)
 	}
 }

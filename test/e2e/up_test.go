@@ -136,7 +136,8 @@ func testService(t *testing.T, c *cluster) {
 			t.Errorf("service by the name %s from a pod: %q", name, out)
 		}
 	}
-	if out := c.berth("why", "pod", pod, "--data-dir", c.dir); !strings.Contains(out, "placed on") || !strings.Contains(out, "starting container web") {
+	if out := c.berth("why", "pod", pod, "--data-dir", c.dir); !strings.Contains(out, "placed on") ||
+		!strings.Contains(out, "starting container web") {
 		t.Errorf("why pod:\n%s", out)
 	}
 }
@@ -146,7 +147,9 @@ func testKubectl(t *testing.T, c *cluster) {
 	if out := c.kubectl("logs", pod); !strings.Contains(out, "serving on port 8080") {
 		t.Errorf("logs: %q", out)
 	}
-	if out := c.kubectl("exec", pod, "--", "sh", "-c", "echo $HOSTNAME $KUBERNETES_SERVICE_HOST; ls /var/run/secrets/kubernetes.io/serviceaccount"); !strings.Contains(out, pod) || !strings.Contains(out, "token") {
+	if out := c.kubectl("exec", pod, "--", "sh", "-c",
+		"echo $HOSTNAME $KUBERNETES_SERVICE_HOST; ls /var/run/secrets/kubernetes.io/serviceaccount"); !strings.Contains(out, pod) ||
+		!strings.Contains(out, "token") {
 		t.Errorf("exec: %q", out)
 	}
 	if out, err := c.tryKubectl("hello stdin", "exec", "-i", pod, "--", "cat"); err != nil || out != "hello stdin" {
@@ -196,7 +199,8 @@ func testKubectl(t *testing.T, c *cluster) {
 func testStaticPod(t *testing.T, c *cluster) {
 	file := filepath.Join(c.dir, "agent", "manifests", "static.yaml")
 	write := func(arg string) {
-		manifest := fmt.Sprintf("apiVersion: v1\nkind: Pod\nmetadata: {name: static, labels: {app: static}}\nspec:\n  containers:\n  - {name: c, image: 'berth.dev/toolbox:1', args: [sh, -c, 'echo %s; sleep infinity']}\n", arg)
+		manifest := fmt.Sprintf("apiVersion: v1\nkind: Pod\nmetadata: {name: static, labels: {app: static}}\nspec:\n  containers:\n  - "+
+			"{name: c, image: 'berth.dev/toolbox:1', args: [sh, -c, 'echo %s; sleep infinity']}\n", arg)
 		if err := os.WriteFile(file, []byte(manifest), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -212,7 +216,8 @@ func testStaticPod(t *testing.T, c *cluster) {
 		if len(pods) != 1 || pods[0].UID == first.UID || !podReady(&pods[0]) {
 			return false, fmt.Sprint(len(pods))
 		}
-		return pods[0].Status.ContainerStatuses[0].ContainerID == first.Status.ContainerStatuses[0].ContainerID, pods[0].Status.ContainerStatuses[0].ContainerID
+		return pods[0].Status.ContainerStatuses[0].ContainerID == first.Status.ContainerStatuses[0].ContainerID,
+			pods[0].Status.ContainerStatuses[0].ContainerID
 	})
 	write("two")
 	c.eventually("changed static pod runs the new command", func() (bool, string) {
@@ -247,9 +252,11 @@ spec:
   volumes:
   - {name: scratch, emptyDir: {}}
   - {name: settings, configMap: {name: settings}}
-  - {name: all, projected: {sources: [{secret: {name: secret}}, {downwardAPI: {items: [{path: labels, fieldRef: {fieldPath: metadata.labels}}]}}]}}
+  - {name: all, projected: {sources: [{secret: {name: secret}}, {downwardAPI: {items: [{path: labels, fieldRef: {fieldPath: ` +
+	`metadata.labels}}]}}]}}
   initContainers:
-  - {name: first, image: "berth.dev/toolbox:1", args: [sh, -c, "echo init-was-here > /scratch/init"], volumeMounts: [{name: scratch, mountPath: /scratch}]}
+  - {name: first, image: "berth.dev/toolbox:1", args: [sh, -c, "echo init-was-here > /scratch/init"], volumeMounts: [{name: scratch, ` +
+	`mountPath: /scratch}]}
   containers:
   - name: main
     image: berth.dev/toolbox:1
@@ -283,14 +290,16 @@ func testPodFeatures(t *testing.T, c *cluster) {
 			t.Errorf("log lacks %q:\n%s", want, out)
 		}
 	}
-	c.apply(`{apiVersion: v1, kind: Pod, metadata: {name: crash, labels: {app: crash}}, spec: {containers: [{name: c, image: "berth.dev/toolbox:1", args: [sh, -c, "exit 3"]}]}}`)
+	c.apply(`{apiVersion: v1, kind: Pod, metadata: {name: crash, labels: {app: crash}}, spec: {containers: [{name: c, image: ` +
+		`"berth.dev/toolbox:1", args: [sh, -c, "exit 3"]}]}}`)
 	c.eventually("crash loop with back-off", func() (bool, string) {
 		pods := c.pods("default", "app=crash")
 		if len(pods) != 1 || len(pods[0].Status.ContainerStatuses) != 1 {
 			return false, "no status"
 		}
 		cs := pods[0].Status.ContainerStatuses[0]
-		return cs.State.Waiting != nil && cs.State.Waiting.Reason == "CrashLoopBackOff" && cs.LastTerminationState.Terminated != nil && cs.LastTerminationState.Terminated.ExitCode == 3, describe(&pods[0])
+		return cs.State.Waiting != nil && cs.State.Waiting.Reason == "CrashLoopBackOff" && cs.LastTerminationState.Terminated != nil &&
+			cs.LastTerminationState.Terminated.ExitCode == 3, describe(&pods[0])
 	})
 	c.kubectl("delete", "pod", "features", "crash", "--wait")
 	if n := len(c.pods("default", "app in (features, crash)")); n != 0 {
@@ -374,7 +383,8 @@ func testRestart(t *testing.T, c *cluster, stop func()) {
 			continue
 		}
 		if p.Status.ContainerStatuses[0].RestartCount != o.Status.ContainerStatuses[0].RestartCount {
-			t.Errorf("pod %s: restarts went from %d to %d", p.Name, o.Status.ContainerStatuses[0].RestartCount, p.Status.ContainerStatuses[0].RestartCount)
+			t.Errorf("pod %s: restarts went from %d to %d", p.Name, o.Status.ContainerStatuses[0].RestartCount,
+				p.Status.ContainerStatuses[0].RestartCount)
 		}
 		if !readySince(&p).Equal(readySince(&o)) {
 			t.Errorf("pod %s: Ready flipped at %v", p.Name, readySince(&p))

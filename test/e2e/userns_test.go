@@ -16,7 +16,8 @@ func TestUserNamespaces(t *testing.T) {
 		t.Skip("BERTH_BIN is not set")
 	}
 	tools := t.TempDir()
-	build := exec.Command("go", "build", "-trimpath", "-tags", "seccomp", "-o", filepath.Join(tools, "runc"), "github.com/opencontainers/runc")
+	build := exec.Command("go", "build", "-trimpath", "-tags", "seccomp", "-o", filepath.Join(tools, "runc"),
+		"github.com/opencontainers/runc")
 	build.Dir = filepath.Join("..", "tools", "runc")
 	build.Env = append(os.Environ(), "CGO_ENABLED=1") // it has parts in C
 	if out, err := build.CombinedOutput(); err != nil {
@@ -34,7 +35,8 @@ func TestUserNamespaces(t *testing.T) {
 	}
 	host := t.TempDir()
 	c.apply(podFeatureObjects)
-	c.come(t, featurePods(t, "userns.yaml", strings.NewReplacer("image: T", "image: berth.dev/toolbox:1", "reference: T", "reference: berth.dev/toolbox:1", "HOSTDIR", host)))
+	c.come(t, featurePods(t, "userns.yaml", strings.NewReplacer("image: T", "image: berth.dev/toolbox:1", "reference: T",
+		"reference: berth.dev/toolbox:1", "HOSTDIR", host)))
 	// The pod's root is the machine's nobody, but what it writes to volumes is
 	// root's: they are mapped, not given away.
 	st, err := os.Stat(filepath.Join(host, "userns", "host"))

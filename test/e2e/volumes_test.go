@@ -33,7 +33,8 @@ func TestVolumes(t *testing.T) {
 		return c.kubectl("exec", "volumes", "--", "cat", path)
 	}
 	for path, want := range map[string]string{
-		"/all/labels": `app="volumes"`, "/all/note": "why", "/all/cpu": "500", "/all/in/key": "s1", "/sub": "s1", "/config/key": "one", "/frozen/key": "ice",
+		"/all/labels": `app="volumes"`, "/all/note": "why", "/all/cpu": "500", "/all/in/key": "s1", "/sub": "s1", "/config/key": "one",
+		"/frozen/key": "ice",
 	} {
 		if got := read(path); got != want {
 			t.Errorf("%s holds %q, want %q", path, got, want)

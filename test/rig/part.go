@@ -112,7 +112,8 @@ func (r *Rig) StartProxy(node, podCIDR string) (*Proxy, error) {
 	}
 	p := &Proxy{HealthzPort: r.Ports + proxyHealthzPort, MetricsPort: r.Ports + proxyMetricsPort}
 	file := filepath.Join(r.Dir, "proxy.yaml")
-	if err := os.WriteFile(file, fmt.Appendf(nil, proxyConfiguration, kubeconfig, node, podCIDR, p.HealthzPort, p.MetricsPort), 0o644); err != nil {
+	if err := os.WriteFile(file, fmt.Appendf(nil, proxyConfiguration, kubeconfig, node, podCIDR, p.HealthzPort, p.MetricsPort),
+		0o644); err != nil {
 		return nil, err
 	}
 	r.proxied = true
@@ -134,8 +135,11 @@ func (r *Rig) StartControllers(clusterCIDR string, args ...string) (*Controllers
 		return nil, err
 	}
 	c := &Controllers{SecurePort: r.Ports + controllersPort}
-	c.Part, err = r.start("controllers", append([]string{"controllers", "--kubeconfig", kubeconfig, "--authentication-kubeconfig", kubeconfig, "--authorization-kubeconfig", kubeconfig,
-		"--leader-elect-resource-name", "kube-controller-manager", "--use-service-account-credentials", "--allocate-node-cidrs", "--cluster-cidr", clusterCIDR,
-		"--bind-address", "127.0.0.1", "--secure-port", strconv.Itoa(c.SecurePort), "--data-dir", filepath.Join(r.Dir, "controllers")}, args...)...)
+	c.Part, err = r.start("controllers", append([]string{"controllers", "--kubeconfig", kubeconfig, "--authentication-kubeconfig",
+		kubeconfig, "--authorization-kubeconfig", kubeconfig,
+		"--leader-elect-resource-name", "kube-controller-manager", "--use-service-account-credentials", "--allocate-node-cidrs",
+		"--cluster-cidr", clusterCIDR,
+		"--bind-address", "127.0.0.1", "--secure-port", strconv.Itoa(c.SecurePort), "--data-dir", filepath.Join(r.Dir, "controllers")},
+		args...)...)
 	return c, err
 }

@@ -169,7 +169,8 @@ authentication:
 // StartAgent starts `berth agent` for node name; more is added to its
 // KubeletConfiguration, args to its flags.
 func (r *Rig) StartAgent(name, more string, args ...string) (*Agent, error) {
-	a := &Agent{Name: name, RootDir: filepath.Join(r.Dir, name), Port: r.Ports + agentPorts + 2*r.agents, HealthzPort: r.Ports + agentPorts + 1 + 2*r.agents}
+	a := &Agent{Name: name, RootDir: filepath.Join(r.Dir, name), Port: r.Ports + agentPorts + 2*r.agents,
+		HealthzPort: r.Ports + agentPorts + 1 + 2*r.agents}
 	r.agents++
 	kubeconfig, err := r.nodeKubeconfig(name)
 	if err != nil {
@@ -183,14 +184,16 @@ func (r *Rig) StartAgent(name, more string, args ...string) (*Agent, error) {
 		// than 15 % left takes no pods.
 		more = "evictionHard: {memory.available: 100Mi, nodefs.available: 1%, imagefs.available: 1%}\n" + more
 	}
-	text := fmt.Sprintf(configuration, a.Port, a.HealthzPort, r.instance(), r.Runtime.Socket(), filepath.Join(a.RootDir, "pod-logs"), a.Manifests(),
+	text := fmt.Sprintf(configuration, a.Port, a.HealthzPort, r.instance(), r.Runtime.Socket(), filepath.Join(a.RootDir, "pod-logs"),
+		a.Manifests(),
 		filepath.Join(r.ServerDir(), "pki", "ca.crt"), more)
 	config := filepath.Join(a.RootDir, "config.yaml")
 	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
 		return nil, err
 	}
 	pki := r.pkiDir(name)
-	a.Part, err = r.start(name, append([]string{"agent", "--kubeconfig", kubeconfig, "--config", config, "--root-dir", a.RootDir, "--cert-dir", a.RootDir, "--hostname-override", name,
+	a.Part, err = r.start(name, append([]string{"agent", "--kubeconfig", kubeconfig, "--config", config, "--root-dir", a.RootDir,
+		"--cert-dir", a.RootDir, "--hostname-override", name,
 		"--tls-cert-file", filepath.Join(pki, "serving.crt"), "--tls-private-key-file", filepath.Join(pki, "serving.key")}, args...)...)
 	return a, err
 }

@@ -25,7 +25,8 @@ const (
 	// slow gives tests of packets ten times their patience.
 	slow = "BERTH_TEST_SLOWNESS=10 "
 	// lacks begins a command that must end with what the kernel lacks.
-	lacks = "says() { \"$@\" >/tmp/said 2>&1 && return 1; cat /tmp/said; grep -q 'random numbers (CONFIG_NFT_NUMGEN' /tmp/said; }; says /host/bin/berth "
+	lacks = "says() { \"$@\" >/tmp/said 2>&1 && return 1; cat /tmp/said; grep -q 'random numbers (CONFIG_NFT_NUMGEN' /tmp/said; }; says " +
+		"/host/bin/berth "
 )
 
 var checks = []check{
@@ -34,7 +35,8 @@ var checks = []check{
 	}},
 	{name: "cluster", limit: 40 * time.Minute, steps: []step{
 		// Programs start quicker from the machine's own disk.
-		{command: "mkdir /opt/berth && cd /host/bin && cp -r berth containerd containerd-shim-runc-v2 bridge host-local loopback portmap images /opt/berth"},
+		{command: "mkdir /opt/berth && cd /host/bin && cp -r berth containerd containerd-shim-runc-v2 bridge host-local loopback portmap " +
+			"images /opt/berth"},
 		{command: "cd /host/test/e2e && BERTH_BIN=/opt/berth BERTH_TEST_SLOWNESS=5 /host/bin/t/e2e.test -test.v -test.timeout 38m " +
 			"-test.run '^(TestUnifiedNode|TestNodeAllocatable|TestMemoryPressure|TestHungRuntime)$'"},
 	}},
@@ -48,12 +50,16 @@ var checks = []check{
 	}},
 	{name: "kernel", limit: 20 * time.Minute, steps: []step{
 		{command: "/host/bin/t/proxy.test -test.v -test.run TestKernelWithoutModules"},
-		{command: "echo install nft_numgen /bin/false >/etc/modprobe.d/hidden.conf; while grep -q ^nft_numgen /proc/modules; do rmmod nft_numgen; sleep 0.1; done"},
+		{command: "echo install nft_numgen /bin/false >/etc/modprobe.d/hidden.conf; while grep -q ^nft_numgen /proc/modules; do rmmod " +
+			"nft_numgen; sleep 0.1; done"},
 		{command: lacks + "proxy --master http://127.0.0.1:1"},
 		{command: lacks + "up --data-dir /tmp/up"},
 	}},
 	{name: "packets", limit: time.Hour, steps: []step{
-		{command: "cd /host/internal/proxy && " + slow + "/host/bin/t/proxy.test -test.v -test.timeout 55m -test.run 'TestCheckKernel|TestKernel(Listing|Packets|Traffic|Drift|StaleFlows)$|TestAffinity|TestNewTableInParts|TestKernelsEqualModel|TestKill'"},
+		{command: "cd /host/internal/proxy && " + slow +
+			"/host/bin/t/proxy.test -test.v -test.timeout 55m -test.run " +
+			"'TestCheckKernel|TestKernel(Listing|Packets|Traffic|Drift|StaleFlows)$|" +
+			"TestAffinity|TestNewTableInParts|TestKernelsEqualModel|TestKill'"},
 	}},
 	{name: "policies", limit: time.Hour, steps: []step{
 		{command: "modprobe br_netfilter"},
@@ -65,7 +71,8 @@ var checks = []check{
 		{command: slow + "/host/bin/t/network.test -test.v -test.timeout 25m"},
 	}},
 	{name: "ipvs", limit: 20 * time.Minute, steps: []step{
-		{command: "modprobe ip_vs && ip link add kube-ipvs0 type dummy && ip addr add 10.96.0.10/32 dev kube-ipvs0 && ipvsadm -A -t 10.96.0.10:53 -s rr && ipvsadm -a -t 10.96.0.10:53 -r 10.244.0.5:53 -m && ipvsadm -A -t 192.0.2.1:80 -s rr"},
+		{command: "modprobe ip_vs && ip link add kube-ipvs0 type dummy && ip addr add 10.96.0.10/32 dev kube-ipvs0 && ipvsadm -A -t " +
+			"10.96.0.10:53 -s rr && ipvsadm -a -t 10.96.0.10:53 -r 10.244.0.5:53 -m && ipvsadm -A -t 192.0.2.1:80 -s rr"},
 		{command: "/host/bin/berth proxy --cleanup-kube-proxy"},
 		{command: "! ip link show kube-ipvs0 && test \"$(ipvsadm-save -n)\" = '-A -t 192.0.2.1:80 -s rr'"},
 	}},

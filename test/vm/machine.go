@@ -41,9 +41,11 @@ func (m *machine) arguments() []string {
 		cpu = "host"
 	}
 	args := []string{
-		"-accel", m.accel, "-cpu", cpu, "-smp", strconv.Itoa(m.processors), "-m", strconv.Itoa(m.memoryMiB), "-nodefaults", "-display", "none",
+		"-accel", m.accel, "-cpu", cpu, "-smp", strconv.Itoa(m.processors), "-m", strconv.Itoa(m.memoryMiB), "-nodefaults", "-display",
+		"none",
 		"-kernel", filepath.Join(m.image, "vmlinuz"), "-initrd", filepath.Join(m.image, "initrd"),
-		"-append", "root=/dev/vda rw console=ttyS0 quiet mitigations=off nokaslr no_timer_check panic=-1 systemd.show_status=false " + m.options,
+		"-append", "root=/dev/vda rw console=ttyS0 quiet mitigations=off nokaslr no_timer_check panic=-1 systemd.show_status=false " +
+			m.options,
 		"-serial", "file:" + m.console(),
 		"-drive", "file=" + filepath.Join(m.image, "root.img") + ",format=raw,if=virtio,snapshot=on,cache=unsafe",
 		"-device", "virtio-rng-pci", "-device", "virtio-serial",

@@ -86,7 +86,7 @@ func expandAll(list []string, lookup func(string) (string, bool)) []string {
 	}
 	out := make([]string, len(list))
 	for i, s := range list {
-		out[i] = Expand(s, lookup)
+		out[i] = expandVariables(s, lookup)
 	}
 	return out
 }

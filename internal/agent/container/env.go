@@ -119,7 +119,7 @@ func (b *envBuilder) from(f *v1.EnvFromSource) error {
 
 func (b *envBuilder) variable(e *v1.EnvVar) error {
 	if e.ValueFrom == nil {
-		b.set(e.Name, Expand(e.Value, b.lookup))
+		b.set(e.Name, expandVariables(e.Value, b.lookup))
 		return nil
 	}
 	value, found, err := b.valueFrom(e.ValueFrom)

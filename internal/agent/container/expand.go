@@ -2,9 +2,9 @@ package container
 
 import "strings"
 
-// Expand replaces $(NAME) by lookup(NAME). A reference without a value stays
+// expandVariables replaces $(NAME) by lookup(NAME). A reference without a value stays
 // as written, "$$" is one dollar sign, and anything else stays as it is.
-func Expand(s string, lookup func(name string) (string, bool)) string {
+func expandVariables(s string, lookup func(name string) (string, bool)) string {
 	out, _ := expand(s, lookup)
 	return out
 }

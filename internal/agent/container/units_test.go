@@ -21,7 +21,7 @@ func TestExpand(t *testing.T) {
 		{"$(B)", "$(A)"}, {"$(NONE)", "$(NONE)"}, {"$(A", "$(A"}, {"$A", "$A"}, {"$", "$"}, {"$$", "$"}, {"$()", "$()"},
 		{"$(EMPTY)", ""}, {"$(A-B)", "dash"}, {"$((A))", "$((A))"}, {"a$(A$(A)", "a$(A$(A)"}, {"$($(A)", "$($(A)"},
 	} {
-		if got := Expand(c[0], lookup); got != c[1] {
+		if got := expandVariables(c[0], lookup); got != c[1] {
 			t.Errorf("%q: got %q, want %q", c[0], got, c[1])
 		}
 	}
@@ -37,7 +37,7 @@ func FuzzExpand(f *testing.F) {
 	}
 	none := func(string) (string, bool) { return "", false }
 	f.Fuzz(func(t *testing.T, s string) {
-		if got := Expand(strings.ReplaceAll(s, "$", "$$"), none); got != s {
+		if got := expandVariables(strings.ReplaceAll(s, "$", "$$"), none); got != s {
 			t.Errorf("escaped %q came back as %q", s, got)
 		}
 		all, _ := expandStrict(s, func(string) (string, bool) { return "v", true })

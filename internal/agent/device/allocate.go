@@ -97,7 +97,8 @@ func (m *Manager) Keep(keep func(types.UID) bool) error {
 }
 
 // ask lets the plugin prefer and allocate.
-func (m *Manager) ask(ctx context.Context, client pluginapi.DevicePluginClient, options *pluginapi.DevicePluginOptions, want want) (Share,
+func (m *Manager) ask(ctx context.Context, client pluginapi.DevicePluginClient, options *pluginapi.DevicePluginOptions,
+	want want) (containerDevices,
 	error) {
 	ctx, cancel := context.WithTimeout(ctx, callMax)
 	defer cancel()
@@ -108,7 +109,7 @@ func (m *Manager) ask(ctx context.Context, client pluginapi.DevicePluginClient, 
 				AvailableDeviceIDs: append(slices.Clone(want.Must), want.Available...), MustIncludeDeviceIDs: want.Must,
 				AllocationSize: int32(want.Count)}}})
 		if err != nil {
-			return Share{}, fmt.Errorf("device plugin GetPreferredAllocation of %s failed: %w", want.Resource, err)
+			return containerDevices{}, fmt.Errorf("device plugin GetPreferredAllocation of %s failed: %w", want.Resource, err)
 		}
 		if responses := answer.GetContainerResponses(); len(responses) == 1 {
 			preferred = responses[0].DeviceIDs
@@ -120,17 +121,17 @@ func (m *Manager) ask(ctx context.Context, client pluginapi.DevicePluginClient, 
 		&pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}}})
 	m.metrics.allocation.WithLabelValues(want.Resource).Observe(time.Since(began).Seconds())
 	if err != nil {
-		return Share{}, fmt.Errorf("device plugin Allocate of %s failed: %w", want.Resource, err)
+		return containerDevices{}, fmt.Errorf("device plugin Allocate of %s failed: %w", want.Resource, err)
 	}
 	if len(answer.GetContainerResponses()) != 1 {
-		return Share{}, fmt.Errorf("device plugin of %s answered with %d responses instead of 1", want.Resource,
+		return containerDevices{}, fmt.Errorf("device plugin of %s answered with %d responses instead of 1", want.Resource,
 			len(answer.GetContainerResponses()))
 	}
 	response, err := proto.Marshal(protoadapt.MessageV2Of(answer.ContainerResponses[0]))
 	if err != nil {
-		return Share{}, fmt.Errorf("keeping the answer of the device plugin of %s: %w", want.Resource, err)
+		return containerDevices{}, fmt.Errorf("keeping the answer of the device plugin of %s: %w", want.Resource, err)
 	}
-	return Share{Resource: want.Resource, IDs: ids, Response: response}, nil
+	return containerDevices{Resource: want.Resource, IDs: ids, Response: response}, nil
 }
 
 // Grant is what a container gets with its devices.

@@ -436,7 +436,7 @@ func giveAll(r *rapid.T, ledger *ledger, pod *v1.Pod) bool {
 			if err := nearest(ledger, pod, &list[i], nodes, ids); err != nil {
 				r.Fatal(err)
 			}
-			ledger.Give(pod.UID, want.Container, Share{Resource: thing, IDs: ids})
+			ledger.Give(pod.UID, want.Container, containerDevices{Resource: thing, IDs: ids})
 		}
 	}
 	return true

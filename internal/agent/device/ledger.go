@@ -26,8 +26,8 @@ func (d device) near() (out topology.Mask) {
 	return out
 }
 
-// Share is the devices of one resource that a container holds.
-type Share struct {
+// containerDevices is the devices of one resource that a container holds.
+type containerDevices struct {
 	Resource string
 	IDs      []string
 	// Nodes is the NUMA node each device was near to when it was given, by ID;
@@ -44,12 +44,12 @@ type ledger struct {
 	// devices unhealthy, until it is dropped; then it stays without devices.
 	devices map[string]map[string]device
 	// held by pod, container and resource.
-	held map[types.UID]map[string]map[string]Share
+	held map[types.UID]map[string]map[string]containerDevices
 }
 
 // newLedger returns an empty Ledger.
 func newLedger() *ledger {
-	return &ledger{devices: map[string]map[string]device{}, held: map[types.UID]map[string]map[string]Share{}}
+	return &ledger{devices: map[string]map[string]device{}, held: map[types.UID]map[string]map[string]containerDevices{}}
 }
 
 // Know sets the devices of a resource.
@@ -91,8 +91,11 @@ func (l *ledger) Counts() (all, healthy map[string]int64) {
 }
 
 // Held returns what a container holds, sorted by resource.
-func (l *ledger) Held(pod types.UID, container string) []Share {
-	return slices.SortedFunc(maps.Values(l.held[pod][container]), func(a, b Share) int { return strings.Compare(a.Resource, b.Resource) })
+func (l *ledger) Held(pod types.UID, container string) []containerDevices {
+	return slices.SortedFunc(maps.Values(l.held[pod][container]), func(a, b containerDevices) int {
+		return strings.Compare(a.Resource,
+			b.Resource)
+	})
 }
 
 // Containers returns the names of the containers of a pod that hold devices.
@@ -114,12 +117,12 @@ func (l *ledger) Holders(resource string) []types.UID {
 }
 
 // Give notes that a container holds devices.
-func (l *ledger) Give(pod types.UID, container string, share Share) {
+func (l *ledger) Give(pod types.UID, container string, share containerDevices) {
 	if l.held[pod] == nil {
-		l.held[pod] = map[string]map[string]Share{}
+		l.held[pod] = map[string]map[string]containerDevices{}
 	}
 	if l.held[pod][container] == nil {
-		l.held[pod][container] = map[string]Share{}
+		l.held[pod][container] = map[string]containerDevices{}
 	}
 	l.held[pod][container][share.Resource] = share
 }

@@ -65,7 +65,7 @@ func (m *Manager) load() error {
 		m.ledger.Drop(resource)
 	}
 	for _, e := range entries {
-		share := Share{Resource: e.ResourceName, Nodes: map[string]int64{}, Response: e.AllocResp}
+		share := containerDevices{Resource: e.ResourceName, Nodes: map[string]int64{}, Response: e.AllocResp}
 		for _, node := range slices.Sorted(maps.Keys(e.DeviceIDs)) {
 			for _, id := range e.DeviceIDs[node] {
 				share.IDs = append(share.IDs, id)

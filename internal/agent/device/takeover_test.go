@@ -86,7 +86,7 @@ func TestDevicesAreNotThereAfterAReboot(t *testing.T) {
 		}
 		return ""
 	}
-	l.Give(pod.UID, "main0", Share{Resource: thing, IDs: []string{"a"}})
+	l.Give(pod.UID, "main0", containerDevices{Resource: thing, IDs: []string{"a"}})
 	l.Drop(thing) // as after a restart
 	if got := next(); got != "no healthy devices present; cannot allocate unhealthy devices example.com/thing" {
 		t.Errorf("without the plugin: %q", got)

@@ -55,8 +55,9 @@ func kubeconfig(t *testing.T, c *rest.Config) string {
 func ask(t *testing.T, kubeconfig string) string {
 	t.Helper()
 	var log bytes.Buffer
-	l := &credentials{id: node.Identity{Name: "n1"}, cfg: Config{Log: slog.New(slog.NewTextHandler(&log, nil)), Effective: &config.Effective{
-		Kubelet: &kubeletv1beta1.KubeletConfiguration{ContentType: "application/json"}}}}
+	l := &credentials{id: node.Identity{Name: "n1"}, cfg: Config{Log: slog.New(slog.NewTextHandler(&log, nil)),
+		Effective: &config.Effective{
+			Kubelet: &kubeletv1beta1.KubeletConfiguration{ContentType: "application/json"}}}}
 	l.cfg.Effective.Agent.Kubeconfig, l.cfg.Effective.Agent.CertDir = kubeconfig, t.TempDir()
 	out := agent.Config{Metrics: prometheus.NewRegistry()}
 	if err := l.connect(t.Context(), &out); err != nil {
@@ -124,17 +125,21 @@ func TestServerCertificatesThatDoNotWork(t *testing.T) {
 		ip       string
 		want     string
 	}{
-		"expired":            {now.Add(-2 * time.Hour), now.Add(-time.Hour), "127.0.0.1", "compare this machine's clock with the API server's; if they agree, the certificate must be renewed"},
-		"not valid yet":      {now.Add(time.Hour), now.Add(2 * time.Hour), "127.0.0.1", "set the clock"},
-		"of another address": {now.Add(-time.Hour), now.Add(time.Hour), "192.0.2.1", "use an address in the kubeconfig that the API server's certificate names"},
+		"expired": {now.Add(-2 * time.Hour), now.Add(-time.Hour), "127.0.0.1",
+			"compare this machine's clock with the API server's; if they agree, the certificate must be renewed"},
+		"not valid yet": {now.Add(time.Hour), now.Add(2 * time.Hour), "127.0.0.1", "set the clock"},
+		"of another address": {now.Add(-time.Hour), now.Add(time.Hour), "192.0.2.1",
+			"use an address in the kubeconfig that the API server's certificate names"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 			if err != nil {
 				t.Fatal(err)
 			}
-			template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "server"}, NotBefore: c.from, NotAfter: c.to,
-				IPAddresses: []net.IP{net.ParseIP(c.ip)}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature}
+			template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "server"}, NotBefore: c.from,
+				NotAfter:    c.to,
+				IPAddresses: []net.IP{net.ParseIP(c.ip)}, IsCA: true, BasicConstraintsValid: true,
+				KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature}
 			der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 			if err != nil {
 				t.Fatal(err)
@@ -168,12 +173,14 @@ func TestKubeconfigsThatDoNotWork(t *testing.T) {
 		path string
 		want string
 	}{
-		"missing":           {filepath.Join(dir, "none"), "none"},
-		"no YAML":           {file("broken", "{"), "broken"},
-		"nothing in it":     {file("empty", "apiVersion: v1\nkind: Config\n"), "it must name a server"},
-		"no such context":   {file("context", "apiVersion: v1\nkind: Config\ncurrent-context: y\n"), "y"},
-		"no certificate":    {file("cert", "apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: https://127.0.0.1:1}}]\nusers: [{name: u, user: {client-certificate: /none.crt, client-key: /none.key}}]"+rest), "/none.crt"},
-		"no authority file": {file("ca", "apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: https://127.0.0.1:1, certificate-authority: /none.ca}}]\nusers: [{name: u, user: {token: t}}]"+rest), "/none.ca"},
+		"missing":         {filepath.Join(dir, "none"), "none"},
+		"no YAML":         {file("broken", "{"), "broken"},
+		"nothing in it":   {file("empty", "apiVersion: v1\nkind: Config\n"), "it must name a server"},
+		"no such context": {file("context", "apiVersion: v1\nkind: Config\ncurrent-context: y\n"), "y"},
+		"no certificate": {file("cert", "apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: "+
+			"https://127.0.0.1:1}}]\nusers: [{name: u, user: {client-certificate: /none.crt, client-key: /none.key}}]"+rest), "/none.crt"},
+		"no authority file": {file("ca", "apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: https://127.0.0.1:1, "+
+			"certificate-authority: /none.ca}}]\nusers: [{name: u, user: {token: t}}]"+rest), "/none.ca"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := ask(t, c.path); !strings.Contains(got, c.want) || strings.HasPrefix(got, "ok") {

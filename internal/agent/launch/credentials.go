@@ -54,7 +54,8 @@ func (c *credentials) fill(ctx context.Context, out *agent.Config) error {
 
 // serving sets up the certificate of the agent's API.
 func (c *credentials) serving(out *agent.Config) error {
-	failures, err := failureCounter(out.Metrics, "kubelet_server_expiration_renew_errors", "Requests for a serving certificate that failed.")
+	failures, err := failureCounter(out.Metrics, "kubelet_server_expiration_renew_errors",
+		"Requests for a serving certificate that failed.")
 	if err != nil {
 		return err
 	}
@@ -112,7 +113,8 @@ func (c *credentials) connect(ctx context.Context, out *agent.Config) error {
 	if err != nil {
 		return err
 	}
-	paths := reach.Config{Log: c.cfg.Log, Base: base, Servers: flags.APIServers, HashKey: c.id.Name, Requests: requests, Certificate: current}
+	paths := reach.Config{Log: c.cfg.Log, Base: base, Servers: flags.APIServers, HashKey: c.id.Name, Requests: requests,
+		Certificate: current}
 	if out.ClientCertificate = current; current == nil {
 		if pair, err := keyPair(base); err == nil {
 			out.ClientCertificate = func() *tls.Certificate { return &pair }
@@ -142,7 +144,8 @@ func (c *credentials) clientCertificate(base *rest.Config, metrics prometheus.Re
 	current func() *tls.Certificate, requester *atomic.Pointer[kubernetes.Clientset], err error,
 ) {
 	requester = &atomic.Pointer[kubernetes.Clientset]{}
-	failures, err := failureCounter(metrics, "kubelet_certificate_manager_client_expiration_renew_errors", "Renewals of the client certificate that failed.")
+	failures, err := failureCounter(metrics, "kubelet_certificate_manager_client_expiration_renew_errors",
+		"Renewals of the client certificate that failed.")
 	if err != nil {
 		return nil, nil, err
 	}
@@ -153,7 +156,8 @@ func (c *credentials) clientCertificate(base *rest.Config, metrics prometheus.Re
 	}
 	if c.cfg.Effective.Kubelet.RotateCertificates && (base.CertFile != "" || len(base.CertData) > 0) {
 		rotation, err := certs.NewRotation(certs.RotationConfig{
-			Log: c.cfg.Log, NodeName: c.id.Name, CertDir: c.cfg.Effective.Agent.CertDir, Kubeconfig: base, Failures: failures, Changed: changed,
+			Log: c.cfg.Log, NodeName: c.id.Name, CertDir: c.cfg.Effective.Agent.CertDir, Kubeconfig: base, Failures: failures,
+			Changed: changed,
 			Client: func() (kubernetes.Interface, error) {
 				if client := requester.Load(); client != nil {
 					return client, nil

@@ -79,7 +79,8 @@ type pair struct {
 // newPair connects to base first, and to second when that is away.
 func newPair(t *testing.T, base *rest.Config, second *apitest.Env) *pair {
 	t.Helper()
-	r, err := reach.New(reach.Config{Log: slog.New(slog.DiscardHandler), Base: base, Servers: []string{"https://" + second.Server.Address().String()}})
+	r, err := reach.New(reach.Config{Log: slog.New(slog.DiscardHandler), Base: base,
+		Servers: []string{"https://" + second.Server.Address().String()}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +92,8 @@ func newPair(t *testing.T, base *rest.Config, second *apitest.Env) *pair {
 	p.maps = client.CoreV1().ConfigMaps("default")
 	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithNamespace("default"))
 	informer := factory.Core().V1().ConfigMaps().Informer()
-	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: func(obj any) { p.seen <- obj.(*v1.ConfigMap).Name }}); err != nil {
+	if _, err := informer.AddEventHandler(
+		cache.ResourceEventHandlerFuncs{AddFunc: func(obj any) { p.seen <- obj.(*v1.ConfigMap).Name }}); err != nil {
 		t.Fatal(err)
 	}
 	stop := make(chan struct{})

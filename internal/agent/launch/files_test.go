@@ -44,16 +44,18 @@ func TestWhereCertificatesComeFrom(t *testing.T) {
 		files           Files
 		client, serving string // common names; empty is none yet
 	}{
-		"the process's files":              {nil, files, "of the process@", "of the process@"},
-		"no files":                         {nil, Files{}, "of the kubeconfig@", "n1@"},
-		"tlsCertFile":                      {[]string{"--tls-cert-file=" + theirCert, "--tls-private-key-file=" + theirKey}, files, "of the process@", "configured@"},
+		"the process's files": {nil, files, "of the process@", "of the process@"},
+		"no files":            {nil, Files{}, "of the kubeconfig@", "n1@"},
+		"tlsCertFile": {[]string{"--tls-cert-file=" + theirCert, "--tls-private-key-file=" + theirKey}, files,
+			"of the process@", "configured@"},
 		"rotateCertificates":               {[]string{"--rotate-certificates"}, files, "of the kubeconfig@", "of the process@"},
 		"serverTLSBootstrap, not approved": {[]string{"--rotate-server-certificates"}, files, "of the process@", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			fs := pflag.NewFlagSet("agent", pflag.ContinueOnError)
 			flags := config.AddFlags(fs)
-			path := kubeconfig(t, &rest.Config{Host: "https://127.0.0.1:1", TLSClientConfig: rest.TLSClientConfig{CertData: inlineCert, KeyData: inlineKey}})
+			path := kubeconfig(t, &rest.Config{Host: "https://127.0.0.1:1", TLSClientConfig: rest.TLSClientConfig{CertData: inlineCert,
+				KeyData: inlineKey}})
 			if err := fs.Parse(append(c.flags, "--hostname-override=n1", "--cert-dir="+t.TempDir(), "--kubeconfig="+path)); err != nil {
 				t.Fatal(err)
 			}
@@ -61,7 +63,8 @@ func TestWhereCertificatesComeFrom(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			out, parts, err := Build(t.Context(), Config{Effective: effective, Files: c.files, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()})
+			out, parts, err := Build(t.Context(), Config{Effective: effective, Files: c.files, Log: slog.New(slog.DiscardHandler),
+				Metrics: prometheus.NewRegistry()})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -187,7 +187,8 @@ func identity(cfg Config) (node.Identity, error) {
 	if err != nil {
 		return node.Identity{}, fmt.Errorf("reading the host name: %w", err)
 	}
-	id := node.Identity{Taints: k.RegisterWithTaints, ProviderID: k.ProviderID, AttachDetach: k.EnableControllerAttachDetach == nil || *k.EnableControllerAttachDetach}
+	id := node.Identity{Taints: k.RegisterWithTaints, ProviderID: k.ProviderID, AttachDetach: k.EnableControllerAttachDetach == nil ||
+		*k.EnableControllerAttachDetach}
 	if id.Name, err = node.Name(hostname, flags.HostnameOverride); err != nil {
 		return id, err
 	}

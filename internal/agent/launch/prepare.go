@@ -66,7 +66,8 @@ func noSwap(root string) error {
 		return fmt.Errorf("looking for swap: %w", err)
 	}
 	if lines := strings.Split(strings.TrimSpace(string(text)), "\n"); len(lines) > 1 {
-		return fmt.Errorf("running with swap on is not supported while failSwapOn is true: switch it off (swapoff -a) or set failSwapOn: false; in use are %s", strings.Join(lines[1:], "; "))
+		return fmt.Errorf("running with swap on is not supported while failSwapOn is true: switch it off (swapoff -a) or set failSwapOn: "+
+			"false; in use are %s", strings.Join(lines[1:], "; "))
 	}
 	return nil
 }

@@ -67,7 +67,8 @@ func (s *issuer) run(ctx context.Context) {
 		if !ok || event.Type != watch.Added {
 			continue
 		}
-		csr.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: certificatesv1.CertificateApproved, Status: v1.ConditionTrue, Reason: "Test"}}
+		csr.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: certificatesv1.CertificateApproved,
+			Status: v1.ConditionTrue, Reason: "Test"}}
 		approved, err := requests.UpdateApproval(ctx, csr.Name, csr, metav1.UpdateOptions{})
 		if err == nil {
 			approved.Status.Certificate, err = s.sign(csr)
@@ -196,7 +197,8 @@ func TestCertificatesRotateUnderTraffic(t *testing.T) {
 		mark()
 	}
 	if now := time.Now(); now.Before(first.NotAfter) || rotation.Current().Leaf.NotAfter.Before(now) {
-		t.Errorf("at %v the first certificate is good until %v, the present one until %v", now, first.NotAfter, rotation.Current().Leaf.NotAfter)
+		t.Errorf("at %v the first certificate is good until %v, the present one until %v", now, first.NotAfter,
+			rotation.Current().Leaf.NotAfter)
 	}
 	if serial().Cmp(firstSerial) == 0 {
 		t.Error("the agent shows its first serving certificate still")
@@ -212,7 +214,8 @@ func TestCertificatesRotateUnderTraffic(t *testing.T) {
 
 // serveAgent listens with a serving certificate that the API server issues. It
 // returns a connection and a question for the certificate that a new one sees.
-func serveAgent(t *testing.T, ctx context.Context, wg *sync.WaitGroup, boot certs.BootstrapConfig, client kubernetes.Interface) (net.Conn, func() *big.Int) {
+func serveAgent(t *testing.T, ctx context.Context, wg *sync.WaitGroup, boot certs.BootstrapConfig, client kubernetes.Interface) (net.Conn,
+	func() *big.Int) {
 	t.Helper()
 	serving, err := certs.NewServing(certs.ServingConfig{Log: boot.Log, NodeName: "n1", CertDir: boot.CertDir, Client: client,
 		Kubelet:   &kubeletv1beta1.KubeletConfiguration{ServerTLSBootstrap: true},

@@ -99,9 +99,9 @@ type cniPortmap struct {
 	Backend      string          `json:"backend,omitempty"`
 }
 
-// CNIConfig is the network configuration list for a node's pod CIDRs: a
+// cniConfig is the network configuration list for a node's pod CIDRs: a
 // bridge with addresses from host-local, and host ports.
-func CNIConfig(podCIDRs []string, o CNIOptions) ([]byte, error) {
+func cniConfig(podCIDRs []string, o CNIOptions) ([]byte, error) {
 	o = o.withDefaults()
 	if len(o.Bridge) > 15 {
 		return nil, fmt.Errorf("bridge name %q has %d characters: the kernel allows 15", o.Bridge, len(o.Bridge))
@@ -157,7 +157,7 @@ func RemoveCNI(dir string, o CNIOptions) error {
 // old file or the new one, never half of one; an unchanged file is not
 // touched, so that runtimes watching dir are not woken.
 func WriteCNI(dir string, podCIDRs []string, o CNIOptions) error {
-	content, err := CNIConfig(podCIDRs, o)
+	content, err := cniConfig(podCIDRs, o)
 	if err != nil {
 		return err
 	}

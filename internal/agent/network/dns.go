@@ -81,7 +81,8 @@ func CheckLimits(path string, r Resolver, clusterDomain string) (out []string) {
 		out = append(out, fmt.Sprintf("Resolv.conf file '%s' contains search line consisting of more than %d domains!", path, room))
 	}
 	if len(strings.Join(r.Searches, " ")) > MaxSearchLength {
-		out = append(out, fmt.Sprintf("Resolv.conf file '%s' contains search line which length is more than allowed %d chars!", path, MaxSearchLength))
+		out = append(out, fmt.Sprintf("Resolv.conf file '%s' contains search line which length is more than allowed %d chars!", path,
+			MaxSearchLength))
 	}
 	return out
 }
@@ -208,7 +209,8 @@ func limit(r Resolver) (Resolver, []Warning) {
 	if len(r.Servers) > MaxNameservers {
 		r.Servers = r.Servers[:MaxNameservers]
 		warnings = append(warnings, Warning{"DNSConfigForming",
-			"Nameserver limits were exceeded, some nameservers have been omitted, the applied nameserver line is: " + strings.Join(r.Servers, " ")})
+			"Nameserver limits were exceeded, some nameservers have been omitted, the applied nameserver line is: " +
+				strings.Join(r.Servers, " ")})
 	}
 	kept, length := 0, 0
 	for _, s := range r.Searches {
@@ -226,7 +228,8 @@ func limit(r Resolver) (Resolver, []Warning) {
 	if kept < len(r.Searches) {
 		r.Searches = r.Searches[:kept]
 		warnings = append(warnings, Warning{"DNSConfigForming",
-			"Search Line limits were exceeded, some search paths have been omitted, the applied search line is: " + strings.Join(r.Searches, " ")})
+			"Search Line limits were exceeded, some search paths have been omitted, the applied search line is: " + strings.Join(r.Searches,
+				" ")})
 	}
 	return r, warnings
 }

@@ -38,7 +38,9 @@ func Hostname(pod *v1.Pod, clusterDomain string) (host, domain, fqdn string, err
 	if set := pod.Spec.SetHostnameAsFQDN; set != nil && *set && domain != "" {
 		fqdn = host + "." + domain
 		if len(fqdn) > maxFQDN {
-			return "", "", "", fmt.Errorf("failed to construct FQDN from pod hostname and cluster domain, FQDN %s is too long (%d characters is the max, %d characters requested)", fqdn, maxFQDN, len(fqdn))
+			return "", "", "",
+				fmt.Errorf("failed to construct FQDN from pod hostname and cluster domain, FQDN %s is too long (%d characters is the max,"+
+					" %d characters requested)", fqdn, maxFQDN, len(fqdn))
 		}
 	}
 	return host, domain, fqdn, nil

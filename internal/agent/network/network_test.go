@@ -14,7 +14,8 @@ import (
 )
 
 func TestParseResolvConf(t *testing.T) {
-	r := ParseResolvConf("# head\nnameserver 1.1.1.1 # tail\nnameserver bogus\nnameserver fe80::1%eth0\nsearch old.example\nsearch a.example. . b.example\noptions ndots:2 edns0\noptions rotate\nsortlist x\n;nameserver 9.9.9.9\n")
+	r := ParseResolvConf("# head\nnameserver 1.1.1.1 # tail\nnameserver bogus\nnameserver fe80::1%eth0\nsearch old.example\nsearch " +
+		"a.example. . b.example\noptions ndots:2 edns0\noptions rotate\nsortlist x\n;nameserver 9.9.9.9\n")
 	got := fmt.Sprint(r.Servers, r.Searches, r.Options)
 	if want := "[1.1.1.1 fe80::1%eth0] [a.example . b.example] [ndots:2 edns0 rotate]"; got != want {
 		t.Errorf("got %s, want %s", got, want)
@@ -66,20 +67,25 @@ func TestComposeDNS(t *testing.T) {
 		{"cluster first", DNSInput{Pod: pod(v1.DNSClusterFirst, false, nil), ClusterDNS: cluster}, "10.0.0.10|" + first + "|ndots:5", ""},
 		{"unset is cluster first", DNSInput{Pod: pod("", false, nil), ClusterDNS: cluster}, "10.0.0.10|" + first + "|ndots:5", ""},
 		{"host network", DNSInput{Pod: pod(v1.DNSClusterFirst, true, nil), ClusterDNS: cluster}, "9.9.9.9|corp svc.dom|timeout:3", ""},
-		{"with host network", DNSInput{Pod: pod(v1.DNSClusterFirstWithHostNet, true, nil), ClusterDNS: cluster}, "10.0.0.10|" + first + "|ndots:5", ""},
+		{"with host network", DNSInput{Pod: pod(v1.DNSClusterFirstWithHostNet, true, nil), ClusterDNS: cluster},
+			"10.0.0.10|" + first + "|ndots:5", ""},
 		{"default", DNSInput{Pod: pod(v1.DNSDefault, false, nil), ClusterDNS: cluster}, "9.9.9.9|corp svc.dom|timeout:3", ""},
-		{"default without a host resolver", DNSInput{Pod: pod(v1.DNSDefault, false, nil), NoHost: true, HostIP: "192.0.2.1"}, "127.0.0.1|.|", ""},
+		{"default without a host resolver", DNSInput{Pod: pod(v1.DNSDefault, false, nil), NoHost: true, HostIP: "192.0.2.1"},
+			"127.0.0.1|.|", ""},
 		{"the same on IPv6", DNSInput{Pod: pod(v1.DNSDefault, false, nil), NoHost: true, HostIP: "2001:db8::1"}, "::1|.|", ""},
-		{"none", DNSInput{Pod: pod(v1.DNSNone, false, &v1.PodDNSConfig{Nameservers: []string{"1.1.1.1"}}), ClusterDNS: cluster}, "1.1.1.1||", ""},
+		{"none", DNSInput{Pod: pod(v1.DNSNone, false, &v1.PodDNSConfig{Nameservers: []string{"1.1.1.1"}}), ClusterDNS: cluster},
+			"1.1.1.1||", ""},
 		{"no cluster resolver", DNSInput{Pod: pod(v1.DNSClusterFirst, false, nil)}, "9.9.9.9|corp svc.dom|timeout:3", "MissingClusterDNS"},
 		{
 			"options override by name",
-			DNSInput{Pod: pod(v1.DNSClusterFirst, false, &v1.PodDNSConfig{Options: []v1.PodDNSConfigOption{{Name: "ndots", Value: &two}, {Name: "edns0"}}, Searches: []string{"dom", "mine"}}), ClusterDNS: cluster},
+			DNSInput{Pod: pod(v1.DNSClusterFirst, false, &v1.PodDNSConfig{Options: []v1.PodDNSConfigOption{{Name: "ndots", Value: &two},
+				{Name: "edns0"}}, Searches: []string{"dom", "mine"}}), ClusterDNS: cluster},
 			"10.0.0.10|" + first + " mine|ndots:2 edns0", "",
 		},
 		{
 			"too many of everything",
-			DNSInput{Pod: pod(v1.DNSNone, false, &v1.PodDNSConfig{Nameservers: []string{"1.1.1.1", "1.1.1.2", "1.1.1.3", "1.1.1.4"}, Searches: many})},
+			DNSInput{Pod: pod(v1.DNSNone, false, &v1.PodDNSConfig{Nameservers: []string{"1.1.1.1", "1.1.1.2", "1.1.1.3", "1.1.1.4"},
+				Searches: many})},
 			"1.1.1.1 1.1.1.2 1.1.1.3|" + strings.Join(many[:32], " ") + "|", "DNSConfigForming DNSConfigForming",
 		},
 		{
@@ -136,7 +142,8 @@ func TestHostname(t *testing.T) {
 
 func TestHostsFile(t *testing.T) {
 	got := HostsFile([]string{"10.0.0.1", "fd00::1"}, "h", "s.ns.svc.dom", []v1.HostAlias{{IP: "1.2.3.4", Hostnames: []string{"x", "y"}}})
-	want := "# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\nfe00::0\tip6-localnet\nfe00::0\tip6-mcastprefix\nfe00::1\tip6-allnodes\nfe00::2\tip6-allrouters\n" +
+	want := "# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost " +
+		"ip6-loopback\nfe00::0\tip6-localnet\nfe00::0\tip6-mcastprefix\nfe00::1\tip6-allnodes\nfe00::2\tip6-allrouters\n" +
 		"10.0.0.1\th.s.ns.svc.dom\th\nfd00::1\th.s.ns.svc.dom\th\n\n# Entries added by HostAliases.\n1.2.3.4\tx\ty\n"
 	if got != want {
 		t.Errorf("got:\n%s", got)
@@ -156,7 +163,7 @@ func TestWriteCNI(t *testing.T) {
 		t.Fatal(err)
 	}
 	golden.Check(t, "testdata/dual.conflist", string(got))
-	one, err := CNIConfig(cidrs, CNIOptions{Bridge: "br-test", OneStep: true})
+	one, err := cniConfig(cidrs, CNIOptions{Bridge: "br-test", OneStep: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -188,7 +195,8 @@ func TestWriteCNI(t *testing.T) {
 	for _, bad := range []struct {
 		cidrs []string
 		opts  CNIOptions
-	}{{nil, opts}, {[]string{"nonsense"}, opts}, {cidrs, CNIOptions{Bridge: "a-name-that-is-too-long"}}, {cidrs, CNIOptions{MasqueradeBackend: "ebtables"}}} {
+	}{{nil, opts}, {[]string{"nonsense"}, opts}, {cidrs, CNIOptions{Bridge: "a-name-that-is-too-long"}},
+		{cidrs, CNIOptions{MasqueradeBackend: "ebtables"}}} {
 		if err := WriteCNI(dir, bad.cidrs, bad.opts); err == nil {
 			t.Errorf("%+v was accepted", bad)
 		}

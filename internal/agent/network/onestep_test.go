@@ -40,14 +40,15 @@ func TestOneStep(t *testing.T) {
 		_ = exec.Command("ip", "link", "del", bridge).Run()
 	})
 	leases := t.TempDir()
-	text, err := CNIConfig([]string{"10.217.5.0/24"}, CNIOptions{Name: "onestep", Bridge: bridge, DataDir: leases, OneStep: true})
+	text, err := cniConfig([]string{"10.217.5.0/24"}, CNIOptions{Name: "onestep", Bridge: bridge, DataDir: leases, OneStep: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	call := func(command, netns string, ports int) string {
 		t.Helper()
 		cmd := exec.Command(filepath.Join(bundle, "berth-net"))
-		cmd.Env = append(os.Environ(), "CNI_COMMAND="+command, "CNI_CONTAINERID=c1", "CNI_IFNAME=eth0", "CNI_PATH="+bundle, "CNI_NETNS="+netns)
+		cmd.Env = append(os.Environ(), "CNI_COMMAND="+command, "CNI_CONTAINERID=c1", "CNI_IFNAME=eth0", "CNI_PATH="+bundle,
+			"CNI_NETNS="+netns)
 		cmd.Stdin = bytes.NewReader(single(t, text, ports))
 		var out, errs bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &out, &errs
@@ -105,7 +106,8 @@ func single(t *testing.T, list []byte, hostPort int) []byte {
 	p := l.Plugins[0]
 	p["cniVersion"], p["name"] = l.CNIVersion, l.Name
 	if hostPort > 0 {
-		p["runtimeConfig"] = map[string]any{"portMappings": []map[string]any{{"hostPort": hostPort, "containerPort": 80, "protocol": "tcp"}}}
+		p["runtimeConfig"] = map[string]any{"portMappings": []map[string]any{{"hostPort": hostPort, "containerPort": 80,
+			"protocol": "tcp"}}}
 	}
 	text, err := json.Marshal(p)
 	if err != nil {

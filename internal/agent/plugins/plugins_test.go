@@ -25,7 +25,8 @@ func (p *plugin) GetInfo(context.Context, *registration.InfoRequest) (*registrat
 	return &registration.PluginInfo{Type: p.kind, Name: "p", SupportedVersions: []string{"v1"}}, nil
 }
 
-func (p *plugin) NotifyRegistrationStatus(_ context.Context, s *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
+func (p *plugin) NotifyRegistrationStatus(_ context.Context, s *registration.RegistrationStatus) (*registration.RegistrationStatusResponse,
+	error) {
 	if s.PluginRegistered {
 		p.status <- "registered"
 	} else {

@@ -142,10 +142,10 @@ func (e *Error) Unwrap() error { return e.Cause }
 
 // failure turns an error into what the plan remembers; reason is used for
 // errors that bring none of their own.
-func failure(err error, reason string) *Failure {
+func failure(err error, reason string) *actionFailure {
 	var e *Error
 	if errors.As(err, &e) {
-		return &Failure{Reason: e.Reason, Message: e.Message, RetryAt: e.RetryAt}
+		return &actionFailure{Reason: e.Reason, Message: e.Message, RetryAt: e.RetryAt}
 	}
-	return &Failure{Reason: reason, Message: err.Error()}
+	return &actionFailure{Reason: reason, Message: err.Error()}
 }

@@ -75,13 +75,13 @@ func (m *Manager) effect(ctx context.Context, w *worker, spec spec, a action) re
 			m.makeRoom()
 		}
 	default:
-		r.Err = &Failure{Reason: "Unknown", Message: "no way to perform " + string(a.Kind)}
+		r.Err = &actionFailure{Reason: "Unknown", Message: "no way to perform " + string(a.Kind)}
 	}
 	return r
 }
 
 // fail turns an error into a failure and, with a reason, a warning event.
-func (m *Manager) fail(pod *v1.Pod, err error, reason, prefix string) *Failure {
+func (m *Manager) fail(pod *v1.Pod, err error, reason, prefix string) *actionFailure {
 	if err == nil {
 		return nil
 	}
@@ -100,7 +100,7 @@ func canceled(err error) bool {
 	return errors.Is(err, context.Canceled) || status.Code(err) == codes.Canceled
 }
 
-func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, a action) *Failure {
+func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, a action) *actionFailure {
 	cfg, handler, err := m.cfg.Configs.Sandbox(ctx, pod, a.Attempt)
 	if err == nil {
 		err = os.MkdirAll(cfg.GetLogDirectory(), 0o755)
@@ -174,10 +174,10 @@ func (m *Manager) networkDown(ctx context.Context, pod *v1.Pod, err error) strin
 	return ""
 }
 
-func (m *Manager) pull(ctx context.Context, pod *v1.Pod, a action) (string, *Failure) {
+func (m *Manager) pull(ctx context.Context, pod *v1.Pod, a action) (string, *actionFailure) {
 	c := containerOf(pod, a.Container)
 	if c == nil {
-		return "", &Failure{Reason: "InvalidImageName", Message: "no such container: " + a.Container}
+		return "", &actionFailure{Reason: "InvalidImageName", Message: "no such container: " + a.Container}
 	}
 	ref, err := m.cfg.Images.Ensure(ctx, pod, c)
 	if err != nil {
@@ -196,7 +196,7 @@ func containerOf(pod *v1.Pod, name string) *v1.Container {
 }
 
 // start creates and starts a container.
-func (m *Manager) start(ctx context.Context, w *worker, pod *v1.Pod, a action) (string, *Failure) {
+func (m *Manager) start(ctx context.Context, w *worker, pod *v1.Pod, a action) (string, *actionFailure) {
 	m.metrics.startedContainers.WithLabelValues(containerType(pod, a.Container)).Inc()
 	in, f := m.startInput(w, pod, a)
 	if f != nil {
@@ -211,12 +211,12 @@ func (m *Manager) start(ctx context.Context, w *worker, pod *v1.Pod, a action) (
 	}
 	id, err := m.cfg.Service.CreateContainer(ctx, in.SandboxID, cfg, sandboxCfg)
 	if err != nil {
-		return "", m.startFailed(ctx, pod, a, &Failure{Reason: "CreateContainerError", Message: status.Convert(err).Message()})
+		return "", m.startFailed(ctx, pod, a, &actionFailure{Reason: "CreateContainerError", Message: status.Convert(err).Message()})
 	}
 	m.event(pod, event{Reason: "Created", Message: "Container created", Container: a.Container})
 	if err := m.cfg.Service.StartContainer(ctx, id); err != nil {
 		_, _ = m.cfg.Runtime.RefreshContainer(ctx, in.SandboxID, id)
-		return id, m.startFailed(ctx, pod, a, &Failure{Reason: "RunContainerError", Message: status.Convert(err).Message()})
+		return id, m.startFailed(ctx, pod, a, &actionFailure{Reason: "RunContainerError", Message: status.Convert(err).Message()})
 	}
 	if _, err := m.cfg.Runtime.RefreshContainer(ctx, in.SandboxID, id); err != nil && ctx.Err() == nil {
 		m.cfg.Log.Warn("reading a container just started", "id", id, "err", err)
@@ -226,7 +226,7 @@ func (m *Manager) start(ctx context.Context, w *worker, pod *v1.Pod, a action) (
 	return id, nil
 }
 
-func (m *Manager) startFailed(ctx context.Context, pod *v1.Pod, a action, f *Failure) *Failure {
+func (m *Manager) startFailed(ctx context.Context, pod *v1.Pod, a action, f *actionFailure) *actionFailure {
 	if ctx.Err() == nil {
 		m.metrics.containerErrors.WithLabelValues(containerType(pod, a.Container), f.Reason).Inc()
 		m.event(pod, event{Warning: true, Reason: "Failed", Message: "Error: " + f.Message, Container: a.Container})
@@ -237,12 +237,12 @@ func (m *Manager) startFailed(ctx context.Context, pod *v1.Pod, a action, f *Fai
 }
 
 // startInput gathers what a container's configuration depends on.
-func (m *Manager) startInput(w *worker, pod *v1.Pod, a action) (StartInput, *Failure) {
+func (m *Manager) startInput(w *worker, pod *v1.Pod, a action) (StartInput, *actionFailure) {
 	in := StartInput{Pod: pod, Attempt: a.Attempt, ImageRef: a.image}
 	held := m.cfg.Runtime.Pod(pod.UID)
 	sandbox := currentSandbox(pod, held)
 	if sandbox == nil {
-		return in, &Failure{Reason: "CreateContainerError", Message: "the pod's sandbox is gone"}
+		return in, &actionFailure{Reason: "CreateContainerError", Message: "the pod's sandbox is gone"}
 	}
 	in.SandboxID, in.PodIPs = sandbox.ID, sandbox.IPs
 	if pod.Spec.HostNetwork {
@@ -255,12 +255,12 @@ func (m *Manager) startInput(w *worker, pod *v1.Pod, a action) (StartInput, *Fai
 		}
 	}
 	if in.Container == nil {
-		return in, &Failure{Reason: "CreateContainerConfigError", Message: "the pod has no container " + a.Container}
+		return in, &actionFailure{Reason: "CreateContainerConfigError", Message: "the pod has no container " + a.Container}
 	}
 	if target != "" {
 		c := held.Newest(target)
 		if !alive(c) {
-			return in, m.startFailed(context.Background(), pod, a, &Failure{Reason: "CreateContainerConfigError",
+			return in, m.startFailed(context.Background(), pod, a, &actionFailure{Reason: "CreateContainerConfigError",
 				Message: "unable to find target container " + target})
 		}
 		in.TargetID = c.ID
@@ -282,7 +282,7 @@ func (m *Manager) link(pod *v1.Pod, container, id, path string) {
 	}
 }
 
-func (m *Manager) hook(ctx context.Context, pod *v1.Pod, a action) *Failure {
+func (m *Manager) hook(ctx context.Context, pod *v1.Pod, a action) *actionFailure {
 	c := containerOf(pod, a.Container)
 	if c == nil || c.Lifecycle == nil {
 		return nil
@@ -318,7 +318,7 @@ func (m *Manager) podIP(pod *v1.Pod) string {
 	return ""
 }
 
-func (m *Manager) stop(ctx context.Context, a action) *Failure {
+func (m *Manager) stop(ctx context.Context, a action) *actionFailure {
 	left := max(a.Deadline.Sub(m.cfg.Now()), stopFloor)
 	if a.Now {
 		left = 0
@@ -333,7 +333,7 @@ func (m *Manager) stop(ctx context.Context, a action) *Failure {
 	return nil
 }
 
-func (m *Manager) remove(ctx context.Context, a action) *Failure {
+func (m *Manager) remove(ctx context.Context, a action) *actionFailure {
 	st, err := m.cfg.Service.ContainerStatus(ctx, a.ID, false)
 	if err == nil {
 		err = m.cfg.Service.RemoveContainer(ctx, a.ID)
@@ -362,7 +362,7 @@ func (m *Manager) dropLinks(id string) {
 	}
 }
 
-func (m *Manager) removeSandbox(ctx context.Context, pod *v1.Pod, a action) *Failure {
+func (m *Manager) removeSandbox(ctx context.Context, pod *v1.Pod, a action) *actionFailure {
 	if err := m.cfg.Service.RemovePodSandbox(ctx, a.ID); err != nil && !runtime.IsNotFound(err) {
 		return failure(err, "RemovePodSandboxError")
 	}

@@ -147,11 +147,11 @@ func (h *Hollow) perform(a action, now time.Time) (r result) {
 		next.Sandboxes = slices.DeleteFunc(next.Sandboxes, func(b *runtime.Sandbox) bool { return b.ID == a.ID })
 		next.Containers = slices.DeleteFunc(next.Containers, func(c *runtime.Container) bool { return c.SandboxID == a.ID })
 	case Allocate, Resize:
-		r.Err = &Failure{Reason: v1.PodReasonInfeasible, Message: "a hollow node resizes no pods"}
+		r.Err = &actionFailure{Reason: v1.PodReasonInfeasible, Message: "a hollow node resizes no pods"}
 	case Admit, Cgroup, Mount, PostStart, PreStop, Unmount, RemoveCgroup, Clean:
 		// There is nothing to it on a host that is not there.
 	default:
-		r.Err = &Failure{Reason: "Unknown", Message: "a hollow node cannot perform " + string(a.Kind)}
+		r.Err = &actionFailure{Reason: "Unknown", Message: "a hollow node cannot perform " + string(a.Kind)}
 	}
 	h.held = &next
 	return r

@@ -13,8 +13,8 @@ import (
 // memory is what the agent itself did for a pod. It is lost when the agent
 // dies; Plan must converge from an empty one.
 type memory struct {
-	InFlight map[Key]action
-	Failed   map[Key]Failure
+	InFlight map[actionKey]action
+	Failed   map[actionKey]actionFailure
 
 	Admitted bool
 	Rejected *Rejection
@@ -69,7 +69,7 @@ type image struct{ Name, Ref string }
 type result struct {
 	Action action
 	// Err, when set, is the failure in the words of the status.
-	Err *Failure
+	Err *actionFailure
 	// Canceled: the action was given up because the plan asked to; it is
 	// neither success nor failure.
 	Canceled bool
@@ -99,7 +99,7 @@ func newMemory(last v1.PodStatus, now time.Time) memory {
 	}
 	return memory{
 		Met: now, ranThen: ran,
-		InFlight: map[Key]action{}, Failed: map[Key]Failure{}, Images: map[string]image{},
+		InFlight: map[actionKey]action{}, Failed: map[actionKey]actionFailure{}, Images: map[string]image{},
 		Backoff: map[string]backoff{}, PostStarted: hooked, PreStopped: map[string]bool{}, StopBy: map[string]time.Time{},
 		Stopped: map[string]bool{}, Last: last, Acked: last.Phase,
 	}
@@ -203,7 +203,10 @@ func (m *memory) Done(r result, now time.Time) {
 		m.VolumesReady = true
 	case Pull:
 		m.Images[a.Container] = image{Name: a.image, Ref: r.ImageRef}
-		maps.DeleteFunc(m.Failed, func(k Key, _ Failure) bool { return k.Kind == Pull && strings.HasPrefix(k.Name, a.Container+" ") })
+		maps.DeleteFunc(m.Failed, func(k actionKey, _ actionFailure) bool {
+			return k.Kind == Pull && strings.HasPrefix(k.Name,
+				a.Container+" ")
+		})
 	case Start:
 		delete(m.Images, a.Container)
 	case PostStart:
@@ -223,7 +226,7 @@ func (m *memory) Done(r result, now time.Time) {
 		m.CgroupRemoved, m.CgroupReady = true, false
 	case Allocate:
 		m.allocated(*r.Allocation)
-		delete(m.Failed, Key{Kind: Resize})
+		delete(m.Failed, actionKey{Kind: Resize})
 	case Resize:
 		m.allocated(allocation{Resources: m.Allocation.Resources})
 	case Clean:
@@ -274,7 +277,7 @@ func (m *memory) forget(p *runtime.Pod) {
 	maps.DeleteFunc(m.PostStarted, gone)
 	maps.DeleteFunc(m.PreStopped, gone)
 	maps.DeleteFunc(m.StopBy, func(id string, _ time.Time) bool { return !alive[id] })
-	maps.DeleteFunc(m.Failed, func(k Key, _ Failure) bool {
+	maps.DeleteFunc(m.Failed, func(k actionKey, _ actionFailure) bool {
 		switch k.Kind {
 		case PostStart, PreStop, Stop, Remove, StopSandbox, RemoveSandbox:
 			return !alive[k.Name]

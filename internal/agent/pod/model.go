@@ -90,8 +90,8 @@ const (
 	Delete        kind = "delete" // delete the Pod object from the API
 )
 
-// Key identifies an action: at most one with the same key is in flight.
-type Key struct {
+// actionKey identifies an action: at most one with the same key is in flight.
+type actionKey struct {
 	Kind kind
 	// Name is the container's name for a start, with the image for a pull, the
 	// runtime ID for what concerns one container or sandbox, else empty.
@@ -121,22 +121,22 @@ type action struct {
 	image string // name that a pull asks for, reference that a start runs
 }
 
-// Key returns the action's identity.
-func (a action) Key() Key {
+// actionKey returns the action's identity.
+func (a action) Key() actionKey {
 	switch a.Kind {
 	case Pull:
 		return pullKey(a.Container, a.image)
 	case Start:
-		return Key{a.Kind, a.Container}
+		return actionKey{a.Kind, a.Container}
 	case PostStart, PreStop, Stop, Remove, StopSandbox, RemoveSandbox:
-		return Key{a.Kind, a.ID}
+		return actionKey{a.Kind, a.ID}
 	}
-	return Key{Kind: a.Kind}
+	return actionKey{Kind: a.Kind}
 }
 
 // pullKey: what is known of a pull is known of one image, a container may be
 // given another.
-func pullKey(container, image string) Key { return Key{Pull, container + " " + image} }
+func pullKey(container, image string) actionKey { return actionKey{Pull, container + " " + image} }
 
 // String is the action as transcripts and the journal print it.
 func (a action) String() string {
@@ -163,8 +163,8 @@ type event struct {
 	Key             string
 }
 
-// Failure is why an action last failed, in the words the status shows.
-type Failure struct {
+// actionFailure is why an action last failed, in the words the status shows.
+type actionFailure struct {
 	Reason, Message string
 	Count           int
 	At, RetryAt     time.Time
@@ -217,7 +217,7 @@ type observed struct {
 type plan struct {
 	Actions []action
 	// Cancel names actions in flight whose result is no longer wanted.
-	Cancel []Key
+	Cancel []actionKey
 	Status v1.PodStatus
 	// Events to report that belong to no action.
 	Events []event

@@ -115,7 +115,7 @@ func (p *planner) because(name, value string) {
 
 func (p *planner) wakeAt(t time.Time) { p.plan.WakeAt = earliest(p.plan.WakeAt, t) }
 
-func (p *planner) inFlight(k Key) bool {
+func (p *planner) inFlight(k actionKey) bool {
 	_, ok := p.obs.InFlight[k]
 	return ok
 }
@@ -307,7 +307,7 @@ func (p *planner) pull(m *containerState) bool {
 		return true
 	}
 	key := pullKey(m.c.Name, m.c.Image)
-	if p.inFlight(Key{Start, m.c.Name}) {
+	if p.inFlight(actionKey{Start, m.c.Name}) {
 		return true
 	}
 	p.emit(action{Kind: Pull, Container: m.c.Name, image: m.c.Image}, fact("image", m.c.Image))
@@ -324,7 +324,7 @@ func (p *planner) hooks() bool {
 	}
 	for _, m := range p.allContainers {
 		if alive(m.cur) && needsPostStart(m.c) && !p.obs.PostStarted[m.cur.ID] {
-			if _, failed := p.obs.Failed[Key{PostStart, m.cur.ID}]; !failed {
+			if _, failed := p.obs.Failed[actionKey{PostStart, m.cur.ID}]; !failed {
 				p.emit(action{Kind: PostStart, Container: m.c.Name, ID: m.cur.ID}, fact("container", "started"))
 			}
 		}
@@ -380,7 +380,7 @@ func (p *planner) ephemeral() bool {
 // container runs in it again.
 func (p *planner) initialized() bool {
 	for _, m := range p.allContainers {
-		if m.role == regularContainer && (m.cur != nil || p.inFlight(Key{Start, m.c.Name})) {
+		if m.role == regularContainer && (m.cur != nil || p.inFlight(actionKey{Start, m.c.Name})) {
 			return true
 		}
 	}
@@ -432,22 +432,24 @@ func (p *planner) mainContainers() bool {
 			continue
 		}
 		if p.check(m) {
-			if _, running := p.obs.InFlight[Key{PostStart, m.cur.ID}]; running || !p.settled(m) && p.hookPending(m) {
+			if _, running := p.obs.InFlight[actionKey{PostStart, m.cur.ID}]; running || !p.settled(m) && p.hookPending(m) {
 				return true
 			}
 			continue
 		}
 		p.run(m)
-		if p.inFlight(Key{Start, m.c.Name}) || p.givenOut(Key{Start, m.c.Name}) {
+		if p.inFlight(actionKey{Start, m.c.Name}) || p.givenOut(actionKey{Start, m.c.Name}) {
 			return true
 		}
 	}
 	return true
 }
 
-func (p *planner) hookPending(m *containerState) bool { return p.givenOut(Key{PostStart, m.cur.ID}) }
+func (p *planner) hookPending(m *containerState) bool {
+	return p.givenOut(actionKey{PostStart, m.cur.ID})
+}
 
-func (p *planner) givenOut(k Key) bool {
+func (p *planner) givenOut(k actionKey) bool {
 	for _, a := range p.plan.Actions {
 		if a.Key() == k {
 			return true

@@ -80,7 +80,7 @@ func (m *memory) view(spec spec) spec {
 	if m.seen != spec.Pod {
 		if want := resourcesOf(spec.Pod); !sameResources(want, m.asked) {
 			m.asked = want
-			delete(m.Failed, Key{Kind: Allocate}) // the refusal was of something else
+			delete(m.Failed, actionKey{Kind: Allocate}) // the refusal was of something else
 		}
 		m.seen, m.promised = spec.Pod, withResources(spec.Pod, m.Allocation.Resources)
 	}
@@ -118,7 +118,7 @@ func (p *planner) resize() bool {
 
 // reportPending reports, once for each cause, that a change has to wait.
 func (p *planner) reportPending() {
-	f, ok := p.obs.Failed[Key{Kind: Allocate}]
+	f, ok := p.obs.Failed[actionKey{Kind: Allocate}]
 	if !ok {
 		return
 	}
@@ -137,13 +137,13 @@ func (p *planner) resizeConditions(s *v1.PodStatus) {
 	if p.end != nil {
 		return
 	}
-	if f, ok := p.obs.Failed[Key{Kind: Allocate}]; ok && p.wantsResize() {
+	if f, ok := p.obs.Failed[actionKey{Kind: Allocate}]; ok && p.wantsResize() {
 		p.set(s, v1.PodResizePending, true, f.Reason, f.Message)
 	}
 	if !p.obs.Allocation.Actuating {
 		return
 	}
-	if f, ok := p.obs.Failed[Key{Kind: Resize}]; ok {
+	if f, ok := p.obs.Failed[actionKey{Kind: Resize}]; ok {
 		p.set(s, v1.PodResizeInProgress, true, v1.PodReasonError, f.Message)
 		return
 	}
@@ -176,9 +176,9 @@ func quantityEqual(a, b v1.ResourceList, name v1.ResourceName) bool {
 }
 
 // allocate asks for room and writes down the promise before anybody acts on it.
-func (m *Manager) allocate(ctx context.Context, spec spec) (*allocation, *Failure) {
+func (m *Manager) allocate(ctx context.Context, spec spec) (*allocation, *actionFailure) {
 	if spec.Desired == nil {
-		return nil, &Failure{Reason: v1.PodReasonInfeasible, Message: "In-place resize of static-pods is not supported"}
+		return nil, &actionFailure{Reason: v1.PodReasonInfeasible, Message: "In-place resize of static-pods is not supported"}
 	}
 	if r := m.cfg.Admitter.Resize(ctx, spec.Desired); r != nil {
 		if err := m.saveAllocation(spec.Pod.UID, allocation{Resources: resourcesOf(spec.Pod)}); err != nil {
@@ -187,7 +187,7 @@ func (m *Manager) allocate(ctx context.Context, spec spec) (*allocation, *Failur
 		if r.Reason != v1.PodReasonInfeasible {
 			r.Reason = v1.PodReasonDeferred // the room may come
 		}
-		return nil, &Failure{Reason: r.Reason, Message: r.Message}
+		return nil, &actionFailure{Reason: r.Reason, Message: r.Message}
 	}
 	to := resourcesOf(spec.Desired)
 	a := allocation{Resources: to, Actuating: true, Restart: restarts(spec.Pod, to, m.cfg.Runtime.Pod(spec.Pod.UID))}
@@ -199,7 +199,7 @@ func (m *Manager) allocate(ctx context.Context, spec spec) (*allocation, *Failur
 }
 
 // actuate brings what runs to the pod's promised resources.
-func (m *Manager) actuate(ctx context.Context, pod *v1.Pod) *Failure {
+func (m *Manager) actuate(ctx context.Context, pod *v1.Pod) *actionFailure {
 	running := map[string]string{}
 	held := m.cfg.Runtime.Pod(pod.UID)
 	for _, mem := range allContainers(pod, held, currentSandbox(pod, held)) {

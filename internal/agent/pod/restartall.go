@@ -74,7 +74,7 @@ func (p *planner) saidRestarting() bool {
 // no waiting any more, whatever the back-off says to another restart.
 func (p *planner) clearing(askers []*containerState) bool {
 	for _, m := range askers {
-		if p.inFlight(Key{Remove, m.cur.ID}) {
+		if p.inFlight(actionKey{Remove, m.cur.ID}) {
 			return true
 		}
 	}

@@ -21,7 +21,7 @@ func (p *planner) check(m *containerState) bool {
 	}
 	name := m.c.Name
 	probe := p.obs.Probes[c.ID]
-	_, hookFailed := p.obs.Failed[Key{PostStart, c.ID}]
+	_, hookFailed := p.obs.Failed[actionKey{PostStart, c.ID}]
 	kind := "Container"
 	if m.role == sidecarContainer {
 		kind = "Init container"
@@ -58,7 +58,7 @@ func (p *planner) run(m *containerState) {
 	}
 	if c.State == runtime.Created {
 		// Made by an agent that died, or its start failed half-way.
-		if !p.inFlight(Key{Start, name}) {
+		if !p.inFlight(actionKey{Start, name}) {
 			p.emit(action{Kind: Remove, Container: name, ID: c.ID}, fact("container", "created but never started"))
 		}
 		return
@@ -66,7 +66,7 @@ func (p *planner) run(m *containerState) {
 	if alive(c) {
 		return // still being stopped in an older sandbox
 	}
-	if p.inFlight(Key{Start, name}) {
+	if p.inFlight(actionKey{Start, name}) {
 		return // its back-off is of the time after this start
 	}
 	if m.cur == nil && m.role == initContainer {
@@ -115,7 +115,7 @@ func (p *planner) crashWait(m *containerState, d time.Duration) {
 // at hand.
 func (p *planner) start(m *containerState, entry *backoff, because ...journal.Fact) {
 	name := m.c.Name
-	if f, ok := p.obs.Failed[Key{Start, name}]; ok {
+	if f, ok := p.obs.Failed[actionKey{Start, name}]; ok {
 		p.wait[name] = &v1.ContainerStateWaiting{Reason: f.Reason, Message: f.Message}
 	}
 	if p.cur == nil || !p.obs.VolumesReady || !p.pull(m) {

@@ -88,7 +88,7 @@ func (p *planner) unmounting() bool {
 	if p.pod.DeletionTimestamp == nil || p.spec.Static || p.spec.Orphan || p.spec.Removed || p.obs.Unmounted {
 		return false
 	}
-	_, failed := p.obs.Failed[Key{Kind: Unmount}]
+	_, failed := p.obs.Failed[actionKey{Kind: Unmount}]
 	return !failed
 }
 

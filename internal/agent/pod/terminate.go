@@ -270,7 +270,7 @@ func (p *planner) deadlineFor(c *runtime.Container, grace int64) time.Time {
 func (p *planner) stop(c *runtime.Container, grace int64, message string, because ...journal.Fact) {
 	at, now := p.deadlineFor(c, grace), p.spec.Kill != nil && p.spec.Kill.Now
 	if now {
-		hook := Key{PreStop, c.ID}
+		hook := actionKey{PreStop, c.ID}
 		if _, runs := p.obs.InFlight[hook]; runs {
 			p.plan.Cancel = append(p.plan.Cancel, hook)
 		}
@@ -288,7 +288,7 @@ func (p *planner) preStop(m *containerState, c *runtime.Container, at time.Time)
 	if !needsPreStop(m.c) || p.obs.PreStopped[c.ID] {
 		return true
 	}
-	if _, stopping := p.obs.InFlight[Key{Stop, c.ID}]; stopping {
+	if _, stopping := p.obs.InFlight[actionKey{Stop, c.ID}]; stopping {
 		return true
 	}
 	p.emit(action{

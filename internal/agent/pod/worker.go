@@ -49,7 +49,7 @@ type worker struct {
 
 	// Owned by the loop.
 	obs     observed
-	flights map[Key]*flight
+	flights map[actionKey]*flight
 	fired   map[string]bool // keys of events sent
 	updated *v1.Pod         // the definition that volumes were told of last
 	before  v1.PodPhase     // of the last plan
@@ -73,7 +73,8 @@ var errUnwanted = errors.New("no longer wanted")
 func newWorker(m *Manager, spec spec) *worker {
 	w := &worker{
 		m: m, uid: spec.Pod.UID, wake: make(chan struct{}, 1), spec: spec,
-		seen: m.cfg.Now(), flights: map[Key]*flight{}, fired: map[string]bool{}, quiet: make(chan struct{}), reported: make(chan struct{}),
+		seen: m.cfg.Now(), flights: map[actionKey]*flight{}, fired: map[string]bool{}, quiet: make(chan struct{}),
+		reported: make(chan struct{}),
 	}
 	w.current.Store(spec.Pod)
 	return w
@@ -286,7 +287,7 @@ func (w *worker) perform(ctx context.Context, spec spec, plan plan, now time.Tim
 			w.deliver(r)
 		})
 	}
-	_, deferred := w.obs.Failed[Key{Kind: Allocate}]
+	_, deferred := w.obs.Failed[actionKey{Kind: Allocate}]
 	if w.deferred.Swap(deferred) && !deferred {
 		w.m.cfg.Admitter.Settled(w.uid)
 	}

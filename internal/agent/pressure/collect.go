@@ -242,7 +242,7 @@ func (c *Collector) imagesFailed(err error) {
 }
 
 // inventory lists the images with their history; c.mu is held.
-func (c *Collector) inventory(ctx context.Context, now time.Time) ([]Image, error) {
+func (c *Collector) inventory(ctx context.Context, now time.Time) ([]storedImage, error) {
 	listed, err := c.cfg.Images.ListImages(ctx, nil)
 	if err != nil {
 		return nil, fmt.Errorf("listing images: %w", err)
@@ -253,7 +253,7 @@ func (c *Collector) inventory(ctx context.Context, now time.Time) ([]Image, erro
 	}
 	used := usedImages(containers, c.cfg.Pods())
 	seen := map[string]imageTimes{}
-	var list []Image
+	var list []storedImage
 	for _, image := range listed {
 		times, known := c.seen[image.Id]
 		if !known {
@@ -269,7 +269,8 @@ func (c *Collector) inventory(ctx context.Context, now time.Time) ([]Image, erro
 			times.used = now
 		}
 		seen[image.Id] = times
-		list = append(list, Image{ID: image.Id, Bytes: int64(image.Size), Pinned: image.Pinned, InUse: inUse, Detected: times.detected,
+		list = append(list, storedImage{ID: image.Id, Bytes: int64(image.Size), Pinned: image.Pinned, InUse: inUse,
+			Detected: times.detected,
 			LastUsed: times.used})
 	}
 	c.seen = seen
@@ -333,7 +334,7 @@ func normalized(name string) string {
 }
 
 // remove deletes images and returns the bytes and number of those that went.
-func (c *Collector) remove(ctx context.Context, images []Image, reason string) (freed int64, removed int) {
+func (c *Collector) remove(ctx context.Context, images []storedImage, reason string) (freed int64, removed int) {
 	for _, image := range images {
 		asking, cancel := context.WithTimeout(ctx, removeTimeout)
 		err := c.cfg.Images.RemoveImage(asking, &runtimeapi.ImageSpec{Image: image.ID})

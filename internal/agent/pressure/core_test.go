@@ -153,7 +153,7 @@ func (s *script) pod(words []string) PodUsage {
 	name := words[0]
 	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)},
 		Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c", Resources: v1.ResourceRequirements{Requests: v1.ResourceList{}}}}}}
-	usage := PodUsage{Pod: pod, Measured: true, Containers: map[string]containerUsage{}, Volumes: map[string]Disk{}}
+	usage := PodUsage{Pod: pod, Measured: true, Containers: map[string]containerUsage{}, Volumes: map[string]diskReading{}}
 	container := containerUsage{}
 	for _, word := range words[1:] {
 		key, value, _ := strings.Cut(word, "=")
@@ -185,7 +185,7 @@ func (s *script) pod(words []string) PodUsage {
 			limit := resource.MustParse(request)
 			pod.Spec.Volumes = []v1.Volume{{Name: "v",
 				VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{SizeLimit: &limit}}}}
-			usage.Volumes["v"] = Disk{Bytes: quantity(s.t, used)}
+			usage.Volumes["v"] = diskReading{Bytes: quantity(s.t, used)}
 		case "unmeasured":
 			usage.Measured = false
 		default:
@@ -256,10 +256,11 @@ func TestImageProperties(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		now := epoch
 		limits := ImageLimits{MinimumAge: time.Duration(rapid.IntRange(0, 60).Draw(r, "min")) * time.Minute}
-		var images []Image
+		var images []storedImage
 		total := int64(0)
 		for i := range rapid.IntRange(0, 20).Draw(r, "images") {
-			image := Image{ID: fmt.Sprint(i), Bytes: rapid.Int64Range(1, 100).Draw(r, "bytes"), Pinned: rapid.Bool().Draw(r, "pinned"),
+			image := storedImage{ID: fmt.Sprint(i), Bytes: rapid.Int64Range(1, 100).Draw(r, "bytes"),
+				Pinned:   rapid.Bool().Draw(r, "pinned"),
 				InUse:    rapid.Bool().Draw(r, "used"),
 				Detected: now.Add(-time.Duration(rapid.IntRange(0, 120).Draw(r, "age")) * time.Minute)}
 			if rapid.Bool().Draw(r, "ever") {

@@ -8,8 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Image is an image on the node as its collector sees it.
-type Image struct {
+// storedImage is an image on the node as its collector sees it.
+type storedImage struct {
 	ID     string
 	Bytes  int64
 	Pinned bool
@@ -33,9 +33,9 @@ type ImageLimits struct {
 // unusedImages picks the images to remove until the wanted bytes are free,
 // the one longest out of use first; a negative amount wants all. An image that
 // is in use or pinned is never picked.
-func unusedImages(now time.Time, images []Image, limits ImageLimits, wanted int64) []Image {
+func unusedImages(now time.Time, images []storedImage, limits ImageLimits, wanted int64) []storedImage {
 	candidates := removable(now, images, limits)
-	slices.SortFunc(candidates, func(a, b Image) int {
+	slices.SortFunc(candidates, func(a, b storedImage) int {
 		if order := a.LastUsed.Compare(b.LastUsed); order != 0 {
 			return order
 		}
@@ -56,11 +56,11 @@ func unusedImages(now time.Time, images []Image, limits ImageLimits, wanted int6
 }
 
 // oldImages picks the images that were not used for the maximum age.
-func oldImages(now time.Time, images []Image, limits ImageLimits) []Image {
+func oldImages(now time.Time, images []storedImage, limits ImageLimits) []storedImage {
 	if limits.MaximumAge == 0 {
 		return nil
 	}
-	var old []Image
+	var old []storedImage
 	for _, image := range removable(now, images, limits) {
 		since := image.LastUsed
 		if since.IsZero() {
@@ -73,8 +73,8 @@ func oldImages(now time.Time, images []Image, limits ImageLimits) []Image {
 	return old
 }
 
-func removable(now time.Time, images []Image, limits ImageLimits) []Image {
-	var list []Image
+func removable(now time.Time, images []storedImage, limits ImageLimits) []storedImage {
+	var list []storedImage
 	for _, image := range images {
 		if !image.InUse && !image.Pinned && now.Sub(image.Detected) >= limits.MinimumAge {
 			list = append(list, image)

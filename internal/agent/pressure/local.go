@@ -38,7 +38,7 @@ func overLimit(pod *PodUsage) (signal, text string, because []journal.Fact) {
 				[]journal.Fact{{Name: "volume " + volume.Name, Value: amount(used.Bytes)}}
 		}
 	}
-	total := Disk{}
+	total := diskReading{}
 	for _, container := range pod.Containers {
 		total = total.add(container.Rootfs).add(container.Logs)
 	}

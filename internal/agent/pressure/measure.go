@@ -23,7 +23,7 @@ func Measure(ctx context.Context, from *stats.Provider, pods []*v1.Pod, disk boo
 	for i := range measured {
 		m := &measured[i]
 		u := PodUsage{Pod: m.Pod, Measured: m.Measured, Memory: int64(m.WorkingSet), Processes: int64(m.Processes),
-			Containers: map[string]containerUsage{}, Volumes: map[string]Disk{}}
+			Containers: map[string]containerUsage{}, Volumes: map[string]diskReading{}}
 		for name, c := range m.Containers {
 			u.Containers[name] = containerUsage{Memory: int64(c.WorkingSet), Rootfs: diskOf(c.Rootfs), Logs: diskOf(c.Logs)}
 		}
@@ -35,8 +35,8 @@ func Measure(ctx context.Context, from *stats.Provider, pods []*v1.Pod, disk boo
 	return list, nil
 }
 
-func diskOf(use stats.DiskUse) Disk {
-	return Disk{Bytes: int64(use.Bytes), Inodes: int64(use.Inodes)}
+func diskOf(use stats.DiskUse) diskReading {
+	return diskReading{Bytes: int64(use.Bytes), Inodes: int64(use.Inodes)}
 }
 
 // Kill is how a pod ends that is evicted.

@@ -14,10 +14,12 @@ import (
 // (system-cluster-critical).
 const criticalPriority = 2_000_000_000
 
-// Disk is what something occupies.
-type Disk struct{ Bytes, Inodes int64 }
+// diskReading is what something occupies.
+type diskReading struct{ Bytes, Inodes int64 }
 
-func (d Disk) add(other Disk) Disk { return Disk{d.Bytes + other.Bytes, d.Inodes + other.Inodes} }
+func (d diskReading) add(other diskReading) diskReading {
+	return diskReading{d.Bytes + other.Bytes, d.Inodes + other.Inodes}
+}
 
 // PodUsage is a running pod with what it uses.
 type PodUsage struct {
@@ -28,13 +30,13 @@ type PodUsage struct {
 	Processes int64
 	// Containers are by name, Volumes (emptyDirs on disk) too.
 	Containers map[string]containerUsage
-	Volumes    map[string]Disk
+	Volumes    map[string]diskReading
 }
 
 // containerUsage is what one container uses.
 type containerUsage struct {
 	Memory       int64
-	Rootfs, Logs Disk
+	Rootfs, Logs diskReading
 }
 
 // critical pods are never evicted: they run by order of the node's
@@ -123,9 +125,9 @@ func (p *PodUsage) score(signal Signal, dedicatedImageFS bool) score {
 }
 
 // disk is what counts against a file system: everything if there is one only.
-func (p *PodUsage) disk(signal Signal, dedicatedImageFS bool) Disk {
+func (p *PodUsage) disk(signal Signal, dedicatedImageFS bool) diskReading {
 	onImages := signal == ImageFSAvailable || signal == ImageFSInodesFree
-	var total Disk
+	var total diskReading
 	for _, container := range p.Containers {
 		if !dedicatedImageFS || onImages {
 			total = total.add(container.Rootfs)

@@ -128,8 +128,8 @@ func expand(command []string, env []v1.EnvVar) []string {
 
 func cut(b []byte) string { return string(b[:min(len(b), maxOutput)]) }
 
-// PortOf resolves a port by number or by the name of a container port.
-func PortOf(c *v1.Container, port intstr.IntOrString) (int, error) {
+// containerPort resolves a port by number or by the name of a container port.
+func containerPort(c *v1.Container, port intstr.IntOrString) (int, error) {
 	n := port.IntValue()
 	if port.Type == intstr.String {
 		n = 0
@@ -162,7 +162,7 @@ func dialer() *net.Dialer {
 }
 
 func runTCP(ctx context.Context, s subject, h *v1.TCPSocketAction) (verdict, string, error) {
-	port, err := PortOf(s.c, h.Port)
+	port, err := containerPort(s.c, h.Port)
 	if err != nil {
 		return Errored, "", err
 	}
@@ -180,7 +180,7 @@ func runTCP(ctx context.Context, s subject, h *v1.TCPSocketAction) (verdict, str
 
 // request makes the HTTP request that a handler describes.
 func request(ctx context.Context, c *v1.Container, podIP string, h *v1.HTTPGetAction, agent string) (*http.Request, error) {
-	port, err := PortOf(c, h.Port)
+	port, err := containerPort(c, h.Port)
 	if err != nil {
 		return nil, err
 	}

@@ -248,7 +248,7 @@ func FuzzSpec(f *testing.F) {
 		if err != nil {
 			return
 		}
-		want, err := PortOf(c, p.HTTPGet.Port)
+		want, err := containerPort(c, p.HTTPGet.Port)
 		if err != nil || req.URL.Port() != strconv.Itoa(want) {
 			t.Errorf("asks port %q, want %d (%v)", req.URL.Port(), want, err)
 		}

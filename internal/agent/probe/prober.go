@@ -167,7 +167,7 @@ func (p *prober) check(ctx context.Context, c check) {
 func (p *prober) observe(c check, v verdict, took time.Duration) {
 	result := [...]string{"unknown", "successful", "failed", "successful"}[v]
 	t := c.Target
-	name := map[Type]string{Startup: "Startup", Liveness: "Liveness", Readiness: "Readiness"}[c.Key.Type]
+	name := map[probeType]string{Startup: "Startup", Liveness: "Liveness", Readiness: "Readiness"}[c.Key.Type]
 	p.total.WithLabelValues(name, result, t.Container.Name, t.Pod.Name, t.Pod.Namespace, string(t.Pod.UID)).Inc()
 	p.duration.WithLabelValues(name, t.Container.Name, t.Pod.Name, t.Pod.Namespace).Observe(took.Seconds())
 }

@@ -19,23 +19,23 @@ import (
 	"github.com/berth-dev/berth/internal/heap"
 )
 
-// Type is one of the three probes.
-type Type int
+// probeType is one of the three probes.
+type probeType int
 
 // The probes in the order they are looked at.
 const (
-	Startup Type = iota
+	Startup probeType = iota
 	Liveness
 	Readiness
 )
 
 // String names the probe as reasons and metrics do.
-func (t Type) String() string { return [...]string{"startup", "liveness", "readiness"}[t] }
+func (t probeType) String() string { return [...]string{"startup", "liveness", "readiness"}[t] }
 
 // key names one probe of one container.
 type key struct {
 	ContainerID string
-	Type        Type
+	Type        probeType
 }
 
 // entry is one probe.
@@ -109,7 +109,7 @@ func (s *schedule) Sync(now time.Time, uid types.UID, targets []pod.Target) {
 		if keep[id] {
 			continue
 		}
-		for _, typ := range []Type{Startup, Liveness, Readiness} {
+		for _, typ := range []probeType{Startup, Liveness, Readiness} {
 			s.drop(key{id, typ})
 		}
 		delete(s.targets, id)
@@ -146,7 +146,7 @@ func (s *schedule) afterStart(now time.Time, uid types.UID, t *target) {
 	}
 }
 
-func (s *schedule) addProbe(now time.Time, uid types.UID, t pod.Target, typ Type, p *v1.Probe) {
+func (s *schedule) addProbe(now time.Time, uid types.UID, t pod.Target, typ probeType, p *v1.Probe) {
 	if p == nil {
 		return
 	}

@@ -131,7 +131,8 @@ func (a *access) guard(verb string, subresources []string, next http.Handler) ht
 				Name: a.nodeName, ResourceRequest: true, Path: req.URL.Path,
 			})
 			if err != nil {
-				http.Error(w, fmt.Sprintf("Authorization error (user=%s, verb=%s, resource=nodes, subresource=%s)", response.User.GetName(), verb, subresource), http.StatusInternalServerError)
+				http.Error(w, fmt.Sprintf("Authorization error (user=%s, verb=%s, resource=nodes, subresource=%s)", response.User.GetName(),
+					verb, subresource), http.StatusInternalServerError)
 				return
 			}
 			if decision == authorizer.DecisionAllow {
@@ -139,7 +140,8 @@ func (a *access) guard(verb string, subresources []string, next http.Handler) ht
 				return
 			}
 		}
-		http.Error(w, fmt.Sprintf("Forbidden (user=%s, verb=%s, resource=nodes, subresource(s)=[%s])", response.User.GetName(), verb, strings.Join(subresources, " ")), http.StatusForbidden)
+		http.Error(w, fmt.Sprintf("Forbidden (user=%s, verb=%s, resource=nodes, subresource(s)=[%s])", response.User.GetName(), verb,
+			strings.Join(subresources, " ")), http.StatusForbidden)
 	})
 }
 

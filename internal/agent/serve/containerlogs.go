@@ -242,11 +242,13 @@ func logSource(pod *v1.Pod, name string, previous bool) (id string, running bool
 		id = status.State.Terminated.ContainerID
 	case last != "":
 		id = last
-	case status.State.Waiting != nil && (status.State.Waiting.Reason == "ErrImagePull" || status.State.Waiting.Reason == "ImagePullBackOff"):
+	case status.State.Waiting != nil && (status.State.Waiting.Reason == "ErrImagePull" ||
+		status.State.Waiting.Reason == "ImagePullBackOff"):
 		return "", false, failf(http.StatusBadRequest, "container %q in pod %q is waiting to start: %s", name, pod.Name, map[string]string{
 			"ErrImagePull": "image can't be pulled", "ImagePullBackOff": "trying and failing to pull image"}[status.State.Waiting.Reason])
 	case status.State.Waiting != nil:
-		return "", false, failf(http.StatusBadRequest, "container %q in pod %q is waiting to start: %s", name, pod.Name, status.State.Waiting.Reason)
+		return "", false, failf(http.StatusBadRequest, "container %q in pod %q is waiting to start: %s", name, pod.Name,
+			status.State.Waiting.Reason)
 	}
 	if id == "" {
 		return "", false, failf(http.StatusBadRequest, "container %q in pod %q is not available", name, pod.Name)
@@ -255,7 +257,8 @@ func logSource(pod *v1.Pod, name string, previous bool) (id string, running bool
 }
 
 func containerStatus(pod *v1.Pod, name string) *v1.ContainerStatus {
-	for _, list := range [][]v1.ContainerStatus{pod.Status.ContainerStatuses, pod.Status.InitContainerStatuses, pod.Status.EphemeralContainerStatuses} {
+	for _, list := range [][]v1.ContainerStatus{pod.Status.ContainerStatuses, pod.Status.InitContainerStatuses,
+		pod.Status.EphemeralContainerStatuses} {
 		for i := range list {
 			if list[i].Name == name {
 				return &list[i]

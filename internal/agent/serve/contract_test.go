@@ -17,10 +17,13 @@ import (
 // listed one that is not served.
 func TestSubresources(t *testing.T) {
 	want := map[string]string{
-		"/healthz": "healthz proxy", "/pods": "pods proxy", "/runningpods": "pods proxy", "/configz": "configz proxy", "/statusz": "statusz proxy", "/flagz": "configz proxy",
-		"/stats/summary": "stats", "/metrics": "metrics", "/metrics/probes": "metrics", "/metrics/resource": "metrics", "/metrics/cadvisor": "metrics", "/metrics/slis": "metrics",
+		"/healthz": "healthz proxy", "/pods": "pods proxy", "/runningpods": "pods proxy", "/configz": "configz proxy",
+		"/statusz": "statusz proxy", "/flagz": "configz proxy",
+		"/stats/summary": "stats", "/metrics": "metrics", "/metrics/probes": "metrics", "/metrics/resource": "metrics",
+		"/metrics/cadvisor": "metrics", "/metrics/slis": "metrics",
 		"/checkpoint": "checkpoint", "/logs": "log",
-		"/containerLogs": "proxy", "/exec": "exec proxy", "/csi/local.berth.dev": "localvolumes proxy", "/attach": "attach proxy", "/portForward": "portforward proxy", "/run": "run proxy", "/debug/pprof": "proxy", "/debug/flags/v": "proxy",
+		"/containerLogs": "proxy", "/exec": "exec proxy", "/csi/local.berth.dev": "localvolumes proxy", "/attach": "attach proxy",
+		"/portForward": "portforward proxy", "/run": "run proxy", "/debug/pprof": "proxy", "/debug/flags/v": "proxy",
 	}
 	s, err := newServer(start(t, nil).cfg)
 	if err != nil {
@@ -80,7 +83,8 @@ func TestReadOnlyPort(t *testing.T) {
 		if route.readOnly {
 			continue
 		}
-		path := strings.NewReplacer("{$}", "", "{namespace}", "default", "{pod}", "p", "{container}", "c", "{uid}", "uid-p").Replace(route.pattern)
+		path := strings.NewReplacer("{$}", "", "{namespace}", "default", "{pod}", "p", "{container}", "c", "{uid}",
+			"uid-p").Replace(route.pattern)
 		if code, _ := get(path); code != http.StatusNotFound {
 			t.Errorf("%s is open to anybody: %d", path, code)
 		}

@@ -246,15 +246,19 @@ func (s *server) checkpoint(w http.ResponseWriter, req *http.Request) {
 		http.Error(w, fmt.Sprintf("making the checkpoint directory: %v", err), http.StatusInternalServerError)
 		return
 	}
-	file := filepath.Join(dir, fmt.Sprintf("checkpoint-%s_%s-%s-%s.tar", target.pod.Name, target.pod.Namespace, target.name, time.Now().Format(time.RFC3339)))
-	err := s.cfg.Runtime.CheckpointContainer(req.Context(), &runtimeapi.CheckpointContainerRequest{ContainerId: target.id, Location: file, Timeout: timeout})
+	file := filepath.Join(dir, fmt.Sprintf("checkpoint-%s_%s-%s-%s.tar", target.pod.Name, target.pod.Namespace, target.name,
+		time.Now().Format(time.RFC3339)))
+	err := s.cfg.Runtime.CheckpointContainer(req.Context(), &runtimeapi.CheckpointContainerRequest{ContainerId: target.id, Location: file,
+		Timeout: timeout})
 	if status.Code(err) == codes.Unimplemented {
-		http.Error(w, fmt.Sprintf("checkpointing of %v/%v/%v failed: the container runtime cannot write checkpoints (containerd needs criu, and a version that has CheckpointContainer)",
+		http.Error(w, fmt.Sprintf("checkpointing of %v/%v/%v failed: the container runtime cannot write checkpoints (containerd needs "+
+			"criu, and a version that has CheckpointContainer)",
 			target.pod.Namespace, target.pod.Name, target.name), http.StatusInternalServerError)
 		return
 	}
 	if err != nil {
-		http.Error(w, fmt.Sprintf("checkpointing of %v/%v/%v failed (%v)", target.pod.Namespace, target.pod.Name, target.name, err), http.StatusInternalServerError)
+		http.Error(w, fmt.Sprintf("checkpointing of %v/%v/%v failed (%v)", target.pod.Namespace, target.pod.Name, target.name, err),
+			http.StatusInternalServerError)
 		return
 	}
 	writeJSON(w, map[string]any{"items": []string{file}})

@@ -75,9 +75,12 @@ func newServer(cfg Config) (*server, error) {
 
 func (s *server) registerMetrics(registry prometheus.Registerer) error {
 	labels := []string{"method", "path", "server_type", "long_running"}
-	s.requests = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_http_requests_total", Help: "Number of the http requests received since the server started."}, labels)
-	s.duration = prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "kubelet_http_requests_duration_seconds", Help: "Duration in seconds to serve http requests.", Buckets: prometheus.DefBuckets}, labels)
-	s.inflight = prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "kubelet_http_inflight_requests", Help: "Number of the inflight http requests."}, labels)
+	s.requests = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_http_requests_total",
+		Help: "Number of the http requests received since the server started."}, labels)
+	s.duration = prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "kubelet_http_requests_duration_seconds",
+		Help: "Duration in seconds to serve http requests.", Buckets: prometheus.DefBuckets}, labels)
+	s.inflight = prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "kubelet_http_inflight_requests",
+		Help: "Number of the inflight http requests."}, labels)
 	if registry == nil {
 		return nil
 	}
@@ -169,7 +172,8 @@ func (s *server) listen() (endpoints []endpoint, err error) {
 		}
 	}
 	if cfg.ReadOnlyPort > 0 || s.cfg.ReadOnly != nil {
-		s.cfg.Log.Warn("readOnlyPort is set: pods, stats and metrics of this node are shown to anybody who reaches it", "port", cfg.ReadOnlyPort)
+		s.cfg.Log.Warn("readOnlyPort is set: pods, stats and metrics of this node are shown to anybody who reaches it", "port",
+			cfg.ReadOnlyPort)
 		if err = add(s.cfg.ReadOnly, cfg.Address, cfg.ReadOnlyPort, "readOnlyPort", s.readOnlyHandler(), false); err != nil {
 			return endpoints, err
 		}

@@ -276,7 +276,8 @@ func start(t *testing.T, change func(*Config)) *harness {
 		}},
 		cri: &fakeCRI{logPath: filepath.Join(dir, "0.log"), streaming: streamingServer(t)},
 	}
-	if err := os.WriteFile(h.cri.logPath, []byte("2026-01-02T03:04:05Z stdout F one\n2026-01-02T03:04:06Z stdout F two\n"), 0o600); err != nil {
+	if err := os.WriteFile(h.cri.logPath, []byte("2026-01-02T03:04:05Z stdout F one\n2026-01-02T03:04:06Z stdout F two\n"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	cert, key, err := certutil.GenerateSelfSignedCertKey("n1", nil, []string{"127.0.0.1"})
@@ -376,16 +377,19 @@ func TestAnswers(t *testing.T) {
 		{"api-server", "GET", "/pods", 200, `"name":"p"`},
 		{"api-server", "POST", "/pods", 405, ""},
 		{"api-server", "GET", "/runningpods/", 200, `"containers":[{"name":"c","image":"i"`},
-		{"api-server", "GET", "/configz", 200, `{"kubeletconfig":{"kind":"KubeletConfiguration","apiVersion":"kubelet.config.k8s.io/v1beta1"`},
+		{"api-server", "GET", "/configz", 200,
+			`{"kubeletconfig":{"kind":"KubeletConfiguration","apiVersion":"kubelet.config.k8s.io/v1beta1"`},
 		{"api-server", "GET", "/containerLogs/default/p/c", 200, "one\ntwo\n"},
 		{"api-server", "GET", "/containerLogs/default/p/c?tailLines=1", 200, "two\n"},
 		{"api-server", "GET", "/containerLogs/default/p/c?tail=1", 200, "two\n"},
 		{"api-server", "GET", "/containerLogs/default/p/c?limitBytes=2", 200, "on"},
-		{"api-server", "GET", "/containerLogs/default/p/c?timestamps=true&sinceTime=2026-01-02T03:04:06Z", 200, "2026-01-02T03:04:06Z two\n"},
+		{"api-server", "GET", "/containerLogs/default/p/c?timestamps=true&sinceTime=2026-01-02T03:04:06Z", 200,
+			"2026-01-02T03:04:06Z two\n"},
 		{"api-server", "GET", "/containerLogs/default/p/c?tailLines=-1", 422, "Invalid request."},
 		{"api-server", "GET", "/containerLogs/default/p/c?tailLines=x", 400, ""},
 		{"api-server", "GET", "/containerLogs/default/p/c?previous=true", 400, `previous terminated container "c" in pod "p" not found`},
-		{"api-server", "GET", "/containerLogs/default/p/waiting", 400, `container "waiting" in pod "p" is waiting to start: ContainerCreating`},
+		{"api-server", "GET", "/containerLogs/default/p/waiting", 400,
+			`container "waiting" in pod "p" is waiting to start: ContainerCreating`},
 		{"api-server", "GET", "/containerLogs/default/p/x", 404, `container "x" not found in pod "p"`},
 		{"api-server", "GET", "/containerLogs/default/x/c", 404, `pod "x" does not exist`},
 		{"api-server", "POST", "/exec/default/p/c?command=id&output=1", 400, "Upgrade request required"},
@@ -419,7 +423,8 @@ func TestEveryRouteNeedsPermission(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, route := range s.routes() {
-		path := strings.NewReplacer("{$}", "", "{namespace}", "default", "{pod}", "p", "{container}", "c", "{uid}", "uid-p", "{check}", "ping").Replace(route.pattern)
+		path := strings.NewReplacer("{$}", "", "{namespace}", "default", "{pod}", "p", "{container}", "c", "{uid}", "uid-p", "{check}",
+			"ping").Replace(route.pattern)
 		for _, method := range route.methods {
 			if code, _ := h.do(t, "", method, path, ""); code != 401 {
 				t.Errorf("%s %s without credentials: %d", method, path, code)
@@ -434,7 +439,8 @@ func TestEveryRouteNeedsPermission(t *testing.T) {
 func TestDebuggingHandlersCanBeSwitchedOff(t *testing.T) {
 	off := false
 	h := start(t, func(cfg *Config) { cfg.Kubelet.EnableDebuggingHandlers = &off })
-	for _, path := range []string{"/runningpods/", "/containerLogs/default/p/c", "/exec/default/p/c", "/attach/default/p/c", "/portForward/default/p", "/logs/", "/debug/pprof/"} {
+	for _, path := range []string{"/runningpods/", "/containerLogs/default/p/c", "/exec/default/p/c", "/attach/default/p/c",
+		"/portForward/default/p", "/logs/", "/debug/pprof/"} {
 		if code, body := h.do(t, "api-server", "GET", path, ""); code != 405 || !strings.Contains(body, "Debug endpoints are disabled.") {
 			t.Errorf("%s: %d %q", path, code, body)
 		}
@@ -470,7 +476,8 @@ func TestFollowedLogEndsWithItsContainer(t *testing.T) {
 
 func TestExecAndAttach(t *testing.T) {
 	h := start(t, nil)
-	for _, path := range []string{"/exec/default/p/c?command=cat&command=-&input=1&output=1&error=1", "/attach/default/p/c?stdin=true&stdout=true&stderr=true"} {
+	for _, path := range []string{"/exec/default/p/c?command=cat&command=-&input=1&output=1&error=1",
+		"/attach/default/p/c?stdin=true&stdout=true&stderr=true"} {
 		for _, kind := range []string{"SPDY", "WebSocket"} {
 			location, err := url.Parse(h.url + path)
 			if err != nil {
@@ -486,7 +493,8 @@ func TestExecAndAttach(t *testing.T) {
 				t.Fatal(err)
 			}
 			var stdout, stderr bytes.Buffer
-			err = executor.StreamWithContext(t.Context(), remotecommand.StreamOptions{Stdin: strings.NewReader("hello"), Stdout: &stdout, Stderr: &stderr})
+			err = executor.StreamWithContext(t.Context(), remotecommand.StreamOptions{Stdin: strings.NewReader("hello"), Stdout: &stdout,
+				Stderr: &stderr})
 			var exit exec.CodeExitError
 			if !errors.As(err, &exit) || exit.Code != 3 {
 				t.Errorf("%s %s: %v, want exit code 3", kind, path, err)
@@ -661,7 +669,8 @@ func TestLogDirKeepsLinksInside(t *testing.T) {
 	write(secret, "root:secret")
 	write(filepath.Join(dir, "pods/p/0.log"), "a line\n")
 	for name, target := range map[string]string{
-		"evil": secret, "deep/evil": filepath.Dir(secret), "containers/c.log": filepath.Join(dir, "pods/p/0.log"), "near.log": "pods/p/0.log",
+		"evil": secret, "deep/evil": filepath.Dir(secret), "containers/c.log": filepath.Join(dir, "pods/p/0.log"),
+		"near.log": "pods/p/0.log",
 	} {
 		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755); err != nil {
 			t.Fatal(err)

@@ -35,7 +35,8 @@ func observe(ctx context.Context, name string, err error) {
 
 func (s *server) statusz() http.HandlerFunc {
 	var c capture
-	statusz.Install(&c, componentName, statusz.NewRegistry(nil, statusz.WithListedPaths([]string{"/configz", "/flagz", "/healthz", "/metrics"})))
+	statusz.Install(&c, componentName,
+		statusz.NewRegistry(nil, statusz.WithListedPaths([]string{"/configz", "/flagz", "/healthz", "/metrics"})))
 	return c.ServeHTTP
 }
 

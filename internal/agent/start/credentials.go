@@ -39,7 +39,8 @@ func CredentialProviders(config, dir string, client kubernetes.Interface, volume
 	case config == "" && dir == "":
 		return nil, nil
 	case config == "" || dir == "":
-		return nil, errors.New("reading credential providers: --image-credential-provider-config and --image-credential-provider-bin-dir belong together")
+		return nil, errors.New("reading credential providers: --image-credential-provider-config and --image-credential-provider-bin-dir " +
+			"belong together")
 	}
 	var who image.Accounts
 	if client != nil {

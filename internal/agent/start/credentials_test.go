@@ -23,11 +23,13 @@ func TestCredentialProviderFlags(t *testing.T) {
 	}
 	config := filepath.Join(dir, "providers.yaml")
 	text := `{kind: CredentialProviderConfig, apiVersion: kubelet.config.k8s.io/v1, providers: [{name: plug, matchImages: ["r.example"],
-defaultCacheDuration: 1m, apiVersion: credentialprovider.kubelet.k8s.io/v1, tokenAttributes: {serviceAccountTokenAudience: aud, cacheType: Token, requireServiceAccount: true}}]}`
+defaultCacheDuration: 1m, apiVersion: credentialprovider.kubelet.k8s.io/v1, tokenAttributes: {serviceAccountTokenAudience: aud, ` +
+		`cacheType: Token, requireServiceAccount: true}}]}`
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	client := fake.NewClientset(&v1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "sa", UID: "u", Annotations: map[string]string{"a": "b"}}})
+	client := fake.NewClientset(&v1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "sa", UID: "u",
+		Annotations: map[string]string{"a": "b"}}})
 	for _, test := range []struct {
 		name, config, dir string
 		static            bool

@@ -36,8 +36,9 @@ type Images struct {
 // NewImages makes the view; changed is called when an image is used for the first
 // time.
 func NewImages(puller *image.Puller, changed func()) *Images {
-	return &Images{puller: puller, now: time.Now, found: map[types.UID]map[string]container.Image{}, volumes: map[types.UID]map[string]string{},
-		seen: map[string]bool{}, changed: changed}
+	return &Images{puller: puller, now: time.Now, found: map[types.UID]map[string]container.Image{},
+		volumes: map[types.UID]map[string]string{},
+		seen:    map[string]bool{}, changed: changed}
 }
 
 // Ensure makes a container's image and the images of its volumes present.

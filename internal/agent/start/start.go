@@ -112,8 +112,10 @@ func (c *Starter) input(p *v1.Pod) (container.Input, error) {
 // inputIn is the input of a pod whose cgroup is there.
 func (c *Starter) inputIn(p *v1.Pod, parent string) (in container.Input, err error) {
 	in = container.Input{
-		Pod: p, NodeName: c.cfg.Host.NodeName, NodeIPs: c.cfg.Node.IPs(), Allocatable: c.cfg.Node.Allocatable(), MemoryCapacity: c.cfg.Host.MemoryBytes,
-		ClusterDNS: c.cfg.Host.ClusterDNS, ClusterDomain: c.cfg.Host.ClusterDomain, RootDir: c.cfg.Host.RootDir, LogsDir: c.cfg.Host.PodLogsDir, Node: c.cfg.Host.Settings,
+		Pod: p, NodeName: c.cfg.Host.NodeName, NodeIPs: c.cfg.Node.IPs(), Allocatable: c.cfg.Node.Allocatable(),
+		MemoryCapacity: c.cfg.Host.MemoryBytes,
+		ClusterDNS:     c.cfg.Host.ClusterDNS, ClusterDomain: c.cfg.Host.ClusterDomain, RootDir: c.cfg.Host.RootDir,
+		LogsDir: c.cfg.Host.PodLogsDir, Node: c.cfg.Host.Settings,
 	}
 	in.CgroupParent = parent
 	if u := p.Spec.HostUsers; u != nil && !*u {
@@ -140,7 +142,8 @@ func (c *Starter) inputIn(p *v1.Pod, parent string) (in container.Input, err err
 // pod's RuntimeClass names.
 func (c *Starter) Sandbox(ctx context.Context, p *v1.Pod, attempt uint32) (*runtimeapi.PodSandboxConfig, string, error) {
 	if err := c.cfg.Exclusive.Claims.Prepare(ctx, p); err != nil {
-		return nil, "", &pod.Error{Reason: "FailedPrepareDynamicResources", Message: "Failed to prepare dynamic resources: " + err.Error(), Cause: err}
+		return nil, "", &pod.Error{Reason: "FailedPrepareDynamicResources", Message: "Failed to prepare dynamic resources: " + err.Error(),
+			Cause: err}
 	}
 	handler, err := c.handler(ctx, p)
 	if err != nil {

@@ -55,9 +55,11 @@ func (o Own) Register(registry prometheus.Registerer) error {
 		buildInfo(o.Version),
 		featureMetrics(o.Kubelet),
 		gauge("kubelet_cgroup_version", "Version of the cgroup hierarchy: 1 or 2.", func() float64 { return float64(o.CgroupVersion) }),
-		gauge("kubelet_certificate_manager_client_ttl_seconds", "Seconds until the client certificate expires, negative once it has. +Inf without one.",
+		gauge("kubelet_certificate_manager_client_ttl_seconds",
+			"Seconds until the client certificate expires, negative once it has. +Inf without one.",
 			func() float64 { return timeLeft(client(), time.Now()) }),
-		gauge("kubelet_certificate_manager_server_ttl_seconds", "Seconds until the serving certificate expires, negative once it has. +Inf without one.",
+		gauge("kubelet_certificate_manager_server_ttl_seconds",
+			"Seconds until the serving certificate expires, negative once it has. +Inf without one.",
 			func() float64 { return timeLeft(server(), time.Now()) }),
 	} {
 		if err := registry.Register(c); err != nil {
@@ -86,8 +88,10 @@ func timeLeft(cert *tls.Certificate, now time.Time) float64 {
 func buildInfo(version string) prometheus.Collector {
 	major, rest, _ := strings.Cut(strings.TrimPrefix(version, "v"), ".")
 	minor, _, _ := strings.Cut(rest, ".")
-	g := prometheus.NewGauge(prometheus.GaugeOpts{Name: "kubernetes_build_info", Help: "The version of Kubernetes that this is, in labels. The value is always 1.",
-		ConstLabels: prometheus.Labels{"major": major, "minor": minor, "git_version": version, "go_version": runtime.Version(), "compiler": runtime.Compiler, "platform": runtime.GOOS + "/" + runtime.GOARCH}})
+	g := prometheus.NewGauge(prometheus.GaugeOpts{Name: "kubernetes_build_info",
+		Help: "The version of Kubernetes that this is, in labels. The value is always 1.",
+		ConstLabels: prometheus.Labels{"major": major, "minor": minor, "git_version": version, "go_version": runtime.Version(),
+			"compiler": runtime.Compiler, "platform": runtime.GOOS + "/" + runtime.GOARCH}})
 	g.Set(1)
 	return g
 }
@@ -95,7 +99,8 @@ func buildInfo(version string) prometheus.Collector {
 // featureMetrics is kubernetes_feature_enabled: the gates that a configuration
 // may name. Those that berth cannot switch have no stage: they are part of it.
 func featureMetrics(k *kubeletv1beta1.KubeletConfiguration) prometheus.Collector {
-	g := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "kubernetes_feature_enabled", Help: "1 if the feature is on, by its name and stage. Features without a stage cannot be switched."}, []string{"name", "stage"})
+	g := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "kubernetes_feature_enabled",
+		Help: "1 if the feature is on, by its name and stage. Features without a stage cannot be switched."}, []string{"name", "stage"})
 	for _, f := range config.Features(k) {
 		on := 0.0
 		if f.Enabled {

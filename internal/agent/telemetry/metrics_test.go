@@ -15,7 +15,8 @@ import (
 func TestOwnMetrics(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	expired := &tls.Certificate{Certificate: [][]byte{{}}, Leaf: &x509.Certificate{NotAfter: time.Now().Add(-time.Hour)}}
-	a := Own{Kubelet: &kubeletv1beta1.KubeletConfiguration{}, CgroupVersion: 2, Version: "v1.37.2+berth", ClientCertificate: func() *tls.Certificate { return expired },
+	a := Own{Kubelet: &kubeletv1beta1.KubeletConfiguration{}, CgroupVersion: 2, Version: "v1.37.2+berth",
+		ClientCertificate: func() *tls.Certificate { return expired },
 		TLS: &tls.Config{GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 			return &tls.Certificate{Certificate: [][]byte{{}}, Leaf: &x509.Certificate{NotAfter: time.Now().Add(time.Hour)}}, nil
 		}}}

@@ -20,7 +20,8 @@ const tracesLeave = 2 * time.Second
 // a million as it says; spans that continue a sampled one of the caller are
 // always sent. A collector that is away costs nothing but its spans. Without a
 // configuration the tracer is nil; stop sends what is left.
-func Trace(ctx context.Context, cfg *tracingapi.TracingConfiguration, nodeName string, log *slog.Logger) (tracer trace.TracerProvider, stop func(), err error) {
+func Trace(ctx context.Context, cfg *tracingapi.TracingConfiguration, nodeName string, log *slog.Logger) (tracer trace.TracerProvider,
+	stop func(), err error) {
 	if cfg == nil {
 		return nil, func() {}, nil
 	}

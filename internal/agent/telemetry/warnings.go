@@ -13,7 +13,8 @@ func (f Host) Warnings() [][2]string {
 	var out [][2]string
 	if f.SwapBytes > 0 && !f.NoSwapTmpfs {
 		out = append(out, [2]string{"PossibleMemoryBackedVolumesOnDisk",
-			"this kernel's tmpfs has no option noswap: what pods keep in memory alone (Secrets, emptyDir volumes of medium Memory) may be written to swap; use Linux 6.4 or later, or encrypted swap"})
+			"this kernel's tmpfs has no option noswap: what pods keep in memory alone (Secrets, emptyDir volumes of medium Memory) may " +
+				"be written to swap; use Linux 6.4 or later, or encrypted swap"})
 	}
 	if f.CgroupVersion == 1 {
 		out = append(out, [2]string{"CgroupV1", "this machine has cgroup v1, which Kubernetes only maintains: move it to cgroup v2"})

@@ -17,7 +17,8 @@ func TestAgree(t *testing.T) {
 		{"one range", "0: kubelet 65536 7208960\n", "0: kubelet 65536 7208960\n", parseSubids, 65536, 7208960, ""},
 		{"files, by name and by number", "root:1:2\nkubelet:131072:655360\n", "998:131072:655360\n", file, 131072, 655360, ""},
 		{"users and groups differ", "0: kubelet 65536 65536", "0: kubelet 131072 65536", parseSubids, 0, 0, "want the same range"},
-		{"two ranges", "0: kubelet 65536 65536\n1: kubelet 262144 65536", "0: kubelet 65536 65536", parseSubids, 0, 0, "2 ranges of subordinate users and 1 of groups"},
+		{"two ranges", "0: kubelet 65536 65536\n1: kubelet 262144 65536", "0: kubelet 65536 65536", parseSubids, 0, 0,
+			"2 ranges of subordinate users and 1 of groups"},
 		{"only users", "0: kubelet 65536 65536", "", parseSubids, 0, 0, "1 ranges of subordinate users and 0 of groups"},
 		{"somebody else", "0: root 65536 65536", "", parseSubids, 0, 0, "getsubids said"},
 		{"no number", "0: kubelet x 65536", "", parseSubids, 0, 0, "invalid syntax"},
@@ -25,7 +26,8 @@ func TestAgree(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			first, count, err := agree(test.users, test.groups, test.parse)
-			if first != test.first || count != test.count || (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
+			if first != test.first || count != test.count || (err == nil) != (test.err == "") || err != nil &&
+				!strings.Contains(err.Error(), test.err) {
 				t.Errorf("got %d, %d, %v", first, count, err)
 			}
 		})
@@ -47,7 +49,10 @@ func FuzzSubids(f *testing.F) {
 	f.Add("0: kubelet 65536 7208960\n")
 	f.Add("kubelet:65536:7208960\n")
 	f.Fuzz(func(t *testing.T, text string) {
-		for _, parse := range []func(string) ([]span, error){parseSubids, func(s string) ([]span, error) { return parseSubFile(s, "kubelet", "998") }} {
+		for _, parse := range []func(string) ([]span, error){parseSubids, func(s string) ([]span, error) {
+			return parseSubFile(s, "kubelet",
+				"998")
+		}} {
 			list, err := parse(text)
 			for _, s := range list {
 				if err == nil && (s.first >= 1<<32 || s.count >= 1<<33) {

@@ -72,12 +72,15 @@ func Open(cfg Config) (*Ranges, error) {
 	case cfg.PerPod%Block != 0 || cfg.PerPod >= 1<<32:
 		return nil, fmt.Errorf("userNamespaces.idsPerPod %d: must be a multiple of %d below 2^32", cfg.PerPod, Block)
 	case cfg.First%Block != 0 || cfg.First < Block:
-		return nil, fmt.Errorf("first host id %d for user namespaces: must be a multiple of %d and not 0, which is the host's own", cfg.First, Block)
+		return nil, fmt.Errorf("first host id %d for user namespaces: must be a multiple of %d and not 0, which is the host's own",
+			cfg.First, Block)
 	case cfg.First+cfg.Count > 1<<32 || cfg.Count < cfg.PerPod:
-		return nil, fmt.Errorf("host ids %d to %d for user namespaces: must hold at least %d and end at 2^32", cfg.First, cfg.First+cfg.Count, cfg.PerPod)
+		return nil, fmt.Errorf("host ids %d to %d for user namespaces: must hold at least %d and end at 2^32", cfg.First,
+			cfg.First+cfg.Count, cfg.PerPod)
 	}
 	if need := cfg.PerPod * uint64(max(cfg.Pods, 1)); cfg.Count < need {
-		return nil, fmt.Errorf("host ids %d to %d for user namespaces: %d pods of %d ids each need %d", cfg.First, cfg.First+cfg.Count, cfg.Pods, cfg.PerPod, need)
+		return nil, fmt.Errorf("host ids %d to %d for user namespaces: %d pods of %d ids each need %d", cfg.First, cfg.First+cfg.Count,
+			cfg.Pods, cfg.PerPod, need)
 	}
 	r := &Ranges{cfg: cfg, byPod: map[types.UID]uint64{}, used: map[uint64]types.UID{}, next: cfg.First}
 	entries, err := os.ReadDir(filepath.Join(cfg.RootDir, "pods"))

@@ -63,7 +63,8 @@ func TestRangesNeverOverlap(t *testing.T) {
 }
 
 func TestOpenRefuses(t *testing.T) {
-	for _, c := range []Config{{PerPod: 5}, {First: 1, Count: Block}, {First: Block, Count: 1 << 33}, {First: Block, Count: Block, PerPod: 2 * Block}} {
+	for _, c := range []Config{{PerPod: 5}, {First: 1, Count: Block}, {First: Block, Count: 1 << 33},
+		{First: Block, Count: Block, PerPod: 2 * Block}} {
 		c.RootDir = t.TempDir()
 		if _, err := Open(c); err == nil {
 			t.Errorf("%+v was accepted", c)

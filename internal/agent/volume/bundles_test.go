@@ -29,7 +29,8 @@ func TestTrustBundles(t *testing.T) {
 	needRoot(t)
 	signer, name, yes := "example.com/s", "one", true
 	c := newCluster(t, false,
-		bundle("one", signer, "a", anchor("1"), anchor("2")), bundle("two", signer, "b", anchor("2"), anchor("3")), bundle("other", "else/s", "a", anchor("4")))
+		bundle("one", signer, "a", anchor("1"), anchor("2")), bundle("two", signer, "b", anchor("2"), anchor("3")),
+		bundle("other", "else/s", "a", anchor("4")))
 	m := newTestManager(t, Config{Client: c})
 	source := func(path string, p v1.ClusterTrustBundleProjection) v1.VolumeProjection {
 		p.Path = path
@@ -38,7 +39,8 @@ func TestTrustBundles(t *testing.T) {
 	vol := v1.Volume{Name: "ca", VolumeSource: v1.VolumeSource{Projected: &v1.ProjectedVolumeSource{Sources: []v1.VolumeProjection{
 		source("name", v1.ClusterTrustBundleProjection{Name: &name}),
 		source("all", v1.ClusterTrustBundleProjection{SignerName: &signer, LabelSelector: &metav1.LabelSelector{}}),
-		source("some", v1.ClusterTrustBundleProjection{SignerName: &signer, LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"l": "b"}}}),
+		source("some", v1.ClusterTrustBundleProjection{SignerName: &signer,
+			LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"l": "b"}}}),
 		source("none", v1.ClusterTrustBundleProjection{SignerName: &signer, Optional: &yes}),
 	}}}}
 	dir := mustMount(t, m, testPod("a", vol))["ca"].HostPath
@@ -53,14 +55,16 @@ func TestTrustBundles(t *testing.T) {
 		b, _ := os.ReadFile(filepath.Join(dir, "name"))
 		return strings.Count(string(b), "BEGIN") == 1
 	}, done)
-	if _, err := c.CertificatesV1().ClusterTrustBundles().Update(context.Background(), bundle("one", signer, "a", anchor("9")), metav1.UpdateOptions{}); err != nil {
+	if _, err := c.CertificatesV1().ClusterTrustBundles().Update(context.Background(), bundle("one", signer, "a", anchor("9")),
+		metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	<-done
 	vol = *vol.DeepCopy()
 	vol.Projected.Sources = vol.Projected.Sources[3:]
 	vol.Projected.Sources[0].ClusterTrustBundle.Optional = nil
-	if _, err := m.Mount(context.Background(), testPod("b", vol)); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("no ClusterTrustBundle matches signerName %q", signer)) {
+	if _, err := m.Mount(context.Background(), testPod("b", vol)); err == nil || !strings.Contains(err.Error(),
+		fmt.Sprintf("no ClusterTrustBundle matches signerName %q", signer)) {
 		t.Errorf("no match: %v", err)
 	}
 	mustUnmount(t, m, "a")

@@ -127,7 +127,8 @@ func onlyReads(pvc *v1.PersistentVolumeClaim) bool {
 	return len(pvc.Spec.AccessModes) == 1 && pvc.Spec.AccessModes[0] == v1.ReadOnlyMany
 }
 
-func (m *Manager) resolve(ctx context.Context, pod *v1.Pod, v *v1.Volume, name string) (*v1.PersistentVolumeClaim, *v1.PersistentVolume, error) {
+func (m *Manager) resolve(ctx context.Context, pod *v1.Pod, v *v1.Volume, name string) (*v1.PersistentVolumeClaim, *v1.PersistentVolume,
+	error) {
 	pvc, err := m.cfg.Client.CoreV1().PersistentVolumeClaims(pod.Namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return nil, nil, fmt.Errorf("error processing PVC %s/%s: %w", pod.Namespace, name, err)
@@ -145,12 +146,14 @@ func (m *Manager) resolve(ctx context.Context, pod *v1.Pod, v *v1.Volume, name s
 		return nil, nil, fmt.Errorf("error processing PVC %s/%s: %w", pod.Namespace, name, err)
 	}
 	if pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID != pvc.UID {
-		return nil, nil, fmt.Errorf("error processing PVC %s/%s: PersistentVolume %q is bound to another claim", pod.Namespace, name, pv.Name)
+		return nil, nil, fmt.Errorf("error processing PVC %s/%s: PersistentVolume %q is bound to another claim", pod.Namespace, name,
+			pv.Name)
 	}
 	return pvc, pv, nil
 }
 
-func (m *Manager) persistentCSI(ctx context.Context, pod *v1.Pod, v *v1.Volume, pvc *v1.PersistentVolumeClaim, pv *v1.PersistentVolume, readOnly, block bool) (Mounted, error) {
+func (m *Manager) persistentCSI(ctx context.Context, pod *v1.Pod, v *v1.Volume, pvc *v1.PersistentVolumeClaim, pv *v1.PersistentVolume,
+	readOnly, block bool) (Mounted, error) {
 	s := pv.Spec.CSI
 	dr, err := m.cfg.Drivers.get(s.Driver)
 	if err != nil {
@@ -179,7 +182,8 @@ func (m *Manager) persistentCSI(ctx context.Context, pod *v1.Pod, v *v1.Volume, 
 			return Mounted{}, err
 		}
 		if block {
-			m.cfg.event(pod, v1.EventTypeNormal, "SuccessfulMountVolume", fmt.Sprintf("MapVolume.MapPodDevice succeeded for volume %q volumeMapPath %q", pv.Name, out.HostPath))
+			m.cfg.event(pod, v1.EventTypeNormal, "SuccessfulMountVolume",
+				fmt.Sprintf("MapVolume.MapPodDevice succeeded for volume %q volumeMapPath %q", pv.Name, out.HostPath))
 		}
 	}
 	m.expand(ctx, r, pvc, pv, out)

@@ -126,7 +126,8 @@ func (c *csi) inline(ctx context.Context, pod *v1.Pod, v *v1.Volume) (Mounted, e
 		return Mounted{}, err
 	}
 	if !allows(object, storage.VolumeLifecycleEphemeral) {
-		return Mounted{}, fmt.Errorf("driver %q does not support volumeLifecycleMode Ephemeral; its CSIDriver allows %v", s.Driver, modesOf(object))
+		return Mounted{}, fmt.Errorf("driver %q does not support volumeLifecycleMode Ephemeral; its CSIDriver allows %v", s.Driver,
+			modesOf(object))
 	}
 	r := &request{
 		pod: pod, driver: dr, object: object, attributes: s.VolumeAttributes,
@@ -401,7 +402,8 @@ func (c *csi) attributes(ctx context.Context, r *request, secrets *map[string]st
 	}
 	all := map[string]issued{}
 	for _, t := range r.object.Spec.TokenRequests {
-		value, _, err := c.m.tokens.get(ctx, r.pod, &v1.ServiceAccountTokenProjection{Audience: t.Audience, ExpirationSeconds: t.ExpirationSeconds}, "")
+		value, _, err := c.m.tokens.get(ctx, r.pod, &v1.ServiceAccountTokenProjection{Audience: t.Audience,
+			ExpirationSeconds: t.ExpirationSeconds}, "")
 		if value == "" {
 			return nil, err
 		}

@@ -40,13 +40,14 @@ func csiObjects(block bool) []runtime.Object {
 			Spec:       v1.PersistentVolumeClaimSpec{VolumeName: "pv-1"},
 			Status:     v1.PersistentVolumeClaimStatus{Phase: v1.ClaimBound, Capacity: size},
 		},
-		&v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv-1", Annotations: map[string]string{"pv.beta.kubernetes.io/gid": "99"}}, Spec: v1.PersistentVolumeSpec{
-			Capacity: size, VolumeMode: &mode, AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
-			ClaimRef: &v1.ObjectReference{UID: "claim-uid"},
-			PersistentVolumeSource: v1.PersistentVolumeSource{CSI: &v1.CSIPersistentVolumeSource{
-				Driver: "test.csi", VolumeHandle: "h1", FSType: "ext4", VolumeAttributes: map[string]string{"a": "b"},
+		&v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv-1", Annotations: map[string]string{"pv.beta.kubernetes.io/gid": "99"}},
+			Spec: v1.PersistentVolumeSpec{
+				Capacity: size, VolumeMode: &mode, AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
+				ClaimRef: &v1.ObjectReference{UID: "claim-uid"},
+				PersistentVolumeSource: v1.PersistentVolumeSource{CSI: &v1.CSIPersistentVolumeSource{
+					Driver: "test.csi", VolumeHandle: "h1", FSType: "ext4", VolumeAttributes: map[string]string{"a": "b"},
+				}},
 			}},
-		}},
 		&storage.VolumeAttachment{
 			ObjectMeta: metav1.ObjectMeta{Name: "csi-" + sum("h1", "test.csi", "n")},
 			Status:     storage.VolumeAttachmentStatus{Attached: true, AttachmentMetadata: map[string]string{"dev": "x"}},
@@ -59,7 +60,8 @@ func csiObjects(block bool) []runtime.Object {
 }
 
 func claimVolume() v1.Volume {
-	return v1.Volume{Name: "data", VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}}
+	return v1.Volume{Name: "data",
+		VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}}
 }
 
 func registered(t *testing.T, d *testDriver, client *fake.Clientset) *Drivers {
@@ -138,7 +140,8 @@ func TestCSIVolumeOfAClaim(t *testing.T) {
 	if err != nil || info.Sys().(*syscall.Stat_t).Gid != 555 {
 		t.Errorf("the volume is not the group's: %v", err)
 	}
-	if got := d.last.VolumeContext["csi.storage.k8s.io/pod.name"]; got != "pod-a" || d.last.VolumeContext["a"] != "b" || d.last.PublishContext["dev"] != "x" {
+	if got := d.last.VolumeContext["csi.storage.k8s.io/pod.name"]; got != "pod-a" || d.last.VolumeContext["a"] != "b" ||
+		d.last.PublishContext["dev"] != "x" {
 		t.Errorf("the driver was told %v %v", d.last.VolumeContext, d.last.PublishContext)
 	}
 	if got := d.last.VolumeCapability.GetMount().GetFsType(); got != "ext4" {

@@ -73,7 +73,8 @@ func (c *csi) unstageIfUnused(ctx context.Context, dr *driver, r *record) error 
 		return nil
 	}
 	c.m.k.step("unstage volume")
-	if _, err := dr.node.NodeUnstageVolume(ctx, &spec.NodeUnstageVolumeRequest{VolumeId: r.Handle, StagingTargetPath: r.Staging}); err != nil {
+	if _, err := dr.node.NodeUnstageVolume(ctx, &spec.NodeUnstageVolumeRequest{VolumeId: r.Handle,
+		StagingTargetPath: r.Staging}); err != nil {
 		return &eventError{reason: "FailedUnmount", format: "UnmountVolume.UnmountDevice failed for volume %q : %v", err: err}
 	}
 	if err := c.m.k.removeTree(r.Staging); err != nil {

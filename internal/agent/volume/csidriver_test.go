@@ -55,7 +55,8 @@ func startDriver(t *testing.T, register string) *testDriver {
 	d := &testDriver{
 		store: filepath.Join(dir, "store"), endpoint: filepath.Join(dir, "csi.sock"),
 		staged: map[string]string{}, published: map[string]string{}, notified: make(chan *registration.RegistrationStatus, 10),
-		caps: []spec.NodeServiceCapability_RPC_Type{spec.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, spec.NodeServiceCapability_RPC_EXPAND_VOLUME},
+		caps: []spec.NodeServiceCapability_RPC_Type{spec.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME,
+			spec.NodeServiceCapability_RPC_EXPAND_VOLUME},
 	}
 	serve := func(path string, reg func(*grpc.Server)) {
 		l, err := net.Listen("unix", path)
@@ -87,16 +88,19 @@ func (d *testDriver) take() string {
 }
 
 func (d *testDriver) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
-	return &registration.PluginInfo{Type: plugins.CSIPlugin, Name: "test.csi", Endpoint: d.endpoint, SupportedVersions: []string{"1.0.0"}}, nil
+	return &registration.PluginInfo{Type: plugins.CSIPlugin, Name: "test.csi", Endpoint: d.endpoint, SupportedVersions: []string{"1.0.0"}},
+		nil
 }
 
-func (d *testDriver) NotifyRegistrationStatus(_ context.Context, s *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
+func (d *testDriver) NotifyRegistrationStatus(_ context.Context, s *registration.RegistrationStatus) (
+	*registration.RegistrationStatusResponse, error) {
 	d.notified <- s
 	return &registration.RegistrationStatusResponse{}, nil
 }
 
 func (d *testDriver) NodeGetInfo(context.Context, *spec.NodeGetInfoRequest) (*spec.NodeGetInfoResponse, error) {
-	return &spec.NodeGetInfoResponse{NodeId: "id-1", MaxVolumesPerNode: 5, AccessibleTopology: &spec.Topology{Segments: map[string]string{"test/zone": "z1"}}}, nil
+	return &spec.NodeGetInfoResponse{NodeId: "id-1", MaxVolumesPerNode: 5,
+		AccessibleTopology: &spec.Topology{Segments: map[string]string{"test/zone": "z1"}}}, nil
 }
 
 func (d *testDriver) NodeGetCapabilities(context.Context, *spec.NodeGetCapabilitiesRequest) (*spec.NodeGetCapabilitiesResponse, error) {
@@ -104,7 +108,8 @@ func (d *testDriver) NodeGetCapabilities(context.Context, *spec.NodeGetCapabilit
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, c := range d.caps {
-		out.Capabilities = append(out.Capabilities, &spec.NodeServiceCapability{Type: &spec.NodeServiceCapability_Rpc{Rpc: &spec.NodeServiceCapability_RPC{Type: c}}})
+		out.Capabilities = append(out.Capabilities,
+			&spec.NodeServiceCapability{Type: &spec.NodeServiceCapability_Rpc{Rpc: &spec.NodeServiceCapability_RPC{Type: c}}})
 	}
 	return out, nil
 }
@@ -214,6 +219,7 @@ func (d *testDriver) NodeGetVolumeStats(_ context.Context, r *spec.NodeGetVolume
 		return nil, status.Errorf(codes.NotFound, "volume %s is not at %s", r.VolumeId, r.VolumePath)
 	}
 	return &spec.NodeGetVolumeStatsResponse{Usage: []*spec.VolumeUsage{
-		{Unit: spec.VolumeUsage_BYTES, Total: 100, Available: 60, Used: 40}, {Unit: spec.VolumeUsage_INODES, Total: 10, Available: 9, Used: 1},
+		{Unit: spec.VolumeUsage_BYTES, Total: 100, Available: 60, Used: 40}, {Unit: spec.VolumeUsage_INODES, Total: 10, Available: 9,
+			Used: 1},
 	}}, nil
 }

@@ -50,7 +50,8 @@ func TestVolumesGrowUnderARunningPod(t *testing.T) {
 		}
 		pvc := claim(t, client)
 		pvc.Status.AllocatedResourceStatuses = map[v1.ResourceName]v1.ClaimResourceStatus{v1.ResourceStorage: state}
-		pvc.Status.Conditions = []v1.PersistentVolumeClaimCondition{{Type: v1.PersistentVolumeClaimFileSystemResizePending, Status: v1.ConditionTrue}}
+		pvc.Status.Conditions = []v1.PersistentVolumeClaimCondition{{Type: v1.PersistentVolumeClaimFileSystemResizePending,
+			Status: v1.ConditionTrue}}
 		if _, err := client.CoreV1().PersistentVolumeClaims("ns").Update(ctx, pvc, metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -61,7 +62,8 @@ func TestVolumesGrowUnderARunningPod(t *testing.T) {
 	if got := <-told; got != `FileSystemResizeSuccessful MountVolume.NodeExpandVolume succeeded for volume "pv-1"` {
 		t.Errorf("told %s", got)
 	}
-	if c := claim(t, client); c.Status.Capacity.Storage().String() != "2Gi" || len(c.Status.AllocatedResourceStatuses) != 0 || len(c.Status.Conditions) != 0 {
+	if c := claim(t, client); c.Status.Capacity.Storage().String() != "2Gi" || len(c.Status.AllocatedResourceStatuses) != 0 ||
+		len(c.Status.Conditions) != 0 {
 		t.Errorf("the claim says %+v", c.Status)
 	}
 	// What the driver can never do is said once and not asked again.

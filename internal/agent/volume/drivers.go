@@ -93,7 +93,8 @@ func (d *Drivers) Register(ctx context.Context, name, endpoint string, versions 
 	if err != nil {
 		return fmt.Errorf("connecting to CSI driver %q: %w", name, err)
 	}
-	dr := &driver{name: name, endpoint: endpoint, conn: conn, node: spec.NewNodeClient(conn), caps: map[spec.NodeServiceCapability_RPC_Type]bool{}}
+	dr := &driver{name: name, endpoint: endpoint, conn: conn, node: spec.NewNodeClient(conn),
+		caps: map[spec.NodeServiceCapability_RPC_Type]bool{}}
 	if err := d.introduce(ctx, dr); err != nil {
 		conn.Close()
 		return fmt.Errorf("registering CSI driver %q: %w", name, err)
@@ -113,7 +114,8 @@ func (d *Drivers) Register(ctx context.Context, name, endpoint string, versions 
 
 // observe tells of the calls to one driver.
 func (d *Drivers) observe(name string) grpc.UnaryClientInterceptor {
-	return func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	return func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker,
+		opts ...grpc.CallOption) error {
 		start := time.Now()
 		err := invoke(ctx, method, req, reply, conn, opts...)
 		d.mu.Lock()

@@ -67,10 +67,12 @@ func (m *Manager) expand(ctx context.Context, r *request, pvc *v1.PersistentVolu
 	defer cancel()
 	err := m.grow(ctx, r, pvc, pv, at)
 	if err == nil {
-		m.cfg.event(r.pod, v1.EventTypeNormal, "FileSystemResizeSuccessful", fmt.Sprintf("MountVolume.NodeExpandVolume succeeded for volume %q", pv.Name))
+		m.cfg.event(r.pod, v1.EventTypeNormal, "FileSystemResizeSuccessful",
+			fmt.Sprintf("MountVolume.NodeExpandVolume succeeded for volume %q", pv.Name))
 		return
 	}
-	m.cfg.event(r.pod, v1.EventTypeWarning, "VolumeResizeFailed", fmt.Sprintf("MountVolume.NodeExpandVolume failed for volume %q : %v", pv.Name, err))
+	m.cfg.event(r.pod, v1.EventTypeWarning, "VolumeResizeFailed", fmt.Sprintf("MountVolume.NodeExpandVolume failed for volume %q : %v",
+		pv.Name, err))
 	switch status.Code(err) {
 	case codes.InvalidArgument, codes.NotFound, codes.OutOfRange:
 		if _, err := m.setResizing(ctx, pvc, v1.PersistentVolumeClaimNodeResizeInfeasible); err != nil {
@@ -105,7 +107,8 @@ func (m *Manager) grow(ctx context.Context, r *request, pvc *v1.PersistentVolume
 }
 
 // setResizing says in the claim's status how far growing has come.
-func (m *Manager) setResizing(ctx context.Context, pvc *v1.PersistentVolumeClaim, state v1.ClaimResourceStatus) (*v1.PersistentVolumeClaim, error) {
+func (m *Manager) setResizing(ctx context.Context, pvc *v1.PersistentVolumeClaim, state v1.ClaimResourceStatus) (*v1.PersistentVolumeClaim,
+	error) {
 	return m.patchClaim(ctx, pvc, map[string]any{"allocatedResourceStatuses": map[string]any{string(v1.ResourceStorage): state}})
 }
 
@@ -135,7 +138,8 @@ func (m *Manager) patchClaim(ctx context.Context, pvc *v1.PersistentVolumeClaim,
 	if err != nil {
 		return nil, err
 	}
-	out, err := m.cfg.Client.CoreV1().PersistentVolumeClaims(pvc.Namespace).Patch(ctx, pvc.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+	out, err := m.cfg.Client.CoreV1().PersistentVolumeClaims(pvc.Namespace).Patch(ctx, pvc.Name, types.StrategicMergePatchType, patch,
+		metav1.PatchOptions{}, "status")
 	if err != nil {
 		return nil, fmt.Errorf("writing the status of claim %s/%s: %w", pvc.Namespace, pvc.Name, err)
 	}

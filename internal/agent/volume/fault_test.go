@@ -32,7 +32,8 @@ func TestFullDiskFailsOnePod(t *testing.T) {
 	if _, err := m.Mount(context.Background(), testPod("a", configMapVolume("big"))); !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("mounted 900 kB on a disk of 512 kB: %v", err)
 	}
-	if !strings.Contains(ev.text(), `Warning FailedMount MountVolume.SetUp failed for volume "big" : `) || !strings.Contains(ev.text(), "no space left") {
+	if !strings.Contains(ev.text(), `Warning FailedMount MountVolume.SetUp failed for volume "big" : `) || !strings.Contains(ev.text(),
+		"no space left") {
 		t.Errorf("events:\n%s", ev.text())
 	}
 	out := mustMount(t, m, testPod("b", configMapVolume("small")))
@@ -137,7 +138,8 @@ func FuzzDriverAnswers(f *testing.F) {
 	f.Add("node", int64(5), "topology/zone", "a", int64(10), int64(4), int32(1))
 	f.Add("", int64(-1), "bad key", "bad value!", int64(-10), int64(1<<62), int32(9))
 	f.Fuzz(func(t *testing.T, id string, most int64, key, value string, total, used int64, unit int32) {
-		info := &spec.NodeGetInfoResponse{NodeId: id, MaxVolumesPerNode: most, AccessibleTopology: &spec.Topology{Segments: map[string]string{key: value}}}
+		info := &spec.NodeGetInfoResponse{NodeId: id, MaxVolumesPerNode: most,
+			AccessibleTopology: &spec.Topology{Segments: map[string]string{key: value}}}
 		if checkInfo(info) == nil && (id == "" || most < 0 || key == "") {
 			t.Errorf("accepted id %q, %d volumes, topology %q", id, most, key)
 		}

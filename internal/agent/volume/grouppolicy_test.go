@@ -32,7 +32,8 @@ func TestGroupChangePolicy(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			source := t.TempDir()
 			objects := csiObjects(false)
-			objects[2].(*v1.PersistentVolume).Spec.PersistentVolumeSource = v1.PersistentVolumeSource{Local: &v1.LocalVolumeSource{Path: source}}
+			objects[2].(*v1.PersistentVolume).Spec.PersistentVolumeSource = v1.PersistentVolumeSource{
+				Local: &v1.LocalVolumeSource{Path: source}}
 			m := newTestManager(t, Config{Client: fake.NewClientset(objects...), NodeName: "n"})
 			pod := func(uid string, group int64) *v1.Pod {
 				p := testPod(uid, claimVolume())
@@ -48,7 +49,8 @@ func TestGroupChangePolicy(t *testing.T) {
 			}
 			dir := mustMount(t, m, pod("a", c.first))["data"].HostPath
 			top, below := filepath.Join(dir, "file1"), filepath.Join(dir, "subdir", "file2")
-			for _, err := range []error{os.Mkdir(filepath.Dir(below), 0o777), os.WriteFile(top, nil, 0o644), os.WriteFile(below, nil, 0o644)} {
+			for _, err := range []error{os.Mkdir(filepath.Dir(below), 0o777), os.WriteFile(top, nil, 0o644),
+				os.WriteFile(below, nil, 0o644)} {
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -66,7 +68,8 @@ func TestGroupChangePolicy(t *testing.T) {
 			}
 			mustUnmount(t, m, "a")
 			dir = mustMount(t, m, pod("b", c.second))["data"].HostPath
-			if a, b := groupOf(filepath.Join(dir, "file1")), groupOf(filepath.Join(dir, "subdir", "file2")); a != c.wantTop || b != c.wantBelow {
+			if a, b := groupOf(filepath.Join(dir, "file1")), groupOf(filepath.Join(dir, "subdir", "file2")); a != c.wantTop ||
+				b != c.wantBelow {
 				t.Errorf("the files belong to %d and %d, want %d and %d", a, b, c.wantTop, c.wantBelow)
 			}
 			mustUnmount(t, m, "b")

@@ -92,7 +92,8 @@ func (m *Manager) Unmount(ctx context.Context, uid types.UID) error {
 		if err != nil {
 			return fmt.Errorf("unmounting volumes of pod %s: %w", uid, err)
 		}
-		claims := st.pod == nil || slices.ContainsFunc(st.pod.Spec.Volumes, func(v v1.Volume) bool { return v.PersistentVolumeClaim != nil })
+		claims := st.pod == nil || slices.ContainsFunc(st.pod.Spec.Volumes,
+			func(v v1.Volume) bool { return v.PersistentVolumeClaim != nil })
 		st.pod, st.mounted, st.failures = nil, nil, 0
 		m.setDue(st, time.Time{})
 		m.setWaiting(st, false)

@@ -84,7 +84,8 @@ type counts struct {
 
 // Counts is the metric of how many volumes there are.
 func (in Inventory) Counts() prometheus.Collector {
-	return &counts{in, prometheus.NewDesc("volume_manager_total_volumes", "Volumes of pods, as wanted and as mounted.", []string{"plugin_name", "state"}, nil)}
+	return &counts{in, prometheus.NewDesc("volume_manager_total_volumes", "Volumes of pods, as wanted and as mounted.",
+		[]string{"plugin_name", "state"}, nil)}
 }
 
 // Describe and Collect make it a metric.

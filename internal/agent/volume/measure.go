@@ -36,7 +36,8 @@ func (m *Manager) Measure(uid types.UID, volume string) (ask func(ctx context.Co
 func (d *driver) measure(ctx context.Context, r *record) (Size, error) {
 	ctx, cancel := context.WithTimeout(ctx, csiTimeout)
 	defer cancel()
-	answer, err := d.node.NodeGetVolumeStats(ctx, &spec.NodeGetVolumeStatsRequest{VolumeId: r.Handle, VolumePath: r.Target, StagingTargetPath: r.Staging})
+	answer, err := d.node.NodeGetVolumeStats(ctx, &spec.NodeGetVolumeStatsRequest{VolumeId: r.Handle, VolumePath: r.Target,
+		StagingTargetPath: r.Staging})
 	if err != nil {
 		return Size{}, fmt.Errorf("asking CSI driver %q for the size of volume %s: %w", d.name, r.Handle, err)
 	}
@@ -48,7 +49,8 @@ func sizeOf(usage []*spec.VolumeUsage) (Size, error) {
 	var s Size
 	for _, u := range usage {
 		if u.GetTotal() < 0 || u.GetAvailable() < 0 || u.GetUsed() < 0 {
-			return Size{}, fmt.Errorf("the driver answered with a negative number: total %d, available %d, used %d", u.GetTotal(), u.GetAvailable(), u.GetUsed())
+			return Size{}, fmt.Errorf("the driver answered with a negative number: total %d, available %d, used %d", u.GetTotal(),
+				u.GetAvailable(), u.GetUsed())
 		}
 		switch u.GetUnit() {
 		case spec.VolumeUsage_BYTES:

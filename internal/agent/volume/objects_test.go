@@ -72,7 +72,8 @@ func newCluster(t *testing.T, allowAll bool, objects ...runtime.Object) *cluster
 		req := a.(ktesting.CreateAction).GetObject().(*authentication.TokenRequest)
 		now := tokenClock.Now()
 		exp := now.Add(time.Duration(*req.Spec.ExpirationSeconds) * time.Second)
-		claims := fmt.Sprintf(`{"iat":%d,"exp":%d,"n":%d,"aud":%q,"pod":%q}`, now.Unix(), exp.Unix(), c.tokens, req.Spec.Audiences, req.Spec.BoundObjectRef.UID)
+		claims := fmt.Sprintf(`{"iat":%d,"exp":%d,"n":%d,"aud":%q,"pod":%q}`, now.Unix(), exp.Unix(), c.tokens, req.Spec.Audiences,
+			req.Spec.BoundObjectRef.UID)
 		return true, &authentication.TokenRequest{Status: authentication.TokenRequestStatus{
 			Token: "h." + base64.RawURLEncoding.EncodeToString([]byte(claims)) + ".s", ExpirationTimestamp: metav1.NewTime(exp),
 		}}, nil
@@ -132,8 +133,10 @@ func tokenVolume(name string) v1.Volume {
 	seconds := int64(3607)
 	return v1.Volume{Name: name, VolumeSource: v1.VolumeSource{Projected: &v1.ProjectedVolumeSource{Sources: []v1.VolumeProjection{
 		{ServiceAccountToken: &v1.ServiceAccountTokenProjection{Path: "token", ExpirationSeconds: &seconds}},
-		{ConfigMap: &v1.ConfigMapProjection{LocalObjectReference: v1.LocalObjectReference{Name: "ca"}, Items: []v1.KeyToPath{{Key: "key", Path: "ca.crt"}}}},
-		{DownwardAPI: &v1.DownwardAPIProjection{Items: []v1.DownwardAPIVolumeFile{{Path: "namespace", FieldRef: &v1.ObjectFieldSelector{FieldPath: "metadata.namespace"}}}}},
+		{ConfigMap: &v1.ConfigMapProjection{LocalObjectReference: v1.LocalObjectReference{Name: "ca"},
+			Items: []v1.KeyToPath{{Key: "key", Path: "ca.crt"}}}},
+		{DownwardAPI: &v1.DownwardAPIProjection{Items: []v1.DownwardAPIVolumeFile{{Path: "namespace",
+			FieldRef: &v1.ObjectFieldSelector{FieldPath: "metadata.namespace"}}}}},
 	}}}}
 }
 

@@ -19,7 +19,8 @@ func TestPluginNames(t *testing.T) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(dir+"/"+volData, []byte(`{"volumeHandle":"h","driverName":"disk.example","berthPodVolume":"data"}`), 0o600); err != nil {
+	if err := os.WriteFile(dir+"/"+volData, []byte(`{"volumeHandle":"h","driverName":"disk.example","berthPodVolume":"data"}`),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {

@@ -90,7 +90,8 @@ func (c *certs) get(ctx context.Context, pod *v1.Pod, k certKey, p *v1.PodCertif
 		if plan.held {
 			why = "its time to be renewed has come"
 		}
-		c.record(pod, "asks for a certificate", journal.Fact{Name: "signer", Value: p.SignerName}, journal.Fact{Name: "volume", Value: k.volume}, journal.Fact{Name: "because", Value: why})
+		c.record(pod, "asks for a certificate", journal.Fact{Name: "signer", Value: p.SignerName},
+			journal.Fact{Name: "volume", Value: k.volume}, journal.Fact{Name: "because", Value: why})
 		failed = c.request(ctx, e, p)
 	}
 	c.mu.Lock()
@@ -104,7 +105,8 @@ func (c *certs) get(ctx context.Context, pod *v1.Pod, k certKey, p *v1.PodCertif
 	case e.held != nil:
 		return e.held, due, nil
 	case e.asked != nil:
-		return nil, due, fmt.Errorf("%w yet: PodCertificateRequest %s/%s waits for signer %q", errNotIssued, pod.Namespace, e.asked.name, p.SignerName)
+		return nil, due, fmt.Errorf("%w yet: PodCertificateRequest %s/%s waits for signer %q", errNotIssued, pod.Namespace, e.asked.name,
+			p.SignerName)
 	}
 	return nil, due, errNotIssued // gone in between: the pod is about to be woken
 }
@@ -130,7 +132,8 @@ func (c *certs) request(ctx context.Context, e *certEntry, p *v1.PodCertificateP
 }
 
 // compose makes a key and the request for it.
-func (c *certs) compose(ctx context.Context, pod *v1.Pod, p *v1.PodCertificateProjection) (key []byte, r *certificates.PodCertificateRequest, err error) {
+func (c *certs) compose(ctx context.Context, pod *v1.Pod, p *v1.PodCertificateProjection) (key []byte,
+	r *certificates.PodCertificateRequest, err error) {
 	var node *v1.Node
 	if c.node != nil {
 		node = c.node()
@@ -204,7 +207,8 @@ func (c *certs) waiting() map[string]*certificates.PodCertificateRequest {
 	for _, e := range c.states {
 		if e.asked != nil && e.asked.made {
 			out[e.pod.Namespace+"/"+e.asked.name] = &certificates.PodCertificateRequest{
-				ObjectMeta: metav1.ObjectMeta{Namespace: e.pod.Namespace, Name: e.asked.name}, Spec: certificates.PodCertificateRequestSpec{PodUID: e.pod.UID},
+				ObjectMeta: metav1.ObjectMeta{Namespace: e.pod.Namespace, Name: e.asked.name},
+				Spec:       certificates.PodCertificateRequestSpec{PodUID: e.pod.UID},
 			}
 		}
 	}
@@ -219,9 +223,11 @@ func (c *certs) seen(r *certificates.PodCertificateRequest, gone bool) {
 	}
 	if ended {
 		answer, reason, message := answerOf(r)
-		c.record(pod, "has the signer's answer", journal.Fact{Name: "answer", Value: answer}, journal.Fact{Name: "reason", Value: reason}, journal.Fact{Name: "message", Value: message})
+		c.record(pod, "has the signer's answer", journal.Fact{Name: "answer", Value: answer}, journal.Fact{Name: "reason", Value: reason},
+			journal.Fact{Name: "message", Value: message})
 		if answer != certificates.PodCertificateRequestConditionTypeIssued {
-			c.event(pod, v1.EventTypeWarning, answer, fmt.Sprintf("PodCertificateRequest %s/%s: reason=%q message=%q", r.Namespace, r.Name, reason, message))
+			c.event(pod, v1.EventTypeWarning, answer, fmt.Sprintf("PodCertificateRequest %s/%s: reason=%q message=%q", r.Namespace, r.Name,
+				reason, message))
 		}
 	}
 	c.changed([]types.UID{r.Spec.PodUID})

@@ -90,7 +90,8 @@ type certRig struct {
 
 func newCertRig(t *testing.T, root string) *certRig {
 	t.Helper()
-	r := &certRig{t: t, clock: clocktesting.NewFakeClock(time.Unix(1_700_000_000, 0)), events: &events{}, woken: make(chan types.UID, 100), signer: newSigner(t)}
+	r := &certRig{t: t, clock: clocktesting.NewFakeClock(time.Unix(1_700_000_000, 0)), events: &events{}, woken: make(chan types.UID, 100),
+		signer: newSigner(t)}
 	r.c = newCluster(t, false, &v1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "sa", UID: "sa-uid"}})
 	r.Manager = newTestManager(t, Config{
 		RootDir: root, Client: r.c, NodeName: "n1", Clock: r.clock, Event: r.events.add, Wake: func(uid types.UID) { r.woken <- uid },
@@ -123,7 +124,8 @@ func (r *certRig) request() *certificates.PodCertificateRequest {
 func (r *certRig) answer(p *certificates.PodCertificateRequest) {
 	r.t.Helper()
 	waitWatch(r.t, r.c, "podcertificaterequests//spec.nodeName=n1")
-	if _, err := r.c.CertificatesV1().PodCertificateRequests(p.Namespace).UpdateStatus(context.Background(), p, metav1.UpdateOptions{}); err != nil {
+	if _, err := r.c.CertificatesV1().PodCertificateRequests(p.Namespace).UpdateStatus(context.Background(), p,
+		metav1.UpdateOptions{}); err != nil {
 		r.t.Fatal(err)
 	}
 }
@@ -152,11 +154,13 @@ func (r *certRig) mountFails(pod *v1.Pod, want string) {
 }
 
 func certVolume(kind string, change ...func(*v1.PodCertificateProjection)) v1.Volume {
-	p := &v1.PodCertificateProjection{SignerName: "example.com/one", KeyType: kind, CredentialBundlePath: "bundle.pem", KeyPath: "tls/key.pem", CertificateChainPath: "tls/chain.pem"}
+	p := &v1.PodCertificateProjection{SignerName: "example.com/one", KeyType: kind, CredentialBundlePath: "bundle.pem",
+		KeyPath: "tls/key.pem", CertificateChainPath: "tls/chain.pem"}
 	for _, f := range change {
 		f(p)
 	}
-	return v1.Volume{Name: "cert", VolumeSource: v1.VolumeSource{Projected: &v1.ProjectedVolumeSource{Sources: []v1.VolumeProjection{{PodCertificate: p}}}}}
+	return v1.Volume{Name: "cert",
+		VolumeSource: v1.VolumeSource{Projected: &v1.ProjectedVolumeSource{Sources: []v1.VolumeProjection{{PodCertificate: p}}}}}
 }
 
 // pairOf reads the files of a volume, which must belong together.
@@ -375,7 +379,8 @@ func keyName(key any) string {
 
 func TestPodKeys(t *testing.T) {
 	for kind, want := range map[string]string{
-		"RSA3072": "RSA 384", "RSA4096": "RSA 512", "ECDSAP256": "ECDSA P-256", "ECDSAP384": "ECDSA P-384", "ECDSAP521": "ECDSA P-521", "ED25519": "Ed25519",
+		"RSA3072": "RSA 384", "RSA4096": "RSA 512", "ECDSAP256": "ECDSA P-256", "ECDSAP384": "ECDSA P-384", "ECDSAP521": "ECDSA P-521",
+		"ED25519": "Ed25519",
 	} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()

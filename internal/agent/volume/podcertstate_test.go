@@ -146,7 +146,8 @@ func TestCertificateProperties(t *testing.T) {
 		for step := range 60 {
 			had := s.held
 			name := fmt.Sprint("r", rnd.IntN(s.number+1))
-			lines := []string{"look", "look", "made " + name, "failed", "gone " + name, "wait 11m", "wait 3h", "pending " + name, "issued " + name + " 1h 2h"}
+			lines := []string{"look", "look", "made " + name, "failed", "gone " + name, "wait 11m", "wait 3h", "pending " + name,
+				"issued " + name + " 1h 2h"}
 			if rnd.IntN(10) == 0 {
 				lines = []string{"denied " + name, "unable " + name}
 			}

@@ -45,7 +45,8 @@ func ShareRoot(dir string) error {
 			return err
 		}
 		if len(below) > 0 {
-			return fmt.Errorf("sharing mounts below %s: %s is mounted there already, so propagation stays off until the next boot", dir, below[0].Mountpoint)
+			return fmt.Errorf("sharing mounts below %s: %s is mounted there already, so propagation stays off until the next boot", dir,
+				below[0].Mountpoint)
 		}
 		if err := unix.Mount(dir, dir, "", unix.MS_BIND, ""); err != nil {
 			return fmt.Errorf("mounting %s onto itself: %w", dir, err)

@@ -42,7 +42,8 @@ func TestReadWriteOncePod(t *testing.T) {
 	if errs["a"] != nil {
 		first, second = "b", "a"
 	}
-	const want = `MountVolume.SetUp failed for volume "data" : volume uses the ReadWriteOncePod access mode and is already in use by another pod`
+	const want = `MountVolume.SetUp failed for volume "data" : volume uses the ReadWriteOncePod access mode and is already in use by ` +
+		`another pod`
 	if errs[first] != nil || errs[second] == nil || !strings.Contains(ev.text(), "Warning FailedMount "+want) {
 		t.Fatalf("mounting gave %v, the events are\n%s", errs, ev.text())
 	}

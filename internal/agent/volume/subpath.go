@@ -25,7 +25,8 @@ import (
 // shared volume for links at any moment. The path is therefore resolved by
 // the kernel in one call that never leaves the volume, and what that call
 // opened, not its name, is what gets mounted.
-func (m *Manager) SubPaths(ctx context.Context, pod *v1.Pod, c *v1.Container, mounted map[string]Mounted, env []container.EnvVar) (map[int]string, error) {
+func (m *Manager) SubPaths(ctx context.Context, pod *v1.Pod, c *v1.Container, mounted map[string]Mounted,
+	env []container.EnvVar) (map[int]string, error) {
 	out := map[int]string{}
 	err := m.exclusive(ctx, pod.UID, func(context.Context, *podState) error {
 		for i := range c.VolumeMounts {
@@ -42,7 +43,8 @@ func (m *Manager) SubPaths(ctx context.Context, pod *v1.Pod, c *v1.Container, mo
 			if err := m.k.subPath(vol.HostPath, sub, target); err != nil {
 				// The cause may tell of the host's files; users get the name only.
 				m.cfg.Log.Error("preparing subPath", "pod", pod.Namespace+"/"+pod.Name, "container", c.Name, "volume", vm.Name, "err", err)
-				m.record(pod, "subPath not prepared", journal.Fact{Name: "container", Value: c.Name}, journal.Fact{Name: "volume", Value: vm.Name})
+				m.record(pod, "subPath not prepared", journal.Fact{Name: "container", Value: c.Name},
+					journal.Fact{Name: "volume", Value: vm.Name})
 				return &container.ConfigError{
 					Reason: container.ReasonCreateConfig,
 					Err:    fmt.Errorf("failed to prepare subPath for volumeMount %q of container %q", vm.Name, c.Name),

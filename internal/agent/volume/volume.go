@@ -33,8 +33,8 @@ import (
 // Mounted is one volume of a pod, ready on this node.
 type Mounted = container.Volume
 
-// ImageVolume is an image that the runtime mounts as a volume.
-type ImageVolume = container.ImageVolume
+// imageVolume is an image that the runtime mounts as a volume.
+type imageVolume = container.ImageVolume
 
 // Config configures a Manager. Client and RootDir are required unless the
 // agent runs without an API server, when Client may be nil and pods that refer
@@ -349,7 +349,7 @@ func (m *Manager) setUp(ctx context.Context, pod *v1.Pod, v *v1.Volume) (Mounted
 	case isPayload(v):
 		return m.payload(ctx, pod, v)
 	case v.Image != nil:
-		return Mounted{ReadOnly: true, Image: &ImageVolume{Reference: v.Image.Reference, Ref: v.Image.Reference}}, time.Time{}, nil
+		return Mounted{ReadOnly: true, Image: &imageVolume{Reference: v.Image.Reference, Ref: v.Image.Reference}}, time.Time{}, nil
 	case v.NFS != nil:
 		out, err := m.nfs(ctx, pod, v.Name, v.NFS.Server, v.NFS.Path, v.NFS.ReadOnly, nil)
 		return out, time.Time{}, err
@@ -372,7 +372,8 @@ func (m *Manager) payload(ctx context.Context, pod *v1.Pod, v *v1.Volume) (Mount
 	dir := m.layout.volume(pod.UID, plugin, v.Name)
 	out := Mounted{HostPath: dir, ReadOnly: true, SELinuxRelabel: true}
 	if m.objects == nil && v.DownwardAPI == nil {
-		return out, time.Time{}, errors.New("the node agent runs without an API server: only volumes that do not refer to API objects are possible")
+		return out, time.Time{},
+			errors.New("the node agent runs without an API server: only volumes that do not refer to API objects are possible")
 	}
 	c := &collector{
 		pod: pod, volume: v.Name, dir: dir, tokens: m.tokens, bundles: m.bundles, certs: m.certs,

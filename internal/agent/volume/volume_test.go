@@ -156,7 +156,8 @@ func TestHostPathTypes(t *testing.T) {
 		{v1.HostPathDirectoryOrCreate, file, fails(file, "a directory")},
 		{v1.HostPathDirectoryOrCreate, filepath.Join(dir, "new", "deep"), ""},
 		{v1.HostPathFileOrCreate, filepath.Join(dir, "newfile"), ""},
-		{v1.HostPathFileOrCreate, filepath.Join(dir, "nope", "f"), "open " + filepath.Join(dir, "nope", "f") + ": no such file or directory"},
+		{v1.HostPathFileOrCreate, filepath.Join(dir, "nope", "f"), "open " + filepath.Join(dir, "nope", "f") +
+			": no such file or directory"},
 		{v1.HostPathFileOrCreate, dir, fails(dir, "a file")},
 		{"Odd", file, "Odd is an invalid volume type"},
 	} {

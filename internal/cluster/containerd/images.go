@@ -146,7 +146,8 @@ func (a *archive) importImage(ctx context.Context, conn *grpc.ClientConn, name s
 	// A pulled image has its id for a name too, and the runtime mounts image
 	// volumes by that.
 	for _, name := range []string{man.Config.Digest, name} {
-		image := &imagesapi.Image{Name: name, Labels: labels, Target: &types.Descriptor{MediaType: m.MediaType, Digest: m.Digest, Size: m.Size}}
+		image := &imagesapi.Image{Name: name, Labels: labels, Target: &types.Descriptor{MediaType: m.MediaType, Digest: m.Digest,
+			Size: m.Size}}
 		_, err = images.Create(ctx, &imagesapi.CreateImageRequest{Image: image})
 		if status.Code(err) == codes.AlreadyExists {
 			_, err = images.Update(ctx, &imagesapi.UpdateImageRequest{Image: image})
@@ -176,7 +177,8 @@ func (a *archive) write(ctx context.Context, conn *grpc.ClientConn, d descriptor
 	for off := 0; ; off += chunk {
 		part := data[off:min(off+chunk, len(data))]
 		last := off+len(part) == len(data)
-		req := &contentapi.WriteContentRequest{Action: contentapi.WriteAction_WRITE, Ref: ref, Offset: int64(off), Data: part, Total: d.Size, Expected: d.Digest}
+		req := &contentapi.WriteContentRequest{Action: contentapi.WriteAction_WRITE, Ref: ref, Offset: int64(off), Data: part,
+			Total: d.Size, Expected: d.Digest}
 		if last {
 			req.Action, req.Labels = contentapi.WriteAction_COMMIT, labels
 		}

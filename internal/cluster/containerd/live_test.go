@@ -67,7 +67,8 @@ func TestSupervisorAdoptsReplacesAndImports(t *testing.T) {
 			}
 		}
 	}
-	st, err := runtimeapi.NewImageServiceClient(conn).ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: "berth.dev/pause:1"}})
+	st, err := runtimeapi.NewImageServiceClient(conn).ImageStatus(ctx,
+		&runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: "berth.dev/pause:1"}})
 	if err != nil || st.Image == nil || !st.Image.Pinned {
 		t.Fatalf("pause image through CRI: %+v, %v", st, err)
 	}

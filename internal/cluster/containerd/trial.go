@@ -18,8 +18,8 @@ import (
 // faster, runc works in more places.
 var Candidates = []string{"crun", "runc"}
 
-// Trial is the outcome of trying one OCI runtime on this machine.
-type Trial struct {
+// trialResult is the outcome of trying one OCI runtime on this machine.
+type trialResult struct {
 	Name string
 	Path string
 	// Err is empty for a runtime that ran a container, otherwise its words.
@@ -33,12 +33,12 @@ type Trial struct {
 // returns the first that works. Whether a runtime works here (crun 1.8, for
 // one, refuses hybrid cgroups) cannot be told from its name or version. The
 // answer is remembered in memo for as long as binaries and boot stay the same.
-func ChooseOCIRuntime(ctx context.Context, memo, cgroup, bootID string) (chosen Trial, all []Trial, err error) {
+func ChooseOCIRuntime(ctx context.Context, memo, cgroup, bootID string) (chosen trialResult, all []trialResult, err error) {
 	key := trialKey(bootID)
 	if data, rerr := os.ReadFile(memo); rerr == nil {
 		var kept struct {
 			Key string
-			All []Trial
+			All []trialResult
 		}
 		if json.Unmarshal(data, &kept) == nil && kept.Key == key {
 			for _, t := range kept.All {
@@ -51,10 +51,10 @@ func ChooseOCIRuntime(ctx context.Context, memo, cgroup, bootID string) (chosen 
 	for _, name := range Candidates {
 		path, lerr := lookPath(name)
 		if lerr != nil {
-			all = append(all, Trial{Name: name, Err: "not installed"})
+			all = append(all, trialResult{Name: name, Err: "not installed"})
 			continue
 		}
-		t := Trial{Name: name, Path: path}
+		t := trialResult{Name: name, Path: path}
 		if terr := tryRuntime(ctx, path, cgroup+"/trial-"+name, true); terr != nil {
 			t.NoSeccomp = fmt.Sprintf("%s applies no profile on this machine (%v)", name, terr)
 			if terr := tryRuntime(ctx, path, cgroup+"/trial-"+name, false); terr != nil {
@@ -66,7 +66,7 @@ func ChooseOCIRuntime(ctx context.Context, memo, cgroup, bootID string) (chosen 
 		all = append(all, t)
 		data, _ := json.Marshal(struct {
 			Key string
-			All []Trial
+			All []trialResult
 		}{key, all})
 		if err := os.WriteFile(memo, data, 0o644); err != nil {
 			return t, all, fmt.Errorf("remembering the OCI runtime: %w", err)
@@ -77,7 +77,7 @@ func ChooseOCIRuntime(ctx context.Context, memo, cgroup, bootID string) (chosen 
 	for _, t := range all {
 		words = append(words, t.Name+": "+t.Err)
 	}
-	return Trial{}, all, fmt.Errorf("no OCI runtime works on this machine (%s): install runc", strings.Join(words, "; "))
+	return trialResult{}, all, fmt.Errorf("no OCI runtime works on this machine (%s): install runc", strings.Join(words, "; "))
 }
 
 // lookPath also looks where Debian puts runc, which is not on every user's
@@ -143,9 +143,10 @@ func tryRuntime(ctx context.Context, path, cgroup string, seccomp bool) error {
 	}
 	spec := obj{
 		"ociVersion": "1.0.2",
-		"process":    obj{"cwd": "/", "user": obj{"uid": 0, "gid": 0}, "args": []string{"/bin/true"}, "env": []string{"PATH=/bin:/usr/bin"}},
-		"root":       obj{"path": "rootfs"},
-		"mounts":     mounts,
+		"process": obj{"cwd": "/", "user": obj{"uid": 0, "gid": 0}, "args": []string{"/bin/true"},
+			"env": []string{"PATH=/bin:/usr/bin"}},
+		"root":   obj{"path": "rootfs"},
+		"mounts": mounts,
 		"linux": obj{
 			"cgroupsPath": cgroup,
 			"resources":   obj{"memory": obj{"limit": 64 << 20}, "pids": obj{"limit": 32}, "cpu": obj{"shares": 128}},
@@ -165,7 +166,8 @@ func tryRuntime(ctx context.Context, path, cgroup string, seccomp bool) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, path, "--root", filepath.Join(dir, "state"), "run", "--bundle", dir, fmt.Sprintf("berth-trial-%d", os.Getpid()))
+	cmd := exec.CommandContext(ctx, path, "--root", filepath.Join(dir, "state"), "run", "--bundle", dir,
+		fmt.Sprintf("berth-trial-%d", os.Getpid()))
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

@@ -20,7 +20,8 @@ func TestChooseOCIRuntimeTriesAndRemembers(t *testing.T) {
 	})
 	// A runtime that is present but does not work here must be passed over.
 	broken := filepath.Join(dir, "crun")
-	if err := os.WriteFile(broken, []byte("#!/bin/sh\necho counted >> "+dir+"/calls\necho unknown cgroup mode >&2\nexit 1\n"), 0o755); err != nil {
+	if err := os.WriteFile(broken, []byte("#!/bin/sh\necho counted >> "+dir+"/calls\necho unknown cgroup mode >&2\nexit 1\n"),
+		0o755); err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
@@ -42,7 +43,8 @@ func TestChooseOCIRuntimeTriesAndRemembers(t *testing.T) {
 	os.Remove(broken)
 	Candidates = []string{"no-such-runtime"}
 	defer func() { Candidates = []string{"crun", "runc"} }()
-	if _, _, err := ChooseOCIRuntime(context.Background(), filepath.Join(dir, "memo2"), "/berth-test-trial", "boot-1"); err == nil || !strings.Contains(err.Error(), "install runc") {
+	if _, _, err := ChooseOCIRuntime(context.Background(), filepath.Join(dir, "memo2"), "/berth-test-trial", "boot-1"); err == nil ||
+		!strings.Contains(err.Error(), "install runc") {
 		t.Fatal(err)
 	}
 }

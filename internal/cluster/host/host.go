@@ -87,10 +87,12 @@ func (f Facts) Missing() []string {
 func (f Facts) Notes() []string {
 	var out []string
 	if f.Cgroups != CgroupV2 {
-		out = append(out, fmt.Sprintf("cgroup controllers are on v1 hierarchies (%s): memory of tmpfs volumes and swap limits follow v1 rules", f.Cgroups))
+		out = append(out, fmt.Sprintf("cgroup controllers are on v1 hierarchies (%s): memory of tmpfs volumes and swap limits follow "+
+			"v1 rules", f.Cgroups))
 	}
 	if !f.LowersOOMScore {
-		out = append(out, "CAP_SYS_RESOURCE is missing: OOM scores below the runtime's own are not applied, so guaranteed pods are not preferred when the machine runs out of memory")
+		out = append(out, "CAP_SYS_RESOURCE is missing: OOM scores below the runtime's own are not applied, so guaranteed pods are not "+
+			"preferred when the machine runs out of memory")
 	}
 	return out
 }

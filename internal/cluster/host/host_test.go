@@ -48,12 +48,16 @@ func TestProbe(t *testing.T) {
 		systemd bool
 		lowers  bool
 	}{
-		{"v2 with systemd", with(map[string]string{"sys/fs/cgroup/cgroup.controllers": "cpuset cpu io memory hugetlb pids\n", "run/systemd/system/x": ""}), CgroupV2, nil, true, true},
-		{"v2 without memory", with(map[string]string{"sys/fs/cgroup/cgroup.controllers": "cpu pids\n"}), CgroupV2, []string{"memory"}, false, true},
+		{"v2 with systemd", with(map[string]string{"sys/fs/cgroup/cgroup.controllers": "cpuset cpu io memory hugetlb pids\n",
+			"run/systemd/system/x": ""}), CgroupV2, nil, true, true},
+		{"v2 without memory", with(map[string]string{"sys/fs/cgroup/cgroup.controllers": "cpu pids\n"}), CgroupV2, []string{"memory"},
+			false, true},
 		{"v1", with(map[string]string{"proc/self/mountinfo": v1}), CgroupV1, []string{"pids"}, false, true},
 		{"hybrid, no CAP_SYS_RESOURCE", with(map[string]string{
-			"proc/self/mountinfo": v1 + "32 25 0:28 / /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids\n33 25 0:29 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n",
-			"proc/self/status":    "CapEff:\t000001fffeffffff\n",
+			"proc/self/mountinfo": v1 +
+				"32 25 0:28 / /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids\n33 25 0:29 / /sys/fs/cgroup/unified rw - cgroup2 " +
+				"cgroup2 rw\n",
+			"proc/self/status": "CapEff:\t000001fffeffffff\n",
 		}), CgroupHybrid, nil, false, false},
 	}
 	for _, c := range cases {
@@ -62,7 +66,8 @@ func TestProbe(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if f.Cgroups != c.cgroups || !reflect.DeepEqual(f.Missing(), c.missing) || f.Systemd != c.systemd || f.LowersOOMScore != c.lowers || f.BootID != "abc" {
+			if f.Cgroups != c.cgroups || !reflect.DeepEqual(f.Missing(), c.missing) || f.Systemd != c.systemd ||
+				f.LowersOOMScore != c.lowers || f.BootID != "abc" {
 				t.Fatalf("got %+v, missing %v", f, f.Missing())
 			}
 		})

@@ -19,7 +19,8 @@ func TestLoad(t *testing.T) {
 	}
 	t.Setenv("PATH", dir)
 	modprobe("echo no such module >&2; exit 1")
-	if loaded, err := load(t.Context(), "m", brings); loaded || err == nil || !strings.Contains(err.Error(), "module m") || !strings.Contains(err.Error(), "no such module") {
+	if loaded, err := load(t.Context(), "m", brings); loaded || err == nil || !strings.Contains(err.Error(), "module m") ||
+		!strings.Contains(err.Error(), "no such module") {
 		t.Errorf("a module that is not there: %t, %v", loaded, err)
 	}
 	modprobe(`[ "$1" = m ] && echo >` + brings)

@@ -98,7 +98,8 @@ func (s *account) Admit(ctx context.Context, a admission.Attributes, _ admission
 	pod.Spec.DeprecatedServiceAccount = pod.Spec.ServiceAccountName
 	sa, err := s.find(ctx, a.GetNamespace(), pod.Spec.ServiceAccountName)
 	if err != nil {
-		return admission.NewForbidden(a, fmt.Errorf("error looking up service account %s/%s: %w", a.GetNamespace(), pod.Spec.ServiceAccountName, err))
+		return admission.NewForbidden(a, fmt.Errorf("error looking up service account %s/%s: %w", a.GetNamespace(),
+			pod.Spec.ServiceAccountName, err))
 	}
 	if ptr.Deref(pod.Spec.AutomountServiceAccountToken, ptr.Deref(sa.AutomountServiceAccountToken, true)) {
 		mountToken(pod, s.suffix)
@@ -248,7 +249,8 @@ func tokenVolume(name string) corev1.Volume {
 func (s *account) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	pod, ok := a.GetObject().(*corev1.Pod)
 	debugging := a.GetSubresource() == "ephemeralcontainers" && a.GetOperation() == admission.Update
-	if !ok || a.GetResource().GroupResource() != podsResource || !debugging && (a.GetSubresource() != "" || a.GetOperation() != admission.Create) {
+	if !ok || a.GetResource().GroupResource() != podsResource || !debugging &&
+		(a.GetSubresource() != "" || a.GetOperation() != admission.Create) {
 		return nil
 	}
 	if isMirror(pod) {
@@ -259,7 +261,8 @@ func (s *account) Validate(ctx context.Context, a admission.Attributes, _ admiss
 	}
 	sa, err := s.find(ctx, a.GetNamespace(), pod.Spec.ServiceAccountName)
 	if err != nil {
-		return admission.NewForbidden(a, fmt.Errorf("error looking up service account %s/%s: %w", a.GetNamespace(), pod.Spec.ServiceAccountName, err))
+		return admission.NewForbidden(a, fmt.Errorf("error looking up service account %s/%s: %w", a.GetNamespace(),
+			pod.Spec.ServiceAccountName, err))
 	}
 	if err := checkSecrets(pod, sa); err != nil {
 		return admission.NewForbidden(a, err)
@@ -278,7 +281,8 @@ func checkMirror(pod *corev1.Pod) error {
 	}
 	for i := range pod.Spec.Volumes {
 		projected := pod.Spec.Volumes[i].Projected
-		if projected != nil && slices.ContainsFunc(projected.Sources, func(p corev1.VolumeProjection) bool { return p.ServiceAccountToken != nil }) {
+		if projected != nil && slices.ContainsFunc(projected.Sources,
+			func(p corev1.VolumeProjection) bool { return p.ServiceAccountToken != nil }) {
 			return errors.New("a mirror pod may not use ServiceAccountToken volume projections")
 		}
 	}
@@ -301,7 +305,8 @@ func checkSecrets(pod *corev1.Pod, sa *corev1.ServiceAccount) error {
 	}
 	for _, s := range pod.Spec.ImagePullSecrets {
 		if !pulls[s.Name] {
-			return fmt.Errorf(`imagePullSecrets[].name="%s" is not allowed because service account %s does not reference that imagePullSecret`, s.Name, sa.Name)
+			return fmt.Errorf(`imagePullSecrets[].name="%s" is not allowed because service account %s does not reference that `+
+				`imagePullSecret`, s.Name, sa.Name)
 		}
 	}
 	rest := pod.DeepCopy()

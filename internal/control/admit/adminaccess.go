@@ -63,7 +63,8 @@ func (p *adminAccess) Validate(ctx context.Context, a admission.Attributes, _ ad
 		return nil
 	}
 	return apierrors.NewInvalid(a.GetKind().GroupKind(), a.GetName(), field.ErrorList{field.Forbidden(path,
-		fmt.Sprintf("admin access to devices requires the `%s: true` label on the containing namespace", resourcev1.DRAAdminNamespaceLabelKey))})
+		fmt.Sprintf("admin access to devices requires the `%s: true` label on the containing namespace",
+			resourcev1.DRAAdminNamespaceLabelKey))})
 }
 
 // allowed looks at the namespace's label; one that is not there, or was not a

@@ -11,12 +11,15 @@ import (
 
 func TestAdminAccessNeedsALabel(t *testing.T) {
 	labelled := func(name, value string) *corev1.Namespace {
-		return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"resource.kubernetes.io/admin-access": value}}}
+		return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name,
+			Labels: map[string]string{"resource.kubernetes.io/admin-access": value}}}
 	}
-	r := newRig(t, newDeviceAdminAccess, labelled("trusted", "true"), labelled("wrong", "yes"), &corev1.Namespace{ObjectMeta: named("", "plain")})
+	r := newRig(t, newDeviceAdminAccess, labelled("trusted", "true"), labelled("wrong", "yes"),
+		&corev1.Namespace{ObjectMeta: named("", "plain")})
 	spec := func(admin *bool) resourcev1.ResourceClaimSpec {
 		return resourcev1.ResourceClaimSpec{Devices: resourcev1.DeviceClaim{Requests: []resourcev1.DeviceRequest{
-			{Name: "any", FirstAvailable: []resourcev1.DeviceSubRequest{{Name: "x"}}}, {Name: "r", Exactly: &resourcev1.ExactDeviceRequest{AdminAccess: admin}}}}}
+			{Name: "any", FirstAvailable: []resourcev1.DeviceSubRequest{{Name: "x"}}},
+			{Name: "r", Exactly: &resourcev1.ExactDeviceRequest{AdminAccess: admin}}}}}
 	}
 	claim := func(ns string, admin *bool) *resourcev1.ResourceClaim {
 		return &resourcev1.ResourceClaim{ObjectMeta: named(ns, "c"), Spec: spec(admin)}
@@ -26,7 +29,8 @@ func TestAdminAccessNeedsALabel(t *testing.T) {
 	}
 	given := func(ns string) *resourcev1.ResourceClaim {
 		c := claim(ns, nil)
-		c.Status.Allocation = &resourcev1.AllocationResult{Devices: resourcev1.DeviceAllocationResult{Results: []resourcev1.DeviceRequestAllocationResult{{}, {AdminAccess: ptr.To(true)}}}}
+		c.Status.Allocation = &resourcev1.AllocationResult{Devices: resourcev1.DeviceAllocationResult{
+			Results: []resourcev1.DeviceRequestAllocationResult{{}, {AdminAccess: ptr.To(true)}}}}
 		return c
 	}
 	const refused = "admin access to devices requires the `resource.kubernetes.io/admin-access: true` label"
@@ -34,9 +38,12 @@ func TestAdminAccessNeedsALabel(t *testing.T) {
 	for _, ns := range []string{"plain", "wrong"} {
 		expect(t, r.do(request{resource: claims, now: claim(ns, nil)}), "")
 		expect(t, r.do(request{resource: claims, now: claim(ns, ptr.To(false))}), "")
-		expect(t, r.do(request{resource: claims, now: claim(ns, ptr.To(true))}), "spec.devices.requests[1].exactly.adminAccess: Forbidden: "+refused)
-		expect(t, r.do(request{resource: templates, now: template(ns, ptr.To(true))}), "spec.spec.devices.requests[1].exactly.adminAccess: Forbidden: "+refused)
-		expect(t, r.do(request{resource: claims + "/status", old: claim(ns, nil), now: given(ns)}), "status.allocation.devices.results[1].adminAccess: Forbidden: "+refused)
+		expect(t, r.do(request{resource: claims, now: claim(ns, ptr.To(true))}),
+			"spec.devices.requests[1].exactly.adminAccess: Forbidden: "+refused)
+		expect(t, r.do(request{resource: templates, now: template(ns, ptr.To(true))}),
+			"spec.spec.devices.requests[1].exactly.adminAccess: Forbidden: "+refused)
+		expect(t, r.do(request{resource: claims + "/status", old: claim(ns, nil), now: given(ns)}),
+			"status.allocation.devices.results[1].adminAccess: Forbidden: "+refused)
 		// One from when the label was there still loses its finalizer.
 		expect(t, r.do(request{resource: claims, old: claim(ns, ptr.To(true)), now: claim(ns, ptr.To(true))}), "")
 	}

@@ -80,17 +80,19 @@ var RecommendedOrder = []string{
 
 // DefaultOff are the plugins that run only if enabled: upstream's, without
 // DenyServiceExternalIPs (see there).
-var DefaultOff = sets.New(NamespaceAutoProvision, NamespaceExists, AlwaysPullImages, ImagePolicyWebhook, PodNodeSelector, PodTolerationRestriction,
+var DefaultOff = sets.New(NamespaceAutoProvision, NamespaceExists, AlwaysPullImages, ImagePolicyWebhook, PodNodeSelector,
+	PodTolerationRestriction,
 	EventRateLimit, OwnerReferencesPermissionEnforcement)
 
 // DefaultOn are the plugins that run unless disabled.
 var DefaultOn = sets.New(RecommendedOrder...).Difference(DefaultOff)
 
-// Register makes every plugin known by name.
-func Register(plugins *admission.Plugins) {
+// register makes every plugin known by name.
+func register(plugins *admission.Plugins) {
 	lifecycle.Register(plugins)
 	for name, factory := range map[string]admission.Factory{
-		ServiceAccount: newServiceAccount, TaintNodesByCondition: newTaintNodesByCondition, PodSecurity: newPodSecurity, Priority: newPriority,
+		ServiceAccount: newServiceAccount, TaintNodesByCondition: newTaintNodesByCondition, PodSecurity: newPodSecurity,
+		Priority:                 newPriority,
 		DefaultTolerationSeconds: newDefaultTolerationSeconds, DefaultStorageClass: newDefaultStorageClass,
 		StorageObjectInUseProtection: newStorageObjectInUseProtection, PersistentVolumeClaimResize: newPersistentVolumeClaimResize,
 		RuntimeClass: newRuntimeClass, ClusterTrustBundleAttest: newClusterTrustBundleAttest, CertificateApproval: newCertificateApproval,
@@ -99,8 +101,9 @@ func Register(plugins *admission.Plugins) {
 		PodTopologyLabels: newPodTopologyLabels, RBACEscalation: newRBACEscalation, NodeRestriction: newNodeRestriction,
 		LimitRanger: newLimitRanger, DeviceAdminAccess: newDeviceAdminAccess, PodResizeValidator: newPodResizeValidator,
 		NamespaceExists: newNamespaceExists, NamespaceAutoProvision: newNamespaceAutoProvision, AlwaysPullImages: newAlwaysPullImages,
-		ImagePolicyWebhook: newImagePolicyWebhook, PodNodeSelector: newPodNodeSelector, PodTolerationRestriction: newPodTolerationRestriction,
-		EventRateLimit: newEventRateLimit, OwnerReferencesPermissionEnforcement: newOwnerReferencesPermissionEnforcement,
+		ImagePolicyWebhook: newImagePolicyWebhook, PodNodeSelector: newPodNodeSelector,
+		PodTolerationRestriction: newPodTolerationRestriction,
+		EventRateLimit:           newEventRateLimit, OwnerReferencesPermissionEnforcement: newOwnerReferencesPermissionEnforcement,
 		DenyServiceExternalIPs: newDenyServiceExternalIPs, ServiceLoadBalancerIngressRestriction: newServiceLoadBalancerIngressRestriction,
 		EndpointAddressRestriction: newEndpointAddressRestriction,
 	} {
@@ -117,7 +120,7 @@ func Register(plugins *admission.Plugins) {
 // --admission-control-config-file.
 func NewOptions() *options.AdmissionOptions {
 	o := &options.AdmissionOptions{Plugins: admission.NewPlugins(), RecommendedPluginOrder: RecommendedOrder, DefaultOffPlugins: DefaultOff}
-	Register(o.Plugins)
+	register(o.Plugins)
 	return o
 }
 
@@ -153,7 +156,7 @@ func New(cfg Config) (admission.Interface, error) {
 		return nil, errors.New("setting up admission: Client, Informers, Dynamic, RESTMapper, Authorizer, Roles and Drained are required")
 	}
 	plugins := admission.NewPlugins()
-	Register(plugins)
+	register(plugins)
 	names, err := selected(cfg.Enable, cfg.Disable)
 	if err != nil {
 		return nil, err

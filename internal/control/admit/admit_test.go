@@ -55,7 +55,7 @@ func TestChain(t *testing.T) {
 
 func TestEveryPluginHasAPlace(t *testing.T) {
 	plugins := admission.NewPlugins()
-	Register(plugins)
+	register(plugins)
 	ordered := slices.Sorted(slices.Values(RecommendedOrder))
 	if got := plugins.Registered(); !slices.Equal(got, ordered) {
 		t.Errorf("registered %v\nordered %v", got, ordered)

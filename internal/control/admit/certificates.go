@@ -42,7 +42,8 @@ type signerCheck struct {
 
 func newCertificateApproval(io.Reader) (admission.Interface, error) {
 	return &signerCheck{
-		Handler: admission.NewHandler(admission.Update), name: CertificateApproval, subresource: "approval", verb: "approve", doing: "approve",
+		Handler: admission.NewHandler(admission.Update), name: CertificateApproval, subresource: "approval", verb: "approve",
+		doing:   "approve",
 		touches: func(old, now *certificatesv1.CertificateSigningRequest) bool { return true },
 	}, nil
 }
@@ -166,7 +167,8 @@ func (s *subject) Validate(_ context.Context, a admission.Attributes, _ admissio
 		return admission.NewForbidden(a, fmt.Errorf("failed to parse CSR: %w", err))
 	}
 	if slices.Contains(request.Subject.Organization, user.SystemPrivilegedGroup) {
-		return admission.NewForbidden(a, fmt.Errorf("use of %s signer with %s group is not allowed", csr.Spec.SignerName, user.SystemPrivilegedGroup))
+		return admission.NewForbidden(a, fmt.Errorf("use of %s signer with %s group is not allowed", csr.Spec.SignerName,
+			user.SystemPrivilegedGroup))
 	}
 	return nil
 }

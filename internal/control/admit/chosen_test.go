@@ -30,7 +30,8 @@ func configured(make admission.Factory, text string) admission.Factory {
 // name on both lists is a mistake.
 func TestChosenPlugins(t *testing.T) {
 	on, err := selected([]string{AlwaysPullImages}, []string{DenyServiceExternalIPs})
-	if err != nil || !slices.Contains(on, AlwaysPullImages) || slices.Contains(on, DenyServiceExternalIPs) || slices.Contains(on, EventRateLimit) {
+	if err != nil || !slices.Contains(on, AlwaysPullImages) || slices.Contains(on, DenyServiceExternalIPs) ||
+		slices.Contains(on, EventRateLimit) {
 		t.Errorf("selected %v, %v", on, err)
 	}
 	if _, err := selected([]string{Priority}, []string{Priority}); err == nil {
@@ -41,14 +42,16 @@ func TestChosenPlugins(t *testing.T) {
 	}
 	file := filepath.Join(t.TempDir(), "admission.yaml")
 	text := "apiVersion: apiserver.config.k8s.io/v1\nkind: AdmissionConfiguration\nplugins:\n" +
-		"- name: EventRateLimit\n  configuration:\n    apiVersion: eventratelimit.admission.k8s.io/v1alpha1\n    kind: Configuration\n    limits: [{type: Nobody, qps: 1, burst: 1}]\n"
+		"- name: EventRateLimit\n  configuration:\n    apiVersion: eventratelimit.admission.k8s.io/v1alpha1\n    kind: Configuration\n   " +
+		" limits: [{type: Nobody, qps: 1, burst: 1}]\n"
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := newChain(t, func(c *Config) { c.ConfigFile = file }); err != nil {
 		t.Errorf("the configuration of a plugin that is off: %v", err)
 	}
-	if _, err := newChain(t, func(c *Config) { c.ConfigFile, c.Enable = file, []string{EventRateLimit} }); err == nil || !strings.Contains(err.Error(), "limits[0]") {
+	if _, err := newChain(t, func(c *Config) { c.ConfigFile, c.Enable = file, []string{EventRateLimit} }); err == nil ||
+		!strings.Contains(err.Error(), "limits[0]") {
 		t.Errorf("a wrong configuration gives %v", err)
 	}
 }
@@ -77,7 +80,8 @@ func TestExternalAddresses(t *testing.T) {
 	r := newRig(t, newDenyServiceExternalIPs)
 	expect(t, r.do(request{resource: "services", now: service()}), "")
 	expect(t, r.do(request{resource: "services", now: service(external("10.0.0.1"))}), "spec.externalIPs: 10.0.0.1")
-	expect(t, r.do(request{resource: "services", now: service(external("10.0.0.1", "10.0.0.2")), old: service(external("10.0.0.1"))}), "spec.externalIPs: 10.0.0.2")
+	expect(t, r.do(request{resource: "services", now: service(external("10.0.0.1", "10.0.0.2")), old: service(external("10.0.0.1"))}),
+		"spec.externalIPs: 10.0.0.2")
 	expect(t, r.do(request{resource: "services", now: service(external("10.0.0.1")), old: service(external("10.0.0.1", "10.0.0.2"))}), "")
 
 	balanced := func(ip string) func(*corev1.Service) {
@@ -87,9 +91,11 @@ func TestExternalAddresses(t *testing.T) {
 	grants := clusterWide("controller", "", "services/status", "patch")
 	r = newRig(t, newServiceLoadBalancerIngressRestriction, grants[0].(*rbacv1.ClusterRole), grants[1].(*rbacv1.ClusterRoleBinding),
 		&rbacv1.Role{ObjectMeta: named("ns", "t"), Rules: grants[0].(*rbacv1.ClusterRole).Rules},
-		&rbacv1.RoleBinding{ObjectMeta: named("ns", "t"), RoleRef: rbacv1.RoleRef{Kind: "Role", Name: "t"}, Subjects: []rbacv1.Subject{{Kind: "User", Name: "tenant"}}})
+		&rbacv1.RoleBinding{ObjectMeta: named("ns", "t"), RoleRef: rbacv1.RoleRef{Kind: "Role", Name: "t"},
+			Subjects: []rbacv1.Subject{{Kind: "User", Name: "tenant"}}})
 	const status = "services/status"
-	expect(t, r.do(request{resource: status, now: service(balanced("8.8.8.8")), old: service(), user: tenant}), "status.loadBalancer.ingress[0]: 8.8.8.8")
+	expect(t, r.do(request{resource: status, now: service(balanced("8.8.8.8")), old: service(), user: tenant}),
+		"status.loadBalancer.ingress[0]: 8.8.8.8")
 	expect(t, r.do(request{resource: status, now: service(balanced("8.8.8.8")), old: service(), user: controller}), "")
 	expect(t, r.do(request{resource: status, now: service(balanced("8.8.8.8")), old: service(balanced("8.8.8.8")), user: tenant}), "")
 	expect(t, r.do(request{resource: status, now: service(), old: service(balanced("8.8.8.8")), user: tenant}), "")
@@ -102,7 +108,8 @@ func TestForeignEndpoints(t *testing.T) {
 		return &corev1.Pod{ObjectMeta: named(namespace, "p"), Status: corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: ip}}}}
 	}
 	grants := clusterWide("controller", "discovery.k8s.io", "endpointslices", "update")
-	r := newRig(t, newEndpointAddressRestriction, at("ns", "10.1.0.1"), at("other", "10.1.0.2"), grants[0].(*rbacv1.ClusterRole), grants[1].(*rbacv1.ClusterRoleBinding),
+	r := newRig(t, newEndpointAddressRestriction, at("ns", "10.1.0.1"), at("other", "10.1.0.2"), grants[0].(*rbacv1.ClusterRole),
+		grants[1].(*rbacv1.ClusterRoleBinding),
 		&corev1.Node{ObjectMeta: named("", "n"), Spec: corev1.NodeSpec{PodCIDRs: []string{"10.1.0.0/24"}},
 			Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Address: "192.0.2.1"}}}})
 	slice := func(ips ...string) *discoveryv1.EndpointSlice {
@@ -125,9 +132,12 @@ func TestForeignEndpoints(t *testing.T) {
 		{"stored before", request{resource: resource, now: slice("10.1.0.2"), old: slice("10.1.0.2")}, ""},
 		{"controller", request{resource: resource, now: slice("10.1.0.2"), user: &user.DefaultInfo{Name: "controller"}}, ""},
 		{"publisher of DNS", request{resource: resource, now: dnsSlice, user: &user.DefaultInfo{Name: dnsPublisher}}, ""},
-		{"publisher of DNS elsewhere", request{resource: resource, now: slice("192.0.2.1"), user: &user.DefaultInfo{Name: dnsPublisher}}, "node n"},
-		{"legacy endpoints", request{resource: "endpoints", now: &corev1.Endpoints{ObjectMeta: named("ns", "s"), //nolint:staticcheck // it is still served
-			Subsets: []corev1.EndpointSubset{{NotReadyAddresses: []corev1.EndpointAddress{{IP: "10.1.0.2"}}}}}}, "another namespace"}, //nolint:staticcheck // see above
+		{"publisher of DNS elsewhere", request{resource: resource, now: slice("192.0.2.1"), user: &user.DefaultInfo{Name: dnsPublisher}},
+			"node n"},
+		{"legacy endpoints", request{resource: "endpoints",
+			now: &corev1.Endpoints{ObjectMeta: named("ns", "s"), //nolint:staticcheck // it is still served
+				Subsets: []corev1.EndpointSubset{{NotReadyAddresses: []corev1.EndpointAddress{{IP: "10.1.0.2"}}}}}},
+			"another namespace"}, //nolint:staticcheck // see above
 	} {
 		t.Run(c.name, func(t *testing.T) { expect(t, r.do(c.request), c.want) })
 	}
@@ -147,7 +157,8 @@ func TestAlwaysPullImages(t *testing.T) {
 		}
 	}
 	late := newPod(func(p *corev1.Pod) { p.Spec.Containers[0].ImagePullPolicy = corev1.PullIfNotPresent })
-	expect(t, (&pullImages{}).Validate(t.Context(), request{resource: "pods", now: late}.attributes(), nil), "spec.containers[0]: pull policy")
+	expect(t, (&pullImages{}).Validate(t.Context(), request{resource: "pods", now: late}.attributes(), nil),
+		"spec.containers[0]: pull policy")
 	expect(t, r.do(request{resource: "pods", now: late, old: late.DeepCopy()}), "")
 	if late.Spec.Containers[0].ImagePullPolicy != corev1.PullIfNotPresent {
 		t.Error("an update without a new image changes the policy")
@@ -167,14 +178,16 @@ func TestOwnerReferences(t *testing.T) {
 	}, grants[0].(*rbacv1.ClusterRole), grants[1].(*rbacv1.ClusterRoleBinding))
 	owned := func(blocks bool) *corev1.Pod {
 		return newPod(func(p *corev1.Pod) {
-			p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "r", UID: "u", BlockOwnerDeletion: &blocks}}
+			p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "r", UID: "u",
+				BlockOwnerDeletion: &blocks}}
 		})
 	}
 	ann, eve := &user.DefaultInfo{Name: "ann"}, &user.DefaultInfo{Name: "eve"}
 	expect(t, r.do(request{resource: "pods", now: owned(true), user: ann}), "")
 	expect(t, r.do(request{resource: "pods", now: owned(true), user: eve}), "cannot set blockOwnerDeletion")
 	expect(t, r.do(request{resource: "pods", now: owned(false), user: eve}), "")
-	expect(t, r.do(request{resource: "pods", now: owned(false), old: newPod(), user: eve}), "cannot set an ownerRef on a resource you can't delete")
+	expect(t, r.do(request{resource: "pods", now: owned(false), old: newPod(), user: eve}),
+		"cannot set an ownerRef on a resource you can't delete")
 	expect(t, r.do(request{resource: "pods", now: owned(true), old: owned(true), user: eve}), "")
 	expect(t, r.do(request{resource: "pods/status", now: owned(true), old: newPod(), user: eve}), "")
 }
@@ -183,7 +196,8 @@ func TestNodeSelectorsOfNamespaces(t *testing.T) {
 	annotated := func(name, selector string) *corev1.Namespace {
 		return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{selectorAnnotation: selector}}}
 	}
-	r := newRig(t, configured(newPodNodeSelector, "podNodeSelectorPluginConfig:\n  clusterDefaultNodeSelector: pool=common\n  ns: pool=green,disk=ssd\n"),
+	r := newRig(t, configured(newPodNodeSelector,
+		"podNodeSelectorPluginConfig:\n  clusterDefaultNodeSelector: pool=common\n  ns: pool=green,disk=ssd\n"),
 		annotated("ns", "pool=green"), &corev1.Namespace{ObjectMeta: named("", "plain")})
 	selecting := func(namespace string, selector map[string]string) *corev1.Pod {
 		return newPod(func(p *corev1.Pod) { p.Namespace, p.Spec.NodeSelector = namespace, selector })
@@ -196,8 +210,10 @@ func TestNodeSelectorsOfNamespaces(t *testing.T) {
 		t.Errorf("selectors %v and %v", pod.Spec.NodeSelector, plain.Spec.NodeSelector)
 	}
 	expect(t, r.do(request{resource: "pods", now: selecting("ns", map[string]string{"disk": "ssd"})}), "")
-	expect(t, r.do(request{resource: "pods", now: selecting("ns", map[string]string{"pool": "red"})}), "conflicts with its namespace node label selector")
-	expect(t, r.do(request{resource: "pods", now: selecting("ns", map[string]string{"zone": "a"})}), "conflict with its namespace whitelist")
+	expect(t, r.do(request{resource: "pods", now: selecting("ns", map[string]string{"pool": "red"})}),
+		"conflicts with its namespace node label selector")
+	expect(t, r.do(request{resource: "pods", now: selecting("ns", map[string]string{"zone": "a"})}),
+		"conflict with its namespace whitelist")
 	if _, err := newPodNodeSelector(strings.NewReader("podNodeSelectorConfig: {}")); err == nil {
 		t.Error("a misspelt configuration is accepted")
 	}
@@ -213,7 +229,8 @@ func TestTolerationsOfNamespaces(t *testing.T) {
 		return string(data)
 	}
 	r := newRig(t, newPodTolerationRestriction, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "ns", Annotations: map[string]string{
-		defaultTolerationsAnnotation: list(gpu), allowedTolerationsAnnotation: list(gpu, corev1.Toleration{Key: "spot", Operator: corev1.TolerationOpEqual, Value: "yes"})}}})
+		defaultTolerationsAnnotation: list(gpu), allowedTolerationsAnnotation: list(gpu,
+			corev1.Toleration{Key: "spot", Operator: corev1.TolerationOpEqual, Value: "yes"})}}})
 	tolerating := func(all ...corev1.Toleration) *corev1.Pod {
 		return newPod(func(p *corev1.Pod) { p.Spec.Tolerations = all })
 	}
@@ -226,7 +243,8 @@ func TestTolerationsOfNamespaces(t *testing.T) {
 	expect(t, r.do(request{resource: "pods", now: tolerating(spot)}), "")
 	spot.Value = "no"
 	expect(t, r.do(request{resource: "pods", now: tolerating(spot)}), "conflict with its namespace whitelist")
-	expect(t, r.do(request{resource: "pods", now: tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists})}), "conflict with its namespace whitelist")
+	expect(t, r.do(request{resource: "pods", now: tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists})}),
+		"conflict with its namespace whitelist")
 	// What the server itself adds is no choice of the user's.
 	expect(t, r.do(request{resource: "pods", now: tolerating(withDefaultTolerations(nil)...)}), "")
 	burst := newPod(func(p *corev1.Pod) { p.Spec.Containers[0].Resources.Requests = quantities("cpu", "1") })
@@ -240,7 +258,8 @@ func TestTolerationsOfNamespaces(t *testing.T) {
 func sendEvent(r *rig, namespace, who string) error {
 	event := &corev1.Event{ObjectMeta: named(namespace, "e")}
 	a := admission.NewAttributesRecord(event, nil, schema.GroupVersionKind{Version: "v1", Kind: "Event"}, namespace, "e",
-		schema.GroupVersionResource{Version: "v1", Resource: "events"}, "", admission.Create, &metav1.CreateOptions{}, false, &user.DefaultInfo{Name: who})
+		schema.GroupVersionResource{Version: "v1", Resource: "events"}, "", admission.Create, &metav1.CreateOptions{}, false,
+		&user.DefaultInfo{Name: who})
 	return r.plugin.(admission.ValidationInterface).Validate(r.t.Context(), a, nil)
 }
 
@@ -294,7 +313,8 @@ func TestImagePolicy(t *testing.T) {
 	}))
 	t.Cleanup(server.Close)
 	file := filepath.Join(t.TempDir(), "kubeconfig")
-	kubeconfig := "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{name: c, cluster: {server: \"" + server.URL + "\"}}]\ncontexts: [{name: c, context: {cluster: c}}]\n"
+	kubeconfig := "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{name: c, cluster: {server: \"" + server.URL +
+		"\"}}]\ncontexts: [{name: c, context: {cluster: c}}]\n"
 	if err := os.WriteFile(file, []byte(kubeconfig), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -60,7 +60,8 @@ func allSynced(informers ...cache.SharedIndexInformer) func() bool {
 
 // cachedOrLive returns what the cache has, or asks the API when the cache does
 // not have it: the object may be a moment old.
-func cachedOrLive[T any](ctx context.Context, client kubernetes.Interface, cached func() (T, error), live func(ctx context.Context) (T, error)) (T, error) {
+func cachedOrLive[T any](ctx context.Context, client kubernetes.Interface, cached func() (T, error), live func(ctx context.Context) (T,
+	error)) (T, error) {
 	object, err := cached()
 	if !apierrors.IsNotFound(err) || client == nil {
 		return object, err

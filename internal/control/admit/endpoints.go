@@ -96,7 +96,8 @@ func (e *endpointRestriction) Validate(ctx context.Context, a admission.Attribut
 			foreign = append(foreign, address)
 		}
 	}
-	if len(foreign) == 0 || everywhere(ctx, e.authorizer, a) || a.GetNamespace() == "kube-system" && a.GetUserInfo().GetName() == dnsPublisher {
+	if len(foreign) == 0 || everywhere(ctx, e.authorizer, a) || a.GetNamespace() == "kube-system" &&
+		a.GetUserInfo().GetName() == dnsPublisher {
 		return nil
 	}
 	if !e.WaitForReady() {
@@ -104,8 +105,10 @@ func (e *endpointRestriction) Validate(ctx context.Context, a admission.Attribut
 	}
 	for _, address := range foreign {
 		if why := e.refusal(a.GetNamespace(), address); why != "" {
-			return admission.NewForbidden(a, fmt.Errorf("address %s: %s; endpoints written with the rights of one namespace may lead to its own pods and out of the cluster (plugin %s)",
-				address, why, EndpointAddressRestriction))
+			return admission.NewForbidden(a,
+				fmt.Errorf("address %s: %s; endpoints written with the rights of one namespace may lead to its own pods and out of the "+
+					"cluster (plugin %s)",
+					address, why, EndpointAddressRestriction))
 		}
 	}
 	return nil
@@ -153,7 +156,8 @@ func endpointAddresses(object runtime.Object) []string {
 	switch o := object.(type) {
 	case *corev1.Endpoints: //nolint:staticcheck // it is still served
 		for i := range o.Subsets {
-			for _, addresses := range [][]corev1.EndpointAddress{o.Subsets[i].Addresses, o.Subsets[i].NotReadyAddresses} { //nolint:staticcheck // see above
+			for _, addresses := range [][]corev1.EndpointAddress{o.Subsets[i].Addresses,
+				o.Subsets[i].NotReadyAddresses} { //nolint:staticcheck // see above
 				for j := range addresses {
 					out = append(out, addresses[j].IP)
 				}

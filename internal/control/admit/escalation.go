@@ -68,7 +68,8 @@ type grant struct {
 }
 
 func (e *escalation) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
-	if a.GetResource().Group != rbacv1.GroupName || a.GetSubresource() != "" || slices.Contains(a.GetUserInfo().GetGroups(), user.SystemPrivilegedGroup) {
+	if a.GetResource().Group != rbacv1.GroupName || a.GetSubresource() != "" || slices.Contains(a.GetUserInfo().GetGroups(),
+		user.SystemPrivilegedGroup) {
 		return nil
 	}
 	g, err := e.grantOf(ctx, a)
@@ -201,7 +202,8 @@ func describeRule(r rbacv1.PolicyRule) string {
 	for _, p := range []struct {
 		name   string
 		values []string
-	}{{"APIGroups", r.APIGroups}, {"Resources", r.Resources}, {"ResourceNames", r.ResourceNames}, {"NonResourceURLs", r.NonResourceURLs}, {"Verbs", r.Verbs}} {
+	}{{"APIGroups", r.APIGroups}, {"Resources", r.Resources}, {"ResourceNames", r.ResourceNames}, {"NonResourceURLs", r.NonResourceURLs},
+		{"Verbs", r.Verbs}} {
 		if len(p.values) > 0 {
 			parts = append(parts, fmt.Sprintf("%s:%q", p.name, p.values))
 		}

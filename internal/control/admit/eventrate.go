@@ -78,7 +78,8 @@ func newEventRateLimit(configuration io.Reader) (admission.Interface, error) {
 			return nil, fmt.Errorf("reading the configuration of %s: %w", EventRateLimit, err)
 		}
 		if file.Kind != "Configuration" || file.APIVersion != "eventratelimit.admission.k8s.io/v1alpha1" {
-			return nil, fmt.Errorf("reading the configuration of %s: %s %s: want kind Configuration of eventratelimit.admission.k8s.io/v1alpha1",
+			return nil, fmt.Errorf("reading the configuration of %s: %s %s: want kind Configuration of "+
+				"eventratelimit.admission.k8s.io/v1alpha1",
 				EventRateLimit, file.APIVersion, file.Kind)
 		}
 		limits = file.Limits
@@ -89,7 +90,8 @@ func newEventRateLimit(configuration io.Reader) (admission.Interface, error) {
 	e := &eventRate{Handler: admission.NewHandler(admission.Create, admission.Update)}
 	for i, l := range limits {
 		if eventKeys[l.Type] == nil || l.QPS <= 0 || l.Burst <= 0 || l.CacheSize < 0 {
-			return nil, fmt.Errorf("reading the configuration of %s: limits[%d]: want type Server, Namespace, User or SourceAndObject, qps and burst above 0, cacheSize 0 or more",
+			return nil, fmt.Errorf("reading the configuration of %s: limits[%d]: want type Server, Namespace, User or SourceAndObject, "+
+				"qps and burst above 0, cacheSize 0 or more",
 				EventRateLimit, i)
 		}
 		if l.CacheSize == 0 {

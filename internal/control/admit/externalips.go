@@ -44,8 +44,10 @@ func (d *denyExternalIPs) Validate(_ context.Context, a admission.Attributes, _ 
 	}
 	for _, ip := range service.Spec.ExternalIPs {
 		if !slices.Contains(had, ip) {
-			return admission.NewForbidden(a, fmt.Errorf("spec.externalIPs: %s: a Service with an external IP gets all packets of the cluster to that address; "+
-				"use type LoadBalancer, or let the administrator start the server with --disable-admission-plugins=%s", ip, DenyServiceExternalIPs))
+			return admission.NewForbidden(a,
+				fmt.Errorf("spec.externalIPs: %s: a Service with an external IP gets all packets of the cluster to that address; "+
+					"use type LoadBalancer, or let the administrator start the server with --disable-admission-plugins=%s", ip,
+					DenyServiceExternalIPs))
 		}
 	}
 	return nil
@@ -93,8 +95,11 @@ func (r *ingressRestriction) Validate(ctx context.Context, a admission.Attribute
 		if everywhere(ctx, r.authorizer, a) {
 			return nil
 		}
-		return admission.NewForbidden(a, fmt.Errorf("status.loadBalancer.ingress[%d]: %s%s draws the packets to that address; only who may update services/status in all namespaces "+
-			"may set it, as controllers of load balancers may (plugin %s)", i, ingress.IP, ingress.Hostname, ServiceLoadBalancerIngressRestriction))
+		return admission.NewForbidden(a,
+			fmt.Errorf("status.loadBalancer.ingress[%d]: %s%s draws the packets to that address; only who may update services/status in "+
+				"all namespaces "+
+				"may set it, as controllers of load balancers may (plugin %s)", i, ingress.IP, ingress.Hostname,
+				ServiceLoadBalancerIngressRestriction))
 	}
 	return nil
 }

@@ -43,7 +43,8 @@ func newRig(t *testing.T, make func(io.Reader) (admission.Interface, error), obj
 	if err != nil {
 		t.Fatal(err)
 	}
-	initializer.New(r.client, nil, factory, authorizer.Authorizer(authz), utilfeature.DefaultFeatureGate, nil, t.Context().Done(), nil).Initialize(plugin)
+	initializer.New(r.client, nil, factory, authorizer.Authorizer(authz), utilfeature.DefaultFeatureGate, nil, t.Context().Done(),
+		nil).Initialize(plugin)
 	if wants, ok := plugin.(wantsRoles); ok {
 		wants.setRoles(authz)
 	}

@@ -60,12 +60,14 @@ type hooks struct {
 func newHooks(t *testing.T, env *apitest.Env) *hooks {
 	t.Helper()
 	h := &hooks{T: t, api: client(t, env.Config), dyn: dynamic.NewForConfigOrDie(env.Config)}
-	ns, err := h.api.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "hooks-"}}, metav1.CreateOptions{})
+	ns, err := h.api.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "hooks-"}},
+		metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	h.ns = ns.Name
-	if _, err := h.api.CoreV1().ServiceAccounts(h.ns).Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{}); err != nil {
+	if _, err := h.api.CoreV1().ServiceAccounts(h.ns).Create(t.Context(),
+		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	server := httptest.NewUnstartedServer(http.HandlerFunc(answer))
@@ -92,7 +94,8 @@ func answer(w http.ResponseWriter, r *http.Request) {
 	case "deny":
 		all := review.Request.Operation == admissionv1.Delete || review.Request.Operation == admissionv1.Connect
 		if out.Allowed = !all && !strings.Contains(object, "bad"); !out.Allowed {
-			out.Result = &metav1.Status{Message: fmt.Sprintf("%s of %s is not allowed", review.Request.Operation, review.Request.Resource.Resource)}
+			out.Result = &metav1.Status{Message: fmt.Sprintf("%s of %s is not allowed", review.Request.Operation,
+				review.Request.Resource.Resource)}
 		}
 	case "hang":
 		<-r.Context().Done()
@@ -119,7 +122,8 @@ func (h *hooks) must(err error) {
 }
 
 func on(group, version, resource string, operations ...ar.OperationType) ar.RuleWithOperations {
-	return ar.RuleWithOperations{Operations: operations, Rule: ar.Rule{APIGroups: []string{group}, APIVersions: []string{version}, Resources: []string{resource}}}
+	return ar.RuleWithOperations{Operations: operations, Rule: ar.Rule{APIGroups: []string{group}, APIVersions: []string{version},
+		Resources: []string{resource}}}
 }
 
 func (h *hooks) here() *metav1.LabelSelector {
@@ -131,14 +135,17 @@ func (h *hooks) at(path string) ar.WebhookClientConfig {
 }
 
 // validate registers a webhook that refuses; it is removed with the test.
-func (h *hooks) validate(name, path string, change func(*ar.ValidatingWebhook), rules ...ar.RuleWithOperations) *ar.ValidatingWebhookConfiguration {
+func (h *hooks) validate(name, path string, change func(*ar.ValidatingWebhook),
+	rules ...ar.RuleWithOperations) *ar.ValidatingWebhookConfiguration {
 	h.Helper()
-	hook := ar.ValidatingWebhook{Name: name + ".example.com", ClientConfig: h.at(path), Rules: rules, SideEffects: ptr.To(ar.SideEffectClassNone),
+	hook := ar.ValidatingWebhook{Name: name + ".example.com", ClientConfig: h.at(path), Rules: rules,
+		SideEffects:             ptr.To(ar.SideEffectClassNone),
 		AdmissionReviewVersions: []string{"v1"}, NamespaceSelector: h.here()}
 	if change != nil {
 		change(&hook)
 	}
-	c := &ar.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: h.ns + "-" + name, Labels: map[string]string{"of": h.ns}}, Webhooks: []ar.ValidatingWebhook{hook}}
+	c := &ar.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: h.ns + "-" + name, Labels: map[string]string{"of": h.ns}},
+		Webhooks: []ar.ValidatingWebhook{hook}}
 	c, err := h.api.AdmissionregistrationV1().ValidatingWebhookConfigurations().Create(h.Context(), c, metav1.CreateOptions{})
 	h.must(err)
 	h.Cleanup(func() {
@@ -147,11 +154,13 @@ func (h *hooks) validate(name, path string, change func(*ar.ValidatingWebhook), 
 	return c
 }
 
-func (h *hooks) mutate(name string, change func(*ar.MutatingWebhook), rule ar.RuleWithOperations, paths ...string) *ar.MutatingWebhookConfiguration {
+func (h *hooks) mutate(name string, change func(*ar.MutatingWebhook), rule ar.RuleWithOperations,
+	paths ...string) *ar.MutatingWebhookConfiguration {
 	h.Helper()
 	c := &ar.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: h.ns + "-" + name, Labels: map[string]string{"of": h.ns}}}
 	for i, path := range paths {
-		hook := ar.MutatingWebhook{Name: fmt.Sprintf("%s-%d.example.com", name, i), ClientConfig: h.at(path), Rules: []ar.RuleWithOperations{rule}, SideEffects: ptr.To(ar.SideEffectClassNone),
+		hook := ar.MutatingWebhook{Name: fmt.Sprintf("%s-%d.example.com", name, i), ClientConfig: h.at(path),
+			Rules: []ar.RuleWithOperations{rule}, SideEffects: ptr.To(ar.SideEffectClassNone),
 			AdmissionReviewVersions: []string{"v1"}, NamespaceSelector: h.here()}
 		if change != nil {
 			change(&hook)
@@ -168,7 +177,8 @@ func (h *hooks) mutate(name string, change func(*ar.MutatingWebhook), rule ar.Ru
 
 // tryMap creates a config map without writing it.
 func (h *hooks) tryMap(name string, data map[string]string) (*corev1.ConfigMap, error) {
-	return h.api.CoreV1().ConfigMaps(h.ns).Create(h.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: data}, metav1.CreateOptions{DryRun: []string{"All"}})
+	return h.api.CoreV1().ConfigMaps(h.ns).Create(h.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: data},
+		metav1.CreateOptions{DryRun: []string{"All"}})
 }
 
 func (h *hooks) refusesMaps(want string) {
@@ -187,7 +197,8 @@ func (h *hooks) takesMaps() {
 func testDeny(h *hooks) {
 	maps := h.api.CoreV1().ConfigMaps(h.ns)
 	pod := func(name string) *corev1.Pod {
-		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
+		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
 	}
 	h.validate("maps", "/deny", nil, on("", "v1", "configmaps", "CREATE", "UPDATE"), on("", "v1", "pods", "CREATE"))
 	h.validate("attach", "/deny", nil, on("", "v1", "pods/attach", "CONNECT"))
@@ -206,7 +217,8 @@ func testDeny(h *hooks) {
 	_, err = h.api.CoreV1().Pods(h.ns).Create(h.Context(), pod("attached"), metav1.CreateOptions{})
 	h.must(err)
 	eventually(h.T, "attaching is refused", func() bool {
-		out, err := h.api.CoreV1().RESTClient().Post().Namespace(h.ns).Resource("pods").Name("attached").SubResource("attach").Param("stdout", "true").DoRaw(h.Context())
+		out, err := h.api.CoreV1().RESTClient().Post().Namespace(h.ns).Resource("pods").Name("attached").SubResource("attach").Param(
+			"stdout", "true").DoRaw(h.Context())
 		return err != nil && strings.Contains(string(out), "CONNECT of pods is not allowed")
 	})
 }
@@ -217,10 +229,12 @@ func testTimeouts(h *hooks) {
 	h.validate("slow", "/hang", func(w *ar.ValidatingWebhook) { w.TimeoutSeconds = ptr.To[int32](1) }, on("", "v1", "configmaps", "CREATE"))
 	h.refusesMaps("context deadline exceeded")
 	c := h.ns + "-slow"
-	_, err := h.api.AdmissionregistrationV1().ValidatingWebhookConfigurations().Patch(h.Context(), c, types.JSONPatchType, []byte(`[{"op":"replace","path":"/webhooks/0/failurePolicy","value":"Ignore"}]`), metav1.PatchOptions{})
+	_, err := h.api.AdmissionregistrationV1().ValidatingWebhookConfigurations().Patch(h.Context(), c, types.JSONPatchType,
+		[]byte(`[{"op":"replace","path":"/webhooks/0/failurePolicy","value":"Ignore"}]`), metav1.PatchOptions{})
 	h.must(err)
 	h.takesMaps()
-	if v := h.validate("default", "/deny", nil, on("", "v1", "configmaps", "CREATE")); *v.Webhooks[0].TimeoutSeconds != 10 || *v.Webhooks[0].FailurePolicy != ar.Fail {
+	if v := h.validate("default", "/deny", nil, on("", "v1", "configmaps", "CREATE")); *v.Webhooks[0].TimeoutSeconds != 10 ||
+		*v.Webhooks[0].FailurePolicy != ar.Fail {
 		h.Errorf("defaults: %v", v.Webhooks[0])
 	}
 }
@@ -241,11 +255,14 @@ func testOrder(h *hooks) {
 		made, err := h.tryMap("m", map[string]string{"start": "yes"})
 		return err == nil && made.Data["first"] == "yes" && made.Data["second"] == "yes"
 	})
-	h.mutate("pods", nil, on("", "v1", "pods", "CREATE"), patch("metadata", `[{"op":"add","path":"/spec/initContainers","value":[{"name":"added","image":"i"}]}]`))
+	h.mutate("pods", nil, on("", "v1", "pods", "CREATE"),
+		patch("metadata", `[{"op":"add","path":"/spec/initContainers","value":[{"name":"added","image":"i"}]}]`))
 	eventually(h.T, "a container is added and gets defaults", func() bool {
-		made, err := h.api.CoreV1().Pods(h.ns).Create(h.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}},
+		made, err := h.api.CoreV1().Pods(h.ns).Create(h.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"},
+			Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}},
 			metav1.CreateOptions{DryRun: []string{"All"}})
-		return err == nil && len(made.Spec.InitContainers) == 1 && made.Spec.InitContainers[0].TerminationMessagePolicy == corev1.TerminationMessageReadFile
+		return err == nil && len(made.Spec.InitContainers) == 1 &&
+			made.Spec.InitContainers[0].TerminationMessagePolicy == corev1.TerminationMessageReadFile
 	})
 }
 
@@ -254,7 +271,8 @@ func testOrder(h *hooks) {
 func testListAndChange(h *hooks) {
 	for i := range 3 {
 		h.validate(fmt.Sprint("v", i), "/deny", nil, on("", "v1", "configmaps", "CREATE"))
-		h.mutate(fmt.Sprint("m", i), nil, on("", "v1", "configmaps", "CREATE"), patch("metadata", `[{"op":"add","path":"/data","value":{"hooked":"yes"}}]`))
+		h.mutate(fmt.Sprint("m", i), nil, on("", "v1", "configmaps", "CREATE"),
+			patch("metadata", `[{"op":"add","path":"/data","value":{"hooked":"yes"}}]`))
 	}
 	registration, mine := h.api.AdmissionregistrationV1(), metav1.ListOptions{LabelSelector: "of=" + h.ns}
 	h.refusesMaps("not allowed")
@@ -278,14 +296,16 @@ func testListAndChange(h *hooks) {
 	_, err = registration.ValidatingWebhookConfigurations().Update(h.Context(), c, metav1.UpdateOptions{})
 	h.must(err)
 	h.takesMaps()
-	_, err = registration.ValidatingWebhookConfigurations().Patch(h.Context(), c.Name, types.JSONPatchType, []byte(`[{"op":"replace","path":"/webhooks/0/rules/0/operations","value":["CREATE"]}]`), metav1.PatchOptions{})
+	_, err = registration.ValidatingWebhookConfigurations().Patch(h.Context(), c.Name, types.JSONPatchType,
+		[]byte(`[{"op":"replace","path":"/webhooks/0/rules/0/operations","value":["CREATE"]}]`), metav1.PatchOptions{})
 	h.must(err)
 	h.refusesMaps("not allowed")
 }
 
 func testConditions(h *hooks) {
 	skip := ar.MatchCondition{Name: "skip-me", Expression: "object.metadata.name != 'skip-me'"}
-	c := h.mutate("conditions", func(w *ar.MutatingWebhook) { w.MatchConditions = []ar.MatchCondition{skip} }, on("", "v1", "configmaps", "CREATE"), patch("metadata", `[{"op":"add","path":"/data","value":{"hooked":"yes"}}]`))
+	c := h.mutate("conditions", func(w *ar.MutatingWebhook) { w.MatchConditions = []ar.MatchCondition{skip} },
+		on("", "v1", "configmaps", "CREATE"), patch("metadata", `[{"op":"add","path":"/data","value":{"hooked":"yes"}}]`))
 	if len(c.Webhooks[0].MatchConditions) != 1 || c.Webhooks[0].MatchConditions[0] != skip {
 		h.Errorf("stored conditions: %v", c.Webhooks[0].MatchConditions)
 	}
@@ -302,8 +322,10 @@ func testConditions(h *hooks) {
 	c.Webhooks[0].MatchConditions[0].Expression = "... [] bad expression"
 	_, err = h.api.AdmissionregistrationV1().MutatingWebhookConfigurations().Update(h.Context(), c, metav1.UpdateOptions{})
 	refused(h.T, err, "compilation failed")
-	bad := &ar.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "bad-" + h.ns}, Webhooks: []ar.ValidatingWebhook{{Name: "bad.example.com", ClientConfig: h.at("/deny"),
-		SideEffects: ptr.To(ar.SideEffectClassNone), AdmissionReviewVersions: []string{"v1"}, MatchConditions: []ar.MatchCondition{{Name: "bad", Expression: "... [] bad expression"}}}}}
+	bad := &ar.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "bad-" + h.ns},
+		Webhooks: []ar.ValidatingWebhook{{Name: "bad.example.com", ClientConfig: h.at("/deny"),
+			SideEffects: ptr.To(ar.SideEffectClassNone), AdmissionReviewVersions: []string{"v1"},
+			MatchConditions: []ar.MatchCondition{{Name: "bad", Expression: "... [] bad expression"}}}}}
 	_, err = h.api.AdmissionregistrationV1().ValidatingWebhookConfigurations().Create(h.Context(), bad, metav1.CreateOptions{})
 	refused(h.T, err, "compilation failed")
 }
@@ -315,8 +337,10 @@ func testOwnConfiguration(h *hooks) {
 		return on("admissionregistration.k8s.io", "*", resource, "CREATE", "UPDATE", "DELETE")
 	}
 	anywhere := func(w *ar.ValidatingWebhook) { w.NamespaceSelector = nil }
-	h.validate("own", "/deny", anywhere, everything("validatingwebhookconfigurations"), everything("mutatingwebhookconfigurations"), on("", "v1", "configmaps", "CREATE"))
-	h.mutate("own", func(w *ar.MutatingWebhook) { w.NamespaceSelector = nil }, everything("*"), patch("metadata", `[{"op":"add","path":"/metadata/labels","value":{"hooked":"yes"}}]`))
+	h.validate("own", "/deny", anywhere, everything("validatingwebhookconfigurations"), everything("mutatingwebhookconfigurations"),
+		on("", "v1", "configmaps", "CREATE"))
+	h.mutate("own", func(w *ar.MutatingWebhook) { w.NamespaceSelector = nil }, everything("*"),
+		patch("metadata", `[{"op":"add","path":"/metadata/labels","value":{"hooked":"yes"}}]`))
 	h.refusesMaps("not allowed")
 	made := h.validate("bad", "/deny", nil, on("", "v1", "none", "CREATE"))
 	if made.Labels["hooked"] != "" {
@@ -330,36 +354,44 @@ func testOwnConfiguration(h *hooks) {
 var definitionResource = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
 
 func definitionOf(plural, kind string, versions ...any) *unstructured.Unstructured {
-	return &unstructured.Unstructured{Object: map[string]any{"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": map[string]any{"name": plural + ".hooks.example.com"},
-		"spec": map[string]any{"group": "hooks.example.com", "scope": "Namespaced", "names": map[string]any{"plural": plural, "kind": kind}, "versions": versions}}}
+	return &unstructured.Unstructured{Object: map[string]any{"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+		"metadata": map[string]any{"name": plural + ".hooks.example.com"},
+		"spec": map[string]any{"group": "hooks.example.com", "scope": "Namespaced", "names": map[string]any{"plural": plural, "kind": kind},
+			"versions": versions}}}
 }
 
 func versionOf(name string, storage bool) map[string]any {
 	text := map[string]any{"type": "string"}
-	return map[string]any{"name": name, "served": true, "storage": storage, "schema": map[string]any{"openAPIV3Schema": map[string]any{"type": "object", "properties": map[string]any{"a": text, "known": text}}}}
+	return map[string]any{"name": name, "served": true, "storage": storage,
+		"schema": map[string]any{"openAPIV3Schema": map[string]any{"type": "object", "properties": map[string]any{"a": text,
+			"known": text}}}}
 }
 
 // testCustomResources: they are refused and changed like others; what a hook
 // adds is pruned, and a change of the stored version does not disturb it.
 func testCustomResources(h *hooks) {
-	_, err := h.dyn.Resource(definitionResource).Create(h.Context(), definitionOf("boats", "Boat", versionOf("v1", true), versionOf("v2", false)), metav1.CreateOptions{})
+	_, err := h.dyn.Resource(definitionResource).Create(h.Context(), definitionOf("boats", "Boat", versionOf("v1", true),
+		versionOf("v2", false)), metav1.CreateOptions{})
 	h.must(err)
 	boats := h.dyn.Resource(schema.GroupVersionResource{Group: "hooks.example.com", Version: "v1", Resource: "boats"}).Namespace(h.ns)
 	boat := func(name, a string) *unstructured.Unstructured {
-		return &unstructured.Unstructured{Object: map[string]any{"apiVersion": "hooks.example.com/v1", "kind": "Boat", "metadata": map[string]any{"name": name}, "a": a}}
+		return &unstructured.Unstructured{Object: map[string]any{"apiVersion": "hooks.example.com/v1", "kind": "Boat",
+			"metadata": map[string]any{"name": name}, "a": a}}
 	}
 	eventually(h.T, "boats are served", func() bool {
 		_, err := boats.Create(h.Context(), boat("first", "x"), metav1.CreateOptions{})
 		return err == nil
 	})
-	h.mutate("boats", nil, on("hooks.example.com", "v1", "boats", "CREATE", "UPDATE"), patch("metadata", `[{"op":"add","path":"/known","value":"yes"},{"op":"add","path":"/unknown","value":"yes"}]`))
+	h.mutate("boats", nil, on("hooks.example.com", "v1", "boats", "CREATE", "UPDATE"),
+		patch("metadata", `[{"op":"add","path":"/known","value":"yes"},{"op":"add","path":"/unknown","value":"yes"}]`))
 	dry := metav1.CreateOptions{DryRun: []string{"All"}}
 	eventually(h.T, "a boat is changed and pruned", func() bool {
 		o, err := boats.Create(h.Context(), boat("second", "x"), dry)
 		return err == nil && o.Object["known"] == "yes" && o.Object["unknown"] == nil
 	})
 	_, err = h.dyn.Resource(definitionResource).Patch(h.Context(), "boats.hooks.example.com", types.JSONPatchType,
-		[]byte(`[{"op":"replace","path":"/spec/versions/0/storage","value":false},{"op":"replace","path":"/spec/versions/1/storage","value":true}]`), metav1.PatchOptions{})
+		[]byte(`[{"op":"replace","path":"/spec/versions/0/storage","value":false},{"op":"replace","path":"/spec/versions/1/storage",`+
+			`"value":true}]`), metav1.PatchOptions{})
 	h.must(err)
 	eventually(h.T, "a boat is patched after the stored version changed", func() bool {
 		o, err := boats.Patch(h.Context(), "first", types.MergePatchType, []byte(`{"a":"patched"}`), metav1.PatchOptions{})
@@ -378,9 +410,11 @@ func testCustomResources(h *hooks) {
 }
 
 func testDefinitions(h *hooks) {
-	h.validate("definitions", "/deny", func(w *ar.ValidatingWebhook) { w.NamespaceSelector = nil }, on("apiextensions.k8s.io", "*", "customresourcedefinitions", "CREATE"))
+	h.validate("definitions", "/deny", func(w *ar.ValidatingWebhook) { w.NamespaceSelector = nil },
+		on("apiextensions.k8s.io", "*", "customresourcedefinitions", "CREATE"))
 	eventually(h.T, "a definition is refused", func() bool {
-		_, err := h.dyn.Resource(definitionResource).Create(h.Context(), definitionOf("bads", "Bad", versionOf("v1", true)), metav1.CreateOptions{DryRun: []string{"All"}})
+		_, err := h.dyn.Resource(definitionResource).Create(h.Context(), definitionOf("bads", "Bad", versionOf("v1", true)),
+			metav1.CreateOptions{DryRun: []string{"All"}})
 		return err != nil && strings.Contains(err.Error(), "CREATE of customresourcedefinitions is not allowed")
 	})
 }

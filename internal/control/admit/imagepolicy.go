@@ -53,7 +53,8 @@ type imagePolicy struct {
 
 func newImagePolicyWebhook(configuration io.Reader) (admission.Interface, error) {
 	if configuration == nil {
-		return nil, fmt.Errorf("%s needs a configuration: give --admission-control-config-file with imagePolicy.kubeConfigFile", ImagePolicyWebhook)
+		return nil, fmt.Errorf("%s needs a configuration: give --admission-control-config-file with imagePolicy.kubeConfigFile",
+			ImagePolicyWebhook)
 	}
 	var file imagePolicyFile
 	if err := decodeStrictly(configuration, &file); err != nil {

@@ -187,26 +187,32 @@ func extensible() map[string]admission.Factory {
 	}
 	return map[string]admission.Factory{
 		mutatingPolicies: lazily(func() admission.Interface {
-			return lazyMutating{newLazy(mutatingPolicies, makeMutatingPolicies, func(f informers.SharedInformerFactory) []cache.SharedIndexInformer {
-				v1 := f.Admissionregistration().V1()
-				return []cache.SharedIndexInformer{v1.MutatingAdmissionPolicies().Informer(), v1.MutatingAdmissionPolicyBindings().Informer()}
-			})}
+			return lazyMutating{newLazy(mutatingPolicies, makeMutatingPolicies,
+				func(f informers.SharedInformerFactory) []cache.SharedIndexInformer {
+					v1 := f.Admissionregistration().V1()
+					return []cache.SharedIndexInformer{v1.MutatingAdmissionPolicies().Informer(),
+						v1.MutatingAdmissionPolicyBindings().Informer()}
+				})}
 		}),
 		mutatingWebhooks: lazily(func() admission.Interface {
-			return lazyMutating{newLazy(mutatingWebhooks, makeMutatingWebhooks, func(f informers.SharedInformerFactory) []cache.SharedIndexInformer {
-				return []cache.SharedIndexInformer{f.Admissionregistration().V1().MutatingWebhookConfigurations().Informer()}
-			})}
+			return lazyMutating{newLazy(mutatingWebhooks, makeMutatingWebhooks,
+				func(f informers.SharedInformerFactory) []cache.SharedIndexInformer {
+					return []cache.SharedIndexInformer{f.Admissionregistration().V1().MutatingWebhookConfigurations().Informer()}
+				})}
 		}),
 		validatingPolicies: lazily(func() admission.Interface {
-			return lazyValidating{newLazy(validatingPolicies, makeValidatingPolicies, func(f informers.SharedInformerFactory) []cache.SharedIndexInformer {
-				v1 := f.Admissionregistration().V1()
-				return []cache.SharedIndexInformer{v1.ValidatingAdmissionPolicies().Informer(), v1.ValidatingAdmissionPolicyBindings().Informer()}
-			})}
+			return lazyValidating{newLazy(validatingPolicies, makeValidatingPolicies,
+				func(f informers.SharedInformerFactory) []cache.SharedIndexInformer {
+					v1 := f.Admissionregistration().V1()
+					return []cache.SharedIndexInformer{v1.ValidatingAdmissionPolicies().Informer(),
+						v1.ValidatingAdmissionPolicyBindings().Informer()}
+				})}
 		}),
 		validatingWebhooks: lazily(func() admission.Interface {
-			return lazyValidating{newLazy(validatingWebhooks, makeValidatingWebhooks, func(f informers.SharedInformerFactory) []cache.SharedIndexInformer {
-				return []cache.SharedIndexInformer{f.Admissionregistration().V1().ValidatingWebhookConfigurations().Informer()}
-			})}
+			return lazyValidating{newLazy(validatingWebhooks, makeValidatingWebhooks,
+				func(f informers.SharedInformerFactory) []cache.SharedIndexInformer {
+					return []cache.SharedIndexInformer{f.Admissionregistration().V1().ValidatingWebhookConfigurations().Informer()}
+				})}
 		}),
 	}
 }

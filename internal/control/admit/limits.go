@@ -255,7 +255,8 @@ func checkRatio(of corev1.LimitType, name corev1.ResourceName, most resource.Qua
 	case limit.IsZero():
 		return fmt.Errorf("%s max limit to request ratio per %s is %s, but no limit is specified or limit is 0", name, of, most.String())
 	case request.IsZero():
-		return fmt.Errorf("%s max limit to request ratio per %s is %s, but no request is specified or request is 0", name, of, most.String())
+		return fmt.Errorf("%s max limit to request ratio per %s is %s, but no request is specified or request is 0", name, of,
+			most.String())
 	}
 	if ratio := limit.AsApproximateFloat64() / request.AsApproximateFloat64(); ratio > most.AsApproximateFloat64() {
 		return fmt.Errorf("%s max limit to request ratio per %s is %s, but provided ratio is %f", name, of, most.String(), ratio)
@@ -283,7 +284,8 @@ func checkClaimLimits(claim *corev1.PersistentVolumeClaim, r *corev1.LimitRange)
 		case !requested:
 			broken = append(broken, fmt.Errorf("maximum storage usage per %s is %s.  No request is specified", item.Type, most.String()))
 		case size.Cmp(most) > 0:
-			broken = append(broken, fmt.Errorf("maximum storage usage per %s is %s, but request is %s", item.Type, most.String(), size.String()))
+			broken = append(broken, fmt.Errorf("maximum storage usage per %s is %s, but request is %s", item.Type, most.String(),
+				size.String()))
 		}
 	}
 	return broken

@@ -22,23 +22,27 @@ func rangeOf(name string, items ...corev1.LimitRangeItem) *corev1.LimitRange {
 func TestLimitDefaults(t *testing.T) {
 	r := newRig(t, newLimitRanger,
 		rangeOf("b", corev1.LimitRangeItem{Type: "Container", Default: quantities("cpu", "9", "memory", "1Gi")}),
-		rangeOf("a", corev1.LimitRangeItem{Type: "Container", Default: quantities("cpu", "2"), DefaultRequest: quantities("cpu", "1", "memory", "5Mi")}))
+		rangeOf("a", corev1.LimitRangeItem{Type: "Container", Default: quantities("cpu", "2"), DefaultRequest: quantities("cpu", "1",
+			"memory", "5Mi")}))
 	pod := newPod(func(p *corev1.Pod) {
 		p.Spec.InitContainers = []corev1.Container{{Name: "i", Resources: corev1.ResourceRequirements{Requests: quantities("cpu", "3")}}}
 	})
 	expect(t, r.do(request{resource: "pods", now: pod}), "")
 	c, i := pod.Spec.Containers[0].Resources, pod.Spec.InitContainers[0].Resources
-	if c.Requests.Cpu().String() != "1" || c.Limits.Cpu().String() != "2" || c.Limits.Memory().String() != "1Gi" || i.Requests.Cpu().String() != "3" || i.Requests.Memory().String() != "5Mi" {
+	if c.Requests.Cpu().String() != "1" || c.Limits.Cpu().String() != "2" || c.Limits.Memory().String() != "1Gi" ||
+		i.Requests.Cpu().String() != "3" || i.Requests.Memory().String() != "5Mi" {
 		t.Errorf("container %v, init container %v", c, i)
 	}
-	if got, want := pod.Annotations["kubernetes.io/limit-ranger"], "LimitRanger plugin set: memory limit for container c; memory limit for init container i"; got != want {
+	if got, want := pod.Annotations["kubernetes.io/limit-ranger"],
+		"LimitRanger plugin set: memory limit for container c; memory limit for init container i"; got != want {
 		t.Errorf("annotation %q, want %q", got, want)
 	}
 }
 
 func TestLimitChecks(t *testing.T) {
 	r := newRig(t, newLimitRanger, rangeOf("all",
-		corev1.LimitRangeItem{Type: "Container", Min: quantities("cpu", "100m"), Max: quantities("cpu", "2"), MaxLimitRequestRatio: quantities("cpu", "4")},
+		corev1.LimitRangeItem{Type: "Container", Min: quantities("cpu", "100m"), Max: quantities("cpu", "2"),
+			MaxLimitRequestRatio: quantities("cpu", "4")},
 		corev1.LimitRangeItem{Type: "Pod", Max: quantities("memory", "1Gi")},
 		corev1.LimitRangeItem{Type: "PersistentVolumeClaim", Min: quantities("storage", "1Gi"), Max: quantities("storage", "10Gi")}))
 	pod := func(request, limit, memory string) *corev1.Pod {
@@ -68,17 +72,23 @@ func TestLimitChecks(t *testing.T) {
 		want string
 	}{
 		{"fits", request{resource: "pods", now: pod("1", "2", "1Gi")}, ""},
-		{"request too small", request{resource: "pods", now: pod("50m", "100m", "1Gi")}, "minimum cpu usage per Container is 100m, but request is 50m"},
+		{"request too small", request{resource: "pods", now: pod("50m", "100m", "1Gi")},
+			"minimum cpu usage per Container is 100m, but request is 50m"},
 		{"limit too big", request{resource: "pods", now: pod("1", "3", "1Gi")}, "maximum cpu usage per Container is 2, but limit is 3"},
-		{"no request", request{resource: "pods", now: pod("", "1", "1Gi")}, "minimum cpu usage per Container is 100m.  No request is specified"},
+		{"no request", request{resource: "pods", now: pod("", "1", "1Gi")},
+			"minimum cpu usage per Container is 100m.  No request is specified"},
 		{"no limit", request{resource: "pods", now: pod("1", "", "1Gi")}, "maximum cpu usage per Container is 2.  No limit is specified"},
-		{"ratio", request{resource: "pods", now: pod("100m", "1", "1Gi")}, "cpu max limit to request ratio per Container is 4, but provided ratio is 10.000000"},
+		{"ratio", request{resource: "pods", now: pod("100m", "1", "1Gi")},
+			"cpu max limit to request ratio per Container is 4, but provided ratio is 10.000000"},
 		{"sum too big", request{resource: "pods", now: two}, "maximum memory usage per Pod is 1Gi, but limit is 1200Mi"},
-		{"resize", request{resource: "pods/resize", now: pod("1", "3", "1Gi"), old: pod("1", "1", "1Gi")}, "maximum cpu usage per Container is 2, but limit is 3"},
+		{"resize", request{resource: "pods/resize", now: pod("1", "3", "1Gi"), old: pod("1", "1", "1Gi")},
+			"maximum cpu usage per Container is 2, but limit is 3"},
 		{"update", request{resource: "pods", now: pod("1", "3", "1Gi"), old: pod("1", "3", "1Gi")}, ""},
 		{"claim", request{resource: "persistentvolumeclaims", now: claim("5Gi")}, ""},
-		{"claim too small", request{resource: "persistentvolumeclaims", now: claim("5Mi")}, "minimum storage usage per PersistentVolumeClaim is 1Gi, but request is 5Mi"},
-		{"claim too big", request{resource: "persistentvolumeclaims", now: claim("50Gi"), old: claim("5Gi")}, "maximum storage usage per PersistentVolumeClaim is 10Gi, but request is 50Gi"},
+		{"claim too small", request{resource: "persistentvolumeclaims", now: claim("5Mi")},
+			"minimum storage usage per PersistentVolumeClaim is 1Gi, but request is 5Mi"},
+		{"claim too big", request{resource: "persistentvolumeclaims", now: claim("50Gi"), old: claim("5Gi")},
+			"maximum storage usage per PersistentVolumeClaim is 10Gi, but request is 50Gi"},
 		{"claim was always big", request{resource: "persistentvolumeclaims", now: claim("50Gi"), old: claim("50Gi")}, ""},
 		{"claim without size", request{resource: "persistentvolumeclaims", now: claim("")}, "No request is specified"},
 	} {

@@ -64,7 +64,8 @@ func aboutNamespace(a admission.Attributes) bool {
 type namespaceExists struct{ namespaces }
 
 func newNamespaceExists(io.Reader) (admission.Interface, error) {
-	return &namespaceExists{namespaces{Handler: admission.NewHandler(admission.Create, admission.Update, admission.Delete), name: NamespaceExists}}, nil
+	return &namespaceExists{namespaces{Handler: admission.NewHandler(admission.Create, admission.Update, admission.Delete),
+		name: NamespaceExists}}, nil
 }
 
 func (n *namespaceExists) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
@@ -89,7 +90,8 @@ func (n *namespaceAutoProvision) Admit(ctx context.Context, a admission.Attribut
 	if _, err := n.get(ctx, a); !apierrors.IsNotFound(err) {
 		return err
 	}
-	_, err := n.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: a.GetNamespace()}}, metav1.CreateOptions{})
+	_, err := n.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: a.GetNamespace()}},
+		metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
 		return nil
 	}

@@ -86,8 +86,9 @@ func (p *podNodeSelector) Validate(ctx context.Context, a admission.Attributes, 
 	}
 	for key, value := range pod.Spec.NodeSelector {
 		if allowed[key] != value || !allowed.Has(key) {
-			return admission.NewForbidden(a, fmt.Errorf("pod node label selector labels conflict with its namespace whitelist: spec.nodeSelector[%s]=%s is not among %s",
-				key, value, allowed))
+			return admission.NewForbidden(a,
+				fmt.Errorf("pod node label selector labels conflict with its namespace whitelist: spec.nodeSelector[%s]=%s is not among %s",
+					key, value, allowed))
 		}
 	}
 	return nil
@@ -109,7 +110,8 @@ func (p *podNodeSelector) podAndSelector(ctx context.Context, a admission.Attrib
 
 func agree(a admission.Attributes, pod *corev1.Pod, ofNamespace labels.Set) error {
 	if labels.Conflicts(ofNamespace, labels.Set(pod.Spec.NodeSelector)) {
-		return admission.NewForbidden(a, errors.New("pod node label selector conflicts with its namespace node label selector "+ofNamespace.String()))
+		return admission.NewForbidden(a, errors.New("pod node label selector conflicts with its namespace node label selector "+
+			ofNamespace.String()))
 	}
 	return nil
 }

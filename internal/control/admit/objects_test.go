@@ -18,7 +18,8 @@ import (
 
 func TestDefaultClasses(t *testing.T) {
 	at := func(name string, minute int, annotations ...string) metav1.ObjectMeta {
-		m := metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.NewTime(time.Unix(int64(minute*60), 0)), Annotations: map[string]string{}}
+		m := metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.NewTime(time.Unix(int64(minute*60), 0)),
+			Annotations: map[string]string{}}
 		for _, a := range annotations {
 			m.Annotations[a] = "true"
 		}
@@ -27,21 +28,25 @@ func TestDefaultClasses(t *testing.T) {
 	const sc, ic = "storageclass.kubernetes.io/is-default-class", "ingressclass.kubernetes.io/is-default-class"
 	r := newRig(t, newDefaultStorageClass,
 		&storagev1.StorageClass{ObjectMeta: at("old", 1, sc)}, &storagev1.StorageClass{ObjectMeta: at("b", 2, sc)},
-		&storagev1.StorageClass{ObjectMeta: at("a", 2, "storageclass.beta.kubernetes.io/is-default-class")}, &storagev1.StorageClass{ObjectMeta: at("new", 3)})
+		&storagev1.StorageClass{ObjectMeta: at("a", 2, "storageclass.beta.kubernetes.io/is-default-class")},
+		&storagev1.StorageClass{ObjectMeta: at("new", 3)})
 	for _, c := range []struct {
 		given *string
 		want  string
 	}{{nil, "a"}, {ptr.To(""), ""}, {ptr.To("x"), "x"}} {
-		claim := &corev1.PersistentVolumeClaim{ObjectMeta: named("ns", "c"), Spec: corev1.PersistentVolumeClaimSpec{StorageClassName: c.given}}
+		claim := &corev1.PersistentVolumeClaim{ObjectMeta: named("ns", "c"),
+			Spec: corev1.PersistentVolumeClaimSpec{StorageClassName: c.given}}
 		expect(t, r.do(request{resource: "persistentvolumeclaims", now: claim}), "")
 		if got := ptr.Deref(claim.Spec.StorageClassName, "none"); got != c.want {
 			t.Errorf("class %q, want %q", got, c.want)
 		}
 	}
-	r = newRig(t, newDefaultIngressClass, &networkingv1.IngressClass{ObjectMeta: at("nginx", 1, ic)}, &networkingv1.IngressClass{ObjectMeta: at("other", 2)})
+	r = newRig(t, newDefaultIngressClass, &networkingv1.IngressClass{ObjectMeta: at("nginx", 1, ic)},
+		&networkingv1.IngressClass{ObjectMeta: at("other", 2)})
 	ingress := &networkingv1.Ingress{ObjectMeta: named("ns", "i")}
 	expect(t, r.do(request{resource: "ingresses.networking.k8s.io", now: ingress}), "")
-	old := &networkingv1.Ingress{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "i", Annotations: map[string]string{"kubernetes.io/ingress.class": "x"}}}
+	old := &networkingv1.Ingress{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "i",
+		Annotations: map[string]string{"kubernetes.io/ingress.class": "x"}}}
 	expect(t, r.do(request{resource: "ingresses.networking.k8s.io", now: old}), "")
 	if ptr.Deref(ingress.Spec.IngressClassName, "") != "nginx" || old.Spec.IngressClassName != nil {
 		t.Errorf("classes %v and %v", ingress.Spec.IngressClassName, old.Spec.IngressClassName)
@@ -55,13 +60,16 @@ func TestInUseAndResize(t *testing.T) {
 		expect(t, r.do(request{resource: "persistentvolumeclaims", now: claim}), "")
 		expect(t, r.do(request{resource: "persistentvolumes", now: volume}), "")
 	}
-	if len(claim.Finalizers) != 1 || claim.Finalizers[0] != "kubernetes.io/pvc-protection" || len(volume.Finalizers) != 1 || volume.Finalizers[0] != "kubernetes.io/pv-protection" {
+	if len(claim.Finalizers) != 1 || claim.Finalizers[0] != "kubernetes.io/pvc-protection" || len(volume.Finalizers) != 1 ||
+		volume.Finalizers[0] != "kubernetes.io/pv-protection" {
 		t.Errorf("finalizers %v and %v", claim.Finalizers, volume.Finalizers)
 	}
-	r = newRig(t, newPersistentVolumeClaimResize, &storagev1.StorageClass{ObjectMeta: named("", "grows"), AllowVolumeExpansion: ptr.To(true)}, &storagev1.StorageClass{ObjectMeta: named("", "fixed")})
+	r = newRig(t, newPersistentVolumeClaimResize, &storagev1.StorageClass{ObjectMeta: named("", "grows"),
+		AllowVolumeExpansion: ptr.To(true)}, &storagev1.StorageClass{ObjectMeta: named("", "fixed")})
 	sized := func(class, size string, phase corev1.PersistentVolumeClaimPhase) *corev1.PersistentVolumeClaim {
 		return &corev1.PersistentVolumeClaim{ObjectMeta: named("ns", "c"), Status: corev1.PersistentVolumeClaimStatus{Phase: phase},
-			Spec: corev1.PersistentVolumeClaimSpec{StorageClassName: &class, Resources: corev1.VolumeResourceRequirements{Requests: quantities("storage", size)}}}
+			Spec: corev1.PersistentVolumeClaimSpec{StorageClassName: &class,
+				Resources: corev1.VolumeResourceRequirements{Requests: quantities("storage", size)}}}
 	}
 	for _, c := range []struct {
 		old, now *corev1.PersistentVolumeClaim
@@ -80,10 +88,13 @@ func TestInUseAndResize(t *testing.T) {
 func TestCertificates(t *testing.T) {
 	ann, bob, eve := &user.DefaultInfo{Name: "ann"}, &user.DefaultInfo{Name: "bob"}, &user.DefaultInfo{Name: "eve"}
 	role := func(name, verb, signer string) *rbacv1.ClusterRole {
-		return &rbacv1.ClusterRole{ObjectMeta: named("", name), Rules: []rbacv1.PolicyRule{{Verbs: []string{verb}, APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"signers"}, ResourceNames: []string{signer}}}}
+		return &rbacv1.ClusterRole{ObjectMeta: named("", name),
+			Rules: []rbacv1.PolicyRule{{Verbs: []string{verb}, APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"signers"},
+				ResourceNames: []string{signer}}}}
 	}
 	bind := func(role, who string) *rbacv1.ClusterRoleBinding {
-		return &rbacv1.ClusterRoleBinding{ObjectMeta: named("", role), RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: role}, Subjects: []rbacv1.Subject{{Kind: "User", Name: who}}}
+		return &rbacv1.ClusterRoleBinding{ObjectMeta: named("", role), RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: role},
+			Subjects: []rbacv1.Subject{{Kind: "User", Name: who}}}
 	}
 	csr := certificateRequest(t, "x", "example.com/one")
 	signed := csr.DeepCopy()
@@ -92,20 +103,24 @@ func TestCertificates(t *testing.T) {
 	failed.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: certificatesv1.CertificateFailed}}
 	const resource = "certificatesigningrequests.certificates.k8s.io"
 
-	r := newRig(t, newCertificateApproval, role("one", "approve", "example.com/one"), bind("one", "ann"), role("domain", "approve", "example.com/*"), bind("domain", "bob"))
+	r := newRig(t, newCertificateApproval, role("one", "approve", "example.com/one"), bind("one", "ann"),
+		role("domain", "approve", "example.com/*"), bind("domain", "bob"))
 	expect(t, r.do(request{resource: resource + "/approval", now: csr, old: csr, user: ann}), "")
 	expect(t, r.do(request{resource: resource + "/approval", now: csr, old: csr, user: bob}), "")
-	expect(t, r.do(request{resource: resource + "/approval", now: csr, old: csr, user: eve}), `user not permitted to approve requests with signerName "example.com/one"`)
+	expect(t, r.do(request{resource: resource + "/approval", now: csr, old: csr, user: eve}),
+		`user not permitted to approve requests with signerName "example.com/one"`)
 	expect(t, r.do(request{resource: resource + "/status", now: signed, old: csr, user: eve}), "")
 
 	r = newRig(t, newCertificateSigning, role("one", "sign", "example.com/one"), bind("one", "ann"))
 	expect(t, r.do(request{resource: resource + "/status", now: signed, old: csr, user: ann}), "")
 	expect(t, r.do(request{resource: resource + "/status", now: csr, old: csr, user: eve}), "")
-	expect(t, r.do(request{resource: resource + "/status", now: signed, old: csr, user: eve}), `user not permitted to sign requests with signerName "example.com/one"`)
+	expect(t, r.do(request{resource: resource + "/status", now: signed, old: csr, user: eve}),
+		`user not permitted to sign requests with signerName "example.com/one"`)
 	expect(t, r.do(request{resource: resource + "/status", now: failed, old: csr, user: eve}), "user not permitted to sign")
 
 	const bundles = "clustertrustbundles.certificates.k8s.io"
-	attested := &certificatesv1.ClusterTrustBundle{ObjectMeta: named("", "x"), Spec: certificatesv1.ClusterTrustBundleSpec{SignerName: "example.com/one"}}
+	attested := &certificatesv1.ClusterTrustBundle{ObjectMeta: named("", "x"),
+		Spec: certificatesv1.ClusterTrustBundleSpec{SignerName: "example.com/one"}}
 	r = newRig(t, newClusterTrustBundleAttest, role("one", "attest", "example.com/one"), bind("one", "ann"))
 	expect(t, r.do(request{resource: bundles, now: attested, user: ann}), "")
 	expect(t, r.do(request{resource: bundles, now: attested, user: eve}), `user not permitted to attest for signerName "example.com/one"`)
@@ -114,8 +129,10 @@ func TestCertificates(t *testing.T) {
 	r = newRig(t, newCertificateSubjectRestriction)
 	const client = "kubernetes.io/kube-apiserver-client"
 	expect(t, r.do(request{resource: resource, now: certificateRequest(t, "x", client, "devs")}), "")
-	expect(t, r.do(request{resource: resource, now: certificateRequest(t, "x", client, "system:masters")}), "use of kubernetes.io/kube-apiserver-client signer with system:masters group is not allowed")
-	expect(t, r.do(request{resource: resource, now: certificateRequest(t, "x", "kubernetes.io/legacy-unknown", "system:masters")}), "use of kubernetes.io/legacy-unknown signer with system:masters group is not allowed")
+	expect(t, r.do(request{resource: resource, now: certificateRequest(t, "x", client, "system:masters")}),
+		"use of kubernetes.io/kube-apiserver-client signer with system:masters group is not allowed")
+	expect(t, r.do(request{resource: resource, now: certificateRequest(t, "x", "kubernetes.io/legacy-unknown", "system:masters")}),
+		"use of kubernetes.io/legacy-unknown signer with system:masters group is not allowed")
 	expect(t, r.do(request{resource: resource, now: certificateRequest(t, "x", "example.com/one", "system:masters")}), "")
 }
 
@@ -124,17 +141,20 @@ func TestEscalation(t *testing.T) {
 		return rbacv1.PolicyRule{Verbs: []string{"get"}, APIGroups: []string{""}, Resources: []string{resource}}
 	}
 	rbacVerb := func(verb, resource, name string) rbacv1.PolicyRule {
-		return rbacv1.PolicyRule{Verbs: []string{verb}, APIGroups: []string{"rbac.authorization.k8s.io"}, Resources: []string{resource}, ResourceNames: []string{name}}
+		return rbacv1.PolicyRule{Verbs: []string{verb}, APIGroups: []string{"rbac.authorization.k8s.io"}, Resources: []string{resource},
+			ResourceNames: []string{name}}
 	}
 	clusterRole := func(name string, rules ...rbacv1.PolicyRule) *rbacv1.ClusterRole {
 		return &rbacv1.ClusterRole{ObjectMeta: named("", name), Rules: rules}
 	}
 	binding := func(name, role string) *rbacv1.ClusterRoleBinding {
-		return &rbacv1.ClusterRoleBinding{ObjectMeta: named("", name), RoleRef: rbacv1.RoleRef{APIGroup: "rbac.authorization.k8s.io", Kind: "ClusterRole", Name: role},
+		return &rbacv1.ClusterRoleBinding{ObjectMeta: named("", name), RoleRef: rbacv1.RoleRef{APIGroup: "rbac.authorization.k8s.io",
+			Kind: "ClusterRole", Name: role},
 			Subjects: []rbacv1.Subject{{Kind: "User", Name: "ann"}}}
 	}
 	r := newRig(t, newRBACEscalation,
-		clusterRole("held", get("pods"), rbacVerb("escalate", "clusterroles", "free"), rbacVerb("bind", "clusterroles", "secret-reader")), binding("held", "held"),
+		clusterRole("held", get("pods"), rbacVerb("escalate", "clusterroles", "free"), rbacVerb("bind", "clusterroles", "secret-reader")),
+		binding("held", "held"),
 		clusterRole("pod-reader", get("pods")), clusterRole("secret-reader", get("secrets")), clusterRole("node-reader", get("nodes")),
 		&rbacv1.Role{ObjectMeta: named("ns", "local"), Rules: []rbacv1.PolicyRule{get("secrets")}},
 	)
@@ -164,14 +184,17 @@ func TestEscalation(t *testing.T) {
 		want string
 	}{
 		{"grant what one holds", request{resource: roles, now: clusterRole("new", get("pods"))}, ""},
-		{"grant more", request{resource: roles, now: more}, "user \"ann\" (groups=[]) is attempting to grant RBAC permissions not currently held:\n{APIGroups:[\"\"], Resources:[\"secrets\"], Verbs:[\"get\"]}"},
+		{"grant more", request{resource: roles, now: more},
+			"user \"ann\" (groups=[]) is attempting to grant RBAC permissions not currently held:\n{APIGroups:[\"\"], " +
+				"Resources:[\"secrets\"], Verbs:[\"get\"]}"},
 		{"grow a role", request{resource: roles, now: more, old: clusterRole("r", get("pods"))}, "is attempting to grant"},
 		{"relabel a role", request{resource: roles, now: relabelled, old: more}, "is attempting to grant"},
 		{"relabel a role one holds", request{resource: roles, now: heldRelabelled, old: clusterRole("r", get("pods"))}, ""},
 		{"write a role as it is", request{resource: roles, now: more, old: more}, ""},
 		{"finalizers and owners", request{resource: roles, now: collected, old: more}, ""},
 		{"drop the sum of a role", request{resource: roles, now: clusterRole("sum", get("pods")), old: sum}, "is attempting to grant"},
-		{"relabel a local role", request{resource: "roles.rbac.authorization.k8s.io", now: localRelabelled, old: local}, "is attempting to grant"},
+		{"relabel a local role", request{resource: "roles.rbac.authorization.k8s.io", now: localRelabelled, old: local},
+			"is attempting to grant"},
 		{"escalate", request{resource: roles, now: clusterRole("free", get("secrets"))}, ""},
 		{"aggregate", request{resource: roles, now: sum}, "is attempting to grant"},
 		{"master", request{resource: roles, now: more, user: &user.DefaultInfo{Name: "root", Groups: []string{"system:masters"}}}, ""},
@@ -180,9 +203,12 @@ func TestEscalation(t *testing.T) {
 		{"bind by right", request{resource: bindings, now: binding("b", "secret-reader")}, ""},
 		{"bind nothing", request{resource: bindings, now: binding("b", "gone")}, `clusterroles.rbac.authorization.k8s.io "gone" not found`},
 		{"write a binding as it is", request{resource: bindings, now: binding("b", "node-reader"), old: binding("b", "node-reader")}, ""},
-		{"relabel a binding", request{resource: bindings, now: boundRelabelled, old: binding("b", "node-reader")}, "is attempting to grant"},
-		{"bind a local role", request{resource: "rolebindings.rbac.authorization.k8s.io", now: roleBinding("Role", "local")}, "is attempting to grant"},
-		{"bind a held role locally", request{resource: "rolebindings.rbac.authorization.k8s.io", now: roleBinding("ClusterRole", "pod-reader")}, ""},
+		{"relabel a binding", request{resource: bindings, now: boundRelabelled, old: binding("b", "node-reader")},
+			"is attempting to grant"},
+		{"bind a local role", request{resource: "rolebindings.rbac.authorization.k8s.io", now: roleBinding("Role", "local")},
+			"is attempting to grant"},
+		{"bind a held role locally", request{resource: "rolebindings.rbac.authorization.k8s.io",
+			now: roleBinding("ClusterRole", "pod-reader")}, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if c.user == nil {

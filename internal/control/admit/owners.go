@@ -64,7 +64,8 @@ func (o *ownerRights) Validate(ctx context.Context, a admission.Attributes, _ ad
 	}
 	for _, owner := range newBlocks(now, had) {
 		if err := o.mayBlock(ctx, a, owner); err != nil {
-			return admission.NewForbidden(a, fmt.Errorf("cannot set blockOwnerDeletion if an ownerReference refers to a resource you can't set finalizers on: %w", err))
+			return admission.NewForbidden(a,
+				fmt.Errorf("cannot set blockOwnerDeletion if an ownerReference refers to a resource you can't set finalizers on: %w", err))
 		}
 	}
 	return nil
@@ -89,7 +90,8 @@ func (o *ownerRights) mayBlock(ctx context.Context, a admission.Attributes, owne
 	return nil
 }
 
-func (o *ownerRights) may(ctx context.Context, a admission.Attributes, verb string, on schema.GroupVersionResource, sub, name, namespace string) (bool, string) {
+func (o *ownerRights) may(ctx context.Context, a admission.Attributes, verb string, on schema.GroupVersionResource, sub, name,
+	namespace string) (bool, string) {
 	decision, reason, err := o.authorizer.Authorize(ctx, authorizer.AttributesRecord{
 		User: a.GetUserInfo(), Verb: verb, Namespace: namespace, APIGroup: on.Group, APIVersion: on.Version,
 		Resource: on.Resource, Subresource: sub, Name: name, ResourceRequest: true,

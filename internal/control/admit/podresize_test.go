@@ -20,7 +20,8 @@ func TestPodResizeChecks(t *testing.T) {
 	pod := func(node string, generation int64, cpu, memory string) *corev1.Pod {
 		return newPod(func(p *corev1.Pod) {
 			p.Spec.NodeName, p.Generation = node, generation
-			p.Spec.Containers = []corev1.Container{{Name: "a", Resources: corev1.ResourceRequirements{Requests: quantities("cpu", cpu, "memory", memory)}}}
+			p.Spec.Containers = []corev1.Container{{Name: "a", Resources: corev1.ResourceRequirements{Requests: quantities("cpu", cpu,
+				"memory", memory)}}}
 		})
 	}
 	old := pod("n", 1, "1", "1Gi")
@@ -31,19 +32,23 @@ func TestPodResizeChecks(t *testing.T) {
 		cause metav1.CauseType
 	}{
 		{"fits", request{resource: "pods/resize", now: pod("n", 2, "2", "1Gi"), old: old}, "", ""},
-		{"cpu", request{resource: "pods/resize", now: pod("n", 2, "2500m", "1Gi"), old: old}, "node didn't have enough allocatable resources: cpu, requested: 2500, allocatable: 2000", causeCapacity},
-		{"both", request{resource: "pods/resize", now: pod("n", 2, "3", "2Gi"), old: old}, "allocatable: 2000; memory, requested: 2147483648, allocatable: 1073741824", causeCapacity},
+		{"cpu", request{resource: "pods/resize", now: pod("n", 2, "2500m", "1Gi"), old: old},
+			"node didn't have enough allocatable resources: cpu, requested: 2500, allocatable: 2000", causeCapacity},
+		{"both", request{resource: "pods/resize", now: pod("n", 2, "3", "2Gi"), old: old},
+			"allocatable: 2000; memory, requested: 2147483648, allocatable: 1073741824", causeCapacity},
 		{"nothing changed", request{resource: "pods/resize", now: pod("n", 1, "3", "2Gi"), old: old}, "", ""},
 		{"not bound", request{resource: "pods/resize", now: pod("", 2, "3", "2Gi"), old: old}, "", ""},
 		{"not a resize", request{resource: "pods", now: pod("n", 2, "3", "2Gi"), old: old}, "", ""},
 		{"no such node", request{resource: "pods/resize", now: pod("gone", 2, "1", "1Gi"), old: old}, `node "gone" not found`, ""},
-		{"another system", request{resource: "pods/resize", now: pod("w", 2, "1", "1Gi"), old: old}, `only supported on linux nodes, node "w" is "windows"`, causePlatform},
+		{"another system", request{resource: "pods/resize", now: pod("w", 2, "1", "1Gi"), old: old},
+			`only supported on linux nodes, node "w" is "windows"`, causePlatform},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			err := r.do(c.request)
 			expect(t, err, c.want)
 			var status *apierrors.StatusError
-			if c.cause != "" && (!errors.As(err, &status) || status.ErrStatus.Reason != metav1.StatusReasonForbidden || status.ErrStatus.Details.Causes[0].Type != c.cause) {
+			if c.cause != "" && (!errors.As(err, &status) || status.ErrStatus.Reason != metav1.StatusReasonForbidden ||
+				status.ErrStatus.Details.Causes[0].Type != c.cause) {
 				t.Errorf("error %v carries %+v, want the cause %s", err, status, c.cause)
 			}
 		})

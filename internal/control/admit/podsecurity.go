@@ -89,7 +89,8 @@ func (p *podSecurity) Validate(ctx context.Context, a admission.Attributes, _ ad
 	}
 	result := p.delegate.Validate(ctx, &podsecurityapi.AttributesRecord{
 		Name: a.GetName(), Namespace: a.GetNamespace(), Kind: a.GetKind(), Resource: a.GetResource(), Subresource: a.GetSubresource(),
-		Operation: admissionv1.Operation(a.GetOperation()), Object: a.GetObject(), OldObject: a.GetOldObject(), Username: a.GetUserInfo().GetName(),
+		Operation: admissionv1.Operation(a.GetOperation()), Object: a.GetObject(), OldObject: a.GetOldObject(),
+		Username: a.GetUserInfo().GetName(),
 	})
 	for _, text := range result.Warnings {
 		warning.AddWarning(ctx, "", text)

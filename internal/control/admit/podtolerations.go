@@ -31,7 +31,8 @@ type podTolerations struct {
 }
 
 func newPodTolerationRestriction(configuration io.Reader) (admission.Interface, error) {
-	p := &podTolerations{namespaces: namespaces{Handler: admission.NewHandler(admission.Create, admission.Update), name: PodTolerationRestriction}}
+	p := &podTolerations{namespaces: namespaces{Handler: admission.NewHandler(admission.Create, admission.Update),
+		name: PodTolerationRestriction}}
 	if configuration == nil {
 		return p, nil
 	}
@@ -45,7 +46,8 @@ func newPodTolerationRestriction(configuration io.Reader) (admission.Interface, 
 		return nil, fmt.Errorf("reading the configuration of %s: %w", PodTolerationRestriction, err)
 	}
 	if file.Kind != "Configuration" || file.APIVersion != "podtolerationrestriction.admission.k8s.io/v1alpha1" {
-		return nil, fmt.Errorf("reading the configuration of %s: %s %s: want kind Configuration of podtolerationrestriction.admission.k8s.io/v1alpha1",
+		return nil, fmt.Errorf("reading the configuration of %s: %s %s: want kind Configuration of "+
+			"podtolerationrestriction.admission.k8s.io/v1alpha1",
 			PodTolerationRestriction, file.APIVersion, file.Kind)
 	}
 	p.standard, p.allowed = file.Default, file.Whitelist
@@ -88,8 +90,10 @@ func (p *podTolerations) Validate(ctx context.Context, a admission.Attributes, _
 		t := &pod.Spec.Tolerations[i]
 		same := func(o corev1.Toleration) bool { return o == *t || covers(&o, t) }
 		if !slices.ContainsFunc(allowed, same) && !slices.ContainsFunc(had, same) && !ownToleration(t) {
-			return admission.NewForbidden(a, fmt.Errorf("pod tolerations (possibly merged with namespace default tolerations) conflict with its namespace whitelist: "+
-				"spec.tolerations[%d]: key %q, effect %q is in no entry of annotation %s", i, t.Key, t.Effect, allowedTolerationsAnnotation))
+			return admission.NewForbidden(a,
+				fmt.Errorf("pod tolerations (possibly merged with namespace default tolerations) conflict with its namespace whitelist: "+
+					"spec.tolerations[%d]: key %q, effect %q is in no entry of annotation %s", i, t.Key, t.Effect,
+					allowedTolerationsAnnotation))
 		}
 	}
 	return nil
@@ -106,7 +110,8 @@ func ownToleration(t *corev1.Toleration) bool {
 	return false
 }
 
-func (p *podTolerations) listOf(ctx context.Context, a admission.Attributes, annotation string, otherwise []corev1.Toleration) ([]corev1.Toleration, error) {
+func (p *podTolerations) listOf(ctx context.Context, a admission.Attributes, annotation string,
+	otherwise []corev1.Toleration) ([]corev1.Toleration, error) {
 	namespace, err := p.get(ctx, a)
 	if err != nil {
 		return nil, err
@@ -120,7 +125,8 @@ func (p *podTolerations) listOf(ctx context.Context, a admission.Attributes, ann
 	}
 	var list []corev1.Toleration
 	if err := json.Unmarshal([]byte(text), &list); err != nil {
-		return nil, admission.NewForbidden(a, errors.Join(fmt.Errorf("annotation %s of namespace %s is no JSON list of tolerations", annotation, namespace.Name), err))
+		return nil, admission.NewForbidden(a, errors.Join(fmt.Errorf("annotation %s of namespace %s is no JSON list of tolerations",
+			annotation, namespace.Name), err))
 	}
 	return list, nil
 }

@@ -128,10 +128,12 @@ func globalDefault(all []*schedulingv1.PriorityClass) *schedulingv1.PriorityClas
 func setPriority(pod *corev1.Pod, class *schedulingv1.PriorityClass) error {
 	policy := ptr.Deref(class.PreemptionPolicy, corev1.PreemptLowerPriority)
 	if given := pod.Spec.Priority; given != nil && *given != class.Value {
-		return fmt.Errorf("the integer value of priority (%d) must not be provided in pod spec; priority admission controller computed %d from the given PriorityClass name", *given, class.Value)
+		return fmt.Errorf("the integer value of priority (%d) must not be provided in pod spec; priority admission controller computed "+
+			"%d from the given PriorityClass name", *given, class.Value)
 	}
 	if given := pod.Spec.PreemptionPolicy; given != nil && *given != policy {
-		return fmt.Errorf("the string value of PreemptionPolicy (%s) must not be provided in pod spec; priority admission controller computed %s from the given PriorityClass name", *given, policy)
+		return fmt.Errorf("the string value of PreemptionPolicy (%s) must not be provided in pod spec; priority admission controller "+
+			"computed %s from the given PriorityClass name", *given, policy)
 	}
 	pod.Spec.PriorityClassName = class.Name
 	pod.Spec.Priority = ptr.To(class.Value)
@@ -152,7 +154,8 @@ func (p *priority) Validate(_ context.Context, a admission.Attributes, _ admissi
 		return admission.NewForbidden(a, fmt.Errorf("listing priority classes: %w", err))
 	}
 	if other := globalDefault(all); other != nil && other.Name != class.Name {
-		return admission.NewForbidden(a, fmt.Errorf("PriorityClass %v is already marked as default. Only one default can exist", other.Name))
+		return admission.NewForbidden(a, fmt.Errorf("PriorityClass %v is already marked as default. Only one default can exist",
+			other.Name))
 	}
 	return nil
 }

@@ -29,7 +29,8 @@ func seeded(t *testing.T) *rand.Rand {
 // (KEP-279).
 var labelOfNode = map[string]bool{
 	"free": true, "example.com/x": true, "kubernetes.io": true, "k8s.io.example.com/x": true, "notkubernetes.io/x": true,
-	"kubernetes.io/hostname": true, "kubernetes.io/os": true, "kubernetes.io/arch": true, "beta.kubernetes.io/os": true, "beta.kubernetes.io/arch": true,
+	"kubernetes.io/hostname": true, "kubernetes.io/os": true, "kubernetes.io/arch": true, "beta.kubernetes.io/os": true,
+	"beta.kubernetes.io/arch":          true,
 	"node.kubernetes.io/instance-type": true, "beta.kubernetes.io/instance-type": true, "topology.kubernetes.io/zone": true,
 	"topology.kubernetes.io/region": true, "failure-domain.beta.kubernetes.io/zone": true, "failure-domain.beta.kubernetes.io/region": true,
 	"kubelet.kubernetes.io/x": true, "a.kubelet.kubernetes.io/x": true, "node.kubernetes.io/x": true, "a.node.kubernetes.io/x": true,
@@ -179,17 +180,21 @@ func TestPodSecurityAgrees(t *testing.T) {
 	names := []string{"restricted", "baseline", "privileged"}
 	var spaces []runtime.Object
 	for _, level := range names {
-		spaces = append(spaces, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: level, Labels: map[string]string{"pod-security.kubernetes.io/enforce": level}}})
+		spaces = append(spaces,
+			&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: level,
+				Labels: map[string]string{"pod-security.kubernetes.io/enforce": level}}})
 	}
 	r, random := newRig(t, newPodSecurity, spaces...), seeded(t)
 	strict := func() *corev1.SecurityContext {
-		return &corev1.SecurityContext{AllowPrivilegeEscalation: ptr.To(false), Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}}
+		return &corev1.SecurityContext{AllowPrivilegeEscalation: ptr.To(false),
+			Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}}
 	}
 	for range rounds {
 		level := random.IntN(len(names))
 		pod := newPod()
 		pod.Namespace = names[level]
-		pod.Spec.SecurityContext = &corev1.PodSecurityContext{RunAsNonRoot: ptr.To(true), SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}}
+		pod.Spec.SecurityContext = &corev1.PodSecurityContext{RunAsNonRoot: ptr.To(true),
+			SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}}
 		pod.Spec.Containers[0].SecurityContext = strict()
 		pod.Spec.InitContainers = []corev1.Container{{Name: "i", SecurityContext: strict()}}
 		needs := restricted
@@ -211,7 +216,8 @@ func TestPodSecurityAgrees(t *testing.T) {
 		}
 		err := r.do(request{resource: "pods", now: pod})
 		if allowed := needs <= level; (err == nil) != allowed {
-			t.Fatalf("in a namespace that enforces %s, with changes for %s: %v, want allowed=%v\n%+v", names[level], strings.Join(applied, ", "), err, allowed, pod.Spec)
+			t.Fatalf("in a namespace that enforces %s, with changes for %s: %v, want allowed=%v\n%+v", names[level],
+				strings.Join(applied, ", "), err, allowed, pod.Spec)
 		}
 	}
 }

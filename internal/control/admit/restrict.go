@@ -59,7 +59,8 @@ func (r *restriction) SetExternalKubeInformerFactory(f informers.SharedInformerF
 	r.accounts = core.ServiceAccounts().Lister()
 	r.claims, r.volumes = core.PersistentVolumeClaims().Lister(), core.PersistentVolumes().Lister()
 	r.drivers = storage.CSIDrivers().Lister()
-	r.SetReadyFunc(allSynced(core.Pods().Informer(), core.Nodes().Informer(), core.ServiceAccounts().Informer(), core.PersistentVolumeClaims().Informer(),
+	r.SetReadyFunc(allSynced(core.Pods().Informer(), core.Nodes().Informer(), core.ServiceAccounts().Informer(),
+		core.PersistentVolumeClaims().Informer(),
 		core.PersistentVolumes().Informer(), storage.CSIDrivers().Informer()))
 }
 
@@ -166,7 +167,8 @@ func judgeSlice(node string, a admission.Attributes) error {
 			return fmt.Errorf("unexpected type %T", object)
 		}
 		if ptr.Deref(slice.Spec.NodeName, "") != node || ptr.Deref(slice.Spec.AllNodes, false) || slice.Spec.NodeSelector != nil {
-			return fmt.Errorf("can only %s ResourceSlice with the same NodeName as the requesting node", strings.ToLower(string(a.GetOperation())))
+			return fmt.Errorf("can only %s ResourceSlice with the same NodeName as the requesting node",
+				strings.ToLower(string(a.GetOperation())))
 		}
 		*into = slice
 	}
@@ -174,7 +176,8 @@ func judgeSlice(node string, a admission.Attributes) error {
 		return nil
 	}
 	if now.Spec.Driver != old.Spec.Driver || now.Spec.Pool.Name != old.Spec.Pool.Name {
-		return fmt.Errorf("node %q cannot move ResourceSlice %s to another driver or pool: spec.driver must stay %q and spec.pool.name %q; create a new slice",
+		return fmt.Errorf("node %q cannot move ResourceSlice %s to another driver or pool: spec.driver must stay %q and spec.pool.name "+
+			"%q; create a new slice",
 			node, old.Name, old.Spec.Driver, old.Spec.Pool.Name)
 	}
 	return nil
@@ -188,7 +191,8 @@ func judgeCertificate(node string, a admission.Attributes) error {
 	if !ok {
 		return wrongObject(a)
 	}
-	if csr.Spec.SignerName != certificatesv1.KubeletServingSignerName && csr.Spec.SignerName != certificatesv1.KubeAPIServerClientKubeletSignerName {
+	if csr.Spec.SignerName != certificatesv1.KubeletServingSignerName &&
+		csr.Spec.SignerName != certificatesv1.KubeAPIServerClientKubeletSignerName {
 		return nil
 	}
 	request, err := parseRequest(csr.Spec.Request)
@@ -222,7 +226,8 @@ func judgeClaim(node string, a admission.Attributes) error {
 		claim.Status.AllocatedResources, claim.Status.AllocatedResourceStatuses = nil, nil
 	}
 	if !equality.Semantic.DeepEqual(old, now) {
-		return fmt.Errorf("node %q is not allowed to update fields other than status.capacity, status.conditions, status.allocatedResources and status.allocatedResourceStatuses", node)
+		return fmt.Errorf("node %q is not allowed to update fields other than status.capacity, status.conditions, "+
+			"status.allocatedResources and status.allocatedResourceStatuses", node)
 	}
 	return nil
 }

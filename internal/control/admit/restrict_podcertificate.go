@@ -47,7 +47,8 @@ func (r *restriction) judgePodCertificate(ctx context.Context, node string, a ad
 		return fmt.Errorf("while retrieving node %q named in the PodCertificateRequest: %w", node, err)
 	}
 	if self.UID != s.NodeUID {
-		return fmt.Errorf("PodCertificateRequest for pod %q names node UID %q, inconsistent with the running node (%q)", what, s.NodeUID, self.UID)
+		return fmt.Errorf("PodCertificateRequest for pod %q names node UID %q, inconsistent with the running node (%q)", what, s.NodeUID,
+			self.UID)
 	}
 	pod, err := r.podOfCertificate(ctx, a.GetNamespace(), s, what)
 	if err != nil {
@@ -61,15 +62,18 @@ func (r *restriction) judgePodCertificate(ctx context.Context, node string, a ad
 			return r.client.CoreV1().ServiceAccounts(a.GetNamespace()).Get(ctx, s.ServiceAccountName, metav1.GetOptions{})
 		})
 	if err != nil {
-		return fmt.Errorf("while retrieving service account %q named in the PodCertificateRequest: %w", a.GetNamespace()+"/"+s.ServiceAccountName, err)
+		return fmt.Errorf("while retrieving service account %q named in the PodCertificateRequest: %w",
+			a.GetNamespace()+"/"+s.ServiceAccountName, err)
 	}
 	if account.UID != s.ServiceAccountUID {
-		return fmt.Errorf("PodCertificateRequest for pod %q names service account UID %q, which differs from the running service account (%q)", what, s.ServiceAccountUID, account.UID)
+		return fmt.Errorf("PodCertificateRequest for pod %q names service account UID %q, which differs from the running service "+
+			"account (%q)", what, s.ServiceAccountUID, account.UID)
 	}
 	return r.judgeSigner(ctx, a, pod, s)
 }
 
-func (r *restriction) podOfCertificate(ctx context.Context, namespace string, s *certificatesv1.PodCertificateRequestSpec, what string) (*corev1.Pod, error) {
+func (r *restriction) podOfCertificate(ctx context.Context, namespace string, s *certificatesv1.PodCertificateRequestSpec,
+	what string) (*corev1.Pod, error) {
 	pod, err := sameUID(ctx, s.PodUID,
 		func() (*corev1.Pod, error) { return r.findPod(ctx, namespace, s.PodName) },
 		func(ctx context.Context) (*corev1.Pod, error) {
@@ -79,20 +83,23 @@ func (r *restriction) podOfCertificate(ctx context.Context, namespace string, s 
 	case err != nil:
 		return nil, fmt.Errorf("while retrieving pod %q named in the PodCertificateRequest: %w", what, err)
 	case pod.UID != s.PodUID:
-		return nil, fmt.Errorf("PodCertificateRequest for pod %q contains pod UID (%q) which differs from running pod %q", what, s.PodUID, pod.UID)
+		return nil, fmt.Errorf("PodCertificateRequest for pod %q contains pod UID (%q) which differs from running pod %q", what, s.PodUID,
+			pod.UID)
 	case pod.Spec.NodeName != string(s.NodeName):
 		return nil, fmt.Errorf("pod %q is not running on node %q named in the PodCertificateRequest", what, s.NodeName)
 	case isMirror(pod):
 		return nil, fmt.Errorf("pod %q is a mirror pod", what)
 	case pod.Spec.ServiceAccountName != s.ServiceAccountName:
-		return nil, fmt.Errorf("PodCertificateRequest for pod %q contains serviceAccountName (%q) that differs from running pod (%q)", what, s.ServiceAccountName, pod.Spec.ServiceAccountName)
+		return nil, fmt.Errorf("PodCertificateRequest for pod %q contains serviceAccountName (%q) that differs from running pod (%q)", what,
+			s.ServiceAccountName, pod.Spec.ServiceAccountName)
 	}
 	return pod, nil
 }
 
 // judgeSigner wants the signer in a volume of the pod, or the right to ask it
 // for any pod of the service account.
-func (r *restriction) judgeSigner(ctx context.Context, a admission.Attributes, pod *corev1.Pod, s *certificatesv1.PodCertificateRequestSpec) error {
+func (r *restriction) judgeSigner(ctx context.Context, a admission.Attributes, pod *corev1.Pod,
+	s *certificatesv1.PodCertificateRequestSpec) error {
 	for i := range pod.Spec.Volumes {
 		projected := pod.Spec.Volumes[i].Projected
 		if projected == nil {
@@ -114,12 +121,14 @@ func (r *restriction) judgeSigner(ctx context.Context, a admission.Attributes, p
 	if err != nil {
 		return fmt.Errorf("signer %q not found in pod spec volume, and asking for verb %s: %w", s.SignerName, podSignerVerb, err)
 	}
-	return fmt.Errorf("signer %q not found in pod spec volume, %s is not authorized to request certificates of this signer", s.SignerName, a.GetUserInfo().GetName())
+	return fmt.Errorf("signer %q not found in pod spec volume, %s is not authorized to request certificates of this signer", s.SignerName,
+		a.GetUserInfo().GetName())
 }
 
 // sameUID is what the cache has, or, where that is missing or another object of
 // the same name, what the API has: the cache may be a moment behind the node.
-func sameUID[T metav1.Object](ctx context.Context, uid types.UID, cached func() (T, error), live func(ctx context.Context) (T, error)) (T, error) {
+func sameUID[T metav1.Object](ctx context.Context, uid types.UID, cached func() (T, error), live func(ctx context.Context) (T, error)) (T,
+	error) {
 	object, err := cached()
 	if err == nil && object.GetUID() == uid || err != nil && !apierrors.IsNotFound(err) {
 		return object, err

@@ -31,12 +31,16 @@ func TestRestrictionOfPodCertificates(t *testing.T) {
 		}),
 		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "sa", UID: "s"}},
 		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "other", UID: "o"}},
-		&rbacv1.ClusterRole{ObjectMeta: named("", "sign"), Rules: []rbacv1.PolicyRule{{Verbs: []string{podSignerVerb}, APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"example.com:granted"}}}},
-		&rbacv1.ClusterRoleBinding{ObjectMeta: named("", "sign"), RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: "sign"}, Subjects: []rbacv1.Subject{{Kind: "User", Name: "system:node:n1"}}},
+		&rbacv1.ClusterRole{ObjectMeta: named("", "sign"),
+			Rules: []rbacv1.PolicyRule{{Verbs: []string{podSignerVerb}, APIGroups: []string{"certificates.k8s.io"},
+				Resources: []string{"example.com:granted"}}}},
+		&rbacv1.ClusterRoleBinding{ObjectMeta: named("", "sign"), RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: "sign"},
+			Subjects: []rbacv1.Subject{{Kind: "User", Name: "system:node:n1"}}},
 	)
 	asked := func(change func(*certificatesv1.PodCertificateRequestSpec)) *certificatesv1.PodCertificateRequest {
 		p := &certificatesv1.PodCertificateRequest{ObjectMeta: named("ns", "r"), Spec: certificatesv1.PodCertificateRequestSpec{
-			SignerName: "example.com/one", PodName: "mine", PodUID: "m", ServiceAccountName: "sa", ServiceAccountUID: "s", NodeName: "n1", NodeUID: "u1"}}
+			SignerName: "example.com/one", PodName: "mine", PodUID: "m", ServiceAccountName: "sa", ServiceAccountUID: "s", NodeName: "n1",
+			NodeUID: "u1"}}
 		if change != nil {
 			change(&p.Spec)
 		}
@@ -50,15 +54,23 @@ func TestRestrictionOfPodCertificates(t *testing.T) {
 		want string
 	}{
 		{"own pod", request{now: asked(nil)}, ""},
-		{"another node", request{now: asked(func(s *spec) { s.NodeName = "n2" })}, `PodCertificateRequest.Spec.NodeName="n2", which is not the requesting node "n1"`},
-		{"another incarnation of the node", request{now: asked(func(s *spec) { s.NodeUID = "u0" })}, `names node UID "u0", inconsistent with the running node ("u1")`},
-		{"no such pod", request{now: asked(func(s *spec) { s.PodName = "none" })}, `while retrieving pod "ns/none" named in the PodCertificateRequest`},
-		{"another incarnation of the pod", request{now: asked(func(s *spec) { s.PodUID = "old" })}, `contains pod UID ("old") which differs from running pod "m"`},
-		{"a pod elsewhere", request{now: asked(func(s *spec) { s.PodName, s.PodUID = "theirs", "t" })}, `pod "ns/theirs" is not running on node "n1"`},
+		{"another node", request{now: asked(func(s *spec) { s.NodeName = "n2" })},
+			`PodCertificateRequest.Spec.NodeName="n2", which is not the requesting node "n1"`},
+		{"another incarnation of the node", request{now: asked(func(s *spec) { s.NodeUID = "u0" })},
+			`names node UID "u0", inconsistent with the running node ("u1")`},
+		{"no such pod", request{now: asked(func(s *spec) { s.PodName = "none" })},
+			`while retrieving pod "ns/none" named in the PodCertificateRequest`},
+		{"another incarnation of the pod", request{now: asked(func(s *spec) { s.PodUID = "old" })},
+			`contains pod UID ("old") which differs from running pod "m"`},
+		{"a pod elsewhere", request{now: asked(func(s *spec) { s.PodName, s.PodUID = "theirs", "t" })},
+			`pod "ns/theirs" is not running on node "n1"`},
 		{"a mirror pod", request{now: asked(func(s *spec) { s.PodName, s.PodUID = "mirror", "mi" })}, `pod "ns/mirror" is a mirror pod`},
-		{"another account", request{now: asked(func(s *spec) { s.ServiceAccountName, s.ServiceAccountUID = "other", "o" })}, `contains serviceAccountName ("other") that differs from running pod ("sa")`},
-		{"another incarnation of the account", request{now: asked(func(s *spec) { s.ServiceAccountUID = "old" })}, `names service account UID "old", which differs from the running service account ("s")`},
-		{"another signer", request{now: asked(func(s *spec) { s.SignerName = "example.com/two" })}, `signer "example.com/two" not found in pod spec volume`},
+		{"another account", request{now: asked(func(s *spec) { s.ServiceAccountName, s.ServiceAccountUID = "other", "o" })},
+			`contains serviceAccountName ("other") that differs from running pod ("sa")`},
+		{"another incarnation of the account", request{now: asked(func(s *spec) { s.ServiceAccountUID = "old" })},
+			`names service account UID "old", which differs from the running service account ("s")`},
+		{"another signer", request{now: asked(func(s *spec) { s.SignerName = "example.com/two" })},
+			`signer "example.com/two" not found in pod spec volume`},
 		{"a granted signer", request{now: asked(func(s *spec) { s.SignerName = "example.com/granted" })}, ""},
 		{"a change", request{now: asked(nil), old: asked(nil)}, "unexpected operation UPDATE"},
 		{"an answer", request{resource: resource + "/status", now: asked(nil), old: asked(nil)}, "unexpected operation UPDATE"},
@@ -81,14 +93,19 @@ func TestRestrictionOfPodCertificates(t *testing.T) {
 func TestPodCertificateSigning(t *testing.T) {
 	ann, eve := &user.DefaultInfo{Name: "ann"}, &user.DefaultInfo{Name: "eve"}
 	r := newRig(t, newPodCertificateSigning,
-		&rbacv1.ClusterRole{ObjectMeta: named("", "one"), Rules: []rbacv1.PolicyRule{{Verbs: []string{"sign"}, APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"signers"}, ResourceNames: []string{"example.com/*"}}}},
-		&rbacv1.ClusterRoleBinding{ObjectMeta: named("", "one"), RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: "one"}, Subjects: []rbacv1.Subject{{Kind: "User", Name: "ann"}}})
-	asked := &certificatesv1.PodCertificateRequest{ObjectMeta: named("ns", "r"), Spec: certificatesv1.PodCertificateRequestSpec{SignerName: "example.com/one"}}
+		&rbacv1.ClusterRole{ObjectMeta: named("", "one"),
+			Rules: []rbacv1.PolicyRule{{Verbs: []string{"sign"}, APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"signers"},
+				ResourceNames: []string{"example.com/*"}}}},
+		&rbacv1.ClusterRoleBinding{ObjectMeta: named("", "one"), RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: "one"},
+			Subjects: []rbacv1.Subject{{Kind: "User", Name: "ann"}}})
+	asked := &certificatesv1.PodCertificateRequest{ObjectMeta: named("ns", "r"),
+		Spec: certificatesv1.PodCertificateRequestSpec{SignerName: "example.com/one"}}
 	denied := asked.DeepCopy()
 	denied.Status.Conditions = []metav1.Condition{{Type: "Denied", Status: metav1.ConditionTrue}}
 	const resource = "podcertificaterequests.certificates.k8s.io"
 	expect(t, r.do(request{resource: resource + "/status", now: denied, old: asked, user: ann}), "")
-	expect(t, r.do(request{resource: resource + "/status", now: denied, old: asked, user: eve}), `User "eve" is not permitted to "sign" for signer "example.com/one"`)
+	expect(t, r.do(request{resource: resource + "/status", now: denied, old: asked, user: eve}),
+		`User "eve" is not permitted to "sign" for signer "example.com/one"`)
 	expect(t, r.do(request{resource: resource + "/status", now: asked, old: asked, user: eve}), "")
 	expect(t, r.do(request{resource: resource, now: asked, old: asked, user: eve}), "")
 }

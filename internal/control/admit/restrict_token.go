@@ -39,7 +39,8 @@ func (r *restriction) judgeToken(ctx context.Context, node string, a admission.A
 		return err
 	}
 	if pod.UID != to.UID {
-		return fmt.Errorf("the UID in the bound object reference (%s) does not match the UID in record. The object might have been deleted and then recreated", to.UID)
+		return fmt.Errorf("the UID in the bound object reference (%s) does not match the UID in record. The object might have been "+
+			"deleted and then recreated", to.UID)
 	}
 	if pod.Spec.NodeName != node {
 		return errors.New("node requested token bound to a pod scheduled on a different node")
@@ -71,7 +72,8 @@ func (r *restriction) judgeAudience(ctx context.Context, a admission.Attributes,
 	if err != nil {
 		return fmt.Errorf("audience %q not found in pod spec volume, and asking for verb %s: %w", wanted, audienceVerb, err)
 	}
-	return fmt.Errorf("audience %q not found in pod spec volume, %s is not authorized to request tokens for this audience", wanted, a.GetUserInfo().GetName())
+	return fmt.Errorf("audience %q not found in pod spec volume, %s is not authorized to request tokens for this audience", wanted,
+		a.GetUserInfo().GetName())
 }
 
 // audiencesOf lists what the pod's volumes need tokens for: its projected

@@ -92,7 +92,8 @@ func applyRuntimeClass(pod *corev1.Pod, class *nodev1.RuntimeClass) error {
 	merged := maps.Clone(pod.Spec.NodeSelector)
 	for key, value := range class.Scheduling.NodeSelector {
 		if own, set := merged[key]; set && own != value {
-			return fmt.Errorf("pod rejected: conflict: runtimeClass.scheduling.nodeSelector[%s] = %s; pod.spec.nodeSelector[%s] = %s", key, value, key, own)
+			return fmt.Errorf("pod rejected: conflict: runtimeClass.scheduling.nodeSelector[%s] = %s; pod.spec.nodeSelector[%s] = %s", key,
+				value, key, own)
 		}
 		if merged == nil {
 			merged = map[string]string{}

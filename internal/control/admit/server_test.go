@@ -44,7 +44,8 @@ func client(t *testing.T, config *rest.Config) kubernetes.Interface {
 // own watches has no event that a client could wait for.
 func eventually(t *testing.T, what string, yes func() bool) {
 	t.Helper()
-	err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, patience, true, func(context.Context) (bool, error) { return yes(), nil })
+	err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, patience, true,
+		func(context.Context) (bool, error) { return yes(), nil })
 	if err != nil {
 		t.Fatalf("never happened: %s", what)
 	}
@@ -58,16 +59,19 @@ func refused(t *testing.T, err error, want string) {
 }
 
 func makePod(name string) *corev1.Pod {
-	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name},
+		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
 }
 
 // makeTeam creates a namespace with what the controllers would put there.
 func makeTeam(t *testing.T, admin kubernetes.Interface) {
 	t.Helper()
-	if _, err := admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "team"}}, metav1.CreateOptions{}); err != nil {
+	if _, err := admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "team"}},
+		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := admin.CoreV1().ServiceAccounts("team").Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{}); err != nil {
+	if _, err := admin.CoreV1().ServiceAccounts("team").Create(t.Context(),
+		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -80,7 +84,8 @@ func TestPodsAndTheirTokens(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if pod.Spec.ServiceAccountName != "default" || len(pod.Spec.Volumes) != 1 || len(pod.Spec.Tolerations) != 2 || ptr.Deref(pod.Spec.Priority, -1) != 0 ||
+	if pod.Spec.ServiceAccountName != "default" || len(pod.Spec.Volumes) != 1 || len(pod.Spec.Tolerations) != 2 ||
+		ptr.Deref(pod.Spec.Priority, -1) != 0 ||
 		ptr.Deref(pod.Spec.PreemptionPolicy, "") != corev1.PreemptLowerPriority {
 		t.Errorf("pod was not filled in: %+v", pod.Spec)
 	}
@@ -94,11 +99,13 @@ func TestPodsAndTheirTokens(t *testing.T) {
 	}
 	asPod := rest.AnonymousClientConfig(env.Config)
 	asPod.BearerToken = issued.Status.Token
-	who, err := client(t, asPod).AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	who, err := client(t, asPod).AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{},
+		metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if who.Status.UserInfo.Username != "system:serviceaccount:team:default" || who.Status.UserInfo.Extra["authentication.kubernetes.io/pod-name"][0] != "web" {
+	if who.Status.UserInfo.Username != "system:serviceaccount:team:default" ||
+		who.Status.UserInfo.Extra["authentication.kubernetes.io/pod-name"][0] != "web" {
 		t.Errorf("token speaks for %+v", who.Status.UserInfo)
 	}
 	if _, err := client(t, asPod).CoreV1().Pods("team").List(ctx, metav1.ListOptions{}); !apierrors.IsForbidden(err) {
@@ -120,7 +127,8 @@ func TestRolesTakeEffect(t *testing.T) {
 	if _, err := ann.CoreV1().Pods("team").List(ctx, metav1.ListOptions{}); !apierrors.IsForbidden(err) {
 		t.Fatalf("without a role: %v", err)
 	}
-	bind := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "devs"}, RoleRef: rbacv1.RoleRef{APIGroup: "rbac.authorization.k8s.io", Kind: "ClusterRole", Name: "admin"},
+	bind := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "devs"}, RoleRef: rbacv1.RoleRef{APIGroup: "rbac.authorization.k8s.io",
+		Kind: "ClusterRole", Name: "admin"},
 		Subjects: []rbacv1.Subject{{Kind: "Group", APIGroup: "rbac.authorization.k8s.io", Name: "devs"}}}
 	if _, err := admin.RbacV1().RoleBindings("team").Create(ctx, bind, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -133,15 +141,18 @@ func TestRolesTakeEffect(t *testing.T) {
 		t.Errorf("a role in one namespace reaches into another: %v", err)
 	}
 	// admin may hand out roles, but not more than it holds.
-	own := &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: "own"}, Rules: []rbacv1.PolicyRule{{Verbs: []string{"get"}, APIGroups: []string{""}, Resources: []string{"secrets"}}}}
+	own := &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: "own"},
+		Rules: []rbacv1.PolicyRule{{Verbs: []string{"get"}, APIGroups: []string{""}, Resources: []string{"secrets"}}}}
 	if _, err := ann.RbacV1().Roles("team").Create(ctx, own, metav1.CreateOptions{}); err != nil {
 		t.Errorf("granting what one holds: %v", err)
 	}
-	more := &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: "more"}, Rules: []rbacv1.PolicyRule{{Verbs: []string{"*"}, APIGroups: []string{"*"}, Resources: []string{"*"}}}}
+	more := &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: "more"},
+		Rules: []rbacv1.PolicyRule{{Verbs: []string{"*"}, APIGroups: []string{"*"}, Resources: []string{"*"}}}}
 	_, err := ann.RbacV1().Roles("team").Create(ctx, more, metav1.CreateOptions{})
 	refused(t, err, "is attempting to grant RBAC permissions not currently held")
 	// What is added to view reaches admin.
-	part := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "part", Labels: map[string]string{"rbac.authorization.k8s.io/aggregate-to-view": "true"}},
+	part := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "part",
+		Labels: map[string]string{"rbac.authorization.k8s.io/aggregate-to-view": "true"}},
 		Rules: []rbacv1.PolicyRule{{Verbs: []string{"get"}, APIGroups: []string{"example.com"}, Resources: []string{"things"}}}}
 	if _, err := admin.RbacV1().ClusterRoles().Create(ctx, part, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -171,7 +182,8 @@ func TestNodesKeepToThemselves(t *testing.T) {
 		t.Errorf("a node deletes itself: %v", err)
 	}
 	for _, name := range []string{"s1", "s2"} {
-		if _, err := admin.CoreV1().Secrets("team").Create(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+		if _, err := admin.CoreV1().Secrets("team").Create(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}},
+			metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -215,16 +227,19 @@ func TestPoliciesAndWebhooks(t *testing.T) {
 	env := apitest.StartEnv(t)
 	admin, ctx := client(t, env.Config), t.Context()
 	registration := admin.AdmissionregistrationV1()
-	policy := &admissionregistrationv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: "no-bad"}, Spec: admissionregistrationv1.ValidatingAdmissionPolicySpec{
-		MatchConstraints: &admissionregistrationv1.MatchResources{ResourceRules: onConfigMaps()},
-		Validations:      []admissionregistrationv1.Validation{{Expression: "!object.metadata.name.startsWith('bad')", Message: "no bad names"}},
-	}}
+	policy := &admissionregistrationv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: "no-bad"},
+		Spec: admissionregistrationv1.ValidatingAdmissionPolicySpec{
+			MatchConstraints: &admissionregistrationv1.MatchResources{ResourceRules: onConfigMaps()},
+			Validations: []admissionregistrationv1.Validation{{Expression: "!object.metadata.name.startsWith('bad')",
+				Message: "no bad names"}},
+		}}
 	if _, err := registration.ValidatingAdmissionPolicies().Create(ctx, policy, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	binding := &admissionregistrationv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: "no-bad"}, Spec: admissionregistrationv1.ValidatingAdmissionPolicyBindingSpec{
-		PolicyName: "no-bad", ValidationActions: []admissionregistrationv1.ValidationAction{"Deny"},
-	}}
+	binding := &admissionregistrationv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: "no-bad"},
+		Spec: admissionregistrationv1.ValidatingAdmissionPolicyBindingSpec{
+			PolicyName: "no-bad", ValidationActions: []admissionregistrationv1.ValidationAction{"Deny"},
+		}}
 	if _, err := registration.ValidatingAdmissionPolicyBindings().Create(ctx, binding, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -269,13 +284,15 @@ func TestMutatingPolicy(t *testing.T) {
 	env := apitest.StartEnv(t)
 	admin, ctx := client(t, env.Config), t.Context()
 	registration := admin.AdmissionregistrationV1()
-	policy := &admissionregistrationv1.MutatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: "label"}, Spec: admissionregistrationv1.MutatingAdmissionPolicySpec{
-		MatchConstraints:   &admissionregistrationv1.MatchResources{ResourceRules: onConfigMaps()},
-		ReinvocationPolicy: admissionregistrationv1.NeverReinvocationPolicy,
-		Mutations: []admissionregistrationv1.Mutation{{PatchType: "ApplyConfiguration", ApplyConfiguration: &admissionregistrationv1.ApplyConfiguration{
-			Expression: `Object{metadata: Object.metadata{labels: {"policy": "yes"}}}`,
-		}}},
-	}}
+	policy := &admissionregistrationv1.MutatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: "label"},
+		Spec: admissionregistrationv1.MutatingAdmissionPolicySpec{
+			MatchConstraints:   &admissionregistrationv1.MatchResources{ResourceRules: onConfigMaps()},
+			ReinvocationPolicy: admissionregistrationv1.NeverReinvocationPolicy,
+			Mutations: []admissionregistrationv1.Mutation{{PatchType: "ApplyConfiguration",
+				ApplyConfiguration: &admissionregistrationv1.ApplyConfiguration{
+					Expression: `Object{metadata: Object.metadata{labels: {"policy": "yes"}}}`,
+				}}},
+		}}
 	if _, err := registration.MutatingAdmissionPolicies().Create(ctx, policy, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -315,7 +332,8 @@ func newHook(t *testing.T) admissionregistrationv1.WebhookClientConfig {
 	server.StartTLS()
 	t.Cleanup(server.Close)
 	url := server.URL
-	return admissionregistrationv1.WebhookClientConfig{URL: &url, CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})}
+	return admissionregistrationv1.WebhookClientConfig{URL: &url,
+		CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})}
 }
 
 func TestAnonymous(t *testing.T) {

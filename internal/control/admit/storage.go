@@ -98,8 +98,10 @@ func (s *resize) Validate(_ context.Context, a admission.Attributes, _ admission
 	if !s.WaitForReady() {
 		return admission.NewForbidden(a, errors.New("not yet ready to handle request"))
 	}
-	if class, err := s.classes.Get(volume.GetPersistentVolumeClaimClass(claim)); err == nil && ptr.Deref(class.AllowVolumeExpansion, false) {
+	if class, err := s.classes.Get(volume.GetPersistentVolumeClaimClass(claim)); err == nil && ptr.Deref(class.AllowVolumeExpansion,
+		false) {
 		return nil
 	}
-	return admission.NewForbidden(a, errors.New("only dynamically provisioned pvc can be resized and the storageclass that provisions the pvc must support resize"))
+	return admission.NewForbidden(a,
+		errors.New("only dynamically provisioned pvc can be resized and the storageclass that provisions the pvc must support resize"))
 }

@@ -49,7 +49,8 @@ func lighthouse(t *testing.T, env *apitest.Env) (port int32) {
 	}
 	answer("GET /apis/sea.example.com/v1", metav1.APIResourceList{
 		TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, GroupVersion: "sea.example.com/v1",
-		APIResources: []metav1.APIResource{{Name: "lights", SingularName: "light", Kind: "Light", Namespaced: true, Verbs: metav1.Verbs{"get"}}},
+		APIResources: []metav1.APIResource{{Name: "lights", SingularName: "light", Kind: "Light", Namespaced: true,
+			Verbs: metav1.Verbs{"get"}}},
 	})
 	answer("GET /openapi/v3", map[string]any{"paths": map[string]any{
 		"apis/sea.example.com/v1": map[string]any{"serverRelativeURL": "/openapi/v3/apis/sea.example.com/v1?hash=1"},
@@ -80,7 +81,8 @@ func lighthouse(t *testing.T, env *apitest.Env) (port int32) {
 // available waits until the availability of a registration has a status for
 // another reason than that its Service was not seen yet, and returns the
 // condition.
-func available(t *testing.T, client clientset.Interface, name string, want apiregistrationv1.ConditionStatus) apiregistrationv1.APIServiceCondition {
+func available(t *testing.T, client clientset.Interface, name string,
+	want apiregistrationv1.ConditionStatus) apiregistrationv1.APIServiceCondition {
 	t.Helper()
 	w, err := client.ApiregistrationV1().APIServices().Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=" + name})
 	if err != nil {
@@ -93,7 +95,8 @@ func available(t *testing.T, client clientset.Interface, name string, want apire
 			t.Fatalf("%s was deleted", name)
 		}
 		service := event.Object.(*apiregistrationv1.APIService)
-		if c := helper.GetAPIServiceConditionByType(service, apiregistrationv1.Available); c != nil && c.Status == want && c.Reason != "ServiceNotFound" {
+		if c := helper.GetAPIServiceConditionByType(service, apiregistrationv1.Available); c != nil && c.Status == want &&
+			c.Reason != "ServiceNotFound" {
 			return *c
 		}
 	}
@@ -155,7 +158,8 @@ func TestForeignAPIServer(t *testing.T) {
 		t.Errorf("the foreign server was told %+v", seen)
 	}
 	stranger := kubernetes.NewForConfigOrDie(env.As(t, "stranger"))
-	if _, err := stranger.RESTClient().Get().AbsPath("/apis/sea.example.com/v1/namespaces/default/lights/one").DoRaw(t.Context()); err == nil {
+	if _, err := stranger.RESTClient().Get().AbsPath("/apis/sea.example.com/v1/namespaces/default/lights/one").DoRaw(
+		t.Context()); err == nil {
 		t.Error("somebody without any right reached the foreign server")
 	}
 	checkDiscovery(t, env.Config, true)
@@ -263,11 +267,13 @@ func TestOwnGroupsAreRegistered(t *testing.T) {
 	}
 	for next(t, w).Type != watch.Added {
 	}
-	trust, err := kubernetes.NewForConfigOrDie(env.Config).CoreV1().ConfigMaps("kube-system").Get(context.Background(), "extension-apiserver-authentication", metav1.GetOptions{})
+	trust, err := kubernetes.NewForConfigOrDie(env.Config).CoreV1().ConfigMaps("kube-system").Get(context.Background(),
+		"extension-apiserver-authentication", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if trust.Data["requestheader-username-headers"] != `["X-Remote-User"]` || !strings.Contains(trust.Data["requestheader-client-ca-file"], "BEGIN CERTIFICATE") ||
+	if trust.Data["requestheader-username-headers"] != `["X-Remote-User"]` || !strings.Contains(trust.Data["requestheader-client-ca-file"],
+		"BEGIN CERTIFICATE") ||
 		!strings.Contains(trust.Data["client-ca-file"], "BEGIN CERTIFICATE") {
 		t.Errorf("trust is %v", trust.Data)
 	}

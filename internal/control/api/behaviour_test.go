@@ -134,7 +134,8 @@ func testCRUD(t *testing.T, f *fixture) {
 	if _, err := maps.Get(t.Context(), "a", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("get after delete: %v", err)
 	}
-	if _, err := maps.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a/b"}}, metav1.CreateOptions{}); !apierrors.IsInvalid(err) {
+	if _, err := maps.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a/b"}},
+		metav1.CreateOptions{}); !apierrors.IsInvalid(err) {
 		t.Errorf("bad name: %v", err)
 	}
 }
@@ -306,7 +307,8 @@ func testPatches(t *testing.T, f *fixture) {
 	patch := func(kind types.PatchType, body string) (*appsv1.Deployment, error) {
 		return deployments.Patch(t.Context(), "d", kind, []byte(body), metav1.PatchOptions{})
 	}
-	d, err := patch(types.JSONPatchType, `[{"op":"test","path":"/spec/replicas","value":1},{"op":"replace","path":"/spec/replicas","value":2}]`)
+	d, err := patch(types.JSONPatchType,
+		`[{"op":"test","path":"/spec/replicas","value":1},{"op":"replace","path":"/spec/replicas","value":2}]`)
 	if err != nil || *d.Spec.Replicas != 2 {
 		t.Errorf("JSON patch: %v, %v", d.Spec.Replicas, err)
 	}

@@ -113,7 +113,8 @@ func BenchmarkCreatePod(b *testing.B) {
 	more := childMiB(b, "guarded") - childMiB(b, "bare")
 	b.ReportMetric(float64(more), "MiB-more")
 	if over := 100 * (slow - plain) / plain; over > guardPercentBar || more > guardMiBBar {
-		b.Logf("MISSED: audit, encryption and fairness cost %.1f %% and %d MiB; the bars are %d %% and %d MiB", over, more, guardPercentBar, guardMiBBar)
+		b.Logf("MISSED: audit, encryption and fairness cost %.1f %% and %d MiB; the bars are %d %% and %d MiB", over, more, guardPercentBar,
+			guardMiBBar)
 	}
 }
 

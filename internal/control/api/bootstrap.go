@@ -107,7 +107,8 @@ func (s *Server) watchKept(ctx context.Context, changed func()) {
 		DeleteFunc: func(any) { changed() },
 	}
 	var synced []cache.DoneChecker
-	run := func(client cache.Getter, resource, namespace string, which fields.Selector, example runtime.Object, h cache.ResourceEventHandler) {
+	run := func(client cache.Getter, resource, namespace string, which fields.Selector, example runtime.Object,
+		h cache.ResourceEventHandler) {
 		_, informer := cache.NewInformerWithOptions(cache.InformerOptions{
 			ListerWatcher: cache.NewListWatchFromClient(client, resource, namespace, which),
 			ObjectType:    example,

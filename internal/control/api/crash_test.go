@@ -74,7 +74,8 @@ func TestKillLosesNothing(t *testing.T) {
 			wg.Go(func() {
 				for i := 0; ; i++ {
 					name := fmt.Sprintf("r%d-w%d-%d", round, w, i)
-					cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{"k": strings.Repeat("v", 100)}}
+					cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name},
+						Data: map[string]string{"k": strings.Repeat("v", 100)}}
 					made, err := c.Create(t.Context(), cm, metav1.CreateOptions{})
 					if err != nil {
 						return // the server is gone
@@ -123,7 +124,8 @@ func startChild(t *testing.T, dir string) (*exec.Cmd, *rest.Config) {
 		if err := json.Unmarshal([]byte(text), &c); err != nil {
 			t.Fatal(err)
 		}
-		return child, &rest.Config{Host: c.Host, QPS: -1, TLSClientConfig: rest.TLSClientConfig{CAFile: c.CA, CertFile: c.Cert, KeyFile: c.Key}}
+		return child, &rest.Config{Host: c.Host, QPS: -1, TLSClientConfig: rest.TLSClientConfig{CAFile: c.CA, CertFile: c.Cert,
+			KeyFile: c.Key}}
 	}
 	t.Fatalf("the child ended before it served: %v", lines.Err())
 	return nil, nil

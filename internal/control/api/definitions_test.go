@@ -73,7 +73,8 @@ func (d *definitions) define(t *testing.T, text string) *apiextensionsv1.CustomR
 
 func (d *definitions) patch(t *testing.T, name, patch string) {
 	t.Helper()
-	if _, err := d.crds.ApiextensionsV1().CustomResourceDefinitions().Patch(t.Context(), name, types.JSONPatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+	if _, err := d.crds.ApiextensionsV1().CustomResourceDefinitions().Patch(t.Context(), name, types.JSONPatchType, []byte(patch),
+		metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -93,7 +94,8 @@ func (d *definitions) soon(t *testing.T, what string, yes func() (bool, string))
 }
 
 func (d *definitions) objects(group, version, resource string) dynamic.ResourceInterface {
-	return dynamic.NewForConfigOrDie(d.config).Resource(schema.GroupVersionResource{Group: group, Version: version, Resource: resource}).Namespace(d.ns)
+	return dynamic.NewForConfigOrDie(d.config).Resource(schema.GroupVersionResource{Group: group, Version: version,
+		Resource: resource}).Namespace(d.ns)
 }
 
 func custom(apiVersion, kind, name, more string) *unstructured.Unstructured {
@@ -122,7 +124,8 @@ func version(name string, storage bool, schema string) string {
 }
 
 func definition(group, plural, kind string, versions ...string) string {
-	return fmt.Sprintf("spec: {group: %s, scope: Namespaced, names: {plural: %s, kind: %s}, versions: [%s]}", group, plural, kind, strings.Join(versions, ", "))
+	return fmt.Sprintf("spec: {group: %s, scope: Namespaced, names: {plural: %s, kind: %s}, versions: [%s]}", group, plural, kind,
+		strings.Join(versions, ", "))
 }
 
 const anything = "{type: object, x-kubernetes-preserve-unknown-fields: true}"
@@ -130,21 +133,27 @@ const anything = "{type: object, x-kubernetes-preserve-unknown-fields: true}"
 // testPublished: both documents have the schemas of all versions, groups and
 // kinds, and follow a rename and the end of serving.
 func testPublished(t *testing.T, d *definitions) {
-	spec := `{type: object, description: Foo CRD for Testing, properties: {spec: {type: object, description: Specification of Foo, properties: {bars: {description: List of Bars, type: array, items: {type: object, required: [name], properties: {name: {type: string}}}}}}}}`
+	spec := `{type: object, description: Foo CRD for Testing, properties: {spec: {type: object, description: Specification of Foo, ` +
+		`properties: {bars: {description: List of Bars, type: array, items: {type: object, required: [name], properties: {name: {type: ` +
+		`string}}}}}}}}`
 	crd := d.define(t, definition("pub.example.com", "foos", "Foo", version("v2", true, spec), version("v3", false, spec)))
 	d.define(t, definition("pub.example.com", "waldos", "Waldo", version("v2", true, "{type: object, properties: {spec: "+anything+"}}")))
 	d.define(t, definition("other.example.com", "foos", "Foo", version("v6", true, anything)))
-	waitForDefinitions(t, d.fixture, "com.example.pub.v2.Foo", "com.example.pub.v3.Foo", "com.example.pub.v2.Waldo", "com.example.other.v6.Foo")
+	waitForDefinitions(t, d.fixture, "com.example.pub.v2.Foo", "com.example.pub.v3.Foo", "com.example.pub.v2.Waldo",
+		"com.example.other.v6.Foo")
 	defs := d.v2(t)
-	if foo := string(defs["com.example.pub.v2.Foo"]); !strings.Contains(foo, "Foo CRD for Testing") || !strings.Contains(foo, `"required":["name"]`) || !strings.Contains(foo, "x-kubernetes-group-version-kind") {
+	if foo := string(defs["com.example.pub.v2.Foo"]); !strings.Contains(foo, "Foo CRD for Testing") ||
+		!strings.Contains(foo, `"required":["name"]`) || !strings.Contains(foo, "x-kubernetes-group-version-kind") {
 		t.Errorf("the published schema is %s", foo)
 	}
-	d.patch(t, crd.Name, `[{"op":"test","path":"/spec/versions/1/name","value":"v3"},{"op":"replace","path":"/spec/versions/1/name","value":"v4"}]`)
+	d.patch(t, crd.Name, `[{"op":"test","path":"/spec/versions/1/name","value":"v3"},{"op":"replace","path":"/spec/versions/1/name",`+
+		`"value":"v4"}]`)
 	d.soon(t, "the document follows a rename", func() (bool, string) {
 		defs := d.v2(t)
 		return defs["com.example.pub.v3.Foo"] == nil && defs["com.example.pub.v4.Foo"] != nil && defs["com.example.pub.v2.Foo"] != nil, ""
 	})
-	d.patch(t, crd.Name, `[{"op":"test","path":"/spec/versions/1/name","value":"v4"},{"op":"replace","path":"/spec/versions/1/served","value":false}]`)
+	d.patch(t, crd.Name, `[{"op":"test","path":"/spec/versions/1/name","value":"v4"},{"op":"replace","path":"/spec/versions/1/served",`+
+		`"value":false}]`)
 	d.soon(t, "the document drops a version that is not served", func() (bool, string) {
 		defs := d.v2(t)
 		return defs["com.example.pub.v4.Foo"] == nil && defs["com.example.pub.v2.Foo"] != nil, ""
@@ -158,7 +167,8 @@ func testPublished(t *testing.T, d *definitions) {
 // testDefaults: a default that is added applies to what is stored as well, and
 // stays in what was written meanwhile when the schema drops it.
 func testDefaults(t *testing.T, d *definitions) {
-	crd := d.define(t, definition("def.example.com", "foos", "Foo", version("v1", true, `{type: object, properties: {a: {type: string}, b: {type: string}}}`)))
+	crd := d.define(t, definition("def.example.com", "foos", "Foo",
+		version("v1", true, `{type: object, properties: {a: {type: string}, b: {type: string}}}`)))
 	foos := d.objects("def.example.com", "v1", "foos")
 	if _, err := foos.Create(t.Context(), custom("def.example.com/v1", "Foo", "one", `{}`), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -193,22 +203,27 @@ func testConversion(t *testing.T, d *definitions) {
   group: conv.example.com
   scope: Namespaced
   names: {plural: foos, kind: Foo}
-  conversion: {strategy: Webhook, webhook: {conversionReviewVersions: [v1], clientConfig: {url: "`+*hook.URL+`", caBundle: `+base64(hook.CABundle)+`}}}
-  versions: [`+version("v1", true, "{type: object, properties: {hostPort: {type: string}}}")+`, `+version("v2", false, "{type: object, properties: {host: {type: string}, port: {type: string}}}")+`]`)
+  conversion: {strategy: Webhook, webhook: {conversionReviewVersions: [v1], clientConfig: {url: "`+*hook.URL+`", caBundle: `+
+		base64(hook.CABundle)+`}}}
+  versions: [`+version("v1", true, "{type: object, properties: {hostPort: {type: string}}}")+`, `+version("v2", false,
+		"{type: object, properties: {host: {type: string}, port: {type: string}}}")+`]`)
 	v1, v2 := d.objects("conv.example.com", "v1", "foos"), d.objects("conv.example.com", "v2", "foos")
-	if _, err := v1.Create(t.Context(), custom("conv.example.com/v1", "Foo", "one", `{"hostPort":"localhost:1234"}`), metav1.CreateOptions{}); err != nil {
+	if _, err := v1.Create(t.Context(), custom("conv.example.com/v1", "Foo", "one", `{"hostPort":"localhost:1234"}`),
+		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	got, err := v2.Get(t.Context(), "one", metav1.GetOptions{})
 	if err != nil || got.Object["host"] != "localhost" || got.Object["port"] != "1234" {
 		t.Fatalf("at v2: %v, %v", got, err)
 	}
-	d.patch(t, crd.Name, `[{"op":"replace","path":"/spec/versions/0/storage","value":false},{"op":"replace","path":"/spec/versions/1/storage","value":true}]`)
+	d.patch(t, crd.Name, `[{"op":"replace","path":"/spec/versions/0/storage","value":false},{"op":"replace",`+
+		`"path":"/spec/versions/1/storage","value":true}]`)
 	n := 0
 	d.soon(t, "an object is stored at v2", func() (bool, string) {
 		n++
 		name := fmt.Sprintf("two-%d", n)
-		if _, err := v1.Create(t.Context(), custom("conv.example.com/v1", "Foo", name, `{"hostPort":"host:1"}`), metav1.CreateOptions{}); err != nil {
+		if _, err := v1.Create(t.Context(), custom("conv.example.com/v1", "Foo", name, `{"hostPort":"host:1"}`),
+			metav1.CreateOptions{}); err != nil {
 			return false, err.Error()
 		}
 		kv, err := d.env.Store.Client().Get(t.Context(), "/registry/conv.example.com/foos/"+d.ns+"/"+name)
@@ -239,11 +254,13 @@ func testConversion(t *testing.T, d *definitions) {
 }
 
 func testSelectableFields(t *testing.T, d *definitions) {
-	v := "{name: v1, served: true, storage: true, selectableFields: [{jsonPath: .host}], schema: {openAPIV3Schema: {type: object, properties: {host: {type: string}}}}}"
+	v := "{name: v1, served: true, storage: true, selectableFields: [{jsonPath: .host}], schema: {openAPIV3Schema: {type: object, " +
+		"properties: {host: {type: string}}}}}"
 	d.define(t, definition("sel.example.com", "foos", "Foo", v))
 	foos := d.objects("sel.example.com", "v1", "foos")
 	for _, name := range []string{"a", "b"} {
-		if _, err := foos.Create(t.Context(), custom("sel.example.com/v1", "Foo", name, `{"host":"host-`+name+`"}`), metav1.CreateOptions{}); err != nil {
+		if _, err := foos.Create(t.Context(), custom("sel.example.com/v1", "Foo", name, `{"host":"host-`+name+`"}`),
+			metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -262,20 +279,24 @@ func testSelectableFields(t *testing.T, d *definitions) {
 // testRatcheting: what was stored before its schema became stricter may stay as
 // it is while other fields change.
 func testRatcheting(t *testing.T, d *definitions) {
-	crd := d.define(t, definition("rat.example.com", "foos", "Foo", version("v1", true, "{type: object, properties: {a: {type: string}, b: {type: string}}}")))
+	crd := d.define(t, definition("rat.example.com", "foos", "Foo",
+		version("v1", true, "{type: object, properties: {a: {type: string}, b: {type: string}}}")))
 	foos := d.objects("rat.example.com", "v1", "foos")
-	if _, err := foos.Create(t.Context(), custom("rat.example.com/v1", "Foo", "old", `{"a":"longer than three"}`), metav1.CreateOptions{}); err != nil {
+	if _, err := foos.Create(t.Context(), custom("rat.example.com/v1", "Foo", "old", `{"a":"longer than three"}`),
+		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	d.patch(t, crd.Name, `[{"op":"add","path":"/spec/versions/0/schema/openAPIV3Schema/properties/a/maxLength","value":3}]`)
 	d.soon(t, "new objects obey the new schema", func() (bool, string) {
-		_, err := foos.Create(t.Context(), custom("rat.example.com/v1", "Foo", "new", `{"a":"longer"}`), metav1.CreateOptions{DryRun: []string{"All"}})
+		_, err := foos.Create(t.Context(), custom("rat.example.com/v1", "Foo", "new", `{"a":"longer"}`),
+			metav1.CreateOptions{DryRun: []string{"All"}})
 		return apierrors.IsInvalid(err), fmt.Sprint(err)
 	})
 	if _, err := foos.Patch(t.Context(), "old", types.MergePatchType, []byte(`{"b":"x"}`), metav1.PatchOptions{}); err != nil {
 		t.Errorf("changing another field: %v", err)
 	}
-	if _, err := foos.Patch(t.Context(), "old", types.MergePatchType, []byte(`{"a":"longer still"}`), metav1.PatchOptions{}); !apierrors.IsInvalid(err) {
+	if _, err := foos.Patch(t.Context(), "old", types.MergePatchType, []byte(`{"a":"longer still"}`),
+		metav1.PatchOptions{}); !apierrors.IsInvalid(err) {
 		t.Errorf("changing the field itself: %v", err)
 	}
 }
@@ -287,7 +308,8 @@ func testCollection(t *testing.T, d *definitions) {
 	by := metav1.ListOptions{LabelSelector: "made=by-" + d.ns}
 	for i := range 10 {
 		crd := &apiextensionsv1.CustomResourceDefinition{}
-		if err := yaml.Unmarshal([]byte(definition("many.example.com", fmt.Sprintf("f%ds", i), fmt.Sprintf("F%d", i), version("v1", true, anything))), crd); err != nil {
+		if err := yaml.Unmarshal([]byte(definition("many.example.com", fmt.Sprintf("f%ds", i), fmt.Sprintf("F%d", i),
+			version("v1", true, anything))), crd); err != nil {
 			t.Fatal(err)
 		}
 		crd.Name, crd.Labels = crd.Spec.Names.Plural+"."+crd.Spec.Group, map[string]string{"made": "by-" + d.ns}
@@ -299,7 +321,9 @@ func testCollection(t *testing.T, d *definitions) {
 	if err != nil || len(list.Items) != 10 {
 		t.Fatalf("listed %d, %v", len(list.Items), err)
 	}
-	got, err := all.Patch(t.Context(), "f0s.many.example.com", types.JSONPatchType, []byte(`[{"op":"add","path":"/status/conditions/-","value":{"type":"StatusUpdate","status":"True","reason":"E2E"}}]`), metav1.PatchOptions{}, "status")
+	got, err := all.Patch(t.Context(), "f0s.many.example.com", types.JSONPatchType,
+		[]byte(`[{"op":"add","path":"/status/conditions/-","value":{"type":"StatusUpdate","status":"True","reason":"E2E"}}]`),
+		metav1.PatchOptions{}, "status")
 	if err != nil || got.Status.Conditions[len(got.Status.Conditions)-1].Type != "StatusUpdate" {
 		t.Errorf("patching a status: %v, %v", got, err)
 	}

@@ -67,7 +67,8 @@ func TestSecretsAtRest(t *testing.T) {
 	makeSecret(t, client, "new")
 	expectKey := func(name, key string) {
 		t.Helper()
-		if value := stored(t, env, name); bytes.Contains(value, []byte(clearText)) || !bytes.HasPrefix(value, []byte("k8s:enc:secretbox:v1:"+key+":")) {
+		if value := stored(t, env, name); bytes.Contains(value, []byte(clearText)) ||
+			!bytes.HasPrefix(value, []byte("k8s:enc:secretbox:v1:"+key+":")) {
 			t.Errorf("secret %s is stored as %q..., want it under key %s", name, value[:min(len(value), 40)], key)
 		}
 	}

@@ -98,7 +98,8 @@ func (k keeper[T]) ensure(mandatory, suggested []T) error {
 		follow  bool
 	}{{mandatory, true}, {suggested, false}} {
 		for _, want := range set.objects {
-			if err := k.ensureOne(have, want.DeepCopy(), set.follow); err != nil && !apierrors.IsAlreadyExists(err) && !apierrors.IsConflict(err) {
+			if err := k.ensureOne(have, want.DeepCopy(), set.follow); err != nil && !apierrors.IsAlreadyExists(err) &&
+				!apierrors.IsConflict(err) {
 				errs = append(errs, fmt.Errorf("writing %s %s: %w", k.kind, want.GetName(), err))
 			}
 		}

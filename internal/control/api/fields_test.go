@@ -22,7 +22,12 @@ import (
 // testFieldValidation: with fieldValidation=Strict the server names each
 // unknown and duplicate field, in what is created and in what is applied.
 func testFieldValidation(t *testing.T, d *definitions) {
-	d.define(t, definition("fv.example.com", "closeds", "Closed", version("v1", true, `{type: object, properties: {spec: {type: object, properties: {cronSpec: {type: string}, replicas: {type: integer}, ports: {type: array, x-kubernetes-list-map-keys: [containerPort, protocol], x-kubernetes-list-type: map, items: {type: object, required: [containerPort, protocol], properties: {containerPort: {type: integer}, hostPort: {type: integer}, name: {type: string}, protocol: {type: string}}}}, embedded: {type: object, x-kubernetes-embedded-resource: true, x-kubernetes-preserve-unknown-fields: true}}}}}`)))
+	d.define(t, definition("fv.example.com", "closeds", "Closed",
+		version("v1", true, `{type: object, properties: {spec: {type: object, properties: {cronSpec: {type: string}, replicas: {type: `+
+			`integer}, ports: {type: array, x-kubernetes-list-map-keys: [containerPort, protocol], x-kubernetes-list-type: map, items: `+
+			`{type: object, required: [containerPort, protocol], properties: {containerPort: {type: integer}, hostPort: {type: integer}, `+
+			`name: {type: string}, protocol: {type: string}}}}, embedded: {type: object, x-kubernetes-embedded-resource: true, `+
+			`x-kubernetes-preserve-unknown-fields: true}}}}}`)))
 	d.define(t, definition("fv.example.com", "opens", "Open", version("v1", true, anything)))
 	for _, c := range []struct {
 		what, plural, kind, body string
@@ -30,11 +35,15 @@ func testFieldValidation(t *testing.T, d *definitions) {
 	}{
 		{"a valid object", "closeds", "Closed", `{"spec":{"cronSpec":"a","ports":[{"containerPort":80,"protocol":"TCP"}]}}`, nil},
 		{"an unknown field", "closeds", "Closed", `{"spec":{"unknown":"x","cronSpec":"a"}}`, []string{`unknown field "spec.unknown"`}},
-		{"an unknown field in a list", "closeds", "Closed", `{"spec":{"ports":[{"containerPort":80,"protocol":"TCP","unknownNested":"x"}]}}`, []string{`unknown field "spec.ports[0].unknownNested"`}},
+		{"an unknown field in a list", "closeds", "Closed",
+			`{"spec":{"ports":[{"containerPort":80,"protocol":"TCP","unknownNested":"x"}]}}`,
+			[]string{`unknown field "spec.ports[0].unknownNested"`}},
 		{"duplicates", "closeds", "Closed", `{"spec":{"cronSpec":"a","cronSpec":"b"}}`, []string{`duplicate field "spec.cronSpec"`}},
 		{"no schema", "opens", "Open", `{"spec":{"anything":"x"}}`, nil},
 		{"duplicates without a schema", "opens", "Open", `{"spec":{"foo":"a","foo":"b"}}`, []string{`duplicate field "spec.foo"`}},
-		{"unknown metadata", "closeds", "Closed", `{"metadata":{"unknownMeta":"x","name":"%s"},"spec":{"embedded":{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p","unknownSubMeta":"y"}}}}`,
+		{"unknown metadata", "closeds", "Closed",
+			`{"metadata":{"unknownMeta":"x","name":"%s"},"spec":{"embedded":{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p",` +
+				`"unknownSubMeta":"y"}}}}`,
 			[]string{`unknown field "metadata.unknownMeta"`, `unknown field "spec.embedded.metadata.unknownSubMeta"`}},
 	} {
 		for _, verb := range []string{"create", "apply"} {
@@ -50,7 +59,8 @@ func testFieldValidation(t *testing.T, d *definitions) {
 				request = d.CoreV1().RESTClient().Patch(types.ApplyPatchType)
 				path += "/" + name
 			}
-			out, err := request.AbsPath(path).Param("fieldManager", "t").Param("fieldValidation", "Strict").Param("dryRun", "All").Body([]byte(body)).DoRaw(t.Context())
+			out, err := request.AbsPath(path).Param("fieldManager", "t").Param("fieldValidation", "Strict").Param("dryRun",
+				"All").Body([]byte(body)).DoRaw(t.Context())
 			if (err == nil) != (len(c.wrong) == 0) {
 				t.Errorf("%s, %s: %v %s", verb, c.what, err, out)
 			}
@@ -75,28 +85,36 @@ func testFieldValidation(t *testing.T, d *definitions) {
 func testTypedFields(t *testing.T, d *definitions) {
 	pod := `"template":{"metadata":{"labels":{"app":"n"}},"spec":{"containers":[{"name":"n","image":"i"}]}}`
 	for _, c := range []struct{ what, body, wrong string }{
-		{"unknown and duplicate", `{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"d"},"spec":{"unknownField":"a","replicas":1,"replicas":2,"selector":{"matchLabels":{"app":"n"}},` + pod + `}}`,
+		{"unknown and duplicate",
+			`{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"d"},"spec":{"unknownField":"a","replicas":1,"replicas":2,` +
+				`"selector":{"matchLabels":{"app":"n"}},` + pod + `}}`,
 			`strict decoding error: unknown field "spec.unknownField", duplicate field "spec.replicas"`},
-		{"metadata", `{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"d","unknownMeta":"x"},"spec":{"selector":{"matchLabels":{"app":"n"}},` + pod + `}}`,
+		{"metadata", `{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"d","unknownMeta":"x"},` +
+			`"spec":{"selector":{"matchLabels":{"app":"n"}},` + pod + `}}`,
 			`strict decoding error: unknown field "metadata.unknownMeta"`},
 	} {
-		code, out := d.raw(t, "POST", "/apis/apps/v1/namespaces/"+d.ns+"/deployments?fieldValidation=Strict", "application/json", []byte(c.body))
+		code, out := d.raw(t, "POST", "/apis/apps/v1/namespaces/"+d.ns+"/deployments?fieldValidation=Strict", "application/json",
+			[]byte(c.body))
 		if code != http.StatusBadRequest || !strings.Contains(string(out), strings.ReplaceAll(c.wrong, `"`, `\"`)) {
 			t.Errorf("%s: %d %s", c.what, code, out)
 		}
 		// By default the same is a warning.
-		if code, out := d.raw(t, "POST", "/apis/apps/v1/namespaces/"+d.ns+"/deployments?dryRun=All", "application/json", []byte(c.body)); code != http.StatusCreated {
+		if code, out := d.raw(t, "POST", "/apis/apps/v1/namespaces/"+d.ns+"/deployments?dryRun=All", "application/json",
+			[]byte(c.body)); code != http.StatusCreated {
 			t.Errorf("%s, with a warning: %d %s", c.what, code, out)
 		}
 	}
 	if _, err := d.AppsV1().Deployments(d.ns).Create(t.Context(), deployment("d"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	_, err := d.AppsV1().Deployments(d.ns).Patch(t.Context(), "d", types.MergePatchType, []byte(`{"spec":{"unknown1":"v","replicas":2}}`), metav1.PatchOptions{FieldValidation: "Strict"})
+	_, err := d.AppsV1().Deployments(d.ns).Patch(t.Context(), "d", types.MergePatchType, []byte(`{"spec":{"unknown1":"v","replicas":2}}`),
+		metav1.PatchOptions{FieldValidation: "Strict"})
 	if err == nil || !strings.Contains(err.Error(), `unknown field "spec.unknown1"`) {
 		t.Errorf("a patch: %v", err)
 	}
-	_, err = d.AppsV1().Deployments(d.ns).Patch(t.Context(), "d", types.ApplyPatchType, []byte(`{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"d"},"spec":{"unknown":1}}`), metav1.PatchOptions{FieldManager: "t", FieldValidation: "Strict"})
+	_, err = d.AppsV1().Deployments(d.ns).Patch(t.Context(), "d", types.ApplyPatchType,
+		[]byte(`{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"d"},"spec":{"unknown":1}}`),
+		metav1.PatchOptions{FieldManager: "t", FieldValidation: "Strict"})
 	if err == nil || !strings.Contains(err.Error(), ".spec.unknown: field not declared in schema") {
 		t.Errorf("an apply: %v", err)
 	}
@@ -140,5 +158,6 @@ func conversionHook(t *testing.T) (apiextensionsv1.WebhookClientConfig, *atomic.
 	server.TLS = &tls.Config{MinVersion: tls.VersionTLS12}
 	server.StartTLS()
 	t.Cleanup(server.Close)
-	return apiextensionsv1.WebhookClientConfig{URL: &server.URL, CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})}, &calls
+	return apiextensionsv1.WebhookClientConfig{URL: &server.URL,
+		CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})}, &calls
 }

@@ -25,7 +25,8 @@ func testDelete(t *testing.T, f *fixture) {
 	cm := f.configMap(t, "a", nil)
 	wrong := types.UID("wrong")
 	maps := f.CoreV1().ConfigMaps(f.ns)
-	if err := maps.Delete(t.Context(), "a", metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &wrong}}); !apierrors.IsConflict(err) {
+	if err := maps.Delete(t.Context(), "a", metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &wrong}}); !apierrors.IsConflict(
+		err) {
 		t.Errorf("wrong UID: %v", err)
 	}
 	code, body := f.raw(t, "DELETE", "/api/v1/namespaces/"+f.ns+"/configmaps/a", "application/json", nil)
@@ -111,8 +112,10 @@ func testEvents(t *testing.T, f *fixture) {
 		t.Errorf("through events.k8s.io: %+v, %v", e, err)
 	}
 	_, err = f.EventsV1().Events(f.ns).Create(t.Context(), &eventsv1.Event{
-		ObjectMeta: metav1.ObjectMeta{Name: "new"}, EventTime: metav1.NowMicro(), Regarding: corev1.ObjectReference{Kind: "Pod", Name: "q", Namespace: f.ns},
-		ReportingController: "example.com/c", ReportingInstance: "c-1", Action: "Doing", Reason: "Because", Note: "words", Type: corev1.EventTypeNormal,
+		ObjectMeta: metav1.ObjectMeta{Name: "new"}, EventTime: metav1.NowMicro(), Regarding: corev1.ObjectReference{Kind: "Pod", Name: "q",
+			Namespace: f.ns},
+		ReportingController: "example.com/c", ReportingInstance: "c-1", Action: "Doing", Reason: "Because", Note: "words",
+		Type: corev1.EventTypeNormal,
 	}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -126,7 +129,8 @@ func testEvents(t *testing.T, f *fixture) {
 			t.Errorf("core event %+v", e)
 		}
 	}
-	w, err := f.EventsV1().Events(f.ns).Watch(t.Context(), metav1.ListOptions{ResourceVersion: list.ResourceVersion, TimeoutSeconds: ptr.To[int64](60)})
+	w, err := f.EventsV1().Events(f.ns).Watch(t.Context(), metav1.ListOptions{ResourceVersion: list.ResourceVersion,
+		TimeoutSeconds: ptr.To[int64](60)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +159,8 @@ func testJobs(t *testing.T, f *fixture) {
 	if got := job.Spec.Selector.MatchLabels[batchv1.ControllerUidLabel]; got != uid {
 		t.Errorf("selector %v", job.Spec.Selector)
 	}
-	for key, want := range map[string]string{"controller-uid": uid, "job-name": "j", batchv1.ControllerUidLabel: uid, batchv1.JobNameLabel: "j"} {
+	for key, want := range map[string]string{"controller-uid": uid, "job-name": "j", batchv1.ControllerUidLabel: uid,
+		batchv1.JobNameLabel: "j"} {
 		if got := job.Spec.Template.Labels[key]; got != want {
 			t.Errorf("template label %s is %q, want %q", key, got, want)
 		}
@@ -312,7 +317,8 @@ func testStatus(t *testing.T, f *fixture) {
 		t.Fatal(err)
 	}
 	if d.Status.ObservedGeneration != 1 || *d.Spec.Replicas != 1 || len(d.Labels) != 0 || d.Generation != 1 {
-		t.Errorf("after status update: status %+v, replicas %d, labels %v, generation %d", d.Status, *d.Spec.Replicas, d.Labels, d.Generation)
+		t.Errorf("after status update: status %+v, replicas %d, labels %v, generation %d", d.Status, *d.Spec.Replicas, d.Labels,
+			d.Generation)
 	}
 	d.Status.ObservedGeneration, d.Spec.Replicas = 5, ptr.To[int32](2)
 	if d, err = deployments.Update(t.Context(), d, metav1.UpdateOptions{}); err != nil {
@@ -321,8 +327,10 @@ func testStatus(t *testing.T, f *fixture) {
 	if d.Status.ObservedGeneration != 1 || *d.Spec.Replicas != 2 {
 		t.Errorf("after update: status %+v, replicas %d", d.Status, *d.Spec.Replicas)
 	}
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: f.ns}, Status: corev1.NodeStatus{NodeInfo: corev1.NodeSystemInfo{OSImage: "os"}}}
-	if node, err = f.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil || node.Status.NodeInfo.OSImage != "os" {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: f.ns},
+		Status: corev1.NodeStatus{NodeInfo: corev1.NodeSystemInfo{OSImage: "os"}}}
+	if node, err = f.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil ||
+		node.Status.NodeInfo.OSImage != "os" {
 		t.Errorf("node status on create: %+v, %v", node.Status, err)
 	}
 	missing := deployment("missing")

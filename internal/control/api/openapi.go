@@ -29,13 +29,15 @@ func describe(conf *genericapiserver.Config, s *runtime.Scheme) {
 	conf.OpenAPIConfig.Info.Title = "Kubernetes"
 	conf.OpenAPIConfig.GetDefinitionName = servedKinds(namer.GetDefinitionName)
 	conf.OpenAPIConfig.SecurityDefinitions = &spec.SecurityDefinitions{bearerToken: &spec.SecurityScheme{
-		SecuritySchemeProps: spec.SecuritySchemeProps{Type: "apiKey", Name: "authorization", In: "header", Description: "Bearer Token authentication"},
+		SecuritySchemeProps: spec.SecuritySchemeProps{Type: "apiKey", Name: "authorization", In: "header",
+			Description: "Bearer Token authentication"},
 	}}
 	conf.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(openapi.GetOpenAPIDefinitions, namer)
 	conf.OpenAPIV3Config.Info.Title = "Kubernetes"
 	conf.OpenAPIV3Config.GetDefinitionName = servedKinds(namer.GetDefinitionName)
 	conf.OpenAPIV3Config.SecuritySchemes = spec3.SecuritySchemes{bearerToken: &spec3.SecurityScheme{
-		SecuritySchemeProps: spec3.SecuritySchemeProps{Type: "apiKey", Name: "authorization", In: "header", Description: "Bearer Token authentication"},
+		SecuritySchemeProps: spec3.SecuritySchemeProps{Type: "apiKey", Name: "authorization", In: "header",
+			Description: "Bearer Token authentication"},
 	}}
 }
 

@@ -1,6 +1,7 @@
 package api_test
 
-const condition = `{"conditions":[{"type":"Checked","status":"True","reason":"E2E","message":"set by a test","lastTransitionTime":"2024-01-01T00:00:00Z"}]}`
+const condition = `{"conditions":[{"type":"Checked","status":"True","reason":"E2E","message":"set by a test",` +
+	`"lastTransitionTime":"2024-01-01T00:00:00Z"}]}`
 
 // operated are the kinds whose operations are asked for, most of them by the
 // upstream suite, the rest because users would miss them the same.
@@ -72,14 +73,16 @@ kind: PodDisruptionBudget
 spec: {minAvailable: 1, selector: {matchLabels: {a: b}}}`},
 	{resource: "leases", example: `apiVersion: coordination.k8s.io/v1
 kind: Lease
-spec: {holderIdentity: h, leaseDurationSeconds: 30, acquireTime: "2024-01-01T00:00:00.000000Z", renewTime: "2024-01-01T00:00:05.000000Z", leaseTransitions: 0}`},
+spec: {holderIdentity: h, leaseDurationSeconds: 30, acquireTime: "2024-01-01T00:00:00.000000Z", renewTime: "2024-01-01T00:00:05.000000Z",` +
+		` leaseTransitions: 0}`},
 	{resource: "endpointslices", example: `apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
 addressType: IPv4
 endpoints: [{addresses: [1.2.3.4, 5.6.7.8]}]`},
 	{resource: "ingresses", status: `{"loadBalancer":{"ingress":[{"ip":"169.1.1.1"}]}}`, example: `apiVersion: networking.k8s.io/v1
 kind: Ingress
-spec: {defaultBackend: {service: {name: default-backend, port: {number: 80}}}, rules: [{host: foo.bar.com, http: {paths: [{path: /, pathType: Prefix, backend: {service: {name: test, port: {number: 8080}}}}]}}]}`},
+spec: {defaultBackend: {service: {name: default-backend, port: {number: 80}}}, rules: [{host: foo.bar.com, http: {paths: [{path: /, ` +
+		`pathType: Prefix, backend: {service: {name: test, port: {number: 8080}}}}]}}]}`},
 	{resource: "ingressclasses", cluster: true, example: `apiVersion: networking.k8s.io/v1
 kind: IngressClass
 spec: {controller: example.com/controller}`},
@@ -95,34 +98,51 @@ metadata: {name: 192.0.2.10%i}
 spec: {parentRef: {resource: services, name: none, namespace: default}}`},
 	{resource: "flowschemas", cluster: true, status: condition, example: `apiVersion: flowcontrol.apiserver.k8s.io/v1
 kind: FlowSchema
-spec: {matchingPrecedence: 10000, priorityLevelConfiguration: {name: global-default}, distinguisherMethod: {type: ByUser}, rules: [{subjects: [{kind: User, user: {name: example-e2e-non-existent-user}}], nonResourceRules: [{verbs: ["*"], nonResourceURLs: ["*"]}]}]}`},
+spec: {matchingPrecedence: 10000, priorityLevelConfiguration: {name: global-default}, distinguisherMethod: {type: ByUser}, rules: ` +
+		`[{subjects: [{kind: User, user: {name: example-e2e-non-existent-user}}], nonResourceRules: [{verbs: ["*"], nonResourceURLs: ` +
+		`["*"]}]}]}`},
 	{resource: "prioritylevelconfigurations", cluster: true, status: condition, example: `apiVersion: flowcontrol.apiserver.k8s.io/v1
 kind: PriorityLevelConfiguration
 spec: {type: Limited, limited: {nominalConcurrencyShares: 2, limitResponse: {type: Reject}}}`},
 	{resource: "validatingwebhookconfigurations", cluster: true, example: `apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingWebhookConfiguration
-webhooks: [{name: w.example.com, sideEffects: None, admissionReviewVersions: [v1], clientConfig: {url: "https://127.0.0.1:1/"}, rules: [{operations: [CREATE], apiGroups: [none.example.com], apiVersions: [v1], resources: [none]}]}]`},
+webhooks: [{name: w.example.com, sideEffects: None, admissionReviewVersions: [v1], clientConfig: {url: "https://127.0.0.1:1/"}, rules: ` +
+		`[{operations: [CREATE], apiGroups: [none.example.com], apiVersions: [v1], resources: [none]}]}]`},
 	{resource: "mutatingwebhookconfigurations", cluster: true, example: `apiVersion: admissionregistration.k8s.io/v1
 kind: MutatingWebhookConfiguration
-webhooks: [{name: w.example.com, sideEffects: None, admissionReviewVersions: [v1], clientConfig: {url: "https://127.0.0.1:1/"}, rules: [{operations: [CREATE], apiGroups: [none.example.com], apiVersions: [v1], resources: [none]}]}]`},
+webhooks: [{name: w.example.com, sideEffects: None, admissionReviewVersions: [v1], clientConfig: {url: "https://127.0.0.1:1/"}, rules: ` +
+		`[{operations: [CREATE], apiGroups: [none.example.com], apiVersions: [v1], resources: [none]}]}]`},
 	{resource: "validatingadmissionpolicies", cluster: true, status: condition, example: `apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy
-spec: {matchConstraints: {resourceRules: [{operations: [CREATE], apiGroups: [apps], apiVersions: [v1], resources: [deployments]}]}, validations: [{expression: "object.spec.replicas <= 100"}]}`},
+spec: {matchConstraints: {resourceRules: [{operations: [CREATE], apiGroups: [apps], apiVersions: [v1], resources: [deployments]}]}, ` +
+		`validations: [{expression: "object.spec.replicas <= 100"}]}`},
 	{resource: "validatingadmissionpolicybindings", cluster: true, example: `apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicyBinding
 spec: {policyName: nobody, validationActions: [Deny]}`},
 	{resource: "mutatingadmissionpolicies", cluster: true, example: `apiVersion: admissionregistration.k8s.io/v1
 kind: MutatingAdmissionPolicy
-spec: {reinvocationPolicy: Never, matchConstraints: {resourceRules: [{operations: [CREATE], apiGroups: [apps], apiVersions: [v1], resources: [deployments]}]}, mutations: [{patchType: ApplyConfiguration, applyConfiguration: {expression: "Object{}"}}]}`},
+spec: {reinvocationPolicy: Never, matchConstraints: {resourceRules: [{operations: [CREATE], apiGroups: [apps], apiVersions: [v1], ` +
+		`resources: [deployments]}]}, mutations: [{patchType: ApplyConfiguration, applyConfiguration: {expression: "Object{}"}}]}`},
 	{resource: "mutatingadmissionpolicybindings", cluster: true, example: `apiVersion: admissionregistration.k8s.io/v1
 kind: MutatingAdmissionPolicyBinding
 spec: {policyName: nobody}`},
-	{resource: "certificatesigningrequests", cluster: true, status: `{"conditions":[{"type":"StatusUpdate","status":"True","reason":"E2E","message":"set by a test"}]}`, example: `apiVersion: certificates.k8s.io/v1
+	{resource: "certificatesigningrequests", cluster: true,
+		status: `{"conditions":[{"type":"StatusUpdate","status":"True","reason":"E2E","message":"set by a test"}]}`,
+		example: `apiVersion: certificates.k8s.io/v1
 kind: CertificateSigningRequest
-spec: {signerName: example.com/e2e, expirationSeconds: 3600, usages: [digital signature, key encipherment, server auth], request: LS0tLS1CRUdJTiBDRVJUSUZJQ0FURSBSRVFVRVNULS0tLS0KTUlISk1IQUNBUUF3RGpFTU1Bb0dBMVVFQXd3RFpUSmxNRmt3RXdZSEtvWkl6ajBDQVFZSUtvWkl6ajBEQVFjRApRZ0FFSVFocnd0N3BxRE1HenE3Z0dRSXFyN2dXcE9WZmwzZ3c1dHhZN2phQVdYbGtaZUdXQlh1TjRLSVVubSszCnJUZElWZG1sdEVEZHdLSVJlOUJQME1HVVQ2QUFNQW9HQ0NxR1NNNDlCQU1DQTBrQU1FWUNJUUR5RkwvRW9TVDYKNjlaVE9XcE8rbjBFT1ZqclU4OTNGbkRpd1FOb0diMUtUZ0loQVBMWjVnUjZqY0thMnlkajNQMWZXMDFuVXRKbQorNkw5eEphcVhQNGxIZ1p6Ci0tLS0tRU5EIENFUlRJRklDQVRFIFJFUVVFU1QtLS0tLQo=}`},
-	{resource: "podcertificaterequests", status: `{"conditions":[{"type":"Denied","status":"True","reason":"E2E","message":"set by a test","lastTransitionTime":"2024-01-01T00:00:00Z"}]}`, example: `apiVersion: certificates.k8s.io/v1
+spec: {signerName: example.com/e2e, expirationSeconds: 3600, usages: [digital signature, key encipherment, server auth], request: ` +
+			`LS0tLS1CRUdJTiBDRVJUSUZJQ0FURSBSRVFVRVNULS0tLS0KTUlISk1IQUNBUUF3RGpFTU1Bb0dBMVVFQXd3RFpUSmxNRmt3RXdZSEtvWkl6ajBDQVFZSUtv` +
+			`Wkl6ajBEQVFjRApRZ0FFSVFocnd0N3BxRE1HenE3Z0dRSXFyN2dXcE9WZmwzZ3c1dHhZN2phQVdYbGtaZUdXQlh1TjRLSVVubSszCnJUZElWZG1sdEVEZHdL` +
+			`SVJlOUJQME1HVVQ2QUFNQW9HQ0NxR1NNNDlCQU1DQTBrQU1FWUNJUUR5RkwvRW9TVDYKNjlaVE9XcE8rbjBFT1ZqclU4OTNGbkRpd1FOb0diMUtUZ0loQVBM` +
+			`WjVnUjZqY0thMnlkajNQMWZXMDFuVXRKbQorNkw5eEphcVhQNGxIZ1p6Ci0tLS0tRU5EIENFUlRJRklDQVRFIFJFUVVFU1QtLS0tLQo=}`},
+	{resource: "podcertificaterequests",
+		status: `{"conditions":[{"type":"Denied","status":"True","reason":"E2E","message":"set by a test",` +
+			`"lastTransitionTime":"2024-01-01T00:00:00Z"}]}`, example: `apiVersion: certificates.k8s.io/v1
 kind: PodCertificateRequest
-spec: {signerName: example.com/e2e, podName: p, podUID: pu, serviceAccountName: s, serviceAccountUID: su, nodeName: node, nodeUID: nu, stubPKCS10Request: MH8wMwIBADAAMCowBQYDK2VwAyEAUvn1FVNne+5DOB+g7q9s+FDWbuWcc1jG+xSTe6geNsegADAFBgMrZXADQQD4uQjD0ynIjwlnql5XhO1A9+Ey4maa8HHUpja1giexq+q9MB4nK2YluA+yzj7mJUeZq6XWNkykLtpAgqgwyGUH}`},
+spec: {signerName: example.com/e2e, podName: p, podUID: pu, serviceAccountName: s, serviceAccountUID: su, nodeName: node, nodeUID: nu, ` +
+			`stubPKCS10Request: ` +
+			`MH8wMwIBADAAMCowBQYDK2VwAyEAUvn1FVNne+5DOB+g7q9s+FDWbuWcc1jG+xSTe6geNsegADAFBgMrZXADQQD4uQjD0ynIjwlnql5XhO1A9+Ey4maa8HHU` +
+			`pja1giexq+q9MB4nK2YluA+yzj7mJUeZq6XWNkykLtpAgqgwyGUH}`},
 	{resource: "runtimeclasses", cluster: true, example: `apiVersion: node.k8s.io/v1
 kind: RuntimeClass
 handler: h`},
@@ -170,9 +190,11 @@ spec: {driver: d.example.com, nodeName: node, pool: {name: "%s", generation: 1, 
 	{resource: "customresourcedefinitions", cluster: true, status: condition, example: `apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
 metadata: {name: "%ss.operated.example.com"}
-spec: {group: operated.example.com, scope: Namespaced, names: {plural: "%ss", kind: "%s-kind"}, versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}]}`},
+spec: {group: operated.example.com, scope: Namespaced, names: {plural: "%ss", kind: "%s-kind"}, versions: [{name: v1, served: true, ` +
+		`storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}]}`},
 	{resource: "apiservices", cluster: true, status: condition, example: `apiVersion: apiregistration.k8s.io/v1
 kind: APIService
 metadata: {name: "v1.%s.example.com"}
-spec: {group: "%s.example.com", version: v1, groupPriorityMinimum: 100, versionPriority: 10, insecureSkipTLSVerify: true, service: {name: none, namespace: default}}`},
+spec: {group: "%s.example.com", version: v1, groupPriorityMinimum: 100, versionPriority: 10, insecureSkipTLSVerify: true, service: ` +
+		`{name: none, namespace: default}}`},
 }

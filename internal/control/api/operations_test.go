@@ -54,7 +54,8 @@ func (k kind) gv() schema.GroupVersion {
 func (k kind) object(t *testing.T, namespace, name, label string) *unstructured.Unstructured {
 	t.Helper()
 	u := &unstructured.Unstructured{}
-	if err := yaml.Unmarshal([]byte(strings.NewReplacer("%s", name, "%n", namespace, "%i", name[strings.LastIndex(name, "-")+1:]).Replace(k.example)), &u.Object); err != nil {
+	if err := yaml.Unmarshal([]byte(strings.NewReplacer("%s", name, "%n", namespace, "%i", name[strings.LastIndex(name, "-")+1:]).Replace(
+		k.example)), &u.Object); err != nil {
 		t.Fatal(err)
 	}
 	if u.GetName() == "" {
@@ -83,11 +84,13 @@ func operate(t *testing.T, f *fixture, k kind) {
 
 	list, err := all.List(t.Context(), selector)
 	check("listing nothing", err)
-	w, err := all.Watch(t.Context(), metav1.ListOptions{LabelSelector: selector.LabelSelector, ResourceVersion: list.GetResourceVersion(), TimeoutSeconds: ptr.To[int64](60)})
+	w, err := all.Watch(t.Context(), metav1.ListOptions{LabelSelector: selector.LabelSelector, ResourceVersion: list.GetResourceVersion(),
+		TimeoutSeconds: ptr.To[int64](60)})
 	check("watching", err)
 	defer w.Stop()
 	marked, err := all.Watch(t.Context(), metav1.ListOptions{AllowWatchBookmarks: true, SendInitialEvents: ptr.To(true),
-		ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan, LabelSelector: selector.LabelSelector, TimeoutSeconds: ptr.To[int64](60)})
+		ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan, LabelSelector: selector.LabelSelector,
+		TimeoutSeconds: ptr.To[int64](60)})
 	check("watching with bookmarks", err)
 	if e := next(t, marked); e.Type != watch.Bookmark {
 		t.Errorf("the watch with bookmarks says %v of %s, want the end of the initial events", e.Type, name(e))
@@ -97,7 +100,8 @@ func operate(t *testing.T, f *fixture, k kind) {
 	for i := range 3 {
 		// A watch cache asks etcd for its progress like this; a watch that wants no bookmarks must not hear of it.
 		check("asking for progress", f.env.Store.Client().RequestProgress(t.Context()))
-		o, err := here.Create(t.Context(), k.object(t, f.ns, fmt.Sprintf("%s-%d", label, i), label), metav1.CreateOptions{FieldManager: "t"})
+		o, err := here.Create(t.Context(), k.object(t, f.ns, fmt.Sprintf("%s-%d", label, i), label),
+			metav1.CreateOptions{FieldManager: "t"})
 		check("creating", err)
 		made = append(made, o)
 		for e := next(t, w); name(e) != o.GetName(); e = next(t, w) {
@@ -107,7 +111,8 @@ func operate(t *testing.T, f *fixture, k kind) {
 		}
 	}
 	first := made[0].GetName()
-	if _, err := here.Create(t.Context(), k.object(t, f.ns, label+"-0", label), metav1.CreateOptions{}); !apierrors.IsAlreadyExists(err) && !strings.Contains(fmt.Sprint(err), "already") {
+	if _, err := here.Create(t.Context(), k.object(t, f.ns, label+"-0", label), metav1.CreateOptions{}); !apierrors.IsAlreadyExists(err) &&
+		!strings.Contains(fmt.Sprint(err), "already") {
 		t.Errorf("creating it twice: %v", err)
 	}
 	got, err := here.Get(t.Context(), first, metav1.GetOptions{})
@@ -125,7 +130,8 @@ func operate(t *testing.T, f *fixture, k kind) {
 	tableAndProtobuf(t, f, k)
 
 	// Changes. Controllers of the server's own may write in between.
-	patched, err := here.Patch(t.Context(), first, types.MergePatchType, []byte(`{"metadata":{"annotations":{"patched":"true"}}}`), metav1.PatchOptions{})
+	patched, err := here.Patch(t.Context(), first, types.MergePatchType, []byte(`{"metadata":{"annotations":{"patched":"true"}}}`),
+		metav1.PatchOptions{})
 	check("patching", err)
 	if patched.GetAnnotations()["patched"] != "true" {
 		t.Errorf("patched: %v", patched.GetAnnotations())
@@ -148,7 +154,8 @@ func operate(t *testing.T, f *fixture, k kind) {
 	otherUID(t, here, updated)
 
 	check("deleting", here.Delete(t.Context(), first, metav1.DeleteOptions{}))
-	if o, err := here.Get(t.Context(), first, metav1.GetOptions{}); err == nil && o.GetDeletionTimestamp() == nil || err != nil && !apierrors.IsNotFound(err) {
+	if o, err := here.Get(t.Context(), first, metav1.GetOptions{}); err == nil && o.GetDeletionTimestamp() == nil || err != nil &&
+		!apierrors.IsNotFound(err) {
 		t.Errorf("after the deletion: %v", err)
 	}
 	check("deleting the collection", here.DeleteCollection(t.Context(), metav1.DeleteOptions{}, selector))
@@ -197,7 +204,8 @@ func status(t *testing.T, here dynamic.ResourceInterface, o *unstructured.Unstru
 		}
 	}
 	// A write to the status of these keeps all metadata, as upstream's strategies (and the library of APIServices) do.
-	keeps := slices.Contains([]string{"apiservices", "flowschemas", "prioritylevelconfigurations", "validatingadmissionpolicies", "volumeattachments",
+	keeps := slices.Contains([]string{"apiservices", "flowschemas", "prioritylevelconfigurations", "validatingadmissionpolicies",
+		"volumeattachments",
 		"resourceclaims"}, k.resource)
 	if patched := got.GetAnnotations()["patchedstatus"] == "true"; patched == keeps {
 		t.Errorf("the annotation was patched with the status: %v, want %v", patched, !keeps)
@@ -215,14 +223,16 @@ func status(t *testing.T, here dynamic.ResourceInterface, o *unstructured.Unstru
 // so says the library that all API servers are made of.
 func otherUID(t *testing.T, here dynamic.ResourceInterface, o *unstructured.Unstructured) {
 	t.Helper()
-	_, err := here.Patch(t.Context(), o.GetName(), types.MergePatchType, []byte(`{"metadata":{"uid":"another","labels":{"x":"y"}}}`), metav1.PatchOptions{})
+	_, err := here.Patch(t.Context(), o.GetName(), types.MergePatchType, []byte(`{"metadata":{"uid":"another","labels":{"x":"y"}}}`),
+		metav1.PatchOptions{})
 	if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "metadata.uid") || !strings.Contains(err.Error(), "field is immutable") {
 		t.Errorf("a patch with another UID: %v", err)
 	}
 	o = o.DeepCopy()
 	o.SetUID("another")
 	o.SetResourceVersion("")
-	if _, err = here.Update(t.Context(), o, metav1.UpdateOptions{}); !apierrors.IsConflict(err) || !strings.Contains(err.Error(), "UID in precondition: another") {
+	if _, err = here.Update(t.Context(), o, metav1.UpdateOptions{}); !apierrors.IsConflict(err) || !strings.Contains(err.Error(),
+		"UID in precondition: another") {
 		t.Errorf("an update with another UID: %v", err)
 	}
 }
@@ -236,13 +246,15 @@ func discovered(t *testing.T, f *fixture, gv schema.GroupVersion, k kind) {
 			t.Fatal(err)
 		}
 		has := func(g metav1.APIGroup) bool {
-			return g.Name == gv.Group && slices.ContainsFunc(g.Versions, func(v metav1.GroupVersionForDiscovery) bool { return v.GroupVersion == gv.String() })
+			return g.Name == gv.Group && slices.ContainsFunc(g.Versions,
+				func(v metav1.GroupVersionForDiscovery) bool { return v.GroupVersion == gv.String() })
 		}
 		if !slices.ContainsFunc(groups.Groups, has) {
 			t.Errorf("/apis lacks %s", gv)
 		}
 		var group metav1.APIGroup
-		if err := f.Discovery().RESTClient().Get().AbsPath("/apis/" + gv.Group).Do(t.Context()).Into(&group); err != nil || !has(group) || group.PreferredVersion.Version == "" {
+		if err := f.Discovery().RESTClient().Get().AbsPath("/apis/" + gv.Group).Do(t.Context()).Into(&group); err != nil || !has(group) ||
+			group.PreferredVersion.Version == "" {
 			t.Errorf("/apis/%s is %v, %v", gv.Group, group, err)
 		}
 	}

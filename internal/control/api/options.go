@@ -49,9 +49,12 @@ func (o *Options) AddFlags(f *pflag.FlagSet) {
 	o.Audit.AddFlags(f)
 	o.Auth.AddFlags(f)
 	f.StringVar(&o.EncryptionConfig, "encryption-provider-config", "",
-		"file with an EncryptionConfiguration for what is stored; changes of it take effect at once (default for new clusters: Secrets under a key in the data directory)")
-	f.BoolVar(&o.Fairness, "enable-priority-and-fairness", o.Fairness, "queue requests by priority and sender (FlowSchemas) instead of only bounding how many run")
-	f.BoolVar(&o.WebhookRedirects, "follow-webhook-redirects", false, "let admission webhooks redirect the API server to other addresses (CVE-2020-8561)")
+		"file with an EncryptionConfiguration for what is stored; changes of it take effect at once (default for new clusters: Secrets "+
+			"under a key in the data directory)")
+	f.BoolVar(&o.Fairness, "enable-priority-and-fairness", o.Fairness,
+		"queue requests by priority and sender (FlowSchemas) instead of only bounding how many run")
+	f.BoolVar(&o.WebhookRedirects, "follow-webhook-redirects", false,
+		"let admission webhooks redirect the API server to other addresses (CVE-2020-8561)")
 }
 
 // Validate says what cannot work.

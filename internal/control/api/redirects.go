@@ -51,5 +51,6 @@ func (n noRedirect) RoundTrip(r *http.Request) (*http.Response, error) {
 		return answer, err
 	}
 	answer.Body.Close()
-	return nil, fmt.Errorf("the webhook answers with a redirect (status %d), which is not followed; name its own address, or start the server with --follow-webhook-redirects", answer.StatusCode)
+	return nil, fmt.Errorf("the webhook answers with a redirect (status %d), which is not followed; name its own address, or start the "+
+		"server with --follow-webhook-redirects", answer.StatusCode)
 }

@@ -37,7 +37,8 @@ func TestWebhookRedirect(t *testing.T) {
 	defer hook.Close()
 	post := func(redirects bool, path string) error {
 		s := &Server{cfg: Config{Options: &Options{WebhookRedirects: redirects}}}
-		wrapped := s.webhookAuth(func(r webhook.AuthenticationInfoResolver) webhook.AuthenticationInfoResolver { return r })(plainResolver{})
+		wrapped := s.webhookAuth(func(r webhook.AuthenticationInfoResolver) webhook.AuthenticationInfoResolver { return r })(
+			plainResolver{})
 		config, err := wrapped.ClientConfigFor("x:443")
 		if err != nil {
 			t.Fatal(err)

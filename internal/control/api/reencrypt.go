@@ -62,7 +62,8 @@ func (s *Server) Reencrypt(ctx context.Context) (int, error) {
 	for _, name := range resources {
 		gvr, err := mapper.ResourceFor(schema.ParseGroupResource(name).WithVersion(""))
 		if err != nil {
-			return total, fmt.Errorf("re-encrypting %s: %w (wildcards must be re-encrypted by hand: kubectl get RESOURCE -A -o json | kubectl replace -f -)", name, err)
+			return total, fmt.Errorf("re-encrypting %s: %w (wildcards must be re-encrypted by hand: kubectl get RESOURCE -A -o json | "+
+				"kubectl replace -f -)", name, err)
 		}
 		n, err := rewrite(ctx, client.Resource(gvr))
 		if total += n; err != nil {

@@ -17,7 +17,8 @@ func TestSecretStringDataApplies(t *testing.T) {
 	client := kubernetes.NewForConfigOrDie(apitest.Start(t))
 	body := []byte(`{"apiVersion":"v1","kind":"Secret","metadata":{"name":"s"},"stringData":{"password":"one"}}`)
 	path := "/api/v1/namespaces/default/secrets"
-	if out, err := client.CoreV1().RESTClient().Post().AbsPath(path).Param("fieldManager", "first").Body(body).DoRaw(t.Context()); err != nil {
+	if out, err := client.CoreV1().RESTClient().Post().AbsPath(path).Param("fieldManager",
+		"first").Body(body).DoRaw(t.Context()); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	made, err := client.CoreV1().Secrets("default").Get(t.Context(), "s", metav1.GetOptions{})
@@ -27,7 +28,8 @@ func TestSecretStringDataApplies(t *testing.T) {
 	if string(made.Data["password"]) != "one" {
 		t.Errorf("the data is %q", made.Data)
 	}
-	if fields := string(made.ManagedFields[0].FieldsV1.Raw); !strings.Contains(fields, "f:data") || strings.Contains(fields, "f:stringData") {
+	if fields := string(made.ManagedFields[0].FieldsV1.Raw); !strings.Contains(fields, "f:data") ||
+		strings.Contains(fields, "f:stringData") {
 		t.Errorf("the first manager owns %s, want f:data and no f:stringData", fields)
 	}
 	applied, err := client.CoreV1().Secrets("default").Patch(t.Context(), "s", types.ApplyPatchType,

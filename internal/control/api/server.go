@@ -164,7 +164,8 @@ func build(cfg Config, set *scheme.Set, conf *genericapiserver.Config) (*Server,
 }
 
 // furnish hangs everything into the empty server and puts the front before it.
-func (s *Server) furnish(set *scheme.Set, all []registry.Resource, outer genericapiserver.Config, custom *customserver.CustomResourceDefinitions) error {
+func (s *Server) furnish(set *scheme.Set, all []registry.Resource, outer genericapiserver.Config,
+	custom *customserver.CustomResourceDefinitions) error {
 	groups, err := s.install(set, all)
 	if err != nil {
 		return err

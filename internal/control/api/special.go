@@ -47,7 +47,8 @@ func (s *Server) specials(scheme *runtime.Scheme, made storages) error {
 		make func() (map[string]rest.Storage, error)
 	}{
 		{"nodes", func() (map[string]rest.Storage, error) {
-			return nodes.NewStorage(opts, nodes.Deps{Scheme: scheme, Nodes: links, Authorizer: s.auth.Authorizer, ProxyLoopback: s.cfg.ProxyToLoopback})
+			return nodes.NewStorage(opts, nodes.Deps{Scheme: scheme, Nodes: links, Authorizer: s.auth.Authorizer,
+				ProxyLoopback: s.cfg.ProxyToLoopback})
 		}},
 		{"namespaces", func() (map[string]rest.Storage, error) {
 			return namespaces.NewStorage(opts, namespaces.Deps{Scheme: scheme})

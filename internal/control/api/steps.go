@@ -36,7 +36,8 @@ type step struct {
 
 func newSteps(fairness bool) map[string]*step {
 	out := map[string]*step{}
-	for _, name := range []string{stepNamespaces, stepRoles, stepPriorityClasses, stepAPIService, stepServiceCIDR, stepTrust, stepServiceRepair} {
+	for _, name := range []string{stepNamespaces, stepRoles, stepPriorityClasses, stepAPIService, stepServiceCIDR, stepTrust,
+		stepServiceRepair} {
 		out[name] = &step{done: make(chan struct{})}
 	}
 	if fairness {

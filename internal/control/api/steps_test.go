@@ -14,7 +14,8 @@ import (
 func TestHealthChecksByName(t *testing.T) {
 	c := clients(t, apitest.Start(t))
 	common := []string{"ping", "log", "etcd", "autoregister-completion"}
-	for _, hook := range []string{"start-apiserver-admission-initializer", "generic-apiserver-start-informers", "start-apiextensions-informers",
+	for _, hook := range []string{"start-apiserver-admission-initializer", "generic-apiserver-start-informers",
+		"start-apiextensions-informers",
 		"start-apiextensions-controllers", "crd-informer-synced", "bootstrap-controller", "rbac/bootstrap-roles",
 		"scheduling/bootstrap-system-priority-classes", "start-system-namespaces-controller", "start-service-ip-repair-controllers",
 		"start-cluster-authentication-info-controller", "start-kube-aggregator-informers", "apiservice-registration-controller",
@@ -56,7 +57,8 @@ func TestComponentStatuses(t *testing.T) {
 	if list, err = all.List(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=other"}); err != nil || len(list.Items) != 0 {
 		t.Errorf("listed by another name: %+v, %v", list, err)
 	}
-	raw, err := c.CoreV1().RESTClient().Get().Resource("componentstatuses").SetHeader("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io").DoRaw(t.Context())
+	raw, err := c.CoreV1().RESTClient().Get().Resource("componentstatuses").SetHeader("Accept",
+		"application/json;as=Table;v=v1;g=meta.k8s.io").DoRaw(t.Context())
 	if err != nil || !strings.Contains(string(raw), `"cells":["etcd-0","Healthy","ok",""]`) {
 		t.Errorf("table %s, %v", raw, err)
 	}

@@ -47,7 +47,8 @@ func TestServer(t *testing.T) {
 
 func (f *fixture) watch(t *testing.T, version, selector string) watch.Interface {
 	t.Helper()
-	w, err := f.CoreV1().ConfigMaps(f.ns).Watch(t.Context(), metav1.ListOptions{ResourceVersion: version, LabelSelector: selector, TimeoutSeconds: ptr.To[int64](60)})
+	w, err := f.CoreV1().ConfigMaps(f.ns).Watch(t.Context(), metav1.ListOptions{ResourceVersion: version, LabelSelector: selector,
+		TimeoutSeconds: ptr.To[int64](60)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,7 +129,8 @@ func testWatchesAgree(t *testing.T, f *fixture) {
 			case 0:
 				_, _ = maps.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 			case 1:
-				_, _ = maps.Update(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{"i": "1"}}, metav1.UpdateOptions{})
+				_, _ = maps.Update(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name},
+					Data: map[string]string{"i": "1"}}, metav1.UpdateOptions{})
 			default:
 				_ = maps.Delete(t.Context(), name, metav1.DeleteOptions{})
 			}
@@ -153,7 +155,8 @@ func testContinueAfterCompaction(t *testing.T, f *fixture) {
 	templates := f.CoreV1().PodTemplates(f.ns)
 	for i := range 40 {
 		_, err := templates.Create(t.Context(), &corev1.PodTemplate{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("template-%04d", i)},
-			Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}}}, metav1.CreateOptions{})
+			Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}}},
+			metav1.CreateOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -163,7 +166,8 @@ func testContinueAfterCompaction(t *testing.T, f *fixture) {
 		t.Fatalf("the first page: %v, %v", list.ListMeta, err)
 	}
 	last, err := templates.Create(t.Context(), &corev1.PodTemplate{ObjectMeta: metav1.ObjectMeta{Name: "zz-later"},
-		Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}}}, metav1.CreateOptions{})
+		Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}}},
+		metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -208,7 +212,8 @@ func testNoTable(t *testing.T, f *fixture) {
 	var code int
 	err := f.AuthorizationV1().RESTClient().Post().Resource("selfsubjectaccessreviews").
 		SetHeader("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io").
-		Body(&authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: "list", Resource: "namespaces"}}}).
+		Body(&authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{
+			ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: "list", Resource: "namespaces"}}}).
 		Do(t.Context()).StatusCode(&code).Error()
 	if code != http.StatusNotAcceptable || !apierrors.IsNotAcceptable(err) {
 		t.Errorf("a review as a table: %d, %v", code, err)
@@ -241,8 +246,9 @@ func testEveryGroup(t *testing.T, f *fixture) {
 // testAggregatedDiscovery asks for each version of the document by its header.
 func testAggregatedDiscovery(t *testing.T, f *fixture) {
 	for accept, want := range map[string]string{
-		"application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList":                                                                   "APIGroupDiscoveryList",
-		"application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json;g=apidiscovery.k8s.io;v=v2beta1,application/json": "APIGroupDiscoveryList",
+		"application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList": "APIGroupDiscoveryList",
+		"application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json;g=apidiscovery.k8s.io;v=v2beta1," +
+			"application/json": "APIGroupDiscoveryList",
 		"application/json":                  "APIGroupList",
 		"application/json,application/yaml": "APIGroupList",
 	} {
@@ -271,21 +277,25 @@ func testAggregatedDiscovery(t *testing.T, f *fixture) {
 				}
 			}
 		}
-		for _, name := range []string{"apps/v1/deployments", "batch/v1/cronjobs", "networking.k8s.io/v1/networkpolicies", "admissionregistration.k8s.io/v1/validatingwebhookconfigurations",
-			"apiextensions.k8s.io/v1/customresourcedefinitions", "apiregistration.k8s.io/v1/apiservices", "authentication.k8s.io/v1/selfsubjectreviews", "discovery.k8s.io/v1/endpointslices"} {
+		for _, name := range []string{"apps/v1/deployments", "batch/v1/cronjobs", "networking.k8s.io/v1/networkpolicies",
+			"admissionregistration.k8s.io/v1/validatingwebhookconfigurations",
+			"apiextensions.k8s.io/v1/customresourcedefinitions", "apiregistration.k8s.io/v1/apiservices",
+			"authentication.k8s.io/v1/selfsubjectreviews", "discovery.k8s.io/v1/endpointslices"} {
 			if !found[name] {
 				t.Errorf("%s lacks %s", accept, name)
 			}
 		}
 	}
-	if code, body := f.raw(t, "GET", "/api", "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList", nil); code != 200 || !strings.Contains(string(body), `"pods"`) {
+	if code, body := f.raw(t, "GET", "/api", "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList", nil); code != 200 ||
+		!strings.Contains(string(body), `"pods"`) {
 		t.Errorf("/api: %d %.300s", code, body)
 	}
 	client, err := rest.HTTPClientFor(f.config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if code, _ := request(t, client, "GET", f.config.Host+"/apis", "application/json;g=apidiscovery.k8s.io;v=v2alpha1;as=APIGroupDiscoveryList", nil); code != http.StatusNotAcceptable {
+	if code, _ := request(t, client, "GET", f.config.Host+"/apis",
+		"application/json;g=apidiscovery.k8s.io;v=v2alpha1;as=APIGroupDiscoveryList", nil); code != http.StatusNotAcceptable {
 		t.Errorf("an unknown version of the document: %d", code)
 	}
 }
@@ -294,11 +304,13 @@ func testAggregatedDiscovery(t *testing.T, f *fixture) {
 // verify its tokens.
 func testIssuerDiscovery(t *testing.T, f *fixture) {
 	admin := f.CoreV1().ServiceAccounts(f.ns)
-	if _, err := admin.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "oidc"}}, metav1.CreateOptions{}); err != nil {
+	if _, err := admin.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "oidc"}},
+		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	config := rest.CopyConfig(f.config)
-	config.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:" + f.ns + ":oidc", Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + f.ns, "system:authenticated"}}
+	config.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:" + f.ns + ":oidc",
+		Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + f.ns, "system:authenticated"}}
 	account := kubernetes.NewForConfigOrDie(config).Discovery().RESTClient()
 	raw, err := account.Get().AbsPath("/.well-known/openid-configuration").DoRaw(t.Context())
 	var doc struct {
@@ -308,7 +320,8 @@ func testIssuerDiscovery(t *testing.T, f *fixture) {
 		Subjects []string `json:"subject_types_supported"`
 		Algs     []string `json:"id_token_signing_alg_values_supported"`
 	}
-	if e := json.Unmarshal(raw, &doc); err != nil || e != nil || doc.Issuer == "" || !strings.HasSuffix(doc.Keys, "/openid/v1/jwks") || len(doc.Response) == 0 || len(doc.Subjects) == 0 || len(doc.Algs) == 0 {
+	if e := json.Unmarshal(raw, &doc); err != nil || e != nil || doc.Issuer == "" || !strings.HasSuffix(doc.Keys, "/openid/v1/jwks") ||
+		len(doc.Response) == 0 || len(doc.Subjects) == 0 || len(doc.Algs) == 0 {
 		t.Errorf("the document is %s, %v", raw, err)
 	}
 	var keys struct{ Keys []map[string]any }
@@ -328,11 +341,13 @@ func testReviews(t *testing.T, f *fixture) {
 	spec := authorizationv1.SubjectAccessReviewSpec{ResourceAttributes: attributes, User: name, Groups: groups}
 	check := func(want bool) {
 		t.Helper()
-		r, err := f.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{Spec: spec}, metav1.CreateOptions{})
+		r, err := f.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{Spec: spec},
+			metav1.CreateOptions{})
 		if err != nil || r.Status.Allowed != want {
 			t.Errorf("review: %v, %v", r, err)
 		}
-		l, err := f.AuthorizationV1().LocalSubjectAccessReviews(f.ns).Create(t.Context(), &authorizationv1.LocalSubjectAccessReview{ObjectMeta: metav1.ObjectMeta{Namespace: f.ns}, Spec: spec}, metav1.CreateOptions{})
+		l, err := f.AuthorizationV1().LocalSubjectAccessReviews(f.ns).Create(t.Context(),
+			&authorizationv1.LocalSubjectAccessReview{ObjectMeta: metav1.ObjectMeta{Namespace: f.ns}, Spec: spec}, metav1.CreateOptions{})
 		if err != nil || l.Status.Allowed != want {
 			t.Errorf("local review: %v, %v", l, err)
 		}
@@ -343,22 +358,27 @@ func testReviews(t *testing.T, f *fixture) {
 	}
 	check(false)
 	role := metav1.ObjectMeta{Name: "lister", Namespace: f.ns}
-	if _, err := f.RbacV1().Roles(f.ns).Create(t.Context(), &rbacv1.Role{ObjectMeta: role, Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"list"}}}}, metav1.CreateOptions{}); err != nil {
+	if _, err := f.RbacV1().Roles(f.ns).Create(t.Context(),
+		&rbacv1.Role{ObjectMeta: role, Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"},
+			Verbs: []string{"list"}}}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.RbacV1().RoleBindings(f.ns).Create(t.Context(), &rbacv1.RoleBinding{ObjectMeta: role, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "lister"},
+	if _, err := f.RbacV1().RoleBindings(f.ns).Create(t.Context(), &rbacv1.RoleBinding{ObjectMeta: role,
+		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "lister"},
 		Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Name: "reviewed", Namespace: f.ns}}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
-		r, err := f.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{Spec: spec}, metav1.CreateOptions{})
+		r, err := f.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{Spec: spec},
+			metav1.CreateOptions{})
 		return err == nil && r.Status.Allowed, err
 	})
 	if err != nil {
 		t.Fatalf("the role has no effect: %v", err)
 	}
 	check(true)
-	me, err := kubernetes.NewForConfigOrDie(config).AuthenticationV1().SelfSubjectReviews().Create(t.Context(), &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	me, err := kubernetes.NewForConfigOrDie(config).AuthenticationV1().SelfSubjectReviews().Create(t.Context(),
+		&authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
 	if err != nil || me.Status.UserInfo.Username != name {
 		t.Errorf("who am I: %v, %v", me, err)
 	}

@@ -46,7 +46,8 @@ func newAuthority(t *testing.T, name string) *authority {
 	t.Helper()
 	a := &authority{file: filepath.Join(t.TempDir(), name+".crt")}
 	a.key = newKey(t)
-	a.cert = a.sign(t, &x509.Certificate{Subject: pkix.Name{CommonName: name}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}, a.key)
+	a.cert = a.sign(t, &x509.Certificate{Subject: pkix.Name{CommonName: name}, IsCA: true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageCertSign}, a.key)
 	if err := os.WriteFile(a.file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw}), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +83,8 @@ func (a *authority) sign(t *testing.T, template *x509.Certificate, key *ecdsa.Pr
 }
 
 func (a *authority) client(t *testing.T, name string, groups ...string) *x509.Certificate {
-	return a.sign(t, &x509.Certificate{Subject: pkix.Name{CommonName: name, Organization: groups}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, newKey(t))
+	return a.sign(t, &x509.Certificate{Subject: pkix.Name{CommonName: name, Organization: groups},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, newKey(t))
 }
 
 type setup struct {
@@ -128,9 +130,11 @@ func setUp(t *testing.T, objects ...runtime.Object) *setup {
 func TestWhoSendsARequest(t *testing.T) {
 	s := setUp(t, &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "bootstrap-token-abcdef"}, Type: "bootstrap.kubernetes.io/token",
-		Data: map[string][]byte{"token-id": []byte("abcdef"), "token-secret": []byte("0123456789abcdef"), "usage-bootstrap-authentication": []byte("true")},
+		Data: map[string][]byte{"token-id": []byte("abcdef"), "token-secret": []byte("0123456789abcdef"),
+			"usage-bootstrap-authentication": []byte("true")},
 	})
-	bot, _, err := s.TokenGenerator.Generate(tokens.Binding{ServiceAccount: s.account}, tokens.Terms{Audiences: []string{"api"}, IssuedAt: time.Now(), Expires: time.Now().Add(time.Hour)})
+	bot, _, err := s.TokenGenerator.Generate(tokens.Binding{ServiceAccount: s.account}, tokens.Terms{Audiences: []string{"api"},
+		IssuedAt: time.Now(), Expires: time.Now().Add(time.Hour)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,13 +146,18 @@ func TestWhoSendsARequest(t *testing.T) {
 	}{
 		{name: "client certificate", path: "/api", cert: s.clients.client(t, "ann", "devs"), want: "ann [devs system:authenticated]"},
 		{name: "certificate of another authority", path: "/api", cert: newAuthority(t, "x").client(t, "ann", "system:masters")},
-		{name: "service account", path: "/api", header: map[string]string{"Authorization": "Bearer " + bot}, want: "system:serviceaccount:team:bot [system:serviceaccounts system:serviceaccounts:team system:authenticated]"},
-		{name: "bootstrap token", path: "/api", header: map[string]string{"Authorization": "Bearer abcdef.0123456789abcdef"}, want: "system:bootstrap:abcdef [system:bootstrappers system:authenticated]"},
+		{name: "service account", path: "/api", header: map[string]string{"Authorization": "Bearer " + bot},
+			want: "system:serviceaccount:team:bot [system:serviceaccounts system:serviceaccounts:team system:authenticated]"},
+		{name: "bootstrap token", path: "/api", header: map[string]string{"Authorization": "Bearer abcdef.0123456789abcdef"},
+			want: "system:bootstrap:abcdef [system:bootstrappers system:authenticated]"},
 		{name: "wrong token", path: "/api", header: map[string]string{"Authorization": "Bearer abcdef.0123456789abcdeg"}},
-		{name: "wrong token on an open path", path: "/healthz", header: map[string]string{"Authorization": "Bearer abcdef.0123456789abcdeg"}},
-		{name: "front proxy", path: "/api", cert: s.proxies.client(t, "proxy"), header: map[string]string{"X-Remote-User": "eve", "X-Remote-Group": "ops"}, want: "eve [ops system:authenticated]"},
+		{name: "wrong token on an open path", path: "/healthz",
+			header: map[string]string{"Authorization": "Bearer abcdef.0123456789abcdeg"}},
+		{name: "front proxy", path: "/api", cert: s.proxies.client(t, "proxy"), header: map[string]string{"X-Remote-User": "eve",
+			"X-Remote-Group": "ops"}, want: "eve [ops system:authenticated]"},
 		{name: "proxy headers without proxy", path: "/api", header: map[string]string{"X-Remote-User": "eve"}},
-		{name: "proxy headers from a client", path: "/api", cert: s.clients.client(t, "ann"), header: map[string]string{"X-Remote-User": "eve"}, want: "ann [system:authenticated]"},
+		{name: "proxy headers from a client", path: "/api", cert: s.clients.client(t, "ann"),
+			header: map[string]string{"X-Remote-User": "eve"}, want: "ann [system:authenticated]"},
 		{name: "nobody", path: "/api"},
 		{name: "nobody, health", path: "/healthz", want: "system:anonymous [system:unauthenticated]"},
 		{name: "nobody, health check", path: "/livez/etcd", want: "system:anonymous [system:unauthenticated]"},
@@ -199,40 +208,50 @@ func answer[T runtime.Object](t *testing.T, s *setup, resource string, who user.
 
 func TestReviews(t *testing.T) {
 	s := setUp(t,
-		&rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "r"}, Rules: []rbacv1.PolicyRule{{Verbs: []string{"get"}, APIGroups: []string{""}, Resources: []string{"pods"}}}},
-		&rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "b"}, RoleRef: rbacv1.RoleRef{Kind: "Role", Name: "r"}, Subjects: []rbacv1.Subject{{Kind: "User", Name: "ann"}}},
+		&rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "r"},
+			Rules: []rbacv1.PolicyRule{{Verbs: []string{"get"}, APIGroups: []string{""}, Resources: []string{"pods"}}}},
+		&rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "b"}, RoleRef: rbacv1.RoleRef{Kind: "Role", Name: "r"},
+			Subjects: []rbacv1.Subject{{Kind: "User", Name: "ann"}}},
 	)
 	ann := &user.DefaultInfo{Name: "ann", Groups: []string{"devs"}, Extra: map[string][]string{"k": {"v"}}}
 	getPods := &authorizationv1.ResourceAttributes{Namespace: "team", Verb: "get", Resource: "pods"}
-	sar, err := answer(t, s, "subjectaccessreviews", ann, &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{User: "ann", ResourceAttributes: getPods}})
+	sar, err := answer(t, s, "subjectaccessreviews", ann,
+		&authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{User: "ann", ResourceAttributes: getPods}})
 	if err != nil || !sar.Status.Allowed || !strings.Contains(sar.Status.Reason, `RoleBinding "b/team"`) {
 		t.Errorf("SubjectAccessReview: %+v, %v", sar, err)
 	}
 	for _, bad := range []authorizationv1.SubjectAccessReviewSpec{
-		{ResourceAttributes: getPods}, {User: "ann"}, {User: "ann", ResourceAttributes: getPods, NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: "/x"}},
+		{ResourceAttributes: getPods}, {User: "ann"}, {User: "ann", ResourceAttributes: getPods,
+			NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: "/x"}},
 		{User: "ann", ResourceAttributes: &authorizationv1.ResourceAttributes{FieldSelector: &authorizationv1.FieldSelectorAttributes{}}},
 	} {
 		if _, err := answer(t, s, "subjectaccessreviews", ann, &authorizationv1.SubjectAccessReview{Spec: bad}); err == nil {
 			t.Errorf("SubjectAccessReview with %+v is accepted", bad)
 		}
 	}
-	self, err := answer(t, s, "selfsubjectaccessreviews", ann, &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: "/metrics", Verb: "get"}}})
+	self, err := answer(t, s, "selfsubjectaccessreviews", ann,
+		&authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{
+			NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: "/metrics", Verb: "get"}}})
 	if err != nil || self.Status.Allowed || self.Status.Denied {
 		t.Errorf("SelfSubjectAccessReview: %+v, %v", self, err)
 	}
 	elsewhere := getPods.DeepCopy()
 	elsewhere.Namespace = "other"
-	if _, err := answer(t, s, "localsubjectaccessreviews", ann, &authorizationv1.LocalSubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{User: "ann", ResourceAttributes: elsewhere}}); err == nil {
+	if _, err := answer(t, s, "localsubjectaccessreviews", ann,
+		&authorizationv1.LocalSubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{User: "ann",
+			ResourceAttributes: elsewhere}}); err == nil {
 		t.Error("LocalSubjectAccessReview for another namespace is accepted")
 	}
-	node, err := answer(t, s, "subjectaccessreviews", ann, &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
-		User: "system:node:n1", Groups: []string{"system:nodes"}, ResourceAttributes: &authorizationv1.ResourceAttributes{
-			Verb: "list", Resource: "pods", FieldSelector: &authorizationv1.FieldSelectorAttributes{RawSelector: "spec.nodeName=n1"},
-		}}})
+	node, err := answer(t, s, "subjectaccessreviews", ann,
+		&authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+			User: "system:node:n1", Groups: []string{"system:nodes"}, ResourceAttributes: &authorizationv1.ResourceAttributes{
+				Verb: "list", Resource: "pods", FieldSelector: &authorizationv1.FieldSelectorAttributes{RawSelector: "spec.nodeName=n1"},
+			}}})
 	if err != nil || !node.Status.Allowed {
 		t.Errorf("SubjectAccessReview with a field selector: %+v, %v", node, err)
 	}
-	rules, err := answer(t, s, "selfsubjectrulesreviews", ann, &authorizationv1.SelfSubjectRulesReview{Spec: authorizationv1.SelfSubjectRulesReviewSpec{Namespace: "team"}})
+	rules, err := answer(t, s, "selfsubjectrulesreviews", ann,
+		&authorizationv1.SelfSubjectRulesReview{Spec: authorizationv1.SelfSubjectRulesReviewSpec{Namespace: "team"}})
 	if err != nil || len(rules.Status.ResourceRules) != 1 || rules.Status.Incomplete {
 		t.Errorf("SelfSubjectRulesReview: %+v, %v", rules, err)
 	}
@@ -240,7 +259,8 @@ func TestReviews(t *testing.T) {
 	if err != nil || me.Status.UserInfo.Username != "ann" || me.Status.UserInfo.Extra["k"][0] != "v" {
 		t.Errorf("SelfSubjectReview: %+v, %v", me, err)
 	}
-	bot, _, err := s.TokenGenerator.Generate(tokens.Binding{ServiceAccount: s.account}, tokens.Terms{Audiences: []string{"vault"}, IssuedAt: time.Now(), Expires: time.Now().Add(time.Hour)})
+	bot, _, err := s.TokenGenerator.Generate(tokens.Binding{ServiceAccount: s.account}, tokens.Terms{Audiences: []string{"vault"},
+		IssuedAt: time.Now(), Expires: time.Now().Add(time.Hour)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -248,8 +268,10 @@ func TestReviews(t *testing.T) {
 		audiences []string
 		want      bool
 	}{{[]string{"vault", "x"}, true}, {nil, false}} {
-		r, err := answer(t, s, "tokenreviews", ann, &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: bot, Audiences: c.audiences}})
-		if err != nil || r.Status.Authenticated != c.want || c.want && (r.Status.Audiences[0] != "vault" || r.Status.User.Username != "system:serviceaccount:team:bot") {
+		r, err := answer(t, s, "tokenreviews", ann, &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: bot,
+			Audiences: c.audiences}})
+		if err != nil || r.Status.Authenticated != c.want || c.want && (r.Status.Audiences[0] != "vault" ||
+			r.Status.User.Username != "system:serviceaccount:team:bot") {
 			t.Errorf("TokenReview for %v: %+v, %v", c.audiences, r, err)
 		}
 	}

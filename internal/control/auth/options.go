@@ -67,14 +67,17 @@ func NewOptions() *Options {
 // AddFlags adds the flags; names and meaning are kube-apiserver's.
 func (o *Options) AddFlags(f *pflag.FlagSet) {
 	o.RequestHeader.AddFlags(f)
-	f.StringVar(&o.AuthenticationConfig, "authentication-config", "", "file with an AuthenticationConfiguration: issuers of tokens (JWT); not together with --oidc-*")
-	f.StringVar(&o.AuthorizationConfig, "authorization-config", "", "file with an AuthorizationConfiguration: authorizers in order, of type Node, RBAC and Webhook (default: Node, RBAC)")
+	f.StringVar(&o.AuthenticationConfig, "authentication-config", "",
+		"file with an AuthenticationConfiguration: issuers of tokens (JWT); not together with --oidc-*")
+	f.StringVar(&o.AuthorizationConfig, "authorization-config", "",
+		"file with an AuthorizationConfiguration: authorizers in order, of type Node, RBAC and Webhook (default: Node, RBAC)")
 	i := &o.OIDC
 	f.StringVar(&i.IssuerURL, "oidc-issuer-url", "", "URL of an OpenID issuer whose tokens are accepted; https only")
 	f.StringVar(&i.ClientID, "oidc-client-id", "", "audience that tokens of the OpenID issuer must have")
 	f.StringVar(&i.CAFile, "oidc-ca-file", "", "certificates that the OpenID issuer is verified with (default: the host's)")
 	f.StringVar(&i.UsernameClaim, "oidc-username-claim", i.UsernameClaim, "claim that becomes the user name")
-	f.StringVar(&i.UsernamePrefix, "oidc-username-prefix", "", "prefix of user names; - is none (default: the issuer's URL and #, none for the claim email)")
+	f.StringVar(&i.UsernamePrefix, "oidc-username-prefix", "",
+		"prefix of user names; - is none (default: the issuer's URL and #, none for the claim email)")
 	f.StringVar(&i.GroupsClaim, "oidc-groups-claim", "", "claim that becomes the groups (default: none)")
 	f.StringVar(&i.GroupsPrefix, "oidc-groups-prefix", "", "prefix of groups")
 	f.StringToStringVar(&i.RequiredClaims, "oidc-required-claim", nil, "claim=value that a token must have; may be repeated")
@@ -121,7 +124,8 @@ func readAuthentication(file string) (*apiserver.AuthenticationConfiguration, er
 		return nil, fmt.Errorf("--authentication-config %s: it holds a %T, not an AuthenticationConfiguration", file, object)
 	}
 	if config.Anonymous != nil {
-		return nil, fmt.Errorf("--authentication-config %s: anonymous: cannot be set: requests without credentials reach the health checks and /version, and nothing else", file)
+		return nil, fmt.Errorf("--authentication-config %s: anonymous: cannot be set: requests without credentials reach the health "+
+			"checks and /version, and nothing else", file)
 	}
 	return config, nil
 }
@@ -170,7 +174,8 @@ func (o *Options) issuers(ctx context.Context, own string) ([]authenticator.Toke
 	}
 	var out []authenticator.Token
 	for _, jwt := range config.JWT {
-		chosen := oidc.Options{JWTAuthenticator: jwt, Compiler: compiler, SupportedSigningAlgs: o.OIDC.SigningAlgs, DisallowedIssuers: []string{own}}
+		chosen := oidc.Options{JWTAuthenticator: jwt, Compiler: compiler, SupportedSigningAlgs: o.OIDC.SigningAlgs,
+			DisallowedIssuers: []string{own}}
 		if o.AuthenticationConfig != "" {
 			chosen.SupportedSigningAlgs = oidc.AllValidSigningAlgorithms()
 		}
@@ -206,7 +211,8 @@ func (o *Options) authorizers(own map[string]authorizer.Authorizer) ([]unionauth
 	}
 	compiler := authorizationcel.NewDefaultCompiler()
 	known := sets.New("Node", "RBAC", "Webhook")
-	if err := validation.ValidateAuthorizationConfiguration(compiler, field.NewPath("authorizers"), config, known, sets.New("Webhook")).ToAggregate(); err != nil {
+	if err := validation.ValidateAuthorizationConfiguration(compiler, field.NewPath("authorizers"), config, known,
+		sets.New("Webhook")).ToAggregate(); err != nil {
 		return nil, fmt.Errorf("--authorization-config %s: %w", o.AuthorizationConfig, err)
 	}
 	var out []unionauthorizer.NamedAuthorizer
@@ -243,6 +249,7 @@ func webhookAuthorizer(a apiserver.AuthorizerConfiguration, compiler authorizati
 	if !w.CacheUnauthorizedRequests {
 		refused = 0
 	}
-	return webhook.New(config, w.SubjectAccessReviewVersion, allowed, refused, webhookutil.DefaultRetryBackoffWithInitialDelay(webhookBackoff),
+	return webhook.New(config, w.SubjectAccessReviewVersion, allowed, refused,
+		webhookutil.DefaultRetryBackoffWithInitialDelay(webhookBackoff),
 		onError, w.MatchConditions, a.Name, metrics.NoopAuthorizerMetrics{}, compiler)
 }

@@ -41,7 +41,8 @@ func TestIssuer(t *testing.T) {
 			_ = json.NewEncoder(w).Encode(map[string]any{"issuer": url, "jwks_uri": url + "/keys"})
 			return
 		}
-		_ = json.NewEncoder(w).Encode(jose.JSONWebKeySet{Keys: []jose.JSONWebKey{{Key: key.Public(), KeyID: "k", Algorithm: "ES256", Use: "sig"}}})
+		_ = json.NewEncoder(w).Encode(jose.JSONWebKeySet{Keys: []jose.JSONWebKey{{Key: key.Public(), KeyID: "k", Algorithm: "ES256",
+			Use: "sig"}}})
 	}))
 	t.Cleanup(server.Close)
 	url = server.URL
@@ -58,7 +59,8 @@ func TestIssuer(t *testing.T) {
 	}
 	token := func(audience string) string {
 		text, err := jwt.Signed(signer).Claims(map[string]any{
-			"iss": url, "aud": audience, "sub": "ann", "groups": []string{"devs"}, "exp": time.Now().Add(time.Hour).Unix()}).CompactSerialize()
+			"iss": url, "aud": audience, "sub": "ann", "groups": []string{"devs"},
+			"exp": time.Now().Add(time.Hour).Unix()}).CompactSerialize()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -128,12 +130,14 @@ authorizers:
 		t.Fatal(err)
 	}
 	for who, want := range map[string]authorizer.Decision{"eve": authorizer.DecisionDeny, "ann": authorizer.DecisionAllow} {
-		got, _, err := chain.Authorize(t.Context(), authorizer.AttributesRecord{User: &user.DefaultInfo{Name: who}, Verb: "get", Resource: "pods", ResourceRequest: true})
+		got, _, err := chain.Authorize(t.Context(), authorizer.AttributesRecord{User: &user.DefaultInfo{Name: who}, Verb: "get",
+			Resource: "pods", ResourceRequest: true})
 		if got != want || err != nil {
 			t.Errorf("%s: %v, %v; want %v", who, got, err, want)
 		}
 	}
-	o.AuthorizationConfig = writeFile(t, "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthorizationConfiguration\nauthorizers: [{type: AlwaysAllow, name: a}]\n")
+	o.AuthorizationConfig = writeFile(t,
+		"apiVersion: apiserver.config.k8s.io/v1\nkind: AuthorizationConfiguration\nauthorizers: [{type: AlwaysAllow, name: a}]\n")
 	if _, err := o.authorizers(nil); err == nil {
 		t.Error("AlwaysAllow is accepted")
 	}

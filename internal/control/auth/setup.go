@@ -97,7 +97,8 @@ func (a *Auth) setUpAuthenticator() error {
 	}
 	// Certificates and proxies know no audience: they speak to this server.
 	certificates := rememberCertificates(x509.NewDynamic(clientCA.VerifyOptions, x509.CommonNameUserConversion), clientCA.VerifyOptions)
-	chain = append(chain, certificates, bearertoken.New(&a.insiders), bearertoken.New(a.Tokens), websocket.NewProtocolAuthenticator(a.Tokens))
+	chain = append(chain, certificates, bearertoken.New(&a.insiders), bearertoken.New(a.Tokens),
+		websocket.NewProtocolAuthenticator(a.Tokens))
 	known := group.NewAuthenticatedGroupAdder(unionrequest.New(chain...))
 	a.Authenticator = unionrequest.NewFailOnError(known, authenticator.RequestFunc(anonymous))
 	return nil

@@ -87,11 +87,13 @@ func (l *loop) preempt(ctx context.Context, pod *v1.Pod, p *place.Preemption) {
 			continue
 		}
 		l.beside(ctx, func(ctx context.Context) {
-			why := applyv1.PodCondition().WithType(v1.DisruptionTarget).WithStatus(v1.ConditionTrue).WithReason(v1.PodReasonPreemptionByScheduler).
+			why := applyv1.PodCondition().WithType(v1.DisruptionTarget).WithStatus(v1.ConditionTrue).WithReason(
+				v1.PodReasonPreemptionByScheduler).
 				WithMessage(l.Name + ": preempting to accommodate a higher priority pod").
 				WithLastTransitionTime(metav1.Now()).WithObservedGeneration(victim.Generation)
 			pods := l.Client.CoreV1().Pods(victim.Namespace)
-			_, err := kube.Patch(ctx, pods, victim, kube.SameObject, kube.Change{Status: applyv1.PodStatus().WithConditions(why), Subresource: "status", Strategic: true})
+			_, err := kube.Patch(ctx, pods, victim, kube.SameObject, kube.Change{Status: applyv1.PodStatus().WithConditions(why),
+				Subresource: "status", Strategic: true})
 			if err == nil {
 				err = pods.Delete(ctx, victim.Name, kube.SameUID(victim))
 			}
@@ -123,7 +125,8 @@ func (l *loop) prepareVolumes(ctx context.Context, f *flight) {
 	l.beside(ctx, func(ctx context.Context) {
 		for _, b := range binds {
 			change := kube.Change{Annotations: map[string]*string{volumehelper.AnnBoundByController: kube.To("yes")},
-				Spec: applyv1.PersistentVolumeSpec().WithClaimRef(applyv1.ObjectReference().WithKind("PersistentVolumeClaim").WithAPIVersion("v1").
+				Spec: applyv1.PersistentVolumeSpec().WithClaimRef(applyv1.ObjectReference().WithKind(
+					"PersistentVolumeClaim").WithAPIVersion("v1").
 					WithNamespace(b.claim.Namespace).WithName(b.claim.Name).WithUID(b.claim.UID))}
 			if _, err := kube.Patch(ctx, l.Client.CoreV1().PersistentVolumes(), b.pv, kube.Unchanged, change); err != nil {
 				l.post(func() { l.failed(uid, err.Error()) })

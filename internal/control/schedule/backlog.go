@@ -64,7 +64,8 @@ func newBacklog() *backlog {
 	return &backlog{
 		items: map[types.UID]*waiting{},
 		ready: heap.New(byPriority, func(w *waiting) *heap.Place { return &w.inReady }),
-		later: heap.New(func(a, b *waiting) bool { return a.deadline.Before(b.deadline) }, func(w *waiting) *heap.Place { return &w.inLater }),
+		later: heap.New(func(a, b *waiting) bool { return a.deadline.Before(b.deadline) },
+			func(w *waiting) *heap.Place { return &w.inLater }),
 	}
 }
 

@@ -102,7 +102,8 @@ func (l *loop) claimDevices(ctx context.Context, f *flight) {
 // give writes one claim, and returns what the API shows of it then: also after
 // a failure, of which one cannot know whether it came before or after the
 // write took place.
-func (l *loop) give(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim, plan place.ClaimPlan) (*resourceapi.ResourceClaim, error) {
+func (l *loop) give(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim, plan place.ClaimPlan) (*resourceapi.ResourceClaim,
+	error) {
 	api := l.Client.ResourceV1().ResourceClaims(plan.Claim.Namespace)
 	now, err := l.tryGive(ctx, pod, claim, plan)
 	if err == nil {
@@ -123,7 +124,8 @@ func (l *loop) give(ctx context.Context, pod *v1.Pod, claim *resourceapi.Resourc
 	return now, nil
 }
 
-func (l *loop) tryGive(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim, plan place.ClaimPlan) (*resourceapi.ResourceClaim, error) {
+func (l *loop) tryGive(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim,
+	plan place.ClaimPlan) (*resourceapi.ResourceClaim, error) {
 	api := l.Client.ResourceV1().ResourceClaims(plan.Claim.Namespace)
 	switch {
 	case claim.DeletionTimestamp != nil:
@@ -148,7 +150,8 @@ func (l *loop) tryGive(ctx context.Context, pod *v1.Pod, claim *resourceapi.Reso
 		status["allocation"] = plan.Result
 	}
 	if !slices.ContainsFunc(claim.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool { return r.UID == pod.UID }) {
-		status["reservedFor"] = append(slices.Clone(claim.Status.ReservedFor), resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: pod.Name, UID: pod.UID})
+		status["reservedFor"] = append(slices.Clone(claim.Status.ReservedFor), resourceapi.ResourceClaimConsumerReference{Resource: "pods",
+			Name: pod.Name, UID: pod.UID})
 	}
 	if len(status) == 0 {
 		return claim, nil
@@ -162,8 +165,10 @@ func (l *loop) releaseDevices(ctx context.Context, key types.NamespacedName) {
 	claim := l.snap.ResourceClaim(key)
 	change := kube.Change{Status: map[string]any{"allocation": nil, "reservedFor": nil}, Subresource: "status"}
 	l.beside(ctx, func(ctx context.Context) {
-		if _, err := kube.Patch(ctx, l.Client.ResourceV1().ResourceClaims(key.Namespace), claim, kube.Unchanged, change); err != nil && ctx.Err() == nil {
-			l.Log.Warn("giving back the devices of a claim that keeps a pod from every node failed", "claim", controller.Key(claim), "err", err)
+		if _, err := kube.Patch(ctx, l.Client.ResourceV1().ResourceClaims(key.Namespace), claim, kube.Unchanged, change); err != nil &&
+			ctx.Err() == nil {
+			l.Log.Warn("giving back the devices of a claim that keeps a pod from every node failed", "claim", controller.Key(claim), "err",
+				err)
 		}
 	})
 }

@@ -76,12 +76,12 @@ func Controller(cfg Config) controller.Controller {
 			"patch resourceclaims.resource.k8s.io resourceclaims.resource.k8s.io/status\ncreate,patch events",
 		Run: func(ctx context.Context, e controller.Env) error {
 			cfg.Client = e.Client
-			return Run(ctx, cfg)
+			return run(ctx, cfg)
 		}}
 }
 
-// Run places pods until the context ends.
-func Run(ctx context.Context, cfg Config) error {
+// run places pods until the context ends.
+func run(ctx context.Context, cfg Config) error {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return err

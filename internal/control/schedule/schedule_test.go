@@ -58,7 +58,7 @@ func started(t *testing.T, c *fake.Clientset) context.Context {
 	f := informers.NewSharedInformerFactory(c, 0)
 	done := make(chan error, 1)
 	go func() {
-		done <- Run(ctx, Config{Client: c, Informers: f, Log: slog.New(slog.DiscardHandler)})
+		done <- run(ctx, Config{Client: c, Informers: f, Log: slog.New(slog.DiscardHandler)})
 	}()
 	t.Cleanup(func() {
 		cancel()
@@ -111,7 +111,8 @@ func TestWaitsForRoomAndSaysWhy(t *testing.T) {
 		create(t, c, pod("first", "800m", 0))
 		create(t, c, pod("second", "800m", 0))
 		cond := podutil.Condition(get(t, c, "second"), v1.PodScheduled)
-		want := "0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod."
+		want := "0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 nodes are available: 1 No preemption victims found for " +
+			"incoming pod."
 		if cond == nil || cond.Status != v1.ConditionFalse || cond.Reason != "Unschedulable" || cond.Message != want {
 			t.Fatalf("condition %+v, want Unschedulable with %q", cond, want)
 		}

@@ -30,17 +30,41 @@ func (l *loop) watch(ctx context.Context) error {
 	sub(controller.On(ctx, core.Nodes().Informer(), func(_, n *v1.Node, gone bool) { l.post(func() { l.node(n, gone) }) }))
 	sub(controller.On(ctx, core.Pods().Informer(), func(_, p *v1.Pod, gone bool) { l.post(func() { l.pod(ctx, p, gone) }) }))
 	sub(controller.On(ctx, core.Namespaces().Informer(), func(_, n *v1.Namespace, gone bool) { l.post(func() { l.namespace(n, gone) }) }))
-	sub(controller.On(ctx, core.PersistentVolumeClaims().Informer(), func(_, c *v1.PersistentVolumeClaim, gone bool) { l.post(func() { l.claim(ctx, c, gone) }) }))
-	sub(controller.On(ctx, core.PersistentVolumes().Informer(), func(_, v *v1.PersistentVolume, gone bool) { l.post(func() { l.volume(v, gone) }) }))
-	sub(controller.On(ctx, storage.StorageClasses().Informer(), func(_, c *storagev1.StorageClass, gone bool) { l.post(func() { l.class(c, gone) }) }))
-	sub(controller.On(ctx, storage.CSINodes().Informer(), func(_, c *storagev1.CSINode, gone bool) { l.post(func() { l.csiNode(c, gone) }) }))
-	sub(controller.On(ctx, storage.CSIDrivers().Informer(), func(_, d *storagev1.CSIDriver, gone bool) { l.post(func() { l.csiDriver(d, gone) }) }))
-	sub(controller.On(ctx, storage.CSIStorageCapacities().Informer(), func(_, c *storagev1.CSIStorageCapacity, gone bool) { l.post(func() { l.capacity(c, gone) }) }))
-	sub(controller.On(ctx, l.Informers.Policy().V1().PodDisruptionBudgets().Informer(), func(_, b *policyv1.PodDisruptionBudget, gone bool) { l.post(func() { l.budget(b, gone) }) }))
+	sub(controller.On(ctx, core.PersistentVolumeClaims().Informer(), func(_, c *v1.PersistentVolumeClaim,
+		gone bool) {
+		l.post(func() { l.claim(ctx, c, gone) })
+	}))
+	sub(controller.On(ctx, core.PersistentVolumes().Informer(),
+		func(_, v *v1.PersistentVolume, gone bool) { l.post(func() { l.volume(v, gone) }) }))
+	sub(controller.On(ctx, storage.StorageClasses().Informer(), func(_, c *storagev1.StorageClass,
+		gone bool) {
+		l.post(func() { l.class(c, gone) })
+	}))
+	sub(controller.On(ctx, storage.CSINodes().Informer(),
+		func(_, c *storagev1.CSINode, gone bool) { l.post(func() { l.csiNode(c, gone) }) }))
+	sub(controller.On(ctx, storage.CSIDrivers().Informer(),
+		func(_, d *storagev1.CSIDriver, gone bool) { l.post(func() { l.csiDriver(d, gone) }) }))
+	sub(controller.On(ctx, storage.CSIStorageCapacities().Informer(), func(_, c *storagev1.CSIStorageCapacity,
+		gone bool) {
+		l.post(func() { l.capacity(c, gone) })
+	}))
+	sub(controller.On(ctx, l.Informers.Policy().V1().PodDisruptionBudgets().Informer(), func(_, b *policyv1.PodDisruptionBudget,
+		gone bool) {
+		l.post(func() { l.budget(b, gone) })
+	}))
 	dra := l.Informers.Resource().V1()
-	sub(controller.On(ctx, dra.ResourceSlices().Informer(), func(_, s *resourceapi.ResourceSlice, gone bool) { l.post(func() { l.slice(s, gone) }) }))
-	sub(controller.On(ctx, dra.DeviceClasses().Informer(), func(_, c *resourceapi.DeviceClass, gone bool) { l.post(func() { l.deviceClass(c, gone) }) }))
-	sub(controller.On(ctx, dra.ResourceClaims().Informer(), func(_, c *resourceapi.ResourceClaim, gone bool) { l.post(func() { l.resourceClaim(c, gone) }) }))
+	sub(controller.On(ctx, dra.ResourceSlices().Informer(), func(_, s *resourceapi.ResourceSlice,
+		gone bool) {
+		l.post(func() { l.slice(s, gone) })
+	}))
+	sub(controller.On(ctx, dra.DeviceClasses().Informer(), func(_, c *resourceapi.DeviceClass,
+		gone bool) {
+		l.post(func() { l.deviceClass(c, gone) })
+	}))
+	sub(controller.On(ctx, dra.ResourceClaims().Informer(), func(_, c *resourceapi.ResourceClaim,
+		gone bool) {
+		l.post(func() { l.resourceClaim(c, gone) })
+	}))
 	if firstErr != nil {
 		return firstErr
 	}

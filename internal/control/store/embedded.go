@@ -92,7 +92,8 @@ func startEmbedded(ctx context.Context, cfg Config) (_ *embedded, err error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &embedded{failure: newFailure(), over: make(chan struct{}), space: &space{log: cfg.Log, changed: cfg.SpaceChanged, wake: make(chan struct{}, 1)}}
+	e := &embedded{failure: newFailure(), over: make(chan struct{}), space: &space{log: cfg.Log, changed: cfg.SpaceChanged,
+		wake: make(chan struct{}, 1)}}
 	if cfg.Quota == 0 {
 		cfg.Quota = DefaultQuota
 	}

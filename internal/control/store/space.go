@@ -74,7 +74,8 @@ func (e *FullError) Error() string {
 
 // Status is the answer API clients get.
 func (e *FullError) Status() metav1.Status {
-	return metav1.Status{Status: metav1.StatusFailure, Code: http.StatusInsufficientStorage, Reason: "InsufficientStorage", Message: e.Error()}
+	return metav1.Status{Status: metav1.StatusFailure, Code: http.StatusInsufficientStorage, Reason: "InsufficientStorage",
+		Message: e.Error()}
 }
 
 var _ apierrors.APIStatus = &FullError{}

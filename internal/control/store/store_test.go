@@ -103,7 +103,8 @@ func TestExternalErrors(t *testing.T) {
 	if _, err := Start(t.Context(), Config{}); err == nil {
 		t.Error("empty config accepted")
 	}
-	if _, err := Start(t.Context(), Config{Servers: []string{"https://127.0.0.1:1"}, CertFile: "x"}); err == nil || !strings.Contains(err.Error(), "together") {
+	if _, err := Start(t.Context(), Config{Servers: []string{"https://127.0.0.1:1"}, CertFile: "x"}); err == nil ||
+		!strings.Contains(err.Error(), "together") {
 		t.Errorf("half a key pair: %v", err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)

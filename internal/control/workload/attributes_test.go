@@ -17,14 +17,16 @@ func TestAttributesClassInUse(t *testing.T) {
 	c.namespace("vac")
 	classes := c.client.StorageV1().VolumeAttributesClasses()
 	for _, name := range []string{"used", "idle"} {
-		_, err := classes.Create(c.ctx, &storagev1.VolumeAttributesClass{ObjectMeta: metav1.ObjectMeta{Name: name}, DriverName: "d.example.com", Parameters: map[string]string{"iops": "100"}}, metav1.CreateOptions{})
+		_, err := classes.Create(c.ctx, &storagev1.VolumeAttributesClass{ObjectMeta: metav1.ObjectMeta{Name: name},
+			DriverName: "d.example.com", Parameters: map[string]string{"iops": "100"}}, metav1.CreateOptions{})
 		c.must(err)
 	}
 	used, none := "used", "none"
 	claims := c.client.CoreV1().PersistentVolumeClaims("vac")
 	_, err := claims.Create(c.ctx, &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "c"}, Spec: v1.PersistentVolumeClaimSpec{
 		StorageClassName: &none, VolumeAttributesClassName: &used, AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
-		Resources: v1.VolumeResourceRequirements{Requests: v1.ResourceList{v1.ResourceStorage: resource.MustParse("1Gi")}}}}, metav1.CreateOptions{})
+		Resources: v1.VolumeResourceRequirements{Requests: v1.ResourceList{v1.ResourceStorage: resource.MustParse("1Gi")}}}},
+		metav1.CreateOptions{})
 	c.must(err)
 	gone := func(name string) {
 		t.Helper()

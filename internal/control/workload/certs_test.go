@@ -48,7 +48,8 @@ func request(t *testing.T, cn string, ips ...net.IP) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: cn, Organization: []string{"system:nodes"}}, IPAddresses: ips}, key)
+	der, err := x509.CreateCertificateRequest(rand.Reader,
+		&x509.CertificateRequest{Subject: pkix.Name{CommonName: cn, Organization: []string{"system:nodes"}}, IPAddresses: ips}, key)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,14 +66,17 @@ func TestNodeCertificates(t *testing.T) {
 		if asUser != "" {
 			cfg.Impersonate = rest.ImpersonationConfig{UserName: asUser, Groups: []string{"system:nodes", "system:authenticated"}}
 		}
-		_, err := kubernetes.NewForConfigOrDie(cfg).CertificatesV1().CertificateSigningRequests().Create(c.ctx, &certv1.CertificateSigningRequest{
-			ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: certv1.CertificateSigningRequestSpec{Request: req, SignerName: signer,
-				Usages: []certv1.KeyUsage{certv1.UsageDigitalSignature, usage}}}, metav1.CreateOptions{})
+		_, err := kubernetes.NewForConfigOrDie(cfg).CertificatesV1().CertificateSigningRequests().Create(c.ctx,
+			&certv1.CertificateSigningRequest{
+				ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: certv1.CertificateSigningRequestSpec{Request: req, SignerName: signer,
+					Usages: []certv1.KeyUsage{certv1.UsageDigitalSignature, usage}}}, metav1.CreateOptions{})
 		c.must(err)
 	}
 	ask("boot", certv1.KubeAPIServerClientKubeletSignerName, "", certv1.UsageClientAuth, request(t, "system:node:n1"))
-	ask("serve", certv1.KubeletServingSignerName, "system:node:n1", certv1.UsageServerAuth, request(t, "system:node:n1", net.ParseIP("10.9.0.1")))
-	ask("liar", certv1.KubeletServingSignerName, "system:node:n1", certv1.UsageServerAuth, request(t, "system:node:n1", net.ParseIP("10.9.0.2")))
+	ask("serve", certv1.KubeletServingSignerName, "system:node:n1", certv1.UsageServerAuth,
+		request(t, "system:node:n1", net.ParseIP("10.9.0.1")))
+	ask("liar", certv1.KubeletServingSignerName, "system:node:n1", certv1.UsageServerAuth,
+		request(t, "system:node:n1", net.ParseIP("10.9.0.2")))
 	api := c.client.CertificatesV1().CertificateSigningRequests()
 	for _, name := range []string{"boot", "serve"} {
 		c.until("signing "+name, func() string {
@@ -129,13 +133,15 @@ func TestServingCertificatesAreWhatTheNodeHas(t *testing.T) {
 			Usages: []certv1.KeyUsage{certv1.UsageDigitalSignature, certv1.UsageServerAuth},
 			Extra:  map[string]certv1.ExtraValue{"berth.dev/source-address": {"10.0.0.1"}}, // a lie, which the server overwrites
 		}}
-		csr, err := kubernetes.NewForConfigOrDie(cfg).CertificatesV1().CertificateSigningRequests().Create(c.ctx, csr, metav1.CreateOptions{})
+		csr, err := kubernetes.NewForConfigOrDie(cfg).CertificatesV1().CertificateSigningRequests().Create(c.ctx, csr,
+			metav1.CreateOptions{})
 		c.must(err)
 		if got := csr.Spec.Extra["berth.dev/source-address"]; len(got) != 1 || got[0] != "127.0.0.1" {
 			t.Errorf("request %s came from %v, want 127.0.0.1", name, got)
 		}
 		if approve {
-			csr.Status.Conditions = []certv1.CertificateSigningRequestCondition{{Type: certv1.CertificateApproved, Status: v1.ConditionTrue, Reason: "ByHand"}}
+			csr.Status.Conditions = []certv1.CertificateSigningRequestCondition{{Type: certv1.CertificateApproved, Status: v1.ConditionTrue,
+				Reason: "ByHand"}}
 			_, err = api.UpdateApproval(c.ctx, name, csr, metav1.UpdateOptions{})
 			c.must(err)
 		}
@@ -177,7 +183,8 @@ func TestServingCertificatesAreWhatTheNodeHas(t *testing.T) {
 	ask("join", false, []string{"n1.example"}, "10.9.0.1")
 	signed("join")
 	// What it claims later is not approved: each of these waits for a person, who cannot make the signer sign the worst.
-	says("n1", internal("10.9.0.1"), internal("10.9.0.7"), internal("10.0.0.1"), internal("10.9.0.2"), dns("kubernetes.default.svc"), dns("n1.example"))
+	says("n1", internal("10.9.0.1"), internal("10.9.0.7"), internal("10.0.0.1"), internal("10.9.0.2"), dns("kubernetes.default.svc"),
+		dns("n1.example"))
 	ask("pending", false, []string{"n1.example"}, "10.9.0.7")
 	ask("service-name", true, []string{"kubernetes.default.svc"}, "10.9.0.1")
 	refused("service-name", "cluster's Services")
@@ -217,14 +224,16 @@ func TestLivingNodesNameIsNotGivenAway(t *testing.T) {
 	for name, renewed := range map[string]time.Time{"alive": now.Add(time.Hour), "silent": now.Add(-time.Hour)} {
 		at := metav1.NewMicroTime(renewed)
 		_, err := c.client.CoordinationV1().Leases(v1.NamespaceNodeLease).Create(c.ctx, &coordinationv1.Lease{
-			ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: coordinationv1.LeaseSpec{RenewTime: &at, LeaseDurationSeconds: ptr.To(int32(40))}}, metav1.CreateOptions{})
+			ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: coordinationv1.LeaseSpec{RenewTime: &at,
+				LeaseDurationSeconds: ptr.To(int32(40))}}, metav1.CreateOptions{})
 		c.must(err)
 	}
 	api := c.client.CertificatesV1().CertificateSigningRequests()
 	for _, name := range []string{"alive", "silent", "new"} {
-		_, err := api.Create(c.ctx, &certv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: certv1.CertificateSigningRequestSpec{
-			Request: request(t, "system:node:"+name), SignerName: certv1.KubeAPIServerClientKubeletSignerName,
-			Usages: []certv1.KeyUsage{certv1.UsageDigitalSignature, certv1.UsageClientAuth}}}, metav1.CreateOptions{})
+		_, err := api.Create(c.ctx, &certv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: certv1.CertificateSigningRequestSpec{
+				Request: request(t, "system:node:"+name), SignerName: certv1.KubeAPIServerClientKubeletSignerName,
+				Usages: []certv1.KeyUsage{certv1.UsageDigitalSignature, certv1.UsageClientAuth}}}, metav1.CreateOptions{})
 		c.must(err)
 	}
 	for _, name := range []string{"silent", "new"} {

@@ -20,7 +20,8 @@ func (c *cluster) devicesOn(node string, n int) {
 	}
 	_, err := c.client.ResourceV1().ResourceSlices().Create(c.ctx, s, metav1.CreateOptions{})
 	c.must(err)
-	_, err = c.client.ResourceV1().DeviceClasses().Create(c.ctx, &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "gpu"}}, metav1.CreateOptions{})
+	_, err = c.client.ResourceV1().DeviceClasses().Create(c.ctx, &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "gpu"}},
+		metav1.CreateOptions{})
 	c.must(err)
 }
 
@@ -40,7 +41,8 @@ func (c *cluster) claiming(ns, name, tmpl, claim string) {
 	}
 	spec := template("claiming").Spec
 	spec.ResourceClaims = []v1.PodResourceClaim{ref}
-	_, err := c.client.CoreV1().Pods(ns).Create(c.ctx, &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}, metav1.CreateOptions{})
+	_, err := c.client.CoreV1().Pods(ns).Create(c.ctx, &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec},
+		metav1.CreateOptions{})
 	c.must(err)
 }
 
@@ -84,11 +86,13 @@ func TestClaimsFromRequestToRelease(t *testing.T) {
 		}
 		return fmt.Sprintf("%d other events", len(l.Items))
 	})
-	_, err := c.client.ResourceV1().ResourceClaimTemplates(ns).Create(c.ctx, &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Name: "tmpl"},
-		Spec: resourceapi.ResourceClaimTemplateSpec{Spec: oneDevice()}}, metav1.CreateOptions{})
+	_, err := c.client.ResourceV1().ResourceClaimTemplates(ns).Create(c.ctx,
+		&resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Name: "tmpl"},
+			Spec: resourceapi.ResourceClaimTemplateSpec{Spec: oneDevice()}}, metav1.CreateOptions{})
 	c.must(err)
 	c.running(ns, "own")
-	_, err = claims.Create(c.ctx, &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "shared"}, Spec: oneDevice()}, metav1.CreateOptions{})
+	_, err = claims.Create(c.ctx, &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "shared"}, Spec: oneDevice()},
+		metav1.CreateOptions{})
 	c.must(err)
 	c.claiming(ns, "a", "", "shared")
 	c.claiming(ns, "b", "", "shared")
@@ -105,7 +109,8 @@ func TestClaimsFromRequestToRelease(t *testing.T) {
 	shared, err := claims.Get(c.ctx, "shared", metav1.GetOptions{})
 	c.must(err)
 	x, y := made.Status.Allocation.Devices.Results[0], shared.Status.Allocation.Devices.Results[0]
-	if x.Device == y.Device || x.Pool != "n2" || own.Spec.NodeName != "n2" || len(shared.Status.ReservedFor) != 2 || len(made.Status.ReservedFor) != 1 {
+	if x.Device == y.Device || x.Pool != "n2" || own.Spec.NodeName != "n2" || len(shared.Status.ReservedFor) != 2 ||
+		len(made.Status.ReservedFor) != 1 {
 		t.Errorf("own claim %+v, shared claim %+v", made.Status, shared.Status)
 	}
 

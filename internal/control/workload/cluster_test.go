@@ -82,8 +82,10 @@ func newCluster(t *testing.T, nodes ...string) *cluster {
 	})
 	run("controllers", func() error {
 		return Run(ctx, Config{Client: c.client, Metadata: c.md, Discovery: c.client.Discovery(), Informers: f, Log: log,
-			Clients: asked.Clients(env.Server.As), RootCA: cert, SigningCert: cert, SigningKey: key, ServingSigningCert: c.agentCA, ServingSigningKey: agentKey,
-			Serving: certificate.ServingRules{ClusterDomain: "cluster.local", ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}}})
+			Clients: asked.Clients(env.Server.As), RootCA: cert, SigningCert: cert, SigningKey: key, ServingSigningCert: c.agentCA,
+			ServingSigningKey: agentKey,
+			Serving: certificate.ServingRules{ClusterDomain: "cluster.local",
+				ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}}})
 	})
 	wg.Go(func() { c.agent() })
 	t.Cleanup(func() { cancel(); wg.Wait(); f.Shutdown() })
@@ -103,10 +105,13 @@ func (c *cluster) must(err error) {
 // node creates a ready, untainted node.
 func (c *cluster) node(name string) {
 	c.Helper()
-	_, err := c.client.CoreV1().Nodes().Create(c.ctx, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{v1.LabelHostname: name}},
-		Status: v1.NodeStatus{Allocatable: v1.ResourceList{v1.ResourceCPU: resource.MustParse("8"), v1.ResourceMemory: resource.MustParse("8Gi"), v1.ResourcePods: resource.MustParse("110")},
-			Conditions: []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionTrue}},
-			Addresses:  []v1.NodeAddress{{Type: v1.NodeHostName, Address: name}, {Type: v1.NodeInternalIP, Address: "10.9.0.1"}}}}, metav1.CreateOptions{})
+	_, err := c.client.CoreV1().Nodes().Create(c.ctx,
+		&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{v1.LabelHostname: name}},
+			Status: v1.NodeStatus{Allocatable: v1.ResourceList{v1.ResourceCPU: resource.MustParse("8"),
+				v1.ResourceMemory: resource.MustParse("8Gi"), v1.ResourcePods: resource.MustParse("110")},
+				Conditions: []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionTrue}},
+				Addresses:  []v1.NodeAddress{{Type: v1.NodeHostName, Address: name}, {Type: v1.NodeInternalIP, Address: "10.9.0.1"}}}},
+		metav1.CreateOptions{})
 	c.must(err)
 	_, err = c.client.CoreV1().Nodes().Patch(c.ctx, name, types.MergePatchType, []byte(`{"spec":{"taints":null}}`), metav1.PatchOptions{})
 	c.must(err)
@@ -133,7 +138,8 @@ func (c *cluster) agent() {
 func (c *cluster) tend(p *v1.Pod, ip string) {
 	zero := int64(0)
 	if p.DeletionTimestamp != nil {
-		err := c.client.CoreV1().Pods(p.Namespace).Delete(c.ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: &zero, Preconditions: &metav1.Preconditions{UID: &p.UID}})
+		err := c.client.CoreV1().Pods(p.Namespace).Delete(c.ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: &zero,
+			Preconditions: &metav1.Preconditions{UID: &p.UID}})
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) && c.ctx.Err() == nil {
 			c.Errorf("finishing the deletion of pod %s: %v", p.Name, err)
 		}
@@ -146,7 +152,8 @@ func (c *cluster) tend(p *v1.Pod, ip string) {
 	st := p.DeepCopy()
 	st.Status.Phase, st.Status.PodIP, st.Status.PodIPs, st.Status.StartTime = v1.PodRunning, ip, []v1.PodIP{{IP: ip}}, &now
 	ready := v1.ConditionTrue
-	cs := v1.ContainerStatus{Name: p.Spec.Containers[0].Name, Ready: true, State: v1.ContainerState{Running: &v1.ContainerStateRunning{StartedAt: now}}}
+	cs := v1.ContainerStatus{Name: p.Spec.Containers[0].Name, Ready: true,
+		State: v1.ContainerState{Running: &v1.ContainerStateRunning{StartedAt: now}}}
 	if code, ends := p.Annotations[exitAnnotation]; ends {
 		ready = v1.ConditionFalse
 		st.Status.Phase = v1.PodSucceeded
@@ -158,7 +165,8 @@ func (c *cluster) tend(p *v1.Pod, ip string) {
 	}
 	st.Status.ContainerStatuses = []v1.ContainerStatus{cs}
 	st.Status.Conditions = append(st.Status.Conditions, v1.PodCondition{Type: v1.PodReady, Status: ready, LastTransitionTime: now})
-	if _, err := c.client.CoreV1().Pods(p.Namespace).UpdateStatus(c.ctx, st, metav1.UpdateOptions{}); err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) && c.ctx.Err() == nil {
+	if _, err := c.client.CoreV1().Pods(p.Namespace).UpdateStatus(c.ctx, st, metav1.UpdateOptions{}); err != nil &&
+		!apierrors.IsConflict(err) && !apierrors.IsNotFound(err) && c.ctx.Err() == nil {
 		c.Errorf("reporting pod %s: %v", p.Name, err)
 	}
 }
@@ -203,7 +211,8 @@ func (c *cluster) namespace(name string) {
 
 func template(app string) v1.PodTemplateSpec {
 	return v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": app}},
-		Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c", Image: "registry.example/app:1", Ports: []v1.ContainerPort{{Name: "http", ContainerPort: 8080}}}}}}
+		Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c", Image: "registry.example/app:1",
+			Ports: []v1.ContainerPort{{Name: "http", ContainerPort: 8080}}}}}}
 }
 
 func newDeployment(name string, n int32) *appsv1.Deployment {
@@ -217,7 +226,9 @@ func (c *cluster) rolledOut(ns, name string) {
 		d, err := c.client.AppsV1().Deployments(ns).Get(c.ctx, name, metav1.GetOptions{})
 		c.must(err)
 		for _, x := range d.Status.Conditions {
-			if x.Type == appsv1.DeploymentProgressing && x.Reason == "NewReplicaSetAvailable" && d.Status.ObservedGeneration == d.Generation && d.Status.UpdatedReplicas == *d.Spec.Replicas && d.Status.Replicas == *d.Spec.Replicas {
+			if x.Type == appsv1.DeploymentProgressing && x.Reason == "NewReplicaSetAvailable" &&
+				d.Status.ObservedGeneration == d.Generation && d.Status.UpdatedReplicas == *d.Spec.Replicas &&
+				d.Status.Replicas == *d.Spec.Replicas {
 				return ""
 			}
 		}
@@ -241,7 +252,8 @@ func TestDeploymentsServicesAndTheirEnd(t *testing.T) {
 		return text(err)
 	})
 	_, err := c.client.CoreV1().Services(ns).Create(c.ctx, &v1.Service{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: v1.ServiceSpec{
-		Selector: map[string]string{"app": "web"}, Ports: []v1.ServicePort{{Name: "http", Port: 80, TargetPort: intstr.FromString("http")}}}}, metav1.CreateOptions{})
+		Selector: map[string]string{"app": "web"},
+		Ports:    []v1.ServicePort{{Name: "http", Port: 80, TargetPort: intstr.FromString("http")}}}}, metav1.CreateOptions{})
 	c.must(err)
 	_, err = c.client.AppsV1().Deployments(ns).Create(c.ctx, newDeployment("web", 3), metav1.CreateOptions{})
 	c.must(err)
@@ -325,7 +337,8 @@ func text(err error) string {
 func (c *cluster) endpoints(ns, svc string, want int) {
 	c.Helper()
 	c.until("endpoints of "+svc, func() string {
-		l, err := c.client.DiscoveryV1().EndpointSlices(ns).List(c.ctx, metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=" + svc})
+		l, err := c.client.DiscoveryV1().EndpointSlices(ns).List(c.ctx, metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=" +
+			svc})
 		c.must(err)
 		n := 0
 		for _, s := range l.Items {
@@ -377,14 +390,17 @@ func TestControllersActAsThemselves(t *testing.T) {
 	deny := admissionv1.Fail
 	_, err := c.client.AdmissionregistrationV1().ValidatingAdmissionPolicies().Create(c.ctx, &admissionv1.ValidatingAdmissionPolicy{
 		ObjectMeta: metav1.ObjectMeta{Name: "who"}, Spec: admissionv1.ValidatingAdmissionPolicySpec{FailurePolicy: &deny,
-			MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: admissionv1.RuleWithOperations{
-				Operations: []admissionv1.OperationType{admissionv1.Create},
-				Rule:       admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods"}}}}}},
-			Validations: rule(`request.userInfo.username == "system:serviceaccount:kube-system:replicaset-controller"`)}}, metav1.CreateOptions{})
+			MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{
+				{RuleWithOperations: admissionv1.RuleWithOperations{
+					Operations: []admissionv1.OperationType{admissionv1.Create},
+					Rule:       admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods"}}}}}},
+			Validations: rule(`request.userInfo.username == "system:serviceaccount:kube-system:replicaset-controller"`)}},
+		metav1.CreateOptions{})
 	c.must(err)
-	_, err = c.client.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Create(c.ctx, &admissionv1.ValidatingAdmissionPolicyBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "who"}, Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: "who",
-			ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}}}, metav1.CreateOptions{})
+	_, err = c.client.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Create(c.ctx,
+		&admissionv1.ValidatingAdmissionPolicyBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: "who"}, Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: "who",
+				ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}}}, metav1.CreateOptions{})
 	c.must(err)
 	pod := func(name string) *v1.Pod {
 		return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PodSpec{Containers: []v1.Container{{Name: "a", Image: "a"}}}}
@@ -393,14 +409,18 @@ func TestControllersActAsThemselves(t *testing.T) {
 	n := 0
 	c.until("the policy refuses a user's pod", func() string {
 		n++
-		if _, err := c.client.CoreV1().Pods("default").Create(c.ctx, pod(fmt.Sprintf("user-%d", n)), metav1.CreateOptions{}); apierrors.IsInvalid(err) || apierrors.IsForbidden(err) {
+		if _, err := c.client.CoreV1().Pods("default").Create(c.ctx, pod(fmt.Sprintf("user-%d", n)),
+			metav1.CreateOptions{}); apierrors.IsInvalid(err) || apierrors.IsForbidden(err) {
 			return ""
 		}
 		return "not yet"
 	})
 	labels := map[string]string{"app": "a"}
-	_, err = c.client.AppsV1().Deployments("default").Create(c.ctx, &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: appsv1.DeploymentSpec{
-		Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod("").Spec}}}, metav1.CreateOptions{})
+	_, err = c.client.AppsV1().Deployments("default").Create(c.ctx, &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "a"},
+		Spec: appsv1.DeploymentSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels},
+				Spec: pod("").Spec}}}, metav1.CreateOptions{})
 	c.must(err)
 	c.until("the replica set controller's pod is available", func() string {
 		d, err := c.client.AppsV1().Deployments("default").Get(c.ctx, "a", metav1.GetOptions{})
@@ -411,8 +431,10 @@ func TestControllersActAsThemselves(t *testing.T) {
 		return ""
 	})
 	who := "system:serviceaccount:kube-system:"
-	for _, want := range []string{who + "deployment-controller deployment-controller create replicasets.apps", who + "replicaset-controller replicaset-controller create pods.",
-		who + "deployment-controller deployment-controller patch deployments/status.apps", who + "replicaset-controller replicaset-controller create events."} {
+	for _, want := range []string{who + "deployment-controller deployment-controller create replicasets.apps",
+		who + "replicaset-controller replicaset-controller create pods.",
+		who + "deployment-controller deployment-controller patch deployments/status.apps",
+		who + "replicaset-controller replicaset-controller create events."} {
 		if !slices.Contains(asked.Used(), want) {
 			t.Errorf("nobody was seen as %q", want)
 		}

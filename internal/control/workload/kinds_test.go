@@ -28,7 +28,8 @@ func TestDaemonSetsFollowNodes(t *testing.T) {
 		c.until(fmt.Sprintf("%d daemon pods of %s", want, image), func() string {
 			got, err := c.client.AppsV1().DaemonSets(ns).Get(c.ctx, "log", metav1.GetOptions{})
 			c.must(err)
-			if got.Status.NumberAvailable != want || got.Status.DesiredNumberScheduled != want || got.Status.UpdatedNumberScheduled != want || got.Status.ObservedGeneration != got.Generation {
+			if got.Status.NumberAvailable != want || got.Status.DesiredNumberScheduled != want ||
+				got.Status.UpdatedNumberScheduled != want || got.Status.ObservedGeneration != got.Generation {
 				return fmt.Sprintf("%+v", got.Status)
 			}
 			on := map[string]int{}
@@ -53,7 +54,8 @@ func TestDaemonSetsFollowNodes(t *testing.T) {
 		[]byte(`{"spec":{"template":{"spec":{"containers":[{"name":"c","image":"registry.example/app:2"}]}}}}`), metav1.PatchOptions{})
 	c.must(err)
 	settled(3, "registry.example/app:2")
-	_, err = c.client.CoreV1().Nodes().Patch(c.ctx, "n3", types.MergePatchType, []byte(`{"spec":{"taints":[{"key":"away","effect":"NoExecute"}]}}`), metav1.PatchOptions{})
+	_, err = c.client.CoreV1().Nodes().Patch(c.ctx, "n3", types.MergePatchType,
+		[]byte(`{"spec":{"taints":[{"key":"away","effect":"NoExecute"}]}}`), metav1.PatchOptions{})
 	c.must(err)
 	settled(2, "registry.example/app:2")
 	revs, err := c.client.AppsV1().ControllerRevisions(ns).List(c.ctx, metav1.ListOptions{})
@@ -73,7 +75,8 @@ func TestDaemonSetsGoBackWithoutRestarts(t *testing.T) {
 	c.must(err)
 	image := func(name string) {
 		_, err := c.client.AppsV1().DaemonSets(ns).Patch(c.ctx, "log", types.StrategicMergePatchType,
-			[]byte(`{"spec":{"template":{"spec":{"containers":[{"name":"c","image":"registry.example/`+name+`"}]}}}}`), metav1.PatchOptions{})
+			[]byte(`{"spec":{"template":{"spec":{"containers":[{"name":"c","image":"registry.example/`+name+`"}]}}}}`),
+			metav1.PatchOptions{})
 		c.must(err)
 	}
 	settled := func() map[types.UID]bool {
@@ -87,7 +90,8 @@ func TestDaemonSetsGoBackWithoutRestarts(t *testing.T) {
 			}
 			got, err := c.client.AppsV1().DaemonSets(ns).Get(c.ctx, "log", metav1.GetOptions{})
 			c.must(err)
-			if len(uids) != 3 || got.Status.UpdatedNumberScheduled != 3 || got.Status.NumberAvailable != 3 || got.Status.ObservedGeneration != got.Generation {
+			if len(uids) != 3 || got.Status.UpdatedNumberScheduled != 3 || got.Status.NumberAvailable != 3 ||
+				got.Status.ObservedGeneration != got.Generation {
 				return fmt.Sprintf("%d pods, %+v", len(uids), got.Status)
 			}
 			return ""
@@ -128,15 +132,19 @@ func TestStatefulSetsKeepOrderAndClaims(t *testing.T) {
 	const ns = "default"
 	n := int32(3)
 	claim := v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "data"}, Spec: v1.PersistentVolumeClaimSpec{
-		AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce}, Resources: v1.VolumeResourceRequirements{Requests: v1.ResourceList{v1.ResourceStorage: resource.MustParse("1Gi")}}}}
+		AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
+		Resources:   v1.VolumeResourceRequirements{Requests: v1.ResourceList{v1.ResourceStorage: resource.MustParse("1Gi")}}}}
 	for i := range n {
 		c.volume(fmt.Sprintf("pv%d", i))
 	}
 	empty := ""
 	claim.Spec.StorageClassName = &empty
 	set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: "db"}, Spec: appsv1.StatefulSetSpec{Replicas: &n, ServiceName: "db",
-		Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "db"}}, Template: template("db"), VolumeClaimTemplates: []v1.PersistentVolumeClaim{claim},
-		PersistentVolumeClaimRetentionPolicy: &appsv1.StatefulSetPersistentVolumeClaimRetentionPolicy{WhenScaled: appsv1.DeletePersistentVolumeClaimRetentionPolicyType, WhenDeleted: appsv1.RetainPersistentVolumeClaimRetentionPolicyType}}}
+		Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "db"}}, Template: template("db"),
+		VolumeClaimTemplates: []v1.PersistentVolumeClaim{claim},
+		PersistentVolumeClaimRetentionPolicy: &appsv1.StatefulSetPersistentVolumeClaimRetentionPolicy{
+			WhenScaled:  appsv1.DeletePersistentVolumeClaimRetentionPolicyType,
+			WhenDeleted: appsv1.RetainPersistentVolumeClaimRetentionPolicyType}}}
 	_, err := c.client.AppsV1().StatefulSets(ns).Create(c.ctx, set, metav1.CreateOptions{})
 	c.must(err)
 	settled := func(want int32, image string) {
@@ -145,7 +153,8 @@ func TestStatefulSetsKeepOrderAndClaims(t *testing.T) {
 			got, err := c.client.AppsV1().StatefulSets(ns).Get(c.ctx, "db", metav1.GetOptions{})
 			c.must(err)
 			st := got.Status
-			if st.Replicas != want || st.AvailableReplicas != want || st.UpdatedReplicas != want || st.CurrentRevision != st.UpdateRevision || st.ObservedGeneration != got.Generation {
+			if st.Replicas != want || st.AvailableReplicas != want || st.UpdatedReplicas != want ||
+				st.CurrentRevision != st.UpdateRevision || st.ObservedGeneration != got.Generation {
 				pods := ""
 				for _, p := range c.pods(ns, "app=db") {
 					pods += fmt.Sprintf(" %s %s %q %v", p.Name, p.Status.Phase, p.Spec.NodeName, p.Status.Conditions)
@@ -165,7 +174,8 @@ func TestStatefulSetsKeepOrderAndClaims(t *testing.T) {
 		[]byte(`{"spec":{"template":{"spec":{"containers":[{"name":"c","image":"registry.example/app:2"}]}}}}`), metav1.PatchOptions{})
 	c.must(err)
 	settled(3, "registry.example/app:2")
-	_, err = c.client.AppsV1().StatefulSets(ns).Patch(c.ctx, "db", types.MergePatchType, []byte(`{"spec":{"replicas":1}}`), metav1.PatchOptions{})
+	_, err = c.client.AppsV1().StatefulSets(ns).Patch(c.ctx, "db", types.MergePatchType, []byte(`{"spec":{"replicas":1}}`),
+		metav1.PatchOptions{})
 	c.must(err)
 	settled(1, "registry.example/app:2")
 	c.until("claims of removed pods to go", func() string {
@@ -181,10 +191,13 @@ func TestStatefulSetsKeepOrderAndClaims(t *testing.T) {
 // volume makes a volume that any claim of 1Gi without a class can use.
 func (c *cluster) volume(name string) {
 	c.Helper()
-	_, err := c.client.CoreV1().PersistentVolumes().Create(c.ctx, &v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PersistentVolumeSpec{
-		Capacity: v1.ResourceList{v1.ResourceStorage: resource.MustParse("1Gi")}, AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
-		PersistentVolumeReclaimPolicy: v1.PersistentVolumeReclaimRetain,
-		PersistentVolumeSource:        v1.PersistentVolumeSource{HostPath: &v1.HostPathVolumeSource{Path: "/tmp/" + name}}}}, metav1.CreateOptions{})
+	_, err := c.client.CoreV1().PersistentVolumes().Create(c.ctx, &v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: v1.PersistentVolumeSpec{
+			Capacity:                      v1.ResourceList{v1.ResourceStorage: resource.MustParse("1Gi")},
+			AccessModes:                   []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
+			PersistentVolumeReclaimPolicy: v1.PersistentVolumeReclaimRetain,
+			PersistentVolumeSource:        v1.PersistentVolumeSource{HostPath: &v1.HostPathVolumeSource{Path: "/tmp/" + name}}}},
+		metav1.CreateOptions{})
 	c.must(err)
 }
 
@@ -239,7 +252,8 @@ func TestJobsCountEveryPodOnce(t *testing.T) {
 	if st := ended("broken", batchv1.JobFailed, "BackoffLimitExceeded"); st.Failed != 1 {
 		t.Errorf("broken: %d failed", st.Failed)
 	}
-	if st := ended("perindex", batchv1.JobFailed, "FailedIndexes"); st.Failed != 4 || st.FailedIndexes == nil || *st.FailedIndexes != "0-3" {
+	if st := ended("perindex", batchv1.JobFailed, "FailedIndexes"); st.Failed != 4 || st.FailedIndexes == nil ||
+		*st.FailedIndexes != "0-3" {
 		t.Errorf("perindex: %+v", st)
 	}
 	for _, p := range c.pods(ns, "") {
@@ -265,8 +279,10 @@ func TestBudgetsGuardEvictions(t *testing.T) {
 	_, err := c.client.AppsV1().Deployments(ns).Create(c.ctx, newDeployment("web", 3), metav1.CreateOptions{})
 	c.must(err)
 	one := intstr.FromInt32(1)
-	_, err = c.client.PolicyV1().PodDisruptionBudgets(ns).Create(c.ctx, &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Name: "web"},
-		Spec: policyv1.PodDisruptionBudgetSpec{MaxUnavailable: &one, Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}}}, metav1.CreateOptions{})
+	_, err = c.client.PolicyV1().PodDisruptionBudgets(ns).Create(c.ctx,
+		&policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Name: "web"},
+			Spec: policyv1.PodDisruptionBudgetSpec{MaxUnavailable: &one,
+				Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}}}, metav1.CreateOptions{})
 	c.must(err)
 	allowed := func(want int32) {
 		t.Helper()

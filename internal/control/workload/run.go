@@ -142,13 +142,16 @@ func clusterControllers(c *Config) []controller.Controller {
 				}
 				return certificate.RunSigner(ctx, e, ca, serving, c.Serving)
 			}},
-		{Name: "certificatesigningrequest-cleaner-controller", Account: "certificate-controller", Watches: "certificatesigningrequests.certificates.k8s.io",
-			Writes: "delete certificatesigningrequests.certificates.k8s.io", Run: certificate.RunCleaner},
-		{Name: "podcertificaterequest-cleaner-controller", Account: "certificate-controller", Watches: "podcertificaterequests.certificates.k8s.io",
-			Writes: "delete podcertificaterequests.certificates.k8s.io", Run: certificate.RunPodCleaner},
+		{Name: "certificatesigningrequest-cleaner-controller", Account: "certificate-controller",
+			Watches: "certificatesigningrequests.certificates.k8s.io",
+			Writes:  "delete certificatesigningrequests.certificates.k8s.io", Run: certificate.RunCleaner},
+		{Name: "podcertificaterequest-cleaner-controller", Account: "certificate-controller",
+			Watches: "podcertificaterequests.certificates.k8s.io",
+			Writes:  "delete podcertificaterequests.certificates.k8s.io", Run: certificate.RunPodCleaner},
 		{Name: "resourcequota-controller", Account: "resourcequota-controller", Watches: "resourcequotas and what they count",
 			Writes: "patch resourcequotas/status", Run: recount.Run},
-		{Name: "token-cleaner-controller", Account: "token-cleaner", Reads: "list,watch secrets", Writes: "delete secrets", Run: bootstrap.RunCleaner},
+		{Name: "token-cleaner-controller", Account: "token-cleaner", Reads: "list,watch secrets", Writes: "delete secrets",
+			Run: bootstrap.RunCleaner},
 		{Name: "bootstrap-signer-controller", Account: "bootstrap-signer", Reads: "list,watch secrets configmaps",
 			Writes: "patch configmaps = cluster-info", Run: bootstrap.RunSigner},
 	}
@@ -156,14 +159,17 @@ func clusterControllers(c *Config) []controller.Controller {
 
 func networkControllers(c *Config) []controller.Controller {
 	return []controller.Controller{
-		{Name: "endpointslice-controller", Account: "endpointslice-controller", Watches: "services pods nodes endpointslices.discovery.k8s.io",
-			Writes: "create,delete,update endpointslices.discovery.k8s.io" + events, Run: endpoint.RunSlices},
+		{Name: "endpointslice-controller", Account: "endpointslice-controller",
+			Watches: "services pods nodes endpointslices.discovery.k8s.io",
+			Writes:  "create,delete,update endpointslices.discovery.k8s.io" + events, Run: endpoint.RunSlices},
 		{Name: "endpoints-controller", Account: "endpoint-controller", Watches: "services pods endpoints",
 			Writes: "create,delete,patch endpoints", Run: endpoint.RunLegacy},
-		{Name: "endpointslice-mirroring-controller", Account: "endpointslicemirroring-controller", Watches: "services endpoints endpointslices.discovery.k8s.io",
-			Writes: "create,delete,patch endpointslices.discovery.k8s.io", Run: endpoint.RunMirror},
-		{Name: "service-lb-controller", Alias: "service", Account: "service-controller", Watches: "services nodes pods endpointslices.discovery.k8s.io",
-			Writes: "patch services/status" + events, Run: func(ctx context.Context, e controller.Env) error {
+		{Name: "endpointslice-mirroring-controller", Account: "endpointslicemirroring-controller",
+			Watches: "services endpoints endpointslices.discovery.k8s.io",
+			Writes:  "create,delete,patch endpointslices.discovery.k8s.io", Run: endpoint.RunMirror},
+		{Name: "service-lb-controller", Alias: "service", Account: "service-controller",
+			Watches: "services nodes pods endpointslices.discovery.k8s.io",
+			Writes:  "patch services/status" + events, Run: func(ctx context.Context, e controller.Env) error {
 				if c.NoLoadBalancer {
 					return nil
 				}
@@ -174,20 +180,25 @@ func networkControllers(c *Config) []controller.Controller {
 
 func podControllers() []controller.Controller {
 	return []controller.Controller{
-		{Name: "replicaset-controller", Account: "replicaset-controller", Watches: "replicasets.apps pods namespaces", Reads: "get replicasets.apps",
+		{Name: "replicaset-controller", Account: "replicaset-controller", Watches: "replicasets.apps pods namespaces",
+			Reads:  "get replicasets.apps",
 			Writes: "create,delete,patch pods\npatch replicasets.apps/status" + events, Run: replicaset.Run},
 		{Name: "replicationcontroller-controller", Account: "replication-controller", Watches: "replicationcontrollers pods namespaces",
 			Reads: "get replicationcontrollers", Writes: "create,delete,patch pods\npatch replicationcontrollers/status" + events,
 			Run: replicaset.RunReplicationControllers},
 		{Name: "deployment-controller", Account: "deployment-controller", Watches: "deployments.apps replicasets.apps pods",
-			Reads: "get deployments.apps replicasets.apps", Writes: "create,delete,patch replicasets.apps\npatch deployments.apps deployments.apps/status" + events,
-			Run: deployment.Run},
-		{Name: "daemonset-controller", Account: "daemon-set-controller", Watches: "daemonsets.apps pods nodes controllerrevisions.apps namespaces",
-			Reads: "get daemonsets.apps controllerrevisions.apps", Writes: "create,delete,patch pods\ncreate,delete,patch controllerrevisions.apps\n" +
+			Reads:  "get deployments.apps replicasets.apps",
+			Writes: "create,delete,patch replicasets.apps\npatch deployments.apps deployments.apps/status" + events,
+			Run:    deployment.Run},
+		{Name: "daemonset-controller", Account: "daemon-set-controller",
+			Watches: "daemonsets.apps pods nodes controllerrevisions.apps namespaces",
+			Reads:   "get daemonsets.apps controllerrevisions.apps",
+			Writes: "create,delete,patch pods\ncreate,delete,patch controllerrevisions.apps\n" +
 				"patch daemonsets.apps/status" + events, Run: daemonset.Run},
 		{Name: "statefulset-controller", Account: "statefulset-controller",
 			Watches: "statefulsets.apps pods controllerrevisions.apps persistentvolumeclaims namespaces",
-			Reads:   "get statefulsets.apps controllerrevisions.apps", Writes: "create,delete,patch pods\ncreate,delete,patch controllerrevisions.apps\n" +
+			Reads:   "get statefulsets.apps controllerrevisions.apps",
+			Writes: "create,delete,patch pods\ncreate,delete,patch controllerrevisions.apps\n" +
 				"create,patch persistentvolumeclaims\npatch statefulsets.apps/status" + events, Run: statefulset.Run},
 		{Name: "job-controller", Account: "job-controller", Watches: "jobs.batch pods namespaces", Reads: "get jobs.batch",
 			Writes: "create,delete,patch pods\npatch jobs.batch/status" + events, Run: job.Run},
@@ -195,26 +206,36 @@ func podControllers() []controller.Controller {
 			Writes: "create,delete jobs.batch\npatch cronjobs.batch/status" + events, Run: cronjob.Run},
 		{Name: "ttl-after-finished-controller", Account: "ttl-after-finished-controller", Watches: "jobs.batch", Reads: "get jobs.batch",
 			Writes: "delete jobs.batch", Run: ttl.Run},
-		{Name: "disruption-controller", Account: "disruption-controller", Watches: "poddisruptionbudgets.policy pods deployments.apps replicasets.apps " +
-			"statefulsets.apps replicationcontrollers", Reads: "get *.*/scale", Writes: "patch poddisruptionbudgets.policy/status", Run: disruption.Run},
+		{Name: "disruption-controller", Account: "disruption-controller",
+			Watches: "poddisruptionbudgets.policy pods deployments.apps replicasets.apps " +
+				"statefulsets.apps replicationcontrollers", Reads: "get *.*/scale", Writes: "patch poddisruptionbudgets.policy/status",
+			Run: disruption.Run},
 		{Name: "horizontal-pod-autoscaler-controller", Alias: "horizontalpodautoscaling", Account: "horizontal-pod-autoscaler",
-			Watches: "horizontalpodautoscalers.autoscaling pods", Reads: "list *.metrics.k8s.io\nget,list *.custom.metrics.k8s.io *.external.metrics.k8s.io",
-			Writes: "get,update *.*/scale\npatch horizontalpodautoscalers.autoscaling/status" + events, Run: hpa.Run},
-		{Name: "resourceclaim-controller", Account: "resource-claim-controller", Watches: "pods resourceclaims.resource.k8s.io resourceclaimtemplates.resource.k8s.io",
-			Reads: "get pods", Writes: "create,delete,patch resourceclaims.resource.k8s.io\npatch resourceclaims.resource.k8s.io/status pods/status" + events,
-			Run: resourceclaim.Run},
+			Watches: "horizontalpodautoscalers.autoscaling pods",
+			Reads:   "list *.metrics.k8s.io\nget,list *.custom.metrics.k8s.io *.external.metrics.k8s.io",
+			Writes:  "get,update *.*/scale\npatch horizontalpodautoscalers.autoscaling/status" + events, Run: hpa.Run},
+		{Name: "resourceclaim-controller", Account: "resource-claim-controller",
+			Watches: "pods resourceclaims.resource.k8s.io resourceclaimtemplates.resource.k8s.io",
+			Reads:   "get pods",
+			Writes:  "create,delete,patch resourceclaims.resource.k8s.io\npatch resourceclaims.resource.k8s.io/status pods/status" + events,
+			Run:     resourceclaim.Run},
 	}
 }
 
 func storageControllers(c *Config) []controller.Controller {
 	return []controller.Controller{
-		{Name: "persistentvolume-binder-controller", Account: "persistent-volume-binder", Watches: "persistentvolumes persistentvolumeclaims storageclasses.storage.k8s.io",
-			Reads: "get persistentvolumeclaims", Writes: "patch persistentvolumes persistentvolumes/status persistentvolumeclaims persistentvolumeclaims/status" + events,
-			Run: volume.RunBinder},
-		{Name: "local-volume-controller", Account: "local-volume-provisioner", Watches: "persistentvolumeclaims persistentvolumes nodes storageclasses.storage.k8s.io " +
-			"csinodes.storage.k8s.io csidrivers.storage.k8s.io csistoragecapacities.storage.k8s.io",
-			Reads: "get persistentvolumes configmaps", Writes: "create nodes/proxy\ncreate,delete,patch persistentvolumes csistoragecapacities.storage.k8s.io\n" +
-				"patch persistentvolumeclaims persistentvolumeclaims/status\ncreate csidrivers.storage.k8s.io storageclasses.storage.k8s.io configmaps" + events,
+		{Name: "persistentvolume-binder-controller", Account: "persistent-volume-binder",
+			Watches: "persistentvolumes persistentvolumeclaims storageclasses.storage.k8s.io",
+			Reads:   "get persistentvolumeclaims",
+			Writes:  "patch persistentvolumes persistentvolumes/status persistentvolumeclaims persistentvolumeclaims/status" + events,
+			Run:     volume.RunBinder},
+		{Name: "local-volume-controller", Account: "local-volume-provisioner",
+			Watches: "persistentvolumeclaims persistentvolumes nodes storageclasses.storage.k8s.io " +
+				"csinodes.storage.k8s.io csidrivers.storage.k8s.io csistoragecapacities.storage.k8s.io",
+			Reads: "get persistentvolumes configmaps",
+			Writes: "create nodes/proxy\ncreate,delete,patch persistentvolumes csistoragecapacities.storage.k8s.io\n" +
+				"patch persistentvolumeclaims persistentvolumeclaims/status\ncreate csidrivers.storage.k8s.io " +
+				"storageclasses.storage.k8s.io configmaps" + events,
 			Run: func(ctx context.Context, e controller.Env) error { return provision.Run(ctx, e, c.LocalVolumes) }},
 		{Name: "ephemeral-volume-controller", Account: "ephemeral-volume-controller", Watches: "pods persistentvolumeclaims",
 			Writes: "create persistentvolumeclaims" + events, Run: volume.RunEphemeral},
@@ -224,9 +245,11 @@ func storageControllers(c *Config) []controller.Controller {
 			Writes: "patch persistentvolumes", Run: volume.RunVolumeProtection},
 		{Name: "volumeattributesclass-protection-controller", Account: "volumeattributesclass-protection-controller",
 			Watches: "volumeattributesclasses.storage.k8s.io persistentvolumeclaims persistentvolumes",
-			Reads:   "list persistentvolumeclaims persistentvolumes", Writes: "patch volumeattributesclasses.storage.k8s.io", Run: volume.RunAttributesProtection},
-		{Name: "persistentvolume-attach-detach-controller", Account: "attachdetach-controller", Watches: "nodes pods persistentvolumeclaims persistentvolumes " +
-			"csidrivers.storage.k8s.io volumeattachments.storage.k8s.io csinodes.storage.k8s.io",
+			Reads:   "list persistentvolumeclaims persistentvolumes", Writes: "patch volumeattributesclasses.storage.k8s.io",
+			Run: volume.RunAttributesProtection},
+		{Name: "persistentvolume-attach-detach-controller", Account: "attachdetach-controller",
+			Watches: "nodes pods persistentvolumeclaims persistentvolumes " +
+				"csidrivers.storage.k8s.io volumeattachments.storage.k8s.io csinodes.storage.k8s.io",
 			Writes: "patch nodes/status\ncreate,delete volumeattachments.storage.k8s.io" + events, Run: attach.Run},
 	}
 }
@@ -234,8 +257,8 @@ func storageControllers(c *Config) []controller.Controller {
 // List declares every workload controller; what it returns does not run.
 func List() []controller.Controller { return controllers(&Config{}) }
 
-// Names lists the controllers in order.
-func Names() []string {
+// names lists the controllers in order.
+func names() []string {
 	var out []string
 	for _, c := range List() {
 		out = append(out, c.Name)
@@ -255,7 +278,8 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends the recorders
-	base := controller.Env{Client: cfg.Client, Reader: cfg.Client, Metadata: cfg.Metadata, Informers: cfg.Informers, Log: cfg.Log, Metrics: metrics,
+	base := controller.Env{Client: cfg.Client, Reader: cfg.Client, Metadata: cfg.Metadata, Informers: cfg.Informers, Log: cfg.Log,
+		Metrics:    metrics,
 		Registerer: cfg.Metrics, Journal: cfg.Journal, Recorders: kube.NewRecorders(ctx)}
 	var parts []supervise.Part
 	for _, c := range controllers(&cfg) {

@@ -29,14 +29,16 @@ func TestSuite(t *testing.T) {
 	f := informers.NewSharedInformerFactory(c.client, 0)
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		if err := recount.Run(c.ctx, controller.Env{Name: "resourcequota-controller", Client: c.client, Informers: f, Log: slog.New(slog.DiscardHandler)}); err != nil {
+		if err := recount.Run(c.ctx, controller.Env{Name: "resourcequota-controller", Client: c.client, Informers: f,
+			Log: slog.New(slog.DiscardHandler)}); err != nil {
 			t.Errorf("quota controller: %v", err)
 		}
 	})
 	t.Cleanup(func() { wg.Wait(); f.Shutdown() })
 	for name, test := range map[string]func(*cluster, string){
 		"accounts": testAccounts, "mirrored": testMirrored, "endpoints": testEndpoints, "circle": testCircle, "two-owners": testTwoOwners,
-		"namespaces": testNamespaces, "quota-of-pods": testQuotaOfPods, "quota-of-objects": testQuotaOfObjects, "quota-scopes": testQuotaScopes, "quota-status": testQuotaStatus,
+		"namespaces": testNamespaces, "quota-of-pods": testQuotaOfPods, "quota-of-objects": testQuotaOfObjects,
+		"quota-scopes": testQuotaScopes, "quota-status": testQuotaStatus,
 	} {
 		t.Run(name, func(t *testing.T) {
 			in := *c
@@ -76,7 +78,8 @@ func testAccounts(c *cluster, ns string) {
 		return text(err)
 	})
 	accounts := c.client.CoreV1().ServiceAccounts(ns)
-	_, err = accounts.Create(c.ctx, &v1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "mine", Labels: map[string]string{"mine": "yes"}}}, metav1.CreateOptions{})
+	_, err = accounts.Create(c.ctx,
+		&v1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "mine", Labels: map[string]string{"mine": "yes"}}}, metav1.CreateOptions{})
 	c.must(err)
 	c.must(accounts.DeleteCollection(c.ctx, metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "mine=yes"}))
 	c.must(accounts.Delete(c.ctx, "default", metav1.DeleteOptions{}))
@@ -92,13 +95,15 @@ func testAccounts(c *cluster, ns string) {
 
 // testMirrored: a slice follows hand-written endpoints through their life.
 func testMirrored(c *cluster, ns string) {
-	_, err := c.client.CoreV1().Services(ns).Create(c.ctx, &v1.Service{ObjectMeta: metav1.ObjectMeta{Name: "custom"}, Spec: v1.ServiceSpec{Ports: []v1.ServicePort{{Name: "example", Port: 80}}}}, metav1.CreateOptions{})
+	_, err := c.client.CoreV1().Services(ns).Create(c.ctx, &v1.Service{ObjectMeta: metav1.ObjectMeta{Name: "custom"},
+		Spec: v1.ServiceSpec{Ports: []v1.ServicePort{{Name: "example", Port: 80}}}}, metav1.CreateOptions{})
 	c.must(err)
 	endpoints := c.client.CoreV1().Endpoints(ns)
 	slices := func(want string) {
 		c.Helper()
 		c.until("mirrored "+want, func() string {
-			l, err := c.client.DiscoveryV1().EndpointSlices(ns).List(c.ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=custom"})
+			l, err := c.client.DiscoveryV1().EndpointSlices(ns).List(c.ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName +
+				"=custom"})
 			c.must(err)
 			got := ""
 			for _, s := range l.Items {
@@ -116,7 +121,8 @@ func testMirrored(c *cluster, ns string) {
 		})
 	}
 	e, err := endpoints.Create(c.ctx, &v1.Endpoints{ObjectMeta: metav1.ObjectMeta{Name: "custom"}, Subsets: []v1.EndpointSubset{
-		{Addresses: []v1.EndpointAddress{{IP: "10.1.2.3"}}, Ports: []v1.EndpointPort{{Name: "example", Port: 80}}}}}, metav1.CreateOptions{})
+		{Addresses: []v1.EndpointAddress{{IP: "10.1.2.3"}}, Ports: []v1.EndpointPort{{Name: "example", Port: 80}}}}},
+		metav1.CreateOptions{})
 	c.must(err)
 	slices("10.1.2.3:80")
 	e.Subsets[0].Addresses[0].IP, e.Subsets[0].Ports[0].Port = "10.2.3.4", 9090
@@ -130,8 +136,10 @@ func testMirrored(c *cluster, ns string) {
 // testEndpoints: a service shows its pods' ports as the pods come and go, and
 // takes its slices and endpoints along when it goes.
 func testEndpoints(c *cluster, ns string) {
-	_, err := c.client.CoreV1().Services(ns).Create(c.ctx, &v1.Service{ObjectMeta: metav1.ObjectMeta{Name: "multi"}, Spec: v1.ServiceSpec{Selector: map[string]string{"foo": "bar"},
-		Ports: []v1.ServicePort{{Name: "portname1", Port: 80, TargetPort: intstr.FromString("portname1")}, {Name: "portname2", Port: 81, TargetPort: intstr.FromString("portname2")}}}}, metav1.CreateOptions{})
+	_, err := c.client.CoreV1().Services(ns).Create(c.ctx, &v1.Service{ObjectMeta: metav1.ObjectMeta{Name: "multi"},
+		Spec: v1.ServiceSpec{Selector: map[string]string{"foo": "bar"},
+			Ports: []v1.ServicePort{{Name: "portname1", Port: 80, TargetPort: intstr.FromString("portname1")},
+				{Name: "portname2", Port: 81, TargetPort: intstr.FromString("portname2")}}}}, metav1.CreateOptions{})
 	c.must(err)
 	shows := func(want string) {
 		c.Helper()
@@ -156,8 +164,10 @@ func testEndpoints(c *cluster, ns string) {
 	}
 	shows("")
 	for i, port := range []string{"portname1", "portname2"} {
-		_, err := c.client.CoreV1().Pods(ns).Create(c.ctx, &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("pod", i+1), Labels: map[string]string{"foo": "bar"}},
-			Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c", Image: "i", Ports: []v1.ContainerPort{{Name: port, ContainerPort: int32(100 + i)}}}}}}, metav1.CreateOptions{})
+		_, err := c.client.CoreV1().Pods(ns).Create(c.ctx, &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("pod", i+1),
+			Labels: map[string]string{"foo": "bar"}},
+			Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c", Image: "i",
+				Ports: []v1.ContainerPort{{Name: port, ContainerPort: int32(100 + i)}}}}}}, metav1.CreateOptions{})
 		c.must(err)
 		shows([]string{"pod1:portname1:100", "pod1:portname1:100 pod2:portname2:101"}[i])
 	}
@@ -189,7 +199,8 @@ func (c *cluster) own(ns, pod string, block bool, owner metav1.Object, apiVersio
 	c.Helper()
 	p, err := c.client.CoreV1().Pods(ns).Get(c.ctx, pod, metav1.GetOptions{})
 	c.must(err)
-	body := fmt.Sprintf(`{"metadata":{"ownerReferences":[{"apiVersion":%q,"kind":%q,"name":%q,"uid":%q,"controller":%v,"blockOwnerDeletion":%v}],"uid":%q}}`,
+	body := fmt.Sprintf(`{"metadata":{"ownerReferences":[{"apiVersion":%q,"kind":%q,"name":%q,"uid":%q,"controller":%v,`+
+		`"blockOwnerDeletion":%v}],"uid":%q}}`,
 		apiVersion, kind, owner.GetName(), owner.GetUID(), block, block, p.UID)
 	_, err = c.client.CoreV1().Pods(ns).Patch(c.ctx, pod, types.StrategicMergePatchType, []byte(body), metav1.PatchOptions{})
 	c.must(err)
@@ -222,8 +233,10 @@ func testCircle(c *cluster, ns string) {
 func testTwoOwners(c *cluster, ns string) {
 	controller := func(name string, n int32) *v1.ReplicationController {
 		template := template(name)
-		rc, err := c.client.CoreV1().ReplicationControllers(ns).Create(c.ctx, &v1.ReplicationController{ObjectMeta: metav1.ObjectMeta{Name: name},
-			Spec: v1.ReplicationControllerSpec{Replicas: &n, Selector: map[string]string{"app": name}, Template: &template}}, metav1.CreateOptions{})
+		rc, err := c.client.CoreV1().ReplicationControllers(ns).Create(c.ctx,
+			&v1.ReplicationController{ObjectMeta: metav1.ObjectMeta{Name: name},
+				Spec: v1.ReplicationControllerSpec{Replicas: &n, Selector: map[string]string{"app": name}, Template: &template}},
+			metav1.CreateOptions{})
 		c.must(err)
 		return rc
 	}
@@ -267,12 +280,15 @@ func testTwoOwners(c *cluster, ns string) {
 func testNamespaces(c *cluster, _ string) {
 	all := c.client.CoreV1().Namespaces()
 	c.namespace("life")
-	n, err := all.Patch(c.ctx, "life", types.StrategicMergePatchType, []byte(`{"metadata":{"labels":{"testLabel":"testValue"}}}`), metav1.PatchOptions{})
+	n, err := all.Patch(c.ctx, "life", types.StrategicMergePatchType, []byte(`{"metadata":{"labels":{"testLabel":"testValue"}}}`),
+		metav1.PatchOptions{})
 	c.must(err)
 	if n.Labels["testLabel"] != "testValue" || n.Labels[v1.LabelMetadataName] != "life" {
 		c.Errorf("labels %v", n.Labels)
 	}
-	n, err = all.Patch(c.ctx, "life", types.MergePatchType, []byte(`{"metadata":{"annotations":{"e2e-patched":"yes"}},"status":{"conditions":[{"type":"StatusPatch","status":"True"}]}}`), metav1.PatchOptions{}, "status")
+	n, err = all.Patch(c.ctx, "life", types.MergePatchType,
+		[]byte(`{"metadata":{"annotations":{"e2e-patched":"yes"}},"status":{"conditions":[{"type":"StatusPatch","status":"True"}]}}`),
+		metav1.PatchOptions{}, "status")
 	c.must(err)
 	if len(n.Status.Conditions) != 1 || n.Status.Phase != v1.NamespaceActive || n.Annotations["e2e-patched"] != "yes" {
 		c.Errorf("patched status %v, annotations %v", n.Status, n.Annotations)
@@ -300,7 +316,8 @@ func testNamespaces(c *cluster, _ string) {
 		ns := fmt.Sprint("nslifetest-", i)
 		c.namespace(ns)
 		if i%10 == 0 {
-			_, err := c.client.CoreV1().Services(ns).Create(c.ctx, &v1.Service{ObjectMeta: metav1.ObjectMeta{Name: "s"}, Spec: v1.ServiceSpec{Ports: []v1.ServicePort{{Port: 80}}}}, metav1.CreateOptions{})
+			_, err := c.client.CoreV1().Services(ns).Create(c.ctx, &v1.Service{ObjectMeta: metav1.ObjectMeta{Name: "s"},
+				Spec: v1.ServiceSpec{Ports: []v1.ServicePort{{Port: 80}}}}, metav1.CreateOptions{})
 			c.must(err)
 		}
 	}

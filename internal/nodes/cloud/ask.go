@@ -44,9 +44,11 @@ type Limits struct {
 func NewAsker(c cloudprovider.Interface, l Limits) (*Asker, error) {
 	v2, ok := c.InstancesV2()
 	if !ok || v2 == nil {
-		return nil, fmt.Errorf("cloud provider %q does not implement InstancesV2, the only way supported to ask about machines", c.ProviderName())
+		return nil, fmt.Errorf("cloud provider %q does not implement InstancesV2, the only way supported to ask about machines",
+			c.ProviderName())
 	}
-	return &Asker{cloud: c, instances: v2, limit: flowcontrol.NewTokenBucketRateLimiter(l.Rate, l.Burst), slots: make(chan struct{}, l.AtOnce)}, nil
+	return &Asker{cloud: c, instances: v2, limit: flowcontrol.NewTokenBucketRateLimiter(l.Rate, l.Burst),
+		slots: make(chan struct{}, l.AtOnce)}, nil
 }
 
 // turn waits for the right to make one call.
@@ -123,7 +125,8 @@ func (a *Asker) machine(ctx context.Context, n *v1.Node) (Machine, error) {
 	defer done()
 	exists, err := a.instances.InstanceExists(ctx, n)
 	if err != nil {
-		return Running, fmt.Errorf("asking cloud provider %q whether the machine of Node %s exists: %w", a.cloud.ProviderName(), n.Name, err)
+		return Running, fmt.Errorf("asking cloud provider %q whether the machine of Node %s exists: %w", a.cloud.ProviderName(), n.Name,
+			err)
 	}
 	if !exists {
 		return Absent, nil
@@ -136,7 +139,8 @@ func (a *Asker) machine(ctx context.Context, n *v1.Node) (Machine, error) {
 	case errors.Is(err, cloudprovider.NotImplemented):
 		return Running, nil
 	case err != nil:
-		return Running, fmt.Errorf("asking cloud provider %q whether the machine of Node %s is shut down: %w", a.cloud.ProviderName(), n.Name, err)
+		return Running, fmt.Errorf("asking cloud provider %q whether the machine of Node %s is shut down: %w", a.cloud.ProviderName(),
+			n.Name, err)
 	case off:
 		return Stopped, nil
 	}

@@ -32,7 +32,7 @@ func RunLifecycle(ctx context.Context, e controller.Env, cfg Config) error {
 	}
 	c := &lifecycle{b}
 	return c.run(ctx, func(n *v1.Node, _ bool) {
-		if Silent(n) || Follow(n, Running) != Nothing {
+		if mustAsk(n) || follow(n, Running) != Nothing {
 			c.queue.Add(n.Name)
 		}
 	}, func(ctx context.Context) error { return e.RunBatches(ctx, c.queue, batch, c.syncAll) })
@@ -46,10 +46,10 @@ func (c *lifecycle) syncAll(ctx context.Context, names []string) map[string]cont
 	for _, name := range names {
 		switch n := c.node(name); {
 		case n == nil:
-		case Silent(n):
+		case mustAsk(n):
 			silent = append(silent, n)
 		default:
-			out[name] = c.outcome(n, c.act(ctx, n, Follow(n, Running)))
+			out[name] = c.outcome(n, c.act(ctx, n, follow(n, Running)))
 		}
 	}
 	if len(silent) == 0 {
@@ -59,7 +59,7 @@ func (c *lifecycle) syncAll(ctx context.Context, names []string) map[string]cont
 	for _, n := range silent {
 		switch m, known := machines[n.Name]; {
 		case known:
-			out[n.Name] = c.outcome(n, c.act(ctx, n, Follow(n, m)))
+			out[n.Name] = c.outcome(n, c.act(ctx, n, follow(n, m)))
 		case err != nil:
 			out[n.Name] = controller.Outcome{Err: fmt.Errorf("asking for the machine of a silent node: %w", err)}
 		default:
@@ -72,13 +72,13 @@ func (c *lifecycle) syncAll(ctx context.Context, names []string) map[string]cont
 // outcome sees to the next look at a node.
 func (c *lifecycle) outcome(n *v1.Node, err error) controller.Outcome {
 	o := controller.Outcome{Err: err}
-	if Silent(n) {
+	if mustAsk(n) {
 		o.Again = c.Monitor
 	}
 	return o
 }
 
-func (c *lifecycle) act(ctx context.Context, n *v1.Node, a Action) error {
+func (c *lifecycle) act(ctx context.Context, n *v1.Node, a action) error {
 	switch a {
 	case Delete:
 		return c.delete(ctx, n)
@@ -109,13 +109,15 @@ func (c *lifecycle) delete(ctx context.Context, n *v1.Node) error {
 	if err != nil {
 		return ignoreGone(err)
 	}
-	if live.UID != n.UID || !Silent(live) {
+	if live.UID != n.UID || !mustAsk(live) {
 		return nil
 	}
 	c.event(n, v1.EventTypeNormal, "DeletingNode", fmt.Sprintf("Deleting node %s because it does not exist in the cloud provider", n.Name))
-	err = nodes.Delete(ctx, n.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &live.UID, ResourceVersion: &live.ResourceVersion}})
+	err = nodes.Delete(ctx, n.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &live.UID,
+		ResourceVersion: &live.ResourceVersion}})
 	if err == nil {
-		c.note(n, "deleted", journal.Fact{Name: "machine", Value: "does not exist in the cloud provider"}, journal.Fact{Name: "provider ID", Value: n.Spec.ProviderID})
+		c.note(n, "deleted", journal.Fact{Name: "machine", Value: "does not exist in the cloud provider"}, journal.Fact{Name: "provider ID",
+			Value: n.Spec.ProviderID})
 	}
 	if err = ignoreGone(err); err != nil && !apierrors.IsConflict(err) && !errors.Is(err, context.Canceled) {
 		c.event(n, v1.EventTypeWarning, "DeletingNodeFailed", fmt.Sprintf("Deleting node %s failed: %v", n.Name, err))

@@ -109,16 +109,18 @@ func RunNodes(ctx context.Context, e controller.Env, cfg Config) error {
 	c := &initialiser{base: b}
 	buckets := prometheus.ExponentialBuckets(1, 4, 6)
 	if c.synced, err = kube.Registered(e.Registerer, prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: "node_controller_initial_node_sync_delay_seconds", Help: "Time from a node's creation to the end of its initialisation.", Buckets: buckets})); err != nil {
+		Name: "node_controller_initial_node_sync_delay_seconds", Help: "Time from a node's creation to the end of its initialisation.",
+		Buckets: buckets})); err != nil {
 		return err
 	}
 	if c.untainted, err = kube.Registered(e.Registerer, prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: "node_controller_cloud_provider_taint_removal_delay_seconds", Help: "Time from a node's creation to the removal of its uninitialized taint.", Buckets: buckets})); err != nil {
+		Name: "node_controller_cloud_provider_taint_removal_delay_seconds",
+		Help: "Time from a node's creation to the removal of its uninitialized taint.", Buckets: buckets})); err != nil {
 		return err
 	}
 	return c.run(ctx, func(n *v1.Node, first bool) {
 		switch {
-		case Uninitialized(n):
+		case uninitialized(n):
 			c.queue.Add(n.Name)
 		case first:
 			c.queue.After(n.Name, rand.N(cfg.Refresh))
@@ -135,15 +137,15 @@ func (c *initialiser) sync(ctx context.Context, name string) (time.Duration, err
 	if err != nil {
 		return 0, err
 	}
-	// Addresses come first: once the taint is off, pods may come.
-	addresses, changed, err := Addresses(n, m.NodeAddresses)
+	// addresses come first: once the taint is off, pods may come.
+	addresses, changed, err := addresses(n, m.NodeAddresses)
 	if err != nil {
 		return 0, fmt.Errorf("addresses of Node %s: %w", name, err)
 	}
-	waits := Uninitialized(n)
-	var id Identity
+	waits := uninitialized(n)
+	var id identity
 	if waits {
-		if id, err = Initialise(n, m); err != nil {
+		if id, err = initialise(n, m); err != nil {
 			return 0, fmt.Errorf("initialising Node %s: %w", name, err)
 		}
 	}
@@ -161,8 +163,9 @@ func (c *initialiser) sync(ctx context.Context, name string) (time.Duration, err
 	return c.Refresh/2 + rand.N(c.Refresh), nil
 }
 
-func (c *initialiser) initialise(ctx context.Context, n *v1.Node, id Identity) error {
-	_, err := c.patch(ctx, n, kube.Change{Labels: kube.Texts(id.Labels), Spec: map[string]any{"providerID": id.ProviderID, "taints": id.Taints}})
+func (c *initialiser) initialise(ctx context.Context, n *v1.Node, id identity) error {
+	_, err := c.patch(ctx, n, kube.Change{Labels: kube.Texts(id.Labels), Spec: map[string]any{"providerID": id.ProviderID,
+		"taints": id.Taints}})
 	if err != nil {
 		return err
 	}

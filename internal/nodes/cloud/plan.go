@@ -17,9 +17,9 @@ import (
 // shutdownTaint keeps pods from a machine that is switched off.
 var shutdownTaint = v1.Taint{Key: cloudapi.TaintNodeShutdown, Effect: v1.TaintEffectNoSchedule}
 
-// Uninitialized says that the node waits for its cloud: its agent was started
+// uninitialized says that the node waits for its cloud: its agent was started
 // with --cloud-provider=external.
-func Uninitialized(n *v1.Node) bool { return hasTaint(n, cloudapi.TaintExternalCloudProvider) }
+func uninitialized(n *v1.Node) bool { return hasTaint(n, cloudapi.TaintExternalCloudProvider) }
 
 func hasTaint(n *v1.Node, key string) bool {
 	return slices.ContainsFunc(n.Spec.Taints, func(t v1.Taint) bool { return t.Key == key })
@@ -36,21 +36,21 @@ func without(n *v1.Node, key string) []v1.Taint {
 	return out
 }
 
-// Identity is what initialising a node writes beside its addresses.
-type Identity struct {
+// identity is what initialising a node writes beside its addresses.
+type identity struct {
 	ProviderID string
 	Labels     map[string]string
 	Taints     []v1.Taint
 }
 
-// Initialise says how the node has to be, given its machine.
-func Initialise(n *v1.Node, m *cloudprovider.InstanceMetadata) (Identity, error) {
-	id := Identity{ProviderID: n.Spec.ProviderID, Labels: labels(n, m), Taints: without(n, cloudapi.TaintExternalCloudProvider)}
+// initialise says how the node has to be, given its machine.
+func initialise(n *v1.Node, m *cloudprovider.InstanceMetadata) (identity, error) {
+	id := identity{ProviderID: n.Spec.ProviderID, Labels: labels(n, m), Taints: without(n, cloudapi.TaintExternalCloudProvider)}
 	if id.ProviderID == "" {
 		id.ProviderID = m.ProviderID
 	}
 	if id.ProviderID == "" {
-		return Identity{}, errors.New("the cloud provider gave no provider ID, which a node must have")
+		return identity{}, errors.New("the cloud provider gave no provider ID, which a node must have")
 	}
 	return id, nil
 }
@@ -95,11 +95,11 @@ func reserved(key string) bool {
 	return false
 }
 
-// Addresses are the node's addresses as the cloud knows them; changed is false
+// addresses are the node's addresses as the cloud knows them; changed is false
 // when they are so already, or when the cloud names none. The address the agent
 // was told to use must be among them and comes first; a host name that the
 // cloud does not know stays the agent's.
-func Addresses(n *v1.Node, known []v1.NodeAddress) (out []v1.NodeAddress, changed bool, err error) {
+func addresses(n *v1.Node, known []v1.NodeAddress) (out []v1.NodeAddress, changed bool, err error) {
 	if len(known) == 0 {
 		return nil, false, nil
 	}
@@ -129,20 +129,20 @@ const (
 	Absent
 )
 
-// Action is what a machine's state asks for.
-type Action uint8
+// action is what a machine's state asks for.
+type action uint8
 
 // Delete is of the Node; Taint and Untaint are about the shutdown taint.
 const (
-	Nothing Action = iota
+	Nothing action = iota
 	Delete
 	Taint
 	Untaint
 )
 
-// Silent says that the node's word is not enough: its machine has to be asked
+// mustAsk says that the node's word is not enough: its machine has to be asked
 // for.
-func Silent(n *v1.Node) bool {
+func mustAsk(n *v1.Node) bool {
 	for _, c := range n.Status.Conditions {
 		if c.Type == v1.NodeReady {
 			return c.Status != v1.ConditionTrue
@@ -151,12 +151,12 @@ func Silent(n *v1.Node) bool {
 	return true
 }
 
-// Follow decides for a node. The machine only counts while the node is silent:
+// follow decides for a node. The machine only counts while the node is silent:
 // a node that is ready runs on something, and loses its shutdown taint.
-func Follow(n *v1.Node, m Machine) Action {
+func follow(n *v1.Node, m Machine) action {
 	tainted := hasTaint(n, cloudapi.TaintNodeShutdown)
 	switch {
-	case !Silent(n):
+	case !mustAsk(n):
 		if tainted {
 			return Untaint
 		}

@@ -18,10 +18,12 @@ func addr(kind v1.NodeAddressType, a string) v1.NodeAddress {
 func TestInitialise(t *testing.T) {
 	other := v1.Taint{Key: "mine", Effect: v1.TaintEffectNoSchedule}
 	n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: map[string]string{"rack": "7", v1.LabelTopologyZone: "z"}},
-		Spec: v1.NodeSpec{Taints: []v1.Taint{other, {Key: cloudapi.TaintExternalCloudProvider, Value: "true", Effect: v1.TaintEffectNoSchedule}}}}
+		Spec: v1.NodeSpec{Taints: []v1.Taint{other, {Key: cloudapi.TaintExternalCloudProvider, Value: "true",
+			Effect: v1.TaintEffectNoSchedule}}}}
 	m := &cloudprovider.InstanceMetadata{ProviderID: "c://1", InstanceType: "big", Zone: "z", Region: "r",
-		AdditionalLabels: map[string]string{"rack": "8", "row": "2", "node.kubernetes.io/evil": "x", "k8s.io/evil": "x", "notkubernetes.io/fine": "y"}}
-	id, err := Initialise(n, m)
+		AdditionalLabels: map[string]string{"rack": "8", "row": "2", "node.kubernetes.io/evil": "x", "k8s.io/evil": "x",
+			"notkubernetes.io/fine": "y"}}
+	id, err := initialise(n, m)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,11 +33,11 @@ func TestInitialise(t *testing.T) {
 		t.Errorf("got %+v, want labels %v", id, want)
 	}
 	n.Spec.ProviderID = "c://old"
-	if id, _ := Initialise(n, m); id.ProviderID != "c://old" {
+	if id, _ := initialise(n, m); id.ProviderID != "c://old" {
 		t.Errorf("a provider ID was replaced by %s", id.ProviderID)
 	}
 	n.Spec.ProviderID, m.ProviderID = "", ""
-	if _, err := Initialise(n, m); err == nil {
+	if _, err := initialise(n, m); err == nil {
 		t.Error("a node without provider ID was let in")
 	}
 }
@@ -53,15 +55,17 @@ func TestAddresses(t *testing.T) {
 		{"as they are", []v1.NodeAddress{in, host}, []v1.NodeAddress{in, host}, "", []v1.NodeAddress{in, host}, false, true},
 		{"the cloud knows none", []v1.NodeAddress{in}, nil, "", nil, false, true},
 		{"the agent's host name stays", []v1.NodeAddress{host}, []v1.NodeAddress{in, ex}, "", []v1.NodeAddress{in, ex, host}, true, true},
-		{"the cloud's host name wins", []v1.NodeAddress{addr(v1.NodeHostName, "old")}, []v1.NodeAddress{in, host}, "", []v1.NodeAddress{in, host}, true, true},
-		{"the provided address is first and alone of its type", nil, []v1.NodeAddress{in, second, ex}, "10.9.0.1", []v1.NodeAddress{second, ex}, true, true},
+		{"the cloud's host name wins", []v1.NodeAddress{addr(v1.NodeHostName, "old")}, []v1.NodeAddress{in, host}, "",
+			[]v1.NodeAddress{in, host}, true, true},
+		{"the provided address is first and alone of its type", nil, []v1.NodeAddress{in, second, ex}, "10.9.0.1",
+			[]v1.NodeAddress{second, ex}, true, true},
 		{"the provided address is unknown", nil, []v1.NodeAddress{in}, "10.9.9.9", nil, false, false},
 	} {
 		n := &v1.Node{Status: v1.NodeStatus{Addresses: c.has}}
 		if c.provided != "" {
 			n.Annotations = map[string]string{cloudapi.AnnotationAlphaProvidedIPAddr: c.provided}
 		}
-		out, changed, err := Addresses(n, c.known)
+		out, changed, err := addresses(n, c.known)
 		if (err == nil) != c.ok || changed != c.changed || fmt.Sprint(out) != fmt.Sprint(c.want) {
 			t.Errorf("%s: %v, changed %v, %v; want %v, %v", c.name, out, changed, err, c.want, c.changed)
 		}
@@ -91,7 +95,7 @@ func TestFollow(t *testing.T) {
 				case ready != v1.ConditionTrue && m == Stopped && !tainted:
 					want = Taint
 				}
-				if got := Follow(n, m); got != want {
+				if got := follow(n, m); got != want {
 					t.Errorf("Ready %q, tainted %v, machine %d: %d, want %d", ready, tainted, m, got, want)
 				}
 			}

@@ -20,13 +20,13 @@ type Plan struct {
 	Why string
 }
 
-// Decide looks at NoExecute taints only. The first toleration in the list that
+// decide looks at NoExecute taints only. The first toleration in the list that
 // fits a taint counts for it; a taint without one means now, and of several
 // tolerated for a time the shortest wins, each counted from since: the
 // moment its taint was put on. Counting from the taint and not
 // from when somebody looked makes a restart harmless and lets an edited
 // toleration move the time.
-func Decide(taints []v1.Taint, tolerations []v1.Toleration, since func(v1.Taint) time.Time) Plan {
+func decide(taints []v1.Taint, tolerations []v1.Toleration, since func(v1.Taint) time.Time) Plan {
 	var p Plan
 	for _, t := range taints {
 		if t.Effect != v1.TaintEffectNoExecute {
@@ -60,7 +60,7 @@ func Decide(taints []v1.Taint, tolerations []v1.Toleration, since func(v1.Taint)
 // under a taint.
 func For(p *v1.Pod, n *v1.Node, first, now time.Time) Plan {
 	came := bound(p)
-	return Decide(n.Spec.Taints, p.Spec.Tolerations, func(t v1.Taint) time.Time {
+	return decide(n.Spec.Taints, p.Spec.Tolerations, func(t v1.Taint) time.Time {
 		if t.TimeAdded == nil || t.TimeAdded.After(now) {
 			return first
 		}

@@ -27,13 +27,15 @@ func TestDecide(t *testing.T) {
 		{"not tolerated", []v1.Taint{lost}, nil, 0},
 		{"for ever", []v1.Taint{lost}, []v1.Toleration{exists("", nil)}, -1},
 		{"300 s", []v1.Taint{lost}, []v1.Toleration{exists(lost.Key, sec(300))}, 300 * time.Second},
-		{"the first that fits counts", []v1.Taint{lost}, []v1.Toleration{exists(lost.Key, sec(300)), exists(lost.Key, sec(5))}, 300 * time.Second},
-		{"the shortest of two taints", []v1.Taint{lost, mine}, []v1.Toleration{exists(lost.Key, sec(300)), exists("mine", sec(7))}, 7 * time.Second},
+		{"the first that fits counts", []v1.Taint{lost}, []v1.Toleration{exists(lost.Key, sec(300)), exists(lost.Key, sec(5))},
+			300 * time.Second},
+		{"the shortest of two taints", []v1.Taint{lost, mine}, []v1.Toleration{exists(lost.Key, sec(300)), exists("mine", sec(7))},
+			7 * time.Second},
 		{"another value", []v1.Taint{mine}, []v1.Toleration{{Key: "mine", Value: "b"}}, 0},
 		{"another effect", []v1.Taint{lost}, []v1.Toleration{{Operator: v1.TolerationOpExists, Effect: v1.TaintEffectNoSchedule}}, 0},
 		{"negative seconds are now", []v1.Taint{lost}, []v1.Toleration{exists("", sec(-4))}, 0},
 	} {
-		p := Decide(c.taints, c.tolerations, func(v1.Taint) time.Time { return t0 })
+		p := decide(c.taints, c.tolerations, func(v1.Taint) time.Time { return t0 })
 		if p.Evict != (c.want >= 0) || p.Evict && p.At.Sub(t0) != c.want {
 			t.Errorf("%s: %+v, want %s", c.name, p, c.want)
 		}
@@ -59,7 +61,8 @@ func TestForCountsFromTaintOrBinding(t *testing.T) {
 		{"came after the taint", at(0), 30, 50, 90},
 	} {
 		p := &v1.Pod{Spec: v1.PodSpec{Tolerations: []v1.Toleration{{Operator: v1.TolerationOpExists, TolerationSeconds: &seconds}}},
-			Status: v1.PodStatus{Conditions: []v1.PodCondition{{Type: v1.PodScheduled, Status: v1.ConditionTrue, LastTransitionTime: *at(c.bound)}}}}
+			Status: v1.PodStatus{Conditions: []v1.PodCondition{{Type: v1.PodScheduled, Status: v1.ConditionTrue,
+				LastTransitionTime: *at(c.bound)}}}}
 		n := &v1.Node{Spec: v1.NodeSpec{Taints: []v1.Taint{{Key: "x", Effect: v1.TaintEffectNoExecute, TimeAdded: c.added}}}}
 		if got := For(p, n, at(c.first).Time, at(70).Time).At.Sub(t0); got != time.Duration(c.want)*time.Second {
 			t.Errorf("%s: due at %s, want %d s", c.name, got, c.want)

@@ -170,8 +170,9 @@ func (s *reconciler) evict(ctx context.Context, cached *v1.Pod, first time.Time)
 	s.event(p, "Marking for deletion Pod "+p.Namespace+"/"+p.Name)
 	condition := v1.PodCondition{Type: v1.DisruptionTarget, Status: v1.ConditionTrue, LastTransitionTime: metav1.NewTime(now),
 		Reason: "DeletionByTaintManager", Message: "Taint manager: deleting due to NoExecute taint"}
-	_, err = kube.Patch(ctx, pods, p, kube.SameObject, kube.Change{Status: kube.Conditions[v1.PodCondition]{Conditions: []v1.PodCondition{condition}},
-		Subresource: "status", Strategic: true, Manager: "berth-taint-eviction"})
+	_, err = kube.Patch(ctx, pods, p, kube.SameObject,
+		kube.Change{Status: kube.Conditions[v1.PodCondition]{Conditions: []v1.PodCondition{condition}},
+			Subresource: "status", Strategic: true, Manager: "berth-taint-eviction"})
 	if err != nil && !kube.Gone(err) {
 		return fmt.Errorf("patching conditions of Pod %s/%s: %w", p.Namespace, p.Name, err)
 	}
@@ -180,8 +181,9 @@ func (s *reconciler) evict(ctx context.Context, cached *v1.Pod, first time.Time)
 	}
 	s.deletions.Inc()
 	s.late.Observe(time.Since(pl.At).Seconds())
-	s.Tell(controller.Note{Part: "eviction", Kind: "Pod", Object: p, Decision: "deleted", Because: []journal.Fact{{Name: "node", Value: n.Name},
-		{Name: "cause", Value: pl.Why}, {Name: "due", Value: pl.At.UTC().Format(time.RFC3339)}}})
+	s.Tell(controller.Note{Part: "eviction", Kind: "Pod", Object: p, Decision: "deleted",
+		Because: []journal.Fact{{Name: "node", Value: n.Name},
+			{Name: "cause", Value: pl.Why}, {Name: "due", Value: pl.At.UTC().Format(time.RFC3339)}}})
 	return nil
 }
 

@@ -24,8 +24,11 @@ func TestShellEvictsWhenTheTolerationRunsOut(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		seconds := int64(30)
 		client := fake.NewClientset(
-			&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Spec: v1.NodeSpec{Taints: []v1.Taint{{Key: v1.TaintNodeUnreachable, Effect: v1.TaintEffectNoExecute}}}},
-			&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default"}, Spec: v1.PodSpec{NodeName: "n", Tolerations: []v1.Toleration{{Operator: v1.TolerationOpExists, TolerationSeconds: &seconds}}}})
+			&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"},
+				Spec: v1.NodeSpec{Taints: []v1.Taint{{Key: v1.TaintNodeUnreachable, Effect: v1.TaintEffectNoExecute}}}},
+			&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default"},
+				Spec: v1.PodSpec{NodeName: "n",
+					Tolerations: []v1.Toleration{{Operator: v1.TolerationOpExists, TolerationSeconds: &seconds}}}})
 		shared := informers.NewSharedInformerFactory(client, 0)
 		done := make(chan error, 1)
 		go func() {
@@ -54,7 +57,8 @@ func TestTaintGoneInTheAPIAlone_139992(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		client := fake.NewClientset(
-			&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Spec: v1.NodeSpec{Taints: []v1.Taint{{Key: "x", Effect: v1.TaintEffectNoExecute}}}},
+			&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"},
+				Spec: v1.NodeSpec{Taints: []v1.Taint{{Key: "x", Effect: v1.TaintEffectNoExecute}}}},
 			&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default"}, Spec: v1.PodSpec{NodeName: "n"}})
 		client.PrependReactor("get", "nodes", func(k8stesting.Action) (bool, runtime.Object, error) {
 			return true, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}}, nil
@@ -81,7 +85,8 @@ func TestEditedTolerationMovesTheDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		added := metav1.NewTime(time.Now())
-		client := fake.NewClientset(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Spec: v1.NodeSpec{Taints: []v1.Taint{{Key: "x", Effect: v1.TaintEffectNoExecute, TimeAdded: &added}}}})
+		client := fake.NewClientset(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"},
+			Spec: v1.NodeSpec{Taints: []v1.Taint{{Key: "x", Effect: v1.TaintEffectNoExecute, TimeAdded: &added}}}})
 		pods := client.CoreV1().Pods("default")
 		bear := func(name string, seconds int64, write func(context.Context, *v1.Pod) error) {
 			p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"}, Spec: v1.PodSpec{NodeName: "n",
@@ -149,7 +154,8 @@ func TestRestartKeepsDeadlines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		added, seconds := metav1.NewTime(time.Now()), int64(100)
 		client := fake.NewClientset(
-			&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Spec: v1.NodeSpec{Taints: []v1.Taint{{Key: "x", Effect: v1.TaintEffectNoExecute, TimeAdded: &added}}}},
+			&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"},
+				Spec: v1.NodeSpec{Taints: []v1.Taint{{Key: "x", Effect: v1.TaintEffectNoExecute, TimeAdded: &added}}}},
 			&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default"}, Spec: v1.PodSpec{NodeName: "n",
 				Tolerations: []v1.Toleration{{Key: "x", Operator: v1.TolerationOpExists, TolerationSeconds: &seconds}}}})
 		for _, c := range []struct {

@@ -265,7 +265,8 @@ func (f *invariantChecker) expelled(n *v1.Node) {
 	f.added[zone] = now
 	// Who is silent for its grace counts, though the API may not say so yet.
 	if since, stopped := f.halted[zone]; stopped && tooMany(f.numbers(zone, grace)) && now.Sub(f.seen(since)) > f.lag() {
-		f.breaks("partial disruption", "%s gets a NoExecute taint though too many of zone %s are not ready, for %s", n.Name, zone, now.Sub(since))
+		f.breaks("partial disruption", "%s gets a NoExecute taint though too many of zone %s are not ready, for %s", n.Name, zone,
+			now.Sub(since))
 	}
 }
 

@@ -73,7 +73,8 @@ func (f *invariantChecker) podsAtRest(m *host, ready, end bool) {
 		case podutil.Ready(p) != ready:
 			f.breaks("convergence", "%s counts as ready: %v, on a node that is: %v", name, podutil.Ready(p), ready)
 		case end && p.DeletionTimestamp == nil:
-			f.breaks("forgotten", "%s bears its node's taint for %d s only and is still there", name, *p.Spec.Tolerations[0].TolerationSeconds)
+			f.breaks("forgotten", "%s bears its node's taint for %d s only and is still there", name,
+				*p.Spec.Tolerations[0].TolerationSeconds)
 		}
 	}
 }

@@ -24,7 +24,8 @@ func newMeter(r prometheus.Registerer) (*meter, error) {
 		}
 	}
 	gauge := func(name, help string) *prometheus.GaugeVec {
-		g, err := kube.Registered(r, prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "node_collector_" + name, Help: help}, []string{"zone"}))
+		g, err := kube.Registered(r, prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "node_collector_" + name, Help: help},
+			[]string{"zone"}))
 		note(err)
 		return g
 	}

@@ -302,7 +302,8 @@ func TestRandomHistories(t *testing.T) {
 			w.run(time.Duration(r.IntN(60_000)) * time.Millisecond)
 			checkInvariants(t, w.m)
 			for _, n := range w.nodes {
-				if n.alive && !w.apiDown && n.view.Ready == Unknown && w.now.Sub(n.beat) < 10*time.Second && n.view.Heartbeat.Equal(n.beat) {
+				if n.alive && !w.apiDown && n.view.Ready == Unknown && w.now.Sub(n.beat) < 10*time.Second &&
+					n.view.Heartbeat.Equal(n.beat) {
 					t.Fatalf("seed %d: %s is Unknown though just heard", seed, n.name)
 				}
 			}
@@ -345,7 +346,8 @@ func TestTaintRate(t *testing.T) {
 func big(count int) *Monitor {
 	m := NewMonitor(Defaults())
 	for i := range count {
-		m.Observe(t0, Event{Kind: NodeSeen, Node: fmt.Sprintf("n%06d", i), View: View{UID: "u", Zone: fmt.Sprintf("z%d", i%10), Ready: True}})
+		m.Observe(t0, Event{Kind: NodeSeen, Node: fmt.Sprintf("n%06d", i), View: View{UID: "u", Zone: fmt.Sprintf("z%d", i%10),
+			Ready: True}})
 	}
 	m.Observe(t0, Event{Kind: Synced})
 	m.Advance(t0)

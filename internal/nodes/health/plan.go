@@ -17,22 +17,22 @@ func (v Verdict) Conditions(n *v1.Node, now metav1.Time) []v1.NodeCondition {
 	if !v.Unknown {
 		return nil
 	}
-	return UnknownConditions(n, now)
+	return unknownConditions(n, now)
 }
 
 // TaintWrite is what has to be written to a Node's spec.
 type TaintWrite struct {
 	Taints  []v1.Taint // all of the node's taints, never nil if Changed
 	Changed bool
-	// NoExecute is the key of our NoExecute taint if it is among what changes.
+	// noExecute is the key of our noExecute taint if it is among what changes.
 	NoExecute string
-	// Adds: a NoExecute taint of ours is written where there is none. The write
+	// Adds: a noExecute taint of ours is written where there is none. The write
 	// needs an event of kind Tried after it.
 	Adds bool
 }
 
 // Taints says how the node's taints have to change. acquire is called at most once,
-// before a NoExecute taint is added where there is none: false leaves that taint out.
+// before a noExecute taint is added where there is none: false leaves that taint out.
 func (v Verdict) Taints(n *v1.Node, now metav1.Time, acquire func() bool) TaintWrite {
 	taints, changed := NoSchedule(n, now)
 	key, view := v.NoExecute, ViewOf(n)
@@ -40,7 +40,7 @@ func (v Verdict) Taints(n *v1.Node, now metav1.Time, acquire func() bool) TaintW
 	if adds && !acquire() {
 		key, adds = "", false
 	}
-	taints, more := NoExecute(taints, key, now)
+	taints, more := noExecute(taints, key, now)
 	if !changed && !more {
 		return TaintWrite{}
 	}

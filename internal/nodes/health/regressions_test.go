@@ -63,7 +63,8 @@ func (c *clusterOf) must(err error) {
 }
 
 func (c *clusterOf) add(name string, ready v1.ConditionStatus, taints ...v1.Taint) {
-	c.must(c.client.Tracker().Add(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)}, Spec: v1.NodeSpec{Taints: taints},
+	c.must(c.client.Tracker().Add(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)},
+		Spec:   v1.NodeSpec{Taints: taints},
 		Status: v1.NodeStatus{Conditions: []v1.NodeCondition{{Type: v1.NodeReady, Status: ready}}}}))
 	c.must(c.client.Tracker().Add(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "d"}, Spec: v1.PodSpec{NodeName: name},
 		Status: v1.PodStatus{Conditions: []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionTrue}}}}))
@@ -309,7 +310,8 @@ func TestManyDeathsAskLittleOfTheAPI_77733(t *testing.T) {
 			t.Errorf("n59: %s", got)
 		}
 		if top.Load() > marking+following+silencing || lists.Load() > 1 {
-			t.Errorf("%d writes at a time, want at most %d; %d lists of pods, want 1", top.Load(), marking+following+silencing, lists.Load())
+			t.Errorf("%d writes at a time, want at most %d; %d lists of pods, want 1", top.Load(), marking+following+silencing,
+				lists.Load())
 		}
 		stop()
 	})
@@ -467,7 +469,8 @@ func TestOwnClockIsSet(t *testing.T) {
 			after  time.Duration
 			node   string
 			marked bool
-		}{{49 * time.Second, "n", false}, {50 * time.Second, "n", true}, {58 * time.Second, "new", false}, {59 * time.Second, "new", true}} {
+		}{{49 * time.Second, "n", false}, {50 * time.Second, "n", true}, {58 * time.Second, "new", false},
+			{59 * time.Second, "new", true}} {
 			m.Advance(at(c.after))
 			if got := m.Verdict(c.node).Unknown; got != c.marked {
 				t.Errorf("clock set by %d s: after %s %s is Unknown: %v", seconds, c.after, c.node, got)

@@ -104,7 +104,10 @@ func Run(ctx context.Context, cfg Config) error {
 	env := controller.Env{Name: "node-lifecycle-controller", Log: s.Log}
 	work := func(queue *controller.Queue, workers int, do func(context.Context, *v1.Node, Verdict) error) {
 		wg.Go(func() {
-			_ = env.Run(ctx, queue, workers, func(ctx context.Context, node string) (time.Duration, error) { return 0, s.write(ctx, node, do) })
+			_ = env.Run(ctx, queue, workers, func(ctx context.Context, node string) (time.Duration, error) {
+				return 0,
+					s.write(ctx, node, do)
+			})
 		})
 	}
 	work(s.urgent, marking, s.mark)

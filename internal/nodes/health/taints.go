@@ -69,11 +69,11 @@ func NoSchedule(n *v1.Node, now metav1.Time) (taints []v1.Taint, changed bool) {
 	return taints, changed
 }
 
-// NoExecute returns taints with exactly the one NoExecute taint of ours that
+// noExecute returns taints with exactly the one noExecute taint of ours that
 // key names ("" for none), and whether that differs. A taint that takes the
 // other's place takes its time too: a node that goes from not ready to silent
 // does not give its pods another toleration.
-func NoExecute(taints []v1.Taint, key string, now metav1.Time) (out []v1.Taint, changed bool) {
+func noExecute(taints []v1.Taint, key string, now metav1.Time) (out []v1.Taint, changed bool) {
 	have := false
 	since := &now
 	for _, t := range taints {
@@ -97,10 +97,10 @@ func NoExecute(taints []v1.Taint, key string, now metav1.Time) (out []v1.Taint, 
 	return out, changed
 }
 
-// UnknownConditions are the conditions a silent node gets: Ready and the three
+// unknownConditions are the conditions a silent node gets: Ready and the three
 // pressures as Unknown, each only where it does not say so yet. A network that
 // is not there is another's to report.
-func UnknownConditions(n *v1.Node, now metav1.Time) (out []v1.NodeCondition) {
+func unknownConditions(n *v1.Node, now metav1.Time) (out []v1.NodeCondition) {
 	for _, kind := range []v1.NodeConditionType{v1.NodeReady, v1.NodeMemoryPressure, v1.NodeDiskPressure, v1.NodePIDPressure} {
 		i := slices.IndexFunc(n.Status.Conditions, func(c v1.NodeCondition) bool { return c.Type == kind })
 		c := v1.NodeCondition{Type: kind, Status: v1.ConditionUnknown, LastTransitionTime: now,
@@ -122,9 +122,9 @@ func UnknownConditions(n *v1.Node, now metav1.Time) (out []v1.NodeCondition) {
 // still select by.
 var betaLabels = map[string]string{v1.LabelOSStable: "beta.kubernetes.io/os", v1.LabelArchStable: "beta.kubernetes.io/arch"}
 
-// Labels are the old labels to set so that they say what the stable ones say;
+// labels are the old labels to set so that they say what the stable ones say;
 // nil for none.
-func Labels(n *v1.Node) map[string]string {
+func labels(n *v1.Node) map[string]string {
 	var set map[string]string
 	for stable, beta := range betaLabels {
 		want, have := n.Labels[stable]

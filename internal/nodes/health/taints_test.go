@@ -27,8 +27,10 @@ func TestNoSchedule(t *testing.T) {
 	}{
 		{"new node keeps the taint of its creation", v1.Node{Spec: v1.NodeSpec{Taints: []v1.Taint{old}}}, "not-ready", false},
 		{"ready", node(conds(cond(v1.NodeReady, v1.ConditionTrue)), old, foreign, execute), "mine unreachable/NoExecute", true},
-		{"not ready", v1.Node{Status: v1.NodeStatus{Conditions: []v1.NodeCondition{cond(v1.NodeReady, v1.ConditionFalse)}}}, "not-ready", true},
-		{"silent and under pressure", node(conds(cond(v1.NodeReady, v1.ConditionUnknown), cond(v1.NodeDiskPressure, v1.ConditionTrue)), old),
+		{"not ready", v1.Node{Status: v1.NodeStatus{Conditions: []v1.NodeCondition{cond(v1.NodeReady, v1.ConditionFalse)}}}, "not-ready",
+			true},
+		{"silent and under pressure", node(conds(cond(v1.NodeReady, v1.ConditionUnknown), cond(v1.NodeDiskPressure, v1.ConditionTrue)),
+			old),
 			"unreachable disk-pressure", true},
 		{"cordoned", v1.Node{Spec: v1.NodeSpec{Unschedulable: true},
 			Status: v1.NodeStatus{Conditions: []v1.NodeCondition{cond(v1.NodeReady, v1.ConditionTrue)}}}, "unschedulable", true},

@@ -43,7 +43,8 @@ func TestTranscripts(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			s := &script{t: t, settings: Defaults(), w: &world{t: t, now: t0, granted: map[string][]time.Time{}, added: map[string][]time.Time{}}}
+			s := &script{t: t, settings: Defaults(), w: &world{t: t, now: t0, granted: map[string][]time.Time{},
+				added: map[string][]time.Time{}}}
 			s.w.m = NewMonitor(s.settings)
 			in := bufio.NewScanner(bytes.NewReader(data))
 			for in.Scan() {

@@ -106,7 +106,8 @@ func (s *shell) leaseInformer() cache.SharedIndexInformer {
 			return w, err
 		},
 	}
-	inf := cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(read, s.Leases), &coordination.Lease{}, 0, cache.Indexers{})
+	inf := cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(read, s.Leases), &coordination.Lease{}, 0,
+		cache.Indexers{})
 	if err := inf.SetTransform(slim); err != nil {
 		s.Log.Error("watching node leases", "err", err) // an informer that does not run takes any
 	}
@@ -146,7 +147,8 @@ var renewTimeField = []byte(`"f:renewTime"`)
 // onNodeAdd takes in a node that this process sees for the first time.
 func (s *shell) onNodeAdd(o any) {
 	if n, ok := o.(*v1.Node); ok {
-		s.event(nodeRef(n.Name, n.UID), v1.EventTypeNormal, "RegisteredNode", "Node "+n.Name+" event: Registered Node "+n.Name+" in Controller")
+		s.event(nodeRef(n.Name, n.UID), v1.EventTypeNormal, "RegisteredNode", "Node "+n.Name+" event: Registered Node "+n.Name+
+			" in Controller")
 		s.onNodeUpdate(nil, o)
 	}
 }
@@ -166,7 +168,7 @@ func (s *shell) observeNode(o any) {
 	}
 	n = s.fresh.over(n)
 	s.observe(Event{Kind: NodeSeen, Node: n.Name, View: ViewOf(n), Version: version(n.ResourceVersion)})
-	if _, changed := NoSchedule(n, metav1.Time{}); changed || Labels(n) != nil {
+	if _, changed := NoSchedule(n, metav1.Time{}); changed || labels(n) != nil {
 		s.rest.Add(n.Name)
 	}
 }
@@ -178,7 +180,8 @@ func (s *shell) onNodeDelete(o any) {
 	if n, ok := o.(*v1.Node); ok {
 		s.fresh.gone(n)
 		s.observe(Event{Kind: NodeGone, Node: n.Name})
-		s.event(nodeRef(n.Name, n.UID), v1.EventTypeNormal, "RemovingNode", "Node "+n.Name+" event: Removing Node "+n.Name+" from Controller")
+		s.event(nodeRef(n.Name, n.UID), v1.EventTypeNormal, "RemovingNode", "Node "+n.Name+" event: Removing Node "+n.Name+
+			" from Controller")
 	}
 }
 

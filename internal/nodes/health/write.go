@@ -77,7 +77,7 @@ func (s *shell) follow(ctx context.Context, n *v1.Node, v Verdict) error {
 		return nil
 	}
 	errs := []error{ignoreGone(s.writeTaints(ctx, n, v))}
-	if set := Labels(n); set != nil {
+	if set := labels(n); set != nil {
 		errs = append(errs, ignoreGone(s.patch(ctx, n, "labels", types.MergePatchType,
 			map[string]any{"metadata": map[string]any{"uid": n.UID, "labels": set}})))
 	}

@@ -234,7 +234,8 @@ func (c *reconciler) patch(ctx context.Context, n *v1.Node, got []netip.Prefix) 
 }
 
 func (c *reconciler) event(n *v1.Node, reason string) {
-	c.Tell(controller.Note{Kind: "Node", Object: n, Event: controller.Event{To: c.events, Reason: reason, Message: fmt.Sprintf("Node %s status is now: %s", n.Name, reason)}})
+	c.Tell(controller.Note{Kind: "Node", Object: n, Event: controller.Event{To: c.events, Reason: reason,
+		Message: fmt.Sprintf("Node %s status is now: %s", n.Name, reason)}})
 }
 
 func (c *reconciler) note(name string, uid types.UID, decision, fact, value string, got []netip.Prefix) {
@@ -244,8 +245,10 @@ func (c *reconciler) note(name string, uid types.UID, decision, fact, value stri
 	}
 	c.mu.Lock()
 	for _, pool := range c.pools {
-		because = append(because, journal.Fact{Name: "taken of " + pool.cluster.String(), Value: fmt.Sprintf("%d of %d", pool.Taken(), pool.Total())})
+		because = append(because, journal.Fact{Name: "taken of " + pool.cluster.String(), Value: fmt.Sprintf("%d of %d", pool.Taken(),
+			pool.Total())})
 	}
 	c.mu.Unlock()
-	c.Tell(controller.Note{Part: "ipam", Kind: "Node", Object: &metav1.ObjectMeta{Name: name, UID: uid}, Decision: decision, Because: because, Level: slog.LevelDebug})
+	c.Tell(controller.Note{Part: "ipam", Kind: "Node", Object: &metav1.ObjectMeta{Name: name, UID: uid}, Decision: decision,
+		Because: because, Level: slog.LevelDebug})
 }

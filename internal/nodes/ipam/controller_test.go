@@ -88,9 +88,11 @@ func virtual(t *testing.T, f func(*rig)) {
 
 func TestDualStackReservedAndInOrder(t *testing.T) {
 	virtual(t, func(r *rig) {
-		r.run(Config{Ranges: []Range{four("10.0.0.0/22", 24), four("fd00::/62", 64)}, Reserved: []netip.Prefix{netip.MustParsePrefix("10.0.1.128/25")}}, func() {
+		r.run(Config{Ranges: []Range{four("10.0.0.0/22", 24), four("fd00::/62", 64)},
+			Reserved: []netip.Prefix{netip.MustParsePrefix("10.0.1.128/25")}}, func() {
 			r.create("a", "b", "c")
-			for name, want := range map[string]string{"a": "10.0.0.0/24,fd00::/64", "b": "10.0.2.0/24,fd00:0:0:1::/64", "c": "10.0.3.0/24,fd00:0:0:2::/64"} {
+			for name, want := range map[string]string{"a": "10.0.0.0/24,fd00::/64", "b": "10.0.2.0/24,fd00:0:0:1::/64",
+				"c": "10.0.3.0/24,fd00:0:0:2::/64"} {
 				if got := r.cidrs(name); got != want {
 					t.Errorf("%s got %s, want %s", name, got, want)
 				}

@@ -30,7 +30,8 @@ func history(t *testing.T, client *fake.Clientset, seed uint64, bug string) stri
 	client.ClearActions()
 	var c *reconciler
 	start := func() {
-		c = &reconciler{Env: controller.Env{Client: client, Log: slog.New(slog.DiscardHandler), Journal: journal.Discard}, owned: map[string][]netip.Prefix{}, waiting: map[string]bool{},
+		c = &reconciler{Env: controller.Env{Client: client, Log: slog.New(slog.DiscardHandler), Journal: journal.Discard},
+			owned: map[string][]netip.Prefix{}, waiting: map[string]bool{},
 			nodes: cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil),
 			queue: controller.NewQueue()}
 		var err error
@@ -92,7 +93,9 @@ func history(t *testing.T, client *fake.Clientset, seed uint64, bug string) stri
 		name := fmt.Sprintf("n%d", r.IntN(9))
 		switch r.IntN(7) {
 		case 0, 1:
-			_, _ = client.CoreV1().Nodes().Create(ctx, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(fmt.Sprint(step))}}, metav1.CreateOptions{}) // it may be there
+			// it may be there
+			_, _ = client.CoreV1().Nodes().Create(ctx,
+				&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(fmt.Sprint(step))}}, metav1.CreateOptions{})
 		case 2:
 			if _, cached, err := c.nodes.GetByKey(name); err == nil && cached {
 				_ = client.CoreV1().Nodes().Delete(ctx, name, metav1.DeleteOptions{}) // it may be gone

@@ -19,20 +19,26 @@ func newMeter(r prometheus.Registerer) (*meter, error) {
 	labels := []string{"clusterCIDR"}
 	var m meter
 	var err error
-	if m.usage, err = kube.Registered(r, prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: prefix + "cidrset_usage_cidrs", Help: "Share of the ranges that is in use."}, labels)); err != nil {
+	if m.usage, err = kube.Registered(r, prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: prefix + "cidrset_usage_cidrs",
+		Help: "Share of the ranges that is in use."}, labels)); err != nil {
 		return nil, err
 	}
-	if m.max, err = kube.Registered(r, prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: prefix + "cirdset_max_cidrs", Help: "Ranges there are."}, labels)); err != nil {
+	if m.max, err = kube.Registered(r, prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: prefix + "cirdset_max_cidrs",
+		Help: "Ranges there are."}, labels)); err != nil {
 		return nil, err
 	}
-	if m.allocations, err = kube.Registered(r, prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "cidrset_cidrs_allocations_total", Help: "Ranges given out."}, labels)); err != nil {
+	if m.allocations, err = kube.Registered(r,
+		prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "cidrset_cidrs_allocations_total", Help: "Ranges given out."},
+			labels)); err != nil {
 		return nil, err
 	}
-	if m.releases, err = kube.Registered(r, prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "cidrset_cidrs_releases_total", Help: "Ranges given back."}, labels)); err != nil {
+	if m.releases, err = kube.Registered(r, prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "cidrset_cidrs_releases_total",
+		Help: "Ranges given back."}, labels)); err != nil {
 		return nil, err
 	}
-	m.tries, err = kube.Registered(r, prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: prefix + "cidrset_allocation_tries_per_request",
-		Help: "Ranges looked at for each one given out: always one here.", Buckets: prometheus.ExponentialBuckets(1, 5, 5)}, labels))
+	m.tries, err = kube.Registered(r,
+		prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: prefix + "cidrset_allocation_tries_per_request",
+			Help: "Ranges looked at for each one given out: always one here.", Buckets: prometheus.ExponentialBuckets(1, 5, 5)}, labels))
 	return &m, err
 }
 

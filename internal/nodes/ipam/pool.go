@@ -40,8 +40,8 @@ type Pool struct {
 	used, full []uint64
 }
 
-// NewPool splits cluster into ranges of prefix length nodeLen.
-func NewPool(cluster netip.Prefix, nodeLen int) (*Pool, error) {
+// newPool splits cluster into ranges of prefix length nodeLen.
+func newPool(cluster netip.Prefix, nodeLen int) (*Pool, error) {
 	cluster = cluster.Masked()
 	max := cluster.Addr().BitLen()
 	spread := nodeLen - cluster.Bits()
@@ -49,7 +49,8 @@ func NewPool(cluster netip.Prefix, nodeLen int) (*Pool, error) {
 	case !cluster.IsValid():
 		return nil, errors.New("cluster CIDR: not a valid prefix")
 	case nodeLen < cluster.Bits() || nodeLen > max:
-		return nil, fmt.Errorf("node CIDR mask size %d: must be between %d (that of cluster CIDR %s) and %d", nodeLen, cluster.Bits(), cluster, max)
+		return nil, fmt.Errorf("node CIDR mask size %d: must be between %d (that of cluster CIDR %s) and %d", nodeLen, cluster.Bits(),
+			cluster, max)
 	case spread > maxSpread:
 		return nil, fmt.Errorf("node CIDR mask size %d: at most %d more than that of cluster CIDR %s", nodeLen, maxSpread, cluster)
 	}
@@ -70,13 +71,14 @@ func NewPool(cluster netip.Prefix, nodeLen int) (*Pool, error) {
 func Pools(ranges []Range, reserved []netip.Prefix) ([]*Pool, error) {
 	var pools []*Pool
 	for i, r := range ranges {
-		p, err := NewPool(r.Cluster, r.NodeBits)
+		p, err := newPool(r.Cluster, r.NodeBits)
 		if err != nil {
 			return nil, err
 		}
 		for _, other := range ranges[:i] {
 			if other.Cluster.Addr().Is4() == r.Cluster.Addr().Is4() {
-				return nil, fmt.Errorf("cluster CIDRs %s and %s are of the same family: at most one each of IPv4 and IPv6 is allowed", other.Cluster, r.Cluster)
+				return nil, fmt.Errorf("cluster CIDRs %s and %s are of the same family: at most one each of IPv4 and IPv6 is allowed",
+					other.Cluster, r.Cluster)
 			}
 		}
 		for _, c := range reserved {

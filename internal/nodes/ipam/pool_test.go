@@ -57,9 +57,10 @@ func TestPoolEqualsTheObviousOne(t *testing.T) {
 	for _, c := range []struct {
 		cluster string
 		nodeLen int
-	}{{"10.244.0.0/16", 24}, {"10.0.0.0/30", 32}, {"10.1.0.0/20", 27}, {"fd00:10::/56", 64}, {"fd00:10::/60", 67}, {"192.168.0.0/24", 24}, {"10.0.0.0/14", 26}} {
+	}{{"10.244.0.0/16", 24}, {"10.0.0.0/30", 32}, {"10.1.0.0/20", 27}, {"fd00:10::/56", 64}, {"fd00:10::/60", 67}, {"192.168.0.0/24", 24},
+		{"10.0.0.0/14", 26}} {
 		cluster := netip.MustParsePrefix(c.cluster)
-		fast, err := NewPool(cluster, c.nodeLen)
+		fast, err := newPool(cluster, c.nodeLen)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -102,18 +103,18 @@ func TestPoolRefusals(t *testing.T) {
 		cluster string
 		nodeLen int
 	}{{"10.244.0.0/16", 8}, {"10.244.0.0/16", 33}, {"fd00::/40", 64}} {
-		if _, err := NewPool(netip.MustParsePrefix(c.cluster), c.nodeLen); err == nil {
+		if _, err := newPool(netip.MustParsePrefix(c.cluster), c.nodeLen); err == nil {
 			t.Errorf("%s with /%d was taken", c.cluster, c.nodeLen)
 		}
 	}
-	p, _ := NewPool(netip.MustParsePrefix("10.244.0.0/16"), 24)
+	p, _ := newPool(netip.MustParsePrefix("10.244.0.0/16"), 24)
 	if err := p.Occupy(netip.MustParsePrefix("10.245.0.0/24")); err == nil {
 		t.Error("a range outside the cluster's was taken")
 	}
 }
 
 func BenchmarkAllocateRelease(b *testing.B) {
-	p, err := NewPool(netip.MustParsePrefix("10.0.0.0/8"), 24)
+	p, err := newPool(netip.MustParsePrefix("10.0.0.0/8"), 24)
 	if err != nil {
 		b.Fatal(err)
 	}

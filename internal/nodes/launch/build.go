@@ -43,8 +43,9 @@ func (o *Options) Build(ctx context.Context, s Shared) (cfg nodes.Config, watch 
 		return cfg, nil, err
 	}
 	cfg = nodes.Config{
-		Client: s.Client, Clients: s.Clients, Informers: s.Informers, Log: s.Log, Journal: s.Journal, Metrics: s.Metrics, Recorders: s.Recorders,
-		Enabled: enabled, Health: o.Health, Board: s.Board, Ranges: ranges, Reserved: reserved, KeepFinished: o.KeepFinished,
+		Client: s.Client, Clients: s.Clients, Informers: s.Informers, Log: s.Log, Journal: s.Journal, Metrics: s.Metrics,
+		Recorders: s.Recorders,
+		Enabled:   enabled, Health: o.Health, Board: s.Board, Ranges: ranges, Reserved: reserved, KeepFinished: o.KeepFinished,
 	}
 	given := o.Shared.CloudProvider
 	switch given.Name {
@@ -52,7 +53,8 @@ func (o *Options) Build(ctx context.Context, s Shared) (cfg nodes.Config, watch 
 		return cfg, nil, nil
 	case inventory.Name:
 	default:
-		return cfg, nil, fmt.Errorf("--cloud-provider %q: not built in; allowed are %q, external and the empty one", given.Name, inventory.Name)
+		return cfg, nil, fmt.Errorf("--cloud-provider %q: not built in; allowed are %q, external and the empty one", given.Name,
+			inventory.Name)
 	}
 	provider, err := inventory.Open(ctx, given.CloudConfigFile, s.Log)
 	if err != nil {

@@ -62,7 +62,8 @@ func newStage(t *testing.T) *stage {
 func (s *stage) run(args ...string) (address string, stop func() error) {
 	o := NewOptions()
 	fs := newFlagSet(o)
-	args = append([]string{"--kubeconfig=" + s.kubeconfig, "--authentication-kubeconfig=" + s.kubeconfig, "--authorization-kubeconfig=" + s.kubeconfig,
+	args = append([]string{"--kubeconfig=" + s.kubeconfig, "--authentication-kubeconfig=" + s.kubeconfig, "--authorization-kubeconfig=" +
+		s.kubeconfig,
 		"--client-ca-file=" + s.env.Config.CAFile, "--leader-elect-retry-period=200ms"}, args...)
 	if err := fs.Parse(args); err != nil {
 		s.Fatal(err)
@@ -103,7 +104,8 @@ func (s *stage) node(name string, change func(*v1.Node)) {
 		s.Fatal(err)
 	}
 	if len(status.Conditions) == 0 {
-		status.Conditions = []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionTrue, Reason: "KubeletReady", LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now()}}
+		status.Conditions = []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionTrue, Reason: "KubeletReady",
+			LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now()}}
 	}
 	// Controllers may be at work on it already.
 	err = retry.RetryOnConflict(retry.DefaultBackoff, func() error {
@@ -153,7 +155,8 @@ func TestControllersDoAllTheirJobs(t *testing.T) {
 	inventory := filepath.Join(t.TempDir(), "machines.yaml")
 	machines := "apiVersion: berth.dev/v1alpha1\nkind: MachineInventory\nmachines:\n"
 	for _, name := range []string{"alive", "silent", "fresh"} {
-		machines += fmt.Sprintf("- {name: %s, providerID: 'rack://%s', zone: z1, region: r1, addresses: [{type: InternalIP, address: 10.9.9.9}]}\n", name, name)
+		machines += fmt.Sprintf("- {name: %s, providerID: 'rack://%s', zone: z1, region: r1, addresses: [{type: InternalIP, address: "+
+			"10.9.9.9}]}\n", name, name)
 	}
 	if err := os.WriteFile(inventory, []byte(machines), 0o600); err != nil {
 		t.Fatal(err)
@@ -166,12 +169,15 @@ func TestControllersDoAllTheirJobs(t *testing.T) {
 	s.node("fresh", func(n *v1.Node) {
 		n.Spec.Taints = []v1.Taint{{Key: cloudapi.TaintExternalCloudProvider, Value: "true", Effect: v1.TaintEffectNoSchedule}}
 	})
-	if _, err := s.client.CoreV1().ServiceAccounts("default").Create(t.Context(), &v1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{}); err != nil {
+	if _, err := s.client.CoreV1().ServiceAccounts("default").Create(t.Context(),
+		&v1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"silent", "alive"} {
-		p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "on-" + name, Namespace: "default"}, Spec: v1.PodSpec{NodeName: name, Containers: []v1.Container{{Name: "c", Image: "i"}},
-			Tolerations: []v1.Toleration{{Key: v1.TaintNodeUnreachable, Operator: v1.TolerationOpExists, Effect: v1.TaintEffectNoExecute, TolerationSeconds: new(int64)}}}}
+		p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "on-" + name, Namespace: "default"}, Spec: v1.PodSpec{NodeName: name,
+			Containers: []v1.Container{{Name: "c", Image: "i"}},
+			Tolerations: []v1.Toleration{{Key: v1.TaintNodeUnreachable, Operator: v1.TolerationOpExists, Effect: v1.TaintEffectNoExecute,
+				TolerationSeconds: new(int64)}}}}
 		p, err := s.client.CoreV1().Pods("default").Create(t.Context(), p, metav1.CreateOptions{})
 		if err != nil {
 			t.Fatal(err)
@@ -184,18 +190,22 @@ func TestControllersDoAllTheirJobs(t *testing.T) {
 	}
 	s.beat("alive", "fresh")
 	dir := t.TempDir()
-	address, _ := s.run("--node-monitor-grace-period=3s", "--node-eviction-rate=10", "--allocate-node-cidrs", "--cluster-cidr=10.8.0.0/16", "--service-cluster-ip-range=10.8.0.0/24",
+	address, _ := s.run("--node-monitor-grace-period=3s", "--node-eviction-rate=10", "--allocate-node-cidrs", "--cluster-cidr=10.8.0.0/16",
+		"--service-cluster-ip-range=10.8.0.0/24",
 		"--cloud-provider=inventory", "--cloud-config="+inventory, "--node-monitor-period=100ms", "--data-dir="+dir)
 
 	s.untilNode("has all it should", "alive", func(n *v1.Node) bool {
-		return len(n.Spec.PodCIDRs) == 1 && n.Spec.PodCIDR != "10.8.0.0/24" && n.Annotations["node.alpha.kubernetes.io/ttl"] == "0" && n.Labels["beta.kubernetes.io/os"] == "linux"
+		return len(n.Spec.PodCIDRs) == 1 && n.Spec.PodCIDR != "10.8.0.0/24" && n.Annotations["node.alpha.kubernetes.io/ttl"] == "0" &&
+			n.Labels["beta.kubernetes.io/os"] == "linux"
 	})
 	s.untilNode("initialised", "fresh", func(n *v1.Node) bool {
-		return n.Spec.ProviderID == "rack://fresh" && n.Labels[v1.LabelTopologyZone] == "z1" && !has(n, cloudapi.TaintExternalCloudProvider, v1.TaintEffectNoSchedule)
+		return n.Spec.ProviderID == "rack://fresh" && n.Labels[v1.LabelTopologyZone] == "z1" && !has(n, cloudapi.TaintExternalCloudProvider,
+			v1.TaintEffectNoSchedule)
 	})
 	s.untilNode("Unknown and tainted", "silent", func(n *v1.Node) bool {
 		c := n.Status.Conditions[slices.IndexFunc(n.Status.Conditions, func(c v1.NodeCondition) bool { return c.Type == v1.NodeReady })]
-		return c.Status == v1.ConditionUnknown && c.Reason == "NodeStatusUnknown" && has(n, v1.TaintNodeUnreachable, v1.TaintEffectNoExecute) && has(n, v1.TaintNodeUnreachable, v1.TaintEffectNoSchedule)
+		return c.Status == v1.ConditionUnknown && c.Reason == "NodeStatusUnknown" && has(n, v1.TaintNodeUnreachable,
+			v1.TaintEffectNoExecute) && has(n, v1.TaintNodeUnreachable, v1.TaintEffectNoSchedule)
 	})
 	until(s, "the machine of gone does not exist", func() (bool, error) {
 		_, err := s.client.CoreV1().Nodes().Get(t.Context(), "gone", metav1.GetOptions{})
@@ -224,7 +234,8 @@ func (s *stage) beat(names ...string) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	for _, name := range names {
-		_, err := leases.Create(ctx, &coordination.Lease{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: v1.NamespaceNodeLease}}, metav1.CreateOptions{})
+		_, err := leases.Create(ctx, &coordination.Lease{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: v1.NamespaceNodeLease}},
+			metav1.CreateOptions{})
 		if err != nil {
 			s.Fatal(err)
 		}
@@ -275,7 +286,8 @@ func (s *stage) port(address string) {
 		}
 		return resp.StatusCode, string(body)
 	}
-	anybody := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true}} //nolint:gosec // its certificate is its own
+	anybody := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
+		DisableKeepAlives: true}} //nolint:gosec // its certificate is its own
 	if code, _ := get(anybody, "/healthz"); code != http.StatusOK {
 		s.Errorf("/healthz for anybody: %d", code)
 	}
@@ -295,9 +307,12 @@ func (s *stage) port(address string) {
 		s.Fatalf("/metrics for an admin: %d %s", code, metrics)
 	}
 	for _, name := range []string{
-		`node_collector_zone_health{zone="r1/z1"} 100`, `node_collector_zone_size{zone="`, `node_collector_unhealthy_nodes_in_zone{`, `node_collector_evictions_total{zone=""} `,
-		"node_collector_update_node_health_duration_seconds_bucket", "node_collector_update_all_nodes_health_duration_seconds_bucket", "taint_eviction_controller_pod_deletions_total 1",
-		`node_ipam_controller_cirdset_max_cidrs{clusterCIDR="10.8.0.0/16"} 256`, `node_ipam_controller_cidrset_cidrs_allocations_total{clusterCIDR="10.8.0.0/16"} 4`,
+		`node_collector_zone_health{zone="r1/z1"} 100`, `node_collector_zone_size{zone="`, `node_collector_unhealthy_nodes_in_zone{`,
+		`node_collector_evictions_total{zone=""} `,
+		"node_collector_update_node_health_duration_seconds_bucket", "node_collector_update_all_nodes_health_duration_seconds_bucket",
+		"taint_eviction_controller_pod_deletions_total 1",
+		`node_ipam_controller_cirdset_max_cidrs{clusterCIDR="10.8.0.0/16"} 256`,
+		`node_ipam_controller_cidrset_cidrs_allocations_total{clusterCIDR="10.8.0.0/16"} 4`,
 		"node_ipam_controller_cidrset_usage_cidrs", "node_ipam_controller_cidrset_allocation_tries_per_request_bucket",
 		"node_controller_cloud_provider_taint_removal_delay_seconds_count 1", "node_controller_initial_node_sync_delay_seconds_count 1",
 		"leader_election_master_status", "workqueue_depth", "process_resident_memory_bytes", "berth_node_health_holding 0",
@@ -309,7 +324,8 @@ func (s *stage) port(address string) {
 	if code, shown := get(admin, "/configz"); code != http.StatusOK || !strings.Contains(shown, `"NodeMonitorGracePeriod":"3s"`) {
 		s.Errorf("/configz: %d %s", code, shown)
 	}
-	for path, want := range map[string]string{"/metrics/slis": "kubernetes_healthcheck", "/flagz": "kube-controller-manager flagz", "/statusz": "kube-controller-manager statusz"} {
+	for path, want := range map[string]string{"/metrics/slis": "kubernetes_healthcheck", "/flagz": "kube-controller-manager flagz",
+		"/statusz": "kube-controller-manager statusz"} {
 		if code, body := get(admin, path); code != http.StatusOK || !strings.Contains(body, want) {
 			s.Errorf("%s: %d, lacks %q:\n%s", path, code, want, body)
 		}
@@ -322,7 +338,8 @@ func (s *stage) port(address string) {
 // why asks the socket as berth why does.
 func why(t *testing.T, dir, node string) (out []journal.Record) {
 	t.Helper()
-	c := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+	c := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn,
+		error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(dir, "run", "berth.sock"))
 	}}}
 	resp, err := c.Get("http://berth/journal?kind=Node&name=" + node)
@@ -363,7 +380,8 @@ func TestSecondTakesOver(t *testing.T) {
 	until(s, "the other leads", holder, func(id string) bool { return id != "" && id != first })
 	s.node("b", nil)
 	s.untilNode("annotated and labelled by the second", "b", func(n *v1.Node) bool {
-		return n.Annotations["node.alpha.kubernetes.io/ttl"] == "0" && n.Labels["beta.kubernetes.io/os"] == "linux" && len(n.Spec.PodCIDRs) == 0
+		return n.Annotations["node.alpha.kubernetes.io/ttl"] == "0" && n.Labels["beta.kubernetes.io/os"] == "linux" &&
+			len(n.Spec.PodCIDRs) == 0
 	})
 	if _, err := s.client.CoreV1().ServiceAccounts("kube-system").Get(t.Context(), "ttl-controller", metav1.GetOptions{}); err != nil {
 		t.Errorf("the account of the ttl controller: %v", err)
@@ -396,7 +414,8 @@ func TestForeignTaintsSurvive_128304(t *testing.T) {
 				if err != nil {
 					return false, err
 				}
-				n.Status.Conditions = []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionTrue, LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now()}}
+				n.Status.Conditions = []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionTrue, LastHeartbeatTime: metav1.Now(),
+					LastTransitionTime: metav1.Now()}}
 				_, err = nodes.UpdateStatus(t.Context(), n, metav1.UpdateOptions{})
 				return err == nil, err
 			}, func(ok bool) bool { return ok })

@@ -78,9 +78,11 @@ func NewOptions() *Options {
 	shared.RouteReconciliationPeriod.Duration = route.DefaultPeriod
 	o := &Options{
 		Generic: cmoptions.NewGenericControllerManagerConfigurationOptions(generic), Shared: cpoptions.NewKubeCloudSharedOptions(shared),
-		Serving: options.NewSecureServingOptions(), Authenticate: options.NewDelegatingAuthenticationOptions(), Authorize: options.NewDelegatingAuthorizationOptions(),
-		Metrics: metrics.NewOptions(), Health: health.Defaults(), MonitorPeriod: cloud.DefaultMonitor, KeepFinished: nodes.DefaultKeepFinished,
-		Refresh: cloud.DefaultRefresh, Syncs: 1, CloudRate: cloud.DefaultLimits.Rate, LogFormat: "text",
+		Serving: options.NewSecureServingOptions(), Authenticate: options.NewDelegatingAuthenticationOptions(),
+		Authorize: options.NewDelegatingAuthorizationOptions(),
+		Metrics:   metrics.NewOptions(), Health: health.Defaults(), MonitorPeriod: cloud.DefaultMonitor,
+		KeepFinished: nodes.DefaultKeepFinished,
+		Refresh:      cloud.DefaultRefresh, Syncs: 1, CloudRate: cloud.DefaultLimits.Rate, LogFormat: "text",
 	}
 	o.Serving.BindPort = securePort
 	o.Serving.ServerCert.CertDirectory, o.Serving.ServerCert.PairName = "", "berth-controllers"
@@ -118,7 +120,8 @@ func (o *Options) addOurs(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Kubeconfig, "kubeconfig", "", "kubeconfig of the API server; empty: that of the pod this runs in")
 	fs.StringVar(&o.Master, "master", "", "address of the API server, instead of the kubeconfig's")
 	o.Health.AddFlags(fs)
-	fs.DurationVar(&o.MonitorPeriod, "node-monitor-period", o.MonitorPeriod, "how often the cloud is asked for the machines of silent nodes; node health needs no period, it waits for deadlines")
+	fs.DurationVar(&o.MonitorPeriod, "node-monitor-period", o.MonitorPeriod,
+		"how often the cloud is asked for the machines of silent nodes; node health needs no period, it waits for deadlines")
 	fs.StringVar(&o.ServiceRange, "service-cluster-ip-range", "", "service ranges, which no node gets pods' addresses of")
 	fs.IntVar(&o.Mask, "node-cidr-mask-size", 0, "prefix length of a node's range, for one family (default 24, 64 for IPv6)")
 	fs.IntVar(&o.Mask4, "node-cidr-mask-size-ipv4", 0, "prefix length of a node's IPv4 range (default 24)")
@@ -126,7 +129,8 @@ func (o *Options) addOurs(fs *pflag.FlagSet) {
 	fs.IntVar(&o.KeepFinished, "terminated-pod-gc-threshold", o.KeepFinished, "finished pods that may stay; 0 or less: all")
 	fs.DurationVar(&o.Refresh, "node-status-update-frequency", o.Refresh, "how often the cloud is asked for nodes' addresses")
 	fs.IntVar(&o.Syncs, "concurrent-node-syncs", o.Syncs, "nodes initialised from the cloud at a time")
-	fs.IntVar(&o.Updates, "concurrent-node-status-updates", 0, "accepted; addresses are refreshed by the workers of --concurrent-node-syncs")
+	fs.IntVar(&o.Updates, "concurrent-node-status-updates", 0,
+		"accepted; addresses are refreshed by the workers of --concurrent-node-syncs")
 	fs.IntVar(&o.lifecycleSyncs, "concurrent-node-lifecycle-syncs", 1, "accepted; machines are asked for in batches")
 	fs.Float32Var(&o.CloudRate, "cloud-call-rate", o.CloudRate, "calls a second to the cloud")
 	fs.StringVar(&o.DataDir, "data-dir", "", "folder for the decision journal and the socket of berth why; empty: none is kept")
@@ -152,10 +156,13 @@ func (o *Options) Validate() error {
 		}
 	}
 	add(o.Metrics.ShowHiddenMetricsForVersion != "", "--show-hidden-metrics-for-version: not supported: berth controllers hides no metrics")
-	add(o.Generic.LeaderMigration.Enabled, "--enable-leader-migration: not supported: the node controllers have one lease, --leader-elect-resource-name")
+	add(o.Generic.LeaderMigration.Enabled,
+		"--enable-leader-migration: not supported: the node controllers have one lease, --leader-elect-resource-name")
 	add(o.Shared.ExternalCloudVolumePlugin != "", "--external-cloud-volume-plugin: not supported: there are no volume controllers here")
-	add(o.Shared.CIDRAllocatorType != "RangeAllocator", "--cidr-allocator-type %q: only RangeAllocator is supported", o.Shared.CIDRAllocatorType)
-	add(o.MonitorPeriod <= 0 || o.Refresh <= 0 || o.Shared.RouteReconciliationPeriod.Duration <= 0, "--node-monitor-period, --node-status-update-frequency and --route-reconciliation-period must be more than 0")
+	add(o.Shared.CIDRAllocatorType != "RangeAllocator", "--cidr-allocator-type %q: only RangeAllocator is supported",
+		o.Shared.CIDRAllocatorType)
+	add(o.MonitorPeriod <= 0 || o.Refresh <= 0 || o.Shared.RouteReconciliationPeriod.Duration <= 0,
+		"--node-monitor-period, --node-status-update-frequency and --route-reconciliation-period must be more than 0")
 	add(o.Syncs < 1, "--concurrent-node-syncs %d: must be at least 1", o.Syncs)
 	add(o.CloudRate <= 0, "--cloud-call-rate %g: must be more than 0", o.CloudRate)
 	add(o.LogFormat != "text" && o.LogFormat != "json", "--logging-format %q: allowed are text and json", o.LogFormat)
@@ -179,10 +186,12 @@ func (o *Options) Ranges() (ranges []ipam.Range, reserved []netip.Prefix, err er
 		return nil, nil, err
 	}
 	if len(cluster) > 1 && o.Mask != 0 {
-		return nil, nil, errors.New("--node-cidr-mask-size is not allowed with two families: use --node-cidr-mask-size-ipv4 and --node-cidr-mask-size-ipv6")
+		return nil, nil, errors.New("--node-cidr-mask-size is not allowed with two families: use --node-cidr-mask-size-ipv4 and " +
+			"--node-cidr-mask-size-ipv6")
 	}
 	if o.Mask != 0 && o.Mask4+o.Mask6 != 0 {
-		return nil, nil, errors.New("--node-cidr-mask-size is not allowed together with --node-cidr-mask-size-ipv4 or --node-cidr-mask-size-ipv6")
+		return nil, nil, errors.New("--node-cidr-mask-size is not allowed together with --node-cidr-mask-size-ipv4 or " +
+			"--node-cidr-mask-size-ipv6")
 	}
 	if len(cluster) == 1 && (cluster[0].Addr().Is4() && o.Mask6 != 0 || cluster[0].Addr().Is6() && o.Mask4 != 0) {
 		return nil, nil, fmt.Errorf("a node mask size is set for a family that --cluster-cidr %s is not of", cluster[0])

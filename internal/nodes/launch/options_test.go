@@ -28,8 +28,10 @@ func TestDefaultsAreUpstreams(t *testing.T) {
 		"node-monitor-period": "5s", "node-monitor-grace-period": "50s", "node-startup-grace-period": "1m0s", "node-eviction-rate": "0.1",
 		"secondary-node-eviction-rate": "0.01", "unhealthy-zone-threshold": "0.55", "large-cluster-size-threshold": "50",
 		"terminated-pod-gc-threshold": "12500", "node-status-update-frequency": "5m0s", "concurrent-node-syncs": "1",
-		"route-reconciliation-period": "10s", "allocate-node-cidrs": "false", "cidr-allocator-type": "RangeAllocator", "configure-cloud-routes": "true",
-		"leader-elect": "true", "leader-elect-lease-duration": "15s", "leader-elect-renew-deadline": "10s", "leader-elect-retry-period": "2s",
+		"route-reconciliation-period": "10s", "allocate-node-cidrs": "false", "cidr-allocator-type": "RangeAllocator",
+		"configure-cloud-routes": "true",
+		"leader-elect":           "true", "leader-elect-lease-duration": "15s", "leader-elect-renew-deadline": "10s",
+		"leader-elect-retry-period":       "2s",
 		"leader-elect-resource-namespace": "kube-system", "secure-port": "10257", "controllers": "[*]", "cluster-name": "kubernetes",
 	} {
 		if f := fs.Lookup(name); f == nil || f.DefValue != want {
@@ -40,7 +42,8 @@ func TestDefaultsAreUpstreams(t *testing.T) {
 
 func TestWhatIsNotSupportedIsRefusedByName(t *testing.T) {
 	for args, want := range map[string]string{
-		"--root-ca-file=/x":                      `invalid argument "/x" for "--root-ca-file" flag: it belongs to a controller that berth controllers does not run`,
+		"--root-ca-file=/x": `invalid argument "/x" for "--root-ca-file" flag: it belongs to a controller that ` +
+			`berth controllers does not run`,
 		"--concurrent-deployment-syncs=5":        "it belongs to a controller",
 		"--feature-gates=A=true":                 "has no feature gates",
 		"--enable-taint-manager":                 "leave out taint-eviction-controller",
@@ -66,14 +69,17 @@ const upstreams = `allocate-node-cidrs cidr-allocator-type cloud-config cloud-pr
 	contention-profiling controller-start-interval controllers enable-leader-migration external-cloud-volume-plugin feature-gates
 	kube-api-burst kube-api-content-type kube-api-qps kubeconfig master
 	leader-elect leader-elect-lease-duration leader-elect-renew-deadline leader-elect-resource-lock leader-elect-resource-name
-	leader-elect-resource-namespace leader-elect-retry-period leader-migration-config min-resync-period node-monitor-period node-sync-period profiling
+	leader-elect-resource-namespace leader-elect-retry-period leader-migration-config min-resync-period node-monitor-period ` +
+	`node-sync-period profiling
 	route-reconciliation-period use-service-account-credentials
 	bind-address cert-dir disable-http2-serving http2-max-streams-per-connection permit-address-sharing permit-port-sharing secure-port
 	tls-cert-file tls-cipher-suites tls-min-version tls-private-key-file tls-sni-cert-key
-	authentication-kubeconfig authentication-skip-lookup authentication-token-webhook-cache-ttl authentication-tolerate-lookup-failure client-ca-file
+	authentication-kubeconfig authentication-skip-lookup authentication-token-webhook-cache-ttl authentication-tolerate-lookup-failure ` +
+	`client-ca-file
 	requestheader-allowed-names requestheader-client-ca-file requestheader-extra-headers-prefix requestheader-group-headers
 	requestheader-uid-headers requestheader-username-headers
-	authorization-always-allow-paths authorization-kubeconfig authorization-webhook-cache-authorized-ttl authorization-webhook-cache-unauthorized-ttl
+	authorization-always-allow-paths authorization-kubeconfig authorization-webhook-cache-authorized-ttl ` +
+	`authorization-webhook-cache-unauthorized-ttl
 	node-cidr-mask-size node-cidr-mask-size-ipv4 node-cidr-mask-size-ipv6 service-cluster-ip-range
 	large-cluster-size-threshold node-eviction-rate node-monitor-grace-period node-startup-grace-period secondary-node-eviction-rate
 	unhealthy-zone-threshold terminated-pod-gc-threshold
@@ -105,14 +111,17 @@ func TestRangesFollowTheFlags(t *testing.T) {
 		"--cluster-cidr=10.0.0.0/16":                       "[] []",
 		"--allocate-node-cidrs --cluster-cidr=10.0.0.0/16": "[{10.0.0.0/16 24}] []",
 		"--allocate-node-cidrs --cluster-cidr=fd00::/56":   "[{fd00::/56 64}] []",
-		"--allocate-node-cidrs --cluster-cidr=10.0.0.0/16 --node-cidr-mask-size=26 --service-cluster-ip-range=10.0.255.0/24": "[{10.0.0.0/16 26}] [10.0.255.0/24]",
-		"--allocate-node-cidrs --cluster-cidr=10.0.0.0/16,fd00::/56 --node-cidr-mask-size-ipv6=66":                           "[{10.0.0.0/16 24} {fd00::/56 66}] []",
+		"--allocate-node-cidrs --cluster-cidr=10.0.0.0/16 --node-cidr-mask-size=26 " +
+			"--service-cluster-ip-range=10.0.255.0/24": "[{10.0.0.0/16 26}] [10.0.255.0/24]",
+		"--allocate-node-cidrs --cluster-cidr=10.0.0.0/16,fd00::/56 " +
+			"--node-cidr-mask-size-ipv6=66": "[{10.0.0.0/16 24} {fd00::/56 66}] []",
 		"--allocate-node-cidrs": "error: needs --cluster-cidr",
 		"--allocate-node-cidrs --cluster-cidr=10.0.0.0/16,10.1.0.0/16":                        "error: of the same family",
 		"--allocate-node-cidrs --cluster-cidr=10.0.0.0/16,fd00::/56 --node-cidr-mask-size=24": "error: not allowed with two families",
-		"--allocate-node-cidrs --cluster-cidr=10.0.0.0/16 --node-cidr-mask-size-ipv6=64":      "error: a family that --cluster-cidr 10.0.0.0/16 is not of",
-		"--allocate-node-cidrs --cluster-cidr=10.0.0.0/8 --node-cidr-mask-size=30":            "error: at most 16 more",
-		"--allocate-node-cidrs --cluster-cidr=10.0.0":                                         `error: --cluster-cidr "10.0.0"`,
+		"--allocate-node-cidrs --cluster-cidr=10.0.0.0/16 --node-cidr-mask-size-ipv6=64": "error: a family that --cluster-cidr " +
+			"10.0.0.0/16 is not of",
+		"--allocate-node-cidrs --cluster-cidr=10.0.0.0/8 --node-cidr-mask-size=30": "error: at most 16 more",
+		"--allocate-node-cidrs --cluster-cidr=10.0.0":                              `error: --cluster-cidr "10.0.0"`,
 	} {
 		o, err := parse(strings.Fields(args)...)
 		got := ""

@@ -190,7 +190,8 @@ func (p *process) serve(ctx context.Context) (stopped <-chan struct{}, err error
 	mux := app.NewBaseHandler(&p.Generic.GenericControllerManagerConfiguration.Debugging, cmhealthz.NewMutableHealthzHandler(checks...))
 	slis.SLIMetricsWithReset{}.Install(mux)
 	flagz.Install(mux, componentName, p.Options)
-	statusz.Install(mux, componentName, statusz.NewRegistry(nil, statusz.WithListedPaths([]string{"/configz", "/flagz", "/healthz", "/metrics", "/metrics/slis"})))
+	statusz.Install(mux, componentName,
+		statusz.NewRegistry(nil, statusz.WithListedPaths([]string{"/configz", "/flagz", "/healthz", "/metrics", "/metrics/slis"})))
 	handler := app.BuildHandlerChain(mux, &authz, &authn)
 	done, _, err := secure.Serve(handler, 0, ctx.Done())
 	if err != nil {

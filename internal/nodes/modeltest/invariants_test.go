@@ -205,7 +205,8 @@ func (f *invariantChecker) check() {
 			unknown := w.ctl.m.Verdict(name).Unknown
 			marked := unknown || clustermodel.NodeReady(w.ctl.nodes[name]) == v1.ConditionUnknown
 			if w.Time().Sub(f.begun) > leaseLasts/2+tolerance && f.dead[name] && !marked {
-				f.broken("restart", "%s was dead for long when the controller started, %s ago, and is not marked", name, w.Time().Sub(f.begun))
+				f.broken("restart", "%s was dead for long when the controller started, %s ago, and is not marked", name,
+					w.Time().Sub(f.begun))
 			}
 			if late > tolerance && !marked {
 				f.broken("detection", "%s should have been marked %s ago", name, late)

@@ -73,10 +73,10 @@ func Judge(p *v1.Pod, n Node) (why Reason, from time.Time) {
 	return None, time.Time{}
 }
 
-// Finished are the finished pods there are, in the order they should go:
-// evicted ones first, then the oldest. Make it with NewFinished. It is not safe
+// finished are the finished pods there are, in the order they should go:
+// evicted ones first, then the oldest. Make it with newFinished. It is not safe
 // for concurrent use.
-type Finished struct {
+type finished struct {
 	byKey map[string]*entry
 	queue *heap.Heap[*entry]
 }
@@ -89,9 +89,9 @@ type entry struct {
 	place heap.Place
 }
 
-// NewFinished returns an empty one.
-func NewFinished() *Finished {
-	return &Finished{byKey: map[string]*entry{}, queue: heap.New(first, func(e *entry) *heap.Place { return &e.place })}
+// newFinished returns an empty one.
+func newFinished() *finished {
+	return &finished{byKey: map[string]*entry{}, queue: heap.New(first, func(e *entry) *heap.Place { return &e.place })}
 }
 
 // first tells whether a should go before b.
@@ -106,7 +106,7 @@ func first(a, b *entry) bool {
 }
 
 // See takes a pod in, or notes its change.
-func (f *Finished) See(key string, p *v1.Pod) {
+func (f *finished) See(key string, p *v1.Pod) {
 	e := f.byKey[key]
 	if !podutil.Terminal(p) {
 		f.Forget(key)
@@ -126,7 +126,7 @@ func (f *Finished) See(key string, p *v1.Pod) {
 }
 
 // Forget drops a pod that is gone.
-func (f *Finished) Forget(key string) {
+func (f *finished) Forget(key string) {
 	e := f.byKey[key]
 	if e == nil {
 		return
@@ -137,7 +137,7 @@ func (f *Finished) Forget(key string) {
 
 // Over picks the pods beyond the limit; each is picked once. A limit of 0 or
 // less means none.
-func (f *Finished) Over(limit int) (keys []string) {
+func (f *finished) Over(limit int) (keys []string) {
 	for limit > 0 && f.queue.Len() > limit {
 		keys = append(keys, f.queue.Pop().key)
 	}
@@ -145,7 +145,7 @@ func (f *Finished) Over(limit int) (keys []string) {
 }
 
 // Picked says that the pod was picked and is not gone yet.
-func (f *Finished) Picked(key string) bool {
+func (f *finished) Picked(key string) bool {
 	e := f.byKey[key]
 	return e != nil && !e.place.In()
 }

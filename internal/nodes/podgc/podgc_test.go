@@ -23,7 +23,8 @@ import (
 )
 
 func pod(name, node string, phase v1.PodPhase, terminating bool) *v1.Pod {
-	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "d", UID: "uid-of-pod"}, Spec: v1.PodSpec{NodeName: node}, Status: v1.PodStatus{Phase: phase}}
+	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "d", UID: "uid-of-pod"}, Spec: v1.PodSpec{NodeName: node},
+		Status: v1.PodStatus{Phase: phase}}
 	if terminating {
 		now, grace := metav1.Now(), int64(30)
 		p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &now, &grace
@@ -74,7 +75,7 @@ func TestOutOfServiceNeedsANodeThatIsNotReady(t *testing.T) {
 func TestFinishedEqualsSorting(t *testing.T) {
 	for seed := range uint64(200) {
 		r := rand.New(rand.NewPCG(seed, 1))
-		f := NewFinished()
+		f := newFinished()
 		all := map[string]*v1.Pod{}
 		limit := 1 + r.IntN(8)
 		for range 60 {
@@ -174,7 +175,8 @@ func TestOrphansGoAfterQuarantineMarkedFailedFirst(t *testing.T) {
 		var verbs []string
 		for _, a := range actions {
 			verbs = append(verbs, a.GetVerb()+" "+a.GetResource().Resource+"/"+a.GetSubresource())
-			if p, ok := a.(k8stesting.PatchAction); ok && (!strings.Contains(string(p.GetPatch()), `"phase":"Failed"`) || !strings.Contains(string(p.GetPatch()), "DeletionByPodGC")) {
+			if p, ok := a.(k8stesting.PatchAction); ok && (!strings.Contains(string(p.GetPatch()), `"phase":"Failed"`) ||
+				!strings.Contains(string(p.GetPatch()), "DeletionByPodGC")) {
 				t.Errorf("patched with %s", p.GetPatch())
 			}
 		}
@@ -207,7 +209,8 @@ func TestNodeThatComesBackKeepsItsPods(t *testing.T) {
 // #142331: the taint is looked at in the API, not in a cache.
 func TestOutOfServiceIsLookedAtLive(t *testing.T) {
 	for _, stale := range []bool{false, true} {
-		node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Spec: v1.NodeSpec{Taints: []v1.Taint{{Key: v1.TaintNodeOutOfService, Effect: v1.TaintEffectNoExecute}}}}
+		node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"},
+			Spec: v1.NodeSpec{Taints: []v1.Taint{{Key: v1.TaintNodeOutOfService, Effect: v1.TaintEffectNoExecute}}}}
 		p := pod("p", "n", v1.PodRunning, true)
 		p.Finalizers = []string{"example.com/hold"} // the fake refuses terminating objects without one
 		rig(t, 0, []runtime.Object{p}, func(c *fake.Clientset) {

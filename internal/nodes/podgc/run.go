@@ -33,7 +33,7 @@ type reconciler struct {
 
 	mu       sync.Mutex
 	missing  map[string]time.Time // nodes that pods name and nobody knows
-	finished *Finished
+	finished *finished
 }
 
 // Run collects until ctx ends; keep is how many finished pods may stay, 0 for
@@ -43,7 +43,7 @@ func Run(ctx context.Context, e controller.Env, keep int) error {
 	if err := e.Check(); err != nil {
 		return err
 	}
-	s := &reconciler{Env: e, keep: keep, missing: map[string]time.Time{}, finished: NewFinished(),
+	s := &reconciler{Env: e, keep: keep, missing: map[string]time.Time{}, finished: newFinished(),
 		queue: controller.NewMeasuredQueue("pod-gc", controller.Backoff{First: 50 * time.Millisecond, Most: time.Minute})}
 	if err := s.measure(); err != nil {
 		return err
@@ -208,10 +208,12 @@ func (s *reconciler) collect(ctx context.Context, p *v1.Pod, why Reason) error {
 	if !podutil.Terminal(p) {
 		status := applyv1.PodStatus().WithPhase(v1.PodFailed)
 		if why == Orphaned {
-			status.WithConditions(applyv1.PodCondition().WithType(v1.DisruptionTarget).WithStatus(v1.ConditionTrue).WithLastTransitionTime(metav1.Now()).
+			status.WithConditions(applyv1.PodCondition().WithType(v1.DisruptionTarget).WithStatus(v1.ConditionTrue).WithLastTransitionTime(
+				metav1.Now()).
 				WithObservedGeneration(p.Generation).WithReason("DeletionByPodGC").WithMessage("PodGC: node no longer exists"))
 		}
-		_, err := kube.Patch(ctx, pods, p, kube.SameObject, kube.Change{Status: status, Subresource: "status", Strategic: true, Manager: manager})
+		_, err := kube.Patch(ctx, pods, p, kube.SameObject, kube.Change{Status: status, Subresource: "status", Strategic: true,
+			Manager: manager})
 		if kube.Gone(err) {
 			return nil
 		}

@@ -11,19 +11,19 @@ import (
 	cloudprovider "k8s.io/cloud-provider"
 )
 
-// Plan is what has to change in the cloud. Kept are the routes that are right,
+// plan is what has to change in the cloud. Kept are the routes that are right,
 // by node; a node that needs none is in Bare.
-type Plan struct {
+type plan struct {
 	Delete []*cloudprovider.Route
 	Create []*cloudprovider.Route
 	Kept   map[string]int
 	Bare   []string
 }
 
-// Compare sets the routes there are against those the nodes need. Only routes
+// compare sets the routes there are against those the nodes need. Only routes
 // into the cluster's own ranges are ours to delete; a blackhole there always is.
-func Compare(nodes []*v1.Node, have []*cloudprovider.Route, cluster []netip.Prefix) Plan {
-	p := Plan{Kept: map[string]int{}}
+func compare(nodes []*v1.Node, have []*cloudprovider.Route, cluster []netip.Prefix) plan {
+	p := plan{Kept: map[string]int{}}
 	need := map[netip.Prefix]*v1.Node{}
 	for _, n := range nodes {
 		ranges := podRanges(n)
@@ -48,7 +48,8 @@ func Compare(nodes []*v1.Node, have []*cloudprovider.Route, cluster []netip.Pref
 		p.Delete = append(p.Delete, r)
 	}
 	for dest, n := range need {
-		p.Create = append(p.Create, &cloudprovider.Route{TargetNode: types.NodeName(n.Name), TargetNodeAddresses: n.Status.Addresses, DestinationCIDR: dest.String()})
+		p.Create = append(p.Create, &cloudprovider.Route{TargetNode: types.NodeName(n.Name), TargetNodeAddresses: n.Status.Addresses,
+			DestinationCIDR: dest.String()})
 	}
 	slices.SortFunc(p.Create, func(a, b *cloudprovider.Route) int { return strings.Compare(a.DestinationCIDR, b.DestinationCIDR) })
 	return p
@@ -86,12 +87,14 @@ func ours(dest netip.Prefix, cluster []netip.Prefix) bool {
 	return slices.ContainsFunc(cluster, func(c netip.Prefix) bool { return c.Bits() <= dest.Bits() && c.Contains(dest.Addr()) })
 }
 
-// Condition is what the node's NetworkUnavailable condition should say.
-func Condition(made bool) v1.NodeCondition {
+// condition is what the node's NetworkUnavailable condition should say.
+func condition(made bool) v1.NodeCondition {
 	if made {
-		return v1.NodeCondition{Type: v1.NodeNetworkUnavailable, Status: v1.ConditionFalse, Reason: "RouteCreated", Message: "RouteController created a route"}
+		return v1.NodeCondition{Type: v1.NodeNetworkUnavailable, Status: v1.ConditionFalse, Reason: "RouteCreated",
+			Message: "RouteController created a route"}
 	}
-	return v1.NodeCondition{Type: v1.NodeNetworkUnavailable, Status: v1.ConditionTrue, Reason: "NoRouteCreated", Message: "RouteController failed to create a route"}
+	return v1.NodeCondition{Type: v1.NodeNetworkUnavailable, Status: v1.ConditionTrue, Reason: "NoRouteCreated",
+		Message: "RouteController failed to create a route"}
 }
 
 // says whether the node has the condition already.

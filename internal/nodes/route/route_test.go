@@ -54,16 +54,19 @@ func TestCompare(t *testing.T) {
 		have           []*cloudprovider.Route
 		delete, create []string
 	}{
-		{"all is right", []*v1.Node{node("a", "10.0.1.0/24", "fd00:0:0:1::/64")}, []*cloudprovider.Route{to("a", "10.0.1.0/24"), to("a", "fd00:0:0:1::/64")}, nil, nil},
+		{"all is right", []*v1.Node{node("a", "10.0.1.0/24", "fd00:0:0:1::/64")}, []*cloudprovider.Route{to("a", "10.0.1.0/24"),
+			to("a", "fd00:0:0:1::/64")}, nil, nil},
 		{"a new node", []*v1.Node{node("a", "10.0.1.0/24", "fd00:0:0:1::/64")}, nil, nil, []string{"a 10.0.1.0/24", "a fd00:0:0:1::/64"}},
 		{"its node is gone", nil, []*cloudprovider.Route{to("a", "10.0.1.0/24")}, []string{"a 10.0.1.0/24"}, nil},
-		{"another node has the range now", []*v1.Node{node("b", "10.0.1.0/24")}, []*cloudprovider.Route{to("a", "10.0.1.0/24")}, []string{"a 10.0.1.0/24"}, []string{"b 10.0.1.0/24"}},
+		{"another node has the range now", []*v1.Node{node("b", "10.0.1.0/24")}, []*cloudprovider.Route{to("a", "10.0.1.0/24")},
+			[]string{"a 10.0.1.0/24"}, []string{"b 10.0.1.0/24"}},
 		{"a blackhole", nil, []*cloudprovider.Route{hole}, []string{"a 10.0.9.0/24"}, nil},
 		{"a range of somebody else", nil, []*cloudprovider.Route{to("x", "172.16.0.0/24")}, nil, nil},
-		{"the node's address changed", []*v1.Node{node("a", "10.0.1.0/24")}, []*cloudprovider.Route{moved}, []string{"a 10.0.1.0/24"}, []string{"a 10.0.1.0/24"}},
+		{"the node's address changed", []*v1.Node{node("a", "10.0.1.0/24")}, []*cloudprovider.Route{moved}, []string{"a 10.0.1.0/24"},
+			[]string{"a 10.0.1.0/24"}},
 		{"a node without ranges", []*v1.Node{node("a")}, nil, nil, nil},
 	} {
-		p := Compare(c.nodes, c.have, cluster)
+		p := compare(c.nodes, c.have, cluster)
 		if !slices.Equal(show(p.Delete), c.delete) || !slices.Equal(show(p.Create), c.create) {
 			t.Errorf("%s: delete %v, create %v; want %v, %v", c.name, show(p.Delete), show(p.Create), c.delete, c.create)
 		}
@@ -117,7 +120,8 @@ func TestShellKeepsRoutesAndSaysSo(t *testing.T) {
 		done := make(chan error, 1)
 		go func() {
 			done <- Run(ctx, controller.Env{Client: client, Informers: shared, Log: slog.New(slog.DiscardHandler),
-				Recorders: controller.RecorderFunc(func(string) record.EventRecorder { return events })}, Config{Routes: cloud, ClusterName: "c", ClusterCIDRs: cluster, Period: DefaultPeriod})
+				Recorders: controller.RecorderFunc(func(string) record.EventRecorder { return events })},
+				Config{Routes: cloud, ClusterName: "c", ClusterCIDRs: cluster, Period: DefaultPeriod})
 		}()
 		check := func(status v1.ConditionStatus, reason string) {
 			t.Helper()
@@ -134,7 +138,8 @@ func TestShellKeepsRoutesAndSaysSo(t *testing.T) {
 		time.Sleep(time.Second) // virtual
 		synctest.Wait()
 		check(v1.ConditionTrue, "NoRouteCreated")
-		if e := <-events.Events; e != "Warning FailedToCreateRoute creating route 10.0.1.0/24 to a: quota exceeded" && e != "Warning FailedToCreateRoute creating route 10.0.2.0/24 to b: quota exceeded" {
+		if e := <-events.Events; e != "Warning FailedToCreateRoute creating route 10.0.1.0/24 to a: quota exceeded" &&
+			e != "Warning FailedToCreateRoute creating route 10.0.2.0/24 to b: quota exceeded" {
 			t.Errorf("event %q", e)
 		}
 		cloud.mu.Lock()

@@ -69,7 +69,8 @@ func Run(ctx context.Context, e controller.Env, cfg Config) error {
 		}
 	}
 	seen, err := controller.On(ctx, inf, func(old, n *v1.Node, gone bool) {
-		if gone || old == nil || !slices.Equal(old.Spec.PodCIDRs, n.Spec.PodCIDRs) || !slices.Equal(old.Status.Addresses, n.Status.Addresses) {
+		if gone || old == nil || !slices.Equal(old.Spec.PodCIDRs, n.Spec.PodCIDRs) || !slices.Equal(old.Status.Addresses,
+			n.Status.Addresses) {
 			wake()
 		}
 	})
@@ -107,7 +108,7 @@ func (s *reconciler) reconcile(ctx context.Context) error {
 		nodes = append(nodes, n)
 		byName[n.Name] = n
 	}
-	plan := Compare(nodes, have, s.ClusterCIDRs)
+	plan := compare(nodes, have, s.ClusterCIDRs)
 	// A route in the way goes before the one that takes its place.
 	errs := []error{s.each(plan.Delete, func(r *cloudprovider.Route) error { return s.delete(ctx, r) })}
 	made := map[string]bool{}
@@ -130,12 +131,12 @@ func (s *reconciler) reconcile(ctx context.Context) error {
 	}))
 	for name := range made {
 		if !missed[name] {
-			errs = append(errs, s.condition(ctx, byName[name], Condition(true)))
+			errs = append(errs, s.condition(ctx, byName[name], condition(true)))
 		}
 	}
 	for name, bad := range missed {
 		if bad {
-			errs = append(errs, s.condition(ctx, byName[name], Condition(false)))
+			errs = append(errs, s.condition(ctx, byName[name], condition(false)))
 		}
 	}
 	return errors.Join(errs...)
@@ -168,7 +169,8 @@ func (s *reconciler) delete(ctx context.Context, r *cloudprovider.Route) error {
 func (s *reconciler) create(ctx context.Context, n *v1.Node, r *cloudprovider.Route) error {
 	if err := s.Routes.CreateRoute(ctx, s.ClusterName, string(n.UID), r); err != nil {
 		err = fmt.Errorf("creating route %s to %s: %w", r.DestinationCIDR, r.TargetNode, err)
-		s.Tell(controller.Note{Kind: "Node", Object: n, Event: controller.Event{To: s.events, Type: v1.EventTypeWarning, Reason: "FailedToCreateRoute", Message: err.Error()}})
+		s.Tell(controller.Note{Kind: "Node", Object: n, Event: controller.Event{To: s.events, Type: v1.EventTypeWarning,
+			Reason: "FailedToCreateRoute", Message: err.Error()}})
 		return err
 	}
 	s.note(n, "created its route", r)
@@ -176,7 +178,8 @@ func (s *reconciler) create(ctx context.Context, n *v1.Node, r *cloudprovider.Ro
 }
 
 func (s *reconciler) note(n metav1.Object, decision string, r *cloudprovider.Route) {
-	s.Tell(controller.Note{Part: "route", Kind: "Node", Object: n, Decision: decision, Because: []journal.Fact{{Name: "route", Value: r.DestinationCIDR}}})
+	s.Tell(controller.Note{Part: "route", Kind: "Node", Object: n, Decision: decision,
+		Because: []journal.Fact{{Name: "route", Value: r.DestinationCIDR}}})
 }
 
 // condition writes the one condition that is this controller's.
@@ -186,7 +189,8 @@ func (s *reconciler) condition(ctx context.Context, n *v1.Node, want v1.NodeCond
 	}
 	want.LastHeartbeatTime, want.LastTransitionTime = metav1.Now(), metav1.Now()
 	_, err := kube.Patch(ctx, s.Client.CoreV1().Nodes(), n, kube.SameObject, kube.Change{
-		Status: kube.Conditions[v1.NodeCondition]{Conditions: []v1.NodeCondition{want}}, Subresource: "status", Strategic: true, Manager: "berth-route"})
+		Status: kube.Conditions[v1.NodeCondition]{Conditions: []v1.NodeCondition{want}}, Subresource: "status", Strategic: true,
+		Manager: "berth-route"})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("patching condition NetworkUnavailable of Node %s: %w", n.Name, err)
 	}

@@ -19,12 +19,12 @@ var steps = []struct {
 	{1800, int(^uint(0) >> 1), 300},
 }
 
-// Step is a place in the table of times to live; the zero value is where a
+// step is a place in the table of times to live; the zero value is where a
 // cluster starts.
-type Step int
+type step int
 
 // Next is the step for a number of nodes, coming from s.
-func (s Step) Next(nodes int) Step {
+func (s step) Next(nodes int) step {
 	for nodes > steps[s].most {
 		s++
 	}
@@ -35,4 +35,4 @@ func (s Step) Next(nodes int) Step {
 }
 
 // Seconds is the time to live of the step.
-func (s Step) Seconds() int { return steps[s].seconds }
+func (s step) Seconds() int { return steps[s].seconds }

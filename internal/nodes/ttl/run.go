@@ -22,7 +22,7 @@ type reconciler struct {
 
 	mu    sync.Mutex
 	count int
-	step  Step
+	step  step
 }
 
 // Run annotates nodes until ctx ends. When the step changes, each node is
@@ -30,7 +30,8 @@ type reconciler struct {
 // not all of them at once.
 func Run(ctx context.Context, e controller.Env) error {
 	inf := e.Informers.Core().V1().Nodes().Informer()
-	s := &reconciler{Env: e, nodes: inf.GetIndexer(), queue: controller.NewMeasuredQueue("node-ttl", controller.Backoff{First: 50 * time.Millisecond, Most: time.Minute})}
+	s := &reconciler{Env: e, nodes: inf.GetIndexer(), queue: controller.NewMeasuredQueue("node-ttl",
+		controller.Backoff{First: 50 * time.Millisecond, Most: time.Minute})}
 	seen, err := controller.On(ctx, inf, func(old, n *v1.Node, gone bool) {
 		switch {
 		case gone:

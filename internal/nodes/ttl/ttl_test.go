@@ -17,7 +17,7 @@ import (
 )
 
 func TestSteps(t *testing.T) {
-	s := Step(0)
+	s := step(0)
 	for _, c := range []struct{ nodes, seconds int }{
 		{1, 0}, {100, 0}, {101, 15}, {95, 15}, {90, 15}, {89, 0}, {500, 15}, {501, 30}, {450, 30}, {449, 15},
 		{1001, 60}, {900, 60}, {899, 30}, {2001, 300}, {1800, 300}, {1799, 60}, {100_000, 300}, {0, 0},
@@ -54,7 +54,8 @@ func TestShellAnnotatesAndFollowsTheCount(t *testing.T) {
 		if v := value("n7"); v != "0" {
 			t.Errorf("of 100 nodes: %q", v)
 		}
-		if _, err := client.CoreV1().Nodes().Create(ctx, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "more"}}, metav1.CreateOptions{}); err != nil {
+		if _, err := client.CoreV1().Nodes().Create(ctx, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "more"}},
+			metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		if v := value("more"); v != "15" {

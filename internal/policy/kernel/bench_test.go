@@ -22,8 +22,9 @@ func crowd(size int) *model.Model {
 		m.SetNamespace(ns, map[string]string{"ns": ns})
 		for j := range 3 {
 			m.SetPolicy(policy(ns, fmt.Sprintf("p%d", j), networkingv1.NetworkPolicySpec{PolicyTypes: both,
-				Ingress: from(peers{{PodSelector: pods(fmt.Sprint(j))}, {NamespaceSelector: spaces(fmt.Sprintf("ns-%d", (i+j)%namespaces))}}, tcp80),
-				Egress:  to(peers{{NamespaceSelector: &everybody, PodSelector: pods(fmt.Sprint(j))}})}))
+				Ingress: from(peers{{PodSelector: pods(fmt.Sprint(j))},
+					{NamespaceSelector: spaces(fmt.Sprintf("ns-%d", (i+j)%namespaces))}}, tcp80),
+				Egress: to(peers{{NamespaceSelector: &everybody, PodSelector: pods(fmt.Sprint(j))}})}))
 		}
 	}
 	for i := range size {
@@ -34,8 +35,9 @@ func crowd(size int) *model.Model {
 
 // one is the pod of a number; generations have different addresses.
 func one(i, generation int) model.Pod {
-	return model.Pod{Key: model.Key{Namespace: fmt.Sprintf("ns-%d", i%namespaces), Name: fmt.Sprint(i)}, Labels: map[string]string{"pod": fmt.Sprint(i % 5)},
-		Local: i < 100, IPs: []netip.Addr{netip.AddrFrom4([4]byte{10, byte(generation), byte(i >> 8), byte(i)})}}
+	return model.Pod{Key: model.Key{Namespace: fmt.Sprintf("ns-%d", i%namespaces), Name: fmt.Sprint(i)},
+		Labels: map[string]string{"pod": fmt.Sprint(i % 5)},
+		Local:  i < 100, IPs: []netip.Addr{netip.AddrFrom4([4]byte{10, byte(generation), byte(i >> 8), byte(i)})}}
 }
 
 // BenchmarkStart takes everything from the caches into the kernel.

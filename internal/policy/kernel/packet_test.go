@@ -26,10 +26,13 @@ func cluster(n *node) (all []oracle.Packet) {
 		n.model.SetNamespace(ns, map[string]string{"ns": ns})
 		for j, name := range []string{"a", "b", "c"} {
 			p := model.Pod{Key: model.Key{Namespace: ns, Name: name}, Labels: map[string]string{"pod": name}, Local: true,
-				IPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, byte(i), byte(10 + j)}), netip.MustParseAddr(fmt.Sprintf("fd00::%d:%d", i+1, 10+j))}}
+				IPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, byte(i), byte(10 + j)}),
+					netip.MustParseAddr(fmt.Sprintf("fd00::%d:%d", i+1, 10+j))}}
 			for proto, number := range oracle.Protocols {
 				for _, port := range []uint16{80, 81} {
-					p.Ports = append(p.Ports, model.PodPort{Name: model.Name{Name: fmt.Sprintf("serve-%d-%s", port, strings.ToLower(string(proto))), Proto: number}, Value: port})
+					p.Ports = append(p.Ports,
+						model.PodPort{Name: model.Name{Name: fmt.Sprintf("serve-%d-%s", port, strings.ToLower(string(proto))),
+							Proto: number}, Value: port})
 				}
 			}
 			n.addPod(p.IPs...)
@@ -61,7 +64,8 @@ func pods(name string) *metav1.LabelSelector {
 }
 
 func spaces(names ...string) *metav1.LabelSelector {
-	return &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "ns", Operator: metav1.LabelSelectorOpIn, Values: names}}}
+	return &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "ns", Operator: metav1.LabelSelectorOpIn,
+		Values: names}}}
 }
 
 func port(proto corev1.Protocol, p intstr.IntOrString, end ...int32) networkingv1.NetworkPolicyPort {
@@ -103,47 +107,64 @@ var matrix = []struct {
 	{"deny both", 360, []*networkingv1.NetworkPolicy{policy("x", "p", networkingv1.NetworkPolicySpec{PolicyTypes: both})}},
 	{"an empty rule allows all", 864, []*networkingv1.NetworkPolicy{policy("x", "p", networkingv1.NetworkPolicySpec{PolicyTypes: both,
 		Ingress: []networkingv1.NetworkPolicyIngressRule{{}}, Egress: []networkingv1.NetworkPolicyEgressRule{{}}})}},
-	{"types follow rules", 864 - 12*8 - 12*7, []*networkingv1.NetworkPolicy{policy("x", "p", networkingv1.NetworkPolicySpec{PodSelector: *pods("a"),
-		Egress: to(peers{{PodSelector: pods("b")}})})}},
-	{"from pods of the namespace", 864 - 12*7, []*networkingv1.NetworkPolicy{policy("x", "p", networkingv1.NetworkPolicySpec{PodSelector: *pods("a"),
-		Ingress: from(peers{{PodSelector: pods("b")}})})}},
+	{"types follow rules", 864 - 12*8 - 12*7,
+		[]*networkingv1.NetworkPolicy{policy("x", "p", networkingv1.NetworkPolicySpec{PodSelector: *pods("a"),
+			Egress: to(peers{{PodSelector: pods("b")}})})}},
+	{"from pods of the namespace", 864 - 12*7,
+		[]*networkingv1.NetworkPolicy{policy("x", "p", networkingv1.NetworkPolicySpec{PodSelector: *pods("a"),
+			Ingress: from(peers{{PodSelector: pods("b")}})})}},
 	{"from namespaces", 864 - 12*5, []*networkingv1.NetworkPolicy{policy("x", "p", networkingv1.NetworkPolicySpec{PodSelector: *pods("a"),
 		Ingress: from(peers{{NamespaceSelector: spaces("y")}})}),
 	}},
-	{"from pods in namespaces", 864 - 12*7, []*networkingv1.NetworkPolicy{policy("x", "p", networkingv1.NetworkPolicySpec{PodSelector: *pods("a"),
-		Ingress: from(peers{{NamespaceSelector: spaces("y"), PodSelector: pods("b")}})})}},
-	{"from pods, or from namespaces", 864 - 12*4, []*networkingv1.NetworkPolicy{policy("x", "p", networkingv1.NetworkPolicySpec{PodSelector: *pods("a"),
-		Ingress: from(peers{{NamespaceSelector: spaces("y")}, {PodSelector: pods("b")}})})}},
+	{"from pods in namespaces", 864 - 12*7,
+		[]*networkingv1.NetworkPolicy{policy("x", "p", networkingv1.NetworkPolicySpec{PodSelector: *pods("a"),
+			Ingress: from(peers{{NamespaceSelector: spaces("y"), PodSelector: pods("b")}})})}},
+	{"from pods, or from namespaces", 864 - 12*4,
+		[]*networkingv1.NetworkPolicy{policy("x", "p", networkingv1.NetworkPolicySpec{PodSelector: *pods("a"),
+			Ingress: from(peers{{NamespaceSelector: spaces("y")}, {PodSelector: pods("b")}})})}},
 	{"two policies add up", 864 - 12*8 + 16 + 2, []*networkingv1.NetworkPolicy{
 		policy("x", "p", networkingv1.NetworkPolicySpec{PodSelector: *pods("a"), Ingress: from(nil, tcp80)}),
-		policy("x", "q", networkingv1.NetworkPolicySpec{PodSelector: *pods("a"), Ingress: from(peers{{PodSelector: pods("b")}}, port(corev1.ProtocolUDP, intstr.FromInt32(81)))})}},
-	{"one port of one protocol", 864 - 12*8 + 2*8, []*networkingv1.NetworkPolicy{policy("x", "p", networkingv1.NetworkPolicySpec{PodSelector: *pods("a"), Ingress: from(nil, tcp80)})}},
+		policy("x", "q", networkingv1.NetworkPolicySpec{PodSelector: *pods("a"), Ingress: from(peers{{PodSelector: pods("b")}},
+			port(corev1.ProtocolUDP, intstr.FromInt32(81)))})}},
+	{"one port of one protocol", 864 - 12*8 + 2*8,
+		[]*networkingv1.NetworkPolicy{policy("x", "p", networkingv1.NetworkPolicySpec{PodSelector: *pods("a"),
+			Ingress: from(nil, tcp80)})}},
 	{"SCTP alone", 864 - 12*8 + 2*8, []*networkingv1.NetworkPolicy{policy("x", "p", networkingv1.NetworkPolicySpec{PodSelector: *pods("a"),
 		Ingress: from(nil, port(corev1.ProtocolSCTP, intstr.FromInt32(80)))})}},
-	{"a named port in", 864 - 12*8 + 2*8, []*networkingv1.NetworkPolicy{policy("x", "p", networkingv1.NetworkPolicySpec{PodSelector: *pods("a"),
-		Ingress: from(nil, port(corev1.ProtocolUDP, intstr.FromString("serve-81-udp")))})}},
-	{"a named port out", 864 - 12*8 + 2*8, []*networkingv1.NetworkPolicy{policy("x", "p", networkingv1.NetworkPolicySpec{PodSelector: *pods("a"), PolicyTypes: onlyOut,
-		Egress: to(nil, port(corev1.ProtocolTCP, intstr.FromString("serve-80-tcp")))})}},
-	{"a name of another protocol", 864 - 12*8, []*networkingv1.NetworkPolicy{policy("x", "p", networkingv1.NetworkPolicySpec{PodSelector: *pods("a"),
-		Ingress: from(nil, port(corev1.ProtocolTCP, intstr.FromString("serve-81-udp")))})}},
-	{"a range of ports", 864 - 12*8 + 4*8, []*networkingv1.NetworkPolicy{policy("x", "p", networkingv1.NetworkPolicySpec{PodSelector: *pods("a"),
-		Ingress: from(nil, port(corev1.ProtocolTCP, intstr.FromInt32(79), 81))})}},
-	{"a whole protocol", 864 - 12*8 + 4*8, []*networkingv1.NetworkPolicy{policy("x", "p", networkingv1.NetworkPolicySpec{PodSelector: *pods("a"),
-		Ingress: from(nil, networkingv1.NetworkPolicyPort{Protocol: tcp80.Protocol})})}},
-	{"out to a block", 864 - 12*8 + 6*3, []*networkingv1.NetworkPolicy{policy("x", "p", networkingv1.NetworkPolicySpec{PodSelector: *pods("a"), PolicyTypes: onlyOut,
-		Egress: to(peers{{IPBlock: &networkingv1.IPBlock{CIDR: "10.0.1.0/24"}}})})}},
-	{"out to a block with a hole", 864 - 12*8 + 6*2, []*networkingv1.NetworkPolicy{policy("x", "p", networkingv1.NetworkPolicySpec{PodSelector: *pods("a"), PolicyTypes: onlyOut,
-		Egress: to(peers{{IPBlock: &networkingv1.IPBlock{CIDR: "10.0.1.0/24", Except: []string{"10.0.1.11/32"}}}})})}},
+	{"a named port in", 864 - 12*8 + 2*8,
+		[]*networkingv1.NetworkPolicy{policy("x", "p", networkingv1.NetworkPolicySpec{PodSelector: *pods("a"),
+			Ingress: from(nil, port(corev1.ProtocolUDP, intstr.FromString("serve-81-udp")))})}},
+	{"a named port out", 864 - 12*8 + 2*8,
+		[]*networkingv1.NetworkPolicy{policy("x", "p", networkingv1.NetworkPolicySpec{PodSelector: *pods("a"), PolicyTypes: onlyOut,
+			Egress: to(nil, port(corev1.ProtocolTCP, intstr.FromString("serve-80-tcp")))})}},
+	{"a name of another protocol", 864 - 12*8,
+		[]*networkingv1.NetworkPolicy{policy("x", "p", networkingv1.NetworkPolicySpec{PodSelector: *pods("a"),
+			Ingress: from(nil, port(corev1.ProtocolTCP, intstr.FromString("serve-81-udp")))})}},
+	{"a range of ports", 864 - 12*8 + 4*8,
+		[]*networkingv1.NetworkPolicy{policy("x", "p", networkingv1.NetworkPolicySpec{PodSelector: *pods("a"),
+			Ingress: from(nil, port(corev1.ProtocolTCP, intstr.FromInt32(79), 81))})}},
+	{"a whole protocol", 864 - 12*8 + 4*8,
+		[]*networkingv1.NetworkPolicy{policy("x", "p", networkingv1.NetworkPolicySpec{PodSelector: *pods("a"),
+			Ingress: from(nil, networkingv1.NetworkPolicyPort{Protocol: tcp80.Protocol})})}},
+	{"out to a block", 864 - 12*8 + 6*3,
+		[]*networkingv1.NetworkPolicy{policy("x", "p", networkingv1.NetworkPolicySpec{PodSelector: *pods("a"), PolicyTypes: onlyOut,
+			Egress: to(peers{{IPBlock: &networkingv1.IPBlock{CIDR: "10.0.1.0/24"}}})})}},
+	{"out to a block with a hole", 864 - 12*8 + 6*2,
+		[]*networkingv1.NetworkPolicy{policy("x", "p", networkingv1.NetworkPolicySpec{PodSelector: *pods("a"), PolicyTypes: onlyOut,
+			Egress: to(peers{{IPBlock: &networkingv1.IPBlock{CIDR: "10.0.1.0/24", Except: []string{"10.0.1.11/32"}}}})})}},
 	{"a hole that another policy fills", 864 - 12*8 + 6*3, []*networkingv1.NetworkPolicy{
 		policy("x", "p", networkingv1.NetworkPolicySpec{PodSelector: *pods("a"), PolicyTypes: onlyOut,
 			Egress: to(peers{{IPBlock: &networkingv1.IPBlock{CIDR: "10.0.1.0/24", Except: []string{"10.0.1.11/32"}}}})}),
 		policy("x", "q", networkingv1.NetworkPolicySpec{PodSelector: *pods("a"), PolicyTypes: onlyOut,
 			Egress: to(peers{{IPBlock: &networkingv1.IPBlock{CIDR: "10.0.1.11/32"}}})})}},
-	{"in from a block of IPv6", 864 - 12*8 + 6*3, []*networkingv1.NetworkPolicy{policy("x", "p", networkingv1.NetworkPolicySpec{PodSelector: *pods("a"),
-		Ingress: from(peers{{IPBlock: &networkingv1.IPBlock{CIDR: "fd00::2:0/112"}}})})}},
+	{"in from a block of IPv6", 864 - 12*8 + 6*3,
+		[]*networkingv1.NetworkPolicy{policy("x", "p", networkingv1.NetworkPolicySpec{PodSelector: *pods("a"),
+			Ingress: from(peers{{IPBlock: &networkingv1.IPBlock{CIDR: "fd00::2:0/112"}}})})}},
 	{"both sides must agree", 864 - 12*8 - 12*6, []*networkingv1.NetworkPolicy{
 		policy("x", "in", networkingv1.NetworkPolicySpec{PodSelector: *pods("a"), PolicyTypes: onlyIn}),
-		policy("y", "out", networkingv1.NetworkPolicySpec{PodSelector: *pods("a"), PolicyTypes: onlyOut, Egress: to(peers{{PodSelector: pods("a"), NamespaceSelector: &everybody}, {NamespaceSelector: spaces("z"), PodSelector: pods("a")}})})}},
+		policy("y", "out", networkingv1.NetworkPolicySpec{PodSelector: *pods("a"), PolicyTypes: onlyOut,
+			Egress: to(peers{{PodSelector: pods("a"), NamespaceSelector: &everybody}, {NamespaceSelector: spaces("z"),
+				PodSelector: pods("a")}})})}},
 }
 
 // printable has the nft program list all tables and read its own list: other

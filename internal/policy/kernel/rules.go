@@ -94,7 +94,8 @@ func put(b []byte, r model.Row) []byte {
 func (f *family) frame(tx *nft.Tx) {
 	tx.Add(nft.Op{Verb: nft.AddSet, Name: model.SelfSet, Set: f.set(model.SelfSet, model.Selves)})
 	for _, d := range directions {
-		tx.Add(nft.Op{Verb: nft.AddSet, Name: dispatch(d), Set: &nft.Set{Name: dispatch(d), Key: []nft.Type{nft.FieldsOf(f.Family).Daddr}, Chains: true}})
+		tx.Add(nft.Op{Verb: nft.AddSet, Name: dispatch(d), Set: &nft.Set{Name: dispatch(d), Key: []nft.Type{nft.FieldsOf(f.Family).Daddr},
+			Chains: true}})
 	}
 }
 
@@ -106,7 +107,8 @@ func (f *family) hook(tx *nft.Tx) {
 	// What a node's own processes send or get does not pass the forward hook:
 	// probes reach every pod, and pods reach the node.
 	for _, d := range directions {
-		tx.Add(nft.Op{Verb: nft.AddChain, Name: d.String(), Hook: &nft.Hook{Num: unix.NF_INET_FORWARD, Priority: int32(model.Egress - d), Type: "filter"}})
+		tx.Add(nft.Op{Verb: nft.AddChain, Name: d.String(), Hook: &nft.Hook{Num: unix.NF_INET_FORWARD, Priority: int32(model.Egress - d),
+			Type: "filter"}})
 		f.base(tx, d)
 	}
 }
@@ -114,20 +116,25 @@ func (f *family) hook(tx *nft.Tx) {
 func (f *family) base(tx *nft.Tx, d model.Direction) {
 	chain, accept := d.String(), &expr.Verdict{Kind: expr.VerdictAccept}
 	tx.Rule(chain, &expr.Ct{Key: expr.CtKeySTATE, Register: reg},
-		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: nft.Num(expr.CtStateBitESTABLISHED | expr.CtStateBitRELATED), Xor: nft.Num(0)},
+		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: nft.Num(expr.CtStateBitESTABLISHED | expr.CtStateBitRELATED),
+			Xor: nft.Num(0)},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: nft.Num(0)}, accept)
 	if f.Family == row.V6 {
 		// Neighbours and multicast groups are found by ICMPv6 (130-137, 143),
 		// which passes here between ports of a bridge.
-		kind := append(nft.Proto(unix.IPPROTO_ICMPV6), &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 1})
-		tx.Rule(chain, kind, &expr.Cmp{Op: expr.CmpOpGte, Register: reg, Data: []byte{130}}, &expr.Cmp{Op: expr.CmpOpLte, Register: reg, Data: []byte{137}}, accept)
+		kind := append(nft.Proto(unix.IPPROTO_ICMPV6), &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: 0,
+			Len: 1})
+		tx.Rule(chain, kind, &expr.Cmp{Op: expr.CmpOpGte, Register: reg, Data: []byte{130}}, &expr.Cmp{Op: expr.CmpOpLte, Register: reg,
+			Data: []byte{137}}, accept)
 		tx.Rule(chain, kind, &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{143}}, accept)
 	}
-	tx.Rule(chain, nft.Saddr(f.Family, reg), nft.Daddr(f.Family, reg+f.regs()), &expr.Lookup{SourceRegister: reg, SetName: model.SelfSet}, accept)
+	tx.Rule(chain, nft.Saddr(f.Family, reg), nft.Daddr(f.Family, reg+f.regs()), &expr.Lookup{SourceRegister: reg, SetName: model.SelfSet},
+		accept)
 	// Twice: while a row is replaced, a lookup that began before the change
 	// can miss both the old row and the new one.
 	for range 2 {
-		tx.Rule(chain, f.guarded(d), &expr.Lookup{SourceRegister: reg, SetName: dispatch(d), IsDestRegSet: true, DestRegister: unix.NFT_REG_VERDICT})
+		tx.Rule(chain, f.guarded(d), &expr.Lookup{SourceRegister: reg, SetName: dispatch(d), IsDestRegSet: true,
+			DestRegister: unix.NFT_REG_VERDICT})
 	}
 }
 

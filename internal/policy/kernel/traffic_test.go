@@ -117,7 +117,8 @@ func TestWhatAPolicyDoesNotStop(t *testing.T) {
 	n.talker(n.pods[b], 80)
 	n.talker(n.ns, 9000)
 	n.must(netnstest.In(n.ns, func() error {
-		return run("table ip services { chain prerouting { type nat hook prerouting priority -100; ip daddr 10.96.0.1 tcp dport 8000 dnat to 10.0.0.11:80; }; }", "nft", "-f", "-")
+		return run("table ip services { chain prerouting { type nat hook prerouting priority -100; ip daddr 10.96.0.1 tcp dport 8000 "+
+			"dnat to 10.0.0.11:80; }; }", "nft", "-f", "-")
 	}))
 	before := n.dial(n.pods[a], "10.0.0.11:80")
 	n.echoes(before)
@@ -125,12 +126,14 @@ func TestWhatAPolicyDoesNotStop(t *testing.T) {
 	n.setPolicy(policy("x", "none", networkingv1.NetworkPolicySpec{PolicyTypes: both}))
 	n.must(n.w.Apply(n.model.Commit()))
 	n.echoes(before)
-	n.agree([]oracle.Packet{{Src: a, Dst: b, Proto: 6, Port: 80}, {Src: b, Dst: a, Proto: 6, Port: 80}, {Src: c, Dst: b, Proto: 17, Port: 80}})
+	n.agree([]oracle.Packet{{Src: a, Dst: b, Proto: 6, Port: 80}, {Src: b, Dst: a, Proto: 6, Port: 80},
+		{Src: c, Dst: b, Proto: 17, Port: 80}})
 	n.echoes(n.dial(n.ns, "10.0.0.11:80"))
 	n.echoes(n.dial(n.pods[a], "10.0.0.1:9000"))
 
 	// Policies see the pod behind a Service, and its port.
-	n.setPolicy(policy("x", "a to b", networkingv1.NetworkPolicySpec{PolicyTypes: both, Ingress: from(peers{{PodSelector: pods("a")}}, tcp80), Egress: to(peers{{PodSelector: pods("b")}}, tcp80)}))
+	n.setPolicy(policy("x", "a to b", networkingv1.NetworkPolicySpec{PolicyTypes: both, Ingress: from(peers{{PodSelector: pods("a")}},
+		tcp80), Egress: to(peers{{PodSelector: pods("b")}}, tcp80)}))
 	n.must(n.w.Apply(n.model.Commit()))
 	n.echoes(n.dial(n.pods[a], "10.96.0.1:8000"))
 	vip := netip.MustParseAddr("10.96.0.1")
@@ -165,7 +168,8 @@ func TestReplacedWithoutAGap(t *testing.T) {
 	n := newNode(t)
 	cluster(n)
 	a, b, c := netip.MustParseAddr("10.0.0.10"), netip.MustParseAddr("10.0.0.11"), netip.MustParseAddr("10.0.0.12")
-	n.setPolicy(policy("x", "p", networkingv1.NetworkPolicySpec{PodSelector: *pods("b"), Ingress: from(peers{{PodSelector: pods("a")}}, tcp80)}))
+	n.setPolicy(policy("x", "p", networkingv1.NetworkPolicySpec{PodSelector: *pods("b"), Ingress: from(peers{{PodSelector: pods("a")}},
+		tcp80)}))
 	n.model.Commit()
 	n.must(n.w.Replace(n.model.Snapshot()))
 	stop, done := make(chan struct{}), make(chan error, 1)
@@ -188,7 +192,8 @@ func TestReplacedWithoutAGap(t *testing.T) {
 			for _, np := range n.fixture.Policies {
 				m.SetPolicy(np)
 			}
-			m.SetPolicy(policy("x", "q", networkingv1.NetworkPolicySpec{PodSelector: *pods("b"), Ingress: from(peers{{PodSelector: pods("a")}}, port("UDP", intstr.FromInt32(int32(i%60000))))}))
+			m.SetPolicy(policy("x", "q", networkingv1.NetworkPolicySpec{PodSelector: *pods("b"),
+				Ingress: from(peers{{PodSelector: pods("a")}}, port("UDP", intstr.FromInt32(int32(i%60000))))}))
 			m.Commit()
 			err := n.w.Replace(m.Snapshot())
 			m.DeletePolicy(model.Key{Namespace: "x", Name: "q"})

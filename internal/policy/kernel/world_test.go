@@ -68,8 +68,9 @@ func (n *node) evaluate(what []oracle.Packet) []bool {
 		if p.Src.Is6() {
 			f = row.V6
 		}
-		out, err := n.fake.Connect(f, n.w.name, nft.Packet{Proto: p.Proto, Src: netip.AddrPortFrom(p.Src, 40000), Dst: netip.AddrPortFrom(p.Dst, p.Port),
-			In: "br0", Here: func(netip.Addr) bool { return false }, Out: func(netip.Addr) string { return "br0" }})
+		out, err := n.fake.Connect(f, n.w.name, nft.Packet{Proto: p.Proto, Src: netip.AddrPortFrom(p.Src, 40000),
+			Dst: netip.AddrPortFrom(p.Dst, p.Port),
+			In:  "br0", Here: func(netip.Addr) bool { return false }, Out: func(netip.Addr) string { return "br0" }})
 		n.must(err)
 		passed[i] = out.Verdict == "accept"
 	}
@@ -269,7 +270,8 @@ func (n *node) forget() {
 		return
 	}
 	n.must(netnstest.In(n.ns, func() error {
-		return run("flush set ip observe sent\nflush set ip observe passed\nflush set ip6 observe sent\nflush set ip6 observe passed\n", "nft", "-f", "-")
+		return run("flush set ip observe sent\nflush set ip observe passed\nflush set ip6 observe sent\nflush set ip6 observe passed\n",
+			"nft", "-f", "-")
 	}))
 }
 

@@ -30,7 +30,8 @@ func TestConntrackMax(t *testing.T) {
 func TestPrepare(t *testing.T) {
 	root := t.TempDir()
 	const dir = "/proc/sys/net/netfilter/nf_conntrack_"
-	files := map[string]string{dir + "max": "1000", dir + "tcp_timeout_established": "432000", dir + "tcp_timeout_close_wait": "60", dir + "tcp_be_liberal": "0", dir + "udp_timeout": "30",
+	files := map[string]string{dir + "max": "1000", dir + "tcp_timeout_established": "432000", dir + "tcp_timeout_close_wait": "60",
+		dir + "tcp_be_liberal": "0", dir + "udp_timeout": "30",
 		"/proc/self/oom_score_adj": "0", "/sys/module/nf_conntrack/parameters/hashsize": "100"}
 	for path, data := range files {
 		if err := os.MkdirAll(filepath.Dir(root+path), 0o755); err != nil {
@@ -44,7 +45,8 @@ func TestPrepare(t *testing.T) {
 	config.Defaults(&c)
 	c.Conntrack.Min, c.Conntrack.MaxPerCore = ptr.To(int32(4000)), ptr.To(int32(1))
 	prepare(&c, slog.New(slog.DiscardHandler), root)
-	for path, want := range map[string]string{dir + "max": "4000", dir + "tcp_timeout_established": "86400", dir + "tcp_timeout_close_wait": "3600", dir + "tcp_be_liberal": "0",
+	for path, want := range map[string]string{dir + "max": "4000", dir + "tcp_timeout_established": "86400",
+		dir + "tcp_timeout_close_wait": "3600", dir + "tcp_be_liberal": "0",
 		dir + "udp_timeout": "30", "/proc/self/oom_score_adj": "-999", "/sys/module/nf_conntrack/parameters/hashsize": "1000"} {
 		if got, err := os.ReadFile(root + path); err != nil || strings.TrimSpace(string(got)) != want {
 			t.Errorf("%s: %q, want %s (%v)", path, got, want, err)
@@ -61,15 +63,18 @@ func TestPrepare(t *testing.T) {
 // TestStrip checks that nothing the model reads is lost.
 func TestStrip(t *testing.T) {
 	s := newStripper()
-	in := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: map[string]string{discoveryv1.LabelServiceName: "svc", "x": "y"},
+	in := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: map[string]string{discoveryv1.LabelServiceName: "svc",
+		"x": "y"},
 		Annotations: map[string]string{corev1.EndpointsLastChangeTriggerTime: "now", "x": "y"}}, Endpoints: []discoveryv1.Endpoint{
-		{Addresses: []string{"10.0.0.1"}, NodeName: ptr.To("n"), TargetRef: &corev1.ObjectReference{}, Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(true), Terminating: ptr.To(false)},
-			Hints: &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: "z"}}}}}}
+		{Addresses: []string{"10.0.0.1"}, NodeName: ptr.To("n"), TargetRef: &corev1.ObjectReference{},
+			Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(true), Terminating: ptr.To(false)},
+			Hints:      &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: "z"}}}}}}
 	if _, err := s.strip(in); err != nil {
 		t.Fatal(err)
 	}
 	e := in.Endpoints[0]
-	if in.Labels[discoveryv1.LabelServiceName] != "svc" || len(in.Labels) != 1 || len(in.Annotations) != 1 || e.TargetRef != nil || *e.NodeName != "n" || !*e.Conditions.Ready ||
+	if in.Labels[discoveryv1.LabelServiceName] != "svc" || len(in.Labels) != 1 || len(in.Annotations) != 1 || e.TargetRef != nil ||
+		*e.NodeName != "n" || !*e.Conditions.Ready ||
 		*e.Conditions.Terminating || e.Conditions.Serving != nil || e.Hints.ForZones[0].Name != "z" || e.Addresses[0] != "10.0.0.1" {
 		t.Errorf("stripped: %+v", in)
 	}

@@ -32,8 +32,9 @@ func prepare(c *config.KubeProxyConfiguration, log *slog.Logger, root string) {
 			}
 		}
 	}
-	for name, d := range map[string]time.Duration{"tcp_timeout_established": t.TCPEstablishedTimeout.Duration, "tcp_timeout_close_wait": t.TCPCloseWaitTimeout.Duration,
-		"udp_timeout": t.UDPTimeout.Duration, "udp_timeout_stream": t.UDPStreamTimeout.Duration} {
+	for name, d := range map[string]time.Duration{"tcp_timeout_established": t.TCPEstablishedTimeout.Duration,
+		"tcp_timeout_close_wait": t.TCPCloseWaitTimeout.Duration,
+		"udp_timeout":            t.UDPTimeout.Duration, "udp_timeout_stream": t.UDPStreamTimeout.Duration} {
 		if d > 0 {
 			p.write(netfilter+name, int(d.Seconds()))
 		}

@@ -14,9 +14,10 @@ import (
 )
 
 func newSlices(c kubernetes.Interface, resync time.Duration) cache.SharedIndexInformer {
-	return discoveryinformers.NewFilteredEndpointSliceInformer(c, metav1.NamespaceAll, resync, cache.Indexers{}, func(o *metav1.ListOptions) {
-		o.LabelSelector = "!" + corev1.IsHeadlessService
-	})
+	return discoveryinformers.NewFilteredEndpointSliceInformer(c, metav1.NamespaceAll, resync, cache.Indexers{},
+		func(o *metav1.ListOptions) {
+			o.LabelSelector = "!" + corev1.IsHeadlessService
+		})
 }
 
 // stripper takes out of objects what the proxy never reads, and shares what

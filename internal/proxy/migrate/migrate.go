@@ -79,7 +79,8 @@ func removeIPTables(ctx context.Context, prefix string, log *slog.Logger) error 
 // hints) and kube-router (KUBE-ROUTER-..., KUBE-POD-FW-..., KUBE-NWPLCY-...).
 // So kube-proxy's are listed: chains by name, and those made for each Service.
 var (
-	proxyChains = []string{"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-POSTROUTING", "KUBE-MARK-MASQ", "KUBE-MARK-DROP", "KUBE-FORWARD",
+	proxyChains = []string{"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-POSTROUTING", "KUBE-MARK-MASQ",
+		"KUBE-MARK-DROP", "KUBE-FORWARD",
 		"KUBE-PROXY-FIREWALL", "KUBE-PROXY-CANARY",
 		// IPVS mode:
 		"KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER"}

@@ -108,8 +108,10 @@ func leftOf(v6 bool) string {
 	words := []string{"PODS", "10.244.0.0/16", "POD", "10.244.0.5/32", "ENDPOINT", "10.244.0.5:8080", "VIP", "10.96.0.9/32",
 		"NODEPORTS", "KUBE-NODE-PORT-TCP", "LOOPBACK", "KUBE-LOOP-BACK", "CLUSTERIPS", "KUBE-CLUSTER-IP", "OTHERS", "KUBE-SRC-QWERTY"}
 	if v6 {
-		words = []string{"PODS", "fd00:10:244::/56", "POD", "fd00:10:244::5/128", "ENDPOINT", "[fd00:10:244::5]:8080", "VIP", "fd00:10:96::9/128",
-			"NODEPORTS", "KUBE-6-NODE-PORT-TCP", "LOOPBACK", "KUBE-6-LOOP-BACK", "CLUSTERIPS", "KUBE-6-CLUSTER-IP", "OTHERS", "inet6:KUBE-SRC-QWERTY"}
+		words = []string{"PODS", "fd00:10:244::/56", "POD", "fd00:10:244::5/128", "ENDPOINT", "[fd00:10:244::5]:8080", "VIP",
+			"fd00:10:96::9/128",
+			"NODEPORTS", "KUBE-6-NODE-PORT-TCP", "LOOPBACK", "KUBE-6-LOOP-BACK", "CLUSTERIPS", "KUBE-6-CLUSTER-IP", "OTHERS",
+			"inet6:KUBE-SRC-QWERTY"}
 	}
 	// Chain names hold some of the words: only whole ones are replaced.
 	lines := strings.Split(left, "\n")
@@ -129,17 +131,20 @@ func leftOf(v6 bool) string {
 // does not name.
 func TestIPTablesScript(t *testing.T) {
 	got := iptablesScript(left)
-	for _, foreign := range []string{"CNI-", "KUBELET-CANARY", "NWPLCY", "ROUTER", "-F MINE", "-j MASQUERADE", "*mangle\n-F KUBE-KUBELET", "-D INPUT -j KUBE-FIREWALL"} {
+	for _, foreign := range []string{"CNI-", "KUBELET-CANARY", "NWPLCY", "ROUTER", "-F MINE", "-j MASQUERADE", "*mangle\n-F KUBE-KUBELET",
+		"-D INPUT -j KUBE-FIREWALL"} {
 		if strings.Contains(got, foreign) {
 			t.Errorf("the script touches %s:\n%s", foreign, got)
 		}
 	}
-	for _, want := range []string{"-D PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES", "-X KUBE-SEP-ABCDEFGHIJKLMNOP", "-X KUBE-PROXY-CANARY", "-X KUBE-EXTERNAL-SERVICES"} {
+	for _, want := range []string{"-D PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES",
+		"-X KUBE-SEP-ABCDEFGHIJKLMNOP", "-X KUBE-PROXY-CANARY", "-X KUBE-EXTERNAL-SERVICES"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("the script lacks %s:\n%s", want, got)
 		}
 	}
-	if nat, filter, _ := strings.Cut(got, "*filter"); !strings.Contains(nat, "-X KUBE-FIREWALL") || strings.Contains(filter, "KUBE-FIREWALL") {
+	if nat, filter, _ := strings.Cut(got, "*filter"); !strings.Contains(nat, "-X KUBE-FIREWALL") ||
+		strings.Contains(filter, "KUBE-FIREWALL") {
 		t.Errorf("KUBE-FIREWALL is kube-proxy's in nat and the kubelet's in filter:\n%s", got)
 	}
 	if got := iptablesScript("*nat\n:PREROUTING ACCEPT [0:0]\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n"); got != "" {
@@ -149,7 +154,8 @@ func TestIPTablesScript(t *testing.T) {
 
 func TestVariants(t *testing.T) {
 	for _, c := range [][2]string{
-		{"iptables ip6tables iptables-nft iptables-legacy ip6tables-nft ip6tables-legacy", "[iptables-nft iptables-legacy ip6tables-nft ip6tables-legacy]"},
+		{"iptables ip6tables iptables-nft iptables-legacy ip6tables-nft ip6tables-legacy",
+			"[iptables-nft iptables-legacy ip6tables-nft ip6tables-legacy]"},
 		{"iptables ip6tables", "[iptables ip6tables]"},
 		{"iptables-legacy", "[iptables-legacy]"},
 		{"", "[]"},
@@ -225,7 +231,8 @@ func ipvsLeft(v6 bool) (mine, others []string, err error) {
 	mine, others = []string{"KUBE-CLUSTER-IP", "KUBE-LOOP-BACK", "KUBE-NODE-PORT-TCP"}, []string{"KUBE-SRC-QWERTY", "blocked"}
 	family := uint8(unix.AF_INET)
 	if v6 {
-		mine, others, family = []string{"KUBE-6-CLUSTER-IP", "KUBE-6-LOOP-BACK", "KUBE-6-NODE-PORT-TCP"}, []string{"inet6:KUBE-SRC-QWERTY", "blocked"}, unix.AF_INET6
+		mine, others, family = []string{"KUBE-6-CLUSTER-IP", "KUBE-6-LOOP-BACK", "KUBE-6-NODE-PORT-TCP"}, []string{"inet6:KUBE-SRC-QWERTY",
+			"blocked"}, unix.AF_INET6
 	}
 	types := []string{"hash:ip,port", "hash:ip,port,ip", "bitmap:port", "hash:ip", "hash:net"}
 	for i, name := range append(slices.Clone(mine), others...) {
@@ -267,7 +274,8 @@ func removeHere(variant string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := command("table ip kube-proxy { chain services { }\n }\ntable ip6 kube-proxy { chain services { }\n }\ntable ip other { }\n", "nft", "-f", "-"); err != nil {
+	if _, err := command("table ip kube-proxy { chain services { }\n }\ntable ip6 kube-proxy { chain services { }\n }\ntable ip "+
+		"other { }\n", "nft", "-f", "-"); err != nil {
 		return err
 	}
 	if _, err := command(leftOf(v6), variant+"-restore"); err != nil {
@@ -293,7 +301,8 @@ func removeHere(variant string) error {
 	if !strings.Contains(after, "KUBE-ROUTER-INPUT") || !strings.Contains(after, "REDIRECT") {
 		return fmt.Errorf("the rules of others are gone:\n%s", after)
 	}
-	if out, err := command("", "nft", "list", "tables"); err != nil || strings.Contains(out, "kube-proxy") || !strings.Contains(out, "table ip other") {
+	if out, err := command("", "nft", "list", "tables"); err != nil || strings.Contains(out, "kube-proxy") ||
+		!strings.Contains(out, "table ip other") {
 		return fmt.Errorf("tables: %s (%w)", out, err)
 	}
 	if out, err := command("", "ip", "-o", "link"); err != nil || strings.Contains(out, ipvsLink) {
@@ -333,7 +342,8 @@ func iptablesForeign(saved string) string {
 		if strings.HasPrefix(l, "*") {
 			table = l
 		}
-		foreign := !strings.Contains(l, "KUBE-") || strings.Contains(l, "ROUTER") || strings.Contains(l, "NWPLCY") || strings.Contains(l, "KUBELET") ||
+		foreign := !strings.Contains(l, "KUBE-") || strings.Contains(l, "ROUTER") || strings.Contains(l, "NWPLCY") ||
+			strings.Contains(l, "KUBELET") ||
 			table == "*filter" && strings.Contains(l, "KUBE-FIREWALL") || strings.Contains(l, "not KUBE-SERVICES")
 		if foreign {
 			out = append(out, l)

@@ -77,11 +77,13 @@ func start(t *testing.T, policy string) *recorded {
 	publisher := dns.Publisher{ClusterIP: net.ParseIP("10.0.0.10"), Host: "m", Own: netip.MustParseAddrPort("192.0.2.1:53")}
 	run("dns", publisher.Controller().Start(base, as))
 	run("controllers", func(ctx context.Context) error {
-		return workload.Run(ctx, workload.Config{Client: r.client, Metadata: metadata.NewForConfigOrDie(env.Config), Discovery: r.client.Discovery(),
+		return workload.Run(ctx, workload.Config{Client: r.client, Metadata: metadata.NewForConfigOrDie(env.Config),
+			Discovery: r.client.Discovery(),
 			Informers: shared, Log: log, Clients: as, RootCA: []byte("ca")})
 	})
-	list, err := nodes.Controllers(nodes.Config{Client: r.client, Informers: shared, Log: log, Clients: as, Recorders: kube.NewRecorders(ctx),
-		Ranges: []ipam.Range{{Cluster: netip.MustParsePrefix("10.1.0.0/16"), NodeBits: 24}}})
+	list, err := nodes.Controllers(nodes.Config{Client: r.client, Informers: shared, Log: log, Clients: as,
+		Recorders: kube.NewRecorders(ctx),
+		Ranges:    []ipam.Range{{Cluster: netip.MustParsePrefix("10.1.0.0/16"), NodeBits: 24}}})
 	r.must(err)
 	for _, c := range list {
 		run(c.Name, c.Run)
@@ -100,20 +102,24 @@ func (r *recorded) must(err error) {
 func (r *recorded) act() {
 	ctx := r.Context()
 	node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Status: v1.NodeStatus{
-		Allocatable: v1.ResourceList{v1.ResourcePods: resource.MustParse("10")}, Conditions: []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionTrue}}}}
+		Allocatable: v1.ResourceList{v1.ResourcePods: resource.MustParse("10")},
+		Conditions:  []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionTrue}}}}
 	_, err := r.client.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{})
 	r.must(err)
 	labels := map[string]string{"app": "a"}
-	_, err = r.client.AppsV1().Deployments("default").Create(ctx, &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: appsv1.DeploymentSpec{
-		Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels},
-			Spec: v1.PodSpec{Containers: []v1.Container{{Name: "a", Image: "a"}}}}}}, metav1.CreateOptions{})
+	_, err = r.client.AppsV1().Deployments("default").Create(ctx, &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "a"},
+		Spec: appsv1.DeploymentSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels},
+				Spec: v1.PodSpec{Containers: []v1.Container{{Name: "a", Image: "a"}}}}}}, metav1.CreateOptions{})
 	r.must(err)
 	_, err = r.client.CoreV1().Services("default").Create(ctx, &v1.Service{ObjectMeta: metav1.ObjectMeta{Name: "a"},
 		Spec: v1.ServiceSpec{Selector: labels, Ports: []v1.ServicePort{{Port: 80}}}}, metav1.CreateOptions{})
 	r.must(err)
 	_, err = r.client.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{
 		ObjectMeta: metav1.ObjectMeta{Name: "part", Labels: map[string]string{"rbac.authorization.k8s.io/aggregate-to-view": "true"}},
-		Rules:      []rbacv1.PolicyRule{{Verbs: []string{"get"}, APIGroups: []string{"example.com"}, Resources: []string{"ships"}}}}, metav1.CreateOptions{})
+		Rules:      []rbacv1.PolicyRule{{Verbs: []string{"get"}, APIGroups: []string{"example.com"}, Resources: []string{"ships"}}}},
+		metav1.CreateOptions{})
 	r.must(err)
 	_, err = r.client.NetworkingV1().ServiceCIDRs().Create(ctx, &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "more"},
 		Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.2.0.0/24"}}}, metav1.CreateOptions{})
@@ -222,7 +228,9 @@ func TestAuditLogTellsWhichControllerDidIt(t *testing.T) {
 // controller's place.
 func TestNoControllerAsksForMoreThanItDeclares(t *testing.T) {
 	policy := filepath.Join(t.TempDir(), "policy.yaml")
-	if err := os.WriteFile(policy, []byte("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]\nomitStages: [RequestReceived]\n"), 0o600); err != nil {
+	if err := os.WriteFile(policy,
+		[]byte("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]\nomitStages: [RequestReceived]\n"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	declared := map[string][]rbacv1.PolicyRule{}
@@ -254,7 +262,8 @@ func TestNoControllerAsksForMoreThanItDeclares(t *testing.T) {
 			continue
 		}
 		checked++
-		rule := rbacv1.PolicyRule{Verbs: []string{e.Verb}, APIGroups: []string{e.ObjectRef.APIGroup}, Resources: []string{e.ObjectRef.Resource}}
+		rule := rbacv1.PolicyRule{Verbs: []string{e.Verb}, APIGroups: []string{e.ObjectRef.APIGroup},
+			Resources: []string{e.ObjectRef.Resource}}
 		if e.ObjectRef.Subresource != "" {
 			rule.Resources[0] += "/" + e.ObjectRef.Subresource
 		}

@@ -37,7 +37,8 @@ type config struct {
 }
 
 func main() {
-	skel.PluginMainFuncs(skel.CNIFuncs{Add: add, Del: del, Check: check, Status: status, GC: collect}, version.All, "berth-net: a bridge with host ports")
+	skel.PluginMainFuncs(skel.CNIFuncs{Add: add, Del: del, Check: check, Status: status, GC: collect}, version.All,
+		"berth-net: a bridge with host ports")
 }
 
 func read(stdin []byte) (*config, error) {

@@ -58,7 +58,8 @@ func run(out, name, entry, user string, files, links, env []string) error {
 	if err != nil {
 		return err
 	}
-	img, err := mutate.AppendLayers(mutate.MediaType(mutate.ConfigMediaType(empty.Image, types.OCIConfigJSON), types.OCIManifestSchema1), layer)
+	img, err := mutate.AppendLayers(mutate.MediaType(mutate.ConfigMediaType(empty.Image, types.OCIConfigJSON), types.OCIManifestSchema1),
+		layer)
 	if err != nil {
 		return fmt.Errorf("adding the layer: %w", err)
 	}
@@ -105,7 +106,8 @@ func buildLayer(files, links []string) (v1.Layer, error) {
 			mode = 0o755
 		}
 		dirs(dst)
-		entries[dst] = entry{tar.Header{Typeflag: tar.TypeReg, Name: strings.TrimPrefix(dst, "/"), Mode: mode, Size: int64(len(data))}, data}
+		entries[dst] = entry{tar.Header{Typeflag: tar.TypeReg, Name: strings.TrimPrefix(dst, "/"), Mode: mode, Size: int64(len(data))},
+			data}
 	}
 	for _, l := range links {
 		dst, target, ok := strings.Cut(l, "=")
@@ -173,7 +175,8 @@ func writeArchive(out, name string, img v1.Image) error {
 			return err
 		}
 		rel, _ := filepath.Rel(dir, p)
-		if err := tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: rel, Mode: 0o644, Size: int64(len(data)), Format: tar.FormatUSTAR}); err != nil {
+		if err := tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: rel, Mode: 0o644, Size: int64(len(data)),
+			Format: tar.FormatUSTAR}); err != nil {
 			return err
 		}
 		_, err = tw.Write(data)

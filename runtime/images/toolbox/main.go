@@ -117,7 +117,8 @@ func shell(ctx context.Context, s streams, args []string) error {
 			return interp.ExitStatus(uint8(status(words[0], err)))
 		}
 	}
-	r, err := interp.New(interp.StdIO(s.in, s.out, s.err), interp.Dir(s.dir), interp.ExecHandlers(handler), interp.Params(append([]string{"--"}, args...)...))
+	r, err := interp.New(interp.StdIO(s.in, s.out, s.err), interp.Dir(s.dir), interp.ExecHandlers(handler),
+		interp.Params(append([]string{"--"}, args...)...))
 	if err != nil {
 		return err
 	}

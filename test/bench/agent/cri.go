@@ -123,12 +123,14 @@ func (f *floor) prepare() (*trial, error) {
 	name := "floor-" + uid[:8]
 	fresh := strings.NewReplacer(f.uid, uid, f.name, name, f.root, f.dir)
 	t := &trial{}
-	if err := errors.Join(protojson.Unmarshal([]byte(fresh.Replace(f.sandbox)), &t.sandbox), protojson.Unmarshal([]byte(fresh.Replace(f.creation)), &t.creation)); err != nil {
+	if err := errors.Join(protojson.Unmarshal([]byte(fresh.Replace(f.sandbox)), &t.sandbox),
+		protojson.Unmarshal([]byte(fresh.Replace(f.creation)), &t.creation)); err != nil {
 		return nil, err
 	}
 	pod, logs := filepath.Join(f.dir, "pods", uid), t.sandbox.GetConfig().GetLogDirectory()
 	t.dirs = []string{pod, logs}
-	if err := errors.Join(os.CopyFS(pod, os.DirFS(f.files)), os.MkdirAll(filepath.Dir(filepath.Join(logs, t.creation.GetConfig().GetLogPath())), 0o755)); err != nil {
+	if err := errors.Join(os.CopyFS(pod, os.DirFS(f.files)),
+		os.MkdirAll(filepath.Dir(filepath.Join(logs, t.creation.GetConfig().GetLogPath())), 0o755)); err != nil {
 		return nil, err
 	}
 	for _, dir := range f.cgroups {

@@ -40,7 +40,8 @@ func main() {
 	hang := flag.Duration("hang", 45*time.Second, "how long the runtime hangs")
 	ports := flag.Int("ports", 20600, "first of 20 free ports")
 	flag.Parse()
-	if err := run(strings.Split(*only, ","), &bench{idleFor: *idle, many: *many, probed: *probed, rounds: *rounds, hangFor: *hang}, *ports); err != nil {
+	if err := run(strings.Split(*only, ","), &bench{idleFor: *idle, many: *many, probed: *probed, rounds: *rounds, hangFor: *hang},
+		*ports); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
@@ -78,7 +79,8 @@ func run(only []string, b *bench, ports int) (err error) {
 	if err := b.awaitHealth(ctx); err != nil {
 		return err
 	}
-	for _, p := range []part{{"ready", b.ready}, {"rss", b.memory}, {"start", b.starts}, {"burst", b.bursts}, {"delete", b.deletions}, {"idle", b.idle}, {"probes", b.probes}, {"summary", b.summary}, {"many", b.pack}, {"heartbeat", b.hang}, {"pressure", b.pressure}} {
+	for _, p := range []part{{"ready", b.ready}, {"rss", b.memory}, {"start", b.starts}, {"burst", b.bursts}, {"delete", b.deletions},
+		{"idle", b.idle}, {"probes", b.probes}, {"summary", b.summary}, {"many", b.pack}, {"heartbeat", b.hang}, {"pressure", b.pressure}} {
 		if !slices.Contains(only, p.name) {
 			continue
 		}

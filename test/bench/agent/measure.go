@@ -70,10 +70,12 @@ func (b *bench) pod(name string, probed bool) *v1.Pod {
 	c := v1.Container{Name: "c", Image: "berth.dev/pause:1"}
 	if probed {
 		c.Image, c.Args = "berth.dev/toolbox:1", []string{"serve", "8080"}
-		c.ReadinessProbe = &v1.Probe{PeriodSeconds: 10, ProbeHandler: v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{Path: "/", Port: intstr.FromInt32(8080)}}}
+		c.ReadinessProbe = &v1.Probe{PeriodSeconds: 10, ProbeHandler: v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{Path: "/",
+			Port: intstr.FromInt32(8080)}}}
 	}
 	grace := int64(1)
-	return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PodSpec{NodeName: nodeName, Containers: []v1.Container{c}, TerminationGracePeriodSeconds: &grace}}
+	return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PodSpec{NodeName: nodeName, Containers: []v1.Container{c},
+		TerminationGracePeriodSeconds: &grace}}
 }
 
 // watch follows all pods from a resource version on until done; wait returns then. Events are taken at
@@ -90,7 +92,10 @@ func (b *bench) watch(ctx context.Context, from string, done func(t watch.EventT
 		from = list.ResourceVersion
 	}
 	// On a machine that is busy with starts, connections break.
-	w, err := toolswatch.NewRetryWatcherWithContext(ctx, from, &cache.ListWatch{WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) { return pods.Watch(ctx, o) }})
+	w, err := toolswatch.NewRetryWatcherWithContext(ctx, from, &cache.ListWatch{WatchFuncWithContext: func(ctx context.Context,
+		o metav1.ListOptions) (watch.Interface, error) {
+		return pods.Watch(ctx, o)
+	}})
 	if err != nil {
 		cancel()
 		return nil, err
@@ -119,7 +124,10 @@ func (b *bench) create(ctx context.Context, prefix string, n int, probed bool) (
 	wait, err := b.watch(ctx, "", func(t watch.EventType, p *v1.Pod) bool {
 		ok := p.Status.Phase == v1.PodRunning
 		if probed {
-			ok = slices.ContainsFunc(p.Status.Conditions, func(c v1.PodCondition) bool { return c.Type == v1.PodReady && c.Status == v1.ConditionTrue })
+			ok = slices.ContainsFunc(p.Status.Conditions, func(c v1.PodCondition) bool {
+				return c.Type == v1.PodReady &&
+					c.Status == v1.ConditionTrue
+			})
 		}
 		if t != watch.Deleted && ok && strings.HasPrefix(p.Name, prefix) && !seen[p.Name] {
 			seen[p.Name] = true

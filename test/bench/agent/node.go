@@ -58,7 +58,8 @@ func (b *bench) ready(ctx context.Context) error {
 			return err
 		}
 	}
-	b.note("ready", "agent started -> node Ready, registered before: median, worst of 5", "1 s", fmt.Sprintf("%s, %s", ms(quantile(took, 0.5)), ms(quantile(took, 1))), met(quantile(took, 1) <= time.Second))
+	b.note("ready", "agent started -> node Ready, registered before: median, worst of 5", "1 s",
+		fmt.Sprintf("%s, %s", ms(quantile(took, 0.5)), ms(quantile(took, 1))), met(quantile(took, 1) <= time.Second))
 	return nil
 }
 
@@ -82,7 +83,8 @@ func (b *bench) awaitHealth(ctx context.Context) error {
 // ask asks the agent's API.
 func (b *bench) ask(ctx context.Context, path string) (io.ReadCloser, error) {
 	if b.http == nil {
-		transport, err := rest.TransportFor(&rest.Config{TLSClientConfig: rest.TLSClientConfig{Insecure: true, CertData: b.Admin.CertData, KeyData: b.Admin.KeyData, CertFile: b.Admin.CertFile, KeyFile: b.Admin.KeyFile}})
+		transport, err := rest.TransportFor(&rest.Config{TLSClientConfig: rest.TLSClientConfig{Insecure: true, CertData: b.Admin.CertData,
+			KeyData: b.Admin.KeyData, CertFile: b.Admin.CertFile, KeyFile: b.Admin.KeyFile}})
 		if err != nil {
 			return nil, err
 		}
@@ -132,7 +134,8 @@ func (b *bench) hang(ctx context.Context) error {
 		case <-end:
 			worst = max(worst, time.Since(last))
 			limit := renew + renew/10
-			b.note("heartbeat", fmt.Sprintf("longest gap while the runtime hangs for %s (%d beats)", b.hangFor, beats), "one interval, "+renew.String(), ms(worst), met(worst <= limit))
+			b.note("heartbeat", fmt.Sprintf("longest gap while the runtime hangs for %s (%d beats)", b.hangFor, beats),
+				"one interval, "+renew.String(), ms(worst), met(worst <= limit))
 			return nil
 		case e := <-w.ResultChan():
 			if e.Type != watch.Modified {
@@ -158,7 +161,8 @@ func (b *bench) pressure(ctx context.Context) error {
 		return err
 	}
 	reserved := int64(info.Totalram)*int64(info.Unit)>>20 - roomForPods
-	more := fmt.Sprintf("systemReserved: {memory: %dMi}\nevictionHard: {memory.available: %dMi}\nevictionPressureTransitionPeriod: 3s\n", reserved, threshold)
+	more := fmt.Sprintf("systemReserved: {memory: %dMi}\nevictionHard: {memory.available: %dMi}\nevictionPressureTransitionPeriod: 3s\n",
+		reserved, threshold)
 	var err error
 	if b.agent, err = b.StartAgent(nodeName, more); err != nil {
 		return err

@@ -65,10 +65,14 @@ func (b *bench) starts(ctx context.Context) error {
 		}
 	}
 	med := float64(quantile(took, 0.5)) / float64(quantile(floor, 0.5))
-	b.note("start", "one pod by direct CRI calls: median, p99", "", fmt.Sprintf("%s, %s", ms(quantile(floor, 0.5)), ms(quantile(floor, 0.99))), none)
-	b.note("start", "one pod created -> Running in the API: median, p99", "475 ms upstream", fmt.Sprintf("%s, %s", ms(quantile(took, 0.5)), ms(quantile(took, 0.99))), none)
-	b.note("start", "the same, ratio of the medians (pairs: median, min..max)", "1.25 x", fmt.Sprintf("%.2f x (%s)", med, spread(ratios)), met(med <= 1.25))
-	b.note("start", "the agent's own share: median, p99 (runtime: mean "+ms(time.Duration(cri/n*float64(time.Second)))+")", "p99 50 ms", fmt.Sprintf("%s, %s", ms(quantile(own, 0.5)), ms(quantile(own, 0.99))), met(quantile(own, 0.99) <= 50*time.Millisecond))
+	b.note("start", "one pod by direct CRI calls: median, p99", "", fmt.Sprintf("%s, %s", ms(quantile(floor, 0.5)),
+		ms(quantile(floor, 0.99))), none)
+	b.note("start", "one pod created -> Running in the API: median, p99", "475 ms upstream", fmt.Sprintf("%s, %s", ms(quantile(took, 0.5)),
+		ms(quantile(took, 0.99))), none)
+	b.note("start", "the same, ratio of the medians (pairs: median, min..max)", "1.25 x", fmt.Sprintf("%.2f x (%s)", med, spread(ratios)),
+		met(med <= 1.25))
+	b.note("start", "the agent's own share: median, p99 (runtime: mean "+ms(time.Duration(cri/n*float64(time.Second)))+")", "p99 50 ms",
+		fmt.Sprintf("%s, %s", ms(quantile(own, 0.5)), ms(quantile(own, 0.99))), met(quantile(own, 0.99) <= 50*time.Millisecond))
 	return b.requests(calls)
 }
 
@@ -85,14 +89,16 @@ func (b *bench) requests(calls map[string]float64) error {
 		}
 		b.note("requests", "  "+kind, "", fmt.Sprintf("%.1f", calls[kind]), none)
 	}
-	b.note("requests", "of the agent per pod from bind to Running, without events", "3", fmt.Sprintf("%.1f", all-events), met(all-events <= 3.05))
+	b.note("requests", "of the agent per pod from bind to Running, without events", "3", fmt.Sprintf("%.1f", all-events),
+		met(all-events <= 3.05))
 	b.note("requests", "the same with events, which go their own way and hold nothing up", "", fmt.Sprintf("%.1f", all), none)
 	return nil
 }
 
 // await returns when the API holds an event of that reason about a pod.
 func (b *bench) await(ctx context.Context, pod, reason string) error {
-	w, err := b.Client.CoreV1().Events("default").Watch(ctx, metav1.ListOptions{FieldSelector: "reason=" + reason + ",involvedObject.name=" + pod, ResourceVersion: "0"})
+	w, err := b.Client.CoreV1().Events("default").Watch(ctx,
+		metav1.ListOptions{FieldSelector: "reason=" + reason + ",involvedObject.name=" + pod, ResourceVersion: "0"})
 	if err != nil {
 		return err
 	}
@@ -125,8 +131,10 @@ func (b *bench) bursts(ctx context.Context) error {
 			floor, took, ratios = append(floor, direct), append(took, last), append(ratios, float64(last)/float64(direct))
 		}
 		med := float64(quantile(took, 0.5)) / float64(quantile(floor, 0.5))
-		b.note("burst", fmt.Sprintf("%d pods at once, last: floor, agent (medians)", n), "7.6-8.1 s for 60 upstream", fmt.Sprintf("%s, %s", ms(quantile(floor, 0.5)), ms(quantile(took, 0.5))), none)
-		b.note("burst", fmt.Sprintf("%d pods at once, ratio of the medians (pairs: median, min..max)", n), "1.3 x", fmt.Sprintf("%.2f x (%s)", med, spread(ratios)), met(med <= 1.3))
+		b.note("burst", fmt.Sprintf("%d pods at once, last: floor, agent (medians)", n), "7.6-8.1 s for 60 upstream",
+			fmt.Sprintf("%s, %s", ms(quantile(floor, 0.5)), ms(quantile(took, 0.5))), none)
+		b.note("burst", fmt.Sprintf("%d pods at once, ratio of the medians (pairs: median, min..max)", n), "1.3 x",
+			fmt.Sprintf("%.2f x (%s)", med, spread(ratios)), met(med <= 1.3))
 	}
 	return nil
 }
@@ -157,9 +165,12 @@ func (b *bench) deletions(ctx context.Context) error {
 		rest := took - time.Duration((after.stop-before.stop)*float64(time.Second))
 		tail, own = append(tail, rest), append(own, rest-time.Duration((after.network-before.network)*float64(time.Second)))
 	}
-	b.note("delete", "deleted -> gone: median, p99", "737 ms upstream", fmt.Sprintf("%s, %s", ms(quantile(whole, 0.5)), ms(quantile(whole, 0.99))), none)
-	b.note("delete", "the same without the runtime's stop of the container: median, p99", "p99 100 ms", fmt.Sprintf("%s, %s", ms(quantile(tail, 0.5)), ms(quantile(tail, 0.99))), met(quantile(tail, 0.99) <= 100*time.Millisecond))
-	b.note("delete", "the agent's and the API's share of that: without the runtime's stop of the sandbox", "", fmt.Sprintf("%s, %s", ms(quantile(own, 0.5)), ms(quantile(own, 0.99))), none)
+	b.note("delete", "deleted -> gone: median, p99", "737 ms upstream", fmt.Sprintf("%s, %s", ms(quantile(whole, 0.5)),
+		ms(quantile(whole, 0.99))), none)
+	b.note("delete", "the same without the runtime's stop of the container: median, p99", "p99 100 ms",
+		fmt.Sprintf("%s, %s", ms(quantile(tail, 0.5)), ms(quantile(tail, 0.99))), met(quantile(tail, 0.99) <= 100*time.Millisecond))
+	b.note("delete", "the agent's and the API's share of that: without the runtime's stop of the sandbox", "",
+		fmt.Sprintf("%s, %s", ms(quantile(own, 0.5)), ms(quantile(own, 0.99))), none)
 	return nil
 }
 
@@ -176,7 +187,8 @@ func (b *bench) memory(ctx context.Context) error {
 		}
 		time.Sleep(15 * time.Second) // past the burst
 		u, _ := usageOf(b.agent.Process.Pid)
-		b.note("rss", fmt.Sprintf("agent with %d pods with probes", n), fmt.Sprintf("%.0f MiB", bars[n]), fmt.Sprintf("%.0f MiB", u.rss), met(u.rss <= bars[n]))
+		b.note("rss", fmt.Sprintf("agent with %d pods with probes", n), fmt.Sprintf("%.0f MiB", bars[n]), fmt.Sprintf("%.0f MiB", u.rss),
+			met(u.rss <= bars[n]))
 	}
 	return nil
 }
@@ -186,7 +198,8 @@ func (b *bench) idle(ctx context.Context) error {
 		return err
 	}
 	all, agent := b.percent(b.idleFor)
-	b.note("idle", fmt.Sprintf("50 pause pods, %v: agent, containerd and shims (agent alone)", b.idleFor), "2 % of a core", fmt.Sprintf("%.2f %% (%.2f %%)", all, agent), met(all <= 2))
+	b.note("idle", fmt.Sprintf("50 pause pods, %v: agent, containerd and shims (agent alone)", b.idleFor), "2 % of a core",
+		fmt.Sprintf("%.2f %% (%.2f %%)", all, agent), met(all <= 2))
 	return nil
 }
 
@@ -195,7 +208,8 @@ func (b *bench) probes(ctx context.Context) error {
 		return err
 	}
 	all, agent := b.percent(b.idleFor / 2)
-	b.note("probes", fmt.Sprintf("%d pods with an http readiness probe of 10 s, %v: the same", b.probed, b.idleFor/2), "5 % of a core", fmt.Sprintf("%.2f %% (%.2f %%)", all, agent), met(all <= 5))
+	b.note("probes", fmt.Sprintf("%d pods with an http readiness probe of 10 s, %v: the same", b.probed, b.idleFor/2), "5 % of a core",
+		fmt.Sprintf("%.2f %% (%.2f %%)", all, agent), met(all <= 5))
 	return nil
 }
 
@@ -212,12 +226,14 @@ func (b *bench) pack(ctx context.Context) error {
 	}
 	healthy := 0
 	for _, p := range list.Items {
-		if p.Status.Phase == v1.PodRunning && len(p.Status.ContainerStatuses) == 1 && p.Status.ContainerStatuses[0].Ready && p.Status.ContainerStatuses[0].RestartCount == 0 {
+		if p.Status.Phase == v1.PodRunning && len(p.Status.ContainerStatuses) == 1 && p.Status.ContainerStatuses[0].Ready &&
+			p.Status.ContainerStatuses[0].RestartCount == 0 {
 			healthy++
 		}
 	}
 	u, _ := usageOf(b.agent.Process.Pid)
-	b.note("many", fmt.Sprintf("pods healthy half a minute after the last of %d ran (after %s, agent %.0f MiB)", b.many, ms(last), u.rss), "500", strconv.Itoa(healthy), met(healthy >= 500))
+	b.note("many", fmt.Sprintf("pods healthy half a minute after the last of %d ran (after %s, agent %.0f MiB)", b.many, ms(last), u.rss),
+		"500", strconv.Itoa(healthy), met(healthy >= 500))
 	return nil
 }
 
@@ -250,7 +266,8 @@ func (b *bench) counters(ctx context.Context) (c counters, err error) {
 				c.stop += v
 			case strings.Contains(name, `"stop_podsandbox"`):
 				c.network += v
-			case strings.Contains(name, `"run_podsandbox"`), strings.Contains(name, `"create_container"`), strings.Contains(name, `"start_container"`):
+			case strings.Contains(name, `"run_podsandbox"`), strings.Contains(name, `"create_container"`),
+				strings.Contains(name, `"start_container"`):
 				c.cri += v
 			}
 		case name == "go_memstats_alloc_bytes_total":

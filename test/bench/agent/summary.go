@@ -68,7 +68,8 @@ func (b *bench) answers(ctx context.Context, path string) error {
 		bar, verdict = "20 ms, 5 MB", met(usual <= 20*time.Millisecond && spent <= 5)
 	}
 	b.note("summary", fmt.Sprintf("%s of %d pods (%d kB): median, p95, p99; processor; allocated", path, b.probed, size/1000), bar,
-		fmt.Sprintf("%s, %s, %s; %.1f ms; %.1f MB", ms(usual), ms(quantile(took, 0.95)), ms(quantile(took, 0.99)), (busy.ticks-idle.ticks)*10/n, spent), verdict)
+		fmt.Sprintf("%s, %s, %s; %.1f ms; %.1f MB", ms(usual), ms(quantile(took, 0.95)), ms(quantile(took, 0.99)),
+			(busy.ticks-idle.ticks)*10/n, spent), verdict)
 	return nil
 }
 

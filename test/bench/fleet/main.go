@@ -173,8 +173,10 @@ var progress = regexp.MustCompile(`(\d+) of \d+ nodes Ready, .* = ([0-9.]+) KiB 
 
 func startFleet(r *rig.Rig, s settings) (*fleet, error) {
 	f := &fleet{lines: make(chan line, 1024)}
-	f.cmd = exec.Command(filepath.Join(r.Bin, "berth"), "fleet", "--kubeconfig", filepath.Join(r.ServerDir(), "admin.kubeconfig"), "--cleanup=false",
-		"--nodes", strconv.Itoa(s.nodes), "--zones", strconv.Itoa(s.zones), "--lease-duration", strconv.Itoa(s.lease), "--register-rate", fmt.Sprint(s.rate))
+	f.cmd = exec.Command(filepath.Join(r.Bin, "berth"), "fleet", "--kubeconfig", filepath.Join(r.ServerDir(), "admin.kubeconfig"),
+		"--cleanup=false",
+		"--nodes", strconv.Itoa(s.nodes), "--zones", strconv.Itoa(s.zones), "--lease-duration", strconv.Itoa(s.lease), "--register-rate",
+		fmt.Sprint(s.rate))
 	f.cmd.Stderr = os.Stderr
 	out, err := f.cmd.StdoutPipe()
 	if err != nil {

@@ -48,9 +48,11 @@ func newAPI(services, endpoints int) *api {
 	for i := range services {
 		name := fmt.Sprintf("service-%05d", i)
 		ip := clusterIP(i)
-		a.services = append(a.services, corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "bench", Name: name, ResourceVersion: "1", UID: "0"},
-			Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP, ClusterIP: ip, ClusterIPs: []string{ip}, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
-				Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80}}}})
+		a.services = append(a.services, corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "bench", Name: name, ResourceVersion: "1",
+			UID: "0"},
+			Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP, ClusterIP: ip, ClusterIPs: []string{ip},
+				IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
+				Ports:      []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80}}}})
 		a.slices = append(a.slices, slice(i, endpoints, 1))
 	}
 	return a
@@ -58,10 +60,13 @@ func newAPI(services, endpoints int) *api {
 
 func slice(service, endpoints, version int) discoveryv1.EndpointSlice {
 	name := fmt.Sprintf("service-%05d", service)
-	s := discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "bench", Name: name + "-abcde", ResourceVersion: fmt.Sprint(version), Labels: map[string]string{discoveryv1.LabelServiceName: name}},
-		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: ptr.To("http"), Port: ptr.To(int32(8080)), Protocol: ptr.To(corev1.ProtocolTCP)}}}
+	s := discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "bench", Name: name + "-abcde",
+		ResourceVersion: fmt.Sprint(version), Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: ptr.To("http"), Port: ptr.To(int32(8080)),
+			Protocol: ptr.To(corev1.ProtocolTCP)}}}
 	for e := range endpoints {
-		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{endpoint(service, e)}, NodeName: ptr.To(fmt.Sprint("node-", e%100)),
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{endpoint(service, e)},
+			NodeName:   ptr.To(fmt.Sprint("node-", e%100)),
 			Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(true), Serving: ptr.To(true), Terminating: ptr.To(false)},
 			TargetRef:  &corev1.ObjectReference{Kind: "Pod", Namespace: "bench", Name: fmt.Sprintf("%s-%d", name, e)}})
 	}
@@ -94,13 +99,15 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "endpointslices":
 		write(w, r, discoveryv1.SchemeGroupVersion, &discoveryv1.EndpointSliceList{ListMeta: list, Items: a.slices})
 	case "nodes":
-		n := corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, ResourceVersion: "1"}, Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.10"}}}}
+		n := corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, ResourceVersion: "1"},
+			Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.10"}}}}
 		write(w, r, corev1.SchemeGroupVersion, &corev1.NodeList{ListMeta: list, Items: []corev1.Node{n}})
 	case "servicecidrs":
 		write(w, r, networkingv1.SchemeGroupVersion, &networkingv1.ServiceCIDRList{ListMeta: list})
 	case "v1": // discovery of a group
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, GroupVersion: "networking.k8s.io/v1",
+		_ = json.NewEncoder(w).Encode(metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"},
+			GroupVersion: "networking.k8s.io/v1",
 			APIResources: []metav1.APIResource{{Name: "servicecidrs", Kind: "ServiceCIDR"}}})
 	default:
 		http.Error(w, "the bench has no "+r.URL.Path, http.StatusNotFound)
@@ -163,7 +170,8 @@ func (a *api) initial(w http.ResponseWriter, r *http.Request, resource string, s
 		}
 		end = &discoveryv1.EndpointSlice{ObjectMeta: meta}
 	case "nodes":
-		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, ResourceVersion: "1"}, Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.10"}}}}
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, ResourceVersion: "1"},
+			Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.10"}}}}
 		send(w, r, stream, watch.Event{Type: watch.Added, Object: n})
 		end = &corev1.Node{ObjectMeta: meta}
 	case "servicecidrs":

@@ -185,15 +185,18 @@ func report(flows []*flow) {
 	fmt.Println("\n| Services (2 endpoints each) | slice event to kernel: p50 | p90 | p99 | worst | a bare batch of one row: p50 | p99 |")
 	fmt.Println("|---|---|---|---|---|---|---|")
 	for _, f := range flows {
-		fmt.Printf("| %d | %s | %s | %s | %s | %s | %s |\n", f.services, us(quantile(f.took, 0.5)), us(quantile(f.took, 0.9)), us(quantile(f.took, 0.99)), us(slices.Max(f.took)),
+		fmt.Printf("| %d | %s | %s | %s | %s | %s | %s |\n", f.services, us(quantile(f.took, 0.5)), us(quantile(f.took, 0.9)),
+			us(quantile(f.took, 0.99)), us(slices.Max(f.took)),
 			us(quantile(f.bare, 0.5)), us(quantile(f.bare, 0.99)))
 		p := quantile(f.took, 0.99)
-		check(p <= 5*time.Millisecond, fmt.Sprintf("one endpoint change at %d Services, p99", f.services), "5 ms", "%.2f ms", p.Seconds()*1e3)
+		check(p <= 5*time.Millisecond, fmt.Sprintf("one endpoint change at %d Services, p99", f.services), "5 ms", "%.2f ms",
+			p.Seconds()*1e3)
 	}
 	small, large := flows[0], flows[len(flows)-1]
 	ratio := func(q float64) float64 {
 		return quantile(large.took, q).Seconds() / quantile(small.took, q).Seconds()
 	}
-	check(ratio(0.99) <= 1.2, fmt.Sprintf("the same, p99 at %d to p99 at %d Services", large.services, small.services), "1.2", "%.2f (p50 %.2f; a bare batch %.2f)", ratio(0.99), ratio(0.5),
+	check(ratio(0.99) <= 1.2, fmt.Sprintf("the same, p99 at %d to p99 at %d Services", large.services, small.services), "1.2",
+		"%.2f (p50 %.2f; a bare batch %.2f)", ratio(0.99), ratio(0.5),
 		quantile(large.bare, 0.99).Seconds()/quantile(small.bare, 0.99).Seconds())
 }

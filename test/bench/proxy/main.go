@@ -36,7 +36,8 @@ func main() {
 	flag.Parse()
 	log.SetFlags(0)
 	if *only == "" || *only == "start" {
-		fmt.Println("| Services x endpoints | start to synced (processor) | cold sync alone | RSS (anonymous) synced / 1 s / 10 s later | largest | restart: adopted, rows rewritten |")
+		fmt.Println("| Services x endpoints | start to synced (processor) | cold sync alone | RSS (anonymous) synced / 1 s / 10 s later " +
+			"| largest | restart: adopted, rows rewritten |")
 		fmt.Println("|---|---|---|---|---|---|")
 		for _, s := range starts {
 			if *size == "" || *size == fmt.Sprintf("%dx%d", s.services, s.endpoints) {
@@ -230,20 +231,24 @@ func (s starting) measure() {
 	again, adopted := b.run()
 	b.stop()
 	size := fmt.Sprintf("%d x %d", s.services, s.endpoints)
-	fmt.Printf("| %s | %.2f s (%.2f s) | %s | %s / %s / %s MiB | %d MiB | %.2f s: %s, %s added, %s deleted |\n", size, took.Seconds(), used.Seconds(), line[4],
+	fmt.Printf("| %s | %.2f s (%.2f s) | %s | %s / %s / %s MiB | %d MiB | %.2f s: %s, %s added, %s deleted |\n", size, took.Seconds(),
+		used.Seconds(), line[4],
 		atOnce, soon, later, later.peak, again.Seconds(), adopted[1], adopted[2], adopted[3])
 	if s.start > 0 {
 		check(took.Seconds() <= s.start, "start to synced, "+size, fmt.Sprintf("%.1f s", s.start), "%.2f s", took.Seconds())
 	}
 	if s.cold > 0 {
 		cold, err := time.ParseDuration(line[4])
-		check(err == nil && cold.Seconds() <= s.cold, "cold sync "+size+", from synced caches", fmt.Sprintf("%.0f s", s.cold), "%.2f s", cold.Seconds())
+		check(err == nil && cold.Seconds() <= s.cold, "cold sync "+size+", from synced caches", fmt.Sprintf("%.0f s", s.cold), "%.2f s",
+			cold.Seconds())
 	}
 	if s.memory > 0 {
-		check(later.all <= s.memory, "RSS 10 s after the sync, "+size, fmt.Sprintf("%d MiB", s.memory), "%d MiB (a second after: %d, at most: %d)", later.all, soon.all, later.peak)
+		check(later.all <= s.memory, "RSS 10 s after the sync, "+size, fmt.Sprintf("%d MiB", s.memory),
+			"%d MiB (a second after: %d, at most: %d)", later.all, soon.all, later.peak)
 	}
 	if s.restart {
-		check(again.Seconds() <= 2 && adopted[1] == "adopted" && adopted[2] == "0" && adopted[3] == "0", "restart with unchanged "+size+": adopted, rows rewritten", "2 s, 0",
+		check(again.Seconds() <= 2 && adopted[1] == "adopted" && adopted[2] == "0" && adopted[3] == "0", "restart with unchanged "+size+
+			": adopted, rows rewritten", "2 s, 0",
 			"%s in %.2f s, %s + %s", adopted[1], again.Seconds(), adopted[2], adopted[3])
 	}
 }

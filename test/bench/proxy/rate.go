@@ -86,7 +86,8 @@ func plain(addr string) {
 	tx.Add(nft.Op{Verb: nft.AddRule, Name: "output", Rule: []expr.Any{
 		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: netip.MustParseAddr(plainIP).AsSlice()},
-		&expr.Immediate{Register: reg, Data: netip.MustParseAddr(addr).AsSlice()}, &expr.Immediate{Register: port, Data: []byte{8080 >> 8, 8080 & 255}},
+		&expr.Immediate{Register: reg, Data: netip.MustParseAddr(addr).AsSlice()},
+		&expr.Immediate{Register: port, Data: []byte{8080 >> 8, 8080 & 255}},
 		&expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: reg, RegProtoMin: port, Specified: true}}})
 	if err := k.Apply(tx); err != nil {
 		log.Fatal(err)
@@ -118,15 +119,18 @@ func compare(services int, addr string) {
 		service, rule = append(service, of[1]/of[0]), append(rule, of[2]/of[0])
 	}
 	median := func(of []float64) float64 { return quantile(of, 0.5) }
-	fmt.Printf("\nnew connections a second at %d Services, medians of %d turns: direct %.0f, through a cluster IP %.0f, through one plain rule %.0f\n", services, rounds,
+	fmt.Printf("\nnew connections a second at %d Services, medians of %d turns: direct %.0f, through a cluster IP %.0f, through one "+
+		"plain rule %.0f\n", services, rounds,
 		median(rates[0]), median(rates[1]), median(rates[2]))
 	fmt.Printf("ratio of turns side by side: cluster IP %s, plain rule %s\n", spread(service), spread(rule))
-	check(median(service) >= 0.95, fmt.Sprintf("new connections through a cluster IP at %d Services, to direct ones", services), "0.95", "%s (one plain rule: %.3f)", spread(service), median(rule))
+	check(median(service) >= 0.95, fmt.Sprintf("new connections through a cluster IP at %d Services, to direct ones", services), "0.95",
+		"%s (one plain rule: %.3f)", spread(service), median(rule))
 }
 
 // spread prints the median of a sample, its quartiles and its ends.
 func spread(of []float64) string {
-	return fmt.Sprintf("%.3f (half of them %.3f to %.3f, all %.3f to %.3f)", quantile(of, 0.5), quantile(of, 0.25), quantile(of, 0.75), slices.Min(of), slices.Max(of))
+	return fmt.Sprintf("%.3f (half of them %.3f to %.3f, all %.3f to %.3f)", quantile(of, 0.5), quantile(of, 0.25), quantile(of, 0.75),
+		slices.Min(of), slices.Max(of))
 }
 
 // dial connects one after the other for a while and returns how many a second.

@@ -33,15 +33,19 @@ func (s *soak) start(ctx context.Context) error {
 	if err := s.WaitNode(ctx, node); err != nil {
 		return err
 	}
-	transport, err := rest.TransportFor(&rest.Config{TLSClientConfig: rest.TLSClientConfig{Insecure: true, CertData: s.Admin.CertData, KeyData: s.Admin.KeyData, CertFile: s.Admin.CertFile, KeyFile: s.Admin.KeyFile}})
+	transport, err := rest.TransportFor(&rest.Config{TLSClientConfig: rest.TLSClientConfig{Insecure: true, CertData: s.Admin.CertData,
+		KeyData: s.Admin.KeyData, CertFile: s.Admin.CertFile, KeyFile: s.Admin.KeyFile}})
 	if err != nil {
 		return err
 	}
 	s.http = &http.Client{Transport: transport}
-	if _, err := s.Client.CoreV1().ConfigMaps(metav1.NamespaceDefault).Create(ctx, &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "settings"}, Data: map[string]string{"a": "1"}}, metav1.CreateOptions{}); err != nil {
+	if _, err := s.Client.CoreV1().ConfigMaps(metav1.NamespaceDefault).Create(ctx,
+		&v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "settings"}, Data: map[string]string{"a": "1"}},
+		metav1.CreateOptions{}); err != nil {
 		return err
 	}
-	if _, err := s.Client.CoreV1().Secrets(metav1.NamespaceDefault).Create(ctx, &v1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "secret"}, StringData: map[string]string{"b": "2"}}, metav1.CreateOptions{}); err != nil {
+	if _, err := s.Client.CoreV1().Secrets(metav1.NamespaceDefault).Create(ctx, &v1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "secret"},
+		StringData: map[string]string{"b": "2"}}, metav1.CreateOptions{}); err != nil {
 		return err
 	}
 	for i := range s.pods - s.pods/2 {
@@ -95,7 +99,8 @@ func pod(kind string, slot int) *v1.Pod {
 	switch slot % 5 {
 	case 1, 2: // probed
 		c.Image, c.Args = "berth.dev/toolbox:1", []string{"serve", "8080"}
-		c.ReadinessProbe = &v1.Probe{PeriodSeconds: 10, ProbeHandler: v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{Path: "/", Port: intstr.FromInt32(8080)}}}
+		c.ReadinessProbe = &v1.Probe{PeriodSeconds: 10, ProbeHandler: v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{Path: "/",
+			Port: intstr.FromInt32(8080)}}}
 	case 3: // with volumes
 		for name, source := range map[string]v1.VolumeSource{
 			"settings": {ConfigMap: &v1.ConfigMapVolumeSource{LocalObjectReference: v1.LocalObjectReference{Name: "settings"}}},
@@ -109,7 +114,8 @@ func pod(kind string, slot int) *v1.Pod {
 		c.Image, c.Args = "berth.dev/toolbox:1", []string{"sleep", "5"}
 	}
 	spec.Containers = []v1.Container{c}
-	return &v1.Pod{ObjectMeta: metav1.ObjectMeta{GenerateName: kind + "-", Labels: map[string]string{"slot": fmt.Sprintf("%s-%d", kind, slot)}}, Spec: spec}
+	return &v1.Pod{ObjectMeta: metav1.ObjectMeta{GenerateName: kind + "-",
+		Labels: map[string]string{"slot": fmt.Sprintf("%s-%d", kind, slot)}}, Spec: spec}
 }
 
 // scrape asks the agent as metrics-server and a Prometheus do.

@@ -31,7 +31,8 @@ type sample struct {
 const header = "minute   agent MiB (anonymous, heap)  goroutines  files   server MiB  files   containerd MiB  files   pods replaced"
 
 func (m sample) line(replaced int) string {
-	return fmt.Sprintf("%6.1f   %9.1f (%9.1f, %4.1f)  %10d  %5d   %10.1f  %5d   %14.1f  %5d   %13d", m.at.Minutes(), m.agent.rss, m.agent.anon, m.heap,
+	return fmt.Sprintf("%6.1f   %9.1f (%9.1f, %4.1f)  %10d  %5d   %10.1f  %5d   %14.1f  %5d   %13d", m.at.Minutes(), m.agent.rss,
+		m.agent.anon, m.heap,
 		m.goroutines, m.agent.descriptors, m.server.rss, m.server.descriptors, m.runtime.rss, m.runtime.descriptors, replaced)
 }
 
@@ -65,7 +66,8 @@ func (c curve) verdict(length time.Duration) error {
 	row := func(name, unit string, of func(sample) float64) float64 {
 		from, to := first.mean(of), last.mean(of)
 		slope, off := after.trend(of)
-		fmt.Printf("%-22s %7.1f -> %7.1f %-5s %+5.1f %%   trend %+6.1f %s/h ± %.1f\n", name, from, to, unit, 100*(to-from)/from, slope, unit, off)
+		fmt.Printf("%-22s %7.1f -> %7.1f %-5s %+5.1f %%   trend %+6.1f %s/h ± %.1f\n", name, from, to, unit, 100*(to-from)/from, slope,
+			unit, off)
 		return 100 * (to - from) / from
 	}
 	fmt.Printf("means of %s after a warm-up of %s and of the last %s:\n", wide, warm, wide)
@@ -119,7 +121,8 @@ func (c curve) trend(of func(sample) float64) (slope, off float64) {
 
 func (s *soak) measure(ctx context.Context, at time.Duration) (sample, error) {
 	got := sample{at: at}
-	for file, into := range map[string]*process{filepath.Join(s.ServerDir(), "lock"): &got.server, filepath.Join(s.Dir, "rt/run/containerd.pid"): &got.runtime} {
+	for file, into := range map[string]*process{filepath.Join(s.ServerDir(), "lock"): &got.server,
+		filepath.Join(s.Dir, "rt/run/containerd.pid"): &got.runtime} {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			return got, err

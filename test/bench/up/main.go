@@ -70,7 +70,8 @@ func run(bin string, idle time.Duration, runs, pods int) error {
 			}
 		}
 	}
-	fmt.Printf("median: API %.0f ms, node Ready %.0f ms, first pod Running %.0f ms (bars 500 / 1000 / 1500; upstream 2800 / 2900 / 10600)\n", median(api), median(node), median(pod))
+	fmt.Printf("median: API %.0f ms, node Ready %.0f ms, first pod Running %.0f ms (bars 500 / 1000 / 1500; upstream 2800 / 2900 / "+
+		"10600)\n", median(api), median(node), median(pod))
 	if pods > 0 {
 		if err := b.pausePods(pods); err != nil {
 			return err
@@ -200,7 +201,8 @@ func (b *bench) processes() (map[int]process, error) {
 		user, _ := strconv.ParseFloat(f[11], 64)
 		system, _ := strconv.ParseFloat(f[12], 64)
 		pages, _ := strconv.ParseFloat(f[21], 64)
-		out[pid] = process{filepath.Base(strings.SplitN(string(cmdline), "\x00", 2)[0]), user + system, pages * float64(os.Getpagesize()) / (1 << 20)}
+		out[pid] = process{filepath.Base(strings.SplitN(string(cmdline), "\x00", 2)[0]), user + system,
+			pages * float64(os.Getpagesize()) / (1 << 20)}
 	}
 	return out, nil
 }
@@ -229,6 +231,7 @@ func (b *bench) idle(d time.Duration) error {
 	for name, t := range totals {
 		fmt.Printf("idle %v: %-24s RSS %6.1f MiB, CPU %5.2f %% of one core\n", d, name, t.rss, t.ticks/d.Seconds())
 	}
-	fmt.Printf("idle %v: all together CPU %.2f %% of one core (bars: berth RSS 150 MiB, CPU 2 %%; upstream 647 MiB, 4.4 %%)\n", d, all/d.Seconds())
+	fmt.Printf("idle %v: all together CPU %.2f %% of one core (bars: berth RSS 150 MiB, CPU 2 %%; upstream 647 MiB, 4.4 %%)\n", d,
+		all/d.Seconds())
 	return nil
 }

@@ -39,14 +39,16 @@ func (d *driver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi
 
 func (d *driver) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
 	out := &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{
-		{Type: &csi.PluginCapability_VolumeExpansion_{VolumeExpansion: &csi.PluginCapability_VolumeExpansion{Type: csi.PluginCapability_VolumeExpansion_ONLINE}}},
+		{Type: &csi.PluginCapability_VolumeExpansion_{VolumeExpansion: &csi.PluginCapability_VolumeExpansion{
+			Type: csi.PluginCapability_VolumeExpansion_ONLINE}}},
 	}}
 	services := []csi.PluginCapability_Service_Type{csi.PluginCapability_Service_CONTROLLER_SERVICE}
 	if d.segments != nil {
 		services = append(services, csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS)
 	}
 	for _, s := range services {
-		out.Capabilities = append(out.Capabilities, &csi.PluginCapability{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: s}}})
+		out.Capabilities = append(out.Capabilities,
+			&csi.PluginCapability{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: s}}})
 	}
 	return out, nil
 }
@@ -55,7 +57,8 @@ func (d *driver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, 
 	return &csi.ProbeResponse{Ready: wrapperspb.Bool(true)}, nil
 }
 
-func (d *driver) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
+func (d *driver) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse,
+	error) {
 	out := &csi.ControllerGetCapabilitiesResponse{}
 	for _, c := range []csi.ControllerServiceCapability_RPC_Type{
 		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
@@ -63,7 +66,9 @@ func (d *driver) ControllerGetCapabilities(context.Context, *csi.ControllerGetCa
 		csi.ControllerServiceCapability_RPC_GET_CAPACITY, csi.ControllerServiceCapability_RPC_EXPAND_VOLUME,
 		csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 	} {
-		out.Capabilities = append(out.Capabilities, &csi.ControllerServiceCapability{Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: c}}})
+		out.Capabilities = append(out.Capabilities,
+			&csi.ControllerServiceCapability{Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{
+				Type: c}}})
 	}
 	return out, nil
 }
@@ -160,7 +165,8 @@ func (d *driver) DeleteVolume(_ context.Context, r *csi.DeleteVolumeRequest) (*c
 		return nil, err
 	}
 	if v.Staged != "" || len(v.Published) > 0 || v.Node != "" {
-		return nil, status.Errorf(codes.FailedPrecondition, "volume %q is attached to node %q, staged at %q, published %d times", v.ID, v.Node, v.Staged, len(v.Published))
+		return nil, status.Errorf(codes.FailedPrecondition, "volume %q is attached to node %q, staged at %q, published %d times", v.ID,
+			v.Node, v.Staged, len(v.Published))
 	}
 	if err := d.store.remove(v); err != nil {
 		return nil, status.Error(codes.Internal, err.Error())
@@ -168,7 +174,8 @@ func (d *driver) DeleteVolume(_ context.Context, r *csi.DeleteVolumeRequest) (*c
 	return &csi.DeleteVolumeResponse{}, nil
 }
 
-func (d *driver) ControllerPublishVolume(_ context.Context, r *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
+func (d *driver) ControllerPublishVolume(_ context.Context, r *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse,
+	error) {
 	switch {
 	case r.GetVolumeId() == "":
 		return nil, missing("volume_id")
@@ -208,7 +215,8 @@ func (d *driver) attached() (n int64) {
 	return n
 }
 
-func (d *driver) ControllerUnpublishVolume(_ context.Context, r *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
+func (d *driver) ControllerUnpublishVolume(_ context.Context, r *csi.ControllerUnpublishVolumeRequest) (
+	*csi.ControllerUnpublishVolumeResponse, error) {
 	d.store.Lock()
 	defer d.store.Unlock()
 	v, err := d.find(r.GetVolumeId())
@@ -228,7 +236,8 @@ func (d *driver) ControllerUnpublishVolume(_ context.Context, r *csi.ControllerU
 	return &csi.ControllerUnpublishVolumeResponse{}, nil
 }
 
-func (d *driver) ValidateVolumeCapabilities(_ context.Context, r *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
+func (d *driver) ValidateVolumeCapabilities(_ context.Context, r *csi.ValidateVolumeCapabilitiesRequest) (
+	*csi.ValidateVolumeCapabilitiesResponse, error) {
 	d.store.Lock()
 	defer d.store.Unlock()
 	if r.GetVolumeId() == "" {
@@ -279,7 +288,8 @@ func (d *driver) GetCapacity(context.Context, *csi.GetCapacityRequest) (*csi.Get
 	return &csi.GetCapacityResponse{AvailableCapacity: capacity}, nil
 }
 
-func (d *driver) ControllerExpandVolume(_ context.Context, r *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
+func (d *driver) ControllerExpandVolume(_ context.Context, r *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse,
+	error) {
 	d.store.Lock()
 	defer d.store.Unlock()
 	if r.GetVolumeId() == "" {

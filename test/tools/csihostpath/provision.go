@@ -55,9 +55,11 @@ func provision(ctx context.Context, d *driver) error {
 		default:
 		}
 	}
-	handler := cache.ResourceEventHandlerFuncs{AddFunc: func(any) { poke() }, UpdateFunc: func(any, any) { poke() }, DeleteFunc: func(any) { poke() }}
+	handler := cache.ResourceEventHandlerFuncs{AddFunc: func(any) { poke() }, UpdateFunc: func(any, any) { poke() },
+		DeleteFunc: func(any) { poke() }}
 	core := p.shared.Core().V1()
-	for _, i := range []cache.SharedIndexInformer{core.PersistentVolumeClaims().Informer(), core.PersistentVolumes().Informer(), p.shared.Storage().V1().StorageClasses().Informer()} {
+	for _, i := range []cache.SharedIndexInformer{core.PersistentVolumeClaims().Informer(), core.PersistentVolumes().Informer(),
+		p.shared.Storage().V1().StorageClasses().Informer()} {
 		if _, err := i.AddEventHandler(handler); err != nil {
 			return err
 		}
@@ -99,7 +101,8 @@ func (p *provisioner) pass(ctx context.Context) error {
 		return err
 	}
 	for _, v := range volumes {
-		if v.Annotations[madeBy] != p.driver.name || v.Status.Phase != v1.VolumeReleased || v.Spec.PersistentVolumeReclaimPolicy != v1.PersistentVolumeReclaimDelete {
+		if v.Annotations[madeBy] != p.driver.name || v.Status.Phase != v1.VolumeReleased ||
+			v.Spec.PersistentVolumeReclaimPolicy != v1.PersistentVolumeReclaimDelete {
 			continue
 		}
 		if err := p.remove(ctx, v); err != nil {
@@ -118,7 +121,8 @@ func (p *provisioner) make(ctx context.Context, c *v1.PersistentVolumeClaim) err
 		return nil // that node's driver makes it
 	}
 	block := c.Spec.VolumeMode != nil && *c.Spec.VolumeMode == v1.PersistentVolumeBlock
-	capability := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+	capability := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{
+		Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
 		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}}}
 	if block {
 		capability.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
@@ -132,11 +136,13 @@ func (p *provisioner) make(ctx context.Context, c *v1.PersistentVolumeClaim) err
 		return err
 	}
 	pv := &v1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: "pvc-" + string(c.UID), Annotations: map[string]string{madeBy: p.driver.name}, Finalizers: []string{guard}},
+		ObjectMeta: metav1.ObjectMeta{Name: "pvc-" + string(c.UID), Annotations: map[string]string{madeBy: p.driver.name},
+			Finalizers: []string{guard}},
 		Spec: v1.PersistentVolumeSpec{
 			Capacity:    v1.ResourceList{v1.ResourceStorage: *resource.NewQuantity(made.Volume.CapacityBytes, resource.BinarySI)},
 			AccessModes: c.Spec.AccessModes, StorageClassName: class.Name, MountOptions: class.MountOptions, VolumeMode: c.Spec.VolumeMode,
-			ClaimRef:                      &v1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: c.Namespace, Name: c.Name, UID: c.UID},
+			ClaimRef: &v1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: c.Namespace,
+				Name: c.Name, UID: c.UID},
 			PersistentVolumeReclaimPolicy: v1.PersistentVolumeReclaimDelete,
 			PersistentVolumeSource: v1.PersistentVolumeSource{CSI: &v1.CSIPersistentVolumeSource{
 				Driver: p.driver.name, VolumeHandle: made.Volume.VolumeId, VolumeAttributes: made.Volume.VolumeContext,
@@ -159,7 +165,8 @@ func affinity(where []*csi.Topology) *v1.VolumeNodeAffinity {
 	for _, t := range where {
 		var term v1.NodeSelectorTerm
 		for _, key := range slices.Sorted(maps.Keys(t.Segments)) {
-			term.MatchExpressions = append(term.MatchExpressions, v1.NodeSelectorRequirement{Key: key, Operator: v1.NodeSelectorOpIn, Values: []string{t.Segments[key]}})
+			term.MatchExpressions = append(term.MatchExpressions, v1.NodeSelectorRequirement{Key: key, Operator: v1.NodeSelectorOpIn,
+				Values: []string{t.Segments[key]}})
 		}
 		terms = append(terms, term)
 	}

@@ -148,7 +148,8 @@ func (f *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	blob := r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/blobs/")
 	switch {
 	case repo == "private" && r.Header.Get("Authorization") != "Bearer "+f.token:
-		w.Header().Set("WWW-Authenticate", fmt.Sprintf(`Bearer realm="http://%s/token",service="test",scope="repository:private/toolbox:pull"`, f.addr))
+		w.Header().Set("WWW-Authenticate",
+			fmt.Sprintf(`Bearer realm="http://%s/token",service="test",scope="repository:private/toolbox:pull"`, f.addr))
 		http.Error(w, `{"errors":[{"code":"UNAUTHORIZED","message":"authentication required"}]}`, http.StatusUnauthorized)
 	case repo == "slow" && blob:
 		f.images.ServeHTTP(&throttled{ResponseWriter: w, rate: f.rate}, r)

@@ -12,11 +12,17 @@ import (
 var recorded = []struct{ kind, text string }{
 	{"cpu", `{"policyName":"none","defaultCpuSet":"","checksum":1353318690}`},
 	{"cpu", `{"policyName":"static","defaultCpuSet":"2-15,17-31,34-47,49-63","checksum":4141502832}`},
-	{"cpu", `{"policyName":"static","defaultCpuSet":"0,4-27","entries":{"39b37746-7f5e-4064-b8e1-eebd2bfaa003":{"app":"1-3"}},"checksum":3300516549}`},
-	{"cpu", `{"policyName":"static","defaultCpuSet":"0,13","entries":{"55784671-0e4e-49e2-b4d6-c0377ca14c81":{"app":"1-12"},"6c5f3038-adfc-485d-9943-3fd5e825300d":{"app":"14-27"}},"checksum":3558029577}`},
+	{"cpu", `{"policyName":"static","defaultCpuSet":"0,4-27","entries":{"39b37746-7f5e-4064-b8e1-eebd2bfaa003":{"app":"1-3"}},` +
+		`"checksum":3300516549}`},
+	{"cpu", `{"policyName":"static","defaultCpuSet":"0,13","entries":{"55784671-0e4e-49e2-b4d6-c0377ca14c81":{"app":"1-12"},` +
+		`"6c5f3038-adfc-485d-9943-3fd5e825300d":{"app":"14-27"}},"checksum":3558029577}`},
 	{"memory", `{"policyName":"None","machineState":{},"checksum":4236770233}`},
-	{"memory", `{"policyName":"static","machineState":{"0":{"numberOfAssignments":0,"memoryMap":{"memory":{"total":2048,"systemReserved":512,"allocatable":1536,"reserved":512,"free":1024}},"cells":[]}},"entries":{"pod":{"container1":[{"numaAffinity":[0],"type":"memory","size":512}]}},"checksum":4215593881}`},
-	{"devices", `{"Data":{"PodDeviceEntries":[{"PodUID":"bf52b2cd-b611-4e79-86b1-280b283185c3","ContainerName":"check","ResourceName":"nvidia.com/gpu","DeviceIDs":{"-1":["tegra"]},"AllocResp":"Ch8KFk5WSURJQV9WSVNJQkxFX0RFVklDRVMSBXRlZ3Jh"}],"RegisteredDevices":{"nvidia.com/gpu":["tegra"]}},"Checksum":3660592824}`},
+	{"memory", `{"policyName":"static","machineState":{"0":{"numberOfAssignments":0,"memoryMap":{"memory":{"total":2048,` +
+		`"systemReserved":512,"allocatable":1536,"reserved":512,"free":1024}},"cells":[]}},` +
+		`"entries":{"pod":{"container1":[{"numaAffinity":[0],"type":"memory","size":512}]}},"checksum":4215593881}`},
+	{"devices", `{"Data":{"PodDeviceEntries":[{"PodUID":"bf52b2cd-b611-4e79-86b1-280b283185c3","ContainerName":"check",` +
+		`"ResourceName":"nvidia.com/gpu","DeviceIDs":{"-1":["tegra"]},"AllocResp":"Ch8KFk5WSURJQV9WSVNJQkxFX0RFVklDRVMSBXRlZ3Jh"}],` +
+		`"RegisteredDevices":{"nvidia.com/gpu":["tegra"]}},"Checksum":3660592824}`},
 }
 
 func read(kind, path string) (err error) {
@@ -41,7 +47,8 @@ func TestFilesOfKubeletsAreRead(t *testing.T) {
 			t.Errorf("%s: %v", r.text, err)
 		}
 		// One digit less is noticed, and so is a torn file.
-		for _, bad := range []string{strings.Replace(r.text, "none", "nome", 1), strings.Replace(r.text, "hecksum\":", "hecksum\":1", 1), r.text[:len(r.text)/2]} {
+		for _, bad := range []string{strings.Replace(r.text, "none", "nome", 1), strings.Replace(r.text, "hecksum\":", "hecksum\":1", 1),
+			r.text[:len(r.text)/2]} {
 			if bad == r.text {
 				continue
 			}
@@ -77,7 +84,8 @@ func TestDirectoryIsOnDisk(t *testing.T) {
 func FuzzFiles(f *testing.F) {
 	f.Add([]byte(`{"policyName":"static","defaultCpuSet":"0,4-27","entries":{"p":{"app":"1-3"}},"checksum":3300516549}`))
 	f.Add([]byte(`{"policyName":"None","machineState":{},"checksum":4236770233}`))
-	f.Add([]byte(`{"Data":{"PodDeviceEntries":[{"PodUID":"p","DeviceIDs":{"-1":["d"]},"AllocResp":"Ch8K"}],"RegisteredDevices":{"a/b":["d"]}},"Checksum":3660592824}`))
+	f.Add([]byte(`{"Data":{"PodDeviceEntries":[{"PodUID":"p","DeviceIDs":{"-1":["d"]},"AllocResp":"Ch8K"}],` +
+		`"RegisteredDevices":{"a/b":["d"]}},"Checksum":3660592824}`))
 	dir := f.TempDir()
 	f.Fuzz(func(t *testing.T, text []byte) {
 		path := filepath.Join(dir, "state")

@@ -140,7 +140,7 @@ func TestSpreadIsEven(t *testing.T) {
 		o := options{SpreadNUMA: true, FullCores: rng.IntN(2) == 0}
 		unit := 1
 		if o.FullCores {
-			free, unit = WholeCores(m, free), m.ThreadsPerCore()
+			free, unit = fullCores(m, free), m.ThreadsPerCore()
 		}
 		n := unit * rng.IntN(free.Size()/unit+1)
 		got, err := take(m, free, n, o)
@@ -291,7 +291,7 @@ func checkBooks(t *testing.T, p *Static, s State, live map[string]*v1.Pod) {
 				if !set.Intersection(p.Reserved).IsEmpty() {
 					t.Fatalf("%s/%s has reserved ones: %s", uid, c.Name, set)
 				}
-				if p.Options.FullCores && WholeCores(p.Machine, set).Size() != set.Size() {
+				if p.Options.FullCores && fullCores(p.Machine, set).Size() != set.Size() {
 					t.Fatalf("%s/%s has half a core: %s", uid, c.Name, set)
 				}
 				if sidecar(c) || !strings.HasPrefix(c.Name, "i") {

@@ -201,7 +201,7 @@ func (p *Static) aligned(free cpuset.CPUSet, count int) error {
 	if count%threads != 0 {
 		return &AlignmentError{Requested: count, Threads: threads, Available: -1}
 	}
-	if whole := WholeCores(p.Machine, free).Size(); whole < count {
+	if whole := fullCores(p.Machine, free).Size(); whole < count {
 		return &AlignmentError{Requested: count, Threads: threads, Available: whole}
 	}
 	return nil
@@ -211,8 +211,8 @@ func (p *Static) aligned(free cpuset.CPUSet, count int) error {
 // lies in the wanted nodes.
 func (p *Static) take(free, again cpuset.CPUSet, count int, nodes topology.Mask) (cpuset.CPUSet, error) {
 	if p.Options.FullCores {
-		free = WholeCores(p.Machine, free)
-		again = WholeCores(p.Machine, again)
+		free = fullCores(p.Machine, free)
+		again = fullCores(p.Machine, again)
 	}
 	near := free
 	if nodes != 0 {
@@ -324,7 +324,7 @@ func podCount(pod *v1.Pod) int {
 // needs for so many are preferred. What must be used again must be inside.
 func (p *Static) hints(free, again cpuset.CPUSet, count int) topology.Wishes {
 	if p.Options.FullCores {
-		free, again = WholeCores(p.Machine, free), WholeCores(p.Machine, again)
+		free, again = fullCores(p.Machine, free), fullCores(p.Machine, again)
 	}
 	least := 0
 	out := []topology.Hint{}

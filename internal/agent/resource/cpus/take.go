@@ -265,11 +265,11 @@ func units(m *topology.Host, set cpuset.CPUSet, unit func(topology.CPU) int) int
 
 // wholeCores counts the cores that a set has all threads of.
 func wholeCores(m *topology.Host, set cpuset.CPUSet) int {
-	return WholeCores(m, set).Size() / m.ThreadsPerCore()
+	return fullCores(m, set).Size() / m.ThreadsPerCore()
 }
 
-// WholeCores are the CPUs of a set whose siblings are all in the set.
-func WholeCores(m *topology.Host, set cpuset.CPUSet) cpuset.CPUSet {
+// fullCores are the CPUs of a set whose siblings are all in the set.
+func fullCores(m *topology.Host, set cpuset.CPUSet) cpuset.CPUSet {
 	var ids []int
 	for _, core := range group(m.CPUs, func(c topology.CPU) int { return c.Core }) {
 		if all := cpuset.New(numbers(core)...); all.IsSubsetOf(set) {

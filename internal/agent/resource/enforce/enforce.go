@@ -57,7 +57,8 @@ func Open(ctx context.Context, cfg Config) (*resource.Cgroups, resource.Hierarch
 		context.AfterFunc(ctx, s.Close)
 		units = s
 	}
-	options := resource.PodOptions{CPUQuota: k.CPUCFSQuota == nil || *k.CPUCFSQuota, HugepageSizes: HugepageSizes(cfg.Machine), ReserveMemory: reserve}
+	options := resource.PodOptions{CPUQuota: k.CPUCFSQuota == nil || *k.CPUCFSQuota, HugepageSizes: HugepageSizes(cfg.Machine),
+		ReserveMemory: reserve}
 	if d := k.CPUCFSQuotaPeriod; d != nil {
 		options.CPUPeriodMicros = d.Duration.Microseconds()
 	}
@@ -83,7 +84,8 @@ func (cfg *Config) check(h resource.Hierarchy) error {
 		return fmt.Errorf("memorySwap.swapBehavior %s needs cgroup v2 and this machine has v1: use %s", config.LimitedSwap, config.NoSwap)
 	}
 	if quality, _, _ := config.MemoryQoS(cfg.Kubelet); quality {
-		return errors.New("featureGates.MemoryQoS (memoryThrottlingFactor, memoryReservationPolicy) needs cgroup v2 and this machine has v1: leave the gate out")
+		return errors.New("featureGates.MemoryQoS (memoryThrottlingFactor, memoryReservationPolicy) needs cgroup v2 and this machine has " +
+			"v1: leave the gate out")
 	}
 	return nil
 }
@@ -120,7 +122,8 @@ func PodsLimits(k *kubeletv1beta1.KubeletConfiguration, set node.Settings, host 
 	reserved := set.Reserved
 	reserved.EvictionHard = nil
 	left := node.Allocatable(node.Capacity(host, nil, set.Limits, nil), reserved, nil)
-	out := resource.Limits{CPUShares: resource.CPUShares(left.Cpu().MilliValue()), MemoryLimit: left.Memory().Value(), PidsLimit: host.MaxPIDs,
+	out := resource.Limits{CPUShares: resource.CPUShares(left.Cpu().MilliValue()), MemoryLimit: left.Memory().Value(),
+		PidsLimit: host.MaxPIDs,
 		Hugepages: map[string]int64{}}
 	for _, part := range []v1.ResourceList{reserved.System, reserved.Kube} {
 		q := part[resource.PIDs]
@@ -162,7 +165,8 @@ func (cfg *Config) bound(tree *resource.Cgroups) error {
 		if err := tree.Enforce(group.cgroup, resource.ReservedLimits(group.amount, group.compressible)); err != nil {
 			return cfg.failed(fmt.Sprintf("Failed to enforce %s Reserved Cgroup Limits on %q", group.kind, group.cgroup), err)
 		}
-		cfg.Event(v1.EventTypeNormal, "NodeAllocatableEnforced", fmt.Sprintf("Updated limits on %s reserved cgroup %s", strings.ToLower(group.kind), group.cgroup))
+		cfg.Event(v1.EventTypeNormal, "NodeAllocatableEnforced", fmt.Sprintf("Updated limits on %s reserved cgroup %s",
+			strings.ToLower(group.kind), group.cgroup))
 	}
 	return nil
 }

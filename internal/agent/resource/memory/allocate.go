@@ -59,7 +59,8 @@ func (s State) hints(want map[v1.ResourceName]uint64, again func(topology.Mask, 
 }
 
 // sums tells whether a group has as much of everything as is wanted.
-func (s State) sums(m topology.Mask, want map[v1.ResourceName]uint64, of func(*Table) uint64, again func(topology.Mask, v1.ResourceName) uint64) bool {
+func (s State) sums(m topology.Mask, want map[v1.ResourceName]uint64, of func(*Table) uint64,
+	again func(topology.Mask, v1.ResourceName) uint64) bool {
 	for kind, need := range want {
 		var have uint64
 		for _, id := range m.Nodes() {
@@ -154,7 +155,8 @@ func Allocate(merger topology.Merger, s State, pod *v1.Pod, c *v1.Container, cho
 
 // extend finds the best group with room around nodes that were chosen and do
 // not have it.
-func (s State) extend(merger topology.Merger, around topology.Mask, want map[v1.ResourceName]uint64, again func(topology.Mask, v1.ResourceName) uint64) (topology.Mask, bool) {
+func (s State) extend(merger topology.Merger, around topology.Mask, want map[v1.ResourceName]uint64,
+	again func(topology.Mask, v1.ResourceName) uint64) (topology.Mask, bool) {
 	var fits []topology.Hint
 	for _, h := range s.hints(want, again) {
 		if h.Mask&around == around {

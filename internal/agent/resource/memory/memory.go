@@ -102,7 +102,8 @@ func CheckReservation(m *topology.Host, r Reservation, whole v1.ResourceList) er
 		want := whole[kind]
 		if want.Value() != int64(sum[kind]) {
 			have := apiresource.NewQuantity(int64(sum[kind]), apiresource.BinarySI)
-			return fmt.Errorf("the total amount %q of type %q is not equal to the value %q determined by Node Allocatable feature: make reservedMemory the sum of kubeReserved, systemReserved and the hard eviction threshold", have, kind, want.String())
+			return fmt.Errorf("the total amount %q of type %q is not equal to the value %q determined by Node Allocatable feature: make "+
+				"reservedMemory the sum of kubeReserved, systemReserved and the hard eviction threshold", have, kind, want.String())
 		}
 	}
 	if sum[v1.ResourceMemory] == 0 {
@@ -158,7 +159,8 @@ func Check(s, initial State) error {
 		}
 		for kind, t := range n.MemoryMap {
 			was := have.MemoryMap[kind]
-			if was == nil || was.Allocatable != t.Allocatable || was.SystemReserved != t.SystemReserved || was.TotalMemSize != t.TotalMemSize {
+			if was == nil || was.Allocatable != t.Allocatable || was.SystemReserved != t.SystemReserved ||
+				was.TotalMemSize != t.TotalMemSize {
 				return fmt.Errorf("%s of NUMA node %d is not what the state says", kind, id)
 			}
 			if was.Reserved+was.Free != t.Allocatable {

@@ -41,8 +41,8 @@ type run struct {
 	dir string
 }
 
-// Run runs the suite. Everything it makes it also removes.
-func Run(t *testing.T, s subject) {
+// runSuite runs the suite. Everything it makes it also removes.
+func runSuite(t *testing.T, s subject) {
 	tests := []struct {
 		name string
 		f    func(*run)

@@ -25,7 +25,7 @@ func TestFake(t *testing.T) {
 		n, _ := strconv.Atoi(code)
 		return int32(n), ends
 	}
-	Run(t, subject{Service: f, Images: f, Image: "any"})
+	runSuite(t, subject{Service: f, Images: f, Image: "any"})
 }
 
 func TestMain(m *testing.M) { livetest.Main(m) }
@@ -48,5 +48,5 @@ func TestRuntime(t *testing.T) {
 		_ = svc.Close(context.Background())
 		_ = images.Close(context.Background())
 	})
-	Run(t, subject{Service: svc, Images: images, Image: image, Host: os.Getenv("BERTH_TEST_NO_CNI") != ""})
+	runSuite(t, subject{Service: svc, Images: images, Image: image, Host: os.Getenv("BERTH_TEST_NO_CNI") != ""})
 }

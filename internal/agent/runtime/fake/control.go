@@ -97,7 +97,8 @@ func (r *Runtime) Changed() <-chan struct{} {
 }
 
 // GetContainerEvents streams events until ctx ends.
-func (r *Runtime) GetContainerEvents(ctx context.Context, out chan *runtimeapi.ContainerEventResponse, connected func(runtimeapi.RuntimeService_GetContainerEventsClient)) error {
+func (r *Runtime) GetContainerEvents(ctx context.Context, out chan *runtimeapi.ContainerEventResponse,
+	connected func(runtimeapi.RuntimeService_GetContainerEventsClient)) error {
 	if err := r.before(ctx, "GetContainerEvents", ""); err != nil {
 		return err
 	}
@@ -162,7 +163,8 @@ func (r *Runtime) ImageStatus(ctx context.Context, image *runtimeapi.ImageSpec, 
 }
 
 // PullImage makes the image present.
-func (r *Runtime) PullImage(ctx context.Context, image *runtimeapi.ImageSpec, _ *runtimeapi.AuthConfig, _ *runtimeapi.PodSandboxConfig) (string, error) {
+func (r *Runtime) PullImage(ctx context.Context, image *runtimeapi.ImageSpec, _ *runtimeapi.AuthConfig,
+	_ *runtimeapi.PodSandboxConfig) (string, error) {
 	if err := r.before(ctx, "PullImage", image.GetImage()); err != nil {
 		return "", err
 	}
@@ -204,7 +206,8 @@ func (unsupported) CheckpointPod(context.Context, *runtimeapi.CheckpointPodReque
 func (unsupported) RestorePod(context.Context, *runtimeapi.RestorePodRequest) (*runtimeapi.RestorePodResponse, error) {
 	return nil, no("RestorePod")
 }
-func (unsupported) UpdatePodSandboxResources(context.Context, *runtimeapi.UpdatePodSandboxResourcesRequest) (*runtimeapi.UpdatePodSandboxResourcesResponse, error) {
+func (unsupported) UpdatePodSandboxResources(context.Context, *runtimeapi.UpdatePodSandboxResourcesRequest) (
+	*runtimeapi.UpdatePodSandboxResourcesResponse, error) {
 	return nil, no("UpdatePodSandboxResources")
 }
 func (unsupported) ContainerStats(context.Context, string) (*runtimeapi.ContainerStats, error) {

@@ -148,7 +148,8 @@ func (r *Runtime) RunPodSandbox(ctx context.Context, cfg *runtimeapi.PodSandboxC
 		Id: id, Metadata: meta, State: runtimeapi.PodSandboxState_SANDBOX_READY, CreatedAt: at,
 		Network: &runtimeapi.PodSandboxNetworkStatus{}, RuntimeHandler: handler,
 		Labels: maps.Clone(cfg.GetLabels()), Annotations: maps.Clone(cfg.GetAnnotations()),
-		Linux: &runtimeapi.LinuxPodSandboxStatus{Namespaces: &runtimeapi.Namespace{Options: cfg.GetLinux().GetSecurityContext().GetNamespaceOptions()}},
+		Linux: &runtimeapi.LinuxPodSandboxStatus{Namespaces: &runtimeapi.Namespace{
+			Options: cfg.GetLinux().GetSecurityContext().GetNamespaceOptions()}},
 	}
 	if !host {
 		st.Network.Ip = fmt.Sprintf("10.88.%d.%d", r.seq/250, r.seq%250+2)
@@ -239,7 +240,8 @@ func (r *Runtime) ListPodSandbox(ctx context.Context, f *runtimeapi.PodSandboxFi
 		if f.GetId() != "" && f.GetId() != id || !within(s.Labels, f.GetLabelSelector()) {
 			continue
 		}
-		out = append(out, &runtimeapi.PodSandbox{Id: id, Metadata: s.Metadata, State: s.State, CreatedAt: s.CreatedAt, Labels: s.Labels, Annotations: s.Annotations, RuntimeHandler: s.RuntimeHandler})
+		out = append(out, &runtimeapi.PodSandbox{Id: id, Metadata: s.Metadata, State: s.State, CreatedAt: s.CreatedAt, Labels: s.Labels,
+			Annotations: s.Annotations, RuntimeHandler: s.RuntimeHandler})
 	}
 	return out, nil
 }
@@ -254,7 +256,8 @@ func within(labels, want map[string]string) bool {
 }
 
 // CreateContainer makes a container in a ready sandbox.
-func (r *Runtime) CreateContainer(ctx context.Context, sandboxID string, cfg *runtimeapi.ContainerConfig, _ *runtimeapi.PodSandboxConfig) (string, error) {
+func (r *Runtime) CreateContainer(ctx context.Context, sandboxID string, cfg *runtimeapi.ContainerConfig, _ *runtimeapi.PodSandboxConfig) (
+	string, error) {
 	if err := r.before(ctx, "CreateContainer", cfg.GetMetadata().GetName()); err != nil {
 		return "", err
 	}
@@ -393,7 +396,8 @@ func (r *Runtime) ListContainers(ctx context.Context, f *runtimeapi.ContainerFil
 	var out []*runtimeapi.Container
 	for _, id := range slices.Sorted(maps.Keys(r.containers)) {
 		c := r.containers[id]
-		if f.GetPodSandboxId() != "" && f.GetPodSandboxId() != c.sandbox || f.GetId() != "" && f.GetId() != id || !within(c.status.Labels, f.GetLabelSelector()) {
+		if f.GetPodSandboxId() != "" && f.GetPodSandboxId() != c.sandbox || f.GetId() != "" && f.GetId() != id ||
+			!within(c.status.Labels, f.GetLabelSelector()) {
 			continue
 		}
 		out = append(out, &runtimeapi.Container{

@@ -102,7 +102,8 @@ func Supervisor(bundle, dir, instance, oci string) *containerd.Supervisor {
 			Layout: containerd.Layout{DataDir: dir, Instance: instance}, CNIBinDir: bundle, OCIRuntime: oci,
 			PauseImage: pauseImage, Snapshotter: "overlayfs", RestrictOOM: true,
 		},
-		Binary: filepath.Join(bundle, "containerd"), LogFile: filepath.Join(dir, "logs", "containerd.log"), Log: slog.New(slog.DiscardHandler),
+		Binary: filepath.Join(bundle, "containerd"), LogFile: filepath.Join(dir, "logs", "containerd.log"),
+		Log: slog.New(slog.DiscardHandler),
 	}
 }
 

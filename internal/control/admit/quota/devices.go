@@ -31,16 +31,16 @@ func deviceEvaluator(cfg Config) *evaluator {
 			if !ok {
 				return nil, wrongType("ResourceClaim", item)
 			}
-			return DeviceUsage(claim), nil
+			return deviceUsage(claim), nil
 		},
 	}
 }
 
-// DeviceUsage returns what a resource claim may cost at most: which devices
+// deviceUsage returns what a resource claim may cost at most: which devices
 // it gets is not known when it is made. A request for all devices counts as
 // the largest allocation there can be, and of alternatives the dearest counts
 // in each class.
-func DeviceUsage(claim *resourcev1.ResourceClaim) corev1.ResourceList {
+func deviceUsage(claim *resourcev1.ResourceClaim) corev1.ResourceList {
 	used := corev1.ResourceList{countDeviceClaims: *resource.NewQuantity(1, resource.DecimalSI)}
 	for i := range claim.Spec.Devices.Requests {
 		request := &claim.Spec.Devices.Requests[i]

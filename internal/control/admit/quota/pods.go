@@ -31,7 +31,8 @@ var podNames = sets.New(
 
 func podTracks(name corev1.ResourceName) bool {
 	text := string(name)
-	if podNames.Has(name) || strings.HasPrefix(text, corev1.ResourceHugePagesPrefix) || strings.HasPrefix(text, corev1.ResourceRequestsHugePagesPrefix) {
+	if podNames.Has(name) || strings.HasPrefix(text, corev1.ResourceHugePagesPrefix) ||
+		strings.HasPrefix(text, corev1.ResourceRequestsHugePagesPrefix) {
 		return true
 	}
 	extended, requested := strings.CutPrefix(text, requestsPrefix)
@@ -57,7 +58,7 @@ func podEvaluator(cfg Config) *evaluator {
 			if !ok {
 				return nil, wrongType("Pod", item)
 			}
-			return PodUsage(pod, cfg.Now()), nil
+			return podUsage(pod, cfg.Now()), nil
 		},
 	}
 }
@@ -71,9 +72,9 @@ func movesBetweenScopes(a admission.Attributes) bool {
 		(pod.Spec.ActiveDeadlineSeconds == nil) != (old.Spec.ActiveDeadlineSeconds == nil)
 }
 
-// PodUsage returns what a pod costs at a moment. A pod that has ended, or
+// podUsage returns what a pod costs at a moment. A pod that has ended, or
 // whose time to end has passed, costs only its place as an object.
-func PodUsage(pod *corev1.Pod, now time.Time) corev1.ResourceList {
+func podUsage(pod *corev1.Pod, now time.Time) corev1.ResourceList {
 	one := resource.MustParse("1")
 	used := corev1.ResourceList{countPods: one}
 	if over(pod, now) {

@@ -104,7 +104,8 @@ func (e *evaluator) Matches(q *corev1.ResourceQuota, item runtime.Object) (bool,
 	return generic.Matches(q, item, e.MatchingResources, e.scope)
 }
 
-func (e *evaluator) MatchingScopes(item runtime.Object, scopes []corev1.ScopedResourceSelectorRequirement) ([]corev1.ScopedResourceSelectorRequirement, error) {
+func (e *evaluator) MatchingScopes(item runtime.Object, scopes []corev1.ScopedResourceSelectorRequirement) (
+	[]corev1.ScopedResourceSelectorRequirement, error) {
 	matching := []corev1.ScopedResourceSelectorRequirement{}
 	for _, scope := range scopes {
 		matches, err := e.scope(scope, item)
@@ -118,7 +119,8 @@ func (e *evaluator) MatchingScopes(item runtime.Object, scopes []corev1.ScopedRe
 	return matching, nil
 }
 
-func (e *evaluator) UncoveredQuotaScopes(limited, matched []corev1.ScopedResourceSelectorRequirement) ([]corev1.ScopedResourceSelectorRequirement, error) {
+func (e *evaluator) UncoveredQuotaScopes(limited, matched []corev1.ScopedResourceSelectorRequirement) (
+	[]corev1.ScopedResourceSelectorRequirement, error) {
 	uncovered := []corev1.ScopedResourceSelectorRequirement{}
 	for _, l := range limited {
 		if !slices.ContainsFunc(matched, func(m corev1.ScopedResourceSelectorRequirement) bool {

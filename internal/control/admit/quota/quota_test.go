@@ -53,37 +53,53 @@ func podWith(change func(*corev1.Pod), containers ...corev1.Container) *corev1.P
 }
 
 func TestUsage(t *testing.T) {
-	big := container("c", list("cpu", "1", "memory", "1Gi", "hugepages-2Mi", "4Mi", "gpus.example.com/g", "2", "ephemeral-storage", "5Gi"), list("cpu", "2", "gpus.example.com/g", "2"))
+	big := container("c", list("cpu", "1", "memory", "1Gi", "hugepages-2Mi", "4Mi", "gpus.example.com/g", "2", "ephemeral-storage", "5Gi"),
+		list("cpu", "2", "gpus.example.com/g", "2"))
 	for _, c := range []struct {
 		name, got, want string
 	}{
-		{"pod", text(PodUsage(podWith(func(p *corev1.Pod) { p.Spec.Overhead = list("cpu", "100m") }, big), now)),
-			"count/pods=1 cpu=1100m ephemeral-storage=5Gi hugepages-2Mi=4Mi limits.cpu=2100m memory=1Gi pods=1 requests.cpu=1100m requests.ephemeral-storage=5Gi requests.gpus.example.com/g=2 requests.hugepages-2Mi=4Mi requests.memory=1Gi"},
-		{"finished pod", text(PodUsage(podWith(func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }, big), now)), "count/pods=1"},
-		{"pod long past its grace", text(PodUsage(podWith(func(p *corev1.Pod) {
+		{"pod", text(podUsage(podWith(func(p *corev1.Pod) { p.Spec.Overhead = list("cpu", "100m") }, big), now)),
+			"count/pods=1 cpu=1100m ephemeral-storage=5Gi hugepages-2Mi=4Mi limits.cpu=2100m memory=1Gi pods=1 requests.cpu=1100m " +
+				"requests.ephemeral-storage=5Gi requests.gpus.example.com/g=2 requests.hugepages-2Mi=4Mi requests.memory=1Gi"},
+		{"finished pod", text(podUsage(podWith(func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }, big), now)), "count/pods=1"},
+		{"pod long past its grace", text(podUsage(podWith(func(p *corev1.Pod) {
 			p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &metav1.Time{Time: now.Add(-time.Minute)}, ptr.To[int64](30)
 		}, big), now)), "count/pods=1"},
-		{"pod within its grace", text(PodUsage(podWith(func(p *corev1.Pod) {
+		{"pod within its grace", text(podUsage(podWith(func(p *corev1.Pod) {
 			p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &metav1.Time{Time: now.Add(-10 * time.Second)}, ptr.To[int64](30)
 		}, container("c", nil, nil)), now)), "count/pods=1 pods=1"},
-		{"cluster IP service", text(ServiceUsage(&corev1.Service{Spec: corev1.ServiceSpec{Type: "ClusterIP", Ports: make([]corev1.ServicePort, 2)}})),
+		{"cluster IP service",
+			text(ServiceUsage(&corev1.Service{Spec: corev1.ServiceSpec{Type: "ClusterIP", Ports: make([]corev1.ServicePort, 2)}})),
 			"count/services=1 services.loadbalancers=0 services.nodeports=0 services=1"},
-		{"node port service", text(ServiceUsage(&corev1.Service{Spec: corev1.ServiceSpec{Type: "NodePort", Ports: make([]corev1.ServicePort, 2)}})),
+		{"node port service", text(ServiceUsage(&corev1.Service{Spec: corev1.ServiceSpec{Type: "NodePort", Ports: make([]corev1.ServicePort,
+			2)}})),
 			"count/services=1 services.loadbalancers=0 services.nodeports=2 services=1"},
-		{"load balancer", text(ServiceUsage(&corev1.Service{Spec: corev1.ServiceSpec{Type: "LoadBalancer", Ports: make([]corev1.ServicePort, 2)}})),
+		{"load balancer", text(ServiceUsage(&corev1.Service{Spec: corev1.ServiceSpec{Type: "LoadBalancer", Ports: make([]corev1.ServicePort,
+			2)}})),
 			"count/services=1 services.loadbalancers=1 services.nodeports=2 services=1"},
-		{"load balancer without node ports", text(ServiceUsage(&corev1.Service{Spec: corev1.ServiceSpec{Type: "LoadBalancer", AllocateLoadBalancerNodePorts: ptr.To(false), Ports: []corev1.ServicePort{{}, {NodePort: 30000}}}})),
+		{"load balancer without node ports",
+			text(ServiceUsage(&corev1.Service{Spec: corev1.ServiceSpec{Type: "LoadBalancer", AllocateLoadBalancerNodePorts: ptr.To(false),
+				Ports: []corev1.ServicePort{{}, {NodePort: 30000}}}})),
 			"count/services=1 services.loadbalancers=1 services.nodeports=1 services=1"},
-		{"claim", text(ClaimUsage(&corev1.PersistentVolumeClaim{Spec: corev1.PersistentVolumeClaimSpec{StorageClassName: ptr.To("fast"), Resources: corev1.VolumeResourceRequirements{Requests: list("storage", "10Gi")}}})),
-			"count/persistentvolumeclaims=1 fast.storageclass.storage.k8s.io/persistentvolumeclaims=1 fast.storageclass.storage.k8s.io/requests.storage=10Gi persistentvolumeclaims=1 requests.storage=10Gi"},
-		{"devices", text(DeviceUsage(&resourcev1.ResourceClaim{Spec: resourcev1.ResourceClaimSpec{Devices: resourcev1.DeviceClaim{Requests: []resourcev1.DeviceRequest{
-			{Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: "gpu", AllocationMode: "ExactCount", Count: 2}},
-			{Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: "nic", AllocationMode: "All"}},
-			{FirstAvailable: []resourcev1.DeviceSubRequest{{DeviceClassName: "gpu", AllocationMode: "ExactCount", Count: 1}, {DeviceClassName: "gpu", AllocationMode: "ExactCount", Count: 3},
-				{DeviceClassName: "slow", AllocationMode: "ExactCount", Count: 4}}},
-		}}}})),
-			"count/resourceclaims.resource.k8s.io=1 gpu.deviceclass.resource.k8s.io/devices=5 nic.deviceclass.resource.k8s.io/devices=32 slow.deviceclass.resource.k8s.io/devices=4"},
-		{"shrinking claim", text(ClaimUsage(&corev1.PersistentVolumeClaim{Spec: corev1.PersistentVolumeClaimSpec{Resources: corev1.VolumeResourceRequirements{Requests: list("storage", "10Gi")}}, Status: corev1.PersistentVolumeClaimStatus{AllocatedResources: list("storage", "20Gi")}})),
+		{"claim", text(ClaimUsage(&corev1.PersistentVolumeClaim{Spec: corev1.PersistentVolumeClaimSpec{StorageClassName: ptr.To("fast"),
+			Resources: corev1.VolumeResourceRequirements{Requests: list("storage", "10Gi")}}})),
+			"count/persistentvolumeclaims=1 fast.storageclass.storage.k8s.io/persistentvolumeclaims=1 " +
+				"fast.storageclass.storage.k8s.io/requests.storage=10Gi persistentvolumeclaims=1 requests.storage=10Gi"},
+		{"devices", text(deviceUsage(
+			&resourcev1.ResourceClaim{Spec: resourcev1.ResourceClaimSpec{
+				Devices: resourcev1.DeviceClaim{Requests: []resourcev1.DeviceRequest{
+					{Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: "gpu", AllocationMode: "ExactCount", Count: 2}},
+					{Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: "nic", AllocationMode: "All"}},
+					{FirstAvailable: []resourcev1.DeviceSubRequest{{DeviceClassName: "gpu", AllocationMode: "ExactCount", Count: 1},
+						{DeviceClassName: "gpu", AllocationMode: "ExactCount", Count: 3},
+						{DeviceClassName: "slow", AllocationMode: "ExactCount", Count: 4}}},
+				}}}})),
+			"count/resourceclaims.resource.k8s.io=1 gpu.deviceclass.resource.k8s.io/devices=5 nic.deviceclass.resource.k8s.io/devices=32 " +
+				"slow.deviceclass.resource.k8s.io/devices=4"},
+		{"shrinking claim", text(
+			ClaimUsage(&corev1.PersistentVolumeClaim{Spec: corev1.PersistentVolumeClaimSpec{Resources: corev1.VolumeResourceRequirements{
+				Requests: list("storage", "10Gi")}}, Status: corev1.PersistentVolumeClaimStatus{AllocatedResources: list("storage",
+				"20Gi")}})),
 			"count/persistentvolumeclaims=1 persistentvolumeclaims=1 requests.storage=20Gi"},
 	} {
 		if c.got != c.want {
@@ -101,17 +117,22 @@ func TestScopes(t *testing.T) {
 	}{
 		{corev1.ScopedResourceSelectorRequirement{ScopeName: "Terminating"}, plain, false},
 		{corev1.ScopedResourceSelectorRequirement{ScopeName: "NotTerminating"}, plain, true},
-		{corev1.ScopedResourceSelectorRequirement{ScopeName: "Terminating"}, podWith(func(p *corev1.Pod) { p.Spec.ActiveDeadlineSeconds = ptr.To[int64](5) }), true},
+		{corev1.ScopedResourceSelectorRequirement{ScopeName: "Terminating"},
+			podWith(func(p *corev1.Pod) { p.Spec.ActiveDeadlineSeconds = ptr.To[int64](5) }), true},
 		{corev1.ScopedResourceSelectorRequirement{ScopeName: "BestEffort"}, plain, true},
 		{corev1.ScopedResourceSelectorRequirement{ScopeName: "NotBestEffort"}, plain, false},
 		{corev1.ScopedResourceSelectorRequirement{ScopeName: "BestEffort"}, podWith(nil, container("c", nil, list("memory", "1"))), false},
-		{corev1.ScopedResourceSelectorRequirement{ScopeName: "PriorityClass", Operator: "In", Values: []string{"high"}}, podWith(func(p *corev1.Pod) { p.Spec.PriorityClassName = "high" }), true},
-		{corev1.ScopedResourceSelectorRequirement{ScopeName: "PriorityClass", Operator: "NotIn", Values: []string{"high"}}, podWith(func(p *corev1.Pod) { p.Spec.PriorityClassName = "high" }), false},
+		{corev1.ScopedResourceSelectorRequirement{ScopeName: "PriorityClass", Operator: "In", Values: []string{"high"}},
+			podWith(func(p *corev1.Pod) { p.Spec.PriorityClassName = "high" }), true},
+		{corev1.ScopedResourceSelectorRequirement{ScopeName: "PriorityClass", Operator: "NotIn", Values: []string{"high"}},
+			podWith(func(p *corev1.Pod) { p.Spec.PriorityClassName = "high" }), false},
 		{corev1.ScopedResourceSelectorRequirement{ScopeName: "PriorityClass", Operator: "Exists"}, plain, false},
 		{corev1.ScopedResourceSelectorRequirement{ScopeName: "PriorityClass", Operator: "DoesNotExist"}, plain, true},
 		{corev1.ScopedResourceSelectorRequirement{ScopeName: "CrossNamespacePodAffinity"}, plain, false},
 		{corev1.ScopedResourceSelectorRequirement{ScopeName: "CrossNamespacePodAffinity"}, podWith(func(p *corev1.Pod) {
-			p.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []corev1.WeightedPodAffinityTerm{{PodAffinityTerm: corev1.PodAffinityTerm{Namespaces: []string{"x"}}}}}}
+			term := corev1.WeightedPodAffinityTerm{PodAffinityTerm: corev1.PodAffinityTerm{Namespaces: []string{"x"}}}
+			p.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{
+				PreferredDuringSchedulingIgnoredDuringExecution: []corev1.WeightedPodAffinityTerm{term}}}
 		}), true},
 	} {
 		if got, err := podScope(c.scope, c.pod); got != c.want || err != nil {
@@ -133,7 +154,8 @@ func TestUpdatesThatCount(t *testing.T) {
 		want        bool
 	}{
 		{admission.Create, plain, nil, "", true}, {admission.Update, plain, plain, "", false}, {admission.Update, due, plain, "", true},
-		{admission.Update, plain, due, "", true}, {admission.Update, later, due, "", false}, {admission.Update, due, plain, "status", false},
+		{admission.Update, plain, due, "", true}, {admission.Update, later, due, "", false}, {admission.Update, due, plain, "status",
+			false},
 		{admission.Update, plain, plain, "resize", true}, {admission.Delete, nil, plain, "", false},
 	} {
 		var changed, is runtime.Object
@@ -154,7 +176,8 @@ func TestUpdatesThatCount(t *testing.T) {
 // A claim that is moved to another attributes class counts in the scope of each.
 func TestClaimsBetweenAttributesClasses(t *testing.T) {
 	in := func(name string) corev1.ScopedResourceSelectorRequirement {
-		return corev1.ScopedResourceSelectorRequirement{ScopeName: corev1.ResourceQuotaScopeVolumeAttributesClass, Operator: "In", Values: []string{name}}
+		return corev1.ScopedResourceSelectorRequirement{ScopeName: corev1.ResourceQuotaScopeVolumeAttributesClass, Operator: "In",
+			Values: []string{name}}
 	}
 	claim := &corev1.PersistentVolumeClaim{Spec: corev1.PersistentVolumeClaimSpec{VolumeAttributesClassName: ptr.To("wanted")},
 		Status: corev1.PersistentVolumeClaimStatus{CurrentVolumeAttributesClassName: ptr.To("had"),
@@ -178,7 +201,8 @@ func TestConstraints(t *testing.T) {
 		pod  *corev1.Pod
 		want string
 	}{
-		{podWith(nil, container("a", nil, nil), container("b", list("memory", "1"), nil)), "must specify limits.cpu for: a,b; requests.memory for: a"},
+		{podWith(nil, container("a", nil, nil), container("b", list("memory", "1"), nil)),
+			"must specify limits.cpu for: a,b; requests.memory for: a"},
 		{podWith(nil, container("a", list("memory", "1"), list("cpu", "1"))), ""},
 		{podWith(func(p *corev1.Pod) {
 			p.Spec.Resources = &corev1.ResourceRequirements{Requests: list("memory", "1"), Limits: list("cpu", "1")}
@@ -200,14 +224,18 @@ func TestCounting(t *testing.T) {
 	client := fake.NewClientset(other,
 		podWith(nil, container("c", list("cpu", "1"), nil)),
 		podWith(func(p *corev1.Pod) { p.Name = "q"; p.Spec.PriorityClassName = "high" }, container("c", list("cpu", "2"), nil)),
-		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "s"}, Spec: corev1.ServiceSpec{Type: "NodePort", Ports: make([]corev1.ServicePort, 3)}},
+		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "s"}, Spec: corev1.ServiceSpec{Type: "NodePort",
+			Ports: make([]corev1.ServicePort, 3)}},
 		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "s"}},
 	)
 	factory := informers.NewSharedInformerFactory(client, 0)
-	registry := generic.NewRegistry(Evaluators(Config{Lister: generic.ListerFuncForResourceFunc(func(gvr schema.GroupVersionResource) (informers.GenericInformer, error) {
-		return factory.ForResource(gvr)
-	})}))
-	for _, gvr := range []string{"pods", "services", "secrets", "configmaps", "persistentvolumeclaims", "resourcequotas", "replicationcontrollers"} {
+	registry := generic.NewRegistry(
+		Evaluators(Config{Lister: generic.ListerFuncForResourceFunc(func(gvr schema.GroupVersionResource) (informers.GenericInformer,
+			error) {
+			return factory.ForResource(gvr)
+		})}))
+	for _, gvr := range []string{"pods", "services", "secrets", "configmaps", "persistentvolumeclaims", "resourcequotas",
+		"replicationcontrollers"} {
 		if _, err := factory.ForResource(schema.GroupVersionResource{Version: "v1", Resource: gvr}); err != nil {
 			t.Fatal(err)
 		}
@@ -225,7 +253,8 @@ func TestCounting(t *testing.T) {
 		want     string
 	}{
 		{nil, hard, "count/secrets=1 pods=2 requests.cpu=3 secrets=1 services.nodeports=3"},
-		{&corev1.ScopeSelector{MatchExpressions: []corev1.ScopedResourceSelectorRequirement{{ScopeName: "PriorityClass", Operator: "In", Values: []string{"high"}}}},
+		{&corev1.ScopeSelector{MatchExpressions: []corev1.ScopedResourceSelectorRequirement{{ScopeName: "PriorityClass", Operator: "In",
+			Values: []string{"high"}}}},
 			list("requests.cpu", "0", "pods", "0"), "pods=1 requests.cpu=2"},
 	} {
 		got, err := quotav1.CalculateUsage("ns", nil, c.hard, registry, c.selector)

@@ -47,7 +47,8 @@ func ready(items []networkingv1.ServiceCIDR) []netip.Prefix {
 	})
 	var out []netip.Prefix
 	for i := range items {
-		if items[i].DeletionTimestamp != nil || !meta.IsStatusConditionTrue(items[i].Status.Conditions, networkingv1.ServiceCIDRConditionReady) {
+		if items[i].DeletionTimestamp != nil || !meta.IsStatusConditionTrue(items[i].Status.Conditions,
+			networkingv1.ServiceCIDRConditionReady) {
 			continue
 		}
 		for _, text := range items[i].Spec.CIDRs {

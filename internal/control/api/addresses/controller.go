@@ -92,19 +92,22 @@ func prefixes(r *networkingv1.ServiceCIDR) []netip.Prefix {
 func Controller() controller.Controller {
 	return controller.Controller{Name: "service-cidr-controller", Account: "service-cidrs-controller",
 		Watches: "servicecidrs.networking.k8s.io ipaddresses.networking.k8s.io",
-		Writes:  "patch servicecidrs.networking.k8s.io servicecidrs.networking.k8s.io/status", Run: Run}
+		Writes:  "patch servicecidrs.networking.k8s.io servicecidrs.networking.k8s.io/status", Run: run}
 }
 
 // all is the one key of the queue: ranges are judged together.
 const all = "all"
 
-// Run keeps ranges protected and their conditions true, until ctx ends.
-func Run(ctx context.Context, e controller.Env) error {
+// run keeps ranges protected and their conditions true, until ctx ends.
+func run(ctx context.Context, e controller.Env) error {
 	if err := e.Check(); err != nil {
 		return err
 	}
 	q := controller.NewQueue()
-	ranges, err := controller.On(ctx, e.Informers.Networking().V1().ServiceCIDRs().Informer(), func(_, _ *networkingv1.ServiceCIDR, _ bool) { q.Add(all) })
+	ranges, err := controller.On(ctx, e.Informers.Networking().V1().ServiceCIDRs().Informer(), func(_, _ *networkingv1.ServiceCIDR,
+		_ bool) {
+		q.Add(all)
+	})
 	if err != nil {
 		return fmt.Errorf("watching service ranges: %w", err)
 	}

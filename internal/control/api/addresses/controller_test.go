@@ -40,10 +40,11 @@ func TestJudge(t *testing.T) {
 		finalizers []string
 		wake       time.Time
 	}{
-		"new":              {r: cidr("r", "10.1.0.0/24", nil), ready: metav1.ConditionTrue, finalizers: []string{finalizer}},
-		"protected":        {r: cidr("r", "10.1.0.0/24", nil, "x", finalizer), ready: metav1.ConditionTrue},
-		"in use":           {r: cidr("r", "10.1.0.0/24", &long, finalizer), used: in, ready: metav1.ConditionFalse},
-		"covered":          {r: cidr("r", "10.1.0.0/24", &long, "x", finalizer), other: wide, used: in, ready: metav1.ConditionFalse, finalizers: []string{"x"}},
+		"new":       {r: cidr("r", "10.1.0.0/24", nil), ready: metav1.ConditionTrue, finalizers: []string{finalizer}},
+		"protected": {r: cidr("r", "10.1.0.0/24", nil, "x", finalizer), ready: metav1.ConditionTrue},
+		"in use":    {r: cidr("r", "10.1.0.0/24", &long, finalizer), used: in, ready: metav1.ConditionFalse},
+		"covered": {r: cidr("r", "10.1.0.0/24", &long, "x", finalizer), other: wide, used: in, ready: metav1.ConditionFalse,
+			finalizers: []string{"x"}},
 		"cover goes too":   {r: cidr("r", "10.1.0.0/24", &long, finalizer), other: wideGoing, used: in, ready: metav1.ConditionFalse},
 		"unused":           {r: cidr("r", "10.1.0.0/24", &long, finalizer), ready: metav1.ConditionFalse, finalizers: []string{}},
 		"unused, too soon": {r: cidr("r", "10.1.0.0/24", &just, finalizer), ready: metav1.ConditionFalse, wake: now.Add(9 * time.Second)},
@@ -54,7 +55,8 @@ func TestJudge(t *testing.T) {
 			all = append(all, c.other)
 		}
 		v := addresses.Judge(c.r, all, c.used, now)
-		if v.Condition.Status != c.ready || !slices.Equal(v.Finalizers, c.finalizers) || (v.Finalizers == nil) != (c.finalizers == nil) || !v.WakeAt.Equal(c.wake) {
+		if v.Condition.Status != c.ready || !slices.Equal(v.Finalizers, c.finalizers) || (v.Finalizers == nil) != (c.finalizers == nil) ||
+			!v.WakeAt.Equal(c.wake) {
 			t.Errorf("%s: got %+v", name, v)
 		}
 	}
@@ -109,7 +111,8 @@ func await(t *testing.T, client kubernetes.Interface, want func(*networkingv1.Se
 	if len(list.Items) == 0 && want(nil) || len(list.Items) == 1 && want(&list.Items[0]) {
 		return
 	}
-	w, err := client.NetworkingV1().ServiceCIDRs().Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=more", ResourceVersion: list.ResourceVersion})
+	w, err := client.NetworkingV1().ServiceCIDRs().Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=more",
+		ResourceVersion: list.ResourceVersion})
 	if err != nil {
 		t.Fatal(err)
 	}

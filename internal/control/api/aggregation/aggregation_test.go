@@ -176,7 +176,8 @@ func TestRegistrationsKeepTheOrderOfGroups(t *testing.T) {
 	for i := 1; i < len(all); i++ {
 		a, b := all[i-1].Spec, all[i].Spec
 		if a.Group != b.Group && a.GroupPriorityMinimum <= b.GroupPriorityMinimum || b.GroupPriorityMinimum <= customGroupPriority {
-			t.Fatalf("%q has priority %d, %q after it %d; custom resources %d", a.Group, a.GroupPriorityMinimum, b.Group, b.GroupPriorityMinimum,
+			t.Fatalf("%q has priority %d, %q after it %d; custom resources %d", a.Group, a.GroupPriorityMinimum, b.Group,
+				b.GroupPriorityMinimum,
 				customGroupPriority)
 		}
 	}

@@ -112,7 +112,8 @@ func (d *Documents) List(ctx context.Context) map[string]handler3.OpenAPIV3Disco
 	return out
 }
 
-func (d *Documents) ask(ctx context.Context, service *apiregistrationv1.APIService) (map[string]handler3.OpenAPIV3DiscoveryGroupVersion, error) {
+func (d *Documents) ask(ctx context.Context, service *apiregistrationv1.APIService) (map[string]handler3.OpenAPIV3DiscoveryGroupVersion,
+	error) {
 	carrier, host, err := d.reach(ctx, service)
 	if err != nil {
 		return nil, err

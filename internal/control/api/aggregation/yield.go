@@ -20,12 +20,13 @@ import (
 // yieldRetry bounds the pause before a failed registration is tried again.
 const yieldRetry = 10 * time.Second
 
-// Yield is what to do with the registrations of a group that this server
+// yield is what to do with the registrations of a group that this server
 // serves unless somebody else does: as soon as one version names a foreign
 // server, all versions of ours go, so that no client gets two answers; when
 // the last foreign one is deleted, ours come back. have are the registrations
 // there are, by name; own are ours.
-func Yield(have map[string]*apiregistrationv1.APIService, own []*apiregistrationv1.APIService) (create, remove []*apiregistrationv1.APIService) {
+func yield(have map[string]*apiregistrationv1.APIService, own []*apiregistrationv1.APIService) (create,
+	remove []*apiregistrationv1.APIService) {
 	foreign := false
 	for _, o := range own {
 		if h := have[o.Name]; h != nil && h.Spec.Service != nil {
@@ -52,8 +53,10 @@ type yielder struct {
 	wake   chan struct{}
 }
 
-func newYielder(groups []Group, client registrationclient.APIServicesGetter, informer cache.SharedIndexInformer, log *slog.Logger) (*yielder, cache.DoneChecker, error) {
-	y := &yielder{client: client, lister: registrationlisters.NewAPIServiceLister(informer.GetIndexer()), log: log, wake: make(chan struct{}, 1)}
+func newYielder(groups []Group, client registrationclient.APIServicesGetter, informer cache.SharedIndexInformer,
+	log *slog.Logger) (*yielder, cache.DoneChecker, error) {
+	y := &yielder{client: client, lister: registrationlisters.NewAPIServiceLister(informer.GetIndexer()), log: log,
+		wake: make(chan struct{}, 1)}
 	names := sets.New[string]()
 	for _, g := range groups {
 		own := local([]Group{g})
@@ -72,7 +75,8 @@ func newYielder(groups []Group, client registrationclient.APIServicesGetter, inf
 			y.trigger()
 		}
 	}
-	reg, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: seen, UpdateFunc: func(_, o any) { seen(o) }, DeleteFunc: seen})
+	reg, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: seen, UpdateFunc: func(_, o any) { seen(o) },
+		DeleteFunc: seen})
 	if err != nil {
 		return nil, nil, fmt.Errorf("watching API services: %w", err)
 	}
@@ -121,7 +125,7 @@ func (y *yielder) sync(ctx context.Context) error {
 				have[o.Name] = h
 			}
 		}
-		create, remove := Yield(have, own)
+		create, remove := yield(have, own)
 		for _, s := range create {
 			_, err := y.client.APIServices().Create(ctx, s.DeepCopy(), metav1.CreateOptions{})
 			if err != nil && !apierrors.IsAlreadyExists(err) {

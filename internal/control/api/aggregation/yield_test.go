@@ -32,7 +32,7 @@ func TestYield(t *testing.T) {
 			}
 			have[n] = s
 		}
-		create, remove := Yield(have, own)
+		create, remove := yield(have, own)
 		var got []string
 		for _, s := range create {
 			got = append(got, "+"+s.Name)

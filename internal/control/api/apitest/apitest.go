@@ -67,8 +67,8 @@ func At(other *Env) Option {
 	return WithConfig(func(c *api.Config) { c.Port = other.Server.Address().(*net.TCPAddr).Port })
 }
 
-// WithLog sends the server's log somewhere.
-func WithLog(log *slog.Logger) Option { return func(o *options) { o.log = log } }
+// withLog sends the server's log somewhere.
+func withLog(log *slog.Logger) Option { return func(o *options) { o.log = log } }
 
 // Env is a running server.
 type Env struct {
@@ -100,7 +100,8 @@ func (e *Env) Between(t testing.TB, from, to time.Time, user string, groups ...s
 	t.Helper()
 	cfg := e.authority.client(t, e.Config.Host, user, groups)
 	name := strings.TrimSuffix(strings.TrimPrefix(cfg.CertFile, e.authority.dir+"/"), ".crt")
-	e.authority.issue(t, name, newKey(t), &x509.Certificate{Subject: pkix.Name{CommonName: user, Organization: groups}, NotBefore: from, NotAfter: to,
+	e.authority.issue(t, name, newKey(t), &x509.Certificate{Subject: pkix.Name{CommonName: user, Organization: groups}, NotBefore: from,
+		NotAfter: to,
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
 	return cfg
 }

@@ -52,7 +52,8 @@ func NewStorage(opts generic.RESTOptionsGetter, deps Deps) (map[string]rest.Stor
 	// Nothing of a request changes after it was made but its metadata: approvers have read it.
 	kind.PrepareForUpdate = func(_ context.Context, csr, old *request) { csr.Spec = old.Spec }
 	kind.PrepareForStatusUpdate = func(_ context.Context, csr, old *request) {
-		csr.Status.Conditions = keepTypes(csr.Status.Conditions, old.Status.Conditions, certificatesv1.CertificateApproved, certificatesv1.CertificateDenied)
+		csr.Status.Conditions = keepTypes(csr.Status.Conditions, old.Status.Conditions, certificatesv1.CertificateApproved,
+			certificatesv1.CertificateDenied)
 		stamp(csr.Status.Conditions, old.Status.Conditions, metav1.NewTime(deps.Now()))
 	}
 	store, err := kind.NewStore(deps.Scheme, opts)

@@ -51,10 +51,12 @@ func TestPartsAreSeparate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if csr.Spec.Username != "admin" || len(csr.Spec.Groups) == 0 || csr.Spec.Groups[0] == "system:masters-forged" || len(csr.Status.Certificate) > 0 {
+	if csr.Spec.Username != "admin" || len(csr.Spec.Groups) == 0 || csr.Spec.Groups[0] == "system:masters-forged" ||
+		len(csr.Status.Certificate) > 0 {
 		t.Errorf("new request is %+v", csr)
 	}
-	approved := certificatesv1.CertificateSigningRequestCondition{Type: certificatesv1.CertificateApproved, Status: v1.ConditionTrue, Reason: "Test"}
+	approved := certificatesv1.CertificateSigningRequestCondition{Type: certificatesv1.CertificateApproved, Status: v1.ConditionTrue,
+		Reason: "Test"}
 	csr.Spec.Usages = nil
 	csr.Status.Conditions = append(csr.Status.Conditions, approved)
 	if csr, err = requests.Update(ctx, csr, metav1.UpdateOptions{}); err != nil {
@@ -75,10 +77,12 @@ func TestPartsAreSeparate(t *testing.T) {
 	if csr, err = requests.UpdateApproval(ctx, "r", csr, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if len(csr.Status.Conditions) != 1 || csr.Status.Conditions[0].LastUpdateTime.IsZero() || csr.Status.Conditions[0].LastTransitionTime.IsZero() || len(csr.Status.Certificate) > 0 {
+	if len(csr.Status.Conditions) != 1 || csr.Status.Conditions[0].LastUpdateTime.IsZero() ||
+		csr.Status.Conditions[0].LastTransitionTime.IsZero() || len(csr.Status.Certificate) > 0 {
 		t.Errorf("after approval: %+v", csr.Status)
 	}
-	csr.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: certificatesv1.CertificateFailed, Status: v1.ConditionTrue, Reason: "Test"}}
+	csr.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: certificatesv1.CertificateFailed,
+		Status: v1.ConditionTrue, Reason: "Test"}}
 	if csr, err = requests.UpdateStatus(ctx, csr, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -86,7 +90,8 @@ func TestPartsAreSeparate(t *testing.T) {
 		t.Errorf("after failing, the approval is lost: %+v", csr.Status)
 	}
 	// Whoever adds a condition finds it where it was put.
-	csr.Status.Conditions = append(csr.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{Type: "StatusUpdate", Status: v1.ConditionTrue, Reason: "Test"})
+	csr.Status.Conditions = append(csr.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{Type: "StatusUpdate",
+		Status: v1.ConditionTrue, Reason: "Test"})
 	want := fmt.Sprint(types(csr))
 	if csr, err = requests.UpdateStatus(ctx, csr, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)

@@ -28,7 +28,8 @@ func HorizontalPodAutoscaler(a *autoscaling.HorizontalPodAutoscaler) {
 	percent := autoscaling.HPAScalingPolicy{Type: autoscaling.PercentScalingPolicy, Value: scalingPercent, PeriodSeconds: scalingPeriod}
 	fill(&b.ScaleUp, autoscaling.HPAScalingRules{})
 	fill(&b.ScaleUp.StabilizationWindowSeconds, 0)
-	scalingRules(b.ScaleUp, autoscaling.HPAScalingPolicy{Type: autoscaling.PodsScalingPolicy, Value: scalingPods, PeriodSeconds: scalingPeriod}, percent)
+	scalingRules(b.ScaleUp, autoscaling.HPAScalingPolicy{Type: autoscaling.PodsScalingPolicy, Value: scalingPods,
+		PeriodSeconds: scalingPeriod}, percent)
 	// How long scaling down waits is up to the controller, so its window stays unset.
 	fill(&b.ScaleDown, autoscaling.HPAScalingRules{})
 	scalingRules(b.ScaleDown, percent)

@@ -83,9 +83,11 @@ func shortage(b *policyv1.PodDisruptionBudget) string {
 	i := slices.IndexFunc(s.Conditions, func(c metav1.Condition) bool { return c.Type == policyv1.DisruptionAllowedCondition })
 	switch {
 	case i >= 0 && s.Conditions[i].Status == metav1.ConditionFalse && s.Conditions[i].Reason == policyv1.SyncFailedReason:
-		return fmt.Sprintf("The disruption budget %s does not allow evicting pods currently because it failed sync: %s", b.Name, s.Conditions[i].Message)
+		return fmt.Sprintf("The disruption budget %s does not allow evicting pods currently because it failed sync: %s", b.Name,
+			s.Conditions[i].Message)
 	case s.CurrentHealthy <= s.DesiredHealthy:
-		return fmt.Sprintf("The disruption budget %s needs %d healthy pods and has %d currently", b.Name, s.DesiredHealthy, s.CurrentHealthy)
+		return fmt.Sprintf("The disruption budget %s needs %d healthy pods and has %d currently", b.Name, s.DesiredHealthy,
+			s.CurrentHealthy)
 	}
 	text := fmt.Sprintf("The disruption budget %s does not allow evicting pods currently", b.Name)
 	if i >= 0 {

@@ -18,7 +18,8 @@ func TestSpend(t *testing.T) {
 		crowd[string(rune(i))+"x"] = metav1.Time{}
 	}
 	condition := func(reason, message string) []metav1.Condition {
-		return []metav1.Condition{{Type: policyv1.DisruptionAllowedCondition, Status: metav1.ConditionFalse, Reason: reason, Message: message}}
+		return []metav1.Condition{{Type: policyv1.DisruptionAllowedCondition, Status: metav1.ConditionFalse, Reason: reason,
+			Message: message}}
 	}
 	for name, c := range map[string]struct {
 		status policyv1.PodDisruptionBudgetStatus
@@ -31,12 +32,15 @@ func TestSpend(t *testing.T) {
 			cause: "The disruption budget b is still being processed by the server."},
 		"exhausted": {status: policyv1.PodDisruptionBudgetStatus{ObservedGeneration: 2, CurrentHealthy: 1, DesiredHealthy: 3}, code: 429,
 			cause: "The disruption budget b needs 3 healthy pods and has 1 currently"},
-		"odd": {status: policyv1.PodDisruptionBudgetStatus{ObservedGeneration: 2, CurrentHealthy: 4, DesiredHealthy: 3, Conditions: condition("Why", "because")}, code: 429,
+		"odd": {status: policyv1.PodDisruptionBudgetStatus{ObservedGeneration: 2, CurrentHealthy: 4, DesiredHealthy: 3,
+			Conditions: condition("Why", "because")}, code: 429,
 			cause: "The disruption budget b does not allow evicting pods currently (Why): because"},
-		"failed": {status: policyv1.PodDisruptionBudgetStatus{ObservedGeneration: 2, Conditions: condition(policyv1.SyncFailedReason, "no scale")}, code: 429,
+		"failed": {status: policyv1.PodDisruptionBudgetStatus{ObservedGeneration: 2, Conditions: condition(policyv1.SyncFailedReason,
+			"no scale")}, code: 429,
 			cause: "The disruption budget b does not allow evicting pods currently because it failed sync: no scale"},
 		"negative": {status: policyv1.PodDisruptionBudgetStatus{ObservedGeneration: 2, DisruptionsAllowed: -1}, code: 403},
-		"crowded":  {status: policyv1.PodDisruptionBudgetStatus{ObservedGeneration: 2, DisruptionsAllowed: 1, DisruptedPods: crowd}, code: 403},
+		"crowded": {status: policyv1.PodDisruptionBudgetStatus{ObservedGeneration: 2, DisruptionsAllowed: 1, DisruptedPods: crowd},
+			code: 403},
 	} {
 		b := &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Name: "b", Generation: 2}, Status: *c.status.DeepCopy()}
 		err := Spend(b, "p", time.Unix(5, 0))
@@ -65,7 +69,8 @@ func TestSpendLast(t *testing.T) {
 	if err := Spend(b, "p", time.Unix(5, 0)); err != nil {
 		t.Fatal(err)
 	}
-	if c := meta.FindStatusCondition(b.Status.Conditions, policyv1.DisruptionAllowedCondition); c == nil || c.Status != metav1.ConditionFalse || c.Reason != policyv1.InsufficientPodsReason {
+	if c := meta.FindStatusCondition(b.Status.Conditions, policyv1.DisruptionAllowedCondition); c == nil ||
+		c.Status != metav1.ConditionFalse || c.Reason != policyv1.InsufficientPodsReason {
 		t.Errorf("after the last disruption the condition is %+v", c)
 	}
 }
@@ -73,7 +78,8 @@ func TestSpendLast(t *testing.T) {
 func TestMatching(t *testing.T) {
 	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Labels: map[string]string{"x": "1"}}}
 	budget := func(ns string, s *metav1.LabelSelector) policyv1.PodDisruptionBudget {
-		return policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: ns}, Spec: policyv1.PodDisruptionBudgetSpec{Selector: s}}
+		return policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: ns},
+			Spec: policyv1.PodDisruptionBudgetSpec{Selector: s}}
 	}
 	all := []policyv1.PodDisruptionBudget{
 		budget("a", nil), budget("a", &metav1.LabelSelector{}), budget("b", &metav1.LabelSelector{}),

@@ -46,7 +46,8 @@ func (vault) Status(context.Context) (*service.StatusResponse, error) {
 	return &service.StatusResponse{Version: "v2", Healthz: "ok", KeyID: "k1"}, nil
 }
 
-var key = strings.NewReplacer("1", base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{1}, 32)), "2", base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{2}, 32)))
+var key = strings.NewReplacer("1", base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{1}, 32)), "2",
+	base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{2}, 32)))
 
 func configuration(providers ...string) string {
 	return "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources:\n- resources: [secrets]\n  providers:\n  - " +
@@ -124,7 +125,8 @@ func TestProviders(t *testing.T) {
 				t.Errorf("opened without the key: %q", got)
 			}
 			maps := schema.GroupResource{Resource: "configmaps"}
-			if out, err := e.Transformer(maps).TransformToStorage(t.Context(), []byte(clear), value.DefaultContext("x")); err != nil || string(out) != clear {
+			if out, err := e.Transformer(maps).TransformToStorage(t.Context(), []byte(clear), value.DefaultContext("x")); err != nil ||
+				string(out) != clear {
 				t.Errorf("a ConfigMap is stored as %q, %v", out, err)
 			}
 		})

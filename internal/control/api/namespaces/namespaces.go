@@ -57,7 +57,7 @@ func NewStorage(opts generic.RESTOptionsGetter, deps Deps) (map[string]rest.Stor
 		ResetFields:    [][]string{{"status"}},
 	})
 	return map[string]rest.Storage{
-		"namespaces":          &REST{verbs: store, store: store.Store},
+		"namespaces":          &namespaceREST{verbs: store, store: store.Store},
 		"namespaces/status":   kind.NewStatus(store),
 		"namespaces/finalize": &finalizeREST{finalize},
 	}, nil
@@ -98,18 +98,19 @@ type verbs interface {
 	rest.StorageWithReadiness
 }
 
-// REST is the storage of namespaces.
-type REST struct {
+// namespaceREST is the storage of namespaces.
+type namespaceREST struct {
 	verbs
 	store *genericregistry.Store
 }
 
-func (r *REST) ShortNames() []string             { return core.Namespace.ShortNames }
-func (r *REST) DeleteReturnsDeletedObject() bool { return true }
+func (r *namespaceREST) ShortNames() []string             { return core.Namespace.ShortNames }
+func (r *namespaceREST) DeleteReturnsDeletedObject() bool { return true }
 
 // Delete starts or continues the end of a namespace. The first request marks it; later ones answer with its state
 // until spec.finalizers is empty.
-func (r *REST) Delete(ctx context.Context, name string, validate rest.ValidateObjectFunc, options *metav1.DeleteOptions) (runtime.Object, bool, error) {
+func (r *namespaceREST) Delete(ctx context.Context, name string, validate rest.ValidateObjectFunc,
+	options *metav1.DeleteOptions) (runtime.Object, bool, error) {
 	if slices.Contains(Immortal, name) {
 		return nil, false, apierrors.NewForbidden(namespaceResource, name, fmt.Errorf("this namespace may not be deleted"))
 	}
@@ -147,13 +148,15 @@ func matches(ns *v1.Namespace, p *metav1.Preconditions) error {
 			fmt.Errorf("Precondition failed: UID in precondition: %v, UID in object meta: %v", *p.UID, ns.UID))
 	case p.ResourceVersion != nil && *p.ResourceVersion != ns.ResourceVersion:
 		return apierrors.NewConflict(namespaceResource, ns.Name,
-			fmt.Errorf("Precondition failed: ResourceVersion in precondition: %v, ResourceVersion in object meta: %v", *p.ResourceVersion, ns.ResourceVersion))
+			fmt.Errorf("Precondition failed: ResourceVersion in precondition: %v, ResourceVersion in object meta: %v", *p.ResourceVersion,
+				ns.ResourceVersion))
 	}
 	return nil
 }
 
 // mark makes the namespace Terminating.
-func (r *REST) mark(ctx context.Context, name string, validate rest.ValidateObjectFunc, options *metav1.DeleteOptions) (runtime.Object, error) {
+func (r *namespaceREST) mark(ctx context.Context, name string, validate rest.ValidateObjectFunc,
+	options *metav1.DeleteOptions) (runtime.Object, error) {
 	key, err := r.store.KeyFunc(ctx, name)
 	if err != nil {
 		return nil, err
@@ -210,7 +213,8 @@ type finalizeREST struct{ sub *registry.Subresource }
 func (r *finalizeREST) New() runtime.Object { return r.sub.New() }
 func (r *finalizeREST) Destroy()            {}
 
-func (r *finalizeREST) Update(ctx context.Context, name string, info rest.UpdatedObjectInfo, createValidation rest.ValidateObjectFunc, updateValidation rest.ValidateObjectUpdateFunc, forceAllowCreate bool, options *metav1.UpdateOptions) (runtime.Object, bool, error) {
+func (r *finalizeREST) Update(ctx context.Context, name string, info rest.UpdatedObjectInfo, createValidation rest.ValidateObjectFunc,
+	updateValidation rest.ValidateObjectUpdateFunc, forceAllowCreate bool, options *metav1.UpdateOptions) (runtime.Object, bool, error) {
 	return r.sub.Update(ctx, name, info, createValidation, updateValidation, forceAllowCreate, options)
 }
 

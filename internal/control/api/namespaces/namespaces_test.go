@@ -35,7 +35,8 @@ func TestLifeOfANamespace(t *testing.T) {
 		t.Errorf("updated namespace is %+v", ns)
 	}
 
-	if err := namespaces.Delete(ctx, "short", metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions("wrong")}); !apierrors.IsConflict(err) {
+	if err := namespaces.Delete(ctx, "short",
+		metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions("wrong")}); !apierrors.IsConflict(err) {
 		t.Errorf("a wrong UID gave %v, want Conflict", err)
 	}
 	got := &v1.Namespace{}
@@ -64,7 +65,8 @@ func TestLifeOfANamespace(t *testing.T) {
 func TestHeldByMetadata(t *testing.T) {
 	ctx := context.Background()
 	namespaces := kubernetes.NewForConfigOrDie(apitest.Start(t)).CoreV1().Namespaces()
-	_, err := namespaces.Create(ctx, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "held", Finalizers: []string{"example.test/hold"}}}, metav1.CreateOptions{})
+	_, err := namespaces.Create(ctx, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "held", Finalizers: []string{"example.test/hold"}}},
+		metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

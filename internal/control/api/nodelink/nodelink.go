@@ -27,7 +27,8 @@ const DefaultPort = 10250
 const maxTransports = 10_000
 
 // DefaultAddressTypes is the order in which the addresses of a node are tried.
-var DefaultAddressTypes = []v1.NodeAddressType{v1.NodeHostName, v1.NodeInternalDNS, v1.NodeInternalIP, v1.NodeExternalDNS, v1.NodeExternalIP}
+var DefaultAddressTypes = []v1.NodeAddressType{v1.NodeHostName, v1.NodeInternalDNS, v1.NodeInternalIP, v1.NodeExternalDNS,
+	v1.NodeExternalIP}
 
 // Finder finds the agent of a node by the node's name.
 type Finder interface {
@@ -107,7 +108,7 @@ func (f *finder) Find(ctx context.Context, name string) (*Link, error) {
 	if err != nil {
 		return nil, err
 	}
-	host, err := Address(node, f.AddressTypes)
+	host, err := address(node, f.AddressTypes)
 	if err != nil {
 		return nil, err
 	}
@@ -115,7 +116,7 @@ func (f *finder) Find(ctx context.Context, name string) (*Link, error) {
 	if p := node.Status.DaemonEndpoints.KubeletEndpoint.Port; p > 0 {
 		port = int(p)
 	}
-	ip, err := Resolve(ctx, f.Resolve, host, f.mayLoopback(name, port))
+	ip, err := resolve(ctx, f.Resolve, host, f.mayLoopback(name, port))
 	if err != nil {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("node %s: %v", name, err))
 	}
@@ -187,8 +188,8 @@ func isNode(name string) func(tls.ConnectionState) error {
 	}
 }
 
-// Address picks the first address of the first type that the node has.
-func Address(node *v1.Node, types []v1.NodeAddressType) (string, error) {
+// address picks the first address of the first type that the node has.
+func address(node *v1.Node, types []v1.NodeAddressType) (string, error) {
 	for _, t := range types {
 		for _, a := range node.Status.Addresses {
 			if a.Type == t && a.Address != "" {

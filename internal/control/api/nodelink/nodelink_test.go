@@ -27,7 +27,8 @@ func TestResolveOnce(t *testing.T) {
 	node.Name = "n"
 	node.Status.Addresses = []v1.NodeAddress{{Type: v1.NodeHostName, Address: "n.example"}}
 	read := func(context.Context, string) (*v1.Node, error) { return node, nil }
-	f := New(Config{Nodes: read, Resolve: answers([]string{"192.0.2.7", "2001:db8::7"}, []string{"127.0.0.1"}, []string{"192.0.2.7", "169.254.169.254"})})
+	f := New(Config{Nodes: read, Resolve: answers([]string{"192.0.2.7", "2001:db8::7"}, []string{"127.0.0.1"},
+		[]string{"192.0.2.7", "169.254.169.254"})})
 	link, err := f.Find(t.Context(), "n")
 	if err != nil || link.URL("/", nil).Host != "192.0.2.7:10250" {
 		t.Fatalf("link %+v, %v: want the address that was checked", link, err)

@@ -36,13 +36,14 @@ func mayDial(ip netip.Addr, allowLoopback bool) error {
 	if ip.IsGlobalUnicast() || ip.IsLoopback() && allowLoopback {
 		return nil
 	}
-	return fmt.Errorf("address not allowed: %s (loopback, link-local, multicast and broadcast addresses are not dialed on behalf of API clients)", ip)
+	return fmt.Errorf("address not allowed: %s (loopback, link-local, multicast and broadcast addresses are not dialed on behalf of API "+
+		"clients)", ip)
 }
 
-// Resolve returns the one address to dial for a host: the host itself if it is an IP address, else the first it resolves to. It
+// resolve returns the one address to dial for a host: the host itself if it is an IP address, else the first it resolves to. It
 // resolves once and refuses a name of which any address is not allowed; the caller dials the result and never the name, so
 // that a second answer of the DNS changes nothing (CVE-2020-8562, CVE-2022-3294).
-func Resolve(ctx context.Context, resolve Resolver, host string, allowLoopback bool) (netip.Addr, error) {
+func resolve(ctx context.Context, resolve Resolver, host string, allowLoopback bool) (netip.Addr, error) {
 	if ip, err := netip.ParseAddr(host); err == nil {
 		return ip, mayDial(ip, allowLoopback)
 	}

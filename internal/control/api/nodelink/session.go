@@ -30,7 +30,8 @@ func MayCreate(ctx context.Context, a authorizer.Authorizer) error {
 		return apierrors.NewInternalError(fmt.Errorf("authorizing create on %s/%s: %w", asked.GetResource(), asked.GetSubresource(), err))
 	}
 	what := schema.GroupResource{Resource: asked.GetResource() + "/" + asked.GetSubresource()}
-	text := fmt.Sprintf("User %q cannot create resource %q in API group %q in the namespace %q; a websocket needs the verb create beside get",
+	text := fmt.Sprintf("User %q cannot create resource %q in API group %q in the namespace %q; a websocket needs the verb create "+
+		"beside get",
 		asked.GetUser().GetName(), what.Resource, asked.GetAPIGroup(), asked.GetNamespace())
 	if reason != "" {
 		text += ": " + reason

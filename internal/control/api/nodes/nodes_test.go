@@ -51,12 +51,14 @@ func TestNode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, err := nodes.Patch(ctx, "dual", types.MergePatchType, []byte(`{"spec":{"podCIDRs":["10.2.0.0/24","fd00::/64"]}}`), metav1.PatchOptions{})
+	d, err := nodes.Patch(ctx, "dual", types.MergePatchType, []byte(`{"spec":{"podCIDRs":["10.2.0.0/24","fd00::/64"]}}`),
+		metav1.PatchOptions{})
 	if err != nil || d.Spec.PodCIDR != "10.2.0.0/24" {
 		t.Errorf("node with CIDRs is %+v, %v", d, err)
 	}
 	// Asking a node without an address, or none at all.
-	err = client.CoreV1().RESTClient().Get().MaxRetries(0).Resource("nodes").Name("dual").SubResource("proxy").Suffix("healthz").Do(ctx).Error()
+	err = client.CoreV1().RESTClient().Get().MaxRetries(0).Resource("nodes").Name("dual").SubResource("proxy").Suffix("healthz").Do(
+		ctx).Error()
 	if !apierrors.IsServiceUnavailable(err) {
 		t.Errorf("proxy to a node without address gave %v, want 503", err)
 	}

@@ -62,10 +62,12 @@ func TestNodeProxyDoesNotReachTheServer(t *testing.T) {
 	}
 	mayProxy(t, admin, "prom")
 	prom := kubernetes.NewForConfigOrDie(env.As(t, "prom"))
-	for _, address := range []string{"127.0.0.1", "localhost", "LOCALHOST", "::1", "::ffff:127.0.0.1", "169.254.169.254", "0.0.0.0", "224.0.0.1"} {
+	for _, address := range []string{"127.0.0.1", "localhost", "LOCALHOST", "::1", "::ffff:127.0.0.1", "169.254.169.254", "0.0.0.0",
+		"224.0.0.1"} {
 		claims(t, admin, "here", address, port)
 		for _, id := range []string{"here", fmt.Sprintf("here:%d", port), fmt.Sprintf("https:here:%d", port), "http:here:1"} {
-			body, err := prom.CoreV1().RESTClient().Get().AbsPath("/api/v1/nodes", id, "proxy/api/v1/namespaces/default/secrets/crown").DoRaw(ctx)
+			body, err := prom.CoreV1().RESTClient().Get().AbsPath("/api/v1/nodes", id,
+				"proxy/api/v1/namespaces/default/secrets/crown").DoRaw(ctx)
 			if err == nil || !strings.Contains(string(body), "address not allowed") {
 				t.Errorf("nodes/%s/proxy with address %s: %v %s, want: address not allowed", id, address, err, body)
 			}
@@ -77,7 +79,8 @@ func TestNodeProxyDoesNotReachTheServer(t *testing.T) {
 	if _, err := admin.CoreV1().ServiceAccounts("default").Create(ctx, account, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: v1.PodSpec{NodeName: "here", Containers: []v1.Container{{Name: "c", Image: "i"}}}}
+	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: v1.PodSpec{NodeName: "here",
+		Containers: []v1.Container{{Name: "c", Image: "i"}}}}
 	if _, err := admin.CoreV1().Pods("default").Create(ctx, pod, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}

@@ -186,8 +186,10 @@ func testLog(t *testing.T, f *fixture) {
 	})
 	pods := f.CoreV1().Pods(ns)
 	tail, since := int64(5), int64(60)
-	got, err := pods.GetLogs("logging", &v1.PodLogOptions{Container: "side", Previous: true, Timestamps: true, TailLines: &tail, SinceSeconds: &since}).DoRaw(bg())
-	if want := "/containerLogs/default/logging/side?previous=true&sinceSeconds=60&tailLines=5&timestamps=true\n"; err != nil || string(got) != want {
+	got, err := pods.GetLogs("logging", &v1.PodLogOptions{Container: "side", Previous: true, Timestamps: true, TailLines: &tail,
+		SinceSeconds: &since}).DoRaw(bg())
+	if want := "/containerLogs/default/logging/side?previous=true&sinceSeconds=60&tailLines=5&timestamps=true\n"; err != nil ||
+		string(got) != want {
 		t.Errorf("log gave %q, %v; want %q", got, err, want)
 	}
 	for _, c := range []struct {
@@ -256,7 +258,8 @@ func testExec(t *testing.T, f *fixture) {
 	sessions(t, f, "exec", "/exec/default/sessions/main sh,-c|typed",
 		url.Values{"command": {"sh", "-c"}, "stdin": {"true"}, "stdout": {"true"}})
 	f.create(t, newPod("nowhere"))
-	err := f.CoreV1().RESTClient().Post().Namespace(ns).Resource("pods").Name("nowhere").SubResource("exec").Param("stdout", "true").Do(bg()).Error()
+	err := f.CoreV1().RESTClient().Post().Namespace(ns).Resource("pods").Name("nowhere").SubResource("exec").Param("stdout",
+		"true").Do(bg()).Error()
 	if s := status(t, err); s.Code != 400 || s.Message != "pod nowhere does not have a host assigned" {
 		t.Errorf("exec without a node gave %d %s", s.Code, s.Message)
 	}
@@ -294,7 +297,8 @@ func testPortForward(t *testing.T, f *fixture) {
 	}
 	for name, dialer := range map[string]httpstream.Dialer{"spdy": overSPDY, "websocket": overWebSocket} {
 		stop, ready := make(chan struct{}), make(chan struct{})
-		fw, err := portforward.NewOnAddressesForStreaming(dialer, []string{"127.0.0.1"}, []string{"0:8080"}, stop, ready, io.Discard, io.Discard)
+		fw, err := portforward.NewOnAddressesForStreaming(dialer, []string{"127.0.0.1"}, []string{"0:8080"}, stop, ready, io.Discard,
+			io.Discard)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -375,7 +379,8 @@ func testProxy(t *testing.T, f *fixture) {
 		}
 	}
 	f.setStatus(t, f.get(t, "web"), func(s *v1.PodStatus) { s.PodIP, s.PodIPs = "169.254.169.254", nil })
-	if _, err := f.CoreV1().RESTClient().Get().Namespace(ns).Resource("pods").Name("web").SubResource("proxy").DoRaw(bg()); status(t, err).Code != 400 {
+	if _, err := f.CoreV1().RESTClient().Get().Namespace(ns).Resource("pods").Name("web").SubResource("proxy").DoRaw(bg()); status(t,
+		err).Code != 400 {
 		t.Errorf("proxy to a link-local address gave %v, want 400", err)
 	}
 }

@@ -33,7 +33,8 @@ func (r *bindingREST) NamespaceScoped() bool { return true }
 func (r *bindingREST) PreserveRequestObjectMetaSystemFieldsOnSubresourceCreate() bool { return true }
 
 // Create binds the pod. The node need not exist: whoever binds answers for it, and pod garbage collection cleans up.
-func (r *bindingREST) Create(ctx context.Context, name string, obj runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (runtime.Object, error) {
+func (r *bindingREST) Create(ctx context.Context, name string, obj runtime.Object, validate rest.ValidateObjectFunc,
+	options *metav1.CreateOptions) (runtime.Object, error) {
 	binding, ok := obj.(*v1.Binding)
 	if !ok {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("not a Binding object: %T", obj))
@@ -79,16 +80,17 @@ func (r *bindingREST) assign(ctx context.Context, b *v1.Binding, dryRun bool) er
 	if b.ResourceVersion != "" {
 		pre.ResourceVersion = &b.ResourceVersion
 	}
-	err = r.store.Storage.GuaranteedUpdate(ctx, key, &v1.Pod{}, false, pre, storage.SimpleUpdate(func(in runtime.Object) (runtime.Object, error) {
-		pod, ok := in.(*v1.Pod)
-		if !ok {
-			return nil, fmt.Errorf("binding pod %s: stored object is a %T", b.Name, in)
-		}
-		if err := bind(pod, b, metav1.NewTime(r.now())); err != nil {
-			return nil, err
-		}
-		return pod, nil
-	}), dryRun, nil)
+	err = r.store.Storage.GuaranteedUpdate(ctx, key, &v1.Pod{}, false, pre,
+		storage.SimpleUpdate(func(in runtime.Object) (runtime.Object, error) {
+			pod, ok := in.(*v1.Pod)
+			if !ok {
+				return nil, fmt.Errorf("binding pod %s: stored object is a %T", b.Name, in)
+			}
+			if err := bind(pod, b, metav1.NewTime(r.now())); err != nil {
+				return nil, err
+			}
+			return pod, nil
+		}), dryRun, nil)
 	if err == nil {
 		return nil
 	}
@@ -125,7 +127,8 @@ type legacyBindingREST struct{ *bindingREST }
 
 func (r *legacyBindingREST) GetSingularName() string { return "binding" }
 
-func (r *legacyBindingREST) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (runtime.Object, error) {
+func (r *legacyBindingREST) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc,
+	options *metav1.CreateOptions) (runtime.Object, error) {
 	b, ok := obj.(*v1.Binding)
 	if !ok {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("not a Binding object: %T", obj))

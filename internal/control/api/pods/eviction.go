@@ -48,7 +48,8 @@ func (r *evictionREST) AcceptsGroupVersion(gv schema.GroupVersion) bool {
 }
 
 // Create evicts the pod, or answers why not: 429 while the budget is exhausted or unsettled.
-func (r *evictionREST) Create(ctx context.Context, name string, obj runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (runtime.Object, error) {
+func (r *evictionREST) Create(ctx context.Context, name string, obj runtime.Object, validate rest.ValidateObjectFunc,
+	options *metav1.CreateOptions) (runtime.Object, error) {
 	evicted, deletion, err := readEviction(obj)
 	if err != nil {
 		return nil, err
@@ -124,10 +125,12 @@ func checkPreconditions(pod *v1.Pod, options *metav1.DeleteOptions) error {
 	case p == nil:
 	case p.UID != nil && *p.UID != pod.UID:
 		return apierrors.NewConflict(podResource, pod.Name,
-			fmt.Errorf("the UID in the precondition (%s) does not match the UID in record (%s). The object might have been deleted and then recreated", *p.UID, pod.UID))
+			fmt.Errorf("the UID in the precondition (%s) does not match the UID in record (%s). The object might have been deleted and "+
+				"then recreated", *p.UID, pod.UID))
 	case p.ResourceVersion != nil && *p.ResourceVersion != pod.ResourceVersion:
 		return apierrors.NewConflict(podResource, pod.Name,
-			fmt.Errorf("the ResourceVersion in the precondition (%s) does not match the ResourceVersion in record (%s). The object might have been modified", *p.ResourceVersion, pod.ResourceVersion))
+			fmt.Errorf("the ResourceVersion in the precondition (%s) does not match the ResourceVersion in record (%s). The object might "+
+				"have been modified", *p.ResourceVersion, pod.ResourceVersion))
 	}
 	return nil
 }

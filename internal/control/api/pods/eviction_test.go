@@ -37,7 +37,8 @@ func testEvictionFree(t *testing.T, f *fixture) {
 	}
 	p := f.get(t, "unguarded")
 	c := condition(p, v1.DisruptionTarget)
-	if p.DeletionTimestamp == nil || *p.DeletionGracePeriodSeconds != 7 || c == nil || c.Reason != "EvictionByEvictionAPI" || c.Message != "Eviction API: evicting" {
+	if p.DeletionTimestamp == nil || *p.DeletionGracePeriodSeconds != 7 || c == nil || c.Reason != "EvictionByEvictionAPI" ||
+		c.Message != "Eviction API: evicting" {
 		t.Errorf("evicted pod has grace %v, condition %+v", p.DeletionGracePeriodSeconds, c)
 	}
 	f.create(t, newPod("old-client"))
@@ -79,7 +80,8 @@ func testEvictionBudget(t *testing.T, f *fixture) {
 	for i := range 2 {
 		f.running(t, fmt.Sprintf("guarded-%d", i), true, app("guarded"))
 	}
-	budget(t, f, "guard", "guarded", policyv1.PodDisruptionBudgetStatus{ObservedGeneration: 1, DisruptionsAllowed: 1, CurrentHealthy: 2, DesiredHealthy: 2, ExpectedPods: 2})
+	budget(t, f, "guard", "guarded", policyv1.PodDisruptionBudgetStatus{ObservedGeneration: 1, DisruptionsAllowed: 1, CurrentHealthy: 2,
+		DesiredHealthy: 2, ExpectedPods: 2})
 	if err := evict(f, "guarded-0", nil); err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +93,8 @@ func testEvictionBudget(t *testing.T, f *fixture) {
 		t.Errorf("budget after one eviction: %+v", b.Status)
 	}
 	s := status(t, evict(f, "guarded-1", nil))
-	if s.Code != 429 || s.Message != "Cannot evict pod as it would violate the pod's disruption budget." || s.Details.RetryAfterSeconds != 0 ||
+	if s.Code != 429 || s.Message != "Cannot evict pod as it would violate the pod's disruption budget." ||
+		s.Details.RetryAfterSeconds != 0 ||
 		len(s.Details.Causes) != 1 || s.Details.Causes[0].Type != "DisruptionBudget" ||
 		s.Details.Causes[0].Message != "The disruption budget guard needs 2 healthy pods and has 2 currently" {
 		t.Errorf("second eviction gave %+v", s)
@@ -99,7 +102,8 @@ func testEvictionBudget(t *testing.T, f *fixture) {
 	f.running(t, "unsettled", true, app("unsettled"))
 	budget(t, f, "slow", "unsettled", policyv1.PodDisruptionBudgetStatus{ObservedGeneration: 0, DisruptionsAllowed: 1})
 	s = status(t, evict(f, "unsettled", nil))
-	if s.Code != 429 || s.Details.RetryAfterSeconds != 10 || s.Details.Causes[0].Message != "The disruption budget slow is still being processed by the server." {
+	if s.Code != 429 || s.Details.RetryAfterSeconds != 10 ||
+		s.Details.Causes[0].Message != "The disruption budget slow is still being processed by the server." {
 		t.Errorf("eviction under an unsettled budget gave %+v", s)
 	}
 	budget(t, f, "slow-too", "unsettled", policyv1.PodDisruptionBudgetStatus{ObservedGeneration: 1, DisruptionsAllowed: 1})
@@ -114,7 +118,8 @@ func testEvictionBudget(t *testing.T, f *fixture) {
 	}
 	defer res.Body.Close()
 	var two metav1.Status
-	if err := json.NewDecoder(res.Body).Decode(&two); err != nil || res.StatusCode != 500 || two.Code != 500 || two.Status != metav1.StatusFailure {
+	if err := json.NewDecoder(res.Body).Decode(&two); err != nil || res.StatusCode != 500 || two.Code != 500 ||
+		two.Status != metav1.StatusFailure {
 		t.Errorf("two budgets gave HTTP %d, %+v, %v", res.StatusCode, two, err)
 	}
 	if p := f.get(t, "unsettled"); p.DeletionTimestamp != nil {
@@ -125,7 +130,8 @@ func testEvictionBudget(t *testing.T, f *fixture) {
 func testEvictionUnhealthy(t *testing.T, f *fixture) {
 	sick := func(p *v1.Pod) { p.Labels = map[string]string{"app": "sick"} }
 	f.running(t, "sick", false, sick)
-	budget(t, f, "sick", "sick", policyv1.PodDisruptionBudgetStatus{ObservedGeneration: 1, DisruptionsAllowed: 0, CurrentHealthy: 1, DesiredHealthy: 1})
+	budget(t, f, "sick", "sick", policyv1.PodDisruptionBudgetStatus{ObservedGeneration: 1, DisruptionsAllowed: 0, CurrentHealthy: 1,
+		DesiredHealthy: 1})
 	if err := evict(f, "sick", nil); err != nil {
 		t.Errorf("evicting an unready pod of a healthy application: %v", err)
 	}
@@ -142,7 +148,8 @@ func testEvictionRace(t *testing.T, f *fixture) {
 	for i := range pods {
 		f.running(t, fmt.Sprintf("racing-%d", i), true, func(p *v1.Pod) { p.Labels = map[string]string{"app": "racing"} })
 	}
-	budget(t, f, "race", "racing", policyv1.PodDisruptionBudgetStatus{ObservedGeneration: 1, DisruptionsAllowed: allowed, CurrentHealthy: pods, DesiredHealthy: pods - allowed})
+	budget(t, f, "race", "racing", policyv1.PodDisruptionBudgetStatus{ObservedGeneration: 1, DisruptionsAllowed: allowed,
+		CurrentHealthy: pods, DesiredHealthy: pods - allowed})
 	errs := make(chan error, pods)
 	for i := range pods {
 		go func() { errs <- evict(f, fmt.Sprintf("racing-%d", i), nil) }()

@@ -80,7 +80,8 @@ func (s *session) Connect(ctx context.Context, name string, options runtime.Obje
 		translated := translator.NewStreamTranslatorHandler(location, link.Transport, 0, *streams)
 		return translator.NewTranslatingHandler(direct, translated, wsstream.IsWebSocketRequestWithStreamCloseProtocol), nil
 	}
-	return translator.NewTranslatingHandler(direct, translator.NewTunnelingHandler(direct), wsstream.IsWebSocketRequestWithTunnelingProtocol), nil
+	return translator.NewTranslatingHandler(direct, translator.NewTunnelingHandler(direct),
+		wsstream.IsWebSocketRequestWithTunnelingProtocol), nil
 }
 
 // wrongOptions answers a request whose options were decoded into something else; it points to a wiring mistake.
@@ -105,7 +106,8 @@ func newAttach(l *looker) rest.Storage {
 	return &session{looker: l, options: func() runtime.Object { return &v1.PodAttachOptions{} }, dial: dialAttach}
 }
 
-func dialAttach(ctx context.Context, l *looker, name string, options runtime.Object) (*url.URL, *nodelink.Link, *translator.Options, error) {
+func dialAttach(ctx context.Context, l *looker, name string, options runtime.Object) (*url.URL, *nodelink.Link, *translator.Options,
+	error) {
 	o, ok := options.(*v1.PodAttachOptions)
 	if !ok {
 		return nil, nil, nil, wrongOptions(options)
@@ -114,7 +116,8 @@ func dialAttach(ctx context.Context, l *looker, name string, options runtime.Obj
 	return dialStreams(ctx, l, "attach", name, o.Container, streams, nil)
 }
 
-func dialStreams(ctx context.Context, l *looker, verb, name, container string, streams translator.Options, command []string) (*url.URL, *nodelink.Link, *translator.Options, error) {
+func dialStreams(ctx context.Context, l *looker, verb, name, container string, streams translator.Options, command []string) (*url.URL,
+	*nodelink.Link, *translator.Options, error) {
 	pod, link, err := l.agentOf(ctx, name, &container)
 	if err != nil || link == nil {
 		return nil, nil, nil, err
@@ -141,7 +144,8 @@ func newPortForward(l *looker) rest.Storage {
 	return &session{looker: l, options: func() runtime.Object { return &v1.PodPortForwardOptions{} }, dial: dialPortForward}
 }
 
-func dialPortForward(ctx context.Context, l *looker, name string, options runtime.Object) (*url.URL, *nodelink.Link, *translator.Options, error) {
+func dialPortForward(ctx context.Context, l *looker, name string, options runtime.Object) (*url.URL, *nodelink.Link, *translator.Options,
+	error) {
 	o, ok := options.(*v1.PodPortForwardOptions)
 	if !ok {
 		return nil, nil, nil, wrongOptions(options)

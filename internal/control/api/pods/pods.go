@@ -134,7 +134,7 @@ func changeBy(f func(pod, old *v1.Pod)) func(context.Context, *v1.Pod, *v1.Pod) 
 // checkResize adds to the rules the one that needs the QoS arithmetic of this package.
 func checkResize(pod, old *v1.Pod) field.ErrorList {
 	errs := validate.PodResize(pod, old)
-	if was, is := QOS(old), QOS(pod); was != is && len(errs) == 0 {
+	if was, is := qos(old), qos(pod); was != is && len(errs) == 0 {
 		errs = append(errs, field.Invalid(field.NewPath("spec"), is, "Pod QOS Class may not change as a result of resizing"))
 	}
 	return errs

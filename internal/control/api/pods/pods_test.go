@@ -175,7 +175,8 @@ func testCreate(t *testing.T, f *fixture) {
 	}
 	gated := f.create(t, newPod("gated", func(p *v1.Pod) { p.Spec.SchedulingGates = []v1.PodSchedulingGate{{Name: "example.test/wait"}} }))
 	c := condition(gated, v1.PodScheduled)
-	if c == nil || c.Status != v1.ConditionFalse || c.Reason != "SchedulingGated" || c.Message != "Scheduling is blocked due to non-empty scheduling gates" {
+	if c == nil || c.Status != v1.ConditionFalse || c.Reason != "SchedulingGated" ||
+		c.Message != "Scheduling is blocked due to non-empty scheduling gates" {
 		t.Errorf("gated pod has condition %+v", c)
 	}
 	_, err := f.CoreV1().Pods(ns).Update(bg(), newPod("absent"), metav1.UpdateOptions{})
@@ -227,7 +228,8 @@ func testStatus(t *testing.T, f *fixture) {
 
 func testBinding(t *testing.T, f *fixture) {
 	bind := func(name string, change ...func(*v1.Binding)) error {
-		b := &v1.Binding{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: ns}, Target: v1.ObjectReference{Kind: "Node", Name: "anywhere"}}
+		b := &v1.Binding{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: ns}, Target: v1.ObjectReference{Kind: "Node",
+			Name: "anywhere"}}
 		for _, c := range change {
 			c(b)
 		}
@@ -307,15 +309,19 @@ func testGracefulDelete(t *testing.T, f *fixture) {
 		t.Errorf("a longer grace changed the pod: %v", same.DeletionGracePeriodSeconds)
 	}
 	shorter, _ := del(metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](10)})
-	if *shorter.DeletionGracePeriodSeconds != 10 || shorter.DeletionTimestamp.Sub(first.DeletionTimestamp.Time) != -20*time.Second || shorter.Generation != first.Generation {
-		t.Errorf("shortening gave grace %d, timestamp %s after %s", *shorter.DeletionGracePeriodSeconds, shorter.DeletionTimestamp, first.DeletionTimestamp)
+	if *shorter.DeletionGracePeriodSeconds != 10 || shorter.DeletionTimestamp.Sub(first.DeletionTimestamp.Time) != -20*time.Second ||
+		shorter.Generation != first.Generation {
+		t.Errorf("shortening gave grace %d, timestamp %s after %s", *shorter.DeletionGracePeriodSeconds, shorter.DeletionTimestamp,
+			first.DeletionTimestamp)
 	}
-	err := pods.Delete(bg(), "leaving", metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0), Preconditions: metav1.NewUIDPreconditions("wrong")})
+	err := pods.Delete(bg(), "leaving", metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0),
+		Preconditions: metav1.NewUIDPreconditions("wrong")})
 	if !apierrors.IsConflict(err) {
 		t.Errorf("a wrong UID gave %v, want Conflict", err)
 	}
 	uid := string(p.UID)
-	if err := pods.Delete(bg(), "leaving", metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0), Preconditions: metav1.NewUIDPreconditions(uid)}); err != nil {
+	if err := pods.Delete(bg(), "leaving", metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0),
+		Preconditions: metav1.NewUIDPreconditions(uid)}); err != nil {
 		t.Fatal(err)
 	}
 	f.gone(t, "leaving")
@@ -343,7 +349,8 @@ func testImmediateDelete(t *testing.T, f *fixture) {
 	if p := f.get(t, "held"); p.DeletionTimestamp == nil || *p.DeletionGracePeriodSeconds != 0 {
 		t.Errorf("held pod has timestamp %v, grace %v", p.DeletionTimestamp, p.DeletionGracePeriodSeconds)
 	}
-	if _, err := pods.Patch(bg(), "held", types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil {
+	if _, err := pods.Patch(bg(), "held", types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`),
+		metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	f.gone(t, "held")
@@ -358,10 +365,13 @@ func testResize(t *testing.T, f *fixture) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := out.Spec.Containers[0]; got.Resources.Requests.Cpu().String() != "2" || got.Image != "example.test/app:1" || out.Generation != p.Generation+1 {
+	if got := out.Spec.Containers[0]; got.Resources.Requests.Cpu().String() != "2" || got.Image != "example.test/app:1" ||
+		out.Generation != p.Generation+1 {
 		t.Errorf("resized container is %+v, generation %d", got, out.Generation)
 	}
-	out.Spec.Containers[0].Resources = v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse("2"), v1.ResourceMemory: resource.MustParse("1Gi")}, Limits: v1.ResourceList{v1.ResourceCPU: resource.MustParse("2"), v1.ResourceMemory: resource.MustParse("1Gi")}}
+	out.Spec.Containers[0].Resources = v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse("2"),
+		v1.ResourceMemory: resource.MustParse("1Gi")}, Limits: v1.ResourceList{v1.ResourceCPU: resource.MustParse("2"),
+		v1.ResourceMemory: resource.MustParse("1Gi")}}
 	if _, err := f.CoreV1().Pods(ns).UpdateResize(bg(), "growing", out, metav1.UpdateOptions{}); !apierrors.IsInvalid(err) {
 		t.Errorf("a resize that changes the class gave %v, want Invalid", err)
 	}
@@ -371,7 +381,8 @@ func testEphemeral(t *testing.T, f *fixture) {
 	p := f.running(t, "debugged", true)
 	p.Labels = map[string]string{"ignored": "1"}
 	p.Spec.EphemeralContainers = []v1.EphemeralContainer{{EphemeralContainerCommon: v1.EphemeralContainerCommon{
-		Name: "look", Image: "example.test/tools:1", ImagePullPolicy: v1.PullIfNotPresent, TerminationMessagePolicy: v1.TerminationMessageReadFile}}}
+		Name: "look", Image: "example.test/tools:1", ImagePullPolicy: v1.PullIfNotPresent,
+		TerminationMessagePolicy: v1.TerminationMessageReadFile}}}
 	out, err := f.CoreV1().Pods(ns).UpdateEphemeralContainers(bg(), "debugged", p, metav1.UpdateOptions{})
 	if err != nil {
 		t.Fatal(err)

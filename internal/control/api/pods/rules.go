@@ -29,7 +29,7 @@ func prepareNew(pod *v1.Pod, now metav1.Time) {
 	mirrorServiceAccount(pod)
 	mergeMatchLabelKeys(pod)
 	appArmorFields(pod)
-	pod.Status = v1.PodStatus{Phase: v1.PodPending, QOSClass: QOS(pod)}
+	pod.Status = v1.PodStatus{Phase: v1.PodPending, QOSClass: qos(pod)}
 	if len(pod.Spec.SchedulingGates) > 0 {
 		pod.Status.Conditions = []v1.PodCondition{{
 			Type: v1.PodScheduled, Status: v1.ConditionFalse,
@@ -251,9 +251,9 @@ func finished(pod *v1.Pod) bool {
 	return pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed
 }
 
-// QOS returns the quality of service class of a pod's spec. Only positive amounts of cpu and memory count. Resources
+// qos returns the quality of service class of a pod's spec. Only positive amounts of cpu and memory count. Resources
 // of the pod as a whole, when present, replace those of its containers.
-func QOS(pod *v1.Pod) v1.PodQOSClass {
+func qos(pod *v1.Pod) v1.PodQOSClass {
 	parts := []v1.ResourceRequirements{}
 	if r := pod.Spec.Resources; r != nil && len(r.Requests)+len(r.Limits) > 0 {
 		parts = append(parts, *r)
@@ -334,13 +334,15 @@ func warnings(_ context.Context, pod *v1.Pod) []string {
 		names := sets.New[string]()
 		for _, e := range c.Env {
 			if names.Has(e.Name) {
-				out = append(out, "spec.containers["+c.Name+"].env: hides previous definition of \""+e.Name+"\", which may be dropped when using apply")
+				out = append(out, "spec.containers["+c.Name+"].env: hides previous definition of \""+e.Name+
+					"\", which may be dropped when using apply")
 			}
 			names.Insert(e.Name)
 		}
 		for name, q := range c.Resources.Requests {
 			if name == v1.ResourceMemory && q.MilliValue()%1000 != 0 {
-				out = append(out, "spec.containers["+c.Name+"].resources.requests[memory]: fractional byte value \""+q.String()+"\" is invalid, must be an integer")
+				out = append(out, "spec.containers["+c.Name+"].resources.requests[memory]: fractional byte value \""+q.String()+
+					"\" is invalid, must be an integer")
 			}
 		}
 	}

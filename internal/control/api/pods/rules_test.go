@@ -37,9 +37,10 @@ func TestQOS(t *testing.T) {
 		"unequal":                      {main: []v1.ResourceRequirements{half}, want: v1.PodQOSBurstable},
 		"only cpu":                     {main: []v1.ResourceRequirements{cpuOnly}, want: v1.PodQOSBurstable},
 		"one container without":        {main: []v1.ResourceRequirements{full, {}}, want: v1.PodQOSBurstable},
-		"init container without":       {main: []v1.ResourceRequirements{full}, init: []v1.ResourceRequirements{{}}, want: v1.PodQOSBurstable},
-		"pod level replaces":           {main: []v1.ResourceRequirements{{}}, pod: &full, want: v1.PodQOSGuaranteed},
-		"empty pod level does not":     {main: []v1.ResourceRequirements{full}, pod: &v1.ResourceRequirements{}, want: v1.PodQOSGuaranteed},
+		"init container without": {main: []v1.ResourceRequirements{full}, init: []v1.ResourceRequirements{{}},
+			want: v1.PodQOSBurstable},
+		"pod level replaces":       {main: []v1.ResourceRequirements{{}}, pod: &full, want: v1.PodQOSGuaranteed},
+		"empty pod level does not": {main: []v1.ResourceRequirements{full}, pod: &v1.ResourceRequirements{}, want: v1.PodQOSGuaranteed},
 	} {
 		pod := &v1.Pod{Spec: v1.PodSpec{Resources: c.pod}}
 		for _, r := range c.main {
@@ -48,7 +49,7 @@ func TestQOS(t *testing.T) {
 		for _, r := range c.init {
 			pod.Spec.InitContainers = append(pod.Spec.InitContainers, v1.Container{Resources: r})
 		}
-		if got := QOS(pod); got != c.want {
+		if got := qos(pod); got != c.want {
 			t.Errorf("%s: QOS is %s, want %s", name, got, c.want)
 		}
 	}
@@ -112,7 +113,8 @@ func TestKeepForStatus(t *testing.T) {
 	switch {
 	case pod.Spec.NodeName != "n", len(pod.OwnerReferences) != 1:
 		t.Errorf("a status write changed spec or owners: %+v", pod)
-	case s.QOSClass != v1.PodQOSBurstable, s.ObservedGeneration != 3, s.Conditions[0].ObservedGeneration != 3, s.Conditions[1].ObservedGeneration != 0:
+	case s.QOSClass != v1.PodQOSBurstable, s.ObservedGeneration != 3, s.Conditions[0].ObservedGeneration != 3,
+		s.Conditions[1].ObservedGeneration != 0:
 		t.Errorf("cleared fields were not filled back: %+v", s)
 	case len(s.PodIPs) != 1 || s.PodIPs[0].IP != "10.0.0.9":
 		t.Errorf("podIPs is %v, want the one in podIP", s.PodIPs)
@@ -132,7 +134,8 @@ func TestPickContainer(t *testing.T) {
 		{one, "", "a", ""},
 		{one, "x", "", "container x is not valid for pod p"},
 		{many, "b", "b", ""}, {many, "i", "i", ""}, {many, "e", "e", ""},
-		{many, "", "", "a container name must be specified for pod p, choose one of: [a b] or one of the init containers: [i] or one of the ephemeral containers: [e]"},
+		{many, "", "", "a container name must be specified for pod p, choose one of: [a b] or one of the init containers: [i] or one of " +
+			"the ephemeral containers: [e]"},
 		{&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}}, "", "", "a container name must be specified for pod p"},
 	} {
 		got, err := pickContainer(c.pod, c.ask)

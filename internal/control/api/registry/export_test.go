@@ -6,7 +6,7 @@ import (
 )
 
 // Strategies are those of the object and of its status.
-func Strategies[T Object](k *Kind[T], typer runtime.ObjectTyper) (main, status rest.RESTUpdateStrategy) {
+func Strategies[T object](k *Kind[T], typer runtime.ObjectTyper) (main, status rest.RESTUpdateStrategy) {
 	e := k.statusEndpoint()
 	return k.strategy(typer), &endpointStrategy[T]{strategy: k.strategy(typer), endpoint: e, reset: fieldSet(e.ResetFields)}
 }

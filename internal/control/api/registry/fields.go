@@ -18,7 +18,7 @@ const (
 // Fields says which fields of an object a field selector may name beside name and namespace, and what is there. Both
 // agree: each key is one that Values fills, apart from the pod's status.podIPs, which clients may send and which is
 // empty on every pod.
-type Fields[T Object] struct {
+type Fields[T object] struct {
 	Keys []string
 	// Aliases are old spellings of keys.
 	Aliases map[string]string

@@ -47,9 +47,11 @@ func registered(t *testing.T) *runtime.Scheme {
 // canonical ones, the attributes decide.
 func TestSelect(t *testing.T) {
 	s := registered(t)
-	about := v1.ObjectReference{Kind: "Pod", Namespace: "ns", Name: "web", UID: "u", APIVersion: "v1", ResourceVersion: "7", FieldPath: "spec.containers{c}"}
+	about := v1.ObjectReference{Kind: "Pod", Namespace: "ns", Name: "web", UID: "u", APIVersion: "v1", ResourceVersion: "7",
+		FieldPath: "spec.containers{c}"}
 	meta := metav1.ObjectMeta{Namespace: "ns", Name: "n"}
-	pod := &v1.Pod{ObjectMeta: meta, Spec: v1.PodSpec{NodeName: "a", RestartPolicy: "Never", SchedulerName: "s", ServiceAccountName: "sa", HostNetwork: true},
+	pod := &v1.Pod{ObjectMeta: meta, Spec: v1.PodSpec{NodeName: "a", RestartPolicy: "Never", SchedulerName: "s", ServiceAccountName: "sa",
+		HostNetwork: true},
 		Status: v1.PodStatus{Phase: "Running", PodIPs: []v1.PodIP{{IP: "10.0.0.1"}, {IP: "fd00::1"}}, NominatedNodeName: "b"}}
 	event := &v1.Event{ObjectMeta: meta, InvolvedObject: about, Reason: "Killing", Type: "Normal", ReportingController: "kubelet"}
 	node := "a"
@@ -66,19 +68,30 @@ func TestSelect(t *testing.T) {
 		{pod, v1.SchemeGroupVersion.WithKind("Pod"), "status.podIPs=10.0.0.1", false},
 		{pod, v1.SchemeGroupVersion.WithKind("Pod"), "status.podIPs=", true},
 		{&v1.Node{ObjectMeta: meta}, v1.SchemeGroupVersion.WithKind("Node"), "spec.unschedulable=false", true},
-		{&v1.Service{ObjectMeta: meta, Spec: v1.ServiceSpec{ClusterIP: "None", Type: "ClusterIP"}}, v1.SchemeGroupVersion.WithKind("Service"), "spec.clusterIP!=None", false},
-		{&v1.Service{ObjectMeta: meta, Spec: v1.ServiceSpec{ClusterIP: "10.0.0.1", Type: "NodePort"}}, v1.SchemeGroupVersion.WithKind("Service"), "spec.clusterIP!=None,spec.type=NodePort", true},
-		{&v1.Namespace{Status: v1.NamespaceStatus{Phase: "Active"}}, v1.SchemeGroupVersion.WithKind("Namespace"), "status.phase=Active", true},
+		{&v1.Service{ObjectMeta: meta, Spec: v1.ServiceSpec{ClusterIP: "None", Type: "ClusterIP"}},
+			v1.SchemeGroupVersion.WithKind("Service"), "spec.clusterIP!=None", false},
+		{&v1.Service{ObjectMeta: meta, Spec: v1.ServiceSpec{ClusterIP: "10.0.0.1", Type: "NodePort"}},
+			v1.SchemeGroupVersion.WithKind("Service"), "spec.clusterIP!=None,spec.type=NodePort", true},
+		{&v1.Namespace{Status: v1.NamespaceStatus{Phase: "Active"}}, v1.SchemeGroupVersion.WithKind("Namespace"), "status.phase=Active",
+			true},
 		{&v1.Secret{Type: "Opaque"}, v1.SchemeGroupVersion.WithKind("Secret"), "type=Opaque", true},
-		{&v1.ReplicationController{Status: v1.ReplicationControllerStatus{Replicas: 3}}, v1.SchemeGroupVersion.WithKind("ReplicationController"), "status.replicas=3", true},
+		{&v1.ReplicationController{Status: v1.ReplicationControllerStatus{Replicas: 3}},
+			v1.SchemeGroupVersion.WithKind("ReplicationController"), "status.replicas=3", true},
 		{&batch.Job{Status: batch.JobStatus{Succeeded: 2}}, batch.SchemeGroupVersion.WithKind("Job"), "status.successful=2", true},
-		{&certificates.CertificateSigningRequest{Spec: certificates.CertificateSigningRequestSpec{SignerName: "x/y"}}, certificates.SchemeGroupVersion.WithKind("CertificateSigningRequest"), "spec.signerName=x/y", true},
-		{&certificates.PodCertificateRequest{Spec: certificates.PodCertificateRequestSpec{NodeName: "n1"}}, certificates.SchemeGroupVersion.WithKind("PodCertificateRequest"), "spec.nodeName=n1", true},
-		{&certificates.PodCertificateRequest{Spec: certificates.PodCertificateRequestSpec{NodeName: "n1"}}, certificates.SchemeGroupVersion.WithKind("PodCertificateRequest"), "spec.nodeName=n2", false},
-		{&resource.ResourceSlice{Spec: resource.ResourceSliceSpec{NodeName: &node, Driver: "d"}}, resource.SchemeGroupVersion.WithKind("ResourceSlice"), "spec.nodeName=a,spec.driver=d", true},
+		{&certificates.CertificateSigningRequest{Spec: certificates.CertificateSigningRequestSpec{SignerName: "x/y"}},
+			certificates.SchemeGroupVersion.WithKind("CertificateSigningRequest"), "spec.signerName=x/y", true},
+		{&certificates.PodCertificateRequest{Spec: certificates.PodCertificateRequestSpec{NodeName: "n1"}},
+			certificates.SchemeGroupVersion.WithKind("PodCertificateRequest"), "spec.nodeName=n1", true},
+		{&certificates.PodCertificateRequest{Spec: certificates.PodCertificateRequestSpec{NodeName: "n1"}},
+			certificates.SchemeGroupVersion.WithKind("PodCertificateRequest"), "spec.nodeName=n2", false},
+		{&resource.ResourceSlice{Spec: resource.ResourceSliceSpec{NodeName: &node, Driver: "d"}},
+			resource.SchemeGroupVersion.WithKind("ResourceSlice"), "spec.nodeName=a,spec.driver=d", true},
 		{&resource.ResourceSlice{}, resource.SchemeGroupVersion.WithKind("ResourceSlice"), "spec.nodeName=", true},
-		{event, v1.SchemeGroupVersion.WithKind("Event"), "involvedObject.kind=Pod,involvedObject.uid=u,involvedObject.fieldPath=spec.containers{c},source=kubelet,reportingComponent=kubelet", true},
-		{event, events.SchemeGroupVersion.WithKind("Event"), "regarding.kind=Pod,regarding.name=web,reportingController=kubelet,reason=Killing,type=Normal", true},
+		{event, v1.SchemeGroupVersion.WithKind("Event"),
+			"involvedObject.kind=Pod,involvedObject.uid=u,involvedObject.fieldPath=spec.containers{c},source=kubelet," +
+				"reportingComponent=kubelet", true},
+		{event, events.SchemeGroupVersion.WithKind("Event"),
+			"regarding.kind=Pod,regarding.name=web,reportingController=kubelet,reason=Killing,type=Normal", true},
 		{event, events.SchemeGroupVersion.WithKind("Event"), "regarding.kind=Node", false},
 	} {
 		t.Run(c.gvk.Kind+"/"+c.selector, func(t *testing.T) {

@@ -24,15 +24,15 @@ import (
 	"github.com/berth-dev/berth/internal/control/api/table"
 )
 
-// Object is an API object with metadata.
-type Object interface {
+// object is an API object with metadata.
+type object interface {
 	runtime.Object
 	metav1.Object
 }
 
 // Kind describes one kind of the API: everything the server must know to store it, check it and show it. T is the type
 // that is stored. The functions see objects after defaulting.
-type Kind[T Object] struct {
+type Kind[T object] struct {
 	// GroupVersion and Kind name the type in the scheme; its list type is Kind + "List".
 	GroupVersion schema.GroupVersion
 	Kind         string

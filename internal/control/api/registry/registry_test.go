@@ -21,7 +21,8 @@ import (
 )
 
 func volume(name string) *v1.PersistentVolume {
-	return &v1.PersistentVolume{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PersistentVolume"}, ObjectMeta: metav1.ObjectMeta{Name: name},
+	return &v1.PersistentVolume{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PersistentVolume"},
+		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: v1.PersistentVolumeSpec{Capacity: v1.ResourceList{v1.ResourceStorage: resource.MustParse("1Gi")},
 			AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce}, StorageClassName: "local",
 			PersistentVolumeSource: v1.PersistentVolumeSource{HostPath: &v1.HostPathVolumeSource{Path: "/data"}}}}
@@ -150,7 +151,8 @@ func TestStrategyOfTheStatus(t *testing.T) {
 		WarningsOnUpdate:     func(_ context.Context, _, _ *v1.Node) []string { return []string{"old field"} }}
 	ctx, n := t.Context(), &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", ResourceVersion: "1"}}
 	main, status := registry.Strategies(&kind, set.Scheme)
-	if !main.AllowCreateOnUpdate(ctx) || status.AllowCreateOnUpdate(ctx) || !status.NamespaceScoped() || main.AllowUnconditionalUpdate(ctx) {
+	if !main.AllowCreateOnUpdate(ctx) || status.AllowCreateOnUpdate(ctx) || !status.NamespaceScoped() ||
+		main.AllowUnconditionalUpdate(ctx) {
 		t.Error("a PUT to a status may create, or the scope is another")
 	}
 	if got := status.ValidateUpdate(ctx, n, n); len(got) != 1 || got[0].Field != "status" {

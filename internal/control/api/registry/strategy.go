@@ -18,14 +18,14 @@ import (
 
 // strategy is a Kind in the form the registry library asks for. It serves create, update and delete of the object
 // itself.
-type strategy[T Object] struct {
+type strategy[T object] struct {
 	runtime.ObjectTyper
 	names.NameGenerator
 	kind *Kind[T]
 }
 
 // gracefulStrategy is the strategy of a kind whose objects are deleted gracefully.
-type gracefulStrategy[T Object] struct{ *strategy[T] }
+type gracefulStrategy[T object] struct{ *strategy[T] }
 
 func (s gracefulStrategy[T]) CheckGracefulDelete(ctx context.Context, obj runtime.Object, options *metav1.DeleteOptions) bool {
 	return s.kind.CheckGracefulDelete(ctx, obj.(T), options)
@@ -178,7 +178,7 @@ func fieldSet(paths [][]string) *fieldpath.Set {
 }
 
 // Endpoint is how a subresource writes its part of the object.
-type Endpoint[T Object] struct {
+type Endpoint[T object] struct {
 	// PrepareForUpdate puts back what this endpoint may not change.
 	PrepareForUpdate func(ctx context.Context, obj, old T)
 	// ValidateUpdate is the whole check, metadata included.
@@ -189,7 +189,7 @@ type Endpoint[T Object] struct {
 
 // endpointStrategy serves updates through a subresource; everything else is as for the object, without its warnings
 // and its right to create.
-type endpointStrategy[T Object] struct {
+type endpointStrategy[T object] struct {
 	*strategy[T]
 	endpoint Endpoint[T]
 	reset    *fieldpath.Set
@@ -294,7 +294,7 @@ const (
 )
 
 // raises reports whether the change from old to obj counts as a new generation.
-func (g GenerationRule) raises(obj, old Object) bool {
+func (g GenerationRule) raises(obj, old object) bool {
 	changed := func(field string) bool {
 		return !apiequality.Semantic.DeepEqual(part(obj, field).Interface(), part(old, field).Interface())
 	}

@@ -20,8 +20,8 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 )
 
-// Store is what the subresource needs of its parent's storage.
-type Store interface {
+// store is what the subresource needs of its parent's storage.
+type store interface {
 	rest.Getter
 	rest.Updater
 }
@@ -46,11 +46,14 @@ func viewOf(obj runtime.Object) (*view, error) {
 	var selector *metav1.LabelSelector
 	switch o := obj.(type) {
 	case *appsv1.Deployment:
-		v, selector = &view{spec: count(o.Spec.Replicas), current: o.Status.Replicas, set: func(n int32) { o.Spec.Replicas = &n }}, o.Spec.Selector
+		v, selector = &view{spec: count(o.Spec.Replicas), current: o.Status.Replicas, set: func(n int32) { o.Spec.Replicas = &n }},
+			o.Spec.Selector
 	case *appsv1.ReplicaSet:
-		v, selector = &view{spec: count(o.Spec.Replicas), current: o.Status.Replicas, set: func(n int32) { o.Spec.Replicas = &n }}, o.Spec.Selector
+		v, selector = &view{spec: count(o.Spec.Replicas), current: o.Status.Replicas, set: func(n int32) { o.Spec.Replicas = &n }},
+			o.Spec.Selector
 	case *appsv1.StatefulSet:
-		v, selector = &view{spec: count(o.Spec.Replicas), current: o.Status.Replicas, set: func(n int32) { o.Spec.Replicas = &n }}, o.Spec.Selector
+		v, selector = &view{spec: count(o.Spec.Replicas), current: o.Status.Replicas, set: func(n int32) { o.Spec.Replicas = &n }},
+			o.Spec.Selector
 	case *v1.ReplicationController:
 		v = &view{spec: count(o.Spec.Replicas), current: o.Status.Replicas, set: func(n int32) { o.Spec.Replicas = &n }}
 		v.selector = labels.Set(o.Spec.Selector).String()
@@ -66,8 +69,8 @@ func viewOf(obj runtime.Object) (*view, error) {
 	return v, nil
 }
 
-// For returns the scale subresource of the objects in store. gv is the parent's version, resource its plural name.
-func For(store Store, gv schema.GroupVersion, resource string) rest.Storage {
+// forKind returns the scale subresource of the objects in store. gv is the parent's version, resource its plural name.
+func forKind(store store, gv schema.GroupVersion, resource string) rest.Storage {
 	return &scaleREST{store: store, parent: gv.WithResource(resource)}
 }
 
@@ -78,15 +81,15 @@ func AddTo(storages map[schema.GroupVersion]map[string]rest.Storage) {
 		v1.SchemeGroupVersion:     {"replicationcontrollers"},
 	} {
 		for _, name := range resources {
-			if store, ok := storages[gv][name].(Store); ok {
-				storages[gv][name+"/scale"] = For(store, gv, name)
+			if store, ok := storages[gv][name].(store); ok {
+				storages[gv][name+"/scale"] = forKind(store, gv, name)
 			}
 		}
 	}
 }
 
 type scaleREST struct {
-	store  Store
+	store  store
 	parent schema.GroupVersionResource
 }
 
@@ -115,7 +118,8 @@ func (r *scaleREST) Get(ctx context.Context, name string, options *metav1.GetOpt
 }
 
 // Update writes the replicas of the scale into its parent, under the parent's resourceVersion if the scale has one.
-func (r *scaleREST) Update(ctx context.Context, name string, info rest.UpdatedObjectInfo, createValidation rest.ValidateObjectFunc, updateValidation rest.ValidateObjectUpdateFunc, _ bool, options *metav1.UpdateOptions) (runtime.Object, bool, error) {
+func (r *scaleREST) Update(ctx context.Context, name string, info rest.UpdatedObjectInfo, createValidation rest.ValidateObjectFunc,
+	updateValidation rest.ValidateObjectUpdateFunc, _ bool, options *metav1.UpdateOptions) (runtime.Object, bool, error) {
 	obj, _, err := r.store.Update(ctx, name, &parentInfo{rest: r, name: name, info: info},
 		r.checkCreate(createValidation), r.checkUpdate(updateValidation), false, options)
 	if err != nil {

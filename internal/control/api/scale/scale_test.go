@@ -55,10 +55,12 @@ func TestScale(t *testing.T) {
 	if _, err := deployments.UpdateScale(ctx, "d", s, metav1.UpdateOptions{}); !apierrors.IsInvalid(err) {
 		t.Errorf("negative replicas gave %v, want Invalid", err)
 	}
-	if _, err := deployments.UpdateScale(ctx, "absent", &autoscalingv1.Scale{ObjectMeta: metav1.ObjectMeta{Name: "absent"}}, metav1.UpdateOptions{}); !apierrors.IsNotFound(err) {
+	if _, err := deployments.UpdateScale(ctx, "absent", &autoscalingv1.Scale{ObjectMeta: metav1.ObjectMeta{Name: "absent"}},
+		metav1.UpdateOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("scaling nothing gave %v, want NotFound", err)
 	}
-	if _, err := deployments.Patch(ctx, "d", types.MergePatchType, []byte(`{"spec":{"replicas":4}}`), metav1.PatchOptions{}, "scale"); err != nil {
+	if _, err := deployments.Patch(ctx, "d", types.MergePatchType, []byte(`{"spec":{"replicas":4}}`), metav1.PatchOptions{},
+		"scale"); err != nil {
 		t.Errorf("patching the scale: %v", err)
 	}
 	apply := applyv1.Scale().WithName("d").WithNamespace("default").WithSpec(applyv1.ScaleSpec().WithReplicas(5))

@@ -84,15 +84,15 @@ type Set struct {
 // Shared returns the process-wide Set, built on first use so that commands
 // that never serve the API do not pay for it.
 var Shared = sync.OnceValue(func() *Set {
-	set, err := New(kinds.AddToScheme)
+	set, err := newScheme(kinds.AddToScheme)
 	if err != nil {
 		panic(fmt.Sprintf("building the API scheme: %v", err))
 	}
 	return set
 })
 
-// New builds a fresh Set. add functions are applied to the scheme last.
-func New(add ...func(*runtime.Scheme) error) (*Set, error) {
+// newScheme builds a fresh Set. add functions are applied to the scheme last.
+func newScheme(add ...func(*runtime.Scheme) error) (*Set, error) {
 	s := runtime.NewScheme()
 	if err := metainternal.AddToScheme(s); err != nil {
 		return nil, err

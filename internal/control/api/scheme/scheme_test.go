@@ -89,7 +89,8 @@ func TestEventsConvertWithoutLoss(t *testing.T) {
 func TestEventDecodesAsHub(t *testing.T) {
 	set := Shared()
 	raw := []byte(`{"apiVersion":"events.k8s.io/v1","kind":"Event","metadata":{"name":"x"},"note":"hello"}`)
-	obj, err := runtime.Decode(set.Codecs.UniversalDecoder(schema.GroupVersion{Group: "events.k8s.io", Version: runtime.APIVersionInternal}), raw)
+	obj, err := runtime.Decode(set.Codecs.UniversalDecoder(schema.GroupVersion{Group: "events.k8s.io",
+		Version: runtime.APIVersionInternal}), raw)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +134,8 @@ func TestQueryOptions(t *testing.T) {
 	}
 
 	var forward corev1.PodPortForwardOptions
-	if err := Shared().ParameterCodec.DecodeParameters(url.Values{"ports": {"80", "443"}}, corev1.SchemeGroupVersion, &forward); err != nil {
+	if err := Shared().ParameterCodec.DecodeParameters(url.Values{"ports": {"80", "443"}}, corev1.SchemeGroupVersion,
+		&forward); err != nil {
 		t.Fatal(err)
 	}
 	if !reflect.DeepEqual(forward.Ports, []int32{80, 443}) {
@@ -147,7 +149,7 @@ func TestQueryOptions(t *testing.T) {
 func BenchmarkNew(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := New(); err != nil {
+		if _, err := newScheme(); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -98,7 +98,8 @@ func (a *allocator) allocateIPs(ctx context.Context, s, old *v1.Service, who own
 			held[ip] = true
 		}
 		// A cluster IP never changes into another; validation says so, and nothing is taken for it.
-		if len(old.Spec.ClusterIPs) > 0 && len(s.Spec.ClusterIPs) > 0 && old.Spec.ClusterIPs[0] != s.Spec.ClusterIPs[0] && hasClusterIP(old) {
+		if len(old.Spec.ClusterIPs) > 0 && len(s.Spec.ClusterIPs) > 0 && old.Spec.ClusterIPs[0] != s.Spec.ClusterIPs[0] &&
+			hasClusterIP(old) {
 			return nil
 		}
 	}
@@ -159,7 +160,8 @@ func (a *allocator) exactIP(ctx context.Context, text string, ranges []netip.Pre
 		for i := range ranges {
 			valid[i] = ranges[i].String()
 		}
-		return refusedError(fmt.Sprintf("the provided IP (%s) is not in the valid range. The range of valid IPs is %s", ip, strings.Join(valid, ",")))
+		return refusedError(fmt.Sprintf("the provided IP (%s) is not in the valid range. The range of valid IPs is %s", ip,
+			strings.Join(valid, ",")))
 	}
 	switch err := a.ips.exact(ctx, ip, who, dryRun); {
 	case errors.Is(err, errTaken):
@@ -225,7 +227,8 @@ func (a *allocator) allocatePorts(ctx context.Context, s, old *v1.Service, who o
 
 // servicePorts claims the chosen ports first, so that a random one cannot get in their way, then fills the others.
 // Entries with the same port number and different protocols share a node port.
-func (a *allocator) servicePorts(ctx context.Context, s *v1.Service, mine map[int32]bool, who owner, got *claims, dryRun bool) field.ErrorList {
+func (a *allocator) servicePorts(ctx context.Context, s *v1.Service, mine map[int32]bool, who owner, got *claims,
+	dryRun bool) field.ErrorList {
 	path := field.NewPath("spec", "ports")
 	byPort := map[int32]int32{}
 	used := map[portKey]bool{} // (protocol, node port) pairs of this service
@@ -254,7 +257,8 @@ func (a *allocator) servicePorts(ctx context.Context, s *v1.Service, mine map[in
 		if n == 0 || used[portKey{p.Protocol, n}] {
 			var err error
 			if n, err = a.nextPort(ctx, who, got, dryRun); err != nil {
-				return field.ErrorList{field.InternalError(path.Index(i).Child("nodePort"), fmt.Errorf("failed to allocate a nodePort: %w", err))}
+				return field.ErrorList{field.InternalError(path.Index(i).Child("nodePort"), fmt.Errorf("failed to allocate a nodePort: %w",
+					err))}
 			}
 		}
 		p.NodePort = n
@@ -266,7 +270,8 @@ func (a *allocator) servicePorts(ctx context.Context, s *v1.Service, mine map[in
 
 func (a *allocator) exactPort(ctx context.Context, n int32, who owner, got *claims, dryRun bool) error {
 	if !a.port.contains(n) {
-		return refusedError(fmt.Sprintf("provided port is not in the valid range. The range of valid ports is %d-%d", a.port.First, a.port.Last))
+		return refusedError(fmt.Sprintf("provided port is not in the valid range. The range of valid ports is %d-%d", a.port.First,
+			a.port.Last))
 	}
 	if got.holdsPort(uint16(n), who) {
 		return nil

@@ -121,7 +121,8 @@ func familiesFromAddresses(s *v1.Service) field.ErrorList {
 	for i, text := range s.Spec.ClusterIPs {
 		ip, err := netip.ParseAddr(text)
 		if err != nil {
-			return field.ErrorList{field.Invalid(spec.Child("clusterIPs").Index(i), text, "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)")}
+			return field.ErrorList{field.Invalid(spec.Child("clusterIPs").Index(i), text,
+				"must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)")}
 		}
 		switch f := familyOf(ip); {
 		case i == len(s.Spec.IPFamilies):
@@ -129,7 +130,8 @@ func familiesFromAddresses(s *v1.Service) field.ErrorList {
 		case i > len(s.Spec.IPFamilies):
 			return nil
 		case s.Spec.IPFamilies[i] != f:
-			return field.ErrorList{field.Invalid(spec.Child("clusterIPs").Index(i), text, fmt.Sprintf("expected an %v value as indicated by `ipFamilies[%d]`", s.Spec.IPFamilies[i], i))}
+			return field.ErrorList{field.Invalid(spec.Child("clusterIPs").Index(i), text,
+				fmt.Sprintf("expected an %v value as indicated by `ipFamilies[%d]`", s.Spec.IPFamilies[i], i))}
 		}
 	}
 	return nil

@@ -112,7 +112,8 @@ func inheritNodePorts(s, old *v1.Service) {
 // dropByType clears values that belonged to the old type and that the update merely carried along. Values that the
 // update changed stay, for validation to refuse.
 func dropByType(s, old *v1.Service) {
-	if hasClusterIP(old) && !hasClusterIP(s) && s.Spec.ClusterIP == old.Spec.ClusterIP && slices.Equal(s.Spec.ClusterIPs, old.Spec.ClusterIPs) {
+	if hasClusterIP(old) && !hasClusterIP(s) && s.Spec.ClusterIP == old.Spec.ClusterIP && slices.Equal(s.Spec.ClusterIPs,
+		old.Spec.ClusterIPs) {
 		s.Spec.ClusterIP, s.Spec.ClusterIPs = "", nil
 		s.Spec.IPFamilies, s.Spec.IPFamilyPolicy = nil, nil
 	}

@@ -128,8 +128,8 @@ func TestAddressSpace(t *testing.T) {
 	} {
 		p := netip.MustParsePrefix(c.cidr)
 		s := addressSpace(p)
-		if s.size != c.size || s.offset != c.offset || FirstIP(p).String() != c.first {
-			t.Errorf("%s: size %d, offset %d, first %s; want %d, %d, %s", c.cidr, s.size, s.offset, FirstIP(p), c.size, c.offset, c.first)
+		if s.size != c.size || s.offset != c.offset || firstIP(p).String() != c.first {
+			t.Errorf("%s: size %d, offset %d, first %s; want %d, %d, %s", c.cidr, s.size, s.offset, firstIP(p), c.size, c.offset, c.first)
 		}
 		if c.last != "" && s.at(s.size-1).String() != c.last {
 			t.Errorf("%s: last is %s, want %s", c.cidr, s.at(s.size-1), c.last)
@@ -160,7 +160,8 @@ func TestReconcile(t *testing.T) {
 		"leaked":                {book: map[int]entry{1: {Owner: a, Created: old}}, fixes: []fix[int]{{item: 1, release: &a}}},
 		"perhaps being created": {book: map[int]entry{1: {Owner: a, Created: young}}},
 		"lost":                  {uses: []use[int]{{1, a}}, fixes: []fix[int]{{item: 1, claim: &a}}},
-		"wrong owner":           {book: map[int]entry{1: {Owner: b, Created: young}}, uses: []use[int]{{1, a}}, fixes: []fix[int]{{item: 1, release: &b}, {item: 1, claim: &a}}},
+		"wrong owner": {book: map[int]entry{1: {Owner: b, Created: young}}, uses: []use[int]{{1, a}},
+			fixes: []fix[int]{{item: 1, release: &b}, {item: 1, claim: &a}}},
 		"somebody else's":       {book: map[int]entry{1: {Created: old}}},
 		"two services":          {book: map[int]entry{1: {Owner: a, Created: old}}, uses: []use[int]{{1, a}, {1, b}}, conflicts: 1},
 		"two, younger recorded": {book: map[int]entry{1: {Owner: b, Created: old}}, uses: []use[int]{{1, a}, {1, b}}, conflicts: 1},
@@ -168,7 +169,8 @@ func TestReconcile(t *testing.T) {
 		fixes, conflicts := reconcile(c.book, c.uses, now)
 		same := len(fixes) == len(c.fixes)
 		for i := 0; same && i < len(fixes); i++ {
-			same = fixes[i].item == c.fixes[i].item && equal(fixes[i].claim, c.fixes[i].claim) && equal(fixes[i].release, c.fixes[i].release)
+			same = fixes[i].item == c.fixes[i].item && equal(fixes[i].claim, c.fixes[i].claim) &&
+				equal(fixes[i].release, c.fixes[i].release)
 		}
 		if !same || len(conflicts) != c.conflicts {
 			t.Errorf("%s: got %+v and %d conflicts, want %+v and %d", name, fixes, len(conflicts), c.fixes, c.conflicts)
@@ -192,10 +194,12 @@ func TestApply(t *testing.T) {
 func TestResolveFamilies(t *testing.T) {
 	const four, six = v1.IPv4Protocol, v1.IPv6Protocol
 	policy := func(p v1.IPFamilyPolicy) *v1.IPFamilyPolicy { return &p }
-	single, prefer, require := policy(v1.IPFamilyPolicySingleStack), policy(v1.IPFamilyPolicyPreferDualStack), policy(v1.IPFamilyPolicyRequireDualStack)
+	single, prefer, require := policy(v1.IPFamilyPolicySingleStack), policy(v1.IPFamilyPolicyPreferDualStack),
+		policy(v1.IPFamilyPolicyRequireDualStack)
 	type fams = []v1.IPFamily
 	svc := func(p *v1.IPFamilyPolicy, f fams, ips ...string) v1.ServiceSpec {
-		s := v1.ServiceSpec{Type: v1.ServiceTypeClusterIP, IPFamilyPolicy: p, IPFamilies: f, ClusterIPs: ips, Selector: map[string]string{"a": "b"}}
+		s := v1.ServiceSpec{Type: v1.ServiceTypeClusterIP, IPFamilyPolicy: p, IPFamilies: f, ClusterIPs: ips,
+			Selector: map[string]string{"a": "b"}}
 		if len(ips) > 0 {
 			s.ClusterIP = ips[0]
 		}
@@ -211,27 +215,32 @@ func TestResolveFamilies(t *testing.T) {
 		ips    int
 		err    string
 	}{
-		"plain":                    {spec: svc(nil, nil), has: fams{four}, policy: *single, want: fams{four}},
-		"plain on dual":            {spec: svc(nil, nil), has: fams{six, four}, policy: *single, want: fams{six}},
-		"second family":            {spec: svc(nil, fams{six}), has: fams{four, six}, policy: *single, want: fams{six}},
-		"prefer on single":         {spec: svc(prefer, nil), has: fams{four}, policy: *prefer, want: fams{four}},
-		"prefer on dual":           {spec: svc(prefer, nil), has: fams{four, six}, policy: *prefer, want: fams{four, six}},
-		"require on dual":          {spec: svc(require, fams{six}), has: fams{four, six}, policy: *require, want: fams{six, four}},
-		"require on single":        {spec: svc(require, nil), has: fams{four}, err: "this cluster is not configured for dual-stack services"},
-		"absent family":            {spec: svc(nil, fams{six}), has: fams{four}, err: "not configured on this cluster"},
-		"family of the address":    {spec: svc(nil, nil, "fd00::5"), has: fams{four, six}, policy: *single, want: fams{six}, ips: 1},
-		"address against family":   {spec: svc(nil, fams{four}, "fd00::5"), has: fams{four, six}, err: "expected an IPv4 value as indicated by `ipFamilies[0]`"},
-		"two families, no policy":  {spec: svc(nil, fams{four, six}), has: fams{four, six}, err: "must be RequireDualStack or PreferDualStack when multiple 'ipFamilies' are specified"},
+		"plain":            {spec: svc(nil, nil), has: fams{four}, policy: *single, want: fams{four}},
+		"plain on dual":    {spec: svc(nil, nil), has: fams{six, four}, policy: *single, want: fams{six}},
+		"second family":    {spec: svc(nil, fams{six}), has: fams{four, six}, policy: *single, want: fams{six}},
+		"prefer on single": {spec: svc(prefer, nil), has: fams{four}, policy: *prefer, want: fams{four}},
+		"prefer on dual":   {spec: svc(prefer, nil), has: fams{four, six}, policy: *prefer, want: fams{four, six}},
+		"require on dual":  {spec: svc(require, fams{six}), has: fams{four, six}, policy: *require, want: fams{six, four}},
+		"require on single": {spec: svc(require, nil), has: fams{four},
+			err: "this cluster is not configured for dual-stack services"},
+		"absent family":         {spec: svc(nil, fams{six}), has: fams{four}, err: "not configured on this cluster"},
+		"family of the address": {spec: svc(nil, nil, "fd00::5"), has: fams{four, six}, policy: *single, want: fams{six}, ips: 1},
+		"address against family": {spec: svc(nil, fams{four}, "fd00::5"), has: fams{four, six},
+			err: "expected an IPv4 value as indicated by `ipFamilies[0]`"},
+		"two families, no policy": {spec: svc(nil, fams{four, six}), has: fams{four, six},
+			err: "must be RequireDualStack or PreferDualStack when multiple 'ipFamilies' are specified"},
 		"headless":                 {spec: svc(nil, nil, "None"), has: fams{four}, policy: *single, want: fams{four}, ips: 1},
 		"headless, no selector":    {spec: bare(svc(nil, nil, "None")), has: fams{four}, policy: *require, want: fams{four, six}, ips: 1},
 		"headless v6, no selector": {spec: bare(svc(nil, nil, "None")), has: fams{six}, policy: *require, want: fams{six, four}, ips: 1},
 		"upgrade": {spec: svc(prefer, fams{four}, "10.0.0.1"), old: new(svc(single, fams{four}, "10.0.0.1")),
 			has: fams{four, six}, policy: *prefer, want: fams{four, six}, ips: 1},
-		"downgrade": {spec: svc(single, fams{four, six}, "10.0.0.1", "fd00::1"), old: new(svc(require, fams{four, six}, "10.0.0.1", "fd00::1")),
+		"downgrade": {spec: svc(single, fams{four, six}, "10.0.0.1", "fd00::1"),
+			old: new(svc(require, fams{four, six}, "10.0.0.1", "fd00::1")),
 			has: fams{four, six}, policy: *single, want: fams{four}, ips: 1},
 		"silence keeps": {spec: svc(nil, nil, "10.0.0.1", "fd00::1"), old: new(svc(require, fams{four, six}, "10.0.0.1", "fd00::1")),
 			has: fams{four, six}, policy: *require, want: fams{four, six}, ips: 2},
-		"dropping the second silently": {spec: svc(prefer, fams{four, six}, "10.0.0.1"), old: new(svc(prefer, fams{four, six}, "10.0.0.1", "fd00::1")),
+		"dropping the second silently": {spec: svc(prefer, fams{four, six}, "10.0.0.1"),
+			old: new(svc(prefer, fams{four, six}, "10.0.0.1", "fd00::1")),
 			has: fams{four, six}, err: "must be 'SingleStack' to release the secondary cluster IP"},
 	} {
 		s := &v1.Service{Spec: c.spec}

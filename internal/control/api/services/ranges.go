@@ -45,8 +45,8 @@ func lastOf(p netip.Prefix) netip.Addr {
 	return plus(p.Masked().Addr(), uint64(1)<<host-1)
 }
 
-// FirstIP is the address of the kubernetes service in a range.
-func FirstIP(p netip.Prefix) netip.Addr { return plus(p.Masked().Addr(), 1) }
+// firstIP is the address of the kubernetes service in a range.
+func firstIP(p netip.Prefix) netip.Addr { return plus(p.Masked().Addr(), 1) }
 
 // clampOffset is size/part within [low, high], or 0 when the range is too small to be split.
 func clampOffset(size, low, high, part uint64) uint64 {

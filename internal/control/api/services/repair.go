@@ -147,10 +147,12 @@ func (r *REST) Repair(ctx context.Context) (Repairs, error) {
 		f.ips, f.ports = both(f.ips, again.ips), both(f.ports, again.ports)
 	}
 	for _, c := range f.ipConflicts {
-		r.deps.Log.Error("two services have one cluster IP; delete and recreate one", "ip", c.item, "keeps", c.keeper.String(), "other", c.other.String())
+		r.deps.Log.Error("two services have one cluster IP; delete and recreate one", "ip", c.item, "keeps", c.keeper.String(), "other",
+			c.other.String())
 	}
 	for _, c := range f.portConflicts {
-		r.deps.Log.Error("two services have one node port; change one", "port", c.item, "keeps", c.keeper.String(), "other", c.other.String())
+		r.deps.Log.Error("two services have one node port; change one", "port", c.item, "keeps", c.keeper.String(), "other",
+			c.other.String())
 	}
 	total := Repairs{Conflicts: len(f.ipConflicts) + len(f.portConflicts)}
 	err = errors.Join(apply(ctx, r.alloc.ips, f.ips, &total), apply(ctx, r.alloc.ports, f.ports, &total))
@@ -225,7 +227,8 @@ func (r *REST) Run(ctx context.Context) {
 		case err != nil:
 			r.deps.Log.Warn("repairing service allocations", "error", err)
 		case repairs != (Repairs{}):
-			r.deps.Log.Info("repaired service allocations", "claimed", repairs.Claimed, "released", repairs.Released, "conflicts", repairs.Conflicts)
+			r.deps.Log.Info("repaired service allocations", "claimed", repairs.Claimed, "released", repairs.Released, "conflicts",
+				repairs.Conflicts)
 		}
 		pause := time.NewTimer(repairPeriod + rand.N(repairPeriod/10))
 		select {

@@ -162,7 +162,8 @@ func (r *REST) ranges(ctx context.Context, family v1.IPFamily) ([]netip.Prefix, 
 }
 
 // Create stores a new service with its allocations, or neither.
-func (r *REST) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (runtime.Object, error) {
+func (r *REST) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc,
+	options *metav1.CreateOptions) (runtime.Object, error) {
 	inner, got := withClaims(ctx)
 	out, err := r.Store.Create(inner, obj, validate, options)
 	r.finish(ctx, got, nil, out, err, dryrun.IsDryRun(options.DryRun))
@@ -171,7 +172,8 @@ func (r *REST) Create(ctx context.Context, obj runtime.Object, validate rest.Val
 
 // Update stores a changed service with what the change allocates; what it frees is given back once the change is
 // durable, never before, so that no crash and no lost race leaves two services with one address.
-func (r *REST) Update(ctx context.Context, name string, info rest.UpdatedObjectInfo, createValidation rest.ValidateObjectFunc, updateValidation rest.ValidateObjectUpdateFunc, forceAllowCreate bool, options *metav1.UpdateOptions) (runtime.Object, bool, error) {
+func (r *REST) Update(ctx context.Context, name string, info rest.UpdatedObjectInfo, createValidation rest.ValidateObjectFunc,
+	updateValidation rest.ValidateObjectUpdateFunc, forceAllowCreate bool, options *metav1.UpdateOptions) (runtime.Object, bool, error) {
 	inner, got := withClaims(ctx)
 	out, created, err := r.Store.Update(inner, name, info, createValidation, updateValidation, forceAllowCreate, options)
 	r.finish(ctx, got, got.before, out, err, dryrun.IsDryRun(options.DryRun))
@@ -232,7 +234,8 @@ func (r *REST) beginCreate(ctx context.Context, obj runtime.Object, options *met
 	return r.begin(ctx, s, nil, got, dryrun.IsDryRun(options.DryRun))
 }
 
-func (r *REST) beginUpdate(ctx context.Context, obj, old runtime.Object, options *metav1.UpdateOptions) (genericregistry.FinishFunc, error) {
+func (r *REST) beginUpdate(ctx context.Context, obj, old runtime.Object, options *metav1.UpdateOptions) (genericregistry.FinishFunc,
+	error) {
 	s, was := obj.(*v1.Service), old.(*v1.Service)
 	got, err := claimsFrom(ctx)
 	if err != nil {

@@ -225,7 +225,8 @@ func testDualStack(t *testing.T, f *fixture) {
 func testNodePorts(t *testing.T, f *fixture) {
 	s := f.create(t, service("dns", typ(v1.ServiceTypeNodePort), func(s *v1.Service) {
 		s.Spec.Ports = []v1.ServicePort{
-			{Name: "udp", Port: 53, Protocol: v1.ProtocolUDP}, {Name: "tcp", Port: 53, Protocol: v1.ProtocolTCP}, {Name: "web", Port: 80, Protocol: v1.ProtocolTCP},
+			{Name: "udp", Port: 53, Protocol: v1.ProtocolUDP}, {Name: "tcp", Port: 53, Protocol: v1.ProtocolTCP},
+			{Name: "web", Port: 80, Protocol: v1.ProtocolTCP},
 		}
 	}))
 	a, b, c := s.Spec.Ports[0].NodePort, s.Spec.Ports[1].NodePort, s.Spec.Ports[2].NodePort
@@ -336,12 +337,14 @@ func testFinalizer(t *testing.T, f *fixture) {
 	if _, err := f.svc.Get(bg(), "held", metav1.GetOptions{}); !apierrors.IsNotFound(err) || f.recorded(t, s.Spec.ClusterIP) {
 		t.Errorf("after the last finalizer: %v, address recorded %v", err, f.recorded(t, s.Spec.ClusterIP))
 	}
-	f.create(t, service("held-heir", typ(v1.ServiceTypeNodePort), func(h *v1.Service) { h.Spec.Ports[0].NodePort = s.Spec.Ports[0].NodePort }))
+	f.create(t, service("held-heir", typ(v1.ServiceTypeNodePort),
+		func(h *v1.Service) { h.Spec.Ports[0].NodePort = s.Spec.Ports[0].NodePort }))
 }
 
 func testNoNodePorts(t *testing.T, f *fixture) {
 	no := false
-	s := f.create(t, service("bare-lb", typ(v1.ServiceTypeLoadBalancer), func(s *v1.Service) { s.Spec.AllocateLoadBalancerNodePorts = &no }))
+	s := f.create(t, service("bare-lb", typ(v1.ServiceTypeLoadBalancer),
+		func(s *v1.Service) { s.Spec.AllocateLoadBalancerNodePorts = &no }))
 	if n := s.Spec.Ports[0].NodePort; n != 0 {
 		t.Errorf("got node port %d, asked for none", n)
 	}
@@ -367,7 +370,8 @@ func testDryRun(t *testing.T, f *fixture) {
 		t.Errorf("a dry run gave %q and left a record: %v", s.Spec.ClusterIP, f.recorded(t, s.Spec.ClusterIP))
 	}
 	real := f.create(t, service("real"))
-	if err := f.svc.Delete(bg(), "real", metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}); err != nil || !f.recorded(t, real.Spec.ClusterIP) {
+	if err := f.svc.Delete(bg(), "real", metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}); err != nil ||
+		!f.recorded(t, real.Spec.ClusterIP) {
 		t.Errorf("a dry delete released the address (%v)", err)
 	}
 }
@@ -428,7 +432,8 @@ func testProxy(t *testing.T, f *fixture) {
 	}
 	f.create(t, service("web"))
 	get := func(name string) (string, error) {
-		raw, err := f.CoreV1().RESTClient().Get().MaxRetries(0).Namespace(ns).Resource("services").Name(name).SubResource("proxy").Suffix("x").DoRaw(bg())
+		raw, err := f.CoreV1().RESTClient().Get().MaxRetries(0).Namespace(ns).Resource("services").Name(name).SubResource("proxy").Suffix(
+			"x").DoRaw(bg())
 		return string(raw), err
 	}
 	if _, err := get("web"); !apierrors.IsServiceUnavailable(err) {

@@ -117,7 +117,8 @@ var Ingress = of(func(now time.Time, i *networking.Ingress) []any {
 	for k := range ingress {
 		ips[k], hosts[k] = ingress[k].IP, ingress[k].Hostname
 	}
-	return []any{i.Name, or(deref(i.Spec.IngressClassName), none), ingressHosts(i.Spec.Rules), balancerAddresses(ips, hosts), ports, created(now, i)}
+	return []any{i.Name, or(deref(i.Spec.IngressClassName), none), ingressHosts(i.Spec.Rules), balancerAddresses(ips, hosts), ports,
+		created(now, i)}
 }, nameColumn, text("Class", "The ingress class that serves it."), text("Hosts", "Hosts with rules."),
 	text("Address", "Where it is reached."), text("Ports", "Ports it listens on."), ageColumn)
 

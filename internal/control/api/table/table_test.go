@@ -183,8 +183,10 @@ func TestFallback(t *testing.T) {
 		obj runtime.Object
 	}{
 		{schema.GroupResource{Resource: "limitranges"}, &v1.LimitRange{ObjectMeta: metav1.ObjectMeta{Name: "x", CreationTimestamp: made}}},
-		{schema.GroupResource{Group: "apps", Resource: "deployments"}, &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "x", CreationTimestamp: made}}},
-		{schema.GroupResource{Group: "example.com", Resource: "things"}, &v1.LimitRangeList{Items: []v1.LimitRange{{ObjectMeta: metav1.ObjectMeta{Name: "x", CreationTimestamp: made}}}}},
+		{schema.GroupResource{Group: "apps", Resource: "deployments"},
+			&metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "x", CreationTimestamp: made}}},
+		{schema.GroupResource{Group: "example.com", Resource: "things"},
+			&v1.LimitRangeList{Items: []v1.LimitRange{{ObjectMeta: metav1.ObjectMeta{Name: "x", CreationTimestamp: made}}}}},
 	} {
 		printed, err := table.Convertor(c.gr, layouts[c.gr]).ConvertToTable(context.Background(), c.obj, nil)
 		if err != nil {
@@ -197,7 +199,8 @@ func TestFallback(t *testing.T) {
 			t.Errorf("%s: row %s", c.gr, got)
 		}
 	}
-	if _, err := table.Convertor(schema.GroupResource{Resource: "pods"}, table.Pod).ConvertToTable(context.Background(), &metav1.Status{}, nil); err == nil {
+	if _, err := table.Convertor(schema.GroupResource{Resource: "pods"}, table.Pod).ConvertToTable(context.Background(), &metav1.Status{},
+		nil); err == nil {
 		t.Error("a Status was printed as a pod")
 	}
 }

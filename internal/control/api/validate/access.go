@@ -24,10 +24,12 @@ func policyRules(p *field.Path, rules []rbac.PolicyRule, namespacedRole bool) er
 		}
 		if len(r.NonResourceURLs) > 0 {
 			if namespacedRole {
-				all = append(all, field.Invalid(at.Child("nonResourceURLs"), r.NonResourceURLs, "namespaced rules cannot apply to non-resource URLs"))
+				all = append(all, field.Invalid(at.Child("nonResourceURLs"), r.NonResourceURLs,
+					"namespaced rules cannot apply to non-resource URLs"))
 			}
 			if len(r.APIGroups)+len(r.Resources)+len(r.ResourceNames) > 0 {
-				all = append(all, field.Invalid(at.Child("nonResourceURLs"), r.NonResourceURLs, "rules cannot apply to both regular resources and non-resource URLs"))
+				all = append(all, field.Invalid(at.Child("nonResourceURLs"), r.NonResourceURLs,
+					"rules cannot apply to both regular resources and non-resource URLs"))
 			}
 			continue
 		}
@@ -99,7 +101,8 @@ func subjects(list []rbac.Subject, inNamespace bool) errs {
 		case rbac.UserKind, rbac.GroupKind:
 			all = append(all, oneOf(at.Child("apiGroup"), s.APIGroup, rbac.GroupName)...)
 		default:
-			all = append(all, field.NotSupported(at.Child("kind"), s.Kind, []string{rbac.ServiceAccountKind, rbac.UserKind, rbac.GroupKind}))
+			all = append(all, field.NotSupported(at.Child("kind"), s.Kind, []string{rbac.ServiceAccountKind, rbac.UserKind,
+				rbac.GroupKind}))
 		}
 	}
 	return all
@@ -142,10 +145,12 @@ func CertificateSigningRequest(c *certificates.CertificateSigningRequest) errs {
 	}
 	all = append(all, signerName(specPath.Child("signerName"), s.SignerName)...)
 	if s.SignerName == legacyUnknown {
-		all = append(all, field.Invalid(specPath.Child("signerName"), s.SignerName, "the legacy signerName is not allowed via this API version"))
+		all = append(all, field.Invalid(specPath.Child("signerName"), s.SignerName,
+			"the legacy signerName is not allowed via this API version"))
 	}
 	if e := s.ExpirationSeconds; e != nil && *e < minCertificateSeconds {
-		all = append(all, field.Invalid(specPath.Child("expirationSeconds"), *e, fmt.Sprintf("may not specify a duration less than %d seconds (10 minutes)", minCertificateSeconds)))
+		all = append(all, field.Invalid(specPath.Child("expirationSeconds"), *e,
+			fmt.Sprintf("may not specify a duration less than %d seconds (10 minutes)", minCertificateSeconds)))
 	}
 	return append(all, csrConditions(c.Status.Conditions)...)
 }
@@ -178,10 +183,12 @@ func csrConditions(list []certificates.CertificateSigningRequestCondition) errs 
 // csrKept wants the decisions of before to be there still.
 func csrKept(changed, old *certificates.CertificateSigningRequest) errs {
 	var all errs
-	for _, kind := range []certificates.RequestConditionType{certificates.CertificateApproved, certificates.CertificateDenied, certificates.CertificateFailed} {
+	for _, kind := range []certificates.RequestConditionType{certificates.CertificateApproved, certificates.CertificateDenied,
+		certificates.CertificateFailed} {
 		has := func(c certificates.CertificateSigningRequestCondition) bool { return c.Type == kind }
 		if slices.ContainsFunc(old.Status.Conditions, has) && !slices.ContainsFunc(changed.Status.Conditions, has) {
-			all = append(all, field.Forbidden(field.NewPath("status", "conditions"), fmt.Sprintf("updates may not remove a condition of type %q", kind)))
+			all = append(all, field.Forbidden(field.NewPath("status", "conditions"),
+				fmt.Sprintf("updates may not remove a condition of type %q", kind)))
 		}
 	}
 	return all
@@ -211,7 +218,8 @@ func CertificateSigningRequestStatusUpdate(changed, old *certificates.Certificat
 			return all
 		}
 		if block.Type != "CERTIFICATE" {
-			return append(all, field.Invalid(at, "<certificate data>", fmt.Sprintf("only CERTIFICATE PEM blocks are allowed, found %q", block.Type)))
+			return append(all, field.Invalid(at, "<certificate data>", fmt.Sprintf("only CERTIFICATE PEM blocks are allowed, found %q",
+				block.Type)))
 		}
 		if _, err := x509.ParseCertificate(block.Bytes); err != nil {
 			return append(all, field.Invalid(at, "<certificate data>", err.Error()))

@@ -43,7 +43,8 @@ func (h hook) check(p *field.Path, names unique[string]) errs {
 	if h.sideEffects == nil {
 		all = append(all, field.Required(p.Child("sideEffects"), "must specify one of None, NoneOnDryRun"))
 	}
-	all = append(all, oneOfIfSet(p.Child("sideEffects"), h.sideEffects, admission.SideEffectClassNone, admission.SideEffectClassNoneOnDryRun)...)
+	all = append(all, oneOfIfSet(p.Child("sideEffects"), h.sideEffects, admission.SideEffectClassNone,
+		admission.SideEffectClassNoneOnDryRun)...)
 	if t := h.timeout; t != nil && (*t < 1 || *t > 30) {
 		all = append(all, field.Invalid(p.Child("timeoutSeconds"), *t, "the timeout value must be between 1 and 30 seconds"))
 	}
@@ -58,7 +59,8 @@ func (h hook) check(p *field.Path, names unique[string]) errs {
 	case c.URL != nil:
 		all = append(all, webhook.ValidateWebhookURL(at.Child("url"), *c.URL, true)...)
 	default:
-		all = append(all, webhook.ValidateWebhookService(at.Child("service"), c.Service.Name, c.Service.Namespace, c.Service.Path, deref(c.Service.Port))...)
+		all = append(all, webhook.ValidateWebhookService(at.Child("service"), c.Service.Name, c.Service.Namespace, c.Service.Path,
+			deref(c.Service.Port))...)
 	}
 	return all
 }
@@ -87,7 +89,8 @@ func admissionRule(p *field.Path, r *admission.RuleWithOperations) errs {
 		all = append(all, field.Required(p.Child("operations"), ""))
 	}
 	for i, o := range r.Operations {
-		all = append(all, oneOf(p.Child("operations").Index(i), o, admission.OperationAll, admission.Create, admission.Update, admission.Delete, admission.Connect)...)
+		all = append(all, oneOf(p.Child("operations").Index(i), o, admission.OperationAll, admission.Create, admission.Update,
+			admission.Delete, admission.Connect)...)
 	}
 	if len(r.Operations) > 1 && slices.Contains(r.Operations, admission.OperationAll) {
 		all = append(all, field.Invalid(p.Child("operations"), r.Operations, "if '*' is present, must not specify other operations"))
@@ -179,7 +182,8 @@ func MutatingWebhookConfiguration(c *admission.MutatingWebhookConfiguration) err
 		w := &c.Webhooks[i]
 		all = append(all, hook{w.Name, &w.ClientConfig, w.Rules, w.FailurePolicy, w.MatchPolicy, w.NamespaceSelector, w.ObjectSelector,
 			w.SideEffects, w.TimeoutSeconds, w.AdmissionReviewVersions, w.MatchConditions}.check(webhooksPath.Index(i), names)...)
-		all = append(all, oneOfIfSet(webhooksPath.Index(i).Child("reinvocationPolicy"), w.ReinvocationPolicy, admission.NeverReinvocationPolicy, admission.IfNeededReinvocationPolicy)...)
+		all = append(all, oneOfIfSet(webhooksPath.Index(i).Child("reinvocationPolicy"), w.ReinvocationPolicy,
+			admission.NeverReinvocationPolicy, admission.IfNeededReinvocationPolicy)...)
 	}
 	return all
 }
@@ -262,7 +266,8 @@ func ValidatingAdmissionPolicy(o *admission.ValidatingAdmissionPolicy) errs {
 		if strings.Contains(strings.TrimSpace(v.Message), "\n") {
 			all = append(all, field.Invalid(at.Child("message"), v.Message, "message must not contain line breaks"))
 		}
-		all = append(all, oneOfIfSet(at.Child("reason"), v.Reason, metav1.StatusReasonForbidden, metav1.StatusReasonInvalid, metav1.StatusReasonRequestEntityTooLarge, metav1.StatusReasonUnauthorized)...)
+		all = append(all, oneOfIfSet(at.Child("reason"), v.Reason, metav1.StatusReasonForbidden, metav1.StatusReasonInvalid,
+			metav1.StatusReasonRequestEntityTooLarge, metav1.StatusReasonUnauthorized)...)
 	}
 	names := unique[string]{}
 	for i, a := range s.AuditAnnotations {
@@ -296,7 +301,8 @@ func MutatingAdmissionPolicy(o *admission.MutatingAdmissionPolicy) errs {
 	all = append(all, paramKind(s.ParamKind)...)
 	all = append(all, constraints(s.MatchConstraints)...)
 	all = append(all, matchConditions(specPath.Child("matchConditions"), s.MatchConditions, s.ParamKind != nil)...)
-	all = append(all, mustBeOneOf(specPath.Child("reinvocationPolicy"), s.ReinvocationPolicy, admission.NeverReinvocationPolicy, admission.IfNeededReinvocationPolicy)...)
+	all = append(all, mustBeOneOf(specPath.Child("reinvocationPolicy"), s.ReinvocationPolicy, admission.NeverReinvocationPolicy,
+		admission.IfNeededReinvocationPolicy)...)
 	if len(s.Mutations) == 0 {
 		all = append(all, field.Required(specPath.Child("mutations"), "mutations must contain at least one item"))
 	}
@@ -305,14 +311,16 @@ func MutatingAdmissionPolicy(o *admission.MutatingAdmissionPolicy) errs {
 		switch m.PatchType {
 		case admission.PatchTypeApplyConfiguration:
 			if m.ApplyConfiguration == nil || strings.TrimSpace(m.ApplyConfiguration.Expression) == "" {
-				all = append(all, field.Required(at.Child("applyConfiguration", "expression"), "must be specified when patchType is ApplyConfiguration"))
+				all = append(all, field.Required(at.Child("applyConfiguration", "expression"),
+					"must be specified when patchType is ApplyConfiguration"))
 			}
 		case admission.PatchTypeJSONPatch:
 			if m.JSONPatch == nil || strings.TrimSpace(m.JSONPatch.Expression) == "" {
 				all = append(all, field.Required(at.Child("jsonPatch", "expression"), "must be specified when patchType is JSONPatch"))
 			}
 		default:
-			all = append(all, mustBeOneOf(at.Child("patchType"), m.PatchType, admission.PatchTypeApplyConfiguration, admission.PatchTypeJSONPatch)...)
+			all = append(all, mustBeOneOf(at.Child("patchType"), m.PatchType, admission.PatchTypeApplyConfiguration,
+				admission.PatchTypeJSONPatch)...)
 		}
 	}
 	return all
@@ -337,7 +345,8 @@ func paramRef(r *admission.ParamRef) errs {
 	if r.ParameterNotFoundAction == nil {
 		all = append(all, field.Required(at.Child("parameterNotFoundAction"), ""))
 	}
-	return append(all, oneOfIfSet(at.Child("parameterNotFoundAction"), r.ParameterNotFoundAction, admission.AllowAction, admission.DenyAction)...)
+	return append(all, oneOfIfSet(at.Child("parameterNotFoundAction"), r.ParameterNotFoundAction, admission.AllowAction,
+		admission.DenyAction)...)
 }
 
 func ValidatingAdmissionPolicyBinding(b *admission.ValidatingAdmissionPolicyBinding) errs {
@@ -354,7 +363,9 @@ func ValidatingAdmissionPolicyBinding(b *admission.ValidatingAdmissionPolicyBind
 		all = append(all, seen.add(at.Index(i), a)...)
 	}
 	if seen[admission.Deny] && seen[admission.Warn] {
-		all = append(all, field.Invalid(at, b.Spec.ValidationActions, "must not contain both Deny and Warn (repeating the same validation failure information in the API response and headers serves no purpose)"))
+		all = append(all, field.Invalid(at, b.Spec.ValidationActions,
+			"must not contain both Deny and Warn (repeating the same validation failure information in the API response and headers "+
+				"serves no purpose)"))
 	}
 	return all
 }
@@ -366,5 +377,6 @@ func MutatingAdmissionPolicyBinding(b *admission.MutatingAdmissionPolicyBinding)
 }
 
 func ValidatingAdmissionPolicyBindingUpdate(changed, old *admission.ValidatingAdmissionPolicyBinding) errs {
-	return append(ValidatingAdmissionPolicyBinding(changed), immutable(specPath.Child("policyName"), changed.Spec.PolicyName, old.Spec.PolicyName)...)
+	return append(ValidatingAdmissionPolicyBinding(changed), immutable(specPath.Child("policyName"), changed.Spec.PolicyName,
+		old.Spec.PolicyName)...)
 }

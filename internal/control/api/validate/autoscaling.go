@@ -19,7 +19,8 @@ const (
 func autoscalerSpec(s *autoscaling.HorizontalPodAutoscalerSpec, fewest int32) errs {
 	var all errs
 	if s.MinReplicas != nil && *s.MinReplicas < fewest {
-		all = append(all, field.Invalid(specPath.Child("minReplicas"), *s.MinReplicas, fmt.Sprintf("must be greater than or equal to %d", fewest)))
+		all = append(all, field.Invalid(specPath.Child("minReplicas"), *s.MinReplicas, fmt.Sprintf("must be greater than or equal to %d",
+			fewest)))
 	}
 	if s.MaxReplicas < 1 {
 		all = append(all, field.Invalid(specPath.Child("maxReplicas"), s.MaxReplicas, "must be greater than 0"))
@@ -35,7 +36,8 @@ func autoscalerSpec(s *autoscaling.HorizontalPodAutoscalerSpec, fewest int32) er
 		fromOutside = fromOutside || kind == autoscaling.ObjectMetricSourceType || kind == autoscaling.ExternalMetricSourceType
 	}
 	if s.MinReplicas != nil && *s.MinReplicas == 0 && !fromOutside {
-		all = append(all, field.Forbidden(specPath.Child("metrics"), "must specify at least one Object or External metric to support scaling to zero replicas"))
+		all = append(all, field.Forbidden(specPath.Child("metrics"),
+			"must specify at least one Object or External metric to support scaling to zero replicas"))
 	}
 	if b := s.Behavior; b != nil {
 		all = append(all, scalingRules(specPath.Child("behavior", "scaleUp"), b.ScaleUp)...)
@@ -82,7 +84,8 @@ func scalingRules(p *field.Path, r *autoscaling.HPAScalingRules) errs {
 			all = append(all, field.Invalid(at.Child("periodSeconds"), policy.PeriodSeconds, "must be greater than zero"))
 		}
 		if policy.PeriodSeconds > maxScalingPeriod {
-			all = append(all, field.Invalid(at.Child("periodSeconds"), policy.PeriodSeconds, fmt.Sprintf("must be less than or equal to %v", maxScalingPeriod)))
+			all = append(all, field.Invalid(at.Child("periodSeconds"), policy.PeriodSeconds, fmt.Sprintf("must be less than or equal to %v",
+				maxScalingPeriod)))
 		}
 	}
 	return all
@@ -97,7 +100,8 @@ func metricSpec(p *field.Path, m *autoscaling.MetricSpec) errs {
 		check func(*field.Path) errs
 	}{
 		{autoscaling.ObjectMetricSourceType, "object", m.Object != nil, func(at *field.Path) errs { return objectMetric(at, m.Object) }},
-		{autoscaling.ExternalMetricSourceType, "external", m.External != nil, func(at *field.Path) errs { return externalMetric(at, m.External) }},
+		{autoscaling.ExternalMetricSourceType, "external", m.External != nil,
+			func(at *field.Path) errs { return externalMetric(at, m.External) }},
 		{autoscaling.PodsMetricSourceType, "pods", m.Pods != nil, func(at *field.Path) errs { return podsMetric(at, m.Pods) }},
 		{autoscaling.ResourceMetricSourceType, "resource", m.Resource != nil, func(at *field.Path) errs {
 			return resourceMetric(at, string(m.Resource.Name), m.Resource.Target)
@@ -107,7 +111,8 @@ func metricSpec(p *field.Path, m *autoscaling.MetricSpec) errs {
 		}},
 	}
 	at := p.Child("type")
-	all := mustBeOneOf(at, m.Type, autoscaling.ObjectMetricSourceType, autoscaling.PodsMetricSourceType, autoscaling.ResourceMetricSourceType,
+	all := mustBeOneOf(at, m.Type, autoscaling.ObjectMetricSourceType, autoscaling.PodsMetricSourceType,
+		autoscaling.ResourceMetricSourceType,
 		autoscaling.ExternalMetricSourceType, autoscaling.ContainerResourceMetricSourceType)
 	set := 0
 	for _, s := range sources {
@@ -143,7 +148,8 @@ func externalMetric(p *field.Path, m *autoscaling.ExternalMetricSource) errs {
 	all := append(metricName(p, m.Metric), metricTarget(p.Child("target"), m.Target)...)
 	switch one, each := m.Target.Value != nil, m.Target.AverageValue != nil; {
 	case !one && !each:
-		all = append(all, field.Required(p.Child("target", "averageValue"), "must set either a target value for metric or a per-pod target"))
+		all = append(all, field.Required(p.Child("target", "averageValue"),
+			"must set either a target value for metric or a per-pod target"))
 	case one && each:
 		all = append(all, field.Forbidden(p.Child("target", "value"), "may not set both a target value for metric and a per-pod target"))
 	}
@@ -179,9 +185,11 @@ func resourceMetric(p *field.Path, name string, t autoscaling.MetricTarget) errs
 	all = append(all, metricTarget(p.Child("target"), t)...)
 	switch share, value := t.AverageUtilization != nil, t.AverageValue != nil; {
 	case !share && !value:
-		all = append(all, field.Required(p.Child("target", "averageUtilization"), "must set either a target raw value or a target utilization"))
+		all = append(all, field.Required(p.Child("target", "averageUtilization"),
+			"must set either a target raw value or a target utilization"))
 	case share && value:
-		all = append(all, field.Forbidden(p.Child("target", "averageValue"), "may not set both a target raw value and a target utilization"))
+		all = append(all, field.Forbidden(p.Child("target", "averageValue"),
+			"may not set both a target raw value and a target utilization"))
 	}
 	return all
 }

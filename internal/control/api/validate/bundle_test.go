@@ -42,12 +42,14 @@ func TestTrustBundles(t *testing.T) {
 		change func(b *certificates.ClusterTrustBundle)
 		want   string
 	}{
-		"another signer's name": {func(b *certificates.ClusterTrustBundle) { b.Name = "else:v1" }, "must be named with prefix example.com:one:"},
-		"no signer, a prefix":   {func(b *certificates.ClusterTrustBundle) { b.Spec.SignerName = "" }, "must not have"},
-		"nothing":               {func(b *certificates.ClusterTrustBundle) { b.Spec.TrustBundle = "" }, "trust anchors are required"},
-		"no certificate":        {func(b *certificates.ClusterTrustBundle) { b.Spec.TrustBundle = "words" }, "at least one certificate"},
-		"twice":                 {func(b *certificates.ClusterTrustBundle) { b.Spec.TrustBundle += b.Spec.TrustBundle }, "there twice"},
-		"no authority":          {func(b *certificates.ClusterTrustBundle) { b.Spec.TrustBundle = certificate(t, false) }, "that of an authority"},
+		"another signer's name": {func(b *certificates.ClusterTrustBundle) { b.Name = "else:v1" },
+			"must be named with prefix example.com:one:"},
+		"no signer, a prefix": {func(b *certificates.ClusterTrustBundle) { b.Spec.SignerName = "" }, "must not have"},
+		"nothing":             {func(b *certificates.ClusterTrustBundle) { b.Spec.TrustBundle = "" }, "trust anchors are required"},
+		"no certificate":      {func(b *certificates.ClusterTrustBundle) { b.Spec.TrustBundle = "words" }, "at least one certificate"},
+		"twice":               {func(b *certificates.ClusterTrustBundle) { b.Spec.TrustBundle += b.Spec.TrustBundle }, "there twice"},
+		"no authority": {func(b *certificates.ClusterTrustBundle) { b.Spec.TrustBundle = certificate(t, false) },
+			"that of an authority"},
 		"a key": {func(b *certificates.ClusterTrustBundle) {
 			b.Spec.TrustBundle = "-----BEGIN KEY-----\n-----END KEY-----\n"
 		}, "every block must be a CERTIFICATE"},

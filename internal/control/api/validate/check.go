@@ -224,9 +224,11 @@ func templateMeta(p *field.Path, m *metav1.ObjectMeta) errs {
 	all = append(all, labels(p.Child("labels"), m.Labels)...)
 	return append(all, forbid(p, "cannot be set", []given{
 		{"name", m.Name != ""}, {"generateName", m.GenerateName != ""}, {"namespace", m.Namespace != ""}, {"uid", m.UID != ""},
-		{"resourceVersion", m.ResourceVersion != ""}, {"generation", m.Generation != 0}, {"creationTimestamp", !m.CreationTimestamp.IsZero()},
+		{"resourceVersion", m.ResourceVersion != ""}, {"generation", m.Generation != 0},
+		{"creationTimestamp", !m.CreationTimestamp.IsZero()},
 		{"deletionTimestamp", m.DeletionTimestamp != nil}, {"deletionGracePeriodSeconds", m.DeletionGracePeriodSeconds != nil},
-		{"ownerReferences", len(m.OwnerReferences) > 0}, {"finalizers", len(m.Finalizers) > 0}, {"managedFields", len(m.ManagedFields) > 0}})...)
+		{"ownerReferences", len(m.OwnerReferences) > 0}, {"finalizers", len(m.Finalizers) > 0},
+		{"managedFields", len(m.ManagedFields) > 0}})...)
 }
 
 // reference wants a name in a local reference.

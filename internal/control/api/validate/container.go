@@ -110,7 +110,8 @@ func (c *containers) ports(p *field.Path, ports []v1.ContainerPort) errs {
 		if port.HostPort != 0 {
 			all = append(all, portNumber(at.Child("hostPort"), port.HostPort)...)
 			if c.spec.HostNetwork && port.HostPort != port.ContainerPort {
-				all = append(all, field.Invalid(at.Child("containerPort"), port.ContainerPort, "must match `hostPort` when `hostNetwork` is true"))
+				all = append(all, field.Invalid(at.Child("containerPort"), port.ContainerPort,
+					"must match `hostPort` when `hostNetwork` is true"))
 			}
 		}
 		all = append(all, mustBeOneOf(at.Child("protocol"), port.Protocol, v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP)...)
@@ -177,12 +178,14 @@ func restartRules(p *field.Path, one *v1.Container) errs {
 	}
 	for i := range one.RestartPolicyRules {
 		at, r := rules.Index(i), &one.RestartPolicyRules[i]
-		all = append(all, mustBeOneOf(at.Child("action"), r.Action, v1.ContainerRestartRuleActionRestart, v1.ContainerRestartRuleActionRestartAllContainers)...)
+		all = append(all, mustBeOneOf(at.Child("action"), r.Action, v1.ContainerRestartRuleActionRestart,
+			v1.ContainerRestartRuleActionRestartAllContainers)...)
 		if r.ExitCodes == nil {
 			all = append(all, field.Required(at.Child("exitCodes"), "must be specified"))
 			continue
 		}
-		all = append(all, mustBeOneOf(at.Child("exitCodes", "operator"), r.ExitCodes.Operator, v1.ContainerRestartRuleOnExitCodesOpIn, v1.ContainerRestartRuleOnExitCodesOpNotIn)...)
+		all = append(all, mustBeOneOf(at.Child("exitCodes", "operator"), r.ExitCodes.Operator, v1.ContainerRestartRuleOnExitCodesOpIn,
+			v1.ContainerRestartRuleOnExitCodesOpNotIn)...)
 		if len(r.ExitCodes.Values) > 255 {
 			all = append(all, field.TooMany(at.Child("exitCodes", "values"), len(r.ExitCodes.Values), 255))
 		}

@@ -26,7 +26,8 @@ var schemaOptions = map[string]bool{"DRAPartitionableDevicesType": false}
 
 // schemaRules applies the rules that resource.k8s.io declares in its schema,
 // without those that are still behind a gate.
-func schemaRules[T any](p *field.Path, changed, old *T, check func(context.Context, operation.Operation, *field.Path, *T, *T) field.ErrorList) errs {
+func schemaRules[T any](p *field.Path, changed, old *T, check func(context.Context, operation.Operation, *field.Path, *T,
+	*T) field.ErrorList) errs {
 	op := operation.Operation{Type: operation.Create, Options: schemaOptions}
 	if old != nil {
 		op.Type = operation.Update
@@ -75,7 +76,8 @@ func namesOfRequests(c *dra.DeviceClaim) requestNames {
 
 // reference wants "request" or "request/subrequest" of those there are.
 func (r requestNames) reference(p *field.Path, name string) errs {
-	unknown := field.Invalid(p, name, "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'")
+	unknown := field.Invalid(p, name,
+		"must be the name of a request in the claim or the name of a request and a subrequest separated by '/'")
 	request, sub, hasSub := strings.Cut(name, "/")
 	if strings.Contains(sub, "/") {
 		return errs{unknown}
@@ -101,7 +103,8 @@ func (r requestNames) references(p *field.Path, list []string) errs {
 
 func deviceClaim(p *field.Path, c *dra.DeviceClaim) errs {
 	var all errs
-	if len(c.Requests) > dra.DeviceRequestsMaxSize || len(c.Constraints) > dra.DeviceConstraintsMaxSize || len(c.Config) > dra.DeviceConfigMaxSize {
+	if len(c.Requests) > dra.DeviceRequestsMaxSize || len(c.Constraints) > dra.DeviceConstraintsMaxSize ||
+		len(c.Config) > dra.DeviceConfigMaxSize {
 		return nil // the schema refuses it; compiling hundreds of expressions would help nobody
 	}
 	names := namesOfRequests(c)
@@ -122,7 +125,8 @@ func deviceClaim(p *field.Path, c *dra.DeviceClaim) errs {
 		all = append(all, deviceConfig(at, &c.Config[i].DeviceConfiguration, false)...)
 	}
 	if d.cost > dra.DeviceClaimDerivedAttributeCELMaxCost {
-		all = append(all, field.Forbidden(p, "too complex, total cost of derived attribute CEL expressions in the claim exceeds cost limit"))
+		all = append(all, field.Forbidden(p,
+			"too complex, total cost of derived attribute CEL expressions in the claim exceeds cost limit"))
 	}
 	return all
 }
@@ -152,7 +156,8 @@ func deviceRequest(p *field.Path, r *dra.DeviceRequest, d *derived) errs {
 	return all
 }
 
-func deviceAsked(p *field.Path, class string, selectors []dra.DeviceSelector, mode dra.DeviceAllocationMode, count int64, tolerations []dra.DeviceToleration) errs {
+func deviceAsked(p *field.Path, class string, selectors []dra.DeviceSelector, mode dra.DeviceAllocationMode, count int64,
+	tolerations []dra.DeviceToleration) errs {
 	all := named(p.Child("deviceClassName"), class, validation.IsDNS1123Subdomain)
 	all = append(all, deviceSelectors(p.Child("selectors"), selectors)...)
 	switch {
@@ -236,7 +241,8 @@ func (d *derived) check(p *field.Path, request string, list []dra.DeviceDerivedA
 	for i, a := range list {
 		at := p.Index(i)
 		if a.Name != "" && !d.used(string(a.Name), request) {
-			all = append(all, field.Invalid(at.Child("name"), a.Name, "must be referenced by at least one matchAttribute or distinctAttribute constraint targeting this request"))
+			all = append(all, field.Invalid(at.Child("name"), a.Name,
+				"must be referenced by at least one matchAttribute or distinctAttribute constraint targeting this request"))
 		}
 		if a.Expression != "" {
 			cost, bad := deviceExpression(at.Child("expression"), a.Expression, true)
@@ -341,7 +347,8 @@ func claimStatusDRA(changed, old *dra.ResourceClaim) errs {
 	case s.Allocation == nil:
 		all = append(all, field.Forbidden(p.Child("reservedFor"), "may not be specified when `allocated` is not set"))
 	case changed.DeletionTimestamp != nil && sets.New(s.ReservedFor...).Difference(sets.New(old.Status.ReservedFor...)).Len() > 0:
-		all = append(all, field.Forbidden(p.Child("reservedFor"), "new entries may not be added while `deallocationRequested` or `deletionTimestamp` are set"))
+		all = append(all, field.Forbidden(p.Child("reservedFor"),
+			"new entries may not be added while `deallocationRequested` or `deletionTimestamp` are set"))
 	}
 	switch {
 	case s.Allocation != nil && old.Status.Allocation != nil:
@@ -404,7 +411,8 @@ func deviceStatus(p *field.Path, d *dra.AllocatedDeviceStatus, allocated map[dev
 // and draslice.go, which a schema cannot say.
 
 func ResourceClaim(c *dra.ResourceClaim) errs {
-	return both(schemaRules(specPath, &c.Spec, nil, dra.Validate_ResourceClaimSpec), deviceClaim(specPath.Child("devices"), &c.Spec.Devices))
+	return both(schemaRules(specPath, &c.Spec, nil, dra.Validate_ResourceClaimSpec), deviceClaim(specPath.Child("devices"),
+		&c.Spec.Devices))
 }
 
 func ResourceClaimUpdate(changed, old *dra.ResourceClaim) errs {
@@ -412,7 +420,8 @@ func ResourceClaimUpdate(changed, old *dra.ResourceClaim) errs {
 }
 
 func ResourceClaimStatusUpdate(changed, old *dra.ResourceClaim) errs {
-	return both(schemaRules(field.NewPath("status"), &changed.Status, &old.Status, dra.Validate_ResourceClaimStatus), claimStatusDRA(changed, old))
+	return both(schemaRules(field.NewPath("status"), &changed.Status, &old.Status, dra.Validate_ResourceClaimStatus),
+		claimStatusDRA(changed, old))
 }
 
 func ResourceClaimTemplate(t *dra.ResourceClaimTemplate) errs {

@@ -36,7 +36,8 @@ func resourceSlice(s, old *dra.ResourceSliceSpec) errs {
 	all := csiDriverName(specPath.Child("driver"), s.Driver)
 	all = append(all, poolName(specPath.Child("pool", "name"), s.Pool.Name)...)
 	if s.Pool.ResourceSliceCount <= 0 {
-		all = append(all, field.Invalid(specPath.Child("pool", "resourceSliceCount"), s.Pool.ResourceSliceCount, "must be greater than zero"))
+		all = append(all, field.Invalid(specPath.Child("pool", "resourceSliceCount"), s.Pool.ResourceSliceCount,
+			"must be greater than zero"))
 	}
 	if s.Pool.Generation < 0 {
 		all = append(all, field.Invalid(specPath.Child("pool", "generation"), s.Pool.Generation, "must be greater than or equal to zero"))
@@ -78,7 +79,8 @@ func sliceNodes(s *dra.ResourceSliceSpec) errs {
 		at := specPath.Child("nodeSelector")
 		all = append(all, nodeSelector(at, s.NodeSelector)...)
 		if len(s.NodeSelector.NodeSelectorTerms) != 1 {
-			all = append(all, field.Invalid(at.Child("nodeSelectorTerms"), s.NodeSelector.NodeSelectorTerms, "must have exactly one node selector term"))
+			all = append(all, field.Invalid(at.Child("nodeSelectorTerms"), s.NodeSelector.NodeSelectorTerms,
+				"must have exactly one node selector term"))
 		}
 	}
 	for _, flag := range []struct {
@@ -185,7 +187,9 @@ func deviceTaints(p *field.Path, list []dra.DeviceTaint) errs {
 func deviceNodes(p *field.Path, d *dra.Device, own bool) errs {
 	if !own {
 		if d.NodeName != nil || d.NodeSelector != nil || d.AllNodes != nil {
-			return errs{field.Invalid(p, nil, "`nodeName`, `nodeSelector` and `allNodes` can only be set if `perDeviceNodeSelection` is set to true in the ResourceSlice spec")}
+			return errs{field.Invalid(p, nil,
+				"`nodeName`, `nodeSelector` and `allNodes` can only be set if `perDeviceNodeSelection` is set to true in the "+
+					"ResourceSlice spec")}
 		}
 		return nil
 	}
@@ -210,7 +214,8 @@ func deviceNodes(p *field.Path, d *dra.Device, own bool) errs {
 			all = append(all, field.Invalid(p.Child("allNodes"), false, "must be either unset or set to true"))
 		}
 	}
-	const want = "exactly one of `nodeName`, `nodeSelector`, or `allNodes` is required when `perDeviceNodeSelection` is set to true in the ResourceSlice spec"
+	const want = "exactly one of `nodeName`, `nodeSelector`, or `allNodes` is required when `perDeviceNodeSelection` is set to true in " +
+		"the ResourceSlice spec"
 	switch {
 	case len(ways) == 0:
 		all = append(all, field.Required(p, want))
@@ -279,7 +284,8 @@ func attribute(p *field.Path, a *dra.DeviceAttribute) errs {
 	for i, v := range a.VersionValues {
 		version(p.Child("versions").Index(i), v)
 	}
-	for _, list := range []given{{"bools", a.BoolValues != nil && len(a.BoolValues) == 0}, {"ints", a.IntValues != nil && len(a.IntValues) == 0},
+	for _, list := range []given{{"bools", a.BoolValues != nil && len(a.BoolValues) == 0},
+		{"ints", a.IntValues != nil && len(a.IntValues) == 0},
 		{"strings", a.StringValues != nil && len(a.StringValues) == 0}, {"versions", a.VersionValues != nil && len(a.VersionValues) == 0}} {
 		if list.set {
 			all = append(all, field.Invalid(p.Child(list.name), []string{}, "must not be empty if specified"))
@@ -292,7 +298,8 @@ func attribute(p *field.Path, a *dra.DeviceAttribute) errs {
 func requestPolicy(p *field.Path, whole resource.Quantity, r *dra.CapacityRequestPolicy) errs {
 	switch list, span := len(r.ValidValues) > 0, r.ValidRange != nil; {
 	case list && span:
-		return errs{field.Forbidden(p, `exactly one policy can be specified, cannot specify "validValues" and "validRange" at the same time`)}
+		return errs{field.Forbidden(p, `exactly one policy can be specified, cannot specify "validValues" and "validRange" at the `+
+			`same time`)}
 	case list && r.Default == nil:
 		return errs{field.Required(p.Child("default"), "required when validValues is defined")}
 	case list:
@@ -335,7 +342,8 @@ func requestRange(p *field.Path, whole, preset resource.Quantity, r *dra.Capacit
 	}
 	var all errs
 	if r.Min.Cmp(whole) > 0 {
-		all = append(all, field.Invalid(p.Child("min"), r.Min.String(), fmt.Sprintf("min is larger than capacity value: %s", whole.String())))
+		all = append(all, field.Invalid(p.Child("min"), r.Min.String(), fmt.Sprintf("min is larger than capacity value: %s",
+			whole.String())))
 	}
 	if preset.Cmp(*r.Min) < 0 {
 		all = append(all, field.Invalid(p.Child("default"), preset.String(), fmt.Sprintf("default is less than min: %s", r.Min.String())))
@@ -345,10 +353,12 @@ func requestRange(p *field.Path, whole, preset resource.Quantity, r *dra.Capacit
 			all = append(all, field.Invalid(p.Child("max"), r.Min.String(), fmt.Sprintf("min is larger than max: %s", r.Max.String())))
 		}
 		if r.Max.Cmp(whole) > 0 {
-			all = append(all, field.Invalid(p.Child("max"), r.Max.String(), fmt.Sprintf("max is larger than capacity value: %s", whole.String())))
+			all = append(all, field.Invalid(p.Child("max"), r.Max.String(), fmt.Sprintf("max is larger than capacity value: %s",
+				whole.String())))
 		}
 		if preset.Cmp(*r.Max) > 0 {
-			all = append(all, field.Invalid(p.Child("default"), preset.String(), fmt.Sprintf("default is more than max: %s", r.Max.String())))
+			all = append(all, field.Invalid(p.Child("default"), preset.String(), fmt.Sprintf("default is more than max: %s",
+				r.Max.String())))
 		}
 	}
 	return append(all, requestStep(p, whole, preset, r)...)
@@ -368,7 +378,8 @@ func requestStep(p *field.Path, whole, preset resource.Quantity, r *dra.Capacity
 	first := r.Min.DeepCopy()
 	first.Add(*r.Step)
 	if first.Cmp(whole) > 0 {
-		all = append(all, field.Invalid(at, r.Step.String(), fmt.Sprintf("one step %s is larger than capacity value: %s", first.String(), whole.String())))
+		all = append(all, field.Invalid(at, r.Step.String(), fmt.Sprintf("one step %s is larger than capacity value: %s", first.String(),
+			whole.String())))
 	}
 	unsafe := false
 	for _, amount := range []struct {
@@ -390,7 +401,8 @@ func requestStep(p *field.Path, whole, preset resource.Quantity, r *dra.Capacity
 	}
 	for _, q := range []*resource.Quantity{&preset, r.Max} {
 		if q != nil && (q.Value()-r.Min.Value())%r.Step.Value() != 0 {
-			all = append(all, field.Invalid(at, q.String(), fmt.Sprintf("value is not a multiple of a given step (%s) from (%s)", r.Step.String(), r.Min.String())))
+			all = append(all, field.Invalid(at, q.String(), fmt.Sprintf("value is not a multiple of a given step (%s) from (%s)",
+				r.Step.String(), r.Min.String())))
 		}
 	}
 	return all
@@ -417,14 +429,17 @@ func bindingConditions(p *field.Path, good, bad []string) errs {
 	}
 	for i, name := range bad {
 		if both.Has(name) {
-			all = append(all, field.Invalid(p.Child("bindingFailureConditions").Index(i), name, "bindingFailureConditions must not overlap with bindingConditions"))
+			all = append(all, field.Invalid(p.Child("bindingFailureConditions").Index(i), name,
+				"bindingFailureConditions must not overlap with bindingConditions"))
 		}
 	}
 	switch {
 	case len(good) == 0 && len(bad) > 0:
-		all = append(all, field.Invalid(p.Child("bindingConditions"), good, "bindingConditions are required to use bindingFailureConditions"))
+		all = append(all, field.Invalid(p.Child("bindingConditions"), good,
+			"bindingConditions are required to use bindingFailureConditions"))
 	case len(bad) == 0 && len(good) > 0:
-		all = append(all, field.Invalid(p.Child("bindingFailureConditions"), bad, "bindingFailureConditions are required to use bindingConditions"))
+		all = append(all, field.Invalid(p.Child("bindingFailureConditions"), bad,
+			"bindingFailureConditions are required to use bindingConditions"))
 	}
 	return all
 }
@@ -499,20 +514,23 @@ func partitionType(s *dra.ResourceSliceSpec) errs {
 		}
 		switch {
 		case !ok:
-			all = append(all, field.Required(at, "device consumes counters and `partitionTypeAttribute` names this attribute, so it must be set"))
+			all = append(all, field.Required(at,
+				"device consumes counters and `partitionTypeAttribute` names this attribute, so it must be set"))
 		case a.StringValue == nil:
 			all = append(all, field.Invalid(at, a, "must be a string value because `partitionTypeAttribute` names this attribute"))
 		}
 	}
 	if consumers == 0 {
-		return errs{field.Invalid(specPath.Child("partitionTypeAttribute"), name, "may only be set on a slice which declares devices that consume counters")}
+		return errs{field.Invalid(specPath.Child("partitionTypeAttribute"), name,
+			"may only be set on a slice which declares devices that consume counters")}
 	}
 	return all
 }
 
 func skippedOperations(p *field.Path, list []dra.SkipNodeOperation) errs {
 	skipped := sets.New(list...)
-	if skipped.Has(dra.SkipNodeOperationNodePrepareResources) && !skipped.HasAny(dra.SkipNodeOperationNodeUnprepareResources, dra.SkipNodeOperationAll) {
+	if skipped.Has(dra.SkipNodeOperationNodePrepareResources) && !skipped.HasAny(dra.SkipNodeOperationNodeUnprepareResources,
+		dra.SkipNodeOperationAll) {
 		return errs{field.Invalid(p, list, "NodePrepareResources cannot be skipped unless NodeUnprepareResources is also skipped")}
 	}
 	return nil

@@ -66,7 +66,8 @@ func envSource(p *field.Path, e *v1.EnvVar, volumes map[string]*v1.VolumeSource)
 	}
 	switch {
 	case sources == 0:
-		all = append(all, field.Invalid(p, "", "must specify one of: `fieldRef`, `resourceFieldRef`, `configMapKeyRef`, `secretKeyRef` or `fileKeyRef`"))
+		all = append(all, field.Invalid(p, "",
+			"must specify one of: `fieldRef`, `resourceFieldRef`, `configMapKeyRef`, `secretKeyRef` or `fileKeyRef`"))
 	case e.Value != "":
 		all = append(all, field.Invalid(p, "", "may not be specified when `value` is not empty"))
 	case sources > 1:
@@ -128,7 +129,8 @@ func resourceFieldRef(p *field.Path, ref *v1.ResourceFieldSelector, inVolume boo
 	if ref.Resource == "" {
 		return errs{field.Required(p.Child("resource"), "")}
 	}
-	page := strings.HasPrefix(ref.Resource, "limits."+v1.ResourceHugePagesPrefix) || strings.HasPrefix(ref.Resource, "requests."+v1.ResourceHugePagesPrefix)
+	page := strings.HasPrefix(ref.Resource, "limits."+v1.ResourceHugePagesPrefix) || strings.HasPrefix(ref.Resource,
+		"requests."+v1.ResourceHugePagesPrefix)
 	if !page && !resourceFields.Has(ref.Resource) {
 		return errs{field.NotSupported(p.Child("resource"), ref.Resource, sets.List(resourceFields))}
 	}
@@ -144,7 +146,8 @@ func divisor(p *field.Path, cpu bool, d resource.Quantity) errs {
 		supported = cpuDivisors
 	}
 	if !supported.Has(d.String()) {
-		return errs{field.Invalid(p, "divisor", fmt.Sprintf("only divisor's values %s are supported", strings.Join(sets.List(supported), ", ")))}
+		return errs{field.Invalid(p, "divisor", fmt.Sprintf("only divisor's values %s are supported", strings.Join(sets.List(supported),
+			", ")))}
 	}
 	return nil
 }

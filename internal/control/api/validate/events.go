@@ -88,7 +88,8 @@ func event(e *v1.Event, reporter string) errs {
 		all = append(all, mismatch...)
 	}
 	all = append(all, named(field.NewPath(reporter), e.ReportingController, validation.IsQualifiedName)...)
-	for _, word := range []struct{ name, value string }{{"reportingInstance", e.ReportingInstance}, {"action", e.Action}, {"reason", e.Reason}} {
+	for _, word := range []struct{ name, value string }{{"reportingInstance", e.ReportingInstance}, {"action", e.Action},
+		{"reason", e.Reason}} {
 		p := field.NewPath(word.name)
 		switch {
 		case word.value == "":

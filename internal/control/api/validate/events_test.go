@@ -22,9 +22,11 @@ func TestNewEvents(t *testing.T) {
 		create []string
 		update []string
 	}{
-		"good":    {func(*v1.Event) {}, nil, nil},
-		"no time": {func(e *v1.Event) { e.EventTime = metav1.MicroTime{} }, []string{"eventTime: Required value"}, []string{"eventTime: Invalid value"}},
-		"type":    {func(e *v1.Event) { e.Type = "Odd" }, []string{`type: Invalid value: "": has invalid value: Odd`}, []string{"type: Invalid value"}},
+		"good": {func(*v1.Event) {}, nil, nil},
+		"no time": {func(e *v1.Event) { e.EventTime = metav1.MicroTime{} }, []string{"eventTime: Required value"},
+			[]string{"eventTime: Invalid value"}},
+		"type": {func(e *v1.Event) { e.Type = "Odd" }, []string{`type: Invalid value: "": has invalid value: Odd`},
+			[]string{"type: Invalid value"}},
 		"no reporter": {func(e *v1.Event) { e.ReportingController = "" }, []string{"reportingController: Required value"},
 			[]string{"reportingController: Invalid value"}},
 		"message": {func(e *v1.Event) { e.Message = "other" }, nil, []string{"message: Invalid value"}},

@@ -66,7 +66,8 @@ func newExpressions(variables []admission.Variable, params bool) (*expressions, 
 			all = append(all, field.Required(at.Child("expression"), "expression is not specified"))
 			continue
 		}
-		result := compiler.CompileAndStoreVariable(accessor{v.Name, v.Expression, []*celgo.Type{celgo.AnyType, celgo.DynType}}, e.options, environment.NewExpressions)
+		result := compiler.CompileAndStoreVariable(accessor{v.Name, v.Expression, []*celgo.Type{celgo.AnyType, celgo.DynType}}, e.options,
+			environment.NewExpressions)
 		if result.Error != nil {
 			all = append(all, field.Invalid(at.Child("expression"), v.Expression, result.Error.Detail))
 		}
@@ -81,7 +82,8 @@ func (e *expressions) check(p *field.Path, text string, types []*celgo.Type) err
 	if e.broken {
 		return nil
 	}
-	if result := e.compiler.CompileCELExpression(accessor{text: text, types: types}, e.options, environment.NewExpressions); result.Error != nil {
+	if result := e.compiler.CompileCELExpression(accessor{text: text, types: types}, e.options,
+		environment.NewExpressions); result.Error != nil {
 		return errs{field.Invalid(p, text, result.Error.Detail)}
 	}
 	return nil

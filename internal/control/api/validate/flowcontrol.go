@@ -42,7 +42,8 @@ func FlowSchema(f *flow.FlowSchema) errs {
 		all = append(all, field.Invalid(at, p, "only the schema named 'exempt' may have matchingPrecedence 1"))
 	}
 	if m := f.Spec.DistinguisherMethod; m != nil {
-		all = append(all, oneOf(specPath.Child("distinguisherMethod", "type"), m.Type, flow.FlowDistinguisherMethodByUserType, flow.FlowDistinguisherMethodByNamespaceType)...)
+		all = append(all, oneOf(specPath.Child("distinguisherMethod", "type"), m.Type, flow.FlowDistinguisherMethodByUserType,
+			flow.FlowDistinguisherMethodByNamespaceType)...)
 	}
 	if level := specPath.Child("priorityLevelConfiguration", "name"); f.Spec.PriorityLevelConfiguration.Name == "" {
 		all = append(all, field.Required(level, "must reference a priority level"))
@@ -106,7 +107,8 @@ func flowSubject(p *field.Path, s *flow.Subject) errs {
 		set   bool
 		check func(*field.Path) errs
 	}{
-		{flow.SubjectKindServiceAccount, "serviceAccount", s.ServiceAccount != nil, func(at *field.Path) errs { return flowAccount(at, s.ServiceAccount) }},
+		{flow.SubjectKindServiceAccount, "serviceAccount", s.ServiceAccount != nil,
+			func(at *field.Path) errs { return flowAccount(at, s.ServiceAccount) }},
 		{flow.SubjectKindUser, "user", s.User != nil, func(at *field.Path) errs { return present(at.Child("name"), s.User.Name) }},
 		{flow.SubjectKindGroup, "group", s.Group != nil, func(at *field.Path) errs { return present(at.Child("name"), s.Group.Name) }},
 	} {
@@ -297,8 +299,9 @@ func levelQueues(p *field.Path, q *flow.QueuingConfiguration) errs {
 		all = append(all, field.Invalid(hand, q.HandSize, fmt.Sprintf("should not be greater than queues (%d)", q.Queues)))
 	default:
 		if bits := shufflesharding.RequiredEntropyBits(int(q.Queues), int(q.HandSize)); bits > shufflesharding.MaxHashBits {
-			all = append(all, field.Invalid(hand, q.HandSize, fmt.Sprintf("required entropy bits of deckSize %d and handSize %d should not be greater than %d",
-				q.Queues, q.HandSize, shufflesharding.MaxHashBits)))
+			all = append(all, field.Invalid(hand, q.HandSize,
+				fmt.Sprintf("required entropy bits of deckSize %d and handSize %d should not be greater than %d",
+					q.Queues, q.HandSize, shufflesharding.MaxHashBits)))
 		}
 	}
 	return all

@@ -34,7 +34,8 @@ func Job(j *batch.Job) errs {
 	if n := deref(j.Spec.Completions); deref(j.Spec.CompletionMode) == batch.IndexedCompletion && n > 0 {
 		// The pod of the last index is the one with the longest name.
 		if last := fmt.Sprintf("%s-%d", j.Name, n-1); len(validation.IsDNS1123Label(last)) > 0 {
-			all = append(all, field.Invalid(field.NewPath("metadata", "name"), j.Name, "will not able to create pod with invalid DNS label: "+last))
+			all = append(all, field.Invalid(field.NewPath("metadata", "name"), j.Name,
+				"will not able to create pod with invalid DNS label: "+last))
 		}
 	}
 	return all
@@ -51,7 +52,8 @@ func generatedSelector(j *batch.Job) errs {
 	if j.UID == "" {
 		all = append(all, field.Required(field.NewPath("metadata", "uid"), ""))
 	}
-	want := machinery.Set{"controller-uid": string(j.UID), "job-name": j.Name, batch.ControllerUidLabel: string(j.UID), batch.JobNameLabel: j.Name}
+	want := machinery.Set{"controller-uid": string(j.UID), "job-name": j.Name, batch.ControllerUidLabel: string(j.UID),
+		batch.JobNameLabel: j.Name}
 	at := specPath.Child("template", "metadata", "labels")
 	for _, key := range []string{"controller-uid", "job-name", batch.ControllerUidLabel, batch.JobNameLabel} {
 		switch value, ok := j.Spec.Template.Labels[key]; {
@@ -75,7 +77,8 @@ func jobAnyway(j *batch.Job) errs {
 	}
 	all = append(all, selector(at, j.Spec.Selector)...)
 	if s, err := metav1.LabelSelectorAsSelector(j.Spec.Selector); err == nil && !s.Matches(machinery.Set(j.Spec.Template.Labels)) {
-		all = append(all, field.Invalid(specPath.Child("template", "metadata", "labels"), j.Spec.Template.Labels, "`selector` does not match template `labels`"))
+		all = append(all, field.Invalid(specPath.Child("template", "metadata", "labels"), j.Spec.Template.Labels,
+			"`selector` does not match template `labels`"))
 	}
 	return all
 }
@@ -86,7 +89,8 @@ func jobSpec(p *field.Path, s *batch.JobSpec) errs {
 	for _, n := range []struct {
 		name  string
 		value *int32
-	}{{"parallelism", s.Parallelism}, {"completions", s.Completions}, {"backoffLimit", s.BackoffLimit}, {"ttlSecondsAfterFinished", s.TTLSecondsAfterFinished},
+	}{{"parallelism", s.Parallelism}, {"completions", s.Completions}, {"backoffLimit", s.BackoffLimit},
+		{"ttlSecondsAfterFinished", s.TTLSecondsAfterFinished},
 		{"backoffLimitPerIndex", s.BackoffLimitPerIndex}, {"maxFailedIndexes", s.MaxFailedIndexes}} {
 		all = append(all, notNegativeIfSet(p.Child(n.name), n.value)...)
 	}
@@ -97,7 +101,8 @@ func jobSpec(p *field.Path, s *batch.JobSpec) errs {
 			all = append(all, field.Required(p.Child("completions"), fmt.Sprintf("when completion mode is %s", batch.IndexedCompletion)))
 		}
 		if deref(s.Parallelism) > maxIndexedParallelism {
-			all = append(all, field.Invalid(p.Child("parallelism"), *s.Parallelism, fmt.Sprintf("must be less than or equal to %d when completion mode is %s", maxIndexedParallelism, batch.IndexedCompletion)))
+			all = append(all, field.Invalid(p.Child("parallelism"), *s.Parallelism,
+				fmt.Sprintf("must be less than or equal to %d when completion mode is %s", maxIndexedParallelism, batch.IndexedCompletion)))
 		}
 		all = append(all, indexLimits(p, s)...)
 	} else {
@@ -165,7 +170,8 @@ func jobRestarts(p *field.Path, s *batch.JobSpec) errs {
 	case v1.RestartPolicyNever:
 	case v1.RestartPolicyOnFailure:
 		if s.PodFailurePolicy != nil {
-			all = append(all, field.Invalid(at, policy, fmt.Sprintf("only %q is supported when podFailurePolicy is specified", v1.RestartPolicyNever)))
+			all = append(all, field.Invalid(at, policy, fmt.Sprintf("only %q is supported when podFailurePolicy is specified",
+				v1.RestartPolicyNever)))
 		}
 	default:
 		all = append(all, field.NotSupported(at, policy, []v1.RestartPolicy{v1.RestartPolicyOnFailure, v1.RestartPolicyNever}))
@@ -191,7 +197,8 @@ func failurePolicy(p *field.Path, s *batch.JobSpec) errs {
 	}
 	for i := range s.PodFailurePolicy.Rules {
 		at, r := rules.Index(i), &s.PodFailurePolicy.Rules[i]
-		all = append(all, mustBeOneOf(at.Child("action"), r.Action, batch.PodFailurePolicyActionCount, batch.PodFailurePolicyActionFailIndex, batch.PodFailurePolicyActionFailJob, batch.PodFailurePolicyActionIgnore)...)
+		all = append(all, mustBeOneOf(at.Child("action"), r.Action, batch.PodFailurePolicyActionCount,
+			batch.PodFailurePolicyActionFailIndex, batch.PodFailurePolicyActionFailJob, batch.PodFailurePolicyActionIgnore)...)
 		if r.Action == batch.PodFailurePolicyActionFailIndex && s.BackoffLimitPerIndex == nil {
 			all = append(all, field.Invalid(at.Child("action"), r.Action, "requires the backoffLimitPerIndex to be set"))
 		}
@@ -219,7 +226,8 @@ func failurePolicy(p *field.Path, s *batch.JobSpec) errs {
 func exitCodes(p *field.Path, r *batch.PodFailurePolicyOnExitCodesRequirement, names map[string]bool) errs {
 	all := mustBeOneOf(p.Child("operator"), r.Operator, batch.PodFailurePolicyOnExitCodesOpIn, batch.PodFailurePolicyOnExitCodesOpNotIn)
 	if r.ContainerName != nil && !names[*r.ContainerName] {
-		all = append(all, field.Invalid(p.Child("containerName"), *r.ContainerName, "must be one of the container or initContainer names in the pod template"))
+		all = append(all, field.Invalid(p.Child("containerName"), *r.ContainerName,
+			"must be one of the container or initContainer names in the pod template"))
 	}
 	at := p.Child("values")
 	switch n := len(r.Values); {
@@ -260,7 +268,8 @@ func successPolicy(p *field.Path, s *batch.JobSpec) errs {
 		if r.SucceededIndexes != nil {
 			count, err := countIndexes(*r.SucceededIndexes, deref(s.Completions))
 			if err != nil {
-				all = append(all, field.Invalid(at.Child("succeededIndexes"), *r.SucceededIndexes, fmt.Sprintf("error parsing succeededIndexes: %s", err)))
+				all = append(all, field.Invalid(at.Child("succeededIndexes"), *r.SucceededIndexes,
+					fmt.Sprintf("error parsing succeededIndexes: %s", err)))
 			} else {
 				total = count
 			}
@@ -268,7 +277,8 @@ func successPolicy(p *field.Path, s *batch.JobSpec) errs {
 		if r.SucceededCount != nil {
 			all = append(all, positive(at.Child("succeededCount"), *r.SucceededCount)...)
 			if *r.SucceededCount > total {
-				all = append(all, field.Invalid(at.Child("succeededCount"), *r.SucceededCount, fmt.Sprintf("must be less than or equal to %d (the number of indexes)", total)))
+				all = append(all, field.Invalid(at.Child("succeededCount"), *r.SucceededCount,
+					fmt.Sprintf("must be less than or equal to %d (the number of indexes)", total)))
 			}
 		}
 	}
@@ -307,7 +317,8 @@ func countIndexes(text string, completions int32) (int32, error) {
 func JobUpdate(changed, old *batch.Job) errs {
 	all := jobAnyway(changed)
 	now, before := &changed.Spec, &old.Spec
-	elastic := deref(before.CompletionMode) == batch.IndexedCompletion && now.Completions != nil && now.Parallelism != nil && *now.Completions == *now.Parallelism
+	elastic := deref(before.CompletionMode) == batch.IndexedCompletion && now.Completions != nil && now.Parallelism != nil &&
+		*now.Completions == *now.Parallelism
 	if !elastic {
 		all = append(all, immutable(specPath.Child("completions"), now.Completions, before.Completions)...)
 	}
@@ -342,7 +353,8 @@ func placed(now *batch.JobSpec, changed, old *batch.Job) v1.PodTemplateSpec {
 		sameResources(rest.Spec.InitContainers, before.Spec.InitContainers)
 	}
 	rest.Labels, rest.Annotations = before.Labels, before.Annotations
-	rest.Spec.Tolerations, rest.Spec.NodeSelector, rest.Spec.SchedulingGates = before.Spec.Tolerations, before.Spec.NodeSelector, before.Spec.SchedulingGates
+	rest.Spec.Tolerations, rest.Spec.NodeSelector, rest.Spec.SchedulingGates = before.Spec.Tolerations, before.Spec.NodeSelector,
+		before.Spec.SchedulingGates
 	var was *v1.NodeAffinity
 	if before.Spec.Affinity != nil {
 		was = before.Spec.Affinity.NodeAffinity
@@ -368,7 +380,8 @@ func sameResources(now, before []v1.Container) {
 
 func JobStatusUpdate(changed, old *batch.Job) errs {
 	s := &changed.Status
-	all := counters(nil, []part{{"active", s.Active}, {"succeeded", s.Succeeded}, {"failed", s.Failed}, {"ready", deref(s.Ready)}, {"terminating", deref(s.Terminating)}})
+	all := counters(nil, []part{{"active", s.Active}, {"succeeded", s.Succeeded}, {"failed", s.Failed}, {"ready", deref(s.Ready)},
+		{"terminating", deref(s.Terminating)}})
 	has := func(conditions []batch.JobCondition, kind batch.JobConditionType) bool {
 		return slices.ContainsFunc(conditions, func(c batch.JobCondition) bool { return c.Type == kind && c.Status == v1.ConditionTrue })
 	}
@@ -378,7 +391,8 @@ func JobStatusUpdate(changed, old *batch.Job) errs {
 	}
 	for _, kind := range []batch.JobConditionType{batch.JobComplete, batch.JobFailed} {
 		if has(old.Status.Conditions, kind) && !has(s.Conditions, kind) {
-			all = append(all, field.Invalid(at, field.OmitValueType{}, fmt.Sprintf("cannot remove a condition of a finished job: %s=True", kind)))
+			all = append(all, field.Invalid(at, field.OmitValueType{}, fmt.Sprintf("cannot remove a condition of a finished job: %s=True",
+				kind)))
 		}
 	}
 	return all
@@ -388,7 +402,8 @@ func cronJob(c *batch.CronJob) errs {
 	s := &c.Spec
 	all := schedule(s)
 	all = append(all, notNegativeIfSet(specPath.Child("startingDeadlineSeconds"), s.StartingDeadlineSeconds)...)
-	all = append(all, mustBeOneOf(specPath.Child("concurrencyPolicy"), s.ConcurrencyPolicy, batch.AllowConcurrent, batch.ForbidConcurrent, batch.ReplaceConcurrent)...)
+	all = append(all, mustBeOneOf(specPath.Child("concurrencyPolicy"), s.ConcurrencyPolicy, batch.AllowConcurrent, batch.ForbidConcurrent,
+		batch.ReplaceConcurrent)...)
 	all = append(all, notNegativeIfSet(specPath.Child("successfulJobsHistoryLimit"), s.SuccessfulJobsHistoryLimit)...)
 	all = append(all, notNegativeIfSet(specPath.Child("failedJobsHistoryLimit"), s.FailedJobsHistoryLimit)...)
 	at := specPath.Child("jobTemplate", "spec")
@@ -404,7 +419,8 @@ func cronJob(c *batch.CronJob) errs {
 func CronJob(c *batch.CronJob) errs {
 	all := cronJob(c)
 	if len(c.Name) > maxCronJobName {
-		all = append(all, field.Invalid(field.NewPath("metadata", "name"), c.Name, fmt.Sprintf("must be no more than %d characters", maxCronJobName)))
+		all = append(all, field.Invalid(field.NewPath("metadata", "name"), c.Name, fmt.Sprintf("must be no more than %d characters",
+			maxCronJobName)))
 	}
 	return all
 }
@@ -426,7 +442,8 @@ func schedule(s *batch.CronJobSpec) errs {
 	case *s.TimeZone == "":
 		all = append(all, field.Invalid(zone, *s.TimeZone, "timeZone must be nil or non-empty string"))
 	case strings.EqualFold(*s.TimeZone, "Local"):
-		all = append(all, field.Invalid(zone, *s.TimeZone, "timeZone must be an explicit time zone as defined in https://www.iana.org/time-zones"))
+		all = append(all, field.Invalid(zone, *s.TimeZone,
+			"timeZone must be an explicit time zone as defined in https://www.iana.org/time-zones"))
 	default:
 		if _, err := time.LoadLocation(*s.TimeZone); err != nil {
 			all = append(all, field.Invalid(zone, *s.TimeZone, err.Error()))

@@ -48,13 +48,15 @@ func propagation(p *field.Path, m *v1.VolumeMount, one *v1.Container) errs {
 	mode := deref(m.MountPropagation)
 	privileged := one.SecurityContext != nil && deref(one.SecurityContext.Privileged)
 	if mode == v1.MountPropagationBidirectional && !privileged {
-		all = append(all, field.Forbidden(p.Child("mountPropagation"), "Bidirectional mount propagation is available only to privileged containers"))
+		all = append(all, field.Forbidden(p.Child("mountPropagation"),
+			"Bidirectional mount propagation is available only to privileged containers"))
 	}
 	if m.RecursiveReadOnly == nil {
 		return all
 	}
 	at := p.Child("recursiveReadOnly")
-	all = append(all, oneOf(at, *m.RecursiveReadOnly, v1.RecursiveReadOnlyDisabled, v1.RecursiveReadOnlyIfPossible, v1.RecursiveReadOnlyEnabled)...)
+	all = append(all, oneOf(at, *m.RecursiveReadOnly, v1.RecursiveReadOnlyDisabled, v1.RecursiveReadOnlyIfPossible,
+		v1.RecursiveReadOnlyEnabled)...)
 	if *m.RecursiveReadOnly == v1.RecursiveReadOnlyDisabled {
 		return all
 	}
@@ -80,7 +82,8 @@ func (c *containers) devices(p *field.Path, one *v1.Container) errs {
 		case !ok:
 			all = append(all, field.NotFound(at.Child("name"), d.Name))
 		case v.PersistentVolumeClaim == nil && v.Ephemeral == nil:
-			all = append(all, field.Invalid(at.Child("name"), d.Name, "can only use volume source type of PersistentVolumeClaim or Ephemeral for block mode"))
+			all = append(all, field.Invalid(at.Child("name"), d.Name,
+				"can only use volume source type of PersistentVolumeClaim or Ephemeral for block mode"))
 		}
 		names[d.Name] = true
 		all = append(all, present(at.Child("devicePath"), d.DevicePath)...)

@@ -24,7 +24,8 @@ const (
 )
 
 func EndpointSlice(s *discovery.EndpointSlice) errs {
-	all := mustBeOneOf(field.NewPath("addressType"), s.AddressType, discovery.AddressTypeIPv4, discovery.AddressTypeIPv6, discovery.AddressTypeFQDN)
+	all := mustBeOneOf(field.NewPath("addressType"), s.AddressType, discovery.AddressTypeIPv4, discovery.AddressTypeIPv6,
+		discovery.AddressTypeFQDN)
 	at := field.NewPath("endpoints")
 	if n := len(s.Endpoints); n > maxEndpoints {
 		return append(all, field.TooMany(at, n, maxEndpoints))
@@ -286,7 +287,8 @@ func ingressPath(p *field.Path, path *networking.HTTPIngressPath) errs {
 			all = append(all, field.Invalid(p.Child("path"), path.Path, "must be an absolute path"))
 		}
 	default:
-		all = append(all, oneOf(p.Child("pathType"), *path.PathType, networking.PathTypeExact, networking.PathTypePrefix, networking.PathTypeImplementationSpecific)...)
+		all = append(all, oneOf(p.Child("pathType"), *path.PathType, networking.PathTypeExact, networking.PathTypePrefix,
+			networking.PathTypeImplementationSpecific)...)
 	}
 	return append(all, backend(p.Child("backend"), &path.Backend)...)
 }
@@ -348,7 +350,8 @@ func IngressClass(c *networking.IngressClass) errs {
 	if p.Scope == nil {
 		return append(all, field.Required(at.Child("scope"), ""))
 	}
-	all = append(all, oneOf(at.Child("scope"), *p.Scope, networking.IngressClassParametersReferenceScopeCluster, networking.IngressClassParametersReferenceScopeNamespace)...)
+	all = append(all, oneOf(at.Child("scope"), *p.Scope, networking.IngressClassParametersReferenceScopeCluster,
+		networking.IngressClassParametersReferenceScopeNamespace)...)
 	switch inNamespace := *p.Scope == networking.IngressClassParametersReferenceScopeNamespace; {
 	case inNamespace && deref(p.Namespace) == "":
 		all = append(all, field.Required(at.Child("namespace"), "`parameters.scope` is set to 'Namespace'"))
@@ -389,7 +392,8 @@ func ServiceCIDR(c *networking.ServiceCIDR) errs {
 		}
 	}
 	if families[true] > 1 || families[false] > 1 {
-		all = append(all, field.Invalid(at, c.Spec.CIDRs, "may specify no more than one IP for each IP family, i.e 192.168.0.0/24 and 2001:db8::/96"))
+		all = append(all, field.Invalid(at, c.Spec.CIDRs,
+			"may specify no more than one IP for each IP family, i.e 192.168.0.0/24 and 2001:db8::/96"))
 	}
 	return all
 }

@@ -102,7 +102,8 @@ func quobyte(p *field.Path, q *v1.QuobyteVolumeSource) errs {
 	}
 	for _, pair := range strings.Split(q.Registry, ",") {
 		if host, port, ok := strings.Cut(pair, ":"); !ok || host == "" || port == "" {
-			all = append(all, field.Invalid(p.Child("registry"), q.Registry, "must be a host:port pair or multiple pairs separated by commas"))
+			all = append(all, field.Invalid(p.Child("registry"), q.Registry,
+				"must be a host:port pair or multiple pairs separated by commas"))
 			break
 		}
 	}
@@ -112,7 +113,8 @@ func quobyte(p *field.Path, q *v1.QuobyteVolumeSource) errs {
 func azureDisk(p *field.Path, d *v1.AzureDiskVolumeSource) errs {
 	all := present(p.Child("diskName"), d.DiskName)
 	all = append(all, present(p.Child("diskURI"), d.DataDiskURI)...)
-	all = append(all, oneOfIfSet(p.Child("cachingMode"), d.CachingMode, v1.AzureDataDiskCachingNone, v1.AzureDataDiskCachingReadOnly, v1.AzureDataDiskCachingReadWrite)...)
+	all = append(all, oneOfIfSet(p.Child("cachingMode"), d.CachingMode, v1.AzureDataDiskCachingNone, v1.AzureDataDiskCachingReadOnly,
+		v1.AzureDataDiskCachingReadWrite)...)
 	all = append(all, oneOfIfSet(p.Child("kind"), d.Kind, v1.AzureSharedBlobDisk, v1.AzureDedicatedBlobDisk, v1.AzureManagedDisk)...)
 	managed := deref(d.Kind) == v1.AzureManagedDisk
 	switch {
@@ -120,7 +122,8 @@ func azureDisk(p *field.Path, d *v1.AzureDiskVolumeSource) errs {
 		all = append(all, field.NotSupported(p.Child("diskURI"), d.DataDiskURI,
 			[]string{"/subscriptions/{sub-id}/resourcegroups/{group-name}/providers/microsoft.compute/disks/{disk-id}"}))
 	case !managed && d.Kind != nil && !strings.HasPrefix(d.DataDiskURI, "https://"):
-		all = append(all, field.NotSupported(p.Child("diskURI"), d.DataDiskURI, []string{"https://{account-name}.blob.core.windows.net/{container-name}/{disk-name}.vhd"}))
+		all = append(all, field.NotSupported(p.Child("diskURI"), d.DataDiskURI,
+			[]string{"https://{account-name}.blob.core.windows.net/{container-name}/{disk-name}.vhd"}))
 	}
 	return all
 }

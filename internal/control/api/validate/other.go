@@ -27,10 +27,12 @@ func PriorityClass(c *scheduling.PriorityClass) errs {
 	}
 	if strings.HasPrefix(c.Name, systemPrefix) {
 		return append(all, field.Forbidden(field.NewPath("metadata", "name"),
-			fmt.Sprintf("priority class names with '%s' prefix are reserved for system use only. error: %s is not a known system priority class, or its value differs", systemPrefix, c.Name)))
+			fmt.Sprintf("priority class names with '%s' prefix are reserved for system use only. error: %s is not a known system "+
+				"priority class, or its value differs", systemPrefix, c.Name)))
 	}
 	if c.Value > highestUserPriority {
-		all = append(all, field.Forbidden(field.NewPath("value"), fmt.Sprintf("maximum allowed value of a user defined priority is %v", highestUserPriority)))
+		all = append(all, field.Forbidden(field.NewPath("value"), fmt.Sprintf("maximum allowed value of a user defined priority is %v",
+			highestUserPriority)))
 	}
 	return all
 }
@@ -57,7 +59,10 @@ func RuntimeClass(c *node.RuntimeClass) errs {
 		at := field.NewPath("scheduling", "tolerations")
 		all = append(all, tolerations(at, c.Scheduling.Tolerations)...)
 		for i, t := range c.Scheduling.Tolerations {
-			if slices.ContainsFunc(c.Scheduling.Tolerations[:i], func(other v1.Toleration) bool { return equality.Semantic.DeepEqual(t, other) }) {
+			if slices.ContainsFunc(c.Scheduling.Tolerations[:i], func(other v1.Toleration) bool {
+				return equality.Semantic.DeepEqual(t,
+					other)
+			}) {
 				all = append(all, field.Duplicate(at.Index(i), t))
 			}
 		}

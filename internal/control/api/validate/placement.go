@@ -45,10 +45,12 @@ func affinity(p *field.Path, a *v1.Affinity) errs {
 		}
 	}
 	if pod := a.PodAffinity; pod != nil {
-		all = append(all, podAffinity(p.Child("podAffinity"), pod.RequiredDuringSchedulingIgnoredDuringExecution, pod.PreferredDuringSchedulingIgnoredDuringExecution)...)
+		all = append(all, podAffinity(p.Child("podAffinity"), pod.RequiredDuringSchedulingIgnoredDuringExecution,
+			pod.PreferredDuringSchedulingIgnoredDuringExecution)...)
 	}
 	if pod := a.PodAntiAffinity; pod != nil {
-		all = append(all, podAffinity(p.Child("podAntiAffinity"), pod.RequiredDuringSchedulingIgnoredDuringExecution, pod.PreferredDuringSchedulingIgnoredDuringExecution)...)
+		all = append(all, podAffinity(p.Child("podAntiAffinity"), pod.RequiredDuringSchedulingIgnoredDuringExecution,
+			pod.PreferredDuringSchedulingIgnoredDuringExecution)...)
 	}
 	return all
 }
@@ -114,7 +116,8 @@ func nodeField(p *field.Path, r *v1.NodeSelectorRequirement) errs {
 	switch r.Operator {
 	case v1.NodeSelectorOpIn, v1.NodeSelectorOpNotIn:
 		if len(r.Values) != 1 {
-			all = append(all, field.Required(p.Child("values"), "must be only one value when `operator` is 'In' or 'NotIn' for node field selector"))
+			all = append(all, field.Required(p.Child("values"),
+				"must be only one value when `operator` is 'In' or 'NotIn' for node field selector"))
 		}
 	default:
 		all = append(all, field.Invalid(p.Child("operator"), r.Operator, "not a valid selector operator"))
@@ -151,7 +154,8 @@ func affinityTerm(p *field.Path, t *v1.PodAffinityTerm) errs {
 	all = append(all, matchKeys(p, "mismatchLabelKeys", t.MismatchLabelKeys, t.LabelSelector, true)...)
 	for i, key := range t.MismatchLabelKeys {
 		if slices.Contains(t.MatchLabelKeys, key) {
-			all = append(all, field.Invalid(p.Child("mismatchLabelKeys").Index(i), key, "exists in both matchLabelKeys and mismatchLabelKeys"))
+			all = append(all, field.Invalid(p.Child("mismatchLabelKeys").Index(i), key,
+				"exists in both matchLabelKeys and mismatchLabelKeys"))
 		}
 	}
 	if t.TopologyKey == "" {
@@ -195,7 +199,8 @@ func tolerations(p *field.Path, list []v1.Toleration) errs {
 		if t.Key != "" {
 			all = append(all, metavalidation.ValidateLabelName(t.Key, at.Child("key"))...)
 		} else if t.Operator != v1.TolerationOpExists {
-			all = append(all, field.Invalid(at.Child("operator"), t.Operator, "operator must be Exists when `key` is empty, which means \"match all values and all keys\""))
+			all = append(all, field.Invalid(at.Child("operator"), t.Operator,
+				"operator must be Exists when `key` is empty, which means \"match all values and all keys\""))
 		}
 		if t.TolerationSeconds != nil && t.Effect != v1.TaintEffectNoExecute {
 			all = append(all, field.Invalid(at.Child("effect"), t.Effect, "effect must be 'NoExecute' when `tolerationSeconds` is set"))
@@ -208,7 +213,8 @@ func tolerations(p *field.Path, list []v1.Toleration) errs {
 				all = append(all, field.Invalid(at.Child("operator"), t, "value must be empty when `operator` is 'Exists'"))
 			}
 		default:
-			all = append(all, field.NotSupported(at.Child("operator"), t.Operator, []v1.TolerationOperator{v1.TolerationOpEqual, v1.TolerationOpExists}))
+			all = append(all, field.NotSupported(at.Child("operator"), t.Operator, []v1.TolerationOperator{v1.TolerationOpEqual,
+				v1.TolerationOpExists}))
 		}
 		if t.Effect != "" {
 			all = append(all, taintEffect(at.Child("effect"), t.Effect)...)
@@ -247,8 +253,10 @@ func spread(p *field.Path, constraints []v1.TopologySpreadConstraint) errs {
 					fmt.Sprintf("can only use minDomains if whenUnsatisfiable=%s, not %s", v1.DoNotSchedule, c.WhenUnsatisfiable)))
 			}
 		}
-		all = append(all, oneOfIfSet(at.Child("nodeAffinityPolicy"), c.NodeAffinityPolicy, v1.NodeInclusionPolicyIgnore, v1.NodeInclusionPolicyHonor)...)
-		all = append(all, oneOfIfSet(at.Child("nodeTaintsPolicy"), c.NodeTaintsPolicy, v1.NodeInclusionPolicyIgnore, v1.NodeInclusionPolicyHonor)...)
+		all = append(all, oneOfIfSet(at.Child("nodeAffinityPolicy"), c.NodeAffinityPolicy, v1.NodeInclusionPolicyIgnore,
+			v1.NodeInclusionPolicyHonor)...)
+		all = append(all, oneOfIfSet(at.Child("nodeTaintsPolicy"), c.NodeTaintsPolicy, v1.NodeInclusionPolicyIgnore,
+			v1.NodeInclusionPolicyHonor)...)
 		all = append(all, selector(at.Child("labelSelector"), c.LabelSelector)...)
 		all = append(all, matchKeys(at, "matchLabelKeys", c.MatchLabelKeys, c.LabelSelector, false)...)
 	}

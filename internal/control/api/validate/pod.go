@@ -25,7 +25,7 @@ func Pod(p *v1.Pod) errs {
 // podGood checks a pod by itself, new or changed.
 func podGood(p *v1.Pod) errs {
 	all := podAnnotations(field.NewPath("metadata", "annotations"), p.Annotations, &p.Spec)
-	all = append(all, PodSpec(specPath, &p.Spec, true)...)
+	all = append(all, podSpec(specPath, &p.Spec, true)...)
 	return append(all, ownClaims(p)...)
 }
 
@@ -54,7 +54,7 @@ func podTemplate(p *field.Path, t *v1.PodTemplateSpec) errs {
 	all := metavalidation.ValidateLabels(t.Labels, meta.Child("labels"))
 	all = append(all, apivalidation.ValidateAnnotations(t.Annotations, meta.Child("annotations"))...)
 	all = append(all, podAnnotations(p.Child("annotations"), t.Annotations, &t.Spec)...)
-	all = append(all, PodSpec(p.Child("spec"), &t.Spec, false)...)
+	all = append(all, podSpec(p.Child("spec"), &t.Spec, false)...)
 	if len(t.Spec.EphemeralContainers) > 0 {
 		all = append(all, field.Forbidden(p.Child("spec", "ephemeralContainers"), "ephemeral containers not allowed in pod template"))
 	}

@@ -109,7 +109,8 @@ func annotationsAgree(p *v1.Pod) errs {
 	if sc := p.Spec.SecurityContext; sc != nil {
 		if value, ok := p.Annotations[v1.SeccompPodAnnotationKey]; ok && sc.SeccompProfile != nil {
 			f := sc.SeccompProfile
-			all = append(all, sameProfile(specPath.Child("securityContext", "seccompProfile"), "seccomp", value, string(f.Type), f.LocalhostProfile)...)
+			all = append(all, sameProfile(specPath.Child("securityContext", "seccompProfile"), "seccomp", value, string(f.Type),
+				f.LocalhostProfile)...)
 		}
 	}
 	check := func(at *field.Path, c *v1.Container) {

@@ -74,7 +74,8 @@ func PodCertificateRequest(r *certificates.PodCertificateRequest) errs {
 		return append(all, field.Required(at, "must be set"))
 	}
 	if most := mostSeconds(s.SignerName); *s.MaxExpirationSeconds < minPodCertificateSeconds || *s.MaxExpirationSeconds > most {
-		all = append(all, field.Invalid(at, *s.MaxExpirationSeconds, fmt.Sprintf("must be in the range [%d, %d]", minPodCertificateSeconds, most)))
+		all = append(all, field.Invalid(at, *s.MaxExpirationSeconds, fmt.Sprintf("must be in the range [%d, %d]", minPodCertificateSeconds,
+			most)))
 	}
 	return append(all, stubRequest(specPath.Child("stubPKCS10Request"), s.StubPKCS10Request)...)
 }
@@ -188,8 +189,10 @@ func PodCertificateRequestStatusUpdate(changed, old *certificates.PodCertificate
 	case podAnswer(changed) == certificates.PodCertificateRequestConditionTypeIssued:
 		return issued(status, changed)
 	case podAnswer(changed) != "":
-		if !apiequality.Semantic.DeepEqual(changed.Status, certificates.PodCertificateRequestStatus{Conditions: changed.Status.Conditions}) {
-			return errs{field.Invalid(status, "<value omitted>", "non-condition status fields must be empty when denying or failing the PodCertificateRequest")}
+		if !apiequality.Semantic.DeepEqual(changed.Status,
+			certificates.PodCertificateRequestStatus{Conditions: changed.Status.Conditions}) {
+			return errs{field.Invalid(status, "<value omitted>",
+				"non-condition status fields must be empty when denying or failing the PodCertificateRequest")}
 		}
 		return nil
 	}
@@ -206,7 +209,8 @@ func podConditions(p *field.Path, list []metav1.Condition) errs {
 			continue
 		}
 		if answers++; answers > 1 {
-			all = append(all, field.Invalid(at.Child("type"), c.Type, `There may be at most one condition with type "Issued", "Denied", or "Failed"`))
+			all = append(all, field.Invalid(at.Child("type"), c.Type,
+				`There may be at most one condition with type "Issued", "Denied", or "Failed"`))
 		}
 		if c.Status != metav1.ConditionTrue {
 			all = append(all, field.NotSupported(at.Child("status"), c.Status, []metav1.ConditionStatus{metav1.ConditionTrue}))
@@ -318,17 +322,20 @@ func issuedTimes(p *field.Path, r *certificates.PodCertificateRequest, leaf *x50
 		return all
 	}
 	if !s.NotBefore.Time.Equal(leaf.NotBefore) {
-		all = append(all, field.Invalid(p.Child("notBefore"), s.NotBefore.Time, "must be set to the NotBefore time encoded in the leaf certificate"))
+		all = append(all, field.Invalid(p.Child("notBefore"), s.NotBefore.Time,
+			"must be set to the NotBefore time encoded in the leaf certificate"))
 	}
 	if !s.NotAfter.Time.Equal(leaf.NotAfter) {
-		all = append(all, field.Invalid(p.Child("notAfter"), s.NotAfter.Time, "must be set to the NotAfter time encoded in the leaf certificate"))
+		all = append(all, field.Invalid(p.Child("notAfter"), s.NotAfter.Time,
+			"must be set to the NotAfter time encoded in the leaf certificate"))
 	}
 	life := leaf.NotAfter.Sub(leaf.NotBefore)
 	if life < time.Hour {
 		all = append(all, field.Invalid(p.Child("certificateChain"), life.String(), "leaf certificate lifetime must be >= 1 hour"))
 	}
 	if most := deref(r.Spec.MaxExpirationSeconds); life > time.Duration(most)*time.Second {
-		all = append(all, field.Invalid(p.Child("certificateChain"), life.String(), fmt.Sprintf("leaf certificate lifetime must be <= spec.maxExpirationSeconds (%d)", most)))
+		all = append(all, field.Invalid(p.Child("certificateChain"), life.String(),
+			fmt.Sprintf("leaf certificate lifetime must be <= spec.maxExpirationSeconds (%d)", most)))
 	}
 	at := p.Child("beginRefreshAt")
 	if s.BeginRefreshAt.Time.Before(s.NotBefore.Time.Add(refreshMargin)) {
@@ -348,7 +355,8 @@ func PodCertificateFresh(changed, old *certificates.PodCertificateRequest, now t
 		return nil
 	}
 	if off := s.NotBefore.Time.Sub(now); off.Abs() >= clockMargin {
-		return errs{field.Invalid(field.NewPath("status", "notBefore"), s.NotBefore.Time, "must be set to within 5 minutes of kube-apiserver's current time")}
+		return errs{field.Invalid(field.NewPath("status", "notBefore"), s.NotBefore.Time,
+			"must be set to within 5 minutes of kube-apiserver's current time")}
 	}
 	return nil
 }

@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// PodSpec checks a pod's spec (pod true) or the spec inside a template.
-func PodSpec(p *field.Path, s *v1.PodSpec, pod bool) field.ErrorList {
+// podSpec checks a pod's spec (pod true) or the spec inside a template.
+func podSpec(p *field.Path, s *v1.PodSpec, pod bool) field.ErrorList {
 	volumes, all := podVolumes(p.Child("volumes"), s.Volumes, pod)
 	claims, bad := resourceClaims(p.Child("resourceClaims"), s.ResourceClaims)
 	all = append(all, bad...)
@@ -22,7 +22,8 @@ func PodSpec(p *field.Path, s *v1.PodSpec, pod bool) field.ErrorList {
 	all = append(all, c.init(p.Child("initContainers"))...)
 	all = append(all, c.ephemeral(p.Child("ephemeralContainers"))...)
 	all = append(all, podResources(p, s)...)
-	all = append(all, mustBeOneOf(p.Child("restartPolicy"), s.RestartPolicy, v1.RestartPolicyAlways, v1.RestartPolicyOnFailure, v1.RestartPolicyNever)...)
+	all = append(all, mustBeOneOf(p.Child("restartPolicy"), s.RestartPolicy, v1.RestartPolicyAlways, v1.RestartPolicyOnFailure,
+		v1.RestartPolicyNever)...)
 	all = append(all, dns(p, s)...)
 	all = append(all, hostNamespaces(p, s)...)
 	all = append(all, podSecurityContext(p.Child("securityContext"), s.SecurityContext, s)...)
@@ -32,7 +33,8 @@ func PodSpec(p *field.Path, s *v1.PodSpec, pod bool) field.ErrorList {
 		all = append(all, between(p.Child("activeDeadlineSeconds"), *s.ActiveDeadlineSeconds, 1, math.MaxInt32)...)
 	}
 	for i, g := range s.ReadinessGates {
-		all = append(all, invalid(p.Child("readinessGates").Index(i).Child("conditionType"), string(g.ConditionType), validation.IsQualifiedName(string(g.ConditionType)))...)
+		all = append(all, invalid(p.Child("readinessGates").Index(i).Child("conditionType"), string(g.ConditionType),
+			validation.IsQualifiedName(string(g.ConditionType)))...)
 	}
 	for _, name := range sorted(s.Overhead) {
 		at := p.Child("overhead").Key(string(name))
@@ -93,12 +95,14 @@ func hostNamespaces(p *field.Path, s *v1.PodSpec) errs {
 	}
 	for _, shared := range []given{{"hostNetwork", s.HostNetwork}, {"hostPID", s.HostPID}, {"hostIPC", s.HostIPC}} {
 		if shared.set {
-			all = append(all, field.Forbidden(p.Child(shared.name), fmt.Sprintf("when `hostUsers` is false, `%s` must not be true", shared.name)))
+			all = append(all, field.Forbidden(p.Child(shared.name), fmt.Sprintf("when `hostUsers` is false, `%s` must not be true",
+				shared.name)))
 		}
 	}
 	for i := range s.Containers {
 		if len(s.Containers[i].VolumeDevices) > 0 {
-			all = append(all, field.Forbidden(p.Child("containers").Index(i).Child("volumeDevices"), "when `hostUsers` is false, block volumes cannot be used"))
+			all = append(all, field.Forbidden(p.Child("containers").Index(i).Child("volumeDevices"),
+				"when `hostUsers` is false, block volumes cannot be used"))
 		}
 	}
 	return all
@@ -119,7 +123,8 @@ func dns(p *field.Path, s *v1.PodSpec) errs {
 			return append(all, field.Required(at, fmt.Sprintf("must provide `dnsConfig` when `dnsPolicy` is %s", v1.DNSNone)))
 		}
 		if len(s.DNSConfig.Nameservers) == 0 {
-			return append(all, field.Required(at.Child("nameservers"), fmt.Sprintf("must provide at least one DNS nameserver when `dnsPolicy` is %s", v1.DNSNone)))
+			return append(all, field.Required(at.Child("nameservers"),
+				fmt.Sprintf("must provide at least one DNS nameserver when `dnsPolicy` is %s", v1.DNSNone)))
 		}
 	}
 	c := s.DNSConfig
@@ -127,16 +132,19 @@ func dns(p *field.Path, s *v1.PodSpec) errs {
 		return all
 	}
 	if len(c.Nameservers) > maxNameservers {
-		all = append(all, field.Invalid(at.Child("nameservers"), c.Nameservers, fmt.Sprintf("must not have more than %v nameservers", maxNameservers)))
+		all = append(all, field.Invalid(at.Child("nameservers"), c.Nameservers, fmt.Sprintf("must not have more than %v nameservers",
+			maxNameservers)))
 	}
 	for i, server := range c.Nameservers {
 		all = append(all, legacyIP(at.Child("nameservers").Index(i), server)...)
 	}
 	if len(c.Searches) > maxSearches {
-		all = append(all, field.Invalid(at.Child("searches"), c.Searches, fmt.Sprintf("must not have more than %v search paths", maxSearches)))
+		all = append(all, field.Invalid(at.Child("searches"), c.Searches, fmt.Sprintf("must not have more than %v search paths",
+			maxSearches)))
 	}
 	if len(strings.Join(c.Searches, " ")) > maxSearchChars {
-		all = append(all, field.Invalid(at.Child("searches"), c.Searches, fmt.Sprintf("must not have more than %v characters (including spaces) in the search list", maxSearchChars)))
+		all = append(all, field.Invalid(at.Child("searches"), c.Searches,
+			fmt.Sprintf("must not have more than %v characters (including spaces) in the search list", maxSearchChars)))
 	}
 	for i, search := range c.Searches {
 		// A lone or a trailing dot marks a name that is complete.
@@ -177,7 +185,8 @@ func resourceClaims(p *field.Path, claims []v1.PodResourceClaim) (sets.Set[strin
 			all = append(all, invalid(at.Child("resourceClaimName"), *c.ResourceClaimName, isSubdomain(*c.ResourceClaimName))...)
 		}
 		if c.ResourceClaimTemplateName != nil {
-			all = append(all, invalid(at.Child("resourceClaimTemplateName"), *c.ResourceClaimTemplateName, isSubdomain(*c.ResourceClaimTemplateName))...)
+			all = append(all, invalid(at.Child("resourceClaimTemplateName"), *c.ResourceClaimTemplateName,
+				isSubdomain(*c.ResourceClaimTemplateName))...)
 		}
 	}
 	return names, all
@@ -200,7 +209,8 @@ func operatingSystem(p *field.Path, s *v1.PodSpec) errs {
 		all = append(all, field.Forbidden(p.Child("securityContext", "windowsOptions"), "windows options cannot be set for a linux pod"))
 	case s.OS.Name == v1.Windows:
 		all = append(all, forbid(p.Child("securityContext"), "cannot be set for a windows pod", []given{
-			{"seLinuxOptions", sc.SELinuxOptions != nil}, {"seccompProfile", sc.SeccompProfile != nil}, {"appArmorProfile", sc.AppArmorProfile != nil},
+			{"seLinuxOptions", sc.SELinuxOptions != nil}, {"seccompProfile", sc.SeccompProfile != nil},
+			{"appArmorProfile", sc.AppArmorProfile != nil},
 			{"fsGroup", sc.FSGroup != nil}, {"fsGroupChangePolicy", sc.FSGroupChangePolicy != nil}, {"sysctls", len(sc.Sysctls) > 0},
 			{"runAsUser", sc.RunAsUser != nil}, {"runAsGroup", sc.RunAsGroup != nil}, {"supplementalGroups", sc.SupplementalGroups != nil},
 		})...)

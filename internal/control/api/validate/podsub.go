@@ -10,9 +10,9 @@ import (
 	"k8s.io/kubectl/pkg/util/qos"
 )
 
-// PodQOS is the quality of service class that a pod's requests and limits
+// podQOS is the quality of service class that a pod's requests and limits
 // amount to, whatever its status says.
-func PodQOS(p *v1.Pod) v1.PodQOSClass { return qos.ComputePodQOS(p) }
+func podQOS(p *v1.Pod) v1.PodQOSClass { return qos.ComputePodQOS(p) }
 
 // isMirror reports the API's picture of a static pod, which only the node's
 // files can change.
@@ -32,13 +32,14 @@ func PodResize(changed, old *v1.Pod) field.ErrorList {
 	if old.Spec.OS != nil && old.Spec.OS.Name == v1.Windows {
 		return append(all, field.Forbidden(field.NewPath(""), "windows pods cannot be resized"))
 	}
-	others := append(sameContainers("containers", changed.Spec.Containers, old.Spec.Containers), sameContainers("initContainers", changed.Spec.InitContainers, old.Spec.InitContainers)...)
+	others := append(sameContainers("containers", changed.Spec.Containers, old.Spec.Containers), sameContainers("initContainers",
+		changed.Spec.InitContainers, old.Spec.InitContainers)...)
 	if len(others) > 0 {
 		return append(all, others...)
 	}
 	all = append(all, Ratcheted(func(p, _ *v1.Pod) errs { return podGood(p) }, changed, old)...)
-	if PodQOS(changed) != PodQOS(old) {
-		all = append(all, field.Invalid(specPath, PodQOS(changed), "Pod QOS Class may not change as a result of resizing"))
+	if podQOS(changed) != podQOS(old) {
+		all = append(all, field.Invalid(specPath, podQOS(changed), "Pod QOS Class may not change as a result of resizing"))
 	}
 	rest := changed.Spec.DeepCopy()
 	for i := range rest.Containers {
@@ -159,8 +160,10 @@ func PodStatusUpdate(changed, old *v1.Pod) errs {
 		all = append(all, notNegative(p.Child("conditions").Index(i).Child("observedGeneration"), now.Conditions[i].ObservedGeneration)...)
 	}
 	if !restartsAll(&old.Spec) {
-		all = append(all, stateTransitions(p.Child("containerStatuses"), old.Spec.Containers, now.ContainerStatuses, before.ContainerStatuses, old.Spec.RestartPolicy)...)
-		all = append(all, stateTransitions(p.Child("initContainerStatuses"), old.Spec.InitContainers, now.InitContainerStatuses, before.InitContainerStatuses, old.Spec.RestartPolicy)...)
+		all = append(all, stateTransitions(p.Child("containerStatuses"), old.Spec.Containers, now.ContainerStatuses,
+			before.ContainerStatuses, old.Spec.RestartPolicy)...)
+		all = append(all, stateTransitions(p.Child("initContainerStatuses"), old.Spec.InitContainers, now.InitContainerStatuses,
+			before.InitContainerStatuses, old.Spec.RestartPolicy)...)
 	}
 	pods, hosts := make([]string, len(now.PodIPs)), make([]string, len(now.HostIPs))
 	for i := range now.PodIPs {
@@ -224,9 +227,11 @@ func extendedClaim(p *field.Path, s *v1.PodExtendedResourceClaimStatus, spec *v1
 		seen[m] = true
 		resources, ok := asked[m.ContainerName]
 		if !ok {
-			all = append(all, field.Invalid(at.Child("containerName"), m.ContainerName, "must match the name of an entry in `spec.initContainers.name` or `spec.containers.name`"))
+			all = append(all, field.Invalid(at.Child("containerName"), m.ContainerName,
+				"must match the name of an entry in `spec.initContainers.name` or `spec.containers.name`"))
 		} else if !resources[v1.ResourceName(m.ResourceName)] {
-			all = append(all, field.Invalid(at.Child("resourceName"), m.ResourceName, "must match the extended resource in an entry in the container's resources"))
+			all = append(all, field.Invalid(at.Child("resourceName"), m.ResourceName,
+				"must match the extended resource in an entry in the container's resources"))
 		}
 		all = append(all, named(at.Child("requestName"), m.RequestName, validation.IsDNS1123Label)...)
 	}

@@ -43,14 +43,16 @@ func PodUpdate(changed, old *v1.Pod) errs {
 	rest.ActiveDeadlineSeconds = old.Spec.ActiveDeadlineSeconds
 	rest.Tolerations = old.Spec.Tolerations
 	rest.SchedulingGates = old.Spec.SchedulingGates
-	if grace, before := rest.TerminationGracePeriodSeconds, old.Spec.TerminationGracePeriodSeconds; before != nil && *before < 0 && grace != nil && *grace == 1 {
+	if grace, before := rest.TerminationGracePeriodSeconds, old.Spec.TerminationGracePeriodSeconds; before != nil && *before < 0 &&
+		grace != nil && *grace == 1 {
 		rest.TerminationGracePeriodSeconds = before
 	}
 	if len(old.Spec.SchedulingGates) > 0 {
 		all = append(all, gatedUpdate(rest, &old.Spec)...)
 	}
 	if !equality.Semantic.DeepEqual(*rest, old.Spec) {
-		all = append(all, field.Forbidden(specPath, fmt.Sprintf("pod updates may not change fields other than %s\n%v", updatable, diff.Diff(old.Spec, *rest))))
+		all = append(all, field.Forbidden(specPath, fmt.Sprintf("pod updates may not change fields other than %s\n%v", updatable,
+			diff.Diff(old.Spec, *rest))))
 	}
 	return all
 }
@@ -77,7 +79,8 @@ func tolerationUpdate(changed, old []v1.Toleration) errs {
 			kept = kept || equality.Semantic.DeepEqual(now, before)
 		}
 		if !kept {
-			return errs{field.Forbidden(specPath.Child("tolerations"), "existing toleration can not be modified except its tolerationSeconds")}
+			return errs{field.Forbidden(specPath.Child("tolerations"),
+				"existing toleration can not be modified except its tolerationSeconds")}
 		}
 	}
 	return nil
@@ -110,7 +113,8 @@ func gatedUpdate(rest, old *v1.PodSpec) errs {
 		}
 	}
 	if !narrower {
-		all = append(all, field.Invalid(specPath.Child("nodeSelector"), rest.NodeSelector, "only additions are allowed (no mutations or deletions)"))
+		all = append(all, field.Invalid(specPath.Child("nodeSelector"), rest.NodeSelector,
+			"only additions are allowed (no mutations or deletions)"))
 	}
 	rest.NodeSelector = old.NodeSelector
 
@@ -149,19 +153,22 @@ func narrowerAffinity(changed, old *v1.NodeAffinity) errs {
 	terms := changed.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
 	before := old.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
 	if len(before) > 0 && len(terms) != len(before) {
-		return errs{field.Invalid(at.Child("nodeSelectorTerms"), terms, "no additions/deletions to non-empty NodeSelectorTerms list are allowed")}
+		return errs{field.Invalid(at.Child("nodeSelectorTerms"), terms,
+			"no additions/deletions to non-empty NodeSelectorTerms list are allowed")}
 	}
 	var all errs
 	for i := range before {
 		if len(before[i].MatchExpressions) == 0 && len(before[i].MatchFields) == 0 {
 			// An empty term selects nothing; anything added to it would widen.
 			if len(terms[i].MatchExpressions) > 0 || len(terms[i].MatchFields) > 0 {
-				all = append(all, field.Invalid(at.Child("nodeSelectorTerms").Index(i), terms[i], "only additions are allowed (no mutations or deletions)"))
+				all = append(all, field.Invalid(at.Child("nodeSelectorTerms").Index(i), terms[i],
+					"only additions are allowed (no mutations or deletions)"))
 			}
 			continue
 		}
 		if !startsWith(terms[i].MatchExpressions, before[i].MatchExpressions) || !startsWith(terms[i].MatchFields, before[i].MatchFields) {
-			all = append(all, field.Invalid(at.Child("nodeSelectorTerms").Index(i), terms[i], "only additions are allowed (no mutations or deletions)"))
+			all = append(all, field.Invalid(at.Child("nodeSelectorTerms").Index(i), terms[i],
+				"only additions are allowed (no mutations or deletions)"))
 		}
 	}
 	return all

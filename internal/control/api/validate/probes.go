@@ -104,7 +104,8 @@ func lifecycle(p *field.Path, l *v1.Lifecycle, s *v1.PodSpec) errs {
 	var all errs
 	hook := func(name string, h *v1.LifecycleHandler) {
 		if h != nil {
-			all = append(all, handler{exec: h.Exec, http: h.HTTPGet, tcp: h.TCPSocket, sleep: h.Sleep}.check(p.Child(name), s.TerminationGracePeriodSeconds)...)
+			all = append(all, handler{exec: h.Exec, http: h.HTTPGet, tcp: h.TCPSocket, sleep: h.Sleep}.check(p.Child(name),
+				s.TerminationGracePeriodSeconds)...)
 		}
 	}
 	hook("postStart", l.PostStart)

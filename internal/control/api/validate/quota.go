@@ -12,10 +12,12 @@ import (
 )
 
 // quotaResources are the names without a domain that can be limited.
-var quotaResources = sets.New(v1.ResourceCPU, v1.ResourceMemory, v1.ResourceEphemeralStorage, v1.ResourceRequestsCPU, v1.ResourceRequestsMemory,
+var quotaResources = sets.New(v1.ResourceCPU, v1.ResourceMemory, v1.ResourceEphemeralStorage, v1.ResourceRequestsCPU,
+	v1.ResourceRequestsMemory,
 	v1.ResourceRequestsStorage, v1.ResourceRequestsEphemeralStorage, v1.ResourceLimitsCPU, v1.ResourceLimitsMemory,
 	v1.ResourceLimitsEphemeralStorage, v1.ResourcePods, v1.ResourceQuotas, v1.ResourceServices, v1.ResourceReplicationControllers,
-	v1.ResourceSecrets, v1.ResourcePersistentVolumeClaims, v1.ResourceConfigMaps, v1.ResourceServicesNodePorts, v1.ResourceServicesLoadBalancers)
+	v1.ResourceSecrets, v1.ResourcePersistentVolumeClaims, v1.ResourceConfigMaps, v1.ResourceServicesNodePorts,
+	v1.ResourceServicesLoadBalancers)
 
 // counted are those of them that are whole numbers.
 var counted = sets.New(v1.ResourcePods, v1.ResourceQuotas, v1.ResourceServices, v1.ResourceReplicationControllers, v1.ResourceSecrets,
@@ -45,7 +47,8 @@ func quotaAmounts(p *field.Path, list v1.ResourceList) errs {
 	return all
 }
 
-var quotaScopes = []v1.ResourceQuotaScope{v1.ResourceQuotaScopeTerminating, v1.ResourceQuotaScopeNotTerminating, v1.ResourceQuotaScopeBestEffort,
+var quotaScopes = []v1.ResourceQuotaScope{v1.ResourceQuotaScopeTerminating, v1.ResourceQuotaScopeNotTerminating,
+	v1.ResourceQuotaScopeBestEffort,
 	v1.ResourceQuotaScopeNotBestEffort, v1.ResourceQuotaScopePriorityClass, v1.ResourceQuotaScopeCrossNamespacePodAffinity,
 	v1.ResourceQuotaScopeVolumeAttributesClass}
 
@@ -59,7 +62,8 @@ func ResourceQuota(q *v1.ResourceQuota) errs {
 		}
 		have.Insert(s)
 	}
-	for _, pair := range [][2]v1.ResourceQuotaScope{{v1.ResourceQuotaScopeBestEffort, v1.ResourceQuotaScopeNotBestEffort}, {v1.ResourceQuotaScopeTerminating, v1.ResourceQuotaScopeNotTerminating}} {
+	for _, pair := range [][2]v1.ResourceQuotaScope{{v1.ResourceQuotaScopeBestEffort, v1.ResourceQuotaScopeNotBestEffort},
+		{v1.ResourceQuotaScopeTerminating, v1.ResourceQuotaScopeNotTerminating}} {
 		if have.HasAll(pair[0], pair[1]) {
 			all = append(all, field.Invalid(at, q.Spec.Scopes, "conflicting scopes"))
 		}
@@ -70,13 +74,16 @@ func ResourceQuota(q *v1.ResourceQuota) errs {
 	for i, r := range q.Spec.ScopeSelector.MatchExpressions {
 		one := specPath.Child("scopeSelector", "matchExpressions").Index(i)
 		all = append(all, oneOf(one.Child("scopeName"), r.ScopeName, append([]v1.ResourceQuotaScope(nil), quotaScopes...)...)...)
-		all = append(all, oneOf(one.Child("operator"), r.Operator, v1.ScopeSelectorOpIn, v1.ScopeSelectorOpNotIn, v1.ScopeSelectorOpExists, v1.ScopeSelectorOpDoesNotExist)...)
+		all = append(all, oneOf(one.Child("operator"), r.Operator, v1.ScopeSelectorOpIn, v1.ScopeSelectorOpNotIn, v1.ScopeSelectorOpExists,
+			v1.ScopeSelectorOpDoesNotExist)...)
 		listed := r.Operator == v1.ScopeSelectorOpIn || r.Operator == v1.ScopeSelectorOpNotIn
 		switch {
 		case listed && len(r.Values) == 0:
-			all = append(all, field.Required(one.Child("values"), "must be at least one value when `operator` is 'In' or 'NotIn' for scope selector"))
+			all = append(all, field.Required(one.Child("values"),
+				"must be at least one value when `operator` is 'In' or 'NotIn' for scope selector"))
 		case !listed && len(r.Values) > 0:
-			all = append(all, field.Invalid(one.Child("values"), r.Values, "must be no value when `operator` is 'Exist' or 'DoesNotExist' for scope selector"))
+			all = append(all, field.Invalid(one.Child("values"), r.Values,
+				"must be no value when `operator` is 'Exist' or 'DoesNotExist' for scope selector"))
 		}
 	}
 	return all
@@ -110,7 +117,8 @@ func LimitRange(l *v1.LimitRange) errs {
 			_, low := item.Min[v1.ResourceStorage]
 			_, high := item.Max[v1.ResourceStorage]
 			if !low && !high {
-				all = append(all, field.Required(at.Child("limits"), "either minimum or maximum storage value is required, but neither was provided"))
+				all = append(all, field.Required(at.Child("limits"),
+					"either minimum or maximum storage value is required, but neither was provided"))
 			}
 		}
 		all = append(all, limitItem(at, item)...)
@@ -136,7 +144,8 @@ func limitItem(p *field.Path, item *v1.LimitRangeItem) errs {
 	for _, part := range []struct {
 		name string
 		list v1.ResourceList
-	}{{"max", item.Max}, {"min", item.Min}, {"default", item.Default}, {"defaultRequest", item.DefaultRequest}, {"maxLimitRequestRatio", item.MaxLimitRequestRatio}} {
+	}{{"max", item.Max}, {"min", item.Min}, {"default", item.Default}, {"defaultRequest", item.DefaultRequest},
+		{"maxLimitRequestRatio", item.MaxLimitRequestRatio}} {
 		for _, name := range sorted(part.list) {
 			names.Insert(name)
 			at := p.Child(part.name).Key(string(name))
@@ -154,7 +163,8 @@ func limitItem(p *field.Path, item *v1.LimitRangeItem) errs {
 			l, haveLow := low[name]
 			h, haveHigh := high[name]
 			if haveLow && haveHigh && l.Cmp(h) > 0 {
-				all = append(all, field.Invalid(p.Child(part).Key(string(name)), l.String(), fmt.Sprintf("%s value %s is greater than %s value %s", lowText, l.String(), highText, h.String())))
+				all = append(all, field.Invalid(p.Child(part).Key(string(name)), l.String(),
+					fmt.Sprintf("%s value %s is greater than %s value %s", lowText, l.String(), highText, h.String())))
 			}
 		}
 		ordered("min", item.Min, item.Max, "min", "max")
@@ -164,7 +174,8 @@ func limitItem(p *field.Path, item *v1.LimitRangeItem) errs {
 		ordered("default", item.Min, item.Default, "min", "default")
 		ordered("default", item.Default, item.Max, "default", "max")
 		if ratio, ok := item.MaxLimitRequestRatio[name]; ok && ratio.Cmp(resource.MustParse("1")) < 0 {
-			all = append(all, field.Invalid(p.Child("maxLimitRequestRatio").Key(string(name)), ratio.String(), fmt.Sprintf("ratio %s is less than 1", ratio.String())))
+			all = append(all, field.Invalid(p.Child("maxLimitRequestRatio").Key(string(name)), ratio.String(),
+				fmt.Sprintf("ratio %s is less than 1", ratio.String())))
 		}
 	}
 	return all

@@ -80,9 +80,11 @@ func requirements(p *field.Path, r *v1.ResourceRequirements, name func(*field.Pa
 		exact := isHugePage(res) || isExtended(res)
 		switch {
 		case limited && exact && request.Cmp(limit) != 0:
-			all = append(all, field.Invalid(requests, request.String(), fmt.Sprintf("must be equal to %s limit of %s", res, limit.String())))
+			all = append(all, field.Invalid(requests, request.String(), fmt.Sprintf("must be equal to %s limit of %s", res,
+				limit.String())))
 		case limited && request.Cmp(limit) > 0:
-			all = append(all, field.Invalid(requests, request.String(), fmt.Sprintf("must be less than or equal to %s limit of %s", res, limit.String())))
+			all = append(all, field.Invalid(requests, request.String(), fmt.Sprintf("must be less than or equal to %s limit of %s", res,
+				limit.String())))
 		case !limited && exact:
 			all = append(all, field.Required(limits, "Limit must be set for non overcommitable resources"))
 		}
@@ -152,7 +154,8 @@ func podResources(spec *field.Path, s *v1.PodSpec) errs {
 		for _, name := range sorted(limits) {
 			limit := limits[name]
 			if pod, set := s.Resources.Limits[name]; set && limit.Cmp(pod) > 0 {
-				all = append(all, field.Invalid(spec.Child("containers").Index(i).Child("resources", "limits").Key(string(name)), limit.String(),
+				all = append(all, field.Invalid(spec.Child("containers").Index(i).Child("resources", "limits").Key(string(name)),
+					limit.String(),
 					fmt.Sprintf("must be less than or equal to pod limits of %s", pod.String())))
 			}
 		}

@@ -17,9 +17,11 @@ func access(m *metav1.ObjectMeta, resource *authorization.ResourceAttributes, pa
 	var all errs
 	switch {
 	case resource != nil && path != nil:
-		all = append(all, field.Invalid(specPath.Child("nonResourceAttributes"), path, "cannot be specified in combination with resourceAttributes"))
+		all = append(all, field.Invalid(specPath.Child("nonResourceAttributes"), path,
+			"cannot be specified in combination with resourceAttributes"))
 	case resource == nil && path == nil:
-		all = append(all, field.Invalid(specPath.Child("resourceAttributes"), resource, "exactly one of nonResourceAttributes or resourceAttributes must be specified"))
+		all = append(all, field.Invalid(specPath.Child("resourceAttributes"), resource,
+			"exactly one of nonResourceAttributes or resourceAttributes must be specified"))
 	}
 	all = append(all, reviewSelectors(resource)...)
 	bare := m.DeepCopy()
@@ -62,7 +64,8 @@ func reviewSelector(p *field.Path, raw string, list []metav1.LabelSelectorRequir
 	for i, r := range list {
 		at := p.Child("requirements").Index(i)
 		if badKey == nil {
-			all = append(all, metavalidation.ValidateLabelSelectorRequirement(r, metavalidation.LabelSelectorValidationOptions{AllowInvalidLabelValueInSelector: true}, at)...)
+			all = append(all, metavalidation.ValidateLabelSelectorRequirement(r,
+				metavalidation.LabelSelectorValidationOptions{AllowInvalidLabelValueInSelector: true}, at)...)
 			continue
 		}
 		if badKey(r.Key) {
@@ -109,7 +112,8 @@ func LocalSubjectAccessReview(r *authorization.LocalSubjectAccessReview) errs {
 		all = append(all, field.Invalid(specPath.Child("resourceAttributes", "namespace"), a.Namespace, "must match metadata.namespace"))
 	}
 	if r.Spec.NonResourceAttributes != nil {
-		all = append(all, field.Invalid(specPath.Child("nonResourceAttributes"), r.Spec.NonResourceAttributes, "disallowed on this kind of request"))
+		all = append(all, field.Invalid(specPath.Child("nonResourceAttributes"), r.Spec.NonResourceAttributes,
+			"disallowed on this kind of request"))
 	}
 	return all
 }

@@ -17,14 +17,21 @@ func TestRequests(t *testing.T) {
 		errs field.ErrorList
 		want []string
 	}{
-		{"may I", validate.SelfSubjectAccessReview(&authorization.SelfSubjectAccessReview{Spec: authorization.SelfSubjectAccessReviewSpec{ResourceAttributes: asked}}), nil},
+		{"may I", validate.SelfSubjectAccessReview(&authorization.SelfSubjectAccessReview{Spec: authorization.SelfSubjectAccessReviewSpec{
+			ResourceAttributes: asked}}), nil},
 		{"may I what", validate.SelfSubjectAccessReview(&authorization.SelfSubjectAccessReview{}),
-			[]string{"spec.resourceAttributes: Invalid value: null: exactly one of nonResourceAttributes or resourceAttributes must be specified"}},
-		{"stored question", validate.SelfSubjectAccessReview(&authorization.SelfSubjectAccessReview{ObjectMeta: metav1.ObjectMeta{Name: "x"}, Spec: authorization.SelfSubjectAccessReviewSpec{ResourceAttributes: asked}}),
+			[]string{"spec.resourceAttributes: Invalid value: null: exactly one of nonResourceAttributes or resourceAttributes must be " +
+				"specified"}},
+		{"stored question", validate.SelfSubjectAccessReview(
+			&authorization.SelfSubjectAccessReview{ObjectMeta: metav1.ObjectMeta{Name: "x"},
+				Spec: authorization.SelfSubjectAccessReviewSpec{ResourceAttributes: asked}}),
 			[]string{"metadata: Invalid value: must be empty"}},
-		{"may nobody", validate.SubjectAccessReview(&authorization.SubjectAccessReview{Spec: authorization.SubjectAccessReviewSpec{ResourceAttributes: asked}}),
+		{"may nobody", validate.SubjectAccessReview(&authorization.SubjectAccessReview{Spec: authorization.SubjectAccessReviewSpec{
+			ResourceAttributes: asked}}),
 			[]string{"spec.user: Invalid value: \"\": at least one of user or group must be specified"}},
-		{"elsewhere", validate.LocalSubjectAccessReview(&authorization.LocalSubjectAccessReview{ObjectMeta: metav1.ObjectMeta{Namespace: "other"}, Spec: authorization.SubjectAccessReviewSpec{User: "u", ResourceAttributes: asked}}),
+		{"elsewhere", validate.LocalSubjectAccessReview(
+			&authorization.LocalSubjectAccessReview{ObjectMeta: metav1.ObjectMeta{Namespace: "other"},
+				Spec: authorization.SubjectAccessReviewSpec{User: "u", ResourceAttributes: asked}}),
 			[]string{"spec.resourceAttributes.namespace: Invalid value: \"ns\": must match metadata.namespace"}},
 	} {
 		t.Run(c.name, func(t *testing.T) { compare(t, c.errs, c.want) })

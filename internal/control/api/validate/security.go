@@ -35,9 +35,12 @@ func podSecurityContext(p *field.Path, c *v1.PodSecurityContext, s *v1.PodSpec) 
 	for i, group := range c.SupplementalGroups {
 		all = append(all, groupID(p.Child("supplementalGroups").Index(i), &group)...)
 	}
-	all = append(all, oneOfIfSet(p.Child("supplementalGroupsPolicy"), c.SupplementalGroupsPolicy, v1.SupplementalGroupsPolicyMerge, v1.SupplementalGroupsPolicyStrict)...)
-	all = append(all, oneOfIfSet(p.Child("fsGroupChangePolicy"), c.FSGroupChangePolicy, v1.FSGroupChangeAlways, v1.FSGroupChangeOnRootMismatch)...)
-	all = append(all, oneOfIfSet(p.Child("seLinuxChangePolicy"), c.SELinuxChangePolicy, v1.SELinuxChangePolicyMountOption, v1.SELinuxChangePolicyRecursive)...)
+	all = append(all, oneOfIfSet(p.Child("supplementalGroupsPolicy"), c.SupplementalGroupsPolicy, v1.SupplementalGroupsPolicyMerge,
+		v1.SupplementalGroupsPolicyStrict)...)
+	all = append(all, oneOfIfSet(p.Child("fsGroupChangePolicy"), c.FSGroupChangePolicy, v1.FSGroupChangeAlways,
+		v1.FSGroupChangeOnRootMismatch)...)
+	all = append(all, oneOfIfSet(p.Child("seLinuxChangePolicy"), c.SELinuxChangePolicy, v1.SELinuxChangePolicyMountOption,
+		v1.SELinuxChangePolicyRecursive)...)
 	all = append(all, sysctls(p.Child("sysctls"), c.Sysctls, s)...)
 	all = append(all, seccomp(p.Child("seccompProfile"), c.SeccompProfile)...)
 	all = append(all, appArmor(p.Child("appArmorProfile"), c.AppArmorProfile)...)
@@ -59,13 +62,15 @@ func sysctls(p *field.Path, list []v1.Sysctl, s *v1.PodSpec) errs {
 			all = append(all, field.Required(at, ""))
 			continue
 		case len(c.Name) > maxSysctlName || !sysctlName.MatchString(c.Name):
-			all = append(all, field.Invalid(at, c.Name, fmt.Sprintf("must have at most %d characters and match regex %s", maxSysctlName, sysctlPattern)))
+			all = append(all, field.Invalid(at, c.Name, fmt.Sprintf("must have at most %d characters and match regex %s", maxSysctlName,
+				sysctlPattern)))
 		}
 		name := strings.ReplaceAll(c.Name, "/", ".")
 		if s.HostNetwork && strings.HasPrefix(name, "net.") {
 			all = append(all, field.Invalid(at, c.Name, "may not be specified when 'hostNetwork' is true"))
 		}
-		if s.HostIPC && (strings.HasPrefix(name, "kernel.shm") || strings.HasPrefix(name, "kernel.msg") || name == "kernel.sem" || strings.HasPrefix(name, "fs.mqueue.")) {
+		if s.HostIPC && (strings.HasPrefix(name, "kernel.shm") || strings.HasPrefix(name, "kernel.msg") || name == "kernel.sem" ||
+			strings.HasPrefix(name, "fs.mqueue.")) {
 			all = append(all, field.Invalid(at, c.Name, "may not be specified when 'hostIPC' is true"))
 		}
 	}
@@ -101,7 +106,8 @@ func seccomp(p *field.Path, s *v1.SeccompProfile) errs {
 	if s == nil {
 		return nil
 	}
-	all := mustBeOneOf(p.Child("type"), s.Type, v1.SeccompProfileTypeLocalhost, v1.SeccompProfileTypeRuntimeDefault, v1.SeccompProfileTypeUnconfined)
+	all := mustBeOneOf(p.Child("type"), s.Type, v1.SeccompProfileTypeLocalhost, v1.SeccompProfileTypeRuntimeDefault,
+		v1.SeccompProfileTypeUnconfined)
 	at := p.Child("localhostProfile")
 	switch {
 	case s.Type == v1.SeccompProfileTypeLocalhost && deref(s.LocalhostProfile) == "":
@@ -122,7 +128,8 @@ func appArmor(p *field.Path, a *v1.AppArmorProfile) errs {
 	if a == nil {
 		return nil
 	}
-	all := mustBeOneOf(p.Child("type"), a.Type, v1.AppArmorProfileTypeLocalhost, v1.AppArmorProfileTypeRuntimeDefault, v1.AppArmorProfileTypeUnconfined)
+	all := mustBeOneOf(p.Child("type"), a.Type, v1.AppArmorProfileTypeLocalhost, v1.AppArmorProfileTypeRuntimeDefault,
+		v1.AppArmorProfileTypeUnconfined)
 	at := p.Child("localhostProfile")
 	name := deref(a.LocalhostProfile)
 	switch {

@@ -18,19 +18,23 @@ const kubeletPort = 10250
 // lie in the cluster's ranges and are free is up to the allocators.
 func Service(s *v1.Service) errs {
 	spec := &s.Spec
-	all := mustBeOneOf(specPath.Child("type"), spec.Type, v1.ServiceTypeClusterIP, v1.ServiceTypeNodePort, v1.ServiceTypeLoadBalancer, v1.ServiceTypeExternalName)
+	all := mustBeOneOf(specPath.Child("type"), spec.Type, v1.ServiceTypeClusterIP, v1.ServiceTypeNodePort, v1.ServiceTypeLoadBalancer,
+		v1.ServiceTypeExternalName)
 	if len(spec.Ports) == 0 && spec.ClusterIP != v1.ClusterIPNone && spec.Type != v1.ServiceTypeExternalName {
 		all = append(all, field.Required(specPath.Child("ports"), ""))
 	}
 	switch spec.Type {
 	case v1.ServiceTypeNodePort, v1.ServiceTypeLoadBalancer:
 		if spec.ClusterIP == v1.ClusterIPNone {
-			all = append(all, field.Invalid(specPath.Child("clusterIPs").Index(0), spec.ClusterIP, fmt.Sprintf("may not be set to 'None' for %s services", spec.Type)))
+			all = append(all, field.Invalid(specPath.Child("clusterIPs").Index(0), spec.ClusterIP,
+				fmt.Sprintf("may not be set to 'None' for %s services", spec.Type)))
 		}
 	case v1.ServiceTypeExternalName:
 		all = append(all, forbid(specPath, "may not be set for ExternalName services", []given{
-			{"clusterIPs", len(spec.ClusterIPs) > 0 || spec.ClusterIP != ""}, {"ipFamilies", len(spec.IPFamilies) > 0}, {"ipFamilyPolicy", spec.IPFamilyPolicy != nil}})...)
-		all = append(all, named(specPath.Child("externalName"), strings.TrimSuffix(spec.ExternalName, "."), validation.IsDNS1123Subdomain)...)
+			{"clusterIPs", len(spec.ClusterIPs) > 0 || spec.ClusterIP != ""}, {"ipFamilies", len(spec.IPFamilies) > 0},
+			{"ipFamilyPolicy", spec.IPFamilyPolicy != nil}})...)
+		all = append(all, named(specPath.Child("externalName"), strings.TrimSuffix(spec.ExternalName, "."),
+			validation.IsDNS1123Subdomain)...)
 	}
 	all = append(all, servicePorts(specPath.Child("ports"), spec)...)
 	all = append(all, labels(specPath.Child("selector"), spec.Selector)...)
@@ -52,7 +56,8 @@ func serviceAnnotations(s *v1.Service) errs {
 	hints, hinted := s.Annotations[v1.DeprecatedAnnotationTopologyAwareHints]
 	mode, moded := s.Annotations[v1.AnnotationTopologyMode]
 	if hinted && moded && hints != mode {
-		all = append(all, field.Invalid(at.Key(v1.AnnotationTopologyMode), mode, fmt.Sprintf("must match annotations[%s] when both are specified", v1.DeprecatedAnnotationTopologyAwareHints)))
+		all = append(all, field.Invalid(at.Key(v1.AnnotationTopologyMode), mode,
+			fmt.Sprintf("must match annotations[%s] when both are specified", v1.DeprecatedAnnotationTopologyAwareHints)))
 	}
 	text := strings.TrimSpace(s.Annotations[v1.AnnotationLoadBalancerSourceRangesKey])
 	if _, ok := s.Annotations[v1.AnnotationLoadBalancerSourceRangesKey]; !ok || len(s.Spec.LoadBalancerSourceRanges) > 0 {
@@ -98,7 +103,8 @@ func servicePorts(p *field.Path, spec *v1.ServiceSpec) errs {
 			all = append(all, field.Forbidden(at.Child("nodePort"), "may not be used when `type` is 'ClusterIP'"))
 		}
 		if spec.Type == v1.ServiceTypeLoadBalancer && port.Port == kubeletPort {
-			all = append(all, field.Invalid(at, port.Port, fmt.Sprintf("may not expose port %v externally since it is used by kubelet", kubeletPort)))
+			all = append(all, field.Invalid(at, port.Port, fmt.Sprintf("may not expose port %v externally since it is used by kubelet",
+				kubeletPort)))
 		}
 		if k := (key{port.Protocol, port.Port}); ports[k] {
 			all = append(all, field.Duplicate(at, v1.ServicePort{Protocol: port.Protocol, Port: port.Port}))
@@ -140,13 +146,16 @@ func clusterAddresses(spec *v1.ServiceSpec) errs {
 			all = append(all, field.Duplicate(specPath.Child("ipFamilies").Index(i), family))
 		}
 	}
-	all = append(all, oneOfIfSet(specPath.Child("ipFamilyPolicy"), spec.IPFamilyPolicy, v1.IPFamilyPolicySingleStack, v1.IPFamilyPolicyPreferDualStack, v1.IPFamilyPolicyRequireDualStack)...)
+	all = append(all, oneOfIfSet(specPath.Child("ipFamilyPolicy"), spec.IPFamilyPolicy, v1.IPFamilyPolicySingleStack,
+		v1.IPFamilyPolicyPreferDualStack, v1.IPFamilyPolicyRequireDualStack)...)
 	if p := spec.IPFamilyPolicy; p != nil && *p == v1.IPFamilyPolicySingleStack {
 		if len(spec.IPFamilies) > 1 {
-			all = append(all, field.Invalid(specPath.Child("ipFamilyPolicy"), *p, "must be RequireDualStack or PreferDualStack when multiple 'ipFamilies' are specified"))
+			all = append(all, field.Invalid(specPath.Child("ipFamilyPolicy"), *p,
+				"must be RequireDualStack or PreferDualStack when multiple 'ipFamilies' are specified"))
 		}
 		if len(spec.ClusterIPs) > 1 {
-			all = append(all, field.Invalid(specPath.Child("ipFamilyPolicy"), *p, "must be RequireDualStack or PreferDualStack when multiple 'clusterIPs' are specified"))
+			all = append(all, field.Invalid(specPath.Child("ipFamilyPolicy"), *p,
+				"must be RequireDualStack or PreferDualStack when multiple 'clusterIPs' are specified"))
 		}
 	}
 	switch {
@@ -170,7 +179,8 @@ func clusterAddresses(spec *v1.ServiceSpec) errs {
 			continue
 		}
 		if a, ok := address(ip); ok && a.Is4() != (spec.IPFamilies[i] == v1.IPv4Protocol) {
-			all = append(all, field.Invalid(at.Index(i), ip, fmt.Sprintf("expected an %s value as indicated by `ipFamilies[%d]`", spec.IPFamilies[i], i)))
+			all = append(all, field.Invalid(at.Index(i), ip, fmt.Sprintf("expected an %s value as indicated by `ipFamilies[%d]`",
+				spec.IPFamilies[i], i)))
 		}
 	}
 	if len(spec.ClusterIPs) == 2 {
@@ -207,15 +217,18 @@ func outside(spec *v1.ServiceSpec) errs {
 	policy := specPath.Child("externalTrafficPolicy")
 	switch {
 	case external:
-		all = append(all, mustBeOneOf(policy, spec.ExternalTrafficPolicy, v1.ServiceExternalTrafficPolicyCluster, v1.ServiceExternalTrafficPolicyLocal)...)
+		all = append(all, mustBeOneOf(policy, spec.ExternalTrafficPolicy, v1.ServiceExternalTrafficPolicyCluster,
+			v1.ServiceExternalTrafficPolicyLocal)...)
 	case spec.ExternalTrafficPolicy != "":
 		all = append(all, field.Invalid(policy, spec.ExternalTrafficPolicy, "may only be set for externally-accessible services"))
 	}
-	all = append(all, oneOfIfSet(specPath.Child("internalTrafficPolicy"), spec.InternalTrafficPolicy, v1.ServiceInternalTrafficPolicyCluster, v1.ServiceInternalTrafficPolicyLocal)...)
+	all = append(all, oneOfIfSet(specPath.Child("internalTrafficPolicy"), spec.InternalTrafficPolicy,
+		v1.ServiceInternalTrafficPolicyCluster, v1.ServiceInternalTrafficPolicyLocal)...)
 	if port := spec.HealthCheckNodePort; port != 0 {
 		all = append(all, portNumber(specPath.Child("healthCheckNodePort"), port)...)
 		if !balanced || spec.ExternalTrafficPolicy != v1.ServiceExternalTrafficPolicyLocal {
-			all = append(all, field.Invalid(specPath.Child("healthCheckNodePort"), port, "may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'"))
+			all = append(all, field.Invalid(specPath.Child("healthCheckNodePort"), port,
+				"may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'"))
 		}
 	}
 	return all
@@ -237,7 +250,8 @@ func ServiceUpdate(changed, old *v1.Service) errs {
 			all = append(all, field.Invalid(specPath.Child("ipFamilies").Index(0), now.IPFamilies, "may not change once set"))
 		}
 	}
-	if now.Type == v1.ServiceTypeLoadBalancer && before.Type == v1.ServiceTypeLoadBalancer && !equality.Semantic.DeepEqual(now.LoadBalancerClass, before.LoadBalancerClass) {
+	if now.Type == v1.ServiceTypeLoadBalancer && before.Type == v1.ServiceTypeLoadBalancer &&
+		!equality.Semantic.DeepEqual(now.LoadBalancerClass, before.LoadBalancerClass) {
 		all = append(all, field.Invalid(specPath.Child("loadBalancerClass"), now.LoadBalancerClass, "may not change once set"))
 	}
 	return all

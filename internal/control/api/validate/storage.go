@@ -98,7 +98,9 @@ func PersistentVolumeClaimUpdate(changed, old *v1.PersistentVolumeClaim) errs {
 	rest.VolumeAttributesClassName = before.VolumeAttributesClassName
 	all = append(all, attributesClassChange(changed.Spec.VolumeAttributesClassName, before.VolumeAttributesClassName)...)
 	if !equality.Semantic.DeepEqual(rest, before) {
-		all = append(all, field.Forbidden(specPath, fmt.Sprintf("spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims\n%v", diff.Diff(*before, *rest))))
+		all = append(all, field.Forbidden(specPath,
+			fmt.Sprintf("spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims\n%v",
+				diff.Diff(*before, *rest))))
 	}
 	return append(all, immutable(field.NewPath("volumeMode"), changed.Spec.VolumeMode, before.VolumeMode)...)
 }
@@ -166,7 +168,8 @@ func claimResource(p *field.Path, name v1.ResourceName) errs {
 	if bad := validation.IsQualifiedName(string(name)); len(bad) > 0 {
 		return invalid(p, name, bad)
 	}
-	if native := !strings.Contains(string(name), "/") || strings.Contains(string(name), v1.ResourceDefaultNamespacePrefix); native && name != v1.ResourceStorage {
+	if native := !strings.Contains(string(name), "/") || strings.Contains(string(name), v1.ResourceDefaultNamespacePrefix); native &&
+		name != v1.ResourceStorage {
 		return errs{field.NotSupported(p, name, []v1.ResourceName{v1.ResourceStorage})}
 	}
 	return nil
@@ -215,16 +218,22 @@ func PersistentVolume(pv *v1.PersistentVolume) errs {
 
 func persistentSource(specPath *field.Path, s *v1.PersistentVolumeSpec) errs {
 	all := exactlyOne(specPath, tooManyVolumeTypes, "must specify a volume type", []given{
-		{"hostPath", s.HostPath != nil}, {"gcePersistentDisk", s.GCEPersistentDisk != nil}, {"awsElasticBlockStore", s.AWSElasticBlockStore != nil},
-		{"glusterfs", s.Glusterfs != nil}, {"flocker", s.Flocker != nil}, {"nfs", s.NFS != nil}, {"rbd", s.RBD != nil}, {"quobyte", s.Quobyte != nil},
-		{"cephFS", s.CephFS != nil}, {"iscsi", s.ISCSI != nil}, {"cinder", s.Cinder != nil}, {"fc", s.FC != nil}, {"flexVolume", s.FlexVolume != nil},
-		{"azureFile", s.AzureFile != nil}, {"vsphereVolume", s.VsphereVolume != nil}, {"photonPersistentDisk", s.PhotonPersistentDisk != nil},
-		{"portworxVolume", s.PortworxVolume != nil}, {"azureDisk", s.AzureDisk != nil}, {"scaleIO", s.ScaleIO != nil}, {"local", s.Local != nil},
+		{"hostPath", s.HostPath != nil}, {"gcePersistentDisk", s.GCEPersistentDisk != nil},
+		{"awsElasticBlockStore", s.AWSElasticBlockStore != nil},
+		{"glusterfs", s.Glusterfs != nil}, {"flocker", s.Flocker != nil}, {"nfs", s.NFS != nil}, {"rbd", s.RBD != nil},
+		{"quobyte", s.Quobyte != nil},
+		{"cephFS", s.CephFS != nil}, {"iscsi", s.ISCSI != nil}, {"cinder", s.Cinder != nil}, {"fc", s.FC != nil},
+		{"flexVolume", s.FlexVolume != nil},
+		{"azureFile", s.AzureFile != nil}, {"vsphereVolume", s.VsphereVolume != nil},
+		{"photonPersistentDisk", s.PhotonPersistentDisk != nil},
+		{"portworxVolume", s.PortworxVolume != nil}, {"azureDisk", s.AzureDisk != nil}, {"scaleIO", s.ScaleIO != nil},
+		{"local", s.Local != nil},
 		{"storageos", s.StorageOS != nil}, {"csi", s.CSI != nil}})
 	if h := s.HostPath; h != nil {
 		all = append(all, hostPath(specPath.Child("hostPath"), h)...)
 		if s.PersistentVolumeReclaimPolicy == v1.PersistentVolumeReclaimRecycle && path.Clean(h.Path) == "/" {
-			all = append(all, field.Forbidden(specPath.Child("persistentVolumeReclaimPolicy"), "may not be 'recycle' for a hostPath mount of '/'"))
+			all = append(all, field.Forbidden(specPath.Child("persistentVolumeReclaimPolicy"),
+				"may not be 'recycle' for a hostPath mount of '/'"))
 		}
 	}
 	if s.NFS != nil {
@@ -247,7 +256,8 @@ func persistentSource(specPath *field.Path, s *v1.PersistentVolumeSpec) errs {
 			name string
 			ref  *v1.SecretReference
 		}{{"controllerPublishSecretRef", c.ControllerPublishSecretRef}, {"controllerExpandSecretRef", c.ControllerExpandSecretRef},
-			{"nodePublishSecretRef", c.NodePublishSecretRef}, {"nodeExpandSecretRef", c.NodeExpandSecretRef}, {"nodeStageSecretRef", c.NodeStageSecretRef}} {
+			{"nodePublishSecretRef", c.NodePublishSecretRef}, {"nodeExpandSecretRef", c.NodeExpandSecretRef},
+			{"nodeStageSecretRef", c.NodeStageSecretRef}} {
 			all = append(all, volumeSecret(specPath.Child("csi", ref.name), ref.ref)...)
 		}
 	}
@@ -303,7 +313,8 @@ func PersistentVolumeUpdate(changed, old *v1.PersistentVolume) errs {
 		}
 	}
 	if !equality.Semantic.DeepEqual(now, before) {
-		all = append(all, field.Forbidden(specPath.Child("persistentvolumesource"), fmt.Sprintf("spec.persistentvolumesource is immutable after creation\n%v", diff.Diff(*before, *now))))
+		all = append(all, field.Forbidden(specPath.Child("persistentvolumesource"),
+			fmt.Sprintf("spec.persistentvolumesource is immutable after creation\n%v", diff.Diff(*before, *now))))
 	}
 	all = append(all, immutable(field.NewPath("volumeMode"), changed.Spec.VolumeMode, old.Spec.VolumeMode)...)
 	if old.Spec.NodeAffinity != nil && !relabelled(changed.Spec.NodeAffinity, old.Spec.NodeAffinity) {
@@ -313,12 +324,15 @@ func PersistentVolumeUpdate(changed, old *v1.PersistentVolume) errs {
 }
 
 // stableLabels are the labels of nodes that took the place of labels of the beta.
-var stableLabels = map[string]string{v1.LabelFailureDomainBetaZone: v1.LabelTopologyZone, v1.LabelFailureDomainBetaRegion: v1.LabelTopologyRegion,
-	"beta.kubernetes.io/os": v1.LabelOSStable, "beta.kubernetes.io/arch": v1.LabelArchStable, v1.LabelInstanceType: v1.LabelInstanceTypeStable}
+var stableLabels = map[string]string{v1.LabelFailureDomainBetaZone: v1.LabelTopologyZone,
+	v1.LabelFailureDomainBetaRegion: v1.LabelTopologyRegion,
+	"beta.kubernetes.io/os":         v1.LabelOSStable, "beta.kubernetes.io/arch": v1.LabelArchStable,
+	v1.LabelInstanceType: v1.LabelInstanceTypeStable}
 
 // relabelled says whether now differs from before by stable labels in place of those of the beta only.
 func relabelled(now, before *v1.VolumeNodeAffinity) bool {
-	if now == nil || now.Required == nil || before.Required == nil || len(now.Required.NodeSelectorTerms) != len(before.Required.NodeSelectorTerms) {
+	if now == nil || now.Required == nil || before.Required == nil ||
+		len(now.Required.NodeSelectorTerms) != len(before.Required.NodeSelectorTerms) {
 		return false
 	}
 	moved := before.DeepCopy()
@@ -337,12 +351,14 @@ func StorageClass(c *storage.StorageClass) errs {
 	all := provisioner(field.NewPath("provisioner"), c.Provisioner)
 	all = append(all, parameters(c.Parameters, false)...)
 	if deref(c.ReclaimPolicy) != "" {
-		all = append(all, oneOfIfSet(field.NewPath("reclaimPolicy"), c.ReclaimPolicy, v1.PersistentVolumeReclaimDelete, v1.PersistentVolumeReclaimRetain)...)
+		all = append(all, oneOfIfSet(field.NewPath("reclaimPolicy"), c.ReclaimPolicy, v1.PersistentVolumeReclaimDelete,
+			v1.PersistentVolumeReclaimRetain)...)
 	}
 	if c.VolumeBindingMode == nil {
 		all = append(all, field.Required(field.NewPath("volumeBindingMode"), ""))
 	}
-	all = append(all, oneOfIfSet(field.NewPath("volumeBindingMode"), c.VolumeBindingMode, storage.VolumeBindingImmediate, storage.VolumeBindingWaitForFirstConsumer)...)
+	all = append(all, oneOfIfSet(field.NewPath("volumeBindingMode"), c.VolumeBindingMode, storage.VolumeBindingImmediate,
+		storage.VolumeBindingWaitForFirstConsumer)...)
 	terms := map[string]bool{}
 	for i := range c.AllowedTopologies {
 		if text := topologyText(&c.AllowedTopologies[i]); terms[text] {
@@ -452,7 +468,8 @@ func csiDriverName(p *field.Path, name string) errs {
 }
 
 func CSIDriver(d *storage.CSIDriver) errs {
-	all := oneOfIfSet(specPath.Child("fsGroupPolicy"), d.Spec.FSGroupPolicy, storage.ReadWriteOnceWithFSTypeFSGroupPolicy, storage.FileFSGroupPolicy, storage.NoneFSGroupPolicy)
+	all := oneOfIfSet(specPath.Child("fsGroupPolicy"), d.Spec.FSGroupPolicy, storage.ReadWriteOnceWithFSTypeFSGroupPolicy,
+		storage.FileFSGroupPolicy, storage.NoneFSGroupPolicy)
 	audiences := unique[string]{}
 	for i, r := range d.Spec.TokenRequests {
 		at := specPath.Child("tokenRequests").Index(i)
@@ -462,13 +479,16 @@ func CSIDriver(d *storage.CSIDriver) errs {
 		}
 	}
 	if n := d.Spec.NodeAllocatableUpdatePeriodSeconds; n != nil && *n < minAllocatablePeriod {
-		all = append(all, field.Invalid(specPath.Child("nodeAllocatableUpdatePeriodSeconds"), *n, fmt.Sprintf("must be greater than or equal to %d seconds", minAllocatablePeriod)))
+		all = append(all, field.Invalid(specPath.Child("nodeAllocatableUpdatePeriodSeconds"), *n,
+			fmt.Sprintf("must be greater than or equal to %d seconds", minAllocatablePeriod)))
 	}
 	if deref(d.Spec.ServiceAccountTokenInSecrets) && len(d.Spec.TokenRequests) == 0 {
-		all = append(all, field.Invalid(specPath.Child("serviceAccountTokenInSecrets"), true, "serviceAccountTokenInSecrets should be set only when tokenRequests is set"))
+		all = append(all, field.Invalid(specPath.Child("serviceAccountTokenInSecrets"), true,
+			"serviceAccountTokenInSecrets should be set only when tokenRequests is set"))
 	}
 	for _, m := range d.Spec.VolumeLifecycleModes {
-		all = append(all, oneOf(specPath.Child("volumeLifecycleModes"), m, storage.VolumeLifecyclePersistent, storage.VolumeLifecycleEphemeral)...)
+		all = append(all, oneOf(specPath.Child("volumeLifecycleModes"), m, storage.VolumeLifecyclePersistent,
+			storage.VolumeLifecycleEphemeral)...)
 	}
 	return all
 }
@@ -479,7 +499,8 @@ const minAllocatablePeriod = 10
 func CSIDriverUpdate(changed, old *storage.CSIDriver) errs {
 	all := CSIDriver(changed)
 	all = append(all, immutable(specPath.Child("attachedRequired"), changed.Spec.AttachRequired, old.Spec.AttachRequired)...)
-	return append(all, immutable(specPath.Child("volumeLifecycleModes"), changed.Spec.VolumeLifecycleModes, old.Spec.VolumeLifecycleModes)...)
+	return append(all, immutable(specPath.Child("volumeLifecycleModes"), changed.Spec.VolumeLifecycleModes,
+		old.Spec.VolumeLifecycleModes)...)
 }
 
 const maxNodeID = 256
@@ -543,7 +564,8 @@ func VolumeAttachment(a *storage.VolumeAttachment) errs {
 
 // inlineVolume checks a volume that a pod carries itself: of CSI, and with nothing that only a volume of its own has.
 func inlineVolume(p *field.Path, s *v1.PersistentVolumeSpec) errs {
-	all := forbid(p, "may not be specified in the context of inline volumes", []given{{"claimRef", s.ClaimRef != nil}, {"capacity", len(s.Capacity) > 0},
+	all := forbid(p, "may not be specified in the context of inline volumes", []given{{"claimRef", s.ClaimRef != nil},
+		{"capacity", len(s.Capacity) > 0},
 		{"nodeAffinity", s.NodeAffinity != nil}, {"storageClassName", s.StorageClassName != ""}})
 	if s.CSI == nil {
 		all = append(all, field.Required(p.Child("csi"), "has to be specified in the context of inline volumes"))
@@ -552,7 +574,8 @@ func inlineVolume(p *field.Path, s *v1.PersistentVolumeSpec) errs {
 		all = append(all, field.Forbidden(p.Child("persistentVolumeReclaimPolicy"), "may only be Retain in the context of inline volumes"))
 	}
 	if m := s.VolumeMode; m != nil && *m != v1.PersistentVolumeFilesystem {
-		all = append(all, field.Forbidden(p.Child("volumeMode"), "may not specify volumeMode other than Filesystem in the context of inline volumes"))
+		all = append(all, field.Forbidden(p.Child("volumeMode"),
+			"may not specify volumeMode other than Filesystem in the context of inline volumes"))
 	}
 	all = append(all, accessModes(p.Child("accessModes"), s.AccessModes)...)
 	return append(all, persistentSource(p, s)...)

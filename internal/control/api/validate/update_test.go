@@ -68,13 +68,17 @@ func TestResize(t *testing.T) {
 	}{
 		{"more", sized, set("requests", "1500m"), nil},
 		{"new policy", sized, func(p *v1.Pod) {
-			p.Spec.Containers[0].ResizePolicy = []v1.ContainerResizePolicy{{ResourceName: v1.ResourceCPU, RestartPolicy: v1.RestartContainer}}
+			p.Spec.Containers[0].ResizePolicy = []v1.ContainerResizePolicy{{ResourceName: v1.ResourceCPU,
+				RestartPolicy: v1.RestartContainer}}
 		}, nil},
-		{"above the limit", sized, set("requests", "3"), []string{"spec.containers[0].resources.requests: Invalid value: \"3\": must be less than or equal to cpu limit of 2"}},
+		{"above the limit", sized, set("requests", "3"),
+			[]string{"spec.containers[0].resources.requests: Invalid value: \"3\": must be less than or equal to cpu limit of 2"}},
 		{"limit gone", sized, func(p *v1.Pod) { delete(p.Spec.Containers[0].Resources.Limits, v1.ResourceCPU) },
 			[]string{"spec.containers[0].resources.limits: Forbidden: resource limits cannot be removed"}},
-		{"image", sized, func(p *v1.Pod) { p.Spec.Containers[0].Image = "y" }, []string{"spec: Forbidden: only cpu and memory resources are mutable"}},
-		{"renamed", sized, func(p *v1.Pod) { p.Spec.Containers[0].Name = "other" }, []string{"spec.containers[0].name: Forbidden: containers may not be renamed or reordered on resize"}},
+		{"image", sized, func(p *v1.Pod) { p.Spec.Containers[0].Image = "y" },
+			[]string{"spec: Forbidden: only cpu and memory resources are mutable"}},
+		{"renamed", sized, func(p *v1.Pod) { p.Spec.Containers[0].Name = "other" },
+			[]string{"spec.containers[0].name: Forbidden: containers may not be renamed or reordered on resize"}},
 		{"added", sized, func(p *v1.Pod) { p.Spec.Containers = append(p.Spec.Containers, p.Spec.Containers[0]) },
 			[]string{"spec.containers: Forbidden: containers may not be added or removed on resize"}},
 		{"storage", sized, func(p *v1.Pod) {
@@ -83,7 +87,8 @@ func TestResize(t *testing.T) {
 		{"quality", `{}`, func(p *v1.Pod) {
 			p.Spec.Containers[0].Resources.Requests = v1.ResourceList{v1.ResourceCPU: resource.MustParse("1")}
 		}, []string{"spec: Invalid value: \"Burstable\": Pod QOS Class may not change as a result of resizing"}},
-		{"static", `{"metadata":{"annotations":{"kubernetes.io/config.mirror":"x"}},"spec":{"nodeName":"n"}}`, func(*v1.Pod) {}, []string{"<nil>: Forbidden: static pods cannot be resized"}},
+		{"static", `{"metadata":{"annotations":{"kubernetes.io/config.mirror":"x"}},"spec":{"nodeName":"n"}}`, func(*v1.Pod) {},
+			[]string{"<nil>: Forbidden: static pods cannot be resized"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			old := makePod(t, c.old)
@@ -111,10 +116,12 @@ func TestEphemeralContainers(t *testing.T) {
 	compare(t, validate.PodEphemeralContainers(added, old), []string{"spec.ephemeralContainers[1].name: Duplicate value: \"a\""})
 	gone := old.DeepCopy()
 	gone.Spec.EphemeralContainers = nil
-	compare(t, validate.PodEphemeralContainers(gone, old), []string{"spec.ephemeralContainers: Forbidden: existing ephemeral containers \"e\" may not be removed"})
+	compare(t, validate.PodEphemeralContainers(gone, old),
+		[]string{"spec.ephemeralContainers: Forbidden: existing ephemeral containers \"e\" may not be removed"})
 	other := old.DeepCopy()
 	other.Spec.EphemeralContainers[0].Image = "y"
-	compare(t, validate.PodEphemeralContainers(other, old), []string{"spec.ephemeralContainers: Forbidden: existing ephemeral containers \"e\" may not be changed"})
+	compare(t, validate.PodEphemeralContainers(other, old),
+		[]string{"spec.ephemeralContainers: Forbidden: existing ephemeral containers \"e\" may not be changed"})
 }
 
 func TestPodStatus(t *testing.T) {
@@ -132,8 +139,11 @@ func TestPodStatus(t *testing.T) {
 		{"never", `{"spec":{"restartPolicy":"Never"}}`, ended(1), refused},
 		{"on failure, failed", `{"spec":{"restartPolicy":"OnFailure"}}`, ended(1), nil},
 		{"on failure, done", `{"spec":{"restartPolicy":"OnFailure"}}`, ended(0), refused},
-		{"another may restart all", `{"spec":{"restartPolicy":"Never","containers":[{"name":"a","image":"x"},{"name":"b","image":"x","restartPolicyRules":[{"action":"RestartAllContainers","exitCodes":{"operator":"In","values":[42]}}]}]}}`, ended(1), nil},
-		{"own policy", `{"spec":{"restartPolicy":"Never","containers":[{"name":"a","image":"x","restartPolicy":"Always"}]}}`, ended(1), nil},
+		{"another may restart all",
+			`{"spec":{"restartPolicy":"Never","containers":[{"name":"a","image":"x"},{"name":"b","image":"x",` +
+				`"restartPolicyRules":[{"action":"RestartAllContainers","exitCodes":{"operator":"In","values":[42]}}]}]}}`, ended(1), nil},
+		{"own policy", `{"spec":{"restartPolicy":"Never","containers":[{"name":"a","image":"x","restartPolicy":"Always"}]}}`, ended(1),
+			nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			old := makePod(t, c.old)
@@ -169,7 +179,8 @@ func TestNamespaces(t *testing.T) {
 	ns.ResourceVersion = "1"
 	ending := ns.DeepCopy()
 	ending.Status.Phase = v1.NamespaceTerminating
-	compare(t, checkStatusUpdate(ending, ns), []string{"status.Phase: Invalid value: \"Terminating\": may only be 'Active' if `deletionTimestamp` is empty"})
+	compare(t, checkStatusUpdate(ending, ns),
+		[]string{"status.Phase: Invalid value: \"Terminating\": may only be 'Active' if `deletionTimestamp` is empty"})
 	odd := ns.DeepCopy()
 	odd.Spec.Finalizers = []v1.FinalizerName{"not good"}
 	if len(validate.NamespaceFinalize(odd, ns)) == 0 {
@@ -185,9 +196,12 @@ func TestStatusKeepsAnnotations(t *testing.T) {
 	old := makePod(t, `{"spec":{"nodeName":"n"}}`)
 	hidden := old.DeepCopy()
 	hidden.Annotations = map[string]string{v1.MirrorPodAnnotationKey: "x"}
-	compare(t, checkStatusUpdate(hidden, old), []string{"metadata.annotations[kubernetes.io/config.mirror]: Forbidden: may not add mirror pod annotation"})
-	compare(t, validate.PodEphemeralContainers(hidden, old), []string{"metadata.annotations[kubernetes.io/config.mirror]: Forbidden: may not add mirror pod annotation"})
-	compare(t, validate.PodResize(hidden, old), []string{"metadata.annotations[kubernetes.io/config.mirror]: Forbidden: may not add mirror pod annotation"})
+	compare(t, checkStatusUpdate(hidden, old),
+		[]string{"metadata.annotations[kubernetes.io/config.mirror]: Forbidden: may not add mirror pod annotation"})
+	compare(t, validate.PodEphemeralContainers(hidden, old),
+		[]string{"metadata.annotations[kubernetes.io/config.mirror]: Forbidden: may not add mirror pod annotation"})
+	compare(t, validate.PodResize(hidden, old),
+		[]string{"metadata.annotations[kubernetes.io/config.mirror]: Forbidden: may not add mirror pod annotation"})
 	noted := old.DeepCopy()
 	noted.Annotations = map[string]string{"note": "x"}
 	compare(t, checkStatusUpdate(noted, old), nil)

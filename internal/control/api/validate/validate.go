@@ -41,7 +41,8 @@ func metaFinalizers(m metav1.Object) errs {
 // own; a name without a domain does not say who is to remove it.
 func finalizerOwner(p *field.Path, name string) errs {
 	switch {
-	case strings.Contains(name, "/"), name == string(v1.FinalizerKubernetes), name == metav1.FinalizerOrphanDependents, name == metav1.FinalizerDeleteDependents:
+	case strings.Contains(name, "/"), name == string(v1.FinalizerKubernetes), name == metav1.FinalizerOrphanDependents,
+		name == metav1.FinalizerDeleteDependents:
 		return nil
 	}
 	return errs{field.Invalid(p, name, "name is neither a standard finalizer name nor is it fully qualified")}

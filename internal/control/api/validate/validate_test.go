@@ -91,9 +91,10 @@ func csr(t testing.TB) *certificates.CertificateSigningRequest {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &certificates.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: "c"}, Spec: certificates.CertificateSigningRequestSpec{
-		Request:    pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}),
-		SignerName: "kubernetes.io/kube-apiserver-client", Usages: []certificates.KeyUsage{certificates.UsageClientAuth}}}
+	return &certificates.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: "c"},
+		Spec: certificates.CertificateSigningRequestSpec{
+			Request:    pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}),
+			SignerName: "kubernetes.io/kube-apiserver-client", Usages: []certificates.KeyUsage{certificates.UsageClientAuth}}}
 }
 
 func goodObjects(t testing.TB) []runtime.Object {

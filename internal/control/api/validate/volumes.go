@@ -306,7 +306,8 @@ func podCertificate(p *field.Path, c *v1.PodCertificateProjection) errs {
 	if seconds := c.MaxExpirationSeconds; seconds != nil {
 		at, most := p.Child("maxExpirationSeconds"), mostSeconds(c.SignerName)
 		if *seconds < minPodCertificateSeconds {
-			all = append(all, field.Invalid(at, *seconds, fmt.Sprintf("if provided, maxExpirationSeconds must be >= %d", minPodCertificateSeconds)))
+			all = append(all, field.Invalid(at, *seconds, fmt.Sprintf("if provided, maxExpirationSeconds must be >= %d",
+				minPodCertificateSeconds)))
 		}
 		if *seconds > most {
 			all = append(all, field.Invalid(at, *seconds, fmt.Sprintf("if provided, maxExpirationSeconds must be <= %d", most)))

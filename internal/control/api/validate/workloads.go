@@ -38,10 +38,12 @@ func ownsTemplate(kind string, s *metav1.LabelSelector, t *v1.PodTemplateSpec) e
 func runsForEver(p *field.Path, t *v1.PodTemplateSpec) errs {
 	var all errs
 	if t.Spec.RestartPolicy != v1.RestartPolicyAlways && t.Spec.RestartPolicy != "" {
-		all = append(all, field.NotSupported(p.Child("spec", "restartPolicy"), t.Spec.RestartPolicy, []v1.RestartPolicy{v1.RestartPolicyAlways}))
+		all = append(all, field.NotSupported(p.Child("spec", "restartPolicy"), t.Spec.RestartPolicy,
+			[]v1.RestartPolicy{v1.RestartPolicyAlways}))
 	}
 	if t.Spec.ActiveDeadlineSeconds != nil {
-		all = append(all, field.Forbidden(p.Child("spec", "activeDeadlineSeconds"), "activeDeadlineSeconds is not supported here: the pods are meant to run for ever"))
+		all = append(all, field.Forbidden(p.Child("spec", "activeDeadlineSeconds"),
+			"activeDeadlineSeconds is not supported here: the pods are meant to run for ever"))
 	}
 	return all
 }
@@ -59,11 +61,13 @@ func Deployment(d *apps.Deployment) errs {
 		}
 	}
 	at := specPath.Child("strategy")
-	all = append(all, mustBeOneOf(at.Child("type"), s.Strategy.Type, apps.RecreateDeploymentStrategyType, apps.RollingUpdateDeploymentStrategyType)...)
+	all = append(all, mustBeOneOf(at.Child("type"), s.Strategy.Type, apps.RecreateDeploymentStrategyType,
+		apps.RollingUpdateDeploymentStrategyType)...)
 	rolling := s.Strategy.RollingUpdate
 	switch {
 	case s.Strategy.Type == apps.RecreateDeploymentStrategyType && rolling != nil:
-		all = append(all, field.Forbidden(at.Child("rollingUpdate"), fmt.Sprintf("may not be specified when strategy `type` is '%s'", apps.RecreateDeploymentStrategyType)))
+		all = append(all, field.Forbidden(at.Child("rollingUpdate"), fmt.Sprintf("may not be specified when strategy `type` is '%s'",
+			apps.RecreateDeploymentStrategyType)))
 	case s.Strategy.Type == apps.RollingUpdateDeploymentStrategyType && rolling == nil:
 		all = append(all, field.Required(at.Child("rollingUpdate"), "this should be defaulted and never be nil"))
 	case s.Strategy.Type == apps.RollingUpdateDeploymentStrategyType:
@@ -101,10 +105,13 @@ type part = struct {
 
 func DeploymentStatusUpdate(d, _ *apps.Deployment) errs {
 	s := &d.Status
-	all := append(observed(s.ObservedGeneration), counters(nil, []part{{"replicas", s.Replicas}, {"unavailableReplicas", s.UnavailableReplicas}})...)
-	all = append(all, counters(&s.Replicas, []part{{"updatedReplicas", s.UpdatedReplicas}, {"readyReplicas", s.ReadyReplicas}, {"availableReplicas", s.AvailableReplicas}})...)
+	all := append(observed(s.ObservedGeneration),
+		counters(nil, []part{{"replicas", s.Replicas}, {"unavailableReplicas", s.UnavailableReplicas}})...)
+	all = append(all, counters(&s.Replicas, []part{{"updatedReplicas", s.UpdatedReplicas}, {"readyReplicas", s.ReadyReplicas},
+		{"availableReplicas", s.AvailableReplicas}})...)
 	if s.AvailableReplicas > s.ReadyReplicas {
-		all = append(all, field.Invalid(field.NewPath("status", "availableReplicas"), s.AvailableReplicas, "cannot be greater than readyReplicas"))
+		all = append(all, field.Invalid(field.NewPath("status", "availableReplicas"), s.AvailableReplicas,
+			"cannot be greater than readyReplicas"))
 	}
 	return all
 }
@@ -123,7 +130,8 @@ func ReplicaSet(r *apps.ReplicaSet) errs {
 func ReplicaSetStatusUpdate(r, _ *apps.ReplicaSet) errs {
 	s := &r.Status
 	all := append(observed(s.ObservedGeneration), counters(nil, []part{{"replicas", s.Replicas}})...)
-	return append(all, counters(&s.Replicas, []part{{"fullyLabeledReplicas", s.FullyLabeledReplicas}, {"readyReplicas", s.ReadyReplicas}, {"availableReplicas", s.AvailableReplicas}})...)
+	return append(all, counters(&s.Replicas, []part{{"fullyLabeledReplicas", s.FullyLabeledReplicas}, {"readyReplicas", s.ReadyReplicas},
+		{"availableReplicas", s.AvailableReplicas}})...)
 }
 
 func ReplicationController(rc *v1.ReplicationController) errs {
@@ -137,7 +145,8 @@ func ReplicationController(rc *v1.ReplicationController) errs {
 		return append(all, field.Required(at, ""))
 	}
 	if s := machinery.Set(rc.Spec.Selector).AsSelectorPreValidated(); !s.Empty() && !s.Matches(machinery.Set(rc.Spec.Template.Labels)) {
-		all = append(all, field.Invalid(at.Child("metadata", "labels"), rc.Spec.Template.Labels, "`selector` does not match template `labels`"))
+		all = append(all, field.Invalid(at.Child("metadata", "labels"), rc.Spec.Template.Labels,
+			"`selector` does not match template `labels`"))
 	}
 	all = append(all, podTemplate(at, rc.Spec.Template)...)
 	return append(all, runsForEver(at, rc.Spec.Template)...)
@@ -150,7 +159,8 @@ func ReplicationControllerStatusUpdate(rc, _ *v1.ReplicationController) errs {
 	all = append(all, counters(&s.Replicas, []part{{"fullyLabeledReplicas", s.FullyLabeledReplicas}, {"readyReplicas", s.ReadyReplicas},
 		{"availableReplicas", s.AvailableReplicas}})...)
 	if s.AvailableReplicas > s.ReadyReplicas {
-		all = append(all, field.Invalid(field.NewPath("status", "availableReplicas"), s.AvailableReplicas, "cannot be greater than readyReplicas"))
+		all = append(all, field.Invalid(field.NewPath("status", "availableReplicas"), s.AvailableReplicas,
+			"cannot be greater than readyReplicas"))
 	}
 	return all
 }
@@ -161,7 +171,8 @@ func DaemonSet(d *apps.DaemonSet) errs {
 	all = append(all, notNegative(specPath.Child("minReadySeconds"), s.MinReadySeconds)...)
 	all = append(all, notNegativeIfSet(specPath.Child("revisionHistoryLimit"), s.RevisionHistoryLimit)...)
 	at := specPath.Child("updateStrategy")
-	all = append(all, mustBeOneOf(at.Child("type"), s.UpdateStrategy.Type, apps.OnDeleteDaemonSetStrategyType, apps.RollingUpdateDaemonSetStrategyType)...)
+	all = append(all, mustBeOneOf(at.Child("type"), s.UpdateStrategy.Type, apps.OnDeleteDaemonSetStrategyType,
+		apps.RollingUpdateDaemonSetStrategyType)...)
 	if s.UpdateStrategy.Type != apps.RollingUpdateDaemonSetStrategyType {
 		return all
 	}
@@ -183,8 +194,10 @@ func DaemonSet(d *apps.DaemonSet) errs {
 
 func DaemonSetStatusUpdate(d, _ *apps.DaemonSet) errs {
 	s := &d.Status
-	return append(observed(s.ObservedGeneration), counters(nil, []part{{"currentNumberScheduled", s.CurrentNumberScheduled}, {"numberMisscheduled", s.NumberMisscheduled},
-		{"desiredNumberScheduled", s.DesiredNumberScheduled}, {"numberReady", s.NumberReady}, {"updatedNumberScheduled", s.UpdatedNumberScheduled},
+	return append(observed(s.ObservedGeneration), counters(nil, []part{{"currentNumberScheduled", s.CurrentNumberScheduled},
+		{"numberMisscheduled", s.NumberMisscheduled},
+		{"desiredNumberScheduled", s.DesiredNumberScheduled}, {"numberReady", s.NumberReady},
+		{"updatedNumberScheduled", s.UpdatedNumberScheduled},
 		{"numberAvailable", s.NumberAvailable}, {"numberUnavailable", s.NumberUnavailable}})...)
 }
 
@@ -193,17 +206,20 @@ func StatefulSet(s *apps.StatefulSet) errs {
 	all := ownsTemplate("statefulset", spec.Selector, withClaims(spec))
 	all = append(all, notNegativeIfSet(specPath.Child("replicas"), spec.Replicas)...)
 	all = append(all, notNegative(specPath.Child("minReadySeconds"), spec.MinReadySeconds)...)
-	all = append(all, mustBeOneOf(specPath.Child("podManagementPolicy"), spec.PodManagementPolicy, apps.OrderedReadyPodManagement, apps.ParallelPodManagement)...)
+	all = append(all, mustBeOneOf(specPath.Child("podManagementPolicy"), spec.PodManagementPolicy, apps.OrderedReadyPodManagement,
+		apps.ParallelPodManagement)...)
 	if spec.Ordinals != nil {
 		all = append(all, notNegative(specPath.Child("ordinals", "start"), spec.Ordinals.Start)...)
 	}
 	at := specPath.Child("updateStrategy")
 	strategy := &spec.UpdateStrategy
-	all = append(all, mustBeOneOf(at.Child("type"), strategy.Type, apps.OnDeleteStatefulSetStrategyType, apps.RollingUpdateStatefulSetStrategyType)...)
+	all = append(all, mustBeOneOf(at.Child("type"), strategy.Type, apps.OnDeleteStatefulSetStrategyType,
+		apps.RollingUpdateStatefulSetStrategyType)...)
 	switch rolling := strategy.RollingUpdate; {
 	case rolling == nil:
 	case strategy.Type == apps.OnDeleteStatefulSetStrategyType:
-		all = append(all, field.Invalid(at.Child("rollingUpdate"), rolling, fmt.Sprintf("only allowed for updateStrategy '%s'", apps.RollingUpdateStatefulSetStrategyType)))
+		all = append(all, field.Invalid(at.Child("rollingUpdate"), rolling, fmt.Sprintf("only allowed for updateStrategy '%s'",
+			apps.RollingUpdateStatefulSetStrategyType)))
 	default:
 		all = append(all, notNegativeIfSet(at.Child("rollingUpdate", "partition"), rolling.Partition)...)
 		all = append(all, amount(at.Child("rollingUpdate", "maxUnavailable"), rolling.MaxUnavailable, true)...)
@@ -241,7 +257,8 @@ func withClaims(s *apps.StatefulSetSpec) *v1.PodTemplateSpec {
 	for i := range s.VolumeClaimTemplates {
 		name := s.VolumeClaimTemplates[i].Name
 		// The claim is named after the pod, which is not known here.
-		add(v1.Volume{Name: name, VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "claim"}}})
+		add(v1.Volume{Name: name,
+			VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "claim"}}})
 		claimed[name] = true
 	}
 	for _, v := range s.Template.Spec.Volumes {
@@ -254,11 +271,14 @@ func StatefulSetUpdate(changed, old *apps.StatefulSet) errs {
 	all := StatefulSet(changed)
 	rest := changed.Spec.DeepCopy()
 	before := &old.Spec
-	rest.Replicas, rest.Ordinals, rest.Template, rest.UpdateStrategy = before.Replicas, before.Ordinals, before.Template, before.UpdateStrategy
+	rest.Replicas, rest.Ordinals, rest.Template, rest.UpdateStrategy = before.Replicas, before.Ordinals, before.Template,
+		before.UpdateStrategy
 	rest.RevisionHistoryLimit, rest.MinReadySeconds = before.RevisionHistoryLimit, before.MinReadySeconds
 	rest.PersistentVolumeClaimRetentionPolicy = before.PersistentVolumeClaimRetentionPolicy
 	if !equality.Semantic.DeepEqual(rest, before) {
-		all = append(all, field.Forbidden(specPath, "updates to statefulset spec for fields other than 'replicas', 'ordinals', 'template', 'updateStrategy', 'revisionHistoryLimit', 'persistentVolumeClaimRetentionPolicy' and 'minReadySeconds' are forbidden"))
+		all = append(all, field.Forbidden(specPath,
+			"updates to statefulset spec for fields other than 'replicas', 'ordinals', 'template', 'updateStrategy', "+
+				"'revisionHistoryLimit', 'persistentVolumeClaimRetentionPolicy' and 'minReadySeconds' are forbidden"))
 	}
 	return all
 }
@@ -279,7 +299,8 @@ func PodDisruptionBudget(b *policy.PodDisruptionBudget) errs {
 	all = append(all, amount(specPath.Child("minAvailable"), s.MinAvailable, true)...)
 	all = append(all, amount(specPath.Child("maxUnavailable"), s.MaxUnavailable, true)...)
 	all = append(all, selector(specPath.Child("selector"), s.Selector)...)
-	return append(all, oneOfIfSet(specPath.Child("unhealthyPodEvictionPolicy"), s.UnhealthyPodEvictionPolicy, policy.IfHealthyBudget, policy.AlwaysAllow)...)
+	return append(all, oneOfIfSet(specPath.Child("unhealthyPodEvictionPolicy"), s.UnhealthyPodEvictionPolicy, policy.IfHealthyBudget,
+		policy.AlwaysAllow)...)
 }
 
 func PodDisruptionBudgetStatusUpdate(b, _ *policy.PodDisruptionBudget) errs {

@@ -47,7 +47,8 @@ func TestEveryVolumeSourceWithASecretIsKnown(t *testing.T) {
 	source := reflect.TypeFor[corev1.VolumeSource]()
 	for i := range source.NumField() {
 		name := source.Field(i).Name
-		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p"}, Spec: corev1.PodSpec{Volumes: []corev1.Volume{{Name: "v"}}}}
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p"},
+			Spec: corev1.PodSpec{Volumes: []corev1.Volume{{Name: "v"}}}}
 		field := reflect.ValueOf(&pod.Spec.Volumes[0].VolumeSource).Elem().Field(i)
 		(&filler{}).fill(field, 0)
 		mentions := mentionsSecret(field.Type(), 0)
@@ -76,7 +77,8 @@ func mentionsSecret(t reflect.Type, depth int) bool {
 		}
 		for i := range t.NumField() {
 			name := t.Field(i).Name
-			if strings.HasSuffix(name, "SecretRef") || name == "SecretName" || name == "Secret" || mentionsSecret(t.Field(i).Type, depth+1) {
+			if strings.HasSuffix(name, "SecretRef") || name == "SecretName" || name == "Secret" || mentionsSecret(t.Field(i).Type,
+				depth+1) {
 				return true
 			}
 		}
@@ -87,8 +89,10 @@ func mentionsSecret(t reflect.Type, depth int) bool {
 func TestOfPod(t *testing.T) {
 	name := "claim"
 	env := []corev1.EnvVar{
-		{Name: "A", ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{LocalObjectReference: corev1.LocalObjectReference{Name: "env-s"}}}},
-		{Name: "B", ValueFrom: &corev1.EnvVarSource{ConfigMapKeyRef: &corev1.ConfigMapKeySelector{LocalObjectReference: corev1.LocalObjectReference{Name: "env-c"}}}},
+		{Name: "A", ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{
+			LocalObjectReference: corev1.LocalObjectReference{Name: "env-s"}}}},
+		{Name: "B", ValueFrom: &corev1.EnvVarSource{ConfigMapKeyRef: &corev1.ConfigMapKeySelector{
+			LocalObjectReference: corev1.LocalObjectReference{Name: "env-c"}}}},
 	}
 	from := []corev1.EnvFromSource{
 		{SecretRef: &corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "from-s"}}},
@@ -104,7 +108,8 @@ func TestOfPod(t *testing.T) {
 			EphemeralContainers: []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{EnvFrom: from}}},
 			Volumes: []corev1.Volume{
 				{Name: "scratch", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}},
-				{Name: "pvc", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}},
+				{Name: "pvc", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{
+					ClaimName: "data"}}},
 			},
 			ResourceClaims: []corev1.PodResourceClaim{{Name: "r", ResourceClaimName: &name}},
 		},
@@ -115,7 +120,8 @@ func TestOfPod(t *testing.T) {
 		got = append(got, r.Kind.String()+":"+r.Namespace+"/"+r.Name)
 	}
 	want := "secrets:ns/env-s secrets:ns/from-s secrets:ns/pull configmaps:ns/env-c configmaps:ns/from-c " +
-		"persistentvolumeclaims:ns/data persistentvolumeclaims:ns/p-scratch serviceaccounts:ns/sa resourceclaims:ns/claim resourceclaims:ns/ext"
+		"persistentvolumeclaims:ns/data persistentvolumeclaims:ns/p-scratch serviceaccounts:ns/sa resourceclaims:ns/claim " +
+		"resourceclaims:ns/ext"
 	if strings.Join(got, " ") != want {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, " "), want)
 	}

@@ -14,7 +14,8 @@ var controllerRoles = []entry{
 		delete,get,list,watch podcertificaterequests.certificates.k8s.io
 		update certificatesigningrequests.certificates.k8s.io/status certificatesigningrequests.certificates.k8s.io/approval
 		approve signers.certificates.k8s.io = kubernetes.io/kube-apiserver-client-kubelet
-		sign signers.certificates.k8s.io = kubernetes.io/kube-apiserver-client kubernetes.io/kube-apiserver-client-kubelet kubernetes.io/kubelet-serving kubernetes.io/legacy-unknown
+		sign signers.certificates.k8s.io = kubernetes.io/kube-apiserver-client kubernetes.io/kube-apiserver-client-kubelet ` +
+		`kubernetes.io/kubelet-serving kubernetes.io/legacy-unknown
 		create subjectaccessreviews.authorization.k8s.io`},
 	{name: "clusterrole-aggregation-controller", rules: `
 		escalate,get,list,patch,update,watch clusterroles.rbac.authorization.k8s.io`},

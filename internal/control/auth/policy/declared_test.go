@@ -114,7 +114,8 @@ func TestControllersHaveTheRightsTheyDeclare(t *testing.T) {
 		ours = append(ours, r.Name)
 	}
 	for _, name := range ours {
-		if account, ok := strings.CutPrefix(name, "berth:controller:"); ok && declared["system:serviceaccount:kube-system:"+account] == nil {
+		if account, ok := strings.CutPrefix(name, "berth:controller:"); ok &&
+			declared["system:serviceaccount:kube-system:"+account] == nil {
 			t.Errorf("%s is no controller's", name)
 		}
 	}

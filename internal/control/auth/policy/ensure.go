@@ -159,7 +159,8 @@ func takeStep[T any](ctx context.Context, client kubernetes.Interface, have, wan
 	if apierrors.IsNotFound(err) && meta.Namespace != "" {
 		// The namespaces of the defaults are themselves made at first start.
 		space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: meta.Namespace}}
-		if _, err := client.CoreV1().Namespaces().Create(ctx, space, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+		if _, err := client.CoreV1().Namespaces().Create(ctx, space, metav1.CreateOptions{}); err != nil &&
+			!apierrors.IsAlreadyExists(err) {
 			return fmt.Errorf("creating namespace %q: %w", meta.Namespace, err)
 		}
 		_, err = to.Create(ctx, want, metav1.CreateOptions{})

@@ -41,7 +41,8 @@ func TestDefaultsAreWellFormed(t *testing.T) {
 		if len(r.Rules) == 0 {
 			t.Errorf("ClusterRole %q has no rules", r.Name)
 		}
-		if r.Labels["kubernetes.io/bootstrapping"] != "rbac-defaults" || r.Annotations["rbac.authorization.kubernetes.io/autoupdate"] != "true" {
+		if r.Labels["kubernetes.io/bootstrapping"] != "rbac-defaults" ||
+			r.Annotations["rbac.authorization.kubernetes.io/autoupdate"] != "true" {
 			t.Errorf("ClusterRole %q lacks the marks of a default: %v %v", r.Name, r.Labels, r.Annotations)
 		}
 		for _, rule := range r.Rules {
@@ -147,7 +148,8 @@ func TestEnsure(t *testing.T) {
 	}
 	extra := rbacv1.PolicyRule{Verbs: []string{"get"}, APIGroups: []string{"mine"}, Resources: []string{"things"}}
 	change("system:kube-dns", func(r *rbacv1.ClusterRole) { r.Rules = []rbacv1.PolicyRule{extra}; r.Labels = nil })
-	change("system:node-problem-detector", func(r *rbacv1.ClusterRole) { r.Rules = nil; r.Annotations[rbacv1.AutoUpdateAnnotationKey] = "false" })
+	change("system:node-problem-detector",
+		func(r *rbacv1.ClusterRole) { r.Rules = nil; r.Annotations[rbacv1.AutoUpdateAnnotationKey] = "false" })
 	change("view", func(r *rbacv1.ClusterRole) { r.Rules = nil })
 	moved, err := bindings.Get(ctx, "system:discovery", metav1.GetOptions{})
 	if err != nil {
@@ -171,14 +173,16 @@ func TestEnsure(t *testing.T) {
 		}
 	}
 	slices.Sort(did)
-	if got, want := strings.Join(did, ", "), "create clusterrolebindings, create clusterrolebindings, delete clusterrolebindings, patch clusterroles"; got != want {
+	if got, want := strings.Join(did, ", "),
+		"create clusterrolebindings, create clusterrolebindings, delete clusterrolebindings, patch clusterroles"; got != want {
 		t.Errorf("repair did %s, want %s", got, want)
 	}
 	dns, err := roles.Get(ctx, "system:kube-dns", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if covered, missing := validation.Covers(dns.Rules, append(role(want, "system:kube-dns").Rules, extra)); !covered || dns.Labels[bootstrapLabel] == "" {
+	if covered, missing := validation.Covers(dns.Rules, append(role(want, "system:kube-dns").Rules, extra)); !covered ||
+		dns.Labels[bootstrapLabel] == "" {
 		t.Errorf("repaired role lacks %v or its label (%v)", missing, dns.Labels)
 	}
 }

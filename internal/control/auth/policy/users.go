@@ -48,17 +48,23 @@ var userRoles = []entry{
 		impersonate serviceaccounts
 		` + write + ` pods pods/attach pods/exec pods/portforward pods/proxy
 		create pods/eviction serviceaccounts/token
-		` + write + ` configmaps events persistentvolumeclaims replicationcontrollers replicationcontrollers/scale secrets serviceaccounts services services/proxy
-		` + write + ` daemonsets.apps deployments.apps deployments.apps/rollback deployments.apps/scale replicasets.apps replicasets.apps/scale statefulsets.apps statefulsets.apps/scale
+		` + write + ` configmaps events persistentvolumeclaims replicationcontrollers replicationcontrollers/scale secrets ` +
+		`serviceaccounts services services/proxy
+		` + write + ` daemonsets.apps deployments.apps deployments.apps/rollback deployments.apps/scale replicasets.apps ` +
+		`replicasets.apps/scale statefulsets.apps statefulsets.apps/scale
 		` + write + ` horizontalpodautoscalers.autoscaling cronjobs.batch jobs.batch poddisruptionbudgets.policy
 		` + write + ` ingresses.networking.k8s.io networkpolicies.networking.k8s.io
 		` + write + "," + read + ` leases.coordination.k8s.io
 		` + write + ` resourceclaims.resource.k8s.io resourceclaimtemplates.resource.k8s.io`},
 	{name: "system:aggregate-to-view", label: "view", rules: `
-		` + read + ` configmaps endpoints persistentvolumeclaims persistentvolumeclaims/status pods replicationcontrollers replicationcontrollers/scale serviceaccounts services services/status
-		` + read + ` bindings events limitranges namespaces/status pods/log pods/status replicationcontrollers/status resourcequotas resourcequotas/status
+		` + read + ` configmaps endpoints persistentvolumeclaims persistentvolumeclaims/status pods replicationcontrollers ` +
+		`replicationcontrollers/scale serviceaccounts services services/status
+		` + read + ` bindings events limitranges namespaces/status pods/log pods/status replicationcontrollers/status resourcequotas ` +
+		`resourcequotas/status
 		` + read + ` namespaces endpointslices.discovery.k8s.io
-		` + read + ` controllerrevisions.apps daemonsets.apps daemonsets.apps/status deployments.apps deployments.apps/scale deployments.apps/status replicasets.apps replicasets.apps/scale replicasets.apps/status statefulsets.apps statefulsets.apps/scale statefulsets.apps/status
+		` + read + ` controllerrevisions.apps daemonsets.apps daemonsets.apps/status deployments.apps deployments.apps/scale ` +
+		`deployments.apps/status replicasets.apps replicasets.apps/scale replicasets.apps/status statefulsets.apps ` +
+		`statefulsets.apps/scale statefulsets.apps/status
 		` + read + ` horizontalpodautoscalers.autoscaling horizontalpodautoscalers.autoscaling/status
 		` + read + ` cronjobs.batch cronjobs.batch/status jobs.batch jobs.batch/status
 		` + read + ` poddisruptionbudgets.policy poddisruptionbudgets.policy/status
@@ -125,7 +131,8 @@ var userRoles = []entry{
 		get,list,watch persistentvolumeclaims persistentvolumes
 		create tokenreviews.authentication.k8s.io
 		create subjectaccessreviews.authorization.k8s.io
-		get,list,watch csinodes.storage.k8s.io csidrivers.storage.k8s.io csistoragecapacities.storage.k8s.io volumeattachments.storage.k8s.io
+		get,list,watch csinodes.storage.k8s.io csidrivers.storage.k8s.io csistoragecapacities.storage.k8s.io ` +
+		`volumeattachments.storage.k8s.io
 		get,list,watch deviceclasses.resource.k8s.io resourceslices.resource.k8s.io
 		get,list,watch,patch,update resourceclaims.resource.k8s.io resourceclaims.resource.k8s.io/status`},
 	{name: "system:volume-scheduler", subjects: []string{"user:system:kube-scheduler"}, rules: `

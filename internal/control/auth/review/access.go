@@ -34,7 +34,8 @@ func (c *create[T]) GetSingularName() string { return c.singular }
 
 // Create answers the review. Admission sees it first, and a dry run gets the
 // same answer: a review changes nothing.
-func (c *create[T]) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc, _ *metav1.CreateOptions) (runtime.Object, error) {
+func (c *create[T]) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc,
+	_ *metav1.CreateOptions) (runtime.Object, error) {
 	review, ok := obj.(T)
 	if !ok {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("creating a %s: body is a %T", c.singular, obj))
@@ -114,11 +115,13 @@ func NewSelfSubjectRulesReview(resolver authorizer.RuleResolver) rest.Storage {
 			}
 			resources, paths, incomplete, err := resolver.RulesFor(ctx, who, r.Spec.Namespace)
 			r.Status = authorizationv1.SubjectRulesReviewStatus{
-				ResourceRules: []authorizationv1.ResourceRule{}, NonResourceRules: []authorizationv1.NonResourceRule{}, Incomplete: incomplete,
+				ResourceRules: []authorizationv1.ResourceRule{}, NonResourceRules: []authorizationv1.NonResourceRule{},
+				Incomplete: incomplete,
 			}
 			for _, rule := range resources {
 				r.Status.ResourceRules = append(r.Status.ResourceRules, authorizationv1.ResourceRule{
-					Verbs: rule.GetVerbs(), APIGroups: rule.GetAPIGroups(), Resources: rule.GetResources(), ResourceNames: rule.GetResourceNames(),
+					Verbs: rule.GetVerbs(), APIGroups: rule.GetAPIGroups(), Resources: rule.GetResources(),
+					ResourceNames: rule.GetResourceNames(),
 				})
 			}
 			for _, rule := range paths {
@@ -149,7 +152,8 @@ func subjectOf(spec *authorizationv1.SubjectAccessReviewSpec) user.Info {
 	return who
 }
 
-func decide(ctx context.Context, a authorizer.UnconditionalAuthorizer, who user.Info, resource *authorizationv1.ResourceAttributes, path *authorizationv1.NonResourceAttributes) authorizationv1.SubjectAccessReviewStatus {
+func decide(ctx context.Context, a authorizer.UnconditionalAuthorizer, who user.Info, resource *authorizationv1.ResourceAttributes,
+	path *authorizationv1.NonResourceAttributes) authorizationv1.SubjectAccessReviewStatus {
 	attributes := authorizer.AttributesRecord{User: who}
 	if resource != nil {
 		attributes.ResourceRequest = true

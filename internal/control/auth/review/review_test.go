@@ -109,8 +109,9 @@ func TestAccessReviewsThatAreRefused(t *testing.T) {
 			NonResourceAttributes: p}}
 	}
 	local := func(r *authorizationv1.ResourceAttributes, p *authorizationv1.NonResourceAttributes) runtime.Object {
-		return &authorizationv1.LocalSubjectAccessReview{ObjectMeta: metav1.ObjectMeta{Namespace: "shop"}, Spec: authorizationv1.SubjectAccessReviewSpec{User: "u", ResourceAttributes: r,
-			NonResourceAttributes: p}}
+		return &authorizationv1.LocalSubjectAccessReview{ObjectMeta: metav1.ObjectMeta{Namespace: "shop"},
+			Spec: authorizationv1.SubjectAccessReviewSpec{User: "u", ResourceAttributes: r,
+				NonResourceAttributes: p}}
 	}
 	for name, c := range map[string]struct {
 		kind   func(authorizer.UnconditionalAuthorizer) rest.Storage
@@ -162,12 +163,14 @@ func TestSelectorsReachTheAuthorizer(t *testing.T) {
 		{"raw", &authorizationv1.FieldSelectorAttributes{RawSelector: "spec.nodeName=a,status.phase!=Failed"},
 			&authorizationv1.LabelSelectorAttributes{RawSelector: "app in (web),!old"},
 			"spec.nodeName = a,status.phase != Failed;app in (web) !old", false},
-		{"requirements", &authorizationv1.FieldSelectorAttributes{Requirements: []metav1.FieldSelectorRequirement{in("spec.nodeName", "a")}},
+		{"requirements", &authorizationv1.FieldSelectorAttributes{Requirements: []metav1.FieldSelectorRequirement{in("spec.nodeName",
+			"a")}},
 			&authorizationv1.LabelSelectorAttributes{Requirements: []metav1.LabelSelectorRequirement{{Key: "app",
 				Operator: metav1.LabelSelectorOpExists}}},
 			"spec.nodeName = a;app", false},
 		{"one of two cannot be used", &authorizationv1.FieldSelectorAttributes{
-			Requirements: []metav1.FieldSelectorRequirement{in("spec.nodeName", "a", "b"), in("metadata.name", "x")}}, nil, "metadata.name = x;",
+			Requirements: []metav1.FieldSelectorRequirement{in("spec.nodeName", "a", "b"), in("metadata.name", "x")}}, nil,
+			"metadata.name = x;",
 			false},
 		{"none can be used", &authorizationv1.FieldSelectorAttributes{
 			Requirements: []metav1.FieldSelectorRequirement{{Key: "x", Operator: metav1.FieldSelectorOpExists}}}, nil, "", true},
@@ -177,7 +180,8 @@ func TestSelectorsReachTheAuthorizer(t *testing.T) {
 		r := &rules{decision: authorizer.DecisionNoOpinion}
 		attributes := getPods("shop")
 		attributes.FieldSelector, attributes.LabelSelector = c.fields, c.labels
-		review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: attributes}}
+		review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{
+			ResourceAttributes: attributes}}
 		if _, err := ask(t, NewSelfSubjectAccessReview(r), &user.DefaultInfo{Name: "u"}, "", review); err != nil {
 			t.Fatalf("%s: %v", c.name, err)
 		}
@@ -204,7 +208,8 @@ func TestSelectorsReachTheAuthorizer(t *testing.T) {
 // Admission may refuse a review, and sees a copy of it.
 func TestAdmissionSeesTheReviewFirst(t *testing.T) {
 	r := &rules{decision: authorizer.DecisionAllow}
-	review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: getPods("shop")}}
+	review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: getPods(
+		"shop")}}
 	refuse := func(_ context.Context, obj runtime.Object) error {
 		obj.(*authorizationv1.SelfSubjectAccessReview).Spec.ResourceAttributes.Verb = "changed"
 		return errors.New("not now")

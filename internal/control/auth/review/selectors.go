@@ -33,7 +33,8 @@ func fieldRequirements(s *authorizationv1.FieldSelectorAttributes) (fields.Requi
 		}
 		operator, expressible := operators[r.Operator]
 		if !expressible || len(r.Values) != 1 {
-			odd = append(odd, fmt.Errorf("fieldSelector requirement on %q: operator %q with %d values cannot be used, only In and NotIn with one value", r.Key, r.Operator, len(r.Values)))
+			odd = append(odd, fmt.Errorf("fieldSelector requirement on %q: operator %q with %d values cannot be used, only In and NotIn "+
+				"with one value", r.Key, r.Operator, len(r.Values)))
 			continue
 		}
 		out = append(out, fields.Requirement{Field: r.Key, Operator: operator, Value: r.Values[0]})

@@ -23,7 +23,8 @@ import (
 // scheduler offers: alternatives, devices cut from others, taints, devices
 // that several claims share, and administrative access, which admission keeps
 // to namespaces that may have it.
-var deviceFeatures = structured.Features{PrioritizedList: true, PartitionableDevices: true, DeviceTaints: true, ConsumableCapacity: true, AdminAccess: true}
+var deviceFeatures = structured.Features{PrioritizedList: true, PartitionableDevices: true, DeviceTaints: true, ConsumableCapacity: true,
+	AdminAccess: true}
 
 // DevicePlan is what must be written to resource claims before a pod that uses
 // them may be bound: each names the pod among its users.
@@ -377,7 +378,8 @@ func (c *cycle) releaseDevices() *types.NamespacedName {
 		return nil
 	}
 	for _, claim := range c.devices.having {
-		others := slices.ContainsFunc(claim.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool { return r.UID != c.pod.Obj.UID })
+		others := slices.ContainsFunc(claim.Status.ReservedFor,
+			func(r resourceapi.ResourceClaimConsumerReference) bool { return r.UID != c.pod.Obj.UID })
 		key := types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}
 		if claim.Status.Allocation == nil || others || c.s.devices.promised[key] != nil {
 			continue

@@ -36,9 +36,10 @@ func testSlice(node string, n int) *resourceapi.ResourceSlice {
 }
 
 func testClaim(name string, count int64) *resourceapi.ResourceClaim {
-	return &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "ns", UID: types.UID(name)}, Spec: resourceapi.ResourceClaimSpec{
-		Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "r", Exactly: &resourceapi.ExactDeviceRequest{
-			DeviceClassName: "gpu", AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count}}}}}}
+	return &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "ns", UID: types.UID(name)},
+		Spec: resourceapi.ResourceClaimSpec{
+			Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "r", Exactly: &resourceapi.ExactDeviceRequest{
+				DeviceClassName: "gpu", AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count}}}}}}
 }
 
 func claiming(name string) func(*v1.Pod) {
@@ -162,7 +163,8 @@ func TestUsersOfAPromisedClaim(t *testing.T) {
 		plans, nodes = append(plans, d.Devices), append(nodes, d.Node)
 	}
 	if nodes[0] != nodes[1] || plans[0].Claims[0].Result != plans[1].Claims[0].Result {
-		t.Fatalf("two users of one claim: on %v with %s and %s", nodes, devicesOf(plans[0].Claims[0].Result), devicesOf(plans[1].Claims[0].Result))
+		t.Fatalf("two users of one claim: on %v with %s and %s", nodes, devicesOf(plans[0].Claims[0].Result),
+			devicesOf(plans[1].Claims[0].Result))
 	}
 	key := plans[0].Claims[0].Claim
 	s.ForgetDevices(plans[0])
@@ -199,7 +201,8 @@ func TestSharesOfADevice(t *testing.T) {
 	}
 	asks := func(memory string) func(*resourceapi.ExactDeviceRequest) {
 		return func(r *resourceapi.ExactDeviceRequest) {
-			r.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse(memory)}}
+			r.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{
+				"memory": resource.MustParse(memory)}}
 		}
 	}
 	shares := map[types.UID]bool{}

@@ -173,7 +173,8 @@ func (c *cycle) exclusiveVolumes(w *view) verdict {
 			}
 		}
 		if users > 0 {
-			return notNow("node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already in-use by another pod")
+			return notNow("node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already in-use by " +
+				"another pod")
 		}
 	}
 	return verdict{}

@@ -212,7 +212,8 @@ func (d *Decision) Because() []journal.Fact {
 	case d.Node == "":
 		facts = append(facts, journal.Fact{Name: "refused", Value: d.Message()})
 		if d.Preempt != nil {
-			facts = append(facts, journal.Fact{Name: "preempting", Value: fmt.Sprintf("%d pods on %s", len(d.Preempt.Victims), d.Preempt.Node)})
+			facts = append(facts, journal.Fact{Name: "preempting", Value: fmt.Sprintf("%d pods on %s", len(d.Preempt.Victims),
+				d.Preempt.Node)})
 		}
 	case d.RunnerUp.Node != "":
 		facts = append(facts, d.Best.fact("score"), d.RunnerUp.fact("next best"))

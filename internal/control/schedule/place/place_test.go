@@ -182,7 +182,8 @@ func runTranscript(t *testing.T, file string) string {
 			for _, v := range d.Preempt.Victims {
 				names = append(names, v.Name)
 			}
-			fmt.Fprintf(&out, "  preempts on %s: %s (%d against a budget)\n", d.Preempt.Node, strings.Join(names, ", "), d.Preempt.Violations)
+			fmt.Fprintf(&out, "  preempts on %s: %s (%d against a budget)\n", d.Preempt.Node, strings.Join(names, ", "),
+				d.Preempt.Violations)
 		}
 	}
 	return out.String()
@@ -213,8 +214,10 @@ func TestSnapshotIsIncremental(t *testing.T) {
 				p.Spec.Containers[0].Ports = []v1.ContainerPort{{HostPort: int32(80 + r.IntN(2))}}
 			}
 			if r.IntN(3) == 0 {
-				p.Spec.Affinity = &v1.Affinity{PodAntiAffinity: &v1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []v1.PodAffinityTerm{{
-					TopologyKey: "zone", LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": fmt.Sprint(r.IntN(3))}}}}}}
+				p.Spec.Affinity = &v1.Affinity{PodAntiAffinity: &v1.PodAntiAffinity{
+					RequiredDuringSchedulingIgnoredDuringExecution: []v1.PodAffinityTerm{{
+						TopologyKey:   "zone",
+						LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": fmt.Sprint(r.IntN(3))}}}}}}
 			}
 			pods[p.UID] = p
 			if err := s.SetPod(p); err != nil {
@@ -279,7 +282,8 @@ func TestPreemptionVictimsSuffice(t *testing.T) {
 			s.SetNode(testNode(fmt.Sprintf("n%d", i), "2", "4Gi", 6, nil))
 		}
 		for i := range 4 + r.IntN(10) {
-			p := testPod(fmt.Sprintf("p%d", i), fmt.Sprintf("%dm", 100+r.IntN(900)), on(fmt.Sprintf("n%d", r.IntN(3))), prio(int32(r.IntN(4))))
+			p := testPod(fmt.Sprintf("p%d", i), fmt.Sprintf("%dm", 100+r.IntN(900)), on(fmt.Sprintf("n%d", r.IntN(3))),
+				prio(int32(r.IntN(4))))
 			if err := s.SetPod(p); err != nil {
 				t.Fatal(err)
 			}
@@ -328,7 +332,8 @@ func BenchmarkPlace(b *testing.B) {
 			b.Run(fmt.Sprintf("%s/nodes=%d", kind, n), func(b *testing.B) {
 				s := NewSnapshot()
 				for i := range n {
-					s.SetNode(testNode(fmt.Sprintf("n%d", i), "32", "128Gi", 110, map[string]string{v1.LabelTopologyZone: fmt.Sprint(i % 3)}))
+					s.SetNode(testNode(fmt.Sprintf("n%d", i), "32", "128Gi", 110,
+						map[string]string{v1.LabelTopologyZone: fmt.Sprint(i % 3)}))
 				}
 				for i := range n * 10 {
 					if err := s.SetPod(testPod(fmt.Sprintf("p%d", i), "100m", on(fmt.Sprintf("n%d", i%n)), label("app", "x"))); err != nil {
@@ -339,10 +344,13 @@ func BenchmarkPlace(b *testing.B) {
 				switch kind {
 				case "spread":
 					obj.Spec.TopologySpreadConstraints = []v1.TopologySpreadConstraint{{MaxSkew: 1, TopologyKey: v1.LabelTopologyZone,
-						WhenUnsatisfiable: v1.DoNotSchedule, LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "x"}}}}
+						WhenUnsatisfiable: v1.DoNotSchedule,
+						LabelSelector:     &metav1.LabelSelector{MatchLabels: map[string]string{"app": "x"}}}}
 				case "daemon":
-					obj.Spec.Affinity = &v1.Affinity{NodeAffinity: &v1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &v1.NodeSelector{
-						NodeSelectorTerms: []v1.NodeSelectorTerm{{MatchFields: []v1.NodeSelectorRequirement{{Key: "metadata.name", Operator: v1.NodeSelectorOpIn, Values: []string{"n7"}}}}}}}}
+					obj.Spec.Affinity = &v1.Affinity{NodeAffinity: &v1.NodeAffinity{
+						RequiredDuringSchedulingIgnoredDuringExecution: &v1.NodeSelector{
+							NodeSelectorTerms: []v1.NodeSelectorTerm{{MatchFields: []v1.NodeSelectorRequirement{{Key: "metadata.name",
+								Operator: v1.NodeSelectorOpIn, Values: []string{"n7"}}}}}}}}
 				}
 				p, err := Parse(obj)
 				if err != nil {

@@ -74,7 +74,8 @@ func (c *cycle) lookVolumes() (reason string) {
 			} else {
 				immediate = true // the binder is on its way
 			}
-		} else if n.class == nil || n.class.VolumeBindingMode == nil || *n.class.VolumeBindingMode != storagev1.VolumeBindingWaitForFirstConsumer {
+		} else if n.class == nil || n.class.VolumeBindingMode == nil ||
+			*n.class.VolumeBindingMode != storagev1.VolumeBindingWaitForFirstConsumer {
 			immediate = true
 		}
 		c.claims = append(c.claims, n)

@@ -17,51 +17,51 @@ import (
 // there any more.
 const ForceAfter = 6 * time.Minute
 
-// Volume is one CSI volume a node should have.
-type Volume struct {
+// volume is one CSI volume a node should have.
+type volume struct {
 	PV, Driver, Handle string
 	// Shared says that several nodes may have it at once.
 	Shared bool
 }
 
 // Unique is the volume's name in Node status.
-func (v Volume) Unique() v1.UniqueVolumeName {
+func (v volume) Unique() v1.UniqueVolumeName {
 	return v1.UniqueVolumeName("kubernetes.io/csi/" + v.Driver + "^" + v.Handle)
 }
 
-// Name is the name of the VolumeAttachment of a volume on a node; kubelets
+// name is the name of the VolumeAttachment of a volume on a node; kubelets
 // compute it the same way.
-func Name(v Volume, node string) string {
+func name(v volume, node string) string {
 	return fmt.Sprintf("csi-%x", sha256.Sum256([]byte(v.Handle+v.Driver+node)))
 }
 
 // ours tells names that Name made from those that people choose.
 var ours = regexp.MustCompile(`^csi-[0-9a-f]{64}$`)
 
-// Have is one VolumeAttachment of the node.
-type Have struct {
+// have is one VolumeAttachment of the node.
+type have struct {
 	*storagev1.VolumeAttachment
-	Volume Volume
+	Volume volume
 	// IdleSince is when the volume was first seen unneeded; zero: needed.
 	IdleSince time.Time
 }
 
-// Input is everything one plan for one node looks at.
-type Input struct {
+// input is everything one plan for one node looks at.
+type input struct {
 	Node *v1.Node // nil when it does not exist
 	Name string
 	// Want are the volumes of the node's pods, by PV name.
-	Want map[string]Volume
-	Have []Have
+	Want map[string]volume
+	Have []have
 	// Elsewhere names, per PV, another node it is attached to.
 	Elsewhere map[string]string
 	Now       time.Time
 }
 
-// Plan is what to do next about one node, in this order: write Attached, then
+// plan is what to do next about one node, in this order: write Attached, then
 // delete Detach, create Attach.
-type Plan struct {
-	Attach []Volume
+type plan struct {
+	Attach []volume
 	Detach []*storagev1.VolumeAttachment
 	// Forced says why volumes in Detach go without the node's consent.
 	Forced string
@@ -74,9 +74,9 @@ type Plan struct {
 	Wake     time.Duration
 }
 
-// Make plans for one node.
-func Make(in Input) Plan {
-	p := Plan{Refused: map[string]string{}}
+// makePlan plans for one node.
+func makePlan(in input) plan {
+	p := plan{Refused: map[string]string{}}
 	have := map[string]bool{}
 	inUse := map[v1.UniqueVolumeName]bool{}
 	healthy, outOfService := false, false
@@ -126,7 +126,7 @@ func Make(in Input) Plan {
 	return p
 }
 
-func (p *Plan) attach(in Input, have map[string]bool) {
+func (p *plan) attach(in input, have map[string]bool) {
 	if in.Node == nil {
 		return
 	}

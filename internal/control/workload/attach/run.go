@@ -56,12 +56,14 @@ func Run(ctx context.Context, e controller.Env) error {
 	on := func(d cache.DoneChecker, err error) { done, errs = append(done, d), append(errs, err) }
 	on(controller.On(ctx, core.Nodes().Informer(), func(old, n *v1.Node, gone bool) {
 		if old == nil || gone || !equality.Semantic.DeepEqual(old.Status.VolumesInUse, n.Status.VolumesInUse) ||
-			!equality.Semantic.DeepEqual(old.Status.VolumesAttached, n.Status.VolumesAttached) || !equality.Semantic.DeepEqual(old.Spec.Taints, n.Spec.Taints) {
+			!equality.Semantic.DeepEqual(old.Status.VolumesAttached, n.Status.VolumesAttached) ||
+			!equality.Semantic.DeepEqual(old.Spec.Taints, n.Spec.Taints) {
 			c.queue.Add(n.Name)
 		}
 	}))
 	on(controller.On(ctx, c.pods, func(old, p *v1.Pod, gone bool) {
-		if p.Spec.NodeName != "" && usesClaims(p) && (old == nil || gone || old.Spec.NodeName != p.Spec.NodeName || holds(old) != holds(p)) {
+		if p.Spec.NodeName != "" && usesClaims(p) && (old == nil || gone || old.Spec.NodeName != p.Spec.NodeName ||
+			holds(old) != holds(p)) {
 			c.queue.Add(p.Spec.NodeName)
 		}
 	}))
@@ -125,7 +127,8 @@ func (c *reconciler) claimChanged(pvc *v1.PersistentVolumeClaim) {
 			continue
 		}
 		for _, v := range p.Spec.Volumes {
-			if (v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == pvc.Name) || (v.Ephemeral != nil && p.Name+"-"+v.Name == pvc.Name) {
+			if (v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == pvc.Name) ||
+				(v.Ephemeral != nil && p.Name+"-"+v.Name == pvc.Name) {
 				c.queue.Add(p.Spec.NodeName)
 			}
 		}
@@ -138,7 +141,8 @@ func (c *reconciler) wanting(pv string) {
 	if err != nil || v.Spec.ClaimRef == nil {
 		return
 	}
-	c.claimChanged(&v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: v.Spec.ClaimRef.Namespace, Name: v.Spec.ClaimRef.Name}})
+	c.claimChanged(&v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: v.Spec.ClaimRef.Namespace,
+		Name: v.Spec.ClaimRef.Name}})
 }
 
 // announce tells the pods that wait for a volume that it is attached, or why
@@ -152,7 +156,8 @@ func (c *reconciler) announce(old, a *storagev1.VolumeAttachment) {
 	switch e := a.Status.AttachError; {
 	case a.Status.Attached && !old.Status.Attached:
 	case e != nil && !a.Status.Attached && !equality.Semantic.DeepEqual(e, old.Status.AttachError):
-		kind, reason, message = v1.EventTypeWarning, "FailedAttachVolume", fmt.Sprintf("AttachVolume.Attach failed for volume %q : %s", pv, e.Message)
+		kind, reason, message = v1.EventTypeWarning, "FailedAttachVolume", fmt.Sprintf("AttachVolume.Attach failed for volume %q : %s", pv,
+			e.Message)
 	default:
 		return
 	}
@@ -166,7 +171,7 @@ func (c *reconciler) announce(old, a *storagev1.VolumeAttachment) {
 }
 
 // volumes lists the attachable volumes of a pod.
-func (c *reconciler) volumes(p *v1.Pod) (out []Volume) {
+func (c *reconciler) volumes(p *v1.Pod) (out []volume) {
 	core := c.Informers.Core().V1()
 	for _, v := range p.Spec.Volumes {
 		name := ""
@@ -193,15 +198,15 @@ func (c *reconciler) volumes(p *v1.Pod) (out []Volume) {
 	return out
 }
 
-func (c *reconciler) volume(pv *v1.PersistentVolume) (Volume, bool) {
+func (c *reconciler) volume(pv *v1.PersistentVolume) (volume, bool) {
 	if pv.Spec.CSI == nil {
-		return Volume{}, false
+		return volume{}, false
 	}
 	d, err := c.Informers.Storage().V1().CSIDrivers().Lister().Get(pv.Spec.CSI.Driver)
 	if err == nil && d.Spec.AttachRequired != nil && !*d.Spec.AttachRequired {
-		return Volume{}, false
+		return volume{}, false
 	}
-	v := Volume{PV: pv.Name, Driver: pv.Spec.CSI.Driver, Handle: pv.Spec.CSI.VolumeHandle}
+	v := volume{PV: pv.Name, Driver: pv.Spec.CSI.Driver, Handle: pv.Spec.CSI.VolumeHandle}
 	for _, m := range pv.Spec.AccessModes {
 		v.Shared = v.Shared || m == v1.ReadWriteMany || m == v1.ReadOnlyMany
 	}
@@ -210,7 +215,7 @@ func (c *reconciler) volume(pv *v1.PersistentVolume) (Volume, bool) {
 
 func (c *reconciler) sync(ctx context.Context, name string) (time.Duration, error) {
 	core := c.Informers.Core().V1()
-	in := Input{Name: name, Want: map[string]Volume{}, Elsewhere: map[string]string{}, Now: time.Now()}
+	in := input{Name: name, Want: map[string]volume{}, Elsewhere: map[string]string{}, Now: time.Now()}
 	node, err := core.Nodes().Lister().Get(name)
 	switch {
 	case err == nil:
@@ -238,23 +243,24 @@ func (c *reconciler) sync(ctx context.Context, name string) (time.Duration, erro
 		}
 	}
 	in.Have = c.have(name, in.Want, in.Now)
-	plan := Make(in)
+	plan := makePlan(in)
 	for pv, other := range plan.Refused {
-		c.events.Eventf(users[pv], v1.EventTypeWarning, "FailedAttachVolume", "Multi-Attach error for volume %q Volume is already exclusively attached to one node and can't be attached to another", pv)
+		c.events.Eventf(users[pv], v1.EventTypeWarning, "FailedAttachVolume",
+			"Multi-Attach error for volume %q Volume is already exclusively attached to one node and can't be attached to another", pv)
 		c.Log.Info("a volume is held by another node", "volume", pv, "node", name, "holder", other)
 	}
 	return plan.Wake, c.perform(ctx, in, plan)
 }
 
 // have lists the node's attachments and since when each is unneeded.
-func (c *reconciler) have(node string, want map[string]Volume, now time.Time) (out []Have) {
+func (c *reconciler) have(node string, want map[string]volume, now time.Time) (out []have) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, a := range podcontrol.Indexed[*storagev1.VolumeAttachment](c.attachments, byNode, node) {
 		if a.Spec.Source.PersistentVolumeName == nil || !ours.MatchString(a.Name) {
 			continue // inline volumes, and what others made, are their creators' business
 		}
-		h := Have{VolumeAttachment: a, Volume: Volume{PV: *a.Spec.Source.PersistentVolumeName, Driver: a.Spec.Attacher}}
+		h := have{VolumeAttachment: a, Volume: volume{PV: *a.Spec.Source.PersistentVolumeName, Driver: a.Spec.Attacher}}
 		if pv, err := c.Informers.Core().V1().PersistentVolumes().Lister().Get(h.Volume.PV); err == nil && pv.Spec.CSI != nil {
 			h.Volume.Handle = pv.Spec.CSI.VolumeHandle
 		}
@@ -271,7 +277,7 @@ func (c *reconciler) have(node string, want map[string]Volume, now time.Time) (o
 	return out
 }
 
-func (c *reconciler) perform(ctx context.Context, in Input, plan Plan) error {
+func (c *reconciler) perform(ctx context.Context, in input, plan plan) error {
 	if plan.Write {
 		attached := plan.Attached
 		if attached == nil {
@@ -286,7 +292,8 @@ func (c *reconciler) perform(ctx context.Context, in Input, plan Plan) error {
 	api := c.Client.StorageV1().VolumeAttachments()
 	var errs []error
 	for _, a := range plan.Detach {
-		c.Note("VolumeAttachment", a, "detached", journal.Fact{Name: "node", Value: in.Name}, journal.Fact{Name: "forced", Value: plan.Forced})
+		c.Note("VolumeAttachment", a, "detached", journal.Fact{Name: "node", Value: in.Name},
+			journal.Fact{Name: "forced", Value: plan.Forced})
 		if err := api.Delete(ctx, a.Name, kube.SameUID(a)); err != nil && !apierrors.IsNotFound(err) {
 			errs = append(errs, fmt.Errorf("detaching %s from node %s: %w", *a.Spec.Source.PersistentVolumeName, in.Name, err))
 			continue
@@ -296,8 +303,9 @@ func (c *reconciler) perform(ctx context.Context, in Input, plan Plan) error {
 		c.mu.Unlock()
 	}
 	for _, v := range plan.Attach {
-		_, err := api.Create(ctx, &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: Name(v, in.Name)},
-			Spec: storagev1.VolumeAttachmentSpec{Attacher: v.Driver, NodeName: in.Name, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &v.PV}}}, metav1.CreateOptions{})
+		_, err := api.Create(ctx, &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: name(v, in.Name)},
+			Spec: storagev1.VolumeAttachmentSpec{Attacher: v.Driver, NodeName: in.Name,
+				Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &v.PV}}}, metav1.CreateOptions{})
 		if err != nil && !apierrors.IsAlreadyExists(err) {
 			errs = append(errs, fmt.Errorf("attaching %s to node %s: %w", v.PV, in.Name, err))
 		}

@@ -32,9 +32,9 @@ func tokens(e controller.Env) informers.SharedInformerFactory {
 		informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.FieldSelector = "type=" + string(api.SecretTypeBootstrapToken) }))
 }
 
-// Expires reads when a token expires; ok is false for one that never does. A
+// expires reads when a token expires; ok is false for one that never does. A
 // time that cannot be read counts as expired, as nobody would accept it.
-func Expires(s *v1.Secret) (at time.Time, ok bool) {
+func expires(s *v1.Secret) (at time.Time, ok bool) {
 	raw := string(s.Data[api.BootstrapTokenExpirationKey])
 	if raw == "" {
 		return time.Time{}, false
@@ -67,7 +67,7 @@ func RunCleaner(ctx context.Context, e controller.Env) error {
 		if err != nil {
 			return 0, nil
 		}
-		at, ok := Expires(s)
+		at, ok := expires(s)
 		if !ok {
 			return 0, nil
 		}
@@ -84,19 +84,20 @@ func RunCleaner(ctx context.Context, e controller.Env) error {
 	})
 }
 
-// Signatures computes what the cluster-info map should hold beside its
+// signatures computes what the cluster-info map should hold beside its
 // kubeconfig: one detached signature per token that may sign. again is when
 // the first of them expires, 0 for never.
-func Signatures(kubeconfig string, secrets []*v1.Secret, now time.Time) (data map[string]string, again time.Duration, err error) {
+func signatures(kubeconfig string, secrets []*v1.Secret, now time.Time) (data map[string]string, again time.Duration, err error) {
 	data = map[string]string{}
 	var errs []error
 	for _, s := range secrets {
 		id, secret := string(s.Data[api.BootstrapTokenIDKey]), string(s.Data[api.BootstrapTokenSecretKey])
-		if s.Type != api.SecretTypeBootstrapToken || s.DeletionTimestamp != nil || secret == "" || s.Name != api.BootstrapTokenSecretPrefix+id ||
+		if s.Type != api.SecretTypeBootstrapToken || s.DeletionTimestamp != nil || secret == "" || s.Name != api.BootstrapTokenSecretPrefix+
+			id ||
 			string(s.Data[api.BootstrapTokenUsageSigningKey]) != "true" {
 			continue
 		}
-		if at, ok := Expires(s); ok {
+		if at, ok := expires(s); ok {
 			left := at.Sub(now)
 			if left <= 0 {
 				continue
@@ -146,7 +147,8 @@ func RunSigner(ctx context.Context, e controller.Env) error {
 		if !ok {
 			return 0, nil
 		}
-		want, again, err := Signatures(kubeconfig, podcontrol.Indexed[*v1.Secret](secrets, cache.NamespaceIndex, metav1.NamespaceSystem), time.Now())
+		want, again, err := signatures(kubeconfig, podcontrol.Indexed[*v1.Secret](secrets, cache.NamespaceIndex, metav1.NamespaceSystem),
+			time.Now())
 		if err != nil {
 			return 0, err
 		}

@@ -20,30 +20,30 @@ const (
 	nodeGroup  = "system:nodes"
 )
 
-// Ask is what has to be asked before a request may be approved.
-type Ask string
+// ask is what has to be asked before a request may be approved.
+type ask string
 
 // The answers of Recognize.
 const (
 	// NotOurs: a human decides.
-	NotOurs Ask = ""
+	NotOurs ask = ""
 	// NodeClient: may the requestor create certificates for any node?
-	NodeClient Ask = "nodeclient"
+	NodeClient ask = "nodeclient"
 	// SelfNodeClient: may the node renew its own?
-	SelfNodeClient Ask = "selfnodeclient"
+	SelfNodeClient ask = "selfnodeclient"
 	// NodeServing: does the Node have the names and addresses asked for?
-	NodeServing Ask = "serving"
+	NodeServing ask = "serving"
 )
 
 // Approval messages, as users see them in `kubectl describe csr`.
-var messages = map[Ask]string{
+var messages = map[ask]string{
 	NodeClient:     "Auto approving kubelet client certificate after SubjectAccessReview.",
 	SelfNodeClient: "Auto approving self kubelet client certificate after SubjectAccessReview.",
 	NodeServing:    "Auto approving kubelet serving certificate: its names and addresses are the Node's own.",
 }
 
-// Parse reads the PEM-encoded request.
-func Parse(csr *certv1.CertificateSigningRequest) (*x509.CertificateRequest, error) {
+// parse reads the PEM-encoded request.
+func parse(csr *certv1.CertificateSigningRequest) (*x509.CertificateRequest, error) {
 	block, _ := pem.Decode(csr.Spec.Request)
 	if block == nil || block.Type != "CERTIFICATE REQUEST" {
 		return nil, errors.New("spec.request: want one PEM block of type CERTIFICATE REQUEST")
@@ -58,8 +58,8 @@ func Parse(csr *certv1.CertificateSigningRequest) (*x509.CertificateRequest, err
 	return req, nil
 }
 
-// Recognize says what must hold for a node's request to be approved.
-func Recognize(csr *certv1.CertificateSigningRequest, req *x509.CertificateRequest) Ask {
+// recognize says what must hold for a node's request to be approved.
+func recognize(csr *certv1.CertificateSigningRequest, req *x509.CertificateRequest) ask {
 	switch csr.Spec.SignerName {
 	case certv1.KubeAPIServerClientKubeletSignerName:
 		if validKubeletClient(csr.Spec.Usages, req) != nil {
@@ -71,7 +71,8 @@ func Recognize(csr *certv1.CertificateSigningRequest, req *x509.CertificateReque
 		return NodeClient
 	case certv1.KubeletServingSignerName:
 		// A node may only ask for itself.
-		if validKubeletServing(csr.Spec.Usages, req) != nil || csr.Spec.Username != req.Subject.CommonName || !slices.Contains(csr.Spec.Groups, nodeGroup) {
+		if validKubeletServing(csr.Spec.Usages, req) != nil || csr.Spec.Username != req.Subject.CommonName ||
+			!slices.Contains(csr.Spec.Groups, nodeGroup) {
 			return NotOurs
 		}
 		return NodeServing
@@ -79,9 +80,9 @@ func Recognize(csr *certv1.CertificateSigningRequest, req *x509.CertificateReque
 	return NotOurs
 }
 
-// ServingMatches checks that every name and address asked for is one the Node
+// servingMatches checks that every name and address asked for is one the Node
 // has in its status.
-func ServingMatches(req *x509.CertificateRequest, node *v1.Node) error {
+func servingMatches(req *x509.CertificateRequest, node *v1.Node) error {
 	names, addrs := map[string]bool{}, map[string]bool{}
 	for _, a := range node.Status.Addresses {
 		switch a.Type {
@@ -145,7 +146,8 @@ func onlyUsages(usages []certv1.KeyUsage, need certv1.KeyUsage) error {
 	}
 	for _, u := range usages {
 		if u != need && u != certv1.UsageDigitalSignature && u != certv1.UsageKeyEncipherment {
-			return fmt.Errorf("usage %q is not allowed; allowed are %q, %q, %q", u, certv1.UsageDigitalSignature, certv1.UsageKeyEncipherment, need)
+			return fmt.Errorf("usage %q is not allowed; allowed are %q, %q, %q", u, certv1.UsageDigitalSignature,
+				certv1.UsageKeyEncipherment, need)
 		}
 	}
 	return nil

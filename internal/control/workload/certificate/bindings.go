@@ -50,7 +50,7 @@ func situation(ctx context.Context, e controller.Env, name string) (node *v1.Nod
 			node = n
 			continue
 		}
-		others = append(others, Held(Claimed(n), all[n.Name]))
+		others = append(others, held(claimed(n), all[n.Name]))
 	}
 	return node, all[name], others, nil
 }

@@ -17,9 +17,9 @@ import (
 // became of it: the node has read the answer long before.
 const keepPodRequest = 15 * time.Minute
 
-// PodRequestExpires says when a request for a pod's certificate is of no more
+// podRequestExpires says when a request for a pod's certificate is of no more
 // use.
-func PodRequestExpires(r *certv1.PodCertificateRequest) time.Time {
+func podRequestExpires(r *certv1.PodCertificateRequest) time.Time {
 	return r.CreationTimestamp.Add(keepPodRequest)
 }
 
@@ -44,7 +44,7 @@ func RunPodCleaner(ctx context.Context, e controller.Env) error {
 		if err != nil {
 			return 0, nil
 		}
-		if left := time.Until(PodRequestExpires(r)); left > 0 {
+		if left := time.Until(podRequestExpires(r)); left > 0 {
 			return left, nil
 		}
 		err = e.Client.CertificatesV1().PodCertificateRequests(namespace).Delete(ctx, name, kube.SameUID(r))

@@ -21,7 +21,8 @@ import (
 
 // watch runs a sync for every request that changes. Requests are few: both
 // controllers share one cache.
-func watch(ctx context.Context, e controller.Env, sync func(context.Context, *certv1.CertificateSigningRequest) (time.Duration, error)) error {
+func watch(ctx context.Context, e controller.Env, sync func(context.Context, *certv1.CertificateSigningRequest) (time.Duration,
+	error)) error {
 	inf := e.Informers.Certificates().V1().CertificateSigningRequests()
 	q := controller.NewQueue()
 	seen, err := controller.On(ctx, inf.Informer(), func(_, r *certv1.CertificateSigningRequest, _ bool) { q.Add(r.Name) })
@@ -60,11 +61,11 @@ func RunApprover(ctx context.Context, e controller.Env, rules ServingRules) erro
 		if len(csr.Status.Certificate) > 0 || has(csr, certv1.CertificateApproved, certv1.CertificateDenied) {
 			return 0, nil
 		}
-		req, err := Parse(csr)
+		req, err := parse(csr)
 		if err != nil {
 			return 0, nil //nolint:nilerr // nothing of a node's: the signer will say what is wrong
 		}
-		ask := Recognize(csr, req)
+		ask := recognize(csr, req)
 		if ask == NotOurs || ask == NodeServing && rules.Manual {
 			return 0, nil
 		}
@@ -78,7 +79,8 @@ func RunApprover(ctx context.Context, e controller.Env, rules ServingRules) erro
 }
 
 // judge says why a request may be approved; an error or a time to look again if it may not (yet).
-func judge(ctx context.Context, e controller.Env, csr *certv1.CertificateSigningRequest, req *x509.CertificateRequest, ask Ask, rules ServingRules) (
+func judge(ctx context.Context, e controller.Env, csr *certv1.CertificateSigningRequest, req *x509.CertificateRequest, ask ask,
+	rules ServingRules) (
 	journal.Fact, time.Duration, error,
 ) {
 	name := strings.TrimPrefix(req.Subject.CommonName, nodePrefix)
@@ -93,7 +95,8 @@ func judge(ctx context.Context, e controller.Env, csr *certv1.CertificateSigning
 		return journal.Fact{}, 0, err
 	}
 	if !ok {
-		return journal.Fact{}, 0, fmt.Errorf("request %s waits for approval: %s may not create certificatesigningrequests/%s", csr.Name, csr.Spec.Username, ask)
+		return journal.Fact{}, 0, fmt.Errorf("request %s waits for approval: %s may not create certificatesigningrequests/%s", csr.Name,
+			csr.Spec.Username, ask)
 	}
 	if ask == NodeClient {
 		until, err := aliveUntil(ctx, e, name, time.Now())
@@ -102,7 +105,8 @@ func judge(ctx context.Context, e controller.Env, csr *certv1.CertificateSigning
 		}
 		if wait := time.Until(until); wait > 0 {
 			e.Log.Warn("a request for the name of a node that is alive waits for approval: it is approved when the node's Lease ends; "+
-				"delete the Node, or approve it by hand (kubectl certificate approve)", "request", csr.Name, "node", name, "by", csr.Spec.Username, "until", until)
+				"delete the Node, or approve it by hand (kubectl certificate approve)", "request", csr.Name, "node", name, "by",
+				csr.Spec.Username, "until", until)
 			return journal.Fact{}, wait, nil
 		}
 	}
@@ -110,7 +114,8 @@ func judge(ctx context.Context, e controller.Env, csr *certv1.CertificateSigning
 }
 
 // judgeServing binds the node to what it asks for, if that is right.
-func judgeServing(ctx context.Context, e controller.Env, csr *certv1.CertificateSigningRequest, req *x509.CertificateRequest, name string, rules ServingRules) error {
+func judgeServing(ctx context.Context, e controller.Env, csr *certv1.CertificateSigningRequest, req *x509.CertificateRequest, name string,
+	rules ServingRules) error {
 	node, bound, others, err := situation(ctx, e, name)
 	if err != nil {
 		return err
@@ -118,21 +123,21 @@ func judgeServing(ctx context.Context, e controller.Env, csr *certv1.Certificate
 	if node == nil {
 		return fmt.Errorf("there is no Node %s", name)
 	}
-	if err := ServingMatches(req, node); err != nil {
+	if err := servingMatches(req, node); err != nil {
 		return err
 	}
-	asked := Asked(name, req)
+	asked := asked(name, req)
 	if err := rules.Refuse(asked, bound, others); err != nil {
 		return err
 	}
-	if err := Proven(asked, Source(csr), bound); err != nil {
+	if err := proven(asked, source(csr), bound); err != nil {
 		return err
 	}
 	return bind(ctx, e, node, bound, asked)
 }
 
 // approve writes the approval. Its subresource takes conditions only, guarded by version.
-func approve(ctx context.Context, e controller.Env, csr *certv1.CertificateSigningRequest, ask Ask) error {
+func approve(ctx context.Context, e controller.Env, csr *certv1.CertificateSigningRequest, ask ask) error {
 	csr = csr.DeepCopy()
 	csr.Status.Conditions = append(csr.Status.Conditions, certv1.CertificateSigningRequestCondition{Type: certv1.CertificateApproved,
 		Status: v1.ConditionTrue, Reason: "AutoApproved", Message: messages[ask], LastUpdateTime: metav1.Now()})
@@ -143,15 +148,18 @@ func approve(ctx context.Context, e controller.Env, csr *certv1.CertificateSigni
 	return nil
 }
 
-func allowed(ctx context.Context, e controller.Env, csr *certv1.CertificateSigningRequest, ask Ask) (bool, error) {
+func allowed(ctx context.Context, e controller.Env, csr *certv1.CertificateSigningRequest, ask ask) (bool, error) {
 	extra := map[string]authv1.ExtraValue{}
 	for k, v := range csr.Spec.Extra {
 		extra[k] = authv1.ExtraValue(v)
 	}
-	sar, err := e.Client.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authv1.SubjectAccessReview{Spec: authv1.SubjectAccessReviewSpec{
-		User: csr.Spec.Username, UID: csr.Spec.UID, Groups: csr.Spec.Groups, Extra: extra,
-		ResourceAttributes: &authv1.ResourceAttributes{Group: "certificates.k8s.io", Resource: "certificatesigningrequests", Verb: "create", Subresource: string(ask), Version: "*"},
-	}}, metav1.CreateOptions{})
+	sar, err := e.Client.AuthorizationV1().SubjectAccessReviews().Create(ctx,
+		&authv1.SubjectAccessReview{Spec: authv1.SubjectAccessReviewSpec{
+			User: csr.Spec.Username, UID: csr.Spec.UID, Groups: csr.Spec.Groups, Extra: extra,
+			ResourceAttributes: &authv1.ResourceAttributes{Group: "certificates.k8s.io", Resource: "certificatesigningrequests",
+				Verb:        "create",
+				Subresource: string(ask), Version: "*"},
+		}}, metav1.CreateOptions{})
 	if err != nil {
 		return false, fmt.Errorf("asking whether %s may have request %s approved: %w", csr.Spec.Username, csr.Name, err)
 	}
@@ -162,10 +170,11 @@ func allowed(ctx context.Context, e controller.Env, csr *certv1.CertificateSigni
 // with ca.
 func RunSigner(ctx context.Context, e controller.Env, ca, serving *CA, rules ServingRules) error {
 	return watch(ctx, e, func(ctx context.Context, csr *certv1.CertificateSigningRequest) (time.Duration, error) {
-		if len(csr.Status.Certificate) > 0 || !has(csr, certv1.CertificateApproved) || has(csr, certv1.CertificateDenied, certv1.CertificateFailed) {
+		if len(csr.Status.Certificate) > 0 || !has(csr, certv1.CertificateApproved) || has(csr, certv1.CertificateDenied,
+			certv1.CertificateFailed) {
 			return 0, nil
 		}
-		req, known, refused := Check(csr)
+		req, known, refused := checkRequest(csr)
 		if !known {
 			return 0, nil
 		}
@@ -188,7 +197,8 @@ func RunSigner(ctx context.Context, e controller.Env, ca, serving *CA, rules Ser
 			status["certificate"] = cert
 			e.Note("CertificateSigningRequest", csr, "signed", journal.Fact{Name: "signer", Value: csr.Spec.SignerName})
 		}
-		_, err := kube.Patch(ctx, e.Client.CertificatesV1().CertificateSigningRequests(), csr, kube.Unchanged, kube.Change{Status: status, Subresource: "status"})
+		_, err := kube.Patch(ctx, e.Client.CertificatesV1().CertificateSigningRequests(), csr, kube.Unchanged,
+			kube.Change{Status: status, Subresource: "status"})
 		if err != nil && !apierrors.IsNotFound(err) {
 			return 0, fmt.Errorf("writing the certificate of request %s: %w", csr.Name, err)
 		}
@@ -209,7 +219,7 @@ func refuseServing(ctx context.Context, e controller.Env, req *x509.CertificateR
 	if err != nil {
 		return nil, err
 	}
-	asked := Asked(name, req)
+	asked := asked(name, req)
 	if refused := rules.Refuse(asked, bound, others); refused != nil || node == nil {
 		return refused, nil
 	}
@@ -222,12 +232,13 @@ const (
 	keepDone    = time.Hour
 )
 
-// Expires says when a request is of no more use: an hour after it was decided,
+// expires says when a request is of no more use: an hour after it was decided,
 // a day after it was made if nobody did, or when its certificate has expired.
-func Expires(csr *certv1.CertificateSigningRequest) time.Time {
+func expires(csr *certv1.CertificateSigningRequest) time.Time {
 	at := csr.CreationTimestamp.Add(keepPending)
 	for _, c := range csr.Status.Conditions {
-		done := (c.Type == certv1.CertificateApproved && len(csr.Status.Certificate) > 0) || c.Type == certv1.CertificateDenied || c.Type == certv1.CertificateFailed
+		done := (c.Type == certv1.CertificateApproved && len(csr.Status.Certificate) > 0) || c.Type == certv1.CertificateDenied ||
+			c.Type == certv1.CertificateFailed
 		if t := c.LastUpdateTime.Add(keepDone); done && t.Before(at) {
 			at = t
 		}
@@ -251,7 +262,7 @@ func RunCleaner(ctx context.Context, e controller.Env) error {
 		if err != nil {
 			return 0, nil
 		}
-		if left := time.Until(Expires(csr)); left > 0 {
+		if left := time.Until(expires(csr)); left > 0 {
 			return left, nil
 		}
 		err = e.Client.CertificatesV1().CertificateSigningRequests().Delete(ctx, key, kube.SameUID(csr))

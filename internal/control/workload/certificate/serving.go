@@ -32,8 +32,8 @@ type Host struct {
 	IPs   []netip.Addr
 }
 
-// Asked is what a request names.
-func Asked(node string, req *x509.CertificateRequest) Host {
+// asked is what a request names.
+func asked(node string, req *x509.CertificateRequest) Host {
 	h := Host{Node: node}
 	for _, n := range req.DNSNames {
 		h.Names = append(h.Names, strings.ToLower(n))
@@ -46,8 +46,8 @@ func Asked(node string, req *x509.CertificateRequest) Host {
 	return h
 }
 
-// Claimed is what a Node says of itself.
-func Claimed(node *v1.Node) Host {
+// claimed is what a Node says of itself.
+func claimed(node *v1.Node) Host {
 	h := Host{Node: node.Name, Names: []string{strings.ToLower(node.Name)}}
 	for _, a := range node.Status.Addresses {
 		if ip, err := netip.ParseAddr(a.Address); err == nil {
@@ -59,8 +59,8 @@ func Claimed(node *v1.Node) Host {
 	return h
 }
 
-// Held is what a node has that others may not: what it says of itself, as far as it was found to be true before.
-func Held(claimed Host, bound *Host) Host {
+// held is what a node has that others may not: what it says of itself, as far as it was found to be true before.
+func held(claimed Host, bound *Host) Host {
 	if bound == nil {
 		return claimed
 	}
@@ -134,9 +134,9 @@ func (r ServingRules) refuseIP(ip netip.Addr) error {
 	return nil
 }
 
-// Proven says whether a request names only what the node was bound to when it joined, or the address that the request came
+// proven says whether a request names only what the node was bound to when it joined, or the address that the request came
 // from. A node without a binding is joining: it is bound to what it asks for if it has one of the addresses.
-func Proven(asked Host, source netip.Addr, bound *Host) error {
+func proven(asked Host, source netip.Addr, bound *Host) error {
 	const remedy = "approve it by hand if that is right (kubectl certificate approve), which also binds the node to it"
 	if bound == nil {
 		// A request from loopback comes from the API server's own machine.
@@ -146,7 +146,8 @@ func Proven(asked Host, source netip.Addr, bound *Host) error {
 		if !source.IsValid() {
 			return errors.New("it is not known which address the request came from: " + remedy)
 		}
-		return fmt.Errorf("the request came from %s, which is none of the addresses %v it asks for (a load balancer or NAT in between?): %s",
+		return fmt.Errorf("the request came from %s, which is none of the addresses %v it asks for (a load balancer or NAT in "+
+			"between?): %s",
 			source, asked.IPs, remedy)
 	}
 	for _, n := range asked.Names {
@@ -156,7 +157,8 @@ func Proven(asked Host, source netip.Addr, bound *Host) error {
 	}
 	for _, ip := range asked.IPs {
 		if ip != source && !bound.hasIP(ip) {
-			return fmt.Errorf("IP address %s is not what node %s had when it joined, nor where the request came from (%s): %s", ip, asked.Node, source, remedy)
+			return fmt.Errorf("IP address %s is not what node %s had when it joined, nor where the request came from (%s): %s", ip,
+				asked.Node, source, remedy)
 		}
 	}
 	return nil
@@ -165,8 +167,8 @@ func Proven(asked Host, source netip.Addr, bound *Host) error {
 func (h *Host) hasName(name string) bool { return h != nil && slices.Contains(h.Names, name) }
 func (h *Host) hasIP(ip netip.Addr) bool { return h != nil && slices.Contains(h.IPs, ip) }
 
-// Source is the address that a request came from, as the API server recorded it; invalid if it did not.
-func Source(csr *certv1.CertificateSigningRequest) netip.Addr {
+// source is the address that a request came from, as the API server recorded it; invalid if it did not.
+func source(csr *certv1.CertificateSigningRequest) netip.Addr {
 	values := csr.Spec.Extra[kube.SourceKey]
 	if len(values) != 1 {
 		return netip.Addr{}

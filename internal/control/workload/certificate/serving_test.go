@@ -51,14 +51,14 @@ func TestServingRules(t *testing.T) {
 		asked := host("a", c.asked)
 		source, _ := netip.ParseAddr(c.source)
 		check(t, c.why+": refused", rules.Refuse(asked, c.bound, others), c.refuse)
-		check(t, c.why+": proven", Proven(asked, source, c.bound), c.wait)
+		check(t, c.why+": proven", proven(asked, source, c.bound), c.wait)
 	}
 	// A node that claims another's address does not keep it from what it was bound to.
-	thief := []Host{Held(host("b", "b 192.0.2.1 192.0.2.2"), nil)}
+	thief := []Host{held(host("b", "b 192.0.2.1 192.0.2.2"), nil)}
 	check(t, "own address, claimed by another", rules.Refuse(host("a", "192.0.2.1"), &own, thief), "")
 	bound := host("b", "192.0.2.2")
-	check(t, "claimed beyond a binding", rules.Refuse(host("a", "192.0.2.1"), nil, []Host{Held(thief[0], &bound)}), "")
-	check(t, "bound and claimed", rules.Refuse(host("a", "192.0.2.2"), nil, []Host{Held(thief[0], &bound)}), "node b's")
+	check(t, "claimed beyond a binding", rules.Refuse(host("a", "192.0.2.1"), nil, []Host{held(thief[0], &bound)}), "")
+	check(t, "bound and claimed", rules.Refuse(host("a", "192.0.2.2"), nil, []Host{held(thief[0], &bound)}), "node b's")
 }
 
 func check(t *testing.T, what string, err error, want string) {
@@ -69,14 +69,15 @@ func check(t *testing.T, what string, err error, want string) {
 }
 
 func TestSource(t *testing.T) {
-	for text, want := range map[string]string{"192.0.2.1": "192.0.2.1", "::ffff:192.0.2.1": "192.0.2.1", "fe80::1%eth0": "fe80::1", "x": "invalid IP"} {
+	for text, want := range map[string]string{"192.0.2.1": "192.0.2.1", "::ffff:192.0.2.1": "192.0.2.1", "fe80::1%eth0": "fe80::1",
+		"x": "invalid IP"} {
 		csr := &certv1.CertificateSigningRequest{}
 		csr.Spec.Extra = map[string]certv1.ExtraValue{kube.SourceKey: {text}}
-		if got := Source(csr); got.String() != want {
+		if got := source(csr); got.String() != want {
 			t.Errorf("%q is %s, want %s", text, got, want)
 		}
 	}
-	if Source(&certv1.CertificateSigningRequest{}).IsValid() {
+	if source(&certv1.CertificateSigningRequest{}).IsValid() {
 		t.Error("a request without a source has one")
 	}
 }

@@ -68,13 +68,13 @@ var signers = map[string]func([]certv1.KeyUsage, *x509.CertificateRequest) error
 	certv1.KubeletServingSignerName:             validKubeletServing,
 }
 
-// Check says why a signer would refuse; known is false for other signers.
-func Check(csr *certv1.CertificateSigningRequest) (req *x509.CertificateRequest, known bool, err error) {
+// checkRequest says why a signer would refuse; known is false for other signers.
+func checkRequest(csr *certv1.CertificateSigningRequest) (req *x509.CertificateRequest, known bool, err error) {
 	refuses, known := signers[csr.Spec.SignerName]
 	if !known {
 		return nil, false, nil
 	}
-	if req, err = Parse(csr); err != nil {
+	if req, err = parse(csr); err != nil {
 		return nil, true, err
 	}
 	return req, true, refuses(csr.Spec.Usages, req)
@@ -124,12 +124,14 @@ var keyUsages = map[certv1.KeyUsage]x509.KeyUsage{
 }
 
 var extUsages = map[certv1.KeyUsage]x509.ExtKeyUsage{
-	certv1.UsageAny: x509.ExtKeyUsageAny, certv1.UsageServerAuth: x509.ExtKeyUsageServerAuth, certv1.UsageClientAuth: x509.ExtKeyUsageClientAuth,
+	certv1.UsageAny: x509.ExtKeyUsageAny, certv1.UsageServerAuth: x509.ExtKeyUsageServerAuth,
+	certv1.UsageClientAuth:  x509.ExtKeyUsageClientAuth,
 	certv1.UsageCodeSigning: x509.ExtKeyUsageCodeSigning, certv1.UsageEmailProtection: x509.ExtKeyUsageEmailProtection,
 	certv1.UsageSMIME: x509.ExtKeyUsageEmailProtection, certv1.UsageIPsecEndSystem: x509.ExtKeyUsageIPSECEndSystem,
 	certv1.UsageIPsecTunnel: x509.ExtKeyUsageIPSECTunnel, certv1.UsageIPsecUser: x509.ExtKeyUsageIPSECUser,
 	certv1.UsageTimestamping: x509.ExtKeyUsageTimeStamping, certv1.UsageOCSPSigning: x509.ExtKeyUsageOCSPSigning,
-	certv1.UsageMicrosoftSGC: x509.ExtKeyUsageMicrosoftServerGatedCrypto, certv1.UsageNetscapeSGC: x509.ExtKeyUsageNetscapeServerGatedCrypto,
+	certv1.UsageMicrosoftSGC: x509.ExtKeyUsageMicrosoftServerGatedCrypto,
+	certv1.UsageNetscapeSGC:  x509.ExtKeyUsageNetscapeServerGatedCrypto,
 }
 
 func usagesOf(in []certv1.KeyUsage) (usage x509.KeyUsage, ext []x509.ExtKeyUsage, err error) {

@@ -21,12 +21,12 @@ import (
 // tooManyMissed is how many missed times are worth a warning.
 const tooManyMissed = 100
 
-// Event is one event on the CronJob.
-type Event struct{ Type, Reason, Message string }
+// event is one event on the CronJob.
+type event struct{ Type, Reason, Message string }
 
-// Plan is what to do next about one CronJob, in this order: delete Replace,
+// plan is what to do next about one CronJob, in this order: delete Replace,
 // create Create, delete History, write Status.
-type Plan struct {
+type plan struct {
 	Status batchv1.CronJobStatus
 	// Create is the Job of a due time; Time is that time.
 	Create *batchv1.Job
@@ -35,13 +35,13 @@ type Plan struct {
 	Replace []*batchv1.Job
 	// History are finished Jobs beyond the limits.
 	History []*batchv1.Job
-	Events  []Event
+	Events  []event
 	// Wake is how long until the next time, 0 for never.
 	Wake time.Duration
 }
 
-// Schedule reads a CronJob's schedule and time zone.
-func Schedule(cj *batchv1.CronJob) (cron.Schedule, error) {
+// schedule reads a CronJob's schedule and time zone.
+func schedule(cj *batchv1.CronJob) (cron.Schedule, error) {
 	spec := cj.Spec.Schedule
 	if tz := cj.Spec.TimeZone; tz != nil {
 		if strings.Contains(spec, "TZ") {
@@ -95,15 +95,15 @@ func last(s cron.Schedule, earliest, now time.Time) (at time.Time, missed int) {
 	}
 }
 
-// Make plans the next step from the CronJob, the Jobs it controls, and now.
-func Make(cj *batchv1.CronJob, jobs []*batchv1.Job, now time.Time) Plan {
-	p := Plan{Status: *cj.Status.DeepCopy()}
+// makePlan plans the next step from the CronJob, the Jobs it controls, and now.
+func makePlan(cj *batchv1.CronJob, jobs []*batchv1.Job, now time.Time) plan {
+	p := plan{Status: *cj.Status.DeepCopy()}
 	p.active(cj, jobs)
 	p.history(cj, jobs)
 	if cj.DeletionTimestamp != nil || (cj.Spec.Suspend != nil && *cj.Spec.Suspend) {
 		return p
 	}
-	s, err := Schedule(cj)
+	s, err := schedule(cj)
 	if err != nil {
 		reason := "UnparseableSchedule"
 		if strings.HasPrefix(err.Error(), "spec.timeZone") {
@@ -121,12 +121,12 @@ func Make(cj *batchv1.CronJob, jobs []*batchv1.Job, now time.Time) Plan {
 	return p
 }
 
-func (p *Plan) event(typ, reason, format string, args ...any) {
-	p.Events = append(p.Events, Event{typ, reason, fmt.Sprintf(format, args...)})
+func (p *plan) event(typ, reason, format string, args ...any) {
+	p.Events = append(p.Events, event{typ, reason, fmt.Sprintf(format, args...)})
 }
 
 // active keeps the list of running Jobs and the last success.
-func (p *Plan) active(cj *batchv1.CronJob, jobs []*batchv1.Job) {
+func (p *plan) active(cj *batchv1.CronJob, jobs []*batchv1.Job) {
 	known := map[string]bool{}
 	for _, r := range cj.Status.Active {
 		known[string(r.UID)] = true
@@ -162,7 +162,8 @@ func (p *Plan) active(cj *batchv1.CronJob, jobs []*batchv1.Job) {
 }
 
 func reference(j *batchv1.Job) v1.ObjectReference {
-	return v1.ObjectReference{APIVersion: "batch/v1", Kind: "Job", Namespace: j.Namespace, Name: j.Name, UID: j.UID, ResourceVersion: j.ResourceVersion}
+	return v1.ObjectReference{APIVersion: "batch/v1", Kind: "Job", Namespace: j.Namespace, Name: j.Name, UID: j.UID,
+		ResourceVersion: j.ResourceVersion}
 }
 
 func endOf(j *batchv1.Job) batchv1.JobConditionType {
@@ -175,7 +176,7 @@ func endOf(j *batchv1.Job) batchv1.JobConditionType {
 }
 
 // history picks the oldest finished Jobs beyond the limits.
-func (p *Plan) history(cj *batchv1.CronJob, jobs []*batchv1.Job) {
+func (p *plan) history(cj *batchv1.CronJob, jobs []*batchv1.Job) {
 	trim := func(end batchv1.JobConditionType, limit *int32) {
 		var done []*batchv1.Job
 		for _, j := range jobs {
@@ -201,7 +202,7 @@ func (p *Plan) history(cj *batchv1.CronJob, jobs []*batchv1.Job) {
 
 // due makes the Job of the latest due time, unless it is too late for it or
 // the concurrency policy says otherwise.
-func (p *Plan) due(cj *batchv1.CronJob, s cron.Schedule, now time.Time) {
+func (p *plan) due(cj *batchv1.CronJob, s cron.Schedule, now time.Time) {
 	earliest := cj.CreationTimestamp.Time
 	if cj.Status.LastScheduleTime != nil {
 		earliest = cj.Status.LastScheduleTime.Time
@@ -213,7 +214,8 @@ func (p *Plan) due(cj *batchv1.CronJob, s cron.Schedule, now time.Time) {
 	}
 	at, missed := last(s, earliest, now)
 	if missed > tooManyMissed {
-		p.event(v1.EventTypeWarning, "TooManyMissedTimes", "too many missed start times: %d. Set or decrease .spec.startingDeadlineSeconds or check clock skew", missed)
+		p.event(v1.EventTypeWarning, "TooManyMissedTimes",
+			"too many missed start times: %d. Set or decrease .spec.startingDeadlineSeconds or check clock skew", missed)
 	}
 	if at.IsZero() {
 		return
@@ -222,7 +224,7 @@ func (p *Plan) due(cj *batchv1.CronJob, s cron.Schedule, now time.Time) {
 		p.event(v1.EventTypeWarning, "MissSchedule", "Missed scheduled time to start a job: %s", at.UTC().Format(time.RFC1123Z))
 		return
 	}
-	j := NewJob(cj, at)
+	j := newJob(cj, at)
 	for _, r := range p.Status.Active {
 		if r.Name == j.Name {
 			p.scheduled(at) // made already; only the status is behind
@@ -231,7 +233,8 @@ func (p *Plan) due(cj *batchv1.CronJob, s cron.Schedule, now time.Time) {
 	}
 	switch {
 	case len(p.Status.Active) > 0 && cj.Spec.ConcurrencyPolicy == batchv1.ForbidConcurrent:
-		p.event(v1.EventTypeNormal, "JobAlreadyActive", "Not starting job because prior execution is running and concurrency policy is Forbid")
+		p.event(v1.EventTypeNormal, "JobAlreadyActive",
+			"Not starting job because prior execution is running and concurrency policy is Forbid")
 		return
 	case cj.Spec.ConcurrencyPolicy == batchv1.ReplaceConcurrent:
 		for _, r := range p.Status.Active {
@@ -243,14 +246,14 @@ func (p *Plan) due(cj *batchv1.CronJob, s cron.Schedule, now time.Time) {
 	p.scheduled(at)
 }
 
-func (p *Plan) scheduled(at time.Time) {
+func (p *plan) scheduled(at time.Time) {
 	t := metav1.NewTime(at)
 	p.Status.LastScheduleTime = &t
 }
 
-// NewJob makes the Job of one due time. Its name follows from the time, so
+// newJob makes the Job of one due time. Its name follows from the time, so
 // that no time is ever served twice.
-func NewJob(cj *batchv1.CronJob, at time.Time) *batchv1.Job {
+func newJob(cj *batchv1.CronJob, at time.Time) *batchv1.Job {
 	t := cj.Spec.JobTemplate.DeepCopy()
 	if t.Annotations == nil {
 		t.Annotations = map[string]string{}

@@ -24,7 +24,8 @@ func cronJob(schedule string, mods ...func(*batchv1.CronJob)) *batchv1.CronJob {
 
 func jobOf(name string, done batchv1.JobConditionType, started time.Time) *batchv1.Job {
 	t := metav1.NewTime(started)
-	j := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "ns", UID: types.UID(name), CreationTimestamp: t}, Status: batchv1.JobStatus{StartTime: &t}}
+	j := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "ns", UID: types.UID(name), CreationTimestamp: t},
+		Status: batchv1.JobStatus{StartTime: &t}}
 	if done != "" {
 		j.Status.Conditions = []batchv1.JobCondition{{Type: done, Status: v1.ConditionTrue}}
 	}
@@ -48,16 +49,19 @@ func TestDue(t *testing.T) {
 		want  string // due time, "" for none
 		event string
 	}{
-		"not yet":             {cj: cronJob("*/5 * * * *"), now: noon.Add(4 * time.Minute)},
-		"due":                 {cj: cronJob("*/5 * * * *"), now: noon.Add(5*time.Minute + time.Second), want: "12:05"},
-		"only the latest":     {cj: cronJob("*/5 * * * *"), now: noon.Add(61 * time.Minute), want: "13:00"},
-		"too many":            {cj: cronJob("* * * * *"), now: noon.Add(10 * time.Hour), want: "22:00", event: "TooManyMissedTimes"},
-		"suspended":           {cj: cronJob("* * * * *", func(c *batchv1.CronJob) { c.Spec.Suspend = &yes }), now: noon.Add(time.Hour)},
-		"too late":            {cj: cronJob("0 * * * *", deadline(60)), now: noon.Add(62 * time.Minute)},
-		"late but in time":    {cj: cronJob("0 * * * *", deadline(180)), now: noon.Add(62 * time.Minute), want: "13:00"},
-		"forbidden":           {cj: cronJob("* * * * *", policy(batchv1.ForbidConcurrent)), jobs: running, now: noon.Add(time.Minute), event: "JobAlreadyActive"},
-		"allowed":             {cj: cronJob("* * * * *", policy(batchv1.AllowConcurrent)), jobs: running, now: noon.Add(time.Minute), want: "12:01"},
-		"replaces":            {cj: cronJob("* * * * *", policy(batchv1.ReplaceConcurrent)), jobs: running, now: noon.Add(time.Minute), want: "12:01"},
+		"not yet":          {cj: cronJob("*/5 * * * *"), now: noon.Add(4 * time.Minute)},
+		"due":              {cj: cronJob("*/5 * * * *"), now: noon.Add(5*time.Minute + time.Second), want: "12:05"},
+		"only the latest":  {cj: cronJob("*/5 * * * *"), now: noon.Add(61 * time.Minute), want: "13:00"},
+		"too many":         {cj: cronJob("* * * * *"), now: noon.Add(10 * time.Hour), want: "22:00", event: "TooManyMissedTimes"},
+		"suspended":        {cj: cronJob("* * * * *", func(c *batchv1.CronJob) { c.Spec.Suspend = &yes }), now: noon.Add(time.Hour)},
+		"too late":         {cj: cronJob("0 * * * *", deadline(60)), now: noon.Add(62 * time.Minute)},
+		"late but in time": {cj: cronJob("0 * * * *", deadline(180)), now: noon.Add(62 * time.Minute), want: "13:00"},
+		"forbidden": {cj: cronJob("* * * * *", policy(batchv1.ForbidConcurrent)), jobs: running, now: noon.Add(time.Minute),
+			event: "JobAlreadyActive"},
+		"allowed": {cj: cronJob("* * * * *", policy(batchv1.AllowConcurrent)), jobs: running, now: noon.Add(time.Minute),
+			want: "12:01"},
+		"replaces": {cj: cronJob("* * * * *", policy(batchv1.ReplaceConcurrent)), jobs: running, now: noon.Add(time.Minute),
+			want: "12:01"},
 		"own time zone":       {cj: cronJob("30 17 * * *", zone("Asia/Kolkata")), now: noon.Add(time.Minute), want: "12:00"},
 		"unknown time zone":   {cj: cronJob("* * * * *", zone("Mars/Olympus")), now: noon.Add(time.Minute), event: "UnknownTimeZone"},
 		"unreadable schedule": {cj: cronJob("every day"), now: noon.Add(time.Minute), event: "UnparseableSchedule"},
@@ -66,7 +70,7 @@ func TestDue(t *testing.T) {
 			if name == "own time zone" { // 12:00 UTC is 17:30 there: due one minute later than created
 				c.cj.CreationTimestamp = metav1.NewTime(noon.Add(-time.Minute))
 			}
-			p := Make(c.cj, c.jobs, c.now)
+			p := makePlan(c.cj, c.jobs, c.now)
 			got := ""
 			if p.Create != nil {
 				got = p.Time.UTC().Format("15:04")
@@ -93,7 +97,7 @@ func TestHistoryKeepsTheNewest(t *testing.T) {
 	cj := cronJob("0 0 1 1 *", func(c *batchv1.CronJob) {
 		c.Spec.SuccessfulJobsHistoryLimit, c.Spec.FailedJobsHistoryLimit = &one, &one
 	})
-	p := Make(cj, []*batchv1.Job{jobOf("a", batchv1.JobComplete, noon), jobOf("b", batchv1.JobComplete, noon.Add(time.Hour)),
+	p := makePlan(cj, []*batchv1.Job{jobOf("a", batchv1.JobComplete, noon), jobOf("b", batchv1.JobComplete, noon.Add(time.Hour)),
 		jobOf("c", batchv1.JobFailed, noon), jobOf("d", "", noon)}, noon)
 	if len(p.History) != 1 || p.History[0].Name != "a" {
 		t.Errorf("deletes %v, want a alone", p.History)
@@ -111,7 +115,7 @@ func TestLastAgreesWithWalking(t *testing.T) {
 	r := rand.New(rand.NewPCG(seed, 1))
 	for range 500 {
 		spec := []string{"* * * * *", "*/7 * * * *", "0 3 * * 1", "15 14 1 * *", "0 0 29 2 *", "0,1,2 5 * * *"}[r.IntN(6)]
-		s, err := Schedule(cronJob(spec))
+		s, err := schedule(cronJob(spec))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -47,11 +47,14 @@ func Run(ctx context.Context, e controller.Env) error {
 		if err != nil {
 			return 0, err
 		}
-		plan := Make(cj, podcontrol.Indexed[*batchv1.Job](jobs, podcontrol.ByOwner, string(cj.UID)), time.Now())
+		plan := makePlan(cj, podcontrol.Indexed[*batchv1.Job](jobs, podcontrol.ByOwner, string(cj.UID)), time.Now())
 		for _, ev := range plan.Events {
 			events.Event(cj, ev.Type, ev.Reason, ev.Message)
 		}
-		if err := perform(ctx, e, cj, &plan, func(typ, reason, format string, args ...any) { events.Eventf(cj, typ, reason, format, args...) }); err != nil {
+		if err := perform(ctx, e, cj, &plan, func(typ, reason, format string, args ...any) {
+			events.Eventf(cj, typ, reason, format,
+				args...)
+		}); err != nil {
 			return 0, err
 		}
 		_, _, err = kube.PatchStatus(ctx, e.Client.BatchV1().CronJobs(ns), cj, cj.Status, plan.Status)
@@ -62,7 +65,8 @@ func Run(ctx context.Context, e controller.Env) error {
 	})
 }
 
-func perform(ctx context.Context, e controller.Env, cj *batchv1.CronJob, plan *Plan, event func(typ, reason, format string, args ...any)) error {
+func perform(ctx context.Context, e controller.Env, cj *batchv1.CronJob, plan *plan, event func(typ, reason, format string,
+	args ...any)) error {
 	api := e.Client.BatchV1().Jobs(cj.Namespace)
 	background := metav1.DeletePropagationBackground
 	remove := func(j *batchv1.Job) error {

@@ -23,15 +23,15 @@ type world struct {
 	hash  string
 }
 
-func (w *world) plan() Plan {
-	in := Input{DS: w.ds, Nodes: w.nodes, Hash: w.hash, Now: w.now, HoldOff: func(string) time.Duration { return 0 }}
+func (w *world) plan() plan {
+	in := input{DS: w.ds, Nodes: w.nodes, Hash: w.hash, Now: w.now, HoldOff: func(string) time.Duration { return 0 }}
 	for _, p := range w.pods {
 		in.Pods = append(in.Pods, p.DeepCopy())
 	}
-	return Make(in)
+	return makePlan(in)
 }
 
-func (w *world) perform(p Plan, n int) {
+func (w *world) perform(p plan, n int) {
 	for _, node := range p.Create {
 		if n--; n < 0 {
 			return
@@ -96,7 +96,8 @@ func TestUpdatesStayWithinLimits(t *testing.T) {
 		}
 		ru.MaxSurge, ru.MaxUnavailable = &surge, &un
 		w := &world{r: r, now: time.Unix(1000, 0), hash: "h0", ds: &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "d", UID: "d"},
-			Spec: appsv1.DaemonSetSpec{UpdateStrategy: appsv1.DaemonSetUpdateStrategy{Type: appsv1.RollingUpdateDaemonSetStrategyType, RollingUpdate: ru},
+			Spec: appsv1.DaemonSetSpec{UpdateStrategy: appsv1.DaemonSetUpdateStrategy{Type: appsv1.RollingUpdateDaemonSetStrategyType,
+				RollingUpdate: ru},
 				Template: v1.PodTemplateSpec{Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c"}}}}}}}
 		for i := range 5 {
 			w.nodes = append(w.nodes, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("n", i)}})
@@ -115,7 +116,8 @@ func TestUpdatesStayWithinLimits(t *testing.T) {
 			}
 			w.perform(p, r.IntN(len(p.Create)+len(p.Delete)+2))
 			if after := w.up(); after < before && after < len(w.nodes)-int(un.IntVal) {
-				t.Fatalf("seed %d step %d: %d nodes up after taking from %v, at least %d wanted (surge %s, unavailable %s)", seed, step, after, took, len(w.nodes)-int(un.IntVal), &surge, &un)
+				t.Fatalf("seed %d step %d: %d nodes up after taking from %v, at least %d wanted (surge %s, unavailable %s)", seed, step,
+					after, took, len(w.nodes)-int(un.IntVal), &surge, &un)
 			}
 			perNode := map[string]int{}
 			for _, pod := range w.pods {

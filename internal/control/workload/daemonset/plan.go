@@ -18,8 +18,8 @@ import (
 	"github.com/berth-dev/berth/internal/podutil"
 )
 
-// Input is everything one plan looks at.
-type Input struct {
+// input is everything one plan looks at.
+type input struct {
 	DS    *appsv1.DaemonSet
 	Nodes []*v1.Node
 	// Pods are the DaemonSet's own.
@@ -31,8 +31,8 @@ type Input struct {
 	Now     time.Time
 }
 
-// Plan is what to do next about one DaemonSet.
-type Plan struct {
+// plan is what to do next about one DaemonSet.
+type plan struct {
 	// Create lists nodes to make a pod for.
 	Create []string
 	Delete []*v1.Pod
@@ -50,7 +50,8 @@ func ShouldRun(ds *appsv1.DaemonSet, n *v1.Node) (run, stay bool) {
 	if want := ds.Spec.Template.Spec.NodeName; want != "" && want != n.Name {
 		return false, false
 	}
-	if ok, err := nodeaffinity.NewRequiredNodeAffinity(ds.Spec.Template.Spec.NodeSelector, ds.Spec.Template.Spec.Affinity).Match(n); err != nil || !ok {
+	if ok, err := nodeaffinity.NewRequiredNodeAffinity(ds.Spec.Template.Spec.NodeSelector, ds.Spec.Template.Spec.Affinity).Match(
+		n); err != nil || !ok {
 		return false, false
 	}
 	run, stay = true, true
@@ -76,7 +77,8 @@ func PodFor(ds *appsv1.DaemonSet, node, hash string) *v1.Pod {
 	if g := ds.Annotations[appsv1.DeprecatedTemplateGeneration]; g != "" {
 		pod.Labels["pod-template-generation"] = g
 	}
-	pin := []v1.NodeSelectorTerm{{MatchFields: []v1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: v1.NodeSelectorOpIn, Values: []string{node}}}}}
+	pin := []v1.NodeSelectorTerm{{MatchFields: []v1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: v1.NodeSelectorOpIn,
+		Values: []string{node}}}}}
 	if pod.Spec.Affinity == nil {
 		pod.Spec.Affinity = &v1.Affinity{}
 	}
@@ -110,7 +112,8 @@ func target(p *v1.Pod) string {
 	if p.Spec.NodeName != "" {
 		return p.Spec.NodeName
 	}
-	if p.Spec.Affinity == nil || p.Spec.Affinity.NodeAffinity == nil || p.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+	if p.Spec.Affinity == nil || p.Spec.Affinity.NodeAffinity == nil ||
+		p.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
 		return ""
 	}
 	for _, t := range p.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
@@ -132,14 +135,14 @@ type site struct {
 }
 
 type planner struct {
-	Input
-	plan               Plan
+	input
+	plan               plan
 	surge, unavailable int
 }
 
-// Make plans the next pods to create and delete.
-func Make(in Input) Plan {
-	p := &planner{Input: in}
+// makePlan plans the next pods to create and delete.
+func makePlan(in input) plan {
+	p := &planner{input: in}
 	sites, known := p.sites()
 	desired := 0
 	for _, s := range sites {

@@ -58,7 +58,8 @@ func Run(ctx context.Context, e controller.Env) error {
 	if err != nil {
 		return err
 	}
-	c := &reconciler{Env: e, pods: pods, queue: controller.NewQueue(), list: apps.DaemonSets().Lister(), nodes: e.Informers.Core().V1().Nodes().Lister(),
+	c := &reconciler{Env: e, pods: pods, queue: controller.NewQueue(), list: apps.DaemonSets().Lister(),
+		nodes:     e.Informers.Core().V1().Nodes().Lister(),
 		revisions: apps.ControllerRevisions().Informer(), failures: map[string]failure{}}
 	if err := podcontrol.IndexOwners(c.revisions); err != nil {
 		return err
@@ -86,7 +87,8 @@ func Run(ctx context.Context, e controller.Env) error {
 
 // nodeChanged queues the DaemonSets whose answer for the node may differ.
 func (c *reconciler) nodeChanged(old, n *v1.Node, gone bool) {
-	if old != nil && !gone && equality.Semantic.DeepEqual(old.Labels, n.Labels) && equality.Semantic.DeepEqual(old.Spec.Taints, n.Spec.Taints) &&
+	if old != nil && !gone && equality.Semantic.DeepEqual(old.Labels, n.Labels) && equality.Semantic.DeepEqual(old.Spec.Taints,
+		n.Spec.Taints) &&
 		old.Spec.Unschedulable == n.Spec.Unschedulable {
 		return
 	}
@@ -116,14 +118,16 @@ func (c *reconciler) sync(ctx context.Context, key string) (time.Duration, error
 	}
 	sel, err := metav1.LabelSelectorAsSelector(ds.Spec.Selector)
 	if err != nil || sel.Empty() {
-		c.pods.Recorder.Event(ds, v1.EventTypeWarning, "SelectingAll", "This daemon set is selecting all pods. A non-empty selector is required.")
+		c.pods.Recorder.Event(ds, v1.EventTypeWarning, "SelectingAll",
+			"This daemon set is selecting all pods. A non-empty selector is required.")
 		return 0, nil
 	}
 	nodes, err := c.nodes.List(labels.Everything())
 	if err != nil {
 		return 0, err
 	}
-	pods, err := c.pods.Claimed(ctx, ds, podcontrol.Owner(ds, "apps/v1", "DaemonSet"), sel, func(ctx context.Context) (metav1.Object, error) {
+	pods, err := c.pods.Claimed(ctx, ds, podcontrol.Owner(ds, "apps/v1", "DaemonSet"), sel, func(ctx context.Context) (metav1.Object,
+		error) {
 		return c.Client.AppsV1().DaemonSets(ns).Get(ctx, name, metav1.GetOptions{})
 	})
 	if err != nil {
@@ -133,7 +137,7 @@ func (c *reconciler) sync(ctx context.Context, key string) (time.Duration, error
 	if err != nil {
 		return 0, err
 	}
-	plan := Make(Input{DS: ds, Nodes: nodes, Pods: pods, Hash: revision, Now: time.Now(),
+	plan := makePlan(input{DS: ds, Nodes: nodes, Pods: pods, Hash: revision, Now: time.Now(),
 		HoldOff: func(node string) time.Duration { return c.holdOff(ds, node, pods) }})
 	failed := c.perform(ctx, ds, plan, revision)
 	_, _, err = kube.PatchStatus(ctx, c.Client.AppsV1().DaemonSets(ns), ds, ds.Status, plan.Status)
@@ -150,8 +154,9 @@ func (c *reconciler) history(ctx context.Context, ds *appsv1.DaemonSet, pods []*
 	for _, p := range pods {
 		used[ds.Name+"-"+p.Labels[appsv1.ControllerRevisionHashLabelKey]] = true
 	}
-	o := history.Owner{Object: ds, Ref: podcontrol.Owner(ds, "apps/v1", "DaemonSet"), Template: &ds.Spec.Template, Labels: ds.Spec.Template.Labels,
-		Limit: ds.Spec.RevisionHistoryLimit, Collision: ds.Status.CollisionCount}
+	o := history.Owner{Object: ds, Ref: podcontrol.Owner(ds, "apps/v1", "DaemonSet"), Template: &ds.Spec.Template,
+		Labels: ds.Spec.Template.Labels,
+		Limit:  ds.Spec.RevisionHistoryLimit, Collision: ds.Status.CollisionCount}
 	got, collision, err := history.Perform(ctx, c.Client, o, history.Make(o, revs, used))
 	if collision {
 		n := int32(1)
@@ -194,15 +199,17 @@ func (c *reconciler) holdOff(ds *appsv1.DaemonSet, node string, pods []*v1.Pod) 
 	return max(f.until.Sub(now), 0)
 }
 
-func (c *reconciler) perform(ctx context.Context, ds *appsv1.DaemonSet, plan Plan, hash string) error {
+func (c *reconciler) perform(ctx context.Context, ds *appsv1.DaemonSet, plan plan, hash string) error {
 	if len(plan.Because) > 0 {
 		c.Note("DaemonSet", ds, "changed pods", plan.Because...)
 	}
 	for _, p := range plan.Ended {
 		if p.Status.Phase == v1.PodFailed {
-			c.pods.Recorder.Eventf(ds, v1.EventTypeWarning, "FailedDaemonPod", "Found failed daemon pod %s/%s on node %s, will try to kill it", p.Namespace, p.Name, p.Spec.NodeName)
+			c.pods.Recorder.Eventf(ds, v1.EventTypeWarning, "FailedDaemonPod",
+				"Found failed daemon pod %s/%s on node %s, will try to kill it", p.Namespace, p.Name, p.Spec.NodeName)
 		} else {
-			c.pods.Recorder.Eventf(ds, v1.EventTypeNormal, "SucceededDaemonPod", "Found succeeded daemon pod %s/%s on node %s, will try to delete it", p.Namespace, p.Name, p.Spec.NodeName)
+			c.pods.Recorder.Eventf(ds, v1.EventTypeNormal, "SucceededDaemonPod",
+				"Found succeeded daemon pod %s/%s on node %s, will try to delete it", p.Namespace, p.Name, p.Spec.NodeName)
 		}
 	}
 	_, err := podcontrol.Batch(len(plan.Create), func(i int) error {

@@ -33,8 +33,10 @@ func newWorld(r *rand.Rand, strategy appsv1.DeploymentStrategyType) *world {
 	n, limit, deadline := int32(1+r.IntN(10)), int32(r.IntN(3)), int32(600)
 	d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "d", Namespace: "ns", UID: "d", Generation: 1},
 		Spec: appsv1.DeploymentSpec{Replicas: &n, RevisionHistoryLimit: &limit, ProgressDeadlineSeconds: &deadline,
-			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "d"}}, Strategy: appsv1.DeploymentStrategy{Type: strategy},
-			Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": "d"}}, Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c", Image: "v0"}}}}}}
+			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "d"}},
+			Strategy: appsv1.DeploymentStrategy{Type: strategy},
+			Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": "d"}},
+				Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c", Image: "v0"}}}}}}
 	if strategy == appsv1.RollingUpdateDeploymentStrategyType {
 		surge, un := intstr.FromInt32(int32(r.IntN(4))), intstr.FromString(fmt.Sprintf("%d%%", r.IntN(60)))
 		d.Spec.Strategy.RollingUpdate = &appsv1.RollingUpdateDeployment{MaxSurge: &surge, MaxUnavailable: &un}
@@ -43,8 +45,8 @@ func newWorld(r *rand.Rand, strategy appsv1.DeploymentStrategyType) *world {
 }
 
 // observe makes the planner's input, statuses as the sets last reported them.
-func (w *world) observe() Input {
-	in := Input{D: w.d.DeepCopy(), Unfinished: map[types.UID]int{}, Now: w.now}
+func (w *world) observe() input {
+	in := input{D: w.d.DeepCopy(), Unfinished: map[types.UID]int{}, Now: w.now}
 	for _, s := range w.sets {
 		in.Sets = append(in.Sets, s.ReplicaSet.DeepCopy())
 		in.Unfinished[s.UID] = int(s.pods + s.leaving)
@@ -53,7 +55,7 @@ func (w *world) observe() Input {
 }
 
 // perform carries out the first n steps, then "crashes".
-func (w *world) perform(p Plan, n int) {
+func (w *world) perform(p plan, n int) {
 	for i, st := range p.Steps {
 		if i == n {
 			return
@@ -152,7 +154,7 @@ func TestRollingNeverLeavesItsLimits(t *testing.T) {
 				w.d.Generation++
 			}
 			before := w.spec()
-			p := Make(w.observe())
+			p := makePlan(w.observe())
 			w.perform(p, w.r.IntN(len(p.Steps)+2))
 			if got := w.spec(); got > most && got > before {
 				t.Fatalf("seed %d step %d: asks for %d pods, at most %d allowed", seed, step, got, most)
@@ -172,7 +174,8 @@ func TestRollingNeverLeavesItsLimits(t *testing.T) {
 					had += min(s.Set.Status.AvailableReplicas, sizeOf(s.Set)) - min(s.Set.Status.AvailableReplicas, s.Replicas)
 				}
 				if had > 0 {
-					t.Fatalf("seed %d step %d: took %d available pods with %d left, at least %d needed: %s", seed, step, had, keeps, least, describe(p))
+					t.Fatalf("seed %d step %d: took %d available pods with %d left, at least %d needed: %s", seed, step, had, keeps, least,
+						describe(p))
 				}
 			}
 			w.kubelet(false)
@@ -185,21 +188,24 @@ func TestRollingNeverLeavesItsLimits(t *testing.T) {
 func (w *world) settle(t *testing.T, seed uint64) {
 	t.Helper()
 	for range 50000 {
-		p := Make(w.observe())
+		p := makePlan(w.observe())
 		w.perform(p, len(p.Steps)+1)
 		w.kubelet(true)
 		c := condition(&w.d.Status, appsv1.DeploymentProgressing)
-		if len(p.Steps) == 0 && c != nil && c.Reason == "NewReplicaSetAvailable" && w.d.Status.AvailableReplicas == *w.d.Spec.Replicas && w.d.Status.Replicas == w.spec() && w.d.Status.UpdatedReplicas == w.spec() && len(w.sets) <= 1+int(*w.d.Spec.RevisionHistoryLimit) {
+		if len(p.Steps) == 0 && c != nil && c.Reason == "NewReplicaSetAvailable" && w.d.Status.AvailableReplicas == *w.d.Spec.Replicas &&
+			w.d.Status.Replicas == w.spec() && w.d.Status.UpdatedReplicas == w.spec() &&
+			len(w.sets) <= 1+int(*w.d.Spec.RevisionHistoryLimit) {
 			break
 		}
 	}
-	p := Make(w.observe())
+	p := makePlan(w.observe())
 	if len(p.Steps) != 0 {
 		t.Fatalf("seed %d: not settled, still plans %+v", seed, p.Steps)
 	}
 	c := condition(&w.d.Status, appsv1.DeploymentProgressing)
 	cur, old := split(w.d, p2sets(w))
-	if cur == nil || *cur.Spec.Replicas != *w.d.Spec.Replicas || w.spec() != *w.d.Spec.Replicas || c == nil || c.Reason != "NewReplicaSetAvailable" {
+	if cur == nil || *cur.Spec.Replicas != *w.d.Spec.Replicas || w.spec() != *w.d.Spec.Replicas || c == nil ||
+		c.Reason != "NewReplicaSetAvailable" {
 		t.Fatalf("seed %d: settled elsewhere: %d pods wanted, %d asked for, condition %+v", seed, *w.d.Spec.Replicas, w.spec(), c)
 	}
 	if len(old) > int(*w.d.Spec.RevisionHistoryLimit) {
@@ -228,13 +234,15 @@ func TestRecreateNeverOverlaps(t *testing.T) {
 				w.d.Spec.Template.Spec.Containers[0].Image = fmt.Sprint("v", step)
 				w.d.Generation++
 			}
-			p := Make(w.observe())
+			p := makePlan(w.observe())
 			w.perform(p, w.r.IntN(len(p.Steps)+2))
 			w.kubelet(false)
 			cur, _ := split(w.d, p2sets(w))
 			for _, s := range w.sets {
-				if cur != nil && s.UID != cur.UID && *cur.Spec.Replicas > 0 && s.CreationTimestamp.Before(&cur.CreationTimestamp) && s.pods+s.leaving > 0 && w.find(cur.UID).pods > 0 {
-					t.Fatalf("seed %d step %d: %d pods of an old set while the new one has %d", seed, step, s.pods+s.leaving, w.find(cur.UID).pods)
+				if cur != nil && s.UID != cur.UID && *cur.Spec.Replicas > 0 && s.CreationTimestamp.Before(&cur.CreationTimestamp) &&
+					s.pods+s.leaving > 0 && w.find(cur.UID).pods > 0 {
+					t.Fatalf("seed %d step %d: %d pods of an old set while the new one has %d", seed, step, s.pods+s.leaving,
+						w.find(cur.UID).pods)
 				}
 			}
 		}
@@ -259,7 +267,7 @@ func TestScalingDuringRolloutConverges(t *testing.T) {
 				w.d.Spec.Paused = !w.d.Spec.Paused
 				w.d.Generation++
 			}
-			p := Make(w.observe())
+			p := makePlan(w.observe())
 			w.perform(p, w.r.IntN(len(p.Steps)+2))
 			w.kubelet(false)
 		}
@@ -270,27 +278,27 @@ func TestScalingDuringRolloutConverges(t *testing.T) {
 
 func TestProgressDeadline(t *testing.T) {
 	w := newWorld(rand.New(rand.NewPCG(1, 1)), appsv1.RollingUpdateDeploymentStrategyType)
-	p := Make(w.observe())
+	p := makePlan(w.observe())
 	w.perform(p, 9)
 	c := condition(&w.d.Status, appsv1.DeploymentProgressing)
 	if c == nil || c.Reason != "NewReplicaSetCreated" || p.Wake != 601*time.Second {
 		t.Fatalf("after creating: %+v, wake %s", c, p.Wake)
 	}
 	w.now = w.now.Add(601 * time.Second)
-	w.perform(Make(w.observe()), 9)
+	w.perform(makePlan(w.observe()), 9)
 	if c = condition(&w.d.Status, appsv1.DeploymentProgressing); c.Reason != "ProgressDeadlineExceeded" || c.Status != v1.ConditionFalse {
 		t.Fatalf("after the deadline: %+v", c)
 	}
 	s := w.sets[0]
 	s.pods, s.ready = *s.Spec.Replicas, *s.Spec.Replicas
 	s.Status.Replicas, s.Status.ReadyReplicas, s.Status.AvailableReplicas = s.pods, s.pods, s.pods
-	w.perform(Make(w.observe()), 9)
+	w.perform(makePlan(w.observe()), 9)
 	if c = condition(&w.d.Status, appsv1.DeploymentProgressing); c.Reason != "NewReplicaSetAvailable" || c.Status != v1.ConditionTrue {
 		t.Fatalf("after recovery: %+v", c)
 	}
 }
 
-func describe(p Plan) (out string) {
+func describe(p plan) (out string) {
 	for _, f := range p.Because {
 		out += f.Name + " " + f.Value + "; "
 	}

@@ -15,8 +15,8 @@ import (
 	"github.com/berth-dev/berth/internal/journal"
 )
 
-// Input is everything one plan looks at.
-type Input struct {
+// input is everything one plan looks at.
+type input struct {
 	D *appsv1.Deployment
 	// Sets are the ReplicaSets it controls.
 	Sets []*appsv1.ReplicaSet
@@ -26,21 +26,21 @@ type Input struct {
 	Now        time.Time
 }
 
-// Verb is what a Step does to its set.
-type Verb string
+// verb is what a Step does to its set.
+type verb string
 
 // The verbs of a Step.
 const (
-	Create   Verb = "create"
-	Scale    Verb = "scale"
-	Annotate Verb = "annotate"
-	Delete   Verb = "delete"
+	Create   verb = "create"
+	Scale    verb = "scale"
+	Annotate verb = "annotate"
+	Delete   verb = "delete"
 )
 
-// Step is one write to a ReplicaSet. Every step is guarded by the version of
+// step is one write to a ReplicaSet. Every step is guarded by the version of
 // the set the plan saw, so that a stale plan fails instead of acting.
-type Step struct {
-	Verb Verb
+type step struct {
+	Verb verb
 	// Set is the set as seen; for Create, the set to create.
 	Set *appsv1.ReplicaSet
 	// Replicas is the new size, for Scale.
@@ -51,9 +51,9 @@ type Step struct {
 	MinReady int32
 }
 
-// Plan is what to do next about one Deployment.
-type Plan struct {
-	Steps []Step
+// plan is what to do next about one Deployment.
+type plan struct {
+	Steps []step
 	// Revision is the value its revision annotation should have; empty: leave.
 	Revision string
 	Status   appsv1.DeploymentStatus
@@ -62,9 +62,9 @@ type Plan struct {
 	Because []journal.Fact
 }
 
-// Make plans the next writes. It never has to be right about what other
+// makePlan plans the next writes. It never has to be right about what other
 // controllers do meanwhile: each write leads to an event and a new plan.
-func Make(in Input) Plan {
+func makePlan(in input) plan {
 	r := newRollout(in)
 	if in.D.DeletionTimestamp == nil {
 		r.steps()
@@ -79,18 +79,18 @@ func Make(in Input) Plan {
 // rollout is the state of one planning pass. spec holds the size of each set
 // after the steps planned so far.
 type rollout struct {
-	Input
+	input
 	replicas                 int32
 	maxSurge, maxUnavailable int32
 	newSet                   *appsv1.ReplicaSet // nil until created
 	old                      []*appsv1.ReplicaSet
 	spec                     map[types.UID]int32
 	notes                    map[types.UID]map[string]string
-	plan                     Plan
+	plan                     plan
 }
 
-func newRollout(in Input) *rollout {
-	r := &rollout{Input: in, replicas: 1, spec: map[types.UID]int32{}, notes: map[types.UID]map[string]string{}}
+func newRollout(in input) *rollout {
+	r := &rollout{input: in, replicas: 1, spec: map[types.UID]int32{}, notes: map[types.UID]map[string]string{}}
 	if in.D.Spec.Replicas != nil {
 		r.replicas = *in.D.Spec.Replicas
 	}
@@ -257,14 +257,16 @@ func (r *rollout) scale(s *appsv1.ReplicaSet, to int32) {
 			return
 		}
 	}
-	r.plan.Steps = append(r.plan.Steps, Step{Verb: Scale, Set: s, Replicas: to, Annotations: notes, MinReady: s.Spec.MinReadySeconds})
+	r.plan.Steps = append(r.plan.Steps, step{Verb: Scale, Set: s, Replicas: to, Annotations: notes, MinReady: s.Spec.MinReadySeconds})
 }
 
 func (r *rollout) because() []journal.Fact {
-	facts := []journal.Fact{{Name: "wanted", Value: fmt.Sprintf("%d pods, at most %d more, at most %d unavailable", r.replicas, r.maxSurge, r.maxUnavailable)}}
+	facts := []journal.Fact{{Name: "wanted", Value: fmt.Sprintf("%d pods, at most %d more, at most %d unavailable", r.replicas, r.maxSurge,
+		r.maxUnavailable)}}
 	for _, s := range r.Sets {
 		if sizeOf(s) > 0 || s == r.newSet {
-			facts = append(facts, journal.Fact{Name: s.Name, Value: fmt.Sprintf("%d pods, %d available", sizeOf(s), s.Status.AvailableReplicas)})
+			facts = append(facts, journal.Fact{Name: s.Name, Value: fmt.Sprintf("%d pods, %d available", sizeOf(s),
+				s.Status.AvailableReplicas)})
 		}
 	}
 	return facts

@@ -95,7 +95,8 @@ func (c *reconciler) podChanged(_, p *v1.Pod, gone bool) {
 	if owner == nil || owner.Kind != "Deployment" {
 		return
 	}
-	if d, err := c.list.Deployments(p.Namespace).Get(owner.Name); err == nil && d.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType {
+	if d, err := c.list.Deployments(p.Namespace).Get(owner.Name); err == nil &&
+		d.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType {
 		c.queue.Add(controller.Key(d))
 	}
 }
@@ -118,7 +119,7 @@ func (c *reconciler) sync(ctx context.Context, key string) (time.Duration, error
 	if err != nil {
 		return 0, err
 	}
-	in := Input{D: d, Sets: sets, Unfinished: map[types.UID]int{}, Now: time.Now()}
+	in := input{D: d, Sets: sets, Unfinished: map[types.UID]int{}, Now: time.Now()}
 	for _, s := range sets {
 		for _, p := range podcontrol.Indexed[*v1.Pod](c.pods, podcontrol.ByOwner, string(s.UID)) {
 			if !podutil.Terminal(p) {
@@ -126,7 +127,7 @@ func (c *reconciler) sync(ctx context.Context, key string) (time.Duration, error
 			}
 		}
 	}
-	plan := Make(in)
+	plan := makePlan(in)
 	if len(plan.Steps) > 0 {
 		c.Note("Deployment", d, fmt.Sprintf("changed %d replica sets", len(plan.Steps)), plan.Because...)
 	}
@@ -192,7 +193,7 @@ func (c *reconciler) claim(ctx context.Context, d *appsv1.Deployment, sel labels
 	return keep, nil
 }
 
-func (c *reconciler) perform(ctx context.Context, d *appsv1.Deployment, s *Step, st *appsv1.DeploymentStatus) error {
+func (c *reconciler) perform(ctx context.Context, d *appsv1.Deployment, s *step, st *appsv1.DeploymentStatus) error {
 	api := c.Client.AppsV1().ReplicaSets(d.Namespace)
 	switch s.Verb {
 	case Create:
@@ -233,7 +234,7 @@ func (c *reconciler) scaled(d *appsv1.Deployment, name string, from, to int32) {
 
 // create makes the set; if its name is taken by something else, the collision
 // count gives the next attempt another name.
-func (c *reconciler) create(ctx context.Context, d *appsv1.Deployment, s *Step, st *appsv1.DeploymentStatus) error {
+func (c *reconciler) create(ctx context.Context, d *appsv1.Deployment, s *step, st *appsv1.DeploymentStatus) error {
 	api := c.Client.AppsV1().ReplicaSets(d.Namespace)
 	_, err := api.Create(ctx, s.Set, metav1.CreateOptions{})
 	switch {
@@ -247,7 +248,8 @@ func (c *reconciler) create(ctx context.Context, d *appsv1.Deployment, s *Step, 
 		if getErr != nil {
 			return fmt.Errorf("reading replica set %s, whose name is taken: %w", controller.Key(s.Set), getErr)
 		}
-		if ref := metav1.GetControllerOfNoCopy(there); ref != nil && ref.UID == d.UID && sameTemplate(&there.Spec.Template, &d.Spec.Template) {
+		if ref := metav1.GetControllerOfNoCopy(there); ref != nil && ref.UID == d.UID && sameTemplate(&there.Spec.Template,
+			&d.Spec.Template) {
 			return nil // ours: the cache is behind
 		}
 		n := int32(1)

@@ -106,7 +106,7 @@ func (r *rollout) syncRevisions() {
 	r.plan.Revision = notes[revisionAnnotation]
 	r.notes[s.UID] = notes
 	if !same(notes, s.Annotations) || s.Spec.MinReadySeconds != r.D.Spec.MinReadySeconds {
-		r.plan.Steps = append(r.plan.Steps, Step{Verb: Annotate, Set: s, Annotations: notes, MinReady: r.D.Spec.MinReadySeconds})
+		r.plan.Steps = append(r.plan.Steps, step{Verb: Annotate, Set: s, Annotations: notes, MinReady: r.D.Spec.MinReadySeconds})
 	}
 }
 
@@ -129,7 +129,7 @@ func (r *rollout) create(size int32) {
 	sel := r.D.Spec.Selector.DeepCopy()
 	sel.MatchLabels = with(sel.MatchLabels, map[string]string{appsv1.DefaultDeploymentUniqueLabelKey: h})
 	notes := with(with(r.inherited(), r.sizeNotes()), map[string]string{revisionAnnotation: r.plan.Revision})
-	r.plan.Steps = append(r.plan.Steps, Step{Verb: Create, Replicas: size, Set: &appsv1.ReplicaSet{
+	r.plan.Steps = append(r.plan.Steps, step{Verb: Create, Replicas: size, Set: &appsv1.ReplicaSet{
 		ObjectMeta: metav1.ObjectMeta{Name: r.D.Name + "-" + h, Namespace: r.D.Namespace, Labels: t.Labels, Annotations: notes,
 			OwnerReferences: []metav1.OwnerReference{podcontrol.Owner(r.D, "apps/v1", "Deployment")}},
 		Spec: appsv1.ReplicaSetSpec{Replicas: &size, MinReadySeconds: r.D.Spec.MinReadySeconds, Selector: sel, Template: *t},
@@ -279,7 +279,7 @@ func (r *rollout) forgetHistory() {
 	for i := 0; i < excess; i++ {
 		s := alive[i]
 		if s.Status.Replicas == 0 && r.spec[s.UID] == 0 && sizeOf(s) == 0 && s.Generation <= s.Status.ObservedGeneration {
-			r.plan.Steps = append(r.plan.Steps, Step{Verb: Delete, Set: s})
+			r.plan.Steps = append(r.plan.Steps, step{Verb: Delete, Set: s})
 		}
 	}
 }

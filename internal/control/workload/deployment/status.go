@@ -46,7 +46,8 @@ func (r *rollout) status() {
 	if st.AvailableReplicas >= r.replicas-r.maxUnavailable {
 		r.set(&st, appsv1.DeploymentAvailable, v1.ConditionTrue, "MinimumReplicasAvailable", "Deployment has minimum availability.")
 	} else {
-		r.set(&st, appsv1.DeploymentAvailable, v1.ConditionFalse, "MinimumReplicasUnavailable", "Deployment does not have minimum availability.")
+		r.set(&st, appsv1.DeploymentAvailable, v1.ConditionFalse, "MinimumReplicasUnavailable",
+			"Deployment does not have minimum availability.")
 	}
 	r.progress(&st)
 	r.failure(&st)

@@ -17,11 +17,12 @@ import (
 // being deleted before the eviction is taken to have failed.
 const forget = 2 * time.Minute
 
-// Expect says how many pods there should be: for a percentage or
+// expect says how many pods there should be: for a percentage or
 // maxUnavailable the sum of the owners' sizes, otherwise the pods there are.
 // scale gives the size of a pod's owner; ok is false when it has none that is
 // known, which is an error for such budgets.
-func Expect(b *policyv1.PodDisruptionBudget, pods []*v1.Pod, scale func(*v1.Pod) (owner string, size int32, ok bool)) (expected, desired int32, problem string) {
+func expect(b *policyv1.PodDisruptionBudget, pods []*v1.Pod, scale func(*v1.Pod) (owner string, size int32, ok bool)) (expected,
+	desired int32, problem string) {
 	var v *intstr.IntOrString
 	switch {
 	case b.Spec.MaxUnavailable != nil:
@@ -54,9 +55,10 @@ func Expect(b *policyv1.PodDisruptionBudget, pods []*v1.Pod, scale func(*v1.Pod)
 	return expected, int32(n), ""
 }
 
-// Status makes the new status. again is when a counted eviction has to be
+// status makes the new status. again is when a counted eviction has to be
 // looked at, 0 for never.
-func Status(b *policyv1.PodDisruptionBudget, pods []*v1.Pod, expected, desired int32, now time.Time) (st policyv1.PodDisruptionBudgetStatus, again time.Duration) {
+func status(b *policyv1.PodDisruptionBudget, pods []*v1.Pod, expected, desired int32, now time.Time) (st policyv1.PodDisruptionBudgetStatus,
+	again time.Duration) {
 	st = *b.Status.DeepCopy()
 	st.DisruptedPods = map[string]metav1.Time{}
 	healthy := int32(0)
@@ -95,9 +97,9 @@ func Status(b *policyv1.PodDisruptionBudget, pods []*v1.Pod, expected, desired i
 	return st, again
 }
 
-// Failed is the status when the owners' sizes cannot be found: nothing may be
+// failed is the status when the owners' sizes cannot be found: nothing may be
 // evicted.
-func Failed(b *policyv1.PodDisruptionBudget, problem string, now time.Time) policyv1.PodDisruptionBudgetStatus {
+func failed(b *policyv1.PodDisruptionBudget, problem string, now time.Time) policyv1.PodDisruptionBudgetStatus {
 	st := *b.Status.DeepCopy()
 	st.DisruptionsAllowed, st.ObservedGeneration = 0, b.Generation
 	condition(&st, metav1.ConditionFalse, policyv1.SyncFailedReason, problem, b.Generation, now)
@@ -105,7 +107,8 @@ func Failed(b *policyv1.PodDisruptionBudget, problem string, now time.Time) poli
 }
 
 func condition(st *policyv1.PodDisruptionBudgetStatus, s metav1.ConditionStatus, reason, msg string, generation int64, now time.Time) {
-	n := metav1.Condition{Type: policyv1.DisruptionAllowedCondition, Status: s, Reason: reason, Message: msg, ObservedGeneration: generation, LastTransitionTime: metav1.NewTime(now)}
+	n := metav1.Condition{Type: policyv1.DisruptionAllowedCondition, Status: s, Reason: reason, Message: msg,
+		ObservedGeneration: generation, LastTransitionTime: metav1.NewTime(now)}
 	for i := range st.Conditions {
 		if c := &st.Conditions[i]; c.Type == n.Type {
 			if c.Status == s {

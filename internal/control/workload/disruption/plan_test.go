@@ -36,8 +36,11 @@ func TestAllowance(t *testing.T) {
 		"max unavailable":          {spec: most("1"), healthy: 3, scale: 3, want: "expected 3 desired 2 healthy 3 allowed 1"},
 		"max unavailable, percent": {spec: most("30%"), healthy: 10, scale: 10, want: "expected 10 desired 7 healthy 10 allowed 3"},
 		"bare pods and percent":    {spec: most("1"), healthy: 3, want: "found no controllers for pod \"h0\""},
-		"evicted a moment ago":     {spec: min("1"), healthy: 3, scale: 3, disrupted: map[string]metav1.Time{"h0": metav1.NewTime(now.Add(-time.Minute))}, want: "expected 3 desired 1 healthy 2 allowed 1 again 1m0s"},
-		"eviction never came":      {spec: min("1"), healthy: 3, scale: 3, disrupted: map[string]metav1.Time{"h0": metav1.NewTime(now.Add(-time.Hour))}, want: "expected 3 desired 1 healthy 3 allowed 2"},
+		"evicted a moment ago": {spec: min("1"), healthy: 3, scale: 3,
+			disrupted: map[string]metav1.Time{"h0": metav1.NewTime(now.Add(-time.Minute))},
+			want:      "expected 3 desired 1 healthy 2 allowed 1 again 1m0s"},
+		"eviction never came": {spec: min("1"), healthy: 3, scale: 3,
+			disrupted: map[string]metav1.Time{"h0": metav1.NewTime(now.Add(-time.Hour))}, want: "expected 3 desired 1 healthy 3 allowed 2"},
 	} {
 		b := &policyv1.PodDisruptionBudget{Spec: c.spec, Status: policyv1.PodDisruptionBudgetStatus{DisruptedPods: c.disrupted}}
 		var pods []*v1.Pod
@@ -48,10 +51,11 @@ func TestAllowance(t *testing.T) {
 			}
 			pods = append(pods, p)
 		}
-		expected, desired, got := Expect(b, pods, func(*v1.Pod) (string, int32, bool) { return "owner", c.scale, c.scale > 0 })
+		expected, desired, got := expect(b, pods, func(*v1.Pod) (string, int32, bool) { return "owner", c.scale, c.scale > 0 })
 		if got == "" {
-			st, again := Status(b, pods, expected, desired, now)
-			got = fmt.Sprintf("expected %d desired %d healthy %d allowed %d", st.ExpectedPods, st.DesiredHealthy, st.CurrentHealthy, st.DisruptionsAllowed)
+			st, again := status(b, pods, expected, desired, now)
+			got = fmt.Sprintf("expected %d desired %d healthy %d allowed %d", st.ExpectedPods, st.DesiredHealthy, st.CurrentHealthy,
+				st.DisruptionsAllowed)
 			if again > 0 {
 				got += " again " + again.String()
 			}

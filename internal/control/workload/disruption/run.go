@@ -99,7 +99,7 @@ func (c *reconciler) sync(ctx context.Context, key string) (time.Duration, error
 	}
 	sel, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
 	if err != nil {
-		return 0, c.write(ctx, b, Failed(b, err.Error(), time.Now()))
+		return 0, c.write(ctx, b, failed(b, err.Error(), time.Now()))
 	}
 	found, err := c.Informers.Core().V1().Pods().Lister().Pods(ns).List(sel)
 	if err != nil {
@@ -111,11 +111,11 @@ func (c *reconciler) sync(ctx context.Context, key string) (time.Duration, error
 			pods = append(pods, p)
 		}
 	}
-	expected, desired, problem := Expect(b, pods, c.scale)
+	expected, desired, problem := expect(b, pods, c.scale)
 	if problem != "" {
-		return 0, c.write(ctx, b, Failed(b, problem, time.Now()))
+		return 0, c.write(ctx, b, failed(b, problem, time.Now()))
 	}
-	st, again := Status(b, pods, expected, desired, time.Now())
+	st, again := status(b, pods, expected, desired, time.Now())
 	return again, c.write(ctx, b, st)
 }
 

@@ -31,9 +31,9 @@ const (
 	maxLegacy = 1000
 )
 
-// Subsets makes the Endpoints content of a service from its pods: one subset
+// subsets makes the Endpoints content of a service from its pods: one subset
 // per distinct list of ports, in a stable order.
-func Subsets(svc *v1.Service, pods []*v1.Pod) (out []v1.EndpointSubset, truncated bool) {
+func subsets(svc *v1.Service, pods []*v1.Pod) (out []v1.EndpointSubset, truncated bool) {
 	type group struct {
 		ports           []v1.EndpointPort
 		ready, notReady []v1.EndpointAddress
@@ -177,8 +177,9 @@ func RunLegacy(ctx context.Context, e controller.Env) error {
 }
 
 func writeLegacy(ctx context.Context, e controller.Env, svc *v1.Service, have *v1.Endpoints, pods []*v1.Pod) error {
-	subsets, truncated := Subsets(svc, pods)
-	want := &v1.Endpoints{ObjectMeta: metav1.ObjectMeta{Name: svc.Name, Namespace: svc.Namespace, Labels: maps.Clone(svc.Labels)}, Subsets: subsets}
+	subsets, truncated := subsets(svc, pods)
+	want := &v1.Endpoints{ObjectMeta: metav1.ObjectMeta{Name: svc.Name, Namespace: svc.Namespace, Labels: maps.Clone(svc.Labels)},
+		Subsets: subsets}
 	if want.Labels == nil {
 		want.Labels = map[string]string{}
 	}

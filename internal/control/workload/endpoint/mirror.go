@@ -28,8 +28,8 @@ const (
 	maxMirrored = 1000
 )
 
-// Mirrored says whether hand-written Endpoints of a service become slices.
-func Mirrored(svc *v1.Service, ep *v1.Endpoints) bool {
+// mirrored says whether hand-written Endpoints of a service become slices.
+func mirrored(svc *v1.Service, ep *v1.Endpoints) bool {
 	if svc == nil || ep == nil || svc.Spec.Selector != nil || ep.DeletionTimestamp != nil {
 		return false
 	}
@@ -37,9 +37,9 @@ func Mirrored(svc *v1.Service, ep *v1.Endpoints) bool {
 	return !lock && ep.Labels[discoveryv1.LabelSkipMirror] != "true"
 }
 
-// Mirror makes the slices for hand-written Endpoints: per subset and address
+// mirror makes the slices for hand-written Endpoints: per subset and address
 // family, at most 100 addresses each, without names.
-func Mirror(svc *v1.Service, ep *v1.Endpoints) (out []*discoveryv1.EndpointSlice) {
+func mirror(svc *v1.Service, ep *v1.Endpoints) (out []*discoveryv1.EndpointSlice) {
 	for i := range ep.Subsets {
 		sub := &ep.Subsets[i]
 		byFamily := map[discoveryv1.AddressType][]discoveryv1.Endpoint{}
@@ -53,7 +53,8 @@ func Mirror(svc *v1.Service, ep *v1.Endpoints) (out []*discoveryv1.EndpointSlice
 				if ip.To4() == nil {
 					family = discoveryv1.AddressTypeIPv6
 				}
-				e := discoveryv1.Endpoint{Addresses: []string{a.IP}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}, TargetRef: a.TargetRef, NodeName: a.NodeName}
+				e := discoveryv1.Endpoint{Addresses: []string{a.IP}, Conditions: discoveryv1.EndpointConditions{Ready: &ready},
+					TargetRef: a.TargetRef, NodeName: a.NodeName}
 				if a.Hostname != "" {
 					e.Hostname = &a.Hostname
 				}
@@ -79,7 +80,8 @@ func Mirror(svc *v1.Service, ep *v1.Endpoints) (out []*discoveryv1.EndpointSlice
 	return out
 }
 
-func mirrorSlice(svc *v1.Service, ep *v1.Endpoints, family discoveryv1.AddressType, list []discoveryv1.Endpoint, ports []discoveryv1.EndpointPort) *discoveryv1.EndpointSlice {
+func mirrorSlice(svc *v1.Service, ep *v1.Endpoints, family discoveryv1.AddressType, list []discoveryv1.Endpoint,
+	ports []discoveryv1.EndpointPort) *discoveryv1.EndpointSlice {
 	l := maps.Clone(ep.Labels)
 	if l == nil {
 		l = map[string]string{}
@@ -91,14 +93,17 @@ func mirrorSlice(svc *v1.Service, ep *v1.Endpoints, family discoveryv1.AddressTy
 			notes[k] = v
 		}
 	}
-	return &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{GenerateName: svc.Name + "-", Namespace: svc.Namespace, Labels: l, Annotations: notes,
-		OwnerReferences: []metav1.OwnerReference{podcontrol.Owner(ep, "v1", "Endpoints")}}, AddressType: family, Endpoints: list, Ports: ports}
+	return &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{GenerateName: svc.Name + "-", Namespace: svc.Namespace, Labels: l,
+		Annotations:     notes,
+		OwnerReferences: []metav1.OwnerReference{podcontrol.Owner(ep, "v1", "Endpoints")}}, AddressType: family, Endpoints: list,
+		Ports: ports}
 }
 
-// Match pairs wanted slices with existing ones that need the fewest writes:
+// match pairs wanted slices with existing ones that need the fewest writes:
 // equal ones stay, ones of the same family and ports are updated, the rest is
 // created or deleted.
-func Match(want, have []*discoveryv1.EndpointSlice) (create []*discoveryv1.EndpointSlice, update map[*discoveryv1.EndpointSlice]*discoveryv1.EndpointSlice, remove []*discoveryv1.EndpointSlice) {
+func match(want, have []*discoveryv1.EndpointSlice) (create []*discoveryv1.EndpointSlice,
+	update map[*discoveryv1.EndpointSlice]*discoveryv1.EndpointSlice, remove []*discoveryv1.EndpointSlice) {
 	have = append([]*discoveryv1.EndpointSlice(nil), have...)
 	sort.Slice(have, func(i, j int) bool { return have[i].Name < have[j].Name })
 	used := map[*discoveryv1.EndpointSlice]bool{}
@@ -115,7 +120,8 @@ func Match(want, have []*discoveryv1.EndpointSlice) (create []*discoveryv1.Endpo
 	var rest []*discoveryv1.EndpointSlice
 	for _, w := range want {
 		if find(w, func(a, b *discoveryv1.EndpointSlice) bool {
-			return equality.Semantic.DeepEqual(a.Endpoints, b.Endpoints) && equality.Semantic.DeepEqual(a.Ports, b.Ports) && maps.Equal(a.Labels, b.Labels)
+			return equality.Semantic.DeepEqual(a.Endpoints, b.Endpoints) && equality.Semantic.DeepEqual(a.Ports, b.Ports) &&
+				maps.Equal(a.Labels, b.Labels)
 		}) == nil {
 			rest = append(rest, w)
 		}
@@ -175,19 +181,20 @@ func RunMirror(ctx context.Context, e controller.Env) error {
 				have = append(have, s)
 			}
 		}
-		if err1 == nil && err2 == nil && Mirrored(svc, ep) {
-			want = Mirror(svc, ep)
+		if err1 == nil && err2 == nil && mirrored(svc, ep) {
+			want = mirror(svc, ep)
 		}
 		return 0, writeMirror(ctx, e, ns, want, have)
 	})
 }
 
 func writeMirror(ctx context.Context, e controller.Env, ns string, want, have []*discoveryv1.EndpointSlice) error {
-	create, update, remove := Match(want, have)
+	create, update, remove := match(want, have)
 	api := e.Client.DiscoveryV1().EndpointSlices(ns)
 	var errs []error
 	for _, s := range create {
-		if _, err := api.Create(ctx, s, metav1.CreateOptions{}); err != nil && !apierrors.HasStatusCause(err, v1.NamespaceTerminatingCause) {
+		if _, err := api.Create(ctx, s, metav1.CreateOptions{}); err != nil && !apierrors.HasStatusCause(err,
+			v1.NamespaceTerminatingCause) {
 			errs = append(errs, fmt.Errorf("creating a slice for %s/%s: %w", ns, s.Labels[discoveryv1.LabelServiceName], err))
 		}
 	}

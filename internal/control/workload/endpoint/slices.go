@@ -53,7 +53,8 @@ func RunSlices(ctx context.Context, e controller.Env) error {
 	tracker := endpointutil.NewEndpointSliceTracker()
 	c := &slices{Env: e, queue: controller.NewQueue(), services: core.Services().Lister(), pods: core.Pods().Lister(), slices: sliceInf,
 		tracker: tracker, triggers: endpointutil.NewTriggerTimeTracker(),
-		rec: endpointslice.NewReconciler(e.Client, core.Nodes().Lister(), maxPerSlice, tracker, nil, e.Recorder("endpoint-slice-controller"),
+		rec: endpointslice.NewReconciler(e.Client, core.Nodes().Lister(), maxPerSlice, tracker, nil,
+			e.Recorder("endpoint-slice-controller"),
 			slicesBy, endpointslice.WithPreferSameTrafficDistributionEnabled(true))}
 	a, err1 := controller.On(ctx, core.Services().Informer(), func(_, s *v1.Service, _ bool) { c.queue.Add(controller.Key(s)) })
 	b, err2 := controller.On(ctx, core.Pods().Informer(), onPod(c.services, c.queue))

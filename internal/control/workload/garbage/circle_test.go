@@ -27,10 +27,11 @@ func TestCirclesGo(t *testing.T) {
 			block := i < ring || r.IntN(2) == 0
 			uid := types.UID(fmt.Sprint("u", i))
 			s.objs[uid] = &metav1.ObjectMeta{Name: string(uid), Namespace: "ns", UID: uid, OwnerReferences: []metav1.OwnerReference{
-				{APIVersion: "v1", Kind: "Thing", Name: fmt.Sprint("u", owner), UID: types.UID(fmt.Sprint("u", owner)), BlockOwnerDeletion: &block}}}
+				{APIVersion: "v1", Kind: "Thing", Name: fmt.Sprint("u", owner), UID: types.UID(fmt.Sprint("u", owner)),
+					BlockOwnerDeletion: &block}}}
 			s.changed(s.objs[uid], false)
 		}
-		g := NewGraph()
+		g := newGraph()
 		g.Settled()
 		var queue []types.UID
 		s.delete(types.UID(fmt.Sprint("u", r.IntN(ring))), metav1.DeletePropagationForeground)
@@ -40,7 +41,7 @@ func TestCirclesGo(t *testing.T) {
 			}
 			switch {
 			case r.IntN(40) == 0 && step < 200: // restart
-				g, queue, s.events = NewGraph(), nil, nil
+				g, queue, s.events = newGraph(), nil, nil
 				for _, m := range s.objs {
 					g.Observe(idOf(m), m)
 				}

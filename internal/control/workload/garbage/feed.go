@@ -47,10 +47,10 @@ func sharedInformers(f informers.SharedInformerFactory) map[schema.GroupVersionR
 type feed struct {
 	gvr    schema.GroupVersionResource
 	api    metadata.Getter
-	seen   func(ID, metav1.Object, bool)
+	seen   func(id, metav1.Object, bool)
 	listed chan struct{} // closed after the first listing
 	log    *slog.Logger
-	known  map[types.UID]ID
+	known  map[types.UID]id
 }
 
 // Pause between attempts: doubling, jittered.
@@ -121,7 +121,7 @@ func (f *feed) list(ctx context.Context) (version string, err error) {
 	return version, nil
 }
 
-func (f *feed) id(m metav1.Object) ID { return ID{f.gvr, m.GetNamespace(), m.GetName(), m.GetUID()} }
+func (f *feed) id(m metav1.Object) id { return id{f.gvr, m.GetNamespace(), m.GetName(), m.GetUID()} }
 
 func (f *feed) observe(m metav1.Object) {
 	id := f.id(m)

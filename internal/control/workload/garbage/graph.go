@@ -15,8 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// ID names an object.
-type ID struct {
+// id names an object.
+type id struct {
 	Resource  schema.GroupVersionResource
 	Namespace string
 	Name      string
@@ -25,7 +25,7 @@ type ID struct {
 
 // node is what the graph knows of one object.
 type node struct {
-	ID
+	id
 	// seen says that an event showed it; otherwise only a dependent told us.
 	seen bool
 	// gone says that it was deleted or never there: a UID never comes back.
@@ -39,24 +39,24 @@ type node struct {
 	orphan     bool // finalizer orphan is set
 }
 
-// Graph is the owner graph. It is pure: events go in, IDs to look at come out.
-type Graph struct {
+// graph is the owner graph. It is pure: events go in, IDs to look at come out.
+type graph struct {
 	nodes map[types.UID]*node
 	// keepAll holds while the first listings run: an owner may be listed
 	// before its dependents.
 	keepAll bool
 }
 
-// NewGraph returns an empty graph that keeps everything until Settled.
-func NewGraph() *Graph { return &Graph{nodes: map[types.UID]*node{}, keepAll: true} }
+// newGraph returns an empty graph that keeps everything until Settled.
+func newGraph() *graph { return &graph{nodes: map[types.UID]*node{}, keepAll: true} }
 
 // Len returns how many objects the graph holds.
-func (g *Graph) Len() int { return len(g.nodes) }
+func (g *graph) Len() int { return len(g.nodes) }
 
 // Settled says that everything that exists was observed once. Objects outside
 // any ownership are dropped, and the ones to look at are returned: those with
 // an owner nobody has seen, and those being deleted.
-func (g *Graph) Settled() (look []types.UID) {
+func (g *graph) Settled() (look []types.UID) {
 	g.keepAll = false
 	for uid, n := range g.nodes {
 		if g.undecided(n) {
@@ -70,7 +70,7 @@ func (g *Graph) Settled() (look []types.UID) {
 }
 
 // undecided says whether there is something to find out about a fresh node.
-func (g *Graph) undecided(n *node) bool {
+func (g *graph) undecided(n *node) bool {
 	if n.deleting && (n.foreground || n.orphan) {
 		return true
 	}
@@ -84,15 +84,15 @@ func (g *Graph) undecided(n *node) bool {
 
 // Observe takes note of an object as an event showed it and returns what to
 // look at because of it.
-func (g *Graph) Observe(id ID, m metav1.Object) (look []types.UID) {
+func (g *graph) Observe(id id, m metav1.Object) (look []types.UID) {
 	n := g.nodes[id.UID]
 	if n == nil {
-		n = &node{ID: id}
+		n = &node{id: id}
 		g.nodes[id.UID] = n
 	}
 	wasDying := n.deleting
 	first := !n.seen
-	n.ID, n.seen, n.version = id, true, m.GetResourceVersion()
+	n.id, n.seen, n.version = id, true, m.GetResourceVersion()
 	n.deleting = m.GetDeletionTimestamp() != nil
 	n.foreground = slices.Contains(m.GetFinalizers(), metav1.FinalizerDeleteDependents)
 	n.orphan = slices.Contains(m.GetFinalizers(), metav1.FinalizerOrphanDependents)
@@ -115,7 +115,7 @@ func (g *Graph) Observe(id ID, m metav1.Object) (look []types.UID) {
 }
 
 // setOwners replaces an object's owners; it says whether they changed.
-func (g *Graph) setOwners(n *node, refs []metav1.OwnerReference) bool {
+func (g *graph) setOwners(n *node, refs []metav1.OwnerReference) bool {
 	if slices.EqualFunc(n.owners, refs, sameRef) {
 		return false
 	}
@@ -125,7 +125,7 @@ func (g *Graph) setOwners(n *node, refs []metav1.OwnerReference) bool {
 		o := g.nodes[r.UID]
 		if o == nil {
 			// Known by hearsay only: where it is is found out when needed.
-			o = &node{ID: ID{Name: r.Name, Namespace: n.Namespace, UID: r.UID}}
+			o = &node{id: id{Name: r.Name, Namespace: n.Namespace, UID: r.UID}}
 			g.nodes[r.UID] = o
 		}
 		if o.dependents == nil {
@@ -150,7 +150,7 @@ func blocks(r metav1.OwnerReference) bool {
 	return r.BlockOwnerDeletion != nil && *r.BlockOwnerDeletion
 }
 
-func (g *Graph) unlink(n *node, owner types.UID) {
+func (g *graph) unlink(n *node, owner types.UID) {
 	if o := g.nodes[owner]; o != nil {
 		delete(o.dependents, n.UID)
 		g.drop(o)
@@ -159,7 +159,7 @@ func (g *Graph) unlink(n *node, owner types.UID) {
 
 // Gone takes note that an object was removed: its dependents are to be looked
 // at, and owners that waited for it.
-func (g *Graph) Gone(uid types.UID) (look []types.UID) {
+func (g *graph) Gone(uid types.UID) (look []types.UID) {
 	n := g.nodes[uid]
 	if n == nil {
 		return nil
@@ -181,7 +181,7 @@ func (g *Graph) Gone(uid types.UID) (look []types.UID) {
 }
 
 // waitingOwners lists the owners whose foreground deletion waits for n.
-func (g *Graph) waitingOwners(n *node) (out []types.UID) {
+func (g *graph) waitingOwners(n *node) (out []types.UID) {
 	for _, r := range n.owners {
 		if o := g.nodes[r.UID]; o != nil && o.deleting && o.foreground {
 			out = append(out, o.UID)
@@ -191,7 +191,7 @@ func (g *Graph) waitingOwners(n *node) (out []types.UID) {
 }
 
 // drop forgets an object that is outside any ownership.
-func (g *Graph) drop(n *node) {
+func (g *graph) drop(n *node) {
 	if !g.keepAll && len(n.owners) == 0 && len(n.dependents) == 0 && !(n.deleting && (n.foreground || n.orphan)) {
 		delete(g.nodes, n.UID)
 	}

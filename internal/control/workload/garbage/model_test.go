@@ -23,12 +23,12 @@ type server struct {
 }
 
 type event struct {
-	id   ID
+	id   id
 	m    *metav1.ObjectMeta
 	gone bool
 }
 
-func idOf(m *metav1.ObjectMeta) ID { return ID{gvr, "ns", m.Name, m.UID} }
+func idOf(m *metav1.ObjectMeta) id { return id{gvr, "ns", m.Name, m.UID} }
 
 func (s *server) changed(m *metav1.ObjectMeta, gone bool) {
 	s.rv++
@@ -64,7 +64,7 @@ func (s *server) settle(m *metav1.ObjectMeta) {
 	}
 }
 
-func (s *server) perform(g *Graph, v Verdict, queue *[]types.UID) {
+func (s *server) perform(g *graph, v verdict, queue *[]types.UID) {
 	m := s.objs[v.ID.UID]
 	switch v.Act {
 	case FindOwners:
@@ -113,7 +113,10 @@ func (s *server) perform(g *Graph, v Verdict, queue *[]types.UID) {
 }
 
 func (s *server) unreference(m *metav1.ObjectMeta, uids []types.UID) {
-	m.OwnerReferences = slices.DeleteFunc(slices.Clone(m.OwnerReferences), func(r metav1.OwnerReference) bool { return slices.Contains(uids, r.UID) })
+	m.OwnerReferences = slices.DeleteFunc(slices.Clone(m.OwnerReferences), func(r metav1.OwnerReference) bool {
+		return slices.Contains(uids,
+			r.UID)
+	})
 	s.changed(m, false)
 }
 
@@ -138,7 +141,7 @@ func TestCollectsExactlyTheGarbage(t *testing.T) {
 		seed := rand.Uint64()
 		r := rand.New(rand.NewPCG(seed, 3))
 		s := &server{objs: map[types.UID]*metav1.ObjectMeta{}}
-		g := NewGraph()
+		g := newGraph()
 		g.Settled()
 		var queue, all []types.UID
 		roots := map[types.UID]bool{}
@@ -154,9 +157,11 @@ func TestCollectsExactlyTheGarbage(t *testing.T) {
 				for range r.IntN(3) {
 					if len(all) > 0 {
 						o := all[r.IntN(len(all))]
-						if om := s.objs[o]; om != nil && om.DeletionTimestamp == nil && !slices.ContainsFunc(m.OwnerReferences, func(x metav1.OwnerReference) bool { return x.UID == o }) {
+						if om := s.objs[o]; om != nil && om.DeletionTimestamp == nil && !slices.ContainsFunc(m.OwnerReferences,
+							func(x metav1.OwnerReference) bool { return x.UID == o }) {
 							block := r.IntN(2) == 0
-							m.OwnerReferences = append(m.OwnerReferences, metav1.OwnerReference{APIVersion: "v1", Kind: "Thing", Name: string(o), UID: o, BlockOwnerDeletion: &block})
+							m.OwnerReferences = append(m.OwnerReferences, metav1.OwnerReference{APIVersion: "v1", Kind: "Thing",
+								Name: string(o), UID: o, BlockOwnerDeletion: &block})
 						}
 					}
 				}
@@ -167,9 +172,10 @@ func TestCollectsExactlyTheGarbage(t *testing.T) {
 			case k == 1 && step < 60 && len(all) > 0:
 				uid := all[r.IntN(len(all))]
 				deleted[uid] = true
-				s.delete(uid, []metav1.DeletionPropagation{metav1.DeletePropagationBackground, metav1.DeletePropagationForeground, metav1.DeletePropagationOrphan}[r.IntN(3)])
+				s.delete(uid, []metav1.DeletionPropagation{metav1.DeletePropagationBackground, metav1.DeletePropagationForeground,
+					metav1.DeletePropagationOrphan}[r.IntN(3)])
 			case k == 2 && r.IntN(10) == 0: // restart
-				g, queue, s.events = NewGraph(), nil, nil
+				g, queue, s.events = newGraph(), nil, nil
 				for _, m := range s.objs {
 					g.Observe(idOf(m), m)
 				}
@@ -217,7 +223,7 @@ func TestCollectsExactlyTheGarbage(t *testing.T) {
 }
 
 func TestUnownedObjectsCostNothing(t *testing.T) {
-	g := NewGraph()
+	g := newGraph()
 	g.Settled()
 	for i := range 1000 {
 		m := &metav1.ObjectMeta{Name: fmt.Sprint(i), UID: types.UID(fmt.Sprint(i))}

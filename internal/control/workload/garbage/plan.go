@@ -8,48 +8,48 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Act is what to do about one object.
-type Act string
+// act is what to do about one object.
+type act string
 
 // The acts of a Verdict.
 const (
-	Nothing Act = ""
+	Nothing act = ""
 	// FindOwners: read the owners in Unknown live, tell Resolve, plan again.
-	FindOwners Act = "find owners"
+	FindOwners act = "find owners"
 	// Delete the object with the Policy.
-	Delete Act = "delete"
+	Delete act = "delete"
 	// Unreference: remove the owner references in UIDs from the object.
-	Unreference Act = "unreference"
+	Unreference act = "unreference"
 	// Unblock: let the owners in UIDs not wait for the object any more.
-	Unblock Act = "unblock"
+	Unblock act = "unblock"
 	// Unfinalize: remove the Finalizer from the object.
-	Unfinalize Act = "unfinalize"
+	Unfinalize act = "unfinalize"
 	// OrphanDependents: remove references to the object from Dependents, then
 	// its orphan finalizer.
-	OrphanDependents Act = "orphan dependents"
+	OrphanDependents act = "orphan dependents"
 	// DeleteDependents: look at each of Dependents.
-	DeleteDependents Act = "delete dependents"
+	DeleteDependents act = "delete dependents"
 )
 
-// Verdict is the plan for one object.
-type Verdict struct {
-	Act        Act
-	ID         ID
+// verdict is the plan for one object.
+type verdict struct {
+	Act        act
+	ID         id
 	Version    string
 	Unknown    []metav1.OwnerReference
 	Policy     metav1.DeletionPropagation
 	UIDs       []types.UID
 	Finalizer  string
-	Dependents []ID
+	Dependents []id
 }
 
 // Plan says what to do about an object now.
-func (g *Graph) Plan(uid types.UID) Verdict {
+func (g *graph) Plan(uid types.UID) verdict {
 	n := g.nodes[uid]
 	if n == nil || !n.seen {
-		return Verdict{}
+		return verdict{}
 	}
-	v := Verdict{ID: n.ID, Version: n.version}
+	v := verdict{ID: n.id, Version: n.version}
 	switch {
 	case n.deleting && n.orphan:
 		v.Act, v.Dependents = OrphanDependents, ids(n, nil)
@@ -74,7 +74,7 @@ func (g *Graph) Plan(uid types.UID) Verdict {
 		v.Act, v.Dependents = DeleteDependents, ids(n, nil)
 		return v
 	case n.deleting || len(n.owners) == 0:
-		return Verdict{}
+		return verdict{}
 	}
 	return g.judge(n, v)
 }
@@ -88,7 +88,8 @@ func circle(n *node) (owners []types.UID) {
 		at := next[len(next)-1]
 		next = next[:len(next)-1]
 		for _, d := range at.dependents {
-			if !d.seen || !d.deleting || !d.foreground || !slices.ContainsFunc(d.owners, func(r metav1.OwnerReference) bool { return r.UID == at.UID && blocks(r) }) {
+			if !d.seen || !d.deleting || !d.foreground || !slices.ContainsFunc(d.owners,
+				func(r metav1.OwnerReference) bool { return r.UID == at.UID && blocks(r) }) {
 				continue
 			}
 			if d == n {
@@ -105,7 +106,7 @@ func circle(n *node) (owners []types.UID) {
 }
 
 // judge decides about an object by the state of its owners.
-func (g *Graph) judge(n *node, v Verdict) Verdict {
+func (g *graph) judge(n *node, v verdict) verdict {
 	var solid, dangling, waiting []types.UID
 	for _, r := range n.owners {
 		o := g.nodes[r.UID]
@@ -143,19 +144,19 @@ func (g *Graph) judge(n *node, v Verdict) Verdict {
 
 // Resolve records that a live read found an owner, and returns what to look at
 // because of it. Later events keep it right.
-func (g *Graph) Resolve(id ID, m metav1.Object) (look []types.UID) { return g.Observe(id, m) }
+func (g *graph) Resolve(id id, m metav1.Object) (look []types.UID) { return g.Observe(id, m) }
 
 // Absent records that a live read found no such owner.
-func (g *Graph) Absent(uid types.UID) {
+func (g *graph) Absent(uid types.UID) {
 	if n := g.nodes[uid]; n != nil && !n.seen {
 		n.gone = true
 	}
 }
 
-func ids(n *node, only func(*node) bool) (out []ID) {
+func ids(n *node, only func(*node) bool) (out []id) {
 	for _, d := range n.dependents {
 		if d.seen && (only == nil || only(d)) {
-			out = append(out, d.ID)
+			out = append(out, d.id)
 		}
 	}
 	sort.Slice(out, func(i, j int) bool { return out[i].UID < out[j].UID })

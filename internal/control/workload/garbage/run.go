@@ -28,7 +28,7 @@ type reconciler struct {
 	queue     *controller.Queue
 
 	mu    sync.Mutex
-	graph *Graph
+	graph *graph
 	// kinds maps what owner references name to resources.
 	kinds map[schema.GroupVersionKind]resource
 	// watched are the resources with a running feed, or nil for shared caches.
@@ -63,7 +63,7 @@ var defines = map[string]bool{"customresourcedefinitions": true, "apiservices": 
 
 // Run collects garbage until the context ends.
 func Run(ctx context.Context, e controller.Env, disc discovery.DiscoveryInterface) error {
-	c := &reconciler{Env: e, metadata: e.Metadata, discovery: disc, queue: controller.NewQueue(), graph: NewGraph(),
+	c := &reconciler{Env: e, metadata: e.Metadata, discovery: disc, queue: controller.NewQueue(), graph: newGraph(),
 		kinds: map[schema.GroupVersionKind]resource{}, watched: map[schema.GroupVersionResource]context.CancelFunc{},
 		changed: make(chan struct{}, 1)}
 	ctx, cancel := context.WithCancel(ctx)
@@ -112,7 +112,7 @@ func (c *reconciler) look(uids []types.UID) {
 	}
 }
 
-func (c *reconciler) seen(id ID, m metav1.Object, gone bool) {
+func (c *reconciler) seen(id id, m metav1.Object, gone bool) {
 	c.mu.Lock()
 	var look []types.UID
 	if gone {
@@ -137,7 +137,7 @@ func (c *reconciler) shared(gvr schema.GroupVersionResource, inf cache.SharedInd
 			o = t.Obj
 		}
 		if m, ok := o.(metav1.Object); ok {
-			c.seen(ID{gvr, m.GetNamespace(), m.GetName(), m.GetUID()}, m, gone)
+			c.seen(id{gvr, m.GetNamespace(), m.GetName(), m.GetUID()}, m, gone)
 		}
 	}
 	reg, err := inf.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -207,7 +207,7 @@ func (c *reconciler) discover(ctx context.Context) ([]<-chan struct{}, error) {
 			c.watched[gvr] = cancel
 			done := make(chan struct{})
 			started = append(started, done)
-			f := &feed{gvr: gvr, api: c.metadata.Resource(gvr), seen: c.seen, listed: done, log: c.Log, known: map[types.UID]ID{}}
+			f := &feed{gvr: gvr, api: c.metadata.Resource(gvr), seen: c.seen, listed: done, log: c.Log, known: map[types.UID]id{}}
 			c.feeds.Go(func() { f.run(feedCtx) })
 		}
 	}
@@ -254,7 +254,7 @@ func (c *reconciler) sync(ctx context.Context, key string) (time.Duration, error
 // find reads an owner live. One that is gone, or was replaced by another
 // object of its name, is absent; one of a kind not served is an error, since
 // nothing may be deleted on a guess.
-func (c *reconciler) find(ctx context.Context, dependent ID, ref metav1.OwnerReference) error {
+func (c *reconciler) find(ctx context.Context, dependent id, ref metav1.OwnerReference) error {
 	gvk := schema.FromAPIVersionAndKind(ref.APIVersion, ref.Kind)
 	c.mu.Lock()
 	r, ok := c.kinds[gvk]
@@ -267,12 +267,14 @@ func (c *reconciler) find(ctx context.Context, dependent ID, ref metav1.OwnerRef
 	}
 	c.mu.Unlock()
 	if !ok {
-		return fmt.Errorf("%s %s/%s: no resource serves its owner's kind %s", dependent.Resource.Resource, dependent.Namespace, dependent.Name, gvk)
+		return fmt.Errorf("%s %s/%s: no resource serves its owner's kind %s", dependent.Resource.Resource, dependent.Namespace,
+			dependent.Name, gvk)
 	}
 	ns := ""
 	if r.namespaced {
 		if dependent.Namespace == "" {
-			c.Log.Warn("a cluster-scoped object names a namespaced owner; it is never collected", "resource", dependent.Resource.Resource, "name", dependent.Name, "owner", ref.Name)
+			c.Log.Warn("a cluster-scoped object names a namespaced owner; it is never collected", "resource", dependent.Resource.Resource,
+				"name", dependent.Name, "owner", ref.Name)
 			return nil
 		}
 		ns = dependent.Namespace
@@ -287,7 +289,7 @@ func (c *reconciler) find(ctx context.Context, dependent ID, ref metav1.OwnerRef
 		c.absent(ref.UID)
 	default:
 		c.mu.Lock()
-		look := c.graph.Resolve(ID{r.GroupVersionResource, ns, got.Name, got.UID}, got)
+		look := c.graph.Resolve(id{r.GroupVersionResource, ns, got.Name, got.UID}, got)
 		c.mu.Unlock()
 		c.look(look)
 	}
@@ -300,7 +302,7 @@ func (c *reconciler) absent(uid types.UID) {
 	c.graph.Absent(uid)
 }
 
-func (c *reconciler) perform(ctx context.Context, v Verdict) error {
+func (c *reconciler) perform(ctx context.Context, v verdict) error {
 	obj := &metav1.ObjectMeta{Namespace: v.ID.Namespace, Name: v.ID.Name, UID: v.ID.UID}
 	if v.Act != Nothing && v.Act != DeleteDependents {
 		c.Note(v.ID.Resource.Resource, obj, string(v.Act), journal.Fact{Name: "policy", Value: string(v.Policy)})
@@ -345,14 +347,14 @@ func (c *reconciler) perform(ctx context.Context, v Verdict) error {
 	return nil
 }
 
-func wrap(err error, v Verdict) error {
+func wrap(err error, v verdict) error {
 	if err == nil {
 		return nil
 	}
 	return fmt.Errorf("%s: %s %s/%s: %w", v.Act, v.ID.Resource.Resource, v.ID.Namespace, v.ID.Name, err)
 }
 
-func (c *reconciler) api(id ID) metadata.ResourceInterface {
+func (c *reconciler) api(id id) metadata.ResourceInterface {
 	return c.metadata.Resource(id.Resource).Namespace(id.Namespace)
 }
 
@@ -388,7 +390,7 @@ func unblocked(m *metav1.PartialObjectMetadata, owners []types.UID) *kube.Change
 	return &kube.Change{Owners: &refs}
 }
 
-func (c *reconciler) unfinalize(ctx context.Context, id ID, finalizer string) error {
+func (c *reconciler) unfinalize(ctx context.Context, id id, finalizer string) error {
 	return c.edit(ctx, id, func(m *metav1.PartialObjectMetadata) *kube.Change {
 		keep := []string{}
 		for _, f := range m.Finalizers {
@@ -405,7 +407,7 @@ func (c *reconciler) unfinalize(ctx context.Context, id ID, finalizer string) er
 
 // edit reads an object live and patches its metadata, guarded by its version.
 // An object that is gone, or another one by now, is fine.
-func (c *reconciler) edit(ctx context.Context, id ID, change func(*metav1.PartialObjectMetadata) *kube.Change) error {
+func (c *reconciler) edit(ctx context.Context, id id, change func(*metav1.PartialObjectMetadata) *kube.Change) error {
 	m, err := c.api(id).Get(ctx, id.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || (err == nil && m.UID != id.UID) {
 		return nil

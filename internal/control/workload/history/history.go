@@ -62,7 +62,7 @@ func Make(o Owner, revisions []*appsv1.ControllerRevision, live map[string]bool)
 	if n := len(sorted); n > 0 {
 		top = sorted[n-1].Revision
 	}
-	data := Data(o.Template)
+	data := data(o.Template)
 	var p Plan
 	for _, r := range sorted {
 		if equal(r.Data.Raw, data) {
@@ -112,9 +112,9 @@ func fresh(o Owner, data []byte, number int64) *appsv1.ControllerRevision {
 	}
 }
 
-// Data is a template as revisions hold it: a patch that replaces the template,
+// data is a template as revisions hold it: a patch that replaces the template,
 // which is what `kubectl rollout undo` applies.
-func Data(t *v1.PodTemplateSpec) []byte {
+func data(t *v1.PodTemplateSpec) []byte {
 	raw, err := json.Marshal(t)
 	if err != nil {
 		panic(fmt.Sprintf("encoding a pod template: %v", err)) // API types always encode
@@ -160,7 +160,8 @@ func equal(a, b []byte) bool {
 // Perform carries a plan out and returns the present template's revision. A
 // taken name is reported as a collision: the owner counts it in its status and
 // tries again.
-func Perform(ctx context.Context, client kubernetes.Interface, o Owner, p Plan) (update *appsv1.ControllerRevision, collision bool, err error) {
+func Perform(ctx context.Context, client kubernetes.Interface, o Owner, p Plan) (update *appsv1.ControllerRevision, collision bool,
+	err error) {
 	api := client.AppsV1().ControllerRevisions(o.Object.GetNamespace())
 	switch {
 	case p.Create:

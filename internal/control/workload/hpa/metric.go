@@ -10,19 +10,19 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// Reading is what was read for one metric of the spec.
-type Reading struct {
+// reading is what was read for one metric of the spec.
+type reading struct {
 	// Pods are the values by pod name, for Resource, ContainerResource and Pods
 	// metrics.
-	Pods map[string]PodValue
+	Pods map[string]podValue
 	// Values are those of an Object metric (one) or an External one (a series
 	// each), in thousandths.
 	Values []int64
 	Err    error
 }
 
-// PodValue is a metric of one pod.
-type PodValue struct {
+// podValue is a metric of one pod.
+type podValue struct {
 	// Milli is the value, in thousandths of the metric's unit.
 	Milli int64
 	// At is the end of the time the value was measured over, Window its length.
@@ -53,14 +53,15 @@ type outcome struct {
 
 // propose asks one metric for a count. The status is set even if the count
 // could not be told, where there is something to say.
-func (r *round) propose(m *autoscalingv2.MetricSpec, read Reading) (proposal, *autoscalingv2.MetricStatus, *failure) {
+func (r *round) propose(m *autoscalingv2.MetricSpec, read reading) (proposal, *autoscalingv2.MetricStatus, *failure) {
 	switch {
 	case m.Type == autoscalingv2.ResourceMetricSourceType && m.Resource != nil:
 		o, err := r.resource(m.Resource.Name, "", m.Resource.Target, read)
 		if err != nil {
 			return proposal{}, nil, &failure{"FailedGetResourceMetric", err}
 		}
-		st := &autoscalingv2.MetricStatus{Type: m.Type, Resource: &autoscalingv2.ResourceMetricStatus{Name: m.Resource.Name, Current: usageOf(o, m.Resource.Target)}}
+		st := &autoscalingv2.MetricStatus{Type: m.Type, Resource: &autoscalingv2.ResourceMetricStatus{Name: m.Resource.Name,
+			Current: usageOf(o, m.Resource.Target)}}
 		return proposal{o.replicas, resourceTitle(m.Resource.Name, "resource", m.Resource.Target)}, st, nil
 	case m.Type == autoscalingv2.ContainerResourceMetricSourceType && m.ContainerResource != nil:
 		c := m.ContainerResource
@@ -68,7 +69,8 @@ func (r *round) propose(m *autoscalingv2.MetricSpec, read Reading) (proposal, *a
 		if err != nil {
 			return proposal{}, nil, &failure{"FailedGetContainerResourceMetric", err}
 		}
-		st := &autoscalingv2.MetricStatus{Type: m.Type, ContainerResource: &autoscalingv2.ContainerResourceMetricStatus{Name: c.Name, Container: c.Container, Current: usageOf(o, c.Target)}}
+		st := &autoscalingv2.MetricStatus{Type: m.Type, ContainerResource: &autoscalingv2.ContainerResourceMetricStatus{Name: c.Name,
+			Container: c.Container, Current: usageOf(o, c.Target)}}
 		return proposal{o.replicas, resourceTitle(c.Name, "container resource", c.Target)}, st, nil
 	case m.Type == autoscalingv2.PodsMetricSourceType && m.Pods != nil:
 		return r.podsMetric(m.Pods, read)
@@ -95,9 +97,10 @@ func usageOf(o outcome, t autoscalingv2.MetricTarget) autoscalingv2.MetricValueS
 	return out
 }
 
-func (r *round) resource(name v1.ResourceName, container string, t autoscalingv2.MetricTarget, read Reading) (outcome, error) {
+func (r *round) resource(name v1.ResourceName, container string, t autoscalingv2.MetricTarget, read reading) (outcome, error) {
 	if t.AverageValue == nil && t.AverageUtilization == nil {
-		return outcome{}, fmt.Errorf("invalid resource metric source: neither an average utilization target nor an average value (usage) target was set")
+		return outcome{}, fmt.Errorf("invalid resource metric source: neither an average utilization target nor an average value (usage) " +
+			"target was set")
 	}
 	unit := "usage"
 	if t.AverageValue == nil {
@@ -120,7 +123,7 @@ func (r *round) resource(name v1.ResourceName, container string, t autoscalingv2
 	return o, nil
 }
 
-func (r *round) podsMetric(m *autoscalingv2.PodsMetricSource, read Reading) (proposal, *autoscalingv2.MetricStatus, *failure) {
+func (r *round) podsMetric(m *autoscalingv2.PodsMetricSource, read reading) (proposal, *autoscalingv2.MetricStatus, *failure) {
 	name := m.Metric.Name
 	fail := func(err error) (proposal, *autoscalingv2.MetricStatus, *failure) {
 		return proposal{}, nil, &failure{"FailedGetPodsMetric", fmt.Errorf("failed to get pods metric value: %w", err)}
@@ -140,12 +143,13 @@ func (r *round) podsMetric(m *autoscalingv2.PodsMetricSource, read Reading) (pro
 	return proposal{o.replicas, "pods metric " + name}, st, nil
 }
 
-func (r *round) objectMetric(m *autoscalingv2.ObjectMetricSource, read Reading) (proposal, *autoscalingv2.MetricStatus, *failure) {
+func (r *round) objectMetric(m *autoscalingv2.ObjectMetricSource, read reading) (proposal, *autoscalingv2.MetricStatus, *failure) {
 	fail := func(err error) (proposal, *autoscalingv2.MetricStatus, *failure) {
 		return proposal{}, nil, &failure{"FailedGetObjectMetric", fmt.Errorf("failed to get object metric value: %w", err)}
 	}
 	if read.Err != nil {
-		return fail(fmt.Errorf("unable to get metric %s: %s on %s %s: %w", m.Metric.Name, m.DescribedObject.Kind, r.in.HPA.Namespace, m.DescribedObject.Name, read.Err))
+		return fail(fmt.Errorf("unable to get metric %s: %s on %s %s: %w", m.Metric.Name, m.DescribedObject.Kind, r.in.HPA.Namespace,
+			m.DescribedObject.Name, read.Err))
 	}
 	o, value, err := r.series(m.Metric.Name, m.Target, read.Values)
 	if err != nil {
@@ -156,18 +160,20 @@ func (r *round) objectMetric(m *autoscalingv2.ObjectMetricSource, read Reading) 
 	return proposal{o.replicas, fmt.Sprintf("%s metric %s", m.DescribedObject.Kind, m.Metric.Name)}, st, nil
 }
 
-func (r *round) externalMetric(m *autoscalingv2.ExternalMetricSource, read Reading) (proposal, *autoscalingv2.MetricStatus, *failure) {
+func (r *round) externalMetric(m *autoscalingv2.ExternalMetricSource, read reading) (proposal, *autoscalingv2.MetricStatus, *failure) {
 	fail := func(err error) (proposal, *autoscalingv2.MetricStatus, *failure) {
 		return proposal{}, nil, &failure{"FailedGetExternalMetric", fmt.Errorf("failed to get %s external metric: %w", m.Metric.Name, err)}
 	}
 	if read.Err != nil {
-		return fail(fmt.Errorf("unable to get external metric %s/%s/%v: %w", r.in.HPA.Namespace, m.Metric.Name, m.Metric.Selector, read.Err))
+		return fail(fmt.Errorf("unable to get external metric %s/%s/%v: %w", r.in.HPA.Namespace, m.Metric.Name, m.Metric.Selector,
+			read.Err))
 	}
 	o, value, err := r.series(m.Metric.Name, m.Target, read.Values)
 	if err != nil {
 		return fail(err)
 	}
-	st := &autoscalingv2.MetricStatus{Type: autoscalingv2.ExternalMetricSourceType, External: &autoscalingv2.ExternalMetricStatus{Metric: m.Metric, Current: value}}
+	st := &autoscalingv2.MetricStatus{Type: autoscalingv2.ExternalMetricSourceType,
+		External: &autoscalingv2.ExternalMetricStatus{Metric: m.Metric, Current: value}}
 	return proposal{o.replicas, fmt.Sprintf("external metric %s(%+v)", m.Metric.Name, m.Metric.Selector)}, st, nil
 }
 

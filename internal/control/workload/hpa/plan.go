@@ -21,8 +21,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// Settings are the rules for all autoscalers: upstream's flags.
-type Settings struct {
+// settings are the rules for all autoscalers: upstream's flags.
+type settings struct {
 	// Tolerance is how far the ratio of usage to target may be from 1 before
 	// anything changes: --horizontal-pod-autoscaler-tolerance.
 	Tolerance float64
@@ -38,43 +38,44 @@ type Settings struct {
 }
 
 // DefaultSettings are upstream's.
-var DefaultSettings = Settings{Tolerance: 0.1, DownscaleStabilization: 5 * time.Minute, CPUInitialization: 5 * time.Minute, InitialReadiness: 30 * time.Second}
+var DefaultSettings = settings{Tolerance: 0.1, DownscaleStabilization: 5 * time.Minute, CPUInitialization: 5 * time.Minute,
+	InitialReadiness: 30 * time.Second}
 
-// Scale is what the scale subresource of the target says.
-type Scale struct {
+// targetScale is what the scale subresource of the target says.
+type targetScale struct {
 	// Spec and Status are the replicas wanted and there.
 	Spec, Status int32
 	// Selector chooses the pods, in text form.
 	Selector string
 }
 
-// Input is what decides over one autoscaler. The caller has read everything:
+// input is what decides over one autoscaler. The caller has read everything:
 // a Reading for each metric of the spec, in its order.
-type Input struct {
+type input struct {
 	HPA *autoscalingv2.HorizontalPodAutoscaler
-	// Scale is nil when ScaleError says why it could not be read.
-	Scale      *Scale
+	// targetScale is nil when ScaleError says why it could not be read.
+	Scale      *targetScale
 	ScaleError error
 	// Pods are those the selector chooses in the autoscaler's namespace.
 	Pods []*v1.Pod
 	// Rivals name other autoscalers whose targets choose one of the pods.
 	Rivals   []string
-	Readings []Reading
-	History  History
-	Settings Settings
+	Readings []reading
+	History  history
+	Settings settings
 	Now      time.Time
 }
 
-// Event is one event on the autoscaler.
-type Event struct {
+// event is one event on the autoscaler.
+type event struct {
 	Warning         bool
 	Reason, Message string
 }
 
-// Result is what to write, and because of what.
-type Result struct {
+// result is what to write, and because of what.
+type result struct {
 	Status autoscalingv2.HorizontalPodAutoscalerStatus
-	Events []Event
+	Events []event
 	// Rescale says that the target should get Replicas; Reason says why.
 	Rescale  bool
 	Replicas int32
@@ -82,20 +83,20 @@ type Result struct {
 	// Err is what kept a metric from counting, if anything; the round is worth
 	// a log line then, and is repeated at the usual time.
 	Err     error
-	History History
+	History history
 }
 
 // round is one decision under way.
 type round struct {
-	in  Input
-	out Result
+	in  input
+	out result
 	min int32
 }
 
-// Plan decides one round. It changes nothing of its input. What it returns is
+// plan decides one round. It changes nothing of its input. What it returns is
 // to be done in this order: write the scale if Rescale is set, tell Rescaled
 // how that went, write the status.
-func Plan(in Input) Result {
+func plan(in input) result {
 	r := &round{in: in, min: 1}
 	r.out.Status = *in.HPA.Status.DeepCopy()
 	r.out.History = in.History.clone()
@@ -106,29 +107,34 @@ func Plan(in Input) Result {
 	r.out.Status.ObservedGeneration = &generation
 	if in.ScaleError != nil || in.Scale == nil {
 		r.warn("FailedGetScale", fmt.Sprint(in.ScaleError))
-		r.condition(autoscalingv2.AbleToScale, v1.ConditionFalse, "FailedGetScale", fmt.Sprintf("the HPA controller was unable to get the target's current scale: %v", in.ScaleError))
+		r.condition(autoscalingv2.AbleToScale, v1.ConditionFalse, "FailedGetScale",
+			fmt.Sprintf("the HPA controller was unable to get the target's current scale: %v", in.ScaleError))
 		r.out.Err = in.ScaleError
 		return r.out
 	}
-	r.condition(autoscalingv2.AbleToScale, v1.ConditionTrue, "SucceededGetScale", "the HPA controller was able to get the target's current scale")
+	r.condition(autoscalingv2.AbleToScale, v1.ConditionTrue, "SucceededGetScale",
+		"the HPA controller was able to get the target's current scale")
 	r.out.History.begin(in.Scale.Spec, in.Now)
 	r.decide()
 	return r.out
 }
 
 // Rescaled is the result after the scale was written, or was not.
-func (o Result) Rescaled(now time.Time, current int32, err error) Result {
+func (o result) Rescaled(now time.Time, current int32, err error) result {
 	if !o.Rescale {
 		return o
 	}
 	if err != nil {
-		o.Events = append(o.Events, Event{true, "FailedRescale", fmt.Sprintf("New size: %d; reason: %s; error: %v", o.Replicas, o.Reason, err)})
-		setCondition(&o.Status, autoscalingv2.AbleToScale, v1.ConditionFalse, "FailedUpdateScale", fmt.Sprintf("the HPA controller was unable to update the target scale: %v", err), now)
+		o.Events = append(o.Events, event{true, "FailedRescale", fmt.Sprintf("New size: %d; reason: %s; error: %v", o.Replicas, o.Reason,
+			err)})
+		setCondition(&o.Status, autoscalingv2.AbleToScale, v1.ConditionFalse, "FailedUpdateScale",
+			fmt.Sprintf("the HPA controller was unable to update the target scale: %v", err), now)
 		o.Status.DesiredReplicas, o.Rescale, o.Err = current, false, err
 		return o
 	}
-	o.Events = append(o.Events, Event{false, "SuccessfulRescale", fmt.Sprintf("New size: %d; reason: %s", o.Replicas, o.Reason)})
-	setCondition(&o.Status, autoscalingv2.AbleToScale, v1.ConditionTrue, "SucceededRescale", fmt.Sprintf("the HPA controller was able to update the target scale to %d", o.Replicas), now)
+	o.Events = append(o.Events, event{false, "SuccessfulRescale", fmt.Sprintf("New size: %d; reason: %s", o.Replicas, o.Reason)})
+	setCondition(&o.Status, autoscalingv2.AbleToScale, v1.ConditionTrue, "SucceededRescale",
+		fmt.Sprintf("the HPA controller was able to update the target scale to %d", o.Replicas), now)
 	o.Status.LastScaleTime = timePtr(now)
 	o.History = o.History.clone()
 	o.History.scaled(o.Replicas-current, now)
@@ -140,7 +146,8 @@ func (r *round) decide() {
 	desired, reason := current, ""
 	switch {
 	case current == 0 && !r.fromZero():
-		r.condition(autoscalingv2.ScalingActive, v1.ConditionFalse, "ScalingDisabled", "scaling is disabled since the replica count of the target is zero")
+		r.condition(autoscalingv2.ScalingActive, v1.ConditionFalse, "ScalingDisabled",
+			"scaling is disabled since the replica count of the target is zero")
 		r.settle(current, current, "")
 		return
 	case current > limit:
@@ -222,21 +229,23 @@ func (r *round) metrics() (replicas int32, metric string, ok bool) {
 	}
 	if failed >= len(spec) || failed > 0 && replicas < r.in.Scale.Spec {
 		if first != nil {
-			r.condition(autoscalingv2.ScalingActive, v1.ConditionFalse, first.reason, fmt.Sprintf("the HPA was unable to compute the replica count: %v", first.err))
+			r.condition(autoscalingv2.ScalingActive, v1.ConditionFalse, first.reason,
+				fmt.Sprintf("the HPA was unable to compute the replica count: %v", first.err))
 			r.warn("FailedComputeMetricsReplicas", r.out.Err.Error())
 		}
 		return 0, "", false
 	}
-	r.condition(autoscalingv2.ScalingActive, v1.ConditionTrue, "ValidMetricFound", "the HPA was able to successfully calculate a replica count from "+metric)
+	r.condition(autoscalingv2.ScalingActive, v1.ConditionTrue, "ValidMetricFound",
+		"the HPA was able to successfully calculate a replica count from "+metric)
 	return replicas, metric, true
 }
 
 // reading is the i-th; a caller that read too few is told so by the metric.
-func (r *round) reading(i int) Reading {
+func (r *round) reading(i int) reading {
 	if i < len(r.in.Readings) {
 		return r.in.Readings[i]
 	}
-	return Reading{Err: fmt.Errorf("the metric was not read")}
+	return reading{Err: fmt.Errorf("the metric was not read")}
 }
 
 // selectable checks the target's selector.
@@ -251,16 +260,18 @@ func (r *round) selectable() bool {
 		return fail("InvalidSelector", "SelectorRequired", "the HPA target's scale is missing a selector")
 	}
 	if _, err := labels.Parse(r.in.Scale.Selector); err != nil {
-		return fail("InvalidSelector", "InvalidSelector", fmt.Sprintf("couldn't convert selector into a corresponding internal selector object: %v", err))
+		return fail("InvalidSelector", "InvalidSelector",
+			fmt.Sprintf("couldn't convert selector into a corresponding internal selector object: %v", err))
 	}
 	if len(r.in.Rivals) > 0 {
-		return fail("AmbiguousSelector", "AmbiguousSelector", fmt.Sprintf("pods by selector %s are controlled by multiple HPAs: %v", r.in.Scale.Selector, r.in.Rivals))
+		return fail("AmbiguousSelector", "AmbiguousSelector", fmt.Sprintf("pods by selector %s are controlled by multiple HPAs: %v",
+			r.in.Scale.Selector, r.in.Rivals))
 	}
 	return true
 }
 
 func (r *round) warn(reason, message string) {
-	r.out.Events = append(r.out.Events, Event{true, reason, message})
+	r.out.Events = append(r.out.Events, event{true, reason, message})
 }
 
 func (r *round) condition(t autoscalingv2.HorizontalPodAutoscalerConditionType, s v1.ConditionStatus, reason, message string) {

@@ -19,20 +19,21 @@ var start = time.Unix(1_000_000, 0)
 
 // target is a cluster of one autoscaler in virtual time.
 type target struct {
-	in   Input
+	in   input
 	load func(t *target) // sets the readings before each round
 }
 
 func percent(n int32) autoscalingv2.MetricSpec {
-	return autoscalingv2.MetricSpec{Type: autoscalingv2.ResourceMetricSourceType, Resource: &autoscalingv2.ResourceMetricSource{Name: v1.ResourceCPU,
-		Target: autoscalingv2.MetricTarget{Type: autoscalingv2.UtilizationMetricType, AverageUtilization: &n}}}
+	return autoscalingv2.MetricSpec{Type: autoscalingv2.ResourceMetricSourceType,
+		Resource: &autoscalingv2.ResourceMetricSource{Name: v1.ResourceCPU,
+			Target: autoscalingv2.MetricTarget{Type: autoscalingv2.UtilizationMetricType, AverageUtilization: &n}}}
 }
 
 func quantity(s string) *resource.Quantity { q := resource.MustParse(s); return &q }
 
 func newTarget(replicas int32, metrics ...autoscalingv2.MetricSpec) *target {
 	one := int32(1)
-	t := &target{in: Input{Now: start, Settings: DefaultSettings, Scale: &Scale{Selector: "app=web"},
+	t := &target{in: input{Now: start, Settings: DefaultSettings, Scale: &targetScale{Selector: "app=web"},
 		HPA: &autoscalingv2.HorizontalPodAutoscaler{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
 			Spec: autoscalingv2.HorizontalPodAutoscalerSpec{MinReplicas: &one, MaxReplicas: 10, Metrics: metrics}}}}
 	t.resize(replicas)
@@ -46,21 +47,23 @@ func (t *target) resize(n int32) {
 	t.in.Pods = nil
 	for i := range n {
 		t.in.Pods = append(t.in.Pods, &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("web-", i)},
-			Spec: v1.PodSpec{Containers: []v1.Container{{Name: "web", Resources: v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse("1")}}}}},
+			Spec: v1.PodSpec{Containers: []v1.Container{{Name: "web",
+				Resources: v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse("1")}}}}},
 			Status: v1.PodStatus{Phase: v1.PodRunning, StartTime: &metav1.Time{Time: start.Add(-time.Hour)},
-				Conditions: []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionTrue, LastTransitionTime: metav1.NewTime(start.Add(-time.Hour))}}}})
+				Conditions: []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionTrue,
+					LastTransitionTime: metav1.NewTime(start.Add(-time.Hour))}}}})
 	}
 }
 
 // use gives each pod a value, in thousandths; nil Values of a pod are missing.
 func (t *target) use(values ...int64) {
-	read := Reading{Pods: map[string]PodValue{}}
+	read := reading{Pods: map[string]podValue{}}
 	for i, v := range values {
 		if v >= 0 {
-			read.Pods[fmt.Sprint("web-", i)] = PodValue{Milli: v, At: t.in.Now, Window: time.Minute}
+			read.Pods[fmt.Sprint("web-", i)] = podValue{Milli: v, At: t.in.Now, Window: time.Minute}
 		}
 	}
-	t.in.Readings = []Reading{read}
+	t.in.Readings = []reading{read}
 }
 
 // same gives every pod one value.
@@ -79,7 +82,7 @@ func (t *target) round(after time.Duration) string {
 		t.load(t)
 	}
 	current := t.in.Scale.Spec
-	out := Plan(t.in)
+	out := plan(t.in)
 	if out.Rescale {
 		out = out.Rescaled(t.in.Now, current, nil)
 		t.resize(out.Replicas)
@@ -135,7 +138,8 @@ var stories = []story{
 	{"a tolerance of its own for each direction", func(say func(string, ...any)) {
 		t := newTarget(4, percent(50))
 		t.in.Settings.DownscaleStabilization = 0
-		t.in.HPA.Spec.Behavior = &autoscalingv2.HorizontalPodAutoscalerBehavior{ScaleUp: &autoscalingv2.HPAScalingRules{Tolerance: quantity("0.5")},
+		t.in.HPA.Spec.Behavior = &autoscalingv2.HorizontalPodAutoscalerBehavior{ScaleUp: &autoscalingv2.HPAScalingRules{Tolerance: quantity(
+			"0.5")},
 			ScaleDown: &autoscalingv2.HPAScalingRules{Tolerance: quantity("0")}}
 		t.same(700)
 		say("up, tolerated: %s", t.round(0))
@@ -157,11 +161,13 @@ var stories = []story{
 	{"a pod that starts", func(say func(string, ...any)) {
 		t := newTarget(3, percent(50))
 		t.in.Pods[2].Status.StartTime = &metav1.Time{Time: start.Add(-time.Minute)}
-		t.in.Pods[2].Status.Conditions[0] = v1.PodCondition{Type: v1.PodReady, Status: v1.ConditionTrue, LastTransitionTime: metav1.NewTime(start.Add(-time.Second))}
+		t.in.Pods[2].Status.Conditions[0] = v1.PodCondition{Type: v1.PodReady, Status: v1.ConditionTrue,
+			LastTransitionTime: metav1.NewTime(start.Add(-time.Second))}
 		t.use(600, 600, 4000)
 		say("its processor time counts for nothing: %s", t.round(0))
-		t = newTarget(3, autoscalingv2.MetricSpec{Type: autoscalingv2.ResourceMetricSourceType, Resource: &autoscalingv2.ResourceMetricSource{Name: v1.ResourceMemory,
-			Target: autoscalingv2.MetricTarget{Type: autoscalingv2.AverageValueMetricType, AverageValue: quantity("1")}}})
+		t = newTarget(3, autoscalingv2.MetricSpec{Type: autoscalingv2.ResourceMetricSourceType,
+			Resource: &autoscalingv2.ResourceMetricSource{Name: v1.ResourceMemory,
+				Target: autoscalingv2.MetricTarget{Type: autoscalingv2.AverageValueMetricType, AverageValue: quantity("1")}}})
 		t.in.Pods[2].Status.StartTime = &metav1.Time{Time: start.Add(-time.Minute)}
 		t.use(1000, 1000, 4000)
 		say("its memory counts: %s", t.round(0))
@@ -183,20 +189,23 @@ var stories = []story{
 	}},
 	{"to zero and back by a queue", func(say func(string, ...any)) {
 		zero := int32(0)
-		t := newTarget(2, autoscalingv2.MetricSpec{Type: autoscalingv2.ExternalMetricSourceType, External: &autoscalingv2.ExternalMetricSource{
-			Metric: autoscalingv2.MetricIdentifier{Name: "queue"}, Target: autoscalingv2.MetricTarget{Type: autoscalingv2.AverageValueMetricType, AverageValue: quantity("10")}}})
+		t := newTarget(2, autoscalingv2.MetricSpec{Type: autoscalingv2.ExternalMetricSourceType,
+			External: &autoscalingv2.ExternalMetricSource{
+				Metric: autoscalingv2.MetricIdentifier{Name: "queue"},
+				Target: autoscalingv2.MetricTarget{Type: autoscalingv2.AverageValueMetricType, AverageValue: quantity("10")}}})
 		t.in.HPA.Spec.MinReplicas, t.in.Settings.DownscaleStabilization = &zero, 0
-		t.in.Readings = []Reading{{Values: []int64{0}}}
+		t.in.Readings = []reading{{Values: []int64{0}}}
 		say("an empty queue: %s", t.round(0))
 		say("still empty: %s", t.round(15*time.Second))
-		t.in.Readings = []Reading{{Values: []int64{15_000, 10_000}}}
+		t.in.Readings = []reading{{Values: []int64{15_000, 10_000}}}
 		say("25 waiting: %s", t.round(15*time.Second))
 	}},
 	{"one metric of two fails", func(say func(string, ...any)) {
 		other := autoscalingv2.MetricSpec{Type: autoscalingv2.PodsMetricSourceType, Pods: &autoscalingv2.PodsMetricSource{
-			Metric: autoscalingv2.MetricIdentifier{Name: "rps"}, Target: autoscalingv2.MetricTarget{Type: autoscalingv2.AverageValueMetricType, AverageValue: quantity("100")}}}
+			Metric: autoscalingv2.MetricIdentifier{Name: "rps"},
+			Target: autoscalingv2.MetricTarget{Type: autoscalingv2.AverageValueMetricType, AverageValue: quantity("100")}}}
 		t := newTarget(2, percent(50), other)
-		t.load = func(t *target) { t.in.Readings = append(t.in.Readings[:1], Reading{Err: fmt.Errorf("no such metric")}) }
+		t.load = func(t *target) { t.in.Readings = append(t.in.Readings[:1], reading{Err: fmt.Errorf("no such metric")}) }
 		t.same(900)
 		say("up is allowed: %s", t.round(0))
 		t.same(100)
@@ -208,8 +217,11 @@ var stories = []story{
 		lowest := autoscalingv2.MinChangePolicySelect
 		window := int32(0)
 		t.in.HPA.Spec.Behavior = &autoscalingv2.HorizontalPodAutoscalerBehavior{
-			ScaleUp:   &autoscalingv2.HPAScalingRules{Policies: []autoscalingv2.HPAScalingPolicy{{Type: autoscalingv2.PodsScalingPolicy, Value: 4, PeriodSeconds: 60}}},
-			ScaleDown: &autoscalingv2.HPAScalingRules{StabilizationWindowSeconds: &window, SelectPolicy: &lowest, Policies: []autoscalingv2.HPAScalingPolicy{{Type: autoscalingv2.PercentScalingPolicy, Value: 50, PeriodSeconds: 60}, {Type: autoscalingv2.PodsScalingPolicy, Value: 3, PeriodSeconds: 60}}}}
+			ScaleUp: &autoscalingv2.HPAScalingRules{Policies: []autoscalingv2.HPAScalingPolicy{{Type: autoscalingv2.PodsScalingPolicy,
+				Value: 4, PeriodSeconds: 60}}},
+			ScaleDown: &autoscalingv2.HPAScalingRules{StabilizationWindowSeconds: &window, SelectPolicy: &lowest,
+				Policies: []autoscalingv2.HPAScalingPolicy{{Type: autoscalingv2.PercentScalingPolicy, Value: 50, PeriodSeconds: 60},
+					{Type: autoscalingv2.PodsScalingPolicy, Value: 3, PeriodSeconds: 60}}}}
 		t.load = func(t *target) { t.same(1000) }
 		say("four a minute: %s", t.round(0))
 		say("and no more: %s", t.round(15*time.Second))
@@ -224,7 +236,8 @@ var stories = []story{
 	{"stabilised on the way up", func(say func(string, ...any)) {
 		t := newTarget(2, percent(50))
 		window := int32(60)
-		t.in.HPA.Spec.Behavior = &autoscalingv2.HorizontalPodAutoscalerBehavior{ScaleUp: &autoscalingv2.HPAScalingRules{StabilizationWindowSeconds: &window}}
+		t.in.HPA.Spec.Behavior = &autoscalingv2.HorizontalPodAutoscalerBehavior{ScaleUp: &autoscalingv2.HPAScalingRules{
+			StabilizationWindowSeconds: &window}}
 		t.load = func(t *target) { t.same(1000) }
 		say("a peak: %s", t.round(0))
 		say("that lasts: %s", t.round(61*time.Second))
@@ -241,7 +254,7 @@ var stories = []story{
 	{"no scale", func(say func(string, ...any)) {
 		t := newTarget(2, percent(50))
 		t.in.Scale, t.in.ScaleError = nil, fmt.Errorf("deployments.apps \"web\" not found")
-		out := Plan(t.in)
+		out := plan(t.in)
 		say("%s %v", out.Status.Conditions[0].Message, out.Events)
 	}},
 	{"no request", func(say func(string, ...any)) {
@@ -253,8 +266,9 @@ var stories = []story{
 	{"an object's metric", func(say func(string, ...any)) {
 		t := newTarget(3, autoscalingv2.MetricSpec{Type: autoscalingv2.ObjectMetricSourceType, Object: &autoscalingv2.ObjectMetricSource{
 			DescribedObject: autoscalingv2.CrossVersionObjectReference{Kind: "Service", Name: "web"},
-			Metric:          autoscalingv2.MetricIdentifier{Name: "hits"}, Target: autoscalingv2.MetricTarget{Type: autoscalingv2.ValueMetricType, Value: quantity("20")}}})
-		t.in.Readings = []Reading{{Values: []int64{33_000}}}
+			Metric:          autoscalingv2.MetricIdentifier{Name: "hits"},
+			Target:          autoscalingv2.MetricTarget{Type: autoscalingv2.ValueMetricType, Value: quantity("20")}}})
+		t.in.Readings = []reading{{Values: []int64{33_000}}}
 		say("%s", t.round(0))
 	}},
 }
@@ -295,7 +309,7 @@ func TestProperties(t *testing.T) {
 		}
 		x.use(values...)
 		current := x.in.Scale.Spec
-		out := Plan(x.in)
+		out := plan(x.in)
 		n := out.Replicas
 		if !out.Rescale {
 			continue
@@ -327,7 +341,7 @@ func TestMoreLoadNeverMeansFewer(t *testing.T) {
 			if use == 0 {
 				continue
 			}
-			out := Plan(x.in)
+			out := plan(x.in)
 			if out.Status.DesiredReplicas < last {
 				t.Fatalf("%d replicas at %d: %d, was %d", n, use, out.Status.DesiredReplicas, last)
 			}

@@ -22,7 +22,7 @@ type groups struct {
 
 // group sorts the pods. Only for processor time does a start distort the
 // value: a pod uses much of it to start, and memory says the truth at once.
-func (r *round) group(name v1.ResourceName, values map[string]PodValue) groups {
+func (r *round) group(name v1.ResourceName, values map[string]podValue) groups {
 	var g groups
 	for _, p := range r.in.Pods {
 		value, measured := values[p.Name]
@@ -43,7 +43,7 @@ func (r *round) group(name v1.ResourceName, values map[string]PodValue) groups {
 }
 
 // starting says whether a pod's processor time is that of its start.
-func (r *round) starting(p *v1.Pod, value PodValue) bool {
+func (r *round) starting(p *v1.Pod, value podValue) bool {
 	c := podutil.Condition(p, v1.PodReady)
 	if c == nil || p.Status.StartTime == nil {
 		return true
@@ -70,7 +70,7 @@ type measure func(values map[string]int64) (ratio float64, o outcome, err error)
 
 // average is the count that brings the mean of the pods' values to the target,
 // in thousandths. name is empty for a metric that is no resource.
-func (r *round) average(name v1.ResourceName, target int64, values map[string]PodValue) (outcome, error) {
+func (r *round) average(name v1.ResourceName, target int64, values map[string]podValue) (outcome, error) {
 	mean := func(values map[string]int64) (float64, outcome, error) {
 		var sum int64
 		for _, v := range values {
@@ -84,7 +84,7 @@ func (r *round) average(name v1.ResourceName, target int64, values map[string]Po
 
 // utilization is the count that brings the use of what the pods request to the
 // target, in percent.
-func (r *round) utilization(name v1.ResourceName, container string, target int32, values map[string]PodValue) (outcome, error) {
+func (r *round) utilization(name v1.ResourceName, container string, target int32, values map[string]podValue) (outcome, error) {
 	requests := map[string]int64{}
 	for _, p := range r.in.Pods {
 		n, err := request(p, name, container)
@@ -113,7 +113,7 @@ func (r *round) utilization(name v1.ResourceName, container string, target int32
 
 // count is the number of replicas that brings a measure of the pods' values to
 // its target. assumed is the value of a pod that has none, on the way down.
-func (r *round) count(name v1.ResourceName, values map[string]PodValue, of measure, assumed func(pod string) int64) (outcome, error) {
+func (r *round) count(name v1.ResourceName, values map[string]podValue, of measure, assumed func(pod string) int64) (outcome, error) {
 	if len(r.in.Pods) == 0 {
 		return outcome{}, fmt.Errorf("no pods returned by selector while calculating replica count")
 	}

@@ -48,7 +48,7 @@ type values struct {
 }
 
 // read reads what one metric needs.
-func (r reader) read(ctx context.Context, namespace, selector string, m *autoscalingv2.MetricSpec) Reading {
+func (r reader) read(ctx context.Context, namespace, selector string, m *autoscalingv2.MetricSpec) reading {
 	switch {
 	case m.Type == autoscalingv2.ResourceMetricSourceType && m.Resource != nil:
 		return r.resource(ctx, namespace, selector, m.Resource.Name, "")
@@ -61,19 +61,19 @@ func (r reader) read(ctx context.Context, namespace, selector string, m *autosca
 	case m.Type == autoscalingv2.ExternalMetricSourceType && m.External != nil:
 		return r.external(ctx, namespace, m.External.Metric)
 	}
-	return Reading{} // Plan says what is wrong with it
+	return reading{} // Plan says what is wrong with it
 }
 
-func (r reader) resource(ctx context.Context, namespace, selector string, name v1.ResourceName, container string) Reading {
+func (r reader) resource(ctx context.Context, namespace, selector string, name v1.ResourceName, container string) reading {
 	var list metricsv1beta1.PodMetricsList
 	path := resourceVersion + "/namespaces/" + namespace + "/pods"
 	if err := r.get(ctx, []string{path}, url.Values{"labelSelector": {selector}}, &list); err != nil {
-		return Reading{Err: fmt.Errorf("unable to fetch metrics from resource metrics API: %w", err)}
+		return reading{Err: fmt.Errorf("unable to fetch metrics from resource metrics API: %w", err)}
 	}
 	if len(list.Items) == 0 {
-		return Reading{Err: fmt.Errorf("no metrics returned from resource metrics API")}
+		return reading{Err: fmt.Errorf("no metrics returned from resource metrics API")}
 	}
-	out := Reading{Pods: map[string]PodValue{}}
+	out := reading{Pods: map[string]podValue{}}
 	for i := range list.Items {
 		p := &list.Items[i]
 		sum, known := int64(0), len(p.Containers) > 0
@@ -88,48 +88,48 @@ func (r reader) resource(ctx context.Context, namespace, selector string, name v
 			sum += q.MilliValue()
 		}
 		if known && found {
-			out.Pods[p.Name] = PodValue{Milli: sum, At: p.Timestamp.Time, Window: p.Window.Duration}
+			out.Pods[p.Name] = podValue{Milli: sum, At: p.Timestamp.Time, Window: p.Window.Duration}
 		}
 	}
 	return out
 }
 
-func (r reader) pods(ctx context.Context, namespace, selector string, m autoscalingv2.MetricIdentifier) Reading {
+func (r reader) pods(ctx context.Context, namespace, selector string, m autoscalingv2.MetricIdentifier) reading {
 	query, err := metricQuery(m, "metricLabelSelector")
 	if err != nil {
-		return Reading{Err: err}
+		return reading{Err: err}
 	}
 	query.Set("labelSelector", selector)
 	var list values
 	if err := r.get(ctx, suffixed(customVersions, "namespaces", namespace, "pods", "*", m.Name), query, &list); err != nil {
-		return Reading{Err: fmt.Errorf("unable to fetch metrics from custom metrics API: %w", err)}
+		return reading{Err: fmt.Errorf("unable to fetch metrics from custom metrics API: %w", err)}
 	}
 	if len(list.Items) == 0 {
-		return Reading{Err: fmt.Errorf("no metrics returned from custom metrics API")}
+		return reading{Err: fmt.Errorf("no metrics returned from custom metrics API")}
 	}
-	out := Reading{Pods: map[string]PodValue{}}
+	out := reading{Pods: map[string]podValue{}}
 	for _, v := range list.Items {
 		window := time.Minute // what upstream takes for an adapter that does not say
 		if v.Seconds != nil {
 			window = time.Duration(*v.Seconds) * time.Second
 		}
-		out.Pods[v.Object.Name] = PodValue{Milli: v.Value.MilliValue(), At: v.Timestamp.Time, Window: window}
+		out.Pods[v.Object.Name] = podValue{Milli: v.Value.MilliValue(), At: v.Timestamp.Time, Window: window}
 	}
 	return out
 }
 
-func (r reader) object(ctx context.Context, namespace string, m *autoscalingv2.ObjectMetricSource) Reading {
+func (r reader) object(ctx context.Context, namespace string, m *autoscalingv2.ObjectMetricSource) reading {
 	query, err := metricQuery(m.Metric, "metricLabelSelector")
 	if err != nil {
-		return Reading{Err: err}
+		return reading{Err: err}
 	}
 	gv, err := schema.ParseGroupVersion(m.DescribedObject.APIVersion)
 	if err != nil {
-		return Reading{Err: fmt.Errorf("apiVersion of the described object: %w", err)}
+		return reading{Err: fmt.Errorf("apiVersion of the described object: %w", err)}
 	}
 	mapping, err := r.mapper.RESTMapping(schema.GroupKind{Group: gv.Group, Kind: m.DescribedObject.Kind}, gv.Version)
 	if err != nil {
-		return Reading{Err: err}
+		return reading{Err: err}
 	}
 	path := []string{mapping.Resource.GroupResource().String(), m.DescribedObject.Name, m.Metric.Name}
 	switch {
@@ -140,27 +140,27 @@ func (r reader) object(ctx context.Context, namespace string, m *autoscalingv2.O
 	}
 	var list values
 	if err := r.get(ctx, suffixed(customVersions, path...), query, &list); err != nil {
-		return Reading{Err: fmt.Errorf("unable to fetch metrics from custom metrics API: %w", err)}
+		return reading{Err: fmt.Errorf("unable to fetch metrics from custom metrics API: %w", err)}
 	}
 	if len(list.Items) == 0 {
-		return Reading{Err: fmt.Errorf("no metrics returned from custom metrics API")}
+		return reading{Err: fmt.Errorf("no metrics returned from custom metrics API")}
 	}
-	return Reading{Values: []int64{list.Items[0].Value.MilliValue()}}
+	return reading{Values: []int64{list.Items[0].Value.MilliValue()}}
 }
 
-func (r reader) external(ctx context.Context, namespace string, m autoscalingv2.MetricIdentifier) Reading {
+func (r reader) external(ctx context.Context, namespace string, m autoscalingv2.MetricIdentifier) reading {
 	query, err := metricQuery(m, "labelSelector")
 	if err != nil {
-		return Reading{Err: err}
+		return reading{Err: err}
 	}
 	var list values
 	if err := r.get(ctx, suffixed(externalVersions, "namespaces", namespace, m.Name), query, &list); err != nil {
-		return Reading{Err: fmt.Errorf("unable to fetch metrics from external metrics API: %w", err)}
+		return reading{Err: fmt.Errorf("unable to fetch metrics from external metrics API: %w", err)}
 	}
 	if len(list.Items) == 0 {
-		return Reading{Err: fmt.Errorf("no metrics returned from external metrics API")}
+		return reading{Err: fmt.Errorf("no metrics returned from external metrics API")}
 	}
-	var out Reading
+	var out reading
 	for _, v := range list.Items {
 		out.Values = append(out.Values, v.Value.MilliValue())
 	}

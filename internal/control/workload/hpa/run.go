@@ -53,7 +53,7 @@ type reconciler struct {
 // remembered is what one autoscaler's rounds leave to the next.
 type remembered struct {
 	uid      types.UID
-	history  History
+	history  history
 	selector labels.Selector // of the target, as last seen
 }
 
@@ -95,12 +95,12 @@ func (r *reconciler) sync(ctx context.Context, key string) (time.Duration, error
 	if h.DeletionTimestamp != nil {
 		return 0, nil
 	}
-	in := Input{HPA: h, Settings: DefaultSettings, Now: time.Now(), History: r.remember(key, h.UID)}
+	in := input{HPA: h, Settings: DefaultSettings, Now: time.Now(), History: r.remember(key, h.UID)}
 	target, resource, err := r.target(ctx, h)
 	if err != nil {
 		in.ScaleError = err
 	} else {
-		in.Scale = &Scale{Spec: target.Spec.Replicas, Status: target.Status.Replicas, Selector: target.Status.Selector}
+		in.Scale = &targetScale{Spec: target.Spec.Replicas, Status: target.Status.Replicas, Selector: target.Status.Selector}
 		if err := r.gather(ctx, key, &in); err != nil {
 			return 0, err
 		}
@@ -109,7 +109,8 @@ func (r *reconciler) sync(ctx context.Context, key string) (time.Duration, error
 }
 
 // target reads the scale of an autoscaler's target.
-func (r *reconciler) target(ctx context.Context, h *autoscalingv2.HorizontalPodAutoscaler) (*autoscalingv1.Scale, schema.GroupResource, error) {
+func (r *reconciler) target(ctx context.Context, h *autoscalingv2.HorizontalPodAutoscaler) (*autoscalingv1.Scale, schema.GroupResource,
+	error) {
 	ref := h.Spec.ScaleTargetRef
 	gv, err := schema.ParseGroupVersion(ref.APIVersion)
 	if err != nil {
@@ -140,7 +141,7 @@ func (r *reconciler) target(ctx context.Context, h *autoscalingv2.HorizontalPodA
 
 // gather reads the pods of the target, and the metrics unless the size alone
 // decides.
-func (r *reconciler) gather(ctx context.Context, key string, in *Input) error {
+func (r *reconciler) gather(ctx context.Context, key string, in *input) error {
 	selector, err := labels.Parse(in.Scale.Selector)
 	if err != nil || in.Scale.Selector == "" {
 		return nil // Plan says so
@@ -161,9 +162,9 @@ func (r *reconciler) gather(ctx context.Context, key string, in *Input) error {
 }
 
 // act does what the plan says.
-func (r *reconciler) act(ctx context.Context, key string, in Input, resource schema.GroupResource, target *autoscalingv1.Scale) error {
+func (r *reconciler) act(ctx context.Context, key string, in input, resource schema.GroupResource, target *autoscalingv1.Scale) error {
 	h := in.HPA
-	out := Plan(in)
+	out := plan(in)
 	if out.Rescale {
 		current := target.Spec.Replicas
 		target.Spec.Replicas = out.Replicas
@@ -172,7 +173,8 @@ func (r *reconciler) act(ctx context.Context, key string, in Input, resource sch
 			return ctx.Err()
 		}
 		if err == nil {
-			r.Note("HorizontalPodAutoscaler", h, fmt.Sprintf("scaled %s %s from %d to %d", h.Spec.ScaleTargetRef.Kind, h.Spec.ScaleTargetRef.Name, current, out.Replicas),
+			r.Note("HorizontalPodAutoscaler", h, fmt.Sprintf("scaled %s %s from %d to %d", h.Spec.ScaleTargetRef.Kind,
+				h.Spec.ScaleTargetRef.Name, current, out.Replicas),
 				journal.Fact{Name: "reason", Value: out.Reason})
 		}
 		out = out.Rescaled(time.Now(), current, err)
@@ -194,7 +196,7 @@ func (r *reconciler) act(ctx context.Context, key string, in Input, resource sch
 
 // remember is the history of an autoscaler; one made anew under an old name
 // has none.
-func (r *reconciler) remember(key string, uid types.UID) History {
+func (r *reconciler) remember(key string, uid types.UID) history {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	m := r.memory[key]
@@ -205,7 +207,7 @@ func (r *reconciler) remember(key string, uid types.UID) History {
 	return m.history
 }
 
-func (r *reconciler) store(key string, uid types.UID, h History) {
+func (r *reconciler) store(key string, uid types.UID, h history) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if m := r.memory[key]; m != nil && m.uid == uid {

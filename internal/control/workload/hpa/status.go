@@ -9,7 +9,8 @@ import (
 )
 
 // setCondition sets a condition; its time changes only with its status.
-func setCondition(st *autoscalingv2.HorizontalPodAutoscalerStatus, t autoscalingv2.HorizontalPodAutoscalerConditionType, s v1.ConditionStatus, reason, message string, now time.Time) {
+func setCondition(st *autoscalingv2.HorizontalPodAutoscalerStatus, t autoscalingv2.HorizontalPodAutoscalerConditionType,
+	s v1.ConditionStatus, reason, message string, now time.Time) {
 	for i := range st.Conditions {
 		c := &st.Conditions[i]
 		if c.Type != t {
@@ -21,7 +22,8 @@ func setCondition(st *autoscalingv2.HorizontalPodAutoscalerStatus, t autoscaling
 		c.Status, c.Reason, c.Message = s, reason, message
 		return
 	}
-	st.Conditions = append(st.Conditions, autoscalingv2.HorizontalPodAutoscalerCondition{Type: t, Status: s, Reason: reason, Message: message,
+	st.Conditions = append(st.Conditions, autoscalingv2.HorizontalPodAutoscalerCondition{Type: t, Status: s, Reason: reason,
+		Message:            message,
 		LastTransitionTime: metav1.NewTime(now)})
 }
 

@@ -55,7 +55,8 @@ func (p *planner) endings() {
 	}
 	if spec.BackoffLimitPerIndex != nil {
 		if spec.MaxFailedIndexes != nil && len(p.broken) > int(*spec.MaxFailedIndexes) {
-			p.target(batchv1.JobFailureTarget, batchv1.JobReasonMaxFailedIndexesExceeded, "Job has exceeded the specified maximal number of failed indexes")
+			p.target(batchv1.JobFailureTarget, batchv1.JobReasonMaxFailedIndexesExceeded,
+				"Job has exceeded the specified maximal number of failed indexes")
 			return
 		}
 		if len(p.broken) > 0 && len(p.broken)+len(p.done) >= p.completions {
@@ -177,7 +178,7 @@ func (p *planner) scale() {
 	}
 	if !p.indexed {
 		for range room {
-			p.plan.Create = append(p.plan.Create, Creation{Index: -1})
+			p.plan.Create = append(p.plan.Create, podCreation{Index: -1})
 		}
 		return
 	}
@@ -186,20 +187,20 @@ func (p *planner) scale() {
 
 // createIndexes takes the lowest indexes that have no pod.
 func (p *planner) createIndexes(room int) {
-	busy := Set{}
+	busy := set{}
 	for _, pod := range p.active {
-		busy[Index(pod)] = true
+		busy[completionIndex(pod)] = true
 	}
 	if p.onlyReplaceEnded() {
 		for _, pod := range p.terminating {
-			busy[Index(pod)] = true
+			busy[completionIndex(pod)] = true
 		}
 	}
 	for i := 0; i < p.completions && room > 0; i++ {
 		if busy[i] || p.done[i] || p.broken[i] {
 			continue
 		}
-		c := Creation{Index: i}
+		c := podCreation{Index: i}
 		if p.Job.Spec.BackoffLimitPerIndex != nil {
 			last, all := p.lastOf(i)
 			if last != nil {
@@ -224,7 +225,7 @@ func (p *planner) createIndexes(room int) {
 // and all of them.
 func (p *planner) lastOf(index int) (last *v1.Pod, all []*v1.Pod) {
 	for _, pod := range p.failedPods {
-		if Index(pod) != index {
+		if completionIndex(pod) != index {
 			continue
 		}
 		all = append(all, pod)
@@ -238,11 +239,11 @@ func (p *planner) lastOf(index int) (last *v1.Pod, all []*v1.Pod) {
 // duplicates are active pods whose index another one has, is done, or is out
 // of range.
 func (p *planner) duplicates() (out []*v1.Pod) {
-	seen := Set{}
+	seen := set{}
 	pods := append([]*v1.Pod(nil), p.active...)
 	sort.SliceStable(pods, func(i, j int) bool { return pods[i].CreationTimestamp.Before(&pods[j].CreationTimestamp) })
 	for _, pod := range pods {
-		i := Index(pod)
+		i := completionIndex(pod)
 		if i < 0 || i >= p.completions || p.done[i] || p.broken[i] || seen[i] {
 			out = append(out, pod)
 			continue

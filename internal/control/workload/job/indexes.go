@@ -6,13 +6,13 @@ import (
 	"strings"
 )
 
-// Set is a set of completion indexes.
-type Set map[int]bool
+// set is a set of completion indexes.
+type set map[int]bool
 
-// ParseIndexes reads "1,3-5,7"; what is not a number, or not below the limit,
+// parseIndexes reads "1,3-5,7"; what is not a number, or not below the limit,
 // is left out.
-func ParseIndexes(s string, below int) Set {
-	out := Set{}
+func parseIndexes(s string, below int) set {
+	out := set{}
 	for _, part := range strings.Split(s, ",") {
 		lo, hi, isRange := strings.Cut(part, "-")
 		a, err := strconv.Atoi(lo)
@@ -34,7 +34,7 @@ func ParseIndexes(s string, below int) Set {
 
 // String writes the set the way the API shows it: two neighbours as "1,2",
 // three or more as "1-3".
-func (s Set) String() string {
+func (s set) String() string {
 	list := make([]int, 0, len(s))
 	for i := range s {
 		list = append(list, i)

@@ -60,7 +60,7 @@ func (w *world) perform(p Plan, n int) {
 		if !step() {
 			return
 		}
-		pod := NewPod(w.j, c)
+		pod := newPod(w.j, c)
 		w.made++
 		pod.Name = fmt.Sprint("p", w.made)
 		pod.UID, pod.CreationTimestamp = types.UID(pod.Name), metav1.NewTime(w.now)
@@ -113,7 +113,8 @@ func (w *world) kubelet(quiet bool) {
 
 func (w *world) end(p *v1.Pod, phase v1.PodPhase) {
 	p.Status.Phase = phase
-	p.Status.ContainerStatuses = []v1.ContainerStatus{{State: v1.ContainerState{Terminated: &v1.ContainerStateTerminated{FinishedAt: metav1.NewTime(w.now)}}}}
+	p.Status.ContainerStatuses = []v1.ContainerStatus{
+		{State: v1.ContainerState{Terminated: &v1.ContainerStateTerminated{FinishedAt: metav1.NewTime(w.now)}}}}
 	if !w.counts[p.UID] {
 		return
 	}
@@ -139,7 +140,9 @@ func TestEveryOutcomeIsCountedOnce(t *testing.T) {
 		}
 		w := &world{r: r, now: time.Unix(1000, 0), counts: map[types.UID]bool{}, failEvery: failEvery,
 			j: &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "j", UID: "j"}, Spec: batchv1.JobSpec{Completions: &n, Parallelism: &par,
-				CompletionMode: &indexed, BackoffLimit: &limit, Template: v1.PodTemplateSpec{Spec: v1.PodSpec{RestartPolicy: v1.RestartPolicyNever, Containers: []v1.Container{{Name: "c"}}}}}}}
+				CompletionMode: &indexed, BackoffLimit: &limit,
+				Template: v1.PodTemplateSpec{Spec: v1.PodSpec{RestartPolicy: v1.RestartPolicyNever,
+					Containers: []v1.Container{{Name: "c"}}}}}}}
 		for step := 0; !Over(w.j); step++ {
 			if step > 30000 {
 				t.Fatalf("seed %d: never ends: %+v", seed, w.j.Status)
@@ -191,12 +194,13 @@ func TestEveryOutcomeIsCountedOnce(t *testing.T) {
 // together, pods of indexes beyond them go, however little the others have done.
 func TestShrinkingEndsWhatIsNotAskedFor(t *testing.T) {
 	indexed, two := batchv1.IndexedCompletion, int32(2)
-	j := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "j", UID: "j"}, Spec: batchv1.JobSpec{Completions: &two, Parallelism: &two, CompletionMode: &indexed}}
+	j := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "j", UID: "j"}, Spec: batchv1.JobSpec{Completions: &two, Parallelism: &two,
+		CompletionMode: &indexed}}
 	for _, order := range [][]int{{0, 1, 2}, {2, 1, 0}, {1, 2, 0}} {
 		for waiting := range 3 {
 			var pods []*v1.Pod
 			for age, index := range order {
-				pod := NewPod(j, Creation{Index: index})
+				pod := newPod(j, podCreation{Index: index})
 				pod.Name, pod.UID = fmt.Sprint("p", index), types.UID(fmt.Sprint(index))
 				pod.CreationTimestamp = metav1.Unix(int64(1000-age), 0)
 				pod.Status.Phase, pod.Spec.NodeName = v1.PodRunning, "n"
@@ -223,7 +227,7 @@ func clone(in []*v1.Pod) []*v1.Pod {
 
 func TestIndexesRoundTrip(t *testing.T) {
 	for in, want := range map[string]string{"": "", "3": "3", "1,2": "1,2", "1,2,3,7": "1-3,7", "0-9": "0-9", "5-7,12": "5-7"} {
-		if got := ParseIndexes(in, 10).String(); got != want {
+		if got := parseIndexes(in, 10).String(); got != want {
 			t.Errorf("%q becomes %q, want %q", in, got, want)
 		}
 	}
@@ -231,22 +235,30 @@ func TestIndexesRoundTrip(t *testing.T) {
 
 func TestFailurePolicy(t *testing.T) {
 	policy := &batchv1.PodFailurePolicy{Rules: []batchv1.PodFailurePolicyRule{
-		{Action: batchv1.PodFailurePolicyActionIgnore, OnPodConditions: []batchv1.PodFailurePolicyOnPodConditionsPattern{{Type: v1.DisruptionTarget, Status: v1.ConditionTrue}}},
-		{Action: batchv1.PodFailurePolicyActionFailJob, OnExitCodes: &batchv1.PodFailurePolicyOnExitCodesRequirement{Operator: batchv1.PodFailurePolicyOnExitCodesOpIn, Values: []int32{42}}},
-		{Action: batchv1.PodFailurePolicyActionFailIndex, OnExitCodes: &batchv1.PodFailurePolicyOnExitCodesRequirement{Operator: batchv1.PodFailurePolicyOnExitCodesOpNotIn, Values: []int32{1}}},
+		{Action: batchv1.PodFailurePolicyActionIgnore,
+			OnPodConditions: []batchv1.PodFailurePolicyOnPodConditionsPattern{{Type: v1.DisruptionTarget, Status: v1.ConditionTrue}}},
+		{Action: batchv1.PodFailurePolicyActionFailJob,
+			OnExitCodes: &batchv1.PodFailurePolicyOnExitCodesRequirement{Operator: batchv1.PodFailurePolicyOnExitCodesOpIn,
+				Values: []int32{42}}},
+		{Action: batchv1.PodFailurePolicyActionFailIndex,
+			OnExitCodes: &batchv1.PodFailurePolicyOnExitCodesRequirement{Operator: batchv1.PodFailurePolicyOnExitCodesOpNotIn,
+				Values: []int32{1}}},
 	}}
 	pod := func(code int32, conds ...v1.PodCondition) *v1.Pod {
-		return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p"}, Status: v1.PodStatus{Phase: v1.PodFailed, Conditions: conds,
-			ContainerStatuses: []v1.ContainerStatus{{Name: "c", State: v1.ContainerState{Terminated: &v1.ContainerStateTerminated{ExitCode: code}}}}}}
+		return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p"}, Status: v1.PodStatus{Phase: v1.PodFailed,
+			Conditions: conds,
+			ContainerStatuses: []v1.ContainerStatus{{Name: "c",
+				State: v1.ContainerState{Terminated: &v1.ContainerStateTerminated{ExitCode: code}}}}}}
 	}
 	for name, c := range map[string]struct {
 		pod  *v1.Pod
 		want batchv1.PodFailurePolicyAction
 	}{
-		"plain failure":   {pod(1), batchv1.PodFailurePolicyActionCount},
-		"fatal code":      {pod(42), batchv1.PodFailurePolicyActionFailJob},
-		"other code":      {pod(7), batchv1.PodFailurePolicyActionFailIndex},
-		"evicted with 42": {pod(42, v1.PodCondition{Type: v1.DisruptionTarget, Status: v1.ConditionTrue}), batchv1.PodFailurePolicyActionIgnore},
+		"plain failure": {pod(1), batchv1.PodFailurePolicyActionCount},
+		"fatal code":    {pod(42), batchv1.PodFailurePolicyActionFailJob},
+		"other code":    {pod(7), batchv1.PodFailurePolicyActionFailIndex},
+		"evicted with 42": {pod(42, v1.PodCondition{Type: v1.DisruptionTarget, Status: v1.ConditionTrue}),
+			batchv1.PodFailurePolicyActionIgnore},
 	} {
 		got, msg := judge(policy, c.pod)
 		if got != c.want {

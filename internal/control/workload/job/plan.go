@@ -40,13 +40,13 @@ type Input struct {
 	Now  time.Time
 }
 
-// Creation is one pod to make; Index is -1 for a Job without indexes.
-type Creation struct {
+// podCreation is one pod to make; Index is -1 for a Job without indexes.
+type podCreation struct {
 	Index, Failures, Ignored int
 }
 
-// Event is one event on the Job.
-type Event struct{ Type, Reason, Message string }
+// jobEvent is one event on the Job.
+type jobEvent struct{ Type, Reason, Message string }
 
 // Plan is what to do next about one Job, in this order: write Status, take the
 // finalizer off Finished, delete Delete, create Create.
@@ -58,8 +58,8 @@ type Plan struct {
 	// wants fewer: their finalizer goes first, and they count for nothing.
 	Delete  []*v1.Pod
 	Uncount bool
-	Create  []Creation
-	Events  []Event
+	Create  []podCreation
+	Events  []jobEvent
 	Wake    time.Duration
 	Because []journal.Fact
 }
@@ -73,7 +73,7 @@ type planner struct {
 	parallel    int
 
 	active, terminating, failedPods, donePods []*v1.Pod
-	done, broken                              Set // indexes that succeeded; that failed for good
+	done, broken                              set // indexes that succeeded; that failed for good
 	// failed counts every failure known, noted ones included.
 	failed    int
 	succeeded int
@@ -103,8 +103,8 @@ func find(st *batchv1.JobStatus, t batchv1.JobConditionType) *batchv1.JobConditi
 	return nil
 }
 
-// Index reads a pod's completion index, -1 if it has none.
-func Index(p *v1.Pod) int {
+// completionIndex reads a pod's completion index, -1 if it has none.
+func completionIndex(p *v1.Pod) int {
 	n, err := strconv.Atoi(p.Annotations[batchv1.JobCompletionIndexAnnotation])
 	if err != nil || n < 0 {
 		return -1
@@ -198,9 +198,9 @@ func (p *planner) count() {
 		return left
 	}
 	notes = &batchv1.UncountedTerminatedPods{Succeeded: flush(notes.Succeeded, &p.st.Succeeded), Failed: flush(notes.Failed, &p.st.Failed)}
-	p.done, p.broken = ParseIndexes(p.st.CompletedIndexes, max(p.completions, 0)), Set{}
+	p.done, p.broken = parseIndexes(p.st.CompletedIndexes, max(p.completions, 0)), set{}
 	if p.st.FailedIndexes != nil {
-		p.broken = ParseIndexes(*p.st.FailedIndexes, max(p.completions, 0))
+		p.broken = parseIndexes(*p.st.FailedIndexes, max(p.completions, 0))
 	}
 	p.noteSuccesses(notes)
 	p.noteFailures(notes)
@@ -226,7 +226,7 @@ func (p *planner) noteSuccesses(notes *batchv1.UncountedTerminatedPods) {
 			continue
 		}
 		if p.indexed {
-			if i := Index(pod); i >= 0 && i < p.completions && !p.broken[i] {
+			if i := completionIndex(pod); i >= 0 && i < p.completions && !p.broken[i] {
 				p.done[i] = true
 			}
 			p.plan.Finished = append(p.plan.Finished, pod)
@@ -242,10 +242,11 @@ func (p *planner) noteFailures(notes *batchv1.UncountedTerminatedPods) {
 			continue
 		}
 		action, msg := judge(p.Job.Spec.PodFailurePolicy, pod)
-		if action == batchv1.PodFailurePolicyActionFailJob && find(&p.st, batchv1.JobFailureTarget) == nil && find(&p.st, batchv1.JobSuccessCriteriaMet) == nil {
+		if action == batchv1.PodFailurePolicyActionFailJob && find(&p.st, batchv1.JobFailureTarget) == nil &&
+			find(&p.st, batchv1.JobSuccessCriteriaMet) == nil {
 			p.target(batchv1.JobFailureTarget, batchv1.JobReasonPodFailurePolicy, msg)
 		}
-		if i := Index(pod); p.Job.Spec.BackoffLimitPerIndex != nil && i >= 0 && !p.done[i] {
+		if i := completionIndex(pod); p.Job.Spec.BackoffLimitPerIndex != nil && i >= 0 && !p.done[i] {
 			if action == batchv1.PodFailurePolicyActionFailIndex ||
 				(action != batchv1.PodFailurePolicyActionIgnore && failures(pod)+1 > int(*p.Job.Spec.BackoffLimitPerIndex)) {
 				p.broken[i] = true
@@ -267,11 +268,12 @@ func (p *planner) noteFailures(notes *batchv1.UncountedTerminatedPods) {
 // on.
 func (p *planner) superseded(pod *v1.Pod, index int) bool {
 	for _, o := range p.Pods {
-		if o != pod && Index(o) == index && failures(o)+ignored(o) > failures(pod)+ignored(pod) {
+		if o != pod && completionIndex(o) == index && failures(o)+ignored(o) > failures(pod)+ignored(pod) {
 			return true
 		}
 	}
-	return p.Job.Status.CompletionTime != nil || find(&p.st, batchv1.JobFailureTarget) != nil || find(&p.st, batchv1.JobSuccessCriteriaMet) != nil
+	return p.Job.Status.CompletionTime != nil || find(&p.st, batchv1.JobFailureTarget) != nil ||
+		find(&p.st, batchv1.JobSuccessCriteriaMet) != nil
 }
 
 func (p *planner) note(list *[]types.UID, notes *batchv1.UncountedTerminatedPods, pod *v1.Pod) {
@@ -327,7 +329,7 @@ func (p *planner) set(t batchv1.JobConditionType, s v1.ConditionStatus, reason, 
 }
 
 func (p *planner) event(typ, reason, msg string) {
-	p.plan.Events = append(p.plan.Events, Event{typ, reason, msg})
+	p.plan.Events = append(p.plan.Events, jobEvent{typ, reason, msg})
 }
 
 // target announces how the Job will end; it ends once no pod runs any more.
@@ -347,7 +349,8 @@ func (p *planner) summarize() {
 	p.plan.Status = p.st
 	if len(p.plan.Create)+len(p.plan.Delete) > 0 {
 		p.plan.Because = []journal.Fact{
-			{Name: "pods", Value: fmt.Sprintf("%d active, %d terminating, %d succeeded, %d failed", len(p.active), len(p.terminating), p.succeeded, p.failed)},
+			{Name: "pods", Value: fmt.Sprintf("%d active, %d terminating, %d succeeded, %d failed", len(p.active), len(p.terminating),
+				p.succeeded, p.failed)},
 			{Name: "wanted", Value: fmt.Sprintf("%d completions, %d at a time", p.completions, p.parallel)}}
 	}
 }

@@ -18,11 +18,13 @@ func judge(policy *batchv1.PodFailurePolicy, pod *v1.Pod) (action batchv1.PodFai
 		r := &policy.Rules[i]
 		if r.OnExitCodes != nil {
 			if c, code := exitMatch(r.OnExitCodes, pod); c != "" {
-				return r.Action, fmt.Sprintf("Container %s for pod %s/%s failed with exit code %d matching %s rule at index %d", c, pod.Namespace, pod.Name, code, r.Action, i)
+				return r.Action, fmt.Sprintf("Container %s for pod %s/%s failed with exit code %d matching %s rule at index %d", c,
+					pod.Namespace, pod.Name, code, r.Action, i)
 			}
 		} else if len(r.OnPodConditions) > 0 {
 			if t := conditionMatch(r.OnPodConditions, pod); t != "" {
-				return r.Action, fmt.Sprintf("Pod %s/%s has condition %s matching %s rule at index %d", pod.Namespace, pod.Name, t, r.Action, i)
+				return r.Action, fmt.Sprintf("Pod %s/%s has condition %s matching %s rule at index %d", pod.Namespace, pod.Name, t,
+					r.Action, i)
 			}
 		}
 	}
@@ -59,7 +61,7 @@ func conditionMatch(patterns []batchv1.PodFailurePolicyOnPodConditionsPattern, p
 
 // satisfied says which rule of the success policy the succeeded indexes meet,
 // -1 for none.
-func satisfied(policy *batchv1.SuccessPolicy, done Set, completions int) int {
+func satisfied(policy *batchv1.SuccessPolicy, done set, completions int) int {
 	if policy == nil {
 		return -1
 	}
@@ -68,8 +70,8 @@ func satisfied(policy *batchv1.SuccessPolicy, done Set, completions int) int {
 		among := done
 		total := -1
 		if r.SucceededIndexes != nil {
-			want := ParseIndexes(*r.SucceededIndexes, completions)
-			among, total = Set{}, len(want)
+			want := parseIndexes(*r.SucceededIndexes, completions)
+			among, total = set{}, len(want)
 			for n := range want {
 				if done[n] {
 					among[n] = true

@@ -141,7 +141,7 @@ func (c *reconciler) perform(ctx context.Context, j *batchv1.Job, plan *Plan) er
 		return c.pods.Delete(ctx, j, plan.Delete[i])
 	})
 	_, err3 := podcontrol.Batch(len(plan.Create), func(i int) error {
-		_, err := c.pods.Create(ctx, j, j.UID, NewPod(j, plan.Create[i]))
+		_, err := c.pods.Create(ctx, j, j.UID, newPod(j, plan.Create[i]))
 		if apierrors.HasStatusCause(err, v1.NamespaceTerminatingCause) {
 			return nil
 		}
@@ -150,8 +150,8 @@ func (c *reconciler) perform(ctx context.Context, j *batchv1.Job, plan *Plan) er
 	return errors.Join(err1, err2, err3)
 }
 
-// NewPod makes a pod of the Job.
-func NewPod(j *batchv1.Job, c Creation) *v1.Pod {
+// newPod makes a pod of the Job.
+func newPod(j *batchv1.Job, c podCreation) *v1.Pod {
 	name := j.Name
 	if c.Index >= 0 {
 		name += "-" + strconv.Itoa(c.Index)
@@ -190,7 +190,8 @@ func addIndexEnv(spec *v1.PodSpec) {
 	for _, list := range [][]v1.Container{spec.InitContainers, spec.Containers} {
 		for i := range list {
 			if !slices.ContainsFunc(list[i].Env, func(e v1.EnvVar) bool { return e.Name == name }) {
-				list[i].Env = append(list[i].Env, v1.EnvVar{Name: name, ValueFrom: &v1.EnvVarSource{FieldRef: &v1.ObjectFieldSelector{FieldPath: path}}})
+				list[i].Env = append(list[i].Env,
+					v1.EnvVar{Name: name, ValueFrom: &v1.EnvVarSource{FieldRef: &v1.ObjectFieldSelector{FieldPath: path}}})
 			}
 		}
 	}

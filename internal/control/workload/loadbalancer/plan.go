@@ -40,8 +40,8 @@ type Port struct {
 // String is the form of events: 80/TCP.
 func (p Port) String() string { return fmt.Sprintf("%d/%s", p.Number, p.Protocol) }
 
-// Input is what decides over one Service.
-type Input struct {
+// input is what decides over one Service.
+type input struct {
 	Service *v1.Service
 	// Nodes are all nodes, in any order.
 	Nodes []*v1.Node
@@ -57,8 +57,8 @@ type Input struct {
 	Pods []*v1.Pod
 }
 
-// Result is what the Service's status should say, and because of what.
-type Result struct {
+// result is what the Service's status should say, and because of what.
+type result struct {
 	// Ignore is set when the Service is not this controller's: of another
 	// class, or its status is written by somebody else.
 	Ignore bool
@@ -73,23 +73,25 @@ type Result struct {
 	Held bool
 }
 
-// Plan decides which addresses a Service gets.
-func Plan(in Input) Result {
+// plan decides which addresses a Service gets.
+func plan(in input) result {
 	s := in.Service
 	if !mine(s) || foreign(s, in.Nodes) {
-		return Result{Ignore: true}
+		return result{Ignore: true}
 	}
 	if s.Spec.Type != v1.ServiceTypeLoadBalancer || s.DeletionTimestamp != nil {
-		return Result{}
+		return result{}
 	}
 	ports := Ports(s)
 	for _, p := range ports {
 		if holder, ok := in.Reserved[p]; ok {
-			return Result{Held: true, Problem: fmt.Sprintf("port %s belongs to %s; choose another port for the Service", p, holder)}
+			return result{Held: true, Problem: fmt.Sprintf("port %s belongs to %s; choose another port for the Service", p, holder)}
 		}
 		for _, r := range in.Rivals {
 			if outranks(r, s) && slices.Contains(Ports(r), p) {
-				return Result{Held: true, Problem: fmt.Sprintf("port %s belongs to the older Service %s/%s; choose another port, or another class", p, r.Namespace, r.Name)}
+				return result{Held: true,
+					Problem: fmt.Sprintf("port %s belongs to the older Service %s/%s; choose another port, or another class", p,
+						r.Namespace, r.Name)}
 			}
 		}
 	}
@@ -145,8 +147,8 @@ func outranks(a, b *v1.Service) bool {
 }
 
 // choose takes the nodes that can answer for the Service.
-func choose(in Input, ports []Port) Result {
-	var out Result
+func choose(in input, ports []Port) result {
+	var out result
 	var able []*v1.Node
 	var why string
 	nodes := slices.SortedFunc(slices.Values(in.Nodes), func(a, b *v1.Node) int { return strings.Compare(a.Name, b.Name) })
@@ -201,7 +203,10 @@ func unfit(n *v1.Node) string {
 	if slices.ContainsFunc(n.Spec.Taints, func(t v1.Taint) bool { return t.Key == autoscalerKey }) {
 		return fmt.Sprintf("Node %s has the taint %s", n.Name, autoscalerKey)
 	}
-	if !slices.ContainsFunc(n.Status.Conditions, func(c v1.NodeCondition) bool { return c.Type == v1.NodeReady && c.Status == v1.ConditionTrue }) {
+	if !slices.ContainsFunc(n.Status.Conditions, func(c v1.NodeCondition) bool {
+		return c.Type == v1.NodeReady &&
+			c.Status == v1.ConditionTrue
+	}) {
 		return fmt.Sprintf("Node %s is not Ready", n.Name)
 	}
 	return ""
@@ -213,19 +218,20 @@ func podHolds(pods []*v1.Pod, node string, ports []Port) string {
 		if p.Spec.NodeName != node {
 			continue
 		}
-		for _, held := range HostPorts(p) {
+		for _, held := range hostPorts(p) {
 			if slices.Contains(ports, held) {
-				return fmt.Sprintf("port %s of Node %s belongs to Pod %s/%s; choose another port for one of them", held, node, p.Namespace, p.Name)
+				return fmt.Sprintf("port %s of Node %s belongs to Pod %s/%s; choose another port for one of them", held, node, p.Namespace,
+					p.Name)
 			}
 		}
 	}
 	return ""
 }
 
-// HostPorts are the ports that a pod holds on its node: the host ports of its
+// hostPorts are the ports that a pod holds on its node: the host ports of its
 // containers, which are all their ports when the pod uses the node's network.
 // A pod that has ended holds none.
-func HostPorts(p *v1.Pod) []Port {
+func hostPorts(p *v1.Pod) []Port {
 	if p.Spec.NodeName == "" || podutil.Terminal(p) {
 		return nil
 	}
@@ -282,7 +288,8 @@ func spread(s *v1.Service, nodes []*v1.Node) []*v1.Node {
 			has[i.IP] = true
 		}
 		slices.SortFunc(nodes, func(a, b *v1.Node) int {
-			return cmp.Or(cmp.Compare(order(s, a, has), order(s, b, has)), cmp.Compare(hash(s, a), hash(s, b)), strings.Compare(a.Name, b.Name))
+			return cmp.Or(cmp.Compare(order(s, a, has), order(s, b, has)), cmp.Compare(hash(s, a), hash(s, b)),
+				strings.Compare(a.Name, b.Name))
 		})
 		nodes = nodes[:MaxNodes]
 	}

@@ -15,9 +15,11 @@ import (
 
 func service(name string, age int, f ...func(*v1.Service)) *v1.Service {
 	s := &v1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name), CreationTimestamp: metav1.NewTime(time.Unix(int64(1000-age), 0))},
-		Spec: v1.ServiceSpec{Type: v1.ServiceTypeLoadBalancer, IPFamilies: []v1.IPFamily{v1.IPv4Protocol}, ExternalTrafficPolicy: v1.ServiceExternalTrafficPolicyCluster,
-			Ports: []v1.ServicePort{{Port: 80, Protocol: v1.ProtocolTCP}}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name),
+			CreationTimestamp: metav1.NewTime(time.Unix(int64(1000-age), 0))},
+		Spec: v1.ServiceSpec{Type: v1.ServiceTypeLoadBalancer, IPFamilies: []v1.IPFamily{v1.IPv4Protocol},
+			ExternalTrafficPolicy: v1.ServiceExternalTrafficPolicyCluster,
+			Ports:                 []v1.ServicePort{{Port: 80, Protocol: v1.ProtocolTCP}}},
 	}
 	for _, g := range f {
 		g(s)
@@ -27,7 +29,8 @@ func service(name string, age int, f ...func(*v1.Service)) *v1.Service {
 
 func node(name string, f ...func(*v1.Node)) *v1.Node {
 	n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: v1.NodeStatus{
-		Addresses:  []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: "192.0.2." + name[1:]}, {Type: v1.NodeInternalIP, Address: "2001:db8::" + name[1:]}},
+		Addresses: []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: "192.0.2." + name[1:]},
+			{Type: v1.NodeInternalIP, Address: "2001:db8::" + name[1:]}},
 		Conditions: []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionTrue}},
 	}}
 	for _, g := range f {
@@ -37,7 +40,8 @@ func node(name string, f ...func(*v1.Node)) *v1.Node {
 }
 
 func pod(name, node string, port int32, hostNetwork bool) *v1.Pod {
-	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: v1.PodSpec{NodeName: node, HostNetwork: hostNetwork}}
+	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: v1.PodSpec{NodeName: node,
+		HostNetwork: hostNetwork}}
 	cp := v1.ContainerPort{ContainerPort: port, HostPort: port}
 	if hostNetwork {
 		cp.HostPort = 0
@@ -47,7 +51,7 @@ func pod(name, node string, port int32, hostNetwork bool) *v1.Pod {
 }
 
 // say is a Result on one line.
-func say(r Result) string {
+func say(r result) string {
 	if r.Ignore {
 		return "ignored"
 	}
@@ -77,47 +81,63 @@ func TestPlan(t *testing.T) {
 	two := []*v1.Node{node("n1"), node("n2")}
 	ssh := map[Port]string{{v1.ProtocolTCP, 22}: "ssh", {v1.ProtocolTCP, 80}: "the tests"}
 	for name, c := range map[string]struct {
-		in   Input
+		in   input
 		want string
 	}{
-		"every ready node":             {Input{Service: service("a", 1), Nodes: two}, "192.0.2.1 192.0.2.2"},
-		"our class":                    {Input{Service: service("a", 1, class(Class)), Nodes: two}, "192.0.2.1 192.0.2.2"},
-		"another class":                {Input{Service: service("a", 1, class("example.com/lb")), Nodes: two}, "ignored"},
-		"another controller's address": {Input{Service: service("a", 1, has("203.0.113.9")), Nodes: two}, "ignored"},
-		"a name is another's":          {Input{Service: service("a", 1, func(s *v1.Service) { s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{Hostname: "lb"}} }), Nodes: two}, "ignored"},
-		"our class beats an address":   {Input{Service: service("a", 1, class(Class), has("203.0.113.9")), Nodes: two}, "192.0.2.1 192.0.2.2"},
-		"type changed away":            {Input{Service: service("a", 1, has("192.0.2.1"), func(s *v1.Service) { s.Spec.Type = v1.ServiceTypeClusterIP }), Nodes: two}, ""},
-		"ClusterIP of another's past":  {Input{Service: service("a", 1, has("203.0.113.9"), func(s *v1.Service) { s.Spec.Type = v1.ServiceTypeClusterIP }), Nodes: two}, "ignored"},
-		"families in order":            {Input{Service: service("a", 1, dual), Nodes: two}, "2001:db8::1 2001:db8::2 192.0.2.1 192.0.2.2"},
-		"external before internal": {Input{Service: service("a", 1), Nodes: []*v1.Node{node("n1", func(n *v1.Node) {
+		"every ready node":             {input{Service: service("a", 1), Nodes: two}, "192.0.2.1 192.0.2.2"},
+		"our class":                    {input{Service: service("a", 1, class(Class)), Nodes: two}, "192.0.2.1 192.0.2.2"},
+		"another class":                {input{Service: service("a", 1, class("example.com/lb")), Nodes: two}, "ignored"},
+		"another controller's address": {input{Service: service("a", 1, has("203.0.113.9")), Nodes: two}, "ignored"},
+		"a name is another's": {input{Service: service("a", 1,
+			func(s *v1.Service) { s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{Hostname: "lb"}} }), Nodes: two}, "ignored"},
+		"our class beats an address": {input{Service: service("a", 1, class(Class), has("203.0.113.9")), Nodes: two},
+			"192.0.2.1 192.0.2.2"},
+		"type changed away": {input{Service: service("a", 1, has("192.0.2.1"),
+			func(s *v1.Service) { s.Spec.Type = v1.ServiceTypeClusterIP }), Nodes: two}, ""},
+		"ClusterIP of another's past": {input{Service: service("a", 1, has("203.0.113.9"),
+			func(s *v1.Service) { s.Spec.Type = v1.ServiceTypeClusterIP }), Nodes: two}, "ignored"},
+		"families in order": {input{Service: service("a", 1, dual), Nodes: two}, "2001:db8::1 2001:db8::2 192.0.2.1 192.0.2.2"},
+		"external before internal": {input{Service: service("a", 1), Nodes: []*v1.Node{node("n1", func(n *v1.Node) {
 			n.Status.Addresses = append(n.Status.Addresses, v1.NodeAddress{Type: v1.NodeExternalIP, Address: "198.51.100.1"})
 		})}}, "198.51.100.1"},
-		"one address asked for": {Input{Service: service("a", 1, func(s *v1.Service) { s.Spec.LoadBalancerIP = "192.0.2.2" }), Nodes: two}, "192.0.2.2"},
-		"a node that is lost":   {Input{Service: service("a", 1), Nodes: []*v1.Node{node("n1", notReady), node("n2")}}, "192.0.2.2"},
-		"every node lost":       {Input{Service: service("a", 1), Nodes: []*v1.Node{node("n1", notReady)}}, "(Node n1 is not Ready)"},
-		"no node":               {Input{Service: service("a", 1)}, "(the cluster has no node)"},
-		"excluded": {Input{Service: service("a", 1), Nodes: []*v1.Node{node("n1", func(n *v1.Node) { n.Labels = map[string]string{v1.LabelNodeExcludeBalancers: ""} })}},
+		"one address asked for": {input{Service: service("a", 1, func(s *v1.Service) { s.Spec.LoadBalancerIP = "192.0.2.2" }), Nodes: two},
+			"192.0.2.2"},
+		"a node that is lost": {input{Service: service("a", 1), Nodes: []*v1.Node{node("n1", notReady), node("n2")}}, "192.0.2.2"},
+		"every node lost":     {input{Service: service("a", 1), Nodes: []*v1.Node{node("n1", notReady)}}, "(Node n1 is not Ready)"},
+		"no node":             {input{Service: service("a", 1)}, "(the cluster has no node)"},
+		"excluded": {input{Service: service("a", 1),
+			Nodes: []*v1.Node{node("n1", func(n *v1.Node) { n.Labels = map[string]string{v1.LabelNodeExcludeBalancers: ""} })}},
 			"(Node n1 has the label node.kubernetes.io/exclude-from-external-load-balancers)"},
-		"about to be removed": {Input{Service: service("a", 1), Nodes: []*v1.Node{node("n1", func(n *v1.Node) { n.Spec.Taints = []v1.Taint{{Key: "ToBeDeletedByClusterAutoscaler"}} })}},
+		"about to be removed": {input{Service: service("a", 1),
+			Nodes: []*v1.Node{node("n1", func(n *v1.Node) { n.Spec.Taints = []v1.Taint{{Key: "ToBeDeletedByClusterAutoscaler"}} })}},
 			"(Node n1 has the taint ToBeDeletedByClusterAutoscaler)"},
-		"local policy":              {Input{Service: service("a", 1, local), Nodes: two, Local: map[string]bool{"n2": true}}, "192.0.2.2"},
-		"local policy, no endpoint": {Input{Service: service("a", 1, local), Nodes: two}, "(no node runs a ready endpoint, and externalTrafficPolicy is Local)"},
-		"reserved port":             {Input{Service: service("a", 1), Nodes: two, Reserved: ssh}, "(port 80/TCP belongs to the tests; choose another port for the Service)"},
-		"host port on one node": {Input{Service: service("a", 1), Nodes: two, Pods: []*v1.Pod{pod("web", "n1", 80, false)}},
+		"local policy": {input{Service: service("a", 1, local), Nodes: two, Local: map[string]bool{"n2": true}}, "192.0.2.2"},
+		"local policy, no endpoint": {input{Service: service("a", 1, local), Nodes: two},
+			"(no node runs a ready endpoint, and externalTrafficPolicy is Local)"},
+		"reserved port": {input{Service: service("a", 1), Nodes: two, Reserved: ssh},
+			"(port 80/TCP belongs to the tests; choose another port for the Service)"},
+		"host port on one node": {input{Service: service("a", 1), Nodes: two, Pods: []*v1.Pod{pod("web", "n1", 80, false)}},
 			"192.0.2.2 (port 80/TCP of Node n1 belongs to Pod default/web; choose another port for one of them)"},
-		"pod on the node's network": {Input{Service: service("a", 1), Nodes: two[:1], Pods: []*v1.Pod{pod("web", "n1", 80, true)}},
+		"pod on the node's network": {input{Service: service("a", 1), Nodes: two[:1], Pods: []*v1.Pod{pod("web", "n1", 80, true)}},
 			"(port 80/TCP of Node n1 belongs to Pod default/web; choose another port for one of them)"},
-		"pod of another port":      {Input{Service: service("a", 1), Nodes: two[:1], Pods: []*v1.Pod{pod("web", "n1", 81, true)}}, "192.0.2.1"},
-		"older rival":              {Input{Service: service("b", 1), Nodes: two, Rivals: []*v1.Service{service("a", 2)}}, "(port 80/TCP belongs to the older Service default/a; choose another port, or another class)"},
-		"younger rival":            {Input{Service: service("b", 2), Nodes: two, Rivals: []*v1.Service{service("a", 1)}}, "192.0.2.1 192.0.2.2"},
-		"rival of the same second": {Input{Service: service("b", 1), Nodes: two, Rivals: []*v1.Service{service("a", 1)}}, "(port 80/TCP belongs to the older Service default/a; choose another port, or another class)"},
-		"rival of the same second, when it has nothing": {Input{Service: service("b", 1, has("192.0.2.1")), Nodes: two, Rivals: []*v1.Service{service("a", 1)}}, "192.0.2.1 192.0.2.2"},
-		"rival that goes": {Input{Service: service("b", 1), Nodes: two, Rivals: []*v1.Service{service("a", 2, func(s *v1.Service) { s.DeletionTimestamp = &metav1.Time{} })}},
+		"pod of another port": {input{Service: service("a", 1), Nodes: two[:1], Pods: []*v1.Pod{pod("web", "n1", 81, true)}},
+			"192.0.2.1"},
+		"older rival": {input{Service: service("b", 1), Nodes: two, Rivals: []*v1.Service{service("a", 2)}},
+			"(port 80/TCP belongs to the older Service default/a; choose another port, or another class)"},
+		"younger rival": {input{Service: service("b", 2), Nodes: two, Rivals: []*v1.Service{service("a", 1)}},
 			"192.0.2.1 192.0.2.2"},
-		"rival of another class": {Input{Service: service("b", 1), Nodes: two, Rivals: []*v1.Service{service("a", 2, class("x.y/z"))}}, "192.0.2.1 192.0.2.2"},
+		"rival of the same second": {input{Service: service("b", 1), Nodes: two, Rivals: []*v1.Service{service("a", 1)}},
+			"(port 80/TCP belongs to the older Service default/a; choose another port, or another class)"},
+		"rival of the same second, when it has nothing": {input{Service: service("b", 1, has("192.0.2.1")), Nodes: two,
+			Rivals: []*v1.Service{service("a", 1)}}, "192.0.2.1 192.0.2.2"},
+		"rival that goes": {input{Service: service("b", 1), Nodes: two,
+			Rivals: []*v1.Service{service("a", 2, func(s *v1.Service) { s.DeletionTimestamp = &metav1.Time{} })}},
+			"192.0.2.1 192.0.2.2"},
+		"rival of another class": {input{Service: service("b", 1), Nodes: two, Rivals: []*v1.Service{service("a", 2, class("x.y/z"))}},
+			"192.0.2.1 192.0.2.2"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := say(Plan(c.in)); got != c.want {
+			if got := say(plan(c.in)); got != c.want {
 				t.Errorf("%s, want %s", got, c.want)
 			}
 		})
@@ -142,9 +162,9 @@ func TestNoTwoServicesShareAPort(t *testing.T) {
 		}
 		given := map[string]string{}
 		for _, s := range all {
-			res := Plan(Input{Service: s, Nodes: slices.Clone(nodes), Rivals: all})
+			res := plan(input{Service: s, Nodes: slices.Clone(nodes), Rivals: all})
 			r.Shuffle(len(nodes), func(i, j int) { nodes[i], nodes[j] = nodes[j], nodes[i] })
-			if again := Plan(Input{Service: s, Nodes: slices.Clone(nodes), Rivals: all}); say(again) != say(res) {
+			if again := plan(input{Service: s, Nodes: slices.Clone(nodes), Rivals: all}); say(again) != say(res) {
 				t.Fatalf("seed %d: %s and %s of the same input", seed, say(res), say(again))
 			}
 			if len(res.Ingress) > MaxNodes {
@@ -169,11 +189,11 @@ func TestANewNodeMovesNothing(t *testing.T) {
 		nodes = append(nodes, node(fmt.Sprint("n", i+1)))
 	}
 	s := service("a", 1)
-	first := Plan(Input{Service: s, Nodes: slices.Clone(nodes)})
+	first := plan(input{Service: s, Nodes: slices.Clone(nodes)})
 	s.Status.LoadBalancer.Ingress = first.Ingress
 	for i := range 20 {
 		nodes = append(nodes, node(fmt.Sprint("n", 100+i)))
-		if got := Plan(Input{Service: s, Nodes: slices.Clone(nodes)}); say(got) != say(first) {
+		if got := plan(input{Service: s, Nodes: slices.Clone(nodes)}); say(got) != say(first) {
 			t.Fatalf("%s, was %s", say(got), say(first))
 		}
 	}

@@ -52,9 +52,13 @@ func Run(ctx context.Context, e controller.Env, reserved map[Port]string) error 
 	r := &reconciler{Env: e, queue: controller.NewQueue(), reserved: reserved, services: services.Lister(), nodes: nodes.Lister(),
 		balanced: services.Informer().GetIndexer(), held: pods.Informer().GetIndexer(), slices: endpoints.Informer().GetIndexer()}
 	err := errors.Join(
-		kube.Index(services.Informer(), cache.Indexers{byPort: func(o any) ([]string, error) { return servicePorts(o.(*v1.Service)), nil }}),
-		kube.Index(pods.Informer(), cache.Indexers{byPort: func(o any) ([]string, error) { return texts(HostPorts(o.(*v1.Pod))), nil }}),
-		kube.Index(endpoints.Informer(), cache.Indexers{byService: func(o any) ([]string, error) { return serviceOf(o.(*discoveryv1.EndpointSlice)), nil }}))
+		kube.Index(services.Informer(), cache.Indexers{byPort: func(o any) ([]string, error) {
+			return servicePorts(o.(*v1.Service)),
+				nil
+		}}),
+		kube.Index(pods.Informer(), cache.Indexers{byPort: func(o any) ([]string, error) { return texts(hostPorts(o.(*v1.Pod))), nil }}),
+		kube.Index(endpoints.Informer(),
+			cache.Indexers{byService: func(o any) ([]string, error) { return serviceOf(o.(*discoveryv1.EndpointSlice)), nil }}))
 	if err != nil {
 		return err
 	}
@@ -124,7 +128,7 @@ func (r *reconciler) service(s *v1.Service) {
 
 func (r *reconciler) pod(p *v1.Pod) {
 	if p != nil {
-		r.sharing(texts(HostPorts(p)))
+		r.sharing(texts(hostPorts(p)))
 	}
 }
 
@@ -170,12 +174,12 @@ func (r *reconciler) sync(ctx context.Context, key string) (time.Duration, error
 	if err != nil {
 		return 0, err
 	}
-	return 0, r.write(ctx, s, Plan(in))
+	return 0, r.write(ctx, s, plan(in))
 }
 
 // input gathers what decides over a Service.
-func (r *reconciler) input(s *v1.Service) (Input, error) {
-	in := Input{Service: s, Reserved: r.reserved}
+func (r *reconciler) input(s *v1.Service) (input, error) {
+	in := input{Service: s, Reserved: r.reserved}
 	var err error
 	if in.Nodes, err = r.nodes.List(labels.Everything()); err != nil {
 		return in, err
@@ -230,7 +234,7 @@ func (r *reconciler) local(key string) (map[string]bool, error) {
 
 // write puts the addresses into the Service's status, and tells what changed
 // and what is wrong.
-func (r *reconciler) write(ctx context.Context, s *v1.Service, res Result) error {
+func (r *reconciler) write(ctx context.Context, s *v1.Service, res result) error {
 	if res.Ignore {
 		return nil
 	}
@@ -255,18 +259,20 @@ func (r *reconciler) write(ctx context.Context, s *v1.Service, res Result) error
 }
 
 // tell records one event and one decision.
-func (r *reconciler) tell(s *v1.Service, res Result) {
+func (r *reconciler) tell(s *v1.Service, res result) {
 	event := controller.Event{To: r.Recorder("service-controller"), Reason: "EnsuredLoadBalancer", Message: "Ensured load balancer"}
 	decision := "gave it the addresses of nodes"
 	switch had := len(s.Status.LoadBalancer.Ingress) > 0; {
 	case len(res.Ingress) == 0:
-		event.Type, event.Reason, event.Message = v1.EventTypeWarning, "UnAvailableLoadBalancer", "There are no available nodes for LoadBalancer: "+res.Problem
+		event.Type, event.Reason, event.Message = v1.EventTypeWarning, "UnAvailableLoadBalancer",
+			"There are no available nodes for LoadBalancer: "+res.Problem
 		if res.Held {
 			event.Reason, event.Message = "SyncLoadBalancerFailed", "Error syncing load balancer: "+res.Problem
 		}
 		decision = "gave it no address"
 	case res.Problem != "":
-		event.Type, event.Reason, event.Message = v1.EventTypeWarning, "UpdatedLoadBalancer", "Updated load balancer with fewer hosts: "+res.Problem
+		event.Type, event.Reason, event.Message = v1.EventTypeWarning, "UpdatedLoadBalancer", "Updated load balancer with fewer hosts: "+
+			res.Problem
 	case had:
 		event.Reason, event.Message = "UpdatedLoadBalancer", "Updated load balancer with new hosts"
 	}

@@ -12,8 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Content is what one pass over a namespace found.
-type Content struct {
+// content is what one pass over a namespace found.
+type content struct {
 	// Remaining counts objects left per resource ("pods", "jobs.batch").
 	Remaining map[string]int
 	// Finalizers counts objects left per finalizer that holds them.
@@ -25,15 +25,16 @@ type Content struct {
 }
 
 // Empty says whether nothing is known to be left.
-func (c *Content) Empty() bool {
+func (c *content) Empty() bool {
 	return len(c.Remaining) == 0 && len(c.DeleteErrs) == 0 && c.DiscoveryErr == nil
 }
 
-// Conditions returns the namespace's conditions after a pass.
-func Conditions(old []v1.NamespaceCondition, c *Content, now time.Time) []v1.NamespaceCondition {
+// conditions returns the namespace's conditions after a pass.
+func conditions(old []v1.NamespaceCondition, c *content, now time.Time) []v1.NamespaceCondition {
 	out := append([]v1.NamespaceCondition(nil), old...)
 	set := func(t v1.NamespaceConditionType, bad bool, badReason, badMsg, goodReason, goodMsg string) {
-		n := v1.NamespaceCondition{Type: t, Status: v1.ConditionFalse, Reason: goodReason, Message: goodMsg, LastTransitionTime: metav1.NewTime(now)}
+		n := v1.NamespaceCondition{Type: t, Status: v1.ConditionFalse, Reason: goodReason, Message: goodMsg,
+			LastTransitionTime: metav1.NewTime(now)}
 		if bad {
 			n.Status, n.Reason, n.Message = v1.ConditionTrue, badReason, badMsg
 		}
@@ -49,13 +50,15 @@ func Conditions(old []v1.NamespaceCondition, c *Content, now time.Time) []v1.Nam
 		out = append(out, n)
 	}
 	set(v1.NamespaceDeletionDiscoveryFailure, c.DiscoveryErr != nil, "DiscoveryFailed",
-		fmt.Sprintf("Discovery failed for some groups, 1 failing: %v", c.DiscoveryErr), "ResourcesDiscovered", "All resources successfully discovered")
+		fmt.Sprintf("Discovery failed for some groups, 1 failing: %v", c.DiscoveryErr), "ResourcesDiscovered",
+		"All resources successfully discovered")
 	set(v1.NamespaceDeletionGVParsingFailure, false, "", "", "ParsedGroupVersions", "All legacy kube types successfully parsed")
 	set(v1.NamespaceDeletionContentFailure, len(c.DeleteErrs) > 0, "ContentDeletionFailed",
 		fmt.Sprintf("Failed to delete all resource types, %d remaining: %s", len(c.DeleteErrs), joined(c.DeleteErrs)),
 		"ContentDeleted", "All content successfully deleted, may be waiting on finalization")
 	set(v1.NamespaceContentRemaining, len(c.Remaining) > 0, "SomeResourcesRemain",
-		"Some resources are remaining: "+counted(c.Remaining, "%s. has %d resource instances"), "ContentRemoved", "All content successfully removed")
+		"Some resources are remaining: "+counted(c.Remaining, "%s. has %d resource instances"), "ContentRemoved",
+		"All content successfully removed")
 	set(v1.NamespaceFinalizersRemaining, len(c.Finalizers) > 0, "SomeFinalizersRemain",
 		"Some content in the namespace has finalizers remaining: "+counted(c.Finalizers, "%s in %d resource instances"),
 		"ContentHasNoFinalizers", "All content-preserving finalizers finished")

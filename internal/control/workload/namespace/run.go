@@ -74,7 +74,7 @@ func (c *reconciler) sync(ctx context.Context, name string) (time.Duration, erro
 	content := c.empty(ctx, name)
 	st := ns.Status.DeepCopy()
 	st.Phase = v1.NamespaceTerminating
-	st.Conditions = Conditions(ns.Status.Conditions, content, time.Now())
+	st.Conditions = conditions(ns.Status.Conditions, content, time.Now())
 	written, changed, err := kube.PatchStatus(ctx, api, ns, ns.Status, *st)
 	if apierrors.IsNotFound(err) {
 		return 0, nil
@@ -121,8 +121,8 @@ func (c *reconciler) release(ctx context.Context, ns *v1.Namespace) error {
 
 // empty deletes what is in the namespace and reports what is left. Other kinds
 // stay while pods run, since pods may need them to end well.
-func (c *reconciler) empty(ctx context.Context, name string) *Content {
-	content := &Content{Remaining: map[string]int{}, Finalizers: map[string]int{}}
+func (c *reconciler) empty(ctx context.Context, name string) *content {
+	content := &content{Remaining: map[string]int{}, Finalizers: map[string]int{}}
 	var rest []schema.GroupVersionResource
 	lists, err := discovery.ServerPreferredNamespacedResources(c.discovery)
 	if err != nil {
@@ -155,7 +155,7 @@ func (c *reconciler) empty(ctx context.Context, name string) *Content {
 }
 
 // clear deletes one kind and counts what is left of it.
-func (c *reconciler) clear(ctx context.Context, ns string, gvr schema.GroupVersionResource, content *Content) {
+func (c *reconciler) clear(ctx context.Context, ns string, gvr schema.GroupVersionResource, content *content) {
 	api := c.metadata.Resource(gvr).Namespace(ns)
 	fail := func(err error) {
 		if !apierrors.IsNotFound(err) && !apierrors.IsMethodNotSupported(err) {

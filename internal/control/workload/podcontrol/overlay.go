@@ -26,8 +26,8 @@ type overlaid struct {
 	at  time.Time
 }
 
-// NewOverlay returns an empty memory.
-func NewOverlay() *Overlay {
+// newOverlay returns an empty memory.
+func newOverlay() *Overlay {
 	return &Overlay{created: map[types.UID]map[types.UID]overlaid{}, deleted: map[types.UID]time.Time{}}
 }
 

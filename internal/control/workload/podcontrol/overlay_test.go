@@ -9,7 +9,7 @@ import (
 )
 
 func TestOverlayShowsOwnWritesUntilTheCacheDoes(t *testing.T) {
-	o := NewOverlay()
+	o := newOverlay()
 	mk := func(uid string) *v1.Pod {
 		return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: uid, UID: types.UID(uid)}}
 	}

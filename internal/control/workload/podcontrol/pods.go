@@ -38,12 +38,13 @@ func NewPods(e controller.Env, component string) (*Pods, error) {
 	if err := IndexOwners(inf); err != nil {
 		return nil, fmt.Errorf("%s: indexing pods: %w", e.Name, err)
 	}
-	return &Pods{Env: e, Recorder: e.Recorder(component), Overlay: NewOverlay(), Informer: inf}, nil
+	return &Pods{Env: e, Recorder: e.Recorder(component), Overlay: newOverlay(), Informer: inf}, nil
 }
 
 // Watch calls f with the UID of the controller of every pod that changes, and
 // with every orphan that might be adopted.
-func (p *Pods) Watch(ctx context.Context, byOwner func(ref *metav1.OwnerReference, pod *v1.Pod), orphan func(pod *v1.Pod)) (cache.DoneChecker, error) {
+func (p *Pods) Watch(ctx context.Context, byOwner func(ref *metav1.OwnerReference, pod *v1.Pod),
+	orphan func(pod *v1.Pod)) (cache.DoneChecker, error) {
 	return controller.On(ctx, p.Informer, func(old, pod *v1.Pod, gone bool) {
 		p.Overlay.Seen(pod, gone)
 		ref := metav1.GetControllerOfNoCopy(pod)
@@ -64,7 +65,8 @@ func (p *Pods) Watch(ctx context.Context, byOwner func(ref *metav1.OwnerReferenc
 // Claimed returns an owner's pods: it lets go of those its selector no longer
 // matches and adopts matching orphans. Adopting checks first, live, that the
 // owner is not being deleted.
-func (p *Pods) Claimed(ctx context.Context, owner metav1.Object, ref metav1.OwnerReference, sel labels.Selector, live func(context.Context) (metav1.Object, error)) ([]*v1.Pod, error) {
+func (p *Pods) Claimed(ctx context.Context, owner metav1.Object, ref metav1.OwnerReference, sel labels.Selector,
+	live func(context.Context) (metav1.Object, error)) ([]*v1.Pod, error) {
 	owned := p.Overlay.Merge(owner.GetUID(), Indexed[*v1.Pod](p.Informer, ByOwner, string(owner.GetUID())))
 	orphans := Indexed[*v1.Pod](p.Informer, ByOrphan, owner.GetNamespace())
 	keep, adopt, release := Claim(owner, sel, owned, orphans)
@@ -129,7 +131,8 @@ func (p *Pods) Ending(namespace string) bool {
 
 // errEnding is the server's own answer to a create in such a namespace.
 func errEnding(namespace, name string) error {
-	err := apierrors.NewForbidden(v1.Resource("pods"), name, fmt.Errorf("unable to create new content in namespace %s because it is being terminated", namespace))
+	err := apierrors.NewForbidden(v1.Resource("pods"), name,
+		fmt.Errorf("unable to create new content in namespace %s because it is being terminated", namespace))
 	err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes, metav1.StatusCause{Type: v1.NamespaceTerminatingCause})
 	return err
 }

@@ -30,9 +30,9 @@ func capacityName(class, node string) string {
 	return "local-" + hex.EncodeToString(sum[:8])
 }
 
-// Differs says whether what is told of a node's room is worth telling anew: a
+// differs says whether what is told of a node's room is worth telling anew: a
 // node that runs pods changes by some bytes all the time.
-func Differs(told, now int64) bool {
+func differs(told, now int64) bool {
 	const least = 64 << 20
 	d := max(told-now, now-told)
 	return d > 0 && (d >= least || d > told/64 || now == 0 || told == 0)
@@ -58,7 +58,7 @@ func (p *provisioner) room(ctx context.Context, name string) (time.Duration, err
 		}
 		wanted[capacityName(c.Name, name)] = true
 		answer := &spec.GetCapacityResponse{}
-		if err := p.call(ctx, name, "GetCapacity", &spec.GetCapacityRequest{Parameters: Parameters(c)}, answer); err != nil {
+		if err := p.call(ctx, name, "GetCapacity", &spec.GetCapacityRequest{Parameters: parameters(c)}, answer); err != nil {
 			return 0, fmt.Errorf("asking node %s for its room: %w", name, err)
 		}
 		if err := p.tellRoom(ctx, node, c.Name, answer.AvailableCapacity); err != nil {
@@ -74,7 +74,8 @@ func (p *provisioner) tellRoom(ctx context.Context, node *v1.Node, class string,
 	switch {
 	case apierrors.IsNotFound(err):
 		_, err = api.Create(ctx, &storagev1.CSIStorageCapacity{
-			ObjectMeta: metav1.ObjectMeta{Name: capacityName(class, node.Name), Labels: map[string]string{localvolume.TopologyKey: node.Name},
+			ObjectMeta: metav1.ObjectMeta{Name: capacityName(class, node.Name),
+				Labels:          map[string]string{localvolume.TopologyKey: node.Name},
 				OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}}},
 			StorageClassName: class, Capacity: size, MaximumVolumeSize: size,
 			NodeTopology: &metav1.LabelSelector{MatchLabels: map[string]string{localvolume.TopologyKey: node.Name}},
@@ -82,8 +83,9 @@ func (p *provisioner) tellRoom(ctx context.Context, node *v1.Node, class string,
 		if apierrors.IsAlreadyExists(err) {
 			return nil // the cache is behind; the next round compares
 		}
-	case err == nil && (have.Capacity == nil || Differs(have.Capacity.Value(), bytes)):
-		_, err = kube.Patch(ctx, api, have, kube.SameObject, kube.Change{Fields: map[string]any{"capacity": size, "maximumVolumeSize": size}})
+	case err == nil && (have.Capacity == nil || differs(have.Capacity.Value(), bytes)):
+		_, err = kube.Patch(ctx, api, have, kube.SameObject,
+			kube.Change{Fields: map[string]any{"capacity": size, "maximumVolumeSize": size}})
 		err = ignoreGone(err)
 	}
 	if err != nil {
@@ -103,7 +105,8 @@ func (p *provisioner) dropRooms(ctx context.Context, node string, wanted map[str
 			continue
 		}
 		uid := types.UID(c.UID)
-		err := p.Client.StorageV1().CSIStorageCapacities(c.Namespace).Delete(ctx, c.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}})
+		err := p.Client.StorageV1().CSIStorageCapacities(c.Namespace).Delete(ctx, c.Name,
+			metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}})
 		if ignoreGone(err) != nil {
 			return fmt.Errorf("removing CSIStorageCapacity %s: %w", c.Name, err)
 		}
@@ -113,11 +116,13 @@ func (p *provisioner) dropRooms(ctx context.Context, node string, wanted map[str
 
 // roomiest is the node with the most room for a class, "" for none.
 func (p *provisioner) roomiest(class string) string {
-	all, _ := p.rooms.CSIStorageCapacities(metav1.NamespaceSystem).List(labels.Everything()) //nolint:errcheck // a cache with a selector that fits all
+	all, _ := p.rooms.CSIStorageCapacities(metav1.NamespaceSystem).List(
+		labels.Everything()) //nolint:errcheck // a cache with a selector that fits all
 	best, most := "", int64(-1)
 	for _, c := range all {
 		node := c.Labels[localvolume.TopologyKey]
-		if c.StorageClassName == class && node != "" && c.Capacity != nil && (c.Capacity.Value() > most || c.Capacity.Value() == most && node < best) {
+		if c.StorageClassName == class && node != "" && c.Capacity != nil && (c.Capacity.Value() > most || c.Capacity.Value() == most &&
+			node < best) {
 			best, most = node, c.Capacity.Value()
 		}
 	}

@@ -35,24 +35,24 @@ const (
 	fsTypeParameter = ownPrefix + "fstype"
 )
 
-// Action is what is to be done about a claim or a volume.
-type Action string
+// action is what is to be done about a claim or a volume.
+type action string
 
 // The actions.
 const (
-	Nothing    Action = ""
-	Create     Action = "create"     // make a volume for a claim
-	Expand     Action = "expand"     // let a claim's volume grow
-	Report     Action = "report"     // tell the claim how large its volume is
-	Reschedule Action = "reschedule" // take the claim off a node that cannot have it
-	Delete     Action = "delete"     // remove a volume's data and its object
-	Hold       Action = "hold"       // put the finalizer on
-	LetGo      Action = "let go"     // take the finalizer off
+	Nothing    action = ""
+	Create     action = "create"     // make a volume for a claim
+	Expand     action = "expand"     // let a claim's volume grow
+	Report     action = "report"     // tell the claim how large its volume is
+	Reschedule action = "reschedule" // take the claim off a node that cannot have it
+	Delete     action = "delete"     // remove a volume's data and its object
+	Hold       action = "hold"       // put the finalizer on
+	LetGo      action = "let go"     // take the finalizer off
 )
 
-// Plan is an action, or the event that tells why there is none.
-type Plan struct {
-	Do Action
+// plan is an action, or the event that tells why there is none.
+type plan struct {
+	Do action
 	// Node is where it is to be done.
 	Node string
 	// Bytes is the size asked for.
@@ -61,8 +61,8 @@ type Plan struct {
 	Reason, Message string
 }
 
-// Claim is all that decides over a claim.
-type Claim struct {
+// claimInput is all that decides over a claim.
+type claimInput struct {
 	*v1.PersistentVolumeClaim
 	// Class is its StorageClass; nil if that does not exist.
 	Class *storagev1.StorageClass
@@ -77,10 +77,10 @@ type Claim struct {
 	Roomiest string
 }
 
-// ForClaim plans for one claim.
-func ForClaim(c Claim) Plan {
+// forClaim plans for one claim.
+func forClaim(c claimInput) plan {
 	if c.DeletionTimestamp != nil {
-		return Plan{}
+		return plan{}
 	}
 	if c.Spec.VolumeName != "" {
 		return bound(c)
@@ -90,30 +90,32 @@ func ForClaim(c Claim) Plan {
 		owner = c.Annotations[betaProvisionerAnnotation]
 	}
 	if owner != localvolume.Name || c.Class == nil || c.Class.Provisioner != localvolume.Name || c.Volume != nil {
-		return Plan{}
+		return plan{}
 	}
 	if why := unfit(c); why != "" {
-		return Plan{Reason: "ProvisioningFailed", Message: why}
+		return plan{Reason: "ProvisioningFailed", Message: why}
 	}
 	want := c.Spec.Resources.Requests[v1.ResourceStorage]
-	p := Plan{Do: Create, Node: c.Annotations[helper.AnnSelectedNode], Bytes: want.Value()}
+	p := plan{Do: Create, Node: c.Annotations[helper.AnnSelectedNode], Bytes: want.Value()}
 	if c.Source != nil {
-		at := NodeOf(c.Source)
+		at := nodeOf(c.Source)
 		if p.Node != "" && p.Node != at {
-			return Plan{Do: Reschedule, Node: p.Node, Reason: "ProvisioningFailed",
-				Message: fmt.Sprintf("claim %s is on node %s: a copy of it cannot be on node %s; the scheduler chooses again", c.Spec.DataSource.Name, at, p.Node)}
+			return plan{Do: Reschedule, Node: p.Node, Reason: "ProvisioningFailed",
+				Message: fmt.Sprintf("claim %s is on node %s: a copy of it cannot be on node %s; the scheduler chooses again",
+					c.Spec.DataSource.Name, at, p.Node)}
 		}
 		p.Node = at
 	}
 	switch {
 	case p.Node != "" && c.NodeGone:
-		return Plan{Do: Reschedule, Node: p.Node, Reason: "ProvisioningFailed", Message: fmt.Sprintf("node %s does not exist any more; the scheduler chooses again", p.Node)}
+		return plan{Do: Reschedule, Node: p.Node, Reason: "ProvisioningFailed",
+			Message: fmt.Sprintf("node %s does not exist any more; the scheduler chooses again", p.Node)}
 	case p.Node != "":
 		return p
 	case delayed(c.Class):
-		return Plan{} // the scheduler has not chosen yet
+		return plan{} // the scheduler has not chosen yet
 	case c.Roomiest == "":
-		return Plan{Reason: "ProvisioningFailed", Message: "no node has local volumes"}
+		return plan{Reason: "ProvisioningFailed", Message: "no node has local volumes"}
 	}
 	p.Node = c.Roomiest
 	return p
@@ -124,10 +126,11 @@ func delayed(c *storagev1.StorageClass) bool {
 }
 
 // unfit tells why no volume can be made for a claim.
-func unfit(c Claim) string {
+func unfit(c claimInput) string {
 	for _, m := range c.Spec.AccessModes {
 		if m != v1.ReadWriteOnce && m != v1.ReadWriteOncePod {
-			return fmt.Sprintf("spec.accessModes: %s needs a volume that several nodes see, and a local volume is on one node: allowed are ReadWriteOnce and ReadWriteOncePod", m)
+			return fmt.Sprintf("spec.accessModes: %s needs a volume that several nodes see, and a local volume is on one node: allowed "+
+				"are ReadWriteOnce and ReadWriteOncePod", m)
 		}
 	}
 	if c.Spec.Selector != nil {
@@ -148,19 +151,19 @@ func unfit(c Claim) string {
 }
 
 // bound plans for a claim that has its volume.
-func bound(c Claim) Plan {
+func bound(c claimInput) plan {
 	if c.Volume == nil || !ours(c.Volume) || c.Status.Phase != v1.ClaimBound {
-		return Plan{}
+		return plan{}
 	}
 	want, has := c.Spec.Resources.Requests[v1.ResourceStorage], c.Volume.Spec.Capacity[v1.ResourceStorage]
 	told := c.Status.Capacity[v1.ResourceStorage]
 	switch {
 	case want.Cmp(has) > 0:
-		return Plan{Do: Expand, Node: NodeOf(c.Volume), Bytes: want.Value()}
+		return plan{Do: Expand, Node: nodeOf(c.Volume), Bytes: want.Value()}
 	case told.Cmp(has) < 0:
-		return Plan{Do: Report, Bytes: has.Value()}
+		return plan{Do: Report, Bytes: has.Value()}
 	}
-	return Plan{}
+	return plan{}
 }
 
 // ours says whether a volume is one of the driver's that was made on demand.
@@ -168,8 +171,8 @@ func ours(pv *v1.PersistentVolume) bool {
 	return pv.Spec.CSI != nil && pv.Spec.CSI.Driver == localvolume.Name && pv.Annotations[provisionedByAnnotation] == localvolume.Name
 }
 
-// NodeOf is the node that a volume is on, "" for none.
-func NodeOf(pv *v1.PersistentVolume) string {
+// nodeOf is the node that a volume is on, "" for none.
+func nodeOf(pv *v1.PersistentVolume) string {
 	if pv.Spec.NodeAffinity == nil || pv.Spec.NodeAffinity.Required == nil {
 		return ""
 	}
@@ -183,42 +186,46 @@ func NodeOf(pv *v1.PersistentVolume) string {
 	return ""
 }
 
-// ForVolume plans for one volume. gone is true when its node does not exist.
-func ForVolume(pv *v1.PersistentVolume, gone bool) Plan {
+// forVolume plans for one volume. gone is true when its node does not exist.
+func forVolume(pv *v1.PersistentVolume, gone bool) plan {
 	if !ours(pv) {
-		return Plan{}
+		return plan{}
 	}
 	held := slices.Contains(pv.Finalizers, finalizer)
-	node := NodeOf(pv)
+	node := nodeOf(pv)
 	switch {
 	case pv.Spec.PersistentVolumeReclaimPolicy != v1.PersistentVolumeReclaimDelete:
 		if held {
-			return Plan{Do: LetGo} // the data stays, whatever becomes of the object
+			return plan{Do: LetGo} // the data stays, whatever becomes of the object
 		}
 	case pv.Status.Phase == v1.VolumeReleased || pv.Status.Phase == v1.VolumeFailed:
 		if gone {
-			return Plan{Reason: "VolumeNodeGone", Message: fmt.Sprintf("the data is on node %s, which does not exist: it is deleted when the node comes back; "+
-				"to forget it, remove the finalizer %s and delete this volume", node, finalizer)}
+			return plan{Reason: "VolumeNodeGone",
+				Message: fmt.Sprintf("the data is on node %s, which does not exist: it is deleted when the node comes back; "+
+					"to forget it, remove the finalizer %s and delete this volume", node, finalizer)}
 		}
-		return Plan{Do: Delete, Node: node}
+		return plan{Do: Delete, Node: node}
 	case !held && pv.DeletionTimestamp == nil:
-		return Plan{Do: Hold}
+		return plan{Do: Hold}
 	}
-	return Plan{}
+	return plan{}
 }
 
-// Request asks the driver for the volume of a claim.
-func Request(c Claim, p Plan) *spec.CreateVolumeRequest {
+// request asks the driver for the volume of a claim.
+func request(c claimInput, p plan) *spec.CreateVolumeRequest {
 	req := &spec.CreateVolumeRequest{
-		Name: volumeName(c.PersistentVolumeClaim), CapacityRange: &spec.CapacityRange{RequiredBytes: p.Bytes}, Parameters: Parameters(c.Class),
-		AccessibilityRequirements: &spec.TopologyRequirement{Requisite: []*spec.Topology{{Segments: map[string]string{localvolume.TopologyKey: p.Node}}}},
+		Name: volumeName(c.PersistentVolumeClaim), CapacityRange: &spec.CapacityRange{RequiredBytes: p.Bytes},
+		Parameters: parameters(c.Class),
+		AccessibilityRequirements: &spec.TopologyRequirement{
+			Requisite: []*spec.Topology{{Segments: map[string]string{localvolume.TopologyKey: p.Node}}}},
 	}
 	if c.Source != nil {
 		req.VolumeContentSource = &spec.VolumeContentSource{Type: &spec.VolumeContentSource_Volume{
 			Volume: &spec.VolumeContentSource_VolumeSource{VolumeId: c.Source.Spec.CSI.VolumeHandle}}}
 	}
 	for _, m := range c.Spec.AccessModes {
-		one := &spec.VolumeCapability{AccessMode: &spec.VolumeCapability_AccessMode{Mode: spec.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER}}
+		one := &spec.VolumeCapability{AccessMode: &spec.VolumeCapability_AccessMode{
+			Mode: spec.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER}}
 		if m == v1.ReadWriteOncePod {
 			one.AccessMode.Mode = spec.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
 		}
@@ -239,8 +246,8 @@ func block(c *v1.PersistentVolumeClaim) bool {
 
 func volumeName(c *v1.PersistentVolumeClaim) string { return "pvc-" + string(c.UID) }
 
-// Parameters are those of a class that the driver is told.
-func Parameters(class *storagev1.StorageClass) map[string]string {
+// parameters are those of a class that the driver is told.
+func parameters(class *storagev1.StorageClass) map[string]string {
 	out := map[string]string{}
 	for k, v := range class.Parameters {
 		if !strings.HasPrefix(k, ownPrefix) {
@@ -250,24 +257,28 @@ func Parameters(class *storagev1.StorageClass) map[string]string {
 	return out
 }
 
-// Volume is the object for a volume that the driver made for a claim.
-func Volume(c Claim, p Plan, made *spec.Volume) *v1.PersistentVolume {
+// volume is the object for a volume that the driver made for a claim.
+func volume(c claimInput, p plan, made *spec.Volume) *v1.PersistentVolume {
 	policy := v1.PersistentVolumeReclaimDelete
 	if c.Class.ReclaimPolicy != nil {
 		policy = *c.Class.ReclaimPolicy
 	}
 	pv := &v1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: volumeName(c.PersistentVolumeClaim), Annotations: map[string]string{provisionedByAnnotation: localvolume.Name}},
+		ObjectMeta: metav1.ObjectMeta{Name: volumeName(c.PersistentVolumeClaim),
+			Annotations: map[string]string{provisionedByAnnotation: localvolume.Name}},
 		Spec: v1.PersistentVolumeSpec{
 			Capacity:    v1.ResourceList{v1.ResourceStorage: *resource.NewQuantity(made.CapacityBytes, resource.BinarySI)},
-			AccessModes: c.Spec.AccessModes, PersistentVolumeReclaimPolicy: policy, StorageClassName: c.Class.Name, MountOptions: c.Class.MountOptions,
-			VolumeMode: c.Spec.VolumeMode,
+			AccessModes: c.Spec.AccessModes, PersistentVolumeReclaimPolicy: policy, StorageClassName: c.Class.Name,
+			MountOptions: c.Class.MountOptions,
+			VolumeMode:   c.Spec.VolumeMode,
 			ClaimRef: &v1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: c.Namespace, Name: c.Name, UID: c.UID,
 				ResourceVersion: c.ResourceVersion},
 			PersistentVolumeSource: v1.PersistentVolumeSource{CSI: &v1.CSIPersistentVolumeSource{
-				Driver: localvolume.Name, VolumeHandle: made.VolumeId, VolumeAttributes: made.VolumeContext, FSType: c.Class.Parameters[fsTypeParameter]}},
+				Driver: localvolume.Name, VolumeHandle: made.VolumeId, VolumeAttributes: made.VolumeContext,
+				FSType: c.Class.Parameters[fsTypeParameter]}},
 			NodeAffinity: &v1.VolumeNodeAffinity{Required: &v1.NodeSelector{NodeSelectorTerms: []v1.NodeSelectorTerm{{
-				MatchExpressions: []v1.NodeSelectorRequirement{{Key: localvolume.TopologyKey, Operator: v1.NodeSelectorOpIn, Values: []string{p.Node}}}}}}},
+				MatchExpressions: []v1.NodeSelectorRequirement{{Key: localvolume.TopologyKey, Operator: v1.NodeSelectorOpIn,
+					Values: []string{p.Node}}}}}}},
 		},
 	}
 	if policy == v1.PersistentVolumeReclaimDelete {

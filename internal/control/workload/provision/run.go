@@ -135,7 +135,7 @@ func (p *provisioner) claim(ctx context.Context, ns, name string) error {
 	if err != nil {
 		return err
 	}
-	plan := ForClaim(c)
+	plan := forClaim(c)
 	if plan.Reason != "" {
 		p.tell(claim, plan.Reason, plan.Message)
 	}
@@ -153,8 +153,8 @@ func (p *provisioner) claim(ctx context.Context, ns, name string) error {
 }
 
 // look gathers what decides over a claim.
-func (p *provisioner) look(claim *v1.PersistentVolumeClaim) (Claim, error) {
-	c := Claim{PersistentVolumeClaim: claim}
+func (p *provisioner) look(claim *v1.PersistentVolumeClaim) (claimInput, error) {
+	c := claimInput{PersistentVolumeClaim: claim}
 	var err error
 	if n := helper.GetPersistentVolumeClaimClass(claim); n != "" {
 		if c.Class, err = p.classes.Get(n); apierrors.IsNotFound(err) {
@@ -169,7 +169,8 @@ func (p *provisioner) look(claim *v1.PersistentVolumeClaim) (Claim, error) {
 	if c.Volume, err2 = p.volumes.Get(name); apierrors.IsNotFound(err2) {
 		c.Volume, err2 = nil, nil
 	}
-	if from := claim.Spec.DataSourceRef; from != nil && from.Kind == "PersistentVolumeClaim" && (from.Namespace == nil || *from.Namespace == claim.Namespace) {
+	if from := claim.Spec.DataSourceRef; from != nil && from.Kind == "PersistentVolumeClaim" &&
+		(from.Namespace == nil || *from.Namespace == claim.Namespace) {
 		if s, err := p.claims.PersistentVolumeClaims(claim.Namespace).Get(from.Name); err == nil && s.Spec.VolumeName != "" {
 			if pv, err := p.volumes.Get(s.Spec.VolumeName); err == nil && ours(pv) {
 				c.Source = pv
@@ -187,10 +188,10 @@ func (p *provisioner) look(claim *v1.PersistentVolumeClaim) (Claim, error) {
 
 // create has the volume made and makes its object. Each step finds what a crash
 // left of it: the driver knows the name, and so does the API server.
-func (p *provisioner) create(ctx context.Context, c Claim, plan Plan) error {
+func (p *provisioner) create(ctx context.Context, c claimInput, plan plan) error {
 	claim := c.PersistentVolumeClaim
 	answer := &spec.CreateVolumeResponse{}
-	err := p.call(ctx, plan.Node, "CreateVolume", Request(c, plan), answer)
+	err := p.call(ctx, plan.Node, "CreateVolume", request(c, plan), answer)
 	switch status.Code(err) {
 	case codes.OK:
 	case codes.ResourceExhausted:
@@ -206,17 +207,21 @@ func (p *provisioner) create(ctx context.Context, c Claim, plan Plan) error {
 		p.tell(claim, "ProvisioningFailed", status.Convert(err).Message())
 		return fmt.Errorf("making the volume of claim %s on node %s: %w", controller.Key(claim), plan.Node, err)
 	}
-	pv := Volume(c, plan, answer.Volume)
-	if _, err := p.Client.CoreV1().PersistentVolumes().Create(ctx, pv, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+	pv := volume(c, plan, answer.Volume)
+	if _, err := p.Client.CoreV1().PersistentVolumes().Create(ctx, pv, metav1.CreateOptions{}); err != nil &&
+		!apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("making volume %s: %w", pv.Name, err)
 	}
 	p.told.Delete(claim.UID)
 	p.Tell(controller.Note{Kind: "PersistentVolumeClaim", Object: claim, Decision: "volume " + pv.Name + " made", Because: []journal.Fact{
-		{Name: "node", Value: plan.Node}, {Name: "class", Value: c.Class.Name}, {Name: "bytes", Value: fmt.Sprint(answer.Volume.CapacityBytes)}},
+		{Name: "node", Value: plan.Node}, {Name: "class", Value: c.Class.Name},
+		{Name: "bytes", Value: fmt.Sprint(answer.Volume.CapacityBytes)}},
 		Event: controller.Event{To: p.events, Reason: "ProvisioningSucceeded", Message: "Successfully provisioned volume " + pv.Name}})
 	if answer.Volume.VolumeContext[localvolume.EnforcedContext] == "false" {
-		p.events.Event(claim, v1.EventTypeWarning, "CapacityNotEnforced", fmt.Sprintf("the filesystem of node %s has no project quotas: nothing stops the volume from "+
-			"growing beyond %s. StorageClass %s holds volumes to their size everywhere", plan.Node, resource.NewQuantity(answer.Volume.CapacityBytes, resource.BinarySI), ImageClass))
+		p.events.Event(claim, v1.EventTypeWarning, "CapacityNotEnforced",
+			fmt.Sprintf("the filesystem of node %s has no project quotas: nothing stops the volume from "+
+				"growing beyond %s. StorageClass %s holds volumes to their size everywhere", plan.Node,
+				resource.NewQuantity(answer.Volume.CapacityBytes, resource.BinarySI), ImageClass))
 	}
 	p.queue.Add("n/" + plan.Node)
 	return nil
@@ -234,7 +239,7 @@ func (p *provisioner) reschedule(ctx context.Context, claim *v1.PersistentVolume
 
 // expand lets a volume grow, and says so first in its object and then in the
 // claim. The driver leaves nothing to do on the node.
-func (p *provisioner) expand(ctx context.Context, c Claim, plan Plan) error {
+func (p *provisioner) expand(ctx context.Context, c claimInput, plan plan) error {
 	claim, answer := c.PersistentVolumeClaim, &spec.ControllerExpandVolumeResponse{}
 	err := p.call(ctx, plan.Node, "ControllerExpandVolume", &spec.ControllerExpandVolumeRequest{
 		VolumeId: c.Volume.Spec.CSI.VolumeHandle, CapacityRange: &spec.CapacityRange{RequiredBytes: plan.Bytes}}, answer)
@@ -251,8 +256,10 @@ func (p *provisioner) expand(ctx context.Context, c Claim, plan Plan) error {
 	}
 	p.queue.Add("n/" + plan.Node)
 	p.told.Delete(claim.UID)
-	p.Tell(controller.Note{Kind: "PersistentVolumeClaim", Object: claim, Decision: "volume " + c.Volume.Name + " grown", Because: []journal.Fact{{Name: "size", Value: size.String()}},
-		Event: controller.Event{To: p.events, Reason: "VolumeResizeSuccessful", Message: "volume " + c.Volume.Name + " has " + size.String()}})
+	p.Tell(controller.Note{Kind: "PersistentVolumeClaim", Object: claim, Decision: "volume " + c.Volume.Name + " grown",
+		Because: []journal.Fact{{Name: "size", Value: size.String()}},
+		Event: controller.Event{To: p.events, Reason: "VolumeResizeSuccessful", Message: "volume " + c.Volume.Name + " has " +
+			size.String()}})
 	return p.report(ctx, claim, answer.CapacityBytes)
 }
 
@@ -263,7 +270,8 @@ func (p *provisioner) report(ctx context.Context, claim *v1.PersistentVolumeClai
 	kept := slices.DeleteFunc(slices.Clone(claim.Status.Conditions), func(c v1.PersistentVolumeClaimCondition) bool {
 		return c.Type == v1.PersistentVolumeClaimResizing || c.Type == v1.PersistentVolumeClaimFileSystemResizePending
 	})
-	change := kube.Change{Subresource: "status", Status: map[string]any{"capacity": v1.ResourceList{v1.ResourceStorage: *size}, "conditions": kept}}
+	change := kube.Change{Subresource: "status", Status: map[string]any{"capacity": v1.ResourceList{v1.ResourceStorage: *size},
+		"conditions": kept}}
 	_, err := kube.Patch(ctx, p.Client.CoreV1().PersistentVolumeClaims(claim.Namespace), claim, kube.Unchanged, change)
 	if ignoreGone(err) != nil {
 		return fmt.Errorf("writing the size of claim %s: %w", controller.Key(claim), err)
@@ -276,12 +284,12 @@ func (p *provisioner) volume(ctx context.Context, name string) error {
 	if err != nil {
 		return ignoreGone(err)
 	}
-	node := NodeOf(pv)
+	node := nodeOf(pv)
 	_, err = p.nodes.Get(node)
 	if err != nil && !apierrors.IsNotFound(err) {
 		return err
 	}
-	plan := ForVolume(pv, err != nil)
+	plan := forVolume(pv, err != nil)
 	if plan.Reason != "" {
 		p.tell(pv, plan.Reason, plan.Message)
 	}
@@ -303,10 +311,11 @@ func (p *provisioner) remove(ctx context.Context, pv *v1.PersistentVolume, node 
 	if err != nil {
 		return ignoreGone(err)
 	}
-	if live.UID != pv.UID || ForVolume(live, false).Do != Delete {
+	if live.UID != pv.UID || forVolume(live, false).Do != Delete {
 		return nil
 	}
-	if err := p.call(ctx, node, "DeleteVolume", &spec.DeleteVolumeRequest{VolumeId: live.Spec.CSI.VolumeHandle}, &spec.DeleteVolumeResponse{}); err != nil {
+	if err := p.call(ctx, node, "DeleteVolume", &spec.DeleteVolumeRequest{VolumeId: live.Spec.CSI.VolumeHandle},
+		&spec.DeleteVolumeResponse{}); err != nil {
 		if status.Code(err) != codes.Unavailable {
 			p.tell(live, "VolumeFailedDelete", status.Convert(err).Message())
 		}
@@ -315,7 +324,8 @@ func (p *provisioner) remove(ctx context.Context, pv *v1.PersistentVolume, node 
 	p.Note("PersistentVolume", live, "its data deleted", journal.Fact{Name: "node", Value: node})
 	p.queue.Add("n/" + node)
 	if live.DeletionTimestamp == nil {
-		err := p.Client.CoreV1().PersistentVolumes().Delete(ctx, live.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &live.UID}})
+		err := p.Client.CoreV1().PersistentVolumes().Delete(ctx, live.Name,
+			metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &live.UID}})
 		if ignoreGone(err) != nil {
 			return fmt.Errorf("deleting volume %s: %w", pv.Name, err)
 		}

@@ -35,13 +35,14 @@ func driverObject() *storagev1.CSIDriver {
 	}}
 }
 
-// Classes are the StorageClasses of a new cluster. The first is the default,
+// classes are the StorageClasses of a new cluster. The first is the default,
 // unless there is one.
-func Classes(hasDefault bool) []*storagev1.StorageClass {
+func classes(hasDefault bool) []*storagev1.StorageClass {
 	one := func(name string, kind localvolume.Kind) *storagev1.StorageClass {
 		reclaim, mode := v1.PersistentVolumeReclaimDelete, storagev1.VolumeBindingWaitForFirstConsumer
 		return &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: localvolume.Name, ReclaimPolicy: &reclaim,
-			VolumeBindingMode: &mode, AllowVolumeExpansion: ptr.To(true), Parameters: map[string]string{localvolume.TypeParameter: string(kind)}}
+			VolumeBindingMode: &mode, AllowVolumeExpansion: ptr.To(true),
+			Parameters: map[string]string{localvolume.TypeParameter: string(kind)}}
 	}
 	directory, image := one(DirectoryClass, localvolume.Directory), one(ImageClass, localvolume.Image)
 	if !hasDefault {
@@ -72,14 +73,16 @@ func (p *provisioner) setUp(ctx context.Context) error {
 	for _, c := range all {
 		hasDefault = hasDefault || c.Annotations[defaultAnnotation] == "true"
 	}
-	for _, c := range Classes(hasDefault) {
-		if _, err := p.Client.StorageV1().StorageClasses().Create(ctx, c, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+	for _, c := range classes(hasDefault) {
+		if _, err := p.Client.StorageV1().StorageClasses().Create(ctx, c, metav1.CreateOptions{}); err != nil &&
+			!apierrors.IsAlreadyExists(err) {
 			return fmt.Errorf("making StorageClass %s: %w", c.Name, err)
 		}
 	}
 	// Last: a crash before makes the classes again, which nobody can have changed.
 	_, err = maps.Create(ctx, &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: marker, Annotations: map[string]string{
-		"kubernetes.io/description": "The StorageClasses local and local-image were made when this cluster was new. They are not made again; delete this config map to have them back."}}},
+		"kubernetes.io/description": "The StorageClasses local and local-image were made when this cluster was new. They are not made " +
+			"again; delete this config map to have them back."}}},
 		metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
 		return nil

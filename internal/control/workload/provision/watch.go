@@ -43,7 +43,7 @@ func (p *provisioner) watch(ctx context.Context) ([]cache.DoneChecker, error) {
 		p.all()
 		volumes, _ := p.volumes.List(labels.Everything()) //nolint:errcheck // a cache with a selector that fits all
 		for _, v := range volumes {
-			if NodeOf(v) == n.Name {
+			if nodeOf(v) == n.Name {
 				p.queue.Add("v/" + v.Name)
 			}
 		}

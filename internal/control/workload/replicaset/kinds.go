@@ -25,7 +25,7 @@ func fromReplicaSet(e controller.Env, rs *appsv1.ReplicaSet) *object {
 	}
 	api := e.Client.AppsV1().ReplicaSets(rs.Namespace)
 	o.live = func(ctx context.Context) (metav1.Object, error) { return api.Get(ctx, rs.Name, metav1.GetOptions{}) }
-	o.patchStatus = func(ctx context.Context, st Status) error {
+	o.patchStatus = func(ctx context.Context, st status) error {
 		_, _, err := kube.PatchStatus(ctx, api, rs, rs.Status, st)
 		return err
 	}
@@ -39,7 +39,7 @@ func fromReplicationController(e controller.Env, rc *v1.ReplicationController) *
 		o.template = &v1.PodTemplateSpec{}
 	}
 	o.set = Set{Replicas: one(rc.Spec.Replicas), MinReady: rc.Spec.MinReadySeconds, Generation: rc.Generation,
-		TemplateLabels: o.template.Labels, Deleting: rc.DeletionTimestamp != nil, Status: Status{
+		TemplateLabels: o.template.Labels, Deleting: rc.DeletionTimestamp != nil, Status: status{
 			Replicas: rc.Status.Replicas, FullyLabeledReplicas: rc.Status.FullyLabeledReplicas, ReadyReplicas: rc.Status.ReadyReplicas,
 			AvailableReplicas: rc.Status.AvailableReplicas, ObservedGeneration: rc.Status.ObservedGeneration}}
 	for _, c := range rc.Status.Conditions {
@@ -48,7 +48,7 @@ func fromReplicationController(e controller.Env, rc *v1.ReplicationController) *
 	}
 	api := e.Client.CoreV1().ReplicationControllers(rc.Namespace)
 	o.live = func(ctx context.Context) (metav1.Object, error) { return api.Get(ctx, rc.Name, metav1.GetOptions{}) }
-	o.patchStatus = func(ctx context.Context, st Status) error {
+	o.patchStatus = func(ctx context.Context, st status) error {
 		next := v1.ReplicationControllerStatus{Replicas: st.Replicas, FullyLabeledReplicas: st.FullyLabeledReplicas,
 			ReadyReplicas: st.ReadyReplicas, AvailableReplicas: st.AvailableReplicas, ObservedGeneration: st.ObservedGeneration}
 		for _, c := range st.Conditions {

@@ -25,19 +25,19 @@ type Set struct {
 	Generation         int64
 	TemplateLabels     labels.Set
 	Deleting           bool
-	Status             Status
+	Status             status
 }
 
-// Status is the status of either kind, in the words of ReplicaSet.
-type Status = appsv1.ReplicaSetStatus
+// status is the status of either kind, in the words of ReplicaSet.
+type status = appsv1.ReplicaSetStatus
 
 // Plan is what to do next about one set.
 type Plan struct {
 	Create int
 	// Delete lists the pods to delete, the least valuable first.
 	Delete []*v1.Pod
-	// Status is the new status, before the outcome of Create and Delete.
-	Status Status
+	// status is the new status, before the outcome of Create and Delete.
+	Status status
 	// Wake is when a ready pod becomes available by itself, 0 for never.
 	Wake    time.Duration
 	Because []journal.Fact
@@ -76,7 +76,7 @@ func Make(s *Set, pods []*v1.Pod, onNode map[string]int, now time.Time) Plan {
 	return p
 }
 
-func countStatus(s *Set, pods []*v1.Pod, now time.Time) Status {
+func countStatus(s *Set, pods []*v1.Pod, now time.Time) status {
 	st := *s.Status.DeepCopy()
 	st.Replicas, st.FullyLabeledReplicas, st.ReadyReplicas, st.AvailableReplicas = 0, 0, 0, 0
 	want := labels.SelectorFromValidatedSet(s.TemplateLabels)
@@ -104,8 +104,8 @@ func countStatus(s *Set, pods []*v1.Pod, now time.Time) Status {
 	return st
 }
 
-// Outcome folds the result of Create and Delete into the status' conditions.
-func Outcome(st *Status, reason string, err error, now time.Time) {
+// outcome folds the result of Create and Delete into the status' conditions.
+func outcome(st *status, reason string, err error, now time.Time) {
 	i := 0
 	for _, c := range st.Conditions {
 		if c.Type != appsv1.ReplicaSetReplicaFailure {

@@ -15,7 +15,9 @@ var now = time.Unix(100000, 0)
 
 func pod(name string, mods ...func(*v1.Pod)) *v1.Pod {
 	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), CreationTimestamp: metav1.NewTime(now.Add(-time.Hour))},
-		Spec: v1.PodSpec{NodeName: "n-" + name}, Status: v1.PodStatus{Phase: v1.PodRunning, Conditions: []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionTrue, LastTransitionTime: metav1.NewTime(now.Add(-time.Hour))}}}}
+		Spec: v1.PodSpec{NodeName: "n-" + name}, Status: v1.PodStatus{Phase: v1.PodRunning,
+			Conditions: []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionTrue,
+				LastTransitionTime: metav1.NewTime(now.Add(-time.Hour))}}}}
 	for _, m := range mods {
 		m(p)
 	}
@@ -76,8 +78,10 @@ func names(pods []*v1.Pod) (s string) {
 func TestReplacesAndCounts(t *testing.T) {
 	pods := []*v1.Pod{pod("a"), pod("b", dying), pod("c", phase(v1.PodFailed)), pod("d", readyFor(4*time.Second))}
 	plan := Make(&Set{Replicas: 4, MinReady: 10, Generation: 7}, pods, nil, now)
-	got := fmt.Sprintf("create %d, replicas %d ready %d available %d terminating %d, observed %d, again %s", plan.Create, plan.Status.Replicas,
-		plan.Status.ReadyReplicas, plan.Status.AvailableReplicas, *plan.Status.TerminatingReplicas, plan.Status.ObservedGeneration, plan.Wake)
+	got := fmt.Sprintf("create %d, replicas %d ready %d available %d terminating %d, observed %d, again %s", plan.Create,
+		plan.Status.Replicas,
+		plan.Status.ReadyReplicas, plan.Status.AvailableReplicas, *plan.Status.TerminatingReplicas, plan.Status.ObservedGeneration,
+		plan.Wake)
 	if want := "create 2, replicas 2 ready 2 available 1 terminating 1, observed 7, again 6s"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}

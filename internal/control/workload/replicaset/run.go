@@ -29,7 +29,7 @@ type object struct {
 	template    *v1.PodTemplateSpec
 	set         Set
 	live        func(context.Context) (metav1.Object, error)
-	patchStatus func(context.Context, Status) error
+	patchStatus func(context.Context, status) error
 	family      types.UID // the Deployment's UID
 }
 
@@ -149,7 +149,7 @@ func (c *reconciler) sync(ctx context.Context, key string) (time.Duration, error
 	now := time.Now()
 	plan := Make(&o.set, pods, c.sharing(o, pods), now)
 	reason, failure := c.perform(ctx, o, plan)
-	Outcome(&plan.Status, reason, failure, now)
+	outcome(&plan.Status, reason, failure, now)
 	if err := o.patchStatus(ctx, plan.Status); err != nil && !apierrors.IsNotFound(err) {
 		return 0, fmt.Errorf("writing the status of %s: %w", key, err)
 	}
@@ -161,7 +161,8 @@ func (c *reconciler) perform(ctx context.Context, o *object, plan Plan) (string,
 	if plan.Create > 0 {
 		c.Note(c.source.kind, o.meta, fmt.Sprintf("created %d pods", plan.Create), plan.Because...)
 		_, err := podcontrol.Batch(plan.Create, func(int) error {
-			_, err := c.pods.Create(ctx, o.obj, o.meta.GetUID(), podcontrol.FromTemplate(o.template, o.meta.GetNamespace(), o.meta.GetName(), o.ref))
+			_, err := c.pods.Create(ctx, o.obj, o.meta.GetUID(), podcontrol.FromTemplate(o.template, o.meta.GetNamespace(),
+				o.meta.GetName(), o.ref))
 			return err
 		})
 		if apierrors.HasStatusCause(err, v1.NamespaceTerminatingCause) {

@@ -17,24 +17,24 @@ import (
 	"github.com/berth-dev/berth/internal/podutil"
 )
 
-// Ended says that a pod uses no devices any more: all its containers have
+// ended says that a pod uses no devices any more: all its containers have
 // ended for good (the node agent says so after it gave the devices back), or
 // it is deleted and never got to a node.
-func Ended(p *v1.Pod) bool {
+func ended(p *v1.Pod) bool {
 	return podutil.Terminal(p) || p.DeletionTimestamp != nil && p.Spec.NodeName == ""
 }
 
-// Wanted is one claim of a pod that is to come from a template: Have is the
+// wanted is one claim of a pod that is to come from a template: Have is the
 // one made earlier, which the pod's status does not name yet, or nil.
-type Wanted struct {
+type wanted struct {
 	Name, Template string
 	Have           *resourceapi.ResourceClaim
 }
 
-// Missing lists the claims that a pod's status does not name yet; owned are
+// missing lists the claims that a pod's status does not name yet; owned are
 // the claims that the pod controls. A pod that ends gets none.
-func Missing(p *v1.Pod, owned []*resourceapi.ResourceClaim) (out []Wanted) {
-	if p.DeletionTimestamp != nil || Ended(p) {
+func missing(p *v1.Pod, owned []*resourceapi.ResourceClaim) (out []wanted) {
+	if p.DeletionTimestamp != nil || ended(p) {
 		return nil
 	}
 	for i := range p.Spec.ResourceClaims {
@@ -43,7 +43,7 @@ func Missing(p *v1.Pod, owned []*resourceapi.ResourceClaim) (out []Wanted) {
 		if ref.ResourceClaimTemplateName == nil || named {
 			continue
 		}
-		w := Wanted{Name: ref.Name, Template: *ref.ResourceClaimTemplateName}
+		w := wanted{Name: ref.Name, Template: *ref.ResourceClaimTemplateName}
 		for _, c := range owned {
 			if c.Annotations[resourceapi.PodResourceClaimAnnotation] == ref.Name && c.DeletionTimestamp == nil {
 				w.Have = c
@@ -54,9 +54,9 @@ func Missing(p *v1.Pod, owned []*resourceapi.ResourceClaim) (out []Wanted) {
 	return out
 }
 
-// FromTemplate makes a claim for a pod. Its name begins with the pod's and the
+// fromTemplate makes a claim for a pod. Its name begins with the pod's and the
 // claim's, cut so that all of it is a name.
-func FromTemplate(p *v1.Pod, name string, t *resourceapi.ResourceClaimTemplate) *resourceapi.ResourceClaim {
+func fromTemplate(p *v1.Pod, name string, t *resourceapi.ResourceClaimTemplate) *resourceapi.ResourceClaim {
 	const most = 253 - 5 - 2 // what the API server adds, and the dashes
 	base := p.Name + "-" + name
 	if len(base) > most {
@@ -73,10 +73,10 @@ func FromTemplate(p *v1.Pod, name string, t *resourceapi.ResourceClaimTemplate) 
 	return c
 }
 
-// ToReserve lists the claims of a pod that somebody else than the scheduler
+// toReserve lists the claims of a pod that somebody else than the scheduler
 // put on a node: they have devices and do not name the pod.
-func ToReserve(p *v1.Pod, claim func(name string) *resourceapi.ResourceClaim) (out []*resourceapi.ResourceClaim) {
-	if p.Spec.NodeName == "" || p.DeletionTimestamp != nil || Ended(p) {
+func toReserve(p *v1.Pod, claim func(name string) *resourceapi.ResourceClaim) (out []*resourceapi.ResourceClaim) {
+	if p.Spec.NodeName == "" || p.DeletionTimestamp != nil || ended(p) {
 		return nil
 	}
 	for name, owned := range dra.PodClaims(p) {
@@ -90,13 +90,14 @@ func ToReserve(p *v1.Pod, claim func(name string) *resourceapi.ResourceClaim) (o
 	return out
 }
 
-// Reserved are the claim's users with one more.
-func Reserved(c *resourceapi.ResourceClaim, p *v1.Pod) []resourceapi.ResourceClaimConsumerReference {
-	return append(slices.Clone(c.Status.ReservedFor), resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: p.Name, UID: p.UID})
+// reserved are the claim's users with one more.
+func reserved(c *resourceapi.ResourceClaim, p *v1.Pod) []resourceapi.ResourceClaimConsumerReference {
+	return append(slices.Clone(c.Status.ReservedFor), resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: p.Name,
+		UID: p.UID})
 }
 
-// Tidying is what one claim needs, in this order.
-type Tidying struct {
+// tidying is what one claim needs, in this order.
+type tidying struct {
 	// Users are those that stay; Status says that they, or the devices, are to
 	// be written; Deallocate that the devices are given back.
 	Users      []resourceapi.ResourceClaimConsumerReference
@@ -109,13 +110,13 @@ type Tidying struct {
 	Because string
 }
 
-// Tidy decides for one claim. pod returns the pod of that name and UID, or nil
+// tidy decides for one claim. pod returns the pod of that name and UID, or nil
 // when it is certain that there is none. Users that are no pods stay.
-func Tidy(c *resourceapi.ResourceClaim, pod func(name string, uid types.UID) *v1.Pod) Tidying {
-	var t Tidying
+func tidy(c *resourceapi.ResourceClaim, pod func(name string, uid types.UID) *v1.Pod) tidying {
+	var t tidying
 	for _, user := range c.Status.ReservedFor {
 		if user.APIGroup == "" && user.Resource == "pods" {
-			if p := pod(user.Name, user.UID); p == nil || Ended(p) {
+			if p := pod(user.Name, user.UID); p == nil || ended(p) {
 				t.Status, t.Because = true, fmt.Sprintf("pod %s uses it no more", user.Name)
 				continue
 			}
@@ -133,7 +134,7 @@ func Tidy(c *resourceapi.ResourceClaim, pod func(name string, uid types.UID) *v1
 	}
 	t.Unprotect = leaving && slices.Contains(c.Finalizers, resourceapi.Finalizer)
 	if owner := metav1.GetControllerOfNoCopy(c); owner != nil && owner.Kind == "Pod" && owner.APIVersion == "v1" && !leaving {
-		if p := pod(owner.Name, owner.UID); p == nil || Ended(p) {
+		if p := pod(owner.Name, owner.UID); p == nil || ended(p) {
 			t.Delete, t.Because = true, fmt.Sprintf("it was made for pod %s, which uses it no more", owner.Name)
 		}
 	}

@@ -14,7 +14,8 @@ import (
 func pod(name, node string, phase v1.PodPhase, deleted bool) *v1.Pod {
 	template := "t"
 	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "ns", UID: types.UID("uid-" + name)},
-		Spec: v1.PodSpec{NodeName: node, ResourceClaims: []v1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &template}}}, Status: v1.PodStatus{Phase: phase}}
+		Spec:   v1.PodSpec{NodeName: node, ResourceClaims: []v1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &template}}},
+		Status: v1.PodStatus{Phase: phase}}
 	if deleted {
 		at := metav1.NewTime(time.Unix(1, 0))
 		p.DeletionTimestamp = &at
@@ -33,7 +34,8 @@ func claim(mods ...func(*resourceapi.ResourceClaim)) *resourceapi.ResourceClaim 
 func usedBy(names ...string) func(*resourceapi.ResourceClaim) {
 	return func(c *resourceapi.ResourceClaim) {
 		for _, n := range names {
-			c.Status.ReservedFor = append(c.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: n, UID: types.UID("uid-" + n)})
+			c.Status.ReservedFor = append(c.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: n,
+				UID: types.UID("uid-" + n)})
 		}
 	}
 }
@@ -51,45 +53,50 @@ func leaving(c *resourceapi.ResourceClaim) {
 func madeFor(name string) func(*resourceapi.ResourceClaim) {
 	yes := true
 	return func(c *resourceapi.ResourceClaim) {
-		c.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: name, UID: types.UID("uid-" + name), Controller: &yes}}
+		c.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: name, UID: types.UID("uid-" + name),
+			Controller: &yes}}
 	}
 }
 
 func TestTidy(t *testing.T) {
 	pods := map[types.UID]*v1.Pod{}
-	for _, p := range []*v1.Pod{pod("runs", "n", v1.PodRunning, false), pod("waits", "", v1.PodPending, false), pod("done", "n", v1.PodSucceeded, false),
+	for _, p := range []*v1.Pod{pod("runs", "n", v1.PodRunning, false), pod("waits", "", v1.PodPending, false),
+		pod("done", "n", v1.PodSucceeded, false),
 		pod("failed", "n", v1.PodFailed, false), pod("stopping", "n", v1.PodRunning, true), pod("unplaced", "", v1.PodPending, true)} {
 		pods[p.UID] = p
 	}
 	find := func(_ string, uid types.UID) *v1.Pod { return pods[uid] }
 	for name, c := range map[string]struct {
 		claim *resourceapi.ResourceClaim
-		want  Tidying
+		want  tidying
 		users string
 	}{
-		"in use":                       {claim(allocated, usedBy("runs")), Tidying{}, "runs"},
-		"in use by one that stops":     {claim(allocated, usedBy("stopping")), Tidying{}, "stopping"},
-		"reserved by one that waits":   {claim(allocated, usedBy("waits")), Tidying{}, "waits"},
-		"one user of two is done":      {claim(allocated, usedBy("done", "runs")), Tidying{Status: true}, "runs"},
-		"the last user is done":        {claim(allocated, usedBy("done", "failed")), Tidying{Status: true, Deallocate: true}, ""},
-		"the user is gone":             {claim(allocated, usedBy("vanished")), Tidying{Status: true, Deallocate: true}, ""},
-		"the user never got to a node": {claim(allocated, usedBy("unplaced")), Tidying{Status: true, Deallocate: true}, ""},
-		"allocated, no user yet":       {claim(allocated), Tidying{}, ""},
-		"never allocated":              {claim(), Tidying{}, ""},
-		"deleted while in use":         {claim(allocated, leaving, usedBy("runs")), Tidying{}, "runs"},
-		"deleted, user done":           {claim(allocated, leaving, usedBy("done")), Tidying{Status: true, Deallocate: true, Unprotect: true}, ""},
-		"deleted, no user":             {claim(allocated, leaving), Tidying{Status: true, Deallocate: true, Unprotect: true}, ""},
-		"made for a running pod":       {claim(allocated, madeFor("runs"), usedBy("runs")), Tidying{}, "runs"},
-		"made for a pod that is done":  {claim(allocated, madeFor("done"), usedBy("done")), Tidying{Status: true, Deallocate: true, Delete: true}, ""},
-		"made for a pod that is gone":  {claim(madeFor("vanished")), Tidying{Delete: true}, ""},
-		"made for one that waits":      {claim(madeFor("waits")), Tidying{}, ""},
+		"in use":                       {claim(allocated, usedBy("runs")), tidying{}, "runs"},
+		"in use by one that stops":     {claim(allocated, usedBy("stopping")), tidying{}, "stopping"},
+		"reserved by one that waits":   {claim(allocated, usedBy("waits")), tidying{}, "waits"},
+		"one user of two is done":      {claim(allocated, usedBy("done", "runs")), tidying{Status: true}, "runs"},
+		"the last user is done":        {claim(allocated, usedBy("done", "failed")), tidying{Status: true, Deallocate: true}, ""},
+		"the user is gone":             {claim(allocated, usedBy("vanished")), tidying{Status: true, Deallocate: true}, ""},
+		"the user never got to a node": {claim(allocated, usedBy("unplaced")), tidying{Status: true, Deallocate: true}, ""},
+		"allocated, no user yet":       {claim(allocated), tidying{}, ""},
+		"never allocated":              {claim(), tidying{}, ""},
+		"deleted while in use":         {claim(allocated, leaving, usedBy("runs")), tidying{}, "runs"},
+		"deleted, user done": {claim(allocated, leaving, usedBy("done")), tidying{Status: true, Deallocate: true,
+			Unprotect: true}, ""},
+		"deleted, no user":       {claim(allocated, leaving), tidying{Status: true, Deallocate: true, Unprotect: true}, ""},
+		"made for a running pod": {claim(allocated, madeFor("runs"), usedBy("runs")), tidying{}, "runs"},
+		"made for a pod that is done": {claim(allocated, madeFor("done"), usedBy("done")), tidying{Status: true, Deallocate: true,
+			Delete: true}, ""},
+		"made for a pod that is gone": {claim(madeFor("vanished")), tidying{Delete: true}, ""},
+		"made for one that waits":     {claim(madeFor("waits")), tidying{}, ""},
 	} {
-		got := Tidy(c.claim, find)
+		got := tidy(c.claim, find)
 		var users []string
 		for _, u := range got.Users {
 			users = append(users, u.Name)
 		}
-		if got.Status != c.want.Status || got.Deallocate != c.want.Deallocate || got.Unprotect != c.want.Unprotect || got.Delete != c.want.Delete || strings.Join(users, ",") != c.users {
+		if got.Status != c.want.Status || got.Deallocate != c.want.Deallocate || got.Unprotect != c.want.Unprotect ||
+			got.Delete != c.want.Delete || strings.Join(users, ",") != c.users {
 			t.Errorf("%s: %+v, want %+v with users %q", name, got, c.want, c.users)
 		}
 		if (got.Deallocate && c.claim.DeletionTimestamp == nil || got.Delete) && got.Because == "" {
@@ -97,30 +104,31 @@ func TestTidy(t *testing.T) {
 		}
 	}
 	other := claim(allocated, func(c *resourceapi.ResourceClaim) {
-		c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{APIGroup: "example.org", Resource: "things", Name: "x", UID: "x"}}
+		c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{APIGroup: "example.org", Resource: "things", Name: "x",
+			UID: "x"}}
 	})
-	if got := Tidy(other, find); got.Status || len(got.Users) != 1 {
+	if got := tidy(other, find); got.Status || len(got.Users) != 1 {
 		t.Errorf("a user that is no pod: %+v, want it to stay", got)
 	}
 }
 
 func TestMissing(t *testing.T) {
 	p := pod("p", "", v1.PodPending, false)
-	if got := Missing(p, nil); len(got) != 1 || got[0].Name != "gpu" || got[0].Template != "t" || got[0].Have != nil {
+	if got := missing(p, nil); len(got) != 1 || got[0].Name != "gpu" || got[0].Template != "t" || got[0].Have != nil {
 		t.Errorf("missing %+v", got)
 	}
 	made := claim(madeFor("p"), func(c *resourceapi.ResourceClaim) {
 		c.Annotations = map[string]string{resourceapi.PodResourceClaimAnnotation: "gpu"}
 	})
-	if got := Missing(p, []*resourceapi.ResourceClaim{made}); len(got) != 1 || got[0].Have != made {
+	if got := missing(p, []*resourceapi.ResourceClaim{made}); len(got) != 1 || got[0].Have != made {
 		t.Errorf("a claim made before a crash is not found again: %+v", got)
 	}
 	p.Status.ResourceClaimStatuses = []v1.PodResourceClaimStatus{{Name: "gpu"}}
-	if got := Missing(p, nil); len(got) != 0 {
+	if got := missing(p, nil); len(got) != 0 {
 		t.Errorf("named in the status, yet missing: %+v", got)
 	}
 	for _, ended := range []*v1.Pod{pod("p", "n", v1.PodFailed, false), pod("p", "n", v1.PodRunning, true)} {
-		if got := Missing(ended, nil); len(got) != 0 {
+		if got := missing(ended, nil); len(got) != 0 {
 			t.Errorf("a pod that ends gets %+v", got)
 		}
 	}
@@ -131,16 +139,17 @@ func TestFromTemplate(t *testing.T) {
 	template := &resourceapi.ResourceClaimTemplate{Spec: resourceapi.ResourceClaimTemplateSpec{
 		ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"a": "b"}, Annotations: map[string]string{"c": "d"}},
 		Spec:       resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "r"}}}}}}
-	c := FromTemplate(p, "gpu", template)
+	c := fromTemplate(p, "gpu", template)
 	if c.GenerateName != "p-gpu-" || c.Namespace != "ns" || c.Labels["a"] != "b" || c.Annotations["c"] != "d" ||
-		c.Annotations[resourceapi.PodResourceClaimAnnotation] != "gpu" || !metav1.IsControlledBy(c, p) || c.Spec.Devices.Requests[0].Name != "r" {
+		c.Annotations[resourceapi.PodResourceClaimAnnotation] != "gpu" || !metav1.IsControlledBy(c, p) ||
+		c.Spec.Devices.Requests[0].Name != "r" {
 		t.Errorf("made %+v", c)
 	}
 	if template.Spec.Annotations[resourceapi.PodResourceClaimAnnotation] != "" {
 		t.Error("the template was changed")
 	}
 	p.Name = strings.Repeat("x", 253)
-	if n := len(FromTemplate(p, "gpu", template).GenerateName); n+5 > 253 {
+	if n := len(fromTemplate(p, "gpu", template).GenerateName); n+5 > 253 {
 		t.Errorf("a name of %d characters", n+5)
 	}
 }
@@ -161,11 +170,11 @@ func TestToReserve(t *testing.T) {
 		"claim is not there": {pod("p", "n", v1.PodPending, false), nil, 0},
 	} {
 		c.pod.Spec.ResourceClaims = []v1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &name}}
-		got := ToReserve(c.pod, func(string) *resourceapi.ResourceClaim { return c.claim })
+		got := toReserve(c.pod, func(string) *resourceapi.ResourceClaim { return c.claim })
 		if len(got) != c.want {
 			t.Errorf("%s: %d to reserve, want %d", what, len(got), c.want)
 		}
-		if c.want == 1 && Reserved(got[0], c.pod)[0].UID != c.pod.UID {
+		if c.want == 1 && reserved(got[0], c.pod)[0].UID != c.pod.UID {
 			t.Errorf("%s: reserved for somebody else", what)
 		}
 	}

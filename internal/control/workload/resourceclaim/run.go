@@ -54,14 +54,16 @@ type reconciler struct {
 func Run(ctx context.Context, e controller.Env) error {
 	core, api := e.Informers.Core().V1(), e.Informers.Resource().V1()
 	c := &reconciler{Env: e, q: controller.NewQueue(), pods: core.Pods().Lister(), claims: api.ResourceClaims().Lister(),
-		templates: api.ResourceClaimTemplates().Lister(), owned: api.ResourceClaims().Informer(), events: e.Recorder("resource_claim"), made: map[types.UID]map[string]*resourceapi.ResourceClaim{}}
+		templates: api.ResourceClaimTemplates().Lister(), owned: api.ResourceClaims().Informer(), events: e.Recorder("resource_claim"),
+		made: map[types.UID]map[string]*resourceapi.ResourceClaim{}}
 	waiting := core.Pods().Informer()
 	if err := errors.Join(podcontrol.IndexOwners(c.owned), kube.Index(waiting, cache.Indexers{byTemplate: waitsFor})); err != nil {
 		return err
 	}
 	seenPods, err1 := controller.On(ctx, waiting, func(_, p *v1.Pod, gone bool) { c.podChanged(p, gone) })
 	seenClaims, err2 := controller.On(ctx, c.owned, func(_, claim *resourceapi.ResourceClaim, gone bool) { c.claimChanged(claim, gone) })
-	seenTemplates, err3 := controller.On(ctx, api.ResourceClaimTemplates().Informer(), func(_, t *resourceapi.ResourceClaimTemplate, gone bool) {
+	seenTemplates, err3 := controller.On(ctx, api.ResourceClaimTemplates().Informer(), func(_, t *resourceapi.ResourceClaimTemplate,
+		gone bool) {
 		for _, p := range podcontrol.Indexed[*v1.Pod](waiting, byTemplate, controller.Key(t)) {
 			c.q.Add(podKey + controller.Key(p))
 		}
@@ -87,7 +89,7 @@ func waitsFor(obj any) ([]string, error) {
 		return nil, nil
 	}
 	var out []string
-	for _, w := range Missing(p, nil) {
+	for _, w := range missing(p, nil) {
 		out = append(out, p.Namespace+"/"+w.Template)
 	}
 	return out, nil
@@ -100,12 +102,12 @@ func (c *reconciler) podChanged(p *v1.Pod, gone bool) {
 	if !gone {
 		c.q.Add(podKey + controller.Key(p))
 	}
-	if gone || len(Missing(p, nil)) == 0 {
+	if gone || len(missing(p, nil)) == 0 {
 		c.mu.Lock()
 		delete(c.made, p.UID)
 		c.mu.Unlock()
 	}
-	if !gone && !Ended(p) {
+	if !gone && !ended(p) {
 		return
 	}
 	for name := range dra.PodClaims(p) {
@@ -141,9 +143,9 @@ func (c *reconciler) syncPod(ctx context.Context, key string) error {
 		}
 		return claim
 	}
-	for _, claim := range ToReserve(p, find) {
+	for _, claim := range toReserve(p, find) {
 		_, err := kube.Patch(ctx, c.Client.ResourceV1().ResourceClaims(ns), claim, kube.Unchanged,
-			kube.Change{Status: map[string]any{"reservedFor": Reserved(claim, p)}, Subresource: "status"})
+			kube.Change{Status: map[string]any{"reservedFor": reserved(claim, p)}, Subresource: "status"})
 		if err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("reserving claim %s for pod %s: %w", controller.Key(claim), key, err)
 		}
@@ -153,7 +155,7 @@ func (c *reconciler) syncPod(ctx context.Context, key string) error {
 
 // fromTemplates makes what a pod misses and names it in the pod's status.
 func (c *reconciler) fromTemplates(ctx context.Context, p *v1.Pod) error {
-	missing := Missing(p, podcontrol.Indexed[*resourceapi.ResourceClaim](c.owned, podcontrol.ByOwner, string(p.UID)))
+	missing := missing(p, podcontrol.Indexed[*resourceapi.ResourceClaim](c.owned, podcontrol.ByOwner, string(p.UID)))
 	if len(missing) == 0 {
 		return nil
 	}
@@ -174,7 +176,8 @@ func (c *reconciler) fromTemplates(ctx context.Context, p *v1.Pod) error {
 	}
 	if len(made) > 0 {
 		change := kube.Change{Status: map[string]any{"resourceClaimStatuses": made}, Subresource: "status", Strategic: true}
-		if _, err := kube.Patch(ctx, c.Client.CoreV1().Pods(p.Namespace), p, kube.SameObject, change); err != nil && !apierrors.IsNotFound(err) {
+		if _, err := kube.Patch(ctx, c.Client.CoreV1().Pods(p.Namespace), p, kube.SameObject, change); err != nil &&
+			!apierrors.IsNotFound(err) {
 			errs = append(errs, fmt.Errorf("naming the claims of pod %s: %w", controller.Key(p), err))
 		}
 	}
@@ -183,7 +186,7 @@ func (c *reconciler) fromTemplates(ctx context.Context, p *v1.Pod) error {
 
 // make makes one claim, unless it did so already and the cache does not show
 // it yet.
-func (c *reconciler) make(ctx context.Context, p *v1.Pod, w Wanted) (*resourceapi.ResourceClaim, error) {
+func (c *reconciler) make(ctx context.Context, p *v1.Pod, w wanted) (*resourceapi.ResourceClaim, error) {
 	c.mu.Lock()
 	have := c.made[p.UID][w.Name]
 	c.mu.Unlock()
@@ -194,7 +197,7 @@ func (c *reconciler) make(ctx context.Context, p *v1.Pod, w Wanted) (*resourceap
 	if err != nil {
 		return nil, fmt.Errorf("resource claim template %q: %w", w.Template, err)
 	}
-	claim, err := c.Client.ResourceV1().ResourceClaims(p.Namespace).Create(ctx, FromTemplate(p, w.Name, template), metav1.CreateOptions{})
+	claim, err := c.Client.ResourceV1().ResourceClaims(p.Namespace).Create(ctx, fromTemplate(p, w.Name, template), metav1.CreateOptions{})
 	if err != nil {
 		return nil, err
 	}
@@ -214,7 +217,7 @@ func (c *reconciler) syncClaim(ctx context.Context, key string) error {
 		return nil // gone
 	}
 	var unsure error
-	t := Tidy(claim, func(name string, uid types.UID) *v1.Pod {
+	t := tidy(claim, func(name string, uid types.UID) *v1.Pod {
 		p, err := c.pod(ctx, ns, name, uid)
 		if err != nil {
 			unsure = err
@@ -241,7 +244,7 @@ func (c *reconciler) pod(ctx context.Context, ns, name string, uid types.UID) (*
 }
 
 // tidy writes; each write fails if the claim has changed since it was read.
-func (c *reconciler) tidy(ctx context.Context, claim *resourceapi.ResourceClaim, t Tidying) error {
+func (c *reconciler) tidy(ctx context.Context, claim *resourceapi.ResourceClaim, t tidying) error {
 	api := c.Client.ResourceV1().ResourceClaims(claim.Namespace)
 	key := controller.Key(claim)
 	var err error

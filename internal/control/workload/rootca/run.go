@@ -31,11 +31,12 @@ const ServingName = "kubelet-serving-ca.crt"
 
 const servingDescription = "Contains the CA bundle that verifies the serving certificates of the nodes' agents (kubelets), port 10250."
 
-const description = "Contains a CA bundle that can be used to verify the kube-apiserver when using internal endpoints such as the internal service IP or kubernetes.default.svc. No other usage is guaranteed across distributions of Kubernetes clusters."
+const description = "Contains a CA bundle that can be used to verify the kube-apiserver when using internal endpoints such as the " +
+	"internal service IP or kubernetes.default.svc. No other usage is guaranteed across distributions of Kubernetes clusters."
 
-// Want returns the data a namespace's config map should have; ok is false when
+// want returns the data a namespace's config map should have; ok is false when
 // it should be left alone.
-func Want(ns *v1.Namespace, have *v1.ConfigMap, ca []byte) (data map[string]string, ok bool) {
+func want(ns *v1.Namespace, have *v1.ConfigMap, ca []byte) (data map[string]string, ok bool) {
 	if ns.DeletionTimestamp != nil || ns.Status.Phase == v1.NamespaceTerminating {
 		return nil, false
 	}
@@ -69,9 +70,10 @@ type bundle struct {
 
 func publish(ctx context.Context, e controller.Env, p bundle) error {
 	// Only config maps of this one name are cached.
-	own := informers.NewSharedInformerFactoryWithOptions(e.Reader, 0, informers.WithNamespace(p.only), informers.WithTweakListOptions(func(o *metav1.ListOptions) {
-		o.FieldSelector = "metadata.name=" + p.name
-	}))
+	own := informers.NewSharedInformerFactoryWithOptions(e.Reader, 0, informers.WithNamespace(p.only),
+		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+			o.FieldSelector = "metadata.name=" + p.name
+		}))
 	defer own.Shutdown()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -106,7 +108,7 @@ func publish(ctx context.Context, e controller.Env, p bundle) error {
 		if err := errors.Join(err, getErr); err != nil {
 			return 0, err
 		}
-		data, ok := Want(ns, have, p.text)
+		data, ok := want(ns, have, p.text)
 		if !ok {
 			return 0, nil
 		}
@@ -124,7 +126,8 @@ func (p bundle) write(ctx context.Context, e controller.Env, ns string, have *v1
 			return nil
 		}
 	} else {
-		_, err = kube.Patch(ctx, api, have, kube.Unchanged, kube.Change{Fields: map[string]any{"data": kube.Instead(have.Data, data), "binaryData": nil}})
+		_, err = kube.Patch(ctx, api, have, kube.Unchanged, kube.Change{Fields: map[string]any{"data": kube.Instead(have.Data, data),
+			"binaryData": nil}})
 	}
 	if err != nil {
 		return fmt.Errorf("publishing config map %s/%s: %w", ns, p.name, err)

@@ -17,9 +17,9 @@ import (
 // name is the account pods use that name none.
 const name = "default"
 
-// Missing says whether a namespace still needs its account: one that is being
+// missing says whether a namespace still needs its account: one that is being
 // deleted gets nothing new.
-func Missing(ns *v1.Namespace, exists bool) bool {
+func missing(ns *v1.Namespace, exists bool) bool {
 	return !exists && ns.DeletionTimestamp == nil && ns.Status.Phase != v1.NamespaceTerminating
 }
 
@@ -49,10 +49,11 @@ func Run(ctx context.Context, e controller.Env) error {
 		if err != nil && !apierrors.IsNotFound(err) {
 			return 0, err
 		}
-		if !Missing(ns, err == nil) {
+		if !missing(ns, err == nil) {
 			return 0, nil
 		}
-		_, err = e.Client.CoreV1().ServiceAccounts(key).Create(ctx, &v1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+		_, err = e.Client.CoreV1().ServiceAccounts(key).Create(ctx, &v1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}},
+			metav1.CreateOptions{})
 		if err != nil && !apierrors.IsAlreadyExists(err) && !apierrors.HasStatusCause(err, v1.NamespaceTerminatingCause) {
 			return 0, fmt.Errorf("creating service account %s/%s: %w", key, name, client(err))
 		}

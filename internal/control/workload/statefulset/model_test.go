@@ -50,7 +50,7 @@ func (w *world) perform(p Plan, n int) {
 			return
 		}
 		t := &v1.PodTemplateSpec{}
-		pod := NewPod(w.set, t, c)
+		pod := newPod(w.set, t, c)
 		if w.pods[pod.Name] != nil {
 			continue // the server refuses a second one
 		}
@@ -84,7 +84,8 @@ func (w *world) kubelet(fair bool) {
 			delete(w.pods, name)
 		case p.Status.Phase == v1.PodPending:
 			p.Status.Phase = v1.PodRunning
-			p.Status.Conditions = []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionTrue, LastTransitionTime: metav1.NewTime(w.now)}}
+			p.Status.Conditions = []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionTrue,
+				LastTransitionTime: metav1.NewTime(w.now)}}
 		case !fair && w.r.IntN(40) == 0:
 			p.Status.Phase, p.Status.Conditions = v1.PodFailed, nil
 		}
@@ -104,8 +105,11 @@ func TestStaysInOrderAndWithinLimits(t *testing.T) {
 			m := intstr.FromInt32(int32(1 + r.IntN(3)))
 			ru.MaxUnavailable = &m
 		}
-		w := &world{r: r, pods: map[string]*v1.Pod{}, now: time.Unix(1000, 0), set: &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: "s", UID: "s"},
-			Spec: appsv1.StatefulSetSpec{Replicas: &n, PodManagementPolicy: policy, UpdateStrategy: appsv1.StatefulSetUpdateStrategy{Type: appsv1.RollingUpdateStatefulSetStrategyType, RollingUpdate: ru}}}}
+		w := &world{r: r, pods: map[string]*v1.Pod{}, now: time.Unix(1000, 0),
+			set: &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: "s", UID: "s"},
+				Spec: appsv1.StatefulSetSpec{Replicas: &n, PodManagementPolicy: policy,
+					UpdateStrategy: appsv1.StatefulSetUpdateStrategy{Type: appsv1.RollingUpdateStatefulSetStrategyType,
+						RollingUpdate: ru}}}}
 		for step := range 400 {
 			switch r.IntN(60) {
 			case 0:
@@ -120,7 +124,8 @@ func TestStaysInOrderAndWithinLimits(t *testing.T) {
 			for _, c := range p.Create {
 				for i := range c.Ordinal {
 					low := w.pods[fmt.Sprint("s-", i)]
-					if policy == appsv1.OrderedReadyPodManagement && (low == nil || low.Status.Phase != v1.PodRunning || low.DeletionTimestamp != nil) {
+					if policy == appsv1.OrderedReadyPodManagement && (low == nil || low.Status.Phase != v1.PodRunning ||
+						low.DeletionTimestamp != nil) {
 						t.Fatalf("seed %d step %d: makes %d while %d is not running", seed, step, c.Ordinal, i)
 					}
 				}
@@ -133,7 +138,8 @@ func TestStaysInOrderAndWithinLimits(t *testing.T) {
 				}
 			}
 			if limit := (&planner{Input: w.input(), replicas: int(n)}).maxUnavailable(); took > 0 && w.inRange(int(n))-took < int(n)-limit {
-				t.Fatalf("seed %d step %d: takes %d of %d healthy pods, %d wanted, %d may be down", seed, step, took, w.inRange(int(n)), n, limit)
+				t.Fatalf("seed %d step %d: takes %d of %d healthy pods, %d wanted, %d may be down", seed, step, took, w.inRange(int(n)), n,
+					limit)
 			}
 			w.perform(p, r.IntN(len(p.Create)+len(p.Delete)+2))
 			w.kubelet(false)
@@ -144,7 +150,8 @@ func TestStaysInOrderAndWithinLimits(t *testing.T) {
 			w.kubelet(true)
 		}
 		p := Make(w.input())
-		if len(p.Create)+len(p.Delete) > 0 || len(w.pods) != int(n) || w.healthy() != int(n) || w.set.Status.CurrentRevision != fmt.Sprint("v", w.version) && n > 0 {
+		if len(p.Create)+len(p.Delete) > 0 || len(w.pods) != int(n) || w.healthy() != int(n) ||
+			w.set.Status.CurrentRevision != fmt.Sprint("v", w.version) && n > 0 {
 			t.Fatalf("seed %d: not settled: %d pods of %d, status %+v, plan %+v", seed, len(w.pods), n, w.set.Status, p)
 		}
 		for _, pod := range w.pods {
@@ -167,7 +174,8 @@ func (w *world) inRange(n int) (up int) {
 func TestPartitionHoldsLowOrdinalsBack(t *testing.T) {
 	n, part := int32(3), int32(2)
 	set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: "s"}, Spec: appsv1.StatefulSetSpec{Replicas: &n,
-		UpdateStrategy: appsv1.StatefulSetUpdateStrategy{Type: appsv1.RollingUpdateStatefulSetStrategyType, RollingUpdate: &appsv1.RollingUpdateStatefulSetStrategy{Partition: &part}}}}
+		UpdateStrategy: appsv1.StatefulSetUpdateStrategy{Type: appsv1.RollingUpdateStatefulSetStrategyType,
+			RollingUpdate: &appsv1.RollingUpdateStatefulSetStrategy{Partition: &part}}}}
 	p := Make(Input{Set: set, Current: "a", Update: "b"})
 	if len(p.Create) != 1 || p.Create[0] != (Creation{0, "a"}) {
 		t.Errorf("below the partition: %+v, want ordinal 0 of revision a", p.Create)
@@ -182,7 +190,8 @@ func TestAnAilingSetDoesNotShrink(t *testing.T) {
 	set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: "s"}, Spec: appsv1.StatefulSetSpec{Replicas: &none}}
 	// Each letter is a pod: r ready, u unready, f failed, t leaving.
 	for pods, want := range map[string]string{
-		"rrr": "s-2", "uuu": "", "urr": "s-2", "uru": "", "rru": "s-2", "ruu": "", "u": "s-0", "ur": "s-1", "uuf": "s-2", "fuf": "s-2", "rrt": "", "": "",
+		"rrr": "s-2", "uuu": "", "urr": "s-2", "uru": "", "rru": "s-2", "ruu": "", "u": "s-0", "ur": "s-1", "uuf": "s-2", "fuf": "s-2",
+		"rrt": "", "": "",
 	} {
 		in := Input{Set: set, Current: "a", Update: "a", Now: now}
 		for i, state := range pods {

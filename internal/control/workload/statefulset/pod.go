@@ -11,9 +11,9 @@ import (
 	"github.com/berth-dev/berth/internal/control/workload/podcontrol"
 )
 
-// NewPod makes the pod of an ordinal from a revision's template: with its
+// newPod makes the pod of an ordinal from a revision's template: with its
 // name as identity, and its own claims in place of the claim templates.
-func NewPod(set *appsv1.StatefulSet, t *v1.PodTemplateSpec, c Creation) *v1.Pod {
+func newPod(set *appsv1.StatefulSet, t *v1.PodTemplateSpec, c Creation) *v1.Pod {
 	pod := podcontrol.FromTemplate(t, set.Namespace, set.Name, podcontrol.Owner(set, "apps/v1", "StatefulSet"))
 	pod.GenerateName, pod.Name = "", fmt.Sprintf("%s-%d", set.Name, c.Ordinal)
 	if pod.Labels == nil {
@@ -28,8 +28,9 @@ func NewPod(set *appsv1.StatefulSet, t *v1.PodTemplateSpec, c Creation) *v1.Pod 
 	for i := range set.Spec.VolumeClaimTemplates {
 		name := set.Spec.VolumeClaimTemplates[i].Name
 		own[name] = true
-		volumes = append(volumes, v1.Volume{Name: name, VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{
-			ClaimName: claimName(set, i, c.Ordinal)}}})
+		volumes = append(volumes,
+			v1.Volume{Name: name, VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{
+				ClaimName: claimName(set, i, c.Ordinal)}}})
 	}
 	for _, v := range pod.Spec.Volumes {
 		if !own[v.Name] {
@@ -44,8 +45,8 @@ func claimName(set *appsv1.StatefulSet, i, ordinal int) string {
 	return fmt.Sprintf("%s-%s-%d", set.Spec.VolumeClaimTemplates[i].Name, set.Name, ordinal)
 }
 
-// Claims makes the claims an ordinal's pod needs.
-func Claims(set *appsv1.StatefulSet, ordinal int) (out []*v1.PersistentVolumeClaim) {
+// claims makes the claims an ordinal's pod needs.
+func claims(set *appsv1.StatefulSet, ordinal int) (out []*v1.PersistentVolumeClaim) {
 	for i := range set.Spec.VolumeClaimTemplates {
 		c := set.Spec.VolumeClaimTemplates[i].DeepCopy()
 		c.Name, c.Namespace = claimName(set, i, ordinal), set.Namespace

@@ -86,7 +86,8 @@ func (c *reconciler) sync(ctx context.Context, key string) (time.Duration, error
 	if err != nil || sel.Empty() {
 		return 0, nil
 	}
-	pods, err := c.pods.Claimed(ctx, set, podcontrol.Owner(set, "apps/v1", "StatefulSet"), sel, func(ctx context.Context) (metav1.Object, error) {
+	pods, err := c.pods.Claimed(ctx, set, podcontrol.Owner(set, "apps/v1", "StatefulSet"), sel, func(ctx context.Context) (metav1.Object,
+		error) {
 		return c.Client.AppsV1().StatefulSets(ns).Get(ctx, name, metav1.GetOptions{})
 	})
 	if err != nil {
@@ -114,13 +115,15 @@ func (c *reconciler) sync(ctx context.Context, key string) (time.Duration, error
 	return plan.Wake, errors.Join(failed, err)
 }
 
-func (c *reconciler) history(ctx context.Context, set *appsv1.StatefulSet, revs []*appsv1.ControllerRevision, pods []*v1.Pod) (*appsv1.ControllerRevision, *int32, error) {
+func (c *reconciler) history(ctx context.Context, set *appsv1.StatefulSet, revs []*appsv1.ControllerRevision,
+	pods []*v1.Pod) (*appsv1.ControllerRevision, *int32, error) {
 	used := map[string]bool{set.Status.CurrentRevision: true, set.Status.UpdateRevision: true}
 	for _, p := range pods {
 		used[revision(p)] = true
 	}
-	o := history.Owner{Object: set, Ref: podcontrol.Owner(set, "apps/v1", "StatefulSet"), Template: &set.Spec.Template, Labels: set.Spec.Template.Labels,
-		Limit: set.Spec.RevisionHistoryLimit, Collision: set.Status.CollisionCount}
+	o := history.Owner{Object: set, Ref: podcontrol.Owner(set, "apps/v1", "StatefulSet"), Template: &set.Spec.Template,
+		Labels: set.Spec.Template.Labels,
+		Limit:  set.Spec.RevisionHistoryLimit, Collision: set.Status.CollisionCount}
 	count := set.Status.CollisionCount
 	for range 5 {
 		got, collision, err := history.Perform(ctx, c.Client, o, history.Make(o, revs, used))
@@ -142,9 +145,11 @@ func (c *reconciler) perform(ctx context.Context, set *appsv1.StatefulSet, plan 
 	}
 	for _, p := range plan.Ended {
 		if p.Status.Phase == v1.PodFailed {
-			c.pods.Recorder.Eventf(set, v1.EventTypeWarning, "RecreatingFailedPod", "StatefulSet %s/%s is recreating failed Pod %s", set.Namespace, set.Name, p.Name)
+			c.pods.Recorder.Eventf(set, v1.EventTypeWarning, "RecreatingFailedPod", "StatefulSet %s/%s is recreating failed Pod %s",
+				set.Namespace, set.Name, p.Name)
 		} else {
-			c.pods.Recorder.Eventf(set, v1.EventTypeNormal, "RecreatingTerminatedPod", "StatefulSet %s/%s is recreating terminated Pod %s", set.Namespace, set.Name, p.Name)
+			c.pods.Recorder.Eventf(set, v1.EventTypeNormal, "RecreatingTerminatedPod", "StatefulSet %s/%s is recreating terminated Pod %s",
+				set.Namespace, set.Name, p.Name)
 		}
 	}
 	_, err := podcontrol.Batch(len(plan.Create), func(i int) error {
@@ -168,11 +173,12 @@ func (c *reconciler) create(ctx context.Context, set *appsv1.StatefulSet, n Crea
 	if err != nil {
 		return err
 	}
-	for _, claim := range Claims(set, n.Ordinal) {
+	for _, claim := range claims(set, n.Ordinal) {
 		have, err := c.claims.PersistentVolumeClaims(set.Namespace).Get(claim.Name)
 		if err == nil {
 			if have.DeletionTimestamp != nil {
-				return fmt.Errorf("pod %s-%d of stateful set %s waits for its claim %s to be gone", set.Name, n.Ordinal, controller.Key(set), claim.Name)
+				return fmt.Errorf("pod %s-%d of stateful set %s waits for its claim %s to be gone", set.Name, n.Ordinal,
+					controller.Key(set), claim.Name)
 			}
 			continue
 		}
@@ -181,26 +187,30 @@ func (c *reconciler) create(ctx context.Context, set *appsv1.StatefulSet, n Crea
 			return nil
 		}
 		if err != nil && !apierrors.IsAlreadyExists(err) {
-			c.pods.Recorder.Eventf(set, v1.EventTypeWarning, "FailedCreate", "create Claim %s for Pod %s-%d in StatefulSet %s failed error: %v", claim.Name, set.Name, n.Ordinal, set.Name, err)
+			c.pods.Recorder.Eventf(set, v1.EventTypeWarning, "FailedCreate",
+				"create Claim %s for Pod %s-%d in StatefulSet %s failed error: %v", claim.Name, set.Name, n.Ordinal, set.Name, err)
 			return fmt.Errorf("creating claim %s: %w", claim.Name, err)
 		}
 		if err == nil {
-			c.pods.Recorder.Eventf(set, v1.EventTypeNormal, "SuccessfulCreate", "create Claim %s Pod %s-%d in StatefulSet %s success", claim.Name, set.Name, n.Ordinal, set.Name)
+			c.pods.Recorder.Eventf(set, v1.EventTypeNormal, "SuccessfulCreate", "create Claim %s Pod %s-%d in StatefulSet %s success",
+				claim.Name, set.Name, n.Ordinal, set.Name)
 		}
 	}
-	pod := NewPod(set, t, n)
+	pod := newPod(set, t, n)
 	got, err := c.Client.CoreV1().Pods(set.Namespace).Create(ctx, pod, metav1.CreateOptions{})
 	switch {
 	case err == nil:
 		c.pods.Overlay.Created(set.UID, got)
-		c.pods.Recorder.Eventf(set, v1.EventTypeNormal, "SuccessfulCreate", "create Pod %s in StatefulSet %s successful", pod.Name, set.Name)
+		c.pods.Recorder.Eventf(set, v1.EventTypeNormal, "SuccessfulCreate", "create Pod %s in StatefulSet %s successful", pod.Name,
+			set.Name)
 		return nil
 	case apierrors.HasStatusCause(err, v1.NamespaceTerminatingCause):
 		return nil
 	case apierrors.IsAlreadyExists(err):
 		return fmt.Errorf("pod %s of stateful set %s exists and is not seen yet, or is another's", pod.Name, controller.Key(set))
 	}
-	c.pods.Recorder.Eventf(set, v1.EventTypeWarning, "FailedCreate", "create Pod %s in StatefulSet %s failed error: %v", pod.Name, set.Name, err)
+	c.pods.Recorder.Eventf(set, v1.EventTypeWarning, "FailedCreate", "create Pod %s in StatefulSet %s failed error: %v", pod.Name, set.Name,
+		err)
 	return fmt.Errorf("creating pod %s: %w", pod.Name, err)
 }
 
@@ -235,7 +245,8 @@ func (c *reconciler) retain(ctx context.Context, set *appsv1.StatefulSet, pods [
 			if want == nil {
 				want = []metav1.OwnerReference{}
 			}
-			_, err = kube.Patch(ctx, c.Client.CoreV1().PersistentVolumeClaims(set.Namespace), claim, kube.Unchanged, kube.Change{Owners: &want})
+			_, err = kube.Patch(ctx, c.Client.CoreV1().PersistentVolumeClaims(set.Namespace), claim, kube.Unchanged,
+				kube.Change{Owners: &want})
 			if err != nil && !apierrors.IsNotFound(err) {
 				return fmt.Errorf("setting the owners of claim %s: %w", controller.Key(claim), err)
 			}

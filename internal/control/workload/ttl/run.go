@@ -16,9 +16,9 @@ import (
 	"github.com/berth-dev/berth/internal/kube"
 )
 
-// Expires says when a Job is to be deleted; ok is false while it is not
+// expires says when a Job is to be deleted; ok is false while it is not
 // finished, has no time to live, or is being deleted.
-func Expires(j *batchv1.Job) (at time.Time, ok bool) {
+func expires(j *batchv1.Job) (at time.Time, ok bool) {
 	if j.Spec.TTLSecondsAfterFinished == nil || j.DeletionTimestamp != nil {
 		return time.Time{}, false
 	}
@@ -35,7 +35,7 @@ func Run(ctx context.Context, e controller.Env) error {
 	inf := e.Informers.Batch().V1().Jobs()
 	q := controller.NewQueue()
 	seen, err := controller.On(ctx, inf.Informer(), func(_, j *batchv1.Job, gone bool) {
-		if _, ok := Expires(j); ok && !gone {
+		if _, ok := expires(j); ok && !gone {
 			q.Add(controller.Key(j))
 		}
 	})
@@ -51,7 +51,7 @@ func Run(ctx context.Context, e controller.Env) error {
 		if err != nil {
 			return 0, nil
 		}
-		at, ok := Expires(j)
+		at, ok := expires(j)
 		if !ok {
 			return 0, nil
 		}
@@ -66,7 +66,7 @@ func Run(ctx context.Context, e controller.Env) error {
 		if err != nil {
 			return 0, fmt.Errorf("reading job %s: %w", key, err)
 		}
-		if at, ok = Expires(j); !ok {
+		if at, ok = expires(j); !ok {
 			return 0, nil
 		}
 		if left := time.Until(at); left > 0 {

@@ -15,9 +15,9 @@ import (
 	"github.com/berth-dev/berth/internal/podutil"
 )
 
-// EphemeralClaims makes the claims of a pod's ephemeral volumes: owned by the
+// ephemeralClaims makes the claims of a pod's ephemeral volumes: owned by the
 // pod, so that they go with it. A pod that is ending gets none.
-func EphemeralClaims(p *v1.Pod) (out []*v1.PersistentVolumeClaim) {
+func ephemeralClaims(p *v1.Pod) (out []*v1.PersistentVolumeClaim) {
 	if !podutil.Active(p) {
 		return nil
 	}
@@ -28,8 +28,10 @@ func EphemeralClaims(p *v1.Pod) (out []*v1.PersistentVolumeClaim) {
 			continue
 		}
 		t := v.Ephemeral.VolumeClaimTemplate.DeepCopy()
-		out = append(out, &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: ephemeral.VolumeClaimName(p, v), Namespace: p.Namespace,
-			Labels: t.Labels, Annotations: t.Annotations, OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: p.Name, UID: p.UID,
+		out = append(out, &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: ephemeral.VolumeClaimName(p, v),
+			Namespace: p.Namespace,
+			Labels:    t.Labels, Annotations: t.Annotations, OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod",
+				Name: p.Name, UID: p.UID,
 				Controller: &yes, BlockOwnerDeletion: &yes}}}, Spec: t.Spec})
 	}
 	return out
@@ -41,7 +43,7 @@ func RunEphemeral(ctx context.Context, e controller.Env) error {
 	events := e.Recorder("ephemeral_volume")
 	q := controller.NewQueue()
 	a, err1 := controller.On(ctx, core.Pods().Informer(), func(_, p *v1.Pod, gone bool) {
-		if !gone && len(EphemeralClaims(p)) > 0 {
+		if !gone && len(ephemeralClaims(p)) > 0 {
 			q.Add(controller.Key(p))
 		}
 	})
@@ -63,7 +65,7 @@ func RunEphemeral(ctx context.Context, e controller.Env) error {
 			return 0, ignoreGone(err)
 		}
 		var errs []error
-		for _, want := range EphemeralClaims(p) {
+		for _, want := range ephemeralClaims(p) {
 			have, err := core.PersistentVolumeClaims().Lister().PersistentVolumeClaims(ns).Get(want.Name)
 			if err == nil {
 				if !metav1.IsControlledBy(have, p) {

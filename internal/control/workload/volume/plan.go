@@ -18,23 +18,23 @@ const (
 	yes                       = "yes"
 )
 
-// Event is one event on the object planned for.
-type Event struct{ Type, Reason, Message string }
+// event is one event on the object planned for.
+type event struct{ Type, Reason, Message string }
 
-// ClaimPlan is what to do about a claim.
-type ClaimPlan struct {
+// claimPlan is what to do about a claim.
+type claimPlan struct {
 	// Bind is the volume to bind it to, in the steps of Steps.
 	Bind *v1.PersistentVolume
 	// Provisioner is who is to make a volume; empty when nobody is.
 	Provisioner string
 	Phase       v1.PersistentVolumeClaimPhase
-	Event       *Event
+	Event       *event
 	Because     string
 }
 
-// ForClaim plans for one claim. volumes are all that exist, class is the
+// forClaim plans for one claim. volumes are all that exist, class is the
 // claim's class or nil.
-func ForClaim(c *v1.PersistentVolumeClaim, volumes []*v1.PersistentVolume, class *storagev1.StorageClass) ClaimPlan {
+func forClaim(c *v1.PersistentVolumeClaim, volumes []*v1.PersistentVolume, class *storagev1.StorageClass) claimPlan {
 	if metav1.HasAnnotation(c.ObjectMeta, helper.AnnBindCompleted) {
 		return boundClaim(c, byName(volumes, c.Spec.VolumeName))
 	}
@@ -46,28 +46,32 @@ func ForClaim(c *v1.PersistentVolumeClaim, volumes []*v1.PersistentVolume, class
 	pv, err := helper.FindMatchingVolume(c, volumes, nil, nil, delay, true)
 	switch {
 	case err != nil:
-		return ClaimPlan{Phase: v1.ClaimPending, Event: &Event{v1.EventTypeWarning, "FailedBinding", err.Error()}}
+		return claimPlan{Phase: v1.ClaimPending, Event: &event{v1.EventTypeWarning, "FailedBinding", err.Error()}}
 	case pv != nil:
-		return ClaimPlan{Bind: pv, Phase: v1.ClaimBound, Because: "volume " + pv.Name + " matches"}
+		return claimPlan{Bind: pv, Phase: v1.ClaimBound, Because: "volume " + pv.Name + " matches"}
 	case delay && !chosen:
-		return ClaimPlan{Phase: v1.ClaimPending, Event: &Event{v1.EventTypeNormal, "WaitForFirstConsumer", "waiting for first consumer to be created before binding"}}
+		return claimPlan{Phase: v1.ClaimPending, Event: &event{v1.EventTypeNormal, "WaitForFirstConsumer",
+			"waiting for first consumer to be created before binding"}}
 	case class != nil && class.Provisioner != helper.NotSupportedProvisioner:
-		return ClaimPlan{Phase: v1.ClaimPending, Provisioner: class.Provisioner, Event: &Event{v1.EventTypeNormal, "ExternalProvisioning",
-			fmt.Sprintf("Waiting for a volume to be created either by the external provisioner '%s' or manually by the system administrator. If volume creation is delayed, please verify that the provisioner is running and correctly registered.", class.Provisioner)}}
+		return claimPlan{Phase: v1.ClaimPending, Provisioner: class.Provisioner, Event: &event{v1.EventTypeNormal, "ExternalProvisioning",
+			fmt.Sprintf("Waiting for a volume to be created either by the external provisioner '%s' or manually by the system "+
+				"administrator. If volume creation is delayed, please verify that the provisioner is running and correctly registered.",
+				class.Provisioner)}}
 	case class == nil && helper.GetPersistentVolumeClaimClass(c) != "":
-		return ClaimPlan{Phase: v1.ClaimPending, Event: &Event{v1.EventTypeWarning, "ProvisioningFailed",
+		return claimPlan{Phase: v1.ClaimPending, Event: &event{v1.EventTypeWarning, "ProvisioningFailed",
 			fmt.Sprintf("storageclass.storage.k8s.io %q not found", helper.GetPersistentVolumeClaimClass(c))}}
 	}
-	return ClaimPlan{Phase: v1.ClaimPending, Event: &Event{v1.EventTypeNormal, "FailedBinding", "no persistent volumes available for this claim and no storage class is set"}}
+	return claimPlan{Phase: v1.ClaimPending, Event: &event{v1.EventTypeNormal, "FailedBinding",
+		"no persistent volumes available for this claim and no storage class is set"}}
 }
 
 // boundClaim checks a claim that was bound once: it stays bound to that volume
 // or is lost.
-func boundClaim(c *v1.PersistentVolumeClaim, pv *v1.PersistentVolume) ClaimPlan {
-	lost := func(reason, msg string) ClaimPlan {
-		p := ClaimPlan{Phase: v1.ClaimLost}
+func boundClaim(c *v1.PersistentVolumeClaim, pv *v1.PersistentVolume) claimPlan {
+	lost := func(reason, msg string) claimPlan {
+		p := claimPlan{Phase: v1.ClaimLost}
 		if c.Status.Phase != v1.ClaimLost {
-			p.Event = &Event{v1.EventTypeWarning, reason, msg}
+			p.Event = &event{v1.EventTypeWarning, reason, msg}
 		}
 		return p
 	}
@@ -77,28 +81,29 @@ func boundClaim(c *v1.PersistentVolumeClaim, pv *v1.PersistentVolume) ClaimPlan 
 	case pv == nil:
 		return lost("ClaimLost", "Bound claim has lost its PersistentVolume. Data on the volume is lost!")
 	case pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID == c.UID:
-		return ClaimPlan{Bind: pv, Phase: v1.ClaimBound, Because: "it was bound to volume " + pv.Name}
+		return claimPlan{Bind: pv, Phase: v1.ClaimBound, Because: "it was bound to volume " + pv.Name}
 	}
 	return lost("ClaimMisbound", "Two claims are bound to the same volume, this one is bound incorrectly")
 }
 
 // namedClaim plans for a claim that asks for a volume by name.
-func namedClaim(c *v1.PersistentVolumeClaim, pv *v1.PersistentVolume) ClaimPlan {
+func namedClaim(c *v1.PersistentVolumeClaim, pv *v1.PersistentVolume) claimPlan {
 	if pv == nil {
-		return ClaimPlan{Phase: v1.ClaimPending} // until it exists
+		return claimPlan{Phase: v1.ClaimPending} // until it exists
 	}
 	ref := pv.Spec.ClaimRef
 	switch {
 	case ref == nil:
 		if msg := mismatch(c, pv); msg != "" {
-			return ClaimPlan{Phase: v1.ClaimPending, Event: &Event{v1.EventTypeWarning, "VolumeMismatch",
+			return claimPlan{Phase: v1.ClaimPending, Event: &event{v1.EventTypeWarning, "VolumeMismatch",
 				fmt.Sprintf("Cannot bind to requested volume %q: %s", pv.Name, msg)}}
 		}
-		return ClaimPlan{Bind: pv, Phase: v1.ClaimBound, Because: "it asks for volume " + pv.Name}
+		return claimPlan{Bind: pv, Phase: v1.ClaimBound, Because: "it asks for volume " + pv.Name}
 	case helper.IsVolumeBoundToClaim(pv, c):
-		return ClaimPlan{Bind: pv, Phase: v1.ClaimBound, Because: "it and volume " + pv.Name + " name each other"}
+		return claimPlan{Bind: pv, Phase: v1.ClaimBound, Because: "it and volume " + pv.Name + " name each other"}
 	}
-	return ClaimPlan{Phase: v1.ClaimPending, Event: &Event{v1.EventTypeWarning, "FailedBinding", fmt.Sprintf("volume %q already bound to a different claim.", pv.Name)}}
+	return claimPlan{Phase: v1.ClaimPending, Event: &event{v1.EventTypeWarning, "FailedBinding",
+		fmt.Sprintf("volume %q already bound to a different claim.", pv.Name)}}
 }
 
 func mismatch(c *v1.PersistentVolumeClaim, pv *v1.PersistentVolume) string {
@@ -125,25 +130,25 @@ func byName(volumes []*v1.PersistentVolume, name string) *v1.PersistentVolume {
 	return nil
 }
 
-// VolumePlan is what to do about a volume.
-type VolumePlan struct {
+// volumePlan is what to do about a volume.
+type volumePlan struct {
 	Phase v1.PersistentVolumePhase
 	// Message goes into the status with the phase.
 	Message string
 	// Unbind frees the volume from a claim that bound elsewhere.
 	Unbind bool
-	Event  *Event
+	Event  *event
 }
 
-// ForVolume plans for one volume. claim is the claim it names, live, or nil if
+// forVolume plans for one volume. claim is the claim it names, live, or nil if
 // that does not exist (any more, or as the same object).
-func ForVolume(pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim) VolumePlan {
+func forVolume(pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim) volumePlan {
 	ref := pv.Spec.ClaimRef
 	if ref == nil || ref.UID == "" {
-		return VolumePlan{Phase: v1.VolumeAvailable}
+		return volumePlan{Phase: v1.VolumeAvailable}
 	}
 	if claim == nil || claim.UID != ref.UID {
-		p := VolumePlan{Phase: v1.VolumeReleased}
+		p := volumePlan{Phase: v1.VolumeReleased}
 		if pv.Status.Phase == v1.VolumeFailed {
 			p.Phase, p.Message = v1.VolumeFailed, pv.Status.Message
 		}
@@ -151,28 +156,29 @@ func ForVolume(pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim) VolumeP
 	}
 	switch {
 	case claim.Spec.VolumeName == pv.Name:
-		return VolumePlan{Phase: v1.VolumeBound}
+		return volumePlan{Phase: v1.VolumeBound}
 	case claim.Spec.VolumeName == "":
-		return VolumePlan{Phase: pv.Status.Phase} // the claim's plan goes on
+		return volumePlan{Phase: pv.Status.Phase} // the claim's plan goes on
 	case pv.Annotations[helper.AnnBoundByController] != "" || pv.Annotations["pv.kubernetes.io/provisioned-by"] != "":
-		return VolumePlan{Phase: v1.VolumeAvailable, Unbind: pv.Annotations["pv.kubernetes.io/provisioned-by"] == ""}
+		return volumePlan{Phase: v1.VolumeAvailable, Unbind: pv.Annotations["pv.kubernetes.io/provisioned-by"] == ""}
 	}
-	return VolumePlan{Phase: v1.VolumeAvailable, Unbind: true}
+	return volumePlan{Phase: v1.VolumeAvailable, Unbind: true}
 }
 
 // reclaim says what becomes of a released volume. Provisioners delete what
 // they made; berth deletes no data itself.
-func reclaim(pv *v1.PersistentVolume, p VolumePlan) VolumePlan {
+func reclaim(pv *v1.PersistentVolume, p volumePlan) volumePlan {
 	if pv.Spec.CSI != nil || pv.Annotations["pv.kubernetes.io/provisioned-by"] != "" || pv.Status.Phase == v1.VolumeFailed {
 		return p
 	}
 	switch pv.Spec.PersistentVolumeReclaimPolicy {
 	case v1.PersistentVolumeReclaimDelete:
-		p.Phase, p.Message = v1.VolumeFailed, "no provisioner made this volume, so none can delete it: delete it by hand or set persistentVolumeReclaimPolicy to Retain"
-		p.Event = &Event{v1.EventTypeWarning, "VolumeFailedDelete", p.Message}
+		p.Phase, p.Message = v1.VolumeFailed,
+			"no provisioner made this volume, so none can delete it: delete it by hand or set persistentVolumeReclaimPolicy to Retain"
+		p.Event = &event{v1.EventTypeWarning, "VolumeFailedDelete", p.Message}
 	case v1.PersistentVolumeReclaimRecycle:
 		p.Phase, p.Message = v1.VolumeFailed, "persistentVolumeReclaimPolicy Recycle is not supported; supported are Retain and Delete"
-		p.Event = &Event{v1.EventTypeWarning, "VolumeFailedRecycle", p.Message}
+		p.Event = &event{v1.EventTypeWarning, "VolumeFailedRecycle", p.Message}
 	}
 	return p
 }

@@ -13,8 +13,10 @@ import (
 
 func claim(mods ...func(*v1.PersistentVolumeClaim)) *v1.PersistentVolumeClaim {
 	class, mode := "", v1.PersistentVolumeFilesystem
-	c := &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "c", Namespace: "ns", UID: "c"}, Spec: v1.PersistentVolumeClaimSpec{StorageClassName: &class, VolumeMode: &mode,
-		AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce}, Resources: v1.VolumeResourceRequirements{Requests: v1.ResourceList{v1.ResourceStorage: resource.MustParse("2Gi")}}}}
+	c := &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "c", Namespace: "ns", UID: "c"},
+		Spec: v1.PersistentVolumeClaimSpec{StorageClassName: &class, VolumeMode: &mode,
+			AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
+			Resources:   v1.VolumeResourceRequirements{Requests: v1.ResourceList{v1.ResourceStorage: resource.MustParse("2Gi")}}}}
 	for _, m := range mods {
 		m(c)
 	}
@@ -23,8 +25,10 @@ func claim(mods ...func(*v1.PersistentVolumeClaim)) *v1.PersistentVolumeClaim {
 
 func volume(name, size string, ref *v1.ObjectReference) *v1.PersistentVolume {
 	mode := v1.PersistentVolumeFilesystem
-	return &v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PersistentVolumeSpec{Capacity: v1.ResourceList{v1.ResourceStorage: resource.MustParse(size)},
-		AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce}, VolumeMode: &mode, ClaimRef: ref, PersistentVolumeReclaimPolicy: v1.PersistentVolumeReclaimRetain},
+	return &v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: v1.PersistentVolumeSpec{Capacity: v1.ResourceList{v1.ResourceStorage: resource.MustParse(size)},
+			AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce}, VolumeMode: &mode, ClaimRef: ref,
+			PersistentVolumeReclaimPolicy: v1.PersistentVolumeReclaimRetain},
 		Status: v1.PersistentVolumeStatus{Phase: v1.VolumeAvailable}}
 }
 
@@ -34,7 +38,8 @@ func ref(name string, uid types.UID) *v1.ObjectReference {
 
 func TestClaims(t *testing.T) {
 	wait := storagev1.VolumeBindingWaitForFirstConsumer
-	local := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "local"}, Provisioner: helper.NotSupportedProvisioner, VolumeBindingMode: &wait}
+	local := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "local"}, Provisioner: helper.NotSupportedProvisioner,
+		VolumeBindingMode: &wait}
 	cloud := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "cloud"}, Provisioner: "example.com/disk"}
 	classed := func(n string) func(*v1.PersistentVolumeClaim) {
 		return func(c *v1.PersistentVolumeClaim) { c.Spec.StorageClassName = &n }
@@ -49,20 +54,24 @@ func TestClaims(t *testing.T) {
 		class   *storagev1.StorageClass
 		want    string // "phase volume provisioner event"
 	}{
-		"smallest that fits":    {claim(), []*v1.PersistentVolume{volume("big", "9Gi", nil), volume("small", "1Gi", nil), volume("fits", "3Gi", nil)}, nil, "Bound fits  "},
-		"none":                  {claim(), nil, nil, "Pending   FailedBinding"},
-		"reserved for it":       {claim(), []*v1.PersistentVolume{volume("fits", "3Gi", nil), volume("mine", "9Gi", ref("c", ""))}, nil, "Bound mine  "},
-		"waits for a pod":       {claim(classed("local")), nil, local, "Pending   WaitForFirstConsumer"},
-		"provisioned":           {claim(classed("cloud")), nil, cloud, "Pending  example.com/disk ExternalProvisioning"},
-		"class missing":         {claim(classed("nope")), nil, nil, "Pending   ProvisioningFailed"},
-		"by name":               {claim(named("v")), []*v1.PersistentVolume{volume("v", "3Gi", nil)}, nil, "Bound v  "},
-		"by name, too small":    {claim(named("v")), []*v1.PersistentVolume{volume("v", "1Gi", nil)}, nil, "Pending   VolumeMismatch"},
-		"by name, taken":        {claim(named("v")), []*v1.PersistentVolume{volume("v", "3Gi", ref("other", "o"))}, nil, "Pending   FailedBinding"},
-		"bound":                 {claim(named("v"), bound), []*v1.PersistentVolume{volume("v", "3Gi", ref("c", "c"))}, nil, "Bound v  "},
-		"bound, volume gone":    {claim(named("v"), bound), nil, nil, "Lost   ClaimLost"},
-		"bound, volume another": {claim(named("v"), bound), []*v1.PersistentVolume{volume("v", "3Gi", ref("c", "before"))}, nil, "Lost   ClaimMisbound"},
+		"smallest that fits": {claim(), []*v1.PersistentVolume{volume("big", "9Gi", nil), volume("small", "1Gi", nil),
+			volume("fits", "3Gi", nil)}, nil, "Bound fits  "},
+		"none": {claim(), nil, nil, "Pending   FailedBinding"},
+		"reserved for it": {claim(), []*v1.PersistentVolume{volume("fits", "3Gi", nil), volume("mine", "9Gi", ref("c", ""))}, nil,
+			"Bound mine  "},
+		"waits for a pod":    {claim(classed("local")), nil, local, "Pending   WaitForFirstConsumer"},
+		"provisioned":        {claim(classed("cloud")), nil, cloud, "Pending  example.com/disk ExternalProvisioning"},
+		"class missing":      {claim(classed("nope")), nil, nil, "Pending   ProvisioningFailed"},
+		"by name":            {claim(named("v")), []*v1.PersistentVolume{volume("v", "3Gi", nil)}, nil, "Bound v  "},
+		"by name, too small": {claim(named("v")), []*v1.PersistentVolume{volume("v", "1Gi", nil)}, nil, "Pending   VolumeMismatch"},
+		"by name, taken": {claim(named("v")), []*v1.PersistentVolume{volume("v", "3Gi", ref("other", "o"))}, nil,
+			"Pending   FailedBinding"},
+		"bound":              {claim(named("v"), bound), []*v1.PersistentVolume{volume("v", "3Gi", ref("c", "c"))}, nil, "Bound v  "},
+		"bound, volume gone": {claim(named("v"), bound), nil, nil, "Lost   ClaimLost"},
+		"bound, volume another": {claim(named("v"), bound), []*v1.PersistentVolume{volume("v", "3Gi", ref("c", "before"))}, nil,
+			"Lost   ClaimMisbound"},
 	} {
-		p := ForClaim(c.claim, c.volumes, c.class)
+		p := forClaim(c.claim, c.volumes, c.class)
 		got := string(p.Phase) + " "
 		if p.Bind != nil {
 			got += p.Bind.Name
@@ -99,7 +108,7 @@ func TestVolumes(t *testing.T) {
 		"claim bound elsewhere":  {volume("v", "3Gi", ref("c", "c")), holding("w"), v1.VolumeAvailable, true},
 		"nobody can delete this": {deleting, nil, v1.VolumeFailed, false},
 	} {
-		p := ForVolume(c.pv, c.claim)
+		p := forVolume(c.pv, c.claim)
 		if p.Phase != c.phase || p.Unbind != c.unbind {
 			t.Errorf("%s: %s unbind %v, want %s %v", name, p.Phase, p.Unbind, c.phase, c.unbind)
 		}

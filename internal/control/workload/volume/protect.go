@@ -22,9 +22,9 @@ const (
 	VolumeFinalizer = "kubernetes.io/pv-protection"
 )
 
-// Uses says whether a pod keeps a claim from going: it is on a node, or may
+// uses says whether a pod keeps a claim from going: it is on a node, or may
 // still get there, and has not ended.
-func Uses(p *v1.Pod, claim string) bool {
+func uses(p *v1.Pod, claim string) bool {
 	if podutil.Terminal(p) {
 		return false
 	}
@@ -41,7 +41,10 @@ func Uses(p *v1.Pod, claim string) bool {
 func RunClaimProtection(ctx context.Context, e controller.Env) error {
 	core := e.Informers.Core().V1()
 	q := controller.NewQueue()
-	a, err1 := controller.On(ctx, core.PersistentVolumeClaims().Informer(), func(_, c *v1.PersistentVolumeClaim, _ bool) { q.Add(controller.Key(c)) })
+	a, err1 := controller.On(ctx, core.PersistentVolumeClaims().Informer(), func(_, c *v1.PersistentVolumeClaim,
+		_ bool) {
+		q.Add(controller.Key(c))
+	})
 	b, err2 := controller.On(ctx, core.Pods().Informer(), func(_, p *v1.Pod, gone bool) {
 		if !gone && !podutil.Terminal(p) {
 			return
@@ -72,7 +75,7 @@ func RunClaimProtection(ctx context.Context, e controller.Env) error {
 			if err != nil {
 				return 0, err
 			}
-			used = slices.ContainsFunc(pods, func(p *v1.Pod) bool { return Uses(p, name) })
+			used = slices.ContainsFunc(pods, func(p *v1.Pod) bool { return uses(p, name) })
 			if !used {
 				// The cache may be behind a pod that was bound just now.
 				live, err := e.Client.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{})
@@ -80,7 +83,7 @@ func RunClaimProtection(ctx context.Context, e controller.Env) error {
 					return 0, fmt.Errorf("listing pods that may use claim %s: %w", key, err)
 				}
 				for i := range live.Items {
-					used = used || Uses(&live.Items[i], name)
+					used = used || uses(&live.Items[i], name)
 				}
 			}
 		}

@@ -104,7 +104,7 @@ func (b *binder) claim(ctx context.Context, ns, name string) error {
 			return err
 		}
 	}
-	plan := ForClaim(c, volumes, class)
+	plan := forClaim(c, volumes, class)
 	if plan.Event != nil {
 		b.events.Event(c, plan.Event.Type, plan.Event.Reason, plan.Event.Message)
 	}
@@ -112,7 +112,8 @@ func (b *binder) claim(ctx context.Context, ns, name string) error {
 	case plan.Bind != nil:
 		return b.bind(ctx, c, plan.Bind, plan.Because)
 	case plan.Provisioner != "" && c.Annotations[provisionerAnnotation] != plan.Provisioner:
-		change := kube.Change{Annotations: map[string]*string{provisionerAnnotation: &plan.Provisioner, betaProvisionerAnnotation: &plan.Provisioner}}
+		change := kube.Change{Annotations: map[string]*string{provisionerAnnotation: &plan.Provisioner,
+			betaProvisionerAnnotation: &plan.Provisioner}}
 		if _, err := kube.Patch(ctx, b.Client.CoreV1().PersistentVolumeClaims(ns), c, kube.Unchanged, change); err != nil {
 			return fmt.Errorf("handing claim %s to its provisioner: %w", controller.Key(c), err)
 		}
@@ -164,7 +165,8 @@ func (b *binder) bind(ctx context.Context, c *v1.PersistentVolumeClaim, pv *v1.P
 }
 
 func (b *binder) claimStatus(ctx context.Context, c *v1.PersistentVolumeClaim, st v1.PersistentVolumeClaimStatus) error {
-	_, err := kube.Patch(ctx, b.Client.CoreV1().PersistentVolumeClaims(c.Namespace), c, kube.Unchanged, kube.Change{Status: st, Subresource: "status"})
+	_, err := kube.Patch(ctx, b.Client.CoreV1().PersistentVolumeClaims(c.Namespace), c, kube.Unchanged,
+		kube.Change{Status: st, Subresource: "status"})
 	if ignoreGone(err) != nil {
 		return fmt.Errorf("writing the status of claim %s: %w", controller.Key(c), err)
 	}
@@ -181,7 +183,8 @@ func (b *binder) volumePhase(ctx context.Context, pv *v1.PersistentVolume, phase
 	if pv.Status.Phase != phase {
 		st.WithLastPhaseTransitionTime(metav1.Now())
 	}
-	if _, err := kube.Patch(ctx, b.Client.CoreV1().PersistentVolumes(), pv, kube.SameObject, kube.Change{Status: st, Subresource: "status"}); err != nil {
+	if _, err := kube.Patch(ctx, b.Client.CoreV1().PersistentVolumes(), pv, kube.SameObject,
+		kube.Change{Status: st, Subresource: "status"}); err != nil {
 		return fmt.Errorf("writing the status of volume %s: %w", pv.Name, err)
 	}
 	return nil
@@ -206,7 +209,7 @@ func (b *binder) volume(ctx context.Context, name string) error {
 			return fmt.Errorf("reading the claim of volume %s: %w", name, err)
 		}
 	}
-	plan := ForVolume(pv, claim)
+	plan := forVolume(pv, claim)
 	if plan.Unbind {
 		change := kube.Change{Spec: map[string]any{"claimRef": nil}, Annotations: map[string]*string{helper.AnnBoundByController: nil}}
 		if pv.Annotations[helper.AnnBoundByController] == "" {

@@ -36,18 +36,19 @@ import (
 type world interface {
 	provider() cloudprovider.Interface
 	// set makes these the machines there are, by node name.
-	set(t *testing.T, machines map[string]State)
+	set(t *testing.T, machines map[string]state)
 }
 
 // written makes a list as a person would write it.
-func written(machines map[string]State) string {
+func written(machines map[string]state) string {
 	if len(machines) == 0 {
 		return head + "empty: true\n"
 	}
 	var b strings.Builder
 	b.WriteString(head + "machines:\n")
 	for _, name := range slices.Sorted(maps.Keys(machines)) {
-		fmt.Fprintf(&b, "- {name: %q, providerID: 'rack://%s', state: %s, type: big, zone: z1, region: r1, addresses: [{type: InternalIP, address: 10.0.0.9}], labels: {row: a}}\n", name, name, machines[name])
+		fmt.Fprintf(&b, "- {name: %q, providerID: 'rack://%s', state: %s, type: big, zone: z1, region: r1, addresses: [{type: InternalIP,"+
+			" address: 10.0.0.9}], labels: {row: a}}\n", name, name, machines[name])
 	}
 	return b.String()
 }
@@ -60,7 +61,7 @@ type inFile struct {
 
 func (w *inFile) provider() cloudprovider.Interface { return w.p }
 
-func (w *inFile) set(t *testing.T, machines map[string]State) {
+func (w *inFile) set(t *testing.T, machines map[string]state) {
 	if err := os.WriteFile(w.path+".new", []byte(written(machines)), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +70,7 @@ func (w *inFile) set(t *testing.T, machines map[string]State) {
 	}
 }
 
-func newInFile(t *testing.T, machines map[string]State) world {
+func newInFile(t *testing.T, machines map[string]state) world {
 	w := &inFile{path: filepath.Join(t.TempDir(), "machines.yaml")}
 	w.set(t, machines)
 	w.p = open(t, w.path)
@@ -105,7 +106,7 @@ type remoteList struct {
 
 func (w *remoteList) provider() cloudprovider.Interface { return w.p }
 
-func (w *remoteList) set(_ *testing.T, machines map[string]State) {
+func (w *remoteList) set(_ *testing.T, machines map[string]state) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.text = written(machines)
@@ -129,7 +130,7 @@ func (w *remoteList) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 	}
 }
 
-func newRemoteList(t *testing.T, machines map[string]State) world {
+func newRemoteList(t *testing.T, machines map[string]state) world {
 	w := &remoteList{}
 	w.set(t, machines)
 	server := httptest.NewTLSServer(w)
@@ -137,7 +138,8 @@ func newRemoteList(t *testing.T, machines map[string]State) world {
 	dir := t.TempDir()
 	files := map[string]string{
 		"ca.pem": string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})), "token": "s3cret\n",
-		"source.yaml": fmt.Sprintf("apiVersion: %s\nkind: %s\nurl: %s\ncaFile: %s/ca.pem\ntokenFile: %s/token\ninterval: 1s\n", Version, KindSource, server.URL, dir, dir),
+		"source.yaml": fmt.Sprintf("apiVersion: %s\nkind: %s\nurl: %s\ncaFile: %s/ca.pem\ntokenFile: %s/token\ninterval: 1s\n", Version,
+			KindSource, server.URL, dir, dir),
 	}
 	for name, text := range files {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
@@ -153,10 +155,10 @@ func newRemoteList(t *testing.T, machines map[string]State) world {
 type other struct {
 	cloudfake.Cloud
 	mu       sync.Mutex
-	machines map[string]State
+	machines map[string]state
 }
 
-func newOther(t *testing.T, machines map[string]State) world {
+func newOther(t *testing.T, machines map[string]state) world {
 	o := &other{}
 	o.set(t, machines)
 	return o
@@ -164,13 +166,13 @@ func newOther(t *testing.T, machines map[string]State) world {
 
 func (o *other) provider() cloudprovider.Interface { return o }
 
-func (o *other) set(_ *testing.T, machines map[string]State) {
+func (o *other) set(_ *testing.T, machines map[string]state) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.machines = machines
 }
 
-func (o *other) state(n *v1.Node) (State, bool) {
+func (o *other) state(n *v1.Node) (state, bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	s, ok := o.machines[n.Name]
@@ -194,28 +196,34 @@ func (o *other) InstanceMetadata(_ context.Context, n *v1.Node) (*cloudprovider.
 		return nil, cloudprovider.InstanceNotFound
 	}
 	return &cloudprovider.InstanceMetadata{ProviderID: "rack://" + n.Name, InstanceType: "big", Zone: "z1", Region: "r1",
-		NodeAddresses: []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: "10.0.0.9"}}, AdditionalLabels: map[string]string{"row": "a"}}, nil
+			NodeAddresses:    []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: "10.0.0.9"}},
+			AdditionalLabels: map[string]string{"row": "a"}},
+		nil
 }
 
 // The contract: what the controllers do with any provider.
 func TestContract(t *testing.T) {
-	for name, make := range map[string]func(*testing.T, map[string]State) world{"file": newInFile, "https": newRemoteList, "another cloud": newOther} {
+	for name, make := range map[string]func(*testing.T, map[string]state) world{"file": newInFile, "https": newRemoteList,
+		"another cloud": newOther} {
 		t.Run(name, func(t *testing.T) { contract(t, make) })
 	}
 }
 
-func contract(t *testing.T, make func(*testing.T, map[string]State) world) {
+func contract(t *testing.T, make func(*testing.T, map[string]state) world) {
 	ready := func(s v1.ConditionStatus) []v1.NodeCondition {
 		return []v1.NodeCondition{{Type: v1.NodeReady, Status: s}}
 	}
 	client := fake.NewClientset(
-		&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "fresh"}, Spec: v1.NodeSpec{Taints: []v1.Taint{{Key: cloudapi.TaintExternalCloudProvider, Value: "true", Effect: v1.TaintEffectNoSchedule}}},
-			Status: v1.NodeStatus{Conditions: ready(v1.ConditionTrue), Addresses: []v1.NodeAddress{{Type: v1.NodeHostName, Address: "fresh"}}}},
+		&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "fresh"},
+			Spec: v1.NodeSpec{Taints: []v1.Taint{{Key: cloudapi.TaintExternalCloudProvider, Value: "true",
+				Effect: v1.TaintEffectNoSchedule}}},
+			Status: v1.NodeStatus{Conditions: ready(v1.ConditionTrue),
+				Addresses: []v1.NodeAddress{{Type: v1.NodeHostName, Address: "fresh"}}}},
 		&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "off"}, Status: v1.NodeStatus{Conditions: ready(v1.ConditionUnknown)}},
 		&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gone"}, Status: v1.NodeStatus{Conditions: ready(v1.ConditionUnknown)}},
 		&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "unlisted"}, Status: v1.NodeStatus{Conditions: ready(v1.ConditionTrue)}},
 	)
-	w := make(t, map[string]State{"fresh": Running, "off": Stopped, "gone": Running})
+	w := make(t, map[string]state{"fresh": Running, "off": Stopped, "gone": Running})
 	ask, err := cloud.NewAsker(w.provider(), cloud.Limits{Rate: 1000, Burst: 1000, AtOnce: 10})
 	if err != nil {
 		t.Fatal(err)
@@ -265,13 +273,14 @@ func contract(t *testing.T, make func(*testing.T, map[string]State) world) {
 		return slices.ContainsFunc(n.Spec.Taints, func(t v1.Taint) bool { return t.Key == key })
 	}
 	until("initialised", "fresh", func(n *v1.Node) bool {
-		return !tainted(n, cloudapi.TaintExternalCloudProvider) && n.Spec.ProviderID == "rack://fresh" && n.Labels[v1.LabelTopologyZone] == "z1" &&
+		return !tainted(n, cloudapi.TaintExternalCloudProvider) && n.Spec.ProviderID == "rack://fresh" &&
+			n.Labels[v1.LabelTopologyZone] == "z1" &&
 			n.Labels[v1.LabelFailureDomainBetaRegion] == "r1" && n.Labels[v1.LabelInstanceTypeStable] == "big" && n.Labels["row"] == "a" &&
 			len(n.Status.Addresses) == 2 && n.Status.Addresses[0].Address == "10.0.0.9" && n.Status.Addresses[1].Type == v1.NodeHostName
 	})
 	until("tainted as shut down", "off", func(n *v1.Node) bool { return tainted(n, cloudapi.TaintNodeShutdown) })
 	until("still there", "gone", func(n *v1.Node) bool { return n != nil })
-	w.set(t, map[string]State{"fresh": Running, "off": Running})
+	w.set(t, map[string]state{"fresh": Running, "off": Running})
 	until("deleted", "gone", func(n *v1.Node) bool { return n == nil })
 	n, err := nodes.Get(ctx, "off", metav1.GetOptions{})
 	if err != nil {
@@ -287,7 +296,8 @@ func contract(t *testing.T, make func(*testing.T, map[string]State) world) {
 	for len(events.Events) > 0 {
 		said = append(said, <-events.Events)
 	}
-	for _, want := range []string{"Normal Synced Node synced successfully", "Normal DeletingNode Deleting node gone because it does not exist in the cloud provider"} {
+	for _, want := range []string{"Normal Synced Node synced successfully",
+		"Normal DeletingNode Deleting node gone because it does not exist in the cloud provider"} {
 		if !slices.Contains(said, want) {
 			t.Errorf("no event %q in %q", want, said)
 		}
@@ -297,7 +307,7 @@ func contract(t *testing.T, make func(*testing.T, map[string]State) world) {
 // A list that is wrong or out of reach leaves the last good one in force, and
 // nobody who might be new on it is taken for gone.
 func TestBadListHoldsTheLastGoodOne(t *testing.T) {
-	w := newInFile(t, map[string]State{"a": Running}).(*inFile)
+	w := newInFile(t, map[string]state{"a": Running}).(*inFile)
 	changed := make(chan struct{}, 10)
 	defer w.p.Notify(func() { changed <- struct{}{} })()
 	node := func(name string) *v1.Node { return &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}} }
@@ -311,7 +321,7 @@ func TestBadListHoldsTheLastGoodOne(t *testing.T) {
 	if m, err := w.p.Machines(t.Context(), []*v1.Node{node("a"), node("b")}); len(m) != 1 || err == nil {
 		t.Errorf("both: %v, %v", m, err)
 	}
-	w.set(t, map[string]State{"a": Running, "c": Stopped})
+	w.set(t, map[string]state{"a": Running, "c": Stopped})
 	<-changed
 	if ok, err := w.p.InstanceExists(t.Context(), node("b")); ok || err != nil {
 		t.Errorf("b, after a good list: %v, %v", ok, err)
@@ -322,8 +332,8 @@ func TestBadListHoldsTheLastGoodOne(t *testing.T) {
 }
 
 func TestUnchangedRemoteListIsNotSentAgain(t *testing.T) {
-	w := newRemoteList(t, map[string]State{"a": Running}).(*remoteList)
-	r, err := newRemote(w.p.from.(*remote).Source)
+	w := newRemoteList(t, map[string]state{"a": Running}).(*remoteList)
+	r, err := newRemote(w.p.from.(*remote).source)
 	if err != nil {
 		t.Fatal(err)
 	}

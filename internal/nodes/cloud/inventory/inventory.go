@@ -22,29 +22,29 @@ const (
 	KindSource = "MachineInventorySource"
 )
 
-// State is what a machine is doing.
-type State string
+// state is what a machine is doing.
+type state string
 
 // A machine is running unless said otherwise.
 const (
-	Running State = "running"
-	Stopped State = "stopped"
+	Running state = "running"
+	Stopped state = "stopped"
 )
 
-// Machine is one machine. Name is that of its node.
-type Machine struct {
+// machine is one machine. Name is that of its node.
+type machine struct {
 	Name       string            `json:"name"`
 	ProviderID string            `json:"providerID"`
-	State      State             `json:"state,omitempty"`
-	Addresses  []Address         `json:"addresses,omitempty"`
+	State      state             `json:"state,omitempty"`
+	Addresses  []address         `json:"addresses,omitempty"`
 	Type       string            `json:"type,omitempty"`
 	Zone       string            `json:"zone,omitempty"`
 	Region     string            `json:"region,omitempty"`
 	Labels     map[string]string `json:"labels,omitempty"`
 }
 
-// Address is one address of a machine, of a type that nodes have.
-type Address struct {
+// address is one address of a machine, of a type that nodes have.
+type address struct {
 	Type    v1.NodeAddressType `json:"type"`
 	Address string             `json:"address"`
 }
@@ -56,17 +56,17 @@ type document struct {
 	// Empty has to be true for a list without machines: such a list deletes
 	// every node that is not ready.
 	Empty    bool      `json:"empty,omitempty"`
-	Machines []Machine `json:"machines"`
+	Machines []machine `json:"machines"`
 }
 
-// List is a list of machines that has been checked. It does not change.
-type List struct {
-	byName, byID map[string]*Machine
+// list is a list of machines that has been checked. It does not change.
+type list struct {
+	byName, byID map[string]*machine
 }
 
-// Parse reads a MachineInventory, YAML or JSON. It refuses fields it does not
+// parse reads a MachineInventory, YAML or JSON. It refuses fields it does not
 // know and lists that contradict themselves; the error names every fault.
-func Parse(data []byte) (*List, error) {
+func parse(data []byte) (*list, error) {
 	var d document
 	if err := yaml.UnmarshalStrict(data, &d); err != nil {
 		return nil, fmt.Errorf("machine inventory: %w", err)
@@ -75,12 +75,13 @@ func Parse(data []byte) (*List, error) {
 		return nil, fmt.Errorf("machine inventory: apiVersion %q, kind %q: must be %s and %s", d.APIVersion, d.Kind, Version, KindList)
 	}
 	if len(d.Machines) == 0 && !d.Empty {
-		return nil, errors.New("machine inventory: no machines, which would delete every node that is not ready; if that is meant, set empty: true")
+		return nil, errors.New("machine inventory: no machines, which would delete every node that is not ready; if that is meant, set " +
+			"empty: true")
 	}
 	if len(d.Machines) > 0 && d.Empty {
 		return nil, errors.New("machine inventory: empty is true, but there are machines")
 	}
-	l := &List{byName: map[string]*Machine{}, byID: map[string]*Machine{}}
+	l := &list{byName: map[string]*machine{}, byID: map[string]*machine{}}
 	var errs []error
 	for i := range d.Machines {
 		m := &d.Machines[i]
@@ -103,7 +104,7 @@ func Parse(data []byte) (*List, error) {
 }
 
 // faults completes the machine and says what is wrong with it.
-func (m *Machine) faults() (out []string) {
+func (m *machine) faults() (out []string) {
 	add := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
 	if bad := validation.IsDNS1123Subdomain(m.Name); len(bad) > 0 {
 		add("name: must be that of a node: %s", bad[0])
@@ -146,27 +147,28 @@ func (m *Machine) faults() (out []string) {
 }
 
 // Len counts the machines.
-func (l *List) Len() int { return len(l.byName) }
+func (l *list) Len() int { return len(l.byName) }
 
 // find is the machine of a node: the one with its provider ID if it has one,
 // else the one with its name. nil for none.
-func (l *List) find(n *v1.Node) *Machine {
+func (l *list) find(n *v1.Node) *machine {
 	if n.Spec.ProviderID != "" {
 		return l.byID[n.Spec.ProviderID]
 	}
 	return l.byName[n.Name]
 }
 
-func (m *Machine) metadata() *cloudprovider.InstanceMetadata {
-	out := &cloudprovider.InstanceMetadata{ProviderID: m.ProviderID, InstanceType: m.Type, Zone: m.Zone, Region: m.Region, AdditionalLabels: m.Labels}
+func (m *machine) metadata() *cloudprovider.InstanceMetadata {
+	out := &cloudprovider.InstanceMetadata{ProviderID: m.ProviderID, InstanceType: m.Type, Zone: m.Zone, Region: m.Region,
+		AdditionalLabels: m.Labels}
 	for _, a := range m.Addresses {
 		out.NodeAddresses = append(out.NodeAddresses, v1.NodeAddress{Type: a.Type, Address: a.Address})
 	}
 	return out
 }
 
-// Source says where a list is kept when that takes more than a name.
-type Source struct {
+// source says where a list is kept when that takes more than a name.
+type source struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
 	// URL is an https:// address.
@@ -181,7 +183,7 @@ type Source struct {
 
 // parseSource reads a MachineInventorySource; ok is false if data is another
 // kind of document.
-func parseSource(data []byte) (s Source, ok bool, err error) {
+func parseSource(data []byte) (s source, ok bool, err error) {
 	if !bytes.Contains(data, []byte(KindSource)) {
 		return s, false, nil
 	}
@@ -189,10 +191,12 @@ func parseSource(data []byte) (s Source, ok bool, err error) {
 		return s, true, fmt.Errorf("machine inventory source: %w", err)
 	}
 	if s.APIVersion != Version || s.Kind != KindSource {
-		return s, true, fmt.Errorf("machine inventory source: apiVersion %q, kind %q: must be %s and %s", s.APIVersion, s.Kind, Version, KindSource)
+		return s, true, fmt.Errorf("machine inventory source: apiVersion %q, kind %q: must be %s and %s", s.APIVersion, s.Kind, Version,
+			KindSource)
 	}
 	if !strings.HasPrefix(s.URL, "https://") {
-		return s, true, fmt.Errorf("machine inventory source: url %q: must begin with https://: whoever can change the list can delete nodes", s.URL)
+		return s, true, fmt.Errorf("machine inventory source: url %q: must begin with https://: whoever can change the list can "+
+			"delete nodes", s.URL)
 	}
 	return s, true, nil
 }

@@ -34,7 +34,7 @@ func newLoader(config string) (loader, error) {
 	case strings.HasPrefix(config, "http://"):
 		return nil, fmt.Errorf("--cloud-config %s: must begin with https://: whoever can change the list can delete nodes", config)
 	case strings.HasPrefix(config, "https://"):
-		return newRemote(Source{URL: config})
+		return newRemote(source{URL: config})
 	}
 	data, err := os.ReadFile(config)
 	if err != nil {
@@ -109,15 +109,15 @@ const (
 // remote is a list behind HTTPS. With an ETag an unchanged list costs a few
 // bytes.
 type remote struct {
-	Source
+	source
 	interval time.Duration
 	client   *http.Client
 	etag     string
 	last     string
 }
 
-func newRemote(s Source) (*remote, error) {
-	r := &remote{Source: s, interval: defaultInterval}
+func newRemote(s source) (*remote, error) {
+	r := &remote{source: s, interval: defaultInterval}
 	if s.Interval != "" {
 		d, err := time.ParseDuration(s.Interval)
 		if err != nil || d < leastInterval {
@@ -125,7 +125,8 @@ func newRemote(s Source) (*remote, error) {
 		}
 		r.interval = d
 	}
-	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12}, IdleConnTimeout: time.Minute}
+	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12},
+		IdleConnTimeout: time.Minute}
 	if s.CAFile != "" {
 		pem, err := os.ReadFile(s.CAFile)
 		if err != nil {

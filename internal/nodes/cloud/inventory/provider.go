@@ -22,7 +22,7 @@ type Provider struct {
 	log  *slog.Logger
 
 	mu   sync.Mutex
-	list *List
+	list *list
 	// bad is why list may be out of date, nil if it is not.
 	bad     error
 	watcher map[int]func()
@@ -51,7 +51,7 @@ func Open(ctx context.Context, config string, log *slog.Logger) (*Provider, erro
 	if err != nil {
 		return nil, err
 	}
-	if p.list, err = Parse(data); err != nil {
+	if p.list, err = parse(data); err != nil {
 		return nil, fmt.Errorf("%s: %w", from.name(), err)
 	}
 	return p, nil
@@ -65,9 +65,9 @@ func (p *Provider) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return
 		}
-		var list *List
+		var list *list
 		if err == nil && changed {
-			if list, err = Parse(data); err != nil {
+			if list, err = parse(data); err != nil {
 				err = fmt.Errorf("%s: %w (%w)", p.from.name(), err, errBadList)
 			}
 		}
@@ -77,7 +77,7 @@ func (p *Provider) Run(ctx context.Context) error {
 
 // take puts a new list in force, or notes why there is none. Neither means
 // that the present one is still right.
-func (p *Provider) take(list *List, err error) {
+func (p *Provider) take(list *list, err error) {
 	p.mu.Lock()
 	if err != nil {
 		if p.bad == nil || p.bad.Error() != err.Error() {
@@ -123,7 +123,7 @@ func (p *Provider) Notify(f func()) (stop func()) {
 
 // look finds a node's machine. While the list may be out of date, a machine
 // that is not on it may be a new one: that is an error and not an absence.
-func (p *Provider) look(n *v1.Node) (*Machine, error) {
+func (p *Provider) look(n *v1.Node) (*machine, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if m := p.list.find(n); m != nil || p.bad == nil {
@@ -151,7 +151,8 @@ func (p *Provider) InstanceMetadata(_ context.Context, n *v1.Node) (*cloudprovid
 	case err != nil:
 		return nil, err
 	case m == nil:
-		return nil, fmt.Errorf("%s names no machine for Node %s (provider ID %q): %w", p.from.name(), n.Name, n.Spec.ProviderID, cloudprovider.InstanceNotFound)
+		return nil, fmt.Errorf("%s names no machine for Node %s (provider ID %q): %w", p.from.name(), n.Name, n.Spec.ProviderID,
+			cloudprovider.InstanceNotFound)
 	}
 	return m.metadata(), nil
 }

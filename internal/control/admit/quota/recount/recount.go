@@ -138,7 +138,8 @@ func frees(before, after any) bool {
 	switch now := after.(type) {
 	case *corev1.Pod:
 		was, ok := before.(*corev1.Pod)
-		return ok && (podutil.Terminal(now) && !podutil.Terminal(was) || !equality.Semantic.DeepEqual(was.Spec.Containers, now.Spec.Containers))
+		return ok && (podutil.Terminal(now) && !podutil.Terminal(was) || !equality.Semantic.DeepEqual(was.Spec.Containers,
+			now.Spec.Containers))
 	case *corev1.Service:
 		was, ok := before.(*corev1.Service)
 		return ok && !equality.Semantic.DeepEqual(quota.ServiceUsage(was), quota.ServiceUsage(now))
@@ -191,7 +192,8 @@ func (c *reconciler) count(ctx context.Context, key string) (time.Duration, erro
 		return again, nil
 	}
 	// Admission adds to the same numbers: the version guards both.
-	_, err = kube.Patch(ctx, c.Client.CoreV1().ResourceQuotas(namespace), q, kube.Unchanged, kube.Change{Status: status, Subresource: "status"})
+	_, err = kube.Patch(ctx, c.Client.CoreV1().ResourceQuotas(namespace), q, kube.Unchanged,
+		kube.Change{Status: status, Subresource: "status"})
 	if apierrors.IsNotFound(err) {
 		return 0, nil
 	}

@@ -31,7 +31,8 @@ func TestQuota(t *testing.T) {
 	done := make(chan error, 1)
 	factory := informers.NewSharedInformerFactory(client, 0)
 	go func() {
-		done <- Run(ctx, controller.Env{Name: "resourcequota-controller", Client: client, Informers: factory, Log: slog.New(slog.DiscardHandler)})
+		done <- Run(ctx, controller.Env{Name: "resourcequota-controller", Client: client, Informers: factory,
+			Log: slog.New(slog.DiscardHandler)})
 	}()
 	t.Cleanup(func() {
 		cancel()
@@ -48,8 +49,10 @@ func TestQuota(t *testing.T) {
 	if _, err := maps.Create(ctx, configMap("before"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	hard := corev1.ResourceList{"configmaps": resource.MustParse("2"), "count/secrets": resource.MustParse("5"), "requests.cpu": resource.MustParse("1")}
-	if _, err := quotas.Create(ctx, &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "q"}, Spec: corev1.ResourceQuotaSpec{Hard: hard}}, metav1.CreateOptions{}); err != nil {
+	hard := corev1.ResourceList{"configmaps": resource.MustParse("2"), "count/secrets": resource.MustParse("5"),
+		"requests.cpu": resource.MustParse("1")}
+	if _, err := quotas.Create(ctx, &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "q"},
+		Spec: corev1.ResourceQuotaSpec{Hard: hard}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	used := func(want string) {
@@ -62,7 +65,8 @@ func TestQuota(t *testing.T) {
 			}
 			u := q.Status.Used
 			maps, secrets := u["configmaps"], u["count/secrets"]
-			last = fmt.Sprintf("%d of %d: %s %s %s", len(u), len(q.Status.Hard), maps.String(), secrets.String(), u.Name("requests.cpu", resource.DecimalSI).String())
+			last = fmt.Sprintf("%d of %d: %s %s %s", len(u), len(q.Status.Hard), maps.String(), secrets.String(),
+				u.Name("requests.cpu", resource.DecimalSI).String())
 			return last == want, nil
 		})
 		if err != nil {
@@ -74,7 +78,8 @@ func TestQuota(t *testing.T) {
 		t.Fatal(err)
 	}
 	used("3 of 3: 2 0 0")
-	if _, err := maps.Create(ctx, configMap("third"), metav1.CreateOptions{}); err == nil || !strings.Contains(err.Error(), "exceeded quota: q, requested: configmaps=1, used: configmaps=2, limited: configmaps=2") {
+	if _, err := maps.Create(ctx, configMap("third"), metav1.CreateOptions{}); err == nil || !strings.Contains(err.Error(),
+		"exceeded quota: q, requested: configmaps=1, used: configmaps=2, limited: configmaps=2") {
 		t.Errorf("a third config map: %v", err)
 	}
 	if err := maps.Delete(ctx, "before", metav1.DeleteOptions{}); err != nil {

@@ -17,8 +17,9 @@ var horizontalPodAutoscaler = registry.Kind[*autoscaling.HorizontalPodAutoscaler
 	NamespaceScoped: true, AllowUnconditionalUpdate: true,
 	HasStatus: true,
 	Default:   defaults.HorizontalPodAutoscaler,
-	Validate:  validate.HorizontalPodAutoscaler, ValidateUpdate: validate.HorizontalPodAutoscalerUpdate, ValidateStatusUpdate: validate.HorizontalPodAutoscalerStatusUpdate,
-	OtherVersions: []schema.GroupVersion{autoscalingv1.SchemeGroupVersion},
-	Table:         table.HorizontalPodAutoscaler,
-	NoWatchCache:  true,
+	Validate:  validate.HorizontalPodAutoscaler, ValidateUpdate: validate.HorizontalPodAutoscalerUpdate,
+	ValidateStatusUpdate: validate.HorizontalPodAutoscalerStatusUpdate,
+	OtherVersions:        []schema.GroupVersion{autoscalingv1.SchemeGroupVersion},
+	Table:                table.HorizontalPodAutoscaler,
+	NoWatchCache:         true,
 }

@@ -111,7 +111,8 @@ func autoscalerToHub(in *autoscalingv1.HorizontalPodAutoscaler, out *autoscaling
 	if read(in.Annotations, behaviorAnnotation, &behavior) {
 		out.Spec.Behavior = &behavior
 	}
-	out.Status = autoscaling.HorizontalPodAutoscalerStatus{ObservedGeneration: in.Status.ObservedGeneration, LastScaleTime: in.Status.LastScaleTime,
+	out.Status = autoscaling.HorizontalPodAutoscalerStatus{ObservedGeneration: in.Status.ObservedGeneration,
+		LastScaleTime:   in.Status.LastScaleTime,
 		CurrentReplicas: in.Status.CurrentReplicas, DesiredReplicas: in.Status.DesiredReplicas}
 	var current []autoscalingv1.MetricStatus
 	if read(in.Annotations, currentMetricsAnnotation, &current) {
@@ -119,8 +120,9 @@ func autoscalerToHub(in *autoscalingv1.HorizontalPodAutoscaler, out *autoscaling
 			out.Status.CurrentMetrics = append(out.Status.CurrentMetrics, metricStatusToHub(&current[i]))
 		}
 	} else if share := in.Status.CurrentCPUUtilizationPercentage; share != nil {
-		out.Status.CurrentMetrics = []autoscaling.MetricStatus{{Type: autoscaling.ResourceMetricSourceType, Resource: &autoscaling.ResourceMetricStatus{
-			Name: corev1.ResourceCPU, Current: autoscaling.MetricValueStatus{AverageUtilization: share}}}}
+		out.Status.CurrentMetrics = []autoscaling.MetricStatus{{Type: autoscaling.ResourceMetricSourceType,
+			Resource: &autoscaling.ResourceMetricStatus{
+				Name: corev1.ResourceCPU, Current: autoscaling.MetricValueStatus{AverageUtilization: share}}}}
 	}
 	var conditions []autoscalingv1.HorizontalPodAutoscalerCondition
 	if read(in.Annotations, conditionsAnnotation, &conditions) {
@@ -146,7 +148,8 @@ func autoscalerFromHub(in *autoscaling.HorizontalPodAutoscaler, out *autoscaling
 		}
 		others = append(others, metricFromHub(m))
 	}
-	out.Status = autoscalingv1.HorizontalPodAutoscalerStatus{ObservedGeneration: in.Status.ObservedGeneration, LastScaleTime: in.Status.LastScaleTime,
+	out.Status = autoscalingv1.HorizontalPodAutoscalerStatus{ObservedGeneration: in.Status.ObservedGeneration,
+		LastScaleTime:   in.Status.LastScaleTime,
 		CurrentReplicas: in.Status.CurrentReplicas, DesiredReplicas: in.Status.DesiredReplicas}
 	var current []autoscalingv1.MetricStatus
 	for i := range in.Status.CurrentMetrics {
@@ -189,8 +192,9 @@ func write(annotations *map[string]string, key string, there bool, value any) {
 }
 
 func cpuMetric(share int32) autoscaling.MetricSpec {
-	return autoscaling.MetricSpec{Type: autoscaling.ResourceMetricSourceType, Resource: &autoscaling.ResourceMetricSource{Name: corev1.ResourceCPU,
-		Target: autoscaling.MetricTarget{Type: autoscaling.UtilizationMetricType, AverageUtilization: &share}}}
+	return autoscaling.MetricSpec{Type: autoscaling.ResourceMetricSourceType,
+		Resource: &autoscaling.ResourceMetricSource{Name: corev1.ResourceCPU,
+			Target: autoscaling.MetricTarget{Type: autoscaling.UtilizationMetricType, AverageUtilization: &share}}}
 }
 
 // cpuShare is the share of CPU that a metric aims at, nil if it is another metric.
@@ -233,21 +237,24 @@ func metricToHub(in *autoscalingv1.MetricSpec) autoscaling.MetricSpec {
 	out := autoscaling.MetricSpec{Type: autoscaling.MetricSourceType(in.Type)}
 	if m := in.Object; m != nil {
 		out.Object = &autoscaling.ObjectMetricSource{DescribedObject: autoscaling.CrossVersionObjectReference(m.Target),
-			Metric: autoscaling.MetricIdentifier{Name: m.MetricName, Selector: m.Selector}, Target: target(some(m.TargetValue), m.AverageValue, nil)}
+			Metric: autoscaling.MetricIdentifier{Name: m.MetricName, Selector: m.Selector}, Target: target(some(m.TargetValue),
+				m.AverageValue, nil)}
 	}
 	if m := in.Pods; m != nil {
 		out.Pods = &autoscaling.PodsMetricSource{Metric: autoscaling.MetricIdentifier{Name: m.MetricName, Selector: m.Selector},
 			Target: target(nil, &m.TargetAverageValue, nil)}
 	}
 	if m := in.Resource; m != nil {
-		out.Resource = &autoscaling.ResourceMetricSource{Name: m.Name, Target: target(nil, m.TargetAverageValue, m.TargetAverageUtilization)}
+		out.Resource = &autoscaling.ResourceMetricSource{Name: m.Name, Target: target(nil, m.TargetAverageValue,
+			m.TargetAverageUtilization)}
 	}
 	if m := in.ContainerResource; m != nil {
 		out.ContainerResource = &autoscaling.ContainerResourceMetricSource{Name: m.Name, Container: m.Container,
 			Target: target(nil, m.TargetAverageValue, m.TargetAverageUtilization)}
 	}
 	if m := in.External; m != nil {
-		out.External = &autoscaling.ExternalMetricSource{Metric: autoscaling.MetricIdentifier{Name: m.MetricName, Selector: m.MetricSelector},
+		out.External = &autoscaling.ExternalMetricSource{Metric: autoscaling.MetricIdentifier{Name: m.MetricName,
+			Selector: m.MetricSelector},
 			Target: target(m.TargetValue, m.TargetAverageValue, nil)}
 	}
 	return out
@@ -256,22 +263,26 @@ func metricToHub(in *autoscalingv1.MetricSpec) autoscaling.MetricSpec {
 func metricFromHub(in *autoscaling.MetricSpec) autoscalingv1.MetricSpec {
 	out := autoscalingv1.MetricSpec{Type: autoscalingv1.MetricSourceType(in.Type)}
 	if m := in.Object; m != nil {
-		out.Object = &autoscalingv1.ObjectMetricSource{Target: autoscalingv1.CrossVersionObjectReference(m.DescribedObject), MetricName: m.Metric.Name,
-			Selector: m.Metric.Selector, TargetValue: amount(m.Target.Value), AverageValue: m.Target.AverageValue}
+		out.Object = &autoscalingv1.ObjectMetricSource{Target: autoscalingv1.CrossVersionObjectReference(m.DescribedObject),
+			MetricName: m.Metric.Name,
+			Selector:   m.Metric.Selector, TargetValue: amount(m.Target.Value), AverageValue: m.Target.AverageValue}
 	}
 	if m := in.Pods; m != nil {
-		out.Pods = &autoscalingv1.PodsMetricSource{MetricName: m.Metric.Name, Selector: m.Metric.Selector, TargetAverageValue: amount(m.Target.AverageValue)}
+		out.Pods = &autoscalingv1.PodsMetricSource{MetricName: m.Metric.Name, Selector: m.Metric.Selector,
+			TargetAverageValue: amount(m.Target.AverageValue)}
 	}
 	if m := in.Resource; m != nil {
 		out.Resource = &autoscalingv1.ResourceMetricSource{Name: m.Name, TargetAverageValue: m.Target.AverageValue,
 			TargetAverageUtilization: m.Target.AverageUtilization}
 	}
 	if m := in.ContainerResource; m != nil {
-		out.ContainerResource = &autoscalingv1.ContainerResourceMetricSource{Name: m.Name, Container: m.Container, TargetAverageValue: m.Target.AverageValue,
+		out.ContainerResource = &autoscalingv1.ContainerResourceMetricSource{Name: m.Name, Container: m.Container,
+			TargetAverageValue:       m.Target.AverageValue,
 			TargetAverageUtilization: m.Target.AverageUtilization}
 	}
 	if m := in.External; m != nil {
-		out.External = &autoscalingv1.ExternalMetricSource{MetricName: m.Metric.Name, MetricSelector: m.Metric.Selector, TargetValue: m.Target.Value,
+		out.External = &autoscalingv1.ExternalMetricSource{MetricName: m.Metric.Name, MetricSelector: m.Metric.Selector,
+			TargetValue:        m.Target.Value,
 			TargetAverageValue: m.Target.AverageValue}
 	}
 	return out
@@ -297,7 +308,8 @@ func metricStatusToHub(in *autoscalingv1.MetricStatus) autoscaling.MetricStatus 
 			Current: autoscaling.MetricValueStatus{AverageValue: &m.CurrentAverageValue, AverageUtilization: m.CurrentAverageUtilization}}
 	}
 	if m := in.External; m != nil {
-		out.External = &autoscaling.ExternalMetricStatus{Metric: autoscaling.MetricIdentifier{Name: m.MetricName, Selector: m.MetricSelector},
+		out.External = &autoscaling.ExternalMetricStatus{Metric: autoscaling.MetricIdentifier{Name: m.MetricName,
+			Selector: m.MetricSelector},
 			Current: autoscaling.MetricValueStatus{Value: some(m.CurrentValue), AverageValue: m.CurrentAverageValue}}
 	}
 	return out
@@ -306,11 +318,13 @@ func metricStatusToHub(in *autoscalingv1.MetricStatus) autoscaling.MetricStatus 
 func metricStatusFromHub(in *autoscaling.MetricStatus) autoscalingv1.MetricStatus {
 	out := autoscalingv1.MetricStatus{Type: autoscalingv1.MetricSourceType(in.Type)}
 	if m := in.Object; m != nil {
-		out.Object = &autoscalingv1.ObjectMetricStatus{Target: autoscalingv1.CrossVersionObjectReference(m.DescribedObject), MetricName: m.Metric.Name,
-			Selector: m.Metric.Selector, CurrentValue: amount(m.Current.Value), AverageValue: m.Current.AverageValue}
+		out.Object = &autoscalingv1.ObjectMetricStatus{Target: autoscalingv1.CrossVersionObjectReference(m.DescribedObject),
+			MetricName: m.Metric.Name,
+			Selector:   m.Metric.Selector, CurrentValue: amount(m.Current.Value), AverageValue: m.Current.AverageValue}
 	}
 	if m := in.Pods; m != nil {
-		out.Pods = &autoscalingv1.PodsMetricStatus{MetricName: m.Metric.Name, Selector: m.Metric.Selector, CurrentAverageValue: amount(m.Current.AverageValue)}
+		out.Pods = &autoscalingv1.PodsMetricStatus{MetricName: m.Metric.Name, Selector: m.Metric.Selector,
+			CurrentAverageValue: amount(m.Current.AverageValue)}
 	}
 	if m := in.Resource; m != nil {
 		out.Resource = &autoscalingv1.ResourceMetricStatus{Name: m.Name, CurrentAverageValue: amount(m.Current.AverageValue),
@@ -321,7 +335,8 @@ func metricStatusFromHub(in *autoscaling.MetricStatus) autoscalingv1.MetricStatu
 			CurrentAverageValue: amount(m.Current.AverageValue), CurrentAverageUtilization: m.Current.AverageUtilization}
 	}
 	if m := in.External; m != nil {
-		out.External = &autoscalingv1.ExternalMetricStatus{MetricName: m.Metric.Name, MetricSelector: m.Metric.Selector, CurrentValue: amount(m.Current.Value),
+		out.External = &autoscalingv1.ExternalMetricStatus{MetricName: m.Metric.Name, MetricSelector: m.Metric.Selector,
+			CurrentValue:        amount(m.Current.Value),
 			CurrentAverageValue: m.Current.AverageValue}
 	}
 	return out

@@ -17,9 +17,10 @@ var CertificateSigningRequest = registry.Kind[*certificates.CertificateSigningRe
 	AllowUnconditionalUpdate: true,
 	HasStatus:                true,
 	ValidateName:             pathvalidation.ValidatePathSegmentName,
-	Validate:                 validate.CertificateSigningRequest, ValidateUpdate: validate.CertificateSigningRequestUpdate, ValidateStatusUpdate: validate.CertificateSigningRequestStatusUpdate,
-	ResetFields: [][]string{{"spec", "uid"}, {"spec", "username"}, {"spec", "groups"}, {"spec", "extra"}},
-	Table:       table.CertificateSigningRequest,
+	Validate:                 validate.CertificateSigningRequest, ValidateUpdate: validate.CertificateSigningRequestUpdate,
+	ValidateStatusUpdate: validate.CertificateSigningRequestStatusUpdate,
+	ResetFields:          [][]string{{"spec", "uid"}, {"spec", "username"}, {"spec", "groups"}, {"spec", "extra"}},
+	Table:                table.CertificateSigningRequest,
 	SelectableFields: registry.Fields[*certificates.CertificateSigningRequest]{
 		Keys: []string{"spec.signerName"},
 		Values: func(o *certificates.CertificateSigningRequest, set fields.Set) {

@@ -39,7 +39,8 @@ func noteTransition(s, was *v1.PersistentVolumeStatus, now metav1.Time) {
 	if s.Phase == was.Phase {
 		return
 	}
-	if s.LastPhaseTransitionTime == nil || (was.LastPhaseTransitionTime != nil && s.LastPhaseTransitionTime.Equal(was.LastPhaseTransitionTime)) {
+	if s.LastPhaseTransitionTime == nil || (was.LastPhaseTransitionTime != nil &&
+		s.LastPhaseTransitionTime.Equal(was.LastPhaseTransitionTime)) {
 		s.LastPhaseTransitionTime = &now
 	}
 }

@@ -17,7 +17,8 @@ var persistentVolumeClaim = registry.Kind[*v1.PersistentVolumeClaim]{
 	NamespaceScoped: true, AllowUnconditionalUpdate: true, ReturnDeletedObject: true,
 	HasStatus: true,
 	Default:   defaults.PersistentVolumeClaim,
-	Validate:  validate.PersistentVolumeClaim, ValidateUpdate: validate.PersistentVolumeClaimUpdate, ValidateStatusUpdate: validate.PersistentVolumeClaimStatusUpdate,
+	Validate:  validate.PersistentVolumeClaim, ValidateUpdate: validate.PersistentVolumeClaimUpdate,
+	ValidateStatusUpdate: validate.PersistentVolumeClaimStatusUpdate,
 	PrepareForCreate: func(_ context.Context, c *v1.PersistentVolumeClaim) {
 		c.Status = v1.PersistentVolumeClaimStatus{Phase: v1.ClaimPending}
 		addFinalizer(&c.Finalizers, ClaimProtection)
@@ -67,7 +68,8 @@ func alignSources(spec *v1.PersistentVolumeClaimSpec) {
 		spec.DataSourceRef = &v1.TypedObjectReference{
 			APIGroup: spec.DataSource.APIGroup, Kind: spec.DataSource.Kind, Name: spec.DataSource.Name,
 		}
-	case spec.DataSourceRef != nil && spec.DataSource == nil && (spec.DataSourceRef.Namespace == nil || *spec.DataSourceRef.Namespace == ""):
+	case spec.DataSourceRef != nil && spec.DataSource == nil && (spec.DataSourceRef.Namespace == nil ||
+		*spec.DataSourceRef.Namespace == ""):
 		spec.DataSource = &v1.TypedLocalObjectReference{
 			APIGroup: spec.DataSourceRef.APIGroup, Kind: spec.DataSourceRef.Kind, Name: spec.DataSourceRef.Name,
 		}

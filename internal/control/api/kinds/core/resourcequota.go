@@ -15,7 +15,8 @@ var resourceQuota = registry.Kind[*v1.ResourceQuota]{
 	NamespaceScoped: true, AllowUnconditionalUpdate: true, ReturnDeletedObject: true,
 	HasStatus: true,
 	Default:   defaults.ResourceQuota,
-	Validate:  validate.ResourceQuota, ValidateUpdate: validate.ResourceQuotaUpdate, ValidateStatusUpdate: validate.ResourceQuotaStatusUpdate,
-	Table:        table.ResourceQuota,
-	NoWatchCache: true,
+	Validate:  validate.ResourceQuota, ValidateUpdate: validate.ResourceQuotaUpdate,
+	ValidateStatusUpdate: validate.ResourceQuotaStatusUpdate,
+	Table:                table.ResourceQuota,
+	NoWatchCache:         true,
 }

@@ -15,7 +15,8 @@ var resourceClaim = registry.Kind[*dra.ResourceClaim]{
 	NamespaceScoped: true, AllowUnconditionalUpdate: true, ReturnDeletedObject: true,
 	HasStatus: true, StatusResets: registry.Metadata,
 	Default:  defaults.ResourceClaim,
-	Validate: validate.ResourceClaim, ValidateUpdate: validate.ResourceClaimUpdate, ValidateStatusUpdate: validate.ResourceClaimStatusUpdate,
-	Table:        table.ResourceClaim,
-	NoWatchCache: true,
+	Validate: validate.ResourceClaim, ValidateUpdate: validate.ResourceClaimUpdate,
+	ValidateStatusUpdate: validate.ResourceClaimStatusUpdate,
+	Table:                table.ResourceClaim,
+	NoWatchCache:         true,
 }
