@@ -1,5 +1,5 @@
 # make up      install what is missing, build, start a cluster on this machine
-# make test    run every test (tiers below can be run alone)
+# make test    run the tests, half an hour (tiers below can be run alone); make test-all runs every test
 # make bench   benchmarks with ratios and allocations
 # make help    the rest
 
@@ -27,7 +27,7 @@ all: build
 
 help:
 	@sed -n 's/^# //p' Makefile | head -20
-	@echo "targets: up down build test unit live race e2e bench bench-up bench-agent bench-proxy bench-fleet bench-nodes soak fuzz vuln cis vm vm-test lint generate clean"
+	@echo "targets: up down build test test-all unit live race e2e bench bench-up bench-agent bench-proxy bench-fleet bench-nodes soak fuzz vuln cis vm vm-test lint generate clean"
 
 install:
 	@hack/install.sh
@@ -68,6 +68,11 @@ down:
 # Fast tiers first: what needs no built binary, then the real thing.
 test: install-test lint unit build live e2e
 
+# The same with the end-to-end tests that take long (test/e2e/README.md says which and why).
+.PHONY: test-all
+test-all:
+	$(MAKE) test BERTH_TESTS=all
+
 .PHONY: install-test live live-crio
 install-test:
 	@hack/install.sh test
@@ -84,8 +89,14 @@ race:
 live:
 	BERTH_BUNDLE=$(CURDIR)/$(BIN) $(GO) test -count=1 -p 1 ./internal/cluster/... ./internal/agent ./internal/agent/network ./internal/agent/runtime/contract
 
+# One package at a time: each test looks at the whole host. What is left for
+# test-all is printed at the end.
+BERTH_TESTS ?= short
+LEFT_OUT    := $(CURDIR)/$(BIN)/t/left-out
 e2e:
-	BERTH_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 60m ./test/e2e/...
+	@mkdir -p $(BIN)/t && rm -f $(LEFT_OUT)
+	BERTH_BIN=$(CURDIR)/$(BIN) BERTH_TESTS=$(BERTH_TESTS) BERTH_LEFT_OUT=$(LEFT_OUT) $(GO) test -p 1 -count=1 -timeout 60m ./test/e2e/...
+	@! test -e $(LEFT_OUT) || { echo "not run in this tier (make test-all runs them):"; sed 's/^/  /' $(LEFT_OUT); }
 
 # The same two suites against CRI-O, built from its module (some minutes).
 live-crio: build
@@ -125,7 +136,7 @@ vm:
 
 vm-test: vm build
 	@mkdir -p $(BIN)/t
-	for p in internal/agent/resource internal/agent/resource/topology internal/agent/shutdown internal/proxy internal/policy internal/policy/kernel internal/network test/e2e; do \
+	for p in internal/agent/resource internal/agent/resource/topology internal/agent/shutdown internal/proxy internal/policy internal/policy/kernel internal/network test/e2e/node test/e2e/faults; do \
 		$(GO) test -tags vm -c -o $(BIN)/t/$$(basename $$p).test ./$$p || exit 1; done
 	$(GO) run ./test/vm test $(CHECKS)
 
@@ -153,12 +164,12 @@ vuln:
 # The checks of the CIS Kubernetes benchmark, sections 1 to 4, on a cluster that
 # is started for it with no flags of its own.
 cis: berth
-	BERTH_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -v -run '^TestCIS$$' ./test/e2e/...
+	BERTH_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -v -run '^TestCIS$$' ./test/e2e/api
 
 lint:
 	@test -z "$$(gofmt -l cmd internal test runtime)" || { gofmt -l cmd internal test runtime; echo "run gofmt -w on these"; exit 1; }
 	$(GO) vet ./...
-	$(GO) vet -tags vm ./internal/agent/resource/... ./internal/agent/shutdown ./internal/proxy ./test/e2e
+	$(GO) vet -tags vm ./internal/agent/resource/... ./internal/agent/shutdown ./internal/proxy ./test/e2e/...
 	$(GO) run $(STATICCHECK) ./cmd/... ./internal/... ./test/...
 
 generate:

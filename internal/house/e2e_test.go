@@ -10,7 +10,7 @@ import (
 )
 
 // TestIndexOfEndToEndTests: test/e2e/README.md lists every end-to-end test, with
-// its file, and none that does not exist.
+// its file and whether only make test-all runs it, and none that does not exist.
 func TestIndexOfEndToEndTests(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, "test/e2e/README.md"))
 	if err != nil {
@@ -31,8 +31,13 @@ func TestIndexOfEndToEndTests(t *testing.T) {
 			if !ok || fn.Recv != nil || !strings.HasPrefix(fn.Name.Name, "Test") || fn.Name.Name == "TestMain" {
 				continue
 			}
-			if row, ok := rows[fn.Name.Name]; !ok || !strings.HasSuffix(row, "| "+filepath.Base(path)+" |") {
-				t.Errorf("test/e2e/README.md does not list %s of %s", fn.Name.Name, filepath.Base(path))
+			at := strings.TrimPrefix(path, "test/e2e/")
+			row, ok := rows[fn.Name.Name]
+			if !ok || !strings.HasSuffix(row, "| "+at+" |") {
+				t.Errorf("test/e2e/README.md does not list %s of %s", fn.Name.Name, at)
+			}
+			if marked := strings.Contains(row, "| all |"); ok && marked != onlyInAll(fn) {
+				t.Errorf("test/e2e/README.md says of %s that only test-all runs it: %t; the code: %t", fn.Name.Name, marked, onlyInAll(fn))
 			}
 			delete(rows, fn.Name.Name)
 		}
@@ -40,4 +45,21 @@ func TestIndexOfEndToEndTests(t *testing.T) {
 	for name := range rows {
 		t.Errorf("test/e2e/README.md lists %s, which is no test", name)
 	}
+}
+
+// onlyInAll says whether a test begins with kit.OnlyInAll.
+func onlyInAll(fn *ast.FuncDecl) bool {
+	if len(fn.Body.List) == 0 {
+		return false
+	}
+	e, ok := fn.Body.List[0].(*ast.ExprStmt)
+	if !ok {
+		return false
+	}
+	call, ok := e.X.(*ast.CallExpr)
+	if !ok {
+		return false
+	}
+	s, ok := call.Fun.(*ast.SelectorExpr)
+	return ok && s.Sel.Name == "OnlyInAll"
 }

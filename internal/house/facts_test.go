@@ -78,9 +78,9 @@ func testsOf(t *testing.T, folders ...string) map[string]string {
 }
 
 var suites = map[string][]string{
-	"TestPodFeatures":  {"testdata/pods.yaml", "podsteps_test.go"},
-	"TestNodeSuite":    {"testdata/nodesuite.yaml", "nodesuite_*_test.go", "nodesuite_test.go"},
-	"TestStorageSuite": {"storagesuite_*_test.go", "storagesuite_test.go"},
+	"TestPodFeatures":  {"node/testdata/pods.yaml", "node/podsteps_test.go"},
+	"TestNodeSuite":    {"node/testdata/nodesuite.yaml", "node/nodesuite_*_test.go", "node/nodesuite_test.go"},
+	"TestStorageSuite": {"storage/storagesuite_*_test.go", "storage/storagesuite_test.go"},
 }
 
 // missing says what of a proof is not there: the test, or its part.
@@ -109,7 +109,7 @@ func missing(name string, tests map[string]string) string {
 			for _, file := range files {
 				b, err := os.ReadFile(file)
 				if s := string(b); err == nil && (strings.Contains(s, "{name: "+part+",") || strings.Contains(s, `{"`+part+`"`) ||
-					strings.Contains(s, `name: "`+part+`"`)) {
+					strings.Contains(s, `ame: "`+part+`"`)) {
 					return ""
 				}
 			}

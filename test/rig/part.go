@@ -84,7 +84,7 @@ func (p *Part) Kill() {
 	<-p.ended
 }
 
-// proxyConfiguration leaves the machine's conntrack settings alone.
+// proxyConfiguration leaves the host's conntrack settings alone.
 const proxyConfiguration = `apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
 mode: nftables

@@ -180,7 +180,7 @@ func (r *Rig) StartAgent(name, more string, args ...string) (*Agent, error) {
 		return nil, err
 	}
 	if !strings.Contains(more, "evictionHard:") {
-		// The machine's disk is not what is tested: by default a node with less
+		// The host's disk is not what is tested: by default a node with less
 		// than 15 % left takes no pods.
 		more = "evictionHard: {memory.available: 100Mi, nodefs.available: 1%, imagefs.available: 1%}\n" + more
 	}
@@ -235,10 +235,10 @@ func (r *Rig) kubeconfig(name string, leaf pki.Leaf) (string, error) {
 
 func (r *Rig) pkiDir(name string) string { return filepath.Join(r.Dir, "pki-"+name) }
 
-// issue has an authority of the cluster sign a certificate.
-func (r *Rig) issue(authority, name, kind string, leaf pki.Leaf) (ca *pki.Authority, cert, key string, err error) {
+// issue has a CA of the cluster sign a certificate.
+func (r *Rig) issue(caName, name, kind string, leaf pki.Leaf) (ca *pki.Authority, cert, key string, err error) {
 	now := time.Now()
-	if ca, err = pki.EnsureAuthority(filepath.Join(r.ServerDir(), "pki"), authority, "", now); err != nil {
+	if ca, err = pki.EnsureAuthority(filepath.Join(r.ServerDir(), "pki"), caName, "", now); err != nil {
 		return nil, "", "", err
 	}
 	if err := os.MkdirAll(r.pkiDir(name), 0o700); err != nil {

@@ -37,8 +37,10 @@ var checks = []check{
 		// Programs start quicker from the machine's own disk.
 		{command: "mkdir /opt/berth && cd /host/bin && cp -r berth containerd containerd-shim-runc-v2 bridge host-local loopback portmap " +
 			"images /opt/berth"},
-		{command: "cd /host/test/e2e && BERTH_BIN=/opt/berth BERTH_TEST_SLOWNESS=5 /host/bin/t/e2e.test -test.v -test.timeout 38m " +
-			"-test.run '^(TestUnifiedNode|TestNodeAllocatable|TestMemoryPressure|TestHungRuntime)$'"},
+		{command: "cd /host/test/e2e/node && BERTH_BIN=/opt/berth BERTH_TEST_SLOWNESS=5 /host/bin/t/node.test -test.v -test.timeout 38m " +
+			"-test.run '^(TestUnifiedNode|TestNodeAllocatable)$'"},
+		{command: "cd /host/test/e2e/faults && BERTH_BIN=/opt/berth BERTH_TEST_SLOWNESS=5 /host/bin/t/faults.test -test.v " +
+			"-test.timeout 38m -test.run '^(TestMemoryPressure|TestHungRuntime)$'"},
 	}},
 	{name: "numa", nodes: 2, limit: 15 * time.Minute, steps: []step{
 		{command: "/host/bin/t/topology.test -test.v -test.run TestTwoNodes"},
@@ -80,7 +82,7 @@ var checks = []check{
 
 // test runs the named checks, or all, one machine after another, and says how
 // each ended.
-func test(ctx context.Context, m *machine, names []string) (int, error) {
+func test(ctx context.Context, m *vm, names []string) (int, error) {
 	failed, ran := 0, 0
 	for _, c := range checks {
 		if len(names) > 0 && !slices.Contains(names, c.name) {
@@ -105,18 +107,18 @@ func test(ctx context.Context, m *machine, names []string) (int, error) {
 }
 
 // run gives each check a machine of its own.
-func (c check) run(ctx context.Context, m *machine, out io.Writer) (int, error) {
+func (c check) run(ctx context.Context, m *vm, out io.Writer) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.limit)
 	defer cancel()
 	return c.on(m).once(ctx, c.steps, out)
 }
 
 // on is the check's own machine.
-func (c check) on(m *machine) *machine {
+func (c check) on(m *vm) *vm {
 	own := *m
 	own.dir = filepath.Join(m.dir, c.name)
 	if c.nodes > 0 {
-		own.nodes, own.processors = c.nodes, 2*c.nodes
+		own.nodes, own.cpus = c.nodes, 2*c.nodes
 	}
 	return &own
 }

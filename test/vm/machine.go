@@ -15,33 +15,33 @@ import (
 	"time"
 )
 
-// machine is an emulated computer that runs the image built by image/build.sh.
+// vm is an emulated computer that runs the image built by image/build.sh.
 // Nothing it writes to its disk outlives it.
-type machine struct {
+type vm struct {
 	// image holds vmlinuz, initrd and root.img; host is the directory that the
 	// machine sees as /host.
 	image, host string
 	// dir holds the machine's socket and console log.
-	dir        string
-	processors int
-	memoryMiB  int
-	// nodes is how many NUMA nodes processors and memory are spread over.
+	dir       string
+	cpus      int
+	memoryMiB int
+	// nodes is how many NUMA nodes CPUs and memory are spread over.
 	nodes int
 	// accel is qemu's accelerator; options go to the kernel.
 	accel, options string
 }
 
-func (m *machine) socket() string  { return filepath.Join(m.dir, "vm.sock") }
-func (m *machine) console() string { return filepath.Join(m.dir, "console.log") }
+func (m *vm) socket() string  { return filepath.Join(m.dir, "vm.sock") }
+func (m *vm) console() string { return filepath.Join(m.dir, "console.log") }
 
 // arguments are qemu's.
-func (m *machine) arguments() []string {
+func (m *vm) arguments() []string {
 	cpu := "max,la57=off" // five levels of page tables only cost time
 	if m.accel == "kvm" {
 		cpu = "host"
 	}
 	args := []string{
-		"-accel", m.accel, "-cpu", cpu, "-smp", strconv.Itoa(m.processors), "-m", strconv.Itoa(m.memoryMiB), "-nodefaults", "-display",
+		"-accel", m.accel, "-cpu", cpu, "-smp", strconv.Itoa(m.cpus), "-m", strconv.Itoa(m.memoryMiB), "-nodefaults", "-display",
 		"none",
 		"-kernel", filepath.Join(m.image, "vmlinuz"), "-initrd", filepath.Join(m.image, "initrd"),
 		"-append", "root=/dev/vda rw console=ttyS0 quiet mitigations=off nokaslr no_timer_check panic=-1 systemd.show_status=false " +
@@ -54,7 +54,7 @@ func (m *machine) arguments() []string {
 		"-nic", "user,restrict=on,model=virtio-net-pci",
 	}
 	if m.nodes > 1 {
-		per := m.processors / m.nodes
+		per := m.cpus / m.nodes
 		for n := range m.nodes {
 			args = append(args,
 				"-object", fmt.Sprintf("memory-backend-ram,id=m%d,size=%dM", n, m.memoryMiB/m.nodes),
@@ -65,7 +65,7 @@ func (m *machine) arguments() []string {
 }
 
 // start boots the machine. It ends with ctx; the channel tells how.
-func (m *machine) start(ctx context.Context) (<-chan error, error) {
+func (m *vm) start(ctx context.Context) (<-chan error, error) {
 	if err := os.MkdirAll(m.dir, 0o755); err != nil {
 		return nil, err
 	}
@@ -89,7 +89,7 @@ type line struct {
 }
 
 // connect waits until the machine takes commands.
-func (m *machine) connect(ctx context.Context) (*line, error) {
+func (m *vm) connect(ctx context.Context) (*line, error) {
 	var conn net.Conn
 	for {
 		var err error

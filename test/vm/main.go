@@ -22,11 +22,11 @@ import (
 )
 
 func main() {
-	m := &machine{}
+	m := &vm{}
 	flag.StringVar(&m.image, "image", "bin/vm", "directory of the built image")
 	flag.StringVar(&m.host, "host", ".", "directory that the machine sees as /host")
 	flag.StringVar(&m.dir, "dir", filepath.Join(os.TempDir(), "berth-vm"), "directory for the machine's socket and console log")
-	flag.IntVar(&m.processors, "smp", 2, "processors")
+	flag.IntVar(&m.cpus, "smp", 2, "CPUs")
 	flag.IntVar(&m.memoryMiB, "memory", 3072, "MiB of memory")
 	flag.IntVar(&m.nodes, "nodes", 1, "NUMA nodes")
 	flag.StringVar(&m.accel, "accel", "tcg,thread=multi,tb-size=1024", "accelerator: kvm where the machine has it")
@@ -45,7 +45,7 @@ func main() {
 	os.Exit(status)
 }
 
-func act(ctx context.Context, m *machine, verb string, args []string) (int, error) {
+func act(ctx context.Context, m *vm, verb string, args []string) (int, error) {
 	var command string
 	if len(args) > 1 {
 		command = strings.Join(args[1:], " ")
@@ -80,7 +80,7 @@ type step struct {
 }
 
 // once boots a machine, runs the steps until one fails, and ends it.
-func (m *machine) once(ctx context.Context, steps []step, out io.Writer) (int, error) {
+func (m *vm) once(ctx context.Context, steps []step, out io.Writer) (int, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	ended, err := m.start(ctx)
 	if err != nil {

@@ -91,12 +91,12 @@ func run(bin string, s settings) (pass bool, err error) {
 // prints the verdict.
 func measure(s settings, f *fleet, o *observer, server string, watching chan error) (bool, error) {
 	began := time.Now()
-	var before, after [2]time.Duration // processor time: server, fleet
+	var before, after [2]time.Duration // CPU time: server, fleet
 	take := func(into *[2]time.Duration) (err error) {
-		if into[0], err = processorTime(server); err != nil {
+		if into[0], err = cpuTime(server); err != nil {
 			return err
 		}
-		into[1], err = processorTime(strconv.Itoa(f.cmd.Process.Pid))
+		into[1], err = cpuTime(strconv.Itoa(f.cmd.Process.Pid))
 		return err
 	}
 	patience := time.After(s.patience)
@@ -212,8 +212,8 @@ func (f *fleet) stop() error {
 	return nil
 }
 
-// processorTime is what a process took so far.
-func processorTime(pid string) (time.Duration, error) {
+// cpuTime is what a process took so far.
+func cpuTime(pid string) (time.Duration, error) {
 	stat, err := os.ReadFile("/proc/" + pid + "/stat")
 	if err != nil {
 		return 0, err

@@ -185,9 +185,9 @@ func (b *bed) rss() (m memory) {
 	return m
 }
 
-// processor is the time the proxy has used so far; a busy machine changes it
+// cpuTime is the CPU time the proxy has used so far; a busy machine changes it
 // less than what the clock says.
-func (b *bed) processor() time.Duration {
+func (b *bed) cpuTime() time.Duration {
 	data, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(b.cmd.Process.Pid), "stat"))
 	if err != nil {
 		log.Fatal(err)
@@ -221,7 +221,7 @@ func (s starting) measure() {
 	b := newBed(s.services, s.endpoints)
 	defer b.ns.Close()
 	took, line := b.run()
-	used, atOnce := b.processor(), b.rss()
+	used, atOnce := b.cpuTime(), b.rss()
 	time.Sleep(time.Second)
 	soon := b.rss()
 	time.Sleep(9 * time.Second) // what stays once the garbage of the start is gone

@@ -49,14 +49,14 @@ func provision(ctx context.Context, d *driver) error {
 	}
 	p := &provisioner{driver: d, client: client, shared: informers.NewSharedInformerFactory(client, 0)}
 	wake := make(chan struct{}, 1)
-	poke := func() {
+	trigger := func() {
 		select {
 		case wake <- struct{}{}:
 		default:
 		}
 	}
-	handler := cache.ResourceEventHandlerFuncs{AddFunc: func(any) { poke() }, UpdateFunc: func(any, any) { poke() },
-		DeleteFunc: func(any) { poke() }}
+	handler := cache.ResourceEventHandlerFuncs{AddFunc: func(any) { trigger() }, UpdateFunc: func(any, any) { trigger() },
+		DeleteFunc: func(any) { trigger() }}
 	core := p.shared.Core().V1()
 	for _, i := range []cache.SharedIndexInformer{core.PersistentVolumeClaims().Informer(), core.PersistentVolumes().Informer(),
 		p.shared.Storage().V1().StorageClasses().Informer()} {
