@@ -46,7 +46,7 @@ var roomsToRename = []string{
 	"internal/agent/wire.go", "internal/agent/agent_test.go", "internal/agent/device", "internal/agent/node", "internal/agent/pressure",
 	"internal/agent/resource", "internal/proxy/launch", "internal/agent/launch", "internal/cli",
 	"internal/cluster", "internal/control/api", "internal/control/admit", "internal/control/auth", "internal/control/workload",
-	"internal/nodes", "internal/pki", "runtime", "test",
+	"internal/nodes", "internal/pki", "test/e2e/cluster/errors_test.go", "test/rig/rig.go", // pki.EnsureAuthority
 }
 
 // TestRetiredWords: identifiers use the field's words.

@@ -151,7 +151,8 @@ func TestMetricsServer(t *testing.T) {
 func metricsImages(t *testing.T, bin string) string {
 	t.Helper()
 	dir := t.TempDir()
-	program := filepath.Join(kit.Tools{Module: "metrics-server"}.Build(t, "sigs.k8s.io/metrics-server/cmd/metrics-server"), "metrics-server")
+	program := filepath.Join(kit.Tools{Module: "metrics-server"}.Build(t, "sigs.k8s.io/metrics-server/cmd/metrics-server"),
+		"metrics-server")
 	usual, err := filepath.Glob(filepath.Join(bin, "images", "*.tar"))
 	if err != nil || len(usual) == 0 {
 		t.Fatalf("no images in %s: %v", bin, err)

@@ -297,7 +297,8 @@ spec:
 		}
 		return ""
 	})
-	lacking(a, "explain", a.K("explain", "foos"), "KIND:", "Foo", "VERSION:", "v1", "DESCRIPTION:", "Foo CRD for Testing", "FIELDS:", "spec")
+	lacking(a, "explain", a.K("explain", "foos"), "KIND:", "Foo", "VERSION:", "v1", "DESCRIPTION:", "Foo CRD for Testing", "FIELDS:",
+		"spec")
 	lacking(a, "explain a field", a.K("explain", "foos.spec.bars"), "List of Bars and their specs.", "name", "required")
 	fails(a, "", "", "explain", "foos.spec.nothing")
 	fails(a, `unknown field "spec.unknown"`, foo(`spec: {unknown: 1}`), "create", "-f", "-")

@@ -80,7 +80,8 @@ metadata: {name: elsewhere}
 spec: {type: ExternalName, externalName: foo.example.com}
 `)
 	podNamed(a, "querier", "hostname: querier-2\nsubdomain: group", "")
-	podNamed(a, "own", "dnsPolicy: None\ndnsConfig: {nameservers: [1.1.1.1], searches: [resolv.conf.local], options: [{name: ndots, value: "+
+	podNamed(a, "own", "dnsPolicy: None\ndnsConfig: {nameservers: [1.1.1.1], searches: [resolv.conf.local], options: [{name: ndots, "+
+		"value: "+
 		"\"2\"}]}", "")
 	a.Ready("app=querier", 1)
 	a.Ready("app=own", 1)
@@ -90,11 +91,13 @@ spec: {type: ExternalName, externalName: foo.example.com}
 		a.T.Errorf("the pod knows itself as %q", got)
 	}
 	ip := a.Field("pod/querier", "{.status.podIP}")
-	for _, name := range []string{full, "querier-2.group", "group", strings.ReplaceAll(ip, ".", "-") + "." + a.Name + ".pod.cluster.local"} {
+	for _, name := range []string{full, "querier-2.group", "group", strings.ReplaceAll(ip, ".", "-") + "." + a.Name +
+		".pod.cluster.local"} {
 		answers(a, "querier", "nslookup "+name, ip)
 	}
 	regular := a.Field("service/regular", "{.spec.clusterIP}")
-	for _, name := range []string{"regular", "regular." + a.Name, "regular." + a.Name + ".svc", "regular." + a.Name + ".svc.cluster.local"} {
+	for _, name := range []string{"regular", "regular." + a.Name, "regular." + a.Name + ".svc",
+		"regular." + a.Name + ".svc.cluster.local"} {
 		answers(a, "querier", "nslookup "+name, regular)
 	}
 	answers(a, "querier", "nslookup kubernetes.default", a.Kubectl("get", "service", "kubernetes", "-n", "default", "-o",

@@ -63,7 +63,8 @@ func podNamed(a *kit.Namespace, name, spec, container string) {
 func unplaced(a *kit.Namespace, name, why string) {
 	a.T.Helper()
 	a.Until("an event that "+name+" fits nowhere", func() string {
-		out, _ := a.TryKubectl("", "-n", a.Name, "get", "events", "--field-selector", "involvedObject.name="+name+",reason=FailedScheduling",
+		out, _ := a.TryKubectl("", "-n", a.Name, "get", "events", "--field-selector",
+			"involvedObject.name="+name+",reason=FailedScheduling",
 			"-o", "jsonpath={.items[*].message}")
 		if strings.Contains(out, why) {
 			return ""
@@ -228,7 +229,8 @@ func classesAndLimits(a *kit.Namespace) {
 	for _, cpu := range []string{"10m", "600m"} {
 		m := strings.ReplaceAll(sleeper("refused", ""), "CONTAINER", fmt.Sprintf(`, resources: {requests: {cpu: %s}, limits: {cpu: %s}}`,
 			cpu, cpu))
-		if out, err := a.TryKubectl(m, "-n", a.Name, "apply", "-f", "-"); err == nil || !strings.Contains(out, "cpu usage per Container is") {
+		if out, err := a.TryKubectl(m, "-n", a.Name, "apply", "-f", "-"); err == nil ||
+			!strings.Contains(out, "cpu usage per Container is") {
 			a.T.Errorf("a pod with %s of CPU: %v %s", cpu, err, out)
 		}
 	}

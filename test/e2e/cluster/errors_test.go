@@ -256,7 +256,8 @@ func TestStatusAndDown(t *testing.T) {
 	}
 	c.Up()
 	text := c.Berth("status", "--data-dir", c.Dir)
-	for _, want := range []string{c.Dir, "ready (in ", "process " + strconv.Itoa(c.PID()), strconv.Itoa(c.FirstPort), "check     ok   store",
+	for _, want := range []string{c.Dir, "ready (in ", "process " + strconv.Itoa(c.PID()), strconv.Itoa(c.FirstPort),
+		"check     ok   store",
 		"check     ok   api", "check     ok   agent", "part      scheduler", "part      agent", "containerd (bundled), process " +
 			strconv.Itoa(c.RuntimePID())} {
 		if !strings.Contains(text, want) {

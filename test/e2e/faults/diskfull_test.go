@@ -69,7 +69,8 @@ func TestStoreOutlivesAFullDisk(t *testing.T) {
 		t.Errorf("the container's process was %d, is %d", before.PID, got)
 	}
 	for name, url := range map[string]string{
-		"agent": fmt.Sprintf("http://127.0.0.1:%d/healthz", c.FirstPort+2), "proxy": fmt.Sprintf("http://127.0.0.1:%d/livez", c.FirstPort+3),
+		"agent": fmt.Sprintf("http://127.0.0.1:%d/healthz", c.FirstPort+2), "proxy": fmt.Sprintf("http://127.0.0.1:%d/livez",
+			c.FirstPort+3),
 	} {
 		if answer, err := http.Get(url); err != nil || answer.StatusCode != http.StatusOK {
 			t.Errorf("%s: %v, %v", name, answer, err)

@@ -93,7 +93,8 @@ func TestRestartUnder30Pods(t *testing.T) {
 	for i := range now {
 		p, old := &now[i], before[now[i].Name]
 		if p.UID != old.UID || !kit.ReadySince(p).Equal(kit.ReadySince(&old)) || !kit.PodReady(p) {
-			t.Errorf("pod %s: %s, Ready since %v, was %s since %v", p.Name, kit.Describe(p), kit.ReadySince(p), kit.Describe(&old), kit.ReadySince(&old))
+			t.Errorf("pod %s: %s, Ready since %v, was %s since %v", p.Name, kit.Describe(p), kit.ReadySince(p), kit.Describe(&old),
+				kit.ReadySince(&old))
 		}
 	}
 	if now := nodeReadySince(c); !now.Equal(since) {

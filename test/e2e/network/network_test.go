@@ -48,7 +48,8 @@ func TestNetworkOfTwoMachines(t *testing.T) {
 			pods := r.WaitReady("default", "app=spread", 2)
 			for i := range pods {
 				from, to := &pods[i], &pods[1-i]
-				r.Eventually("the way from "+from.Spec.NodeName, func() (bool, string) { return reaches(r.Cluster, from, to.Status.PodIP+":8080") })
+				r.Eventually("the way from "+from.Spec.NodeName,
+					func() (bool, string) { return reaches(r.Cluster, from, to.Status.PodIP+":8080") })
 				r.Eventually("the Service from "+from.Spec.NodeName,
 					func() (bool, string) { return reaches(r.Cluster, from, "spread.default.svc.cluster.local:80") })
 			}
@@ -74,7 +75,8 @@ func TestNetworkOfTwoMachines(t *testing.T) {
 				})
 			}
 			r.Kubectl("label", "pod", pods[0].Name, "friend=yes")
-			r.Eventually("the way for a friend", func() (bool, string) { return reaches(r.Cluster, &pods[0], pods[1].Status.PodIP+":8080") })
+			r.Eventually("the way for a friend",
+				func() (bool, string) { return reaches(r.Cluster, &pods[0], pods[1].Status.PodIP+":8080") })
 			if ok, out := reaches(r.Cluster, &pods[1], pods[0].Status.PodIP+":8080"); ok {
 				t.Errorf("a stranger came in: %s", out)
 			}
@@ -94,7 +96,8 @@ func TestNetworkOfTwoMachines(t *testing.T) {
 			if out, err := a.Try("down", "--data-dir", a.Dir, "--purge"); err != nil {
 				t.Fatalf("down: %v\n%s", err, out)
 			}
-			if out := show(a, "link", "show"); strings.Contains(out, "bvx") || strings.Contains(out, "bwg") || strings.Contains(out, "brt") {
+			if out := show(a, "link", "show"); strings.Contains(out, "bvx") || strings.Contains(out, "bwg") ||
+				strings.Contains(out, "brt") {
 				t.Errorf("the purge left links:\n%s", out)
 			}
 			if out := show(a, "route", "show", "proto", "98") + show(a, "-6", "route", "show", "proto", "98"); out != "" {
@@ -142,7 +145,8 @@ func otherWays(r *kit.Hosts, pods []v1.Pod, mtu string, six bool, machines ...*k
 			own = 1
 		}
 		for _, host := range ports[1-own] {
-			r.Eventually("the host port on "+host, func() (bool, string) { return reaches(r.Cluster, from, net.JoinHostPort(host, "18080")) })
+			r.Eventually("the host port on "+host,
+				func() (bool, string) { return reaches(r.Cluster, from, net.JoinHostPort(host, "18080")) })
 		}
 		if ok, out := reaches(r.Cluster, from, l.Addr().String()); !ok {
 			t.Errorf("the way out from %s: %s", from.Spec.NodeName, out)
@@ -172,7 +176,8 @@ func reachesPods(m *kit.Host, pods []v1.Pod) {
 		to = append(to, service)
 	}
 	for _, address := range to {
-		out, err := exec.Command("nsenter", "--net=/run/netns/"+m.Netns, filepath.Join(m.Cluster.Bin, "toolbox"), "wget", "-T", "5", "-O", "-",
+		out, err := exec.Command("nsenter", "--net=/run/netns/"+m.Netns, filepath.Join(m.Cluster.Bin, "toolbox"), "wget", "-T", "5", "-O",
+			"-",
 			"http://"+address+"/").CombinedOutput()
 		if err != nil || !strings.Contains(string(out), "Hello") {
 			m.Cluster.T.Errorf("machine %s -> %s: %v\n%s", m.Name, address, err, out)

@@ -39,7 +39,8 @@ func TestDNSOutlivesTheServer(t *testing.T) {
 	}
 
 	r.Up()
-	r.Apply(strings.NewReplacer("name: spread", "name: later").Replace(kit.SpreadManifest[strings.Index(kit.SpreadManifest, "apiVersion: v1\nkind: Service"):]))
+	r.Apply(strings.NewReplacer("name: spread", "name: later").Replace(kit.SpreadManifest[strings.Index(kit.SpreadManifest,
+		"apiVersion: v1\nkind: Service"):]))
 	later := service(r.Cluster, "later").Spec.ClusterIP
 	r.Eventually("a name that is new since the outage", func() (bool, string) { return finds(a, "later", later) })
 	if ok, out := finds(a, "spread", want); !ok {

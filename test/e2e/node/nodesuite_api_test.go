@@ -346,7 +346,8 @@ func testAgentAuthorization(a *kit.Namespace) {
 			`rbac.authorization.k8s.io, kind: ClusterRole, name: e2e-%[1]s}, subjects: [{kind: ServiceAccount, namespace: %[3]s, name: `+
 			`%[1]s}]}
 `, name, sub, a.Name))
-		token, err := a.API.CoreV1().ServiceAccounts(a.Name).CreateToken(a.Ctx, name, &authentication.TokenRequest{}, metav1.CreateOptions{})
+		token, err := a.API.CoreV1().ServiceAccounts(a.Name).CreateToken(a.Ctx, name, &authentication.TokenRequest{},
+			metav1.CreateOptions{})
 		a.Must(err)
 		for path, may := range map[string]string{"/healthz": "healthz proxy", "/configz": "configz proxy", "/pods": "proxy"} {
 			want := http.StatusForbidden

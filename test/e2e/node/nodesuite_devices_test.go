@@ -83,7 +83,8 @@ spec:
 // but no init containers, which leave what they had to them; and no pod that is
 // over. What it had is free.
 func testPodResources(t *testing.T, c *kit.Cluster, _ *devicePlugin) {
-	c.Apply(kit.SimplePod("plain", "") + "---" + strings.Replace(kit.SimplePod("over", oneThing), "args: [serve]", "command: [sh, -c, \"exit 0\"]",
+	c.Apply(kit.SimplePod("plain", "") + "---" + strings.Replace(kit.SimplePod("over", oneThing), "args: [serve]",
+		"command: [sh, -c, \"exit 0\"]",
 		1) + "  restartPolicy: Never\n")
 	c.WaitReady("default", "app=plain", 1)
 	c.Eventually("the end of over", func() (bool, string) {

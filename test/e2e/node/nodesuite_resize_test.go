@@ -107,7 +107,8 @@ func testHookIsWaitedFor(a *kit.Namespace) {
 				if now.DeletionTimestamp != nil && kit.StateOf(kit.ContainerStatus(now, "c")) == "running" {
 					ran++
 				}
-				if now.Status.Phase == v1.PodFailed && name != "long" && kit.StateOf(kit.ContainerStatus(now, "c")) == "terminated/StartError" {
+				if now.Status.Phase == v1.PodFailed && name != "long" &&
+					kit.StateOf(kit.ContainerStatus(now, "c")) == "terminated/StartError" {
 					return "failed"
 				}
 				return ""

@@ -150,7 +150,8 @@ func testQuickPods(a *kit.Namespace) {
 		},
 	} {
 		for kind, containers := range map[string]string{"fail": fail, "init": initFail} {
-			p := create(a, fmt.Sprintf("{metadata: {name: %s-%s}, spec: {restartPolicy: Never, terminationGracePeriodSeconds: 1, %s}}", kind,
+			p := create(a, fmt.Sprintf("{metadata: {name: %s-%s}, spec: {restartPolicy: Never, terminationGracePeriodSeconds: 1, %s}}",
+				kind,
 				moment, containers))
 			history(a, p, func() {
 				podUntil(a, p.Name, moment, func(p *v1.Pod) string {

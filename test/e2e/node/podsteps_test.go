@@ -86,7 +86,8 @@ func stepEphemeral(t *testing.T, c *kit.Cluster, _ string) {
 		metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	c.WaitPod("late-ready", "has run it", func(p *v1.Pod) bool { return kit.StateOf(kit.ContainerStatus(p, "look")) == "terminated/Completed" })
+	c.WaitPod("late-ready", "has run it",
+		func(p *v1.Pod) bool { return kit.StateOf(kit.ContainerStatus(p, "look")) == "terminated/Completed" })
 	if got := c.Kubectl("logs", "late-ready", "-c", "look"); !strings.Contains(got, "serve") {
 		t.Errorf("process 1 of the target is %q", got)
 	}

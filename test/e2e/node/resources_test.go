@@ -267,7 +267,8 @@ func TestDevicePlugin(t *testing.T) {
 	health(c, "user", v1.ResourceHealthStatusHealthy)
 
 	// There is one left: a pod that wants two is refused by the node.
-	c.Apply(strings.Replace(kit.SimplePod("greedy", `{limits: {example.com/thing: "2"}}`), "spec:\n", "spec:\n  nodeName: "+c.NodeName()+"\n",
+	c.Apply(strings.Replace(kit.SimplePod("greedy", `{limits: {example.com/thing: "2"}}`), "spec:\n", "spec:\n  nodeName: "+c.NodeName()+
+		"\n",
 		1))
 	c.Eventually("the refusal", func() (bool, string) {
 		p := c.Pods("default", "app=greedy")[0]

@@ -33,7 +33,8 @@ podPidsLimit: 77
 `)...)
 	c.Up()
 	c.Apply(kit.SimplePod("guaranteed", "{limits: {cpu: 100m, memory: 32Mi}}") + "---" +
-		kit.SimplePod("burstable", "{requests: {cpu: 50m, memory: 16Mi}, limits: {memory: 48Mi}}") + "---" + kit.SimplePod("besteffort", ""))
+		kit.SimplePod("burstable", "{requests: {cpu: 50m, memory: 16Mi}, limits: {memory: 48Mi}}") + "---" + kit.SimplePod("besteffort",
+		""))
 	c.WaitReady("default", "", 3)
 	checkTree(c)
 	for _, name := range []string{"guaranteed", "burstable", "besteffort"} {

@@ -30,9 +30,11 @@ func TestHostpathDriver(t *testing.T) {
 	kit.Must(t, os.MkdirAll(filepath.Dir(socket), 0o750))
 	config := "--kubeconfig=" + filepath.Join(c.Dir, "admin.kubeconfig")
 	state := t.TempDir()
-	kit.StartTool(t, filepath.Join(hostpath, "hostpathplugin"), "--endpoint=unix://"+socket, "--nodeid="+node, "--statedir="+state, "--enable-attach",
+	kit.StartTool(t, filepath.Join(hostpath, "hostpathplugin"), "--endpoint=unix://"+socket, "--nodeid="+node, "--statedir="+state,
+		"--enable-attach",
 		"--drivername="+driver)
-	kit.StartTool(t, filepath.Join(hostpath, "registrar"), "--endpoint="+socket, "--register="+filepath.Join(c.Dir, "agent", "plugins_registry",
+	kit.StartTool(t, filepath.Join(hostpath, "registrar"), "--endpoint="+socket, "--register="+filepath.Join(c.Dir, "agent",
+		"plugins_registry",
 		"upstream.sock"))
 	kit.StartTool(t, filepath.Join(provisioner, "csi-provisioner"), "--csi-address="+socket, config, "--feature-gates=Topology=true",
 		"--node-deployment=false")

@@ -133,7 +133,8 @@ func startDrivers(r *kit.Hosts, t *testing.T, dir string) {
 	t.Helper()
 	for _, m := range r.Nodes {
 		agent := filepath.Join(m.Dir, "agent")
-		kit.StartTool(t, filepath.Join(dir, "csihostpath"), "--node-id="+m.Name, "--endpoint="+filepath.Join(agent, "plugins", kit.CSIDriver,
+		kit.StartTool(t, filepath.Join(dir, "csihostpath"), "--node-id="+m.Name, "--endpoint="+filepath.Join(agent, "plugins",
+			kit.CSIDriver,
 			"csi.sock"),
 			"--state-dir="+filepath.Join(dir, m.Name), "--register="+filepath.Join(agent, "plugins_registry", "hostpath.sock"),
 			"--kubeconfig="+filepath.Join(r.Dir, "admin.kubeconfig"))
