@@ -1,0 +1,3 @@
+// Package workloads asks the workload controllers for what their users expect, on real
+// containers, also while hosts are lost.
+package workloads
