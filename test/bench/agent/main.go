@@ -33,7 +33,7 @@ const every = "ready,rss,start,burst,delete,idle,probes,summary,many,heartbeat,p
 
 func main() {
 	only := flag.String("only", every, "parts to measure")
-	idle := flag.Duration("idle", 120*time.Second, "how long to measure processor time")
+	idle := flag.Duration("idle", 120*time.Second, "how long to measure CPU time")
 	many := flag.Int("many", 500, "pods of the last part")
 	probed := flag.Int("probed", 110, "pods of the parts probes and summary")
 	rounds := flag.Int("rounds", 3, "how often floor and agent take turns with many pods at once")

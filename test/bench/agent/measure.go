@@ -197,7 +197,7 @@ func (b *bench) empty(ctx context.Context) error {
 	return wait()
 }
 
-// usage is the processor ticks and the resident set of some processes.
+// usage is the CPU ticks and the resident set of some processes.
 type usage struct {
 	ticks, rss float64 // 1/100 s, MiB
 }
@@ -239,7 +239,7 @@ func usageOf(pid int) (usage, bool) {
 	return usage{user + system, pages * float64(os.Getpagesize()) / (1 << 20)}, true
 }
 
-// percent measures processor time of everything but the control plane, and of
+// percent measures CPU time of everything but the control plane, and of
 // the agent alone, in percent of one core.
 func (b *bench) percent(length time.Duration) (all, agent float64) {
 	time.Sleep(10 * time.Second) // let the starts come to rest

@@ -12,7 +12,7 @@ import (
 // summary asks for what the agent measures of a full node: the summary, and
 // what metrics-server and Prometheus scrape. Whoever asks waits: the bar is for
 // every answer, not for the middle one. With BENCH_PROFILE the agent's
-// processor profile meanwhile goes to that file.
+// CPU profile meanwhile goes to that file.
 func (b *bench) summary(ctx context.Context) error {
 	if _, _, err := b.create(ctx, "shown-", b.probed, false); err != nil {
 		return err
@@ -67,7 +67,7 @@ func (b *bench) answers(ctx context.Context, path string) error {
 	if path == "/stats/summary" {
 		bar, verdict = "20 ms, 5 MB", met(usual <= 20*time.Millisecond && spent <= 5)
 	}
-	b.note("summary", fmt.Sprintf("%s of %d pods (%d kB): median, p95, p99; processor; allocated", path, b.probed, size/1000), bar,
+	b.note("summary", fmt.Sprintf("%s of %d pods (%d kB): median, p95, p99; CPU time; allocated", path, b.probed, size/1000), bar,
 		fmt.Sprintf("%s, %s, %s; %.1f ms; %.1f MB", ms(usual), ms(quantile(took, 0.95)), ms(quantile(took, 0.99)),
 			(busy.ticks-idle.ticks)*10/n, spent), verdict)
 	return nil

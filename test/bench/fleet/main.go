@@ -2,7 +2,7 @@
 // hollow nodes on this machine: it starts `berth server` with the embedded
 // store, `berth fleet` beside it, watches every lease itself, and prints how
 // many nodes stayed alive, how many leases lapsed, renewals a second, memory per
-// node, and the processor time of both processes. It ends with PASS or FAIL
+// node, and the CPU time of both processes. It ends with PASS or FAIL
 // and stops everything it started.
 //
 //	BERTH_BIN=bin go run ./test/bench/fleet [-nodes 5000] [-lease 40] [-for 10m]

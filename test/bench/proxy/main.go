@@ -36,7 +36,7 @@ func main() {
 	flag.Parse()
 	log.SetFlags(0)
 	if *only == "" || *only == "start" {
-		fmt.Println("| Services x endpoints | start to synced (processor) | cold sync alone | RSS (anonymous) synced / 1 s / 10 s later " +
+		fmt.Println("| Services x endpoints | start to synced (CPU) | cold sync alone | RSS (anonymous) synced / 1 s / 10 s later " +
 			"| largest | restart: adopted, rows rewritten |")
 		fmt.Println("|---|---|---|---|---|---|")
 		for _, s := range starts {

@@ -56,7 +56,7 @@ func (s *soak) start(ctx context.Context) error {
 	return nil
 }
 
-// replace deletes one of the pods that change and makes it anew under another
+// replace deletes one of the pods that change and makes it again under another
 // name; every eleventh time the objects in its volumes change too.
 func (s *soak) replace(ctx context.Context, slot int) error {
 	pods := s.Client.CoreV1().Pods(metav1.NamespaceDefault)

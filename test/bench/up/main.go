@@ -1,5 +1,5 @@
 // Command up measures a cluster of its own: milliseconds to API, node and
-// first pod, then resident memory and processor time of each process while
+// first pod, then resident memory and CPU time of each process while
 // idle. It prints a table and stops everything it started.
 //
 //	BERTH_BIN=bin go run ./test/bench/up [-idle 60s] [-runs 3]
@@ -171,7 +171,7 @@ func (b *bench) pausePods(n int) error {
 	return nil
 }
 
-// process is one process's resident set and processor time.
+// process is one process's resident set and CPU time.
 type process struct {
 	name  string
 	ticks float64

@@ -265,7 +265,7 @@ func TestPodCertificates(t *testing.T) {
 		return serial != first, serial
 	})
 	if now := c.Pod("certified").Status.ContainerStatuses[0]; now.ContainerID != restarts || now.RestartCount != 0 {
-		t.Errorf("the container was started anew: %s", kit.Describe(c.Pod("certified")))
+		t.Errorf("the container was started again: %s", kit.Describe(c.Pod("certified")))
 	}
 	// Requests go with their pods.
 	c.Kubectl("delete", "pod", "certified", "refused", "--wait=false")

@@ -372,7 +372,7 @@ func testRestart(t *testing.T, c *kit.Cluster, stop func()) {
 		t.Errorf("containers after the restart: %v, want %v", got, pids)
 	}
 	if got := c.RuntimePID(); got != runtime {
-		t.Errorf("the runtime was started anew: process %d, was %d", got, runtime)
+		t.Errorf("the runtime was started again: process %d, was %d", got, runtime)
 	}
 	was := map[string]v1.Pod{}
 	for _, p := range old {

@@ -90,7 +90,7 @@ func TestStoreOutlivesAFullDisk(t *testing.T) {
 		t.Errorf("the container was %v, is %v", before, now)
 	}
 	if now := c.PID(); now != pid {
-		t.Errorf("the process was %d, is %d: it begins anew in its own place", pid, now)
+		t.Errorf("the process was %d, is %d: it begins again in its own place", pid, now)
 	}
 }
 

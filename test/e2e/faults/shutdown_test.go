@@ -59,10 +59,10 @@ func TestNodeShutdown(t *testing.T) {
 	select {
 	case <-lock.Released():
 	case <-time.After(kit.Timeout):
-		t.Fatal("the machine is never let go")
+		t.Fatal("the host is never released")
 	}
 	// What the API says now is what it will say while the host is off.
-	t.Logf("let go after %v of %v", time.Since(began).Round(10*time.Millisecond), grace)
+	t.Logf("released after %v of %v", time.Since(began).Round(10*time.Millisecond), grace)
 	for name, phase := range map[string]v1.PodPhase{"web": v1.PodFailed, "vital": v1.PodSucceeded} {
 		p, err := b.Cluster.Client.CoreV1().Pods("kube-system").Get(t.Context(), name, metav1.GetOptions{})
 		kit.Must(t, err)

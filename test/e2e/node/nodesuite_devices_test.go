@@ -17,7 +17,7 @@ import (
 )
 
 // TestDeviceSuite asks what upstream's node suites ask of device plugins, the
-// pod resources API and the static processor policy, and what TestDevicePlugin
+// pod resources API and the static CPU policy, and what TestDevicePlugin
 // and TestExclusiveCPUs do not show already.
 func TestDeviceSuite(t *testing.T) {
 	kit.OnlyInAll(t, "26 s; TestDevicePlugin and TestExclusiveCPUs run")

@@ -34,7 +34,7 @@ topologyManagerPolicy: single-numa-node
 func TestExclusiveCPUs(t *testing.T) {
 	online, err := os.ReadFile("/sys/devices/system/cpu/online")
 	if err != nil || !strings.HasPrefix(string(online), "0-") {
-		t.Skip("needs several processors, the first one online")
+		t.Skip("needs several CPUs, the first one online")
 	}
 	all := strings.TrimSpace(string(online))
 	c := kit.NewCluster(t, agentFlags(t, staticPolicy)...)
@@ -82,7 +82,7 @@ func agentFlags(t *testing.T, more string) []string {
 // allowed waits until a pod's process may run on exactly these CPUs.
 func allowed(c *kit.Cluster, pod, want string) {
 	c.T.Helper()
-	c.Eventually("processors of "+pod, func() (bool, string) {
+	c.Eventually("CPUs of "+pod, func() (bool, string) {
 		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", c.ContainerPIDs()[c.Container(pod).ID]))
 		if err != nil {
 			return false, err.Error()

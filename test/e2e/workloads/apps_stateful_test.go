@@ -266,7 +266,7 @@ spec:
 		fmt.Sprintf("nodeName: %s, containers: [{ports: [{containerPort: %d, hostPort: %d}], ", node, port, port))
 	uids := map[string]bool{}
 	a.Make(set)
-	a.Until("a failed pod is made anew", func() string {
+	a.Until("a failed pod is made again", func() string {
 		for _, p := range a.Pods(a.Name, "app=s") {
 			uids[string(p.UID)] = true
 		}
