@@ -83,6 +83,7 @@ race:
 # Tests that need the built runtime bundle and root.
 live:
 	BERTH_BUNDLE=$(CURDIR)/$(BIN) $(GO) test -count=1 -p 1 ./internal/cluster/... ./internal/agent ./internal/agent/network ./internal/agent/runtime/contract
+	BERTH_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 ./berthtest
 
 e2e:
 	BERTH_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 60m ./test/e2e/...
