@@ -35,7 +35,8 @@ var name = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?$`)
 // CheckName says why a cluster cannot have a name.
 func CheckName(s string) error {
 	if !name.MatchString(s) {
-		return fmt.Errorf("cluster name %q: allowed are up to 32 lower-case letters, digits and dashes, with a letter or digit at both ends", s)
+		return fmt.Errorf("cluster name %q: allowed are up to 32 lower-case letters, digits and dashes, with a letter or digit at "+
+			"both ends", s)
 	}
 	return nil
 }
@@ -213,7 +214,8 @@ func (h Home) freeSlot(p Place, usable func(Place) bool) (int, error) {
 			return p.Slot, nil
 		}
 	}
-	return 0, fmt.Errorf("cluster %s: all %d blocks of ports from %d on are taken: `berth delete` removes clusters that nobody needs", p.Name,
+	return 0, fmt.Errorf("cluster %s: all %d blocks of ports from %d on are taken: `berth delete` removes clusters that nobody needs",
+		p.Name,
 		slots, firstPort)
 }
 
@@ -252,7 +254,8 @@ func private(dir string) error {
 	}
 	own, ok := st.Sys().(*syscall.Stat_t)
 	if !ok || !st.IsDir() || own.Uid != uint32(os.Geteuid()) || st.Mode().Perm()&0o022 != 0 {
-		return fmt.Errorf("directory %s belongs to another user, or others may write to it: remove it, named clusters need it for themselves",
+		return fmt.Errorf("directory %s belongs to another user, or others may write to it: remove it, named clusters need it for "+
+			"themselves",
 			dir)
 	}
 	return nil
