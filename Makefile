@@ -88,6 +88,7 @@ race:
 # Tests that need the built runtime bundle and root.
 live:
 	BERTH_BUNDLE=$(CURDIR)/$(BIN) $(GO) test -count=1 -p 1 ./internal/cluster/... ./internal/agent ./internal/agent/network ./internal/agent/runtime/contract
+	BERTH_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 ./berthtest
 
 # One package at a time: each test looks at the whole host. What is left for
 # test-all is printed at the end.

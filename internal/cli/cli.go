@@ -54,6 +54,8 @@ func rootCommand() *cobra.Command {
 		tokenCommand(),
 		secretsCommand(),
 		downCommand(),
+		lsCommand(),
+		deleteCommand(),
 		statusCommand(),
 		whyCommand(),
 		agentCommand(),

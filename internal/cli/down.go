@@ -22,7 +22,7 @@ func downCommand() *cobra.Command {
 			return cluster.Down(cmd.Context(), dataDir, purge, cluster.Printer(os.Stdout, term.IsTerminal(int(os.Stdout.Fd()))))
 		},
 	}
-	dataDirFlag(cmd, &dataDir)
+	clusterFlags(cmd, &dataDir)
 	cmd.Flags().BoolVar(&purge, "purge", false, "also remove everything the cluster left: data, mounts, cgroups, kernel tables, network")
 	return cmd
 }

@@ -31,7 +31,7 @@ func secretsCommand() *cobra.Command {
 			return nil
 		},
 	}
-	dataDirFlag(rotate, &dataDir)
+	clusterFlags(rotate, &dataDir)
 	cmd.AddCommand(rotate)
 	return cmd
 }

@@ -42,7 +42,7 @@ func statusCommand() *cobra.Command {
 			return nil
 		},
 	}
-	dataDirFlag(cmd, &dataDir)
+	clusterFlags(cmd, &dataDir)
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
 	return cmd
 }

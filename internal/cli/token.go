@@ -53,7 +53,7 @@ func tokenCreate() *cobra.Command {
 			return err
 		},
 	}
-	dataDirFlag(cmd, &dataDir)
+	clusterFlags(cmd, &dataDir)
 	cmd.Flags().DurationVar(&ttl, "ttl", 24*time.Hour, "how long machines can join with it; 0 is for ever")
 	cmd.Flags().StringVar(&description, "description", "", "what the token is for")
 	cmd.Flags().StringVar(&server, "server", "", "address of the API server as the joining machine sees it (default: this machine's)")
@@ -99,7 +99,7 @@ func tokenList() *cobra.Command {
 			return w.Flush()
 		},
 	}
-	dataDirFlag(cmd, &dataDir)
+	clusterFlags(cmd, &dataDir)
 	return cmd
 }
 
@@ -115,7 +115,7 @@ func tokenDelete() *cobra.Command {
 			return cluster.DeleteToken(cmd.Context(), client, args[0])
 		},
 	}
-	dataDirFlag(cmd, &dataDir)
+	clusterFlags(cmd, &dataDir)
 	return cmd
 }
 

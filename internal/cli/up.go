@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -23,11 +24,16 @@ import (
 	"github.com/berth-dev/berth/internal/agent/container"
 	"github.com/berth-dev/berth/internal/cluster"
 	"github.com/berth-dev/berth/internal/cluster/host"
+	"github.com/berth-dev/berth/internal/cluster/named"
 	"github.com/berth-dev/berth/internal/nodes/health"
 )
 
 // progressFD is where a detached berth writes its progress.
 const progressFD = 3
+
+// lifelineFD is a pipe that the starting process holds open for as long as the
+// cluster shall run.
+const lifelineFD = 4
 
 func upCommand() *cobra.Command {
 	return startCommand(&cobra.Command{
@@ -71,6 +77,14 @@ func startCommand(cmd *cobra.Command, role cluster.Role) *cobra.Command {
 	}
 	f := cmd.Flags()
 	dataDirFlag(cmd, &cfg.DataDir)
+	f.StringVar(&start.name, "name", os.Getenv("BERTH_NAME"),
+		"name of the cluster: it gets a directory, ports and address ranges of its own (`berth ls`, `berth delete`)")
+	cmd.MarkFlagsMutuallyExclusive("data-dir", "name")
+	if role != cluster.RoleNode {
+		f.BoolVar(&start.ephemeral, "ephemeral", false,
+			"a throw-away cluster: its data lie in memory where there is a tmpfs, and go when it ends (with --detach: at `berth delete`)")
+		cmd.MarkFlagsMutuallyExclusive("data-dir", "ephemeral")
+	}
 	f.BoolVar(&start.detach, "detach", false, "return once it is ready; it goes on in the background")
 	f.IntVar(&start.portsFrom, "ports-from", 0, "use consecutive ports from this one on, instead of the usual ones")
 	f.StringVar(&cfg.NodeName, "node-name", "", "this machine's name (default: the host name)")
@@ -88,8 +102,11 @@ func startCommand(cmd *cobra.Command, role cluster.Role) *cobra.Command {
 		nodeFlags(f, &cfg)
 	}
 	f.BoolVar(&start.child, "progress-fd", false, "write progress as JSON to file descriptor 3")
-	if err := f.MarkHidden("progress-fd"); err != nil {
-		panic(err)
+	f.BoolVar(&start.lifeline, "lifeline", false, "end when the pipe of file descriptor 4 does")
+	for _, hidden := range []string{"progress-fd", "lifeline"} {
+		if err := f.MarkHidden(hidden); err != nil {
+			panic(err)
+		}
 	}
 	return cmd
 }
@@ -159,9 +176,26 @@ type starter struct {
 	portsFrom int
 	detach    bool
 	child     bool
+	// lifeline is set for a process that must not outlive the one that started
+	// it, however that ends.
+	lifeline  bool
+	name      string
+	ephemeral bool
+	// generated is true for a name that nobody chose.
+	generated bool
+	// place is what a name stands for.
+	place named.Place
 }
 
-func (s starter) run(ctx context.Context, cfg *cluster.Config) error {
+func (s starter) run(ctx context.Context, cfg *cluster.Config) (err error) {
+	if err := s.nameIt(cfg); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			s.abandon()
+		}
+	}()
 	if s.portsFrom != 0 {
 		cfg.Ports = cluster.PortsFrom(s.portsFrom)
 	}
@@ -179,13 +213,37 @@ func (s starter) run(ctx context.Context, cfg *cluster.Config) error {
 		if err := cfg.Check(); err != nil {
 			return err
 		}
-		return detached(ctx, cfg)
+		return detached(ctx, cfg, s.generated)
 	}
-	return foreground(ctx, cfg, s.child)
+	if s.lifeline {
+		// Who reads the output may be gone: writing it must not end the clean-up.
+		signal.Ignore(syscall.SIGPIPE)
+		var cancel context.CancelFunc
+		ctx, cancel = untilClosed(ctx, os.NewFile(lifelineFD, "lifeline"))
+		defer cancel()
+	}
+	err = foreground(ctx, cfg, s.child)
+	if err == nil && cfg.Ephemeral && (!s.child || s.lifeline) {
+		err = throwAway(cfg)
+	}
+	return err
+}
+
+// untilClosed gives a context that ends when the other end of a pipe is closed.
+func untilClosed(ctx context.Context, pipe *os.File) (context.Context, context.CancelFunc) {
+	// The runtime outlives this process: it must not inherit the pipe.
+	unix.CloseOnExec(int(pipe.Fd()))
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		io.Copy(io.Discard, pipe) //nolint:errcheck // an error ends it as well
+		pipe.Close()
+		cancel()
+	}()
+	return ctx, cancel
 }
 
 func dataDirFlag(cmd *cobra.Command, into *string) {
-	cmd.Flags().StringVar(into, "data-dir", envOr("BERTH_DATA_DIR", host.DefaultDataDir),
+	cmd.Flags().StringVar(into, "data-dir", defaultDataDir(),
 		"directory of everything the cluster writes (environment: BERTH_DATA_DIR)")
 }
 
@@ -263,7 +321,7 @@ func again(manager notifier) error {
 
 // detached starts this program again in a session of its own and follows its
 // progress until the node is Ready or the start failed.
-func detached(ctx context.Context, cfg *cluster.Config) error {
+func detached(ctx context.Context, cfg *cluster.Config, tellName bool) error {
 	exe, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("finding this program: %w", err)
@@ -271,6 +329,9 @@ func detached(ctx context.Context, cfg *cluster.Config) error {
 	args := append([]string{cfg.Role.Command(), "--progress-fd"}, slices.DeleteFunc(slices.Clone(os.Args[2:]), func(a string) bool {
 		return a == "--detach" || strings.HasPrefix(a, "--detach=")
 	})...)
+	if tellName {
+		args = append(args, "--name="+cfg.Name)
+	}
 	r, w, err := os.Pipe()
 	if err != nil {
 		return fmt.Errorf("opening the progress pipe: %w", err)
@@ -359,7 +420,9 @@ func ended(ctx context.Context, cfg *cluster.Config, w io.Writer) {
 		call = short
 	}
 	env := ""
-	if cfg.DataDir != host.DefaultDataDir {
+	if cfg.Name != "" {
+		env = "BERTH_NAME=" + cfg.Name + " "
+	} else if cfg.DataDir != host.DefaultDataDir {
 		env = "BERTH_DATA_DIR=" + cfg.DataDir + " "
 	}
 	if cfg.Role == cluster.RoleServer {

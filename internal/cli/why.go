@@ -68,7 +68,7 @@ func whyCommand() *cobra.Command {
 			return journal.Story(os.Stdout, records)
 		},
 	}
-	dataDirFlag(cmd, &dataDir)
+	clusterFlags(cmd, &dataDir)
 	cmd.Flags().StringVarP(&namespace, "namespace", "n", "default", "namespace of the object")
 	cmd.Flags().StringVar(&socket, "socket", "", "for services: socket of a `berth proxy` outside a cluster of ours")
 	cmd.Flags().StringVar(&kubeconfig, "kubeconfig", "",

@@ -4,6 +4,7 @@
 package cluster
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -60,6 +61,12 @@ func PortsFrom(first int) Ports {
 // directory at the first start, and a later start without flags uses them.
 type Settings struct {
 	Version int `json:"version"`
+	// Name is what the user calls this cluster; empty for one that goes by its
+	// directory.
+	Name string `json:"name,omitempty"`
+	// Ephemeral is a cluster to throw away: its store does not wait for the
+	// disk.
+	Ephemeral bool `json:"ephemeral,omitempty"`
 	// Role is what this machine is to the cluster.
 	Role Role `json:"role,omitempty"`
 	// ServerURL is the API server of the cluster this node joined.
@@ -315,6 +322,10 @@ func (c *Config) stored() (Settings, error) {
 	return s, nil
 }
 
+// Stored reads the settings of the cluster in a directory; none is an empty
+// value.
+func Stored(dataDir string) (Settings, error) { return (&Config{DataDir: dataDir}).stored() }
+
 // save writes the settings for the next start.
 func (c *Config) save() error {
 	c.Version = dataVersion
@@ -352,6 +363,7 @@ func (s *Settings) merge(kept Settings) error {
 				*f.given, *f.old)
 		}
 	}
+	s.Name, s.Ephemeral = cmp.Or(s.Name, kept.Name), s.Ephemeral || kept.Ephemeral
 	if s.Network == "" {
 		s.Network = kept.Network
 	}

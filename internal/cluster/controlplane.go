@@ -30,7 +30,7 @@ func (u *up) startStore(ctx context.Context) error {
 	return u.clock.stage("store", func() (string, error) {
 		cfg := store.Config{DataDir: u.Path("etcd"), Servers: u.EtcdServers, CAFile: u.EtcdCAFile, CertFile: u.EtcdCertFile,
 			KeyFile: u.EtcdKeyFile,
-			LogFile: u.Path("logs", "etcd.log"), Log: u.serverLog, SpaceChanged: u.tellSpace}
+			LogFile: u.Path("logs", "etcd.log"), Log: u.serverLog, SpaceChanged: u.tellSpace, NoSync: u.Ephemeral}
 		var err error
 		u.store, err = store.Start(ctx, cfg)
 		return "", err

@@ -36,9 +36,6 @@ func Down(ctx context.Context, dataDir string, purge bool, emit Progress) error 
 	}
 	cfg := &Config{DataDir: dataDir}
 	c := clock{began: time.Now(), emit: emit}
-	if os.Geteuid() != 0 {
-		return errors.New("root is needed to stop containers: run it as root, for example with sudo")
-	}
 	_, err = os.Stat(cfg.DataDir)
 	if errors.Is(err, os.ErrNotExist) && !purge {
 		c.note("down", "no data in "+dataDir)
@@ -50,6 +47,12 @@ func Down(ctx context.Context, dataDir string, purge bool, emit Progress) error 
 	}
 	if cfg.Settings, err = cfg.stored(); err != nil {
 		return err
+	}
+	if cfg.Role == RoleServer {
+		return cfg.downServer(ctx, purge, c)
+	}
+	if os.Geteuid() != 0 {
+		return errors.New("root is needed to stop containers: run it as root, for example with sudo")
 	}
 	err = c.stage("berth", func() (string, error) { return stopBerth(ctx, dataDir) })
 	if err != nil {
@@ -80,6 +83,18 @@ func Down(ctx context.Context, dataDir string, purge bool, emit Progress) error 
 		// Whatever the runtime knew of is stopped; what it had forgotten is not.
 		_, err := s.EndLostShims(true)
 		return "nothing is left of " + cfg.Instance(), errors.Join(err, cfg.purge())
+	})
+}
+
+// downServer stops a control plane alone. It has nothing outside its data
+// directory, so whoever may write there may stop it.
+func (c *Config) downServer(ctx context.Context, purge bool, progress clock) error {
+	err := progress.stage("berth", func() (string, error) { return stopBerth(ctx, c.DataDir) })
+	if err != nil || !purge {
+		return err
+	}
+	return progress.stage("purge", func() (string, error) {
+		return "nothing is left of " + c.Instance(), purgeFiles(c.DataDir)
 	})
 }
 

@@ -201,7 +201,7 @@ func (e *embedded) configure(dir string, cfg Config) (*embed.Config, error) {
 	// The API server asks for compaction every five minutes (it must know the
 	// compacted revision), so etcd's own compactor stays off.
 	c.AutoCompactionMode, c.AutoCompactionRetention = embed.CompactorModePeriodic, "0"
-	c.UnsafeNoFsync = false
+	c.UnsafeNoFsync = cfg.NoSync
 	c.EnableGRPCGateway = false
 	c.Metrics = "basic"
 	c.Logger, c.LogLevel = "zap", "warn"

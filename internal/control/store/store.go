@@ -43,6 +43,9 @@ type Config struct {
 	// SpaceChanged is called when the embedded database gets short of room, and when it no longer is. It may be nil.
 	SpaceChanged func(Usage)
 	Log          *slog.Logger
+	// NoSync does not wait for the disk: writes that were acknowledged can be
+	// lost with the host, not with the process. For data that nobody will miss.
+	NoSync bool
 
 	// electionTimeout is changed by tests; 0 is election.
 	electionTimeout time.Duration
