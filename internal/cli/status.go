@@ -15,7 +15,7 @@ func statusCommand() *cobra.Command {
 	var dataDir, output string
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "show parts, health, ages, ports and the limits of this machine",
+		Short: "show parts, health, ages, ports and the limits of this host",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if output != "text" && output != "json" {

@@ -1,5 +1,5 @@
-// Package cluster brings a whole cluster up on one machine and takes it down
-// again: it checks the machine, makes the certificates, runs the container
+// Package cluster brings a whole cluster up on one host and takes it down
+// again: it checks the host, makes the certificates, runs the container
 // runtime and every part of berth in order, and tells the user how it goes.
 package cluster
 
@@ -60,7 +60,7 @@ func PortsFrom(first int) Ports {
 // directory at the first start, and a later start without flags uses them.
 type Settings struct {
 	Version int `json:"version"`
-	// Role is what this machine is to the cluster.
+	// Role is what this host is to the cluster.
 	Role Role `json:"role,omitempty"`
 	// ServerURL is the API server of the cluster this node joined.
 	ServerURL     string `json:"serverURL,omitempty"`
@@ -71,7 +71,7 @@ type Settings struct {
 	// Network is how packets of pods reach other nodes; it may change.
 	Network podnetwork.Mode `json:"network,omitempty"`
 	Ports   Ports           `json:"ports"`
-	// LoadBalancer is who gives addresses to Services; empty is "node".
+	// LoadBalancer is what gives addresses to Services; empty is "node".
 	LoadBalancer string `json:"loadBalancer,omitempty"`
 	// VolumesDir holds this node's local volumes; "none" is a node without.
 	VolumesDir string `json:"volumesDir,omitempty"`
@@ -98,7 +98,7 @@ type Config struct {
 	// ServerNames are further names and addresses in the API server's
 	// certificate.
 	ServerNames []string
-	// CertificateLife is how long the certificates are valid that this machine
+	// CertificateLife is how long the certificates are valid that this host
 	// makes and that the cluster signs for nodes; 0 is a year. They are renewed
 	// while the cluster runs, when a sixth of it is left.
 	CertificateLife time.Duration
@@ -238,7 +238,7 @@ func (c *Config) validate() (err error) {
 			return fmt.Errorf("--cluster-cidr %s and --service-cidr %s overlap: choose two ranges that share no address", pods[i], s)
 		}
 		if !slices.ContainsFunc(pods, func(p netip.Prefix) bool { return p.Addr().Is4() == s.Addr().Is4() }) {
-			return fmt.Errorf("--service-cidr %s: pods have no addresses of that family: add a range of it to --cluster-cidr", s)
+			return fmt.Errorf("--service-cidr %s: pods have no addresses of that family: add a CIDR of it to --cluster-cidr", s)
 		}
 	}
 	if c.CertificateLife != 0 && c.CertificateLife < minCertificateLife {
@@ -372,7 +372,7 @@ func (s *Settings) defaults(instance string) {
 	if s.ClusterDomain == "" {
 		s.ClusterDomain = "cluster.local"
 	}
-	// Clusters that share a machine must not share addresses: all but the
+	// Clusters that share a host must not share addresses: all but the
 	// default one get ranges picked by their name.
 	pods, services := "10.244.0.0/16", "10.96.0.0/16"
 	if instance != "berth" {
@@ -422,12 +422,12 @@ func defaultRouteIP() (string, error) {
 	}
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {
-		return "", fmt.Errorf("listing this machine's addresses: %w; give --node-ip", err)
+		return "", fmt.Errorf("listing this host's addresses: %w; give --node-ip", err)
 	}
 	for _, a := range addrs {
 		if ipn, ok := a.(*net.IPNet); ok && ipn.IP.IsGlobalUnicast() && ipn.IP.To4() != nil {
 			return ipn.IP.String(), nil
 		}
 	}
-	return "", errors.New("this machine has no default route and no global IPv4 address: give --node-ip")
+	return "", errors.New("this host has no default route and no global IPv4 address: give --node-ip")
 }

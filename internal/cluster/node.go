@@ -62,7 +62,7 @@ func (u *up) startAgent(ctx context.Context) error {
 
 // waitServing returns when the agent's API can be reached: its certificate is
 // requested and approved while the node is already Ready, and until then
-// nobody could read logs. A cluster whose approver is slow is no failure.
+// no one could read logs. A cluster whose approver is slow is no failure.
 func (u *up) waitServing(ctx context.Context) error {
 	// Whether there is a certificate is the question, not whose: the CA of agents' servers is not known to nodes, this is the
 	// machine's own agent, and nothing is sent to it. Without one it ends the handshake.
@@ -104,7 +104,7 @@ const refusals = 3
 // waitNodeReady returns when the Node object says Ready, in words of this
 // start: what an earlier one left there proves nothing. ended tells each time
 // that the agent ends.
-// A node whose network is somebody else's may wait for that: it can only be
+// A node whose network is another party's may wait for that: it can only be
 // installed once the cluster is up.
 func (u *up) waitNodeReady(ctx context.Context, ended <-chan error) (state string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)

@@ -62,14 +62,14 @@ type up struct {
 	// board tells how nodes stand, for `berth why node`.
 	board  health.Board
 	policy *policy.Enforcer // nil without network policies
-	ports  *ports.Checker   // nil where the pod network is somebody else's
+	ports  *ports.Checker   // nil where the pod network is another party's
 	// volumes is the driver of local volumes; nil for a node without.
 	volumes *localvolume.Driver
 	agent   launch.Config
 	// metrics are those of controllers, scheduler and DNS.
 	metrics registry
 
-	// ends are those of the certificates of this machine.
+	// ends are those of the certificates of this host.
 	ends atomic.Pointer[[]certificateEnd]
 
 	mu      sync.Mutex
