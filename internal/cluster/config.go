@@ -112,7 +112,7 @@ type Config struct {
 	// NodeHealth says when a silent node is given up; the zero value is
 	// health.Defaults.
 	NodeHealth health.Settings
-	// CloudProvider is "inventory" to follow the machines that CloudConfig, a
+	// CloudProvider is "inventory" to follow the hosts that CloudConfig, a
 	// file or an https:// address, lists; both empty: there is no cloud.
 	CloudProvider, CloudConfig string
 	// Controllers says which controllers run, as --controllers does.
@@ -402,7 +402,7 @@ func (p *Ports) fill(from Ports) {
 }
 
 // defaultRouteIP is the source address the kernel would use to leave the
-// machine; without a default route, the first global address.
+// host; without a default route, the first global address.
 func defaultRouteIP() (string, error) {
 	routes, err := netlink.RouteListFiltered(unix.AF_INET, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
 	if err == nil || errors.Is(err, netlink.ErrDumpInterrupted) {

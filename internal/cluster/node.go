@@ -65,7 +65,7 @@ func (u *up) startAgent(ctx context.Context) error {
 // no one could read logs. A cluster whose approver is slow is no failure.
 func (u *up) waitServing(ctx context.Context) error {
 	// Whether there is a certificate is the question, not whose: the CA of agents' servers is not known to nodes, this is the
-	// machine's own agent, and nothing is sent to it. Without one it ends the handshake.
+	// host's own agent, and nothing is sent to it. Without one it ends the handshake.
 	dialer := tls.Dialer{Config: &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true}} //nolint:gosec // see above
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -97,7 +97,7 @@ func (u *up) nameRole(ctx context.Context) error {
 
 // refusals is how often in a row the agent may end before a start is given up.
 // What does not pass by itself, such as a configuration that does not fit the
-// machine, is told within two seconds then, and a runtime that stumbles is not
+// host, is reported within two seconds then, and a runtime that stumbles is not
 // taken for it.
 const refusals = 3
 

@@ -152,7 +152,7 @@ func Up(ctx context.Context, cfg *Config, emit Progress, ready chan<- struct{}) 
 			u.store.Close()
 		}
 	}()
-	if err := u.start(ctx); err != nil {
+	if err := take(ctx, u.steps()); err != nil {
 		return err
 	}
 	u.mu.Lock()
@@ -182,10 +182,11 @@ func Up(ctx context.Context, cfg *Config, emit Progress, ready chan<- struct{}) 
 	}
 }
 
-// start takes the steps.
-func (u *up) start(ctx context.Context) error {
+// take walks steps: the first ones, then both lanes side by side, then the last
+// ones. The first failure ends the walk, and cancels the other lane.
+func take(ctx context.Context, steps []step) error {
 	walk := func(ctx context.Context, l lane) error {
-		for _, s := range u.steps() {
+		for _, s := range steps {
 			if s.lane != l || !s.here {
 				continue
 			}
