@@ -59,13 +59,13 @@ func whyCommand() *cobra.Command {
 				return err
 			}
 			if output == "json" {
-				return json.NewEncoder(os.Stdout).Encode(records)
+				return json.NewEncoder(cmd.OutOrStdout()).Encode(records)
 			}
 			if len(records) == 0 {
-				fmt.Printf("nothing was decided about %s %s that the journal still holds\n", kind, args[1])
+				fmt.Fprintf(cmd.OutOrStdout(), "nothing was decided about %s %s that the journal still holds\n", kind, args[1])
 				return nil
 			}
-			return journal.Story(os.Stdout, records)
+			return journal.Story(cmd.OutOrStdout(), records)
 		},
 	}
 	dataDirFlag(cmd, &dataDir)
