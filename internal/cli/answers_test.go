@@ -199,7 +199,7 @@ func TestWhyService(t *testing.T) {
 		Decision: "programmed"}
 	both := running(t, answers{"/proxy/service": lines, "/journal": []journal.Record{record}})
 	out, err := try(t, "why", "svc", "web", "--data-dir", both)
-	if err != nil || strings.Index(out, "kernel: row there") < 0 || strings.Index(out, "kernel: row there") > strings.Index(out,
+	if err != nil || !strings.Contains(out, "kernel: row there") || strings.Index(out, "kernel: row there") > strings.Index(out,
 		"programmed") {
 		t.Errorf("%v\n%s", err, out)
 	}
