@@ -72,7 +72,7 @@ func TestWritesWaitForTheAPI(t *testing.T) {
 	back := w.Now
 	w.run(t, 15*time.Second)
 	if len(at) != 3 || at[2]-back > 12*time.Second+10*time.Millisecond { // ten seconds, a fifth more at most
-		t.Errorf("back at %s, committed at %s", back, at)
+		t.Fatalf("back at %s, committed at %s", back, at)
 	}
 	if w.api.total[writeLease] != 2 || w.api.total[writeBinding] != 1 {
 		t.Errorf("counted %v", w.api.total)
