@@ -1,5 +1,5 @@
 // Command berth runs every node-side part of Kubernetes and, with `berth up`,
-// a whole cluster on one machine.
+// a whole cluster on one host.
 package main
 
 import (

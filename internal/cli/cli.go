@@ -42,7 +42,7 @@ func Main(args []string) int {
 func rootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "berth",
-		Short:         "every node-side part of Kubernetes, and a whole cluster on one machine",
+		Short:         "every node-side part of Kubernetes, and a whole cluster on one host",
 		Version:       version,
 		SilenceUsage:  true,
 		SilenceErrors: true,

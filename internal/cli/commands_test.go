@@ -57,7 +57,7 @@ func TestCommandTree(t *testing.T) {
 			t.Errorf("new: %s", line)
 		}
 	}
-	t.Error("the commands differ from testdata/commands.txt: UPDATE_GOLDEN=1 writes it anew")
+	t.Error("the commands differ from testdata/commands.txt: UPDATE_GOLDEN=1 writes it")
 }
 
 // try runs a command line in this process.
@@ -102,7 +102,7 @@ func TestRefusedCommandLines(t *testing.T) {
 		{"join a b", []string{"at most 1 arg"}},
 		{"token create --ttl -1s", []string{"--ttl -1s", "at least 1s"}},
 		{"token create", []string{dir, "admin"}},
-		{"token list", []string{dir, "control plane on this machine"}},
+		{"token list", []string{dir, "control plane on this host"}},
 		{"token delete", []string{"accepts 1 arg"}},
 		{"secrets rotate", []string{dir}},
 		{"status --output yaml", []string{`--output "yaml"`, "text and json"}},

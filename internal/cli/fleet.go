@@ -21,7 +21,7 @@ import (
 	"github.com/berth-dev/berth/internal/kube"
 )
 
-// fleetGC keeps a fleet lean: it is measured by what it holds.
+// fleetGC keeps a fleet's heap small: a fleet is measured by what it holds.
 const fleetGC = 50
 
 func fleetCommand() *cobra.Command {
@@ -31,7 +31,7 @@ func fleetCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "fleet",
 		Short: "run thousands of hollow nodes against an API server",
-		Long: "Nodes that register, renew their leases, post their status and run pods by the agent's own code, on machines that are\n" +
+		Long: "Nodes that register, renew their leases, post their status and run pods by the agent's own code, on hosts that are\n" +
 			"not there. They can be stopped, cut off and brought back by a script. See docs/fleet.md.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -79,7 +79,7 @@ func fleetCommand() *cobra.Command {
 	f.IntVar(&cfg.Nodes, "nodes", 100, "number of nodes")
 	f.StringVar(&cfg.Prefix, "name-prefix", "hollow", "nodes are named PREFIX-0 and so on, and labelled "+fleet.Label+"=PREFIX")
 	f.StringToStringVar(&cfg.Labels, "labels", nil, "labels of every node")
-	f.IntVar(&cfg.Zones, "zones", 0, "deal the nodes out over so many zones: zone-a and so on")
+	f.IntVar(&cfg.Zones, "zones", 0, "spread the nodes over this many zones: zone-a and so on")
 	f.Int32Var(&cfg.LeaseSeconds, "lease-duration", 40, "seconds that a lease lasts; it is renewed four times as often")
 	f.DurationVar(&cfg.ReportEvery, "status-frequency", 5*time.Minute, "how often an unchanged status is posted")
 	f.IntVar(&cfg.CPUs, "cpus", 32, "CPUs of each node")
@@ -87,7 +87,7 @@ func fleetCommand() *cobra.Command {
 	f.Int64Var(&cfg.MaxPods, "max-pods", 110, "pods that a node takes")
 	f.IntVar(&cfg.Pods, "pods", 0, "pods to make for each node, in the namespace default; others may be scheduled")
 	f.Float64Var(&cfg.RegisterRate, "register-rate", 200, "nodes that begin in a second")
-	f.StringVar(&script, "script", "", "what befalls the nodes, as YAML: see docs/fleet.md")
+	f.StringVar(&script, "script", "", "faults of the nodes, as YAML: see docs/fleet.md")
 	f.DurationVar(&cfg.Duration, "duration", 0, "end after this time; 0 runs until interrupted")
 	f.BoolVar(&cleanup, "cleanup", true, "delete the Nodes, their leases and the fleet's pods at the end")
 	f.BoolVar(&events, "events", false, "record the agents' events in the API too")

@@ -7,7 +7,7 @@ import (
 )
 
 // notifier tells the service manager that started this program how it stands,
-// in the protocol of sd_notify(3); the zero value tells nobody.
+// in the protocol of sd_notify(3); the zero value tells no one.
 type notifier struct{ socket string }
 
 // takeNotifier finds the manager's socket and hides it from the programs that

@@ -45,7 +45,7 @@ func traceCommand() *cobra.Command {
 	var dataDir, socket, output string
 	cmd := &cobra.Command{
 		Use:   "trace SOURCE DESTINATION PORT[/tcp|udp|sctp]",
-		Short: "tell where the first packet of a connection goes, and why",
+		Short: "show where the first packet of a connection goes, and why",
 		Args:  cobra.ExactArgs(3),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if output != "text" && output != "json" {

@@ -26,8 +26,8 @@ func simulateCommand() *cobra.Command {
 	var o simulateOptions
 	cmd := &cobra.Command{
 		Use:   "simulate SCENARIO.yaml",
-		Short: "tell what would happen to a cluster, in virtual time",
-		Long: "Plays a scenario (nodes, workloads, and what befalls them) with the controllers' own decision code in virtual time.\n" +
+		Short: "show what would happen to a cluster, in virtual time",
+		Long: "Plays a scenario (nodes, workloads, and faults) with the controllers' own decision code in virtual time.\n" +
 			"An hour of 10,000 nodes and 300,000 pods takes seconds. See docs/simulate.md and examples/scenarios.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd.Context(), cmd, args[0]) },

@@ -3,7 +3,6 @@ package cli
 import (
 	"encoding/json"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -15,7 +14,7 @@ func statusCommand() *cobra.Command {
 	var dataDir, output string
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "show parts, health, ages, ports and the limits of this machine",
+		Short: "show parts, health, ages, ports and the limits of this host",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if output != "text" && output != "json" {
@@ -23,7 +22,7 @@ func statusCommand() *cobra.Command {
 			}
 			pid := cluster.Running(dataDir)
 			if pid == 0 {
-				fmt.Printf("down: no cluster runs on %s; start one with `berth up`\n", dataDir)
+				fmt.Fprintf(cmd.OutOrStdout(), "down: no cluster runs on %s; start one with `berth up`\n", dataDir)
 				return errSilent
 			}
 			s, err := cluster.Ask(cmd.Context(), dataDir)
@@ -31,9 +30,9 @@ func statusCommand() *cobra.Command {
 				return fmt.Errorf("process %d holds %s but does not answer (it may still be starting): %w", pid, dataDir, err)
 			}
 			if output == "json" {
-				return json.NewEncoder(os.Stdout).Encode(s)
+				return json.NewEncoder(cmd.OutOrStdout()).Encode(s)
 			}
-			s.Print(os.Stdout, time.Now())
+			s.Print(cmd.OutOrStdout(), time.Now())
 			for _, c := range s.Checks {
 				if !c.OK {
 					return errSilent

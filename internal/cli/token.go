@@ -14,9 +14,9 @@ import (
 	"github.com/berth-dev/berth/internal/cluster"
 )
 
-// tokenCommand makes, lists and revokes the tokens that let machines join.
+// tokenCommand makes, lists and revokes the tokens that let hosts join.
 func tokenCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "token", Short: "make, list and revoke the tokens that let machines join", Args: cobra.NoArgs}
+	cmd := &cobra.Command{Use: "token", Short: "make, list and revoke the tokens that let hosts join", Args: cobra.NoArgs}
 	cmd.AddCommand(tokenCreate(), tokenList(), tokenDelete())
 	return cmd
 }
@@ -25,7 +25,7 @@ func tokenCreate() *cobra.Command {
 	var dataDir, description, server string
 	var ttl time.Duration
 	cmd := &cobra.Command{
-		Use: "create", Short: "make a token and print the line that joins a machine with it", Args: cobra.NoArgs,
+		Use: "create", Short: "make a token and print the line that joins a host with it", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkTTL(cmd.ErrOrStderr(), ttl); err != nil {
 				return err
@@ -34,7 +34,7 @@ func tokenCreate() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			hash, err := cluster.AuthorityHash(filepath.Join(dataDir, "pki", "ca.crt"))
+			hash, err := cluster.CAHash(filepath.Join(dataDir, "pki", "ca.crt"))
 			if err != nil {
 				return err
 			}
@@ -54,20 +54,20 @@ func tokenCreate() *cobra.Command {
 		},
 	}
 	clusterFlags(cmd, &dataDir)
-	cmd.Flags().DurationVar(&ttl, "ttl", 24*time.Hour, "how long machines can join with it; 0 is for ever")
+	cmd.Flags().DurationVar(&ttl, "ttl", 24*time.Hour, "how long hosts can join with it; 0 is for ever")
 	cmd.Flags().StringVar(&description, "description", "", "what the token is for")
-	cmd.Flags().StringVar(&server, "server", "", "address of the API server as the joining machine sees it (default: this machine's)")
+	cmd.Flags().StringVar(&server, "server", "", "address of the API server as the joining host sees it (default: this host's)")
 	return cmd
 }
 
-// checkTTL warns of a token that never ends: whoever finds it can add nodes.
+// checkTTL warns of a token that never ends: anyone who finds it can add nodes.
 func checkTTL(w io.Writer, ttl time.Duration) error {
 	switch {
 	case ttl < 0:
 		return fmt.Errorf("--ttl %s: at least 1s, or 0 for a token that never ends", ttl)
 	case ttl == 0:
 		_, err := fmt.Fprintln(w,
-			"warning: with --ttl 0 the token never ends, and whoever has it can add nodes to the cluster: revoke it with `berth token "+
+			"warning: with --ttl 0 the token never ends, and anyone who has it can add nodes to the cluster: revoke it with `berth token "+
 				"delete ID` when it is not needed any more")
 		return err
 	}
@@ -106,7 +106,7 @@ func tokenList() *cobra.Command {
 func tokenDelete() *cobra.Command {
 	var dataDir string
 	cmd := &cobra.Command{
-		Use: "delete ID", Short: "revoke a token; machines that joined with it stay", Args: cobra.ExactArgs(1),
+		Use: "delete ID", Short: "revoke a token; hosts that joined with it stay", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			client, err := adminClient(dataDir)
 			if err != nil {
@@ -124,7 +124,7 @@ func adminClient(dataDir string) (kubernetes.Interface, error) {
 	file := filepath.Join(dataDir, "admin.kubeconfig")
 	cfg, err := clientcmd.BuildConfigFromFlags("", file)
 	if err != nil {
-		return nil, fmt.Errorf("no administrator's kubeconfig in %s (is a control plane on this machine?): %w", dataDir, err)
+		return nil, fmt.Errorf("no administrator's kubeconfig in %s (is a control plane on this host?): %w", dataDir, err)
 	}
 	return kubernetes.NewForConfig(cfg)
 }

@@ -38,7 +38,7 @@ const lifelineFD = 4
 func upCommand() *cobra.Command {
 	return startCommand(&cobra.Command{
 		Use:   "up",
-		Short: "start a whole cluster on this machine",
+		Short: "start a whole cluster on this host",
 		Long: "Starts API server, controllers, scheduler, node agent, service proxy and a container runtime.\n" +
 			"Without --detach it runs in the foreground until interrupted; containers go on running and the next up finds them.",
 		Args: cobra.NoArgs,
@@ -48,9 +48,9 @@ func upCommand() *cobra.Command {
 func serverCommand() *cobra.Command {
 	return startCommand(&cobra.Command{
 		Use:   "server",
-		Short: "start a control plane alone; machines join it with `berth join`",
+		Short: "start a control plane alone; hosts join it with `berth join`",
 		Long: "Starts API server, controllers and scheduler, on the embedded store or on an external etcd (--etcd-servers).\n" +
-			"`berth token create` prints the line that lets another machine join.",
+			"`berth token create` prints the line that lets another host join.",
 		Args: cobra.NoArgs,
 	}, cluster.RoleServer)
 }
@@ -58,7 +58,7 @@ func serverCommand() *cobra.Command {
 func joinCommand() *cobra.Command {
 	return startCommand(&cobra.Command{
 		Use:   "join [https://SERVER:6443]",
-		Short: "make this machine a node of a cluster",
+		Short: "make this host a node of a cluster",
 		Long: "Starts node agent, service proxy and a container runtime, and joins the cluster of SERVER with a bootstrap token.\n" +
 			"Later starts need neither server nor token. `berth down` stops the node, `berth down --purge` also removes what it wrote.",
 		Args: cobra.MaximumNArgs(1),
@@ -87,12 +87,12 @@ func startCommand(cmd *cobra.Command, role cluster.Role) *cobra.Command {
 	}
 	f.BoolVar(&start.detach, "detach", false, "return once it is ready; it goes on in the background")
 	f.IntVar(&start.portsFrom, "ports-from", 0, "use consecutive ports from this one on, instead of the usual ones")
-	f.StringVar(&cfg.NodeName, "node-name", "", "this machine's name (default: the host name)")
-	f.StringVar(&cfg.NodeIP, "node-ip", "", "this machine's address (default: that of the default route)")
-	f.IntVar(&cfg.Ports.DNS, "dns-port", 0, "port of cluster DNS on this machine's address, UDP and TCP (default 10053)")
+	f.StringVar(&cfg.NodeName, "node-name", "", "name of this node (default: the host name)")
+	f.StringVar(&cfg.NodeIP, "node-ip", "", "this host's address (default: that of the default route)")
+	f.IntVar(&cfg.Ports.DNS, "dns-port", 0, "port of cluster DNS on this host's address, UDP and TCP (default 10053)")
 	f.IntVar(&cfg.Ports.Metrics, "metrics-port", 0, "port of the controllers' metrics on loopback (default 10257)")
 	f.StringVar(&cfg.LogFormat, "log-format", "text", "format of the log files: text or json")
-	f.StringVar(&cfg.LogLevel, "log-level", "info", "least level that is logged: debug, info, warn or error")
+	f.StringVar(&cfg.LogLevel, "log-level", "info", "minimum level that is logged: debug, info, warn or error")
 	if role != cluster.RoleNode {
 		controlFlags(f, &cfg)
 	} else {
@@ -113,15 +113,15 @@ func startCommand(cmd *cobra.Command, role cluster.Role) *cobra.Command {
 
 func controlFlags(f *pflag.FlagSet, cfg *cluster.Config) {
 	f.StringVar(&cfg.ClusterCIDR, "cluster-cidr", "",
-		"range of pod addresses, or one of each family with a comma between (default 10.244.0.0/16)")
+		"CIDR of pod addresses, or one of each family with a comma between (default 10.244.0.0/16)")
 	f.StringVar(&cfg.ServiceCIDR, "service-cidr", "",
-		"range of service addresses, or one of each family, the main one first (default 10.96.0.0/16)")
+		"CIDR of service addresses, or one of each family, the primary one first (default 10.96.0.0/16)")
 	f.StringVar(&cfg.ClusterDomain, "cluster-domain", "", "DNS domain of the cluster (default cluster.local)")
 	f.StringVar((*string)(&cfg.Network), "network", "",
-		"way of pods' packets to other nodes: auto (routes, VXLAN beyond a router), routes, vxlan, wireguard (all of it encrypted), or "+
+		"pod network backend: auto (routes, VXLAN beyond a router), routes, vxlan, wireguard (all of it encrypted), or "+
 			"none to leave it to a CNI of your own (default auto)")
 	f.StringVar(&cfg.LoadBalancer, "load-balancer", "",
-		"who gives addresses to Services of type LoadBalancer: node (the addresses of the nodes) or none (default node)")
+		"what gives addresses to Services of type LoadBalancer: node (the addresses of the nodes) or none (default node)")
 	f.StringSliceVar(&cfg.ServerNames, "tls-san", nil, "further names and addresses in the API server's certificate")
 	f.IntVar(&cfg.Ports.API, "api-port", 0, "port of the API server (default 6443)")
 	f.DurationVar(&cfg.CertificateLife, "certificate-lifetime", 0,
@@ -129,7 +129,7 @@ func controlFlags(f *pflag.FlagSet, cfg *cluster.Config) {
 	f.BoolVar(&cfg.ManualServing, "manual-serving-approval", false,
 		"leave the approval of agents' serving certificates to people (kubectl certificate approve)")
 	f.StringSliceVar(&cfg.EtcdServers, "etcd-servers", nil, "URLs of an external etcd cluster, instead of the embedded store")
-	f.StringVar(&cfg.EtcdCAFile, "etcd-cafile", "", "authority of the external etcd")
+	f.StringVar(&cfg.EtcdCAFile, "etcd-cafile", "", "CA certificate of the external etcd")
 	f.StringVar(&cfg.EtcdCertFile, "etcd-certfile", "", "client certificate for the external etcd")
 	f.StringVar(&cfg.EtcdKeyFile, "etcd-keyfile", "", "client key for the external etcd")
 	f.StringVar(&cfg.CloudProvider, "cloud-provider", "",
@@ -145,7 +145,7 @@ func controlFlags(f *pflag.FlagSet, cfg *cluster.Config) {
 
 func nodeFlags(f *pflag.FlagSet, cfg *cluster.Config) {
 	f.StringVar(&cfg.AgentConfig, "agent-config", "",
-		"file with a KubeletConfiguration; what the cluster itself sets (ports, paths, DNS, authority, cgroups) wins over it")
+		"file with a KubeletConfiguration; what the cluster itself sets (ports, paths, DNS, CA, cgroups) wins over it")
 	f.StringVar(&cfg.VolumesDir, "volumes-dir", "",
 		"directory of this node's local volumes (StorageClass local), or none (default: volumes in the data directory)")
 	f.StringVar(&cfg.CredentialProviders, "image-credential-provider-config", "",
@@ -167,8 +167,8 @@ func nodeFlags(f *pflag.FlagSet, cfg *cluster.Config) {
 
 func joinFlags(f *pflag.FlagSet, cfg *cluster.Config) {
 	f.StringVar(&cfg.Join.Token, "token", "", "bootstrap token, for the first start")
-	f.StringVar(&cfg.Join.AuthorityHash, "ca-hash", "", "hash of the cluster's authority (sha256:...)")
-	f.StringVar(&cfg.Join.AuthorityFile, "ca-file", "", "the cluster's authority, instead of its hash")
+	f.StringVar(&cfg.Join.CAHash, "ca-hash", "", "hash of the cluster's CA certificate (sha256:...)")
+	f.StringVar(&cfg.Join.CAFile, "ca-file", "", "file with the cluster's CA certificate, instead of its hash")
 }
 
 // starter is how a role is started.
@@ -304,7 +304,7 @@ func foreground(ctx context.Context, cfg *cluster.Config, child bool) error {
 	return err
 }
 
-// again replaces this process by a new one with the same arguments. Nobody
+// again replaces this process by a new one with the same arguments. No one
 // waits for its progress any more.
 func again(manager notifier) error {
 	exe, err := os.Executable()
@@ -316,7 +316,7 @@ func again(manager notifier) error {
 	if manager.socket != "" {
 		env = append(env, "NOTIFY_SOCKET="+manager.socket)
 	}
-	return fmt.Errorf("starting %s anew: %w", exe, syscall.Exec(exe, args, env))
+	return fmt.Errorf("starting %s again: %w", exe, syscall.Exec(exe, args, env))
 }
 
 // detached starts this program again in a session of its own and follows its
@@ -426,7 +426,7 @@ func ended(ctx context.Context, cfg *cluster.Config, w io.Writer) {
 		env = "BERTH_DATA_DIR=" + cfg.DataDir + " "
 	}
 	if cfg.Role == cluster.RoleServer {
-		fmt.Fprintf(w, "\nnext: %s%s token create   # prints the line that lets a machine join\n", env, call)
+		fmt.Fprintf(w, "\nnext: %s%s token create   # prints the line that lets a host join\n", env, call)
 		return
 	}
 	fmt.Fprintf(w, "\nnext: %s%s kubectl apply -f examples/hello.yaml\n", env, call)

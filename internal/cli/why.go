@@ -33,7 +33,7 @@ func whyCommand() *cobra.Command {
 	var dataDir, namespace, output, socket, kubeconfig string
 	cmd := &cobra.Command{
 		Use:   "why KIND [NAMESPACE/]NAME",
-		Short: "tell what was decided about an object, and because of what",
+		Short: "show what was decided about an object, and why",
 		Args:  cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			kind, ok := kinds[strings.ToLower(args[0])]
@@ -59,13 +59,13 @@ func whyCommand() *cobra.Command {
 				return err
 			}
 			if output == "json" {
-				return json.NewEncoder(os.Stdout).Encode(records)
+				return json.NewEncoder(cmd.OutOrStdout()).Encode(records)
 			}
 			if len(records) == 0 {
-				fmt.Printf("nothing was decided about %s %s that the journal still holds\n", kind, args[1])
+				fmt.Fprintf(cmd.OutOrStdout(), "nothing was decided about %s %s that the journal still holds\n", kind, args[1])
 				return nil
 			}
-			return journal.Story(os.Stdout, records)
+			return journal.Story(cmd.OutOrStdout(), records)
 		},
 	}
 	clusterFlags(cmd, &dataDir)
@@ -103,7 +103,7 @@ func whyService(cmd *cobra.Command, dataDir, socket, kubeconfig, output string, 
 		}
 	}
 	if failed != nil && len(records) == 0 {
-		return fmt.Errorf("nothing can be told of Service %s/%s: %w\nstart the proxy (berth up, berth proxy), or name its --socket or a "+
+		return fmt.Errorf("nothing is known of Service %s/%s: %w\nstart the proxy (berth up, berth proxy), or name its --socket or a "+
 			"--kubeconfig", ref.Namespace, ref.Name, failed)
 	}
 	if output == "json" {

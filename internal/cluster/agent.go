@@ -2,7 +2,7 @@ package cluster
 
 import (
 	"context"
-	_ "embed" // machine.yaml
+	_ "embed" // host.yaml
 	"fmt"
 	"log/slog"
 	"os"
@@ -21,8 +21,8 @@ import (
 	"github.com/berth-dev/berth/internal/kube"
 )
 
-//go:embed machine.yaml
-var machineYAML []byte
+//go:embed host.yaml
+var hostYAML []byte
 
 // configureAgent settles how the agent is launched.
 func (u *up) configureAgent(context.Context) (err error) {
@@ -45,7 +45,7 @@ func (u *up) requestsServing() bool {
 }
 
 // agentConfig is how the agent is launched. A node beside its control plane
-// has certificates of the host's own authority, which the cluster renews; one
+// has certificates of the host's own CA, which the cluster renews; one
 // that joined asks for its own and renews them itself.
 func (u *up) agentConfig(log *slog.Logger) (launch.Config, error) {
 	effective, err := u.kubelet()
@@ -163,10 +163,10 @@ func (u *up) memberClient() (kubernetes.Interface, error) {
 }
 
 // kubelet is the agent's KubeletConfiguration in a `berth up` cluster: the
-// defaults for such a machine, the user's file over them, and what follows from
+// defaults for such a host, the user's file over them, and what follows from
 // the cluster's own settings.
 func (u *up) kubelet() (*config.Effective, error) {
-	effective, err := config.Over(machineYAML, u.AgentConfig)
+	effective, err := config.Over(hostYAML, u.AgentConfig)
 	if err != nil {
 		return nil, fmt.Errorf("reading the agent's configuration: %w", err)
 	}

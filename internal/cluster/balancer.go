@@ -10,11 +10,11 @@ import (
 // Who gives addresses to Services of type LoadBalancer that name no class.
 const (
 	LoadBalancerNode = "node" // this control plane: the addresses of the nodes
-	LoadBalancerNone = "none" // somebody else, or nobody
+	LoadBalancerNone = "none" // someone else, or no one
 )
 
 // reservedPorts are ports on the nodes' addresses that no Service of type
-// LoadBalancer may have: whoever took one would cut the cluster or its
+// LoadBalancer may have: anyone who took one would cut the cluster or its
 // administrator off.
 func (u *up) reservedPorts() map[loadbalancer.Port]string {
 	out := map[loadbalancer.Port]string{{Protocol: v1.ProtocolTCP, Number: 22}: "ssh of the hosts"}

@@ -56,7 +56,7 @@ type certificateEnd struct {
 // leafSpec is a leaf to keep, and where its files go.
 type leafSpec struct {
 	into *pair
-	by   *pki.Authority
+	by   *pki.CA
 	name string
 	leaf pki.Leaf
 }
@@ -65,14 +65,14 @@ type leafSpec struct {
 func (c *Config) certificates(now time.Time) (f clusterFiles, wrote int, err error) {
 	dir := c.Path("pki")
 	used := c.used()
-	cas := map[string]*pki.Authority{}
+	cas := map[string]*pki.CA{}
 	// The cluster's own CA comes first: where it cannot be used, no other is made. Older clusters have no agentCA.
 	for _, name := range []string{"ca", "front-proxy-ca", agentCA} {
 		used := used
 		if name == agentCA {
 			used = ""
 		}
-		ca, err := pki.EnsureAuthority(dir, name, used, now)
+		ca, err := pki.EnsureCA(dir, name, used, now)
 		if err != nil {
 			return f, 0, err
 		}
@@ -122,7 +122,7 @@ func (c *Config) certificates(now time.Time) (f clusterFiles, wrote int, err err
 		f.Ends = append(f.Ends, end)
 	}
 	slices.SortFunc(f.Ends, func(a, b certificateEnd) int { return a.Renewal.Compare(b.Renewal) })
-	// A joining node finds the authority it pinned in what the server shows.
+	// A joining node finds the CA it pinned in what the server shows.
 	if f.API.Cert, err = pki.WriteChain(dir, "apiserver", ca); err != nil {
 		return f, wrote, err
 	}
@@ -148,7 +148,7 @@ const (
 	adminGroup = "berth:cluster-admins"
 )
 
-func files(a *pki.Authority) pair { return pair{a.CertFile, a.KeyFile} }
+func files(a *pki.CA) pair { return pair{a.CertFile, a.KeyFile} }
 
 // used says what shows that the data directory holds a cluster already, whose
 // clients believe its CA; empty if nothing does.
@@ -161,7 +161,7 @@ func (c *Config) used() string {
 	return ""
 }
 
-// servingLeaves are the certificates of the API server and of this machine's
+// servingLeaves are the certificates of the API server and of this host's
 // own agent.
 func (c *Config) servingLeaves() (api, agent pki.Leaf, err error) {
 	local := []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback, net.ParseIP(c.NodeIP)}
@@ -184,7 +184,7 @@ func (c *Config) servingLeaves() (api, agent pki.Leaf, err error) {
 	return api, agent, nil
 }
 
-// serverNames are the names every API server has, beside those of its machine.
+// serverNames are the names every API server has, beside those of its host.
 func (c *Config) serverNames() []string {
 	return []string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc." + c.ClusterDomain}
 }
@@ -204,7 +204,7 @@ const oldServing = 365 * 24 * time.Hour
 // writeAgentTrust writes the bundle that the API server believes agents by: the
 // agents' CA, and in a cluster that is older than that its general CA until all
 // that it signed for agents has ended.
-func writeAgentTrust(dir string, ca, agents *pki.Authority, now time.Time) (string, error) {
+func writeAgentTrust(dir string, ca, agents *pki.CA, now time.Time) (string, error) {
 	file := filepath.Join(dir, "agent-trust.crt")
 	bundle := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: agents.Cert.Raw})
 	made := agents.Cert.NotBefore
@@ -218,7 +218,7 @@ func writeAgentTrust(dir string, ca, agents *pki.Authority, now time.Time) (stri
 }
 
 // kubeconfig writes a self-contained kubeconfig, so that a copy of the file
-// works elsewhere on this machine.
+// works elsewhere on this host.
 func (c *Config) kubeconfig(file, user, caFile string, cred pair) error {
 	ca, err := os.ReadFile(caFile)
 	if err != nil {

@@ -25,7 +25,7 @@ const (
 	nodeRole = "berth:node"
 )
 
-// shared is what every machine of a cluster must know alike.
+// shared is what every host of a cluster must know alike.
 type shared struct {
 	ClusterCIDR   string `json:"clusterCIDR"`
 	ServiceCIDR   string `json:"serviceCIDR"`
@@ -34,7 +34,7 @@ type shared struct {
 	Network podnetwork.Mode `json:"network,omitempty"`
 }
 
-// publishClusterInfo lets other machines join: it grants what a bootstrap token and a node
+// publishClusterInfo lets other hosts join: it grants what a bootstrap token and a node
 // need, and publishes what they must know. It is idempotent.
 func publishClusterInfo(ctx context.Context, client kubernetes.Interface, shared shared) error {
 	facts, err := json.Marshal(shared)

@@ -1,5 +1,5 @@
-// Package cluster brings a whole cluster up on one machine and takes it down
-// again: it checks the machine, makes the certificates, runs the container
+// Package cluster brings a whole cluster up on one host and takes it down
+// again: it checks the host, makes the certificates, runs the container
 // runtime and every part of berth in order, and tells the user how it goes.
 package cluster
 
@@ -67,7 +67,7 @@ type Settings struct {
 	// Ephemeral is a cluster to throw away: its store does not wait for the
 	// disk.
 	Ephemeral bool `json:"ephemeral,omitempty"`
-	// Role is what this machine is to the cluster.
+	// Role is what this host is to the cluster.
 	Role Role `json:"role,omitempty"`
 	// ServerURL is the API server of the cluster this node joined.
 	ServerURL     string `json:"serverURL,omitempty"`
@@ -78,7 +78,7 @@ type Settings struct {
 	// Network is how packets of pods reach other nodes; it may change.
 	Network podnetwork.Mode `json:"network,omitempty"`
 	Ports   Ports           `json:"ports"`
-	// LoadBalancer is who gives addresses to Services; empty is "node".
+	// LoadBalancer is what gives addresses to Services; empty is "node".
 	LoadBalancer string `json:"loadBalancer,omitempty"`
 	// VolumesDir holds this node's local volumes; "none" is a node without.
 	VolumesDir string `json:"volumesDir,omitempty"`
@@ -105,7 +105,7 @@ type Config struct {
 	// ServerNames are further names and addresses in the API server's
 	// certificate.
 	ServerNames []string
-	// CertificateLife is how long the certificates are valid that this machine
+	// CertificateLife is how long the certificates are valid that this host
 	// makes and that the cluster signs for nodes; 0 is a year. They are renewed
 	// while the cluster runs, when a sixth of it is left.
 	CertificateLife time.Duration
@@ -119,7 +119,7 @@ type Config struct {
 	// NodeHealth says when a silent node is given up; the zero value is
 	// health.Defaults.
 	NodeHealth health.Settings
-	// CloudProvider is "inventory" to follow the machines that CloudConfig, a
+	// CloudProvider is "inventory" to follow the hosts that CloudConfig, a
 	// file or an https:// address, lists; both empty: there is no cloud.
 	CloudProvider, CloudConfig string
 	// Controllers says which controllers run, as --controllers does.
@@ -245,7 +245,7 @@ func (c *Config) validate() (err error) {
 			return fmt.Errorf("--cluster-cidr %s and --service-cidr %s overlap: choose two ranges that share no address", pods[i], s)
 		}
 		if !slices.ContainsFunc(pods, func(p netip.Prefix) bool { return p.Addr().Is4() == s.Addr().Is4() }) {
-			return fmt.Errorf("--service-cidr %s: pods have no addresses of that family: add a range of it to --cluster-cidr", s)
+			return fmt.Errorf("--service-cidr %s: pods have no addresses of that family: add a CIDR of it to --cluster-cidr", s)
 		}
 	}
 	if c.CertificateLife != 0 && c.CertificateLife < minCertificateLife {
@@ -384,7 +384,7 @@ func (s *Settings) defaults(instance string) {
 	if s.ClusterDomain == "" {
 		s.ClusterDomain = "cluster.local"
 	}
-	// Clusters that share a machine must not share addresses: all but the
+	// Clusters that share a host must not share addresses: all but the
 	// default one get ranges picked by their name.
 	pods, services := "10.244.0.0/16", "10.96.0.0/16"
 	if instance != "berth" {
@@ -414,7 +414,7 @@ func (p *Ports) fill(from Ports) {
 }
 
 // defaultRouteIP is the source address the kernel would use to leave the
-// machine; without a default route, the first global address.
+// host; without a default route, the first global address.
 func defaultRouteIP() (string, error) {
 	routes, err := netlink.RouteListFiltered(unix.AF_INET, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
 	if err == nil || errors.Is(err, netlink.ErrDumpInterrupted) {
@@ -434,12 +434,12 @@ func defaultRouteIP() (string, error) {
 	}
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {
-		return "", fmt.Errorf("listing this machine's addresses: %w; give --node-ip", err)
+		return "", fmt.Errorf("listing this host's addresses: %w; give --node-ip", err)
 	}
 	for _, a := range addrs {
 		if ipn, ok := a.(*net.IPNet); ok && ipn.IP.IsGlobalUnicast() && ipn.IP.To4() != nil {
 			return ipn.IP.String(), nil
 		}
 	}
-	return "", errors.New("this machine has no default route and no global IPv4 address: give --node-ip")
+	return "", errors.New("this host has no default route and no global IPv4 address: give --node-ip")
 }

@@ -120,11 +120,11 @@ func (u *up) workloadConfig(log *slog.Logger, metrics prometheus.Registerer) (wo
 		return cfg, fmt.Errorf("making the controllers' client: %w", err)
 	}
 	if cfg.RootCA, err = os.ReadFile(u.files.CA.Cert); err != nil {
-		return cfg, fmt.Errorf("reading the cluster's authority: %w", err)
+		return cfg, fmt.Errorf("reading the cluster's CA: %w", err)
 	}
 	cfg.SigningCert, cfg.SigningMost = cfg.RootCA, u.CertificateLife
 	if cfg.SigningKey, err = os.ReadFile(u.files.CA.Key); err != nil {
-		return cfg, fmt.Errorf("reading the key of the cluster's authority: %w", err)
+		return cfg, fmt.Errorf("reading the key of the cluster's CA: %w", err)
 	}
 	cfg.NoLoadBalancer, cfg.ReservedPorts = u.LoadBalancer == LoadBalancerNone, u.reservedPorts()
 	return cfg, u.servingConfig(&cfg)

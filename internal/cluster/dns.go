@@ -34,7 +34,7 @@ func (c *Config) dnsIP() (net.IP, error) {
 	return ip.AsSlice(), nil
 }
 
-// startDNS runs cluster DNS on this machine's address. The control plane
+// startDNS runs cluster DNS on this host's address. The control plane
 // publishes the Service that pods are told of; a node says that its own server
 // answers, and its pods then ask that one.
 func (u *up) startDNS(context.Context) error {

@@ -237,7 +237,7 @@ func belongs(ctx context.Context, rt runtimeapi.RuntimeServiceClient, all []*run
 
 // removeCgroups ends what still runs in the cluster's cgroups and removes
 // these. Systemd is asked first to stop the slice it keeps, with all below:
-// it would make the cgroup anew for as long as it knows the slice.
+// it would make the cgroup again for as long as it knows the slice.
 func (c *Config) removeCgroups() error {
 	const mount = "/sys/fs/cgroup"
 	slice, err := resource.SlicePath(c.CgroupRoot())

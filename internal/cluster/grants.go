@@ -43,7 +43,7 @@ func grant(ctx context.Context, client kubernetes.Interface) error {
 	return grantAdmins(ctx, client)
 }
 
-// grantAdmins binds the administrators' group to cluster-admin, once in a cluster's life: whoever deletes the binding revokes
+// grantAdmins binds the administrators' group to cluster-admin, once in a cluster's life: anyone who deletes the binding revokes
 // every admin.kubeconfig there is, and the next start must not bring it back.
 func grantAdmins(ctx context.Context, client kubernetes.Interface) error {
 	marks := client.CoreV1().ConfigMaps(metav1.NamespaceSystem)

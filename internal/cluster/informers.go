@@ -7,7 +7,7 @@ import (
 	"k8s.io/client-go/informers"
 )
 
-// processLifetimeFactory is the shared informers as parts get them: whoever starts an
+// processLifetimeFactory is the shared informers as parts get them: anyone who starts an
 // informer, it lives as long as the cluster. Otherwise the end of the part that
 // happened to start it would leave all others with a cache that stands still.
 type processLifetimeFactory struct {
@@ -27,7 +27,7 @@ func (l processLifetimeFactory) StartWithContext(context.Context) {
 
 // shareInformers makes the informers that all parts of this process share.
 func (u *up) shareInformers(context.Context) error {
-	// Nobody here reads managed fields, and they are half of many objects.
+	// No one here reads managed fields, and they are half of many objects.
 	shared := informers.NewSharedInformerFactoryWithOptions(u.client, 0, informers.WithTransform(dropManagedFields))
 	u.informers = processLifetimeFactory{shared, u.parts.Context()}
 	return nil

@@ -25,10 +25,10 @@ import (
 type Join struct {
 	// Token is a bootstrap token.
 	Token string
-	// AuthorityHash pins the cluster's authority ("sha256:..."); AuthorityFile
-	// is the authority itself. One of them is needed: without it anybody could
+	// CAHash pins the cluster's CA ("sha256:..."); CAFile
+	// is the CA itself. One of them is needed: without it anybody could
 	// pose as the server.
-	AuthorityHash, AuthorityFile string
+	CAHash, CAFile string
 }
 
 // completeJoin checks what `berth join` was told.
@@ -51,8 +51,8 @@ func (c *Config) completeJoin() error {
 	return nil
 }
 
-// connect gets this machine into its cluster, or back: credentials of its own
-// as a node, and what all machines of the cluster must know alike.
+// connect gets this host into its cluster, or back: credentials of its own
+// as a node, and what all hosts of the cluster must know alike.
 func (u *up) connect(ctx context.Context) error {
 	return u.clock.stage("join", func() (string, error) {
 		if err := u.credentials(ctx); err != nil {
@@ -102,12 +102,12 @@ func (u *up) credentials(ctx context.Context) error {
 // bootstrapKubeconfig writes credentials that may ask for a certificate only,
 // after it made sure that the server is the right one.
 func (u *up) bootstrapKubeconfig(ctx context.Context, file string) error {
-	ca, err := u.authority(ctx)
+	ca, err := u.clusterCA(ctx)
 	if err != nil {
 		return err
 	}
 	if err := os.WriteFile(u.files.CA.Cert, ca, 0o644); err != nil {
-		return fmt.Errorf("writing the cluster's authority: %w", err)
+		return fmt.Errorf("writing the cluster's CA: %w", err)
 	}
 	cfg := clientcmdapi.Config{
 		Clusters:       map[string]*clientcmdapi.Cluster{"cluster": {Server: u.ServerURL, CertificateAuthorityData: ca}},
@@ -121,25 +121,25 @@ func (u *up) bootstrapKubeconfig(ctx context.Context, file string) error {
 	return nil
 }
 
-// authority returns the cluster's authority as PEM.
-func (u *up) authority(ctx context.Context) ([]byte, error) {
-	if u.Join.AuthorityFile != "" {
-		ca, err := os.ReadFile(u.Join.AuthorityFile)
+// clusterCA returns the cluster's CA as PEM.
+func (u *up) clusterCA(ctx context.Context) ([]byte, error) {
+	if u.Join.CAFile != "" {
+		ca, err := os.ReadFile(u.Join.CAFile)
 		if err != nil {
 			return nil, fmt.Errorf("reading --ca-file: %w", err)
 		}
 		return ca, nil
 	}
-	if u.Join.AuthorityHash == "" {
+	if u.Join.CAHash == "" {
 		return nil, errors.New("give --ca-hash or --ca-file with --token: without it anybody could pose as the server (`berth token " +
 			"create` on the server prints both)")
 	}
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
-	return pinned(ctx, strings.TrimPrefix(u.ServerURL, "https://"), u.Join.AuthorityHash)
+	return pinned(ctx, strings.TrimPrefix(u.ServerURL, "https://"), u.Join.CAHash)
 }
 
-// pinned asks the server for its certificates and returns the authority among
+// pinned asks the server for its certificates and returns the CA among
 // them whose public key has the hash. Nothing is sent before: a server that is
 // not the right one learns nothing.
 func pinned(ctx context.Context, address, hash string) ([]byte, error) {
@@ -170,18 +170,18 @@ func pinned(ctx context.Context, address, hash string) ([]byte, error) {
 		}
 		return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw}), nil
 	}
-	return nil, fmt.Errorf("the server at %s does not belong to an authority with --ca-hash %s: it is another cluster, or somebody poses "+
+	return nil, fmt.Errorf("the server at %s does not belong to a CA with --ca-hash %s: it is another cluster, or someone poses "+
 		"as it; if the server is not berth's, give --ca-file", address, hash)
 }
 
-// learn reads what all machines of the cluster must know alike, and keeps it.
+// learn reads what all hosts of the cluster must know alike, and keeps it.
 func (u *up) learn(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	cm, err := u.client.CoreV1().ConfigMaps(factsNamespace).Get(ctx, factsName, metav1.GetOptions{})
 	if err != nil {
 		if u.ClusterCIDR != "" {
-			u.log.Warn("the API server does not answer: starting with what is known", "error", err)
+			u.log.Warn("the API server does not answer: starting with what is known", "err", err)
 			return nil
 		}
 		return certs.Explain(fmt.Errorf("reading the cluster's facts: %w", err))
@@ -195,7 +195,7 @@ func (u *up) learn(ctx context.Context) error {
 		return fmt.Errorf("reading the cluster's facts from ConfigMap %s/%s: %w", factsNamespace, factsName, err)
 	}
 	if err := u.checkNetwork(); err != nil {
-		return fmt.Errorf("the cluster wants what this machine has not: %w", err)
+		return fmt.Errorf("the cluster wants what this host has not: %w", err)
 	}
 	return u.save()
 }
@@ -203,7 +203,7 @@ func (u *up) learn(ctx context.Context) error {
 func hashOf(der []byte) (string, error) {
 	cert, err := x509.ParseCertificate(der)
 	if err != nil {
-		return "", fmt.Errorf("reading the cluster's authority: %w", err)
+		return "", fmt.Errorf("reading the cluster's CA: %w", err)
 	}
 	return spkiHash(cert.RawSubjectPublicKeyInfo), nil
 }

@@ -78,7 +78,7 @@ func (l *logs) handler(w io.Writer) slog.Handler {
 }
 
 // libraries sends what the Kubernetes libraries log (through klog) to log,
-// one level quieter than our own: their info is our debug.
+// one level lower than our own: their info is our debug.
 func (l *logs) libraries(log *slog.Logger) {
 	h := &demoteHandler{log.Handler()}
 	klog.SetLoggerWithOptions(logr.FromSlogHandler(h), klog.ContextualLogger(true))

@@ -32,7 +32,7 @@ func (c *Config) WireGuard() podnetwork.Device {
 	return d
 }
 
-// checkNetwork says whether this machine can do what --network asks for.
+// checkNetwork says whether this host can do what --network asks for.
 func (c *Config) checkNetwork() error {
 	if c.Network != podnetwork.WireGuard || !c.Role.node() {
 		return nil
@@ -62,12 +62,12 @@ func cidrs(flag, list string) (out []netip.Prefix, err error) {
 		out = append(out, p.Masked())
 	}
 	if len(out) > 2 || len(out) == 2 && out[0].Addr().Is4() == out[1].Addr().Is4() {
-		return nil, fmt.Errorf("%s %q: more than one range of a family", flag, list)
+		return nil, fmt.Errorf("%s %q: more than one CIDR of a family", flag, list)
 	}
 	return out, nil
 }
 
-// bridge is the bridge the agent's pods hang on; none if somebody else makes
+// bridge is the bridge the agent's pods hang on; none if someone else makes
 // the pod network.
 func (c *Config) bridge() string {
 	if c.Network == podnetwork.None {
@@ -77,7 +77,7 @@ func (c *Config) bridge() string {
 }
 
 // cniConfDir is where the agent writes the pod network's configuration; empty
-// leaves that to whoever makes the network.
+// leaves that to anyone who makes the network.
 func (c *Config) cniConfDir() string {
 	if c.Network == podnetwork.None {
 		return ""
@@ -126,7 +126,7 @@ func (u *up) startNetwork(context.Context) error {
 }
 
 // startPorts binds the ports of the pods' bridge to their pods' addresses. Links
-// of somebody else's network are theirs.
+// of another party's network are theirs.
 func (u *up) startPorts(context.Context) error {
 	if u.bridge() == "" {
 		return ports.Cleanup(u.Instance())
@@ -141,7 +141,7 @@ func (u *up) startPorts(context.Context) error {
 }
 
 // leaveNetwork removes what an earlier start in another mode made: the network
-// is somebody else's now.
+// is another party's now.
 func (u *up) leaveNetwork() error {
 	cidrs, err := u.clusterCIDRs()
 	if err != nil {

@@ -62,10 +62,10 @@ func (u *up) startAgent(ctx context.Context) error {
 
 // waitServing returns when the agent's API can be reached: its certificate is
 // requested and approved while the node is already Ready, and until then
-// nobody could read logs. A cluster whose approver is slow is no failure.
+// no one could read logs. A cluster whose approver is slow is no failure.
 func (u *up) waitServing(ctx context.Context) error {
 	// Whether there is a certificate is the question, not whose: the CA of agents' servers is not known to nodes, this is the
-	// machine's own agent, and nothing is sent to it. Without one it ends the handshake.
+	// host's own agent, and nothing is sent to it. Without one it ends the handshake.
 	dialer := tls.Dialer{Config: &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true}} //nolint:gosec // see above
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -97,14 +97,14 @@ func (u *up) nameRole(ctx context.Context) error {
 
 // refusals is how often in a row the agent may end before a start is given up.
 // What does not pass by itself, such as a configuration that does not fit the
-// machine, is told within two seconds then, and a runtime that stumbles is not
+// host, is reported within two seconds then, and a runtime that stumbles is not
 // taken for it.
 const refusals = 3
 
 // waitNodeReady returns when the Node object says Ready, in words of this
 // start: what an earlier one left there proves nothing. ended tells each time
 // that the agent ends.
-// A node whose network is somebody else's may wait for that: it can only be
+// A node whose network is another party's may wait for that: it can only be
 // installed once the cluster is up.
 func (u *up) waitNodeReady(ctx context.Context, ended <-chan error) (state string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)

@@ -24,7 +24,7 @@ func (c *Config) Check() error {
 	return err
 }
 
-// preflight checks the machine before anything is changed. Each error says
+// preflight checks the host before anything is changed. Each error says
 // what to do about it.
 func (c *Config) preflight() (host.Facts, error) {
 	facts, err := host.Probe("/")
@@ -41,11 +41,11 @@ func (c *Config) preflight() (host.Facts, error) {
 		return facts, errors.New("root is needed to start containers: run it as root, for example with sudo")
 	}
 	if missing := facts.Missing(); len(missing) > 0 {
-		return facts, fmt.Errorf("cgroup controller %s is missing (%s layout): enable it in the kernel or delegate it to this machine",
+		return facts, fmt.Errorf("cgroup controller %s is missing (%s layout): enable it in the kernel or delegate it to this host",
 			strings.Join(missing, ", "), facts.Cgroups)
 	}
 	if err := proxy.CheckKernel(slog.New(slog.DiscardHandler)); err != nil {
-		return facts, fmt.Errorf("this machine cannot serve Services: %w", err)
+		return facts, fmt.Errorf("this host cannot serve Services: %w", err)
 	}
 	if err := c.checkSpace(); err != nil {
 		return facts, err

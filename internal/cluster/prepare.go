@@ -11,7 +11,7 @@ import (
 	"github.com/berth-dev/berth/internal/journal"
 )
 
-// prepare checks the machine and takes the data directory. The undo it
+// prepare checks the host and takes the data directory. The undo it
 // returns frees it again and, after a failed first start, removes it.
 func (u *up) prepare() (undo func(error), err error) {
 	err = u.clock.stage("checks", func() (string, error) {
@@ -39,12 +39,12 @@ func (u *up) prepare() (undo func(error), err error) {
 			stop, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 			defer cancel()
 			if err := u.runtime.Stop(stop); err != nil {
-				u.log.Error("stopping the runtime after a failed start", "error", err)
+				u.log.Error("stopping the runtime after a failed start", "err", err)
 			}
 		}
 		if failure != nil && !u.isReady() && u.Role.node() {
 			if err := volume.UnshareRoot(u.Path("agent")); err != nil {
-				u.log.Error("undoing a failed start", "error", err)
+				u.log.Error("undoing a failed start", "err", err)
 			}
 		}
 		if failure != nil && fresh && !u.isReady() {
@@ -55,7 +55,7 @@ func (u *up) prepare() (undo func(error), err error) {
 		}
 		if u.journal != nil {
 			if err := u.journal.Close(); err != nil {
-				u.log.Error("closing the journal", "error", err)
+				u.log.Error("closing the journal", "err", err)
 			}
 		}
 		if u.logs != nil {

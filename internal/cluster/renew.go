@@ -13,12 +13,12 @@ import (
 const (
 	// minCertificateLife leaves time for those who follow the files.
 	minCertificateLife = 10 * time.Second
-	// maxRenewalSleep bounds one sleep: timers do not run while a machine is suspended, and its clock may be set.
+	// maxRenewalSleep bounds one sleep: timers do not run while a host is suspended, and its clock may be set.
 	maxRenewalSleep = time.Hour
 )
 
-// renewCertificates renews this machine's certificates before they end, until ctx ends. API server, agent and proxy follow the
-// files; whoever copied a kubeconfig has to copy it again.
+// renewCertificates renews this host's certificates before they end, until ctx ends. API server, agent and proxy follow the
+// files; anyone who copied a kubeconfig has to copy it again.
 func (u *up) renewCertificates(ctx context.Context) error {
 	for {
 		now := time.Now()

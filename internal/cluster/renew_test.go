@@ -88,7 +88,7 @@ func (c *controlPlane) client(t *testing.T, kubeconfig string) kubernetes.Interf
 // TestCertificatesAreRenewedWhileRunning is finding 15, with a life of seconds: through more than a whole life a strict client can
 // connect at any time, the server changes its certificate, an open watch goes on, and the administrator's file works at the end.
 func TestCertificatesAreRenewedWhileRunning(t *testing.T) {
-	c := newControlPlane(t, 24*time.Second) // writing and following the files of a busy machine takes a second or two
+	c := newControlPlane(t, 24*time.Second) // writing and following the files of a busy host takes a second or two
 	first := map[string]time.Time{}
 	for _, e := range *c.ends.Load() {
 		first[e.Name] = e.End
@@ -191,7 +191,7 @@ func TestOlderDataDirectoryStarts(t *testing.T) {
 	cfg := &Config{DataDir: t.TempDir(), NodeIP: "192.0.2.1"}
 	cfg.NodeName, cfg.ServiceCIDR, cfg.ClusterDomain = "n", "10.96.0.0/16", "cluster.local"
 	then := time.Now().Add(-30 * 24 * time.Hour)
-	old, err := pki.EnsureAuthority(cfg.Path("pki"), "ca", "", then)
+	old, err := pki.EnsureCA(cfg.Path("pki"), "ca", "", then)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -203,7 +203,7 @@ func TestOlderDataDirectoryStarts(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := pki.EnsureAuthority(cfg.Path("pki"), "front-proxy-ca", "", then); err != nil {
+	if _, err := pki.EnsureCA(cfg.Path("pki"), "front-proxy-ca", "", then); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(cfg.Path("admin.kubeconfig"), nil, 0o600); err != nil {
@@ -257,7 +257,7 @@ func TestOlderDataDirectoryStarts(t *testing.T) {
 	}
 }
 
-// The lock file is nobody's but root's, also where an older version made it (finding 26).
+// The lock file is no one's but root's, also where an older version made it (finding 26).
 func TestLockIsPrivate(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "lock")

@@ -2,7 +2,7 @@ package cluster
 
 import "fmt"
 
-// Role is what this machine is to its cluster.
+// Role is what this host is to its cluster.
 type Role string
 
 const (

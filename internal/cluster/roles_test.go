@@ -23,7 +23,7 @@ import (
 )
 
 // everything is a configuration in which each field that berth up once ignored,
-// and each that machine.yaml sets, has a value of its own.
+// and each that host.yaml sets, has a value of its own.
 const everything = `
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -86,7 +86,7 @@ func TestRolesHonourTheSameConfiguration(t *testing.T) {
 	}
 	built := map[string]agent.Config{}
 	for _, role := range []Role{RoleWhole, RoleNode} {
-		u := newMachine(t, role, file)
+		u := newHost(t, role, file)
 		cfg, err := u.agentConfig(u.log)
 		if err != nil {
 			t.Fatal(err)
@@ -94,7 +94,7 @@ func TestRolesHonourTheSameConfiguration(t *testing.T) {
 		built[role.Command()] = buildAgent(t, cfg)
 	}
 	// The stand-alone agent, as its command line starts it.
-	u := newMachine(t, RoleWhole, file)
+	u := newHost(t, RoleWhole, file)
 	flags := pflag.NewFlagSet("agent", pflag.ContinueOnError)
 	given := config.AddFlags(flags)
 	if err := flags.Parse([]string{"--config=" + file, "--kubeconfig=" + u.files.AgentKubeconfig, "--cert-dir=" + u.Path("pki"),
@@ -117,8 +117,8 @@ func TestRolesHonourTheSameConfiguration(t *testing.T) {
 	}
 }
 
-// newMachine is how a role starts its agent on a host of its own.
-func newMachine(t *testing.T, role Role, agentConfig string) *up {
+// newHost is how a role starts its agent on a host of its own.
+func newHost(t *testing.T, role Role, agentConfig string) *up {
 	t.Helper()
 	u := &up{Config: &Config{
 		Settings: Settings{Role: role, NodeName: "n1", ClusterCIDR: "10.1.0.0/16", ServiceCIDR: "10.2.0.0/16",
@@ -216,10 +216,10 @@ func compareAgent(t *testing.T, got, want agent.Config) {
 	}
 }
 
-// TestPodsOfAMachineAreConfined: what a cluster of our own gives pods that name
+// TestPodsOfANodeAreConfined: what a cluster of our own gives pods that name
 // nothing, that a file wins over it, and that a host without seccomp says so
 // instead of refusing pods.
-func TestPodsOfAMachineAreConfined(t *testing.T) {
+func TestPodsOfANodeAreConfined(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "kubelet.yaml")
 	if err := os.WriteFile(file,
 		[]byte("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nseccompDefault: false\npodPidsLimit: -1\n"),
@@ -238,7 +238,7 @@ func TestPodsOfAMachineAreConfined(t *testing.T) {
 		{name: "no seccomp, none asked for", file: file, lacks: "runc applies no profile", pids: -1},
 		{name: "hardened", hardened: true, seccomp: true, pids: 4096},
 	} {
-		u := newMachine(t, RoleWhole, test.file)
+		u := newHost(t, RoleWhole, test.file)
 		u.Hardened, u.runtimeLacks = test.hardened, test.lacks
 		cfg, err := u.agentConfig(u.log)
 		if err != nil {

@@ -75,7 +75,7 @@ func (u *up) loadImages(ctx context.Context) error {
 
 func trimUnix(endpoint string) string { return strings.TrimPrefix(endpoint, "unix://") }
 
-// supervisor prepares the bundled runtime for this machine.
+// supervisor prepares the bundled runtime for this host.
 func (c *Config) supervisor(ctx context.Context, facts host.Facts, log *slog.Logger) (*containerd.Supervisor, []string, error) {
 	// `berth down` may need it when the runtime died.
 	if err := os.WriteFile(c.Path("run", "bundle-dir"), []byte(c.BundleDir), 0o644); err != nil {
@@ -88,7 +88,7 @@ func (c *Config) supervisor(ctx context.Context, facts host.Facts, log *slog.Log
 	var notes []string
 	for _, t := range tried {
 		if t.Err != "" && t.Path != "" {
-			notes = append(notes, fmt.Sprintf("%s does not work on this machine (%s), using %s", t.Name, t.Err, chosen.Name))
+			notes = append(notes, fmt.Sprintf("%s does not work on this host (%s), using %s", t.Name, t.Err, chosen.Name))
 		}
 	}
 	snapshotter := "overlayfs"

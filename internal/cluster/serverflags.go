@@ -74,7 +74,7 @@ func isEmpty(dir string) bool {
 
 // Rotation is what a rotation of the encryption keys did.
 type Rotation struct {
-	// Objects is how many were written anew.
+	// Objects is how many were written again.
 	Objects int `json:"objects"`
 	// File holds the keys.
 	File string `json:"file"`
@@ -118,7 +118,7 @@ func (u *up) serveRotation(mux *http.ServeMux) {
 		}
 		w.Header().Set("Content-Type", "application/json")
 		if err := json.NewEncoder(w).Encode(done); err != nil {
-			u.log.Debug("answering a rotation", "error", err)
+			u.log.Debug("answering a rotation", "err", err)
 		}
 	})
 }

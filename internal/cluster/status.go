@@ -34,13 +34,13 @@ type Status struct {
 	ReadyIn  time.Duration     `json:"readyIn,omitempty"`
 	Parts    []supervise.State `json:"parts"`
 	Checks   []Check           `json:"checks"`
-	// Certificates are those this machine renews, soonest first.
+	// Certificates are those this host renews, soonest first.
 	Certificates []certificateEnd `json:"certificates,omitempty"`
-	// Notes are limits of the machine that berth adapted to.
+	// Notes are limits of the host that berth adapted to.
 	Notes []string `json:"notes,omitempty"`
 }
 
-// APIURL is the API server as other machines see it.
+// APIURL is the API server as other hosts see it.
 func (s *Status) APIURL() string {
 	if s.Settings.ServerURL != "" {
 		return s.Settings.ServerURL
@@ -69,7 +69,7 @@ func (u *up) serveStatus(context.Context) error {
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		if err := json.NewEncoder(w).Encode(u.status(r.Context())); err != nil {
-			u.log.Debug("answering a status request", "error", err)
+			u.log.Debug("answering a status request", "err", err)
 		}
 	})
 	mux.Handle("GET /proxy/", &u.tracer)

@@ -54,7 +54,7 @@ func TestStatusText(t *testing.T) {
 }
 
 // TestPartLogs: each part has a file of its own, in the format and from the level
-// that were asked for; libraries are one level quieter.
+// that were asked for; libraries are one level lower.
 func TestPartLogs(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "logs")
 	for _, bad := range [][2]string{{"xml", ""}, {"", "loud"}} {
@@ -82,17 +82,17 @@ func TestPartLogs(t *testing.T) {
 	}
 }
 
-// TestAuthorityHash: what is no certificate is refused by the name of its file.
-func TestAuthorityHash(t *testing.T) {
+// TestCAHash: what is no certificate is refused by the name of its file.
+func TestCAHash(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "ca.crt")
-	if _, err := AuthorityHash(file); err == nil || !strings.Contains(err.Error(), file) {
+	if _, err := CAHash(file); err == nil || !strings.Contains(err.Error(), file) {
 		t.Errorf("a missing file: %v", err)
 	}
 	for _, bad := range []string{"no PEM", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"} {
 		if err := os.WriteFile(file, []byte(bad), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if hash, err := AuthorityHash(file); err == nil {
+		if hash, err := CAHash(file); err == nil {
 			t.Errorf("%q has the hash %s", bad, hash)
 		}
 	}

@@ -47,11 +47,11 @@ func (u *up) tellSpace(usage store.Usage) {
 		event.Reason, event.Type = "StoreNearlyFull", v1.EventTypeWarning
 		event.Message += ": at 90 % no new objects are taken; delete what is not needed"
 	}
-	go func() { // the store waits for nobody
+	go func() { // the store waits for no one
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
 		if _, err := client.CoreV1().Events(event.Namespace).Create(ctx, event, metav1.CreateOptions{}); err != nil {
-			u.log.Warn("telling about the store's room", "error", err)
+			u.log.Warn("reporting how full the store is", "err", err)
 		}
 	}()
 }

@@ -80,16 +80,16 @@ func DeleteToken(ctx context.Context, client kubernetes.Interface, id string) er
 	return err
 }
 
-// AuthorityHash pins the cluster's authority: the SHA-256 of its public key,
+// CAHash pins the cluster's CA: the SHA-256 of its public key,
 // written as kubeadm writes it.
-func AuthorityHash(caFile string) (string, error) {
+func CAHash(caFile string) (string, error) {
 	data, err := os.ReadFile(caFile)
 	if err != nil {
-		return "", fmt.Errorf("reading the cluster's authority: %w", err)
+		return "", fmt.Errorf("reading the cluster's CA: %w", err)
 	}
 	block, _ := pem.Decode(data)
 	if block == nil {
-		return "", fmt.Errorf("reading the cluster's authority: %s holds no PEM block", caFile)
+		return "", fmt.Errorf("reading the cluster's CA: %s holds no PEM block", caFile)
 	}
 	return hashOf(block.Bytes)
 }

@@ -62,14 +62,14 @@ type up struct {
 	// board tells how nodes stand, for `berth why node`.
 	board  health.Board
 	policy *policy.Enforcer // nil without network policies
-	ports  *ports.Checker   // nil where the pod network is somebody else's
+	ports  *ports.Checker   // nil where the pod network is another party's
 	// volumes is the driver of local volumes; nil for a node without.
 	volumes *localvolume.Driver
 	agent   launch.Config
 	// metrics are those of controllers, scheduler and DNS.
 	metrics registry
 
-	// ends are those of the certificates of this machine.
+	// ends are those of the certificates of this host.
 	ends atomic.Pointer[[]certificateEnd]
 
 	mu      sync.Mutex
@@ -152,7 +152,7 @@ func Up(ctx context.Context, cfg *Config, emit Progress, ready chan<- struct{}) 
 			u.store.Close()
 		}
 	}()
-	if err := u.start(ctx); err != nil {
+	if err := take(ctx, u.steps()); err != nil {
 		return err
 	}
 	u.mu.Lock()
@@ -182,10 +182,11 @@ func Up(ctx context.Context, cfg *Config, emit Progress, ready chan<- struct{}) 
 	}
 }
 
-// start takes the steps.
-func (u *up) start(ctx context.Context) error {
+// take walks steps: the first ones, then both lanes side by side, then the last
+// ones. The first failure ends the walk, and cancels the other lane.
+func take(ctx context.Context, steps []step) error {
 	walk := func(ctx context.Context, l lane) error {
-		for _, s := range u.steps() {
+		for _, s := range steps {
 			if s.lane != l || !s.here {
 				continue
 			}

@@ -99,7 +99,7 @@ func (w *simulation) change(n *node, apply func(*node)) {
 	w.refreshNode(n)
 }
 
-// boots is an agent's first moment after its machine started: its pods are not
+// boots is an agent's first moment after its host started: its pods are not
 // running, and it says so before it starts them.
 func (w *simulation) boots(n *node) {
 	if !n.Works(w.Now) {
@@ -191,7 +191,7 @@ func (w *simulation) happens(e *clusterEvent) error {
 	case e.Heal != nil:
 		w.heal(e.Heal, nodes)
 	case e.Delete != nil:
-		w.notes.fact(w, "event", fmt.Sprintf("Node objects deleted, machines gone: %s (%s)", e.Delete, hit(nodes)))
+		w.notes.fact(w, "event", fmt.Sprintf("Node objects deleted, hosts gone: %s (%s)", e.Delete, hit(nodes)))
 		for _, n := range nodes {
 			w.deleteNode(n)
 		}

@@ -290,7 +290,7 @@ func (r *recorder) decision(w *simulation, d health.Decision) {
 	case health.Suspend, health.Resume, health.StaleWatch:
 		r.fact(w, "health", d.Text())
 	case health.Hold:
-		r.fact(w, "health", fmt.Sprintf("%s: %s past their deadline, nobody heard for %s; %s", d.Text(), count(c.Expired, "node"), c.Quiet,
+		r.fact(w, "health", fmt.Sprintf("%s: %s past their deadline, no heartbeat for %s; %s", d.Text(), count(c.Expired, "node"), c.Quiet,
 			c.Error))
 	case health.Release:
 		r.fact(w, "health", d.Text())

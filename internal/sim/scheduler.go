@@ -57,7 +57,7 @@ func (s *scheduler) add(p *pod) {
 	s.trigger()
 }
 
-// kick starts the loop unless it runs.
+// trigger starts the loop unless it runs.
 func (s *scheduler) trigger() {
 	if s.busy || s.w.down > 0 {
 		return

@@ -46,7 +46,7 @@ type node struct {
 // talks says whether the API hears the agent.
 func (n *node) talks(now time.Duration) bool { return n.Reaches(now) && !n.deleted }
 
-// pod is a pod in the API and on its machine.
+// pod is a pod in the API and on its host.
 type pod struct {
 	obj    v1.Pod
 	number int

@@ -1,7 +1,7 @@
 // Package containerd runs the container runtime that berth brings along: it
 // writes its configuration, starts it in a session of its own so that it and
 // the containers outlive berth, finds it again after a restart, starts it
-// anew when it dies, and fills it with the images of the bundle.
+// again when it dies, and fills it with the images of the bundle.
 package containerd
 
 import (
@@ -49,7 +49,7 @@ func (l Layout) SocketDir() string {
 	return filepath.Join("/run", l.Instance)
 }
 
-// Options are the choices that depend on the machine and the bundle.
+// Options are the choices that depend on the host and the bundle.
 type Options struct {
 	Layout
 	// CNIBinDir holds the CNI plugins.

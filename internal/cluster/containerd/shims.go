@@ -19,7 +19,7 @@ import (
 // shimName is the program that containerd starts for each pod.
 const shimName = "containerd-shim-runc-v2"
 
-// EndLostShims kills shims of this containerd that nobody will ever talk to
+// EndLostShims kills shims of this containerd that no one will ever talk to
 // again, and says how many. When a call to start a pod is given up at the wrong
 // moment, because its caller was killed for example, containerd forgets a shim
 // that had just forked: its working directory, the pod's bundle, is deleted,

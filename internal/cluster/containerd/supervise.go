@@ -114,7 +114,7 @@ func (s *Supervisor) Watch(ctx context.Context, pid int) {
 			if pid, _, err = s.Ensure(ctx); err == nil {
 				break
 			}
-			s.Log.Error("containerd did not start", "error", err)
+			s.Log.Error("containerd did not start", "err", err)
 		}
 	}
 }

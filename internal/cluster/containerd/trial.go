@@ -18,7 +18,7 @@ import (
 // faster, runc works in more places.
 var Candidates = []string{"crun", "runc"}
 
-// trialResult is the outcome of trying one OCI runtime on this machine.
+// trialResult is the outcome of trying one OCI runtime on this host.
 type trialResult struct {
 	Name string
 	Path string
@@ -56,7 +56,7 @@ func ChooseOCIRuntime(ctx context.Context, memo, cgroup, bootID string) (chosen 
 		}
 		t := trialResult{Name: name, Path: path}
 		if terr := tryRuntime(ctx, path, cgroup+"/trial-"+name, true); terr != nil {
-			t.NoSeccomp = fmt.Sprintf("%s applies no profile on this machine (%v)", name, terr)
+			t.NoSeccomp = fmt.Sprintf("%s applies no profile on this host (%v)", name, terr)
 			if terr := tryRuntime(ctx, path, cgroup+"/trial-"+name, false); terr != nil {
 				t.Err, t.NoSeccomp = terr.Error(), ""
 				all = append(all, t)
@@ -77,7 +77,7 @@ func ChooseOCIRuntime(ctx context.Context, memo, cgroup, bootID string) (chosen 
 	for _, t := range all {
 		words = append(words, t.Name+": "+t.Err)
 	}
-	return trialResult{}, all, fmt.Errorf("no OCI runtime works on this machine (%s): install runc", strings.Join(words, "; "))
+	return trialResult{}, all, fmt.Errorf("no OCI runtime works on this host (%s): install runc", strings.Join(words, "; "))
 }
 
 // lookPath also looks where Debian puts runc, which is not on every user's

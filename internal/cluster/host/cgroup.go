@@ -79,7 +79,7 @@ func removeTree(top string) error {
 }
 
 // A killed process leaves its cgroup a moment after the signal: seconds, where
-// the machine ends hundreds at once. So what is left is looked at again until
+// the host ends hundreds at once. So what is left is looked at again until
 // nothing has gone for look times patience.
 const (
 	look     = 20 * time.Millisecond

@@ -9,7 +9,7 @@ import (
 )
 
 // TestRemoveCgroup removes a tree whose members still run, in every hierarchy
-// that this machine mounts, and nothing beside it.
+// that this host mounts, and nothing beside it.
 func TestRemoveCgroup(t *testing.T) {
 	const mount, name, other = "/sys/fs/cgroup", "/berth-test-remove", "/berth-test-remove-not"
 	made := make(map[string][]string)
@@ -48,7 +48,7 @@ func TestRemoveCgroup(t *testing.T) {
 		}
 		members = append(members, member)
 		for _, dirs := range made {
-			// A hierarchy may refuse members until it is told their processors.
+			// A hierarchy may refuse members until it is told their CPUs.
 			_ = os.WriteFile(dirs[0]+"/cgroup.procs", []byte(strconv.Itoa(member.Process.Pid)), 0)
 		}
 	}

@@ -1,6 +1,6 @@
-// Package host finds out what this machine allows: cgroup layout, the right to
+// Package host finds out what this host allows: cgroup layout, the right to
 // lower OOM scores, systemd. Its answers shape the runtime's configuration and
-// are shown by `berth status`, so that a limit of the machine is never a
+// are shown by `berth status`, so that a limit of the host is never a
 // surprise.
 package host
 
@@ -49,7 +49,7 @@ type Facts struct {
 // needed are the controllers without which no container can be limited.
 var needed = []string{"cpu", "memory", "pids"}
 
-// Probe reads the facts below root ("/" on a real machine; tests give a
+// Probe reads the facts below root ("/" on a real host; tests give a
 // recorded tree).
 func Probe(root string) (Facts, error) {
 	f := Facts{Root: os.Geteuid() == 0}
@@ -72,7 +72,7 @@ func Probe(root string) (Facts, error) {
 	return f, nil
 }
 
-// Missing lists the needed controllers that the machine lacks.
+// Missing lists the needed controllers that the host lacks.
 func (f Facts) Missing() []string {
 	var out []string
 	for _, c := range needed {
@@ -92,7 +92,7 @@ func (f Facts) Notes() []string {
 	}
 	if !f.LowersOOMScore {
 		out = append(out, "CAP_SYS_RESOURCE is missing: OOM scores below the runtime's own are not applied, so guaranteed pods are not "+
-			"preferred when the machine runs out of memory")
+			"preferred when the host runs out of memory")
 	}
 	return out
 }

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// tree writes a recorded machine.
+// tree writes a recorded host.
 func tree(t *testing.T, files map[string]string) string {
 	t.Helper()
 	root := t.TempDir()

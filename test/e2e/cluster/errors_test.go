@@ -61,7 +61,7 @@ func TestFailingStarts(t *testing.T) {
 			})
 		}, []string{"MiB free", "256", "make room"}},
 		{"clock", func(t *testing.T, c *kit.Cluster) {
-			if _, err := pki.EnsureAuthority(filepath.Join(c.Dir, "pki"), "ca", "", time.Now().Add(48*time.Hour)); err != nil {
+			if _, err := pki.EnsureCA(filepath.Join(c.Dir, "pki"), "ca", "", time.Now().Add(48*time.Hour)); err != nil {
 				t.Fatal(err)
 			}
 			kit.WriteFile(t, filepath.Join(c.Dir, "cluster.json"), `{"version": 1}`, 0o644)

@@ -25,7 +25,7 @@ func TestJoin(t *testing.T) {
 		{"token alone", []string{server, "--token", token}, []string{"--ca-hash or --ca-file"}},
 		{"not a token", []string{server, "--token", "abc", "--ca-hash", hash}, []string{"--token", "6 letters"}},
 		{"another cluster", []string{server, "--token", token, "--ca-hash", "sha256:" + strings.Repeat("0", 64)},
-			[]string{"does not belong to an authority"}},
+			[]string{"does not belong to a CA"}},
 		{"unknown token", []string{server, "--token", "aaaaaa.bbbbbbbbbbbbbbbb", "--ca-hash", hash},
 			[]string{"credentials are not accepted"}},
 	} {
