@@ -68,6 +68,15 @@ func NodeReady(n *v1.Node) bool {
 	return false
 }
 
+// PodCIDRs are the CIDRs of the node's pods, also where only the older
+// field names one.
+func PodCIDRs(n *v1.Node) []string {
+	if len(n.Spec.PodCIDRs) == 0 && n.Spec.PodCIDR != "" {
+		return []string{n.Spec.PodCIDR}
+	}
+	return n.Spec.PodCIDRs
+}
+
 // Toleration returns the first toleration that tolerates a taint, or nil. The
 // library decides, with the operators Lt and Gt of KEP-5471; a taint or
 // toleration of them that is no number matches nothing.
