@@ -20,10 +20,10 @@ func TestPhases(t *testing.T) {
 			t.Errorf("%q and being deleted: active", phase)
 		}
 	}
-	if p := (&v1.Pod{}); isMirror(p) || Ready(p) {
+	if p := (&v1.Pod{}); Mirror(p) || Ready(p) {
 		t.Error("an empty pod is a mirror or ready")
 	}
-	if p := (&v1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{v1.MirrorPodAnnotationKey: ""}}}); !isMirror(p) {
+	if p := (&v1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{v1.MirrorPodAnnotationKey: ""}}}); !Mirror(p) {
 		t.Error("a mirror pod is none")
 	}
 }
