@@ -115,7 +115,7 @@ func (g *Group) keep(ctx context.Context, r *running) {
 			return
 		case again:
 		}
-		g.log.Error("a part ended; starting it again", "part", r.Name, "error", d.err)
+		g.log.Error("a part ended; starting it again", "part", r.Name, "err", d.err)
 		wait := time.NewTimer(d.after)
 		select {
 		case <-ctx.Done():
