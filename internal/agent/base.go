@@ -25,7 +25,7 @@ type base struct {
 	images      runtime.ImageService
 	runtimeName string
 	exec        runtime.ExecFunc
-	machine     *node.HostInfo
+	hostInfo    *node.HostInfo
 	board       *node.StatusInputs
 	view        *node.View
 	events      telemetry.Events
@@ -73,7 +73,7 @@ func openBase(ctx context.Context, cfg *Config) (b *base, closeAll func(), err e
 		b.events, stop = telemetry.NewEvents(cfg.API.Client, cfg.Kubelet, cfg.nodeName())
 		closers = append(closers, stop)
 	}
-	if b.machine, err = node.ReadHostInfo("/"); err != nil {
+	if b.hostInfo, err = node.ReadHostInfo("/"); err != nil {
 		return nil, closeAll, fmt.Errorf("reading the machine: %w", err)
 	}
 	version, err := b.runtime.Version(ctx, "0.1.0")

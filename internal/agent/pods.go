@@ -31,34 +31,34 @@ import (
 
 // hostOf is what the configuration and the host say for all pods.
 func hostOf(b *base, hierarchy resource.Hierarchy, cgroups *resource.Cgroups) start.Host {
-	cfg, k, machine := b.Config, b.Kubelet, b.machine
+	cfg, k, hostInfo := b.Config, b.Kubelet, b.hostInfo
 	settings := container.NodeSettings{
 		CgroupVersion: hierarchy.Version(), CPUQuota: k.CPUCFSQuota == nil || *k.CPUCFSQuota, SeccompDefault: k.SeccompDefault != nil &&
 			*k.SeccompDefault,
 		SingleProcessOOMKill: hierarchy.Version() == 1 || k.SingleProcessOOMKill != nil && *k.SingleProcessOOMKill,
 		NoSwapController:     !cgroups.SwapControlled(),
 		AllowedUnsafeSysctls: k.AllowedUnsafeSysctls, DropCapabilities: cfg.DropCapabilities, AppArmor: cfg.AppArmor,
-		SwapLimited: k.MemorySwap.SwapBehavior == config.LimitedSwap, SwapCapacity: machine.SwapBytes,
+		SwapLimited: k.MemorySwap.SwapBehavior == config.LimitedSwap, SwapCapacity: hostInfo.SwapBytes,
 	}
 	if hierarchy.Has("hugetlb") { // a runtime refuses limits it cannot set (CRI-O does)
-		settings.HugepageSizes = enforce.HugepageSizes(machine)
+		settings.HugepageSizes = enforce.HugepageSizes(hostInfo)
 	}
 	_, settings.ThrottleFactor, settings.ReserveMemory = config.MemoryQoS(k)
-	settings.PageSize, settings.PodMemory = int64(os.Getpagesize()), enforce.PodsLimits(k, cfg.Node, machine).MemoryLimit
+	settings.PageSize, settings.PodMemory = int64(os.Getpagesize()), enforce.PodsLimits(k, cfg.Node, hostInfo).MemoryLimit
 	if settings.PodMemory <= 0 {
-		settings.PodMemory = machine.MemoryBytes
+		settings.PodMemory = hostInfo.MemoryBytes
 	}
 	if d := k.CPUCFSQuotaPeriod; d != nil {
 		settings.CPUPeriodMicros = d.Duration.Microseconds()
 	}
-	_, _ = fmt.Sscanf(machine.Kernel, "%d.%d", &settings.Kernel[0], &settings.Kernel[1])
+	_, _ = fmt.Sscanf(hostInfo.Kernel, "%d.%d", &settings.Kernel[0], &settings.Kernel[1])
 	settings.ThermalThrottlePaths, _ = filepath.Glob("/sys/devices/system/cpu/cpu*/thermal_throttle")
 	resolv := "/etc/resolv.conf"
 	if k.ResolverConfig != nil {
 		resolv = *k.ResolverConfig
 	}
 	return start.Host{
-		NodeName: cfg.nodeName(), RootDir: cfg.RootDir, PodLogsDir: k.PodLogsDir, MemoryBytes: machine.MemoryBytes, Settings: settings,
+		NodeName: cfg.nodeName(), RootDir: cfg.RootDir, PodLogsDir: k.PodLogsDir, MemoryBytes: hostInfo.MemoryBytes, Settings: settings,
 		ClusterDNS: k.ClusterDNS, ClusterDomain: k.ClusterDomain, ResolvConf: resolv,
 	}
 }

@@ -42,7 +42,7 @@ func exclusive(b *base) (out start.Exclusive, err error) {
 	}
 	give := assign.Config{Log: cfg.Log, RootDir: cfg.RootDir, Host: layout, Devices: out.Devices, Metrics: cfg.Metrics,
 		Journal: cfg.Journal}
-	if err := give.Policies(k, cfg.Node.Reserved, b.machine.MemoryBytes); err != nil {
+	if err := give.Policies(k, cfg.Node.Reserved, b.hostInfo.MemoryBytes); err != nil {
 		return out, err
 	}
 	out.Assigned, err = assign.New(give)

@@ -28,7 +28,7 @@ func tell(b *base, cgroupVersion int) error {
 	if err := own.Register(b.Metrics); err != nil {
 		return err
 	}
-	host := telemetry.Host{CgroupVersion: cgroupVersion, SwapBytes: b.machine.SwapBytes, NoSwapTmpfs: volume.NoSwapTmpfs()}
+	host := telemetry.Host{CgroupVersion: cgroupVersion, SwapBytes: b.hostInfo.SwapBytes, NoSwapTmpfs: volume.NoSwapTmpfs()}
 	for _, w := range host.Warnings() {
 		b.events.Node(v1.EventTypeWarning, w[0], w[1])
 	}

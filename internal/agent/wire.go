@@ -42,7 +42,7 @@ func wire(ctx context.Context, b *base) (list []part, in inside, err error) {
 		return nil, in, err
 	}
 	cgroups, hierarchy, err := enforce.Open(ctx, enforce.Config{
-		Kubelet: k, Node: cfg.Node, Machine: b.machine, Runtime: b.runtime, Exclusive: given.Assigned.Exclusive, Event: b.events.Node,
+		Kubelet: k, Node: cfg.Node, Host: b.hostInfo, Runtime: b.runtime, Exclusive: given.Assigned.Exclusive, Event: b.events.Node,
 		Log: cfg.Log,
 	})
 	if err != nil {
@@ -95,7 +95,7 @@ func wire(ctx context.Context, b *base) (list []part, in inside, err error) {
 		Ended: func(uid types.UID) {
 			images.Forget(uid)
 			prober.Forget(uid)
-			guard.collector.Kick() // its dead containers go in a minute
+			guard.collector.Trigger() // its dead containers go in a minute
 		},
 	})
 	list = []part{
@@ -118,7 +118,7 @@ func wire(ctx context.Context, b *base) (list []part, in inside, err error) {
 		{"resource drivers", given.Claims.Run},
 	}
 	if assign.Pinning(k) {
-		list = append(list, part{"processors", follow(b, given.Assigned, alone, in.watcher)})
+		list = append(list, part{"CPU assignment", follow(b, given.Assigned, alone, in.watcher)})
 	}
 	if guard.shutdown != nil {
 		list = append(list, part{"graceful shutdown", guard.shutdown.Run})
