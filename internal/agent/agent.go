@@ -30,43 +30,54 @@ import (
 // GuardFunc makes a pod with these addresses safe to run.
 type GuardFunc = start.GuardFunc
 
-// Config is what the agent runs with. NodeName, RuntimeEndpoint, RootDir,
-// Kubelet and Log are required.
-type Config struct {
-	// NodeName is the Node this agent is.
-	NodeName string
-	// Client is the API; nil runs static pods alone. It should have no limit on
-	// its request rate: the agent bounds itself, and a limit would delay pods.
+// API is how the agent reaches the cluster's API server.
+type API struct {
+	// Client should have no limit on its request rate: the agent bounds itself,
+	// and a limit would delay pods.
 	Client kubernetes.Interface
 	// Leases should have a connection of its own; nil uses Client.
 	Leases coordination.LeasesGetter
-	// RuntimeEndpoint is the CRI socket; ImageEndpoint, where it differs, that
-	// of the image service.
-	RuntimeEndpoint, ImageEndpoint string
+	// Certificate is what the clients show to the server, for the metric of its
+	// lifetime; may be nil.
+	Certificate func() *tls.Certificate
+	// Events records events; nil makes a recorder on Client.
+	Events record.EventRecorder
+}
+
+// PodNetwork is the bridge network the agent makes from the Node's pod CIDRs.
+type PodNetwork struct {
+	// ConfDir is where the runtime looks for CNI configurations; empty leaves
+	// the pod network to others.
+	ConfDir string
+	CNI     network.CNIOptions
+}
+
+// CredentialPlugins are the image credential provider plugins of the host.
+type CredentialPlugins struct {
+	// Config is their configuration, a file or a directory of files; empty is
+	// none.
+	Config string
+	// Dir is where the plugins are.
+	Dir string
+}
+
+// Config is what the agent runs with. Node.Identity.Name, RootDir, Kubelet and
+// Log are required.
+type Config struct {
+	// Kubelet is the effective configuration with defaults filled in: it names
+	// the CRI socket and the directory of the pods' logs.
+	Kubelet *kubeletv1beta1.KubeletConfiguration
+	// Node shapes the Node object; its identity names the Node this agent is.
+	Node node.Settings
+	// API is the API server; without a client static pods run alone.
+	API API
 	// RootDir holds pods, volumes and checkpoints.
 	RootDir string
-	// PodLogsDir holds the pods' logs; empty takes it from Kubelet.
-	PodLogsDir string
 	// LogLinkDir gets a link per container log (/var/log/containers); empty for
 	// none.
 	LogLinkDir string
-	// Kubelet is the effective configuration with defaults filled in.
-	Kubelet *kubeletv1beta1.KubeletConfiguration
-
-	// Node shapes the Node object; its identity's name is set from NodeName.
-	Node node.Settings
-	// ClientCertificate is what the agent shows to the API server, for the
-	// metric of its lifetime; may be nil.
-	ClientCertificate func() *tls.Certificate
-	// Register is false when somebody else makes the Node object.
-	Register bool
-	// NodeIPs are addresses to use until the Node object has some.
-	NodeIPs []string
-	// PodCIDRs are the node's pod CIDRs until the Node object has some.
-	PodCIDRs []string
-	// CNIConfDir, when set, gets a bridge network made from the pod CIDRs.
-	CNIConfDir string
-	CNI        network.CNIOptions
+	// Network is the pod network, if the agent makes it.
+	Network PodNetwork
 	// Guard, if set, is called with a pod's addresses before each of its
 	// containers starts; an error puts the start off.
 	Guard GuardFunc
@@ -83,23 +94,25 @@ type Config struct {
 	DeadContainers *pressure.ContainerLimits
 	// RuntimeCgroup is the runtime's, shown in stats; empty shows none.
 	RuntimeCgroup string
-	// CredentialProviders is the configuration of credential provider plugins, a
-	// file or directory, and CredentialProviderDir where the plugins are; empty
-	// for none.
-	CredentialProviders, CredentialProviderDir string
+	// Credentials are the plugins that give credentials for images.
+	Credentials CredentialPlugins
 
 	Log     *slog.Logger
 	Metrics prometheus.Registerer
 	Journal journal.Sink
 	// OnNode, if set, is told of every new state of the Node object.
 	OnNode func(*v1.Node)
-	// Events records events; nil makes a recorder on Client.
-	Events record.EventRecorder
 }
 
+// nodeName is the Node this agent is.
+func (c *Config) nodeName() string { return c.Node.Identity.Name }
+
 func (c *Config) complete() error {
-	if c.NodeName == "" || c.RuntimeEndpoint == "" || c.RootDir == "" || c.Kubelet == nil || c.Log == nil {
-		return errors.New("configuring the agent: NodeName, RuntimeEndpoint, RootDir, Kubelet and Log are required")
+	if c.nodeName() == "" || c.RootDir == "" || c.Kubelet == nil || c.Log == nil {
+		return errors.New("configuring the agent: Node.Identity.Name, RootDir, Kubelet and Log are required")
+	}
+	if c.Kubelet.ContainerRuntimeEndpoint == "" || c.Kubelet.PodLogsDir == "" {
+		return errors.New("configuring the agent: containerRuntimeEndpoint and podLogsDir of Kubelet are required")
 	}
 	if c.Journal == nil {
 		c.Journal = journal.Discard
@@ -107,17 +120,10 @@ func (c *Config) complete() error {
 	if c.DeadContainers == nil {
 		c.DeadContainers = &pressure.ContainerLimits{PerContainer: 1, Total: -1}
 	}
-	if c.PodLogsDir == "" {
-		c.PodLogsDir = c.Kubelet.PodLogsDir
-	}
-	if c.PodLogsDir == "" {
-		c.PodLogsDir = "/var/log/pods"
-	}
-	c.Node.Identity.Name = c.NodeName
 	if err := c.Node.Complete(c.Kubelet); err != nil {
 		return err
 	}
-	for _, dir := range []string{filepath.Join(c.RootDir, "pods"), c.PodLogsDir, c.LogLinkDir} {
+	for _, dir := range []string{filepath.Join(c.RootDir, "pods"), c.Kubelet.PodLogsDir, c.LogLinkDir} {
 		if dir == "" {
 			continue
 		}

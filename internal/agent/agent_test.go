@@ -24,6 +24,7 @@ import (
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 	"k8s.io/utils/ptr"
 
+	"github.com/berth-dev/berth/internal/agent/node"
 	"github.com/berth-dev/berth/internal/cluster/containerd/livetest"
 )
 
@@ -102,15 +103,16 @@ func (c *cluster) start() {
 		level = slog.LevelDebug
 	}
 	cfg := Config{
-		NodeName: "n1", Client: c.api, RuntimeEndpoint: c.endpoint, RootDir: c.root, PodLogsDir: c.root + "/logs",
+		Node: node.Settings{Identity: node.Identity{Name: "n1"}}, API: API{Client: c.api, Events: &record.FakeRecorder{}}, RootDir: c.root,
 		Kubelet: &kubeletv1beta1.KubeletConfiguration{
+			ContainerRuntimeEndpoint: c.endpoint, PodLogsDir: c.root + "/logs",
 			StaticPodPath: c.root + "/manifests", CgroupRoot: "/berth-test", ClusterDomain: "cluster.local",
 			// How full the machine's disk is must not decide.
 			EvictionHard: map[string]string{"memory.available": "1Mi", "nodefs.available": "1Mi",
 				"imagefs.available": "1Mi"},
 			ImageGCHighThresholdPercent: ptr.To(int32(100)),
 		},
-		Register: true, Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})), Events: &record.FakeRecorder{},
+		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
 	}
 	if err := os.MkdirAll(c.root+"/manifests", 0o755); err != nil {
 		c.Fatal(err)

@@ -14,6 +14,7 @@ import (
 	"github.com/berth-dev/berth/internal/agent/pod"
 	"github.com/berth-dev/berth/internal/agent/runtime"
 	"github.com/berth-dev/berth/internal/agent/telemetry"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // base is what all parts stand on. It is complete before the first of them is
@@ -24,7 +25,7 @@ type base struct {
 	images      runtime.ImageService
 	runtimeName string
 	exec        runtime.ExecFunc
-	machine     *node.HostInfo
+	hostInfo    *node.HostInfo
 	board       *node.StatusInputs
 	view        *node.View
 	events      telemetry.Events
@@ -49,13 +50,13 @@ func openBase(ctx context.Context, cfg *Config) (b *base, closeAll func(), err e
 		register: telemetry.Registrar(cfg.Metrics, cfg.Log)}
 	b.view = newView(cfg, b.board)
 	var stop func()
-	if b.tracer, stop, err = telemetry.Trace(ctx, cfg.Kubelet.Tracing, cfg.NodeName, cfg.Log); err != nil {
+	if b.tracer, stop, err = telemetry.Trace(ctx, cfg.Kubelet.Tracing, cfg.nodeName(), cfg.Log); err != nil {
 		return nil, closeAll, err
 	}
 	closers = append(closers, stop)
 	if b.runtime, b.images, err = runtime.Connect(ctx, runtime.ConnectConfig{
-		Endpoint: cfg.RuntimeEndpoint, ImageEndpoint: cfg.ImageEndpoint, RequestTimeout: cfg.Kubelet.RuntimeRequestTimeout.Duration,
-		Log: cfg.Log, Tracer: b.tracer,
+		Endpoint: cfg.Kubelet.ContainerRuntimeEndpoint, ImageEndpoint: cfg.Kubelet.ImageServiceEndpoint,
+		RequestTimeout: cfg.Kubelet.RuntimeRequestTimeout.Duration, Log: cfg.Log, Tracer: b.tracer,
 	}); err != nil {
 		return nil, closeAll, err
 	}
@@ -67,12 +68,12 @@ func openBase(ctx context.Context, cfg *Config) (b *base, closeAll func(), err e
 		_ = b.images.Close(context.Background())
 	})
 	b.exec = runtime.Exec(b.runtime)
-	b.events = telemetry.Events{EventRecorder: cfg.Events, NodeName: cfg.NodeName}
-	if cfg.Events == nil {
-		b.events, stop = telemetry.NewEvents(cfg.Client, cfg.Kubelet, cfg.NodeName)
+	b.events = telemetry.Events{EventRecorder: cfg.API.Events, NodeName: cfg.nodeName()}
+	if cfg.API.Events == nil {
+		b.events, stop = telemetry.NewEvents(cfg.API.Client, cfg.Kubelet, cfg.nodeName())
 		closers = append(closers, stop)
 	}
-	if b.machine, err = node.ReadHostInfo("/"); err != nil {
+	if b.hostInfo, err = node.ReadHostInfo("/"); err != nil {
 		return nil, closeAll, fmt.Errorf("reading the machine: %w", err)
 	}
 	version, err := b.runtime.Version(ctx, "0.1.0")
@@ -87,32 +88,25 @@ func openBase(ctx context.Context, cfg *Config) (b *base, closeAll func(), err e
 // behind it.
 func newView(cfg *Config, board *node.StatusInputs) *node.View {
 	var ask func(context.Context) (*v1.Node, error)
-	if cfg.Client != nil {
+	if client := cfg.API.Client; client != nil {
 		ask = func(ctx context.Context) (*v1.Node, error) {
-			return cfg.Client.CoreV1().Nodes().Get(ctx, cfg.NodeName, metav1.GetOptions{})
+			return client.CoreV1().Nodes().Get(ctx, cfg.nodeName(), metav1.GetOptions{})
 		}
 	}
-	view := node.NewView(cfg.NodeIPs, ask)
-	writeCNI := func(cidrs []string) {
-		if cfg.CNIConfDir == "" || len(cidrs) == 0 {
+	view := node.NewView(cfg.Node.Identity.KnownIPs(), ask)
+	view.OnChange(func(n *v1.Node) {
+		cidrs := podutil.PodCIDRs(n)
+		if cfg.Network.ConfDir == "" || len(cidrs) == 0 {
 			return
 		}
-		if err := network.WriteCNI(cfg.CNIConfDir, cidrs, cfg.CNI); err != nil {
+		if err := network.WriteCNI(cfg.Network.ConfDir, cidrs, cfg.Network.CNI); err != nil {
 			cfg.Log.Error("writing the pod network's configuration", "err", err)
 			return
 		}
 		board.ProbeRuntime()
-	}
-	view.OnChange(func(n *v1.Node) {
-		cidrs := n.Spec.PodCIDRs
-		if len(cidrs) == 0 && n.Spec.PodCIDR != "" {
-			cidrs = []string{n.Spec.PodCIDR}
-		}
-		writeCNI(cidrs)
 	})
 	if cfg.OnNode != nil {
 		view.OnChange(cfg.OnNode)
 	}
-	writeCNI(cfg.PodCIDRs) // those that are known before the Node
 	return view
 }

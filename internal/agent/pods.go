@@ -31,53 +31,53 @@ import (
 
 // hostOf is what the configuration and the host say for all pods.
 func hostOf(b *base, hierarchy resource.Hierarchy, cgroups *resource.Cgroups) start.Host {
-	cfg, k, machine := b.Config, b.Kubelet, b.machine
+	cfg, k, hostInfo := b.Config, b.Kubelet, b.hostInfo
 	settings := container.NodeSettings{
 		CgroupVersion: hierarchy.Version(), CPUQuota: k.CPUCFSQuota == nil || *k.CPUCFSQuota, SeccompDefault: k.SeccompDefault != nil &&
 			*k.SeccompDefault,
 		SingleProcessOOMKill: hierarchy.Version() == 1 || k.SingleProcessOOMKill != nil && *k.SingleProcessOOMKill,
 		NoSwapController:     !cgroups.SwapControlled(),
 		AllowedUnsafeSysctls: k.AllowedUnsafeSysctls, DropCapabilities: cfg.DropCapabilities, AppArmor: cfg.AppArmor,
-		SwapLimited: k.MemorySwap.SwapBehavior == config.LimitedSwap, SwapCapacity: machine.SwapBytes,
+		SwapLimited: k.MemorySwap.SwapBehavior == config.LimitedSwap, SwapCapacity: hostInfo.SwapBytes,
 	}
 	if hierarchy.Has("hugetlb") { // a runtime refuses limits it cannot set (CRI-O does)
-		settings.HugepageSizes = enforce.HugepageSizes(machine)
+		settings.HugepageSizes = enforce.HugepageSizes(hostInfo)
 	}
 	_, settings.ThrottleFactor, settings.ReserveMemory = config.MemoryQoS(k)
-	settings.PageSize, settings.PodMemory = int64(os.Getpagesize()), enforce.PodsLimits(k, cfg.Node, machine).MemoryLimit
+	settings.PageSize, settings.PodMemory = int64(os.Getpagesize()), enforce.PodsLimits(k, cfg.Node, hostInfo).MemoryLimit
 	if settings.PodMemory <= 0 {
-		settings.PodMemory = machine.MemoryBytes
+		settings.PodMemory = hostInfo.MemoryBytes
 	}
 	if d := k.CPUCFSQuotaPeriod; d != nil {
 		settings.CPUPeriodMicros = d.Duration.Microseconds()
 	}
-	_, _ = fmt.Sscanf(machine.Kernel, "%d.%d", &settings.Kernel[0], &settings.Kernel[1])
+	_, _ = fmt.Sscanf(hostInfo.Kernel, "%d.%d", &settings.Kernel[0], &settings.Kernel[1])
 	settings.ThermalThrottlePaths, _ = filepath.Glob("/sys/devices/system/cpu/cpu*/thermal_throttle")
 	resolv := "/etc/resolv.conf"
 	if k.ResolverConfig != nil {
 		resolv = *k.ResolverConfig
 	}
 	return start.Host{
-		NodeName: cfg.NodeName, RootDir: cfg.RootDir, PodLogsDir: cfg.PodLogsDir, MemoryBytes: machine.MemoryBytes, Settings: settings,
+		NodeName: cfg.nodeName(), RootDir: cfg.RootDir, PodLogsDir: k.PodLogsDir, MemoryBytes: hostInfo.MemoryBytes, Settings: settings,
 		ClusterDNS: k.ClusterDNS, ClusterDomain: k.ClusterDomain, ResolvConf: resolv,
 	}
 }
 
 // newStarter completes a configuration with what all parts share.
 func newStarter(ctx context.Context, b *base, host start.Host, cfg start.Config) *start.Starter {
-	cfg.Host, cfg.Client, cfg.Node, cfg.Runtime, cfg.Guard = host, b.Client, b.view, b.runtime, b.Guard
+	cfg.Host, cfg.Client, cfg.Node, cfg.Runtime, cfg.Guard = host, b.API.Client, b.view, b.runtime, b.Guard
 	cfg.Warn = func(p *v1.Pod, w network.Warning) { b.events.Warn(p, "", w.Reason, w.Message) }
 	cfg.Reject = func(p *v1.Pod, why, message string) {
 		b.events.Warn(p, "", why, message)
 		b.pods.Kill(p.UID, pod.Kill{Phase: v1.PodFailed, Reason: why, Message: message})
 	}
 	cfg.Problem = func(what string, uid types.UID, err error) { b.Log.Warn(what, "uid", uid, "err", err) }
-	if b.Client != nil {
-		cfg.Services = start.WatchServices(ctx, b.Client)
+	if b.API.Client != nil {
+		cfg.Services = start.WatchServices(ctx, b.API.Client)
 	}
 	if text, err := os.ReadFile(host.ResolvConf); err == nil { // else each pod that needs it says so
 		for _, message := range network.CheckLimits(host.ResolvConf, network.ParseResolvConf(string(text)), host.ClusterDomain) {
-			ref := &v1.ObjectReference{Kind: "Node", Name: b.NodeName, UID: types.UID(b.NodeName)}
+			ref := &v1.ObjectReference{Kind: "Node", Name: b.nodeName(), UID: types.UID(b.nodeName())}
 			b.events.Event(ref, v1.EventTypeWarning, "CheckLimitsForResolvConf", message)
 		}
 	}
@@ -102,7 +102,7 @@ func newPods(b *base, cfg pod.Config) *pod.Manager {
 	fallbacks := prometheus.NewCounter(prometheus.CounterOpts{Name: "kubelet_lifecycle_handler_http_fallbacks_total",
 		Help: "Lifecycle requests that meant HTTPS and were answered over HTTP."})
 	b.register(fallbacks)
-	cfg.Client, cfg.Service, cfg.RuntimeName, cfg.Signals = b.Client, b.runtime, b.runtimeName, b.pods
+	cfg.Client, cfg.Service, cfg.RuntimeName, cfg.Signals = b.API.Client, b.runtime, b.runtimeName, b.pods
 	cfg.Hooks = probe.Hooks{Exec: b.exec, Fallbacks: fallbacks, Event: b.events.Warn}
 	cfg.Node = func() pod.Node {
 		n := pod.Node{IPs: b.view.IPs(), NotReady: b.view.NotReady()}
@@ -111,7 +111,7 @@ func newPods(b *base, cfg pod.Config) *pod.Manager {
 		}
 		return n
 	}
-	cfg.RootDir, cfg.LogDir, cfg.LinkDir = b.RootDir, b.PodLogsDir, b.LogLinkDir
+	cfg.Dirs = pod.Dirs{Root: b.RootDir, Logs: b.Kubelet.PodLogsDir, Links: b.LogLinkDir}
 	cfg.Recorder, cfg.Journal, cfg.Log, cfg.Metrics = b.events, b.Journal, b.Log, b.Metrics
 	pods := pod.NewManager(cfg)
 	b.view.OnChange(func(*v1.Node) { pods.NodeChanged() })
@@ -126,7 +126,7 @@ func sources(b *base, pods *pod.Manager) source.Config {
 		header[http.CanonicalHeaderKey(name)] = values
 	}
 	return source.Config{
-		NodeName: b.NodeName, Client: b.Client, Node: b.view.UID, NodeReady: b.view.Ready(), Ending: pods.Terminated,
+		NodeName: b.nodeName(), Client: b.API.Client, Node: b.view.UID, NodeReady: b.view.Ready(), Ending: pods.Terminated,
 		Path: k.StaticPodPath, PathPeriod: k.FileCheckFrequency.Duration, URL: k.StaticPodURL, Header: header,
 		URLPeriod: k.HTTPCheckFrequency.Duration,
 		StatePath: filepath.Join(b.RootDir, "static_pods_state"), Runtime: b.runtime,

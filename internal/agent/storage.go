@@ -36,13 +36,13 @@ func exclusive(b *base) (out start.Exclusive, err error) {
 		return out, err
 	}
 	if out.Claims, err = dra.New(dra.Config{
-		Log: cfg.Log, RootDir: cfg.RootDir, NodeName: cfg.NodeName, Client: cfg.Client, Changed: b.pods.Enqueue, Metrics: cfg.Metrics,
+		Log: cfg.Log, RootDir: cfg.RootDir, NodeName: cfg.nodeName(), Client: cfg.API.Client, Changed: b.pods.Enqueue, Metrics: cfg.Metrics,
 	}); err != nil {
 		return out, err
 	}
 	give := assign.Config{Log: cfg.Log, RootDir: cfg.RootDir, Host: layout, Devices: out.Devices, Metrics: cfg.Metrics,
 		Journal: cfg.Journal}
-	if err := give.Policies(k, cfg.Node.Reserved, b.machine.MemoryBytes); err != nil {
+	if err := give.Policies(k, cfg.Node.Reserved, b.hostInfo.MemoryBytes); err != nil {
 		return out, err
 	}
 	out.Assigned, err = assign.New(give)
@@ -58,7 +58,7 @@ type storage struct {
 
 func openStorage(ctx context.Context, b *base) (out storage, err error) {
 	cfg, k := b.Config, b.Kubelet
-	out.drivers = volume.NewDrivers(cfg.Client, cfg.NodeName, cfg.Log)
+	out.drivers = volume.NewDrivers(cfg.API.Client, cfg.nodeName(), cfg.Log)
 	var perPod uint64
 	if u := k.UserNamespaces; u != nil && u.IDsPerPod != nil {
 		perPod = uint64(*u.IDsPerPod)
@@ -73,12 +73,12 @@ func openStorage(ctx context.Context, b *base) (out storage, err error) {
 		return out, fmt.Errorf("finding user namespaces: %w", err)
 	}
 	out.volumes = volume.New(volume.Config{
-		Drivers: out.drivers, InUse: b.board.SetVolumesInUse, RootDir: cfg.RootDir, Client: cfg.Client, NodeName: cfg.NodeName,
+		Drivers: out.drivers, InUse: b.board.SetVolumesInUse, RootDir: cfg.RootDir, Client: cfg.API.Client, NodeName: cfg.nodeName(),
 		Allocatable: b.view.Allocatable, Node: b.view.Get, Event: b.events.Pod, Wake: b.pods.Retry,
 		ControllerAttach: k.EnableControllerAttachDetach == nil || *k.EnableControllerAttachDetach,
 		Log:              cfg.Log, Metrics: cfg.Metrics, Journal: cfg.Journal,
 	})
-	if cfg.Client != nil {
+	if cfg.API.Client != nil {
 		b.view.OnChange(func(*v1.Node) { out.volumes.NodeChanged() })
 	}
 	return out, nil
@@ -107,7 +107,7 @@ func newImages(b *base, volumes *volume.Manager) (*start.Images, error) {
 	if k.RegistryPullQPS != nil {
 		qps = float64(*k.RegistryPullQPS)
 	}
-	providers, err := start.CredentialProviders(cfg.CredentialProviders, cfg.CredentialProviderDir, cfg.Client, volumes)
+	providers, err := start.CredentialProviders(cfg.Credentials.Config, cfg.Credentials.Dir, cfg.API.Client, volumes)
 	if err != nil {
 		return nil, err
 	}

@@ -24,11 +24,11 @@ import (
 // tell reports what the agent is and what its host lacks.
 func tell(b *base, cgroupVersion int) error {
 	own := telemetry.Own{Kubelet: b.Kubelet, Version: b.Node.Version, CgroupVersion: cgroupVersion, TLS: b.TLS,
-		ClientCertificate: b.ClientCertificate}
+		ClientCertificate: b.API.Certificate}
 	if err := own.Register(b.Metrics); err != nil {
 		return err
 	}
-	host := telemetry.Host{CgroupVersion: cgroupVersion, SwapBytes: b.machine.SwapBytes, NoSwapTmpfs: volume.NoSwapTmpfs()}
+	host := telemetry.Host{CgroupVersion: cgroupVersion, SwapBytes: b.hostInfo.SwapBytes, NoSwapTmpfs: volume.NoSwapTmpfs()}
 	for _, w := range host.Warnings() {
 		b.events.Node(v1.EventTypeWarning, w[0], w[1])
 	}
@@ -51,9 +51,9 @@ func newStats(b *base, cgroups *resource.Cgroups, inventory volume.Inventory) (*
 		}
 	}
 	out, err := stats.New(stats.Config{
-		Log: b.Log, NodeName: b.NodeName, Pods: b.pods.List, PodCgroup: cgroups.PodPath, PodsCgroup: cgroups.PodsPath(),
+		Log: b.Log, NodeName: b.nodeName(), Pods: b.pods.List, PodCgroup: cgroups.PodPath, PodsCgroup: cgroups.PodsPath(),
 		Reader: stats.NewReader(mounts), Runtime: b.runtime, Images: b.images, Volumes: inventory.Measurable, SystemCgroups: system,
-		RootDir: b.RootDir, LogsDir: b.PodLogsDir, DiskAge: b.Kubelet.VolumeStatsAggPeriod.Duration,
+		RootDir: b.RootDir, LogsDir: b.Kubelet.PodLogsDir, DiskAge: b.Kubelet.VolumeStatsAggPeriod.Duration,
 	})
 	if err != nil {
 		return nil, err
@@ -75,7 +75,7 @@ func newGuard(ctx context.Context, b *base, measured *stats.Provider, cgroups *r
 	out := &guard{gate: pressure.NewGate(b.board)}
 	var err error
 	out.collector, err = pressure.NewCollector(ctx, pressure.CollectorConfig{
-		Log: cfg.Log, NodeName: cfg.NodeName, Runtime: b.runtime, Images: b.images, Events: b.events, Pods: b.pods.List,
+		Log: cfg.Log, NodeName: cfg.nodeName(), Runtime: b.runtime, Images: b.images, Events: b.events, Pods: b.pods.List,
 		SourcesReady: func() bool {
 			select {
 			case <-b.told:
@@ -84,7 +84,7 @@ func newGuard(ctx context.Context, b *base, measured *stats.Provider, cgroups *r
 				return false
 			}
 		},
-		RootDir: cfg.RootDir, LogsDir: cfg.PodLogsDir, LinkDir: cfg.LogLinkDir,
+		RootDir: cfg.RootDir, LogsDir: k.PodLogsDir, LinkDir: cfg.LogLinkDir,
 		HighPercent: ptr.Deref(k.ImageGCHighThresholdPercent, 85), LowPercent: ptr.Deref(k.ImageGCLowThresholdPercent, 80),
 		ImageLimits:     pressure.ImageLimits{MinimumAge: k.ImageMinimumGCAge.Duration, MaximumAge: k.ImageMaximumGCAge.Duration},
 		ContainerLimits: *cfg.DeadContainers, Journal: cfg.Journal, Metrics: cfg.Metrics,
@@ -101,7 +101,7 @@ func newGuard(ctx context.Context, b *base, measured *stats.Provider, cgroups *r
 		return int64(used), int64(limited), nil
 	}
 	out.eviction = pressure.Config{
-		Log: cfg.Log, NodeName: cfg.NodeName, Kubelet: k, Status: out.gate, Pods: b.pods.List,
+		Log: cfg.Log, NodeName: cfg.nodeName(), Kubelet: k, Status: out.gate, Pods: b.pods.List,
 		Usage: func(ctx context.Context, pods []*v1.Pod, disk bool) ([]pressure.PodUsage, error) {
 			return pressure.Measure(ctx, measured, pods, disk)
 		},
@@ -114,7 +114,7 @@ func newGuard(ctx context.Context, b *base, measured *stats.Provider, cgroups *r
 		out.eviction.PodsEvents = filepath.Join(mounts.Unified, cgroups.PodsPath(), "memory.events")
 	}
 	out.shutdown, err = shutdown.New(shutdown.Config{
-		Log: cfg.Log, NodeName: cfg.NodeName, Kubelet: k, System: &shutdown.Logind{}, Status: b.board, Pods: b.pods.List,
+		Log: cfg.Log, NodeName: cfg.nodeName(), Kubelet: k, System: &shutdown.Logind{}, Status: b.board, Pods: b.pods.List,
 		Kill:   shutdown.End(b.pods),
 		Events: b.events, Journal: cfg.Journal, Metrics: cfg.Metrics,
 	})
@@ -123,8 +123,8 @@ func newGuard(ctx context.Context, b *base, measured *stats.Provider, cgroups *r
 
 func nodeConfig(b *base) node.Config {
 	return node.Config{
-		Log: b.Log, Client: b.Client, Leases: b.Leases, Runtime: b.runtime, Images: b.images, Board: b.board,
-		Events: b.events, Journal: b.Journal, Metrics: b.Metrics, Settings: b.Node, Register: b.Register,
+		Log: b.Log, Client: b.API.Client, Leases: b.API.Leases, Runtime: b.runtime, Images: b.images, Board: b.board,
+		Events: b.events, Journal: b.Journal, Metrics: b.Metrics, Settings: b.Node, Register: ptr.Deref(b.Kubelet.RegisterNode, true),
 		RootDir: b.RootDir, ReportEvery: b.Kubelet.NodeStatusReportFrequency.Duration,
 		UpdateEvery: b.Kubelet.NodeStatusUpdateFrequency.Duration, LeaseSeconds: b.Kubelet.NodeLeaseDurationSeconds,
 		OnNode: b.view.Set,
@@ -133,7 +133,7 @@ func nodeConfig(b *base) node.Config {
 
 func serveConfig(b *base, pods serve.Pods, watcher *runtime.Watcher, probes *prometheus.Registry, measured *stats.Provider) serve.Config {
 	s := b.Serve
-	s.Log, s.NodeName, s.Kubelet, s.Client, s.TLS = b.Log, b.NodeName, b.Kubelet, b.Client, b.TLS
+	s.Log, s.NodeName, s.Kubelet, s.Client, s.TLS = b.Log, b.nodeName(), b.Kubelet, b.API.Client, b.TLS
 	s.Pods, s.Runtime, s.RootDir, s.Tracer = pods, b.runtime, b.RootDir, b.tracer
 	if s.Metrics == nil {
 		s.Metrics = b.Metrics

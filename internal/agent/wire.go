@@ -42,7 +42,7 @@ func wire(ctx context.Context, b *base) (list []part, in inside, err error) {
 		return nil, in, err
 	}
 	cgroups, hierarchy, err := enforce.Open(ctx, enforce.Config{
-		Kubelet: k, Node: cfg.Node, Machine: b.machine, Runtime: b.runtime, Exclusive: given.Assigned.Exclusive, Event: b.events.Node,
+		Kubelet: k, Node: cfg.Node, Host: b.hostInfo, Runtime: b.runtime, Exclusive: given.Assigned.Exclusive, Event: b.events.Node,
 		Log: cfg.Log,
 	})
 	if err != nil {
@@ -89,12 +89,13 @@ func wire(ctx context.Context, b *base) (list []part, in inside, err error) {
 	alone := &admission.Exclusive{Devices: given.Devices, Assigned: given.Assigned, Claims: given.Claims, Pods: b.pods, AllKnown: b.told,
 		Log: cfg.Log}
 	in.pods = newPods(b, pod.Config{
-		Runtime: in.watcher, Volumes: starter, Images: images, Configs: starter, Resizer: starter, Probes: prober, Devices: alone.Health,
-		Cgroups: start.NewCgroups(cgroups, b.register), Admitter: newAdmission(b, host, guard, alone, in.watcher),
+		Runtime: in.watcher, Probes: prober, Admitter: newAdmission(b, host, guard, alone, in.watcher),
+		Providers: pod.Providers{Volumes: starter, Images: images, Configs: starter, Resizer: starter, Devices: alone.Health,
+			Cgroups: start.NewCgroups(cgroups, b.register)},
 		Ended: func(uid types.UID) {
 			images.Forget(uid)
 			prober.Forget(uid)
-			guard.collector.Kick() // its dead containers go in a minute
+			guard.collector.Trigger() // its dead containers go in a minute
 		},
 	})
 	list = []part{
@@ -117,7 +118,7 @@ func wire(ctx context.Context, b *base) (list []part, in inside, err error) {
 		{"resource drivers", given.Claims.Run},
 	}
 	if assign.Pinning(k) {
-		list = append(list, part{"processors", follow(b, given.Assigned, alone, in.watcher)})
+		list = append(list, part{"CPU assignment", follow(b, given.Assigned, alone, in.watcher)})
 	}
 	if guard.shutdown != nil {
 		list = append(list, part{"graceful shutdown", guard.shutdown.Run})
@@ -128,7 +129,7 @@ func wire(ctx context.Context, b *base) (list []part, in inside, err error) {
 // withAPI are the parts that only run where there is an API to talk to or to
 // serve.
 func withAPI(b *base, in inside, drivers *volume.Drivers, probes *prometheus.Registry, measured *stats.Provider) (list []part) {
-	if b.Client != nil {
+	if b.API.Client != nil {
 		list = append(list, part{"node", func(ctx context.Context) error { return node.Run(ctx, nodeConfig(b)) }},
 			part{"storage announcement", func(ctx context.Context) error { return drivers.Announce(ctx, b.view.Ready()) }})
 	}

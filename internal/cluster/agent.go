@@ -62,12 +62,12 @@ func (u *up) agentConfig(log *slog.Logger) (launch.Config, error) {
 		HostnameOverride: u.NodeName, NodeIP: u.NodeIP, MaxDeadPerContainer: 1, MaxDeadContainers: -1,
 		ImageCredentialConfig: u.CredentialProviders, ImageCredentialDir: u.CredentialProviderDir,
 	}
-	if u.Hardened {
-		effective.Agent.DropCapabilities = container.RuntimeExtras
-	}
 	cfg := launch.Config{
 		Effective: effective, Log: log, Version: kube.Version, Journal: u.journal, Metrics: newRegistry(),
-		CNIConfDir: u.cniConfDir(), CNI: cni, Guard: u.guard(),
+		Network: agent.PodNetwork{ConfDir: u.cniConfDir(), CNI: cni}, Guard: u.guard(),
+	}
+	if u.Hardened {
+		cfg.DropCapabilities = container.RuntimeExtras
 	}
 	if u.volumes != nil {
 		cfg.LocalVolumes = u.volumes

@@ -65,16 +65,13 @@ var ofTheCluster = []string{
 
 // ofTheRole are the fields of agent.Config in which roles differ on purpose.
 var ofTheRole = map[string]string{
-	"RootDir":         "below the data directory",
-	"PodLogsDir":      "below the data directory",
-	"RuntimeEndpoint": "the bundled runtime's, which the cluster starts",
-	"LogLinkDir":      "several clusters of berth up on a host share no directory of links",
-	"CNIConfDir":      "a stand-alone agent leaves the pod network to others",
-	"CNI":             "a stand-alone agent leaves the pod network to others",
-	"Guard":           "a stand-alone agent leaves policies and the check of senders to others",
-	"Serve":           "a stand-alone agent has flags and a level of logs to show",
-	"Journal":         "a stand-alone agent keeps none",
-	"Kubelet":         "compared field by field",
+	"RootDir":    "below the data directory",
+	"LogLinkDir": "several clusters of berth up on a host share no directory of links",
+	"Network":    "a stand-alone agent leaves the pod network to others",
+	"Guard":      "a stand-alone agent leaves policies and the check of senders to others",
+	"Serve":      "a stand-alone agent has flags and a level of logs to show",
+	"Journal":    "a stand-alone agent keeps none",
+	"Kubelet":    "compared field by field",
 }
 
 // TestRolesHonourTheSameConfiguration: what starts an agent (up, join, agent)
@@ -191,21 +188,26 @@ func fieldsOf(t *testing.T, k *kubeletv1beta1.KubeletConfiguration) map[string]s
 // functions or clients, whether they are set.
 func compareAgent(t *testing.T, got, want agent.Config) {
 	t.Helper()
-	a, b := reflect.ValueOf(got), reflect.ValueOf(want)
+	compareFields(t, reflect.ValueOf(got), reflect.ValueOf(want))
+	compareFields(t, reflect.ValueOf(got.API), reflect.ValueOf(want.API))
+	switch {
+	case got.TLS == nil || want.TLS == nil:
+		t.Errorf("TLS is %v, and of the stand-alone agent %v", got.TLS, want.TLS)
+	case got.TLS.MinVersion != want.TLS.MinVersion || !slices.Equal(got.TLS.CipherSuites, want.TLS.CipherSuites) ||
+		!slices.Equal(got.TLS.CurvePreferences, want.TLS.CurvePreferences):
+		t.Errorf("TLS has other settings: %+v, %+v", got.TLS, want.TLS)
+	}
+}
+
+func compareFields(t *testing.T, a, b reflect.Value) {
+	t.Helper()
 	for i := range a.NumField() {
 		name := a.Type().Field(i).Name
-		if ofTheRole[name] != "" {
+		if ofTheRole[name] != "" || name == "API" || name == "TLS" { // those two have a comparison of their own
 			continue
 		}
 		x, y := a.Field(i), b.Field(i)
 		switch {
-		case name == "TLS":
-			if got.TLS == nil || want.TLS == nil {
-				t.Errorf("TLS is %v, and of the stand-alone agent %v", got.TLS, want.TLS)
-			} else if got.TLS.MinVersion != want.TLS.MinVersion || !slices.Equal(got.TLS.CipherSuites, want.TLS.CipherSuites) ||
-				!slices.Equal(got.TLS.CurvePreferences, want.TLS.CurvePreferences) {
-				t.Errorf("TLS has other settings: %+v, %+v", got.TLS, want.TLS)
-			}
 		case x.Kind() == reflect.Func || x.Kind() == reflect.Interface || name == "Log":
 			if x.IsNil() != y.IsNil() {
 				t.Errorf("%s is set in one of them only", name)

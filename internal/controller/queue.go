@@ -51,11 +51,16 @@ func NewQueue() *Queue {
 		fails: map[string]int{}, wake: make(chan struct{}, 1)}
 }
 
+// WithBackoff gives a queue that nobody uses yet a back-off of its own.
+func (q *Queue) WithBackoff(b Backoff) *Queue {
+	q.backoff = b
+	return q
+}
+
 // NewMeasuredQueue returns an empty queue with a back-off of its own, whose
 // length and speed the workqueue_* metrics show under a name.
 func NewMeasuredQueue(name string, backoff Backoff) *Queue {
-	q := NewQueue()
-	q.backoff = backoff
+	q := NewQueue().WithBackoff(backoff)
 	q.metrics = measure(name, q)
 	return q
 }

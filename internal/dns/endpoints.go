@@ -9,6 +9,8 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // Annotation is where a node says at which address and port its DNS answers.
@@ -32,10 +34,10 @@ func endpointsOf(nodes []*v1.Node, hostName string, own netip.AddrPort) []*disco
 		if err != nil || at.Addr().Is4() != own.Addr().Is4() || !has(n, at.Addr()) {
 			continue
 		}
-		s := hostSlice(sliceName(n.Name), at, ready(n))
+		s := hostSlice(sliceName(n.Name), at, podutil.NodeReady(n))
 		s.Endpoints[0].NodeName = ptr.To(n.Name)
 		s.Endpoints[0].Hints = &discovery.EndpointHints{ForNodes: []discovery.ForNode{{Name: n.Name}}}
-		answered = answered || ready(n)
+		answered = answered || podutil.NodeReady(n)
 		out = append(out, s)
 	}
 	if !answered && !slices.ContainsFunc(out, func(s *discovery.EndpointSlice) bool { return s.Name == sliceName(hostName) }) {
@@ -49,12 +51,6 @@ func endpointsOf(nodes []*v1.Node, hostName string, own netip.AddrPort) []*disco
 func has(n *v1.Node, ip netip.Addr) bool {
 	return slices.ContainsFunc(n.Status.Addresses, func(a v1.NodeAddress) bool {
 		return a.Type == v1.NodeInternalIP && a.Address == ip.String()
-	})
-}
-
-func ready(n *v1.Node) bool {
-	return slices.ContainsFunc(n.Status.Conditions, func(c v1.NodeCondition) bool {
-		return c.Type == v1.NodeReady && c.Status == v1.ConditionTrue
 	})
 }
 

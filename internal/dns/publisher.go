@@ -23,6 +23,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/kube"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // Publisher keeps the Service that pods are told of, and its endpoints.
@@ -61,7 +62,8 @@ func (p Publisher) Run(ctx context.Context, e controller.Env) error {
 	q, nodes := controller.NewQueue(), e.Informers.Core().V1().Nodes()
 	q.Add(allSlices) // also without a node
 	seen, err := controller.On(ctx, nodes.Informer(), func(old, now *v1.Node, gone bool) {
-		if old == nil || gone || old.Annotations[Annotation] != now.Annotations[Annotation] || ready(old) != ready(now) ||
+		if old == nil || gone || old.Annotations[Annotation] != now.Annotations[Annotation] ||
+			podutil.NodeReady(old) != podutil.NodeReady(now) ||
 			!equality.Semantic.DeepEqual(old.Status.Addresses, now.Status.Addresses) {
 			q.Add(allSlices)
 		}

@@ -8,6 +8,8 @@ import (
 	mdns "github.com/miekg/dns"
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // key names a namespaced object.
@@ -197,7 +199,7 @@ func (r *records) SetPod(obj *v1.Pod) {
 		return
 	}
 	r.DeletePod(obj.Namespace, obj.Name)
-	if obj.Status.Phase == v1.PodSucceeded || obj.Status.Phase == v1.PodFailed {
+	if podutil.Terminal(obj) {
 		return // its address may be another pod's already
 	}
 	var ips []netip.Addr

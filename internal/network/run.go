@@ -31,6 +31,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/berth-dev/berth/internal/nft"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 const (
@@ -384,11 +385,7 @@ func nodeOf(n *corev1.Node) clusterNode {
 			out.IPs = append(out.IPs, ip.Unmap())
 		}
 	}
-	cidrs := n.Spec.PodCIDRs
-	if len(cidrs) == 0 && n.Spec.PodCIDR != "" {
-		cidrs = []string{n.Spec.PodCIDR}
-	}
-	for _, c := range cidrs {
+	for _, c := range podutil.PodCIDRs(n) {
 		if p, err := netip.ParsePrefix(c); err == nil {
 			out.PodCIDRs = append(out.PodCIDRs, p.Masked())
 		}

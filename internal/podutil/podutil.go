@@ -11,18 +11,26 @@ import (
 
 // Terminal says that no container of the pod will run again: it succeeded or
 // failed.
-func Terminal(p *v1.Pod) bool {
-	return p.Status.Phase == v1.PodSucceeded || p.Status.Phase == v1.PodFailed
-}
+func Terminal(p *v1.Pod) bool { return TerminalPhase(p.Status.Phase) }
+
+// TerminalPhase says the same of a phase alone.
+func TerminalPhase(ph v1.PodPhase) bool { return ph == v1.PodSucceeded || ph == v1.PodFailed }
 
 // Active says whether a pod still counts as a replica: neither terminal nor
 // being deleted.
 func Active(p *v1.Pod) bool { return !Terminal(p) && p.DeletionTimestamp == nil }
 
-// isMirror says whether the pod stands in the API for a static one of its node.
-func isMirror(p *v1.Pod) bool {
+// Mirror says whether the pod stands in the API for a static one of its node.
+func Mirror(p *v1.Pod) bool {
 	_, ok := p.Annotations[v1.MirrorPodAnnotationKey]
 	return ok
+}
+
+// Static says whether the pod comes from a manifest of its node, by its
+// annotations; its mirror in the API carries them too.
+func Static(p *v1.Pod) bool {
+	src := p.Annotations["kubernetes.io/config.source"]
+	return src != "" && src != "api"
 }
 
 // Ready says whether the pod's Ready condition is true.
@@ -66,6 +74,15 @@ func NodeReady(n *v1.Node) bool {
 		}
 	}
 	return false
+}
+
+// PodCIDRs are the CIDRs of the node's pods, also where only the older
+// field names one.
+func PodCIDRs(n *v1.Node) []string {
+	if len(n.Spec.PodCIDRs) == 0 && n.Spec.PodCIDR != "" {
+		return []string{n.Spec.PodCIDR}
+	}
+	return n.Spec.PodCIDRs
 }
 
 // Toleration returns the first toleration that tolerates a taint, or nil. The

@@ -1,6 +1,7 @@
 package podutil
 
 import (
+	"slices"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
@@ -19,11 +20,26 @@ func TestPhases(t *testing.T) {
 			t.Errorf("%q and being deleted: active", phase)
 		}
 	}
-	if p := (&v1.Pod{}); isMirror(p) || Ready(p) {
+	if p := (&v1.Pod{}); Mirror(p) || Ready(p) {
 		t.Error("an empty pod is a mirror or ready")
 	}
-	if p := (&v1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{v1.MirrorPodAnnotationKey: ""}}}); !isMirror(p) {
+	if p := (&v1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{v1.MirrorPodAnnotationKey: ""}}}); !Mirror(p) {
 		t.Error("a mirror pod is none")
+	}
+}
+
+// A Node that names one CIDR only, as old clients wrote it, has that one.
+func TestPodCIDRs(t *testing.T) {
+	n := &v1.Node{Spec: v1.NodeSpec{PodCIDR: "10.1.0.0/24"}}
+	if got := PodCIDRs(n); !slices.Equal(got, []string{"10.1.0.0/24"}) {
+		t.Errorf("of podCIDR alone: %v", got)
+	}
+	n.Spec.PodCIDRs = []string{"10.1.0.0/24", "fd00::/64"}
+	if got := PodCIDRs(n); !slices.Equal(got, n.Spec.PodCIDRs) {
+		t.Errorf("of both fields: %v", got)
+	}
+	if got := PodCIDRs(&v1.Node{}); len(got) != 0 {
+		t.Errorf("of none: %v", got)
 	}
 }
 

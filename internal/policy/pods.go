@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/berth-dev/berth/internal/podutil"
 	"github.com/berth-dev/berth/internal/policy/model"
 )
 
@@ -89,7 +90,7 @@ func (e *Enforcer) reportTo(m *model.Model, p *corev1.Pod) {
 func (e *Enforcer) pod(p *corev1.Pod) (model.Pod, bool) {
 	out := model.Pod{Key: model.Key{Namespace: p.Namespace, Name: p.Name}, Labels: p.Labels, Local: p.Spec.NodeName == e.cfg.NodeName,
 		Leaving: p.DeletionTimestamp != nil, Created: p.CreationTimestamp.UnixNano()}
-	if p.Spec.HostNetwork || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
+	if p.Spec.HostNetwork || podutil.Terminal(p) {
 		return out, false
 	}
 	e.mu.Lock()

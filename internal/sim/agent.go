@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/internal/nodes/health"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // How soon an agent that can talk again does: its back-off is 7 s at most.
@@ -232,7 +233,7 @@ func (w *simulation) endPod(p *pod) {
 func (w *simulation) deletePod(p *pod) {
 	switch {
 	case p.gone:
-	case p.node == nil || p.node.deleted || p.obj.Status.Phase == v1.PodSucceeded || p.obj.Status.Phase == v1.PodFailed:
+	case p.node == nil || p.node.deleted || podutil.Terminal(&p.obj):
 		w.removePod(p)
 	case p.obj.DeletionTimestamp == nil:
 		at := metav1.NewTime(w.Time().Add(30 * time.Second))

@@ -11,6 +11,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/clustermodel"
 	"github.com/berth-dev/berth/internal/control/workload/statefulset"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // snapshot is a live cluster as it was found.
@@ -40,7 +41,7 @@ func (s *snapshot) load(w *simulation) error {
 	}
 	sets := map[string]*workload{}
 	for _, o := range s.pods {
-		if o.Status.Phase == v1.PodSucceeded || o.Status.Phase == v1.PodFailed || o.DeletionTimestamp != nil {
+		if !podutil.Active(o) {
 			continue
 		}
 		key, kind, name := ownerOf(o)

@@ -15,6 +15,7 @@ import (
 	"github.com/berth-dev/berth/internal/agent/admit"
 	"github.com/berth-dev/berth/internal/agent/pod"
 	"github.com/berth-dev/berth/internal/agent/runtime"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // Opinion is one view of whether the node takes a pod: eviction,
@@ -134,7 +135,7 @@ func (a *Admission) Admit(ctx context.Context, p *v1.Pod, adopted bool) *pod.Rej
 	if adopted {
 		return a.adopt(p)
 	}
-	if !pod.IsStatic(p) {
+	if !podutil.Static(p) {
 		a.node.Wait(ctx)
 	}
 	refused, first := a.decide(p, a.node.Get())
@@ -307,12 +308,11 @@ func (a *Admission) others(but types.UID) []*v1.Pod {
 			// Anyone who bound a pod here no longer saw this one.
 			a.leaving[now.UID] = gone
 		}
-		phase := now.Status.Phase
 		p := a.admitted[now.UID] // with the resources that were promised here
 		if p == nil && a.runs(now.UID) {
 			p = now
 		}
-		if p != nil && p.UID != but && a.leaving[p.UID] == nil && phase != v1.PodFailed && phase != v1.PodSucceeded {
+		if p != nil && p.UID != but && a.leaving[p.UID] == nil && !podutil.Terminal(now) {
 			out = append(out, p)
 		}
 	}

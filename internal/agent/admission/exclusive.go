@@ -11,6 +11,7 @@ import (
 	"github.com/berth-dev/berth/internal/agent/device"
 	"github.com/berth-dev/berth/internal/agent/dra"
 	"github.com/berth-dev/berth/internal/agent/resource/assign"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // Exclusive gives pods what they have alone: devices, CPUs, memory of a NUMA
@@ -55,7 +56,7 @@ func (e *Exclusive) keep(keep func(types.UID) bool) error {
 // Needed tells whether a pod is here and not over.
 func (e *Exclusive) Needed(uid types.UID) bool {
 	p, ok := e.Pods.Get(uid)
-	return ok && p.Status.Phase != v1.PodSucceeded && p.Status.Phase != v1.PodFailed
+	return ok && !podutil.Terminal(p)
 }
 
 // Drop takes back what a pod has that was refused or is gone.

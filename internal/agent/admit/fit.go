@@ -16,6 +16,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/internal/agent/pod"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // NodeAffinity is the reason of a pod whose affinity or selector the node does
@@ -60,7 +61,7 @@ func Refusals(p *v1.Pod, node *v1.Node, others []*v1.Pod) []refusal {
 	if portsTaken(p, others) {
 		out = append(out, refuse("NodePorts", "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports")...)
 	}
-	if !pod.IsStatic(p) {
+	if !podutil.Static(p) {
 		evicts := func(t *v1.Taint) bool { return t.Effect == v1.TaintEffectNoExecute }
 		if _, bad := corev1.FindMatchingUntoleratedTaint(klog.Background(), node.Spec.Taints, p.Spec.Tolerations, evicts, true); bad {
 			out = append(out, refuse("TaintToleration",

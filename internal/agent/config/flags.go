@@ -25,9 +25,6 @@ type Agent struct {
 	RootDir          string
 	CloudProvider    string
 
-	// DropCapabilities are the agent's; no flag sets them.
-	DropCapabilities []string
-
 	ImageCredentialConfig, ImageCredentialDir string
 	RuntimeCgroups                            string
 	LockFile                                  string

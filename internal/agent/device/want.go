@@ -181,12 +181,12 @@ func (l *ledger) nodesOf(resource string, ids []string) map[string]int64 {
 // Hints are the sets of the host's nodes that have enough devices for a
 // container (or, with c nil, for the whole pod). Resources whose devices say
 // nothing of nodes have no preference.
-func (l *ledger) Hints(machine topology.Mask, pod *v1.Pod, c *v1.Container) topology.Wishes {
+func (l *ledger) Hints(host topology.Mask, pod *v1.Pod, c *v1.Container) topology.Wishes {
 	out := topology.Wishes{}
 	if c != nil {
 		for name, count := range l.asked(c) {
 			held, has := l.held[pod.UID][c.Name][name]
-			out[name] = l.hints(machine, name, count, held.IDs, has, l.reusable(pod, c.Name, name))
+			out[name] = l.hints(host, name, count, held.IDs, has, l.reusable(pod, c.Name, name))
 		}
 		return out
 	}
@@ -197,7 +197,7 @@ func (l *ledger) Hints(machine topology.Mask, pod *v1.Pod, c *v1.Container) topo
 		}
 		slices.Sort(ids)
 		ids = slices.Compact(ids)
-		out[name] = l.hints(machine, name, count, ids, len(ids) > 0, nil)
+		out[name] = l.hints(host, name, count, ids, len(ids) > 0, nil)
 	}
 	return out
 }
@@ -226,7 +226,7 @@ func (l *ledger) podAsks(pod *v1.Pod) map[string]int {
 	return peak
 }
 
-func (l *ledger) hints(machine topology.Mask, resource string, count int, held []string, has bool, again []string) []topology.Hint {
+func (l *ledger) hints(host topology.Mask, resource string, count int, held []string, has bool, again []string) []topology.Hint {
 	if !slices.ContainsFunc(slices.Collect(maps.Values(l.devices[resource])), func(d device) bool { return len(d.NUMA) > 0 }) {
 		return nil
 	}
@@ -238,7 +238,7 @@ func (l *ledger) hints(machine topology.Mask, resource string, count int, held [
 		usable, again = held, held
 	}
 	out, least := []topology.Hint{}, 0
-	topology.Subsets(machine, func(nodes topology.Mask) {
+	topology.Subsets(host, func(nodes topology.Mask) {
 		if all := slices.Collect(maps.Keys(l.devices[resource])); least == 0 && l.within(resource, all, nodes) >= count {
 			least = nodes.Count() // narrowest come first
 		}

@@ -63,7 +63,7 @@ func ask(t *testing.T, kubeconfig string) string {
 	if err := l.connect(t.Context(), &out); err != nil {
 		return err.Error()
 	}
-	client := out.Client.(*kubernetes.Clientset)
+	client := out.API.Client.(*kubernetes.Clientset)
 	text := "ok"
 	for range 2 { // what is wrong is told once
 		if _, err := client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{}); err != nil {

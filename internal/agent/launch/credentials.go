@@ -45,7 +45,7 @@ func (c *credentials) fill(ctx context.Context, out *agent.Config) error {
 	if k.EnableServer != nil && !*k.EnableServer {
 		return nil
 	}
-	if out.Client == nil {
+	if out.API.Client == nil {
 		c.cfg.Log.Warn("without an API server nobody can be authenticated: the agent's API is not served")
 		return nil
 	}
@@ -64,8 +64,8 @@ func (c *credentials) serving(out *agent.Config) error {
 		k.TLSCertFile, k.TLSPrivateKeyFile = c.cfg.Files.ServingCert, c.cfg.Files.ServingKey
 	}
 	serving, err := certs.NewServing(certs.ServingConfig{
-		Failures: failures, Log: c.cfg.Log, NodeName: c.id.Name, CertDir: c.cfg.Effective.Agent.CertDir, Kubelet: &k, Client: out.Client,
-		Addresses: func() []v1.NodeAddress {
+		Failures: failures, Log: c.cfg.Log, NodeName: c.id.Name, CertDir: c.cfg.Effective.Agent.CertDir, Kubelet: &k,
+		Client: out.API.Client, Addresses: func() []v1.NodeAddress {
 			if known := c.addresses.Load(); known != nil {
 				return *known
 			}
@@ -115,9 +115,10 @@ func (c *credentials) connect(ctx context.Context, out *agent.Config) error {
 	}
 	paths := reach.Config{Log: c.cfg.Log, Base: base, Servers: flags.APIServers, HashKey: c.id.Name, Requests: requests,
 		Certificate: current}
-	if out.ClientCertificate = current; current == nil {
+	shown := current
+	if current == nil {
 		if pair, err := keyPair(base); err == nil {
-			out.ClientCertificate = func() *tls.Certificate { return &pair }
+			shown = func() *tls.Certificate { return &pair }
 		}
 	}
 	all, err := c.client(paths, 0)
@@ -133,7 +134,7 @@ func (c *credentials) connect(ctx context.Context, out *agent.Config) error {
 	if err != nil {
 		return fmt.Errorf("making the heartbeat's client: %w", err)
 	}
-	out.Client, out.Leases = all, leases.CoordinationV1()
+	out.API = agent.API{Client: all, Leases: leases.CoordinationV1(), Certificate: shown}
 	return nil
 }
 

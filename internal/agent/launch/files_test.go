@@ -71,7 +71,7 @@ func TestWhereCertificatesComeFrom(t *testing.T) {
 			if len(parts) == 0 {
 				t.Error("nothing keeps the certificates")
 			}
-			if got := commonName(out.ClientCertificate()); len(c.client) > len(got) || got[:len(c.client)] != c.client {
+			if got := commonName(out.API.Certificate()); len(c.client) > len(got) || got[:len(c.client)] != c.client {
 				t.Errorf("the client certificate is of %q, want %q", got, c.client)
 			}
 			shown, err := out.TLS.GetCertificate(nil)

@@ -19,7 +19,6 @@ import (
 	"github.com/berth-dev/berth/internal/agent"
 	"github.com/berth-dev/berth/internal/agent/certs"
 	"github.com/berth-dev/berth/internal/agent/config"
-	"github.com/berth-dev/berth/internal/agent/network"
 	"github.com/berth-dev/berth/internal/agent/node"
 	"github.com/berth-dev/berth/internal/agent/pressure"
 	"github.com/berth-dev/berth/internal/journal"
@@ -46,12 +45,12 @@ type Config struct {
 	BesideServer bool
 	// LogLinkDir gets a link per container log; empty for none.
 	LogLinkDir string
-	// CNIConfDir and CNI are for an agent that makes its pod network itself;
-	// empty leaves that to others.
-	CNIConfDir string
-	CNI        network.CNIOptions
-	// Guard is the agent's.
-	Guard agent.GuardFunc
+	// Network is for an agent that makes its pod network itself; empty leaves
+	// that to others.
+	Network agent.PodNetwork
+	// Guard and DropCapabilities are the agent's.
+	Guard            agent.GuardFunc
+	DropCapabilities []string
 	// LocalVolumes answers the calls of the cluster's controller to the driver of
 	// local volumes; nil where this node has none.
 	LocalVolumes http.Handler
@@ -132,16 +131,13 @@ func Build(ctx context.Context, cfg Config) (agent.Config, []func(context.Contex
 		registry = own
 	}
 	out := agent.Config{
-		NodeName: id.Name, NodeIPs: knownIPs(id),
-		RuntimeEndpoint: k.ContainerRuntimeEndpoint, ImageEndpoint: k.ImageServiceEndpoint,
-		RootDir: flags.RootDir, PodLogsDir: k.PodLogsDir, LogLinkDir: cfg.LogLinkDir,
-		Kubelet: k, Node: settings, Register: k.RegisterNode == nil || *k.RegisterNode,
-		CredentialProviders: flags.ImageCredentialConfig, CredentialProviderDir: flags.ImageCredentialDir,
+		Kubelet: k, Node: settings, RootDir: flags.RootDir, LogLinkDir: cfg.LogLinkDir,
+		Credentials:   agent.CredentialPlugins{Config: flags.ImageCredentialConfig, Dir: flags.ImageCredentialDir},
 		RuntimeCgroup: flags.RuntimeCgroups, DeadContainers: &pressure.ContainerLimits{
 			MinimumAge: flags.MinimumContainerTTL, PerContainer: int(flags.MaxDeadPerContainer), Total: int(flags.MaxDeadContainers),
 		},
-		CNIConfDir: cfg.CNIConfDir, CNI: cfg.CNI, Guard: cfg.Guard, AppArmor: appArmor("/"),
-		DropCapabilities: flags.DropCapabilities,
+		Network: cfg.Network, Guard: cfg.Guard, AppArmor: appArmor("/"),
+		DropCapabilities: cfg.DropCapabilities,
 		Log:              cfg.Log, Metrics: registry, Journal: cfg.Journal,
 	}
 	out.Serve.LocalVolumes = cfg.LocalVolumes
@@ -155,17 +151,6 @@ func Build(ctx context.Context, cfg Config) (agent.Config, []func(context.Contex
 		return agent.Config{}, nil, err
 	}
 	return out, c.parts, nil
-}
-
-// knownIPs are the addresses that the flags give as they are; the Node object
-// has them later, and others.
-func knownIPs(id node.Identity) (out []string) {
-	for _, ip := range id.NodeIPs {
-		if !ip.IsUnspecified() {
-			out = append(out, ip.String())
-		}
-	}
-	return out
 }
 
 // run runs all parts; the first that fails ends all.

@@ -58,7 +58,7 @@ func (f *facts) readHostInfo() {
 		f.cfg.Log.Error("reading machine facts", "err", err)
 	}
 	f.hostInfo = hostInfo
-	f.set(func(in *Inputs) { in.Host, in.MachineErr = hostInfo, err })
+	f.set(func(in *Inputs) { in.Host, in.HostErr = hostInfo, err })
 }
 
 // runProbe asks the runtime for its status: rarely while it is well, quickly

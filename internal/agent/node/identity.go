@@ -37,6 +37,17 @@ type Identity struct {
 	AttachDetach bool
 }
 
+// KnownIPs are the addresses that are given as they are; the Node object has
+// them later, and others.
+func (id Identity) KnownIPs() (out []string) {
+	for _, ip := range id.NodeIPs {
+		if !ip.IsUnspecified() {
+			out = append(out, ip.String())
+		}
+	}
+	return out
+}
+
 // Name derives the Node's name from the host name or its override, the same
 // way for registration, certificates and the Hostname address.
 func Name(hostname, override string) (string, error) {

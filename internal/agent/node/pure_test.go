@@ -171,7 +171,7 @@ func TestNotReadyNamesEveryCause(t *testing.T) {
 			"container runtime is down: no answer to Status since 2026-01-02T03:03:34Z"},
 		"going down": {Inputs{Host: &HostInfo{}, Runtime: RuntimeView{LastAnswer: epoch, Status: ready}, ShuttingDown: true,
 			OtherCauses: []string{"CSINode is not yet initialized"}}, full, "[CSINode is not yet initialized, node is shutting down]"},
-		"nothing known": {Inputs{Runtime: RuntimeView{LastAnswer: epoch, Status: ready}, MachineErr: errors.New("no /proc")},
+		"nothing known": {Inputs{Runtime: RuntimeView{LastAnswer: epoch, Status: ready}, HostErr: errors.New("no /proc")},
 			Capacity(nil, nil, Limits{}, nil), "missing node capacity for resources: cpu, memory, ephemeral-storage (no /proc)"},
 	} {
 		if got := joinCauses(notReady(test.in, test.capacity, epoch)); got != test.want {

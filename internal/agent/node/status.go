@@ -48,9 +48,9 @@ type RuntimeView struct {
 // gathered yet.
 type Inputs struct {
 	Host *HostInfo
-	// MachineErr tells why Machine is nil.
-	MachineErr error
-	RootFS     *FS
+	// HostErr tells why Host is nil.
+	HostErr error
+	RootFS  *FS
 	// RootFSErr tells why RootFS is nil or old.
 	RootFSErr error
 	Runtime   RuntimeView
@@ -184,7 +184,7 @@ func missingCapacity(in Inputs, capacity v1.ResourceList) []string {
 		return nil
 	}
 	text := "missing node capacity for resources: " + strings.Join(missing, ", ")
-	for _, err := range []error{in.MachineErr, in.RootFSErr} {
+	for _, err := range []error{in.HostErr, in.RootFSErr} {
 		if err != nil {
 			text += " (" + err.Error() + ")"
 		}

@@ -29,7 +29,7 @@ const (
 
 // podDirs lists the pods that have a directory on disk.
 func (m *Manager) podDirs() []types.UID {
-	entries, err := os.ReadDir(filepath.Join(m.cfg.RootDir, "pods"))
+	entries, err := os.ReadDir(filepath.Join(m.cfg.Dirs.Root, "pods"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		m.cfg.Log.Warn("listing pod directories", "err", err)
 	}
@@ -48,7 +48,7 @@ func (m *Manager) clean(pod *v1.Pod) error {
 	if pod.UID == "" || strings.ContainsAny(string(pod.UID), "/") {
 		return fmt.Errorf("removing the directory of pod %q: not a usable UID", pod.UID)
 	}
-	dir := filepath.Join(m.cfg.RootDir, "pods", string(pod.UID))
+	dir := filepath.Join(m.cfg.Dirs.Root, "pods", string(pod.UID))
 	if _, err := os.Lstat(dir); err == nil {
 		if real, err := filepath.EvalSymlinks(dir); err == nil {
 			dir = real
@@ -64,7 +64,7 @@ func (m *Manager) clean(pod *v1.Pod) error {
 			return fmt.Errorf("removing a pod's directory: %w", err)
 		}
 	}
-	logs, err := filepath.Glob(filepath.Join(m.cfg.LogDir, "*_"+string(pod.UID)))
+	logs, err := filepath.Glob(filepath.Join(m.cfg.Dirs.Logs, "*_"+string(pod.UID)))
 	if err != nil {
 		return fmt.Errorf("looking for a pod's logs: %w", err)
 	}
@@ -80,7 +80,7 @@ func (m *Manager) clean(pod *v1.Pod) error {
 // has a log.
 func (m *Manager) loggedAttempts(uid types.UID) map[string]uint32 {
 	out := map[string]uint32{}
-	logs, err := filepath.Glob(filepath.Join(m.cfg.LogDir, "*_"+string(uid), "*", "*.log"))
+	logs, err := filepath.Glob(filepath.Join(m.cfg.Dirs.Logs, "*_"+string(uid), "*", "*.log"))
 	if err != nil {
 		m.cfg.Log.Warn("looking for a pod's logs", "uid", uid, "err", err)
 	}

@@ -51,7 +51,7 @@ func TestLoggedAttempts(t *testing.T) {
 	w := newFixture(t)
 	for _, name := range []string{"default_web_u1/app/0.log", "default_web_u1/app/3.log", "default_web_u1/app/2.log.20260101-120000",
 		"default_web_u1/side/x.log", "default_web_u2/app/9.log"} {
-		path := filepath.Join(w.m.cfg.LogDir, name)
+		path := filepath.Join(w.m.cfg.Dirs.Logs, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
 		}

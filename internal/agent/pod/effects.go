@@ -270,14 +270,14 @@ func (m *Manager) startInput(w *worker, pod *v1.Pod, a action) (StartInput, *act
 
 // link makes the log findable by the name that log shippers look for.
 func (m *Manager) link(pod *v1.Pod, container, id, path string) {
-	if m.cfg.LinkDir == "" {
+	if m.cfg.Dirs.Links == "" {
 		return
 	}
 	name := fmt.Sprintf("%s_%s_%s-%s", pod.Name, pod.Namespace, container, id)
 	if len(name) > 251 {
 		name = name[:251]
 	}
-	if err := os.Symlink(path, filepath.Join(m.cfg.LinkDir, name+".log")); err != nil && !errors.Is(err, os.ErrExist) {
+	if err := os.Symlink(path, filepath.Join(m.cfg.Dirs.Links, name+".log")); err != nil && !errors.Is(err, os.ErrExist) {
 		m.cfg.Log.Warn("linking a container log", "err", err)
 	}
 }
@@ -353,10 +353,10 @@ func (m *Manager) remove(ctx context.Context, a action) *actionFailure {
 
 // dropLinks removes the log links of a container.
 func (m *Manager) dropLinks(id string) {
-	if m.cfg.LinkDir == "" {
+	if m.cfg.Dirs.Links == "" {
 		return
 	}
-	found, _ := filepath.Glob(filepath.Join(m.cfg.LinkDir, "*-"+id+".log"))
+	found, _ := filepath.Glob(filepath.Join(m.cfg.Dirs.Links, "*-"+id+".log"))
 	for _, path := range found {
 		_ = os.Remove(path)
 	}

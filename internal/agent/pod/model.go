@@ -37,12 +37,6 @@ type spec struct {
 	Kill *Kill
 }
 
-// IsStatic tells a static pod by its annotations.
-func IsStatic(pod *v1.Pod) bool {
-	src := pod.Annotations["kubernetes.io/config.source"]
-	return src != "" && src != "api"
-}
-
 // Kill ends a pod for a reason of the node: eviction, preemption, shutdown.
 type Kill struct {
 	// Grace in seconds; nil means the pod's own. It can only shorten.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/agent/runtime"
 	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // The life of a pod. Every arrow is a plan that found what the arrow waits for;
@@ -95,7 +96,7 @@ func next(spec spec, obs *observed, now time.Time) plan {
 	return p.plan
 }
 
-func terminal(ph v1.PodPhase) bool { return ph == v1.PodFailed || ph == v1.PodSucceeded }
+func terminal(ph v1.PodPhase) bool { return podutil.TerminalPhase(ph) }
 
 // currentSandbox is the newest one, if containers can be started in it.
 func currentSandbox(pod *v1.Pod, held *runtime.Pod) *runtime.Sandbox {

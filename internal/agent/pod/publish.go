@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 
 	"github.com/berth-dev/berth/internal/kube"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // patient is how long a change that no one acts on (a step on the way to
@@ -166,14 +167,7 @@ func urgent(base, want v1.PodStatus) bool {
 	return from != want.Phase || ready(&base) != ready(&want)
 }
 
-func ready(s *v1.PodStatus) bool {
-	for _, c := range s.Conditions {
-		if c.Type == v1.PodReady {
-			return c.Status == v1.ConditionTrue
-		}
-	}
-	return false
-}
+func ready(s *v1.PodStatus) bool { return podutil.Ready(&v1.Pod{Status: *s}) }
 
 // heed leaves a pod out of service while its node is not ready, if another party
 // took it out: anyone who watches nodes marks the pods of one that says it is not

@@ -254,7 +254,7 @@ func resizeText(pod *v1.Pod, problem string) string {
 }
 
 func (m *Manager) allocationFile(uid types.UID) string {
-	return filepath.Join(m.cfg.RootDir, "pods", string(uid), "allocation.json")
+	return filepath.Join(m.cfg.Dirs.Root, "pods", string(uid), "allocation.json")
 }
 
 // saveAllocation replaces the promise on disk as a whole.

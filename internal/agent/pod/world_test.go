@@ -58,9 +58,10 @@ func newFixture(t testing.TB) *fixture {
 	w.rt = fake.New(func() time.Time { return w.now })
 	w.watcher = runtime.NewWatcher(runtime.WatcherConfig{Service: w.rt, Notify: func(types.UID) {}, Log: slog.New(slog.DiscardHandler)})
 	w.m = NewManager(Config{
-		Service: w.rt, Runtime: w.watcher, RuntimeName: "fake", Volumes: w, Images: images{w}, Configs: configs{w}, Cgroups: cgroups{w},
-		Admitter: admitter{w}, Resizer: resizer{w}, Hooks: hooks{w}, Node: func() Node { return Node{IPs: []string{"192.0.2.1"}} },
-		RootDir: t.TempDir(), LogDir: t.TempDir(), Recorder: w, Journal: journal.Discard,
+		Service: w.rt, Runtime: w.watcher, RuntimeName: "fake",
+		Providers: Providers{Volumes: w, Images: images{w}, Configs: configs{w}, Cgroups: cgroups{w}, Resizer: resizer{w}},
+		Admitter:  admitter{w}, Hooks: hooks{w}, Node: func() Node { return Node{IPs: []string{"192.0.2.1"}} },
+		Dirs: Dirs{Root: t.TempDir(), Logs: t.TempDir()}, Recorder: w, Journal: journal.Discard,
 		Log: slog.New(slog.DiscardHandler), Now: func() time.Time { return w.now },
 	})
 	return w
@@ -313,7 +314,7 @@ func (c configs) Sandbox(_ context.Context, pod *v1.Pod, attempt uint32) (*runti
 			kubelettypes.KubernetesPodNameLabel: pod.Name, kubelettypes.KubernetesPodNamespaceLabel: pod.Namespace,
 			kubelettypes.KubernetesPodUIDLabel: string(pod.UID),
 		},
-		LogDirectory: c.w.m.cfg.LogDir + "/" + pod.Namespace + "_" + pod.Name + "_" + string(pod.UID),
+		LogDirectory: c.w.m.cfg.Dirs.Logs + "/" + pod.Namespace + "_" + pod.Name + "_" + string(pod.UID),
 		Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
 			NamespaceOptions: &runtimeapi.NamespaceOption{Network: mode}}},
 	}, "", c.w.errors["sandbox config"]

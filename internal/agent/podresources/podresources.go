@@ -21,6 +21,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/podresources/v1alpha1"
 
 	"github.com/berth-dev/berth/internal/agent/resource/memory"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // Limits of the API: its callers are monitoring agents that must not wear the
@@ -107,7 +108,7 @@ type lister struct {
 // live are the pods that are not over.
 func (c Config) live() (out []*v1.Pod) {
 	for _, pod := range c.Pods() {
-		if pod.Status.Phase != v1.PodSucceeded && pod.Status.Phase != v1.PodFailed {
+		if !podutil.Terminal(pod) {
 			out = append(out, pod)
 		}
 	}

@@ -19,6 +19,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // Labels by which the runtime's objects tell whose they are.
@@ -126,8 +127,8 @@ func (c *Collector) ImageDir() string { return c.mount }
 // Dedicated tells whether images have a file system of their own.
 func (c *Collector) Dedicated() bool { return c.dedicated }
 
-// Kick says that a pod ended.
-func (c *Collector) Kick() { signalOnce(c.triggerRun) }
+// Trigger says that a pod ended.
+func (c *Collector) Trigger() { signalOnce(c.triggerRun) }
 
 func sameDevice(a, b string) bool {
 	var x, y unix.Stat_t
@@ -139,7 +140,7 @@ func (c *Collector) run(ctx context.Context) {
 	containers := time.NewTimer(containerPause)
 	defer images.Stop()
 	defer containers.Stop()
-	kicked := c.triggerRun
+	triggered := c.triggerRun
 	for {
 		select {
 		case <-ctx.Done():
@@ -147,16 +148,16 @@ func (c *Collector) run(ctx context.Context) {
 		case <-images.C:
 			c.collectImages(ctx)
 			images.Reset(imagePeriod)
-		case <-kicked:
+		case <-triggered:
 			containers.Reset(containerPause)
-			kicked = nil // one delayed round serves all that end until then
+			triggered = nil // one delayed round serves all that end until then
 		case <-containers.C:
 			if err := c.collectContainers(ctx, c.cfg.ContainerLimits); err != nil && ctx.Err() == nil {
 				c.cfg.Log.Warn("collecting dead containers", "err", err)
 				c.event("ContainerGCFailed", err.Error())
 			}
 			containers.Reset(containerNet)
-			kicked = c.triggerRun
+			triggered = c.triggerRun
 		}
 	}
 }
@@ -287,7 +288,7 @@ func usedImages(containers []*runtimeapi.Container, pods []*v1.Pod) map[string]b
 		used[container.GetImage().GetImage()] = true
 	}
 	for _, pod := range pods {
-		if pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed {
+		if podutil.Terminal(pod) {
 			continue
 		}
 		for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
@@ -368,7 +369,7 @@ func (c *Collector) collectContainers(ctx context.Context, limits ContainerLimit
 	pods := map[types.UID]podState{}
 	for _, pod := range c.cfg.Pods() {
 		pods[pod.UID] = PodLive
-		if pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed {
+		if podutil.Terminal(pod) {
 			pods[pod.UID] = PodOver
 		}
 	}

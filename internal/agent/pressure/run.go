@@ -17,6 +17,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/agent/node"
 	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // localLimitsEvery is how often pods with limits on local storage are
@@ -243,7 +244,7 @@ func (g *guard) measure(ctx context.Context, wanted func(*v1.Pod) bool, disk boo
 	g.measuredAt = time.Now()
 	var active []*v1.Pod
 	for _, pod := range g.cfg.Pods() {
-		if pod.Status.Phase != v1.PodSucceeded && pod.Status.Phase != v1.PodFailed && wanted(pod) {
+		if !podutil.Terminal(pod) && wanted(pod) {
 			active = append(active, pod)
 		}
 	}

@@ -94,35 +94,41 @@ type Config struct {
 	Flags map[string]string
 	// LogLevel is what PUT /debug/flags/v changes; nil refuses.
 	LogLevel *slog.LevelVar
+	// Logs are the host's.
+	Logs SystemLogs
+	// RootDir is the agent's directory, which holds checkpoints/.
+	RootDir string
+	// Listeners replace those that Kubelet's address and ports ask for.
+	Listeners Listeners
+}
+
+// SystemLogs are the logs of the host that /logs/ shows.
+type SystemLogs struct {
+	// Dir holds the files, default /var/log.
+	Dir string
 	// Journal asks the system's journal for /logs/?query=; nil runs journalctl.
 	Journal func(ctx context.Context, args []string, out io.Writer) error
-	// LogDir is what /logs/ shows, default /var/log. RootDir is the agent's
-	// directory, which holds checkpoints/.
-	LogDir  string
-	RootDir string
-
-	// Listen, Healthz and ReadOnly replace the listeners that Kubelet's
-	// address and ports ask for. They are closed at the end.
-	Listen   net.Listener
-	Healthz  net.Listener
-	ReadOnly net.Listener
-	// Grace is how long running requests may go on after the context ended,
-	// default 2 s; streams are cut then.
-	Grace time.Duration
 }
+
+// Listeners are those of a caller that has opened them itself; each may be nil.
+// They are closed at the end.
+type Listeners struct {
+	API, Healthz, ReadOnly net.Listener
+}
+
+// grace is how long running requests may go on after the context ended; streams
+// are cut then.
+const grace = 2 * time.Second
 
 func (c *Config) complete() error {
 	if c.Log == nil || c.NodeName == "" || c.Kubelet == nil || c.Client == nil || c.TLS == nil || c.Pods == nil || c.Runtime == nil {
 		return errors.New("configuring the node's API: Log, NodeName, Kubelet, Client, TLS, Pods and Runtime are required")
 	}
-	if c.LogDir == "" {
-		c.LogDir = "/var/log"
+	if c.Logs.Dir == "" {
+		c.Logs.Dir = "/var/log"
 	}
-	if c.Journal == nil {
-		c.Journal = journalctl
-	}
-	if c.Grace == 0 {
-		c.Grace = 2 * time.Second
+	if c.Logs.Journal == nil {
+		c.Logs.Journal = journalctl
 	}
 	return nil
 }

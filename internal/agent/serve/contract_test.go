@@ -51,7 +51,7 @@ func TestReadOnlyPort(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := start(t, func(cfg *Config) { cfg.ReadOnly = listener })
+	h := start(t, func(cfg *Config) { cfg.Listeners.ReadOnly = listener })
 	transport := &http.Transport{}
 	defer transport.CloseIdleConnections()
 	client := &http.Client{Transport: transport}

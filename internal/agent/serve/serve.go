@@ -52,7 +52,7 @@ func Run(ctx context.Context, cfg Config) error {
 	wg.Go(func() { s.access.run(ctx) })
 	failed := make(chan error, len(listeners))
 	for _, l := range listeners {
-		wg.Go(func() { failed <- l.serve(ctx, cfg.Grace) })
+		wg.Go(func() { failed <- l.serve(ctx, grace) })
 	}
 	select {
 	case <-ctx.Done():
@@ -166,24 +166,24 @@ func (s *server) listen() (endpoints []endpoint, err error) {
 		}})
 		return nil
 	}
-	if isOn(cfg.EnableServer) || s.cfg.Listen != nil {
-		if err = add(s.cfg.Listen, cfg.Address, cfg.Port, "port", s.handler(), true); err != nil {
+	if isOn(cfg.EnableServer) || s.cfg.Listeners.API != nil {
+		if err = add(s.cfg.Listeners.API, cfg.Address, cfg.Port, "port", s.handler(), true); err != nil {
 			return endpoints, err
 		}
 	}
-	if cfg.ReadOnlyPort > 0 || s.cfg.ReadOnly != nil {
+	if cfg.ReadOnlyPort > 0 || s.cfg.Listeners.ReadOnly != nil {
 		s.cfg.Log.Warn("readOnlyPort is set: pods, stats and metrics of this node are shown to anybody who reaches it", "port",
 			cfg.ReadOnlyPort)
-		if err = add(s.cfg.ReadOnly, cfg.Address, cfg.ReadOnlyPort, "readOnlyPort", s.readOnlyHandler(), false); err != nil {
+		if err = add(s.cfg.Listeners.ReadOnly, cfg.Address, cfg.ReadOnlyPort, "readOnlyPort", s.readOnlyHandler(), false); err != nil {
 			return endpoints, err
 		}
 	}
-	if port := cfg.HealthzPort; s.cfg.Healthz != nil || port != nil && *port > 0 {
+	if port := cfg.HealthzPort; s.cfg.Listeners.Healthz != nil || port != nil && *port > 0 {
 		number := int32(0)
 		if port != nil {
 			number = *port
 		}
-		if err = add(s.cfg.Healthz, cfg.HealthzBindAddress, number, "healthzPort", s.localHealthz(), false); err != nil {
+		if err = add(s.cfg.Listeners.Healthz, cfg.HealthzBindAddress, number, "healthzPort", s.localHealthz(), false); err != nil {
 			return endpoints, err
 		}
 	}

@@ -295,8 +295,9 @@ func start(t *testing.T, change func(*Config)) *harness {
 	h.url = "https://" + listener.Addr().String()
 	h.cfg = Config{
 		Log: slog.New(slog.DiscardHandler), NodeName: "n1", Kubelet: &kubeletv1beta1.KubeletConfiguration{}, Client: newClient(t),
-		TLS: &tls.Config{Certificates: []tls.Certificate{pair}}, Pods: h.pods, Runtime: h.cri, RootDir: dir, LogDir: dir, Listen: listener,
-		Flags: map[string]string{"node-ip": "192.0.2.7"},
+		TLS: &tls.Config{Certificates: []tls.Certificate{pair}}, Pods: h.pods, Runtime: h.cri, RootDir: dir, Logs: SystemLogs{Dir: dir},
+		Listeners: Listeners{API: listener},
+		Flags:     map[string]string{"node-ip": "192.0.2.7"},
 	}
 	if change != nil {
 		change(&h.cfg)
@@ -564,7 +565,7 @@ func TestHealthzPortIsPlainAndOpen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	start(t, func(cfg *Config) { cfg.Healthz = listener })
+	start(t, func(cfg *Config) { cfg.Listeners.Healthz = listener })
 	res, err := http.Get("http://" + listener.Addr().String() + "/healthz")
 	if err != nil {
 		t.Fatal(err)
@@ -583,7 +584,7 @@ func TestTakenPortIsReportedAtStart(t *testing.T) {
 	defer listener.Close()
 	h := start(t, nil)
 	cfg := h.cfg
-	cfg.Listen = nil
+	cfg.Listeners.API = nil
 	cfg.Kubelet = &kubeletv1beta1.KubeletConfiguration{Address: "127.0.0.1", Port: int32(listener.Addr().(*net.TCPAddr).Port)}
 	if err := Run(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "is another agent running?") {
 		t.Errorf("got %v", err)
@@ -597,7 +598,7 @@ func TestLogQuery(t *testing.T) {
 	var asked []string
 	h := start(t, func(cfg *Config) {
 		cfg.Kubelet.EnableSystemLogQuery = &on
-		cfg.Journal = func(_ context.Context, args []string, out io.Writer) error {
+		cfg.Logs.Journal = func(_ context.Context, args []string, out io.Writer) error {
 			if asked = args; strings.Contains(strings.Join(args, " "), "unit=broken") {
 				return errors.New("no journal files were found")
 			}
@@ -605,10 +606,10 @@ func TestLogQuery(t *testing.T) {
 			return err
 		}
 	})
-	if err := os.WriteFile(filepath.Join(h.cfg.LogDir, "kubelet.log"), []byte("a 1\nb 2\na 3\n"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(h.cfg.Logs.Dir, "kubelet.log"), []byte("a 1\nb 2\na 3\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink("/etc/passwd", filepath.Join(h.cfg.LogDir, "out.log")); err != nil {
+	if err := os.Symlink("/etc/passwd", filepath.Join(h.cfg.Logs.Dir, "out.log")); err != nil {
 		t.Fatal(err)
 	}
 	for _, test := range []struct {
@@ -655,7 +656,7 @@ func TestLogQuery(t *testing.T) {
 func TestLogDirKeepsLinksInside(t *testing.T) {
 	on := true
 	h := start(t, func(cfg *Config) { cfg.Kubelet.EnableSystemLogQuery = &on })
-	dir := h.cfg.LogDir
+	dir := h.cfg.Logs.Dir
 	secret := filepath.Join(t.TempDir(), "shadow")
 	write := func(name, text string) {
 		t.Helper()

@@ -25,7 +25,7 @@ const queryMax = 30 * time.Second
 func (s *server) systemLogs(w http.ResponseWriter, req *http.Request) {
 	query, asked := req.URL.Query()["query"]
 	if !asked {
-		http.StripPrefix("/logs/", http.FileServer(logDir(s.cfg.LogDir))).ServeHTTP(w, req)
+		http.StripPrefix("/logs/", http.FileServer(logDir(s.cfg.Logs.Dir))).ServeHTTP(w, req)
 		return
 	}
 	if on := s.cfg.Kubelet.EnableSystemLogQuery; on == nil || !*on {
@@ -123,7 +123,7 @@ func (s *server) answerLogQuery(ctx context.Context, q *logQuery, out io.Writer)
 	for _, service := range q.services {
 		found := false
 		for _, name := range []string{service, service + ".log", service + "/" + service + ".log"} {
-			if info, err := os.Stat(filepath.Join(s.cfg.LogDir, name)); err == nil && info.Mode().IsRegular() {
+			if info, err := os.Stat(filepath.Join(s.cfg.Logs.Dir, name)); err == nil && info.Mode().IsRegular() {
 				if err := s.copyLog(q, name, out); err != nil {
 					return err
 				}
@@ -139,7 +139,7 @@ func (s *server) answerLogQuery(ctx context.Context, q *logQuery, out io.Writer)
 		return nil
 	}
 	lines := q.lines(out)
-	if err := s.cfg.Journal(ctx, journalArgs(q, units), lines); err != nil {
+	if err := s.cfg.Logs.Journal(ctx, journalArgs(q, units), lines); err != nil {
 		return failf(http.StatusInternalServerError, "asking the journal for %s: %v", strings.Join(units, ", "), err)
 	}
 	return lines.close()
@@ -149,7 +149,7 @@ func (s *server) copyLog(q *logQuery, name string, out io.Writer) error {
 	if !q.since.IsZero() || !q.until.IsZero() || q.boot != nil {
 		return failf(http.StatusBadRequest, "sinceTime, untilTime and boot only apply to the journal, and %s is a file", name)
 	}
-	file, err := logDir(s.cfg.LogDir).open(name)
+	file, err := logDir(s.cfg.Logs.Dir).open(name)
 	if err != nil {
 		return failf(http.StatusNotFound, "opening log %s: %v", name, err)
 	}

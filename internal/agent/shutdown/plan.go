@@ -7,6 +7,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
+
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // criticalPriority is the least priority of system-cluster-critical pods.
@@ -63,7 +65,7 @@ func plan(groups []group, pods []*v1.Pod) []stage {
 		stages[i].group = groups[i]
 	}
 	for _, pod := range pods {
-		if len(stages) == 0 || pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed {
+		if len(stages) == 0 || podutil.Terminal(pod) {
 			continue
 		}
 		priority := int32(0)

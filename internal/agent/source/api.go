@@ -9,6 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // runAPI watches the pods bound to this node.
@@ -60,7 +62,7 @@ func (s *set) runAPI(ctx context.Context) {
 // could else make one that passes for static, which nothing evicts.
 func fromAPI(p *v1.Pod) {
 	p.ManagedFields = nil
-	if p.Annotations[AnnotationSource] != "" && !isMirror(p) {
+	if p.Annotations[AnnotationSource] != "" && !podutil.Mirror(p) {
 		p.Annotations[AnnotationSource] = "api"
 	}
 }
@@ -69,7 +71,7 @@ func (s *set) apiPod(p *v1.Pod) {
 	if p.Spec.NodeName != s.cfg.NodeName {
 		return
 	}
-	if !isMirror(p) {
+	if !podutil.Mirror(p) {
 		s.cfg.Sink.Set(p, false)
 		return
 	}
@@ -81,7 +83,7 @@ func (s *set) apiPod(p *v1.Pod) {
 }
 
 func (s *set) apiPodGone(p *v1.Pod) {
-	if !isMirror(p) {
+	if !podutil.Mirror(p) {
 		s.cfg.Sink.Remove(p.UID)
 		return
 	}

@@ -11,15 +11,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/util/workqueue"
+
+	"github.com/berth-dev/berth/internal/controller"
 )
 
-type mirrorQueue = workqueue.TypedRateLimitingInterface[types.NamespacedName]
-
-func newMirrorQueue() *mirrorQueue {
-	q := workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[types.NamespacedName](50*time.Millisecond,
-		10*time.Second))
-	return &q
+// newMirrorQueue holds the names of the mirror pods to look at.
+func newMirrorQueue() *controller.Queue {
+	return controller.NewQueue().WithBackoff(controller.Backoff{First: 50 * time.Millisecond, Most: 10 * time.Second})
 }
 
 // mirrorStep is what a mirror pod needs next.
@@ -52,15 +50,13 @@ func nextMirrorStep(static, mirror *v1.Pod, complete bool) mirrorStep {
 // touchMirror looks at one name's mirror soon.
 func (s *set) touchMirror(n types.NamespacedName) {
 	if s.queue != nil {
-		(*s.queue).Add(n)
+		s.queue.Add(n.String())
 	}
 }
 
 // runMirrors keeps the mirrors right until ctx ends. It waits for the node to
 // be registered: a mirror is owned by its Node.
 func (s *set) runMirrors(ctx context.Context) {
-	q := *s.queue
-	context.AfterFunc(ctx, q.ShutDown)
 	var waits sync.WaitGroup
 	defer waits.Wait()
 	if s.cfg.NodeReady != nil {
@@ -70,21 +66,12 @@ func (s *set) runMirrors(ctx context.Context) {
 		case <-s.cfg.NodeReady:
 		}
 	}
-	for {
-		name, stop := q.Get()
-		if stop {
-			return
-		}
-		if err := s.syncMirror(ctx, name, &waits); err != nil {
-			if ctx.Err() == nil {
-				s.cfg.Log.Warn("keeping a mirror pod", "pod", name.String(), "err", err)
-			}
-			q.AddRateLimited(name)
-		} else {
-			q.Forget(name)
-		}
-		q.Done(name)
+	one := func(ctx context.Context, key string) (time.Duration, error) {
+		namespace, name := controller.Split(key)
+		return 0, s.syncMirror(ctx, types.NamespacedName{Namespace: namespace, Name: name}, &waits)
 	}
+	// It ends with ctx alone, and then without an error.
+	_ = controller.Env{Name: "mirror-pods", Log: s.cfg.Log}.Run(ctx, s.queue, 1, one)
 }
 
 func (s *set) syncMirror(ctx context.Context, name types.NamespacedName, waits *sync.WaitGroup) error {

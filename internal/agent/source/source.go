@@ -16,6 +16,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/ptr"
+
+	"github.com/berth-dev/berth/internal/controller"
 )
 
 // Annotations that name a pod's source.
@@ -23,7 +25,7 @@ const (
 	AnnotationSource = "kubernetes.io/config.source"
 	AnnotationSeen   = "kubernetes.io/config.seen"
 	AnnotationHash   = "kubernetes.io/config.hash"
-	AnnotationMirror = "kubernetes.io/config.mirror"
+	AnnotationMirror = v1.MirrorPodAnnotationKey
 )
 
 // sink takes the news. Calls come from several goroutines and must not block.
@@ -127,7 +129,7 @@ func Run(ctx context.Context, cfg Config) error {
 // set is what all sources together have.
 type set struct {
 	cfg   Config
-	queue *mirrorQueue
+	queue *controller.Queue
 	ids   *identities
 	met   chan struct{} // closed when the runtime has told of its static pods
 
@@ -280,9 +282,6 @@ func (s *set) refuse(p *v1.Pod, why string) {
 func nameOf(p *v1.Pod) types.NamespacedName {
 	return types.NamespacedName{Namespace: p.Namespace, Name: p.Name}
 }
-
-// isMirror tells mirror pods from pods to run.
-func isMirror(p *v1.Pod) bool { _, ok := p.Annotations[AnnotationMirror]; return ok }
 
 // staticNamed returns the static pod of a name; s.mu is held.
 func (s *set) staticNamed(n types.NamespacedName) *v1.Pod {

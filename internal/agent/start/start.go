@@ -27,6 +27,7 @@ import (
 	"github.com/berth-dev/berth/internal/agent/runtime"
 	"github.com/berth-dev/berth/internal/agent/userns"
 	"github.com/berth-dev/berth/internal/agent/volume"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // GuardFunc makes a pod with these addresses safe to run.
@@ -207,7 +208,7 @@ func (c *Starter) Container(ctx context.Context, s pod.StartInput) (*runtimeapi.
 			return nil, nil, err
 		}
 	}
-	if !pod.IsStatic(s.Pod) && c.cfg.Services != nil {
+	if !podutil.Static(s.Pod) && c.cfg.Services != nil {
 		if in.Services, err = c.cfg.Services.of(ctx, s.Pod); err != nil {
 			return nil, nil, err
 		}

@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/internal/agent/stats"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // Inventory lists what volumes pods have, for those who measure and count them.
@@ -96,7 +97,7 @@ func (c *counts) Collect(out chan<- prometheus.Metric) {
 	count := map[kind]int{}
 	for _, p := range c.in.Pods() {
 		mounted := c.in.Mounted(p.UID)
-		over := p.Status.Phase == v1.PodSucceeded || p.Status.Phase == v1.PodFailed
+		over := podutil.Terminal(p)
 		for i := range p.Spec.Volumes {
 			v := &p.Spec.Volumes[i]
 			plugin := c.in.Manager.Plugin(p.UID, v)

@@ -96,7 +96,7 @@ func Run(ctx context.Context, f *config.Flags, log *slog.Logger) error {
 	trimmed := make(chan struct{})
 	go func() {
 		defer close(trimmed)
-		keepLean(ctx, synced, log)
+		releaseMemory(ctx, synced, log)
 	}()
 	err = RunIn(ctx, Process{
 		NodeName: name, Instance: f.Instance, Client: client, Informers: factory, Nodes: nodes, Log: log, Metrics: registry, Tracer: tracer,

@@ -84,7 +84,7 @@ func New(cfg Config) (*Manager, error) {
 		cfg.Journal = journal.Discard
 	}
 	m := &Manager{cfg: cfg, changed: make(chan struct{})}
-	m.cfg.Topology.Machine = cfg.Host
+	m.cfg.Topology.Host = cfg.Host
 	var err error
 	if m.metrics, err = newMetrics(cfg.Metrics, cfg.CPUs != nil); err != nil {
 		return nil, err

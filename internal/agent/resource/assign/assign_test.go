@@ -64,7 +64,7 @@ func (n *near) Release(uid types.UID) { n.released = append(n.released, uid) }
 
 func config(t *testing.T, root string) Config {
 	m := host()
-	return Config{Log: slog.New(slog.DiscardHandler), RootDir: root, Host: m, CPUs: &cpus.Static{Machine: m, Reserved: cpuset.New(0)},
+	return Config{Log: slog.New(slog.DiscardHandler), RootDir: root, Host: m, CPUs: &cpus.Static{Host: m, Reserved: cpuset.New(0)},
 		Memory: memory.Reservation{0: {v1.ResourceMemory: 100}}, Topology: topology.Merger{Policy: topology.SingleNUMA},
 		Devices: &near{node: 1, given: map[types.UID]topology.Mask{}}}
 }

@@ -52,7 +52,7 @@ func staticCPUs(m *topology.Host, k *kubeletv1beta1.KubeletConfiguration, reserv
 	if err != nil {
 		return nil, err
 	}
-	return &cpus.Static{Machine: m, Options: options, Reserved: kept}, nil
+	return &cpus.Static{Host: m, Options: options, Reserved: kept}, nil
 }
 
 func staticMemory(m *topology.Host, k *kubeletv1beta1.KubeletConfiguration, reserved node.Reservation, capacity int64) (memory.Reservation,

@@ -224,7 +224,7 @@ func TestBooksAreAlwaysInOrder(t *testing.T) {
 	admitted := 0
 	for round := range 400 {
 		m := randomHost(rng, 32)
-		p := &Static{Machine: m, Options: options[rng.IntN(len(options))]}
+		p := &Static{Host: m, Options: options[rng.IntN(len(options))]}
 		var err error
 		if p.Reserved, err = Reserve(m, "", 1+rng.Int64N(1000)); err != nil {
 			t.Fatal(err)
@@ -291,7 +291,7 @@ func checkBooks(t *testing.T, p *Static, s State, live map[string]*v1.Pod) {
 				if !set.Intersection(p.Reserved).IsEmpty() {
 					t.Fatalf("%s/%s has reserved ones: %s", uid, c.Name, set)
 				}
-				if p.Options.FullCores && fullCores(p.Machine, set).Size() != set.Size() {
+				if p.Options.FullCores && fullCores(p.Host, set).Size() != set.Size() {
 					t.Fatalf("%s/%s has half a core: %s", uid, c.Name, set)
 				}
 				if sidecar(c) || !strings.HasPrefix(c.Name, "i") {
@@ -327,7 +327,7 @@ func TestHintsCanBeKept(t *testing.T) {
 	kept := 0
 	for round := range 2000 {
 		m := randomHost(rng, 24)
-		p := &Static{Machine: m, Reserved: cpuset.New(0), Options: options{FullCores: rng.IntN(3) == 0}}
+		p := &Static{Host: m, Reserved: cpuset.New(0), Options: options{FullCores: rng.IntN(3) == 0}}
 		s := p.Initial()
 		if first, err := allocate(p, s, randomPod(rng, "first"), 0); err == nil {
 			s = first
@@ -358,7 +358,7 @@ func TestHintsCanBeKept(t *testing.T) {
 
 func TestStateFromDiskIsChecked(t *testing.T) {
 	m := host(1, 1, 1, 4, 1, false)
-	p := &Static{Machine: m, Reserved: cpuset.New(0)}
+	p := &Static{Host: m, Reserved: cpuset.New(0)}
 	owned := func(set string) map[string]map[string]cpuset.CPUSet {
 		parsed, err := cpuset.Parse(set)
 		if err != nil {

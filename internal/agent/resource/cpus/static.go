@@ -15,7 +15,7 @@ import (
 
 // Static is the static policy on one host.
 type Static struct {
-	Machine *topology.Host
+	Host    *topology.Host
 	Options options
 	// Reserved CPUs are never given to anybody alone.
 	Reserved cpuset.CPUSet
@@ -62,9 +62,9 @@ func (p *Static) Initial() State {
 // all is what the policy deals with: strictly reserved CPUs are no one's.
 func (p *Static) all() cpuset.CPUSet {
 	if p.Options.StrictReserved {
-		return p.Machine.All().Difference(p.Reserved)
+		return p.Host.All().Difference(p.Reserved)
 	}
-	return p.Machine.All()
+	return p.Host.All()
 }
 
 // Clone returns a copy that may be changed.
@@ -197,11 +197,11 @@ func (p *Static) aligned(free cpuset.CPUSet, count int) error {
 	if !p.Options.FullCores {
 		return nil
 	}
-	threads := p.Machine.ThreadsPerCore()
+	threads := p.Host.ThreadsPerCore()
 	if count%threads != 0 {
 		return &AlignmentError{Requested: count, Threads: threads, Available: -1}
 	}
-	if whole := fullCores(p.Machine, free).Size(); whole < count {
+	if whole := fullCores(p.Host, free).Size(); whole < count {
 		return &AlignmentError{Requested: count, Threads: threads, Available: whole}
 	}
 	return nil
@@ -211,17 +211,17 @@ func (p *Static) aligned(free cpuset.CPUSet, count int) error {
 // lies in the wanted nodes.
 func (p *Static) take(free, again cpuset.CPUSet, count int, nodes topology.Mask) (cpuset.CPUSet, error) {
 	if p.Options.FullCores {
-		free = fullCores(p.Machine, free)
-		again = fullCores(p.Machine, again)
+		free = fullCores(p.Host, free)
+		again = fullCores(p.Host, again)
 	}
 	near := free
 	if nodes != 0 {
-		near = free.Intersection(p.Machine.In(p.widen(nodes)))
+		near = free.Intersection(p.Host.In(p.widen(nodes)))
 	}
 	out := cpuset.New()
 	for _, from := range []cpuset.CPUSet{near.Intersection(again), near, free} {
 		from = from.Difference(out)
-		some, err := take(p.Machine, from, min(count-out.Size(), from.Size()), p.Options)
+		some, err := take(p.Host, from, min(count-out.Size(), from.Size()), p.Options)
 		if err != nil {
 			return out, err
 		}
@@ -238,8 +238,8 @@ func (p *Static) widen(nodes topology.Mask) topology.Mask {
 	if !p.Options.AlignSocket {
 		return nodes
 	}
-	sockets := p.Machine.Sockets(nodes)
-	for _, c := range p.Machine.CPUs {
+	sockets := p.Host.Sockets(nodes)
+	for _, c := range p.Host.CPUs {
 		if sockets[c.Socket] {
 			nodes |= topology.Of(c.NUMA)
 		}
@@ -324,12 +324,12 @@ func podCount(pod *v1.Pod) int {
 // needs for so many are preferred. What must be used again must be inside.
 func (p *Static) hints(free, again cpuset.CPUSet, count int) topology.Wishes {
 	if p.Options.FullCores {
-		free, again = fullCores(p.Machine, free), fullCores(p.Machine, again)
+		free, again = fullCores(p.Host, free), fullCores(p.Host, again)
 	}
 	least := 0
 	out := []topology.Hint{}
-	topology.Subsets(p.Machine.NodeMask(), func(nodes topology.Mask) {
-		there := p.Machine.In(nodes)
+	topology.Subsets(p.Host.NodeMask(), func(nodes topology.Mask) {
+		there := p.Host.In(nodes)
 		if least == 0 && there.Size() >= count {
 			least = nodes.Count() // narrowest come first
 		}
@@ -338,7 +338,7 @@ func (p *Static) hints(free, again cpuset.CPUSet, count int) topology.Wishes {
 		}
 		preferred := nodes.Count() == least
 		if p.Options.AlignSocket {
-			preferred = preferred || len(p.Machine.Sockets(nodes)) == leastSockets(p.Machine, count)
+			preferred = preferred || len(p.Host.Sockets(nodes)) == leastSockets(p.Host, count)
 		}
 		out = append(out, topology.Hint{Mask: nodes, Preferred: preferred})
 	})

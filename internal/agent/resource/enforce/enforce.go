@@ -24,7 +24,7 @@ import (
 type Config struct {
 	Kubelet *kubeletv1beta1.KubeletConfiguration
 	Node    node.Settings
-	Machine *node.HostInfo
+	Host    *node.HostInfo
 	// Runtime knows how it names cgroups.
 	Runtime interface {
 		RuntimeConfig(ctx context.Context) (*runtimeapi.RuntimeConfigResponse, error)
@@ -57,7 +57,7 @@ func Open(ctx context.Context, cfg Config) (*resource.Cgroups, resource.Hierarch
 		context.AfterFunc(ctx, s.Close)
 		units = s
 	}
-	options := resource.PodOptions{CPUQuota: k.CPUCFSQuota == nil || *k.CPUCFSQuota, HugepageSizes: HugepageSizes(cfg.Machine),
+	options := resource.PodOptions{CPUQuota: k.CPUCFSQuota == nil || *k.CPUCFSQuota, HugepageSizes: HugepageSizes(cfg.Host),
 		ReserveMemory: reserve}
 	if d := k.CPUCFSQuotaPeriod; d != nil {
 		options.CPUPeriodMicros = d.Duration.Microseconds()
@@ -67,7 +67,7 @@ func Open(ctx context.Context, cfg Config) (*resource.Cgroups, resource.Hierarch
 	}
 	tree, err := resource.New(resource.Config{
 		Driver: driver, Root: k.CgroupRoot, PerQOS: k.CgroupsPerQOS == nil || *k.CgroupsPerQOS, Pod: options, Exclusive: cfg.Exclusive,
-		Pods: PodsLimits(k, cfg.Node, cfg.Machine), Hierarchy: hierarchy, Units: units, Log: cfg.Log,
+		Pods: PodsLimits(k, cfg.Node, cfg.Host), Hierarchy: hierarchy, Units: units, Log: cfg.Log,
 	})
 	if err != nil {
 		return nil, hierarchy, err

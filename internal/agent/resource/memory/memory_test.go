@@ -73,7 +73,7 @@ func TestBooksAreAlwaysInOrder(t *testing.T) {
 		m := host(1+rng.IntN(4), 200, 60)
 		reserved := Reservation{0: {v1.ResourceMemory: 20}}
 		initial := Initial(m, reserved)
-		merger := topology.Merger{Machine: m, Policy: topology.None}
+		merger := topology.Merger{Host: m, Policy: topology.None}
 		s := initial.Clone()
 		live := map[string]bool{}
 		for i := range 25 {
@@ -158,7 +158,7 @@ func TestHintsCanBeKept(t *testing.T) {
 	kept := 0
 	for round := range 1000 {
 		m := host(1+rng.IntN(4), 200, 60)
-		merger := topology.Merger{Machine: m, Policy: topology.None}
+		merger := topology.Merger{Host: m, Policy: topology.None}
 		s := Initial(m, Reservation{})
 		for i := range rng.IntN(4) {
 			if after, err := allocate(merger, s, randomPod(rng, fmt.Sprint("p", i)), topology.Hint{}); err == nil {

@@ -68,7 +68,7 @@ func ParseOptions(in map[string]string) (options, error) {
 
 // Merger merges hints for one host.
 type Merger struct {
-	Machine *Host
+	Host    *Host
 	Policy  Policy
 	Options options
 }
@@ -80,7 +80,7 @@ func (m Merger) Merge(wishes []Wishes) (best Hint, admit bool) {
 		return Hint{}, true
 	}
 	lists := flatten(wishes)
-	all := m.Machine.NodeMask()
+	all := m.Host.NodeMask()
 	if m.Policy == SingleNUMA {
 		for i := range lists {
 			lists[i] = slices.DeleteFunc(slices.Clone(lists[i]), func(h Hint) bool {
@@ -208,7 +208,7 @@ func (m Merger) better(best, candidate Hint, settle int) bool {
 // narrower is the order of masks, by distance before number where asked for.
 func (m Merger) narrower(a, b Mask) bool {
 	if m.Options.PreferClosest && a.Count() == b.Count() {
-		if x, y := m.Machine.Distance(a), m.Machine.Distance(b); x != y {
+		if x, y := m.Host.Distance(a), m.Host.Distance(b); x != y {
 			return x < y
 		}
 	}

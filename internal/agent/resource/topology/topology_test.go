@@ -83,7 +83,7 @@ func slow(m Merger, wishes []Wishes) (Hint, bool) {
 	if m.Policy == None {
 		return Hint{}, true
 	}
-	all := m.Machine.NodeMask()
+	all := m.Host.NodeMask()
 	combinations := [][]Hint{{}}
 	demand := 0
 	for _, w := range wishes {
@@ -167,7 +167,7 @@ func (m Merger) rank(mask Mask, preferred bool, demand int) string {
 	}
 	distance := 0.0
 	if m.Options.PreferClosest {
-		distance = m.Machine.Distance(mask)
+		distance = m.Host.Distance(mask)
 	}
 	return fmt.Sprintf("%d %02d %012.6f %020d", class, width, distance, uint64(mask))
 }
@@ -177,7 +177,7 @@ func TestMergeIsWhatThePoliciesSay(t *testing.T) {
 	policies := []Policy{None, BestEffort, Restricted, SingleNUMA}
 	for round := range 20000 {
 		host := nodes(1 + rng.IntN(5))
-		m := Merger{Machine: host, Policy: policies[rng.IntN(4)], Options: options{PreferClosest: rng.IntN(2) == 0}}
+		m := Merger{Host: host, Policy: policies[rng.IntN(4)], Options: options{PreferClosest: rng.IntN(2) == 0}}
 		var wishes []Wishes
 		for range rng.IntN(4) {
 			w := Wishes{}

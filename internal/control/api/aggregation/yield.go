@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -15,10 +14,16 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	registrationclient "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 	registrationlisters "k8s.io/kube-aggregator/pkg/client/listers/apiregistration/v1"
+
+	"github.com/berth-dev/berth/internal/controller"
 )
 
-// yieldRetry bounds the pause before a failed registration is tried again.
-const yieldRetry = 10 * time.Second
+// yieldBackoff is how long a failed registration waits to be tried again: not
+// less, since a server that is not up yet fails all of them.
+var yieldBackoff = controller.Backoff{First: 5 * time.Second, Most: 10 * time.Second}
+
+// yieldKey is the only key of the queue: all groups are looked at together.
+const yieldKey = "groups that yield to foreign servers"
 
 // yield is what to do with the registrations of a group that this server
 // serves unless somebody else does: as soon as one version names a foreign
@@ -50,13 +55,13 @@ type yielder struct {
 	client registrationclient.APIServicesGetter
 	lister registrationlisters.APIServiceLister
 	log    *slog.Logger
-	wake   chan struct{}
+	queue  *controller.Queue
 }
 
 func newYielder(groups []Group, client registrationclient.APIServicesGetter, informer cache.SharedIndexInformer,
 	log *slog.Logger) (*yielder, cache.DoneChecker, error) {
 	y := &yielder{client: client, lister: registrationlisters.NewAPIServiceLister(informer.GetIndexer()), log: log,
-		wake: make(chan struct{}, 1)}
+		queue: controller.NewQueue().WithBackoff(yieldBackoff)}
 	names := sets.New[string]()
 	for _, g := range groups {
 		own := local([]Group{g})
@@ -72,7 +77,7 @@ func newYielder(groups []Group, client registrationclient.APIServicesGetter, inf
 			obj = d.Obj
 		}
 		if s, ok := obj.(*apiregistrationv1.APIService); ok && names.Has(s.Name) {
-			y.trigger()
+			y.queue.Add(yieldKey)
 		}
 	}
 	reg, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: seen, UpdateFunc: func(_, o any) { seen(o) },
@@ -83,13 +88,6 @@ func newYielder(groups []Group, client registrationclient.APIServicesGetter, inf
 	return y, reg.HasSyncedChecker(), nil
 }
 
-func (y *yielder) trigger() {
-	select {
-	case y.wake <- struct{}{}:
-	default:
-	}
-}
-
 // run keeps the registrations until ctx ends; synced says that all that exist
 // are known.
 func (y *yielder) run(ctx context.Context, synced <-chan struct{}) {
@@ -98,22 +96,10 @@ func (y *yielder) run(ctx context.Context, synced <-chan struct{}) {
 	case <-ctx.Done():
 		return
 	}
-	y.trigger()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-y.wake:
-		}
-		if err := y.sync(ctx); err != nil && ctx.Err() == nil {
-			y.log.Warn("registering groups that yield to foreign servers", "err", err)
-			select {
-			case <-ctx.Done():
-			case <-time.After(yieldRetry/2 + rand.N(yieldRetry/2)):
-				y.trigger()
-			}
-		}
-	}
+	y.queue.Add(yieldKey)
+	one := func(ctx context.Context, _ string) (time.Duration, error) { return 0, y.sync(ctx) }
+	// It ends with ctx alone, and then without an error.
+	_ = controller.Env{Name: "yielding-apiservices", Log: y.log}.Run(ctx, y.queue, 1, one)
 }
 
 func (y *yielder) sync(ctx context.Context) error {
