@@ -56,6 +56,8 @@ func rootCommand() *cobra.Command {
 		downCommand(),
 		statusCommand(),
 		whyCommand(),
+		eventsCommand(),
+		topCommand(),
 		agentCommand(),
 		proxyCommand(),
 		controllersCommand(),

@@ -73,7 +73,9 @@ func (o *whyOptions) answer(ctx context.Context, out io.Writer, ref journal.Ref)
 	cfg := ask.Config{Now: time.Now(), Host: o.host}
 	cfg.Client, cfg.APIError = o.client()
 	if _, err := os.Stat(o.dataDir); err == nil {
-		cfg.Records = func(ctx context.Context, ref journal.Ref) ([]journal.Record, error) { return cluster.Why(ctx, o.dataDir, ref) }
+		cfg.Records = func(ctx context.Context, ref journal.Ref) ([]journal.Record, error) {
+			return cluster.Why(ctx, o.dataDir, ref)
+		}
 	}
 	a, err := ask.Why(ctx, cfg, ref)
 	if err != nil {

@@ -37,7 +37,8 @@ func claim(w *World, c *v1.PersistentVolumeClaim, forPod bool) *Answer {
 	events := w.events("PersistentVolumeClaim", c.Namespace, c.Name)
 	if c.DeletionTimestamp != nil {
 		for _, p := range users(w, c) {
-			return found(Waiting, "ClaimInUse", "its deletion waits: pod %s still uses it (finalizer kubernetes.io/pvc-protection)", p.Name).
+			return found(Waiting, "ClaimInUse", "its deletion waits: pod %s still uses it (finalizer kubernetes.io/pvc-protection)",
+				p.Name).
 				at("metadata.finalizers").held("Pod", p.Namespace, p.Name).remedy("delete the pod first")
 		}
 		if a := deletionHeld(w, c, "claim"); a != nil {
@@ -48,12 +49,14 @@ func claim(w *World, c *v1.PersistentVolumeClaim, forPod bool) *Answer {
 	case v1.ClaimBound:
 		for _, cond := range c.Status.Conditions {
 			if cond.Status == v1.ConditionTrue {
-				return found(Waiting, string(cond.Type), "bound to volume %s, and %s: %s", c.Spec.VolumeName, cond.Type, brief(cond.Message, 160))
+				return found(Waiting, string(cond.Type), "bound to volume %s, and %s: %s", c.Spec.VolumeName, cond.Type,
+					brief(cond.Message, 160))
 			}
 		}
 		return found(Healthy, "Healthy", "nothing is wrong: it is bound to volume %s", c.Spec.VolumeName)
 	case v1.ClaimLost:
-		return found(Failing, "ClaimLost", "its PersistentVolume %s does not exist any more or belongs to another claim", c.Spec.VolumeName).
+		return found(Failing, "ClaimLost", "its PersistentVolume %s does not exist any more or belongs to another claim",
+			c.Spec.VolumeName).
 			at("spec.volumeName").held("PersistentVolume", "", c.Spec.VolumeName)
 	}
 	if c.Spec.VolumeName != "" {
@@ -118,8 +121,10 @@ func delayed(class *storagev1.StorageClass) bool {
 func firstConsumer(w *World, c *v1.PersistentVolumeClaim, class string, forPod bool) *Answer {
 	pods := users(w, c)
 	if len(pods) == 0 && !forPod {
-		return found(Waiting, "WaitForFirstConsumer", "it waits for its first pod: class %s binds when a pod uses it, and none does", class).
-			at("volumeBindingMode of the StorageClass").held("StorageClass", "", class).remedy("create the pod that uses it; nothing is wrong")
+		return found(Waiting, "WaitForFirstConsumer", "it waits for its first pod: class %s binds when a pod uses it, and none does",
+			class).
+			at("volumeBindingMode of the StorageClass").held("StorageClass", "",
+			class).remedy("create the pod that uses it; nothing is wrong")
 	}
 	if !forPod {
 		for _, p := range pods {

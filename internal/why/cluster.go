@@ -36,27 +36,27 @@ func namespaceCondition(n *v1.Namespace, t v1.NamespaceConditionType) string {
 	return ""
 }
 
-// namespaceHeld tells what keeps a namespace Terminating.
+// namespaceHeld tells what keeps a namespace Terminating: an object that holds
+// itself before an API group that holds every namespace.
 func namespaceHeld(w *World, n *v1.Namespace) *Answer {
-	if m := namespaceCondition(n, v1.NamespaceDeletionDiscoveryFailure); m != "" {
-		for _, s := range all[apiregistrationv1.APIService](w) {
-			if a := serviceDown(s); a != nil {
-				a.Cause = "the namespace cannot be emptied: " + a.Cause
-				return a.held("APIService", "", s.Name)
-			}
-		}
-		return found(Failing, "Discovery", "the namespace cannot be emptied: an API group does not answer: %s", brief(m, 200))
-	}
-	finalizers := namespaceCondition(n, v1.NamespaceFinalizersRemaining)
+	down := groupDown(w, n)
 	for _, o := range all[metav1.PartialObjectMetadata](w) {
 		if o.Namespace == n.Name && len(o.Finalizers) > 0 && o.DeletionTimestamp != nil {
-			return found(Failing, "Finalizer", "%s %s holds the namespace: finalizer %s is not removed (deleted %s ago)", strings.ToLower(o.Kind),
-				o.Name, strings.Join(o.Finalizers, ", "), age(w.Now, o.DeletionTimestamp.Time)).at("metadata.finalizers of "+o.Kind).
-				held(o.Kind, o.Namespace, o.Name).remedy("start the controller that owns the finalizer; it removes it")
+			a := found(Failing, "Finalizer", "%s %s holds the namespace: finalizer %s is not removed (deleted %s ago)",
+				strings.ToLower(o.Kind), o.Name, strings.Join(o.Finalizers, ", "), age(w.Now, o.DeletionTimestamp.Time)).
+				at("metadata.finalizers of "+o.Kind).held(o.Kind, o.Namespace, o.Name).
+				remedy("start the controller that owns the finalizer; it removes it")
+			if down != nil {
+				a.fact("also", "%s", down.Cause)
+			}
+			return a
 		}
 	}
-	if finalizers != "" {
-		return found(Failing, "Finalizer", "objects in the namespace have finalizers that nobody removes: %s", brief(finalizers, 200))
+	if down != nil {
+		return down
+	}
+	if m := namespaceCondition(n, v1.NamespaceFinalizersRemaining); m != "" {
+		return found(Failing, "Finalizer", "objects in the namespace have finalizers that nobody removes: %s", brief(m, 200))
 	}
 	if m := namespaceCondition(n, v1.NamespaceDeletionContentFailure); m != "" {
 		return found(Failing, "ContentFailure", "objects in the namespace cannot be deleted: %s", brief(m, 240))
@@ -71,9 +71,24 @@ func namespaceHeld(w *World, n *v1.Namespace) *Answer {
 	return found(Waiting, "Deleting", "it is being emptied; finalizers left: %v", n.Spec.Finalizers).at("spec.finalizers")
 }
 
+// groupDown tells which API group keeps namespaces from being emptied.
+func groupDown(w *World, n *v1.Namespace) *Answer {
+	m := namespaceCondition(n, v1.NamespaceDeletionDiscoveryFailure)
+	if m == "" {
+		return nil
+	}
+	for _, s := range all[apiregistrationv1.APIService](w) {
+		if a := serviceDown(s); a != nil {
+			a.Cause = "the namespace cannot be emptied: " + a.Cause
+			return a.held("APIService", "", s.Name)
+		}
+	}
+	return found(Failing, "Discovery", "the namespace cannot be emptied: an API group does not answer: %s", brief(m, 200))
+}
+
 var remaining = regexp.MustCompile(`(\S+?)\.? has \d+ resource instances`)
 
-// RemainingResources are the resources ("pods", "widgets.example.com") that a
+// remainingResources are the resources ("pods", "widgets.example.com") that a
 // Terminating namespace still holds, from its conditions.
 func remainingResources(n *v1.Namespace) (out []string) {
 	for _, m := range remaining.FindAllStringSubmatch(namespaceCondition(n, v1.NamespaceContentRemaining), -1) {
@@ -189,7 +204,8 @@ func scaling(w *World, h *autoscalingv2.HorizontalPodAutoscaler) *Answer {
 	}
 	for _, c := range h.Status.Conditions {
 		if c.Type == autoscalingv2.ScalingLimited && c.Status == v1.ConditionTrue {
-			return found(Healthy, c.Reason, "it is at its bound (minReplicas or maxReplicas): %s", brief(c.Message, 160)).at("spec.maxReplicas")
+			return found(Healthy, c.Reason, "it is at its bound (minReplicas or maxReplicas): %s",
+				brief(c.Message, 160)).at("spec.maxReplicas")
 		}
 	}
 	if len(h.Status.Conditions) == 0 {
@@ -252,7 +268,8 @@ func ingress(w *World, i *networkingv1.Ingress) *Answer {
 			continue
 		}
 		if w.absent("Service", i.Namespace, b.Service.Name) {
-			return found(Failing, "ServiceMissing", "its backend Service %s does not exist", b.Service.Name).at("spec.rules[].http.paths[].backend").
+			return found(Failing, "ServiceMissing", "its backend Service %s does not exist",
+				b.Service.Name).at("spec.rules[].http.paths[].backend").
 				held("Service", i.Namespace, b.Service.Name)
 		}
 		if s := one[v1.Service](w, i.Namespace, b.Service.Name); s != nil && !hasPort(s, b.Service.Port) {

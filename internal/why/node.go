@@ -57,7 +57,8 @@ func nodeNotReady(w *World, n *v1.Node) *Answer {
 	lease := one[coordinationv1.Lease](w, v1.NamespaceNodeLease, n.Name)
 	if lease != nil && lease.Spec.RenewTime != nil {
 		if ahead := lease.Spec.RenewTime.Sub(w.Now); ahead > clockSkew {
-			return found(Failing, "ClockSkew", "the clock of node %s is %s ahead of this host's (renewTime of its Lease lies in the future)",
+			return found(Failing, "ClockSkew",
+				"the clock of node %s is %s ahead of this host's (renewTime of its Lease lies in the future)",
 				n.Name, ahead.Round(time.Second)).at("spec.renewTime of the Lease").held("Node", "", n.Name).
 				remedy("synchronise the clocks (chrony, systemd-timesyncd)")
 		}
@@ -116,7 +117,7 @@ func nodeLimits(w *World, n *v1.Node) *Answer {
 	for _, p := range pressures {
 		if c := nodeCondition(n, p.t); c != nil && c.Status == v1.ConditionTrue {
 			a := found(Failing, string(p.t), "node %s is short of %s (%s) since %s: it evicts pods and takes none", n.Name, p.what, p.t,
-				age(w.Now, c.LastTransitionTime.Time)).at("status.conditions[" + string(p.t) + "]").fact("message", "%s", c.Message)
+				age(w.Now, c.LastTransitionTime.Time)).at("status.conditions["+string(p.t)+"]").fact("message", "%s", c.Message)
 			for i := len(w.Records) - 1; i >= 0; i-- {
 				if strings.Contains(w.Records[i].Decision, "evict") {
 					a.fact("eviction", "%s%s", w.Records[i].Decision, causeOf(&w.Records[i]))
@@ -127,12 +128,14 @@ func nodeLimits(w *World, n *v1.Node) *Answer {
 		}
 	}
 	if n.Spec.Unschedulable {
-		return found(Healthy, "Cordoned", "node %s is cordoned (spec.unschedulable): it takes no new pods", n.Name).at("spec.unschedulable").
+		return found(Healthy, "Cordoned", "node %s is cordoned (spec.unschedulable): it takes no new pods",
+			n.Name).at("spec.unschedulable").
 			remedy("berth kubectl uncordon %s", n.Name)
 	}
 	for _, t := range n.Spec.Taints {
 		if t.Effect != v1.TaintEffectPreferNoSchedule {
-			return found(Healthy, "Tainted", "taint %s keeps pods off node %s unless they tolerate it", t.ToString(), n.Name).at("spec.taints")
+			return found(Healthy, "Tainted", "taint %s keeps pods off node %s unless they tolerate it", t.ToString(),
+				n.Name).at("spec.taints")
 		}
 	}
 	return nil

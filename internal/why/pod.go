@@ -166,9 +166,10 @@ func podSandbox(w *World, p *v1.Pod, events []*v1.Event) *Answer {
 	if p.Spec.NodeName == "" || started(p) || c != nil && c.Status == v1.ConditionTrue {
 		return nil
 	}
-	if e := lastEvent(events, "FailedCreatePodSandBox", "NetworkNotReady", "FailedCreatePodContainer", "FailedPrepareDynamicResources"); e != nil {
-		if rc := p.Spec.RuntimeClassName; rc != nil && strings.Contains(e.Message, "runtime") &&
-			(strings.Contains(e.Message, "handler") || strings.Contains(e.Message, *rc)) {
+	if e := lastEvent(events, "FailedCreatePodSandBox", "NetworkNotReady", "FailedCreatePodContainer",
+		"FailedPrepareDynamicResources"); e != nil {
+		if rc := p.Spec.RuntimeClassName; rc != nil && (strings.Contains(e.Message, "no runtime for") ||
+			strings.Contains(e.Message, "handler") || strings.Contains(e.Message, *rc)) {
 			return found(Failing, "RuntimeClass", "RuntimeClass %s: the runtime of node %s does not have its handler: %s", *rc,
 				p.Spec.NodeName, brief(tail(e.Message), 160)).at("spec.runtimeClassName").held("RuntimeClass", "", *rc)
 		}
@@ -247,7 +248,8 @@ func podHealthy(w *World, p *v1.Pod) *Answer {
 		if t := s.LastTerminationState.Terminated; t != nil && w.Now.Sub(t.FinishedAt.Time) < time.Hour {
 			a := containerEnd(w, p, s, t)
 			a.State = Healthy
-			a.Cause = fmt.Sprintf("runs now; restarted %s ago (%d times in all): %s", age(w.Now, t.FinishedAt.Time), s.RestartCount, a.Cause)
+			a.Cause = fmt.Sprintf("runs now; restarted %s ago (%d times in all): %s", age(w.Now, t.FinishedAt.Time), s.RestartCount,
+				a.Cause)
 			return a
 		}
 	}

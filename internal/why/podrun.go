@@ -17,7 +17,10 @@ var signals = map[int32]string{1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGIL
 func containerEnd(w *World, p *v1.Pod, s v1.ContainerStatus, t *v1.ContainerStateTerminated) *Answer {
 	c, path := containerOf(p, s.Name)
 	var a *Answer
-	ran := t.FinishedAt.Sub(t.StartedAt.Time).Round(time.Second)
+	after := ""
+	if !t.StartedAt.IsZero() {
+		after = " after " + t.FinishedAt.Sub(t.StartedAt.Time).Round(time.Second).String()
+	}
 	switch {
 	case t.Reason == "OOMKilled":
 		limit := "no limit of its own: the node or the pod ran out"
@@ -42,12 +45,12 @@ func containerEnd(w *World, p *v1.Pod, s v1.ContainerStatus, t *v1.ContainerStat
 		if name == "" {
 			name = fmt.Sprintf("signal %d", n)
 		}
-		a = found(Failing, "Signal", "container %s was ended by %s (exit code %d) after %s", c.Name, name, t.ExitCode, ran).at(path)
+		a = found(Failing, "Signal", "container %s was ended by %s (exit code %d)%s", c.Name, name, t.ExitCode, after).at(path)
 	case t.ExitCode == 0:
-		a = found(Failing, "ExitsAtOnce", "container %s exits with 0 after %s and restartPolicy %s starts it again", c.Name, ran,
+		a = found(Failing, "ExitsAtOnce", "container %s exits with 0%s and restartPolicy %s starts it again", c.Name, after,
 			p.Spec.RestartPolicy).at("spec.restartPolicy").remedy("let the process stay in the foreground, or use a Job")
 	default:
-		a = found(Failing, "CrashLoop", "container %s exits with code %d after %s", c.Name, t.ExitCode, ran).at(path)
+		a = found(Failing, "CrashLoop", "container %s exits with code %d%s", c.Name, t.ExitCode, after).at(path)
 	}
 	if line := w.Logs[s.Name]; line != "" {
 		a.fact("last log", "%s", brief(line, 160)).from("log")
@@ -78,7 +81,8 @@ func livenessKill(p *v1.Pod, c v1.Container, path string, events []*v1.Event) *A
 
 // probeFault tells of a probe that fails.
 func probeFault(p *v1.Pod, c v1.Container, field, kind string, probe *v1.Probe, events []*v1.Event, so string) *Answer {
-	a := found(Failing, kind+"Probe", "%s probe of container %s fails (%s), %s", strings.ToLower(kind), c.Name, probeText(probe), so).at(field)
+	a := found(Failing, kind+"Probe", "%s probe of container %s fails (%s), %s", strings.ToLower(kind), c.Name, probeText(probe),
+		so).at(field)
 	for _, e := range events {
 		if e.Reason == "Unhealthy" && strings.HasPrefix(e.Message, kind+" probe") {
 			_, output, _ := strings.Cut(e.Message, ": ")
@@ -156,7 +160,8 @@ func podUnready(w *World, p *v1.Pod, events []*v1.Event) *Answer {
 	for i, g := range p.Spec.ReadinessGates {
 		c := podCondition(p, g.ConditionType)
 		if c == nil || c.Status != v1.ConditionTrue {
-			return found(Waiting, "ReadinessGate", "readiness gate %s is not True: nothing has set that condition of the pod", g.ConditionType).
+			return found(Waiting, "ReadinessGate", "readiness gate %s is not True: nothing has set that condition of the pod",
+				g.ConditionType).
 				at(fmt.Sprintf("spec.readinessGates[%d]", i)).remedy("start the controller that sets it, or remove the gate")
 		}
 	}

@@ -44,7 +44,8 @@ func podVolumes(w *World, p *v1.Pod, events []*v1.Event) *Answer {
 		a = found(Failing, "MultiAttach", "volume %s is attached to another node and is ReadWriteOnce: %s", volume,
 			brief(cause, 160)).at(field).remedy("end the pod that uses it on the other node, or wait until that node is gone")
 	case e.Reason == "FailedAttachVolume":
-		a = found(Failing, "AttachFailed", "volume %s cannot be attached to node %s: %s", volume, p.Spec.NodeName, brief(cause, 200)).at(field)
+		a = found(Failing, "AttachFailed", "volume %s cannot be attached to node %s: %s", volume, p.Spec.NodeName,
+			brief(cause, 200)).at(field)
 	default:
 		_, rest, ok := strings.Cut(cause, fmt.Sprintf("for volume %q : ", volume))
 		if !ok {
@@ -201,7 +202,8 @@ func configFault(p *v1.Pod, c v1.Container, path, message string) *Answer {
 	if m := missingObject.FindStringSubmatch(message); m != nil {
 		return missingConfig(m[1], p.Namespace, m[2], "container "+c.Name).at(path + ".env")
 	}
-	if strings.Contains(message, "runAsNonRoot") || strings.Contains(message, "run as root") || strings.Contains(message, "non-numeric user") {
+	if strings.Contains(message, "runAsNonRoot") || strings.Contains(message, "run as root") || strings.Contains(message,
+		"non-numeric user") {
 		return found(Failing, "RunAsNonRoot", "container %s must not run as root (runAsNonRoot) and image %s does: %s", c.Name, c.Image,
 			brief(message, 140)).at(path + ".securityContext.runAsNonRoot").remedy("set runAsUser, or an image with a numeric USER")
 	}
@@ -213,7 +215,8 @@ func startFault(c v1.Container, path, message string) *Answer {
 	command := strings.Join(append(append([]string(nil), c.Command...), c.Args...), " ")
 	switch {
 	case strings.Contains(message, "executable file not found"), strings.Contains(message, "no such file or directory"):
-		return found(Failing, "CommandNotFound", "command %s of container %s is not in image %s", brief(first(c.Command, "of the image"), 60),
+		return found(Failing, "CommandNotFound", "command %s of container %s is not in image %s", brief(first(c.Command, "of the image"),
+			60),
 			c.Name, c.Image).at(path+".command").fact("command", "%s", brief(command, 160)).fact("message", "%s", brief(tail(message), 240))
 	case strings.Contains(message, "permission denied"):
 		return found(Failing, "CommandDenied", "command %s of container %s may not be executed (permission denied)",

@@ -103,7 +103,8 @@ func readPod(w *World) (out []Read) {
 	if p == nil {
 		return nil
 	}
-	return append(podReads(w, p), Read{Kind: "NetworkPolicy", Namespace: p.Namespace}, Read{Kind: "PodDisruptionBudget", Namespace: p.Namespace})
+	return append(podReads(w, p), Read{Kind: "NetworkPolicy", Namespace: p.Namespace}, Read{Kind: "PodDisruptionBudget",
+		Namespace: p.Namespace})
 }
 
 // podReads are what one pod's explanation takes.

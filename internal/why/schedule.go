@@ -103,7 +103,8 @@ func nodesRefuse(w *World, p *v1.Pod, message string) *Answer {
 	for _, reason := range why {
 		parts = append(parts, fmt.Sprintf("%d: %s", counts[reason], reason))
 	}
-	a := found(Failing, "NoNodeFits", "0 of %d nodes fit: %s", len(nodes), strings.Join(parts[:min(len(parts), 3)], "; ")).at(fields[why[0]])
+	a := found(Failing, "NoNodeFits", "0 of %d nodes fit: %s", len(nodes), strings.Join(parts[:min(len(parts), 3)], "; ")).at(
+		fields[why[0]])
 	if len(nodes) == 1 {
 		a.Cause = fmt.Sprintf("the only node %s does not fit: %s", nodes[0].Name, why[0])
 	}
@@ -219,7 +220,8 @@ func positive(q resource.Quantity) string {
 // rules of the scheduler by the words of its message: code, field, in plain words.
 var rules = []struct{ words, code, field, text string }{
 	{"match pod anti-affinity rules", "PodAntiAffinity", "spec.affinity.podAntiAffinity", "podAntiAffinity of the pod excludes them"},
-	{"anti-affinity rules", "PodAntiAffinity", "spec.affinity.podAntiAffinity", "podAntiAffinity of a pod that runs there excludes this one"},
+	{"anti-affinity rules", "PodAntiAffinity", "spec.affinity.podAntiAffinity",
+		"podAntiAffinity of a pod that runs there excludes this one"},
 	{"match pod affinity rules", "PodAffinity", "spec.affinity.podAffinity", "podAffinity wants a pod that runs on none of them"},
 	{"topology spread", "TopologySpread", "spec.topologySpreadConstraints", "topologySpreadConstraints would be violated"},
 	{"free ports", "HostPort", "spec.containers[].ports[].hostPort", "the hostPort is taken"},

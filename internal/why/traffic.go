@@ -74,7 +74,8 @@ func noEndpoints(w *World, s *v1.Service) *Answer {
 	sel := labels.SelectorFromSet(s.Spec.Selector)
 	pods := selected(w, s.Namespace, sel)
 	if len(pods) == 0 {
-		a := found(Failing, "NoPodMatches", "its selector %s matches no pod in namespace %s: no endpoints", sel, s.Namespace).at("spec.selector")
+		a := found(Failing, "NoPodMatches", "its selector %s matches no pod in namespace %s: no endpoints", sel,
+			s.Namespace).at("spec.selector")
 		if near := nearest(w, s); near != "" {
 			a.fact("nearest", "%s", near)
 		}
@@ -132,7 +133,8 @@ func namedPort(s *v1.Service, pods []*v1.Pod) *Answer {
 			}
 		}
 		if !known {
-			return found(Failing, "PortNameUnknown", "targetPort %q of port %d names no container port of its %d pods", port.TargetPort.StrVal,
+			return found(Failing, "PortNameUnknown", "targetPort %q of port %d names no container port of its %d pods",
+				port.TargetPort.StrVal,
 				port.Port, len(pods)).at(fmt.Sprintf("spec.ports[%d].targetPort", i)).held("Pod", s.Namespace, pods[0].Name).
 				remedy("name a port of the container so, or give the number")
 		}
@@ -219,7 +221,8 @@ func isolated(w *World, p *v1.Pod) *Answer {
 	}
 	if len(egress) > 0 {
 		n := egress[0]
-		return found(Healthy, "PolicyDrops", "the pod runs, but NetworkPolicy %s drops all that it sends (no egress rule, also none for DNS)",
+		return found(Healthy, "PolicyDrops",
+			"the pod runs, but NetworkPolicy %s drops all that it sends (no egress rule, also none for DNS)",
 			n.Name).at("spec.egress").held("NetworkPolicy", n.Namespace, n.Name).from("NetworkPolicy")
 	}
 	return nil

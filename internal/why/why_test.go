@@ -108,8 +108,9 @@ func world(t *testing.T, subject, text string) *World {
 }
 
 const (
-	running = `status: {phase: Running, conditions: [{type: PodScheduled, status: "True"}, {type: PodReadyToStartContainers, status: "True"}, `
-	ready   = `{type: Ready, status: "True", lastTransitionTime: "2026-11-23T11:58:00Z"}]`
+	running = `status: {phase: Running, conditions: [{type: PodScheduled, status: "True"}, {type: PodReadyToStartContainers, status: ` +
+		`"True"}, `
+	ready = `{type: Ready, status: "True", lastTransitionTime: "2026-11-23T11:58:00Z"}]`
 )
 
 // waits is a pod whose container c waits.
@@ -122,12 +123,14 @@ func waits(container, reason, message, more string) string {
 // ended is a pod in a crash loop.
 func ended(container, terminated string) string {
 	return waits(container, "CrashLoopBackOff", "back-off 10s restarting failed container=c pod=p_ns(u)",
-		", restartCount: 4, lastState: {terminated: {"+terminated+", startedAt: \"2026-11-23T11:59:00Z\", finishedAt: \"2026-11-23T11:59:02Z\"}}")
+		", restartCount: 4, lastState: {terminated: {"+terminated+
+			", startedAt: \"2026-11-23T11:59:00Z\", finishedAt: \"2026-11-23T11:59:02Z\"}}")
 }
 
 // unplaced is a pod that the scheduler refused.
 func unplaced(spec, message string) string {
-	return fmt.Sprintf("Pod ns/p: {spec: {schedulerName: default-scheduler, containers: [{name: c, image: i%s}]%s}, status: {phase: Pending, "+
+	return fmt.Sprintf("Pod ns/p: {spec: {schedulerName: default-scheduler, containers: [{name: c, image: i%s}]%s}, status: {phase: "+
+		"Pending, "+
 		"conditions: [{type: PodScheduled, status: \"False\", reason: Unschedulable, message: %q}]}}", "", spec, message)
 }
 
@@ -146,96 +149,128 @@ var cases = []struct{ name, subject, objects, code, cause string }{
 		"RegistryUnknown", "image reg/x:1 of container c: the registry's host name does not resolve on node n"},
 	{"denied", "Pod ns/p", waits("{name: c, image: 'reg/x:1'}", "ErrImagePull", "unexpected status: 401 Unauthorized", ""), "ImageDenied",
 		"image reg/x:1 of container c: the registry refuses it"},
-	{"pull secret", "Pod ns/p", strings.Replace(waits("{name: c, image: 'reg/x:1'}", "ErrImagePull", "401", ""), "nodeName: n",
-		"nodeName: 'n', imagePullSecrets: [{name: keys}]", 1) + "\nevent Pod ns/p FailedToRetrieveImagePullSecret: Unable to retrieve some image pull secrets (keys)",
+	{"pull secret", "Pod ns/p", strings.Replace(waits("{name: c, image: 'reg/x:1'}", "ErrImagePull", "401", ""), "nodeName: 'n'",
+		"nodeName: 'n', imagePullSecrets: [{name: keys}]", 1) +
+		"\nevent Pod ns/p FailedToRetrieveImagePullSecret: Unable to retrieve some image pull secrets (keys)",
 		"PullSecretMissing", "image reg/x:1 of container c: image pull Secret keys cannot be read in namespace ns"},
-	{"never", "Pod ns/p", waits("{name: c, image: x}", "ErrImageNeverPull", "Container image \"x\" is not present with pull policy of Never", ""),
+	{"never", "Pod ns/p", waits("{name: c, image: x}", "ErrImageNeverPull",
+		"Container image \"x\" is not present with pull policy of Never", ""),
 		"ImageNeverPull", "image x of container c: it is not on node n and imagePullPolicy is Never"},
 	{"config map", "Pod ns/p", waits("{name: c}", "CreateContainerConfigError", `configmap "words" not found`, ""), "ConfigMapMissing",
 		"ConfigMap words does not exist in namespace ns; container c needs it"},
 	{"secret key", "Pod ns/p", waits("{name: c}", "CreateContainerConfigError", "couldn't find key zz in Secret ns/keys", ""), "KeyMissing",
 		"Secret keys has no key zz, which env of container c names"},
-	{"volume secret", "Pod ns/p", `Pod ns/p: {spec: {nodeName: 'n', containers: [{name: c}], volumes: [{name: v, secret: {secretName: tls}}]}, status: {phase: Pending}}
+	{"volume secret", "Pod ns/p",
+		`Pod ns/p: {spec: {nodeName: 'n', containers: [{name: c}], volumes: [{name: v, secret: {secretName: tls}}]}, status: {phase: ` +
+			`Pending}}
 		event Pod ns/p FailedMount: MountVolume.SetUp failed for volume "v" : secret "tls" not found`, "SecretMissing",
 		"Secret tls does not exist in namespace ns; volume v needs it"},
 	{"multi-attach", "Pod ns/p", `Pod ns/p: {spec: {nodeName: 'n', containers: [{name: c}], volumes: [{name: v}]}, status: {phase: Pending}}
-		event Pod ns/p FailedAttachVolume: Multi-Attach error for volume "pv-1" Volume is already exclusively attached to one node and can't be attached to another`,
+		event Pod ns/p FailedAttachVolume: Multi-Attach error for volume "pv-1" Volume is already exclusively attached to one node and ` +
+		`can't be attached to another`,
 		"MultiAttach", "volume pv-1 is attached to another node and is ReadWriteOnce"},
 	{"oom", "Pod ns/p", ended("{name: c, resources: {limits: {memory: 64Mi}}}", "reason: OOMKilled, exitCode: 137"), "OOMKilled",
 		"container c was OOMKilled: it used more memory than it may (its limit is 64Mi)"},
 	{"crash", "Pod ns/p", ended("{name: c}", "reason: Error, exitCode: 3") + "\nlog c: panic: no database", "CrashLoop",
 		"container c exits with code 3 after 2s"},
-	{"signal", "Pod ns/p", ended("{name: c}", "reason: Error, exitCode: 139"), "Signal", "container c was ended by SIGSEGV (exit code 139)"},
+	{"signal", "Pod ns/p", ended("{name: c}", "reason: Error, exitCode: 139"), "Signal",
+		"container c was ended by SIGSEGV (exit code 139)"},
 	{"command", "Pod ns/p", ended("{name: c, image: x, command: [/no/such]}",
 		`reason: StartError, exitCode: 128, message: 'exec: "/no/such": stat /no/such: no such file or directory'`), "CommandNotFound",
 		"command /no/such of container c is not in image x"},
-	{"exits zero", "Pod ns/p", ended("{name: c}", "reason: Completed, exitCode: 0"), "ExitsAtOnce", "container c exits with 0 after 2s and restartPolicy"},
+	{"exits zero", "Pod ns/p", ended("{name: c}", "reason: Completed, exitCode: 0"), "ExitsAtOnce",
+		"container c exits with 0 after 2s and restartPolicy"},
 	{"liveness", "Pod ns/p", ended("{name: c, livenessProbe: {tcpSocket: {port: 80}}}", "exitCode: 137") + `
 		event Pod ns/p Unhealthy: Liveness probe failed: dial tcp 10.0.0.1:80: connect: connection refused
 		event Pod ns/p Killing: Container c failed liveness probe, will be restarted`, "LivenessProbe",
 		"liveness probe of container c fails (TCP :80), so the agent restarts it: dial tcp"},
-	{"readiness", "Pod ns/p", `Pod ns/p: {spec: {nodeName: 'n', containers: [{name: c, readinessProbe: {httpGet: {port: 80, path: /up}}}]}, ` + running +
-		`{type: Ready, status: "False"}], containerStatuses: [{name: c, ready: false, started: true, containerID: x, state: {running: {}}}]}}
+	{"readiness", "Pod ns/p", `Pod ns/p: {spec: {nodeName: 'n', containers: [{name: c, readinessProbe: {httpGet: {port: 80, path: ` +
+		`/up}}}]}, ` + running +
+		`{type: Ready, status: "False"}], containerStatuses: [{name: c, ready: false, started: true, containerID: x, state: {running: ` +
+		`{}}}]}}
 		event Pod ns/p Unhealthy: Readiness probe failed: HTTP probe failed with statuscode: 503`, "ReadinessProbe",
 		"readiness probe of container c fails (GET :80/up), so it gets no traffic: HTTP probe failed with statuscode: 503"},
-	{"gate", "Pod ns/p", `Pod ns/p: {spec: {nodeName: 'n', readinessGates: [{conditionType: e.com/lb}], containers: [{name: c}]}, ` + running +
+	{"gate", "Pod ns/p", `Pod ns/p: {spec: {nodeName: 'n', readinessGates: [{conditionType: e.com/lb}], containers: [{name: c}]}, ` +
+		running +
 		`{type: Ready, status: "False"}]}}`, "ReadinessGate", "readiness gate e.com/lb is not True"},
-	{"evicted", "Pod ns/p", `Pod ns/p: {spec: {nodeName: 'n'}, status: {phase: Failed, reason: Evicted, message: "The node was low on resource: memory. Threshold quantity: 100Mi, available: 80Mi. "}}`,
+	{"evicted", "Pod ns/p", `Pod ns/p: {spec: {nodeName: 'n'}, status: {phase: Failed, reason: Evicted, message: "The node was low on ` +
+		`resource: memory. Threshold quantity: 100Mi, available: 80Mi. "}}`,
 		"Evicted", "evicted from node n: it was low on memory (Threshold quantity: 100Mi, available: 80Mi."},
-	{"refused by node", "Pod ns/p", `Pod ns/p: {spec: {nodeName: 'n'}, status: {phase: Failed, reason: OutOfcpu, message: "Node didn't have enough resource: cpu"}}`,
+	{"refused by node", "Pod ns/p",
+		`Pod ns/p: {spec: {nodeName: 'n'}, status: {phase: Failed, reason: OutOfcpu, message: "Node didn't have enough resource: cpu"}}`,
 		"RefusedByNode", "node n refused the pod: OutOfcpu: Node didn't have enough resource: cpu"},
-	{"cpu", "Pod ns/p", strings.Replace(unplaced("", "0/1 nodes are available: 1 Insufficient cpu."), "image: i", "image: i, resources: {requests: {cpu: 1500m}}", 1) +
-		"\n" + node + "\nPod ns/q: {metadata: {uid: q}, spec: {nodeName: 'n', containers: [{name: c, resources: {requests: {cpu: '1'}}}]}, status: {phase: Running}}",
+	{"cpu", "Pod ns/p", strings.Replace(unplaced("", "0/1 nodes are available: 1 Insufficient cpu."), "image: i",
+		"image: i, resources: {requests: {cpu: 1500m}}", 1) +
+		"\n" + node + "\nPod ns/q: {metadata: {uid: q}, spec: {nodeName: 'n', containers: [{name: c, resources: {requests: {cpu: " +
+		"'1'}}}]}, status: {phase: Running}}",
 		"NoNodeFits", "the only node n does not fit: Insufficient cpu: asks 1500m, 1 of 2 is free"},
 	{"taint", "Pod ns/p", unplaced("", "0/1 nodes are available: 1 node(s) had untolerated taint(s).") + "\n" +
 		strings.Replace(node, "spec: {}", "spec: {taints: [{key: gpu, value: a, effect: NoSchedule}]}", 1), "NoNodeFits",
 		"the only node n does not fit: taint gpu=a:NoSchedule is not tolerated"},
 	{"cordoned", "Pod ns/p", unplaced("", "0/1 nodes are available: 1 node(s) were unschedulable.") + "\n" +
 		strings.Replace(node, "spec: {}", "spec: {unschedulable: true}", 1), "NoNodeFits", "the only node n does not fit: cordoned"},
-	{"selector", "Pod ns/p", unplaced(", nodeSelector: {disk: fast}", "0/1 nodes are available: 1 node(s) didn't match.") + "\n" + node, "NoNodeFits",
+	{"selector", "Pod ns/p", unplaced(", nodeSelector: {disk: fast}", "0/1 nodes are available: 1 node(s) didn't match.") + "\n" + node,
+		"NoNodeFits",
 		"the only node n does not fit: nodeSelector wants label disk=fast"},
 	{"spread", "Pod ns/p", unplaced("", "0/1 nodes are available: 1 node(s) didn't match pod topology spread constraints.") + "\n" + node,
 		"TopologySpread", "no node fits: topologySpreadConstraints would be violated"},
 	{"claim missing", "Pod ns/p", unplaced("", `0/1 nodes are available: persistentvolumeclaim "data" not found.`), "ClaimMissing",
 		"PersistentVolumeClaim data does not exist in namespace ns"},
-	{"scheduler", "Pod ns/p", `Pod ns/p: {spec: {schedulerName: moon, containers: [{name: c}]}, status: {phase: Pending}}`, "SchedulerUnknown",
+	{"scheduler", "Pod ns/p", `Pod ns/p: {spec: {schedulerName: moon, containers: [{name: c}]}, status: {phase: Pending}}`,
+		"SchedulerUnknown",
 		"no scheduler named moon has looked at the pod in 5m"},
-	{"node gone", "Pod ns/p", `Pod ns/p: {metadata: {deletionTimestamp: "2026-11-23T11:58:00Z"}, spec: {nodeName: 'n'}, status: {phase: Running}}
+	{"node gone", "Pod ns/p", `Pod ns/p: {metadata: {deletionTimestamp: "2026-11-23T11:58:00Z"}, spec: {nodeName: 'n'}, status: {phase: ` +
+		`Running}}
 		absent Node n`, "TerminatingNodeLost", "pod cannot end: its node n does not exist any more"},
-	{"pod finalizer", "Pod ns/p", `Pod ns/p: {metadata: {deletionTimestamp: "2026-11-23T11:58:00Z", finalizers: [e.com/f]}, status: {phase: Running}}`,
+	{"pod finalizer", "Pod ns/p",
+		`Pod ns/p: {metadata: {deletionTimestamp: "2026-11-23T11:58:00Z", finalizers: [e.com/f]}, status: {phase: Running}}`,
 		"TerminatingFinalizer", "finalizer e.com/f of the pod holds its deletion"},
-	{"grace", "Pod ns/p", `Pod ns/p: {metadata: {deletionTimestamp: "2026-11-23T12:00:20Z", deletionGracePeriodSeconds: 30}, spec: {nodeName: 'n'}, status: {phase: Running}}`,
+	{"grace", "Pod ns/p", `Pod ns/p: {metadata: {deletionTimestamp: "2026-11-23T12:00:20Z", deletionGracePeriodSeconds: 30}, spec: ` +
+		`{nodeName: 'n'}, status: {phase: Running}}`,
 		"TerminatingGrace", "pod is in its grace period (terminationGracePeriodSeconds 30, 20s left)"},
 	{"budget blocks", "Pod ns/p", `Pod ns/p: {metadata: {labels: {a: b}}, spec: {nodeName: 'n'}, ` + running + ready + `}}
-		PodDisruptionBudget ns/b: {spec: {selector: {matchLabels: {a: b}}}, status: {expectedPods: 1, currentHealthy: 1, desiredHealthy: 1, disruptionsAllowed: 0}}`,
+		PodDisruptionBudget ns/b: {spec: {selector: {matchLabels: {a: b}}}, status: {expectedPods: 1, currentHealthy: 1, desiredHealthy: ` +
+		`1, disruptionsAllowed: 0}}`,
 		"BudgetBlocks", "PodDisruptionBudget b allows no eviction of the pod: 1 healthy, 1 needed"},
-	{"healthy", "Pod ns/p", `Pod ns/p: {spec: {nodeName: 'n'}, ` + running + ready + `}}`, "Healthy", "nothing is wrong: the pod is Running and Ready since 2m"},
+	{"healthy", "Pod ns/p", `Pod ns/p: {spec: {nodeName: 'n'}, ` + running + ready + `}}`, "Healthy",
+		"nothing is wrong: the pod is Running and Ready since 2m"},
 
-	{"silent node", "Node n", `Node n: {status: {conditions: [{type: Ready, status: Unknown, reason: NodeStatusUnknown, message: Kubelet stopped posting node status.}]}}
-		Lease kube-node-lease/n: {spec: {renewTime: "2026-11-23T11:56:00.000000Z"}}`, "NodeSilent", "agent of node n stopped renewing its Lease 4m ago"},
-	{"runtime down", "Node n", `Node n: {status: {conditions: [{type: Ready, status: "False", message: "container runtime is down: no answer to Status since 11:59"}]}}`,
+	{"silent node", "Node n", `Node n: {status: {conditions: [{type: Ready, status: Unknown, reason: NodeStatusUnknown, message: Kubelet ` +
+		`stopped posting node status.}]}}
+		Lease kube-node-lease/n: {spec: {renewTime: "2026-11-23T11:56:00.000000Z"}}`, "NodeSilent",
+		"agent of node n stopped renewing its Lease 4m ago"},
+	{"runtime down", "Node n",
+		`Node n: {status: {conditions: [{type: Ready, status: "False", message: "container runtime is down: no answer to Status since ` +
+			`11:59"}]}}`,
 		"NodeRuntime", "container runtime of node n is down"},
-	{"cni", "Node n", `Node n: {status: {conditions: [{type: Ready, status: "False", message: "container runtime network not ready: NetworkReady=false cni config"}]}}`,
+	{"cni", "Node n", `Node n: {status: {conditions: [{type: Ready, status: "False", message: "container runtime network not ready: ` +
+		`NetworkReady=false cni config"}]}}`,
 		"NodeNetwork", "network plugin of node n is not ready"},
 	{"clock", "Node n", `Node n: {status: {conditions: [{type: Ready, status: "True"}]}}
-		Lease kube-node-lease/n: {spec: {renewTime: "2026-11-23T12:10:00.000000Z"}}`, "ClockSkew", "the clock of node n is 10m0s ahead of this host's"},
-	{"pressure", "Node n", `Node n: {status: {conditions: [{type: Ready, status: "True"}, {type: MemoryPressure, status: "True", lastTransitionTime: "2026-11-23T11:59:00Z"}]}}`,
+		Lease kube-node-lease/n: {spec: {renewTime: "2026-11-23T12:10:00.000000Z"}}`, "ClockSkew",
+		"the clock of node n is 10m0s ahead of this host's"},
+	{"pressure", "Node n", `Node n: {status: {conditions: [{type: Ready, status: "True"}, {type: MemoryPressure, status: "True", ` +
+		`lastTransitionTime: "2026-11-23T11:59:00Z"}]}}`,
 		"MemoryPressure", "node n is short of memory (MemoryPressure) since 60s"},
 
 	{"no endpoints", "Service ns/s", `Service ns/s: {spec: {selector: {app: wbe}, ports: [{port: 80}]}}
 		Pod ns/web: {metadata: {labels: {app: web}}}`, "NoPodMatches", "its selector app=wbe matches no pod in namespace ns"},
 	{"port name", "Service ns/s", `Service ns/s: {spec: {selector: {app: web}, ports: [{port: 80, targetPort: http}]}}
-		Pod ns/web: {metadata: {labels: {app: web}}, spec: {containers: [{name: c}]}}`, "PortNameUnknown", `targetPort "http" of port 80 names no container port`},
+		Pod ns/web: {metadata: {labels: {app: web}}, spec: {containers: [{name: c}]}}`, "PortNameUnknown",
+		`targetPort "http" of port 80 names no container port`},
 	{"unready endpoints", "Service ns/s", `Service ns/s: {spec: {selector: {app: web}, ports: [{port: 80}]}}
-		` + strings.Replace(waits("{name: c}", "CreateContainerConfigError", `secret "k" not found`, ""), "{spec", "{metadata: {labels: {app: web}}, spec", 1),
+		` + strings.Replace(waits("{name: c}", "CreateContainerConfigError", `secret "k" not found`, ""), "{spec",
+		"{metadata: {labels: {app: web}}, spec", 1),
 		"SecretMissing", "no ready endpoint: 1 pods match, none is Ready; pod p: Secret k does not exist"},
 	{"policy drops", "Service ns/s", `Service ns/s: {spec: {selector: {app: web}, ports: [{port: 80, targetPort: 80}]}}
 		Pod ns/web: {metadata: {labels: {app: web}}, spec: {containers: [{name: c}]}}
-		EndpointSlice ns/s-1: {metadata: {labels: {kubernetes.io/service-name: s}}, addressType: IPv4, ports: [], endpoints: [{addresses: [10.0.0.1], conditions: {ready: true}}]}
+		EndpointSlice ns/s-1: {metadata: {labels: {kubernetes.io/service-name: s}}, addressType: IPv4, ports: [], endpoints: ` +
+		`[{addresses: [10.0.0.1], conditions: {ready: true}}]}
 		NetworkPolicy ns/deny: {spec: {podSelector: {}, policyTypes: [Ingress]}}`, "PolicyDrops",
 		"NetworkPolicy deny drops what is sent to pod web: no ingress rule admits anybody"},
 	{"load balancer", "Service ns/s", `Service ns/s: {spec: {type: LoadBalancer, loadBalancerClass: e.com/lb, ports: [{port: 80}]}}
-		EndpointSlice ns/s-1: {metadata: {labels: {kubernetes.io/service-name: s}}, addressType: IPv4, ports: [], endpoints: [{addresses: [10.0.0.1]}]}`,
+		EndpointSlice ns/s-1: {metadata: {labels: {kubernetes.io/service-name: s}}, addressType: IPv4, ports: [], endpoints: ` +
+		`[{addresses: [10.0.0.1]}]}`,
 		"LoadBalancerClass", "load balancer is pending: no controller answers for loadBalancerClass e.com/lb"},
 
 	{"class missing", "PersistentVolumeClaim ns/c", `PersistentVolumeClaim ns/c: {spec: {storageClassName: x}, status: {phase: Pending}}
@@ -243,45 +278,75 @@ var cases = []struct{ name, subject, objects, code, cause string }{
 	{"no class", "PersistentVolumeClaim ns/c", `PersistentVolumeClaim ns/c: {status: {phase: Pending}}`, "NoClass",
 		"it names no StorageClass, there is no default class"},
 	{"first consumer", "PersistentVolumeClaim ns/c", `PersistentVolumeClaim ns/c: {spec: {storageClassName: x}, status: {phase: Pending}}
-		StorageClass x: {provisioner: p, volumeBindingMode: WaitForFirstConsumer}`, "WaitForFirstConsumer", "it waits for its first pod: class x"},
-	{"in use", "PersistentVolumeClaim ns/c", `PersistentVolumeClaim ns/c: {metadata: {deletionTimestamp: "2026-11-23T11:58:00Z", finalizers: [kubernetes.io/pvc-protection]}, status: {phase: Bound}}
-		Pod ns/p: {spec: {volumes: [{name: v, persistentVolumeClaim: {claimName: c}}]}}`, "ClaimInUse", "its deletion waits: pod p still uses it"},
+		StorageClass x: {provisioner: p, volumeBindingMode: WaitForFirstConsumer}`, "WaitForFirstConsumer",
+		"it waits for its first pod: class x"},
+	{"in use", "PersistentVolumeClaim ns/c",
+		`PersistentVolumeClaim ns/c: {metadata: {deletionTimestamp: "2026-11-23T11:58:00Z", finalizers: [kubernetes.io/pvc-protection]}, ` +
+			`status: {phase: Bound}}
+		Pod ns/p: {spec: {volumes: [{name: v, persistentVolumeClaim: {claimName: c}}]}}`, "ClaimInUse",
+		"its deletion waits: pod p still uses it"},
 
-	{"quota", "ReplicaSet ns/r", `ReplicaSet ns/r: {spec: {replicas: 2}, status: {replicas: 0, conditions: [{type: ReplicaFailure, status: "True", message: 'pods "r-1" is forbidden: exceeded quota: small, requested: pods=1, used: pods=2, limited: pods=2'}]}}`,
+	{"quota", "ReplicaSet ns/r",
+		`ReplicaSet ns/r: {spec: {replicas: 2}, status: {replicas: 0, conditions: [{type: ReplicaFailure, status: "True", message: 'pods ` +
+			`"r-1" is forbidden: exceeded quota: small, requested: pods=1, used: pods=2, limited: pods=2'}]}}`,
 		"Quota", "pods of ReplicaSet r are refused: ResourceQuota small: exceeded quota: small, requested: pods=1"},
 	{"pod security", "StatefulSet ns/s", `StatefulSet ns/s: {spec: {replicas: 1}}
-		event StatefulSet ns/s FailedCreate: create Pod s-0 in StatefulSet s failed error: pods "s-0" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true`,
+		event StatefulSet ns/s FailedCreate: create Pod s-0 in StatefulSet s failed error: pods "s-0" is forbidden: violates PodSecurity ` +
+		`"restricted:latest": runAsNonRoot != true`,
 		"PodSecurity", "pods of StatefulSet s are refused: namespace label pod-security.kubernetes.io/enforce: violates PodSecurity"},
 	{"webhook", "DaemonSet ns/d", `DaemonSet ns/d: {status: {desiredNumberScheduled: 1}}
-		event DaemonSet ns/d FailedCreate: Error creating: Internal error occurred: failed calling webhook "hook.e.com": failed to call webhook: connection refused`,
+		event DaemonSet ns/d FailedCreate: Error creating: Internal error occurred: failed calling webhook "hook.e.com": failed to call ` +
+		`webhook: connection refused`,
 		"Webhook", "pods of DaemonSet d are refused: webhook hook.e.com: "},
 	{"limit range", "ReplicaSet ns/r", `ReplicaSet ns/r: {spec: {replicas: 1}}
-		event ReplicaSet ns/r FailedCreate: Error creating: pods "r-1" is forbidden: maximum cpu usage per Container is 100m, but limit is 2`,
+		event ReplicaSet ns/r FailedCreate: Error creating: pods "r-1" is forbidden: maximum cpu usage per Container is 100m, but limit ` +
+		`is 2`,
 		"LimitRange", "pods of ReplicaSet r are refused: a LimitRange of the namespace: maximum cpu usage per Container"},
 	{"paused", "Deployment ns/d", `Deployment ns/d: {spec: {paused: true}}`, "Paused", "it is paused (spec.paused)"},
-	{"progress", "Deployment ns/d", `Deployment ns/d: {status: {conditions: [{type: Progressing, status: "False", reason: ProgressDeadlineExceeded, message: x has timed out progressing.}]}}`,
+	{"progress", "Deployment ns/d",
+		`Deployment ns/d: {status: {conditions: [{type: Progressing, status: "False", reason: ProgressDeadlineExceeded, message: x has ` +
+			`timed out progressing.}]}}`,
 		"ProgressDeadlineExceeded", "it does not progress: x has timed out"},
-	{"backoff limit", "Job ns/j", `Job ns/j: {metadata: {uid: ju}, spec: {backoffLimit: 0}, status: {failed: 1, conditions: [{type: Failed, status: "True", reason: BackoffLimitExceeded}]}}
-		Pod ns/j-1: {metadata: {ownerReferences: [{kind: Job, name: j, uid: ju, controller: true}]}, spec: {containers: [{name: c}]}, status: {phase: Failed, containerStatuses: [{name: c, state: {terminated: {exitCode: 7, reason: Error}}}]}}`,
+	{"backoff limit", "Job ns/j",
+		`Job ns/j: {metadata: {uid: ju}, spec: {backoffLimit: 0}, status: {failed: 1, conditions: [{type: Failed, status: "True", ` +
+			`reason: BackoffLimitExceeded}]}}
+		Pod ns/j-1: {metadata: {ownerReferences: [{kind: Job, name: j, uid: ju, controller: true}]}, spec: {containers: [{name: c}]}, ` +
+			`status: {phase: Failed, containerStatuses: [{name: c, state: {terminated: {exitCode: 7, reason: Error}}}]}}`,
 		"BackoffLimitExceeded", "more pods failed than backoffLimit 0 allows; pod j-1: container c exits with code 7"},
-	{"job deadline", "Job ns/j", `Job ns/j: {spec: {activeDeadlineSeconds: 5}, status: {conditions: [{type: Failed, status: "True", reason: DeadlineExceeded}]}}`,
+	{"job deadline", "Job ns/j",
+		`Job ns/j: {spec: {activeDeadlineSeconds: 5}, status: {conditions: [{type: Failed, status: "True", reason: DeadlineExceeded}]}}`,
 		"DeadlineExceeded", "it ran longer than activeDeadlineSeconds 5"},
-	{"failure policy", "Job ns/j", `Job ns/j: {status: {conditions: [{type: Failed, status: "True", reason: PodFailurePolicy, message: Container c for pod ns/j-1 failed with exit code 42 matching FailJob rule at index 0}]}}`,
+	{"failure policy", "Job ns/j",
+		`Job ns/j: {status: {conditions: [{type: Failed, status: "True", reason: PodFailurePolicy, message: Container c for pod ns/j-1 ` +
+			`failed with exit code 42 matching FailJob rule at index 0}]}}`,
 		"PodFailurePolicy", "podFailurePolicy ended it: Container c for pod ns/j-1 failed with exit code 42"},
-	{"hpa metrics", "HorizontalPodAutoscaler ns/h", `HorizontalPodAutoscaler ns/h: {status: {conditions: [{type: ScalingActive, status: "False", reason: FailedGetResourceMetric, message: "the HPA was unable to compute the replica count: failed to get cpu utilization: missing request for cpu in container c of Pod d-1"}]}}`,
-		"FailedGetResourceMetric", "it cannot scale (FailedGetResourceMetric): failed to get cpu utilization: missing request for cpu in container c"},
-	{"namespace finalizer", "Namespace x", `Namespace x: {metadata: {deletionTimestamp: "2026-11-23T11:58:00Z"}, status: {phase: Terminating, conditions: [{type: NamespaceFinalizersRemaining, status: "True", message: "Some content in the namespace has finalizers remaining: e.com/f in 1 resource instances"}]}}
+	{"hpa metrics", "HorizontalPodAutoscaler ns/h",
+		`HorizontalPodAutoscaler ns/h: {status: {conditions: [{type: ScalingActive, status: "False", reason: FailedGetResourceMetric, ` +
+			`message: "the HPA was unable to compute the replica count: failed to get cpu utilization: missing request for cpu in ` +
+			`container c of Pod d-1"}]}}`,
+		"FailedGetResourceMetric",
+		"it cannot scale (FailedGetResourceMetric): failed to get cpu utilization: missing request for cpu in container c"},
+	{"namespace finalizer", "Namespace x",
+		`Namespace x: {metadata: {deletionTimestamp: "2026-11-23T11:58:00Z"}, status: {phase: Terminating, conditions: [{type: ` +
+			`NamespaceFinalizersRemaining, status: "True", message: "Some content in the namespace has finalizers remaining: e.com/f in ` +
+			`1 resource instances"}]}}
 		Partial x/held: {kind: Widget, metadata: {deletionTimestamp: "2026-11-23T11:58:00Z", finalizers: [e.com/f]}}`, "Finalizer",
 		"widget held holds the namespace: finalizer e.com/f is not removed"},
-	{"namespace discovery", "Namespace x", `Namespace x: {metadata: {deletionTimestamp: "2026-11-23T11:58:00Z"}, status: {conditions: [{type: NamespaceDeletionDiscoveryFailure, status: "True", message: "Discovery failed for some groups"}]}}
-		APIService v1.e.com: {spec: {service: {namespace: a, name: b}}, status: {conditions: [{type: Available, status: "False", reason: ServiceNotFound, message: service/b in "a" is not present}]}}`,
+	{"namespace discovery", "Namespace x",
+		`Namespace x: {metadata: {deletionTimestamp: "2026-11-23T11:58:00Z"}, status: {conditions: [{type: ` +
+			`NamespaceDeletionDiscoveryFailure, status: "True", message: "Discovery failed for some groups"}]}}
+		APIService v1.e.com: {spec: {service: {namespace: a, name: b}}, status: {conditions: [{type: Available, status: "False", reason: ` +
+			`ServiceNotFound, message: service/b in "a" is not present}]}}`,
 		"APIServiceDown", "the namespace cannot be emptied: APIService v1.e.com is not available: ServiceNotFound"},
-	{"csr", "CertificateSigningRequest c", `CertificateSigningRequest c: {spec: {signerName: e.com/s}}`, "NotApproved", "nobody has approved it"},
-	{"csr unsigned", "CertificateSigningRequest c", `CertificateSigningRequest c: {spec: {signerName: e.com/s}, status: {conditions: [{type: Approved, status: "True"}]}}`,
+	{"csr", "CertificateSigningRequest c", `CertificateSigningRequest c: {spec: {signerName: e.com/s}}`, "NotApproved",
+		"nobody has approved it"},
+	{"csr unsigned", "CertificateSigningRequest c",
+		`CertificateSigningRequest c: {spec: {signerName: e.com/s}, status: {conditions: [{type: Approved, status: "True"}]}}`,
 		"NotSigned", "it is approved, but signer e.com/s has not signed it: berth does not run that signer"},
 	{"ingress class", "Ingress ns/i", `Ingress ns/i: {spec: {ingressClassName: moon}}
 		absent IngressClass moon`, "ClassMissing", "IngressClass moon does not exist"},
-	{"nothing", "Pod ns/ghost", "absent Pod ns/ghost", "NeverSeen", "Pod ns/ghost does not exist, and neither journal nor events remember it"},
+	{"nothing", "Pod ns/ghost", "absent Pod ns/ghost", "NeverSeen",
+		"Pod ns/ghost does not exist, and neither journal nor events remember it"},
 }
 
 // TestFirstLineNamesTheCause asks about each cause, and that no line that can
@@ -334,7 +399,8 @@ func TestGoneFromTheJournal(t *testing.T) {
 	w.APIError = "dial tcp 127.0.0.1:6443: connect: connection refused"
 	w.Host = []journal.Fact{{Name: "store", Value: "no space left on device"}}
 	a := Explain(w)
-	if a.State != Unknown || !strings.HasPrefix(a.Cause, "the API server does not answer (store: no space left on device); last decision about") {
+	if a.State != Unknown || !strings.HasPrefix(a.Cause,
+		"the API server does not answer (store: no space left on device); last decision about") {
 		t.Errorf("%s: %s", a.State, a.Cause)
 	}
 	if len(Next(w)) != 0 {

@@ -100,7 +100,8 @@ func unobserved(kind string, generation, observed int64) *Answer {
 	if observed >= generation {
 		return nil
 	}
-	return found(Waiting, "NotObserved", "the %s controller has not looked at the last change (generation %d, observed %d)", kind, generation,
+	return found(Waiting, "NotObserved", "the %s controller has not looked at the last change (generation %d, observed %d)", kind,
+		generation,
 		observed).at("status.observedGeneration").remedy("berth status tells whether the controllers run")
 }
 
@@ -223,7 +224,7 @@ func explainDaemonSet(w *World, namespace, name string) *Answer {
 		p := &v1.Pod{Spec: d.Spec.Template.Spec}
 		for _, n := range all[v1.Node](w) {
 			if reason, field := refusal(w, p, n); reason != "" {
-				return found(Failing, "NoNodeFits", "it wants 0 pods: no node matches, %s: %s", n.Name, reason).at("spec.template." + field).
+				return found(Failing, "NoNodeFits", "it wants 0 pods: no node matches, %s: %s", n.Name, reason).at("spec.template."+field).
 					from("DaemonSet", "Node")
 			}
 		}

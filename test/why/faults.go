@@ -34,6 +34,9 @@ func pod(name, container string, spec ...string) string {
 	return out + "  containers: [" + container + "]\n---\n"
 }
 
+// mounter mounts volume v.
+const mounter = "{name: c, image: IMG, command: [sleep, 1h], volumeMounts: [{name: v, mountPath: /v}]}"
+
 const sleeper = "{name: c, image: IMG, command: [sleep, 1h]}"
 
 func deployment(name, template string, more string) string {
@@ -67,16 +70,16 @@ var images = []fault{
 	{name: "configmap-key-missing", yaml: "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: words}\ndata: {a: b}\n---\n" +
 		pod("p", "{name: c, image: IMG, env: [{name: K, valueFrom: {configMapKeyRef: {name: words, key: zz}}}]}"), ask: "pod p",
 		want: []string{"ConfigMap words has no key zz"}, naive: []string{"zz", "words"}},
-	{name: "configmap-volume-missing", yaml: pod("p", sleeper, "volumes: [{name: v, configMap: {name: files}}]"), ask: "pod p",
+	{name: "configmap-volume-missing", yaml: pod("p", mounter, "volumes: [{name: v, configMap: {name: files}}]"), ask: "pod p",
 		want: []string{"ConfigMap files does not exist"}, naive: []string{"configmap", "files", "not found"}},
-	{name: "secret-volume-missing", yaml: pod("p", sleeper, "volumes: [{name: v, secret: {secretName: tls}}]"), ask: "pod p",
+	{name: "secret-volume-missing", yaml: pod("p", mounter, "volumes: [{name: v, secret: {secretName: tls}}]"), ask: "pod p",
 		want: []string{"Secret tls does not exist"}, naive: []string{"secret", "tls", "not found"}},
 	{name: "configmap-item-missing", yaml: "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: files}\ndata: {a: b}\n---\n" +
-		pod("p", sleeper, "volumes: [{name: v, configMap: {name: files, items: [{key: zz, path: z}]}}]"), ask: "pod p",
+		pod("p", mounter, "volumes: [{name: v, configMap: {name: files, items: [{key: zz, path: z}]}}]"), ask: "pod p",
 		want: []string{"ConfigMap files has no key zz"}, naive: []string{"zz", "files"}},
 	{name: "run-as-non-root", yaml: pod("p", "{name: c, image: IMG, securityContext: {runAsNonRoot: true}}"), ask: "pod p",
 		want: []string{"runAsNonRoot", "container c"}, naive: []string{"runAsNonRoot"}},
-	{name: "hostpath-missing", yaml: pod("p", sleeper, "volumes: [{name: v, hostPath: {path: /no/such/dir, type: Directory}}]"),
+	{name: "hostpath-missing", yaml: pod("p", mounter, "volumes: [{name: v, hostPath: {path: /no/such/dir, type: Directory}}]"),
 		ask: "pod p", want: []string{"volume v", "hostPath"}, naive: []string{"\"v\"", "hostPath"}},
 	{name: "init-crash", yaml: pod("p", sleeper, "initContainers: [{name: first, image: IMG, command: [sh, -c, exit 5]}]"),
 		ask: "pod p", want: []string{"container first exits with code 5"}, naive: []string{"first", "exit", "5"}},
@@ -130,8 +133,9 @@ var scheduling = []fault{
 		want: []string{"hostPort"}, naive: []string{"free ports"}},
 	{name: "refused-by-node", yaml: pod("p", "{name: c, image: IMG, resources: {requests: {cpu: '900'}}}", "nodeName: NODE"), ask: "pod p",
 		want: []string{"node NODE refused the pod", "cpu"}, naive: []string{"OutOfcpu"}},
-	{name: "daemonset-nowhere", yaml: "apiVersion: apps/v1\nkind: DaemonSet\nmetadata: {name: d}\nspec:\n  selector: {matchLabels: {app: d}}\n" +
-		"  template: {metadata: {labels: {app: d}}, spec: {nodeSelector: {disk: fast}, containers: [" + sleeper + "]}}\n",
+	{name: "daemonset-nowhere",
+		yaml: "apiVersion: apps/v1\nkind: DaemonSet\nmetadata: {name: d}\nspec:\n  selector: {matchLabels: {app: d}}\n" +
+			"  template: {metadata: {labels: {app: d}}, spec: {nodeSelector: {disk: fast}, containers: [" + sleeper + "]}}\n",
 		ask: "daemonset d", want: []string{"nodeSelector", "disk=fast"}},
 }
 
@@ -142,7 +146,8 @@ var storage = []fault{
 	{name: "class-missing-pod", yaml: claim("data", "storageClassName: none-such") +
 		pod("p", sleeper, "volumes: [{name: v, persistentVolumeClaim: {claimName: data}}]"), ask: "pod p",
 		want: []string{"PersistentVolumeClaim data", "StorageClass none-such"}},
-	{name: "no-consumer", yaml: "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {name: late-NS}\nprovisioner: example.com/x\n" +
+	{name: "no-consumer", yaml: "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {name: late-NS}\nprovisioner: " +
+		"example.com/x\n" +
 		"volumeBindingMode: WaitForFirstConsumer\n---\n" + claim("data", "storageClassName: late-NS"), ask: "pvc data",
 		want: []string{"first pod", "late-NS"}, naive: []string{"first consumer"}},
 	{name: "no-provisioner", yaml: "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {name: ext-NS}\n" +
@@ -174,7 +179,8 @@ var workloads = []fault{
 	{name: "quota-job", yaml: "apiVersion: v1\nkind: ResourceQuota\nmetadata: {name: small}\nspec: {hard: {pods: '0'}}\n---\n" +
 		job("j", "", "{restartPolicy: Never, containers: ["+sleeper+"]}"), ask: "job j", want: []string{"ResourceQuota small"},
 		naive: []string{"exceeded quota: small"}},
-	{name: "limit-range", yaml: "apiVersion: v1\nkind: LimitRange\nmetadata: {name: bounds}\nspec: {limits: [{type: Container, max: {cpu: 100m}}]}\n---\n" +
+	{name: "limit-range", yaml: "apiVersion: v1\nkind: LimitRange\nmetadata: {name: bounds}\nspec: {limits: [{type: Container, max: " +
+		"{cpu: 100m}}]}\n---\n" +
 		deployment("d", "{containers: [{name: c, image: IMG, resources: {requests: {cpu: 50m}, limits: {cpu: '2'}}}]}", ""),
 		ask: "deployment d", want: []string{"LimitRange", "cpu"}, naive: []string{"maximum cpu usage per Container"}},
 	{name: "pod-security", run: []string{"label namespace NS pod-security.kubernetes.io/enforce=restricted",
@@ -188,23 +194,27 @@ var workloads = []fault{
 		want: []string{"paused (spec.paused)"}, naive: []string{"DeploymentPaused"}},
 	{name: "scaled-to-zero", yaml: deployment("d", "{containers: ["+sleeper+"]}", ""), run: []string{"scale deployment d --replicas=0"},
 		ask: "deployment d", want: []string{"scaled to 0", "spec.replicas"}, naive: []string{"spec.replicas"}},
-	{name: "statefulset-first", yaml: "apiVersion: apps/v1\nkind: StatefulSet\nmetadata: {name: s}\nspec:\n  replicas: 3\n  serviceName: s\n" +
-		"  selector: {matchLabels: {app: s}}\n  template: {metadata: {labels: {app: s}}, spec: {containers: [{name: c, image: IMG, " +
-		"command: [sh, -c, exit 4]}]}}\n", ask: "statefulset s", want: []string{"pod s-0", "exits with code 4"}},
+	{name: "statefulset-first",
+		yaml: "apiVersion: apps/v1\nkind: StatefulSet\nmetadata: {name: s}\nspec:\n  replicas: 3\n  serviceName: s\n" +
+			"  selector: {matchLabels: {app: s}}\n  template: {metadata: {labels: {app: s}}, spec: {containers: [{name: c, image: IMG, " +
+			"command: [sh, -c, exit 4]}]}}\n", ask: "statefulset s", want: []string{"pod s-0", "exits with code 4"}},
 	{name: "job-backoff", yaml: job("j", "backoffLimit: 0,", "{restartPolicy: Never, containers: [{name: c, image: IMG, command: "+
 		"[sh, -c, exit 7]}]}"), ask: "job j", want: []string{"backoffLimit 0", "code 7"}, naive: []string{"backoff limit", "code 7"}},
-	{name: "job-deadline", yaml: job("j", "activeDeadlineSeconds: 1,", "{restartPolicy: Never, terminationGracePeriodSeconds: 0, containers: ["+
-		sleeper+"]}"), ask: "job j", want: []string{"activeDeadlineSeconds 1"}, naive: []string{"DeadlineExceeded", "deadline"}},
+	{name: "job-deadline", yaml: job("j", "activeDeadlineSeconds: 1,",
+		"{restartPolicy: Never, terminationGracePeriodSeconds: 0, containers: ["+
+			sleeper+"]}"), ask: "job j", want: []string{"activeDeadlineSeconds 1"}, naive: []string{"DeadlineExceeded", "deadline"}},
 	{name: "job-suspended", yaml: job("j", "suspend: true,", "{restartPolicy: Never, containers: ["+sleeper+"]}"), ask: "job j",
 		want: []string{"suspended (spec.suspend)"}, naive: []string{"suspended"}},
-	{name: "cronjob-suspended", yaml: "apiVersion: batch/v1\nkind: CronJob\nmetadata: {name: c}\nspec: {schedule: '* * * * *', suspend: true, " +
-		"jobTemplate: {spec: {template: {spec: {restartPolicy: Never, containers: [" + sleeper + "]}}}}}\n", ask: "cronjob c",
+	{name: "cronjob-suspended",
+		yaml: "apiVersion: batch/v1\nkind: CronJob\nmetadata: {name: c}\nspec: {schedule: '* * * * *', suspend: true, " +
+			"jobTemplate: {spec: {template: {spec: {restartPolicy: Never, containers: [" + sleeper + "]}}}}}\n", ask: "cronjob c",
 		want: []string{"suspended (spec.suspend)"}, naive: []string{"suspend"}},
 	{name: "hpa-no-target", yaml: hpa("h", "nothing"), ask: "hpa h", want: []string{"Deployment nothing does not exist"},
 		naive: []string{"nothing", "not found"}},
 	{name: "hpa-no-request", yaml: deployment("d", "{containers: ["+sleeper+"]}", "") + hpa("h", "d"), ask: "hpa h",
 		want: []string{"it cannot scale", "cpu"}, naive: []string{"cpu"}},
-	{name: "webhook-down", yaml: "apiVersion: admissionregistration.k8s.io/v1\nkind: ValidatingWebhookConfiguration\nmetadata: {name: hook-NS}\n" +
+	{name: "webhook-down", yaml: "apiVersion: admissionregistration.k8s.io/v1\nkind: ValidatingWebhookConfiguration\nmetadata: {name: " +
+		"hook-NS}\n" +
 		"webhooks: [{name: hook.example.com, sideEffects: None, admissionReviewVersions: [v1], timeoutSeconds: 1, " +
 		"clientConfig: {url: 'https://127.0.0.1:1/'}, namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: NS}}, " +
 		"rules: [{apiGroups: [''], apiVersions: [v1], operations: [CREATE], resources: [pods]}]}]\n---\n" +
@@ -237,16 +247,21 @@ var network = []fault{
 		"kind: NetworkPolicy\nmetadata: {name: deny}\nspec: {podSelector: {}, policyTypes: [Ingress]}\n",
 		run: []string{"wait --for=condition=Ready pod/web --timeout=60s"}, ask: "service s", want: []string{"NetworkPolicy deny", "drops"}},
 	{name: "policy-pod", yaml: pod("web", sleeper) + "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: mute}\n" +
-		"spec: {podSelector: {}, policyTypes: [Egress]}\n", run: []string{"wait --for=condition=Ready pod/web --timeout=60s"}, ask: "pod web",
+		"spec: {podSelector: {}, policyTypes: [Egress]}\n", run: []string{"wait --for=condition=Ready pod/web --timeout=60s"},
+		ask:  "pod web",
 		want: []string{"NetworkPolicy mute", "egress"}},
-	{name: "load-balancer-class", yaml: pod("web", sleeper) + "apiVersion: v1\nkind: Service\nmetadata: {name: s}\nspec: {type: LoadBalancer, " +
-		"loadBalancerClass: example.com/lb, selector: {app: web}, ports: [{port: 80}]}\n",
-		run: []string{"wait --for=condition=Ready pod/web --timeout=60s"}, ask: "service s", want: []string{"loadBalancerClass example.com/lb"}},
-	{name: "ingress-class", yaml: pod("web", sleeper) + service("s", "{app: web}", "{port: 80}") + ingress("moon", "s", 80), ask: "ingress i",
+	{name: "load-balancer-class",
+		yaml: pod("web", sleeper) + "apiVersion: v1\nkind: Service\nmetadata: {name: s}\nspec: {type: LoadBalancer, " +
+			"loadBalancerClass: example.com/lb, selector: {app: web}, ports: [{port: 80}]}\n",
+		run: []string{"wait --for=condition=Ready pod/web --timeout=60s"}, ask: "service s",
+		want: []string{"loadBalancerClass example.com/lb"}},
+	{name: "ingress-class", yaml: pod("web", sleeper) + service("s", "{app: web}", "{port: 80}") + ingress("moon", "s", 80),
+		ask:  "ingress i",
 		want: []string{"IngressClass moon does not exist"}},
 	{name: "ingress-service", yaml: ingress("moon", "ghost", 80), ask: "ingress i", want: []string{"Service ghost does not exist"}},
 	{name: "budget", yaml: deployment("d", "{containers: ["+sleeper+"]}", "") + budget("{app: d}"),
-		run: []string{"wait --for=condition=Available deployment/d --timeout=60s"}, ask: "pdb b", want: []string{"minAvailable 1", "no eviction"},
+		run: []string{"wait --for=condition=Available deployment/d --timeout=60s"}, ask: "pdb b", want: []string{"minAvailable 1",
+			"no eviction"},
 		naive: []string{"InsufficientPods", "minAvailable"}},
 	{name: "budget-selects-none", yaml: budget("{app: ghost}"), ask: "pdb b", want: []string{"selector app=ghost matches no pod"}},
 }
@@ -278,9 +293,11 @@ var ends = []fault{
 		naive: []string{"Denied"}},
 	{name: "csr-unsigned", yaml: csr("csr-NS"), run: []string{"certificate approve csr-NS"}, ask: "csr csr-NS",
 		want: []string{"signer example.com/signer has not signed"}},
-	{name: "apiservice-down", yaml: "apiVersion: apiregistration.k8s.io/v1\nkind: APIService\nmetadata: {name: v1.NS.example.com}\nspec: {group: NS.example.com, " +
+	{name: "apiservice-down", yaml: "apiVersion: apiregistration.k8s.io/v1\nkind: APIService\nmetadata: {name: v1.NS.example.com}\nspec: " +
+		"{group: NS.example.com, " +
 		"version: v1, groupPriorityMinimum: 1, versionPriority: 1, insecureSkipTLSVerify: true, service: {name: gone, namespace: NS}}\n",
-		ask: "apiservice v1.NS.example.com", want: []string{"APIService v1.NS.example.com", "not available"}, naive: []string{"gone", "not present"}},
+		ask: "apiservice v1.NS.example.com", want: []string{"APIService v1.NS.example.com", "not available"},
+		naive: []string{"gone", "not present"}},
 	{name: "node-silent", yaml: "apiVersion: v1\nkind: Node\nmetadata: {name: dead-NS}\n", ask: "node dead-NS",
 		want: []string{"agent", "never posted"}, naive: []string{"NodeStatusNeverUpdated"}},
 	{name: "deleted-pod", yaml: pod("p", sleeper), run: []string{"wait --for=condition=Ready pod/p --timeout=60s", "delete pod p --now"},

@@ -23,8 +23,12 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/berth-dev/berth/internal/journal"
 	"github.com/berth-dev/berth/internal/testkit/testtimeout"
 	answers "github.com/berth-dev/berth/internal/why"
+	"github.com/berth-dev/berth/internal/why/ask"
 )
 
 // patience bounds the wait for one fault to show.
@@ -254,7 +258,36 @@ func TestWhy(t *testing.T) {
 		t.Logf("%-26s why %-5v events+conditions %-5v %4d ms  %s", f.name, r.named, r.plain, r.took.Milliseconds(), r.first)
 	}
 	t.Logf("berth why: %d of %d; events and conditions alone: %d of %d", named, len(faults), plain, len(faults))
+	c.latency(t, faults)
 	withoutAPI(t, c, results, faults)
+}
+
+// latency prints how long an answer takes beside the start of the process: the
+// requests to the API and the explanation. It asserts nothing; the host is
+// shared.
+func (c *cluster) latency(t *testing.T, faults []fault) {
+	cfg, err := clientcmd.BuildConfigFromFlags("", filepath.Join(c.dir, "admin.kubeconfig"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.QPS = -1
+	var took []time.Duration
+	for i := range faults {
+		words := strings.Fields(c.fill(&faults[i], faults[i].ask))
+		kind, namespaced, _ := answers.KindOf(words[0])
+		ref := journal.Ref{Kind: kind, Name: words[1]}
+		if namespaced {
+			ref.Namespace = "why-" + faults[i].name
+		}
+		began := time.Now()
+		if _, err := ask.Why(context.Background(), ask.Config{Client: cfg, Now: began}, ref); err != nil {
+			t.Error(err)
+		}
+		took = append(took, time.Since(began))
+	}
+	slices.Sort(took)
+	t.Logf("an answer took %s in the median, %s at most", took[len(took)/2].Round(time.Millisecond/10),
+		took[len(took)-1].Round(time.Millisecond/10))
 }
 
 // withoutAPI stops the cluster: answers then come from the journal on disk.
