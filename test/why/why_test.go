@@ -1,6 +1,7 @@
 package why
 
 import (
+	"bufio"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -10,7 +11,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -123,22 +123,13 @@ func (c *cluster) inject(f *fault, csr string) error {
 	}
 	if f.yaml != "" {
 		yaml := strings.NewReplacer("CSRPEM", csr).Replace(c.fill(f, f.yaml))
-		// Pods come before the account of their namespace: again until it is there.
-		var last string
-		ok := false
-		for range 20 {
-			var err error
-			if last, err = c.kubectl(yaml, "apply", "-n", ns, "-f", "-"); err == nil {
-				ok = true
-				break
-			}
-			if !strings.Contains(last, "serviceaccount") {
-				break
-			}
-			time.Sleep(200 * time.Millisecond)
+		// Pods are refused before the account of their namespace is there.
+		out, err := c.kubectl("", "wait", "--for=create", "serviceaccount/default", "-n", ns, "--timeout=60s")
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, out)
 		}
-		if !ok {
-			return errors.New(last)
+		if out, err := c.kubectl(yaml, "apply", "-n", ns, "-f", "-"); err != nil {
+			return fmt.Errorf("%w: %s", err, out)
 		}
 	}
 	for _, line := range f.run {
@@ -259,7 +250,65 @@ func TestWhy(t *testing.T) {
 	}
 	t.Logf("berth why: %d of %d; events and conditions alone: %d of %d", named, len(faults), plain, len(faults))
 	c.latency(t, faults)
+	c.views(t)
 	withoutAPI(t, c, results, faults)
+}
+
+// views looks at the same cluster through `berth events`, `top` and `status`.
+func (c *cluster) views(t *testing.T) {
+	for _, v := range []struct {
+		args string
+		want []string
+	}{
+		{"events -n why-crash-code --for pod/p --last 100", []string{"pod why-crash-code/p: placed on", "(scheduler)", "BackOff"}},
+		{"events -n why-crash-code --for pod/p -o json", []string{`"source":"event"`, `"because":`}},
+		{"top nodes", []string{"NODE", c.node}},
+		{"top pods -n why-crash-code -o json", []string{`"pods":`}},
+		{"status", []string{"ready"}},
+	} {
+		out, err := c.berth(append(strings.Fields(v.args), "--data-dir", c.dir)...)
+		for _, w := range v.want {
+			if err != nil || !strings.Contains(out, w) {
+				t.Errorf("berth %s: %v: %q is missing in:\n%s", v.args, err, w, out)
+				break
+			}
+		}
+	}
+	c.follow(t)
+}
+
+// follow waits for the next restart of a container that crashes.
+func (c *cluster) follow(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, filepath.Join(c.bin, "berth"), "events", "--follow", "--last", "0", "-n", "why-followed", "--data-dir",
+		c.dir)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	f := fault{name: "followed", yaml: pod("p", "{name: c, image: IMG, command: [sh, -c, exit 9]}")}
+	if err := c.inject(&f, ""); err != nil {
+		t.Errorf("not injected: %v", err)
+	}
+	seen := map[string]bool{"(scheduler)": false, "Started": false, "restarted": false}
+	lines, left := bufio.NewScanner(out), len(seen)
+	for left > 0 && lines.Scan() {
+		for w, had := range seen {
+			if !had && strings.Contains(lines.Text(), w) {
+				seen[w] = true
+				left--
+			}
+		}
+	}
+	if left > 0 {
+		t.Errorf("berth events --follow ended without a decision, an event or a restart: %v", seen)
+	}
+	cancel()
+	cmd.Wait() //nolint:errcheck // it was interrupted
 }
 
 // latency prints how long an answer takes beside the start of the process: the
