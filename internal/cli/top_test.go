@@ -38,7 +38,8 @@ func TestTopOrders(t *testing.T) {
 func TestPastEvents(t *testing.T) {
 	event := func(name, about string, minute int) *v1.Event {
 		return &v1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}, Reason: name, LastTimestamp: metav1.NewTime(
-			time.Date(2026, 1, 1, 0, minute, 0, 0, time.UTC)), InvolvedObject: v1.ObjectReference{Kind: "Pod", Namespace: "ns", Name: about}}
+			time.Date(2026, 1, 1, 0, minute, 0, 0, time.UTC)), InvolvedObject: v1.ObjectReference{Kind: "Pod", Namespace: "ns",
+			Name: about}}
 	}
 	client := fake.NewClientset(event("Third", "p", 3), event("First", "p", 1), event("Other", "q", 4), event("Second", "p", 2))
 	var b strings.Builder
