@@ -120,6 +120,9 @@ func delayed(class *storagev1.StorageClass) bool {
 // firstConsumer tells what a claim of a delayed class waits for.
 func firstConsumer(w *World, c *v1.PersistentVolumeClaim, class string, forPod bool) *Answer {
 	pods := users(w, c)
+	if a := w.unreadable(Read{Kind: "Pod", Namespace: c.Namespace}); a != nil && len(pods) == 0 {
+		return a
+	}
 	if len(pods) == 0 && !forPod {
 		return found(Waiting, "WaitForFirstConsumer", "it waits for its first pod: class %s binds when a pod uses it, and none does",
 			class).

@@ -240,7 +240,8 @@ func podHealthy(w *World, p *v1.Pod) *Answer {
 		return a
 	}
 	if b := blockingBudget(w, p); b != nil {
-		return found(Healthy, "BudgetBlocks", "PodDisruptionBudget %s allows no eviction of the pod: %d healthy, %d needed", b.Name,
+		return found(Healthy, "BudgetBlocks", "the pod is well, but PodDisruptionBudget %s allows no eviction of it: %d healthy, %d needed",
+			b.Name,
 			b.Status.CurrentHealthy, b.Status.DesiredHealthy).held("PodDisruptionBudget", b.Namespace, b.Name).at("spec").
 			remedy("add replicas, or loosen minAvailable/maxUnavailable of the budget").from("PodDisruptionBudget")
 	}

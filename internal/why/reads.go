@@ -145,12 +145,12 @@ func readService(w *World) []Read {
 	if s == nil {
 		return nil
 	}
-	out := []Read{{Kind: "EndpointSlice", Namespace: s.Namespace, Labels: "kubernetes.io/service-name=" + s.Name}}
+	out := []Read{sliceList(s)}
 	if len(s.Spec.Selector) == 0 {
 		return out
 	}
 	sel := labels.SelectorFromSet(s.Spec.Selector)
-	list := Read{Kind: "Pod", Namespace: s.Namespace, Labels: sel.String()}
+	list := podList(s)
 	out = append(out, list, Read{Kind: "NetworkPolicy", Namespace: s.Namespace})
 	pods := selected(w, s.Namespace, sel)
 	if w.listed(list) && len(pods) == 0 {

@@ -19,7 +19,7 @@ func explainService(w *World, namespace, name string) *Answer {
 	if s == nil {
 		return nil
 	}
-	for _, step := range []func(*World, *v1.Service) *Answer{serviceDeleting, noEndpoints, noAddress, wrongPort, droppedByPolicy} {
+	for _, step := range []func(*World, *v1.Service) *Answer{serviceDeleting, noEndpoints, noAddress, droppedByPolicy, wrongPort} {
 		if a := step(w, s); a != nil {
 			return a.from("Service", "EndpointSlice", "Pod")
 		}
@@ -50,6 +50,14 @@ func endpoints(w *World, s *v1.Service) (ready, others int) {
 	return ready, others
 }
 
+func sliceList(s *v1.Service) Read {
+	return Read{Kind: "EndpointSlice", Namespace: s.Namespace, Labels: discoveryv1.LabelServiceName + "=" + s.Name}
+}
+
+func podList(s *v1.Service) Read {
+	return Read{Kind: "Pod", Namespace: s.Namespace, Labels: labels.SelectorFromSet(s.Spec.Selector).String()}
+}
+
 // selected are the pods a selector matches.
 func selected(w *World, namespace string, sel labels.Selector) []*v1.Pod {
 	var out []*v1.Pod
@@ -67,12 +75,18 @@ func noEndpoints(w *World, s *v1.Service) *Answer {
 	if ready > 0 || s.Spec.Type == v1.ServiceTypeExternalName {
 		return nil
 	}
+	if a := w.unreadable(sliceList(s)); a != nil {
+		return a
+	}
 	if len(s.Spec.Selector) == 0 {
 		return found(Failing, "NoSelector", "it has no selector, and no EndpointSlice names it: no endpoints").at("spec.selector").
 			remedy("set spec.selector, or write an EndpointSlice with label %s=%s", discoveryv1.LabelServiceName, s.Name)
 	}
 	sel := labels.SelectorFromSet(s.Spec.Selector)
 	pods := selected(w, s.Namespace, sel)
+	if a := w.unreadable(podList(s)); a != nil && len(pods) == 0 {
+		return a
+	}
 	if len(pods) == 0 {
 		a := found(Failing, "NoPodMatches", "its selector %s matches no pod in namespace %s: no endpoints", sel,
 			s.Namespace).at("spec.selector")
@@ -175,7 +189,8 @@ func wrongPort(w *World, s *v1.Service) *Answer {
 		if port.TargetPort.Type != intstr.Int || n == 0 || declares(pods[0], n) || len(declared(pods[0])) == 0 {
 			continue
 		}
-		return found(Failing, "PortUndeclared", "targetPort %d of port %d is not among the ports its pods declare (%s)", n, port.Port,
+		// A port need not be declared, so this is a suspicion and no more.
+		return found(Unknown, "PortUndeclared", "targetPort %d of port %d is not among the ports its pods declare (%s)", n, port.Port,
 			strings.Join(declared(pods[0]), ", ")).at(fmt.Sprintf("spec.ports[%d].targetPort", i)).held("Pod", s.Namespace, pods[0].Name).
 			remedy("set targetPort to the port the process listens on; a port need not be declared, so check that too")
 	}

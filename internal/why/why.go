@@ -144,6 +144,15 @@ func (w *World) listed(r Read) bool {
 	return tried && err == ""
 }
 
+// unreadable is the answer where a read that decides failed; nil if it did not.
+func (w *World) unreadable(r Read) *Answer {
+	if err := w.Done[r]; err != "" {
+		return found(Unknown, "NotReadable", "the cause cannot be told: %s may not be read: %s", r, brief(err, 200)).
+			remedy("ask with a user that may read it (--kubeconfig)")
+	}
+	return nil
+}
+
 // events are those about an object, the newest first.
 func (w *World) events(kind, namespace, name string) []*v1.Event {
 	var out []*v1.Event

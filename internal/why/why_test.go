@@ -231,7 +231,7 @@ var cases = []struct{ name, subject, objects, code, cause string }{
 	{"budget blocks", "Pod ns/p", `Pod ns/p: {metadata: {labels: {a: b}}, spec: {nodeName: 'n'}, ` + running + ready + `}}
 		PodDisruptionBudget ns/b: {spec: {selector: {matchLabels: {a: b}}}, status: {expectedPods: 1, currentHealthy: 1, desiredHealthy: ` +
 		`1, disruptionsAllowed: 0}}`,
-		"BudgetBlocks", "PodDisruptionBudget b allows no eviction of the pod: 1 healthy, 1 needed"},
+		"BudgetBlocks", "the pod is well, but PodDisruptionBudget b allows no eviction of it: 1 healthy, 1 needed"},
 	{"healthy", "Pod ns/p", `Pod ns/p: {spec: {nodeName: 'n'}, ` + running + ready + `}}`, "Healthy",
 		"nothing is wrong: the pod is Running and Ready since 2m"},
 
@@ -415,6 +415,11 @@ func TestUnreadIsNamed(t *testing.T) {
 	w.Done[Read{Kind: "Node", Name: "n"}] = "forbidden"
 	if a := Explain(w); len(a.Unread) != 1 || a.Unread[0] != "Node n: forbidden" || a.Code != "SecretMissing" {
 		t.Errorf("%s, unread %v", a.Code, a.Unread)
+	}
+	s := world(t, "Service ns/s", `Service ns/s: {spec: {selector: {app: web}, ports: [{port: 80}]}}`)
+	s.Done[Read{Kind: "Pod", Namespace: "ns", Labels: "app=web"}] = "pods is forbidden"
+	if a := Explain(s); a.Code != "NotReadable" || !strings.Contains(a.Cause, "list of Pod in ns may not be read") {
+		t.Errorf("pods that may not be read count as none: %s: %s", a.Code, a.Cause)
 	}
 	w.Done[Read{Kind: "Pod", Namespace: "ns", Name: "p"}] = `pods "p" is forbidden`
 	if a := Explain(w); a.Code != "NotReadable" {

@@ -245,7 +245,8 @@ func (r *reader) read(ctx context.Context, read why.Read) error {
 
 func (r *reader) list(ctx context.Context, path string, q url.Values, res resource) error {
 	var list struct {
-		Items []json.RawMessage `json:"items"`
+		metav1.ListMeta `json:"metadata"`
+		Items           []json.RawMessage `json:"items"`
 	}
 	if err := r.get(ctx, path, q, res, &list); err != nil {
 		return err
@@ -256,6 +257,9 @@ func (r *reader) list(ctx context.Context, path string, q url.Values, res resour
 			return fmt.Errorf("decoding %s: %w", path, err)
 		}
 		r.add(o)
+	}
+	if list.Continue != "" {
+		return &statusError{http.StatusPartialContent, fmt.Sprintf("only the first %d were read", len(list.Items))}
 	}
 	return nil
 }
