@@ -58,6 +58,8 @@ func rootCommand() *cobra.Command {
 		deleteCommand(),
 		statusCommand(),
 		whyCommand(),
+		eventsCommand(),
+		topCommand(),
 		agentCommand(),
 		proxyCommand(),
 		controllersCommand(),

@@ -3,8 +3,8 @@ package cli
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
+	"io"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -13,118 +13,157 @@ import (
 
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/berth-dev/berth/internal/cluster"
 	"github.com/berth-dev/berth/internal/journal"
 	"github.com/berth-dev/berth/internal/proxy"
 	"github.com/berth-dev/berth/internal/proxy/model"
+	"github.com/berth-dev/berth/internal/why"
+	"github.com/berth-dev/berth/internal/why/ask"
 )
 
-// kinds are the words users type for what the journal knows.
-var kinds = map[string]string{
-	"node": "Node", "no": "Node", "pod": "Pod", "po": "Pod", "service": "Service", "svc": "Service", "deployment": "Deployment",
-	"deploy":     "Deployment",
-	"replicaset": "ReplicaSet", "rs": "ReplicaSet", "daemonset": "DaemonSet", "ds": "DaemonSet", "statefulset": "StatefulSet",
-	"sts": "StatefulSet", "job": "Job", "cronjob": "CronJob", "cj": "CronJob",
-}
+// whyOptions are the flags of `berth why`.
+type whyOptions struct{ dataDir, namespace, output, socket, kubeconfig string }
 
 func whyCommand() *cobra.Command {
-	var dataDir, namespace, output, socket, kubeconfig string
+	var o whyOptions
 	cmd := &cobra.Command{
 		Use:   "why KIND [NAMESPACE/]NAME",
-		Short: "show what was decided about an object, and why",
-		Args:  cobra.ExactArgs(2),
+		Short: "tell why an object is as it is: the cause, what to do, and what was decided",
+		Long: "Why names the cause in its first line, then facts, remedies and the decisions about the object. It reads the API with " +
+			"your rights and the journal of the cluster on this host; it works for what is gone, and while the API server is down.\n\n" +
+			"Kinds: " + why.Words() + ".",
+		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			kind, ok := kinds[strings.ToLower(args[0])]
+			kind, namespaced, ok := why.KindOf(args[0])
 			if !ok {
-				return fmt.Errorf("why %q: the journal knows node, pod, service, deployment, replicaset, daemonset, statefulset, job and "+
-					"cronjob", args[0])
+				return fmt.Errorf("why %q: allowed are %s", args[0], why.Words())
 			}
-			if output != "text" && output != "json" {
-				return fmt.Errorf("--output %q: allowed are text and json", output)
+			if o.output != "text" && o.output != "json" {
+				return fmt.Errorf("--output %q: allowed are text and json", o.output)
 			}
 			ref := journal.Ref{Kind: kind, Name: args[1]}
 			if ns, name, ok := strings.Cut(args[1], "/"); ok {
-				namespace, ref.Name = ns, name
+				o.namespace, ref.Name = ns, name
 			}
-			if kind != "Node" {
-				ref.Namespace = namespace
+			if namespaced {
+				ref.Namespace = o.namespace
 			}
-			if kind == "Service" {
-				return whyService(cmd, dataDir, socket, kubeconfig, output, ref)
-			}
-			records, err := cluster.Why(cmd.Context(), dataDir, ref)
-			if err != nil {
-				return err
-			}
-			if output == "json" {
-				return json.NewEncoder(cmd.OutOrStdout()).Encode(records)
-			}
-			if len(records) == 0 {
-				fmt.Fprintf(cmd.OutOrStdout(), "nothing was decided about %s %s that the journal still holds\n", kind, args[1])
-				return nil
-			}
-			return journal.Story(cmd.OutOrStdout(), records)
+			return o.answer(cmd.Context(), cmd.OutOrStdout(), ref)
 		},
 	}
-	clusterFlags(cmd, &dataDir)
-	cmd.Flags().StringVarP(&namespace, "namespace", "n", "default", "namespace of the object")
-	cmd.Flags().StringVar(&socket, "socket", "", "for services: socket of a `berth proxy` outside a cluster of ours")
-	cmd.Flags().StringVar(&kubeconfig, "kubeconfig", "",
-		"for services, where no proxy answers: the API to ask (default: admin.kubeconfig of --data-dir)")
-	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	clusterFlags(cmd, &o.dataDir)
+	cmd.Flags().StringVarP(&o.namespace, "namespace", "n", "default", "namespace of the object")
+	cmd.Flags().StringVar(&o.socket, "socket", "", "for services: socket of a `berth proxy` outside a cluster of ours")
+	cmd.Flags().StringVar(&o.kubeconfig, "kubeconfig", "",
+		"the API to ask, and as whom (default: $KUBECONFIG, or admin.kubeconfig of --data-dir)")
+	cmd.Flags().StringVarP(&o.output, "output", "o", "text", "text or json")
 	return cmd
 }
 
-// whyService tells what the proxy programs for a Service, and then what the
-// journal of the cluster holds, if there is one. Where no proxy answers it
-// tells what one would program, from the API.
-func whyService(cmd *cobra.Command, dataDir, socket, kubeconfig, output string, ref journal.Ref) error {
-	q := url.Values{"namespace": {ref.Namespace}, "name": {ref.Name}}
-	lines, failed := askProxy(cmd.Context(), proxySocket(dataDir, socket), "/proxy/service?"+q.Encode())
-	if failed != nil {
-		lines = []proxy.Line{{Text: fmt.Sprintf("no service proxy answers: %v", failed)},
-			{Text: "rules it wrote go on working; `berth up` or `berth proxy` starts it, --socket names another's socket"}}
-		would, err := serviceFromAPI(cmd.Context(), dataDir, kubeconfig, ref)
-		if err != nil {
-			lines = append(lines, proxy.Line{Text: fmt.Sprintf("the API does not answer either: %v (--kubeconfig names another)", err)})
-			failed = errors.Join(failed, err)
-		} else {
-			failed = nil
-			lines = append(append(lines, proxy.Line{Text: "as the API has it now, a proxy of this node would program:"}), would...)
-		}
-	}
-	var records []journal.Record
-	if socket == "" {
-		var err error
-		if records, err = cluster.Why(cmd.Context(), dataDir, ref); err != nil && cluster.Running(dataDir) != 0 {
-			return err
-		}
-	}
-	if failed != nil && len(records) == 0 {
-		return fmt.Errorf("nothing is known of Service %s/%s: %w\nstart the proxy (berth up, berth proxy), or name its --socket or a "+
-			"--kubeconfig", ref.Namespace, ref.Name, failed)
-	}
-	if output == "json" {
-		return json.NewEncoder(cmd.OutOrStdout()).Encode(map[string]any{"proxy": lines, "journal": records})
-	}
-	if err := printLines(cmd.OutOrStdout(), output, lines); err != nil {
-		return err
-	}
-	return journal.Story(cmd.OutOrStdout(), records)
+// serviceAnswer is an answer with what the proxy of this host programs.
+type serviceAnswer struct {
+	why.Answer
+	Proxy []proxy.Line `json:"proxy,omitempty"`
 }
 
-// serviceFromAPI describes a Service from the objects of the API alone.
-func serviceFromAPI(ctx context.Context, dataDir, kubeconfig string, ref journal.Ref) ([]proxy.Line, error) {
-	if kubeconfig == "" {
-		kubeconfig = filepath.Join(dataDir, "admin.kubeconfig")
+func (o *whyOptions) answer(ctx context.Context, out io.Writer, ref journal.Ref) error {
+	cfg := ask.Config{Now: time.Now(), Host: o.host}
+	cfg.Client, cfg.APIError = o.client()
+	if _, err := os.Stat(o.dataDir); err == nil {
+		cfg.Records = func(ctx context.Context, ref journal.Ref) ([]journal.Record, error) {
+			return cluster.Why(ctx, o.dataDir, ref)
+		}
 	}
-	rc, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	a, err := ask.Why(ctx, cfg, ref)
+	if err != nil {
+		return err
+	}
+	full := serviceAnswer{Answer: a}
+	if ref.Kind == "Service" && a.State != why.Missing {
+		full.Proxy = o.programmed(ctx, ref)
+	}
+	if o.output == "json" {
+		return json.NewEncoder(out).Encode(full)
+	}
+	if err := a.Write(out); err != nil {
+		return err
+	}
+	if len(full.Proxy) > 0 {
+		fmt.Fprintln(out, "\nthe proxy of this host")
+		return printLines(out, o.output, full.Proxy)
+	}
+	return nil
+}
+
+// client is the API as the caller may use it.
+func (o *whyOptions) client() (*rest.Config, error) {
+	file := o.kubeconfig
+	if file == "" {
+		file = os.Getenv("KUBECONFIG")
+	}
+	if file == "" {
+		file = filepath.Join(o.dataDir, "admin.kubeconfig")
+	}
+	rc, err := clientcmd.BuildConfigFromFlags("", file)
+	if err != nil {
+		return nil, fmt.Errorf("%w (--kubeconfig names another)", err)
+	}
+	rc.Timeout, rc.QPS = 10*time.Second, -1
+	return rc, nil
+}
+
+// host is what this host can tell while the API does not answer: the parts
+// that are not well, and certificates that expired.
+func (o *whyOptions) host(ctx context.Context) []journal.Fact {
+	if cluster.Running(o.dataDir) == 0 {
+		return []journal.Fact{{Name: "berth", Value: "no berth process runs on " + o.dataDir}}
+	}
+	var facts []journal.Fact
+	s, err := cluster.Ask(ctx, o.dataDir)
+	if err != nil {
+		return []journal.Fact{{Name: "berth", Value: err.Error()}}
+	}
+	now := time.Now()
+	for _, c := range s.Certificates {
+		if c.End.Before(now) {
+			facts = append(facts, journal.Fact{Name: "certificate", Value: fmt.Sprintf("%s expired at %s", c.Name,
+				c.End.UTC().Format(time.RFC3339))})
+		}
+	}
+	for _, c := range s.Checks {
+		if !c.OK {
+			facts = append(facts, journal.Fact{Name: c.Name, Value: c.Detail})
+		}
+	}
+	return facts
+}
+
+// programmed is what the proxy of this host programs for a Service. Where no
+// proxy answers it is what one would program, from the API.
+func (o *whyOptions) programmed(ctx context.Context, ref journal.Ref) []proxy.Line {
+	q := url.Values{"namespace": {ref.Namespace}, "name": {ref.Name}}
+	lines, failed := askProxy(ctx, proxySocket(o.dataDir, o.socket), "/proxy/service?"+q.Encode())
+	if failed == nil {
+		return lines
+	}
+	lines = []proxy.Line{{Text: fmt.Sprintf("no service proxy answers: %v", failed)},
+		{Text: "rules it wrote go on working; `berth up` or `berth proxy` starts it, --socket names another's socket"}}
+	would, err := o.fromAPI(ctx, ref)
+	if err != nil {
+		return append(lines, proxy.Line{Text: fmt.Sprintf("the API does not answer either: %v (--kubeconfig names another)", err)})
+	}
+	return append(append(lines, proxy.Line{Text: "as the API has it now, a proxy of this node would program:"}), would...)
+}
+
+// fromAPI describes a Service from the objects of the API alone.
+func (o *whyOptions) fromAPI(ctx context.Context, ref journal.Ref) ([]proxy.Line, error) {
+	rc, err := o.client()
 	if err != nil {
 		return nil, err
 	}
-	rc.Timeout = 10 * time.Second
 	client, err := kubernetes.NewForConfig(rc)
 	if err != nil {
 		return nil, err
@@ -133,7 +172,7 @@ func serviceFromAPI(ctx context.Context, dataDir, kubeconfig string, ref journal
 	if err != nil {
 		return nil, err
 	}
-	if s, err := cluster.Ask(ctx, dataDir); err == nil {
+	if s, err := cluster.Ask(ctx, o.dataDir); err == nil {
 		node = s.Settings.NodeName
 	}
 	return proxy.Describe(ctx, client, strings.ToLower(node), model.Name{Namespace: ref.Namespace, Name: ref.Name})

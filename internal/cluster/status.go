@@ -75,6 +75,7 @@ func (u *up) serveStatus(context.Context) error {
 	mux.Handle("GET /proxy/", &u.tracer)
 	u.serveRotation(mux)
 	mux.Handle("GET /journal", health.WhyHandler(u.journal.Query, &u.board))
+	mux.HandleFunc("GET /journal/follow", u.followJournal)
 	// Only root reaches this socket, so profiles may be taken at any time.
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)

@@ -85,11 +85,13 @@ var pure = []string{
 	"internal/policy/model",
 	"internal/policy/oracle",
 	"internal/proxy/model",
+	"internal/why",
 }
 
 // impureFiles are shells that live in a pure folder, with the reason.
 var impureFiles = map[string]string{
 	"internal/control/api/validate/expressions.go": "keeps compiled CEL environments, made once",
+	"internal/why/ask/ask.go":                      "performs the requests; what to read and what it means is pure",
 	"internal/agent/container/resolve.go":          "fetches config maps and secrets; everything else there is pure",
 }
 

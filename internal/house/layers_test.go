@@ -21,7 +21,7 @@ var floors = [][]string{
 	{"internal/clustermodel"},
 	{"internal/control", "internal/nodes", "internal/agent", "internal/proxy", "internal/network", "internal/policy", "internal/dns"},
 	{"internal/controller"},
-	{"internal/nft", "internal/podutil", "internal/kube", "internal/localvolume"},
+	{"internal/nft", "internal/podutil", "internal/kube", "internal/localvolume", "internal/why"},
 	{"internal/heap", "internal/journal", "internal/logfile", "internal/memory", "internal/pki", "internal/socket", "internal/strict",
 		"internal/supervise"},
 }

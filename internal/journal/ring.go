@@ -34,6 +34,8 @@ type Ring struct {
 	pending []Record
 	dropped uint64
 	closed  bool
+	// followers get each record; a channel is closed when it is full.
+	followers map[chan Record]bool
 
 	// disk guards the files: the writer appends and deletes, Query reads.
 	disk  sync.Mutex
@@ -78,6 +80,7 @@ func (r *Ring) Append(rec Record) {
 		r.dropped++
 	}
 	r.pending = append(r.pending, rec)
+	r.tell(rec)
 	r.changed.Signal()
 }
 
