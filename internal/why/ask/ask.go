@@ -253,8 +253,12 @@ func (r *reader) list(ctx context.Context, path string, q url.Values, res resour
 	}
 	for _, raw := range list.Items {
 		o := res.one()
+		kind := kindOf(o)
 		if err := json.Unmarshal(raw, o); err != nil {
 			return fmt.Errorf("decoding %s: %w", path, err)
+		}
+		if m, ok := o.(*metav1.PartialObjectMetadata); ok && kind != "" {
+			m.Kind = kind
 		}
 		r.add(o)
 	}
@@ -262,6 +266,14 @@ func (r *reader) list(ctx context.Context, path string, q url.Values, res resour
 		return &statusError{http.StatusPartialContent, fmt.Sprintf("only the first %d were read", len(list.Items))}
 	}
 	return nil
+}
+
+// kindOf is the kind of an object of which only the metadata is read.
+func kindOf(o metav1.Object) string {
+	if m, ok := o.(*metav1.PartialObjectMetadata); ok {
+		return m.Kind
+	}
+	return ""
 }
 
 // add keeps an object once, whichever request brought it.
@@ -364,5 +376,17 @@ func (r *reader) anyResource(ctx context.Context, name, namespace string) error 
 		}
 		path = "/apis/" + g.PreferredVersion.GroupVersion
 	}
-	return r.list(ctx, path+"/namespaces/"+namespace+"/"+plural, url.Values{"limit": {"50"}}, resource{one: metadata})
+	// Items of such a list do not tell their own kind: the discovery does.
+	var known metav1.APIResourceList
+	if err := r.get(ctx, path, nil, resource{one: of[v1.Pod]()}, &known); err != nil {
+		return err
+	}
+	kind := plural
+	for _, k := range known.APIResources {
+		if k.Name == plural {
+			kind = k.Kind
+		}
+	}
+	named := func() metav1.Object { return &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{Kind: kind}} }
+	return r.list(ctx, path+"/namespaces/"+namespace+"/"+plural, url.Values{"limit": {"50"}}, resource{one: named})
 }

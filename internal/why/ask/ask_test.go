@@ -101,8 +101,10 @@ func TestNamespaceNamesTheHeldObject(t *testing.T) {
 		"/api/v1/namespaces/x": `{"metadata":{"name":"x","deletionTimestamp":"2026-01-01T00:00:00Z"},"status":{"conditions":[{"type":
 			"NamespaceContentRemaining","status":"True","message":"Some resources are remaining: widgets.e.com. has 1 resource ` +
 			`instances"}]}}`,
-		"/apis/e.com": `{"preferredVersion":{"groupVersion":"e.com/v2"}}`,
-		"/apis/e.com/v2/namespaces/x/widgets": `{"items":[{"kind":"Widget","metadata":{"name":"w","namespace":"x","finalizers":["e.com/f"],
+		"/apis/e.com":    `{"preferredVersion":{"groupVersion":"e.com/v2"}}`,
+		"/apis/e.com/v2": `{"resources":[{"name":"widgets","kind":"Widget"}]}`,
+		"/apis/e.com/v2/namespaces/x/widgets": `{"items":[
+			{"kind":"PartialObjectMetadata","metadata":{"name":"w","namespace":"x","finalizers":["e.com/f"],
 			"deletionTimestamp":"2026-01-01T00:00:00Z"}}]}`,
 	}, "Namespace", "", "x")
 	if a.Code != "Finalizer" || !strings.HasPrefix(a.Cause, "widget w holds the namespace: finalizer e.com/f is not removed") {
