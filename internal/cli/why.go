@@ -65,7 +65,7 @@ func whyCommand() *cobra.Command {
 				fmt.Printf("nothing was decided about %s %s that the journal still holds\n", kind, args[1])
 				return nil
 			}
-			return journal.Story(os.Stdout, records)
+			return journal.WriteStory(os.Stdout, records)
 		},
 	}
 	dataDirFlag(cmd, &dataDir)
@@ -112,7 +112,7 @@ func whyService(cmd *cobra.Command, dataDir, socket, kubeconfig, output string, 
 	if err := printLines(cmd.OutOrStdout(), output, lines); err != nil {
 		return err
 	}
-	return journal.Story(cmd.OutOrStdout(), records)
+	return journal.WriteStory(cmd.OutOrStdout(), records)
 }
 
 // serviceFromAPI describes a Service from the objects of the API alone.

@@ -56,7 +56,7 @@ type certificateEnd struct {
 // leafSpec is a leaf to keep, and where its files go.
 type leafSpec struct {
 	into *pair
-	by   *pki.Authority
+	by   *pki.CA
 	name string
 	leaf pki.Leaf
 }
@@ -65,14 +65,14 @@ type leafSpec struct {
 func (c *Config) certificates(now time.Time) (f clusterFiles, wrote int, err error) {
 	dir := c.Path("pki")
 	used := c.used()
-	cas := map[string]*pki.Authority{}
+	cas := map[string]*pki.CA{}
 	// The cluster's own CA comes first: where it cannot be used, no other is made. Older clusters have no agentCA.
 	for _, name := range []string{"ca", "front-proxy-ca", agentCA} {
 		used := used
 		if name == agentCA {
 			used = ""
 		}
-		ca, err := pki.EnsureAuthority(dir, name, used, now)
+		ca, err := pki.EnsureCA(dir, name, used, now)
 		if err != nil {
 			return f, 0, err
 		}
@@ -148,7 +148,7 @@ const (
 	adminGroup = "berth:cluster-admins"
 )
 
-func files(a *pki.Authority) pair { return pair{a.CertFile, a.KeyFile} }
+func files(a *pki.CA) pair { return pair{a.CertFile, a.KeyFile} }
 
 // used says what shows that the data directory holds a cluster already, whose
 // clients believe its CA; empty if nothing does.
@@ -204,7 +204,7 @@ const oldServing = 365 * 24 * time.Hour
 // writeAgentTrust writes the bundle that the API server believes agents by: the
 // agents' CA, and in a cluster that is older than that its general CA until all
 // that it signed for agents has ended.
-func writeAgentTrust(dir string, ca, agents *pki.Authority, now time.Time) (string, error) {
+func writeAgentTrust(dir string, ca, agents *pki.CA, now time.Time) (string, error) {
 	file := filepath.Join(dir, "agent-trust.crt")
 	bundle := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: agents.Cert.Raw})
 	made := agents.Cert.NotBefore

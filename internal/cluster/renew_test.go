@@ -191,7 +191,7 @@ func TestOlderDataDirectoryStarts(t *testing.T) {
 	cfg := &Config{DataDir: t.TempDir(), NodeIP: "192.0.2.1"}
 	cfg.NodeName, cfg.ServiceCIDR, cfg.ClusterDomain = "n", "10.96.0.0/16", "cluster.local"
 	then := time.Now().Add(-30 * 24 * time.Hour)
-	old, err := pki.EnsureAuthority(cfg.Path("pki"), "ca", "", then)
+	old, err := pki.EnsureCA(cfg.Path("pki"), "ca", "", then)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -203,7 +203,7 @@ func TestOlderDataDirectoryStarts(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := pki.EnsureAuthority(cfg.Path("pki"), "front-proxy-ca", "", then); err != nil {
+	if _, err := pki.EnsureCA(cfg.Path("pki"), "front-proxy-ca", "", then); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(cfg.Path("admin.kubeconfig"), nil, 0o600); err != nil {

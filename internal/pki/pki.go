@@ -1,5 +1,5 @@
 // Package pki makes and keeps the certificates and keys of a cluster: one
-// authority for clients and the API server, one for the agents' servers, one
+// CA for clients and the API server, one for the agents' servers, one
 // for the front proxy, and the leaves that the parts of berth present to each
 // other.
 package pki
@@ -26,7 +26,7 @@ import (
 )
 
 const (
-	authorityLife = 10 * 365 * 24 * time.Hour
+	caLife = 10 * 365 * 24 * time.Hour
 	// DefaultLeafLife is how long a leaf is valid where nothing else is said.
 	DefaultLeafLife = 365 * 24 * time.Hour
 	// renewShare is the share of its life that a leaf has left when it is
@@ -37,9 +37,9 @@ const (
 	backdate = 5 * time.Minute
 )
 
-// Authority signs leaves. Its key never leaves the process except to its file
+// CA signs leaves. Its key never leaves the process except to its file
 // (mode 0600).
-type Authority struct {
+type CA struct {
 	Cert     *x509.Certificate
 	Key      crypto.Signer
 	CertFile string
@@ -71,13 +71,13 @@ func (e *LostError) Error() string {
 		"or start with a new data directory", strings.Join(e.Missing, " and "), e.Because)
 }
 
-// EnsureAuthority loads the authority NAME.crt/NAME.key of dir, or makes it.
+// EnsureCA loads the CA NAME.crt/NAME.key of dir, or makes it.
 // used says what shows that the data directory is in use already; only if it
-// is empty, neither file is there, and the authority signed nothing in dir, a
+// is empty, neither file is there, and the CA signed nothing in dir, a
 // new one is made: it would cut off every client of the old. A certificate
 // that is not valid at now is an error that says which side the clock is on.
-func EnsureAuthority(dir, name, used string, now time.Time) (*Authority, error) {
-	a := &Authority{CertFile: filepath.Join(dir, name+".crt"), KeyFile: filepath.Join(dir, name+".key"), LeafLife: DefaultLeafLife}
+func EnsureCA(dir, name, used string, now time.Time) (*CA, error) {
+	a := &CA{CertFile: filepath.Join(dir, name+".crt"), KeyFile: filepath.Join(dir, name+".key"), LeafLife: DefaultLeafLife}
 	cert, key, err := load(a.CertFile, a.KeyFile)
 	switch {
 	case err == nil:
@@ -99,7 +99,7 @@ func EnsureAuthority(dir, name, used string, now time.Time) (*Authority, error) 
 		SerialNumber:          serial(),
 		Subject:               pkix.Name{CommonName: issuer(name)},
 		NotBefore:             now.Add(-backdate),
-		NotAfter:              now.Add(authorityLife),
+		NotAfter:              now.Add(caLife),
 		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment,
 		BasicConstraintsValid: true,
 		IsCA:                  true,
@@ -118,8 +118,8 @@ func EnsureAuthority(dir, name, used string, now time.Time) (*Authority, error) 
 	return a, nil
 }
 
-// mayMake says why there must not be a new authority.
-func (a *Authority) mayMake(dir, name, used string) error {
+// mayMake says why there must not be a new CA.
+func (a *CA) mayMake(dir, name, used string) error {
 	lost := &LostError{}
 	for _, f := range []struct{ file, other string }{{a.CertFile, a.KeyFile}, {a.KeyFile, a.CertFile}} {
 		if _, err := os.Stat(f.file); errors.Is(err, fs.ErrNotExist) {
@@ -144,8 +144,8 @@ func (a *Authority) mayMake(dir, name, used string) error {
 	return lost
 }
 
-// signed names a certificate in dir that an authority of this name signed.
-func (a *Authority) signed(dir, name string) string {
+// signed names a certificate in dir that a CA of this name signed.
+func (a *CA) signed(dir, name string) string {
 	files, err := filepath.Glob(filepath.Join(dir, "*.crt"))
 	if err != nil {
 		return "" // the pattern is well-formed
@@ -158,13 +158,13 @@ func (a *Authority) signed(dir, name string) string {
 	return ""
 }
 
-// issuer is the common name of an authority.
+// issuer is the common name of a CA.
 func issuer(name string) string { return "berth-" + name }
 
 // EnsureLeaf keeps dir/NAME.crt and .key: an existing pair stays while it is
 // signed by a, says what want says, and is not near its end; otherwise a new
 // pair takes its place. It reports whether it wrote one.
-func (a *Authority) EnsureLeaf(dir, name string, want Leaf, now time.Time) (certFile, keyFile string, wrote bool, err error) {
+func (a *CA) EnsureLeaf(dir, name string, want Leaf, now time.Time) (certFile, keyFile string, wrote bool, err error) {
 	certFile, keyFile = filepath.Join(dir, name+".crt"), filepath.Join(dir, name+".key")
 	if cert, _, err := load(certFile, keyFile); err == nil && a.fits(cert, want, now) {
 		return certFile, keyFile, false, nil
@@ -173,13 +173,13 @@ func (a *Authority) EnsureLeaf(dir, name string, want Leaf, now time.Time) (cert
 	if err != nil {
 		return "", "", false, fmt.Errorf("issuing certificate %s: %w", name, err)
 	}
-	// A leaf that a power loss cut off is made again, so nobody waits for the disk.
+	// A leaf that a power loss cut off is made again, so no one waits for the disk.
 	return certFile, keyFile, true, store(certFile, keyFile, cert.Raw, key, replace)
 }
 
 // WriteChain writes dir/NAME.chain.crt, the leaf dir/NAME.crt followed by its
-// authority, and returns the file's name.
-func WriteChain(dir, name string, a *Authority) (string, error) {
+// CA, and returns the file's name.
+func WriteChain(dir, name string, a *CA) (string, error) {
 	leaf, err := os.ReadFile(filepath.Join(dir, name+".crt"))
 	if err != nil {
 		return "", fmt.Errorf("reading certificate %s: %w", name, err)
@@ -193,7 +193,7 @@ func WriteChain(dir, name string, a *Authority) (string, error) {
 }
 
 // Issue makes a leaf without storing it.
-func (a *Authority) Issue(want Leaf, now time.Time) (*x509.Certificate, crypto.Signer, error) {
+func (a *CA) Issue(want Leaf, now time.Time) (*x509.Certificate, crypto.Signer, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, nil, err
@@ -233,7 +233,7 @@ func RenewAt(cert *x509.Certificate) time.Time {
 }
 
 // fits says whether an existing certificate still does what want asks.
-func (a *Authority) fits(cert *x509.Certificate, want Leaf, now time.Time) bool {
+func (a *CA) fits(cert *x509.Certificate, want Leaf, now time.Time) bool {
 	if cert.CheckSignatureFrom(a.Cert) != nil || now.Before(cert.NotBefore) || !now.Before(RenewAt(cert)) {
 		return false
 	}

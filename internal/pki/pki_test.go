@@ -16,7 +16,7 @@ var noon = time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC)
 
 func TestLeafIsKeptUntilItNoLongerFits(t *testing.T) {
 	dir := t.TempDir()
-	ca, err := EnsureAuthority(dir, "ca", "", noon)
+	ca, err := EnsureCA(dir, "ca", "", noon)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,7 +45,7 @@ func TestLeafIsKeptUntilItNoLongerFits(t *testing.T) {
 
 func TestLeafVerifiesAndKeyIsPrivate(t *testing.T) {
 	dir := t.TempDir()
-	ca, err := EnsureAuthority(dir, "ca", "", noon)
+	ca, err := EnsureCA(dir, "ca", "", noon)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,30 +69,30 @@ func TestLeafVerifiesAndKeyIsPrivate(t *testing.T) {
 	}
 }
 
-func TestAuthoritySurvivesRestartAndNamesClockTrouble(t *testing.T) {
+func TestCASurvivesRestartAndNamesClockTrouble(t *testing.T) {
 	dir := t.TempDir()
-	first, err := EnsureAuthority(dir, "ca", "", noon)
+	first, err := EnsureCA(dir, "ca", "", noon)
 	if err != nil {
 		t.Fatal(err)
 	}
-	second, err := EnsureAuthority(dir, "ca", "", noon.Add(time.Hour))
+	second, err := EnsureCA(dir, "ca", "", noon.Add(time.Hour))
 	if err != nil || !second.Cert.Equal(first.Cert) {
 		t.Fatalf("authority changed over a restart: %v", err)
 	}
-	if _, err := EnsureAuthority(dir, "ca", "", noon.Add(-48*time.Hour)); err == nil || !strings.Contains(err.Error(), "set the clock") {
+	if _, err := EnsureCA(dir, "ca", "", noon.Add(-48*time.Hour)); err == nil || !strings.Contains(err.Error(), "set the clock") {
 		t.Fatalf("clock before the certificate: %v", err)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "ca.key"), []byte("broken"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := EnsureAuthority(dir, "ca", "", noon); err == nil || !strings.Contains(err.Error(), "ca.key") {
+	if _, err := EnsureCA(dir, "ca", "", noon); err == nil || !strings.Contains(err.Error(), "ca.key") {
 		t.Fatalf("a broken key must be named, not replaced: %v", err)
 	}
 }
 
-// TestLostAuthorityIsNotReplaced is finding 14: a missing or cut-off file of a CA must not make a new one, which would cut off
+// TestLostCAIsNotReplaced is finding 14: a missing or cut-off file of a CA must not make a new one, which would cut off
 // every node and kubeconfig.
-func TestLostAuthorityIsNotReplaced(t *testing.T) {
+func TestLostCAIsNotReplaced(t *testing.T) {
 	for name, c := range map[string]struct {
 		used string
 		leaf bool
@@ -112,7 +112,7 @@ func TestLostAuthorityIsNotReplaced(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			ca, err := EnsureAuthority(dir, "ca", "", noon)
+			ca, err := EnsureCA(dir, "ca", "", noon)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -124,7 +124,7 @@ func TestLostAuthorityIsNotReplaced(t *testing.T) {
 			if err := c.harm(dir); err != nil {
 				t.Fatal(err)
 			}
-			again, err := EnsureAuthority(dir, "ca", c.used, noon)
+			again, err := EnsureCA(dir, "ca", c.used, noon)
 			switch {
 			case c.want == "" && (err != nil || again.Cert == nil):
 				t.Errorf("a new directory: %v", err)
@@ -145,7 +145,7 @@ func loseBoth(dir string) error {
 // A leaf whose file was cut off is made again; the accounts' key is not.
 func TestLostKeys(t *testing.T) {
 	dir := t.TempDir()
-	ca, err := EnsureAuthority(dir, "ca", "", noon)
+	ca, err := EnsureCA(dir, "ca", "", noon)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -174,7 +174,7 @@ func TestLostKeys(t *testing.T) {
 
 // Short lives renew in time: five sixths into them, whatever the backdating.
 func TestRenewAt(t *testing.T) {
-	ca, err := EnsureAuthority(t.TempDir(), "ca", "", noon)
+	ca, err := EnsureCA(t.TempDir(), "ca", "", noon)
 	if err != nil {
 		t.Fatal(err)
 	}

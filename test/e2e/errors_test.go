@@ -59,7 +59,7 @@ func TestFailingStarts(t *testing.T) {
 			})
 		}, []string{"MiB free", "256", "make room"}},
 		{"clock", func(t *testing.T, c *cluster) {
-			if _, err := pki.EnsureAuthority(filepath.Join(c.dir, "pki"), "ca", "", time.Now().Add(48*time.Hour)); err != nil {
+			if _, err := pki.EnsureCA(filepath.Join(c.dir, "pki"), "ca", "", time.Now().Add(48*time.Hour)); err != nil {
 				t.Fatal(err)
 			}
 			write(t, filepath.Join(c.dir, "cluster.json"), `{"version": 1}`, 0o644)

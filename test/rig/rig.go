@@ -236,9 +236,9 @@ func (r *Rig) kubeconfig(name string, leaf pki.Leaf) (string, error) {
 func (r *Rig) pkiDir(name string) string { return filepath.Join(r.Dir, "pki-"+name) }
 
 // issue has an authority of the cluster sign a certificate.
-func (r *Rig) issue(authority, name, kind string, leaf pki.Leaf) (ca *pki.Authority, cert, key string, err error) {
+func (r *Rig) issue(authority, name, kind string, leaf pki.Leaf) (ca *pki.CA, cert, key string, err error) {
 	now := time.Now()
-	if ca, err = pki.EnsureAuthority(filepath.Join(r.ServerDir(), "pki"), authority, "", now); err != nil {
+	if ca, err = pki.EnsureCA(filepath.Join(r.ServerDir(), "pki"), authority, "", now); err != nil {
 		return nil, "", "", err
 	}
 	if err := os.MkdirAll(r.pkiDir(name), 0o700); err != nil {

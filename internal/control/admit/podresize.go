@@ -17,7 +17,7 @@ import (
 )
 
 // PodResize refuses a resize that the pod's node could not grant if it were
-// empty: nobody is left waiting for what can never be.
+// empty: no one is left waiting for what can never be.
 const PodResizeValidator = "PodResizeValidator"
 
 // Types of the cause that a refused resize carries.

@@ -50,7 +50,7 @@ func (t *topology) Admit(_ context.Context, a admission.Attributes, _ admission.
 	}
 	found, err := t.nodes.Get(node)
 	if apierrors.IsNotFound(err) {
-		// Binding to a node that does not exist (yet) is nobody's concern here.
+		// Binding to a node that does not exist (yet) is no one's concern here.
 		return nil
 	}
 	if err != nil {

@@ -89,7 +89,7 @@ func New(cfg Config) (*Server, error) {
 	}
 	set := scheme.Shared()
 	conf := genericapiserver.NewConfig(set.Codecs)
-	if err := serve(&cfg, conf); err != nil {
+	if err := configureServing(&cfg, conf); err != nil {
 		return nil, err
 	}
 	s, err := build(cfg, set, conf)
@@ -113,16 +113,16 @@ func build(cfg Config, set *scheme.Set, conf *genericapiserver.Config) (*Server,
 		steps:  newSteps(cfg.PriorityAndFairness),
 		life:   wait.ContextForChannel(conf.DrainedNotify()),
 	}
-	if err := s.identify(conf); err != nil {
+	if err := s.configureAuth(conf); err != nil {
 		return nil, err
 	}
-	if err := s.admit(conf); err != nil {
+	if err := s.configureAdmission(conf); err != nil {
 		return nil, err
 	}
 	s.control(aggregate.Controller())
-	settle(&s.cfg, set, conf)
+	applyServerDefaults(&s.cfg, set, conf)
 	if cfg.PriorityAndFairness {
-		s.shareFairly(conf)
+		s.enablePriorityAndFairness(conf)
 	}
 	s.advertised = conf.PublicAddress
 	conf.AddHealthChecks(healthz.NamedCheck("etcd", func(r *http.Request) error {
@@ -156,15 +156,16 @@ func build(cfg Config, set *scheme.Set, conf *genericapiserver.Config) (*Server,
 	}
 	s.generic.RegisterDestroyFunc(s.backend.close)
 	s.customSynced = custom.GenericAPIServer.MuxAndDiscoveryCompleteSignals()["CRDInformerHasNotSynced"]
-	if err := s.furnish(set, all, outer, custom); err != nil {
+	if err := s.installHandlers(set, all, outer, custom); err != nil {
 		s.generic.Destroy()
 		return nil, err
 	}
 	return s, nil
 }
 
-// furnish hangs everything into the empty server and puts the front before it.
-func (s *Server) furnish(set *scheme.Set, all []registry.Resource, outer genericapiserver.Config,
+// installHandlers adds the API groups, metrics, discovery documents and hooks to the
+// empty server, and puts the aggregation front before it.
+func (s *Server) installHandlers(set *scheme.Set, all []registry.Resource, outer genericapiserver.Config,
 	custom *customserver.CustomResourceDefinitions) error {
 	groups, err := s.install(set, all)
 	if err != nil {
@@ -190,8 +191,8 @@ func (s *Server) furnish(set *scheme.Set, all []registry.Resource, outer generic
 	return s.addHooks()
 }
 
-// identify sets who callers are and what they may do.
-func (s *Server) identify(conf *genericapiserver.Config) error {
+// configureAuth sets the authenticator, the authorizer and the client CAs.
+func (s *Server) configureAuth(conf *genericapiserver.Config) error {
 	pki := s.cfg.PKI
 	var err error
 	s.auth, err = auth.New(auth.Config{
@@ -218,8 +219,8 @@ func (s *Server) identify(conf *genericapiserver.Config) error {
 	return nil
 }
 
-// admit sets what looks at writes before they are stored.
-func (s *Server) admit(conf *genericapiserver.Config) error {
+// configureAdmission sets the admission plugins.
+func (s *Server) configureAdmission(conf *genericapiserver.Config) error {
 	dynamicClient, err := dynamic.NewForConfig(conf.LoopbackClientConfig)
 	if err != nil {
 		return fmt.Errorf("making dynamic loopback client: %w", err)
@@ -242,8 +243,9 @@ func (s *Server) admit(conf *genericapiserver.Config) error {
 	return err
 }
 
-// settle sets what is neither serving nor identity.
-func settle(cfg *Config, set *scheme.Set, conf *genericapiserver.Config) {
+// applyServerDefaults sets the rest of the library's configuration: version,
+// address, long-running requests, handler chain and shutdown.
+func applyServerDefaults(cfg *Config, set *scheme.Set, conf *genericapiserver.Config) {
 	conf.EffectiveVersion = effectiveVersion()
 	conf.PublicAddress = advertised(cfg, conf.SecureServing.Listener)
 	conf.LongRunningFunc = filters.BasicLongRunningRequestCheck(
@@ -302,7 +304,7 @@ func add(to storages, gv schema.GroupVersion, more map[string]rest.Storage) {
 	maps.Copy(to[gv], more)
 }
 
-// install builds the storages of all kinds and hangs them into the server. It
+// install builds the storages of all kinds and installs them in the server. It
 // returns the groups in the order of discovery.
 func (s *Server) install(set *scheme.Set, all []registry.Resource) ([]aggregation.Group, error) {
 	made := storages{}
@@ -318,7 +320,7 @@ func (s *Server) install(set *scheme.Set, all []registry.Resource) ([]aggregatio
 		add(made, i.GroupVersion, named)
 	}
 	add(made, corev1.SchemeGroupVersion, map[string]rest.Storage{"componentstatuses": &componentStatuses{etcd: s.cfg.Store.Health}})
-	if err := s.specials(set.Scheme, made); err != nil {
+	if err := s.addCustomStorages(set.Scheme, made); err != nil {
 		return nil, err
 	}
 	for _, named := range made {
@@ -403,11 +405,11 @@ func (s *Server) addHooks() error {
 		select {
 		case <-s.front.Listed():
 			// /readyz also waits for this very hook to return.
-			go s.announce(ctx)
+			go s.closeReadyWhenServing(ctx)
 		case <-ctx.Done():
 			return nil
 		}
-		go s.keep(ctx)
+		go s.reconcileBootstrapObjects(ctx)
 		for _, task := range s.background {
 			go s.runTask(ctx, task)
 		}
@@ -419,9 +421,9 @@ func (s *Server) addHooks() error {
 	return s.addSteps()
 }
 
-// announce closes ready when /readyz answers well, so that whoever starts a
-// server and asks next is not refused.
-func (s *Server) announce(ctx context.Context) {
+// closeReadyWhenServing closes ready once /readyz answers 200, so that a caller
+// that waits for Ready is not refused by its first request.
+func (s *Server) closeReadyWhenServing(ctx context.Context) {
 	for ctx.Err() == nil {
 		if err := s.client.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error(); err == nil {
 			close(s.ready)
@@ -465,7 +467,7 @@ func (s *Server) Run(ctx context.Context) error {
 	prepared := s.front.PrepareRun()
 	for _, config := range s.openAPI {
 		// The models for server-side apply are made from the definitions by now;
-		// whoever asks for documents gets new ones made.
+		// anyone who asks for documents gets new ones made.
 		config.Definitions = nil
 	}
 	s.awaitCaches(serving)

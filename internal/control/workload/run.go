@@ -73,7 +73,7 @@ type Config struct {
 	ServingSigningCert, ServingSigningKey []byte
 	Serving                               certificate.ServingRules
 
-	// NoLoadBalancer leaves Services of type LoadBalancer to somebody else.
+	// NoLoadBalancer leaves Services of type LoadBalancer to another party.
 	// ReservedPorts are ports on the nodes' addresses that no Service may have,
 	// with their holders.
 	NoLoadBalancer bool

@@ -20,12 +20,12 @@ import (
 // yieldRetry bounds the pause before a failed registration is tried again.
 const yieldRetry = 10 * time.Second
 
-// yield is what to do with the registrations of a group that this server
-// serves unless somebody else does: as soon as one version names a foreign
+// planYield is what to do with the registrations of a group that this server
+// serves unless another party does: as soon as one version names a foreign
 // server, all versions of ours go, so that no client gets two answers; when
 // the last foreign one is deleted, ours come back. have are the registrations
 // there are, by name; own are ours.
-func yield(have map[string]*apiregistrationv1.APIService, own []*apiregistrationv1.APIService) (create,
+func planYield(have map[string]*apiregistrationv1.APIService, own []*apiregistrationv1.APIService) (create,
 	remove []*apiregistrationv1.APIService) {
 	foreign := false
 	for _, o := range own {
@@ -125,7 +125,7 @@ func (y *yielder) sync(ctx context.Context) error {
 				have[o.Name] = h
 			}
 		}
-		create, remove := yield(have, own)
+		create, remove := planYield(have, own)
 		for _, s := range create {
 			_, err := y.client.APIServices().Create(ctx, s.DeepCopy(), metav1.CreateOptions{})
 			if err != nil && !apierrors.IsAlreadyExists(err) {

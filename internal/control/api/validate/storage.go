@@ -163,7 +163,7 @@ func PersistentVolumeClaimStatusUpdate(changed, _ *v1.PersistentVolumeClaim) err
 	return all
 }
 
-// claimResource wants storage, or a resource of somebody else's domain.
+// claimResource wants storage, or a resource of another party's domain.
 func claimResource(p *field.Path, name v1.ResourceName) errs {
 	if bad := validation.IsQualifiedName(string(name)); len(bad) > 0 {
 		return invalid(p, name, bad)
@@ -493,7 +493,7 @@ func CSIDriver(d *storage.CSIDriver) errs {
 	return all
 }
 
-// minAllocatablePeriod is how often, at most, a node is asked anew how many volumes fit, in seconds.
+// minAllocatablePeriod is how often, at most, a node is asked again how many volumes fit, in seconds.
 const minAllocatablePeriod = 10
 
 func CSIDriverUpdate(changed, old *storage.CSIDriver) errs {
@@ -536,7 +536,7 @@ func CSINodeUpdate(changed, old *storage.CSINode) errs {
 	}
 	for i, d := range changed.Spec.Drivers {
 		o, known := before[d.Name]
-		// How many volumes fit may be found out anew, who the node is may not.
+		// How many volumes fit may be found out again, who the node is may not.
 		o.Allocatable = d.Allocatable
 		if known && !equality.Semantic.DeepEqual(o, d) {
 			all = append(all, field.Invalid(specPath.Child("drivers").Index(i), d.Name, "field is immutable"))

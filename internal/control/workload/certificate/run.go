@@ -69,7 +69,7 @@ func RunApprover(ctx context.Context, e controller.Env, rules ServingRules) erro
 		if ask == NotOurs || ask == NodeServing && rules.Manual {
 			return 0, nil
 		}
-		fact, wait, err := judge(ctx, e, csr, req, ask, rules)
+		fact, wait, err := decideApproval(ctx, e, csr, req, ask, rules)
 		if err != nil || wait > 0 {
 			return wait, err
 		}
@@ -78,8 +78,8 @@ func RunApprover(ctx context.Context, e controller.Env, rules ServingRules) erro
 	})
 }
 
-// judge says why a request may be approved; an error or a time to look again if it may not (yet).
-func judge(ctx context.Context, e controller.Env, csr *certv1.CertificateSigningRequest, req *x509.CertificateRequest, ask ask,
+// decideApproval says why a request may be approved; an error or a time to look again if it may not (yet).
+func decideApproval(ctx context.Context, e controller.Env, csr *certv1.CertificateSigningRequest, req *x509.CertificateRequest, ask ask,
 	rules ServingRules) (
 	journal.Fact, time.Duration, error,
 ) {
@@ -233,7 +233,7 @@ const (
 )
 
 // expires says when a request is of no more use: an hour after it was decided,
-// a day after it was made if nobody did, or when its certificate has expired.
+// a day after it was made if no one did, or when its certificate has expired.
 func expires(csr *certv1.CertificateSigningRequest) time.Time {
 	at := csr.CreationTimestamp.Add(keepPending)
 	for _, c := range csr.Status.Conditions {
