@@ -45,8 +45,7 @@ var roomsToRename = []string{
 	"internal/agent/agent.go", "internal/agent/base.go", "internal/agent/pods.go", "internal/agent/storage.go", "internal/agent/upkeep.go",
 	"internal/agent/wire.go", "internal/agent/agent_test.go", "internal/agent/device", "internal/agent/node", "internal/agent/pressure",
 	"internal/agent/resource", "internal/proxy/launch", "internal/agent/launch", "internal/cli",
-	"internal/cluster", "internal/control/api", "internal/control/admit", "internal/control/auth", "internal/control/workload",
-	"internal/nodes", "internal/pki", "runtime", "test",
+	"internal/cluster", "runtime", "test",
 }
 
 // TestRetiredWords: identifiers use the field's words.

@@ -46,6 +46,29 @@ type Drivers struct {
 	api sync.Mutex
 }
 
+// RegisterAfter is d as a handler of plugins that registers a driver only after the events that the driver waits for: its id
+// goes onto the Node, which does not exist yet when an agent starts for the first time.
+func (d *Drivers) RegisterAfter(events func(driver string) []<-chan struct{}) afterEvents {
+	return afterEvents{d, events}
+}
+
+type afterEvents struct {
+	*Drivers
+	events func(driver string) []<-chan struct{}
+}
+
+// Register waits for the driver's events and then registers it.
+func (a afterEvents) Register(ctx context.Context, name, endpoint string, versions []string) error {
+	for _, event := range a.events(name) {
+		select {
+		case <-event:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return a.Drivers.Register(ctx, name, endpoint, versions)
+}
+
 // NewDrivers makes an empty set.
 func NewDrivers(client kubernetes.Interface, nodeName string, log *slog.Logger) *Drivers {
 	if log == nil {

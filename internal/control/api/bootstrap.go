@@ -88,7 +88,7 @@ func (s *Server) bootstrapUntilDone(ctx context.Context) bool {
 			return false
 		}
 		pause := retry.Failed()
-		s.cfg.Log.Warn("creating the cluster's own objects", "error", err, "retry", pause)
+		s.cfg.Log.Warn("creating the cluster's own objects", "err", err, "retry", pause)
 		select {
 		case <-ctx.Done():
 			return false

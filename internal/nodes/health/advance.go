@@ -231,11 +231,19 @@ func (m *Monitor) judgeZones(now time.Time, out []Decision) []Decision {
 			out = append(out, Decision{Kind: ZoneChanged, Cause: Cause{Zone: &v}})
 		}
 	}
+	if counted > full {
+		m.sawReadyZone = true
+	}
 	switch {
 	case m.suspended && !was:
-		out = append(out, Decision{Kind: Suspend, Cause: Cause{Zone: nowhere}})
+		// The nodes of a cluster that starts are not ready yet: that is no news.
+		if m.suspensionTold = m.sawReadyZone; m.suspensionTold {
+			out = append(out, Decision{Kind: Suspend, Cause: Cause{Zone: nowhere}})
+		}
 	case was && !m.suspended:
-		out = append(out, Decision{Kind: Resume, Cause: Cause{Zone: nowhere}})
+		if m.suspensionTold {
+			out = append(out, Decision{Kind: Resume, Cause: Cause{Zone: nowhere}})
+		}
 		m.freshGrace(now, "disruption of all zones ended")
 	default:
 		return out

@@ -136,6 +136,12 @@ type Monitor struct {
 	// rejudge: some zone's numbers changed.
 	rejudge   bool
 	suspended bool
+	// sawReadyZone: some zone was not in FullDisruption since this controller
+	// started. Until then a suspension is no change, and is not told of.
+	sawReadyZone bool
+	// suspensionTold: a decision told of the suspension in force, so one tells of
+	// its end.
+	suspensionTold bool
 	// lastHeard is when any lease was seen renewed: a status comes by another
 	// watch and says nothing of whether that of the leases lives. confirmed is
 	// when the API last agreed that silence is silence.

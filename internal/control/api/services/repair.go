@@ -225,7 +225,7 @@ func (r *REST) Run(ctx context.Context) {
 		case ctx.Err() != nil:
 			return
 		case err != nil:
-			r.deps.Log.Warn("repairing service allocations", "error", err)
+			r.deps.Log.Warn("repairing service allocations", "err", err)
 		case repairs != (Repairs{}):
 			r.deps.Log.Info("repaired service allocations", "claimed", repairs.Claimed, "released", repairs.Released, "conflicts",
 				repairs.Conflicts)

@@ -202,7 +202,7 @@ func (r *REST) releaseUnused(ctx context.Context, got *claims, before, now *v1.S
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	if err := r.alloc.releaseUnused(ctx, got, before, now); err != nil {
-		r.deps.Log.Warn("leaving addresses or ports to the repair", "error", err)
+		r.deps.Log.Warn("leaving addresses or ports to the repair", "err", err)
 	}
 }
 
@@ -276,6 +276,6 @@ func (r *REST) afterDelete(obj runtime.Object, options *metav1.DeleteOptions) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	if err := r.deps.DeleteEndpoints(ctx, s.Namespace, s.Name); err != nil && !apierrors.IsNotFound(err) {
-		r.deps.Log.Warn("leaving endpoints of a deleted service to the controller", "service", s.Namespace+"/"+s.Name, "error", err)
+		r.deps.Log.Warn("leaving endpoints of a deleted service to the controller", "service", s.Namespace+"/"+s.Name, "err", err)
 	}
 }

@@ -127,10 +127,10 @@ func judgeServing(ctx context.Context, e controller.Env, csr *certv1.Certificate
 		return err
 	}
 	asked := asked(name, req)
-	if err := rules.Refuse(asked, bound, others); err != nil {
+	if err := rules.Refuse(asked, bound.host, others); err != nil {
 		return err
 	}
-	if err := proven(asked, source(csr), bound); err != nil {
+	if err := proven(asked, source(csr), bound.host); err != nil {
 		return err
 	}
 	return bind(ctx, e, node, bound, asked)
@@ -220,7 +220,7 @@ func refuseServing(ctx context.Context, e controller.Env, req *x509.CertificateR
 		return nil, err
 	}
 	asked := asked(name, req)
-	if refused := rules.Refuse(asked, bound, others); refused != nil || node == nil {
+	if refused := rules.Refuse(asked, bound.host, others); refused != nil || node == nil {
 		return refused, nil
 	}
 	return nil, bind(ctx, e, node, bound, asked)

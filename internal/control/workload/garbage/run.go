@@ -89,7 +89,7 @@ func Run(ctx context.Context, e controller.Env, disc discovery.DiscoveryInterfac
 	}
 	first, err := c.discover(ctx)
 	if err != nil {
-		e.Log.Warn("some resources could not be discovered", "error", err)
+		e.Log.Warn("some resources could not be discovered", "err", err)
 	}
 	for _, done := range first {
 		select {
@@ -176,7 +176,7 @@ func (c *reconciler) rediscover(ctx context.Context) {
 			return
 		}
 		if _, err := c.discover(ctx); err != nil {
-			c.Log.Warn("some resources could not be discovered", "error", err)
+			c.Log.Warn("some resources could not be discovered", "err", err)
 		}
 	}
 }

@@ -81,7 +81,7 @@ func (p *Provider) take(list *list, err error) {
 	p.mu.Lock()
 	if err != nil {
 		if p.bad == nil || p.bad.Error() != err.Error() {
-			p.log.Error("reading the machine inventory again; the last good list stays in force", "error", err)
+			p.log.Error("reading the machine inventory again; the last good list stays in force", "err", err)
 		}
 		p.bad = err
 		p.mu.Unlock()
