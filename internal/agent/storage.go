@@ -16,7 +16,6 @@ import (
 	"github.com/berth-dev/berth/internal/agent/start"
 	"github.com/berth-dev/berth/internal/agent/userns"
 	"github.com/berth-dev/berth/internal/agent/volume"
-	"github.com/berth-dev/berth/internal/localvolume"
 )
 
 // exclusive makes what gives CPUs, memory and devices to pods.
@@ -92,23 +91,10 @@ func (s storage) plugins(b *base, given start.Exclusive) func(context.Context) e
 		b.board.SetVolumesInUse(s.volumes.VolumesInUse())
 		return plugins.Run(ctx, plugins.Config{Dir: filepath.Join(b.RootDir, "plugins_registry"), Log: b.Log,
 			Handlers: map[string]plugins.Handler{
-				plugins.CSIPlugin:    s.drivers.RegisterAfter(b.beforeDriver),
+				plugins.CSIPlugin:    s.drivers.RegisterAfter(b.view.Ready(), b.Serve.Issued),
 				plugins.DevicePlugin: device.Watched{Manager: given.Devices}, plugins.DRAPlugin: given.Claims,
 			}})
 	}
-}
-
-// beforeDriver is what a CSI driver's registration waits for: the Node, which takes the driver's id, and for local volumes the
-// certificate of this agent's API, through which their controller calls the driver.
-func (b *base) beforeDriver(driver string) (events []<-chan struct{}) {
-	if b.Client == nil {
-		return nil
-	}
-	events = append(events, b.view.Ready())
-	if driver == localvolume.Name && b.Serve.Issued != nil {
-		events = append(events, b.Serve.Issued)
-	}
-	return events
 }
 
 // newImages makes what has the images of pods.

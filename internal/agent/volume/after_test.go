@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/berth-dev/berth/internal/localvolume"
 )
 
 // TestDriverIsRegisteredAfterItsEvents: an agent that starts for the first time has no Node yet, and a driver that it finds
@@ -14,16 +16,10 @@ func TestDriverIsRegisteredAfterItsEvents(t *testing.T) {
 	client := fake.NewClientset(csiObjects(false)...)
 	drivers := NewDrivers(client, "n", nil)
 	t.Cleanup(drivers.Close)
-	node, asked := make(chan struct{}), make(chan string, 1)
-	handler := drivers.RegisterAfter(func(name string) []<-chan struct{} {
-		asked <- name
-		return []<-chan struct{}{node}
-	})
+	node, never := make(chan struct{}), make(chan struct{}) // only local volumes need the certificate
+	handler := drivers.RegisterAfter(node, never)
 	done := make(chan error, 1)
 	go func() { done <- handler.Register(t.Context(), "test.csi", driver.endpoint, []string{"1.0.0"}) }()
-	if name := <-asked; name != "test.csi" {
-		t.Errorf("asked for the events of %q", name)
-	}
 	if calls := client.Actions(); len(calls) != 0 {
 		t.Errorf("the API was asked before the event: %v", calls)
 	}
@@ -43,9 +39,14 @@ func TestWaitForEventsEndsWithItsContext(t *testing.T) {
 	t.Cleanup(drivers.Close)
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
-	never := drivers.RegisterAfter(func(string) []<-chan struct{} { return []<-chan struct{}{make(chan struct{})} })
-	if err := never.Register(ctx, "test.csi", "/nowhere.sock", []string{"1.0.0"}); err == nil {
-		t.Error("a driver was registered before its event")
+	closed, never := make(chan struct{}), make(chan struct{})
+	close(closed)
+	if err := drivers.RegisterAfter(never, nil).Register(ctx, "test.csi", "/nowhere.sock", []string{"1.0.0"}); err == nil {
+		t.Error("a driver was registered before the Node was there")
+	}
+	err := drivers.RegisterAfter(closed, never).Register(ctx, localvolume.Name, "/nowhere.sock", []string{"1.0.0"})
+	if err == nil {
+		t.Error("local volumes were registered before the certificate was there")
 	}
 	if calls := client.Actions(); len(calls) != 0 {
 		t.Errorf("the API was asked: %v", calls)

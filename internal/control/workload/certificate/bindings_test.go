@@ -17,7 +17,8 @@ import (
 // change that an administrator made meanwhile, and leaves labels and annotations alone.
 func TestBindWritesOnlyWhatItRead(t *testing.T) {
 	stored := &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: bindingPrefix + "n", Namespace: metav1.NamespaceSystem, UID: "m",
-		ResourceVersion: "7", Labels: map[string]string{bindingLabel: "true", "team": "a"}}, Data: map[string]string{bindingKey: "10.0.0.1"}}
+		ResourceVersion: "7", Labels: map[string]string{bindingLabel: "true", "team": "a"}},
+		Data: map[string]string{bindingKey: "10.0.0.1"}}
 	node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "u"}}
 	client := fake.NewClientset(stored, node)
 	e := controller.Env{Client: client}

@@ -19,9 +19,9 @@ import (
 	"github.com/berth-dev/berth/internal/kube"
 )
 
-// watch runs a sync for every request that changes. Requests are few: both
+// watch runs a sync for every request that changes. Requests are few: the
 // controllers share one cache.
-func watch(ctx context.Context, e controller.Env, sync func(context.Context, *certv1.CertificateSigningRequest) (time.Duration,
+func watch(ctx context.Context, e controller.Env, workers int, sync func(context.Context, *certv1.CertificateSigningRequest) (time.Duration,
 	error)) error {
 	inf := e.Informers.Certificates().V1().CertificateSigningRequests()
 	q := controller.NewQueue()
@@ -32,7 +32,7 @@ func watch(ctx context.Context, e controller.Env, sync func(context.Context, *ce
 	if err := e.Synced(ctx, seen); err != nil {
 		return nil
 	}
-	return e.Run(ctx, q, 4, func(ctx context.Context, key string) (time.Duration, error) {
+	return e.Run(ctx, q, workers, func(ctx context.Context, key string) (time.Duration, error) {
 		csr, err := inf.Lister().Get(key)
 		if apierrors.IsNotFound(err) {
 			return 0, nil
@@ -57,7 +57,7 @@ func has(csr *certv1.CertificateSigningRequest, types ...certv1.RequestCondition
 
 // RunApprover approves nodes' requests until the context ends.
 func RunApprover(ctx context.Context, e controller.Env, rules ServingRules) error {
-	return watch(ctx, e, func(ctx context.Context, csr *certv1.CertificateSigningRequest) (time.Duration, error) {
+	return watch(ctx, e, 4, func(ctx context.Context, csr *certv1.CertificateSigningRequest) (time.Duration, error) {
 		if len(csr.Status.Certificate) > 0 || has(csr, certv1.CertificateApproved, certv1.CertificateDenied) {
 			return 0, nil
 		}
@@ -169,7 +169,7 @@ func allowed(ctx context.Context, e controller.Env, csr *certv1.CertificateSigni
 // RunSigner signs approved requests until the context ends: those for agents' serving certificates with serving, all others
 // with ca.
 func RunSigner(ctx context.Context, e controller.Env, ca, serving *CA, rules ServingRules) error {
-	return watch(ctx, e, func(ctx context.Context, csr *certv1.CertificateSigningRequest) (time.Duration, error) {
+	return watch(ctx, e, 4, func(ctx context.Context, csr *certv1.CertificateSigningRequest) (time.Duration, error) {
 		if len(csr.Status.Certificate) > 0 || !has(csr, certv1.CertificateApproved) || has(csr, certv1.CertificateDenied,
 			certv1.CertificateFailed) {
 			return 0, nil
@@ -248,26 +248,13 @@ func expires(csr *certv1.CertificateSigningRequest) time.Time {
 
 // RunCleaner deletes requests that are of no more use until the context ends.
 func RunCleaner(ctx context.Context, e controller.Env) error {
-	inf := e.Informers.Certificates().V1().CertificateSigningRequests()
-	q := controller.NewQueue()
-	seen, err := controller.On(ctx, inf.Informer(), func(_, r *certv1.CertificateSigningRequest, _ bool) { q.Add(r.Name) })
-	if err != nil {
-		return err
-	}
-	if err := e.Synced(ctx, seen); err != nil {
-		return nil
-	}
-	return e.Run(ctx, q, 1, func(ctx context.Context, key string) (time.Duration, error) {
-		csr, err := inf.Lister().Get(key)
-		if err != nil {
-			return 0, nil
-		}
+	return watch(ctx, e, 1, func(ctx context.Context, csr *certv1.CertificateSigningRequest) (time.Duration, error) {
 		if left := time.Until(expires(csr)); left > 0 {
 			return left, nil
 		}
-		err = e.Client.CertificatesV1().CertificateSigningRequests().Delete(ctx, key, kube.SameUID(csr))
+		err := e.Client.CertificatesV1().CertificateSigningRequests().Delete(ctx, csr.Name, kube.SameUID(csr))
 		if err != nil && !apierrors.IsNotFound(err) {
-			return 0, fmt.Errorf("deleting request %s: %w", key, err)
+			return 0, fmt.Errorf("deleting request %s: %w", csr.Name, err)
 		}
 		return 0, nil
 	})
