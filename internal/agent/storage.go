@@ -91,7 +91,8 @@ func (s storage) plugins(b *base, given start.Exclusive) func(context.Context) e
 		b.board.SetVolumesInUse(s.volumes.VolumesInUse())
 		return plugins.Run(ctx, plugins.Config{Dir: filepath.Join(b.RootDir, "plugins_registry"), Log: b.Log,
 			Handlers: map[string]plugins.Handler{
-				plugins.CSIPlugin: s.drivers, plugins.DevicePlugin: device.Watched{Manager: given.Devices}, plugins.DRAPlugin: given.Claims,
+				plugins.CSIPlugin:    s.drivers.RegisterAfter(b.view.Ready(), b.Serve.Issued),
+				plugins.DevicePlugin: device.Watched{Manager: given.Devices}, plugins.DRAPlugin: given.Claims,
 			}})
 	}
 }

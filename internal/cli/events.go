@@ -44,7 +44,7 @@ func eventsCommand() *cobra.Command {
 			return s.run(cmd.Context(), &o, last, follow)
 		},
 	}
-	dataDirFlag(cmd, &o.dataDir)
+	clusterFlags(cmd, &o.dataDir)
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with what happens from now on")
 	cmd.Flags().StringVarP(&o.namespace, "namespace", "n", "", "only objects of this namespace (default: all objects)")
 	cmd.Flags().StringVar(&about, "for", "", "only this object: KIND/NAME")

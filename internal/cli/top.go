@@ -63,7 +63,7 @@ func topCommand() *cobra.Command {
 			})
 		},
 	}
-	dataDirFlag(cmd, &o.dataDir)
+	clusterFlags(cmd, &o.dataDir)
 	cmd.Flags().StringVarP(&o.namespace, "namespace", "n", "", "only pods of this namespace (default: of all)")
 	cmd.Flags().StringVar(&o.sort, "sort", "cpu", "cpu, memory or name")
 	cmd.Flags().BoolVarP(&o.watch, "watch", "w", false, "show it again with each new sample, until interrupted")

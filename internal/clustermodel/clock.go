@@ -24,7 +24,7 @@ type event struct {
 }
 
 // Clock is virtual time and what is to happen in it: a heap with four children a
-// parent, which for events stored by value beats one with two. Of tasks due at one
+// parent, which for events stored by value is faster than one with two. Of tasks due at one
 // time the first scheduled comes first, so a run is the same each time. The zero
 // Clock stands at Epoch. It is not safe for concurrent use.
 type Clock struct {

@@ -2,7 +2,7 @@ package clustermodel
 
 import "time"
 
-// Host is a node's own side: a machine and the node agent on it. Faults are
+// Host is a node's own side: a host and the node agent on it. Faults are
 // counted, since they may overlap. The zero Host works.
 type Host struct {
 	// Off: no power. Cut: no way to the API. Paused: the agent hangs. NotReady: it
@@ -29,7 +29,7 @@ func (h *Host) Faulty() bool { return h.Off+h.Cut+h.Paused+h.NotReady > 0 || h.R
 // Heal ends all faults.
 func (h *Host) Heal() { h.Off, h.Cut, h.Paused, h.NotReady, h.RenewEvery = 0, 0, 0, 0, 0 }
 
-// Alive says that the machine has power.
+// Alive says that the host has power.
 func (h *Host) Alive() bool { return h.Off == 0 }
 
 // Toggle begins a fault that there is not, and ends one that there is.

@@ -159,10 +159,10 @@ func (f *fleet) play(ctx context.Context) {
 func (f *fleet) act(h *hollow, verb string) {
 	switch verb {
 	case "stop":
-		h.hush()
+		h.silence()
 		h.powerOff()
 	case "cut":
-		h.hush()
+		h.silence()
 	case "notReady":
 		h.unwell.Store(true)
 		f.rest.trigger(&h.report)

@@ -146,7 +146,7 @@ func (h *hollow) learn(n *v1.Node) {
 		ready = ready || c.Type == v1.NodeReady && c.Status == v1.ConditionTrue
 	}
 	if h.ready.Swap(ready) != ready {
-		h.f.stats.turned(ready, h.silent.Load())
+		h.f.stats.readyChanged(ready, h.silent.Load())
 	}
 	h.f.rest.trigger(&h.report)
 }
@@ -154,14 +154,14 @@ func (h *hollow) learn(n *v1.Node) {
 // gone takes in that the Node object was deleted.
 func (h *hollow) gone() {
 	if h.ready.Swap(false) {
-		h.f.stats.turned(false, h.silent.Load())
+		h.f.stats.readyChanged(false, h.silent.Load())
 	}
 	h.agent.Forget("")
 	h.f.rest.trigger(&h.report)
 }
 
-// hush makes the node do nothing.
-func (h *hollow) hush() { h.silent.Store(true) }
+// silence stops the node: it renews and reports nothing until resume.
+func (h *hollow) silence() { h.silent.Store(true) }
 
 // resume ends every fault. On a host that was off every pod begins again.
 func (h *hollow) resume() {
@@ -198,8 +198,8 @@ type hollowPod struct {
 	run *pod.Hollow // owned by the job; nil before it first ran
 }
 
-// seePod takes a state of a pod from the watch.
-func (h *hollow) seePod(o *v1.Pod) {
+// onPod takes in a pod's new state from the watch.
+func (h *hollow) onPod(o *v1.Pod) {
 	o.ManagedFields = nil
 	h.mu.Lock()
 	p := h.pods[o.UID]
@@ -218,7 +218,8 @@ func (h *hollow) seePod(o *v1.Pod) {
 	h.f.rest.trigger(&p.job)
 }
 
-func (h *hollow) losePod(uid types.UID) {
+// onPodDelete takes in that a pod was deleted.
+func (h *hollow) onPodDelete(uid types.UID) {
 	h.mu.Lock()
 	p := h.pods[uid]
 	h.mu.Unlock()

@@ -42,7 +42,8 @@ func (s *stats) renewal(took time.Duration) {
 	s.slowest = max(s.slowest, took)
 }
 
-func (s *stats) turned(ready, silent bool) {
+// readyChanged counts a node that became ready or not ready.
+func (s *stats) readyChanged(ready, silent bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !ready {

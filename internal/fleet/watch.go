@@ -102,7 +102,7 @@ type podStore struct{ f *fleet }
 func (s podStore) Add(o any) error {
 	if p, ok := o.(*v1.Pod); ok {
 		if h := s.f.byName[p.Spec.NodeName]; h != nil {
-			h.seePod(p)
+			h.onPod(p)
 		}
 	}
 	return nil
@@ -113,7 +113,7 @@ func (s podStore) Update(o any) error { return s.Add(o) }
 func (s podStore) Delete(o any) error {
 	if p, ok := o.(*v1.Pod); ok {
 		if h := s.f.byName[p.Spec.NodeName]; h != nil {
-			h.losePod(p.UID)
+			h.onPodDelete(p.UID)
 		}
 	}
 	return nil
@@ -137,7 +137,7 @@ func (s podStore) Replace(list []any, _ string) error {
 		}
 		h.mu.Unlock()
 		for _, uid := range lost {
-			h.losePod(uid)
+			h.onPodDelete(uid)
 		}
 	}
 	return nil

@@ -41,9 +41,7 @@ var upstreamWords = regexp.MustCompile(
 	`^(MachineID|machineID|MachineState|CertificateAuthority(Data)?|UnknownAuthorityError|WithSpanProcessor)$`)
 
 // roomsToRename still have retired words. The list only shrinks.
-var roomsToRename = []string{
-	"internal/control/api", "internal/control/admit", "internal/control/auth", "internal/control/workload", "internal/nodes", "internal/pki",
-}
+var roomsToRename = []string{}
 
 // TestRetiredWords: identifiers use the field's words.
 func TestRetiredWords(t *testing.T) {

@@ -244,9 +244,9 @@ type entry struct {
 	since time.Time
 }
 
-// fold leaves of routine records that are alike (the same decision of the same
-// part about the same object) the last one, with how many there were.
-func fold(records []Record) []entry {
+// foldRoutine keeps of equal routine records (the same decision of the same part about
+// the same object) the last one, with their number.
+func foldRoutine(records []Record) []entry {
 	type kind struct {
 		object         Ref
 		part, decision string
@@ -282,10 +282,10 @@ func (t *entry) by() string {
 	return fmt.Sprintf("%s, %d times since %s; the last", t.Part, t.times, t.since.UTC().Format(time.RFC3339))
 }
 
-// Story writes records as text for people: a line for each decision, its
-// causes below. Of routine ones it tells how many there were, and the last.
-func Story(w io.Writer, records []Record) error {
-	for _, rec := range fold(records) {
+// WriteStory writes records as text: a line for each decision with its causes below.
+// Of equal routine records it writes the number and the last.
+func WriteStory(w io.Writer, records []Record) error {
+	for _, rec := range foldRoutine(records) {
 		object := rec.Object.Kind + " " + rec.Object.Name
 		if rec.Object.Namespace != "" {
 			object = rec.Object.Kind + " " + rec.Object.Namespace + "/" + rec.Object.Name

@@ -56,7 +56,7 @@ func TestRingKeepsTheNewestAcrossRestarts(t *testing.T) {
 		t.Fatalf("after the restart: %d records", len(got))
 	}
 	var text strings.Builder
-	if err := Story(&text, got[len(got)-1:]); err != nil {
+	if err := WriteStory(&text, got[len(got)-1:]); err != nil {
 		t.Fatal(err)
 	}
 	if want := "2026-01-01T00:00:00Z  Node n1: decided 99 (health)\n    number: 99\n"; text.String() != want {

@@ -26,7 +26,7 @@ func TestStoryFoldsRoutine(t *testing.T) {
 	add("proxy", "changed service rules", "the last rows", true)
 	add("health", "marked Unknown", "silence again", false)
 	var out strings.Builder
-	if err := Story(&out, records); err != nil {
+	if err := WriteStory(&out, records); err != nil {
 		t.Fatal(err)
 	}
 	want := `2026-01-02T03:04:00Z  Node n1: registered (agent)

@@ -98,7 +98,7 @@ func (c *copier) entry(from, to int, path, name string) error {
 	case unix.S_IFLNK:
 		return c.link(from, to, name, &st)
 	case unix.S_IFSOCK:
-		return nil // nobody would listen on it
+		return nil // no one would listen on it
 	}
 	if err := unix.Mknodat(to, name, st.Mode, int(st.Rdev)); err != nil {
 		return err
@@ -111,7 +111,7 @@ func (c *copier) entry(from, to int, path, name string) error {
 
 func (c *copier) directory(from, to int, path, name string) error {
 	src, err := unix.Openat(from, name, unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if swapped(err) {
+	if replaced(err) {
 		return nil
 	}
 	if err != nil {
@@ -139,7 +139,7 @@ func (c *copier) directory(from, to int, path, name string) error {
 func (c *copier) file(from, to int, name string) error {
 	// Without O_NONBLOCK a name swapped for a pipe would be waited for.
 	src, err := unix.Openat(from, name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-	if swapped(err) {
+	if replaced(err) {
 		return nil
 	}
 	if err != nil {
@@ -181,8 +181,9 @@ func (c *copier) link(from, to int, name string, st *unix.Stat_t) error {
 	return unix.Fchownat(to, name, int(st.Uid), int(st.Gid), unix.AT_SYMLINK_NOFOLLOW)
 }
 
-// swapped says that a name does not mean any more what it did a moment ago.
-func swapped(err error) bool {
+// replaced reports whether err shows that a name was replaced by another file since it
+// was looked up.
+func replaced(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ENXIO)
 }
 

@@ -67,7 +67,7 @@ func Open(cfg Config) (*Driver, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("opening the directory of local volumes: %w", err)
 	}
-	// Everybody may write into a volume: nobody may come near it another way.
+	// Everybody may write into a volume: no one may come near it another way.
 	if err := os.Chmod(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("opening the directory of local volumes: %w", err)
 	}
@@ -183,7 +183,7 @@ func (d *Driver) records(folder string) ([]*record, error) {
 
 // space is what may still be promised here.
 //
-// A tenth of the filesystem, at most 1 GiB, is nobody's: a volume that fills up
+// A tenth of the filesystem, at most 1 GiB, is no one's: a volume that fills up
 // must not take the last byte from the node itself. Where quotas hold, volumes
 // may not be promised what others were and did not use yet.
 func (d *Driver) space() (int64, error) {

@@ -34,7 +34,7 @@ type refusal struct {
 	Message string     `json:"message"`
 }
 
-// ServeHTTP answers POST Path+CALL, message in and message out as JSON. Whoever
+// ServeHTTP answers POST Path+CALL, message in and message out as JSON. Anyone who
 // mounts it has to know the caller.
 func (d *Driver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	name := req.PathValue("call")

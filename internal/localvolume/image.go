@@ -197,10 +197,10 @@ func mountImage(image, dir string) error {
 	return os.Chmod(inside, 0o777) // past the umask
 }
 
-// fit lets the filesystem of an image that nobody uses fill the image.
+// fit lets the filesystem of an image that no one uses fill the image.
 func fit(ctx context.Context, image string) error {
 	err := run(ctx, "e2fsck", "-f", "-p", image)
-	// 1 says that it mended something.
+	// 1 says that it fixed something.
 	if exit := (*exec.ExitError)(nil); err != nil && (!errors.As(err, &exit) || exit.ExitCode() != 1) {
 		return err
 	}

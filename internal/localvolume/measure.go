@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// measures remembers what directories hold: whoever asks for the statistics of
+// measures remembers what directories hold: anyone who asks for the statistics of
 // a node asks for all of its volumes, and often.
 type measures struct {
 	mu   sync.Mutex
@@ -23,7 +23,8 @@ type measure struct {
 // freshFor is how long a measure may be told.
 const freshFor = time.Minute
 
-func (m *measures) of(dir string, now time.Time) (measure, error) {
+// usage returns how much the directory holds, measured at most freshFor ago.
+func (m *measures) usage(dir string, now time.Time) (measure, error) {
 	m.mu.Lock()
 	known, ok := m.last[dir]
 	m.mu.Unlock()

@@ -197,7 +197,7 @@ func (d *Driver) NodeGetVolumeStats(_ context.Context, req *spec.NodeGetVolumeSt
 	inodes := &spec.VolumeUsage{Unit: spec.VolumeUsage_INODES, Total: int64(st.Files), Available: int64(st.Ffree),
 		Used: int64(st.Files - st.Ffree)}
 	if !r.Enforced {
-		m, err := d.sizes.of(d.path("volumes", r.ID, dataDir), now())
+		m, err := d.sizes.usage(d.path("volumes", r.ID, dataDir), now())
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil, status.Errorf(codes.NotFound, "volume %s is gone", r.ID)
 		}

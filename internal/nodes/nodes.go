@@ -51,7 +51,7 @@ type Config struct {
 	Health health.Settings
 	// Board, if set, tells how nodes stand while the health controller runs.
 	Board *health.Board
-	// Ranges are split among the nodes; without any, nobody gets pod CIDRs.
+	// Ranges are split among the nodes; without any, no one gets pod CIDRs.
 	// Nothing that overlaps Reserved is given out.
 	Ranges   []ipam.Range
 	Reserved []netip.Prefix

@@ -173,7 +173,7 @@ func (a *CA) EnsureLeaf(dir, name string, want Leaf, now time.Time) (certFile, k
 	if err != nil {
 		return "", "", false, fmt.Errorf("issuing certificate %s: %w", name, err)
 	}
-	// A leaf that a power loss cut off is made again, so nobody waits for the disk.
+	// A leaf that a power loss cut off is made again, so no one waits for the disk.
 	return certFile, keyFile, true, store(certFile, keyFile, cert.Raw, key, replace)
 }
 

@@ -32,9 +32,9 @@ func (g *podGC) judge(p *pod) (podgc.Reason, time.Time) {
 		return podgc.None, time.Time{}
 	}
 	if since, gone := g.missing[p.node]; gone {
-		return podgc.Judge(&p.obj, podgc.Node{Missing: clustermodel.Epoch.Add(since)})
+		return podgc.Evaluate(&p.obj, podgc.Node{Missing: clustermodel.Epoch.Add(since)})
 	}
-	return podgc.Judge(&p.obj, podgc.NodeOf(p.node.obj))
+	return podgc.Evaluate(&p.obj, podgc.NodeOf(p.node.obj))
 }
 
 // look plans a pod's removal if it has to go.

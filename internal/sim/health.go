@@ -214,7 +214,7 @@ func (h *healthShell) markPods(n *node) (writeKind, func()) {
 // follow makes a node's taints fit its verdict.
 func (h *healthShell) follow(n *node) (writeKind, func()) {
 	acquire := func() bool {
-		ok := h.monitor.Spend(h.w.Time(), n.obj.Name, "")
+		ok := h.monitor.ReserveTaint(h.w.Time(), n.obj.Name, "")
 		if !ok {
 			h.plan(h.w.Now) // it may have lost its turn
 		}

@@ -45,7 +45,7 @@ func (a *Answer) Write(out io.Writer) error {
 	if len(a.Decisions) > 0 {
 		b.WriteString("\ndecisions\n")
 		var story strings.Builder
-		if err := journal.Story(&story, a.Decisions); err != nil {
+		if err := journal.WriteStory(&story, a.Decisions); err != nil {
 			return err
 		}
 		for l := range strings.Lines(story.String()) {

@@ -12,7 +12,9 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"sync/atomic"
+	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	v1 "k8s.io/api/core/v1"
@@ -44,6 +46,8 @@ type ServingConfig struct {
 // serving is the serving certificate with what keeps it current.
 type serving struct {
 	TLS *tls.Config
+	// Issued is closed once there is a certificate; nil where there is one from the start.
+	Issued <-chan struct{}
 	// Run keeps the certificate current until the context ends.
 	Run func(context.Context) error
 }
@@ -175,13 +179,14 @@ func requested(cfg ServingConfig, base *tls.Config) (*serving, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening --cert-dir: %w", err)
 	}
+	issued := newIssuance(store)
 	manager, err := certificate.NewManager(&certificate.Config{
 		Name: "kubelet-serving", CertificateRenewFailure: cfg.Failures,
 		ClientsetFn:      func(*tls.Certificate) (kubernetes.Interface, error) { return cfg.Client, nil },
 		GetTemplate:      func() *x509.CertificateRequest { return servingTemplate(cfg.NodeName, cfg.Addresses()) },
 		SignerName:       certificatesv1.KubeletServingSignerName,
 		GetUsages:        servingUsages,
-		CertificateStore: store,
+		CertificateStore: issued,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("setting up the serving certificate: %w", err)
@@ -192,12 +197,36 @@ func requested(cfg ServingConfig, base *tls.Config) (*serving, error) {
 		}
 		return nil, errors.New("no serving certificate yet: approve the request of this node (kubectl get csr)")
 	}
-	return &serving{TLS: base, Run: func(ctx context.Context) error {
+	return &serving{TLS: base, Issued: issued.done, Run: func(ctx context.Context) error {
 		manager.Start()
 		<-ctx.Done()
 		manager.Stop()
 		return nil
 	}}, nil
+}
+
+// issuance is a store of certificates that closes done once it has one that is valid.
+type issuance struct {
+	certificate.Store
+	once sync.Once
+	done chan struct{}
+}
+
+func newIssuance(store certificate.Store) *issuance {
+	i := &issuance{Store: store, done: make(chan struct{})}
+	if have, err := store.Current(); err == nil && have.Leaf != nil && time.Now().Before(have.Leaf.NotAfter) {
+		i.once.Do(func() { close(i.done) })
+	}
+	return i
+}
+
+// Update stores a certificate that was issued.
+func (i *issuance) Update(cert, key []byte) (*tls.Certificate, error) {
+	stored, err := i.Store.Update(cert, key)
+	if err == nil {
+		i.once.Do(func() { close(i.done) })
+	}
+	return stored, err
 }
 
 func servingUsages(key any) []certificatesv1.KeyUsage {

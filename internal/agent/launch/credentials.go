@@ -74,7 +74,7 @@ func (c *credentials) serving(out *agent.Config) error {
 	if err != nil {
 		return err
 	}
-	out.TLS = serving.TLS
+	out.TLS, out.Serve.Issued = serving.TLS, serving.Issued
 	out.OnNode = func(n *v1.Node) { c.addresses.Store(&n.Status.Addresses) }
 	c.parts = append(c.parts, serving.Run)
 	return nil

@@ -70,6 +70,8 @@ type Config struct {
 	Kubelet *kubeletv1beta1.KubeletConfiguration
 	// Client asks the API server who calls and whether they may.
 	Client kubernetes.Interface
+	// Issued is closed once TLS has a certificate; nil where it has one from the start.
+	Issued <-chan struct{}
 	// TLS brings the serving certificate (GetCertificate) and the limits on
 	// versions and ciphers. Client certificates are handled here.
 	TLS     *tls.Config

@@ -22,6 +22,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/berth-dev/berth/internal/localvolume"
 )
 
 // nodeIDAnnotation maps driver names to the node's id with each, as JSON.
@@ -44,6 +46,37 @@ type Drivers struct {
 	called func(driver, method string, took time.Duration, err error)
 	// api serializes changes to the CSINode and the Node.
 	api sync.Mutex
+}
+
+// RegisterAfter is d as a handler of plugins that registers a driver only when node is closed: its id goes onto the Node, which
+// does not exist yet when an agent starts for the first time. The driver of local volumes waits for certificate as well, that
+// of the agent's API, through which its controller calls it; nil is none to wait for.
+func (d *Drivers) RegisterAfter(node, certificate <-chan struct{}) afterEvents {
+	return afterEvents{d, node, certificate}
+}
+
+type afterEvents struct {
+	*Drivers
+	node, certificate <-chan struct{}
+}
+
+// Register waits for the driver's events and then registers it.
+func (a afterEvents) Register(ctx context.Context, name, endpoint string, versions []string) error {
+	var events []<-chan struct{}
+	if a.client != nil {
+		events = append(events, a.node)
+		if name == localvolume.Name && a.certificate != nil {
+			events = append(events, a.certificate)
+		}
+	}
+	for _, event := range events {
+		select {
+		case <-event:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return a.Drivers.Register(ctx, name, endpoint, versions)
 }
 
 // NewDrivers makes an empty set.

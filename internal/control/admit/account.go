@@ -72,7 +72,7 @@ func (s *account) SetExternalKubeInformerFactory(f informers.SharedInformerFacto
 	// An informer that has stopped refuses handlers; then the server is stopping too.
 	_, _ = accounts.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: func(obj any) {
 		if sa, ok := obj.(*corev1.ServiceAccount); ok {
-			s.arrivals.tell(sa.Namespace + "/" + sa.Name)
+			s.arrivals.notify(sa.Namespace + "/" + sa.Name)
 		}
 	}})
 }
@@ -149,7 +149,7 @@ func (s *account) find(ctx context.Context, namespace, name string) (*corev1.Ser
 }
 
 // arrivals tells those who wait for an object that it has come. It remembers a
-// name only while somebody waits for it: names come from users.
+// name only while someone waits for it: names come from users.
 type arrivals struct {
 	mu      sync.Mutex
 	waiting map[string]*arrival
@@ -183,7 +183,8 @@ func (w *arrivals) leave(key string, a *arrival) {
 	}
 }
 
-func (w *arrivals) tell(key string) {
+// notify wakes all that wait for the service account.
+func (w *arrivals) notify(key string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if a := w.waiting[key]; a != nil {

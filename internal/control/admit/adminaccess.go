@@ -47,8 +47,8 @@ func (p *adminAccess) ValidateInitialization() error {
 
 func (p *adminAccess) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	path := adminPath(a.GetObject())
-	// What was let through once may be written again: by a label taken away
-	// nobody should be kept from removing a finalizer.
+	// What was let through once may be written again: by a label removed
+	// no one should be kept from removing a finalizer.
 	if path == nil || a.GetOperation() == admission.Update && adminPath(a.GetOldObject()) != nil {
 		return nil
 	}

@@ -22,7 +22,7 @@ import (
 
 // EndpointAddressRestriction keeps tenants from leading a Service of theirs to
 // pods of another namespace (CVE-2021-25740, kubernetes/kubernetes#103675):
-// whoever may write endpoints in a namespace only may name, of the addresses of
+// anyone who may write endpoints in a namespace only may name, of the addresses of
 // the cluster's pods, those of the same namespace.
 const EndpointAddressRestriction = "EndpointAddressRestriction"
 
@@ -115,7 +115,7 @@ func (e *endpointRestriction) Validate(ctx context.Context, a admission.Attribut
 }
 
 // refusal says why an address is not the namespace's to lead to; "" when it is.
-// An address of the pods' ranges that no pod has is refused as well: the next
+// An address of the pod CIDRs that no pod has is refused as well: the next
 // pod to get it may be anybody's.
 func (e *endpointRestriction) refusal(namespace, address string) string {
 	ip, err := netip.ParseAddr(address)

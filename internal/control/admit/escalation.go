@@ -76,7 +76,7 @@ func (e *escalation) Validate(ctx context.Context, a admission.Attributes, _ adm
 	if err != nil {
 		return err
 	}
-	if g == nil || e.mayAnyway(ctx, a, g) {
+	if g == nil || e.mayEscalate(ctx, a, g) {
 		return nil
 	}
 	held, resolveErr := e.roles.Rules(a.GetUserInfo(), a.GetNamespace())
@@ -151,7 +151,7 @@ func (e *escalation) binding(ctx context.Context, a admission.Attributes, ref rb
 	if ref.Kind == "Role" {
 		g.on, namespace = "roles", a.GetNamespace()
 	}
-	if e.mayAnyway(ctx, a, g) {
+	if e.mayEscalate(ctx, a, g) {
 		return nil, nil
 	}
 	var err error
@@ -175,7 +175,9 @@ func (e *escalation) storedRules(ctx context.Context, namespace, name string) ([
 	return role.Rules, nil
 }
 
-func (e *escalation) mayAnyway(ctx context.Context, a admission.Attributes, g *grant) bool {
+// mayEscalate reports whether the user has the verb (bind or escalate) that allows a
+// grant of rights that the user does not hold.
+func (e *escalation) mayEscalate(ctx context.Context, a admission.Attributes, g *grant) bool {
 	decision, _, _ := e.authorizer.Authorize(ctx, authorizer.AttributesRecord{
 		User: a.GetUserInfo(), Verb: g.verb, APIGroup: rbacv1.GroupName, APIVersion: "v1",
 		Resource: g.on, Name: g.name, Namespace: a.GetNamespace(), ResourceRequest: true,

@@ -18,7 +18,7 @@ import (
 // (CVE-2020-8554, kubernetes/kubernetes#97076).
 const (
 	// DenyServiceExternalIPs refuses new external IPs of Services. Upstream has
-	// it off; here it is on: whoever needs external IPs disables it.
+	// it off; here it is on: anyone who needs external IPs disables it.
 	DenyServiceExternalIPs = "DenyServiceExternalIPs"
 	// ServiceLoadBalancerIngressRestriction lets only those write the addresses
 	// of a load balancer who may write the status of Services everywhere.

@@ -331,7 +331,7 @@ func testConditions(h *hooks) {
 }
 
 // testOwnConfiguration: no hook can change or keep the configuration of hooks,
-// or nobody could remove a broken one.
+// or no one could remove a broken one.
 func testOwnConfiguration(h *hooks) {
 	everything := func(resource string) ar.RuleWithOperations {
 		return on("admissionregistration.k8s.io", "*", resource, "CREATE", "UPDATE", "DELETE")

@@ -110,7 +110,7 @@ func (p *imagePolicy) Validate(ctx context.Context, a admission.Attributes, _ ad
 		return err
 	}
 	if known, ok := p.answers.Get(string(key)); ok {
-		return p.judge(a, known.(imagepolicyv1alpha1.ImageReviewStatus))
+		return p.evaluate(a, known.(imagepolicyv1alpha1.ImageReviewStatus))
 	}
 	result := p.webhook.WithExponentialBackoff(ctx, func() rest.Result {
 		return p.webhook.RestClient.Post().Body(review).Do(ctx)
@@ -127,10 +127,10 @@ func (p *imagePolicy) Validate(ctx context.Context, a admission.Attributes, _ ad
 		ttl = p.allowTTL
 	}
 	p.answers.Add(string(key), answered.Status, ttl)
-	return p.judge(a, answered.Status)
+	return p.evaluate(a, answered.Status)
 }
 
-func (p *imagePolicy) judge(a admission.Attributes, status imagepolicyv1alpha1.ImageReviewStatus) error {
+func (p *imagePolicy) evaluate(a admission.Attributes, status imagepolicyv1alpha1.ImageReviewStatus) error {
 	for key, value := range status.AuditAnnotations {
 		if err := a.AddAnnotation(imagePolicyPrefix+key, value); err != nil {
 			return fmt.Errorf("recording what the image policy webhook says: %w", err)

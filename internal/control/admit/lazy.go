@@ -127,7 +127,7 @@ func (l *lazy) build() (built admission.Interface, err error) {
 	if err := admission.ValidateInitialization(plugin); err != nil {
 		return nil, fmt.Errorf("initializing %s: %w", l.name, err)
 	}
-	// The plugin may have asked for informers that nobody had before.
+	// The plugin may have asked for informers that no one had before.
 	l.setup.informers.Start(l.setup.stop)
 	return plugin, nil
 }

@@ -11,13 +11,11 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/admission"
-	"k8s.io/client-go/informers"
-	corelisters "k8s.io/client-go/listers/core/v1"
 	resourcehelper "k8s.io/component-helpers/resource"
 )
 
 // PodResize refuses a resize that the pod's node could not grant if it were
-// empty: nobody is left waiting for what can never be.
+// empty: no one is left waiting for what can never be.
 const PodResizeValidator = "PodResizeValidator"
 
 // Types of the cause that a refused resize carries.
@@ -26,26 +24,10 @@ const (
 	causePlatform metav1.CauseType = "UnsupportedPlatform"
 )
 
-type podResize struct {
-	*admission.Handler
-	nodes corelisters.NodeLister
-}
+type podResize struct{ *nodeReader }
 
 func newPodResizeValidator(io.Reader) (admission.Interface, error) {
-	return &podResize{Handler: admission.NewHandler(admission.Update)}, nil
-}
-
-func (p *podResize) SetExternalKubeInformerFactory(f informers.SharedInformerFactory) {
-	nodes := f.Core().V1().Nodes()
-	p.nodes = nodes.Lister()
-	p.SetReadyFunc(allSynced(nodes.Informer()))
-}
-
-func (p *podResize) ValidateInitialization() error {
-	if p.nodes == nil {
-		return errors.New(PodResizeValidator + " needs an informer factory")
-	}
-	return nil
+	return &podResize{newNodeReader(PodResizeValidator, admission.Update)}, nil
 }
 
 func (p *podResize) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {

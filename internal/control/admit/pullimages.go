@@ -11,7 +11,7 @@ import (
 )
 
 // AlwaysPullImages makes every image be pulled at each start of a container, so
-// that nobody runs an image of another's without the right to pull it.
+// that no one runs an image of another's without the right to pull it.
 const AlwaysPullImages = "AlwaysPullImages"
 
 type pullImages struct{ *admission.Handler }

@@ -65,7 +65,7 @@ func TestNodeRestrictionAgrees(t *testing.T) {
 		changes := some()
 		if random.IntN(3) > 0 {
 			old, now = bareNode(changes...), bareNode(append(slices.Clone(changes), some()...)...)
-			if random.IntN(3) == 0 { // something is taken away
+			if random.IntN(3) == 0 { // something is removed
 				now = bareNode(some()...)
 			}
 		} else {

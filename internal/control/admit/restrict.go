@@ -74,7 +74,7 @@ func (r *restriction) ValidateInitialization() error {
 // Admit judges writes by nodes; it changes nothing. It runs among the
 // mutating plugins to see token requests before their defaults are filled in.
 func (r *restriction) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
-	node, isNode := nodeauthz.Identify(a.GetUserInfo())
+	node, isNode := nodeauthz.NodeIdentity(a.GetUserInfo())
 	if !isNode {
 		return nil
 	}
@@ -84,13 +84,14 @@ func (r *restriction) Admit(ctx context.Context, a admission.Attributes, _ admis
 	if !r.WaitForReady() {
 		return admission.NewForbidden(a, errors.New("not yet ready to handle request"))
 	}
-	if err := r.judge(ctx, node, a); err != nil {
+	if err := r.check(ctx, node, a); err != nil {
 		return admission.NewForbidden(a, err)
 	}
 	return nil
 }
 
-func (r *restriction) judge(ctx context.Context, node string, a admission.Attributes) error {
+// check applies the rule for the kind of object that the node writes.
+func (r *restriction) check(ctx context.Context, node string, a admission.Attributes) error {
 	switch a.GetResource().GroupResource() {
 	case podsResource:
 		return r.judgePod(ctx, node, a)

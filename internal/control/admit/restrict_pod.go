@@ -174,7 +174,7 @@ func judgePodStatus(node string, a admission.Attributes) error {
 		return fmt.Errorf("node %q cannot update labels through pod status", node)
 	case !sameAnnotation(corev1.MirrorPodAnnotationKey, old, now):
 		// With it the node's agent would take the pod for the shadow of a static
-		// pod, and nobody else would see that it still runs.
+		// pod, and no one else would see that it still runs.
 		return fmt.Errorf("node %q cannot add, change or remove the annotation %s through pod status", node, corev1.MirrorPodAnnotationKey)
 	case !equality.Semantic.DeepEqual(old.Status.ResourceClaimStatuses, now.Status.ResourceClaimStatuses):
 		return fmt.Errorf("node %q cannot update resource claim statuses", node)

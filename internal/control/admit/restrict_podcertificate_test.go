@@ -84,7 +84,7 @@ func TestRestrictionOfPodCertificates(t *testing.T) {
 			expect(t, r.do(c.request), c.want)
 		})
 	}
-	// A pod that the cache still knows by its predecessor is looked up anew.
+	// A pod that the cache still knows by its predecessor is looked up again.
 	fresh := podWithCertificate(func(p *corev1.Pod) { p.UID = "m2" })
 	r.plugin.(*restriction).client = newRig(t, newNodeRestriction, runtime.Object(fresh)).client
 	expect(t, r.do(request{resource: resource, now: asked(func(s *spec) { s.PodUID = "m2" }), user: node1}), "")

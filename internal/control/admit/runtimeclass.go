@@ -129,7 +129,7 @@ func (r *runtimeClass) Validate(ctx context.Context, a admission.Attributes, _ a
 	return nil
 }
 
-// checkOverhead holds an overhead against the class: nobody may make a pod
+// checkOverhead holds an overhead against the class: no one may make a pod
 // look bigger or smaller than its runtime says.
 func checkOverhead(pod *corev1.Pod, class *nodev1.RuntimeClass) error {
 	switch {

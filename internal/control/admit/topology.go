@@ -9,8 +9,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/admission"
-	"k8s.io/client-go/informers"
-	corelisters "k8s.io/client-go/listers/core/v1"
 )
 
 // Topology tells a pod the zone and region of its node as labels.
@@ -18,26 +16,10 @@ const PodTopologyLabels = "PodTopologyLabels"
 
 var topologyLabels = []string{corev1.LabelTopologyZone, corev1.LabelTopologyRegion}
 
-type topology struct {
-	*admission.Handler
-	nodes corelisters.NodeLister
-}
+type topology struct{ *nodeReader }
 
 func newPodTopologyLabels(io.Reader) (admission.Interface, error) {
-	return &topology{Handler: admission.NewHandler(admission.Create)}, nil
-}
-
-func (t *topology) SetExternalKubeInformerFactory(f informers.SharedInformerFactory) {
-	nodes := f.Core().V1().Nodes()
-	t.nodes = nodes.Lister()
-	t.SetReadyFunc(allSynced(nodes.Informer()))
-}
-
-func (t *topology) ValidateInitialization() error {
-	if t.nodes == nil {
-		return errors.New(PodTopologyLabels + " needs an informer factory")
-	}
-	return nil
+	return &topology{newNodeReader(PodTopologyLabels, admission.Create)}, nil
 }
 
 func (t *topology) Admit(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
@@ -50,7 +32,7 @@ func (t *topology) Admit(_ context.Context, a admission.Attributes, _ admission.
 	}
 	found, err := t.nodes.Get(node)
 	if apierrors.IsNotFound(err) {
-		// Binding to a node that does not exist (yet) is nobody's concern here.
+		// Binding to a node that does not exist (yet) is no one's concern here.
 		return nil
 	}
 	if err != nil {

@@ -12,7 +12,7 @@ func TestArrivalsForget(t *testing.T) {
 	one, two := w.await("ns/a"), w.await("ns/a")
 	other := w.await("ns/b")
 	w.leave("ns/a", one)
-	w.tell("ns/a")
+	w.notify("ns/a")
 	select {
 	case <-two.came:
 	default:
@@ -28,7 +28,7 @@ func TestArrivalsForget(t *testing.T) {
 		t.Error("a new wait got an arrival that is past")
 	}
 	w.leave("ns/a", two) // late: it must not end the new wait
-	w.tell("ns/a")
+	w.notify("ns/a")
 	select {
 	case <-again.came:
 	default:

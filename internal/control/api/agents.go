@@ -85,7 +85,7 @@ func (l *freshLinks) Find(ctx context.Context, node string) (*nodelink.Link, err
 func (l *freshLinks) Enqueue() {
 	if err := l.renew(); err != nil {
 		// Certificate and key are two files: between the two they do not match.
-		l.log.Warn("reading credentials for node agents again; the old ones stay in use", "error", err)
+		l.log.Warn("reading credentials for node agents again; the old ones stay in use", "err", err)
 	}
 }
 

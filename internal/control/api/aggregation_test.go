@@ -30,7 +30,7 @@ import (
 )
 
 // lighthouse is a foreign API server. It believes who its caller says the user
-// is if the front proxy's authority signed the caller's certificate, and
+// is if the front proxy's CA signed the caller's certificate, and
 // answers with what it was told.
 func lighthouse(t *testing.T, env *apitest.Env) (port int32) {
 	t.Helper()

@@ -17,9 +17,9 @@ import (
 func BenchmarkStart(b *testing.B) {
 	var toEtcd, toReady, cpu float64
 	for range b.N {
-		before := processorTime(b)
+		before := cpuTime(b)
 		env := apitest.StartEnv(b)
-		cpu += float64((processorTime(b) - before).Microseconds()) / 1000
+		cpu += float64((cpuTime(b) - before).Microseconds()) / 1000
 		toEtcd += float64(env.ToEtcd.Microseconds()) / 1000
 		toReady += float64(env.ToReady.Microseconds()) / 1000
 		b.StopTimer()
@@ -36,24 +36,24 @@ func BenchmarkStart(b *testing.B) {
 	b.ReportMetric(cpu/float64(b.N), "ms-CPU")
 }
 
-// BenchmarkIdle reports the processor time, in percent of one core, that a
-// server nobody talks to takes over ten seconds.
+// BenchmarkIdle reports the CPU time, in percent of one core, that a
+// server no one talks to takes over ten seconds.
 func BenchmarkIdle(b *testing.B) {
 	const window = 10 * time.Second
 	for range b.N {
 		b.StopTimer()
 		env := apitest.StartEnv(b)
 		time.Sleep(2 * time.Second) // let the start settle
-		before := processorTime(b)
+		before := cpuTime(b)
 		b.StartTimer()
 		time.Sleep(window)
 		b.StopTimer()
-		b.ReportMetric(100*(processorTime(b)-before).Seconds()/window.Seconds(), "%-of-core")
+		b.ReportMetric(100*(cpuTime(b)-before).Seconds()/window.Seconds(), "%-of-core")
 		env.Stop()
 	}
 }
 
-func processorTime(b *testing.B) time.Duration {
+func cpuTime(b *testing.B) time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
 		b.Fatal(err)

@@ -53,17 +53,17 @@ func (s *Server) bootstrap(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// keep puts the objects of bootstrap back whenever one of them is deleted or
-// changed, until ctx ends. It waits for events and never polls.
-func (s *Server) keep(ctx context.Context) {
+// reconcileBootstrapObjects restores the bootstrap objects whenever one of them is
+// deleted or changed, until ctx ends. It waits for events and never polls.
+func (s *Server) reconcileBootstrapObjects(ctx context.Context) {
 	wake := make(chan struct{}, 1)
-	poke := func() {
+	trigger := func() {
 		select {
 		case wake <- struct{}{}:
 		default: // already about to look
 		}
 	}
-	s.watchKept(ctx, poke)
+	s.watchBootstrapObjects(ctx, trigger)
 	for {
 		select {
 		case <-ctx.Done():
@@ -88,7 +88,7 @@ func (s *Server) bootstrapUntilDone(ctx context.Context) bool {
 			return false
 		}
 		pause := retry.Failed()
-		s.cfg.Log.Warn("creating the cluster's own objects", "error", err, "retry", pause)
+		s.cfg.Log.Warn("creating the cluster's own objects", "err", err, "retry", pause)
 		select {
 		case <-ctx.Done():
 			return false
@@ -97,8 +97,8 @@ func (s *Server) bootstrapUntilDone(ctx context.Context) bool {
 	}
 }
 
-// watchKept calls changed when an object of bootstrap changes or goes.
-func (s *Server) watchKept(ctx context.Context, changed func()) {
+// watchBootstrapObjects calls changed when a bootstrap object changes or is deleted.
+func (s *Server) watchBootstrapObjects(ctx context.Context, changed func()) {
 	core, discovery := s.client.CoreV1().RESTClient(), s.client.DiscoveryV1().RESTClient()
 	named := fields.OneTermEqualSelector(metav1.ObjectNameField, apiServiceName)
 	onDelete := cache.ResourceEventHandlerFuncs{DeleteFunc: func(any) { changed() }}
@@ -123,7 +123,7 @@ func (s *Server) watchKept(ctx context.Context, changed func()) {
 	run(core, "endpoints", metav1.NamespaceDefault, named, &corev1.Endpoints{}, onChange)
 	run(discovery, "endpointslices", metav1.NamespaceDefault, named, &discoveryv1.EndpointSlice{}, onChange)
 	go func() {
-		// What went before the watches began is seen by nobody but this look.
+		// What went before the watches began is seen by no one but this look.
 		if cache.WaitFor(ctx, "", synced...) {
 			changed()
 		}
@@ -172,7 +172,7 @@ func (s *Server) ensurePriorityClasses(ctx context.Context) error {
 	return nil
 }
 
-// ensureServiceCIDR publishes the configured service ranges as the object other
+// ensureServiceCIDR publishes the configured service CIDRs as the object other
 // ranges are added beside.
 func (s *Server) ensureServiceCIDR(ctx context.Context) error {
 	ranges, err := parseRanges(s.cfg.ServiceCIDRs)

@@ -39,7 +39,7 @@ func (c *componentStatuses) Get(ctx context.Context, name string, _ *metav1.GetO
 	if name != etcdComponent {
 		return nil, apierrors.NewNotFound(corev1.Resource("componentstatus"), name)
 	}
-	return c.ask(ctx), nil
+	return c.etcdStatus(ctx), nil
 }
 
 // List asks all components that the selectors name.
@@ -50,11 +50,11 @@ func (c *componentStatuses) List(ctx context.Context, options *metainternal.List
 		options.FieldSelector != nil && !options.FieldSelector.Matches(set)) {
 		return list, nil
 	}
-	list.Items = append(list.Items, *c.ask(ctx))
+	list.Items = append(list.Items, *c.etcdStatus(ctx))
 	return list, nil
 }
 
-func (c *componentStatuses) ask(ctx context.Context) *corev1.ComponentStatus {
+func (c *componentStatuses) etcdStatus(ctx context.Context) *corev1.ComponentStatus {
 	ctx, cancel := context.WithTimeout(ctx, componentTimeout)
 	defer cancel()
 	condition := corev1.ComponentCondition{Type: corev1.ComponentHealthy, Status: corev1.ConditionTrue, Message: "ok"}

@@ -37,7 +37,7 @@ type Config struct {
 	NodePortRange string
 
 	// ProxyToLoopback lets the proxy subresources reach loopback addresses. It
-	// is for clusters whose pods live there (tests): whoever may proxy then also
+	// is for clusters whose pods live there (tests): anyone who may proxy then also
 	// reaches what listens on the server's own loopback.
 	ProxyToLoopback bool
 	// LocalAgent is the agent that runs in this process, if any: the only one that may be reached on a loopback address.
@@ -45,7 +45,7 @@ type Config struct {
 
 	// PriorityAndFairness queues requests by priority and sender (flow schemas)
 	// where the server otherwise only bounds how many run at once. It costs
-	// some 20 MiB; clusters of many machines want it.
+	// some 20 MiB; clusters of many hosts want it.
 	PriorityAndFairness bool
 
 	// Options are the administrator's choices; nil: no audit, no encryption, the

@@ -15,12 +15,12 @@ import (
 	flowcontrolrequest "k8s.io/apiserver/pkg/util/flowcontrol/request"
 )
 
-// shareFairly puts requests into queues by priority and sender instead of
+// enablePriorityAndFairness puts requests into queues by priority and sender instead of
 // rejecting all of them above a limit.
-func (s *Server) shareFairly(conf *genericapiserver.Config) {
+func (s *Server) enablePriorityAndFairness(conf *genericapiserver.Config) {
 	conf.FlowControl = flowcontrol.New(s.shared, s.client.FlowcontrolV1(),
 		conf.MaxRequestsInFlight+conf.MaxMutatingRequestsInFlight)
-	// Nobody counts objects (that would poll etcd), so every list is weighed the
+	// No one counts objects (that would poll etcd), so every list is weighed the
 	// same.
 	conf.StorageObjectCountTracker = flowcontrolrequest.NewStorageObjectCountTracker()
 }

@@ -42,7 +42,7 @@ func describe(conf *genericapiserver.Config, s *runtime.Scheme) {
 }
 
 // servedKinds leaves out the kinds of the internal version, for which our types are registered too: clients that index
-// schemas by kind would see kinds that nobody serves.
+// schemas by kind would see kinds that no one serves.
 func servedKinds(name func(string) (string, spec.Extensions)) func(string) (string, spec.Extensions) {
 	return func(typ string) (string, spec.Extensions) {
 		definition, extensions := name(typ)

@@ -17,24 +17,25 @@ func (s *Server) webhookAuth(next webhook.AuthenticationInfoResolverWrapper) web
 		return next
 	}
 	return func(resolver webhook.AuthenticationInfoResolver) webhook.AuthenticationInfoResolver {
-		return staying{next(resolver)}
+		return noRedirectResolver{next(resolver)}
 	}
 }
 
-// staying makes clients that follow no redirect.
-type staying struct {
+// noRedirectResolver makes clients that follow no redirect.
+type noRedirectResolver struct {
 	webhook.AuthenticationInfoResolver
 }
 
-func (s staying) ClientConfigFor(hostPort string) (*restclient.Config, error) {
-	return stay(s.AuthenticationInfoResolver.ClientConfigFor(hostPort))
+func (s noRedirectResolver) ClientConfigFor(hostPort string) (*restclient.Config, error) {
+	return withoutRedirects(s.AuthenticationInfoResolver.ClientConfigFor(hostPort))
 }
 
-func (s staying) ClientConfigForService(name, namespace string, port int) (*restclient.Config, error) {
-	return stay(s.AuthenticationInfoResolver.ClientConfigForService(name, namespace, port))
+func (s noRedirectResolver) ClientConfigForService(name, namespace string, port int) (*restclient.Config, error) {
+	return withoutRedirects(s.AuthenticationInfoResolver.ClientConfigForService(name, namespace, port))
 }
 
-func stay(config *restclient.Config, err error) (*restclient.Config, error) {
+// withoutRedirects returns a copy of config whose clients follow no redirect.
+func withoutRedirects(config *restclient.Config, err error) (*restclient.Config, error) {
 	if err != nil {
 		return nil, err
 	}

@@ -73,7 +73,7 @@ func (s *Server) Reencrypt(ctx context.Context) (int, error) {
 	return total, nil
 }
 
-// rewrite updates each object with itself. The server stores it anew since it
+// rewrite updates each object with itself. The server stores it again since it
 // is not stored under the first key. Who wrote or deleted it meanwhile did so
 // under that key.
 func rewrite(ctx context.Context, objects dynamic.NamespaceableResourceInterface) (int, error) {

@@ -3,35 +3,23 @@ package api
 import (
 	"context"
 	"fmt"
-	"maps"
 	"net"
 	"net/http"
 	"time"
 
-	nooptrace "go.opentelemetry.io/otel/trace/noop"
-	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	customserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
 	"k8s.io/apiserver/pkg/registry/rest"
 	genericapiserver "k8s.io/apiserver/pkg/server"
-	"k8s.io/apiserver/pkg/server/filters"
 	"k8s.io/apiserver/pkg/server/healthz"
-	"k8s.io/apiserver/pkg/util/webhook"
-	"k8s.io/client-go/discovery/cached/memory"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	restclient "k8s.io/client-go/rest"
-	"k8s.io/client-go/restmapper"
 	openapicommon "k8s.io/kube-openapi/pkg/common"
 
-	"github.com/berth-dev/berth/internal/control/admit"
 	"github.com/berth-dev/berth/internal/control/api/aggregation"
-	"github.com/berth-dev/berth/internal/control/api/certificates"
 	"github.com/berth-dev/berth/internal/control/api/encryption"
 	"github.com/berth-dev/berth/internal/control/api/kinds"
 	"github.com/berth-dev/berth/internal/control/api/registry"
@@ -89,7 +77,7 @@ func New(cfg Config) (*Server, error) {
 	}
 	set := scheme.Shared()
 	conf := genericapiserver.NewConfig(set.Codecs)
-	if err := serve(&cfg, conf); err != nil {
+	if err := configureServing(&cfg, conf); err != nil {
 		return nil, err
 	}
 	s, err := build(cfg, set, conf)
@@ -113,16 +101,16 @@ func build(cfg Config, set *scheme.Set, conf *genericapiserver.Config) (*Server,
 		steps:  newSteps(cfg.PriorityAndFairness),
 		life:   wait.ContextForChannel(conf.DrainedNotify()),
 	}
-	if err := s.identify(conf); err != nil {
+	if err := s.configureAuth(conf); err != nil {
 		return nil, err
 	}
-	if err := s.admit(conf); err != nil {
+	if err := s.configureAdmission(conf); err != nil {
 		return nil, err
 	}
 	s.control(aggregate.Controller())
-	settle(&s.cfg, set, conf)
+	applyServerDefaults(&s.cfg, set, conf)
 	if cfg.PriorityAndFairness {
-		s.shareFairly(conf)
+		s.enablePriorityAndFairness(conf)
 	}
 	s.advertised = conf.PublicAddress
 	conf.AddHealthChecks(healthz.NamedCheck("etcd", func(r *http.Request) error {
@@ -156,15 +144,16 @@ func build(cfg Config, set *scheme.Set, conf *genericapiserver.Config) (*Server,
 	}
 	s.generic.RegisterDestroyFunc(s.backend.close)
 	s.customSynced = custom.GenericAPIServer.MuxAndDiscoveryCompleteSignals()["CRDInformerHasNotSynced"]
-	if err := s.furnish(set, all, outer, custom); err != nil {
+	if err := s.installHandlers(set, all, outer, custom); err != nil {
 		s.generic.Destroy()
 		return nil, err
 	}
 	return s, nil
 }
 
-// furnish hangs everything into the empty server and puts the front before it.
-func (s *Server) furnish(set *scheme.Set, all []registry.Resource, outer genericapiserver.Config,
+// installHandlers adds the API groups, metrics, discovery documents and hooks to the
+// empty server, and puts the aggregation front before it.
+func (s *Server) installHandlers(set *scheme.Set, all []registry.Resource, outer genericapiserver.Config,
 	custom *customserver.CustomResourceDefinitions) error {
 	groups, err := s.install(set, all)
 	if err != nil {
@@ -190,208 +179,6 @@ func (s *Server) furnish(set *scheme.Set, all []registry.Resource, outer generic
 	return s.addHooks()
 }
 
-// identify sets who callers are and what they may do.
-func (s *Server) identify(conf *genericapiserver.Config) error {
-	pki := s.cfg.PKI
-	var err error
-	s.auth, err = auth.New(auth.Config{
-		ClientCAFile:        pki.ClientCA,
-		RequestHeaderCAFile: pki.FrontProxyCA,
-		SASigningKeyFile:    pki.ServiceAccountKey,
-		SAPublicKeyFiles:    pki.ServiceAccountPublicKeys,
-		Issuer:              pki.ServiceAccountIssuer,
-		ResourceSlices:      true,
-		Informers:           s.shared,
-		Client:              s.client,
-		Options:             s.cfg.Options.Auth,
-		Life:                s.life,
-		Log:                 s.cfg.Log,
-	})
-	if err != nil {
-		return err
-	}
-	conf.SecureServing.ClientCA = s.auth.ClientCA // the listener follows the files
-	conf.Authentication.Authenticator = s.auth.Authenticator
-	conf.Authentication.APIAudiences = []string{pki.ServiceAccountIssuer}
-	conf.Authorization.Authorizer = s.auth.Authorizer
-	conf.RuleResolver = s.auth.RuleResolver
-	return nil
-}
-
-// admit sets what looks at writes before they are stored.
-func (s *Server) admit(conf *genericapiserver.Config) error {
-	dynamicClient, err := dynamic.NewForConfig(conf.LoopbackClientConfig)
-	if err != nil {
-		return fmt.Errorf("making dynamic loopback client: %w", err)
-	}
-	conf.AdmissionControl, err = admit.New(admit.Config{
-		Client:     s.client,
-		Informers:  s.shared,
-		Dynamic:    dynamicClient,
-		RESTMapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(s.client.Discovery())),
-		Authorizer: s.auth.Authorizer,
-		Roles:      s.auth.RBAC,
-		Drained:    conf.DrainedNotify(),
-		ServerID:   conf.APIServerID,
-		Services:   s.serviceResolver(),
-		WebhookAuth: s.webhookAuth(webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil,
-			conf.LoopbackClientConfig, nooptrace.NewTracerProvider())),
-		Enable: s.cfg.Options.Admission.EnablePlugins, Disable: s.cfg.Options.Admission.DisablePlugins,
-		ConfigFile: s.cfg.Options.Admission.ConfigFile,
-	})
-	return err
-}
-
-// settle sets what is neither serving nor identity.
-func settle(cfg *Config, set *scheme.Set, conf *genericapiserver.Config) {
-	conf.EffectiveVersion = effectiveVersion()
-	conf.PublicAddress = advertised(cfg, conf.SecureServing.Listener)
-	conf.LongRunningFunc = filters.BasicLongRunningRequestCheck(
-		sets.NewString("watch", "proxy"),
-		sets.NewString("attach", "exec", "proxy", "log", "portforward"))
-	describe(conf, set.Scheme)
-	conf.SkipOpenAPIInstallation = true // see serveOpenAPI
-	conf.EnableProfiling = false
-	conf.BuildHandlerChainFunc = func(next http.Handler, c *genericapiserver.Config) http.Handler {
-		return certificates.WithSource(genericapiserver.DefaultBuildHandlerChain(next, c))
-	}
-	// Counting stored objects would poll etcd; nothing here needs the counts.
-	conf.StorageObjectCountTracker = nil
-	// On shutdown watches are told to end instead of being waited for: clients
-	// resume them after the restart.
-	conf.ShutdownWatchTerminationGracePeriod = watchDrain
-}
-
-// advertised is the address other members are told.
-func advertised(cfg *Config, listener net.Listener) net.IP {
-	if cfg.AdvertiseAddress != nil {
-		return cfg.AdvertiseAddress
-	}
-	if tcp, ok := listener.Addr().(*net.TCPAddr); ok && tcp.IP.IsGlobalUnicast() {
-		return tcp.IP
-	}
-	if ip := hostAddress(); ip != nil {
-		return ip
-	}
-	return net.IPv4(127, 0, 0, 1)
-}
-
-// hostAddress is the first global unicast address of the host, or nil.
-func hostAddress() net.IP {
-	addrs, err := net.InterfaceAddrs()
-	if err != nil {
-		return nil
-	}
-	for _, a := range addrs {
-		if ipnet, ok := a.(*net.IPNet); ok && ipnet.IP.IsGlobalUnicast() {
-			return ipnet.IP
-		}
-	}
-	return nil
-}
-
-// storages are what is served, by group version and URL part ("pods",
-// "pods/status").
-type storages = map[schema.GroupVersion]map[string]rest.Storage
-
-// add puts more storages of a group version in, replacing equal names.
-func add(to storages, gv schema.GroupVersion, more map[string]rest.Storage) {
-	if to[gv] == nil {
-		to[gv] = map[string]rest.Storage{}
-	}
-	maps.Copy(to[gv], more)
-}
-
-// install builds the storages of all kinds and hangs them into the server. It
-// returns the groups in the order of discovery.
-func (s *Server) install(set *scheme.Set, all []registry.Resource) ([]aggregation.Group, error) {
-	made := storages{}
-	for _, kind := range all {
-		i := kind.Info()
-		if i.CustomStorage {
-			continue
-		}
-		named, err := kind.NewStorages(set.Scheme, s.backend)
-		if err != nil {
-			return nil, err
-		}
-		add(made, i.GroupVersion, named)
-	}
-	add(made, corev1.SchemeGroupVersion, map[string]rest.Storage{"componentstatuses": &componentStatuses{etcd: s.cfg.Store.Health}})
-	if err := s.specials(set.Scheme, made); err != nil {
-		return nil, err
-	}
-	for _, named := range made {
-		for _, storage := range named {
-			if cached, ok := storage.(rest.StorageWithReadiness); ok {
-				s.caches = append(s.caches, cached)
-			}
-		}
-	}
-	return s.installGroups(set, made)
-}
-
-// installGroups hands the storages to the library, the core group first.
-func (s *Server) installGroups(set *scheme.Set, made storages) ([]aggregation.Group, error) {
-	groups := map[string]*genericapiserver.APIGroupInfo{}
-	for gv, named := range made {
-		info := groups[gv.Group]
-		if info == nil {
-			fresh := genericapiserver.NewDefaultAPIGroupInfo(gv.Group, set.Scheme, set.ParameterCodec, set.Codecs)
-			info = &fresh
-			groups[gv.Group] = info
-		}
-		info.VersionedResourcesStorageMap[gv.Version] = named
-	}
-	var listed []aggregation.Group
-	if core := groups[""]; core != nil {
-		if err := s.generic.InstallLegacyAPIGroup(genericapiserver.DefaultLegacyAPIPrefix, core); err != nil {
-			return nil, fmt.Errorf("installing the core group: %w", err)
-		}
-		core.StaticOpenAPISpec = nil
-		listed = append(listed, group("", core))
-		delete(groups, "")
-	}
-	var rest []*genericapiserver.APIGroupInfo
-	for _, name := range groupOrder {
-		if info := groups[name]; info != nil {
-			rest = append(rest, info)
-			listed = append(listed, group(name, info))
-			delete(groups, name)
-		}
-	}
-	for name := range groups {
-		return nil, fmt.Errorf("installing group %s: it has no place in the order of groups", name)
-	}
-	if err := s.generic.InstallAPIGroups(rest...); err != nil {
-		return nil, fmt.Errorf("installing groups: %w", err)
-	}
-	for _, info := range rest {
-		info.StaticOpenAPISpec = nil // only the models made from it are used
-	}
-	return listed, nil
-}
-
-// group is what discovery says of a group that is installed.
-func group(name string, info *genericapiserver.APIGroupInfo) aggregation.Group {
-	out := aggregation.Group{Name: name}
-	for _, gv := range info.PrioritizedVersions {
-		if _, served := info.VersionedResourcesStorageMap[gv.Version]; served {
-			out.Versions = append(out.Versions, gv.Version)
-		}
-	}
-	return out
-}
-
-// groupOrder is how discovery lists groups: clients that look a kind up by its
-// short name take the first match.
-var groupOrder = []string{
-	"apps", "events.k8s.io", "authentication.k8s.io", "authorization.k8s.io", "autoscaling", "batch",
-	"certificates.k8s.io", "networking.k8s.io", "policy", "rbac.authorization.k8s.io", "storage.k8s.io",
-	"admissionregistration.k8s.io", "scheduling.k8s.io", "coordination.k8s.io", "node.k8s.io",
-	"discovery.k8s.io", "flowcontrol.apiserver.k8s.io", "resource.k8s.io",
-}
-
 // addHooks registers what runs once the server listens.
 func (s *Server) addHooks() error {
 	if err := s.front.AddPostStartHook("bootstrap", func(ctx genericapiserver.PostStartHookContext) error {
@@ -403,11 +190,11 @@ func (s *Server) addHooks() error {
 		select {
 		case <-s.front.Listed():
 			// /readyz also waits for this very hook to return.
-			go s.announce(ctx)
+			go s.closeReadyWhenServing(ctx)
 		case <-ctx.Done():
 			return nil
 		}
-		go s.keep(ctx)
+		go s.reconcileBootstrapObjects(ctx)
 		for _, task := range s.background {
 			go s.runTask(ctx, task)
 		}
@@ -419,9 +206,9 @@ func (s *Server) addHooks() error {
 	return s.addSteps()
 }
 
-// announce closes ready when /readyz answers well, so that whoever starts a
-// server and asks next is not refused.
-func (s *Server) announce(ctx context.Context) {
+// closeReadyWhenServing closes ready once /readyz answers 200, so that a caller
+// that waits for Ready is not refused by its first request.
+func (s *Server) closeReadyWhenServing(ctx context.Context) {
 	for ctx.Err() == nil {
 		if err := s.client.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error(); err == nil {
 			close(s.ready)
@@ -443,7 +230,7 @@ type task struct {
 // runTask logs how a task ends; none of them is worth ending the server.
 func (s *Server) runTask(ctx context.Context, t task) {
 	if err := t.run(ctx); err != nil && ctx.Err() == nil {
-		s.cfg.Log.Error(t.name, "error", err)
+		s.cfg.Log.Error(t.name, "err", err)
 	}
 }
 
@@ -465,7 +252,7 @@ func (s *Server) Run(ctx context.Context) error {
 	prepared := s.front.PrepareRun()
 	for _, config := range s.openAPI {
 		// The models for server-side apply are made from the definitions by now;
-		// whoever asks for documents gets new ones made.
+		// anyone who asks for documents gets new ones made.
 		config.Definitions = nil
 	}
 	s.awaitCaches(serving)

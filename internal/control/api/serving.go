@@ -20,13 +20,13 @@ import (
 	restclient "k8s.io/client-go/rest"
 )
 
-// loopbackValidity outlives any process: nobody else ever sees the
+// loopbackValidity outlives any process: no one else ever sees the
 // certificate, and its key exists in memory only.
 const loopbackValidity = 10 * 365 * 24 * time.Hour
 
-// serve fills the serving half of the library's configuration: listener,
+// configureServing fills the serving half of the library's configuration: listener,
 // certificates, and the privileged client of the server itself.
-func serve(c *Config, out *genericapiserver.Config) error {
+func configureServing(c *Config, out *genericapiserver.Config) error {
 	listener := c.Listener
 	if listener == nil {
 		address := net.JoinHostPort(c.BindAddress, strconv.Itoa(c.Port))

@@ -30,12 +30,12 @@ import (
 	"github.com/berth-dev/berth/internal/control/api/services"
 )
 
-// specials adds the resources whose storages are written by hand, because they
+// addCustomStorages adds the resources whose storages are written by hand, because they
 // do more than store, to those of the rows. A special may replace a row's
 // storage or add subresources to it.
-func (s *Server) specials(scheme *runtime.Scheme, made storages) error {
+func (s *Server) addCustomStorages(scheme *runtime.Scheme, made storages) error {
 	// Node agents are found through the node storage, which is only made below;
-	// nobody asks before a request comes.
+	// no one asks before a request comes.
 	var readNode func(context.Context, string) (*corev1.Node, error)
 	links, err := s.nodeLinks(func(ctx context.Context, name string) (*corev1.Node, error) { return readNode(ctx, name) })
 	if err != nil {

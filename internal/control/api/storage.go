@@ -80,7 +80,7 @@ func newBackend(set *scheme.Set, st *store.Store, all []registry.Resource, encry
 		b.gvs[i.GroupResource()] = i.GroupVersion
 		b.noCache[i.GroupResource()] = i.NoWatchCache
 	}
-	b.noCache[services.PortRecords] = true // nobody watches it
+	b.noCache[services.PortRecords] = true // no one watches it
 	return b
 }
 

@@ -61,7 +61,7 @@ func trustData(pki PKI) (map[string]string, error) {
 		"requestheader-uid-headers":          {"X-Remote-Uid"},
 		"requestheader-group-headers":        {"X-Remote-Group"},
 		"requestheader-extra-headers-prefix": {"X-Remote-Extra-"},
-		"requestheader-allowed-names":        {}, // whoever the authority signed
+		"requestheader-allowed-names":        {}, // anyone whom the CA signed
 	} {
 		text, err := json.Marshal(list)
 		if err != nil {

@@ -35,16 +35,16 @@ import (
 	"github.com/berth-dev/berth/internal/control/auth/tokens"
 )
 
-// authority signs client certificates in tests.
-type authority struct {
+// testCA signs client certificates in tests.
+type testCA struct {
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
 	file string
 }
 
-func newAuthority(t *testing.T, name string) *authority {
+func newTestCA(t *testing.T, name string) *testCA {
 	t.Helper()
-	a := &authority{file: filepath.Join(t.TempDir(), name+".crt")}
+	a := &testCA{file: filepath.Join(t.TempDir(), name+".crt")}
 	a.key = newKey(t)
 	a.cert = a.sign(t, &x509.Certificate{Subject: pkix.Name{CommonName: name}, IsCA: true, BasicConstraintsValid: true,
 		KeyUsage: x509.KeyUsageCertSign}, a.key)
@@ -63,7 +63,7 @@ func newKey(t *testing.T) *ecdsa.PrivateKey {
 	return key
 }
 
-func (a *authority) sign(t *testing.T, template *x509.Certificate, key *ecdsa.PrivateKey) *x509.Certificate {
+func (a *testCA) sign(t *testing.T, template *x509.Certificate, key *ecdsa.PrivateKey) *x509.Certificate {
 	t.Helper()
 	template.SerialNumber = big.NewInt(1)
 	template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
@@ -82,20 +82,20 @@ func (a *authority) sign(t *testing.T, template *x509.Certificate, key *ecdsa.Pr
 	return cert
 }
 
-func (a *authority) client(t *testing.T, name string, groups ...string) *x509.Certificate {
+func (a *testCA) client(t *testing.T, name string, groups ...string) *x509.Certificate {
 	return a.sign(t, &x509.Certificate{Subject: pkix.Name{CommonName: name, Organization: groups},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, newKey(t))
 }
 
 type setup struct {
 	*Auth
-	clients, proxies *authority
+	clients, proxies *testCA
 	account          *corev1.ServiceAccount
 }
 
 func setUp(t *testing.T, objects ...runtime.Object) *setup {
 	t.Helper()
-	s := &setup{clients: newAuthority(t, "clients"), proxies: newAuthority(t, "proxies")}
+	s := &setup{clients: newTestCA(t, "clients"), proxies: newTestCA(t, "proxies")}
 	s.account = &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "bot", UID: "1"}}
 	keyPEM, err := keyutil.MarshalPrivateKeyToPEM(newKey(t))
 	if err != nil {
@@ -145,7 +145,7 @@ func TestWhoSendsARequest(t *testing.T) {
 		want       string // user [groups], "" for nobody
 	}{
 		{name: "client certificate", path: "/api", cert: s.clients.client(t, "ann", "devs"), want: "ann [devs system:authenticated]"},
-		{name: "certificate of another authority", path: "/api", cert: newAuthority(t, "x").client(t, "ann", "system:masters")},
+		{name: "certificate of another CA", path: "/api", cert: newTestCA(t, "x").client(t, "ann", "system:masters")},
 		{name: "service account", path: "/api", header: map[string]string{"Authorization": "Bearer " + bot},
 			want: "system:serviceaccount:team:bot [system:serviceaccounts system:serviceaccounts:team system:authenticated]"},
 		{name: "bootstrap token", path: "/api", header: map[string]string{"Authorization": "Bearer abcdef.0123456789abcdef"},

@@ -12,17 +12,17 @@ import (
 // Certificates that were found good are remembered, since a client sends
 // thousands of requests over one connection and checking the same signature
 // each time costs a twentieth of a small write. rememberedCertificates bounds
-// how many, rememberFor how long one is held that nobody shows any more.
+// how many, rememberFor how long one is held that no one shows any more.
 const (
 	rememberedCertificates = 8192
 	rememberFor            = 10 * time.Minute
 )
 
 // certificates answers for a client certificate that verify found good, as
-// long as it is valid and the authorities are the same.
+// long as it is valid and the CAs are the same.
 type certificates struct {
 	verify authenticator.Request
-	// options tells the authorities in force; a change of the file makes new
+	// options tells the CAs in force; a change of the file makes new
 	// ones.
 	options func() (x509.VerifyOptions, bool)
 	// good maps the certificate object, of which each connection has its own, to

@@ -12,7 +12,7 @@ import (
 )
 
 // TestCertificatesAreRemembered: one connection's certificate is checked once,
-// and again when the authorities change or it runs out; a bad one each time.
+// and again when the CAs change or it runs out; a bad one each time.
 func TestCertificatesAreRemembered(t *testing.T) {
 	checks, good, now := 0, true, time.Unix(1000, 0)
 	verify := authenticator.RequestFunc(func(*http.Request) (*authenticator.Response, bool, error) {

@@ -9,7 +9,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/request/bearertoken"
 )
 
-// A part's token names that part and nobody else, stays the same for as long as
+// A part's token names that part and no one else, stays the same for as long as
 // the process lives, and is worth nothing to another server.
 func TestInsidersAreWhoTheySay(t *testing.T) {
 	a, other := &Auth{}, &Auth{}

@@ -71,7 +71,7 @@ func (a *Auth) setUpTokens() error {
 
 // setUpAuthenticator tries, in this order: the front proxy, which speaks for
 // others; client certificates; tokens of
-// this process's own parts; tokens; and nobody in particular.
+// this process's own parts; tokens; and no one in particular.
 func (a *Auth) setUpAuthenticator() error {
 	var chain []authenticator.Request
 	proxy := a.frontProxy()
@@ -129,7 +129,7 @@ func caFile(purpose, file string) (*dynamiccertificates.DynamicFileCAContent, er
 	return content, nil
 }
 
-// anonymous admits nobody in particular, to the open paths only: a request
+// anonymous admits no one in particular, to the open paths only: a request
 // without credentials elsewhere is unauthenticated (401) and not forbidden.
 func anonymous(req *http.Request) (*authenticator.Response, bool, error) {
 	if !isOpen(req.URL.Path) {

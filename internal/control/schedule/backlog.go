@@ -78,7 +78,7 @@ func (b *backlog) add(p *place.Pod, now time.Time) {
 			!resourceclaim.PodStatusEqual(w.pod.Obj.Status.ResourceClaimStatuses, p.Obj.Status.ResourceClaimStatuses)
 		w.pod = p
 		if spec && w.parked {
-			b.awaken(w, now)
+			b.activate(w, now)
 		}
 		return
 	}
@@ -153,14 +153,16 @@ func (b *backlog) happened(c change, now time.Time) int {
 	n := 0
 	for _, w := range b.items {
 		if w.parked && w.wakes&c != 0 {
-			b.awaken(w, now)
+			b.activate(w, now)
 			n++
 		}
 	}
 	return n
 }
 
-func (b *backlog) awaken(w *waiting, now time.Time) {
+// activate moves a parked pod to the active queue, or to the backoff queue while its
+// backoff lasts.
+func (b *backlog) activate(w *waiting, now time.Time) {
 	w.parked = false
 	b.unlink(w)
 	if w.notBefore.After(now) {

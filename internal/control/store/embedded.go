@@ -310,7 +310,7 @@ func (e *embedded) close() {
 	e.closing.Do(func() {
 		e.stopTidy()
 		if e.failure.err() != nil {
-			e.release() // nobody waits for what was held in the middle of a write
+			e.release() // no one waits for what was held in the middle of a write
 			return
 		}
 		<-e.tidied

@@ -146,8 +146,8 @@ type space struct {
 	lastSeen atomic.Int64
 }
 
-// judge is asked before each write.
-func (s *space) judge(request any) error {
+// admitWrite is asked before each write.
+func (s *space) admitWrite(request any) error {
 	u, puts := s.usage(), putsOf(request)
 	if seen := u.Size<<1 ^ u.InUse; s.lastSeen.Swap(seen) != seen {
 		s.pending.Store(0)
@@ -182,7 +182,7 @@ func (s *space) run(ctx context.Context) {
 		case <-s.wake:
 		}
 		bounded, cancel := context.WithTimeout(ctx, tidyTimeout)
-		err := s.tidy(bounded)
+		err := s.compactAndDefrag(bounded)
 		cancel()
 		if err != nil && ctx.Err() == nil {
 			s.log.Error("making room in the store", "err", err, "usage", s.usage().String())
@@ -198,8 +198,8 @@ func (s *space) run(ctx context.Context) {
 	}
 }
 
-// tidy drops old revisions, gives room back to the file, and ends etcd's alarm once there is some.
-func (s *space) tidy(ctx context.Context) error {
+// compactAndDefrag compacts old revisions, defragments the file, and disarms etcd's alarm once there is space.
+func (s *space) compactAndDefrag(ctx context.Context) error {
 	u := s.usage()
 	near := u.Size*100 >= u.Quota*fullPercent
 	if !u.Full() && !near {
@@ -236,7 +236,7 @@ func (s *space) report() {
 
 // intercept judges what comes over the socket.
 func (s *space) intercept(ctx context.Context, request any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-	if err := s.judge(request); err != nil {
+	if err := s.admitWrite(request); err != nil {
 		return nil, status.Error(codes.ResourceExhausted, err.Error())
 	}
 	return next(ctx, request)
@@ -249,14 +249,14 @@ type guarded struct {
 }
 
 func (g guarded) Put(ctx context.Context, r *pb.PutRequest) (*pb.PutResponse, error) {
-	if err := g.space.judge(r); err != nil {
+	if err := g.space.admitWrite(r); err != nil {
 		return nil, err
 	}
 	return g.KVServer.Put(ctx, r)
 }
 
 func (g guarded) Txn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnResponse, error) {
-	if err := g.space.judge(r); err != nil {
+	if err := g.space.admitWrite(r); err != nil {
 		return nil, err
 	}
 	return g.KVServer.Txn(ctx, r)

@@ -192,7 +192,7 @@ func TestServingCertificatesAreWhatTheNodeHas(t *testing.T) {
 	refused("service-address", "Service CIDR")
 	ask("other-node", true, nil, "10.9.0.2")
 	refused("other-node", "is node n2's")
-	// A person may allow a new address, and then it is bound: the next request needs nobody.
+	// A person may allow a new address, and then it is bound: the next request needs no one.
 	ask("by-hand", true, nil, "10.9.0.1", "10.9.0.7")
 	signed("by-hand")
 	ask("renewal", false, []string{"n1.example"}, "10.9.0.1", "10.9.0.7")

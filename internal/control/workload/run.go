@@ -73,7 +73,7 @@ type Config struct {
 	ServingSigningCert, ServingSigningKey []byte
 	Serving                               certificate.ServingRules
 
-	// NoLoadBalancer leaves Services of type LoadBalancer to somebody else.
+	// NoLoadBalancer leaves Services of type LoadBalancer to another party.
 	// ReservedPorts are ports on the nodes' addresses that no Service may have,
 	// with their holders.
 	NoLoadBalancer bool
@@ -118,12 +118,12 @@ func clusterControllers(c *Config) []controller.Controller {
 		{Name: "certificatesigningrequest-approving-controller", Account: "certificate-controller",
 			Watches: "certificatesigningrequests.certificates.k8s.io",
 			Reads:   "get,list nodes\nget leases.coordination.k8s.io\nlist configmaps\ncreate subjectaccessreviews.authorization.k8s.io",
-			Writes: "create,update configmaps\nupdate certificatesigningrequests.certificates.k8s.io/approval\n" +
+			Writes: "create,patch configmaps\nupdate certificatesigningrequests.certificates.k8s.io/approval\n" +
 				"approve signers.certificates.k8s.io = kubernetes.io/kube-apiserver-client-kubelet kubernetes.io/kubelet-serving",
 			Run: func(ctx context.Context, e controller.Env) error { return certificate.RunApprover(ctx, e, c.Serving) }},
 		{Name: "certificatesigningrequest-signing-controller", Account: "certificate-controller",
 			Watches: "certificatesigningrequests.certificates.k8s.io", Reads: "list nodes configmaps",
-			Writes: "create,update configmaps\npatch certificatesigningrequests.certificates.k8s.io/status\n" +
+			Writes: "create,patch configmaps\npatch certificatesigningrequests.certificates.k8s.io/status\n" +
 				"sign signers.certificates.k8s.io = kubernetes.io/kube-apiserver-client kubernetes.io/kube-apiserver-client-kubelet " +
 				"kubernetes.io/kubelet-serving kubernetes.io/legacy-unknown",
 			Run: func(ctx context.Context, e controller.Env) error {

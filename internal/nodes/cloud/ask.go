@@ -11,13 +11,13 @@ import (
 	cloudprovider "k8s.io/cloud-provider"
 )
 
-// Batcher is what a provider may offer beside InstancesV2: the machines of many
+// Batcher is what a provider may offer beside InstancesV2: the hosts of many
 // nodes for one call. Nodes it cannot tell about are left out of the answer.
 type Batcher interface {
-	Machines(ctx context.Context, nodes []*v1.Node) (map[string]Machine, error)
+	InstanceStates(ctx context.Context, nodes []*v1.Node) (map[string]InstanceState, error)
 }
 
-// Notifier is what a provider may offer that knows when its machines change; f
+// Notifier is what a provider may offer that knows when its hosts change; f
 // is called after each change until stop is called.
 type Notifier interface {
 	Notify(f func()) (stop func())
@@ -51,8 +51,8 @@ func NewAsker(c cloudprovider.Interface, l Limits) (*Asker, error) {
 		slots: make(chan struct{}, l.AtOnce)}, nil
 }
 
-// turn waits for the right to make one call.
-func (a *Asker) turn(ctx context.Context) (done func(), err error) {
+// acquire waits for a slot and a rate-limiter token for one call; done frees the slot.
+func (a *Asker) acquire(ctx context.Context) (done func(), err error) {
 	select {
 	case a.slots <- struct{}{}:
 	case <-ctx.Done():
@@ -67,7 +67,7 @@ func (a *Asker) turn(ctx context.Context) (done func(), err error) {
 
 // Metadata is the node's machine as the provider describes it.
 func (a *Asker) Metadata(ctx context.Context, n *v1.Node) (*cloudprovider.InstanceMetadata, error) {
-	done, err := a.turn(ctx)
+	done, err := a.acquire(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -82,16 +82,16 @@ func (a *Asker) Metadata(ctx context.Context, n *v1.Node) (*cloudprovider.Instan
 	return m, nil
 }
 
-// Machines are the states of the nodes' machines, by node name. Whoever could
-// not be asked for is left out, and the errors say why.
-func (a *Asker) Machines(ctx context.Context, nodes []*v1.Node) (map[string]Machine, error) {
+// InstanceStates returns the states of the nodes' hosts, by node name. A node whose host
+// the cloud could not tell of is left out, and the error says why.
+func (a *Asker) InstanceStates(ctx context.Context, nodes []*v1.Node) (map[string]InstanceState, error) {
 	if b, ok := a.instances.(Batcher); ok {
-		done, err := a.turn(ctx)
+		done, err := a.acquire(ctx)
 		if err != nil {
 			return nil, err
 		}
 		defer done()
-		m, err := b.Machines(ctx, nodes)
+		m, err := b.InstanceStates(ctx, nodes)
 		if err != nil {
 			return m, fmt.Errorf("asking cloud provider %q for %d machines: %w", a.cloud.ProviderName(), len(nodes), err)
 		}
@@ -100,10 +100,10 @@ func (a *Asker) Machines(ctx context.Context, nodes []*v1.Node) (map[string]Mach
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	var errs []error
-	out := map[string]Machine{}
+	out := map[string]InstanceState{}
 	for _, n := range nodes {
 		wg.Go(func() {
-			m, err := a.machine(ctx, n)
+			m, err := a.instanceState(ctx, n)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
@@ -117,8 +117,8 @@ func (a *Asker) Machines(ctx context.Context, nodes []*v1.Node) (map[string]Mach
 	return out, errors.Join(errs...)
 }
 
-func (a *Asker) machine(ctx context.Context, n *v1.Node) (Machine, error) {
-	done, err := a.turn(ctx)
+func (a *Asker) instanceState(ctx context.Context, n *v1.Node) (InstanceState, error) {
+	done, err := a.acquire(ctx)
 	if err != nil {
 		return Running, err
 	}

@@ -53,7 +53,7 @@ func TestAskerIsBoundedInRateAndNumber(t *testing.T) {
 			nodes = append(nodes, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("n%d", i)}})
 		}
 		began := time.Now()
-		got, err := a.Machines(t.Context(), nodes)
+		got, err := a.InstanceStates(t.Context(), nodes)
 		if err != nil || len(got) != 50 {
 			t.Fatalf("%d answers, %v", len(got), err)
 		}
@@ -73,7 +73,7 @@ func TestAskerNamesWhomItCouldNotAskFor(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := a.Machines(t.Context(), []*v1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "n"}}})
+	got, err := a.InstanceStates(t.Context(), []*v1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "n"}}})
 	if err == nil || len(got) != 0 {
 		t.Errorf("%v, %v: a cloud that does not answer says nothing of its machines", got, err)
 	}

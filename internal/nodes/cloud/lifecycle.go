@@ -16,14 +16,14 @@ import (
 	"github.com/berth-dev/berth/internal/kube"
 )
 
-// batch is how many machines are asked for at once.
+// batch is how many hosts are asked for at once.
 const batch = 200
 
 // lifecycle is the controller behind RunLifecycle.
 type lifecycle struct{ *base }
 
 // RunLifecycle deletes silent nodes whose machine does not exist any more, and
-// keeps the shutdown taint right, until ctx ends. A cloud tells nobody that a
+// keeps the shutdown taint right, until ctx ends. A cloud tells no one that a
 // machine went: those of silent nodes are asked for again and again.
 func RunLifecycle(ctx context.Context, e controller.Env, cfg Config) error {
 	b, err := newBase(e, cfg, "cloud-node-lifecycle", "cloud-node-lifecycle-controller")
@@ -38,7 +38,7 @@ func RunLifecycle(ctx context.Context, e controller.Env, cfg Config) error {
 	}, func(ctx context.Context) error { return e.RunBatches(ctx, c.queue, batch, c.syncAll) })
 }
 
-// syncAll looks at nodes together, because a cloud tells of many machines as
+// syncAll looks at nodes together, because a cloud tells of many hosts as
 // cheaply as of one.
 func (c *lifecycle) syncAll(ctx context.Context, names []string) map[string]controller.Outcome {
 	out := map[string]controller.Outcome{}
@@ -55,7 +55,7 @@ func (c *lifecycle) syncAll(ctx context.Context, names []string) map[string]cont
 	if len(silent) == 0 {
 		return out
 	}
-	machines, err := c.Ask.Machines(ctx, silent)
+	machines, err := c.Ask.InstanceStates(ctx, silent)
 	for _, n := range silent {
 		switch m, known := machines[n.Name]; {
 		case known:
@@ -88,13 +88,13 @@ func (c *lifecycle) act(ctx context.Context, n *v1.Node, a action) error {
 		t.TimeAdded = &now
 		_, err := c.patch(ctx, n, kube.Change{Spec: map[string]any{"taints": append(without(n, t.Key), t)}})
 		if err == nil {
-			c.note(n, "tainted "+t.Key+":"+string(t.Effect), journal.Fact{Name: "machine", Value: "is shut down"})
+			c.record(n, "tainted "+t.Key+":"+string(t.Effect), journal.Fact{Name: "machine", Value: "is shut down"})
 		}
 		return ignoreGone(err)
 	case Untaint:
 		_, err := c.patch(ctx, n, kube.Change{Spec: map[string]any{"taints": without(n, cloudapi.TaintNodeShutdown)}})
 		if err == nil {
-			c.note(n, "freed from its shutdown taint", journal.Fact{Name: "node", Value: "is ready"})
+			c.record(n, "freed from its shutdown taint", journal.Fact{Name: "node", Value: "is ready"})
 		}
 		return ignoreGone(err)
 	}
@@ -116,8 +116,9 @@ func (c *lifecycle) delete(ctx context.Context, n *v1.Node) error {
 	err = nodes.Delete(ctx, n.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &live.UID,
 		ResourceVersion: &live.ResourceVersion}})
 	if err == nil {
-		c.note(n, "deleted", journal.Fact{Name: "machine", Value: "does not exist in the cloud provider"}, journal.Fact{Name: "provider ID",
-			Value: n.Spec.ProviderID})
+		c.record(n, "deleted", journal.Fact{Name: "machine", Value: "does not exist in the cloud provider"},
+			journal.Fact{Name: "provider ID",
+				Value: n.Spec.ProviderID})
 	}
 	if err = ignoreGone(err); err != nil && !apierrors.IsConflict(err) && !errors.Is(err, context.Canceled) {
 		c.event(n, v1.EventTypeWarning, "DeletingNodeFailed", fmt.Sprintf("Deleting node %s failed: %v", n.Name, err))

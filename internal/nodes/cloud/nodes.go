@@ -21,7 +21,7 @@ import (
 type Config struct {
 	Ask *Asker
 	// Refresh is how often addresses are looked at; Monitor how often the
-	// machines of silent nodes are. A provider that tells of changes is asked
+	// hosts of silent nodes are. A provider that tells of changes is asked
 	// at each as well.
 	Refresh, Monitor time.Duration
 	// Workers initialise nodes at the same time.
@@ -75,7 +75,7 @@ func (b *base) node(name string) *v1.Node {
 	return nil
 }
 
-// patch writes part of a node as it was looked at: whoever wrote meanwhile wins.
+// patch writes part of a node as it was looked at: anyone who wrote meanwhile wins.
 func (b *base) patch(ctx context.Context, n *v1.Node, c kube.Change) (*v1.Node, error) {
 	c.Manager = manager
 	out, err := kube.Patch(ctx, b.Client.CoreV1().Nodes(), n, kube.Unchanged, c)
@@ -89,7 +89,7 @@ func (b *base) event(n *v1.Node, kind, reason, message string) {
 	b.Tell(controller.Note{Kind: "Node", Object: n, Event: controller.Event{To: b.events, Type: kind, Reason: reason, Message: message}})
 }
 
-func (b *base) note(n *v1.Node, decision string, because ...journal.Fact) {
+func (b *base) record(n *v1.Node, decision string, because ...journal.Fact) {
 	b.Tell(controller.Note{Part: "cloud", Kind: "Node", Object: n, Decision: decision, Because: because})
 }
 
@@ -173,7 +173,7 @@ func (c *initialiser) initialise(ctx context.Context, n *v1.Node, id identity) e
 	c.synced.Observe(age)
 	c.untainted.Observe(age)
 	c.event(n, v1.EventTypeNormal, "Synced", "Node synced successfully")
-	c.note(n, "initialised for its cloud", journal.Fact{Name: "provider ID", Value: id.ProviderID})
+	c.record(n, "initialised for its cloud", journal.Fact{Name: "provider ID", Value: id.ProviderID})
 	return nil
 }
 

@@ -1,4 +1,4 @@
-// Package cloud makes nodes agree with the machines they run on, through any
+// Package cloud makes nodes agree with the hosts they run on, through any
 // provider of k8s.io/cloud-provider.
 package cloud
 
@@ -14,7 +14,7 @@ import (
 	"k8s.io/cloud-provider/node/helpers"
 )
 
-// shutdownTaint keeps pods from a machine that is switched off.
+// shutdownTaint keeps pods from a host that is switched off.
 var shutdownTaint = v1.Taint{Key: cloudapi.TaintNodeShutdown, Effect: v1.TaintEffectNoSchedule}
 
 // uninitialized says that the node waits for its cloud: its agent was started
@@ -55,7 +55,7 @@ func initialise(n *v1.Node, m *cloudprovider.InstanceMetadata) (identity, error)
 	return id, nil
 }
 
-// labels are those that the machine's kind and place ask for. Those of the
+// labels are those that the host's kind and place ask for. Those of the
 // provider's own may neither replace what is there nor be Kubernetes's.
 func labels(n *v1.Node, m *cloudprovider.InstanceMetadata) map[string]string {
 	out := map[string]string{}
@@ -119,17 +119,17 @@ func addresses(n *v1.Node, known []v1.NodeAddress) (out []v1.NodeAddress, change
 
 func isHostname(a v1.NodeAddress) bool { return a.Type == v1.NodeHostName }
 
-// Machine is the state of a node's machine.
-type Machine uint8
+// InstanceState is the state of a node's machine.
+type InstanceState uint8
 
-// Absent machines do not exist any more; Stopped ones do, but are switched off.
+// Absent hosts do not exist any more; Stopped ones do, but are switched off.
 const (
-	Running Machine = iota
+	Running InstanceState = iota
 	Stopped
 	Absent
 )
 
-// action is what a machine's state asks for.
+// action is what a host's state asks for.
 type action uint8
 
 // Delete is of the Node; Taint and Untaint are about the shutdown taint.
@@ -151,9 +151,9 @@ func mustAsk(n *v1.Node) bool {
 	return true
 }
 
-// follow decides for a node. The machine only counts while the node is silent:
+// follow decides for a node. The host only counts while the node is silent:
 // a node that is ready runs on something, and loses its shutdown taint.
-func follow(n *v1.Node, m Machine) action {
+func follow(n *v1.Node, m InstanceState) action {
 	tainted := hasTaint(n, cloudapi.TaintNodeShutdown)
 	switch {
 	case !mustAsk(n):

@@ -78,7 +78,7 @@ func TestAddresses(t *testing.T) {
 func TestFollow(t *testing.T) {
 	for _, ready := range []v1.ConditionStatus{"", v1.ConditionTrue, v1.ConditionFalse, v1.ConditionUnknown} {
 		for _, tainted := range []bool{false, true} {
-			for _, m := range []Machine{Running, Stopped, Absent} {
+			for _, m := range []InstanceState{Running, Stopped, Absent} {
 				n := &v1.Node{}
 				if ready != "" {
 					n.Status.Conditions = []v1.NodeCondition{{Type: v1.NodeReady, Status: ready}}

@@ -24,7 +24,7 @@ type Plan struct {
 // fits a taint counts for it; a taint without one means now, and of several
 // tolerated for a time the shortest wins, each counted from since: the
 // moment its taint was put on. Counting from the taint and not
-// from when somebody looked makes a restart harmless and lets an edited
+// from when someone looked makes a restart harmless and lets an edited
 // toleration move the time.
 func decide(taints []v1.Taint, tolerations []v1.Toleration, since func(v1.Taint) time.Time) Plan {
 	var p Plan

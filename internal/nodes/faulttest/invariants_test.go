@@ -18,7 +18,7 @@ const (
 	tolerance = 100 * time.Millisecond
 	settled   = 20 * time.Second
 
-	// reaction is how soon somebody else writes who saw a node's being marked.
+	// reaction is how soon another party writes who saw a node's being marked.
 	reaction = 3 * time.Millisecond
 
 	// callsIn10s is what at most eight nodes and sixteen pods may cost: some
@@ -244,7 +244,7 @@ func (f *invariantChecker) marked(m *host, by *instance) {
 	case silent < grace || !gone:
 		f.breaks("alarm", "%s talked %s ago and is marked; dead or cut off meanwhile: %v", m.name, silent, gone)
 	}
-	if f.w.store.r.IntN(3) == 0 { // somebody reacts to it
+	if f.w.store.r.IntN(3) == 0 { // someone reacts to it
 		f.w.wg.Go(func() {
 			time.Sleep(reaction)
 			f.w.store.edit(nodes, m.name, func(o object) { o.(*v1.Node).Spec.Taints = people(o.(*v1.Node), true) })

@@ -41,7 +41,7 @@ func (b *mistake) patch(k kind, body []byte) (_ []byte, skip bool) {
 }
 
 // putBack is what a shell does that takes its own writes, when it sees them late,
-// for somebody else's: the taint it has just taken off comes back.
+// for another party's: the taint it has just taken off comes back.
 func (b *mistake) putBack(l *instance, n *v1.Node) {
 	s := b.w.store
 	s.mu.Lock()

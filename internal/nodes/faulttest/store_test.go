@@ -60,7 +60,7 @@ type store struct {
 	objects map[kind]map[string]object
 	streams map[*stream]bool
 	past    []change
-	down    bool // nobody gets an answer
+	down    bool // no one gets an answer
 	slow    bool // answers and watches take up to seconds
 	lossy   bool // some answers are errors, some writes are done and said to have failed
 	// changed is told of each write, with the store locked: by is the instance whose
@@ -134,7 +134,7 @@ func (s *store) edit(k kind, name string, change func(object)) {
 	}
 }
 
-// patch is the API's PATCH; what it writes is by somebody's order.
+// patch is the API's PATCH; what it writes is by someone's order.
 func (s *store) patch(k kind, name string, how types.PatchType, body []byte, by *instance) (object, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -71,7 +71,7 @@ func (m *Monitor) expire(now time.Time, out []Decision) []Decision {
 		}
 		m.confirming, m.alarm, m.asked, m.askAt, m.rescued = true, false, now, time.Time{}, 0
 		m.wasQuiet = !m.holding && now.Sub(m.lastHeard) >= m.s.QuietPeriod
-		return append(out, Decision{Kind: Confirm, Cause: m.doubt(now)})
+		return append(out, Decision{Kind: Confirm, Cause: m.confirmCause(now)})
 	}
 	for _, n := range m.confirmQueue {
 		if n.liveness == overdue {
@@ -98,7 +98,7 @@ func (m *Monitor) suspicious(now time.Time) bool {
 	return many || quiet || m.alarm
 }
 
-// quietAt is when the API is asked if nobody is heard until then, though nobody
+// quietAt is when the API is asked if no one is heard until then, though no one
 // is past a deadline; zero for never.
 func (m *Monitor) quietAt() time.Time {
 	if !m.synced || m.holding || m.confirming || m.lost == len(m.nodes) {
@@ -113,7 +113,8 @@ func (m *Monitor) quietAt() time.Time {
 	return at.Add(m.s.QuietPeriod)
 }
 
-func (m *Monitor) doubt(now time.Time) Cause {
+// confirmCause is the cause of asking the API to confirm that nodes are silent.
+func (m *Monitor) confirmCause(now time.Time) Cause {
 	return Cause{Zone: nowhere, Expired: m.overdue, Quiet: now.Sub(m.lastHeard).Round(time.Second).String()}
 }
 
@@ -127,7 +128,7 @@ func (m *Monitor) answer(now time.Time, e Event) {
 		e.Err = "the API took " + e.Took.Round(time.Millisecond).String() + " to list the leases, more than " + m.s.ConfirmTimeout.String()
 	}
 	if e.Err != "" {
-		c := m.doubt(now)
+		c := m.confirmCause(now)
 		c.Error = e.Err
 		if !m.holding {
 			m.held = m.asked
@@ -140,7 +141,7 @@ func (m *Monitor) answer(now time.Time, e Event) {
 	}
 	m.failures, m.confirmed = 0, now
 	if m.rescued > 0 {
-		c := m.doubt(now)
+		c := m.confirmCause(now)
 		c.Expired = m.rescued
 		m.notes = append(m.notes, Decision{Kind: StaleWatch, Cause: c})
 	}
@@ -149,7 +150,7 @@ func (m *Monitor) answer(now time.Time, e Event) {
 	}
 	m.holding = false
 	m.rejudge = true
-	c := m.doubt(now)
+	c := m.confirmCause(now)
 	c.Unheard = now.Sub(m.held)
 	m.notes = append(m.notes, Decision{Kind: Release, Cause: c})
 	m.resumeSilence(now)
@@ -230,11 +231,19 @@ func (m *Monitor) judgeZones(now time.Time, out []Decision) []Decision {
 			out = append(out, Decision{Kind: ZoneChanged, Cause: Cause{Zone: &v}})
 		}
 	}
+	if counted > full {
+		m.sawReadyZone = true
+	}
 	switch {
 	case m.suspended && !was:
-		out = append(out, Decision{Kind: Suspend, Cause: Cause{Zone: nowhere}})
+		// The nodes of a cluster that starts are not ready yet: that is no news.
+		if m.suspensionTold = m.sawReadyZone; m.suspensionTold {
+			out = append(out, Decision{Kind: Suspend, Cause: Cause{Zone: nowhere}})
+		}
 	case was && !m.suspended:
-		out = append(out, Decision{Kind: Resume, Cause: Cause{Zone: nowhere}})
+		if m.suspensionTold {
+			out = append(out, Decision{Kind: Resume, Cause: Cause{Zone: nowhere}})
+		}
 		m.freshGrace(now, "disruption of all zones ended")
 	default:
 		return out

@@ -44,9 +44,9 @@ func zoneRef(d Decision) journal.Ref {
 	return ref
 }
 
-// story is everything that was decided about a node or about all nodes, in
+// recordsOf is everything that was decided about a node or about all nodes, in
 // order, and at its end how the node stands now. query is that of a journal.
-func story(query func(journal.Ref) []journal.Record, board *Board, node string) []journal.Record {
+func recordsOf(query func(journal.Ref) []journal.Record, board *Board, node string) []journal.Record {
 	out := query(journal.Ref{Kind: "Node", Name: node})
 	if len(out) > 0 {
 		for _, r := range query(journal.Ref{Kind: zoneKind, Name: allZones}) {
@@ -70,7 +70,7 @@ func WhyHandler(query func(journal.Ref) []journal.Record, board *Board) http.Han
 		ref := journal.Ref{Kind: q.Get("kind"), Namespace: q.Get("namespace"), Name: q.Get("name")}
 		var records []journal.Record
 		if ref.Kind == "Node" && ref.Name != "" {
-			records = story(query, board, ref.Name)
+			records = recordsOf(query, board, ref.Name)
 		} else {
 			records = query(ref)
 		}

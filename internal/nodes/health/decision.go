@@ -61,7 +61,7 @@ type Cause struct {
 	Zone     *ZoneView     // never nil; shared between decisions, so read only
 	Position int           // in the zone's queue, for Wait
 	Expired  int           // nodes past their deadline, for Confirm and Hold; found alive, for StaleWatch
-	Quiet    string        // how long nobody at all was heard
+	Quiet    string        // how long no one at all was heard
 	Error    string
 	Why      string
 }

@@ -14,7 +14,8 @@ func (m *Monitor) Explain(name string, now time.Time) (r journal.Record, ok bool
 	if n == nil {
 		return journal.Record{}, false
 	}
-	r = journal.Record{Time: now, Part: "health", Object: journal.Ref{Kind: "Node", Name: name, UID: n.view.UID}, Decision: m.standing(n)}
+	r = journal.Record{Time: now, Part: "health", Object: journal.Ref{Kind: "Node", Name: name, UID: n.view.UID},
+		Decision: m.describeState(n)}
 	add := func(name, format string, args ...any) {
 		r.Because = append(r.Because, journal.Fact{Name: name, Value: fmt.Sprintf(format, args...)})
 	}
@@ -51,8 +52,8 @@ func (m *Monitor) Explain(name string, now time.Time) (r journal.Record, ok bool
 	return r, true
 }
 
-// standing is where the node stands, as a sentence without its subject.
-func (m *Monitor) standing(n *node) string {
+// describeState says in which state the node is, as a sentence without its subject.
+func (m *Monitor) describeState(n *node) string {
 	switch {
 	case m.holding && n.liveness != lost:
 		return "cannot be judged: the API does not answer"

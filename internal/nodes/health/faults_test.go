@@ -11,7 +11,7 @@ import (
 
 // What the fault-injection tests found, each alone.
 
-// Somebody takes the taint off a dead node when its zone has a token: the node
+// Someone takes the taint off a dead node when its zone has a token: the node
 // earns the taint again in the same moment, and it must be written.
 func TestTaintTakenOffComesBackAtOnce(t *testing.T) {
 	m := NewMonitor(Defaults())
@@ -87,12 +87,12 @@ func TestFresh(t *testing.T) {
 	f.put(node("10", "answer"))
 	f.put(node("9", "late answer"))
 	for _, c := range []struct{ version, want string }{{"8", "answer"}, {"10", "cache"}, {"11", "cache"}} {
-		if got := said(f.over(node(c.version, "cache"))); got != c.want {
+		if got := said(f.newest(node(c.version, "cache"))); got != c.want {
 			t.Errorf("over version %s: %s, want %s", c.version, got, c.want)
 		}
 	}
 	f.shown(node("9", "cache"))
-	if got := said(f.over(node("8", "cache"))); got != "answer" {
+	if got := said(f.newest(node("8", "cache"))); got != "answer" {
 		t.Errorf("a cache that is behind made it forget: %s", got)
 	}
 	f.shown(node("10", "cache"))
@@ -100,15 +100,15 @@ func TestFresh(t *testing.T) {
 		t.Errorf("kept though the cache shows it: %v", f.nodes)
 	}
 	f.put(node("not a number", "strange"))
-	if got := said(f.over(node("1", "cache"))); got != "cache" {
+	if got := said(f.newest(node("1", "cache"))); got != "cache" {
 		t.Errorf("an answer without a version counts: %s", got)
 	}
 	f.shown(node("1", "cache"))
 	f.put(node("20", "answer"))
-	anew := node("15", "cache")
-	anew.UID = "another"
-	f.gone(anew)
-	if got := said(f.over(node("15", "cache"))); got != "answer" {
+	recreated := node("15", "cache")
+	recreated.UID = "another"
+	f.gone(recreated)
+	if got := said(f.newest(node("15", "cache"))); got != "answer" {
 		t.Error("another node's end made it forget")
 	}
 	f.gone(node("21", "cache"))
@@ -158,7 +158,7 @@ func TestLeaseBeforeItsNodeIsNoNewsLater(t *testing.T) {
 }
 
 // An API that was away for almost as long as the grace period is back just before
-// a deadline: nobody could be heard, and nobody who lives is marked. Who died when it
+// a deadline: no one could be heard, and no one who lives is marked. Who died when it
 // went is, within half a lease of what was left of its grace.
 func TestOutageOfAlmostTheGraceIsNoSilence(t *testing.T) {
 	for away := time.Second; away < 100*time.Second; away += 500 * time.Millisecond {
@@ -220,7 +220,7 @@ func TestFlappingAPIDelaysDetectionByItsOutagesOnly(t *testing.T) {
 }
 
 // A token serves one write: if its end is not known it may be tried again for the
-// same version of the node only, and nobody else gets one before it is told.
+// same version of the node only, and no one else gets one before it is told.
 func TestTokenServesOneWrite(t *testing.T) {
 	m := NewMonitor(Defaults())
 	for _, name := range []string{"a", "b"} {
@@ -233,7 +233,7 @@ func TestTokenServesOneWrite(t *testing.T) {
 	allowed := func(s float64, name, version string, want bool) {
 		t.Helper()
 		m.Advance(at(s))
-		if got := m.Spend(at(s), name, version); got != want {
+		if got := m.ReserveTaint(at(s), name, version); got != want {
 			t.Errorf("after %g s %s may write version %s: %v, want %v", s, name, version, got, want)
 		}
 		m.Advance(at(s))

@@ -29,8 +29,8 @@ func (f *fresh) put(n *v1.Node) {
 	f.nodes[n.Name] = n
 }
 
-// over is the later of two: what the API answered of a node, and n.
-func (f *fresh) over(n *v1.Node) *v1.Node {
+// newest returns the later of two: the API's last answer about the node, and n.
+func (f *fresh) newest(n *v1.Node) *v1.Node {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if have := f.nodes[n.Name]; have != nil && later(have, n) {
@@ -48,7 +48,7 @@ func (f *fresh) shown(cached *v1.Node) {
 	}
 }
 
-// gone forgets a node that was deleted, but not one that was made anew since.
+// gone forgets a node that was deleted, but not one that was made again since.
 func (f *fresh) gone(n *v1.Node) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

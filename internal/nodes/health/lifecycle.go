@@ -19,7 +19,7 @@ import "time"
 //
 //	              needs a taint              first in the queue, bucket full
 //	┌───────────┐───────────────▶┌─────────┐───────────────▶┌─────────┐
-//	│ tokenless │                │ waiting │                │ holding │─▶ Spend, write
+//	│ tokenless │                │ waiting │                │ holding │─▶ ReserveTaint, write
 //	└───────────┘◀───────────────└─────────┘                └────┬────┘
 //	      ▲        needs none                                    │
 //	      └──────────────────────────────────────────────────────┘
@@ -83,8 +83,8 @@ const (
 	lost
 )
 
-// leaveLiveness undoes the counts of the present state.
-func (m *Monitor) leaveLiveness(n *node) {
+// uncount takes the node out of the counts of its present state.
+func (m *Monitor) uncount(n *node) {
 	switch n.liveness {
 	case overdue:
 		m.overdue--
@@ -97,7 +97,7 @@ func (m *Monitor) leaveLiveness(n *node) {
 // becomeAlive follows a heartbeat or a new grace, which the fields that make the
 // deadline tell already.
 func (m *Monitor) becomeAlive(n *node) {
-	m.leaveLiveness(n)
+	m.uncount(n)
 	if n.timer.index < 0 {
 		m.heap.set(&n.timer, m.deadline(n))
 	}
@@ -113,14 +113,14 @@ func (m *Monitor) becomeOverdue(n *node) {
 
 // becomeLost follows confirmation of an overdue node.
 func (m *Monitor) becomeLost(n *node) {
-	m.leaveLiveness(n)
+	m.uncount(n)
 	n.liveness = lost
 	m.lost++
 }
 
 // becomeForgotten takes a deleted node out of all counts and out of the heap.
 func (m *Monitor) becomeForgotten(n *node) {
-	m.leaveLiveness(n)
+	m.uncount(n)
 	m.heap.remove(&n.timer)
 }
 
@@ -160,7 +160,7 @@ func (m *Monitor) becomeWaiting(n *node) {
 	n.position = z.waiting
 }
 
-// becomeHolder gives the zone's token to the node that waited longest; nobody
+// becomeHolder gives the zone's token to the node that waited longest; no one
 // else holds it.
 func (m *Monitor) becomeHolder(now time.Time, n *node) {
 	z := n.zone

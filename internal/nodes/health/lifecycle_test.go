@@ -79,7 +79,7 @@ func TestLifecycleOfANode(t *testing.T) {
 	hear(100, "other")
 	want(100.4, alive, tokenless)
 	want(101, lost, holding) // others are heard: no need to ask; the zone's bucket is full
-	if !m.Spend(at(101), "n", "7") {
+	if !m.ReserveTaint(at(101), "n", "7") {
 		t.Fatal("the holder may not write")
 	}
 	m.Observe(at(102), Event{Kind: Tried, Node: "n", Outcome: Unsure})

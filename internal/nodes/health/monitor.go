@@ -59,7 +59,7 @@ type EventKind uint8
 // known, for its deletion may have been told already. Synced ends the initial
 // list: nothing is decided before. Confirmed answers a Confirm decision.
 // Unanswered says that the API did not answer who read the leases. Tried tells
-// how a write ended that Spend allowed; what the API answered comes before it.
+// how a write ended that ReserveTaint allowed; what the API answered comes before it.
 const (
 	NodeSeen EventKind = iota
 	NodeRead
@@ -85,7 +85,7 @@ type Event struct {
 	Outcome Outcome       // Tried
 }
 
-// Verdict is how a node should be. It is derived anew from the Monitor's state
+// Verdict is how a node should be. It is derived again from the Monitor's state
 // each time it is asked for, so a shell that failed to write it may simply
 // look again: it never carries out an old decision.
 type Verdict struct {
@@ -129,13 +129,19 @@ type Monitor struct {
 	tickets      uint64 // the last that was given out
 	// before holds what the leases said when this Monitor began, nil once it
 	// was judged by.
-	before map[*node]trace
+	before map[*node]lastRenewal
 	// orphanLeases are leases of nodes not known yet.
 	orphanLeases map[string]Event
 	synced       bool
 	// rejudge: some zone's numbers changed.
 	rejudge   bool
 	suspended bool
+	// sawReadyZone: some zone was not in FullDisruption since this controller
+	// started. Until then a suspension is no change, and is not told of.
+	sawReadyZone bool
+	// suspensionTold: a decision told of the suspension in force, so one tells of
+	// its end.
+	suspensionTold bool
 	// lastHeard is when any lease was seen renewed: a status comes by another
 	// watch and says nothing of whether that of the leases lives. confirmed is
 	// when the API last agreed that silence is silence.
@@ -144,8 +150,8 @@ type Monitor struct {
 	confirming, holding  bool
 	// asked is when the API was asked last, held since when it has not answered.
 	asked, held time.Time
-	// alarm: the API did not answer somebody. wasQuiet: it is asked because
-	// nobody was heard.
+	// alarm: the API did not answer someone. wasQuiet: it is asked because
+	// no one was heard.
 	alarm, wasQuiet bool
 	// rescued counts nodes that were heard only because the API was asked.
 	rescued  int
@@ -157,7 +163,8 @@ type Monitor struct {
 // NewMonitor makes an empty one.
 func NewMonitor(s Settings) *Monitor {
 	s.QuietPeriod = min(s.QuietPeriod, s.Grace*2/5)
-	return &Monitor{s: s, nodes: map[string]*node{}, zones: map[string]*zone{}, before: map[*node]trace{}, orphanLeases: map[string]Event{}}
+	return &Monitor{s: s, nodes: map[string]*node{}, zones: map[string]*zone{}, before: map[*node]lastRenewal{},
+		orphanLeases: map[string]Event{}}
 }
 
 // Observe takes in one event. It says whether Advance has something to do now
@@ -168,10 +175,10 @@ func (m *Monitor) Observe(now time.Time, e Event) bool {
 	}
 	switch e.Kind {
 	case NodeSeen:
-		m.see(now, e)
+		m.observeNode(now, e)
 	case NodeRead:
 		if n := m.nodes[e.Node]; n != nil && n.view.UID == e.View.UID {
-			m.see(now, e)
+			m.observeNode(now, e)
 		}
 	case NodeGone:
 		m.forget(now, m.nodes[e.Node])
@@ -179,7 +186,7 @@ func (m *Monitor) Observe(now time.Time, e Event) bool {
 		if n := m.nodes[e.Node]; n != nil {
 			m.renew(now, n, e)
 		} else {
-			m.keep(e)
+			m.keepOrphanLease(e)
 		}
 	case Synced:
 		m.beginGraces(now)
@@ -197,15 +204,15 @@ func (m *Monitor) Observe(now time.Time, e Event) bool {
 	return m.synced && (len(m.unreported) > 0 || m.rejudge || len(m.notes) > 0 || e.Kind != LeaseSeen && e.Kind != NodeGone)
 }
 
-// see takes in a Node object, new or changed. One that is older than what is
-// known is late word, most often of this controller's own writes.
-func (m *Monitor) see(now time.Time, e Event) {
+// observeNode takes in a Node object, new or changed. An object older than the known
+// one is ignored; most often it shows this controller's own write late.
+func (m *Monitor) observeNode(now time.Time, e Event) {
 	n := m.nodes[e.Node]
 	if n != nil && e.Version != 0 && e.Version < n.seen {
 		return
 	}
 	if n != nil && n.view.UID != e.View.UID {
-		m.forget(now, n) // deleted and made anew between two looks
+		m.forget(now, n) // deleted and made again between two looks
 		n = nil
 	}
 	v := e.View
@@ -236,11 +243,11 @@ func (m *Monitor) see(now time.Time, e Event) {
 		m.leave(now, n)
 		m.join(n, now)
 	}
-	// Nobody says of himself that nothing is known of him: a Ready condition
+	// No one says of himself that nothing is known of him: a Ready condition
 	// that appears as Unknown is this controller's own writing.
 	appeared := (old.Ready == Missing) != (v.Ready == Missing) && v.Ready != Unknown
 	if appeared || old.Ready != Missing && !old.Heartbeat.Equal(v.Heartbeat) {
-		m.hear(now, n, byStatus)
+		m.observeHeartbeat(now, n, byStatus)
 		if v.Ready != Missing && old.Ready == Missing {
 			// Its grace got shorter: the timer may be too late.
 			m.heap.set(&n.timer, m.deadline(n))
@@ -251,9 +258,9 @@ func (m *Monitor) see(now time.Time, e Event) {
 	}
 }
 
-// keep remembers a lease that came before its node, so that it does not pass for
-// news when it is seen again.
-func (m *Monitor) keep(e Event) {
+// keepOrphanLease remembers a lease that came before its node, so that it does not count
+// as a heartbeat when it is seen again.
+func (m *Monitor) keepOrphanLease(e Event) {
 	if len(m.orphanLeases) > len(m.nodes)+1000 {
 		clear(m.orphanLeases) // of nodes that never came
 	}
@@ -274,14 +281,14 @@ func (m *Monitor) renew(now time.Time, n *node, e Event) {
 	// after the node.
 	switch {
 	case !first || m.synced && e.Version > n.met:
-		m.hear(now, n, byLease)
+		m.observeHeartbeat(now, n, byLease)
 	case !m.synced:
-		m.before[n] = traceOf(e)
+		m.before[n] = lastRenewalOf(e)
 	}
 }
 
-// hear notes a sign of life.
-func (m *Monitor) hear(now time.Time, n *node, by string) {
+// observeHeartbeat records a heartbeat of the node.
+func (m *Monitor) observeHeartbeat(now time.Time, n *node, by string) {
 	m.wakeUp(now)
 	n.heard, n.by, n.unheard, n.inRecoveryGrace = now, by, 0, false
 	if by == byLease {
@@ -297,7 +304,7 @@ func (m *Monitor) hear(now time.Time, n *node, by string) {
 	}
 }
 
-// wakeUp begins to wait for leases when there was nobody to hear of.
+// wakeUp begins to wait for leases when there was no one to hear of.
 func (m *Monitor) wakeUp(now time.Time) {
 	if m.lost == len(m.nodes) {
 		m.awake = now

@@ -123,7 +123,7 @@ func (w *world) settle() {
 				n.view.Ready = Unknown
 			}
 			adds := v.NoExecute != "" && before.taint() == ""
-			if adds && !w.m.Spend(w.now, n.name, "") {
+			if adds && !w.m.ReserveTaint(w.now, n.name, "") {
 				v.NoExecute, adds = "", false
 			}
 			n.view.NotReady, n.view.Unreachable = v.NoExecute == v1.TaintNodeNotReady, v.NoExecute == v1.TaintNodeUnreachable
@@ -247,7 +247,7 @@ func TestAllZonesDisruptedSuspendsAndResumes(t *testing.T) {
 	}
 }
 
-// A controller that starts anew leaves the taints it finds and marks pods of
+// A controller that starts again leaves the taints it finds and marks pods of
 // dead nodes again (#135205).
 func TestRestartNeitherStripsTaintsNorForgetsPods(t *testing.T) {
 	m := NewMonitor(Defaults())

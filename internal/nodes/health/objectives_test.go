@@ -113,7 +113,7 @@ func silence(b *testing.B, silent, all int) []time.Duration {
 	return late
 }
 
-// fleetOf is nodes without machines.
+// fleetOf is nodes without hosts.
 type fleetOf struct {
 	b       *testing.B
 	client  kubernetes.Interface

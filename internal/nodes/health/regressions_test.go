@@ -407,7 +407,7 @@ func TestAgentThatDisagreesIsLeftAlone(t *testing.T) {
 
 // #135205, #48681, #50067, #128643: a controller that died between marking a
 // node and its pods left them ready for ever; and one that started took the
-// taints off, which began all tolerations anew.
+// taints off, which began all tolerations again.
 func TestRestartFinishesWhatWasBegun_135205(t *testing.T) {
 	onCluster(t, 3, func(c *clusterOf) {
 		added := metav1.NewTime(time.Now().Add(-4 * time.Minute))
@@ -436,7 +436,7 @@ func TestRestartFinishesWhatWasBegun_135205(t *testing.T) {
 }
 
 // setWall is t with the same monotonic reading and a wall clock ahead by the
-// given seconds: what a process sees when somebody sets the machine's clock.
+// given seconds: what a process sees when someone sets the host's clock.
 func setWall(t *testing.T, at time.Time, seconds int64) time.Time {
 	set := at
 	word := (*uint64)(unsafe.Pointer(&set)) //nolint:gosec // nothing else can forge it

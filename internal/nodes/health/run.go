@@ -169,7 +169,7 @@ func (s *shell) loop(ctx context.Context, wg *sync.WaitGroup) {
 			s.act(ctx, d, wg)
 		}
 		for _, d := range decisions {
-			s.tell(now, d)
+			s.record(now, d)
 		}
 		if len(decisions) > 0 {
 			s.meter.all.Observe(time.Since(now).Seconds())
@@ -212,8 +212,8 @@ func (s *shell) act(ctx context.Context, d Decision, wg *sync.WaitGroup) {
 	}
 }
 
-// tell hands a decision to those who keep it.
-func (s *shell) tell(now time.Time, d Decision) {
+// record writes a decision to the journal, the log and the events.
+func (s *shell) record(now time.Time, d Decision) {
 	if d.Kind == Confirm && (s.holding || d.Cause.Expired == 0) {
 		return // that the API is asked again and again goes without saying
 	}

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// trace is what a lease found at the start tells of the time before it.
-type trace struct {
+// lastRenewal is what a lease found at the start tells of the time before it.
+type lastRenewal struct {
 	at    time.Time     // when it was renewed, by the API's clock or else the node's
 	lasts time.Duration // its duration
 }
@@ -14,8 +14,10 @@ type trace struct {
 // upstreamLease is how long a lease lasts that does not say so.
 const upstreamLease = 40 * time.Second
 
-func traceOf(e Event) trace {
-	t := trace{at: e.Written, lasts: e.Lasts}
+// lastRenewalOf reads the last renewal of a lease found at the start; by the API
+// server's clock if it is known, else by the node's.
+func lastRenewalOf(e Event) lastRenewal {
+	t := lastRenewal{at: e.Written, lasts: e.Lasts}
 	if t.at.IsZero() {
 		t.at = e.Renewed
 	}
@@ -25,7 +27,7 @@ func traceOf(e Event) trace {
 	return t
 }
 
-// beforeStart is a sign of life that nobody here heard: it was found.
+// beforeStart is a sign of life that no one here heard: it was found.
 const beforeStart = "before this controller started, by the times of the leases"
 
 // beginGraces lets silence count only from now on. The nodes may have been known
@@ -69,7 +71,7 @@ func (m *Monitor) judgeTraces(now time.Time) {
 			if n.view.Heartbeat.IsZero() {
 				continue
 			}
-			t = trace{at: n.view.Heartbeat, lasts: upstreamLease}
+			t = lastRenewal{at: n.view.Heartbeat, lasts: upstreamLease}
 		}
 		silent := middle.Sub(t.at)
 		if silent <= 0 {

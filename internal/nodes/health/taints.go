@@ -24,7 +24,7 @@ var conditionTaints = []struct {
 }
 
 // owned are the NoSchedule keys this package writes; all others belong to
-// somebody else and are never touched.
+// another party and are never touched.
 var owned = []string{
 	v1.TaintNodeNotReady, v1.TaintNodeUnreachable, v1.TaintNodeMemoryPressure, v1.TaintNodeDiskPressure,
 	v1.TaintNodePIDPressure, v1.TaintNodeNetworkUnavailable, v1.TaintNodeUnschedulable,

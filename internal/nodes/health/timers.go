@@ -56,7 +56,7 @@ func (h *timers) set(t *timer, at time.Time) {
 		h.up(len(h.slots)-1, s)
 		return
 	}
-	h.settle(t.index, s)
+	h.sift(t.index, s)
 }
 
 // remove takes t out; a timer outside the heap stays there.
@@ -71,12 +71,12 @@ func (h *timers) remove(t *timer) {
 	h.slots = h.slots[:last]
 	t.index = -1
 	if i < last {
-		h.settle(i, moved)
+		h.sift(i, moved)
 	}
 }
 
-// settle puts s where it belongs, starting from the hole at i.
-func (h *timers) settle(i int, s slot) {
+// sift moves s up or down from the hole at i until the heap is in order.
+func (h *timers) sift(i int, s slot) {
 	if i > 0 && s.at < h.slots[(i-1)/children].at {
 		h.up(i, s)
 		return

@@ -12,7 +12,7 @@ import (
 // again only from the end of that write. So two taints of a zone are never closer
 // than its rate allows, by the API's own history, however often a controller starts:
 //
-//   - A token has one holder in its zone at a time. Spend allows a write to the
+//   - A token has one holder in its zone at a time. ReserveTaint allows a write to the
 //     holder only, and no other gets a token until Tried.
 //   - Writes carry the version they were computed from. A write whose answer was
 //     lost may have been made or may still be: the same token then serves for the
@@ -31,18 +31,17 @@ const (
 	Unsure
 )
 
-// Spend asks whether a NoExecute taint may be written now to a node that has none
-// of ours, computed from the given resourceVersion. If so, an event of kind Tried
-// has to follow; if not, the node gets its turn later and is told of it by a
-// decision.
-func (m *Monitor) Spend(now time.Time, name, version string) bool {
+// ReserveTaint reserves the zone's token for a NoExecute taint on a node that has none
+// of ours, computed from the given resourceVersion. If it returns true, an event of
+// kind Tried has to follow; if not, the node waits again and a decision tells its turn.
+func (m *Monitor) ReserveTaint(now time.Time, name, version string) bool {
 	n := m.nodes[name]
 	if n == nil || n.token != holding {
 		return false
 	}
 	z := n.zone
 	otherVersion := n.uncertainVersion != "" && n.uncertainVersion != version
-	if m.suspended || m.holding || z.bucket.rate <= 0 || z.writing != nil || otherVersion || z.lapsed(now) {
+	if m.suspended || m.holding || z.bucket.rate <= 0 || z.writing != nil || otherVersion || z.tokenExpired(now) {
 		m.fail(n)
 		return false
 	}
@@ -56,7 +55,7 @@ func (m *Monitor) fail(n *node) {
 	m.becomeTokenLost(n)
 }
 
-// tried takes in how a write ended that Spend allowed.
+// tried takes in how a write ended that ReserveTaint allowed.
 func (m *Monitor) tried(now time.Time, e Event) {
 	n := m.nodes[e.Node]
 	if n == nil || n.zone.writing != n {
@@ -88,9 +87,9 @@ func (z *zone) writeEnded(now time.Time, n *node) {
 	z.bucket.drain(now)
 }
 
-// lapsed says that the holder had its token for as long as another takes to
-// come: now it is the next one's turn.
-func (z *zone) lapsed(now time.Time) bool { return !now.Before(z.lapse) }
+// tokenExpired reports whether the holder has had its token for as long as the next
+// one takes to come: then it is the next node's turn.
+func (z *zone) tokenExpired(now time.Time) bool { return !now.Before(z.lapse) }
 
 // grant spends tokens on those who wait, and sets the timer for the next.
 func (m *Monitor) grant(now time.Time) {
@@ -104,7 +103,7 @@ func (m *Monitor) grant(now time.Time) {
 	}
 	slices.SortFunc(open, func(a, b *zone) int { return cmp.Compare(a.name, b.name) })
 	for _, z := range open {
-		if h := z.holder; h != nil && z.writing == nil && z.lapsed(now) {
+		if h := z.holder; h != nil && z.writing == nil && z.tokenExpired(now) {
 			m.fail(h)
 			m.enqueue(h)
 		}

@@ -26,7 +26,7 @@ var rewrite = flag.Bool("rewrite", false, "write the transcripts instead of comp
 //	hide NAME                  (answers to its node's writes are lost, the watch is late)
 //	show NAME                  (what was hidden is seen, the oldest first)
 //	hear NAME                  (it renews its lease)
-//	strip NAME                 (somebody takes its NoExecute taints off)
+//	strip NAME                 (someone takes its NoExecute taints off)
 //	api down|up
 //	restart [D]                (the controller forgets everything but the API, and is away for D)
 //	clock NAME D               (the node's clock is ahead by D)

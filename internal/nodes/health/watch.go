@@ -108,14 +108,14 @@ func (s *shell) leaseInformer() cache.SharedIndexInformer {
 	}
 	inf := cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(read, s.Leases), &coordination.Lease{}, 0,
 		cache.Indexers{})
-	if err := inf.SetTransform(slim); err != nil {
+	if err := inf.SetTransform(trimLease); err != nil {
 		s.Log.Error("watching node leases", "err", err) // an informer that does not run takes any
 	}
 	return inf
 }
 
-// slim drops what is not needed of a lease before it is kept.
-func slim(o any) (any, error) {
+// trimLease drops the parts of a lease that are not needed, before it is cached.
+func trimLease(o any) (any, error) {
 	l, ok := o.(*coordination.Lease)
 	if !ok {
 		return o, nil
@@ -166,7 +166,7 @@ func (s *shell) observeNode(o any) {
 	if !ok {
 		return
 	}
-	n = s.fresh.over(n)
+	n = s.fresh.newest(n)
 	s.observe(Event{Kind: NodeSeen, Node: n.Name, View: ViewOf(n), Version: version(n.ResourceVersion)})
 	if _, changed := NoSchedule(n, metav1.Time{}); changed || labels(n) != nil {
 		s.rest.Add(n.Name)

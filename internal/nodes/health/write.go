@@ -26,7 +26,7 @@ func (s *shell) write(ctx context.Context, name string, do func(context.Context,
 	if err != nil || !found {
 		return err
 	}
-	n, v := s.fresh.over(obj.(*v1.Node)), s.verdict(name)
+	n, v := s.fresh.newest(obj.(*v1.Node)), s.verdict(name)
 	if !v.Known || v.UID != string(n.UID) {
 		return nil
 	}
@@ -52,12 +52,12 @@ func (s *shell) mark(ctx context.Context, n *v1.Node, v Verdict) error {
 			return err
 		}
 	}
-	s.goOn(n.Name)
+	s.enqueueFollowUps(n.Name)
 	return nil
 }
 
-// goOn hands a node that is marked to those who do what follows.
-func (s *shell) goOn(node string) {
+// enqueueFollowUps enqueues what follows when a node is marked: its taints and its pods.
+func (s *shell) enqueueFollowUps(node string) {
 	s.rest.Add(node)
 	s.unready.Add(node)
 }
@@ -127,7 +127,7 @@ func (s *shell) writeTaints(ctx context.Context, n *v1.Node, v Verdict) error {
 func (s *shell) acquireToken(n *v1.Node) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	ok := s.monitor.Spend(time.Now(), n.Name, n.ResourceVersion)
+	ok := s.monitor.ReserveTaint(time.Now(), n.Name, n.ResourceVersion)
 	if !ok {
 		signal(s.wake) // it may have lost its turn
 	}

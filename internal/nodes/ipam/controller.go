@@ -80,11 +80,11 @@ func Run(ctx context.Context, e controller.Env, cfg Config) error {
 		}
 	}
 	c.measure()
-	return e.Run(ctx, c.queue, workers, c.look)
+	return e.Run(ctx, c.queue, workers, c.syncKey)
 }
 
-// look makes a node of the cache, or its absence, true in the pools.
-func (c *reconciler) look(ctx context.Context, name string) (time.Duration, error) {
+// syncKey brings the pools in line with a cached node, or with its deletion.
+func (c *reconciler) syncKey(ctx context.Context, name string) (time.Duration, error) {
 	obj, found, err := c.nodes.GetByKey(name)
 	if err != nil {
 		return 0, err
@@ -96,7 +96,7 @@ func (c *reconciler) look(ctx context.Context, name string) (time.Duration, erro
 	return 0, c.sync(ctx, obj.(*v1.Node))
 }
 
-// learn makes the pools agree with what a node has, which nobody can change
+// learn makes the pools agree with what a node has, which no one can change
 // any more. A range outside the cluster's is an error at start: the flags and
 // the cluster contradict each other.
 func (c *reconciler) learn(n *v1.Node) error {
@@ -162,7 +162,7 @@ func (c *reconciler) release(name string) {
 	if len(had) == 0 {
 		return
 	}
-	c.note(name, "", "released its pod CIDRs", "node", "deleted", had)
+	c.record(name, "", "released its pod CIDRs", "node", "deleted", had)
 	for _, name := range wake {
 		c.queue.Add(name)
 	}
@@ -179,13 +179,13 @@ func (c *reconciler) sync(ctx context.Context, n *v1.Node) error {
 	if err != nil {
 		if first {
 			c.event(n, "CIDRNotAvailable")
-			c.note(n.Name, n.UID, "got no pod CIDR", "cause", err.Error(), nil)
+			c.record(n.Name, n.UID, "got no pod CIDR", "cause", err.Error(), nil)
 		}
 		return nil // the release of a range asks again
 	}
 	if err := c.patch(ctx, n, got); err != nil {
 		if apierrors.IsInvalid(err) || apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-			// Somebody else set it, or the node went: the event that brings
+			// Someone else set it, or the node went: the event that brings
 			// the truth is on its way.
 			c.release(n.Name)
 			return nil
@@ -193,7 +193,7 @@ func (c *reconciler) sync(ctx context.Context, n *v1.Node) error {
 		c.event(n, "CIDRAssignmentFailed")
 		return fmt.Errorf("writing spec.podCIDRs of Node %s: %w", n.Name, err)
 	}
-	c.note(n.Name, n.UID, "got its pod CIDRs", "cause", "spec.podCIDRs was empty", got)
+	c.record(n.Name, n.UID, "got its pod CIDRs", "cause", "spec.podCIDRs was empty", got)
 	return nil
 }
 
@@ -238,14 +238,14 @@ func (c *reconciler) event(n *v1.Node, reason string) {
 		Message: fmt.Sprintf("Node %s status is now: %s", n.Name, reason)}})
 }
 
-func (c *reconciler) note(name string, uid types.UID, decision, fact, value string, got []netip.Prefix) {
+func (c *reconciler) record(name string, uid types.UID, decision, fact, value string, got []netip.Prefix) {
 	because := []journal.Fact{{Name: fact, Value: value}}
 	for _, p := range got {
 		because = append(because, journal.Fact{Name: "range", Value: p.String()})
 	}
 	c.mu.Lock()
 	for _, pool := range c.pools {
-		because = append(because, journal.Fact{Name: "taken of " + pool.cluster.String(), Value: fmt.Sprintf("%d of %d", pool.Taken(),
+		because = append(because, journal.Fact{Name: "taken of " + pool.cluster.String(), Value: fmt.Sprintf("%d of %d", pool.Used(),
 			pool.Total())})
 	}
 	c.mu.Unlock()

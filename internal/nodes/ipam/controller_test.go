@@ -43,15 +43,15 @@ func (r *rig) run(cfg Config, during func()) {
 		Recorders: controller.RecorderFunc(func(string) record.EventRecorder { return r.events })}
 	done := make(chan error, 1)
 	go func() { done <- Run(ctx, e, cfg) }()
-	r.settle()
+	r.waitIdle()
 	during()
-	r.settle()
+	r.waitIdle()
 	cancel()
 	r.err = <-done
 	shared.Shutdown()
 }
 
-func (r *rig) settle() {
+func (r *rig) waitIdle() {
 	time.Sleep(time.Second) // virtual
 	synctest.Wait()
 }
@@ -61,7 +61,7 @@ func (r *rig) create(names ...string) {
 		if _, err := r.client.CoreV1().Nodes().Create(context.Background(), node(n), metav1.CreateOptions{}); err != nil {
 			r.t.Fatal(err)
 		}
-		r.settle()
+		r.waitIdle()
 	}
 }
 
@@ -69,7 +69,7 @@ func (r *rig) remove(name string) {
 	if err := r.client.CoreV1().Nodes().Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
 		r.t.Fatal(err)
 	}
-	r.settle()
+	r.waitIdle()
 }
 
 func (r *rig) cidrs(name string) string {
@@ -152,8 +152,8 @@ func TestExhaustionIsSaidAndEnds(t *testing.T) {
 	})
 }
 
-// A node made anew with a range of its own gives the old one back.
-func TestNodeMadeAnewHoldsOnlyWhatItHas(t *testing.T) {
+// A node made again with a range of its own gives the old one back.
+func TestRecreatedNodeHoldsOnlyWhatItHas(t *testing.T) {
 	virtual(t, func(r *rig) {
 		r.run(Config{Ranges: []Range{four("10.0.0.0/23", 24)}}, func() {
 			r.create("a")
@@ -165,7 +165,7 @@ func TestNodeMadeAnewHoldsOnlyWhatItHas(t *testing.T) {
 			if _, err := r.client.CoreV1().Nodes().Create(ctx, node("a", "10.0.1.0/24"), metav1.CreateOptions{}); err != nil {
 				t.Fatal(err)
 			}
-			r.settle()
+			r.waitIdle()
 			r.create("b")
 			if got := r.cidrs("b"); got != "10.0.0.0/24" {
 				t.Errorf("b got %q", got)

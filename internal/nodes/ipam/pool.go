@@ -121,8 +121,8 @@ func (p *Pool) Contains(c netip.Prefix) bool {
 // Total and Taken count ranges.
 func (p *Pool) Total() int { return p.total }
 
-// Taken is the number of ranges in use.
-func (p *Pool) Taken() int { return p.taken }
+// Used is the number of ranges in use.
+func (p *Pool) Used() int { return p.taken }
 
 func (p *Pool) each(c netip.Prefix, do func(int)) error {
 	c = c.Masked()

@@ -91,8 +91,8 @@ func TestPoolEqualsTheObviousOne(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if fast.Taken() != len(obvious.taken) {
-				t.Fatalf("%s: %d taken, want %d", c.cluster, fast.Taken(), len(obvious.taken))
+			if fast.Used() != len(obvious.taken) {
+				t.Fatalf("%s: %d taken, want %d", c.cluster, fast.Used(), len(obvious.taken))
 			}
 		}
 	}

@@ -32,7 +32,7 @@ type Shared struct {
 
 // Build makes the controllers' configuration from the command line; it is the
 // only place that does. watch, if not nil, keeps the list of the cloud's
-// machines up to date and must run beside the controllers.
+// hosts up to date and must run beside the controllers.
 func (o *Options) Build(ctx context.Context, s Shared) (cfg nodes.Config, watch func(context.Context) error, err error) {
 	ranges, reserved, err := o.Ranges()
 	if err != nil {

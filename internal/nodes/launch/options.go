@@ -29,7 +29,7 @@ import (
 	"github.com/berth-dev/berth/internal/nodes/route"
 )
 
-// Ports and names of upstream's, and the lease that is ours: whoever runs these
+// Ports and names of upstream's, and the lease that is ours: anyone who runs these
 // controllers beside an upstream controller manager must not wait for its lease.
 const (
 	securePort = 10257
@@ -170,7 +170,7 @@ func (o *Options) Validate() error {
 	return utilerrors.NewAggregate(append(errs, err))
 }
 
-// Ranges are what nodes get their pod ranges from, and what nobody gets.
+// Ranges are what nodes get their pod CIDRs from, and what no one gets.
 func (o *Options) Ranges() (ranges []ipam.Range, reserved []netip.Prefix, err error) {
 	if !o.Shared.AllocateNodeCIDRs {
 		return nil, nil, nil

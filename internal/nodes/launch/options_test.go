@@ -88,7 +88,7 @@ const upstreams = `allocate-node-cidrs cidr-allocator-type cloud-config cloud-pr
 	logging-format v vmodule
 	concurrent-node-syncs concurrent-node-status-updates node-status-update-frequency webhooks webhook-secure-port`
 
-// Nobody who brings a command line of upstream's is told of an unknown flag: each
+// No one who brings a command line of upstream's is told of an unknown flag: each
 // is honoured, accepted without effect, or refused with the reason.
 func TestEveryFlagOfUpstreamIsKnown(t *testing.T) {
 	fs := newFlagSet(NewOptions())

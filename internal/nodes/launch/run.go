@@ -228,7 +228,7 @@ func (p *process) keepJournal(ctx context.Context) (done func(), err error) {
 	go func() {
 		defer close(ended)
 		if err := srv.Serve(l); err != nil && !errors.Is(err, http.ErrServerClosed) {
-			p.log.Error("answering berth why", "error", err)
+			p.log.Error("answering berth why", "err", err)
 		}
 	}()
 	stop := context.AfterFunc(ctx, func() { srv.Close() })
@@ -237,7 +237,7 @@ func (p *process) keepJournal(ctx context.Context) (done func(), err error) {
 		srv.Close()
 		<-ended
 		if err := ring.Close(); err != nil {
-			p.log.Error("closing the journal", "error", err)
+			p.log.Error("closing the journal", "err", err)
 		}
 	}, nil
 }

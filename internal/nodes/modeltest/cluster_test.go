@@ -232,7 +232,7 @@ func (w *cluster) fault() {
 		if !w.apiDown {
 			w.relistAll()
 		} else if c := w.ctl; c != nil && w.r.IntN(2) == 0 {
-			w.After(w.latency(), func() { // its watch breaks and cannot be begun anew
+			w.After(w.latency(), func() { // its watch breaks and cannot be begun again
 				if w.ctl == c && w.apiDown {
 					c.m.Observe(w.Time(), health.Event{Kind: health.Unanswered})
 					c.advance()

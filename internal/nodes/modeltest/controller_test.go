@@ -159,7 +159,7 @@ func (c *controller) takeNode(name string, n *v1.Node) {
 		return
 	}
 	if c.w.bug == "late word" && versionOf(n) < versionOf(c.nodes[name]) {
-		// Own writes that are seen late pass for somebody else's.
+		// Own writes that are seen late pass for another party's.
 		c.m.Observe(c.w.Time(), health.Event{Kind: health.NodeSeen, Node: name, View: health.ViewOf(n)})
 		c.write(name)
 		return
@@ -215,7 +215,7 @@ func (c *controller) advance() {
 			w.After(w.latency(), c.confirm)
 		case health.StaleWatch:
 			if w.cut[leaseStream] {
-				w.cut[leaseStream] = false // started anew
+				w.cut[leaseStream] = false // started again
 				w.relist(leaseStream)
 			}
 		case health.Release:
@@ -335,7 +335,7 @@ func (c *controller) fit(name string) bool {
 		v.NoExecute = v1.TaintNodeUnreachable
 	}
 	write := v.Taints(n, now, func() bool {
-		ok := w.bug == "late word" || w.bug == "taint at once" || c.m.Spend(w.Time(), name, n.ResourceVersion)
+		ok := w.bug == "late word" || w.bug == "taint at once" || c.m.ReserveTaint(w.Time(), name, n.ResourceVersion)
 		if !ok {
 			w.After(0, c.advanceLater)
 		}

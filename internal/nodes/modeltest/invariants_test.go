@@ -35,7 +35,7 @@ type invariantChecker struct {
 	met             map[string]uint64             // the version of each node that was seen first
 	began           bool                          // the list is complete
 	asking          bool                          // the API was asked and has not answered
-	holding         bool                          // it did not answer: nobody may be judged
+	holding         bool                          // it did not answer: no one may be judged
 	grants          map[string]time.Time          // the last NoExecute taint that each zone got, over all instances
 	quiet           time.Time                     // since when nothing hindered writes
 	unknown         map[string]time.Time          // since when the API says Unknown
@@ -51,7 +51,7 @@ func (f *invariantChecker) broken(rule, format string, args ...any) {
 	}
 }
 
-// started: a controller that starts has heard nobody yet.
+// started: a controller that starts has heard no one yet.
 func (f *invariantChecker) started() {
 	f.due, f.voice, f.inRecoveryGrace = map[string]time.Time{}, map[string]time.Time{}, map[string]bool{}
 	f.orphanLeases, f.met, f.began = map[string]clustermodel.Lease{}, map[string]uint64{}, false
@@ -110,7 +110,7 @@ func (f *invariantChecker) amnesty() {
 	}
 }
 
-// released: while the API did not answer nobody could be heard, so that time does
+// released: while the API did not answer no one could be heard, so that time does
 // not count; and once in a silence a node has half a lease's time after it.
 func (f *invariantChecker) released() {
 	f.holding = false

@@ -35,7 +35,7 @@ func play(seed uint64, bug string) string {
 	return w.ref.fault
 }
 
-// Whatever happens: a silent node is marked within its grace, nobody else is; one
+// Whatever happens: a silent node is marked within its grace, no one else is; one
 // that was dead for long when the controller started, within half a lease;
 // NoExecute taints come no faster than their rate and never while no node is
 // ready; no pod goes before its time or after its taint; none counts as ready on

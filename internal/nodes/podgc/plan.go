@@ -1,4 +1,4 @@
-// Package podgc deletes pods that nobody else will: those of nodes that are
+// Package podgc deletes pods that no one else will: those of nodes that are
 // gone, those that were deleted before they had a node, those stuck on a node
 // that is out of service, and finished ones over a limit.
 package podgc
@@ -25,7 +25,7 @@ const (
 )
 
 // Quarantine is how long a node must be missing before its pods go: a node may
-// be deleted and made anew, and a cache may be late.
+// be deleted and made again, and a cache may be late.
 const Quarantine = 40 * time.Second
 
 // Node is what is known of the node a pod is bound to.
@@ -33,7 +33,7 @@ type Node struct {
 	Known bool
 	// Missing is since when it is not known, by the clock of who looks.
 	Missing time.Time
-	// Dead says that somebody vouched for its being out of service, and that
+	// Dead says that someone vouched for its being out of service, and that
 	// it is not ready.
 	Dead bool
 }
@@ -52,10 +52,10 @@ func outOfService(n *v1.Node) bool {
 	return false
 }
 
-// Judge says why the pod has to go, and from when on; None if it stays. A pod
-// deleted with no grace at all only waits for its finalizers and is left to
+// Evaluate returns why the pod has to be deleted, and from when on; None if it stays.
+// A pod deleted with a grace period of 0 only waits for its finalizers and is left to
 // them.
-func Judge(p *v1.Pod, n Node) (why Reason, from time.Time) {
+func Evaluate(p *v1.Pod, n Node) (why Reason, from time.Time) {
 	terminating := p.DeletionTimestamp != nil
 	if grace := p.DeletionGracePeriodSeconds; terminating && grace != nil && *grace == 0 {
 		return None, time.Time{}
@@ -105,8 +105,8 @@ func first(a, b *entry) bool {
 	return a.key < b.key
 }
 
-// See takes a pod in, or notes its change.
-func (f *finished) See(key string, p *v1.Pod) {
+// Observe adds a pod, or notes its change.
+func (f *finished) Observe(key string, p *v1.Pod) {
 	e := f.byKey[key]
 	if !podutil.Terminal(p) {
 		f.Forget(key)
@@ -135,9 +135,9 @@ func (f *finished) Forget(key string) {
 	f.queue.Remove(e)
 }
 
-// Over picks the pods beyond the limit; each is picked once. A limit of 0 or
-// less means none.
-func (f *finished) Over(limit int) (keys []string) {
+// TakeExcess takes out the pods beyond the limit; each is returned once. A limit of 0
+// or less means no limit.
+func (f *finished) TakeExcess(limit int) (keys []string) {
 	for limit > 0 && f.queue.Len() > limit {
 		keys = append(keys, f.queue.Pop().key)
 	}

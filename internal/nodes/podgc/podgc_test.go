@@ -54,7 +54,7 @@ func TestJudge(t *testing.T) {
 		{"terminating on a living node", pod("p", "n", v1.PodRunning, true), Node{Known: true}, None, -1},
 		{"only its finalizers hold it", gone, Node{Missing: t0}, None, -1},
 	} {
-		why, from := Judge(c.pod, c.node)
+		why, from := Evaluate(c.pod, c.node)
 		if why != c.want || c.from >= 0 && from.Sub(t0) != c.from || c.from < 0 && !from.IsZero() {
 			t.Errorf("%s: %q from %s, want %q", c.name, why, from, c.want)
 		}
@@ -88,7 +88,7 @@ func TestFinishedEqualsSorting(t *testing.T) {
 				f.Forget(p.Name)
 				delete(all, p.Name)
 			} else {
-				f.See(p.Name, p)
+				f.Observe(p.Name, p)
 				all[p.Name] = p
 			}
 			var want []string
@@ -108,7 +108,7 @@ func TestFinishedEqualsSorting(t *testing.T) {
 				return strings.Compare(key(a), key(b))
 			})
 			want = want[:max(0, len(want)-limit)]
-			got := f.Over(limit)
+			got := f.TakeExcess(limit)
 			if !slices.Equal(got, want) && len(got)+len(want) > 0 {
 				t.Fatalf("seed %d: picked %v, want %v", seed, got, want)
 			}
@@ -119,7 +119,7 @@ func TestFinishedEqualsSorting(t *testing.T) {
 				f.Forget(k)
 				delete(all, k)
 			}
-			if len(f.Over(0)) != 0 {
+			if len(f.TakeExcess(0)) != 0 {
 				t.Fatal("a limit of 0 means none")
 			}
 		}

@@ -32,7 +32,7 @@ type reconciler struct {
 	deleted, bad *prometheus.CounterVec
 
 	mu       sync.Mutex
-	missing  map[string]time.Time // nodes that pods name and nobody knows
+	missing  map[string]time.Time // nodes that pods name and no one knows
 	finished *finished
 }
 
@@ -66,7 +66,7 @@ func Run(ctx context.Context, e controller.Env, keep int) error {
 			s.forget(p)
 			return
 		}
-		s.see(p)
+		s.onPod(p)
 	})
 	if err != nil {
 		return fmt.Errorf("watching pods: %w", err)
@@ -93,7 +93,7 @@ func (s *reconciler) measure() (err error) {
 func (s *reconciler) onNode(old, n *v1.Node, gone bool) {
 	switch {
 	case gone:
-		s.ask(n.Name)
+		s.enqueuePodsOf(n.Name)
 		return
 	case old != nil && NodeOf(old) == NodeOf(n):
 		return
@@ -102,12 +102,12 @@ func (s *reconciler) onNode(old, n *v1.Node, gone bool) {
 	delete(s.missing, n.Name)
 	s.mu.Unlock()
 	if NodeOf(n).Dead {
-		s.ask(n.Name)
+		s.enqueuePodsOf(n.Name)
 	}
 }
 
-// ask looks at every pod of a node.
-func (s *reconciler) ask(node string) {
+// enqueuePodsOf enqueues every pod of a node.
+func (s *reconciler) enqueuePodsOf(node string) {
 	keys, err := s.pods.IndexKeys(kube.ByNode, node)
 	if err != nil {
 		s.Log.Error("finding the pods of a node", "node", node, "err", err)
@@ -117,16 +117,16 @@ func (s *reconciler) ask(node string) {
 	}
 }
 
-func (s *reconciler) see(p *v1.Pod) {
+func (s *reconciler) onPod(p *v1.Pod) {
 	key := controller.Key(p)
 	s.mu.Lock()
-	s.finished.See(key, p)
-	over := s.finished.Over(s.keep)
+	s.finished.Observe(key, p)
+	over := s.finished.TakeExcess(s.keep)
 	s.mu.Unlock()
 	for _, k := range over {
 		s.queue.Add(k)
 	}
-	if why, _ := Judge(p, s.node(p.Spec.NodeName)); why != None {
+	if why, _ := Evaluate(p, s.node(p.Spec.NodeName)); why != None {
 		s.queue.Add(key)
 	}
 }
@@ -161,7 +161,7 @@ func (s *reconciler) sync(ctx context.Context, key string) (time.Duration, error
 		return 0, err
 	}
 	p := o.(*v1.Pod)
-	why, from := Judge(p, s.node(p.Spec.NodeName))
+	why, from := Evaluate(p, s.node(p.Spec.NodeName))
 	s.mu.Lock()
 	picked := s.finished.Picked(key)
 	s.mu.Unlock()
@@ -175,7 +175,7 @@ func (s *reconciler) sync(ctx context.Context, key string) (time.Duration, error
 			return wait, nil
 		}
 	}
-	if sure, err := s.sure(ctx, p, why); err != nil || !sure {
+	if sure, err := s.confirmNode(ctx, p, why); err != nil || !sure {
 		return 0, err
 	}
 	if err := s.collect(ctx, p, why); err != nil {
@@ -185,9 +185,9 @@ func (s *reconciler) sync(ctx context.Context, key string) (time.Duration, error
 	return 0, nil
 }
 
-// sure looks at the node in the API itself before its pods go: a cache may be
+// confirmNode reads the node from the API before its pods are deleted: a cache may be
 // late (kubernetes/kubernetes#142331).
-func (s *reconciler) sure(ctx context.Context, p *v1.Pod, why Reason) (bool, error) {
+func (s *reconciler) confirmNode(ctx context.Context, p *v1.Pod, why Reason) (bool, error) {
 	if why != Orphaned && why != OutOfService {
 		return true, nil
 	}

@@ -1,4 +1,4 @@
-// Package route keeps a route in the cloud for every pod range of every node.
+// Package route keeps a route in the cloud for every pod CIDR of every node.
 package route
 
 import (

@@ -33,7 +33,7 @@ type Config struct {
 	ClusterName  string
 	ClusterCIDRs []netip.Prefix
 	// Period is how often the cloud is asked for its routes: it does not tell
-	// when somebody changes them.
+	// when someone changes them.
 	Period time.Duration
 }
 
@@ -162,7 +162,7 @@ func (s *reconciler) delete(ctx context.Context, r *cloudprovider.Route) error {
 	if err := s.Routes.DeleteRoute(ctx, s.ClusterName, r); err != nil {
 		return fmt.Errorf("deleting route %s to %s: %w", r.DestinationCIDR, r.TargetNode, err)
 	}
-	s.note(&metav1.ObjectMeta{Name: string(r.TargetNode)}, "deleted its route", r)
+	s.record(&metav1.ObjectMeta{Name: string(r.TargetNode)}, "deleted its route", r)
 	return nil
 }
 
@@ -173,11 +173,11 @@ func (s *reconciler) create(ctx context.Context, n *v1.Node, r *cloudprovider.Ro
 			Reason: "FailedToCreateRoute", Message: err.Error()}})
 		return err
 	}
-	s.note(n, "created its route", r)
+	s.record(n, "created its route", r)
 	return nil
 }
 
-func (s *reconciler) note(n metav1.Object, decision string, r *cloudprovider.Route) {
+func (s *reconciler) record(n metav1.Object, decision string, r *cloudprovider.Route) {
 	s.Tell(controller.Note{Part: "route", Kind: "Node", Object: n, Decision: decision,
 		Because: []journal.Fact{{Name: "route", Value: r.DestinationCIDR}}})
 }

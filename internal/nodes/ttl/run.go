@@ -40,7 +40,7 @@ func Run(ctx context.Context, e controller.Env) error {
 		case old == nil:
 			s.resize(1)
 		}
-		s.see(n)
+		s.onNode(n)
 	})
 	if err != nil {
 		return fmt.Errorf("watching nodes: %w", err)
@@ -65,7 +65,7 @@ func (s *reconciler) want() string {
 	return strconv.Itoa(s.step.Seconds())
 }
 
-func (s *reconciler) see(n *v1.Node) {
+func (s *reconciler) onNode(n *v1.Node) {
 	if n.Annotations[Annotation] != s.want() {
 		s.queue.Add(n.Name)
 	}

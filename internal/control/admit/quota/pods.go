@@ -77,7 +77,7 @@ func movesBetweenScopes(a admission.Attributes) bool {
 func podUsage(pod *corev1.Pod, now time.Time) corev1.ResourceList {
 	one := resource.MustParse("1")
 	used := corev1.ResourceList{countPods: one}
-	if over(pod, now) {
+	if terminated(pod, now) {
 		return used
 	}
 	used[corev1.ResourcePods] = one
@@ -100,7 +100,7 @@ func podUsage(pod *corev1.Pod, now time.Time) corev1.ResourceList {
 	return used
 }
 
-func over(pod *corev1.Pod, now time.Time) bool {
+func terminated(pod *corev1.Pod, now time.Time) bool {
 	if podutil.Terminal(pod) {
 		return true
 	}

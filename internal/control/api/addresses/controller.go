@@ -31,9 +31,9 @@ type Verdict struct {
 	WakeAt time.Time
 }
 
-// Judge decides about one range. A live range is protected and ready. A range that is being deleted gives out no more
+// Evaluate decides about one range. A live range is protected and ready. A range that is being deleted gives out no more
 // addresses, and goes when no address in it is used that lies in no other live range.
-func Judge(r *networkingv1.ServiceCIDR, all []*networkingv1.ServiceCIDR, used []netip.Addr, now time.Time) Verdict {
+func Evaluate(r *networkingv1.ServiceCIDR, all []*networkingv1.ServiceCIDR, used []netip.Addr, now time.Time) Verdict {
 	protected := slices.Contains(r.Finalizers, protection)
 	if r.DeletionTimestamp == nil {
 		v := Verdict{Condition: metav1.Condition{
@@ -149,7 +149,7 @@ func pass(ctx context.Context, e controller.Env, now time.Time) (next time.Time,
 		}
 	}
 	for _, r := range all {
-		v := Judge(r, all, used, now)
+		v := Evaluate(r, all, used, now)
 		if !v.WakeAt.IsZero() && (next.IsZero() || v.WakeAt.Before(next)) {
 			next = v.WakeAt
 		}

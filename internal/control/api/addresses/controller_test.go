@@ -54,7 +54,7 @@ func TestJudge(t *testing.T) {
 		if c.other != nil {
 			all = append(all, c.other)
 		}
-		v := addresses.Judge(c.r, all, c.used, now)
+		v := addresses.Evaluate(c.r, all, c.used, now)
 		if v.Condition.Status != c.ready || !slices.Equal(v.Finalizers, c.finalizers) || (v.Finalizers == nil) != (c.finalizers == nil) ||
 			!v.WakeAt.Equal(c.wake) {
 			t.Errorf("%s: got %+v", name, v)

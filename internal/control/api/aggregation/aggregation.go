@@ -63,7 +63,7 @@ type Group struct {
 //
 // It is run as the generic server it is and not as the library's aggregator,
 // which would also fetch, keep and join the OpenAPI documents of all groups
-// whether or not somebody asks: tens of MiB. See Documents.
+// whether or not someone asks: tens of MiB. See Documents.
 type Front struct {
 	*genericapiserver.GenericAPIServer
 	// Documents answers for the OpenAPI documents of foreign servers.
@@ -72,7 +72,7 @@ type Front struct {
 	listed chan struct{}
 }
 
-// New makes the server in front. Whoever runs it also ends what is behind.
+// New makes the server in front. Anyone who runs it also ends what is behind.
 func New(cfg Config) (*Front, error) {
 	conf := cfg.Generic
 	conf.PostStartHooks = map[string]genericapiserver.PostStartHookConfigEntry{}

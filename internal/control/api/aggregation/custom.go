@@ -37,13 +37,15 @@ type customGroups struct {
 
 func (c *customGroups) handler() cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(any) { c.settle() },
-		UpdateFunc: func(any, any) { c.settle() },
-		DeleteFunc: func(any) { c.settle() },
+		AddFunc:    func(any) { c.syncRegistrations() },
+		UpdateFunc: func(any, any) { c.syncRegistrations() },
+		DeleteFunc: func(any) { c.syncRegistrations() },
 	}
 }
 
-func (c *customGroups) settle() {
+// syncRegistrations adds an APIService for each group version that a definition
+// serves, and removes those that no definition serves any more.
+func (c *customGroups) syncRegistrations() {
 	all, err := c.definitions.List(labels.Everything())
 	if err != nil {
 		c.log.Error("listing custom resource definitions", "err", err)

@@ -31,7 +31,7 @@ const listTimeout = 2 * time.Second
 const documentsRoot = "/openapi/v3"
 
 // Documents fetches OpenAPI version 3 documents from foreign servers when
-// somebody asks, as the one who asks.
+// someone asks, as the one who asks.
 type Documents struct {
 	services          listers.APIServiceLister
 	resolver          apiserver.ServiceResolver
@@ -94,7 +94,7 @@ func (d *Documents) List(ctx context.Context) map[string]handler3.OpenAPIV3Disco
 	var mu sync.Mutex
 	for _, services := range byServer {
 		wg.Go(func() {
-			theirs, err := d.ask(ctx, services[0])
+			theirs, err := d.fetchDiscovery(ctx, services[0])
 			if err != nil {
 				return // a server without such documents is a server all the same
 			}
@@ -112,7 +112,8 @@ func (d *Documents) List(ctx context.Context) map[string]handler3.OpenAPIV3Disco
 	return out
 }
 
-func (d *Documents) ask(ctx context.Context, service *apiregistrationv1.APIService) (map[string]handler3.OpenAPIV3DiscoveryGroupVersion,
+func (d *Documents) fetchDiscovery(ctx context.Context, service *apiregistrationv1.APIService) (
+	map[string]handler3.OpenAPIV3DiscoveryGroupVersion,
 	error) {
 	carrier, host, err := d.reach(ctx, service)
 	if err != nil {

@@ -25,12 +25,12 @@ var yieldBackoff = controller.Backoff{First: 5 * time.Second, Most: 10 * time.Se
 // yieldKey is the only key of the queue: all groups are looked at together.
 const yieldKey = "groups that yield to foreign servers"
 
-// yield is what to do with the registrations of a group that this server
-// serves unless somebody else does: as soon as one version names a foreign
+// planYield is what to do with the registrations of a group that this server
+// serves unless another party does: as soon as one version names a foreign
 // server, all versions of ours go, so that no client gets two answers; when
 // the last foreign one is deleted, ours come back. have are the registrations
 // there are, by name; own are ours.
-func yield(have map[string]*apiregistrationv1.APIService, own []*apiregistrationv1.APIService) (create,
+func planYield(have map[string]*apiregistrationv1.APIService, own []*apiregistrationv1.APIService) (create,
 	remove []*apiregistrationv1.APIService) {
 	foreign := false
 	for _, o := range own {
@@ -111,7 +111,7 @@ func (y *yielder) sync(ctx context.Context) error {
 				have[o.Name] = h
 			}
 		}
-		create, remove := yield(have, own)
+		create, remove := planYield(have, own)
 		for _, s := range create {
 			_, err := y.client.APIServices().Create(ctx, s.DeepCopy(), metav1.CreateOptions{})
 			if err != nil && !apierrors.IsAlreadyExists(err) {

@@ -32,7 +32,7 @@ func TestYield(t *testing.T) {
 			}
 			have[n] = s
 		}
-		create, remove := yield(have, own)
+		create, remove := planYield(have, own)
 		var got []string
 		for _, s := range create {
 			got = append(got, "+"+s.Name)

@@ -9,12 +9,12 @@ import (
 )
 
 // AgentCA signs what agents of nodes serve with.
-type AgentCA struct{ a *authority }
+type AgentCA struct{ a *testCA }
 
 // NewAgentCA makes a throwaway CA for agents' serving certificates.
 func NewAgentCA(t testing.TB) *AgentCA {
 	t.Helper()
-	a := &authority{dir: t.TempDir(), key: newKey(t)}
+	a := &testCA{dir: t.TempDir(), key: newKey(t)}
 	a.cert = a.issue(t, "agent-ca", a.key, &x509.Certificate{
 		Subject: pkix.Name{CommonName: "apitest-agents"}, IsCA: true, BasicConstraintsValid: true,
 		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,

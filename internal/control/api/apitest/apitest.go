@@ -81,9 +81,9 @@ type Env struct {
 	// ToEtcd and ToReady are how long etcd, and etcd plus server, took.
 	ToEtcd, ToReady time.Duration
 
-	authority *authority
-	etcd      []string
-	stop      func()
+	ca   *testCA
+	etcd []string
+	stop func()
 }
 
 // Stop ends server and etcd now instead of at the end of the test.
@@ -92,15 +92,15 @@ func (e *Env) Stop() { e.stop() }
 // As is a client that authenticates as the given user with a certificate.
 func (e *Env) As(t testing.TB, user string, groups ...string) *rest.Config {
 	t.Helper()
-	return e.authority.client(t, e.Config.Host, user, groups)
+	return e.ca.client(t, e.Config.Host, user, groups)
 }
 
 // Between is As with a certificate that is valid in the given time only.
 func (e *Env) Between(t testing.TB, from, to time.Time, user string, groups ...string) *rest.Config {
 	t.Helper()
-	cfg := e.authority.client(t, e.Config.Host, user, groups)
-	name := strings.TrimSuffix(strings.TrimPrefix(cfg.CertFile, e.authority.dir+"/"), ".crt")
-	e.authority.issue(t, name, newKey(t), &x509.Certificate{Subject: pkix.Name{CommonName: user, Organization: groups}, NotBefore: from,
+	cfg := e.ca.client(t, e.Config.Host, user, groups)
+	name := strings.TrimSuffix(strings.TrimPrefix(cfg.CertFile, e.ca.dir+"/"), ".crt")
+	e.ca.issue(t, name, newKey(t), &x509.Certificate{Subject: pkix.Name{CommonName: user, Organization: groups}, NotBefore: from,
 		NotAfter: to,
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
 	return cfg
@@ -110,7 +110,7 @@ func (e *Env) Between(t testing.TB, from, to time.Time, user string, groups ...s
 // agents by a new one and returns its serial number.
 func (e *Env) RenewAgentClient(t testing.TB) *big.Int {
 	t.Helper()
-	return e.authority.issueAgentClient(t).SerialNumber
+	return e.ca.issueAgentClient(t).SerialNumber
 }
 
 // Start starts a server and returns a client configuration with every right.
@@ -132,9 +132,9 @@ func StartEnv(t testing.TB, opts ...Option) *Env {
 	}
 	e := &Env{Dir: o.dir, etcd: o.etcd}
 	if o.beside != nil {
-		e.authority = o.beside.authority
+		e.ca = o.beside.ca
 	} else {
-		e.authority = loadAuthority(t, filepath.Join(o.dir, "pki"))
+		e.ca = loadTestCA(t, filepath.Join(o.dir, "pki"))
 	}
 
 	ctx, cancel := context.WithCancel(context.Background())
@@ -149,7 +149,7 @@ func StartEnv(t testing.TB, opts ...Option) *Env {
 	e.ToEtcd = time.Since(began)
 	conf := api.Config{
 		Store: e.Store, BindAddress: "127.0.0.1", AdvertiseAddress: net.ParseIP(AdvertisedAddress),
-		PKI: e.authority.pki, Log: o.log,
+		PKI: e.ca.pki, Log: o.log,
 	}
 	if o.change != nil {
 		o.change(&conf)
@@ -178,24 +178,24 @@ func StartEnv(t testing.TB, opts ...Option) *Env {
 		t.Fatalf("API server is not ready after %s", startTimeout)
 	}
 	e.ToReady = time.Since(began)
-	e.Config = e.authority.client(t, "https://"+e.Server.Address().String(), "admin", []string{"system:masters"})
+	e.Config = e.ca.client(t, "https://"+e.Server.Address().String(), "admin", []string{"system:masters"})
 	return e
 }
 
-// authority is a throwaway CA and the files it signed.
-type authority struct {
+// testCA is a throwaway CA and the files it signed.
+type testCA struct {
 	dir  string
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
 	pki  api.PKI
 }
 
-func loadAuthority(t testing.TB, dir string) *authority {
+func loadTestCA(t testing.TB, dir string) *testCA {
 	t.Helper()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	a := &authority{dir: dir}
+	a := &testCA{dir: dir}
 	a.key = newKey(t)
 	a.cert = a.issue(t, "ca", a.key, &x509.Certificate{
 		Subject: pkix.Name{CommonName: "apitest"}, IsCA: true, BasicConstraintsValid: true,
@@ -207,9 +207,9 @@ func loadAuthority(t testing.TB, dir string) *authority {
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	})
 	a.issueAgentClient(t)
-	// The front proxy has an authority of its own: whoever it signs may name
+	// The front proxy has a CA of its own: whom it signs may name
 	// any user.
-	front := &authority{dir: dir, key: newKey(t)}
+	front := &testCA{dir: dir, key: newKey(t)}
 	front.cert = front.issue(t, "front-proxy-ca", front.key, &x509.Certificate{
 		Subject: pkix.Name{CommonName: "apitest-front-proxy"}, IsCA: true, BasicConstraintsValid: true,
 		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
@@ -233,7 +233,7 @@ func loadAuthority(t testing.TB, dir string) *authority {
 	return a
 }
 
-func (a *authority) issueAgentClient(t testing.TB) *x509.Certificate {
+func (a *testCA) issueAgentClient(t testing.TB) *x509.Certificate {
 	t.Helper()
 	return a.issue(t, "kubelet-client", newKey(t), &x509.Certificate{
 		Subject:     pkix.Name{CommonName: "kube-apiserver-kubelet-client"},
@@ -241,11 +241,11 @@ func (a *authority) issueAgentClient(t testing.TB) *x509.Certificate {
 	})
 }
 
-func (a *authority) file(name string) string { return filepath.Join(a.dir, name) }
+func (a *testCA) file(name string) string { return filepath.Join(a.dir, name) }
 
 // issue signs a certificate and writes it and its key; the first one signs
 // itself. One without dates is valid for a day.
-func (a *authority) issue(t testing.TB, name string, key *ecdsa.PrivateKey, template *x509.Certificate) *x509.Certificate {
+func (a *testCA) issue(t testing.TB, name string, key *ecdsa.PrivateKey, template *x509.Certificate) *x509.Certificate {
 	t.Helper()
 	now := time.Now()
 	template.SerialNumber = big.NewInt(now.UnixNano())
@@ -269,7 +269,7 @@ func (a *authority) issue(t testing.TB, name string, key *ecdsa.PrivateKey, temp
 	return cert
 }
 
-func (a *authority) client(t testing.TB, host, user string, groups []string) *rest.Config {
+func (a *testCA) client(t testing.TB, host, user string, groups []string) *rest.Config {
 	t.Helper()
 	dir, err := os.MkdirTemp(a.dir, "client-")
 	if err != nil {

@@ -45,7 +45,7 @@ func NewStorage(opts generic.RESTOptionsGetter, deps Deps) (map[string]rest.Stor
 	kind := certificateskinds.CertificateSigningRequest
 	kind.PrepareForCreate = func(ctx context.Context, csr *request) {
 		if who, ok := genericapirequest.UserFrom(ctx); ok {
-			identify(&csr.Spec, who)
+			setRequester(&csr.Spec, who)
 		}
 		recordSource(ctx, &csr.Spec)
 	}
@@ -105,8 +105,8 @@ func WithSource(next http.Handler) http.Handler {
 	})
 }
 
-// identify writes who made the request, whatever the request says.
-func identify(spec *certificatesv1.CertificateSigningRequestSpec, who user.Info) {
+// setRequester writes who made the request, whatever the request says.
+func setRequester(spec *certificatesv1.CertificateSigningRequestSpec, who user.Info) {
 	spec.Username = who.GetName()
 	spec.UID = who.GetUID()
 	spec.Groups = slices.Clone(who.GetGroups())

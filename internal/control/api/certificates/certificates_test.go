@@ -89,7 +89,7 @@ func TestPartsAreSeparate(t *testing.T) {
 	if len(csr.Status.Conditions) != 2 {
 		t.Errorf("after failing, the approval is lost: %+v", csr.Status)
 	}
-	// Whoever adds a condition finds it where it was put.
+	// Anyone who adds a condition finds it where it was put.
 	csr.Status.Conditions = append(csr.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{Type: "StatusUpdate",
 		Status: v1.ConditionTrue, Reason: "Test"})
 	want := fmt.Sprint(types(csr))

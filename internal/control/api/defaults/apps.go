@@ -49,7 +49,7 @@ func StatefulSet(s *apps.StatefulSet) {
 		strategy.Type = apps.RollingUpdateStatefulSetStrategyType
 		fill(&strategy.RollingUpdate, apps.RollingUpdateStatefulSetStrategy{})
 	}
-	// Whoever names the type alone gets no more than that.
+	// Anyone who names the type alone gets no more than that.
 	if strategy.Type == apps.RollingUpdateStatefulSetStrategyType && strategy.RollingUpdate != nil {
 		fill(&strategy.RollingUpdate.Partition, 0)
 	}

@@ -28,8 +28,8 @@ func (c Client) Get(ctx context.Context, namespace, name string) (*policyv1.PodD
 	return c.API.PodDisruptionBudgets(namespace).Get(ctx, name, metav1.GetOptions{})
 }
 
-// Spend writes the budget's status under its resourceVersion.
-func (c Client) Spend(ctx context.Context, b *policyv1.PodDisruptionBudget) error {
+// UpdateStatus writes the budget's status under its resourceVersion.
+func (c Client) UpdateStatus(ctx context.Context, b *policyv1.PodDisruptionBudget) error {
 	_, err := c.API.PodDisruptionBudgets(b.Namespace).UpdateStatus(ctx, b, metav1.UpdateOptions{})
 	return err
 }

@@ -49,9 +49,9 @@ func UnhealthyMayGo(b *policyv1.PodDisruptionBudget) bool {
 	return b.Status.CurrentHealthy >= b.Status.DesiredHealthy && b.Status.DesiredHealthy > 0
 }
 
-// Spend takes one disruption out of the budget for a pod, or says as an API error why there is none. It changes only
-// the status of b. The disruption controller confirms or forgets the entry in disruptedPods later.
-func Spend(b *policyv1.PodDisruptionBudget, pod string, now time.Time) error {
+// TakeDisruption takes one allowed disruption out of the budget for a pod, or returns an API error that says why there
+// is none. It changes only the status of b. The disruption controller later confirms or drops the entry in disruptedPods.
+func TakeDisruption(b *policyv1.PodDisruptionBudget, pod string, now time.Time) error {
 	switch {
 	case b.Status.ObservedGeneration < b.Generation:
 		return refuse(10, fmt.Sprintf("The disruption budget %s is still being processed by the server.", b.Name))

@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-func TestSpend(t *testing.T) {
+func TestTakeDisruption(t *testing.T) {
 	crowd := map[string]metav1.Time{}
 	for i := range MaxDisrupted + 1 {
 		crowd[string(rune(i))+"x"] = metav1.Time{}
@@ -43,7 +43,7 @@ func TestSpend(t *testing.T) {
 			code: 403},
 	} {
 		b := &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Name: "b", Generation: 2}, Status: *c.status.DeepCopy()}
-		err := Spend(b, "p", time.Unix(5, 0))
+		err := TakeDisruption(b, "p", time.Unix(5, 0))
 		if c.code == 0 {
 			if err != nil || b.Status.DisruptionsAllowed != c.status.DisruptionsAllowed-1 || b.Status.DisruptedPods["p"].Unix() != 5 {
 				t.Errorf("%s: %v, %+v", name, err, b.Status)
@@ -64,9 +64,9 @@ func TestSpend(t *testing.T) {
 	}
 }
 
-func TestSpendLast(t *testing.T) {
+func TestTakeLastDisruption(t *testing.T) {
 	b := &policyv1.PodDisruptionBudget{Status: policyv1.PodDisruptionBudgetStatus{DisruptionsAllowed: 1}}
-	if err := Spend(b, "p", time.Unix(5, 0)); err != nil {
+	if err := TakeDisruption(b, "p", time.Unix(5, 0)); err != nil {
 		t.Fatal(err)
 	}
 	if c := meta.FindStatusCondition(b.Status.Conditions, policyv1.DisruptionAllowedCondition); c == nil ||

@@ -115,13 +115,13 @@ func (e *Encryption) Follow(ctx context.Context, log *slog.Logger) error {
 			if !open {
 				return errors.New("following the encryption configuration: the kernel ended the watch")
 			}
-			log.Warn("following the encryption configuration", "error", err)
+			log.Warn("following the encryption configuration", "err", err)
 		case _, open := <-changes.Events:
 			if !open {
 				return errors.New("following the encryption configuration: the kernel ended the watch")
 			}
 			if err := e.Reload(); err != nil {
-				log.Error("the encryption configuration stays as it was", "error", err)
+				log.Error("the encryption configuration stays as it was", "err", err)
 			}
 		}
 	}

@@ -1,5 +1,5 @@
 // Package namespaces serves the Namespace resource, which dies in two steps: DELETE makes it Terminating, and it is
-// gone when whoever empties it removes the last entry of spec.finalizers.
+// gone when anyone who empties it removes the last entry of spec.finalizers.
 package namespaces
 
 import (
@@ -31,7 +31,7 @@ type Deps struct {
 
 var namespaceResource = v1.Resource("namespaces")
 
-// Immortal namespaces hold the cluster together; nobody may delete them.
+// Immortal namespaces hold the cluster together; no one may delete them.
 var Immortal = []string{metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic}
 
 // NewStorage builds the endpoints of namespaces.
@@ -72,7 +72,7 @@ func prepareNew(ns *v1.Namespace) {
 	label(ns)
 }
 
-// label asserts the label by which selectors name namespaces; nobody can remove or forge it.
+// label asserts the label by which selectors name namespaces; no one can remove or forge it.
 func label(ns *v1.Namespace) {
 	if ns.Labels == nil {
 		ns.Labels = map[string]string{}

@@ -22,7 +22,7 @@ import (
 // DefaultPort is where an agent listens that does not say otherwise in its Node status.
 const DefaultPort = 10250
 
-// maxTransports bounds how many nodes' transports are kept. Beyond it all of them are made anew, which costs each node
+// maxTransports bounds how many nodes' transports are kept. Beyond it all of them are made again, which costs each node
 // one TLS handshake.
 const maxTransports = 10_000
 
@@ -36,7 +36,7 @@ type Finder interface {
 	Find(ctx context.Context, node string) (*Link, error)
 }
 
-// Link is a way to one agent. Host is the IP address that was checked: whoever dials Host dials what was checked, whatever the
+// Link is a way to one agent. Host is the IP address that was checked: anyone who dials Host dials what was checked, whatever the
 // node's name resolves to by then.
 type Link struct {
 	Scheme, Host, Port string

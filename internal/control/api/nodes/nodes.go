@@ -139,7 +139,7 @@ func (r *proxyREST) locate(ctx context.Context, id string) (*url.URL, http.Round
 	if port == "" || port == link.Port {
 		return link.URL("/", nil), link.Transport, nil
 	}
-	// The link's host was checked, but an agent of this machine may be on loopback where nothing else may be reached.
+	// The link's host was checked, but an agent of this host may be on loopback where nothing else may be reached.
 	if err := nodelink.MayProxy(link.Host, r.deps.ProxyLoopback); err != nil {
 		return nil, nil, apierrors.NewBadRequest(fmt.Sprintf("node %s: %v", name, err))
 	}

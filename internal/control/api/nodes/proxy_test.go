@@ -22,7 +22,7 @@ import (
 	"github.com/berth-dev/berth/internal/control/api/nodelink"
 )
 
-// listening is a port of this machine, for api.Config.
+// listening is a port of this host, for api.Config.
 func listening(t *testing.T) (net.Listener, int) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -141,7 +141,7 @@ func fakeAgent(t *testing.T, cert tls.Certificate) (address string, port int) {
 }
 
 // TestOwnAgentOnLoopback: the agent in the server's process may be on loopback; another node that claims its place may not, and
-// neither may the own node with another port.
+// neither may the same node with another port.
 func TestOwnAgentOnLoopback(t *testing.T) {
 	ca := apitest.NewAgentCA(t)
 	host, port := fakeAgent(t, ca.Serving(t, "own", "127.0.0.1", "localhost"))

@@ -32,7 +32,7 @@ func (r *bindingREST) NamespaceScoped() bool { return true }
 // binding's preconditions on the pod.
 func (r *bindingREST) PreserveRequestObjectMetaSystemFieldsOnSubresourceCreate() bool { return true }
 
-// Create binds the pod. The node need not exist: whoever binds answers for it, and pod garbage collection cleans up.
+// Create binds the pod. The node need not exist: anyone who binds answers for it, and pod garbage collection cleans up.
 func (r *bindingREST) Create(ctx context.Context, name string, obj runtime.Object, validate rest.ValidateObjectFunc,
 	options *metav1.CreateOptions) (runtime.Object, error) {
 	binding, ok := obj.(*v1.Binding)

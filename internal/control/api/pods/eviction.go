@@ -21,7 +21,7 @@ import (
 	"github.com/berth-dev/berth/internal/control/api/disruption"
 )
 
-// evictionRetry spaces the attempts when a budget or the pod is being written by somebody else.
+// evictionRetry spaces the attempts when a budget or the pod is being written by another party.
 var evictionRetry = wait.Backoff{Steps: 20, Duration: 500 * time.Millisecond, Factor: 1, Jitter: 0.1}
 
 const tooManyBudgets = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
@@ -66,11 +66,11 @@ func (r *evictionREST) Create(ctx context.Context, name string, obj runtime.Obje
 		deletion.DryRun = options.DryRun
 	}
 
-	return r.insist(ctx, name, deletion)
+	return r.retryEviction(ctx, name, deletion)
 }
 
-// insist repeats the attempt while others write the budget or the pod at the same time, as long as the client waits.
-func (r *evictionREST) insist(ctx context.Context, name string, deletion *metav1.DeleteOptions) (runtime.Object, error) {
+// retryEviction repeats the attempt while others write the budget or the pod, for as long as the client waits.
+func (r *evictionREST) retryEviction(ctx context.Context, name string, deletion *metav1.DeleteOptions) (runtime.Object, error) {
 	var answer *metav1.Status
 	var target types.UID
 	err := wait.ExponentialBackoffWithContext(ctx, evictionRetry, func(ctx context.Context) (bool, error) {
@@ -158,11 +158,11 @@ func (r *evictionREST) attempt(ctx context.Context, pod *v1.Pod, options *metav1
 		return r.remove(ctx, pod, options, true)
 	}
 	budget := budgets[0].DeepCopy()
-	if err := disruption.Spend(budget, pod.Name, r.deps.Now()); err != nil {
+	if err := disruption.TakeDisruption(budget, pod.Name, r.deps.Now()); err != nil {
 		return nil, err
 	}
 	if !dryrun.IsDryRun(options.DryRun) {
-		if err := r.deps.Disruptions.Spend(ctx, budget); err != nil {
+		if err := r.deps.Disruptions.UpdateStatus(ctx, budget); err != nil {
 			if apierrors.IsConflict(err) {
 				return nil, err
 			}

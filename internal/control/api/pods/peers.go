@@ -77,7 +77,7 @@ func callerNode(ctx context.Context) (string, bool) {
 	if !ok {
 		return "", false
 	}
-	return nodeauthz.Identify(who)
+	return nodeauthz.NodeIdentity(who)
 }
 
 // peerKey names one state of a pod. The kind of event belongs to it: an event that a selector makes a deletion shows

@@ -32,8 +32,8 @@ type Disruptions interface {
 	Budgets(ctx context.Context, namespace string) ([]policyv1.PodDisruptionBudget, error)
 	// Get reads one budget, live.
 	Get(ctx context.Context, namespace, name string) (*policyv1.PodDisruptionBudget, error)
-	// Spend writes the status of a budget under its resourceVersion; a Conflict error means somebody else wrote first.
-	Spend(ctx context.Context, budget *policyv1.PodDisruptionBudget) error
+	// UpdateStatus writes the status of a budget under its resourceVersion; a Conflict error means another party wrote first.
+	UpdateStatus(ctx context.Context, budget *policyv1.PodDisruptionBudget) error
 }
 
 // Deps are the collaborators of the pod storage.
@@ -48,7 +48,7 @@ type Deps struct {
 	// Proxy reaches pod IPs, for pods/proxy. Nil means a transport that does not verify the pod's certificate.
 	Proxy http.RoundTripper
 	// ProxyLoopback lets pods/proxy reach loopback addresses. Only tests and clusters whose node lives on loopback
-	// want it: with it, whoever may proxy to a pod reaches the API server's own loopback listeners.
+	// want it: with it, anyone who may proxy to a pod reaches the API server's own loopback listeners.
 	ProxyLoopback bool
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time

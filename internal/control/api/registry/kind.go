@@ -88,7 +88,7 @@ type Kind[T object] struct {
 	ValidateUpdate func(obj, old T) field.ErrorList
 	// ValidateStatusUpdate checks a write to /status. Nil: there is nothing to check beside the metadata.
 	ValidateStatusUpdate func(obj, old T) field.ErrorList
-	// WarningsOnCreate and WarningsOnUpdate are shown to whoever writes the object.
+	// WarningsOnCreate and WarningsOnUpdate are shown to anyone who writes the object.
 	WarningsOnCreate func(ctx context.Context, obj T) []string
 	WarningsOnUpdate func(ctx context.Context, obj, old T) []string
 	// ResetFields are fields beside the status that a write to the object never owns (server-side apply).
@@ -103,7 +103,7 @@ type Kind[T object] struct {
 	TTL time.Duration
 	// NoWatchCache serves lists and watches straight from etcd: for kinds that are written often and read rarely, and
 	// for those that at most one or two controllers ever watch. A cache costs memory, goroutines and a wake-up a second
-	// even when nobody asks.
+	// even when no one asks.
 	NoWatchCache bool
 	// Options let the watch cache serve hot selectors from an index.
 	Options generic.StoreOptions

@@ -299,10 +299,10 @@ func (a *allocator) nextPort(ctx context.Context, who owner, got *claims, dryRun
 	return int32(n), nil
 }
 
-// settle ends a request. now is the service as stored afterwards (nil if it is gone or was never there), before as
+// releaseUnused ends a request. now is the service as stored afterwards (nil if it is gone or was never there), before as
 // stored previously. Whatever the request took, or before had, that now does not have is given back. Errors are
 // returned for the log only: what stays behind is found by the repair.
-func (a *allocator) settle(ctx context.Context, got *claims, before, now *v1.Service) error {
+func (a *allocator) releaseUnused(ctx context.Context, got *claims, before, now *v1.Service) error {
 	keepIP, keepPort := map[string]bool{}, map[uint16]bool{}
 	if now != nil {
 		for _, ip := range now.Spec.ClusterIPs {

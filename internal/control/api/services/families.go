@@ -50,7 +50,7 @@ func fillFamilies(s *v1.Service, available []v1.IPFamily, selectorless bool) fie
 	spec := field.NewPath("spec")
 	offered := available
 	if selectorless {
-		// Nothing is allocated and somebody else fills the endpoints, so families the cluster lacks are fine.
+		// Nothing is allocated and another party fills the endpoints, so families the cluster lacks are fine.
 		offered = append(slices.Clone(available), missing(available)...)
 	}
 	for i, f := range s.Spec.IPFamilies {

@@ -67,7 +67,7 @@ func alignClusterIPs(s, old *v1.Service) {
 	}
 }
 
-// inheritAllocated fills allocated values that an update leaves out from the stored service: whoever PUTs a manifest
+// inheritAllocated fills allocated values that an update leaves out from the stored service: anyone who PUTs a manifest
 // without clusterIP or nodePort does not mean to lose them.
 func inheritAllocated(s, old *v1.Service) {
 	if hasClusterIP(s) && hasClusterIP(old) {

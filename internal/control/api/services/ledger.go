@@ -126,7 +126,7 @@ func (b addressBook) Taken(ctx context.Context) (map[netip.Addr]entry, error) {
 		}
 		e := entry{Owner: ownerOf(item), Created: item.CreationTimestamp.Time, UID: item.UID}
 		if item.Labels[networkingv1.LabelManagedBy] != managedBy {
-			e.Owner = owner{} // somebody else's; never ours to repair
+			e.Owner = owner{} // another party's; never ours to repair
 		}
 		out[ip] = e
 	}

@@ -24,7 +24,7 @@ func (o owner) String() string { return o.Namespace + "/" + o.Name }
 type ledger[T comparable] interface {
 	// Claim records the item for the owner, or fails with errTaken. With dryRun it only looks.
 	Claim(ctx context.Context, item T, who owner, dryRun bool) error
-	// Release forgets the item if the owner has it; an item that somebody else has, or nobody, is left as it is.
+	// Release forgets the item if the owner has it; an item that another party has, or no one, is left as it is.
 	Release(ctx context.Context, item T, who owner) error
 	// Taken lists all items with their owners, consistently.
 	Taken(ctx context.Context) (map[T]entry, error)
@@ -76,7 +76,7 @@ func (p *pool[T]) exact(ctx context.Context, item T, who owner, dryRun bool) err
 		return err
 	}
 	if !dryRun {
-		p.note(item)
+		p.markTaken(item)
 	}
 	return nil
 }
@@ -108,11 +108,11 @@ func (p *pool[T]) next(ctx context.Context, s space[T], who owner, dryRun bool) 
 		switch err := p.book.Claim(ctx, item, who, dryRun); {
 		case err == nil:
 			if !dryRun {
-				p.note(item)
+				p.markTaken(item)
 			}
 			return item, nil
 		case errors.Is(err, errTaken):
-			p.note(item)
+			p.markTaken(item)
 		default:
 			return none, err
 		}
@@ -137,7 +137,8 @@ func (p *pool[T]) free(item T) bool {
 	return !taken
 }
 
-func (p *pool[T]) note(item T) {
+// markTaken records in the hint that the item is in use.
+func (p *pool[T]) markTaken(item T) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.hint[item] = struct{}{}

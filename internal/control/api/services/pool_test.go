@@ -278,7 +278,7 @@ func equalSlices[T comparable](a, b []T) bool {
 }
 
 func TestCertain(t *testing.T) {
-	if certain(errors.New("etcdserver: request timed out")) {
+	if provesNotStored(errors.New("etcdserver: request timed out")) {
 		t.Error("an unknown error proves nothing about what was stored")
 	}
 }

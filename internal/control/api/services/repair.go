@@ -110,8 +110,8 @@ type findings struct {
 	portConflicts []conflict[uint16]
 }
 
-// look compares the records, read first, with the services.
-func (r *REST) look(ctx context.Context) (f findings, err error) {
+// findMismatches compares the allocation records, read first, with the services.
+func (r *REST) findMismatches(ctx context.Context) (f findings, err error) {
 	ips, err := r.alloc.ips.book.Taken(ctx)
 	if err != nil {
 		return f, err
@@ -132,15 +132,15 @@ func (r *REST) look(ctx context.Context) (f findings, err error) {
 }
 
 // Repair makes the records of addresses and ports agree with the services. Requests go on meanwhile, so a single look
-// may see a service without the record it has just made or given back: only what two looks agree on is mended.
+// may see a service without the record it has just made or given back: only what two looks agree on is fixed.
 func (r *REST) Repair(ctx context.Context) (Repairs, error) {
 	ctx = genericapirequest.WithNamespace(ctx, "")
-	f, err := r.look(ctx)
+	f, err := r.findMismatches(ctx)
 	if err != nil {
 		return Repairs{}, err
 	}
 	if len(f.ips)+len(f.ports) > 0 {
-		again, err := r.look(ctx)
+		again, err := r.findMismatches(ctx)
 		if err != nil {
 			return Repairs{}, err
 		}
@@ -225,7 +225,7 @@ func (r *REST) Run(ctx context.Context) {
 		case ctx.Err() != nil:
 			return
 		case err != nil:
-			r.deps.Log.Warn("repairing service allocations", "error", err)
+			r.deps.Log.Warn("repairing service allocations", "err", err)
 		case repairs != (Repairs{}):
 			r.deps.Log.Info("repaired service allocations", "claimed", repairs.Claimed, "released", repairs.Released, "conflicts",
 				repairs.Conflicts)

@@ -12,7 +12,7 @@ import (
 	"github.com/berth-dev/berth/internal/control/api/apitest"
 )
 
-// TestAllocationsSurviveRestart checks that a new server on the same data knows what is taken, and that it mends
+// TestAllocationsSurviveRestart checks that a new server on the same data knows what is taken, and that it repairs
 // records that were lost.
 func TestAllocationsSurviveRestart(t *testing.T) {
 	dir := t.TempDir()

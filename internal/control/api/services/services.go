@@ -188,24 +188,27 @@ func (r *REST) finish(ctx context.Context, got *claims, before *v1.Service, out 
 	}
 	now, _ := out.(*v1.Service)
 	if err != nil {
-		if !certain(err) {
+		if !provesNotStored(err) {
 			return
 		}
 		now, before = nil, nil
 	}
-	r.settle(ctx, got, before, now)
+	r.releaseUnused(ctx, got, before, now)
 }
 
-func (r *REST) settle(ctx context.Context, got *claims, before, now *v1.Service) {
+// releaseUnused gives back what a request no longer needs, even if the request was
+// cancelled; what fails is left to the repair.
+func (r *REST) releaseUnused(ctx context.Context, got *claims, before, now *v1.Service) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
-	if err := r.alloc.settle(ctx, got, before, now); err != nil {
-		r.deps.Log.Warn("leaving addresses or ports to the repair", "error", err)
+	if err := r.alloc.releaseUnused(ctx, got, before, now); err != nil {
+		r.deps.Log.Warn("leaving addresses or ports to the repair", "err", err)
 	}
 }
 
-// certain says that an error proves that nothing was stored.
-func certain(err error) bool {
+// provesNotStored reports whether err proves that the write was not stored. A timeout
+// proves nothing.
+func provesNotStored(err error) bool {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) {
 		return false
@@ -266,13 +269,13 @@ func (r *REST) afterDelete(obj runtime.Object, options *metav1.DeleteOptions) {
 	}
 	s := obj.(*v1.Service)
 	ctx := genericapirequest.WithNamespace(genericapirequest.NewContext(), s.Namespace)
-	r.settle(ctx, newClaims(), s, nil)
+	r.releaseUnused(ctx, newClaims(), s, nil)
 	if r.deps.DeleteEndpoints == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	if err := r.deps.DeleteEndpoints(ctx, s.Namespace, s.Name); err != nil && !apierrors.IsNotFound(err) {
-		r.deps.Log.Warn("leaving endpoints of a deleted service to the controller", "service", s.Namespace+"/"+s.Name, "error", err)
+		r.deps.Log.Warn("leaving endpoints of a deleted service to the controller", "service", s.Namespace+"/"+s.Name, "err", err)
 	}
 }

@@ -65,37 +65,38 @@ func metric(want autoscaling.MetricSpec, is autoscaling.MetricStatus) string {
 		if is.Pods != nil {
 			have = is.Pods.Current
 		}
-		return amount(have.AverageValue) + "/" + amount(want.Pods.Target.AverageValue)
+		return formatQuantity(have.AverageValue) + "/" + formatQuantity(want.Pods.Target.AverageValue)
 	case want.Object != nil:
 		if is.Object != nil {
 			have = is.Object.Current
 		}
-		return either(want.Object.Target, have)
+		return valueOrAverage(want.Object.Target, have)
 	case want.External != nil:
 		if is.External != nil {
 			have = is.External.Current
 		}
-		return either(want.External.Target, have)
+		return valueOrAverage(want.External.Target, have)
 	}
 	return unknown
 }
 
 func ofResource(name v1.ResourceName, want autoscaling.MetricTarget, have autoscaling.MetricValueStatus) string {
 	if want.AverageValue != nil {
-		return fmt.Sprintf("%s: %s/%s", name, amount(have.AverageValue), amount(want.AverageValue))
+		return fmt.Sprintf("%s: %s/%s", name, formatQuantity(have.AverageValue), formatQuantity(want.AverageValue))
 	}
 	return fmt.Sprintf("%s: %s/%s", name, percent(have.AverageUtilization), percent(want.AverageUtilization))
 }
 
-// either is of a target that is an average over pods or a value.
-func either(want autoscaling.MetricTarget, have autoscaling.MetricValueStatus) string {
+// valueOrAverage formats a target that is either an average over pods or a value.
+func valueOrAverage(want autoscaling.MetricTarget, have autoscaling.MetricValueStatus) string {
 	if want.AverageValue != nil {
-		return fmt.Sprintf("%s/%s (avg)", amount(have.AverageValue), amount(want.AverageValue))
+		return fmt.Sprintf("%s/%s (avg)", formatQuantity(have.AverageValue), formatQuantity(want.AverageValue))
 	}
-	return amount(have.Value) + "/" + amount(want.Value)
+	return formatQuantity(have.Value) + "/" + formatQuantity(want.Value)
 }
 
-func amount(q *resource.Quantity) string {
+// formatQuantity formats a quantity, or <unknown> for nil.
+func formatQuantity(q *resource.Quantity) string {
 	if q == nil {
 		return unknown
 	}

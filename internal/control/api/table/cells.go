@@ -88,8 +88,8 @@ func deref[T any](p *T) T {
 	return *p
 }
 
-// truth is a boolean field as text.
-func truth(b *bool) string {
+// formatBool is a boolean field as text.
+func formatBool(b *bool) string {
 	switch {
 	case b == nil:
 		return unset

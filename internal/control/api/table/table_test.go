@@ -174,7 +174,7 @@ func TestLists(t *testing.T) {
 	}
 }
 
-// Objects that are not of the resource's kind, and resources that nobody laid
+// Objects that are not of the resource's kind, and resources that no one laid
 // out, print their name and creation time.
 func TestFallback(t *testing.T) {
 	made := metav1.NewTime(now)

@@ -140,7 +140,7 @@ var CronJob = of(func(now time.Time, c *batch.CronJob) []any {
 	if c.Status.LastScheduleTime != nil {
 		last = age(now, *c.Status.LastScheduleTime)
 	}
-	return []any{c.Name, c.Spec.Schedule, or(deref(c.Spec.TimeZone), none), truth(c.Spec.Suspend), int64(len(c.Status.Active)),
+	return []any{c.Name, c.Spec.Schedule, or(deref(c.Spec.TimeZone), none), formatBool(c.Spec.Suspend), int64(len(c.Status.Active)),
 		last, created(now, c), names, images, metav1.FormatLabelSelector(c.Spec.JobTemplate.Spec.Selector)}
 }, nameColumn,
 	text("Schedule", batch.CronJobSpec{}.SwaggerDoc()["schedule"]),

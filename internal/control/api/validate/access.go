@@ -126,7 +126,7 @@ func CertificateSigningRequest(c *certificates.CertificateSigningRequest) errs {
 	} else if len(rest) > 0 {
 		all = append(all, field.Invalid(at, s.Request, "must contain a single PEM block"))
 	} else if err := request.CheckSignature(); err != nil {
-		// Who asks must hold the key: else somebody's public key could be had certified.
+		// Who asks must hold the key: else someone's public key could be had certified.
 		all = append(all, field.Invalid(at, s.Request, fmt.Sprintf("%v", err)))
 	}
 	if len(s.Usages) == 0 {

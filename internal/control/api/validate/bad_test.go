@@ -26,7 +26,7 @@ func firstOf(t testing.TB) map[string]runtime.Object {
 	return first
 }
 
-// merged is obj with a merge patch applied and completed anew.
+// merged is obj with a merge patch applied and completed again.
 func merged(t testing.TB, obj runtime.Object, patch string) runtime.Object {
 	t.Helper()
 	before, err := json.Marshal(obj)

@@ -13,7 +13,7 @@ import (
 const maxBundle = 1 << 20
 
 // ClusterTrustBundle checks the name against the signer, which owns all names that begin
-// with its own, and that the anchors are certificate authorities, each once.
+// with its own, and that the anchors are CAs, each once.
 func ClusterTrustBundle(b *certificates.ClusterTrustBundle) errs {
 	var all errs
 	all = append(all, invalid(field.NewPath("metadata", "name"), b.Name, bundleName(b.Name, b.Spec.SignerName))...)
@@ -38,7 +38,7 @@ func bundleName(name, signer string) []string {
 	return isSubdomain(strings.TrimPrefix(name, prefix))
 }
 
-// signerOfBundle is the signer whose bundle has this name, empty for a bundle of nobody's.
+// signerOfBundle is the signer whose bundle has this name, empty for a bundle of no one's.
 func signerOfBundle(name string) string {
 	end := strings.LastIndex(name, ":")
 	if end < 0 {

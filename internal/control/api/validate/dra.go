@@ -105,7 +105,7 @@ func deviceClaim(p *field.Path, c *dra.DeviceClaim) errs {
 	var all errs
 	if len(c.Requests) > dra.DeviceRequestsMaxSize || len(c.Constraints) > dra.DeviceConstraintsMaxSize ||
 		len(c.Config) > dra.DeviceConfigMaxSize {
-		return nil // the schema refuses it; compiling hundreds of expressions would help nobody
+		return nil // the schema refuses it; compiling hundreds of expressions would help no one
 	}
 	names := namesOfRequests(c)
 	d := derived{constraints: c.Constraints}

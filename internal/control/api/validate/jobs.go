@@ -30,7 +30,7 @@ const (
 )
 
 func Job(j *batch.Job) errs {
-	all := append(generatedSelector(j), jobAnyway(j)...)
+	all := append(generatedSelector(j), jobWithManualSelector(j)...)
 	if n := deref(j.Spec.Completions); deref(j.Spec.CompletionMode) == batch.IndexedCompletion && n > 0 {
 		// The pod of the last index is the one with the longest name.
 		if last := fmt.Sprintf("%s-%d", j.Name, n-1); len(validation.IsDNS1123Label(last)) > 0 {
@@ -69,7 +69,8 @@ func generatedSelector(j *batch.Job) errs {
 	return all
 }
 
-func jobAnyway(j *batch.Job) errs {
+// jobWithManualSelector validates a job whose selector the user wrote.
+func jobWithManualSelector(j *batch.Job) errs {
 	all := jobSpec(specPath, &j.Spec)
 	at := specPath.Child("selector")
 	if j.Spec.Selector == nil {
@@ -315,7 +316,7 @@ func countIndexes(text string, completions int32) (int32, error) {
 }
 
 func JobUpdate(changed, old *batch.Job) errs {
-	all := jobAnyway(changed)
+	all := jobWithManualSelector(changed)
 	now, before := &changed.Spec, &old.Spec
 	elastic := deref(before.CompletionMode) == batch.IndexedCompletion && now.Completions != nil && now.Parallelism != nil &&
 		*now.Completions == *now.Parallelism

@@ -129,12 +129,12 @@ func answered(t testing.TB, r *certificates.PodCertificateRequest, now time.Time
 	public any) *certificates.PodCertificateRequest {
 	t.Helper()
 	key := newKey(t, elliptic.P256())
-	authority := &x509.Certificate{SerialNumber: big.NewInt(1), IsCA: true, BasicConstraintsValid: true}
+	ca := &x509.Certificate{SerialNumber: big.NewInt(1), IsCA: true, BasicConstraintsValid: true}
 	leaf := &x509.Certificate{SerialNumber: big.NewInt(2), NotBefore: now, NotAfter: now.Add(2 * time.Hour)}
 	if change != nil {
 		change(leaf)
 	}
-	der, err := x509.CreateCertificate(rand.Reader, leaf, authority, public, key)
+	der, err := x509.CreateCertificate(rand.Reader, leaf, ca, public, key)
 	if err != nil {
 		t.Fatal(err)
 	}

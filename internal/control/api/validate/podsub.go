@@ -265,7 +265,7 @@ func containerUsers(p *field.Path, s *v1.PodStatus, spec *v1.PodSpec) errs {
 	return all
 }
 
-// restartsAll: some container's end may start all of the pod's anew, whatever
+// restartsAll: some container's end may start all of the pod's again, whatever
 // their own policies say.
 func restartsAll(spec *v1.PodSpec) bool {
 	for _, list := range [][]v1.Container{spec.InitContainers, spec.Containers} {

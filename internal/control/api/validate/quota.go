@@ -126,7 +126,7 @@ func LimitRange(l *v1.LimitRange) errs {
 	return all
 }
 
-// limitType wants a type that is limited here, or one of somebody else's domain.
+// limitType wants a type that is limited here, or one of another party's domain.
 func limitType(p *field.Path, t v1.LimitType) errs {
 	if bad := validation.IsQualifiedName(string(t)); len(bad) > 0 {
 		return invalid(p, t, bad)

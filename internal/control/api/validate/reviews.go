@@ -95,7 +95,7 @@ func subject(s *authorization.SubjectAccessReviewSpec) errs {
 	return nil
 }
 
-// SubjectAccessReview checks a question about somebody's rights.
+// SubjectAccessReview checks a question about someone's rights.
 func SubjectAccessReview(r *authorization.SubjectAccessReview) field.ErrorList {
 	return append(subject(&r.Spec), access(&r.ObjectMeta, r.Spec.ResourceAttributes, r.Spec.NonResourceAttributes)...)
 }
@@ -105,7 +105,7 @@ func SelfSubjectAccessReview(r *authorization.SelfSubjectAccessReview) field.Err
 	return access(&r.ObjectMeta, r.Spec.ResourceAttributes, r.Spec.NonResourceAttributes)
 }
 
-// LocalSubjectAccessReview checks a question about somebody's rights in one namespace.
+// LocalSubjectAccessReview checks a question about someone's rights in one namespace.
 func LocalSubjectAccessReview(r *authorization.LocalSubjectAccessReview) errs {
 	all := append(subject(&r.Spec), access(&r.ObjectMeta, r.Spec.ResourceAttributes, r.Spec.NonResourceAttributes)...)
 	if a := r.Spec.ResourceAttributes; a != nil && a.Namespace != r.Namespace {

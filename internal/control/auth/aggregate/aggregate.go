@@ -47,9 +47,9 @@ func addDistinct(sum, more []rbacv1.PolicyRule) []rbacv1.PolicyRule {
 	return sum
 }
 
-// Settle fills the rules of every sum among roles, in place, until nothing
-// changes: a sum may itself be part of another.
-func Settle(roles []*rbacv1.ClusterRole) error {
+// AggregateAll fills the rules of every aggregated role among roles, in place, until
+// nothing changes: an aggregated role may itself be part of another.
+func AggregateAll(roles []*rbacv1.ClusterRole) error {
 	// Each pass settles at least one more level, and levels cannot outnumber roles.
 	for range roles {
 		changed := false

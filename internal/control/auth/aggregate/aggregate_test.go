@@ -45,7 +45,7 @@ func TestSettle(t *testing.T) {
 	top, middle := sum("top", "x", "b", "a"), sum("middle", "a", "c", "a")
 	roles := []*rbacv1.ClusterRole{top, middle, part("z", "c", "pods"), part("y", "c", "nodes"), part("x", "b", "pods"),
 		part("w", "none", "secrets")}
-	if err := Settle(roles); err != nil {
+	if err := AggregateAll(roles); err != nil {
 		t.Fatal(err)
 	}
 	if got := resources(middle); got != "nodes pods " {

@@ -84,7 +84,7 @@ func (c *aggregator) write(ctx context.Context, role *rbacv1.ClusterRole, sum []
 	}
 	_, err := c.Client.RbacV1().ClusterRoles().Apply(ctx, want, metav1.ApplyOptions{FieldManager: FieldManager, Force: true})
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		// Deleted or made anew meanwhile: its own event brings us back.
+		// Deleted or made again meanwhile: its own event brings us back.
 		return nil
 	}
 	if err != nil {

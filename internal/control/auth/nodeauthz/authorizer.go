@@ -47,7 +47,7 @@ type Authorizer struct {
 
 	mu    sync.RWMutex
 	graph *graph
-	// news holds a channel for each node somebody waits for; it is closed when
+	// news holds a channel for each node someone waits for; it is closed when
 	// the node reaches something new.
 	news map[string]chan struct{}
 }
@@ -163,7 +163,7 @@ func (a *Authorizer) change(f func(*graph)) {
 
 // Authorize allows what a node may do and has no opinion on the rest.
 func (a *Authorizer) Authorize(ctx context.Context, attributes authorizer.Attributes) (authorizer.Decision, string, error) {
-	node, isNode := Identify(attributes.GetUser())
+	node, isNode := NodeIdentity(attributes.GetUser())
 	if !isNode {
 		return authorizer.DecisionNoOpinion, "", nil
 	}
@@ -179,7 +179,7 @@ func (a *Authorizer) Authorize(ctx context.Context, attributes authorizer.Attrib
 		}
 		return authorizer.DecisionNoOpinion, fmt.Sprintf("%s: node '%s'", q.reason, node), nil
 	case static:
-		if a.static.Judge(attributes).Allowed {
+		if a.static.Evaluate(attributes).Allowed {
 			return authorizer.DecisionAllow, "", nil
 		}
 		return authorizer.DecisionNoOpinion, "", nil

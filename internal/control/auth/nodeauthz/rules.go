@@ -15,9 +15,9 @@ import (
 // UserPrefix begins every node's user name; the rest is the node's name.
 const UserPrefix = "system:node:"
 
-// Identify says whether the user is a node, and which. A node whose user name
+// NodeIdentity says whether the user is a node, and which. A node whose user name
 // ends at the prefix is a node without a name: it may do nothing.
-func Identify(u user.Info) (node string, isNode bool) {
+func NodeIdentity(u user.Info) (node string, isNode bool) {
 	if u == nil || !strings.HasPrefix(u.GetName(), UserPrefix) || !slices.Contains(u.GetGroups(), user.NodesGroup) {
 		return "", false
 	}

@@ -127,7 +127,7 @@ func TestOfPod(t *testing.T) {
 	}
 }
 
-// TestClaimsOfTheStatusAreOfTheSpec is an exploit: whoever may write the status
+// TestClaimsOfTheStatusAreOfTheSpec is an exploit: anyone who may write the status
 // of pods lists claims there that the pod does not use.
 func TestClaimsOfTheStatusAreOfTheSpec(t *testing.T) {
 	template, made, stolen := "t", "p-t-x1", "stolen"

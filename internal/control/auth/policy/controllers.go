@@ -247,7 +247,7 @@ var namespacedRoles = []namespacedEntry{
 		patch configmaps = cluster-info`},
 	{namespace: "kube-system", name: "berth:controller:certificate-controller",
 		subjects: []string{"account:kube-system/certificate-controller"}, rules: `
-		create,list,update configmaps`},
+		create,list,patch configmaps`},
 	{namespace: "kube-system", name: "berth:controller:local-volume-provisioner",
 		subjects: []string{"account:kube-system/local-volume-provisioner"}, rules: `
 		create,get configmaps`},

@@ -52,7 +52,7 @@ func Default() (*Policy, error) {
 	for _, e := range namespacedRoles {
 		p.addNamespaced(e)
 	}
-	if err := aggregate.Settle(p.ClusterRoles); err != nil {
+	if err := aggregate.AggregateAll(p.ClusterRoles); err != nil {
 		return nil, fmt.Errorf("building the default RBAC policy: %w", err)
 	}
 	return p, nil

@@ -16,7 +16,7 @@ type entry struct {
 	subjects    []string // of the binding with the role's name; nil: no binding
 }
 
-// Subjects are written "user:x", "group:x" or "account:namespace/x"; nobody
+// Subjects are written "user:x", "group:x" or "account:namespace/x"; no one
 // marks a binding that exists for others to add to.
 var nobody = []string{}
 

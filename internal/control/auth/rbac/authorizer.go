@@ -123,9 +123,9 @@ func (a *Authorizer) forgetBinding(namespace, name string) {
 // server that has just started waits for its roles before it refuses: clients
 // take a refusal for the last word.
 func (a *Authorizer) Authorize(ctx context.Context, attributes authorizer.Attributes) (authorizer.Decision, string, error) {
-	verdict := a.judge(attributes)
+	verdict := a.evaluate(attributes)
 	if !verdict.Allowed && a.wait(ctx) {
-		verdict = a.judge(attributes)
+		verdict = a.evaluate(attributes)
 	}
 	if verdict.Allowed {
 		return authorizer.DecisionAllow, verdict.Reason, nil
@@ -133,10 +133,10 @@ func (a *Authorizer) Authorize(ctx context.Context, attributes authorizer.Attrib
 	return authorizer.DecisionNoOpinion, verdict.Reason, nil
 }
 
-func (a *Authorizer) judge(attributes authorizer.Attributes) verdict {
+func (a *Authorizer) evaluate(attributes authorizer.Attributes) verdict {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
-	return a.index.Judge(attributes)
+	return a.index.Evaluate(attributes)
 }
 
 // ConditionsAwareAuthorize answers like Authorize: RBAC knows no conditions.

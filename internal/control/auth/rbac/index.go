@@ -217,9 +217,9 @@ type verdict struct {
 	Reason  string
 }
 
-// Judge says whether the request is allowed: first by cluster-wide grants,
+// Evaluate says whether the request is allowed: first by cluster-wide grants,
 // then, for a request in a namespace, by that namespace's.
-func (x *Index) Judge(a authorizer.Attributes) verdict {
+func (x *Index) Evaluate(a authorizer.Attributes) verdict {
 	t := targetOf(a)
 	resource := a.IsResourceRequest()
 	var missing []RoleKey

@@ -172,7 +172,7 @@ func TestIndexAgreesWithSlowEvaluation(t *testing.T) {
 			mutate(r, fast, obvious)
 			for range 20 {
 				a := randomRequest(r)
-				if got, want := fast.Judge(a), obvious.allows(a); got.Allowed != want {
+				if got, want := fast.Evaluate(a), obvious.allows(a); got.Allowed != want {
 					t.Fatalf("request %+v by %+v: index says %v (%s), evaluation says %v\nroles %+v\nbindings %+v",
 						a, a.User, got.Allowed, got.Reason, want, obvious.roles, obvious.bindings)
 				}
@@ -230,7 +230,7 @@ func TestReasons(t *testing.T) {
 		{"list", verdict{false, `RBAC: [clusterrole.rbac.authorization.k8s.io "lost" not found, role.rbac.authorization.k8s.io "lost" ` +
 			`not found]`}},
 	} {
-		got := x.Judge(authorizer.AttributesRecord{User: bot, Verb: c.verb, Namespace: "team", Resource: "pods", ResourceRequest: true})
+		got := x.Evaluate(authorizer.AttributesRecord{User: bot, Verb: c.verb, Namespace: "team", Resource: "pods", ResourceRequest: true})
 		got.Reason = strings.ReplaceAll(got.Reason, `ServiceAccount "bot"`, `ServiceAccount "bot/team"`)
 		if got != c.want {
 			t.Errorf("%s: got %+v, want %+v", c.verb, got, c.want)
@@ -239,7 +239,7 @@ func TestReasons(t *testing.T) {
 	if rules, missing := x.Rules(bot, "team"); len(rules) != 1 || len(missing) != 2 {
 		t.Errorf("Rules: got %v and missing %v, want one rule and two missing roles", rules, missing)
 	}
-	if got := x.Judge(authorizer.AttributesRecord{Verb: "get", Resource: "pods", ResourceRequest: true}); got.Allowed {
+	if got := x.Evaluate(authorizer.AttributesRecord{Verb: "get", Resource: "pods", ResourceRequest: true}); got.Allowed {
 		t.Error("a request without a user is allowed")
 	}
 }
@@ -262,7 +262,7 @@ func BenchmarkJudge(b *testing.B) {
 			}
 			b.ReportAllocs()
 			for b.Loop() {
-				x.Judge(a)
+				x.Evaluate(a)
 			}
 		})
 	}

@@ -140,7 +140,7 @@ func TestAgainstOracle(t *testing.T) {
 			if !a.ResourceRequest {
 				a.Namespace, a.APIGroup, a.Resource, a.Subresource, a.Name = "", "", "", "", ""
 			}
-			got, want := x.Judge(a).Allowed, w.allows(a)
+			got, want := x.Evaluate(a).Allowed, w.allows(a)
 			if got != want {
 				t.Fatalf("seed %d, step %d: the index says %v, the rules say %v: %s", seed, step, got, want,
 					fmt.Sprintf("%+v by %+v", a, a.User))

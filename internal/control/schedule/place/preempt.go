@@ -47,7 +47,7 @@ func (c *cycle) preempt(refused map[*node]verdict) (*Preemption, string) {
 			notes[n.name] = []string{"Preemption is not helpful for scheduling"}
 			continue
 		}
-		cand, note := c.makeRoom(n)
+		cand, note := c.selectVictims(n)
 		if note != "" {
 			notes[n.name] = []string{note}
 			continue
@@ -99,10 +99,10 @@ func (a *candidate) better(b *candidate) bool {
 	return b.start.Before(a.start)
 }
 
-// makeRoom finds the fewest victims on one node: take every pod of lower
-// priority away, then put back, most important first and budget-protected ones
-// before others, all that the incoming pod can live with.
-func (c *cycle) makeRoom(n *node) (*candidate, string) {
+// selectVictims finds the fewest victims on one node: it removes every pod of lower
+// priority, then puts back all that the incoming pod can live with, most important
+// first and those protected by a disruption budget before others.
+func (c *cycle) selectVictims(n *node) (*candidate, string) {
 	w := viewOf(n)
 	for uid, p := range c.s.nominated[n.name] {
 		if uid != c.pod.Obj.UID && p.Priority >= c.pod.Priority {

@@ -13,7 +13,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 )
 
-// ForceAfter is how long an unhealthy node may keep a volume that nobody needs
+// ForceAfter is how long an unhealthy node may keep a volume that no one needs
 // there any more.
 const ForceAfter = 6 * time.Minute
 

@@ -73,7 +73,7 @@ func Run(ctx context.Context, e controller.Env) error {
 	on(controller.On(ctx, c.attachments, func(old, a *storagev1.VolumeAttachment, gone bool) {
 		c.queue.Add(a.Spec.NodeName)
 		if old != nil {
-			c.announce(old, a)
+			c.recordAttachment(old, a)
 		}
 		if gone && a.Spec.Source.PersistentVolumeName != nil {
 			c.wanting(*a.Spec.Source.PersistentVolumeName)
@@ -145,9 +145,9 @@ func (c *reconciler) wanting(pv string) {
 		Name: v.Spec.ClaimRef.Name}})
 }
 
-// announce tells the pods that wait for a volume that it is attached, or why
-// it cannot be.
-func (c *reconciler) announce(old, a *storagev1.VolumeAttachment) {
+// recordAttachment records events on the pods that wait for a volume: it is attached,
+// or why it cannot be.
+func (c *reconciler) recordAttachment(old, a *storagev1.VolumeAttachment) {
 	if a.Spec.Source.PersistentVolumeName == nil {
 		return
 	}

@@ -1,5 +1,5 @@
 // Package bootstrap deletes bootstrap tokens when they expire and signs the
-// cluster-info config map with those that may sign, so that a machine that
+// cluster-info config map with those that may sign, so that a host that
 // joins can trust it knowing nothing but its token.
 package bootstrap
 
@@ -33,7 +33,7 @@ func tokens(e controller.Env) informers.SharedInformerFactory {
 }
 
 // expires reads when a token expires; ok is false for one that never does. A
-// time that cannot be read counts as expired, as nobody would accept it.
+// time that cannot be read counts as expired, as no one would accept it.
 func expires(s *v1.Secret) (at time.Time, ok bool) {
 	raw := string(s.Data[api.BootstrapTokenExpirationKey])
 	if raw == "" {

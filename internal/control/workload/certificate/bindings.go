@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/internal/controller"
+	"github.com/berth-dev/berth/internal/kube"
 )
 
 // What a node was bound to at its join is kept in a ConfigMap for each, which goes with the Node: administrators may change
@@ -20,29 +21,36 @@ const (
 	bindingKey    = "addresses"
 )
 
+// binding is what a node is bound to, nil for nothing, and the ConfigMap that says so.
+type binding struct {
+	host   *Host
+	object *v1.ConfigMap
+}
+
 // bindings are what all nodes are bound to, by node.
-func bindings(ctx context.Context, e controller.Env) (map[string]*Host, error) {
+func bindings(ctx context.Context, e controller.Env) (map[string]binding, error) {
 	list, err := e.Client.CoreV1().ConfigMaps(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{LabelSelector: bindingLabel})
 	if err != nil {
 		return nil, fmt.Errorf("reading what nodes are bound to: %w", err)
 	}
-	out := map[string]*Host{}
-	for _, m := range list.Items {
+	out := map[string]binding{}
+	for i := range list.Items {
+		m := &list.Items[i]
 		node := m.Name[min(len(bindingPrefix), len(m.Name)):]
-		out[node] = hostOf(node, m.Data[bindingKey])
+		out[node] = binding{hostOf(node, m.Data[bindingKey]), m}
 	}
 	return out, nil
 }
 
-// situation is what a serving request is judged by: the node, what it is bound to (nil: nothing), and what others have.
-func situation(ctx context.Context, e controller.Env, name string) (node *v1.Node, bound *Host, others []Host, err error) {
+// situation is what decides about a serving request: the node, what it is bound to, and what others have.
+func situation(ctx context.Context, e controller.Env, name string) (node *v1.Node, bound binding, others []Host, err error) {
 	list, err := e.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return nil, nil, nil, fmt.Errorf("reading the nodes: %w", err)
+		return nil, binding{}, nil, fmt.Errorf("reading the nodes: %w", err)
 	}
 	all, err := bindings(ctx, e)
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, binding{}, nil, err
 	}
 	for i := range list.Items {
 		n := &list.Items[i]
@@ -50,35 +58,33 @@ func situation(ctx context.Context, e controller.Env, name string) (node *v1.Nod
 			node = n
 			continue
 		}
-		others = append(others, held(claimed(n), all[n.Name]))
+		others = append(others, held(claimed(n), all[n.Name].host))
 	}
 	return node, all[name], others, nil
 }
 
-// bind adds what was asked for to what a node is bound to.
-func bind(ctx context.Context, e controller.Env, node *v1.Node, bound *Host, asked Host) error {
-	if bound != nil {
-		asked.Names, asked.IPs = append(asked.Names, bound.Names...), append(asked.IPs, bound.IPs...)
-		if asked.text() == bound.text() {
+// bind adds what was asked for to what a node is bound to. The write holds only for the ConfigMap that the decision was based
+// on: one that changed since makes a conflict, and the request is decided again.
+func bind(ctx context.Context, e controller.Env, node *v1.Node, bound binding, asked Host) error {
+	maps := e.Client.CoreV1().ConfigMaps(metav1.NamespaceSystem)
+	var err error
+	if had := bound.host; had != nil {
+		asked.Names, asked.IPs = append(asked.Names, had.Names...), append(asked.IPs, had.IPs...)
+		if asked.text() == had.text() {
 			return nil
 		}
 	}
-	m := &v1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{
-			Name: bindingPrefix + node.Name, Namespace: metav1.NamespaceSystem, Labels: map[string]string{bindingLabel: "true"},
-			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}},
-		},
-		Data: map[string]string{bindingKey: asked.text()},
-	}
-	maps := e.Client.CoreV1().ConfigMaps(m.Namespace)
-	var err error
-	if bound == nil {
-		_, err = maps.Create(ctx, m, metav1.CreateOptions{})
+	data := map[string]string{bindingKey: asked.text()}
+	owners := []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}}
+	if bound.object == nil {
+		_, err = maps.Create(ctx, &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: bindingPrefix + node.Name,
+			Namespace: metav1.NamespaceSystem, Labels: map[string]string{bindingLabel: "true"}, OwnerReferences: owners}, Data: data},
+			metav1.CreateOptions{})
 		if apierrors.IsAlreadyExists(err) {
 			err = fmt.Errorf("%w: it appeared just now, so the request is judged again", err)
 		}
 	} else {
-		_, err = maps.Update(ctx, m, metav1.UpdateOptions{})
+		_, err = kube.Patch(ctx, maps, bound.object, kube.Unchanged, kube.Change{Owners: &owners, Fields: map[string]any{"data": data}})
 	}
 	if err != nil {
 		return fmt.Errorf("binding node %s to its addresses: %w", node.Name, err)

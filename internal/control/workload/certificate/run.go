@@ -19,9 +19,9 @@ import (
 	"github.com/berth-dev/berth/internal/kube"
 )
 
-// watch runs a sync for every request that changes. Requests are few: both
+// watch runs a sync for every request that changes. Requests are few: the
 // controllers share one cache.
-func watch(ctx context.Context, e controller.Env, sync func(context.Context, *certv1.CertificateSigningRequest) (time.Duration,
+func watch(ctx context.Context, e controller.Env, workers int, sync func(context.Context, *certv1.CertificateSigningRequest) (time.Duration,
 	error)) error {
 	inf := e.Informers.Certificates().V1().CertificateSigningRequests()
 	q := controller.NewQueue()
@@ -32,7 +32,7 @@ func watch(ctx context.Context, e controller.Env, sync func(context.Context, *ce
 	if err := e.Synced(ctx, seen); err != nil {
 		return nil
 	}
-	return e.Run(ctx, q, 4, func(ctx context.Context, key string) (time.Duration, error) {
+	return e.Run(ctx, q, workers, func(ctx context.Context, key string) (time.Duration, error) {
 		csr, err := inf.Lister().Get(key)
 		if apierrors.IsNotFound(err) {
 			return 0, nil
@@ -57,7 +57,7 @@ func has(csr *certv1.CertificateSigningRequest, types ...certv1.RequestCondition
 
 // RunApprover approves nodes' requests until the context ends.
 func RunApprover(ctx context.Context, e controller.Env, rules ServingRules) error {
-	return watch(ctx, e, func(ctx context.Context, csr *certv1.CertificateSigningRequest) (time.Duration, error) {
+	return watch(ctx, e, 4, func(ctx context.Context, csr *certv1.CertificateSigningRequest) (time.Duration, error) {
 		if len(csr.Status.Certificate) > 0 || has(csr, certv1.CertificateApproved, certv1.CertificateDenied) {
 			return 0, nil
 		}
@@ -69,7 +69,7 @@ func RunApprover(ctx context.Context, e controller.Env, rules ServingRules) erro
 		if ask == NotOurs || ask == NodeServing && rules.Manual {
 			return 0, nil
 		}
-		fact, wait, err := judge(ctx, e, csr, req, ask, rules)
+		fact, wait, err := decideApproval(ctx, e, csr, req, ask, rules)
 		if err != nil || wait > 0 {
 			return wait, err
 		}
@@ -78,8 +78,8 @@ func RunApprover(ctx context.Context, e controller.Env, rules ServingRules) erro
 	})
 }
 
-// judge says why a request may be approved; an error or a time to look again if it may not (yet).
-func judge(ctx context.Context, e controller.Env, csr *certv1.CertificateSigningRequest, req *x509.CertificateRequest, ask ask,
+// decideApproval says why a request may be approved; an error or a time to look again if it may not (yet).
+func decideApproval(ctx context.Context, e controller.Env, csr *certv1.CertificateSigningRequest, req *x509.CertificateRequest, ask ask,
 	rules ServingRules) (
 	journal.Fact, time.Duration, error,
 ) {
@@ -127,10 +127,10 @@ func judgeServing(ctx context.Context, e controller.Env, csr *certv1.Certificate
 		return err
 	}
 	asked := asked(name, req)
-	if err := rules.Refuse(asked, bound, others); err != nil {
+	if err := rules.Refuse(asked, bound.host, others); err != nil {
 		return err
 	}
-	if err := proven(asked, source(csr), bound); err != nil {
+	if err := proven(asked, source(csr), bound.host); err != nil {
 		return err
 	}
 	return bind(ctx, e, node, bound, asked)
@@ -169,7 +169,7 @@ func allowed(ctx context.Context, e controller.Env, csr *certv1.CertificateSigni
 // RunSigner signs approved requests until the context ends: those for agents' serving certificates with serving, all others
 // with ca.
 func RunSigner(ctx context.Context, e controller.Env, ca, serving *CA, rules ServingRules) error {
-	return watch(ctx, e, func(ctx context.Context, csr *certv1.CertificateSigningRequest) (time.Duration, error) {
+	return watch(ctx, e, 4, func(ctx context.Context, csr *certv1.CertificateSigningRequest) (time.Duration, error) {
 		if len(csr.Status.Certificate) > 0 || !has(csr, certv1.CertificateApproved) || has(csr, certv1.CertificateDenied,
 			certv1.CertificateFailed) {
 			return 0, nil
@@ -220,7 +220,7 @@ func refuseServing(ctx context.Context, e controller.Env, req *x509.CertificateR
 		return nil, err
 	}
 	asked := asked(name, req)
-	if refused := rules.Refuse(asked, bound, others); refused != nil || node == nil {
+	if refused := rules.Refuse(asked, bound.host, others); refused != nil || node == nil {
 		return refused, nil
 	}
 	return nil, bind(ctx, e, node, bound, asked)
@@ -233,7 +233,7 @@ const (
 )
 
 // expires says when a request is of no more use: an hour after it was decided,
-// a day after it was made if nobody did, or when its certificate has expired.
+// a day after it was made if no one did, or when its certificate has expired.
 func expires(csr *certv1.CertificateSigningRequest) time.Time {
 	at := csr.CreationTimestamp.Add(keepPending)
 	for _, c := range csr.Status.Conditions {
@@ -248,26 +248,13 @@ func expires(csr *certv1.CertificateSigningRequest) time.Time {
 
 // RunCleaner deletes requests that are of no more use until the context ends.
 func RunCleaner(ctx context.Context, e controller.Env) error {
-	inf := e.Informers.Certificates().V1().CertificateSigningRequests()
-	q := controller.NewQueue()
-	seen, err := controller.On(ctx, inf.Informer(), func(_, r *certv1.CertificateSigningRequest, _ bool) { q.Add(r.Name) })
-	if err != nil {
-		return err
-	}
-	if err := e.Synced(ctx, seen); err != nil {
-		return nil
-	}
-	return e.Run(ctx, q, 1, func(ctx context.Context, key string) (time.Duration, error) {
-		csr, err := inf.Lister().Get(key)
-		if err != nil {
-			return 0, nil
-		}
+	return watch(ctx, e, 1, func(ctx context.Context, csr *certv1.CertificateSigningRequest) (time.Duration, error) {
 		if left := time.Until(expires(csr)); left > 0 {
 			return left, nil
 		}
-		err = e.Client.CertificatesV1().CertificateSigningRequests().Delete(ctx, key, kube.SameUID(csr))
+		err := e.Client.CertificatesV1().CertificateSigningRequests().Delete(ctx, csr.Name, kube.SameUID(csr))
 		if err != nil && !apierrors.IsNotFound(err) {
-			return 0, fmt.Errorf("deleting request %s: %w", key, err)
+			return 0, fmt.Errorf("deleting request %s: %w", csr.Name, err)
 		}
 		return 0, nil
 	})

@@ -17,7 +17,7 @@ import (
 
 // ServingRules say what an agent's serving certificate may name. A Node's status is no proof: the node writes it.
 type ServingRules struct {
-	// ClusterDomain and ServiceCIDRs are the cluster's, ServerNames those of API servers: nobody's agent has them.
+	// ClusterDomain and ServiceCIDRs are the cluster's, ServerNames those of API servers: no one's agent has them.
 	ClusterDomain string
 	ServiceCIDRs  []netip.Prefix
 	ServerNames   []string
@@ -78,7 +78,7 @@ func held(claimed Host, bound *Host) Host {
 	return out
 }
 
-// Refuse says what in a request no agent of this name may ever have, whoever approved it. bound may be nil.
+// Refuse says what in a request no agent of this name may ever have, anyone who approved it. bound may be nil.
 func (r ServingRules) Refuse(asked Host, bound *Host, others []Host) error {
 	for _, n := range asked.Names {
 		if err := r.refuseName(asked.Node, n); err != nil {

@@ -23,7 +23,7 @@ type CA struct {
 	Most time.Duration
 }
 
-// backdate makes certificates valid on machines whose clocks are behind.
+// backdate makes certificates valid on hosts whose clocks are behind.
 const backdate = 5 * time.Minute
 
 // shortest is the shortest life a requestor may ask for, by the API's rule.

@@ -259,13 +259,13 @@ func (p *planner) manage(s *site) {
 	case s.run && len(live) == 0 && s.leaving == 0 && ended == 0:
 		p.plan.Create = append(p.plan.Create, s.name)
 	case len(live) > 1:
-		p.thin(s)
+		p.deleteSurplus(s)
 	}
 }
 
-// thin deletes all but the oldest pod; during a surge an old and a new one may
-// stand side by side.
-func (p *planner) thin(s *site) {
+// deleteSurplus deletes all but the oldest pod; during a surge an old and a new pod
+// may run side by side.
+func (p *planner) deleteSurplus(s *site) {
 	var old, fresh []*v1.Pod
 	for _, pod := range s.pods {
 		if p.current(pod) {

@@ -158,7 +158,7 @@ func RunLegacy(ctx context.Context, e controller.Env) error {
 		if apierrors.IsNotFound(err) {
 			if have != nil && have.Labels[managedBy] == legacyBy {
 				err := e.Client.CoreV1().Endpoints(ns).Delete(ctx, name, kube.SameUID(have))
-				return 0, forgiveGone(err)
+				return 0, ignoreNotFound(err)
 			}
 			return 0, nil
 		}
@@ -217,7 +217,7 @@ func writeLegacy(ctx context.Context, e controller.Env, svc *v1.Service, have *v
 	return nil
 }
 
-func forgiveGone(err error) error {
+func ignoreNotFound(err error) error {
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		return nil
 	}

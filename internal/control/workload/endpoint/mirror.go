@@ -206,7 +206,7 @@ func writeMirror(ctx context.Context, e controller.Env, ns string, want, have []
 		}
 	}
 	for _, h := range remove {
-		if err := forgiveGone(api.Delete(ctx, h.Name, kube.SameUID(h))); err != nil {
+		if err := ignoreNotFound(api.Delete(ctx, h.Name, kube.SameUID(h))); err != nil {
 			errs = append(errs, fmt.Errorf("deleting slice %s: %w", controller.Key(h), err))
 		}
 	}

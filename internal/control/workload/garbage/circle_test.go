@@ -32,7 +32,7 @@ func TestCirclesGo(t *testing.T) {
 			s.changed(s.objs[uid], false)
 		}
 		g := newGraph()
-		g.Settled()
+		g.Synced()
 		var queue []types.UID
 		s.delete(types.UID(fmt.Sprint("u", r.IntN(ring))), metav1.DeletePropagationForeground)
 		for step := 0; len(s.events) > 0 || len(queue) > 0; step++ {
@@ -45,12 +45,12 @@ func TestCirclesGo(t *testing.T) {
 				for _, m := range s.objs {
 					g.Observe(idOf(m), m)
 				}
-				queue = g.Settled()
+				queue = g.Synced()
 			case len(s.events) > 0 && (r.IntN(2) == 0 || len(queue) == 0):
 				e := s.events[0]
 				s.events = s.events[1:]
 				if e.gone {
-					queue = append(queue, g.Gone(e.id.UID)...)
+					queue = append(queue, g.Removed(e.id.UID)...)
 				} else {
 					queue = append(queue, g.Observe(e.id, e.m)...)
 				}

@@ -84,7 +84,7 @@ func (f *feed) run(ctx context.Context) {
 		if apierrors.IsNotFound(err) || apierrors.IsMethodNotSupported(err) {
 			done() // not served after all: do not hold up the others
 		}
-		f.log.Debug("following a resource failed, will try again", "resource", f.gvr.String(), "error", err)
+		f.log.Debug("following a resource failed, will try again", "resource", f.gvr.String(), "err", err)
 		select {
 		case <-time.After(pause + rand.N(pause)):
 		case <-ctx.Done():

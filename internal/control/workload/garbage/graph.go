@@ -53,10 +53,10 @@ func newGraph() *graph { return &graph{nodes: map[types.UID]*node{}, keepAll: tr
 // Len returns how many objects the graph holds.
 func (g *graph) Len() int { return len(g.nodes) }
 
-// Settled says that everything that exists was observed once. Objects outside
-// any ownership are dropped, and the ones to look at are returned: those with
-// an owner nobody has seen, and those being deleted.
-func (g *graph) Settled() (look []types.UID) {
+// Synced marks the graph as complete: every object was observed once. It drops objects
+// without owners or dependents and returns those to process: objects with an owner
+// that was never observed, and objects being deleted.
+func (g *graph) Synced() (look []types.UID) {
 	g.keepAll = false
 	for uid, n := range g.nodes {
 		if g.undecided(n) {
@@ -157,9 +157,9 @@ func (g *graph) unlink(n *node, owner types.UID) {
 	}
 }
 
-// Gone takes note that an object was removed: its dependents are to be looked
-// at, and owners that waited for it.
-func (g *graph) Gone(uid types.UID) (look []types.UID) {
+// Removed removes an object from the graph. It returns the objects to process: its
+// dependents, and owners that waited for it.
+func (g *graph) Removed(uid types.UID) (look []types.UID) {
 	n := g.nodes[uid]
 	if n == nil {
 		return nil

@@ -78,7 +78,7 @@ func (s *server) perform(g *graph, v verdict, queue *[]types.UID) {
 		*queue = append(*queue, v.ID.UID)
 	case Delete:
 		if m == nil {
-			*queue = append(*queue, g.Gone(v.ID.UID)...)
+			*queue = append(*queue, g.Removed(v.ID.UID)...)
 		} else if m.ResourceVersion == v.Version {
 			s.delete(m.UID, v.Policy)
 		} else {
@@ -142,7 +142,7 @@ func TestCollectsExactlyTheGarbage(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 3))
 		s := &server{objs: map[types.UID]*metav1.ObjectMeta{}}
 		g := newGraph()
-		g.Settled()
+		g.Synced()
 		var queue, all []types.UID
 		roots := map[types.UID]bool{}
 		deleted := map[types.UID]bool{}
@@ -179,12 +179,12 @@ func TestCollectsExactlyTheGarbage(t *testing.T) {
 				for _, m := range s.objs {
 					g.Observe(idOf(m), m)
 				}
-				queue = append(queue, g.Settled()...)
+				queue = append(queue, g.Synced()...)
 			case k < 6 && len(s.events) > 0:
 				e := s.events[0]
 				s.events = s.events[1:]
 				if e.gone {
-					queue = append(queue, g.Gone(e.id.UID)...)
+					queue = append(queue, g.Removed(e.id.UID)...)
 				} else {
 					queue = append(queue, g.Observe(e.id, e.m)...)
 				}
@@ -224,7 +224,7 @@ func TestCollectsExactlyTheGarbage(t *testing.T) {
 
 func TestUnownedObjectsCostNothing(t *testing.T) {
 	g := newGraph()
-	g.Settled()
+	g.Synced()
 	for i := range 1000 {
 		m := &metav1.ObjectMeta{Name: fmt.Sprint(i), UID: types.UID(fmt.Sprint(i))}
 		if look := g.Observe(idOf(m), m); len(look) > 0 {

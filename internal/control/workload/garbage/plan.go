@@ -67,7 +67,7 @@ func (g *graph) Plan(uid types.UID) verdict {
 			v.Act, v.Finalizer = Unfinalize, metav1.FinalizerDeleteDependents
 			return v
 		}
-		if v.UIDs = circle(n); len(v.UIDs) > 0 {
+		if v.UIDs = ownersInCycle(n); len(v.UIDs) > 0 {
 			v.Act = Unblock
 			return v
 		}
@@ -76,13 +76,13 @@ func (g *graph) Plan(uid types.UID) verdict {
 	case n.deleting || len(n.owners) == 0:
 		return verdict{}
 	}
-	return g.judge(n, v)
+	return g.decide(n, v)
 }
 
-// circle lists the owners of n that wait for n while n waits for them, directly
-// or through others: nobody in such a circle would ever go. Whoever closes it by
-// being deleted sees all of it.
-func circle(n *node) (owners []types.UID) {
+// ownersInCycle returns the owners of n that wait for n while n waits for them, directly
+// or through others: no object of such a cycle would ever be deleted. The last object
+// of the cycle to be deleted sees all of it.
+func ownersInCycle(n *node) (owners []types.UID) {
 	met := map[*node]bool{n: true}
 	for next := []*node{n}; len(next) > 0; {
 		at := next[len(next)-1]
@@ -105,8 +105,8 @@ func circle(n *node) (owners []types.UID) {
 	return owners
 }
 
-// judge decides about an object by the state of its owners.
-func (g *graph) judge(n *node, v verdict) verdict {
+// decide decides about an object by the state of its owners.
+func (g *graph) decide(n *node, v verdict) verdict {
 	var solid, dangling, waiting []types.UID
 	for _, r := range n.owners {
 		o := g.nodes[r.UID]

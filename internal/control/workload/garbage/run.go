@@ -89,7 +89,7 @@ func Run(ctx context.Context, e controller.Env, disc discovery.DiscoveryInterfac
 	}
 	first, err := c.discover(ctx)
 	if err != nil {
-		e.Log.Warn("some resources could not be discovered", "error", err)
+		e.Log.Warn("some resources could not be discovered", "err", err)
 	}
 	for _, done := range first {
 		select {
@@ -99,14 +99,15 @@ func Run(ctx context.Context, e controller.Env, disc discovery.DiscoveryInterfac
 		}
 	}
 	c.mu.Lock()
-	look := c.graph.Settled()
+	look := c.graph.Synced()
 	c.mu.Unlock()
-	c.look(look)
+	c.enqueueAll(look)
 	c.feeds.Go(func() { c.rediscover(ctx) })
 	return e.Run(ctx, c.queue, 20, c.sync)
 }
 
-func (c *reconciler) look(uids []types.UID) {
+// enqueueAll enqueues objects by UID.
+func (c *reconciler) enqueueAll(uids []types.UID) {
 	for _, u := range uids {
 		c.queue.Add(string(u))
 	}
@@ -116,12 +117,12 @@ func (c *reconciler) seen(id id, m metav1.Object, gone bool) {
 	c.mu.Lock()
 	var look []types.UID
 	if gone {
-		look = c.graph.Gone(id.UID)
+		look = c.graph.Removed(id.UID)
 	} else {
 		look = c.graph.Observe(id, m)
 	}
 	c.mu.Unlock()
-	c.look(look)
+	c.enqueueAll(look)
 	if defines[id.Resource.Resource] {
 		select {
 		case c.changed <- struct{}{}:
@@ -175,7 +176,7 @@ func (c *reconciler) rediscover(ctx context.Context) {
 			return
 		}
 		if _, err := c.discover(ctx); err != nil {
-			c.Log.Warn("some resources could not be discovered", "error", err)
+			c.Log.Warn("some resources could not be discovered", "err", err)
 		}
 	}
 }
@@ -291,7 +292,7 @@ func (c *reconciler) find(ctx context.Context, dependent id, ref metav1.OwnerRef
 		c.mu.Lock()
 		look := c.graph.Resolve(id{r.GroupVersionResource, ns, got.Name, got.UID}, got)
 		c.mu.Unlock()
-		c.look(look)
+		c.enqueueAll(look)
 	}
 	return nil
 }
@@ -320,18 +321,18 @@ func (c *reconciler) perform(ctx context.Context, v verdict) error {
 		}
 		return wrap(err, v)
 	case Unreference:
-		return wrap(c.edit(ctx, v.ID, func(m *metav1.PartialObjectMetadata) *kube.Change {
+		return wrap(c.patchMetadata(ctx, v.ID, func(m *metav1.PartialObjectMetadata) *kube.Change {
 			return unreferenced(m, v.UIDs)
 		}), v)
 	case Unblock:
-		return wrap(c.edit(ctx, v.ID, func(m *metav1.PartialObjectMetadata) *kube.Change {
+		return wrap(c.patchMetadata(ctx, v.ID, func(m *metav1.PartialObjectMetadata) *kube.Change {
 			return unblocked(m, v.UIDs)
 		}), v)
 	case Unfinalize:
 		return wrap(c.unfinalize(ctx, v.ID, v.Finalizer), v)
 	case OrphanDependents:
 		err := podcontrol.All(0, len(v.Dependents), func(i int) error {
-			return c.edit(ctx, v.Dependents[i], func(m *metav1.PartialObjectMetadata) *kube.Change {
+			return c.patchMetadata(ctx, v.Dependents[i], func(m *metav1.PartialObjectMetadata) *kube.Change {
 				return unreferenced(m, []types.UID{v.ID.UID})
 			})
 		})
@@ -391,7 +392,7 @@ func unblocked(m *metav1.PartialObjectMetadata, owners []types.UID) *kube.Change
 }
 
 func (c *reconciler) unfinalize(ctx context.Context, id id, finalizer string) error {
-	return c.edit(ctx, id, func(m *metav1.PartialObjectMetadata) *kube.Change {
+	return c.patchMetadata(ctx, id, func(m *metav1.PartialObjectMetadata) *kube.Change {
 		keep := []string{}
 		for _, f := range m.Finalizers {
 			if f != finalizer {
@@ -405,9 +406,9 @@ func (c *reconciler) unfinalize(ctx context.Context, id id, finalizer string) er
 	})
 }
 
-// edit reads an object live and patches its metadata, guarded by its version.
+// patchMetadata reads an object live and patches its metadata, guarded by its version.
 // An object that is gone, or another one by now, is fine.
-func (c *reconciler) edit(ctx context.Context, id id, change func(*metav1.PartialObjectMetadata) *kube.Change) error {
+func (c *reconciler) patchMetadata(ctx context.Context, id id, change func(*metav1.PartialObjectMetadata) *kube.Change) error {
 	m, err := c.api(id).Get(ctx, id.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || (err == nil && m.UID != id.UID) {
 		return nil

@@ -29,7 +29,7 @@ type settings struct {
 	// DownscaleStabilization is the window whose greatest recommendation is
 	// used on the way down where the autoscaler does not say.
 	DownscaleStabilization time.Duration
-	// CPUInitialization is how long after its start a pod's processor time is
+	// CPUInitialization is how long after its start a pod's CPU time is
 	// not trusted unless it was measured after the pod became ready.
 	CPUInitialization time.Duration
 	// InitialReadiness is how soon after its start a pod that is not ready
@@ -148,7 +148,7 @@ func (r *round) decide() {
 	case current == 0 && !r.fromZero():
 		r.condition(autoscalingv2.ScalingActive, v1.ConditionFalse, "ScalingDisabled",
 			"scaling is disabled since the replica count of the target is zero")
-		r.settle(current, current, "")
+		r.setReplicas(current, current, "")
 		return
 	case current > limit:
 		desired, reason = limit, "Current number of replicas above Spec.MaxReplicas"
@@ -168,11 +168,11 @@ func (r *round) decide() {
 		}
 		desired = r.normalize(proposal)
 	}
-	r.settle(current, desired, reason)
+	r.setReplicas(current, desired, reason)
 }
 
 // fromZero says whether a target without replicas may get some: only where
-// this autoscaler took them away (KEP-2021). Somebody who scales to zero by
+// this autoscaler took them away (KEP-2021). Someone who scales to zero by
 // hand turns the autoscaler off.
 func (r *round) fromZero() bool {
 	for _, c := range r.in.HPA.Status.Conditions {
@@ -183,8 +183,8 @@ func (r *round) fromZero() bool {
 	return false
 }
 
-// settle says what the replicas are and should be.
-func (r *round) settle(current, desired int32, reason string) {
+// setReplicas writes the current and desired replicas into the outcome.
+func (r *round) setReplicas(current, desired int32, reason string) {
 	r.out.Status.CurrentReplicas, r.out.Status.DesiredReplicas = current, desired
 	r.out.Rescale, r.out.Replicas, r.out.Reason = desired != current, desired, reason
 	if desired == 0 && current != 0 {

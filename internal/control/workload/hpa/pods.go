@@ -20,7 +20,7 @@ type groups struct {
 	unready, missing, ignored []string
 }
 
-// group sorts the pods. Only for processor time does a start distort the
+// group sorts the pods. Only for CPU time does a start distort the
 // value: a pod uses much of it to start, and memory says the truth at once.
 func (r *round) group(name v1.ResourceName, values map[string]podValue) groups {
 	var g groups
@@ -42,7 +42,7 @@ func (r *round) group(name v1.ResourceName, values map[string]podValue) groups {
 	return g
 }
 
-// starting says whether a pod's processor time is that of its start.
+// starting says whether a pod's CPU time is that of its start.
 func (r *round) starting(p *v1.Pod, value podValue) bool {
 	c := podutil.Condition(p, v1.PodReady)
 	if c == nil || p.Status.StartTime == nil {

@@ -194,7 +194,7 @@ func (r *reconciler) act(ctx context.Context, key string, in input, resource sch
 	return nil
 }
 
-// remember is the history of an autoscaler; one made anew under an old name
+// remember is the history of an autoscaler; one made again under an old name
 // has none.
 func (r *reconciler) remember(key string, uid types.UID) history {
 	r.mu.Lock()

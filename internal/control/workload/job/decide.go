@@ -205,7 +205,7 @@ func (p *planner) createIndexes(room int) {
 			last, all := p.lastOf(i)
 			if last != nil {
 				c.Failures, c.Ignored = failures(last), ignored(last)
-				if action, _ := judge(p.Job.Spec.PodFailurePolicy, last); action == batchv1.PodFailurePolicyActionIgnore {
+				if action, _ := matchFailurePolicy(p.Job.Spec.PodFailurePolicy, last); action == batchv1.PodFailurePolicyActionIgnore {
 					c.Ignored++
 				} else {
 					c.Failures++

@@ -105,7 +105,7 @@ func (w *world) kubelet(quiet bool) {
 		w.end(p, v1.PodFailed)
 	case p.Status.Phase == v1.PodRunning:
 		w.end(p, v1.PodSucceeded)
-	case !quiet && over && w.r.IntN(20) == 0 && p.DeletionTimestamp == nil: // somebody deletes an ended pod
+	case !quiet && over && w.r.IntN(20) == 0 && p.DeletionTimestamp == nil: // someone deletes an ended pod
 		t := metav1.NewTime(w.now)
 		p.DeletionTimestamp = &t
 	}
@@ -260,7 +260,7 @@ func TestFailurePolicy(t *testing.T) {
 		"evicted with 42": {pod(42, v1.PodCondition{Type: v1.DisruptionTarget, Status: v1.ConditionTrue}),
 			batchv1.PodFailurePolicyActionIgnore},
 	} {
-		got, msg := judge(policy, c.pod)
+		got, msg := matchFailurePolicy(policy, c.pod)
 		if got != c.want {
 			t.Errorf("%s: %s (%s), want %s", name, got, msg, c.want)
 		}

@@ -232,7 +232,7 @@ func (p *planner) noteSuccesses(notes *batchv1.UncountedTerminatedPods) {
 			p.plan.Finished = append(p.plan.Finished, pod)
 			continue
 		}
-		p.note(&notes.Succeeded, notes, pod)
+		p.countOnce(&notes.Succeeded, notes, pod)
 	}
 }
 
@@ -241,7 +241,7 @@ func (p *planner) noteFailures(notes *batchv1.UncountedTerminatedPods) {
 		if !tracked(pod) {
 			continue
 		}
-		action, msg := judge(p.Job.Spec.PodFailurePolicy, pod)
+		action, msg := matchFailurePolicy(p.Job.Spec.PodFailurePolicy, pod)
 		if action == batchv1.PodFailurePolicyActionFailJob && find(&p.st, batchv1.JobFailureTarget) == nil &&
 			find(&p.st, batchv1.JobSuccessCriteriaMet) == nil {
 			p.target(batchv1.JobFailureTarget, batchv1.JobReasonPodFailurePolicy, msg)
@@ -260,7 +260,7 @@ func (p *planner) noteFailures(notes *batchv1.UncountedTerminatedPods) {
 			p.plan.Finished = append(p.plan.Finished, pod)
 			continue
 		}
-		p.note(&notes.Failed, notes, pod)
+		p.countOnce(&notes.Failed, notes, pod)
 	}
 }
 
@@ -276,7 +276,8 @@ func (p *planner) superseded(pod *v1.Pod, index int) bool {
 		find(&p.st, batchv1.JobSuccessCriteriaMet) != nil
 }
 
-func (p *planner) note(list *[]types.UID, notes *batchv1.UncountedTerminatedPods, pod *v1.Pod) {
+// countOnce adds the pod to the uncounted list, or to Finished if it is on a list already.
+func (p *planner) countOnce(list *[]types.UID, notes *batchv1.UncountedTerminatedPods, pod *v1.Pod) {
 	if slices.Contains(notes.Succeeded, pod.UID) || slices.Contains(notes.Failed, pod.UID) {
 		p.plan.Finished = append(p.plan.Finished, pod)
 		return
@@ -392,7 +393,7 @@ func (p *planner) pause(pods []*v1.Pod) time.Duration {
 		if pod.Status.Phase != v1.PodFailed {
 			continue // evicted or deleted: not the program's fault
 		}
-		if action, _ := judge(p.Job.Spec.PodFailurePolicy, pod); action == batchv1.PodFailurePolicyActionIgnore {
+		if action, _ := matchFailurePolicy(p.Job.Spec.PodFailurePolicy, pod); action == batchv1.PodFailurePolicyActionIgnore {
 			continue
 		}
 		if at := finishedAt(pod); at.After(lastGood) {

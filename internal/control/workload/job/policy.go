@@ -8,9 +8,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// judge applies the pod failure policy to a failed pod: the first rule that
+// matchFailurePolicy applies the pod failure policy to a failed pod: the first rule that
 // matches decides; none means the failure counts.
-func judge(policy *batchv1.PodFailurePolicy, pod *v1.Pod) (action batchv1.PodFailurePolicyAction, msg string) {
+func matchFailurePolicy(policy *batchv1.PodFailurePolicy, pod *v1.Pod) (action batchv1.PodFailurePolicyAction, msg string) {
 	if policy == nil || pod.Status.Phase != v1.PodFailed {
 		return batchv1.PodFailurePolicyActionCount, ""
 	}

@@ -59,7 +59,7 @@ func Run(ctx context.Context, e controller.Env) error {
 	})
 	b, err2 := pods.Watch(ctx, func(ref *metav1.OwnerReference, p *v1.Pod) {
 		if ref.Kind == "Job" {
-			c.settled(p)
+			c.forgetFreed(p)
 			if tracked(p) && p.DeletionTimestamp != nil {
 				c.queue.Add(orphanKey + controller.Key(p))
 			}
@@ -80,7 +80,7 @@ func Run(ctx context.Context, e controller.Env) error {
 }
 
 func (c *reconciler) sync(ctx context.Context, key string) (time.Duration, error) {
-	if pod, ok := cutOrphan(key); ok {
+	if pod, ok := parseOrphanKey(key); ok {
 		return 0, c.freeOrphan(ctx, pod)
 	}
 	ns, name := controller.Split(key)
@@ -212,9 +212,9 @@ func (c *reconciler) untrack(ctx context.Context, p *v1.Pod) error {
 	return nil
 }
 
-// settled forgets a freed pod once the cache shows it without the finalizer.
-// One that is gone was shown so first, or its delete event is the last seen.
-func (c *reconciler) settled(p *v1.Pod) {
+// forgetFreed forgets a freed pod once the cache shows it without the finalizer, or no
+// longer shows it.
+func (c *reconciler) forgetFreed(p *v1.Pod) {
 	_, there, err := c.pods.Informer.GetIndexer().GetByKey(controller.Key(p))
 	if tracked(p) && there && err == nil {
 		return
@@ -241,7 +241,8 @@ func (c *reconciler) withoutFreed(pods []*v1.Pod) []*v1.Pod {
 	return pods
 }
 
-func cutOrphan(key string) (string, bool) {
+// parseOrphanKey returns the pod key of a queue key that is of an orphan pod.
+func parseOrphanKey(key string) (string, bool) {
 	if len(key) > len(orphanKey) && key[:len(orphanKey)] == orphanKey {
 		return key[len(orphanKey):], true
 	}

@@ -60,7 +60,7 @@ type input struct {
 // result is what the Service's status should say, and because of what.
 type result struct {
 	// Ignore is set when the Service is not this controller's: of another
-	// class, or its status is written by somebody else.
+	// class, or its status is written by another party.
 	Ignore bool
 	// Ingress is sorted by the order of the Service's families, then address.
 	Ingress []v1.LoadBalancerIngress
@@ -191,7 +191,7 @@ func choose(in input, ports []Port) result {
 }
 
 // unfit says why a node takes no traffic from outside; empty if it does. The
-// clients dial nodes themselves, so nobody but this checks that a node is
+// clients dial nodes themselves, so no one but this checks that a node is
 // Ready (unlike a cloud's balancer, KEP-3458).
 func unfit(n *v1.Node) string {
 	if n.DeletionTimestamp != nil {

@@ -64,7 +64,7 @@ func Run(ctx context.Context, e controller.Env, reserved map[Port]string) error 
 	}
 	a, err1 := controller.On(ctx, services.Informer(), func(old, s *v1.Service, _ bool) { r.service(old); r.service(s) })
 	b, err2 := controller.On(ctx, nodes.Informer(), func(old, n *v1.Node, gone bool) {
-		if old == nil || gone || standing(old) != standing(n) {
+		if old == nil || gone || relevantState(old) != relevantState(n) {
 			r.all()
 		}
 	})
@@ -107,8 +107,9 @@ func serviceOf(s *discoveryv1.EndpointSlice) []string {
 	return nil
 }
 
-// standing is all of a node that decides; nodes change for many other reasons.
-func standing(n *v1.Node) string {
+// relevantState is the part of a node that affects load balancers, as text to
+// compare; nodes change for many other reasons.
+func relevantState(n *v1.Node) string {
 	var b strings.Builder
 	fmt.Fprint(&b, unfit(n))
 	for _, a := range n.Status.Addresses {
@@ -253,13 +254,13 @@ func (r *reconciler) write(ctx context.Context, s *v1.Service, res result) error
 	// Many events lead to the same problem; it is told once.
 	last, _ := r.told.Swap(s.UID, res.Problem)
 	if changed || res.Problem != "" && last != res.Problem {
-		r.tell(s, res)
+		r.report(s, res)
 	}
 	return nil
 }
 
-// tell records one event and one decision.
-func (r *reconciler) tell(s *v1.Service, res result) {
+// report records one event and one journal entry.
+func (r *reconciler) report(s *v1.Service, res result) {
 	event := controller.Event{To: r.Recorder("service-controller"), Reason: "EnsuredLoadBalancer", Message: "Ensured load balancer"}
 	decision := "gave it the addresses of nodes"
 	switch had := len(s.Status.LoadBalancer.Ingress) > 0; {

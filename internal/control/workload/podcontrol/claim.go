@@ -53,7 +53,7 @@ func Indexed[T any](inf cache.SharedIndexInformer, index, value string) []T {
 
 // Claim splits the objects an owner controls, and the orphans of its
 // namespace, into those it keeps, those it should adopt and those it should
-// let go: by its selector alone. An owner being deleted adopts nothing; a
+// released: by its selector alone. An owner being deleted adopts nothing; a
 // dying orphan is not adopted.
 func Claim[T metav1.Object](owner metav1.Object, sel labels.Selector, owned, orphans []T) (keep, adopt, release []T) {
 	for _, o := range owned {
@@ -83,7 +83,7 @@ func Owner(obj metav1.Object, apiVersion, kind string) metav1.OwnerReference {
 }
 
 // Adopt adds a controller reference to an orphan. Patch with kube.Unchanged, so
-// that nobody else adopted it meanwhile.
+// that no one else adopted it meanwhile.
 func Adopt(obj metav1.Object, owner metav1.OwnerReference) kube.Change {
 	refs := append(append([]metav1.OwnerReference(nil), obj.GetOwnerReferences()...), owner)
 	return kube.Change{Owners: &refs}

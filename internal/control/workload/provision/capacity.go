@@ -30,7 +30,7 @@ func capacityName(class, node string) string {
 	return "local-" + hex.EncodeToString(sum[:8])
 }
 
-// differs says whether what is told of a node's room is worth telling anew: a
+// differs says whether what is told of a node's room is worth telling again: a
 // node that runs pods changes by some bytes all the time.
 func differs(told, now int64) bool {
 	const least = 64 << 20
@@ -61,14 +61,15 @@ func (p *provisioner) room(ctx context.Context, name string) (time.Duration, err
 		if err := p.call(ctx, name, "GetCapacity", &spec.GetCapacityRequest{Parameters: parameters(c)}, answer); err != nil {
 			return 0, fmt.Errorf("asking node %s for its room: %w", name, err)
 		}
-		if err := p.tellRoom(ctx, node, c.Name, answer.AvailableCapacity); err != nil {
+		if err := p.publishCapacity(ctx, node, c.Name, answer.AvailableCapacity); err != nil {
 			return 0, err
 		}
 	}
-	return capacityEvery, p.dropRooms(ctx, name, wanted)
+	return capacityEvery, p.deleteCapacities(ctx, name, wanted)
 }
 
-func (p *provisioner) tellRoom(ctx context.Context, node *v1.Node, class string, bytes int64) error {
+// publishCapacity writes the CSIStorageCapacity of a node and class.
+func (p *provisioner) publishCapacity(ctx context.Context, node *v1.Node, class string, bytes int64) error {
 	api, size := p.Client.StorageV1().CSIStorageCapacities(metav1.NamespaceSystem), resource.NewQuantity(bytes, resource.BinarySI)
 	have, err := p.rooms.CSIStorageCapacities(metav1.NamespaceSystem).Get(capacityName(class, node.Name))
 	switch {
@@ -94,8 +95,8 @@ func (p *provisioner) tellRoom(ctx context.Context, node *v1.Node, class string,
 	return nil
 }
 
-// dropRooms removes what is told of classes that are gone.
-func (p *provisioner) dropRooms(ctx context.Context, node string, wanted map[string]bool) error {
+// deleteCapacities deletes the CSIStorageCapacity objects of classes that were deleted.
+func (p *provisioner) deleteCapacities(ctx context.Context, node string, wanted map[string]bool) error {
 	all, err := p.rooms.CSIStorageCapacities(metav1.NamespaceSystem).List(labels.SelectorFromSet(labels.Set{localvolume.TopologyKey: node}))
 	if err != nil {
 		return err

@@ -115,8 +115,9 @@ func (p *provisioner) serves(node string) bool {
 	return err == nil && slices.ContainsFunc(n.Spec.Drivers, func(d storagev1.CSINodeDriver) bool { return d.Name == localvolume.Name })
 }
 
-// tell records a warning about a claim or volume, unless it was the last one.
-func (p *provisioner) tell(o interface {
+// warnOnce records a warning event about a claim or volume, unless the last one was
+// the same.
+func (p *provisioner) warnOnce(o interface {
 	metav1.Object
 	runtimeObject
 }, reason, message string) {
@@ -131,13 +132,13 @@ func (p *provisioner) claim(ctx context.Context, ns, name string) error {
 	if err != nil {
 		return ignoreGone(err)
 	}
-	c, err := p.look(claim)
+	c, err := p.gatherClaim(claim)
 	if err != nil {
 		return err
 	}
 	plan := forClaim(c)
 	if plan.Reason != "" {
-		p.tell(claim, plan.Reason, plan.Message)
+		p.warnOnce(claim, plan.Reason, plan.Message)
 	}
 	switch plan.Do {
 	case Create:
@@ -152,8 +153,8 @@ func (p *provisioner) claim(ctx context.Context, ns, name string) error {
 	return nil
 }
 
-// look gathers what decides over a claim.
-func (p *provisioner) look(claim *v1.PersistentVolumeClaim) (claimInput, error) {
+// gatherClaim reads what the decision about a claim depends on.
+func (p *provisioner) gatherClaim(claim *v1.PersistentVolumeClaim) (claimInput, error) {
 	c := claimInput{PersistentVolumeClaim: claim}
 	var err error
 	if n := helper.GetPersistentVolumeClaimClass(claim); n != "" {
@@ -195,7 +196,7 @@ func (p *provisioner) create(ctx context.Context, c claimInput, plan plan) error
 	switch status.Code(err) {
 	case codes.OK:
 	case codes.ResourceExhausted:
-		p.tell(claim, "ProvisioningFailed", fmt.Sprintf("%s; the scheduler chooses again", status.Convert(err).Message()))
+		p.warnOnce(claim, "ProvisioningFailed", fmt.Sprintf("%s; the scheduler chooses again", status.Convert(err).Message()))
 		p.queue.Add("n/" + plan.Node)
 		if claim.Annotations[helper.AnnSelectedNode] != "" {
 			return p.reschedule(ctx, claim)
@@ -204,7 +205,7 @@ func (p *provisioner) create(ctx context.Context, c claimInput, plan plan) error
 	case codes.Unavailable:
 		return fmt.Errorf("making the volume of claim %s on node %s: %w", controller.Key(claim), plan.Node, err)
 	default:
-		p.tell(claim, "ProvisioningFailed", status.Convert(err).Message())
+		p.warnOnce(claim, "ProvisioningFailed", status.Convert(err).Message())
 		return fmt.Errorf("making the volume of claim %s on node %s: %w", controller.Key(claim), plan.Node, err)
 	}
 	pv := volume(c, plan, answer.Volume)
@@ -245,7 +246,7 @@ func (p *provisioner) expand(ctx context.Context, c claimInput, plan plan) error
 		VolumeId: c.Volume.Spec.CSI.VolumeHandle, CapacityRange: &spec.CapacityRange{RequiredBytes: plan.Bytes}}, answer)
 	if err != nil {
 		if status.Code(err) != codes.Unavailable {
-			p.tell(claim, "VolumeResizeFailed", status.Convert(err).Message())
+			p.warnOnce(claim, "VolumeResizeFailed", status.Convert(err).Message())
 		}
 		return fmt.Errorf("growing volume %s of claim %s: %w", c.Volume.Name, controller.Key(claim), err)
 	}
@@ -291,7 +292,7 @@ func (p *provisioner) volume(ctx context.Context, name string) error {
 	}
 	plan := forVolume(pv, err != nil)
 	if plan.Reason != "" {
-		p.tell(pv, plan.Reason, plan.Message)
+		p.warnOnce(pv, plan.Reason, plan.Message)
 	}
 	switch plan.Do {
 	case Delete:
@@ -317,7 +318,7 @@ func (p *provisioner) remove(ctx context.Context, pv *v1.PersistentVolume, node 
 	if err := p.call(ctx, node, "DeleteVolume", &spec.DeleteVolumeRequest{VolumeId: live.Spec.CSI.VolumeHandle},
 		&spec.DeleteVolumeResponse{}); err != nil {
 		if status.Code(err) != codes.Unavailable {
-			p.tell(live, "VolumeFailedDelete", status.Convert(err).Message())
+			p.warnOnce(live, "VolumeFailedDelete", status.Convert(err).Message())
 		}
 		return fmt.Errorf("deleting the data of volume %s: %w", pv.Name, err)
 	}

@@ -79,7 +79,7 @@ func (p *provisioner) setUp(ctx context.Context) error {
 			return fmt.Errorf("making StorageClass %s: %w", c.Name, err)
 		}
 	}
-	// Last: a crash before makes the classes again, which nobody can have changed.
+	// Last: a crash before makes the classes again, which no one can have changed.
 	_, err = maps.Create(ctx, &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: marker, Annotations: map[string]string{
 		"kubernetes.io/description": "The StorageClasses local and local-image were made when this cluster was new. They are not made " +
 			"again; delete this config map to have them back."}}},

@@ -1,5 +1,5 @@
 // Package resourceclaim makes the resource claims that pods ask for by
-// template, and lets claims go that nobody uses any more: their users are taken
+// template, and lets claims go that no one uses any more: their users are taken
 // off, their devices given back, and those made for a pod deleted with it.
 package resourceclaim
 
@@ -73,7 +73,7 @@ func fromTemplate(p *v1.Pod, name string, t *resourceapi.ResourceClaimTemplate) 
 	return c
 }
 
-// toReserve lists the claims of a pod that somebody else than the scheduler
+// toReserve lists the claims of a pod that another party than the scheduler
 // put on a node: they have devices and do not name the pod.
 func toReserve(p *v1.Pod, claim func(name string) *resourceapi.ResourceClaim) (out []*resourceapi.ResourceClaim) {
 	if p.Spec.NodeName == "" || p.DeletionTimestamp != nil || ended(p) {
@@ -96,8 +96,8 @@ func reserved(c *resourceapi.ResourceClaim, p *v1.Pod) []resourceapi.ResourceCla
 		UID: p.UID})
 }
 
-// tidying is what one claim needs, in this order.
-type tidying struct {
+// cleanup is what one claim needs, in this order.
+type cleanup struct {
 	// Users are those that stay; Status says that they, or the devices, are to
 	// be written; Deallocate that the devices are given back.
 	Users      []resourceapi.ResourceClaimConsumerReference
@@ -110,10 +110,10 @@ type tidying struct {
 	Because string
 }
 
-// tidy decides for one claim. pod returns the pod of that name and UID, or nil
+// planCleanup decides for one claim. pod returns the pod of that name and UID, or nil
 // when it is certain that there is none. Users that are no pods stay.
-func tidy(c *resourceapi.ResourceClaim, pod func(name string, uid types.UID) *v1.Pod) tidying {
-	var t tidying
+func planCleanup(c *resourceapi.ResourceClaim, pod func(name string, uid types.UID) *v1.Pod) cleanup {
+	var t cleanup
 	for _, user := range c.Status.ReservedFor {
 		if user.APIGroup == "" && user.Resource == "pods" {
 			if p := pod(user.Name, user.UID); p == nil || ended(p) {

@@ -68,29 +68,29 @@ func TestTidy(t *testing.T) {
 	find := func(_ string, uid types.UID) *v1.Pod { return pods[uid] }
 	for name, c := range map[string]struct {
 		claim *resourceapi.ResourceClaim
-		want  tidying
+		want  cleanup
 		users string
 	}{
-		"in use":                       {claim(allocated, usedBy("runs")), tidying{}, "runs"},
-		"in use by one that stops":     {claim(allocated, usedBy("stopping")), tidying{}, "stopping"},
-		"reserved by one that waits":   {claim(allocated, usedBy("waits")), tidying{}, "waits"},
-		"one user of two is done":      {claim(allocated, usedBy("done", "runs")), tidying{Status: true}, "runs"},
-		"the last user is done":        {claim(allocated, usedBy("done", "failed")), tidying{Status: true, Deallocate: true}, ""},
-		"the user is gone":             {claim(allocated, usedBy("vanished")), tidying{Status: true, Deallocate: true}, ""},
-		"the user never got to a node": {claim(allocated, usedBy("unplaced")), tidying{Status: true, Deallocate: true}, ""},
-		"allocated, no user yet":       {claim(allocated), tidying{}, ""},
-		"never allocated":              {claim(), tidying{}, ""},
-		"deleted while in use":         {claim(allocated, leaving, usedBy("runs")), tidying{}, "runs"},
-		"deleted, user done": {claim(allocated, leaving, usedBy("done")), tidying{Status: true, Deallocate: true,
+		"in use":                       {claim(allocated, usedBy("runs")), cleanup{}, "runs"},
+		"in use by one that stops":     {claim(allocated, usedBy("stopping")), cleanup{}, "stopping"},
+		"reserved by one that waits":   {claim(allocated, usedBy("waits")), cleanup{}, "waits"},
+		"one user of two is done":      {claim(allocated, usedBy("done", "runs")), cleanup{Status: true}, "runs"},
+		"the last user is done":        {claim(allocated, usedBy("done", "failed")), cleanup{Status: true, Deallocate: true}, ""},
+		"the user is gone":             {claim(allocated, usedBy("vanished")), cleanup{Status: true, Deallocate: true}, ""},
+		"the user never got to a node": {claim(allocated, usedBy("unplaced")), cleanup{Status: true, Deallocate: true}, ""},
+		"allocated, no user yet":       {claim(allocated), cleanup{}, ""},
+		"never allocated":              {claim(), cleanup{}, ""},
+		"deleted while in use":         {claim(allocated, leaving, usedBy("runs")), cleanup{}, "runs"},
+		"deleted, user done": {claim(allocated, leaving, usedBy("done")), cleanup{Status: true, Deallocate: true,
 			Unprotect: true}, ""},
-		"deleted, no user":       {claim(allocated, leaving), tidying{Status: true, Deallocate: true, Unprotect: true}, ""},
-		"made for a running pod": {claim(allocated, madeFor("runs"), usedBy("runs")), tidying{}, "runs"},
-		"made for a pod that is done": {claim(allocated, madeFor("done"), usedBy("done")), tidying{Status: true, Deallocate: true,
+		"deleted, no user":       {claim(allocated, leaving), cleanup{Status: true, Deallocate: true, Unprotect: true}, ""},
+		"made for a running pod": {claim(allocated, madeFor("runs"), usedBy("runs")), cleanup{}, "runs"},
+		"made for a pod that is done": {claim(allocated, madeFor("done"), usedBy("done")), cleanup{Status: true, Deallocate: true,
 			Delete: true}, ""},
-		"made for a pod that is gone": {claim(madeFor("vanished")), tidying{Delete: true}, ""},
-		"made for one that waits":     {claim(madeFor("waits")), tidying{}, ""},
+		"made for a pod that is gone": {claim(madeFor("vanished")), cleanup{Delete: true}, ""},
+		"made for one that waits":     {claim(madeFor("waits")), cleanup{}, ""},
 	} {
-		got := tidy(c.claim, find)
+		got := planCleanup(c.claim, find)
 		var users []string
 		for _, u := range got.Users {
 			users = append(users, u.Name)
@@ -107,7 +107,7 @@ func TestTidy(t *testing.T) {
 		c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{APIGroup: "example.org", Resource: "things", Name: "x",
 			UID: "x"}}
 	})
-	if got := tidy(other, find); got.Status || len(got.Users) != 1 {
+	if got := planCleanup(other, find); got.Status || len(got.Users) != 1 {
 		t.Errorf("a user that is no pod: %+v, want it to stay", got)
 	}
 }

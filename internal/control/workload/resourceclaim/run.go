@@ -217,7 +217,7 @@ func (c *reconciler) syncClaim(ctx context.Context, key string) error {
 		return nil // gone
 	}
 	var unsure error
-	t := tidy(claim, func(name string, uid types.UID) *v1.Pod {
+	t := planCleanup(claim, func(name string, uid types.UID) *v1.Pod {
 		p, err := c.pod(ctx, ns, name, uid)
 		if err != nil {
 			unsure = err
@@ -227,7 +227,7 @@ func (c *reconciler) syncClaim(ctx context.Context, key string) error {
 	if unsure != nil {
 		return fmt.Errorf("looking for the users of claim %s: %w", key, unsure)
 	}
-	return c.tidy(ctx, claim, t)
+	return c.cleanUp(ctx, claim, t)
 }
 
 // pod finds a pod in the cache, or makes sure that there is none.
@@ -244,7 +244,7 @@ func (c *reconciler) pod(ctx context.Context, ns, name string, uid types.UID) (*
 }
 
 // tidy writes; each write fails if the claim has changed since it was read.
-func (c *reconciler) tidy(ctx context.Context, claim *resourceapi.ResourceClaim, t tidying) error {
+func (c *reconciler) cleanUp(ctx context.Context, claim *resourceapi.ResourceClaim, t cleanup) error {
 	api := c.Client.ResourceV1().ResourceClaims(claim.Namespace)
 	key := controller.Key(claim)
 	var err error

@@ -43,7 +43,7 @@ func Run(ctx context.Context, e controller.Env) error {
 	return e.Run(ctx, q, 4, func(ctx context.Context, key string) (time.Duration, error) {
 		ns, err := namespaces.Get(key)
 		if err != nil {
-			return 0, client(err)
+			return 0, ignoreNotFound(err)
 		}
 		_, err = accounts.ServiceAccounts(key).Get(name)
 		if err != nil && !apierrors.IsNotFound(err) {
@@ -54,15 +54,20 @@ func Run(ctx context.Context, e controller.Env) error {
 		}
 		_, err = e.Client.CoreV1().ServiceAccounts(key).Create(ctx, &v1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}},
 			metav1.CreateOptions{})
-		if err != nil && !apierrors.IsAlreadyExists(err) && !apierrors.HasStatusCause(err, v1.NamespaceTerminatingCause) {
-			return 0, fmt.Errorf("creating service account %s/%s: %w", key, name, client(err))
+		if err != nil && !needsNoRetry(err) {
+			return 0, fmt.Errorf("creating service account %s/%s: %w", key, name, err)
 		}
 		return 0, nil
 	})
 }
 
-// client forgives what is not there any more.
-func client(err error) error {
+// needsNoRetry reports whether a refused creation leaves nothing to do: the account exists, or its namespace is deleted or
+// being deleted.
+func needsNoRetry(err error) bool {
+	return apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err) || apierrors.HasStatusCause(err, v1.NamespaceTerminatingCause)
+}
+
+func ignoreNotFound(err error) error {
 	if apierrors.IsNotFound(err) {
 		return nil
 	}

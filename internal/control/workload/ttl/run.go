@@ -76,10 +76,13 @@ func Run(ctx context.Context, e controller.Env) error {
 		fg := metav1.DeletePropagationForeground
 		opts.PropagationPolicy = &fg
 		opts.Preconditions.ResourceVersion = &j.ResourceVersion
-		e.Note("Job", j, "deleted", journal.Fact{Name: "expired", Value: at.UTC().Format(time.RFC3339)})
-		if err := e.Client.BatchV1().Jobs(ns).Delete(ctx, name, opts); err != nil && !apierrors.IsNotFound(err) {
+		switch err := e.Client.BatchV1().Jobs(ns).Delete(ctx, name, opts); {
+		case apierrors.IsNotFound(err):
+			return 0, nil
+		case err != nil:
 			return 0, fmt.Errorf("deleting expired job %s: %w", key, err)
 		}
+		e.Note("Job", j, "deleted", journal.Fact{Name: "expired", Value: at.UTC().Format(time.RFC3339)})
 		return 0, nil
 	})
 }

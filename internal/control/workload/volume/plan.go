@@ -25,7 +25,7 @@ type event struct{ Type, Reason, Message string }
 type claimPlan struct {
 	// Bind is the volume to bind it to, in the steps of Steps.
 	Bind *v1.PersistentVolume
-	// Provisioner is who is to make a volume; empty when nobody is.
+	// Provisioner is who is to make a volume; empty when no one is.
 	Provisioner string
 	Phase       v1.PersistentVolumeClaimPhase
 	Event       *event

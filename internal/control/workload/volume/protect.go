@@ -128,7 +128,7 @@ func RunVolumeProtection(ctx context.Context, e controller.Env) error {
 }
 
 // protect adds the finalizer to a living object, and takes it off a dying one
-// that nobody uses; nil means nothing to do.
+// that no one uses; nil means nothing to do.
 func protect(o metav1.Object, finalizer string, used bool) *kube.Change {
 	have := slices.Contains(o.GetFinalizers(), finalizer)
 	switch {

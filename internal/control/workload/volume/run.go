@@ -174,7 +174,7 @@ func (b *binder) claimStatus(ctx context.Context, c *v1.PersistentVolumeClaim, s
 }
 
 func (b *binder) volumePhase(ctx context.Context, pv *v1.PersistentVolume, phase v1.PersistentVolumePhase, msg string) error {
-	// A message that somebody else wrote stays while the phase does.
+	// A message that another party wrote stays while the phase does.
 	if pv.Status.Phase == phase && (msg == "" || pv.Status.Message == msg) {
 		return nil
 	}

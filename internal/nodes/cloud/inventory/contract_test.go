@@ -35,7 +35,7 @@ import (
 // world is a cloud that the contract can change.
 type world interface {
 	provider() cloudprovider.Interface
-	// set makes these the machines there are, by node name.
+	// set makes these the hosts there are, by node name.
 	set(t *testing.T, machines map[string]state)
 }
 
@@ -150,8 +150,8 @@ func newRemoteList(t *testing.T, machines map[string]state) world {
 	return w
 }
 
-// other is a cloud that is not ours: it answers about one machine at a time and
-// tells nobody of changes.
+// other is a cloud that is not ours: it answers about one host at a time and
+// tells no one of changes.
 type other struct {
 	cloudfake.Cloud
 	mu       sync.Mutex
@@ -305,7 +305,7 @@ func contract(t *testing.T, make func(*testing.T, map[string]state) world) {
 }
 
 // A list that is wrong or out of reach leaves the last good one in force, and
-// nobody who might be new on it is taken for gone.
+// no one who might be new on it is taken for gone.
 func TestBadListHoldsTheLastGoodOne(t *testing.T) {
 	w := newInFile(t, map[string]state{"a": Running}).(*inFile)
 	changed := make(chan struct{}, 10)
@@ -318,7 +318,7 @@ func TestBadListHoldsTheLastGoodOne(t *testing.T) {
 	if ok, err := w.p.InstanceExists(t.Context(), node("b")); ok || err == nil {
 		t.Errorf("b, who may be new: %v, %v", ok, err)
 	}
-	if m, err := w.p.Machines(t.Context(), []*v1.Node{node("a"), node("b")}); len(m) != 1 || err == nil {
+	if m, err := w.p.InstanceStates(t.Context(), []*v1.Node{node("a"), node("b")}); len(m) != 1 || err == nil {
 		t.Errorf("both: %v, %v", m, err)
 	}
 	w.set(t, map[string]state{"a": Running, "c": Stopped})

@@ -1,4 +1,4 @@
-// Package inventory is a cloud provider for machines that no cloud manages: a
+// Package inventory is a cloud provider for hosts that no cloud manages: a
 // list of them, in a file or behind an HTTPS address.
 package inventory
 
@@ -22,17 +22,17 @@ const (
 	KindSource = "MachineInventorySource"
 )
 
-// state is what a machine is doing.
+// state is what a host is doing.
 type state string
 
-// A machine is running unless said otherwise.
+// A host is running unless said otherwise.
 const (
 	Running state = "running"
 	Stopped state = "stopped"
 )
 
-// machine is one machine. Name is that of its node.
-type machine struct {
+// host is one host. Name is that of its node.
+type host struct {
 	Name       string            `json:"name"`
 	ProviderID string            `json:"providerID"`
 	State      state             `json:"state,omitempty"`
@@ -43,7 +43,7 @@ type machine struct {
 	Labels     map[string]string `json:"labels,omitempty"`
 }
 
-// address is one address of a machine, of a type that nodes have.
+// address is one address of a host, of a type that nodes have.
 type address struct {
 	Type    v1.NodeAddressType `json:"type"`
 	Address string             `json:"address"`
@@ -53,15 +53,15 @@ type address struct {
 type document struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
-	// Empty has to be true for a list without machines: such a list deletes
+	// Empty has to be true for a list without hosts: such a list deletes
 	// every node that is not ready.
-	Empty    bool      `json:"empty,omitempty"`
-	Machines []machine `json:"machines"`
+	Empty bool   `json:"empty,omitempty"`
+	Hosts []host `json:"machines"`
 }
 
-// list is a list of machines that has been checked. It does not change.
+// list is a list of hosts that has been checked. It does not change.
 type list struct {
-	byName, byID map[string]*machine
+	byName, byID map[string]*host
 }
 
 // parse reads a MachineInventory, YAML or JSON. It refuses fields it does not
@@ -74,17 +74,17 @@ func parse(data []byte) (*list, error) {
 	if d.APIVersion != Version || d.Kind != KindList {
 		return nil, fmt.Errorf("machine inventory: apiVersion %q, kind %q: must be %s and %s", d.APIVersion, d.Kind, Version, KindList)
 	}
-	if len(d.Machines) == 0 && !d.Empty {
+	if len(d.Hosts) == 0 && !d.Empty {
 		return nil, errors.New("machine inventory: no machines, which would delete every node that is not ready; if that is meant, set " +
 			"empty: true")
 	}
-	if len(d.Machines) > 0 && d.Empty {
+	if len(d.Hosts) > 0 && d.Empty {
 		return nil, errors.New("machine inventory: empty is true, but there are machines")
 	}
-	l := &list{byName: map[string]*machine{}, byID: map[string]*machine{}}
+	l := &list{byName: map[string]*host{}, byID: map[string]*host{}}
 	var errs []error
-	for i := range d.Machines {
-		m := &d.Machines[i]
+	for i := range d.Hosts {
+		m := &d.Hosts[i]
 		where := fmt.Sprintf("machines[%d] (%q)", i, m.Name)
 		for _, fault := range m.faults() {
 			errs = append(errs, fmt.Errorf("%s: %s", where, fault))
@@ -103,8 +103,8 @@ func parse(data []byte) (*list, error) {
 	return l, nil
 }
 
-// faults completes the machine and says what is wrong with it.
-func (m *machine) faults() (out []string) {
+// faults completes the host and says what is wrong with it.
+func (m *host) faults() (out []string) {
 	add := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
 	if bad := validation.IsDNS1123Subdomain(m.Name); len(bad) > 0 {
 		add("name: must be that of a node: %s", bad[0])
@@ -146,19 +146,19 @@ func (m *machine) faults() (out []string) {
 	return out
 }
 
-// Len counts the machines.
+// Len counts the hosts.
 func (l *list) Len() int { return len(l.byName) }
 
-// find is the machine of a node: the one with its provider ID if it has one,
+// find is the host of a node: the one with its provider ID if it has one,
 // else the one with its name. nil for none.
-func (l *list) find(n *v1.Node) *machine {
+func (l *list) find(n *v1.Node) *host {
 	if n.Spec.ProviderID != "" {
 		return l.byID[n.Spec.ProviderID]
 	}
 	return l.byName[n.Name]
 }
 
-func (m *machine) metadata() *cloudprovider.InstanceMetadata {
+func (m *host) metadata() *cloudprovider.InstanceMetadata {
 	out := &cloudprovider.InstanceMetadata{ProviderID: m.ProviderID, InstanceType: m.Type, Zone: m.Zone, Region: m.Region,
 		AdditionalLabels: m.Labels}
 	for _, a := range m.Addresses {

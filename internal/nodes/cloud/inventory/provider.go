@@ -81,7 +81,7 @@ func (p *Provider) take(list *list, err error) {
 	p.mu.Lock()
 	if err != nil {
 		if p.bad == nil || p.bad.Error() != err.Error() {
-			p.log.Error("reading the machine inventory again; the last good list stays in force", "error", err)
+			p.log.Error("reading the machine inventory again; the last good list stays in force", "err", err)
 		}
 		p.bad = err
 		p.mu.Unlock()
@@ -121,9 +121,9 @@ func (p *Provider) Notify(f func()) (stop func()) {
 	}
 }
 
-// look finds a node's machine. While the list may be out of date, a machine
+// find finds a node's machine. While the list may be out of date, a host
 // that is not on it may be a new one: that is an error and not an absence.
-func (p *Provider) look(n *v1.Node) (*machine, error) {
+func (p *Provider) find(n *v1.Node) (*host, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if m := p.list.find(n); m != nil || p.bad == nil {
@@ -134,19 +134,19 @@ func (p *Provider) look(n *v1.Node) (*machine, error) {
 
 // InstanceExists is cloudprovider.InstancesV2's.
 func (p *Provider) InstanceExists(_ context.Context, n *v1.Node) (bool, error) {
-	m, err := p.look(n)
+	m, err := p.find(n)
 	return m != nil, err
 }
 
 // InstanceShutdown is cloudprovider.InstancesV2's.
 func (p *Provider) InstanceShutdown(_ context.Context, n *v1.Node) (bool, error) {
-	m, err := p.look(n)
+	m, err := p.find(n)
 	return m != nil && m.State == Stopped, err
 }
 
 // InstanceMetadata is cloudprovider.InstancesV2's.
 func (p *Provider) InstanceMetadata(_ context.Context, n *v1.Node) (*cloudprovider.InstanceMetadata, error) {
-	m, err := p.look(n)
+	m, err := p.find(n)
 	switch {
 	case err != nil:
 		return nil, err
@@ -157,12 +157,12 @@ func (p *Provider) InstanceMetadata(_ context.Context, n *v1.Node) (*cloudprovid
 	return m.metadata(), nil
 }
 
-// Machines is cloud.Batcher's.
-func (p *Provider) Machines(_ context.Context, nodes []*v1.Node) (map[string]cloud.Machine, error) {
-	out := make(map[string]cloud.Machine, len(nodes))
+// InstanceStates is cloud.Batcher's.
+func (p *Provider) InstanceStates(_ context.Context, nodes []*v1.Node) (map[string]cloud.InstanceState, error) {
+	out := make(map[string]cloud.InstanceState, len(nodes))
 	var first error
 	for _, n := range nodes {
-		m, err := p.look(n)
+		m, err := p.find(n)
 		switch {
 		case err != nil:
 			if first == nil {
@@ -188,7 +188,7 @@ func (p *Provider) ProviderName() string { return Name }
 // Initialize does nothing: Run does the work.
 func (p *Provider) Initialize(cloudprovider.ControllerClientBuilder, <-chan struct{}) {}
 
-// HasClusterID is true: a list of machines belongs to one cluster.
+// HasClusterID is true: a list of hosts belongs to one cluster.
 func (p *Provider) HasClusterID() bool { return true }
 
 // LoadBalancer is not offered.

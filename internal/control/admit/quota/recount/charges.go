@@ -74,7 +74,7 @@ func plus(a, b resource.Quantity) resource.Quantity {
 // withPending is the usage to write, from what was counted, what the status
 // says and what was charged lately: a charge without its object keeps what it
 // took, and never takes more than the status says. again is when to count
-// anew, 0 when nothing was kept.
+// again, 0 when nothing was kept.
 func withPending(counted, told, pending corev1.ResourceList) (used corev1.ResourceList, again time.Duration) {
 	used = corev1.ResourceList{}
 	for name, n := range counted {

@@ -122,7 +122,7 @@ func (c *reconciler) updated(before, after any) {
 		if ok {
 			c.charges.seen(controller.Key(now), was.Status.Used, now.Status.Used, time.Now())
 		}
-		// Somebody else may have written limits into the status.
+		// Someone else may have written limits into the status.
 		if ok && (!equality.Semantic.DeepEqual(was.Spec, now.Spec) || !quotav1.Equals(now.Status.Hard, now.Spec.Hard)) {
 			c.queue.Add(controller.Key(now))
 		}

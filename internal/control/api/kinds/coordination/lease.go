@@ -24,7 +24,7 @@ var lease = registry.Kind[*coordination.Lease]{
 }
 
 // A node's heartbeat is the object that is written most: by one writer, always
-// the same fields. Who owns which of them is nobody's question, but keeping that
+// the same fields. Who owns which of them is no one's question, but keeping that
 // record up to date is a good part of each write and most of the object. So it
 // is not kept for leases in kube-node-lease, as for an object whose record a
 // client reset; from the first server-side apply on it is.
@@ -36,7 +36,7 @@ func dropHeartbeatOwners(l *coordination.Lease) {
 	}
 }
 
-// applied says whether somebody owns fields of an object by server-side apply.
+// applied says whether someone owns fields of an object by server-side apply.
 func applied(l *coordination.Lease) bool {
 	return slices.ContainsFunc(l.ManagedFields, func(e metav1.ManagedFieldsEntry) bool {
 		return e.Operation == metav1.ManagedFieldsOperationApply

@@ -8,7 +8,7 @@ import (
 )
 
 // TestHeartbeatsHaveNoRecordOfOwners: but other leases do, and so does one that
-// somebody applied.
+// someone applied.
 func TestHeartbeatsHaveNoRecordOfOwners(t *testing.T) {
 	for _, c := range []struct {
 		namespace string
