@@ -16,6 +16,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/journal"
 	"github.com/berth-dev/berth/internal/nodes/health"
+	"github.com/berth-dev/berth/internal/snapshot"
 	"github.com/berth-dev/berth/internal/socket"
 	"github.com/berth-dev/berth/internal/supervise"
 )
@@ -36,6 +37,8 @@ type Status struct {
 	Checks   []Check           `json:"checks"`
 	// Certificates are those this machine renews, soonest first.
 	Certificates []certificateEnd `json:"certificates,omitempty"`
+	// Snapshots is how their schedule stands.
+	Snapshots *snapshot.Progress `json:"snapshots,omitempty"`
 	// Notes are limits of the machine that berth adapted to.
 	Notes []string `json:"notes,omitempty"`
 }
@@ -74,6 +77,7 @@ func (u *up) serveStatus(context.Context) error {
 	})
 	mux.Handle("GET /proxy/", &u.tracer)
 	u.serveRotation(mux)
+	u.serveSnapshots(mux)
 	mux.Handle("GET /journal", health.WhyHandler(u.journal.Query, &u.board))
 	// Only root reaches this socket, so profiles may be taken at any time.
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
@@ -105,6 +109,7 @@ func (u *up) status(ctx context.Context) Status {
 	if ends := u.ends.Load(); ends != nil {
 		s.Certificates = *ends
 	}
+	s.Snapshots = u.snapshots.Load()
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	check := func(name string, err error) {
@@ -221,6 +226,14 @@ func (s *Status) Print(w io.Writer, now time.Time) {
 		c := s.Certificates[0]
 		fmt.Fprintf(w, "certs     next end %s (%s), renewed by itself from %s\n", c.End.Local().Format(time.DateTime), c.Name,
 			c.Renewal.Local().Format(time.DateTime))
+	}
+	if s.Snapshots != nil {
+		line, ok := s.Snapshots.Line(now)
+		mark := "ok"
+		if !ok {
+			mark = "BAD"
+		}
+		fmt.Fprintf(w, "snapshots %-4s %s\n", mark, line)
 	}
 	for _, n := range s.Notes {
 		fmt.Fprintf(w, "note      %s\n", n)

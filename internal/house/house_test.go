@@ -85,6 +85,10 @@ var pure = []string{
 	"internal/policy/model",
 	"internal/policy/oracle",
 	"internal/proxy/model",
+	"internal/snapshot/header.go",
+	"internal/snapshot/plan.go",
+	"internal/snapshot/retention.go",
+	"internal/snapshot/schedule.go",
 }
 
 // impureFiles are shells that live in a pure folder, with the reason.
