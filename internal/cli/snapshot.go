@@ -176,7 +176,8 @@ func snapshotSave() *cobra.Command {
 				return err
 			}
 			now := time.Now()
-			e, err := cluster.SaveSnapshot(cmd.Context(), at.dataDir, version, snapshot.Request{Dir: at.dir, Name: name, Keys: keys, Now: now})
+			e, err := cluster.SaveSnapshot(cmd.Context(), at.dataDir, version, snapshot.Request{Dir: at.dir, Name: name, Keys: keys,
+				Now: now})
 			if err != nil {
 				return err
 			}
@@ -267,7 +268,8 @@ func printSnapshots(w io.Writer, all []snapshot.Entry, now time.Time) error {
 			fmt.Fprintf(t, "%s\t-\t-\t-\t-\t%s\t-\t%s\n", name, size(e.Bytes), opens)
 			continue
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\n", name, h.Time.Local().Format(time.DateTime), now.Sub(h.Time).Round(time.Second), h.Node,
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\n", name, h.Time.Local().Format(time.DateTime), now.Sub(h.Time).Round(time.Second),
+			h.Node,
 			h.Revision, size(e.Bytes), h.Sealed, opens)
 	}
 	return t.Flush()

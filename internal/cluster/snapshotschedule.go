@@ -59,7 +59,8 @@ func (c *Config) validateSnapshots() error {
 	}
 	switch {
 	case s.Every == 0 && (given > 0 || s.Dir != ""):
-		return errors.New("--snapshot-dir, --snapshot-key-file, --snapshot-passphrase-file: they are for --snapshot-every, which is not given")
+		return errors.New("--snapshot-dir, --snapshot-key-file, --snapshot-passphrase-file: they are for --snapshot-every, which is " +
+			"not given")
 	case s.Every == 0:
 		return nil
 	case s.Every < minSnapshotEvery:
@@ -69,6 +70,9 @@ func (c *Config) validateSnapshots() error {
 	case given != 1:
 		return errors.New("--snapshot-every: give one of --snapshot-key-file, --snapshot-passphrase-file and " +
 			"--snapshot-unsealed-with-all-keys; `berth snapshot keygen FILE` makes a key")
+	}
+	if err := snapshot.CheckDir(s.Dir); err != nil {
+		return fmt.Errorf("--snapshot-dir: %w", err)
 	}
 	if s.Dir == "" {
 		s.Dir = SnapshotDir(c.DataDir)

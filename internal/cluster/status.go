@@ -109,7 +109,6 @@ func (u *up) status(ctx context.Context) Status {
 	if ends := u.ends.Load(); ends != nil {
 		s.Certificates = *ends
 	}
-	s.Snapshots = u.snapshots.Load()
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	check := func(name string, err error) {
@@ -125,6 +124,10 @@ func (u *up) status(ctx context.Context) Status {
 		if usage := u.store.Usage(); usage.Warn() {
 			s.Notes = append(s.Notes, "the store is nearly full: "+usage.String())
 		}
+	}
+	if s.Snapshots = u.snapshots.Load(); s.Snapshots != nil {
+		line, ok := s.Snapshots.Line(time.Now())
+		s.Checks = append(s.Checks, Check{Name: "snapshots", OK: ok, Detail: line})
 	}
 	_, err := u.client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
 	check("api", err)
@@ -226,14 +229,6 @@ func (s *Status) Print(w io.Writer, now time.Time) {
 		c := s.Certificates[0]
 		fmt.Fprintf(w, "certs     next end %s (%s), renewed by itself from %s\n", c.End.Local().Format(time.DateTime), c.Name,
 			c.Renewal.Local().Format(time.DateTime))
-	}
-	if s.Snapshots != nil {
-		line, ok := s.Snapshots.Line(now)
-		mark := "ok"
-		if !ok {
-			mark = "BAD"
-		}
-		fmt.Fprintf(w, "snapshots %-4s %s\n", mark, line)
 	}
 	for _, n := range s.Notes {
 		fmt.Fprintf(w, "note      %s\n", n)

@@ -22,7 +22,7 @@ type source struct {
 }
 
 // writePayload writes the manifest and the parts, sealed by keys.
-func writePayload(w io.Writer, keys Keys, m Manifest, parts []source) error {
+func writePayload(w io.Writer, keys Keys, m manifest, parts []source) error {
 	sealed, err := keys.seal(w)
 	if err != nil {
 		return err
@@ -38,7 +38,8 @@ func writePayload(w io.Writer, keys Keys, m Manifest, parts []source) error {
 		return fmt.Errorf("encoding the manifest: %w", err)
 	}
 	entry := func(name string, size int64) error {
-		return tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Size: size, Mode: 0o600, ModTime: m.Time, Format: tar.FormatPAX})
+		return tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Size: size, Mode: 0o600, ModTime: m.Time,
+			Format: tar.FormatPAX})
 	}
 	if err := entry(manifestName, int64(len(data))); err != nil {
 		return err
@@ -80,7 +81,7 @@ func discard(Part) (io.WriteCloser, error) { return nopCloser{io.Discard}, nil }
 // read opens a snapshot whose header was read already, checks all of it and
 // gives each part to into. r begins with the payload. An error may come after
 // parts were given: into must write to where nobody looks yet.
-func read(file string, h Header, keys Keys, r io.Reader, into sink) (*Manifest, error) {
+func read(file string, h Header, keys Keys, r io.Reader, into sink) (*manifest, error) {
 	limited := &io.LimitedReader{R: r, N: h.PayloadBytes}
 	clear, err := keys.open(file, h.Sealed, limited)
 	if err != nil {
@@ -115,9 +116,9 @@ func cause(err error) error {
 	return err
 }
 
-func readTar(file string, h Header, r io.Reader, into sink) (*Manifest, error) {
+func readTar(file string, h Header, r io.Reader, into sink) (*manifest, error) {
 	tr := tar.NewReader(r)
-	m := &Manifest{}
+	m := &manifest{}
 	size, err := nextEntry(tr, manifestName, maxManifest)
 	if err != nil {
 		return nil, err

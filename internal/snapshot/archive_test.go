@@ -45,7 +45,8 @@ func fakeCluster(t *testing.T) Origin {
 	}
 	sum := sha256.Sum256(data)
 	data = append(data, sum[:]...)
-	for name, text := range map[string]string{"cluster.json": `{"version":1,"nodeName":"n"}`, "pki/ca.crt": "ca", "pki/ca.key": "cluster key",
+	for name, text := range map[string]string{"cluster.json": `{"version":1,"nodeName":"n"}`, "pki/ca.crt": "ca",
+		"pki/ca.key": "cluster key",
 		"pki/sa.key": "sa", "pki/encryption.yaml": "secretbox", "pki/half.new": "half"} {
 		path := filepath.Join(dir, name)
 		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600)); err != nil {
@@ -189,9 +190,9 @@ func TestDamageIsFound(t *testing.T) {
 }
 
 // payload writes an open snapshot with parts of any names.
-func payload(t testing.TB, parts map[string]string, change func(*Manifest)) (Header, []byte) {
+func payload(t testing.TB, parts map[string]string, change func(*manifest)) (Header, []byte) {
 	t.Helper()
-	m := Manifest{Header: header()}
+	m := manifest{Header: header()}
 	m.Sealed, m.PayloadBytes = Unsealed, 0
 	var list []source
 	for _, name := range sortedNames(parts) {
@@ -226,7 +227,7 @@ func TestEvilFilesAreRefused(t *testing.T) {
 	delete(lacking, "pki/ca.key")
 	for name, c := range map[string]struct {
 		parts  map[string]string
-		change func(*Manifest)
+		change func(*manifest)
 		want   string
 	}{
 		"good":             {goodParts("pki/extra.crt"), nil, ""},
@@ -237,14 +238,14 @@ func TestEvilFilesAreRefused(t *testing.T) {
 		"elsewhere":        {goodParts("agent/x"), nil, "no snapshot has"},
 		"hidden":           {goodParts("pki/.x"), nil, "no snapshot has"},
 		"lacks a key":      {lacking, nil, "lacks pki/ca.key"},
-		"size beyond":      {goodParts(), func(m *Manifest) { m.Parts[0].Bytes = maxStorePart + 1 }, "allowed are"},
-		"negative size":    {goodParts(), func(m *Manifest) { m.Parts[0].Bytes = -1 }, "allowed are"},
-		"wrong size":       {goodParts(), func(m *Manifest) { m.Parts[0].Bytes++ }, "its manifest says"},
-		"wrong sum":        {goodParts(), func(m *Manifest) { m.Parts[0].SHA256 = strings.Repeat("0", 64) }, "SHA-256"},
-		"no sum":           {goodParts(), func(m *Manifest) { m.Parts[0].SHA256 = "" }, "no SHA-256"},
-		"twice":            {goodParts(), func(m *Manifest) { m.Parts[1] = m.Parts[0] }, "twice"},
-		"other order":      {goodParts(), func(m *Manifest) { m.Parts[0], m.Parts[1] = m.Parts[1], m.Parts[0] }, "must be"},
-		"too many":         {goodParts(), func(m *Manifest) { m.Parts = make([]Part, maxParts+1) }, "allowed are"},
+		"size beyond":      {goodParts(), func(m *manifest) { m.Parts[0].Bytes = maxStorePart + 1 }, "allowed are"},
+		"negative size":    {goodParts(), func(m *manifest) { m.Parts[0].Bytes = -1 }, "allowed are"},
+		"wrong size":       {goodParts(), func(m *manifest) { m.Parts[0].Bytes++ }, "its manifest says"},
+		"wrong sum":        {goodParts(), func(m *manifest) { m.Parts[0].SHA256 = strings.Repeat("0", 64) }, "SHA-256"},
+		"no sum":           {goodParts(), func(m *manifest) { m.Parts[0].SHA256 = "" }, "no SHA-256"},
+		"twice":            {goodParts(), func(m *manifest) { m.Parts[1] = m.Parts[0] }, "twice"},
+		"other order":      {goodParts(), func(m *manifest) { m.Parts[0], m.Parts[1] = m.Parts[1], m.Parts[0] }, "must be"},
+		"too many":         {goodParts(), func(m *manifest) { m.Parts = make([]Part, maxParts+1) }, "allowed are"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h, data := payload(t, c.parts, c.change)

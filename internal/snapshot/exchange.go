@@ -225,7 +225,8 @@ func movable(dataDir string) error {
 		path := filepath.Join(dataDir, name)
 		var st unix.Stat_t
 		if err := unix.Lstat(path, &st); err == nil && st.Dev != top.Dev {
-			return fmt.Errorf("%s is a mount of its own, which cannot be moved aside: unmount it, restore, and move the new %s onto it", path,
+			return fmt.Errorf("%s is a mount of its own, which cannot be moved aside: unmount it, restore, and move the new %s onto it",
+				path,
 				name)
 		}
 	}

@@ -57,7 +57,7 @@ func look(file string, r Reader) Entry {
 		e.Bytes = info.Size()
 	}
 	if err != nil {
-		var newer *NewerError
+		var newer *newerError
 		e.Broken, e.Newer = err.Error(), errors.As(err, &newer)
 	}
 	return e
@@ -87,7 +87,8 @@ func openFile(file string) (_ *os.File, h Header, err error) {
 		return nil, h, err
 	}
 	if want := headerSize + h.PayloadBytes; info.Size() != want {
-		return nil, h, fmt.Errorf("reading %s: it has %d bytes and its header says %d: the file is cut off or was changed", file, info.Size(),
+		return nil, h, fmt.Errorf("reading %s: it has %d bytes and its header says %d: the file is cut off or was changed", file,
+			info.Size(),
 			want)
 	}
 	return f, h, nil
@@ -102,7 +103,7 @@ func cmpErr(err, otherwise error) error {
 
 // Verify reads a whole snapshot, checks every byte, and returns its manifest and
 // the settings in it. It writes nothing.
-func Verify(file string, keys Keys, r Reader) (*Manifest, []byte, error) {
+func Verify(file string, keys Keys, r Reader) (*manifest, []byte, error) {
 	f, h, err := openFile(file)
 	if err != nil {
 		return nil, nil, err
@@ -149,7 +150,8 @@ func needRoom(dir string, bytes int64) error {
 	}
 	const spare = 64 << 20
 	if free := int64(st.Bavail) * st.Bsize; free < bytes+spare {
-		return fmt.Errorf("%s has %d MiB free, and %d MiB are needed: make room or choose another directory", dir, free>>20, (bytes+spare)>>20)
+		return fmt.Errorf("%s has %d MiB free, and %d MiB are needed: make room or choose another directory", dir, free>>20,
+			(bytes+spare)>>20)
 	}
 	return nil
 }

@@ -71,9 +71,9 @@ type Part struct {
 	SHA256 string `json:"sha256"`
 }
 
-// Manifest is the first entry of the payload: the header, and every part that
+// manifest is the first entry of the payload: the header, and every part that
 // follows, in order.
-type Manifest struct {
+type manifest struct {
 	Header
 	Parts []Part `json:"parts"`
 }
@@ -97,8 +97,8 @@ var partName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$`)
 // FileName is what a snapshot's own name may be.
 var fileName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
 
-// CheckName refuses names that are not one plain file name.
-func CheckName(name string) error {
+// checkName refuses names that are not one plain file name.
+func checkName(name string) error {
 	if len(name) > maxNameLength || !fileName.MatchString(name) {
 		return fmt.Errorf("snapshot name %q: allowed are letters, digits, '.', '_' and '-', at most %d, and a letter or digit first", name,
 			maxNameLength)
@@ -112,13 +112,14 @@ func DefaultName(node string, now time.Time) string {
 	return now.UTC().Format("20060102T150405Z") + "-" + strings.Trim(clean, "-.")
 }
 
-// NewerError says that a newer berth is needed to open a file.
-type NewerError struct {
+// newerError says that a newer berth is needed to open a file.
+type newerError struct {
 	File, Wrote, Reads string
 }
 
-func (e *NewerError) Error() string {
-	return fmt.Sprintf("snapshot %s was written with %s, and this berth reads up to %s: use a berth that is at least as new", e.File, e.Wrote,
+func (e *newerError) Error() string {
+	return fmt.Sprintf("snapshot %s was written with %s, and this berth reads up to %s: use a berth that is at least as new", e.File,
+		e.Wrote,
 		e.Reads)
 }
 
@@ -131,7 +132,7 @@ type Reader struct {
 // CanOpen is an error if r is too old for the file.
 func (h *Header) CanOpen(r Reader) error {
 	if h.Layout > r.Layout {
-		return &NewerError{h.Name, fmt.Sprintf("data layout %d (berth %s)", h.Layout, h.Berth), fmt.Sprintf("layout %d", r.Layout)}
+		return &newerError{h.Name, fmt.Sprintf("data layout %d (berth %s)", h.Layout, h.Berth), fmt.Sprintf("layout %d", r.Layout)}
 	}
 	var wrote, reads [2]int
 	if _, err := fmt.Sscanf(h.Etcd, "%d.%d", &wrote[0], &wrote[1]); err != nil {
@@ -141,7 +142,7 @@ func (h *Header) CanOpen(r Reader) error {
 		return fmt.Errorf("the etcd version %q is not a version", r.Etcd)
 	}
 	if wrote[0] > reads[0] || wrote[0] == reads[0] && wrote[1] > reads[1] {
-		return &NewerError{h.Name, "etcd " + h.Etcd + " (berth " + h.Berth + ")", "etcd " + r.Etcd}
+		return &newerError{h.Name, "etcd " + h.Etcd + " (berth " + h.Berth + ")", "etcd " + r.Etcd}
 	}
 	return nil
 }
@@ -170,11 +171,12 @@ func decodeHeader(file string, block []byte) (h Header, err error) {
 	}
 	line, rest, ok := bytes.Cut(rest, []byte("\n"))
 	var version int
-	if n, err := fmt.Sscanf(string(line), "%d", &version); !ok || n != 1 || err != nil || fmt.Sprint(version) != string(line) || version < 1 {
+	if n, err := fmt.Sscanf(string(line), "%d", &version); !ok || n != 1 || err != nil || fmt.Sprint(version) != string(line) ||
+		version < 1 {
 		return h, fmt.Errorf("reading %s: %w", file, errNoSnapshot)
 	}
 	if version > formatVersion {
-		return h, &NewerError{file, fmt.Sprintf("snapshot format %d", version), fmt.Sprintf("format %d", formatVersion)}
+		return h, &newerError{file, fmt.Sprintf("snapshot format %d", version), fmt.Sprintf("format %d", formatVersion)}
 	}
 	if len(block) != headerSize {
 		return h, fmt.Errorf("reading %s: its header has %d bytes instead of %d: the file is cut off", file, len(block), headerSize)
@@ -199,7 +201,7 @@ func strictJSON(data []byte, into any) error {
 }
 
 func (h *Header) check(file string) error {
-	if err := CheckName(h.Name); err != nil {
+	if err := checkName(h.Name); err != nil {
 		return fmt.Errorf("reading %s: %w", file, err)
 	}
 	switch {
@@ -214,7 +216,7 @@ func (h *Header) check(file string) error {
 }
 
 // same says whether the manifest inside repeats the header outside.
-func (m *Manifest) same(h Header) bool {
+func (m *manifest) same(h Header) bool {
 	inside := m.Header
 	inside.PayloadBytes, h.PayloadBytes = 0, 0
 	if !inside.Time.Equal(h.Time) {
@@ -226,7 +228,7 @@ func (m *Manifest) same(h Header) bool {
 
 // checkParts refuses names that lead anywhere else, sizes beyond the bounds, and
 // a list that lacks the store or the settings.
-func (m *Manifest) checkParts() error {
+func (m *manifest) checkParts() error {
 	if len(m.Parts) > maxParts {
 		return fmt.Errorf("it has %d parts, allowed are %d", len(m.Parts), maxParts)
 	}

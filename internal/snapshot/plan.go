@@ -52,13 +52,13 @@ type Plan struct {
 // that a client of this cluster has seen, also of one that was restored from the
 // same snapshot before. kubernetes/kubernetes#118501, etcd's op-guide/recovery:
 // watches go on from the past where a revision goes back.
-func bump(m *Manifest, existing int64, now time.Time) int64 {
+func bump(m *manifest, existing int64, now time.Time) int64 {
 	unseen := int64(max(now.Sub(m.Time), 0)/time.Second) * writesPerSecond
 	return max(m.Revision, existing) - m.Revision + revisionBump + unseen
 }
 
 // NewPlan decides what a restore does, or why not.
-func NewPlan(file string, m *Manifest, t Target, now time.Time) (*Plan, error) {
+func NewPlan(file string, m *manifest, t Target, now time.Time) (*Plan, error) {
 	if t.RunningPID != 0 {
 		return nil, fmt.Errorf("a cluster is running on %s (process %d), and a restore would pull its store from under it: stop it first. "+
 			"`kill %d` ends berth and leaves the containers running, `berth down` ends them too", t.DataDir, t.RunningPID, t.RunningPID)
@@ -78,7 +78,8 @@ func NewPlan(file string, m *Manifest, t Target, now time.Time) (*Plan, error) {
 		m.Revision+p.Bump)
 	if t.HasCluster {
 		p.Aside = "before-restore-" + now.UTC().Format("20060102T150405Z")
-		say("data", "the state in %s (node %s, revision %d) moves to %s; nothing is deleted", t.DataDir, cmp.Or(t.Node, "unknown"), t.Revision,
+		say("data", "the state in %s (node %s, revision %d) moves to %s; nothing is deleted", t.DataDir, cmp.Or(t.Node, "unknown"),
+			t.Revision,
 			filepath.Join(t.DataDir, p.Aside))
 	} else {
 		say("data", "%s gets the store, CAs, keys and settings; it holds no cluster now", t.DataDir)

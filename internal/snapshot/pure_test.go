@@ -96,11 +96,11 @@ func TestWhoCanOpen(t *testing.T) {
 
 func TestNames(t *testing.T) {
 	for _, bad := range []string{"", ".", "..", "-a", ".a", "a/b", "a b", "a\n", strings.Repeat("x", 129)} {
-		if CheckName(bad) == nil {
+		if checkName(bad) == nil {
 			t.Errorf("%q is allowed", bad)
 		}
 	}
-	if name := DefaultName("host/ä.example", noon); CheckName(name) != nil || name != "20300101T120000Z-host-.example" {
+	if name := DefaultName("host/ä.example", noon); checkName(name) != nil || name != "20300101T120000Z-host-.example" {
 		t.Errorf("default name %q", name)
 	}
 }
@@ -183,7 +183,7 @@ func TestSchedule(t *testing.T) {
 // A restored revision lies above all that clients can have seen: of the cluster
 // that is replaced, and of one that was restored from the same file before.
 func TestRevisionsOnlyGrow(t *testing.T) {
-	m := &Manifest{Header: header()}
+	m := &manifest{Header: header()}
 	m.Revision = 500
 	if got := 500 + bump(m, 0, noon); got != 500+revisionBump {
 		t.Errorf("a new host begins at %d", got)
@@ -201,7 +201,7 @@ func TestRevisionsOnlyGrow(t *testing.T) {
 }
 
 func TestPlans(t *testing.T) {
-	m := &Manifest{Header: header(), Parts: []Part{{Name: ProviderConfigName}}}
+	m := &manifest{Header: header(), Parts: []Part{{Name: ProviderConfigName}}}
 	if _, err := NewPlan("f", m, Target{DataDir: "/d", RunningPID: 7, HasCluster: true, Force: true}, noon); err == nil ||
 		!strings.Contains(err.Error(), "kill 7") {
 		t.Errorf("under a running cluster: %v", err)
@@ -226,7 +226,7 @@ func TestPlans(t *testing.T) {
 }
 
 func TestNewerIsAnErrorOfItsOwn(t *testing.T) {
-	var newer *NewerError
+	var newer *newerError
 	h := header()
 	h.Etcd = "9.0.0"
 	if err := h.CanOpen(Reader{"3.7.3", 1}); !errors.As(err, &newer) || !strings.Contains(err.Error(), "at least as new") {

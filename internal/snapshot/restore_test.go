@@ -39,7 +39,8 @@ func cluster(t *testing.T, v string) (dir string, s *store.Store) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	for name, text := range map[string]string{"cluster.json": `{"version":1,"nodeName":"` + v + `"}`, "pki/ca.crt": "ca " + v, "pki/ca.key": "k",
+	for name, text := range map[string]string{"cluster.json": `{"version":1,"nodeName":"` + v + `"}`, "pki/ca.crt": "ca " + v,
+		"pki/ca.key": "k",
 		"pki/sa.key": "s", "admin.kubeconfig": v} {
 		path := filepath.Join(dir, name)
 		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600)); err != nil {
@@ -96,7 +97,8 @@ func restoreTo(t *testing.T, file, dir string, at steps) error {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return (&Restore{File: file, Keys: NoKeys(), Reader: reads, DataDir: dir, Plan: plan, PeerSocket: filepath.Join(dir, "etcd", "peer.sock"),
+	return (&Restore{File: file, Keys: NoKeys(), Reader: reads, DataDir: dir, Plan: plan, PeerSocket: filepath.Join(dir, "etcd",
+		"peer.sock"),
 		at: at}).Run()
 }
 
@@ -283,7 +285,8 @@ func TestDamagedFileRestoresNothing(t *testing.T) {
 	if err := os.WriteFile(e.File, data, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r := &Restore{File: e.File, Keys: NoKeys(), Reader: reads, DataDir: dir, Plan: plan, PeerSocket: filepath.Join(dir, "etcd", "peer.sock")}
+	r := &Restore{File: e.File, Keys: NoKeys(), Reader: reads, DataDir: dir, Plan: plan, PeerSocket: filepath.Join(dir, "etcd",
+		"peer.sock")}
 	if err := r.Run(); err == nil {
 		t.Error("a damaged file was restored")
 	}

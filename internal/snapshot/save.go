@@ -36,10 +36,10 @@ type Request struct {
 	Now       time.Time
 }
 
-// BusyError says that another snapshot of the same cluster is being made.
-type BusyError struct{ DataDir string }
+// busyError says that another snapshot of the same cluster is being made.
+type busyError struct{ DataDir string }
 
-func (e *BusyError) Error() string {
+func (e *busyError) Error() string {
 	return "another snapshot of " + e.DataDir + " is being made: wait for its end"
 }
 
@@ -50,14 +50,22 @@ const (
 	attempts = 3
 )
 
+// CheckDir refuses what is no directory of this host.
+func CheckDir(dir string) error {
+	if strings.Contains(dir, "://") {
+		return fmt.Errorf("snapshot directory %s: only directories are supported yet: save to one, and copy the file from there", dir)
+	}
+	return nil
+}
+
 // Save writes a snapshot of from. The file appears under its name when it is
 // whole and on disk; nothing else is left in any case.
 func Save(ctx context.Context, from Origin, r Request) (Entry, error) {
-	if err := CheckName(r.Name); err != nil {
+	if err := checkName(r.Name); err != nil {
 		return Entry{}, err
 	}
-	if strings.Contains(r.Dir, "://") {
-		return Entry{}, fmt.Errorf("snapshot directory %s: only directories are supported yet: save to one, and copy the file from there", r.Dir)
+	if err := CheckDir(r.Dir); err != nil {
+		return Entry{}, err
 	}
 	if r.Keys.sealing == "" {
 		return Entry{}, errors.New("no passphrase and no key file is given to seal with")
@@ -86,7 +94,7 @@ func Save(ctx context.Context, from Origin, r Request) (Entry, error) {
 		return Entry{}, err
 	}
 	h.StoreBytes = store.Bytes
-	m := Manifest{Header: h}
+	m := manifest{Header: h}
 	parts := append(sources(small), source{store, func() (io.ReadCloser, error) { return os.Open(spooled) }})
 	for _, p := range parts {
 		m.Parts = append(m.Parts, p.Part)
@@ -128,7 +136,8 @@ func collect(ctx context.Context, from Origin, spooled string) (map[string][]byt
 		}
 		before = after
 	}
-	return nil, Part{}, fmt.Errorf("saving %s: its keys or settings changed %d times while the store was copied: try again", from.Header.DataDir,
+	return nil, Part{}, fmt.Errorf("saving %s: its keys or settings changed %d times while the store was copied: try again",
+		from.Header.DataDir,
 		attempts)
 }
 
@@ -207,7 +216,7 @@ func lockSaves(dataDir string) (release func(), err error) {
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, &BusyError{dataDir}
+			return nil, &busyError{dataDir}
 		}
 		return nil, fmt.Errorf("starting a snapshot: %w", err)
 	}
@@ -216,7 +225,7 @@ func lockSaves(dataDir string) (release func(), err error) {
 
 // writeFile writes a snapshot under a temporary name, to disk, and gives it its
 // name without replacing another.
-func writeFile(file string, keys Keys, m Manifest, parts []source) (err error) {
+func writeFile(file string, keys Keys, m manifest, parts []source) (err error) {
 	tmp := file + partSuffix
 	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
 	if err != nil {
