@@ -26,12 +26,16 @@ const clearSecret = "the-fox-is-in-the-henhouse-0451"
 // works, and pods that ran then and run now have the same containers.
 func TestSnapshot(t *testing.T) {
 	c := newCluster(t)
-	c.up()
 	ctx := context.Background()
 	keys := t.TempDir()
 	key, public := filepath.Join(keys, "key"), filepath.Join(keys, "public")
 	if err := os.WriteFile(public, []byte(c.berth("snapshot", "keygen", key)), 0o600); err != nil {
 		t.Fatal(err)
+	}
+	c.extra = append(c.extra, "--snapshot-every=1h", "--snapshot-key-file="+public)
+	c.up()
+	if out := c.berth("status", "--data-dir", c.dir); !strings.Contains(out, "ok   snapshots") {
+		t.Errorf("the schedule is not in the status:\n%s", out)
 	}
 	c.kubectl("create", "secret", "generic", "kept", "--from-literal=word="+clearSecret)
 	c.kubectl("create", "configmap", "kept", "--from-literal=word=before")
