@@ -141,6 +141,7 @@ func controlFlags(f *pflag.FlagSet, cfg *cluster.Config) {
 	cfg.NodeHealth = health.Defaults()
 	cfg.NodeHealth.AddFlags(f)
 	cfg.AddServerFlags(f)
+	scheduleFlags(f, &cfg.Snapshots)
 }
 
 func nodeFlags(f *pflag.FlagSet, cfg *cluster.Config) {

@@ -141,6 +141,8 @@ type Config struct {
 	APIServer *api.Options
 	LogFormat string
 	LogLevel  string
+	// Snapshots are saved while the cluster runs.
+	Snapshots Snapshots
 }
 
 // Complete fills in what was not given: first from the data directory's own
@@ -156,9 +158,8 @@ func (c *Config) Complete() error {
 		return fmt.Errorf("--data-dir %q: %w", c.DataDir, err)
 	}
 	c.DataDir = abs
-	if n := len(containerd.Layout{DataDir: abs}.Socket()) + len(".ttrpc"); n > 107 {
-		return fmt.Errorf("--data-dir %s: the path is %d bytes too long for the sockets below it (the kernel allows 107 bytes): choose a "+
-			"shorter one", abs, n-107)
+	if err := c.socketsFit(); err != nil {
+		return err
 	}
 	kept, err := c.stored()
 	if err != nil {
@@ -220,8 +221,20 @@ func (c *Config) Complete() error {
 		if err := c.validateCloud(); err != nil {
 			return err
 		}
+		if err := c.validateSnapshots(); err != nil {
+			return err
+		}
 	}
 	return c.validateLogs()
+}
+
+// socketsFit refuses a data directory whose path is too long.
+func (c *Config) socketsFit() error {
+	if n := len(containerd.Layout{DataDir: c.DataDir}.Socket()) + len(".ttrpc"); n > 107 {
+		return fmt.Errorf("--data-dir %s: the path is %d bytes too long for the sockets below it (the kernel allows 107 bytes): choose a "+
+			"shorter one", c.DataDir, n-107)
+	}
+	return nil
 }
 
 // validate checks the cluster's ranges, its network and its controllers.
@@ -305,6 +318,9 @@ func (c *Config) settingsFile() string { return c.Path("cluster.json") }
 // value.
 func (c *Config) stored() (Settings, error) {
 	var s Settings
+	if err := c.finishRestore(); err != nil {
+		return s, err
+	}
 	data, err := os.ReadFile(c.settingsFile())
 	if errors.Is(err, fs.ErrNotExist) {
 		return s, nil

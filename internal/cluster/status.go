@@ -16,6 +16,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/journal"
 	"github.com/berth-dev/berth/internal/nodes/health"
+	"github.com/berth-dev/berth/internal/snapshot"
 	"github.com/berth-dev/berth/internal/socket"
 	"github.com/berth-dev/berth/internal/supervise"
 )
@@ -36,6 +37,8 @@ type Status struct {
 	Checks   []Check           `json:"checks"`
 	// Certificates are those this host renews, soonest first.
 	Certificates []certificateEnd `json:"certificates,omitempty"`
+	// Snapshots is how their schedule stands.
+	Snapshots *snapshot.Progress `json:"snapshots,omitempty"`
 	// Notes are limits of the host that berth adapted to.
 	Notes []string `json:"notes,omitempty"`
 }
@@ -74,6 +77,7 @@ func (u *up) serveStatus(context.Context) error {
 	})
 	mux.Handle("GET /proxy/", &u.tracer)
 	u.serveRotation(mux)
+	u.serveSnapshots(mux)
 	mux.Handle("GET /journal", health.WhyHandler(u.journal.Query, &u.board))
 	mux.HandleFunc("GET /journal/follow", u.followJournal)
 	// Only root reaches this socket, so profiles may be taken at any time.
@@ -121,6 +125,10 @@ func (u *up) status(ctx context.Context) Status {
 		if usage := u.store.Usage(); usage.Warn() {
 			s.Notes = append(s.Notes, "the store is nearly full: "+usage.String())
 		}
+	}
+	if s.Snapshots = u.snapshots.Load(); s.Snapshots != nil {
+		line, ok := s.Snapshots.Line(time.Now())
+		s.Checks = append(s.Checks, Check{Name: "snapshots", OK: ok, Detail: line})
 	}
 	_, err := u.client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
 	check("api", err)

@@ -25,6 +25,7 @@ import (
 	"github.com/berth-dev/berth/internal/nodes/health"
 	"github.com/berth-dev/berth/internal/policy"
 	"github.com/berth-dev/berth/internal/proxy"
+	"github.com/berth-dev/berth/internal/snapshot"
 	"github.com/berth-dev/berth/internal/supervise"
 )
 
@@ -71,6 +72,8 @@ type up struct {
 
 	// ends are those of the certificates of this host.
 	ends atomic.Pointer[[]certificateEnd]
+	// snapshots is how their schedule stands; nil without one.
+	snapshots atomic.Pointer[snapshot.Progress]
 
 	mu      sync.Mutex
 	ready   bool
@@ -165,6 +168,9 @@ func Up(ctx context.Context, cfg *Config, emit Progress, ready chan<- struct{}) 
 	})
 	if u.Role.control() {
 		u.keep("certificates", u.renewCertificates)
+		if u.Snapshots.Every > 0 {
+			u.keep("snapshots", u.scheduleSnapshots)
+		}
 	}
 	var stopped <-chan struct{}
 	if u.store != nil {

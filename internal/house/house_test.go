@@ -86,6 +86,10 @@ var pure = []string{
 	"internal/policy/oracle",
 	"internal/proxy/model",
 	"internal/why",
+	"internal/snapshot/header.go",
+	"internal/snapshot/plan.go",
+	"internal/snapshot/retention.go",
+	"internal/snapshot/schedule.go",
 }
 
 // impureFiles are shells that live in a pure folder, with the reason.

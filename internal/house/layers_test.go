@@ -22,8 +22,8 @@ var floors = [][]string{
 	{"internal/control", "internal/nodes", "internal/agent", "internal/proxy", "internal/network", "internal/policy", "internal/dns"},
 	{"internal/controller"},
 	{"internal/nft", "internal/podutil", "internal/kube", "internal/localvolume", "internal/why"},
-	{"internal/heap", "internal/journal", "internal/logfile", "internal/memory", "internal/pki", "internal/socket", "internal/strict",
-		"internal/supervise"},
+	{"internal/heap", "internal/journal", "internal/logfile", "internal/memory", "internal/pki", "internal/snapshot", "internal/socket",
+		"internal/strict", "internal/supervise"},
 }
 
 // agentFloors are the same inside the agent. Above all is launch, the only room
