@@ -62,7 +62,7 @@ func (u *up) agentConfig(log *slog.Logger) (launch.Config, error) {
 		HostnameOverride: u.NodeName, NodeIP: u.NodeIP, MaxDeadPerContainer: 1, MaxDeadContainers: -1,
 		ImageCredentialConfig: u.CredentialProviders, ImageCredentialDir: u.CredentialProviderDir,
 	}
-	if u.Hardened {
+	if ptr.Deref(u.Hardened, false) {
 		effective.Agent.DropCapabilities = container.RuntimeExtras
 	}
 	cfg := launch.Config{

@@ -239,7 +239,7 @@ func TestPodsOfAMachineAreConfined(t *testing.T) {
 		{name: "hardened", hardened: true, seccomp: true, pids: 4096},
 	} {
 		u := newMachine(t, RoleWhole, test.file)
-		u.Hardened, u.runtimeLacks = test.hardened, test.lacks
+		u.Hardened, u.runtimeLacks = &test.hardened, test.lacks
 		cfg, err := u.agentConfig(u.log)
 		if err != nil {
 			t.Fatal(err)
