@@ -290,7 +290,7 @@ func detached(ctx context.Context, cfg *cluster.Config) error {
 	if err := os.MkdirAll(cfg.Path("logs"), 0o755); err != nil {
 		return fmt.Errorf("making the log directory: %w", err)
 	}
-	out, err := os.OpenFile(cfg.Path("logs", "crash.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o640)
+	out, err := os.OpenFile(cfg.Path("logs", cluster.CrashLog), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o640)
 	if err != nil {
 		return fmt.Errorf("opening the crash log: %w", err)
 	}
