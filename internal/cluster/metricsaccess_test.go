@@ -36,7 +36,9 @@ func TestMetricsNeedARight(t *testing.T) {
 		review.Status.Allowed = review.Spec.User == "prometheus" && n != nil && n.Path == "/metrics" && n.Verb == "get"
 		return true, review, nil
 	})
-	h := guardMetrics(func() kubernetes.Interface { return client }, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {}))
+	shown := false
+	h := guardMetrics(func() kubernetes.Interface { return client },
+		http.HandlerFunc(func(http.ResponseWriter, *http.Request) { shown = true }))
 	for header, want := range map[string]int{"": 401, "Basic abc": 401, "Bearer made-up": 401, "Bearer nobody": 403,
 		"Bearer prometheus": 200} {
 		r := httptest.NewRequest("GET", "/metrics", nil)
@@ -44,9 +46,10 @@ func TestMetricsNeedARight(t *testing.T) {
 			r.Header.Set("Authorization", header)
 		}
 		w := httptest.NewRecorder()
+		shown = false
 		h.ServeHTTP(w, r)
-		if w.Code != want {
-			t.Errorf("%q: got %d %s, want %d", header, w.Code, w.Body, want)
+		if w.Code != want || shown != (want == http.StatusOK) {
+			t.Errorf("%q: got %d %s, metrics shown %v; want %d", header, w.Code, w.Body, shown, want)
 		}
 	}
 }
