@@ -73,6 +73,7 @@ func startCommand(cmd *cobra.Command, role cluster.Role) *cobra.Command {
 		if len(args) > 0 {
 			cfg.ServerURL = args[0]
 		}
+		cfg.Hardened = given(cmd.Flags(), "hardened")
 		return start.run(cmd.Context(), &cfg)
 	}
 	f := cmd.Flags()
@@ -158,12 +159,22 @@ func nodeFlags(f *pflag.FlagSet, cfg *cluster.Config) {
 	f.IntVar(&cfg.Ports.ProxyMetrics, "proxy-metrics-port", 0, "port of the proxy's metrics on loopback (default 10249)")
 	f.IntVar(&cfg.Ports.WireGuard, "wireguard-port", 0, "UDP port of this node with network wireguard (default 51820)")
 	f.BoolVar(&cfg.NetworkPolicy, "network-policy", true, "enforce NetworkPolicy on this node's pods")
-	f.BoolVar(&cfg.Hardened, "hardened", false, "containers lack "+strings.Join(container.RuntimeExtras, ", ")+
-		" unless their capabilities.add names them (or ALL) or they are privileged")
+	f.Bool("hardened", false, "containers lack "+strings.Join(container.RuntimeExtras, ", ")+
+		" unless their capabilities.add names them (or ALL) or they are privileged; later starts keep it until --hardened=false")
 	f.StringVar(&cfg.BundleDir, "bundle-dir", "", "directory of the runtime bundle (default: that of this program)")
 	f.StringVar(&cfg.ImagesDir, "images-dir", "", "directory of OCI archives to import (default: images in the bundle)")
 	f.StringVar(&cfg.RuntimeEndpoint, "container-runtime-endpoint", "",
 		"CRI socket of a runtime that is already there, instead of the bundled one")
+}
+
+// given is a boolean flag as it was given; nil if it was not.
+func given(f *pflag.FlagSet, name string) *bool {
+	flag := f.Lookup(name)
+	if flag == nil || !flag.Changed {
+		return nil
+	}
+	value := flag.Value.String() == "true"
+	return &value
 }
 
 func joinFlags(f *pflag.FlagSet, cfg *cluster.Config) {
@@ -341,7 +352,7 @@ func detached(ctx context.Context, cfg *cluster.Config, tellName bool) error {
 	if err := os.MkdirAll(cfg.Path("logs"), 0o755); err != nil {
 		return fmt.Errorf("making the log directory: %w", err)
 	}
-	out, err := os.OpenFile(cfg.Path("logs", "crash.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o640)
+	out, err := os.OpenFile(cfg.Path("logs", cluster.CrashLog), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o640)
 	if err != nil {
 		return fmt.Errorf("opening the crash log: %w", err)
 	}

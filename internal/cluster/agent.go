@@ -66,7 +66,7 @@ func (u *up) agentConfig(log *slog.Logger) (launch.Config, error) {
 		Effective: effective, Log: log, Version: kube.Version, Journal: u.journal, Metrics: newRegistry(),
 		Network: agent.PodNetwork{ConfDir: u.cniConfDir(), CNI: cni}, Guard: u.guard(),
 	}
-	if u.Hardened {
+	if ptr.Deref(u.Hardened, false) {
 		cfg.DropCapabilities = container.RuntimeExtras
 	}
 	if u.volumes != nil {

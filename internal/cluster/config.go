@@ -93,6 +93,9 @@ type Settings struct {
 	// image credential plugins and the directory they lie in; both or none.
 	CredentialProviders   string `json:"credentialProviders,omitempty"`
 	CredentialProviderDir string `json:"credentialProviderDir,omitempty"`
+	// Hardened takes from containers the capabilities that the runtime gives by
+	// default and few programs need, unless they ask for them. Nil: as before.
+	Hardened *bool `json:"hardened,omitempty"`
 }
 
 // Config is everything `berth up` can be told. Empty fields get defaults from
@@ -127,9 +130,6 @@ type Config struct {
 	// Restart replaces this process by a new one of the same command, and
 	// returns only if it cannot; nil ends the cluster where it would be called.
 	Restart func() error
-	// Hardened takes from containers the capabilities that the runtime gives by
-	// default and few programs need, unless they ask for them.
-	Hardened bool
 	// BundleDir holds containerd, its shim, the CNI plugins and images/.
 	BundleDir string
 	// ImagesDir holds the OCI archives to import; empty: BundleDir/images.
@@ -392,6 +392,9 @@ func (s *Settings) merge(kept Settings) error {
 	}
 	if s.CredentialProviders == "" && s.CredentialProviderDir == "" {
 		s.CredentialProviders, s.CredentialProviderDir = kept.CredentialProviders, kept.CredentialProviderDir
+	}
+	if s.Hardened == nil {
+		s.Hardened = kept.Hardened
 	}
 	return nil
 }

@@ -1,12 +1,16 @@
 package cluster
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/go-logr/logr"
 	"k8s.io/klog/v2"
@@ -82,6 +86,27 @@ func (l *logs) handler(w io.Writer) slog.Handler {
 func (l *logs) libraries(log *slog.Logger) {
 	h := &demoteHandler{log.Handler()}
 	klog.SetLoggerWithOptions(logr.FromSlogHandler(h), klog.ContextualLogger(true))
+}
+
+// CrashLog is where a process in the background writes what is in no part's log: why it ended, if it did not end by itself.
+const CrashLog = "crash.log"
+
+// crashLogCheck is how often the size of the crash log is looked at: there is hardly ever anything in it.
+const crashLogCheck = 10 * time.Minute
+
+// boundCrashLog keeps the crash log to its size, until ctx ends: at once, since every start may have added to it, and at each tick. Its
+// writers are this process's own standard output and error, which no File is between.
+func (l *logs) boundCrashLog(ctx context.Context, tick <-chan time.Time, log *slog.Logger) {
+	for {
+		if err := logfile.Truncate(l.dir+"/"+CrashLog, logfile.DefaultLimits); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			log.Warn("the crash log cannot be rotated", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick:
+		}
+	}
 }
 
 func (l *logs) close() {

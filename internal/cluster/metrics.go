@@ -2,9 +2,12 @@ package cluster
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"strings"
@@ -14,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"k8s.io/client-go/kubernetes"
+	certutil "k8s.io/client-go/util/cert"
 )
 
 // registry is a part's metrics. A part that is started again registers its
@@ -48,13 +52,30 @@ func (r registry) MustRegister(cs ...prometheus.Collector) {
 }
 
 // serveMetrics answers /metrics, /healthz, /livez and /readyz for controllers
-// and scheduler on loopback.
+// and scheduler on loopback, over TLS. Health is open to all, as upstream's.
 func (u *up) serveMetrics(context.Context) error {
 	u.metrics = newRegistry()
 	u.storeMetrics(u.metrics)
+	srv, err := u.metricsServer()
+	if err != nil {
+		return fmt.Errorf("serving the controllers' metrics: %w", err)
+	}
 	l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", u.Ports.Metrics))
 	if err != nil {
 		return fmt.Errorf("listening for the controllers' metrics: %w", err)
+	}
+	u.keep("controllers' metrics", func(ctx context.Context) error {
+		stop := context.AfterFunc(ctx, func() { srv.Close() })
+		defer stop()
+		return srv.ServeTLS(l, "", "")
+	})
+	return nil
+}
+
+func (u *up) metricsServer() (*http.Server, error) {
+	secure, err := u.metricsTLS()
+	if err != nil {
+		return nil, err
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", guardMetrics(func() kubernetes.Interface { return u.client },
@@ -74,13 +95,8 @@ func (u *up) serveMetrics(context.Context) error {
 			mux.HandleFunc("GET "+path+"/"+c.name, answerChecks([]healthCheck{c}))
 		}
 	}
-	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
-	u.keep("controllers' metrics", func(ctx context.Context) error {
-		stop := context.AfterFunc(ctx, func() { srv.Close() })
-		defer stop()
-		return srv.Serve(l)
-	})
-	return nil
+	// Handshakes that fail are the callers' affair.
+	return &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, TLSConfig: secure, ErrorLog: log.New(io.Discard, "", 0)}, nil
 }
 
 // healthCheck is one line of a health answer.
@@ -125,14 +141,24 @@ func apiReady(ctx context.Context, client kubernetes.Interface) error {
 	return err
 }
 
+// ownPorts asks the ports of this process; the controllers' serves with the
+// API server's certificate.
+func (u *up) ownPorts() *http.Client {
+	pool, err := certutil.NewPool(u.files.CA.Cert)
+	if err != nil {
+		pool = x509.NewCertPool() // nobody is believed, and the answer says so
+	}
+	return &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: pool}}}
+}
+
 // probe asks a health endpoint.
-func probe(ctx context.Context, url string) error {
+func probe(ctx context.Context, client *http.Client, url string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return err
 	}
 	req.Close = true
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := client.Do(req)
 	if err != nil {
 		return err
 	}

@@ -241,7 +241,7 @@ func TestPodsOfANodeAreConfined(t *testing.T) {
 		{name: "hardened", hardened: true, seccomp: true, pids: 4096},
 	} {
 		u := newHost(t, RoleWhole, test.file)
-		u.Hardened, u.runtimeLacks = test.hardened, test.lacks
+		u.Hardened, u.runtimeLacks = &test.hardened, test.lacks
 		cfg, err := u.agentConfig(u.log)
 		if err != nil {
 			t.Fatal(err)

@@ -136,12 +136,12 @@ func (u *up) status(ctx context.Context) Status {
 		name, url string
 		here      bool
 	}{
-		{"controllers", fmt.Sprintf("http://127.0.0.1:%d/healthz", u.Ports.Metrics), u.Role.control()},
+		{"controllers", fmt.Sprintf("https://127.0.0.1:%d/healthz", u.Ports.Metrics), u.Role.control()},
 		{"agent", fmt.Sprintf("http://127.0.0.1:%d/healthz", u.Ports.AgentHealthz), u.Role.node()},
 		{"proxy", fmt.Sprintf("http://127.0.0.1:%d/livez", u.Ports.ProxyHealthz), u.Role.node()},
 	} {
 		if p.here {
-			check(p.name, probe(ctx, p.url))
+			check(p.name, probe(ctx, u.ownPorts(), p.url))
 		}
 	}
 	return s

@@ -166,6 +166,12 @@ func Up(ctx context.Context, cfg *Config, emit Progress, ready chan<- struct{}) 
 		memory.ReleasePeriodically(ctx, u.log)
 		return nil
 	})
+	u.keep("crash log", func(ctx context.Context) error {
+		tick := time.NewTicker(crashLogCheck)
+		defer tick.Stop()
+		u.logs.boundCrashLog(ctx, tick.C, u.log)
+		return nil
+	})
 	if u.Role.control() {
 		u.keep("certificates", u.renewCertificates)
 		if u.Snapshots.Every > 0 {

@@ -206,18 +206,13 @@ func (a *CA) Issue(want Leaf, now time.Time) (*x509.Certificate, crypto.Signer, 
 		KeyUsage:     x509.KeyUsageDigitalSignature,
 		DNSNames:     want.Names,
 		IPAddresses:  want.IPs,
+		ExtKeyUsage:  want.usages(),
 	}
 	if tmpl.NotBefore.Before(a.Cert.NotBefore) {
 		tmpl.NotBefore = a.Cert.NotBefore
 	}
 	if tmpl.NotAfter.After(a.Cert.NotAfter) {
 		tmpl.NotAfter = a.Cert.NotAfter
-	}
-	if want.Server {
-		tmpl.ExtKeyUsage = append(tmpl.ExtKeyUsage, x509.ExtKeyUsageServerAuth)
-	}
-	if want.Client {
-		tmpl.ExtKeyUsage = append(tmpl.ExtKeyUsage, x509.ExtKeyUsageClientAuth)
 	}
 	der, err := x509.CreateCertificate(rand.Reader, tmpl, a.Cert, key.Public(), a.Key)
 	if err != nil {
@@ -243,17 +238,33 @@ func (a *CA) fits(cert *x509.Certificate, want Leaf, now time.Time) bool {
 	if cert.Subject.CommonName != want.CommonName || !slices.Equal(cert.Subject.Organization, want.Organization) {
 		return false
 	}
-	for _, n := range want.Names {
-		if !slices.Contains(cert.DNSNames, n) {
-			return false
-		}
+	sameIP := func(a, b net.IP) bool { return a.Equal(b) }
+	return sameSet(cert.DNSNames, want.Names, func(a, b string) bool { return a == b }) &&
+		sameSet(cert.IPAddresses, want.IPs, sameIP) &&
+		sameSet(cert.ExtKeyUsage, want.usages(), func(a, b x509.ExtKeyUsage) bool { return a == b })
+}
+
+// sameSet says whether each element of one list is in the other. A leaf that
+// says more than is wanted now, such as a server name that was given up, is
+// none to keep.
+func sameSet[T any](a, b []T, same func(T, T) bool) bool {
+	within := func(in, of []T) bool {
+		return !slices.ContainsFunc(in, func(x T) bool {
+			return !slices.ContainsFunc(of, func(y T) bool { return same(x, y) })
+		})
 	}
-	for _, ip := range want.IPs {
-		if !slices.ContainsFunc(cert.IPAddresses, ip.Equal) {
-			return false
-		}
+	return within(a, b) && within(b, a)
+}
+
+// usages are the extended usages of a leaf.
+func (l Leaf) usages() (out []x509.ExtKeyUsage) {
+	if l.Server {
+		out = append(out, x509.ExtKeyUsageServerAuth)
 	}
-	return true
+	if l.Client {
+		out = append(out, x509.ExtKeyUsageClientAuth)
+	}
+	return out
 }
 
 // EnsureKeyPair keeps a bare signing key (service account tokens): dir/NAME.key

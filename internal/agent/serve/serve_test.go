@@ -62,6 +62,7 @@ var permissions = map[string][]string{
 	"pod-viewer":     {"get pods"},
 	"prometheus":     {"get metrics", "get proxy"},
 	"operator":       {"create exec"},
+	"provisioner":    {"create localvolumes"},
 	"nobody":         nil,
 }
 
@@ -364,6 +365,12 @@ func TestAnswers(t *testing.T) {
 		{"prometheus", "GET", "/metrics", 200, ""},
 		{"operator", "GET", "/exec/default/p/c?command=id&output=1", 400, "Upgrade request required"},
 		{"operator", "GET", "/attach/default/p/c?output=1", 403, "verb=create"},
+		// Who makes volumes runs nothing in pods.
+		{"provisioner", "POST", "/csi/local.berth.dev/GetCapacity", 404, "this node has no local volumes"},
+		{"provisioner", "POST", "/exec/default/p/c?command=id&output=1", 403, "verb=create"},
+		{"provisioner", "POST", "/run/default/p/c?cmd=id", 403, "verb=create"},
+		{"provisioner", "POST", "/csi/local.berth.dev/../../run/default/p/c?cmd=id", 403, ""},
+		{"provisioner", "GET", "/pods", 403, ""},
 		{"api-server", "GET", "/exec/default/p/c?command=id&output=1", 400, "Upgrade request required"},
 		{"api-server", "GET", "/metrics", 403, ""}, // no fallback to proxy
 		{"api-server", "GET", "/healthz", 200, "ok"},

@@ -62,11 +62,16 @@ func (s *Supervisor) sweep(ctx context.Context) {
 			return
 		case <-tick.C:
 			s.endLostShims()
-			// containerd outlives this process, so its output is no pipe to here.
-			if err := logfile.Truncate(s.LogFile, logfile.DefaultLimits); err != nil {
-				s.Log.Warn("containerd's log cannot be rotated", "file", s.LogFile, "err", err)
-			}
+			s.boundLog()
 		}
+	}
+}
+
+// boundLog keeps containerd's log to its size. It outlives this process, so its
+// output is no pipe to here.
+func (s *Supervisor) boundLog() {
+	if err := logfile.Truncate(s.LogFile, logfile.DefaultLimits); err != nil {
+		s.Log.Warn("containerd's log cannot be rotated", "file", s.LogFile, "err", err)
 	}
 }
 

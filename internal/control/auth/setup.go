@@ -169,7 +169,13 @@ func (a *Auth) setUpAuthorizer() error {
 	if err != nil {
 		return err
 	}
-	if a.Authorizer, err = unionauthorizer.New(append(chain, configured...)...); err != nil {
+	rights, err := unionauthorizer.New(configured...)
+	if err != nil {
+		return fmt.Errorf("chaining authorizers: %w", err)
+	}
+	chain = append(append(chain, configured...), unionauthorizer.NamedAuthorizer{AuthorizerName: "local-volumes",
+		Authorizer: localVolumes{rights}})
+	if a.Authorizer, err = unionauthorizer.New(chain...); err != nil {
 		return fmt.Errorf("chaining authorizers: %w", err)
 	}
 	return nil

@@ -233,7 +233,7 @@ func storageControllers(c *Config) []controller.Controller {
 			Watches: "persistentvolumeclaims persistentvolumes nodes storageclasses.storage.k8s.io " +
 				"csinodes.storage.k8s.io csidrivers.storage.k8s.io csistoragecapacities.storage.k8s.io",
 			Reads: "get persistentvolumes configmaps",
-			Writes: "create nodes/proxy\ncreate,delete,patch persistentvolumes csistoragecapacities.storage.k8s.io\n" +
+			Writes: "create nodes/localvolumes\ncreate,delete,patch persistentvolumes csistoragecapacities.storage.k8s.io\n" +
 				"patch persistentvolumeclaims persistentvolumeclaims/status\ncreate csidrivers.storage.k8s.io " +
 				"storageclasses.storage.k8s.io configmaps" + events,
 			Run: func(ctx context.Context, e controller.Env) error { return provision.Run(ctx, e, c.LocalVolumes) }},

@@ -153,7 +153,7 @@ spec: {externalIPs: [192.0.2.1], ports: [{port: 80}]}`, "external IP")},
 
 	{id: "1.3.1", title: "bound of terminated pods", reason: "12500, upstream's default (nodes/podgc); `berth controllers` has the flag"},
 	{id: "1.3.2", title: "no profiling of controllers", probe: func(c *cis) error {
-		return status("http://"+c.at(5)+"/debug/pprof/",
+		return status("https://"+c.at(5)+"/debug/pprof/",
 			http.StatusNotFound)
 	}},
 	{id: "1.3.3", title: "each controller has an identity of its own", probe: identities},
@@ -168,7 +168,7 @@ spec: {externalIPs: [192.0.2.1], ports: [{port: 80}]}`, "external IP")},
 		reason: "the cluster renews them while it runs (cluster TestCertificatesAreRenewedWhileRunning)"},
 	{id: "1.3.7", title: "controllers listen on loopback", probe: loopbackOnly(5)},
 	{id: "1.4.1", title: "no profiling of the scheduler", probe: func(c *cis) error {
-		return status("http://"+c.at(5)+"/debug/pprof/",
+		return status("https://"+c.at(5)+"/debug/pprof/",
 			http.StatusNotFound)
 	}},
 	{id: "1.4.2", title: "the scheduler listens on loopback", probe: loopbackOnly(5)},

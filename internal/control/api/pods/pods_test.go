@@ -55,6 +55,7 @@ func TestPods(t *testing.T) {
 		"read-only sessions": testReadOnlySessions,
 		"peers of a node":    testNodePeers,
 		"node proxy session": testNodeProxySessions,
+		"local volume calls": testLocalVolumesCalls,
 		"log":                testLog,
 		"log follow":         testLogFollow,
 		"exec":               testExec,

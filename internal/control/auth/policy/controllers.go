@@ -185,7 +185,7 @@ var berthRoles = []entry{
 		patch jobs.batch/status`},
 	{name: "local-volume-provisioner", rules: `
 		create,patch events
-		create nodes/proxy
+		create nodes/localvolumes
 		create,delete,get,patch persistentvolumes
 		create,delete,patch csistoragecapacities.storage.k8s.io
 		patch persistentvolumeclaims persistentvolumeclaims/status
