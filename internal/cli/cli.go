@@ -53,6 +53,7 @@ func rootCommand() *cobra.Command {
 		joinCommand(),
 		tokenCommand(),
 		secretsCommand(),
+		imageCommand(),
 		downCommand(),
 		statusCommand(),
 		whyCommand(),

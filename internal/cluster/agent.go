@@ -67,7 +67,7 @@ func (u *up) agentConfig(log *slog.Logger) (launch.Config, error) {
 	}
 	cfg := launch.Config{
 		Effective: effective, Log: log, Version: kube.Version, Journal: u.journal, Metrics: newRegistry(),
-		CNIConfDir: u.cniConfDir(), CNI: cni, Guard: u.guard(),
+		CNIConfDir: u.cniConfDir(), CNI: cni, Guard: u.guard(), Images: u.imageAPI(),
 	}
 	if u.volumes != nil {
 		cfg.LocalVolumes = u.volumes

@@ -86,6 +86,9 @@ type Settings struct {
 	// image credential plugins and the directory they lie in; both or none.
 	CredentialProviders   string `json:"credentialProviders,omitempty"`
 	CredentialProviderDir string `json:"credentialProviderDir,omitempty"`
+	// Registries is a registries.yaml; empty for the first of those in the data
+	// directory and in /etc/berth.
+	Registries string `json:"registries,omitempty"`
 }
 
 // Config is everything `berth up` can be told. Empty fields get defaults from
@@ -159,7 +162,7 @@ func (c *Config) Complete() error {
 	}
 	for flag, path := range map[string]*string{
 		"agent-config": &c.AgentConfig, "image-credential-provider-config": &c.CredentialProviders,
-		"image-credential-provider-bin-dir": &c.CredentialProviderDir,
+		"image-credential-provider-bin-dir": &c.CredentialProviderDir, "registries": &c.Registries,
 	} {
 		if *path != "" {
 			if *path, err = filepath.Abs(*path); err != nil {
@@ -213,6 +216,9 @@ func (c *Config) Complete() error {
 		if err := c.validateCloud(); err != nil {
 			return err
 		}
+	}
+	if _, _, err := c.registries(); err != nil {
+		return err
 	}
 	return c.validateLogs()
 }
@@ -361,6 +367,9 @@ func (s *Settings) merge(kept Settings) error {
 	s.Ports.fill(kept.Ports)
 	if s.AgentConfig == "" {
 		s.AgentConfig = kept.AgentConfig
+	}
+	if s.Registries == "" {
+		s.Registries = kept.Registries
 	}
 	if s.CredentialProviders == "" && s.CredentialProviderDir == "" {
 		s.CredentialProviders, s.CredentialProviderDir = kept.CredentialProviders, kept.CredentialProviderDir

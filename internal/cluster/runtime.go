@@ -97,6 +97,11 @@ func (c *Config) supervisor(ctx context.Context, facts host.Facts, log *slog.Log
 		notes = append(notes, "the data directory is itself on overlayfs: images are copied, not layered, which is slower and takes "+
 			"more space")
 	}
+	credentials, told, err := c.writeRegistries()
+	if err != nil {
+		return nil, nil, err
+	}
+	notes = append(notes, told...)
 	return &containerd.Supervisor{
 		Options: containerd.Options{
 			Layout:        c.Layout(),
@@ -107,6 +112,7 @@ func (c *Config) supervisor(ctx context.Context, facts host.Facts, log *slog.Log
 			SystemdCgroup: c.systemdCgroups(facts),
 			RestrictOOM:   !facts.LowersOOMScore,
 			Hugetlb:       facts.Hugetlb,
+			Credentials:   credentials,
 		},
 		Binary:    filepath.Join(c.BundleDir, "containerd"),
 		LogFile:   c.Path("logs", "containerd.log"),

@@ -65,6 +65,8 @@ type Options struct {
 	// where the kernel refuses lower ones.
 	RestrictOOM bool
 	Hugetlb     bool
+	// Credentials are tables of registries' passwords, from registries.yaml.
+	Credentials string
 }
 
 // The periods are long on purpose: the agent reads cgroups itself, and
@@ -118,7 +120,8 @@ disabled_plugins = []
       [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
         BinaryName = {{printf "%q" .OCIRuntime}}
         SystemdCgroup = {{.SystemdCgroup}}
-`))
+{{with .Credentials}}
+{{.}}{{end}}`))
 
 // Render returns the configuration file's content.
 func (o Options) Render() ([]byte, error) {
