@@ -152,7 +152,13 @@ func loadFile(ctx context.Context, s imageStore, file string, stdin io.Reader, n
 // keepStdin copies standard input into a file where it is needed more than once.
 func keepStdin(in io.Reader, files []string, several bool) (list []string, done func(), err error) {
 	done = func() {}
-	switch count := strings.Count("\x00"+strings.Join(files, "\x00")+"\x00", "\x00-\x00"); {
+	count := 0
+	for _, f := range files {
+		if f == "-" {
+			count++
+		}
+	}
+	switch {
 	case count > 1:
 		return nil, done, errors.New("- is given twice: standard input can be read once")
 	case count == 0 || !several:
@@ -258,19 +264,22 @@ func printRemoved(w io.Writer, node string, gone []string) {
 	}
 }
 
-// table is a table whose first column is the node, where there are several.
+// table is a table whose first column is the node, where there are several. Without a row it has no head.
 type table struct {
 	*tabwriter.Writer
 	nodes bool
+	head  []string
 }
 
-func newTable(w io.Writer, nodes bool, head ...string) table {
-	t := table{tabwriter.NewWriter(w, 0, 8, 2, ' ', 0), nodes}
-	t.row("NODE", head...)
-	return t
+func newTable(w io.Writer, nodes bool, head ...string) *table {
+	return &table{tabwriter.NewWriter(w, 0, 8, 2, ' ', 0), nodes, head}
 }
 
-func (t table) row(node string, cells ...string) {
+func (t *table) row(node string, cells ...string) {
+	if head := t.head; head != nil {
+		t.head = nil
+		t.row("NODE", head...)
+	}
 	if t.nodes {
 		cells = append([]string{node}, cells...)
 	}

@@ -89,6 +89,9 @@ type Settings struct {
 	// Registries is a registries.yaml; empty for the first of those in the data
 	// directory and in /etc/berth.
 	Registries string `json:"registries,omitempty"`
+	// ContainerdConfigDir holds configuration files that the bundled containerd
+	// merges into its own; empty for containerd.d in the data directory.
+	ContainerdConfigDir string `json:"containerdConfigDir,omitempty"`
 }
 
 // Config is everything `berth up` can be told. Empty fields get defaults from
@@ -126,6 +129,9 @@ type Config struct {
 	// Hardened takes from containers the capabilities that the runtime gives by
 	// default and few programs need, unless they ask for them.
 	Hardened bool
+	// NRI lets plugins of the bundled runtime change containers; NoCDI ignores
+	// device specifications.
+	NRI, NoCDI bool
 	// BundleDir holds containerd, its shim, the CNI plugins and images/.
 	BundleDir string
 	// ImagesDir holds the OCI archives to import; empty: BundleDir/images.
@@ -163,6 +169,7 @@ func (c *Config) Complete() error {
 	for flag, path := range map[string]*string{
 		"agent-config": &c.AgentConfig, "image-credential-provider-config": &c.CredentialProviders,
 		"image-credential-provider-bin-dir": &c.CredentialProviderDir, "registries": &c.Registries,
+		"containerd-config-dir": &c.ContainerdConfigDir,
 	} {
 		if *path != "" {
 			if *path, err = filepath.Abs(*path); err != nil {
@@ -218,6 +225,9 @@ func (c *Config) Complete() error {
 		}
 	}
 	if _, _, err := c.registries(); err != nil {
+		return err
+	}
+	if _, _, err := c.fragments(); err != nil {
 		return err
 	}
 	return c.validateLogs()
@@ -370,6 +380,9 @@ func (s *Settings) merge(kept Settings) error {
 	}
 	if s.Registries == "" {
 		s.Registries = kept.Registries
+	}
+	if s.ContainerdConfigDir == "" {
+		s.ContainerdConfigDir = kept.ContainerdConfigDir
 	}
 	if s.CredentialProviders == "" && s.CredentialProviderDir == "" {
 		s.CredentialProviders, s.CredentialProviderDir = kept.CredentialProviders, kept.CredentialProviderDir

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 
+	"github.com/berth-dev/berth/internal/cluster/containerd"
 	"github.com/berth-dev/berth/internal/registries"
 )
 
@@ -50,4 +51,25 @@ func (c *Config) writeRegistries() (credentials string, notes []string, err erro
 		notes = append(notes, fmt.Sprintf("%s holds passwords and others than its owner may read it: chmod 600 %s", file, file))
 	}
 	return credentials, notes, registries.Write(c.Path("registries"), cfg.Hosts())
+}
+
+// fragments is the directory of configuration files that containerd merges, and the sum of what they hold; both are empty where
+// there are none.
+func (c *Config) fragments() (dir, sum string, err error) {
+	if !c.Role.node() || c.RuntimeEndpoint != "" && c.ContainerdConfigDir == "" {
+		return "", "", nil
+	}
+	if c.RuntimeEndpoint != "" {
+		return "", "", fmt.Errorf("--containerd-config-dir %s: berth configures its own containerd only; configure the one of "+
+			"--container-runtime-endpoint where it is configured", c.ContainerdConfigDir)
+	}
+	if dir = c.ContainerdConfigDir; dir == "" {
+		dir = c.Path("containerd.d")
+	} else if st, err := os.Stat(dir); err != nil || !st.IsDir() {
+		return "", "", fmt.Errorf("--containerd-config-dir %s: want a directory with *.toml files", dir)
+	}
+	if sum, err = containerd.Fragments(dir); err != nil || sum == "" {
+		return "", "", err
+	}
+	return dir, sum, nil
 }

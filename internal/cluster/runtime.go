@@ -102,6 +102,10 @@ func (c *Config) supervisor(ctx context.Context, facts host.Facts, log *slog.Log
 		return nil, nil, err
 	}
 	notes = append(notes, told...)
+	fragments, sum, err := c.fragments()
+	if err != nil {
+		return nil, nil, err
+	}
 	return &containerd.Supervisor{
 		Options: containerd.Options{
 			Layout:        c.Layout(),
@@ -113,6 +117,8 @@ func (c *Config) supervisor(ctx context.Context, facts host.Facts, log *slog.Log
 			RestrictOOM:   !facts.LowersOOMScore,
 			Hugetlb:       facts.Hugetlb,
 			Credentials:   credentials,
+			Handlers:      containerd.FindHandlers(tried),
+			Fragments:     fragments, FragmentSum: sum, NRI: c.NRI, NoCDI: c.NoCDI,
 		},
 		Binary:    filepath.Join(c.BundleDir, "containerd"),
 		LogFile:   c.Path("logs", "containerd.log"),
