@@ -54,7 +54,8 @@ func TestRuntimeClasses(t *testing.T) {
 	c.eventually("RuntimeClass second", func() (bool, string) { err := class(); return err == nil, fmt.Sprint(err) })
 	c.imagePod("usual", "berth.dev/toolbox:1", "Never", "")
 	c.waitReady("default", "app=usual", 1)
-	if text, err := os.ReadFile(calls); err == nil {
+	// containerd asks each runtime for its features.
+	if text, err := os.ReadFile(calls); err == nil && strings.Contains(string(text), "create") {
 		t.Errorf("a pod without a class ran with the second runtime: %s", text)
 	}
 	c.imagePod("second", "berth.dev/toolbox:1", "Never", "runtimeClassName: second,")
