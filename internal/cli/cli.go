@@ -54,6 +54,7 @@ func rootCommand() *cobra.Command {
 		tokenCommand(),
 		secretsCommand(),
 		snapshotCommand(),
+		imageCommand(),
 		downCommand(),
 		lsCommand(),
 		deleteCommand(),

@@ -153,6 +153,14 @@ func nodeFlags(f *pflag.FlagSet, cfg *cluster.Config) {
 	f.StringVar(&cfg.CredentialProviders, "image-credential-provider-config", "",
 		"file or directory with a CredentialProviderConfig, for registries whose passwords a plugin knows")
 	f.StringVar(&cfg.CredentialProviderDir, "image-credential-provider-bin-dir", "", "directory of credential provider plugins")
+	f.StringVar(&cfg.Registries, "registries", "",
+		"file with mirrors, credentials and TLS of registries, as k3s reads it (default: registries.yaml in the data directory or "+
+			"/etc/berth)")
+	f.StringVar(&cfg.ContainerdConfigDir, "containerd-config-dir", "",
+		"directory of *.toml files that the bundled containerd merges into its configuration (default: containerd.d in the data directory)")
+	f.BoolVar(&cfg.NRI, "nri", false,
+		"let NRI plugins of the bundled containerd change containers (socket: run/nri.sock in the data directory)")
+	f.BoolVar(&cfg.NoCDI, "no-cdi", false, "ignore device specifications in /etc/cdi and /var/run/cdi")
 	f.IntVar(&cfg.Ports.Agent, "agent-port", 0, "port of the node agent (default 10250)")
 	f.IntVar(&cfg.Ports.AgentHealthz, "agent-healthz-port", 0, "port of the agent's health check on loopback (default 10248)")
 	f.IntVar(&cfg.Ports.ProxyHealthz, "proxy-healthz-port", 0, "port of the proxy's health check (default 10256)")

@@ -64,7 +64,7 @@ func (u *up) agentConfig(log *slog.Logger) (launch.Config, error) {
 	}
 	cfg := launch.Config{
 		Effective: effective, Log: log, Version: kube.Version, Journal: u.journal, Metrics: newRegistry(),
-		Network: agent.PodNetwork{ConfDir: u.cniConfDir(), CNI: cni}, Guard: u.guard(),
+		Network: agent.PodNetwork{ConfDir: u.cniConfDir(), CNI: cni}, Guard: u.guard(), Images: u.imageAPI(),
 	}
 	if ptr.Deref(u.Hardened, false) {
 		cfg.DropCapabilities = container.RuntimeExtras

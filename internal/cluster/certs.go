@@ -201,11 +201,14 @@ func endOf(name, certFile string) (certificateEnd, error) {
 // go on with serving certificates of it: the longest life those can have.
 const oldServing = 365 * 24 * time.Hour
 
+// agentTrust is the name of the bundle below.
+const agentTrust = "agent-trust.crt"
+
 // writeAgentTrust writes the bundle that the API server believes agents by: the
 // agents' CA, and in a cluster that is older than that its general CA until all
 // that it signed for agents has ended.
 func writeAgentTrust(dir string, ca, agents *pki.CA, now time.Time) (string, error) {
-	file := filepath.Join(dir, "agent-trust.crt")
+	file := filepath.Join(dir, agentTrust)
 	bundle := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: agents.Cert.Raw})
 	made := agents.Cert.NotBefore
 	if made.Sub(ca.Cert.NotBefore) > time.Hour && now.Before(made.Add(oldServing)) {

@@ -96,6 +96,12 @@ type Settings struct {
 	// Hardened takes from containers the capabilities that the runtime gives by
 	// default and few programs need, unless they ask for them. Nil: as before.
 	Hardened *bool `json:"hardened,omitempty"`
+	// Registries is a registries.yaml; empty for the first of those in the data
+	// directory and in /etc/berth.
+	Registries string `json:"registries,omitempty"`
+	// ContainerdConfigDir holds configuration files that the bundled containerd
+	// merges into its own; empty for containerd.d in the data directory.
+	ContainerdConfigDir string `json:"containerdConfigDir,omitempty"`
 }
 
 // Config is everything `berth up` can be told. Empty fields get defaults from
@@ -130,6 +136,9 @@ type Config struct {
 	// Restart replaces this process by a new one of the same command, and
 	// returns only if it cannot; nil ends the cluster where it would be called.
 	Restart func() error
+	// NRI lets plugins of the bundled runtime change containers; NoCDI ignores
+	// device specifications.
+	NRI, NoCDI bool
 	// BundleDir holds containerd, its shim, the CNI plugins and images/.
 	BundleDir string
 	// ImagesDir holds the OCI archives to import; empty: BundleDir/images.
@@ -167,7 +176,8 @@ func (c *Config) Complete() error {
 	}
 	for flag, path := range map[string]*string{
 		"agent-config": &c.AgentConfig, "image-credential-provider-config": &c.CredentialProviders,
-		"image-credential-provider-bin-dir": &c.CredentialProviderDir,
+		"image-credential-provider-bin-dir": &c.CredentialProviderDir, "registries": &c.Registries,
+		"containerd-config-dir": &c.ContainerdConfigDir,
 	} {
 		if *path != "" {
 			if *path, err = filepath.Abs(*path); err != nil {
@@ -224,6 +234,12 @@ func (c *Config) Complete() error {
 		if err := c.validateSnapshots(); err != nil {
 			return err
 		}
+	}
+	if _, _, err := c.registries(); err != nil {
+		return err
+	}
+	if _, _, err := c.fragments(); err != nil {
+		return err
 	}
 	return c.validateLogs()
 }
@@ -389,6 +405,12 @@ func (s *Settings) merge(kept Settings) error {
 	s.Ports.fill(kept.Ports)
 	if s.AgentConfig == "" {
 		s.AgentConfig = kept.AgentConfig
+	}
+	if s.Registries == "" {
+		s.Registries = kept.Registries
+	}
+	if s.ContainerdConfigDir == "" {
+		s.ContainerdConfigDir = kept.ContainerdConfigDir
 	}
 	if s.CredentialProviders == "" && s.CredentialProviderDir == "" {
 		s.CredentialProviders, s.CredentialProviderDir = kept.CredentialProviders, kept.CredentialProviderDir

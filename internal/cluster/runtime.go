@@ -97,6 +97,15 @@ func (c *Config) supervisor(ctx context.Context, facts host.Facts, log *slog.Log
 		notes = append(notes, "the data directory is itself on overlayfs: images are copied, not layered, which is slower and takes "+
 			"more space")
 	}
+	credentials, told, err := c.writeRegistries()
+	if err != nil {
+		return nil, nil, err
+	}
+	notes = append(notes, told...)
+	fragments, sum, err := c.fragments()
+	if err != nil {
+		return nil, nil, err
+	}
 	return &containerd.Supervisor{
 		Options: containerd.Options{
 			Layout:        c.Layout(),
@@ -107,6 +116,9 @@ func (c *Config) supervisor(ctx context.Context, facts host.Facts, log *slog.Log
 			SystemdCgroup: c.systemdCgroups(facts),
 			RestrictOOM:   !facts.LowersOOMScore,
 			Hugetlb:       facts.Hugetlb,
+			Credentials:   credentials,
+			Handlers:      containerd.FindHandlers(tried),
+			Fragments:     fragments, FragmentSum: sum, NRI: c.NRI, NoCDI: c.NoCDI,
 		},
 		Binary:    filepath.Join(c.BundleDir, "containerd"),
 		LogFile:   c.Path("logs", "containerd.log"),

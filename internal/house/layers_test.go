@@ -21,9 +21,9 @@ var floors = [][]string{
 	{"internal/clustermodel"},
 	{"internal/control", "internal/nodes", "internal/agent", "internal/proxy", "internal/network", "internal/policy", "internal/dns"},
 	{"internal/controller"},
-	{"internal/nft", "internal/podutil", "internal/kube", "internal/localvolume", "internal/why"},
+	{"internal/nft", "internal/podutil", "internal/kube", "internal/localvolume", "internal/why", "internal/images"},
 	{"internal/heap", "internal/journal", "internal/logfile", "internal/memory", "internal/pki", "internal/snapshot", "internal/socket",
-		"internal/strict", "internal/supervise"},
+		"internal/strict", "internal/supervise", "internal/registries"},
 }
 
 // agentFloors are the same inside the agent. Above all is launch, the only room

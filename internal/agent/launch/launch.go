@@ -54,6 +54,9 @@ type Config struct {
 	// LocalVolumes answers the calls of the cluster's controller to the driver of
 	// local volumes; nil where this node has none.
 	LocalVolumes http.Handler
+	// Images answers calls to the image store of the runtime; nil where it takes
+	// no archives.
+	Images http.Handler
 }
 
 // Files are certificates in files, which are read again when they change. What
@@ -140,7 +143,7 @@ func Build(ctx context.Context, cfg Config) (agent.Config, []func(context.Contex
 		DropCapabilities: cfg.DropCapabilities,
 		Log:              cfg.Log, Metrics: registry, Journal: cfg.Journal,
 	}
-	out.Serve.LocalVolumes = cfg.LocalVolumes
+	out.Serve.LocalVolumes, out.Serve.Images = cfg.LocalVolumes, cfg.Images
 	out.Serve.Gather = registry
 	if !cfg.BesideServer {
 		out.Serve.Gather = prometheus.Gatherers{registry, legacyregistry.DefaultGatherer}

@@ -88,6 +88,8 @@ type Config struct {
 	// LocalVolumes answers the calls of the cluster's controller to this node's
 	// driver of local volumes; nil is none.
 	LocalVolumes http.Handler
+	// Images answers calls to the runtime's image store; nil is none.
+	Images http.Handler
 	// Checks are added to "ping" on /healthz.
 	Checks []Check
 	// Tracer takes a span of each request; nil takes none.

@@ -21,7 +21,7 @@ func TestSubresources(t *testing.T) {
 		"/statusz": "statusz proxy", "/flagz": "configz proxy",
 		"/stats/summary": "stats", "/metrics": "metrics", "/metrics/probes": "metrics", "/metrics/resource": "metrics",
 		"/metrics/cadvisor": "metrics", "/metrics/slis": "metrics",
-		"/checkpoint": "checkpoint", "/logs": "log",
+		"/checkpoint": "checkpoint", "/logs": "log", "/images": "images",
 		"/containerLogs": "proxy", "/exec": "exec proxy", "/csi/local.berth.dev": "localvolumes proxy", "/attach": "attach proxy",
 		"/portForward": "portforward proxy", "/run": "run proxy", "/debug/pprof": "proxy", "/debug/flags/v": "proxy",
 	}

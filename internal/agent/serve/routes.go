@@ -85,6 +85,8 @@ func (s *server) routes() []route {
 			subresources: []string{"run", "proxy"}, gate: debugging, handler: s.run},
 		{pattern: localvolume.Path + "{call}", methods: []string{http.MethodPost}, verb: "create", subresources: []string{"localvolumes",
 			"proxy"}, handler: s.localVolumes},
+		{pattern: "/images/{call}", methods: []string{http.MethodGet, http.MethodPost, http.MethodDelete}, subresources: []string{"images"},
+			long: true, handler: s.images},
 		{pattern: "/logs/", methods: get, subresources: log, gate: systemLogs, handler: s.systemLogs},
 		{pattern: "/debug/pprof/", methods: getPost, subresources: proxy, gate: profiling, handler: profile},
 		{pattern: "/debug/flags/v", methods: []string{http.MethodPut}, subresources: proxy, gate: flags, handler: s.setVerbosity},
@@ -98,6 +100,15 @@ func (s *server) localVolumes(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	s.cfg.LocalVolumes.ServeHTTP(w, req)
+}
+
+// images hands a call on to the runtime's image store.
+func (s *server) images(w http.ResponseWriter, req *http.Request) {
+	if s.cfg.Images == nil {
+		http.Error(w, "this node's agent takes no images", http.StatusNotFound)
+		return
+	}
+	s.cfg.Images.ServeHTTP(w, req)
 }
 
 // open tells whether configuration leaves a route on.

@@ -65,6 +65,17 @@ type Options struct {
 	// where the kernel refuses lower ones.
 	RestrictOOM bool
 	Hugetlb     bool
+	// Credentials are tables of registries' passwords, from registries.yaml.
+	Credentials string
+	// Handlers are runtimes beside the default one.
+	Handlers []Handler
+	// Fragments is a directory of configuration files to merge, FragmentSum the
+	// sum of what they hold; both empty for none.
+	Fragments, FragmentSum string
+	// NRI lets plugins change containers, on a socket of this cluster's own.
+	NRI bool
+	// NoCDI ignores device specifications (/etc/cdi and /var/run/cdi).
+	NoCDI bool
 }
 
 // The periods are long on purpose: the agent reads cgroups itself, and
@@ -73,7 +84,7 @@ var configTemplate = template.Must(template.New("config").Parse(`# Written by be
 version = 4
 root = {{printf "%q" .Root}}
 state = {{printf "%q" .State}}
-imports = []
+imports = [{{with .Fragments}}{{printf "%q" (print . "/*.toml")}}{{end}}]{{with .FragmentSum}} # {{.}}{{end}}
 disabled_plugins = []
 
 [debug]
@@ -89,7 +100,8 @@ disabled_plugins = []
   socket_dir = {{printf "%q" .SocketDir}}
 
 [plugins.'io.containerd.nri.v1.nri']
-  disable = true
+  disable = {{not .NRI}}{{if .NRI}}
+  socket_path = {{printf "%q" (print .DataDir "/run/nri.sock")}}{{end}}
 
 [plugins.'io.containerd.internal.v1.opt']
   path = {{printf "%q" (print .Root "/opt")}}
@@ -106,7 +118,8 @@ disabled_plugins = []
   restrict_oom_score_adj = {{.RestrictOOM}}
   netns_mounts_under_state_dir = true
   disable_hugetlb_controller = {{not .Hugetlb}}
-  stats_collect_period = '24h'
+  stats_collect_period = '24h'{{if .NoCDI}}
+  cdi_spec_dirs = []{{end}}
   [plugins.'io.containerd.cri.v1.runtime'.cni]
     bin_dirs = [{{printf "%q" .CNIBinDir}}]
     conf_dir = {{printf "%q" .CNIConfDir}}
@@ -118,7 +131,18 @@ disabled_plugins = []
       [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
         BinaryName = {{printf "%q" .OCIRuntime}}
         SystemdCgroup = {{.SystemdCgroup}}
-`))
+{{- range $h := .Handlers}}
+    [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.{{printf "%q" .Name}}]
+      runtime_type = {{printf "%q" .Type}}
+{{- with .Shim}}
+      runtime_path = {{printf "%q" .}}
+{{- end}}{{with .Binary}}
+      [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.{{printf "%q" $h.Name}}.options]
+        BinaryName = {{printf "%q" .}}
+        SystemdCgroup = {{$.SystemdCgroup}}
+{{- end}}{{end}}
+{{with .Credentials}}
+{{.}}{{end}}`))
 
 // Render returns the configuration file's content.
 func (o Options) Render() ([]byte, error) {

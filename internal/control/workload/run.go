@@ -32,6 +32,7 @@ import (
 	"github.com/berth-dev/berth/internal/control/workload/replicaset"
 	"github.com/berth-dev/berth/internal/control/workload/resourceclaim"
 	"github.com/berth-dev/berth/internal/control/workload/rootca"
+	"github.com/berth-dev/berth/internal/control/workload/runtimeclass"
 	"github.com/berth-dev/berth/internal/control/workload/serviceaccount"
 	"github.com/berth-dev/berth/internal/control/workload/statefulset"
 	"github.com/berth-dev/berth/internal/control/workload/ttl"
@@ -214,6 +215,8 @@ func podControllers() []controller.Controller {
 			Watches: "horizontalpodautoscalers.autoscaling pods",
 			Reads:   "list *.metrics.k8s.io\nget,list *.custom.metrics.k8s.io *.external.metrics.k8s.io",
 			Writes:  "get,update *.*/scale\npatch horizontalpodautoscalers.autoscaling/status" + events, Run: hpa.Run},
+		{Name: "runtime-class-controller", Account: "runtime-class-publisher", Watches: "nodes", Reads: "get configmaps",
+			Writes: "create runtimeclasses.node.k8s.io configmaps", Run: runtimeclass.Run},
 		{Name: "resourceclaim-controller", Account: "resource-claim-controller",
 			Watches: "pods resourceclaims.resource.k8s.io resourceclaimtemplates.resource.k8s.io",
 			Reads:   "get pods",

@@ -206,6 +206,8 @@ var berthRoles = []entry{
 		patch resourcequotas/status`},
 	{name: "root-ca-cert-publisher", rules: `
 		patch configmaps`},
+	{name: "runtime-class-publisher", rules: `
+		create runtimeclasses.node.k8s.io`},
 	{name: "statefulset-controller", rules: `
 		patch persistentvolumeclaims
 		patch statefulsets.apps/status`},
@@ -250,6 +252,9 @@ var namespacedRoles = []namespacedEntry{
 		create,list,patch configmaps`},
 	{namespace: "kube-system", name: "berth:controller:local-volume-provisioner",
 		subjects: []string{"account:kube-system/local-volume-provisioner"}, rules: `
+		create,get configmaps`},
+	{namespace: "kube-system", name: "berth:controller:runtime-class-publisher",
+		subjects: []string{"account:kube-system/runtime-class-publisher"}, rules: `
 		create,get configmaps`},
 	{namespace: "kube-system", name: "berth:controller:dns-publisher",
 		subjects: []string{"account:kube-system/dns-publisher"}, rules: `
