@@ -132,8 +132,8 @@ func deleteCommand() *cobra.Command {
 	}
 }
 
-// listed is one line of `berth ls`.
-type listed struct {
+// clusterLine is one line of `berth ls`.
+type clusterLine struct {
 	Name      string `json:"name"`
 	State     string `json:"state"` // ready, starting, stopped
 	Role      string `json:"role"`
@@ -157,7 +157,7 @@ func lsCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			all := []listed{}
+			all := []clusterLine{}
 			if s, err := cluster.Stored(host.DefaultDataDir); err == nil && s.Version != 0 {
 				all = append(all, look(cmd.Context(), "-", host.DefaultDataDir, time.Now()))
 			}
@@ -177,8 +177,8 @@ func lsCommand() *cobra.Command {
 }
 
 // look says how the cluster in a directory stands.
-func look(ctx context.Context, name, dataDir string, now time.Time) listed {
-	l := listed{Name: name, State: "stopped", DataDir: dataDir}
+func look(ctx context.Context, name, dataDir string, now time.Time) clusterLine {
+	l := clusterLine{Name: name, State: "stopped", DataDir: dataDir}
 	s, err := cluster.Stored(dataDir)
 	if err != nil || s.Version == 0 {
 		l.State = "empty"
@@ -198,7 +198,7 @@ func look(ctx context.Context, name, dataDir string, now time.Time) listed {
 	return l
 }
 
-func printClusters(w io.Writer, all []listed) error {
+func printClusters(w io.Writer, all []clusterLine) error {
 	if len(all) == 0 {
 		_, err := fmt.Fprintln(w, "no clusters: `berth up` starts one, `berth up --name NAME` one beside it")
 		return err

@@ -1,4 +1,4 @@
-package e2e
+package cluster
 
 import (
 	"bytes"
@@ -15,6 +15,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/berth-dev/berth/test/e2e/kit"
 )
 
 // clearSecret must lie in no snapshot in clear text.
@@ -25,35 +27,35 @@ const clearSecret = "the-fox-is-in-the-henhouse-0451"
 // revisions only grow, watches from the past begin again, the old kubeconfig
 // works, and pods that ran then and run now have the same containers.
 func TestSnapshot(t *testing.T) {
-	c := newCluster(t)
+	c := kit.NewCluster(t)
 	ctx := context.Background()
 	keys := t.TempDir()
 	key, public := filepath.Join(keys, "key"), filepath.Join(keys, "public")
-	if err := os.WriteFile(public, []byte(c.berth("snapshot", "keygen", key)), 0o600); err != nil {
+	if err := os.WriteFile(public, []byte(c.Berth("snapshot", "keygen", key)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	c.extra = append(c.extra, "--snapshot-every=1h", "--snapshot-key-file="+public)
-	c.up()
-	if out := c.berth("status", "--data-dir", c.dir); !strings.Contains(out, "ok   snapshots") {
+	c.Extra = append(c.Extra, "--snapshot-every=1h", "--snapshot-key-file="+public)
+	c.Up()
+	if out := c.Berth("status", "--data-dir", c.Dir); !strings.Contains(out, "ok   snapshots") {
 		t.Errorf("the schedule is not in the status:\n%s", out)
 	}
-	c.kubectl("create", "secret", "generic", "kept", "--from-literal=word="+clearSecret)
-	c.kubectl("create", "configmap", "kept", "--from-literal=word=before")
-	c.kubectl("run", "stays", "--image=berth.dev/pause:1", "--labels=set=then")
-	c.kubectl("run", "returns", "--image=berth.dev/pause:1", "--labels=set=then", "--grace-period=0")
+	c.Kubectl("create", "secret", "generic", "kept", "--from-literal=word="+clearSecret)
+	c.Kubectl("create", "configmap", "kept", "--from-literal=word=before")
+	c.Kubectl("run", "stays", "--image=berth.dev/pause:1", "--labels=set=then")
+	c.Kubectl("run", "returns", "--image=berth.dev/pause:1", "--labels=set=then", "--grace-period=0")
 	before := map[string]v1.Pod{}
-	for _, p := range c.waitReady("default", "set=then", 2) {
+	for _, p := range c.WaitReady("default", "set=then", 2) {
 		before[p.Name] = p
 	}
-	kubeconfig, err := os.ReadFile(filepath.Join(c.dir, "admin.kubeconfig"))
+	kubeconfig, err := os.ReadFile(filepath.Join(c.Dir, "admin.kubeconfig"))
 	if err != nil {
 		t.Fatal(err)
 	}
 
-	out := c.berth("snapshot", "save", "--data-dir", c.dir, "--name", "one", "--key-file", public)
+	out := c.Berth("snapshot", "save", "--data-dir", c.Dir, "--name", "one", "--key-file", public)
 	t.Log(out)
-	file := filepath.Join(c.dir, "snapshots", "one.berthsnap")
-	out = c.berth("snapshot", "ls", "--data-dir", c.dir)
+	file := filepath.Join(c.Dir, "snapshots", "one.berthsnap")
+	out = c.Berth("snapshot", "ls", "--data-dir", c.Dir)
 	t.Log("\n" + out)
 	if !strings.Contains(out, "one ") || !strings.Contains(out, " key ") || !strings.Contains(out, " yes") {
 		t.Errorf("ls:\n%s", out)
@@ -61,39 +63,39 @@ func TestSnapshot(t *testing.T) {
 	noClearSecret(t, c, file, key)
 
 	// What is changed after the snapshot.
-	c.kubectl("delete", "secret", "kept")
-	c.kubectl("create", "configmap", "later", "--from-literal=word=after")
-	c.kubectl("patch", "configmap", "kept", "-p", `{"data":{"word":"after"}}`)
-	c.kubectl("delete", "pod", "returns", "--grace-period=0", "--force")
-	c.kubectl("run", "later", "--image=berth.dev/pause:1", "--labels=set=later")
-	c.waitReady("default", "set=later", 1)
-	seen, err := c.client.CoreV1().ConfigMaps("default").List(ctx, metav1.ListOptions{})
+	c.Kubectl("delete", "secret", "kept")
+	c.Kubectl("create", "configmap", "later", "--from-literal=word=after")
+	c.Kubectl("patch", "configmap", "kept", "-p", `{"data":{"word":"after"}}`)
+	c.Kubectl("delete", "pod", "returns", "--grace-period=0", "--force")
+	c.Kubectl("run", "later", "--image=berth.dev/pause:1", "--labels=set=later")
+	c.WaitReady("default", "set=later", 1)
+	seen, err := c.Client.CoreV1().ConfigMaps("default").List(ctx, metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	running := c.containerPIDs()
+	running := c.ContainerPIDs()
 
 	refused := func(want string, args ...string) {
 		t.Helper()
-		out, err := c.tryBerth(append([]string{"snapshot", "restore", file, "--data-dir", c.dir}, args...)...)
+		out, err := c.TryBerth(append([]string{"snapshot", "restore", file, "--data-dir", c.Dir}, args...)...)
 		if err == nil || !strings.Contains(out, want) {
 			t.Errorf("restore %v: %v, want %q in\n%s", args, err, want, out)
 		}
 	}
 	refused("a cluster is running", "--key-file", key, "--force", "--yes")
-	c.disconnect()
-	pid := c.pid()
+	c.Disconnect()
+	pid := c.PID()
 	if err := unix.Kill(pid, unix.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	waitGone(t, pid)
+	kit.WaitProcessGone(t, pid)
 	refused("does not open it", "--key-file", public, "--force", "--yes")
 	refused("holds a cluster already", "--key-file", key, "--yes")
 	refused("nothing was done", "--key-file", key, "--force")
-	t.Log("\n" + c.berth("snapshot", "restore", file, "--data-dir", c.dir, "--key-file", key, "--force", "--yes"))
-	c.up()
+	t.Log("\n" + c.Berth("snapshot", "restore", file, "--data-dir", c.Dir, "--key-file", key, "--force", "--yes"))
+	c.Up()
 
-	restored, err := c.client.CoreV1().ConfigMaps("default").List(ctx, metav1.ListOptions{})
+	restored, err := c.Client.CoreV1().ConfigMaps("default").List(ctx, metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,11 +106,11 @@ func TestSnapshot(t *testing.T) {
 	}
 	checkOldWatch(t, c, seen.ResourceVersion)
 
-	pods := c.waitReady("default", "set=then", 2)
-	c.eventually("the pod of later is stopped", func() (bool, string) {
-		return len(c.pods("default", "set=later")) == 0 && len(c.containerPIDs()) <= len(running)+2, "it is there"
+	pods := c.WaitReady("default", "set=then", 2)
+	c.Eventually("the pod of later is stopped", func() (bool, string) {
+		return len(c.Pods("default", "set=later")) == 0 && len(c.ContainerPIDs()) <= len(running)+2, "it is there"
 	})
-	now := c.containerPIDs()
+	now := c.ContainerPIDs()
 	for _, p := range pods {
 		old := before[p.Name]
 		id := old.Status.ContainerStatuses[0].ContainerID
@@ -120,20 +122,20 @@ func TestSnapshot(t *testing.T) {
 		}
 		bare := id[strings.LastIndex(id, "/")+1:]
 		if p.Status.ContainerStatuses[0].ContainerID != id || restarts(&p) != 0 || now[bare] == 0 || now[bare] != running[bare] {
-			t.Errorf("pod stays: %s, process %d; was %s, process %d", describe(&p), now[bare], id, running[bare])
+			t.Errorf("pod stays: %s, process %d; was %s, process %d", kit.Describe(&p), now[bare], id, running[bare])
 		}
 	}
 	later := filepath.Join(t.TempDir(), "kubeconfig")
 	if err := os.WriteFile(later, kubeconfig, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := c.tryKubectl("", "--kubeconfig", later, "get", "nodes"); err != nil {
+	if out, err := c.TryKubectl("", "--kubeconfig", later, "get", "nodes"); err != nil {
 		t.Errorf("the kubeconfig from before: %v\n%s", err, out)
 	}
 }
 
 // noClearSecret looks for the Secret in the file, and in the store that lies in it.
-func noClearSecret(t *testing.T, c *cluster, file, key string) {
+func noClearSecret(t *testing.T, c *kit.Cluster, file, key string) {
 	t.Helper()
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -142,18 +144,18 @@ func noClearSecret(t *testing.T, c *cluster, file, key string) {
 	if bytes.Contains(data, []byte(clearSecret)) || bytes.Contains(data, []byte("PRIVATE KEY")) {
 		t.Error("the sealed file holds a Secret or a key in clear text")
 	}
-	db, err := os.ReadFile(filepath.Join(c.dir, "etcd", "member-data", "member", "snap", "db"))
+	db, err := os.ReadFile(filepath.Join(c.Dir, "etcd", "member-data", "member", "snap", "db"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if bytes.Contains(db, []byte(clearSecret)) || !bytes.Contains(db, []byte("/registry/secrets/default/kept")) {
 		t.Error("the store, which the snapshot holds as it is, has the Secret in clear text or not at all")
 	}
-	if out := c.berth("snapshot", "verify", file, "--key-file", key); !strings.Contains(out, "is whole") {
+	if out := c.Berth("snapshot", "verify", file, "--key-file", key); !strings.Contains(out, "is whole") {
 		t.Errorf("verify: %s", out)
 	}
 	open := filepath.Join(t.TempDir(), "open")
-	c.berth("snapshot", "save", "--data-dir", c.dir, "--dir", open, "--name", "open", "--unsealed-with-all-keys")
+	c.Berth("snapshot", "save", "--data-dir", c.Dir, "--dir", open, "--name", "open", "--unsealed-with-all-keys")
 	packed := exec.Command("sh", "-c", `tail -c +4097 "$1" | zstd -d | tar -xO store.db`, "sh", filepath.Join(open, "open.berthsnap"))
 	if store, err := packed.Output(); err != nil {
 		t.Logf("opening it by hand needs tar and zstd: %v", err)
@@ -162,7 +164,7 @@ func noClearSecret(t *testing.T, c *cluster, file, key string) {
 	}
 }
 
-func checkObjects(t *testing.T, c *cluster, maps *v1.ConfigMapList) {
+func checkObjects(t *testing.T, c *kit.Cluster, maps *v1.ConfigMapList) {
 	t.Helper()
 	words := map[string]string{}
 	for _, m := range maps.Items {
@@ -171,16 +173,16 @@ func checkObjects(t *testing.T, c *cluster, maps *v1.ConfigMapList) {
 	if _, ok := words["later"]; ok || words["kept"] != "before" {
 		t.Errorf("config maps: %v", words)
 	}
-	secret, err := c.client.CoreV1().Secrets("default").Get(context.Background(), "kept", metav1.GetOptions{})
+	secret, err := c.Client.CoreV1().Secrets("default").Get(context.Background(), "kept", metav1.GetOptions{})
 	if err != nil || string(secret.Data["word"]) != clearSecret {
 		t.Errorf("the Secret: %v, %v", secret, err)
 	}
 }
 
 // checkOldWatch: a watch from before the restore is told that its version is gone.
-func checkOldWatch(t *testing.T, c *cluster, version string) {
+func checkOldWatch(t *testing.T, c *kit.Cluster, version string) {
 	t.Helper()
-	w, err := c.client.CoreV1().ConfigMaps("default").Watch(context.Background(), metav1.ListOptions{ResourceVersion: version})
+	w, err := c.Client.CoreV1().ConfigMaps("default").Watch(context.Background(), metav1.ListOptions{ResourceVersion: version})
 	if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
 		return
 	}

@@ -1,4 +1,4 @@
-package e2e
+package node
 
 import (
 	"archive/tar"
@@ -20,16 +20,18 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/berth-dev/berth/internal/cluster/containerd/livetest"
+
+	"github.com/berth-dev/berth/test/e2e/kit"
 )
 
 // TestImageCommand loads archives of every form into a node's runtime, on the node and through its agent, runs pods of them, and
 // removes them again.
 func TestImageCommand(t *testing.T) {
-	c := newCluster(t)
-	c.up()
+	c := kit.NewCluster(t)
+	c.Up()
 	for _, step := range []struct {
 		name string
-		f    func(*testing.T, *cluster)
+		f    func(*testing.T, *kit.Cluster)
 	}{
 		{"docker save", testLoadDocker},
 		{"OCI by standard input and directory", testLoadOCI},
@@ -39,30 +41,30 @@ func TestImageCommand(t *testing.T) {
 		{"prune", testImagePrune},
 	} {
 		t.Run(step.name, func(t *testing.T) {
-			c.t = t
-			defer func() { c.t = t }()
+			c.T = t
+			defer func() { c.T = t }()
 			step.f(t, c)
 		})
 	}
-	c.t = t
+	c.T = t
 }
 
 // image runs `berth image` with standard input.
-func (c *cluster) image(stdin []byte, args ...string) (string, error) {
+func image(c *kit.Cluster, stdin []byte, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, filepath.Join(c.bin, "berth"), append([]string{"image"}, args...)...)
-	cmd.Env = append(os.Environ(), "BERTH_DATA_DIR="+c.dir)
+	cmd := exec.CommandContext(ctx, filepath.Join(c.Bin, "berth"), append([]string{"image"}, args...)...)
+	cmd.Env = append(os.Environ(), "BERTH_DATA_DIR="+c.Dir)
 	cmd.Stdin = bytes.NewReader(stdin)
 	out, err := cmd.CombinedOutput()
 	return string(out), err
 }
 
-func (c *cluster) mustImage(stdin []byte, args ...string) string {
-	c.t.Helper()
-	out, err := c.image(stdin, args...)
+func mustImage(c *kit.Cluster, stdin []byte, args ...string) string {
+	c.T.Helper()
+	out, err := image(c, stdin, args...)
 	if err != nil {
-		c.t.Fatalf("berth image %s: %v\n%s", strings.Join(args, " "), err, out)
+		c.T.Fatalf("berth image %s: %v\n%s", strings.Join(args, " "), err, out)
 	}
 	return out
 }
@@ -73,11 +75,11 @@ type imageRow struct {
 	Pinned                 bool
 }
 
-func (c *cluster) imageRows() map[string]imageRow {
-	c.t.Helper()
+func imageRows(c *kit.Cluster) map[string]imageRow {
+	c.T.Helper()
 	var list []imageRow
-	if err := json.Unmarshal([]byte(c.mustImage(nil, "ls", "-o", "json")), &list); err != nil {
-		c.t.Fatal(err)
+	if err := json.Unmarshal([]byte(mustImage(c, nil, "ls", "-o", "json")), &list); err != nil {
+		c.T.Fatal(err)
 	}
 	rows := map[string]imageRow{}
 	for _, r := range list {
@@ -87,9 +89,9 @@ func (c *cluster) imageRows() map[string]imageRow {
 }
 
 // layoutOf returns the files of the toolbox image's archive, an OCI layout.
-func layoutOf(t *testing.T, c *cluster) map[string][]byte {
+func layoutOf(t *testing.T, c *kit.Cluster) map[string][]byte {
 	t.Helper()
-	f, err := os.Open(filepath.Join(c.bin, "images", "toolbox.tar"))
+	f, err := os.Open(filepath.Join(c.Bin, "images", "toolbox.tar"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +115,7 @@ func layoutOf(t *testing.T, c *cluster) map[string][]byte {
 }
 
 // dockerSave is the toolbox image as docker writes it, for an architecture; empty is the image's own.
-func dockerSave(t *testing.T, c *cluster, arch string, tags ...string) []byte {
+func dockerSave(t *testing.T, c *kit.Cluster, arch string, tags ...string) []byte {
 	t.Helper()
 	files := layoutOf(t, c)
 	type manifest struct {
@@ -178,20 +180,20 @@ func writeArchive(t *testing.T, data []byte) string {
 	return path
 }
 
-func testLoadDocker(t *testing.T, c *cluster) {
+func testLoadDocker(t *testing.T, c *kit.Cluster) {
 	file := writeArchive(t, dockerSave(t, c, "", "demo/app:1", "demo/app:2"))
-	out := c.mustImage(nil, "load", file)
+	out := mustImage(c, nil, "load", file)
 	for _, want := range []string{"docker.io/demo/app:1", "docker.io/demo/app:2", "sha256:", "linux/", "loaded"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("nothing of %q in:\n%s", want, out)
 		}
 	}
-	if out := c.mustImage(nil, "load", file); !strings.Contains(out, "was there") {
+	if out := mustImage(c, nil, "load", file); !strings.Contains(out, "was there") {
 		t.Errorf("a second load:\n%s", out)
 	}
-	c.imagePod("app", "demo/app:1", "Never", "")
-	c.waitReady("default", "app=app", 1)
-	rows := c.imageRows()
+	imagePod(c, "app", "demo/app:1", "Never", "")
+	c.WaitReady("default", "app=app", 1)
+	rows := imageRows(c)
 	one, two := rows["docker.io/demo/app:1"], rows["docker.io/demo/app:2"]
 	if one.Containers != 1 || two.Containers != 1 || one.Pinned || one.Digest != two.Digest {
 		t.Errorf("the image of a running pod: %+v %+v", one, two)
@@ -201,8 +203,8 @@ func testLoadDocker(t *testing.T, c *cluster) {
 	}
 }
 
-func testLoadOCI(t *testing.T, c *cluster) {
-	text, err := os.ReadFile(filepath.Join(c.bin, "images", "toolbox.tar"))
+func testLoadOCI(t *testing.T, c *kit.Cluster) {
+	text, err := os.ReadFile(filepath.Join(c.Bin, "images", "toolbox.tar"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -214,7 +216,7 @@ func testLoadOCI(t *testing.T, c *cluster) {
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
-	c.mustImage(z.Bytes(), "load", "--name", "demo/stdin", "-")
+	mustImage(c, z.Bytes(), "load", "--name", "demo/stdin", "-")
 	dir := t.TempDir()
 	for name, data := range layoutOf(t, c) {
 		path := filepath.Join(dir, name)
@@ -225,18 +227,18 @@ func testLoadOCI(t *testing.T, c *cluster) {
 			t.Fatal(err)
 		}
 	}
-	c.mustImage(nil, "load", "--name", "demo/dir:1", dir)
-	c.imagePod("stdin", "demo/stdin", "Never", "")
-	c.imagePod("dir", "demo/dir:1", "Never", "")
-	c.waitReady("default", "app=stdin", 1)
-	c.waitReady("default", "app=dir", 1)
-	c.kubectl("delete", "pod", "stdin", "dir", "--wait")
+	mustImage(c, nil, "load", "--name", "demo/dir:1", dir)
+	imagePod(c, "stdin", "demo/stdin", "Never", "")
+	imagePod(c, "dir", "demo/dir:1", "Never", "")
+	c.WaitReady("default", "app=stdin", 1)
+	c.WaitReady("default", "app=dir", 1)
+	c.Kubectl("delete", "pod", "stdin", "dir", "--wait")
 }
 
 // stored lists blobs and unfinished blobs of the bundled runtime.
-func (c *cluster) stored() (out []string) {
-	c.t.Helper()
-	root := filepath.Join(c.dir, "containerd", "io.containerd.content.v1.content")
+func stored(c *kit.Cluster) (out []string) {
+	c.T.Helper()
+	root := filepath.Join(c.Dir, "containerd", "io.containerd.content.v1.content")
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err == nil && !d.IsDir() {
 			out = append(out, path)
@@ -244,19 +246,19 @@ func (c *cluster) stored() (out []string) {
 		return err
 	})
 	if err != nil {
-		c.t.Fatal(err)
+		c.T.Fatal(err)
 	}
 	return out
 }
 
-func testLoadRefusals(t *testing.T, c *cluster) {
+func testLoadRefusals(t *testing.T, c *kit.Cluster) {
 	// Names that the image had before are not there, so what is loaded would be new.
 	good := dockerSave(t, c, "", "demo/bad:1")
 	other := "arm64"
-	if strings.HasSuffix(c.imageRows()["docker.io/demo/app:1"].Platform, "arm64") {
+	if strings.HasSuffix(imageRows(c)["docker.io/demo/app:1"].Platform, "arm64") {
 		other = "amd64"
 	}
-	before, rows := c.stored(), c.imageRows()
+	before, rows := stored(c), imageRows(c)
 	for name, bad := range map[string]struct {
 		data []byte
 		want []string
@@ -268,7 +270,7 @@ func testLoadRefusals(t *testing.T, c *cluster) {
 	} {
 		file := writeArchive(t, bad.data)
 		for _, to := range [][]string{nil, {"--all-nodes"}} {
-			out, err := c.image(nil, append([]string{"load", file}, to...)...)
+			out, err := image(c, nil, append([]string{"load", file}, to...)...)
 			if err == nil {
 				t.Errorf("%s: accepted\n%s", name, out)
 			}
@@ -279,34 +281,34 @@ func testLoadRefusals(t *testing.T, c *cluster) {
 			}
 		}
 	}
-	if after := c.stored(); !slices.Equal(after, before) {
+	if after := stored(c); !slices.Equal(after, before) {
 		t.Errorf("blobs before %d, after %d: something half-imported stayed", len(before), len(after))
 	}
-	if after := c.imageRows(); len(after) != len(rows) {
+	if after := imageRows(c); len(after) != len(rows) {
 		t.Errorf("images before %v, after %v", rows, after)
 	}
-	if out, err := c.image(nil, "load", "/no/such.tar"); err == nil || !strings.Contains(out, "/no/such.tar") {
+	if out, err := image(c, nil, "load", "/no/such.tar"); err == nil || !strings.Contains(out, "/no/such.tar") {
 		t.Errorf("a file that is not there: %v %s", err, out)
 	}
 }
 
 // testLoadRemote: rights on nodes/proxy do not open it, and the right to list does not load.
-func testLoadRemote(t *testing.T, c *cluster) {
+func testLoadRemote(t *testing.T, c *kit.Cluster) {
 	file := writeArchive(t, dockerSave(t, c, "", "demo/remote:1"))
 	for user, rule := range map[string]string{
 		"proxy": "nodes/proxy", "reader": "nodes/images", "loader": "nodes/images",
 	} {
-		c.kubectl("create", "serviceaccount", user)
+		c.Kubectl("create", "serviceaccount", user)
 		verb := map[string]string{"proxy": "*", "reader": "get", "loader": "create"}[user]
-		c.kubectl("create", "clusterrole", user, "--verb="+verb, "--resource="+rule)
-		c.kubectl("create", "clusterrolebinding", user, "--clusterrole="+user, "--serviceaccount=default:"+user)
-		c.kubectl("create", "clusterrolebinding", user+"-nodes", "--clusterrole=berth-test-nodes", "--serviceaccount=default:"+user)
+		c.Kubectl("create", "clusterrole", user, "--verb="+verb, "--resource="+rule)
+		c.Kubectl("create", "clusterrolebinding", user, "--clusterrole="+user, "--serviceaccount=default:"+user)
+		c.Kubectl("create", "clusterrolebinding", user+"-nodes", "--clusterrole=berth-test-nodes", "--serviceaccount=default:"+user)
 	}
-	c.kubectl("create", "clusterrole", "berth-test-nodes", "--verb=list", "--resource=nodes")
+	c.Kubectl("create", "clusterrole", "berth-test-nodes", "--verb=list", "--resource=nodes")
 	for user, may := range map[string][2]bool{"proxy": {false, false}, "reader": {true, false}, "loader": {false, true}} {
-		config := c.accountConfig(t, user)
+		config := accountConfig(c, t, user)
 		for i, args := range [][]string{{"ls", "--all-nodes"}, {"load", "--all-nodes", file}} {
-			out, err := c.image(nil, append(args, "--kubeconfig", config)...)
+			out, err := image(c, nil, append(args, "--kubeconfig", config)...)
 			if may[i] != (err == nil) {
 				t.Errorf("%s of %s: %v\n%s", args[0], user, err, out)
 			}
@@ -315,25 +317,25 @@ func testLoadRemote(t *testing.T, c *cluster) {
 			}
 		}
 	}
-	node := c.pods("default", "app=app")[0].Spec.NodeName
-	if out := c.mustImage(nil, "ls", "--node", node); !strings.Contains(out, "docker.io/demo/remote:1") || !strings.HasPrefix(out, "NODE") {
+	node := c.Pods("default", "app=app")[0].Spec.NodeName
+	if out := mustImage(c, nil, "ls", "--node", node); !strings.Contains(out, "docker.io/demo/remote:1") || !strings.HasPrefix(out, "NODE") {
 		t.Errorf("ls of node %s:\n%s", node, out)
 	}
-	if out, err := c.image(nil, "ls", "--node", "nowhere"); err == nil || !strings.Contains(out, "there is no such node") {
+	if out, err := image(c, nil, "ls", "--node", "nowhere"); err == nil || !strings.Contains(out, "there is no such node") {
 		t.Errorf("%v %s", err, out)
 	}
-	c.imagePod("remote", "demo/remote:1", "Never", "")
-	c.waitReady("default", "app=remote", 1)
+	imagePod(c, "remote", "demo/remote:1", "Never", "")
+	c.WaitReady("default", "app=remote", 1)
 }
 
 // accountConfig writes a kubeconfig with a service account's token.
-func (c *cluster) accountConfig(t *testing.T, account string) string {
+func accountConfig(c *kit.Cluster, t *testing.T, account string) string {
 	t.Helper()
-	cfg, err := clientcmd.LoadFromFile(filepath.Join(c.dir, "admin.kubeconfig"))
+	cfg, err := clientcmd.LoadFromFile(filepath.Join(c.Dir, "admin.kubeconfig"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	token := strings.TrimSpace(c.kubectl("create", "token", account))
+	token := strings.TrimSpace(c.Kubectl("create", "token", account))
 	for name := range cfg.AuthInfos {
 		cfg.AuthInfos[name] = &clientcmdapi.AuthInfo{Token: token}
 	}
@@ -344,22 +346,22 @@ func (c *cluster) accountConfig(t *testing.T, account string) string {
 	return file
 }
 
-func testImageRemove(t *testing.T, c *cluster) {
+func testImageRemove(t *testing.T, c *kit.Cluster) {
 	for name, want := range map[string]string{
 		"demo/app:1": "pod default/app (container c)", "berth.dev/pause:1": "pinned", "demo/none:1": "is not on this node",
 	} {
-		if out, err := c.image(nil, "rm", name); err == nil || !strings.Contains(out, want) || !strings.Contains(out, name) {
+		if out, err := image(c, nil, "rm", name); err == nil || !strings.Contains(out, want) || !strings.Contains(out, name) {
 			t.Errorf("rm %s: %v\n%s", name, err, out)
 		}
 	}
-	if out := c.mustImage(nil, "rm", "--force", "demo/app:2"); strings.TrimSpace(out) != "removed docker.io/demo/app:2" {
+	if out := mustImage(c, nil, "rm", "--force", "demo/app:2"); strings.TrimSpace(out) != "removed docker.io/demo/app:2" {
 		t.Errorf("rm of one of two tags:\n%s", out)
 	}
-	node := c.pods("default", "app=app")[0].Spec.NodeName
-	if out := c.mustImage(nil, "rm", "--node", node, "demo/stdin"); !strings.Contains(out, node+": removed docker.io/demo/stdin:latest") {
+	node := c.Pods("default", "app=app")[0].Spec.NodeName
+	if out := mustImage(c, nil, "rm", "--node", node, "demo/stdin"); !strings.Contains(out, node+": removed docker.io/demo/stdin:latest") {
 		t.Errorf("rm through the agent:\n%s", out)
 	}
-	rows := c.imageRows()
+	rows := imageRows(c)
 	for name, want := range map[string]bool{"docker.io/demo/app:1": true, "docker.io/demo/app:2": false,
 		"docker.io/demo/stdin:latest": false} {
 		if _, ok := rows[name]; ok != want {
@@ -368,30 +370,30 @@ func testImageRemove(t *testing.T, c *cluster) {
 	}
 }
 
-func testImagePrune(t *testing.T, c *cluster) {
-	c.kubectl("delete", "pod", "remote", "--wait")
+func testImagePrune(t *testing.T, c *kit.Cluster) {
+	c.Kubectl("delete", "pod", "remote", "--wait")
 	// A container goes with its pod, or in the next minute.
-	c.eventually("only the pod app's image is used", func() (bool, string) {
-		r := c.imageRows()["docker.io/demo/remote:1"]
+	c.Eventually("only the pod app's image is used", func() (bool, string) {
+		r := imageRows(c)["docker.io/demo/remote:1"]
 		return r.Containers == 0, r.Name
 	})
-	out := c.mustImage(nil, "prune")
+	out := mustImage(c, nil, "prune")
 	if !strings.Contains(out, "removed docker.io/demo/remote:1") || !strings.Contains(out, "freed ") || strings.Contains(out, "freed 0") {
 		t.Errorf("prune:\n%s", out)
 	}
-	rows := c.imageRows()
+	rows := imageRows(c)
 	if _, ok := rows["berth.dev/pause:1"]; !ok || rows["docker.io/demo/app:1"].Containers != 1 {
 		t.Errorf("after prune: %+v", rows)
 	}
-	c.waitReady("default", "app=app", 1)
-	if out := c.mustImage(nil, "prune"); strings.TrimSpace(out) != "freed 0" {
+	c.WaitReady("default", "app=app", 1)
+	if out := mustImage(c, nil, "prune"); strings.TrimSpace(out) != "freed 0" {
 		t.Errorf("a second prune:\n%s", out)
 	}
 }
 
 // TestImageCommandOnOwnRuntime: the commands work with a containerd of the user's own, on the node and through its agent.
 func TestImageCommandOnOwnRuntime(t *testing.T) {
-	c := newCluster(t)
+	c := kit.NewCluster(t)
 	dir, err := os.MkdirTemp("", "bc")
 	if err != nil {
 		t.Fatal(err)
@@ -401,7 +403,7 @@ func TestImageCommandOnOwnRuntime(t *testing.T) {
 	if err != nil {
 		t.Skipf("no OCI runtime works on this host: %v", err)
 	}
-	own := livetest.Supervisor(c.bin, dir, "berth-own", runc)
+	own := livetest.Supervisor(c.Bin, dir, "berth-own", runc)
 	if _, _, err := own.Ensure(context.Background()); err != nil {
 		t.Fatal(err)
 	}
@@ -411,23 +413,23 @@ func TestImageCommandOnOwnRuntime(t *testing.T) {
 		}
 	})
 	// The pod network's configuration goes where this runtime looks for it.
-	if err := os.MkdirAll(filepath.Join(c.dir, "agent"), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Join(c.Dir, "agent"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink(filepath.Join(dir, "agent", "cni"), filepath.Join(c.dir, "agent", "cni")); err != nil {
+	if err := os.Symlink(filepath.Join(dir, "agent", "cni"), filepath.Join(c.Dir, "agent", "cni")); err != nil {
 		t.Fatal(err)
 	}
-	c.extra = []string{"--container-runtime-endpoint", "unix://" + own.Socket()}
-	c.up()
-	c.mustImage(nil, "load", writeArchive(t, dockerSave(t, c, "", "demo/own:1")))
-	c.mustImage(dockerSave(t, c, "", "demo/own:2"), "load", "--all-nodes", "-")
-	c.imagePod("own", "demo/own:1", "Never", "")
-	c.imagePod("own2", "demo/own:2", "Never", "")
-	c.waitReady("default", "app=own", 1)
-	c.waitReady("default", "app=own2", 1)
-	if out, err := c.image(nil, "rm", "demo/own:1"); err == nil || !strings.Contains(out, "pod default/own (container c)") {
+	c.Extra = []string{"--container-runtime-endpoint", "unix://" + own.Socket()}
+	c.Up()
+	mustImage(c, nil, "load", writeArchive(t, dockerSave(t, c, "", "demo/own:1")))
+	mustImage(c, dockerSave(t, c, "", "demo/own:2"), "load", "--all-nodes", "-")
+	imagePod(c, "own", "demo/own:1", "Never", "")
+	imagePod(c, "own2", "demo/own:2", "Never", "")
+	c.WaitReady("default", "app=own", 1)
+	c.WaitReady("default", "app=own2", 1)
+	if out, err := image(c, nil, "rm", "demo/own:1"); err == nil || !strings.Contains(out, "pod default/own (container c)") {
 		t.Errorf("rm: %v\n%s", err, out)
 	}
-	c.disconnect()
-	c.berth("down", "--data-dir", c.dir, "--purge") // while the runtime is there
+	c.Disconnect()
+	c.Berth("down", "--data-dir", c.Dir, "--purge") // while the runtime is there
 }

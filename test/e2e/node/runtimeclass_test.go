@@ -1,4 +1,4 @@
-package e2e
+package node
 
 import (
 	"context"
@@ -10,6 +10,8 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-dev/berth/test/e2e/kit"
 )
 
 // TestRuntimeClasses gives the bundled containerd a second runtime by a file, runs a pod with it through the class that berth
@@ -28,7 +30,7 @@ func TestRuntimeClasses(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	c := newCluster(t, "--containerd-config-dir="+fragments)
+	c := kit.NewCluster(t, "--containerd-config-dir="+fragments)
 	runc, err := containerdRuntime(t)
 	if err != nil {
 		t.Skipf("no OCI runtime works on this host: %v", err)
@@ -36,7 +38,7 @@ func TestRuntimeClasses(t *testing.T) {
 	put(second, fmt.Sprintf("#!/bin/sh\necho \"$@\" >> %s\nexec %s \"$@\"\n", calls, runc), 0o755)
 	fragment := filepath.Join(fragments, "second.toml")
 	put(fragment, "[plugins]\n", 0o644)
-	if out, err := c.tryUp(); err == nil || !strings.Contains(out, "second.toml has no version") {
+	if out, err := c.TryUp(); err == nil || !strings.Contains(out, "second.toml has no version") {
 		t.Fatalf("a file of no version: %v\n%s", err, out)
 	}
 	put(fragment, fmt.Sprintf(`version = 3
@@ -46,32 +48,32 @@ func TestRuntimeClasses(t *testing.T) {
     BinaryName = %q
     SystemdCgroup = false
 `, second), 0o644)
-	c.up()
+	c.Up()
 	class := func() error {
-		_, err := c.client.NodeV1().RuntimeClasses().Get(context.Background(), "second", metav1.GetOptions{})
+		_, err := c.Client.NodeV1().RuntimeClasses().Get(context.Background(), "second", metav1.GetOptions{})
 		return err
 	}
-	c.eventually("RuntimeClass second", func() (bool, string) { err := class(); return err == nil, fmt.Sprint(err) })
-	c.imagePod("usual", "berth.dev/toolbox:1", "Never", "")
-	c.waitReady("default", "app=usual", 1)
+	c.Eventually("RuntimeClass second", func() (bool, string) { err := class(); return err == nil, fmt.Sprint(err) })
+	imagePod(c, "usual", "berth.dev/toolbox:1", "Never", "")
+	c.WaitReady("default", "app=usual", 1)
 	// containerd asks each runtime for its features.
 	if text, err := os.ReadFile(calls); err == nil && strings.Contains(string(text), "create") {
 		t.Errorf("a pod without a class ran with the second runtime: %s", text)
 	}
-	c.imagePod("second", "berth.dev/toolbox:1", "Never", "runtimeClassName: second,")
-	c.waitReady("default", "app=second", 1)
+	imagePod(c, "second", "berth.dev/toolbox:1", "Never", "runtimeClassName: second,")
+	c.WaitReady("default", "app=second", 1)
 	if text, err := os.ReadFile(calls); err != nil || !strings.Contains(string(text), "create") {
 		t.Errorf("the second runtime made no container: %v %s", err, text)
 	}
 
 	// What a user removes stays away, and the pod of the other file's change goes on.
-	c.kubectl("delete", "runtimeclass", "second")
-	before := c.runtimePID()
-	c.disconnect()
-	c.down()
+	c.Kubectl("delete", "runtimeclass", "second")
+	before := c.RuntimePID()
+	c.Disconnect()
+	c.Down()
 	put(filepath.Join(fragments, "level.toml"), "version = 3\n[debug]\n  level = 'info'\n", 0o644)
-	c.up()
-	if c.runtimePID() == before {
+	c.Up()
+	if c.RuntimePID() == before {
 		t.Error("a new file did not start containerd again")
 	}
 	// The controller has looked at this node once the class of a third handler is there.
@@ -81,11 +83,11 @@ func TestRuntimeClasses(t *testing.T) {
   [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.third.options]
     BinaryName = %q
 `, second), 0o644)
-	c.disconnect()
-	c.down()
-	c.up()
-	c.eventually("RuntimeClass third", func() (bool, string) {
-		_, err := c.client.NodeV1().RuntimeClasses().Get(context.Background(), "third", metav1.GetOptions{})
+	c.Disconnect()
+	c.Down()
+	c.Up()
+	c.Eventually("RuntimeClass third", func() (bool, string) {
+		_, err := c.Client.NodeV1().RuntimeClasses().Get(context.Background(), "third", metav1.GetOptions{})
 		return err == nil, fmt.Sprint(err)
 	})
 	if err := class(); !apierrors.IsNotFound(err) {
