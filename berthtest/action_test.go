@@ -46,7 +46,8 @@ func TestAction(t *testing.T) {
 		t.Fatal(err)
 	}
 	runner := append(os.Environ(), "GITHUB_ACTION_PATH="+dir+"/action", "GITHUB_PATH="+dir+"/p", "GITHUB_ENV="+dir+"/e",
-		"GITHUB_OUTPUT="+dir+"/o", "RUNNER_TEMP="+dir, "PATH="+dir+"/path:"+os.Getenv("PATH"), "NAME=action-test", "FLAGS=--log-level=debug")
+		"GITHUB_OUTPUT="+dir+"/o", "RUNNER_TEMP="+dir, "PATH="+dir+"/path:"+os.Getenv("PATH"), "NAME=action-test",
+		"FLAGS=--log-level=debug")
 	t.Cleanup(func() {
 		if out, err := exec.Command(dir+"/bin/berth", "delete", "action-test").CombinedOutput(); err != nil {
 			t.Errorf("%v: %s", err, out)

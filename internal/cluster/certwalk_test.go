@@ -155,15 +155,15 @@ func walkCertificate(t *testing.T, file string, cert *x509.Certificate, want dec
 	if slices.Contains(got.groups, "system:masters") != strings.Contains(file, "super-admin") {
 		t.Errorf("%s has the groups %q", file, got.groups)
 	}
-	authority := want.usages == nil
+	isCA := want.usages == nil
 	usage := x509.KeyUsageDigitalSignature
-	if authority {
+	if isCA {
 		usage = x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment
 	}
-	if cert.IsCA != authority || cert.KeyUsage != usage {
+	if cert.IsCA != isCA || cert.KeyUsage != usage {
 		t.Errorf("%s: CA %v, key usage %b", file, cert.IsCA, cert.KeyUsage)
 	}
-	if life := cert.NotAfter.Sub(now); !authority && life > pki.DefaultLeafLife {
+	if life := cert.NotAfter.Sub(now); !isCA && life > pki.DefaultLeafLife {
 		t.Errorf("%s lives for %v", file, life)
 	}
 }

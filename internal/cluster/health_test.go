@@ -51,15 +51,15 @@ func TestProbe(t *testing.T) {
 			t.Error(err)
 		}
 	}))
-	if err := probe(t.Context(), s.URL); err != nil {
+	if err := probe(t.Context(), s.Client(), s.URL); err != nil {
 		t.Errorf("a healthy part: %v", err)
 	}
 	code, body = 503, "the runtime does not answer"
-	if err := probe(t.Context(), s.URL); err == nil || !strings.Contains(err.Error(), body) {
+	if err := probe(t.Context(), s.Client(), s.URL); err == nil || !strings.Contains(err.Error(), body) {
 		t.Errorf("a part that is not: %v", err)
 	}
 	s.Close()
-	if err := probe(t.Context(), s.URL); err == nil {
+	if err := probe(t.Context(), s.Client(), s.URL); err == nil {
 		t.Error("no one answers, and the part is healthy")
 	}
 }

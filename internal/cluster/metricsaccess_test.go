@@ -71,7 +71,7 @@ func TestMetricsPortIsSecure(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- srv.ServeTLS(l, "", "") }()
 	defer func() { srv.Close(); <-done }()
-	foreign, err := pki.EnsureAuthority(t.TempDir(), "ca", "", time.Now())
+	foreign, err := pki.EnsureCA(t.TempDir(), "ca", "", time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}

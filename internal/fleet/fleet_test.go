@@ -242,15 +242,15 @@ func TestFleet(t *testing.T) {
 	o.await("Ready", 12, isReady)
 	o.awaitPods("running", 24, isRunning)
 
-	act := func(verb string, s Select) {
+	act := func(verb string, s selection) {
 		for _, h := range f.choose(&s) {
 			f.act(h, verb)
 		}
 	}
-	act("stop", Select{Zone: "zone-b"})
+	act("stop", selection{Zone: "zone-b"})
 	o.await("Unknown", 4, func(n *v1.Node) bool { return status(n) == v1.ConditionUnknown })
 	o.awaitPods("not ready", 8, func(p *v1.Pod) bool { return !isRunning(p) })
-	act("resume", Select{Zone: "zone-b"})
+	act("resume", selection{Zone: "zone-b"})
 	o.await("Ready", 12, isReady)
 	o.awaitPods("running", 24, isRunning)
 
@@ -259,10 +259,10 @@ func TestFleet(t *testing.T) {
 	var before, after []string
 	for _, verb := range []string{"cut", "stop"} {
 		before = o.containers(verb)
-		act(verb, Select{Names: []string{"h-0"}})
+		act(verb, selection{Names: []string{"h-0"}})
 		o.await("Unknown", 1, func(n *v1.Node) bool { return status(n) == v1.ConditionUnknown && n.Name == "h-0" })
 		o.awaitPods("not ready", 2, func(p *v1.Pod) bool { return !isRunning(p) })
-		act("resume", Select{Names: []string{"h-0"}})
+		act("resume", selection{Names: []string{"h-0"}})
 		o.await("Ready", 12, isReady)
 		o.awaitPods("running", 24, isRunning)
 		if after = o.containers(verb); slices.Equal(before, after) != (verb == "cut") {
@@ -270,9 +270,9 @@ func TestFleet(t *testing.T) {
 		}
 	}
 
-	act("notReady", Select{Count: 3})
+	act("notReady", selection{Count: 3})
 	o.await("not ready by their own word", 3, func(n *v1.Node) bool { return status(n) == v1.ConditionFalse })
-	act("resume", Select{})
+	act("resume", selection{})
 	o.await("Ready", 12, isReady)
 
 	// A Node that someone deletes registers again.
@@ -408,6 +408,6 @@ func TestWheel(t *testing.T) {
 }
 
 func ExampleSelect() {
-	fmt.Println(&Select{Zone: "zone-b", Percent: 10})
+	fmt.Println(&selection{Zone: "zone-b", Percent: 10})
 	// Output: 10 % of zone zone-b
 }

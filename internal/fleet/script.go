@@ -16,18 +16,18 @@ type script []act
 type act struct {
 	At strict.Duration `json:"at"`
 	// Stop takes hosts away, with what ran on them.
-	Stop *Select `json:"stop,omitempty"`
+	Stop *selection `json:"stop,omitempty"`
 	// Cut takes the network away; pods run on.
-	Cut *Select `json:"cut,omitempty"`
+	Cut *selection `json:"cut,omitempty"`
 	// NotReady makes agents say that they are not ready, until Resume.
-	NotReady *Select `json:"notReady,omitempty"`
+	NotReady *selection `json:"notReady,omitempty"`
 	// Resume ends all of these.
-	Resume *Select `json:"resume,omitempty"`
+	Resume *selection `json:"resume,omitempty"`
 }
 
-// Select names nodes: those of Zone, or of Names, or all; and of these Count
+// selection names nodes: those of Zone, or of Names, or all; and of these Count
 // or Percent, taken evenly over the list.
-type Select struct {
+type selection struct {
 	Zone    string   `json:"zone"`
 	Names   []string `json:"names"`
 	Count   int      `json:"count"`
@@ -50,10 +50,10 @@ func ParseScript(text []byte) (script, error) {
 }
 
 // what is the act's name and its nodes.
-func (a *act) what() (verb string, nodes *Select, n int) {
+func (a *act) what() (verb string, nodes *selection, n int) {
 	for _, x := range []struct {
 		verb string
-		sel  *Select
+		sel  *selection
 	}{{"stop", a.Stop}, {"cut", a.Cut}, {"notReady", a.NotReady}, {"resume", a.Resume}} {
 		if x.sel != nil {
 			verb, nodes = x.verb, x.sel
@@ -77,7 +77,7 @@ func (a *act) check() error {
 }
 
 // choose lists the nodes that a selection names.
-func (f *fleet) choose(s *Select) []*hollow {
+func (f *fleet) choose(s *selection) []*hollow {
 	var all []*hollow
 	for _, h := range f.nodes {
 		if (s.Zone == "" || h.zone == s.Zone) && (len(s.Names) == 0 || slices.Contains(s.Names, h.name)) {
@@ -99,7 +99,7 @@ func (f *fleet) choose(s *Select) []*hollow {
 }
 
 // String is the selection in words.
-func (s *Select) String() string {
+func (s *selection) String() string {
 	text := "all nodes"
 	switch {
 	case s.Zone != "":

@@ -23,20 +23,20 @@ type answer struct {
 	Error   string   `json:"error,omitempty"`
 }
 
-// Handler serves the image store of this node.
-type Handler struct {
+// handler serves the image store of this node.
+type handler struct {
 	open func(context.Context) (*Store, func(), error)
 	// one load at a time: the others wait.
 	loading chan struct{}
 }
 
 // NewHandler makes a handler. open connects to the store, and close ends the connection.
-func NewHandler(open func(context.Context) (s *Store, close func(), err error)) *Handler {
-	return &Handler{open: open, loading: make(chan struct{}, 1)}
+func NewHandler(open func(context.Context) (s *Store, close func(), err error)) *handler {
+	return &handler{open: open, loading: make(chan struct{}, 1)}
 }
 
 // ServeHTTP answers Path+CALL. Whoever mounts it has to know the caller.
-func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+func (h *handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	call := req.Method + " " + req.PathValue("call")
 	code := http.StatusOK
 	a, err := h.dispatch(req.Context(), call, req.URL.Query(), req.Body)
@@ -53,7 +53,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 
 var errNoCall = errors.New("this is no call of the image API: there are GET list, POST load, DELETE remove and DELETE prune")
 
-func (h *Handler) dispatch(ctx context.Context, call string, q url.Values, body io.Reader) (a answer, err error) {
+func (h *handler) dispatch(ctx context.Context, call string, q url.Values, body io.Reader) (a answer, err error) {
 	switch call {
 	case "GET list", "POST load", "DELETE remove", "DELETE prune":
 	default:

@@ -23,7 +23,8 @@ func drawn(r *Result) string {
 // TestPanels: a plot shows what happened, and no line for what did not.
 func TestPanels(t *testing.T) {
 	r := &Result{Step: duration(5 * time.Second), Series: []sample{
-		{Nodes: nodeCounts{Ready: 3}, Pods: podCounts{Serving: 9}, Writes: 4, Zones: []zoneSample{{Zone: "a", Rate: 0.1}, {Zone: "b", Rate: 0.1}}},
+		{Nodes: nodeCounts{Ready: 3}, Pods: podCounts{Serving: 9}, Writes: 4,
+			Zones: []zoneSample{{Zone: "a", Rate: 0.1}, {Zone: "b", Rate: 0.1}}},
 		{Nodes: nodeCounts{Unknown: 2, Evicting: 1}, Pods: podCounts{Lost: 4, Pending: 4},
 			Zones: []zoneSample{{Zone: "a", Rate: 0.1}, {Zone: "b", Rate: 0.01}, {Zone: "c", Rate: 0.1, Waiting: 2}}},
 	}}
@@ -35,7 +36,8 @@ API writes a second, mean over 5s: all writes`
 	if got := drawn(r); got != want {
 		t.Errorf("drawn\n%s\nwant\n%s", got, want)
 	}
-	if got := drawn(&Result{Step: duration(time.Minute), Series: []sample{{Zones: []zoneSample{{Zone: "a", Rate: 0.1}}}}}); strings.Contains(got, "zone") {
+	one := []sample{{Zones: []zoneSample{{Zone: "a", Rate: 0.1}}}}
+	if got := drawn(&Result{Step: duration(time.Minute), Series: one}); strings.Contains(got, "zone") {
 		t.Errorf("where nothing happened, zones are drawn:\n%s", got)
 	}
 }

@@ -17,7 +17,7 @@ const maxWindow = 8 << 20
 
 // source gives a part's bytes.
 type source struct {
-	Part
+	filePart
 	open func() (io.ReadCloser, error)
 }
 
@@ -73,10 +73,10 @@ func copyPart(w io.Writer, p source) error {
 
 // sink takes a part's bytes. It is closed when all of them came and their
 // SHA-256 was right.
-type sink func(Part) (io.WriteCloser, error)
+type sink func(filePart) (io.WriteCloser, error)
 
 // discard checks a file without keeping anything of it.
-func discard(Part) (io.WriteCloser, error) { return nopCloser{io.Discard}, nil }
+func discard(filePart) (io.WriteCloser, error) { return nopCloser{io.Discard}, nil }
 
 // read opens a snapshot whose header was read already, checks all of it and
 // gives each part to into. r begins with the payload. An error may come after
@@ -171,7 +171,7 @@ func nextEntry(tr *tar.Reader, name string, limit int64) (int64, error) {
 	return e.Size, nil
 }
 
-func readPart(r io.Reader, p Part, into sink) error {
+func readPart(r io.Reader, p filePart, into sink) error {
 	w, err := into(p)
 	if err != nil {
 		return err

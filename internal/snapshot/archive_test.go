@@ -198,7 +198,7 @@ func payload(t testing.TB, parts map[string]string, change func(*manifest)) (Hea
 	for _, name := range sortedNames(parts) {
 		text := parts[name]
 		sum := sha256.Sum256([]byte(text))
-		p := Part{name, int64(len(text)), hex.EncodeToString(sum[:])}
+		p := filePart{name, int64(len(text)), hex.EncodeToString(sum[:])}
 		list = append(list, source{p, func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader(text)), nil }})
 		m.Parts = append(m.Parts, p)
 	}
@@ -245,7 +245,7 @@ func TestEvilFilesAreRefused(t *testing.T) {
 		"no sum":           {goodParts(), func(m *manifest) { m.Parts[0].SHA256 = "" }, "no SHA-256"},
 		"twice":            {goodParts(), func(m *manifest) { m.Parts[1] = m.Parts[0] }, "twice"},
 		"other order":      {goodParts(), func(m *manifest) { m.Parts[0], m.Parts[1] = m.Parts[1], m.Parts[0] }, "must be"},
-		"too many":         {goodParts(), func(m *manifest) { m.Parts = make([]Part, maxParts+1) }, "allowed are"},
+		"too many":         {goodParts(), func(m *manifest) { m.Parts = make([]filePart, maxParts+1) }, "allowed are"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h, data := payload(t, c.parts, c.change)
@@ -404,7 +404,7 @@ func FuzzRead(f *testing.F) {
 			return
 		}
 		given := map[string]int64{}
-		m, err := read("f", h, NoKeys(), bytes.NewReader(data[n:]), func(p Part) (io.WriteCloser, error) {
+		m, err := read("f", h, NoKeys(), bytes.NewReader(data[n:]), func(p filePart) (io.WriteCloser, error) {
 			if strings.Contains(p.Name, "..") || strings.HasPrefix(p.Name, "/") {
 				t.Fatalf("part %q is given", p.Name)
 			}

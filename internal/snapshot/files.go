@@ -113,7 +113,7 @@ func Verify(file string, keys Keys, r Reader) (*manifest, []byte, error) {
 		return nil, nil, err
 	}
 	var settings strings.Builder
-	m, err := read(file, h, keys, f, func(p Part) (io.WriteCloser, error) {
+	m, err := read(file, h, keys, f, func(p filePart) (io.WriteCloser, error) {
 		if p.Name == SettingsName {
 			return nopCloser{&settings}, nil
 		}
@@ -157,7 +157,7 @@ func needRoom(dir string, bytes int64) error {
 }
 
 // SealOf says what a file is sealed with.
-func SealOf(file string) (Sealing, error) {
+func SealOf(file string) (sealing, error) {
 	f, h, err := openFile(file)
 	if err != nil {
 		return "", err

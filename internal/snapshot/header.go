@@ -28,16 +28,16 @@ const (
 	maxNameLength = 128
 )
 
-// Sealing says what a payload is closed with.
-type Sealing string
+// sealing says what a payload is closed with.
+type sealing string
 
 const (
 	// Unsealed is a payload that anybody can read.
-	Unsealed Sealing = "no"
+	Unsealed sealing = "no"
 	// SealedByPassphrase needs the passphrase.
-	SealedByPassphrase Sealing = "passphrase"
+	SealedByPassphrase sealing = "passphrase"
 	// SealedByKey needs the key file with the secret key.
-	SealedByKey Sealing = "key"
+	SealedByKey sealing = "key"
 )
 
 // Header is what a file says of itself in clear text. A sealed file repeats it
@@ -57,15 +57,15 @@ type Header struct {
 	// Revision is the store's latest, StoreBytes its size.
 	Revision   int64   `json:"revision"`
 	StoreBytes int64   `json:"storeBytes"`
-	Sealed     Sealing `json:"sealed"`
+	Sealed     sealing `json:"sealed"`
 	// Scheduled is true for those that --snapshot-every made.
 	Scheduled bool `json:"scheduled,omitempty"`
 	// PayloadBytes is the length of what follows the header.
 	PayloadBytes int64 `json:"payloadBytes,omitempty"`
 }
 
-// Part is one file inside a snapshot.
-type Part struct {
+// filePart is one file inside a snapshot.
+type filePart struct {
 	Name   string `json:"name"`
 	Bytes  int64  `json:"bytes"`
 	SHA256 string `json:"sha256"`
@@ -75,7 +75,7 @@ type Part struct {
 // follows, in order.
 type manifest struct {
 	Header
-	Parts []Part `json:"parts"`
+	Parts []filePart `json:"parts"`
 }
 
 const (

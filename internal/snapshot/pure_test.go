@@ -201,7 +201,7 @@ func TestRevisionsOnlyGrow(t *testing.T) {
 }
 
 func TestPlans(t *testing.T) {
-	m := &manifest{Header: header(), Parts: []Part{{Name: ProviderConfigName}}}
+	m := &manifest{Header: header(), Parts: []filePart{{Name: ProviderConfigName}}}
 	if _, err := NewPlan("f", m, Target{DataDir: "/d", RunningPID: 7, HasCluster: true, Force: true}, noon); err == nil ||
 		!strings.Contains(err.Error(), "kill 7") {
 		t.Errorf("under a running cluster: %v", err)

@@ -55,7 +55,7 @@ func (r *Restore) Run() (err error) {
 		}
 	}()
 	r.at.at("begun")
-	if _, err := read(r.File, h, r.Keys, f, func(p Part) (io.WriteCloser, error) { return stage(staged, p) }); err != nil {
+	if _, err := read(r.File, h, r.Keys, f, func(p filePart) (io.WriteCloser, error) { return stage(staged, p) }); err != nil {
 		return err
 	}
 	r.at.at("unpacked")
@@ -77,7 +77,7 @@ func (r *Restore) Run() (err error) {
 }
 
 // stage opens a part's file. Names were checked by the reader of the manifest.
-func stage(staged string, p Part) (io.WriteCloser, error) {
+func stage(staged string, p filePart) (io.WriteCloser, error) {
 	return os.OpenFile(filepath.Join(staged, filepath.FromSlash(p.Name)), os.O_CREATE|os.O_EXCL|os.O_WRONLY, mode(p.Name))
 }
 

@@ -97,7 +97,7 @@ func Save(ctx context.Context, from Origin, r Request) (Entry, error) {
 	m := manifest{Header: h}
 	parts := append(sources(small), source{store, func() (io.ReadCloser, error) { return os.Open(spooled) }})
 	for _, p := range parts {
-		m.Parts = append(m.Parts, p.Part)
+		m.Parts = append(m.Parts, p.filePart)
 	}
 	if err := m.checkParts(); err != nil {
 		return Entry{}, fmt.Errorf("saving %s: %w", from.Header.DataDir, err)
@@ -117,10 +117,10 @@ func Save(ctx context.Context, from Origin, r Request) (Entry, error) {
 
 // collect copies the store and reads the keys before and after: a rotation of
 // keys in between could leave a store that the keys do not open.
-func collect(ctx context.Context, from Origin, spooled string) (map[string][]byte, Part, error) {
+func collect(ctx context.Context, from Origin, spooled string) (map[string][]byte, filePart, error) {
 	before, err := smallParts(from)
 	if err != nil {
-		return nil, Part{}, err
+		return nil, filePart{}, err
 	}
 	for range attempts {
 		store, err := copyStore(ctx, from, spooled)
@@ -136,19 +136,19 @@ func collect(ctx context.Context, from Origin, spooled string) (map[string][]byt
 		}
 		before = after
 	}
-	return nil, Part{}, fmt.Errorf("saving %s: its keys or settings changed %d times while the store was copied: try again",
+	return nil, filePart{}, fmt.Errorf("saving %s: its keys or settings changed %d times while the store was copied: try again",
 		from.Header.DataDir,
 		attempts)
 }
 
-func copyStore(ctx context.Context, from Origin, spooled string) (Part, error) {
+func copyStore(ctx context.Context, from Origin, spooled string) (filePart, error) {
 	r, size, err := from.Store(ctx)
 	if err != nil {
-		return Part{}, err
+		return filePart{}, err
 	}
 	defer r.Close()
 	if err := needRoom(filepath.Dir(spooled), size); err != nil {
-		return Part{}, err
+		return filePart{}, err
 	}
 	return spoolStore(ctx, spooled, r)
 }
@@ -199,7 +199,7 @@ func sources(small map[string][]byte) (parts []source) {
 	for _, name := range sortedNames(small) {
 		data := small[name]
 		sum := sha256.Sum256(data)
-		parts = append(parts, source{Part{name, int64(len(data)), hex.EncodeToString(sum[:])}, func() (io.ReadCloser, error) {
+		parts = append(parts, source{filePart{name, int64(len(data)), hex.EncodeToString(sum[:])}, func() (io.ReadCloser, error) {
 			return io.NopCloser(bytes.NewReader(data)), nil
 		}})
 	}

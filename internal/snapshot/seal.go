@@ -20,7 +20,7 @@ const (
 
 // Keys seal or open snapshots. The zero value seals and opens nothing.
 type Keys struct {
-	sealing    Sealing
+	sealing    sealing
 	recipients []age.Recipient
 	identities []age.Identity
 }
@@ -129,7 +129,7 @@ func (k Keys) seal(w io.Writer) (io.WriteCloser, error) {
 // OpenError says that a file cannot be opened with these keys.
 type OpenError struct {
 	File string
-	Need Sealing
+	Need sealing
 }
 
 func (e *OpenError) Error() string {
@@ -141,7 +141,7 @@ func (e *OpenError) Error() string {
 }
 
 // open returns the payload in clear text.
-func (k Keys) open(file string, sealing Sealing, r io.Reader) (io.Reader, error) {
+func (k Keys) open(file string, sealing sealing, r io.Reader) (io.Reader, error) {
 	if sealing == Unsealed {
 		return r, nil
 	}

@@ -41,7 +41,7 @@ func (s *spool) Write(p []byte) (int, error) {
 }
 
 // spoolStore copies etcd's snapshot to a file and checks it.
-func spoolStore(ctx context.Context, file string, from io.Reader) (p Part, err error) {
+func spoolStore(ctx context.Context, file string, from io.Reader) (p filePart, err error) {
 	f, err := os.OpenFile(file, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
 	if err != nil {
 		return p, fmt.Errorf("copying the store: %w", err)
@@ -54,7 +54,7 @@ func spoolStore(ctx context.Context, file string, from io.Reader) (p Part, err e
 	if s.n%512 != sha256.Size || !bytes.Equal(s.tail, s.db.Sum(nil)) {
 		return p, fmt.Errorf("copying the store: the %d bytes that came do not match etcd's checksum: try again", s.n)
 	}
-	return Part{Name: StoreName, Bytes: s.n, SHA256: hex.EncodeToString(s.all.Sum(nil))}, nil
+	return filePart{Name: StoreName, Bytes: s.n, SHA256: hex.EncodeToString(s.all.Sum(nil))}, nil
 }
 
 type contextReader struct {

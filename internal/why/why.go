@@ -26,8 +26,8 @@ const Schema = "berth.dev/why/v1"
 type Answer struct {
 	Schema string      `json:"schema"`
 	Object journal.Ref `json:"object"`
-	// State is one of healthy, waiting, failing, ended, missing and unknown.
-	State State `json:"state"`
+	// liveState is one of healthy, waiting, failing, ended, missing and unknown.
+	State liveState `json:"state"`
 	// Code names the rule that found the cause; it does not change between versions.
 	Code string `json:"code"`
 	// Cause is one sentence: the object, its field or rule, and who holds it.
@@ -47,17 +47,17 @@ type Answer struct {
 	Decisions []journal.Record `json:"decisions,omitempty"`
 }
 
-// State is how the object is.
-type State string
+// liveState is how the object is.
+type liveState string
 
 // The states. Waiting may end by itself, failing does not.
 const (
-	Healthy State = "healthy"
-	Waiting State = "waiting"
-	Failing State = "failing"
-	Ended   State = "ended"
-	Missing State = "missing"
-	Unknown State = "unknown"
+	Healthy liveState = "healthy"
+	Waiting liveState = "waiting"
+	Failing liveState = "failing"
+	Ended   liveState = "ended"
+	Missing liveState = "missing"
+	Unknown liveState = "unknown"
 )
 
 // World is what was read for one question.
@@ -190,7 +190,7 @@ func eventTime(e *v1.Event) time.Time {
 }
 
 // found starts an answer of a rule.
-func found(s State, code, format string, args ...any) *Answer {
+func found(s liveState, code, format string, args ...any) *Answer {
 	return &Answer{State: s, Code: code, Cause: fmt.Sprintf(format, args...)}
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/berth-dev/berth/internal/agent/config"
 	"github.com/berth-dev/berth/internal/agent/node"
 	"github.com/berth-dev/berth/internal/agent/pressure"
+	"github.com/berth-dev/berth/internal/agent/serve"
 	"github.com/berth-dev/berth/internal/journal"
 	"github.com/berth-dev/berth/internal/supervise"
 )
@@ -143,7 +144,7 @@ func Build(ctx context.Context, cfg Config) (agent.Config, []func(context.Contex
 		DropCapabilities: cfg.DropCapabilities,
 		Log:              cfg.Log, Metrics: registry, Journal: cfg.Journal,
 	}
-	out.Serve.LocalVolumes, out.Serve.Images = cfg.LocalVolumes, cfg.Images
+	out.Serve.Calls = serve.Calls{LocalVolumes: cfg.LocalVolumes, Images: cfg.Images}
 	out.Serve.Gather = registry
 	if !cfg.BesideServer {
 		out.Serve.Gather = prometheus.Gatherers{registry, legacyregistry.DefaultGatherer}

@@ -85,11 +85,8 @@ type Config struct {
 	Probes prometheus.Gatherer
 	// Metrics takes the role's own metrics; nil is none.
 	Metrics prometheus.Registerer
-	// LocalVolumes answers the calls of the cluster's controller to this node's
-	// driver of local volumes; nil is none.
-	LocalVolumes http.Handler
-	// Images answers calls to the runtime's image store; nil is none.
-	Images http.Handler
+	// Calls answer what a kubelet does not.
+	Calls Calls
 	// Checks are added to "ping" on /healthz.
 	Checks []Check
 	// Tracer takes a span of each request; nil takes none.
@@ -104,6 +101,16 @@ type Config struct {
 	RootDir string
 	// Listeners replace those that Kubelet's address and ports ask for.
 	Listeners Listeners
+}
+
+// Calls are handlers of calls to parts of this node beside its pods, each with a
+// right of its own; nil is none.
+type Calls struct {
+	// LocalVolumes answers the cluster's controller, for this node's driver of
+	// local volumes.
+	LocalVolumes http.Handler
+	// Images answers for the runtime's image store.
+	Images http.Handler
 }
 
 // SystemLogs are the logs of the host that /logs/ shows.

@@ -95,20 +95,20 @@ func (s *server) routes() []route {
 
 // localVolumes hands a call on to the driver of local volumes.
 func (s *server) localVolumes(w http.ResponseWriter, req *http.Request) {
-	if s.cfg.LocalVolumes == nil {
+	if s.cfg.Calls.LocalVolumes == nil {
 		http.Error(w, "this node has no local volumes", http.StatusNotFound)
 		return
 	}
-	s.cfg.LocalVolumes.ServeHTTP(w, req)
+	s.cfg.Calls.LocalVolumes.ServeHTTP(w, req)
 }
 
 // images hands a call on to the runtime's image store.
 func (s *server) images(w http.ResponseWriter, req *http.Request) {
-	if s.cfg.Images == nil {
+	if s.cfg.Calls.Images == nil {
 		http.Error(w, "this node's agent takes no images", http.StatusNotFound)
 		return
 	}
-	s.cfg.Images.ServeHTTP(w, req)
+	s.cfg.Calls.Images.ServeHTTP(w, req)
 }
 
 // open tells whether configuration leaves a route on.

@@ -7,9 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/berth-dev/berth/internal/cluster/containerd"
 	"github.com/berth-dev/berth/internal/cluster/containerd/livetest"
-	"github.com/berth-dev/berth/internal/cluster/host"
 	"github.com/berth-dev/berth/test/e2e/kit"
 )
 
@@ -51,7 +49,7 @@ func TestRuntimeThatIsThere(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	runc, err := containerdRuntime(t)
+	runc, err := kit.ContainerdRuntime(t)
 	if err != nil {
 		t.Skipf("no OCI runtime works on this machine: %v", err)
 	}
@@ -91,16 +89,4 @@ func TestRuntimeThatIsThere(t *testing.T) {
 	if own.PID() != pid {
 		t.Errorf("berth touched the runtime: process %d, was %d", own.PID(), pid)
 	}
-}
-
-// containerdRuntime finds an OCI runtime that works here, as berth does.
-func containerdRuntime(t *testing.T) (string, error) {
-	t.Helper()
-	t.Cleanup(func() {
-		if err := host.RemoveCgroup("/sys/fs/cgroup", "/berth-own"); err != nil {
-			t.Error(err)
-		}
-	})
-	chosen, _, err := containerd.ChooseOCIRuntime(context.Background(), filepath.Join(t.TempDir(), "memo.json"), "/berth-own", "test")
-	return chosen.Path, err
 }

@@ -34,7 +34,7 @@ func TestSnapshot(t *testing.T) {
 	if err := os.WriteFile(public, []byte(c.Berth("snapshot", "keygen", key)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	c.Extra = append(c.Extra, "--snapshot-every=1h", "--snapshot-key-file="+public)
+	c.Flags = append(c.Flags, "--snapshot-every=1h", "--snapshot-key-file="+public)
 	c.Up()
 	if out := c.Berth("status", "--data-dir", c.Dir); !strings.Contains(out, "ok   snapshots") {
 		t.Errorf("the schedule is not in the status:\n%s", out)
@@ -121,7 +121,7 @@ func TestSnapshot(t *testing.T) {
 			continue
 		}
 		bare := id[strings.LastIndex(id, "/")+1:]
-		if p.Status.ContainerStatuses[0].ContainerID != id || restarts(&p) != 0 || now[bare] == 0 || now[bare] != running[bare] {
+		if p.Status.ContainerStatuses[0].ContainerID != id || kit.Restarts(&p) != 0 || now[bare] == 0 || now[bare] != running[bare] {
 			t.Errorf("pod stays: %s, process %d; was %s, process %d", kit.Describe(&p), now[bare], id, running[bare])
 		}
 	}

@@ -123,13 +123,6 @@ func nodeReadySince(c *kit.Cluster) time.Time {
 	return time.Time{}
 }
 
-func restarts(p *v1.Pod) (n int32) {
-	for _, cs := range p.Status.ContainerStatuses {
-		n += cs.RestartCount
-	}
-	return n
-}
-
 // history watches pods and nodes across restarts of the server. Where a new
 // server no longer has the versions since the last one seen, it lists again;
 // a flip in between would still show in a condition's transition time.
@@ -192,7 +185,7 @@ func (h *history) look(what string, obj any) {
 		if !kit.ReadySince(o).Equal(kit.ReadySince(&old)) {
 			note("pod %s: Ready since %v, was since %v", o.Name, kit.ReadySince(o), kit.ReadySince(&old))
 		}
-		if now, was := restarts(o), restarts(&old); now != was {
+		if now, was := kit.Restarts(o), kit.Restarts(&old); now != was {
 			note("pod %s: %d restarts, were %d", o.Name, now, was)
 		}
 	case *v1.Node:

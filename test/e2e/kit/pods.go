@@ -110,3 +110,11 @@ func ReadySince(p *v1.Pod) time.Time {
 	}
 	return time.Time{}
 }
+
+// Restarts counts the restarts of all containers of a pod.
+func Restarts(p *v1.Pod) (n int32) {
+	for _, cs := range p.Status.ContainerStatuses {
+		n += cs.RestartCount
+	}
+	return n
+}

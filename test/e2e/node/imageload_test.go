@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -51,7 +52,7 @@ func TestImageCommand(t *testing.T) {
 
 // image runs `berth image` with standard input.
 func image(c *kit.Cluster, stdin []byte, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, filepath.Join(c.Bin, "berth"), append([]string{"image"}, args...)...)
 	cmd.Env = append(os.Environ(), "BERTH_DATA_DIR="+c.Dir)
@@ -318,7 +319,8 @@ func testLoadRemote(t *testing.T, c *kit.Cluster) {
 		}
 	}
 	node := c.Pods("default", "app=app")[0].Spec.NodeName
-	if out := mustImage(c, nil, "ls", "--node", node); !strings.Contains(out, "docker.io/demo/remote:1") || !strings.HasPrefix(out, "NODE") {
+	if out := mustImage(c, nil, "ls", "--node", node); !strings.Contains(out, "docker.io/demo/remote:1") ||
+		!strings.HasPrefix(out, "NODE") {
 		t.Errorf("ls of node %s:\n%s", node, out)
 	}
 	if out, err := image(c, nil, "ls", "--node", "nowhere"); err == nil || !strings.Contains(out, "there is no such node") {
@@ -399,7 +401,7 @@ func TestImageCommandOnOwnRuntime(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	runc, err := containerdRuntime(t)
+	runc, err := kit.ContainerdRuntime(t)
 	if err != nil {
 		t.Skipf("no OCI runtime works on this host: %v", err)
 	}
@@ -419,7 +421,7 @@ func TestImageCommandOnOwnRuntime(t *testing.T) {
 	if err := os.Symlink(filepath.Join(dir, "agent", "cni"), filepath.Join(c.Dir, "agent", "cni")); err != nil {
 		t.Fatal(err)
 	}
-	c.Extra = []string{"--container-runtime-endpoint", "unix://" + own.Socket()}
+	c.Flags = []string{"--container-runtime-endpoint", "unix://" + own.Socket()}
 	c.Up()
 	mustImage(c, nil, "load", writeArchive(t, dockerSave(t, c, "", "demo/own:1")))
 	mustImage(c, dockerSave(t, c, "", "demo/own:2"), "load", "--all-nodes", "-")

@@ -31,7 +31,7 @@ func TestRuntimeClasses(t *testing.T) {
 		}
 	}
 	c := kit.NewCluster(t, "--containerd-config-dir="+fragments)
-	runc, err := containerdRuntime(t)
+	runc, err := kit.ContainerdRuntime(t)
 	if err != nil {
 		t.Skipf("no OCI runtime works on this host: %v", err)
 	}
