@@ -158,7 +158,7 @@ func TestWhy(t *testing.T) {
 	record := journal.Record{Time: began, Part: "eviction", Object: journal.Ref{Kind: "Pod", Namespace: "shop", Name: "web-1"},
 		Decision: "deleted", Because: []journal.Fact{{Name: "taint", Value: "unreachable"}}}
 	known := []journal.Record{record}
-	dir := running(t, answers{"/journal": func(r *http.Request) any {
+	dir := running(t, answers{"/status": healthy(t), "/journal": func(r *http.Request) any {
 		q := r.URL.Query()
 		asked = append(asked, q.Get("kind")+" "+q.Get("namespace")+"/"+q.Get("name"))
 		return known
@@ -171,19 +171,19 @@ func TestWhy(t *testing.T) {
 			t.Errorf("why %s: %v", args, err)
 		}
 		fmt.Fprintf(&all, "berth why %s: asks for %s\n", args, asked[len(asked)-1])
-		if !strings.Contains(out, "Pod shop/web-1: deleted") || !strings.Contains(out, "    taint: unreachable\n") {
+		if !strings.Contains(out, "deleted (eviction)") || !strings.Contains(out, "    taint: unreachable\n") {
 			t.Errorf("why %s:\n%s", args, out)
 		}
 	}
 	golden.Check(t, filepath.Join("testdata", "why.txt"), all.String())
 	out, err := try(t, "why", "pod", "web-1", "-o", "json", "--data-dir", dir)
-	var back []journal.Record
-	if err != nil || json.Unmarshal([]byte(out), &back) != nil || len(back) != 1 || back[0].Decision != "deleted" {
+	var back struct{ Decisions []journal.Record }
+	if err != nil || json.Unmarshal([]byte(out), &back) != nil || len(back.Decisions) != 1 || back.Decisions[0].Decision != "deleted" {
 		t.Errorf("why -o json: %v\n%s", err, out)
 	}
 	known = nil
-	if out, err := try(t, "why", "pod", "web-1", "--data-dir", dir); err != nil ||
-		out != "nothing was decided about Pod web-1 that the journal still holds\n" {
+	if out, err := try(t, "why", "pod", "web-1", "--data-dir", dir); !errors.Is(err, errSilent) ||
+		!strings.Contains(strings.Join(strings.Fields(out), " "), "the journal knows nothing of Pod default/web-1") {
 		t.Errorf("nothing is known: %q, %v", out, err)
 	}
 	if _, err := try(t, "why", "pod", "web-1", "--data-dir", t.TempDir()); err == nil {
@@ -197,18 +197,17 @@ func TestWhyService(t *testing.T) {
 	lines := []proxy.Line{{Text: "10.96.0.1:443 goes to 10.0.0.1:6443", Kernel: "row there"}}
 	record := journal.Record{Time: began, Part: "proxy", Object: journal.Ref{Kind: "Service", Namespace: "default", Name: "web"},
 		Decision: "programmed"}
-	both := running(t, answers{"/proxy/service": lines, "/journal": []journal.Record{record}})
+	both := running(t, answers{"/status": healthy(t), "/proxy/service": lines, "/journal": []journal.Record{record}})
 	out, err := try(t, "why", "svc", "web", "--data-dir", both)
-	if err != nil || !strings.Contains(out, "kernel: row there") || strings.Index(out, "kernel: row there") > strings.Index(out,
-		"programmed") {
+	if err != nil || !strings.Contains(out, "kernel: row there") || !strings.Contains(out, "programmed") {
 		t.Errorf("%v\n%s", err, out)
 	}
 	out, err = try(t, "why", "svc", "web", "-o", "json", "--data-dir", both)
 	var back struct {
-		Proxy   []proxy.Line
-		Journal []journal.Record
+		Proxy     []proxy.Line
+		Decisions []journal.Record
 	}
-	if err != nil || json.Unmarshal([]byte(out), &back) != nil || len(back.Proxy) != 1 || len(back.Journal) != 1 {
+	if err != nil || json.Unmarshal([]byte(out), &back) != nil || len(back.Proxy) != 1 || len(back.Decisions) != 1 {
 		t.Errorf("%v\n%s", err, out)
 	}
 	proxyDown := running(t, answers{"/proxy/service": errors.New("the service proxy does not run (yet)"),
@@ -221,9 +220,9 @@ func TestWhyService(t *testing.T) {
 		}
 	}
 	unknown := running(t, answers{"/proxy/service": errors.New("does not run"), "/journal": []journal.Record{}})
-	if _, err := try(t, "why", "svc", "web", "--data-dir", unknown); err == nil || !strings.Contains(err.Error(), "Service default/web") ||
-		!strings.Contains(err.Error(), "--socket") {
-		t.Errorf("no one knows: %v", err)
+	if out, err := try(t, "why", "svc", "web", "--data-dir", unknown); !errors.Is(err, errSilent) ||
+		!strings.Contains(out, "Service default/web") || !strings.Contains(out, "--socket") {
+		t.Errorf("no one knows: %v\n%s", err, out)
 	}
 }
 

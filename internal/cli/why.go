@@ -82,8 +82,11 @@ func (o *whyOptions) answer(ctx context.Context, out io.Writer, ref journal.Ref)
 		return err
 	}
 	full := serviceAnswer{Answer: a}
+	known := cfg.APIError == nil || len(a.Decisions) > 0
 	if ref.Kind == "Service" && a.State != why.Missing {
-		full.Proxy = o.programmed(ctx, ref)
+		var answered bool
+		full.Proxy, answered = o.programmed(ctx, ref)
+		known = known || answered
 	}
 	if o.output == "json" {
 		return json.NewEncoder(out).Encode(full)
@@ -93,7 +96,12 @@ func (o *whyOptions) answer(ctx context.Context, out io.Writer, ref journal.Ref)
 	}
 	if len(full.Proxy) > 0 {
 		fmt.Fprintln(out, "\nthe proxy of this host")
-		return printLines(out, o.output, full.Proxy)
+		if err := printLines(out, o.output, full.Proxy); err != nil {
+			return err
+		}
+	}
+	if !known {
+		return errSilent // neither API nor journal nor proxy: the text says so
 	}
 	return nil
 }
@@ -142,20 +150,21 @@ func (o *whyOptions) host(ctx context.Context) []journal.Fact {
 }
 
 // programmed is what the proxy of this host programs for a Service. Where no
-// proxy answers it is what one would program, from the API.
-func (o *whyOptions) programmed(ctx context.Context, ref journal.Ref) []proxy.Line {
+// proxy answers it is what one would program, from the API; known is false
+// where that does not answer either.
+func (o *whyOptions) programmed(ctx context.Context, ref journal.Ref) (lines []proxy.Line, known bool) {
 	q := url.Values{"namespace": {ref.Namespace}, "name": {ref.Name}}
 	lines, failed := askProxy(ctx, proxySocket(o.dataDir, o.socket), "/proxy/service?"+q.Encode())
 	if failed == nil {
-		return lines
+		return lines, true
 	}
 	lines = []proxy.Line{{Text: fmt.Sprintf("no service proxy answers: %v", failed)},
 		{Text: "rules it wrote go on working; `berth up` or `berth proxy` starts it, --socket names another's socket"}}
 	would, err := o.fromAPI(ctx, ref)
 	if err != nil {
-		return append(lines, proxy.Line{Text: fmt.Sprintf("the API does not answer either: %v (--kubeconfig names another)", err)})
+		return append(lines, proxy.Line{Text: fmt.Sprintf("the API does not answer either: %v (--kubeconfig names another)", err)}), false
 	}
-	return append(append(lines, proxy.Line{Text: "as the API has it now, a proxy of this node would program:"}), would...)
+	return append(append(lines, proxy.Line{Text: "as the API has it now, a proxy of this node would program:"}), would...), true
 }
 
 // fromAPI describes a Service from the objects of the API alone.

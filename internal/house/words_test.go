@@ -3,6 +3,7 @@ package house
 import (
 	"go/ast"
 	"go/token"
+	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -89,4 +90,39 @@ var word = regexp.MustCompile(`[A-Z]?[a-z0-9]+|[A-Z]+`)
 // parts are the words of an identifier in camel case, in lower case.
 func parts(name string) []string {
 	return strings.Split(strings.ToLower(strings.Join(word.FindAllString(name, -1), " ")), " ")
+}
+
+// retiredPhrases may not be in documents.
+var retiredPhrases = regexp.MustCompile(`(?i)\b(anew|mended|whoever|processors?|pod ranges?|let go of|taken away)\b`)
+
+// generated pages say what tables in the code say. The page on security is not
+// done yet.
+var generated = map[string]bool{"kubelet-configuration.md": true, "proxy-configuration.md": true, "proxy-packets.md": true,
+	"security.md": true}
+
+// TestRetiredWordsInDocuments: documents use the field's words. Test names and
+// code are left out.
+func TestRetiredWordsInDocuments(t *testing.T) {
+	code := regexp.MustCompile("`[^`]*`")
+	pages, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"README.md", "CHANGELOG.md", "CONTRIBUTING.md"} {
+		pages = append(pages, filepath.Join(root, name))
+	}
+	for _, page := range pages {
+		if generated[filepath.Base(page)] {
+			continue
+		}
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, line := range strings.Split(string(text), "\n") {
+			for _, w := range retiredPhrases.FindAllString(code.ReplaceAllString(line, ""), -1) {
+				t.Errorf("%s:%d: %q is no word of the field; see CONTRIBUTING.md", filepath.Base(page), i+1, w)
+			}
+		}
+	}
 }

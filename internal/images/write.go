@@ -47,6 +47,14 @@ func (b *blobs) stream(ref string, in io.Reader, want string, digest func() stri
 	if err != nil {
 		return fmt.Errorf("writing to the content store: %w", err)
 	}
+	// The store must be done with the blob before it can be told to forget it:
+	// else both write in its directory at once, and some of it stays.
+	defer func() {
+		_ = w.CloseSend()
+		for err == nil {
+			_, err = w.Recv()
+		}
+	}()
 	send := func(req *contentapi.WriteContentRequest) error {
 		// An error of Send is told by Recv.
 		if err := w.Send(req); err != nil && !errors.Is(err, io.EOF) {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"github.com/berth-dev/berth/internal/journal"
@@ -49,7 +50,7 @@ func (a *Answer) Write(out io.Writer) error {
 			return err
 		}
 		for l := range strings.Lines(story.String()) {
-			l = strings.TrimRight(l, "\n")
+			l = a.short(strings.TrimRight(l, "\n"))
 			rest := strings.TrimLeft(l, " ")
 			indent := l[:len(l)-len(rest)]
 			wrap(&b, indent, indent+"    ", rest)
@@ -57,6 +58,17 @@ func (a *Answer) Write(out io.Writer) error {
 	}
 	_, err := io.WriteString(out, b.String())
 	return err
+}
+
+// short shortens the head of a decision: milliseconds are enough to read, and
+// the object is the one that was asked about.
+func (a *Answer) short(line string) string {
+	stamp, rest, ok := strings.Cut(line, "  ")
+	at, err := time.Parse(time.RFC3339Nano, stamp)
+	if !ok || err != nil {
+		return line
+	}
+	return at.Format("2006-01-02 15:04:05.000") + "  " + strings.TrimPrefix(rest, refText(a.Object)+": ")
 }
 
 // wrap writes text after first, lines that follow after rest, each at most

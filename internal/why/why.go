@@ -26,7 +26,7 @@ const Schema = "berth.dev/why/v1"
 type Answer struct {
 	Schema string      `json:"schema"`
 	Object journal.Ref `json:"object"`
-	// liveState is one of healthy, waiting, failing, ended, missing and unknown.
+	// State is one of healthy, waiting, failing, ended, missing and unknown.
 	State liveState `json:"state"`
 	// Code names the rule that found the cause; it does not change between versions.
 	Code string `json:"code"`

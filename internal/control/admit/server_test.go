@@ -344,9 +344,9 @@ func TestAnonymous(t *testing.T) {
 		"/api": 401, "/metrics": 401, "/openid/v1/jwks": 401, "/api/v1/namespaces": 401,
 	} {
 		var code int
-		nobody.Get().AbsPath(path).Do(t.Context()).StatusCode(&code)
+		answer := nobody.Get().AbsPath(path).Do(t.Context()).StatusCode(&code)
 		if code != want {
-			t.Errorf("%s answers %d, want %d", path, code, want)
+			t.Errorf("%s answers %d, want %d: %v", path, code, want, answer.Error())
 		}
 	}
 }
