@@ -267,13 +267,6 @@ func dataDirFlag(cmd *cobra.Command, into *string) {
 		"directory of everything the cluster writes (environment: BERTH_DATA_DIR)")
 }
 
-func envOr(name, otherwise string) string {
-	if v := os.Getenv(name); v != "" {
-		return v
-	}
-	return otherwise
-}
-
 // foreground runs the cluster in this process. A service manager that asked
 // for it is told when it is ready and when it ends.
 func foreground(ctx context.Context, cfg *cluster.Config, child bool) error {

@@ -288,7 +288,9 @@ func (r *recorder) decision(w *simulation, d health.Decision) {
 		e := &entry{At: duration(w.Now), Kind: "health", Zone: zoneName(z.Name), What: text}
 		r.entries = append(r.entries, e)
 	case health.Suspend, health.Resume, health.StaleWatch:
-		r.fact(w, "health", d.Text())
+		if !d.AtStart {
+			r.fact(w, "health", d.Text())
+		}
 	case health.Hold:
 		r.fact(w, "health", fmt.Sprintf("%s: %s past their deadline, no heartbeat for %s; %s", d.Text(), count(c.Expired, "node"), c.Quiet,
 			c.Error))

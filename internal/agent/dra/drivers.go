@@ -17,15 +17,17 @@ import (
 	healthv1 "k8s.io/kubelet/pkg/apis/dra-health/v1"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 	drav1beta1 "k8s.io/kubelet/pkg/apis/dra/v1beta1"
+
+	"github.com/berth-dev/berth/internal/controller"
 )
 
-const (
-	// absence is how long a driver may be away before what it published of
-	// this node is removed: the scheduler must not go on giving it out.
-	absence    = 30 * time.Second
-	firstRetry = time.Second
-	lastRetry  = time.Minute
-)
+// absence is how long a driver may be away before what it published of this
+// node is removed: the scheduler must not go on giving it out.
+const absence = 30 * time.Second
+
+// retries are the pauses before a driver is asked again, and before its slices
+// are removed again.
+var retries = controller.Backoff{First: time.Second, Most: time.Minute}
 
 // drivers are those that have registered. A driver may have several instances
 // while it is replaced; the newest serves.
@@ -221,7 +223,7 @@ func (d *drivers) overdue(now time.Time) (names []string) {
 
 // insist removes slices until that works, the driver is back, or ctx ends.
 func (d *drivers) insist(ctx context.Context, driver string) {
-	for pause := firstRetry; ; pause = min(2*pause, lastRetry) {
+	for retry := (controller.Retry{Backoff: retries}); ; {
 		if _, err := d.client(driver); err == nil {
 			return
 		}
@@ -229,6 +231,7 @@ func (d *drivers) insist(ctx context.Context, driver string) {
 		if err == nil || ctx.Err() != nil {
 			return
 		}
+		pause := retry.Failed()
 		d.cfg.Log.Warn("removing the ResourceSlices of drivers that are not here", "driver", driver, "err", err, "again", pause)
 		timer := time.NewTimer(pause)
 		select {

@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	healthv1 "k8s.io/kubelet/pkg/apis/dra-health/v1"
 	healthv1alpha1 "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
+
+	"github.com/berth-dev/berth/internal/controller"
 )
 
 // healthLasts is how long a driver's word on a device counts if it does not
@@ -91,16 +93,17 @@ func healthOf(conn *grpc.ClientConn, versions []string) healthv1.DRAResourceHeal
 
 // follow keeps what a driver says of its devices until the instance goes.
 func (m *Manager) follow(ctx context.Context, driver string, client healthv1.DRAResourceHealthClient) {
-	for pause := firstRetry; ; pause = min(2*pause, lastRetry) {
+	for retry := (controller.Retry{Backoff: retries}); ; {
 		heard, err := m.listen(ctx, driver, client)
 		m.silent(driver)
 		if ctx.Err() != nil || status.Code(err) == codes.Unimplemented {
 			return
 		}
-		m.cfg.Log.Warn("following the health of a driver's devices", "driver", driver, "err", err, "again", pause)
 		if heard {
-			pause = firstRetry
+			retry.Succeeded()
 		}
+		pause := retry.Failed()
+		m.cfg.Log.Warn("following the health of a driver's devices", "driver", driver, "err", err, "again", pause)
 		timer := time.NewTimer(pause)
 		select {
 		case <-ctx.Done():

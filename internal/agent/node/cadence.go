@@ -1,6 +1,10 @@
 package node
 
-import "time"
+import (
+	"time"
+
+	"github.com/berth-dev/berth/internal/controller"
+)
 
 // cadence decides when a status is posted. The zero value with both intervals
 // set is ready to use; it has posted nothing yet.
@@ -73,9 +77,6 @@ func (c *cadence) Failed(now time.Time, jitter float64) {
 // backoff is the delay before try n (from 0): 100 ms doubling to 7 s, less up
 // to half of it by jitter in [0, 1).
 func backoff(n int, jitter float64) time.Duration {
-	delay := retryCap
-	if n < 7 {
-		delay = min(retryFirst<<n, retryCap)
-	}
+	delay := controller.Backoff{First: retryFirst, Most: retryCap}.Delay(n + 1)
 	return delay - time.Duration(jitter*float64(delay)/2)
 }

@@ -20,6 +20,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 	"k8s.io/utils/clock"
+
+	"github.com/berth-dev/berth/internal/controller"
 )
 
 // Types of plugins, as they call themselves.
@@ -199,8 +201,8 @@ func (w *watcher) stopAll() {
 // succeeds, and deregisters it when the socket is gone. When the agent itself
 // stops nothing is deregistered: the plugin stays.
 func (w *watcher) serve(ctx context.Context, path string) {
-	delay := firstRetry
-	for {
+	retry := controller.Backoff{First: firstRetry, Most: lastRetry}
+	for attempt := 1; ; attempt++ {
 		info, err := w.register(ctx, path)
 		if err == nil {
 			w.cfg.Log.Info("registered plugin", "type", info.Type, "name", info.Name)
@@ -214,6 +216,7 @@ func (w *watcher) serve(ctx context.Context, path string) {
 		if ctx.Err() != nil {
 			return
 		}
+		delay := retry.Delay(attempt)
 		w.cfg.Log.Warn("registering plugin", "socket", path, "err", err, "retry", delay)
 		t := w.cfg.Clock.NewTimer(delay)
 		select {
@@ -222,7 +225,6 @@ func (w *watcher) serve(ctx context.Context, path string) {
 			return
 		case <-t.C():
 		}
-		delay = min(2*delay, lastRetry)
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"slices"
 	"strconv"
 	"time"
@@ -17,9 +16,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/kube"
 	"github.com/berth-dev/berth/internal/podutil"
 )
+
+// publishRetries are the pauses before a pod's status is written again.
+var publishRetries = controller.Backoff{First: 200 * time.Millisecond, Most: 10 * time.Second}
 
 // patient is how long a change that no one acts on (a step on the way to
 // Running, say) waits for others to share its PATCH. On a busy machine a start
@@ -80,8 +83,7 @@ func (p *publisher) take(spec spec, mirror *v1.Pod, done []patched, now time.Tim
 			p.target = ""
 		default:
 			p.failures++
-			pause := min(100*time.Millisecond<<min(p.failures, 7), 10*time.Second)
-			p.retryAt = now.Add(pause + rand.N(pause/4))
+			p.retryAt = now.Add(publishRetries.Jittered(p.failures))
 		}
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -13,16 +12,19 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/internal/controller"
 )
 
 // Periods of the relist. With a working event stream it is only a net.
 const (
-	settleAfter  = time.Second     // once after the stream opened: gRPC does not say when the runtime really subscribed us
-	netPeriod    = 5 * time.Minute // while events flow
-	pollPeriod   = time.Second     // while they do not
-	streamRetry  = 100 * time.Millisecond
-	streamRetryX = 5 * time.Second
+	settleAfter = time.Second     // once after the stream opened: gRPC does not say when the runtime really subscribed us
+	netPeriod   = 5 * time.Minute // while events flow
+	pollPeriod  = time.Second     // while they do not
 )
+
+// streamRetry are the pauses before the event stream is opened again.
+var streamRetry = controller.Backoff{First: 100 * time.Millisecond, Most: 5 * time.Second}
 
 // WatcherConfig configures a Watcher.
 type WatcherConfig struct {
@@ -145,13 +147,13 @@ func (w *Watcher) Run(ctx context.Context) error {
 // stream holds the event stream open until ctx ends or the runtime says that
 // it has none.
 func (w *Watcher) stream(ctx context.Context) {
-	retry := streamRetry
+	retry := controller.Retry{Backoff: streamRetry}
 	for ctx.Err() == nil {
 		got := make(chan *runtimeapi.ContainerEventResponse, 64)
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			for e := range got {
-				retry = streamRetry
+				retry.Succeeded()
 				w.events.Inc()
 				w.Event(e)
 			}
@@ -180,9 +182,8 @@ func (w *Watcher) stream(ctx context.Context) {
 		w.log.Warn("the runtime's event stream ended", "err", err)
 		select {
 		case <-ctx.Done():
-		case <-time.After(retry + rand.N(retry/2)):
+		case <-time.After(retry.Failed()):
 		}
-		retry = min(2*retry, streamRetryX)
 	}
 }
 

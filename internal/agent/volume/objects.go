@@ -16,6 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/clock"
+
+	"github.com/berth-dev/berth/internal/controller"
 )
 
 // kind is a kind of object whose contents pods see.
@@ -314,6 +316,5 @@ func (o *objects) mayWatchAll(ctx context.Context, kd kind) (bool, error) {
 
 // retryDelay paces attempts against an API server that is away.
 func retryDelay(attempt int) time.Duration {
-	d := 100 * time.Millisecond << min(attempt, 7)
-	return min(d, 10*time.Second)
+	return controller.Backoff{First: 100 * time.Millisecond, Most: 10 * time.Second}.Delay(attempt + 1)
 }

@@ -22,6 +22,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/berth-dev/berth/internal/control/auth/podref"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // ServiceAccount gives every pod a service account and, unless told not to, a volume
@@ -89,7 +90,7 @@ func (s *account) Admit(ctx context.Context, a admission.Attributes, _ admission
 	if pod == nil || a.GetOperation() != admission.Create {
 		return nil
 	}
-	if isMirror(pod) {
+	if podutil.Mirror(pod) {
 		return s.Validate(ctx, a, nil)
 	}
 	if pod.Spec.ServiceAccountName == "" {
@@ -254,7 +255,7 @@ func (s *account) Validate(ctx context.Context, a admission.Attributes, _ admiss
 		(a.GetSubresource() != "" || a.GetOperation() != admission.Create) {
 		return nil
 	}
-	if isMirror(pod) {
+	if podutil.Mirror(pod) {
 		if err := checkMirror(pod); err != nil {
 			return admission.NewForbidden(a, err)
 		}

@@ -40,12 +40,6 @@ func podOf(a admission.Attributes) *corev1.Pod {
 	return pod
 }
 
-// isMirror says whether the pod stands for a static pod of its node.
-func isMirror(pod *corev1.Pod) bool {
-	_, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]
-	return mirror
-}
-
 // allSynced joins informers into one readiness function for Handler.
 func allSynced(informers ...cache.SharedIndexInformer) func() bool {
 	return func() bool {

@@ -16,6 +16,8 @@ import (
 	"k8s.io/client-go/informers"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	resourcehelper "k8s.io/component-helpers/resource"
+
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // Limits applies a namespace's LimitRanges: it fills in what containers leave
@@ -53,7 +55,7 @@ func (l *limits) applying(a admission.Attributes) ([]*corev1.LimitRange, error) 
 	case *corev1.Pod:
 		created := isFor(a, podsResource) && a.GetOperation() == admission.Create
 		resized := a.GetSubresource() == "resize" && a.GetResource().GroupResource() == podsResource
-		if !created && !resized || isMirror(o) {
+		if !created && !resized || podutil.Mirror(o) {
 			return nil, nil
 		}
 	case *corev1.PersistentVolumeClaim:

@@ -14,6 +14,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/berth-dev/berth/internal/control/auth/podref"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 func (r *restriction) judgePod(ctx context.Context, node string, a admission.Attributes) error {
@@ -81,7 +82,7 @@ func (r *restriction) judgeMirror(ctx context.Context, node string, a admission.
 	if !ok {
 		return wrongObject(a)
 	}
-	if !isMirror(pod) {
+	if !podutil.Mirror(pod) {
 		return fmt.Errorf("pod does not have %q annotation, node %q can only create mirror pods", corev1.MirrorPodAnnotationKey, node)
 	}
 	if pod.Spec.NodeName != node {

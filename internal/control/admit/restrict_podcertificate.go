@@ -12,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
+
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // podSignerVerb lets a node ask for certificates of a signer that no volume of
@@ -87,7 +89,7 @@ func (r *restriction) podOfCertificate(ctx context.Context, namespace string, s 
 			pod.UID)
 	case pod.Spec.NodeName != string(s.NodeName):
 		return nil, fmt.Errorf("pod %q is not running on node %q named in the PodCertificateRequest", what, s.NodeName)
-	case isMirror(pod):
+	case podutil.Mirror(pod):
 		return nil, fmt.Errorf("pod %q is a mirror pod", what)
 	case pod.Spec.ServiceAccountName != s.ServiceAccountName:
 		return nil, fmt.Errorf("PodCertificateRequest for pod %q contains serviceAccountName (%q) that differs from running pod (%q)", what,

@@ -260,15 +260,6 @@ func storageControllers(c *Config) []controller.Controller {
 // List declares every workload controller; what it returns does not run.
 func List() []controller.Controller { return controllers(&Config{}) }
 
-// names lists the controllers in order.
-func names() []string {
-	var out []string
-	for _, c := range List() {
-		out = append(out, c.Name)
-	}
-	return out
-}
-
 // Run runs the enabled controllers until the context ends. An error means that
 // one could not start, for a reason that does not pass by itself.
 func Run(ctx context.Context, cfg Config) error {

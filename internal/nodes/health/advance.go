@@ -236,14 +236,10 @@ func (m *Monitor) judgeZones(now time.Time, out []Decision) []Decision {
 	}
 	switch {
 	case m.suspended && !was:
-		// The nodes of a cluster that starts are not ready yet: that is no news.
-		if m.suspensionTold = m.sawReadyZone; m.suspensionTold {
-			out = append(out, Decision{Kind: Suspend, Cause: Cause{Zone: nowhere}})
-		}
+		m.suspendedAtStart = !m.sawReadyZone
+		out = append(out, Decision{Kind: Suspend, AtStart: m.suspendedAtStart, Cause: Cause{Zone: nowhere}})
 	case was && !m.suspended:
-		if m.suspensionTold {
-			out = append(out, Decision{Kind: Resume, Cause: Cause{Zone: nowhere}})
-		}
+		out = append(out, Decision{Kind: Resume, AtStart: m.suspendedAtStart, Cause: Cause{Zone: nowhere}})
 		m.freshGrace(now, "disruption of all zones ended")
 	default:
 		return out

@@ -42,11 +42,13 @@ var sentences = [...]string{
 
 // Decision is one change of mind, with its causes.
 type Decision struct {
-	Kind  Kind
-	Node  string // "" for those about a zone or all
-	UID   string
-	Key   string // taint key of Taint
-	Cause Cause
+	Kind Kind
+	Node string // "" for those about a zone or all
+	UID  string
+	Key  string // taint key of Taint
+	// AtStart: a suspension that was found so, or its end: no change to record.
+	AtStart bool
+	Cause   Cause
 }
 
 // Cause holds the numbers a decision was taken by; only those that matter for

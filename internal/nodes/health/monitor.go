@@ -137,11 +137,11 @@ type Monitor struct {
 	rejudge   bool
 	suspended bool
 	// sawReadyZone: some zone was not in FullDisruption since this controller
-	// started. Until then a suspension is no change, and is not told of.
+	// started. Until then a suspension is no change: the nodes of a cluster that
+	// starts are not ready yet.
 	sawReadyZone bool
-	// suspensionTold: a decision told of the suspension in force, so one tells of
-	// its end.
-	suspensionTold bool
+	// suspendedAtStart: the suspension in force is such a one.
+	suspendedAtStart bool
 	// lastHeard is when any lease was seen renewed: a status comes by another
 	// watch and says nothing of whether that of the leases lives. confirmed is
 	// when the API last agreed that silence is silence.

@@ -217,6 +217,9 @@ func (s *shell) record(now time.Time, d Decision) {
 	if d.Kind == Confirm && (s.holding || d.Cause.Expired == 0) {
 		return // that the API is asked again and again goes without saying
 	}
+	if d.AtStart {
+		return
+	}
 	ref := journal.Ref{Kind: "Node", Name: d.Node, UID: d.UID}
 	if d.Node == "" {
 		ref = zoneRef(d)

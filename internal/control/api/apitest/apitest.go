@@ -67,9 +67,6 @@ func At(other *Env) Option {
 	return WithConfig(func(c *api.Config) { c.Port = other.Server.Address().(*net.TCPAddr).Port })
 }
 
-// withLog sends the server's log somewhere.
-func withLog(log *slog.Logger) Option { return func(o *options) { o.log = log } }
-
 // Env is a running server.
 type Env struct {
 	// Config is a client with every right (group system:masters).

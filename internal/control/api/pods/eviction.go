@@ -19,6 +19,7 @@ import (
 	"k8s.io/apiserver/pkg/util/dryrun"
 
 	"github.com/berth-dev/berth/internal/control/api/disruption"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // evictionRetry spaces the attempts when a budget or the pod is being written by another party.
@@ -154,7 +155,7 @@ func (r *evictionREST) attempt(ctx context.Context, pod *v1.Pod, options *metav1
 		return r.remove(ctx, pod, options, false)
 	case len(budgets) > 1:
 		return &metav1.Status{Status: metav1.StatusFailure, Message: tooManyBudgets, Code: 500}, nil
-	case !ready(pod) && disruption.UnhealthyMayGo(&budgets[0]):
+	case !podutil.Ready(pod) && disruption.UnhealthyMayGo(&budgets[0]):
 		return r.remove(ctx, pod, options, true)
 	}
 	budget := budgets[0].DeepCopy()
@@ -175,7 +176,7 @@ func (r *evictionREST) attempt(ctx context.Context, pod *v1.Pod, options *metav1
 
 // budgetless pods do not serve anybody, or are already going: no budget speaks about them.
 func budgetless(pod *v1.Pod) bool {
-	return finished(pod) || pod.Status.Phase == v1.PodPending || pod.DeletionTimestamp != nil
+	return podutil.Terminal(pod) || pod.Status.Phase == v1.PodPending || pod.DeletionTimestamp != nil
 }
 
 // remove marks the pod as disrupted and deletes it. With exact set, both happen only to the version that was read.

@@ -11,6 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
+
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // This file holds the rules of the pod strategy as functions over plain pods. None of them reads a clock.
@@ -239,16 +241,12 @@ func graceFor(pod *v1.Pod, requested *int64) int64 {
 		grace = *pod.Spec.TerminationGracePeriodSeconds
 	}
 	switch {
-	case pod.Spec.NodeName == "", finished(pod):
+	case pod.Spec.NodeName == "", podutil.Terminal(pod):
 		return 0
 	case grace < 0:
 		return 1
 	}
 	return grace
-}
-
-func finished(pod *v1.Pod) bool {
-	return pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed
 }
 
 // qos returns the quality of service class of a pod's spec. Only positive amounts of cpu and memory count. Resources
@@ -316,12 +314,6 @@ func setCondition(status *v1.PodStatus, c v1.PodCondition, now metav1.Time) bool
 	}
 	status.Conditions[i] = c
 	return !apiequality.Semantic.DeepEqual(was, c)
-}
-
-func ready(pod *v1.Pod) bool {
-	return slices.ContainsFunc(pod.Status.Conditions, func(c v1.PodCondition) bool {
-		return c.Type == v1.PodReady && c.Status == v1.ConditionTrue
-	})
 }
 
 // warnings tells the author of a pod what will not do what it seems to.

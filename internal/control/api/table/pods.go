@@ -8,6 +8,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 var Pod = Layout{
@@ -84,7 +86,7 @@ func summarise(p *v1.Pod) podSummary {
 		switch {
 		case p.Status.Reason == "NodeLost":
 			s.status = string(v1.PodUnknown)
-		case p.Status.Phase != v1.PodSucceeded && p.Status.Phase != v1.PodFailed:
+		case !podutil.Terminal(p):
 			s.status = "Terminating"
 		}
 	}

@@ -8,25 +8,20 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/kubectl/pkg/util/qos"
+
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // podQOS is the quality of service class that a pod's requests and limits
 // amount to, whatever its status says.
 func podQOS(p *v1.Pod) v1.PodQOSClass { return qos.ComputePodQOS(p) }
 
-// isMirror reports the API's picture of a static pod, which only the node's
-// files can change.
-func isMirror(p *v1.Pod) bool {
-	_, ok := p.Annotations[v1.MirrorPodAnnotationKey]
-	return ok
-}
-
 // PodResize checks a change through the resize subresource: cpu and memory of
 // containers and init containers, and their resize policies, nothing else, and
 // not so that the pod's quality of service changes.
 func PodResize(changed, old *v1.Pod) field.ErrorList {
 	all := append(ObjectMetaUpdate(changed, old), podAnnotationsUpdate(changed, old)...)
-	if isMirror(old) {
+	if podutil.Mirror(old) {
 		return append(all, field.Forbidden(field.NewPath(""), "static pods cannot be resized"))
 	}
 	if old.Spec.OS != nil && old.Spec.OS.Name == v1.Windows {
@@ -117,7 +112,7 @@ func restore(changed, old *v1.ResourceRequirements) {
 func PodEphemeralContainers(changed, old *v1.Pod) field.ErrorList {
 	all := append(ObjectMetaUpdate(changed, old), podAnnotationsUpdate(changed, old)...)
 	at := specPath.Child("ephemeralContainers")
-	if isMirror(old) {
+	if podutil.Mirror(old) {
 		return append(all, field.Forbidden(field.NewPath(""), "static pods do not support ephemeral containers"))
 	}
 	all = append(all, Ratcheted(func(p, _ *v1.Pod) errs { return podGood(p) }, changed, old)...)

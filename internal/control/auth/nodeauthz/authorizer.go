@@ -20,6 +20,7 @@ import (
 	"github.com/berth-dev/berth/internal/control/auth/podref"
 	"github.com/berth-dev/berth/internal/control/auth/policy"
 	"github.com/berth-dev/berth/internal/control/auth/rbac"
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // Config is what the Authorizer needs.
@@ -125,7 +126,7 @@ func (a *Authorizer) set(obj any) {
 // refsOf returns what the pod lets its node read. A mirror pod lets it read
 // nothing: the node itself wrote it.
 func refsOf(pod *corev1.Pod) []podref.Ref {
-	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror || pod.Spec.NodeName == "" {
+	if podutil.Mirror(pod) || pod.Spec.NodeName == "" {
 		return nil
 	}
 	return podref.OfPod(pod)
