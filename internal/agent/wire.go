@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"github.com/prometheus/client_golang/prometheus"
-	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/internal/agent/admission"
@@ -43,8 +42,7 @@ func wire(ctx context.Context, b *base) (list []part, in inside, err error) {
 	}
 	cgroups, hierarchy, err := enforce.Open(ctx, enforce.Config{
 		Kubelet: k, Node: cfg.Node, Host: b.hostInfo, Runtime: b.runtime, Exclusive: given.Assigned.Exclusive, Event: b.events.Node,
-		Log: cfg.Log,
-	})
+		Log: cfg.Log})
 	if err != nil {
 		return nil, in, err
 	}
@@ -76,12 +74,7 @@ func wire(ctx context.Context, b *base) (list []part, in inside, err error) {
 	host := hostOf(b, hierarchy, cgroups)
 	starter := newStarter(ctx, b, host, start.Config{
 		Held: in.watcher, Handlers: handlers, Volumes: store.volumes, Users: store.users, Cgroups: cgroups, Images: images, Mounts: mounts,
-		Exclusive: given,
-		MemoryUsed: func(p *v1.Pod) (int64, error) {
-			used, _, err := measured.Memory(cgroups.PodPath(p))
-			return int64(used), err
-		},
-	})
+		Exclusive: given, MemoryUsed: measured.MemoryOfPods(cgroups.PodPath)})
 	guard, err := newGuard(ctx, b, measured, cgroups)
 	if err != nil {
 		return nil, in, err

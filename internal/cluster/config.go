@@ -174,16 +174,8 @@ func (c *Config) Complete() error {
 	if err != nil {
 		return err
 	}
-	for flag, path := range map[string]*string{
-		"agent-config": &c.AgentConfig, "image-credential-provider-config": &c.CredentialProviders,
-		"image-credential-provider-bin-dir": &c.CredentialProviderDir, "registries": &c.Registries,
-		"containerd-config-dir": &c.ContainerdConfigDir,
-	} {
-		if *path != "" {
-			if *path, err = filepath.Abs(*path); err != nil {
-				return fmt.Errorf("--%s: %w", flag, err)
-			}
-		}
+	if err := c.absolutePaths(); err != nil {
+		return err
 	}
 	if err := c.Role.mustBe(kept); err != nil {
 		return err
@@ -249,6 +241,23 @@ func (c *Config) socketsFit() error {
 	if n := len(containerd.Layout{DataDir: c.DataDir}.Socket()) + len(".ttrpc"); n > 107 {
 		return fmt.Errorf("--data-dir %s: the path is %d bytes too long for the sockets below it (the kernel allows 107 bytes): choose a "+
 			"shorter one", c.DataDir, n-107)
+	}
+	return nil
+}
+
+// absolutePaths makes the files that flags name independent of the directory in
+// which berth was started.
+func (c *Config) absolutePaths() (err error) {
+	for flag, path := range map[string]*string{
+		"agent-config": &c.AgentConfig, "image-credential-provider-config": &c.CredentialProviders,
+		"image-credential-provider-bin-dir": &c.CredentialProviderDir, "registries": &c.Registries,
+		"containerd-config-dir": &c.ContainerdConfigDir,
+	} {
+		if *path != "" {
+			if *path, err = filepath.Abs(*path); err != nil {
+				return fmt.Errorf("--%s: %w", flag, err)
+			}
+		}
 	}
 	return nil
 }

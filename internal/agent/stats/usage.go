@@ -90,3 +90,11 @@ func (p *Provider) Memory(path string) (workingSet, limit uint64, err error) {
 	usage, err := p.cfg.Reader.Read(path, Memory)
 	return usage.WorkingSet, usage.MemoryLimit, err
 }
+
+// MemoryOfPods gives the working sets of pods, in bytes, whose cgroups are at path.
+func (p *Provider) MemoryOfPods(path func(*v1.Pod) string) func(*v1.Pod) (int64, error) {
+	return func(pod *v1.Pod) (int64, error) {
+		used, _, err := p.Memory(path(pod))
+		return int64(used), err
+	}
+}

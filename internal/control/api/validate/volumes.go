@@ -122,6 +122,12 @@ func networkSource(p *field.Path, s *v1.VolumeSource) errs {
 	if d := s.AWSElasticBlockStore; d != nil {
 		all = append(all, awsDisk(p.Child("awsElasticBlockStore"), d)...)
 	}
+	return append(all, storageSource(p, s)...)
+}
+
+// storageSource checks the sources of storage systems that have no driver here.
+func storageSource(p *field.Path, s *v1.VolumeSource) errs {
+	var all errs
 	if i := s.ISCSI; i != nil {
 		chap := i.DiscoveryCHAPAuth || i.SessionCHAPAuth
 		all = append(all, iscsi(p.Child("iscsi"), i.TargetPortal, i.IQN, i.Lun, i.InitiatorName, chap && i.SecretRef == nil)...)
