@@ -27,7 +27,7 @@ all: build
 
 help:
 	@sed -n 's/^# //p' Makefile | head -20
-	@echo "targets: up down build test test-all unit live race e2e bench bench-up bench-agent bench-proxy bench-fleet bench-nodes soak fuzz vuln cis vm vm-test lint generate clean"
+	@echo "targets: up down build test test-all unit live race e2e bench bench-up bench-agent bench-proxy bench-fleet bench-nodes soak fuzz vuln cis why vm vm-test lint generate clean"
 
 install:
 	@hack/install.sh
@@ -167,11 +167,17 @@ vuln:
 cis: berth
 	BERTH_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -v -run '^TestCIS$$' ./test/e2e/api
 
+# The catalogue of faults: each is injected into a cluster, and `berth why` must
+# name its cause. Some five minutes; BERTH_WHY=REGEXP chooses.
+.PHONY: why
+why: build
+	BERTH_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -v -timeout 20m -run '^TestWhy$$' ./test/why
+
 lint:
-	@test -z "$$(gofmt -l cmd internal test runtime)" || { gofmt -l cmd internal test runtime; echo "run gofmt -w on these"; exit 1; }
+	@test -z "$$(gofmt -l cmd internal test runtime berthtest hack)" || { gofmt -l cmd internal test runtime berthtest hack; echo "run gofmt -w on these"; exit 1; }
 	$(GO) vet ./...
 	$(GO) vet -tags vm ./internal/agent/resource/... ./internal/agent/shutdown ./internal/proxy ./test/e2e/...
-	$(GO) run $(STATICCHECK) ./cmd/... ./internal/... ./test/...
+	$(GO) run $(STATICCHECK) ./cmd/... ./internal/... ./test/... ./berthtest/... ./hack/...
 
 generate:
 	hack/generate.sh
