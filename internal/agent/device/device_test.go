@@ -246,6 +246,26 @@ func (a *agent) await(want string) {
 	}
 }
 
+// awaitPlugins waits until so many plugins serve the resource. Each loss makes an
+// offer, also one that changes nothing.
+func (a *agent) awaitPlugins(want int) {
+	a.t.Helper()
+	deadline := time.After(20 * time.Second)
+	for {
+		a.mu.Lock()
+		got := len(a.plugins[thing])
+		a.mu.Unlock()
+		if got == want {
+			return
+		}
+		select {
+		case <-a.offers:
+		case <-deadline:
+			a.t.Fatalf("%d plugins, want %d", got, want)
+		}
+	}
+}
+
 func wants(name string, inits, mains []int64) *v1.Pod {
 	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID(name)}}
 	limits := func(n int64) v1.ResourceRequirements {

@@ -53,6 +53,7 @@ func TestPluginsTakeOver(t *testing.T) {
 	third.register()
 	a.await("4/4")
 	first.server.Stop()
+	a.awaitPlugins(1) // else the third could be lost before it, and the first's devices stay
 	third.show("a", "b", "c", "d", "e")
 	a.await("5/5")
 	third.server.Stop()
