@@ -47,7 +47,7 @@ func defaultDataDir() string {
 	if dir := os.Getenv("BERTH_DATA_DIR"); dir != "" {
 		return dir
 	}
-	if name := os.Getenv("BERTH_NAME"); name != "" {
+	if name := nameOfEnvironment(); name != "" {
 		// A name that is not there (any more) leads to a directory that is not
 		// there: the command says what it misses.
 		if p, err := named.Default().Find(name); err == nil {
@@ -56,6 +56,15 @@ func defaultDataDir() string {
 		return "/nonexistent/" + name
 	}
 	return host.DefaultDataDir
+}
+
+// nameOfEnvironment is the name in BERTH_NAME, unless BERTH_DATA_DIR names a
+// directory, which wins.
+func nameOfEnvironment() string {
+	if os.Getenv("BERTH_DATA_DIR") != "" {
+		return ""
+	}
+	return os.Getenv("BERTH_NAME")
 }
 
 // nameIt gives a cluster that is started by name its directory, and at its first

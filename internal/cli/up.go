@@ -73,12 +73,15 @@ func startCommand(cmd *cobra.Command, role cluster.Role) *cobra.Command {
 		if len(args) > 0 {
 			cfg.ServerURL = args[0]
 		}
+		if cmd.Flags().Changed("data-dir") {
+			start.name = "" // of the environment: the flag wins
+		}
 		cfg.Hardened = given(cmd.Flags(), "hardened")
 		return start.run(cmd.Context(), &cfg)
 	}
 	f := cmd.Flags()
 	dataDirFlag(cmd, &cfg.DataDir)
-	f.StringVar(&start.name, "name", os.Getenv("BERTH_NAME"),
+	f.StringVar(&start.name, "name", nameOfEnvironment(),
 		"name of the cluster: it gets a directory, ports and address ranges of its own (`berth ls`, `berth delete`)")
 	cmd.MarkFlagsMutuallyExclusive("data-dir", "name")
 	if role != cluster.RoleNode {

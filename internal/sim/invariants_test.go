@@ -128,14 +128,7 @@ func TestReportFormats(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var runs []*Result
-	for _, s := range []*Scenario{sc, quick} {
-		r, err := Run(t.Context(), s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		runs = append(runs, r)
-	}
+	runs := runAll(t, sc, quick)
 	var text bytes.Buffer
 	if err := Text(&text, runs); err != nil {
 		t.Fatal(err)

@@ -208,14 +208,7 @@ func TestCompareAndPlot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var runs []*Result
-	for _, s := range []*Scenario{sc, quick} {
-		r, err := Run(t.Context(), s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		runs = append(runs, r)
-	}
+	runs := runAll(t, sc, quick)
 	if a, b := runs[0].Summary.Detection.Max, runs[1].Summary.Detection.Max; a.D() < 40*time.Second || b.D() > 21*time.Second {
 		t.Errorf("detected after %s with the default grace period, after %s with 20 s", a.D(), b.D())
 	}
@@ -282,4 +275,17 @@ func TestImportLiveCluster(t *testing.T) {
 	if _, err := ParseEvents([]byte(small)); err == nil {
 		t.Error("a scenario with a cluster of its own is accepted beside a live one")
 	}
+}
+
+// runAll runs scenarios one after the other.
+func runAll(t *testing.T, scenarios ...*Scenario) (runs []*Result) {
+	t.Helper()
+	for _, s := range scenarios {
+		r, err := Run(t.Context(), s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		runs = append(runs, r)
+	}
+	return runs
 }

@@ -173,14 +173,7 @@ func TestTextOfTwoRuns(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var runs []*Result
-	for _, s := range []*Scenario{sc, quick} {
-		r, err := Run(t.Context(), s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		runs = append(runs, r)
-	}
+	runs := runAll(t, sc, quick)
 	var out bytes.Buffer
 	if err := Text(&out, runs); err != nil {
 		t.Fatal(err)
