@@ -1,13 +1,17 @@
 package controller
 
 import (
+	"context"
 	"math/rand/v2"
 	"time"
 )
 
 // Backoff is how long to wait before a failed attempt is made again: First
 // after the first failure, then twice as long each time, up to Most. Both are
-// required.
+// required. It is the only back-off of berth but for internal/supervise and
+// internal/snapshot, which stand below this package and count differently: a
+// part that ran for a while starts over, and a snapshot waits for its interval
+// at most.
 type Backoff struct {
 	First, Most time.Duration
 }
@@ -47,3 +51,15 @@ func (r *Retry) Failed() time.Duration {
 
 // Succeeded forgets the failures.
 func (r *Retry) Succeeded() { r.failures = 0 }
+
+// Sleep waits for d. It returns false at once when ctx ends first.
+func Sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/moby/sys/mountinfo"
+
+	"github.com/berth-dev/berth/internal/controller"
 )
 
 // discard moves a folder to the trash, from where the cleaner removes it. It
@@ -36,16 +38,15 @@ func (d *Driver) discard(dir string) error {
 // clean empties the trash whenever something is put there, until ctx ends. What
 // cannot be removed is tried again later.
 func (d *Driver) clean(ctx context.Context) {
-	const most = 5 * time.Minute
-	wait := time.Second
+	failed := controller.Retry{Backoff: controller.Backoff{First: time.Second, Most: 5 * time.Minute}}
 	for {
 		var retry <-chan time.Time
 		if err := d.empty(ctx); err != nil {
+			wait := failed.Failed()
 			d.cfg.Log.Warn("removing the data of deleted volumes", "err", err, "retry", wait)
 			retry = time.After(wait)
-			wait = min(2*wait, most)
 		} else {
-			wait = time.Second
+			failed.Succeeded()
 		}
 		select {
 		case <-ctx.Done():

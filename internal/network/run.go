@@ -30,17 +30,19 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/nft"
 	"github.com/berth-dev/berth/internal/podutil"
 )
 
 const (
-	// retryAfter is how long a failed change rests.
-	retryAfter = time.Second
 	// lookEvery is how often the host is looked at without any event: a
 	// safety net.
 	lookEvery = 5 * time.Minute
 )
+
+// changeRetry are the pauses before a failed change is made again.
+var changeRetry = controller.Backoff{First: time.Second, Most: 10 * time.Second}
 
 // Config is what the network of a node is made with.
 type Config struct {
@@ -236,6 +238,7 @@ func (r *runner) subscribe(ctx context.Context) (<-chan struct{}, error) {
 }
 
 func (r *runner) loop(ctx context.Context, lost <-chan struct{}) error {
+	retry := controller.Retry{Backoff: changeRetry}
 	next := time.NewTimer(0)
 	defer next.Stop()
 	for {
@@ -253,8 +256,10 @@ func (r *runner) loop(ctx context.Context, lost <-chan struct{}) error {
 		}
 		after := lookEvery + rand.N(lookEvery/5)
 		if err := r.step(ctx); err != nil {
-			after = retryAfter + rand.N(retryAfter/2)
+			after = retry.Failed()
 			r.cfg.Log.Error("setting up the pod network failed, trying again", "after", after, "err", err)
+		} else {
+			retry.Succeeded()
 		}
 		next.Reset(after)
 	}

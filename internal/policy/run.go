@@ -18,18 +18,20 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/journal"
 	"github.com/berth-dev/berth/internal/policy/kernel"
 	"github.com/berth-dev/berth/internal/policy/model"
 )
 
 const (
-	// retryAfter is how long a failed write rests before all is written again.
-	retryAfter = time.Second
 	// lookEvery is how often the kernel is compared with what was written: a
 	// safety net, for no one else should touch the tables.
 	lookEvery = 5 * time.Minute
 )
+
+// writeRetry are the pauses before all is written again after a failed write.
+var writeRetry = controller.Backoff{First: time.Second, Most: 10 * time.Second}
 
 // Config is what an Enforcer is made with.
 type Config struct {
@@ -145,6 +147,7 @@ func (e *Enforcer) push(ev event) {
 // loop moves events into the model and the difference into the kernel. What
 // comes while a write runs is taken together by the next.
 func (e *Enforcer) loop(ctx context.Context) {
+	retry := controller.Retry{Backoff: writeRetry}
 	next := time.NewTimer(0)
 	defer next.Stop()
 	for {
@@ -159,8 +162,10 @@ func (e *Enforcer) loop(ctx context.Context) {
 		if err := e.step(); err != nil {
 			e.metrics.failures.Inc()
 			e.synced = false
-			after = retryAfter + rand.N(retryAfter/2)
-			e.cfg.Log.Error("writing network policies failed, writing all of them anew", "after", after, "err", err)
+			after = retry.Failed()
+			e.cfg.Log.Error("writing network policies failed, writing all of them again", "after", after, "err", err)
+		} else {
+			retry.Succeeded()
 		}
 		next.Reset(after)
 	}

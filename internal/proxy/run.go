@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"net/netip"
 	"sync"
 	"time"
@@ -22,6 +21,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	kubeproxyconfigv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/journal"
 	"github.com/berth-dev/berth/internal/nft"
 	"github.com/berth-dev/berth/internal/proxy/model"
@@ -60,8 +60,8 @@ type Config struct {
 	Flags map[string]string
 }
 
-// retryAfter is how long a failed write rests before the next look.
-const retryAfter = time.Second
+// writeRetry are the pauses before a failed write is made again.
+var writeRetry = controller.Backoff{First: time.Second, Most: 10 * time.Second}
 
 // defaultSyncPeriod is kube-proxy's: half the age at which an event that is
 // not in the kernel makes the proxy unhealthy.
@@ -237,8 +237,9 @@ func (r *runner) loop(ctx context.Context) error {
 	clear(r.oldest)
 	r.late(time.Now())
 	r.mu.Unlock()
-	retry := time.NewTimer(0)
-	defer retry.Stop()
+	next := time.NewTimer(0)
+	defer next.Stop()
+	retry := controller.Retry{Backoff: writeRetry}
 	var last time.Time
 	synced := r.cfg.Synced
 	for {
@@ -246,21 +247,24 @@ func (r *runner) loop(ctx context.Context) error {
 		case <-ctx.Done():
 			return ended(ctx)
 		case <-r.wake:
-		case <-retry.C:
+		case <-next.C:
 		}
 		r.answer()
 		if gap := r.cfg.Config.NFTables.MinSyncPeriod.Duration - time.Since(last); gap > 0 {
-			retry.Reset(gap)
+			next.Reset(gap)
 			continue
 		}
 		if err := r.step(); err != nil {
-			wait := retryAfter + rand.N(retryAfter/2)
+			wait := retry.Failed()
 			r.metrics.failures.Inc()
 			r.cfg.Log.Error("writing service rules failed, trying again", "after", wait, "err", err)
-			retry.Reset(wait)
-		} else if synced != nil {
-			synced()
-			synced = nil
+			next.Reset(wait)
+		} else {
+			retry.Succeeded()
+			if synced != nil {
+				synced()
+				synced = nil
+			}
 		}
 		last = time.Now()
 	}

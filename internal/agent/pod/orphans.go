@@ -6,10 +6,15 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/internal/controller"
 )
 
 // room removes what one part of the agent has left of pods that are not known.
 type room func(ctx context.Context, known func(types.UID) bool) error
+
+// orphanRetry are the pauses before what could not be removed is removed again.
+var orphanRetry = controller.Backoff{First: time.Second, Most: 5 * time.Minute}
 
 // ClearOrphans removes, once told is closed because every source has told its
 // pods, what each room has left of pods that no source has. Pods that left a
@@ -20,7 +25,8 @@ func (m *Manager) ClearOrphans(ctx context.Context, statusReported <-chan struct
 		return nil
 	case <-statusReported:
 	}
-	for pause := time.Second; ; pause = min(2*pause, 5*time.Minute) {
+	retry := controller.Retry{Backoff: orphanRetry}
+	for {
 		var errs []error
 		for _, clear := range rooms {
 			errs = append(errs, clear(ctx, m.Has))
@@ -29,11 +35,8 @@ func (m *Manager) ClearOrphans(ctx context.Context, statusReported <-chan struct
 		if err == nil || ctx.Err() != nil {
 			return nil
 		}
+		pause := retry.Failed()
 		m.cfg.Log.Warn("clearing what is left of former pods", "err", err, "again", pause)
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(pause):
-		}
+		controller.Sleep(ctx, pause)
 	}
 }

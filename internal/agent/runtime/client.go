@@ -12,6 +12,8 @@ import (
 	"google.golang.org/grpc/status"
 	internalapi "k8s.io/cri-api/pkg/apis"
 	cri "k8s.io/cri-client/pkg"
+
+	"github.com/berth-dev/berth/internal/controller"
 )
 
 // Service is the runtime half of CRI as the agent calls it.
@@ -35,8 +37,11 @@ type ConnectConfig struct {
 	Tracer trace.TracerProvider
 }
 
-// Connect dials the runtime and waits until it answers, retrying with a pause
-// that doubles from 10 ms to 1 s, until ctx ends. The caller closes both.
+// connectRetry are the pauses before the runtime is dialed again.
+var connectRetry = controller.Backoff{First: 10 * time.Millisecond, Most: time.Second}
+
+// Connect dials the runtime and waits until it answers, retrying with growing
+// pauses until ctx ends. The caller closes both.
 func Connect(ctx context.Context, cfg ConnectConfig) (Service, ImageService, error) {
 	if cfg.RequestTimeout <= 0 {
 		cfg.RequestTimeout = 2 * time.Minute
@@ -44,7 +49,7 @@ func Connect(ctx context.Context, cfg ConnectConfig) (Service, ImageService, err
 	if cfg.ImageEndpoint == "" {
 		cfg.ImageEndpoint = cfg.Endpoint
 	}
-	pause := 10 * time.Millisecond
+	retry := controller.Retry{Backoff: connectRetry}
 	for warned := false; ; {
 		svc, images, err := dial(ctx, cfg)
 		if err == nil {
@@ -53,15 +58,12 @@ func Connect(ctx context.Context, cfg ConnectConfig) (Service, ImageService, err
 		if ctx.Err() != nil {
 			return nil, nil, fmt.Errorf("connecting to the container runtime at %s: %w", cfg.Endpoint, errors.Join(ctx.Err(), err))
 		}
+		pause := retry.Failed()
 		if !warned && pause > 200*time.Millisecond {
 			warned = true
 			cfg.Log.Warn("the container runtime does not answer yet", "endpoint", cfg.Endpoint, "err", err)
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(pause):
-		}
-		pause = min(2*pause, time.Second)
+		controller.Sleep(ctx, pause)
 	}
 }
 

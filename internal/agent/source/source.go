@@ -191,22 +191,23 @@ func (s *set) checkReady() {
 	}
 }
 
+// runtimeRetry are the pauses before the runtime is asked again.
+var runtimeRetry = controller.Backoff{First: 100 * time.Millisecond, Most: 10 * time.Second}
+
 // meetRuntime asks what static pods run already. A pod must not be given another
 // UID because the runtime was slow, so it is asked until it answers.
 func (s *set) meetRuntime(ctx context.Context) {
-	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 10*time.Second) {
+	retry := controller.Retry{Backoff: runtimeRetry}
+	for {
 		err := s.ids.meet(ctx, s.cfg.Runtime)
 		if err == nil {
 			close(s.met)
 			return
 		}
+		pause := retry.Failed()
 		s.cfg.Log.Warn("static pods wait", "err", err, "retry", pause)
-		t := time.NewTimer(pause)
-		select {
-		case <-ctx.Done():
-			t.Stop()
+		if !controller.Sleep(ctx, pause) {
 			return
-		case <-t.C:
 		}
 	}
 }

@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/localvolume"
 )
 
@@ -397,18 +398,14 @@ func (d *Drivers) Announce(ctx context.Context, nodeSeen <-chan struct{}) error 
 	case <-ctx.Done():
 		return nil
 	}
-	for delay := time.Second; ; delay = min(2*delay, 5*time.Minute) {
+	retry := controller.Retry{Backoff: controller.Backoff{First: time.Second, Most: 5 * time.Minute}}
+	for {
 		err := d.EnsureCSINode(ctx)
 		if err == nil || ctx.Err() != nil {
 			return nil
 		}
-		d.log.Warn("making the node's CSINode", "err", err, "retry", delay)
-		t := time.NewTimer(delay)
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
-			return nil
-		}
+		pause := retry.Failed()
+		d.log.Warn("making the node's CSINode", "err", err, "retry", pause)
+		controller.Sleep(ctx, pause)
 	}
 }

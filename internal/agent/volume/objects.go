@@ -314,7 +314,5 @@ func (o *objects) mayWatchAll(ctx context.Context, kd kind) (bool, error) {
 	return true, nil
 }
 
-// retryDelay paces attempts against an API server that is away.
-func retryDelay(attempt int) time.Duration {
-	return controller.Backoff{First: 100 * time.Millisecond, Most: 10 * time.Second}.Delay(attempt + 1)
-}
+// objectRetry are the pauses between attempts against an API server that is away.
+var objectRetry = controller.Backoff{First: 100 * time.Millisecond, Most: 10 * time.Second}

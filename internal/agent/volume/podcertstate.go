@@ -8,6 +8,8 @@ import (
 	"time"
 
 	certificates "k8s.io/api/certificates/v1"
+
+	"github.com/berth-dev/berth/internal/controller"
 )
 
 const (
@@ -15,11 +17,11 @@ const (
 	certJitter = 5 * time.Minute
 	// certOverdue is how long after its time a refresh is worth a warning.
 	certOverdue = 10 * time.Minute
-	// certRetry and certRetryMost pace requests that could not be made while
-	// the certificate of before is still there.
-	certRetry     = 10 * time.Second
-	certRetryMost = 5 * time.Minute
 )
+
+// certRetry are the pauses between requests that could not be made while the
+// certificate of before is still there.
+var certRetry = controller.Backoff{First: 10 * time.Second, Most: 5 * time.Minute}
 
 // errNotIssued is why there is no certificate: the signer has not answered, or
 // has refused.
@@ -132,7 +134,7 @@ func (s *certState) made(name string) {
 func (s *certState) notMade(now time.Time) {
 	s.asked = nil
 	s.failures++
-	s.retryAt = now.Add(min(certRetry<<min(s.failures-1, 10), certRetryMost))
+	s.retryAt = now.Add(certRetry.Delay(s.failures))
 }
 
 // gone notes that a request was deleted before it was answered: another is due.

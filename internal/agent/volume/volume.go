@@ -27,6 +27,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/berth-dev/berth/internal/agent/container"
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/journal"
 )
 
@@ -187,6 +188,9 @@ func (m *Manager) Close() {
 	m.wg.Wait()
 }
 
+// mountRetry are upstream's pauses before a mount that failed is tried again.
+var mountRetry = controller.Backoff{First: 500 * time.Millisecond, Most: 2*time.Minute + 2*time.Second}
+
 // MountError is why a pod's volumes are not all ready. Events have been
 // reported already.
 type MountError struct {
@@ -270,7 +274,7 @@ func (m *Manager) mount(ctx context.Context, st *podState, pod *v1.Pod) (map[str
 		return clone(ready), nil
 	}
 	st.failures++
-	err := &MountError{RetryAfter: min(500*time.Millisecond<<min(st.failures-1, 8), 122*time.Second)}
+	err := &MountError{RetryAfter: mountRetry.Delay(st.failures)}
 	for name := range failed {
 		err.Volumes = append(err.Volumes, name)
 	}

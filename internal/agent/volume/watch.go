@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -274,9 +273,7 @@ func (o *objects) watch(ctx context.Context, k key, version string) (watch.Inter
 
 // pause waits before the next attempt and says whether to go on.
 func (o *objects) pause(ctx context.Context, attempt int) bool {
-	d := retryDelay(attempt)
-	d += time.Duration(rand.Int64N(int64(d)/2 + 1))
-	t := o.clock.NewTimer(d)
+	t := o.clock.NewTimer(objectRetry.Jittered(attempt + 1))
 	defer t.Stop()
 	select {
 	case <-t.C():

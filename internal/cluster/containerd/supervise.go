@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,6 +20,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/berth-dev/berth/internal/controller"
 )
 
 // Supervisor keeps one containerd running. It owns the process only in the
@@ -88,8 +89,7 @@ func (s *Supervisor) Watch(ctx context.Context, pid int) {
 	var wg sync.WaitGroup
 	wg.Go(func() { s.sweep(ctx) })
 	defer wg.Wait()
-	const quick, most = 200 * time.Millisecond, 30 * time.Second
-	pause := quick
+	retry := controller.Retry{Backoff: controller.Backoff{First: 200 * time.Millisecond, Most: 30 * time.Second}}
 	for {
 		began := time.Now()
 		if !waitEnd(ctx, pid) {
@@ -101,15 +101,12 @@ func (s *Supervisor) Watch(ctx context.Context, pid int) {
 			s.Died(cause)
 		}
 		if time.Since(began) > time.Minute {
-			pause = quick
+			retry.Succeeded()
 		}
 		for {
-			select {
-			case <-ctx.Done():
+			if !controller.Sleep(ctx, retry.Failed()) {
 				return
-			case <-time.After(pause + rand.N(pause/2)):
 			}
-			pause = min(pause*2, most)
 			var err error
 			if pid, _, err = s.Ensure(ctx); err == nil {
 				break

@@ -8,6 +8,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/berth-dev/berth/internal/control/schedule/place"
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/heap"
 )
 
@@ -133,8 +134,7 @@ func (b *backlog) failed(w *waiting, wakes change, now time.Time) {
 		return // removed meanwhile
 	}
 	b.unlink(w)
-	delay := min(backoffFirst<<min(w.attempts-1, 10), backoffMost)
-	w.notBefore = now.Add(delay)
+	w.notBefore = now.Add(controller.Backoff{First: backoffFirst, Most: backoffMost}.Delay(w.attempts))
 	if wakes != 0 && wakes&^(volumeChanged|deviceChanged) == 0 {
 		// It waits for its claims alone, which costs next to nothing to check:
 		// no reason to keep it waiting once they are bound.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -16,6 +15,8 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/berth-dev/berth/internal/controller"
 )
 
 // sharedInformers are the caches that berth's controllers and scheduler run in
@@ -53,14 +54,11 @@ type feed struct {
 	known  map[types.UID]id
 }
 
-// Pause between attempts: doubling, jittered.
-const (
-	feedPauseFirst = 500 * time.Millisecond
-	feedPauseMost  = time.Minute
-)
+// feedRetry are the pauses between attempts to follow a resource.
+var feedRetry = controller.Backoff{First: 500 * time.Millisecond, Most: time.Minute}
 
 func (f *feed) run(ctx context.Context) {
-	pause := feedPauseFirst
+	retry := controller.Retry{Backoff: feedRetry}
 	open := true
 	done := func() {
 		if open {
@@ -73,7 +71,7 @@ func (f *feed) run(ctx context.Context) {
 		version, err := f.list(ctx)
 		if err == nil {
 			done()
-			pause = feedPauseFirst
+			retry.Succeeded()
 			for err == nil {
 				version, err = f.watch(ctx, version)
 			}
@@ -85,11 +83,7 @@ func (f *feed) run(ctx context.Context) {
 			done() // not served after all: do not hold up the others
 		}
 		f.log.Debug("following a resource failed, will try again", "resource", f.gvr.String(), "err", err)
-		select {
-		case <-time.After(pause + rand.N(pause)):
-		case <-ctx.Done():
-		}
-		pause = min(pause*2, feedPauseMost)
+		controller.Sleep(ctx, retry.Failed())
 	}
 }
 
@@ -146,10 +140,7 @@ func (f *feed) watch(ctx context.Context, version string) (string, error) {
 			if !ok {
 				if version == began {
 					// A watch that ends at once and empty: do not spin.
-					select {
-					case <-time.After(time.Second):
-					case <-ctx.Done():
-					}
+					controller.Sleep(ctx, time.Second)
 				}
 				return version, nil
 			}

@@ -20,15 +20,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/journal"
 	"github.com/berth-dev/berth/internal/podutil"
 )
 
-// Back-off between replacements of failed pods.
-const (
-	failFirst = 10 * time.Second
-	failMost  = 10 * time.Minute
-)
+// failRetry are the pauses between replacements of failed pods.
+var failRetry = controller.Backoff{First: 10 * time.Second, Most: 10 * time.Minute}
 
 // maxUncounted bounds the notes in one status.
 const maxUncounted = 500
@@ -406,8 +404,7 @@ func (p *planner) pause(pods []*v1.Pod) time.Duration {
 	if n == 0 {
 		return 0
 	}
-	delay := min(failFirst<<min(n-1, 10), failMost)
-	return max(lastBad.Add(delay).Sub(p.Now), 0)
+	return max(lastBad.Add(failRetry.Delay(n)).Sub(p.Now), 0)
 }
 
 func byCreation(pods []*v1.Pod) []*v1.Pod {
