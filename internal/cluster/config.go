@@ -136,6 +136,18 @@ type Config struct {
 	// Restart replaces this process by a new one of the same command, and
 	// returns only if it cannot; nil ends the cluster where it would be called.
 	Restart func() error
+	bundle
+	externalEtcd
+	// APIServer are the flags of the API server; nil: their defaults.
+	APIServer *api.Options
+	LogFormat string
+	LogLevel  string
+	// Snapshots are saved while the cluster runs.
+	Snapshots Snapshots
+}
+
+// bundle is the container runtime that comes with berth.
+type bundle struct {
 	// NRI lets plugins of the bundled runtime change containers; NoCDI ignores
 	// device specifications.
 	NRI, NoCDI bool
@@ -143,15 +155,13 @@ type Config struct {
 	BundleDir string
 	// ImagesDir holds the OCI archives to import; empty: BundleDir/images.
 	ImagesDir string
-	// EtcdServers, if any, are used instead of the embedded store.
+}
+
+// externalEtcd is an etcd that is used instead of the embedded store, if there
+// are servers of it.
+type externalEtcd struct {
 	EtcdServers                           []string
 	EtcdCAFile, EtcdCertFile, EtcdKeyFile string
-	// APIServer are the flags of the API server; nil: their defaults.
-	APIServer *api.Options
-	LogFormat string
-	LogLevel  string
-	// Snapshots are saved while the cluster runs.
-	Snapshots Snapshots
 }
 
 // Complete fills in what was not given: first from the data directory's own

@@ -32,7 +32,7 @@ func TestHardenedIsKept(t *testing.T) {
 	dir := t.TempDir()
 	start := func(flag *bool) *Config {
 		t.Helper()
-		c := &Config{DataDir: dir, NodeIP: "192.0.2.1", BundleDir: dir, Settings: Settings{Hardened: flag, NodeName: "n"}}
+		c := &Config{DataDir: dir, NodeIP: "192.0.2.1", bundle: bundle{BundleDir: dir}, Settings: Settings{Hardened: flag, NodeName: "n"}}
 		if err := c.Complete(); err != nil {
 			t.Fatal(err)
 		}

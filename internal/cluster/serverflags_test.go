@@ -133,7 +133,8 @@ func TestRotateSecrets(t *testing.T) {
 // TestRotationNeedsAServer: a node says where to rotate; servers that share an
 // etcd refuse to change a key that the others do not have.
 func TestRotationNeedsAServer(t *testing.T) {
-	u := &up{Config: &Config{DataDir: t.TempDir(), EtcdServers: []string{"https://a:2379"}}, log: slog.New(slog.DiscardHandler)}
+	etcd := externalEtcd{EtcdServers: []string{"https://a:2379"}}
+	u := &up{Config: &Config{DataDir: t.TempDir(), externalEtcd: etcd}, log: slog.New(slog.DiscardHandler)}
 	mux := http.NewServeMux()
 	u.serveRotation(mux)
 	dir := control(t, mux)

@@ -146,7 +146,8 @@ func failingServer(t *testing.T, dir string) *Config {
 	return &Config{
 		Settings: Settings{Role: RoleServer, NodeName: "n", ClusterCIDR: "10.1.0.0/16", ServiceCIDR: "10.2.0.0/16",
 			ClusterDomain: "cluster.local", Network: podnetwork.None, Ports: freePorts(t)},
-		DataDir: dir, NodeIP: "127.0.0.1", EtcdServers: []string{"https://127.0.0.1:1"}, EtcdCAFile: filepath.Join(dir, "none.crt"),
+		DataDir: dir, NodeIP: "127.0.0.1",
+		externalEtcd: externalEtcd{EtcdServers: []string{"https://127.0.0.1:1"}, EtcdCAFile: filepath.Join(dir, "none.crt")},
 	}
 }
 

@@ -39,34 +39,18 @@ type up struct {
 	// parts is everything that runs, for as long as the cluster does.
 	parts *supervise.Group
 
-	facts   host.Facts
-	files   clusterFiles
-	notes   []string
-	runtime *containerd.Supervisor // nil with a runtime of the user's own
-	// startedRuntime is true if this run started containerd; a failed start
-	// then stops it again.
-	startedRuntime bool
-	// runtimeLacks says what keeps the bundled runtime from seccomp profiles.
-	runtimeLacks string
-	server       *api.Options
-	serverLog    *slog.Logger
-	store        *store.Store
-	api          *api.Server
-	// serverChoices are set once api is; the control socket asks for both.
-	serverChoices atomic.Pointer[api.Options]
-	admin         *rest.Config
-	client        kubernetes.Interface
-	informers     informers.SharedInformerFactory
-	journal       *journal.Ring
-	// tracer answers questions about packets and Services.
-	tracer proxy.Tracer
-	// board tells how nodes stand, for `berth why node`.
-	board  health.Board
-	policy *policy.Enforcer // nil without network policies
-	ports  *ports.Checker   // nil where the pod network is another party's
-	// volumes is the driver of local volumes; nil for a node without.
-	volumes *localvolume.Driver
-	agent   launch.Config
+	prepared
+	runtimeParts
+	serverParts
+	nodeParts
+
+	store     *store.Store
+	admin     *rest.Config
+	client    kubernetes.Interface
+	informers informers.SharedInformerFactory
+	journal   *journal.Ring
+	// board reports the health of nodes, for `berth why node`.
+	board health.Board
 	// metrics are those of controllers, scheduler and DNS.
 	metrics registry
 
@@ -75,6 +59,48 @@ type up struct {
 	// snapshots is how their schedule stands; nil without one.
 	snapshots atomic.Pointer[snapshot.Progress]
 
+	readiness
+}
+
+// prepared is what a start finds out before it starts anything.
+type prepared struct {
+	facts host.Facts
+	files clusterFiles
+	notes []string
+}
+
+// runtimeParts are those of the bundled container runtime.
+type runtimeParts struct {
+	runtime *containerd.Supervisor // nil with a runtime of the user's own
+	// startedRuntime is true if this run started containerd; a failed start
+	// then stops it again.
+	startedRuntime bool
+	// runtimeLacks says what keeps the bundled runtime from seccomp profiles.
+	runtimeLacks string
+}
+
+// serverParts are those of the API server, on a host that runs one.
+type serverParts struct {
+	server    *api.Options
+	serverLog *slog.Logger
+	api       *api.Server
+	// serverChoices are set once api is; the control socket asks for both.
+	serverChoices atomic.Pointer[api.Options]
+}
+
+// nodeParts are those of a host that runs pods.
+type nodeParts struct {
+	// tracer answers questions about packets and Services.
+	tracer proxy.Tracer
+	policy *policy.Enforcer // nil without network policies
+	ports  *ports.Checker   // nil where the pod network is another party's
+	// volumes is the driver of local volumes; nil for a node without.
+	volumes *localvolume.Driver
+	agent   launch.Config
+}
+
+// readiness is whether the cluster was ready, and how long that took.
+type readiness struct {
 	mu      sync.Mutex
 	ready   bool
 	readyIn time.Duration

@@ -7,27 +7,27 @@ import (
 	"testing"
 )
 
-// most is how many fields a configuration may have that is filled by hand: who
-// wires a part must see all of it at once. What is wider has groups in it.
+// most is how many fields a struct may have: who reads it must see all of it at
+// once. What is wider has groups in it, embedded or named.
 const most = 20
 
-// wideStructs are configurations that may have more fields, and why.
+// wideStructs may have more fields, and why.
 var wideStructs = map[string]string{
-	"internal/nodes/launch.Options": "the command line, a field per flag: the flag library fills it",
-	"internal/cluster.Config":       "the command line of berth up, a field per flag: the flag library fills it",
+	"internal/control/api/registry.Kind": "one description of an API kind in the words of upstream's strategy, which is as wide; " +
+		"each kind fills in a few of its fields, and groups would only add names that upstream does not have",
 }
 
-// TestStructsAreNotWide: a Config or Options that is filled by hand has at most
-// that many fields. An embedded struct counts as one.
+// TestStructsAreNotWide: a struct has at most that many fields. An embedded
+// struct counts as one.
 func TestStructsAreNotWide(t *testing.T) {
 	seen := map[string]bool{}
 	goFiles(t, func(path string, file *ast.File, fset *token.FileSet) {
-		if strings.HasSuffix(path, "_test.go") {
+		if strings.HasSuffix(path, "_test.go") || !strings.HasPrefix(path, "internal/") {
 			return
 		}
 		ast.Inspect(file, func(n ast.Node) bool {
 			spec, ok := n.(*ast.TypeSpec)
-			if !ok || !strings.HasSuffix(spec.Name.Name, "Config") && !strings.HasSuffix(spec.Name.Name, "Options") {
+			if !ok {
 				return true
 			}
 			st, ok := spec.Type.(*ast.StructType)

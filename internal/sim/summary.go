@@ -9,16 +9,9 @@ import (
 type summary struct {
 	Nodes int `json:"nodes"`
 	Pods  int `json:"pods"`
-	// Detection is from a node's silence to its Unknown conditions, Tainting
-	// to its NoExecute taint, NodeRecovery from when it could talk again to
-	// Ready and free of taints.
-	Detection    spreadRule `json:"detection"`
-	Tainting     spreadRule `json:"tainting"`
-	NodeRecovery spreadRule `json:"nodeRecovery"`
-	// PodRecovery is from when a pod stops to serve until one of its workload
-	// serves in its place; Unrecovered are pods still missing at the end.
-	PodRecovery spreadRule `json:"podRecovery"`
-	Unrecovered int        `json:"unrecovered"`
+	delays
+	// Unrecovered are pods still missing at the end.
+	Unrecovered int `json:"unrecovered"`
 	// FalseUnknown are nodes marked Unknown that were alive and could talk.
 	FalseUnknown int `json:"falseUnknown"`
 	// Evictions are pods deleted for taints; Needless of these ran well.
@@ -40,6 +33,19 @@ type summary struct {
 	EndPods      podCounts  `json:"endPods"`
 	// Pending says of the workloads that have pods without a node why.
 	Pending map[string]string `json:"pending,omitempty"`
+}
+
+// delays are how long things took. In JSON they stand among the summary's own.
+type delays struct {
+	// Detection is from a node's silence to its Unknown conditions, Tainting
+	// to its NoExecute taint, NodeRecovery from when it could talk again to
+	// Ready and free of taints.
+	Detection    spreadRule `json:"detection"`
+	Tainting     spreadRule `json:"tainting"`
+	NodeRecovery spreadRule `json:"nodeRecovery"`
+	// PodRecovery is from when a pod stops to serve until one of its workload
+	// serves in its place.
+	PodRecovery spreadRule `json:"podRecovery"`
 }
 
 // spreadRule is how a number of durations is distributed.
@@ -65,7 +71,8 @@ func spread(list []time.Duration) spreadRule {
 func (w *simulation) summary(nodes, pods int) summary {
 	r := &w.notes
 	s := summary{Nodes: nodes, Pods: pods,
-		Detection: spread(r.detected), Tainting: spread(r.tainted), NodeRecovery: spread(r.nodeBack), PodRecovery: spread(r.podBack),
+		delays: delays{Detection: spread(r.detected), Tainting: spread(r.tainted), NodeRecovery: spread(r.nodeBack),
+			PodRecovery: spread(r.podBack)},
 		Unrecovered: r.lost, FalseUnknown: r.falseUnknown, Evictions: r.evictions, Needless: r.needless, Drained: r.drained,
 		Collected:   r.gced,
 		LostPodTime: duration(r.lostFor.Round(time.Second)), DeadPodTime: duration(r.deadFor.Round(time.Second)),

@@ -31,10 +31,10 @@ type script struct {
 func baseInput() Input {
 	return Input{
 		NodeName: "node-1", NodeIPs: []string{"192.0.2.7"}, PodIPs: []string{"10.1.0.5"},
-		ClusterDNS: []string{"10.96.0.10"}, ClusterDomain: "cluster.local",
-		HostResolver: network.Resolver{Servers: []string{"192.0.2.1"}, Searches: []string{"corp.example"},
-			Options: []string{"timeout:1"}},
-		HostHosts:      "127.0.0.1 localhost\n",
+		nameService: nameService{ClusterDNS: []string{"10.96.0.10"}, ClusterDomain: "cluster.local",
+			HostResolver: network.Resolver{Servers: []string{"192.0.2.1"}, Searches: []string{"corp.example"},
+				Options: []string{"timeout:1"}},
+			HostHosts: "127.0.0.1 localhost\n"},
 		MemoryCapacity: 8 << 30, RootDir: "/agent", CgroupParent: "/kubepods/podX",
 		Node: NodeSettings{CgroupVersion: 1, CPUQuota: true, HugepageSizes: []string{"2MB"}, Kernel: [2]int{6, 1}},
 	}

@@ -58,13 +58,7 @@ type Input struct {
 	// PodIPs are the sandbox's addresses; empty while there is no sandbox.
 	PodIPs []string
 
-	ClusterDNS    []string
-	ClusterDomain string
-	// HostResolver is the node's resolver; NoHostResolver says none is configured.
-	HostResolver   network.Resolver
-	NoHostResolver bool
-	// HostHosts is the content of the node's hosts file, for host network pods.
-	HostHosts string
+	nameService
 
 	// Services is for service variables: those of the pod's namespace and
 	// "kubernetes" of the default namespace. Others are ignored.
@@ -72,17 +66,7 @@ type Input struct {
 	// objects holds the ConfigMaps and Secrets that environments refer to.
 	Objects objects
 
-	// Volumes by name, as mounted.
-	Volumes map[string]Volume
-	// SubPaths holds, per container and index of its volumeMount, the prepared
-	// path of a mount with a subPath.
-	SubPaths map[string]map[int]string
-	// EnvFiles holds the content of files that fileKeyRef reads, by volume
-	// name and path.
-	EnvFiles map[EnvFile]string
-
-	// Images by container name.
-	Images map[string]Image
+	files
 
 	// RootDir is the agent's data directory; LogsDir that of pod logs.
 	RootDir, LogsDir string
@@ -93,11 +77,41 @@ type Input struct {
 	Features RuntimeFeatures
 	// UserNamespace is set for pods with hostUsers false.
 	UserNamespace *UserNamespace
-	// Devices are handed to containers by device plugins and drivers.
-	Devices map[string]DeviceGrant
+	exclusive
 	// TargetID is the runtime id of the container whose processes a debug
 	// container sees, by debug container name.
 	TargetID map[string]string
+}
+
+// nameService is what the pod's resolv.conf and hosts file are made from.
+type nameService struct {
+	ClusterDNS    []string
+	ClusterDomain string
+	// HostResolver is the node's resolver; NoHostResolver says none is configured.
+	HostResolver   network.Resolver
+	NoHostResolver bool
+	// HostHosts is the content of the node's hosts file, for host network pods.
+	HostHosts string
+}
+
+// files is what containers see of a disk.
+type files struct {
+	// Images by container name.
+	Images map[string]Image
+	// Volumes by name, as mounted.
+	Volumes map[string]Volume
+	// SubPaths holds, per container and index of its volumeMount, the prepared
+	// path of a mount with a subPath.
+	SubPaths map[string]map[int]string
+	// EnvFiles holds the content of files that fileKeyRef reads, by volume
+	// name and path.
+	EnvFiles map[EnvFile]string
+}
+
+// exclusive is what the node allocated to single containers.
+type exclusive struct {
+	// Devices are handed to containers by device plugins and drivers.
+	Devices map[string]DeviceGrant
 	// CPUSet pins containers to CPUs and memory nodes, by container name.
 	CPUSet map[string]CPUSet
 }

@@ -8,6 +8,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/berth-dev/berth/internal/agent/runtime"
+	"github.com/berth-dev/berth/internal/controller"
 )
 
 // memory is what the agent itself did for a pod. It is lost when the agent
@@ -40,12 +41,26 @@ type memory struct {
 	// StopBy is when a container that is being stopped was promised to be gone.
 	StopBy map[string]time.Time
 
-	// allocation is what the node promised; without resources it is the spec.
-	Allocation allocation
-	seen       *v1.Pod // the spec that promised was made from
+	nodePromise
+	removed
+
+	// Last is the status planned last; before the first plan, the one in the
+	// API.
+	Last v1.PodStatus
+	// Acked is the phase that the API is known to hold.
+	Acked v1.PodPhase
+}
+
+// nodePromise is what the node promised the pod.
+type nodePromise struct {
+	Allocation allocation // without resources it is the spec
+	seen       *v1.Pod    // the spec that promised was made from
 	promised   *v1.Pod
 	asked      resources // what the spec wanted when it was last looked at
+}
 
+// removed is how far the removal of the pod has come.
+type removed struct {
 	// TerminatingSince is when termination was first planned.
 	TerminatingSince time.Time
 	Stopped          map[string]bool // sandboxes whose network is torn down
@@ -53,12 +68,6 @@ type memory struct {
 	CgroupRemoved    bool
 	Cleaned          bool
 	Deleted          bool // the API no longer holds the pod
-
-	// Last is the status planned last; before the first plan, the one in the
-	// API.
-	Last v1.PodStatus
-	// Acked is the phase that the API is known to hold.
-	Acked v1.PodPhase
 }
 
 // image is what a pull ended with: the name that was asked for and the
@@ -101,7 +110,7 @@ func newMemory(last v1.PodStatus, now time.Time) memory {
 		Met: now, ranThen: ran,
 		InFlight: map[actionKey]action{}, Failed: map[actionKey]actionFailure{}, Images: map[string]image{},
 		Backoff: map[string]backoff{}, PostStarted: hooked, PreStopped: map[string]bool{}, StopBy: map[string]time.Time{},
-		Stopped: map[string]bool{}, Last: last, Acked: last.Phase,
+		removed: removed{Stopped: map[string]bool{}}, Last: last, Acked: last.Phase,
 	}
 }
 
@@ -149,29 +158,24 @@ func (m *memory) Accept(p plan, now time.Time) {
 	m.Last = p.Status
 }
 
-// retry is the pause before an action that failed is tried again: from, times
-// two for each failure in a row, up to.
-var retry = map[kind]struct{ from, upTo time.Duration }{
-	Mount:         {50 * time.Millisecond, 2*time.Minute + 2*time.Second},
-	CreateSandbox: {500 * time.Millisecond, 20 * time.Second},
-	Pull:          {10 * time.Second, 5 * time.Minute},
-	Start:         {time.Second, 15 * time.Second},
-	Stop:          {500 * time.Millisecond, 10 * time.Second},
-	Delete:        {100 * time.Millisecond, 10 * time.Second},
-	Allocate:      {30 * time.Second, 3 * time.Minute},
-	Resize:        {time.Second, time.Minute},
+// retry are the pauses before an action that failed is tried again.
+var retry = map[kind]controller.Backoff{
+	Mount:         {First: 50 * time.Millisecond, Most: 2*time.Minute + 2*time.Second},
+	CreateSandbox: {First: 500 * time.Millisecond, Most: 20 * time.Second},
+	Pull:          {First: 10 * time.Second, Most: 5 * time.Minute},
+	Start:         {First: time.Second, Most: 15 * time.Second},
+	Stop:          {First: 500 * time.Millisecond, Most: 10 * time.Second},
+	Delete:        {First: 100 * time.Millisecond, Most: 10 * time.Second},
+	Allocate:      {First: 30 * time.Second, Most: 3 * time.Minute},
+	Resize:        {First: time.Second, Most: time.Minute},
 }
 
 func retryAfter(k kind, count int) time.Duration {
 	r, ok := retry[k]
 	if !ok {
-		r.from, r.upTo = 500*time.Millisecond, 30*time.Second
+		r = controller.Backoff{First: 500 * time.Millisecond, Most: 30 * time.Second}
 	}
-	d := r.from
-	for i := 1; i < count && d < r.upTo; i++ {
-		d *= 2
-	}
-	return min(d, r.upTo)
+	return r.Delay(count)
 }
 
 // Done records how an action ended.

@@ -20,9 +20,15 @@ type metrics struct {
 	startedPods, startedPodErrors, orphans         prometheus.Counter
 	startedContainers, containerErrors, terminated *prometheus.CounterVec
 	restartedPods                                  *prometheus.CounterVec
-	runningPods, mirrorPods                        *prometheus.Desc
-	runningContainers, desiredPods, activePods     *prometheus.Desc
-	workingPods, pendingResizes, resizesUnderWay   *prometheus.Desc
+
+	gauges
+}
+
+// gauges are counted when someone asks.
+type gauges struct {
+	runningPods, mirrorPods                      *prometheus.Desc
+	runningContainers, desiredPods, activePods   *prometheus.Desc
+	workingPods, pendingResizes, resizesUnderWay *prometheus.Desc
 }
 
 func newMetrics() *metrics {
@@ -71,14 +77,16 @@ func newMetrics() *metrics {
 			"container_type", "exit_code", "reason"),
 		restartedPods: counter("kubelet_restarted_pods_total", "Pods that came back under the same UID.", "static"),
 
-		runningPods:       desc("kubelet_running_pods", "Pods with a running sandbox."),
-		runningContainers: desc("kubelet_running_containers", "Containers in the runtime, by state.", "container_state"),
-		desiredPods:       desc("kubelet_desired_pods", "Pods that the agent was asked to run.", "static"),
-		activePods:        desc("kubelet_active_pods", "Pods that count against the node's room.", "static"),
-		mirrorPods:        desc("kubelet_mirror_pods", "Mirror pods in the API."),
-		workingPods:       desc("kubelet_working_pods", "Pods that the agent works on.", "lifecycle", "config", "static"),
-		pendingResizes:    desc("kubelet_pod_pending_resizes", "Pods that wait for other resources, by reason.", "reason"),
-		resizesUnderWay:   desc("kubelet_pod_in_progress_resizes", "Pods whose other resources were accepted and are not enforced yet."),
+		gauges: gauges{
+			runningPods:       desc("kubelet_running_pods", "Pods with a running sandbox."),
+			runningContainers: desc("kubelet_running_containers", "Containers in the runtime, by state.", "container_state"),
+			desiredPods:       desc("kubelet_desired_pods", "Pods that the agent was asked to run.", "static"),
+			activePods:        desc("kubelet_active_pods", "Pods that count against the node's room.", "static"),
+			mirrorPods:        desc("kubelet_mirror_pods", "Mirror pods in the API."),
+			workingPods:       desc("kubelet_working_pods", "Pods that the agent works on.", "lifecycle", "config", "static"),
+			pendingResizes:    desc("kubelet_pod_pending_resizes", "Pods that wait for other resources, by reason.", "reason"),
+			resizesUnderWay:   desc("kubelet_pod_in_progress_resizes", "Pods whose other resources were accepted and are not enforced yet."),
+		},
 	}
 	for _, static := range []bool{false, true} {
 		out.restartedPods.WithLabelValues(isStatic(static)) // zero is shown

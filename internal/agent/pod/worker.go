@@ -47,7 +47,12 @@ type worker struct {
 	deferred atomic.Bool
 	ending   atomic.Bool
 
-	// Owned by the loop.
+	loopState
+	wg sync.WaitGroup
+}
+
+// loopState is what the worker's loop alone reads and writes.
+type loopState struct {
 	obs     observed
 	flights map[actionKey]*flight
 	fired   map[string]bool // keys of events sent
@@ -58,7 +63,6 @@ type worker struct {
 	cameUp  bool
 	pulling time.Duration // spent on images so far
 	pub     publisher
-	wg      sync.WaitGroup
 }
 
 // flight is an action that is being performed.
@@ -72,9 +76,8 @@ var errUnwanted = errors.New("no longer wanted")
 
 func newWorker(m *Manager, spec spec) *worker {
 	w := &worker{
-		m: m, uid: spec.Pod.UID, wake: make(chan struct{}, 1), spec: spec,
-		seen: m.cfg.Now(), flights: map[actionKey]*flight{}, fired: map[string]bool{}, quiet: make(chan struct{}),
-		reported: make(chan struct{}),
+		m: m, uid: spec.Pod.UID, wake: make(chan struct{}, 1), spec: spec, quiet: make(chan struct{}), reported: make(chan struct{}),
+		loopState: loopState{seen: m.cfg.Now(), flights: map[actionKey]*flight{}, fired: map[string]bool{}},
 	}
 	w.current.Store(spec.Pod)
 	return w

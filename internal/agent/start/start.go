@@ -114,11 +114,10 @@ func (c *Starter) input(p *v1.Pod) (container.Input, error) {
 func (c *Starter) inputIn(p *v1.Pod, parent string) (in container.Input, err error) {
 	in = container.Input{
 		Pod: p, NodeName: c.cfg.Host.NodeName, NodeIPs: c.cfg.Node.IPs(), Allocatable: c.cfg.Node.Allocatable(),
-		MemoryCapacity: c.cfg.Host.MemoryBytes,
-		ClusterDNS:     c.cfg.Host.ClusterDNS, ClusterDomain: c.cfg.Host.ClusterDomain, RootDir: c.cfg.Host.RootDir,
-		LogsDir: c.cfg.Host.PodLogsDir, Node: c.cfg.Host.Settings,
+		MemoryCapacity: c.cfg.Host.MemoryBytes, RootDir: c.cfg.Host.RootDir, LogsDir: c.cfg.Host.PodLogsDir,
+		CgroupParent: parent, Node: c.cfg.Host.Settings,
 	}
-	in.CgroupParent = parent
+	in.ClusterDNS, in.ClusterDomain = c.cfg.Host.ClusterDNS, c.cfg.Host.ClusterDomain
 	if u := p.Spec.HostUsers; u != nil && !*u {
 		if in.UserNamespace, err = c.cfg.Users.Allocate(p.UID); err != nil {
 			return in, err

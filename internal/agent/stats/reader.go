@@ -54,11 +54,31 @@ func FindMounts() (Mounts, error) {
 
 // Usage is what one cgroup used. Counters only grow while the cgroup lives.
 type Usage struct {
+	cpuUsage
+	memoryUsage
+
+	// PIDs are tasks, PIDsLimit is zero for none.
+	PIDs, PIDsLimit uint64
+
+	ReadBytes, WriteBytes, Reads, Writes uint64
+	// Devices are the same by block device.
+	Devices []deviceIO
+
+	// Pressure is nil where the kernel does not report it.
+	CPUPressure, MemoryPressure, IOPressure *statsapi.PSIStats
+}
+
+type cpuUsage struct {
 	// CPU times in nanoseconds.
 	CPU, CPUUser, CPUSystem uint64
 	// Enforcement periods of a cpu limit, and how many of them were throttled.
 	Periods, ThrottledPeriods, ThrottledNanos uint64
+	// CPUPeriod and CPUQuota are the limit of CPU time, in microseconds; a
+	// quota of zero is none.
+	CPUPeriod, CPUQuota uint64
+}
 
+type memoryUsage struct {
 	// Memory in bytes. Limit is zero for none.
 	Memory, WorkingSet, RSS, Cache, MappedFile, Swap uint64
 	MemoryLimit, SwapLimit                           uint64
@@ -67,19 +87,6 @@ type Usage struct {
 	// MemoryPeak is the most that was ever used, LimitHits how often the limit
 	// was, Reservation what is protected from reclaim; in bytes.
 	MemoryPeak, LimitHits, Reservation uint64
-
-	// PIDs are tasks, PIDsLimit is zero for none.
-	PIDs, PIDsLimit uint64
-	// CPUPeriod and CPUQuota are the limit of CPU time, in microseconds; a
-	// quota of zero is none.
-	CPUPeriod, CPUQuota uint64
-
-	ReadBytes, WriteBytes, Reads, Writes uint64
-	// Devices are the same by block device.
-	Devices []deviceIO
-
-	// Pressure is nil where the kernel does not tell.
-	CPUPressure, MemoryPressure, IOPressure *statsapi.PSIStats
 }
 
 // deviceIO is what went to and from one block device.

@@ -223,10 +223,13 @@ func TestBothVersionsReadTheSame(t *testing.T) {
 	if !reflect.DeepEqual(got[1], got[2]) {
 		t.Errorf("version 1 reads\n%+v, version 2\n%+v", got[1], got[2])
 	}
-	want := Usage{CPU: 2e9, CPUUser: 15e8, CPUSystem: 5e8, Periods: 40, ThrottledPeriods: 4, ThrottledNanos: 25e5,
-		Memory: 104857600, WorkingSet: 83886080, RSS: 52428800, Cache: 41943040, MappedFile: 4096000, Swap: 4096,
-		MemoryLimit: 209715200, SwapLimit: 8192, PageFaults: 1234, MajorFaults: 5, OOMKills: 1, PIDs: 7, PIDsLimit: 100,
-		MemoryPeak: 150000000, LimitHits: 3, Reservation: 4096, CPUPeriod: 100000, CPUQuota: 50000,
+	want := Usage{
+		cpuUsage: cpuUsage{CPU: 2e9, CPUUser: 15e8, CPUSystem: 5e8, Periods: 40, ThrottledPeriods: 4, ThrottledNanos: 25e5,
+			CPUPeriod: 100000, CPUQuota: 50000},
+		memoryUsage: memoryUsage{Memory: 104857600, WorkingSet: 83886080, RSS: 52428800, Cache: 41943040, MappedFile: 4096000, Swap: 4096,
+			MemoryLimit: 209715200, SwapLimit: 8192, PageFaults: 1234, MajorFaults: 5, OOMKills: 1,
+			MemoryPeak: 150000000, LimitHits: 3, Reservation: 4096},
+		PIDs: 7, PIDsLimit: 100,
 		Devices:   []deviceIO{{Major: 8, ReadBytes: 4096, WriteBytes: 8192}, {Major: 8, Minor: 16, ReadBytes: 100}},
 		ReadBytes: 4196, WriteBytes: 8192, Reads: 2, Writes: 2}
 	if !reflect.DeepEqual(got[2], want) {

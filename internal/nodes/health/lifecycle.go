@@ -53,6 +53,12 @@ type node struct {
 	timer    timer
 	liveness liveness
 
+	tainting
+	reporting
+}
+
+// tainting is the node's way to its NoExecute taint.
+type tainting struct {
 	token tokenState
 	// ticket is the node's number in its zone's queue; 0 exactly while it is not
 	// waiting. position is how many waited with it when it joined the queue.
@@ -61,7 +67,10 @@ type node struct {
 	// uncertainVersion is the resourceVersion of the Node from which a write with
 	// the token was computed whose end is not known, "" if there is none.
 	uncertainVersion string
+}
 
+// reporting is what Advance has reported of the node.
+type reporting struct {
 	// reported is the verdict, and waitReported whether the node waits for a token,
 	// as the last Advance reported them. report says what came after.
 	reported     Verdict

@@ -142,6 +142,13 @@ type Monitor struct {
 	sawReadyZone bool
 	// suspendedAtStart: the suspension in force is such a one.
 	suspendedAtStart bool
+	confirmation
+	notes []Decision // found while observing
+}
+
+// confirmation is how the Monitor finds out whether the silence of nodes is
+// their own: it has the API asked.
+type confirmation struct {
 	// lastHeard is when any lease was seen renewed: a status comes by another
 	// watch and says nothing of whether that of the leases lives. confirmed is
 	// when the API last agreed that silence is silence.
@@ -157,7 +164,6 @@ type Monitor struct {
 	rescued  int
 	askAt    time.Time
 	failures int
-	notes    []Decision // found while observing
 }
 
 // NewMonitor makes an empty one.

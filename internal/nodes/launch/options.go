@@ -38,29 +38,38 @@ const (
 
 // Options are the command line.
 type Options struct {
-	Generic       *cmoptions.GenericControllerManagerConfigurationOptions
-	Shared        *cpoptions.KubeCloudSharedOptions
-	Serving       *options.SecureServingOptions
-	Authenticate  *options.DelegatingAuthenticationOptions
-	Authorize     *options.DelegatingAuthorizationOptions
-	Metrics       *metrics.Options
-	Health        health.Settings
-	MonitorPeriod time.Duration
-	// Service ranges, and mask sizes of node ranges; 0 means the default.
-	ServiceRange       string
-	Mask, Mask4, Mask6 int
+	Generic      *cmoptions.GenericControllerManagerConfigurationOptions
+	Shared       *cpoptions.KubeCloudSharedOptions
+	Serving      *options.SecureServingOptions
+	Authenticate *options.DelegatingAuthenticationOptions
+	Authorize    *options.DelegatingAuthorizationOptions
+	Metrics      *metrics.Options
+	Health       health.Settings
+	addressOptions
+	cloudOptions
 	KeepFinished       int
-	Refresh            time.Duration
-	Syncs, Updates     int
-	CloudRate          float32
 	Kubeconfig, Master string
 	DataDir            string
 	Verbosity          int
 	LogFormat          string
-	lifecycleSyncs     int
 	flush              time.Duration
 	// set is the command line itself, for /flagz; nil is none.
 	set *pflag.FlagSet
+}
+
+// addressOptions are for the controller that gives nodes their pod CIDRs: the
+// Service CIDRs, and mask sizes of pod CIDRs; 0 means the default.
+type addressOptions struct {
+	ServiceRange       string
+	Mask, Mask4, Mask6 int
+}
+
+// cloudOptions are for the controllers that ask the cloud. Updates and
+// lifecycleSyncs are accepted and change nothing.
+type cloudOptions struct {
+	MonitorPeriod, Refresh         time.Duration
+	Syncs, Updates, lifecycleSyncs int
+	CloudRate                      float32
 }
 
 // NewOptions are the defaults: upstream's, but for the lease's name and the
@@ -80,9 +89,9 @@ func NewOptions() *Options {
 		Generic: cmoptions.NewGenericControllerManagerConfigurationOptions(generic), Shared: cpoptions.NewKubeCloudSharedOptions(shared),
 		Serving: options.NewSecureServingOptions(), Authenticate: options.NewDelegatingAuthenticationOptions(),
 		Authorize: options.NewDelegatingAuthorizationOptions(),
-		Metrics:   metrics.NewOptions(), Health: health.Defaults(), MonitorPeriod: cloud.DefaultMonitor,
-		KeepFinished: nodes.DefaultKeepFinished,
-		Refresh:      cloud.DefaultRefresh, Syncs: 1, CloudRate: cloud.DefaultLimits.Rate, LogFormat: "text",
+		Metrics:   metrics.NewOptions(), Health: health.Defaults(), KeepFinished: nodes.DefaultKeepFinished, LogFormat: "text",
+		cloudOptions: cloudOptions{MonitorPeriod: cloud.DefaultMonitor, Refresh: cloud.DefaultRefresh, Syncs: 1,
+			CloudRate: cloud.DefaultLimits.Rate},
 	}
 	o.Serving.BindPort = securePort
 	o.Serving.ServerCert.CertDirectory, o.Serving.ServerCert.PairName = "", "berth-controllers"
