@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -136,6 +137,19 @@ func Key(o metav1.Object) string {
 		return o.GetName()
 	}
 	return o.GetNamespace() + "/" + o.GetName()
+}
+
+// Existing makes a Sync from a function that takes the object: it
+// looks a key's object up in the cache. An object that is gone needs no work.
+// The object is the cache's and must not be changed.
+func Existing[T any](cached cache.KeyGetter, sync func(context.Context, T) (time.Duration, error)) Sync {
+	return func(ctx context.Context, key string) (time.Duration, error) {
+		obj, exists, err := cached.GetByKey(key)
+		if err != nil || !exists {
+			return 0, err
+		}
+		return sync(ctx, obj.(T))
+	}
 }
 
 // Split undoes Key.

@@ -85,7 +85,8 @@ func newMetrics() *metrics {
 			mirrorPods:        desc("kubelet_mirror_pods", "Mirror pods in the API."),
 			workingPods:       desc("kubelet_working_pods", "Pods that the agent works on.", "lifecycle", "config", "static"),
 			pendingResizes:    desc("kubelet_pod_pending_resizes", "Pods that wait for other resources, by reason.", "reason"),
-			resizesUnderWay:   desc("kubelet_pod_in_progress_resizes", "Pods whose other resources were accepted and are not enforced yet."),
+			resizesUnderWay: desc("kubelet_pod_in_progress_resizes",
+				"Pods whose other resources were accepted and are not enforced yet."),
 		},
 	}
 	for _, static := range []bool{false, true} {

@@ -32,16 +32,7 @@ func watch(ctx context.Context, e controller.Env, workers int, sync func(context
 	if err := e.Synced(ctx, seen); err != nil {
 		return nil
 	}
-	return e.Run(ctx, q, workers, func(ctx context.Context, key string) (time.Duration, error) {
-		csr, err := inf.Lister().Get(key)
-		if apierrors.IsNotFound(err) {
-			return 0, nil
-		}
-		if err != nil {
-			return 0, err
-		}
-		return sync(ctx, csr)
-	})
+	return e.Run(ctx, q, workers, controller.Existing(inf.Informer().GetIndexer(), sync))
 }
 
 func has(csr *certv1.CertificateSigningRequest, types ...certv1.RequestConditionType) bool {

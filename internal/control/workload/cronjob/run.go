@@ -38,31 +38,23 @@ func Run(ctx context.Context, e controller.Env) error {
 	if err := e.Synced(ctx, a, b); err != nil {
 		return nil
 	}
-	return e.Run(ctx, q, 4, func(ctx context.Context, key string) (time.Duration, error) {
-		ns, name := controller.Split(key)
-		cj, err := batch.CronJobs().Lister().CronJobs(ns).Get(name)
-		if apierrors.IsNotFound(err) {
-			return 0, nil
-		}
-		if err != nil {
-			return 0, err
-		}
+	sync := func(ctx context.Context, cj *batchv1.CronJob) (time.Duration, error) {
 		plan := makePlan(cj, podcontrol.Indexed[*batchv1.Job](jobs, podcontrol.ByOwner, string(cj.UID)), time.Now())
 		for _, ev := range plan.Events {
 			events.Event(cj, ev.Type, ev.Reason, ev.Message)
 		}
 		if err := perform(ctx, e, cj, &plan, func(typ, reason, format string, args ...any) {
-			events.Eventf(cj, typ, reason, format,
-				args...)
+			events.Eventf(cj, typ, reason, format, args...)
 		}); err != nil {
 			return 0, err
 		}
-		_, _, err = kube.PatchStatus(ctx, e.Client.BatchV1().CronJobs(ns), cj, cj.Status, plan.Status)
+		_, _, err := kube.PatchStatus(ctx, e.Client.BatchV1().CronJobs(cj.Namespace), cj, cj.Status, plan.Status)
 		if err != nil && !apierrors.IsNotFound(err) {
-			return 0, fmt.Errorf("writing the status of cron job %s: %w", key, err)
+			return 0, fmt.Errorf("writing the status of cron job %s: %w", controller.Key(cj), err)
 		}
 		return plan.Wake, nil
-	})
+	}
+	return e.Run(ctx, q, 4, controller.Existing(batch.CronJobs().Informer().GetIndexer(), sync))
 }
 
 func perform(ctx context.Context, e controller.Env, cj *batchv1.CronJob, plan *plan, event func(typ, reason, format string,

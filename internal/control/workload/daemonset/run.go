@@ -25,11 +25,8 @@ import (
 	"github.com/berth-dev/berth/internal/kube"
 )
 
-// Back-off of failing daemon pods per node.
-const (
-	failFirst = time.Second
-	failMost  = 15 * time.Minute
-)
+// failRetry are the pauses before a failed pod is replaced on its node.
+var failRetry = controller.Backoff{First: time.Second, Most: 15 * time.Minute}
 
 type reconciler struct {
 	controller.Env
@@ -46,7 +43,7 @@ type reconciler struct {
 }
 
 type failure struct {
-	delay time.Duration
+	count int
 	until time.Time
 	last  types.UID
 }
@@ -82,7 +79,7 @@ func Run(ctx context.Context, e controller.Env) error {
 	if err := e.Synced(ctx, a, b, n, r); err != nil {
 		return nil
 	}
-	return e.Run(ctx, c.queue, 4, c.sync)
+	return e.Run(ctx, c.queue, 4, controller.Existing(apps.DaemonSets().Informer().GetIndexer(), c.sync))
 }
 
 // nodeChanged queues the DaemonSets whose answer for the node may differ.
@@ -107,15 +104,8 @@ func (c *reconciler) nodeChanged(old, n *v1.Node, gone bool) {
 	}
 }
 
-func (c *reconciler) sync(ctx context.Context, key string) (time.Duration, error) {
-	ns, name := controller.Split(key)
-	ds, err := c.list.DaemonSets(ns).Get(name)
-	if apierrors.IsNotFound(err) {
-		return 0, nil
-	}
-	if err != nil {
-		return 0, err
-	}
+func (c *reconciler) sync(ctx context.Context, ds *appsv1.DaemonSet) (time.Duration, error) {
+	api := c.Client.AppsV1().DaemonSets(ds.Namespace)
 	sel, err := metav1.LabelSelectorAsSelector(ds.Spec.Selector)
 	if err != nil || sel.Empty() {
 		c.pods.Recorder.Event(ds, v1.EventTypeWarning, "SelectingAll",
@@ -128,7 +118,7 @@ func (c *reconciler) sync(ctx context.Context, key string) (time.Duration, error
 	}
 	pods, err := c.pods.Claimed(ctx, ds, podcontrol.Owner(ds, "apps/v1", "DaemonSet"), sel, func(ctx context.Context) (metav1.Object,
 		error) {
-		return c.Client.AppsV1().DaemonSets(ns).Get(ctx, name, metav1.GetOptions{})
+		return api.Get(ctx, ds.Name, metav1.GetOptions{})
 	})
 	if err != nil {
 		return 0, err
@@ -140,7 +130,7 @@ func (c *reconciler) sync(ctx context.Context, key string) (time.Duration, error
 	plan := makePlan(input{DS: ds, Nodes: nodes, Pods: pods, Hash: revision, Now: time.Now(),
 		HoldOff: func(node string) time.Duration { return c.holdOff(ds, node, pods) }})
 	failed := c.perform(ctx, ds, plan, revision)
-	_, _, err = kube.PatchStatus(ctx, c.Client.AppsV1().DaemonSets(ns), ds, ds.Status, plan.Status)
+	_, _, err = kube.PatchStatus(ctx, api, ds, ds.Status, plan.Status)
 	if apierrors.IsNotFound(err) {
 		err = nil
 	}
@@ -187,13 +177,11 @@ func (c *reconciler) holdOff(ds *appsv1.DaemonSet, node string, pods []*v1.Pod) 
 	key, now := string(ds.UID)+"/"+node, time.Now()
 	f := c.failures[key]
 	if f.last != latest {
-		switch {
-		case f.delay == 0 || now.Sub(f.until) > 2*failMost:
-			f.delay = failFirst
-		default:
-			f.delay = min(f.delay*2, failMost)
+		if now.Sub(f.until) > 2*failRetry.Most {
+			f.count = 0 // it did well for long
 		}
-		f.last, f.until = latest, now.Add(f.delay)
+		f.count++
+		f.last, f.until = latest, now.Add(failRetry.Delay(f.count))
 		c.failures[key] = f
 	}
 	return max(f.until.Sub(now), 0)

@@ -51,7 +51,7 @@ func Run(ctx context.Context, e controller.Env) error {
 	if err := e.Synced(ctx, a, b, p); err != nil {
 		return nil
 	}
-	return e.Run(ctx, c.queue, 8, c.sync)
+	return e.Run(ctx, c.queue, 8, controller.Existing(apps.Deployments().Informer().GetIndexer(), c.sync))
 }
 
 func (c *reconciler) setChanged(old, s *appsv1.ReplicaSet, gone bool) {
@@ -101,15 +101,7 @@ func (c *reconciler) podChanged(_, p *v1.Pod, gone bool) {
 	}
 }
 
-func (c *reconciler) sync(ctx context.Context, key string) (time.Duration, error) {
-	ns, name := controller.Split(key)
-	d, err := c.list.Deployments(ns).Get(name)
-	if apierrors.IsNotFound(err) {
-		return 0, nil
-	}
-	if err != nil {
-		return 0, err
-	}
+func (c *reconciler) sync(ctx context.Context, d *appsv1.Deployment) (time.Duration, error) {
 	sel, err := metav1.LabelSelectorAsSelector(d.Spec.Selector)
 	if err != nil || sel.Empty() {
 		c.events.Event(d, v1.EventTypeWarning, "SelectingAll", "This deployment is selecting all pods. A non-empty selector is required.")
@@ -137,10 +129,10 @@ func (c *reconciler) sync(ctx context.Context, key string) (time.Duration, error
 		}
 	}
 	if plan.Revision != "" && d.Annotations[revisionAnnotation] != plan.Revision {
-		updated, err := kube.Patch(ctx, c.Client.AppsV1().Deployments(ns), d, kube.SameObject,
+		updated, err := kube.Patch(ctx, c.Client.AppsV1().Deployments(d.Namespace), d, kube.SameObject,
 			kube.Change{Annotations: map[string]*string{revisionAnnotation: &plan.Revision}})
 		if err != nil {
-			return 0, fmt.Errorf("writing the revision of %s: %w", key, err)
+			return 0, fmt.Errorf("writing the revision of %s: %w", controller.Key(d), err)
 		}
 		// The status refers to the version it was computed from; our own
 		// annotation must not make it fail.

@@ -60,7 +60,7 @@ func Run(ctx context.Context, e controller.Env) error {
 	if err := e.Synced(ctx, a, b, d, r, s, rc); err != nil {
 		return nil
 	}
-	return e.Run(ctx, c.queue, 4, c.sync)
+	return e.Run(ctx, c.queue, 4, controller.Existing(inf.Informer().GetIndexer(), c.sync))
 }
 
 func (c *reconciler) list(ns string) []*policyv1.PodDisruptionBudget {
@@ -88,20 +88,12 @@ func (c *reconciler) pod(p *v1.Pod) {
 	}
 }
 
-func (c *reconciler) sync(ctx context.Context, key string) (time.Duration, error) {
-	ns, name := controller.Split(key)
-	b, err := c.budgets.PodDisruptionBudgets(ns).Get(name)
-	if apierrors.IsNotFound(err) {
-		return 0, nil
-	}
-	if err != nil {
-		return 0, err
-	}
+func (c *reconciler) sync(ctx context.Context, b *policyv1.PodDisruptionBudget) (time.Duration, error) {
 	sel, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
 	if err != nil {
 		return 0, c.write(ctx, b, failed(b, err.Error(), time.Now()))
 	}
-	found, err := c.Informers.Core().V1().Pods().Lister().Pods(ns).List(sel)
+	found, err := c.Informers.Core().V1().Pods().Lister().Pods(b.Namespace).List(sel)
 	if err != nil {
 		return 0, err
 	}

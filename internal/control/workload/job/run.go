@@ -76,21 +76,16 @@ func Run(ctx context.Context, e controller.Env) error {
 	if err := e.Synced(ctx, a, b); err != nil {
 		return nil
 	}
-	return e.Run(ctx, c.queue, 8, c.sync)
+	job := controller.Existing(inf.Informer().GetIndexer(), c.sync)
+	return e.Run(ctx, c.queue, 8, func(ctx context.Context, key string) (time.Duration, error) {
+		if pod, ok := parseOrphanKey(key); ok {
+			return 0, c.freeOrphan(ctx, pod)
+		}
+		return job(ctx, key)
+	})
 }
 
-func (c *reconciler) sync(ctx context.Context, key string) (time.Duration, error) {
-	if pod, ok := parseOrphanKey(key); ok {
-		return 0, c.freeOrphan(ctx, pod)
-	}
-	ns, name := controller.Split(key)
-	j, err := c.list.Jobs(ns).Get(name)
-	if apierrors.IsNotFound(err) {
-		return 0, nil
-	}
-	if err != nil {
-		return 0, err
-	}
+func (c *reconciler) sync(ctx context.Context, j *batchv1.Job) (time.Duration, error) {
 	if m := j.Spec.ManagedBy; m != nil && *m != managedBy {
 		return 0, nil
 	}
@@ -99,7 +94,7 @@ func (c *reconciler) sync(ctx context.Context, key string) (time.Duration, error
 		return 0, nil
 	}
 	pods, err := c.pods.Claimed(ctx, j, podcontrol.Owner(j, "batch/v1", "Job"), sel, func(ctx context.Context) (metav1.Object, error) {
-		return c.Client.BatchV1().Jobs(ns).Get(ctx, name, metav1.GetOptions{})
+		return c.Client.BatchV1().Jobs(j.Namespace).Get(ctx, j.Name, metav1.GetOptions{})
 	})
 	if err != nil {
 		return 0, err

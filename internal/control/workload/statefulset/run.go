@@ -58,7 +58,7 @@ func Run(ctx context.Context, e controller.Env) error {
 	if err := e.Synced(ctx, a, b, r, v); err != nil {
 		return nil
 	}
-	return e.Run(ctx, c.queue, 8, c.sync)
+	return e.Run(ctx, c.queue, 8, controller.Existing(apps.StatefulSets().Informer().GetIndexer(), c.sync))
 }
 
 func (c *reconciler) orphan(p *v1.Pod) {
@@ -73,22 +73,15 @@ func (c *reconciler) orphan(p *v1.Pod) {
 	}
 }
 
-func (c *reconciler) sync(ctx context.Context, key string) (time.Duration, error) {
-	ns, name := controller.Split(key)
-	set, err := c.list.StatefulSets(ns).Get(name)
-	if apierrors.IsNotFound(err) {
-		return 0, nil
-	}
-	if err != nil {
-		return 0, err
-	}
+func (c *reconciler) sync(ctx context.Context, set *appsv1.StatefulSet) (time.Duration, error) {
+	api := c.Client.AppsV1().StatefulSets(set.Namespace)
 	sel, err := metav1.LabelSelectorAsSelector(set.Spec.Selector)
 	if err != nil || sel.Empty() {
 		return 0, nil
 	}
 	pods, err := c.pods.Claimed(ctx, set, podcontrol.Owner(set, "apps/v1", "StatefulSet"), sel, func(ctx context.Context) (metav1.Object,
 		error) {
-		return c.Client.AppsV1().StatefulSets(ns).Get(ctx, name, metav1.GetOptions{})
+		return api.Get(ctx, set.Name, metav1.GetOptions{})
 	})
 	if err != nil {
 		return 0, err
@@ -108,7 +101,7 @@ func (c *reconciler) sync(ctx context.Context, key string) (time.Duration, error
 	plan := Make(Input{Set: set, Pods: pods, Current: current.Name, Update: update.Name, Now: time.Now()})
 	plan.Status.CollisionCount = collisions
 	failed := errors.Join(c.retain(ctx, set, pods), c.perform(ctx, set, plan, current, update))
-	_, _, err = kube.PatchStatus(ctx, c.Client.AppsV1().StatefulSets(ns), set, set.Status, plan.Status)
+	_, _, err = kube.PatchStatus(ctx, api, set, set.Status, plan.Status)
 	if apierrors.IsNotFound(err) {
 		err = nil
 	}

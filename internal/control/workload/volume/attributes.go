@@ -66,27 +66,25 @@ func RunAttributesProtection(ctx context.Context, e controller.Env) error {
 	if err := e.Synced(ctx, a, b, c); err != nil {
 		return nil
 	}
-	return e.Run(ctx, q, 1, func(ctx context.Context, name string) (time.Duration, error) {
-		class, err := classes.Lister().Get(name)
-		if err != nil {
-			return 0, ignoreGone(err)
-		}
+	sync := func(ctx context.Context, class *storagev1.VolumeAttributesClass) (time.Duration, error) {
 		used := false
 		if class.DeletionTimestamp != nil && slices.Contains(class.Finalizers, AttributesFinalizer) {
-			if used, err = attributesUsed(ctx, e, name); err != nil {
-				return 0, fmt.Errorf("looking for users of volume attributes class %s: %w", name, err)
+			var err error
+			if used, err = attributesUsed(ctx, e, class.Name); err != nil {
+				return 0, fmt.Errorf("looking for users of volume attributes class %s: %w", class.Name, err)
 			}
 		}
 		change := protect(class, AttributesFinalizer, used)
 		if change == nil {
 			return 0, nil
 		}
-		_, err = kube.Patch(ctx, e.Client.StorageV1().VolumeAttributesClasses(), class, kube.Unchanged, *change)
+		_, err := kube.Patch(ctx, e.Client.StorageV1().VolumeAttributesClasses(), class, kube.Unchanged, *change)
 		if ignoreGone(err) != nil {
-			return 0, fmt.Errorf("guarding volume attributes class %s: %w", name, err)
+			return 0, fmt.Errorf("guarding volume attributes class %s: %w", class.Name, err)
 		}
 		return 0, nil
-	})
+	}
+	return e.Run(ctx, q, 1, controller.Existing(classes.Informer().GetIndexer(), sync))
 }
 
 // attributesUsed asks the API itself: a cache may be behind a claim that was

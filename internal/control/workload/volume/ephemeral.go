@@ -58,27 +58,23 @@ func RunEphemeral(ctx context.Context, e controller.Env) error {
 	if err := e.Synced(ctx, a, b); err != nil {
 		return nil
 	}
-	return e.Run(ctx, q, 2, func(ctx context.Context, key string) (time.Duration, error) {
-		ns, name := controller.Split(key)
-		p, err := core.Pods().Lister().Pods(ns).Get(name)
-		if err != nil {
-			return 0, ignoreGone(err)
-		}
+	sync := func(ctx context.Context, p *v1.Pod) (time.Duration, error) {
 		var errs []error
 		for _, want := range ephemeralClaims(p) {
-			have, err := core.PersistentVolumeClaims().Lister().PersistentVolumeClaims(ns).Get(want.Name)
+			have, err := core.PersistentVolumeClaims().Lister().PersistentVolumeClaims(p.Namespace).Get(want.Name)
 			if err == nil {
 				if !metav1.IsControlledBy(have, p) {
-					errs = append(errs, fmt.Errorf("claim %s exists and is not made for pod %s", controller.Key(have), key))
+					errs = append(errs, fmt.Errorf("claim %s exists and is not made for pod %s", controller.Key(have), controller.Key(p)))
 				}
 				continue
 			}
-			_, err = e.Client.CoreV1().PersistentVolumeClaims(ns).Create(ctx, want, metav1.CreateOptions{})
+			_, err = e.Client.CoreV1().PersistentVolumeClaims(p.Namespace).Create(ctx, want, metav1.CreateOptions{})
 			if err != nil && !apierrors.IsAlreadyExists(err) && !apierrors.HasStatusCause(err, v1.NamespaceTerminatingCause) {
 				events.Eventf(p, v1.EventTypeWarning, "FailedCreate", "ephemeral volume: create PVC %s: %v", want.Name, err)
-				errs = append(errs, fmt.Errorf("creating claim %s/%s: %w", ns, want.Name, err))
+				errs = append(errs, fmt.Errorf("creating claim %s/%s: %w", p.Namespace, want.Name, err))
 			}
 		}
 		return 0, errors.Join(errs...)
-	})
+	}
+	return e.Run(ctx, q, 2, controller.Existing(core.Pods().Informer().GetIndexer(), sync))
 }

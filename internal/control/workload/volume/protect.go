@@ -63,27 +63,22 @@ func RunClaimProtection(ctx context.Context, e controller.Env) error {
 	if err := e.Synced(ctx, a, b); err != nil {
 		return nil
 	}
-	return e.Run(ctx, q, 2, func(ctx context.Context, key string) (time.Duration, error) {
-		ns, name := controller.Split(key)
-		c, err := core.PersistentVolumeClaims().Lister().PersistentVolumeClaims(ns).Get(name)
-		if err != nil {
-			return 0, ignoreGone(err)
-		}
+	sync := func(ctx context.Context, c *v1.PersistentVolumeClaim) (time.Duration, error) {
 		used := false
 		if c.DeletionTimestamp != nil && slices.Contains(c.Finalizers, ClaimFinalizer) {
-			pods, err := core.Pods().Lister().Pods(ns).List(labels.Everything())
+			pods, err := core.Pods().Lister().Pods(c.Namespace).List(labels.Everything())
 			if err != nil {
 				return 0, err
 			}
-			used = slices.ContainsFunc(pods, func(p *v1.Pod) bool { return uses(p, name) })
+			used = slices.ContainsFunc(pods, func(p *v1.Pod) bool { return uses(p, c.Name) })
 			if !used {
 				// The cache may be behind a pod that was bound just now.
-				live, err := e.Client.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{})
+				live, err := e.Client.CoreV1().Pods(c.Namespace).List(ctx, metav1.ListOptions{})
 				if err != nil {
-					return 0, fmt.Errorf("listing pods that may use claim %s: %w", key, err)
+					return 0, fmt.Errorf("listing pods that may use claim %s: %w", controller.Key(c), err)
 				}
 				for i := range live.Items {
-					used = used || uses(&live.Items[i], name)
+					used = used || uses(&live.Items[i], c.Name)
 				}
 			}
 		}
@@ -91,12 +86,13 @@ func RunClaimProtection(ctx context.Context, e controller.Env) error {
 		if change == nil {
 			return 0, nil
 		}
-		_, err = kube.Patch(ctx, e.Client.CoreV1().PersistentVolumeClaims(ns), c, kube.Unchanged, *change)
+		_, err := kube.Patch(ctx, e.Client.CoreV1().PersistentVolumeClaims(c.Namespace), c, kube.Unchanged, *change)
 		if ignoreGone(err) != nil {
-			return 0, fmt.Errorf("guarding claim %s: %w", key, err)
+			return 0, fmt.Errorf("guarding claim %s: %w", controller.Key(c), err)
 		}
 		return 0, nil
-	})
+	}
+	return e.Run(ctx, q, 2, controller.Existing(core.PersistentVolumeClaims().Informer().GetIndexer(), sync))
 }
 
 // RunVolumeProtection keeps the finalizer of volumes until the context ends.
@@ -110,21 +106,18 @@ func RunVolumeProtection(ctx context.Context, e controller.Env) error {
 	if err := e.Synced(ctx, a); err != nil {
 		return nil
 	}
-	return e.Run(ctx, q, 2, func(ctx context.Context, name string) (time.Duration, error) {
-		v, err := inf.Lister().Get(name)
-		if err != nil {
-			return 0, ignoreGone(err)
-		}
+	sync := func(ctx context.Context, v *v1.PersistentVolume) (time.Duration, error) {
 		change := protect(v, VolumeFinalizer, v.Status.Phase == v1.VolumeBound)
 		if change == nil {
 			return 0, nil
 		}
-		_, err = kube.Patch(ctx, e.Client.CoreV1().PersistentVolumes(), v, kube.Unchanged, *change)
+		_, err := kube.Patch(ctx, e.Client.CoreV1().PersistentVolumes(), v, kube.Unchanged, *change)
 		if ignoreGone(err) != nil {
-			return 0, fmt.Errorf("guarding volume %s: %w", name, err)
+			return 0, fmt.Errorf("guarding volume %s: %w", v.Name, err)
 		}
 		return 0, nil
-	})
+	}
+	return e.Run(ctx, q, 2, controller.Existing(inf.Informer().GetIndexer(), sync))
 }
 
 // protect adds the finalizer to a living object, and takes it off a dying one
