@@ -141,19 +141,20 @@ func TestProtection(t *testing.T) {
 		why          string
 		have         []string
 		ending, used bool
-		want         string // "" for no change
+		want         string
 	}{
 		{"new", []string{"x"}, false, false, "x f"},
-		{"guarded already", []string{"f"}, false, true, ""},
-		{"ends and is used", []string{"f"}, true, true, ""},
+		{"guarded already", []string{"f"}, false, true, "no change"},
+		{"ends and is used", []string{"f"}, true, true, "no change"},
 		{"ends and is free", []string{"f", "x"}, true, false, "x"},
-		{"ends and was never guarded", []string{"x"}, true, false, ""},
+		{"ends with nothing else", []string{"f"}, true, false, ""},
+		{"ends and was never guarded", []string{"x"}, true, false, "no change"},
 	} {
 		o := &metav1.ObjectMeta{Finalizers: c.have}
 		if c.ending {
 			o.DeletionTimestamp = &metav1.Time{}
 		}
-		before, got := slices.Clone(c.have), ""
+		before, got := slices.Clone(c.have), "no change"
 		if change := protect(o, "f", c.used); change != nil {
 			got = strings.Join(*change.Finalizers, " ")
 		}
