@@ -10,16 +10,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/berth-dev/berth/internal/logfile"
+	"github.com/berth-dev/berth/internal/testkit/logtest"
 )
 
 // TestLogsOfAClusterAreBounded counts the bytes below logs/ while parts and the
 // process itself write many times what they may keep: each log is four files of
 // its size at most, and the newest words are there.
 func TestLogsOfAClusterAreBounded(t *testing.T) {
-	was := logfile.DefaultLimits
-	logfile.DefaultLimits = logfile.Limits{Size: 64 << 10, Old: 3}
-	t.Cleanup(func() { logfile.DefaultLimits = was })
+	limits := logtest.Small(t)
 	dir := t.TempDir()
 	l, err := newLogs(dir, "", "")
 	if err != nil {
@@ -73,7 +71,7 @@ func TestLogsOfAClusterAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, part := range []string{"agent", "proxy", "api", "crash"} {
-		if bound := 4 * logfile.DefaultLimits.Size; sizes[part] == 0 || sizes[part] > bound {
+		if bound := int64(limits.Old+1) * limits.Size; sizes[part] == 0 || sizes[part] > bound {
 			t.Errorf("the logs of %s hold %d bytes, may hold %d", part, sizes[part], bound)
 		}
 		text, err := os.ReadFile(filepath.Join(dir, part+".log"))

@@ -61,7 +61,8 @@ func TestScheduleOutlivesFailures(t *testing.T) {
 		return false, nil, nil
 	})
 	c.Snapshots = Snapshots{Every: 50 * time.Millisecond, Keep: 2, Dir: c.Path("out"), KeyFile: c.Path("key"), Version: "v1"}
-	u := &up{Config: c, store: s, client: client, log: slog.New(slog.DiscardHandler)}
+	saved := make(chan struct{}, 100)
+	u := &up{Config: c, store: s, client: client, log: slog.New(logged{slog.DiscardHandler, "saved a snapshot", saved})}
 	u.serverChoices.Store(&api.Options{EncryptionConfig: c.encryptionFile()})
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -87,15 +88,14 @@ func TestScheduleOutlivesFailures(t *testing.T) {
 	if err := os.WriteFile(c.Snapshots.KeyFile, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for got := range reasons {
-		if got == "SnapshotSaved" {
-			break
-		}
+	for <-reasons != "SnapshotSaved" {
 	}
-	waitFor(t, func() bool {
-		p := u.snapshots.Load()
-		return p != nil && p.Failures == 0 && p.LastFile != ""
-	})
+	for range 2 { // the status has the first when the second is logged
+		<-saved
+	}
+	if p := u.snapshots.Load(); p == nil || p.Failures != 0 || p.LastFile == "" {
+		t.Errorf("status: %+v", p)
+	}
 	ours, err := u.ourScheduled()
 	if err != nil || len(ours) == 0 || len(ours) > 2 || ours[0].Header.Sealed != snapshot.SealedByKey {
 		t.Errorf("scheduled: %+v, %v", ours, err)
@@ -105,19 +105,23 @@ func TestScheduleOutlivesFailures(t *testing.T) {
 	}
 }
 
-// waitFor looks after each turn of the scheduler's loop, which has no event of its
-// own for success.
-func waitFor(t *testing.T, cond func() bool) {
-	t.Helper()
-	look := time.NewTicker(5 * time.Millisecond)
-	defer look.Stop()
-	for !cond() {
+// logged receives each log entry with this message.
+type logged struct {
+	slog.Handler
+	message string
+	to      chan<- struct{}
+}
+
+func (l logged) Enabled(context.Context, slog.Level) bool { return true }
+
+func (l logged) Handle(_ context.Context, r slog.Record) error {
+	if r.Message == l.message {
 		select {
-		case <-look.C:
-		case <-t.Context().Done():
-			t.Fatal("the test ended first")
+		case l.to <- struct{}{}:
+		default: // the test has ended or has many of them to read yet
 		}
 	}
+	return nil
 }
 
 // TestRestoreOnAnotherHost: a stopped data directory is saved and restored to a

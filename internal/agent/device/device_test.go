@@ -2,21 +2,16 @@ package device
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/proto"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -24,7 +19,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
-	"pgregory.net/rapid"
 
 	"github.com/berth-dev/berth/internal/agent/resource/topology"
 )
@@ -32,149 +26,6 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const thing = "example.com/thing"
-
-// sample is a whole device plugin: it serves its socket, registers, and
-// changes the health of its devices when told.
-type sample struct {
-	pluginapi.UnimplementedDevicePluginServer
-	t       *testing.T
-	dir     string
-	socket  string
-	server  *grpc.Server
-	changes chan []*pluginapi.Device
-
-	mu       sync.Mutex
-	prefer   []string
-	refuse   bool
-	silent   bool // has no options
-	mute     bool // lists nothing
-	prepared []string
-}
-
-func startSample(t *testing.T, dir string, devices ...string) *sample {
-	t.Helper()
-	s := serveSample(t, dir, devices...)
-	s.register()
-	return s
-}
-
-func serveSample(t *testing.T, dir string, devices ...string) *sample {
-	t.Helper()
-	return serveNamed(t, dir, "sample.sock", devices...)
-}
-
-func serveNamed(t *testing.T, dir, name string, devices ...string) *sample {
-	t.Helper()
-	s := &sample{t: t, dir: dir, socket: filepath.Join(dir, name), server: grpc.NewServer(), changes: make(chan []*pluginapi.Device, 10)}
-	os.Remove(s.socket)
-	listener, err := net.Listen("unix", s.socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pluginapi.RegisterDevicePluginServer(s.server, s)
-	var wg sync.WaitGroup
-	wg.Go(func() { _ = s.server.Serve(listener) })
-	t.Cleanup(func() {
-		s.server.Stop()
-		wg.Wait()
-	})
-	s.show(devices...)
-	return s
-}
-
-func (s *sample) register() {
-	s.t.Helper()
-	if err := s.tryRegister(); err != nil {
-		s.t.Fatal(err)
-	}
-}
-
-func (s *sample) tryRegister() error {
-	s.t.Helper()
-	conn, err := grpc.NewClient("unix:"+filepath.Join(s.dir, socketName), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	defer conn.Close()
-	_, err = pluginapi.NewRegistrationClient(conn).Register(s.t.Context(), &pluginapi.RegisterRequest{Version: pluginapi.Version,
-		Endpoint: filepath.Base(s.socket), ResourceName: thing}, grpc.WaitForReady(true))
-	return err
-}
-
-// fail makes allocations fail, or not any more.
-func (s *sample) fail(refuse bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.refuse = refuse
-}
-
-// show sends a list; a name with a "!" is unhealthy.
-func (s *sample) show(names ...string) {
-	var list []*pluginapi.Device
-	for _, name := range names {
-		device := &pluginapi.Device{ID: strings.TrimSuffix(name, "!"), Health: pluginapi.Healthy,
-			Topology: &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: 1}}}}
-		if strings.HasSuffix(name, "!") {
-			device.Health = pluginapi.Unhealthy
-		}
-		list = append(list, device)
-	}
-	s.changes <- list
-}
-
-func (s *sample) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
-	if s.silent {
-		return nil, errors.New("not yet")
-	}
-	return &pluginapi.DevicePluginOptions{PreStartRequired: true, GetPreferredAllocationAvailable: true}, nil
-}
-
-func (s *sample) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
-	for {
-		if s.mute {
-			return errors.New("nothing to list")
-		}
-		select {
-		case <-stream.Context().Done():
-			return nil
-		case list := <-s.changes:
-			if err := stream.Send(&pluginapi.ListAndWatchResponse{Devices: list}); err != nil {
-				return err
-			}
-		}
-	}
-}
-
-func (s *sample) GetPreferredAllocation(context.Context, *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse,
-	error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return &pluginapi.PreferredAllocationResponse{ContainerResponses: []*pluginapi.ContainerPreferredAllocationResponse{
-		{DeviceIDs: s.prefer}}}, nil
-}
-
-func (s *sample) Allocate(_ context.Context, req *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.refuse {
-		return nil, fmt.Errorf("out of order")
-	}
-	ids := req.ContainerRequests[0].DevicesIds
-	return &pluginapi.AllocateResponse{ContainerResponses: []*pluginapi.ContainerAllocateResponse{{
-		Envs: map[string]string{"THINGS": strings.Join(ids, ",")}, Annotations: map[string]string{"thing": "yes"},
-		Devices:    []*pluginapi.DeviceSpec{{HostPath: "/dev/null", ContainerPath: "/dev/thing", Permissions: "rw"}},
-		Mounts:     []*pluginapi.Mount{{HostPath: "/h", ContainerPath: "/c", ReadOnly: true}},
-		CdiDevices: []*pluginapi.CDIDevice{{Name: "example.com/thing=" + ids[0]}},
-	}}}, nil
-}
-
-func (s *sample) PreStartContainer(_ context.Context, req *pluginapi.PreStartContainerRequest) (*pluginapi.PreStartContainerResponse,
-	error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.prepared = append(s.prepared, req.DevicesIds...)
-	return &pluginapi.PreStartContainerResponse{}, nil
-}
 
 // agent is a Manager with what it told of itself.
 type agent struct {
@@ -435,110 +286,6 @@ func TestDamagedCheckpointIsNoObstacle(t *testing.T) {
 		Changed: func(types.UID) {}}); err != nil {
 		t.Error(err)
 	}
-}
-
-// giveAll allocates for every container of a pod, near random nodes.
-func giveAll(r *rapid.T, ledger *ledger, pod *v1.Pod) bool {
-	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
-		for i := range list {
-			nodes := topology.Mask(rapid.IntRange(0, 3).Draw(r, "nodes"))
-			want, open, err := ledger.Next(pod, &list[i], nodes)
-			if err != nil {
-				return false
-			}
-			if !open {
-				continue
-			}
-			ids := want.Choose(rapid.SliceOfN(rapid.StringMatching("[0-9]"), 0, 4).Draw(r, "preferred"))
-			if len(ids) != want.Count {
-				r.Fatalf("chose %v for %+v", ids, want)
-			}
-			if err := nearest(ledger, pod, &list[i], nodes, ids); err != nil {
-				r.Fatal(err)
-			}
-			ledger.Give(pod.UID, want.Container, containerDevices{Resource: thing, IDs: ids})
-		}
-	}
-	return true
-}
-
-// nearest checks that no one was taken from afar while someone near was free.
-func nearest(ledger *ledger, pod *v1.Pod, c *v1.Container, nodes topology.Mask, chosen []string) error {
-	if nodes == 0 {
-		return nil
-	}
-	again := ledger.reusable(pod, c.Name, thing)
-	rank := func(id string) int {
-		switch near := ledger.devices[thing][id].near(); {
-		case slices.Contains(again, id) || near&nodes != 0:
-			return 0
-		case near == 0:
-			return 1
-		}
-		return 2
-	}
-	farthest := 0
-	for _, id := range chosen {
-		farthest = max(farthest, rank(id))
-	}
-	for _, id := range ledger.free(thing) {
-		if !slices.Contains(chosen, id) && rank(id) < farthest {
-			return fmt.Errorf("chose %v and left %s, which is nearer to %s", chosen, id, nodes)
-		}
-	}
-	return nil
-}
-
-// TestNoDeviceIsHeldTwice allocates for random pods and checks the books: two
-// containers that can run at the same time never share a device.
-func TestNoDeviceIsHeldTwice(t *testing.T) {
-	rapid.Check(t, func(r *rapid.T) {
-		ledger := newLedger()
-		var devices []device
-		for i := range rapid.IntRange(0, 10).Draw(r, "devices") {
-			devices = append(devices, device{ID: fmt.Sprint(i), Healthy: rapid.Bool().Draw(r, "healthy"),
-				NUMA: rapid.SliceOfN(rapid.Int64Range(0, 1), 0, 1).Draw(r, "near")})
-		}
-		ledger.Know(thing, devices)
-		var pods []*v1.Pod
-		for i := range rapid.IntRange(1, 6).Draw(r, "pods") {
-			counts := rapid.SliceOfN(rapid.Int64Range(0, 4), 0, 3)
-			pod := wants(fmt.Sprint("p", i), counts.Draw(r, "inits"), counts.Draw(r, "mains"))
-			if giveAll(r, ledger, pod) {
-				pods = append(pods, pod)
-			} else {
-				ledger.Take(pod.UID)
-			}
-		}
-		holder := map[string]types.UID{}
-		for _, pod := range pods {
-			main := map[string]string{}
-			for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
-				for i := range list {
-					quantity := list[i].Resources.Limits[thing]
-					ids := []string{}
-					for _, share := range ledger.Held(pod.UID, list[i].Name) {
-						ids = append(ids, share.IDs...)
-					}
-					if int64(len(ids)) != quantity.Value() {
-						r.Fatalf("%s/%s holds %v, wants %d", pod.Name, list[i].Name, ids, quantity.Value())
-					}
-					for _, id := range ids {
-						if other, taken := holder[id]; taken && other != pod.UID {
-							r.Fatalf("device %s is held by pods %s and %s", id, other, pod.Name)
-						}
-						holder[id] = pod.UID
-						if strings.HasPrefix(list[i].Name, "main") {
-							if other, taken := main[id]; taken {
-								r.Fatalf("device %s is held by containers %s and %s of %s", id, other, list[i].Name, pod.Name)
-							}
-							main[id] = list[i].Name
-						}
-					}
-				}
-			}
-		}
-	})
 }
 
 // FuzzPluginMessages takes in whatever a device plugin may send.

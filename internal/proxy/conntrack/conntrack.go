@@ -87,9 +87,8 @@ func request(msg int, flags int, family uint8) *nl.NetlinkRequest {
 	return req
 }
 
-// list asks for flows. A dump that the kernel says was disturbed still holds
-// what it holds: later changes ask again.
-func list(family uint8, filter Filter) ([]Flow, error) {
+// query asks for the flows that pass a filter.
+func query(family uint8, filter Filter) *nl.NetlinkRequest {
 	req := request(msgGet, unix.NLM_F_DUMP, family)
 	orig := nl.NewRtAttr(ctaTupleOrig|unix.NLA_F_NESTED, nil)
 	orig.AddRtAttr(ctaTupleProto|unix.NLA_F_NESTED, nil).AddRtAttr(ctaProtoNum, []byte{filter.Proto})
@@ -109,7 +108,13 @@ func list(family uint8, filter Filter) ([]Flow, error) {
 	f.AddRtAttr(ctaFilterOrig, nl.Uint32Attr(flagProtoNum))
 	f.AddRtAttr(ctaFilterReply, nl.Uint32Attr(replyFlags))
 	req.AddData(f)
-	res, err := req.Execute(unix.NETLINK_NETFILTER, 0)
+	return req
+}
+
+// list asks for flows. A dump that the kernel says was disturbed still holds
+// what it holds: later changes ask again.
+func list(family uint8, filter Filter) ([]Flow, error) {
+	res, err := query(family, filter).Execute(unix.NETLINK_NETFILTER, 0)
 	if err != nil && !errors.Is(err, unix.EINTR) && len(res) == 0 {
 		return nil, fmt.Errorf("listing tracked flows: %w", err)
 	}
@@ -122,7 +127,8 @@ func list(family uint8, filter Filter) ([]Flow, error) {
 	return out, nil
 }
 
-func remove(family uint8, f Flow) error {
+// deletion asks to delete one flow: this very one, if another has begun since with the same addresses.
+func deletion(family uint8, f Flow) *nl.NetlinkRequest {
 	req := request(msgDelete, unix.NLM_F_ACK, family)
 	req.AddData(nl.NewRtAttr(ctaTupleOrig|unix.NLA_F_NESTED, f.orig))
 	if f.id != nil {
@@ -131,7 +137,11 @@ func remove(family uint8, f Flow) error {
 	if f.zone != nil {
 		req.AddData(nl.NewRtAttr(ctaZone, f.zone))
 	}
-	_, err := req.Execute(unix.NETLINK_NETFILTER, 0)
+	return req
+}
+
+func remove(family uint8, f Flow) error {
+	_, err := deletion(family, f).Execute(unix.NETLINK_NETFILTER, 0)
 	return err
 }
 

@@ -27,7 +27,8 @@ const (
 	// managedBy labels Endpoints that a controller keeps.
 	managedBy    = "endpoints.kubernetes.io/managed-by"
 	overCapacity = "endpoints.kubernetes.io/over-capacity"
-	// maxLegacy bounds one Endpoints object; larger services need slices.
+	// maxLegacy bounds one Endpoints object; larger services need slices. Pods
+	// that are not ready are left out first, as kube-controller-manager does.
 	maxLegacy = 1000
 )
 
@@ -39,38 +40,26 @@ func subsets(svc *v1.Service, pods []*v1.Pod) (out []v1.EndpointSubset, truncate
 		ready, notReady []v1.EndpointAddress
 	}
 	groups := map[string]*group{}
-	total := 0
-	for _, p := range sortedByName(pods) {
-		if !endpointutil.ShouldPodBeInEndpoints(p, svc.Spec.PublishNotReadyAddresses) {
-			continue
-		}
-		ip := addressFor(svc, p)
-		if ip == "" {
-			continue
-		}
-		ports := portsFor(svc, p)
-		if len(ports) == 0 && len(svc.Spec.Ports) > 0 {
-			continue
-		}
-		if total == maxLegacy {
-			truncated = true
-			break
-		}
-		total++
-		key := fmt.Sprintf("%+v", ports)
+	members := eligible(svc, pods)
+	if truncated = len(members) > maxLegacy; truncated {
+		sort.SliceStable(members, func(i, j int) bool { return members[i].ready && !members[j].ready })
+		members = members[:maxLegacy]
+	}
+	for _, m := range members {
+		p, key := m.pod, fmt.Sprintf("%+v", m.ports)
 		g := groups[key]
 		if g == nil {
-			g = &group{ports: ports}
+			g = &group{ports: m.ports}
 			groups[key] = g
 		}
-		a := v1.EndpointAddress{IP: ip, TargetRef: &v1.ObjectReference{Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: p.UID}}
+		a := v1.EndpointAddress{IP: m.ip, TargetRef: &v1.ObjectReference{Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: p.UID}}
 		if p.Spec.NodeName != "" {
 			a.NodeName = &p.Spec.NodeName
 		}
 		if endpointutil.ShouldSetHostname(p, svc) {
 			a.Hostname = p.Spec.Hostname
 		}
-		if svc.Spec.PublishNotReadyAddresses || podutil.Ready(p) {
+		if m.ready {
 			g.ready = append(g.ready, a)
 		} else {
 			g.notReady = append(g.notReady, a)
@@ -89,6 +78,27 @@ func subsets(svc *v1.Service, pods []*v1.Pod) (out []v1.EndpointSubset, truncate
 		out = append(out, v1.EndpointSubset{Addresses: g.ready, NotReadyAddresses: g.notReady, Ports: g.ports})
 	}
 	return out, truncated
+}
+
+// endpointPod is a pod that receives a service's traffic, or will when it is ready.
+type endpointPod struct {
+	pod   *v1.Pod
+	ip    string
+	ports []v1.EndpointPort
+	ready bool
+}
+
+// eligible are the pods that belong in a service's Endpoints, by name.
+func eligible(svc *v1.Service, pods []*v1.Pod) (out []endpointPod) {
+	for _, p := range sortedByName(pods) {
+		ip, ports := addressFor(svc, p), portsFor(svc, p)
+		if ip == "" || len(ports) == 0 && len(svc.Spec.Ports) > 0 ||
+			!endpointutil.ShouldPodBeInEndpoints(p, svc.Spec.PublishNotReadyAddresses) {
+			continue
+		}
+		out = append(out, endpointPod{p, ip, ports, svc.Spec.PublishNotReadyAddresses || podutil.Ready(p)})
+	}
+	return out
 }
 
 func sortedByName(pods []*v1.Pod) []*v1.Pod {

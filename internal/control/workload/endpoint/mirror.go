@@ -24,7 +24,7 @@ const (
 	mirrorBy = "endpointslicemirroring-controller.k8s.io"
 	// leaderAnnotation marks Endpoints used as a lock, not for traffic.
 	leaderAnnotation = "control-plane.alpha.kubernetes.io/leader"
-	// maxMirrored bounds the addresses mirrored per subset.
+	// maxMirrored bounds the addresses mirrored per subset; ready ones go first.
 	maxMirrored = 1000
 )
 
@@ -43,12 +43,14 @@ func mirror(svc *v1.Service, ep *v1.Endpoints) (out []*discoveryv1.EndpointSlice
 	for i := range ep.Subsets {
 		sub := &ep.Subsets[i]
 		byFamily := map[discoveryv1.AddressType][]discoveryv1.Endpoint{}
+		left := maxMirrored
 		add := func(list []v1.EndpointAddress, ready bool) {
-			for _, a := range list[:min(len(list), maxMirrored)] {
+			for _, a := range list {
 				ip := net.ParseIP(a.IP)
-				if ip == nil {
+				if ip == nil || left == 0 {
 					continue
 				}
+				left--
 				family := discoveryv1.AddressTypeIPv4
 				if ip.To4() == nil {
 					family = discoveryv1.AddressTypeIPv6
@@ -121,7 +123,7 @@ func match(want, have []*discoveryv1.EndpointSlice) (create []*discoveryv1.Endpo
 	for _, w := range want {
 		if find(w, func(a, b *discoveryv1.EndpointSlice) bool {
 			return equality.Semantic.DeepEqual(a.Endpoints, b.Endpoints) && equality.Semantic.DeepEqual(a.Ports, b.Ports) &&
-				maps.Equal(a.Labels, b.Labels)
+				maps.Equal(a.Labels, b.Labels) && maps.Equal(a.Annotations, b.Annotations)
 		}) == nil {
 			rest = append(rest, w)
 		}
@@ -199,8 +201,9 @@ func writeMirror(ctx context.Context, e controller.Env, ns string, want, have []
 		}
 	}
 	for h, w := range update {
-		_, err := kube.Patch(ctx, api, h, kube.Unchanged, kube.Change{Labels: kube.Texts(w.Labels),
-			Fields: map[string]any{"endpoints": w.Endpoints, "ports": w.Ports}})
+		_, err := kube.Patch(ctx, api, h, kube.Unchanged, kube.Change{Labels: kube.Instead(h.Labels, w.Labels),
+			Annotations: kube.Instead(h.Annotations, w.Annotations),
+			Fields:      map[string]any{"endpoints": w.Endpoints, "ports": w.Ports}})
 		if err != nil {
 			errs = append(errs, fmt.Errorf("updating slice %s: %w", controller.Key(h), err))
 		}

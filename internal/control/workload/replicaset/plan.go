@@ -133,7 +133,7 @@ const deletionCost = "controller.kubernetes.io/pod-deletion-cost"
 
 // lessValuable orders pods by the documented rule: not assigned, then pending,
 // then not ready, then cheap to delete, then sharing their node with more of
-// the family, then ready for less time, then restarted more, then younger.
+// the family, then ready for less time, then restarted more (sidecars last), then younger.
 // Ages compare on a logarithmic scale, so that pods of about the same age are
 // chosen by identity and not always the very newest.
 func lessValuable(a, b *v1.Pod, onNode map[string]int, now time.Time) bool {
@@ -161,6 +161,9 @@ func lessValuable(a, b *v1.Pod, onNode map[string]int, now time.Time) bool {
 		}
 	}
 	if ra, rb := restarts(a), restarts(b); ra != rb {
+		return ra > rb
+	}
+	if ra, rb := sidecarRestarts(a), sidecarRestarts(b); ra != rb {
 		return ra > rb
 	}
 	if la, lb := logAge(a.CreationTimestamp.Time, now), logAge(b.CreationTimestamp.Time, now); la != lb {
@@ -195,6 +198,22 @@ func readySince(p *v1.Pod) time.Time {
 func restarts(p *v1.Pod) (n int32) {
 	for _, c := range p.Status.ContainerStatuses {
 		n = max(n, c.RestartCount)
+	}
+	return n
+}
+
+// sidecarRestarts counts for pods whose other containers restarted as often.
+func sidecarRestarts(p *v1.Pod) (n int32) {
+	sidecars := map[string]bool{}
+	for i := range p.Spec.InitContainers {
+		if c := &p.Spec.InitContainers[i]; c.RestartPolicy != nil && *c.RestartPolicy == v1.ContainerRestartPolicyAlways {
+			sidecars[c.Name] = true
+		}
+	}
+	for _, c := range p.Status.InitContainerStatuses {
+		if sidecars[c.Name] {
+			n = max(n, c.RestartCount)
+		}
 	}
 	return n
 }

@@ -148,26 +148,27 @@ func forVolume(pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim) volumeP
 		return volumePlan{Phase: v1.VolumeAvailable}
 	}
 	if claim == nil || claim.UID != ref.UID {
-		p := volumePlan{Phase: v1.VolumeReleased}
-		if pv.Status.Phase == v1.VolumeFailed {
-			p.Phase, p.Message = v1.VolumeFailed, pv.Status.Message
-		}
-		return reclaim(pv, p)
+		return released(pv)
 	}
 	switch {
 	case claim.Spec.VolumeName == pv.Name:
 		return volumePlan{Phase: v1.VolumeBound}
 	case claim.Spec.VolumeName == "":
 		return volumePlan{Phase: pv.Status.Phase} // the claim's plan goes on
-	case pv.Annotations[helper.AnnBoundByController] != "" || pv.Annotations["pv.kubernetes.io/provisioned-by"] != "":
-		return volumePlan{Phase: v1.VolumeAvailable, Unbind: pv.Annotations["pv.kubernetes.io/provisioned-by"] == ""}
+	case pv.Annotations["pv.kubernetes.io/provisioned-by"] != "" &&
+		pv.Spec.PersistentVolumeReclaimPolicy == v1.PersistentVolumeReclaimDelete:
+		return released(pv) // made for this claim, which took another: its provisioner deletes it
 	}
 	return volumePlan{Phase: v1.VolumeAvailable, Unbind: true}
 }
 
-// reclaim says what becomes of a released volume. Provisioners delete what
-// they made; berth deletes no data itself.
-func reclaim(pv *v1.PersistentVolume, p volumePlan) volumePlan {
+// released says what becomes of a volume that its claim needs no more.
+// Provisioners delete what they made; berth deletes no data itself.
+func released(pv *v1.PersistentVolume) volumePlan {
+	p := volumePlan{Phase: v1.VolumeReleased}
+	if pv.Status.Phase == v1.VolumeFailed {
+		p.Phase, p.Message = v1.VolumeFailed, pv.Status.Message
+	}
 	if pv.Spec.CSI != nil || pv.Annotations["pv.kubernetes.io/provisioned-by"] != "" || pv.Status.Phase == v1.VolumeFailed {
 		return p
 	}
