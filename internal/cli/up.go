@@ -126,6 +126,8 @@ func controlFlags(f *pflag.FlagSet, cfg *cluster.Config) {
 			"none to leave it to a CNI of your own (default auto)")
 	f.StringVar(&cfg.LoadBalancer, "load-balancer", "",
 		"what gives addresses to Services of type LoadBalancer: node (the addresses of the nodes) or none (default node)")
+	f.StringVar(&cfg.ManifestsDir, "manifests-dir", "",
+		"directory of manifests to apply now and when they change, or none (default: manifests in the data directory)")
 	f.StringSliceVar(&cfg.ServerNames, "tls-san", nil, "further names and addresses in the API server's certificate")
 	f.IntVar(&cfg.Ports.API, "api-port", 0, "port of the API server (default 6443)")
 	f.DurationVar(&cfg.CertificateLife, "certificate-lifetime", 0,

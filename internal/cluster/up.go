@@ -20,6 +20,7 @@ import (
 	"github.com/berth-dev/berth/internal/control/store"
 	"github.com/berth-dev/berth/internal/journal"
 	"github.com/berth-dev/berth/internal/localvolume"
+	"github.com/berth-dev/berth/internal/manifests"
 	"github.com/berth-dev/berth/internal/memory"
 	"github.com/berth-dev/berth/internal/network/ports"
 	"github.com/berth-dev/berth/internal/nodes/health"
@@ -66,6 +67,8 @@ type up struct {
 	ports  *ports.Checker   // nil where the pod network is another party's
 	// volumes is the driver of local volumes; nil for a node without.
 	volumes *localvolume.Driver
+	// manifests applies a directory; nil without one.
+	manifests *manifests.Manager
 	agent   launch.Config
 	// metrics are those of controllers, scheduler and DNS.
 	metrics registry
