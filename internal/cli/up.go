@@ -69,7 +69,11 @@ func joinCommand() *cobra.Command {
 func startCommand(cmd *cobra.Command, role cluster.Role) *cobra.Command {
 	cfg := cluster.Config{Settings: cluster.Settings{Role: role}}
 	var start starter
+	var file string
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if err := fillFlags(cmd.Flags(), file, os.LookupEnv); err != nil {
+			return err
+		}
 		if len(args) > 0 {
 			cfg.ServerURL = args[0]
 		}
@@ -80,6 +84,8 @@ func startCommand(cmd *cobra.Command, role cluster.Role) *cobra.Command {
 		return start.run(cmd.Context(), &cfg)
 	}
 	f := cmd.Flags()
+	f.StringVar(&file, "config", os.Getenv("BERTH_CONFIG"),
+		"file with flags as keys (YAML); flags and BERTH_FLAG_NAME in the environment win over it (environment: BERTH_CONFIG)")
 	dataDirFlag(cmd, &cfg.DataDir)
 	f.StringVar(&start.name, "name", nameOfEnvironment(),
 		"name of the cluster: it gets a directory, ports and address ranges of its own (`berth ls`, `berth delete`)")
@@ -191,6 +197,7 @@ func given(f *pflag.FlagSet, name string) *bool {
 }
 
 func joinFlags(f *pflag.FlagSet, cfg *cluster.Config) {
+	f.StringVar(&cfg.ServerURL, "server", "", "API server of the cluster to join (https://SERVER:6443), as the argument")
 	f.StringVar(&cfg.Join.Token, "token", "", "bootstrap token, for the first start")
 	f.StringVar(&cfg.Join.CAHash, "ca-hash", "", "hash of the cluster's CA certificate (sha256:...)")
 	f.StringVar(&cfg.Join.CAFile, "ca-file", "", "file with the cluster's CA certificate, instead of its hash")

@@ -69,7 +69,7 @@ type up struct {
 	volumes *localvolume.Driver
 	// manifests applies a directory; nil without one.
 	manifests *manifests.Manager
-	agent   launch.Config
+	agent     launch.Config
 	// metrics are those of controllers, scheduler and DNS.
 	metrics registry
 

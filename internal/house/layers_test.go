@@ -17,7 +17,7 @@ import (
 var floors = [][]string{
 	{"cmd"},
 	{"internal/cli"},
-	{"internal/cluster", "internal/fleet", "internal/sim"},
+	{"internal/cluster", "internal/fleet", "internal/sim", "internal/install"},
 	{"internal/clustermodel"},
 	{"internal/control", "internal/nodes", "internal/agent", "internal/proxy", "internal/network", "internal/policy", "internal/dns",
 		"internal/manifests"},

@@ -50,7 +50,7 @@ func New(cfg Config) (*Manager, error) {
 		return nil, fmt.Errorf("making the client of the manifests: %w", err)
 	}
 	c := &cluster{client: client, events: cfg.Events(client)}
-	return &Manager{dir: cfg.Dir, node: cfg.Node, api: c, log: cfg.Log, now: time.Now, applied: map[Ref]string{},
+	return &Manager{dir: cfg.Dir, node: cfg.Node, api: c, log: cfg.Log, now: time.Now, applied: map[objectRef]string{},
 		status: Status{Dir: cfg.Dir, Waiting: true}}, nil
 }
 
@@ -72,7 +72,7 @@ func (c *cluster) maps() *restmapper.DeferredDiscoveryRESTMapper {
 }
 
 // path is where an object is served.
-func (c *cluster) path(ref Ref, version string) (string, error) {
+func (c *cluster) path(ref objectRef, version string) (string, error) {
 	gk := schema.GroupKind{Group: ref.Group, Kind: ref.Kind}
 	var versions []string
 	if version != "" {
@@ -106,7 +106,7 @@ func (w *wrongField) Error() string { return w.field + ": " + w.message + ": " +
 
 func (c *cluster) rest() rest.Interface { return c.client.CoreV1().RESTClient() }
 
-func (c *cluster) live(ctx context.Context, ref Ref) (l Live, ok bool, err error) {
+func (c *cluster) live(ctx context.Context, ref objectRef) (l liveObject, ok bool, err error) {
 	path, err := c.path(ref, "")
 	var wrong *wrongField
 	if meta.IsNoMatchError(err) || errors.As(err, &wrong) {
@@ -130,16 +130,16 @@ func (c *cluster) live(ctx context.Context, ref Ref) (l Live, ok bool, err error
 	return liveOf(&o), true, nil
 }
 
-func liveOf(o *metav1.PartialObjectMetadata) Live {
+func liveOf(o *metav1.PartialObjectMetadata) liveObject {
 	_, keep := o.Annotations[KeepAnnotation]
-	return Live{UID: string(o.UID), Keep: keep, Prune: o.Annotations[PruneAnnotation] == "true", Created: o.CreationTimestamp.Time,
+	return liveObject{UID: string(o.UID), Keep: keep, Prune: o.Annotations[PruneAnnotation] == "true", Created: o.CreationTimestamp.Time,
 		Managed: slices.ContainsFunc(o.ManagedFields, func(f metav1.ManagedFieldsEntry) bool {
 			return f.Manager == FieldManager && f.Operation == metav1.ManagedFieldsOperationApply && f.Subresource == ""
 		})}
 }
 
-func (c *cluster) apply(ctx context.Context, item Item) (uid string, created bool, err error) {
-	path, err := c.path(item.Ref, item.Version)
+func (c *cluster) apply(ctx context.Context, item change) (uid string, created bool, err error) {
+	path, err := c.path(item.objectRef, item.Version)
 	if err != nil {
 		return "", false, err
 	}
@@ -174,7 +174,7 @@ func (c *cluster) apply(ctx context.Context, item Item) (uid string, created boo
 	return string(o.UID), code == http.StatusCreated, nil
 }
 
-func (c *cluster) remove(ctx context.Context, ref Ref, uid string) error {
+func (c *cluster) remove(ctx context.Context, ref objectRef, uid string) error {
 	path, err := c.path(ref, "")
 	if err != nil {
 		return err
@@ -188,16 +188,16 @@ func (c *cluster) remove(ctx context.Context, ref Ref, uid string) error {
 	return err
 }
 
-func (c *cluster) records(ctx context.Context) (out []Record, damaged []Fault, err error) {
+func (c *cluster) records(ctx context.Context) (out []fileRecord, damaged []docFault, err error) {
 	c.refreshed = false
 	list, err := c.client.CoreV1().ConfigMaps(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{LabelSelector: recordLabel})
 	if err != nil {
 		return nil, nil, fmt.Errorf("listing the records of manifests: %w", err)
 	}
 	for _, cm := range list.Items {
-		r := Record{File: cm.Data["file"], Node: cm.Data["server"]}
+		r := fileRecord{File: cm.Data["file"], Node: cm.Data["server"]}
 		if err := json.Unmarshal([]byte(cm.Data["objects"]), &r.Entries); err != nil || cm.Name != recordName(r.File) {
-			damaged = append(damaged, Fault{File: cmp.Or(r.File, cm.Name), Object: "ConfigMap kube-system/" + cm.Name,
+			damaged = append(damaged, docFault{File: cmp.Or(r.File, cm.Name), Object: "ConfigMap kube-system/" + cm.Name,
 				Message: "the record of the file's objects cannot be read", Remedy: "delete it; objects that left the file meanwhile stay"})
 			continue
 		}
@@ -206,7 +206,7 @@ func (c *cluster) records(ctx context.Context) (out []Record, damaged []Fault, e
 	return out, damaged, nil
 }
 
-func (c *cluster) save(ctx context.Context, r Record) error {
+func (c *cluster) save(ctx context.Context, r fileRecord) error {
 	maps := c.client.CoreV1().ConfigMaps(metav1.NamespaceSystem)
 	if len(r.Entries) == 0 {
 		err := maps.Delete(ctx, recordName(r.File), metav1.DeleteOptions{})
@@ -239,8 +239,8 @@ func (c *cluster) tell(file string, warning bool, reason, message string) {
 }
 
 // explain makes a fault of what the API server answered.
-func explain(item Item, err error) Fault {
-	f := Fault{File: item.File, Document: item.Number, Object: item.Ref.String(), Message: oneLine(err)}
+func explain(item change, err error) docFault {
+	f := docFault{File: item.File, Document: item.Number, Object: item.objectRef.String(), Message: oneLine(err)}
 	var wrong *wrongField
 	var answer apierrors.APIStatus
 	switch {
@@ -248,7 +248,8 @@ func explain(item Item, err error) Fault {
 		f.Field, f.Message, f.Remedy = wrong.field, wrong.message, wrong.remedy
 	case meta.IsNoMatchError(err):
 		f.Field = "apiVersion, kind"
-		f.Message = "this cluster does not serve " + schema.GroupVersionKind{Group: item.Group, Version: item.Version, Kind: item.Kind}.String()
+		f.Message = "this cluster does not serve " + schema.GroupVersionKind{Group: item.Group, Version: item.Version,
+			Kind: item.Kind}.String()
 		f.Remedy = "install its CustomResourceDefinition, or correct the field; it is tried again"
 	case errors.As(err, &answer):
 		if d := answer.Status().Details; d != nil && len(d.Causes) > 0 && d.Causes[0].Field != "" {

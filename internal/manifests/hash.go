@@ -10,7 +10,7 @@ import (
 )
 
 // hash is equal for documents that are applied alike.
-func hash(d Document) string {
+func hash(d manifest) string {
 	sum := sha256.New()
 	sum.Write([]byte(d.File + "\x00"))
 	sum.Write(d.Body)
@@ -18,7 +18,7 @@ func hash(d Document) string {
 }
 
 // where names a document.
-func (d Document) where() string { return fmt.Sprintf("%s document %d", d.File, d.Number) }
+func (d manifest) where() string { return fmt.Sprintf("%s document %d", d.File, d.Number) }
 
 var notInNames = regexp.MustCompile(`[^a-z0-9.]+`)
 

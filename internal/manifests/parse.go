@@ -15,9 +15,9 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Ref names an object. The version is no part of it: an object is the same one
+// objectRef names an object. The version is no part of it: an object is the same one
 // in all versions of its kind.
-type Ref struct {
+type objectRef struct {
 	Group     string `json:"group,omitempty"`
 	Kind      string `json:"kind"`
 	Namespace string `json:"namespace,omitempty"`
@@ -26,7 +26,7 @@ type Ref struct {
 
 // key is equal for refs of one object: a namespaced object without a namespace
 // is in "default", and one that is not namespaced never has any.
-func (r Ref) key() Ref {
+func (r objectRef) key() objectRef {
 	if r.Namespace == "default" {
 		r.Namespace = ""
 	}
@@ -34,7 +34,7 @@ func (r Ref) key() Ref {
 }
 
 // String is the ref as errors show it, such as Deployment.apps default/web.
-func (r Ref) String() string {
+func (r objectRef) String() string {
 	kind := schema.GroupKind{Group: r.Group, Kind: r.Kind}.String()
 	if r.Namespace == "" {
 		return kind + " " + r.Name
@@ -42,9 +42,9 @@ func (r Ref) String() string {
 	return kind + " " + r.Namespace + "/" + r.Name
 }
 
-// Document is one object of a file.
-type Document struct {
-	Ref
+// manifest is one object of a file.
+type manifest struct {
+	objectRef
 	Version string
 	// File is relative to the directory; Number counts the file's documents
 	// from 1.
@@ -54,8 +54,8 @@ type Document struct {
 	Body []byte
 }
 
-// Fault is what keeps a file or one of its documents from being applied.
-type Fault struct {
+// docFault is what keeps a file or one of its documents from being applied.
+type docFault struct {
 	File string `json:"file"`
 	// Document counts from 1; 0 is the whole file.
 	Document int    `json:"document,omitempty"`
@@ -66,7 +66,7 @@ type Fault struct {
 }
 
 // String is the fault on one line.
-func (f Fault) String() string {
+func (f docFault) String() string {
 	var b strings.Builder
 	b.WriteString(f.File)
 	if f.Document > 0 {
@@ -87,15 +87,15 @@ func (f Fault) String() string {
 
 // parse reads the objects of a file, in order. A document with a fault is left
 // out; the others count.
-func parse(file string, text []byte) (docs []Document, faults []Fault) {
+func parse(file string, text []byte) (docs []manifest, faults []docFault) {
 	raw, err := split(file, text)
 	if err != nil {
-		faults = append(faults, Fault{File: file, Document: len(raw) + 1, Message: err.Error(),
+		faults = append(faults, docFault{File: file, Document: len(raw) + 1, Message: err.Error(),
 			Remedy: "what follows it in this file is not read: fix it first"})
 	}
 	for i, doc := range raw {
 		fault := func(object, field, message, remedy string) {
-			faults = append(faults, Fault{File: file, Document: i + 1, Object: object, Field: field, Message: message, Remedy: remedy})
+			faults = append(faults, docFault{File: file, Document: i + 1, Object: object, Field: field, Message: message, Remedy: remedy})
 		}
 		body, err := yaml.YAMLToJSONStrict(doc)
 		if err != nil {
@@ -168,13 +168,13 @@ func expand(obj map[string]any) []map[string]any {
 }
 
 // document reads what names an object; field is what is wrong with it.
-func document(obj map[string]any) (d Document, field string, err error) {
+func document(obj map[string]any) (d manifest, field string, err error) {
 	u := unstructured.Unstructured{Object: obj}
 	gv, err := schema.ParseGroupVersion(u.GetAPIVersion())
 	if err != nil {
 		return d, "apiVersion", err
 	}
-	d.Ref = Ref{Group: gv.Group, Kind: u.GetKind(), Namespace: u.GetNamespace(), Name: u.GetName()}
+	d.objectRef = objectRef{Group: gv.Group, Kind: u.GetKind(), Namespace: u.GetNamespace(), Name: u.GetName()}
 	d.Version = gv.Version
 	switch {
 	case gv.Version == "":
@@ -198,8 +198,8 @@ func document(obj map[string]any) (d Document, field string, err error) {
 }
 
 // describe is what is known of a document that has no complete name.
-func (d Document) describe() string {
-	return strings.TrimSpace(d.Ref.String())
+func (d manifest) describe() string {
+	return strings.TrimSpace(d.objectRef.String())
 }
 
 func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }

@@ -14,8 +14,10 @@ func TestParse(t *testing.T) {
 		name, file, text string
 		docs, faults     string
 	}{
-		{"two documents and a comment", "a.yaml", "# c\n---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: x}\n---\n# only this\n---\n" +
-			"apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web, namespace: shop}\n", "ConfigMap x|Deployment.apps shop/web", ""},
+		{"two documents and a comment", "a.yaml",
+			"# c\n---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: x}\n---\n# only this\n---\n" +
+				"apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web, namespace: shop}\n", "ConfigMap x|Deployment.apps shop/web",
+			""},
 		{"a list", "a.yaml", "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Secret, metadata: {name: a}}\n" +
 			"- {apiVersion: v1, kind: Secret, metadata: {name: b}}\n", "Secret a|Secret b", ""},
 		{"JSON values one after the other", "a.json", `{"apiVersion":"v1","kind":"Secret","metadata":{"name":"a"}}` +
@@ -37,7 +39,7 @@ func TestParse(t *testing.T) {
 		docs, faults := parse(c.file, []byte(c.text))
 		var names, wrong []string
 		for _, d := range docs {
-			names = append(names, d.Ref.String())
+			names = append(names, d.objectRef.String())
 		}
 		for _, f := range faults {
 			wrong = append(wrong, f.String())
@@ -53,8 +55,9 @@ func TestParse(t *testing.T) {
 
 // TestParseDropsWhatTheServerWrites: an exported object is applied as it is.
 func TestParseDropsWhatTheServerWrites(t *testing.T) {
-	docs, faults := parse("a.yaml", []byte("apiVersion: v1\nkind: Secret\nmetadata: {name: a, uid: u, resourceVersion: '7', managedFields: []}\n"+
-		"status: {x: y}\n"))
+	docs, faults := parse("a.yaml",
+		[]byte("apiVersion: v1\nkind: Secret\nmetadata: {name: a, uid: u, resourceVersion: '7', managedFields: []}\n"+
+			"status: {x: y}\n"))
 	if len(faults) != 0 || string(docs[0].Body) != `{"apiVersion":"v1","kind":"Secret","metadata":{"name":"a"}}` {
 		t.Errorf("%s, %v", docs[0].Body, faults)
 	}

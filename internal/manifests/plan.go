@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// File is one file of the directory as it was read.
-type File struct {
+// sourceFile is one file of the directory as it was read.
+type sourceFile struct {
 	Path string
-	Docs []Document
+	Docs []manifest
 	// Broken is a file of which not everything could be read: what is missing
 	// from Docs may still be in it.
 	Broken bool
@@ -18,18 +18,18 @@ type File struct {
 	Skip bool
 }
 
-// Record is what the cluster remembers of a file.
-type Record struct {
+// fileRecord is what the cluster remembers of a file.
+type fileRecord struct {
 	File string
 	// Node is the server that applied it last: another one may not have the
 	// file, and must not prune for that.
 	Node    string
-	Entries []Entry
+	Entries []entry
 }
 
-// Entry is one object of a record.
-type Entry struct {
-	Ref
+// entry is one object of a record.
+type entry struct {
+	objectRef
 	// UID is empty from before the object is applied until that is known.
 	UID string `json:"uid,omitempty"`
 	// Created is true for an object that these manifests made. What was there
@@ -40,8 +40,8 @@ type Entry struct {
 	Since int64 `json:"since,omitempty"`
 }
 
-// Live is what the API server says of an object.
-type Live struct {
+// liveObject is what the API server says of an object.
+type liveObject struct {
 	UID string
 	// Managed is true if the field manager of manifests owns fields of it.
 	Managed bool
@@ -50,59 +50,59 @@ type Live struct {
 	Created     time.Time
 }
 
-// Item is one object to apply.
-type Item struct {
-	Document
+// change is one object to apply.
+type change struct {
+	manifest
 	Hash string
 }
 
-// Pruning is one object to delete, if all that its file holds now was applied.
-type Pruning struct {
-	Entry
+// pruning is one object to delete, if all that its file holds now was applied.
+type pruning struct {
+	entry
 	File string
 }
 
-// Plan is what a round does.
-type Plan struct {
+// plan is what a round does.
+type plan struct {
 	// Intent is written first. It names what is there and what will be: an object
 	// that moves to another file is in both records, so that no end of this
 	// process in between loses it.
-	Intent []Record
+	Intent []fileRecord
 	// Records are written last, without what was pruned.
-	Records []Record
-	Apply   []Item
-	Prune   []Pruning
+	Records []fileRecord
+	Apply   []change
+	Prune   []pruning
 	// Forget are entries that lose their record without being deleted.
-	Forget []Forgotten
-	Faults []Fault
+	Forget []forgotten
+	Faults []docFault
 }
 
-// Forgotten is an object that leaves the manifests and stays in the cluster.
-type Forgotten struct {
-	Pruning
+// forgotten is an object that leaves the manifests and stays in the cluster.
+type forgotten struct {
+	pruning
 	Why string
 }
 
 // state is what Compute decides by.
 type state struct {
 	Node    string
-	Files   []File
-	Records []Record
+	Files   []sourceFile
+	Records []fileRecord
 	// Live holds the objects that concern this round; one that is missing does
 	// not exist.
-	Live map[Ref]Live
+	Live map[objectRef]liveObject
 	// Unknown are objects that could not be looked up, and why: nothing is done
 	// about them.
-	Unknown map[Ref]string
+	Unknown map[objectRef]string
 	// Applied are the hashes of documents that this process applied.
-	Applied map[Ref]string
+	Applied map[objectRef]string
 	Now     time.Time
 }
 
 // compute says what to do so that the cluster holds what the files hold.
-func compute(s state) Plan {
-	var p Plan
-	old := map[Ref]Entry{}
+func compute(s state) plan {
+	var p plan
+	old := map[objectRef]entry{}
 	for _, r := range s.Records {
 		for _, e := range r.Entries {
 			if have, ok := old[e.key()]; !ok || have.UID == "" {
@@ -110,26 +110,26 @@ func compute(s state) Plan {
 			}
 		}
 	}
-	wanted := map[Ref]Document{}
-	files := map[string]File{}
-	next := map[string]*Record{}
+	wanted := map[objectRef]manifest{}
+	files := map[string]sourceFile{}
+	next := map[string]*fileRecord{}
 	for _, f := range s.Files {
 		files[f.Path] = f
 		if f.Skip {
 			continue
 		}
-		next[f.Path] = &Record{File: f.Path, Node: s.Node}
+		next[f.Path] = &fileRecord{File: f.Path, Node: s.Node}
 		for _, d := range f.Docs {
 			if first, ok := wanted[d.key()]; ok {
-				p.Faults = append(p.Faults, Fault{File: d.File, Document: d.Number, Object: d.Ref.String(),
+				p.Faults = append(p.Faults, docFault{File: d.File, Document: d.Number, Object: d.objectRef.String(),
 					Message: "it is also in " + first.where(), Remedy: "keep it in one place; the first one in order of file names counts"})
 				continue
 			}
 			wanted[d.key()] = d
-			item := Item{Document: d, Hash: hash(d)}
+			item := change{manifest: d, Hash: hash(d)}
 			e, ok := old[d.key()]
 			if why := s.Unknown[d.key()]; why != "" {
-				p.Faults = append(p.Faults, Fault{File: d.File, Document: d.Number, Object: d.Ref.String(), Message: why,
+				p.Faults = append(p.Faults, docFault{File: d.File, Document: d.Number, Object: d.objectRef.String(), Message: why,
 					Remedy: "it is looked up again"})
 				if ok {
 					next[f.Path].Entries = append(next[f.Path].Entries, e)
@@ -149,20 +149,20 @@ func compute(s state) Plan {
 	for _, r := range next {
 		p.Records = append(p.Records, *r)
 	}
-	slices.SortFunc(p.Records, func(a, b Record) int { return cmp.Compare(a.File, b.File) })
+	slices.SortFunc(p.Records, func(a, b fileRecord) int { return cmp.Compare(a.File, b.File) })
 	p.Intent = union(p.Records, s.Records)
-	slices.SortStableFunc(p.Apply, func(a, b Item) int { return rank(a.Ref) - rank(b.Ref) })
-	slices.SortStableFunc(p.Prune, func(a, b Pruning) int { return rank(b.Ref) - rank(a.Ref) })
+	slices.SortStableFunc(p.Apply, func(a, b change) int { return rank(a.objectRef) - rank(b.objectRef) })
+	slices.SortStableFunc(p.Prune, func(a, b pruning) int { return rank(b.objectRef) - rank(a.objectRef) })
 	return p
 }
 
 // union are records with the entries that they had before, too.
-func union(records, before []Record) []Record {
+func union(records, before []fileRecord) []fileRecord {
 	out := clone(records)
 	for i, r := range out {
 		for _, b := range before {
 			for _, e := range b.Entries {
-				if b.File == r.File && !slices.ContainsFunc(r.Entries, func(o Entry) bool { return o.key() == e.key() }) {
+				if b.File == r.File && !slices.ContainsFunc(r.Entries, func(o entry) bool { return o.key() == e.key() }) {
 					out[i].Entries = append(out[i].Entries, e)
 				}
 			}
@@ -171,7 +171,7 @@ func union(records, before []Record) []Record {
 	return out
 }
 
-func clone(records []Record) []Record {
+func clone(records []fileRecord) []fileRecord {
 	out := slices.Clone(records)
 	for i := range out {
 		out[i].Entries = slices.Clone(out[i].Entries)
@@ -180,28 +180,28 @@ func clone(records []Record) []Record {
 }
 
 // enter is the entry of a document that is about to be applied.
-func (s state) enter(d Document, e Entry, known bool) Entry {
+func (s state) enter(d manifest, e entry, known bool) entry {
 	live, exists := s.Live[d.key()]
 	switch {
 	case !exists: // new, or deleted by somebody: it will be ours
-		return Entry{Ref: d.Ref, Created: true, Since: s.Now.Unix()}
+		return entry{objectRef: d.objectRef, Created: true, Since: s.Now.Unix()}
 	case known && e.UID == live.UID:
-		e.Ref = d.Ref
+		e.objectRef = d.objectRef
 		return e
 	case known && e.UID == "": // killed between apply and record
-		return Entry{Ref: d.Ref, UID: live.UID, Created: e.made(live)}
+		return entry{objectRef: d.objectRef, UID: live.UID, Created: e.made(live)}
 	}
-	return Entry{Ref: d.Ref, UID: live.UID}
+	return entry{objectRef: d.objectRef, UID: live.UID}
 }
 
 // made says whether a live object is the one that a pending entry announced.
-func (e Entry) made(live Live) bool {
+func (e entry) made(live liveObject) bool {
 	return e.Created && live.Managed && live.Created.Unix() >= e.Since
 }
 
 // leave prunes what a record has and the files have no more. What is not
 // pruned for now keeps its entry.
-func (s state) leave(p *Plan, r Record, files map[string]File, wanted map[Ref]Document, next map[string]*Record) {
+func (s state) leave(p *plan, r fileRecord, files map[string]sourceFile, wanted map[objectRef]manifest, next map[string]*fileRecord) {
 	f, there := covering(files, r.File)
 	away := !there && r.Node != s.Node
 	for _, e := range r.Entries {
@@ -214,15 +214,15 @@ func (s state) leave(p *Plan, r Record, files map[string]File, wanted map[Ref]Do
 			continue // gone already
 		}
 		if next[r.File] == nil {
-			next[r.File] = &Record{File: r.File, Node: r.Node}
+			next[r.File] = &fileRecord{File: r.File, Node: r.Node}
 		}
 		next[r.File].Entries = append(next[r.File].Entries, e)
 		if stays {
 			continue
 		}
-		what := Pruning{Entry: e, File: r.File}
+		what := pruning{entry: e, File: r.File}
 		if why := e.spare(live); why != "" {
-			p.Forget = append(p.Forget, Forgotten{what, why})
+			p.Forget = append(p.Forget, forgotten{what, why})
 			continue
 		}
 		what.UID = live.UID
@@ -230,26 +230,26 @@ func (s state) leave(p *Plan, r Record, files map[string]File, wanted map[Ref]Do
 	}
 	switch {
 	case next[r.File] == nil: // so that an empty record is removed
-		next[r.File] = &Record{File: r.File, Node: s.Node}
+		next[r.File] = &fileRecord{File: r.File, Node: s.Node}
 	case away:
-		p.Faults = append(p.Faults, Fault{File: r.File, Message: "server " + r.Node + " applied it and this server does not have it",
+		p.Faults = append(p.Faults, docFault{File: r.File, Message: "server " + r.Node + " applied it and this server does not have it",
 			Remedy: "copy the file to this server, or delete it while " + r.Node + " leads"})
 	}
 }
 
 // covering is the file at a path, or the directory above it that was left out
 // as a whole.
-func covering(files map[string]File, path string) (f File, ok bool) {
+func covering(files map[string]sourceFile, path string) (f sourceFile, ok bool) {
 	for ; path != "." && path != "/" && path != ""; path = filepath.Dir(path) {
 		if f, ok = files[path]; ok {
 			return f, true
 		}
 	}
-	return File{}, false
+	return sourceFile{}, false
 }
 
 // spare says why an object stays in the cluster although it left the files.
-func (e Entry) spare(live Live) string {
+func (e entry) spare(live liveObject) string {
 	switch {
 	case live.Keep:
 		return "annotation " + KeepAnnotation + " keeps it"
@@ -259,7 +259,7 @@ func (e Entry) spare(live Live) string {
 		return "something else created it since"
 	case !live.Managed:
 		return "the manifests own no field of it any more"
-	case careful[Ref{Group: e.Group, Kind: e.Kind}] && !live.Prune:
+	case careful[objectRef{Group: e.Group, Kind: e.Kind}] && !live.Prune:
 		return "with it would go what others put there; delete it with kubectl, or annotate it with " + PruneAnnotation + "=true beforehand"
 	}
 	return ""
@@ -278,14 +278,14 @@ const (
 
 // careful are kinds, by group, whose deletion takes along what others made or
 // stored.
-var careful = map[Ref]bool{
+var careful = map[objectRef]bool{
 	{Kind: "Namespace"}: true, {Kind: "PersistentVolumeClaim"}: true, {Kind: "PersistentVolume"}: true,
 	{Group: "apiextensions.k8s.io", Kind: "CustomResourceDefinition"}: true,
 }
 
 // ranks order kinds: what others need goes first, and what gets between the API
 // server and others goes last.
-var ranks = map[Ref]int{
+var ranks = map[objectRef]int{
 	{Kind: "Namespace"}: -4,
 	{Group: "apiextensions.k8s.io", Kind: "CustomResourceDefinition"}: -4,
 	{Group: "scheduling.k8s.io", Kind: "PriorityClass"}:               -3,
@@ -309,12 +309,12 @@ const (
 	registration = "admissionregistration.k8s.io"
 )
 
-func rank(r Ref) int { return ranks[Ref{Group: r.Group, Kind: r.Kind}] }
+func rank(r objectRef) int { return ranks[objectRef{Group: r.Group, Kind: r.Kind}] }
 
 // concerned are the objects whose metadata a round needs: those to apply that
 // this process did not apply yet, and those that records have and files have not.
-func (s state) concerned() []Ref {
-	unchanged, out := map[Ref]bool{}, map[Ref]Ref{}
+func (s state) concerned() []objectRef {
+	unchanged, out := map[objectRef]bool{}, map[objectRef]objectRef{}
 	for _, f := range s.Files {
 		for _, d := range f.Docs {
 			if f.Skip {
@@ -323,21 +323,21 @@ func (s state) concerned() []Ref {
 			if s.Applied[d.key()] == hash(d) {
 				unchanged[d.key()] = true
 			} else {
-				out[d.key()] = d.Ref
+				out[d.key()] = d.objectRef
 			}
 		}
 	}
 	for _, r := range s.Records {
 		for _, e := range r.Entries {
 			if _, ok := out[e.key()]; !ok && !unchanged[e.key()] {
-				out[e.key()] = e.Ref
+				out[e.key()] = e.objectRef
 			}
 		}
 	}
-	refs := make([]Ref, 0, len(out))
+	refs := make([]objectRef, 0, len(out))
 	for _, r := range out {
 		refs = append(refs, r)
 	}
-	slices.SortFunc(refs, func(a, b Ref) int { return cmp.Compare(a.String(), b.String()) })
+	slices.SortFunc(refs, func(a, b objectRef) int { return cmp.Compare(a.String(), b.String()) })
 	return refs
 }

@@ -21,14 +21,14 @@ const FieldManager = "berth-manifests"
 type api interface {
 	// records are all records, and those that cannot be read; save writes one,
 	// or removes it when it is empty.
-	records(ctx context.Context) ([]Record, []Fault, error)
-	save(ctx context.Context, r Record) error
+	records(ctx context.Context) ([]fileRecord, []docFault, error)
+	save(ctx context.Context, r fileRecord) error
 	// live is an object's metadata; ok is false if it does not exist or its kind
 	// is not served.
-	live(ctx context.Context, ref Ref) (l Live, ok bool, err error)
+	live(ctx context.Context, ref objectRef) (l liveObject, ok bool, err error)
 	// apply returns the object's UID, and whether this made it.
-	apply(ctx context.Context, item Item) (uid string, created bool, err error)
-	remove(ctx context.Context, ref Ref, uid string) error
+	apply(ctx context.Context, item change) (uid string, created bool, err error)
+	remove(ctx context.Context, ref objectRef, uid string) error
 	// tell makes an event of a file's record.
 	tell(file string, warning bool, reason, message string)
 }
@@ -42,7 +42,7 @@ type Manager struct {
 
 	// applied are the hashes of what this process applied; told the faults that
 	// events spoke of.
-	applied map[Ref]string
+	applied map[objectRef]string
 	told    map[string]bool
 
 	mu     sync.Mutex
@@ -58,8 +58,8 @@ type Status struct {
 	// Skipped files have a .skip beside them.
 	Skipped int `json:"skipped,omitempty"`
 	// Waiting is true until the first round: another server may lead.
-	Waiting bool    `json:"waiting,omitempty"`
-	Faults  []Fault `json:"faults,omitempty"`
+	Waiting bool       `json:"waiting,omitempty"`
+	Faults  []docFault `json:"faults,omitempty"`
 }
 
 // Line is the status in one line, and whether everything was applied.
@@ -103,7 +103,7 @@ func (m *Manager) Run(ctx context.Context) error {
 	}
 	defer w.Close()
 	retry := controller.Retry{Backoff: again}
-	m.applied = map[Ref]string{} // another server may have led since
+	m.applied = map[objectRef]string{} // another server may have led since
 	defer m.wait()
 	for {
 		pause := time.Duration(0)
@@ -134,7 +134,7 @@ func (m *Manager) watchAndRound(ctx context.Context, w *fsnotify.Watcher) bool {
 			}
 		}
 		if err != nil {
-			m.finish(nil, []Fault{{File: m.dir, Message: oneLine(err)}})
+			m.finish(nil, []docFault{{File: m.dir, Message: oneLine(err)}})
 			return false
 		}
 		return m.round(ctx, files, faults)
@@ -200,14 +200,15 @@ func await(ctx context.Context, w *fsnotify.Watcher, pause time.Duration) (chang
 }
 
 // round carries out one plan and says whether nothing is left to try again.
-func (m *Manager) round(ctx context.Context, files []File, faults []Fault) (done bool) {
+func (m *Manager) round(ctx context.Context, files []sourceFile, faults []docFault) (done bool) {
 	records, damaged, err := m.api.records(ctx)
 	faults = append(faults, damaged...)
 	if err != nil {
-		m.finish(files, append(faults, Fault{File: m.dir, Message: oneLine(err)}))
+		m.finish(files, append(faults, docFault{File: m.dir, Message: oneLine(err)}))
 		return false
 	}
-	s := state{Node: m.node, Files: files, Records: records, Live: map[Ref]Live{}, Unknown: map[Ref]string{}, Applied: m.applied, Now: m.now()}
+	s := state{Node: m.node, Files: files, Records: records, Live: map[objectRef]liveObject{}, Unknown: map[objectRef]string{},
+		Applied: m.applied, Now: m.now()}
 	for _, ref := range s.concerned() {
 		switch l, ok, err := m.api.live(ctx, ref); {
 		case err != nil:
@@ -224,14 +225,14 @@ func (m *Manager) round(ctx context.Context, files []File, faults []Fault) (done
 }
 
 // carryOut writes the records, applies, prunes, and writes the records again.
-func (m *Manager) carryOut(ctx context.Context, p Plan, before []Record) (faults []Fault) {
+func (m *Manager) carryOut(ctx context.Context, p plan, before []fileRecord) (faults []docFault) {
 	unrecorded, blocked := map[string]bool{}, map[string]bool{} // files; blocked are also those of which not everything was applied
 	applied := map[string]int{}
 	for _, r := range p.Intent {
 		if len(r.Entries) > 0 && !same(r, before) {
 			if err := m.api.save(ctx, r); err != nil {
 				unrecorded[r.File], blocked[r.File] = true, true
-				faults = append(faults, Fault{File: r.File, Message: "recording its objects: " + oneLine(err),
+				faults = append(faults, docFault{File: r.File, Message: "recording its objects: " + oneLine(err),
 					Remedy: "nothing of it is applied until that works"})
 			}
 		}
@@ -248,23 +249,23 @@ func (m *Manager) carryOut(ctx context.Context, p Plan, before []Record) (faults
 		}
 		m.applied[item.key()] = item.Hash
 		applied[item.File]++
-		confirm(p.Records, item.Ref, uid, created)
+		confirm(p.Records, item.objectRef, uid, created)
 	}
 	for _, what := range p.Prune {
 		if blocked[what.File] {
 			continue
 		}
-		if err := m.api.remove(ctx, what.Ref, what.UID); err != nil {
-			faults = append(faults, Fault{File: what.File, Object: what.Ref.String(), Message: "pruning: " + oneLine(err)})
+		if err := m.api.remove(ctx, what.objectRef, what.UID); err != nil {
+			faults = append(faults, docFault{File: what.File, Object: what.objectRef.String(), Message: "pruning: " + oneLine(err)})
 			continue
 		}
-		m.api.tell(what.File, false, "PrunedManifest", "Deleted "+what.Ref.String()+", which left the file")
-		m.log.Info("pruned an object that left its manifest", "file", what.File, "object", what.Ref.String())
-		m.forget(p.Records, what.File, what.Ref)
+		m.api.tell(what.File, false, "PrunedManifest", "Deleted "+what.objectRef.String()+", which left the file")
+		m.log.Info("pruned an object that left its manifest", "file", what.File, "object", what.objectRef.String())
+		m.forget(p.Records, what.File, what.objectRef)
 	}
 	for _, what := range p.Forget {
-		m.api.tell(what.File, false, "KeptManifest", "Left "+what.Ref.String()+" alone, which left the file: "+what.Why)
-		m.forget(p.Records, what.File, what.Ref)
+		m.api.tell(what.File, false, "KeptManifest", "Left "+what.objectRef.String()+" alone, which left the file: "+what.Why)
+		m.forget(p.Records, what.File, what.objectRef)
 	}
 	for file, n := range applied {
 		m.api.tell(file, false, "AppliedManifest", fmt.Sprintf("Applied %d objects", n))
@@ -274,13 +275,13 @@ func (m *Manager) carryOut(ctx context.Context, p Plan, before []Record) (faults
 
 // saveAll writes the records that changed since they were saved, and removes
 // empty ones.
-func (m *Manager) saveAll(ctx context.Context, records, saved []Record) (faults []Fault) {
+func (m *Manager) saveAll(ctx context.Context, records, saved []fileRecord) (faults []docFault) {
 	for _, r := range records {
 		if same(r, saved) {
 			continue
 		}
 		if err := m.api.save(ctx, r); err != nil {
-			faults = append(faults, Fault{File: r.File, Message: "recording its objects: " + oneLine(err), Remedy: "it is tried again"})
+			faults = append(faults, docFault{File: r.File, Message: "recording its objects: " + oneLine(err), Remedy: "it is tried again"})
 		}
 	}
 	return faults
@@ -294,37 +295,37 @@ func (m *Manager) wait() {
 }
 
 // forget takes an object out of its file's record.
-func (m *Manager) forget(records []Record, file string, ref Ref) {
+func (m *Manager) forget(records []fileRecord, file string, ref objectRef) {
 	delete(m.applied, ref.key())
 	for i := range records {
 		if records[i].File == file {
-			records[i].Entries = slices.DeleteFunc(records[i].Entries, func(e Entry) bool { return e.key() == ref.key() })
+			records[i].Entries = slices.DeleteFunc(records[i].Entries, func(e entry) bool { return e.key() == ref.key() })
 		}
 	}
 }
 
 // confirm completes the entry of an object that was applied.
-func confirm(records []Record, ref Ref, uid string, created bool) {
+func confirm(records []fileRecord, ref objectRef, uid string, created bool) {
 	for i := range records {
 		for j, e := range records[i].Entries {
 			if e.key() == ref.key() {
 				// A pending entry whose object came from elsewhere meanwhile is not ours.
 				ours := e.Created && (created || e.UID == uid)
-				records[i].Entries[j] = Entry{Ref: ref, UID: uid, Created: ours}
+				records[i].Entries[j] = entry{objectRef: ref, UID: uid, Created: ours}
 			}
 		}
 	}
 }
 
 // same says whether a record is among others as it is.
-func same(r Record, among []Record) bool {
-	return slices.ContainsFunc(among, func(o Record) bool {
+func same(r fileRecord, among []fileRecord) bool {
+	return slices.ContainsFunc(among, func(o fileRecord) bool {
 		return o.File == r.File && o.Node == r.Node && slices.Equal(o.Entries, r.Entries)
 	})
 }
 
 // finish sets the status and makes events of faults that are new.
-func (m *Manager) finish(files []File, faults []Fault) {
+func (m *Manager) finish(files []sourceFile, faults []docFault) {
 	s := Status{Dir: m.dir, Faults: faults}
 	for _, f := range files {
 		if f.Skip {

@@ -24,20 +24,21 @@ var errKilled = errors.New("killed")
 // fake is a cluster. It is the API server's part of the contract: UIDs, field
 // managers, preconditions.
 type fake struct {
-	objects map[Ref]Live
-	kept    map[string]Record
+	objects map[objectRef]liveObject
+	kept    map[string]fileRecord
 	uids    int
 	now     time.Time
 	// left is how many writes are done before the process is killed; -1: all.
 	left int
 	// refuse holds what applying an object fails with.
-	refuse map[Ref]error
+	refuse map[objectRef]error
 	log    []string
 	events []string
 }
 
 func newFake() *fake {
-	return &fake{objects: map[Ref]Live{}, kept: map[string]Record{}, refuse: map[Ref]error{}, left: -1, now: time.Unix(1000, 0)}
+	return &fake{objects: map[objectRef]liveObject{}, kept: map[string]fileRecord{}, refuse: map[objectRef]error{}, left: -1,
+		now: time.Unix(1000, 0)}
 }
 
 // write says whether the process lives to do one more write.
@@ -49,7 +50,7 @@ func (f *fake) write() error {
 	return nil
 }
 
-func (f *fake) records(context.Context) (out []Record, _ []Fault, _ error) {
+func (f *fake) records(context.Context) (out []fileRecord, _ []docFault, _ error) {
 	for _, file := range slices.Sorted(maps.Keys(f.kept)) {
 		r := f.kept[file]
 		r.Entries = slices.Clone(r.Entries)
@@ -58,7 +59,7 @@ func (f *fake) records(context.Context) (out []Record, _ []Fault, _ error) {
 	return out, nil, nil
 }
 
-func (f *fake) save(_ context.Context, r Record) error {
+func (f *fake) save(_ context.Context, r fileRecord) error {
 	if err := f.write(); err != nil {
 		return err
 	}
@@ -69,27 +70,27 @@ func (f *fake) save(_ context.Context, r Record) error {
 	return nil
 }
 
-func (f *fake) live(_ context.Context, ref Ref) (Live, bool, error) {
+func (f *fake) live(_ context.Context, ref objectRef) (liveObject, bool, error) {
 	l, ok := f.objects[ref.key()]
 	return l, ok, nil
 }
 
 // create is what some other client does.
-func (f *fake) create(ref Ref) { f.objects[ref.key()] = Live{UID: f.uid(), Created: f.now} }
+func (f *fake) create(ref objectRef) { f.objects[ref.key()] = liveObject{UID: f.uid(), Created: f.now} }
 
 func (f *fake) uid() string { f.uids++; return fmt.Sprint("u", f.uids) }
 
-func (f *fake) apply(_ context.Context, item Item) (string, bool, error) {
+func (f *fake) apply(_ context.Context, item change) (string, bool, error) {
 	if err := f.refuse[item.key()]; err != nil {
 		return "", false, err
 	}
 	if err := f.write(); err != nil {
 		return "", false, err
 	}
-	f.log = append(f.log, "apply "+item.Ref.String())
+	f.log = append(f.log, "apply "+item.objectRef.String())
 	l, ok := f.objects[item.key()]
 	if !ok {
-		l = Live{UID: f.uid(), Created: f.now}
+		l = liveObject{UID: f.uid(), Created: f.now}
 	}
 	l.Managed = true
 	l.Keep = strings.Contains(string(item.Body), KeepAnnotation)
@@ -98,7 +99,7 @@ func (f *fake) apply(_ context.Context, item Item) (string, bool, error) {
 	return l.UID, !ok, nil
 }
 
-func (f *fake) remove(_ context.Context, ref Ref, uid string) error {
+func (f *fake) remove(_ context.Context, ref objectRef, uid string) error {
 	if err := f.write(); err != nil {
 		return err
 	}
@@ -117,7 +118,7 @@ func (f *fake) tell(file string, _ bool, reason, message string) {
 // server is a process that applies manifests to a fake cluster.
 func server(f *fake, node string) *Manager {
 	return &Manager{dir: "manifests", node: node, api: f, log: slog.New(slog.DiscardHandler), now: func() time.Time { return f.now },
-		applied: map[Ref]string{}}
+		applied: map[objectRef]string{}}
 }
 
 // text is a file of ConfigMaps; a name may have annotations behind a blank.
@@ -137,14 +138,14 @@ func text(names ...string) string {
 // dir is a directory: text by file name; a text of "skip" is a skipped file.
 type dir map[string]string
 
-func (d dir) files() (files []File, faults []Fault) {
+func (d dir) files() (files []sourceFile, faults []docFault) {
 	for _, name := range slices.Sorted(maps.Keys(d)) {
 		if d[name] == "skip" {
-			files = append(files, File{Path: name, Skip: true})
+			files = append(files, sourceFile{Path: name, Skip: true})
 			continue
 		}
 		docs, wrong := parse(name, []byte(d[name]))
-		files, faults = append(files, File{Path: name, Docs: docs, Broken: len(wrong) > 0}), append(faults, wrong...)
+		files, faults = append(files, sourceFile{Path: name, Docs: docs, Broken: len(wrong) > 0}), append(faults, wrong...)
 	}
 	return files, faults
 }
@@ -215,11 +216,11 @@ func TestRounds(t *testing.T) {
 // TestPruneSparesOthers: what was there before, what somebody made again since
 // and what the manifests do not manage any more is not pruned.
 func TestPruneSparesOthers(t *testing.T) {
-	x := Ref{Kind: "ConfigMap", Name: "x"}
+	x := objectRef{Kind: "ConfigMap", Name: "x"}
 	for _, c := range []struct {
 		name          string
 		before, since func(*fake)
-		spared        bool
+		stays         bool
 	}{
 		{"made here", nil, nil, false},
 		{"was there before", func(f *fake) { f.create(x) }, nil, true},
@@ -239,7 +240,7 @@ func TestPruneSparesOthers(t *testing.T) {
 			c.since(f)
 		}
 		round(server(f, "s1"), dir{})
-		if _, there := f.objects[x]; there != c.spared {
+		if _, there := f.objects[x]; there != c.stays {
 			t.Errorf("%s: there %t\n%s", c.name, there, strings.Join(f.events, "\n"))
 		}
 		if len(f.kept) != 0 {
@@ -252,9 +253,9 @@ func TestPruneSparesOthers(t *testing.T) {
 // deleted that the manifests do not manage.
 func TestAForgedRecordIsNoLicence(t *testing.T) {
 	f := newFake()
-	x := Ref{Kind: "ConfigMap", Name: "x"}
+	x := objectRef{Kind: "ConfigMap", Name: "x"}
 	f.create(x)
-	f.kept["a"] = Record{File: "a", Node: "s1", Entries: []Entry{{Ref: x, UID: "u1", Created: true}}}
+	f.kept["a"] = fileRecord{File: "a", Node: "s1", Entries: []entry{{objectRef: x, UID: "u1", Created: true}}}
 	round(server(f, "s1"), dir{})
 	if f.names() != "C:x" {
 		t.Error("it is pruned")
@@ -284,7 +285,7 @@ func TestOneFailureStopsNothingElse(t *testing.T) {
 	f := newFake()
 	m := server(f, "s1")
 	round(m, dir{"a": text("x"), "b": text("y")})
-	f.refuse[Ref{Kind: "ConfigMap", Name: "bad"}] = errors.New("spec is wrong")
+	f.refuse[objectRef{Kind: "ConfigMap", Name: "bad"}] = errors.New("spec is wrong")
 	d := dir{"a": text("bad", "x2"), "b": text("y2")}
 	if round(m, d) {
 		t.Error("a failure counts as done")
@@ -304,7 +305,7 @@ func TestOneFailureStopsNothingElse(t *testing.T) {
 	if len(f.events) != told {
 		t.Errorf("the same fault makes another event: %q", f.events[told:])
 	}
-	delete(f.refuse, Ref{Kind: "ConfigMap", Name: "bad"})
+	delete(f.refuse, objectRef{Kind: "ConfigMap", Name: "bad"})
 	if !round(m, d) || f.names() != "C:bad C:x2 C:y2" {
 		t.Errorf("after it was fixed: %q", f.names())
 	}
@@ -362,7 +363,7 @@ func TestKilledAtEveryWrite(t *testing.T) {
 		states = append(states, dir{})
 		for kill := range 24 {
 			f := newFake()
-			f.create(Ref{Kind: "ConfigMap", Name: "foreign"})
+			f.create(objectRef{Kind: "ConfigMap", Name: "foreign"})
 			for i, d := range states {
 				if i == 1 {
 					f.left = kill
@@ -379,7 +380,8 @@ func TestKilledAtEveryWrite(t *testing.T) {
 			f.left = -1
 			round(server(f, "s1"), dir{})
 			if f.names() != "C:foreign" || len(f.kept) != 0 {
-				t.Fatalf("seed %d, killed at write %d: %q is left, records %v\n%s", seed, kill, f.names(), f.kept, strings.Join(f.log, "\n"))
+				t.Fatalf("seed %d, killed at write %d: %q is left, records %v\n%s", seed, kill, f.names(), f.kept,
+					strings.Join(f.log, "\n"))
 			}
 		}
 	}
@@ -388,15 +390,15 @@ func TestKilledAtEveryWrite(t *testing.T) {
 // TestPendingEntryOfAnothersObject: of an entry without UID only an object that
 // is as young, and managed here, is ours.
 func TestPendingEntryOfAnothersObject(t *testing.T) {
-	x := Ref{Kind: "ConfigMap", Name: "x"}
-	e := Entry{Ref: x, Created: true, Since: 1000}
+	x := objectRef{Kind: "ConfigMap", Name: "x"}
+	e := entry{objectRef: x, Created: true, Since: 1000}
 	for _, c := range []struct {
-		live Live
+		live liveObject
 		made bool
 	}{
-		{Live{Managed: true, Created: time.Unix(1000, 0)}, true},
-		{Live{Managed: true, Created: time.Unix(999, 0)}, false},
-		{Live{Managed: false, Created: time.Unix(1001, 0)}, false},
+		{liveObject{Managed: true, Created: time.Unix(1000, 0)}, true},
+		{liveObject{Managed: true, Created: time.Unix(999, 0)}, false},
+		{liveObject{Managed: false, Created: time.Unix(1001, 0)}, false},
 	} {
 		if e.made(c.live) != c.made {
 			t.Errorf("%+v: %t", c.live, !c.made)
@@ -479,7 +481,7 @@ func TestWatch(t *testing.T) {
 	if err := os.RemoveAll(root); err != nil {
 		t.Fatal(err)
 	}
-	f.create(Ref{Kind: "ConfigMap", Name: "z"})
+	f.create(objectRef{Kind: "ConfigMap", Name: "z"})
 	if m.watchAndRound(t.Context(), w) || f.names() != "C:z" {
 		t.Error("a directory that is gone is an empty one")
 	}

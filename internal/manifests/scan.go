@@ -17,7 +17,7 @@ const maxFile = 3 << 20
 
 // scan reads the directory and its sub-directories. It fails if the directory
 // cannot be read at all: then nothing may be concluded from what is missing.
-func scan(root string) (files []File, dirs []string, faults []Fault, err error) {
+func scan(root string) (files []sourceFile, dirs []string, faults []docFault, err error) {
 	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		rel, relErr := filepath.Rel(root, path)
 		if relErr != nil {
@@ -28,7 +28,7 @@ func scan(root string) (files []File, dirs []string, faults []Fault, err error) 
 				return err
 			}
 			files = append(files, unreadable(rel))
-			faults = append(faults, Fault{File: rel, Message: err.Error()})
+			faults = append(faults, docFault{File: rel, Message: err.Error()})
 			return nil
 		}
 		if path != root && (strings.HasPrefix(d.Name(), ".") || d.IsDir() && skipped(path)) {
@@ -36,7 +36,7 @@ func scan(root string) (files []File, dirs []string, faults []Fault, err error) 
 				return nil
 			}
 			if !strings.HasPrefix(d.Name(), ".") {
-				files = append(files, File{Path: rel, Skip: true})
+				files = append(files, sourceFile{Path: rel, Skip: true})
 			}
 			return fs.SkipDir
 		}
@@ -45,7 +45,7 @@ func scan(root string) (files []File, dirs []string, faults []Fault, err error) 
 				if path == root {
 					return err
 				}
-				files, faults = append(files, unreadable(rel)), append(faults, Fault{File: rel, Message: err.Error()})
+				files, faults = append(files, unreadable(rel)), append(faults, docFault{File: rel, Message: err.Error()})
 				return fs.SkipDir
 			}
 			dirs = append(dirs, path)
@@ -65,7 +65,7 @@ func scan(root string) (files []File, dirs []string, faults []Fault, err error) 
 }
 
 // unreadable stands for what cannot be seen now: nothing of it is pruned.
-func unreadable(rel string) File { return File{Path: rel, Broken: true} }
+func unreadable(rel string) sourceFile { return sourceFile{Path: rel, Broken: true} }
 
 // skipped says whether a .skip lies beside a file or a directory (k3s' habit).
 func skipped(path string) bool {
@@ -73,17 +73,17 @@ func skipped(path string) bool {
 	return err == nil
 }
 
-func readFile(path, rel string) (File, []Fault) {
+func readFile(path, rel string) (sourceFile, []docFault) {
 	if skipped(path) {
-		return File{Path: rel, Skip: true}, nil
+		return sourceFile{Path: rel, Skip: true}, nil
 	}
 	text, err := readBounded(path)
 	if err != nil {
 		f := unreadable(rel)
-		return f, []Fault{{File: rel, Message: err.Error()}}
+		return f, []docFault{{File: rel, Message: err.Error()}}
 	}
 	docs, faults := parse(rel, text)
-	return File{Path: rel, Docs: docs, Broken: len(faults) > 0}, faults
+	return sourceFile{Path: rel, Docs: docs, Broken: len(faults) > 0}, faults
 }
 
 func readBounded(path string) ([]byte, error) {
