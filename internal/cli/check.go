@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 
@@ -27,6 +28,9 @@ func checkCommand() *cobra.Command {
 			"It fails if a start would. Commands are those of Debian, Ubuntu, Fedora and Alpine.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := fillFlags(cmd.Flags(), "", os.LookupEnv); err != nil {
+				return err
+			}
 			if output != "text" && output != "json" {
 				return fmt.Errorf("--output %q: allowed are text and json", output)
 			}

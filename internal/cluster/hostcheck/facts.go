@@ -18,6 +18,9 @@ type hostFacts struct {
 	HostError string
 	// Modules are the kernel's features by module name.
 	Modules map[string]moduleState
+	// ModulesListed is false for a kernel that came without a list of its
+	// modules: then one that is not present may be built in all the same.
+	ModulesListed bool
 	// Namespaces are the kinds the kernel has.
 	Namespaces []string
 	// Sysctls are by dotted name; one that is not there is missing.

@@ -104,19 +104,20 @@ func (j *judgement) cgroups() {
 	}
 }
 
-// features are what kernel modules are for, in order.
+// features are what kernel modules are for, in order. The lists of modules can
+// lack one that is there under another name, so its absence is no failure: the
+// start tries what it needs.
 var features = []struct {
 	module string
-	level  level // without it
-	lost   string
+	lost   string // without it
 }{
-	{"nf_tables", Fail, "Services and policies are nftables rules"},
-	{"nf_conntrack", Fail, "Services need connection tracking"},
-	{"bridge", Fail, "pods of this node are on a bridge (--network=none does without)"},
-	{"veth", Fail, "pods are connected by veth pairs (--network=none does without)"},
-	{"br_netfilter", Warn, "policies do not hold between pods on one bridge"},
-	{"overlay", Warn, "images are copied for every container"},
-	{"vxlan", Warn, "nodes must be in one layer-2 network"},
+	{"nf_tables", "Services and policies are nftables rules"},
+	{"nf_conntrack", "Services need connection tracking"},
+	{"bridge", "pods of this node are on a bridge (--network=none does without)"},
+	{"veth", "pods are connected by veth pairs (--network=none does without)"},
+	{"br_netfilter", "policies do not hold between pods on one bridge"},
+	{"overlay", "images are copied for every container"},
+	{"vxlan", "nodes must be in one layer-2 network"},
 }
 
 func (j *judgement) modules() {
@@ -130,13 +131,9 @@ func (j *judgement) modules() {
 			good = append(good, feature.module) // the kernel or berth loads it when it is used
 		case j.f.Modules[feature.module] == ModuleLoadable:
 			j.add(Warn, "kernel", "module "+feature.module+" is not loaded and there is no modprobe: "+feature.lost, j.install("kmod"))
+		case !j.f.ModulesListed: // the start tries it
 		default:
-			level := feature.level
-			if level == Fail { // it may be there under another name: the start tries it
-				level = Warn
-			}
-			j.add(level, "kernel", "no module "+feature.module+" is found for Linux "+j.f.Kernel+": "+feature.lost,
-				j.module(feature.module))
+			j.add(Warn, "kernel", "no module "+feature.module+" is found for Linux "+j.f.Kernel+": "+feature.lost, j.module(feature.module))
 		}
 	}
 	if len(good) > 0 {

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/berth-dev/berth/internal/cluster/host"
 )
 
@@ -58,6 +60,12 @@ func Probe(root string) hostFacts {
 	if p.exists("run/systemd/timesync/synchronized") {
 		synced := true
 		f.ClockSynced = &synced
+	} else if root == "/" {
+		var t unix.Timex
+		if state, err := unix.Adjtimex(&t); err == nil { // 5 is TIME_ERROR: nobody disciplines the clock
+			synced := state != 5
+			f.ClockSynced = &synced
+		}
 	}
 	return f
 }
@@ -127,6 +135,7 @@ func (p prober) modules(f *hostFacts) {
 	if !p.exists(dir) {
 		dir = "usr/" + dir
 	}
+	f.ModulesListed = p.exists(dir + "/modules.builtin")
 	for line := range strings.Lines(p.text(dir + "/modules.builtin")) {
 		present[base(line)] = true
 	}
