@@ -71,7 +71,11 @@ func joinCommand() *cobra.Command {
 func startCommand(cmd *cobra.Command, role cluster.Role) *cobra.Command {
 	cfg := cluster.Config{Settings: cluster.Settings{Role: role}}
 	var start starter
+	var file string
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if err := fillFlags(cmd.Flags(), file, os.LookupEnv); err != nil {
+			return err
+		}
 		if len(args) > 0 {
 			cfg.ServerURL = args[0]
 		}
@@ -83,6 +87,8 @@ func startCommand(cmd *cobra.Command, role cluster.Role) *cobra.Command {
 	}
 	var sections cliflag.NamedFlagSets
 	f := sections.FlagSet("start")
+	f.StringVar(&file, "config", os.Getenv("BERTH_CONFIG"),
+		"file with flags as keys (YAML); flags and BERTH_FLAG_NAME in the environment win over it (environment: BERTH_CONFIG)")
 	dataDirFlag(cmd, &cfg.DataDir)
 	f.StringVar(&start.name, "name", nameOfEnvironment(),
 		"name of the cluster: it gets a directory, ports and address ranges of its own (see berth ls, berth delete)")
@@ -151,6 +157,8 @@ func controlFlags(f *pflag.FlagSet, cfg *cluster.Config) {
 			"none to leave it to a CNI of your own (default auto)")
 	f.StringVar(&cfg.LoadBalancer, "load-balancer", "",
 		"what gives addresses to Services of type LoadBalancer: node (the addresses of the nodes) or none (default node)")
+	f.StringVar(&cfg.ManifestsDir, "manifests-dir", "",
+		"directory of manifests to apply now and when they change, or none (default: manifests in the data directory)")
 	f.StringSliceVar(&cfg.ServerNames, "tls-san", nil, "further names and addresses in the API server's certificate")
 	f.IntVar(&cfg.Ports.API, "api-port", 0, "port of the API server (default 6443)")
 	f.DurationVar(&cfg.CertificateLife, "certificate-lifetime", 0,
@@ -210,6 +218,7 @@ func given(f *pflag.FlagSet, name string) *bool {
 }
 
 func joinFlags(f *pflag.FlagSet, cfg *cluster.Config) {
+	f.StringVar(&cfg.ServerURL, "server", "", "API server of the cluster to join (https://SERVER:6443), as the argument")
 	f.StringVar(&cfg.Join.Token, "token", "", "bootstrap token, for the first start")
 	f.StringVar(&cfg.Join.CAHash, "ca-hash", "", "hash of the cluster's CA certificate (sha256:...)")
 	f.StringVar(&cfg.Join.CAFile, "ca-file", "", "file with the cluster's CA certificate, instead of its hash")

@@ -102,6 +102,9 @@ type Settings struct {
 	// ContainerdConfigDir holds configuration files that the bundled containerd
 	// merges into its own; empty for containerd.d in the data directory.
 	ContainerdConfigDir string `json:"containerdConfigDir,omitempty"`
+	// ManifestsDir holds files to apply; empty for manifests in the data
+	// directory, "none" for none.
+	ManifestsDir string `json:"manifestsDir,omitempty"`
 }
 
 // Config is everything `berth up` can be told. Empty fields get defaults from
@@ -243,9 +246,9 @@ func (c *Config) absolutePaths() (err error) {
 	for flag, path := range map[string]*string{
 		"agent-config": &c.AgentConfig, "image-credential-provider-config": &c.CredentialProviders,
 		"image-credential-provider-bin-dir": &c.CredentialProviderDir, "registries": &c.Registries,
-		"containerd-config-dir": &c.ContainerdConfigDir,
+		"containerd-config-dir": &c.ContainerdConfigDir, "manifests-dir": &c.ManifestsDir,
 	} {
-		if *path != "" {
+		if *path != "" && *path != NoManifests {
 			if *path, err = filepath.Abs(*path); err != nil {
 				return fmt.Errorf("--%s: %w", flag, err)
 			}
@@ -410,9 +413,8 @@ func (s *Settings) merge(kept Settings) error {
 	if s.Registries == "" {
 		s.Registries = kept.Registries
 	}
-	if s.ContainerdConfigDir == "" {
-		s.ContainerdConfigDir = kept.ContainerdConfigDir
-	}
+	s.ContainerdConfigDir = cmp.Or(s.ContainerdConfigDir, kept.ContainerdConfigDir)
+	s.ManifestsDir = cmp.Or(s.ManifestsDir, kept.ManifestsDir)
 	if s.CredentialProviders == "" && s.CredentialProviderDir == "" {
 		s.CredentialProviders, s.CredentialProviderDir = kept.CredentialProviders, kept.CredentialProviderDir
 	}

@@ -72,7 +72,11 @@ func (u *up) startControllers(context.Context) error {
 		supervise.Part{Name: "controllers", Restart: supervise.Always, Run: func(ctx context.Context) error {
 			return workload.Run(ctx, controllers)
 		}})
-	u.startDeciders(log, deciders)
+	applier, err := u.manifestsPart()
+	if err != nil {
+		return err
+	}
+	u.startDeciders(log, append(deciders, applier...))
 	return nil
 }
 

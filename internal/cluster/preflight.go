@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/internal/cluster/host"
+	"github.com/berth-dev/berth/internal/cluster/hostcheck"
 	"github.com/berth-dev/berth/internal/proxy"
 )
 
@@ -31,37 +32,78 @@ func (c *Config) preflight() (host.Facts, error) {
 	if err != nil {
 		return facts, err
 	}
-	if !c.Role.node() {
-		if err := c.checkSpace(); err != nil {
+	for _, r := range c.requirements(facts) {
+		if err := r.check(); err != nil {
 			return facts, err
 		}
-		return facts, c.checkPorts()
 	}
-	if !facts.Root {
-		return facts, errors.New("root is needed to start containers: run it as root, for example with sudo")
-	}
-	if missing := facts.Missing(); len(missing) > 0 {
-		return facts, fmt.Errorf("cgroup controller %s is missing (%s layout): enable it in the kernel or delegate it to this host",
-			strings.Join(missing, ", "), facts.Cgroups)
-	}
-	if err := proxy.CheckKernel(slog.New(slog.DiscardHandler)); err != nil {
-		return facts, fmt.Errorf("this host cannot serve Services: %w", err)
-	}
-	if err := c.checkSpace(); err != nil {
-		return facts, err
-	}
-	if c.RuntimeEndpoint == "" {
-		for _, name := range []string{"containerd", "containerd-shim-runc-v2", "berth-net", "bridge", "host-local", "portmap"} {
-			if _, err := os.Stat(filepath.Join(c.BundleDir, name)); err != nil {
-				return facts, fmt.Errorf("the runtime bundle in %s has no %s: run `make build`, or use a runtime that is already there "+
-					"with --container-runtime-endpoint", c.BundleDir, name)
+	return facts, nil
+}
+
+// requirement is one thing without which a start fails.
+type requirement struct {
+	name  string
+	check func() error
+}
+
+// requirements are what a start of this role looks at, in order.
+func (c *Config) requirements(facts host.Facts) (all []requirement) {
+	if c.Role.node() {
+		all = append(all, requirement{"root", func() error {
+			if !facts.Root {
+				return errors.New("root is needed to start containers: run it as root, for example with sudo")
 			}
+			return nil
+		}}, requirement{"cgroups", func() error {
+			if missing := facts.Missing(); len(missing) > 0 {
+				return fmt.Errorf("cgroup controller %s is missing (%s layout): enable it in the kernel or delegate it to this host",
+					strings.Join(missing, ", "), facts.Cgroups)
+			}
+			return nil
+		}}, requirement{"nftables", func() error {
+			if err := proxy.CheckKernel(slog.New(slog.DiscardHandler)); err != nil {
+				return fmt.Errorf("this host cannot serve Services: %w", err)
+			}
+			return nil
+		}})
+	}
+	all = append(all, requirement{"space", c.checkSpace})
+	if c.Role.node() {
+		all = append(all, requirement{"bundle", c.checkBundle})
+	}
+	all = append(all, c.portsFree()...)
+	if c.Role.node() {
+		all = append(all, requirement{"network", c.checkNetwork})
+	}
+	return all
+}
+
+// Unmet are all requirements of a start that this host does not fulfil.
+func (c *Config) Unmet() (out []hostcheck.Failure) {
+	facts, err := host.Probe("/")
+	if err != nil {
+		return []hostcheck.Failure{{Name: "host", Message: err.Error()}}
+	}
+	for _, r := range c.requirements(facts) {
+		if err := r.check(); err != nil {
+			out = append(out, hostcheck.Failure{Name: r.name, Message: err.Error()})
 		}
 	}
-	if err := c.checkPorts(); err != nil {
-		return facts, err
+	return out
+}
+
+// checkBundle wants the programs of the bundled runtime.
+func (c *Config) checkBundle() error {
+	if c.RuntimeEndpoint != "" {
+		return nil
 	}
-	return facts, c.checkNetwork()
+	for _, name := range []string{"containerd", "containerd-shim-runc-v2", "berth-net", "bridge", "host-local", "portmap"} {
+		if _, err := os.Stat(filepath.Join(c.BundleDir, name)); err != nil {
+			return fmt.Errorf("the runtime bundle in %s has no %s: run `make build`, or use a runtime that is already there "+
+				"with --container-runtime-endpoint", c.BundleDir, name)
+		}
+	}
+	return nil
 }
 
 func (c *Config) checkSpace() error {
@@ -82,7 +124,8 @@ func (c *Config) checkSpace() error {
 	return nil
 }
 
-func (c *Config) checkPorts() error {
+// portsFree wants every port of this role, each by itself.
+func (c *Config) portsFree() (all []requirement) {
 	for _, p := range []struct {
 		flag, ip string
 		port     int
@@ -98,14 +141,16 @@ func (c *Config) checkPorts() error {
 		if !p.here {
 			continue
 		}
-		l, err := net.Listen("tcp", net.JoinHostPort(p.ip, fmt.Sprint(p.port)))
-		if err != nil {
-			return fmt.Errorf("port %d is taken (%w): stop what listens there, or choose another with %s or --ports-from", p.port, err,
-				p.flag)
-		}
-		l.Close()
+		all = append(all, requirement{fmt.Sprintf("port %d", p.port), func() error {
+			l, err := net.Listen("tcp", net.JoinHostPort(p.ip, fmt.Sprint(p.port)))
+			if err != nil {
+				return fmt.Errorf("port %d is taken (%w): stop what listens there, or choose another with %s or --ports-from", p.port, err,
+					p.flag)
+			}
+			return l.Close()
+		}})
 	}
-	return c.checkDNSPort()
+	return append(all, requirement{fmt.Sprintf("port %d", c.Ports.DNS), c.checkDNSPort})
 }
 
 // checkDNSPort wants the DNS port free for both transports.

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/berth-dev/berth/internal/journal"
+	"github.com/berth-dev/berth/internal/manifests"
 	"github.com/berth-dev/berth/internal/nodes/health"
 	"github.com/berth-dev/berth/internal/snapshot"
 	"github.com/berth-dev/berth/internal/socket"
@@ -39,6 +40,8 @@ type Status struct {
 	Certificates []certificateEnd `json:"certificates,omitempty"`
 	// Snapshots is how their schedule stands.
 	Snapshots *snapshot.Progress `json:"snapshots,omitempty"`
+	// Manifests is how the directory of manifests stands; nil without one.
+	Manifests *manifests.Status `json:"manifests,omitempty"`
 	// Notes are limits of the host that berth adapted to.
 	Notes []string `json:"notes,omitempty"`
 }
@@ -130,6 +133,11 @@ func (u *up) status(ctx context.Context) Status {
 		line, ok := s.Snapshots.Line(time.Now())
 		s.Checks = append(s.Checks, Check{Name: "snapshots", OK: ok, Detail: line})
 	}
+	if u.manifests != nil {
+		m := u.manifests.Status()
+		line, ok := m.Line()
+		s.Manifests, s.Checks = &m, append(s.Checks, Check{Name: "manifests", OK: ok, Detail: line})
+	}
 	_, err := u.client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
 	check("api", err)
 	for _, p := range []struct {
@@ -218,6 +226,11 @@ func (s *Status) Print(w io.Writer, now time.Time) {
 			mark = "BAD"
 		}
 		fmt.Fprintf(w, "check     %-4s %-12s %s\n", mark, c.Name, c.Detail)
+	}
+	if s.Manifests != nil {
+		for _, f := range s.Manifests.Faults {
+			fmt.Fprintf(w, "manifest  %s\n", f)
+		}
 	}
 	for _, part := range s.Parts {
 		extra := ""

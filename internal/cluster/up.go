@@ -20,6 +20,7 @@ import (
 	"github.com/berth-dev/berth/internal/control/store"
 	"github.com/berth-dev/berth/internal/journal"
 	"github.com/berth-dev/berth/internal/localvolume"
+	"github.com/berth-dev/berth/internal/manifests"
 	"github.com/berth-dev/berth/internal/memory"
 	"github.com/berth-dev/berth/internal/network/ports"
 	"github.com/berth-dev/berth/internal/nodes/health"
@@ -86,6 +87,8 @@ type serverParts struct {
 	api       *api.Server
 	// serverChoices are set once api is; the control socket asks for both.
 	serverChoices atomic.Pointer[api.Options]
+	// manifests applies a directory; nil without one.
+	manifests *manifests.Manager
 }
 
 // nodeParts are those of a host that runs pods.

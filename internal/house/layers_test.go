@@ -17,9 +17,10 @@ import (
 var floors = [][]string{
 	{"cmd"},
 	{"internal/cli"},
-	{"internal/cluster", "internal/fleet", "internal/sim"},
+	{"internal/cluster", "internal/fleet", "internal/sim", "internal/install"},
 	{"internal/clustermodel"},
-	{"internal/control", "internal/nodes", "internal/agent", "internal/proxy", "internal/network", "internal/policy", "internal/dns"},
+	{"internal/control", "internal/nodes", "internal/agent", "internal/proxy", "internal/network", "internal/policy", "internal/dns",
+		"internal/manifests"},
 	{"internal/localvolume"},
 	{"internal/controller"},
 	{"internal/nft", "internal/kube", "internal/why", "internal/images"},
