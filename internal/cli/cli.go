@@ -62,6 +62,7 @@ func rootCommand() *cobra.Command {
 		whyCommand(),
 		eventsCommand(),
 		topCommand(),
+		uiCommand(),
 		agentCommand(),
 		proxyCommand(),
 		controllersCommand(),

@@ -20,7 +20,7 @@ var floors = [][]string{
 	{"internal/cluster", "internal/fleet", "internal/sim"},
 	{"internal/clustermodel"},
 	{"internal/control", "internal/nodes", "internal/agent", "internal/proxy", "internal/network", "internal/policy", "internal/dns"},
-	{"internal/controller"},
+	{"internal/controller", "internal/ui"},
 	{"internal/nft", "internal/podutil", "internal/kube", "internal/localvolume", "internal/why", "internal/images"},
 	{"internal/heap", "internal/journal", "internal/logfile", "internal/memory", "internal/pki", "internal/snapshot", "internal/socket",
 		"internal/strict", "internal/supervise", "internal/registries"},
