@@ -167,18 +167,23 @@ func (h *Handler) follow(ctx context.Context, v *viewer, s *stream, have string)
 	defer beats.Stop()
 	var later <-chan time.Time
 	var nodes []string
-	update := true
+	// What is only starting may count as wrong soon, though nothing changes.
+	update, first := true, true
 	for {
 		if update {
 			h.sampler.want(v.route.usage)
 			began := time.Now()
 			out := h.render(ctx, v.route)
 			nodes = out.nodes
-			if sum := sumOf(out.main); sum != have {
+			sum := sumOf(out.main)
+			if first || sum != have {
+				first, later = false, time.After(again)
+			}
+			if sum != have {
 				if s.send("view", map[string]any{"main": string(out.main), "now": out.now.UnixMilli(), "sum": sum}) != nil {
 					return
 				}
-				have, later = sum, time.After(again)
+				have = sum
 			}
 			if !sleep(ctx, max(quietly, share*time.Since(began))) {
 				return

@@ -73,10 +73,10 @@ type rendered struct {
 
 // shown is what templates get.
 type shown struct {
-	route
-	Root string
-	View any
-	Now  time.Time
+	Root, Path string
+	Query      view.Query
+	View       any
+	Now        time.Time
 }
 
 // render makes the main part of a page with the rights of the context's user.
@@ -120,7 +120,7 @@ func (h *Handler) render(ctx context.Context, rt route) rendered {
 		name, out.status = "missing", http.StatusNotFound
 	}
 	var b bytes.Buffer
-	if err := templates.ExecuteTemplate(&b, name, shown{rt, rt.root(), v, out.now}); err != nil {
+	if err := templates.ExecuteTemplate(&b, name, shown{rt.root(), rt.path, rt.query, v, out.now}); err != nil {
 		h.cfg.Log.Error("rendering the status page", "view", rt.section, "err", err)
 		b.Reset()
 		b.WriteString("<p>This view could not be rendered; the server's log says why.</p>")

@@ -197,8 +197,10 @@ func (p *Proxy) ask(w http.ResponseWriter, r *http.Request) {
 	}
 	h := w.Header()
 	h.Set("Content-Type", "text/html; charset=utf-8")
-	h.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'")
-	h.Set("Referrer-Policy", "no-referrer")
+	h.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; img-src 'self'; form-action 'self'; base-uri 'none'; "+
+		"frame-ancestors 'none'")
+	// With no-referrer browsers would send "Origin: null" with the form.
+	h.Set("Referrer-Policy", "same-origin")
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Cache-Control", "no-store")
 	w.Write(loginPage) //nolint:errcheck // a client that left is no concern
