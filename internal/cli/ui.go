@@ -17,7 +17,8 @@ func uiCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ui",
 		Short: "open the status page of the cluster in a browser",
-		Long: "Ui serves the status page on a loopback address of this host, with the rights of your kubeconfig, until it is interrupted. " +
+		Long: "Ui serves the status page on a loopback address of this host, with the rights of your kubeconfig, until it is " +
+			"interrupted. " +
 			"The address it prints holds a token that works once. Nothing can be changed through the page.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

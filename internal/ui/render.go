@@ -29,7 +29,8 @@ var assetFiles embed.FS
 var templates = template.Must(template.New("").Funcs(functions).ParseFS(templateFiles, "templates/*.html"))
 
 // assetTypes are the files beside the pages. Their addresses name their content.
-var assetTypes = map[string]string{"ui.css": "text/css; charset=utf-8", "ui.js": "text/javascript; charset=utf-8", "icon.svg": "image/svg+xml"}
+var assetTypes = map[string]string{"ui.css": "text/css; charset=utf-8", "ui.js": "text/javascript; charset=utf-8",
+	"icon.svg": "image/svg+xml"}
 
 // asset serves a file beside the pages.
 func asset(w http.ResponseWriter, r *http.Request) {
@@ -177,9 +178,11 @@ func layout(rt route, out rendered, r *http.Request) ([]byte, error) {
 	}
 	var b bytes.Buffer
 	err := templates.ExecuteTemplate(&b, "layout", map[string]any{
-		"Root": rt.root(), "Section": rt.section, "Title": out.title, "User": u.GetName(), "Main": template.HTML(out.main), //nolint:gosec // ours
+		"Root": rt.root(), "Section": rt.section, "Title": out.title, "User": u.GetName(),
+		"Main":    template.HTML(out.main), //nolint:gosec // ours
 		"Current": current, "Now": out.now.UnixMilli(), "Sum": sumOf(out.main), "Versions": versions,
-		"Nav": []nav{{"cluster", "", "Cluster", "node"}, {"workloads", "workloads", "Workloads", "workload"}, {"pods", "pods", "Pods", "pod"},
+		"Nav": []nav{{"cluster", "", "Cluster", "node"}, {"workloads", "workloads", "Workloads", "workload"},
+			{"pods", "pods", "Pods", "pod"},
 			{"services", "services", "Services", "service"}, {"zones", "zones", "Zones", ""}},
 	})
 	return b.Bytes(), err
@@ -240,7 +243,8 @@ func ageHTML(now, t time.Time, node string) template.HTML {
 		beat = ` data-beat="` + template.HTMLEscapeString(node) + `"`
 	}
 	stamp := t.UTC().Format("2006-01-02T15:04:05.000Z")
-	return template.HTML(fmt.Sprintf(`<time datetime="%s" title="%s"%s>%s</time>`, stamp, stamp, beat, ageText(now.Sub(t)))) //nolint:gosec // escaped
+	return template.HTML(fmt.Sprintf(`<time datetime="%s" title="%s"%s>%s</time>`, stamp, stamp, beat,
+		ageText(now.Sub(t)))) //nolint:gosec // escaped
 }
 
 func ageText(d time.Duration) string {
@@ -284,7 +288,7 @@ func bytesText(n int64) string {
 }
 
 func cpuText(milli int64) string {
-	if milli < 1000 {
+	if milli > 0 && milli < 1000 {
 		return fmt.Sprintf("%dm", milli)
 	}
 	return strings.TrimSuffix(fmt.Sprintf("%.1f", float64(milli)/1000), ".0")

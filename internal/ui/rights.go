@@ -13,11 +13,11 @@ import (
 type rights struct {
 	ctx        context.Context //nolint:containedctx // the rendering's
 	user       user.Info
-	authorizer authorizer.Authorizer
+	authorizer authorizer.UnconditionalAuthorizer
 	answers    map[[2]string]bool
 }
 
-func newRights(ctx context.Context, u user.Info, a authorizer.Authorizer) *rights {
+func newRights(ctx context.Context, u user.Info, a authorizer.UnconditionalAuthorizer) *rights {
 	return &rights{ctx, u, a, map[[2]string]bool{}}
 }
 

@@ -1,6 +1,7 @@
 package ui
 
 import (
+	"html/template"
 	"net/url"
 	"slices"
 	"strings"
@@ -29,7 +30,7 @@ func queryOf(q url.Values) view.Query {
 }
 
 // values is the query as an address has it; after replaces the cursor.
-func values(q view.Query, after string) string {
+func values(q view.Query, after string) template.URL {
 	out := url.Values{}
 	for k, v := range map[string]string{"q": q.Text, "ns": q.Namespace, "kind": q.Kind, "zone": q.Zone, "node": q.Node, "after": after} {
 		if v != "" {
@@ -39,7 +40,7 @@ func values(q view.Query, after string) string {
 	if q.Wrong {
 		out.Set("wrong", "1")
 	}
-	return out.Encode()
+	return template.URL(out.Encode()) //nolint:gosec // escaped
 }
 
 // routeOf is the route of a path below Prefix.

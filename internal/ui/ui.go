@@ -38,7 +38,7 @@ type Config struct {
 	// caller's identity, so that the API server decides what they may read. Nil:
 	// no view reads more than the informers have.
 	Loopback   *rest.Config
-	Authorizer authorizer.Authorizer
+	Authorizer authorizer.UnconditionalAuthorizer
 	// Records are the decisions about an object, oldest first.
 	Records func(journal.Ref) []journal.Record
 	// Heartbeat, Outlook and Zones are the health controller's.

@@ -76,6 +76,7 @@
       store.set(root.dataset.theme);
       label();
     });
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", label);
     label();
 
     const ages = () => {
@@ -139,16 +140,19 @@
       const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(e.target.nodeName);
       if (e.key === "Escape" && typing) e.target.blur();
       if (typing) return;
-      if (e.key === "/") {
-        const field = main.querySelector("input[type=search]");
-        if (field) { e.preventDefault(); field.focus(); field.select(); }
-      }
+      if (e.key === "/") e.preventDefault(); // some browsers search the page; see keyup
       if (e.key === "j" || e.key === "k") { // to the next or previous row
         const links = [...main.querySelectorAll("td.name a")];
         const at = links.indexOf(document.activeElement);
         const to = links[e.key === "j" ? at + 1 : Math.max(0, at - 1)];
         if (to) to.focus();
       }
+    });
+    document.addEventListener("keyup", (e) => {
+      const field = main.querySelector("input[type=search]");
+      if (e.key !== "/" || !field || /^(INPUT|SELECT|TEXTAREA)$/.test(e.target.nodeName)) return;
+      field.focus();
+      field.select();
     });
   });
 })();

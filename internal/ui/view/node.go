@@ -61,7 +61,8 @@ func NodeView(s *Snapshot, r Rights, name string, q Query, now time.Time) (v Nod
 		if (c.Type == v1.NodeReady) != (c.Status == v1.ConditionTrue) {
 			level = Bad
 		}
-		v.Conditions = append(v.Conditions, Condition{string(c.Type), string(c.Status), c.Reason, c.Message, level, c.LastTransitionTime.Time})
+		v.Conditions = append(v.Conditions, Condition{string(c.Type), string(c.Status), c.Reason, c.Message, level,
+			c.LastTransitionTime.Time})
 	}
 	slices.SortStableFunc(v.Conditions, func(a, b Condition) int { return cmp.Compare(b2i(a.Level == Good), b2i(b.Level == Good)) })
 	if s.Outlook != nil {

@@ -62,7 +62,8 @@ func WorkloadsView(s *Snapshot, r Rights, q Query, _ time.Time) WorkloadList {
 }
 
 func workloadRow(kind string, o metav1.Object) WorkloadRow {
-	row := WorkloadRow{Object: journal.Ref{Kind: kind, Namespace: o.GetNamespace(), Name: o.GetName()}, Created: o.GetCreationTimestamp().Time}
+	row := WorkloadRow{Object: journal.Ref{Kind: kind, Namespace: o.GetNamespace(), Name: o.GetName()},
+		Created: o.GetCreationTimestamp().Time}
 	var template *v1.PodSpec
 	switch o := o.(type) {
 	case *appsv1.Deployment:
@@ -188,7 +189,8 @@ func WorkloadView(s *Snapshot, r Rights, ref journal.Ref, q Query, now time.Time
 }
 
 func revision(o metav1.Object) Revision {
-	out := Revision{Name: o.GetName(), Number: o.GetAnnotations()["deployment.kubernetes.io/revision"], Created: o.GetCreationTimestamp().Time}
+	out := Revision{Name: o.GetName(), Number: o.GetAnnotations()["deployment.kubernetes.io/revision"],
+		Created: o.GetCreationTimestamp().Time}
 	switch o := o.(type) {
 	case *appsv1.ReplicaSet:
 		out.Ready, out.Want = o.Status.ReadyReplicas, replicas(o.Spec.Replicas)

@@ -48,12 +48,14 @@ func wrong(s *Snapshot, r Rights, now time.Time) (out []Problem, total int) {
 		for _, n := range s.Namespaces() {
 			if n.DeletionTimestamp != nil && now.Sub(n.DeletionTimestamp.Time) > settle {
 				ref := journal.Ref{Kind: "Namespace", Name: n.Name}
-				found = append(found, trouble{shown: ref, asked: ref, rank: 4, since: n.DeletionTimestamp.Time, state: State{"Terminating", Bad}})
+				found = append(found, trouble{shown: ref, asked: ref, rank: 4, since: n.DeletionTimestamp.Time,
+					state: State{"Terminating", Bad}})
 			}
 		}
 	}
 	slices.SortFunc(found, func(a, b trouble) int {
-		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(b.count, a.count), a.since.Compare(b.since),
+		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(b2i(a.state.Level == Warn), b2i(b.state.Level == Warn)),
+			cmp.Compare(b.count, a.count), a.since.Compare(b.since),
 			cmp.Compare(a.shown.Namespace, b.shown.Namespace), cmp.Compare(a.shown.Name, b.shown.Name))
 	})
 	for _, t := range found[:min(len(found), maxWrong)] {
@@ -122,8 +124,10 @@ func wrongNodes(s *Snapshot, r Rights) (out []trouble) {
 		}
 		ref := journal.Ref{Kind: "Node", Name: n.Name}
 		t := trouble{shown: ref, asked: ref, rank: 1, since: n.CreationTimestamp.Time, state: nodeState(n)}
-		if c := condition(n, v1.NodeReady); c != nil {
-			t.since = c.LastTransitionTime.Time
+		for _, c := range n.Status.Conditions {
+			if c.Type == v1.NodeReady && t.state.Level == Bad || string(c.Type) == t.state.Word {
+				t.since = c.LastTransitionTime.Time
+			}
 		}
 		out = append(out, t)
 	}

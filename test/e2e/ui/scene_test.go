@@ -49,8 +49,9 @@ func newScene(t *testing.T) *scene {
 		Authorizer: env.Server.Auth().Authorizer, Records: s.records, Outlook: outlook,
 		Zones: func() []view.Zone {
 			return []view.Zone{{Name: "eu/a", State: "Normal", Ready: 4, Rate: 0.1, Tokens: 1},
-				{Name: "eu/b", State: "Normal", Ready: 3, NotReady: 1, Rate: 0.1, Tokens: 0.4, Waiting: 1}, {Name: "eu/c", State: "Normal", Ready: 4,
-					Rate: 0.1, Tokens: 1}}
+				{Name: "eu/b", State: "Normal", Ready: 3, NotReady: 1, Rate: 0.1, Tokens: 0.4, Waiting: 1}, {Name: "eu/c", State: "Normal",
+					Ready: 4,
+					Rate:  0.1, Tokens: 1}}
 		},
 		Parts: func() []view.Part { return []view.Part{{Name: "scheduler", Since: s.now.Add(-time.Hour)}} },
 		Certificates: func() []view.Certificate {
@@ -135,7 +136,8 @@ func nodeStatus(s *scene, name string) v1.NodeStatus {
 	}
 	return v1.NodeStatus{Capacity: room, Allocatable: room, Conditions: []v1.NodeCondition{ready, pressure},
 		Addresses: []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: "10.0.0." + fmt.Sprint(len(name)+int(name[0]))}},
-		NodeInfo: v1.NodeSystemInfo{KubeletVersion: "v1.37.2", ContainerRuntimeVersion: "containerd://2.2.0", OSImage: "Debian GNU/Linux 13",
+		NodeInfo: v1.NodeSystemInfo{KubeletVersion: "v1.37.2", ContainerRuntimeVersion: "containerd://2.2.0",
+			OSImage:       "Debian GNU/Linux 13",
 			KernelVersion: "6.12.41", Architecture: "amd64"},
 		Images: []v1.ContainerImage{{Names: []string{"reg.example/web:2"}, SizeBytes: 48 << 20}, {Names: []string{"reg.example/db:17"},
 			SizeBytes: 310 << 20}}}
@@ -232,7 +234,8 @@ func (s *scene) workloads(t *testing.T) {
 	s.pod(t, ops, "train-7d9c-1", "", big, "train", func(p *v1.Pod) {
 		p.Spec.Containers[0].Resources.Requests[v1.ResourceCPU] = resource.MustParse("64")
 		p.Status = v1.PodStatus{Phase: v1.PodPending, Conditions: []v1.PodCondition{{Type: v1.PodScheduled, Status: v1.ConditionFalse,
-			Reason: "Unschedulable", Message: "0/12 nodes are available: 11 Insufficient cpu.", LastTransitionTime: s.ago(4 * time.Minute)}}}
+			Reason: "Unschedulable", Message: "0/12 nodes are available: 11 Insufficient cpu.",
+			LastTransitionTime: s.ago(4 * time.Minute)}}}
 	})
 	s.events(t)
 	yes, port, tcp, node := true, int32(8080), v1.ProtocolTCP, "a-1"
@@ -241,7 +244,8 @@ func (s *scene) workloads(t *testing.T) {
 	kit.Must(t, err)
 	_, err = s.client.DiscoveryV1().EndpointSlices(shop).Create(ctx, &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: "web-1",
 		Labels: map[string]string{discoveryv1.LabelServiceName: "web"}}, AddressType: discoveryv1.AddressTypeIPv4,
-		Ports: []discoveryv1.EndpointPort{{Port: &port, Protocol: &tcp}}, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.1.0.7"},
+		Ports: []discoveryv1.EndpointPort{{Port: &port, Protocol: &tcp}},
+		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.1.0.7"},
 			Conditions: discoveryv1.EndpointConditions{Ready: &yes}, NodeName: &node, TargetRef: &v1.ObjectReference{Kind: "Pod",
 				Namespace: shop, Name: "web-7d9c-1"}}}}, metav1.CreateOptions{})
 	kit.Must(t, err)
@@ -281,7 +285,8 @@ func (s *scene) users(t *testing.T) {
 	kit.Must(t, err)
 	_, err = rbac.ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "page"},
 		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "page"},
-		Subjects: []rbacv1.Subject{{Kind: rbacv1.GroupKind, APIGroup: rbacv1.GroupName, Name: "system:authenticated"}}}, metav1.CreateOptions{})
+		Subjects: []rbacv1.Subject{{Kind: rbacv1.GroupKind, APIGroup: rbacv1.GroupName, Name: "system:authenticated"}}},
+		metav1.CreateOptions{})
 	kit.Must(t, err)
 	_, err = rbac.Roles(ops).Create(ctx, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: "dana"}, Rules: []rbacv1.PolicyRule{
 		{APIGroups: []string{"", "apps"}, Resources: []string{"pods", "deployments", "replicasets"}, Verbs: []string{"get", "list"}}}},

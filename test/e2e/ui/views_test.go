@@ -15,13 +15,15 @@ func TestViews(t *testing.T) {
 		path, name string
 		words      []string
 	}{
-		{"", "cluster", []string{"Wrong now", "stopped renewing its Lease", "3 pods", "the registry has no such image or tag", "DiskPressure",
+		{"", "cluster", []string{"Wrong now", "stopped renewing its Lease", "3 pods", "the registry has no such image or tag",
+			"DiskPressure",
 			"Insufficient cpu", "11/12", "next certificate end", "eu/b"}},
-		{"nodes/b-2", "node", []string{"Unknown", "What follows", "is silent and marked Unknown", "Conditions", "NodeStatusUnknown"}},
+		{"nodes/b-2", "node", []string{"Unknown", "What follows", "is silent and marked Unknown", "Conditions", "stopped posting"}},
 		{"workloads", "workloads", []string{"cart", "train", "0/3"}},
 		{"workloads/Deployment/shop/cart", "workload", []string{"the registry has no such image or tag", "ImagePullBackOff", "cart-7d9c"}},
 		{"pods?ns=shop", "pods", []string{"web-7d9c-6", "cart-7d9c-1"}},
-		{"pods/shop/web-7d9c-1", "pod", []string{"scheduled", "sandbox ready", "image of app", "4.2 s", "ready", "placed on a-1", "Pulled"}},
+		{"pods/shop/web-7d9c-1", "pod", []string{"scheduled", "sandbox ready", "image of app", "4.2 s", "ready", "placed on a-1",
+			"Pulled"}},
 		{"pods/ops/train-7d9c-1", "pending", []string{"Why no node takes it", "Insufficient cpu: asks 64", "taint gpu=only"}},
 		{"services", "services", []string{"Serving", "80/TCP"}},
 		{"services/shop/web", "service", []string{"Endpoints", "10.1.0.7", "8080/TCP", "web-7d9c-1"}},
