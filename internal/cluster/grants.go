@@ -3,15 +3,18 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/authentication/user"
 	rbacv1ac "k8s.io/client-go/applyconfigurations/rbac/v1"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/berth-dev/berth/internal/control/api/nodelink"
+	"github.com/berth-dev/berth/internal/ui"
 )
 
 const (
@@ -40,7 +43,25 @@ func grant(ctx context.Context, client kubernetes.Interface) error {
 			return fmt.Errorf("granting the API server access to agents: %w", err)
 		}
 	}
+	if err := grantStatusPage(ctx, client); err != nil {
+		return fmt.Errorf("granting users the status page: %w", err)
+	}
 	return grantAdmins(ctx, client)
+}
+
+// statusPageRole lets a user get the status page, which shows what else the user may list.
+const statusPageRole = "berth:status-page"
+
+// grantStatusPage binds the role to every user who is authenticated, as discovery is. Anyone who takes all subjects off the
+// binding closes the page: a binding that exists is left as it is.
+func grantStatusPage(ctx context.Context, client kubernetes.Interface) error {
+	role := rbacv1ac.ClusterRole(statusPageRole).WithRules(
+		rbacv1ac.PolicyRule().WithNonResourceURLs(strings.TrimSuffix(ui.Prefix, "/"), ui.Prefix+"*").WithVerbs("get"))
+	if _, err := client.RbacV1().ClusterRoles().Apply(ctx, role, metav1.ApplyOptions{FieldManager: "berth", Force: true}); err != nil {
+		return err
+	}
+	return bind(ctx, client, statusPageRole, statusPageRole,
+		rbacv1.Subject{Kind: rbacv1.GroupKind, APIGroup: rbacv1.GroupName, Name: user.AllAuthenticated})
 }
 
 // grantAdmins binds the administrators' group to cluster-admin, once in a cluster's life: anyone who deletes the binding revokes

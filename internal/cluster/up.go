@@ -147,6 +147,7 @@ func (u *up) steps() []step {
 		{controlLane, true, u.shareInformers},
 		{controlLane, true, u.serveMetrics},
 		{controlLane, control, u.startControllers},
+		{controlLane, control, u.serveUI},
 		{controlLane, true, u.startDNS},
 		{controlLane, control, u.startClusterInfo},
 		{controlLane, true, u.startInformers},

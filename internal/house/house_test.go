@@ -91,6 +91,7 @@ var pure = []string{
 	"internal/policy/oracle",
 	"internal/proxy/model",
 	"internal/why",
+	"internal/ui/view",
 	"internal/snapshot/header.go",
 	"internal/snapshot/plan.go",
 	"internal/snapshot/retention.go",

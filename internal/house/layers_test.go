@@ -22,7 +22,7 @@ var floors = [][]string{
 	{"internal/control", "internal/nodes", "internal/agent", "internal/proxy", "internal/network", "internal/policy", "internal/dns",
 		"internal/manifests"},
 	{"internal/localvolume"},
-	{"internal/controller"},
+	{"internal/controller", "internal/ui"},
 	{"internal/nft", "internal/kube", "internal/why", "internal/images"},
 	{"internal/heap", "internal/journal", "internal/logfile", "internal/memory", "internal/pki", "internal/podutil", "internal/snapshot",
 		"internal/socket", "internal/strict", "internal/supervise", "internal/registries"},

@@ -7,6 +7,7 @@ import (
 
 	nooptrace "go.opentelemetry.io/otel/trace/noop"
 	"k8s.io/apimachinery/pkg/util/sets"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/filters"
 	"k8s.io/apiserver/pkg/util/webhook"
@@ -18,6 +19,7 @@ import (
 	"github.com/berth-dev/berth/internal/control/api/certificates"
 	"github.com/berth-dev/berth/internal/control/api/scheme"
 	"github.com/berth-dev/berth/internal/control/auth"
+	"github.com/berth-dev/berth/internal/ui"
 )
 
 // configureAuth sets the authenticator, the authorizer and the client CAs.
@@ -77,9 +79,12 @@ func (s *Server) configureAdmission(conf *genericapiserver.Config) error {
 func applyServerDefaults(cfg *Config, set *scheme.Set, conf *genericapiserver.Config) {
 	conf.EffectiveVersion = effectiveVersion()
 	conf.PublicAddress = advertised(cfg, conf.SecureServing.Listener)
-	conf.LongRunningFunc = filters.BasicLongRunningRequestCheck(
+	longRunning := filters.BasicLongRunningRequestCheck(
 		sets.NewString("watch", "proxy"),
 		sets.NewString("attach", "exec", "proxy", "log", "portforward"))
+	conf.LongRunningFunc = func(r *http.Request, info *apirequest.RequestInfo) bool {
+		return longRunning(r, info) || !info.IsResourceRequest && info.Path == ui.LivePath
+	}
 	describe(conf, set.Scheme)
 	conf.SkipOpenAPIInstallation = true // see serveOpenAPI
 	conf.EnableProfiling = false

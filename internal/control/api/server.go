@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"strings"
 	"time"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -27,6 +28,7 @@ import (
 	"github.com/berth-dev/berth/internal/control/auth"
 	"github.com/berth-dev/berth/internal/control/auth/aggregate"
 	"github.com/berth-dev/berth/internal/controller"
+	"github.com/berth-dev/berth/internal/ui"
 )
 
 // watchDrain bounds how long the end of open watches may take on shutdown.
@@ -297,6 +299,13 @@ func (s *Server) control(c controller.Controller) {
 	s.background = append(s.background, task{"running the " + c.Name, func(ctx context.Context) error {
 		return c.Start(controller.Env{Client: s.client, Informers: s.shared, Log: s.cfg.Log}, controller.Acting(s.As))(ctx)
 	}})
+}
+
+// ServeUI serves the status page, behind authentication and authorization as any
+// path is. It is not in the list of paths.
+func (s *Server) ServeUI(page http.Handler) {
+	s.front.Handler.NonGoRestfulMux.UnlistedHandlePrefix(ui.Prefix, page)
+	s.front.Handler.NonGoRestfulMux.UnlistedHandle(strings.TrimSuffix(ui.Prefix, "/"), http.RedirectHandler(ui.Prefix, http.StatusSeeOther))
 }
 
 // Auth is who answers for identities, for parts that hand out tokens.

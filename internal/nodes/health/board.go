@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"github.com/berth-dev/berth/internal/journal"
 )
@@ -14,6 +15,31 @@ import (
 // value tells nothing.
 type Board struct {
 	now atomic.Pointer[func(string) (journal.Record, bool)]
+	// numbers tells of all zones and of when one node was last heard.
+	numbers atomic.Pointer[numbers]
+}
+
+// numbers answers from a running controller.
+type numbers struct {
+	zones func() []ZoneView
+	heard func(node string) (time.Time, bool)
+}
+
+// Zones are the numbers of every zone; nil while no controller runs.
+func (b *Board) Zones() []ZoneView {
+	if n := b.numbers.Load(); n != nil {
+		return n.zones()
+	}
+	return nil
+}
+
+// Heard is when a node was last heard, on this host's clock; ok is false when no
+// controller runs or it has not heard the node.
+func (b *Board) Heard(node string) (at time.Time, ok bool) {
+	if n := b.numbers.Load(); n != nil {
+		return n.heard(node)
+	}
+	return at, false
 }
 
 // Explain is how a node stands; ok is false when no controller runs or it does not

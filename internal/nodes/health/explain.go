@@ -52,6 +52,16 @@ func (m *Monitor) Explain(name string, now time.Time) (r journal.Record, ok bool
 	return r, true
 }
 
+// Heard is when a node was last heard; ok is false if it is not known, or was not
+// heard since this controller started.
+func (m *Monitor) Heard(name string) (at time.Time, ok bool) {
+	n := m.nodes[name]
+	if n == nil || n.by == beforeStart {
+		return at, false
+	}
+	return n.heard, true
+}
+
 // describeState says in which state the node is, as a sentence without its subject.
 func (m *Monitor) describeState(n *node) string {
 	switch {

@@ -117,6 +117,8 @@ func Run(ctx context.Context, cfg Config) error {
 		explain := s.explain
 		cfg.Board.now.Store(&explain)
 		defer cfg.Board.now.Store(nil)
+		cfg.Board.numbers.Store(&numbers{s.zones, s.heard})
+		defer cfg.Board.numbers.Store(nil)
 	}
 	s.loop(ctx, &wg)
 	return ctx.Err()
@@ -126,6 +128,18 @@ func (s *shell) explain(node string) (journal.Record, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.monitor.Explain(node, time.Now())
+}
+
+func (s *shell) zones() []ZoneView {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.monitor.Zones(time.Now())
+}
+
+func (s *shell) heard(node string) (time.Time, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.monitor.Heard(node)
 }
 
 func (s *shell) verdict(node string) Verdict {
