@@ -147,9 +147,9 @@ func TestVerdictThatCannotBeReadOrKept(t *testing.T) {
 	}
 }
 
-// TestEvictedThenStartedAnew: the same with the real workers: the agent stops
+// TestEvictedThenStartedAgain: the same with the real workers: the agent stops
 // while the API is away, and one that follows it on the same node tells.
-func TestEvictedThenStartedAnew(t *testing.T) {
+func TestEvictedThenStartedAgain(t *testing.T) {
 	var away atomic.Bool
 	gone := func(ktesting.Action) (bool, apiruntime.Object, error) {
 		if away.Load() {
