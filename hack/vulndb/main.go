@@ -99,7 +99,8 @@ func convert(from, to string) (int, error) {
 		modules = append(modules, *m)
 	}
 	slices.SortFunc(modules, func(a, b module) int { return strings.Compare(a.Path, b.Path) })
-	return len(all), errors.Join(write(to, "index/db.json", db), write(to, "index/vulns.json", all), write(to, "index/modules.json", modules))
+	return len(all), errors.Join(write(to, "index/db.json", db), write(to, "index/vulns.json", all), write(to, "index/modules.json",
+		modules))
 }
 
 // index adds a record to the modules that it affects, once each, with the newest

@@ -28,7 +28,8 @@ func TestConvert(t *testing.T) {
 	}
 	for name, want := range map[string]string{
 		"index/db.json": `{"modified":"2026-07-07T22:15:29Z"}`,
-		"index/modules.json": `[{"path":"example.com/m","vulns":[{"id":"GO-2020-0001","modified":"2020-01-01T00:00:00Z","fixed":"2.1.0"}]},` +
+		"index/modules.json": `[{"path":"example.com/m","vulns":[{"id":"GO-2020-0001","modified":"2020-01-01T00:00:00Z",` +
+			`"fixed":"2.1.0"}]},` +
 			`{"path":"golang.org/x/crypto","vulns":[{"id":"GO-2026-5932","modified":"2026-07-07T22:15:29Z"}]}]`,
 		"index/vulns.json": `{"id":"GO-2020-0001","modified":"2020-01-01T00:00:00Z","aliases":["CVE-2020-1"]}`,
 	} {

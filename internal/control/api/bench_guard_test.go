@@ -109,7 +109,8 @@ func BenchmarkCreatePod(b *testing.B) {
 	b.ReportMetric(more, "MiB-more")
 	b.ReportMetric(cpu, "%-more-cpu")
 	if over := 100 * (slow - plain) / plain; over > guardPercentBar || more > guardMiBBar {
-		b.Logf("MISSED: audit, encryption and fairness cost %.1f %% and %.0f MiB; the bars are %d %% and %d MiB", over, more, guardPercentBar,
+		b.Logf("MISSED: audit, encryption and fairness cost %.1f %% and %.0f MiB; the bars are %d %% and %d MiB", over, more,
+			guardPercentBar,
 			guardMiBBar)
 	}
 }

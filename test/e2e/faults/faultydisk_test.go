@@ -22,7 +22,7 @@ kind: Pod
 metadata: {name: overfull, labels: {app: overfull}}
 spec:
   terminationGracePeriodSeconds: 0
-  containers: [{name: c, image: "berth.dev/toolbox:1", args: [serve], volumeMounts: [{name: data, mountPath: /data}]}]
+  containers: [{name: c, image: "berth.dev/toolbox:1", command: [pause], volumeMounts: [{name: data, mountPath: /data}]}]
   volumes: [{name: data, emptyDir: {sizeLimit: 10Mi}}]
 `
 
