@@ -159,14 +159,20 @@ fuzz:
 		done || exit 1; \
 	done
 
-# Known vulnerabilities in what berth calls. VULNDB is the database: an address,
-# or a copy of it as file:///path (go.dev/security/vuln/database) where there is
-# no network.
-VULNDB ?= https://vuln.go.dev
+# Known vulnerabilities in what berth calls. GOVULNDB is the database: an address
+# (a mirror), or a copy of it as file:///path (go.dev/security/vuln/database). Where
+# there is neither, OSV=DIR makes one of data/osv of a copy of
+# github.com/golang/vulndb.
+GOVULNDB ?= https://vuln.go.dev
+VULNDB ?= $(GOVULNDB)
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.1.4
 vuln:
-	$(GO) run $(GOVULNCHECK) -db $(VULNDB) ./cmd/... ./internal/...
-	cd runtime && $(GO) run $(GOVULNCHECK) -db $(VULNDB) ./...
+	@mkdir -p $(BIN)/t
+	GOBIN=$(CURDIR)/$(BIN)/t $(GO) install $(GOVULNCHECK)
+ifneq ($(OSV),)
+	$(GO) run ./hack/vulndb -osv $(OSV) -out $(BIN)/t/vulndb
+endif
+	@hack/vuln.sh $(CURDIR)/$(BIN)/t/govulncheck $(if $(OSV),file://$(CURDIR)/$(BIN)/t/vulndb,$(VULNDB))
 
 # The checks of the CIS Kubernetes benchmark, sections 1 to 4, on a cluster that
 # is started for it with no flags of its own.

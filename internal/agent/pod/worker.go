@@ -63,6 +63,7 @@ type loopState struct {
 	cameUp  bool
 	pulling time.Duration // spent on images so far
 	pub     publisher
+	verdict verdict // what the disk holds
 }
 
 // flight is an action that is being performed.
@@ -119,6 +120,8 @@ func (w *worker) run(ctx context.Context) {
 	w.obs.Allocation = w.m.loadAllocation(w.uid)
 	w.obs.RuntimeName = w.m.cfg.RuntimeName
 	w.obs.Messages = map[string]string{}
+	w.verdict = w.m.loadVerdict(w.uid)
+	w.update(func(s *spec) { w.verdict.restore(s, &w.obs.Last) })
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	w.isNew = w.obs.Last.StartTime == nil && w.m.cfg.Runtime.Pod(w.uid).Empty()
@@ -128,6 +131,7 @@ func (w *worker) run(ctx context.Context) {
 			w.m.metrics.workerStart.Observe(now.Sub(w.seen).Seconds())
 		}
 		spec := w.observe(now)
+		w.verdict = w.m.keepVerdict(w.uid, w.verdict, verdictOf(spec, &w.obs.Last, w.obs.Acked, w.pub.failures > 0))
 		plan := next(spec, &w.obs, now)
 		w.perform(ctx, spec, plan, now)
 		wakeAt := earliest(plan.WakeAt, w.publish(ctx, spec, plan, now))

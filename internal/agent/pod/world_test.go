@@ -47,6 +47,8 @@ type fixture struct {
 	mounted, cgroup bool
 	deleted         bool // the API no longer has the pod
 	api             v1.PodStatus
+	verdict         verdict          // what the disk holds
+	unheard         bool             // the API takes no status
 	errors          map[string]error // by what a collaborator does
 	reject          *Rejection
 	log             []string
@@ -82,6 +84,8 @@ func (w *fixture) crash() {
 	w.obs.memory = newMemory(w.api, w.now)
 	w.obs.Logged = w.m.loggedAttempts(w.spec.Pod.UID)
 	w.obs.Allocation = w.m.loadAllocation(w.spec.Pod.UID)
+	w.verdict = w.m.loadVerdict(w.spec.Pod.UID)
+	w.verdict.restore(&w.spec, &w.obs.Last)
 	w.watcher = runtime.NewWatcher(runtime.WatcherConfig{Service: w.rt, Notify: func(types.UID) {}, Log: slog.New(slog.DiscardHandler)})
 	w.m.cfg.Runtime = w.watcher
 }
@@ -110,6 +114,7 @@ func (w *fixture) look() plan {
 	if !w.spec.Static {
 		w.obs.merge(&w.api)
 	}
+	w.verdict = w.m.keepVerdict(w.spec.Pod.UID, w.verdict, verdictOf(w.spec, &w.obs.Last, w.obs.Acked, w.unheard))
 	w.plan = next(w.obs.view(w.spec), &w.obs, w.now)
 	return w.plan
 }
@@ -179,9 +184,9 @@ func (w *fixture) fire(e event) {
 	}
 }
 
-// publish is an API that takes every status at once.
+// publish is an API that takes every status at once, or none.
 func (w *fixture) publish() {
-	if !w.deleted {
+	if !w.deleted && !w.unheard {
 		w.api = mergedStatus(w.api, w.plan.Status)
 	}
 }

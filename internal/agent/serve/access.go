@@ -118,7 +118,8 @@ func (a *access) guard(verb string, subresources []string, next http.Handler) ht
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		response, ok, err := a.authn.AuthenticateRequest(req)
 		if err != nil || !ok {
-			http.Error(w, "Unauthorized", http.StatusUnauthorized)
+			http.Error(w, "Unauthorized: show a client certificate of authentication.x509.clientCAFile, or a bearer token that the API "+
+				"server takes", http.StatusUnauthorized)
 			return
 		}
 		verb := verb
@@ -140,8 +141,9 @@ func (a *access) guard(verb string, subresources []string, next http.Handler) ht
 				return
 			}
 		}
-		http.Error(w, fmt.Sprintf("Forbidden (user=%s, verb=%s, resource=nodes, subresource(s)=[%s])", response.User.GetName(), verb,
-			strings.Join(subresources, " ")), http.StatusForbidden)
+		http.Error(w, fmt.Sprintf("Forbidden (user=%s, verb=%s, resource=nodes, subresource(s)=[%s]): a ClusterRole for nodes/SUBRESOURCE "+
+			"with that verb, of one of them, lets the user in", response.User.GetName(), verb, strings.Join(subresources, " ")),
+			http.StatusForbidden)
 	})
 }
 

@@ -34,9 +34,10 @@ func TestAnswers(t *testing.T) {
 		code                int
 		want                string // a part of the body
 	}{
-		{"", "GET", "/pods", 401, "Unauthorized"},
-		{"wrong", "GET", "/pods", 401, "Unauthorized"},
-		{"nobody", "GET", "/metrics", 403, "Forbidden (user=nobody, verb=get, resource=nodes, subresource(s)=[metrics])"},
+		{"", "GET", "/pods", 401, "Unauthorized: show a client certificate"},
+		{"wrong", "GET", "/pods", 401, "or a bearer token that the API server takes"},
+		{"nobody", "GET", "/metrics", 403,
+			"Forbidden (user=nobody, verb=get, resource=nodes, subresource(s)=[metrics]): a ClusterRole for nodes/SUBRESOURCE"},
 		{"nobody", "GET", "/pods", 403, "subresource(s)=[pods proxy]"},
 		{"metrics-server", "GET", "/metrics", 200, ""},
 		{"metrics-server", "GET", "/pods", 403, ""},

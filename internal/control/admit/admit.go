@@ -175,7 +175,7 @@ func New(cfg Config) (admission.Interface, error) {
 		return nil, fmt.Errorf("setting up admission: --admission-control-config-file %s: %w", cfg.ConfigFile, err)
 	}
 	chain, err := plugins.NewFromPlugins(names, provider, initializers,
-		admission.Decorators{admission.DecoratorFunc(admissionmetrics.WithControllerMetrics)})
+		admission.Decorators{admission.DecoratorFunc(withRemedy), admission.DecoratorFunc(admissionmetrics.WithControllerMetrics)})
 	if err != nil {
 		return nil, fmt.Errorf("setting up admission: %w", err)
 	}

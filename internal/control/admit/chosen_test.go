@@ -158,7 +158,7 @@ func TestAlwaysPullImages(t *testing.T) {
 	}
 	late := newPod(func(p *corev1.Pod) { p.Spec.Containers[0].ImagePullPolicy = corev1.PullIfNotPresent })
 	expect(t, (&pullImages{}).Validate(t.Context(), request{resource: "pods", now: late}.attributes(), nil),
-		"spec.containers[0]: pull policy")
+		"spec.containers[0].imagePullPolicy:")
 	expect(t, r.do(request{resource: "pods", now: late, old: late.DeepCopy()}), "")
 	if late.Spec.Containers[0].ImagePullPolicy != corev1.PullIfNotPresent {
 		t.Error("an update without a new image changes the policy")

@@ -85,7 +85,10 @@ func (o *ownerRights) mayBlock(ctx context.Context, a admission.Attributes, owne
 		namespace = a.GetNamespace()
 	}
 	if allowed, reason := o.may(ctx, a, "update", mapping.Resource, "finalizers", owner.Name, namespace); !allowed {
-		return fmt.Errorf("%s %q: %s", mapping.Resource.GroupResource(), owner.Name, reason)
+		if reason != "" {
+			reason = ": " + reason
+		}
+		return fmt.Errorf("%s %q%s", mapping.Resource.GroupResource(), owner.Name, reason)
 	}
 	return nil
 }

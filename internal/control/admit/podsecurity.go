@@ -105,9 +105,10 @@ func (p *podSecurity) Validate(ctx context.Context, a admission.Attributes, _ ad
 	if result.Result != nil && result.Result.Code != http.StatusForbidden && result.Result.Code != 0 {
 		return &apierrors.StatusError{ErrStatus: *result.Result}
 	}
-	message := "not allowed by " + PodSecurity
-	if result.Result != nil && result.Result.Message != "" {
-		message = result.Result.Message
+	var refused *apierrors.StatusError
+	err := admission.NewForbidden(a, errors.New("not allowed by "+PodSecurity))
+	if errors.As(err, &refused) && result.Result != nil && result.Result.Message != "" {
+		refused.ErrStatus.Message = result.Result.Message // the whole sentence, with the object
 	}
-	return admission.NewForbidden(a, errors.New(message))
+	return err
 }

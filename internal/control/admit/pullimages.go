@@ -37,7 +37,8 @@ func (p *pullImages) Validate(_ context.Context, a admission.Attributes, _ admis
 	}
 	for at, policy := range pullPolicies(pod) {
 		if *policy != corev1.PullAlways {
-			return admission.NewForbidden(a, fmt.Errorf("%s: pull policy %q: must be %q while the admission plugin %s is on", at, *policy,
+			return admission.NewForbidden(a, fmt.Errorf("%s.imagePullPolicy: %q: must be %q while the admission plugin %s is on", at,
+				*policy,
 				corev1.PullAlways, AlwaysPullImages))
 		}
 	}

@@ -56,7 +56,7 @@ func (s *Server) configureAdmission(conf *genericapiserver.Config) error {
 	if err != nil {
 		return fmt.Errorf("making dynamic loopback client: %w", err)
 	}
-	conf.AdmissionControl, err = admit.New(admit.Config{
+	chain, err := admit.New(admit.Config{
 		Client:     s.client,
 		Informers:  s.shared,
 		Dynamic:    dynamicClient,
@@ -71,6 +71,7 @@ func (s *Server) configureAdmission(conf *genericapiserver.Config) error {
 		Enable: s.cfg.Options.Admission.EnablePlugins, Disable: s.cfg.Options.Admission.DisablePlugins,
 		ConfigFile: s.cfg.Options.Admission.ConfigFile,
 	})
+	conf.AdmissionControl = audited{chain}
 	return err
 }
 
@@ -89,7 +90,7 @@ func applyServerDefaults(cfg *Config, set *scheme.Set, conf *genericapiserver.Co
 	conf.SkipOpenAPIInstallation = true // see serveOpenAPI
 	conf.EnableProfiling = false
 	conf.BuildHandlerChainFunc = func(next http.Handler, c *genericapiserver.Config) http.Handler {
-		return certificates.WithSource(genericapiserver.DefaultBuildHandlerChain(next, c))
+		return certificates.WithSource(genericapiserver.DefaultBuildHandlerChain(metadataOnly(set, next), c))
 	}
 	// Counting stored objects would poll etcd; nothing here needs the counts.
 	conf.StorageObjectCountTracker = nil

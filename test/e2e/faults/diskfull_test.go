@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -68,19 +67,7 @@ func TestStoreOutlivesAFullDisk(t *testing.T) {
 	if got := c.ContainerPIDs()[before.ID]; got != before.PID {
 		t.Errorf("the container's process was %d, is %d", before.PID, got)
 	}
-	for name, url := range map[string]string{
-		"agent": fmt.Sprintf("http://127.0.0.1:%d/healthz", c.FirstPort+2), "proxy": fmt.Sprintf("http://127.0.0.1:%d/livez",
-			c.FirstPort+3),
-	} {
-		if answer, err := http.Get(url); err != nil || answer.StatusCode != http.StatusOK {
-			t.Errorf("%s: %v, %v", name, answer, err)
-		} else {
-			answer.Body.Close()
-		}
-	}
-	if ips := resolveAt(t, net.JoinHostPort(nodeIP, fmt.Sprint(c.FirstPort+6)), "kubernetes.default.svc.cluster.local"); len(ips) != 1 {
-		t.Errorf("DNS answers %v", ips)
-	}
+	goOn(t, c, nodeIP)
 
 	kit.Must(t, os.Remove(filler))
 	c.Eventually("the server is back", func() (bool, string) {

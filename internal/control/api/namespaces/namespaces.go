@@ -112,7 +112,8 @@ func (r *namespaceREST) DeleteReturnsDeletedObject() bool { return true }
 func (r *namespaceREST) Delete(ctx context.Context, name string, validate rest.ValidateObjectFunc,
 	options *metav1.DeleteOptions) (runtime.Object, bool, error) {
 	if slices.Contains(Immortal, name) {
-		return nil, false, apierrors.NewForbidden(namespaceResource, name, fmt.Errorf("this namespace may not be deleted"))
+		return nil, false, apierrors.NewForbidden(namespaceResource, name, fmt.Errorf("this namespace may not be deleted "+
+			"(NamespaceLifecycle: %v hold what the cluster itself needs; delete the objects in it instead)", Immortal))
 	}
 	obj, err := r.Get(ctx, name, &metav1.GetOptions{})
 	if err != nil {

@@ -37,7 +37,7 @@ func mayDial(ip netip.Addr, allowLoopback bool) error {
 		return nil
 	}
 	return fmt.Errorf("address not allowed: %s (loopback, link-local, multicast and broadcast addresses are not dialed on behalf of API "+
-		"clients)", ip)
+		"clients: ask for an object whose address other machines reach)", ip)
 }
 
 // resolve returns the one address to dial for a host: the host itself if it is an IP address, else the first it resolves to. It

@@ -197,10 +197,13 @@ func RunSigner(ctx context.Context, e controller.Env, ca, serving *CA, rules Ser
 	})
 }
 
+// remade is the remedy of whom the signer refused: a request cannot be changed.
+const remade = "; make a new CertificateSigningRequest whose spec.request and spec.usages the signer takes"
+
 func failed(why error) certv1.CertificateSigningRequestCondition {
 	now := metav1.Now()
 	return certv1.CertificateSigningRequestCondition{Type: certv1.CertificateFailed, Status: v1.ConditionTrue,
-		Reason: "SignerValidationFailed", Message: why.Error(), LastUpdateTime: now, LastTransitionTime: now}
+		Reason: "SignerValidationFailed", Message: why.Error() + remade, LastUpdateTime: now, LastTransitionTime: now}
 }
 
 // refuseServing says what the signer does not sign for an agent even if a person approved it, and binds the node to what it signs.
