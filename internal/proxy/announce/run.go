@@ -234,6 +234,10 @@ func (r *runner) serve(ctx context.Context) error {
 	var parts sync.WaitGroup
 	defer parts.Wait()
 	defer cancel()
+	// What was known of claims is as old as the last watch.
+	wants := r.core.wants
+	r.core = newCore(r.NodeName, usual)
+	r.core.setWants(boot(), wants)
 	r.events = kube.Events(ctx, r.Client)("berth-announcer")
 	speech := r.speech
 	if speech == nil {
