@@ -156,7 +156,11 @@ func controlFlags(f *pflag.FlagSet, cfg *cluster.Config) {
 		"pod network backend: auto (routes, VXLAN beyond a router), routes, vxlan, wireguard (all of it encrypted), or "+
 			"none to leave it to a CNI of your own (default auto)")
 	f.StringVar(&cfg.LoadBalancer, "load-balancer", "",
-		"what gives addresses to Services of type LoadBalancer: node (the addresses of the nodes) or none (default node)")
+		"what gives addresses to Services of type LoadBalancer: node (the addresses of the nodes), pool (addresses of "+
+			"--load-balancer-pool) or none (default node)")
+	f.StringArrayVar(&cfg.LoadBalancerPools, "load-balancer-pool", nil,
+		"NAME=CIDR|FIRST-LAST[,...][,autoAssign=false]: addresses for Services of class berth.dev/pool, which one node at a time "+
+			"announces by ARP and NDP; may be given again for another pool, none takes those of an earlier start away")
 	f.StringVar(&cfg.ManifestsDir, "manifests-dir", "",
 		"directory of manifests to apply now and when they change, or none (default: manifests in the data directory)")
 	f.StringSliceVar(&cfg.ServerNames, "tls-san", nil, "further names and addresses in the API server's certificate")

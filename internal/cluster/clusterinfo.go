@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -99,6 +100,11 @@ func (u *up) startClusterInfo(context.Context) error {
 	u.keep("cluster info", func(ctx context.Context) error {
 		if err := publishClusterInfo(ctx, u.client, shared); err != nil {
 			return err
+		}
+		if pools, err := u.pools(); err != nil || len(pools) > 0 {
+			if err := errors.Join(err, allowAnnouncing(ctx, u.client)); err != nil {
+				return err
+			}
 		}
 		<-ctx.Done()
 		return nil

@@ -80,6 +80,9 @@ type Settings struct {
 	Ports   Ports           `json:"ports"`
 	// LoadBalancer is what gives addresses to Services; empty is "node".
 	LoadBalancer string `json:"loadBalancer,omitempty"`
+	// LoadBalancerPools are pools of addresses for Services, as
+	// --load-balancer-pool has them; servers of one cluster need the same.
+	LoadBalancerPools []string `json:"loadBalancerPools,omitempty"`
 	// VolumesDir holds this node's local volumes; "none" is a node without.
 	VolumesDir string `json:"volumesDir,omitempty"`
 	// RuntimeEndpoint is a CRI socket of a runtime that is already there;
@@ -259,9 +262,6 @@ func (c *Config) absolutePaths() (err error) {
 
 // validate checks the cluster's ranges, its network and its controllers.
 func (c *Config) validate() (err error) {
-	if !slices.Contains([]string{"", LoadBalancerNode, LoadBalancerNone}, c.LoadBalancer) {
-		return fmt.Errorf("--load-balancer: %q is neither %s nor %s", c.LoadBalancer, LoadBalancerNode, LoadBalancerNone)
-	}
 	if c.Network, err = podnetwork.ParseMode(string(c.Network)); err != nil {
 		return fmt.Errorf("--network: %w", err)
 	}
@@ -280,6 +280,9 @@ func (c *Config) validate() (err error) {
 		if !slices.ContainsFunc(pods, func(p netip.Prefix) bool { return p.Addr().Is4() == s.Addr().Is4() }) {
 			return fmt.Errorf("--service-cidr %s: pods have no addresses of that family: add a CIDR of it to --cluster-cidr", s)
 		}
+	}
+	if err := c.validateBalancer(pods, services); err != nil {
+		return err
 	}
 	if c.CertificateLife != 0 && c.CertificateLife < minCertificateLife {
 		return fmt.Errorf("--certificate-lifetime %s: at least %s is needed to renew in time", c.CertificateLife, minCertificateLife)
@@ -405,6 +408,9 @@ func (s *Settings) merge(kept Settings) error {
 	}
 	if s.LoadBalancer == "" {
 		s.LoadBalancer = kept.LoadBalancer
+	}
+	if len(s.LoadBalancerPools) == 0 {
+		s.LoadBalancerPools = kept.LoadBalancerPools
 	}
 	s.Ports.fill(kept.Ports)
 	if s.AgentConfig == "" {

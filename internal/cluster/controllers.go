@@ -130,6 +130,9 @@ func (u *up) workloadConfig(log *slog.Logger, metrics prometheus.Registerer) (wo
 	if cfg.SigningKey, err = os.ReadFile(u.files.CA.Key); err != nil {
 		return cfg, fmt.Errorf("reading the key of the cluster's CA: %w", err)
 	}
-	cfg.NoLoadBalancer, cfg.ReservedPorts = u.LoadBalancer == LoadBalancerNone, u.reservedPorts()
+	cfg.NoLoadBalancer = u.LoadBalancer == LoadBalancerNone
+	if cfg.LoadBalancer, err = u.balancerConfig(); err != nil {
+		return cfg, err
+	}
 	return cfg, u.servingConfig(&cfg)
 }

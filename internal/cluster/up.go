@@ -160,6 +160,7 @@ func (u *up) steps() []step {
 		{last, node, u.startVolumes},
 		{last, node, u.configureAgent},
 		{last, node, u.startProxy},
+		{last, node, u.startAnnouncer},
 		{last, node, u.startAgent},
 	}
 }

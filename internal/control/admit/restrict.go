@@ -120,6 +120,9 @@ func wrongObject(a admission.Attributes) error {
 }
 
 func judgeLease(node string, a admission.Attributes) error {
+	if a.GetNamespace() == announceNamespace {
+		return judgeAnnouncing(node, a)
+	}
 	if a.GetNamespace() != corev1.NamespaceNodeLease {
 		return fmt.Errorf("can only access leases in the %q system namespace", corev1.NamespaceNodeLease)
 	}

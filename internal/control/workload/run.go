@@ -74,11 +74,10 @@ type Config struct {
 	ServingSigningCert, ServingSigningKey []byte
 	Serving                               certificate.ServingRules
 
-	// NoLoadBalancer leaves Services of type LoadBalancer to another party.
-	// ReservedPorts are ports on the nodes' addresses that no Service may have,
-	// with their holders.
+	// NoLoadBalancer leaves Services of type LoadBalancer to another party;
+	// otherwise LoadBalancer says how they get addresses.
 	NoLoadBalancer bool
-	ReservedPorts  map[loadbalancer.Port]string
+	LoadBalancer   loadbalancer.Config
 
 	// LocalVolumes asks the drivers of local volumes; nil asks through the API
 	// server.
@@ -170,11 +169,12 @@ func networkControllers(c *Config) []controller.Controller {
 			Writes:  "create,delete,patch endpointslices.discovery.k8s.io", Run: endpoint.RunMirror},
 		{Name: "service-lb-controller", Alias: "service", Account: "service-controller",
 			Watches: "services nodes pods endpointslices.discovery.k8s.io",
+			Reads:   "list services",
 			Writes:  "patch services/status" + events, Run: func(ctx context.Context, e controller.Env) error {
 				if c.NoLoadBalancer {
 					return nil
 				}
-				return loadbalancer.Run(ctx, e, c.ReservedPorts)
+				return loadbalancer.Run(ctx, e, c.LoadBalancer)
 			}},
 	}
 }

@@ -1,6 +1,7 @@
 // Package loadbalancer gives Services of type LoadBalancer the addresses of
-// nodes. It needs no pods and no packets of its own: the proxy on every node
-// already answers on the addresses in a Service's status.
+// nodes, or addresses of pools. It needs no pods and no packets of its own: the
+// proxy on every node already answers on the addresses in a Service's status,
+// and internal/proxy/announce leads those of pools to one node.
 package loadbalancer
 
 import (
@@ -17,7 +18,7 @@ import (
 )
 
 // Class is the loadBalancerClass of Services that want the addresses of nodes;
-// a Service without a class wants them too.
+// a Service without a class wants them too, unless Config says otherwise.
 const Class = "berth.dev/node"
 
 // MaxNodes bounds the addresses of one Service: with more nodes than this each
@@ -55,6 +56,8 @@ type input struct {
 	Rivals []*v1.Service
 	// Pods are pods that hold one of the Service's ports on their node.
 	Pods []*v1.Pod
+	// Classless is the class of Services that name none; empty is Class.
+	Classless string
 }
 
 // result is what the Service's status should say, and because of what.
@@ -76,7 +79,7 @@ type result struct {
 // plan decides which addresses a Service gets.
 func plan(in input) result {
 	s := in.Service
-	if !mine(s) || foreign(s, in.Nodes) {
+	if !mine(s, in.Classless) || foreign(s, in.Nodes) && !hasPoolCondition(s) {
 		return result{Ignore: true}
 	}
 	if s.Spec.Type != v1.ServiceTypeLoadBalancer || s.DeletionTimestamp != nil {
@@ -88,7 +91,7 @@ func plan(in input) result {
 			return result{Held: true, Problem: fmt.Sprintf("port %s belongs to %s; choose another port for the Service", p, holder)}
 		}
 		for _, r := range in.Rivals {
-			if outranks(r, s) && slices.Contains(Ports(r), p) {
+			if outranks(r, s, in.Classless) && slices.Contains(Ports(r), p) {
 				return result{Held: true,
 					Problem: fmt.Sprintf("port %s belongs to the older Service %s/%s; choose another port, or another class", p,
 						r.Namespace, r.Name)}
@@ -98,9 +101,13 @@ func plan(in input) result {
 	return choose(in, ports)
 }
 
-// mine says whether the Service's class is this controller's, or it has none.
-func mine(s *v1.Service) bool {
-	return s.Spec.LoadBalancerClass == nil || *s.Spec.LoadBalancerClass == Class
+// mine says whether the Service wants addresses of nodes. classless is the class
+// of those that name none.
+func mine(s *v1.Service, classless string) bool {
+	if s.Spec.LoadBalancerClass == nil {
+		return cmp.Or(classless, Class) == Class
+	}
+	return *s.Spec.LoadBalancerClass == Class
 }
 
 // foreign says whether another controller answers for a Service without a
@@ -133,8 +140,8 @@ func Ports(s *v1.Service) []Port {
 // outranks says whether a keeps a port that b wants too: the older Service
 // does, and of two of the same second the one that has an address already, or
 // else the one with the smaller UID.
-func outranks(a, b *v1.Service) bool {
-	if a.UID == b.UID || a.Spec.Type != v1.ServiceTypeLoadBalancer || a.DeletionTimestamp != nil || !mine(a) {
+func outranks(a, b *v1.Service, classless string) bool {
+	if a.UID == b.UID || a.Spec.Type != v1.ServiceTypeLoadBalancer || a.DeletionTimestamp != nil || !mine(a, classless) {
 		return false
 	}
 	if !a.CreationTimestamp.Equal(&b.CreationTimestamp) {

@@ -14,7 +14,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 
@@ -31,25 +33,39 @@ const (
 	byService = "berth-service"
 )
 
+// Config is how Services get addresses.
+type Config struct {
+	// Reserved are ports that the cluster or the host itself needs on every
+	// node, with their holders.
+	Reserved map[Port]string
+	// Pools are in the order in which they are asked.
+	Pools []Pool
+	// Classless is the class of Services that name none; empty is Class.
+	Classless string
+}
+
 type reconciler struct {
 	controller.Env
+	Config
 	queue    *controller.Queue
-	reserved map[Port]string
 	services corelisters.ServiceLister
 	nodes    corelisters.NodeLister
 	// balanced, held and slices hold the indexes above.
 	balanced, held, slices cache.Indexer
 	// told is the last problem of a Service by its UID.
 	told sync.Map
+	// has is what Services have of the pools, nil until it was read.
+	mu  sync.Mutex
+	has map[types.UID]given
 }
 
-// Run gives addresses until the context ends. reserved are ports that the
-// cluster or the host itself needs on every node, with their holders.
-func Run(ctx context.Context, e controller.Env, reserved map[Port]string) error {
+// Run gives addresses until the context ends.
+func Run(ctx context.Context, e controller.Env, cfg Config) error {
+	cfg.Classless = cmp.Or(cfg.Classless, Class)
 	core := e.Informers.Core().V1()
 	services, nodes, pods := core.Services(), core.Nodes(), core.Pods()
 	endpoints := e.Informers.Discovery().V1().EndpointSlices()
-	r := &reconciler{Env: e, queue: controller.NewQueue(), reserved: reserved, services: services.Lister(), nodes: nodes.Lister(),
+	r := &reconciler{Env: e, Config: cfg, queue: controller.NewQueue(), services: services.Lister(), nodes: nodes.Lister(),
 		balanced: services.Informer().GetIndexer(), held: pods.Informer().GetIndexer(), slices: endpoints.Informer().GetIndexer()}
 	err := errors.Join(
 		kube.Index(services.Informer(), cache.Indexers{byPort: func(o any) ([]string, error) {
@@ -62,10 +78,16 @@ func Run(ctx context.Context, e controller.Env, reserved map[Port]string) error 
 	if err != nil {
 		return err
 	}
-	a, err1 := controller.On(ctx, services.Informer(), func(old, s *v1.Service, _ bool) { r.service(old); r.service(s) })
+	a, err1 := controller.On(ctx, services.Informer(), func(old, s *v1.Service, gone bool) {
+		r.service(old)
+		r.service(s)
+		r.poolEvent(old, false)
+		r.poolEvent(s, gone)
+	})
 	b, err2 := controller.On(ctx, nodes.Informer(), func(old, n *v1.Node, gone bool) {
 		if old == nil || gone || relevantState(old) != relevantState(n) {
 			r.all()
+			r.nodeEvent(old, n)
 		}
 	})
 	c, err3 := controller.On(ctx, pods.Informer(), func(old, p *v1.Pod, _ bool) { r.pod(old); r.pod(p) })
@@ -160,6 +182,9 @@ func (r *reconciler) all() {
 }
 
 func (r *reconciler) sync(ctx context.Context, key string) (time.Duration, error) {
+	if key == poolsKey {
+		return r.syncPools(ctx)
+	}
 	ns, name := controller.Split(key)
 	s, err := r.services.Services(ns).Get(name)
 	if apierrors.IsNotFound(err) {
@@ -180,7 +205,7 @@ func (r *reconciler) sync(ctx context.Context, key string) (time.Duration, error
 
 // input gathers what decides over a Service.
 func (r *reconciler) input(s *v1.Service) (input, error) {
-	in := input{Service: s, Reserved: r.reserved}
+	in := input{Service: s, Reserved: r.Reserved, Classless: r.Classless}
 	var err error
 	if in.Nodes, err = r.nodes.List(labels.Everything()); err != nil {
 		return in, err
@@ -241,6 +266,7 @@ func (r *reconciler) write(ctx context.Context, s *v1.Service, res result) error
 	}
 	status := s.Status.DeepCopy()
 	status.LoadBalancer.Ingress = res.Ingress
+	meta.RemoveStatusCondition(&status.Conditions, PoolCondition)
 	_, changed, err := kube.PatchStatus(ctx, r.Client.CoreV1().Services(s.Namespace), s, s.Status, status)
 	if apierrors.IsNotFound(err) {
 		return nil
