@@ -288,7 +288,6 @@ func ignored(b *base, s site) bool {
 	return true
 }
 
-
 // TestCorpus breaks each field of valid objects of each kind and compares the answers with those that were read and
 // accepted before.
 func TestCorpus(t *testing.T) {
