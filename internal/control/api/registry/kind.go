@@ -127,6 +127,10 @@ type Resource interface {
 	CheckCreate(obj runtime.Object) field.ErrorList
 	CheckUpdate(obj, old runtime.Object) field.ErrorList
 	CheckStatusUpdate(obj, old runtime.Object) field.ErrorList
+	// Strategy is what writes to the object go through, and StatusStrategy what writes to its status do (nil without
+	// one), for kinds without a storage of their own.
+	Strategy(typer runtime.ObjectTyper) rest.RESTCreateUpdateStrategy
+	StatusStrategy(typer runtime.ObjectTyper) rest.RESTUpdateStrategy
 }
 
 // Info is what the rest of the server asks of a kind.

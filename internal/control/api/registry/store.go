@@ -80,7 +80,7 @@ func (k *Kind[T]) NewStatus(main *Store) *Subresource {
 // NewSubresource returns the endpoint that updates main's objects in its own way. The two share the storage.
 func (k *Kind[T]) NewSubresource(main *Store, e Endpoint[T]) *Subresource {
 	store := *main.Store
-	s := &endpointStrategy[T]{strategy: k.strategy(store.CreateStrategy), endpoint: e, reset: fieldSet(e.ResetFields)}
+	s := k.endpointStrategy(store.CreateStrategy, e)
 	store.CreateStrategy, store.UpdateStrategy, store.ResetFieldsStrategy = s, s, s
 	store.BeginCreate, store.BeginUpdate = nil, nil
 	return &Subresource{store: &store}

@@ -43,6 +43,23 @@ func (k *Kind[T]) strategy(typer runtime.ObjectTyper) *strategy[T] {
 	return &strategy[T]{ObjectTyper: typer, NameGenerator: names.SimpleNameGenerator, kind: k}
 }
 
+// Strategy implements Resource.
+func (k *Kind[T]) Strategy(typer runtime.ObjectTyper) rest.RESTCreateUpdateStrategy {
+	return k.strategy(typer)
+}
+
+// StatusStrategy implements Resource.
+func (k *Kind[T]) StatusStrategy(typer runtime.ObjectTyper) rest.RESTUpdateStrategy {
+	if !k.HasStatus {
+		return nil
+	}
+	return k.endpointStrategy(typer, k.statusEndpoint())
+}
+
+func (k *Kind[T]) endpointStrategy(typer runtime.ObjectTyper, e Endpoint[T]) *endpointStrategy[T] {
+	return &endpointStrategy[T]{strategy: k.strategy(typer), endpoint: e, reset: fieldSet(e.ResetFields)}
+}
+
 func (s *strategy[T]) NamespaceScoped() bool                    { return s.kind.NamespaceScoped }
 func (s *strategy[T]) AllowCreateOnUpdate(context.Context) bool { return s.kind.AllowCreateOnUpdate }
 func (s *strategy[T]) AllowUnconditionalUpdate(context.Context) bool {

@@ -9,11 +9,17 @@ import (
 	netutils "k8s.io/utils/net"
 )
 
-// Origins of the errors about addresses that an earlier server let in.
+// Origins of errors in what an earlier server let in: odd addresses, and whatever else breaks a rule that came later.
 const (
-	ipOrigin   = "format=ip-sloppy"
-	cidrOrigin = "format=cidr-sloppy"
+	ipOrigin    = "format=ip-sloppy"
+	cidrOrigin  = "format=cidr-sloppy"
+	laterOrigin = "berth=later"
 )
+
+// tolerable says whether a stored object may go on breaking the rule.
+func tolerable(e *field.Error) bool {
+	return e.Origin == ipOrigin || e.Origin == cidrOrigin || e.Origin == laterOrigin
+}
 
 // legacyIP wants an IP address without leading zeros and not IPv4 inside IPv6 (KEP-4858: others read such an address
 // as another one). A field that holds one from before may keep it; see Ratcheted.
@@ -26,18 +32,18 @@ func legacyCIDR(p *field.Path, cidr string) errs {
 	return validation.IsValidCIDRForLegacyField(p, cidr, true, nil).WithOrigin(cidrOrigin)
 }
 
-// Ratcheted is what check finds wrong with changed, without the odd addresses that the stored object has already: an
-// object from before the rules became strict can still be changed elsewhere.
+// Ratcheted is what check finds wrong with changed, without the tolerable faults that the stored object has already: an
+// object from before a rule can still be changed elsewhere. A fault is known by its value, which may have moved.
 func Ratcheted[T any](check func(changed, old T) errs, changed, old T) errs {
 	all := check(changed, old)
-	known := map[any]bool{}
+	known := map[string]bool{}
 	for _, e := range all {
-		if e.Origin != ipOrigin && e.Origin != cidrOrigin {
+		if !tolerable(e) {
 			continue
 		}
 		for _, before := range check(old, old) {
-			if before.Origin == ipOrigin || before.Origin == cidrOrigin {
-				known[before.BadValue] = true
+			if tolerable(before) {
+				known[fmt.Sprint(before.BadValue)] = true
 			}
 		}
 		break
@@ -47,7 +53,7 @@ func Ratcheted[T any](check func(changed, old T) errs, changed, old T) errs {
 	}
 	var rest errs
 	for _, e := range all {
-		if (e.Origin != ipOrigin && e.Origin != cidrOrigin) || !known[e.BadValue] {
+		if !tolerable(e) || !known[fmt.Sprint(e.BadValue)] {
 			rest = append(rest, e)
 		}
 	}

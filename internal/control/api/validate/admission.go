@@ -11,6 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	plugin "k8s.io/apiserver/pkg/admission/plugin/cel"
+	"k8s.io/apiserver/pkg/admission/plugin/policy/mutating/patch"
 	"k8s.io/apiserver/pkg/util/webhook"
 )
 
@@ -71,13 +73,11 @@ func (h hook) reviews(p *field.Path) errs {
 	}
 	var all errs
 	seen := unique[string]{}
-	spoken := false
 	for i, v := range h.versions {
 		all = append(all, seen.add(p.Index(i), v)...)
 		all = append(all, invalid(p.Index(i), v, validation.IsDNS1035Label(v))...)
-		spoken = spoken || slices.Contains(reviewVersions, v)
 	}
-	if len(all) == 0 && !spoken {
+	if !slices.ContainsFunc(h.versions, func(v string) bool { return slices.Contains(reviewVersions, v) }) {
 		all = append(all, field.Invalid(p, h.versions, fmt.Sprintf("must include at least one of %v", strings.Join(reviewVersions, ", "))))
 	}
 	return all
@@ -306,22 +306,50 @@ func MutatingAdmissionPolicy(o *admission.MutatingAdmissionPolicy) errs {
 	if len(s.Mutations) == 0 {
 		all = append(all, field.Required(specPath.Child("mutations"), "mutations must contain at least one item"))
 	}
-	for i, m := range s.Mutations {
-		at := specPath.Child("mutations").Index(i)
-		switch m.PatchType {
-		case admission.PatchTypeApplyConfiguration:
-			if m.ApplyConfiguration == nil || strings.TrimSpace(m.ApplyConfiguration.Expression) == "" {
-				all = append(all, field.Required(at.Child("applyConfiguration", "expression"),
-					"must be specified when patchType is ApplyConfiguration"))
-			}
-		case admission.PatchTypeJSONPatch:
-			if m.JSONPatch == nil || strings.TrimSpace(m.JSONPatch.Expression) == "" {
-				all = append(all, field.Required(at.Child("jsonPatch", "expression"), "must be specified when patchType is JSONPatch"))
-			}
-		default:
-			all = append(all, mustBeOneOf(at.Child("patchType"), m.PatchType, admission.PatchTypeApplyConfiguration,
-				admission.PatchTypeJSONPatch)...)
-		}
+	// Expressions were not compiled at first: a stored policy may keep one that does not.
+	c, bad := newExpressions(s.Variables, s.ParamKind != nil)
+	all = append(all, bad.WithOrigin(laterOrigin)...)
+	for i := range s.Mutations {
+		all = append(all, mutation(specPath.Child("mutations").Index(i), &s.Mutations[i], c)...)
+	}
+	return all
+}
+
+// mutation wants the patch that its type names, and only that.
+func mutation(p *field.Path, m *admission.Mutation, c *expressions) errs {
+	type form struct {
+		name       string
+		set        bool
+		expression string
+		compiled   plugin.ExpressionAccessor
+	}
+	apply, list := form{name: "applyConfiguration"}, form{name: "jsonPatch"}
+	if a := m.ApplyConfiguration; a != nil {
+		apply.set, apply.expression, apply.compiled = true, a.Expression, &patch.ApplyConfigurationCondition{Expression: a.Expression}
+	}
+	if j := m.JSONPatch; j != nil {
+		list.set, list.expression, list.compiled = true, j.Expression, &patch.JSONPatchCondition{Expression: j.Expression}
+	}
+	wanted, other := apply, list
+	switch m.PatchType {
+	case admission.PatchTypeApplyConfiguration:
+	case admission.PatchTypeJSONPatch:
+		wanted, other = list, apply
+	default:
+		return mustBeOneOf(p.Child("patchType"), m.PatchType, admission.PatchTypeApplyConfiguration, admission.PatchTypeJSONPatch)
+	}
+	var all errs
+	switch at := p.Child(wanted.name, "expression"); {
+	case !wanted.set:
+		all = append(all, field.Required(p.Child(wanted.name), fmt.Sprintf("must be specified when patchType is %s", m.PatchType)))
+	case strings.TrimSpace(wanted.expression) == "":
+		all = append(all, field.Required(at, "expression is not specified"))
+	default:
+		all = append(all, c.checkPatch(at, wanted.expression, wanted.compiled).WithOrigin(laterOrigin)...)
+	}
+	if other.set {
+		all = append(all, errs{field.Invalid(p.Child(other.name), "{"+other.name+"}",
+			fmt.Sprintf("must not be specified when patchType is %s", m.PatchType))}.WithOrigin(laterOrigin)...)
 	}
 	return all
 }
@@ -334,7 +362,9 @@ func paramRef(r *admission.ParamRef) errs {
 	var all errs
 	switch {
 	case r.Name != "" && r.Selector != nil:
-		all = append(all, field.Forbidden(at.Child("name"), "name and selector are mutually exclusive"))
+		for _, one := range []string{"name", "selector"} {
+			all = append(all, field.Forbidden(at.Child(one), "name and selector are mutually exclusive"))
+		}
 	case r.Name == "" && r.Selector == nil:
 		all = append(all, field.Required(at, "one of name or selector must be specified"))
 	}

@@ -267,6 +267,26 @@ func forbid(p *field.Path, reason string, fields []given) errs {
 	return all
 }
 
+// firstOnly drops what is wrong inside the members of a union beyond the first: they must go, not be fixed.
+func firstOnly(p *field.Path, members []given, all errs) errs {
+	var extra []string
+	first := true
+	for _, m := range members {
+		if m.set && !first {
+			for _, name := range append([]string{m.name}, paths[m.name]...) {
+				extra = append(extra, p.Child(name).String()+".")
+			}
+		}
+		first = first && !m.set
+	}
+	return slices.DeleteFunc(all, func(e *field.Error) bool {
+		return slices.ContainsFunc(extra, func(prefix string) bool { return strings.HasPrefix(e.Field, prefix) })
+	})
+}
+
+// paths are names that the causes of a volume source carry beside the field's own.
+var paths = map[string][]string{"gcePersistentDisk": {"persistentDisk"}, "cephFS": {"cephfs"}}
+
 // exactlyOne checks a union: each member that is set beyond the first is
 // reported with tooMany, none at all as Required with none.
 func exactlyOne(p *field.Path, tooMany, none string, members []given) errs {

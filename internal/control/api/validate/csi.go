@@ -2,6 +2,7 @@ package validate
 
 import (
 	"fmt"
+	"math"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
@@ -144,6 +145,40 @@ func CSIStorageCapacity(c *storage.CSIStorageCapacity) errs {
 	}
 	return append(all, selector(field.NewPath("nodeTopology"), c.NodeTopology)...)
 }
+
+// VolumeAttachmentStatusUpdate checks what the attacher tells.
+func VolumeAttachmentStatusUpdate(changed, _ *storage.VolumeAttachment) errs {
+	p, s := field.NewPath("status"), &changed.Status
+	var all errs
+	size := 0
+	for key, value := range s.AttachmentMetadata {
+		size += len(key) + len(value)
+	}
+	if size > maxAttachmentMetadata {
+		all = append(all, field.TooLong(p.Child("attachmentMetadata"), "", maxAttachmentMetadata))
+	}
+	for _, e := range []struct {
+		name string
+		err  *storage.VolumeError
+	}{{"attachError", s.AttachError}, {"detachError", s.DetachError}} {
+		if e.err == nil {
+			continue
+		}
+		if len(e.err.Message) > maxVolumeError {
+			all = append(all, field.TooLong(p.Child(e.name, "message"), "", maxVolumeError))
+		}
+		if code := e.err.ErrorCode; code != nil && *code < 0 {
+			all = append(all, field.Invalid(p.Child(e.name, "errorCode"), *code, validation.InclusiveRangeError(0, math.MaxInt32)))
+		}
+	}
+	return all
+}
+
+// Bounds of what an attacher tells, in bytes.
+const (
+	maxAttachmentMetadata = 256 << 10
+	maxVolumeError        = 1024
+)
 
 func VolumeAttachmentUpdate(changed, old *storage.VolumeAttachment) errs {
 	return append(VolumeAttachment(changed), immutable(specPath, changed.Spec, old.Spec)...)

@@ -89,6 +89,19 @@ func (e *expressions) check(p *field.Path, text string, types []*celgo.Type) err
 	return nil
 }
 
+// checkPatch compiles an expression that makes a patch.
+func (e *expressions) checkPatch(p *field.Path, text string, compiled plugin.ExpressionAccessor) errs {
+	if e.broken {
+		return nil
+	}
+	options := e.options
+	options.HasPatchTypes = true
+	if result := e.compiler.CompileCELExpression(compiled, options, environment.NewExpressions); result.Error != nil {
+		return errs{field.Invalid(p, text, result.Error.Detail)}
+	}
+	return nil
+}
+
 // maxMatchConditions bounds the conditions of one webhook or policy.
 const maxMatchConditions = 64
 

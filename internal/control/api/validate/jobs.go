@@ -286,33 +286,45 @@ func successPolicy(p *field.Path, s *batch.JobSpec) errs {
 	return all
 }
 
+// indexRange are the indexes from first to last.
+type indexRange struct{ first, last int64 }
+
 // countIndexes reads a list like "0,3-5,7" of indexes below completions, in
 // order and without overlap, and says how many they are.
 func countIndexes(text string, completions int32) (int32, error) {
+	ranges, err := indexRanges(text, completions)
 	var count int32
+	for _, r := range ranges {
+		count += int32(r.last - r.first + 1)
+	}
+	return count, err
+}
+
+func indexRanges(text string, completions int32) ([]indexRange, error) {
+	var all []indexRange
 	last := int64(-1)
 	for _, interval := range strings.Split(text, ",") {
 		low, high, isRange := strings.Cut(interval, "-")
 		first, err := strconv.ParseInt(low, 10, 32)
 		if err != nil {
-			return 0, fmt.Errorf("cannot convert string to integer for index: %q", low)
+			return nil, fmt.Errorf("cannot convert string to integer for index: %q", low)
 		}
 		end := first
 		if isRange {
 			if end, err = strconv.ParseInt(high, 10, 32); err != nil {
-				return 0, fmt.Errorf("cannot convert string to integer for index: %q", high)
+				return nil, fmt.Errorf("cannot convert string to integer for index: %q", high)
 			}
 		}
 		if first <= last || end < first {
-			return 0, fmt.Errorf("non-increasing order in %q", interval)
+			return nil, fmt.Errorf("non-increasing order in %q", interval)
 		}
 		if end >= int64(completions) {
-			return 0, fmt.Errorf("too large index: %q", interval)
+			return nil, fmt.Errorf("too large index: %q", interval)
 		}
-		count += int32(end - first + 1)
+		all = append(all, indexRange{first, end})
 		last = end
 	}
-	return count, nil
+	return all, nil
 }
 
 func JobUpdate(changed, old *batch.Job) errs {
@@ -377,26 +389,6 @@ func sameResources(now, before []v1.Container) {
 			now[i].Resources = before[i].Resources
 		}
 	}
-}
-
-func JobStatusUpdate(changed, old *batch.Job) errs {
-	s := &changed.Status
-	all := counters(nil, []part{{"active", s.Active}, {"succeeded", s.Succeeded}, {"failed", s.Failed}, {"ready", deref(s.Ready)},
-		{"terminating", deref(s.Terminating)}})
-	has := func(conditions []batch.JobCondition, kind batch.JobConditionType) bool {
-		return slices.ContainsFunc(conditions, func(c batch.JobCondition) bool { return c.Type == kind && c.Status == v1.ConditionTrue })
-	}
-	at := field.NewPath("status", "conditions")
-	if has(s.Conditions, batch.JobComplete) && has(s.Conditions, batch.JobFailed) {
-		all = append(all, field.Invalid(at, field.OmitValueType{}, "cannot set Complete=True and Failed=True conditions"))
-	}
-	for _, kind := range []batch.JobConditionType{batch.JobComplete, batch.JobFailed} {
-		if has(old.Status.Conditions, kind) && !has(s.Conditions, kind) {
-			all = append(all, field.Invalid(at, field.OmitValueType{}, fmt.Sprintf("cannot remove a condition of a finished job: %s=True",
-				kind)))
-		}
-	}
-	return all
 }
 
 func cronJob(c *batch.CronJob) errs {

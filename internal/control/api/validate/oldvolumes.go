@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
@@ -138,4 +140,45 @@ func flexVolume(p *field.Path, driver string, options map[string]string) errs {
 		}
 	}
 	return all
+}
+
+// oldPersistent checks the sources of persistent volumes whose drivers are gone. They were not checked at first, so a
+// stored volume may keep what it has.
+func oldPersistent(p *field.Path, s *v1.PersistentVolumeSpec) errs {
+	// These have the same source in pods.
+	all := storageSource(p, &v1.VolumeSource{Flocker: s.Flocker, Quobyte: s.Quobyte, VsphereVolume: s.VsphereVolume,
+		PhotonPersistentDisk: s.PhotonPersistentDisk, PortworxVolume: s.PortworxVolume, AzureDisk: s.AzureDisk})
+	if g := s.Glusterfs; g != nil {
+		all = append(all, present(p.Child("glusterfs", "endpoints"), g.EndpointsName)...)
+		all = append(all, present(p.Child("glusterfs", "path"), g.Path)...)
+		if ns := g.EndpointsNamespace; ns != nil {
+			all = append(all, invalid(p.Child("glusterfs", "endpointsNamespace"), *ns, apivalidation.ValidateNamespaceName(*ns, false))...)
+		}
+	}
+	if r := s.RBD; r != nil {
+		if len(r.CephMonitors) == 0 {
+			all = append(all, field.Required(p.Child("rbd", "monitors"), ""))
+		}
+		all = append(all, present(p.Child("rbd", "image"), r.RBDImage)...)
+	}
+	if c := s.CephFS; c != nil && len(c.Monitors) == 0 {
+		all = append(all, field.Required(p.Child("cephfs", "monitors"), ""))
+	}
+	if i := s.ScaleIO; i != nil {
+		all = append(all, present(p.Child("scaleIO", "gateway"), i.Gateway)...)
+		all = append(all, present(p.Child("scaleIO", "system"), i.System)...)
+		all = append(all, present(p.Child("scaleIO", "volumeName"), i.VolumeName)...)
+	}
+	if o := s.StorageOS; o != nil {
+		all = append(all, named(p.Child("storageos", "volumeName"), o.VolumeName, validation.IsDNS1123Label)...)
+		if o.VolumeNamespace != "" {
+			all = append(all, invalid(p.Child("storageos", "volumeNamespace"), o.VolumeNamespace,
+				validation.IsDNS1123Label(o.VolumeNamespace))...)
+		}
+		if ref := o.SecretRef; ref != nil {
+			all = append(all, present(p.Child("storageos", "secretRef", "name"), ref.Name)...)
+			all = append(all, present(p.Child("storageos", "secretRef", "namespace"), ref.Namespace)...)
+		}
+	}
+	return all.WithOrigin(laterOrigin)
 }

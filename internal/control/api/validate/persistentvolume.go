@@ -52,7 +52,7 @@ func PersistentVolume(pv *v1.PersistentVolume) errs {
 }
 
 func persistentSource(specPath *field.Path, s *v1.PersistentVolumeSpec) errs {
-	all := exactlyOne(specPath, tooManyVolumeTypes, "must specify a volume type", []given{
+	members := []given{
 		{"hostPath", s.HostPath != nil}, {"gcePersistentDisk", s.GCEPersistentDisk != nil},
 		{"awsElasticBlockStore", s.AWSElasticBlockStore != nil},
 		{"glusterfs", s.Glusterfs != nil}, {"flocker", s.Flocker != nil}, {"nfs", s.NFS != nil}, {"rbd", s.RBD != nil},
@@ -63,7 +63,14 @@ func persistentSource(specPath *field.Path, s *v1.PersistentVolumeSpec) errs {
 		{"photonPersistentDisk", s.PhotonPersistentDisk != nil},
 		{"portworxVolume", s.PortworxVolume != nil}, {"azureDisk", s.AzureDisk != nil}, {"scaleIO", s.ScaleIO != nil},
 		{"local", s.Local != nil},
-		{"storageos", s.StorageOS != nil}, {"csi", s.CSI != nil}})
+		{"storageos", s.StorageOS != nil}, {"csi", s.CSI != nil}}
+	all := exactlyOne(specPath, tooManyVolumeTypes, "must specify a volume type", members)
+	return append(all, firstOnly(specPath, members, append(presentSources(specPath, s), oldPersistent(specPath, s)...))...)
+}
+
+// presentSources checks the sources that a node or a controller here knows, and those of clouds.
+func presentSources(specPath *field.Path, s *v1.PersistentVolumeSpec) errs {
+	var all errs
 	if h := s.HostPath; h != nil {
 		all = append(all, hostPath(specPath.Child("hostPath"), h)...)
 		if s.PersistentVolumeReclaimPolicy == v1.PersistentVolumeReclaimRecycle && path.Clean(h.Path) == "/" {

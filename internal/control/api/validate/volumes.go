@@ -31,7 +31,7 @@ func podVolumes(p *field.Path, list []v1.Volume, pod bool) (map[string]*v1.Volum
 }
 
 func volumeSource(p *field.Path, s *v1.VolumeSource, pod bool) errs {
-	all := exactlyOne(p, tooManyVolumeTypes, "must specify a volume type", []given{
+	members := []given{
 		{"emptyDir", s.EmptyDir != nil}, {"hostPath", s.HostPath != nil}, {"gitRepo", s.GitRepo != nil},
 		{"gcePersistentDisk", s.GCEPersistentDisk != nil}, {"awsElasticBlockStore", s.AWSElasticBlockStore != nil},
 		{"secret", s.Secret != nil}, {"nfs", s.NFS != nil}, {"iscsi", s.ISCSI != nil}, {"glusterfs", s.Glusterfs != nil},
@@ -42,9 +42,9 @@ func volumeSource(p *field.Path, s *v1.VolumeSource, pod bool) errs {
 		{"portworxVolume", s.PortworxVolume != nil}, {"azureDisk", s.AzureDisk != nil}, {"storageos", s.StorageOS != nil},
 		{"projected", s.Projected != nil}, {"scaleIO", s.ScaleIO != nil}, {"csi", s.CSI != nil}, {"ephemeral", s.Ephemeral != nil},
 		{"image", s.Image != nil},
-	})
-	all = append(all, localSource(p, s, pod)...)
-	return append(all, networkSource(p, s)...)
+	}
+	all := exactlyOne(p, tooManyVolumeTypes, "must specify a volume type", members)
+	return append(all, firstOnly(p, members, append(localSource(p, s, pod), networkSource(p, s)...))...)
 }
 
 // localSource checks the volumes that the node makes by itself.

@@ -103,15 +103,31 @@ type part = struct {
 	value int32
 }
 
-func DeploymentStatusUpdate(d, _ *apps.Deployment) errs {
+func DeploymentStatusUpdate(d, old *apps.Deployment) errs {
 	s := &d.Status
 	all := append(observed(s.ObservedGeneration),
-		counters(nil, []part{{"replicas", s.Replicas}, {"unavailableReplicas", s.UnavailableReplicas}})...)
+		counters(nil, []part{{"replicas", s.Replicas}, {"unavailableReplicas", s.UnavailableReplicas},
+			{"terminatingReplicas", deref(s.TerminatingReplicas)}})...)
 	all = append(all, counters(&s.Replicas, []part{{"updatedReplicas", s.UpdatedReplicas}, {"readyReplicas", s.ReadyReplicas},
 		{"availableReplicas", s.AvailableReplicas}})...)
-	if s.AvailableReplicas > s.ReadyReplicas {
-		all = append(all, field.Invalid(field.NewPath("status", "availableReplicas"), s.AvailableReplicas,
-			"cannot be greater than readyReplicas"))
+	all = append(all, availableAreReady(s.AvailableReplicas, s.ReadyReplicas)...)
+	return append(all, collisions(s.CollisionCount, old.Status.CollisionCount)...)
+}
+
+// availableAreReady wants no more pods to be available than are ready.
+func availableAreReady(available, ready int32) errs {
+	if available <= ready {
+		return nil
+	}
+	return errs{field.Invalid(field.NewPath("status", "availableReplicas"), available, "cannot be greater than readyReplicas")}
+}
+
+// collisions wants the count of name collisions only to grow: names made from an earlier count are taken.
+func collisions(now, before *int32) errs {
+	at := field.NewPath("status", "collisionCount")
+	all := notNegative(at, deref(now))
+	if before != nil && (now == nil || *now < *before) {
+		all = append(all, field.Invalid(at, deref(now), "cannot be decremented"))
 	}
 	return all
 }
@@ -129,9 +145,11 @@ func ReplicaSet(r *apps.ReplicaSet) errs {
 
 func ReplicaSetStatusUpdate(r, _ *apps.ReplicaSet) errs {
 	s := &r.Status
-	all := append(observed(s.ObservedGeneration), counters(nil, []part{{"replicas", s.Replicas}})...)
-	return append(all, counters(&s.Replicas, []part{{"fullyLabeledReplicas", s.FullyLabeledReplicas}, {"readyReplicas", s.ReadyReplicas},
+	all := append(observed(s.ObservedGeneration), counters(nil, []part{{"replicas", s.Replicas},
+		{"terminatingReplicas", deref(s.TerminatingReplicas)}})...)
+	all = append(all, counters(&s.Replicas, []part{{"fullyLabeledReplicas", s.FullyLabeledReplicas}, {"readyReplicas", s.ReadyReplicas},
 		{"availableReplicas", s.AvailableReplicas}})...)
+	return append(all, availableAreReady(s.AvailableReplicas, s.ReadyReplicas)...)
 }
 
 func ReplicationController(rc *v1.ReplicationController) errs {
@@ -158,11 +176,7 @@ func ReplicationControllerStatusUpdate(rc, _ *v1.ReplicationController) errs {
 	all := append(observed(s.ObservedGeneration), counters(nil, []part{{"replicas", s.Replicas}})...)
 	all = append(all, counters(&s.Replicas, []part{{"fullyLabeledReplicas", s.FullyLabeledReplicas}, {"readyReplicas", s.ReadyReplicas},
 		{"availableReplicas", s.AvailableReplicas}})...)
-	if s.AvailableReplicas > s.ReadyReplicas {
-		all = append(all, field.Invalid(field.NewPath("status", "availableReplicas"), s.AvailableReplicas,
-			"cannot be greater than readyReplicas"))
-	}
-	return all
+	return append(all, availableAreReady(s.AvailableReplicas, s.ReadyReplicas)...)
 }
 
 func DaemonSet(d *apps.DaemonSet) errs {
@@ -192,13 +206,14 @@ func DaemonSet(d *apps.DaemonSet) errs {
 	return all
 }
 
-func DaemonSetStatusUpdate(d, _ *apps.DaemonSet) errs {
+func DaemonSetStatusUpdate(d, old *apps.DaemonSet) errs {
 	s := &d.Status
-	return append(observed(s.ObservedGeneration), counters(nil, []part{{"currentNumberScheduled", s.CurrentNumberScheduled},
+	all := append(observed(s.ObservedGeneration), counters(nil, []part{{"currentNumberScheduled", s.CurrentNumberScheduled},
 		{"numberMisscheduled", s.NumberMisscheduled},
 		{"desiredNumberScheduled", s.DesiredNumberScheduled}, {"numberReady", s.NumberReady},
 		{"updatedNumberScheduled", s.UpdatedNumberScheduled},
 		{"numberAvailable", s.NumberAvailable}, {"numberUnavailable", s.NumberUnavailable}})...)
+	return append(all, collisions(s.CollisionCount, old.Status.CollisionCount)...)
 }
 
 func StatefulSet(s *apps.StatefulSet) errs {
@@ -283,11 +298,13 @@ func StatefulSetUpdate(changed, old *apps.StatefulSet) errs {
 	return all
 }
 
-func StatefulSetStatusUpdate(s, _ *apps.StatefulSet) errs {
+func StatefulSetStatusUpdate(s, old *apps.StatefulSet) errs {
 	st := &s.Status
 	all := append(observed(st.ObservedGeneration), counters(nil, []part{{"replicas", st.Replicas}})...)
-	return append(all, counters(&st.Replicas, []part{{"readyReplicas", st.ReadyReplicas}, {"currentReplicas", st.CurrentReplicas},
+	all = append(all, counters(&st.Replicas, []part{{"readyReplicas", st.ReadyReplicas}, {"currentReplicas", st.CurrentReplicas},
 		{"updatedReplicas", st.UpdatedReplicas}, {"availableReplicas", st.AvailableReplicas}})...)
+	all = append(all, availableAreReady(st.AvailableReplicas, st.ReadyReplicas)...)
+	return append(all, collisions(st.CollisionCount, old.Status.CollisionCount)...)
 }
 
 func PodDisruptionBudget(b *policy.PodDisruptionBudget) errs {

@@ -14,5 +14,6 @@ var volumeAttachment = registry.Kind[*storage.VolumeAttachment]{
 	ReturnDeletedObject: true,
 	HasStatus:           true, StatusResets: registry.Metadata,
 	Validate: validate.VolumeAttachment, ValidateUpdate: validate.VolumeAttachmentUpdate,
-	Table: table.VolumeAttachment,
+	ValidateStatusUpdate: validate.VolumeAttachmentStatusUpdate,
+	Table:                table.VolumeAttachment,
 }
