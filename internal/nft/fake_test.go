@@ -259,7 +259,8 @@ func TestPacketsMeetRules(t *testing.T) {
 			tx.Rule("in", Daddr(row.V4, R0), &expr.Lookup{SourceRegister: R0, SetName: "ways", IsDestRegSet: true})
 		}, "drop"},
 		{"mark", func(tx *Tx) {
-			tx.Rule("in", &expr.Immediate{Register: R0, Data: Num(9)}, &expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: R0})
+			tx.Rule("in", &expr.Immediate{Register: R0, Data: Num(9)}, &expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true,
+				Register: R0})
 			tx.Rule("out", &expr.Meta{Key: expr.MetaKeyMARK, Register: R0}, &expr.Cmp{Op: expr.CmpOpEq, Register: R0, Data: Num(9)}, drop)
 		}, "drop"},
 		{"a new connection", func(tx *Tx) {
