@@ -61,8 +61,9 @@ func TestScheduleOutlivesFailures(t *testing.T) {
 		return false, nil, nil
 	})
 	c.Snapshots = Snapshots{Every: 50 * time.Millisecond, Keep: 2, Dir: c.Path("out"), KeyFile: c.Path("key"), Version: "v1"}
-	saved := make(chan struct{}, 100)
-	u := &up{Config: c, store: s, client: client, log: slog.New(logged{slog.DiscardHandler, "saved a snapshot", saved})}
+	turns := make(chan turn, 1000)
+	u := &up{Config: c, store: s, client: client}
+	u.log = slog.New(logged{slog.DiscardHandler, u, turns})
 	u.serverChoices.Store(&api.Options{EncryptionConfig: c.encryptionFile()})
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -90,10 +91,10 @@ func TestScheduleOutlivesFailures(t *testing.T) {
 	}
 	for <-reasons != "SnapshotSaved" {
 	}
-	for range 2 { // the status has the first when the second is logged
-		<-saved
+	for (<-turns).message != "saved a snapshot" {
 	}
-	if p := u.snapshots.Load(); p == nil || p.Failures != 0 || p.LastFile == "" {
+	// The turn after that begins with the status of the one before.
+	if p := (<-turns).status; p.Failures != 0 || p.LastFile == "" {
 		t.Errorf("status: %+v", p)
 	}
 	ours, err := u.ourScheduled()
@@ -105,20 +106,26 @@ func TestScheduleOutlivesFailures(t *testing.T) {
 	}
 }
 
-// logged receives each log entry with this message.
+// turn is what a turn of the schedule logged, and the status while it did.
+type turn struct {
+	message string
+	status  snapshot.Progress
+}
+
+// logged tells each turn of the schedule.
 type logged struct {
 	slog.Handler
-	message string
-	to      chan<- struct{}
+	up *up
+	to chan<- turn
 }
 
 func (l logged) Enabled(context.Context, slog.Level) bool { return true }
 
 func (l logged) Handle(_ context.Context, r slog.Record) error {
-	if r.Message == l.message {
+	if p := l.up.snapshots.Load(); p != nil {
 		select {
-		case l.to <- struct{}{}:
-		default: // the test has ended or has many of them to read yet
+		case l.to <- turn{r.Message, *p}:
+		default: // the test has ended, or has many of them to read yet
 		}
 	}
 	return nil

@@ -100,8 +100,9 @@ func attachment(node, called string, change ...func(*storagev1.VolumeAttachment)
 	if called == "" {
 		called = name(volume{PV: "pv", Driver: "d", Handle: "h"}, node)
 	}
-	a := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: called, UID: types.UID(called)}, Spec: storagev1.VolumeAttachmentSpec{
-		Attacher: "d", NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To("pv")}}}
+	a := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: called, UID: types.UID(called)},
+		Spec: storagev1.VolumeAttachmentSpec{
+			Attacher: "d", NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To("pv")}}}
 	for _, f := range change {
 		f(a)
 	}
@@ -185,7 +186,8 @@ func TestIdleSince(t *testing.T) {
 		at   time.Duration
 		idle time.Time
 	}{
-		{nil, 0, start}, {nil, time.Minute, start}, {want, 2 * time.Minute, time.Time{}}, {nil, 3 * time.Minute, start.Add(3 * time.Minute)},
+		{nil, 0, start}, {nil, time.Minute, start}, {want, 2 * time.Minute, time.Time{}},
+		{nil, 3 * time.Minute, start.Add(3 * time.Minute)},
 	} {
 		got := c.have("n", step.want, start.Add(step.at))
 		if len(got) != 1 || !got[0].IdleSince.Equal(step.idle) {
@@ -204,9 +206,11 @@ func TestAttachmentEvents(t *testing.T) {
 		old, now *storagev1.VolumeAttachment
 		want     string
 	}{
-		{"attached", attachment("n", ""), attachment("n", "", attached), `Normal SuccessfulAttachVolume AttachVolume.Attach succeeded for volume "pv" `},
+		{"attached", attachment("n", ""), attachment("n", "", attached),
+			`Normal SuccessfulAttachVolume AttachVolume.Attach succeeded for volume "pv" `},
 		{"attached before", attachment("n", "", attached), attachment("n", "", attached), ""},
-		{"failed", attachment("n", ""), attachment("n", "", failed("full")), `Warning FailedAttachVolume AttachVolume.Attach failed for volume "pv" : full`},
+		{"failed", attachment("n", ""), attachment("n", "", failed("full")),
+			`Warning FailedAttachVolume AttachVolume.Attach failed for volume "pv" : full`},
 		{"failed in the same way", attachment("n", "", failed("full")), attachment("n", "", failed("full")), ""},
 		{"failed in another way", attachment("n", "", failed("full")), attachment("n", "", failed("slow")),
 			`Warning FailedAttachVolume AttachVolume.Attach failed for volume "pv" : slow`},
@@ -234,7 +238,8 @@ func TestNames(t *testing.T) {
 		}
 	}
 	// sha256("h" + "d" + "n"), computed with sha256sum.
-	if got, want := name(volume{PV: "another", Driver: "d", Handle: "h"}, "n"), "csi-9072ed11cc1acb5fa433a877ff339b6311d013f33bddd1d0092711a8ace5b16d"; got != want {
+	if got, want := name(volume{PV: "another", Driver: "d", Handle: "h"}, "n"),
+		"csi-9072ed11cc1acb5fa433a877ff339b6311d013f33bddd1d0092711a8ace5b16d"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 }

@@ -23,8 +23,8 @@ import (
 
 var noon = time.Date(2030, 5, 5, 12, 0, 0, 0, time.UTC)
 
-// authority is a CA that lives until a time.
-func authority(t *testing.T, until time.Time, most time.Duration) *CA {
+// testCA is a CA that lives until a time.
+func testCA(t *testing.T, until time.Time, most time.Duration) *CA {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -104,7 +104,8 @@ func TestSignersAndApprovers(t *testing.T) {
 		{"node renews", kubeletSigner, "system:node:n", clientUsages, nil, "", SelfNodeClient},
 		{"bootstrap token asks for a node", kubeletSigner, "system:bootstrap:abcdef", clientUsages, nil, "", NodeClient},
 		{"without key encipherment", kubeletSigner, "system:node:n", clientUsages[:1:1], nil, `must include "digital signature"`, NotOurs},
-		{"server usage as well", kubeletSigner, "system:node:n", also(certv1.UsageServerAuth), nil, `"server auth" is not allowed`, NotOurs},
+		{"server usage as well", kubeletSigner, "system:node:n", also(certv1.UsageServerAuth), nil, `"server auth" is not allowed`,
+			NotOurs},
 		{"no group", kubeletSigner, "system:node:n", clientUsages, alone(), "organization", NotOurs},
 		{"group of administrators", kubeletSigner, "system:node:n", clientUsages, alone("system:nodes", "system:masters"), "organization",
 			NotOurs},
@@ -135,7 +136,8 @@ func TestSignersAndApprovers(t *testing.T) {
 			t.Errorf("%s: a requestor outside the group is approved", c.why)
 		}
 	}
-	foreign := &certv1.CertificateSigningRequest{Spec: certv1.CertificateSigningRequestSpec{SignerName: "example.com/x", Request: []byte("x")}}
+	foreign := &certv1.CertificateSigningRequest{Spec: certv1.CertificateSigningRequestSpec{SignerName: "example.com/x",
+		Request: []byte("x")}}
 	if _, known, err := checkRequest(foreign); known || err != nil || recognize(foreign, nil) != NotOurs {
 		t.Errorf("another signer's request: known %v, %v", known, err)
 	}
@@ -147,7 +149,8 @@ func TestRequestsThatAreNone(t *testing.T) {
 	block, _ := pem.Decode(good)
 	block.Bytes[len(block.Bytes)-1] ^= 1
 	for why, text := range map[string][]byte{"empty": nil, "no PEM": []byte("x"), "another type": pem.EncodeToMemory(&pem.Block{
-		Type: "CERTIFICATE", Bytes: block.Bytes}), "no DER": pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: []byte("x")}),
+		Type: "CERTIFICATE", Bytes: block.Bytes}), "no DER": pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST",
+		Bytes: []byte("x")}),
 		"signed by another key": pem.EncodeToMemory(block)} {
 		csr := &certv1.CertificateSigningRequest{Spec: certv1.CertificateSigningRequestSpec{SignerName: kubeletSigner, Request: text}}
 		if _, known, err := checkRequest(csr); !known || err == nil || !strings.HasPrefix(err.Error(), "spec.request: ") {
@@ -175,7 +178,7 @@ func TestLifetimes(t *testing.T) {
 		{"longer than the CA lives", time.Hour, day, nil, -backdate, time.Hour},
 		{"the CA has expired", -time.Minute, day, nil, 0, 0},
 	} {
-		ca := authority(t, noon.Add(c.caLeft), c.most)
+		ca := testCA(t, noon.Add(c.caLeft), c.most)
 		csr := &certv1.CertificateSigningRequest{Spec: certv1.CertificateSigningRequestSpec{SignerName: kubeletSigner, Usages: clientUsages,
 			Request: asking(t, nil), ExpirationSeconds: c.asks}}
 		req, _, err := checkRequest(csr)
@@ -208,7 +211,7 @@ func TestLifetimes(t *testing.T) {
 
 // TestSignedCertificate: a certificate has the request's subject and names and nothing of a CA, whatever the request asks for.
 func TestSignedCertificate(t *testing.T) {
-	ca := authority(t, noon.Add(1000*time.Hour), time.Hour)
+	ca := testCA(t, noon.Add(1000*time.Hour), time.Hour)
 	csr := &certv1.CertificateSigningRequest{Spec: certv1.CertificateSigningRequestSpec{Usages: servingUsages,
 		Request: asking(t, func(r *x509.CertificateRequest) {
 			r.DNSNames, r.IPAddresses = []string{"n"}, []net.IP{net.IPv4(192, 0, 2, 1)}
@@ -231,7 +234,8 @@ func TestSignedCertificate(t *testing.T) {
 		return cert
 	}
 	cert := sign()
-	if cert.IsCA || !cert.BasicConstraintsValid || cert.Subject.CommonName != "system:node:n" || !slices.Equal(cert.DNSNames, []string{"n"}) ||
+	if cert.IsCA || !cert.BasicConstraintsValid || cert.Subject.CommonName != "system:node:n" || !slices.Equal(cert.DNSNames,
+		[]string{"n"}) ||
 		len(cert.IPAddresses) != 1 || cert.KeyUsage != x509.KeyUsageDigitalSignature ||
 		!slices.Equal(cert.ExtKeyUsage, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}) {
 		t.Errorf("certificate %+v", cert)
@@ -249,7 +253,7 @@ func TestSignedCertificate(t *testing.T) {
 
 // TestCAs: what is no CA does not sign.
 func TestCAs(t *testing.T) {
-	ca := authority(t, noon.Add(time.Hour), time.Hour)
+	ca := testCA(t, noon.Add(time.Hour), time.Hour)
 	csr := &certv1.CertificateSigningRequest{Spec: certv1.CertificateSigningRequestSpec{Usages: clientUsages, Request: asking(t, nil)}}
 	req, err := parse(csr)
 	if err != nil {

@@ -142,7 +142,8 @@ func TestMirroredMetadata(t *testing.T) {
 	ep.Annotations = map[string]string{"b": "2", v1.LastAppliedConfigAnnotation: "{}", v1.EndpointsLastChangeTriggerTime: "now"}
 	s := mirror(mirroredService, ep)[0]
 	if !maps.Equal(s.Labels, map[string]string{"a": "1", discoveryv1.LabelManagedBy: mirrorBy, discoveryv1.LabelServiceName: "s"}) ||
-		!maps.Equal(s.Annotations, map[string]string{"b": "2"}) || !metav1.IsControlledBy(s, ep) || ep.Labels[discoveryv1.LabelServiceName] != "" {
+		!maps.Equal(s.Annotations, map[string]string{"b": "2"}) || !metav1.IsControlledBy(s, ep) ||
+		ep.Labels[discoveryv1.LabelServiceName] != "" {
 		t.Errorf("slice %+v of %+v", s.ObjectMeta, ep.ObjectMeta)
 	}
 }
@@ -189,7 +190,8 @@ func TestMatchIsComplete(t *testing.T) {
 	draw := func(r *rapid.T, what string) (out []*discoveryv1.EndpointSlice) {
 		for i := range rapid.IntRange(0, 6).Draw(r, what) {
 			ip := rapid.SampledFrom([]string{"10.0.0.1", "10.0.0.2", "10.0.0.3"}).Draw(r, "ip")
-			family := rapid.SampledFrom([]discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6}).Draw(r, "family")
+			family := rapid.SampledFrom([]discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6}).Draw(r,
+				"family")
 			s := mirrorSlice(mirroredService, endpointsOf(), family, []discoveryv1.Endpoint{{Addresses: []string{ip}}}, nil)
 			s.Name = fmt.Sprint(i)
 			out = append(out, s)
@@ -222,7 +224,8 @@ func TestMatchIsComplete(t *testing.T) {
 		if !stdslices.Equal(got, wanted) {
 			r.Fatalf("%v, want %v", got, wanted)
 		}
-		if len(create) > 0 && stdslices.ContainsFunc(remove, func(s *discoveryv1.EndpointSlice) bool { return s.AddressType == create[0].AddressType }) {
+		if len(create) > 0 && stdslices.ContainsFunc(remove,
+			func(s *discoveryv1.EndpointSlice) bool { return s.AddressType == create[0].AddressType }) {
 			r.Fatal("one is created and one of its family deleted")
 		}
 	})

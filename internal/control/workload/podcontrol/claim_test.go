@@ -94,8 +94,10 @@ func TestFromTemplate(t *testing.T) {
 		Annotations: map[string]string{"n": "1"}, Finalizers: []string{"example.com/f"}},
 		Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c"}}}}
 	pod := FromTemplate(template, "ns", "web-abc", metav1.OwnerReference{UID: "o"})
-	if pod.GenerateName != "web-abc-" || pod.Name != "" || pod.Namespace != "ns" || pod.Labels["app"] != "web" || pod.Annotations["n"] != "1" ||
-		!slices.Equal(pod.Finalizers, []string{"example.com/f"}) || pod.OwnerReferences[0].UID != "o" || pod.Spec.Containers[0].Name != "c" {
+	if pod.GenerateName != "web-abc-" || pod.Name != "" || pod.Namespace != "ns" || pod.Labels["app"] != "web" ||
+		pod.Annotations["n"] != "1" ||
+		!slices.Equal(pod.Finalizers, []string{"example.com/f"}) || pod.OwnerReferences[0].UID != "o" ||
+		pod.Spec.Containers[0].Name != "c" {
 		t.Errorf("pod %+v", pod)
 	}
 	pod.Labels["app"], pod.Spec.Containers[0].Name = "changed", "changed"

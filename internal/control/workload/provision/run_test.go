@@ -128,7 +128,8 @@ func TestCreate(t *testing.T) {
 		told   string
 	}{
 		{"made", made, 0, true, false, "n1", "Normal ProvisioningSucceeded"},
-		{"made, nothing holds it to its size", unbounded, 0, true, false, "n1", "Normal ProvisioningSucceeded, Warning CapacityNotEnforced"},
+		{"made, nothing holds it to its size", unbounded, 0, true, false, "n1",
+			"Normal ProvisioningSucceeded, Warning CapacityNotEnforced"},
 		{"no room: another node", nil, codes.ResourceExhausted, false, false, "", "Warning ProvisioningFailed"},
 		{"refused", nil, codes.InvalidArgument, false, true, "n1", "Warning ProvisioningFailed"},
 		{"not reached: tried again in silence", nil, codes.Unavailable, false, true, "n1", ""},

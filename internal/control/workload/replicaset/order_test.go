@@ -24,7 +24,8 @@ import (
 func restarted(n, sidecar, setup int32) func(*v1.Pod) {
 	return func(p *v1.Pod) {
 		p.Spec.InitContainers = []v1.Container{{Name: "sidecar", RestartPolicy: ptr.To(v1.ContainerRestartPolicyAlways)}, {Name: "setup"}}
-		p.Status.InitContainerStatuses = []v1.ContainerStatus{{Name: "sidecar", RestartCount: sidecar}, {Name: "setup", RestartCount: setup}}
+		p.Status.InitContainerStatuses = []v1.ContainerStatus{{Name: "sidecar", RestartCount: sidecar},
+			{Name: "setup", RestartCount: setup}}
 		p.Status.ContainerStatuses = []v1.ContainerStatus{{Name: "a", RestartCount: n}, {Name: "b"}}
 	}
 }

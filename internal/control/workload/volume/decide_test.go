@@ -171,7 +171,8 @@ func podWith(node string, phase v1.PodPhase, volumes ...v1.Volume) *v1.Pod {
 
 // TestUsers: which pods keep a claim from going.
 func TestUsers(t *testing.T) {
-	byName := v1.Volume{Name: "data", VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "c"}}}
+	byName := v1.Volume{Name: "data",
+		VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "c"}}}
 	own := v1.Volume{Name: "scratch", VolumeSource: v1.VolumeSource{Ephemeral: &v1.EphemeralVolumeSource{}}}
 	for _, c := range []struct {
 		why   string
@@ -247,7 +248,8 @@ func binderOf(t *testing.T, objects ...runtime.Object) (*binder, *fake.Clientset
 	client := fake.NewSimpleClientset(objects...)
 	f := informers.NewSharedInformerFactory(client, 0)
 	core := f.Core().V1()
-	b := &binder{Env: controller.Env{Client: client, Informers: f, Log: slog.New(slog.DiscardHandler), Journal: journal.Discard}, queue: controller.NewQueue(),
+	b := &binder{Env: controller.Env{Client: client, Informers: f, Log: slog.New(slog.DiscardHandler), Journal: journal.Discard},
+		queue:  controller.NewQueue(),
 		events: record.NewFakeRecorder(10), claims: core.PersistentVolumeClaims().Lister(), volumes: core.PersistentVolumes().Lister(),
 		classes: f.Storage().V1().StorageClasses().Lister()}
 	for _, o := range objects {
