@@ -1,5 +1,7 @@
-// Command wrap breaks lines of Go files that are wider than 140 columns, and leaves what they mean alone: after commas and operators,
-// and inside long strings. It names lines that it cannot break.
+// Command wrap breaks lines of Go files that are wider than 140 columns, and
+// leaves what they mean alone: after commas and operators, and inside long
+// strings. It fills comments that are wider than 80 columns. It names lines that
+// it cannot break.
 package main
 
 import (
@@ -30,6 +32,7 @@ func main() {
 			panic(err)
 		}
 		orig := text
+		text = []byte(reflow(string(text)))
 		for round := 0; round < 12; round++ {
 			n, changed := wrap(text)
 			if !changed {

@@ -77,7 +77,7 @@ func (u *up) serveSnapshots(mux *http.ServeMux) {
 		}
 		w.Header().Set("Content-Type", "application/json")
 		if err := json.NewEncoder(w).Encode(o); err != nil {
-			u.log.Debug("answering a snapshot request", "error", err)
+			u.log.Debug("answering a snapshot request", "err", err)
 		}
 	})
 	mux.HandleFunc("GET /snapshot/store", func(w http.ResponseWriter, r *http.Request) {
@@ -93,7 +93,7 @@ func (u *up) serveSnapshots(mux *http.ServeMux) {
 		defer from.Close()
 		w.Header().Set(storeBytes, strconv.FormatInt(size, 10))
 		if _, err := io.Copy(w, from); err != nil {
-			u.log.Warn("a snapshot of the store ended early", "error", err)
+			u.log.Warn("a snapshot of the store ended early", "err", err)
 			panic(http.ErrAbortHandler) // the other side must not take it for whole
 		}
 	})

@@ -128,7 +128,7 @@ func (u *up) scheduleSnapshots(ctx context.Context) error {
 		}
 		if err != nil {
 			p.Failures, p.Failed, p.Error = p.Failures+1, time.Now(), err.Error()
-			u.log.Error("saving a scheduled snapshot", "error", err, "failures", p.Failures)
+			u.log.Error("saving a scheduled snapshot", "err", err, "failures", p.Failures)
 			u.tellSnapshot(v1.EventTypeWarning, "SnapshotFailed", err.Error())
 			continue
 		}
@@ -176,7 +176,7 @@ func (u *up) saveScheduled(ctx context.Context, now time.Time) (e snapshot.Entry
 	}
 	for _, old := range (snapshot.Retention{Keep: u.Snapshots.Keep}).Prune(ours, now) {
 		if err := snapshot.Remove(old); err != nil {
-			u.log.Warn("removing an old snapshot", "file", old.File, "error", err)
+			u.log.Warn("removing an old snapshot", "file", old.File, "err", err)
 		}
 	}
 	return e, nil
@@ -193,6 +193,6 @@ func (u *up) tellSnapshot(kind, reason, message string) {
 		FirstTimestamp: metav1.Now(), LastTimestamp: metav1.Now(), Count: 1,
 	}
 	if _, err := u.client.CoreV1().Events(event.Namespace).Create(ctx, event, metav1.CreateOptions{}); err != nil {
-		u.log.Warn("telling about snapshots", "error", err)
+		u.log.Warn("telling about snapshots", "err", err)
 	}
 }

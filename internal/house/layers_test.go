@@ -22,9 +22,9 @@ var floors = [][]string{
 	{"internal/control", "internal/nodes", "internal/agent", "internal/proxy", "internal/network", "internal/policy", "internal/dns"},
 	{"internal/localvolume"},
 	{"internal/controller"},
-	{"internal/nft", "internal/podutil", "internal/kube", "internal/why", "internal/images"},
-	{"internal/heap", "internal/journal", "internal/logfile", "internal/memory", "internal/pki", "internal/snapshot", "internal/socket",
-		"internal/strict", "internal/supervise", "internal/registries"},
+	{"internal/nft", "internal/kube", "internal/why", "internal/images"},
+	{"internal/heap", "internal/journal", "internal/logfile", "internal/memory", "internal/pki", "internal/podutil", "internal/snapshot",
+		"internal/socket", "internal/strict", "internal/supervise", "internal/registries"},
 }
 
 // agentFloors are the same inside the agent. Above all is launch, the only room

@@ -7,25 +7,14 @@ import (
 	"testing"
 )
 
-// roomsWithErrorKey still log errors under the key "error". The list only
-// shrinks.
-var roomsWithErrorKey = []string{"internal/cluster", "internal/control", "internal/nodes"}
-
 // logMethods are those of slog that take keys and values.
 var logMethods = map[string]bool{"Debug": true, "Info": true, "Warn": true, "Error": true, "With": true}
 
 // TestLogKeyOfErrors: an error stands under one key in all logs, "err".
 func TestLogKeyOfErrors(t *testing.T) {
-	open := map[string]bool{}
 	goFiles(t, func(path string, file *ast.File, fset *token.FileSet) {
 		if !strings.HasPrefix(path, "internal/") || strings.HasSuffix(path, "_test.go") {
 			return
-		}
-		room := ""
-		for _, r := range roomsWithErrorKey {
-			if strings.HasPrefix(path, r+"/") {
-				room = r
-			}
 		}
 		ast.Inspect(file, func(n ast.Node) bool {
 			call, ok := n.(*ast.CallExpr)
@@ -42,18 +31,9 @@ func TestLogKeyOfErrors(t *testing.T) {
 				if !ok || key.Value != `"error"` || i+1 == len(call.Args) || i == 0 && method.Sel.Name != "With" {
 					continue
 				}
-				if room != "" {
-					open[room] = true
-					continue
-				}
 				t.Errorf("%s: the key of an error in logs is \"err\"", fset.Position(key.Pos()))
 			}
 			return true
 		})
 	})
-	for _, r := range roomsWithErrorKey {
-		if !open[r] {
-			t.Logf("%s logs errors under \"err\" everywhere: take it off the list", r)
-		}
-	}
 }

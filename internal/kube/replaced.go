@@ -29,3 +29,12 @@ func Replaced(err error) bool {
 // Gone tells whether the very object that a write was meant for is no more:
 // nothing has its name, or another one has.
 func Gone(err error) bool { return apierrors.IsNotFound(err) || Replaced(err) }
+
+// IgnoreNotFound is err, but nil if the object is not there: what was to be
+// done to it needs doing no more.
+func IgnoreNotFound(err error) error {
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}

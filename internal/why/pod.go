@@ -7,6 +7,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 // pod explains a Pod. The steps stand in the order of a pod's life: the first
@@ -56,7 +58,7 @@ func podDeleting(w *World, p *v1.Pod, events []*v1.Event) *Answer {
 	if p.DeletionTimestamp == nil {
 		return nil
 	}
-	ended := p.Status.Phase == v1.PodSucceeded || p.Status.Phase == v1.PodFailed
+	ended := podutil.Terminal(p)
 	if p.Spec.NodeName != "" && !ended {
 		if a := lostNode(w, p); a != nil {
 			a.Code = "TerminatingNodeLost"

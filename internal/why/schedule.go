@@ -13,6 +13,8 @@ import (
 	corev1 "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/internal/podutil"
 )
 
 var claimMissing = regexp.MustCompile(`persistentvolumeclaim "([^"]+)" (not found|is being deleted)`)
@@ -175,7 +177,7 @@ func lacks(w *World, p *v1.Pod, n *v1.Node) (reason, field string) {
 	asks := resourcehelper.PodRequests(p, resourcehelper.PodResourcesOptions{})
 	used, pods := v1.ResourceList{}, 0
 	for _, o := range all[v1.Pod](w) {
-		if o.Spec.NodeName != n.Name || o.Status.Phase == v1.PodSucceeded || o.Status.Phase == v1.PodFailed {
+		if o.Spec.NodeName != n.Name || podutil.Terminal(o) {
 			continue
 		}
 		pods++

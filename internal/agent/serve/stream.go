@@ -66,7 +66,7 @@ func (s *server) container(w http.ResponseWriter, req *http.Request) (target, bo
 // runtimeUID is the UID the runtime knows a pod by. A mirror pod in the API
 // has a UID of its own; the static pod behind it runs under its hash.
 func runtimeUID(pod *v1.Pod) string {
-	if hash := pod.Annotations["kubernetes.io/config.mirror"]; hash != "" {
+	if hash := pod.Annotations[v1.MirrorPodAnnotationKey]; hash != "" {
 		return hash
 	}
 	return string(pod.UID)
@@ -97,27 +97,27 @@ func wantedStreams(query url.Values) (streams, error) {
 }
 
 func (s *server) exec(w http.ResponseWriter, req *http.Request) {
-	wanted, err := wantedStreams(req.URL.Query())
-	if err != nil {
-		writeError(w, err)
-		return
-	}
-	target, ok := s.container(w, req)
-	if !ok {
-		return
-	}
-	response, err := s.cfg.Runtime.Exec(req.Context(), &runtimeapi.ExecRequest{
-		ContainerId: target.id, Cmd: req.URL.Query()["command"],
-		Tty: wanted.tty, Stdin: wanted.stdin, Stdout: wanted.stdout, Stderr: wanted.stderr,
+	s.stream(w, req, "exec in", func(id string, wanted streams) (string, error) {
+		response, err := s.cfg.Runtime.Exec(req.Context(), &runtimeapi.ExecRequest{
+			ContainerId: id, Cmd: req.URL.Query()["command"],
+			Tty: wanted.tty, Stdin: wanted.stdin, Stdout: wanted.stdout, Stderr: wanted.stderr,
+		})
+		return response.GetUrl(), err
 	})
-	if err != nil {
-		writeError(w, fmt.Errorf("asking the runtime to exec in container %q: %w", target.name, err))
-		return
-	}
-	s.command(w, req, response.GetUrl(), wanted)
 }
 
 func (s *server) attach(w http.ResponseWriter, req *http.Request) {
+	s.stream(w, req, "attach to", func(id string, wanted streams) (string, error) {
+		response, err := s.cfg.Runtime.Attach(req.Context(), &runtimeapi.AttachRequest{
+			ContainerId: id, Tty: wanted.tty, Stdin: wanted.stdin, Stdout: wanted.stdout, Stderr: wanted.stderr,
+		})
+		return response.GetUrl(), err
+	})
+}
+
+// stream connects the caller with a container. ask gets from the runtime the
+// URL at which it serves the streams; verb is for errors.
+func (s *server) stream(w http.ResponseWriter, req *http.Request, verb string, ask func(id string, wanted streams) (string, error)) {
 	wanted, err := wantedStreams(req.URL.Query())
 	if err != nil {
 		writeError(w, err)
@@ -127,14 +127,12 @@ func (s *server) attach(w http.ResponseWriter, req *http.Request) {
 	if !ok {
 		return
 	}
-	response, err := s.cfg.Runtime.Attach(req.Context(), &runtimeapi.AttachRequest{
-		ContainerId: target.id, Tty: wanted.tty, Stdin: wanted.stdin, Stdout: wanted.stdout, Stderr: wanted.stderr,
-	})
+	location, err := ask(target.id, wanted)
 	if err != nil {
-		writeError(w, fmt.Errorf("asking the runtime to attach to container %q: %w", target.name, err))
+		writeError(w, fmt.Errorf("asking the runtime to %s container %q: %w", verb, target.name, err))
 		return
 	}
-	s.command(w, req, response.GetUrl(), wanted)
+	s.command(w, req, location, wanted)
 }
 
 // command connects the caller with the runtime's streaming server. The newest

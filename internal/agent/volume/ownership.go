@@ -51,21 +51,16 @@ func (o *ownership) apply(dir string) error {
 	if o == nil {
 		return nil
 	}
-	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return &fs.PathError{Op: "open", Path: dir, Err: err}
-	}
-	root := os.NewFile(uintptr(fd), dir)
-	defer root.Close()
-	info, err := root.Stat()
+	root, info, err := openDir(dir, unix.O_RDONLY)
 	if err != nil {
 		return err
 	}
+	defer root.Close()
 	if o.onRootMismatch && o.matches(info) {
 		return nil
 	}
 	if err = o.walk(root, deviceOf(info)); err == nil {
-		err = o.give(fd, info)
+		err = o.give(int(root.Fd()), info)
 	}
 	if err != nil {
 		return fmt.Errorf("giving the volume to group %d: %w", o.group, err)
@@ -75,17 +70,27 @@ func (o *ownership) apply(dir string) error {
 
 // top gives a directory to the group, and nothing below it.
 func (o *ownership) top(dir string) error {
-	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return &fs.PathError{Op: "open", Path: dir, Err: err}
-	}
-	root := os.NewFile(uintptr(fd), dir)
-	defer root.Close()
-	info, err := root.Stat()
+	root, info, err := openDir(dir, unix.O_PATH)
 	if err != nil {
 		return err
 	}
-	return o.give(fd, info)
+	defer root.Close()
+	return o.give(int(root.Fd()), info)
+}
+
+// openDir opens a directory with a mode of access. The caller closes it.
+func openDir(dir string, access int) (*os.File, fs.FileInfo, error) {
+	fd, err := unix.Open(dir, access|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, &fs.PathError{Op: "open", Path: dir, Err: err}
+	}
+	f := os.NewFile(uintptr(fd), dir)
+	info, err := f.Stat()
+	if err != nil {
+		f.Close()
+		return nil, nil, err
+	}
+	return f, info, nil
 }
 
 // entriesAtOnce bounds the names that a walk holds of one directory.

@@ -90,13 +90,13 @@ func (c *lifecycle) act(ctx context.Context, n *v1.Node, a action) error {
 		if err == nil {
 			c.record(n, "tainted "+t.Key+":"+string(t.Effect), journal.Fact{Name: "machine", Value: "is shut down"})
 		}
-		return ignoreGone(err)
+		return kube.IgnoreNotFound(err)
 	case Untaint:
 		_, err := c.patch(ctx, n, kube.Change{Spec: map[string]any{"taints": without(n, cloudapi.TaintNodeShutdown)}})
 		if err == nil {
 			c.record(n, "freed from its shutdown taint", journal.Fact{Name: "node", Value: "is ready"})
 		}
-		return ignoreGone(err)
+		return kube.IgnoreNotFound(err)
 	}
 	return nil
 }
@@ -107,7 +107,7 @@ func (c *lifecycle) delete(ctx context.Context, n *v1.Node) error {
 	nodes := c.Client.CoreV1().Nodes()
 	live, err := nodes.Get(ctx, n.Name, metav1.GetOptions{})
 	if err != nil {
-		return ignoreGone(err)
+		return kube.IgnoreNotFound(err)
 	}
 	if live.UID != n.UID || !mustAsk(live) {
 		return nil
@@ -120,7 +120,7 @@ func (c *lifecycle) delete(ctx context.Context, n *v1.Node) error {
 			journal.Fact{Name: "provider ID",
 				Value: n.Spec.ProviderID})
 	}
-	if err = ignoreGone(err); err != nil && !apierrors.IsConflict(err) && !errors.Is(err, context.Canceled) {
+	if err = kube.IgnoreNotFound(err); err != nil && !apierrors.IsConflict(err) && !errors.Is(err, context.Canceled) {
 		c.event(n, v1.EventTypeWarning, "DeletingNodeFailed", fmt.Sprintf("Deleting node %s failed: %v", n.Name, err))
 	}
 	return err

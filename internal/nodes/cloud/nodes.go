@@ -8,7 +8,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 
@@ -151,12 +150,12 @@ func (c *initialiser) sync(ctx context.Context, name string) (time.Duration, err
 	}
 	if changed {
 		if n, err = c.patch(ctx, n, kube.Change{Status: map[string]any{"addresses": addresses}, Subresource: "status"}); err != nil {
-			return 0, ignoreGone(err)
+			return 0, kube.IgnoreNotFound(err)
 		}
 	}
 	if waits {
 		if err := c.initialise(ctx, n, id); err != nil {
-			return 0, ignoreGone(err)
+			return 0, kube.IgnoreNotFound(err)
 		}
 	}
 	// At random around the period: nodes seen together are not asked for together.
@@ -175,11 +174,4 @@ func (c *initialiser) initialise(ctx context.Context, n *v1.Node, id identity) e
 	c.event(n, v1.EventTypeNormal, "Synced", "Node synced successfully")
 	c.record(n, "initialised for its cloud", journal.Fact{Name: "provider ID", Value: id.ProviderID})
 	return nil
-}
-
-func ignoreGone(err error) error {
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	return err
 }

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/internal/controller"
+	"github.com/berth-dev/berth/internal/kube"
 )
 
 // name is the account pods use that name none.
@@ -43,7 +44,7 @@ func Run(ctx context.Context, e controller.Env) error {
 	return e.Run(ctx, q, 4, func(ctx context.Context, key string) (time.Duration, error) {
 		ns, err := namespaces.Get(key)
 		if err != nil {
-			return 0, ignoreNotFound(err)
+			return 0, kube.IgnoreNotFound(err)
 		}
 		_, err = accounts.ServiceAccounts(key).Get(name)
 		if err != nil && !apierrors.IsNotFound(err) {
@@ -65,11 +66,4 @@ func Run(ctx context.Context, e controller.Env) error {
 // being deleted.
 func needsNoRetry(err error) bool {
 	return apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err) || apierrors.HasStatusCause(err, v1.NamespaceTerminatingCause)
-}
-
-func ignoreNotFound(err error) error {
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	return err
 }

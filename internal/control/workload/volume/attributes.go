@@ -79,7 +79,7 @@ func RunAttributesProtection(ctx context.Context, e controller.Env) error {
 			return 0, nil
 		}
 		_, err := kube.Patch(ctx, e.Client.StorageV1().VolumeAttributesClasses(), class, kube.Unchanged, *change)
-		if ignoreGone(err) != nil {
+		if kube.IgnoreNotFound(err) != nil {
 			return 0, fmt.Errorf("guarding volume attributes class %s: %w", class.Name, err)
 		}
 		return 0, nil

@@ -87,7 +87,7 @@ func RunClaimProtection(ctx context.Context, e controller.Env) error {
 			return 0, nil
 		}
 		_, err := kube.Patch(ctx, e.Client.CoreV1().PersistentVolumeClaims(c.Namespace), c, kube.Unchanged, *change)
-		if ignoreGone(err) != nil {
+		if kube.IgnoreNotFound(err) != nil {
 			return 0, fmt.Errorf("guarding claim %s: %w", controller.Key(c), err)
 		}
 		return 0, nil
@@ -112,7 +112,7 @@ func RunVolumeProtection(ctx context.Context, e controller.Env) error {
 			return 0, nil
 		}
 		_, err := kube.Patch(ctx, e.Client.CoreV1().PersistentVolumes(), v, kube.Unchanged, *change)
-		if ignoreGone(err) != nil {
+		if kube.IgnoreNotFound(err) != nil {
 			return 0, fmt.Errorf("guarding volume %s: %w", v.Name, err)
 		}
 		return 0, nil

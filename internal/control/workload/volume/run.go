@@ -90,7 +90,7 @@ func (b *binder) sync(ctx context.Context, key string) (time.Duration, error) {
 func (b *binder) claim(ctx context.Context, ns, name string) error {
 	c, err := b.claims.PersistentVolumeClaims(ns).Get(name)
 	if err != nil {
-		return ignoreGone(err)
+		return kube.IgnoreNotFound(err)
 	}
 	volumes, err := b.volumes.List(labels.Everything())
 	if err != nil {
@@ -167,7 +167,7 @@ func (b *binder) bind(ctx context.Context, c *v1.PersistentVolumeClaim, pv *v1.P
 func (b *binder) claimStatus(ctx context.Context, c *v1.PersistentVolumeClaim, st v1.PersistentVolumeClaimStatus) error {
 	_, err := kube.Patch(ctx, b.Client.CoreV1().PersistentVolumeClaims(c.Namespace), c, kube.Unchanged,
 		kube.Change{Status: st, Subresource: "status"})
-	if ignoreGone(err) != nil {
+	if kube.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("writing the status of claim %s: %w", controller.Key(c), err)
 	}
 	return nil
@@ -193,7 +193,7 @@ func (b *binder) volumePhase(ctx context.Context, pv *v1.PersistentVolume, phase
 func (b *binder) volume(ctx context.Context, name string) error {
 	pv, err := b.volumes.Get(name)
 	if err != nil {
-		return ignoreGone(err)
+		return kube.IgnoreNotFound(err)
 	}
 	var claim *v1.PersistentVolumeClaim
 	if r := pv.Spec.ClaimRef; r != nil && r.UID != "" {
@@ -226,11 +226,4 @@ func (b *binder) volume(ctx context.Context, name string) error {
 		plan.Phase = v1.VolumePending
 	}
 	return b.volumePhase(ctx, pv, plan.Phase, plan.Message)
-}
-
-func ignoreGone(err error) error {
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	return err
 }
