@@ -4,11 +4,15 @@ import (
 	"strings"
 )
 
-// C is how wide a comment on lines of its own may be.
-const C = 80
+// C is how wide comments on lines of their own are filled; a paragraph without a
+// line wider than tooWide is left alone.
+const (
+	C       = 80
+	tooWide = 90
+)
 
-// reflow fills paragraphs of comments that have a line wider than C. It leaves
-// directives, lists, drawings and whatever else is indented as they are.
+// reflow fills paragraphs of comments that are too wide. It leaves directives,
+// lists, drawings and whatever else is indented as they are.
 func reflow(text string) string {
 	lines := strings.Split(text, "\n")
 	var out []string
@@ -19,13 +23,13 @@ func reflow(text string) string {
 			i++
 			continue
 		}
-		end, wide := i+1, width(lines[i]) > C
+		end, wide := i+1, width(lines[i]) > tooWide
 		for ; end < len(lines); end++ {
 			next, more, ok := prose(lines[end])
 			if !ok || next != indent {
 				break
 			}
-			words, wide = append(words, more...), wide || width(lines[end]) > C
+			words, wide = append(words, more...), wide || width(lines[end]) > tooWide
 		}
 		if wide {
 			out = append(out, fill(indent, words)...)

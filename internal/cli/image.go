@@ -48,8 +48,8 @@ func (n *imageNodes) flags(cmd *cobra.Command) {
 
 func (n *imageNodes) remote() bool { return n.all || len(n.nodes) > 0 }
 
-// each does something on every node that is meant, in order of their names. A node that fails does not stop the others. name is
-// empty for this node.
+// each does something on every node that is meant, in order of their names. A
+// node that fails does not stop the others. name is empty for this node.
 func (n *imageNodes) each(ctx context.Context, do func(name string, s imageStore) error) error {
 	if !n.remote() {
 		s, end, err := cluster.OpenImages(ctx, n.dataDir)
@@ -264,7 +264,8 @@ func printRemoved(w io.Writer, node string, gone []string) {
 	}
 }
 
-// table is a table whose first column is the node, where there are several. Without a row it has no head.
+// table is a table whose first column is the node, where there are several.
+// Without a row it has no head.
 type table struct {
 	*tabwriter.Writer
 	nodes bool

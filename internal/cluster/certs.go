@@ -66,7 +66,8 @@ func (c *Config) certificates(now time.Time) (f clusterFiles, wrote int, err err
 	dir := c.Path("pki")
 	used := c.used()
 	cas := map[string]*pki.CA{}
-	// The cluster's own CA comes first: where it cannot be used, no other is made. Older clusters have no agentCA.
+	// The cluster's own CA comes first: where it cannot be used, no other is
+	// made. Older clusters have no agentCA.
 	for _, name := range []string{"ca", "front-proxy-ca", agentCA} {
 		used := used
 		if name == agentCA {

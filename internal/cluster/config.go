@@ -146,24 +146,6 @@ type Config struct {
 	Snapshots Snapshots
 }
 
-// bundle is the container runtime that comes with berth.
-type bundle struct {
-	// NRI lets plugins of the bundled runtime change containers; NoCDI ignores
-	// device specifications.
-	NRI, NoCDI bool
-	// BundleDir holds containerd, its shim, the CNI plugins and images/.
-	BundleDir string
-	// ImagesDir holds the OCI archives to import; empty: BundleDir/images.
-	ImagesDir string
-}
-
-// externalEtcd is an etcd that is used instead of the embedded store, if there
-// are servers of it.
-type externalEtcd struct {
-	EtcdServers                           []string
-	EtcdCAFile, EtcdCertFile, EtcdKeyFile string
-}
-
 // Complete fills in what was not given: first from the data directory's own
 // settings, then from defaults. It changes nothing on disk. Settings that were
 // given and differ from the stored ones are refused where a running cluster

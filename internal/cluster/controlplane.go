@@ -92,3 +92,10 @@ func srvConfig(s *api.Server) *rest.Config {
 	cfg.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
 	return cfg
 }
+
+// externalEtcd is an etcd that is used instead of the embedded store, if there
+// are servers of it.
+type externalEtcd struct {
+	EtcdServers                           []string
+	EtcdCAFile, EtcdCertFile, EtcdKeyFile string
+}

@@ -27,8 +27,8 @@ func (u *up) imageAPI() http.Handler {
 	return images.NewHandler(func(ctx context.Context) (*images.Store, func(), error) { return OpenImages(ctx, u.DataDir) })
 }
 
-// OpenImages connects to the image store of the node on dataDir, which may be in a containerd of the user's own. The caller ends
-// the connection with close.
+// OpenImages connects to the image store of the node on dataDir, which may be
+// in a containerd of the user's own. The caller ends the connection with close.
 func OpenImages(ctx context.Context, dataDir string) (s *images.Store, close func(), err error) {
 	dataDir, err = filepath.Abs(dataDir)
 	if err != nil {
@@ -62,7 +62,8 @@ func OpenImages(ctx context.Context, dataDir string) (s *images.Store, close fun
 	return s, func() { conn.Close() }, nil
 }
 
-// ownContainerd is where a containerd of the user's own keeps its images, unless it is told otherwise.
+// ownContainerd is where a containerd of the user's own keeps its images,
+// unless it is told otherwise.
 const ownContainerd = "/var/lib/containerd"
 
 func onDisk(path string) bool {
@@ -70,14 +71,16 @@ func onDisk(path string) bool {
 	return err == nil
 }
 
-// reachTimeout bounds how long a node may take to answer at all; what is sent to it takes as long as it takes.
+// reachTimeout bounds how long a node may take to answer at all; what is sent
+// to it takes as long as it takes.
 const reachTimeout = 10 * time.Second
 
 // AgentTrustFile is what agents of the cluster on dataDir are believed by.
 func AgentTrustFile(dataDir string) string { return filepath.Join(dataDir, "pki", agentTrust) }
 
-// RemoteImages are the image stores behind the agents of nodes: the named ones, or all. cfg is the caller's access to the API
-// server, with which the agents know the caller too; trust is a file with the CA of agents.
+// RemoteImages are the image stores behind the agents of nodes: the named ones,
+// or all. cfg is the caller's access to the API server, with which the agents
+// know the caller too; trust is a file with the CA of agents.
 func RemoteImages(ctx context.Context, cfg *rest.Config, trust string, names []string) (map[string]*images.Remote, error) {
 	client, err := kubernetes.NewForConfig(cfg)
 	if err != nil {

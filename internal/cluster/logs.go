@@ -88,14 +88,17 @@ func (l *logs) libraries(log *slog.Logger) {
 	klog.SetLoggerWithOptions(logr.FromSlogHandler(h), klog.ContextualLogger(true))
 }
 
-// CrashLog is where a process in the background writes what is in no part's log: why it ended, if it did not end by itself.
+// CrashLog is where a process in the background writes what is in no part's
+// log: why it ended, if it did not end by itself.
 const CrashLog = "crash.log"
 
-// crashLogCheck is how often the size of the crash log is looked at: there is hardly ever anything in it.
+// crashLogCheck is how often the size of the crash log is looked at: there is
+// hardly ever anything in it.
 const crashLogCheck = 10 * time.Minute
 
-// boundCrashLog keeps the crash log to its size, until ctx ends: at once, since every start may have added to it, and at each tick. Its
-// writers are this process's own standard output and error, which no File is between.
+// boundCrashLog keeps the crash log to its size, until ctx ends: at once, since
+// every start may have added to it, and at each tick. Its writers are this
+// process's own standard output and error, which no File is between.
 func (l *logs) boundCrashLog(ctx context.Context, tick <-chan time.Time, log *slog.Logger) {
 	for {
 		if err := logfile.Truncate(l.dir+"/"+CrashLog, logfile.DefaultLimits); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -64,8 +64,9 @@ func (u *up) startAgent(ctx context.Context) error {
 // requested and approved while the node is already Ready, and until then
 // no one could read logs. A cluster whose approver is slow is no failure.
 func (u *up) waitServing(ctx context.Context) error {
-	// Whether there is a certificate is the question, not whose: the CA of agents' servers is not known to nodes, this is the
-	// host's own agent, and nothing is sent to it. Without one it ends the handshake.
+	// Whether there is a certificate is the question, not whose: the CA of
+	// agents' servers is not known to nodes, this is the host's own agent, and
+	// nothing is sent to it. Without one it ends the handshake.
 	dialer := tls.Dialer{Config: &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true}} //nolint:gosec // see above
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()

@@ -13,7 +13,8 @@ import (
 // defaultRegistries is where registries.yaml is looked for after the data directory.
 const defaultRegistries = "/etc/berth/registries.yaml"
 
-// registries reads registries.yaml. Without one the configuration is empty, and so is file.
+// registries reads registries.yaml. Without one the configuration is empty, and
+// so is file.
 func (c *Config) registries() (cfg *registries.Config, file string, err error) {
 	if !c.Role.node() {
 		return &registries.Config{}, "", nil
@@ -40,7 +41,8 @@ func (c *Config) registries() (cfg *registries.Config, file string, err error) {
 	return &registries.Config{}, "", nil
 }
 
-// writeRegistries writes containerd's hosts directory and returns the credentials for its configuration.
+// writeRegistries writes containerd's hosts directory and returns the
+// credentials for its configuration.
 func (c *Config) writeRegistries() (credentials string, notes []string, err error) {
 	cfg, file, err := c.registries()
 	if err != nil {
@@ -53,8 +55,8 @@ func (c *Config) writeRegistries() (credentials string, notes []string, err erro
 	return credentials, notes, registries.Write(c.Path("registries"), cfg.Hosts())
 }
 
-// fragments is the directory of configuration files that containerd merges, and the sum of what they hold; both are empty where
-// there are none.
+// fragments is the directory of configuration files that containerd merges, and
+// the sum of what they hold; both are empty where there are none.
 func (c *Config) fragments() (dir, sum string, err error) {
 	if !c.Role.node() || c.RuntimeEndpoint != "" && c.ContainerdConfigDir == "" {
 		return "", "", nil

@@ -13,12 +13,14 @@ import (
 const (
 	// minCertificateLife leaves time for those who follow the files.
 	minCertificateLife = 10 * time.Second
-	// maxRenewalSleep bounds one sleep: timers do not run while a host is suspended, and its clock may be set.
+	// maxRenewalSleep bounds one sleep: timers do not run while a host is
+	// suspended, and its clock may be set.
 	maxRenewalSleep = time.Hour
 )
 
-// renewCertificates renews this host's certificates before they end, until ctx ends. API server, agent and proxy follow the
-// files; anyone who copied a kubeconfig has to copy it again.
+// renewCertificates renews this host's certificates before they end, until ctx
+// ends. API server, agent and proxy follow the files; anyone who copied a
+// kubeconfig has to copy it again.
 func (u *up) renewCertificates(ctx context.Context) error {
 	for {
 		now := time.Now()
@@ -44,7 +46,8 @@ func (u *up) renewCertificates(ctx context.Context) error {
 	}
 }
 
-// servingConfig tells the controllers who signs what agents serve with, and what no agent may have.
+// servingConfig tells the controllers who signs what agents serve with, and
+// what no agent may have.
 func (u *up) servingConfig(cfg *workload.Config) (err error) {
 	if cfg.ServingSigningCert, err = os.ReadFile(u.files.AgentCA.Cert); err != nil {
 		return fmt.Errorf("reading the agents' CA: %w", err)

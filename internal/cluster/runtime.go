@@ -183,3 +183,14 @@ func (c *Config) importImages(ctx context.Context, socket string) (string, error
 	}
 	return fmt.Sprintf("%d images, %d imported now", len(got), fresh), nil
 }
+
+// bundle is the container runtime that comes with berth.
+type bundle struct {
+	// NRI lets plugins of the bundled runtime change containers; NoCDI ignores
+	// device specifications.
+	NRI, NoCDI bool
+	// BundleDir holds containerd, its shim, the CNI plugins and images/.
+	BundleDir string
+	// ImagesDir holds the OCI archives to import; empty: BundleDir/images.
+	ImagesDir string
+}

@@ -31,7 +31,8 @@ func (u *up) storeMetrics(registry prometheus.Registerer) {
 	}
 }
 
-// tellSpace makes an event when the store gets short of room, while there is room for one, and when it no longer is.
+// tellSpace makes an event when the store gets short of room, while there is
+// room for one, and when it no longer is.
 func (u *up) tellSpace(usage store.Usage) {
 	if !u.isReady() {
 		return // there may be no client yet: `berth status` and the log tell

@@ -23,10 +23,10 @@ type event struct {
 	task Task
 }
 
-// Clock is virtual time and what is to happen in it: a heap with four children a
-// parent, which for events stored by value is faster than one with two. Of tasks due at one
-// time the first scheduled comes first, so a run is the same each time. The zero
-// Clock stands at Epoch. It is not safe for concurrent use.
+// Clock is virtual time and what is to happen in it: a heap with four children
+// a parent, which for events stored by value is faster than one with two. Of
+// tasks due at one time the first scheduled comes first, so a run is the same
+// each time. The zero Clock stands at Epoch. It is not safe for concurrent use.
 type Clock struct {
 	// Now is the time since Epoch; Next and Run move it.
 	Now  time.Duration

@@ -18,7 +18,8 @@ import (
 const Accepted = "accepted are archives of `docker save`, OCI archives and OCI layout directories, plain or compressed with gzip or zstd"
 
 const (
-	// maxDocument bounds what is read into memory of one manifest, index or configuration, in bytes.
+	// maxDocument bounds what is read into memory of one manifest, index or
+	// configuration, in bytes.
 	maxDocument = 4 << 20
 	// maxEntries bounds the files of an archive.
 	maxEntries = 100_000
@@ -28,7 +29,8 @@ const (
 
 // sink keeps blobs while an archive is read.
 type sink interface {
-	// put stores all of r and returns its digest and size. want, if set, is the digest it must have.
+	// put stores all of r and returns its digest and size. want, if set, is the
+	// digest it must have.
 	put(r io.Reader, want string) (digest string, size int64, err error)
 	// get returns a blob of at most maxDocument bytes.
 	get(digest string) ([]byte, error)
@@ -50,7 +52,8 @@ type contents struct {
 	links           map[string]string // to another file of the archive
 }
 
-// readArchive reads an archive to its end and puts its files into the sink. dir is on the filesystem that they go to.
+// readArchive reads an archive to its end and puts its files into the sink. dir
+// is on the filesystem that they go to.
 func readArchive(r io.Reader, to sink, dir string) (*contents, error) {
 	plain, done, err := decompress(r)
 	if err != nil {

@@ -10,7 +10,8 @@ import (
 	"path/filepath"
 )
 
-// OpenFile opens an archive by its path, an OCI layout directory as an archive of itself, or for "-" stdin.
+// OpenFile opens an archive by its path, an OCI layout directory as an archive
+// of itself, or for "-" stdin.
 func OpenFile(path string, stdin io.Reader) (io.ReadCloser, error) {
 	if path == "-" {
 		return io.NopCloser(stdin), nil
@@ -30,8 +31,8 @@ func OpenFile(path string, stdin io.Reader) (io.ReadCloser, error) {
 	return r, nil
 }
 
-// packLayout writes the parts of an OCI layout as a tar. Only regular files below the directory are read: a link could lead
-// anywhere.
+// packLayout writes the parts of an OCI layout as a tar. Only regular files
+// below the directory are read: a link could lead anywhere.
 func packLayout(w io.Writer, dir string) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {

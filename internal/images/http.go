@@ -10,8 +10,10 @@ import (
 	"net/url"
 )
 
-// Path is where the agent's API serves the calls below, with the name of the call behind it: GET list, POST load, DELETE remove
-// and DELETE prune. Callers need the verb (get, create, delete) on nodes/images; other rights on the node do not open it.
+// Path is where the agent's API serves the calls below, with the name of the
+// call behind it: GET list, POST load, DELETE remove and DELETE prune. Callers
+// need the verb (get, create, delete) on nodes/images; other rights on the node
+// do not open it.
 const Path = "/images/"
 
 // answer is the answer to every call.

@@ -18,8 +18,8 @@ func (e *limitError) Error() string {
 		e.limit>>20, e.dir)
 }
 
-// bound ends a reader with an error once it gave more than 90 % of what is free on dir's filesystem: an archive of a few bytes can
-// unpack to any size.
+// bound ends a reader with an error once it gave more than 90 % of what is free
+// on dir's filesystem: an archive of a few bytes can unpack to any size.
 func bound(r io.Reader, dir string) io.Reader {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {

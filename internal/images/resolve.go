@@ -45,7 +45,8 @@ func (p platform) String() string {
 	return s
 }
 
-// runs says whether a node of platform node runs images of p. Variants are left to whoever made the image.
+// runs says whether a node of platform node runs images of p. Variants are left
+// to whoever made the image.
 func (p platform) runs(node platform) bool {
 	return p.OS == node.OS && p.Architecture == node.Architecture
 }
@@ -74,7 +75,8 @@ type found struct {
 	config   string // digest
 	platform platform
 	size     int64
-	// refs are the labels that keep blobs from the garbage collector, by the digest of the blob that refers to them.
+	// refs are the labels that keep blobs from the garbage collector, by the
+	// digest of the blob that refers to them.
 	refs map[string]map[string]string
 }
 
@@ -85,7 +87,8 @@ type resolver struct {
 	node platform
 }
 
-// resolve returns the archive's images for the node. name is for an image that has none of its own.
+// resolve returns the archive's images for the node. name is for an image that
+// has none of its own.
 func resolve(c *contents, s sink, node platform, name string) ([]*found, error) {
 	r := resolver{c, s, node}
 	var all []*found
@@ -262,7 +265,8 @@ func (e *platformError) Error() string {
 	return fmt.Sprintf("it is for %s, this node is %s: save or build it for %s", e.has, e.node, e.node)
 }
 
-// walkIndex follows the manifest for this node; those for others may be absent, as after a pull.
+// walkIndex follows the manifest for this node; those for others may be absent,
+// as after a pull.
 func (r resolver) walkIndex(f *found, d descriptor, m *manifest, depth int) error {
 	if depth == maxDepth {
 		return fmt.Errorf("index %s: indexes of indexes of indexes are refused", d.Digest)
@@ -332,7 +336,8 @@ func (r resolver) saved() (list []saved, err error) {
 	return list, nil
 }
 
-// dockerNames are the names in manifest.json by the digest of the configuration: an archive of a newer docker has both forms.
+// dockerNames are the names in manifest.json by the digest of the
+// configuration: an archive of a newer docker has both forms.
 func (r resolver) dockerNames() (map[string][]string, error) {
 	list, err := r.saved()
 	out := map[string][]string{}
@@ -352,7 +357,8 @@ func (r resolver) dockerNames() (map[string][]string, error) {
 	return out, err
 }
 
-// docker reads an archive of `docker save` without an OCI index, and writes the manifests it lacks.
+// docker reads an archive of `docker save` without an OCI index, and writes the
+// manifests it lacks.
 func (r resolver) docker() (all []*found, err error) {
 	list, err := r.saved()
 	if err != nil {

@@ -35,12 +35,13 @@ const leaseLife = 24 * time.Hour
 // Store is the image store of a containerd.
 type Store struct {
 	conn *grpc.ClientConn
-	// dir is on the filesystem that holds the images: one archive may take 90 % of its free space.
+	// dir is on the filesystem that holds the images: one archive may take 90 %
+	// of its free space.
 	dir string
 }
 
-// Open makes a store of the runtime behind conn, which must be a containerd that keeps images on dir's filesystem; endpoint is for
-// errors.
+// Open makes a store of the runtime behind conn, which must be a containerd
+// that keeps images on dir's filesystem; endpoint is for errors.
 func Open(ctx context.Context, conn *grpc.ClientConn, endpoint, dir string) (*Store, error) {
 	v, err := runtimeapi.NewRuntimeServiceClient(conn).Version(ctx, &runtimeapi.VersionRequest{})
 	if err != nil {
@@ -77,9 +78,10 @@ type Image struct {
 	Present bool `json:"present,omitempty"`
 }
 
-// Load imports all images of an archive. It stores blobs under a lease while it reads, and names images only after it has seen
-// that every image of the archive is whole and for this node: of what failed nothing stays. name, if set, is given to the only
-// image.
+// Load imports all images of an archive. It stores blobs under a lease while it
+// reads, and names images only after it has seen that every image of the
+// archive is whole and for this node: of what failed nothing stays. name, if
+// set, is given to the only image.
 func (s *Store) Load(ctx context.Context, r io.Reader, name string) (loaded []Image, err error) {
 	return s.load(ctx, r, name, platform{OS: "linux", Architecture: goruntime.GOARCH})
 }
@@ -125,8 +127,8 @@ func (s *Store) load(ctx context.Context, r io.Reader, name string, node platfor
 	return loaded, nil
 }
 
-// name gives an image its names. A pulled image has the digest of its configuration for a name too, and the runtime finds it by
-// that.
+// name gives an image its names. A pulled image has the digest of its
+// configuration for a name too, and the runtime finds it by that.
 func (s *Store) name(ctx context.Context, f *found) (out []Image, err error) {
 	client := imagesapi.NewImagesClient(s.conn)
 	for i, name := range append([]string{f.config}, f.names...) {

@@ -83,8 +83,8 @@ func userOf(c *containersapi.Container) string {
 	return fmt.Sprintf("pod %s/%s (container %s)", ns, pod, c.Labels["io.kubernetes.container.name"])
 }
 
-// pick finds the images that a person means by a name or an id, and the names that go with it. Removing the last name of an
-// image removes its ids as well.
+// pick finds the images that a person means by a name or an id, and the names
+// that go with it. Removing the last name of an image removes its ids as well.
 func pick(all []*held, arg string) (*held, []string, error) {
 	if id, ok := strings.CutPrefix(arg, "sha256:"); ok || len(arg) >= 12 && strings.Trim(arg, "0123456789abcdef") == "" {
 		if !ok {
@@ -119,8 +119,8 @@ func pick(all []*held, arg string) (*held, []string, error) {
 	return nil, nil, fmt.Errorf("image %s is not on this node: `berth image ls` lists them", arg)
 }
 
-// withLast is name, with the repository's name by digest if no other tag of the repository is left, and with all ids if no name
-// is left.
+// withLast is name, with the repository's name by digest if no other tag of the
+// repository is left, and with all ids if no name is left.
 func withLast(names []string, name string) []string {
 	repo := repository(name)
 	out, rest := []string{name}, 0
@@ -241,8 +241,9 @@ func (e *inUseError) Error() string {
 		strings.Join(e.users, ", "))
 }
 
-// Remove removes images by name or id and returns the names that went. It removes none if one of them is pinned, in use or not
-// there, unless force is set (what is not there stays an error).
+// Remove removes images by name or id and returns the names that went. It
+// removes none if one of them is pinned, in use or not there, unless force is
+// set (what is not there stays an error).
 func (s *Store) Remove(ctx context.Context, images []string, force bool) ([]string, error) {
 	ctx = metadata.AppendToOutgoingContext(ctx, "containerd-namespace", namespace)
 	v, err := s.inventory(ctx)
@@ -286,7 +287,8 @@ func (s *Store) delete(ctx context.Context, names []string) (gone []string, err 
 	return gone, nil
 }
 
-// Prune removes the images that no container uses and that are not pinned. It returns their names and how many bytes became free.
+// Prune removes the images that no container uses and that are not pinned. It
+// returns their names and how many bytes became free.
 func (s *Store) Prune(ctx context.Context) (gone []string, freed int64, err error) {
 	ctx = metadata.AppendToOutgoingContext(ctx, "containerd-namespace", namespace)
 	v, err := s.inventory(ctx)
@@ -337,7 +339,8 @@ func (s *Store) space(ctx context.Context) (sum int64, err error) {
 	return sum, nil
 }
 
-// unpacked is what the committed snapshots of a snapshotter take; one that is not there takes nothing.
+// unpacked is what the committed snapshots of a snapshotter take; one that is
+// not there takes nothing.
 func (s *Store) unpacked(ctx context.Context, snapshotter string) (sum int64) {
 	client := snapshotsapi.NewSnapshotsClient(s.conn)
 	list, err := client.List(ctx, &snapshotsapi.ListSnapshotsRequest{Snapshotter: snapshotter})

@@ -16,7 +16,8 @@ import (
 // chunk is how much of a blob one message carries, in bytes.
 const chunk = 1 << 20
 
-// put streams a blob into the content store. The store has it under its digest only if all of it came.
+// put streams a blob into the content store. The store has it under its digest
+// only if all of it came.
 func (b *blobs) put(r io.Reader, want string) (digest string, size int64, err error) {
 	hash := sha256.New()
 	in := &counted{r: io.TeeReader(r, hash)}
@@ -94,8 +95,8 @@ func storeError(err error) error {
 	return fmt.Errorf("writing to the content store: %w", err)
 }
 
-// counted counts what is read and remembers how it ended: io.ReadFull gives the same error for the last part of a blob and for a
-// source that is truncated.
+// counted counts what is read and remembers how it ended: io.ReadFull gives the
+// same error for the last part of a blob and for a source that is truncated.
 type counted struct {
 	r   io.Reader
 	n   int64

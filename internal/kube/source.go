@@ -1,5 +1,6 @@
 package kube
 
-// SourceKey is where the API server records, in spec.extra of a CertificateSigningRequest, the address that the request came
-// from. Requestors cannot write it.
+// SourceKey is where the API server records, in spec.extra of a
+// CertificateSigningRequest, the address that the request came from. Requestors
+// cannot write it.
 const SourceKey = "berth.dev/source-address"

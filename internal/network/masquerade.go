@@ -86,7 +86,8 @@ func fence(k nft.Kernel, table string, tunnel *tunnel, nodes []netip.Addr) error
 			return []expr.Any{&expr.Payload{DestRegister: nft.R0, Base: expr.PayloadBaseTransportHeader, Offset: at, Len: size},
 				&expr.Cmp{Op: expr.CmpOpEq, Register: nft.R0, Data: data}}
 		}
-		// The number is in the fifth to seventh byte of VXLAN's header (RFC 7348), behind UDP's 8.
+		// The number is in the fifth to seventh byte of VXLAN's header (RFC
+		// 7348), behind UDP's 8.
 		tx.Rule(chain, nft.Proto(unix.IPPROTO_UDP), field(2, 2, Port>>8, Port&0xff), field(12, 3, byte(tunnel.VNI>>16), byte(tunnel.VNI>>8),
 			byte(tunnel.VNI)),
 			nft.Saddr(f, nft.R0), &expr.Lookup{SourceRegister: nft.R0, SetName: set.Name, Invert: true},

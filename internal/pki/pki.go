@@ -134,7 +134,8 @@ func (a *CA) mayMake(dir, name, used string) error {
 	if why == "" {
 		why = a.signed(dir, name)
 	}
-	// A key alone in a new directory is what a first start left that ended between the two files.
+	// A key alone in a new directory is what a first start left that ended
+	// between the two files.
 	if why == "" && slices.Contains(lost.Missing, a.CertFile) {
 		return nil
 	}

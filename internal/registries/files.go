@@ -15,14 +15,16 @@ const signature = "# Written by berth from registries.yaml at each start; change
 // dockerHub is docker.io's host, which no image names.
 const dockerHub = "registry-1.docker.io"
 
-// Hosts are the hosts.toml of containerd's hosts directory, by the name of their folder. They hold no secrets.
+// Hosts are the hosts.toml of containerd's hosts directory, by the name of
+// their folder. They hold no secrets.
 func (c *Config) Hosts() map[string]string {
 	hosts := map[string]bool{}
 	for h := range c.Mirrors {
 		hosts[h] = true
 	}
 	for h, a := range c.Configs {
-		// A host without a folder has that of all hosts, so that one with TLS settings alone needs a folder too.
+		// A host without a folder has that of all hosts, so that one with TLS
+		// settings alone needs a folder too.
 		if a != nil && a.TLS != nil {
 			hosts[canonical(h)] = true
 		}
@@ -48,8 +50,9 @@ func canonical(host string) string {
 func (c *Config) hosts(host string) string {
 	var b strings.Builder
 	b.WriteString(signature + "\n")
-	// Without a server containerd knows the host itself: the hub's, and http where a local registry speaks it. It does not verify a
-	// local one unless it is named.
+	// Without a server containerd knows the host itself: the hub's, and http
+	// where a local registry speaks it. It does not verify a local one unless
+	// it is named.
 	names := []string{host}
 	if host == "docker.io" {
 		names = append(names, dockerHub)
@@ -87,8 +90,8 @@ func (c *Config) hosts(host string) string {
 	return b.String()
 }
 
-// address is an endpoint as containerd wants it, and whether its path is all of the path. As with k3s a path of an endpoint is
-// taken as it is.
+// address is an endpoint as containerd wants it, and whether its path is all of
+// the path. As with k3s a path of an endpoint is taken as it is.
 func address(u *url.URL, prefix string) (text string, override bool) {
 	path := strings.TrimRight(u.Path, "/")
 	override = path != "" && !strings.HasSuffix(path, "/v2")
@@ -126,7 +129,8 @@ func (t *tlsFiles) write(b *strings.Builder, indent string) {
 	}
 }
 
-// Credentials is the part of containerd's configuration that holds the credentials; empty without any. It is secret.
+// Credentials is the part of containerd's configuration that holds the
+// credentials; empty without any. It is secret.
 func (c *Config) Credentials() string {
 	var b strings.Builder
 	for _, host := range slices.Sorted(maps.Keys(c.Configs)) {

@@ -22,7 +22,8 @@ import (
 
 // Config is a registries.yaml.
 type Config struct {
-	// Mirrors are asked before a registry itself, by the registry's host; "*" is for all registries that have none.
+	// Mirrors are asked before a registry itself, by the registry's host; "*"
+	// is for all registries that have none.
 	Mirrors map[string]*mirror `yaml:"mirrors"`
 	// Configs are how hosts are reached, mirrors among them.
 	Configs map[string]*access `yaml:"configs"`
@@ -31,7 +32,8 @@ type Config struct {
 type mirror struct {
 	// Endpoint are URLs, in the order to ask them.
 	Endpoint []string `yaml:"endpoint"`
-	// Rewrite changes the repository's name for the endpoints: regular expression to replacement.
+	// Rewrite changes the repository's name for the endpoints: regular
+	// expression to replacement.
 	Rewrite map[string]string `yaml:"rewrite"`
 }
 
@@ -40,7 +42,8 @@ type access struct {
 	TLS  *tlsFiles    `yaml:"tls"`
 }
 
-// credentials are a user and password, the two in base64 ("auth", as docker writes it), or an identity token.
+// credentials are a user and password, the two in base64 ("auth", as docker
+// writes it), or an identity token.
 type credentials struct {
 	Username      string `yaml:"username"`
 	Password      string `yaml:"password"`
@@ -59,7 +62,8 @@ type tlsFiles struct {
 // everyHost stands for all hosts that are not named.
 const everyHost = "*"
 
-// Parse reads a registries.yaml. file is for errors, which name line and field and never a value: passwords are among them.
+// Parse reads a registries.yaml. file is for errors, which name line and field
+// and never a value: passwords are among them.
 func Parse(text []byte, file string) (*Config, error) {
 	var c Config
 	d := yaml.NewDecoder(bytes.NewReader(text))
@@ -222,8 +226,9 @@ func endpointURL(text string) (*url.URL, error) {
 	return u, nil
 }
 
-// prefix is what the rewrites put before a repository's name. k3s has a containerd that was changed for more; the one everybody
-// else has can put a prefix before all names.
+// prefix is what the rewrites put before a repository's name. k3s has a
+// containerd that was changed for more; the one everybody else has can put a
+// prefix before all names.
 func (m *mirror) prefix() (string, error) {
 	if len(m.Rewrite) == 0 {
 		return "", nil

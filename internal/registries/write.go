@@ -9,8 +9,9 @@ import (
 	"path/filepath"
 )
 
-// Write makes dir a hosts directory with these files: what it wrote before and what is not among them goes, files of others stay.
-// A file of somebody else's in the place of one of them is an error.
+// Write makes dir a hosts directory with these files: what it wrote before and
+// what is not among them goes, files of others stay. A file of somebody else's
+// in the place of one of them is an error.
 func Write(dir string, hosts map[string]string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("making the directory of registries: %w", err)

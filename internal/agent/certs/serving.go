@@ -46,7 +46,8 @@ type ServingConfig struct {
 // serving is the serving certificate with what keeps it current.
 type serving struct {
 	TLS *tls.Config
-	// Issued is closed once there is a certificate; nil where there is one from the start.
+	// Issued is closed once there is a certificate; nil where there is one from
+	// the start.
 	Issued <-chan struct{}
 	// Run keeps the certificate current until the context ends.
 	Run func(context.Context) error

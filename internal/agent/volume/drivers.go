@@ -49,9 +49,11 @@ type Drivers struct {
 	api sync.Mutex
 }
 
-// RegisterAfter is d as a handler of plugins that registers a driver only when node is closed: its id goes onto the Node, which
-// does not exist yet when an agent starts for the first time. The driver of local volumes waits for certificate as well, that
-// of the agent's API, through which its controller calls it; nil is none to wait for.
+// RegisterAfter is d as a handler of plugins that registers a driver only when
+// node is closed: its id goes onto the Node, which does not exist yet when an
+// agent starts for the first time. The driver of local volumes waits for
+// certificate as well, that of the agent's API, through which its controller
+// calls it; nil is none to wait for.
 func (d *Drivers) RegisterAfter(node, certificate <-chan struct{}) afterEvents {
 	return afterEvents{d, node, certificate}
 }

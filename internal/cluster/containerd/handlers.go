@@ -21,7 +21,8 @@ type Handler struct {
 
 const runcShim = "io.containerd.runc.v2"
 
-// ociRuntimes are called by runc's shim. crun is not among them: whether it works here is found out by trial.
+// ociRuntimes are called by runc's shim. crun is not among them: whether it
+// works here is found out by trial.
 var ociRuntimes = []struct{ name, binary string }{
 	{"youki", "youki"}, {"nvidia", "nvidia-container-runtime"}, {"nvidia-cdi", "nvidia-container-runtime.cdi"},
 }
@@ -42,8 +43,8 @@ var shims = []struct{ name, kind, binary string }{
 // handlerDirs are looked into after PATH, which a service's may be short.
 var handlerDirs = []string{"/usr/local/bin", "/usr/bin", "/usr/sbin", "/usr/local/nvidia/toolkit", "/opt/kwasm/bin", "/opt/kata/bin"}
 
-// FindHandlers finds the runtimes that are installed. tried are those that ChooseOCIRuntime tried: crun is among the handlers if
-// it works on this host.
+// FindHandlers finds the runtimes that are installed. tried are those that
+// ChooseOCIRuntime tried: crun is among the handlers if it works on this host.
 func FindHandlers(tried []trialResult) []Handler {
 	return findHandlers(tried, func(name string) string {
 		for _, dir := range append(filepath.SplitList(os.Getenv("PATH")), handlerDirs...) {
@@ -75,8 +76,9 @@ func findHandlers(tried []trialResult, look func(string) string) (out []Handler)
 	return out
 }
 
-// Fragments reads a directory of configuration files that containerd merges into its own: their sum goes into the configuration,
-// so that a change of them is one of it.
+// Fragments reads a directory of configuration files that containerd merges
+// into its own: their sum goes into the configuration, so that a change of them
+// is one of it.
 func Fragments(dir string) (sum string, err error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.toml"))
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 )
 
-// ClusterTrustBundleAttest lets only those say what a signer's trust anchors are who may for that
-// signer.
+// ClusterTrustBundleAttest lets only those say what a signer's trust anchors
+// are who may for that signer.
 const ClusterTrustBundleAttest = "ClusterTrustBundleAttest"
 
 type attest struct {

@@ -8,7 +8,8 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 )
 
-// nodeReader is the part that plugins have in common which read cached nodes: it is ready once the nodes are known.
+// nodeReader is the part that plugins have in common which read cached nodes:
+// it is ready once the nodes are known.
 type nodeReader struct {
 	*admission.Handler
 	plugin string

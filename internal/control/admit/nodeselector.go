@@ -94,8 +94,8 @@ func (p *podNodeSelector) Validate(ctx context.Context, a admission.Attributes, 
 	return nil
 }
 
-// podAndSelector are the pod of a request, nil if it is about none, and what its namespace demands, which the pod does
-// not contradict.
+// podAndSelector are the pod of a request, nil if it is about none, and what
+// its namespace demands, which the pod does not contradict.
 func (p *podNodeSelector) podAndSelector(ctx context.Context, a admission.Attributes) (*corev1.Pod, labels.Set, error) {
 	pod := podOf(a)
 	if pod == nil {

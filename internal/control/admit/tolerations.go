@@ -9,8 +9,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// DefaultTolerationSeconds gives pods 300 seconds on a node that is not ready or cannot be
-// reached, unless they say otherwise.
+// DefaultTolerationSeconds gives pods 300 seconds on a node that is not ready
+// or cannot be reached, unless they say otherwise.
 const DefaultTolerationSeconds = "DefaultTolerationSeconds"
 
 const defaultTolerationSeconds = 300

@@ -15,14 +15,15 @@ import (
 	"github.com/berth-dev/berth/internal/control/api/table"
 )
 
-// etcdComponent is the one component that the API server can judge. Schedulers and controllers answer on ports of their
-// own, which the server does not know.
+// etcdComponent is the one component that the API server can judge. Schedulers
+// and controllers answer on ports of their own, which the server does not know.
 const etcdComponent = "etcd-0"
 
 // componentTimeout bounds how long a component may take to answer.
 const componentTimeout = 20 * time.Second
 
-// componentStatuses answers for the deprecated componentstatuses: nothing is stored, each read asks the component.
+// componentStatuses answers for the deprecated componentstatuses: nothing is
+// stored, each read asks the component.
 type componentStatuses struct {
 	etcd func(context.Context) error
 }

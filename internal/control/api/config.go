@@ -40,7 +40,8 @@ type Config struct {
 	// is for clusters whose pods live there (tests): anyone who may proxy then also
 	// reaches what listens on the server's own loopback.
 	ProxyToLoopback bool
-	// LocalAgent is the agent that runs in this process, if any: the only one that may be reached on a loopback address.
+	// LocalAgent is the agent that runs in this process, if any: the only one
+	// that may be reached on a loopback address.
 	LocalAgent nodelink.LocalAgent
 
 	// PriorityAndFairness queues requests by priority and sender (flow schemas)

@@ -48,7 +48,8 @@ func serveOpenAPI(front *aggregation.Front, conf *genericapiserver.Config, own, 
 	v2 := &lazyMux{build: func(m *mux.PathRecorderMux) {
 		tree, err := builder.BuildOpenAPISpecFromRoutes(restfuladapter.AdaptWebServices(all), conf.OpenAPIConfig)
 		utilruntime.Must(err) // the routes are fixed when the program is built
-		// Schemas of custom resources come without defaults, and only like merges with like.
+		// Schemas of custom resources come without defaults, and only like
+		// merges with like.
 		tree.Definitions = handler.PruneDefaults(tree.Definitions)
 		*custom.StaticOpenAPISpec = *tree
 		custom.OpenAPIVersionedService.RegisterOpenAPIVersionedService("/openapi/v2", m)

@@ -17,7 +17,8 @@ import (
 	"github.com/berth-dev/berth/internal/control/metrics"
 )
 
-// bearerToken is the way in that the documents tell of; with it each operation says that it may be refused (401).
+// bearerToken is the way in that the documents tell of; with it each operation
+// says that it may be refused (401).
 const bearerToken = "BearerToken"
 
 const gvkExtension = "x-kubernetes-group-version-kind"
@@ -41,8 +42,9 @@ func describe(conf *genericapiserver.Config, s *runtime.Scheme) {
 	}}
 }
 
-// servedKinds leaves out the kinds of the internal version, for which our types are registered too: clients that index
-// schemas by kind would see kinds that no one serves.
+// servedKinds leaves out the kinds of the internal version, for which our types
+// are registered too: clients that index schemas by kind would see kinds that
+// no one serves.
 func servedKinds(name func(string) (string, spec.Extensions)) func(string) (string, spec.Extensions) {
 	return func(typ string) (string, spec.Extensions) {
 		definition, extensions := name(typ)
@@ -67,7 +69,8 @@ func servedKinds(name func(string) (string, spec.Extensions)) func(string) (stri
 	}
 }
 
-// issuerDiscovery serves the two documents about the issuer of tokens, in a form that OpenAPI lists.
+// issuerDiscovery serves the two documents about the issuer of tokens, in a
+// form that OpenAPI lists.
 func issuerDiscovery(container *restful.Container, documents map[string]http.Handler) {
 	for path, about := range map[string]struct{ doc, operation, mime string }{
 		tokens.DiscoveryPath: {"get service account issuer OpenID configuration, also known as the 'OIDC discovery doc'",

@@ -40,9 +40,10 @@ func NewOptions() *Options {
 	log := &o.Audit.LogOptions
 	// A request does not wait for the disk, and the files take 1.1 GB at most.
 	log.Path, log.MaxAge, log.MaxBackups, log.MaxSize = AuditLogDefault, 30, 10, 100
-	// Waking the writer for each event costs a request more than all else of the audit does (BenchmarkCreatePod). A full buffer (10,000
-	// events) is told in the log and in apiserver_audit_error_total; a server that ends writes what it holds, one that is killed loses a
-	// second.
+	// Waking the writer for each event costs a request more than all else of
+	// the audit does (BenchmarkCreatePod). A full buffer (10,000 events) is
+	// told in the log and in apiserver_audit_error_total; a server that ends
+	// writes what it holds, one that is killed loses a second.
 	log.BatchOptions.Mode = options.ModeBatch
 	log.BatchOptions.BatchConfig.MaxBatchSize, log.BatchOptions.BatchConfig.MaxBatchWait = 400, time.Second
 	return o

@@ -11,8 +11,8 @@ import (
 	"k8s.io/apiserver/pkg/server/healthz"
 )
 
-// The parts of the start have the names of upstream's post-start hooks: clients look for them in /readyz?verbose. Each
-// is healthy once its part is done.
+// The parts of the start have the names of upstream's post-start hooks: clients
+// look for them in /readyz?verbose. Each is healthy once its part is done.
 const (
 	stepNamespaces      = "start-system-namespaces-controller"
 	stepRoles           = "rbac/bootstrap-roles"
@@ -24,8 +24,8 @@ const (
 	stepServiceRepair   = "start-service-ip-repair-controllers"
 )
 
-// builtSteps are done before the server listens: admission plugins are initialized, the OpenAPI documents installed and
-// the watch caches read.
+// builtSteps are done before the server listens: admission plugins are
+// initialized, the OpenAPI documents installed and the watch caches read.
 var builtSteps = []string{"start-apiserver-admission-initializer", "apiservice-openapi-controller", "storage-readiness"}
 
 // step is a part of the start; it is done when done is closed.

@@ -12,16 +12,18 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 )
 
-// bookmarkPeriod is how often, at most, a watch that asked for bookmarks gets one: a little less than etcd's own period,
-// so that none of its notes is lost to rounding.
+// bookmarkPeriod is how often, at most, a watch that asked for bookmarks gets
+// one: a little less than etcd's own period, so that none of its notes is lost
+// to rounding.
 const bookmarkPeriod = time.Minute - time.Second
 
-// ownStream lets etcd's client open a stream of its own for these watches. Watch caches ask etcd for its progress, and
-// etcd tells every watch on the stream, whether it asked or not.
+// ownStream lets etcd's client open a stream of its own for these watches.
+// Watch caches ask etcd for its progress, and etcd tells every watch on the
+// stream, whether it asked or not.
 var ownStream = metadata.Pairs("source", "readers")
 
-// uncached serves watches straight from etcd, with the bookmarks that a watch cache would send: none to a watch that
-// did not ask for them.
+// uncached serves watches straight from etcd, with the bookmarks that a watch
+// cache would send: none to a watch that did not ask for them.
 type uncached struct{ storage.Interface }
 
 func (u uncached) Watch(ctx context.Context, key string, opts storage.ListOptions) (watch.Interface, error) {
@@ -34,8 +36,8 @@ func (u uncached) Watch(ctx context.Context, key string, opts storage.ListOption
 	return filterBookmarks(w, wanted, time.Now), nil
 }
 
-// filterBookmarks passes on everything but bookmarks, and of those, where they are wanted, one each period and the one
-// that ends the initial events.
+// filterBookmarks passes on everything but bookmarks, and of those, where they
+// are wanted, one each period and the one that ends the initial events.
 func filterBookmarks(w watch.Interface, wanted bool, now func() time.Time) watch.Interface {
 	var mu sync.Mutex
 	last := now()

@@ -32,9 +32,9 @@ import (
 
 const (
 	// tick and election decide how long a lone member waits before it elects
-	// itself unless elect is faster: between one and five ticks. Nothing else depends on them, since
-	// there is no other member to send heartbeats to; but each tick is a
-	// wake-up, so they are not too short either.
+	// itself unless elect is faster: between one and five ticks. Nothing else
+	// depends on them, since there is no other member to send heartbeats to;
+	// but each tick is a wake-up, so they are not too short either.
 	tick     = 40 * time.Millisecond
 	election = 5 * tick
 	// electEvery is how often a starting member is told to lead, until it does.
@@ -145,7 +145,8 @@ func startEmbedded(ctx context.Context, cfg Config) (_ *embedded, err error) {
 	return e, nil
 }
 
-// watchSpace begins to look after the room of the database, at once: the last process may have left it full.
+// watchSpace begins to look after the room of the database, at once: the last
+// process may have left it full.
 func (e *embedded) watchSpace() {
 	server := e.etcd.Server
 	e.running.Store(server)
@@ -182,7 +183,8 @@ func (e *embedded) configure(dir string, cfg Config) (*embed.Config, error) {
 	}
 
 	c := embed.NewConfig()
-	// A watch that asked for bookmarks gets one this often while nothing happens, as from a watch cache.
+	// A watch that asked for bookmarks gets one this often while nothing
+	// happens, as from a watch cache.
 	c.WatchProgressNotifyInterval = time.Minute
 	c.Name = "berth"
 	c.Dir = filepath.Join(dir, "member-data")

@@ -19,23 +19,28 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// How the room of the embedded database is shared out. etcd refuses every write but deletes when the file reaches its quota, until
-// someone compacts, defragments and disarms an alarm: nodes' Leases end and the cluster is lost. So a tenth of the quota is kept
-// back: beyond it new objects and large changes are refused, Leases and what deletes take are not.
+// How the room of the embedded database is shared out. etcd refuses every write
+// but deletes when the file reaches its quota, until someone compacts,
+// defragments and disarms an alarm: nodes' Leases end and the cluster is lost.
+// So a tenth of the quota is kept back: beyond it new objects and large changes
+// are refused, Leases and what deletes take are not.
 const (
 	// DefaultQuota is the size the database may have, in bytes.
 	DefaultQuota = 8 << 30
 	warnPercent  = 80
 	fullPercent  = 90
 	filePercent  = 95
-	// smallChange is the size up to which objects may be changed in a full database: to mark one for deletion, remove a
-	// finalizer, or report a status.
+	// smallChange is the size up to which objects may be changed in a full
+	// database: to mark one for deletion, remove a finalizer, or report a
+	// status.
 	smallChange = 64 << 10
-	// smallLease is the largest Lease a full database takes: nodes' are some hundred bytes.
+	// smallLease is the largest Lease a full database takes: nodes' are some
+	// hundred bytes.
 	smallLease = 4 << 10
 	// tidyPause is the shortest time between two attempts to make room.
 	tidyPause = time.Second
-	// tidyTimeout bounds one attempt; a database of gigabytes takes minutes to defragment.
+	// tidyTimeout bounds one attempt; a database of gigabytes takes minutes to
+	// defragment.
 	tidyTimeout = 10 * time.Minute
 )
 
@@ -49,13 +54,14 @@ type Usage struct {
 // Warn says that most of the quota is taken.
 func (u Usage) Warn() bool { return u.Quota > 0 && u.InUse*100 >= u.Quota*warnPercent }
 
-// Full says that new objects are refused: because of what is in use, or because the file has grown so far that etcd itself is
-// about to refuse.
+// Full says that new objects are refused: because of what is in use, or because
+// the file has grown so far that etcd itself is about to refuse.
 func (u Usage) Full() bool {
 	return u.Quota > 0 && (u.InUse*100 >= u.Quota*fullPercent || u.Size*100 >= u.Quota*filePercent)
 }
 
-// scattered says that the file is near its quota and some of it is empty: defragmenting makes room.
+// scattered says that the file is near its quota and some of it is empty:
+// defragmenting makes room.
 func (u Usage) scattered() bool {
 	return u.Size*100 >= u.Quota*fullPercent && u.InUse*100 < u.Size*fullPercent
 }
@@ -104,7 +110,8 @@ func admits(u Usage, puts []put) error {
 	return nil
 }
 
-// ownLease says whether a key is a Lease that the cluster itself lives by, which users cannot make.
+// ownLease says whether a key is a Lease that the cluster itself lives by,
+// which users cannot make.
 func ownLease(key string) bool {
 	return strings.HasPrefix(key, "/registry/leases/kube-node-lease/") || strings.HasPrefix(key, "/registry/leases/kube-system/") ||
 		strings.HasPrefix(key, "/registry/masterleases/")
@@ -131,7 +138,8 @@ func putsOf(request any) (out []put) {
 	return out
 }
 
-// space watches over the room of the embedded database. Every write passes by it, so it needs no timer to look at sizes.
+// space watches over the room of the embedded database. Every write passes by
+// it, so it needs no timer to look at sizes.
 type space struct {
 	usage   func() Usage
 	compact func(context.Context) error
@@ -141,7 +149,8 @@ type space struct {
 	changed func(Usage) // may be nil
 	wake    chan struct{}
 	warned  atomic.Bool
-	// pending are the bytes let through since the sizes last changed: etcd counts them when it commits, ten times a second.
+	// pending are the bytes let through since the sizes last changed: etcd
+	// counts them when it commits, ten times a second.
 	pending  atomic.Int64
 	lastSeen atomic.Int64
 }
@@ -198,7 +207,8 @@ func (s *space) run(ctx context.Context) {
 	}
 }
 
-// compactAndDefrag compacts old revisions, defragments the file, and disarms etcd's alarm once there is space.
+// compactAndDefrag compacts old revisions, defragments the file, and disarms
+// etcd's alarm once there is space.
 func (s *space) compactAndDefrag(ctx context.Context) error {
 	u := s.usage()
 	near := u.Size*100 >= u.Quota*fullPercent
@@ -262,7 +272,8 @@ func (g guarded) Txn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnResponse, er
 	return g.KVServer.Txn(ctx, r)
 }
 
-// compactNow drops all revisions but the current one, and waits until they are gone. Watchers that are behind start again.
+// compactNow drops all revisions but the current one, and waits until they are
+// gone. Watchers that are behind start again.
 func compactNow(client *clientv3.Client) func(context.Context) error {
 	return func(ctx context.Context) error {
 		now, err := client.Get(ctx, "/registry/health", clientv3.WithCountOnly())

@@ -40,7 +40,8 @@ type Config struct {
 	LogFile string
 	// Quota is the size the embedded database may have, in bytes; 0 is DefaultQuota.
 	Quota int64
-	// SpaceChanged is called when the embedded database gets short of room, and when it no longer is. It may be nil.
+	// SpaceChanged is called when the embedded database gets short of room, and
+	// when it no longer is. It may be nil.
 	SpaceChanged func(Usage)
 	Log          *slog.Logger
 	// NoSync does not wait for the disk: writes that were acknowledged can be

@@ -84,7 +84,8 @@ func Run(ctx context.Context, f *config.Flags, log *slog.Logger) error {
 	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	// Resyncs would only repeat what is known; configSyncPeriod is kept for those who count on it.
+	// Resyncs would only repeat what is known; configSyncPeriod is kept for
+	// those who count on it.
 	factory := informers.NewSharedInformerFactoryWithOptions(client, c.ConfigSyncPeriod.Duration,
 		informers.WithTransform(newStripper().strip))
 	nodes := coreinformers.NewFilteredNodeInformer(client, c.ConfigSyncPeriod.Duration, cache.Indexers{}, func(o *metav1.ListOptions) {

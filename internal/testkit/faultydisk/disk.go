@@ -45,8 +45,9 @@ func New(t testing.TB, dir string, mib int64) *Disk {
 	}
 	d := &Disk{t: t, dir: dir, device: strings.TrimSpace(command(t, "losetup", "--find", "--show", file))}
 	t.Cleanup(func() { command(t, "losetup", "--detach", d.device) })
-	// Without a journal, an error of the device is an error of the call alone: a journal would have the filesystem give up for good,
-	// until somebody mounts it again.
+	// Without a journal, an error of the device is an error of the call alone:
+	// a journal would have the filesystem give up for good, until somebody
+	// mounts it again.
 	command(t, "mkfs.ext4", "-q", "-O", "^has_journal", "-E", "lazy_itable_init=0,nodiscard", d.device)
 	if err := unix.Mount(d.device, dir, "ext4", 0, "errors=continue"); err != nil {
 		t.Fatalf("mounting the disk: %v", err)

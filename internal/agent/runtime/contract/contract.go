@@ -114,7 +114,8 @@ func (r *run) newContainer(sandbox, name, script string, attempt uint32) string 
 	}
 	id, err := r.Service.CreateContainer(r.ctx, sandbox, &runtimeapi.ContainerConfig{
 		Metadata: &runtimeapi.ContainerMetadata{Name: name, Attempt: attempt},
-		// CRI-O checks signatures by the name in the pod's spec and refuses to do without.
+		// CRI-O checks signatures by the name in the pod's spec and refuses to
+		// do without.
 		Image:   &runtimeapi.ImageSpec{Image: r.Image, UserSpecifiedImage: r.Image},
 		Command: []string{"/bin/sh", "-c", script},
 		LogPath: fmt.Sprintf("%s/%d.log", name, attempt),

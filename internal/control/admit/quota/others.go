@@ -18,7 +18,8 @@ const (
 	countServices = corev1.ResourceName("count/services")
 	countClaims   = corev1.ResourceName("count/persistentvolumeclaims")
 	// classSuffix marks quota on one storage class:
-	// <class>.storageclass.storage.k8s.io/requests.storage and .../persistentvolumeclaims.
+	// <class>.storageclass.storage.k8s.io/requests.storage and
+	// .../persistentvolumeclaims.
 	classSuffix = ".storageclass.storage.k8s.io/"
 )
 
@@ -119,8 +120,8 @@ func claimEvaluator(cfg Config) *evaluator {
 	}
 }
 
-// attributesClassScope says whether any of the classes that a claim has, wants or is moved to is in the scope: while it
-// changes, it counts in both.
+// attributesClassScope says whether any of the classes that a claim has, wants
+// or is moved to is in the scope: while it changes, it counts in both.
 func attributesClassScope(claim *corev1.PersistentVolumeClaim, s corev1.ScopedResourceSelectorRequirement) (bool, error) {
 	names := []string{ptr.Deref(claim.Spec.VolumeAttributesClassName, ""), ptr.Deref(claim.Status.CurrentVolumeAttributesClassName, "")}
 	if m := claim.Status.ModifyVolumeStatus; m != nil {

@@ -63,8 +63,9 @@ func podEvaluator(cfg Config) *evaluator {
 	}
 }
 
-// movesBetweenScopes says whether an update takes a pod into or out of a scope. Of all that the scopes ask about only
-// the deadline can change in a pod; any other update leaves the count alone and must not fail because of a quota.
+// movesBetweenScopes says whether an update takes a pod into or out of a scope.
+// Of all that the scopes ask about only the deadline can change in a pod; any
+// other update leaves the count alone and must not fail because of a quota.
 func movesBetweenScopes(a admission.Attributes) bool {
 	pod, isPod := a.GetObject().(*corev1.Pod)
 	old, wasPod := a.GetOldObject().(*corev1.Pod)

@@ -1,5 +1,5 @@
-// Package addresses serves ServiceCIDRs, the ranges that cluster IPs come from, and IPAddresses, the record of those
-// in use.
+// Package addresses serves ServiceCIDRs, the ranges that cluster IPs come from,
+// and IPAddresses, the record of those in use.
 package addresses
 
 import (
@@ -29,8 +29,9 @@ func Ranges(storages map[string]rest.Storage) func(ctx context.Context) ([]netip
 	lister := storages["servicecidrs"].(rest.Lister)
 	return func(ctx context.Context) ([]netip.Prefix, error) {
 		ctx = genericapirequest.WithNamespace(ctx, metav1.NamespaceNone)
-		// Served from the watch cache: an address is checked against the range again nowhere, but ranges only ever
-		// come and go at the pace of administrators.
+		// Served from the watch cache: an address is checked against the range
+		// again nowhere, but ranges only ever come and go at the pace of
+		// administrators.
 		obj, err := lister.List(ctx, &metainternalversion.ListOptions{ResourceVersion: "0"})
 		if err != nil {
 			return nil, fmt.Errorf("listing service ranges: %w", err)
@@ -39,7 +40,8 @@ func Ranges(storages map[string]rest.Storage) func(ctx context.Context) ([]netip
 	}
 }
 
-// ready lists the prefixes of ranges that are in service. A range that is being deleted gives out no new addresses.
+// ready lists the prefixes of ranges that are in service. A range that is being
+// deleted gives out no new addresses.
 func ready(items []networkingv1.ServiceCIDR) []netip.Prefix {
 	items = slices.Clone(items)
 	slices.SortStableFunc(items, func(a, b networkingv1.ServiceCIDR) int {
@@ -60,8 +62,9 @@ func ready(items []networkingv1.ServiceCIDR) []netip.Prefix {
 	return out
 }
 
-// Publish makes the ServiceCIDR that shows the configured ranges, and marks it ready. It can run any number of times.
-// An existing object with other ranges is left alone: ranges in use do not change.
+// Publish makes the ServiceCIDR that shows the configured ranges, and marks it
+// ready. It can run any number of times. An existing object with other ranges
+// is left alone: ranges in use do not change.
 func Publish(ctx context.Context, client networkingclient.ServiceCIDRInterface, ranges []netip.Prefix) error {
 	want := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: DefaultRange, Finalizers: []string{protection}}}
 	for _, p := range ranges {

@@ -17,8 +17,8 @@ import (
 	"github.com/berth-dev/berth/internal/kube"
 )
 
-// settleTime is how long a range stays after its deletion was asked for: allocations that began before must have
-// become visible.
+// settleTime is how long a range stays after its deletion was asked for:
+// allocations that began before must have become visible.
 const settleTime = 10 * time.Second
 
 // Verdict is what a range needs.
@@ -31,8 +31,9 @@ type Verdict struct {
 	WakeAt time.Time
 }
 
-// Evaluate decides about one range. A live range is protected and ready. A range that is being deleted gives out no more
-// addresses, and goes when no address in it is used that lies in no other live range.
+// Evaluate decides about one range. A live range is protected and ready. A
+// range that is being deleted gives out no more addresses, and goes when no
+// address in it is used that lies in no other live range.
 func Evaluate(r *networkingv1.ServiceCIDR, all []*networkingv1.ServiceCIDR, used []netip.Addr, now time.Time) Verdict {
 	protected := slices.Contains(r.Finalizers, protection)
 	if r.DeletionTimestamp == nil {
@@ -132,7 +133,8 @@ func run(ctx context.Context, e controller.Env) error {
 	})
 }
 
-// pass judges all ranges and writes what they need. It returns when to look again without an event.
+// pass judges all ranges and writes what they need. It returns when to look
+// again without an event.
 func pass(ctx context.Context, e controller.Env, now time.Time) (next time.Time, err error) {
 	all, err := e.Informers.Networking().V1().ServiceCIDRs().Lister().List(labels.Everything())
 	if err != nil {

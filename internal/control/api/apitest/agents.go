@@ -25,7 +25,8 @@ func NewAgentCA(t testing.TB) *AgentCA {
 // File is the CA's certificate, for api.PKI.KubeletCA.
 func (c *AgentCA) File() string { return c.a.file("agent-ca.crt") }
 
-// Serving is what the agent of a node serves with, valid for the given names and addresses.
+// Serving is what the agent of a node serves with, valid for the given names
+// and addresses.
 func (c *AgentCA) Serving(t testing.TB, node string, hosts ...string) tls.Certificate {
 	t.Helper()
 	return c.issue(t, "system:node:"+node, []string{"system:nodes"}, hosts)

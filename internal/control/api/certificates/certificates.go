@@ -1,5 +1,6 @@
-// Package certificates serves CertificateSigningRequests: who asked is recorded by the server, approving and signing
-// are separate endpoints, and neither can do the other's part.
+// Package certificates serves CertificateSigningRequests: who asked is recorded
+// by the server, approving and signing are separate endpoints, and neither can
+// do the other's part.
 package certificates
 
 import (
@@ -49,7 +50,8 @@ func NewStorage(opts generic.RESTOptionsGetter, deps Deps) (map[string]rest.Stor
 		}
 		recordSource(ctx, &csr.Spec)
 	}
-	// Nothing of a request changes after it was made but its metadata: approvers have read it.
+	// Nothing of a request changes after it was made but its metadata:
+	// approvers have read it.
 	kind.PrepareForUpdate = func(_ context.Context, csr, old *request) { csr.Spec = old.Spec }
 	kind.PrepareForStatusUpdate = func(_ context.Context, csr, old *request) {
 		csr.Status.Conditions = keepTypes(csr.Status.Conditions, old.Status.Conditions, certificatesv1.CertificateApproved,
@@ -77,8 +79,8 @@ func NewStorage(opts generic.RESTOptionsGetter, deps Deps) (map[string]rest.Stor
 	}, nil
 }
 
-// recordSource writes where the request came from, for approvers: it is the one thing about its address that a node does not
-// say itself.
+// recordSource writes where the request came from, for approvers: it is the one
+// thing about its address that a node does not say itself.
 func recordSource(ctx context.Context, spec *certificatesv1.CertificateSigningRequestSpec) {
 	delete(spec.Extra, kube.SourceKey)
 	source, ok := ctx.Value(sourceKey{}).(string)
@@ -93,7 +95,8 @@ func recordSource(ctx context.Context, spec *certificatesv1.CertificateSigningRe
 
 type sourceKey struct{}
 
-// WithSource lets NewStorage know which address a request came from: that of the connection, never what a header says.
+// WithSource lets NewStorage know which address a request came from: that of
+// the connection, never what a header says.
 func WithSource(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/certificatesigningrequests") {
@@ -119,8 +122,9 @@ func setRequester(spec *certificatesv1.CertificateSigningRequestSpec, who user.I
 	}
 }
 
-// keepTypes puts back all conditions of the given types as they are stored: this endpoint has no say in them. Each
-// stays at the place where the writer left it, as clients look for their own at the end.
+// keepTypes puts back all conditions of the given types as they are stored:
+// this endpoint has no say in them. Each stays at the place where the writer
+// left it, as clients look for their own at the end.
 func keepTypes(now, was []condition, types ...certificatesv1.RequestConditionType) []condition {
 	kept := func(c condition) bool { return slices.Contains(types, c.Type) }
 	var stored, out []condition
@@ -142,7 +146,8 @@ func keepTypes(now, was []condition, types ...certificatesv1.RequestConditionTyp
 	return append(out, stored...)
 }
 
-// stamp fills in the times that a writer left out: of an unchanged condition those that are stored, else now.
+// stamp fills in the times that a writer left out: of an unchanged condition
+// those that are stored, else now.
 func stamp(conditions, was []condition, now metav1.Time) {
 	for i := range conditions {
 		c := &conditions[i]

@@ -5,8 +5,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// What a HorizontalPodAutoscaler gets when it does not say: the share of requested CPU it aims at, in percent, and
-// the pace of scaling, in percent or pods each period of seconds.
+// What a HorizontalPodAutoscaler gets when it does not say: the share of
+// requested CPU it aims at, in percent, and the pace of scaling, in percent or
+// pods each period of seconds.
 const (
 	cpuUtilization int32 = 80
 	scalingPeriod  int32 = 15
@@ -35,7 +36,8 @@ func HorizontalPodAutoscaler(a *autoscaling.HorizontalPodAutoscaler) {
 	scalingRules(b.ScaleDown, percent)
 }
 
-// scalingRules completes rules with policies, unless the rules list their own, be it an empty list.
+// scalingRules completes rules with policies, unless the rules list their own,
+// be it an empty list.
 func scalingRules(r *autoscaling.HPAScalingRules, policies ...autoscaling.HPAScalingPolicy) {
 	fill(&r.SelectPolicy, autoscaling.MaxChangePolicySelect)
 	if r.Policies == nil {

@@ -9,12 +9,14 @@ import (
 	policyclient "k8s.io/client-go/kubernetes/typed/policy/v1"
 )
 
-// Client reads and spends budgets through the API, so that status writes pass the budget's own strategy.
+// Client reads and spends budgets through the API, so that status writes pass
+// the budget's own strategy.
 type Client struct {
 	API policyclient.PodDisruptionBudgetsGetter
 }
 
-// Budgets lists the budgets of a namespace, straight from the store: a budget created a moment ago must count.
+// Budgets lists the budgets of a namespace, straight from the store: a budget
+// created a moment ago must count.
 func (c Client) Budgets(ctx context.Context, namespace string) ([]policyv1.PodDisruptionBudget, error) {
 	list, err := c.API.PodDisruptionBudgets(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {

@@ -1,5 +1,6 @@
-// Package disruption does the arithmetic of PodDisruptionBudgets: which budgets speak about a pod, and what spending
-// one disruption does to a budget's status.
+// Package disruption does the arithmetic of PodDisruptionBudgets: which budgets
+// speak about a pod, and what spending one disruption does to a budget's
+// status.
 package disruption
 
 import (
@@ -15,14 +16,15 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// MaxDisrupted is how many evictions may await confirmation by the disruption controller in one budget. It bounds the
-// size of the object.
+// MaxDisrupted is how many evictions may await confirmation by the disruption
+// controller in one budget. It bounds the size of the object.
 const MaxDisrupted = 2000
 
 const refusal = "Cannot evict pod as it would violate the pod's disruption budget."
 
-// Matching returns the budgets of the pod's namespace whose selector covers the pod. A nil selector covers nothing,
-// an empty one everything. A selector that does not parse is an error: guessing would evict.
+// Matching returns the budgets of the pod's namespace whose selector covers the
+// pod. A nil selector covers nothing, an empty one everything. A selector that
+// does not parse is an error: guessing would evict.
 func Matching(pod *v1.Pod, budgets []policyv1.PodDisruptionBudget) ([]policyv1.PodDisruptionBudget, error) {
 	var out []policyv1.PodDisruptionBudget
 	for _, b := range budgets {
@@ -40,8 +42,9 @@ func Matching(pod *v1.Pod, budgets []policyv1.PodDisruptionBudget) ([]policyv1.P
 	return out, nil
 }
 
-// UnhealthyMayGo says whether an unready pod can be evicted without spending the budget: always, if the budget's
-// policy says so, else as long as the application has the healthy pods it wants.
+// UnhealthyMayGo says whether an unready pod can be evicted without spending
+// the budget: always, if the budget's policy says so, else as long as the
+// application has the healthy pods it wants.
 func UnhealthyMayGo(b *policyv1.PodDisruptionBudget) bool {
 	if p := b.Spec.UnhealthyPodEvictionPolicy; p != nil && *p == policyv1.AlwaysAllow {
 		return true
@@ -49,8 +52,10 @@ func UnhealthyMayGo(b *policyv1.PodDisruptionBudget) bool {
 	return b.Status.CurrentHealthy >= b.Status.DesiredHealthy && b.Status.DesiredHealthy > 0
 }
 
-// TakeDisruption takes one allowed disruption out of the budget for a pod, or returns an API error that says why there
-// is none. It changes only the status of b. The disruption controller later confirms or drops the entry in disruptedPods.
+// TakeDisruption takes one allowed disruption out of the budget for a pod, or
+// returns an API error that says why there is none. It changes only the status
+// of b. The disruption controller later confirms or drops the entry in
+// disruptedPods.
 func TakeDisruption(b *policyv1.PodDisruptionBudget, pod string, now time.Time) error {
 	switch {
 	case b.Status.ObservedGeneration < b.Generation:

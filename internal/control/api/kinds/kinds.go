@@ -1,4 +1,5 @@
-// Package kinds lists the kinds of the API that are stored. Each is one file in the folder of its group.
+// Package kinds lists the kinds of the API that are stored. Each is one file in
+// the folder of its group.
 package kinds
 
 import (
@@ -51,7 +52,8 @@ func All() []registry.Resource {
 	)
 }
 
-// AddToScheme registers defaulting, conversions and selectable fields of all kinds. The types must be registered.
+// AddToScheme registers defaulting, conversions and selectable fields of all
+// kinds. The types must be registered.
 func AddToScheme(s *runtime.Scheme) error {
 	for _, k := range All() {
 		if err := k.Register(s); err != nil {

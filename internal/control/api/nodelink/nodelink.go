@@ -1,5 +1,6 @@
-// Package nodelink tells the API server how to reach a node's agent: the address and port the Node object publishes,
-// checked, and the transport that carries the API server's client certificate and knows the agent by its own.
+// Package nodelink tells the API server how to reach a node's agent: the
+// address and port the Node object publishes, checked, and the transport that
+// carries the API server's client certificate and knows the agent by its own.
 package nodelink
 
 import (
@@ -22,8 +23,8 @@ import (
 // DefaultPort is where an agent listens that does not say otherwise in its Node status.
 const DefaultPort = 10250
 
-// maxTransports bounds how many nodes' transports are kept. Beyond it all of them are made again, which costs each node
-// one TLS handshake.
+// maxTransports bounds how many nodes' transports are kept. Beyond it all of
+// them are made again, which costs each node one TLS handshake.
 const maxTransports = 10_000
 
 // DefaultAddressTypes is the order in which the addresses of a node are tried.
@@ -32,16 +33,19 @@ var DefaultAddressTypes = []v1.NodeAddressType{v1.NodeHostName, v1.NodeInternalD
 
 // Finder finds the agent of a node by the node's name.
 type Finder interface {
-	// Find returns the way to the agent, or an error if the node publishes no address that the API server may dial.
+	// Find returns the way to the agent, or an error if the node publishes no
+	// address that the API server may dial.
 	Find(ctx context.Context, node string) (*Link, error)
 }
 
-// Link is a way to one agent. Host is the IP address that was checked: anyone who dials Host dials what was checked, whatever the
-// node's name resolves to by then.
+// Link is a way to one agent. Host is the IP address that was checked: anyone
+// who dials Host dials what was checked, whatever the node's name resolves to
+// by then.
 type Link struct {
 	Scheme, Host, Port string
-	// Transport verifies the agent against the configured CA and the node's name, and authenticates as the API server.
-	// Insecure does the latter only; it serves log requests that ask for insecureSkipTLSVerifyBackend.
+	// Transport verifies the agent against the configured CA and the node's
+	// name, and authenticates as the API server. Insecure does the latter only;
+	// it serves log requests that ask for insecureSkipTLSVerifyBackend.
 	Transport, Insecure http.RoundTripper
 }
 
@@ -50,8 +54,9 @@ func (l *Link) URL(path string, query url.Values) *url.URL {
 	return &url.URL{Scheme: l.Scheme, Host: net.JoinHostPort(l.Host, l.Port), Path: path, RawQuery: query.Encode()}
 }
 
-// LocalAgent is the agent that runs in the API server's own process. What it says comes from the process's own
-// configuration, never from the API: a node cannot claim to be it.
+// LocalAgent is the agent that runs in the API server's own process. What it
+// says comes from the process's own configuration, never from the API: a node
+// cannot claim to be it.
 type LocalAgent struct {
 	Node string
 	Port int
@@ -61,11 +66,12 @@ type LocalAgent struct {
 type Config struct {
 	// Nodes reads a Node by name, live.
 	Nodes func(ctx context.Context, name string) (*v1.Node, error)
-	// TLS holds the CA that signs agents' serving certificates and the API server's client certificate. Nil means
-	// the agents are not verified and see no certificate. It is cloned, never changed.
+	// TLS holds the CA that signs agents' serving certificates and the API
+	// server's client certificate. Nil means the agents are not verified and
+	// see no certificate. It is cloned, never changed.
 	TLS *tls.Config
-	// AddressTypes is the order of preference; nil means DefaultAddressTypes. A cluster without DNS for node names
-	// puts InternalIP first.
+	// AddressTypes is the order of preference; nil means DefaultAddressTypes. A
+	// cluster without DNS for node names puts InternalIP first.
 	AddressTypes []v1.NodeAddressType
 	// Port overrides DefaultPort for nodes that publish none.
 	Port int
@@ -75,12 +81,14 @@ type Config struct {
 	Resolve Resolver
 	// Loopback allows agents on loopback addresses (tests).
 	Loopback bool
-	// Local is the one node that may be on a loopback address, with the one port it may have there; zero: none.
+	// Local is the one node that may be on a loopback address, with the one
+	// port it may have there; zero: none.
 	Local LocalAgent
 }
 
-// New returns a Finder. Each node has transports of its own: a connection that was verified as one node's is never used for
-// another that claims the same address.
+// New returns a Finder. Each node has transports of its own: a connection that
+// was verified as one node's is never used for another that claims the same
+// address.
 func New(c Config) Finder {
 	if c.AddressTypes == nil {
 		c.AddressTypes = DefaultAddressTypes
@@ -164,15 +172,17 @@ func (t *transports) close() {
 	t.insecure.CloseIdleConnections()
 }
 
-// Who an agent's serving certificate is for: https://kubernetes.io/docs/reference/access-authn-authz/certificate-signing-requests/
+// Who an agent's serving certificate is for:
+// https://kubernetes.io/docs/reference/access-authn-authz/certificate-signing-requests/
 // (kubernetes.io/kubelet-serving).
 const (
 	nodeGroup  = "system:nodes"
 	nodePrefix = "system:node:"
 )
 
-// isNode refuses a peer whose certificate is not of the named node's agent: the CA and the address alone would let any
-// agent, and whatever else that CA signed, answer for any node.
+// isNode refuses a peer whose certificate is not of the named node's agent: the
+// CA and the address alone would let any agent, and whatever else that CA
+// signed, answer for any node.
 func isNode(name string) func(tls.ConnectionState) error {
 	return func(s tls.ConnectionState) error {
 		if len(s.PeerCertificates) == 0 {
@@ -200,7 +210,8 @@ func address(node *v1.Node, types []v1.NodeAddressType) (string, error) {
 	return "", apierrors.NewServiceUnavailable(fmt.Sprintf("no preferred addresses found on node %s; want one of %v", node.Name, types))
 }
 
-// InsecureTransport reaches things that prove nothing about themselves, such as the pods behind pods/proxy.
+// InsecureTransport reaches things that prove nothing about themselves, such as
+// the pods behind pods/proxy.
 func InsecureTransport() http.RoundTripper {
 	return transport(&tls.Config{InsecureSkipVerify: true}, nil) //nolint:gosec // pods have no certificate to verify
 }

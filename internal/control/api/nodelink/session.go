@@ -11,9 +11,11 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/filters"
 )
 
-// MayCreate asks for the verb create on the subresource of the request in ctx. A websocket starts with GET, for which
-// the server has asked for get only; but what runs in the session is no reading, so it takes the same right as the POST
-// of SPDY (kubernetes/kubernetes#133515, gate AuthorizePodWebsocketUpgradeCreatePermission).
+// MayCreate asks for the verb create on the subresource of the request in ctx.
+// A websocket starts with GET, for which the server has asked for get only; but
+// what runs in the session is no reading, so it takes the same right as the
+// POST of SPDY (kubernetes/kubernetes#133515, gate
+// AuthorizePodWebsocketUpgradeCreatePermission).
 func MayCreate(ctx context.Context, a authorizer.Authorizer) error {
 	asked, err := filters.GetAuthorizerAttributes(ctx)
 	if err != nil {

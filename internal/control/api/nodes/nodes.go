@@ -30,10 +30,11 @@ import (
 // Deps are the collaborators of the node storage.
 type Deps struct {
 	Scheme *runtime.Scheme
-	// Nodes finds the agent of a node. It may read nodes through the storage that NewStorage returns: it is only
-	// called when a request comes.
+	// Nodes finds the agent of a node. It may read nodes through the storage
+	// that NewStorage returns: it is only called when a request comes.
 	Nodes nodelink.Finder
-	// Proxy reaches ports of a node other than its agent's; nil means a transport that verifies nothing.
+	// Proxy reaches ports of a node other than its agent's; nil means a
+	// transport that verifies nothing.
 	Proxy http.RoundTripper
 	// Authorizer is asked for create on sessions that start with GET. Required.
 	Authorizer authorizer.Authorizer
@@ -47,7 +48,8 @@ func NewStorage(opts generic.RESTOptionsGetter, deps Deps) (map[string]rest.Stor
 		deps.Proxy = nodelink.InsecureTransport()
 	}
 	kind := core.Node
-	// The status of a new node stays: an agent registers itself with its addresses and capacity in one request.
+	// The status of a new node stays: an agent registers itself with its
+	// addresses and capacity in one request.
 	kind.PrepareForCreate = func(_ context.Context, node *v1.Node) { alignCIDRs(&node.Spec, nil) }
 	kind.PrepareForUpdate = func(_ context.Context, node, old *v1.Node) { alignCIDRs(&node.Spec, &old.Spec) }
 	store, err := kind.NewStore(deps.Scheme, opts)
@@ -61,8 +63,9 @@ func NewStorage(opts generic.RESTOptionsGetter, deps Deps) (map[string]rest.Stor
 	}, nil
 }
 
-// alignCIDRs keeps podCIDR the first of podCIDRs. A writer that knows only the singular field sets both; when an
-// update contradicts itself, the field that changed wins.
+// alignCIDRs keeps podCIDR the first of podCIDRs. A writer that knows only the
+// singular field sets both; when an update contradicts itself, the field that
+// changed wins.
 func alignCIDRs(spec, old *v1.NodeSpec) {
 	listSame := old != nil && slices.Equal(spec.PodCIDRs, old.PodCIDRs)
 	switch {
@@ -87,8 +90,9 @@ func Getter(storages map[string]rest.Storage) func(ctx context.Context, name str
 	}
 }
 
-// proxyREST forwards HTTP to a node: any method on nodes/{[scheme:]name[:port]}/proxy/path. Without a port, or with
-// the agent's, the request goes to the agent with the API server's identity.
+// proxyREST forwards HTTP to a node: any method on
+// nodes/{[scheme:]name[:port]}/proxy/path. Without a port, or with the agent's,
+// the request goes to the agent with the API server's identity.
 type proxyREST struct {
 	store *genericregistry.Store
 	deps  Deps
@@ -121,7 +125,8 @@ func (r *proxyREST) Connect(ctx context.Context, id string, options runtime.Obje
 	return proxy.NewUpgradeAwareHandler(location, transport, true, false, proxy.NewErrorResponder(responder)), nil
 }
 
-// opensSession says whether a path of the agent runs something in a pod or connects to it.
+// opensSession says whether a path of the agent runs something in a pod or
+// connects to it.
 func opensSession(path string) bool {
 	first, _, _ := strings.Cut(strings.TrimLeft(slashpath.Clean("/"+path), "/"), "/")
 	return slices.Contains([]string{"exec", "attach", "portForward", "run"}, first)
@@ -139,7 +144,8 @@ func (r *proxyREST) locate(ctx context.Context, id string) (*url.URL, http.Round
 	if port == "" || port == link.Port {
 		return link.URL("/", nil), link.Transport, nil
 	}
-	// The link's host was checked, but an agent of this host may be on loopback where nothing else may be reached.
+	// The link's host was checked, but an agent of this host may be on loopback
+	// where nothing else may be reached.
 	if err := nodelink.MayProxy(link.Host, r.deps.ProxyLoopback); err != nil {
 		return nil, nil, apierrors.NewBadRequest(fmt.Sprintf("node %s: %v", name, err))
 	}

@@ -28,11 +28,13 @@ func (r *bindingREST) New() runtime.Object   { return &v1.Binding{} }
 func (r *bindingREST) Destroy()              {}
 func (r *bindingREST) NamespaceScoped() bool { return true }
 
-// PreserveRequestObjectMetaSystemFieldsOnSubresourceCreate keeps uid and resourceVersion of the request: they are the
-// binding's preconditions on the pod.
+// PreserveRequestObjectMetaSystemFieldsOnSubresourceCreate keeps uid and
+// resourceVersion of the request: they are the binding's preconditions on the
+// pod.
 func (r *bindingREST) PreserveRequestObjectMetaSystemFieldsOnSubresourceCreate() bool { return true }
 
-// Create binds the pod. The node need not exist: anyone who binds answers for it, and pod garbage collection cleans up.
+// Create binds the pod. The node need not exist: anyone who binds answers for
+// it, and pod garbage collection cleans up.
 func (r *bindingREST) Create(ctx context.Context, name string, obj runtime.Object, validate rest.ValidateObjectFunc,
 	options *metav1.CreateOptions) (runtime.Object, error) {
 	binding, ok := obj.(*v1.Binding)
@@ -67,7 +69,8 @@ func checkBinding(b *v1.Binding) field.ErrorList {
 	return errs
 }
 
-// assign writes the node into the pod in one compare-and-swap, so that of two schedulers one loses with a Conflict.
+// assign writes the node into the pod in one compare-and-swap, so that of two
+// schedulers one loses with a Conflict.
 func (r *bindingREST) assign(ctx context.Context, b *v1.Binding, dryRun bool) error {
 	key, err := r.store.KeyFunc(ctx, b.Name)
 	if err != nil {
@@ -102,7 +105,8 @@ func (r *bindingREST) assign(ctx context.Context, b *v1.Binding, dryRun bool) er
 	return apierrors.NewConflict(v1.Resource("pods/binding"), b.Name, err)
 }
 
-// bind is the effect of a binding on a pod. It does not count as a spec change: generation stays.
+// bind is the effect of a binding on a pod. It does not count as a spec change:
+// generation stays.
 func bind(pod *v1.Pod, b *v1.Binding, now metav1.Time) error {
 	switch {
 	case pod.DeletionTimestamp != nil:

@@ -8,8 +8,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// pickContainer resolves the container of a log, exec or attach request. A pod with one container needs no name; any
-// other must be told which one, and the error lists the choices.
+// pickContainer resolves the container of a log, exec or attach request. A pod
+// with one container needs no name; any other must be told which one, and the
+// error lists the choices.
 func pickContainer(pod *v1.Pod, wanted string) (string, error) {
 	main, inits := names(pod.Spec.Containers), names(pod.Spec.InitContainers)
 	ephemeral := make([]string, 0, len(pod.Spec.EphemeralContainers))

@@ -22,7 +22,8 @@ import (
 	"github.com/berth-dev/berth/internal/podutil"
 )
 
-// evictionRetry spaces the attempts when a budget or the pod is being written by another party.
+// evictionRetry spaces the attempts when a budget or the pod is being written
+// by another party.
 var evictionRetry = wait.Backoff{Steps: 20, Duration: 500 * time.Millisecond, Factor: 1, Jitter: 0.1}
 
 const tooManyBudgets = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
@@ -38,7 +39,8 @@ func (r *evictionREST) New() runtime.Object   { return &policyv1.Eviction{} }
 func (r *evictionREST) Destroy()              {}
 func (r *evictionREST) NamespaceScoped() bool { return true }
 
-// GroupVersionKind says that the subresource of a core object takes an object of another group.
+// GroupVersionKind says that the subresource of a core object takes an object
+// of another group.
 func (r *evictionREST) GroupVersionKind(schema.GroupVersion) schema.GroupVersionKind {
 	return policyv1.SchemeGroupVersion.WithKind("Eviction")
 }
@@ -48,7 +50,8 @@ func (r *evictionREST) AcceptsGroupVersion(gv schema.GroupVersion) bool {
 	return gv == policyv1.SchemeGroupVersion || gv == policyv1beta1.SchemeGroupVersion
 }
 
-// Create evicts the pod, or answers why not: 429 while the budget is exhausted or unsettled.
+// Create evicts the pod, or answers why not: 429 while the budget is exhausted
+// or unsettled.
 func (r *evictionREST) Create(ctx context.Context, name string, obj runtime.Object, validate rest.ValidateObjectFunc,
 	options *metav1.CreateOptions) (runtime.Object, error) {
 	evicted, deletion, err := readEviction(obj)
@@ -70,7 +73,8 @@ func (r *evictionREST) Create(ctx context.Context, name string, obj runtime.Obje
 	return r.retryEviction(ctx, name, deletion)
 }
 
-// retryEviction repeats the attempt while others write the budget or the pod, for as long as the client waits.
+// retryEviction repeats the attempt while others write the budget or the pod,
+// for as long as the client waits.
 func (r *evictionREST) retryEviction(ctx context.Context, name string, deletion *metav1.DeleteOptions) (runtime.Object, error) {
 	var answer *metav1.Status
 	var target types.UID
@@ -139,7 +143,8 @@ func checkPreconditions(pod *v1.Pod, options *metav1.DeleteOptions) error {
 // attempt makes one try against the pod as just read.
 func (r *evictionREST) attempt(ctx context.Context, pod *v1.Pod, options *metav1.DeleteOptions) (*metav1.Status, error) {
 	if budgetless(pod) {
-		// Whether it may go depends on the phase just read, so the deletion insists on that version of the pod.
+		// Whether it may go depends on the phase just read, so the deletion
+		// insists on that version of the pod.
 		return r.remove(ctx, pod, options, true)
 	}
 	all, err := r.deps.Disruptions.Budgets(ctx, pod.Namespace)
@@ -170,16 +175,19 @@ func (r *evictionREST) attempt(ctx context.Context, pod *v1.Pod, options *metav1
 			return nil, fmt.Errorf("spending disruption budget %s for pod %s: %w", budget.Name, pod.Name, err)
 		}
 	}
-	// From here on the disruption is paid for: lost races on the pod are retried below without paying again.
+	// From here on the disruption is paid for: lost races on the pod are
+	// retried below without paying again.
 	return r.remove(ctx, pod, options, false)
 }
 
-// budgetless pods do not serve anybody, or are already going: no budget speaks about them.
+// budgetless pods do not serve anybody, or are already going: no budget speaks
+// about them.
 func budgetless(pod *v1.Pod) bool {
 	return podutil.Terminal(pod) || pod.Status.Phase == v1.PodPending || pod.DeletionTimestamp != nil
 }
 
-// remove marks the pod as disrupted and deletes it. With exact set, both happen only to the version that was read.
+// remove marks the pod as disrupted and deletes it. With exact set, both happen
+// only to the version that was read.
 func (r *evictionREST) remove(ctx context.Context, pod *v1.Pod, options *metav1.DeleteOptions, exact bool) (*metav1.Status, error) {
 	options = options.DeepCopy()
 	version, err := r.markDisrupted(ctx, pod, options, exact)
@@ -199,8 +207,8 @@ func (r *evictionREST) remove(ctx context.Context, pod *v1.Pod, options *metav1.
 	return &metav1.Status{Status: metav1.StatusSuccess}, nil
 }
 
-// markDisrupted writes the condition by which controllers tell an eviction from a failure, and returns the pod's new
-// resourceVersion.
+// markDisrupted writes the condition by which controllers tell an eviction from
+// a failure, and returns the pod's new resourceVersion.
 func (r *evictionREST) markDisrupted(ctx context.Context, pod *v1.Pod, options *metav1.DeleteOptions, exact bool) (string, error) {
 	if dryrun.IsDryRun(options.DryRun) {
 		return pod.ResourceVersion, nil

@@ -28,8 +28,9 @@ func (r *logREST) NewGetOptions() (runtime.Object, bool, string) {
 	return &v1.PodLogOptions{}, false, ""
 }
 
-// Get returns a stream that the server copies to the client, flushed as it comes when following. A pod without a node
-// has an empty log rather than an error.
+// Get returns a stream that the server copies to the client, flushed as it
+// comes when following. A pod without a node has an empty log rather than an
+// error.
 func (r *logREST) Get(ctx context.Context, name string, options runtime.Object) (runtime.Object, error) {
 	o, ok := options.(*v1.PodLogOptions)
 	if !ok {

@@ -18,14 +18,15 @@ import (
 	"github.com/berth-dev/berth/internal/control/api/nodelink"
 )
 
-// looker finds the agent that runs a pod; log, exec, attach and portforward go through it.
+// looker finds the agent that runs a pod; log, exec, attach and portforward go
+// through it.
 type looker struct {
 	store *registry.Store
 	deps  Deps
 }
 
-// agentOf returns the way to the pod's node, and the pod's container if the request is about one. A pod that no node
-// runs has a nil link.
+// agentOf returns the way to the pod's node, and the pod's container if the
+// request is about one. A pod that no node runs has a nil link.
 func (l *looker) agentOf(ctx context.Context, name string, container *string) (*v1.Pod, *nodelink.Link, error) {
 	pod, err := getPod(ctx, l.store, name)
 	if err != nil {
@@ -46,12 +47,14 @@ func (l *looker) agentOf(ctx context.Context, name string, container *string) (*
 	return pod, link, nil
 }
 
-// session is an endpoint that upgrades the connection and hands it to the agent: exec, attach and portforward.
+// session is an endpoint that upgrades the connection and hands it to the
+// agent: exec, attach and portforward.
 type session struct {
 	*looker
 	options func() runtime.Object
-	// dial returns the agent's URL for the request. With streams, a client that speaks the websocket protocol v5
-	// is translated to SPDY towards the agent; without, its SPDY is tunnelled.
+	// dial returns the agent's URL for the request. With streams, a client that
+	// speaks the websocket protocol v5 is translated to SPDY towards the agent;
+	// without, its SPDY is tunnelled.
 	dial func(ctx context.Context, l *looker, name string, options runtime.Object) (*url.URL, *nodelink.Link, *translator.Options, error)
 }
 
@@ -84,7 +87,8 @@ func (s *session) Connect(ctx context.Context, name string, options runtime.Obje
 		wsstream.IsWebSocketRequestWithTunnelingProtocol), nil
 }
 
-// wrongOptions answers a request whose options were decoded into something else; it points to a wiring mistake.
+// wrongOptions answers a request whose options were decoded into something
+// else; it points to a wiring mistake.
 func wrongOptions(got runtime.Object) error {
 	return apierrors.NewInternalError(fmt.Errorf("decoding the options of the subresource gave %T", got))
 }

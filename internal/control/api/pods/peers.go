@@ -16,12 +16,15 @@ import (
 	"github.com/berth-dev/berth/internal/control/auth/nodeauthz"
 )
 
-// rememberedPeers is how many reduced pods are remembered, so that one change that many nodes watch is reduced once.
+// rememberedPeers is how many reduced pods are remembered, so that one change
+// that many nodes watch is reduced once.
 const rememberedPeers = 1024
 
-// shown is the pod storage as callers see it. A node sees its own pods as they are. Of other nodes' pods it sees what
-// network policies take and nothing else: names, labels, addresses and named ports, never environment, command lines,
-// images or volumes. So a node may be granted list and watch of all pods and still learn of no workload but its own.
+// shown is the pod storage as callers see it. A node sees its own pods as they
+// are. Of other nodes' pods it sees what network policies take and nothing
+// else: names, labels, addresses and named ports, never environment, command
+// lines, images or volumes. So a node may be granted list and watch of all pods
+// and still learn of no workload but its own.
 type shown struct {
 	*registry.Store
 	peers *lru.Cache
@@ -80,15 +83,17 @@ func callerNode(ctx context.Context) (string, bool) {
 	return nodeauthz.NodeIdentity(who)
 }
 
-// peerKey names one state of a pod. The kind of event belongs to it: an event that a selector makes a deletion shows
-// an older state under the same resource version.
+// peerKey names one state of a pod. The kind of event belongs to it: an event
+// that a selector makes a deletion shows an older state under the same resource
+// version.
 type peerKey struct {
 	kind         watch.EventType
 	uid, version string
 }
 
-// reduce returns the reduced pod of an event, nil if it has none. All watches of a pod share one object, which holds
-// its encodings; it must not be changed, and getting at the pod inside copies it.
+// reduce returns the reduced pod of an event, nil if it has none. All watches
+// of a pod share one object, which holds its encodings; it must not be changed,
+// and getting at the pod inside copies it.
 func (s *shown) reduce(e watch.Event) *v1.Pod {
 	m, ok := e.Object.(metav1.Object)
 	if !ok {
@@ -127,7 +132,8 @@ func peer(pod *v1.Pod) *v1.Pod {
 	}
 }
 
-// portsOf keeps the containers that name ports. RestartPolicy tells sidecars from containers that end.
+// portsOf keeps the containers that name ports. RestartPolicy tells sidecars
+// from containers that end.
 func portsOf(containers []v1.Container) []v1.Container {
 	var out []v1.Container
 	for i := range containers {

@@ -1,5 +1,5 @@
-// Package pods serves the Pod resource and its subresources: what a pod may become, who may bind, evict, resize and
-// look into it.
+// Package pods serves the Pod resource and its subresources: what a pod may
+// become, who may bind, evict, resize and look into it.
 package pods
 
 import (
@@ -26,13 +26,15 @@ import (
 	"github.com/berth-dev/berth/internal/control/api/validate"
 )
 
-// Disruptions reads and spends disruption budgets; internal/control/api/disruption makes one from a client.
+// Disruptions reads and spends disruption budgets;
+// internal/control/api/disruption makes one from a client.
 type Disruptions interface {
 	// Budgets lists the budgets of a namespace.
 	Budgets(ctx context.Context, namespace string) ([]policyv1.PodDisruptionBudget, error)
 	// Get reads one budget, live.
 	Get(ctx context.Context, namespace, name string) (*policyv1.PodDisruptionBudget, error)
-	// UpdateStatus writes the status of a budget under its resourceVersion; a Conflict error means another party wrote first.
+	// UpdateStatus writes the status of a budget under its resourceVersion; a
+	// Conflict error means another party wrote first.
 	UpdateStatus(ctx context.Context, budget *policyv1.PodDisruptionBudget) error
 }
 
@@ -43,12 +45,15 @@ type Deps struct {
 	Disruptions Disruptions
 	// Nodes finds the kubelet of a node, for log, exec, attach and portforward.
 	Nodes nodelink.Finder
-	// Authorizer is asked for create on exec, attach and portforward that start with GET. Required.
+	// Authorizer is asked for create on exec, attach and portforward that start
+	// with GET. Required.
 	Authorizer authorizer.Authorizer
-	// Proxy reaches pod IPs, for pods/proxy. Nil means a transport that does not verify the pod's certificate.
+	// Proxy reaches pod IPs, for pods/proxy. Nil means a transport that does
+	// not verify the pod's certificate.
 	Proxy http.RoundTripper
-	// ProxyLoopback lets pods/proxy reach loopback addresses. Only tests and clusters whose node lives on loopback
-	// want it: with it, anyone who may proxy to a pod reaches the API server's own loopback listeners.
+	// ProxyLoopback lets pods/proxy reach loopback addresses. Only tests and
+	// clusters whose node lives on loopback want it: with it, anyone who may
+	// proxy to a pod reaches the API server's own loopback listeners.
 	ProxyLoopback bool
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
@@ -57,7 +62,8 @@ type Deps struct {
 
 var podResource = v1.Resource("pods")
 
-// checkGracefulDelete fills in the grace period. Pods are always deleted gracefully, if only with a period of zero.
+// checkGracefulDelete fills in the grace period. Pods are always deleted
+// gracefully, if only with a period of zero.
 func checkGracefulDelete(_ context.Context, pod *v1.Pod, options *metav1.DeleteOptions) bool {
 	if options == nil {
 		return false
@@ -67,7 +73,8 @@ func checkGracefulDelete(_ context.Context, pod *v1.Pod, options *metav1.DeleteO
 	return true
 }
 
-// NewStorage builds the endpoints of pods and bindings. The deprecated "bindings" resource shares the pod storage.
+// NewStorage builds the endpoints of pods and bindings. The deprecated
+// "bindings" resource shares the pod storage.
 func NewStorage(opts generic.RESTOptionsGetter, deps Deps) (map[string]rest.Storage, error) {
 	deps = withDefaults(deps)
 	kind := core.Pod

@@ -66,7 +66,8 @@ func (r *proxyREST) Connect(ctx context.Context, id string, options runtime.Obje
 	return proxy.NewUpgradeAwareHandler(location, r.deps.Proxy, true, false, proxy.NewErrorResponder(responder)), nil
 }
 
-// firstPort is the port meant by a request that names none: the first that the pod declares.
+// firstPort is the port meant by a request that names none: the first that the
+// pod declares.
 func firstPort(pod *v1.Pod) string {
 	for _, c := range pod.Spec.Containers {
 		if len(c.Ports) > 0 {

@@ -15,13 +15,16 @@ import (
 	"github.com/berth-dev/berth/internal/podutil"
 )
 
-// This file holds the rules of the pod strategy as functions over plain pods. None of them reads a clock.
+// This file holds the rules of the pod strategy as functions over plain pods.
+// None of them reads a clock.
 
 // gatedMessage is what describe shows on a pod that may not be scheduled yet.
 const gatedMessage = "Scheduling is blocked due to non-empty scheduling gates"
 
-// defaultGrace is used when neither the delete options nor the pod say how long a pod may take to stop. Decoded pods
-// always have spec.terminationGracePeriodSeconds, so it applies to objects written around the API only.
+// defaultGrace is used when neither the delete options nor the pod say how long
+// a pod may take to stop. Decoded pods always have
+// spec.terminationGracePeriodSeconds, so it applies to objects written around
+// the API only.
 const defaultGrace int64 = 0
 
 // prepareNew brings a pod from a create request into the state every new pod starts in.
@@ -40,8 +43,10 @@ func prepareNew(pod *v1.Pod, now metav1.Time) {
 	}
 }
 
-// appArmorFields gives containers the profile that a deprecated annotation names, where their field says nothing: who
-// reads the field (PodSecurity does) sees what the node will do. What does not read is left for validation to refuse.
+// appArmorFields gives containers the profile that a deprecated annotation
+// names, where their field says nothing: who reads the field (PodSecurity does)
+// sees what the node will do. What does not read is left for validation to
+// refuse.
 func appArmorFields(pod *v1.Pod) {
 	if pod.Spec.OS != nil && pod.Spec.OS.Name == v1.Windows {
 		return
@@ -76,7 +81,8 @@ func appArmorField(annotation string) *v1.AppArmorProfile {
 	return nil
 }
 
-// prepareChange keeps what an update of the main resource may not write, and counts the change.
+// prepareChange keeps what an update of the main resource may not write, and
+// counts the change.
 func prepareChange(pod, old *v1.Pod) {
 	pod.Status = old.Status
 	noNegativeGrace(pod)
@@ -98,7 +104,8 @@ func bumpGeneration(pod, old *v1.Pod) {
 	}
 }
 
-// mirrorServiceAccount keeps the deprecated field serviceAccount equal to serviceAccountName; old clients read it.
+// mirrorServiceAccount keeps the deprecated field serviceAccount equal to
+// serviceAccountName; old clients read it.
 func mirrorServiceAccount(pod *v1.Pod) {
 	if pod.Spec.ServiceAccountName == "" {
 		pod.Spec.ServiceAccountName = pod.Spec.DeprecatedServiceAccount
@@ -106,8 +113,9 @@ func mirrorServiceAccount(pod *v1.Pod) {
 	pod.Spec.DeprecatedServiceAccount = pod.Spec.ServiceAccountName
 }
 
-// mergeMatchLabelKeys turns matchLabelKeys and mismatchLabelKeys of (anti-)affinity terms into requirements of the
-// term's selector, with the values this pod has now. The scheduler then needs the selector only.
+// mergeMatchLabelKeys turns matchLabelKeys and mismatchLabelKeys of
+// (anti-)affinity terms into requirements of the term's selector, with the
+// values this pod has now. The scheduler then needs the selector only.
 func mergeMatchLabelKeys(pod *v1.Pod) {
 	a := pod.Spec.Affinity
 	if a == nil {
@@ -145,8 +153,9 @@ func mergeTerm(term *v1.PodAffinityTerm, labels map[string]string) {
 	add(term.MismatchLabelKeys, metav1.LabelSelectorOpNotIn)
 }
 
-// keepForStatus restores what a write to the status subresource may not change, and what an older writer could not
-// know: a QoS class or an observed generation once set never becomes empty again.
+// keepForStatus restores what a write to the status subresource may not change,
+// and what an older writer could not know: a QoS class or an observed
+// generation once set never becomes empty again.
 func keepForStatus(pod, old *v1.Pod) {
 	pod.Spec = old.Spec
 	pod.DeletionTimestamp = old.DeletionTimestamp
@@ -169,8 +178,8 @@ func keepForStatus(pod, old *v1.Pod) {
 	alignIPs(&pod.Status)
 }
 
-// alignIPs keeps podIP the first of podIPs and hostIP the first of hostIPs. A writer that knows only the singular
-// field replaces the list.
+// alignIPs keeps podIP the first of podIPs and hostIP the first of hostIPs. A
+// writer that knows only the singular field replaces the list.
 func alignIPs(s *v1.PodStatus) {
 	switch {
 	case s.PodIP != "" && (len(s.PodIPs) == 0 || s.PodIPs[0].IP != s.PodIP):
@@ -194,8 +203,9 @@ func onlyEphemeral(pod, old *v1.Pod) {
 	bumpGeneration(pod, old)
 }
 
-// onlyResources lets an update change the resources and resize policies of containers, and of the pod. Which
-// containers there are, and in which order, stays as the request has it: the check refuses what differs.
+// onlyResources lets an update change the resources and resize policies of
+// containers, and of the pod. Which containers there are, and in which order,
+// stays as the request has it: the check refuses what differs.
 func onlyResources(pod, old *v1.Pod) {
 	main, inits, whole := pod.Spec.Containers, pod.Spec.InitContainers, pod.Spec.Resources
 	restore(pod, old)
@@ -205,7 +215,8 @@ func onlyResources(pod, old *v1.Pod) {
 	bumpGeneration(pod, old)
 }
 
-// resourcesOf is the requested list with the stored containers in it, but for what a resize may change.
+// resourcesOf is the requested list with the stored containers in it, but for
+// what a resize may change.
 func resourcesOf(asked, stored []v1.Container) []v1.Container {
 	byName := make(map[string]*v1.Container, len(stored))
 	for i := range stored {
@@ -222,7 +233,8 @@ func resourcesOf(asked, stored []v1.Container) []v1.Container {
 	return out
 }
 
-// restore puts everything but the request's identity and field ownership back to the stored state.
+// restore puts everything but the request's identity and field ownership back
+// to the stored state.
 func restore(pod, old *v1.Pod) {
 	was := old.DeepCopy()
 	uid, rv, managed := pod.UID, pod.ResourceVersion, pod.ManagedFields
@@ -230,8 +242,9 @@ func restore(pod, old *v1.Pod) {
 	pod.UID, pod.ResourceVersion, pod.ManagedFields = uid, rv, managed
 }
 
-// graceFor says how many seconds a pod gets to stop: what the request asks for, else what the pod asks for; a pod
-// that no node runs, or that has ended, needs none.
+// graceFor says how many seconds a pod gets to stop: what the request asks for,
+// else what the pod asks for; a pod that no node runs, or that has ended, needs
+// none.
 func graceFor(pod *v1.Pod, requested *int64) int64 {
 	grace := defaultGrace
 	switch {
@@ -249,8 +262,9 @@ func graceFor(pod *v1.Pod, requested *int64) int64 {
 	return grace
 }
 
-// qos returns the quality of service class of a pod's spec. Only positive amounts of cpu and memory count. Resources
-// of the pod as a whole, when present, replace those of its containers.
+// qos returns the quality of service class of a pod's spec. Only positive
+// amounts of cpu and memory count. Resources of the pod as a whole, when
+// present, replace those of its containers.
 func qos(pod *v1.Pod) v1.PodQOSClass {
 	parts := []v1.ResourceRequirements{}
 	if r := pod.Spec.Resources; r != nil && len(r.Requests)+len(r.Limits) > 0 {
@@ -299,7 +313,8 @@ func allContainers(spec *v1.PodSpec) func(yield func(*v1.Container) bool) {
 	}
 }
 
-// setCondition writes one condition; the transition time moves only when the status does. It reports a change.
+// setCondition writes one condition; the transition time moves only when the
+// status does. It reports a change.
 func setCondition(status *v1.PodStatus, c v1.PodCondition, now metav1.Time) bool {
 	i := slices.IndexFunc(status.Conditions, func(o v1.PodCondition) bool { return o.Type == c.Type })
 	if i < 0 {

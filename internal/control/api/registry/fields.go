@@ -15,9 +15,10 @@ const (
 	namespaceKey = "metadata.namespace"
 )
 
-// Fields says which fields of an object a field selector may name beside name and namespace, and what is there. Both
-// agree: each key is one that Values fills, apart from the pod's status.podIPs, which clients may send and which is
-// empty on every pod.
+// Fields says which fields of an object a field selector may name beside name
+// and namespace, and what is there. Both agree: each key is one that Values
+// fills, apart from the pod's status.podIPs, which clients may send and which
+// is empty on every pod.
 type Fields[T object] struct {
 	Keys []string
 	// Aliases are old spellings of keys.
@@ -26,8 +27,9 @@ type Fields[T object] struct {
 	Values func(obj T, set fields.Set)
 }
 
-// register tells the scheme which keys are accepted. Any other is refused with `field label not supported: <key>`. A
-// kind without keys of its own knows name and namespace, which is what a scheme does by itself.
+// register tells the scheme which keys are accepted. Any other is refused with
+// `field label not supported: <key>`. A kind without keys of its own knows name
+// and namespace, which is what a scheme does by itself.
 func (f Fields[T]) register(s *runtime.Scheme, gvk schema.GroupVersionKind) error {
 	if f.Values == nil {
 		return nil
@@ -52,7 +54,8 @@ func (f Fields[T]) register(s *runtime.Scheme, gvk schema.GroupVersionKind) erro
 	return nil
 }
 
-// GetAttrs reads an object's labels and selectable fields. It fails for an object of another kind.
+// GetAttrs reads an object's labels and selectable fields. It fails for an
+// object of another kind.
 func (k *Kind[T]) GetAttrs(obj runtime.Object) (labels.Set, fields.Set, error) {
 	o, ok := obj.(T)
 	if !ok {
@@ -67,7 +70,8 @@ func (k *Kind[T]) GetAttrs(obj runtime.Object) (labels.Set, fields.Set, error) {
 	return o.GetLabels(), set, nil
 }
 
-// registerDefault registers a defaulting function for a kind and, item by item, for its list.
+// registerDefault registers a defaulting function for a kind and, item by item,
+// for its list.
 func registerDefault(s *runtime.Scheme, gvk schema.GroupVersionKind, one func(runtime.Object)) error {
 	obj, err := s.New(gvk)
 	if err != nil {

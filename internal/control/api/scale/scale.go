@@ -1,4 +1,5 @@
-// Package scale serves the scale subresource: the replica count of a workload, seen through autoscaling/v1 Scale.
+// Package scale serves the scale subresource: the replica count of a workload,
+// seen through autoscaling/v1 Scale.
 package scale
 
 import (
@@ -69,12 +70,14 @@ func viewOf(obj runtime.Object) (*view, error) {
 	return v, nil
 }
 
-// forKind returns the scale subresource of the objects in store. gv is the parent's version, resource its plural name.
+// forKind returns the scale subresource of the objects in store. gv is the
+// parent's version, resource its plural name.
 func forKind(store store, gv schema.GroupVersion, resource string) rest.Storage {
 	return &scaleREST{store: store, parent: gv.WithResource(resource)}
 }
 
-// AddTo adds "<resource>/scale" beside every workload in the storages of a server that has one.
+// AddTo adds "<resource>/scale" beside every workload in the storages of a
+// server that has one.
 func AddTo(storages map[schema.GroupVersion]map[string]rest.Storage) {
 	for gv, resources := range map[schema.GroupVersion][]string{
 		appsv1.SchemeGroupVersion: {"deployments", "replicasets", "statefulsets"},
@@ -117,7 +120,8 @@ func (r *scaleREST) Get(ctx context.Context, name string, options *metav1.GetOpt
 	return s, nil
 }
 
-// Update writes the replicas of the scale into its parent, under the parent's resourceVersion if the scale has one.
+// Update writes the replicas of the scale into its parent, under the parent's
+// resourceVersion if the scale has one.
 func (r *scaleREST) Update(ctx context.Context, name string, info rest.UpdatedObjectInfo, createValidation rest.ValidateObjectFunc,
 	updateValidation rest.ValidateObjectUpdateFunc, _ bool, options *metav1.UpdateOptions) (runtime.Object, bool, error) {
 	obj, _, err := r.store.Update(ctx, name, &parentInfo{rest: r, name: name, info: info},
@@ -132,7 +136,8 @@ func (r *scaleREST) Update(ctx context.Context, name string, info rest.UpdatedOb
 	return s, false, nil
 }
 
-// checkCreate and checkUpdate show admission the scale, which is what the request is about.
+// checkCreate and checkUpdate show admission the scale, which is what the
+// request is about.
 func (r *scaleREST) checkCreate(f rest.ValidateObjectFunc) rest.ValidateObjectFunc {
 	if f == nil {
 		return nil

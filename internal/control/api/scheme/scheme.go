@@ -123,7 +123,8 @@ func newScheme(add ...func(*runtime.Scheme) error) (*Set, error) {
 	return &Set{Scheme: s, Codecs: codecs, ParameterCodec: runtime.NewParameterCodec(s)}, nil
 }
 
-// foreign are the kinds of a group version whose hub is a type of another version or group.
+// foreign are the kinds of a group version whose hub is a type of another
+// version or group.
 func foreign(gv schema.GroupVersion) map[string]bool {
 	out := map[string]bool{}
 	for _, k := range kinds.All() {

@@ -13,9 +13,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// claims are the addresses and ports that one request took from the pools. A request may run its preparation several
-// times (a lost compare-and-swap, a generated name that exists); only when the outcome is known does settle decide
-// what of it is kept.
+// claims are the addresses and ports that one request took from the pools. A
+// request may run its preparation several times (a lost compare-and-swap, a
+// generated name that exists); only when the outcome is known does settle
+// decide what of it is kept.
 type claims struct {
 	mu    sync.Mutex
 	ips   map[netip.Addr]owner
@@ -76,8 +77,8 @@ type allocator struct {
 	port   PortRange
 }
 
-// allocate completes s, which has its families, taking what old does not hold already. What it takes is added to got
-// even when it fails half way.
+// allocate completes s, which has its families, taking what old does not hold
+// already. What it takes is added to got even when it fails half way.
 func (a *allocator) allocate(ctx context.Context, s, old *v1.Service, got *claims, dryRun bool) field.ErrorList {
 	who := owner{s.Namespace, s.Name}
 	if hasClusterIP(s) {
@@ -97,7 +98,8 @@ func (a *allocator) allocateIPs(ctx context.Context, s, old *v1.Service, who own
 		for _, ip := range old.Spec.ClusterIPs {
 			held[ip] = true
 		}
-		// A cluster IP never changes into another; validation says so, and nothing is taken for it.
+		// A cluster IP never changes into another; validation says so, and
+		// nothing is taken for it.
 		if len(old.Spec.ClusterIPs) > 0 && len(s.Spec.ClusterIPs) > 0 && old.Spec.ClusterIPs[0] != s.Spec.ClusterIPs[0] &&
 			hasClusterIP(old) {
 			return nil
@@ -134,7 +136,8 @@ func (a *allocator) allocateIPs(ctx context.Context, s, old *v1.Service, who own
 	return nil
 }
 
-// refusedError is a request that can be answered with what is wrong about it; other errors are ours.
+// refusedError is a request that can be answered with what is wrong about it;
+// other errors are ours.
 type refusedError string
 
 func (e refusedError) Error() string { return string(e) }
@@ -225,8 +228,9 @@ func (a *allocator) allocatePorts(ctx context.Context, s, old *v1.Service, who o
 	return nil
 }
 
-// servicePorts claims the chosen ports first, so that a random one cannot get in their way, then fills the others.
-// Entries with the same port number and different protocols share a node port.
+// servicePorts claims the chosen ports first, so that a random one cannot get
+// in their way, then fills the others. Entries with the same port number and
+// different protocols share a node port.
 func (a *allocator) servicePorts(ctx context.Context, s *v1.Service, mine map[int32]bool, who owner, got *claims,
 	dryRun bool) field.ErrorList {
 	path := field.NewPath("spec", "ports")
@@ -299,8 +303,9 @@ func (a *allocator) nextPort(ctx context.Context, who owner, got *claims, dryRun
 	return int32(n), nil
 }
 
-// releaseUnused ends a request. now is the service as stored afterwards (nil if it is gone or was never there), before as
-// stored previously. Whatever the request took, or before had, that now does not have is given back. Errors are
+// releaseUnused ends a request. now is the service as stored afterwards (nil if
+// it is gone or was never there), before as stored previously. Whatever the
+// request took, or before had, that now does not have is given back. Errors are
 // returned for the log only: what stays behind is found by the repair.
 func (a *allocator) releaseUnused(ctx context.Context, got *claims, before, now *v1.Service) error {
 	keepIP, keepPort := map[string]bool{}, map[uint16]bool{}

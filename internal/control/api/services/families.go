@@ -9,9 +9,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// resolveFamilies fills in ipFamilyPolicy and ipFamilies of a service that has cluster IPs (or is headless), from what
-// the user said, what the stored service says (old, nil on create) and what the cluster has: available, the primary
-// family first. It reports what cannot be had.
+// resolveFamilies fills in ipFamilyPolicy and ipFamilies of a service that has
+// cluster IPs (or is headless), from what the user said, what the stored
+// service says (old, nil on create) and what the cluster has: available, the
+// primary family first. It reports what cannot be had.
 func resolveFamilies(s, old *v1.Service, available []v1.IPFamily) field.ErrorList {
 	if !hasClusterIP(s) {
 		return nil
@@ -50,7 +51,8 @@ func fillFamilies(s *v1.Service, available []v1.IPFamily, selectorless bool) fie
 	spec := field.NewPath("spec")
 	offered := available
 	if selectorless {
-		// Nothing is allocated and another party fills the endpoints, so families the cluster lacks are fine.
+		// Nothing is allocated and another party fills the endpoints, so
+		// families the cluster lacks are fine.
 		offered = append(slices.Clone(available), missing(available)...)
 	}
 	for i, f := range s.Spec.IPFamilies {
@@ -76,8 +78,9 @@ func fillFamilies(s *v1.Service, available []v1.IPFamily, selectorless bool) fie
 	return nil
 }
 
-// resolveChange reads an update against the stored service. Silence keeps the policy and the families; asking for
-// SingleStack drops the second family, even if the update carries it along; dropping it takes saying so.
+// resolveChange reads an update against the stored service. Silence keeps the
+// policy and the families; asking for SingleStack drops the second family, even
+// if the update carries it along; dropping it takes saying so.
 func resolveChange(s, old *v1.Service) field.ErrorList {
 	spec := field.NewPath("spec")
 	if len(s.Spec.IPFamilies) == 0 {
@@ -112,7 +115,8 @@ func resolveChange(s, old *v1.Service) field.ErrorList {
 	return nil
 }
 
-// familiesFromAddresses derives the families from requested cluster IPs, and refuses a list that contradicts them.
+// familiesFromAddresses derives the families from requested cluster IPs, and
+// refuses a list that contradicts them.
 func familiesFromAddresses(s *v1.Service) field.ErrorList {
 	if headless(s) {
 		return nil

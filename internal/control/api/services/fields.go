@@ -6,7 +6,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// This file knows which fields a service of each type has, and how an update that leaves them out is read.
+// This file knows which fields a service of each type has, and how an update
+// that leaves them out is read.
 
 func hasClusterIP(s *v1.Service) bool {
 	switch s.Spec.Type {
@@ -29,7 +30,8 @@ func hasNodePorts(s *v1.Service) bool {
 	return false
 }
 
-// mayHaveNodePorts says whether ports of the service may name node ports, whether or not they are filled in.
+// mayHaveNodePorts says whether ports of the service may name node ports,
+// whether or not they are filled in.
 func mayHaveNodePorts(s *v1.Service) bool {
 	return s.Spec.Type == v1.ServiceTypeNodePort || s.Spec.Type == v1.ServiceTypeLoadBalancer
 }
@@ -45,8 +47,9 @@ func externallyReachable(s *v1.Service) bool {
 		s.Spec.Type == v1.ServiceTypeClusterIP && len(s.Spec.ExternalIPs) > 0
 }
 
-// alignClusterIPs keeps clusterIP the first of clusterIPs. Clients that know only the singular field set, change or
-// clear it; the list follows. What remains contradictory is left for validation to report. old is nil on create.
+// alignClusterIPs keeps clusterIP the first of clusterIPs. Clients that know
+// only the singular field set, change or clear it; the list follows. What
+// remains contradictory is left for validation to report. old is nil on create.
 func alignClusterIPs(s, old *v1.Service) {
 	spec := &s.Spec
 	if old == nil {
@@ -67,8 +70,9 @@ func alignClusterIPs(s, old *v1.Service) {
 	}
 }
 
-// inheritAllocated fills allocated values that an update leaves out from the stored service: anyone who PUTs a manifest
-// without clusterIP or nodePort does not mean to lose them.
+// inheritAllocated fills allocated values that an update leaves out from the
+// stored service: anyone who PUTs a manifest without clusterIP or nodePort does
+// not mean to lose them.
 func inheritAllocated(s, old *v1.Service) {
 	if hasClusterIP(s) && hasClusterIP(old) {
 		if s.Spec.ClusterIP == "" {
@@ -102,22 +106,25 @@ func inheritNodePorts(s, old *v1.Service) {
 	}
 	for i := range s.Spec.Ports {
 		p := &s.Spec.Ports[i]
-		// A node port that the update names explicitly elsewhere has been moved there; it is not inherited too.
+		// A node port that the update names explicitly elsewhere has been moved
+		// there; it is not inherited too.
 		if n := was[portKey{p.Protocol, p.Port}]; p.NodePort == 0 && n != 0 && !named[n] {
 			p.NodePort = n
 		}
 	}
 }
 
-// dropByType clears values that belonged to the old type and that the update merely carried along. Values that the
-// update changed stay, for validation to refuse.
+// dropByType clears values that belonged to the old type and that the update
+// merely carried along. Values that the update changed stay, for validation to
+// refuse.
 func dropByType(s, old *v1.Service) {
 	if hasClusterIP(old) && !hasClusterIP(s) && s.Spec.ClusterIP == old.Spec.ClusterIP && slices.Equal(s.Spec.ClusterIPs,
 		old.Spec.ClusterIPs) {
 		s.Spec.ClusterIP, s.Spec.ClusterIPs = "", nil
 		s.Spec.IPFamilies, s.Spec.IPFamilyPolicy = nil, nil
 	}
-	// Turning allocation off for a load balancer keeps the ports it has until the user removes them.
+	// Turning allocation off for a load balancer keeps the ports it has until
+	// the user removes them.
 	if mayHaveNodePorts(old) && !mayHaveNodePorts(s) && sameNodePorts(s, old) {
 		for i := range s.Spec.Ports {
 			s.Spec.Ports[i].NodePort = 0
@@ -143,7 +150,8 @@ func equal[T comparable](a, b *T) bool {
 	return a == b || a != nil && b != nil && *a == *b
 }
 
-// sameNodePorts says that the update names no node port that the stored service does not have.
+// sameNodePorts says that the update names no node port that the stored service
+// does not have.
 func sameNodePorts(s, old *v1.Service) bool {
 	was := map[int32]bool{0: true}
 	for _, p := range old.Spec.Ports {
@@ -157,7 +165,8 @@ func sameNodePorts(s, old *v1.Service) bool {
 	return true
 }
 
-// nodePortsOf returns the distinct ports a service holds on every node, the health check port included.
+// nodePortsOf returns the distinct ports a service holds on every node, the
+// health check port included.
 func nodePortsOf(s *v1.Service) []uint16 {
 	var out []uint16
 	add := func(n int32) {

@@ -31,7 +31,8 @@ type entry struct {
 	UID     types.UID
 }
 
-// managedBy marks the IPAddress objects that services own; the value is the one every Kubernetes cluster uses.
+// managedBy marks the IPAddress objects that services own; the value is the one
+// every Kubernetes cluster uses.
 const managedBy = "ipallocator.k8s.io"
 
 // AddressStore is the storage of IPAddress objects.
@@ -45,8 +46,9 @@ type AddressStore interface {
 // addressBook keeps cluster IPs as IPAddress objects.
 type addressBook struct{ store AddressStore }
 
-// inside turns the context of a request for a service into one for the addresses behind it: cluster scoped, and
-// without the request info that would name services in errors.
+// inside turns the context of a request for a service into one for the
+// addresses behind it: cluster scoped, and without the request info that would
+// name services in errors.
 func inside(ctx context.Context) context.Context {
 	return genericapirequest.WithRequestInfo(genericapirequest.WithNamespace(ctx, metav1.NamespaceNone),
 		&genericapirequest.RequestInfo{APIGroup: networkingv1.GroupName, APIVersion: "v1", Resource: "ipaddresses"})
@@ -133,7 +135,8 @@ func (b addressBook) Taken(ctx context.Context) (map[netip.Addr]entry, error) {
 	return out, nil
 }
 
-// ownerOf is the service an address belongs to, or the zero owner if its parent is no service.
+// ownerOf is the service an address belongs to, or the zero owner if its parent
+// is no service.
 func ownerOf(a *networkingv1.IPAddress) owner {
 	p := a.Spec.ParentRef
 	if p == nil || p.Group != "" || p.Resource != "services" {
@@ -142,8 +145,9 @@ func ownerOf(a *networkingv1.IPAddress) owner {
 	return owner{p.Namespace, p.Name}
 }
 
-// PortRecords is where node ports lie in the store. It is no API resource: one small ConfigMap-shaped record per
-// port, named by the port and labelled with its owner.
+// PortRecords is where node ports lie in the store. It is no API resource: one
+// small ConfigMap-shaped record per port, named by the port and labelled with
+// its owner.
 var PortRecords = schema.GroupResource{Resource: "servicenodeports"}
 
 const (

@@ -19,19 +19,22 @@ type owner struct{ Namespace, Name string }
 
 func (o owner) String() string { return o.Namespace + "/" + o.Name }
 
-// ledger is the durable record of who has what. One item is one object whose name is the item, so that etcd itself
-// lets only one of many concurrent claims win, on any number of servers, across any crash.
+// ledger is the durable record of who has what. One item is one object whose
+// name is the item, so that etcd itself lets only one of many concurrent claims
+// win, on any number of servers, across any crash.
 type ledger[T comparable] interface {
-	// Claim records the item for the owner, or fails with errTaken. With dryRun it only looks.
+	// Claim records the item for the owner, or fails with errTaken. With dryRun
+	// it only looks.
 	Claim(ctx context.Context, item T, who owner, dryRun bool) error
-	// Release forgets the item if the owner has it; an item that another party has, or no one, is left as it is.
+	// Release forgets the item if the owner has it; an item that another party
+	// has, or no one, is left as it is.
 	Release(ctx context.Context, item T, who owner) error
 	// Taken lists all items with their owners, consistently.
 	Taken(ctx context.Context) (map[T]entry, error)
 }
 
-// pool hands out items of one space. Its memory of what is taken is only a hint that spares useless claims: the
-// ledger decides.
+// pool hands out items of one space. Its memory of what is taken is only a hint
+// that spares useless claims: the ledger decides.
 type pool[T comparable] struct {
 	book ledger[T]
 	rand func(n uint64) uint64 // uniform in [0, n)
@@ -45,15 +48,17 @@ func newPool[T comparable](book ledger[T]) *pool[T] {
 	return &pool[T]{book: book, rand: rand.Uint64N, hint: map[T]struct{}{}}
 }
 
-// space is a numbered range of items. Static requests may name any of them; dynamic ones come from offset upwards
-// while there is room, so that low items stay free for those who want to choose.
+// space is a numbered range of items. Static requests may name any of them;
+// dynamic ones come from offset upwards while there is room, so that low items
+// stay free for those who want to choose.
 type space[T any] struct {
 	size, offset uint64
 	at           func(i uint64) T
 }
 
-// find returns the first free index at or after start, in the band [offset, size) that wraps, and then in
-// [0, offset). start is relative to the band. It reports false if nothing is free.
+// find returns the first free index at or after start, in the band [offset,
+// size) that wraps, and then in [0, offset). start is relative to the band. It
+// reports false if nothing is free.
 func find(size, offset, start uint64, free func(uint64) bool) (uint64, bool) {
 	if upper := size - offset; upper > 0 {
 		for i := range upper {
@@ -81,8 +86,9 @@ func (p *pool[T]) exact(ctx context.Context, item T, who owner, dryRun bool) err
 	return nil
 }
 
-// next claims any free item of the space. The hint may be stale in both directions: a claim that fails marks the item
-// and the search goes on; a hint that shows nothing free is reloaded once before the space is called full.
+// next claims any free item of the space. The hint may be stale in both
+// directions: a claim that fails marks the item and the search goes on; a hint
+// that shows nothing free is reloaded once before the space is called full.
 func (p *pool[T]) next(ctx context.Context, s space[T], who owner, dryRun bool) (T, error) {
 	var none T
 	if s.size == 0 {
@@ -119,7 +125,8 @@ func (p *pool[T]) next(ctx context.Context, s space[T], who owner, dryRun bool) 
 	}
 }
 
-// release gives the item back. The hint forgets it even if the ledger fails: a wrong hint costs one claim.
+// release gives the item back. The hint forgets it even if the ledger fails: a
+// wrong hint costs one claim.
 func (p *pool[T]) release(ctx context.Context, item T, who owner) error {
 	p.mu.Lock()
 	delete(p.hint, item)

@@ -21,8 +21,9 @@ import (
 	"github.com/berth-dev/berth/internal/control/api/nodelink"
 )
 
-// proxyREST forwards HTTP to a random ready endpoint of a service: services/{[scheme:]name[:port]}/proxy/path, with
-// the port given by name or number.
+// proxyREST forwards HTTP to a random ready endpoint of a service:
+// services/{[scheme:]name[:port]}/proxy/path, with the port given by name or
+// number.
 type proxyREST struct{ services *REST }
 
 func (r *proxyREST) New() runtime.Object      { return &v1.ServiceProxyOptions{} }
@@ -79,8 +80,8 @@ func (r *proxyREST) endpoint(ctx context.Context, s *v1.Service, portName string
 	})
 }
 
-// portNamed resolves the port of the request to the name of a service port. Without one, the only port is meant, or
-// the unnamed one.
+// portNamed resolves the port of the request to the name of a service port.
+// Without one, the only port is meant, or the unnamed one.
 func portNamed(s *v1.Service, port string) (string, error) {
 	if port == "" {
 		if len(s.Spec.Ports) == 1 {

@@ -8,8 +8,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// addressSpace numbers the usable addresses of a prefix: all but the network address and, for IPv4, the broadcast
-// address. Prefixes of more than 2^62 addresses are cut there.
+// addressSpace numbers the usable addresses of a prefix: all but the network
+// address and, for IPv4, the broadcast address. Prefixes of more than 2^62
+// addresses are cut there.
 func addressSpace(p netip.Prefix) space[netip.Addr] {
 	p = p.Masked()
 	host := p.Addr().BitLen() - p.Bits()
@@ -48,7 +49,8 @@ func lastOf(p netip.Prefix) netip.Addr {
 // firstIP is the address of the kubernetes service in a range.
 func firstIP(p netip.Prefix) netip.Addr { return plus(p.Masked().Addr(), 1) }
 
-// clampOffset is size/part within [low, high], or 0 when the range is too small to be split.
+// clampOffset is size/part within [low, high], or 0 when the range is too small
+// to be split.
 func clampOffset(size, low, high, part uint64) uint64 {
 	if size <= low {
 		return 0

@@ -16,11 +16,13 @@ import (
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 )
 
-// leakAge is how old a record without a service must be before it counts as left over by a crash: longer than any
-// request may take between taking an address and storing the service.
+// leakAge is how old a record without a service must be before it counts as
+// left over by a crash: longer than any request may take between taking an
+// address and storing the service.
 const leakAge = 2 * time.Minute
 
-// repairPeriod is the distance of the safety-net passes; in a healthy cluster they find nothing.
+// repairPeriod is the distance of the safety-net passes; in a healthy cluster
+// they find nothing.
 const repairPeriod = 3 * time.Minute
 
 // fix is one repair of a ledger. Exactly one of claim and release is set.
@@ -43,9 +45,10 @@ type use[T comparable] struct {
 	who  owner
 }
 
-// reconcile compares a ledger, read first, with the services, read after it. An item that a service has and the
-// ledger lacks is claimed; a record whose owner does not have the item is released once it is old enough, or at once
-// if another service has the item.
+// reconcile compares a ledger, read first, with the services, read after it. An
+// item that a service has and the ledger lacks is claimed; a record whose owner
+// does not have the item is released once it is old enough, or at once if
+// another service has the item.
 func reconcile[T comparable](book map[T]entry, uses []use[T], now time.Time) (fixes []fix[T], conflicts []conflict[T]) {
 	holder := map[T]owner{}
 	for _, u := range uses {
@@ -80,7 +83,8 @@ func reconcile[T comparable](book map[T]entry, uses []use[T], now time.Time) (fi
 // Repairs counts what a pass changed, and the conflicts it saw and cannot mend.
 type Repairs struct{ Claimed, Released, Conflicts int }
 
-// repairCounter registers the counter of repairs, or finds the one that an earlier server of this process registered.
+// repairCounter registers the counter of repairs, or finds the one that an
+// earlier server of this process registered.
 func repairCounter(r prometheus.Registerer) (*prometheus.CounterVec, error) {
 	c := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "berth_service_allocation_repairs_total",
@@ -131,8 +135,9 @@ func (r *REST) findMismatches(ctx context.Context) (f findings, err error) {
 	return f, nil
 }
 
-// Repair makes the records of addresses and ports agree with the services. Requests go on meanwhile, so a single look
-// may see a service without the record it has just made or given back: only what two looks agree on is fixed.
+// Repair makes the records of addresses and ports agree with the services.
+// Requests go on meanwhile, so a single look may see a service without the
+// record it has just made or given back: only what two looks agree on is fixed.
 func (r *REST) Repair(ctx context.Context) (Repairs, error) {
 	ctx = genericapirequest.WithNamespace(ctx, "")
 	f, err := r.findMismatches(ctx)
@@ -194,7 +199,8 @@ func apply[T comparable](ctx context.Context, p *pool[T], fixes []fix[T], total 
 	return errors.Join(errs...)
 }
 
-// usesOf lists what the services have, oldest service first, so that of two holders the older keeps.
+// usesOf lists what the services have, oldest service first, so that of two
+// holders the older keeps.
 func usesOf(services []v1.Service) (ips []use[netip.Addr], ports []use[uint16]) {
 	slices.SortStableFunc(services, func(a, b v1.Service) int {
 		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time),
@@ -217,7 +223,8 @@ func usesOf(services []v1.Service) (ips []use[netip.Addr], ports []use[uint16]) 
 	return ips, ports
 }
 
-// Run repairs once, and then now and then until the context ends. Errors are logged and the next pass tries again.
+// Run repairs once, and then now and then until the context ends. Errors are
+// logged and the next pass tries again.
 func (r *REST) Run(ctx context.Context) {
 	for {
 		repairs, err := r.Repair(ctx)

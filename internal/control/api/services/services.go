@@ -1,5 +1,6 @@
-// Package services serves the Service resource: cluster IPs and node ports that survive restarts and are never handed
-// out twice, the proxy subresource, and the service of the API server itself.
+// Package services serves the Service resource: cluster IPs and node ports that
+// survive restarts and are never handed out twice, the proxy subresource, and
+// the service of the API server itself.
 package services
 
 import (
@@ -32,19 +33,21 @@ type Deps struct {
 	Scheme *runtime.Scheme
 	// Addresses stores IPAddress objects, the record of cluster IPs.
 	Addresses AddressStore
-	// Ranges are the configured cluster IP ranges, primary family first; one or two, of different families.
+	// Ranges are the configured cluster IP ranges, primary family first; one or
+	// two, of different families.
 	Ranges []netip.Prefix
-	// MoreRanges returns further ranges to take addresses from when those are full (ServiceCIDR objects). Optional.
+	// MoreRanges returns further ranges to take addresses from when those are
+	// full (ServiceCIDR objects). Optional.
 	MoreRanges func(ctx context.Context) ([]netip.Prefix, error)
 	// NodePorts is the range of node ports; the zero value means DefaultNodePorts.
 	NodePorts PortRange
 	// Slices lists the EndpointSlices of a service, for services/proxy.
 	Slices func(ctx context.Context, namespace, service string) ([]*discoveryv1.EndpointSlice, error)
-	// DeleteEndpoints removes the Endpoints object of a deleted service. Optional: the endpoints controller does it
-	// too, later.
+	// DeleteEndpoints removes the Endpoints object of a deleted service.
+	// Optional: the endpoints controller does it too, later.
 	DeleteEndpoints func(ctx context.Context, namespace, name string) error
-	// Proxy reaches endpoints; nil means a transport that does not verify their certificates. ProxyLoopback is as in
-	// package pods.
+	// Proxy reaches endpoints; nil means a transport that does not verify their
+	// certificates. ProxyLoopback is as in package pods.
 	Proxy         http.RoundTripper
 	ProxyLoopback bool
 	// Now is the clock; nil means time.Now.
@@ -64,8 +67,8 @@ type REST struct {
 	close   func()
 }
 
-// NewStorage builds the endpoints of services. The value under "services" is a *REST, whose Run must be started when
-// the server serves.
+// NewStorage builds the endpoints of services. The value under "services" is a
+// *REST, whose Run must be started when the server serves.
 func NewStorage(opts generic.RESTOptionsGetter, deps Deps) (map[string]rest.Storage, error) {
 	if deps.Now == nil {
 		deps.Now = time.Now
@@ -126,7 +129,8 @@ func (r *REST) Destroy() {
 	}
 }
 
-// prepareForUpdate keeps the status; a service that is no load balancer any more loses what its balancer reported.
+// prepareForUpdate keeps the status; a service that is no load balancer any
+// more loses what its balancer reported.
 func prepareForUpdate(_ context.Context, s, _ *v1.Service) {
 	if s.Spec.Type != v1.ServiceTypeLoadBalancer {
 		s.Status.LoadBalancer = v1.LoadBalancerStatus{}
@@ -170,8 +174,9 @@ func (r *REST) Create(ctx context.Context, obj runtime.Object, validate rest.Val
 	return out, err
 }
 
-// Update stores a changed service with what the change allocates; what it frees is given back once the change is
-// durable, never before, so that no crash and no lost race leaves two services with one address.
+// Update stores a changed service with what the change allocates; what it frees
+// is given back once the change is durable, never before, so that no crash and
+// no lost race leaves two services with one address.
 func (r *REST) Update(ctx context.Context, name string, info rest.UpdatedObjectInfo, createValidation rest.ValidateObjectFunc,
 	updateValidation rest.ValidateObjectUpdateFunc, forceAllowCreate bool, options *metav1.UpdateOptions) (runtime.Object, bool, error) {
 	inner, got := withClaims(ctx)
@@ -180,8 +185,9 @@ func (r *REST) Update(ctx context.Context, name string, info rest.UpdatedObjectI
 	return out, created, err
 }
 
-// finish settles the claims of a request whose outcome is known. After an error that may hide a success (a timeout)
-// nothing is released: keeping too much is repaired later, giving away too much is not.
+// finish settles the claims of a request whose outcome is known. After an error
+// that may hide a success (a timeout) nothing is released: keeping too much is
+// repaired later, giving away too much is not.
 func (r *REST) finish(ctx context.Context, got *claims, before *v1.Service, out runtime.Object, err error, dryRun bool) {
 	if dryRun {
 		return
@@ -222,8 +228,9 @@ func provesNotStored(err error) bool {
 
 func done(context.Context, bool) {}
 
-// beginCreate completes a new service before it is validated and stored. The claims in the context, not the returned
-// function, undo it: the library calls that before the outcome is known.
+// beginCreate completes a new service before it is validated and stored. The
+// claims in the context, not the returned function, undo it: the library calls
+// that before the outcome is known.
 func (r *REST) beginCreate(ctx context.Context, obj runtime.Object, options *metav1.CreateOptions) (genericregistry.FinishFunc, error) {
 	s := obj.(*v1.Service)
 	if s.Namespace == "" {

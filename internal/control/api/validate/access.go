@@ -112,7 +112,8 @@ func subjects(list []rbac.Subject, inNamespace bool) errs {
 // for.
 const minCertificateSeconds = 600
 
-// legacyUnknown is the signer of requests that named none, in versions of the API that are gone; it looks at nothing.
+// legacyUnknown is the signer of requests that named none, in versions of the
+// API that are gone; it looks at nothing.
 const legacyUnknown = "kubernetes.io/legacy-unknown"
 
 func CertificateSigningRequest(c *certificates.CertificateSigningRequest) errs {
@@ -199,7 +200,8 @@ func CertificateSigningRequestUpdate(changed, old *certificates.CertificateSigni
 	return append(immutable(specPath, changed.Spec, old.Spec), csrKept(changed, old)...)
 }
 
-// CertificateSigningRequestStatusUpdate lets a signer put the certificate, once, or say that it failed.
+// CertificateSigningRequestStatusUpdate lets a signer put the certificate,
+// once, or say that it failed.
 func CertificateSigningRequestStatusUpdate(changed, old *certificates.CertificateSigningRequest) errs {
 	all := append(csrConditions(changed.Status.Conditions), csrKept(changed, old)...)
 	at := field.NewPath("status", "certificate")

@@ -15,7 +15,8 @@ const (
 	maxStabilizationWindow = 3600
 )
 
-// autoscalerSpec checks the spec of a HorizontalPodAutoscaler; fewest is the least that minReplicas may be.
+// autoscalerSpec checks the spec of a HorizontalPodAutoscaler; fewest is the
+// least that minReplicas may be.
 func autoscalerSpec(s *autoscaling.HorizontalPodAutoscalerSpec, fewest int32) errs {
 	var all errs
 	if s.MinReplicas != nil && *s.MinReplicas < fewest {

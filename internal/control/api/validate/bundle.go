@@ -38,7 +38,8 @@ func bundleName(name, signer string) []string {
 	return isSubdomain(strings.TrimPrefix(name, prefix))
 }
 
-// signerOfBundle is the signer whose bundle has this name, empty for a bundle of no one's.
+// signerOfBundle is the signer whose bundle has this name, empty for a bundle
+// of no one's.
 func signerOfBundle(name string) string {
 	end := strings.LastIndex(name, ":")
 	if end < 0 {

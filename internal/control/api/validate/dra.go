@@ -41,7 +41,8 @@ func schemaRules[T any](p *field.Path, changed, old *T, check func(context.Conte
 	return all
 }
 
-// both adds what the other half found to what the schema's rules found, and says nothing twice.
+// both adds what the other half found to what the schema's rules found, and
+// says nothing twice.
 func both(declared, others errs) errs {
 	type fault struct {
 		field string
@@ -205,7 +206,8 @@ func deviceSelectors(p *field.Path, list []dra.DeviceSelector) errs {
 // deviceFeatures are what the scheduler's allocator knows.
 var deviceFeatures = dracel.Features{EnableConsumableCapacity: true}
 
-// deviceExpression compiles an expression over a device and says what it can cost at most.
+// deviceExpression compiles an expression over a device and says what it can
+// cost at most.
 func deviceExpression(p *field.Path, text string, attribute bool) (uint64, errs) {
 	if len(text) > dra.CELSelectorExpressionMaxLength {
 		return 0, errs{field.TooLong(p, "", dra.CELSelectorExpressionMaxLength)}
@@ -230,7 +232,8 @@ func deviceExpression(p *field.Path, text string, attribute bool) (uint64, errs)
 	return 0, errs{field.InternalError(p, result.Error)}
 }
 
-// derived checks the attributes that requests derive, whose expressions have one budget together.
+// derived checks the attributes that requests derive, whose expressions have
+// one budget together.
 type derived struct {
 	constraints []dra.DeviceConstraint
 	cost        uint64
@@ -253,7 +256,8 @@ func (d *derived) check(p *field.Path, request string, list []dra.DeviceDerivedA
 	return all
 }
 
-// used says whether a constraint on all requests, on this one or on the one above it compares the attribute.
+// used says whether a constraint on all requests, on this one or on the one
+// above it compares the attribute.
 func (d *derived) used(attribute, request string) bool {
 	above, _, _ := strings.Cut(request, "/")
 	for _, c := range d.constraints {
@@ -271,7 +275,8 @@ func (d *derived) used(attribute, request string) bool {
 	return false
 }
 
-// deviceConfig checks parameters for a driver. Those that are stored already may be longer than new ones.
+// deviceConfig checks parameters for a driver. Those that are stored already
+// may be longer than new ones.
 func deviceConfig(p *field.Path, c *dra.DeviceConfiguration, stored bool) errs {
 	at := p.Child("opaque")
 	if c.Opaque == nil {
@@ -306,7 +311,8 @@ func jsonObject(p *field.Path, r runtime.RawExtension, most int) errs {
 	return nil
 }
 
-// deviceClass does not judge again what is stored: expressions may come to mean less to a newer compiler.
+// deviceClass does not judge again what is stored: expressions may come to mean
+// less to a newer compiler.
 func deviceClass(s, old *dra.DeviceClassSpec) errs {
 	var all errs
 	if old == nil || !equality.Semantic.DeepEqual(s.Selectors, old.Selectors) {
@@ -407,8 +413,9 @@ func deviceStatus(p *field.Path, d *dra.AllocatedDeviceStatus, allocated map[dev
 	return all
 }
 
-// The rules of resource.k8s.io come in two halves: those that its schema declares (schemaRules) and those of this file
-// and draslice.go, which a schema cannot say.
+// The rules of resource.k8s.io come in two halves: those that its schema
+// declares (schemaRules) and those of this file and draslice.go, which a schema
+// cannot say.
 
 func ResourceClaim(c *dra.ResourceClaim) errs {
 	return both(schemaRules(specPath, &c.Spec, nil, dra.Validate_ResourceClaimSpec), deviceClaim(specPath.Child("devices"),

@@ -9,7 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// requestPolicy checks which amounts of a capacity may be asked for: a list or a range of them, with a default.
+// requestPolicy checks which amounts of a capacity may be asked for: a list or
+// a range of them, with a default.
 func requestPolicy(p *field.Path, whole resource.Quantity, r *dra.CapacityRequestPolicy) errs {
 	switch list, span := len(r.ValidValues) > 0, r.ValidRange != nil; {
 	case list && span:
@@ -79,8 +80,9 @@ func requestRange(p *field.Path, whole, preset resource.Quantity, r *dra.Capacit
 	return append(all, requestStep(p, whole, preset, r)...)
 }
 
-// requestStep wants the default and the maximum to be whole steps above the minimum. Amounts that do not fit into an
-// integer are refused before they are computed with.
+// requestStep wants the default and the maximum to be whole steps above the
+// minimum. Amounts that do not fit into an integer are refused before they are
+// computed with.
 func requestStep(p *field.Path, whole, preset resource.Quantity, r *dra.CapacityRequestPolicyRange) errs {
 	if r.Step == nil {
 		return nil

@@ -29,8 +29,9 @@ func poolName(p *field.Path, name string) errs {
 	return all
 }
 
-// resourceSlice checks what a driver publishes. Whose devices they are does not change: a node may write slices of its
-// own, and would otherwise turn one into devices of another node, driver or pool.
+// resourceSlice checks what a driver publishes. Whose devices they are does not
+// change: a node may write slices of its own, and would otherwise turn one into
+// devices of another node, driver or pool.
 func resourceSlice(s, old *dra.ResourceSliceSpec) errs {
 	all := csiDriverName(specPath.Child("driver"), s.Driver)
 	all = append(all, poolName(specPath.Child("pool", "name"), s.Pool.Name)...)
@@ -133,7 +134,8 @@ func hasLists(d *dra.Device) bool {
 	return false
 }
 
-// oneDevice does not judge again capacity and taints that old, the stored device of the name, has as well.
+// oneDevice does not judge again capacity and taints that old, the stored
+// device of the name, has as well.
 func oneDevice(p *field.Path, d, old *dra.Device, ownNodes bool) errs {
 	all := invalid(p.Child("name"), d.Name, validation.IsDNS1123Label(d.Name))
 	if n, most := len(d.Attributes)+len(d.Capacity), dra.ResourceSliceMaxAttributesAndCapacitiesPerDevice; n > most {
@@ -293,7 +295,8 @@ func attribute(p *field.Path, a *dra.DeviceAttribute) errs {
 	return all
 }
 
-// bindingConditions wants two lists of condition types that have none in common, both or neither.
+// bindingConditions wants two lists of condition types that have none in
+// common, both or neither.
 func bindingConditions(p *field.Path, good, bad []string) errs {
 	var all errs
 	both := sets.New(good...)
@@ -380,7 +383,8 @@ func nodeMapping(p *field.Path, m *dra.NodeAllocatableMapping, capacity map[dra.
 	return all
 }
 
-// partitionType wants the attribute that names a device's type of partition on every device that takes counters.
+// partitionType wants the attribute that names a device's type of partition on
+// every device that takes counters.
 func partitionType(s *dra.ResourceSliceSpec) errs {
 	var all errs
 	name := string(*s.PartitionTypeAttribute)

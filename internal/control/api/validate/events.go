@@ -10,13 +10,15 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// Events are stored in the spelling of the core group. What comes in through events.k8s.io/v1 has stricter rules, whose
-// errors name the core fields, as upstream's do.
+// Events are stored in the spelling of the core group. What comes in through
+// events.k8s.io/v1 has stricter rules, whose errors name the core fields, as
+// upstream's do.
 
 // Event checks an event that came in through the core group.
 func Event(e *v1.Event) field.ErrorList { return event(e, "reportingComponent") }
 
-// NewEvent checks an event that came in through events.k8s.io, which knows no way to leave out when it happened.
+// NewEvent checks an event that came in through events.k8s.io, which knows no
+// way to leave out when it happened.
 func NewEvent(e *v1.Event) field.ErrorList {
 	all := event(e, "reportingController")
 	all = append(all, eventSeries(e.Series)...)
@@ -59,7 +61,8 @@ func NewEventUpdate(changed, old *v1.Event) field.ErrorList {
 	return all
 }
 
-// eventSeries wants a series to be of more than one event, and to say when the last was seen.
+// eventSeries wants a series to be of more than one event, and to say when the
+// last was seen.
 func eventSeries(s *v1.EventSeries) errs {
 	if s == nil {
 		return nil

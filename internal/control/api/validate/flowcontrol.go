@@ -239,7 +239,8 @@ func PriorityLevelConfiguration(p *flow.PriorityLevelConfiguration) errs {
 	return all
 }
 
-// sameLevel compares with a mandatory level; how much the exempt one may lend and borrow is the administrator's.
+// sameLevel compares with a mandatory level; how much the exempt one may lend
+// and borrow is the administrator's.
 func sameLevel(name string, want, have flow.PriorityLevelConfigurationSpec) bool {
 	if name == flow.PriorityLevelConfigurationNameExempt {
 		want.Exempt, have.Exempt = nil, nil

@@ -47,7 +47,8 @@ func taints(p *field.Path, list []v1.Taint) errs {
 	return all
 }
 
-// avoidPodsAnnotation lists controllers whose pods a node would rather not have. Nothing reads it any more.
+// avoidPodsAnnotation lists controllers whose pods a node would rather not
+// have. Nothing reads it any more.
 const avoidPodsAnnotation = "scheduler.alpha.kubernetes.io/preferAvoidPods"
 
 func avoided(n *v1.Node) errs {

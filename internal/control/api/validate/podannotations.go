@@ -17,7 +17,8 @@ const (
 	runtimeDefault = "runtime/default"
 )
 
-// podAnnotations checks the annotations of a pod, or of the template of one, that mean something to Kubernetes.
+// podAnnotations checks the annotations of a pod, or of the template of one,
+// that mean something to Kubernetes.
 func podAnnotations(p *field.Path, annotations map[string]string, s *v1.PodSpec) errs {
 	var all errs
 	if value, mirror := annotations[v1.MirrorPodAnnotationKey]; mirror && s.NodeName == "" {
@@ -70,8 +71,9 @@ func hasContainer(s *v1.PodSpec, name string) bool {
 	return false
 }
 
-// podAnnotationsUpdate keeps what the node decides by when it first sees a pod: an annotation that makes a running pod
-// the mirror of a static one would hide its containers from everybody, and one that names an AppArmor profile would
+// podAnnotationsUpdate keeps what the node decides by when it first sees a pod:
+// an annotation that makes a running pod the mirror of a static one would hide
+// its containers from everybody, and one that names an AppArmor profile would
 // undo what PodSecurity allowed when the pod was made.
 func podAnnotationsUpdate(changed, old *v1.Pod) errs {
 	p := field.NewPath("metadata", "annotations")
@@ -100,7 +102,8 @@ func podAnnotationsUpdate(changed, old *v1.Pod) errs {
 	return all
 }
 
-// annotationsAgree wants the deprecated annotations of a new pod to say the same as its fields.
+// annotationsAgree wants the deprecated annotations of a new pod to say the
+// same as its fields.
 func annotationsAgree(p *v1.Pod) errs {
 	if p.Spec.OS != nil && p.Spec.OS.Name == v1.Windows {
 		return nil
@@ -137,7 +140,8 @@ func annotationsAgree(p *v1.Pod) errs {
 	return all
 }
 
-// sameProfile compares an annotation with the field; the three types are called the same for seccomp and AppArmor.
+// sameProfile compares an annotation with the field; the three types are called
+// the same for seccomp and AppArmor.
 func sameProfile(p *field.Path, what, annotation, kind string, profile *string) errs {
 	name, named := strings.CutPrefix(annotation, localhost)
 	said := ""

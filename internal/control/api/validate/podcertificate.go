@@ -168,13 +168,14 @@ func userAnnotations(p *field.Path, annotations map[string]string) errs {
 	return all
 }
 
-// PodCertificateRequestUpdate: nothing but the metadata changes through the object itself.
+// PodCertificateRequestUpdate: nothing but the metadata changes through the
+// object itself.
 func PodCertificateRequestUpdate(changed, old *certificates.PodCertificateRequest) errs {
 	return immutable(specPath, changed.Spec, old.Spec)
 }
 
-// PodCertificateRequestStatusUpdate lets a signer answer once: with a certificate, or with one
-// of the conditions that say why there is none.
+// PodCertificateRequestStatusUpdate lets a signer answer once: with a
+// certificate, or with one of the conditions that say why there is none.
 func PodCertificateRequestStatusUpdate(changed, old *certificates.PodCertificateRequest) errs {
 	status := field.NewPath("status")
 	if all := podConditions(status.Child("conditions"), changed.Status.Conditions); len(all) > 0 {

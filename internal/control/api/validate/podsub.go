@@ -195,7 +195,8 @@ func claimStatuses(p *field.Path, list []v1.PodResourceClaimStatus, claims []v1.
 	return all
 }
 
-// extendedClaim checks which requests for extended resources a claim of the scheduler's stands for.
+// extendedClaim checks which requests for extended resources a claim of the
+// scheduler's stands for.
 func extendedClaim(p *field.Path, s *v1.PodExtendedResourceClaimStatus, spec *v1.PodSpec) errs {
 	if s == nil {
 		return nil

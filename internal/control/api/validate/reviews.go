@@ -9,7 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// Reviews are asked and answered and never stored: they have no metadata worth checking and no update.
+// Reviews are asked and answered and never stored: they have no metadata worth
+// checking and no update.
 
 // access wants a question about a resource or about a path, not both, and no
 // metadata, which would suggest that the question is stored.

@@ -77,8 +77,8 @@ func dataSource(p *field.Path, name, kind string, group *string) errs {
 	return all
 }
 
-// PersistentVolumeClaimUpdate lets a claim get its volume, its class in retrospect, and, once
-// bound, more room or another attributes class.
+// PersistentVolumeClaimUpdate lets a claim get its volume, its class in
+// retrospect, and, once bound, more room or another attributes class.
 func PersistentVolumeClaimUpdate(changed, old *v1.PersistentVolumeClaim) errs {
 	all := claimSpec(specPath, &changed.Spec)
 	rest, before := changed.Spec.DeepCopy(), &old.Spec
@@ -104,8 +104,8 @@ func PersistentVolumeClaimUpdate(changed, old *v1.PersistentVolumeClaim) errs {
 	return append(all, immutable(field.NewPath("volumeMode"), changed.Spec.VolumeMode, before.VolumeMode)...)
 }
 
-// claimClass lets a claim without a class get one, or the field take over from the annotation of old. It puts in rest
-// what it has judged.
+// claimClass lets a claim without a class get one, or the field take over from
+// the annotation of old. It puts in rest what it has judged.
 func claimClass(rest *v1.PersistentVolumeClaimSpec, changed, old *v1.PersistentVolumeClaim) errs {
 	was, annotated := old.Annotations[v1.BetaStorageClassAnnotation]
 	now, still := changed.Annotations[v1.BetaStorageClassAnnotation]
@@ -124,7 +124,8 @@ func claimClass(rest *v1.PersistentVolumeClaimSpec, changed, old *v1.PersistentV
 	return all
 }
 
-// attributesClassChange lets a class come and change, not go: the volume would keep what nothing names.
+// attributesClassChange lets a class come and change, not go: the volume would
+// keep what nothing names.
 func attributesClassChange(now, was *string) errs {
 	at := specPath.Child("volumeAttributesClassName")
 	switch {
@@ -239,7 +240,8 @@ func provisioner(p *field.Path, name string) errs {
 	return named(p, name, func(v string) []string { return validation.IsQualifiedName(strings.ToLower(v)) })
 }
 
-// Bounds of the parameters of a class: how many, and how many bytes all keys and values may have together.
+// Bounds of the parameters of a class: how many, and how many bytes all keys
+// and values may have together.
 const (
 	maxParameters     = 512
 	maxParameterBytes = 256 << 10
@@ -289,7 +291,8 @@ func forbidChange(fields []given) errs {
 
 const maxDriverName = 63
 
-// minAllocatablePeriod is how often, at most, a node is asked again how many volumes fit, in seconds.
+// minAllocatablePeriod is how often, at most, a node is asked again how many
+// volumes fit, in seconds.
 const minAllocatablePeriod = 10
 
 const maxNodeID = 256

@@ -148,7 +148,8 @@ func (v *verifier) audiencesOf(ctx context.Context, c *claims) (authenticator.Au
 	}
 	has := authenticator.Audiences(c.Audience)
 	if len(has) == 0 {
-		// Tokens made by other issuers under our name may leave it out: they are meant for us.
+		// Tokens made by other issuers under our name may leave it out: they
+		// are meant for us.
 		has = v.Audiences
 	}
 	shared := has.Intersect(wanted)

@@ -13,8 +13,8 @@ import (
 	"github.com/berth-dev/berth/internal/kube"
 )
 
-// What a node was bound to at its join is kept in a ConfigMap for each, which goes with the Node: administrators may change
-// it, nodes may not even read it.
+// What a node was bound to at its join is kept in a ConfigMap for each, which
+// goes with the Node: administrators may change it, nodes may not even read it.
 const (
 	bindingPrefix = "node-addresses."
 	bindingLabel  = "berth.dev/node-addresses"
@@ -42,7 +42,8 @@ func bindings(ctx context.Context, e controller.Env) (map[string]binding, error)
 	return out, nil
 }
 
-// situation is what decides about a serving request: the node, what it is bound to, and what others have.
+// situation is what decides about a serving request: the node, what it is bound
+// to, and what others have.
 func situation(ctx context.Context, e controller.Env, name string) (node *v1.Node, bound binding, others []Host, err error) {
 	list, err := e.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -63,8 +64,9 @@ func situation(ctx context.Context, e controller.Env, name string) (node *v1.Nod
 	return node, all[name], others, nil
 }
 
-// bind adds what was asked for to what a node is bound to. The write holds only for the ConfigMap that the decision was based
-// on: one that changed since makes a conflict, and the request is decided again.
+// bind adds what was asked for to what a node is bound to. The write holds only
+// for the ConfigMap that the decision was based on: one that changed since
+// makes a conflict, and the request is decided again.
 func bind(ctx context.Context, e controller.Env, node *v1.Node, bound binding, asked Host) error {
 	maps := e.Client.CoreV1().ConfigMaps(metav1.NamespaceSystem)
 	var err error
@@ -92,7 +94,8 @@ func bind(ctx context.Context, e controller.Env, node *v1.Node, bound binding, a
 	return nil
 }
 
-// aliveFor is how long a node counts as alive after its Lease was renewed, if the Lease does not say.
+// aliveFor is how long a node counts as alive after its Lease was renewed, if
+// the Lease does not say.
 const aliveFor = 40 * time.Second
 
 // aliveUntil is until when a node counts as alive; zero if it does not.

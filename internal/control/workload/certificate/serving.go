@@ -15,9 +15,11 @@ import (
 	"github.com/berth-dev/berth/internal/kube"
 )
 
-// ServingRules say what an agent's serving certificate may name. A Node's status is no proof: the node writes it.
+// ServingRules say what an agent's serving certificate may name. A Node's
+// status is no proof: the node writes it.
 type ServingRules struct {
-	// ClusterDomain and ServiceCIDRs are the cluster's, ServerNames those of API servers: no one's agent has them.
+	// ClusterDomain and ServiceCIDRs are the cluster's, ServerNames those of
+	// API servers: no one's agent has them.
 	ClusterDomain string
 	ServiceCIDRs  []netip.Prefix
 	ServerNames   []string
@@ -59,7 +61,8 @@ func claimed(node *v1.Node) Host {
 	return h
 }
 
-// held is what a node has that others may not: what it says of itself, as far as it was found to be true before.
+// held is what a node has that others may not: what it says of itself, as far
+// as it was found to be true before.
 func held(claimed Host, bound *Host) Host {
 	if bound == nil {
 		return claimed
@@ -78,7 +81,8 @@ func held(claimed Host, bound *Host) Host {
 	return out
 }
 
-// Refuse says what in a request no agent of this name may ever have, anyone who approved it. bound may be nil.
+// Refuse says what in a request no agent of this name may ever have, anyone who
+// approved it. bound may be nil.
 func (r ServingRules) Refuse(asked Host, bound *Host, others []Host) error {
 	for _, n := range asked.Names {
 		if err := r.refuseName(asked.Node, n); err != nil {
@@ -134,8 +138,9 @@ func (r ServingRules) refuseIP(ip netip.Addr) error {
 	return nil
 }
 
-// proven says whether a request names only what the node was bound to when it joined, or the address that the request came
-// from. A node without a binding is joining: it is bound to what it asks for if it has one of the addresses.
+// proven says whether a request names only what the node was bound to when it
+// joined, or the address that the request came from. A node without a binding
+// is joining: it is bound to what it asks for if it has one of the addresses.
 func proven(asked Host, source netip.Addr, bound *Host) error {
 	const remedy = "approve it by hand if that is right (kubectl certificate approve), which also binds the node to it"
 	if bound == nil {
@@ -167,7 +172,8 @@ func proven(asked Host, source netip.Addr, bound *Host) error {
 func (h *Host) hasName(name string) bool { return h != nil && slices.Contains(h.Names, name) }
 func (h *Host) hasIP(ip netip.Addr) bool { return h != nil && slices.Contains(h.IPs, ip) }
 
-// source is the address that a request came from, as the API server recorded it; invalid if it did not.
+// source is the address that a request came from, as the API server recorded
+// it; invalid if it did not.
 func source(csr *certv1.CertificateSigningRequest) netip.Addr {
 	values := csr.Spec.Extra[kube.SourceKey]
 	if len(values) != 1 {

@@ -274,7 +274,8 @@ func (p *planner) superseded(pod *v1.Pod, index int) bool {
 		find(&p.st, batchv1.JobSuccessCriteriaMet) != nil
 }
 
-// countOnce adds the pod to the uncounted list, or to Finished if it is on a list already.
+// countOnce adds the pod to the uncounted list, or to Finished if it is on a
+// list already.
 func (p *planner) countOnce(list *[]types.UID, notes *batchv1.UncountedTerminatedPods, pod *v1.Pod) {
 	if slices.Contains(notes.Succeeded, pod.UID) || slices.Contains(notes.Failed, pod.UID) {
 		p.plan.Finished = append(p.plan.Finished, pod)

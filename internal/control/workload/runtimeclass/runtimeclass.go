@@ -19,8 +19,9 @@ import (
 // usual is the handler that every node has; pods without a class have it.
 const usual = "runc"
 
-// markerPrefix and a handler's name is the config map in kube-system that says that the handler's class was made once: whatever a
-// user did to it since is theirs.
+// markerPrefix and a handler's name is the config map in kube-system that says
+// that the handler's class was made once: whatever a user did to it since is
+// theirs.
 const markerPrefix = "berth-runtime-class-"
 
 // offered are the handlers of a node that get a class, in order.

@@ -62,8 +62,8 @@ func Run(ctx context.Context, e controller.Env) error {
 	})
 }
 
-// needsNoRetry reports whether a refused creation leaves nothing to do: the account exists, or its namespace is deleted or
-// being deleted.
+// needsNoRetry reports whether a refused creation leaves nothing to do: the
+// account exists, or its namespace is deleted or being deleted.
 func needsNoRetry(err error) bool {
 	return apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err) || apierrors.HasStatusCause(err, v1.NamespaceTerminatingCause)
 }

@@ -1,4 +1,5 @@
-// Package admissionregistration describes the kinds of admissionregistration.k8s.io, one file each.
+// Package admissionregistration describes the kinds of
+// admissionregistration.k8s.io, one file each.
 package admissionregistration
 
 import "github.com/berth-dev/berth/internal/control/api/registry"

@@ -43,8 +43,9 @@ const (
 // cpuUtilization is what an autoscaler without any metric aims at, in percent.
 const cpuUtilization int32 = 80
 
-// addV1 makes autoscaling/v2 HorizontalPodAutoscaler the hub and stored form of both versions. Version 1 has
-// one field for the share of CPU; everything else is in annotations.
+// addV1 makes autoscaling/v2 HorizontalPodAutoscaler the hub and stored form of
+// both versions. Version 1 has one field for the share of CPU; everything else
+// is in annotations.
 func addV1(s *runtime.Scheme) error {
 	s.AddTypeDefaultingFunc(&autoscalingv1.HorizontalPodAutoscaler{}, func(o any) {
 		defaultV1(o.(*autoscalingv1.HorizontalPodAutoscaler))
@@ -69,15 +70,16 @@ func addV1(s *runtime.Scheme) error {
 		})
 }
 
-// defaultV1 completes version 1. Its metric is filled in by the conversion, which knows the metrics that are in
-// annotations.
+// defaultV1 completes version 1. Its metric is filled in by the conversion,
+// which knows the metrics that are in annotations.
 func defaultV1(a *autoscalingv1.HorizontalPodAutoscaler) {
 	if a.Spec.MinReplicas == nil {
 		a.Spec.MinReplicas = ptr.To[int32](1)
 	}
 }
 
-// plainAnnotations are a copy of annotations without the four, nil if there were none at all.
+// plainAnnotations are a copy of annotations without the four, nil if there
+// were none at all.
 func plainAnnotations(annotations map[string]string) map[string]string {
 	if annotations == nil {
 		return nil
@@ -205,7 +207,8 @@ func cpuShare(m *autoscaling.MetricSpec) *int32 {
 	return m.Resource.Target.AverageUtilization
 }
 
-// target is a target by the amounts that version 1 has in fields of their own. An amount of zero is none.
+// target is a target by the amounts that version 1 has in fields of their own.
+// An amount of zero is none.
 func target(value, average *resource.Quantity, share *int32) autoscaling.MetricTarget {
 	t := autoscaling.MetricTarget{Value: value, AverageValue: average, AverageUtilization: share}
 	switch {

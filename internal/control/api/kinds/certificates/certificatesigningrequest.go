@@ -10,7 +10,8 @@ import (
 	"github.com/berth-dev/berth/internal/control/api/validate"
 )
 
-// CertificateSigningRequest needs more than storing: package certificates makes its storage.
+// CertificateSigningRequest needs more than storing: package certificates makes
+// its storage.
 var CertificateSigningRequest = registry.Kind[*certificates.CertificateSigningRequest]{
 	GroupVersion: certificates.SchemeGroupVersion, Kind: "CertificateSigningRequest",
 	Resource: "certificatesigningrequests", ShortNames: []string{"csr"},

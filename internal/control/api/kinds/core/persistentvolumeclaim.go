@@ -36,8 +36,9 @@ var persistentVolumeClaim = registry.Kind[*v1.PersistentVolumeClaim]{
 // ClaimProtection is removed by the protection controller once nothing uses the claim.
 const ClaimProtection = "kubernetes.io/pvc-protection"
 
-// dropSources forgets a source of the older field that is neither a claim nor a snapshot, which nothing would fill the
-// volume from. Upstream does so without a word.
+// dropSources forgets a source of the older field that is neither a claim nor a
+// snapshot, which nothing would fill the volume from. Upstream does so without
+// a word.
 func dropSources(spec *v1.PersistentVolumeClaimSpec) {
 	if d := spec.DataSource; d != nil {
 		group := ""
@@ -51,8 +52,9 @@ func dropSources(spec *v1.PersistentVolumeClaimSpec) {
 	}
 }
 
-// dropForeignSource removes the namespace of a data source: only the gate CrossNamespaceVolumeDataSource (alpha, not
-// offered) allows a source in another namespace. A claim stored with one keeps it.
+// dropForeignSource removes the namespace of a data source: only the gate
+// CrossNamespaceVolumeDataSource (alpha, not offered) allows a source in
+// another namespace. A claim stored with one keeps it.
 func dropForeignSource(spec, old *v1.PersistentVolumeClaimSpec) {
 	kept := old != nil && old.DataSourceRef != nil && old.DataSourceRef.Namespace != nil
 	if spec.DataSourceRef != nil && !kept {
@@ -60,8 +62,8 @@ func dropForeignSource(spec, old *v1.PersistentVolumeClaimSpec) {
 	}
 }
 
-// alignSources keeps dataSource and dataSourceRef, the field that replaces it, equal; a reference into another
-// namespace exists in the new field only.
+// alignSources keeps dataSource and dataSourceRef, the field that replaces it,
+// equal; a reference into another namespace exists in the new field only.
 func alignSources(spec *v1.PersistentVolumeClaimSpec) {
 	switch {
 	case spec.DataSource != nil && spec.DataSourceRef == nil:

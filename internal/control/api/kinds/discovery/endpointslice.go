@@ -23,7 +23,8 @@ var endpointSlice = registry.Kind[*discovery.EndpointSlice]{
 	Table:            table.EndpointSlice,
 }
 
-// dropDeprecatedTopology drops what version 1 of the API has taken over from the beta and never writes.
+// dropDeprecatedTopology drops what version 1 of the API has taken over from
+// the beta and never writes.
 func dropDeprecatedTopology(s *discovery.EndpointSlice) {
 	for i := range s.Endpoints {
 		s.Endpoints[i].DeprecatedTopology = nil

@@ -45,8 +45,8 @@ func stampTaints(_ context.Context, s *dra.ResourceSlice) {
 	}
 }
 
-// keepTaintTimes keeps the time of a taint that was there, so that a driver that publishes the same again changes
-// nothing.
+// keepTaintTimes keeps the time of a taint that was there, so that a driver
+// that publishes the same again changes nothing.
 func keepTaintTimes(ctx context.Context, s, old *dra.ResourceSlice) {
 	type taint struct {
 		device, key, value string
