@@ -100,7 +100,7 @@ type Config struct {
 	Log     *slog.Logger
 	Metrics prometheus.Registerer
 	Journal journal.Sink
-	// OnNode, if set, is told of every new state of the Node object.
+	// OnNode, if set, gets every new state of the Node object.
 	OnNode func(*v1.Node)
 }
 

@@ -33,7 +33,7 @@ type base struct {
 	register    func(...prometheus.Collector)
 	// pods reach the pods before there is a manager of them.
 	pods *pod.Signals
-	// told is closed once every source has told of its pods.
+	// told is closed once every source has delivered its pods.
 	told chan struct{}
 }
 
@@ -74,7 +74,7 @@ func openBase(ctx context.Context, cfg *Config) (b *base, closeAll func(), err e
 		closers = append(closers, stop)
 	}
 	if b.hostInfo, err = node.ReadHostInfo("/"); err != nil {
-		return nil, closeAll, fmt.Errorf("reading the machine: %w", err)
+		return nil, closeAll, fmt.Errorf("reading the host: %w", err)
 	}
 	version, err := b.runtime.Version(ctx, "0.1.0")
 	if err != nil {
@@ -84,7 +84,7 @@ func openBase(ctx context.Context, cfg *Config) (b *base, closeAll func(), err e
 	return b, closeAll, nil
 }
 
-// newView is this node as it is told of, with the pod network's configuration
+// newView is this node as others see it, with the pod network's configuration
 // behind it.
 func newView(cfg *Config, board *node.StatusInputs) *node.View {
 	var ask func(context.Context) (*v1.Node, error)

@@ -26,7 +26,7 @@ func exclusive(b *base) (out start.Exclusive, err error) {
 		if assign.Pinning(k) {
 			return out, err
 		}
-		cfg.Log.Info("the machine does not tell its topology; nothing needs it", "err", err)
+		cfg.Log.Info("the host does not report its topology; nothing needs it", "err", err)
 		layout = &topology.Host{}
 	}
 	if out.Devices, err = device.New(device.Config{

@@ -59,7 +59,7 @@ type Admission struct {
 	seq     int
 }
 
-// Node is this node as the API last told of it.
+// Node is this node as the API last showed it.
 type Node interface {
 	Get() *v1.Node
 	// Wait returns when the Node is known or ctx ends.
@@ -187,7 +187,7 @@ func await(ctx context.Context, list []<-chan struct{}) bool {
 }
 
 // adopt counts a pod that an agent before this one admitted. One that the
-// machine has to start again, after a reboot, needs what it had alone again: its
+// host has to start again, after a reboot, needs what it had alone again: its
 // devices may not be there any more.
 func (a *Admission) adopt(p *v1.Pod) *pod.Rejection {
 	a.mu.Lock()

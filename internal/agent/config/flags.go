@@ -69,7 +69,7 @@ func AddFlags(fs *pflag.FlagSet) *flags {
 	fs.StringVar(&a.ImageCredentialDir, "image-credential-provider-bin-dir", "", "directory of credential provider plugins")
 	fs.StringVar(&a.RuntimeCgroups, "runtime-cgroups", "", "cgroup of the container runtime, shown in stats")
 	fs.StringVar(&a.LockFile, "lock-file", "", "file to lock for as long as the agent runs")
-	fs.BoolVar(&a.ExitOnLockContention, "exit-on-lock-contention", false, "exit when somebody else wants --lock-file")
+	fs.BoolVar(&a.ExitOnLockContention, "exit-on-lock-contention", false, "exit when another process wants --lock-file")
 	fs.DurationVar(&a.MinimumContainerTTL, "minimum-container-ttl-duration", 0, "least age of a dead container to remove it")
 	fs.Int32Var(&a.MaxDeadPerContainer, "maximum-dead-containers-per-container", 1, "dead instances to keep per container")
 	fs.Int32Var(&a.MaxDeadContainers, "maximum-dead-containers", -1, "dead containers to keep in all, -1 for no limit")
@@ -155,7 +155,7 @@ var fieldFlags = []fieldFlag{
 	{"enable-debugging-handlers", "enableDebuggingHandlers", "serve logs, exec, attach and port-forward", boolean},
 	{"cpu-manager-policy", "cpuManagerPolicy", "none or static", text},
 	{"cpu-manager-policy-options", "cpuManagerPolicyOptions", "full-pcpus-only=true,...", mapOf("=")},
-	{"cpu-manager-reconcile-period", "cpuManagerReconcilePeriod", "how often containers' cpus are set anew", duration},
+	{"cpu-manager-reconcile-period", "cpuManagerReconcilePeriod", "how often containers' CPUs are set again", duration},
 	{"memory-manager-policy", "memoryManagerPolicy", "None or Static", text},
 	{"topology-manager-policy", "topologyManagerPolicy", "none, best-effort, restricted or single-numa-node", text},
 	{"topology-manager-policy-options", "topologyManagerPolicyOptions", "prefer-closest-numa-nodes=true,...", mapOf("=")},

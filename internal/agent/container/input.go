@@ -130,7 +130,7 @@ type CPUSet struct {
 
 // Image is what the runtime knows of a container's image.
 type Image struct {
-	// Ref is what the runtime is told to run (an image id or digest).
+	// Ref is what the runtime is asked to run (an image id or digest).
 	Ref string
 	// UID is the numeric user of the image, nil when it has none or a name.
 	UID *int64
@@ -191,7 +191,7 @@ type NodeSettings struct {
 	// AllowedUnsafeSysctls as configured, patterns may end in "*".
 	AllowedUnsafeSysctls []string
 	// ThermalThrottlePaths are the per-CPU thermal_throttle directories of this
-	// machine, hidden from containers: reading them leaks the neighbours' load.
+	// host, hidden from containers: reading them leaks the neighbours' load.
 	ThermalThrottlePaths []string
 	// AppArmor says that the host enforces it.
 	AppArmor bool

@@ -47,7 +47,7 @@ func LogPath(container string, attempt uint32) string {
 	return filepath.Join(container, strconv.FormatUint(uint64(attempt), 10)+".log")
 }
 
-// Warnings are the events that configuring this pod should be told about:
+// Warnings are the events that configuring this pod should lead to:
 // resolver limits and a missing cluster resolver.
 func Warnings(in Input) []network.Warning {
 	_, w, err := network.ComposeDNS(dnsInput(in))

@@ -42,12 +42,12 @@ type Config struct {
 	Log *slog.Logger
 	// RootDir is the agent's directory.
 	RootDir string
-	// Offer is told what there is; a resource that was offered stays in both
+	// Offer gets what there is; a resource that was offered stays in both
 	// lists, with amount zero when it is gone.
 	Offer func(capacity, allocatable v1.ResourceList)
 	// Nodes are the host's NUMA nodes.
 	Nodes topology.Mask
-	// Changed is told of pods whose devices' health may have changed.
+	// Changed gets the pods whose devices' health may have changed.
 	Changed func(types.UID)
 	Metrics prometheus.Registerer
 }
@@ -264,7 +264,7 @@ func (m *Manager) drop(ctx context.Context, p *plugin) {
 	}
 }
 
-// told tells of the pods that hold devices of a resource.
+// told calls Changed for the pods that hold devices of a resource.
 func (m *Manager) told(resource string) {
 	m.mu.Lock()
 	holders := m.ledger.Holders(resource)

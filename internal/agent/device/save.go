@@ -49,7 +49,7 @@ func (m *Manager) save() error {
 	return checkpoint.Write(filepath.Join(m.dir, checkpointName), checkpoint.NewDevices(entries, registered))
 }
 
-// load takes in what a former agent noted. A torn file is told and left out:
+// load takes in what a former agent noted. A torn file is reported and left out:
 // running containers keep their devices whatever the agent knows.
 func (m *Manager) load() error {
 	entries, registered, err := checkpoint.ReadDevices(filepath.Join(m.dir, checkpointName))

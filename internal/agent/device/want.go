@@ -33,7 +33,7 @@ func (l *ledger) asked(c *v1.Container) map[string]int {
 
 // Next returns the next thing to allocate for a container near the given nodes
 // (0: anywhere), or false when it has all it asks for. What it has from before a
-// restart counts only while it is healthy: after a reboot of the machine the
+// restart counts only while it is healthy: after a reboot of the host the
 // plugin may not have come back, or without that device.
 func (l *ledger) Next(pod *v1.Pod, c *v1.Container, nodes topology.Mask) (want, bool, error) {
 	asked := l.asked(c)

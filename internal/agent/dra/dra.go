@@ -34,7 +34,7 @@ type Config struct {
 	RootDir  string
 	NodeName string
 	Client   kubernetes.Interface
-	// Changed is told of pods whose devices' health may have changed.
+	// Changed gets the pods whose devices' health may have changed.
 	Changed func(types.UID)
 	// Metrics may be nil.
 	Metrics prometheus.Registerer

@@ -113,7 +113,7 @@ func (m *Manager) follow(ctx context.Context, driver string, client healthv1.DRA
 	}
 }
 
-// listen takes in one stream, and tells of words that no longer count.
+// listen takes in one stream, and reports statements that no longer count.
 func (m *Manager) listen(ctx context.Context, driver string, client healthv1.DRAResourceHealthClient) (heard bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -186,7 +186,7 @@ func (m *Manager) silent(driver string) {
 	m.notify(driver)
 }
 
-// notify tells of the pods that have devices of a driver.
+// notify calls Changed for the pods that have devices of a driver.
 func (m *Manager) notify(driver string) {
 	m.mu.Lock()
 	pods := map[types.UID]bool{}

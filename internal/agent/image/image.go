@@ -57,7 +57,7 @@ func (e *Error) Unwrap() error { return e.Err }
 
 // result is an image that is on the node.
 type result struct {
-	// Ref is what the runtime is told to run.
+	// Ref is the image that the runtime is asked to run.
 	Ref string
 	// ID is the runtime's id of the image.
 	ID string

@@ -46,7 +46,7 @@ func (c *credentials) fill(ctx context.Context, out *agent.Config) error {
 		return nil
 	}
 	if out.API.Client == nil {
-		c.cfg.Log.Warn("without an API server nobody can be authenticated: the agent's API is not served")
+		c.cfg.Log.Warn("without an API server no client can be authenticated: the agent's API is not served")
 		return nil
 	}
 	return c.serving(out)

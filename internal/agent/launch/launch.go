@@ -31,7 +31,7 @@ type Config struct {
 	// Effective is the configuration, with the flags: they name the kubeconfig,
 	// the one to bootstrap with, and the directory of certificates.
 	Effective *config.Effective
-	// Files are certificates that somebody else makes and renews.
+	// Files are certificates that another program makes and renews.
 	Files    Files
 	Log      *slog.Logger
 	LogLevel *slog.LevelVar

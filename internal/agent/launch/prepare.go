@@ -99,8 +99,8 @@ func tuneKernel(protect bool, log *slog.Logger, root string) error {
 	return nil
 }
 
-// lock takes the lock file, waiting for whoever holds it. Contended is closed
-// when somebody else opens the file, if that is wanted.
+// lock takes the lock file, waiting for the process that holds it. Contended is closed
+// when another process opens the file, if that is wanted.
 func lock(path string, watch bool) (unlock func(), contended <-chan struct{}, err error) {
 	if path == "" {
 		if watch {
@@ -130,7 +130,7 @@ func lock(path string, watch bool) (unlock func(), contended <-chan struct{}, er
 	}, opened, nil
 }
 
-// watchOpen closes the channel when somebody opens or deletes the file.
+// watchOpen closes the channel when a process opens or deletes the file.
 func watchOpen(path string) (stop func(), opened <-chan struct{}, err error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {

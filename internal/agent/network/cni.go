@@ -18,7 +18,7 @@ type CNIOptions struct {
 	// File is the name of the written file; default "10-berth.conflist".
 	File string
 	// Bridge is the name of the bridge; default "berth0". Two clusters on one
-	// machine need two names.
+	// host need two names.
 	Bridge string
 	// MTU of the pods' links in bytes; 0 lets the plugin take the default route's.
 	MTU int

@@ -102,7 +102,7 @@ type DNSInput struct {
 	HostIP string
 }
 
-// Warning is an event that composing wants to be told to the user.
+// Warning is an event for the user, found while composing.
 type Warning struct {
 	Reason, Message string
 }

@@ -70,7 +70,7 @@ func evictionReservation(evictionHard map[string]string) (map[v1.ResourceName]co
 	return out, nil
 }
 
-// Capacity is everything the host has. Without machine facts (nil) it
+// Capacity is everything the host has. Without host facts (nil) it
 // offers no cpu and no memory, so that nothing is scheduled on a guess.
 func Capacity(hostInfo *HostInfo, rootFS *FS, limits Limits, devices v1.ResourceList) v1.ResourceList {
 	capacity := v1.ResourceList{

@@ -55,14 +55,14 @@ func (f *facts) set(apply func(*Inputs)) {
 func (f *facts) readHostInfo() {
 	hostInfo, err := ReadHostInfo(f.cfg.HostRoot)
 	if err != nil {
-		f.cfg.Log.Error("reading machine facts", "err", err)
+		f.cfg.Log.Error("reading host facts", "err", err)
 	}
 	f.hostInfo = hostInfo
 	f.set(func(in *Inputs) { in.Host, in.HostErr = hostInfo, err })
 }
 
 // runProbe asks the runtime for its status: rarely while it is well, quickly
-// while it is not, at once when told to.
+// while it is not, at once when asked to.
 func (f *facts) runProbe(ctx context.Context) {
 	delay := probeFirst
 	for ctx.Err() == nil {
@@ -125,8 +125,8 @@ func (f *facts) noteRuntimeError(ctx context.Context, err error) {
 	}
 }
 
-// runImages lists images when told that they changed, and before each forced
-// report in case no one told.
+// runImages lists images when they changed, and before each forced
+// report in case no event came.
 func (f *facts) runImages(ctx context.Context) {
 	failures := 0
 	for {

@@ -20,7 +20,7 @@ type Hollows struct {
 }
 
 // NewHollows takes what all hollow nodes share. Of cfg, Log, Client and Events
-// are required; Runtime, Images, Board and what finds machine facts are not
+// are required; Runtime, Images, Board and what finds host facts are not
 // looked at.
 func NewHollows(cfg Config) (*Hollows, error) {
 	if cfg.Log == nil || cfg.Client == nil || cfg.Events == nil {

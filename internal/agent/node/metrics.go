@@ -71,7 +71,7 @@ func (m *metrics) show(s startup) {
 	m.startup.Set(s.ready.Sub(s.booted).Seconds())
 }
 
-// bootTime is when the machine started, zero if the kernel does not say.
+// bootTime is when the host started, zero if the kernel does not say.
 func bootTime(now time.Time) time.Time {
 	var up unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_BOOTTIME, &up) != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/berth-dev/berth/internal/journal"
 )
 
-var errLeaseContended = errors.New("somebody else keeps writing this lease: do two agents share one node name?")
+var errLeaseContended = errors.New("another party keeps writing this lease: do two agents share one node name?")
 
 // Runtime is the part of a CRI runtime client that the Node needs. Calls may
 // hang; they delay nothing but the facts they bring.
@@ -74,7 +74,7 @@ type Config struct {
 	// LeaseSeconds is nodeLeaseDurationSeconds, default 40.
 	LeaseSeconds int32
 
-	// OnNode, if set, is told of every new state of the Node object, and nil
+	// OnNode, if set, gets every new state of the Node object, and nil
 	// when it is deleted. It must return at once and not change the object.
 	OnNode func(*v1.Node)
 }

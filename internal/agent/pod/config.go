@@ -36,7 +36,7 @@ type Config struct {
 	Journal  journal.Sink
 	Log      *slog.Logger
 	Metrics  prometheus.Registerer
-	// Ended, when set, is told of pods of which nothing is left.
+	// Ended, when set, gets pods of which nothing is left.
 	Ended func(uid types.UID)
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time

@@ -20,7 +20,7 @@ type volumes interface {
 	Mount(ctx context.Context, pod *v1.Pod) error
 	// Unmount removes all volumes of a pod; what is not there is no error.
 	Unmount(ctx context.Context, uid types.UID) error
-	// Update tells of a changed pod whose volumes are mounted; it must not block.
+	// Update takes a changed pod whose volumes are mounted; it must not block.
 	Update(pod *v1.Pod)
 }
 

@@ -36,7 +36,7 @@ func (m *Manager) effect(ctx context.Context, w *worker, spec spec, a action) re
 	case Cgroup:
 		r.Err = m.fail(pod, m.cfg.Cgroups.Ensure(pod), "FailedCreatePodContainer", "unable to ensure pod container exists: ")
 	case Mount:
-		// The volumes tell of their own failures, each once.
+		// The volumes report their own failures, each once.
 		r.Err = m.fail(pod, m.cfg.Volumes.Mount(ctx, pod), "", "")
 	case CreateSandbox:
 		r.Err = m.createSandbox(ctx, pod, a)

@@ -136,7 +136,7 @@ func nameOf(pod *v1.Pod) types.NamespacedName {
 	return types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
 }
 
-// Set tells of a new or changed pod. The pod is not changed by the manager and
+// Set takes a new or changed pod. The pod is not changed by the manager and
 // must not be changed by the caller afterwards.
 func (m *Manager) Set(pod *v1.Pod, static bool) {
 	m.mu.Lock()

@@ -30,7 +30,7 @@ type memory struct {
 	// that statuses use) that were taken for running until then.
 	Met     time.Time
 	ranThen map[string]bool
-	// Logged is the highest restart count, by container, that logs on disk told
+	// Logged is the highest restart count, by container, that logs on disk showed
 	// of when the agent met the pod: it outlives the runtime.
 	Logged map[string]uint32
 	// PostStarted and PreStopped tell which containers' hooks have run, by the

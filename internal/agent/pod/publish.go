@@ -25,7 +25,7 @@ import (
 var publishRetries = controller.Backoff{First: 200 * time.Millisecond, Most: 10 * time.Second}
 
 // patient is how long a change that no one acts on (a step on the way to
-// Running, say) waits for others to share its PATCH. On a busy machine a start
+// Running, say) waits for others to share its PATCH. On a busy host a start
 // takes about as long.
 const patient = time.Second
 
@@ -145,7 +145,7 @@ func (w *worker) publish(ctx context.Context, spec spec, plan plan, now time.Tim
 		defer func() { w.m.metrics.statusSync.WithLabelValues().Observe(w.m.cfg.Now().Sub(changed).Seconds()) }()
 		got, err := pods.Patch(ctx, spec.Pod.Name, types.StrategicMergePatchType, body, metav1.PatchOptions{}, "status")
 		if err != nil && ctx.Err() == nil {
-			level := slog.LevelDebug // an API that is away is told of elsewhere
+			level := slog.LevelDebug // an API that is away is reported elsewhere
 			if !kube.Gone(err) && (apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err)) {
 				level = slog.LevelWarn
 			}

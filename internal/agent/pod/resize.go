@@ -132,7 +132,7 @@ func (p *planner) wantsResize() bool {
 	return p.spec.Desired != nil && p.spec.Desired != p.pod && !sameResources(resourcesOf(p.spec.Desired), resourcesOf(p.pod))
 }
 
-// resizeConditions tell of a change that was not accepted or not finished.
+// resizeConditions report a change that was not accepted or not finished.
 func (p *planner) resizeConditions(s *v1.PodStatus) {
 	if p.end != nil {
 		return

@@ -6,7 +6,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// What the status tells of containers that start over because one of them
+// What the status says of containers that start over because one of them
 // asked for it.
 const (
 	restartingReason    = "RestartingAllContainers"

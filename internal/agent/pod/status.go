@@ -42,7 +42,7 @@ func lastRan(s *v1.PodStatus, name string) bool {
 	return c != nil && c.ContainerID != ""
 }
 
-// status computes the pod's whole status. What a pod was told before and cannot
+// status computes the pod's whole status. What was reported of a pod before and cannot
 // be known again (start time, transition times, a lost container) is taken from
 // the last status.
 func (p *planner) status() v1.PodStatus {

@@ -56,7 +56,7 @@ type loopState struct {
 	obs     observed
 	flights map[actionKey]*flight
 	fired   map[string]bool // keys of events sent
-	updated *v1.Pod         // the definition that volumes were told of last
+	updated *v1.Pod         // the definition that the volumes got last
 	before  v1.PodPhase     // of the last plan
 	seen    time.Time       // when the pod was met
 	isNew   bool            // no agent has started anything of it yet

@@ -74,7 +74,7 @@ type schedule struct {
 type target struct {
 	pod.Target
 	result pod.Probe
-	// known: a result is there to be told; before that, what the status said
+	// known: there is a result to report; before that, what the status said
 	// counts.
 	known bool
 }

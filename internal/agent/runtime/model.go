@@ -1,7 +1,7 @@
 // Package runtime speaks CRI to the container runtime and keeps an event-fed
 // picture of what runs, pod by pod.
 //
-// The picture is plain data: callers get immutable snapshots and are told
+// The picture is plain data: callers get immutable snapshots and a signal
 // which pod changed. Events of the runtime (GetContainerEvents) feed it; a slow
 // relist is only a net under them, and the only source for runtimes that have
 // no events.
@@ -26,7 +26,7 @@ const (
 )
 
 // State is how far one container got. The numbers are ordered: a container
-// only ever moves to a higher one, which is how late events are told from news.
+// only ever moves to a higher one, which separates late events from news.
 type State int
 
 // The states in the order a container passes them. Unknown is last because the

@@ -256,7 +256,7 @@ func (w *Watcher) Relist(ctx context.Context) error {
 	w.relists.Inc()
 	if !first && streaming && repairs > 0 {
 		w.repairs.Add(float64(repairs))
-		w.log.Debug("a relist found what no event had told", "repairs", repairs)
+		w.log.Debug("a relist found a change without an event", "repairs", repairs)
 	}
 	return errors.Join(errs...)
 }

@@ -11,7 +11,7 @@ import (
 )
 
 // logDir is a directory of logs as it is shown: no link leads out of it.
-// Whoever may write below it (a pod with a hostPath volume) would else read
+// Any process that may write below it (a pod with a hostPath volume) would else read
 // every file of the host through the agent, which is root.
 type logDir string
 
@@ -68,7 +68,7 @@ func (d logDir) resolve(name string) (string, error) {
 }
 
 // openPlain opens a regular file or a directory, without waiting: a FIFO would
-// hold the request until somebody writes.
+// hold the request until a process writes.
 func openPlain(root *os.Root, name string) (*os.File, error) {
 	file, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {

@@ -134,7 +134,7 @@ type endpoint struct {
 }
 
 // listen binds everything before anything is served, so that a port that is
-// taken is told at start.
+// taken is reported at start.
 func (s *server) listen() (endpoints []endpoint, err error) {
 	defer func() {
 		if err != nil {

@@ -16,7 +16,7 @@ type pods interface {
 }
 
 // End ends pods because the host goes down. Once that is released no one could
-// tell the API any more how a pod ended, so it is told before.
+// report to the API any more how a pod ended, so it is reported before.
 func End(pods pods) func(p *v1.Pod, grace time.Duration) <-chan struct{} {
 	return func(p *v1.Pod, grace time.Duration) <-chan struct{} {
 		seconds := int64(grace / time.Second)

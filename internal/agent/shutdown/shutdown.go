@@ -23,7 +23,7 @@ import (
 	"github.com/berth-dev/berth/internal/journal"
 )
 
-// What a pod that ends with its machine says of itself.
+// The status of a pod that ends because its host shuts down.
 const (
 	Reason  = "Terminated"
 	Message = "Pod was terminated in response to imminent node shutdown."

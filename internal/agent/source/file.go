@@ -18,7 +18,7 @@ import (
 // maxManifest bounds one manifest file and one answer of a URL.
 const maxManifest = 10 << 20
 
-// runFiles follows a manifest file or directory: inotify tells of changes, a
+// runFiles follows a manifest file or directory: inotify reports changes, a
 // slow look is the net under it (and all there is while the path is missing).
 func (s *set) runFiles(ctx context.Context) {
 	period := s.cfg.PathPeriod

@@ -138,7 +138,7 @@ func (s *identities) of(p *v1.Pod, from *origin, digest string) (types.UID, erro
 
 // adopted is the UID under which an agent before this one ran the pod; empty if
 // none did, or if what it ran was made from another manifest or belongs to one.
-// What a sandbox does not tell of a pod (a command, a probe) can only differ in
+// What a sandbox does not record of a pod (a command, a probe) can only differ in
 // a manifest that is newer. s.mu is held.
 func (s *identities) adopted(p *v1.Pod, from *origin, key string) types.UID {
 	name := from.name(p)
@@ -162,7 +162,7 @@ func (s *identities) adopted(p *v1.Pod, from *origin, key string) types.UID {
 	return ""
 }
 
-// madeFrom compares what a sandbox and its containers tell of the manifest they
+// madeFrom compares what a sandbox and its containers record of the manifest they
 // were made from.
 func (r ran) madeFrom(p *v1.Pod) bool {
 	labels := maps.Clone(r.sandbox.Labels)

@@ -31,17 +31,17 @@ const (
 // sink takes the news. Calls come from several goroutines and must not block.
 // Objects handed over are shared and never changed.
 type sink interface {
-	// Set tells of a new or changed pod.
+	// Set takes a new or changed pod.
 	Set(pod *v1.Pod, static bool)
 	// Gone tells that no source has the pod any more.
 	Remove(uid types.UID)
 	// SetMirror tells what the API holds as mirror of a static pod, or nil.
 	SetMirror(static types.UID, mirror *v1.Pod)
-	// SourcesReady tells, once, that every source has told all it has.
+	// SourcesReady is called once, when every source has delivered all it has.
 	SourcesReady()
 }
 
-// WhenReady has f called once every source has told all it has, behind the sink.
+// WhenReady calls f once every source has delivered all it has, behind the sink.
 func WhenReady(sink sink, f func()) sink { return readySink{sink, f} }
 
 type readySink struct {
@@ -101,7 +101,7 @@ func Run(ctx context.Context, cfg Config) error {
 		bySource: map[string]map[types.UID]bool{}, awaited: map[types.NamespacedName]bool{}, met: make(chan struct{})}
 	var err error
 	if s.ids, err = openIdentities(cfg.StatePath); err != nil {
-		cfg.Log.Warn("static pods get their UIDs from the runtime or anew", "err", err)
+		cfg.Log.Warn("static pods get their UIDs from the runtime, or new ones", "err", err)
 	}
 	var wg sync.WaitGroup
 	if cfg.Path != "" || cfg.URL != "" {
@@ -131,7 +131,7 @@ type set struct {
 	cfg   Config
 	queue *controller.Queue
 	ids   *identities
-	met   chan struct{} // closed when the runtime has told of its static pods
+	met   chan struct{} // closed when the runtime has reported its static pods
 
 	mu       sync.Mutex
 	waiting  map[string]bool // sources that have not reported

@@ -33,7 +33,7 @@ import (
 // GuardFunc makes a pod with these addresses safe to run.
 type GuardFunc func(ctx context.Context, pod *v1.Pod, ips []string) error
 
-// Node is this node as the API last told of it.
+// Node is this node as the API last showed it.
 type Node interface {
 	IPs() []string
 	Allocatable() v1.ResourceList

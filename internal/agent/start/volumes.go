@@ -45,7 +45,7 @@ func (c *Starter) Unmount(ctx context.Context, uid types.UID) error {
 	return c.cfg.Users.Release(uid)
 }
 
-// Update tells of a changed pod.
+// Update takes a changed pod.
 func (c *Starter) Update(p *v1.Pod) { c.cfg.Volumes.Update(p) }
 
 // maxEnvFile bounds a file that environment variables come from.

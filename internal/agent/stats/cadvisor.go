@@ -213,7 +213,7 @@ func stall(pick func(*Usage) *statsapi.PSIStats, full bool) func(*row) (float64,
 }
 
 // WriteCAdvisor writes the container_* and machine_* metrics. Rows are the
-// machine ("/"), the cgroup of all pods, each pod (which carries the network),
+// host ("/"), the cgroup of all pods, each pod (which carries the network),
 // and each container.
 func (p *Provider) WriteCAdvisor(ctx context.Context, out io.Writer) error {
 	pods, err := p.measure(ctx, wants{parts: Everything, network: true, processes: true})

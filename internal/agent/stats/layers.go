@@ -83,7 +83,7 @@ func bareID(id string) string {
 }
 
 // overlayUpper is the upper directory of the root that a process sees, empty
-// if that is no overlay or is told relative to a directory no one knows.
+// if that is no overlay or is relative to an unknown directory.
 func overlayUpper(proc string, pid int) string {
 	if pid == 0 {
 		return ""

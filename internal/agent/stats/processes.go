@@ -69,7 +69,7 @@ func openOf(dir string, buf []byte) (descriptors, sockets uint64) {
 	}
 }
 
-// eachEntry calls do with each name of what the kernel tells of a directory:
+// eachEntry calls do with each name that the kernel returns of a directory:
 // inode and offset (8 bytes each), length of the entry (2), type (1), name.
 func eachEntry(entries []byte, do func(name []byte)) {
 	const header = 8 + 8 + 2 + 1

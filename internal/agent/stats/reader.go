@@ -313,7 +313,7 @@ func (c *cgroup) readV1(parts parts, usage *Usage, buf []byte) error {
 		})
 	}
 	if parts&Pressure != 0 && c.path == "/" {
-		// Version 1 has no pressure per cgroup; the machine's is in /proc.
+		// Version 1 has no pressure per cgroup; the host's is in /proc.
 		usage.CPUPressure = parsePressure(c.read("/proc/pressure", "cpu", buf))
 		usage.MemoryPressure = parsePressure(c.read("/proc/pressure", "memory", buf))
 		usage.IOPressure = parsePressure(c.read("/proc/pressure", "io", buf))

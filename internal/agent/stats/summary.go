@@ -91,7 +91,7 @@ func (b *builder) node(parts parts) (statsapi.NodeStats, error) {
 	return node, nil
 }
 
-// fixRoot takes the machine's memory from /proc/meminfo: the root cgroup does
+// fixRoot takes the host's memory from /proc/meminfo: the root cgroup does
 // not account for all of it, and in version 2 not at all.
 func (b *builder) fixRoot(usage *Usage) {
 	info, err := readMeminfo(b.p.cfg.HostRoot)

@@ -1,4 +1,4 @@
-// Package telemetry is what the agent tells of itself: metrics of its own,
+// Package telemetry is what the agent reports of itself: metrics of its own,
 // traces, events and what a node's owner should be warned of.
 package telemetry
 
@@ -28,7 +28,7 @@ type Own struct {
 	ClientCertificate func() *tls.Certificate
 }
 
-// Register registers what the agent tells of itself: dashboards and alerts of
+// Register registers what the agent reports of itself: dashboards and alerts of
 // nodes ask for these names.
 func (o Own) Register(registry prometheus.Registerer) error {
 	if registry == nil {

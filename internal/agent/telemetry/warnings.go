@@ -1,6 +1,6 @@
 package telemetry
 
-// Host is what a node's owner should be told about once.
+// Host is what a node's owner should hear about once.
 type Host struct {
 	CgroupVersion int
 	SwapBytes     int64

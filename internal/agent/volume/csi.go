@@ -211,7 +211,7 @@ func (c *csi) setUp(ctx context.Context, r *request) (Mounted, error) {
 	if err := c.m.k.writeRecord(dir, &r.rec); err != nil {
 		return Mounted{}, err
 	}
-	// Told before waiting for the attachment: the cluster attaches what is in use.
+	// Reported before waiting for the attachment: the cluster attaches what is in use.
 	c.m.inUseChanged()
 	context, err := c.publishContext(ctx, r)
 	if err != nil {

@@ -43,7 +43,7 @@ type Drivers struct {
 	mu      sync.Mutex
 	drivers map[string]*driver
 	changed func()
-	// called, if set, is told of every call to a driver.
+	// called, if set, is called after every call to a driver.
 	called func(driver, method string, took time.Duration, err error)
 	// api serializes changes to the CSINode and the Node.
 	api sync.Mutex
@@ -148,7 +148,7 @@ func (d *Drivers) Register(ctx context.Context, name, endpoint string, versions 
 	return nil
 }
 
-// observe tells of the calls to one driver.
+// observe reports the calls to one driver.
 func (d *Drivers) observe(name string) grpc.UnaryClientInterceptor {
 	return func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker,
 		opts ...grpc.CallOption) error {

@@ -55,7 +55,7 @@ func (m *Manager) growAll() {
 }
 
 // expand grows a volume whose PersistentVolume is larger than what the claim
-// reports. A failure is told and tried again, unless the driver says that it
+// reports. A failure is reported and tried again, unless the driver says that it
 // never can; the volume works meanwhile.
 func (m *Manager) expand(ctx context.Context, r *request, pvc *v1.PersistentVolumeClaim, pv *v1.PersistentVolume, at Mounted) {
 	want, have := pv.Spec.Capacity[v1.ResourceStorage], pvc.Status.Capacity[v1.ResourceStorage]
@@ -112,7 +112,7 @@ func (m *Manager) setResizing(ctx context.Context, pvc *v1.PersistentVolumeClaim
 	return m.patchClaim(ctx, pvc, map[string]any{"allocatedResourceStatuses": map[string]any{string(v1.ResourceStorage): state}})
 }
 
-// reportSize writes the claim's new size and drops what told of resizing.
+// reportSize writes the claim's new size and drops the conditions about resizing.
 func (m *Manager) reportSize(ctx context.Context, pvc *v1.PersistentVolumeClaim, size string) error {
 	drop := []map[string]string{}
 	for _, c := range pvc.Status.Conditions {

@@ -16,7 +16,7 @@ import (
 // kernel performs every change to the file system. All of it goes through
 // here so that tests can stop the process before any one step.
 type kernel struct {
-	// hook, when set, is told of each step before it happens.
+	// hook, when set, is called before each step.
 	hook func(step string)
 }
 

@@ -63,7 +63,7 @@ type certState struct {
 	// when the next may be.
 	failures int
 	retryAt  time.Time
-	// late and expired say that the pod's user was told.
+	// late and expired say that the pod's user got an event.
 	late, expired bool
 }
 

@@ -41,7 +41,7 @@ func (m *Manager) SubPaths(ctx context.Context, pod *v1.Pod, c *v1.Container, mo
 			}
 			target := m.layout.subPath(pod.UID, vm.Name, c.Name, strconv.Itoa(i))
 			if err := m.k.subPath(vol.HostPath, sub, target); err != nil {
-				// The cause may tell of the host's files; users get the name only.
+				// The cause may show the host's files; users get the name only.
 				m.cfg.Log.Error("preparing subPath", "pod", pod.Namespace+"/"+pod.Name, "container", c.Name, "volume", vm.Name, "err", err)
 				m.record(pod, "subPath not prepared", journal.Fact{Name: "container", Value: c.Name},
 					journal.Fact{Name: "volume", Value: vm.Name})

@@ -58,7 +58,7 @@ type Config struct {
 	Wake func(uid types.UID)
 	// Drivers are the CSI drivers registered on this node; nil without CSI.
 	Drivers *Drivers
-	// InUse is told of the attachable volumes in use whenever they change, for
+	// InUse gets the attachable volumes in use whenever they change, for
 	// the node's status. It must not block. It may be nil.
 	InUse func([]v1.UniqueVolumeName)
 	// ControllerAttach waits for the cluster to attach volumes that need it
@@ -70,7 +70,7 @@ type Config struct {
 	Metrics prometheus.Registerer
 	Journal journal.Sink
 
-	// step is told of each change to the file system before it happens.
+	// step is called before each change to the file system.
 	step func(string)
 }
 

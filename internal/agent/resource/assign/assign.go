@@ -54,7 +54,7 @@ type Config struct {
 	// devices may be nil.
 	Devices devices
 	Metrics prometheus.Registerer
-	// Journal is told what pods got; nil: no one is.
+	// Journal records what pods got; nil: none.
 	Journal journal.Sink
 }
 

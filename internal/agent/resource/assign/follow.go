@@ -21,7 +21,7 @@ type Follower struct {
 	// Period is how often everything is looked at without a reason.
 	Period time.Duration
 	// Ready is closed once all pods of the node are known: before that no one
-	// can be told to be gone.
+	// can be known to be gone.
 	Ready <-chan struct{}
 	// Keep tells whether a pod still needs what it has.
 	Keep func(types.UID) bool

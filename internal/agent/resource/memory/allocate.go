@@ -42,7 +42,7 @@ func Hints(s State, pod *v1.Pod, c *v1.Container) topology.Wishes {
 }
 
 // hints lists the groups with enough free of every kind; those no wider than
-// an empty machine would need are preferred.
+// an empty host would need are preferred.
 func (s State) hints(want map[v1.ResourceName]uint64, again func(topology.Mask, v1.ResourceName) uint64) []topology.Hint {
 	least := 0
 	out := []topology.Hint{}

@@ -85,7 +85,7 @@ func CheckReservation(m *topology.Host, r Reservation, whole v1.ResourceList) er
 	sum := map[v1.ResourceName]uint64{}
 	for id, kinds := range r {
 		if !m.NodeMask().Has(id) {
-			return fmt.Errorf("reservedMemory: the machine has no NUMA node %d", id)
+			return fmt.Errorf("reservedMemory: the host has no NUMA node %d", id)
 		}
 		for kind, bytes := range kinds {
 			if kind != v1.ResourceMemory && !strings.HasPrefix(string(kind), v1.ResourceHugePagesPrefix) {
@@ -141,7 +141,7 @@ func table(total, reserved, elsewhere uint64) *Table {
 // Check tells why a state from disk does not fit the host.
 func Check(s, initial State) error {
 	if len(s.Nodes) != len(initial.Nodes) {
-		return fmt.Errorf("the state has %d NUMA nodes, the machine %d", len(s.Nodes), len(initial.Nodes))
+		return fmt.Errorf("the state has %d NUMA nodes, the host %d", len(s.Nodes), len(initial.Nodes))
 	}
 	owned := map[v1.ResourceName]uint64{}
 	for _, containers := range s.Owned {

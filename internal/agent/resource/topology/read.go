@@ -19,11 +19,11 @@ func Read(root string) (*Host, error) {
 	r := reader{root: root, cores: map[[3]int]int{}, caches: map[string]int{}}
 	online, err := r.set("sys/devices/system/cpu/online")
 	if err != nil {
-		return nil, fmt.Errorf("reading the machine's processors: %w", err)
+		return nil, fmt.Errorf("reading the host's CPUs: %w", err)
 	}
 	m := &Host{}
 	if m.Nodes, err = r.nodes(); err != nil {
-		return nil, fmt.Errorf("reading the machine's NUMA nodes: %w", err)
+		return nil, fmt.Errorf("reading the host's NUMA nodes: %w", err)
 	}
 	for _, id := range online.List() {
 		c, err := r.cpu(id)

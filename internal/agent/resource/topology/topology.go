@@ -12,7 +12,7 @@ import (
 )
 
 // CPU is one logical CPU and the units it belongs to. IDs of cores,
-// caches and sockets are unique over the whole machine.
+// caches and sockets are unique over the whole host.
 type CPU struct {
 	ID, Core, Cache, Socket, NUMA int
 }
