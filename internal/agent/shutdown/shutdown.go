@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/tools/record"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 
+	"github.com/berth-dev/berth/internal/controller"
 	"github.com/berth-dev/berth/internal/journal"
 )
 
@@ -114,24 +115,25 @@ func (m *Manager) Admit(*v1.Pod) (reason, message string, ok bool) {
 	return "", "", true
 }
 
-const retryEvery = time.Second
+// watchRetry are the pauses before the connection to the system is made again.
+var watchRetry = controller.Backoff{First: time.Second, Most: 30 * time.Second}
 
 // Run holds the delay and waits for a shutdown until the context ends. The
 // connection to the system is made again when it is lost.
 func (m *Manager) Run(ctx context.Context) error {
 	warned := false
+	retry := controller.Retry{Backoff: watchRetry}
 	for ctx.Err() == nil {
+		began := time.Now()
 		err := m.watch(ctx)
+		if time.Since(began) > watchRetry.Most {
+			retry.Succeeded() // it was there for a while
+		}
 		if err != nil && ctx.Err() == nil && !warned {
 			m.cfg.Log.Warn("graceful shutdown is not possible now; trying on", "err", err)
 			warned = true
 		}
-		timer := time.NewTimer(retryEvery)
-		select {
-		case <-ctx.Done():
-		case <-timer.C:
-		}
-		timer.Stop()
+		controller.Sleep(ctx, retry.Failed())
 	}
 	return nil
 }
