@@ -185,7 +185,7 @@ func snapshotSave() *cobra.Command {
 			fmt.Fprintf(w, "saved %s: revision %d, %s, sealed: %s, in %s\n", e.File, e.Header.Revision, size(e.Bytes), e.Header.Sealed,
 				time.Since(now).Round(time.Millisecond))
 			if e.Header.Sealed == snapshot.Unsealed {
-				fmt.Fprintln(w, "it is open: whoever reads it has every Secret, every CA and the key of every account of this cluster")
+				fmt.Fprintln(w, "it is open: anyone who reads it has every Secret, every CA and the key of every account of this cluster")
 			}
 			return nil
 		},
@@ -193,7 +193,7 @@ func snapshotSave() *cobra.Command {
 	at.add(cmd)
 	seal.add(cmd.Flags())
 	cmd.Flags().BoolVar(&seal.unsealed, "unsealed-with-all-keys", false,
-		"do not seal it: whoever reads the file has every Secret, CA and key of the cluster")
+		"do not seal it: anyone who reads the file has every Secret, CA and key of the cluster")
 	cmd.Flags().StringVar(&name, "name", "", "its name (default: time and node)")
 	return cmd
 }
@@ -345,7 +345,7 @@ func snapshotRestore() *cobra.Command {
 	seal.add(cmd.Flags())
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
 	cmd.Flags().BoolVar(&o.Force, "force", false, "move the state of a cluster that is there aside")
-	cmd.Flags().StringVar(&o.NodeName, "node-name", "", "this machine's name in the cluster (default: the snapshot's)")
+	cmd.Flags().StringVar(&o.NodeName, "node-name", "", "this host's name in the cluster (default: the snapshot's)")
 	return cmd
 }
 
@@ -438,5 +438,5 @@ func scheduleFlags(f *pflag.FlagSet, s *cluster.Snapshots) {
 	f.StringVar(&s.KeyFile, "snapshot-key-file", "", "age key that seals them; a public key alone is enough")
 	f.StringVar(&s.PassphraseFile, "snapshot-passphrase-file", "", "file with the passphrase that seals them")
 	f.BoolVar(&s.Unsealed, "snapshot-unsealed-with-all-keys", false,
-		"do not seal them: whoever reads a file has every Secret, CA and key of the cluster")
+		"do not seal them: anyone who reads a file has every Secret, CA and key of the cluster")
 }

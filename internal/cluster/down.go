@@ -87,7 +87,7 @@ func Down(ctx context.Context, dataDir string, purge bool, emit Progress) error 
 }
 
 // downServer stops a control plane alone. It has nothing outside its data
-// directory, so whoever may write there may stop it.
+// directory, so any process that may write there may stop it.
 func (c *Config) downServer(ctx context.Context, purge bool, progress clock) error {
 	err := progress.stage("berth", func() (string, error) { return stopBerth(ctx, c.DataDir) })
 	if err != nil || !purge {

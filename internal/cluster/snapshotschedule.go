@@ -35,7 +35,7 @@ type Snapshots struct {
 	Version string
 }
 
-// keys reads the key or passphrase anew each time: the file may be exchanged
+// keys reads the key or passphrase again each time: the file may be exchanged
 // while the cluster runs.
 func (s *Snapshots) keys() (snapshot.Keys, error) {
 	switch {

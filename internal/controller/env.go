@@ -54,7 +54,7 @@ type Recorders interface {
 	As(client kubernetes.Interface) func(component string) record.EventRecorder
 }
 
-// RecorderFunc is Recorders that write in their own way, whoever asks.
+// RecorderFunc is Recorders that write in their own way, for all clients alike.
 type RecorderFunc func(component string) record.EventRecorder
 
 // As is part of Recorders.

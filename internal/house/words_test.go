@@ -129,3 +129,49 @@ func TestRetiredWordsInDocuments(t *testing.T) {
 		}
 	}
 }
+
+// flagCall is a method that declares a flag of the command line.
+var flagCall = regexp.MustCompile(
+	`^(Bool|String|Int|Int32|Int64|Uint|Float32|Float64|Duration|StringSlice|StringArray|StringToString|Text|Func)?Var(P)?$`)
+
+// TestRetiredWordsInFlags: names and help texts of flags use the field's words.
+func TestRetiredWordsInFlags(t *testing.T) {
+	flags := 0
+	goFiles(t, func(path string, file *ast.File, fset *token.FileSet) {
+		if !strings.HasPrefix(path, "internal/") || strings.HasSuffix(path, "_test.go") {
+			return
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			call, ok := n.(*ast.CallExpr)
+			if !ok || len(call.Args) < 3 {
+				return true
+			}
+			method, ok := call.Fun.(*ast.SelectorExpr)
+			if !ok || !flagCall.MatchString(method.Sel.Name) {
+				return true
+			}
+			name, ok := call.Args[1].(*ast.BasicLit)
+			if !ok || name.Kind != token.STRING {
+				return true
+			}
+			flags++
+			for _, w := range strings.Split(strings.Trim(name.Value, `"`), "-") {
+				if retired[w] != "" {
+					t.Errorf("%s: flag --%s: the word is %q", fset.Position(name.Pos()), name.Value, retired[w])
+				}
+			}
+			ast.Inspect(call.Args[len(call.Args)-1], func(n ast.Node) bool {
+				if help, ok := n.(*ast.BasicLit); ok {
+					for _, w := range retiredPhrases.FindAllString(help.Value, -1) {
+						t.Errorf("%s: %q is no word of the field", fset.Position(help.Pos()), w)
+					}
+				}
+				return true
+			})
+			return true
+		})
+	})
+	if flags < 100 {
+		t.Errorf("only %d flags were found: the rule looks at nothing", flags)
+	}
+}

@@ -46,7 +46,7 @@ func (p platform) String() string {
 }
 
 // runs says whether a node of platform node runs images of p. Variants are left
-// to whoever made the image.
+// to the author of the image.
 func (p platform) runs(node platform) bool {
 	return p.OS == node.OS && p.Architecture == node.Architecture
 }

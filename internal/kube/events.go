@@ -21,7 +21,7 @@ func Events(ctx context.Context, client kubernetes.Interface) func(component str
 }
 
 // Recorders makes recorders that share one queue of events and one correlator,
-// and each write with the client of whoever records.
+// and each write with the client of the part that records.
 type Recorders struct {
 	gate
 	b record.EventBroadcaster

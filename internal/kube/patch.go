@@ -16,7 +16,7 @@ type Guard int
 
 // The guards.
 const (
-	// SameObject: it has the UID it had, so no object of that name made anew is
+	// SameObject: it has the UID it had, so no later object of that name is
 	// written to.
 	SameObject Guard = iota
 	// Unchanged: it also has the resource version it had, so no other write is

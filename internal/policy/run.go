@@ -189,7 +189,7 @@ func (e *Enforcer) look() {
 	if !ok {
 		e.metrics.repairs.Inc()
 		e.synced = false
-		e.cfg.Log.Warn("somebody changed the tables of network policies: writing them anew", "table", tableName(e.cfg.Instance))
+		e.cfg.Log.Warn("another party changed the tables of network policies: writing them again", "table", tableName(e.cfg.Instance))
 	}
 }
 

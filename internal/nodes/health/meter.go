@@ -48,7 +48,7 @@ func newMeter(r prometheus.Registerer) (*meter, error) {
 		Name: "berth_node_health_holding", Help: "1 while no node is marked because the API does not answer in time."}))
 	note(err)
 	m.stale, err = kube.Registered(r, prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "berth_node_health_stale_watches_total", Help: "Times the watch of leases was found stale and started anew."}))
+		Name: "berth_node_health_stale_watches_total", Help: "Times the watch of leases was found stale and started again."}))
 	note(err)
 	return &m, first
 }

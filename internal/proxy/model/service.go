@@ -94,7 +94,7 @@ func externalIPs(s *corev1.Service, f Family) []netip.Addr {
 // sourceRanges returns the disjoint ranges that may reach the load balancer
 // addresses, and whether there is a limit at all: a range of every address
 // takes the limit away. A Service whose ranges are all of the other family
-// lets nobody in through this one: whoever limits sources does not mean to
+// lets no one in through this one: an owner who limits sources does not mean to
 // leave half of the Internet out of it.
 func sourceRanges(s *corev1.Service, f Family) ([]netip.Prefix, bool) {
 	if s.Spec.Type != corev1.ServiceTypeLoadBalancer {

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-var rewrite = flag.Bool("rewrite", false, "write the expected outputs anew; read the difference before committing it")
+var rewrite = flag.Bool("rewrite", false, "write the expected outputs again; read the difference before committing it")
 
 // Check compares got with the file; with -rewrite it writes the file.
 func Check(t testing.TB, file, got string) {
@@ -26,7 +26,7 @@ func Check(t testing.TB, file, got string) {
 		t.Fatal(err)
 	}
 	if got != string(want) {
-		t.Errorf("%s differs (-rewrite writes it anew) from %s", file, difference(string(want), got))
+		t.Errorf("%s differs (-rewrite writes it again) from %s", file, difference(string(want), got))
 	}
 }
 

@@ -195,7 +195,7 @@ func parseSource(data []byte) (s source, ok bool, err error) {
 			KindSource)
 	}
 	if !strings.HasPrefix(s.URL, "https://") {
-		return s, true, fmt.Errorf("machine inventory source: url %q: must begin with https://: whoever can change the list can "+
+		return s, true, fmt.Errorf("machine inventory source: url %q: must begin with https://: anyone who can change the list can "+
 			"delete nodes", s.URL)
 	}
 	return s, true, nil

@@ -32,7 +32,7 @@ func newLoader(config string) (loader, error) {
 	case config == "":
 		return nil, errors.New("cloud provider inventory needs --cloud-config: a file, or an https:// address")
 	case strings.HasPrefix(config, "http://"):
-		return nil, fmt.Errorf("--cloud-config %s: must begin with https://: whoever can change the list can delete nodes", config)
+		return nil, fmt.Errorf("--cloud-config %s: must begin with https://: anyone who can change the list can delete nodes", config)
 	case strings.HasPrefix(config, "https://"):
 		return newRemote(source{URL: config})
 	}
