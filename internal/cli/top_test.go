@@ -26,6 +26,7 @@ func TestTopOrders(t *testing.T) {
 			t.Errorf("by %s: %s, want %s", by, got, want)
 		}
 	}
+	sortUsage(rows, "name") // the orders above come in any order
 	var b strings.Builder
 	printUsage(&b, "POD", rows[1:2])
 	if got := strings.Join(strings.Fields(b.String()), " "); got !=
